@@ -19,15 +19,15 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
 )
 
-// attempt is a request that reaches the handlers once it is allowed.
+// attempt is a request to the registry.
 type attempt struct {
 	method, path, body string
-	read               bool // nothing but reading, so nodes may
-	code               int  // when allowed
+	read               bool // read-only, so nodes are allowed to send it
+	code               int  // the status if allowed
 }
 
-// attempts has one for each method of each route of the distribution specification that distribution knows, for what else
-// clients may ask, and for paths that it does not know. existing is a blob of repository a.
+// attempts returns requests for each method and route of the distribution specification that
+// distribution implements, and for other methods and paths. existing is a blob of repository a.
 func attempts(existing string) map[string]attempt {
 	const (
 		get, head, put, post, patch, remove = http.MethodGet, http.MethodHead, http.MethodPut, http.MethodPost,
@@ -37,89 +37,89 @@ func attempts(existing string) map[string]attempt {
 		bad, missing, unsupported, notThat = http.StatusBadRequest, http.StatusNotFound, http.StatusMethodNotAllowed,
 			http.StatusNotFound
 	)
-	nowhere := "sha256:" + strings.Repeat("0", 64)
+	absent := "sha256:" + strings.Repeat("0", 64)
 	const upload = "/v2/a/blobs/uploads/00000000-0000-0000-0000-000000000000"
 	return map[string]attempt{
-		"the API":                     {get, "/v2/", "", true, ok},
-		"whether there is the API":    {head, "/v2/", "", true, ok},
-		"the catalog":                 {get, "/v2/_catalog", "", true, ok},
-		"a part of the catalog":       {get, "/v2/_catalog?n=1", "", true, ok},
-		"the tags":                    {get, "/v2/a/tags/list", "", true, missing},
-		"a manifest":                  {get, "/v2/a/manifests/tag", "", true, missing},
-		"whether a manifest is there": {head, "/v2/a/manifests/tag", "", true, missing},
-		"to put a manifest":           {put, "/v2/a/manifests/tag", "x", false, bad},
-		"to put a manifest by digest": {put, "/v2/a/manifests/" + nowhere, "x", false, bad},
-		"to delete a tag":             {remove, "/v2/a/manifests/tag", "", false, missing},
-		"to delete a manifest":        {remove, "/v2/a/manifests/" + nowhere, "", false, missing},
-		"a blob":                      {get, "/v2/a/blobs/" + existing, "", true, ok},
-		"whether a blob is there":     {head, "/v2/a/blobs/" + existing, "", true, ok},
-		"to delete a blob":            {remove, "/v2/a/blobs/" + nowhere, "", false, missing},
-		"the referrers":               {get, "/v2/a/referrers/" + existing, "", true, notThat},
-		"to begin an upload":          {post, "/v2/a/blobs/uploads/", "", false, accepted},
-		"to upload at once":           {post, "/v2/a/blobs/uploads/?digest=" + nowhere, "x", false, accepted},
-		"to mount a blob": {post, "/v2/b/blobs/uploads/?mount=" + existing + "&from=a", "", false,
+		"get the base":              {get, "/v2/", "", true, ok},
+		"head the base":             {head, "/v2/", "", true, ok},
+		"get the catalog":           {get, "/v2/_catalog", "", true, ok},
+		"get a page of the catalog": {get, "/v2/_catalog?n=1", "", true, ok},
+		"list tags":                 {get, "/v2/a/tags/list", "", true, missing},
+		"get a manifest":            {get, "/v2/a/manifests/tag", "", true, missing},
+		"head a manifest":           {head, "/v2/a/manifests/tag", "", true, missing},
+		"put a manifest":            {put, "/v2/a/manifests/tag", "x", false, bad},
+		"put a manifest by digest":  {put, "/v2/a/manifests/" + absent, "x", false, bad},
+		"delete a tag":              {remove, "/v2/a/manifests/tag", "", false, missing},
+		"delete a manifest":         {remove, "/v2/a/manifests/" + absent, "", false, missing},
+		"get a blob":                {get, "/v2/a/blobs/" + existing, "", true, ok},
+		"head a blob":               {head, "/v2/a/blobs/" + existing, "", true, ok},
+		"delete a blob":             {remove, "/v2/a/blobs/" + absent, "", false, missing},
+		"list referrers":            {get, "/v2/a/referrers/" + existing, "", true, notThat},
+		"start an upload":           {post, "/v2/a/blobs/uploads/", "", false, accepted},
+		"upload in one request":     {post, "/v2/a/blobs/uploads/?digest=" + absent, "x", false, accepted},
+		"mount a blob": {post, "/v2/b/blobs/uploads/?mount=" + existing + "&from=a", "", false,
 			created},
-		"to mount a blob from wherever it is": {post, "/v2/b/blobs/uploads/?mount=" + existing, "", false, created},
-		"mounts a missing blob": {post, "/v2/b/blobs/uploads/?mount=" + nowhere + "&from=a", "", false,
+		"mount a blob from any repository": {post, "/v2/b/blobs/uploads/?mount=" + existing, "", false, created},
+		"mount a missing blob": {post, "/v2/b/blobs/uploads/?mount=" + absent + "&from=a", "", false,
 			accepted},
-		"to go on with an upload":      {patch, upload, "x", false, missing},
-		"to end an upload":             {put, upload + "?digest=" + nowhere, "x", false, missing},
-		"to cancel an upload":          {remove, upload, "", false, missing},
-		"how far an upload is":         {get, upload, "", false, missing},
-		"whether there is an upload":   {head, upload, "", false, missing},
-		"an upload without its number": {get, "/v2/a/blobs/uploads/", "", false, missing},
-		"an unknown path":              {get, "/v2/a/secrets/x", "", true, notThat},
-		"a path beside the API":        {get, "/debug/vars", "", true, notThat},
-		"to write to an unknown path":  {put, "/v2/a/secrets/x", "", false, notThat},
-		"to post to the API":           {post, "/v2/", "", false, ok},
-		"to delete the catalog":        {remove, "/v2/_catalog", "", false, unsupported},
-		"allowed requests":             {http.MethodOptions, "/v2/a/blobs/" + existing, "", false, ok},
-		"an echo":                      {http.MethodTrace, "/v2/a/blobs/" + existing, "", false, unsupported},
-		"uses an unknown method":       {"BREW", "/v2/a/blobs/" + existing, "", false, unsupported},
-		"with a method in lower case":  {"put", "/v2/a/manifests/tag", "x", false, unsupported},
+		"continue an upload":           {patch, upload, "x", false, missing},
+		"complete an upload":           {put, upload + "?digest=" + absent, "x", false, missing},
+		"cancel an upload":             {remove, upload, "", false, missing},
+		"get the status of an upload":  {get, upload, "", false, missing},
+		"head an upload":               {head, upload, "", false, missing},
+		"get an upload without its ID": {get, "/v2/a/blobs/uploads/", "", false, missing},
+		"get an unknown path":          {get, "/v2/a/secrets/x", "", true, notThat},
+		"get a path outside the API":   {get, "/debug/vars", "", true, notThat},
+		"put to an unknown path":       {put, "/v2/a/secrets/x", "", false, notThat},
+		"post to the base":             {post, "/v2/", "", false, ok},
+		"delete the catalog":           {remove, "/v2/_catalog", "", false, unsupported},
+		"options":                      {http.MethodOptions, "/v2/a/blobs/" + existing, "", false, ok},
+		"trace":                        {http.MethodTrace, "/v2/a/blobs/" + existing, "", false, unsupported},
+		"unknown method":               {"BREW", "/v2/a/blobs/" + existing, "", false, unsupported},
+		"method in lower case":         {"put", "/v2/a/manifests/tag", "x", false, unsupported},
 	}
 }
 
-// What a caller may do.
+// Expected access of a client.
 const (
-	mayNothing        = iota // 403 for everything
-	mayRead                  // 403 for what is not reading
-	mayWithCredential        // 401 for what is not reading
-	mayNothingYet            // 401 for everything
-	mayAll
+	accessNone        = iota // 403 for everything
+	accessRead               // 403 for writes
+	accessReadOrLogin        // 401 for writes
+	accessLogin              // 401 for everything
+	accessFull
 )
 
-// try makes all attempts and compares what comes of them with what the caller may do.
-func (c client) try(existing string, may int) {
+// try makes all attempts and compares the responses with the expected access.
+func (c client) try(existing string, access int) {
 	c.t.Helper()
-	for sentence, attempt := range attempts(existing) {
+	for name, attempt := range attempts(existing) {
 		a, err := c.send(attempt.method, attempt.path, strings.NewReader(attempt.body))
 		if err != nil {
-			c.t.Errorf("%s: %v", sentence, err)
+			c.t.Errorf("%s: %v", name, err)
 			continue
 		}
 		status, code, challenge := attempt.code, "", ""
 		switch {
-		case may == mayNothing, may == mayRead && !attempt.read:
+		case access == accessNone, access == accessRead && !attempt.read:
 			status, code = http.StatusForbidden, "DENIED"
-		case may == mayNothingYet, may == mayWithCredential && !attempt.read:
+		case access == accessLogin, access == accessReadOrLogin && !attempt.read:
 			status, code, challenge = http.StatusUnauthorized, "UNAUTHORIZED", `Basic realm="zarf-registry"`
 		}
 		if a.StatusCode != status {
-			c.t.Errorf("%s, %s %s: status %d, want %d: %s", sentence, attempt.method, attempt.path, a.StatusCode, status, a.body)
+			c.t.Errorf("%s, %s %s: status %d, want %d: %s", name, attempt.method, attempt.path, a.StatusCode, status, a.body)
 		}
 		if got := a.code(); code != "" && attempt.method != http.MethodHead && got != code {
-			c.t.Errorf("%s: error code %q, want %q: %s", sentence, got, code, a.body)
+			c.t.Errorf("%s: error code %q, want %q: %s", name, got, code, a.body)
 		}
 		if got := a.Header.Get("WWW-Authenticate"); got != challenge {
-			c.t.Errorf("%s: WWW-Authenticate %q, want %q", sentence, got, challenge)
+			c.t.Errorf("%s: WWW-Authenticate %q, want %q", name, got, challenge)
 		}
 	}
 }
 
-// Who gets no connection at all is in TestHandshakes.
-func TestWhoMayDoWhatOverTLS(t *testing.T) {
-	ca := newAuthority(t)
+// TestHandshakes covers clients whose connection is refused.
+func TestAuthorizationOverTLS(t *testing.T) {
+	ca := newTestCA(t)
 	i := start(t, ca, t.TempDir())
 	d := i.pusher().pushBlob("a", "content").String()
 	holder := func(change func(*x509.Certificate)) *tls.Certificate { return i.holder(t, change) }
@@ -137,102 +137,103 @@ func TestWhoMayDoWhatOverTLS(t *testing.T) {
 		}
 	}
 
-	for sentence, tt := range map[string]struct {
+	for name, tt := range map[string]struct {
 		certificate    *tls.Certificate
 		user, password string
-		may            int
+		access         int
 	}{
 		"a client certificate of the server's role has no access": {ca.client(t, pki.OrganizationServer), pushUser,
-			pushPassword, mayNothing},
+			pushPassword, accessNone},
 		"a role as a common name gives no access": {holder(func(c *x509.Certificate) {
 			c.Subject = pkix.Name{CommonName: pki.OrganizationPush}
-		}), pushUser, pushPassword, mayNothing},
+		}), pushUser, pushPassword, accessNone},
 		"a role as a DNS name gives no access": {holder(func(c *x509.Certificate) {
 			c.Subject.Organization, c.DNSNames = nil, []string{pki.OrganizationPush}
-		}), pushUser, pushPassword, mayNothing},
-		"a name that begins like a role gives no access": {holder(func(c *x509.Certificate) {
+		}), pushUser, pushPassword, accessNone},
+		"a name that starts with a role gives no access": {holder(func(c *x509.Certificate) {
 			c.Subject.Organization = []string{pki.OrganizationPush + "er", "x" + pki.OrganizationNode,
 				strings.ToUpper(pki.OrganizationPush)}
-		}), pushUser, pushPassword, mayNothing},
+		}), pushUser, pushPassword, accessNone},
 
-		"a node reads": {node, "", "", mayRead},
-		"a node with the push credential still only reads": {node, pushUser, pushPassword, mayRead},
-		"a node with the pull credential only reads":       {node, pullUser, pullPassword, mayRead},
+		"a node reads": {node, "", "", accessRead},
+		"a node with the push credential still only reads": {node, pushUser, pushPassword, accessRead},
+		"a node with the pull credential only reads":       {node, pullUser, pullPassword, accessRead},
 		"a node by its organizational unit only reads": {holder(func(c *x509.Certificate) {
 			c.Subject.Organization, c.Subject.OrganizationalUnit = []string{"acme"}, []string{pki.OrganizationNode}
-		}), pushUser, pushPassword, mayRead},
-		"a node by a URI only reads": {holder(uri(pki.OrganizationNode)), pushUser, pushPassword, mayRead},
+		}), pushUser, pushPassword, accessRead},
+		"a node by a URI only reads": {holder(uri(pki.OrganizationNode)), pushUser, pushPassword, accessRead},
 
-		"a pusher without a credential reads":                 {push, "", "", mayWithCredential},
-		"a pusher with a wrong password reads":                {push, pushUser, pushPassword + "!", mayWithCredential},
-		"a pusher with an empty password reads":               {push, pushUser, "", mayWithCredential},
-		"a pusher with an unknown user reads":                 {push, "nobody", pushPassword, mayWithCredential},
-		"a pusher with the push user and another's password":  {push, pushUser, pullPassword, mayWithCredential},
-		"a pusher with the pull credential reads":             {push, pullUser, pullPassword, mayRead},
-		"a pusher with the push credential may do everything": {push, pushUser, pushPassword, mayAll},
-		"a pusher by an organizational unit may too": {holder(func(c *x509.Certificate) {
+		"a pusher without a credential reads":                {push, "", "", accessReadOrLogin},
+		"a pusher with a wrong password reads":               {push, pushUser, pushPassword + "!", accessReadOrLogin},
+		"a pusher with an empty password reads":              {push, pushUser, "", accessReadOrLogin},
+		"a pusher with an unknown user reads":                {push, "nobody", pushPassword, accessReadOrLogin},
+		"a pusher with the push user and another's password": {push, pushUser, pullPassword, accessReadOrLogin},
+		"a pusher with the pull credential reads":            {push, pullUser, pullPassword, accessRead},
+		"a pusher with the push credential has full access":  {push, pushUser, pushPassword, accessFull},
+		"a pusher by an organizational unit has full access": {holder(func(c *x509.Certificate) {
 			c.Subject.Organization, c.Subject.OrganizationalUnit = []string{"acme"}, []string{"ops", pki.OrganizationPush}
-		}), pushUser, pushPassword, mayAll},
-		"a pusher by a URI may too": {holder(uri(pki.OrganizationPush)), pushUser, pushPassword, mayAll},
+		}), pushUser, pushPassword, accessFull},
+		"a pusher by a URI has full access": {holder(uri(pki.OrganizationPush)), pushUser, pushPassword, accessFull},
 
-		"a node that is a pusher reads without a credential":   {both, "", "", mayWithCredential},
-		"a node that is a pusher reads with a pull credential": {both, pullUser, pullPassword, mayRead},
-		"a node that is a pusher may do everything with both":  {both, pushUser, pushPassword, mayAll},
+		"a node that is a pusher reads without a credential":               {both, "", "", accessReadOrLogin},
+		"a node that is a pusher reads with a pull credential":             {both, pullUser, pullPassword, accessRead},
+		"a node that is a pusher has full access with the push credential": {both, pushUser, pushPassword, accessFull},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			c := i.client(tt.certificate).as(tt.user, tt.password)
 			c.t = t
-			c.try(d, tt.may)
+			c.try(d, tt.access)
 		})
 	}
 	for _, secret := range []string{pushPassword, pullPassword, "Basic ", "nobody"} {
 		if strings.Contains(i.logs.String(), secret) {
-			t.Errorf("the logs hold %q", secret)
+			t.Errorf("the logs contain %q", secret)
 		}
 	}
 	if !strings.Contains(i.logs.String(), `"user":"`+pushUser+`"`) {
-		t.Error("the logs do not tell who pushed")
+		t.Error("the logs do not name the user who pushed")
 	}
 }
 
-// holder returns a client certificate that the server trusts, of a CA of its own, which can issue what internal/pki does not.
+// holder returns a client certificate that the server trusts, from a separate CA that can set fields
+// that internal/pki does not support.
 func (i *instance) holder(t testing.TB, change func(*x509.Certificate)) *tls.Certificate {
 	t.Helper()
-	if i.strange == nil {
-		i.strange = tlsfilestest.NewCA(t, "strange")
+	if i.roleCA == nil {
+		i.roleCA = tlsfilestest.NewCA(t, "strange")
 		files := i.ca.serverFiles(t)
-		files["ca.crt"] = append(files["ca.crt"], i.strange.PEM...)
+		files["ca.crt"] = append(files["ca.crt"], i.roleCA.PEM...)
 		i.replaceCertificates(files)
 	}
-	pair, key := i.strange.IssueWith(t, change, "holder")
+	pair, key := i.roleCA.IssueWith(t, change, "holder")
 	return certificate(t, pki.KeyPair{Certificate: pair, Key: key})
 }
 
-func TestWhoMayDoWhatWithoutTLS(t *testing.T) {
-	ca := newAuthority(t)
+func TestAuthorizationWithoutTLS(t *testing.T) {
+	ca := newTestCA(t)
 	for _, anonymous := range []bool{false, true} {
 		t.Run(fmt.Sprintf("anonymous pull %t", anonymous), func(t *testing.T) {
 			i := start(t, ca, t.TempDir(), func(o *Options) { o.AnonymousPull = anonymous })
 			d := i.pusher().pushBlob("a", "content").String()
-			nobody := mayNothingYet
+			nobody := accessLogin
 			if anonymous {
-				nobody = mayWithCredential
+				nobody = accessReadOrLogin
 			}
-			for sentence, tt := range map[string]struct {
+			for name, tt := range map[string]struct {
 				user, password string
-				may            int
+				access         int
 			}{
 				"without a credential":        {"", "", nobody},
 				"with a wrong password":       {pushUser, "wrong", nobody},
 				"with an unknown user":        {"nobody", pushPassword, nobody},
-				"with the pull credential":    {pullUser, pullPassword, mayRead},
-				"with the push credential":    {pushUser, pushPassword, mayAll},
+				"with the pull credential":    {pullUser, pullPassword, accessRead},
+				"with the push credential":    {pushUser, pushPassword, accessFull},
 				"with a password of 73 bytes": {pushUser, strings.Repeat("x", 73), nobody},
 			} {
-				t.Run(sentence, func(t *testing.T) {
+				t.Run(name, func(t *testing.T) {
 					c := i.plain().as(tt.user, tt.password)
 					c.t = t
-					c.try(d, tt.may)
+					c.try(d, tt.access)
 				})
 			}
 		})
@@ -240,7 +241,7 @@ func TestWhoMayDoWhatWithoutTLS(t *testing.T) {
 }
 
 func TestPushAndPullWithoutTLS(t *testing.T) {
-	i := start(t, newAuthority(t), t.TempDir())
+	i := start(t, newTestCA(t), t.TempDir())
 	d, manifest := i.plain().as(pushUser, pushPassword).pushImage("a", "v1", "layer")
 	accept := []string{"Accept", "application/vnd.oci.image.manifest.v1+json"}
 	if got := i.plain().as(pullUser, pullPassword).must(http.StatusOK, "GET", "/v2/a/manifests/v1", nil,
@@ -251,9 +252,9 @@ func TestPushAndPullWithoutTLS(t *testing.T) {
 	i.node().must(http.StatusOK, "GET", "/v2/a/manifests/"+d.String(), nil, accept...)
 }
 
-func TestRefusalsNameWhoAndWhat(t *testing.T) {
-	i := start(t, newAuthority(t), t.TempDir())
-	for sentence, tt := range map[string]struct {
+func TestDenialsNameRoleAndOperation(t *testing.T) {
+	i := start(t, newTestCA(t), t.TempDir())
+	for name, tt := range map[string]struct {
 		client client
 		want   []string
 	}{
@@ -263,7 +264,7 @@ func TestRefusalsNameWhoAndWhat(t *testing.T) {
 			[]string{"no access", pki.OrganizationNode, pki.OrganizationPush}},
 		"a pusher without a credential": {i.client(i.ca.client(t, pki.OrganizationPush)), []string{"push credential"}},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			a, err := tt.client.send("POST", "/v2/a/blobs/uploads/", nil)
 			if err != nil {
 				t.Fatal(err)
@@ -281,9 +282,9 @@ func TestAuthorize(t *testing.T) {
 	mutual, plain, open := policy{mutualTLS: true}, policy{}, policy{anonymousPull: true}
 	node, push := []string{pki.OrganizationNode}, []string{pki.OrganizationPush}
 	both := []string{pki.OrganizationNode, pki.OrganizationPush}
-	const uploads = "/uploads/" // of a repository
-	const unasked = role(-1)    // the credential must not be looked at: that is slow
-	for sentence, tt := range map[string]struct {
+	const uploads = "/uploads/" // suffix of a repository
+	const unasked = role(-1)    // the credential must not be checked, because that is slow
+	for name, tt := range map[string]struct {
 		policy     policy
 		method     string
 		repository string
@@ -291,26 +292,26 @@ func TestAuthorize(t *testing.T) {
 		credential role
 		want       error
 	}{
-		"a node reads":                           {mutual, "GET", "a", node, unasked, nil},
-		"a node asks whether something is there": {mutual, "HEAD", "a", node, unasked, nil},
-		"a node does not write":                  {mutual, "PUT", "a", node, unasked, errcode.ErrorCodeDenied},
-		"a node does not delete":                 {mutual, "DELETE", "a", node, unasked, errcode.ErrorCodeDenied},
-		"a mayNothingYet does not read": {mutual, "GET", "a", []string{"acme"}, unasked,
+		"a node reads":           {mutual, "GET", "a", node, unasked, nil},
+		"a node sends HEAD":      {mutual, "HEAD", "a", node, unasked, nil},
+		"a node does not write":  {mutual, "PUT", "a", node, unasked, errcode.ErrorCodeDenied},
+		"a node does not delete": {mutual, "DELETE", "a", node, unasked, errcode.ErrorCodeDenied},
+		"a client without a role does not read": {mutual, "GET", "a", []string{"acme"}, unasked,
 			errcode.ErrorCodeDenied},
-		"a mayNothingYet does not write": {mutual, "PUT", "a", nil, unasked, errcode.ErrorCodeDenied},
-		"a pusher reads":                 {mutual, "GET", "a", push, unasked, nil},
+		"a client without a role does not write": {mutual, "PUT", "a", nil, unasked, errcode.ErrorCodeDenied},
+		"a pusher reads":                         {mutual, "GET", "a", push, unasked, nil},
 		"a pusher does not write without a credential": {mutual, "PUT", "a", push, roleNone,
 			errcode.ErrorCodeUnauthorized},
 		"a pusher does not write with a pull credential": {mutual, "PUT", "a", push, rolePull, errcode.ErrorCodeDenied},
 		"a pusher writes with the push credential":       {mutual, "PUT", "a", push, rolePush, nil},
 		"one of two roles is enough":                     {mutual, "PUT", "a", both, rolePush, nil},
-		"two roles need the credential of one": {mutual, "PUT", "a", both, roleNone,
+		"two roles do not write without a credential": {mutual, "PUT", "a", both, roleNone,
 			errcode.ErrorCodeUnauthorized},
 		"two roles do not write with a pull credential": {mutual, "DELETE", "a", both, rolePull, errcode.ErrorCodeDenied},
-		"a node does not look at an upload": {mutual, "GET", "a" + uploads, node, unasked,
+		"a node cannot read an upload": {mutual, "GET", "a" + uploads, node, unasked,
 			errcode.ErrorCodeDenied},
-		"a pusher looks at an upload with the credential": {mutual, "GET", "a" + uploads, push, rolePush, nil},
-		"a pusher does not look at one without": {mutual, "HEAD", "a" + uploads, push, roleNone,
+		"a pusher reads an upload with the credential": {mutual, "GET", "a" + uploads, push, rolePush, nil},
+		"a pusher cannot read an upload without the credential": {mutual, "HEAD", "a" + uploads, push, roleNone,
 			errcode.ErrorCodeUnauthorized},
 		"anonymous pull shows no upload": {open, "GET", "a" + uploads, nil, roleNone,
 			errcode.ErrorCodeUnauthorized},
@@ -331,9 +332,9 @@ func TestAuthorize(t *testing.T) {
 		"without TLS the push credential writes":       {plain, "PUT", "a", nil, rolePush, nil},
 		"an anonymous read needs no credential":        {open, "GET", "a", nil, unasked, nil},
 		"a node reads the probe of the proxies":        {mutual, "GET", probeProxy, node, unasked, nil},
-		"a node does not read that of the node port": {mutual, "GET", probeNodePort, node, unasked,
+		"a node does not read the node port's probe": {mutual, "GET", probeNodePort, node, unasked,
 			errcode.ErrorCodeDenied},
-		"a mayNothingYet reads no probe": {mutual, "GET", probeProxy, nil, unasked,
+		"a client without a role reads no probe": {mutual, "GET", probeProxy, nil, unasked,
 			errcode.ErrorCodeDenied},
 		"a node does not write a probe": {mutual, "PUT", probeProxy, node, unasked,
 			errcode.ErrorCodeDenied},
@@ -344,20 +345,20 @@ func TestAuthorize(t *testing.T) {
 			errcode.ErrorCodeUnauthorized},
 		"a node and pusher reads every probe":            {mutual, "GET", probeNodePort, both, unasked, nil},
 		"without TLS the probe of the node port is read": {plain, "GET", probeNodePort, nil, rolePull, nil},
-		"without TLS it needs a credential too": {plain, "GET", probeNodePort, nil, roleNone,
+		"without TLS the probe of the node port needs a credential": {plain, "GET", probeNodePort, nil, roleNone,
 			errcode.ErrorCodeUnauthorized},
-		"without TLS that of the proxies is not read":      {plain, "GET", probeProxy, nil, unasked, errcode.ErrorCodeDenied},
-		"without TLS that of the proxies is not written":   {plain, "PUT", probeProxy, nil, unasked, errcode.ErrorCodeDenied},
-		"anonymous pull opens the probe of the node port":  {open, "HEAD", probeNodePort, nil, unasked, nil},
-		"anonymous pull does not open that of the proxies": {open, "HEAD", probeProxy, nil, unasked, errcode.ErrorCodeDenied},
-		"requests outside repositories are read":           {mutual, "GET", "", node, unasked, nil},
-		"an anonymous write needs one":                     {open, "PUT", "a", nil, roleNone, errcode.ErrorCodeUnauthorized},
+		"without TLS the probe of the proxies is not read":      {plain, "GET", probeProxy, nil, unasked, errcode.ErrorCodeDenied},
+		"without TLS the probe of the proxies is not written":   {plain, "PUT", probeProxy, nil, unasked, errcode.ErrorCodeDenied},
+		"anonymous pull opens the probe of the node port":       {open, "HEAD", probeNodePort, nil, unasked, nil},
+		"anonymous pull does not open the probe of the proxies": {open, "HEAD", probeProxy, nil, unasked, errcode.ErrorCodeDenied},
+		"a node sends requests outside repositories":            {mutual, "GET", "", node, unasked, nil},
+		"an anonymous write needs a credential":                 {open, "PUT", "a", nil, roleNone, errcode.ErrorCodeUnauthorized},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			repository, upload := strings.CutSuffix(tt.repository, uploads)
 			err := tt.policy.authorize(tt.method, target{repository, upload}, tt.roles, func() (role, error) {
 				if tt.credential == unasked {
-					t.Error("the credential was looked at")
+					t.Error("the credential was checked")
 				}
 				return tt.credential, nil
 			})
@@ -381,14 +382,14 @@ func TestAuthorize(t *testing.T) {
 
 func TestProbesAreServedOverTheirOwnPathOnly(t *testing.T) {
 	for _, anonymous := range []bool{false, true} {
-		i := start(t, newAuthority(t), t.TempDir(), func(o *Options) { o.AnonymousPull = anonymous })
+		i := start(t, newTestCA(t), t.TempDir(), func(o *Options) { o.AnonymousPull = anonymous })
 		pusher := i.pusher()
 		plain := i.plain().as(pullUser, pullPassword)
 		if anonymous {
 			plain = i.plain()
 		}
 		accept := []string{"Accept", "application/vnd.oci.image.manifest.v1+json"}
-		for sentence, tt := range map[string]struct {
+		for name, tt := range map[string]struct {
 			repository string
 			node       int
 			plain      int
@@ -396,12 +397,12 @@ func TestProbesAreServedOverTheirOwnPathOnly(t *testing.T) {
 			"the proxies' probe is read with TLS only": {"zarf-registry/probe-proxy", http.StatusOK, http.StatusForbidden},
 			"the node port's probe is read without TLS only": {"zarf-registry/probe-nodeport", http.StatusForbidden,
 				http.StatusOK},
-			"a name that begins alike is any other": {"zarf-registry/probe-proxy2", http.StatusOK, http.StatusOK},
-			"so is a longer path":                   {"zarf-registry/probe-nodeport/manifests", http.StatusOK, http.StatusOK},
-			"and a longer path that is a route":     {"zarf-registry/probe-proxy/blobs/uploads", http.StatusOK, http.StatusOK},
-			"and one that ends alike":               {"x/zarf-registry/probe-proxy", http.StatusOK, http.StatusOK},
+			"a repository with a similar name":                     {"zarf-registry/probe-proxy2", http.StatusOK, http.StatusOK},
+			"a repository below the probe":                         {"zarf-registry/probe-nodeport/manifests", http.StatusOK, http.StatusOK},
+			"a repository below the probe that looks like a route": {"zarf-registry/probe-proxy/blobs/uploads", http.StatusOK, http.StatusOK},
+			"a repository that ends with the name of the probe":    {"x/zarf-registry/probe-proxy", http.StatusOK, http.StatusOK},
 		} {
-			t.Run(fmt.Sprintf("%s, anonymous pull %t", sentence, anonymous), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s, anonymous pull %t", name, anonymous), func(t *testing.T) {
 				d, _ := pusher.pushImage(tt.repository, "dev", "layer")
 				escaped := strings.ReplaceAll(tt.repository, "/", "%2F")
 				for path, redirected := range map[string]bool{
@@ -424,7 +425,7 @@ func TestProbesAreServedOverTheirOwnPathOnly(t *testing.T) {
 								continue
 							}
 							if (a.Request.Response != nil) != redirected {
-								t.Errorf("%s: redirected %t: the test shows something else", path, !redirected)
+								t.Errorf("%s: redirected %t: the test does not check what it should", path, !redirected)
 							}
 							if try.status == http.StatusForbidden && method == http.MethodGet &&
 								(a.code() != "DENIED" || !strings.Contains(a.body, ": pull zarf-registry/probe-")) {
@@ -443,7 +444,7 @@ func TestProbesAreServedOverTheirOwnPathOnly(t *testing.T) {
 }
 
 func TestLogLevelsOfRequests(t *testing.T) {
-	i := start(t, newAuthority(t), t.TempDir())
+	i := start(t, newTestCA(t), t.TempDir())
 	pusher := i.client(i.ca.client(t, pki.OrganizationPush))
 	i.node().must(http.StatusOK, "GET", "/v2/", nil)
 	i.node().must(http.StatusForbidden, "DELETE", "/v2/a/manifests/x", nil)
@@ -452,18 +453,18 @@ func TestLogLevelsOfRequests(t *testing.T) {
 	pusher.must(http.StatusUnauthorized, "POST", "/v2/a/blobs/uploads/", nil)
 	pusher.as(pushUser, "wrong").must(http.StatusUnauthorized, "POST", "/v2/b/blobs/uploads/", nil)
 	pusher.as(pushUser, pushPassword).must(http.StatusAccepted, "POST", "/v2/c/blobs/uploads/", nil)
-	for sentence, want := range map[string][]string{
-		"a read is debug output": {`"DEBUG"`, `"path":"/v2/",`, `"code":200`, pki.OrganizationNode},
-		"a refusal is a warning": {`"WARN"`, `"path":"/v2/a/manifests/x"`, `"code":403`,
+	for name, want := range map[string][]string{
+		"reads are logged at debug level": {`"DEBUG"`, `"path":"/v2/",`, `"code":200`, pki.OrganizationNode},
+		"denials are warnings": {`"WARN"`, `"path":"/v2/a/manifests/x"`, `"code":403`,
 			`"roles":["` + pki.OrganizationNode + `"]`},
-		"one of no role tells whose it was": {`"WARN"`, `"path":"/v2/d/tags/list"`, `"code":403`,
+		"denials without a role name the subject": {`"WARN"`, `"path":"/v2/d/tags/list"`, `"code":403`,
 			`"subject":"CN=holder,O=acme"`},
-		"a first try without a credential is not": {`"DEBUG"`, `"path":"/v2/a/blobs/uploads/"`, `"code":401`},
-		"a wrong password is":                     {`"WARN"`, `"path":"/v2/b/blobs/uploads/"`, `"code":401`, `"user":"push"`},
-		"a write is information":                  {`"INFO"`, `"path":"/v2/c/blobs/uploads/"`, `"code":202`, `"user":"push"`},
+		"a first request without a credential is no warning": {`"DEBUG"`, `"path":"/v2/a/blobs/uploads/"`, `"code":401`},
+		"a wrong password is a warning":                      {`"WARN"`, `"path":"/v2/b/blobs/uploads/"`, `"code":401`, `"user":"push"`},
+		"writes are logged at info level":                    {`"INFO"`, `"path":"/v2/c/blobs/uploads/"`, `"code":202`, `"user":"push"`},
 	} {
-		t.Run(sentence, func(t *testing.T) {
-			// The line is written after the response.
+		t.Run(name, func(t *testing.T) {
+			// The request is logged after the response.
 			eventually(t, "it is logged", func() bool {
 				for _, line := range strings.Split(i.logs.String(), "\n") {
 					if !slices.ContainsFunc(want, func(part string) bool { return !strings.Contains(line, part) }) {

@@ -6,9 +6,10 @@ import (
 	"testing"
 )
 
-// BenchmarkPull measures pulls of two blob sizes over one connection, with client and server in one process.
+// BenchmarkPull measures pulls of two blob sizes over one connection, with client and server in one
+// process.
 func BenchmarkPull(b *testing.B) {
-	i := start(b, newAuthority(b), b.TempDir())
+	i := start(b, newTestCA(b), b.TempDir())
 	node := i.node()
 	for name, size := range map[string]int{"1 KiB": 1 << 10, "64 MiB": 64 << 20} {
 		path := node.base + "/v2/a/blobs/" + i.pusher().pushBlob("a", random(size)).String()

@@ -37,17 +37,17 @@ func (f oneFile) Reader(context.Context, string, int64) (io.ReadCloser, error) {
 
 func TestUnreadableBlobsAbortTheResponse(t *testing.T) {
 	failure := errors.New("disk gone")
-	for sentence, tt := range map[string]struct {
+	for name, tt := range map[string]struct {
 		file oneFile
-		want string // in the logs; empty where the blob arrives
+		want string // expected log entry; empty: the blob is served
 	}{
-		"a whole blob arrives":      {oneFile{content: strings.NewReader("0123456789")}, ""},
-		"one that cannot be opened": {oneFile{err: failure}, "disk gone"},
-		"one that breaks off": {oneFile{content: io.MultiReader(strings.NewReader("01234"),
+		"a whole blob arrives":         {oneFile{content: strings.NewReader("0123456789")}, ""},
+		"a blob that cannot be opened": {oneFile{err: failure}, "disk gone"},
+		"a read error": {oneFile{content: io.MultiReader(strings.NewReader("01234"),
 			iotest.ErrReader(failure))}, "disk gone"},
-		"one that is shorter than said": {oneFile{content: strings.NewReader("01234")}, io.ErrUnexpectedEOF.Error()},
+		"a blob shorter than its size": {oneFile{content: strings.NewReader("01234")}, io.ErrUnexpectedEOF.Error()},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			logs := &lockedBuffer{}
 			store := blobStore{BlobStore: tenBytes{}, source: &blobSource{driver: tt.file,
 				log: slog.New(slog.NewTextHandler(logs, nil))}}

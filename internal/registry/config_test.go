@@ -23,11 +23,11 @@ func TestLoadConfigOverridesSettings(t *testing.T) {
 		}
 		return all
 	}
-	for sentence, tt := range map[string]struct {
+	for name, tt := range map[string]struct {
 		config, variable, value string
 		want                    configuration.Storage
 	}{
-		"what the registry must have is there": {
+		"required settings are added": {
 			config: minimal,
 			want: configuration.Storage{
 				"filesystem":  {"rootdirectory": "/data"},
@@ -36,7 +36,7 @@ func TestLoadConfigOverridesSettings(t *testing.T) {
 				"maintenance": {"uploadpurging": purging()},
 			},
 		},
-		"it is there whatever the file says": {
+		"required settings override the file": {
 			config: "version: 0.1\nstorage: {inmemory: {}, delete: {enabled: false}, redirect: {disable: false}}\n",
 			want: configuration.Storage{
 				"inmemory":    {},
@@ -74,7 +74,7 @@ func TestLoadConfigOverridesSettings(t *testing.T) {
 				"maintenance": {"uploadpurging": purging("age", "2h")},
 			},
 		},
-		"a cache is used when it is asked for": {
+		"a cache is used if configured": {
 			config: minimal[:len(minimal)-2] + ", cache: {blobdescriptor: inmemory}}\n",
 			want: configuration.Storage{
 				"filesystem":  {"rootdirectory": "/data"},
@@ -85,7 +85,7 @@ func TestLoadConfigOverridesSettings(t *testing.T) {
 			},
 		},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			if tt.variable != "" {
 				t.Setenv(tt.variable, tt.value)
 			}
@@ -100,15 +100,15 @@ func TestLoadConfigOverridesSettings(t *testing.T) {
 	}
 }
 
-func TestLoadConfigRefuses(t *testing.T) {
-	for sentence, tt := range map[string]struct {
+func TestLoadConfigRejects(t *testing.T) {
+	for name, tt := range map[string]struct {
 		config, variable, value string
 		want                    []string
 	}{
-		"an empty file":     {config: "", want: []string{"unsupported version"}},
-		"no storage":        {config: "version: 0.1\n", want: []string{"no storage configuration"}},
-		"YAML that is none": {config: "version: [", want: []string{"yaml"}},
-		"a misspelt key":    {config: minimal + "htpp: {secret: x}\n", want: []string{"htpp"}},
+		"an empty file":  {config: "", want: []string{"unsupported version"}},
+		"no storage":     {config: "version: 0.1\n", want: []string{"no storage configuration"}},
+		"invalid YAML":   {config: "version: [", want: []string{"yaml"}},
+		"a misspelt key": {config: minimal + "htpp: {secret: x}\n", want: []string{"htpp"}},
 		"an unknown driver": {config: "version: 0.1\nstorage: {gcs: {bucket: b}}\n",
 			want: []string{"storage.gcs", "use filesystem, s3 or inmemory"}},
 		"two drivers": {config: "version: 0.1\nstorage: {filesystem: {}, s3: {}}\n",
@@ -116,15 +116,15 @@ func TestLoadConfigRefuses(t *testing.T) {
 		"two drivers, one of them from the environment": {
 			config: minimal, variable: "REGISTRY_STORAGE_S3_BUCKET", value: "b", want: []string{"multiple storage drivers"},
 		},
-		"authentication of distribution's": {
+		"distribution's authentication": {
 			config: minimal + "auth: {htpasswd: {realm: x, path: /x}}\n",
 			want:   []string{"auth is not supported", "--htpasswd", "--tls-dir"},
 		},
 		"authentication from the environment": {
 			config: minimal, variable: "REGISTRY_AUTH", value: "htpasswd", want: []string{"auth is not supported"},
 		},
-		"authentication that is none": {config: minimal + "auth: {none: {}}\n", want: []string{"auth is not supported"}},
-		"an address":                  {config: minimal + "http: {addr: ':5000'}\n", want: []string{"http.addr", "--listen"}},
+		"no authentication": {config: minimal + "auth: {none: {}}\n", want: []string{"auth is not supported"}},
+		"an address":        {config: minimal + "http: {addr: ':5000'}\n", want: []string{"http.addr", "--listen"}},
 		"certificates": {config: minimal + "http: {tls: {certificate: /x, key: /y}}\n",
 			want: []string{"http.tls", "--tls-dir"}},
 		"a debug server": {config: minimal + "http: {debug: {addr: ':5001'}}\n",
@@ -151,12 +151,12 @@ func TestLoadConfigRefuses(t *testing.T) {
 			want: []string{"uploadpurging.interval is 0s", "uploadpurging.age is 12", "uploadpurging.enabled is yes please",
 				"uploadpurging.often"},
 		},
-		"purging that is no section": {
+		"purging that is not a section": {
 			config: "version: 0.1\nstorage: {inmemory: {}, maintenance: {uploadpurging: false}}\n",
 			want:   []string{"uploadpurging is false"},
 		},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			if tt.variable != "" {
 				t.Setenv(tt.variable, tt.value)
 			}
@@ -168,7 +168,7 @@ func TestLoadConfigRefuses(t *testing.T) {
 			}
 			for _, want := range tt.want {
 				if !strings.Contains(err.Error(), want) {
-					t.Errorf("%v does not say %q", err, want)
+					t.Errorf("%v lacks %q", err, want)
 				}
 			}
 		})
@@ -179,19 +179,19 @@ func TestLoadConfigRefuses(t *testing.T) {
 			t.Errorf("LoadConfig() = %v", err)
 		}
 	})
-	t.Run("the level that distribution would log at is no reason", func(t *testing.T) {
+	t.Run("distribution's default log level is accepted", func(t *testing.T) {
 		loadConfig(t, minimal+"log: {level: info}\n")
 	})
 }
 
-// Layers that may not be redistributed are not here, and the image is taken all the
-// same: unless the configuration says where they may be.
+// An image with foreign layers, which are not stored here, is accepted unless the configuration
+// restricts their URLs.
 func TestForeignLayers(t *testing.T) {
 	const (
 		oci    = "application/vnd.oci.image.manifest.v1+json"
 		docker = "application/vnd.docker.distribution.manifest.v2+json"
 	)
-	for sentence, tt := range map[string]struct {
+	for name, tt := range map[string]struct {
 		validation, manifest, config, layer string
 		want                                int
 	}{
@@ -205,8 +205,8 @@ func TestForeignLayers(t *testing.T) {
 			http.StatusInternalServerError,
 		},
 	} {
-		t.Run(sentence, func(t *testing.T) {
-			i := start(t, newAuthority(t), "", func(o *Options) {
+		t.Run(name, func(t *testing.T) {
+			i := start(t, newTestCA(t), "", func(o *Options) {
 				o.Config = loadConfig(t, "version: 0.1\nstorage: {inmemory: {}}\n"+tt.validation).Config
 			})
 			c := i.pusher()

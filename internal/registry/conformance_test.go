@@ -13,22 +13,21 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// The requirements of the OCI distribution specification, section by section,
-// through the front and over TLS.
+// Tests of the OCI distribution specification, section by section, through the front and over TLS.
 
 func TestConformancePull(t *testing.T) {
-	i := start(t, newAuthority(t), t.TempDir())
+	i := start(t, newTestCA(t), t.TempDir())
 	manifestDigest, manifest := i.pusher().pushImage("pull/me", "v1", "the layer")
 	layer, node := digest.FromString("the layer").String(), i.node()
 
-	for sentence, tt := range map[string]struct {
+	for name, tt := range map[string]struct {
 		path, want, digest string
 	}{
 		"a manifest by tag":    {"/v2/pull/me/manifests/v1", manifest, manifestDigest.String()},
 		"a manifest by digest": {"/v2/pull/me/manifests/" + manifestDigest.String(), manifest, manifestDigest.String()},
 		"a blob":               {"/v2/pull/me/blobs/" + layer, "the layer", layer},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			accept := []string{"Accept", "application/vnd.oci.image.manifest.v1+json"}
 			got := node.must(http.StatusOK, "GET", tt.path, nil, accept...)
 			if got.body != tt.want {
@@ -47,7 +46,7 @@ func TestConformancePull(t *testing.T) {
 			node.must(http.StatusNotModified, "GET", tt.path, nil, append(accept, "If-None-Match", got.Header.Get("ETag"))...)
 		})
 	}
-	t.Run("what does not exist is 404 with a code", func(t *testing.T) {
+	t.Run("missing content returns 404 with an error code", func(t *testing.T) {
 		for path, code := range map[string]string{
 			"/v2/pull/me/manifests/v2":                                "MANIFEST_UNKNOWN",
 			"/v2/pull/me/manifests/sha256:" + strings.Repeat("0", 64): "MANIFEST_UNKNOWN",
@@ -75,20 +74,20 @@ func TestConformancePull(t *testing.T) {
 		}
 		node.must(http.StatusRequestedRangeNotSatisfiable, "GET", path, nil, "Range", "bytes=9-")
 	})
-	t.Run("the base says that there is a registry", func(t *testing.T) {
+	t.Run("the base endpoint responds", func(t *testing.T) {
 		if got := node.must(http.StatusOK, "GET", "/v2/", nil); got.Header.Get(
 			"Docker-Distribution-Api-Version") != "registry/2.0" {
 			t.Errorf("headers %v", got.Header)
 		}
 	})
-	t.Run("HTTP/1.1 is spoken, whatever the client would like", func(t *testing.T) {
+	t.Run("only HTTP/1.1 is supported", func(t *testing.T) {
 		c := i.node()
 		c.Transport.(*http.Transport).ForceAttemptHTTP2 = true
 		if got := c.must(http.StatusOK, "GET", "/v2/", nil); got.Proto != "HTTP/1.1" {
-			t.Errorf("spoken: %s", got.Proto)
+			t.Errorf("protocol is %s", got.Proto)
 		}
 	})
-	t.Run("nothing but the registry is served", func(t *testing.T) {
+	t.Run("other paths are not served", func(t *testing.T) {
 		for _, path := range []string{"/", "/metrics", "/healthz", "/debug/health", "/debug/pprof/", "/debug/vars"} {
 			node.must(http.StatusNotFound, "GET", path, nil)
 		}
@@ -96,10 +95,10 @@ func TestConformancePull(t *testing.T) {
 }
 
 func TestConformancePush(t *testing.T) {
-	i := start(t, newAuthority(t), t.TempDir())
+	i := start(t, newTestCA(t), t.TempDir())
 	c, node := i.pusher(), i.node()
 	octets := []string{"Content-Type", "application/octet-stream"}
-	// location requires a URL without a host: what stands before the registry decides about hosts.
+	// location requires a URL without a host: the registry does not know its external host.
 	location := func(a answer) string {
 		t.Helper()
 		got := a.Header.Get("Location")
@@ -111,7 +110,7 @@ func TestConformancePush(t *testing.T) {
 	}
 	begin := func() string {
 		t.Helper()
-		// A proxy in between cannot make the registry send clients elsewhere.
+		// Forwarding headers must not change where clients are sent.
 		return location(c.must(http.StatusAccepted, "POST", "/v2/push/me/blobs/uploads/", nil,
 			"X-Forwarded-Proto", "http", "X-Forwarded-Host", "elsewhere.example", "Forwarded",
 			"host=elsewhere.example;proto=http"))
@@ -145,7 +144,7 @@ func TestConformancePush(t *testing.T) {
 			append(octets, "Content-Range", "9-12")...)
 		status := c.must(http.StatusNoContent, "GET", location(first), nil)
 		if got := status.Header.Get("Range"); got != "0-4" {
-			t.Errorf("Range %q of an upload to go on with", got)
+			t.Errorf("Range %q of an upload to continue", got)
 		}
 		second := c.must(http.StatusAccepted, "PATCH", location(status), strings.NewReader("second"),
 			append(octets, "Content-Range", "5-10")...)
@@ -157,11 +156,11 @@ func TestConformancePush(t *testing.T) {
 		if got := node.must(http.StatusOK, "GET", location(mounted), nil); got.body != "shared" {
 			t.Errorf("the mounted blob is %q", got.body)
 		}
-		// What cannot be mounted becomes an upload.
+		// If the blob cannot be mounted, an upload starts.
 		location(c.must(http.StatusAccepted, "POST", "/v2/second/blobs/uploads/?mount=sha256:"+strings.Repeat("0", 64)+
 			"&from=first", nil))
 	})
-	t.Run("given up", func(t *testing.T) {
+	t.Run("canceled", func(t *testing.T) {
 		upload := begin()
 		c.must(http.StatusNoContent, "DELETE", upload, nil)
 		c.must(http.StatusNotFound, "GET", upload, nil)
@@ -202,14 +201,14 @@ func TestConformancePush(t *testing.T) {
 }
 
 func TestConformanceDiscovery(t *testing.T) {
-	i := start(t, newAuthority(t), t.TempDir())
+	i := start(t, newTestCA(t), t.TempDir())
 	c, node := i.pusher(), i.node()
 	var want []string
 	for n := range 5 {
 		want = append(want, fmt.Sprintf("v%d", n))
 		c.pushImage("many/tags", want[n], "same")
 	}
-	// list follows pages by their links, which must lead to the same place.
+	// list follows the links of pages, which must be relative.
 	list := func(path, field string) (all []string, pages int) {
 		t.Helper()
 		for path != "" {
@@ -246,16 +245,16 @@ func TestConformanceDiscovery(t *testing.T) {
 		pages < 2 {
 		t.Errorf("catalog %v in %d pages", got, pages)
 	}
-	t.Run("distribution has no referrers, clients then use tags", func(t *testing.T) {
+	t.Run("referrers are not supported, so clients use tags", func(t *testing.T) {
 		node.must(http.StatusNotFound, "GET", "/v2/many/tags/referrers/sha256:"+strings.Repeat("0", 64), nil)
 	})
 }
 
 func TestConformanceDelete(t *testing.T) {
-	i := start(t, newAuthority(t), t.TempDir())
+	i := start(t, newTestCA(t), t.TempDir())
 	c, node := i.pusher(), i.node()
 	d, _ := c.pushImage("delete/me", "v1", "layer")
-	// without it distribution has no OCI manifest to give
+	// otherwise distribution returns no OCI manifest
 	accept := []string{"Accept", "application/vnd.oci.image.manifest.v1+json"}
 	blob := "/v2/delete/me/blobs/" + digest.FromString("layer").String()
 

@@ -35,25 +35,25 @@ func TestVerify(t *testing.T) {
 		append([]byte("# users\n\n"), append(htpasswd(t, "push", "secret"),
 			append(htpasswd(t, "long", long), htpasswd(t, "empty", "")...)...)...),
 		htpasswd(t, "pull", "secret!")...)
-	for sentence, tt := range map[string]struct {
+	for desc, tt := range map[string]struct {
 		name, password string
 		want           role
 	}{
-		"the right password of a pusher":              {"push", "secret", rolePush},
-		"the right password of a puller":              {"pull", "secret!", rolePull},
-		"a wrong password":                            {"push", "Secret", roleNone},
-		"no password":                                 {"push", "", roleNone},
-		"the password of another user":                {"push", "secret!", roleNone},
-		"a user that does not exist":                  {"root", "secret", roleNone},
-		"no user":                                     {"", "secret", roleNone},
-		"a name and a password cut in another place":  {"pus", "hsecret", roleNone},
-		"a password as long as bcrypt sees":           {"long", long, rolePush},
-		"a longer one that begins alike":              {"long", long + "y", roleNone},
-		"a password that bcrypt takes for its repeat": {"push", "secret\x00secret", roleNone},
-		"a user whose password is empty on purpose":   {"empty", "", rolePush},
+		"password of a push user":              {"push", "secret", rolePush},
+		"password of a pull user":              {"pull", "secret!", rolePull},
+		"wrong password":                       {"push", "Secret", roleNone},
+		"no password":                          {"push", "", roleNone},
+		"password of another user":             {"push", "secret!", roleNone},
+		"unknown user":                         {"root", "secret", roleNone},
+		"no user":                              {"", "secret", roleNone},
+		"name and password split elsewhere":    {"pus", "hsecret", roleNone},
+		"password of the maximum length":       {"long", long, rolePush},
+		"longer password with the same prefix": {"long", long + "y", roleNone},
+		"password repeated after a NUL":        {"push", "secret\x00secret", roleNone},
+		"user with an empty password":          {"empty", "", rolePush},
 	} {
-		t.Run(sentence, func(t *testing.T) {
-			for range 2 { // the second time from memory
+		t.Run(desc, func(t *testing.T) {
+			for range 2 { // the second time from the cache
 				if got, err := c.verify(context.Background(), tt.name, tt.password); got != tt.want || err != nil {
 					t.Errorf("verify() = %d, %v, want %d", got, err, tt.want)
 				}
@@ -62,15 +62,15 @@ func TestVerify(t *testing.T) {
 	}
 	if matched, remembered := c.checks[checkMatched].Load(), c.checks[checkCached].Load(); matched != 4 ||
 		remembered != 4 {
-		t.Errorf("%d passwords matched by bcrypt and %d from memory, want 4 and 4", matched, remembered)
+		t.Errorf("%d passwords verified by bcrypt and %d by the cache, want 4 and 4", matched, remembered)
 	}
 }
 
-// The first requests of a push come together.
+// The first requests of a push are concurrent.
 func TestVerifyCachesPasswords(t *testing.T) {
 	c := openUsers(t, htpasswd(t, "push", "secret"))
 	c.running = make(chan struct{}, 1)
-	c.running <- struct{}{} // the only place is taken while they arrive
+	c.running <- struct{}{} // occupies the only slot while the requests arrive
 	var checks sync.WaitGroup
 	for range 8 {
 		checks.Go(func() {
@@ -111,7 +111,7 @@ func TestVerifyIsBounded(t *testing.T) {
 		t.Errorf("one more: verify() = %d, %v", got, err)
 	}
 	if got, err := c.verify(context.Background(), "push", "secret"); got != rolePush || err != nil {
-		t.Errorf("who was here before is not let in: %d, %v", got, err)
+		t.Errorf("a cached password is not accepted: %d, %v", got, err)
 	}
 	cancel()
 	flood.Wait()
@@ -137,25 +137,25 @@ func TestUnknownUsersCostAsMuchAsWrongPasswords(t *testing.T) {
 	}
 }
 
-func TestHtpasswdRefusals(t *testing.T) {
+func TestInvalidHtpasswd(t *testing.T) {
 	good := string(htpasswd(t, "a", "secret"))
-	for sentence, tt := range map[string]struct{ data, want string }{
+	for name, tt := range map[string]struct{ data, want string }{
 		"no user":                   {"# nobody\n", "no users"},
 		"a line without a colon":    {good + "secret", "line 2 is not USER:HASH"},
 		"a line without a user":     {":" + good, "line 1 is not USER:HASH"},
 		"a plain password":          {"a:secret", "line 1: not a bcrypt hash"},
 		"an MD5 hash":               {"a:$apr1$lZL6V/ci$eIMz/iKDkbtys/uU7LEK00", "htpasswd -B"},
 		"a SHA-1 hash":              {"a:{SHA}fEqNCco3Yq9h5ZUglD3CZJT4lBs=", "htpasswd -B"},
-		"a hash that is cut":        {strings.TrimSpace(good)[:50], "not a bcrypt hash"},
-		"something after the hash":  {strings.TrimSpace(good) + ":x", "not a bcrypt hash"},
+		"a truncated hash":          {strings.TrimSpace(good)[:50], "not a bcrypt hash"},
+		"text after the hash":       {strings.TrimSpace(good) + ":x", "not a bcrypt hash"},
 		"a cost that takes forever": {strings.Replace(good, "$04$", "$31$", 1), "cost 31"},
 		"a user twice":              {good + good, `line 2: duplicate user "a"`},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			path := writeFile(t, filepath.Join(t.TempDir(), "push"), []byte(tt.data))
 			_, err := openCredentials(slog.New(slog.DiscardHandler), path, "", "")
 			if err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), path) {
-				t.Fatalf("openCredentials() = %v, want something about %q", err, tt.want)
+				t.Fatalf("openCredentials() = %v, want an error with %q", err, tt.want)
 			}
 			if strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "$") {
 				t.Errorf("the error contains a secret: %v", err)
@@ -164,7 +164,7 @@ func TestHtpasswdRefusals(t *testing.T) {
 	}
 }
 
-// Each step begins where the one before has ended.
+// The steps build on each other.
 func TestCredentialFilesReloadIndependently(t *testing.T) {
 	dir := t.TempDir()
 	push, pull := writeFile(t, filepath.Join(dir, "push"), htpasswd(t, "push", "1")),
@@ -190,38 +190,38 @@ func TestCredentialFilesReloadIndependently(t *testing.T) {
 		}
 	}
 	for _, step := range []struct {
-		sentence     string
+		desc         string
 		change       func()
-		users        string // NAME:PASSWORD:ROLE of those that are let in
+		users        string // NAME:PASSWORD:ROLE of accepted users
 		hasPullUsers bool
 		changed      bool
 		failure      string
 	}{
-		{"a directory that is not there has no users", func() {}, "push:1:3", false, false, ""},
-		{"the file appears", put(pull, htpasswd(t, "pull", "1")), "push:1:3 pull:1:2", true, true, ""},
+		{"the pull file is missing", func() {}, "push:1:3", false, false, ""},
+		{"the pull file appears", put(pull, htpasswd(t, "pull", "1")), "push:1:3 pull:1:2", true, true, ""},
 		{"nothing happens", func() {}, "push:1:3 pull:1:2", true, false, ""},
 		{"it changes", put(pull, htpasswd(t, "pull", "2")), "push:1:3 pull:2:2", true, true, ""},
 		{"it breaks", put(pull, []byte("rubbish")), "push:1:3 pull:2:2", true, false, "USER:HASH"},
-		{"the other changes while it is broken", put(push, htpasswd(t, "push", "2")), "push:2:3 pull:2:2", true, true,
+		{"the push file changes while the pull file is invalid", put(push, htpasswd(t, "push", "2")), "push:2:3 pull:2:2", true, true,
 			"USER:HASH"},
-		{"it is empty", put(pull, nil), "push:2:3 pull:2:2", true, false, "no user"},
+		{"the pull file is empty", put(pull, nil), "push:2:3 pull:2:2", true, false, "no user"},
 		{"it goes", remove(pull), "push:2:3", false, true, ""},
-		{"it appears and is invalid", put(pull, []byte("rubbish")), "push:2:3", false, false, "USER:HASH"},
-		{"it appears with a push user", put(pull, htpasswd(t, "push", "1")), "push:2:3", false, false,
+		{"the pull file appears and is invalid", put(pull, []byte("rubbish")), "push:2:3", false, false, "USER:HASH"},
+		{"the pull file appears with a push user", put(pull, htpasswd(t, "push", "1")), "push:2:3", false, false,
 			`user "push" may already push`},
-		{"it is good", put(pull, htpasswd(t, "pull", "1")), "push:2:3 pull:1:2", true, true, ""},
-		{"one of its users becomes a push user", put(push, htpasswd(t, "pull", "2")), "pull:2:3", true, true,
+		{"the pull file is valid", put(pull, htpasswd(t, "pull", "1")), "push:2:3 pull:1:2", true, true, ""},
+		{"a pull user becomes a push user", put(push, htpasswd(t, "pull", "2")), "pull:2:3", true, true,
 			`user "pull" may already push`},
-		{"not any more", put(push, htpasswd(t, "push", "1")), "push:1:3 pull:1:2", true, true, ""},
-		{"the other goes", remove(push), "push:1:3 pull:1:2", true, false, "no such file"},
-		{"it goes too, directory and all", remove(filepath.Dir(pull)), "push:1:3", false, true, "no such file"},
-		{"the other is back", put(push, htpasswd(t, "push", "2")), "push:2:3", false, true, ""},
+		{"the user is no longer a push user", put(push, htpasswd(t, "push", "1")), "push:1:3 pull:1:2", true, true, ""},
+		{"the push file is removed", remove(push), "push:1:3 pull:1:2", true, false, "no such file"},
+		{"the directory of the pull file is removed", remove(filepath.Dir(pull)), "push:1:3", false, true, "no such file"},
+		{"the push file is back", put(push, htpasswd(t, "push", "2")), "push:2:3", false, true, ""},
 	} {
 		step.change()
 		changed, err := c.reload()
 		if changed != step.changed || (err == nil) != (step.failure == "") || err != nil &&
 			!strings.Contains(err.Error(), step.failure) {
-			t.Errorf("%s: reload() = %t, %v", step.sentence, changed, err)
+			t.Errorf("%s: reload() = %t, %v", step.desc, changed, err)
 		}
 		var users []string
 		for _, name := range []string{"push", "pull"} {
@@ -232,32 +232,32 @@ func TestCredentialFilesReloadIndependently(t *testing.T) {
 			}
 		}
 		if got := strings.Join(users, " "); got != step.users {
-			t.Errorf("%s: users %q, want %q", step.sentence, got, step.users)
+			t.Errorf("%s: users %q, want %q", step.desc, got, step.users)
 		}
 		if c.hasPullUsers() != step.hasPullUsers {
-			t.Errorf("%s: hasPullUsers() = %t", step.sentence, c.hasPullUsers())
+			t.Errorf("%s: hasPullUsers() = %t", step.desc, c.hasPullUsers())
 		}
 	}
 	put(push, htpasswd(t, "push", "1"))()
 	if c.secret("x") == secret {
-		t.Error("the secret does not depend on the users who may push")
+		t.Error("the secret does not depend on the push users")
 	}
 }
 
 func TestSecretDependsOnThePushFileOnly(t *testing.T) {
 	push, pull := htpasswd(t, "push", "secret"), htpasswd(t, "pull", "secret")
 	secret := openUsers(t, push).secret("x")
-	for sentence, tt := range map[string]struct {
+	for name, tt := range map[string]struct {
 		of   *credentials
 		same bool
 	}{
-		"with the same pushers it is the same":     {openUsers(t, push), true},
-		"with users who pull it is the same":       {openUsers(t, push, pull...), true},
-		"with other pushers it is another":         {openUsers(t, htpasswd(t, "push", "secret")), false},
-		"users who pull and push are not mistaken": {openUsers(t, pull, push...), false},
+		"same push users":                  {openUsers(t, push), true},
+		"same push users, with pull users": {openUsers(t, push, pull...), true},
+		"other push users":                 {openUsers(t, htpasswd(t, "push", "secret")), false},
+		"push and pull users swapped":      {openUsers(t, pull, push...), false},
 	} {
 		if got := tt.of.secret("x") == secret; got != tt.same {
-			t.Errorf("%s: same secret %t", sentence, got)
+			t.Errorf("%s: same secret %t", name, got)
 		}
 	}
 	if openUsers(t, push).secret("y") == secret {
@@ -286,6 +286,6 @@ func TestCachedPasswordsSurviveOtherUsers(t *testing.T) {
 	}
 	if matched, remembered := c.checks[checkMatched].Load(), c.checks[checkCached].Load(); matched != 1 ||
 		remembered != 1 {
-		t.Errorf("%d passwords matched by bcrypt and %d from memory, want 1 and 1", matched, remembered)
+		t.Errorf("%d passwords verified by bcrypt and %d by the cache, want 1 and 1", matched, remembered)
 	}
 }

@@ -21,11 +21,10 @@ const (
 	outsidePassword = "looks in from outside"
 )
 
-// exposed is a registry that is served to the outside with a certificate of another
-// authority, and what clients trust.
+// exposed is a registry with an exposed listener whose certificate is from another CA.
 type exposed struct {
 	*instance
-	outside  authority
+	outside  testCA
 	tlsDir   string
 	htpasswd string
 }
@@ -33,19 +32,19 @@ type exposed struct {
 func startExposed(t *testing.T, changes ...func(*Options)) exposed {
 	t.Helper()
 	dir := t.TempDir()
-	e := exposed{outside: newAuthority(t), tlsDir: filepath.Join(dir, "tls"), htpasswd: filepath.Join(dir, "users")}
+	e := exposed{outside: newTestCA(t), tlsDir: filepath.Join(dir, "tls"), htpasswd: filepath.Join(dir, "users")}
 	if err := os.Mkdir(e.tlsDir, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	e.certify()(t)
 	writeFile(t, e.htpasswd, htpasswd(t, outsideUser, outsidePassword))
-	e.instance = start(t, newAuthority(t), t.TempDir(), append([]func(*Options){func(o *Options) {
+	e.instance = start(t, newTestCA(t), t.TempDir(), append([]func(*Options){func(o *Options) {
 		o.ExposeListen, o.ExposeTLSDir, o.ExposeHtpasswd = "127.0.0.1:0", e.tlsDir, e.htpasswd
 	}}, changes...)...)
 	return e
 }
 
-// certify writes a certificate as people have them: without its authority.
+// certify writes a certificate of the user, without its CA.
 func (e exposed) certify() func(*testing.T) {
 	return func(t *testing.T) {
 		t.Helper()
@@ -61,8 +60,8 @@ func (e exposed) from(config *tls.Config) client {
 	return client{Client: &http.Client{Transport: transport}, t: e.t, base: "https://" + e.addresses["exposed"]}
 }
 
-// somebody is a client outside of the cluster.
-func (e exposed) somebody() client {
+// outsider returns a client outside the cluster.
+func (e exposed) outsider() client {
 	return e.from(&tls.Config{RootCAs: e.outside.pool(), ServerName: exposedName})
 }
 
@@ -70,48 +69,48 @@ func TestAuthorizationAtTheExposedListener(t *testing.T) {
 	e := startExposed(t)
 	d := e.pusher().pushBlob("a", "content").String()
 	pusherCertificate := e.ca.client(t, pki.OrganizationPush)
-	for sentence, tt := range map[string]struct {
+	for name, tt := range map[string]struct {
 		user, password string
 		certificate    *tls.Certificate
-		may            int
+		access         int
 	}{
-		"nobody":                            {"", "", nil, mayNothingYet},
-		"a pusher":                          {pushUser, pushPassword, nil, mayAll},
-		"a pusher with another password":    {pushUser, "guess", nil, mayNothingYet},
-		"the user of the node port":         {pullUser, pullPassword, nil, mayRead},
-		"a user of the outside":             {outsideUser, outsidePassword, nil, mayRead},
-		"a user of the outside who guesses": {outsideUser, pullPassword, nil, mayNothingYet},
-		"who shows a pusher's certificate":  {"", "", pusherCertificate, mayNothingYet},
+		"nobody":                         {"", "", nil, accessLogin},
+		"a pusher":                       {pushUser, pushPassword, nil, accessFull},
+		"a pusher with another password": {pushUser, "guess", nil, accessLogin},
+		"the user of the node port":      {pullUser, pullPassword, nil, accessRead},
+		"a user of the exposed listener": {outsideUser, outsidePassword, nil, accessRead},
+		"a user of the exposed listener with another password": {outsideUser, pullPassword, nil, accessLogin},
+		"a client with a pusher's certificate":                 {"", "", pusherCertificate, accessLogin},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			config := &tls.Config{RootCAs: e.outside.pool(), ServerName: exposedName}
 			if tt.certificate != nil {
 				config.Certificates = []tls.Certificate{*tt.certificate}
 			}
 			c := e.from(config).as(tt.user, tt.password)
 			c.t = t
-			c.try(d, tt.may)
+			c.try(d, tt.access)
 		})
 	}
 	t.Run("a user of the exposed listener is unknown at the node port", func(t *testing.T) {
 		c := e.plain().as(outsideUser, outsidePassword)
 		c.t = t
-		c.try(d, mayNothingYet)
+		c.try(d, accessLogin)
 	})
 }
 
 func TestExposedAnonymousPullAffectsOnlyItsListener(t *testing.T) {
 	e := startExposed(t, func(o *Options) { o.ExposeAnonymousPull = true })
 	d := e.pusher().pushBlob("a", "content").String()
-	e.somebody().must(http.StatusOK, "GET", "/v2/a/blobs/"+d, nil)
-	e.somebody().must(http.StatusUnauthorized, "POST", "/v2/a/blobs/uploads/", nil)
+	e.outsider().must(http.StatusOK, "GET", "/v2/a/blobs/"+d, nil)
+	e.outsider().must(http.StatusUnauthorized, "POST", "/v2/a/blobs/uploads/", nil)
 	e.plain().must(http.StatusUnauthorized, "GET", "/v2/a/blobs/"+d, nil)
 }
 
 func TestProbesAreRefusedAtTheExposedListener(t *testing.T) {
 	e := startExposed(t, func(o *Options) { o.ExposeAnonymousPull = true })
 	for _, repository := range []string{probeProxy, probeNodePort} {
-		a := e.somebody().as(pushUser, pushPassword).must(http.StatusForbidden, "GET", "/v2/"+repository+"/tags/list", nil)
+		a := e.outsider().as(pushUser, pushPassword).must(http.StatusForbidden, "GET", "/v2/"+repository+"/tags/list", nil)
 		if !strings.Contains(a.body, "came from outside") {
 			t.Error(a.body)
 		}
@@ -122,8 +121,8 @@ func TestPushAndPullAtTheExposedListener(t *testing.T) {
 	e := startExposed(t)
 	const mediaType = "application/vnd.oci.image.manifest.v1+json"
 	layer := random(1 << 20)
-	d, manifest := e.somebody().as(pushUser, pushPassword).pushImage("team/app", "1", layer)
-	a := e.somebody().as(outsideUser, outsidePassword).must(http.StatusOK, "GET", "/v2/team/app/manifests/1", nil,
+	d, manifest := e.outsider().as(pushUser, pushPassword).pushImage("team/app", "1", layer)
+	a := e.outsider().as(outsideUser, outsidePassword).must(http.StatusOK, "GET", "/v2/team/app/manifests/1", nil,
 		"Accept", mediaType)
 	if a.body != manifest || a.Header.Get("Docker-Content-Digest") != d.String() {
 		t.Errorf("%s: %s", a.Header.Get("Docker-Content-Digest"), a.body)
@@ -136,14 +135,14 @@ func TestPushAndPullAtTheExposedListener(t *testing.T) {
 
 func TestExposedListenerServesItsOwnCertificate(t *testing.T) {
 	e := startExposed(t)
-	for sentence, config := range map[string]*tls.Config{
-		"who trusts the cluster's authority": {RootCAs: e.ca.pool(), ServerName: serverName},
-		"who asks for another name":          {RootCAs: e.outside.pool(), ServerName: "other.example.com"},
+	for name, config := range map[string]*tls.Config{
+		"a client that trusts only the cluster's CA": {RootCAs: e.ca.pool(), ServerName: serverName},
+		"a client that expects another name":         {RootCAs: e.outside.pool(), ServerName: "other.example.com"},
 		"with TLS 1.1": {RootCAs: e.outside.pool(), ServerName: exposedName,
 			MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11},
 	} {
 		if a, err := e.from(config).send("GET", "/v2/", nil); err == nil {
-			t.Errorf("%s gets %d", sentence, a.StatusCode)
+			t.Errorf("%s gets %d", name, a.StatusCode)
 		}
 	}
 	inPlain := e.plain()
@@ -152,9 +151,9 @@ func TestExposedListenerServesItsOwnCertificate(t *testing.T) {
 		a.StatusCode != http.StatusBadRequest {
 		t.Errorf("plain HTTP gets %d", a.StatusCode)
 	}
-	// The certificate of the outside is none for the nodes' listener, and opens nothing there.
+	// The nodes' listener requires a client certificate.
 	if a, err := e.client(nil).send("GET", "/v2/", nil); err == nil {
-		t.Errorf("the listener with mutual TLS answers %d without a certificate", a.StatusCode)
+		t.Errorf("the listener with mutual TLS responds with %d without a certificate", a.StatusCode)
 	}
 }
 
@@ -167,24 +166,24 @@ func TestExposedListenerFallsBackToTheRegistryCertificate(t *testing.T) {
 func TestExposedListenerReloadsItsFiles(t *testing.T) {
 	e := startExposed(t)
 	before := e.server.exposed.Current().Leaf.SerialNumber
-	c := e.somebody().as("second", "another password")
+	c := e.outsider().as("second", "another password")
 	c.must(http.StatusUnauthorized, "GET", "/v2/", nil)
 	e.certify()(t)
 	writeFile(t, e.htpasswd, htpasswd(t, "second", "another password"))
-	eventually(t, "the user is accepted and the certificate shown", func() bool {
-		fresh := e.somebody().as("second", "another password")
+	eventually(t, "the user is accepted and the certificate is served", func() bool {
+		fresh := e.outsider().as("second", "another password")
 		a, err := fresh.send("GET", "/v2/", nil)
 		return err == nil && a.StatusCode == http.StatusOK && a.TLS.PeerCertificates[0].SerialNumber.Cmp(before) != 0
 	})
-	e.somebody().as(outsideUser, outsidePassword).must(http.StatusUnauthorized, "GET", "/v2/", nil)
+	e.outsider().as(outsideUser, outsidePassword).must(http.StatusUnauthorized, "GET", "/v2/", nil)
 	if err := os.Remove(e.htpasswd); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "its users go with the file", func() bool {
-		a, err := e.somebody().as("second", "another password").send("GET", "/v2/", nil)
+	eventually(t, "removing the file removes its users", func() bool {
+		a, err := e.outsider().as("second", "another password").send("GET", "/v2/", nil)
 		return err == nil && a.StatusCode == http.StatusUnauthorized
 	})
-	// The plain listener has a file of its own, and stayed open.
+	// The plain listener has its own file and stays open.
 	e.plain().as(pullUser, pullPassword).must(http.StatusOK, "GET", "/v2/", nil)
 	metrics := e.metrics()
 	for _, name := range []string{"zarf_registry_exposed_tls_certificate_expiry_timestamp_seconds",
@@ -201,13 +200,13 @@ func TestExposedUserMustNotCollideWithOtherUsers(t *testing.T) {
 		writeFile(t, e.htpasswd, bytes.Join([][]byte{htpasswd(t, name, "mine now"),
 			htpasswd(t, outsideUser, outsidePassword)}, nil))
 		eventually(t, "the file is refused", func() bool { return strings.Contains(e.logs.String(), `user \"`+name+`\"`) })
-		e.somebody().as(name, "mine now").must(http.StatusUnauthorized, "GET", "/v2/", nil)
-		e.somebody().as(outsideUser, outsidePassword).must(http.StatusOK, "GET", "/v2/", nil)
+		e.outsider().as(name, "mine now").must(http.StatusUnauthorized, "GET", "/v2/", nil)
+		e.outsider().as(outsideUser, outsidePassword).must(http.StatusOK, "GET", "/v2/", nil)
 	}
 }
 
 func TestExposeOptionsAreValidated(t *testing.T) {
-	for sentence, tt := range map[string]struct {
+	for name, tt := range map[string]struct {
 		options Options
 		want    string
 	}{
@@ -219,10 +218,10 @@ func TestExposeOptionsAreValidated(t *testing.T) {
 			"need --expose-listen"},
 	} {
 		if err := tt.options.validate(); err == nil || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%s: %v", sentence, err)
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 	if err := (&Options{ExposeListen: ":0", ExposeTLSDir: "x", Htpasswd: "x"}).validate(); err != nil {
-		t.Errorf("the outside alone: %v", err)
+		t.Errorf("an exposed listener alone: %v", err)
 	}
 }

@@ -42,9 +42,9 @@ func dialPlain(t *testing.T, address string) net.Conn {
 	return conn
 }
 
-// GET requests may have bodies, which spares these tests the credentials.
+// These tests send GET requests with bodies, because they need no credential.
 func TestStalledRequestsEnd(t *testing.T) {
-	// Where a client is slow but not stalled, it must not become so on a busy machine.
+	// On a busy machine, slow clients must not become stalled ones.
 	const stall, long = 250 * time.Millisecond, 3 * time.Second
 	type result struct {
 		n   int64
@@ -56,7 +56,7 @@ func TestStalledRequestsEnd(t *testing.T) {
 			results <- result{n, err}
 		}
 	}
-	t.Run("a body that stands still is given up", func(t *testing.T) {
+	t.Run("a stalled body times out", func(t *testing.T) {
 		results := make(chan result, 1)
 		address, _ := frontServer(t, stall, readAll(results))
 		fmt.Fprint(dialPlain(t, address), "GET /v2/ HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf ")
@@ -64,7 +64,7 @@ func TestStalledRequestsEnd(t *testing.T) {
 			t.Errorf("%+v", got)
 		}
 	})
-	t.Run("a body that trickles is read to its end", func(t *testing.T) {
+	t.Run("a slow body is read completely", func(t *testing.T) {
 		t.Parallel()
 		results := make(chan result, 1)
 		address, _ := frontServer(t, long, readAll(results))
@@ -78,20 +78,20 @@ func TestStalledRequestsEnd(t *testing.T) {
 			t.Errorf("%+v", got)
 		}
 	})
-	t.Run("a handler may think for longer than a client may stall", func(t *testing.T) {
+	t.Run("a handler may take longer than the idle timeout", func(t *testing.T) {
 		contexts := make(chan error, 1)
 		address, _ := frontServer(t, stall, func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.Copy(io.Discard, r.Body)
-			_, _ = r.Body.Read(make([]byte, 1)) // as if it did not know that this was the end
+			_, _ = r.Body.Read(make([]byte, 1)) // reads past the end of the body
 			time.Sleep(3 * stall)
 			contexts <- r.Context().Err()
 		})
 		conn := dialPlain(t, address)
 		reader := bufio.NewReader(conn)
-		for n := range 2 { // the second finds the deadlines that the first has left
+		for n := range 2 { // the second request inherits the deadlines of the first
 			fmt.Fprint(conn, "GET /v2/ HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nExpect: 100-continue\r\n\r\n")
 			if response, err := http.ReadResponse(reader, nil); err != nil || response.StatusCode != http.StatusContinue {
-				t.Fatalf("request %d is not asked for its body: %v", n, err)
+				t.Fatalf("request %d got no 100 Continue: %v", n, err)
 			}
 			fmt.Fprint(conn, "x")
 			if err := <-contexts; err != nil {
@@ -103,7 +103,7 @@ func TestStalledRequestsEnd(t *testing.T) {
 			time.Sleep(2 * stall)
 		}
 	})
-	t.Run("an unwanted body is not read to its end", func(t *testing.T) {
+	t.Run("an unwanted body is not drained", func(t *testing.T) {
 		address, _ := frontServer(t, stall, func(http.ResponseWriter, *http.Request) {})
 		conn := dialPlain(t, address)
 		fmt.Fprint(conn, "GET /v2/ HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf ")
@@ -123,7 +123,7 @@ func TestStalledRequestsEnd(t *testing.T) {
 			t.Errorf("%+v", got)
 		}
 	})
-	t.Run("a response that is taken slowly is sent to its end", func(t *testing.T) {
+	t.Run("a response that the client reads slowly is sent completely", func(t *testing.T) {
 		t.Parallel()
 		results := make(chan result, 1)
 		address, _ := frontServer(t, long, func(w http.ResponseWriter, r *http.Request) {
@@ -164,11 +164,11 @@ func TestFrontRemovesCredentialsAndForwardedHeaders(t *testing.T) {
 	got := <-headers
 	for _, name := range append([]string{"Authorization", "Cookie"}, forwarded...) {
 		if got.Get(name) != "" {
-			t.Errorf("%s goes through", name)
+			t.Errorf("%s is forwarded", name)
 		}
 	}
 	if got.Get("Range") == "" {
-		t.Error("Range does not go through")
+		t.Error("Range is not forwarded")
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 )
 
 func TestGarbageCollect(t *testing.T) {
-	ca, root := newAuthority(t), t.TempDir()
+	ca, root := newTestCA(t), t.TempDir()
 	i := start(t, ca, root)
 	c := i.pusher()
 	kept, _ := c.pushImage("a/b", "kept", "kept layer")
@@ -34,7 +34,7 @@ func TestGarbageCollect(t *testing.T) {
 		int64(len(overwrittenText)+len("overwritten layer"))}
 	nothing := gc.Result{}
 	for _, step := range []struct {
-		sentence string
+		name     string
 		options  gc.Request
 		want     gc.Result
 		reported []string
@@ -43,14 +43,14 @@ func TestGarbageCollect(t *testing.T) {
 			[]string{"blob " + deleted.String(), "blob " + digest.FromString("deleted layer").String()}},
 		{"a dry run finds untagged manifests too", gc.Request{DryRun: true, DeleteUntagged: true}, untagged,
 			[]string{"manifest a/b@" + overwritten.String()}},
-		{"and has removed nothing", gc.Request{}, orphans, []string{"blob " + deleted.String()}},
+		{"a dry run removes nothing", gc.Request{}, orphans, []string{"blob " + deleted.String()}},
 		{"a second collection finds nothing", gc.Request{}, nothing, nil},
-		{"untagged manifests are removed when asked for", gc.Request{DeleteUntagged: true},
+		{"untagged manifests are removed on request", gc.Request{DeleteUntagged: true},
 			gc.Result{Manifests: 1, Blobs: 2, Bytes: untagged.Bytes - orphans.Bytes},
 			[]string{"manifest a/b@" + overwritten.String(), "blob " + overwritten.String()}},
-		{"the second time it finds nothing", gc.Request{DeleteUntagged: true}, nothing, nil},
+		{"a second collection finds no untagged manifests", gc.Request{DeleteUntagged: true}, nothing, nil},
 	} {
-		t.Run(step.sentence, func(t *testing.T) {
+		t.Run(step.name, func(t *testing.T) {
 			got, report := collect(t, step.options)
 			if got != step.want {
 				t.Errorf("collected %+v, want %+v", got, step.want)
@@ -75,9 +75,9 @@ func TestGarbageCollect(t *testing.T) {
 	again.pusher().pushImage("c", "v1", "deleted layer")
 }
 
-// quick is defaultLeaseTimes a hundred times as fast, except for renewDeadline and leaseDuration: on a busy
-// machine a heartbeat may be late by seconds, and tests must not depend on that. Tests of dead collectors
-// use shortDeadline and shortLease.
+// quick is defaultLeaseTimes divided by a hundred, except for renewDeadline and leaseDuration: on a
+// busy machine a heartbeat may be late by seconds. Tests of dead collectors use shortDeadline and
+// shortLease.
 var quick = leaseTimes{
 	pollInterval: 5 * time.Millisecond, validity: 100 * time.Millisecond, drainPeriod: 200 * time.Millisecond,
 	waitTimeout: 5 * time.Second,
@@ -89,7 +89,8 @@ const (
 	shortLease    = 600 * time.Millisecond
 )
 
-// collectNow collects garbage in root, next to any running registry, and returns the result and the reported lines.
+// collectNow collects garbage in root, next to any running registry, and returns the result and the
+// reported lines.
 func collectNow(t testing.TB, root string, request gc.Request) (gc.Result, string) {
 	t.Helper()
 	if request.Timeout == 0 {

@@ -33,7 +33,7 @@ const (
 )
 
 // startQuick starts a registry with quick collections.
-func startQuick(t testing.TB, ca authority, root string) *instance {
+func startQuick(t testing.TB, ca testCA, root string) *instance {
 	t.Helper()
 	i := open(t, ca, root)
 	i.server.leases.times = quick
@@ -61,7 +61,7 @@ func (c client) collect(request gc.Request) (events []gc.Event) {
 }
 
 func TestRunningRegistryCollectsGarbage(t *testing.T) {
-	ca := newAuthority(t)
+	ca := newTestCA(t)
 	i, other := startQuick(t, ca, t.TempDir()), (*instance)(nil)
 	c := i.pusher()
 	c.pushImage("a", "kept", "kept layer")
@@ -117,7 +117,7 @@ func TestRunningRegistryCollectsGarbage(t *testing.T) {
 }
 
 func TestGarbageCollectionRequiresThePushCredential(t *testing.T) {
-	i := startQuick(t, newAuthority(t), t.TempDir())
+	i := startQuick(t, newTestCA(t), t.TempDir())
 	path := gc.Path + "?dry-run=true"
 	i.node().must(http.StatusForbidden, "POST", path, nil)
 	i.pusher().as("", "").must(http.StatusUnauthorized, "POST", path, nil)
@@ -142,11 +142,11 @@ type image struct {
 	layers               []string
 }
 
-// TestPushesRacingCollections pushes to two replicas while a third process collects again
-// and again, with a grace period that is shorter than many a push. Each pusher deletes an image and pushes its layers again
-// a moment later, when they may be garbage. It goes on until there was enough of both, however long a busy machine takes.
+// TestPushesRacingCollections pushes to two replicas while a third process collects repeatedly, with a
+// grace period shorter than many pushes. Each client deletes an image and pushes its layers again a
+// moment later, when they may be garbage. It continues until there were enough pushes and collections.
 func TestPushesRacingCollections(t *testing.T) {
-	ca, root := newAuthority(t), t.TempDir()
+	ca, root := newTestCA(t), t.TempDir()
 	replicas := []*instance{startQuick(t, ca, root), startQuick(t, ca, root)}
 	const enoughTaken, enoughCollections, enoughRemoved = 25, 8, 20
 	deadline := time.Now().Add(3 * time.Minute)
@@ -239,8 +239,8 @@ func TestPushesRacingCollections(t *testing.T) {
 	}
 }
 
-// pushRacing pushes an image like clients do, and skips blobs that the registry has. If the push is refused,
-// which is allowed, it returns nil and 1.
+// pushRacing pushes an image like clients do, and skips blobs that the registry has. If the push is
+// refused, which is allowed, it returns nil and 1.
 func (c client) pushRacing(repository, tag string, contents []string) (*image, int) {
 	pushed := &image{repository: repository}
 	layers := []any{}
@@ -294,7 +294,7 @@ func (c client) pushRacing(repository, tag string, contents []string) (*image, i
 }
 
 func TestManifestsWaitWhileGarbageIsCollected(t *testing.T) {
-	ca := newAuthority(t)
+	ca := newTestCA(t)
 	i := startQuick(t, ca, t.TempDir())
 	c := i.pusher()
 	h := acquire(t, fileLeases(t, i.root)) // by another process
@@ -364,10 +364,10 @@ func (c client) pushedManifest(repository, tag string) (digest.Digest, string) {
 	return digest.FromString(a.body), a.body
 }
 
-// TestSlowManifestIsRefusedAfterACollection simulates a process that hangs between reading the lease and its
-// response.
+// TestSlowManifestIsRefusedAfterACollection simulates a process that hangs between reading the lease
+// and its response.
 func TestSlowManifestIsRefusedAfterACollection(t *testing.T) {
-	for sentence, tt := range map[string]struct {
+	for name, tt := range map[string]struct {
 		during func(t *testing.T, leases *leaseClient)
 		want   int
 	}{
@@ -380,7 +380,7 @@ func TestSlowManifestIsRefusedAfterACollection(t *testing.T) {
 			t.Cleanup(func() { release(h) })
 		}, http.StatusServiceUnavailable},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
 			release(acquire(t, fileLeases(t, root)))
 			server := withManifestLock(fileLeases(t, root), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -425,7 +425,7 @@ func (d *brokenDriver) PutContent(ctx context.Context, path string, content []by
 }
 
 func TestCollectorStopsWithoutHeartbeats(t *testing.T) {
-	i := start(t, newAuthority(t), t.TempDir())
+	i := start(t, newTestCA(t), t.TempDir())
 	i.pusher().pushBlob("a", "garbage")
 	leases := fileLeases(t, i.root)
 	leases.times.renewDeadline, leases.times.leaseDuration = shortDeadline, shortLease
@@ -449,7 +449,7 @@ func TestCollectorStopsWithoutHeartbeats(t *testing.T) {
 }
 
 func TestCollectionStopsWhenTheClientDisconnects(t *testing.T) {
-	i := startQuick(t, newAuthority(t), t.TempDir())
+	i := startQuick(t, newTestCA(t), t.TempDir())
 	i.server.leases.times.drainPeriod = time.Hour
 	c := i.pusher()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -528,7 +528,7 @@ func TestSlowLeaseReadingCountsFromItsBeginning(t *testing.T) {
 // TestCollectorStopsAfterItLostTheLease simulates a storage that hangs, like an NFS server
 // that restarts: another process may have accepted a manifest meanwhile.
 func TestCollectorStopsAfterItLostTheLease(t *testing.T) {
-	for sentence, away := range map[string]func(t *testing.T, leases *leaseClient, driver *brokenDriver){
+	for name, away := range map[string]func(t *testing.T, leases *leaseClient, driver *brokenDriver){
 		"the storage failed for a while": func(_ *testing.T, _ *leaseClient, driver *brokenDriver) {
 			driver.broken.Store(true)
 			time.Sleep(2 * shortDeadline)
@@ -547,8 +547,8 @@ func TestCollectorStopsAfterItLostTheLease(t *testing.T) {
 			}
 		},
 	} {
-		t.Run(sentence, func(t *testing.T) {
-			i := start(t, newAuthority(t), t.TempDir())
+		t.Run(name, func(t *testing.T) {
+			i := start(t, newTestCA(t), t.TempDir())
 			i.pusher().pushBlob("a", "garbage")
 			leases := fileLeases(t, i.root)
 			leases.times.renewDeadline = shortDeadline
@@ -586,7 +586,7 @@ func (d *refillingDriver) Delete(ctx context.Context, name string) (err error) {
 }
 
 func TestBlobPushedDuringItsRemovalIsKept(t *testing.T) {
-	i := start(t, newAuthority(t), t.TempDir())
+	i := start(t, newTestCA(t), t.TempDir())
 	c := i.pusher()
 	c.pushBlob("a", "one")
 	c.pushBlob("a", "two")
@@ -642,7 +642,7 @@ func serve(t testing.TB, handler http.Handler, method, path string) *httptest.Re
 
 func TestCollectionKeepsReferencedContent(t *testing.T) {
 	root := t.TempDir()
-	i := start(t, newAuthority(t), root)
+	i := start(t, newTestCA(t), root)
 	c := i.pusher()
 	put := func(reference, mediaType string, manifest map[string]any) digest.Digest {
 		t.Helper()
@@ -732,7 +732,7 @@ func TestCollectionKeepsReferencedContent(t *testing.T) {
 }
 
 func TestInvalidManifestPreventsCollection(t *testing.T) {
-	i := start(t, newAuthority(t), t.TempDir())
+	i := start(t, newTestCA(t), t.TempDir())
 	c := i.pusher()
 	d, _ := c.pushImage("a", "v1", "layer")
 	c.pushBlob("a", "garbage")
@@ -747,7 +747,7 @@ func TestInvalidManifestPreventsCollection(t *testing.T) {
 }
 
 func TestNextCollectionContinuesAfterATimeout(t *testing.T) {
-	i := start(t, newAuthority(t), t.TempDir())
+	i := start(t, newTestCA(t), t.TempDir())
 	c := i.pusher()
 	for n := range 5 {
 		c.pushBlob("a", fmt.Sprint(n))
@@ -794,7 +794,7 @@ func (d vanishingDriver) Walk(ctx context.Context, from string, f storagedriver.
 
 func TestTagDeletedDuringACollection(t *testing.T) {
 	root := t.TempDir()
-	i := start(t, newAuthority(t), root)
+	i := start(t, newTestCA(t), root)
 	c := i.pusher()
 	c.pushImage("a", "deleted", "layer of a")
 	c.pushImage("a", "kept", "layer of a")

@@ -20,15 +20,15 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
 )
 
-// rawConn is one connection, so that nothing is tried again on another.
+// rawConn is a single connection, so requests are not retried on another.
 type rawConn struct {
 	*tls.Conn
 	t      testing.TB
 	reader *bufio.Reader
 }
 
-// dial opens a connection, which has an address even where the handshake fails. In TLS 1.3 the server may refuse it only
-// after this.
+// dial opens a connection, and returns it even if the handshake fails. In TLS 1.3 the server may
+// reject the client after the handshake.
 func (i *instance) dial(t testing.TB, config *tls.Config) (*rawConn, error) {
 	t.Helper()
 	raw, err := net.Dial("tcp", i.addresses["tls"])
@@ -50,8 +50,8 @@ func (i *instance) mustDial(t testing.TB, config *tls.Config) *rawConn {
 	return c
 }
 
-// showing is a client's configuration with a certificate that it shows whatever the server asks for: without
-// GetClientCertificate it would rather show none than one of a CA that the server does not name.
+// showing returns a client configuration that always sends the certificate: without
+// GetClientCertificate, crypto/tls sends none if the server does not list its CA.
 func showing(roots *x509.CertPool, certificate *tls.Certificate) *tls.Config {
 	config := &tls.Config{RootCAs: roots, ServerName: serverName}
 	if certificate != nil {
@@ -123,20 +123,20 @@ func (c *rawConn) waitClosed() {
 	}
 }
 
-// phases are the trust of the server in the course of a rotation.
+// phases are the states of the server's trust bundle during a rotation.
 var phases = [...]string{"before the rotation", "during the overlap", "after the rotation"}
 
-// Words of crypto/tls, as the server logs them.
+// Error messages of crypto/tls, as the server logs them.
 const (
 	withoutCertificate = "client didn't provide a certificate"
-	unknownAuthority   = "certificate signed by unknown authority"
+	unknownCA          = "certificate signed by unknown authority"
 	outOfTime          = "certificate has expired or is not yet valid"
 	wrongUsage         = "certificate specifies an incompatible key usage"
 	oldVersion         = "client offered only unsupported versions"
 )
 
 func TestHandshakes(t *testing.T) {
-	// One CA is trusted throughout, the others come and go.
+	// One CA stays trusted throughout; the others are removed and added.
 	lasting, leaving, coming := tlsfilestest.NewCA(t, "zarf-registry"), tlsfilestest.NewCA(t, "zarf-registry"),
 		tlsfilestest.NewCA(t, "zarf-registry")
 	foreign, namesake := tlsfilestest.NewCA(t, "foreign"), tlsfilestest.NewCA(t, "zarf-registry")
@@ -170,52 +170,52 @@ func TestHandshakes(t *testing.T) {
 	}
 	roots := x509.NewCertPool()
 	roots.AddCert(lasting.Certificate)
-	i := start(t, newAuthority(t), t.TempDir())
+	i := start(t, newTestCA(t), t.TempDir())
 
-	type may struct{ get, put, putWithCredential int }
+	type statuses struct{ get, put, putWithCredential int }
 	var (
-		reads   = may{http.StatusOK, http.StatusForbidden, http.StatusForbidden}
-		writes  = may{http.StatusOK, http.StatusUnauthorized, http.StatusBadRequest} // an empty manifest
-		nothing = may{http.StatusForbidden, http.StatusForbidden, http.StatusForbidden}
+		reads   = statuses{http.StatusOK, http.StatusForbidden, http.StatusForbidden}
+		writes  = statuses{http.StatusOK, http.StatusUnauthorized, http.StatusBadRequest} // an empty manifest
+		nothing = statuses{http.StatusForbidden, http.StatusForbidden, http.StatusForbidden}
 	)
 	always := func(words string) [len(phases)]string { return [...]string{words, words, words} }
 	clients := map[string]struct {
 		certificate *tls.Certificate
-		refused     [len(phases)]string // with what words, empty where it is accepted
-		may         may
+		refused     [len(phases)]string // expected error; empty: the handshake succeeds
+		want        statuses
 	}{
-		"no certificate":                {nil, always(withoutCertificate), may{}},
-		"a certificate of a foreign CA": {issue(foreign, pki.OrganizationPush, nil), always(unknownAuthority), may{}},
-		"a certificate of a foreign CA that is called like ours": {issue(namesake, pki.OrganizationPush, nil),
-			always(unknownAuthority), may{}},
-		"a certificate of a foreign CA, with that CA": {issue(foreign, pki.OrganizationPush, nil, foreign),
-			always(unknownAuthority), may{}},
-		"a certificate that was signed with a node's, which is no CA": {signedBy(t, node(lasting)), always(unknownAuthority),
-			may{}},
+		"no certificate":                {nil, always(withoutCertificate), statuses{}},
+		"a certificate of a foreign CA": {issue(foreign, pki.OrganizationPush, nil), always(unknownCA), statuses{}},
+		"a certificate of a foreign CA with the same name as ours": {issue(namesake, pki.OrganizationPush, nil),
+			always(unknownCA), statuses{}},
+		"a certificate of a foreign CA, sent with its CA": {issue(foreign, pki.OrganizationPush, nil, foreign),
+			always(unknownCA), statuses{}},
+		"a certificate signed by a node's certificate": {signedBy(t, node(lasting)), always(unknownCA),
+			statuses{}},
 		"an expired certificate": {push(
-			func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }), always(outOfTime), may{}},
+			func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }), always(outOfTime), statuses{}},
 		"a certificate that is not valid yet": {push(
-			func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Hour) }), always(outOfTime), may{}},
+			func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Hour) }), always(outOfTime), statuses{}},
 		"a certificate for servers only": {push(
 			func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }), always(wrongUsage),
-			may{}},
+			statuses{}},
 		"a node's certificate":         {node(lasting), always(""), reads},
 		"a pusher's certificate":       {push(nil), always(""), writes},
 		"a certificate without a role": {issue(lasting, "acme", nil), always(""), nothing},
-		"the server's role, for clients": {issue(lasting, pki.OrganizationServer, nil),
+		"a client certificate of the server's role": {issue(lasting, pki.OrganizationServer, nil),
 			always(""), nothing},
 		"a node's certificate through an intermediate": {issue(intermediate, pki.OrganizationNode, nil,
 			intermediate), always(""), reads},
-		"a node's certificate whose intermediate does not come along": {issue(intermediate, pki.OrganizationNode, nil),
-			always(unknownAuthority), may{}},
-		"a node's certificate of the CA that is replaced": {node(leaving), [...]string{"", "", unknownAuthority},
+		"a node's certificate whose intermediate is not sent": {issue(intermediate, pki.OrganizationNode, nil),
+			always(unknownCA), statuses{}},
+		"a node's certificate of the outgoing CA": {node(leaving), [...]string{"", "", unknownCA},
 			reads},
-		"a pusher's certificate of the CA that is replaced": {issue(leaving, pki.OrganizationPush, nil),
-			[...]string{"", "", unknownAuthority}, writes},
-		"a node's certificate of the CA that replaces it": {node(coming), [...]string{unknownAuthority, "", ""},
+		"a pusher's certificate of the outgoing CA": {issue(leaving, pki.OrganizationPush, nil),
+			[...]string{"", "", unknownCA}, writes},
+		"a node's certificate of the incoming CA": {node(coming), [...]string{unknownCA, "", ""},
 			reads},
-		"a node's certificate of the CA that replaces it, with its CA": {issue(coming, pki.OrganizationNode, nil, coming),
-			[...]string{unknownAuthority, "", ""}, reads},
+		"a node's certificate of the incoming CA, sent with its CA": {issue(coming, pki.OrganizationNode, nil, coming),
+			[...]string{unknownCA, "", ""}, reads},
 	}
 	versions := map[uint16]string{tls.VersionTLS10: oldVersion, tls.VersionTLS11: oldVersion, tls.VersionTLS12: "",
 		tls.VersionTLS13: ""}
@@ -223,16 +223,16 @@ func TestHandshakes(t *testing.T) {
 	for phase, files := range []tlsfilestest.Files{trusting(lasting, leaving), trusting(lasting, leaving, coming),
 		trusting(lasting, coming)} {
 		i.replaceCertificates(files)
-		for sentence, client := range clients {
+		for name, client := range clients {
 			for version, words := range versions {
 				if words == "" {
 					words = client.refused[phase]
 				}
-				t.Run(fmt.Sprintf("%s, %s, %s", sentence, phases[phase], tls.VersionName(version)), func(t *testing.T) {
+				t.Run(fmt.Sprintf("%s, %s, %s", name, phases[phase], tls.VersionName(version)), func(t *testing.T) {
 					config := showing(roots, client.certificate)
 					config.MinVersion, config.MaxVersion = tls.VersionTLS10, version
 					for authorization, want := range map[string]struct{ get, put int }{
-						"": {client.may.get, client.may.put}, "push": {client.may.get, client.may.putWithCredential},
+						"": {client.want.get, client.want.put}, "push": {client.want.get, client.want.putWithCredential},
 					} {
 						c, err := i.dial(t, config)
 						address := c.LocalAddr().String()
@@ -247,7 +247,7 @@ func TestHandshakes(t *testing.T) {
 						}
 						if words != "" {
 							if err == nil {
-								t.Fatal("the connection is served")
+								t.Fatal("the connection was accepted")
 							}
 							eventually(t, "the reason is logged: "+words, func() bool {
 								return i.logged("connection failed", address,
@@ -259,7 +259,7 @@ func TestHandshakes(t *testing.T) {
 							t.Fatal(err)
 						}
 						if got := c.ConnectionState().Version; got != version {
-							t.Errorf("%s was agreed on", tls.VersionName(got))
+							t.Errorf("negotiated %s", tls.VersionName(got))
 						}
 						if got, err := c.ask(http.MethodPut, "/v2/a/manifests/tag", authorization); err != nil ||
 							got.StatusCode != want.put {
@@ -272,7 +272,7 @@ func TestHandshakes(t *testing.T) {
 	}
 }
 
-// logged tells whether a line of the log has all of these parts.
+// logged reports whether a line of the log contains all parts.
 func (i *instance) logged(parts ...string) bool {
 lines:
 	for line := range strings.Lines(i.logs.String()) {
@@ -286,7 +286,7 @@ lines:
 	return false
 }
 
-// signedBy is a pusher's certificate that a leaf certificate has signed, which comes along.
+// signedBy returns a pusher's certificate that is signed by a leaf certificate, with that leaf in the chain.
 func signedBy(t *testing.T, signer *tls.Certificate) *tls.Certificate {
 	t.Helper()
 	template := *signer.Leaf
@@ -299,13 +299,13 @@ func signedBy(t *testing.T, signer *tls.Certificate) *tls.Certificate {
 	return &tls.Certificate{Certificate: [][]byte{der, signer.Certificate[0]}, PrivateKey: signer.PrivateKey}
 }
 
-// What was agreed under a CA ends with it, in both versions of TLS.
+// Removing a CA ends its connections and TLS sessions.
 func TestConnectionsAndSessionsEndWithTheirCA(t *testing.T) {
-	before, after := newAuthority(t), newAuthority(t)
+	before, after := newTestCA(t), newTestCA(t)
 	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
 		t.Run(tls.VersionName(version), func(t *testing.T) {
 			i := open(t, before, t.TempDir())
-			i.server.idle.linger = time.Hour // else there might be no connection to send a request on
+			i.server.idle.linger = time.Hour // otherwise the connections may be closed before the next request
 			i.run()
 			roots := before.pool()
 			roots.AddCert(after.Certificate())
@@ -315,7 +315,7 @@ func TestConnectionsAndSessionsEndWithTheirCA(t *testing.T) {
 			connect := func(resumes bool) *rawConn {
 				t.Helper()
 				c := i.mustDial(t, config)
-				c.must(http.StatusOK, http.MethodGet, "/v2/") // its answer comes after the ticket
+				c.must(http.StatusOK, http.MethodGet, "/v2/") // the session ticket arrives before the response
 				if got := c.ConnectionState().DidResume; got != resumes {
 					t.Fatalf("resumed = %t, want %t", got, resumes)
 				}
@@ -330,7 +330,7 @@ func TestConnectionsAndSessionsEndWithTheirCA(t *testing.T) {
 			i.replaceCertificates(after.serverFiles(t))
 			for n, method := range []string{http.MethodGet, http.MethodPut} {
 				if response := open[n].must(http.StatusForbidden, method, "/v2/a/manifests/tag"); !response.Close {
-					t.Error("the connection is kept")
+					t.Error("the connection stays open")
 				}
 				open[n].waitClosed()
 			}
@@ -339,7 +339,7 @@ func TestConnectionsAndSessionsEndWithTheirCA(t *testing.T) {
 				_, err = c.ask(http.MethodGet, "/v2/", "")
 			}
 			if err == nil {
-				t.Error("a session from before was resumed, or the dropped CA's certificate accepted")
+				t.Error("a session of the dropped CA was resumed, or its certificate was accepted")
 			}
 		})
 	}
@@ -347,7 +347,7 @@ func TestConnectionsAndSessionsEndWithTheirCA(t *testing.T) {
 
 func TestClockSkew(t *testing.T) {
 	const off = 10 * time.Minute
-	for sentence, tt := range map[string]struct {
+	for name, tt := range map[string]struct {
 		issuer, peer time.Duration
 		want         string // of the error; empty: none
 	}{
@@ -361,13 +361,13 @@ func TestClockSkew(t *testing.T) {
 		"the issuer is ahead by more than an hour":  {pki.Backdate + off, 0, outOfTime},
 		"the client is behind by more than an hour": {0, -pki.Backdate - off, outOfTime},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			now := time.Now().Add(tt.issuer)
 			made, err := pki.NewCA("ca", now, 0)
 			if err != nil {
 				t.Fatal(err)
 			}
-			ca := authority{made}
+			ca := testCA{made}
 			server := ca.issue(t, pki.Leaf{
 				Organization: pki.OrganizationServer, DNSNames: []string{serverName},
 				Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
@@ -375,7 +375,7 @@ func TestClockSkew(t *testing.T) {
 			client := ca.issue(t, pki.Leaf{
 				Organization: pki.OrganizationNode, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 			}, now)
-			i := start(t, newAuthority(t), t.TempDir())
+			i := start(t, newTestCA(t), t.TempDir())
 			i.replaceCertificates(tlsfilestest.Files{"tls.crt": server.Certificate, "tls.key": server.Key,
 				"ca.crt": ca.KeyPair().Certificate})
 			config := showing(ca.pool(), certificate(t, client))
@@ -388,42 +388,42 @@ func TestClockSkew(t *testing.T) {
 				t.Fatalf("error %v, want %q", err, tt.want)
 			}
 			if err != nil && !strings.Contains(err.Error(), tt.want) && !i.logged(tt.want) {
-				t.Errorf("neither the client's error nor the server's log says %q: %v", tt.want, err)
+				t.Errorf("neither the client's error nor the server's log contains %q: %v", tt.want, err)
 			}
 		})
 	}
 }
 
-// A mounted Secret that goes bad leaves the registry serving as before, and says why.
+// If a mounted Secret becomes invalid, the registry keeps its certificates and reports the error.
 func TestBadFilesWhileTheRegistryRuns(t *testing.T) {
-	i := start(t, newAuthority(t), t.TempDir())
+	i := start(t, newTestCA(t), t.TempDir())
 	good := i.ca.serverFiles(t)
 	for n, tt := range []struct {
-		sentence string
-		files    tlsfilestest.Files
-		want     string
+		name  string
+		files tlsfilestest.Files
+		want  string
 	}{
 		{"the Secret was deleted", tlsfilestest.Files{}, "tls.crt: no such file or directory"},
-		{"the key is another's", tlsfilestest.Files{"tls.crt": good["tls.crt"], "tls.key": i.ca.serverFiles(t)["tls.key"],
+		{"the key of another certificate", tlsfilestest.Files{"tls.crt": good["tls.crt"], "tls.key": i.ca.serverFiles(t)["tls.key"],
 			"ca.crt": good["ca.crt"]}, "private key does not match"},
-		{"the CA is none", tlsfilestest.Files{"tls.crt": good["tls.crt"], "tls.key": good["tls.key"],
+		{"the CA is a leaf certificate", tlsfilestest.Files{"tls.crt": good["tls.crt"], "tls.key": good["tls.key"],
 			"ca.crt": good["tls.crt"]}, "is not a CA"},
 	} {
 		tlsfilestest.WriteSecret(t, i.tlsDir, tt.files)
 		if changed, err := i.server.certificates.Reload(); changed || err == nil {
-			t.Fatalf("%s: Reload() = %t, %v", tt.sentence, changed, err)
+			t.Fatalf("%s: Reload() = %t, %v", tt.name, changed, err)
 		}
 		i.rawNode(t).must(http.StatusOK, http.MethodGet, "/v2/")
 		report := i.loaded()
 		if report.Certificates.Generation != 1 || report.Certificates.ReloadErrors != uint64(n+1) ||
 			!strings.Contains(report.Certificates.Problem, tt.want) {
-			t.Errorf("%s: %+v", tt.sentence, report.Certificates)
+			t.Errorf("%s: %+v", tt.name, report.Certificates)
 		}
 		if !strings.Contains(i.metrics(), fmt.Sprintf("zarf_registry_tls_reload_errors_total %d\n", n+1)) {
-			t.Errorf("%s: it is not counted", tt.sentence)
+			t.Errorf("%s: the failure is not counted", tt.name)
 		}
 		if !i.logged(`"level":"ERROR"`, "cannot reload certificates, keeping the previous ones", tt.want) {
-			t.Errorf("%s: it is not logged", tt.sentence)
+			t.Errorf("%s: the failure is not logged", tt.name)
 		}
 	}
 	i.replaceCertificates(i.ca.serverFiles(t))
@@ -433,9 +433,9 @@ func TestBadFilesWhileTheRegistryRuns(t *testing.T) {
 	}
 }
 
-// Expiry is judged by the peers: the registry loads such a certificate, tells so, and clients refuse it in clear words.
+// The registry serves an expired certificate and reports it; clients reject it.
 func TestExpiredServerCertificateIsServed(t *testing.T) {
-	i := start(t, newAuthority(t), t.TempDir())
+	i := start(t, newTestCA(t), t.TempDir())
 	end := time.Now().Add(-time.Hour).Truncate(time.Second).UTC()
 	expired := i.ca.issue(t, pki.Leaf{
 		Organization: pki.OrganizationServer, DNSNames: []string{serverName},

@@ -13,25 +13,25 @@ import (
 
 func TestLogsOfDistribution(t *testing.T) {
 	answered := func(status int) logrus.Fields { return logrus.Fields{"http.response.status": status} }
-	for sentence, tt := range map[string]struct {
+	for name, tt := range map[string]struct {
 		level   logrus.Level
 		fields  logrus.Fields
 		message string
 		want    slog.Level
 		silent  bool
 	}{
-		"its information is debug output": {logrus.InfoLevel, nil, "redis not configured", slog.LevelDebug,
+		"info becomes debug": {logrus.InfoLevel, nil, "redis not configured", slog.LevelDebug,
 			false},
-		"its warnings are warnings": {logrus.WarnLevel, nil, "odd", slog.LevelWarn, false},
-		"its errors are errors":     {logrus.ErrorLevel, nil, "disk gone", slog.LevelError, false},
-		"an answer of ours that failed is an error": {logrus.ErrorLevel, answered(500), "response completed with error",
+		"warnings stay warnings": {logrus.WarnLevel, nil, "odd", slog.LevelWarn, false},
+		"errors stay errors":     {logrus.ErrorLevel, nil, "disk gone", slog.LevelError, false},
+		"a server error is an error": {logrus.ErrorLevel, answered(500), "response completed with error",
 			slog.LevelError, false},
-		"an answer to a client's mistake is not": {logrus.ErrorLevel, answered(404), "response completed with error",
+		"a client error is debug": {logrus.ErrorLevel, answered(404), "response completed with error",
 			slog.LevelDebug, false},
-		"the credentials of webhooks are not written": {logrus.InfoLevel, nil, "configuring endpoint x, headers=secret", 0,
+		"credentials of webhooks are not logged": {logrus.InfoLevel, nil, "configuring endpoint x, headers=secret", 0,
 			true},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
 			hook := logHook{slog.New(slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}))}
 			entry := &logrus.Entry{Level: tt.level, Message: tt.message, Data: tt.fields}
@@ -40,7 +40,7 @@ func TestLogsOfDistribution(t *testing.T) {
 			}
 			if tt.silent {
 				if out.Len() != 0 {
-					t.Errorf("written: %s", out.String())
+					t.Errorf("logged: %s", out.String())
 				}
 				return
 			}
@@ -52,7 +52,7 @@ func TestLogsOfDistribution(t *testing.T) {
 				t.Fatal(err)
 			}
 			if line.Level != tt.want || line.Detail != tt.message {
-				t.Errorf("written: %s", out.String())
+				t.Errorf("logged: %s", out.String())
 			}
 		})
 	}
@@ -68,7 +68,7 @@ func TestRouteLogs(t *testing.T) {
 	text := out.String()
 	if strings.Count(text, "\n") != 1 || !strings.Contains(text, `"http.request.uri":"/v2/a/blobs/uploads/1"`) ||
 		strings.Contains(text, "go.version") {
-		t.Errorf("written: %s", text)
+		t.Errorf("logged: %s", text)
 	}
 }
 
@@ -82,7 +82,7 @@ func TestFailedConnectionsAreLogged(t *testing.T) {
 		log.New(serverLog{logger, "tls"}, "", 0).Print(line)
 		if text := out.String(); !strings.Contains(text, "level="+want) || !strings.Contains(text, "listener=tls") ||
 			!strings.Contains(text, "1.2.3.4:5") {
-			t.Errorf("%s: written as %s", line, text)
+			t.Errorf("%s: logged as %s", line, text)
 		}
 	}
 }

@@ -37,33 +37,33 @@ func TestMount(t *testing.T) {
 	const uploads = "/blobs/uploads/"
 	for name, config := range storages(t) {
 		t.Run(name, func(t *testing.T) {
-			i := start(t, newAuthority(t), "", func(o *Options) { o.Config = loadConfig(t, "version: 0.1\n"+config).Config })
+			i := start(t, newTestCA(t), "", func(o *Options) { o.Config = loadConfig(t, "version: 0.1\n"+config).Config })
 			c, node := i.pusher(), i.node()
 			d := c.pushBlob("first", "shared")
 			empty := c.pushBlob("first", "")
-			absent := digest.FromString("nobody has pushed this")
+			absent := digest.FromString("missing blob")
 
-			for sentence, tt := range map[string]struct {
+			for desc, tt := range map[string]struct {
 				to, query string
-				want      digest.Digest // empty where an upload begins
+				want      digest.Digest // empty: an upload starts
 			}{
-				"without a repository":                        {"a", "?mount=" + d.String(), d},
-				"from the repository that has it":             {"b", "?mount=" + d.String() + "&from=first", d},
-				"from a repository that has others":           {"c", "?mount=" + d.String() + "&from=e", d},
-				"from a repository that is not there":         {"d", "?mount=" + d.String() + "&from=nowhere", d},
-				"from an invalid repository":                  {"f", "?mount=" + d.String() + "&from=NO%20NAME", d},
-				"into the repository that has it":             {"first", "?mount=" + d.String(), d},
-				"the empty blob":                              {"g", "?mount=" + empty.String(), empty},
-				"a missing blob":                              {"h", "?mount=" + absent.String(), ""},
-				"a missing blob, from a repository":           {"h", "?mount=" + absent.String() + "&from=first", ""},
-				"another algorithm's digest":                  {"h", "?mount=" + digest.SHA512.FromString("shared").String(), ""},
-				"an unknown algorithm":                        {"h", "?mount=md5:5d41402abc4b2a76b9719d911017c592", ""},
-				"a digest that is too short":                  {"h", "?mount=sha256:abc", ""},
-				"a path traversal":                            {"h", "?mount=sha256:../../../../etc/passwd", ""},
-				"nothing":                                     {"h", "?mount=", ""},
-				"what a client means to send, without a wish": {"h", "", ""},
+				"without a repository":                   {"a", "?mount=" + d.String(), d},
+				"from the repository that has the blob":  {"b", "?mount=" + d.String() + "&from=first", d},
+				"from a repository that has other blobs": {"c", "?mount=" + d.String() + "&from=e", d},
+				"from a missing repository":              {"d", "?mount=" + d.String() + "&from=nowhere", d},
+				"from an invalid repository":             {"f", "?mount=" + d.String() + "&from=NO%20NAME", d},
+				"into the repository that has the blob":  {"first", "?mount=" + d.String(), d},
+				"the empty blob":                         {"g", "?mount=" + empty.String(), empty},
+				"a missing blob":                         {"h", "?mount=" + absent.String(), ""},
+				"a missing blob, from a repository":      {"h", "?mount=" + absent.String() + "&from=first", ""},
+				"another algorithm's digest":             {"h", "?mount=" + digest.SHA512.FromString("shared").String(), ""},
+				"an unknown algorithm":                   {"h", "?mount=md5:5d41402abc4b2a76b9719d911017c592", ""},
+				"a digest that is too short":             {"h", "?mount=sha256:abc", ""},
+				"a path traversal":                       {"h", "?mount=sha256:../../../../etc/passwd", ""},
+				"nothing":                                {"h", "?mount=", ""},
+				"an upload without a mount":              {"h", "", ""},
 			} {
-				t.Run(sentence, func(t *testing.T) {
+				t.Run(desc, func(t *testing.T) {
 					c.t = t
 					if tt.want == "" {
 						begun := c.must(http.StatusAccepted, "POST", "/v2/"+tt.to+uploads+tt.query, nil)
@@ -87,13 +87,13 @@ func TestMount(t *testing.T) {
 			}
 			c.t = t
 
-			t.Run("after it was deleted there, its data remain", func(t *testing.T) {
+			t.Run("the blob stays after it is deleted in the first repository", func(t *testing.T) {
 				c.must(http.StatusAccepted, "DELETE", "/v2/a/blobs/"+d.String(), nil)
 				node.must(http.StatusNotFound, "HEAD", "/v2/a/blobs/"+d.String(), nil)
 				c.must(http.StatusCreated, "POST", "/v2/a"+uploads+"?mount="+d.String(), nil)
 				node.must(http.StatusOK, "HEAD", "/v2/a/blobs/"+d.String(), nil)
 			})
-			t.Run("a manifest can name it at once", func(t *testing.T) {
+			t.Run("a manifest can reference the blob at once", func(t *testing.T) {
 				manifest := strings.NewReplacer("LAYER", d.String(), "CONFIG", empty.String()).Replace(
 					`{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json",` +
 						`"config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"CONFIG","size":0},` +
@@ -104,19 +104,19 @@ func TestMount(t *testing.T) {
 				c.must(http.StatusCreated, "PUT", "/v2/whole/manifests/v1", strings.NewReader(manifest), "Content-Type",
 					"application/vnd.oci.image.manifest.v1+json")
 			})
-			t.Run("who may not push mounts nothing", func(t *testing.T) {
+			t.Run("mounting requires push access", func(t *testing.T) {
 				for who, tt := range map[string]struct {
 					client client
 					status int
 				}{
-					"a node":                       {node, http.StatusForbidden},
-					"a node with the password":     {node.as(pushUser, pushPassword), http.StatusForbidden},
-					"a pusher without a password":  {i.pusher().as("", ""), http.StatusUnauthorized},
-					"a pusher with a wrong one":    {i.pusher().as(pushUser, "wrong"), http.StatusUnauthorized},
-					"nobody, without TLS":          {i.plain(), http.StatusUnauthorized},
-					"who may pull, without TLS":    {i.plain().as(pullUser, pullPassword), http.StatusForbidden},
-					"a node, a missing blob":       {node, http.StatusForbidden},
-					"who may pull, and names from": {i.plain().as(pullUser, pullPassword), http.StatusForbidden},
+					"a node":                          {node, http.StatusForbidden},
+					"a node with the push credential": {node.as(pushUser, pushPassword), http.StatusForbidden},
+					"a pusher without a credential":   {i.pusher().as("", ""), http.StatusUnauthorized},
+					"a pusher with a wrong password":  {i.pusher().as(pushUser, "wrong"), http.StatusUnauthorized},
+					"no credential, without TLS":      {i.plain(), http.StatusUnauthorized},
+					"a pull user, without TLS":        {i.plain().as(pullUser, pullPassword), http.StatusForbidden},
+					"a node, a missing blob":          {node, http.StatusForbidden},
+					"a pull user, with from":          {i.plain().as(pullUser, pullPassword), http.StatusForbidden},
 				} {
 					query := "?mount=" + d.String()
 					if strings.Contains(who, "nobody has") {
@@ -126,7 +126,7 @@ func TestMount(t *testing.T) {
 					}
 					if got := tt.client.must(tt.status, "POST", "/v2/refused"+uploads+query,
 						nil); got.Header.Get("Docker-Content-Digest") != "" {
-						t.Errorf("%s can tell which blobs are stored: %v", who, got.Header)
+						t.Errorf("%s can find out which blobs are stored: %v", who, got.Header)
 					}
 				}
 				node.must(http.StatusNotFound, "HEAD", "/v2/refused/blobs/"+d.String(), nil)
@@ -135,25 +135,25 @@ func TestMount(t *testing.T) {
 	}
 }
 
-// What is left of a blob is not mounted, whatever a cache says.
+// A blob without data is not mounted, even if it is cached.
 func TestMountOfABlobWithoutData(t *testing.T) {
-	for sentence, tt := range map[string]struct {
+	for name, tt := range map[string]struct {
 		damage func(data string) error
-		mended bool // by an upload: distribution leaves alone what is in its place
+		mended bool // by an upload; distribution does not replace existing files
 	}{
-		"its data are gone":  {os.Remove, true},
-		"all of it is gone":  {func(data string) error { return os.RemoveAll(filepath.Dir(data)) }, true},
-		"its data are empty": {func(data string) error { return os.Truncate(data, 0) }, false},
-		"a directory has its name": {func(data string) error { return errors.Join(os.Remove(data), os.Mkdir(data, 0o700)) },
+		"missing data":      {os.Remove, true},
+		"missing directory": {func(data string) error { return os.RemoveAll(filepath.Dir(data)) }, true},
+		"empty data":        {func(data string) error { return os.Truncate(data, 0) }, false},
+		"a directory in place of the data": {func(data string) error { return errors.Join(os.Remove(data), os.Mkdir(data, 0o700)) },
 			false},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
 			config := "version: 0.1\nstorage: {filesystem: {rootdirectory: " + root + "}, cache: {blobdescriptor: inmemory}}\n"
-			i := start(t, newAuthority(t), root, func(o *Options) { o.Config = loadConfig(t, config).Config })
+			i := start(t, newTestCA(t), root, func(o *Options) { o.Config = loadConfig(t, config).Config })
 			c := i.pusher()
 			d := c.pushBlob("first", "shared")
-			c.must(http.StatusOK, "HEAD", "/v2/first/blobs/"+d.String(), nil) // now it is in the cache
+			c.must(http.StatusOK, "HEAD", "/v2/first/blobs/"+d.String(), nil) // fills the cache
 			if err := tt.damage(filepath.Join(root, blobPath(d))); err != nil {
 				t.Fatal(err)
 			}
@@ -163,7 +163,7 @@ func TestMountOfABlobWithoutData(t *testing.T) {
 			}
 			c.must(http.StatusCreated, "PUT", begun.Header.Get("Location")+"&digest="+d.String(), strings.NewReader("shared"))
 			if got := c.must(http.StatusOK, "GET", "/v2/second/blobs/"+d.String(), nil); got.body != "shared" {
-				t.Errorf("the blob is %q after it was sent again", got.body)
+				t.Errorf("the blob is %q after another upload", got.body)
 			}
 		})
 	}
@@ -171,16 +171,16 @@ func TestMountOfABlobWithoutData(t *testing.T) {
 
 func TestMountWhileReadOnly(t *testing.T) {
 	root := t.TempDir()
-	i := start(t, newAuthority(t), root)
+	i := start(t, newTestCA(t), root)
 	d := i.pusher().pushBlob("first", "shared")
 	config := "version: 0.1\nstorage: {filesystem: {rootdirectory: " + root +
 		"}, maintenance: {readonly: {enabled: true}}}\n"
-	i = start(t, newAuthority(t), root, func(o *Options) { o.Config = loadConfig(t, config).Config })
+	i = start(t, newTestCA(t), root, func(o *Options) { o.Config = loadConfig(t, config).Config })
 	i.pusher().must(http.StatusMethodNotAllowed, "POST", "/v2/second/blobs/uploads/?mount="+d.String(), nil)
 	i.node().must(http.StatusNotFound, "HEAD", "/v2/second/blobs/"+d.String(), nil)
 }
 
-// A mount writes, byte for byte, what distribution's own writes.
+// A mount writes the same bytes as distribution's own.
 func TestMountWritesWhatDistributionWrites(t *testing.T) {
 	for name, driver := range map[string]storagedriver.StorageDriver{
 		"filesystem": filesystem.New(filesystem.DriverParameters{RootDirectory: t.TempDir(), MaxThreads: 25}),
@@ -224,7 +224,7 @@ func TestMountWritesWhatDistributionWrites(t *testing.T) {
 				t.Errorf("mounted %+v, distribution %+v", got.Descriptor, want.Descriptor)
 			}
 			if got.From == nil {
-				t.Error("nothing is named for notifications")
+				t.Error("the repository for notifications is missing")
 			}
 			wrote, wanted := tree(t, driver, "discovered"), tree(t, driver, "distribution")
 			if !maps.Equal(wrote, wanted) || len(wanted) == 0 {
@@ -232,7 +232,7 @@ func TestMountWritesWhatDistributionWrites(t *testing.T) {
 			}
 			if got, want := slices.Sorted(maps.Keys(wanted)), []string{"/_layers/sha256/" + stored.Digest.Encoded() +
 				"/link"}; !slices.Equal(got, want) {
-				t.Errorf("distribution writes %q, and %q was expected", got, want)
+				t.Errorf("distribution writes %q, want %q", got, want)
 			}
 		})
 	}

@@ -16,7 +16,7 @@ import (
 // A real client pushes an image with several layers, and pulls it as a node.
 func TestPushAndPullWithORAS(t *testing.T) {
 	ctx := context.Background()
-	i := start(t, newAuthority(t), t.TempDir())
+	i := start(t, newTestCA(t), t.TempDir())
 	repository := func(c client, credential auth.Credential) *remote.Repository {
 		t.Helper()
 		r, err := remote.NewRepository(i.addresses["tls"] + "/zarf-dev/test")
@@ -56,11 +56,11 @@ func TestPushAndPullWithORAS(t *testing.T) {
 
 	node := repository(i.node(), auth.Credential{})
 	if err := copyTo(node); err == nil {
-		t.Fatal("a node has pushed")
+		t.Fatal("a node could push")
 	}
 	pusher := i.pusher()
 	if err := copyTo(repository(pusher, auth.Credential{Username: pushUser, Password: "wrong"})); err == nil {
-		t.Fatal("a wrong password has pushed")
+		t.Fatal("a wrong password could push")
 	}
 	if err := copyTo(repository(pusher, auth.Credential{Username: pushUser, Password: pushPassword})); err != nil {
 		t.Fatal(err)
@@ -79,7 +79,7 @@ func TestPushAndPullWithORAS(t *testing.T) {
 		}
 		reader.Close()
 	}
-	// An index that refers to the image, by a client that must do without the referrers API.
+	// A referrer of the image, pushed without the referrers API.
 	signature := []byte("signed")
 	blob := content.NewDescriptorFromBytes("application/x-signature", signature)
 	writer := repository(pusher, auth.Credential{Username: pushUser, Password: pushPassword})

@@ -44,14 +44,14 @@ func openFollowed(t *testing.T, changes ...func(*Options)) followed {
 	if err := os.Mkdir(volume, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	i := open(t, newAuthority(t), t.TempDir(), append([]func(*Options){func(o *Options) {
+	i := open(t, newTestCA(t), t.TempDir(), append([]func(*Options){func(o *Options) {
 		o.PlainListen, o.PullHtpasswd = freeAddress(t), filepath.Join(volume, "htpasswd")
 	}}, changes...)...)
 	i.server.credentials.interval = time.Millisecond
 	return followed{i, volume}
 }
 
-// addUser and removeUsers update the volume like the kubelet.
+// addUser and removeUsers update the volume as the kubelet does.
 func (f followed) addUser(user, password string) {
 	f.t.Helper()
 	tlsfilestest.WriteSecret(f.t, f.volume, tlsfilestest.Files{"htpasswd": htpasswd(f.t, user, password)})
@@ -135,7 +135,7 @@ func TestPlainListenerFollowsTheFile(t *testing.T) {
 	}
 }
 
-// mustAny sends a request that must be answered somehow.
+// mustAny sends a request that must get a response with any status.
 func (c client) mustAny(method, path string) answer {
 	c.t.Helper()
 	a, err := c.send(method, path, nil)
@@ -145,7 +145,7 @@ func (c client) mustAny(method, path string) answer {
 	return a
 }
 
-func TestAnonymousPullFollowsTheFileToo(t *testing.T) {
+func TestAnonymousPullFollowsTheFile(t *testing.T) {
 	f := openFollowed(t, func(o *Options) { o.AnonymousPull = true })
 	f.run()
 	f.waitClosed()
@@ -186,18 +186,18 @@ func TestInvalidFileDoesNotOpenThePlainListener(t *testing.T) {
 	looks := func() {
 		t.Helper()
 		from := f.server.credentials.reloadErrors.Load()
-		eventually(t, "it looks at it again", func() bool { return f.server.credentials.reloadErrors.Load() > from+2 })
+		eventually(t, "the file is read again", func() bool { return f.server.credentials.reloadErrors.Load() > from+2 })
 	}
 	looks()
 	if listening.address() != nil {
-		t.Error("a broken file opened it")
+		t.Error("an invalid file opened the listener")
 	}
 	f.addUser(pullUser, pullPassword)
 	eventually(t, "it opens", func() bool { return listening.address() != nil })
 	tlsfilestest.WriteSecret(t, f.volume, tlsfilestest.Files{"htpasswd": []byte("more rubbish")})
 	looks()
 	if listening.address() == nil {
-		t.Error("an invalid file closed it")
+		t.Error("an invalid file closed the listener")
 	}
 	if has, err := f.server.credentials.verify(ctx, pullUser, pullPassword); has != rolePull || err != nil {
 		t.Errorf("verify() = %d, %v", has, err)
@@ -289,14 +289,14 @@ func TestRequestsOfAClosedListenerTimeOut(t *testing.T) {
 }
 
 func TestShutdownDrainsClosedListeners(t *testing.T) {
-	for sentence, tt := range map[string]struct {
+	for name, tt := range map[string]struct {
 		drain time.Duration
 		ends  bool
 	}{
-		"requests end":   {time.Minute, true},
-		"or are cut off": {50 * time.Millisecond, false},
+		"requests end":                           {time.Minute, true},
+		"requests are cut off after the timeout": {50 * time.Millisecond, false},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			f := openFollowed(t, func(o *Options) { o.DrainTimeout = tt.drain })
 			f.addUser(pullUser, pullPassword)
 			f.run()
@@ -330,7 +330,7 @@ func TestShutdownDrainsClosedListeners(t *testing.T) {
 			}
 			f.server.plain.open(t.Context(), "a test")
 			if f.server.plain.address() != nil {
-				t.Error("it opens again after the shutdown")
+				t.Error("the listener opens again after the shutdown")
 			}
 			eventually(t, "the handlers are done with their files", func() bool { return f.inFlight("plain") == 0 })
 		})
@@ -392,7 +392,7 @@ func TestPlainListenerWithoutAFileIsAlwaysOpen(t *testing.T) {
 	always := func(address string) func(*Options) {
 		return func(o *Options) { o.PlainListen, o.PullHtpasswd = address, "" }
 	}
-	i := start(t, newAuthority(t), t.TempDir(), always("127.0.0.1:0"))
+	i := start(t, newTestCA(t), t.TempDir(), always("127.0.0.1:0"))
 	i.plain().as(pushUser, pushPassword).must(http.StatusOK, "GET", "/v2/", nil)
 	err = open(t, i.ca, t.TempDir(), always(taken.Addr().String())).server.Serve(context.Background())
 	if err == nil || !strings.Contains(err.Error(), "listening for plain") {
@@ -402,7 +402,7 @@ func TestPlainListenerWithoutAFileIsAlwaysOpen(t *testing.T) {
 
 // An upload is signed with a secret that must not change with the users who pull.
 func TestUploadSurvivesChangesOfPullUsers(t *testing.T) {
-	ca, root := newAuthority(t), t.TempDir()
+	ca, root := newTestCA(t), t.TempDir()
 	first := start(t, ca, root)
 	location := first.pusher().must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
 	if err := first.stop(); err != nil {
@@ -416,7 +416,7 @@ func TestUploadSurvivesChangesOfPullUsers(t *testing.T) {
 		strings.NewReader("x"))
 }
 
-// Pulls that come while it opens and closes are served whole or find nobody there.
+// While the listener opens and closes, pulls are either served completely or refused.
 func TestOpeningAndClosingUnderLoad(t *testing.T) {
 	f := openFollowed(t)
 	f.addUser(pullUser, pullPassword)
@@ -438,7 +438,7 @@ func TestOpeningAndClosingUnderLoad(t *testing.T) {
 				switch body, status, err := pullOnce(f.server.options.PlainListen, path); {
 				case err != nil:
 					refused.Add(1) // before its first byte
-				case status == http.StatusUnauthorized: // its users went before it did
+				case status == http.StatusUnauthorized: // the users were removed before the listener closed
 				case status != http.StatusOK || body != content:
 					t.Errorf("status %d and %d bytes", status, len(body))
 					return
@@ -462,8 +462,8 @@ func TestOpeningAndClosingUnderLoad(t *testing.T) {
 	loops.Wait()
 }
 
-// pullOnce is a request on a connection of its own. Its error means that there was
-// no answer; one that is cut short is an answer.
+// pullOnce sends a request on a new connection. An error means that there was no response; a
+// truncated response is not an error.
 func pullOnce(address, path string) (body string, status int, err error) {
 	conn, err := net.Dial("tcp", address)
 	if err != nil {
@@ -487,7 +487,7 @@ func pullOnce(address, path string) (body string, status int, err error) {
 	return string(data), response.StatusCode, nil
 }
 
-// The kubelet swaps directories while the file is looked at.
+// The kubelet swaps directories while the file is read.
 func TestVolumeUpdatesDoNotCloseThePlainListener(t *testing.T) {
 	f := openFollowed(t)
 	f.server.credentials.interval = 20 * time.Microsecond
@@ -501,6 +501,6 @@ func TestVolumeUpdatesDoNotCloseThePlainListener(t *testing.T) {
 		tlsfilestest.WriteSecret(t, f.volume, data)
 	}
 	if got := closed() - before; got != 0 {
-		t.Errorf("swaps closed it %d times", got)
+		t.Errorf("updates closed the listener %d times", got)
 	}
 }

@@ -29,7 +29,7 @@ const (
 	pushUser     = "push"
 	pushPassword = "correct horse battery staple"
 	pullUser     = "pull"
-	pullPassword = "may only look"
+	pullPassword = "may only pull"
 )
 
 func TestMain(m *testing.M) {
@@ -37,19 +37,19 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// authority is a CA for tests.
-type authority struct{ *pki.CA }
+// testCA is a CA for tests.
+type testCA struct{ *pki.CA }
 
-func newAuthority(t testing.TB) authority {
+func newTestCA(t testing.TB) testCA {
 	t.Helper()
 	a, err := pki.NewCA("test", time.Now(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return authority{a}
+	return testCA{a}
 }
 
-func (a authority) issue(t testing.TB, leaf pki.Leaf, now time.Time) pki.KeyPair {
+func (a testCA) issue(t testing.TB, leaf pki.Leaf, now time.Time) pki.KeyPair {
 	t.Helper()
 	pair, err := a.Issue(leaf, now)
 	if err != nil {
@@ -58,14 +58,14 @@ func (a authority) issue(t testing.TB, leaf pki.Leaf, now time.Time) pki.KeyPair
 	return pair
 }
 
-func (a authority) pool() *x509.CertPool {
+func (a testCA) pool() *x509.CertPool {
 	pool := x509.NewCertPool()
 	pool.AddCert(a.Certificate())
 	return pool
 }
 
 // serverFiles returns a certificate directory for the server that trusts a and others.
-func (a authority) serverFiles(t testing.TB, others ...authority) tlsfilestest.Files {
+func (a testCA) serverFiles(t testing.TB, others ...testCA) tlsfilestest.Files {
 	t.Helper()
 	pair := a.issue(t, pki.Leaf{
 		CommonName: "registry", Organization: pki.OrganizationServer, DNSNames: []string{serverName},
@@ -79,7 +79,7 @@ func (a authority) serverFiles(t testing.TB, others ...authority) tlsfilestest.F
 }
 
 // client returns a certificate for a client of the given organization.
-func (a authority) client(t testing.TB, organization string) *tls.Certificate {
+func (a testCA) client(t testing.TB, organization string) *tls.Certificate {
 	t.Helper()
 	return certificate(t, a.issue(t, pki.Leaf{
 		CommonName: "client", Organization: organization, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
@@ -125,7 +125,7 @@ func loadConfig(t testing.TB, text string) (options Options) {
 type instance struct {
 	t         testing.TB
 	server    *Server
-	ca        authority
+	ca        testCA
 	root      string // of the filesystem driver
 	tlsDir    string
 	htpasswd  string
@@ -133,11 +133,11 @@ type instance struct {
 	addresses map[string]string // by listener
 	stop      func() error
 	logs      *lockedBuffer
-	strange   *tlsfilestest.CA // of holder
+	roleCA    *tlsfilestest.CA // see holder
 }
 
 // start opens and runs a registry until the test ends.
-func start(t testing.TB, ca authority, root string, changes ...func(*Options)) *instance {
+func start(t testing.TB, ca testCA, root string, changes ...func(*Options)) *instance {
 	t.Helper()
 	i := open(t, ca, root, changes...)
 	i.run()
@@ -145,7 +145,7 @@ func start(t testing.TB, ca authority, root string, changes ...func(*Options)) *
 }
 
 // open opens a registry with all listeners, storage in root and certificates of ca.
-func open(t testing.TB, ca authority, root string, changes ...func(*Options)) *instance {
+func open(t testing.TB, ca testCA, root string, changes ...func(*Options)) *instance {
 	t.Helper()
 	dir := t.TempDir()
 	i := &instance{t: t, ca: ca, root: root, tlsDir: filepath.Join(dir, "tls"), logs: &lockedBuffer{}}

@@ -16,8 +16,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
 )
 
-// replaceCertificates brings the server to other files, without waiting for it
-// to look by itself.
+// replaceCertificates replaces the server's files and reloads them at once.
 func (i *instance) replaceCertificates(files tlsfilestest.Files) {
 	i.t.Helper()
 	tlsfilestest.WriteSecret(i.t, i.tlsDir, files)
@@ -26,16 +25,16 @@ func (i *instance) replaceCertificates(files tlsfilestest.Files) {
 	}
 }
 
-// A CA is rotated the way that init-hook does it, while clients pull in a loop.
+// The CA is rotated as by init-hook while clients pull in a loop.
 func TestRotationFailsNoRequest(t *testing.T) {
-	before, after := newAuthority(t), newAuthority(t)
+	before, after := newTestCA(t), newTestCA(t)
 	i := start(t, before, t.TempDir())
 	path := "/v2/a/blobs/" + i.pusher().pushBlob("a", random(100<<10)).String()
 
 	// Clients change to another certificate and trust bundle at once, as the proxy does.
 	roots := before.pool()
 	roots.AddCert(after.Certificate())
-	withRoots := func(ca authority) *client {
+	withRoots := func(ca testCA) *client {
 		config := &tls.Config{RootCAs: roots, ServerName: serverName,
 			Certificates: []tls.Certificate{*ca.client(t, pki.OrganizationNode)}}
 		transport := &http.Transport{TLSClientConfig: config, MaxIdleConnsPerHost: 4}
@@ -77,19 +76,19 @@ func TestRotationFailsNoRequest(t *testing.T) {
 	some := func() {
 		t.Helper()
 		from := served.Load()
-		eventually(t, "pulls go on", func() bool { return served.Load() > from+20 })
+		eventually(t, "pulls continue", func() bool { return served.Load() > from+20 })
 	}
 
 	some()
 	i.replaceCertificates(before.serverFiles(t)) // renewed
 	some()
-	i.replaceCertificates(before.serverFiles(t, after)) // both are trusted
+	i.replaceCertificates(before.serverFiles(t, after)) // trusts both CAs
 	some()
 	switching.Lock()
-	current = withRoots(after) // clients are issued anew
+	current = withRoots(after) // clients get new certificates
 	switching.Unlock()
 	some()
-	i.replaceCertificates(after.serverFiles(t, before)) // and the server
+	i.replaceCertificates(after.serverFiles(t, before)) // the server gets a new certificate
 	some()
 	i.replaceCertificates(after.serverFiles(t)) // the old CA is dropped
 	some()
@@ -97,14 +96,14 @@ func TestRotationFailsNoRequest(t *testing.T) {
 	loops.Wait()
 
 	if _, err := withRoots(before).send("GET", path, nil); err == nil {
-		t.Error("a client of the dropped CA still gets in")
+		t.Error("a client of the dropped CA still has access")
 	}
 	if got := i.server.certificates.Current().Generation; got != 5 {
-		t.Errorf("generation %d, want 5: the test shows nothing", got)
+		t.Errorf("generation %d, want 5: the test checked nothing", got)
 	}
 }
 
-// reused sends a request and tells whether an open connection carried it.
+// reused sends a request and reports whether it used an open connection.
 func reused(t *testing.T, c client, path string) (a answer, wasOpen bool, err error) {
 	t.Helper()
 	request, err := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
@@ -123,7 +122,7 @@ func reused(t *testing.T, c client, path string) (a answer, wasOpen bool, err er
 }
 
 func TestOpenConnectionsFollowTheCertificates(t *testing.T) {
-	before, after := newAuthority(t), newAuthority(t)
+	before, after := newTestCA(t), newTestCA(t)
 	lingering := func(t *testing.T, linger time.Duration) *instance {
 		i := open(t, before, t.TempDir())
 		i.server.idle.linger = linger
@@ -131,7 +130,7 @@ func TestOpenConnectionsFollowTheCertificates(t *testing.T) {
 		return i
 	}
 
-	t.Run("one of a trusted client is replaced after one more request", func(t *testing.T) {
+	t.Run("a connection of a trusted client is replaced after one more request", func(t *testing.T) {
 		i := lingering(t, time.Hour)
 		c := i.node()
 		for n, want := range []bool{false, true} {
@@ -146,7 +145,7 @@ func TestOpenConnectionsFollowTheCertificates(t *testing.T) {
 			}
 		}
 	})
-	t.Run("one whose CA was dropped serves nothing any more", func(t *testing.T) {
+	t.Run("a connection whose CA was dropped is denied", func(t *testing.T) {
 		i := lingering(t, time.Hour)
 		c := i.node()
 		c.must(http.StatusOK, "GET", "/v2/", nil)
@@ -157,10 +156,10 @@ func TestOpenConnectionsFollowTheCertificates(t *testing.T) {
 			t.Errorf("%d, %v, on an open connection %t: %s", a.StatusCode, err, wasOpen, a.body)
 		}
 		if a, _, err := reused(t, c, "/v2/"); err == nil {
-			t.Errorf("a new connection was let in: %d", a.StatusCode)
+			t.Errorf("a new connection was accepted: %d", a.StatusCode)
 		}
 	})
-	t.Run("one that is idle is closed soon", func(t *testing.T) {
+	t.Run("an idle connection is closed", func(t *testing.T) {
 		i := lingering(t, time.Millisecond)
 		c := i.rawNode(t)
 		c.must(http.StatusOK, "GET", "/v2/")
@@ -168,7 +167,7 @@ func TestOpenConnectionsFollowTheCertificates(t *testing.T) {
 		c.waitClosed()
 		i.rawNode(t).must(http.StatusOK, "GET", "/v2/")
 	})
-	t.Run("one with a request in progress gets its response and is closed when idle", func(t *testing.T) {
+	t.Run("a connection with a request in progress is closed after its response", func(t *testing.T) {
 		i := lingering(t, time.Millisecond)
 		upload := i.pusher().must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
 		c := i.rawPusher(t)
@@ -182,7 +181,7 @@ func TestOpenConnectionsFollowTheCertificates(t *testing.T) {
 		}
 		c.waitClosed()
 	})
-	t.Run("one of the present certificates stays", func(t *testing.T) {
+	t.Run("a connection of the current generation stays open", func(t *testing.T) {
 		i := lingering(t, time.Millisecond)
 		i.replaceCertificates(before.serverFiles(t, after))
 		c := i.rawNode(t)
@@ -193,7 +192,7 @@ func TestOpenConnectionsFollowTheCertificates(t *testing.T) {
 			defer idle.mu.Unlock()
 			for _, connection := range idle.conns {
 				if connection.idle && connection.closing != nil {
-					t.Error("it is to be closed")
+					t.Error("the connection is marked for closing")
 				}
 				if connection.idle {
 					return true
@@ -203,23 +202,23 @@ func TestOpenConnectionsFollowTheCertificates(t *testing.T) {
 		})
 		c.must(http.StatusOK, "GET", "/v2/")
 		_ = c.Close()
-		eventually(t, "nothing is remembered of closed connections", func() bool {
+		eventually(t, "closed connections are forgotten", func() bool {
 			idle.mu.Lock()
 			defer idle.mu.Unlock()
 			return len(idle.conns) == 0
 		})
 	})
-	t.Run("one that gets a request as its time is over stays for it", func(t *testing.T) {
+	t.Run("a connection that gets a request when it is about to be closed stays open for it", func(t *testing.T) {
 		i := lingering(t, time.Hour)
 		c := i.rawNode(t)
 		c.must(http.StatusOK, "GET", "/v2/")
 		i.replaceCertificates(before.serverFiles(t, after))
 		if response := c.must(http.StatusOK, "GET", "/v2/"); !response.Close {
-			t.Error("the connection is to be kept")
+			t.Error("the connection is not marked for closing")
 		}
 		c.waitClosed()
 	})
-	t.Run("one whose certificate has expired serves nothing any more", func(t *testing.T) {
+	t.Run("a connection whose certificate has expired is denied", func(t *testing.T) {
 		i := open(t, before, t.TempDir())
 		var later atomic.Int64
 		i.server.now = func() time.Time { return time.Now().Add(time.Duration(later.Load())) }
@@ -235,12 +234,12 @@ func TestOpenConnectionsFollowTheCertificates(t *testing.T) {
 }
 
 func TestInvalidCertificatesKeepThePreviousOnes(t *testing.T) {
-	i := start(t, newAuthority(t), t.TempDir())
+	i := start(t, newTestCA(t), t.TempDir())
 	files := i.ca.serverFiles(t)
 	files["tls.key"] = []byte("rubbish")
 	tlsfilestest.WriteSecret(t, i.tlsDir, files)
 	if _, err := i.server.certificates.Reload(); err == nil {
-		t.Fatal("rubbish was loaded")
+		t.Fatal("invalid files were loaded")
 	}
 	i.node().must(http.StatusOK, "GET", "/v2/", nil)
 	if text := i.metrics(); !strings.Contains(text, "zarf_registry_tls_reload_errors_total 1\n") {
@@ -249,7 +248,7 @@ func TestInvalidCertificatesKeepThePreviousOnes(t *testing.T) {
 }
 
 func TestUsersAreReloaded(t *testing.T) {
-	i := open(t, newAuthority(t), t.TempDir())
+	i := open(t, newTestCA(t), t.TempDir())
 	i.server.credentials.interval = time.Millisecond
 	i.run()
 	c := i.client(i.ca.client(t, pki.OrganizationPush))
@@ -265,7 +264,7 @@ func TestUsersAreReloaded(t *testing.T) {
 		t.Fatalf("status %d at first", got)
 	}
 
-	// As the kubelet does it: one rename.
+	// Like the kubelet, with a single rename.
 	replace := func(data []byte) {
 		t.Helper()
 		writeFile(t, i.htpasswd+".new", data)
@@ -284,7 +283,7 @@ func TestUsersAreReloaded(t *testing.T) {
 	replace(htpasswd(t, pushUser, "new password"))
 	eventually(t, "the new password works", func() bool { return try(pushUser, "new password") == http.StatusAccepted })
 	if got := try(pushUser, pushPassword); got != http.StatusUnauthorized {
-		t.Errorf("status %d with the old password, which was remembered", got)
+		t.Errorf("status %d with the previous, cached password", got)
 	}
 	eventually(t, "the reload is logged", func() bool { return strings.Contains(i.logs.String(), "credentials reloaded") })
 }

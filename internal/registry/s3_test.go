@@ -14,7 +14,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/gc"
 )
 
-// Against a real S3 (or what claims to be one): its bucket is written to.
+// TestS3 uses a real S3-compatible store and writes to its bucket.
 func TestS3(t *testing.T) {
 	endpoint, bucket := os.Getenv("ZARF_REGISTRY_TEST_S3_ENDPOINT"), os.Getenv("ZARF_REGISTRY_TEST_S3_BUCKET")
 	if endpoint == "" || bucket == "" {
@@ -24,18 +24,18 @@ func TestS3(t *testing.T) {
 	config := fmt.Sprintf("version: 0.1\nstorage: {s3: {regionendpoint: %q, region: us-east-1, bucket: %q, "+
 		"forcepathstyle: true, rootdirectory: /test-%d}}\n",
 		endpoint, bucket, time.Now().UnixNano())
-	i := start(t, newAuthority(t), t.TempDir(), func(o *Options) { o.Config = loadConfig(t, config).Config })
+	i := start(t, newTestCA(t), t.TempDir(), func(o *Options) { o.Config = loadConfig(t, config).Config })
 	i.waitReady()
 	c, node := i.pusher(), i.node()
 	layer := random(21 << 20) // more than one part of a multipart upload
 	d, _ := c.pushImage("a", "v1", layer)
 	blob := "/v2/a/blobs/" + digest.FromString(layer).String()
 	if got := node.must(http.StatusOK, "GET", blob, nil); got.body != layer {
-		t.Errorf("%d bytes came back", len(got.body))
+		t.Errorf("downloaded %d bytes", len(got.body))
 	}
 	if got := node.must(http.StatusPartialContent, "GET", blob, nil, "Range",
 		"bytes=20000000-20000009"); got.body != layer[20000000:20000010] {
-		t.Errorf("another part came back: %q", got.body)
+		t.Errorf("downloaded another range: %q", got.body)
 	}
 	upload := c.must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
 	upload = c.must(http.StatusAccepted, "PATCH", upload, strings.NewReader(layer[:11<<20])).Header.Get("Location")

@@ -85,7 +85,7 @@ func (i *instance) waitReady() {
 }
 
 func TestHealthAndMetricsServeNothingElse(t *testing.T) {
-	i := start(t, newAuthority(t), t.TempDir())
+	i := start(t, newTestCA(t), t.TempDir())
 	i.waitReady()
 	for name, served := range map[string][]string{"health": {"/healthz", "/readyz"}, "metrics": {"/metrics", "/loaded"}} {
 		c := i.diagnostics(name)
@@ -108,7 +108,7 @@ func TestHealthAndMetricsServeNothingElse(t *testing.T) {
 }
 
 func TestReloadReport(t *testing.T) {
-	ca, other := newAuthority(t), newAuthority(t)
+	ca, other := newTestCA(t), newTestCA(t)
 	i := open(t, ca, t.TempDir())
 	i.server.credentials.interval = time.Millisecond
 	i.run()
@@ -171,23 +171,23 @@ func TestReloadReport(t *testing.T) {
 
 // The SHA-256 of the push file is public, so secrets must not be derived from it.
 func TestSecretsDoNotDependOnTheReport(t *testing.T) {
-	i := open(t, newAuthority(t), t.TempDir())
+	i := open(t, newTestCA(t), t.TempDir())
 	data, err := os.ReadFile(i.htpasswd)
 	if err != nil {
 		t.Fatal(err)
 	}
-	told := sha256.Sum256(data)
+	reported := sha256.Sum256(data)
 	const purpose = "a purpose"
 	got := i.server.credentials.secret(purpose)
-	for sentence, key := range map[string][]byte{"the sum": told[:],
-		"the sum as text": []byte(hex.EncodeToString(told[:])), "the file as a long key, which HMAC sums": data} {
+	for name, key := range map[string][]byte{"the sum": reported[:],
+		"the sum as text": []byte(hex.EncodeToString(reported[:])), "the file as a long key, which HMAC sums": data} {
 		mac := hmac.New(sha256.New, key)
 		mac.Write([]byte(purpose))
 		if got == hex.EncodeToString(mac.Sum(nil)) {
-			t.Errorf("the secret is derived from %s", sentence)
+			t.Errorf("the secret is derived from %s", name)
 		}
 	}
-	mac := hmac.New(sha256.New, told[:])
+	mac := hmac.New(sha256.New, reported[:])
 	mac.Write([]byte(seedPurpose))
 	if i.server.credentials.current.Load().push.seed == [sha256.Size]byte(mac.Sum(nil)) {
 		t.Error("the seed is derived from the reported digest")
@@ -200,7 +200,7 @@ func TestSecretsDoNotDependOnTheReport(t *testing.T) {
 
 func TestMetrics(t *testing.T) {
 	root := t.TempDir()
-	i := start(t, newAuthority(t), root)
+	i := start(t, newTestCA(t), root)
 	i.waitReady()
 	i.pusher().pushBlob("a", strings.Repeat("x", 1000))
 	i.node().must(http.StatusForbidden, "PUT", "/v2/a/manifests/v1", nil)
@@ -248,7 +248,7 @@ func TestMetrics(t *testing.T) {
 
 func TestReadiness(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "storage")
-	i := open(t, newAuthority(t), root, func(o *Options) {
+	i := open(t, newTestCA(t), root, func(o *Options) {
 		o.Config.Health.StorageDriver.Interval = time.Millisecond
 		o.Config.Health.StorageDriver.Threshold = 5
 	})
@@ -277,17 +277,17 @@ func TestStorageHealth(t *testing.T) {
 	failure := io.ErrUnexpectedEOF
 	h := &storageHealth{tolerate: 30 * time.Second}
 	for _, step := range []struct {
-		sentence string
-		good     time.Time
-		failed   bool
-		want     string
+		name   string
+		good   time.Time
+		failed bool
+		want   string
 	}{
 		{"not ready before the first check", time.Time{}, false, "not checked yet"},
 		{"the error of a failed first check", time.Time{}, true, failure.Error()},
 		{"ready after a success", now, false, ""},
-		{"a failure soon after is tolerated", now.Add(-29 * time.Second), true, ""},
-		{"failures for too long are not tolerated", now.Add(-30 * time.Second), true, failure.Error()},
-		{"neither is a check that hangs", now.Add(-30 * time.Second), false, "no response for 30s"},
+		{"a recent failure is tolerated", now.Add(-29 * time.Second), true, ""},
+		{"lasting failures are not tolerated", now.Add(-30 * time.Second), true, failure.Error()},
+		{"a check that hangs is not tolerated", now.Add(-30 * time.Second), false, "no response for 30s"},
 	} {
 		h.success.Store(nil)
 		if !step.good.IsZero() {
@@ -299,13 +299,13 @@ func TestStorageHealth(t *testing.T) {
 		}
 		err := h.err(now)
 		if (err == nil) != (step.want == "") || err != nil && !strings.Contains(err.Error(), step.want) {
-			t.Errorf("%s: %v", step.sentence, err)
+			t.Errorf("%s: %v", step.name, err)
 		}
 	}
 }
 
 func TestRestartKeepsContent(t *testing.T) {
-	ca, root := newAuthority(t), t.TempDir()
+	ca, root := newTestCA(t), t.TempDir()
 	first := start(t, ca, root)
 	d, manifest := first.pusher().pushImage("keep/me", "v1", "layer")
 	if err := first.stop(); err != nil {
@@ -324,34 +324,34 @@ func TestRestartKeepsContent(t *testing.T) {
 }
 
 func TestUploadsMoveBetweenReplicas(t *testing.T) {
-	ca, root := newAuthority(t), t.TempDir()
-	for sentence, tt := range map[string]struct {
+	ca, root := newTestCA(t), t.TempDir()
+	for name, tt := range map[string]struct {
 		second func(first *Options) func(*Options)
 		status int
 	}{
 		"replicas with the same push users share a secret": {func(first *Options) func(*Options) {
 			return func(o *Options) { o.Htpasswd = first.Htpasswd }
 		}, http.StatusCreated},
-		"also if only one has pull users": {func(first *Options) func(*Options) {
+		"replicas of which only one has pull users share a secret": {func(first *Options) func(*Options) {
 			return func(o *Options) { o.Htpasswd, o.PullHtpasswd = first.Htpasswd, "" }
 		}, http.StatusCreated},
 		"replicas with the same http.secret share it": {func(first *Options) func(*Options) {
 			return func(o *Options) { o.Config.HTTP.Secret = first.Config.HTTP.Secret }
 		}, http.StatusCreated},
-		"other replicas do not": {func(*Options) func(*Options) { return func(*Options) {} }, http.StatusNotFound},
+		"replicas with other push users do not": {func(*Options) func(*Options) { return func(*Options) {} }, http.StatusNotFound},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			one := start(t, ca, root)
 			two := start(t, ca, root, tt.second(&one.server.options))
 			upload := one.pusher().must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
-			two.pusher().must(tt.status, "PUT", upload+"&digest="+digest.FromString(sentence).String(),
-				strings.NewReader(sentence))
+			two.pusher().must(tt.status, "PUT", upload+"&digest="+digest.FromString(name).String(),
+				strings.NewReader(name))
 		})
 	}
 }
 
 func TestUploadsMoveBetweenReplicasWithTheSameUploadSecret(t *testing.T) {
-	ca, root := newAuthority(t), t.TempDir()
+	ca, root := newTestCA(t), t.TempDir()
 	secret := func(content string) func(*Options) {
 		file := writeFile(t, filepath.Join(t.TempDir(), "upload-secret"), []byte(content))
 		return func(o *Options) { o.UploadSecret = file }
@@ -382,7 +382,7 @@ func TestUploadsMoveBetweenReplicasWithTheSameUploadSecret(t *testing.T) {
 }
 
 func TestShutdownLetsRequestsFinish(t *testing.T) {
-	i := open(t, newAuthority(t), t.TempDir(), func(o *Options) {
+	i := open(t, newTestCA(t), t.TempDir(), func(o *Options) {
 		o.ShutdownDelay, o.DrainTimeout = 42*time.Second, time.Minute
 	})
 	delay := make(chan time.Time)
@@ -411,7 +411,7 @@ func TestShutdownLetsRequestsFinish(t *testing.T) {
 	eventually(t, "the upload is in progress", func() bool { return i.inFlight("tls") == 1 })
 	stopped := make(chan error, 1)
 	go func() { stopped <- i.stop() }()
-	eventually(t, "it says that it is shutting down", func() bool {
+	eventually(t, "/readyz reports the shutdown", func() bool {
 		a, err := i.diagnostics("health").send("GET", "/readyz", nil)
 		return err == nil && a.StatusCode == http.StatusServiceUnavailable && strings.Contains(a.body, "shutting down")
 	})
@@ -440,7 +440,7 @@ func TestShutdownLetsRequestsFinish(t *testing.T) {
 }
 
 func TestShutdownCutsOffRequestsAfterTheTimeout(t *testing.T) {
-	i := start(t, newAuthority(t), t.TempDir(), func(o *Options) { o.DrainTimeout = 50 * time.Millisecond })
+	i := start(t, newTestCA(t), t.TempDir(), func(o *Options) { o.DrainTimeout = 50 * time.Millisecond })
 	c := i.pusher()
 	upload := c.must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
 	body, rest := io.Pipe()
@@ -472,7 +472,7 @@ func TestServeNamesTheListenerThatFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer taken.Close()
-	i := open(t, newAuthority(t), t.TempDir(), func(o *Options) { o.MetricsListen = taken.Addr().String() })
+	i := open(t, newTestCA(t), t.TempDir(), func(o *Options) { o.MetricsListen = taken.Addr().String() })
 	err = i.server.Serve(context.Background())
 	if err == nil || !strings.Contains(err.Error(), "listening for metrics") ||
 		!strings.Contains(err.Error(), taken.Addr().String()) {
@@ -480,7 +480,7 @@ func TestServeNamesTheListenerThatFails(t *testing.T) {
 	}
 }
 
-func TestOpenRefuses(t *testing.T) {
+func TestOpenRejects(t *testing.T) {
 	dir := t.TempDir()
 	file := writeFile(t, filepath.Join(dir, "file"), nil)
 	good := func(t *testing.T) Options {
@@ -491,9 +491,9 @@ func TestOpenRefuses(t *testing.T) {
 		return options
 	}
 	if _, err := Open(good(t)); err != nil {
-		t.Fatalf("the options that all cases start from: %v", err)
+		t.Fatalf("the base options are invalid: %v", err)
 	}
-	for sentence, tt := range map[string]struct {
+	for name, tt := range map[string]struct {
 		change func(*Options)
 		want   string
 	}{
@@ -522,23 +522,23 @@ func TestOpenRefuses(t *testing.T) {
 		"S3 without a bucket": {func(o *Options) {
 			o.Config = loadConfig(t, "version: 0.1\nstorage: {s3: {region: us-east-1}}\n").Config
 		}, "storage.s3: no bucket parameter provided"},
-		"what distribution panics about": {func(o *Options) {
+		"a configuration that makes distribution panic": {func(o *Options) {
 			o.Config = loadConfig(t, "version: 0.1\nstorage: {inmemory: {}, tag: {concurrencylimit: many}}\n").Config
 		}, "concurrency limit"},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			options := good(t)
 			tt.change(&options)
 			_, err := Open(options)
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("Open() = %v, want something about %q", err, tt.want)
+				t.Errorf("Open() = %v, want an error with %q", err, tt.want)
 			}
 		})
 	}
 }
 
 func TestUnavailableS3DelaysOnlyReadiness(t *testing.T) {
-	i := open(t, newAuthority(t), t.TempDir(), func(o *Options) {
+	i := open(t, newTestCA(t), t.TempDir(), func(o *Options) {
 		o.Config = loadConfig(t, `
 version: 0.1
 storage: {s3: {region: us-east-1, bucket: b, accesskey: a, secretkey: b, forcepathstyle: true, regionendpoint: "http://127.0.0.1:1"}}
@@ -570,7 +570,7 @@ func (z *zeros) Read(p []byte) (int, error) {
 // TestLargeBlobsAreStreamed uploads and downloads a blob that does not fit into the allowed memory.
 func TestLargeBlobsAreStreamed(t *testing.T) {
 	const size, allowed = 128 << 20, 32 << 20
-	i := start(t, newAuthority(t), t.TempDir())
+	i := start(t, newTestCA(t), t.TempDir())
 	hash := digest.Canonical.Digester()
 	if _, err := io.Copy(hash.Hash(), &zeros{size}); err != nil {
 		t.Fatal(err)
@@ -609,7 +609,7 @@ func TestLargeBlobsAreStreamed(t *testing.T) {
 	n, err := io.Copy(io.Discard, response.Body)
 	response.Body.Close()
 	if err != nil || n != size {
-		t.Errorf("%d bytes came back, %v", n, err)
+		t.Errorf("downloaded %d bytes, %v", n, err)
 	}
 	close(done)
 	<-sampled
@@ -621,7 +621,7 @@ func TestLargeBlobsAreStreamed(t *testing.T) {
 // Distribution itself allocates a buffer of 4 MiB for each blob that it serves.
 func TestSmallBlobsNeedLittleMemory(t *testing.T) {
 	const pulls, allowed = 20, 1 << 20
-	i := start(t, newAuthority(t), t.TempDir())
+	i := start(t, newTestCA(t), t.TempDir())
 	path, node := "/v2/a/blobs/"+i.pusher().pushBlob("a", "small").String(), i.node()
 	node.must(http.StatusOK, "GET", path, nil)
 	var before, after runtime.MemStats

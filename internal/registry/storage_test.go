@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// asNobody runs f without root's right to write everywhere.
+// asNobody runs f as an unprivileged user.
 func asNobody(t *testing.T, f func() error) error {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -22,7 +22,7 @@ func asNobody(t *testing.T, f func() error) error {
 	}
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread() // not unlocked, so the thread ends with the goroutine
 		if err := errors.Join(syscall.Setfsgid(65534), syscall.Setfsuid(65534)); err != nil {
 			done <- err
 			return
@@ -41,29 +41,29 @@ func TestPrepareRoot(t *testing.T) {
 		}
 		for _, word := range words {
 			if !strings.Contains(err.Error(), word) {
-				t.Errorf("%v does not say %q", err, word)
+				t.Errorf("%v lacks %q", err, word)
 			}
 		}
 	}
-	t.Run("a directory is made and left empty", func(t *testing.T) {
+	t.Run("a directory is created and left empty", func(t *testing.T) {
 		root := filepath.Join(t.TempDir(), "a", "b")
 		if err := prepareRoot(discard, root, false); err != nil {
 			t.Fatal(err)
 		}
 		if entries, err := os.ReadDir(root); err != nil || len(entries) != 0 {
-			t.Errorf("it holds %v, %v", entries, err)
+			t.Errorf("the directory contains %v, %v", entries, err)
 		}
 	})
-	t.Run("one that belongs to another is refused", func(t *testing.T) {
+	t.Run("a directory of another user is rejected", func(t *testing.T) {
 		root := t.TempDir()
-		// Anyone may look into it and, to get there, into the directory above.
+		// The directory and its parent are readable by everyone.
 		if err := errors.Join(os.Chmod(root, 0o555), os.Chmod(filepath.Dir(root), 0o755)); err != nil {
 			t.Fatal(err)
 		}
 		err := asNobody(t, func() error { return prepareRoot(discard, root, false) })
 		mentions(t, err, root, "uid ", "gid ", "cannot write to it", "permission denied", "fsGroup")
 		if err := asNobody(t, func() error { return prepareRoot(discard, root, true) }); err != nil {
-			t.Errorf("a read-only registry refuses it too: %v", err)
+			t.Errorf("a read-only registry rejects it too: %v", err)
 		}
 	})
 	t.Run("full and read-only volumes", func(t *testing.T) {
