@@ -27,7 +27,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
-// payload is what tools/payload writes, with stand-ins for the programs.
+// payload has the files that tools/payload writes, with dummy programs.
 func payload(t *testing.T) fstest.MapFS {
 	t.Helper()
 	files := fstest.MapFS{}
@@ -75,7 +75,7 @@ func TestProgramImages(t *testing.T) {
 			layer := files[name+"-"+arch+".tar.gz"].Data
 			if len(manifest.Layers) != 1 || manifest.Layers[0].Digest != digest.FromBytes(layer) ||
 				manifest.Layers[0].MediaType != ocispec.MediaTypeImageLayerGzip {
-				t.Errorf("%s %s: layers %+v are not the payload's layer", name, arch, manifest.Layers)
+				t.Errorf("%s %s: layers are %+v, want the payload's layer", name, arch, manifest.Layers)
 			}
 			var config ocispec.Image
 			if err := fetchJSON(t.Context(), store, manifest.Config, &config); err != nil {
@@ -119,7 +119,7 @@ func TestProgramImages(t *testing.T) {
 	}
 	_, later, err := ProgramImages(files, "zarf-registry", "1.2.4")
 	if err != nil || later[0].Descriptor.Digest == list[0].Descriptor.Digest {
-		t.Errorf("two versions have one digest, %v", err)
+		t.Errorf("two versions have the same digest, %v", err)
 	}
 }
 
@@ -129,16 +129,16 @@ func TestProgramImagesErrors(t *testing.T) {
 		is     error
 		want   string
 	}{
-		"a layer that was not built": {
+		"missing layer": {
 			func(f fstest.MapFS) { delete(f, "probe-arm64.tar.gz") }, fs.ErrNotExist,
 			"image of probe for arm64: its layer was not built into this program: layer: open probe-arm64.tar.gz: file does " +
 				"not exist",
 		},
-		"a layer that is not compressed": {
+		"uncompressed layer": {
 			func(f fstest.MapFS) { f["registry-amd64.tar.gz"].Data = make([]byte, 1024) }, nil,
 			"image of registry for amd64: layer registry-amd64.tar.gz: gzip: invalid header",
 		},
-		"a layer that was cut": {
+		"truncated layer": {
 			func(f fstest.MapFS) { f["registry-amd64.tar.gz"].Data = f["registry-amd64.tar.gz"].Data[:5000] },
 			io.ErrUnexpectedEOF,
 			"image of registry for amd64: layer registry-amd64.tar.gz: unexpected EOF",
@@ -158,7 +158,7 @@ func TestProgramImagesErrors(t *testing.T) {
 	}
 }
 
-func TestProgramImagesArePushedAsTheyAre(t *testing.T) {
+func TestPushProgramImages(t *testing.T) {
 	server := newTestRegistry(t, nil)
 	store, list, err := ProgramImages(payload(t), "zarf-registry", "1.2.3")
 	if err != nil {
@@ -177,7 +177,7 @@ func TestProgramImagesArePushedAsTheyAre(t *testing.T) {
 }
 
 func TestSelfImage(t *testing.T) {
-	for name, size := range map[string]int{"of some length": 70_001, "of whole blocks": 2 * tarBlock, "that is empty": 0} {
+	for name, size := range map[string]int{"of any length": 70_001, "of whole blocks": 2 * tarBlock, "that is empty": 0} {
 		t.Run("a program "+name, func(t *testing.T) {
 			program := noise(1, size)
 			store, image, err := SelfImage(writeTemp(t, "exe", program), runtime.GOARCH, "zarf-registry", "init-hook", "1")
@@ -197,7 +197,7 @@ func TestSelfImage(t *testing.T) {
 			}
 			content, err := io.ReadAll(tr)
 			if err != nil || !bytes.Equal(content, program) {
-				t.Errorf("the layer has another program, %v", err)
+				t.Errorf("the layer contains another program, %v", err)
 			}
 			if header.Name != "init-hook" || header.Mode != 0o555 || header.Uid != 0 || header.ModTime.Unix() != 0 {
 				t.Errorf("header %+v", header)
@@ -207,7 +207,7 @@ func TestSelfImage(t *testing.T) {
 			}
 		})
 	}
-	t.Run("its ID is not that of the release's image", func(t *testing.T) {
+	t.Run("its ID differs from that of the release image", func(t *testing.T) {
 		exe := writeTemp(t, "exe", []byte("program"))
 		id := func(store *Store, image Image) digest.Digest {
 			nodes, err := graph(t.Context(), store, image.Descriptor)
@@ -231,7 +231,7 @@ func TestSelfImage(t *testing.T) {
 			t.Fatal(err)
 		}
 		if id(release, image) == id(store, self) {
-			t.Error("a kubelet would take them for one image")
+			t.Error("a kubelet would mistake one image for the other")
 		}
 	})
 	if _, _, err := SelfImage(t.TempDir()+"/exe", "amd64", "zarf-registry", "init-hook", "1"); !errors.Is(err,
@@ -248,7 +248,7 @@ func TestWriteArchiveToAFullDisk(t *testing.T) {
 	defer full.Close()
 	store := &Store{}
 	image := testImage(t, store, "a:1", 5_000_000, "amd64")
-	// Room for what an archive begins with.
+	// Space for the beginning of an archive.
 	err = WriteArchive(t.Context(), bufio.NewWriterSize(full, 1<<20), store, image)
 	if err == nil || !blobstore.IsDiskFull(err) || !strings.Contains(err.Error(), "image a:1: blobs/sha256/") &&
 		!strings.Contains(err.Error(), "image docker.io/library/a:1: blobs/sha256/") {
@@ -270,7 +270,7 @@ func TestWriteArchive(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	t.Run("gives the same bytes for the same images", func(t *testing.T) {
+	t.Run("is reproducible", func(t *testing.T) {
 		again, listAgain, err := ProgramImages(payload(t), "ghcr.io/zarf-dev/zarf-registry", "1.2.3")
 		if err != nil {
 			t.Fatal(err)
@@ -280,9 +280,8 @@ func TestWriteArchive(t *testing.T) {
 		}
 	})
 
-	// What a release looked like must not change without anybody noticing: a
-	// registry that has the old digests would get everything once more.
-	t.Run("gives the bytes that it always gave", func(t *testing.T) {
+	// If digests change, a registry receives all images of a release again.
+	t.Run("keeps the digests of released images", func(t *testing.T) {
 		fixed := &Store{}
 		layer, err := FileLayer("registry", writeTemp(t, "registry", []byte("program")))
 		if err != nil {
@@ -304,7 +303,7 @@ func TestWriteArchive(t *testing.T) {
 		}
 	})
 
-	t.Run("gives what Open reads", func(t *testing.T) {
+	t.Run("can be read by Open", func(t *testing.T) {
 		src := mustOpen(t, writeTemp(t, "images.tar", write(store, list...)))
 		if diff := cmp.Diff(list, src.Images()); diff != "" {
 			t.Error(diff)
@@ -320,7 +319,7 @@ func TestWriteArchive(t *testing.T) {
 		}
 	})
 
-	t.Run("names images for containerd, for ORAS and for what read crane", func(t *testing.T) {
+	t.Run("names images for containerd, ORAS and crane", func(t *testing.T) {
 		src := mustOpen(t, writeTemp(t, "images.tar", write(store, list[0])))
 		var index ocispec.Index
 		if err := src.readJSON(ocispec.ImageIndexFile, &index); err != nil {
@@ -336,7 +335,7 @@ func TestWriteArchive(t *testing.T) {
 		}
 	})
 
-	t.Run("writes what it read from another archive", func(t *testing.T) {
+	t.Run("copies another archive", func(t *testing.T) {
 		one := write(store, list...)
 		src := mustOpen(t, writeTemp(t, "images.tar", one))
 		var two bytes.Buffer
@@ -348,7 +347,7 @@ func TestWriteArchive(t *testing.T) {
 		}
 	})
 
-	t.Run("fails where a blob is not what it should be", func(t *testing.T) {
+	t.Run("fails if a blob does not match its digest", func(t *testing.T) {
 		bad := &Store{}
 		for d, b := range store.blobs {
 			bad.add(d, b)

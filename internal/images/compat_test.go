@@ -34,14 +34,13 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
-// golden is a layout that another tool's library made: where it is, and the images
-// in it by the names that they have there.
+// golden is a layout written by another tool's library, with the names and digests of its images.
 type golden struct {
 	dir    string
 	images map[string]digest.Digest
 }
 
-// craneImage and craneIndex are content as crane's library makes it.
+// craneImage and craneIndex return content created by crane's library.
 func craneImage(t *testing.T, layers int64) ggcr.Image {
 	t.Helper()
 	image, err := random.Image(2000, layers)
@@ -73,7 +72,7 @@ func craneIndex(t *testing.T, architectures ...string) ggcr.ImageIndex {
 	return index
 }
 
-// signature is an image as cosign makes it: what its layer holds is no tar.
+// signature returns an image like those of cosign, whose layer is not a tar.
 func signature(t *testing.T) ggcr.Image {
 	t.Helper()
 	image := mutate.MediaType(empty.Image, types.OCIManifestSchema1)
@@ -85,8 +84,8 @@ func signature(t *testing.T) ggcr.Image {
 	return image
 }
 
-// craneLayout writes a layout with crane's library. Images have their names in
-// base.name alone, as deployment tools that use it have written them.
+// craneLayout writes a layout with crane's library. Image names are in base.name only, as in layouts
+// of deployment tools that use it.
 func craneLayout(t *testing.T, content map[string]mutate.Appendable) golden {
 	t.Helper()
 	made := golden{t.TempDir(), map[string]digest.Digest{}}
@@ -134,7 +133,7 @@ func orasLayout(t *testing.T, from *Store, named ...Image) golden {
 	return made
 }
 
-// orasArtifact is an artifact with a subject as ORAS packs it.
+// orasArtifact returns an artifact with a subject, packed by ORAS.
 func orasArtifact(t *testing.T, into *Store, name string, subject *ocispec.Descriptor) Image {
 	t.Helper()
 	chart := content.NewDescriptorFromBytes("application/vnd.cncf.helm.chart.content.v1.tar+gzip", noise(77, 3000))
@@ -164,7 +163,7 @@ func orasArtifact(t *testing.T, into *Store, name string, subject *ocispec.Descr
 	return Image{Reference: name, Descriptor: oci.Plain(desc)}
 }
 
-// goldens are layouts of each tool: single images, indexes, several.
+// goldens returns layouts of each tool with single images, indexes and several images.
 func goldens(t *testing.T) map[string]golden {
 	t.Helper()
 	store := &Store{}
@@ -191,7 +190,7 @@ func goldens(t *testing.T) map[string]golden {
 	}
 }
 
-// singleImage is the first image of an index.
+// singleImage returns the first image of an index.
 func singleImage(t *testing.T, store *Store, index Image, name string) Image {
 	t.Helper()
 	var list ocispec.Index
@@ -201,7 +200,7 @@ func singleImage(t *testing.T, store *Store, index Image, name string) Image {
 	return Image{Reference: name, Descriptor: oci.Plain(list.Manifests[0])}
 }
 
-// checkSource verifies that a source has the golden images, whole.
+// checkSource verifies that a source has all blobs of the golden images.
 func checkSource(t *testing.T, src *Source, want map[string]digest.Digest) {
 	t.Helper()
 	found := map[string]digest.Digest{}
@@ -223,7 +222,7 @@ func checkSource(t *testing.T, src *Source, want map[string]digest.Digest) {
 	}
 }
 
-func TestLayoutsOfOtherToolsAreRead(t *testing.T) {
+func TestOpenReadsLayoutsOfOtherTools(t *testing.T) {
 	for name, g := range goldens(t) {
 		t.Run(name, func(t *testing.T) {
 			checkSource(t, mustOpen(t, g.dir), g.images)
@@ -239,7 +238,7 @@ func TestLayoutsOfOtherToolsAreRead(t *testing.T) {
 	}
 }
 
-// tarOf is a directory as tar packs it.
+// tarOf returns a tar of a directory.
 func tarOf(t *testing.T, dir string) []byte {
 	t.Helper()
 	var buf bytes.Buffer
@@ -314,7 +313,7 @@ func TestOtherToolsReadWhatIsWritten(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			t.Run("this one", func(t *testing.T) {
+			t.Run("Open", func(t *testing.T) {
 				checkSource(t, mustOpen(t, dir), g.images)
 				checkSource(t, mustOpen(t, archive), g.images)
 			})
@@ -343,7 +342,7 @@ func TestOtherToolsReadWhatIsWritten(t *testing.T) {
 	}
 }
 
-// checkORAS resolves each image by its whole name and copies it.
+// checkORAS resolves each image by its full name and copies it.
 func checkORAS(t *testing.T, from oras.ReadOnlyTarget, want map[string]digest.Digest) {
 	t.Helper()
 	for name, d := range want {
@@ -362,7 +361,7 @@ func checkORAS(t *testing.T, from oras.ReadOnlyTarget, want map[string]digest.Di
 	}
 }
 
-// checkCrane finds each image by base.name, and verifies all of it.
+// checkCrane finds each image by base.name and verifies its blobs.
 func checkCrane(t *testing.T, dir string, want map[string]digest.Digest) {
 	t.Helper()
 	root, err := ggcrlayout.ImageIndexFromPath(dir)
@@ -452,8 +451,8 @@ func checkCraneImage(image ggcr.Image) error {
 	return nil
 }
 
-// What crane's library adds to a layout that was written here is read here, too.
-func TestALayoutThatSeveralToolsWriteTo(t *testing.T) {
+// Images that crane's library adds to a layout of ours can be read.
+func TestLayoutWrittenBySeveralTools(t *testing.T) {
 	store := &Store{}
 	index := testImage(t, store, "ghcr.io/a/index:1", 1000, "amd64", "arm64")
 	single := singleImage(t, store, index, "quay.io/b/single:2")
@@ -510,8 +509,8 @@ func TestALayoutThatSeveralToolsWriteTo(t *testing.T) {
 	checkSource(t, mustOpen(t, dir), want)
 }
 
-// Docker archives that crane's library writes have compressed layers.
-func TestDockerArchivesOfCrane(t *testing.T) {
+// Docker archives written by crane's library have compressed layers.
+func TestOpenReadsDockerArchivesOfCrane(t *testing.T) {
 	image := craneImage(t, 3)
 	tag, err := ggcrname.NewTag("ghcr.io/a/b:1")
 	if err != nil {
@@ -546,16 +545,16 @@ func TestDockerArchivesOfCrane(t *testing.T) {
 	}
 }
 
-// What docker saves is the same image from a file and from a stream.
-func TestWhatDockerSavesToAFile(t *testing.T) {
+// A docker archive has the same images as a file and as a stream.
+func TestOpenAndOpenStreamAgree(t *testing.T) {
 	one := dockerdaemontest.Image{Names: []string{"one:1"}, Layers: []dockerdaemontest.Layer{layer(1, 5000),
 		layer(2, 100)}}
 	two := dockerdaemontest.Image{Names: []string{"two:2", "two:latest"}, Layers: []dockerdaemontest.Layer{layer(1, 5000),
 		layer(0, 0)}}
 	for name, files := range map[string]dockerdaemontest.Files{
-		"before 25":                      dockerdaemontest.Legacy(one, two),
-		"from 25 on":                     dockerdaemontest.Modern(one, two),
-		"from 25 on, an image by its ID": dockerdaemontest.Modern(one, dockerdaemontest.Image{Layers: two.Layers}),
+		"before 25":                    dockerdaemontest.Legacy(one, two),
+		"from 25 on":                   dockerdaemontest.Modern(one, two),
+		"since 25, an image by its ID": dockerdaemontest.Modern(one, dockerdaemontest.Image{Layers: two.Layers}),
 		"containerd's": dockerdaemontest.Containerd(
 			dockerdaemontest.Index{Name: "one:1", Images: []dockerdaemontest.Image{one}, Absent: []string{"arm64"},
 				Attested: true},

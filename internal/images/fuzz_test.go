@@ -20,7 +20,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/blobstore"
 )
 
-// FuzzOpen reads archives that somebody has tampered with.
+// FuzzOpen reads modified archives.
 func FuzzOpen(f *testing.F) {
 	store := &Store{}
 	image := testImage(f, store, "", 600, "amd64", "arm64")
@@ -36,9 +36,9 @@ func FuzzOpen(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) { checkArchive(t, dir, b) })
 }
 
-// FuzzDescribed reads archives whose descriptions of what is in them are arbitrary, and whose digests and checksums are right, so that what is
-// behind these checks is reached: in the texts, $config and $manifest stand for the digests of the texts config and manifest, $layer for that of
-// one byte, and a # at the end of each for the size.
+// FuzzDescribed reads archives with arbitrary metadata but correct digests and checksums, to reach the
+// code behind these checks. In the texts, $config and $manifest stand for the digests of the texts
+// config and manifest, $layer for that of one byte, and each of them followed by # for the size.
 func FuzzDescribed(f *testing.F) {
 	const (
 		config   = `{"architecture":"amd64","os":"linux","rootfs":{"type":"layers","diff_ids":["$layer"]}}`
@@ -61,7 +61,7 @@ func FuzzDescribed(f *testing.F) {
 	f.Fuzz(func(t *testing.T, config, manifest, index, saved string) {
 		files := []file{{name: "oci-layout", data: []byte(`{"imageLayoutVersion":"1.0.0"}`)},
 			{name: "layer.tar", data: []byte("x")}}
-		// Some of the texts name files by digests without their algorithm.
+		// Some of the texts name files by digests without the algorithm.
 		replacements := []string{"blobs/sha256/$absent", "blobs/sha256/" + digest.FromString("absent").Encoded(), "$absent",
 			digest.FromString("absent").String()}
 		settle := func(text string) []byte { return []byte(strings.NewReplacer(replacements...).Replace(text)) }
@@ -86,8 +86,9 @@ func FuzzDescribed(f *testing.F) {
 	})
 }
 
-// checkArchive checks what Open makes of an archive: it is complete, the size of each blob right, and each that can be read to its end is what its
-// digest says. Written again and opened, it is the same. What OpenStream takes Open takes, and finds the same in it.
+// checkArchive checks that an archive that Open accepts is complete, that blobs have the right sizes
+// and match their digests, and that writing and opening it again gives the same images. If OpenStream
+// accepts an archive, so must Open, with the same images.
 func checkArchive(t *testing.T, dir string, b []byte) {
 	path := filepath.Join(dir, "archive")
 	if err := os.WriteFile(path, b, 0o600); err != nil {
@@ -105,9 +106,9 @@ func checkArchive(t *testing.T, dir string, b []byte) {
 	streamed, streamErr := OpenStream(t.Context(), bytes.NewReader(b), store)
 	switch {
 	case streamErr == nil && err != nil:
-		t.Fatalf("a stream is taken that as a file is not: %v", err)
+		t.Fatalf("OpenStream accepts what Open rejects: %v", err)
 	case streamErr == nil && !reflect.DeepEqual(streamed.Images(), src.Images()):
-		t.Errorf("as a stream it has the images\n%+v, as a file\n%+v", streamed.Images(), src.Images())
+		t.Errorf("OpenStream found the images\n%+v, Open\n%+v", streamed.Images(), src.Images())
 	}
 	if err != nil {
 		return
@@ -115,7 +116,7 @@ func checkArchive(t *testing.T, dir string, b []byte) {
 	if len(src.Images()) == 0 {
 		t.Fatal("a source without images")
 	}
-	sound := true
+	readable := true
 	for _, image := range src.Images() {
 		nodes, err := graph(t.Context(), src, image.Descriptor)
 		if err != nil {
@@ -125,7 +126,7 @@ func checkArchive(t *testing.T, dir string, b []byte) {
 			data, err := readBlob(t, src, node)
 			switch {
 			case err != nil:
-				sound = false
+				readable = false
 			case int64(len(data)) != node.Size || node.Digest != node.Digest.Algorithm().FromBytes(data):
 				t.Errorf("%s with %d bytes is read as %d bytes with %s", node.Digest, node.Size, len(data), digest.FromBytes(data))
 			}
@@ -139,10 +140,10 @@ func checkArchive(t *testing.T, dir string, b []byte) {
 	}
 	var again bytes.Buffer
 	if err := WriteArchive(t.Context(), &again, src, src.Images()...); err != nil {
-		return // names that no layout can have, digests that are wrong
+		return // invalid names or wrong digests
 	}
-	if !sound {
-		t.Error("what cannot be read was written")
+	if !readable {
+		t.Error("an unreadable blob was written")
 	}
 	copyBlob := filepath.Join(dir, "copy")
 	if err := os.WriteFile(copyBlob, again.Bytes(), 0o600); err != nil {
@@ -150,11 +151,11 @@ func checkArchive(t *testing.T, dir string, b []byte) {
 	}
 	read, err := Open(t.Context(), copyBlob)
 	if err != nil {
-		t.Fatalf("what was written cannot be read: %v", err)
+		t.Fatalf("the written archive cannot be read: %v", err)
 	}
 	defer read.Close()
 	if got, want := imagesByName(read), imagesByName(src); !reflect.DeepEqual(got, want) {
-		t.Errorf("written and read again it has\n%v, want\n%v", got, want)
+		t.Errorf("after writing and reading again, the images are\n%v, want\n%v", got, want)
 	}
 }
 
@@ -172,7 +173,7 @@ func readBlob(t *testing.T, src *Source, desc ocispec.Descriptor) ([]byte, error
 	return data, nil
 }
 
-// imagesByName are the images of a source that have a name, by that as it is written.
+// imagesByName returns the named images of a source, by normalized name and digest.
 func imagesByName(src *Source) map[string]ocispec.Descriptor {
 	found := map[string]ocispec.Descriptor{}
 	for _, image := range src.Images() {

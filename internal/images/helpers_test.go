@@ -39,8 +39,8 @@ const (
 	testPassword = "a long secret"
 )
 
-// testRegistry is distribution's registry behind TLS. Reading is free; writing
-// needs the credential. front, unless nil, handles requests first.
+// testRegistry is distribution's registry behind TLS. Only writing needs the credential. front, unless
+// nil, handles requests first.
 type testRegistry struct {
 	*httptest.Server
 	app      http.Handler
@@ -110,7 +110,7 @@ func (r *testRegistry) count(prefix string) int {
 	return n
 }
 
-// client is the way to the registry, with changes if wanted.
+// client returns a client of the registry.
 func (r *testRegistry) client(t *testing.T, change func(*remote.Options)) *remote.Registry {
 	t.Helper()
 	opts := remote.Options{
@@ -164,7 +164,7 @@ func (r *testRegistry) get(t *testing.T, path string) []byte {
 	return body
 }
 
-// checkWhole verifies that the registry has all of an image under its tag.
+// checkWhole verifies that the registry has all blobs of an image under its tag.
 func (r *testRegistry) checkWhole(t *testing.T, src content.Fetcher, image Image) {
 	t.Helper()
 	repository, tag, err := Repository(image.Reference)
@@ -189,7 +189,7 @@ func (r *testRegistry) checkWhole(t *testing.T, src content.Fetcher, image Image
 	}
 }
 
-// noise is bytes that do not compress, the same for the same seed.
+// noise returns incompressible bytes that depend only on the seed.
 func noise(seed uint64, size int) []byte {
 	b := make([]byte, size)
 	source := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), 1})
@@ -197,8 +197,8 @@ func noise(seed uint64, size int) []byte {
 	return b
 }
 
-// testImage puts an index of images for platforms into a store; each has its own
-// layer of the given size, and they share one.
+// testImage stores an index with an image per platform. Each image has its own layer of the given
+// size, and all share another layer.
 func testImage(t testing.TB, store *Store, reference string, size int, architectures ...string) Image {
 	t.Helper()
 	add := func(mediaType string, b []byte) ocispec.Descriptor {
@@ -237,12 +237,12 @@ func testImage(t testing.TB, store *Store, reference string, size int, architect
 	return Image{Reference: reference, Descriptor: root}
 }
 
-// file is an entry of an archive that a test makes.
+// file is an entry of a test archive.
 type file struct {
 	name string
 	data []byte
 	link string
-	kind byte // of tar; 0 is a regular file, or a symbolic link where link is set
+	kind byte // tar type; 0 means a regular file, or a symbolic link if link is set
 }
 
 func makeTar(t testing.TB, files ...file) []byte {
@@ -301,7 +301,7 @@ func writeTemp(t *testing.T, name string, b []byte) string {
 	return path
 }
 
-// layoutFiles are an OCI layout of the images, each listed with its annotations.
+// layoutFiles returns the files of an OCI layout with the images and their annotations.
 func layoutFiles(t testing.TB, store *Store, listed ...ocispec.Descriptor) []file {
 	t.Helper()
 	files := []file{
@@ -331,7 +331,7 @@ func annotated(image Image, annotations map[string]string) ocispec.Descriptor {
 	return desc
 }
 
-// writeLayout writes files as a directory.
+// writeLayout writes the files to a directory.
 func writeLayout(t *testing.T, files []file) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -356,9 +356,9 @@ func fetchAll(t testing.TB, src content.Fetcher, desc ocispec.Descriptor) []byte
 	return b
 }
 
-// dockerArchive is what docker save writes before version 25: for each layer a
-// directory with its tar and legacy metadata, the configuration named after its
-// digest, manifest.json and repositories.
+// dockerArchive returns the files that docker save writes before version 25: for each layer a
+// directory with its tar and legacy metadata, the configuration named by its digest, manifest.json and
+// repositories.
 func dockerArchive(t testing.TB, tags []string, layers ...[]byte) []file {
 	t.Helper()
 	config := ocispec.Image{
@@ -401,7 +401,7 @@ func mustOpen(t *testing.T, path string) *Source {
 	return src
 }
 
-// cancelled is a context that has ended.
+// cancelled returns a canceled context.
 func cancelled(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

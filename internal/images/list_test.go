@@ -15,12 +15,12 @@ func TestReadList(t *testing.T) {
 		text string
 		want []string
 	}{
-		"one a line":                    {"nginx\nghcr.io/a/b:1\n", []string{"nginx", "ghcr.io/a/b:1"}},
-		"the last line without its end": {"nginx", []string{"nginx"}},
+		"one per line":          {"nginx\nghcr.io/a/b:1\n", []string{"nginx", "ghcr.io/a/b:1"}},
+		"no newline at the end": {"nginx", []string{"nginx"}},
 		"comments and blank lines": {"# all of them\n\n  nginx:1 # the proxy\n\t# not this one\n\t b:2\t#x\n",
 			[]string{"nginx:1", "b:2"}},
-		"a line twice":                    {"b\na\nb\n", []string{"b", "a"}},
-		"lines of Windows":                {"\ufeffa:1\r\nb:1\r\n\r\n", []string{"a:1", "b:1"}},
+		"duplicate lines":                 {"b\na\nb\n", []string{"b", "a"}},
+		"CRLF and byte order mark":        {"\ufeffa:1\r\nb:1\r\n\r\n", []string{"a:1", "b:1"}},
 		"a digest":                        {"a@" + emptySum + "\n", []string{"a@" + emptySum}},
 		"an image of the Docker engine":   {"docker-daemon:team/app:1\n", []string{"docker-daemon:team/app:1"}},
 		"a registry with an IPv6 address": {"[::1]:5000/a:1\n", []string{"[::1]:5000/a:1"}},
@@ -39,7 +39,7 @@ func TestReadList(t *testing.T) {
 
 const emptySum = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
-func TestReadListRefuses(t *testing.T) {
+func TestReadListRejects(t *testing.T) {
 	for name, c := range map[string]struct {
 		r    io.Reader
 		want string
@@ -48,14 +48,14 @@ func TestReadListRefuses(t *testing.T) {
 			`my.txt:3: image reference "b:1 c:1": invalid reference format`},
 		"a scheme": {strings.NewReader("https://ghcr.io/a\n"),
 			`my.txt:1: image reference "https://ghcr.io/a": invalid reference format`},
-		"a # inside of a name": {strings.NewReader("a#b\n"), `my.txt:1: image reference "a#b": invalid reference format`},
+		"a # within a name": {strings.NewReader("a#b\n"), `my.txt:1: image reference "a#b": invalid reference format`},
 		"an engine without an image": {strings.NewReader("docker-daemon:\n"),
 			`my.txt:1: image reference "docker-daemon:": has no name after the colon: want one as in docker-daemon:nginx:1.27`},
 		"nothing": {strings.NewReader("# nothing\n"),
 			"my.txt: contains no image reference: want one per line, with comments after #"},
 		"an image file": {strings.NewReader("a:1\n" + strings.Repeat("x", 5000)),
 			"my.txt:2: line has more than 4096 bytes: want one image reference per line"},
-		"a broken disk": {iotest.ErrReader(errors.New("input/output error")), "my.txt: input/output error"},
+		"a read error": {iotest.ErrReader(errors.New("input/output error")), "my.txt: input/output error"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			refs, err := ReadList(c.r, "my.txt")

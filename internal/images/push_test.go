@@ -27,7 +27,7 @@ import (
 func TestPush(t *testing.T) {
 	for name, storage := range map[string]func(t *testing.T) configuration.Storage{
 		"into memory": func(*testing.T) configuration.Storage { return configuration.Storage{"inmemory": nil} },
-		"onto a file system": func(t *testing.T) configuration.Storage {
+		"to a file system": func(t *testing.T) configuration.Storage {
 			return configuration.Storage{"filesystem": {"rootdirectory": t.TempDir()}}
 		},
 	} {
@@ -47,7 +47,7 @@ func TestPush(t *testing.T) {
 			}
 			server.checkWhole(t, store, image)
 			if first.BlobsSent != len(nodes) || first.BlobsSkipped != 0 || first.BytesSent != total || first.BytesSkipped != 0 {
-				t.Errorf("first push: %+v, want all of %d blobs and %d bytes sent", first, len(nodes), total)
+				t.Errorf("first push: %+v, want %d blobs and %d bytes sent", first, len(nodes), total)
 			}
 			if want := server.host() + "/library/hello:1"; first.Reference != want || first.Digest != image.Descriptor.Digest ||
 				first.Image != image.Reference {
@@ -63,7 +63,7 @@ func TestPush(t *testing.T) {
 				t.Errorf("second push: %+v, want all skipped", again)
 			}
 			if n := server.count("P"); n != 0 {
-				t.Errorf("second push: %d requests that write", n)
+				t.Errorf("second push: %d write requests", n)
 			}
 
 			image.Reference = "docker.io/library/hello:2"
@@ -73,7 +73,7 @@ func TestPush(t *testing.T) {
 			}
 			server.checkWhole(t, store, image)
 			if renamed.BlobsSent != 1 || renamed.BytesSent != image.Descriptor.Size {
-				t.Errorf("push under another tag: %+v, want the index alone sent", renamed)
+				t.Errorf("push under another tag: %+v, want only the index sent", renamed)
 			}
 
 			other := testImage(t, store, "hello:3", 100_000, "amd64", "arm64", "riscv64")
@@ -89,7 +89,7 @@ func TestPush(t *testing.T) {
 			// Layer, configuration and manifest for riscv64, and the index.
 			if more.BlobsSent != 4 || more.BlobsSkipped != len(nodes)-4 ||
 				more.BytesSent+more.BytesSkipped != totalSize(nodes) || more.BytesSent > 110_000 {
-				t.Errorf("push of an image that shares most: %+v, want 4 blobs sent", more)
+				t.Errorf("push of an image that shares most blobs: %+v, want 4 blobs sent", more)
 			}
 		})
 	}
@@ -154,7 +154,7 @@ func TestResultAsJSON(t *testing.T) {
 	}
 }
 
-func TestPushLeavesOutWhatMayNotBeRedistributed(t *testing.T) {
+func TestPushOmitsForeignLayers(t *testing.T) {
 	server := newTestRegistry(t, nil)
 	store := &Store{}
 	config, err := store.addJSON(ocispec.MediaTypeImageConfig, ocispec.Image{})
@@ -185,7 +185,7 @@ func TestPushLeavesOutWhatMayNotBeRedistributed(t *testing.T) {
 	}
 }
 
-// progress collects what a push reports, and checks the rules for it.
+// progress records the progress of a push and checks that it is consistent.
 type progress struct {
 	t     *testing.T
 	last  Progress
@@ -213,8 +213,8 @@ func (p *progress) checkDone() {
 	}
 }
 
-// What lies on this machine is not on its way because it was opened.
-func TestProgressOfAPushFollowsWhatIsSent(t *testing.T) {
+// Bytes count as sent when they are sent, not when a local blob is opened.
+func TestPushProgressFollowsSentBytes(t *testing.T) {
 	server := newTestRegistry(t, nil)
 	store := &Store{}
 	image := testImage(t, store, "hello:1", 200_000, "amd64")
@@ -231,7 +231,7 @@ func TestProgressOfAPushFollowsWhatIsSent(t *testing.T) {
 	}
 }
 
-func TestPushThatWasInterruptedSendsTheRestTheNextTime(t *testing.T) {
+func TestPushResumesAfterAnInterruption(t *testing.T) {
 	server := newTestRegistry(t, nil)
 	store := &Store{}
 	image := testImage(t, store, "big:1", 1<<20, "amd64", "arm64", "riscv64")
@@ -241,7 +241,7 @@ func TestPushThatWasInterruptedSendsTheRestTheNextTime(t *testing.T) {
 	}
 	total := totalSize(nodes)
 
-	// The link breaks for good in the middle of the third of the large blobs.
+	// The connection breaks permanently in the middle of the third large blob.
 	var down atomic.Bool
 	var uploads atomic.Int32
 	server.setFront(func(w http.ResponseWriter, r *http.Request) bool {
@@ -269,7 +269,7 @@ func TestPushThatWasInterruptedSendsTheRestTheNextTime(t *testing.T) {
 	server.mu.Lock()
 	for _, request := range server.requests {
 		if strings.HasPrefix(request, "PUT") && strings.Contains(request, "/manifests/1") {
-			t.Error("the tag was written though the image is not whole")
+			t.Error("the tag was written although the image is incomplete")
 		}
 	}
 	server.mu.Unlock()
@@ -284,17 +284,17 @@ func TestPushThatWasInterruptedSendsTheRestTheNextTime(t *testing.T) {
 	p.checkDone()
 	server.checkWhole(t, store, image)
 	if second.BytesSkipped < 2<<20 {
-		t.Errorf("second push: %+v: the two large blobs that had arrived were sent again", second)
+		t.Errorf("second push: %+v: the two stored large blobs were sent again", second)
 	}
 	if second.BytesSent+second.BytesSkipped != total || p.last.Done != second.BytesSent {
 		t.Errorf("second push: %+v with progress %+v, want %d bytes in all", second, p.last, total)
 	}
 	if firstSent <= second.BytesSkipped {
-		t.Errorf("first push: %d bytes sent, but %d had arrived and more was on its way", firstSent, second.BytesSkipped)
+		t.Errorf("first push: %d bytes sent, want more than the %d bytes that were stored", firstSent, second.BytesSkipped)
 	}
 }
 
-// drop closes the connection without an answer.
+// drop closes the connection without a response.
 func drop(t *testing.T, w http.ResponseWriter) {
 	conn, _, err := w.(http.Hijacker).Hijack()
 	if err != nil {
@@ -304,8 +304,8 @@ func drop(t *testing.T, w http.ResponseWriter) {
 	conn.Close()
 }
 
-// The registry took the blob, and its answer was lost.
-func TestPushDoesNotRepeatWhatHasArrived(t *testing.T) {
+// The registry stores the blob, but its response is lost.
+func TestPushDoesNotRepeatStoredBlobs(t *testing.T) {
 	server := newTestRegistry(t, nil)
 	store := &Store{}
 	image := testImage(t, store, "hello:1", 200_000, "amd64")
@@ -371,13 +371,13 @@ func TestPushErrors(t *testing.T) {
 		client    func(*remote.Options)
 		ctx       context.Context
 		want      []string
-		quick     bool // nothing is repeated that cannot get better
+		quick     bool // permanent errors are not retried
 	}{
-		"a blob that was altered is not sent whole": {src: altered, want: []string{"blob " + large.Digest.String() +
+		"an altered blob is not sent completely": {src: altered, want: []string{"blob " + large.Digest.String() +
 			": does not match its digest: it was altered or damaged"}, quick: true},
-		"a blob that is missing": {src: withoutBlob, want: []string{"blob " + large.Digest.String() +
+		"a missing blob": {src: withoutBlob, want: []string{"blob " + large.Digest.String() +
 			": not found"}, quick: true},
-		"an index that is missing": {src: withoutManifest,
+		"a missing index": {src: withoutManifest,
 			want: []string{"index " + image.Descriptor.Digest.String() + ": not found"}, quick: true},
 		"an invalid name": {reference: "No:1",
 			want: []string{`image reference "No:1"`, "must be lowercase"}, quick: true},
@@ -386,18 +386,18 @@ func TestPushErrors(t *testing.T) {
 		"no credential": {client: func(o *remote.Options) { o.Credential = nil },
 			want: []string{"pushing image hello:1 to " + server.host() + ": ", " sha256:",
 				"requires a credential: log in with docker login"}, quick: true},
-		"no credential, with other advice": {client: func(o *remote.Options) {
+		"no credential, with custom advice": {client: func(o *remote.Options) {
 			o.Credential, o.LoginHint = nil,
-				"ask the captain"
-		}, want: []string{"requires a credential: ask the captain"}, quick: true},
+				"ask your administrator"
+		}, want: []string{"requires a credential: ask your administrator"}, quick: true},
 		"a wrong credential": {client: func(o *remote.Options) {
 			o.Credential = auth.StaticCredential(o.Host, auth.Credential{Username: testUser, Password: "wrong"})
 		}, want: []string{" sha256:", "401", "authentication required"}, quick: true},
-		"a certificate that is not trusted": {client: func(o *remote.Options) { o.TLS = nil },
+		"an untrusted certificate": {client: func(o *remote.Options) { o.TLS = nil },
 			want: []string{"certificate signed by unknown authority"}, quick: true},
-		"a certificate of another name": {client: func(o *remote.Options) { o.TLS.ServerName = "registry.test" },
+		"a certificate for another name": {client: func(o *remote.Options) { o.TLS.ServerName = "registry.test" },
 			want: []string{"registry.test"}, quick: true},
-		"plain HTTP where there is TLS": {client: func(o *remote.Options) { o.PlainHTTP = true }, want: []string{"400"},
+		"plain HTTP to a TLS port": {client: func(o *remote.Options) { o.PlainHTTP = true }, want: []string{"400"},
 			quick: true},
 		"an unreachable registry": {client: func(o *remote.Options) { o.Host = closed.Addr().String(); o.Retries = 1 },
 			want: []string{"connection refused"}},
@@ -441,7 +441,7 @@ func TestPushErrors(t *testing.T) {
 				t.Errorf("tried again:\n%s", log.String())
 			}
 			if !c.quick && log.Len() == 0 {
-				t.Error("not tried again")
+				t.Error("no retry")
 			}
 			server.mu.Lock()
 			defer server.mu.Unlock()

@@ -5,23 +5,23 @@ import "testing"
 func TestRepository(t *testing.T) {
 	const sum = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 	for name, c := range map[string]struct{ ref, repository, tag string }{
-		"a bare name is Docker Hub's latest":     {"nginx", "library/nginx", "latest"},
-		"a bare name keeps its tag":              {"nginx:1.27", "library/nginx", "1.27"},
-		"a namespace of Docker Hub":              {"bitnami/redis", "bitnami/redis", "latest"},
-		"Docker Hub in full":                     {"docker.io/library/hello:1", "library/hello", "1"},
-		"Docker Hub in full without its library": {"docker.io/hello:1", "library/hello", "1"},
-		"Docker Hub's old name":                  {"index.docker.io/library/hello:1", "library/hello", "1"},
-		"another registry":                       {"ghcr.io/a/b:1", "a/b", "1"},
-		"a deep path":                            {"registry.example.com/a/b/c/d:v1", "a/b/c/d", "v1"},
-		"a registry with a port":                 {"registry.example.com:5000/a", "a", "latest"},
-		"the loopback address":                   {"127.0.0.1:31999/x:1", "x", "1"},
-		"the loopback address of IPv6":           {"[::1]:31999/x:1", "x", "1"},
-		"localhost":                              {"localhost/x:1", "x", "1"},
-		"a name whose first part is no host": {"zarf-registry/registry:0.1.0", "zarf-registry/registry",
+		"a bare name is Docker Hub's latest": {"nginx", "library/nginx", "latest"},
+		"a bare name keeps its tag":          {"nginx:1.27", "library/nginx", "1.27"},
+		"a namespace of Docker Hub":          {"bitnami/redis", "bitnami/redis", "latest"},
+		"Docker Hub in full":                 {"docker.io/library/hello:1", "library/hello", "1"},
+		"Docker Hub in full without library": {"docker.io/hello:1", "library/hello", "1"},
+		"Docker Hub's old name":              {"index.docker.io/library/hello:1", "library/hello", "1"},
+		"another registry":                   {"ghcr.io/a/b:1", "a/b", "1"},
+		"a deep path":                        {"registry.example.com/a/b/c/d:v1", "a/b/c/d", "v1"},
+		"a registry with a port":             {"registry.example.com:5000/a", "a", "latest"},
+		"the loopback address":               {"127.0.0.1:31999/x:1", "x", "1"},
+		"the loopback address of IPv6":       {"[::1]:31999/x:1", "x", "1"},
+		"localhost":                          {"localhost/x:1", "x", "1"},
+		"a name whose first part is not a host": {"zarf-registry/registry:0.1.0", "zarf-registry/registry",
 			"0.1.0"},
-		"a digest":                 {"quay.io/a/b@" + sum, "a/b", sum},
-		"a digest outweighs a tag": {"quay.io/a/b:1@" + sum, "a/b", sum},
-		"a tag as cosign makes it": {"ghcr.io/a/b:sha256-e3b0c442.sig", "a/b",
+		"a digest":                             {"quay.io/a/b@" + sum, "a/b", sum},
+		"a digest takes precedence over a tag": {"quay.io/a/b:1@" + sum, "a/b", sum},
+		"a tag of cosign": {"ghcr.io/a/b:sha256-e3b0c442.sig", "a/b",
 			"sha256-e3b0c442.sig"},
 		"upper case makes the first part a registry's name": {"MyHost/a:1", "a", "1"},
 	} {
@@ -36,13 +36,13 @@ func TestRepository(t *testing.T) {
 		"nothing":            "",
 		"a scheme":           "https://ghcr.io/a/b:1",
 		"upper case in path": "ghcr.io/A/b:1",
-		"a path upwards":     "ghcr.io/a/../b:1",
+		"a path with ..":     "ghcr.io/a/../b:1",
 		"a short digest":     "a@sha256:abc",
 		"no tag after colon": "nginx:",
 		"blanks":             "my image",
 		"an image id":        sum[len("sha256:"):],
 	} {
-		t.Run("refuses "+name, func(t *testing.T) {
+		t.Run("rejects "+name, func(t *testing.T) {
 			if repository, tag, err := Repository(ref); err == nil {
 				t.Errorf("Repository(%q) = %q, %q; want an error", ref, repository, tag)
 			}

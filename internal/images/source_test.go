@@ -47,14 +47,14 @@ func TestOpenReadsEachKindOfSource(t *testing.T) {
 			2},
 		"an OCI archive": {writeTemp(t, "image", makeTar(t, layout...)), "OCI archive",
 			"docker.io/library/hello:1", 2},
-		"an OCI archive whatever its name": {writeTemp(t, "image.zip", makeTar(t, layout...)), "OCI archive",
+		"an OCI archive with any file name": {writeTemp(t, "image.zip", makeTar(t, layout...)), "OCI archive",
 			"docker.io/library/hello:1", 2},
 		"an OCI archive compressed with gzip": {writeTemp(t, "image.tar", gzipped(t, makeTar(t, layout...))),
 			"OCI archive", "docker.io/library/hello:1", 2},
-		"an OCI archive as tar -C dir . makes it": {writeTemp(t, "image.tar",
+		"an OCI archive of tar -C dir .": {writeTemp(t, "image.tar",
 			makeTar(t, append([]file{{name: "./", kind: tar.TypeDir}},
 				dotted...)...)), "OCI archive", "docker.io/library/hello:1", 2},
-		"the OCI layout where docker save writes both": {writeTemp(t, "image.tar", makeTar(t, both...)), "OCI archive",
+		"an archive with both formats, as docker save writes it": {writeTemp(t, "image.tar", makeTar(t, both...)), "OCI archive",
 			"docker.io/library/hello:1", 2},
 		"a docker archive": {writeTemp(t, "image.tar", makeTar(t, docker...)), "docker archive",
 			"hello:1", 1},
@@ -62,16 +62,16 @@ func TestOpenReadsEachKindOfSource(t *testing.T) {
 			"docker archive", "hello:1", 1},
 		"an OCI archive without the tar's end marker": {writeTemp(t, "image.tar",
 			bytes.TrimSuffix(makeTar(t, layout...), make([]byte, 2*tarBlock))), "OCI archive", "docker.io/library/hello:1", 2},
-		"a docker archive that somebody has unpacked": {writeLayout(t,
+		"an unpacked docker archive": {writeLayout(t,
 			slices.DeleteFunc(slices.Clone(docker),
 				func(f file) bool { return f.kind == tar.TypeDir })), "docker layout", "hello:1", 1},
-		"an OCI archive with another archive behind it": {writeTemp(t, "image.tar", append(makeTar(t, layout...), "more"...)),
+		"an OCI archive with trailing data": {writeTemp(t, "image.tar", append(makeTar(t, layout...), "more"...)),
 			"OCI archive", "docker.io/library/hello:1", 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			src := mustOpen(t, c.path)
 			if src.Kind() != c.kind {
-				t.Errorf("it is taken for an %s, want %s", src.Kind(), c.kind)
+				t.Errorf("recognized as an %s, want %s", src.Kind(), c.kind)
 			}
 			list := src.Images()
 			if len(list) != 1 || list[0].Reference != c.reference || len(list[0].Platforms) != c.platforms {
@@ -92,7 +92,7 @@ func TestOpenReadsEachKindOfSource(t *testing.T) {
 	}
 }
 
-func TestOpenLeavesNothingBehind(t *testing.T) {
+func TestOpenRemovesTemporaryFiles(t *testing.T) {
 	temp := t.TempDir()
 	t.Setenv("TMPDIR", temp)
 	store := &Store{}
@@ -107,7 +107,7 @@ func TestOpenLeavesNothingBehind(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := Open(t.Context(), bad); err == nil {
-		t.Error("opened something that is not an archive")
+		t.Error("opened a file that is not an archive")
 	}
 	if _, err := Open(cancelled(t), good); !errors.Is(err, context.Canceled) {
 		t.Errorf("with a cancelled context: %v", err)
@@ -126,15 +126,15 @@ func TestImageNames(t *testing.T) {
 	}{
 		"containerd's and docker's name": {map[string]string{oci.AnnotationContainerdName: full,
 			ocispec.AnnotationRefName: "1"}, full},
-		"ORAS's whole name": {map[string]string{ocispec.AnnotationRefName: full}, full},
+		"ORAS's full name": {map[string]string{ocispec.AnnotationRefName: full}, full},
 		"ORAS's and crane's": {map[string]string{ocispec.AnnotationRefName: full,
 			ocispec.AnnotationBaseImageName: full}, full},
-		"a short but whole name":  {map[string]string{ocispec.AnnotationRefName: "nginx:1"}, "nginx:1"},
-		"crane's name alone":      {map[string]string{ocispec.AnnotationBaseImageName: full}, full},
-		"skopeo's tag is no name": {map[string]string{ocispec.AnnotationRefName: "latest"}, ""},
-		"what an image was built on is not its name": {map[string]string{ocispec.AnnotationRefName: "1",
+		"a short but complete name": {map[string]string{ocispec.AnnotationRefName: "nginx:1"}, "nginx:1"},
+		"crane's name alone":        {map[string]string{ocispec.AnnotationBaseImageName: full}, full},
+		"skopeo's tag is no name":   {map[string]string{ocispec.AnnotationRefName: "latest"}, ""},
+		"the base image is not the name": {map[string]string{ocispec.AnnotationRefName: "1",
 			ocispec.AnnotationBaseImageName: base}, ""},
-		"containerd's name although built on something": {map[string]string{oci.AnnotationContainerdName: full,
+		"containerd's name with a base image": {map[string]string{oci.AnnotationContainerdName: full,
 			ocispec.AnnotationBaseImageName: base}, full},
 		"nothing": {nil, ""},
 	} {
@@ -167,11 +167,11 @@ func TestSelect(t *testing.T) {
 		want      []string
 		err       string
 	}{
-		"all images go by their names": {
+		"all images by their names": {
 			src:  open(annotated(one, containerdName("docker.io/a/one:1")), annotated(two, containerdName("docker.io/a/two:1"))),
 			want: []string{"docker.io/a/one:1", "docker.io/a/two:1"},
 		},
-		"one image with two names goes by both": {
+		"one image with two names has both": {
 			src: open(annotated(one, containerdName("docker.io/a/one:1")),
 				annotated(one, containerdName("docker.io/a/one:latest"))),
 			want: []string{"docker.io/a/one:1", "docker.io/a/one:latest"},
@@ -183,13 +183,13 @@ func TestSelect(t *testing.T) {
 		"a reference names the one image": {src: open(one.Descriptor), reference: "mine:1", want: []string{"mine:1"}},
 		"a reference renames one with two names": {src: open(annotated(one, containerdName("docker.io/a/one:1")),
 			annotated(one, containerdName("a:2"))), reference: "mine:1", want: []string{"mine:1"}},
-		"a reference for several is refused": {
+		"a reference for several images is rejected": {
 			src: open(annotated(one, containerdName("docker.io/a/one:1")), two.Descriptor), reference: "mine:1",
 			err: "--reference names one image, but there are several: docker.io/a/one:1, " + two.Descriptor.Digest.String(),
 		},
-		"no name is refused": {src: open(one.Descriptor), err: "image " + one.Descriptor.Digest.String() +
+		"no name is rejected": {src: open(one.Descriptor), err: "image " + one.Descriptor.Digest.String() +
 			" has no name: give it one with --reference NAME:TAG"},
-		"a bad name is refused": {src: open(one.Descriptor), reference: "a b",
+		"an invalid name is rejected": {src: open(one.Descriptor), reference: "a b",
 			err: `image reference "a b": invalid reference format`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -218,7 +218,7 @@ func TestSelect(t *testing.T) {
 func TestDockerArchive(t *testing.T) {
 	big, small := makeTar(t, file{name: "a", data: noise(1, 3000)}), makeTar(t, file{name: "b"})
 
-	t.Run("becomes an OCI image with its layers and configuration as they are", func(t *testing.T) {
+	t.Run("becomes an OCI image with unchanged layers and configuration", func(t *testing.T) {
 		files := dockerArchive(t, []string{"hello:1", "example.com/hello:2"}, big, small)
 		src := mustOpen(t, writeTemp(t, "a.tar", makeTar(t, files...)))
 		list := src.Images()
@@ -249,7 +249,7 @@ func TestDockerArchive(t *testing.T) {
 		}
 	})
 
-	t.Run("may have a link where a layer is shared", func(t *testing.T) {
+	t.Run("may link shared layers", func(t *testing.T) {
 		files := dockerArchive(t, []string{"hello:1"}, big, big)
 		i := slices.IndexFunc(files, func(f file) bool {
 			return strings.HasPrefix(f.name, "0") &&
@@ -282,7 +282,7 @@ func TestDockerArchive(t *testing.T) {
 		}
 	})
 
-	t.Run("saved by its id has no name", func(t *testing.T) {
+	t.Run("an image saved by its ID has no name", func(t *testing.T) {
 		src := mustOpen(t, writeTemp(t, "a.tar", makeTar(t, dockerArchive(t, nil, big)...)))
 		if _, err := src.Items(""); err == nil || !strings.Contains(err.Error(), "--reference") {
 			t.Errorf("error: %v", err)
@@ -290,9 +290,9 @@ func TestDockerArchive(t *testing.T) {
 	})
 }
 
-// docker's containerd image store saves the index of an image whole, although it
-// has pulled one platform of it.
-func TestIndexOfWhichAPartIsThere(t *testing.T) {
+// docker's containerd image store saves the complete index of an image of which it has pulled one
+// platform.
+func TestIncompleteIndex(t *testing.T) {
 	store := &Store{}
 	image := testImage(t, store, "", 1000, "amd64", "arm64", "riscv64")
 	var index ocispec.Index
@@ -306,7 +306,7 @@ func TestIndexOfWhichAPartIsThere(t *testing.T) {
 	}
 	linux := func(arch string) ocispec.Platform { return ocispec.Platform{OS: "linux", Architecture: arch} }
 
-	t.Run("one manifest is the image", func(t *testing.T) {
+	t.Run("one manifest becomes the image", func(t *testing.T) {
 		got := mustOpen(t, writeTemp(t, "a.tar", makeTar(t, without(1, 2)...))).Images()[0]
 		if got.Descriptor.Digest != index.Manifests[0].Digest {
 			t.Errorf("image is %s, want the manifest for amd64", got.Descriptor.Digest)
@@ -316,7 +316,7 @@ func TestIndexOfWhichAPartIsThere(t *testing.T) {
 			t.Error(diff)
 		}
 	})
-	t.Run("several are an index of their own", func(t *testing.T) {
+	t.Run("several manifests become a new index", func(t *testing.T) {
 		src := mustOpen(t, writeTemp(t, "a.tar", makeTar(t, without(1)...)))
 		got := src.Images()[0]
 		var part ocispec.Index
@@ -331,11 +331,11 @@ func TestIndexOfWhichAPartIsThere(t *testing.T) {
 			t.Error(diff)
 		}
 	})
-	t.Run("none is an error", func(t *testing.T) {
+	t.Run("no manifest is an error", func(t *testing.T) {
 		checkOpenError(t, writeTemp(t, "a.tar", makeTar(t, without(0, 1, 2)...)),
 			"OCI archive: image a:1: manifest "+index.Manifests[0].Digest.String()+": is missing from the source")
 	})
-	t.Run("a part of an archive that was cut is an error", func(t *testing.T) {
+	t.Run("a truncated archive is an error", func(t *testing.T) {
 		cut := bytes.TrimSuffix(makeTar(t, without(1, 2)...), make([]byte, 2*tarBlock))
 		checkOpenError(t, writeTemp(t, "a.tar", cut),
 			"OCI archive: image a:1: manifest "+index.Manifests[1].Digest.String()+
@@ -355,7 +355,7 @@ func checkOpenError(t *testing.T, path, want string) {
 	}
 }
 
-func TestOpenRefusesWhatIsNotAnImage(t *testing.T) {
+func TestOpenRejectsInvalidSources(t *testing.T) {
 	store := &Store{}
 	image := testImage(t, store, "", 2000, "amd64")
 	layout := layoutFiles(t, store, annotated(image, containerdName("a:1")))
@@ -368,7 +368,7 @@ func TestOpenRefusesWhatIsNotAnImage(t *testing.T) {
 	if oci.IsManifest(layer.MediaType) || !oci.IsManifest(manifest.MediaType) {
 		t.Fatalf("the test expects another order of blobs: %+v", nodes)
 	}
-	// with is the layout with one file changed.
+	// with returns the layout with one file changed.
 	with := func(name string, change func(file) []file) []file {
 		var changed []file
 		found := false
@@ -422,19 +422,19 @@ func TestOpenRefusesWhatIsNotAnImage(t *testing.T) {
 			"is not an image archive: it is a tar without entries"},
 		"compressed text": {gzipped(t, []byte(strings.Repeat("text ", 500))),
 			"is not an image archive: it is gzip-compressed data without a tar in it"},
-		"a tar of something else": {makeTar(t, file{name: "etc/passwd"}, file{name: "bin/sh"}),
+		"a tar of other files": {makeTar(t, file{name: "etc/passwd"}, file{name: "bin/sh"}),
 			"contains no image: has neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but " +
 				"etc/passwd, bin/sh"},
 		"a layout packed with its folder": {makeTar(t, file{name: "my/oci-layout"}, file{name: "my/index.json"}),
 			"contains no image: has neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but " +
 				"my/oci-layout, my/index.json"},
-		"an archive cut within a blob": {whole[:len(whole)-2*tarBlock-100], "is truncated: it ends within entry " +
+		"an archive truncated within a blob": {whole[:len(whole)-2*tarBlock-100], "is truncated: it ends within entry " +
 			layout[len(layout)-1].name},
-		"an archive cut within a header": {whole[:2*tarBlock+100], "is truncated: it ends after entry oci-layout"},
-		"an archive cut between two blobs": {bytes.TrimSuffix(makeTar(t, layout[:3]...), make([]byte, 2*tarBlock)),
+		"an archive truncated within a header": {whole[:2*tarBlock+100], "is truncated: it ends after entry oci-layout"},
+		"an archive truncated between two blobs": {bytes.TrimSuffix(makeTar(t, layout[:3]...), make([]byte, 2*tarBlock)),
 			"OCI archive: image a:1: index " + image.Descriptor.Digest.String() +
 				": is missing from the source (the archive has no end marker, so it seems to be truncated)"},
-		"a compressed archive that was cut": {gzipped(t, whole)[:2000], "is truncated: its compressed data ends early"},
+		"a truncated compressed archive": {gzipped(t, whole)[:2000], "is truncated: its compressed data ends early"},
 		"an archive with a damaged header": {corrupt(whole, 2*tarBlock+20),
 			"is damaged after entry oci-layout: archive/tar: invalid tar header"},
 
@@ -444,13 +444,13 @@ func TestOpenRefusesWhatIsNotAnImage(t *testing.T) {
 			"has an index.json, but no oci-layout, which an OCI layout requires"},
 		"a layout of another version": {makeTar(t, replaced("oci-layout", []byte(`{"imageLayoutVersion":"2.0.0"}`))...),
 			`OCI archive: oci-layout: unsupported version "2.0.0": want 1.0.0`},
-		"an index that is no JSON": {makeTar(t, replaced("index.json", []byte("manifests: []"))...),
+		"an index that is not JSON": {makeTar(t, replaced("index.json", []byte("manifests: []"))...),
 			"OCI archive: index.json: is not valid JSON: invalid character 'm' looking for beginning of value"},
 		"an index without images": {makeTar(t, replaced("index.json", []byte("{}"))...),
 			"OCI archive: contains no image"},
 		"an index that is too large": {makeTar(t, replaced("index.json", make([]byte, oci.MaxManifestSize+1))...),
 			"OCI archive: index.json: has 4194305 bytes: want at most 4194304"},
-		"an index of something else": {makeTar(t, replaced("index.json",
+		"an index of another type": {makeTar(t, replaced("index.json",
 			[]byte(`{"manifests":[{"mediaType":"text/plain","digest":"sha256:abc","size":1}]}`))...),
 			`OCI archive: image sha256:abc: media type "text/plain" is neither a manifest nor an index`},
 		"an index with an invalid digest": {makeTar(t, replaced("index.json",
@@ -460,22 +460,22 @@ func TestOpenRefusesWhatIsNotAnImage(t *testing.T) {
 			"OCI archive: image a:1: blob " + layer.Digest.String() + ": is missing from the source"},
 		"a missing manifest": {makeTar(t, without(oci.BlobPath(manifest.Digest))...),
 			"OCI archive: image a:1: manifest " + manifest.Digest.String() + ": is missing from the source"},
-		"a manifest that was altered": {makeTar(t, replaced(oci.BlobPath(manifest.Digest), damaged)...),
+		"an altered manifest": {makeTar(t, replaced(oci.BlobPath(manifest.Digest), damaged)...),
 			"OCI archive: image a:1: manifest " + manifest.Digest.String() +
 				": does not match its digest: it was altered or damaged"},
 		"a layer of another size": {makeTar(t, replaced(oci.BlobPath(layer.Digest), []byte("short"))...),
 			"OCI archive: image a:1: blob " + layer.Digest.String() + ": has 5 bytes where its descriptor says 500"},
 
-		"a path upwards": {plus(file{name: "../../etc/cron.d/x"}),
+		"a path that leads out": {plus(file{name: "../../etc/cron.d/x"}),
 			`entry "../../etc/cron.d/x" leads out of the archive`},
-		"a path upwards in between": {plus(file{name: "blobs/../../x"}),
+		"a path with .. in the middle": {plus(file{name: "blobs/../../x"}),
 			`entry "blobs/../../x" leads out of the archive`},
 		"an absolute path": {plus(file{name: "/etc/passwd"}), `entry "/etc/passwd" is an absolute path`},
-		"a symbolic link out of it": {plus(file{name: "x", link: "../../etc/passwd"}),
+		"a symbolic link that leads out": {plus(file{name: "x", link: "../../etc/passwd"}),
 			`entry "x" is a link to "../../etc/passwd", which leads out of the archive`},
 		"an absolute symbolic link": {plus(file{name: "x", link: "/etc/passwd"}),
 			`entry "x" is a link to "/etc/passwd", which is an absolute path`},
-		"a hard link out of it": {plus(file{name: "x", link: "../x", kind: tar.TypeLink}),
+		"a hard link that leads out": {plus(file{name: "x", link: "../x", kind: tar.TypeLink}),
 			`entry "x" is a link to "../x", which leads out of the archive`},
 		"a layer that is a broken link": {makeTar(t,
 			with(oci.BlobPath(layer.Digest), func(f file) []file {
@@ -501,13 +501,13 @@ func TestOpenRefusesWhatIsNotAnImage(t *testing.T) {
 			"docker archive: contains no image"},
 		"a docker archive before docker 1.10": {makeTar(t, file{name: "repositories"}),
 			"is a docker archive from before docker 1.10: save the image again with a newer docker"},
-		"a docker archive that counts wrongly": {
+		"a docker archive with a wrong number of layers": {
 			makeTar(t, append(slices.Clone(docker[:len(docker)-2]),
 				file{name: "manifest.json", data: asJSON(t,
 					[]dockerImage{{Config: dockerConfig.name, RepoTags: []string{"hello:1"}}})})...),
 			"docker archive: image hello:1: configuration " + dockerConfig.name + ": lists 1 layers, but manifest.json lists 0",
 		},
-		"a docker archive that looks outside": {
+		"a docker archive with a path that leads out": {
 			makeTar(t, file{name: "manifest.json", data: asJSON(t, []dockerImage{{Config: "../../etc/passwd"}})}),
 			"docker archive: image number 1: configuration ../../etc/passwd: is missing from the source",
 		},
@@ -519,13 +519,13 @@ func TestOpenRefusesWhatIsNotAnImage(t *testing.T) {
 		checkOpenError(t, filepath.Join(t.TempDir(), "image.tar"), "no such file or directory")
 	})
 	t.Run("an empty directory", func(t *testing.T) { checkOpenError(t, t.TempDir(), "is empty") })
-	t.Run("a directory of something else", func(t *testing.T) {
+	t.Run("a directory of other files", func(t *testing.T) {
 		checkOpenError(t, writeLayout(t, []file{{name: "Chart.yaml"}, {name: "values.yaml"}}),
 			"contains no image: has neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but "+
 				"Chart.yaml, values.yaml")
 	})
 	t.Run("a device", func(t *testing.T) { checkOpenError(t, os.DevNull, "is neither a file nor a directory") })
-	t.Run("a directory with a layer that links out of it", func(t *testing.T) {
+	t.Run("a directory with a layer that links outside", func(t *testing.T) {
 		outside := writeTemp(t, "layer", fetchAll(t, store, layer))
 		dir := writeLayout(t, without(oci.BlobPath(layer.Digest)))
 		if err := os.Symlink(outside, filepath.Join(dir, filepath.FromSlash(oci.BlobPath(layer.Digest)))); err != nil {
@@ -537,7 +537,7 @@ func TestOpenRefusesWhatIsNotAnImage(t *testing.T) {
 			t.Errorf("error: %v", err)
 		}
 	})
-	t.Run("a manifest that no registry takes", func(t *testing.T) {
+	t.Run("a manifest larger than registries accept", func(t *testing.T) {
 		huge := &Store{}
 		raw := append(manifestBytes(t, store, manifest), bytes.Repeat([]byte(" "), oci.MaxManifestSize)...)
 		d := digest.FromBytes(raw)

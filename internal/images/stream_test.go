@@ -27,7 +27,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
-// newStore is a temporary store, and parent is where it is alone.
+// newStore returns a temporary store and its otherwise empty parent directory.
 func newStore(t *testing.T) (store *blobstore.Store, parent string) {
 	t.Helper()
 	parent = t.TempDir()
@@ -46,7 +46,7 @@ func newStore(t *testing.T) (store *blobstore.Store, parent string) {
 	return store, parent
 }
 
-// diskFiles are the sizes of the files in a directory, by path.
+// diskFiles returns the sizes of the files in a directory, by path.
 func diskFiles(t *testing.T, dir string) map[string]int64 {
 	t.Helper()
 	found := map[string]int64{}
@@ -67,8 +67,8 @@ func diskFiles(t *testing.T, dir string) map[string]int64 {
 	return found
 }
 
-// checkNothingHalf verifies that a store has whole blobs and nothing else.
-func checkNothingHalf(t *testing.T, store *blobstore.Store) {
+// checkNothingPartial verifies that a store has only complete blobs.
+func checkNothingPartial(t *testing.T, store *blobstore.Store) {
 	t.Helper()
 	for name := range diskFiles(t, store.Dir()) {
 		if strings.HasPrefix(name, "ingest/") {
@@ -85,14 +85,14 @@ func layer(seed uint64, size int64) dockerdaemontest.Layer {
 	return dockerdaemontest.Layer{Seed: seed, Size: size}
 }
 
-// streamed is what a test expects of an image in a stream.
+// streamed describes the expected content of an image in a stream.
 type streamed struct {
 	Reference string
 	Layers    []digest.Digest // of all its platforms
 	Omitted   []string        // architectures
 }
 
-// describeStreamed reads every blob of a source, and returns its images.
+// describeStreamed reads all blobs of a source and describes its images.
 func describeStreamed(t *testing.T, src *Source) []streamed {
 	t.Helper()
 	var found []streamed
@@ -106,7 +106,7 @@ func describeStreamed(t *testing.T, src *Source) []streamed {
 			t.Fatal(err)
 		}
 		if totalSize(nodes) != image.Size || image.Size == 0 {
-			t.Errorf("%s has %d bytes and says %d", image.name(), totalSize(nodes), image.Size)
+			t.Errorf("%s has %d bytes, but its size is %d", image.name(), totalSize(nodes), image.Size)
 		}
 		for _, node := range nodes {
 			raw := fetchAll(t, src, node)
@@ -131,7 +131,7 @@ func describeStreamed(t *testing.T, src *Source) []streamed {
 	return found
 }
 
-func TestOpenStreamReadsWhatEnginesSave(t *testing.T) {
+func TestOpenStreamReadsEngineArchives(t *testing.T) {
 	base, app, tool, empty := layer(1, 70_000), layer(2, 3000), layer(3, 512), layer(0, 0)
 	one := dockerdaemontest.Image{Names: []string{"one:1", "ghcr.io/a/one:latest"},
 		Layers: []dockerdaemontest.Layer{base, app, empty}}
@@ -170,16 +170,16 @@ func TestOpenStreamReadsWhatEnginesSave(t *testing.T) {
 		"an engine before 25, images that share layers": {dockerdaemontest.Legacy(one, two), "docker archive", short},
 		"an engine before 25, an image by its ID": {dockerdaemontest.Legacy(nameless), "docker archive",
 			[]streamed{{Layers: digests(tool, base)}}},
-		"an engine from 25 on, images that share layers": {
+		"an engine since 25, images that share layers": {
 			dockerdaemontest.Modern(one, two), "OCI archive", full,
 		},
-		"an engine from 25 on, an image by its ID": {
+		"an engine since 25, an image by its ID": {
 			dockerdaemontest.Modern(nameless), "OCI archive", []streamed{{Layers: digests(tool, base)}},
 		},
-		"an engine from 25 on, a foreign layer": {
+		"an engine since 25, a foreign layer": {
 			dockerdaemontest.Modern(foreign), "OCI archive", []streamed{{Reference: hub + "windows:1", Layers: digests(app)}},
 		},
-		"an engine from 25 on that leaves images out of its layout": {
+		"an engine since 25 that leaves images out of its layout": {
 			dockerdaemontest.Modern(two, nameless), "docker archive",
 			[]streamed{{Reference: "two:2", Layers: digests(base, tool, empty, tool)}, {Layers: digests(tool, base)}},
 		},
@@ -237,7 +237,7 @@ func TestOpenStreamReadsWhatEnginesSave(t *testing.T) {
 				t.Fatal(err)
 			}
 			if src.Kind() != c.kind {
-				t.Errorf("it is taken for an %s, want %s", src.Kind(), c.kind)
+				t.Errorf("recognized as an %s, want %s", src.Kind(), c.kind)
 			}
 			if diff := cmp.Diff(c.want, describeStreamed(t, src)); diff != "" {
 				t.Error(diff)
@@ -245,12 +245,12 @@ func TestOpenStreamReadsWhatEnginesSave(t *testing.T) {
 			if err := src.Close(); err != nil {
 				t.Error(err)
 			}
-			checkNothingHalf(t, store)
+			checkNothingPartial(t, store)
 		})
 	}
 }
 
-func TestOpenStreamWhateverIsAroundTheTar(t *testing.T) {
+func TestOpenStreamIgnoresDataAfterTheTar(t *testing.T) {
 	image := dockerdaemontest.Image{Names: []string{"one:1"}, Layers: []dockerdaemontest.Layer{layer(1, 70_000),
 		layer(0, 0)}}
 	for kind, files := range map[string]dockerdaemontest.Files{
@@ -259,11 +259,11 @@ func TestOpenStreamWhateverIsAroundTheTar(t *testing.T) {
 	} {
 		raw := files.Bytes(t)
 		for how, stream := range map[string][]byte{
-			"compressed":            gzipped(t, raw),
-			"padded":                append(slices.Clone(raw), make([]byte, 10_000)...),
-			"padded and compressed": gzipped(t, append(slices.Clone(raw), make([]byte, 10_000)...)),
-			"with text behind it":   append(slices.Clone(raw), "text"...),
-			"with half a marker":    raw[:len(raw)-tarBlock],
+			"compressed":              gzipped(t, raw),
+			"padded":                  append(slices.Clone(raw), make([]byte, 10_000)...),
+			"padded and compressed":   gzipped(t, append(slices.Clone(raw), make([]byte, 10_000)...)),
+			"with text after it":      append(slices.Clone(raw), "text"...),
+			"with half an end marker": raw[:len(raw)-tarBlock],
 		} {
 			t.Run(kind+", "+how, func(t *testing.T) {
 				store, _ := newStore(t)
@@ -279,7 +279,7 @@ func TestOpenStreamWhateverIsAroundTheTar(t *testing.T) {
 	}
 }
 
-// with is the entries and others.
+// with returns the entries and others.
 func with(files dockerdaemontest.Files, more ...dockerdaemontest.File) dockerdaemontest.Files {
 	files = maps.Clone(files)
 	for _, f := range more {
@@ -288,7 +288,7 @@ func with(files dockerdaemontest.Files, more ...dockerdaemontest.File) dockerdae
 	return files
 }
 
-// changeBlob changes the one manifest that an index in the entries lists.
+// changeBlob changes the only manifest of the index in the entries.
 func changeBlob(t *testing.T, files dockerdaemontest.Files, indexName string,
 	change func(*ocispec.Manifest)) dockerdaemontest.Files {
 	t.Helper()
@@ -311,7 +311,7 @@ func changeBlob(t *testing.T, files dockerdaemontest.Files, indexName string,
 	return files
 }
 
-// saveAndOpen gets images out of the engine that the environment names.
+// saveAndOpen saves images from the engine in the environment and opens them.
 func saveAndOpen(ctx context.Context, t *testing.T, store *blobstore.Store, refs ...string) (src *Source, err error) {
 	t.Helper()
 	engine, err := dockerdaemon.Open(ctx)
@@ -332,8 +332,8 @@ func TestImagesFromAnEngine(t *testing.T) {
 	two := dockerdaemontest.Image{Names: []string{"two:2"}, Layers: []dockerdaemontest.Layer{layer(1, 400_000),
 		layer(3, 3000)}}
 	for name, files := range map[string]dockerdaemontest.Files{
-		"before 25":  dockerdaemontest.Legacy(one, two),
-		"from 25 on": dockerdaemontest.Modern(one, two),
+		"before 25": dockerdaemontest.Legacy(one, two),
+		"since 25":  dockerdaemontest.Modern(one, two),
 		"containerd's": dockerdaemontest.Containerd(dockerdaemontest.Index{Name: "one:1",
 			Images: []dockerdaemontest.Image{one}}, dockerdaemontest.Index{Name: "two:2",
 			Images: []dockerdaemontest.Image{two}}),
@@ -352,10 +352,10 @@ func TestImagesFromAnEngine(t *testing.T) {
 				!strings.Contains(err.Error(), want) {
 				t.Errorf("error %v\nwant  %s", err, want)
 			}
-			checkNothingHalf(t, store)
+			checkNothingPartial(t, store)
 		}
 		t.Run(name, func(t *testing.T) {
-			t.Run("all that is asked for", func(t *testing.T) {
+			t.Run("all requested images", func(t *testing.T) {
 				start(t, func(w io.Writer, names []string) error {
 					if diff := cmp.Diff([]string{"one:1", "two:2"}, names); diff != "" {
 						t.Error(diff)
@@ -417,20 +417,20 @@ func TestImagesFromAnEngine(t *testing.T) {
 				if _, err := saveAndOpen(ctx, t, store, "one:1"); !errors.Is(err, enough) {
 					t.Errorf("error: %v", err)
 				}
-				checkNothingHalf(t, store)
+				checkNothingPartial(t, store)
 			})
 		})
 	}
 }
 
-func TestOpenStreamRefuses(t *testing.T) {
+func TestOpenStreamRejects(t *testing.T) {
 	image := dockerdaemontest.Image{Names: []string{"one:1"}, Layers: []dockerdaemontest.Layer{layer(1, 9000)}}
 	modern, legacy := dockerdaemontest.Modern(image), dockerdaemontest.Legacy(image)
 	whole := modern.Bytes(t)
 	layerFile := oci.BlobPath(image.Layers[0].Digest())
 	data := []byte("data")
 	sha512Name := oci.BlobPath(digest.SHA512.FromBytes(data))
-	// What writes tars here writes no sparse files.
+	// archive/tar does not write sparse files.
 	sparse := makeTar(t, file{name: "a", data: data})
 	copy(sparse[257:], "ustar  \x00")
 	sparse[156] = tar.TypeGNUSparse
@@ -447,7 +447,7 @@ func TestOpenStreamRefuses(t *testing.T) {
 		"JSON": {[]byte(`{"a":1}`), "is not an image archive: it is JSON text"},
 		"gzip-compressed text": {gzipped(t, []byte("text")),
 			"is not an image archive: it is gzip-compressed data without a tar in it"},
-		"gzip-compressed data that is cut": {gzipped(t, whole)[:4000], "is truncated: it ends within entry " +
+		"truncated gzip-compressed data": {gzipped(t, whole)[:4000], "is truncated: it ends within entry " +
 			slices.Sorted(maps.Keys(modern))[0]},
 		"an engine's error instead": {dockerdaemontest.StreamError("boom"), "the engine failed: boom"},
 		"an engine's error after a file": {slices.Concat(makeTar(t, file{name: "a", data: data})[:2*tarBlock],
@@ -457,7 +457,7 @@ func TestOpenStreamRefuses(t *testing.T) {
 				dockerdaemontest.StreamError(strings.Repeat("boom ", 300))),
 			"the engine failed: " + strings.Repeat("boom ", 300),
 		},
-		"an engine's error after all": {slices.Concat(whole, dockerdaemontest.StreamError("boom")),
+		"an engine's error at the end": {slices.Concat(whole, dockerdaemontest.StreamError("boom")),
 			"the engine failed: boom"},
 		"a tar that ends between files": {bytes.TrimSuffix(whole, make([]byte, 2*tarBlock)),
 			"is truncated: it ends after entry repositories, without the marker of an archive's end"},
@@ -473,28 +473,28 @@ func TestOpenStreamRefuses(t *testing.T) {
 			`entry "a" is a link to "/etc/passwd", which is an absolute path`},
 		"a hard link that leads out": {makeTar(t, file{name: "a", link: "../x", kind: tar.TypeLink}),
 			`entry "a" is a link to "../x", which leads out of the archive`},
-		"a file twice": {makeTar(t, file{name: "a", data: data}, file{name: "./a", data: data}),
+		"a duplicate file": {makeTar(t, file{name: "a", data: data}, file{name: "./a", data: data}),
 			`entry "./a" occurs twice`},
-		"a link in the place of a file": {makeTar(t, file{name: "a", data: data}, file{name: "a", link: "b"}),
+		"a link with the name of a file": {makeTar(t, file{name: "a", data: data}, file{name: "a", link: "b"}),
 			`entry "a" occurs twice`},
 		"a sparse file": {sparse, `entry "a" is stored as a sparse file: pack the archive without that`},
 		"a tar without images": {makeTar(t, file{name: "a", data: data}, file{name: "b"}),
 			"contains no image: has neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but a, b"},
 		"a blob that does not match": {with(modern, dockerdaemontest.File{Name: layerFile, Data: noise(7,
 			9000)}).Bytes(t), "entry " + layerFile + ": does not match its digest: it was altered or damaged"},
-		"a blob that is another's": {makeTar(t, file{name: "blobs/sha256/" + digest.FromString("x").Encoded(),
+		"a blob with another digest": {makeTar(t, file{name: "blobs/sha256/" + digest.FromString("x").Encoded(),
 			data: data}), "entry blobs/sha256/" + digest.FromString("x").Encoded() +
 			": does not match its digest: it was altered or damaged"},
-		"a SHA-512 blob that matches not": {makeTar(t, file{name: sha512Name, data: []byte("date")}), "entry " + sha512Name +
+		"a SHA-512 blob that does not match": {makeTar(t, file{name: sha512Name, data: []byte("date")}), "entry " + sha512Name +
 			": does not match its digest: it was altered or damaged"},
-		"a layer that is not there": {without(legacy, "layer.tar").Bytes(t), "docker archive: image one:1: layer " +
+		"a missing layer": {without(legacy, "layer.tar").Bytes(t), "docker archive: image one:1: layer " +
 			legacyLayer(legacy) + ": is missing from the source"},
-		"a layer that is a link to nothing": {
+		"a layer that is a broken link": {
 			with(legacy, dockerdaemontest.File{Name: legacyLayer(legacy), Link: "../x/layer.tar"}).Bytes(t),
 			"docker archive: image one:1: layer: " + legacyLayer(legacy) +
 				": is a link to x/layer.tar, which is not a file in the archive",
 		},
-		"an index that is no JSON": {with(modern, dockerdaemontest.File{Name: "index.json", Data: []byte("{")}).Bytes(t),
+		"an index that is not JSON": {with(modern, dockerdaemontest.File{Name: "index.json", Data: []byte("{")}).Bytes(t),
 			"OCI archive: index.json: is not valid JSON: unexpected end of JSON input"},
 		"an index of 5 MB": {with(modern, dockerdaemontest.File{Name: "index.json", Data: make([]byte,
 			5<<20)}).Bytes(t), "OCI archive: index.json: has 5242880 bytes: want at most 4194304"},
@@ -505,12 +505,12 @@ func TestOpenStreamRefuses(t *testing.T) {
 			if want := "image source (stream): " + c.err; err == nil || err.Error() != want {
 				t.Errorf("error %v\nwant  %s", err, want)
 			}
-			checkNothingHalf(t, store)
+			checkNothingPartial(t, store)
 		})
 	}
 }
 
-// headerChecksum is the checksum field of a tar header.
+// headerChecksum returns the checksum field of a tar header.
 func headerChecksum(header []byte) string {
 	sum := 0
 	for i, b := range header {
@@ -547,26 +547,26 @@ func TestOpenStreamOfATruncatedStream(t *testing.T) {
 	one := dockerdaemontest.Image{Names: []string{"one:1"}, Layers: []dockerdaemontest.Layer{shared, layer(2, 700)}}
 	two := dockerdaemontest.Image{Names: []string{"two:1"}, Layers: []dockerdaemontest.Layer{shared}}
 	for name, files := range map[string]dockerdaemontest.Files{
-		"before 25":  dockerdaemontest.Legacy(one, two),
-		"from 25 on": dockerdaemontest.Modern(one, two),
+		"before 25": dockerdaemontest.Legacy(one, two),
+		"since 25":  dockerdaemontest.Modern(one, two),
 		"containerd's": dockerdaemontest.Containerd(dockerdaemontest.Index{Name: "one:1",
 			Images: []dockerdaemontest.Image{one}, Absent: []string{"arm64"}}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			raw := files.Bytes(t)
 			store, _ := newStore(t)
-			// One block of the marker's two is enough; a prime step cuts everywhere.
+			// One of the marker's two blocks is enough. A prime step hits all kinds of positions.
 			for cut := 0; cut < len(raw)-tarBlock; cut += 211 {
 				if _, err := OpenStream(t.Context(), bytes.NewReader(raw[:cut]), store); err == nil {
 					t.Errorf("opened a stream that was cut at %d of %d", cut, len(raw))
 				}
 			}
-			checkNothingHalf(t, store)
+			checkNothingPartial(t, store)
 		})
 	}
 }
 
-func TestOpenStreamWithABrokenStore(t *testing.T) {
+func TestOpenStreamReportsStoreErrors(t *testing.T) {
 	image := dockerdaemontest.Image{Names: []string{"one:1"}, Layers: []dockerdaemontest.Layer{layer(1, 9000)}}
 	store, _ := newStore(t)
 	ingest := filepath.Join(store.Dir(), "ingest")
@@ -582,20 +582,20 @@ func TestOpenStreamWithABrokenStore(t *testing.T) {
 	}
 }
 
-// A stream goes to the disk once, and through a bounded memory.
+// A stream is written to disk once and uses bounded memory.
 func TestOpenStreamKeepsOneCopy(t *testing.T) {
 	const large = 300 << 20
 	size := int64(large)
 	if testing.Short() {
-		t.Log("in short mode, with 16 MiB instead of 300")
+		t.Log("in short mode, using 16 MiB instead of 300")
 		size = 16 << 20
 	}
 	parts := []dockerdaemontest.Layer{layer(1, size/2), layer(2, size/4), layer(3, size/4)}
 	one := dockerdaemontest.Image{Names: []string{"one:1"}, Layers: parts}
 	two := dockerdaemontest.Image{Names: []string{"two:2"}, Layers: parts[:2]}
 	for name, files := range map[string]dockerdaemontest.Files{
-		"before 25":  dockerdaemontest.Legacy(one, two),
-		"from 25 on": dockerdaemontest.Modern(one, two),
+		"before 25": dockerdaemontest.Legacy(one, two),
+		"since 25":  dockerdaemontest.Modern(one, two),
 	} {
 		t.Run(name, func(t *testing.T) {
 			pr, pw := io.Pipe()
@@ -608,7 +608,7 @@ func TestOpenStreamKeepsOneCopy(t *testing.T) {
 				t.Fatal(err)
 			}
 			runtime.ReadMemStats(&after)
-			// All that was ever allocated, not only what is left of it.
+			// All allocations, including freed ones.
 			if allocated := after.TotalAlloc - before.TotalAlloc; allocated > 8<<20 {
 				t.Errorf("allocated %d bytes for a stream of %d", allocated, size)
 			}
@@ -617,7 +617,7 @@ func TestOpenStreamKeepsOneCopy(t *testing.T) {
 				onDisk += n
 			}
 			if onDisk < size || onDisk > size+64<<10 {
-				t.Errorf("%d bytes are on the disk of a stream of %d", onDisk, size)
+				t.Errorf("%d bytes on disk for a stream of %d", onDisk, size)
 			}
 			if len(src.Images()) != 2 || src.Images()[0].Size < size {
 				t.Errorf("images: %+v", src.Images())
@@ -626,9 +626,8 @@ func TestOpenStreamKeepsOneCopy(t *testing.T) {
 	}
 }
 
-// TestARealEngine loads an image into the engine that the environment names, saves
-// it again, and removes it.
-func TestARealEngine(t *testing.T) {
+// TestRealEngine loads an image into the engine in the environment, saves it and removes it.
+func TestRealEngine(t *testing.T) {
 	engine, err := dockerdaemon.Open(t.Context())
 	if err != nil {
 		t.Skipf("NOT TESTED against a real engine: set DOCKER_HOST to one, or start docker: %v", err)
@@ -685,6 +684,6 @@ func TestARealEngine(t *testing.T) {
 	}
 	if _, err := saveAndOpen(t.Context(), t, store, "zarf-registry-test/none:1"); err == nil ||
 		!strings.Contains(err.Error(), "docker pull zarf-registry-test/none:1") {
-		t.Errorf("error of an image that is not there: %v", err)
+		t.Errorf("error for a missing image: %v", err)
 	}
 }

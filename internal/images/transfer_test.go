@@ -29,7 +29,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 )
 
-// origin is a registry that images are pulled from, and what it takes to do so.
+// origin is a registry to pull from, with the options for pulling.
 type origin struct {
 	*testRegistry
 	options ResolveOptions
@@ -66,7 +66,7 @@ func openStore(t *testing.T, dir string) *blobstore.Store {
 	return store
 }
 
-// fill pushes images into the registry and returns their names there.
+// fill pushes images to the registry and returns their names there.
 func (o *origin) fill(t *testing.T, from Content, list ...Image) []string {
 	t.Helper()
 	if _, err := Push(t.Context(), Items(from, list...), o.client(t, nil), Options{}); err != nil {
@@ -97,7 +97,7 @@ func (o *origin) resolve(t *testing.T, change func(*ResolveOptions), refs ...str
 	return items
 }
 
-// pulled pulls into an output of each kind, and opens both.
+// pulled pulls to a layout and to an archive and opens both.
 func pullBoth(t *testing.T, items []Item) map[string]*Source {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "layout")
@@ -134,7 +134,7 @@ func pullBoth(t *testing.T, items []Item) map[string]*Source {
 	return map[string]*Source{"layout": mustOpen(t, dir), "archive": mustOpen(t, path)}
 }
 
-// artifact makes a manifest of whatever kind, with layers of those sizes.
+// artifact creates a manifest of any kind with layers of these sizes.
 func artifact(t testing.TB, store *Store, reference, mediaType, configType, layerType string,
 	subject *ocispec.Descriptor, layers ...[]byte) Image {
 	t.Helper()
@@ -149,12 +149,12 @@ func artifact(t testing.TB, store *Store, reference, mediaType, configType, laye
 		Config:      add(configType, []byte(`{"name":"x","of":"`+reference+`"}`)),
 		Layers:      []ocispec.Descriptor{},
 		Subject:     subject,
-		Annotations: map[string]string{"org.example": "kept as it is"},
+		Annotations: map[string]string{"org.example": "unchanged"},
 	}
 	for _, layer := range layers {
 		manifest.Layers = append(manifest.Layers, add(layerType, layer))
 	}
-	// Not as this program would write it: it must go through byte for byte.
+	// Formatted unlike our own manifests, because it must be copied byte for byte.
 	raw, err := json.MarshalIndent(manifest, "", "   ")
 	if err != nil {
 		t.Fatal(err)
@@ -162,8 +162,8 @@ func artifact(t testing.TB, store *Store, reference, mediaType, configType, laye
 	return Image{Reference: reference, Descriptor: add(mediaType, raw)}
 }
 
-// TestRoundTrips takes artifacts of every kind from one registry by way of a
-// layout and of an archive to another, and compares every byte.
+// TestRoundTrips copies artifacts of every kind from one registry to another through a layout and an
+// archive, and compares all bytes.
 func TestRoundTrips(t *testing.T) {
 	from := newOrigin(t)
 	store := &Store{}
@@ -213,7 +213,7 @@ func TestRoundTrips(t *testing.T) {
 			}
 		})
 	}
-	t.Run("straight from one registry to the other", func(t *testing.T) {
+	t.Run("directly between registries", func(t *testing.T) {
 		to := newTestRegistry(t, nil)
 		other := from.resolve(t, func(o *ResolveOptions) { o.Store = openStore(t, t.TempDir()) }, refs...)
 		p := &progress{t: t}
@@ -233,12 +233,12 @@ func TestRoundTrips(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n := from.count("GET"); n != 0 {
-			t.Errorf("%d reads for images that are there already", n)
+			t.Errorf("%d reads for images that already exist", n)
 		}
 	})
 }
 
-// sameInBoth compares images in two registries.
+// sameInBoth compares the images of two registries.
 func sameInBoth(t *testing.T, from, to *testRegistry, store *blobstore.Store, items []Item) {
 	t.Helper()
 	for _, item := range items {
@@ -266,8 +266,7 @@ func sameInBoth(t *testing.T, from, to *testRegistry, store *blobstore.Store, it
 	}
 }
 
-// TestImagesThatShareLayers pulls and pushes 200 of them: what they share must
-// travel once.
+// TestImagesThatShareLayers pulls and pushes 200 images: shared layers must be transferred once.
 func TestImagesThatShareLayers(t *testing.T) {
 	from := newOrigin(t)
 	store := &Store{}
@@ -358,7 +357,7 @@ func TestResolve(t *testing.T) {
 			t.Errorf("%+v", items[0].Image)
 		}
 	})
-	t.Run("several are an index of those", func(t *testing.T) {
+	t.Run("several platforms are an index of those", func(t *testing.T) {
 		items := from.resolve(t, platforms("linux/arm64,linux/amd64"), refs[0])
 		var part ocispec.Index
 		if err := fetchJSON(t.Context(), items[0].Content, items[0].Descriptor, &part); err != nil {
@@ -374,7 +373,7 @@ func TestResolve(t *testing.T) {
 			}
 		}
 	})
-	t.Run("all of them are the index as it is", func(t *testing.T) {
+	t.Run("all platforms are the unchanged index", func(t *testing.T) {
 		for _, text := range []string{"all", "linux/arm64,linux/amd64,linux/riscv64"} {
 			if items := from.resolve(t, platforms(text), refs[0]); items[0].Descriptor.Digest != multi.Descriptor.Digest {
 				t.Errorf("%s: %+v", text, items[0].Image)
@@ -393,7 +392,7 @@ func TestResolve(t *testing.T) {
 			t.Errorf("%+v", items[0].Image)
 		}
 	})
-	t.Run("an image for another platform is taken with a warning", func(t *testing.T) {
+	t.Run("an image for another platform is accepted with a warning", func(t *testing.T) {
 		var log bytes.Buffer
 		from.resolve(t, func(o *ResolveOptions) {
 			platforms("linux/s390x")(o)
@@ -403,12 +402,12 @@ func TestResolve(t *testing.T) {
 			t.Errorf("log: %s", log.String())
 		}
 	})
-	t.Run("the same name twice is one item", func(t *testing.T) {
+	t.Run("a duplicate name is one item", func(t *testing.T) {
 		if items := from.resolve(t, nil, refs[0], refs[1], refs[0]); len(items) != 2 {
 			t.Errorf("%d items", len(items))
 		}
 	})
-	t.Run("all that is wrong is said at once", func(t *testing.T) {
+	t.Run("all errors are reported together", func(t *testing.T) {
 		opts := from.options
 		platforms("linux/s390x")(&opts)
 		_, err := Resolve(t.Context(), []string{refs[0], from.host() + "/nothing:1", "No:1", "elsewhere.example.com/x",
@@ -428,13 +427,13 @@ func TestResolve(t *testing.T) {
 			}
 		}
 		if !errors.Is(err, errdef.ErrNotFound) {
-			t.Error("it is not errdef.ErrNotFound")
+			t.Error("the error is not errdef.ErrNotFound")
 		}
 	})
 }
 
-// TestReferrers takes along what refers to an image: by the registry's list, by
-// cosign's tags, and what refers to that.
+// TestReferrers copies the referrers of an image, from the registry's list and cosign's tags, and
+// their referrers.
 func TestReferrers(t *testing.T) {
 	from := newOrigin(t)
 	store := &Store{}
@@ -483,8 +482,8 @@ func TestReferrers(t *testing.T) {
 	sameInBoth(t, from.testRegistry, to, from.store, items)
 }
 
-// A registry may list what was deleted there.
-func TestReferrerThatIsGone(t *testing.T) {
+// A registry may list deleted referrers.
+func TestDeletedReferrer(t *testing.T) {
 	from := newOrigin(t)
 	store := &Store{}
 	image := testImage(t, store, "signed:1", 500, "amd64")
@@ -549,7 +548,7 @@ func TestPullTwice(t *testing.T) {
 		t.Errorf("the layout has %+v", got)
 	}
 
-	// What is damaged in cache and layout is brought again.
+	// Damaged blobs in cache and layout are pulled again.
 	nodes, err := graph(t.Context(), store, one.Descriptor)
 	if err != nil {
 		t.Fatal(err)
@@ -559,19 +558,19 @@ func TestPullTwice(t *testing.T) {
 	if err := os.Chmod(path, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(path, noise(77, 50_000), 0o600); err != nil { // the layout's too: it is a link
+	if err := os.WriteFile(path, noise(77, 50_000), 0o600); err != nil { // also that of the layout, which is a hard link
 		t.Fatal(err)
 	}
 	pull(openStore(t, cache), refs[0])
 	for _, dir := range []string{dir, cache} {
 		raw, err := os.ReadFile(filepath.Join(dir, oci.BlobPath(large.Digest)))
 		if err != nil || digest.FromBytes(raw) != large.Digest {
-			t.Errorf("%s was not mended: %v", dir, err)
+			t.Errorf("%s was not repaired: %v", dir, err)
 		}
 	}
 }
 
-func TestPullThatFailsLeavesNothingThatLooksWhole(t *testing.T) {
+func TestFailedPullLeavesNoUsableOutput(t *testing.T) {
 	from := newOrigin(t)
 	store := &Store{}
 	refs := from.fill(t, store, testImage(t, store, "a:1", 50_000, "amd64"))
@@ -611,7 +610,7 @@ func TestPullThatFailsLeavesNothingThatLooksWhole(t *testing.T) {
 		t.Error("no error")
 	}
 	if raw, err := os.ReadFile(path); err != nil || string(raw) != "was here" {
-		t.Errorf("what was there is %q, %v", raw, err)
+		t.Errorf("the previous file is %q, %v", raw, err)
 	}
 }
 
@@ -625,7 +624,7 @@ func TestPushPlan(t *testing.T) {
 		t.Errorf("error: %v", err)
 	}
 	if n := server.count(""); n != 0 {
-		t.Errorf("%d requests before that", n)
+		t.Errorf("%d requests before the error", n)
 	}
 	results, err := Push(t.Context(), Items(store, two), server.client(t, nil), Options{Prefix: "team/mirror"})
 	if err != nil || results[0].Reference != server.host()+"/team/mirror/a/b:1" {
@@ -703,11 +702,10 @@ func TestPrefix(t *testing.T) {
 	}
 }
 
-// TestBlobOf2GiB takes a blob of that size from one registry to another by way of
-// a layout.
+// TestBlobOf2GiB copies a blob of that size from one registry to another through a layout.
 func TestBlobOf2GiB(t *testing.T) {
 	if testing.Short() {
-		t.Skip("SKIPPED, NOTHING CHECKED: a blob of 2 GiB takes half a minute; run it without -short")
+		t.Skip("SKIPPED, NOTHING CHECKED: a blob of 2 GiB takes half a minute; run without -short")
 	}
 	const size = 2 << 30
 	path := filepath.Join(t.TempDir(), "blob")
@@ -775,8 +773,7 @@ func TestBlobOf2GiB(t *testing.T) {
 	}
 }
 
-// A copy within a registry names the repository that has the blobs: it is in no other
-// image's turn, and the registry need not look for itself.
+// A copy within a registry mounts the blobs from the source repository.
 func TestCopyWithinARegistryMounts(t *testing.T) {
 	o := newOrigin(t)
 	store := &Store{}
@@ -790,8 +787,8 @@ func TestCopyWithinARegistryMounts(t *testing.T) {
 	}
 }
 
-// What skopeo and regctl have put into a layout under a tag, they find there after the
-// same image was pulled into it; it is one image all the same.
+// After the same image is pulled into a layout of skopeo or regctl, they still find it by their tag,
+// and it counts as one image.
 func TestPullLeavesTheTagsOfOtherTools(t *testing.T) {
 	o := newOrigin(t)
 	store := &Store{}
