@@ -74,7 +74,7 @@ func TestAuthorizationAtTheExposedListener(t *testing.T) {
 		certificate    *tls.Certificate
 		access         int
 	}{
-		"nobody":                         {"", "", nil, accessLogin},
+		"no credential":                  {"", "", nil, accessLogin},
 		"a pusher":                       {pushUser, pushPassword, nil, accessFull},
 		"a pusher with another password": {pushUser, "guess", nil, accessLogin},
 		"the user of the node port":      {pullUser, pullPassword, nil, accessRead},

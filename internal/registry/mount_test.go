@@ -105,26 +105,24 @@ func TestMount(t *testing.T) {
 					"application/vnd.oci.image.manifest.v1+json")
 			})
 			t.Run("mounting requires push access", func(t *testing.T) {
+				missing := "?mount=" + absent.String()
+				mount := "?mount=" + d.String()
 				for who, tt := range map[string]struct {
 					client client
+					query  string
 					status int
 				}{
-					"a node":                          {node, http.StatusForbidden},
-					"a node with the push credential": {node.as(pushUser, pushPassword), http.StatusForbidden},
-					"a pusher without a credential":   {i.pusher().as("", ""), http.StatusUnauthorized},
-					"a pusher with a wrong password":  {i.pusher().as(pushUser, "wrong"), http.StatusUnauthorized},
-					"no credential, without TLS":      {i.plain(), http.StatusUnauthorized},
-					"a pull user, without TLS":        {i.plain().as(pullUser, pullPassword), http.StatusForbidden},
-					"a node, a missing blob":          {node, http.StatusForbidden},
-					"a pull user, with from":          {i.plain().as(pullUser, pullPassword), http.StatusForbidden},
+					"a node":                          {node, mount, http.StatusForbidden},
+					"a node with the push credential": {node.as(pushUser, pushPassword), mount, http.StatusForbidden},
+					"a pusher without a credential":   {i.pusher().as("", ""), mount, http.StatusUnauthorized},
+					"a pusher with a wrong password":  {i.pusher().as(pushUser, "wrong"), mount, http.StatusUnauthorized},
+					"no credential, without TLS":      {i.plain(), mount, http.StatusUnauthorized},
+					"a pull user, without TLS":        {i.plain().as(pullUser, pullPassword), mount, http.StatusForbidden},
+					"a node, a missing blob":          {node, missing, http.StatusForbidden},
+					"a pull user, with from": {i.plain().as(pullUser, pullPassword), mount + "&from=first",
+						http.StatusForbidden},
 				} {
-					query := "?mount=" + d.String()
-					if strings.Contains(who, "nobody has") {
-						query = "?mount=" + absent.String()
-					} else if strings.Contains(who, "from") {
-						query += "&from=first"
-					}
-					if got := tt.client.must(tt.status, "POST", "/v2/refused"+uploads+query,
+					if got := tt.client.must(tt.status, "POST", "/v2/refused"+uploads+tt.query,
 						nil); got.Header.Get("Docker-Content-Digest") != "" {
 						t.Errorf("%s can find out which blobs are stored: %v", who, got.Header)
 					}
