@@ -24,7 +24,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
 )
 
-// sight is a request as the registry received it.
+// sight is a request that the registry received.
 type sight struct {
 	method, path, query, host string
 	header                    http.Header
@@ -231,9 +231,9 @@ func responsesIn(data []byte, requests []*http.Request) (answered int, err error
 	}
 }
 
-// given is a connection whose client has sent everything; it arrives in pieces.
+// given is a connection whose client has sent all its data, which arrives in pieces.
 type given struct {
-	net.Conn // nil: the front must not call any other method
+	net.Conn // nil: the front must not call other methods
 	data     []byte
 	piece    int
 	sent     bytes.Buffer // to the client
@@ -259,7 +259,7 @@ func (c *given) SetWriteDeadline(time.Time) error { return nil }
 // handshake is the outcome of reading a connection as TLS.
 type handshake struct {
 	hello, err string
-	sent       []byte // everything if it is an alert alone, else the head of the first record: the rest is random
+	sent       []byte // a complete alert, or the header of the first record, because the rest is random
 }
 
 // FuzzSniff passes the first bytes of a connection to the front, in pieces and into buffers of any

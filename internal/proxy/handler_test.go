@@ -123,7 +123,7 @@ func TestResponsesPassUnchanged(t *testing.T) {
 
 	with := func(name, value string) http.Header { return http.Header{name: {value}} }
 	etag := `"` + content.digest + `"`
-	for sentence, tt := range map[string]struct {
+	for desc, tt := range map[string]struct {
 		path   string
 		header http.Header
 		status int
@@ -143,34 +143,34 @@ func TestResponsesPassUnchanged(t *testing.T) {
 		"a range of a changed blob": {
 			content.path(), http.Header{"Range": {"bytes=1-2"}, "If-Range": {`"x"`}}, 200,
 		},
-		"an unknown blob":                            {"/v2/repository/blobs/sha256:00", nil, 404},
-		"a challenge with two schemes":               {"/unauthorized", nil, 401},
-		"a refusal":                                  {"/denied", nil, 403},
-		"a rate limit":                               {"/toomany", nil, 429},
-		"an error":                                   {"/broken", nil, 500},
-		"the registry's own 503":                     {"/unavailable", nil, 503},
-		"a redirect":                                 {"/elsewhere", nil, 307},
-		"a page with a link to the next":             {"/page", nil, 200},
-		"a body of unknown length":                   {"/chunked", nil, 200},
-		"a body without a type":                      {"/typeless", nil, 200},
-		"a response without a date":                  {"/dateless", nil, 200},
-		"an empty body":                              {"/empty", nil, 200},
-		"no body":                                    {"/nocontent", nil, 204},
-		"a compressed body":                          {"/gzip", with("Accept-Encoding", "gzip"), 200},
-		"headers that come more than once":           {"/twice", nil, 200},
-		"an interim response":                        {"/early", nil, 200},
-		"a path with escapes":                        {"/echo/a%2Fb%20c/%E2%82%AC", nil, 200},
-		"a path with two slashes":                    {"/echo//x", nil, 200},
-		"a path that only looks escaped":             {"/echo/a+b;c=d", nil, 200},
-		"a query":                                    {"/echo/?a=%2F&b=c+d&&=;", nil, 200},
-		"an empty query":                             {"/echo/?", nil, 200},
-		"a path that the registry's mux cleans up":   {"/v2/../v2/", nil, 307},
-		"a client that accepts compression":          {content.path(), with("Accept-Encoding", "gzip, br"), 200},
-		"a request for several types of a manifest":  {"/echo/", http.Header{"Accept": {"a/b", "c/d, e/f"}}, 200},
-		"a long poll's Cache-Control from the store": {content.path(), with("Cache-Control", "no-cache"), 200},
+		"an unknown blob":                           {"/v2/repository/blobs/sha256:00", nil, 404},
+		"a challenge with two schemes":              {"/unauthorized", nil, 401},
+		"a refusal":                                 {"/denied", nil, 403},
+		"a rate limit":                              {"/toomany", nil, 429},
+		"an error":                                  {"/broken", nil, 500},
+		"the registry's own 503":                    {"/unavailable", nil, 503},
+		"a redirect":                                {"/elsewhere", nil, 307},
+		"a page with a link to the next":            {"/page", nil, 200},
+		"a body of unknown length":                  {"/chunked", nil, 200},
+		"a body without a type":                     {"/typeless", nil, 200},
+		"a response without a date":                 {"/dateless", nil, 200},
+		"an empty body":                             {"/empty", nil, 200},
+		"no body":                                   {"/nocontent", nil, 204},
+		"a compressed body":                         {"/gzip", with("Accept-Encoding", "gzip"), 200},
+		"headers that come more than once":          {"/twice", nil, 200},
+		"an interim response":                       {"/early", nil, 200},
+		"a path with escapes":                       {"/echo/a%2Fb%20c/%E2%82%AC", nil, 200},
+		"a path with two slashes":                   {"/echo//x", nil, 200},
+		"a path that looks escaped":                 {"/echo/a+b;c=d", nil, 200},
+		"a query":                                   {"/echo/?a=%2F&b=c+d&&=;", nil, 200},
+		"an empty query":                            {"/echo/?", nil, 200},
+		"a path that the registry's mux cleans up":  {"/v2/../v2/", nil, 307},
+		"a client that accepts compression":         {content.path(), with("Accept-Encoding", "gzip, br"), 200},
+		"a request for several types of a manifest": {"/echo/", http.Header{"Accept": {"a/b", "c/d, e/f"}}, 200},
+		"a request with Cache-Control":              {content.path(), with("Cache-Control", "no-cache"), 200},
 	} {
 		for _, method := range []string{http.MethodGet, http.MethodHead} {
-			t.Run(method+" "+sentence, func(t *testing.T) {
+			t.Run(method+" "+desc, func(t *testing.T) {
 				ask := func(transport http.RoundTripper, base string) plain {
 					request, err := http.NewRequest(method, base+tt.path, nil)
 					if err != nil {
@@ -238,7 +238,7 @@ func TestRequestHeaders(t *testing.T) {
 	f := start(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		requests <- seen{r.Host, r.Header}
 	}))
-	for sentence, tt := range map[string]struct{ send, want http.Header }{
+	for desc, tt := range map[string]struct{ send, want http.Header }{
 		"forwards what a runtime sends": {
 			send: http.Header{
 				"Accept": {"application/vnd.oci.image.index.v1+json", "*/*"}, "Range": {"bytes=1-"}, "If-None-Match": {`"x"`},
@@ -268,7 +268,7 @@ func TestRequestHeaders(t *testing.T) {
 			},
 		},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(desc, func(t *testing.T) {
 			c, err := net.Dial("tcp", f.address())
 			if err != nil {
 				t.Fatal(err)
@@ -312,7 +312,7 @@ func TestRequestHeaders(t *testing.T) {
 			}
 		}
 		if response.Header.Get("X-Two") != "2" {
-			t.Error("X-Two did not pass")
+			t.Error("X-Two was not forwarded")
 		}
 	})
 }
@@ -401,8 +401,7 @@ func exchange(t *testing.T, f *fixture, send string) string {
 	return string(got)
 }
 
-// However ambiguous a client's request is, the registry must not see a request that the proxy did
-// not.
+// An ambiguous request must not make the registry see a request that the proxy did not.
 func TestSmuggling(t *testing.T) {
 	var mu sync.Mutex
 	var asked []string
@@ -420,7 +419,7 @@ func TestSmuggling(t *testing.T) {
 	})
 
 	const smuggled = "GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
-	for sentence, tt := range map[string]struct {
+	for name, tt := range map[string]struct {
 		send string
 		want []string // requests that reach the registry
 	}{
@@ -487,7 +486,7 @@ func TestSmuggling(t *testing.T) {
 			"GET /1 HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 36\r\n\r\n" + smuggled, nil,
 		},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			mu.Lock()
 			asked = nil
 			mu.Unlock()
@@ -527,7 +526,7 @@ var endless = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 // When a client disconnects, its request to the registry is canceled.
 func TestClientDisconnects(t *testing.T) {
 	came, left := make(chan struct{}), make(chan struct{})
-	for sentence, handler := range map[string]http.HandlerFunc{
+	for name, handler := range map[string]http.HandlerFunc{
 		"before the answer": func(_ http.ResponseWriter, r *http.Request) {
 			came <- struct{}{}
 			<-r.Context().Done()
@@ -539,7 +538,7 @@ func TestClientDisconnects(t *testing.T) {
 			left <- struct{}{}
 		},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			f := start(t, handler)
 			c, err := net.Dial("tcp", f.address())
 			if err != nil {
@@ -560,8 +559,8 @@ func TestClientDisconnects(t *testing.T) {
 
 // The client gets at once what the registry has sent, even if the rest is still missing.
 func TestStreams(t *testing.T) {
-	for sentence, length := range map[string]string{"a body of known length": "12", "a body of unknown length": ""} {
-		t.Run(sentence, func(t *testing.T) {
+	for name, length := range map[string]string{"a body of known length": "12", "a body of unknown length": ""} {
+		t.Run(name, func(t *testing.T) {
 			next := make(chan struct{})
 			f := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 				if length != "" {

@@ -21,10 +21,10 @@ import (
 
 // Error messages of crypto/tls as they appear in the proxy's responses and logs.
 const (
-	unknownAuthority = "x509: certificate signed by unknown authority"
-	outOfTime        = "x509: certificate has expired or is not yet valid"
-	wrongUsage       = "x509: certificate specifies an incompatible key usage"
-	oldVersion       = "tls: protocol version not supported"
+	unknownCA  = "x509: certificate signed by unknown authority"
+	outOfTime  = "x509: certificate has expired or is not yet valid"
+	wrongUsage = "x509: certificate specifies an incompatible key usage"
+	oldVersion = "tls: protocol version not supported"
 )
 
 // phases are the states of the verifier's trust bundle during a rotation.
@@ -132,15 +132,15 @@ func TestHandshakesWithTheRegistry(t *testing.T) {
 	content := newBlob(1000)
 	always := func(words string) [len(phases)]string { return [...]string{words, words, words} }
 
-	for sentence, tt := range map[string]struct {
+	for name, tt := range map[string]struct {
 		identity identity
 		refused  [len(phases)]string // expected error; empty: the request is forwarded
 	}{
 		"the right certificate":                                    {server(lasting, nil), always("")},
-		"a certificate of a foreign CA":                            {server(foreign, nil), always(unknownAuthority)},
-		"a certificate of a foreign CA with the same name as ours": {server(namesake, nil), always(unknownAuthority)},
+		"a certificate of a foreign CA":                            {server(foreign, nil), always(unknownCA)},
+		"a certificate of a foreign CA with the same name as ours": {server(namesake, nil), always(unknownCA)},
 		"a certificate of a foreign CA, sent with its CA": {
-			server(foreign, nil).with(foreign), always(unknownAuthority),
+			server(foreign, nil).with(foreign), always(unknownCA),
 		},
 		"an expired certificate": {
 			server(lasting, func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }), always(outOfTime),
@@ -160,11 +160,11 @@ func TestHandshakesWithTheRegistry(t *testing.T) {
 		),
 			always("x509: certificate relies on legacy Common Name field, use SANs instead")},
 		"a certificate with an intermediate":           {server(intermediate, nil).with(intermediate), always("")},
-		"a certificate whose intermediate is not sent": {server(intermediate, nil), always(unknownAuthority)},
-		"a certificate of the outgoing CA":             {server(leaving, nil), [...]string{"", "", unknownAuthority}},
-		"a certificate of the incoming CA":             {server(coming, nil), [...]string{unknownAuthority, "", ""}},
+		"a certificate whose intermediate is not sent": {server(intermediate, nil), always(unknownCA)},
+		"a certificate of the outgoing CA":             {server(leaving, nil), [...]string{"", "", unknownCA}},
+		"a certificate of the incoming CA":             {server(coming, nil), [...]string{unknownCA, "", ""}},
 		"a certificate of the incoming CA, sent with its CA": {
-			server(coming, nil).with(coming), [...]string{unknownAuthority, "", ""},
+			server(coming, nil).with(coming), [...]string{unknownCA, "", ""},
 		},
 	} {
 		for phase, trusted := range [][]*tlsfilestest.CA{{lasting, leaving}, {lasting, leaving, coming}, {lasting, coming}} {
@@ -172,12 +172,12 @@ func TestHandshakesWithTheRegistry(t *testing.T) {
 				if words == "" {
 					words = tt.refused[phase]
 				}
-				t.Run(fmt.Sprintf("%s, %s, %s", sentence, phases[phase], tls.VersionName(version)), func(t *testing.T) {
+				t.Run(fmt.Sprintf("%s, %s, %s", name, phases[phase], tls.VersionName(version)), func(t *testing.T) {
 					registry := registryWith(t, &tls.Config{
 						MinVersion: tls.VersionTLS10, MaxVersion: version, Certificates: []tls.Certificate{tt.identity.pair(t)},
 						ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool(lasting),
 					}, store{content})
-					if version < tls.VersionTLS12 { // it does speak that version, to who does
+					if version < tls.VersionTLS12 { // crypto/tls supports it; the proxy refuses it
 						offer := &tls.Config{
 							MinVersion: tls.VersionTLS10, InsecureSkipVerify: true, Certificates: []tls.Certificate{node.pair(t)},
 						}
@@ -202,7 +202,7 @@ func TestRegistryRefusesTheProxy(t *testing.T) {
 		return issue(t, ca, x509.ExtKeyUsageClientAuth, change)
 	}
 	content := newBlob(1000)
-	for sentence, tt := range map[string]struct {
+	for name, tt := range map[string]struct {
 		identity identity
 		words    map[uint16]string
 	}{
@@ -223,7 +223,7 @@ func TestRegistryRefusesTheProxy(t *testing.T) {
 			}},
 	} {
 		for version, words := range tt.words {
-			t.Run(sentence+", "+tls.VersionName(version), func(t *testing.T) {
+			t.Run(name+", "+tls.VersionName(version), func(t *testing.T) {
 				registry := registryWith(t, &tls.Config{
 					MaxVersion: version, Certificates: []tls.Certificate{
 						issue(t, ca, x509.ExtKeyUsageServerAuth, nil, registryName).pair(t),
@@ -268,10 +268,10 @@ func TestHandshakesOnLoopback(t *testing.T) {
 	content := newBlob(1000)
 	f := startBefore(t, newRegistry(t, ca, store{content}), ca, ca.Files(t, organization, loopback), retryFor(0))
 	stranger, key := other.Issue(t, "stranger")
-	for sentence, tt := range map[string]struct {
+	for desc, tt := range map[string]struct {
 		name  string
 		roots *x509.CertPool
-		shown bool // present a client certificate, which the proxy does not request
+		shown bool // send a client certificate, which the proxy does not request
 		words string
 	}{
 		"127.0.0.1":                   {"127.0.0.1", pool(ca), false, ""},
@@ -287,8 +287,8 @@ func TestHandshakesOnLoopback(t *testing.T) {
 		"the registry's name": {
 			registryName, pool(ca), false, "x509: certificate is valid for localhost, not " + registryName,
 		},
-		"a client without trusted CAs":                     {"127.0.0.1", x509.NewCertPool(), false, unknownAuthority},
-		"a client that trusts another CA of the same name": {"127.0.0.1", pool(foreign), false, unknownAuthority},
+		"a client without trusted CAs":                     {"127.0.0.1", x509.NewCertPool(), false, unknownCA},
+		"a client that trusts another CA of the same name": {"127.0.0.1", pool(foreign), false, unknownCA},
 	} {
 		for version, words := range versions {
 			if words == "" {
@@ -296,7 +296,7 @@ func TestHandshakesOnLoopback(t *testing.T) {
 			} else {
 				words = "remote error: " + words // the proxy rejects it
 			}
-			t.Run(sentence+", "+tls.VersionName(version), func(t *testing.T) {
+			t.Run(desc+", "+tls.VersionName(version), func(t *testing.T) {
 				config := &tls.Config{RootCAs: tt.roots, ServerName: tt.name, MinVersion: tls.VersionTLS10, MaxVersion: version}
 				if tt.shown {
 					config.Certificates = []tls.Certificate{identity{stranger, key}.pair(t)}
@@ -312,7 +312,7 @@ func TestHandshakesOnLoopback(t *testing.T) {
 					t.Fatal(err)
 				}
 				if got := c.ConnectionState().Version; got != version {
-					t.Errorf("%s was agreed on", tls.VersionName(got))
+					t.Errorf("negotiated %s", tls.VersionName(got))
 				}
 				if err := pull(c, content); err != nil {
 					t.Error(err)
@@ -365,7 +365,7 @@ func TestLoopbackFollowsTheFiles(t *testing.T) {
 			expect(old, false, "")
 			expect(old, true, "")
 			expect(ipv6, false, "not ::1")
-			expect(next, false, unknownAuthority)
+			expect(next, false, unknownCA)
 			open, err := f.dialTLS(t, old)
 			if err != nil {
 				t.Fatal(err)
@@ -379,7 +379,7 @@ func TestLoopbackFollowsTheFiles(t *testing.T) {
 			expect(ipv6, false, "")
 
 			replace(after.Files(t, organization, loopback, before))
-			expect(old, false, unknownAuthority)
+			expect(old, false, unknownCA)
 			expect(next, false, "")
 			if err := pull(open, content); err != nil {
 				t.Errorf("a connection from before the reload, verified then: %v", err)
@@ -392,7 +392,7 @@ func TestLoopbackFollowsTheFiles(t *testing.T) {
 func TestClockSkew(t *testing.T) {
 	const off = 10 * time.Minute
 	content := newBlob(1000)
-	for sentence, tt := range map[string]struct {
+	for name, tt := range map[string]struct {
 		issuer, registry, client time.Duration
 		loopback, upstream       string // expected errors
 	}{
@@ -407,7 +407,7 @@ func TestClockSkew(t *testing.T) {
 		"the issuer is ahead by more than an hour":  {pki.Backdate + off, 0, 0, outOfTime, outOfTime},
 		"the client is behind by more than an hour": {0, 0, -pki.Backdate - off, outOfTime, ""},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			now := time.Now().Add(tt.issuer)
 			authority, err := pki.NewCA("ca", now, 0)
 			if err != nil {
@@ -459,7 +459,7 @@ func TestClockSkew(t *testing.T) {
 // loaded requests /loaded.
 func (f *fixture) loaded(t *testing.T) (report reloadstatus.Report) {
 	t.Helper()
-	code, body := f.ask(t, reloadstatus.Path)
+	code, body := f.getAdmin(t, reloadstatus.Path)
 	if err := json.Unmarshal([]byte(body), &report); err != nil || code != http.StatusOK {
 		t.Fatalf("%d, %v: %s", code, err, body)
 	}
@@ -501,43 +501,43 @@ func TestBadFilesWhileTheProxyRuns(t *testing.T) {
 	f := start(t, store{content}, retryFor(0))
 	good := f.ca.Files(t, organization, loopback)
 	for n, tt := range []struct {
-		sentence string
-		files    tlsfilestest.Files
-		want     string
+		name  string
+		files tlsfilestest.Files
+		want  string
 	}{
 		{"the Secret was deleted", tlsfilestest.Files{}, "tls.crt: no such file or directory"},
 		{
-			"the key is another's",
+			"the key of another certificate",
 			tlsfilestest.Files{
 				"tls.crt": good["tls.crt"], "tls.key": f.ca.Files(t, organization, nil)["tls.key"], "ca.crt": good["ca.crt"],
 			},
 			"private key does not match",
 		},
 		{
-			"the CA is none",
+			"the CA is a leaf certificate",
 			tlsfilestest.Files{"tls.crt": good["tls.crt"], "tls.key": good["tls.key"], "ca.crt": good["tls.crt"]},
 			"is not a CA",
 		},
 	} {
 		tlsfilestest.WriteSecret(t, f.dir, tt.files)
 		if changed, err := f.source.Reload(); changed || err == nil {
-			t.Fatalf("%s: Reload() = %t, %v", tt.sentence, changed, err)
+			t.Fatalf("%s: Reload() = %t, %v", tt.name, changed, err)
 		}
 		f.proxy.upstream.closeIdle()
 		f.expect(t, content, "")
 		c, err := f.dialTLS(t, &tls.Config{RootCAs: pool(f.ca), ServerName: "127.0.0.1"})
 		if err != nil {
-			t.Fatalf("%s: %v", tt.sentence, err)
+			t.Fatalf("%s: %v", tt.name, err)
 		}
 		if err := pull(c, content); err != nil {
-			t.Errorf("%s: %v", tt.sentence, err)
+			t.Errorf("%s: %v", tt.name, err)
 		}
 		report := f.loaded(t).Certificates
 		if report.Generation != 1 || report.ReloadErrors != uint64(n+1) || !strings.Contains(report.Problem, tt.want) {
-			t.Errorf("%s: %+v", tt.sentence, report)
+			t.Errorf("%s: %+v", tt.name, report)
 		}
 		if got := f.metric("certificate_reload_errors_total"); got != float64(n+1) {
-			t.Errorf("%s: %v failures are counted", tt.sentence, got)
+			t.Errorf("%s: %v failures were counted", tt.name, got)
 		}
 	}
 	tlsfilestest.WriteSecret(t, f.dir, good)

@@ -13,9 +13,9 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
 )
 
-func TestNewRefuses(t *testing.T) {
+func TestNewRejects(t *testing.T) {
 	f := start(t, store{})
-	for sentence, tt := range map[string]struct {
+	for name, tt := range map[string]struct {
 		want   string
 		change func(*Config)
 	}{
@@ -28,7 +28,7 @@ func TestNewRefuses(t *testing.T) {
 		},
 		"no registry": {`registry ""`, func(c *Config) { c.Registry = "" }},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			config := f.proxy.config
 			tt.change(&config)
 			if _, err := New(config); err == nil || !strings.Contains(err.Error(), tt.want) {
@@ -38,8 +38,8 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// ask requests a path from the metrics port.
-func (f *fixture) ask(t *testing.T, path string) (int, string) {
+// getAdmin requests a path from the metrics port.
+func (f *fixture) getAdmin(t *testing.T, path string) (int, string) {
 	t.Helper()
 	request, _ := http.NewRequest(http.MethodGet, "http://"+f.proxy.MetricsAddr().String()+path, nil)
 	response, body, err := do(request)
@@ -61,7 +61,7 @@ func TestDrain(t *testing.T) {
 		}
 		_, _ = io.WriteString(w, "half")
 	}))
-	if code, body := f.ask(t, "/readyz"); code != http.StatusOK {
+	if code, body := f.getAdmin(t, "/readyz"); code != http.StatusOK {
 		t.Fatalf("readyz = %d %s", code, body)
 	}
 
@@ -97,10 +97,10 @@ func TestDrain(t *testing.T) {
 		}
 		return err != nil
 	})
-	if code, body := f.ask(t, "/readyz"); code != http.StatusServiceUnavailable || !strings.HasPrefix(body, "draining\n") {
+	if code, body := f.getAdmin(t, "/readyz"); code != http.StatusServiceUnavailable || !strings.HasPrefix(body, "draining\n") {
 		t.Errorf("readyz = %d %s", code, body)
 	}
-	if code, _ := f.ask(t, "/healthz"); code != http.StatusOK {
+	if code, _ := f.getAdmin(t, "/healthz"); code != http.StatusOK {
 		t.Errorf("healthz = %d: a restart would not help", code)
 	}
 	_ = idle.SetDeadline(time.Now().Add(longest))
@@ -126,7 +126,7 @@ func TestDrain(t *testing.T) {
 }
 
 func TestDrainEnds(t *testing.T) {
-	for sentence, handler := range map[string]http.Handler{
+	for name, handler := range map[string]http.Handler{
 		"a body that does not end": endless,
 		"a response that never starts": http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 			<-r.Context().Done()
@@ -135,7 +135,7 @@ func TestDrainEnds(t *testing.T) {
 			panic(http.ErrAbortHandler)
 		}),
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			f := start(t, handler, func(p *Proxy) { p.config.DrainTimeout = time.Second / 5 })
 			result := make(chan error, 1)
 			go func() {
@@ -173,7 +173,7 @@ func TestListenerFailure(t *testing.T) {
 func TestMetrics(t *testing.T) {
 	content := newBlob(1000)
 	f := start(t, store{content}, retryFor(0))
-	code, body := f.ask(t, "/readyz?verbose")
+	code, body := f.getAdmin(t, "/readyz?verbose")
 	if code != http.StatusOK || !strings.Contains(body, "last response: never\nlast error: none\n") {
 		t.Errorf("readyz = %d %s", code, body)
 	}
@@ -197,7 +197,7 @@ func TestMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	code, text := f.ask(t, "/metrics")
+	code, text := f.getAdmin(t, "/metrics")
 	if code != http.StatusOK {
 		t.Fatal(code)
 	}
@@ -228,7 +228,7 @@ func TestMetrics(t *testing.T) {
 		"go_goroutines ",
 	} {
 		if !strings.Contains(text, want) {
-			t.Errorf("no %s in the metrics", want)
+			t.Errorf("missing metric %s", want)
 		}
 	}
 	if t.Failed() {
@@ -238,7 +238,7 @@ func TestMetrics(t *testing.T) {
 		t.Errorf("%v bytes were counted", got)
 	}
 
-	code, body = f.ask(t, "/readyz?verbose")
+	code, body = f.getAdmin(t, "/readyz?verbose")
 	if code != http.StatusOK {
 		t.Errorf("readyz = %d: an unavailable registry must not make the proxy unready", code)
 	}
@@ -248,7 +248,7 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 	for _, path := range []string{"/", "/debug/pprof/", "/v2/", "/metrics/x", "/loaded/x"} {
-		if code, _ := f.ask(t, path); code != http.StatusNotFound {
+		if code, _ := f.getAdmin(t, path); code != http.StatusNotFound {
 			t.Errorf("%s on the metrics port = %d", path, code)
 		}
 	}

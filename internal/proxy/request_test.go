@@ -11,7 +11,7 @@ import (
 )
 
 func TestRequestWrite(t *testing.T) {
-	for sentence, tt := range map[string]struct{ from, want string }{
+	for name, tt := range map[string]struct{ from, want string }{
 		"a pull": {
 			"GET /v2/a/manifests/b%2Fc?n=1&last=%20 HTTP/1.1\r\nHost: 127.0.0.1:31999\r\nAccept: a/b\r\n\r\n",
 			"GET /v2/a/manifests/b%2Fc?n=1&last=%20 HTTP/1.1\r\nHost: 127.0.0.1:31999\r\nX-Forwarded-Proto: http\r\nAccept: " +
@@ -35,7 +35,7 @@ func TestRequestWrite(t *testing.T) {
 			"GET / HTTP/1.1\r\nHost: registry:443\r\nX-Forwarded-Proto: http\r\n\r\n",
 		},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			r, err := http.ReadRequest(bufio.NewReader(strings.NewReader(tt.from)))
 			if err != nil {
 				t.Fatal(err)

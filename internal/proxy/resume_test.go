@@ -35,7 +35,7 @@ func cutResponses(handler http.Handler, most int) http.Handler {
 
 // A client gets the whole body, however often and wherever it breaks off.
 func TestResumeCutBodies(t *testing.T) {
-	for sentence, tt := range map[string]struct {
+	for name, tt := range map[string]struct {
 		handler func(blob) http.Handler
 		header  http.Header
 		size    int
@@ -73,7 +73,7 @@ func TestResumeCutBodies(t *testing.T) {
 				})
 			},
 		},
-		"a registry that fails in between": {
+		"a registry that fails temporarily": {
 			handler: func(b blob) http.Handler {
 				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					if r.Header.Get("If-Range") != "" && rand.N(3) == 0 {
@@ -86,7 +86,7 @@ func TestResumeCutBodies(t *testing.T) {
 			},
 		},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			content := newBlob(1 << 20)
 			f := start(t, cutResponses(tt.handler(content), 2*len(content.data)))
 			resumed := func() float64 { return f.metric(`upstream_resumes_total{result="ok"}`) }
@@ -154,7 +154,7 @@ func TestUnresumableBodies(t *testing.T) {
 			_, _ = w.Write(make([]byte, n))
 		}
 	}
-	for sentence, handler := range map[string]func() http.Handler{
+	for name, handler := range map[string]func() http.Handler{
 		"no validators": func() http.Handler {
 			return serve(func(w http.ResponseWriter, _ *http.Request) { length(w); _, _ = w.Write(content.data) }, whole)
 		},
@@ -232,7 +232,7 @@ func TestUnresumableBodies(t *testing.T) {
 		},
 	} {
 		for _, client := range []string{"http", "https", "HTTP/1.0", "HTTP/1.0 with TLS"} {
-			t.Run(sentence+", "+client, func(t *testing.T) {
+			t.Run(name+", "+client, func(t *testing.T) {
 				f := start(t, handler(), retryFor(time.Second/5))
 				var got []byte
 				var err error
@@ -252,10 +252,10 @@ func TestUnresumableBodies(t *testing.T) {
 					got, err = getHTTP10(t, f, content.path(), strings.HasSuffix(client, "TLS"))
 				}
 				if err == nil {
-					t.Fatalf("the client took %d bytes for the whole body", len(got))
+					t.Fatalf("the client accepted %d bytes as the whole body", len(got))
 				}
 				if !bytes.HasPrefix(content.data, got) {
-					t.Error("the client got bytes that are not the blob's")
+					t.Error("the client got bytes that are not in the blob")
 				}
 				if got := f.metric("responses_aborted_total"); got != 1 {
 					t.Errorf("%v responses were counted as aborted, want 1", got)
@@ -305,6 +305,6 @@ func TestSlowBodies(t *testing.T) {
 		t.Error(err)
 	}
 	if got := f.metric(`upstream_resumes_total{result="ok"}`); got != 0 {
-		t.Errorf("%v bodies were resumed that had not broken off", got)
+		t.Errorf("%v bodies were resumed although they had not broken off", got)
 	}
 }

@@ -22,7 +22,7 @@ import (
 
 func TestParseAddress(t *testing.T) {
 	both := environment{"ZARF_REGISTRY_SERVICE_HOST": "10.96.0.7", "ZARF_REGISTRY_SERVICE_PORT": "5000"}
-	for sentence, tt := range map[string]struct {
+	for name, tt := range map[string]struct {
 		registry    string
 		environment environment
 		want        string // host:port and ClusterIP, or part of the error
@@ -59,7 +59,7 @@ func TestParseAddress(t *testing.T) {
 			`ZARF_REGISTRY_SERVICE_HOST="None"`, false,
 		},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			a, err := parseAddress(tt.registry, tt.environment.get)
 			got := a.String() + " " + a.clusterIP.String()
 			if err != nil {
@@ -98,7 +98,7 @@ func TestDNSFallback(t *testing.T) {
 	}
 }
 
-// While the registry is away, cluster DNS is not queried for every request.
+// While the registry is down, cluster DNS is not queried for every request.
 func TestLookupsAreRateLimited(t *testing.T) {
 	var lookups atomic.Int32
 	f := start(t, store{}, retryFor(time.Second/2), func(p *Proxy) {
@@ -154,7 +154,7 @@ func TestConnectionsArePooled(t *testing.T) {
 		u.mu.Unlock()
 		u.expire()
 		if len(u.idle) != 0 {
-			t.Error("it is still kept")
+			t.Error("the connection is still pooled")
 		}
 	})
 	t.Run("at most maxIdle are kept", func(t *testing.T) {
@@ -170,7 +170,7 @@ func TestConnectionsArePooled(t *testing.T) {
 		wg.Wait()
 		eventually(t, "the requests have ended", func() bool { return f.metric("requests_in_flight") == 0 })
 		if got := len(f.proxy.upstream.idle); got > maxIdle {
-			t.Errorf("%d idle connections are kept, want at most %d", got, maxIdle)
+			t.Errorf("%d idle connections are pooled, want at most %d", got, maxIdle)
 		}
 	})
 }
@@ -220,7 +220,7 @@ func TestRotationUnderLoad(t *testing.T) {
 	defer u.mu.Unlock()
 	for _, c := range u.idle {
 		if c.generation != f.source.Current() {
-			t.Error("an idle connection of a previous generation is kept")
+			t.Error("an idle connection of a previous generation is pooled")
 		}
 	}
 }
@@ -301,7 +301,7 @@ func TestRegistryRestarts(t *testing.T) {
 	t.Logf("%d pulls, %v retries, %v resumed bodies", load.count(), f.metric("upstream_retries_total"),
 		f.metric(`upstream_resumes_total{result="ok"}`))
 	if f.metric(`upstream_resumes_total{result="ok"}`) == 0 {
-		t.Error("no body was cut: the test checked less than it claims")
+		t.Error("no body was cut: the test did not check resuming")
 	}
 }
 
@@ -330,7 +330,7 @@ func TestRegistryUnavailable(t *testing.T) {
 }
 
 func TestIntermediaryResponses(t *testing.T) {
-	for sentence, tt := range map[string]struct {
+	for name, tt := range map[string]struct {
 		broken func(w http.ResponseWriter)
 		want   int // status at the client
 	}{
@@ -348,7 +348,7 @@ func TestIntermediaryResponses(t *testing.T) {
 		}, 503},
 		"forwards any 500": {func(w http.ResponseWriter) { http.Error(w, "", 500) }, 500},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			var asked atomic.Int32
 			f := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 				if asked.Add(1) <= 2 {
@@ -425,7 +425,7 @@ func TestBackoff(t *testing.T) {
 		}
 	}
 	if total > 6*time.Second {
-		t.Errorf("the first attempts take %s: a restart is noticed too late", total)
+		t.Errorf("the first attempts take %s, too long to notice a restart quickly", total)
 	}
 }
 
@@ -444,7 +444,7 @@ func raw(t *testing.T, answer string) *fixture {
 }
 
 func TestInvalidResponses(t *testing.T) {
-	for sentence, tt := range map[string]struct{ answer, want string }{
+	for name, tt := range map[string]struct{ answer, want string }{
 		"rubbish":            {"rubbish\r\n\r\n", "malformed HTTP response"},
 		"nothing":            {"", "unexpected EOF"},
 		"a truncated header": {"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n", "unexpected EOF"},
@@ -463,7 +463,7 @@ func TestInvalidResponses(t *testing.T) {
 		},
 		"an unsolicited transfer encoding": {"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n", "transfer encoding"},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			response, body, err := raw(t, tt.answer).get("/v2/")
 			if err != nil {
 				t.Fatal(err)
