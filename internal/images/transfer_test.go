@@ -129,7 +129,7 @@ func pullBoth(t *testing.T, items []Item) map[string]*Source {
 		t.Fatal(err)
 	}
 	if files, err := os.ReadDir(filepath.Dir(path)); err != nil || len(files) != 1 {
-		t.Errorf("beside the archive: %v, %v", files, err)
+		t.Errorf("next to the archive: %v, %v", files, err)
 	}
 	return map[string]*Source{"layout": mustOpen(t, dir), "archive": mustOpen(t, path)}
 }

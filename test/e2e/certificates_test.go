@@ -348,7 +348,7 @@ func (w *world) age(t *testing.T, ago, lifetime time.Duration) {
 	}
 }
 
-// startCertManager runs cert-manager's controllers beside the cluster until the test ends.
+// startCertManager runs cert-manager's controllers next to the cluster until the test ends.
 func (w *world) startCertManager(t *testing.T) {
 	t.Helper()
 	cmd := w.command(t, built(t, "E2E_CERTMANAGER"), "--kubeconfig", w.kubeconfig, "--stop-on-stdin-eof")

@@ -43,12 +43,12 @@ func TestHelm(t *testing.T) {
 		}
 	}
 	here := built(t, "E2E_CHART")
-	refused := "--set=auth.existingSecret=nobody-has-made-it"
+	refused := "--set=auth.existingSecret=missing-secret"
 
 	must(t, "a refused installation is rolled back and leaves nothing", func(t *testing.T) {
 		for helm, option := range map[string]string{helm3: "--atomic", helm4: "--rollback-on-failure"} {
 			out, err := with(helm, here, "install", option, "--wait", refused)
-			if err == nil || !strings.Contains(out, "nobody-has-made-it") {
+			if err == nil || !strings.Contains(out, "missing-secret") {
 				t.Errorf("%s install %s: %v\n%s", helm, option, err, out)
 			}
 			w.nothingLeft(t)
@@ -109,7 +109,7 @@ func TestHelm(t *testing.T) {
 		for helm, option := range map[string]string{helm3: "--atomic", helm4: "--rollback-on-failure"} {
 			w.restartsNothing(t, func() {
 				out, err := with(helm, newer, "upgrade", "--reuse-values", option, "--wait", refused)
-				if err == nil || !strings.Contains(out, "nobody-has-made-it") {
+				if err == nil || !strings.Contains(out, "missing-secret") {
 					t.Errorf("%s upgrade %s: %v\n%s", helm, option, err, out)
 				}
 			})

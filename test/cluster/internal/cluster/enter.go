@@ -125,7 +125,7 @@ func lookPath(name string, env []string) (string, error) {
 	return "", fmt.Errorf("there is no program %q in %s", name, path)
 }
 
-// Exec replaces this process by a command on a node or, for "cp", beside the control plane. It
+// Exec replaces this process by a command on a node or, for "cp", next to the control plane. It
 // returns only on failure.
 func (c *Cluster) Exec(node string, args []string) error {
 	if node == controlPlaneName {

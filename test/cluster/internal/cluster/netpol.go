@@ -9,7 +9,7 @@ import (
 const kubeRouter = "kube-router"
 
 // startNetworkPolicy starts the controller that enforces NetworkPolicies on a node, and waits until
-// its rules are installed. Only that part of kube-router runs. It uses iptables and ipset, whatever
+// its rules are installed. Only this part of kube-router runs. It uses iptables and ipset, whatever
 // kube-proxy uses.
 func (c *Cluster) startNetworkPolicy(ctx context.Context, n Node) error {
 	family := c.Options.Family

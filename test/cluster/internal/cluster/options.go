@@ -44,7 +44,7 @@ type Options struct {
 	NetworkPolicy bool `json:"networkPolicy"`
 	// NodeGrace is how long a node may be silent before it and its pods become NotReady.
 	NodeGrace time.Duration `json:"nodeGrace"`
-	// AuditPolicy is an audit policy file for the API server, which then writes audit.log beside the
+	// AuditPolicy is an audit policy file for the API server, which then writes audit.log next to the
 	// logs. Empty: no audit log.
 	AuditPolicy string `json:"-"`
 	// VolumesSize is the total size of all volumes in bytes, in memory; 0 means limited by the disk.

@@ -1,5 +1,5 @@
 // Package image writes container image archives with one layer: an OCI image layout in a tar, for
-// `ctr images import`. The test cluster's pause image is made with it. It does not read, pull or
+// `ctr images import`. It builds the test cluster's pause image. It does not read, pull or
 // push images.
 package image
 
