@@ -29,11 +29,11 @@ func TestPreflightChecksExposure(t *testing.T) {
 	}
 	good, other := issue("registry.example.com"), issue("other.example.com")
 	tls := func(certificate, key []byte) *corev1.Secret {
-		return &corev1.Secret{ObjectMeta: meta2("outside"), Type: corev1.SecretTypeTLS,
+		return &corev1.Secret{ObjectMeta: foreignMeta("outside"), Type: corev1.SecretTypeTLS,
 			Data: map[string][]byte{"tls.crt": certificate, "tls.key": key}}
 	}
 	users := func(key string) *corev1.Secret {
-		return &corev1.Secret{ObjectMeta: meta2("users"), Data: map[string][]byte{key: []byte("a:b")}}
+		return &corev1.Secret{ObjectMeta: foreignMeta("users"), Data: map[string][]byte{key: []byte("a:b")}}
 	}
 	for name, c := range map[string]struct {
 		tls, users *corev1.Secret

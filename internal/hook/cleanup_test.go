@@ -44,12 +44,12 @@ func (b *bench) checkClean(foreign ...string) {
 		left = append(left, "Job "+o.Name)
 	}
 	if len(left) != len(foreign) {
-		b.Errorf("left are %q, want %q", left, foreign)
+		b.Errorf("remaining objects are %q, want %q", left, foreign)
 		return
 	}
 	for i := range left {
 		if left[i] != foreign[i] {
-			b.Errorf("left are %q, want %q", left, foreign)
+			b.Errorf("remaining objects are %q, want %q", left, foreign)
 		}
 	}
 	b.checkNoProbePods()
@@ -65,7 +65,7 @@ func TestCleanupDeletesOnlyObjectsOfTheRelease(t *testing.T) {
 				m.Labels["app.kubernetes.io/instance"] = "another-release"
 				return m
 			}
-			b.add(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "somebody-elses", Namespace: "zarf"}})
+			b.add(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "foreign", Namespace: "zarf"}})
 			b.add(&corev1.ConfigMap{ObjectMeta: otherRelease("other-payload", "payload")})
 			b.add(&corev1.Service{ObjectMeta: otherRelease("other-nodeport", "registry")})
 			set := daemonSet("other-proxy")
@@ -79,9 +79,9 @@ func TestCleanupDeletesOnlyObjectsOfTheRelease(t *testing.T) {
 				if err := b.hook.Cleanup(t.Context()); err != nil {
 					t.Fatal(err)
 				}
-				b.checkClean("Secret somebody-elses", "ConfigMap other-payload", "Service other-nodeport", "DaemonSet other-proxy")
+				b.checkClean("Secret foreign", "ConfigMap other-payload", "Service other-nodeport", "DaemonSet other-proxy")
 				if b.get("pods", "zarf-registry-test-tls") != nil || b.get("pods", "other-test-tls") == nil {
-					t.Error("the pods of helm test: this release's stays, or another's was deleted")
+					t.Error("a helm test pod of this release remains, or one of another release was deleted")
 				}
 			}
 		})
@@ -107,7 +107,7 @@ func TestCleanupKeepsUserSecretsInEachPKIMode(t *testing.T) {
 						kind, name, _ := strings.Cut(object, " ")
 						if _, err := b.tracker.Get(certmanagerv1.SchemeGroupVersion.WithResource(kind), "zarf",
 							"zarf-registry-"+name); err == nil {
-							t.Errorf("%s is still there", object)
+							t.Errorf("%s still exists", object)
 						}
 					}
 				})
@@ -128,8 +128,8 @@ func TestCleanupKeepsServiceOfAnotherOwner(t *testing.T) {
 	b.checkClean("Service " + serviceName)
 }
 
-// An uninstallation leaves nothing, wherever a switch was killed, even if the cleanup is killed too
-// and repeated.
+// Cleanup removes everything wherever a switch was killed, even if cleanup itself is killed and
+// repeated.
 func TestCleanupInTheMiddleOfASwitch(t *testing.T) {
 	for _, from := range allModes {
 		for _, to := range allModes {
@@ -173,13 +173,13 @@ func TestCleanupKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 			}
 			b.checkClean()
 			if got := b.level(); got != "baseline" {
-				t.Errorf("the namespace's level is %q", got)
+				t.Errorf("the namespace has the level %q", got)
 			}
 		})
 	})
 }
 
-// kubectl apply of the whole output of helm template creates cleanup's Job beside those of prepare
+// kubectl apply of the whole output of helm template creates cleanup's Job next to those of prepare
 // and finish.
 func TestCleanupRefusesToRunTogetherWithTheOtherJobs(t *testing.T) {
 	for name, c := range map[string]struct {

@@ -20,7 +20,7 @@ import (
 func (b *bench) give(username, password string) {
 	b.Helper()
 	b.hook.Settings.Push.Secret = "corp-credential"
-	b.putSecret(&corev1.Secret{ObjectMeta: meta2("corp-credential"),
+	b.putSecret(&corev1.Secret{ObjectMeta: foreignMeta("corp-credential"),
 		Data: map[string][]byte{"username": []byte(username), "password": []byte(password)}})
 }
 
@@ -30,13 +30,13 @@ func (b *bench) checkCredential(username, password string) {
 	d := b.secret("zarf-registry-credentials").Data
 	user, hash, _ := strings.Cut(strings.TrimSpace(string(d["htpasswd"])), ":")
 	if user != username || string(d["username"]) != username || password != "" && string(d["password"]) != password {
-		b.Errorf("the credential is of %q, and htpasswd of %q; want %q", d["username"], user, username)
+		b.Errorf("the credential is for %q, htpasswd for %q; want %q", d["username"], user, username)
 	}
 	if err := bcrypt.CompareHashAndPassword([]byte(hash), d["password"]); err != nil {
 		b.Error(err)
 	}
 	if cost, _ := bcrypt.Cost([]byte(hash)); (cost >= bcrypt.DefaultCost) != (username != "zarf-push") {
-		b.Errorf("bcrypt's cost is %d", cost)
+		b.Errorf("the bcrypt cost is %d", cost)
 	}
 	for _, secret := range []string{string(d["password"]), hash} {
 		if strings.Contains(b.log.String(), secret) {
@@ -53,12 +53,12 @@ func TestUserPushCredentialIsCopiedAndUpdated(t *testing.T) {
 		b.must(b.prepareAndFinish())
 		b.checkCredential("robot", "correct horse")
 		if got := b.state().PushSecret; got != "corp-credential" {
-			t.Errorf("recorded is %q", got)
+			t.Errorf("the state records %q", got)
 		}
 		b.forget()
 		b.must(b.prepareAndFinish())
 		if w := strings.Join(b.writes(), " "); strings.Contains(w, "credential") {
-			t.Errorf("what is right was written again: %s", w)
+			t.Errorf("a current Secret was written again: %s", w)
 		}
 
 		b.give("robot", "battery staple")
@@ -76,10 +76,10 @@ func TestUserPushCredentialIsCopiedAndUpdated(t *testing.T) {
 		b.must(b.prepareAndFinish())
 		b.checkCredential("zarf-push", "")
 		if password := b.secret("zarf-registry-credentials").Data["password"]; len(password) < 40 {
-			t.Error("the password is the user's still")
+			t.Error("the password is still the user's")
 		}
 		if got := b.state().PushSecret; got != "" {
-			t.Errorf("recorded is %q", got)
+			t.Errorf("the state records %q", got)
 		}
 	})
 }
@@ -222,7 +222,7 @@ func TestRotatePullCredentialKeepsListenerState(t *testing.T) {
 				b.upgrade(mode)
 				b.checkFinished()
 				if !bytes.Equal(after.Data["password"], b.secret("zarf-registry-pull").Data["password"]) {
-					t.Error("an upgrade made another password")
+					t.Error("an upgrade generated a new password")
 				}
 			})
 		})
@@ -243,7 +243,7 @@ func TestCredentialIsReadAgainAfterAConflict(t *testing.T) {
 		b.must(b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential))
 		b.checkCredential("zarf-push", "")
 		if once || b.secret("zarf-registry-credentials").Annotations["somebody"] != "else" {
-			t.Error("the other writer's change is gone")
+			t.Error("the other writer's change was lost")
 		}
 	})
 }

@@ -31,7 +31,7 @@ func TestFinishVerifiesAndRecordsEveryReadyNode(t *testing.T) {
 			var pulled []string
 			for _, p := range b.probePods {
 				if p.Spec.Containers[0].Image != image || p.Spec.Containers[0].ImagePullPolicy != corev1.PullAlways {
-					t.Errorf("the probe pod has %+v", p.Spec.Containers[0])
+					t.Errorf("the probe container is %+v", p.Spec.Containers[0])
 				}
 				secret := len(p.Spec.ImagePullSecrets) == 1 && p.Spec.ImagePullSecrets[0].Name == "zarf-registry-pull"
 				if secret != (mode == state.ModeNodePort) {

@@ -59,13 +59,13 @@ func TestAdvertisesRegistry(t *testing.T) {
 					"hostFromClusterNetwork": c.want[2], "help": b.hosting()["help"]}
 			}
 			if got := b.hosting(); !maps.Equal(got, want) || want != nil && !strings.HasPrefix(got["help"], "https://") {
-				t.Errorf("it says %v, want %v", got, want)
+				t.Errorf("it is %v, want %v", got, want)
 			}
 			b.forget()
 			b.mustFinish()
 			for _, w := range b.writes() {
 				if strings.Contains(w, "local-registry-hosting") {
-					t.Errorf("a second run writes again: %s", w)
+					t.Errorf("a second run wrote %s", w)
 				}
 			}
 		})
@@ -83,7 +83,7 @@ func TestAdvertisementFollowsTheRelease(t *testing.T) {
 	b.hook.Settings.Finish.LocalRegistryHosting = false
 	b.upgrade(state.ModeProxy)
 	if got := b.hosting(); got != nil {
-		t.Errorf("it still says %v", got)
+		t.Errorf("the ConfigMap still has %v", got)
 	}
 }
 
@@ -104,13 +104,13 @@ func TestKeepsAdvertisementOfAnotherRegistry(t *testing.T) {
 			b.add(&corev1.ConfigMap{ObjectMeta: meta, Data: map[string]string{"localRegistryHosting.v1": theirs}})
 			b.upgrade(state.ModeProxy)
 			if !strings.Contains(b.log.String(), "left alone: ConfigMap kube-public/local-registry-hosting belongs to ") {
-				t.Error("it does not say so")
+				t.Error("the log lacks the message")
 			}
 			if err := b.hook.Cleanup(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			if got := b.hosting(); !maps.Equal(got, map[string]string{"host": "localhost:5000"}) {
-				t.Errorf("it says %v", got)
+				t.Errorf("the ConfigMap has %v", got)
 			}
 		})
 	}
@@ -127,7 +127,7 @@ func TestSecondReleaseAdvertisesAfterTheFirstIsUninstalled(t *testing.T) {
 	}
 	b.upgrade(state.ModeProxy)
 	if got := b.hosting()["hostFromContainerRuntime"]; got != "127.0.0.1:31999" {
-		t.Errorf("it says %q", got)
+		t.Errorf("the ConfigMap has %q", got)
 	}
 }
 
@@ -141,7 +141,7 @@ func TestMissingPermissionToAdvertiseIsNoError(t *testing.T) {
 	}
 	b.upgrade(state.ModeProxy)
 	if !strings.Contains(b.log.String(), "localRegistryHosting=false") {
-		t.Error("it does not say what to do")
+		t.Error("the log lacks the remedy")
 	}
 	if b.state().Phase != state.PhaseReady {
 		t.Errorf("%v", b.state())

@@ -25,7 +25,7 @@ func (b *bench) nodeFindings() []preflight.Finding {
 	}
 	for _, f := range findings {
 		if f.Check != "nodeConfig" {
-			b.Errorf("it also finds %s", f)
+			b.Errorf("unexpected finding: %s", f)
 		}
 	}
 	return findings
@@ -50,7 +50,7 @@ func TestPreflightChecksNodeConfiguration(t *testing.T) {
 	corp := func(key, content string) func(*bench) {
 		return func(b *bench) {
 			k3s(b, "")
-			b.add(&corev1.Secret{ObjectMeta: meta2("corp-registries"), Data: map[string][]byte{key: []byte(content)}})
+			b.add(&corev1.Secret{ObjectMeta: foreignMeta("corp-registries"), Data: map[string][]byte{key: []byte(content)}})
 		}
 	}
 	const good, bad = "mirrors: {docker.io: {endpoint: [\"https://a.example\"]}}\n",
@@ -77,7 +77,7 @@ func TestPreflightChecksNodeConfiguration(t *testing.T) {
 			[]string{"Secret zarf/zarf-registry-node-config-proposal: it does not exist", "helm upgrade"}},
 		"Secret of the chart": {func(b *bench) {
 			b.configureNodes(false)
-			b.add(&corev1.Secret{ObjectMeta: meta2("zarf-registry-node-config-proposal"), Data: b.hook.NodeConfigData})
+			b.add(&corev1.Secret{ObjectMeta: foreignMeta("zarf-registry-node-config-proposal"), Data: b.hook.NodeConfigData})
 			b.hook.NodeConfigData = nil
 		}, nil},
 		"external mode": {func(b *bench) { k3s(b, bad); b.mode(state.ModeExternal) }, []string{"pasword"}},
@@ -88,13 +88,13 @@ func TestPreflightChecksNodeConfiguration(t *testing.T) {
 			findings := b.nodeFindings()
 			if len(c.want) == 0 {
 				if len(findings) != 0 {
-					t.Errorf("it finds %v", findings)
+					t.Errorf("findings are %v", findings)
 				}
 				b.mustPrepare()
 				return
 			}
 			if len(findings) != 1 || findings[0].Severity != preflight.Blocker || findings[0].Remedy == "" {
-				t.Fatalf("it finds %v", findings)
+				t.Fatalf("findings are %v", findings)
 			}
 			b.mustFail(b.hook.Prepare(t.Context()), true, append(c.want, "nothing was changed")...)
 			if w := b.writes(); len(w) != 0 {
@@ -102,7 +102,7 @@ func TestPreflightChecksNodeConfiguration(t *testing.T) {
 			}
 			if said := b.log.String() + findings[0].String(); strings.Contains(said, "hunter2") ||
 				strings.Contains(said, "mallory") {
-				t.Errorf("it tells what stands in a Secret: %s", said)
+				t.Errorf("the message contains data of a Secret: %s", said)
 			}
 		})
 	}
@@ -136,7 +136,7 @@ func TestPreflightNamesDirectoriesForgottenByBlindRendering(t *testing.T) {
 			b.mode(mode)
 			found := b.nodeFindings()
 			if len(found) != 1 || found[0].Severity != preflight.Warning {
-				t.Fatalf("it finds %v", found)
+				t.Fatalf("findings are %v", found)
 			}
 			for _, want := range []string{"nodeConfig: files of this release may remain in " + certsD +
 				", /etc/rancher/k3s on nodes", "--set nodeConfig.directories={" + certsD + ",/etc/rancher/k3s}"} {
@@ -152,7 +152,7 @@ func TestPreflightNamesDirectoriesForgottenByBlindRendering(t *testing.T) {
 			b.hook.NodeConfigData = configData(b, noderuntime.Config{Release: "zarf/zarf-registry",
 				Directories: b.hook.Settings.NodeConfig.Directories})
 			if found := b.nodeFindings(); len(found) != 0 {
-				t.Errorf("named, they are still missed: %v", found)
+				t.Errorf("the named directories are still reported: %v", found)
 			}
 		})
 	}
@@ -186,7 +186,7 @@ func TestPrepareSavesAllDirectoriesThatPodsMayWriteTo(t *testing.T) {
 	}
 }
 
-func TestPreflightTriesNodeConfigPods(t *testing.T) {
+func TestPreflightDryRunsNodeConfigPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, mode := range []state.Mode{state.ModeNodePort, state.ModeExternal} {
 			b := newBench(t, node("n1"), node("n2"), namespace("baseline"))
@@ -223,14 +223,14 @@ func TestNoCRIOFindingWithMatchingNodeConfiguration(t *testing.T) {
 			b.hook.Settings.PKI.ServeTLS = c.tls == "always"
 			found, err := b.hook.Preflight(t.Context())
 			if err != nil || len(found) != 1 || found[0].Check != "cri-o" {
-				t.Fatalf("without, it finds %v (%v)", found, err)
+				t.Fatalf("without node configuration, findings are %v (%v)", found, err)
 			}
 			if c.tls == "always" && !strings.Contains(found[0].Remedy, "--set nodeConfig.crio.ca=true") {
 				t.Errorf("the remedy is %s", found[0].Remedy)
 			}
 			c.change(b)
 			if found := b.nodeFindings(); len(found) != 0 {
-				t.Errorf("it finds %v", found)
+				t.Errorf("findings are %v", found)
 			}
 		})
 	}

@@ -55,7 +55,7 @@ func TestNodesFollowRotation(t *testing.T) {
 		for _, want := range []string{"to write the current CAs", "its node has outdated CAs",
 			"DaemonSet zarf/zarf-registry-node-config-amd64: 0 of 2 pods exist"} {
 			if !strings.Contains(b.log.String(), want) {
-				t.Errorf("the log has no %q", want)
+				t.Errorf("the log lacks %q", want)
 			}
 		}
 	})
@@ -125,7 +125,7 @@ func TestNodeWithoutCurrentCAsBlocksRotation(t *testing.T) {
 		}
 		if r := b.state().Rotation; r == nil || r.Phase != state.RotationTrust || !strings.Contains(r.Waiting, "node n2") ||
 			strings.Contains(r.Waiting, "node n1") {
-			t.Errorf("recorded is %+v", r)
+			t.Errorf("the state records %+v", r)
 		}
 		// A run that does not know what the first run deleted waits as well.
 		b.mustFail(b.renew(), false, "on node n2: it has not written the CAs yet")
@@ -142,7 +142,7 @@ func TestNodeWithoutCurrentCAsBlocksRotation(t *testing.T) {
 	})
 }
 
-// A node whose disk stays full must not let the certificates of all others expire.
+// A node whose disk stays full must not make the certificates of all nodes expire.
 func TestNodeWithoutCurrentCAsIsSkippedBeforeExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := strict(t)
@@ -155,15 +155,15 @@ func TestNodeWithoutCurrentCAsIsSkippedBeforeExpiry(t *testing.T) {
 		b.now = b.now.Add(pki.DefaultLeafLifetime * 8 / 10)
 		b.mustFail(b.renew(), false, "on node n2: it has not written the CAs yet")
 		if !bytes.Equal(before, leaf()) {
-			t.Error("n2 was not waited for")
+			t.Error("renew did not wait for n2")
 		}
 		b.now = b.now.Add(pki.DefaultLeafLifetime * 15 / 100)
 		b.mustFail(b.renew(), false, "on node n2: it has not written the CAs yet") // until then the previous CAs are trusted
 		if bytes.Equal(before, leaf()) {
-			t.Error("the certificates are left to expire")
+			t.Error("the certificates were not renewed before expiry")
 		}
 		if !strings.Contains(b.log.String(), "no longer waiting for nodes") {
-			t.Errorf("it does not say so:\n%s", b.log)
+			t.Errorf("the log lacks the message:\n%s", b.log)
 		}
 	})
 }
@@ -207,7 +207,7 @@ func TestReturningNodeGetsCurrentCAs(t *testing.T) {
 		b.checkNodesFollow("n1")
 		if !strings.Contains(b.log.String(),
 			`"msg":"not waiting for a node that is not ready; it gets the CAs when it is back","node":"n2"`) {
-			t.Errorf("it does not say so:\n%s", b.log)
+			t.Errorf("the log lacks the message:\n%s", b.log)
 		}
 		ready()
 		b.loadAll()
@@ -217,7 +217,7 @@ func TestReturningNodeGetsCurrentCAs(t *testing.T) {
 	})
 }
 
-// Leaves are renewed whatever nodes do.
+// Renewing leaves under the same CA does not depend on nodes.
 func TestRenewalUnderTheSameCADoesNotWaitForNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := strict(t)

@@ -86,7 +86,7 @@ func (b *bench) nodeSet(component string, nodes []string) *appsv1.DaemonSet {
 	return set
 }
 
-// helmNodes simulates what Helm and the controller do with node configuration.
+// helmNodes simulates Helm and the controller for node configuration.
 func (b *bench) helmNodes(nodes []string) {
 	b.Helper()
 	if len(b.hook.Settings.NodeConfig.Directories) == 0 {
@@ -114,7 +114,7 @@ func (b *bench) replaceSet(change func(*appsv1.DaemonSet)) {
 	}
 }
 
-// uninstall simulates what Helm does before cleanup.
+// uninstall simulates Helm before cleanup.
 func (b *bench) uninstall(nodes ...string) {
 	b.Helper()
 	set := b.nodeSet("node-restore", nodes)
@@ -239,7 +239,7 @@ func (b *bench) checkNodesTrust(when string, proxies []files) {
 			if p.usable() != nil {
 				continue
 			}
-			if err := (files{trust: trust}).believes(p, x509.ExtKeyUsageAny, "", b.now); err != nil {
+			if err := (files{trust: trust}).verifies(p, x509.ExtKeyUsageAny, "", b.now); err != nil {
 				b.Errorf("%s: CRI-O of node %s does not trust its proxy's certificate: %v", when, node, err)
 				return
 			}

@@ -62,8 +62,8 @@ func (f files) usable() error {
 	return err
 }
 
-// believes returns why a peer with the trust bundle of f rejects the certificate of other, or nil.
-func (f files) believes(other files, usage x509.ExtKeyUsage, name string, now time.Time) error {
+// verifies returns why a peer with the trust bundle of f rejects the certificate of other, or nil.
+func (f files) verifies(other files, usage x509.ExtKeyUsage, name string, now time.Time) error {
 	chain, err := pki.ParseChain(other.certificate)
 	if err != nil {
 		return err
@@ -86,14 +86,14 @@ type kubelets struct {
 	// slow maps a pod to the delay between an annotation and its reload. deaf pods never reload.
 	slow map[string]time.Duration
 	deaf map[string]bool
-	// mute maps a pod to the error of asking it.
+	// mute maps a pod to the error of querying it.
 	mute map[string]error
-	// asked counts how often each pod was asked.
+	// asked counts how often each pod was queried.
 	asked map[string]int
 	// unwatched disables the check of what pods trust.
 	unwatched bool
-	// believed caches verified pairs, because verification is slow.
-	believed map[string]bool
+	// verified caches verified pairs, because verification is slow.
+	verified map[string]bool
 }
 
 type loading struct {
@@ -195,7 +195,7 @@ func (b *bench) report(pod *corev1.Pod) (*reloadstatus.Report, error) {
 		b.load(pod)
 	}
 	if p.files.certificate == nil {
-		return nil, errors.New("it has loaded nothing")
+		return nil, errors.New("no files are loaded")
 	}
 	chain, err := pki.ParseChain(p.files.certificate)
 	if err != nil {
@@ -246,21 +246,21 @@ func (b *bench) checkTrust(when string) {
 	const server = "zarf-registry.zarf.svc"
 	clients := candidates["proxy"]
 	clients = append(clients, filesOf(b.get("secrets", "zarf-registry-push-tls")))
-	if b.believed == nil {
-		b.believed = map[string]bool{}
+	if b.verified == nil {
+		b.verified = map[string]bool{}
 	}
 	for _, r := range candidates["registry"] {
 		for _, c := range clients {
 			pair := fmt.Sprintf("%s%s%s%s%s", r.certificate, r.trust, c.certificate, c.trust, b.now)
-			if b.believed[pair] || r.usable() != nil || c.usable() != nil {
+			if b.verified[pair] || r.usable() != nil || c.usable() != nil {
 				continue
 			}
-			if err := errors.Join(c.believes(r, x509.ExtKeyUsageServerAuth, server, b.now),
-				r.believes(c, x509.ExtKeyUsageClientAuth, "", b.now)); err != nil {
+			if err := errors.Join(c.verifies(r, x509.ExtKeyUsageServerAuth, server, b.now),
+				r.verifies(c, x509.ExtKeyUsageClientAuth, "", b.now)); err != nil {
 				b.Errorf("%s: a client and the registry do not trust each other: %v", when, err)
 				return
 			}
-			b.believed[pair] = true
+			b.verified[pair] = true
 		}
 	}
 	b.checkNodesTrust(when, candidates["proxy"])
@@ -459,10 +459,10 @@ func (b *bench) checkConverged() {
 		b.Errorf("a rotation is in progress: %+v", r)
 	}
 	b.loadAll()
-	b.checkTrust("in the end")
+	b.checkTrust("after convergence")
 	p := b.state().PKI
 	if p == nil {
-		b.Fatal("the state says nothing of certificates")
+		b.Fatal("the state has no PKI settings")
 	}
 	want := map[string]string{}
 	switch p.Mode {
@@ -481,9 +481,9 @@ func (b *bench) checkConverged() {
 		trust = held.trust
 		if source := want[role]; source != "" {
 			if f := filesOf(b.secret(source)); !bytes.Equal(f.certificate, held.certificate) || !bytes.Equal(f.key, held.key) {
-				b.Errorf("the certificate for %s is not that of %s", role, source)
+				b.Errorf("the certificate for %s is not a copy of %s", role, source)
 			}
-		} else if err := (files{trust: b.secret("zarf-registry-ca").Data["tls.crt"]}).believes(held, x509.ExtKeyUsageAny, "",
+		} else if err := (files{trust: b.secret("zarf-registry-ca").Data["tls.crt"]}).verifies(held, x509.ExtKeyUsageAny, "",
 			b.now); err != nil {
 			b.Errorf("the certificate for %s is not from our CA: %v", role, err)
 		}
@@ -502,16 +502,18 @@ func (b *bench) checkOnlyNeeded() {
 		b.Errorf("our own CA exists: %t", there)
 	}
 	if there := b.get("secrets", "zarf-registry-server-issued") != nil; there != (p.Mode == state.PKICertManager) {
-		b.Errorf("there is what cert-manager issued: %t", there)
+		b.Errorf("certificates of cert-manager exist: %t", there)
 	}
 }
 
 var metav1Now = metav1.NewTime(time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC))
 
-// meta2 is the metadata of an object that someone else created.
-func meta2(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Name: name, Namespace: "zarf"} }
+// foreignMeta is the metadata of an object that was created by others.
+func foreignMeta(name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Name: name, Namespace: "zarf"}
+}
 
-// elsewhere runs with another client of the same cluster, while the first one is writing.
+// elsewhere runs with another client of the same cluster while the first one writes.
 func (b *bench) elsewhere(run func(hook.Cluster)) {
 	client := fake.NewClientset()
 	client.PrependReactor("*", "*", b.react)

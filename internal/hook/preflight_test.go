@@ -298,7 +298,7 @@ func TestPreflightFinds(t *testing.T) {
 			}
 			if c.check == "" {
 				if len(findings) != 0 {
-					t.Errorf("it found %v", findings)
+					t.Errorf("findings are %v", findings)
 				}
 				return
 			}
@@ -308,11 +308,11 @@ func TestPreflightFinds(t *testing.T) {
 					t.Errorf("finding is %+v, want a %s of %s", f, c.severity, c.check)
 				}
 				if !slices.Contains(preflight.Checks(), f.Check) {
-					t.Errorf("%s is no check", f.Check)
+					t.Errorf("unknown check %s", f.Check)
 				}
 			}
 			if len(findings) == 0 {
-				t.Fatal("it found nothing")
+				t.Fatal("no findings")
 			}
 			for _, want := range c.want {
 				if line := findings[0].String(); !strings.Contains(line, want) {
@@ -330,12 +330,12 @@ func TestPreflightFinds(t *testing.T) {
 				b.hook.Settings.Preflight.Ignore = []string{c.check}
 				again, err := b.hook.Preflight(t.Context())
 				if err != nil || slices.ContainsFunc(again, func(f preflight.Finding) bool { return f.Severity == blocker }) {
-					t.Errorf("ignored, it is still a blocker: %v (%v)", again, err)
+					t.Errorf("still a blocker although ignored: %v (%v)", again, err)
 				}
 				return
 			}
 			if err != nil {
-				t.Errorf("a warning stops prepare: %v", err)
+				t.Errorf("prepare failed because of a warning: %v", err)
 			}
 			if !strings.Contains(b.log.String(), `"check":"`+c.check+`"`) {
 				t.Error("the warning is not logged")
@@ -350,7 +350,7 @@ func TestPrepareReportsAllBlockersAndAllCanBeIgnored(t *testing.T) {
 	err := b.hook.Prepare(t.Context())
 	b.mustFail(err, true, "\n  port: ", "\n  cri-o: ", "\n  pause-image: ")
 	if lines := strings.Count(err.Error(), "\n"); lines != 3 {
-		t.Errorf("three blockers are in %d lines", lines)
+		t.Errorf("three blockers took %d lines", lines)
 	}
 	b.hook.Settings.Preflight.Ignore = []string{"port", "cri-o"}
 	b.mustFail(b.hook.Prepare(t.Context()), true, "\n  pause-image: ")

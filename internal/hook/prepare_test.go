@@ -83,7 +83,7 @@ func checkPull(b *bench, s *corev1.Secret, open bool) {
 	b.Helper()
 	user, password := string(s.Data["username"]), string(s.Data["password"])
 	if s.Type != corev1.SecretTypeDockerConfigJson || user != "zarf-pull" || len(password) < 40 {
-		b.Errorf("%s is of type %s, for user %q with a password of %d characters", s.Name, s.Type, user, len(password))
+		b.Errorf("%s has type %s, user %q and a password of %d characters", s.Name, s.Type, user, len(password))
 	}
 	var config struct {
 		Auths map[string]struct{ Username, Password, Auth string }
@@ -136,13 +136,13 @@ func TestCertificatesAreKeptUntilHalfOfTheirLifetime(t *testing.T) {
 	b.now = b.now.Add(pki.DefaultLeafLifetime / 3)
 	b.mustPrepare()
 	if !bytes.Equal(before, b.secret("zarf-registry-server-tls").Data["tls.crt"]) {
-		t.Error("a certificate with two thirds of its life left was replaced")
+		t.Error("a certificate with two thirds of its lifetime left was replaced")
 	}
 	b.now = b.now.Add(pki.DefaultLeafLifetime / 3)
 	b.mustPrepare()
 	b.checkPrepared()
 	if bytes.Equal(before, b.secret("zarf-registry-server-tls").Data["tls.crt"]) {
-		t.Error("a certificate with a third of its life left was kept")
+		t.Error("a certificate with a third of its lifetime left was kept")
 	}
 	if !bytes.Equal(ca, b.secret("zarf-registry-ca").Data["tls.crt"]) {
 		t.Error("the CA was replaced, which breaks every connection")
@@ -158,7 +158,7 @@ func TestPrepareInNodePortModeCreatesPullCredential(t *testing.T) {
 	cms, _ := b.client.CoreV1().ConfigMaps("zarf").List(t.Context(), metav1.ListOptions{})
 	for _, cm := range cms.Items {
 		if strings.Contains(cm.Name, "registry-node") {
-			t.Errorf("%s is of the proxies, of which there are none", cm.Name)
+			t.Errorf("%s is for proxies, which this mode does not have", cm.Name)
 		}
 	}
 	b.forget()
@@ -191,7 +191,7 @@ func TestUploadSigningKeySurvivesCredentialRotation(t *testing.T) {
 	b.mustPrepare()
 	first := b.secret(name).Data
 	if len(first[key]) < 32 {
-		t.Fatalf("it has %d bytes", len(first[key]))
+		t.Fatalf("the key has %d bytes", len(first[key]))
 	}
 	before := first
 	b.add(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "mine", Namespace: "zarf"},
@@ -201,7 +201,7 @@ func TestUploadSigningKeySurvivesCredentialRotation(t *testing.T) {
 		b.mustPrepare()
 		now := b.secret(name).Data
 		if bytes.Equal(now["password"], before["password"]) || !bytes.Equal(now[key], first[key]) {
-			t.Errorf("with auth.existingSecret=%q pods that start now would not go on with uploads of those that run", from)
+			t.Errorf("with auth.existingSecret=%q new pods could not continue uploads of running pods", from)
 		}
 		before = now
 	}
@@ -212,7 +212,7 @@ func TestUploadSigningKeySurvivesCredentialRotation(t *testing.T) {
 	b.add(s)
 	b.mustPrepare()
 	if now := b.secret(name).Data; len(now[key]) < 32 || !bytes.Equal(now["password"], before["password"]) {
-		t.Error("it is not made, or the credential with it")
+		t.Error("the key was not created, or the credential changed")
 	}
 
 	synctest.Test(t, func(t *testing.T) {
@@ -222,7 +222,7 @@ func TestUploadSigningKeySurvivesCredentialRotation(t *testing.T) {
 		b.must(b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential))
 		if after := b.secret(name).Data; bytes.Equal(before["password"], after["password"]) ||
 			!bytes.Equal(before[key], after[key]) {
-			t.Error("a rotation changed it")
+			t.Error("a rotation changed the key")
 		}
 	})
 }
@@ -236,10 +236,10 @@ func TestPullCredentialFollowsAddress(t *testing.T) {
 	b.mustPrepare()
 	after := b.secret("zarf-registry-pull").Data
 	if !bytes.Equal(before["password"], after["password"]) || !bytes.Equal(before["htpasswd"], after["htpasswd"]) {
-		t.Error("another port made another password")
+		t.Error("another port changed the password")
 	}
 	if !strings.Contains(string(after[".dockerconfigjson"]), "127.0.0.1:32000") {
-		t.Errorf("it is for %s", after[".dockerconfigjson"])
+		t.Errorf("the pull Secret is for %s", after[".dockerconfigjson"])
 	}
 }
 
@@ -253,7 +253,7 @@ func TestPrepareWaitsForListenerOfRunningRegistry(t *testing.T) {
 			t.Error("the listener is closed")
 		}
 		if got := b.get("pods", registryPod).(*corev1.Pod).Annotations["zarf-registry/refreshed-at"]; got == "" {
-			t.Error("the kubelet was not told to look")
+			t.Error("the pod was not annotated")
 		}
 	})
 	for name, c := range map[string]struct {
@@ -418,7 +418,7 @@ func TestPrepareRefusesBeforeItChangesAnything(t *testing.T) {
 				t.Errorf("it wrote %q", got)
 			}
 			if found, err := b.hook.Preflight(t.Context()); err == nil && len(found) == 0 {
-				t.Error("preflight alone accepts it")
+				t.Error("preflight accepts it")
 			}
 		})
 	}
@@ -470,9 +470,9 @@ func TestHookImageIsRecordedByThePusher(t *testing.T) {
 	b.hook.FinishFollows = true
 	b.mustPrepare()
 	if got := b.state().HookImage; got == nil || *got != *image {
-		t.Errorf("recorded is %+v", got)
+		t.Errorf("the state records %+v", got)
 	}
-	b.registry.image = nil // on other systems than Linux
+	b.registry.image = nil // as on systems other than Linux
 	b.mustPrepare()
 	if got := b.state().HookImage; got == nil || *got != *image {
 		t.Errorf("saved is %+v", got)

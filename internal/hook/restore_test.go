@@ -34,7 +34,7 @@ func TestCleanupRestoresNodeFilesFirst(t *testing.T) {
 				b.must(b.hook.Cleanup(t.Context()))
 				b.checkClean()
 				if len(b.nodePods()) != 0 || len(b.disk) != 0 {
-					t.Errorf("left are %d pods, and files on %d nodes", len(b.nodePods()), len(b.disk))
+					t.Errorf("%d pods and files on %d nodes remain", len(b.nodePods()), len(b.disk))
 				}
 				w := b.writes()
 				if want := []string{"delete daemonsets zarf-registry-node-config-amd64", "update secrets zarf-registry-state",
@@ -75,14 +75,14 @@ func (b *bench) helmAgain() { b.add(b.nodeSet("node-restore", []string{"n1", "n2
 
 func TestCleanupDoesNotWaitForUnneededRestorePods(t *testing.T) {
 	for name, setUp := range map[string]func(*testing.T) *bench{
-		"an installation that prepare has refused": func(t *testing.T) *bench { return newBench(t) },
+		"an installation that prepare refused": func(t *testing.T) *bench { return newBench(t) },
 		"cleanup that ended after all files were restored": func(t *testing.T) *bench {
 			b := configured(t, state.ModeProxy)
 			b.uninstall("n1", "n2")
 			b.must(b.hook.Cleanup(t.Context()))
 			return b
 		},
-		"one that ended before the state was deleted": func(t *testing.T) *bench {
+		"cleanup that ended before the state was deleted": func(t *testing.T) *bench {
 			b := configured(t, state.ModeProxy)
 			b.uninstall("n1", "n2")
 			b.forbid = func(write string) error {
@@ -107,7 +107,7 @@ func TestCleanupDoesNotWaitForUnneededRestorePods(t *testing.T) {
 				}
 				b.checkClean()
 				if b.get("daemonsets", "zarf-registry-node-restore-amd64") != nil {
-					t.Error("pods that cannot be made are still wanted")
+					t.Error("the DaemonSet of pods that cannot be created remains")
 				}
 			})
 		})
@@ -125,7 +125,7 @@ func TestCleanupOfReleaseThatWasNeverApplied(t *testing.T) {
 		b.checkClean()
 		if !strings.Contains(b.log.String(),
 			`"in":"/etc/containerd/certs.d","why":"waiting for the pods that restore the nodes' files: DaemonSet zarf/zarf-registry-node-restore-amd64 has no pods`) {
-			t.Errorf("it does not say so:\n%s", b.log)
+			t.Errorf("the log lacks the message:\n%s", b.log)
 		}
 	})
 }
@@ -140,12 +140,12 @@ func TestCleanupNamesFilesThatAreNotRestored(t *testing.T) {
 		b.must(b.hook.Cleanup(t.Context()))
 		b.checkClean()
 		if !strings.Contains(b.log.String(), `"in":"/etc/containerd/certs.d, /etc/containers/certs.d"`) {
-			t.Errorf("it does not name them:\n%s", b.log)
+			t.Errorf("the log does not name the files:\n%s", b.log)
 		}
 	})
 }
 
-func TestCleanupSaysWhereToRestartK3s(t *testing.T) {
+func TestCleanupNamesNodesThatNeedAK3sRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := configured(t, state.ModeNodePort)
 		b.reports = map[string]noderuntime.Report{"n1": {Registries: &noderuntime.RegistriesReport{Path: "/etc/rancher/k3s/registries.yaml", Changed: b.now, Gone: true}}}
@@ -153,7 +153,7 @@ func TestCleanupSaysWhereToRestartK3s(t *testing.T) {
 		b.must(b.hook.Cleanup(t.Context()))
 		if !strings.Contains(b.log.String(),
 			`"on":"node n1","restart":"systemctl restart k3s, on agents k3s-agent: until then the settings of the removed /etc/rancher/k3s/registries.yaml stay in effect"`) {
-			t.Errorf("it does not say so:\n%s", b.log)
+			t.Errorf("the log lacks the message:\n%s", b.log)
 		}
 	})
 }
@@ -167,7 +167,7 @@ func TestCleanupWaitsForSlowNodes(t *testing.T) {
 		go func() {
 			time.Sleep(30 * time.Second)
 			if b.get("secrets", "zarf-registry-credentials") == nil || b.get("daemonsets", set.Name) == nil {
-				t.Error("what the pods need is gone already")
+				t.Error("objects that the pods need were deleted")
 			}
 			b.startNodePod(set, "n2")
 		}()
@@ -197,7 +197,7 @@ func TestCleanupNamesNodeThatCannotRestoreFiles(t *testing.T) {
 					t.Errorf("it took %s", took)
 				}
 				if b.get("secrets", "zarf-registry-node-tls") == nil || b.proxies() == 0 {
-					t.Error("other things were deleted")
+					t.Error("other objects were deleted")
 				}
 				// Helm recreates the DaemonSet.
 				b.remove("daemonsets", "zarf-registry-node-restore-amd64")
@@ -225,7 +225,7 @@ func TestCleanupSkipsNodesThatAreNotReady(t *testing.T) {
 		b.checkClean()
 		if !strings.Contains(b.log.String(), `"nodes":"node n2"`) ||
 			!strings.Contains(b.log.String(), "FILE.before-zarf-registry") {
-			t.Errorf("it does not say so:\n%s", b.log)
+			t.Errorf("the log lacks the message:\n%s", b.log)
 		}
 	})
 }
@@ -245,7 +245,7 @@ func TestFilesAreRestoredAgainWhereAnUnfinishedPodMayHaveWritten(t *testing.T) {
 		b.disk = map[string][]byte{"n2": b.secret("zarf-registry-node-tls").Data["ca.crt"]}
 		b.must(b.hook.Cleanup(t.Context()))
 		if len(b.disk) != 0 {
-			t.Error("a file of the release stays on n2")
+			t.Error("a file of the release remains on n2")
 		}
 		b.checkClean()
 	})
@@ -279,7 +279,7 @@ func TestCleanupOfNodesKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 					b.must(b.hook.Cleanup(t.Context()))
 					b.checkClean()
 					if len(b.nodePods()) != 0 || len(b.disk) != 0 {
-						t.Errorf("left are %d pods, and files on %d nodes", len(b.nodePods()), len(b.disk))
+						t.Errorf("%d pods and files on %d nodes remain", len(b.nodePods()), len(b.disk))
 					}
 				})
 			})

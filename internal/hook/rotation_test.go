@@ -226,7 +226,7 @@ func TestChangeConverges(t *testing.T) {
 						b.asTheCronJobDoes()
 						b.must(b.renew())
 						if w := b.writes(); len(w) != 0 {
-							t.Errorf("there was more to do: %q", w)
+							t.Errorf("a second run wrote %q", w)
 						}
 					})
 				})
@@ -337,7 +337,7 @@ func TestConcurrentRuns(t *testing.T) {
 					b.checkConverged()
 					b.checkOnlyNeeded()
 					if t.Failed() {
-						t.Fatalf("met at write %d of %d\n%s", n+1, total, b.log)
+						t.Fatalf("at write %d of %d\n%s", n+1, total, b.log)
 					}
 				}
 			})
@@ -365,7 +365,7 @@ func TestLeafRenewalDoesNotWaitForPods(t *testing.T) {
 	clear(b.asked)
 	b.must(b.renew())
 	if len(b.asked) != 0 {
-		t.Errorf("it asked %v", b.asked)
+		t.Errorf("queried pods %v", b.asked)
 	}
 	b.checkConverged()
 }
@@ -387,10 +387,10 @@ func TestPrepareDoesNotWaitForPodsAndFinishContinuesRotation(t *testing.T) {
 		if r == nil || r.Phase != state.RotationTrust || !strings.Contains(r.Reason,
 			"zarf-registry-server-tls is due: Secret zarf/corp-server has another certificate") ||
 			!strings.Contains(r.Waiting, "pod zarf/proxy-n2 on node n2: it does not trust") {
-			t.Errorf("recorded is %+v", r)
+			t.Errorf("the state records %+v", r)
 		}
 		if !strings.Contains(b.log.String(), "finish continues the CA rotation, which waits for: pod zarf/") {
-			t.Errorf("prepare does not say so:\n%s", b.log)
+			t.Errorf("the log of prepare lacks the message:\n%s", b.log)
 		}
 		b.helm()
 		b.mustFinish()
@@ -413,11 +413,11 @@ func TestFinishWarnsOnWaitTimeoutAndCronJobContinuesRotation(t *testing.T) {
 		}
 		if r := b.state().Rotation; r == nil || !strings.Contains(r.Waiting, "pod zarf/proxy-n2 on node n2") ||
 			strings.Contains(r.Waiting, "proxy-n1") {
-			t.Errorf("recorded is %+v", r)
+			t.Errorf("the state records %+v", r)
 		}
 		if !strings.Contains(b.log.String(), `"level":"WARN","msg":"the CA rotation is not finished`) ||
 			b.get("secrets", "zarf-registry-ca") == nil {
-			t.Errorf("it does not say so, or deleted what is needed:\n%s", b.log)
+			t.Errorf("the log lacks the message, or needed objects were deleted:\n%s", b.log)
 		}
 		b.checkFinished()
 		b.deaf = nil
@@ -455,7 +455,7 @@ func TestRenewWaitTimeoutNamesThePods(t *testing.T) {
 					t.Errorf("it took %s", took)
 				}
 				if r := b.state().Rotation; r == nil || !strings.Contains(r.Waiting, c.want[0]) {
-					t.Errorf("recorded is %+v", r)
+					t.Errorf("the state records %+v", r)
 				}
 				clear(b.deaf)
 				clear(b.mute)
@@ -506,7 +506,7 @@ func TestPodsThatServeNoClientDoNotBlockRotation(t *testing.T) {
 				b.deaf = map[string]bool{"proxy-n2": true}
 				b.must(b.rotate())
 				if !strings.Contains(b.log.String(), c.log) {
-					t.Errorf("it does not say so:\n%s", b.log)
+					t.Errorf("the log lacks the message:\n%s", b.log)
 				}
 				clear(b.deaf)
 				b.checkConverged()
@@ -529,22 +529,22 @@ func TestMissingPermissionToAnnotatePodsIsNoError(t *testing.T) {
 		b.must(b.rotate())
 		b.checkConverged()
 		if took := time.Since(begin); took < byThemselves {
-			t.Errorf("it took %s: kubelets had not looked by themselves", took)
+			t.Errorf("it took %s, less than kubelets need to update volumes", took)
 		}
 		if n := strings.Count(b.log.String(), "cannot annotate pods"); n != 1 {
-			t.Errorf("that was said %d times", n)
+			t.Errorf("the warning was logged %d times", n)
 		}
 	})
 }
 
-func TestOnlyOutdatedPodsAreAskedAgain(t *testing.T) {
+func TestOnlyOutdatedPodsAreQueriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		b.slow = map[string]time.Duration{"proxy-n2": 30 * time.Second}
 		clear(b.asked)
 		b.must(b.rotate())
 		if b.asked["proxy-n1"] > 12 || b.asked["proxy-n2"] < 40 {
-			t.Errorf("asked were %v", b.asked)
+			t.Errorf("queried pods are %v", b.asked)
 		}
 	})
 }
@@ -560,11 +560,11 @@ func TestForcedRotationContinuesOneInProgress(t *testing.T) {
 		b.checkConverged()
 		if !bytes.Equal(oldCA, b.secret("zarf-registry-ca").Data["tls.crt"]) ||
 			!strings.Contains(b.log.String(), "does not start another") {
-			t.Errorf("it began another rotation, or does not say so:\n%s", b.log)
+			t.Errorf("another rotation started, or the log lacks the message:\n%s", b.log)
 		}
 		b.must(b.rotate())
 		if bytes.Equal(oldCA, b.secret("zarf-registry-ca").Data["tls.crt"]) {
-			t.Error("no new rotation can begin after it ended")
+			t.Error("no new rotation started after the first")
 		}
 	})
 }
@@ -659,7 +659,7 @@ func TestRenewInExternalModeDoesNothing(t *testing.T) {
 		t.Errorf("it wrote %q", w)
 	}
 	if !strings.Contains(b.log.String(), "external mode needs no certificates and credentials") {
-		t.Errorf("it does not say so:\n%s", b.log)
+		t.Errorf("the log lacks the message:\n%s", b.log)
 	}
 }
 
@@ -728,7 +728,7 @@ func TestRejectsInvalidUserCertificates(t *testing.T) {
 		"missing CA Secret": {func(b *bench) { b.hook.Settings.PKI.Existing.Authority = "corp-ca" },
 			[]string{"Secret zarf/corp-ca does not exist"}},
 		"invalid CA Secret": {func(b *bench) {
-			b.putSecret(&corev1.Secret{ObjectMeta: meta2("corp-ca"), Data: map[string][]byte{"ca.crt": []byte("rubbish")}})
+			b.putSecret(&corev1.Secret{ObjectMeta: foreignMeta("corp-ca"), Data: map[string][]byte{"ca.crt": []byte("rubbish")}})
 			b.hook.Settings.PKI.Existing.Authority = "corp-ca"
 		}, []string{"Secret zarf/corp-ca has a key ca.crt that cannot be used"}},
 		"another type": {edit("corp-node", func(s *corev1.Secret) { s.Type = corev1.SecretTypeDockerConfigJson }),
@@ -823,7 +823,7 @@ func TestRejectsInvalidUserCertificates(t *testing.T) {
 					found, err := b.hook.Preflight(t.Context())
 					if err != nil || len(found) == 0 || found[0].Check != "certificates" || found[0].Severity != preflight.Blocker ||
 						found[0].Remedy == "" {
-						t.Errorf("preflight alone finds %+v (%v)", found, err)
+						t.Errorf("preflight finds %+v (%v)", found, err)
 					}
 					b.hook.Settings.Preflight.Ignore = []string{"certificates"}
 					b.mustFail(b.hook.Prepare(t.Context()), true, c.want...)
@@ -853,14 +853,14 @@ func TestUpgradeFromReleaseWithoutStatusEndpoint(t *testing.T) {
 		}
 		b.mustPrepare()
 		if got, want := b.writes(), []string{"update secrets zarf-registry-state"}; !slices.Equal(got, want) {
-			t.Errorf("where nothing is due it wrote %q, want %q", got, want)
+			t.Errorf("with nothing due it wrote %q, want %q", got, want)
 		}
 		b.corp()
 		b.pki(state.PKIExistingSecret)
 		b.mustPrepare()
 		if r := b.state().Rotation; r == nil || r.Phase != state.RotationTrust ||
 			!strings.Contains(r.Waiting, "its release does not report what it has loaded") {
-			t.Errorf("recorded is %+v", r)
+			t.Errorf("the state records %+v", r)
 		}
 		b.remove("pods", registryPod, "proxy-n1", "proxy-n2")
 		b.helm()

@@ -110,7 +110,7 @@ func TestFailedSwitchToProxyRestoresService(t *testing.T) {
 		}
 		after, _ := b.get("services", serviceName).(*corev1.Service)
 		if after == nil {
-			t.Fatal("the Service is gone")
+			t.Fatal("the Service is missing")
 		}
 		if after.Spec.Ports[0] != before.Spec.Ports[0] || !maps.Equal(after.Annotations, before.Annotations) ||
 			!maps.Equal(after.Labels, before.Labels) || !maps.Equal(after.Spec.Selector, before.Spec.Selector) {
@@ -157,7 +157,7 @@ func TestRestoredServiceHasAListener(t *testing.T) {
 				b.failing = map[string]string{"n1": noHostPort}
 				b.mustFail(b.hook.Finish(t.Context()), true, "was restored: nodes pull as before")
 				if b.get("services", serviceName) == nil || !b.registry.open {
-					t.Error("the Service is not there or leads nowhere")
+					t.Error("the Service is missing or has no open listener")
 				}
 				checkPull(b, b.secret("zarf-registry-pull"), true)
 			})
@@ -182,7 +182,7 @@ func TestInterruptedSwitchRestoresService(t *testing.T) {
 				err := b.hook.Finish(ctx)
 				b.mustFail(err, b.hook.Timeout == 10*time.Second, "was restored: nodes pull as before")
 				if b.get("services", serviceName) == nil || !b.registry.open {
-					t.Error("the Service is not there or leads nowhere")
+					t.Error("the Service is missing or has no open listener")
 				}
 				b.checkNoProbePods()
 			})
@@ -203,7 +203,7 @@ func TestServiceIsRestoredDuringAPIServerRestart(t *testing.T) {
 		})
 		b.mustFail(b.hook.Finish(t.Context()), true, "was restored")
 		if b.get("services", serviceName) == nil {
-			t.Error("the Service is gone")
+			t.Error("the Service is missing")
 		}
 	})
 }
@@ -273,7 +273,7 @@ func TestFailedSwitchToNodePortKeepsProxies(t *testing.T) {
 			"nodes n1, n2 could not pull 127.0.0.1:31999/zarf-registry/probe-nodeport:dev", "403 Forbidden",
 			"in nftables mode", "--set registryProxy=true", "the previous proxies still run, and nodes pull through them")
 		if took := time.Since(begin); took < 19*time.Second || took > 25*time.Second {
-			t.Errorf("it took %s to see that it is hopeless", took)
+			t.Errorf("it took %s to fail", took)
 		}
 		if b.proxies() != 1 {
 			t.Error("the proxies are gone")
@@ -304,7 +304,7 @@ func TestPrepareKeepsCopyOfRemovedService(t *testing.T) {
 		var kept corev1.Service
 		if err := json.Unmarshal(b.secret("zarf-registry-state").Data[state.KeyRemovedService], &kept); err != nil ||
 			kept.Kind != "Service" || kept.Name != serviceName {
-			t.Errorf("kept is %+v (%v)", kept, err)
+			t.Errorf("the copy is %+v (%v)", kept, err)
 		}
 	})
 }
@@ -321,7 +321,7 @@ func TestListenerIsClosedBeforeModeIsRecorded(t *testing.T) {
 			t.Errorf("state is %+v", s)
 		}
 		if b.get("services", serviceName) != nil {
-			t.Error("the Service was restored although the proxies are verified and the listener was told to close")
+			t.Error("the Service was restored although the proxies are verified and the listener is closing")
 		}
 		b.registry.deaf = false
 		b.upgrade(state.ModeProxy)

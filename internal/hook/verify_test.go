@@ -41,7 +41,7 @@ func TestFailedPullNamesTheNodeAndRecordsNothing(t *testing.T) {
 				err := b.hook.Finish(t.Context())
 				b.mustFail(err, c.refused, append(c.want, "n2 could not pull 127.0.0.1:31999/zarf-registry/probe-", c.says)...)
 				if err != nil && strings.Contains(err.Error(), "n1") {
-					t.Errorf("a node that pulled is blamed: %v", err)
+					t.Errorf("the error names a node that pulled: %v", err)
 				}
 				if s := b.state(); s.Phase != state.PhasePrepared || s.Current != nil {
 					t.Errorf("the state records more than was verified: %+v", s)
@@ -92,7 +92,7 @@ func TestNodesWithoutAProbeImageAreSkipped(t *testing.T) {
 	b.upgrade(state.ModeNodePort)
 	b.checkFinished()
 	if !strings.Contains(b.log.String(), "skipping a node: there is no image for its architecture") {
-		t.Error("the log does not say so")
+		t.Error("the log lacks the message")
 	}
 }
 

@@ -57,7 +57,7 @@ func TestNotReadyNodesDoNotBlockFinishAndTheirDirectoriesAreKept(t *testing.T) {
 		}))
 		b.configureNodes(false)
 		b.hook.Settings.NodeConfig.Directories = append(b.hook.Settings.NodeConfig.Directories, "/etc/rancher/k3s")
-		b.ends = map[string]corev1.ContainerStateTerminated{"node-config n3": refused("it is of the last century")}
+		b.ends = map[string]corev1.ContainerStateTerminated{"node-config n3": refused("invalid")}
 		b.mustPrepare()
 		b.helmNodes([]string{"n1", "n2", "n3"})
 		b.helm()
@@ -67,7 +67,7 @@ func TestNotReadyNodesDoNotBlockFinishAndTheirDirectoriesAreKept(t *testing.T) {
 		}
 		if !strings.Contains(b.log.String(),
 			"done on 2 nodes; their directories stay recorded until a later upgrade, because these nodes are not ready: node n3") {
-			t.Errorf("it does not say so:\n%s", b.log)
+			t.Errorf("the log lacks the message:\n%s", b.log)
 		}
 	})
 }
@@ -134,7 +134,7 @@ func TestSlowPollsAreLessFrequent(t *testing.T) {
 		})
 		b.mustFail(b.hook.Finish(t.Context()), true, "DaemonSet zarf/zarf-registry-node-config-amd64 is missing")
 		if most := int(b.hook.Timeout / (5 * time.Second)); looks < most/2 || looks > most+5 {
-			t.Errorf("it looked %d times in %s", looks, b.hook.Timeout)
+			t.Errorf("polled %d times in %s", looks, b.hook.Timeout)
 		}
 	})
 }
@@ -300,7 +300,7 @@ func TestNodeWarningsAndK3sRestartsAreLogged(t *testing.T) {
 			`"level":"INFO","msg":"registries.yaml is read when K3s or RKE2 starts","on":"node n6","restart":"systemctl restart k3s, on agents k3s-agent: containerd already uses the whole file`,
 		} {
 			if !strings.Contains(b.log.String(), want) {
-				t.Errorf("the log has no %s", want)
+				t.Errorf("the log lacks %s", want)
 			}
 		}
 		if strings.Contains(b.log.String(), `"on":"node n3"`) {
@@ -364,7 +364,7 @@ func TestFinishWithNodesKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 					b.configureNodes(mode == state.ModeProxy)
 					b.hook.Settings.NodeConfig.Directories = append(b.hook.Settings.NodeConfig.Directories, "/etc/rancher/k3s")
 					b.mode(mode)
-					b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": refused("it was so before")}
+					b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": refused("the previous configuration")}
 					return b
 				}, func(b *bench) error {
 					if err := b.hook.Prepare(t.Context()); err != nil {
