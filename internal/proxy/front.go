@@ -6,6 +6,8 @@ import (
 	"net"
 	"sync/atomic"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/drain"
 )
 
 // clientCertificates is NoClientCert because container runtimes have no certificate to present.
@@ -84,7 +86,7 @@ func (c *clientConn) refuse() {
 	if _, err := io.WriteString(c.Conn, plainRefusal); err != nil {
 		return
 	}
-	if tcp, ok := c.Conn.(*net.TCPConn); ok {
+	if tcp, ok := c.Conn.(*drain.Conn); ok {
 		_ = tcp.CloseWrite()
 	}
 	_, _ = io.Copy(io.Discard, io.LimitReader(c.Conn, maxHeaderBytes))
@@ -110,8 +112,9 @@ func (c *clientConn) Close() error {
 // reset sends a RST, so that no client mistakes the end of the connection for the end of the body.
 // That matters for responses without a length, which end with the connection.
 func (c *clientConn) reset() {
-	if tcp, ok := c.Conn.(*net.TCPConn); ok {
-		_ = tcp.SetLinger(0)
+	if tcp, ok := c.Conn.(*drain.Conn); ok {
+		tcp.Reset()
+		return
 	}
 	_ = c.Conn.Close()
 }

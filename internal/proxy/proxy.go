@@ -23,6 +23,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/zarf-dev/zarf-registry/internal/drain"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
 
@@ -64,8 +65,9 @@ type Config struct {
 	ReusePort bool
 	// RetryTimeout is how long a request waits for an unavailable registry. Zero disables waiting.
 	RetryTimeout time.Duration
-	// DrainTimeout is how long requests in flight may take after Run's context has ended. Zero cuts
-	// them off.
+	// DrainTimeout is how long requests in flight, and the delivery of their responses, may take after
+	// Run's context has ended. Zero cuts them off. Without ReusePort, new requests are accepted until
+	// nothing is in flight, at most for half of it.
 	DrainTimeout time.Duration
 	// Idle, if not nil, is called once requests have been followed by some seconds without any.
 	Idle func()
@@ -87,6 +89,7 @@ type Proxy struct {
 	listening atomic.Bool
 	draining  atomic.Bool
 
+	deliveries      drain.Deliveries
 	listeners       []net.Listener
 	metricsListener net.Listener
 }
@@ -188,8 +191,9 @@ func (p *Proxy) MetricsAddr() net.Addr {
 	return p.metricsListener.Addr()
 }
 
-// Run serves until ctx ends, then drains: /readyz fails, the listeners close, and requests in
-// flight get the drain timeout. It returns nil after it has drained, even if requests were cut off.
+// Run serves until ctx ends, then drains: /readyz fails, new requests are accepted until nothing is
+// in flight or until a successor has the port, the listeners close, and what was written is
+// delivered. It returns nil after it has drained, even if requests were cut off.
 func (p *Proxy) Run(ctx context.Context) error {
 	server := &http.Server{
 		Handler:           p,
@@ -231,7 +235,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	for _, l := range p.listeners {
 		p.config.Logger.Info("listening", "address", l.Addr().String(), "tls", p.config.ServeTLS,
 			"registry", p.upstream.address.String())
-		serve(server, front.listener(l))
+		serve(server, front.listener(p.deliveries.Listener(l)))
 	}
 	if p.metricsListener != nil {
 		serve(admin, p.metricsListener)
@@ -251,20 +255,39 @@ func (p *Proxy) Run(ctx context.Context) error {
 
 	p.draining.Store(true)
 	p.config.Logger.Info("draining", "requests", p.metrics.inFlight.Load(), "timeout", p.config.DrainTimeout)
-	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.config.DrainTimeout)
+	draining, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.config.DrainTimeout)
 	defer cancel()
 	if p.config.ReusePort {
 		_ = admin.Close() // else it would receive the kubelet's probes of a successor on the same port
 		p.handOff()
+	} else if err == nil {
+		server.SetKeepAlivesEnabled(false)
+		p.quiesce()
 	}
-	if server.Shutdown(drain) != nil {
+	if server.Shutdown(draining) != nil {
 		p.config.Logger.Warn("drain timeout exceeded, requests cut off", "requests", p.metrics.inFlight.Load())
 		_ = server.Close()
+	}
+	if left := p.deliveries.Wait(draining); left > 0 {
+		p.config.Logger.Warn("drain timeout exceeded, responses not delivered", "connections", left)
 	}
 	_ = admin.Close()
 	serving.Wait()
 	p.upstream.close()
 	return err
+}
+
+// quiesceInterval is how often quiesce looks at the requests in flight.
+const quiesceInterval = 10 * time.Millisecond
+
+// quiesce goes on serving until nothing is in flight. In hostPort mode nobody else has the port
+// until this pod is gone, so a closed listener would refuse pulls for as long as others take to end.
+// The second half of the drain timeout is for requests that are then still in flight.
+func (p *Proxy) quiesce() {
+	deadline := time.Now().Add(p.config.DrainTimeout / 2)
+	for p.metrics.inFlight.Load() > 0 && time.Now().Before(deadline) {
+		time.Sleep(quiesceInterval)
+	}
 }
 
 // acceptGrace is how long connections that started before the hand-off have to be accepted.

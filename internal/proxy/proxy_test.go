@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"io"
 	"net"
@@ -90,15 +91,13 @@ func TestDrain(t *testing.T) {
 	stopped := make(chan error, 1)
 	go func() { stopped <- f.stop() }()
 
-	eventually(t, "new connections are refused", func() bool {
-		c, err := net.Dial("tcp", f.address())
-		if err == nil {
-			_ = c.Close()
-		}
-		return err != nil
-	})
+	eventually(t, "the proxy drains", func() bool { return f.proxy.draining.Load() })
 	if code, body := f.getAdmin(t, "/readyz"); code != http.StatusServiceUnavailable || !strings.HasPrefix(body, "draining\n") {
 		t.Errorf("readyz = %d %s", code, body)
+	}
+	// The node's port has no other listener while a request is in flight.
+	if response, body, err := f.get("/quick"); err != nil || string(body) != "half" || !response.Close {
+		t.Errorf("a new request: %+v, %q, %v, want a response that closes the connection", response, body, err)
 	}
 	if code, _ := f.getAdmin(t, "/healthz"); code != http.StatusOK {
 		t.Errorf("healthz = %d: a restart would not help", code)
@@ -122,6 +121,47 @@ func TestDrain(t *testing.T) {
 	if c, err := net.Dial("tcp", f.proxy.MetricsAddr().String()); err == nil {
 		_ = c.Close()
 		t.Error("the metrics port is still open")
+	}
+}
+
+// A pod's network namespace, with what is left in its send queues, ends with the last process.
+func TestDrainDeliversWhatWasWritten(t *testing.T) {
+	content := bytes.Repeat([]byte("0123456789abcdef"), 20<<10)
+	f := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) }))
+	client, err := net.Dial("tcp", f.address())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	_ = client.(*net.TCPConn).SetReadBuffer(4 << 10)
+	fmt.Fprint(client, "GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+	eventually(t, "everything is written", func() bool {
+		return f.metric("requests_in_flight") == 0 && f.proxy.deliveries.Pending() == 1
+	})
+	stopped := make(chan error, 1)
+	go func() { stopped <- f.stop() }()
+	eventually(t, "new connections are refused", func() bool {
+		c, err := net.Dial("tcp", f.address())
+		if err == nil {
+			_ = c.Close()
+		}
+		return err != nil
+	})
+	select {
+	case err := <-stopped:
+		t.Fatalf("Run() = %v before the client has the response", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	_ = client.SetDeadline(time.Now().Add(longest))
+	response, err := http.ReadResponse(bufio.NewReader(client), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(response.Body); err != nil || !bytes.Equal(got, content) {
+		t.Errorf("the client got %d of %d bytes: %v", len(got), len(content), err)
+	}
+	if err := <-stopped; err != nil {
+		t.Errorf("Run() = %v", err)
 	}
 }
 
