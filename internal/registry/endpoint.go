@@ -9,6 +9,8 @@ import (
 	"net"
 	"net/http"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/drain"
 )
 
 const (
@@ -25,10 +27,11 @@ const (
 
 // endpoint is a listener and its HTTP server.
 type endpoint struct {
-	name     string
-	address  string
-	listener net.Listener
-	server   *http.Server
+	name       string
+	address    string
+	listener   net.Listener
+	deliveries drain.Deliveries
+	server     *http.Server
 }
 
 func newEndpoint(name, address string, handler http.Handler, logger *slog.Logger) *endpoint {
@@ -61,11 +64,13 @@ func listen(ctx context.Context, endpoints []*endpoint) error {
 	return nil
 }
 
-func (e *endpoint) listen(ctx context.Context) (err error) {
+func (e *endpoint) listen(ctx context.Context) error {
 	var config net.ListenConfig
-	if e.listener, err = config.Listen(ctx, "tcp", e.address); err != nil {
+	l, err := config.Listen(ctx, "tcp", e.address)
+	if err != nil {
 		return fmt.Errorf("listening for %s: %w", e.name, err)
 	}
+	e.listener = e.deliveries.Listener(l)
 	return nil
 }
 
@@ -83,11 +88,15 @@ func (e *endpoint) serve() error {
 }
 
 // drain closes the listener and idle connections at once, and other connections when their requests
-// finish. If ctx ends first, it cuts them off and returns the error.
+// finish, and waits until clients have received the responses. If ctx ends first, it cuts off what is
+// left and returns an error.
 func (e *endpoint) drain(ctx context.Context) error {
-	err := e.server.Shutdown(ctx)
-	if err != nil {
+	if err := e.server.Shutdown(ctx); err != nil {
 		_ = e.server.Close()
+		return err
 	}
-	return err
+	if left := e.deliveries.Wait(ctx); left > 0 {
+		return fmt.Errorf("responses on %d connections were not delivered", left)
+	}
+	return nil
 }

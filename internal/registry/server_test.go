@@ -1,11 +1,14 @@
 package registry
 
 import (
+	"bufio"
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -433,6 +436,40 @@ func TestShutdownLetsRequestsFinish(t *testing.T) {
 	rest.Close()
 	if a := <-uploaded; a.Response == nil || a.StatusCode != http.StatusCreated {
 		t.Errorf("the upload ended with %+v", a)
+	}
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+}
+
+// A pod's network namespace, with what is left in its send queues, ends with the last process.
+func TestShutdownDeliversWhatWasWritten(t *testing.T) {
+	i := start(t, newAuthority(t), t.TempDir(), func(o *Options) { o.DrainTimeout = time.Minute })
+	content := random(300 << 10)
+	path := "/v2/a/blobs/" + i.pusher().pushBlob("a", content).String()
+	config := i.node().Transport.(*http.Transport).TLSClientConfig.Clone()
+	tcp, err := net.Dial("tcp", i.addresses["tls"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = tcp.(*net.TCPConn).SetReadBuffer(4 << 10)
+	client := tls.Client(tcp, config)
+	defer client.Close()
+	fmt.Fprintf(client, "GET %s HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", path)
+	response, err := http.ReadResponse(bufio.NewReader(client), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "everything is written", func() bool { return i.inFlight("tls") == 0 })
+	stopped := make(chan error, 1)
+	go func() { stopped <- i.stop() }()
+	select {
+	case err := <-stopped:
+		t.Fatalf("Serve() = %v before the client has the response", err)
+	case <-time.After(200 * time.Millisecond):
+	}
+	if got, err := io.ReadAll(response.Body); err != nil || string(got) != content {
+		t.Errorf("the client got %d of %d bytes: %v", len(got), len(content), err)
 	}
 	if err := <-stopped; err != nil {
 		t.Error(err)
