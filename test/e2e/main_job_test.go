@@ -78,6 +78,7 @@ func TestMainJob(t *testing.T) {
 		}
 	})
 	t.Run("deleting the registry pod during a pull loop fails no pull", func(t *testing.T) { testRegistryRestart(t, w) })
+	t.Run("a proxy that ends delivers the responses it has written", func(t *testing.T) { testSlowClient(t, w) })
 	t.Run("the registry moves to a node that never ran it", func(t *testing.T) { testRegistryMoves(t, w) })
 	t.Run("a node added later pulls without another run of the hook", func(t *testing.T) { testNodeAdded(t, w) })
 	t.Run("the pods expose the metrics that alerts and dashboard use", func(t *testing.T) { testMetrics(t, w, false) })
@@ -380,6 +381,43 @@ func testRegistryRestart(t *testing.T, w *world) {
 		time.Sleep(2 * time.Second)
 	}
 	stop()
+}
+
+// testSlowClient deletes a proxy's pod while a slow client reads a blob. In hostPort mode everything that
+// is still in the proxy's socket buffers then would be lost with the pod's network namespace, and the
+// client would wait for its own timeout.
+func testSlowClient(t *testing.T, w *world) {
+	w.testClusterOnly(t)
+	w.push(t, w.makeArchive(t, "example.com/e2e/slow:1", 6<<20))
+	for _, p := range w.pods(t, "proxy") {
+		pulled := make(chan error, 1)
+		begin := time.Now()
+		go func() {
+			out, err := w.onNode(t, p.Spec.NodeName, w.tool, "slowly", "http://"+w.address, "e2e/slow:1")
+			if err != nil {
+				err = fmt.Errorf("%w: %s", err, out)
+			}
+			pulled <- err
+		}()
+		time.Sleep(2 * time.Second)
+		w.deletePod(t, p.Name, 30)
+		if err := <-pulled; err != nil {
+			t.Errorf("a slow pull on %s while its proxy ended: %v", p.Spec.NodeName, err)
+		}
+		t.Logf("figure: a pull at 1 MB/s took %.1f s", time.Since(begin).Seconds())
+	}
+	eventually(t, time.Minute, "proxies on all nodes", func() error {
+		n := 0
+		for _, p := range w.pods(t, "proxy") {
+			if p.DeletionTimestamp == nil && ready(p) {
+				n++
+			}
+		}
+		if n < len(w.nodes) {
+			return fmt.Errorf("%d are ready", n)
+		}
+		return nil
+	})
 }
 
 func testRegistryMoves(t *testing.T, w *world) {

@@ -57,6 +57,8 @@ func run(args []string) error {
 			return err
 		}
 		return pullUntil(args[1], args[2], args[3], pause)
+	case args[0] == "slowly" && len(args) == 3:
+		return pullSlowly(args[1], args[2])
 	case args[0] == "watch" && len(args) == 3:
 		pause, err := time.ParseDuration(args[2])
 		if err != nil {
@@ -90,7 +92,7 @@ func run(args []string) error {
 		return crictlUntil(args[1], n, args[3], pause)
 	}
 	return errors.New("usage: tool [hello | dial HOST:PORT | get URL | pull BASE-URL REPOSITORY:TAG STOP-FILE PAUSE | " +
-		"crictl IMAGE NUMBER STOP-FILE PAUSE |" +
+		"slowly BASE-URL REPOSITORY:TAG | crictl IMAGE NUMBER STOP-FILE PAUSE |" +
 		" watch BASE-URL PAUSE | each BASE-URL | sniff | say HOST:PORT TEXT | scan PORTS HOST... | sum FILE]")
 }
 
@@ -144,16 +146,44 @@ func loop(stopFile string, pause time.Duration, pull func(i int) (bytes int64, e
 
 // pullUntil keeps pulling a manifest and its blobs and verifies every digest.
 func pullUntil(base, image, stopFile string, pause time.Duration) error {
-	repository, tag := image, "latest"
-	for i := len(image) - 1; i >= 0 && image[i] != '/'; i-- {
-		if image[i] == ':' {
-			repository, tag = image[:i], image[i+1:]
-			break
-		}
-	}
+	repository, tag := split(image)
 	// A new connection for each pull, as container runtimes do.
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	return loop(stopFile, pause, func(int) (int64, error) { return pull(client, base, repository, tag) })
+}
+
+// split splits REPOSITORY:TAG, of which the tag may be missing.
+func split(image string) (repository, tag string) {
+	for i := len(image) - 1; i >= 0 && image[i] != '/'; i-- {
+		if image[i] == ':' {
+			return image[:i], image[i+1:]
+		}
+	}
+	return image, "latest"
+}
+
+// pullSlowly pulls an image once as a container runtime does that unpacks more slowly than the
+// network delivers, 1 MB a second. Most of a blob then waits in socket buffers.
+func pullSlowly(base, image string) error {
+	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := new(net.Dialer).DialContext(ctx, network, address)
+		return slowConn{conn}, err
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}, Timeout: time.Minute}
+	repository, tag := split(image)
+	n, err := pull(client, base, repository, tag)
+	if err == nil {
+		fmt.Printf("pulled %d bytes\n", n)
+	}
+	return err
+}
+
+type slowConn struct{ net.Conn }
+
+func (c slowConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p[:min(len(p), 32<<10)])
+	time.Sleep(time.Duration(n) * time.Microsecond)
+	return n, err
 }
 
 // crictlUntil makes the node's container runtime pull image-0 to image-(n-1) repeatedly. It first
