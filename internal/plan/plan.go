@@ -61,3 +61,25 @@ func RequiresTLS(n corev1.Node) string {
 	}
 	return "CRI-O 1.35 and later pulls with TLS only, from the loopback address too"
 }
+
+// labelProxyName hands a Service to another data plane than kube-proxy, which then ignores it.
+const labelProxyName = "service.kubernetes.io/service-proxy-name"
+
+// TakesPort reports whether kube-proxy answers a port on the nodes for a Service, and so gets the
+// connections that are meant for the registry's proxies.
+func TakesPort(s corev1.Service, port int) bool {
+	if _, other := s.Labels[labelProxyName]; other {
+		return false
+	}
+	return int(s.Spec.HealthCheckNodePort) == port || slices.ContainsFunc(s.Spec.Ports, func(p corev1.ServicePort) bool {
+		return int(p.NodePort) == port && (p.Protocol == "" || p.Protocol == corev1.ProtocolTCP)
+	})
+}
+
+// HoldsPort reports whether a port is allocated to a Service as a node port, so that no other Service
+// can have it. Protocols share the numbers.
+func HoldsPort(s corev1.Service, port int) bool {
+	return int(s.Spec.HealthCheckNodePort) == port || slices.ContainsFunc(s.Spec.Ports, func(p corev1.ServicePort) bool {
+		return int(p.NodePort) == port
+	})
+}

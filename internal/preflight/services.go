@@ -13,6 +13,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/certs"
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/plan"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -33,8 +34,12 @@ func (i *Inspection) lookAtServices(ctx context.Context) ([]Finding, error) {
 	}
 	findings = append(findings, i.ipFamily(list.Items)...)
 	used := false
+	takesPort := plan.HoldsPort
+	if i.Settings.Mode == state.ModeProxy {
+		takesPort = plan.TakesPort
+	}
 	for _, s := range list.Items {
-		if !i.takesPort(s) {
+		if !takesPort(s, i.Settings.Port) {
 			continue
 		}
 		used = true
@@ -53,16 +58,6 @@ func (i *Inspection) lookAtServices(ctx context.Context) ([]Finding, error) {
 	}
 	found, err := i.tryService(ctx)
 	return append(findings, found...), err
-}
-
-// takesPort reports whether a Service uses the registry's port as a node port.
-func (i *Inspection) takesPort(s corev1.Service) bool {
-	return int(s.Spec.HealthCheckNodePort) == i.Settings.Port ||
-		slices.ContainsFunc(s.Spec.Ports, func(p corev1.ServicePort) bool {
-			// A node port number is shared by all protocols, but only TCP conflicts with a proxy.
-			other := i.Settings.Mode == state.ModeProxy && p.Protocol != "" && p.Protocol != corev1.ProtocolTCP
-			return int(p.NodePort) == i.Settings.Port && !other
-		})
 }
 
 // tryService creates the NodePort Service with a dry run, to see whether the API server accepts it.

@@ -244,3 +244,25 @@ func (c *collector) leftovers(ctx context.Context) error {
 	}
 	return nil
 }
+
+// port finds Services that take the proxies' port. The API server gives a node port to any Service
+// that asks for it, or by chance.
+func (c *collector) port(ctx context.Context) error {
+	s := c.report.State
+	if s == nil || s.mode() != state.ModeProxy {
+		return nil
+	}
+	list, err := c.Client.CoreV1().Services(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return c.unreadable("listing the Services of all namespaces", err)
+	}
+	for _, service := range list.Items {
+		ours := service.Namespace == c.Namespace && service.Name == c.Name+names.SuffixNodePort // a switch is in progress
+		if !ours && plan.TakesPort(service, s.port()) {
+			c.next("Service %s/%s has node port %d, so it answers instead of the proxies: delete it, or give it another "+
+				"port (kubectl --namespace %s edit service %s).", service.Namespace, service.Name, s.port(), service.Namespace,
+				service.Name)
+		}
+	}
+	return nil
+}

@@ -172,7 +172,7 @@ func Collect(ctx context.Context, o Options) (*Report, error) {
 	}}
 	for _, look := range []func(context.Context) error{
 		c.locate, c.state, c.phase, c.helm, c.workloads, c.installed, c.events,
-		c.registry, c.nodes, c.nodeConfig, c.nodePort, c.certificates, c.payloads, c.leftovers,
+		c.registry, c.nodes, c.nodeConfig, c.nodePort, c.port, c.certificates, c.payloads, c.leftovers,
 	} {
 		if err := look(ctx); err != nil {
 			return nil, err

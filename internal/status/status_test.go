@@ -80,6 +80,11 @@ func pod(component, node string, ready bool) *corev1.Pod {
 	return p
 }
 
+func service(name string, ports ...corev1.ServicePort) *corev1.Service {
+	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec: corev1.ServiceSpec{Ports: ports}}
+}
+
 func template(payload string) corev1.PodTemplateSpec {
 	source := func(index int) corev1.VolumeProjection {
 		return corev1.VolumeProjection{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: corev1.LocalObjectReference{Name: fmt.Sprintf("%s-%02d", payload, index)}}}
@@ -541,6 +546,14 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 		"a plain port that is closed": {state.ModeNodePort, func(c cluster) {
 			c.add(secret("pull", nil))
 		}, []string{"Secret zarf/zarf-registry-pull has no key htpasswd"}},
+		"a Service with the proxies' port": {state.ModeProxy, func(c cluster) {
+			c.add(service("other", corev1.ServicePort{NodePort: 31999}))
+		}, []string{"Service default/other has node port 31999, so it answers instead of the proxies"}},
+		"a Service with the proxies' port for health checks": {state.ModeProxy, func(c cluster) {
+			s := service("other")
+			s.Spec.HealthCheckNodePort = 31999
+			c.add(s)
+		}, []string{"Service default/other has node port 31999"}},
 		"what nodeport mode left": {state.ModeProxy, func(c cluster) {
 			c.add(&corev1.Service{ObjectMeta: meta("zarf-registry-nodeport", "registry")},
 				secret("pull", map[string][]byte{"htpasswd": []byte("x")}))

@@ -79,6 +79,7 @@ func TestMainJob(t *testing.T) {
 	})
 	t.Run("deleting the registry pod during a pull loop fails no pull", func(t *testing.T) { testRegistryRestart(t, w) })
 	t.Run("a proxy that ends delivers the responses it has written", func(t *testing.T) { testSlowClient(t, w) })
+	t.Run("a Service that takes the port is reported", func(t *testing.T) { testPortTaken(t, w) })
 	t.Run("the registry moves to a node that never ran it", func(t *testing.T) { testRegistryMoves(t, w) })
 	t.Run("a node added later pulls without another run of the hook", func(t *testing.T) { testNodeAdded(t, w) })
 	t.Run("the pods expose the metrics that alerts and dashboard use", func(t *testing.T) { testMetrics(t, w, false) })
@@ -418,6 +419,28 @@ func testSlowClient(t *testing.T, w *world) {
 		}
 		return nil
 	})
+}
+
+// testPortTaken creates a Service with the proxies' port. kube-proxy then answers for it.
+func testPortTaken(t *testing.T, w *world) {
+	services := w.client.CoreV1().Services("default")
+	_, err := services.Create(t.Context(), &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "other"},
+		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort,
+			Ports: []corev1.ServicePort{{Port: 80, NodePort: 31999}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	report, text := w.status(t)
+	want := "Service default/other has node port 31999, so it answers instead of the proxies"
+	if report.Healthy || !strings.Contains(text, want) {
+		t.Errorf("status is %s, want %q", text, want)
+	}
+	if err := services.Delete(t.Context(), "other", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.isHealthy(t)
 }
 
 func testRegistryMoves(t *testing.T, w *world) {
