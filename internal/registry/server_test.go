@@ -444,7 +444,7 @@ func TestShutdownLetsRequestsFinish(t *testing.T) {
 
 // A pod's network namespace, with what is left in its send queues, ends with the last process.
 func TestShutdownDeliversWhatWasWritten(t *testing.T) {
-	i := start(t, newAuthority(t), t.TempDir(), func(o *Options) { o.DrainTimeout = time.Minute })
+	i := start(t, newTestCA(t), t.TempDir(), func(o *Options) { o.DrainTimeout = time.Minute })
 	content := random(300 << 10)
 	path := "/v2/a/blobs/" + i.pusher().pushBlob("a", content).String()
 	config := i.node().Transport.(*http.Transport).TLSClientConfig.Clone()
