@@ -108,7 +108,7 @@ func (c *Conn) Close() (err error) {
 
 func (c *Conn) deliver() {
 	defer c.deliveries.add(-1)
-	defer c.TCPConn.Close()
+	defer func() { _ = c.TCPConn.Close() }()
 	timeout := time.NewTimer(maxDelivery)
 	defer timeout.Stop()
 	ticker := time.NewTicker(pollInterval)
