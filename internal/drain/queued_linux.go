@@ -22,7 +22,8 @@ func queued(c *net.TCPConn) (n int) {
 			n = 0
 			return
 		}
-		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err != nil || info.State == tcpClose {
+		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		if err != nil || info.State == tcpClose {
 			n = 0
 		}
 	})
