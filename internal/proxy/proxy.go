@@ -280,12 +280,12 @@ func (p *Proxy) Run(ctx context.Context) error {
 // quiesceInterval is how often quiesce looks at the requests in flight.
 const quiesceInterval = 10 * time.Millisecond
 
-// quiesce goes on serving until nothing is in flight. In hostPort mode nobody else has the port
-// until this pod is gone, so a closed listener would refuse pulls for as long as others take to end.
-// The second half of the drain timeout is for requests that are then still in flight.
+// quiesce goes on serving until nothing is in flight and everything is delivered. In hostPort mode
+// nobody else has the port until this pod is gone, so a closed listener would refuse pulls for as
+// long as others take to end. The second half of the drain timeout is for what is then still left.
 func (p *Proxy) quiesce() {
 	deadline := time.Now().Add(p.config.DrainTimeout / 2)
-	for p.metrics.inFlight.Load() > 0 && time.Now().Before(deadline) {
+	for (p.metrics.inFlight.Load() > 0 || p.deliveries.Pending() > 0) && time.Now().Before(deadline) {
 		time.Sleep(quiesceInterval)
 	}
 }

@@ -140,17 +140,14 @@ func TestDrainDeliversWhatWasWritten(t *testing.T) {
 	})
 	stopped := make(chan error, 1)
 	go func() { stopped <- f.stop() }()
-	eventually(t, "new connections are refused", func() bool {
-		c, err := net.Dial("tcp", f.address())
-		if err == nil {
-			_ = c.Close()
-		}
-		return err != nil
-	})
+	eventually(t, "the proxy drains", func() bool { return f.proxy.draining.Load() })
 	select {
 	case err := <-stopped:
 		t.Fatalf("Run() = %v before the client has the response", err)
 	case <-time.After(100 * time.Millisecond):
+	}
+	if _, body, err := f.get("/"); err != nil || !bytes.Equal(body, content) {
+		t.Errorf("meanwhile, another client got %d of %d bytes: %v", len(body), len(content), err)
 	}
 	_ = client.SetDeadline(time.Now().Add(longest))
 	response, err := http.ReadResponse(bufio.NewReader(client), nil)

@@ -160,6 +160,14 @@ func (s *soaking) killPod(t *testing.T, p corev1.Pod, how string) {
 		s.note("killing its pod instead: %v: %s", err, out)
 	}
 	s.w.deletePod(t, p.Name, 0)
+	// The API server forgets such a pod before it has ended. A pull that it still serves is no recovery.
+	eventually(t, time.Minute, p.Name+" to end", func() error {
+		out, err := s.w.onNode(t, p.Spec.NodeName, "crictl", "pods", "--name", "^"+p.Name+"$", "--state", "Ready", "--quiet")
+		if err == nil && strings.TrimSpace(out) != "" {
+			err = fmt.Errorf("pod %s is still running on node %s", p.Name, p.Spec.NodeName)
+		}
+		return err
+	})
 }
 
 // fill writes a file until there is no space left.
