@@ -36,7 +36,13 @@ func (c *cluster) GetClientFor(apiVersion, kind string) (dynamic.NamespaceableRe
 	for _, known := range []struct {
 		object     runtime.Object
 		namespaced bool
-	}{{&corev1.Node{}, false}, {&corev1.Service{}, true}, {&corev1.Secret{}, true}, {&appsv1.Deployment{}, true}} {
+	}{
+		{&corev1.Node{}, false},
+		{&corev1.Service{}, true},
+		{&corev1.Secret{}, true},
+		{&corev1.ConfigMap{}, true},
+		{&appsv1.Deployment{}, true},
+	} {
 		kinds, _, err := scheme.Scheme.ObjectKinds(known.object)
 		if err != nil {
 			return nil, false, err

@@ -11,6 +11,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	jobsettings "github.com/zarf-dev/zarf-registry/internal/settings"
@@ -32,6 +33,24 @@ func TestModeDefaultsToTheStateThenNodePort(t *testing.T) {
 		"no cluster": {nil, nil, "nodeport default"},
 		"a new cluster": {
 			newCluster(kubernetes(corev1.IPv4Protocol)), nil, "nodeport cluster",
+		},
+		"a new IPv6-only cluster": {
+			newCluster(kubernetes(corev1.IPv6Protocol)), nil, "proxy cluster",
+		},
+		"no cluster, IPv6":         {nil, []string{"ipFamily=IPv6"}, "proxy default"},
+		"kube-proxy uses iptables": {kubeProxy("mode: iptables"), nil, "nodeport cluster"},
+		"kube-proxy uses nftables": {kubeProxy("mode: nftables"), nil, "proxy cluster"},
+		"kube-proxy uses IPVS":     {kubeProxy("mode: ipvs"), nil, "proxy cluster"},
+		"kube-proxy leaves loopback out": {
+			kubeProxy("mode: iptables\niptables: {localhostNodePorts: false}"), nil, "proxy cluster",
+		},
+		"kube-proxy's defaults":       {kubeProxy("mode: \"\"\niptables: {localhostNodePorts: null}"), nil, "nodeport cluster"},
+		"an unreadable configuration": {kubeProxy("]"), nil, "nodeport cluster"},
+		"kube-proxy uses nftables, and the state says nodeport": {
+			kubeProxy("mode: nftables", remembers(ready(settings(state.ModeNodePort, state.IPv4)))), nil, "nodeport state",
+		},
+		"kube-proxy uses nftables, and false": {
+			kubeProxy("mode: nftables"), []string{"registryProxy=false"}, "nodeport value",
 		},
 		"the state of another namespace": {
 			newCluster(kubernetes(corev1.IPv4Protocol), others), nil, "nodeport cluster",
@@ -79,6 +98,30 @@ func TestModeDefaultsToTheStateThenNodePort(t *testing.T) {
 				t.Errorf("the notes lack %s:\n%s", mode, out.files["NOTES.txt"])
 			}
 		})
+	}
+}
+
+// kubeProxy returns a new IPv4 cluster whose kube-proxy has this configuration, as kubeadm stores it.
+func kubeProxy(config string, objects ...runtime.Object) *cluster {
+	return newCluster(append(objects, kubernetes(corev1.IPv4Protocol), &corev1.ConfigMap{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: "kube-proxy"},
+		Data:       map[string]string{"config.conf": config},
+	})...)
+}
+
+func TestTheReasonForTheModeIsPrinted(t *testing.T) {
+	const reason = "kube-proxy runs in nftables mode, which serves no node port on 127.0.0.1"
+	out := rendering{cluster: kubeProxy("mode: nftables")}.render(t)
+	if got := decided(out).ModeReason; got != reason {
+		t.Errorf("the Jobs are told the reason %q", got)
+	}
+	if !strings.Contains(out.files["NOTES.txt"], "reason for the mode: "+reason+"\n") {
+		t.Errorf("the notes lack the reason:\n%s", out.files["NOTES.txt"])
+	}
+	out = rendering{cluster: kubeProxy("mode: nftables"), values: with(t, nil, "registryProxy=true")}.render(t)
+	if got := decided(out).ModeReason + out.files["NOTES.txt"]; strings.Contains(got, "reason") || strings.Contains(got, "nftables") {
+		t.Errorf("a reason for an explicit mode: %s", got)
 	}
 }
 

@@ -143,7 +143,7 @@ func TestNotesAreShortAndActionable(t *testing.T) {
 		if lines < 5 || lines > 15 {
 			t.Errorf("%s: %d lines:\n%s", c.name, lines, notes)
 		}
-		says := []string{"(mode: " + mode + ").\n  image reference:  ", "/<repository>:<tag>\n"}
+		says := []string{"(mode: " + mode + ").\n", "\n  image reference:  ", "/<repository>:<tag>\n"}
 		const pull = "-pull --type kubernetes.io/dockerconfigjson"
 		if mode == "external" {
 			says = append(says, "registry.example.com", "-state --output")

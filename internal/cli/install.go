@@ -283,7 +283,7 @@ func (f *chartFlags) printPlan(w io.Writer, c *chart.Chart, plan *install.Plan, 
 			fmt.Fprintf(w, "Dry run: would %s release %s in namespace %s with chart %s.\n", action, f.release, f.namespace,
 				c.Metadata.Version)
 		}
-		fmt.Fprintf(w, "%s mode at %s, source: %s.\n", plan.Settings.Mode, plan.Settings.Address, plan.Settings.ModeSource)
+		fmt.Fprintln(w, plan.Settings.Decision()+".")
 		printFindings(w, plan.Findings)
 		fmt.Fprintf(w, "\nblockers: %d, warnings: %d; no changes were made\n", blockers, len(plan.Findings)-blockers)
 	}

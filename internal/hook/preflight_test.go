@@ -184,7 +184,7 @@ func TestPreflightFinds(t *testing.T) {
 			severity: blocker, want: []string{"--set ipFamily=IPv6"}},
 		"an explicit node port on an IPv6-only cluster": {objects: nodes{node("n1", podCIDRs("fd00:1::/64")),
 			kubernetesService("fd00::1")}, options: []func(*settings.Settings){family(state.IPv6), modeOf(state.ModeNodePort)},
-			check: "ip-family", severity: blocker, want: []string{"registryProxy=false", "--set registryProxy=true"}},
+			check: "ip-family", severity: blocker, want: []string{"nodeport mode cannot work", "--set registryProxy=true"}},
 		"IPv6 on an IPv4-only cluster": {objects: nodes{node("n1", podCIDRs("10.1.0.0/24")),
 			kubernetesService("10.96.0.1")}, options: []func(*settings.Settings){family(state.IPv6)}, check: "ip-family",
 			severity: blocker, want: []string{"[::1]:31999", "--set ipFamily=IPv4"}},

@@ -289,7 +289,7 @@ func (r *run) renderStep(ctx context.Context) (string, error) {
 	if _, err := r.render(ctx); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%s at %s, source: %s", r.settings.Mode, r.settings.Address, r.settings.ModeSource), nil
+	return r.settings.Decision(), nil
 }
 
 func (r *run) createNamespace(ctx context.Context) (string, error) {

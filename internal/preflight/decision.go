@@ -85,8 +85,7 @@ func (i *Inspection) Decide(context.Context) (string, error) {
 	if !external {
 		i.Desired.Port, i.Desired.HostNetwork, i.Desired.MTLS = o.Port, o.Proxy.HostNetwork, o.PKI.Mode
 	}
-	return fmt.Sprintf("%s at %s on %s, source: %s", i.Desired.Mode, i.Desired.Address, i.Desired.IPFamily,
-		i.Desired.DecidedBy), nil
+	return fmt.Sprintf("%s, IP family: %s", o.Decision(), i.Desired.IPFamily), nil
 }
 
 // undoing refuses a default that contradicts the saved state, because no value asks for that change.

@@ -109,10 +109,9 @@ func (i *Inspection) tryService(ctx context.Context) ([]Finding, error) {
 
 // ipFamily finds a rendered IP family that the cluster does not support.
 func (i *Inspection) ipFamily(services []corev1.Service) []Finding {
-	if i.Settings.Mode == state.ModeNodePort && i.Settings.ModeSource == state.SourceValue &&
-		i.Settings.IPFamily == state.IPv6 {
+	if i.Settings.Mode == state.ModeNodePort && i.Settings.IPFamily == state.IPv6 {
 		return []Finding{{Check: checkIPFamily, Severity: Blocker, Object: "ipFamily IPv6",
-			Cause:  "registryProxy=false cannot work on an IPv6-only cluster: kube-proxy serves no node port on [::1]",
+			Cause:  "nodeport mode cannot work on an IPv6-only cluster: kube-proxy serves no node port on [::1]",
 			Remedy: "use proxies: --set registryProxy=true"}}
 	}
 	v4, v6, known := i.families(services)

@@ -29,6 +29,8 @@ type Settings struct {
 	// Mode is how nodes reach the registry.
 	Mode       state.Mode   `json:"mode"`
 	ModeSource state.Source `json:"modeSource"`
+	// ModeReason tells why a new cluster gets another mode than the default; empty otherwise.
+	ModeReason string `json:"modeReason,omitempty"`
 	// RegistryURL is the external registry, HOST[:PORT][/PATH]; empty in other modes.
 	RegistryURL string `json:"registryURL,omitempty"`
 	// Address is what image references begin with: a loopback address with Port, or RegistryURL.
@@ -185,6 +187,15 @@ func (s *Settings) ValidateRelease() error {
 	v.check(releaseName.MatchString(s.Release), "invalid release name %q", s.Release)
 	v.check(dnsLabel.MatchString(s.Name), "invalid name %q: want a DNS label", s.Name)
 	return v.err()
+}
+
+// Decision describes the mode and where it comes from, for people.
+func (s *Settings) Decision() string {
+	d := fmt.Sprintf("%s mode at %s, source: %s", s.Mode, s.Address, s.ModeSource)
+	if s.ModeReason != "" {
+		d += ": " + s.ModeReason
+	}
+	return d
 }
 
 // Validate returns an error for each setting that is invalid or contradicts another.

@@ -50,7 +50,7 @@ func TestEveryKindOfClusterIsCovered(t *testing.T) {
 func (w *world) nodePortNeedsProxy(t *testing.T) {
 	must(t, "helm install in nodeport mode fails and recommends a proxy", func(t *testing.T) {
 		begin := time.Now()
-		w.helmChartFails(t, []string{"registryProxy=true"}, "install", "--set=initHook.timeout=90s",
+		w.helmChartFails(t, []string{"registryProxy=true"}, "install", nodePortMode, "--set=initHook.timeout=90s",
 			"--set=registry.persistence.enabled=false")
 		// Two Jobs, and the time until Helm notices that the second one failed.
 		if took := time.Since(begin); took > 3*time.Minute {

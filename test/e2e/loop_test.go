@@ -12,20 +12,28 @@ import (
 	"time"
 )
 
-// report is the result of one of the test program's pull loops.
-type report struct {
-	Pulls, Failures int
-	First           string
-	Longest, Gap    time.Duration
-	Bytes           int64
+// count is what one of the test program's loops counted.
+type count struct {
+	Attempts, Failures int
+	First              string
+	Longest, Gap       time.Duration
+	Bytes              int64
 }
+
+func (c count) String() string {
+	return fmt.Sprintf("%d, %d failed, slowest %.2f s, longest gap %.2f s", c.Attempts, c.Failures, c.Longest.Seconds(),
+		c.Gap.Seconds())
+}
+
+// report is the result of one of the test program's pull loops.
+type report struct{ Pulls, Connects, Slow count }
 
 // pullLoop pulls an image on every node over HTTP, several times a second, until the returned
 // function is called, which fails the test if any pull failed.
 func (w *world) pullLoop(t *testing.T, image string) (stop func()) {
 	t.Helper()
 	return w.loop(t, nil, func(stopFile string) []string {
-		return []string{"pull", "http://" + w.address, image, stopFile, "100ms"}
+		return []string{"pull", "http://" + w.address, image, "", stopFile, "100ms"}
 	})
 }
 
@@ -34,10 +42,11 @@ func (w *world) pullLoop(t *testing.T, image string) (stop func()) {
 const (
 	freshImages = "e2e/fresh:tag"
 	fresh       = 200
+	slowImage   = "e2e/slow:1"
 )
 
 // freshLoop makes the container runtime of every node pull images that it does not have, with a
-// pause in between. pushFresh pushes them.
+// pause in between, while a slow client pulls another one. pushFresh pushes them.
 func (w *world) freshLoop(t *testing.T, pause string) (stop func()) {
 	t.Helper()
 	var env []string
@@ -45,7 +54,7 @@ func (w *world) freshLoop(t *testing.T, pause string) (stop func()) {
 		env = []string{"CRICTL_CREDS=" + string(secret.Data["username"]) + ":" + string(secret.Data["password"])}
 	}
 	return w.loop(t, env, func(stopFile string) []string {
-		return []string{"crictl", w.address + "/" + freshImages, strconv.Itoa(fresh), stopFile, pause}
+		return []string{"crictl", w.address + "/" + freshImages, strconv.Itoa(fresh), slowImage, stopFile, pause}
 	})
 }
 
@@ -68,6 +77,7 @@ func (w *world) pushFresh(t *testing.T) {
 	begin := time.Now()
 	w.push(t, makeTinyArchive(t, "example.com/"+freshImages, fresh))
 	t.Logf("figure: %d tiny images pushed in %.1f s", fresh, time.Since(begin).Seconds())
+	w.push(t, w.makeArchive(t, "example.com/"+slowImage, 4<<20))
 }
 
 // loop runs the test program on every node until the returned function is called. It returns when
@@ -114,13 +124,16 @@ func (w *world) loop(t *testing.T, env []string, args func(stopFile string) []st
 				t.Errorf("pull loop on %s: %v: %s", node, err, outs[i])
 				continue
 			}
-			t.Logf("figure: pull loop on %s: %d pulls, %d failed, slowest %.2f s, longest gap %.2f s", node, r.Pulls, r.Failures,
-				r.Longest.Seconds(), r.Gap.Seconds())
-			if r.Failures > 0 {
-				t.Errorf("pull loop on %s: %d of %d failed, first: %s", node, r.Failures, r.Pulls, r.First)
+			t.Logf("figure: on %s, pulls: %s", node, r.Pulls)
+			t.Logf("figure: on %s, connects: %s", node, r.Connects)
+			if r.Slow.Attempts > 0 {
+				t.Logf("figure: on %s, slow pulls: %s", node, r.Slow)
 			}
-			if r.Pulls < 5 {
-				t.Errorf("pull loop on %s made only %d pulls", node, r.Pulls)
+			if r.Pulls.Failures > 0 {
+				t.Errorf("pull loop on %s: %d of %d failed, first: %s", node, r.Pulls.Failures, r.Pulls.Attempts, r.Pulls.First)
+			}
+			if r.Pulls.Attempts < 5 {
+				t.Errorf("pull loop on %s made only %d pulls", node, r.Pulls.Attempts)
 			}
 		}
 	}

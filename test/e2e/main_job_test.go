@@ -389,12 +389,12 @@ func testRegistryRestart(t *testing.T, w *world) {
 // client would wait for its own timeout.
 func testSlowClient(t *testing.T, w *world) {
 	w.testClusterOnly(t)
-	w.push(t, w.makeArchive(t, "example.com/e2e/slow:1", 6<<20))
+	w.push(t, w.makeArchive(t, "example.com/e2e/slowly:1", 6<<20))
 	for _, p := range w.pods(t, "proxy") {
 		pulled := make(chan error, 1)
 		begin := time.Now()
 		go func() {
-			out, err := w.onNode(t, p.Spec.NodeName, w.tool, "slowly", "http://"+w.address, "e2e/slow:1")
+			out, err := w.onNode(t, p.Spec.NodeName, w.tool, "slowly", "http://"+w.address, "e2e/slowly:1")
 			if err != nil {
 				err = fmt.Errorf("%w: %s", err, out)
 			}

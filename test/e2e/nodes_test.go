@@ -26,8 +26,8 @@ func TestNodes(t *testing.T) {
 		}
 	})
 	must(t, "all three pull", func(t *testing.T) {
-		w.helmChart(t, "install", proxyMode)
-		w.isIn(t, state.ModeProxy, state.SourceValue)
+		w.helmChart(t, "install", noMode)
+		w.isIn(t, state.ModeProxy, state.SourceCluster) // no node port answers on [::1]
 		w.pullEverywhere(t, w.pushHello(t))
 		w.isHealthy(t)
 	})

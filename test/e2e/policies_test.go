@@ -51,7 +51,7 @@ func TestPolicies(t *testing.T) {
 			}
 			return nil
 		})
-		w.helmChartFails(t, nil, "install", append(settings, proxyMode)...)
+		w.helmChartFails(t, nil, "install", append(settings, noMode)...)
 		log := output(t, w.command(t, w.kubectl, "-n", namespace, "logs", "job/"+release+"-prepare"))
 		for _, want := range []string{"admission", "host-access", "pods take no port of their node",
 			"pods mount nothing of their node"} {
@@ -65,8 +65,8 @@ func TestPolicies(t *testing.T) {
 			t.Fatal(said)
 		}
 		time.Sleep(2 * time.Second) // the API server reloads policies every second
-		w.helmChart(t, "upgrade", append(settings, proxyMode)...)
-		w.isIn(t, state.ModeProxy, state.SourceValue)
+		w.helmChart(t, "upgrade", append(settings, noMode)...)
+		w.isIn(t, state.ModeProxy, state.SourceCluster) // kube-proxy uses nftables
 		w.pullEverywhere(t, w.pushHello(t))
 	})
 	w.checkProxyMode(t, settings...)

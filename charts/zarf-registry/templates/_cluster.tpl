@@ -29,6 +29,24 @@ Each object is read once per rendering and kept in the root context, so all temp
 {{- if .ClusterService -}}true{{- end -}}
 {{- end -}}
 
+{{- /* Why kube-proxy serves no node port on 127.0.0.1. Empty if it does, or if its configuration is in neither of the
+ConfigMaps that kubeadm and EKS write. Of its modes, only iptables serves loopback addresses. */ -}}
+{{- define "zarf-registry.cluster.noLoopback" -}}
+{{- if not (hasKey . "ClusterNoLoopback") -}}
+{{- $reason := "" -}}
+{{- range $name, $key := dict "kube-proxy" "config.conf" "kube-proxy-config" "config" -}}
+{{- $config := dig "data" $key "" (lookup "v1" "ConfigMap" "kube-system" $name) | fromYaml -}}
+{{- if has (get $config "mode") (list "ipvs" "nftables") -}}
+{{- $reason = printf "kube-proxy runs in %s mode, which serves no node port on 127.0.0.1" $config.mode -}}
+{{- else if eq (dig "iptables" "localhostNodePorts" "" $config | toString) "false" -}}
+{{- $reason = "kube-proxy's localhostNodePorts is false, so it serves no node port on 127.0.0.1" -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set . "ClusterNoLoopback" $reason -}}
+{{- end -}}
+{{- .ClusterNoLoopback -}}
+{{- end -}}
+
 {{- /* The recorded state, as JSON; empty if there is none:
   mode, address, ipFamily  the desired settings
   hookImage                reference and architecture of init-hook's image in the registry, if it was pushed

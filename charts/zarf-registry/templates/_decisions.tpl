@@ -24,7 +24,8 @@ and the cluster's; default. */ -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* How nodes reach the registry: proxy, nodeport or external; for external with url. */ -}}
+{{- /* How nodes reach the registry: proxy, nodeport or external; for external with url. A new cluster gets nodeport
+mode, unless node ports cannot work on its loopback addresses, for which reason is given. */ -}}
 {{- define "zarf-registry.mode" -}}
 {{- if .Values.registryURL -}}
 {{- dict "value" "external" "source" "value" "url" (.Values.registryURL | trimPrefix "https://" | trimSuffix "/") | toJson -}}
@@ -37,7 +38,15 @@ and the cluster's; default. */ -}}
 {{- else if $state.mode -}}
 {{- dict "value" $state.mode "source" "state" | toJson -}}
 {{- else -}}
-{{- dict "value" "nodeport" "source" (include "zarf-registry.cluster.seen" . | empty | ternary "default" "cluster") | toJson -}}
+{{- $mode := dict "value" "nodeport" "source" (include "zarf-registry.cluster.seen" . | empty | ternary "default" "cluster") -}}
+{{- if eq (include "zarf-registry.ipFamily" . | fromJson).value "IPv6" -}}
+{{- $mode = merge (dict "value" "proxy" "reason" "kube-proxy serves no node port on [::1]") $mode -}}
+{{- else -}}
+{{- with include "zarf-registry.cluster.noLoopback" . -}}
+{{- $mode = merge (dict "value" "proxy" "reason" .) $mode -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $mode -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

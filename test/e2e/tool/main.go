@@ -16,8 +16,8 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -51,12 +51,12 @@ func run(args []string) error {
 		}
 		_, err = os.Stdout.Write(body)
 		return err
-	case args[0] == "pull" && len(args) == 5:
-		pause, err := time.ParseDuration(args[4])
+	case args[0] == "pull" && len(args) == 6:
+		pause, err := time.ParseDuration(args[5])
 		if err != nil {
 			return err
 		}
-		return pullUntil(args[1], args[2], args[3], pause)
+		return pullUntil(args[1], args[2], args[3], args[4], pause)
 	case args[0] == "slowly" && len(args) == 3:
 		return pullSlowly(args[1], args[2])
 	case args[0] == "watch" && len(args) == 3:
@@ -80,76 +80,28 @@ func run(args []string) error {
 		}
 		fmt.Println(sum(content))
 		return nil
-	case args[0] == "crictl" && len(args) == 5:
+	case args[0] == "crictl" && len(args) == 6:
 		n, err := strconv.Atoi(args[2])
 		if err != nil || n < 1 {
 			return fmt.Errorf("invalid number of tags %q", args[2])
 		}
-		pause, err := time.ParseDuration(args[4])
+		pause, err := time.ParseDuration(args[5])
 		if err != nil {
 			return err
 		}
-		return crictlUntil(args[1], n, args[3], pause)
+		return crictlUntil(args[1], n, args[3], args[4], pause)
 	}
-	return errors.New("usage: tool [hello | dial HOST:PORT | get URL | pull BASE-URL REPOSITORY:TAG STOP-FILE PAUSE | " +
-		"slowly BASE-URL REPOSITORY:TAG | crictl IMAGE NUMBER STOP-FILE PAUSE |" +
+	return errors.New("usage: tool [hello | dial HOST:PORT | get URL | pull BASE-URL REPOSITORY:TAG SLOW-IMAGE STOP-FILE PAUSE | " +
+		"slowly BASE-URL REPOSITORY:TAG | crictl IMAGE NUMBER SLOW-IMAGE STOP-FILE PAUSE |" +
 		" watch BASE-URL PAUSE | each BASE-URL | sniff | say HOST:PORT TEXT | scan PORTS HOST... | sum FILE]")
 }
 
-// report is what a pull loop prints at its end.
-type report struct {
-	Pulls    int           `json:"pulls"`
-	Failures int           `json:"failures"`
-	First    string        `json:"first,omitempty"` // the first failure
-	Longest  time.Duration `json:"longest"`         // the slowest pull
-	Gap      time.Duration `json:"gap"`             // the longest time between two successes
-	Bytes    int64         `json:"bytes"`           // 0 if the container runtime pulls
-}
-
-// enough pulls for a result on a slow machine
-const enough = 5
-
-// loop calls pull with 0, 1, 2 and so on, with a pause after each, until the stop file exists and
-// there were enough pulls, and prints a report. It ends after ten minutes at the latest. After its
-// first pull it creates STOP-FILE.begun-….
-func loop(stopFile string, pause time.Duration, pull func(i int) (bytes int64, err error)) error {
-	var r report
-	last := time.Now()
-	for end := time.Now().Add(10 * time.Minute); time.Now().Before(end); time.Sleep(pause) {
-		if r.Pulls == 1 {
-			begun, err := os.CreateTemp(filepath.Dir(stopFile), filepath.Base(stopFile)+".begun-*")
-			if err != nil {
-				return err
-			}
-			begun.Close()
-		}
-		if _, err := os.Stat(stopFile); err == nil && r.Pulls >= enough {
-			break
-		}
-		begin := time.Now()
-		n, err := pull(r.Pulls)
-		r.Pulls++
-		r.Bytes += n
-		if err != nil {
-			r.Failures++
-			if r.First == "" {
-				r.First = begin.Format(time.RFC3339Nano) + ": " + err.Error()
-			}
-			continue
-		}
-		r.Longest = max(r.Longest, time.Since(begin))
-		r.Gap = max(r.Gap, time.Since(last))
-		last = time.Now()
-	}
-	return json.NewEncoder(os.Stdout).Encode(r)
-}
-
 // pullUntil keeps pulling a manifest and its blobs and verifies every digest.
-func pullUntil(base, image, stopFile string, pause time.Duration) error {
+func pullUntil(base, image, slow, stopFile string, pause time.Duration) error {
 	repository, tag := split(image)
 	// A new connection for each pull, as container runtimes do.
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	return loop(stopFile, pause, func(int) (int64, error) { return pull(client, base, repository, tag) })
+	return loop(base, slow, stopFile, pause, func(int) (int64, error) { return pull(client, base, repository, tag) })
 }
 
 // split splits REPOSITORY:TAG, of which the tag may be missing.
@@ -165,17 +117,20 @@ func split(image string) (repository, tag string) {
 // pullSlowly pulls an image once as a container runtime does that unpacks more slowly than the
 // network delivers, 1 MB a second. Most of a blob then waits in socket buffers.
 func pullSlowly(base, image string) error {
-	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
-		conn, err := new(net.Dialer).DialContext(ctx, network, address)
-		return slowConn{conn}, err
-	}
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}, Timeout: time.Minute}
 	repository, tag := split(image)
-	n, err := pull(client, base, repository, tag)
+	n, err := pull(slowClient(), base, repository, tag)
 	if err == nil {
 		fmt.Printf("pulled %d bytes\n", n)
 	}
 	return err
+}
+
+func slowClient() *http.Client {
+	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := new(net.Dialer).DialContext(ctx, network, address)
+		return slowConn{conn}, err
+	}
+	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}, Timeout: time.Minute}
 }
 
 type slowConn struct{ net.Conn }
@@ -189,7 +144,7 @@ func (c slowConn) Read(p []byte) (int, error) {
 // crictlUntil makes the node's container runtime pull image-0 to image-(n-1) repeatedly. It first
 // removes an image that the node has, so that every pull transfers something. CRICTL_CREDS may hold
 // user:password.
-func crictlUntil(image string, n int, stopFile string, pause time.Duration) error {
+func crictlUntil(image string, n int, slow, stopFile string, pause time.Duration) error {
 	crictl := func(args ...string) error {
 		// A pull that hangs counts as failed.
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -206,7 +161,8 @@ func crictlUntil(image string, n int, stopFile string, pause time.Duration) erro
 		all = append(all, fmt.Sprintf("%s-%d", image, i))
 	}
 	_ = crictl(all...)
-	return loop(stopFile, pause, func(i int) (int64, error) {
+	address, _, _ := strings.Cut(image, "/")
+	return loop("http://"+address, slow, stopFile, pause, func(i int) (int64, error) {
 		tag := fmt.Sprintf("%s-%d", image, i%n)
 		if i >= n {
 			if err := crictl("rmi", tag); err != nil {
@@ -265,6 +221,9 @@ func get(client *http.Client, url string) ([]byte, string, error) {
 	request, err := http.NewRequest(http.MethodGet, url, nil)
 	if err != nil {
 		return nil, "", err
+	}
+	if user, password, ok := strings.Cut(os.Getenv("CRICTL_CREDS"), ":"); ok {
+		request.SetBasicAuth(user, password)
 	}
 	for _, t := range []string{"application/vnd.oci.image.index.v1+json", "application/vnd.oci.image.manifest.v1+json"} {
 		request.Header.Add("Accept", t)

@@ -74,6 +74,9 @@ init-hook can derive from it is not in here. */ -}}
 {{- else -}}
 {{- $_ := set $settings "registryURL" $mode.url -}}
 {{- end -}}
+{{- with $mode.reason -}}
+{{- $_ := set $settings "modeReason" . -}}
+{{- end -}}
 {{- if include "zarf-registry.nodeConfig" . -}}
 {{- $_ := set $settings "nodeConfig" (include "zarf-registry.hook.settings.nodeConfig" . | fromJson) -}}
 {{- end -}}

@@ -10,7 +10,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/yaml"
 )
 
@@ -130,6 +132,16 @@ func (c *Cluster) addKubeProxy(files map[string][]byte, ca *clusterCA, now time.
 	if err != nil {
 		return err
 	}
+	config, err := c.kubeProxyConfig(n.Name)
+	if err != nil {
+		return err
+	}
+	files[kubeProxyKubeconfig], files[kubeProxyConfigPath] = kubeconfig, config
+	return nil
+}
+
+// kubeProxyConfig returns the configuration of a node's kube-proxy.
+func (c *Cluster) kubeProxyConfig(node string) ([]byte, error) {
 	type object = map[string]any
 	config, err := yaml.Marshal(object{
 		"apiVersion":       "kubeproxy.config.k8s.io/v1alpha1",
@@ -137,16 +149,32 @@ func (c *Cluster) addKubeProxy(files map[string][]byte, ca *clusterCA, now time.
 		"mode":             c.Options.KubeProxy,
 		"clientConnection": object{"kubeconfig": kubeProxyKubeconfig},
 		"clusterCIDR":      join(c.Options.Family.Pods()),
-		"hostnameOverride": n.Name,
+		"hostnameOverride": node,
 		// Otherwise they would change parameters of the whole machine.
 		"conntrack":          object{"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
 		"healthzBindAddress": "",
 		"metricsBindAddress": "",
 	})
 	if err != nil {
-		return fmt.Errorf("writing kube-proxy's configuration: %w", err)
+		return nil, fmt.Errorf("writing kube-proxy's configuration: %w", err)
 	}
-	files[kubeProxyKubeconfig], files[kubeProxyConfigPath] = kubeconfig, config
+	return config, nil
+}
+
+// publishKubeProxyConfig stores kube-proxy's configuration where kubeadm does. Nothing in the cluster
+// reads it, but charts do.
+func (c *Cluster) publishKubeProxyConfig(ctx context.Context, client kubernetes.Interface) error {
+	config, err := c.kubeProxyConfig("")
+	if err != nil {
+		return err
+	}
+	_, err = client.CoreV1().ConfigMaps(metav1.NamespaceSystem).Create(ctx, &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: kubeProxy},
+		Data:       map[string]string{"config.conf": string(config)},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("storing kube-proxy's configuration: %w", err)
+	}
 	return nil
 }
 

@@ -106,7 +106,7 @@ func (c *Cluster) build(ctx context.Context, groups cgroups, programs map[string
 				group.Go(func() error { return c.joinNode(ctx, client, n) })
 			}
 			group.Go(func() error {
-				return errors.Join(c.startDNS(ctx, client), c.startStorage(ctx, client))
+				return errors.Join(c.publishKubeProxyConfig(ctx, client), c.startDNS(ctx, client), c.startStorage(ctx, client))
 			})
 			group.Go(func() error { return c.waitForControllers(ctx, client) })
 			if err := group.Wait(); err != nil {
