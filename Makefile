@@ -67,8 +67,8 @@ deps: ## Install missing Debian packages for building and testing (needs root)
 	@hack/deps.sh
 
 .PHONY: payload
-payload: deps ## Build the programs that init-hook embeds
-	go run ./tools/payload --version $(VERSION)
+payload: deps ## Build the programs that init-hook embeds, and the chart's list of their digests
+	go run ./tools/payload
 
 .PHONY: build
 build: payload ## Build init-hook, registry and registry-node for this machine into bin/
@@ -79,7 +79,7 @@ images: payload ## Build the images as OCI archives for amd64 and arm64 in dist/
 	go run ./tools/images --version $(VERSION) --registry $(REGISTRY) --output dist/images
 
 .PHONY: chart
-chart: ## Package the chart into dist/, reproducibly
+chart: payload ## Package the chart into dist/, reproducibly
 	go run ./tools/release -chart-only -version $(VERSION) -output dist
 
 .PHONY: release
@@ -243,3 +243,4 @@ $(CERTMANAGER): deps
 clean: ## Remove build output, but keep the cache of the test cluster
 	rm -rf bin dist
 	find internal/embedded/dist -type f ! -name .gitignore -delete
+	rm -f $(CHART)/files/programs.json

@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"helm.sh/helm/v3/pkg/chart"
-	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/engine"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -41,7 +40,7 @@ var branches struct {
 
 // marked returns the chart of this repository with marks, which do not change its output.
 var marked = sync.OnceValues(func() (*chart.Chart, error) {
-	c, err := loader.LoadDir(chartDir)
+	c, err := loadSource()
 	if err != nil {
 		return nil, err
 	}

@@ -3,7 +3,9 @@ package templates
 import (
 	"crypto/x509"
 	"encoding/json"
+	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -262,11 +264,41 @@ func TestPayloadID(t *testing.T) {
 		"0123456789ab")
 }
 
+// A packaged chart names payloads by their digests, whatever the image of the Jobs.
+func TestPayloadDigests(t *testing.T) {
+	digests := map[string]string{}
+	for i, program := range []string{"registry-amd64", "registry-arm64", "registry-node-amd64", "registry-node-arm64"} {
+		digests[program] = strings.Repeat(fmt.Sprint(i), 64)
+	}
+	for _, tag := range []string{"", "0.2.0"} {
+		out := rendering{values: proxyMode(t, "initHook.image.tag="+tag), digests: digests}.render(t)
+		if got := decided(out).Injector.Digests; !maps.Equal(got, digests) {
+			t.Errorf("the Jobs are told the digests %v, not %v", got, digests)
+		}
+		payloadsAreNamed(t, out, func(p injector.Program) string { return digests[p.Key()][:12] })
+		for _, w := range workloads(out) {
+			if !slices.Contains([]string{"registry serve", "registry-node proxy"}, program(w.program())+" "+w.program().Args[0]) {
+				continue
+			}
+			key := program(w.program()) + "-" + w.pod.Spec.NodeSelector["kubernetes.io/arch"]
+			if want := "--program-version=" + digests[key][:12]; !slices.Contains(w.program().Args, want) {
+				t.Errorf("%s: arguments %q lack %s", w.object, w.program().Args, want)
+			}
+		}
+	}
+}
+
 func payloadIs(t *testing.T, out *output, id string) {
 	t.Helper()
 	if got := decided(out).Injector.PayloadID; got != id {
 		t.Errorf("the Jobs are told the payload ID %s, not %s", got, id)
 	}
+	payloadsAreNamed(t, out, func(injector.Program) string { return id })
+}
+
+// payloadsAreNamed checks the names of all mounted payloads.
+func payloadsAreNamed(t *testing.T, out *output, id func(injector.Program) string) {
+	t.Helper()
 	sources := 0
 	for _, w := range workloads(out) {
 		p := injector.Program{Name: program(w.program()), Architecture: w.pod.Spec.NodeSelector["kubernetes.io/arch"]}
@@ -279,7 +311,7 @@ func payloadIs(t *testing.T, out *output, id string) {
 		}
 		for i, source := range chunks.Sources {
 			sources++
-			if want := injector.ConfigMapName("zarf-registry", id, p, i); source.ConfigMap.Name != want {
+			if want := injector.ConfigMapName("zarf-registry", id(p), p, i); source.ConfigMap.Name != want {
 				t.Errorf("%s: ConfigMap %s, the injector creates %s", w.object, source.ConfigMap.Name, want)
 			}
 		}

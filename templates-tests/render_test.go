@@ -5,6 +5,7 @@ package templates
 
 import (
 	"bytes"
+	encoding "encoding/json"
 	"fmt"
 	"maps"
 	"os"
@@ -45,8 +46,9 @@ type rendering struct {
 	upgrade bool
 	version string // of Kubernetes; "" means kubeVersion
 
-	apiVersions []string     // of the API server, in addition to Helm's defaults
-	chart       *chart.Chart // nil means the chart of this repository
+	apiVersions []string          // of the API server, in addition to Helm's defaults
+	chart       *chart.Chart      // nil means the chart of this repository
+	digests     map[string]string // of files/programs.json; nil means that there is no such file
 }
 
 // output is a rendered chart.
@@ -75,19 +77,32 @@ func (o object) hook() string { return o.GetAnnotations()["helm.sh/hook"] }
 
 func loadChart(t testing.TB) *chart.Chart {
 	t.Helper()
-	c, err := loader.LoadDir(chartDir)
+	c, err := loadSource()
 	if err != nil {
 		t.Fatalf("loading the chart: %v", err)
 	}
 	return c
 }
 
+// loadSource loads the chart as it is in the repository, without the file that make payload writes.
+func loadSource() (*chart.Chart, error) {
+	c, err := loader.LoadDir(chartDir)
+	if err != nil {
+		return nil, err
+	}
+	generated := func(f *chart.File) bool { return f.Name == digestFile }
+	c.Files, c.Raw = slices.DeleteFunc(c.Files, generated), slices.DeleteFunc(c.Raw, generated)
+	return c, nil
+}
+
+const digestFile = "files/programs.json"
+
 // try renders the chart and decodes it as strictly as the API server. The error is Helm's own. Without
 // a cluster and with the chart of this repository, the same values are rendered only once.
 func (r rendering) try(t testing.TB) (*output, error) {
 	t.Helper()
 	text := mustYAML(t, r.values)
-	cacheable := r.cluster == nil && r.chart == nil
+	cacheable := r.cluster == nil && r.chart == nil && r.digests == nil
 	key := fmt.Sprint(r.release, r.upgrade, r.version, r.apiVersions, "\n", text)
 	if cacheable {
 		if out, ok := outputs.Load(key); ok {
@@ -183,6 +198,15 @@ func (r rendering) helm(given chartutil.Values) (map[string]string, error) {
 			return nil, err
 		}
 		lookups = watched{lookups}
+	}
+	if r.digests != nil {
+		content, err := encoding.Marshal(r.digests)
+		if err != nil {
+			return nil, err
+		}
+		packaged := *c
+		packaged.Files = append(slices.Clone(c.Files), &chart.File{Name: digestFile, Data: content})
+		c = &packaged
 	}
 	values, err := chartutil.ToRenderValuesWithSchemaValidation(c, given, options, capabilities, r.chart == nil)
 	if err == nil && r.chart == nil && !accepted(values) {

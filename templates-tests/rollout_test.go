@@ -126,6 +126,41 @@ func TestNewChartVersionAloneRestartsNothing(t *testing.T) {
 	}
 }
 
+func TestNewReleaseReplacesOnlyPodsWhosePayloadChanges(t *testing.T) {
+	const old, other = "1", "2"
+	pods := func(version, registry, node string, set ...string) map[string]string {
+		c := loadChart(t)
+		c.Metadata.Version, c.Metadata.AppVersion = version, version
+		digests := map[string]string{"registry-amd64": registry, "registry-arm64": registry, "registry-node-amd64": node,
+			"registry-node-arm64": node}
+		for name, digest := range digests {
+			digests[name] = strings.Repeat(digest, 64)
+		}
+		set = append(set, "nodeConfig.mirrors=[docker.io]")
+		return podTemplates(t, rendering{values: proxyMode(t, set...), chart: c, digests: digests}.render(t))
+	}
+	before := pods("0.1.0", old, old)
+	for name, c := range map[string]struct {
+		after   map[string]string
+		changed []string
+	}{
+		"only the version":   {pods("0.2.0", old, old), nil},
+		"only the hook":      {pods("0.2.0", old, old, "initHook.image.tag=0.2.0"), nil},
+		"registry-node":      {pods("0.2.0", old, other), []string{"DaemonSet"}},
+		"registry":           {pods("0.2.0", other, old), []string{"Deployment"}},
+		"both":               {pods("0.2.0", other, other), []string{"DaemonSet", "Deployment"}},
+		"both, same version": {pods("0.1.0", other, other), []string{"DaemonSet", "Deployment"}},
+	} {
+		for object := range before {
+			kind, _, _ := strings.Cut(object, " ")
+			if changed := before[object] != c.after[object]; changed != slices.Contains(c.changed, kind) {
+				t.Errorf("%s: pod template of %s changed: %t\n%s", name, object, changed,
+					cmp.Diff(before[object], c.after[object]))
+			}
+		}
+	}
+}
+
 func TestChangedValuesReplaceOnlyAffectedPods(t *testing.T) {
 	before := podTemplates(t, renderedFile(t, "proxy"))
 	for set, want := range map[string]string{

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"log/slog"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"helm.sh/helm/v3/pkg/action"
+	"helm.sh/helm/v3/pkg/chart"
 	"helm.sh/helm/v3/pkg/chartutil"
 	kubefake "helm.sh/helm/v3/pkg/kube/fake"
 	"helm.sh/helm/v3/pkg/storage"
@@ -20,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/zarf-dev/zarf-registry/internal/embedded"
 	"github.com/zarf-dev/zarf-registry/internal/install"
 	"github.com/zarf-dev/zarf-registry/internal/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/settings"
@@ -69,6 +72,33 @@ func runCarried(t *testing.T, values map[string]any, cluster ...runtime.Object) 
 	}
 	result, err := i.Run(t.Context())
 	return result, phases, err
+}
+
+// prepare would refuse the chart otherwise.
+func TestTheCarriedChartHasTheDigestsOfTheCarriedPrograms(t *testing.T) {
+	carried, err := install.LoadChart("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(carried.Files, func(f *chart.File) bool { return f.Name == "files/programs.json" })
+	if i < 0 {
+		t.Skip("SKIPPED, NOTHING CHECKED: the chart has no files/programs.json; run make payload")
+	}
+	var digests map[string]string
+	if err := json.Unmarshal(carried.Files[i].Data, &digests); err != nil {
+		t.Fatal(err)
+	}
+	for _, architecture := range embedded.Architectures {
+		for _, program := range []string{"registry", "registry-node"} {
+			p, err := carriedPrograms{}.Payload(program, architecture)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := digests[p.Key()]; got != p.Digest() {
+				t.Errorf("%s: the chart has %s, the payload %s", p.Program, got, p.Digest())
+			}
+		}
+	}
 }
 
 // What the carried chart tells its Jobs is what this program's commands take, in

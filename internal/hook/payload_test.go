@@ -2,6 +2,7 @@ package hook_test
 
 import (
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -12,6 +13,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	kubetesting "k8s.io/client-go/testing"
+
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
 func TestChunkZeroIsWrittenLast(t *testing.T) {
@@ -29,6 +33,48 @@ func TestChunkZeroIsWrittenLast(t *testing.T) {
 	for payload, index := range last {
 		if index != "00" {
 			t.Errorf("%s: the last chunk written is %s", payload, index)
+		}
+	}
+}
+
+func TestPayloadIsNamedByItsDigest(t *testing.T) {
+	b := newBench(t)
+	b.upgrade(state.ModeProxy) // from a source checkout, without digests
+	digests := map[string]string{}
+	for program, p := range payloads {
+		digests[program.Key()] = p.Digest()
+	}
+	b.hook.Settings.Injector.Digests = digests
+	b.upgrade(state.ModeProxy)
+	list, err := b.client.CoreV1().ConfigMaps("zarf").List(t.Context(),
+		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=payload"})
+	if err != nil || len(list.Items) == 0 {
+		t.Fatalf("%d ConfigMaps, %v", len(list.Items), err)
+	}
+	for _, cm := range list.Items {
+		if !slices.ContainsFunc(slices.Collect(maps.Keys(digests)), func(program string) bool {
+			return strings.HasPrefix(cm.Name, "zarf-registry-payload-"+digests[program][:12]+"-"+program+"-")
+		}) {
+			t.Errorf("%s is left", cm.Name)
+		}
+	}
+
+	// Ignoring the check does not write another program under that name.
+	for _, ignore := range [][]string{nil, {"payload"}} {
+		digests["registry-node-amd64"] = strings.Repeat("0", 64)
+		b.hook.Settings.Preflight.Ignore = ignore
+		b.forget()
+		err := b.hook.Prepare(t.Context())
+		for _, want := range []string{"registry-node for amd64", "chart and init-hook are of different builds",
+			"the chart expects the payload 000000000000", "initHook.image"} {
+			if !exitcode.IsRefusal(err) || !strings.Contains(err.Error(), want) {
+				t.Errorf("error is %v, want a refusal with %q", err, want)
+			}
+		}
+		for _, w := range b.writes() {
+			if strings.Contains(w, "configmaps") || ignore == nil {
+				t.Errorf("refused, but wrote %s", w)
+			}
 		}
 	}
 }

@@ -109,6 +109,9 @@ type Program struct {
 
 func (p Program) String() string { return p.Name + " for " + p.Architecture }
 
+// Key is the name of the program in file names and in the chart's list of digests.
+func (p Program) Key() string { return p.Name + "-" + p.Architecture }
+
 // MaxChunks returns the maximum number of chunks of the program's payload.
 func (p Program) MaxChunks() int {
 	switch p.Name {
@@ -132,7 +135,7 @@ func (p Program) validate() error {
 }
 
 // ConfigMapName returns the name of the ConfigMap for the object with this index (0 to 99). prefix
-// is the chart's full name; id changes with the version, and comes from the chart.
+// is the chart's full name; id is that of settings.Injector.
 func ConfigMapName(prefix, id string, p Program, index int) string {
 	return fmt.Sprintf("%s-payload-%s-%s-%s-%02d", prefix, id, p.Name, p.Architecture, index)
 }

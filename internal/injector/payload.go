@@ -3,6 +3,7 @@ package injector
 import (
 	"bytes"
 	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"io"
 	"slices"
@@ -54,6 +55,14 @@ func Encode(p Program, layer, loader []byte) (*Payload, error) {
 		manifest.Chunks = append(manifest.Chunks, Chunk{Size: len(chunk), SHA256: sha256.Sum256(chunk)})
 	}
 	return &Payload{Program: p, Manifest: manifest.Bytes(), Loader: loader, Chunks: chunks}, nil
+}
+
+// Digest returns the SHA-256 of everything that the payload delivers, as 64 hexadecimal digits.
+func (p *Payload) Digest() string {
+	sum := sha256.New()
+	sum.Write(p.Manifest) // has the sums of the chunks
+	sum.Write(p.Loader)
+	return hex.EncodeToString(sum.Sum(nil))
 }
 
 // Objects returns the data of the payload's ConfigMaps in the order in which they must be written:

@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/injector"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/release"
@@ -43,6 +44,9 @@ func (s *Seeder) Seed(ctx context.Context, programs, architectures []string) (st
 			payload, err := s.Payload(program, arch)
 			if err != nil {
 				return "", err
+			}
+			if cause := s.Mismatch(payload); cause != "" {
+				return "", exitcode.Refuse("%s: %s: %s", payload.Program, cause, RemedyMismatch)
 			}
 			w := writer{Seeder: s, payload: payload, have: have}
 			if err := w.run(ctx); err != nil {
@@ -87,6 +91,25 @@ func (s *Seeder) Payload(program, architecture string) (*injector.Payload, error
 	}
 	s.encoded[key] = p
 	return p, nil
+}
+
+// RemedyMismatch tells what to do about a payload with a Mismatch.
+const RemedyMismatch = "use the chart of the same release as init-hook (its own is embedded: init-hook install), " +
+	"or set initHook.image to the image of the chart's release"
+
+// Mismatch tells why a payload is not the one that the chart's pods mount. It is empty if it is.
+func (s *Seeder) Mismatch(p *injector.Payload) string {
+	want := s.Settings.Injector.Digests[p.Key()]
+	if have := p.Digest(); want != "" && want != have {
+		return fmt.Sprintf("chart and init-hook are of different builds: the chart expects the payload %.12s, "+
+			"and this init-hook has %.12s", want, have)
+	}
+	return ""
+}
+
+// configMapName returns the name of a ConfigMap of a program's payload.
+func (s *Seeder) configMapName(p injector.Program, index int) string {
+	return injector.ConfigMapName(s.Settings.Name, s.Settings.Injector.ID(p.Key()), p, index)
 }
 
 func (s *Seeder) objects(ctx context.Context) (map[string]*corev1.ConfigMap, error) {
@@ -164,7 +187,7 @@ func (w *writer) run(ctx context.Context) error {
 }
 
 func (w *writer) name(o injector.Object) string {
-	return injector.ConfigMapName(w.Settings.Name, w.Settings.Injector.PayloadID, w.payload.Program, o.Index)
+	return w.configMapName(w.payload.Program, o.Index)
 }
 
 func (w *writer) write(ctx context.Context, o injector.Object) error {
@@ -273,8 +296,7 @@ func (s *Seeder) Collect(ctx context.Context, leaving func(corev1.Pod) bool) (st
 	if s.Settings.Injector.Enabled {
 		for _, program := range s.Settings.Programs() {
 			for _, arch := range s.Settings.Architectures {
-				name := injector.ConfigMapName(s.Settings.Name, s.Settings.Injector.PayloadID,
-					injector.Program{Name: program, Architecture: arch}, 0)
+				name := s.configMapName(injector.Program{Name: program, Architecture: arch}, 0)
 				current = append(current, strings.TrimSuffix(name, "00"))
 			}
 		}

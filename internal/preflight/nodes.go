@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/zarf-dev/zarf-registry/internal/payload"
 	"github.com/zarf-dev/zarf-registry/internal/plan"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
@@ -80,7 +81,8 @@ func (i *Inspection) criO() []Finding {
 	return []Finding{f}
 }
 
-// architecture finds nodes whose architecture no program is built for.
+// architecture finds nodes whose architecture no program is built for, and programs of another build
+// than the chart.
 func (i *Inspection) architecture() []Finding {
 	o := &i.Settings
 	if o.Mode == state.ModeNodePort && !o.Injector.Enabled {
@@ -117,10 +119,16 @@ func (i *Inspection) architecture() []Finding {
 	}
 	for _, arch := range i.Architectures() {
 		for _, program := range o.Programs() {
-			if _, err := i.Payload.Payload(program, arch); err != nil {
-				findings = append(findings, Finding{Check: checkArch, Severity: Blocker,
-					Object: fmt.Sprintf("program %s for %s", program, arch),
-					Cause:  err.Error(), Remedy: "or remove the architecture from injector.architectures"})
+			f := Finding{Severity: Blocker, Object: fmt.Sprintf("program %s for %s", program, arch)}
+			p, err := i.Payload.Payload(program, arch)
+			if err != nil {
+				f.Check, f.Cause = checkArch, err.Error()
+				f.Remedy = "or remove the architecture from injector.architectures"
+			} else {
+				f.Check, f.Cause, f.Remedy = checkPayload, i.Payload.Mismatch(p), payload.RemedyMismatch
+			}
+			if f.Cause != "" {
+				findings = append(findings, f)
 			}
 		}
 	}

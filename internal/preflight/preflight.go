@@ -64,6 +64,7 @@ const (
 	checkIPFamily    = "ip-family"
 	checkCRIO        = "cri-o"
 	checkArch        = "architecture"
+	checkPayload     = "payload"
 	checkPauseImage  = "pause-image"
 	checkAddress     = "address"
 	// These check what the user provides.
@@ -80,7 +81,7 @@ const ignoreAll = "all"
 func Checks() []string {
 	return []string{
 		checkPodSecurity, checkAdmission, checkAlwaysPull, checkPort, checkPortRange,
-		checkIPFamily, checkCRIO, checkArch, checkPauseImage, checkAddress,
+		checkIPFamily, checkCRIO, checkArch, checkPayload, checkPauseImage, checkAddress,
 		checkCertificates, checkCredentials, checkNodeConfig, checkExpose,
 	}
 }

@@ -22,7 +22,6 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/oci"
-	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
 // Config selects what to probe. Address and Timeout are required.
@@ -186,7 +185,7 @@ func (p *prober) exchange(ctx context.Context, method string, target *url.URL) (
 	request := &http.Request{Method: method, URL: target, Header: http.Header{
 		"Accept":     {manifestTypes + ", */*"},
 		"Connection": {"close"},
-		"User-Agent": {"registry-node/" + version.Version},
+		"User-Agent": {"registry-node"},
 	}}
 	if err := request.Write(conn); err != nil {
 		return nil, nil, err

@@ -135,6 +135,7 @@ func startBefore(
 	tlsfilestest.WriteSecret(t, f.dir, files)
 	f.source = openSource(t, f.dir)
 	proxy, err := New(Config{
+		Version:       "1.2.3",
 		Listen:        []string{"127.0.0.1:0"},
 		MetricsListen: "127.0.0.1:0",
 		Registry:      registryName + ":" + f.port(),

@@ -11,8 +11,6 @@ import (
 	"time"
 
 	"github.com/VictoriaMetrics/metrics"
-
-	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
 const prefix = "zarf_registry_proxy_"
@@ -72,7 +70,7 @@ func newProxyMetrics(p *Proxy) *proxyMetrics {
 	for name, value := range gauges {
 		set.NewGauge(prefix+name, value)
 	}
-	set.NewGauge(fmt.Sprintf("%sbuild_info{version=%q,goversion=%q}", prefix, version.Version, runtime.Version()),
+	set.NewGauge(fmt.Sprintf("%sbuild_info{version=%q,goversion=%q}", prefix, p.config.Version, runtime.Version()),
 		func() float64 { return 1 })
 	set.RegisterMetricsWriter(func(w io.Writer) {
 		metrics.WriteCounterUint64(w, prefix+"certificate_reload_errors_total", source.ReloadErrors())

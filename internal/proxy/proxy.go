@@ -40,6 +40,8 @@ const (
 
 // Config configures a Proxy. Listen, Registry and Source are required.
 type Config struct {
+	// Version is what the log and the metric build_info report.
+	Version string
 	// Listen lists the addresses to serve on, as host:port. The host is an IP address, bound strictly,
 	// or empty for all addresses of both families. It must not be a name: localhost may resolve to
 	// either family.

@@ -21,7 +21,7 @@ func frontServer(t *testing.T, stall time.Duration, handler http.HandlerFunc) (a
 		name:        "plain",
 		policy:      policy{anonymousPull: true},
 		next:        handler,
-		metrics:     newMetrics(),
+		metrics:     newMetrics("dev"),
 		log:         slog.New(slog.DiscardHandler),
 		draining:    new(atomic.Bool),
 		now:         time.Now,

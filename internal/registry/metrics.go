@@ -9,7 +9,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
-	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
 // metrics are this server's. Those of the process (Go runtime, distribution's storage and cache) are in
@@ -23,7 +22,7 @@ type metrics struct {
 	sent     *prometheus.CounterVec
 }
 
-func newMetrics() *metrics {
+func newMetrics(version string) *metrics {
 	m := &metrics{
 		own: prometheus.NewRegistry(),
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -50,8 +49,8 @@ func newMetrics() *metrics {
 		}, []string{"listener"}),
 	}
 	m.own.MustRegister(m.requests, m.inFlight, m.duration, m.received, m.sent)
-	m.gauge("zarf_registry_build_info", "Always 1; the label is the release.",
-		prometheus.Labels{"version": version.Version}, func() float64 { return 1 })
+	m.gauge("zarf_registry_build_info", "Always 1; the label is the version of the program.",
+		prometheus.Labels{"version": version}, func() float64 { return 1 })
 	return m
 }
 

@@ -11,6 +11,9 @@ import (
 // Options configure a Server. Addresses are HOST:PORT or :PORT; an empty address disables its listener.
 // Files and directories are followed: changes are loaded within a second, unless stated otherwise.
 type Options struct {
+	// Version is what the log and the metric build_info report.
+	Version string
+
 	// Config comes from LoadConfig. The Server takes ownership of it.
 	//
 	// Its http.secret signs the upload state that clients carry from one request to the next. If it is

@@ -69,7 +69,7 @@ func Open(options Options) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{
-		options: options, metrics: newMetrics(), log: options.Log,
+		options: options, metrics: newMetrics(options.Version), log: options.Log,
 		now: time.Now, after: time.After, idleTimeout: transferIdleTimeout,
 	}
 	if err := s.openCertificates(); err != nil {

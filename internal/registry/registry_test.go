@@ -156,6 +156,7 @@ func open(t testing.TB, ca testCA, root string, changes ...func(*Options)) *inst
 	i.htpasswd = writeFile(t, filepath.Join(dir, "htpasswd"), htpasswd(t, pushUser, pushPassword))
 
 	options := loadConfig(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+root+"}}\n")
+	options.Version = "1.2.3"
 	options.Listen, options.PlainListen, options.HealthListen, options.MetricsListen = "127.0.0.1:0", "127.0.0.1:0",
 		"127.0.0.1:0", "127.0.0.1:0"
 	options.TLSDir = i.tlsDir

@@ -221,7 +221,7 @@ func TestMetrics(t *testing.T) {
 		`zarf_registry_tls_generation 1`,
 		`zarf_registry_tls_reload_errors_total 0`,
 		`zarf_registry_storage_healthy 1`,
-		`zarf_registry_build_info{version="dev"} 1`,
+		`zarf_registry_build_info{version="1.2.3"} 1`,
 		`registry_storage_action_seconds_count{action="PutContent",driver="filesystem"}`,
 		`go_goroutines`,
 		`process_resident_memory_bytes`,

@@ -71,11 +71,27 @@ type Proxy struct {
 type Injector struct {
 	// Enabled: as payload in ConfigMaps. Otherwise nodes pull ordinary images.
 	Enabled bool `json:"enabled"`
-	// PayloadID is the part of the payload's names that changes with its content.
+	// PayloadID is the part of the payload's names that changes with the version. It counts for
+	// programs without a digest.
 	PayloadID string `json:"payloadID,omitempty"`
+	// Digests are those of the payloads that the chart was packaged with, by injector.Program.Key.
+	// A source checkout has none.
+	Digests map[string]string `json:"digests,omitempty"`
 	// PauseImages are the images of injected pods, the registry's first.
 	PauseImages      []string     `json:"pauseImages,omitempty"`
 	PauseImageSource state.Source `json:"pauseImageSource,omitempty"`
+}
+
+// digestInName is how many digits of a digest the payload's names contain.
+const digestInName = 12
+
+// ID returns the part of the names of a program's payload that changes with its content. program
+// is an injector.Program.Key.
+func (i Injector) ID(program string) string {
+	if digest := i.Digests[program]; digest != "" {
+		return digest[:digestInName]
+	}
+	return i.PayloadID
 }
 
 // PKI tells where certificates come from. It is empty in external mode.
@@ -175,7 +191,8 @@ func Parse(document []byte) (Settings, error) {
 
 var (
 	// dnsLabel is RFC 1123's label, required of namespaces and Services.
-	dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+	dnsLabel  = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+	sha256Sum = regexp.MustCompile(`^[0-9a-f]{64}$`)
 	// releaseName is what Helm accepts.
 	releaseName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,51}[a-z0-9])?$`)
 )
@@ -208,6 +225,9 @@ func (s *Settings) Validate() error {
 	v.source("ipFamilySource", s.IPFamilySource)
 	v.add("address", s.validateAddress())
 	v.check(!s.Injector.Enabled || s.Injector.PayloadID != "", "injector.payloadID is empty: the payload's names need it")
+	for program, digest := range s.Injector.Digests {
+		v.check(sha256Sum.MatchString(digest), "invalid injector.digests.%s %q: want 64 hexadecimal digits", program, digest)
+	}
 	if s.Injector.Enabled {
 		v.source("injector.pauseImageSource", s.Injector.PauseImageSource)
 	}

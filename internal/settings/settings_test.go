@@ -93,6 +93,9 @@ func TestValidate(t *testing.T) {
 			s.Mode, s.RegistryURL = state.ModeExternal,
 				"a.b"
 		}, `address: "127.0.0.1:31999" differs from registryURL "a.b"`},
+		"rejects a digest that is too short": {func(s *settings.Settings) {
+			s.Injector.Digests = map[string]string{"registry-amd64": "abc"}
+		}, `invalid injector.digests.registry-amd64 "abc"`},
 		"rejects a payload without an ID": {func(s *settings.Settings) { s.Injector.PayloadID = "" },
 			"injector.payloadID is empty"},
 		"rejects lifetimes that are too short": {func(s *settings.Settings) { s.PKI.LeafLifetime = 0 }, "pki: "},

@@ -15,6 +15,7 @@ import (
 // count is what one of the test program's loops counted.
 type count struct {
 	Attempts, Failures int
+	Broken             int // failures other than a refused connection
 	First              string
 	Longest, Gap       time.Duration
 	Bytes              int64
@@ -80,9 +81,29 @@ func (w *world) pushFresh(t *testing.T) {
 	w.push(t, w.makeArchive(t, "example.com/"+slowImage, 4<<20))
 }
 
-// loop runs the test program on every node until the returned function is called. It returns when
-// every node has pulled once.
+// loop runs the test program on every node until the returned function is called, which fails the
+// test if any pull failed. It returns when every node has pulled once.
 func (w *world) loop(t *testing.T, env []string, args func(stopFile string) []string) (stop func()) {
+	t.Helper()
+	reports := w.loopReports(t, env, args)
+	return func() {
+		t.Helper()
+		for node, r := range reports() {
+			t.Logf("figure: on %s, pulls: %s", node, r.Pulls)
+			t.Logf("figure: on %s, connects: %s", node, r.Connects)
+			if r.Slow.Attempts > 0 {
+				t.Logf("figure: on %s, slow pulls: %s", node, r.Slow)
+			}
+			if r.Pulls.Failures > 0 {
+				t.Errorf("pull loop on %s: %d of %d failed, first: %s", node, r.Pulls.Failures, r.Pulls.Attempts, r.Pulls.First)
+			}
+		}
+	}
+}
+
+// loopReports is like loop, but the returned function returns the report of each node.
+func (w *world) loopReports(t *testing.T, env []string,
+	args func(stopFile string) []string) (stop func() map[string]report) {
 	t.Helper()
 	w.testClusterOnly(t)
 	stopFile := filepath.Join(t.TempDir(), "stop")
@@ -113,28 +134,23 @@ func (w *world) loop(t *testing.T, env []string, args func(stopFile string) []st
 		}
 		return nil
 	})
-	return func() {
+	return func() map[string]report {
 		t.Helper()
 		if err := end(); err != nil {
 			t.Fatal(err)
 		}
+		reports := map[string]report{}
 		for i, node := range w.nodes {
 			var r report
 			if err := errors.Join(errs[i], json.Unmarshal([]byte(outs[i]), &r)); err != nil {
 				t.Errorf("pull loop on %s: %v: %s", node, err, outs[i])
 				continue
 			}
-			t.Logf("figure: on %s, pulls: %s", node, r.Pulls)
-			t.Logf("figure: on %s, connects: %s", node, r.Connects)
-			if r.Slow.Attempts > 0 {
-				t.Logf("figure: on %s, slow pulls: %s", node, r.Slow)
-			}
-			if r.Pulls.Failures > 0 {
-				t.Errorf("pull loop on %s: %d of %d failed, first: %s", node, r.Pulls.Failures, r.Pulls.Attempts, r.Pulls.First)
-			}
 			if r.Pulls.Attempts < 5 {
 				t.Errorf("pull loop on %s made only %d pulls", node, r.Pulls.Attempts)
 			}
+			reports[node] = r
 		}
+		return reports
 	}
 }

@@ -1,12 +1,15 @@
 // Command payload builds the programs that init-hook embeds: registry and registry-node, the loader that
 // runs them on nodes without their images, and the probe for verifying pulls. Each program becomes the
-// layer of its image, NAME-ARCHITECTURE.tar.gz. The loader is copied to loader-ARCHITECTURE.
+// layer of its image, NAME-ARCHITECTURE.tar.gz. The loader is copied to loader-ARCHITECTURE. The digests of
+// the payloads are written to a file of the chart, so that its pods are replaced only when their program
+// changes.
 //
 // make payload runs it in the repository's root.
 package main
 
 import (
 	"context"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
@@ -38,8 +41,8 @@ func main() {
 var injected = []string{"registry", "registry-node"}
 
 func run(ctx context.Context) error {
-	version := flag.String("version", "dev", "version of the programs")
 	output := flag.String("output", "internal/embedded/dist", "folder to write the payload to")
+	digests := flag.String("digests", "charts/zarf-registry/files/programs.json", "file to write the digests to")
 	work := flag.String("work", "bin/payload", "folder to write the programs to")
 	flag.Parse()
 	if flag.NArg() > 0 {
@@ -55,7 +58,7 @@ func run(ctx context.Context) error {
 	}
 	for _, arch := range images.Architectures {
 		for _, name := range injected {
-			if err := program.Build(ctx, "./cmd/"+name, arch, *version, filepath.Join(*work, name+"-"+arch)); err != nil {
+			if err := program.Build(ctx, "./cmd/"+name, arch, "", filepath.Join(*work, name+"-"+arch)); err != nil {
 				return err
 			}
 		}
@@ -74,7 +77,7 @@ func run(ctx context.Context) error {
 	if err := layers.Wait(); err != nil {
 		return err
 	}
-	return finish(*work, *output)
+	return finish(*work, *output, *digests)
 }
 
 // buildLoader builds the C programs with the loader's Makefile.
@@ -93,9 +96,10 @@ func buildLoader(ctx context.Context, work string) error {
 	return nil
 }
 
-// finish copies the loaders and prints sizes. It encodes each payload like init-hook, to detect a program
+// finish copies the loaders, writes the digests, and prints sizes. It encodes each payload like init-hook, to detect a program
 // that has become too large. It removes all other files from output, because the whole folder is embedded.
-func finish(work, output string) error {
+func finish(work, output, digestFile string) error {
+	digests := map[string]string{}
 	kept := []string{".gitignore"}
 	for _, arch := range images.Architectures {
 		loaderName := "loader-" + arch
@@ -121,10 +125,18 @@ func finish(work, output string) error {
 				if err != nil {
 					return err
 				}
+				digests[payload.Key()] = payload.Digest()
 				line += fmt.Sprintf(" in %d ConfigMaps", len(payload.Chunks))
 			}
 			fmt.Println(line)
 		}
+	}
+	list, err := json.MarshalIndent(digests, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := program.WriteFile(digestFile, append(list, '\n'), 0o644); err != nil {
+		return err
 	}
 	entries, err := os.ReadDir(output)
 	if err != nil {

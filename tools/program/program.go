@@ -24,10 +24,16 @@ const versionVariable = "github.com/zarf-dev/zarf-registry/internal/version.Vers
 var tags = map[string]string{"registry-node": "nethttpomithttp2"}
 
 // Build builds the Go package pkg as a static Linux program and writes it to output. The result does not
-// depend on paths, the state of the repository, or environment variables such as GOAMD64.
+// depend on paths, the state of the repository, or environment variables such as GOAMD64. An empty version
+// is not linked: programs of the payload learn theirs when they start, so that they are the same in all
+// releases between which their sources do not change.
 func Build(ctx context.Context, pkg, architecture, version, output string) error {
+	ldflags := "-s -w"
+	if version != "" {
+		ldflags += " -X " + versionVariable + "=" + version
+	}
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-tags="+tags[path.Base(pkg)],
-		"-ldflags", "-s -w -X "+versionVariable+"="+version, "-o", output, pkg)
+		"-ldflags", ldflags, "-o", output, pkg)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+architecture,
 		"GOAMD64=v1", "GOARM64=v8.0", "GOEXPERIMENT=")
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr

@@ -2,9 +2,13 @@ package program
 
 import (
 	"bytes"
+	"debug/buildinfo"
 	"debug/elf"
 	"os"
 	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -39,6 +43,15 @@ func TestBuild(t *testing.T) {
 			}
 			if err := Build(t.Context(), hello, architecture, "1.2.4", three); err != nil {
 				t.Fatal(err)
+			}
+			// Without a version, nothing in the program depends on the release or the commit.
+			plain := filepath.Join(dir, architecture+"-plain")
+			if err := Build(t.Context(), hello, architecture, "", plain); err != nil {
+				t.Fatal(err)
+			}
+			if info, err := buildinfo.ReadFile(plain); err != nil || slices.ContainsFunc(info.Settings,
+				func(s debug.BuildSetting) bool { return strings.HasPrefix(s.Key, "vcs") || s.Key == "-ldflags" }) {
+				t.Errorf("build information: %v, %v", info, err)
 			}
 			if !bytes.Equal(read(t, one), read(t, two)) {
 				t.Error("two builds of one version differ")

@@ -96,7 +96,27 @@ Takes root, image. */ -}}
 {{- if regexMatch "(^|/)(mirrored-)?pause(-amd64|-arm64)?[:@]" . -}}true{{- end -}}
 {{- end -}}
 
-{{- /* The part of the payload's names that changes with the version, at most 20 characters. */ -}}
+{{- /* The digests of the payloads by PROGRAM-ARCHITECTURE, as JSON. make payload writes the file; a source checkout has
+none. */ -}}
+{{- define "zarf-registry.payloadDigests" -}}
+{{- .Files.Get "files/programs.json" | default "{}" -}}
+{{- end -}}
+
+{{- /* The part of a payload's names that changes with its content: a new version alone replaces no pods. Takes root,
+program, architecture. */ -}}
+{{- define "zarf-registry.program.payloadID" -}}
+{{- $digests := include "zarf-registry.payloadDigests" .root | fromJson -}}
+{{- get $digests (printf "%s-%s" .program .architecture) | trunc 12 | default (include "zarf-registry.payloadID" .root) -}}
+{{- end -}}
+
+{{- /* The version that a program reports. It changes only with the payload or the image. Takes root, program,
+architecture, image (the program's own). */ -}}
+{{- define "zarf-registry.program.version" -}}
+{{- $image := .image.digest | default .image.tag | default .root.Chart.AppVersion -}}
+{{- ternary (include "zarf-registry.program.payloadID" .) $image .root.Values.injector.enabled -}}
+{{- end -}}
+
+{{- /* The same without a digest: it changes with the version, and has at most 20 characters. */ -}}
 {{- define "zarf-registry.payloadID" -}}
 {{- with .Values.initHook.image -}}
 {{- if .digest -}}

@@ -95,7 +95,7 @@ program, architecture. */ -}}
 {{- /* Twice the current need. A chunk is 1 MB, and the loader writes a program next to the one it replaces. */ -}}
 {{- $chunks := dict "registry" 16 "registry-node" 5 -}}
 {{- $size := dict "registry" "128Mi" "registry-node" "64Mi" -}}
-{{- $payload := printf "%s-payload-%s-%s-%s" (include "zarf-registry.fullname" .root) (include "zarf-registry.payloadID" .root) .program .architecture -}}
+{{- $payload := printf "%s-payload-%s-%s-%s" (include "zarf-registry.fullname" .root) (include "zarf-registry.program.payloadID" .) .program .architecture -}}
 - name: payload
   projected:
     defaultMode: 0555

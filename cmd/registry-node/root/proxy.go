@@ -11,7 +11,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/proxy"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
-	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
 func proxyCommand() *cobra.Command {
@@ -63,7 +62,7 @@ does not work. The registry's certificate must always match the host in --regist
 			if err := p.Listen(command.Context()); err != nil {
 				return err
 			}
-			logger.Info("starting", "version", version.Version)
+			logger.Info("starting", "version", config.Version)
 			watch, cancel := context.WithCancel(context.WithoutCancel(command.Context()))
 			defer cancel()
 			go config.Source.Run(watch) // until the last request has been answered
@@ -71,6 +70,7 @@ does not work. The registry's certificate must always match the host in --regist
 		},
 	}
 	flags := command.Flags()
+	flags.StringVar(&config.Version, "program-version", "dev", "`VERSION` to report in the log and in the metric build_info")
 	flags.StringArrayVar(&config.Listen, "listen", nil,
 		"`ADDRESS` to serve on: IP address and port, or :port for all addresses; may be repeated")
 	flags.StringVar(&config.MetricsListen, "metrics-listen", "",

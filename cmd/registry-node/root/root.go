@@ -10,11 +10,11 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"runtime"
 
 	"github.com/spf13/cobra"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
-	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
 // Run runs the command in args and returns its exit code. Results go to stdout, logs and errors to
@@ -74,10 +74,11 @@ func noArgs(_ *cobra.Command, args []string) error {
 func versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
-		Short: "Print the version",
+		Short: "Print the Go version and the platform",
 		Args:  noArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintln(command.OutOrStdout(), version.Version)
+			_, err := fmt.Fprintf(command.OutOrStdout(), "registry-node %s %s/%s\n", runtime.Version(), runtime.GOOS,
+				runtime.GOARCH)
 			return err
 		},
 	}

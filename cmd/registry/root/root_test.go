@@ -91,7 +91,7 @@ func TestResultsGoToStdout(t *testing.T) {
 		args []string
 		want string // a regular expression
 	}{
-		"the version": {[]string{"version"}, `^registry dev go\S+ \w+/\w+\n$`},
+		"the version": {[]string{"version"}, `^registry go\S+ \w+/\w+\n$`},
 		"the result of a collection": {[]string{"garbage-collect", "--config", config},
 			`^freed 0 bytes: 0 blobs, 0 manifests\n$`},
 		"the result of a dry run": {[]string{"garbage-collect", "--config", config, "--dry-run",

@@ -8,7 +8,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
-	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
 // defaultConfig is the path at which the chart mounts the configuration.
@@ -69,11 +68,13 @@ only: a pull from one of them verifies that path. A certificate with zarf-regist
 			if err != nil {
 				return &exitcode.Refusal{Err: err}
 			}
-			log.Info("starting", "version", version.Version, "config", config, "storage", options.Config.Storage.Type())
+			log.Info("starting", "version", options.Version, "config", config, "storage", options.Config.Storage.Type())
 			return server.Serve(command.Context())
 		},
 	}
 	flags := command.Flags()
+	flags.StringVar(&options.Version, "program-version", "dev",
+		"`VERSION` to report in the log and in the metric build_info")
 	flags.StringVar(&config, "config", defaultConfig, "configuration `FILE`")
 	flags.StringVar(&options.Listen, "listen", ":5000", "`ADDRESS` for clients with a certificate; empty disables it")
 	flags.StringVar(&options.TLSDir, "tls-dir", "/etc/zarf-registry/tls", "`DIRECTORY` of tls.crt, tls.key and ca.crt")

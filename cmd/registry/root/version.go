@@ -5,18 +5,15 @@ import (
 	"runtime"
 
 	"github.com/spf13/cobra"
-
-	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
 func versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
-		Short: "Print the version",
+		Short: "Print the Go version and the platform",
 		Args:  noArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintf(command.OutOrStdout(), "registry %s %s %s/%s\n", version.Version, runtime.Version(),
-				runtime.GOOS, runtime.GOARCH)
+			_, err := fmt.Fprintf(command.OutOrStdout(), "registry %s %s/%s\n", runtime.Version(), runtime.GOOS, runtime.GOARCH)
 			return err
 		},
 	}

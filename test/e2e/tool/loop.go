@@ -2,11 +2,13 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"net"
 	"net/url"
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -14,6 +16,7 @@ import (
 type count struct {
 	Attempts int           `json:"attempts"`
 	Failures int           `json:"failures"`
+	Broken   int           `json:"broken"`          // failures other than a refused connection
 	First    string        `json:"first,omitempty"` // the first failure
 	Longest  time.Duration `json:"longest"`         // the slowest attempt that succeeded
 	Gap      time.Duration `json:"gap"`             // the longest time between two successes
@@ -27,6 +30,9 @@ func (c *count) add(begin time.Time, bytes int64, err error) {
 	c.Bytes += bytes
 	if err != nil {
 		c.Failures++
+		if !errors.Is(err, syscall.ECONNREFUSED) {
+			c.Broken++
+		}
 		if c.First == "" {
 			c.First = begin.Format(time.RFC3339Nano) + ": " + err.Error()
 		}
@@ -111,7 +117,7 @@ func connectUntil(done <-chan struct{}, address string, c *count) {
 }
 
 // pullSlowlyUntil pulls an image slowly, again and again. It does not count the last pull, which is
-// incomplete.
+// incomplete, but the gap includes it.
 func pullSlowlyUntil(done <-chan struct{}, base, image string, c *count) {
 	repository, tag := split(image)
 	ended := make(chan struct{}, 1)
@@ -125,9 +131,15 @@ func pullSlowlyUntil(done <-chan struct{}, base, image string, c *count) {
 		}()
 		select {
 		case <-done:
+			if !c.last.IsZero() {
+				c.Gap = max(c.Gap, time.Since(c.last))
+			}
 			return
 		case <-ended:
 			c.add(begin, n, err)
+		}
+		if err != nil {
+			time.Sleep(20 * connectInterval) // a refused connection takes no time
 		}
 	}
 }

@@ -42,6 +42,9 @@ init-hook can derive from it is not in here. */ -}}
 {{- $_ := set $injector "payloadID" (include "zarf-registry.payloadID" .) -}}
 {{- end -}}
 {{- if $injector.enabled -}}
+{{- with include "zarf-registry.payloadDigests" . | fromJson -}}
+{{- $_ := set $injector "digests" . -}}
+{{- end -}}
 {{- $_ := set $injector "pauseImages" (include "zarf-registry.pauseImages" . | fromJsonArray) -}}
 {{- $_ := set $injector "pauseImageSource" (include "zarf-registry.registry.pause" . | fromJson).source -}}
 {{- end -}}

@@ -90,6 +90,7 @@ spec:
           {{- include "zarf-registry.program.container" (dict "root" .root "program" "registry-node" "image" $proxy.image "pause" .pause) | nindent 10 }}
           args:
             - proxy
+            - --program-version={{ include "zarf-registry.program.version" (dict "root" .root "program" "registry-node" "architecture" .architecture "image" $proxy.image) }}
             {{- if $hostPort }}
             - --listen=:5000
             - --metrics-listen=:{{ $proxy.metricsPort }}
