@@ -15,7 +15,7 @@ import (
 // count is what one of the test program's loops counted.
 type count struct {
 	Attempts, Failures int
-	Broken             int // failures other than a refused connection
+	Broken             int // responses that began and did not end, and timeouts
 	First              string
 	Longest, Gap       time.Duration
 	Bytes              int64

@@ -118,9 +118,9 @@ func (w *world) underLoad(t *testing.T, name string, accept tolerated, f func(t 
 			}
 		}
 		for kind, c := range total {
-			t.Logf("figure: %s, %s: %s; %d were not refused%s", name, kind, c, c.Broken, c.First)
+			t.Logf("figure: %s, %s: %s, %d broken%s", name, kind, c, c.Broken, c.First)
 			if c.Failures > 0 && accept == nothingFails || c.Broken > 0 && accept == refusals {
-				t.Errorf("%d %s failed, %d of them were not refused%s", c.Failures, kind, c.Broken, c.First)
+				t.Errorf("%d %s failed, %d of them broken%s", c.Failures, kind, c.Broken, c.First)
 			}
 			if accept != all && c.Gap > 30*time.Second {
 				t.Errorf("%s hung for %s", kind, c.Gap)

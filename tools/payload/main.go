@@ -96,8 +96,9 @@ func buildLoader(ctx context.Context, work string) error {
 	return nil
 }
 
-// finish copies the loaders, writes the digests, and prints sizes. It encodes each payload like init-hook, to detect a program
-// that has become too large. It removes all other files from output, because the whole folder is embedded.
+// finish copies the loaders, writes the digests, and prints sizes. It encodes each payload like init-hook, to
+// detect a program that has become too large. It removes all other files from output, because the whole folder
+// is embedded.
 func finish(work, output, digestFile string) error {
 	digests := map[string]string{}
 	kept := []string{".gitignore"}

@@ -70,7 +70,8 @@ does not work. The registry's certificate must always match the host in --regist
 		},
 	}
 	flags := command.Flags()
-	flags.StringVar(&config.Version, "program-version", "dev", "`VERSION` to report in the log and in the metric build_info")
+	flags.StringVar(&config.Version, "program-version", "dev",
+		"`VERSION` to report in the log and in the metric build_info")
 	flags.StringArrayVar(&config.Listen, "listen", nil,
 		"`ADDRESS` to serve on: IP address and port, or :port for all addresses; may be repeated")
 	flags.StringVar(&config.MetricsListen, "metrics-listen", "",

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"syscall"
 	"time"
 )
 
@@ -16,7 +15,7 @@ import (
 type count struct {
 	Attempts int           `json:"attempts"`
 	Failures int           `json:"failures"`
-	Broken   int           `json:"broken"`          // failures other than a refused connection
+	Broken   int           `json:"broken"`          // responses that began and did not end, and timeouts
 	First    string        `json:"first,omitempty"` // the first failure
 	Longest  time.Duration `json:"longest"`         // the slowest attempt that succeeded
 	Gap      time.Duration `json:"gap"`             // the longest time between two successes
@@ -30,7 +29,7 @@ func (c *count) add(begin time.Time, bytes int64, err error) {
 	c.Bytes += bytes
 	if err != nil {
 		c.Failures++
-		if !errors.Is(err, syscall.ECONNREFUSED) {
+		if errors.Is(err, errBroken) || os.IsTimeout(err) {
 			c.Broken++
 		}
 		if c.First == "" {

@@ -91,8 +91,8 @@ func run(args []string) error {
 		}
 		return crictlUntil(args[1], n, args[3], args[4], pause)
 	}
-	return errors.New("usage: tool [hello | dial HOST:PORT | get URL | pull BASE-URL REPOSITORY:TAG SLOW-IMAGE STOP-FILE PAUSE | " +
-		"slowly BASE-URL REPOSITORY:TAG | crictl IMAGE NUMBER SLOW-IMAGE STOP-FILE PAUSE |" +
+	return errors.New("usage: tool [hello | dial HOST:PORT | get URL | " +
+		"pull BASE-URL REPOSITORY:TAG SLOW-IMAGE STOP-FILE PAUSE | slowly BASE-URL REPOSITORY:TAG | crictl IMAGE NUMBER SLOW-IMAGE STOP-FILE PAUSE |" +
 		" watch BASE-URL PAUSE | each BASE-URL | sniff | say HOST:PORT TEXT | scan PORTS HOST... | sum FILE]")
 }
 
@@ -217,6 +217,9 @@ func pull(client *http.Client, base, repository, tag string) (int64, error) {
 	return total, nil
 }
 
+// errBroken is the error of a response that has begun and does not end.
+var errBroken = errors.New("broken response")
+
 func get(client *http.Client, url string) ([]byte, string, error) {
 	request, err := http.NewRequest(http.MethodGet, url, nil)
 	if err != nil {
@@ -235,7 +238,7 @@ func get(client *http.Client, url string) ([]byte, string, error) {
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
 	if err != nil {
-		return nil, "", err
+		return nil, "", fmt.Errorf("%w: %w", errBroken, err)
 	}
 	if response.StatusCode != http.StatusOK {
 		return nil, "", errors.New("status " + strconv.Itoa(response.StatusCode) + ": " + string(body))
