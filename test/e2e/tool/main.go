@@ -92,8 +92,9 @@ func run(args []string) error {
 		return crictlUntil(args[1], n, args[3], args[4], pause)
 	}
 	return errors.New("usage: tool [hello | dial HOST:PORT | get URL | " +
-		"pull BASE-URL REPOSITORY:TAG SLOW-IMAGE STOP-FILE PAUSE | slowly BASE-URL REPOSITORY:TAG | crictl IMAGE NUMBER SLOW-IMAGE STOP-FILE PAUSE |" +
-		" watch BASE-URL PAUSE | each BASE-URL | sniff | say HOST:PORT TEXT | scan PORTS HOST... | sum FILE]")
+		"pull BASE-URL REPOSITORY:TAG SLOW-IMAGE STOP-FILE PAUSE | slowly BASE-URL REPOSITORY:TAG | " +
+		"crictl IMAGE NUMBER SLOW-IMAGE STOP-FILE PAUSE | watch BASE-URL PAUSE | each BASE-URL | " +
+		"sniff | say HOST:PORT TEXT | scan PORTS HOST... | sum FILE]")
 }
 
 // pullUntil keeps pulling a manifest and its blobs and verifies every digest.
