@@ -26,7 +26,9 @@ func TestHelmTestPods(t *testing.T) {
 		args   []string // of the pod tls
 		secret string   // image pull secret
 	}{
-		"proxy mode": {proxyMode(t), []string{"pull", "push", "tls"}, nil, ""},
+		"proxy mode": {
+			proxyMode(t), []string{"pull", "push", "tls"}, []string{"--port-service=zarf-registry-nodeport"}, "",
+		},
 		"nodeport mode": {
 			with(t, nil, "registryProxy=false"), []string{"pull", "push", "tls"},
 			[]string{"--plain=zarf-registry-nodeport.zarf.svc:5001", "--anonymous-pull=false"}, "zarf-registry-pull",
@@ -36,10 +38,13 @@ func TestHelmTestPods(t *testing.T) {
 			[]string{"--anonymous-pull=true"}, "",
 		},
 		"no image is pushed": {
-			proxyMode(t, "initHook.pushImages=false", "imagePullSecrets=[{name: mine}]"), []string{"push", "tls"}, nil, "mine",
+			proxyMode(t, "initHook.pushImages=false", "imagePullSecrets=[{name: mine}]", "reservePort=false"),
+			[]string{"push", "tls"}, nil, "mine",
 		},
-		"external": {with(t, nil, "registryURL=registry.example.com"), nil, nil, ""},
-		"disabled": {proxyMode(t, "tests.enabled=false"), nil, nil, ""},
+		"port not reserved":           {proxyMode(t, "reservePort=false"), []string{"pull", "push", "tls"}, nil, ""},
+		"port out of the usual range": {proxyMode(t, "port=5999", "initHook.pushImages=false"), []string{"push", "tls"}, nil, ""},
+		"external":                    {with(t, nil, "registryURL=registry.example.com"), nil, nil, ""},
+		"disabled":                    {proxyMode(t, "tests.enabled=false"), nil, nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := rendering{values: c.values}.render(t)
@@ -62,7 +67,9 @@ func TestHelmTestPods(t *testing.T) {
 						t.Errorf("arguments of %s: %v lack %s", tls.Name, args, want)
 					}
 				}
-				if c.args == nil && slices.ContainsFunc(args, func(arg string) bool { return strings.HasPrefix(arg, "--plain=") }) {
+				if c.args == nil && slices.ContainsFunc(args, func(arg string) bool {
+					return strings.HasPrefix(arg, "--plain=") || strings.HasPrefix(arg, "--port-service=")
+				}) {
 					t.Errorf("arguments of %s contain a node port: %v", tls.Name, args)
 				}
 			}

@@ -343,8 +343,7 @@ var invariants = map[string]func(out *output) []string{
 		}
 		return wrong
 	},
-	"only nodeport mode has a node port, which leads to the plain listener": func(out *output) (wrong []string) {
-		found := 0
+	"the node port belongs to the Service of the Jobs": func(out *output) (wrong []string) {
 		for _, s := range all[*corev1.Service](out) {
 			port := s.Spec.Ports[0]
 			inside := s.Spec.Type == corev1.ServiceTypeClusterIP && port.NodePort == 0 &&
@@ -352,25 +351,16 @@ var invariants = map[string]func(out *output) []string{
 			if inside || port.TargetPort.String() == "exposed" {
 				continue
 			}
-			found++
-			if s.Spec.Type != corev1.ServiceTypeNodePort || len(s.Spec.Ports) != 1 || int(port.NodePort) != decided(out).Port ||
-				port.Port != 5001 || port.TargetPort.String() != "plain" ||
-				!is(s.Spec.IPFamilyPolicy, corev1.IPFamilyPolicyPreferDualStack) ||
-				s.Annotations["helm.sh/resource-policy"] != "keep" || !strings.HasSuffix(s.Name, "-nodeport") {
-				wrong = append(wrong, fmt.Sprintf("%s: %v", s.Name, s.Spec))
-			}
-			for _, d := range all[*appsv1.Deployment](out) {
-				c := d.Spec.Template.Spec.Containers[0]
-				if !slices.Contains(c.Args, "--plain-listen=:5001") ||
-					!slices.ContainsFunc(
-						c.Ports, func(p corev1.ContainerPort) bool { return p.Name == "plain" && p.ContainerPort == 5001 },
-					) {
-					wrong = append(wrong, fmt.Sprintf("%s: nothing listens for %s", d.Name, s.Name))
-				}
-			}
+			wrong = append(wrong, fmt.Sprintf("%s: %v", s.Name, s.Spec))
 		}
-		if (found == 1) != (decidedMode(out) == "nodeport") {
-			wrong = append(wrong, fmt.Sprintf("%d node ports in mode %s", found, decidedMode(out)))
+		for _, d := range all[*appsv1.Deployment](out) {
+			c := d.Spec.Template.Spec.Containers[0]
+			if !slices.Contains(c.Args, "--plain-listen=:5001") ||
+				!slices.ContainsFunc(
+					c.Ports, func(p corev1.ContainerPort) bool { return p.Name == "plain" && p.ContainerPort == 5001 },
+				) || slices.ContainsFunc(c.Ports, func(p corev1.ContainerPort) bool { return p.Name == "reserved" }) {
+				wrong = append(wrong, fmt.Sprintf("%s: the node port does not lead to the plain listener", d.Name))
+			}
 		}
 		return wrong
 	},

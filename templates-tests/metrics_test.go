@@ -27,7 +27,7 @@ var alertNames = []string{
 	"ZarfRegistryCertificateOverdue", "ZarfRegistryCertificateExpiring", "ZarfRegistryAuthorityExpiring",
 	"ZarfRegistryReloadFailing", "ZarfRegistryCredentialsFailing", "ZarfRegistryGarbageCollectionFailing",
 	"ZarfRegistryReadOnly", "ZarfRegistryProxyDown", "ZarfRegistryProxyErrors",
-	"ZarfRegistryProxyMissing", "ZarfRegistryJobFailing",
+	"ZarfRegistryProxyMissing", "ZarfRegistryPortNotReserved", "ZarfRegistryJobFailing",
 }
 
 // monitored returns values for proxy mode with all monitoring features and PodMonitors.
@@ -586,6 +586,7 @@ func TestPromtoolAlerts(t *testing.T) {
 		"job": "kube-state-metrics", "namespace": "zarf", "daemonset": "zarf-registry-proxy-amd64",
 	}
 	cronjob := map[string]string{"job": "kube-state-metrics", "namespace": "zarf", "cronjob": "zarf-registry-certificates"}
+	reservation := map[string]string{"job": "kube-state-metrics", "namespace": "zarf", "service": "zarf-registry-nodeport"}
 	elsewhere := registry(map[string]string{"namespace": "another distribution"})
 
 	cases := map[string][]change{
@@ -653,6 +654,7 @@ func TestPromtoolAlerts(t *testing.T) {
 		"a registry that was away for 3 minutes": {
 			{"zarf_registry_proxy_requests_total", proxy(map[string]string{"method": "GET", "code": "503"}), "0x20 0+5x3 15x40"},
 		},
+		"no reservation":         {{"kube_service_info", reservation, ""}},
 		"a node without a proxy": {{"kube_daemonset_status_number_ready", daemonset, always(1)}},
 		"a failed renewal": {
 			{"kube_cronjob_status_last_successful_time", cronjob, always(300)}, {"kube_job_failed", failed, always(1)},
@@ -687,6 +689,7 @@ func TestPromtoolAlerts(t *testing.T) {
 		"credentials that cannot be loaded":            {"ZarfRegistryCredentialsFailing"},
 		"a proxy that is down":                         {"ZarfRegistryProxyDown"},
 		"a proxy that cannot reach the registry":       {"ZarfRegistryProxyErrors"},
+		"no reservation":                               {"ZarfRegistryPortNotReserved"},
 		"a node without a proxy":                       {"ZarfRegistryProxyMissing"},
 		"a failed renewal":                             {"ZarfRegistryJobFailing"},
 		"a renewal that has never succeeded":           {"ZarfRegistryJobFailing"},

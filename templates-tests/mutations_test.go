@@ -74,7 +74,7 @@ var mutations = map[string]struct {
 		old:  `"%s-config"`,
 		edit: `"%s-payload-1"`,
 	},
-	"only nodeport mode has a node port, which leads to the plain listener": {
+	"the node port belongs to the Service of the Jobs": {
 		file: "registry/service.yaml",
 		old:  "type: ClusterIP",
 		edit: "type: NodePort",

@@ -148,11 +148,23 @@ func TestEmptyAlertGroupsAreOmitted(t *testing.T) {
 	text := rendering{
 		values: with(
 			t, ciValues(t)["monitoring"], "metrics.prometheusRule.kubeStateMetrics=true",
-			"metrics.prometheusRule.disabled=[ZarfRegistryProxyMissing, ZarfRegistryJobFailing]",
+			"metrics.prometheusRule.disabled=[ZarfRegistryProxyMissing, ZarfRegistryPortNotReserved, ZarfRegistryJobFailing]",
 		),
 	}.render(t).text()
 	if strings.Contains(text, "zarf-registry-kube-state-metrics") || !strings.Contains(text, "ZarfRegistryDown") {
 		t.Errorf("the rules are\n%s", text)
+	}
+}
+
+func TestPortAlertNeedsAReservation(t *testing.T) {
+	for value, want := range map[string]bool{"auto": true, "false": false} {
+		text := rendering{values: monitored(t, "reservePort="+value)}.render(t).text()
+		if strings.Contains(text, "ZarfRegistryPortNotReserved") != want {
+			t.Errorf("reservePort=%s: the alert is there: %t", value, !want)
+		}
+		if strings.Contains(text, `"unreservedPort":true`) == want {
+			t.Errorf("reservePort=%s: the Jobs get the opposite", value)
+		}
 	}
 }
 
@@ -278,9 +290,11 @@ func TestNamespaceOverrideAppliesToAllObjects(t *testing.T) {
 		for _, sign := range []string{
 			"--namespace=zarf\n", "--namespace zarf ", "zarf-registry.zarf.svc", "\"zarf\"", " zarf\n",
 		} {
-			if text := strings.ReplaceAll(
-				out.text(), "helm test zarf-registry --namespace zarf\n", "",
-			); strings.Contains(text, sign) {
+			// Helm's record stays.
+			text := strings.NewReplacer(
+				"helm test zarf-registry --namespace zarf\n", "", `"releaseNamespace":"zarf"`, "",
+			).Replace(out.text())
+			if strings.Contains(text, sign) {
 				t.Errorf("%s: it contains %q", name, sign)
 			}
 			// The expected text is the rendering without the override.

@@ -84,6 +84,9 @@ func openPorts(out *output) map[string][]int {
 			add("node", p.NodePort)
 		}
 	}
+	if decidedMode(out) == "nodeport" {
+		add("node", int32(decided(out).Port)) // of the Service that the Jobs create
+	}
 	return found
 }
 

@@ -14,16 +14,9 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
-// PlainPort is the port of the registry without TLS. The node port forwards to it.
-const PlainPort = 5001
-
-const (
-	// PlainPortName is the name of the container port of the registry's plain listener.
-	PlainPortName = "plain"
-	// listenerTime is the wait timeout for the registry to open or close its plain listener. A kubelet
-	// refreshes the Secrets of a pod every 60 to 90 seconds.
-	listenerTime = 2 * time.Minute
-)
+// listenerTime is the wait timeout for the registry to open or close its plain listener. A kubelet
+// refreshes the Secrets of a pod every 60 to 90 seconds.
+const listenerTime = 2 * time.Minute
 
 // OpenPlain creates the pull credential and waits until the registry has opened its plain listener.
 // A registry that does not run yet opens it on startup.
@@ -112,7 +105,7 @@ func (k *Keeper) plainPods(ctx context.Context, open bool) (pods int, wrong map[
 	wrong = map[string]string{}
 	for _, pod := range list {
 		// Pods of an earlier chart have no such listener, and Helm is about to replace them.
-		if pod.DeletionTimestamp != nil || !release.PodReady(pod) || !hasPort(pod, PlainPortName) {
+		if pod.DeletionTimestamp != nil || !release.PodReady(pod) || !hasPort(pod, release.PlainPortName) {
 			continue
 		}
 		pods++

@@ -161,7 +161,7 @@ func (r *rotation) round(ctx context.Context, end time.Time) (done bool, waiting
 	case pki.Done:
 		if saved != nil && saved.Rotation != nil {
 			saved.Rotation = nil
-			if err := r.SaveState(ctx, stateSecret, *saved, release.RemovedService(stateSecret)); err != nil {
+			if err := r.SaveState(ctx, stateSecret, *saved); err != nil {
 				return false, nil, err
 			}
 			r.Log.Info("the CA rotation is complete", "why", next.Why)
@@ -219,7 +219,7 @@ func (r *rotation) recordPhase(
 	changed := *next
 	changed.Rotation = &state.Rotation{Phase: phase, Reason: begun.Reason, Since: begun.Since}
 	r.Log.Info("the CA rotation continues", "rotation", phase, "reason", begun.Reason, "since", begun.Since)
-	return r.SaveState(ctx, secret, changed, release.RemovedService(secret))
+	return r.SaveState(ctx, secret, changed)
 }
 
 // recordWaiting saves what the CA rotation waits for when the timeout expires.

@@ -26,7 +26,7 @@ func newCheck() *cobra.Command {
 // checkFlags are the flags of the check commands: the registry's address, and where the
 // Secrets of its clients are mounted.
 type checkFlags struct {
-	registry, plain                  string
+	registry, plain, portService     string
 	pushDir, nodeDir, credentialsDir string
 	anonymousPull                    bool
 	timeout                          time.Duration
@@ -46,6 +46,8 @@ needs no permissions in the cluster, only the mounted Secrets.`,
 	}
 	f.common(cmd.Flags())
 	cmd.Flags().StringVar(&f.plain, "plain", "", "HOST:PORT of the listener behind the node port (default: none)")
+	cmd.Flags().StringVar(&f.portService, "port-service", "",
+		"name of the Service that reserves the node port (default: none)")
 	cmd.Flags().BoolVar(&f.anonymousPull, "anonymous-pull", false,
 		"expect that listener to serve images without authentication")
 	return cmd
@@ -91,7 +93,7 @@ func (f *checkFlags) common(flags *pflag.FlagSet) {
 // files of one read match.
 func (f *checkFlags) target() (probe.Target, error) {
 	t := probe.Target{Registry: f.registry, Plain: f.plain, AnonymousPull: f.anonymousPull,
-		DialContext: cluster.DialService}
+		PortService: f.portService, PortReserved: cluster.ServiceIP(f.portService) != "", DialContext: cluster.DialService}
 	for _, certificate := range []struct {
 		dir string
 		to  **tlsfiles.Material

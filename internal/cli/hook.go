@@ -253,6 +253,7 @@ func newHook(ctx context.Context, s settings.Settings, c connection, log *slog.L
 			Deployments:       apps.Deployments(namespace),
 			Jobs:              c.client.BatchV1().Jobs(namespace),
 			Services:          core.Services(namespace),
+			EndpointSlices:    c.client.DiscoveryV1().EndpointSlices(namespace),
 			HostingConfigMaps: core.ConfigMaps(hook.HostingNamespace),
 		},
 		Programs: carriedPrograms{},

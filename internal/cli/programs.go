@@ -14,7 +14,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/certs"
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/embedded"
 	"github.com/zarf-dev/zarf-registry/internal/images"
@@ -117,7 +116,7 @@ func (r *hookRegistry) HookImage() *state.HookImage { return r.own }
 
 // PlainOpen implements hook.Registry.
 func (r *hookRegistry) PlainOpen(ctx context.Context, pod *corev1.Pod) (bool, error) {
-	return r.Listening(ctx, pod, certs.PlainPort)
+	return r.Listening(ctx, pod, release.PlainPort)
 }
 
 // PushProgramImages pushes the images of the embedded programs and of init-hook itself,

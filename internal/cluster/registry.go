@@ -309,6 +309,12 @@ func dialPodIP(ctx context.Context, pod *corev1.Pod, port int) (net.Conn, error)
 	return dialer.DialContext(ctx, "tcp", net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(port)))
 }
 
+// ServiceIP returns the address of a Service of the pod's own namespace that the kubelet put into the
+// environment, or "" if that Service did not exist when the pod started.
+func ServiceIP(service string) string {
+	return os.Getenv(strings.ToUpper(strings.ReplaceAll(service, "-", "_")) + "_SERVICE_HOST")
+}
+
 // DialService dials a Service of the pod's own namespace. It uses the address that the kubelet put
 // into the environment, and the DNS name only without one: the registry must be reachable without
 // cluster DNS.
@@ -318,8 +324,7 @@ func DialService(ctx context.Context, network, address string) (net.Conn, error)
 		return nil, err
 	}
 	service, _, _ := strings.Cut(host, ".")
-	variable := strings.ToUpper(strings.ReplaceAll(service, "-", "_")) + "_SERVICE_HOST"
-	if ip := os.Getenv(variable); ip != "" {
+	if ip := ServiceIP(service); ip != "" {
 		host = ip
 	}
 	dialer := net.Dialer{Timeout: dialTimeout}

@@ -18,7 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
-	"github.com/zarf-dev/zarf-registry/internal/certs"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
 func registryPod(name string, change ...func(*corev1.Pod)) *corev1.Pod {
@@ -158,23 +158,23 @@ func TestListeningDirect(t *testing.T) {
 	// An address that no other test uses: the port is always the same.
 	pod := &corev1.Pod{Status: corev1.PodStatus{PodIP: "127.83.5.1"}}
 	r := &Registry{Direct: true}
-	if open, err := r.Listening(t.Context(), pod, certs.PlainPort); open || err != nil {
+	if open, err := r.Listening(t.Context(), pod, release.PlainPort); open || err != nil {
 		t.Errorf("no listener: %t, %v", open, err)
 	}
-	l, err := net.Listen("tcp", net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(certs.PlainPort)))
+	l, err := net.Listen("tcp", net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(release.PlainPort)))
 	if err != nil {
 		t.Skip(err)
 	}
 	defer l.Close()
-	if open, err := r.Listening(t.Context(), pod, certs.PlainPort); !open || err != nil {
+	if open, err := r.Listening(t.Context(), pod, release.PlainPort); !open || err != nil {
 		t.Errorf("a listener: %t, %v", open, err)
 	}
-	if open, err := r.Listening(t.Context(), &corev1.Pod{}, certs.PlainPort); open || err == nil {
+	if open, err := r.Listening(t.Context(), &corev1.Pod{}, release.PlainPort); open || err == nil {
 		t.Errorf("a pod without an address: %t, %v", open, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if open, err := r.Listening(ctx, pod, certs.PlainPort); open || err == nil {
+	if open, err := r.Listening(ctx, pod, release.PlainPort); open || err == nil {
 		t.Errorf("a canceled context: %t, %v", open, err)
 	}
 }
@@ -192,7 +192,7 @@ func (f failing) Close() error                { return nil }
 func TestListeningForwarded(t *testing.T) {
 	listening := func(ctx context.Context, conn net.Conn) (bool, error) {
 		r := &Registry{Forward: func(context.Context, *corev1.Pod, int) (net.Conn, error) { return conn, nil }}
-		return r.Listening(ctx, &corev1.Pod{}, certs.PlainPort)
+		return r.Listening(ctx, &corev1.Pod{}, release.PlainPort)
 	}
 	client, server := net.Pipe()
 	go func() {

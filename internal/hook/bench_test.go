@@ -15,6 +15,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -32,6 +33,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/payload"
+	"github.com/zarf-dev/zarf-registry/internal/plan"
 	"github.com/zarf-dev/zarf-registry/internal/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
@@ -221,6 +223,7 @@ func clusterOf(client *fake.Clientset) hook.Cluster {
 			Services: core.Services("zarf"), Pods: pods},
 		VerifyPods:  pods,
 		Deployments: apps.Deployments("zarf"), Jobs: client.BatchV1().Jobs("zarf"), Services: core.Services("zarf"),
+		EndpointSlices:    client.DiscoveryV1().EndpointSlices("zarf"),
 		HostingConfigMaps: core.ConfigMaps("kube-public"),
 	}
 }
@@ -265,6 +268,9 @@ func (b *bench) react(a kubetesting.Action) (bool, runtime.Object, error) {
 	}
 	if a.GetVerb() == "get" || a.GetVerb() == "list" {
 		b.startSuccessors()
+		if a.GetResource().Resource == "endpointslices" {
+			return true, b.slices(), nil
+		}
 		return kubetesting.ObjectReaction(b.tracker)(a)
 	}
 	if c, ok := a.(kubetesting.CreateActionImpl); ok && len(c.CreateOptions.DryRun) > 0 {
@@ -392,14 +398,15 @@ func (b *bench) pull(pod *corev1.Pod) {
 	b.probePods = append(b.probePods, pod)
 	image := pod.Spec.Containers[0].Image
 	byNodePort := strings.Contains(image, "/probe-nodeport:")
-	service := b.get("services", serviceName) != nil && !b.noLoopback
+	service, served := b.served(), b.endpoints()
+	service = service && !b.noLoopback
 	message := b.failing[pod.Spec.NodeName]
 	switch {
 	case message != "":
-	case service && byNodePort && b.registry.open, !service && !byNodePort && b.proxies() > 0:
+	case service && byNodePort && served, !service && !byNodePort && b.proxies() > 0:
 		pod.Status.Phase = corev1.PodSucceeded
 		return
-	case service && !b.registry.open, !service && b.proxies() == 0:
+	case service && !served, !service && b.proxies() == 0:
 		message = "dial tcp 127.0.0.1:31999: connect: connection refused"
 	default:
 		message = "unexpected status from HEAD request: 403 Forbidden"
@@ -411,10 +418,41 @@ func (b *bench) pull(pod *corev1.Pod) {
 // canPull reports whether a node can pull. kube-proxy's rules for a node port take precedence over
 // a proxy's host port.
 func (b *bench) canPull() bool {
-	if b.get("services", serviceName) != nil {
-		return b.registry.open
+	if b.served() {
+		return b.endpoints()
 	}
 	return b.proxies() > 0
+}
+
+// service returns the NodePort Service, or nil.
+func (b *bench) service() *corev1.Service {
+	s, _ := b.get("services", serviceName).(*corev1.Service)
+	return s
+}
+
+// served reports whether kube-proxy makes rules for the NodePort Service.
+func (b *bench) served() bool {
+	s := b.service()
+	return s != nil && s.Labels[plan.LabelProxyName] == ""
+}
+
+// endpoints reports whether the NodePort Service leads to the registry's open listener.
+func (b *bench) endpoints() bool {
+	s := b.service()
+	return s != nil && s.Spec.Ports[0].TargetPort.StrVal == "plain" && b.registry.open
+}
+
+// slices returns what the controller makes of the NodePort Service, which is there.
+func (b *bench) slices() *discoveryv1.EndpointSliceList {
+	slice := discoveryv1.EndpointSlice{ObjectMeta: meta(serviceName, "registry")}
+	slice.Labels[discoveryv1.LabelServiceName] = serviceName
+	if b.get("pods", registryPod) != nil {
+		slice.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{"10.244.1.5"}}}
+	}
+	if b.service().Spec.Ports[0].TargetPort.StrVal == "plain" {
+		slice.Ports = []discoveryv1.EndpointPort{{}}
+	}
+	return &discoveryv1.EndpointSliceList{Items: []discoveryv1.EndpointSlice{slice}}
 }
 
 var groups = map[string]schema.GroupVersion{"daemonsets": appsv1.SchemeGroupVersion,
@@ -541,8 +579,8 @@ var running = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: podReady}
 
 var podReady = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
 
-// helm simulates Helm and the controllers between Prepare and Finish. It keeps the NodePort Service
-// and the proxies of the previous mode.
+// helm simulates Helm and the controllers between Prepare and Finish. It keeps the proxies of the
+// previous mode.
 func (b *bench) helm(nodes ...string) {
 	b.Helper()
 	if len(nodes) == 0 {
@@ -566,9 +604,6 @@ func (b *bench) helm(nodes ...string) {
 		b.readSecret()
 	}
 	if b.hook.Settings.Mode == state.ModeNodePort {
-		if b.get("services", serviceName) == nil {
-			b.add(nodePortService())
-		}
 		return
 	}
 	if b.get("daemonsets", proxyName) == nil {
@@ -679,12 +714,7 @@ func (b *bench) checkFinished() {
 	if i := s.HookImage; mode != state.ModeExternal && (i == nil || *i != *b.registry.image) {
 		b.Errorf("the image of later Jobs is %+v", i)
 	}
-	if _, kept := b.secret("zarf-registry-state").Data[state.KeyRemovedService]; kept {
-		b.Error("a NodePort Service would still be restored")
-	}
-	if there := b.get("services", serviceName) != nil; there != (mode == state.ModeNodePort) {
-		b.Errorf("in %s mode, a NodePort Service: %t", mode, there)
-	}
+	b.checkPort()
 	if n := b.proxies(); (n > 0) != (mode == state.ModeProxy) {
 		b.Errorf("in %s mode, %d proxy DaemonSets", mode, n)
 	}
@@ -709,6 +739,35 @@ func (b *bench) checkFinished() {
 		b.Errorf("in %s mode, payload of the proxies: %t, of the registry: %t", mode, programs[true], programs[false])
 	}
 	b.checkNoProbePods()
+}
+
+// checkPort checks who serves the node port, and that no other Service can get it.
+func (b *bench) checkPort() {
+	b.Helper()
+	mode, s := b.hook.Settings.Mode, b.service()
+	none := mode == state.ModeExternal || mode == state.ModeProxy && b.hook.Settings.UnreservedPort
+	if none || s == nil {
+		if none != (s == nil) {
+			b.Errorf("in %s mode, the NodePort Service is %+v", mode, s)
+		}
+		return
+	}
+	port := s.Spec.Ports[0]
+	if int(port.NodePort) != b.hook.Settings.Port || s.Labels[plan.LabelProxyName] != map[state.Mode]string{
+		state.ModeProxy: "zarf-registry"}[mode] || port.TargetPort.StrVal != map[state.Mode]string{
+		state.ModeProxy: "reserved", state.ModeNodePort: "plain"}[mode] {
+		b.Errorf("in %s mode, the NodePort Service is %+v", mode, s)
+	}
+	for key, want := range map[string]string{"helm.sh/resource-policy": "keep",
+		"meta.helm.sh/release-name": "zarf-registry", "meta.helm.sh/release-namespace": "zarf",
+		"argocd.argoproj.io/sync-options": "Prune=false"} {
+		if s.Annotations[key] != want {
+			b.Errorf("annotation %s of the NodePort Service is %q, want %q", key, s.Annotations[key], want)
+		}
+	}
+	if s.Labels["app.kubernetes.io/managed-by"] != "Helm" || s.Labels["app.kubernetes.io/instance"] != "zarf-registry" {
+		b.Errorf("the NodePort Service has the labels %v", s.Labels)
+	}
 }
 
 func (b *bench) checkNoProbePods() {

@@ -17,7 +17,7 @@ import (
 )
 
 // Cleanup deletes everything that Prepare and Finish created, and the objects that Helm keeps for
-// them: the NodePort Service and the proxies. It works in every mode and in the middle of a switch.
+// them, the proxies. It works in every mode and in the middle of a switch.
 // The registry's volume belongs to the chart and stays unless the chart's values say otherwise.
 func (h *Hook) Cleanup(ctx context.Context) error {
 	r := h.start()
@@ -33,7 +33,7 @@ func (h *Hook) Cleanup(ctx context.Context) error {
 		}},
 		{Name: "delete test pods", Run: r.deleteTestPods, Why: "helm test keeps its pod for helm test --logs"},
 		{Name: "delete the NodePort Service", Run: r.deleteService,
-			Why: "Helm keeps it, because a switch may need it until the end"},
+			Why: "it owns the node port until the end, and Helm does not know it"},
 		{Name: "delete the proxies", Run: r.deleteProxies,
 			Why: "Helm keeps them, because a switch may need them until the end"},
 		{Name: "delete the Jobs", Run: r.deleteJobs, Why: "failed Jobs stayed for their logs"},

@@ -119,6 +119,7 @@ func TestCleanupKeepsUserSecretsInEachPKIMode(t *testing.T) {
 func TestCleanupKeepsServiceOfAnotherOwner(t *testing.T) {
 	b := newBench(t)
 	b.upgrade(state.ModeProxy)
+	b.remove("services", serviceName)
 	s := nodePortService()
 	s.Labels["app.kubernetes.io/instance"] = "another-release"
 	b.add(s)

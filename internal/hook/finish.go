@@ -15,8 +15,8 @@ import (
 // Finish waits for what the chart applied, pushes the project's images, verifies a pull on every
 // node, records the verified mode, and only then deletes what the previous mode left.
 //
-// In proxy mode it deletes the NodePort Service of the previous mode before it verifies, because
-// that Service hides the proxies. If verification fails, it restores the Service.
+// A switch changes who answers on the node port before pulls are verified, because kube-proxy hides
+// the proxies. If verification fails, Finish switches back.
 func (h *Hook) Finish(ctx context.Context) error {
 	f := &finishing{run: h.start()}
 	defer f.verifier.DeletePods() // also those of a killed run in either mode
@@ -26,7 +26,7 @@ func (h *Hook) Finish(ctx context.Context) error {
 // finishing holds what the steps of one Finish share.
 type finishing struct {
 	*run
-	// switching is true if this run, or one that was killed, deleted the NodePort Service.
+	// switching is true if the last verified mode is another one that shares the port.
 	switching bool
 	verified  []string
 	// rotated is true if no CA rotation is in progress any more.
@@ -51,6 +51,8 @@ func (f *finishing) steps() []steps.Step {
 			Why: "the state never claims more than was verified"}
 		closePlain = steps.Step{Name: "close the plain listener", Run: f.certs.ClosePlain,
 			Why: "outside of nodeport mode the registry serves nothing in plain text"}
+		release = steps.Step{Name: "delete the NodePort Service",
+			Run: steps.OnlyIf(s.UnreservedPort, f.deleteService), Why: "reservePort=false"}
 		deleteProxies = steps.Step{Name: "delete previous proxies", Run: f.DeletePreviousProxies,
 			Why: "the chart no longer renders them"}
 		collect = steps.Step{Name: "collect previous payloads", Run: f.collect,
@@ -64,13 +66,15 @@ func (f *finishing) steps() []steps.Step {
 	)
 	switch s.Mode {
 	case state.ModeNodePort:
-		return []steps.Step{
+		return append(f.orSwitchBack([]steps.Step{
 			readState,
 			waitRegistry,
-			{Name: "check the NodePort Service", Run: f.checkService, Why: "each node pulls through it"},
 			{Name: "wait for the plain listener", Run: f.certs.OpenPlain, Why: "the NodePort Service leads to it"},
-			push, configured, verifyNodes, record, deleteProxies, collect, advertise, rotate, unneeded,
-		}
+			push, configured,
+			{Name: "serve the node port", Run: f.servePort,
+				Why: "kube-proxy answers in the proxies' place; they stay until pulls are verified"},
+			verifyNodes,
+		}), record, deleteProxies, collect, advertise, rotate, unneeded)
 	case state.ModeExternal:
 		deletePayload := steps.Step{Name: "delete the payload", Run: f.payload.Delete, Why: "nothing starts from it any more"}
 		if s.ConfiguresNodes() {
@@ -82,16 +86,16 @@ func (f *finishing) steps() []steps.Step {
 			deleteProxies, closePlain, advertise, deletePayload,
 		}
 	default:
-		return append(f.orRestoreService([]steps.Step{
+		return append(f.orSwitchBack([]steps.Step{
 			readState,
 			waitRegistry,
 			push, // while the proxies start
 			{Name: "wait for the proxies", Run: f.WaitProxies, Why: "each node pulls through its own"},
 			configured,
-			{Name: "remove the NodePort Service", Run: f.removeService,
-				Why: "kube-proxy would answer in the proxies' place; it is restored if verification fails"},
+			{Name: "reserve the node port", Run: f.reservePort,
+				Why: "kube-proxy would answer in the proxies' place; it does again if verification fails"},
 			verifyNodes,
-		}), closePlain, record, deleteProxies, collect, advertise, rotate, unneeded)
+		}), closePlain, record, release, deleteProxies, collect, advertise, rotate, unneeded)
 	}
 }
 
@@ -124,12 +128,13 @@ func (f *finishing) readState(ctx context.Context) (string, error) {
 				"upgrade, which runs both",
 			d.Mode, d.Address, f.Settings.Mode, f.Settings.Address)
 	}
+	f.switching = f.switches(s)
 	return fmt.Sprintf("%s mode at %s is desired", s.Desired.Mode, s.Desired.Address), nil
 }
 
 func (f *finishing) record(ctx context.Context) (string, error) {
 	did := ""
-	err := f.UpdateStateSecret(ctx, func(_ *corev1.Secret, s *state.State) (bool, []byte) {
+	err := f.UpdateState(ctx, func(s *state.State) bool {
 		desired := s.Desired
 		switch {
 		case f.Settings.Mode == state.ModeExternal:
@@ -144,7 +149,7 @@ func (f *finishing) record(ctx context.Context) (string, error) {
 			s.Current, s.Nodes = nil, nil
 			did = "no mode is verified: verification is disabled (initHook.prove=false)"
 		}
-		return true, nil // from here on the NodePort Service is not restored
+		return true // from here on nothing switches back
 	})
 	return did, err
 }
@@ -171,22 +176,4 @@ func (f *finishing) unneeded(ctx context.Context) (string, error) {
 		return "nothing", err
 	}
 	return f.certs.DeleteUnneeded(ctx, *s.PKI)
-}
-
-// orRestoreService wraps each step so that its failure restores the NodePort Service, even if the
-// run timed out or was interrupted: nodes depend on the Service until pulls are verified.
-func (f *finishing) orRestoreService(list []steps.Step) []steps.Step {
-	for i, s := range list {
-		if s.Run == nil {
-			continue
-		}
-		list[i].Run = func(ctx context.Context) (string, error) {
-			did, err := s.Run(ctx)
-			if err != nil {
-				err = f.restoreService(err)
-			}
-			return did, err
-		}
-	}
-	return list
 }

@@ -11,6 +11,7 @@ import (
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -57,6 +58,8 @@ type Cluster struct {
 	Deployments nodes.Deployments
 	Jobs        Jobs
 	Services    Services
+	// EndpointSlices are those of the NodePort Service.
+	EndpointSlices EndpointSlices
 	// HostingConfigMaps is scoped to HostingNamespace.
 	HostingConfigMaps ConfigMaps
 }
@@ -67,7 +70,12 @@ type Jobs interface {
 	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
 }
 
-// Services reads, deletes and recreates the NodePort Service. Patch restores its managed fields.
+// EndpointSlices lists those of the NodePort Service.
+type EndpointSlices interface {
+	List(ctx context.Context, opts metav1.ListOptions) (*discoveryv1.EndpointSliceList, error)
+}
+
+// Services creates, changes and deletes the NodePort Service.
 type Services interface {
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (*corev1.Service, error)
 	Create(ctx context.Context, service *corev1.Service, opts metav1.CreateOptions) (*corev1.Service, error)

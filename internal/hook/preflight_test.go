@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	kubetesting "k8s.io/client-go/testing"
 
+	"github.com/zarf-dev/zarf-registry/internal/plan"
 	"github.com/zarf-dev/zarf-registry/internal/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
@@ -79,6 +80,8 @@ func family(f state.IPFamily) func(*settings.Settings) {
 	return func(o *settings.Settings) { o.IPFamily = f }
 }
 
+func unreserved(o *settings.Settings) { o.UnreservedPort = true }
+
 func blindPause(o *settings.Settings) { o.Injector.PauseImageSource = state.SourceDefault }
 
 func refusePods(err error) func(runtime.Object) error {
@@ -142,8 +145,25 @@ func TestPreflightFinds(t *testing.T) {
 		"health check node port of another Service": {objects: nodes{node("n1"),
 			otherService(func(s *corev1.Service) { s.Spec.Ports = nil; s.Spec.HealthCheckNodePort = 31999 })},
 			check: "port", severity: blocker, want: []string{"Service shop/web"}},
-		"ignores a UDP node port in proxy mode": {objects: nodes{node("n1"),
-			otherService(func(s *corev1.Service) { s.Spec.Ports[1].Protocol = corev1.ProtocolUDP })}},
+		"UDP node port in proxy mode": {objects: nodes{node("n1"),
+			otherService(func(s *corev1.Service) { s.Spec.Ports[1].Protocol = corev1.ProtocolUDP })},
+			check: "port", severity: blocker, want: []string{"Service shop/web"}},
+		"ignores a UDP node port if the port is not reserved": {objects: nodes{node("n1"),
+			otherService(func(s *corev1.Service) { s.Spec.Ports[1].Protocol = corev1.ProtocolUDP })},
+			options: []func(*settings.Settings){unreserved}, admit: refuseServices(errors.New("not asked"))},
+		"node port of another Service if the port is not reserved": {objects: nodes{node("n1"), otherService()},
+			options: []func(*settings.Settings){unreserved}, check: "port", severity: blocker},
+		"reservation of another release": {objects: nodes{node("n1"),
+			otherService(func(s *corev1.Service) { s.Labels = map[string]string{plan.LabelProxyName: "zarf-registry"} })},
+			check: "port", severity: blocker, want: []string{"Service shop/web"}},
+		"Service of someone else with the name": {objects: nodes{node("n1"),
+			func() *corev1.Service { s := nodePortService(); s.Labels, s.Spec.Ports = nil, nil; return s }()},
+			check: "port", severity: blocker, want: []string{"Service zarf/zarf-registry-nodeport", "fullnameOverride"}},
+		"policy against node ports in proxy mode": {objects: nodes{node("n1")},
+			admit: refuseServices(apierrors.NewForbidden(corev1.Resource("services"), "x",
+				errors.New("exceeded quota: none, services.nodeports=0"))),
+			check: "admission", severity: warning,
+			want: []string{"exceeded quota", "another Service can take port 31999", "--set reservePort=false"}},
 		"UDP node port in nodeport mode": {objects: nodes{node("n1"),
 			otherService(func(s *corev1.Service) { s.Spec.Ports[1].Protocol = corev1.ProtocolUDP })},
 			options: []func(*settings.Settings){modeOf(state.ModeNodePort)}, check: "port", severity: blocker},
@@ -165,7 +185,7 @@ func TestPreflightFinds(t *testing.T) {
 					"valid ports is 30000-32767")),
 			check: "port-range", severity: blocker, want: []string{"30000-32767", "--set port=", "--set registryProxy=true"}},
 		"ignores the node port range in proxy mode": {objects: nodes{node("n1")},
-			admit: refuseServices(invalidPort("not in the valid range"))},
+			admit: refuseServices(invalidPort("provided port is not in the valid range"))},
 		"missing permission to create Services": {objects: nodes{node("n1")},
 			options: []func(*settings.Settings){modeOf(state.ModeNodePort)},
 			admit:   refuseServices(forbiddenBy("create", "services")),
@@ -398,8 +418,9 @@ func TestPreflightWaitsForNewNamespace(t *testing.T) {
 			errors.New(`error looking up service account zarf/default: serviceaccount "default" not found`))
 		b := newBench(t, node("n1"))
 		tries := 0
-		b.admit = func(runtime.Object) error {
-			if tries++; tries < 5 {
+		b.admit = func(o runtime.Object) error {
+			if _, ok := o.(*corev1.Pod); ok && tries < 5 {
+				tries++
 				return missing
 			}
 			return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
@@ -35,6 +36,8 @@ func (h *Hook) Prepare(ctx context.Context) error {
 			Why: "only its owner may change what the registry serves"},
 		{Name: "open the plain listener", Run: steps.OnlyIf(h.Settings.Mode == state.ModeNodePort, r.certs.OpenPlain),
 			Why: "a node port leads to it, so it must be open first"},
+		{Name: "own the node port", Run: steps.OnlyIf(ours, p.ownPort),
+			Why: "another Service with it would answer in the registry's place"},
 		{Name: "seed the payload", Run: steps.OnlyIf(injects, p.seed),
 			Why: "nodes that hold only the pause image get the programs from the API server"},
 		{Name: "record the desired mode", Run: p.record,
@@ -46,6 +49,8 @@ func (h *Hook) Prepare(ctx context.Context) error {
 type preparation struct {
 	*run
 	*preflight.Inspection
+	// unreserved is why no Service has to reserve the port.
+	unreserved string
 }
 
 func (p *preparation) certificates(ctx context.Context) (string, error) {
@@ -74,8 +79,11 @@ func (p *preparation) record(ctx context.Context) (string, error) {
 		if err != nil {
 			return err
 		}
-		return p.run.SaveState(ctx, secret, p.next(saved), release.RemovedService(secret))
+		return p.run.SaveState(ctx, secret, p.next(saved))
 	})
+	if err == nil {
+		err = p.run.AnnotateState(ctx, names.AnnotationUnreserved, p.unreserved)
+	}
 	if err != nil {
 		return "", err
 	}

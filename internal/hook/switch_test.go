@@ -2,18 +2,20 @@ package hook_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"maps"
-	"slices"
+	"reflect"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	kubetesting "k8s.io/client-go/testing"
 
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -94,50 +96,49 @@ func TestSwitchKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 
 const noHostPort = "dial tcp 127.0.0.1:31999: connect: connection refused"
 
-func TestFailedSwitchToProxyRestoresService(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t)
-		b.upgrade(state.ModeNodePort)
-		before := b.get("services", serviceName).(*corev1.Service)
-		b.begin(state.ModeProxy)
-		b.watched = true
-		b.failing = map[string]string{"n2": noHostPort}
-		begin := time.Now()
-		b.mustFail(b.hook.Finish(t.Context()), true, "node n2 could not pull", "proxy.hostNetwork=true",
-			"Service zarf/zarf-registry-nodeport was restored: nodes pull as before")
-		if took := time.Since(begin); took > 50*time.Second {
-			t.Errorf("a node was without the Service for up to %s", took)
-		}
-		after, _ := b.get("services", serviceName).(*corev1.Service)
-		if after == nil {
-			t.Fatal("the Service is missing")
-		}
-		if after.Spec.Ports[0] != before.Spec.Ports[0] || !maps.Equal(after.Annotations, before.Annotations) ||
-			!maps.Equal(after.Labels, before.Labels) || !maps.Equal(after.Spec.Selector, before.Spec.Selector) {
-			t.Errorf("it was %+v and is %+v", before, after)
-		}
-		if after.Spec.ClusterIP != "" || after.Spec.ClusterIPs != nil || after.ResourceVersion != "" {
-			t.Errorf("it has fields of the previous Service: %+v", after)
-		}
-		if s := b.state(); s.Phase != state.PhasePrepared || s.Desired.Mode != state.ModeProxy || s.Current == nil ||
-			s.Current.Mode != state.ModeNodePort {
-			t.Errorf("state is %+v", s)
-		}
-		if b.proxies() != 1 || !b.registry.open {
-			t.Error("the next run could not continue")
-		}
-		b.checkNoProbePods()
+func TestFailedSwitchServesThePreviousModeAgain(t *testing.T) {
+	for _, to := range []state.Mode{state.ModeProxy, state.ModeNodePort} {
+		t.Run("to "+string(to), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b, from, outcome := newBench(t), state.ModeNodePort, "serves the port again: nodes pull as before"
+				if to == state.ModeNodePort {
+					from, outcome = state.ModeProxy, "only reserves the port again: nodes pull as before"
+				}
+				b.upgrade(from)
+				before := b.service().DeepCopy()
+				b.begin(to)
+				b.watched = true
+				b.failing = map[string]string{"n2": noHostPort}
+				begin := time.Now()
+				b.mustFail(b.hook.Finish(t.Context()), true, "could not pull", "Service zarf/zarf-registry-nodeport "+outcome)
+				if took := time.Since(begin); took > 55*time.Second {
+					t.Errorf("a node could not pull for up to %s", took)
+				}
+				after := b.service()
+				if !reflect.DeepEqual(before, after) {
+					t.Errorf("the Service was %+v and is %+v", before, after)
+				}
+				if s := b.state(); s.Phase != state.PhasePrepared || s.Desired.Mode != to || s.Current == nil ||
+					s.Current.Mode != from {
+					t.Errorf("state is %+v", s)
+				}
+				if b.proxies() != 1 || !b.registry.open {
+					t.Error("the next run could not continue")
+				}
+				b.checkNoProbePods()
 
-		b.failing = nil
-		b.upgrade(state.ModeProxy)
-		b.checkFinished()
-	})
+				b.failing = nil
+				b.upgrade(to)
+				b.checkFinished()
+			})
+		})
+	}
 }
 
 // A run that was killed after the verification may have closed the listener. If the next run's
-// verification fails, restoring the Service without the listener would not help.
-func TestRestoredServiceHasAListener(t *testing.T) {
-	for _, left := range []string{"delete services " + serviceName, "update secrets zarf-registry-pull"} {
+// verification fails, serving the node port without the listener would not help.
+func TestSwitchBackOpensTheListener(t *testing.T) {
+	for _, left := range []string{"patch services " + serviceName, "update secrets zarf-registry-pull"} {
 		t.Run("killed after "+left, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t)
@@ -149,15 +150,15 @@ func TestRestoredServiceHasAListener(t *testing.T) {
 					}
 					return false, nil, nil
 				})
-				if b.hook.Finish(t.Context()) == nil || b.get("services", serviceName) != nil {
+				if b.hook.Finish(t.Context()) == nil || b.served() {
 					t.Fatal("it was not killed in time")
 				}
 				b.client.ReactionChain = b.client.ReactionChain[1:]
 				b.left, b.dead, b.watched = -1, false, true
 				b.failing = map[string]string{"n1": noHostPort}
-				b.mustFail(b.hook.Finish(t.Context()), true, "was restored: nodes pull as before")
-				if b.get("services", serviceName) == nil || !b.registry.open {
-					t.Error("the Service is missing or has no open listener")
+				b.mustFail(b.hook.Finish(t.Context()), true, "serves the port again: nodes pull as before")
+				if !b.served() || !b.endpoints() {
+					t.Error("the Service is not served or has no open listener")
 				}
 				checkPull(b, b.secret("zarf-registry-pull"), true)
 			})
@@ -165,7 +166,7 @@ func TestRestoredServiceHasAListener(t *testing.T) {
 	}
 }
 
-func TestInterruptedSwitchRestoresService(t *testing.T) {
+func TestInterruptedSwitchGoesBack(t *testing.T) {
 	for name, end := range map[string]func(*bench, context.CancelFunc){
 		"by a signal":    func(_ *bench, cancel context.CancelFunc) { time.AfterFunc(10*time.Second, cancel) },
 		"by its timeout": func(b *bench, _ context.CancelFunc) { b.hook.Timeout = 10 * time.Second },
@@ -180,9 +181,9 @@ func TestInterruptedSwitchRestoresService(t *testing.T) {
 				defer cancel()
 				end(b, cancel)
 				err := b.hook.Finish(ctx)
-				b.mustFail(err, b.hook.Timeout == 10*time.Second, "was restored: nodes pull as before")
-				if b.get("services", serviceName) == nil || !b.registry.open {
-					t.Error("the Service is missing or has no open listener")
+				b.mustFail(err, b.hook.Timeout == 10*time.Second, "serves the port again: nodes pull as before")
+				if !b.served() || !b.endpoints() {
+					t.Error("the Service is not served or has no open listener")
 				}
 				b.checkNoProbePods()
 			})
@@ -190,39 +191,79 @@ func TestInterruptedSwitchRestoresService(t *testing.T) {
 	}
 }
 
-func TestServiceIsRestoredDuringAPIServerRestart(t *testing.T) {
+func TestSwitchGoesBackDuringAPIServerRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeNodePort)
 		b.begin(state.ModeProxy)
 		b.failing = map[string]string{"n1": noHostPort}
 		down := 5
-		b.client.PrependReactor("create", "services", func(kubetesting.Action) (bool, runtime.Object, error) {
+		b.client.PrependReactor("patch", "services", func(kubetesting.Action) (bool, runtime.Object, error) {
+			if b.served() {
+				return false, nil, nil
+			}
 			down--
 			return down >= 0, nil, errors.New("connect: connection refused")
 		})
-		b.mustFail(b.hook.Finish(t.Context()), true, "was restored")
-		if b.get("services", serviceName) == nil {
-			t.Error("the Service is missing")
+		b.mustFail(b.hook.Finish(t.Context()), true, "serves the port again")
+		if down >= 0 || !b.served() {
+			t.Error("the Service is not served")
 		}
 	})
 }
 
-func TestFailureToRestoreServiceIsReported(t *testing.T) {
+func TestFailureToSwitchBackIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeNodePort)
 		b.begin(state.ModeProxy)
 		b.failing = map[string]string{"n1": noHostPort}
-		b.client.PrependReactor("create", "services", func(kubetesting.Action) (bool, runtime.Object, error) {
-			return true, nil, errors.New("the port is taken")
+		b.client.PrependReactor("patch", "services", func(kubetesting.Action) (bool, runtime.Object, error) {
+			return !b.served(), nil, errors.New("a webhook says no")
 		})
-		b.mustFail(b.hook.Finish(t.Context()), true, "could not be restored", "the port is taken",
-			"--set registryProxy=false")
+		b.mustFail(b.hook.Finish(t.Context()), true, "switching back failed", "a webhook says no", "run helm rollback")
 	})
 }
 
-// The failing switch is killed too, also while it restores the Service.
+// Endpoints come before the rules: kube-proxy would otherwise reject connections.
+func TestNodePortIsServedOnceItHasEndpoints(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.upgrade(state.ModeProxy)
+		b.begin(state.ModeNodePort)
+		late := 10
+		b.client.PrependReactor("list", "endpointslices", func(kubetesting.Action) (bool, runtime.Object, error) {
+			late--
+			if b.served() {
+				t.Error("the node port is served without endpoints")
+			}
+			return late >= 0, &discoveryv1.EndpointSliceList{}, nil
+		})
+		b.mustFinish()
+		b.checkFinished()
+		if late >= 0 {
+			t.Error("it did not wait")
+		}
+	})
+}
+
+func TestSwitchWithoutEndpointsKeepsProxies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.upgrade(state.ModeProxy)
+		b.begin(state.ModeNodePort)
+		b.watched = true
+		b.client.PrependReactor("list", "endpointslices", func(kubetesting.Action) (bool, runtime.Object, error) {
+			return true, &discoveryv1.EndpointSliceList{}, nil
+		})
+		b.mustFail(b.hook.Finish(t.Context()), false, "waiting for a ready endpoint of Service zarf/zarf-registry-nodeport",
+			"only reserves the port again")
+		b.upgrade(state.ModeProxy)
+		b.checkFinished()
+	})
+}
+
+// The failing switch is killed too, also while it switches back.
 func TestFailingSwitchKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		failing := func(b *bench) error {
@@ -244,8 +285,8 @@ func TestFailingSwitchKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 			t.Fatal("it did not fail")
 		}
 		writes := whole.writes()
-		if !slices.Contains(writes, "create services "+serviceName) {
-			t.Fatalf("it did not restore the Service: %q", writes)
+		if strings.Count(strings.Join(writes, "\n"), "patch services "+serviceName) < 2 {
+			t.Fatalf("it did not switch back: %q", writes)
 		}
 		for n := range writes {
 			for _, next := range []state.Mode{state.ModeProxy, state.ModeNodePort} {
@@ -271,7 +312,7 @@ func TestFailedSwitchToNodePortKeepsProxies(t *testing.T) {
 		begin := time.Now()
 		b.mustFail(b.hook.Finish(t.Context()), true,
 			"nodes n1, n2 could not pull 127.0.0.1:31999/zarf-registry/probe-nodeport:dev", "403 Forbidden",
-			"in nftables mode", "--set registryProxy=true", "the previous proxies still run, and nodes pull through them")
+			"in nftables mode", "--set registryProxy=true", "only reserves the port again: nodes pull as before")
 		if took := time.Since(begin); took < 19*time.Second || took > 25*time.Second {
 			t.Errorf("it took %s to fail", took)
 		}
@@ -286,29 +327,6 @@ func TestFailedSwitchToNodePortKeepsProxies(t *testing.T) {
 	})
 }
 
-func TestPrepareKeepsCopyOfRemovedService(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t)
-		b.upgrade(state.ModeNodePort)
-		b.begin(state.ModeProxy)
-		b.client.PrependReactor("delete", "services", func(kubetesting.Action) (bool, runtime.Object, error) {
-			b.left, b.lost = 0, true
-			return false, nil, nil
-		})
-		if b.hook.Finish(t.Context()) == nil {
-			t.Fatal("it was not killed")
-		}
-		b.client.ReactionChain = b.client.ReactionChain[1:]
-		b.left, b.dead = -1, false
-		b.mustPrepare()
-		var kept corev1.Service
-		if err := json.Unmarshal(b.secret("zarf-registry-state").Data[state.KeyRemovedService], &kept); err != nil ||
-			kept.Kind != "Service" || kept.Name != serviceName {
-			t.Errorf("the copy is %+v (%v)", kept, err)
-		}
-	})
-}
-
 func TestListenerIsClosedBeforeModeIsRecorded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -320,8 +338,8 @@ func TestListenerIsClosedBeforeModeIsRecorded(t *testing.T) {
 		if s := b.state(); s.Current == nil || s.Current.Mode != state.ModeNodePort {
 			t.Errorf("state is %+v", s)
 		}
-		if b.get("services", serviceName) != nil {
-			t.Error("the Service was restored although the proxies are verified and the listener is closing")
+		if b.served() {
+			t.Error("the Service is served although the proxies are verified and the listener is closing")
 		}
 		b.registry.deaf = false
 		b.upgrade(state.ModeProxy)
@@ -340,5 +358,170 @@ func TestPayloadOfTerminatingProxiesIsCollected(t *testing.T) {
 		b.add(ending)
 		b.upgrade(state.ModeNodePort)
 		b.checkFinished()
+	})
+}
+
+// upgradedFrom simulates the objects of a chart that renders the NodePort Service.
+func upgradedFrom(b *bench, mode state.Mode) {
+	b.upgrade(mode)
+	b.remove("services", serviceName)
+	if mode == state.ModeNodePort {
+		s := nodePortService()
+		s.Annotations = nil
+		b.add(s)
+	}
+	b.forget()
+}
+
+func TestUpgradeAdoptsRenderedService(t *testing.T) {
+	for _, to := range []state.Mode{state.ModeNodePort, state.ModeProxy} {
+		t.Run(string(to), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				upgradedFrom(b, state.ModeNodePort)
+				before := b.service().UID
+				b.watched = true
+				b.mode(to)
+				b.mustPrepare()
+				// Helm would delete it now.
+				if s := b.service(); s.UID != before || s.Annotations["helm.sh/resource-policy"] != "keep" || !b.served() {
+					t.Errorf("the Service is %+v", s)
+				}
+				b.helm()
+				b.mustFinish()
+				b.checkFinished()
+				if b.service().UID != before {
+					t.Error("it was created again")
+				}
+			})
+		})
+	}
+}
+
+func TestUpgradeInProxyModeReservesThePort(t *testing.T) {
+	for _, to := range []state.Mode{state.ModeNodePort, state.ModeProxy} {
+		t.Run(string(to), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				upgradedFrom(b, state.ModeProxy)
+				b.watched = true
+				b.mode(to)
+				b.mustPrepare()
+				if b.service() == nil || b.served() {
+					t.Errorf("the Service is %+v: the proxies would not answer", b.service())
+				}
+				b.helm()
+				b.mustFinish()
+				b.checkFinished()
+			})
+		})
+	}
+}
+
+func TestMissingServiceInNodePortModeIsServedAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.upgrade(state.ModeNodePort)
+		b.remove("services", serviceName)
+		b.mustPrepare()
+		if !b.served() || !b.endpoints() {
+			t.Errorf("the Service is %+v", b.service())
+		}
+		b.mustFinish()
+		b.checkFinished()
+	})
+}
+
+func TestPortIsNotReserved(t *testing.T) {
+	forbidden := apierrors.NewForbidden(corev1.Resource("services"), "x", errors.New("exceeded quota: none"))
+	for name, c := range map[string]struct {
+		unreserved bool
+		err        error
+		recorded   string
+	}{
+		"by choice":          {unreserved: true, recorded: "reservePort=false"},
+		"outside the range":  {err: invalidPort("provided port is not in the valid range"), recorded: "port 31999 is outside of the node port range"},
+		"against the policy": {err: forbidden},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				b.hook.Settings.UnreservedPort = c.unreserved
+				if c.err != nil {
+					b.client.PrependReactor("create", "services", func(kubetesting.Action) (bool, runtime.Object, error) {
+						return true, nil, c.err
+					})
+				}
+				b.upgrade(state.ModeProxy)
+				if s := b.service(); s != nil {
+					t.Errorf("the Service is %+v", s)
+				}
+				if got := b.secret("zarf-registry-state").Annotations[names.AnnotationUnreserved]; got != c.recorded {
+					t.Errorf("recorded is %q, want %q", got, c.recorded)
+				}
+				if c.err != nil {
+					b.client.ReactionChain = b.client.ReactionChain[1:]
+				}
+				b.hook.Settings.UnreservedPort = false
+				b.upgrade(state.ModeProxy)
+				b.checkFinished()
+				if got, set := b.secret("zarf-registry-state").Annotations[names.AnnotationUnreserved]; set {
+					t.Errorf("recorded is still %q", got)
+				}
+			})
+		})
+	}
+}
+
+func TestServiceIsDeletedAfterVerificationIfThePortIsNotReserved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.hook.Settings.UnreservedPort = true
+		b.upgrade(state.ModeNodePort)
+		b.begin(state.ModeProxy)
+		b.watched = true
+		b.failing = map[string]string{"n2": noHostPort}
+		b.mustFail(b.hook.Finish(t.Context()), true, "serves the port again")
+		b.failing = nil
+		b.upgrade(state.ModeProxy)
+		b.checkFinished()
+		if b.service() != nil {
+			t.Error("the Service remains")
+		}
+		b.upgrade(state.ModeNodePort)
+		b.checkFinished()
+	})
+}
+
+func TestPrepareNamesServiceThatTookThePort(t *testing.T) {
+	b := newBench(t)
+	b.upgrade(state.ModeProxy)
+	b.remove("services", serviceName)
+	b.add(otherService())
+	b.mustFail(b.hook.Prepare(t.Context()), true, "Service shop/web", "it uses node port 31999", "kubectl --namespace shop")
+
+	b = newBench(t) // taken after the preflight
+	b.client.PrependReactor("create", "services", func(a kubetesting.Action) (bool, runtime.Object, error) {
+		dry := len(a.(kubetesting.CreateActionImpl).CreateOptions.DryRun) > 0
+		return !dry, nil, invalidPort("provided port is already allocated")
+	})
+	b.mustFail(b.hook.Prepare(t.Context()), true, "provided port is already allocated", "kubectl get services")
+}
+
+func TestPortChangeMovesTheReservation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.upgrade(state.ModeProxy)
+		b.hook.Settings.Port = 31888
+		b.upgrade(state.ModeProxy)
+		b.checkFinished()
+		b.hook.Settings.Port = 5999
+		b.client.PrependReactor("patch", "services", func(kubetesting.Action) (bool, runtime.Object, error) {
+			return true, nil, invalidPort("provided port is not in the valid range")
+		})
+		b.upgrade(state.ModeProxy)
+		if b.service() != nil {
+			t.Error("the Service still holds a port that is not in use")
+		}
 	})
 }

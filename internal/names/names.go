@@ -29,7 +29,7 @@ const (
 	SuffixNodeConfig = "-node-config"
 	// SuffixNodeProposal is the suffix of a copy of that Secret which exists only while prepare runs.
 	SuffixNodeProposal = "-node-config-proposal"
-	// SuffixNodePort is the suffix of the NodePort Service.
+	// SuffixNodePort is the suffix of the NodePort Service, which owns the node port in both modes.
 	SuffixNodePort = "-nodeport"
 	// SuffixIssued is the suffix of a Secret that cert-manager writes, after its Certificate's name.
 	SuffixIssued = "-issued"
@@ -90,8 +90,14 @@ const (
 	// AnnotationOwner on a ConfigMap outside the release's namespace is NAMESPACE/RELEASE. A label
 	// value cannot contain a slash.
 	AnnotationOwner = "zarf-registry/owner"
-	// AnnotationReleaseNamespace is Helm's: the namespace of the release record.
+	// AnnotationUnreserved on the state Secret is why proxy mode needs no Service that reserves the port.
+	AnnotationUnreserved = "zarf-registry/port-not-reserved"
+	// AnnotationReleaseName and AnnotationReleaseNamespace are Helm's: the release's name, and the
+	// namespace of its record.
+	AnnotationReleaseName      = "meta.helm.sh/release-name"
 	AnnotationReleaseNamespace = "meta.helm.sh/release-namespace"
+	// AnnotationResourcePolicy is Helm's. "keep" keeps an object that is no longer rendered.
+	AnnotationResourcePolicy = "helm.sh/resource-policy"
 )
 
 // Labels returns the labels of an object that a hook creates.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -155,16 +154,6 @@ func (o *Observer) DeleteDaemonSets(ctx context.Context, sets []appsv1.DaemonSet
 		return "nothing to delete", nil
 	}
 	return "deleted " + strings.Join(names, ", "), nil
-}
-
-// StillServed adds to an error that proxies of the previous mode still serve pulls.
-func (o *Observer) StillServed(failure error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // the run's context may have ended
-	defer cancel()
-	if _, previous, err := o.ProxySets(ctx); err != nil || len(previous) == 0 {
-		return failure
-	}
-	return fmt.Errorf("%w; the previous proxies still run, and nodes pull through them", failure)
 }
 
 // UsesProxy reports whether a pod is a proxy of a DaemonSet that the chart renders.

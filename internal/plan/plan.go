@@ -62,13 +62,14 @@ func RequiresTLS(n corev1.Node) string {
 	return "CRI-O 1.35 and later pulls with TLS only, from the loopback address too"
 }
 
-// labelProxyName hands a Service to another data plane than kube-proxy, which then ignores it.
-const labelProxyName = "service.kubernetes.io/service-proxy-name"
+// LabelProxyName hands a Service to another data plane than kube-proxy, which then ignores it. The
+// Service keeps its node port: no other can get it.
+const LabelProxyName = "service.kubernetes.io/service-proxy-name"
 
 // TakesPort reports whether kube-proxy answers a port on the nodes for a Service, and so gets the
 // connections that are meant for the registry's proxies.
 func TakesPort(s corev1.Service, port int) bool {
-	if _, other := s.Labels[labelProxyName]; other {
+	if _, other := s.Labels[LabelProxyName]; other {
 		return false
 	}
 	return int(s.Spec.HealthCheckNodePort) == port || slices.ContainsFunc(s.Spec.Ports, func(p corev1.ServicePort) bool {

@@ -9,9 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"github.com/zarf-dev/zarf-registry/internal/certs"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/plan"
 	"github.com/zarf-dev/zarf-registry/internal/release"
@@ -35,49 +33,54 @@ func (i *Inspection) lookAtServices(ctx context.Context) ([]Finding, error) {
 	findings = append(findings, i.ipFamily(list.Items)...)
 	used := false
 	takesPort := plan.HoldsPort
-	if i.Settings.Mode == state.ModeProxy {
+	if i.Settings.Mode == state.ModeProxy && i.Settings.UnreservedPort {
 		takesPort = plan.TakesPort
 	}
 	for _, s := range list.Items {
-		if !takesPort(s, i.Settings.Port) {
-			continue
+		named := s.Namespace == i.Settings.Namespace && s.Name == i.Settings.Name+names.SuffixNodePort
+		ours := named && s.Labels[names.LabelInstance] == i.Settings.Release
+		switch {
+		case takesPort(s, i.Settings.Port):
+			used = true
+			if ours {
+				continue
+			}
+			findings = append(findings, Finding{Check: checkPort, Severity: Blocker,
+				Object: fmt.Sprintf("Service %s/%s", s.Namespace, s.Name),
+				Cause:  fmt.Sprintf("it uses node port %d, the port of the registry", i.Settings.Port),
+				Remedy: fmt.Sprintf("give it another (kubectl --namespace %s edit service %s), or the registry: --set port=PORT",
+					s.Namespace, s.Name)})
+		case named && !ours && i.ownsPort():
+			findings = append(findings, Finding{Check: checkPort, Severity: Blocker,
+				Object: fmt.Sprintf("Service %s/%s", s.Namespace, s.Name),
+				Cause:  "it has the name of the Service for the registry's node port, but belongs to someone else",
+				Remedy: "rename or delete it, or --set fullnameOverride=NAME"})
 		}
-		used = true
-		if s.Namespace == i.Settings.Namespace && s.Name == i.Settings.Name+names.SuffixNodePort &&
-			s.Labels[names.LabelInstance] == i.Settings.Release {
-			continue
-		}
-		findings = append(findings, Finding{Check: checkPort, Severity: Blocker,
-			Object: fmt.Sprintf("Service %s/%s", s.Namespace, s.Name),
-			Cause:  fmt.Sprintf("it uses node port %d, the port of the registry", i.Settings.Port),
-			Remedy: fmt.Sprintf("give it another (kubectl --namespace %s edit service %s), or the registry: --set port=PORT",
-				s.Namespace, s.Name)})
 	}
-	if used || i.Settings.Mode != state.ModeNodePort {
+	if used || !i.ownsPort() {
 		return findings, nil
 	}
 	found, err := i.tryService(ctx)
 	return append(findings, found...), err
 }
 
+// ownsPort reports whether a Service of the release is to own the node port.
+func (i *Inspection) ownsPort() bool {
+	return i.Settings.Mode == state.ModeNodePort || !i.Settings.UnreservedPort
+}
+
 // tryService creates the NodePort Service with a dry run, to see whether the API server accepts it.
+// Proxies work without it.
 func (i *Inspection) tryService(ctx context.Context) ([]Finding, error) {
-	policy := corev1.IPFamilyPolicyPreferDualStack
 	err := release.RetryOverload(ctx, func() error {
-		_, err := i.Cluster.Services.Create(ctx, &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{GenerateName: i.Settings.Name + names.SuffixNodePort + "-",
-				Namespace: i.Settings.Namespace, Labels: i.Labels(names.ComponentRegistry)},
-			Spec: corev1.ServiceSpec{
-				Type: corev1.ServiceTypeNodePort, IPFamilyPolicy: &policy,
-				Selector: map[string]string{names.LabelInstance: i.Settings.Release, names.LabelComponent: names.ComponentRegistry},
-				Ports: []corev1.ServicePort{{Name: "registry", Port: certs.PlainPort,
-					TargetPort: intstr.FromString(certs.PlainPortName),
-					NodePort:   int32(i.Settings.Port), Protocol: corev1.ProtocolTCP}},
-			},
-		}, dryRun)
+		service := i.PortService(i.Settings.Mode == state.ModeProxy)
+		service.Name, service.GenerateName = "", service.Name+"-"
+		_, err := i.Cluster.Services.Create(ctx, service, dryRun)
 		return err
 	})
+	proxies := i.Settings.Mode == state.ModeProxy
 	object := fmt.Sprintf("port %d", i.Settings.Port)
+	service := i.Object("Service", i.Settings.Name+names.SuffixNodePort)
 	switch {
 	case err == nil, namespaceMissing(err): // tryPods reports a missing namespace
 		return nil, nil
@@ -85,22 +88,28 @@ func (i *Inspection) tryService(ctx context.Context) ([]Finding, error) {
 		return []Finding{{Check: checkPortRange, Severity: Warning, Object: object,
 			Cause:  "cannot check whether it is a valid node port: " + err.Error(),
 			Remedy: "request permission to create Services in namespace " + i.Settings.Namespace}}, nil
-	case strings.Contains(err.Error(), "not in the valid range"):
+	case release.PortOutOfRange(err):
+		if proxies { // no Service can take it
+			return nil, nil
+		}
 		return []Finding{{Check: checkPortRange, Severity: Blocker, Object: object,
 			Cause:  "it is outside the cluster's node port range: " + err.Error(),
 			Remedy: "use a port in that range: --set port=PORT, or --set registryProxy=true, which allows any port"}}, nil
-	case strings.Contains(err.Error(), "already allocated"):
+	case release.PortAllocated(err):
 		return []Finding{{Check: checkPort, Severity: Blocker, Object: object,
 			Cause:  "another Service uses it as its node port: " + err.Error(),
 			Remedy: "find it (kubectl get services --all-namespaces), or --set port=PORT"}}, nil
+	case refusal(err) && proxies:
+		return []Finding{{Check: checkAdmission, Severity: Warning, Object: service,
+			Cause: fmt.Sprintf("the cluster rejects it, so another Service can take port %d, and nodes then pull from there: %v",
+				i.Settings.Port, err),
+			Remedy: "change the named policy or quota, or accept this with --set reservePort=false"}}, nil
 	case refusal(err):
-		return []Finding{{Check: checkAdmission, Severity: Blocker,
-			Object: i.Object("Service", i.Settings.Name+names.SuffixNodePort),
+		return []Finding{{Check: checkAdmission, Severity: Blocker, Object: service,
 			Cause:  "the cluster rejects it: " + err.Error(),
 			Remedy: "change the named policy or quota, or --set registryProxy=true"}}, nil
 	case noDryRun(err):
-		return []Finding{{Check: checkAdmission, Severity: Warning,
-			Object: i.Object("Service", i.Settings.Name+names.SuffixNodePort),
+		return []Finding{{Check: checkAdmission, Severity: Warning, Object: service,
 			Cause:  "cannot check whether the cluster accepts it: " + err.Error(),
 			Remedy: "continue, and check the result of the installation"}}, nil
 	}
@@ -188,11 +197,7 @@ func noDryRun(err error) bool {
 	return err != nil && strings.Contains(err.Error(), "does not support dry run")
 }
 
-// refusal reports whether the API server, a policy or a webhook rejected the object.
+// refusal reports whether the API server, a policy or a webhook would reject the object.
 func refusal(err error) bool {
-	if noDryRun(err) || release.MissingPermission(err) {
-		return false
-	}
-	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) ||
-		err != nil && strings.Contains(err.Error(), "webhook")
+	return !noDryRun(err) && release.Rejected(err)
 }

@@ -51,6 +51,9 @@ type Target struct {
 	Registry string
 	// Plain is the HOST:PORT of the listener behind a node port, if any.
 	Plain string
+	// PortService is the Service that reserves the node port, if any, and PortReserved whether it exists.
+	PortService  string
+	PortReserved bool
 	// AnonymousPull means that Plain serves images without a credential.
 	AnonymousPull bool
 	// Push and Node are the certificates of pushers and of proxies.
@@ -120,6 +123,15 @@ func CheckTLS(ctx context.Context, t Target, each func(Check)) error {
 		}
 		steps = append(steps, read, step{"the node port accepts no push without a credential", func() error {
 			return t.plain(t.Plain).expect(ctx, http.StatusUnauthorized, http.MethodPost, "/v2/"+Repository+"/blobs/uploads/")
+		}})
+	}
+	if t.PortService != "" {
+		steps = append(steps, step{"no other Service can take the node port", func() error {
+			if !t.PortReserved {
+				return fmt.Errorf("Service %s is missing: run helm upgrade, which creates it, or --set reservePort=false",
+					t.PortService)
+			}
+			return nil
 		}})
 	}
 	listeners := []string{t.Registry}

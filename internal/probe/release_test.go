@@ -151,6 +151,7 @@ func TestARegistryOfOursPasses(t *testing.T) {
 		t.Run(title, func(t *testing.T) {
 			f := start(t, func(o *registry.Options) { o.AnonymousPull = anonymous })
 			f.target.Plain, f.target.AnonymousPull = f.options.PlainListen, anonymous
+			f.target.PortService, f.target.PortReserved = "zarf-registry-nodeport", true
 			var done []string
 			if err := probe.CheckTLS(t.Context(), f.target, steps(&done)); err != nil {
 				t.Error(err)
@@ -158,7 +159,7 @@ func TestARegistryOfOursPasses(t *testing.T) {
 			if err := probe.CheckPush(t.Context(), f.target, "check-1", steps(&done)); err != nil {
 				t.Error(err)
 			}
-			if len(done) != 11+4 {
+			if len(done) != 12+4 {
 				t.Errorf("%d steps: %q", len(done), done)
 			}
 			links, err := filepath.Glob(filepath.Join(f.root, "docker/registry/v2/repositories", probe.Repository,
@@ -190,6 +191,8 @@ func TestFaultsAreFound(t *testing.T) {
 		"the certificates of an authority that the registry does not know": {func(to *probe.Target) {
 			to.Push, to.Node = material(t, other, pki.OrganizationPush), material(t, other, pki.OrganizationNode)
 		}, "the registry's certificate is verified, and a node's certificate may read", 7},
+		"a node port that is not reserved": {func(to *probe.Target) { to.PortService = "zarf-registry-nodeport" },
+			"no other Service can take the node port: Service zarf-registry-nodeport is missing: run helm upgrade", 1},
 		"a node's certificate for pushing": {func(to *probe.Target) { to.Push = to.Node },
 			"a pusher's certificate may not write without the push credential", 2},
 		"a pusher's certificate on nodes": {func(to *probe.Target) { to.Node = to.Push },

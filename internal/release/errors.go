@@ -47,6 +47,23 @@ func MissingPermission(err error) bool {
 		strings.Contains(err.Error(), " resource ")
 }
 
+// Rejected reports whether the API server, a policy, a quota or a webhook rejected an object.
+func Rejected(err error) bool {
+	return err != nil && !MissingPermission(err) && (apierrors.IsForbidden(err) || apierrors.IsInvalid(err) ||
+		apierrors.IsBadRequest(err) || strings.Contains(err.Error(), "webhook"))
+}
+
+// PortOutOfRange reports whether the API server rejected a node port because it is outside of the
+// cluster's range: no Service can have it.
+func PortOutOfRange(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "not in the valid range")
+}
+
+// PortAllocated reports whether the API server rejected a node port because a Service has it.
+func PortAllocated(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "already allocated")
+}
+
 // IsConflict reports whether another writer changed the object first.
 func IsConflict(err error) bool {
 	return !exitcode.IsRefusal(err) &&

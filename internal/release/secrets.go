@@ -116,47 +116,45 @@ func (r *Release) NoState() error {
 		r.Object("Secret", r.Settings.Name+names.SuffixState))
 }
 
-// SaveState writes the state, together with the NodePort Service that a switch has deleted (nil if
-// none is to be restored).
-func (r *Release) SaveState(ctx context.Context, old *corev1.Secret, s state.State, removedService []byte) error {
+// SaveState writes the state. It drops keys that earlier releases wrote next to it.
+func (r *Release) SaveState(ctx context.Context, old *corev1.Secret, s state.State) error {
 	s.UpdatedBy, s.UpdatedAt = version.Version, r.Now().UTC().Truncate(0)
 	encoded, err := state.Encode(s)
 	if err != nil {
 		return err
 	}
 	data := map[string][]byte{state.Key: encoded}
-	if removedService != nil {
-		data[state.KeyRemovedService] = removedService
-	}
 	return r.WriteSecret(ctx, old, r.Settings.Name+names.SuffixState, names.ComponentState, corev1.SecretTypeOpaque, data)
-}
-
-// RemovedService returns the deleted NodePort Service from the state Secret, or nil.
-func RemovedService(secret *corev1.Secret) []byte {
-	if secret == nil {
-		return nil
-	}
-	return secret.Data[state.KeyRemovedService]
 }
 
 // UpdateState changes the saved state, unless change returns false. After a conflict it reads and
 // changes the state again.
 func (r *Release) UpdateState(ctx context.Context, change func(*state.State) bool) error {
-	return r.UpdateStateSecret(ctx, func(secret *corev1.Secret, s *state.State) (bool, []byte) {
-		return change(s), RemovedService(secret)
+	return RetryOnConflict(ctx, func() error {
+		secret, s, err := r.RequireState(ctx)
+		if err != nil || !change(s) {
+			return err
+		}
+		return r.SaveState(ctx, secret, *s)
 	})
 }
 
-// UpdateStateSecret is UpdateState for changes of the NodePort Service stored with the state.
-func (r *Release) UpdateStateSecret(ctx context.Context, change func(*corev1.Secret, *state.State) (changed bool,
-	removedService []byte)) error {
+// AnnotateState sets an annotation of the state Secret, or deletes it if the value is empty.
+func (r *Release) AnnotateState(ctx context.Context, annotation, value string) error {
 	return RetryOnConflict(ctx, func() error {
-		secret, s, err := r.RequireState(ctx)
-		if err != nil {
+		secret, _, err := r.RequireState(ctx)
+		if err != nil || secret.Annotations[annotation] == value {
 			return err
 		}
-		if changed, removed := change(secret, s); changed {
-			return r.SaveState(ctx, secret, *s, removed)
+		changed := secret.DeepCopy()
+		if changed.Annotations == nil {
+			changed.Annotations = map[string]string{}
+		}
+		if changed.Annotations[annotation] = value; value == "" {
+			delete(changed.Annotations, annotation)
+		}
+		if _, err := r.Secrets.Update(ctx, changed, metav1.UpdateOptions{}); err != nil {
+			return fmt.Errorf("updating %s: %w", r.Object("Secret", secret.Name), err)
 		}
 		return nil
 	})

@@ -26,6 +26,8 @@ type Settings struct {
 	Namespace string `json:"namespace"`
 	Release   string `json:"release"`
 	Name      string `json:"name"`
+	// ReleaseNamespace is the namespace of Helm's release record; empty: Namespace.
+	ReleaseNamespace string `json:"releaseNamespace,omitempty"`
 	// Mode is how nodes reach the registry.
 	Mode       state.Mode   `json:"mode"`
 	ModeSource state.Source `json:"modeSource"`
@@ -37,6 +39,8 @@ type Settings struct {
 	Address string `json:"address"`
 	// Port is the port on each node's loopback address.
 	Port int `json:"port"`
+	// UnreservedPort leaves the port free for other Services in proxy mode.
+	UnreservedPort bool `json:"unreservedPort,omitempty"`
 	// IPFamily is the address family of the cluster.
 	IPFamily       state.IPFamily `json:"ipFamily"`
 	IPFamilySource state.Source   `json:"ipFamilySource"`

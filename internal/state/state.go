@@ -18,9 +18,6 @@ const (
 	Version = 1
 	// Key is the Secret's key of the JSON.
 	Key = "state.json"
-	// KeyRemovedService is the Secret's key of the NodePort Service, as JSON. It exists after a switch to proxy
-	// mode has removed the Service, until the new settings are verified.
-	KeyRemovedService = "removed-service.json"
 )
 
 // Mode is how a node's container runtime reaches the registry.

@@ -3,6 +3,7 @@ package status
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -176,21 +177,36 @@ func pauseImages(n corev1.Node) []string {
 	return found
 }
 
-// nodePort checks the Service and the pull Secret of nodeport mode.
+// nodePort checks the Service that owns the node port, and in nodeport mode the pull Secret.
 func (c *collector) nodePort(ctx context.Context) error {
 	s := c.report.State
-	if s == nil || s.mode() != state.ModeNodePort {
+	if s == nil || s.mode() == state.ModeExternal || s.unreserved != "" {
 		return nil
 	}
-	name := c.Name + names.SuffixNodePort
-	service, err := c.Client.CoreV1().Services(c.Namespace).Get(ctx, name, metav1.GetOptions{})
+	object := fmt.Sprintf("Service %s/%s", c.Namespace, c.Name+names.SuffixNodePort)
+	service, err := c.Client.CoreV1().Services(c.Namespace).Get(ctx, c.Name+names.SuffixNodePort, metav1.GetOptions{})
+	proxies, ignored := s.mode() == state.ModeProxy, false
+	if err == nil {
+		_, ignored = service.Labels[plan.LabelProxyName]
+	}
 	switch {
+	case apierrors.IsNotFound(err) && proxies:
+		c.next("%s is missing, so any other Service can take node port %d and answer instead of the proxies: run %s, which "+
+			"creates it, or accept this with --set reservePort=false.", object, s.port(), c.again())
 	case apierrors.IsNotFound(err):
-		c.next("Service %s/%s is missing, so the node port is closed: run %s.", c.Namespace, name, c.again())
+		c.next("%s is missing, so the node port is closed: run %s.", object, c.again())
 	case err != nil:
-		return c.unreadable("reading Service "+c.Namespace+"/"+name, err)
-	case !slices.ContainsFunc(service.Spec.Ports, func(p corev1.ServicePort) bool { return int(p.NodePort) == s.port() }):
-		c.next("Service %s/%s does not have node port %d: run %s.", c.Namespace, name, s.port(), c.again())
+		return c.unreadable("reading "+object, err)
+	case !plan.HoldsPort(*service, s.port()):
+		c.next("%s does not have node port %d: run %s.", object, s.port(), c.again())
+	case ignored != proxies && s.Switching(): // named already
+	case proxies && !ignored:
+		c.next("%s has no label %s, so it answers instead of the proxies: run %s.", object, plan.LabelProxyName, c.again())
+	case !proxies && ignored:
+		c.next("%s has the label %s, so kube-proxy does not serve it: run %s.", object, plan.LabelProxyName, c.again())
+	}
+	if proxies {
+		return nil
 	}
 	secret, missing, err := c.secret(ctx, c.Name+names.SuffixPull)
 	if err != nil {
@@ -216,7 +232,7 @@ func (c *collector) leftovers(ctx context.Context) error {
 			found("DaemonSet " + c.Namespace + "/" + d.Name)
 		}
 	}
-	if mode != state.ModeNodePort {
+	if mode == state.ModeExternal || s.unreserved != "" {
 		name := c.Name + names.SuffixNodePort
 		_, err := c.Client.CoreV1().Services(c.Namespace).Get(ctx, name, metav1.GetOptions{})
 		switch {
@@ -227,6 +243,8 @@ func (c *collector) leftovers(ctx context.Context) error {
 				return err
 			}
 		}
+	}
+	if mode != state.ModeNodePort {
 		secret, _, err := c.secret(ctx, c.Name+names.SuffixPull)
 		if err != nil {
 			return err
@@ -257,7 +275,7 @@ func (c *collector) port(ctx context.Context) error {
 		return c.unreadable("listing the Services of all namespaces", err)
 	}
 	for _, service := range list.Items {
-		ours := service.Namespace == c.Namespace && service.Name == c.Name+names.SuffixNodePort // a switch is in progress
+		ours := service.Namespace == c.Namespace && service.Name == c.Name+names.SuffixNodePort
 		if !ours && plan.TakesPort(service, s.port()) {
 			c.next("Service %s/%s has node port %d, so it answers instead of the proxies: delete it, or give it another "+
 				"port (kubectl --namespace %s edit service %s).", service.Namespace, service.Name, s.port(), service.Namespace,

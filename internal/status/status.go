@@ -86,6 +86,8 @@ type State struct {
 	NodeDirectories []string  `json:"nodeDirectories,omitempty"`
 	UpdatedBy       string    `json:"updatedBy"`
 	UpdatedAt       time.Time `json:"updatedAt"`
+
+	unreserved string // why no Service has to own the node port
 }
 
 // Switching reports whether a switch between two modes is in progress or was interrupted.
@@ -259,6 +261,7 @@ func (c *collector) state(ctx context.Context) error {
 	c.report.State = &State{
 		Phase: s.Phase, Desired: s.Desired, Current: s.Current, Verified: append([]string{}, s.Nodes...),
 		PKI: s.PKI, Rotation: s.Rotation, UpdatedBy: s.UpdatedBy, UpdatedAt: s.UpdatedAt,
+		unreserved: secret.Annotations[names.AnnotationUnreserved],
 	}
 	if s.NodeConfig != nil {
 		c.report.State.NodeDirectories = s.NodeConfig.Directories

@@ -21,7 +21,9 @@ import (
 	kubetesting "k8s.io/client-go/testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/injector"
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/plan"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/status"
 )
@@ -188,12 +190,31 @@ func healthy(t *testing.T, mode state.Mode) cluster {
 		c.add(d, pod("proxy", "n1", true), pod("proxy", "n2", true))
 		c.payload(t, nodeLoad, "registry-node", 1_500_000)
 	}
+	owner := &corev1.Service{ObjectMeta: meta("zarf-registry-nodeport", "registry"),
+		Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 5001, NodePort: 31999}}}}
+	c.add(owner)
+	if mode == state.ModeProxy {
+		owner.Labels[plan.LabelProxyName] = "zarf-registry"
+	}
 	if mode == state.ModeNodePort {
-		c.add(&corev1.Service{ObjectMeta: meta("zarf-registry-nodeport", "registry"),
-			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 5001, NodePort: 31999}}}})
 		c.add(secret("pull", map[string][]byte{"htpasswd": []byte("x")}))
 	}
 	return c
+}
+
+// unreserved is what prepare records with reservePort=false.
+func (c cluster) unreserved() {
+	c["Secret zarf-registry-state"].(*corev1.Secret).Annotations = map[string]string{
+		names.AnnotationUnreserved: "reservePort=false"}
+}
+
+func TestAnUnreservedPortIsHealthyIfThatIsIntended(t *testing.T) {
+	c := healthy(t, state.ModeProxy)
+	c.unreserved()
+	c.drop("Service zarf-registry-nodeport")
+	if r, err := c.collect(t); err != nil || !r.Healthy {
+		t.Errorf("next is %v (%v)", r, err)
+	}
 }
 
 // secretSuffixes are those of the certificates' Secrets that the pods mount, server first.
@@ -554,9 +575,22 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 			s.Spec.HealthCheckNodePort = 31999
 			c.add(s)
 		}, []string{"Service default/other has node port 31999"}},
+		"a port that is not reserved": {state.ModeProxy, func(c cluster) {
+			c.drop("Service zarf-registry-nodeport")
+		}, []string{"Service zarf/zarf-registry-nodeport is missing, so any other Service can take node port 31999 and " +
+			"answer instead of the proxies: run init-hook install --namespace zarf, which creates it"}},
+		"a reservation of another port": {state.ModeProxy, func(c cluster) {
+			c["Service zarf-registry-nodeport"].(*corev1.Service).Spec.Ports[0].NodePort = 30000
+		}, []string{"does not have node port 31999"}},
+		"a reservation that kube-proxy serves": {state.ModeProxy, func(c cluster) {
+			delete(c["Service zarf-registry-nodeport"].(*corev1.Service).Labels, plan.LabelProxyName)
+		}, []string{"has no label service.kubernetes.io/service-proxy-name, so it answers instead of the proxies"}},
+		"a node port that kube-proxy does not serve": {state.ModeNodePort, func(c cluster) {
+			c["Service zarf-registry-nodeport"].(*corev1.Service).Labels[plan.LabelProxyName] = "other"
+		}, []string{"has the label service.kubernetes.io/service-proxy-name, so kube-proxy does not serve it"}},
 		"what nodeport mode left": {state.ModeProxy, func(c cluster) {
-			c.add(&corev1.Service{ObjectMeta: meta("zarf-registry-nodeport", "registry")},
-				secret("pull", map[string][]byte{"htpasswd": []byte("x")}))
+			c.unreserved()
+			c.add(secret("pull", map[string][]byte{"htpasswd": []byte("x")}))
 		}, []string{"Objects of another mode remain: Service zarf/zarf-registry-nodeport, the key htpasswd of Secret " +
 			"zarf/zarf-registry-pull"}},
 		"what proxy mode left": {state.ModeNodePort, func(c cluster) {

@@ -51,8 +51,8 @@ const (
 	// verifyTimeout bounds one batch. A kubelet that fails to pull waits 10 s, 20 s, 40 s before it
 	// retries, so this allows four attempts.
 	verifyTimeout = 90 * time.Second
-	// switchTimeout is verifyTimeout while the NodePort Service is removed: three attempts, because
-	// nodes whose proxy does not answer cannot pull meanwhile.
+	// switchTimeout is verifyTimeout during a switch: three attempts, because nodes that the new mode
+	// does not serve cannot pull meanwhile.
 	switchTimeout = 45 * time.Second
 	// hopelessAfter is when a batch may end early because no node can succeed: each has tried twice
 	// by then.
@@ -63,7 +63,7 @@ const (
 
 // Nodes runs a pod with a tiny image of the registry on every node that is ready and, in proxy
 // mode, has a proxy. The image is always pulled, through the loopback address. It returns the nodes
-// that pulled. switching means that the NodePort Service is removed meanwhile.
+// that pulled. switching means that a failure is undone by serving the previous mode.
 func (v *Verifier) Nodes(ctx context.Context, switching bool) (verified []string, did string, err error) {
 	eligible, err := v.eligible(ctx)
 	if err != nil {
@@ -79,9 +79,6 @@ func (v *Verifier) Nodes(ctx context.Context, switching bool) (verified []string
 	begin := v.Now()
 	for nodes := range slices.Chunk(eligible, batchSize) {
 		if err := v.batch(ctx, nodes, image, switching); err != nil {
-			if v.Settings.Mode == state.ModeNodePort {
-				err = v.StillServed(err)
-			}
 			return nil, "", err
 		}
 	}
@@ -177,7 +174,7 @@ func (v *Verifier) batch(run context.Context, selected []string, image string, s
 			case run.Err() != nil:
 				err = fmt.Errorf("%w: %w", err, run.Err())
 			case switching:
-				// A retry would remove the NodePort Service again.
+				// A retry would interrupt pulls again.
 				err = exitcode.Refuse("%w", err)
 			}
 			return err

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/state"
@@ -195,30 +194,21 @@ func testJobKilled(t *testing.T, w *world, step string) {
 	w.isHealthy(t)
 }
 
-// testRegistryKilled kills the registry's pod when the node port is removed and only the proxies
-// serve. They must hold pulls until the next pod is ready.
+// testRegistryKilled kills the registry's pod when kube-proxy has left the node port to the proxies. They must hold pulls until the next pod is ready.
 func testRegistryKilled(t *testing.T, w *world) {
 	if w.other(t) == toNodePort {
 		w.mustInstall(t, toNodePort.flag)
 	}
 	stop := w.freshLoop(t, aside)
 	defer stop()
-	killed := make(chan error, 1)
-	go func() {
-		for end := time.Now().Add(3 * time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-			_, err := w.client.CoreV1().Services(namespace).Get(t.Context(), release+"-nodeport", metav1.GetOptions{})
-			if apierrors.IsNotFound(err) {
-				time.Sleep(time.Second) // for kube-proxy to notice
-				now := int64(0)
-				killed <- w.client.CoreV1().Pods(namespace).DeleteCollection(t.Context(),
-					metav1.DeleteOptions{GracePeriodSeconds: &now},
-					metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + release +
-						",app.kubernetes.io/component=registry"})
-				return
-			}
-		}
-		killed <- fmt.Errorf("the NodePort Service was not removed")
-	}()
+	killed := w.onceServed(t, false, func() error {
+		time.Sleep(time.Second) // for kube-proxy to notice
+		now := int64(0)
+		return w.client.CoreV1().Pods(namespace).DeleteCollection(t.Context(),
+			metav1.DeleteOptions{GracePeriodSeconds: &now},
+			metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + release +
+				",app.kubernetes.io/component=registry"})
+	})
 	r := w.install(t, nil, toProxy.flag)
 	if err := <-killed; err != nil {
 		t.Fatal(err)

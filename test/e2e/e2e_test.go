@@ -44,6 +44,7 @@ type world struct {
 	client     kubernetes.Interface
 	nodes      []string
 	sets       []string // arguments of every helm install and upgrade
+	strict     bool     // a connection or slow pull that fails beside a pull loop fails the test
 	// Paths of programs; tool is the static test program.
 	testcluster, helm, kubectl, hook, tool string
 }

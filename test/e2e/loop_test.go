@@ -97,6 +97,11 @@ func (w *world) loop(t *testing.T, env []string, args func(stopFile string) []st
 			if r.Pulls.Failures > 0 {
 				t.Errorf("pull loop on %s: %d of %d failed, first: %s", node, r.Pulls.Failures, r.Pulls.Attempts, r.Pulls.First)
 			}
+			for what, c := range map[string]count{"connects": r.Connects, "slow pulls": r.Slow} {
+				if w.strict && c.Failures > 0 {
+					t.Errorf("%s on %s: %d of %d failed, first: %s", what, node, c.Failures, c.Attempts, c.First)
+				}
+			}
 		}
 	}
 }

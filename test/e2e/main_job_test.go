@@ -421,27 +421,8 @@ func testSlowClient(t *testing.T, w *world) {
 	})
 }
 
-// testPortTaken creates a Service with the proxies' port. kube-proxy then answers for it.
-func testPortTaken(t *testing.T, w *world) {
-	services := w.client.CoreV1().Services("default")
-	_, err := services.Create(t.Context(), &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: "other"},
-		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort,
-			Ports: []corev1.ServicePort{{Port: 80, NodePort: 31999}}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	report, text := w.status(t)
-	want := "Service default/other has node port 31999, so it answers instead of the proxies"
-	if report.Healthy || !strings.Contains(text, want) {
-		t.Errorf("status is %s, want %q", text, want)
-	}
-	if err := services.Delete(t.Context(), "other", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	w.isHealthy(t)
-}
+// testPortTaken creates a Service with the proxies' port, which the API server must reject.
+func testPortTaken(t *testing.T, w *world) { w.portIsOurs(t) }
 
 func testRegistryMoves(t *testing.T, w *world) {
 	old := w.pods(t, "registry")[0]

@@ -312,6 +312,11 @@ which then records no hookImage), or if a user's affinity leaves the architectur
 {{- if eq (include "zarf-registry.mode" . | fromJson).value "nodeport" -}}true{{- end -}}
 {{- end -}}
 
+{{- /* In proxy mode too, a Service owns the node port. `--reuse-values` from an older release lacks reservePort. */ -}}
+{{- define "zarf-registry.portOwned" -}}
+{{- if or (include "zarf-registry.nodePortMode" .) (ne (toString .Values.reservePort) "false") -}}true{{- end -}}
+{{- end -}}
+
 {{- /* The Jobs create a payload, because programs of the project run on nodes. */ -}}
 {{- define "zarf-registry.injects" -}}
 {{- if or (include "zarf-registry.internal" .) (include "zarf-registry.nodeConfig" .) -}}true{{- end -}}

@@ -18,6 +18,11 @@ value, "-proxy-amd64-" and 8 hex digits, within a label's 63. */ -}}
 {{- default .Release.Namespace .Values.namespaceOverride -}}
 {{- end -}}
 
+{{- /* The namespace of Helm's release record, if it is another one. */ -}}
+{{- define "zarf-registry.releaseNamespace" -}}
+{{- if ne .Release.Namespace (include "zarf-registry.namespace" .) -}}{{ .Release.Namespace }}{{- end -}}
+{{- end -}}
+
 {{- /* The labels of selectors. They never change between versions, since selectors are immutable. The Jobs select by
 them too, so the name is constant. Takes root, component. */ -}}
 {{- define "zarf-registry.selectorLabels" -}}

@@ -68,7 +68,13 @@ init-hook can derive from it is not in here. */ -}}
   "finish" (dict
     "verify" .Values.initHook.prove
     "localRegistryHosting" (include "zarf-registry.advertised" . | empty | not)) -}}
+{{- with include "zarf-registry.releaseNamespace" . -}}
+{{- $_ := set $settings "releaseNamespace" . -}}
+{{- end -}}
 {{- if include "zarf-registry.internal" . -}}
+{{- if not (include "zarf-registry.portOwned" .) -}}
+{{- $_ := set $settings "unreservedPort" true -}}
+{{- end -}}
 {{- $_ := set $settings "anonymousPull" (include "zarf-registry.anonymousPull" . | empty | not) -}}
 {{- $_ := set $settings "proxy" (include "zarf-registry.hook.settings.proxy" . | fromJson) -}}
 {{- $_ := set $settings "pki" (include "zarf-registry.hook.settings.pki" . | fromJson) -}}

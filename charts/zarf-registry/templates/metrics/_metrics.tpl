@@ -133,7 +133,8 @@ template syntax. Upper-case words after a dollar sign are replaced. */ -}}
 {{- if or $rule.kubeStateMetrics (ne .name "zarf-registry-kube-state-metrics") -}}
 {{- $rules := list -}}
 {{- range .rules -}}
-{{- if not (has .alert $rule.disabled) -}}
+{{- $unreserved := and (eq .alert "ZarfRegistryPortNotReserved") (include "zarf-registry.portOwned" $ | empty) -}}
+{{- if not (or $unreserved (has .alert $rule.disabled)) -}}
 {{- $_ := set . "labels" (merge dict .labels (default dict $rule.alertLabels)) -}}
 {{- $_ := set .annotations "runbook_url" (printf "https://github.com/zarf-dev/zarf-registry/blob/main/docs/monitoring.md#%s" (lower .alert)) -}}
 {{- $rules = append $rules . -}}

@@ -50,7 +50,12 @@ helm.sh/hook-delete-policy: before-hook-creation
 - --timeout={{ (include "zarf-registry.tests.settings" . | fromJson).timeout }}
 {{- end -}}
 
+{{- /* The node port range is unknown here; the default is 30000-32767. */ -}}
 {{- define "zarf-registry.tests.plain" -}}
+{{- $port := int .Values.port -}}
+{{- if and (include "zarf-registry.proxyMode" .) (include "zarf-registry.portOwned" .) (ge $port 30000) (le $port 32767) -}}
+- --port-service={{ include "zarf-registry.fullname" . }}-nodeport
+{{- end -}}
 {{- if include "zarf-registry.nodePortMode" . -}}
 - --plain={{ include "zarf-registry.fullname" . }}-nodeport.{{ include "zarf-registry.namespace" . }}.svc:5001
 - --anonymous-pull={{ include "zarf-registry.anonymousPull" . | empty | not }}
