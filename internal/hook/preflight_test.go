@@ -412,6 +412,25 @@ func TestPreflightNamesMissingPermission(t *testing.T) {
 	}
 }
 
+// Without the permission to list Services, the release's own may be the one that has the port.
+func TestPreflightDoesNotBlameTheOwnService(t *testing.T) {
+	for _, mode := range []state.Mode{state.ModeProxy, state.ModeNodePort} {
+		b := newBench(t)
+		b.upgrade(mode)
+		b.client.PrependReactor("list", "services", func(kubetesting.Action) (bool, runtime.Object, error) {
+			return true, nil, forbiddenBy("list", "services")
+		})
+		b.admit = refuseServices(invalidPort("provided port is already allocated"))
+		b.upgrade(mode)
+		b.checkFinished()
+		b.remove("services", serviceName)
+		b.client.PrependReactor("create", "services", func(kubetesting.Action) (bool, runtime.Object, error) {
+			return true, nil, invalidPort("provided port is already allocated")
+		})
+		b.mustFail(b.hook.Prepare(t.Context()), true, "provided port is already allocated")
+	}
+}
+
 func TestPreflightWaitsForNewNamespace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		missing := apierrors.NewForbidden(corev1.Resource("pods"), "x",

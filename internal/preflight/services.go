@@ -60,7 +60,7 @@ func (i *Inspection) lookAtServices(ctx context.Context) ([]Finding, error) {
 	if used || !i.ownsPort() {
 		return findings, nil
 	}
-	found, err := i.tryService(ctx)
+	found, err := i.tryService(ctx, err == nil)
 	return append(findings, found...), err
 }
 
@@ -70,8 +70,8 @@ func (i *Inspection) ownsPort() bool {
 }
 
 // tryService creates the NodePort Service with a dry run, to see whether the API server accepts it.
-// Proxies work without it.
-func (i *Inspection) tryService(ctx context.Context) ([]Finding, error) {
+// Proxies work without it. listed tells that no Service of the release has the port.
+func (i *Inspection) tryService(ctx context.Context, listed bool) ([]Finding, error) {
 	err := release.RetryOverload(ctx, func() error {
 		service := i.PortService(i.Settings.Mode == state.ModeProxy)
 		service.Name, service.GenerateName = "", service.Name+"-"
@@ -95,6 +95,8 @@ func (i *Inspection) tryService(ctx context.Context) ([]Finding, error) {
 		return []Finding{{Check: checkPortRange, Severity: Blocker, Object: object,
 			Cause:  "it is outside the cluster's node port range: " + err.Error(),
 			Remedy: "use a port in that range: --set port=PORT, or --set registryProxy=true, which allows any port"}}, nil
+	case release.PortAllocated(err) && !listed: // perhaps to the release; prepare finds out
+		return nil, nil
 	case release.PortAllocated(err):
 		return []Finding{{Check: checkPort, Severity: Blocker, Object: object,
 			Cause:  "another Service uses it as its node port: " + err.Error(),
