@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/zarf-dev/zarf-registry/internal/nodeimages"
 	"github.com/zarf-dev/zarf-registry/internal/plan"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -333,7 +334,8 @@ func TestRegistryKeepsItsArchitectureAndPauseImage(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := rendering{
-				values: proxyMode(t, test.values...), cluster: newCluster(append(test.objects, kubernetes(corev1.IPv4Protocol))...),
+				values:  proxyMode(t, append(test.values, "healer.enabled=false")...),
+				cluster: newCluster(append(test.objects, kubernetes(corev1.IPv4Protocol))...),
 			}.render(t)
 			spec := find[*appsv1.Deployment](t, out, "zarf-registry").Spec.Template.Spec
 			_, excluded := nodeFields(spec.Affinity)
@@ -347,7 +349,7 @@ func TestRegistryKeepsItsArchitectureAndPauseImage(t *testing.T) {
 
 // The terms of a node selector are alternatives, so every term must exclude a node.
 func TestExcludedNodesAreAddedToEveryAffinityTerm(t *testing.T) {
-	values := ciValues(t)["everything"]
+	values := with(t, ciValues(t)["everything"], "healer.enabled=false")
 	cluster := newCluster(
 		kubernetes(corev1.IPv4Protocol), node("a", "amd64", "registry.k8s.io/pause:3.9"),
 		node("b", "amd64", "registry.k8s.io/pause:3.10"),
@@ -497,7 +499,7 @@ func TestPauseImagesHaveOneRule(t *testing.T) {
 		"registry.example.com/unpause:1":           false,
 		"registry.example.com/pause/tool:1":        false,
 	} {
-		if got := plan.PauseImage(image); got != want {
+		if got := nodeimages.IsPause(image); got != want {
 			t.Errorf("init-hook: %s is a pause image: %t", image, got)
 		}
 		out := rendering{values: proxyMode(t), cluster: newCluster(kubernetes(corev1.IPv4Protocol),

@@ -1,8 +1,8 @@
 // Package plan holds the rules about nodes that several packages apply, as pure functions of what
 // the API server reports. It reads no cluster and changes nothing.
 //
-// The chart needs PauseImage and RequiresTLS too, to choose what it renders (_cluster.tpl). Tests of
-// templates-tests compare them.
+// The chart needs RequiresTLS too, to choose what it renders (_cluster.tpl). A test of templates-tests
+// compares them.
 package plan
 
 import (
@@ -11,6 +11,8 @@ import (
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/nodeimages"
 )
 
 // Linux reports whether a node runs Linux. Kubelets of other systems say so.
@@ -33,17 +35,9 @@ func Reports(n corev1.Node, image string) bool {
 	})
 }
 
-// maxReportedImages is the kubelet's default limit on reported images (nodeStatusMaxImages).
-const maxReportedImages = 50
-
 // ReportsAll reports whether a node's list of images is complete. The kubelet truncates it to the
 // largest images, so a longer list may lack small ones.
-func ReportsAll(n corev1.Node) bool { return len(n.Status.Images) < maxReportedImages }
-
-var pauseImage = regexp.MustCompile(`(^|/)(mirrored-)?pause(-amd64|-arm64)?[:@]`)
-
-// PauseImage reports whether an image is a pause image, by its name.
-func PauseImage(name string) bool { return pauseImage.MatchString(name) }
+func ReportsAll(n corev1.Node) bool { return len(n.Status.Images) < nodeimages.MaxReported }
 
 var criOVersion = regexp.MustCompile(`^cri-o://v?(\d+)\.(\d+)`)
 

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/zarf-dev/zarf-registry/internal/nodeimages"
 	"github.com/zarf-dev/zarf-registry/internal/payload"
 	"github.com/zarf-dev/zarf-registry/internal/plan"
 	"github.com/zarf-dev/zarf-registry/internal/release"
@@ -155,7 +156,7 @@ func (i *Inspection) pauseImage() []Finding {
 		}
 		for _, image := range n.Status.Images {
 			for _, name := range image.Names {
-				if plan.PauseImage(name) && !strings.Contains(name, "@") {
+				if nodeimages.IsPause(name) && !strings.Contains(name, "@") {
 					reported[name]++
 				}
 			}

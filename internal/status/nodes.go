@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/nodeimages"
 	"github.com/zarf-dev/zarf-registry/internal/plan"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
@@ -115,8 +116,8 @@ func (c *collector) proxy(n corev1.Node, pod corev1.Pod) string {
 	if image := injectedImage(pod); image != "" && !plan.Reports(n, image) {
 		pauses := pauseImages(n)
 		if len(pauses) > 0 {
-			c.next("Node %s has the pause image %s, but its proxy uses %s: run %s or helm upgrade, which adds a proxy for it.",
-				n.Name, strings.Join(pauses, ", "), image, c.again())
+			c.next("Node %s has the pause image %s, but its proxy uses %s: run init-hook heal, or %s or helm upgrade, which "+
+				"adds a proxy for it.", n.Name, strings.Join(pauses, ", "), image, c.again())
 			return why + "; the node reports " + strings.Join(pauses, ", ") + ", not " + image
 		}
 		c.next("Node %s reports no pause image, and its proxy, which uses %s, is not ready (%s): load that image on the "+
@@ -165,7 +166,7 @@ func pauseImages(n corev1.Node) []string {
 	var found []string
 	for _, image := range n.Status.Images {
 		names := slices.DeleteFunc(slices.Clone(image.Names), func(name string) bool {
-			return !plan.PauseImage(name)
+			return !nodeimages.IsPause(name)
 		})
 		tagged := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return strings.Contains(name, "@") })
 		if len(tagged) > 0 {
