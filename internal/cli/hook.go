@@ -196,6 +196,18 @@ func connect(access cluster.Access) (connection, error) {
 	return connection{access, config, client}, err
 }
 
+// kubeletConfig returns a function that reads the configuration of a node's kubelet, or nil in a pod: the
+// Jobs have no right to nodes/proxy, which allows much more.
+func (c connection) kubeletConfig() func(ctx context.Context, node string) ([]byte, error) {
+	if c.access.InPod() {
+		return nil
+	}
+	return func(ctx context.Context, node string) ([]byte, error) {
+		return c.client.CoreV1().RESTClient().Get().Resource("nodes").Name(node).SubResource("proxy").Suffix("configz").
+			DoRaw(ctx)
+	}
+}
+
 // connect validates the flags and connects to the cluster. The context ends after
 // --timeout.
 func (f *hookFlags) connect(cmd *cobra.Command) (context.Context, connection, func(), error) {
@@ -247,7 +259,7 @@ func newHook(ctx context.Context, s settings.Settings, c connection, log *slog.L
 			},
 			Preflight: preflight.Cluster{
 				Namespaces: core.Namespaces(), AllServices: core.Services(metav1.NamespaceAll), Services: core.Services(namespace),
-				Pods: core.Pods(namespace),
+				Pods: core.Pods(namespace), KubeletConfig: c.kubeletConfig(),
 			},
 			VerifyPods:        core.Pods(namespace),
 			Deployments:       apps.Deployments(namespace),

@@ -1,6 +1,7 @@
 package hook_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -52,6 +53,16 @@ func manyImages(n *corev1.Node) {
 		names = append(names, fmt.Sprintf("example.com/app:%d", i))
 	}
 	images(names...)(n)
+}
+
+// kubeletConfigs returns the configuration of the named nodes' kubelets. Those of others cannot be read.
+func kubeletConfigs(policy string, names ...string) func(context.Context, string) ([]byte, error) {
+	return func(_ context.Context, node string) ([]byte, error) {
+		if !slices.Contains(names, node) {
+			return nil, errors.New("forbidden")
+		}
+		return fmt.Appendf(nil, `{"kubeletconfig":{"imagePullCredentialsVerificationPolicy":%q}}`, policy), nil
+	}
 }
 
 func runtimeVersion(v string) func(*corev1.Node) {
@@ -129,6 +140,7 @@ func TestPreflightFinds(t *testing.T) {
 		objects  nodes
 		options  []func(*settings.Settings)
 		admit    func(runtime.Object) error
+		kubelet  func(context.Context, string) ([]byte, error)
 		check    string // empty: no finding
 		severity preflight.Severity
 		want     []string
@@ -268,6 +280,18 @@ func TestPreflightFinds(t *testing.T) {
 		"ignores AlwaysPullImages without injector": {objects: nodes{node("n1")},
 			options: []func(*settings.Settings){func(o *settings.Settings) { o.Injector.Enabled = false }},
 			admit:   changePods(func(c *corev1.Container) { c.ImagePullPolicy = corev1.PullAlways })},
+		"kubelets that verify credentials": {objects: nodes{node("n1"), node("n2")}, kubelet: kubeletConfigs("AlwaysVerify",
+			"n1", "n2"), check: "always-pull-images", severity: blocker,
+			want: []string{"nodes n1, n2", "AlwaysVerify", "NeverVerifyPreloadedImages"}},
+		"one kubelet that verifies credentials": {objects: nodes{node("n1"), node("n2"), node("n3", notReady)},
+			kubelet: kubeletConfigs("AlwaysVerify", "n2"), check: "always-pull-images", severity: warning,
+			want: []string{"node n2"}},
+		"accepts kubelets that verify what they pulled": {objects: nodes{node("n1")},
+			kubelet: kubeletConfigs("NeverVerifyPreloadedImages", "n1")},
+		"skips kubelets that cannot be read": {objects: nodes{node("n1")}, kubelet: kubeletConfigs("AlwaysVerify")},
+		"ignores kubelets without injector": {objects: nodes{node("n1")},
+			options: []func(*settings.Settings){func(o *settings.Settings) { o.Injector.Enabled = false }},
+			kubelet: kubeletConfigs("AlwaysVerify", "n1")},
 		"webhook that changes images": {objects: nodes{node("n1")},
 			admit: changePods(func(c *corev1.Container) { c.Image = "mirror.example.com/" + c.Image }), check: "admission",
 			severity: warning, want: []string{"mirror.example.com/" + pauseImage}},
@@ -309,6 +333,7 @@ func TestPreflightFinds(t *testing.T) {
 				change(&b.hook.Settings)
 			}
 			b.admit = c.admit
+			b.hook.Cluster.Preflight.KubeletConfig = c.kubelet
 			findings, err := b.hook.Preflight(t.Context())
 			if err != nil {
 				t.Fatal(err)

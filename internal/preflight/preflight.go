@@ -95,6 +95,9 @@ type Cluster struct {
 	AllServices ServiceLister
 	Services    ServiceCreator
 	Pods        PodCreator
+	// KubeletConfig returns the configuration of a node's kubelet, as its endpoint /configz does. Nil if
+	// this identity is not meant to read it, as in the Jobs.
+	KubeletConfig func(ctx context.Context, node string) ([]byte, error)
 }
 
 // Namespaces reads and labels the release's namespace. It is used only with
@@ -187,7 +190,7 @@ func (i *Inspection) inspect(ctx context.Context) ([]Finding, error) {
 		looks = append(looks, i.lookAtServices, i.certificates, i.pushSecret, i.lookAtExposure)
 	}
 	if ours || i.Settings.ConfiguresNodes() {
-		looks = append(looks, i.tryPods)
+		looks = append(looks, i.tryPods, i.lookAtKubelets)
 	}
 	findings := i.address()
 	for _, look := range looks {
