@@ -1,5 +1,6 @@
 // Command registry-node runs on every node: proxy serves the cluster's registry on loopback, configure
-// writes the container runtime's registry configuration, and probe checks that pulls work.
+// writes the container runtime's registry configuration, probe checks that pulls work, and heal gives
+// the release's pods an image that their node has.
 package main
 
 import (

@@ -30,7 +30,7 @@ func TestVersionIsTheReleaseAlone(t *testing.T) {
 }
 
 func TestEveryCommandHelpsWithAnExample(t *testing.T) {
-	for _, command := range [][]string{{"install"}, {"preflight"}, {"status"}, {"prepare"}, {"finish"}, {"cleanup"},
+	for _, command := range [][]string{{"install"}, {"preflight"}, {"status"}, {"heal"}, {"prepare"}, {"finish"}, {"cleanup"},
 		{"images", "pull"}, {"images", "push"}, {"images", "copy"}, {"images", "list"}, {"images", "cache", "info"},
 		{"images", "cache", "verify"}, {"images", "cache", "prune"}, {"certs", "show"}, {"certs", "ca"}, {"certs", "renew"},
 		{"certs", "rotate"}, {"credentials", "rotate"}} {
@@ -88,6 +88,9 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 		"preflight: install's own flags": {[]string{"preflight", "--dry-run"}, 1, "unknown flag: --dry-run"},
 		"status: unknown output":         {[]string{"status", "-o", "wide"}, 3, `invalid --output "wide"`},
 		"status: no cluster":             {[]string{"status"}, 1, "--kubeconfig or KUBECONFIG"},
+		"heal: unknown output":           {[]string{"heal", "-o", "wide"}, 3, `invalid --output "wide"`},
+		"heal: impossible namespace":     {[]string{"heal", "-n", "Not_One"}, 3, `invalid namespace "Not_One"`},
+		"heal: no cluster":               {[]string{"heal"}, 1, "--kubeconfig or KUBECONFIG"},
 		"images: unknown command":        {[]string{"images", "pul"}, 1, `unknown command "pul" for "init-hook images"`},
 		"certs: unknown command":         {[]string{"certs", "renw"}, 1, `unknown command "renw" for "init-hook certs"`},
 		"certs show: unknown output":     {[]string{"certs", "show", "-o", "wide"}, 3, `invalid --output "wide"`},

@@ -72,6 +72,7 @@ const (
 	ComponentRegistry     = "registry"
 	ComponentNodeConfig   = "node-config"
 	ComponentNodeRestore  = "node-restore"
+	ComponentHealer       = "healer"
 	ComponentTest         = "test"
 	ComponentHosting      = "local-registry-hosting"
 )
@@ -84,6 +85,9 @@ const (
 	AnnotationNodeConfig = "zarf-registry/node-config-checksum"
 	// AnnotationRefreshed changes on a pod to make its kubelet refresh mounted Secrets at once.
 	AnnotationRefreshed = "zarf-registry/refreshed-at"
+	// AnnotationImageBefore on a pod lists the images that the healer replaced, separated by commas, oldest
+	// first.
+	AnnotationImageBefore = "zarf-registry/image-before"
 	// AnnotationEnforceBefore on a namespace is the value of its Pod Security label before prepare
 	// changed it, empty if it had none.
 	AnnotationEnforceBefore = "zarf-registry/pod-security-enforce-before"

@@ -234,7 +234,8 @@ func right(c *corev1.ConfigMap, o injector.Object) bool {
 // at once, while the pods themselves would wait for their back-off.
 func (s *Seeder) restartLoaders(ctx context.Context) (int, error) {
 	restarted := 0
-	for _, component := range []string{names.ComponentRegistry, names.ComponentProxy, names.ComponentNodeConfig} {
+	for _, component := range []string{names.ComponentHealer, names.ComponentRegistry, names.ComponentProxy,
+		names.ComponentNodeConfig} {
 		pods, err := s.Cluster.Pods.List(ctx, s.Selector(component))
 		if err != nil {
 			return restarted, fmt.Errorf("listing the %s pods in namespace %s: %w", component, s.Settings.Namespace, err)

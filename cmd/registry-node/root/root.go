@@ -1,6 +1,6 @@
 // Package root is the command tree of the registry-node program. It parses flags, configures
-// logging and maps errors to exit codes; internal/proxy, internal/probe and internal/nodeconfig
-// implement the commands.
+// logging and maps errors to exit codes; internal/proxy, internal/probe, internal/nodeconfig and
+// internal/heal implement the commands.
 //
 // The program is delivered to every node in ConfigMaps, so it must stay small: no client-go, Helm,
 // ORAS, distribution or Prometheus client. A test enforces that.
@@ -49,7 +49,7 @@ Exit codes: 0 done, 1 failed, 3 invalid flags or files, nothing was done.`,
 		SilenceUsage:  true,
 		Args:          noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return exitcode.Refuse("missing command: want proxy, probe, configure, pause or version")
+			return exitcode.Refuse("missing command: want proxy, probe, configure, heal, pause or version")
 		},
 		PersistentPreRunE: func(command *cobra.Command, _ []string) error {
 			if err := command.ValidateRequiredFlags(); err != nil {
@@ -60,7 +60,8 @@ Exit codes: 0 done, 1 failed, 3 invalid flags or files, nothing was done.`,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
 	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitcode.Refusal{Err: err} })
-	command.AddCommand(proxyCommand(), probeCommand(), configureCommand(), pauseCommand(), versionCommand())
+	command.AddCommand(proxyCommand(), probeCommand(), configureCommand(), healCommand(), pauseCommand(),
+		versionCommand())
 	return command
 }
 

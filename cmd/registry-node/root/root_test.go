@@ -44,7 +44,7 @@ func TestRefusals(t *testing.T) {
 		code int
 		want string // in stderr
 	}{
-		"no command":                       {nil, exitcode.Refused, "proxy, probe, configure, pause or version"},
+		"no command":                       {nil, exitcode.Refused, "proxy, probe, configure, heal, pause or version"},
 		"an unknown command":               {[]string{"serve"}, exitcode.Refused, `"serve"`},
 		"an unknown flag":                  {[]string{"proxy", "--port=1"}, exitcode.Refused, "--port"},
 		"an argument":                      {proxy("now"), exitcode.Refused, `"now"`},
@@ -79,6 +79,7 @@ func TestRefusals(t *testing.T) {
 		"configure with an argument": {
 			[]string{"configure", "--config-dir=a", "--host-root=b", "x"}, exitcode.Refused, `"x"`,
 		},
+		"a healer without flags":     {[]string{"heal"}, exitcode.Refused, `"namespace", "release"`},
 		"a pause with an argument":   {[]string{"pause", "10"}, exitcode.Refused, `"10"`},
 		"a version with an argument": {[]string{"version", "x"}, exitcode.Refused, `"x"`},
 	} {
@@ -134,7 +135,7 @@ func TestProxy(t *testing.T) {
 
 func TestHelp(t *testing.T) {
 	for _, args := range [][]string{{"--help"}, {"proxy", "--help"}, {"probe", "--help"}, {"configure", "--help"},
-		{"pause", "--help"}, {"version", "--help"}} {
+		{"heal", "--help"}, {"pause", "--help"}, {"version", "--help"}} {
 		if code, stdout, stderr := runArgs(t, args...); code != 0 || !strings.Contains(stdout, "Usage:") || stderr != "" {
 			t.Errorf("%v: exit code %d\n%s%s", args, code, stdout, stderr)
 		}

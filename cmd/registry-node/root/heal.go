@@ -1,0 +1,59 @@
+package root
+
+import (
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/internal/heal"
+	"github.com/zarf-dev/zarf-registry/internal/logging"
+)
+
+func healCommand() *cobra.Command {
+	var (
+		log                logging.Options
+		namespace, release string
+		config             heal.Config
+	)
+	command := &cobra.Command{
+		Use:   "heal --namespace NAMESPACE --release RELEASE",
+		Short: "Give the release's pods an image that their node has",
+		Long: `Watch the pods of a release in one namespace. If a pod that runs an injected program waits for an image which
+its node does not have, replace it with one that the node reports: the newest pause image, else the smallest image. An
+annotation of the pod keeps the previous image, and an event says what was done. Other pods and containers are never
+changed.
+
+The command runs in a pod, with the credentials of its ServiceAccount, until SIGTERM. Several may run at once.`,
+		Example: `  registry-node heal --namespace=zarf --release=zarf-registry --metrics-listen=:9103`,
+		Args:    noArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			logger, err := log.New(command.ErrOrStderr())
+			if err != nil {
+				return &exitcode.Refusal{Err: err}
+			}
+			config.Logger, config.Now = logger, time.Now
+			config.Connect = func() (*heal.Client, error) {
+				client, err := heal.InCluster(heal.ServiceAccountDir, time.Now)
+				if err != nil {
+					return nil, err
+				}
+				client.Namespace, client.Release = namespace, release
+				return client, nil
+			}
+			releaseMemory() // it is idle nearly all of the time
+			return heal.New(config).Run(command.Context())
+		},
+	}
+	flags := command.Flags()
+	flags.StringVar(&namespace, "namespace", "", "`NAMESPACE` of the pods")
+	flags.StringVar(&release, "release", "", "`RELEASE` whose pods are watched")
+	flags.StringVar(&config.Listen, "metrics-listen", "", "`ADDRESS` of /healthz, /readyz and /metrics; disabled if empty")
+	log.Register(flags)
+	for _, name := range []string{"namespace", "release"} {
+		if err := command.MarkFlagRequired(name); err != nil {
+			panic(err)
+		}
+	}
+	return command
+}

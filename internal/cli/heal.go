@@ -1,0 +1,122 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/rest"
+
+	"github.com/zarf-dev/zarf-registry/internal/cluster"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/internal/heal"
+)
+
+// healFlags are the flags of heal.
+type healFlags struct {
+	cluster clusterFlags
+	dryRun  bool
+	output  string
+}
+
+func newHeal() *cobra.Command {
+	f := &healFlags{}
+	cmd := &cobra.Command{
+		Use:   "heal",
+		Short: "Give the release's pods an image that their node has",
+		Long: `heal does once what the chart's healer does all the time: pods of the release that wait for an
+image which their node does not have get one that the node reports. Run it where the healer
+is off, or cannot start because the nodes of all healers were replaced at once.
+
+It changes only containers that run an injected program, and needs permission to list and patch
+pods and create events in the namespace, and to get nodes.
+
+Exit codes: 0 if no pod is left that needs another image, 1 otherwise.`,
+		Example: `  init-hook heal
+  init-hook heal --dry-run --output json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
+	}
+	f.cluster.register(cmd.Flags())
+	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "only print what would be changed")
+	outputFlag(cmd, &f.output)
+	return cmd
+}
+
+// healed is what heal prints as JSON.
+type healed struct {
+	DryRun bool          `json:"dryRun"`
+	Pods   []heal.Result `json:"pods"`
+}
+
+func (f *healFlags) run(cmd *cobra.Command) error {
+	if err := errors.Join(f.cluster.validate(), validOutput(f.output)); err != nil {
+		return &exitcode.Refusal{Err: err}
+	}
+	config, _, err := cluster.Connect(f.cluster.access)
+	if err != nil {
+		return err
+	}
+	client, err := healClient(config)
+	if err != nil {
+		return fmt.Errorf("using the kubeconfig: %w", err)
+	}
+	client.Namespace, client.Release = f.cluster.namespace, f.cluster.release
+	return f.heal(cmd.Context(), client, cmd.OutOrStdout())
+}
+
+// healClient returns a client with the identity of a kubeconfig.
+func healClient(config *rest.Config) (*heal.Client, error) {
+	http, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, err
+	}
+	server, _, err := rest.DefaultServerUrlFor(config)
+	if err != nil {
+		return nil, err
+	}
+	return &heal.Client{HTTP: http, URL: strings.TrimSuffix(server.String(), "/"), Now: time.Now}, nil
+}
+
+// heal prints what was done, also if it fails half-way.
+func (f *healFlags) heal(ctx context.Context, client *heal.Client, stdout io.Writer) error {
+	pods, failed := heal.Once(ctx, client, f.dryRun)
+	var left []string
+	for _, p := range pods {
+		if p.Action != heal.Replace {
+			left = append(left, p.Reason)
+		}
+	}
+	if failed != nil && len(pods) == 0 {
+		return failed
+	}
+	err := render(stdout, f.output, healed{DryRun: f.dryRun, Pods: pods}, printHealed, left)
+	if failed != nil {
+		return failed
+	}
+	return err
+}
+
+func printHealed(w io.Writer, h healed) error {
+	if len(h.Pods) == 0 {
+		_, err := fmt.Fprintln(w, "no pod of the release needs another image")
+		return err
+	}
+	for _, p := range h.Pods {
+		what := "cannot be healed"
+		switch {
+		case p.Action == heal.Replace && h.DryRun:
+			what = "would be healed"
+		case p.Action == heal.Replace:
+			what = "healed"
+		}
+		if _, err := fmt.Fprintf(w, "%s %s: %s\n", p.Pod, what, p.Reason); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,95 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"k8s.io/client-go/rest"
+)
+
+func TestHeal(t *testing.T) {
+	const pod = `{"items":[{"metadata":{"name":"p","uid":"u","resourceVersion":"7"},"status":{"phase":"Pending"},
+		"spec":{"nodeName":"n1","containers":[{"name":"proxy","image":"a/pause:1","command":["/payload/loader"]}]}}]}`
+	const images = `{"status":{"images":[{"names":["b/pause:2"],"sizeBytes":1}]}}`
+	for sentence, c := range map[string]struct {
+		flags   healFlags
+		pods    string
+		images  string
+		refused int // status of a patch
+		patches int
+		out     string
+		err     string
+		silent  bool
+	}{
+		"nothing to do": {healFlags{output: "text"}, `{"items":[]}`, images, 0, 0,
+			"no pod of the release needs another image\n", "", false},
+		"a pod is healed": {healFlags{output: "text"}, pod, images, 0, 1,
+			"p healed: node n1 does not have image a/pause:1: replaced with b/pause:2, which it has\n", "", false},
+		"dry": {healFlags{output: "text", dryRun: true}, pod, images, 0, 1, "p would be healed: ", "", false},
+		"as JSON": {healFlags{output: "json"}, pod, images, 0, 1, `"action": "replace",
+      "before": "a/pause:1",
+      "image": "b/pause:2",`, "", false},
+		"a changed pod": {healFlags{output: "text"}, pod, images, 422, 1, "run the command again", "1 problems", true},
+		"no right":      {healFlags{output: "text"}, pod, images, 403, 1, "", "policy says no (HTTP 403)", false},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			patches, events := 0, 0
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				switch r.Method + " " + r.URL.Path {
+				case "GET /prefix/api/v1/namespaces/zarf/pods":
+					if got := r.URL.Query().Get("fieldSelector"); got != "status.phase=Pending" {
+						t.Errorf("fieldSelector=%s", got)
+					}
+					_, _ = w.Write([]byte(c.pods))
+				case "GET /prefix/api/v1/nodes/n1":
+					_, _ = w.Write([]byte(c.images))
+				case "PATCH /prefix/api/v1/namespaces/zarf/pods/p":
+					patches++
+					if dry := r.URL.Query().Get("dryRun") == "All"; dry != c.flags.dryRun {
+						t.Errorf("a dry run: %t", dry)
+					}
+					if c.refused != 0 {
+						w.WriteHeader(c.refused)
+						_, _ = w.Write([]byte(`{"message":"policy says no"}`))
+					}
+				case "POST /prefix/api/v1/namespaces/zarf/events":
+					events++
+				default:
+					t.Errorf("%s %s", r.Method, r.URL)
+				}
+			}))
+			defer server.Close()
+			client, err := healClient(&rest.Config{Host: server.URL + "/prefix/"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			client.Namespace, client.Release = "zarf", "zarf-registry"
+			var out bytes.Buffer
+			err = c.flags.heal(t.Context(), client, &out)
+			if (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) {
+				t.Errorf("%v, want %q", err, c.err)
+			}
+			if errors.As(err, new(*silent)) != c.silent {
+				t.Errorf("%v is explained by the output: %t", err, !c.silent)
+			}
+			if !strings.Contains(out.String(), c.out) || patches != c.patches {
+				t.Errorf("%d patches, output %q, want %q", patches, out.String(), c.out)
+			}
+			want := 0
+			if !c.flags.dryRun && c.refused == 0 {
+				want = c.patches
+			}
+			if events != want {
+				t.Errorf("%d events, want %d", events, want)
+			}
+			if c.flags.output == "json" && !json.Valid(out.Bytes()) {
+				t.Errorf("invalid JSON: %s", out.String())
+			}
+		})
+	}
+}

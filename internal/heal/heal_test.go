@@ -1,0 +1,336 @@
+package heal
+
+import (
+	"context"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// server is an API server with one node.
+type server struct {
+	*httptest.Server
+	t *testing.T
+
+	mu      sync.Mutex
+	images  []string      // of the node; nil: none reported yet
+	refuse  int           // status of patches
+	events  chan string   // watch events to send
+	hangUp  chan struct{} // ends the watch
+	watches int
+	reads   int // of the node
+	patches []string
+	records []string // reason and message of events
+}
+
+func newServer(t *testing.T, images ...string) *server {
+	s := &server{t: t, images: images, events: make(chan string, 10), hangUp: make(chan struct{}, 1)}
+	s.Server = httptest.NewServer(http.HandlerFunc(s.serve))
+	t.Cleanup(s.Close)
+	return s
+}
+
+func (s *server) serve(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case r.URL.Query().Get("watch") == "1":
+		if got := r.URL.Query().Get("labelSelector"); got !=
+			"app.kubernetes.io/name=zarf-registry,app.kubernetes.io/instance=r" {
+			s.t.Errorf("labelSelector=%s", got)
+		}
+		s.watches++
+		s.mu.Unlock()
+		w.(http.Flusher).Flush()
+		for open := true; open; {
+			select {
+			case event := <-s.events:
+				fmt.Fprintln(w, event)
+				w.(http.Flusher).Flush()
+			case <-s.hangUp:
+				open = false
+			case <-r.Context().Done():
+				open = false
+			}
+		}
+		s.mu.Lock()
+	case r.URL.Path == "/api/v1/nodes/n1":
+		s.reads++
+		fmt.Fprint(w, `{"status":{"images":[`)
+		for i, image := range s.images {
+			fmt.Fprintf(w, `%s{"names":[%q],"sizeBytes":1}`, strings.Repeat(",", min(i, 1)), image)
+		}
+		fmt.Fprint(w, `]}}`)
+	case r.Method == http.MethodPatch && r.URL.Path == "/api/v1/namespaces/ns/pods/p":
+		if got := r.Header.Get("Content-Type"); got != "application/json-patch+json" {
+			s.t.Errorf("Content-Type %s", got)
+		}
+		s.patches = append(s.patches, string(body))
+		if s.refuse != 0 {
+			w.WriteHeader(s.refuse)
+		}
+	case r.Method == http.MethodPost && r.URL.Path == "/api/v1/namespaces/ns/events":
+		var e struct {
+			Reason, Message, Type string
+			InvolvedObject        struct{ UID string }
+		}
+		if err := json.Unmarshal(body, &e); err != nil || e.InvolvedObject.UID != "u" {
+			s.t.Errorf("event %s: %v", body, err)
+		}
+		s.records = append(s.records, e.Type+" "+e.Reason+": "+e.Message)
+	default:
+		s.t.Errorf("%s %s", r.Method, r.URL)
+	}
+}
+
+// change sends a watch event about the pod.
+func (s *server) change(kind, image, status string) {
+	p := fmt.Sprintf(`{"metadata":{"name":"p","uid":"u","resourceVersion":"7"},"spec":{"nodeName":"n1",
+		"containers":[{"name":"proxy","image":%q,"command":["/payload/loader"]}]},"status":%s}`, image, status)
+	s.events <- fmt.Sprintf(`{"type":%q,"object":%s}`, kind, p)
+}
+
+const (
+	pulling = `{"phase":"Pending"}`
+	failed  = `{"phase":"Pending","containerStatuses":[{"name":"proxy","state":{"waiting":{"reason":"ErrImagePull"}}}]}`
+)
+
+// start runs a healer until the test ends.
+func (s *server) start(change ...func(*times)) *Healer {
+	h := New(Config{
+		Connect: func() (*Client, error) {
+			return &Client{HTTP: s.Client(), URL: s.URL, Namespace: "ns", Release: "r", Now: time.Now}, nil
+		},
+		Logger: slog.New(slog.DiscardHandler), Now: time.Now,
+	})
+	h.times = times{look: 20 * time.Millisecond, retry: 10 * time.Millisecond, giveUp: 100 * time.Millisecond,
+		reconnect: time.Millisecond}
+	for _, c := range change {
+		c(&h.times)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- h.Run(ctx) }()
+	s.t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			s.t.Error(err)
+		}
+	})
+	return h
+}
+
+// eventually waits until a condition holds, with the lock held while it is checked.
+func (s *server) eventually(what string, holds func() bool) {
+	s.t.Helper()
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		s.mu.Lock()
+		ok := holds()
+		s.mu.Unlock()
+		if ok {
+			return
+		}
+		if time.Now().After(end) {
+			s.t.Fatalf("%s: it did not happen: patches %q, events %q", what, s.patches, s.records)
+		}
+	}
+}
+
+// quiet fails if there are more patches or events after a while.
+func (s *server) quiet(patches, records int) {
+	s.t.Helper()
+	time.Sleep(200 * time.Millisecond) // twice giveUp
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.patches) != patches || len(s.records) != records {
+		s.t.Errorf("patches %q, want %d; events %q, want %d", s.patches, patches, s.records, records)
+	}
+}
+
+func TestAFailingPodIsHealedOnce(t *testing.T) {
+	s := newServer(t, "b/pause:2")
+	h := s.start(func(times *times) { times.look = time.Hour })
+	s.change("ADDED", "a/pause:1", failed)
+	s.eventually("an event", func() bool { return len(s.records) == 1 })
+	if got := s.records[0]; got !=
+		"Normal ImageReplaced: node n1 does not have image a/pause:1: replaced with b/pause:2, which it has" {
+		t.Error(got)
+	}
+	// The kubelet's old status, with the new image.
+	s.change("MODIFIED", "b/pause:2", failed)
+	s.change("DELETED", "b/pause:2", running)
+	s.quiet(1, 1)
+	if n := h.replaced.Get(); n != 1 {
+		t.Errorf("%d replacements counted", n)
+	}
+}
+
+func TestAPodIsHealedBeforeItsKubeletGivesUp(t *testing.T) {
+	s := newServer(t, "b/pause:2")
+	s.start()
+	s.change("ADDED", "a/pause:1", pulling)
+	s.eventually("a patch", func() bool { return len(s.patches) == 1 })
+}
+
+func TestAPodWhoseNodeHasTheImageIsLeftAlone(t *testing.T) {
+	s := newServer(t, "a/pause:1", "b/pause:2")
+	s.start()
+	s.change("ADDED", "a/pause:1", pulling)
+	s.eventually("a look", func() bool { return s.reads == 1 })
+	s.quiet(0, 0)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.reads != 1 {
+		t.Errorf("the node was read %d times", s.reads)
+	}
+}
+
+func TestANodeThatReportsItsImagesLate(t *testing.T) {
+	s := newServer(t)
+	s.start(func(times *times) { times.giveUp = time.Hour })
+	s.change("ADDED", "a/pause:1", failed)
+	s.eventually("several looks", func() bool { return s.reads > 2 })
+	s.mu.Lock()
+	s.images = []string{"b/pause:2"}
+	s.mu.Unlock()
+	s.eventually("a patch", func() bool { return len(s.patches) > 0 })
+}
+
+func TestWhatCannotBeHealedIsReportedOnce(t *testing.T) {
+	for sentence, c := range map[string]struct {
+		images []string
+		want   string
+	}{
+		"the kubelet pulls what it has": {[]string{"a/pause:1", "c/tool:1"}, "it reports a/pause:1, c/tool:1"},
+		"nothing else to try":           {[]string{"127.0.0.1:31999/x:1"}, "it reports 127.0.0.1:31999/x:1"},
+		"no images reported":            {nil, "its kubelet cannot get image a/pause:1"},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			s := newServer(t, c.images...)
+			h := s.start()
+			s.change("ADDED", "a/pause:1", failed)
+			s.eventually("a report", func() bool { return len(s.records) == 1 })
+			s.change("MODIFIED", "a/pause:1", failed)
+			s.quiet(0, 1)
+			if got := s.records[0]; !strings.HasPrefix(got, "Warning NoImageLeft: node n1 ") || !strings.Contains(got, c.want) {
+				t.Error(got)
+			}
+			if n := h.reports.Get(); n != 1 {
+				t.Errorf("%d reports counted", n)
+			}
+		})
+	}
+}
+
+func TestTheOtherHealerWasFaster(t *testing.T) {
+	s := newServer(t, "b/pause:2")
+	s.refuse = http.StatusUnprocessableEntity
+	h := s.start()
+	s.change("ADDED", "a/pause:1", failed)
+	s.eventually("a conflict", func() bool { return h.conflicts.Get() > 0 })
+	s.change("MODIFIED", "b/pause:2", pulling)
+	s.change("DELETED", "b/pause:2", running)
+	time.Sleep(50 * time.Millisecond)
+	s.mu.Lock()
+	n := len(s.patches)
+	s.mu.Unlock()
+	s.quiet(n, 0)
+}
+
+func TestABrokenWatchIsOpenedAgain(t *testing.T) {
+	s := newServer(t, "b/pause:2")
+	h := s.start()
+	s.eventually("a watch", func() bool { return s.watches == 1 })
+	s.events <- `{"type":"ERROR","object":{"code":410}}`
+	s.eventually("another watch", func() bool { return s.watches == 2 && h.watching.Load() })
+	if n := h.broken.Get(); n != 1 {
+		t.Errorf("%d errors counted", n)
+	}
+	s.hangUp <- struct{}{} // the API server's own timeout is no error
+	s.eventually("a third watch", func() bool { return s.watches == 3 })
+	s.change("ADDED", "a/pause:1", failed)
+	s.eventually("a patch", func() bool { return len(s.patches) == 1 })
+	if n := h.broken.Get(); n != 1 {
+		t.Errorf("%d errors counted", n)
+	}
+}
+
+func TestStatusPages(t *testing.T) {
+	s := newServer(t)
+	h := s.start()
+	get := func(path string) (int, string) {
+		w := httptest.NewRecorder()
+		h.handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+		return w.Code, w.Body.String()
+	}
+	s.eventually("a watch", func() bool { return h.watching.Load() })
+	if code, _ := get("/readyz"); code != 200 {
+		t.Errorf("ready: %d", code)
+	}
+	h.watching.Store(false)
+	if code, _ := get("/readyz"); code != 503 {
+		t.Errorf("ready: %d", code)
+	}
+	if code, _ := get("/healthz"); code != 200 {
+		t.Errorf("healthy: %d", code)
+	}
+	_, page := get("/metrics")
+	for _, name := range []string{`replacements_total{result="ok"} 0`, `replacements_total{result="conflict"} 0`,
+		`replacements_total{result="error"} 0`, "unresolved_total 0", "watch_errors_total 0", "pods_waiting 0"} {
+		if !strings.Contains(page, "zarf_registry_healer_"+name) {
+			t.Errorf("no %s in\n%s", name, page)
+		}
+	}
+}
+
+func TestInCluster(t *testing.T) {
+	got := make(chan string, 2)
+	api := httptest.NewTLSServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		got <- r.Header.Get("Authorization")
+	}))
+	defer api.Close()
+	host, port, _ := strings.Cut(api.Listener.Addr().String(), ":")
+	dir := t.TempDir()
+	if _, err := InCluster(dir, time.Now); err == nil || !strings.Contains(err.Error(), "KUBERNETES_SERVICE_HOST") {
+		t.Errorf("without the variables: %v", err)
+	}
+	t.Setenv("KUBERNETES_SERVICE_HOST", host)
+	t.Setenv("KUBERNETES_SERVICE_PORT", port)
+	if _, err := InCluster(dir, time.Now); err == nil || !strings.Contains(err.Error(), "ca.crt") {
+		t.Errorf("without a CA: %v", err)
+	}
+	ca := string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: api.Certificate().Raw}))
+	write(t, dir, "ca.crt", ca)
+	c, err := InCluster(dir, time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.node(t.Context(), "n1"); err == nil || !strings.Contains(err.Error(), "token") {
+		t.Errorf("without a token: %v", err)
+	}
+	for _, token := range []string{"one", "two"} { // kubelets renew it
+		write(t, dir, "token", token+"\n")
+		_, _ = c.node(t.Context(), "n1")
+		if header := <-got; header != "Bearer "+token {
+			t.Errorf("Authorization: %s", header)
+		}
+	}
+}
+
+func write(t *testing.T, dir, name, text string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}

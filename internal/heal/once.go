@@ -1,0 +1,53 @@
+package heal
+
+import "context"
+
+// Result is what Once did about a pod.
+type Result struct {
+	Pod  string `json:"pod"`
+	Node string `json:"node"`
+	// Action is Replace, also in a dry run, Wait or Report.
+	Action Action `json:"action"`
+	// Before is the image that is missing, Image its replacement.
+	Before string `json:"before"`
+	Image  string `json:"image,omitempty"`
+	Reason string `json:"reason"`
+}
+
+// Once decides about each pending pod of the release, once, and replaces images unless dryRun is set.
+// It returns what it did about the pods that need another image. An error means that no further pod was
+// looked at.
+func Once(ctx context.Context, client *Client, dryRun bool) ([]Result, error) {
+	pods, err := client.list(ctx)
+	if err != nil {
+		return nil, err
+	}
+	results := []Result{}
+	for _, p := range pods {
+		if waits, _ := p.Waits(); !waits {
+			continue
+		}
+		n, err := client.node(ctx, p.Spec.NodeName)
+		if err != nil {
+			return results, err
+		}
+		d := Decide(p, n.Status.Images)
+		if d.Action == Nothing {
+			continue
+		}
+		if d.Action == Replace {
+			err := client.replace(ctx, p, d, dryRun)
+			if conflict(err) {
+				d.Action, d.Image, d.Reason = Wait, "", "the pod changed meanwhile: run the command again"
+			} else if err != nil {
+				return results, err
+			} else if !dryRun {
+				// The replacement is what matters, and the output says it too.
+				_ = client.event(ctx, p, eventReplaced, d.Reason)
+			}
+		}
+		results = append(results, Result{Pod: p.Metadata.Name, Node: p.Spec.NodeName, Action: d.Action, Before: d.Before,
+			Image: d.Image, Reason: d.Reason})
+	}
+	return results, nil
+}
