@@ -69,6 +69,21 @@ func daemonSets(out *output, component string) []*appsv1.DaemonSet {
 	})
 }
 
+// clusterScoped reports whether objects of this kind belong to no namespace.
+func clusterScoped(o object) bool {
+	return strings.HasPrefix(o.GetKind(), "Cluster") || strings.HasPrefix(o.GetKind(), "ValidatingAdmissionPolicy")
+}
+
+// healers returns the Deployment of the healer, if it is rendered.
+func healers(out *output) []*appsv1.Deployment { return deployments(out, "healer") }
+
+// deployments returns the Deployments of a component.
+func deployments(out *output, component string) []*appsv1.Deployment {
+	return slices.DeleteFunc(all[*appsv1.Deployment](out), func(d *appsv1.Deployment) bool {
+		return d.Labels["app.kubernetes.io/component"] != component
+	})
+}
+
 // payload returns the volume with an injected program, nil if the program comes in an image.
 func payload(spec corev1.PodSpec) *corev1.ProjectedVolumeSource {
 	for _, v := range spec.Volumes {
@@ -269,7 +284,7 @@ var invariants = map[string]func(out *output) []string{
 		}
 		return wrong
 	},
-	"only Jobs mount a token": func(out *output) (wrong []string) {
+	"only Jobs and the healer mount a token": func(out *output) (wrong []string) {
 		for _, a := range all[*corev1.ServiceAccount](out) {
 			if !is(a.AutomountServiceAccountToken, false) {
 				wrong = append(wrong, "ServiceAccount "+a.Name+" mounts its token")
@@ -278,7 +293,7 @@ var invariants = map[string]func(out *output) []string{
 		for _, w := range workloads(out) {
 			_, job := w.object.typed.(*batchv1.Job)
 			_, cronJob := w.object.typed.(*batchv1.CronJob)
-			job = job || cronJob
+			job = job || cronJob || w.component() == "healer"
 			if !is(w.pod.Spec.AutomountServiceAccountToken, job) {
 				wrong = append(wrong, fmt.Sprintf("%s: automountServiceAccountToken is not %t", w.object, job))
 			}
@@ -353,7 +368,7 @@ var invariants = map[string]func(out *output) []string{
 			}
 			wrong = append(wrong, fmt.Sprintf("%s: %v", s.Name, s.Spec))
 		}
-		for _, d := range all[*appsv1.Deployment](out) {
+		for _, d := range deployments(out, "registry") {
 			c := d.Spec.Template.Spec.Containers[0]
 			if !slices.Contains(c.Args, "--plain-listen=:5001") ||
 				!slices.ContainsFunc(
@@ -382,8 +397,9 @@ var invariants = map[string]func(out *output) []string{
 	},
 	"an external registry needs only hooks and node configuration": func(out *output) (wrong []string) {
 		for _, o := range out.objects {
-			if decidedMode(out) == "external" && o.hook() == "" &&
-				o.GetLabels()["app.kubernetes.io/component"] != "node-config" {
+			component := o.GetLabels()["app.kubernetes.io/component"]
+			healing := component == "healer" && len(daemonSets(out, "node-config")) > 0
+			if decidedMode(out) == "external" && o.hook() == "" && component != "node-config" && !healing {
 				wrong = append(wrong, o.String())
 			}
 		}
@@ -397,7 +413,7 @@ var invariants = map[string]func(out *output) []string{
 			}
 		}
 		known := slices.Clone(decided(out).Injector.PauseImages)
-		for _, d := range all[*appsv1.Deployment](out) {
+		for _, d := range deployments(out, "registry") {
 			if c := d.Spec.Template.Spec.Containers[0]; len(known) > 0 && known[0] != c.Image {
 				wrong = append(wrong, fmt.Sprintf("the registry's image %s is not the first of %s", c.Image, known))
 			}
@@ -433,7 +449,7 @@ var invariants = map[string]func(out *output) []string{
 	},
 	"exposed Services and Ingresses lead to the TLS listener only": func(out *output) (wrong []string) {
 		listens := false
-		for _, d := range all[*appsv1.Deployment](out) {
+		for _, d := range deployments(out, "registry") {
 			c := d.Spec.Template.Spec.Containers[0]
 			listens = listens ||
 				slices.Contains(c.Args, "--expose-listen=:5443") &&
@@ -553,8 +569,10 @@ var invariants = map[string]func(out *output) []string{
 		}
 		for _, s := range all[*corev1.Service](out) {
 			component := "registry"
-			if strings.HasSuffix(s.Name, "-proxy-metrics") {
-				component = "proxy"
+			for _, other := range []string{"proxy", "healer"} {
+				if strings.HasSuffix(s.Name, "-"+other+"-metrics") {
+					component = other
+				}
 			}
 			wrong = append(
 				wrong,
@@ -624,7 +642,7 @@ var invariants = map[string]func(out *output) []string{
 			for _, problem := range validation.IsDNS1123Subdomain(o.GetName()) {
 				wrong = append(wrong, fmt.Sprintf("%s: %s", o, problem))
 			}
-			cluster := strings.HasPrefix(o.GetKind(), "Cluster")
+			cluster := clusterScoped(o)
 			if len(o.GetName()) > validation.LabelValueMaxLength && !cluster {
 				wrong = append(wrong, fmt.Sprintf("%s: %d characters", o, len(o.GetName())))
 			}
@@ -670,7 +688,9 @@ var invariants = map[string]func(out *output) []string{
 	"roles have no broad permissions": func(out *output) (wrong []string) {
 		for _, r := range all[*rbacv1.ClusterRole](out) {
 			for _, rule := range r.Rules {
-				if !subset(rule.Resources, "nodes", "services") || !slices.Equal(rule.Verbs, []string{"list"}) {
+				reads := r.Labels["app.kubernetes.io/component"] == "healer" && slices.Equal(rule.Resources, []string{"nodes"}) &&
+					slices.Equal(rule.Verbs, []string{"get"})
+				if !reads && (!subset(rule.Resources, "nodes", "services") || !slices.Equal(rule.Verbs, []string{"list"})) {
 					wrong = append(wrong, fmt.Sprintf("%s: %s %s", r.Name, rule.Verbs, rule.Resources))
 				}
 			}
@@ -705,7 +725,7 @@ var invariants = map[string]func(out *output) []string{
 				) &&
 					(len(rule.ResourceNames) > 0 || slices.Equal(rule.Verbs, []string{"create"}))
 				if !named && !subset(rule.Resources, "pods", "pods/portforward", "configmaps", "secrets", "daemonsets") &&
-					!subset(rule.Verbs, "get", "list", "watch") {
+					!subset(rule.Verbs, "get", "list", "watch") && (!subset(rule.Resources, "events") || !subset(rule.Verbs, "create")) {
 					wrong = append(wrong, fmt.Sprintf("%s: %s %s", r.Name, rule.Verbs, rule.Resources))
 				}
 			}

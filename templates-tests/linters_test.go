@@ -29,7 +29,7 @@ const (
 	referred   = "objects that pods refer to are rendered or created by the Jobs"
 	selecting  = "selectors match their own pods only"
 	unreached  = "every component has exactly its network policy"
-	tokens     = "only Jobs mount a token"
+	tokens     = "only Jobs and the healer mount a token"
 	fewRights  = "roles have no broad permissions"
 	ofNodes    = "pods that write node files run as root without capabilities, and mount configured directories only"
 )

@@ -116,12 +116,23 @@ func TestMonitorsSelectTheirPods(t *testing.T) {
 		sets []string
 		jobs []string
 	}{
-		{"PodMonitors", []string{"metrics.podMonitor.enabled=true"}, []string{"zarf-registry", "zarf-registry-proxy"}},
 		{
-			"ServiceMonitors", []string{"metrics.serviceMonitor.enabled=true"}, []string{"zarf-registry", "zarf-registry-proxy"},
+			"PodMonitors", []string{"metrics.podMonitor.enabled=true"},
+			[]string{"zarf-registry", "zarf-registry-healer", "zarf-registry-proxy"},
 		},
-		{"hostNetwork", []string{"metrics.podMonitor.enabled=true", "proxy.hostNetwork=true"}, []string{"zarf-registry"}},
-		{"nodeport mode", []string{"metrics.serviceMonitor.enabled=true", "registryProxy=false"}, []string{"zarf-registry"}},
+		{
+			"ServiceMonitors", []string{"metrics.serviceMonitor.enabled=true"},
+			[]string{"zarf-registry", "zarf-registry-healer", "zarf-registry-proxy"},
+		},
+		{
+			"hostNetwork", []string{"metrics.podMonitor.enabled=true", "proxy.hostNetwork=true"},
+			[]string{"zarf-registry", "zarf-registry-healer"},
+		},
+		{
+			"nodeport mode without a healer",
+			[]string{"metrics.serviceMonitor.enabled=true", "registryProxy=false", "healer.enabled=false"},
+			[]string{"zarf-registry"},
+		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			out := rendering{
@@ -373,7 +384,7 @@ func TestEveryMetricIsDocumented(t *testing.T) {
 		documented[row[1]+" "+strings.ReplaceAll(strings.TrimSpace(row[2]), "`", "")] = true
 	}
 	told := map[string]bool{}
-	for _, file := range []string{"registry.txt", "proxy.txt"} {
+	for _, file := range []string{"registry.txt", "proxy.txt", "healer.txt"} {
 		for _, s := range captured(t, file) {
 			if !strings.HasPrefix(s.name, "zarf_registry_") {
 				continue

@@ -54,7 +54,7 @@ var mutations = map[string]struct {
 		old:  "terminationMessagePolicy: FallbackToLogsOnError",
 		edit: "terminationMessagePolicy: File",
 	},
-	"only Jobs mount a token": {
+	"only Jobs and the healer mount a token": {
 		file: "proxy/_daemonset.tpl",
 		old:  "automountServiceAccountToken: false",
 		edit: "automountServiceAccountToken: true",

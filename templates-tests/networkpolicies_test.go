@@ -114,6 +114,12 @@ func expectedNetworkPolicies(out *output) map[string]networkingv1.NetworkPolicyS
 		}
 		policy("registry", rules...)
 	}
+	if len(healers(out)) > 0 {
+		policy("healer")
+		if len(metricsFrom) > 0 {
+			policy("healer", rule(9103, metricsFrom...))
+		}
+	}
 	if len(daemonSets(out, "node-config"))+len(daemonSets(out, "node-restore")) > 0 {
 		selector := podsOf("")
 		delete(selector.MatchLabels, "app.kubernetes.io/component")

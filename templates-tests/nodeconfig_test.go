@@ -654,8 +654,8 @@ func nodeSets(out *output) (wrong []string) {
 	return wrong
 }
 
-// The main container runs the node's pause image. It runs the injected program only on nodes without
-// one.
+// Without the healer (TestHealerCanHealEveryContainer), the main container runs the node's pause image.
+// It runs the injected program only on nodes without one.
 func TestNodeConfigPodsPauseAfterwards(t *testing.T) {
 	const k8s = "registry.k8s.io/pause:3.10"
 	small := holding("b", "amd64", image(9e6, "quay.io/small:1"))
@@ -697,7 +697,8 @@ func TestNodeConfigPodsPauseAfterwards(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := rendering{
-				values: proxyMode(t, append(test.values, "nodeConfig.mirrors=[docker.io]", "injector.architectures=[amd64]")...),
+				values: proxyMode(t, append(test.values, "nodeConfig.mirrors=[docker.io]", "injector.architectures=[amd64]",
+					"healer.enabled=false")...),
 			}
 			if test.nodes != nil {
 				r.cluster = newCluster(append(test.nodes, kubernetes(corev1.IPv4Protocol))...)

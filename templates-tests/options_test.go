@@ -26,7 +26,7 @@ func every(t *testing.T, sets ...string) map[string]any {
 // optionsOf are the paths of the values of each component's pods.
 var optionsOf = map[string]string{
 	"registry": "registry", "proxy": "proxy", "init-hook": "initHook", "certificates": "pki.rotation",
-	"node-config": "nodeConfig", "node-restore": "nodeConfig",
+	"node-config": "nodeConfig", "node-restore": "nodeConfig", "healer": "healer",
 }
 
 func TestAgentLabelCannotBeOverridden(t *testing.T) {
@@ -279,7 +279,7 @@ func TestNamespaceOverrideAppliesToAllObjects(t *testing.T) {
 		before := rendering{values: values}.render(t).text()
 		out := rendering{values: with(t, values, "namespaceOverride=images")}.render(t)
 		for _, o := range out.objects {
-			cluster := strings.HasPrefix(o.GetKind(), "Cluster")
+			cluster := clusterScoped(o)
 			if o.GetNamespace() == metav1.NamespacePublic {
 				continue // where tools look for registries
 			}

@@ -36,6 +36,7 @@ func (p permissions) nodeConfig() bool {
 	return len(daemonSets(p.output, "node-config"))+len(daemonSets(p.output, "node-restore")) > 0
 }
 func (p permissions) nodeCA() bool      { return p.rotation() && nodesHaveTheCA(p.output) }
+func (p permissions) healer() bool      { return len(healers(p.output)) > 0 }
 func (p permissions) certManager() bool { return p.rotation() && p.pki == "certManager" }
 func (p permissions) podSecurity() bool { return p.value("podSecurity.label") == true }
 
@@ -88,6 +89,10 @@ var expectedPermissions = []permission{
 	{"certificates Role", "list certificaterequests.cert-manager.io", permissions.certManager},
 	{"certificates Role", "create issuers.cert-manager.io", permissions.certManager},
 	{"certificates Role", "get,update issuers.cert-manager.io -ca,-selfsigned", permissions.certManager},
+
+	{"healer ClusterRole", "get nodes", permissions.healer},
+	{"healer Role", "list,patch,watch pods", permissions.healer},
+	{"healer Role", "create events", permissions.healer},
 
 	{"garbage-collection Role", "get secrets -credentials,-push-tls,-state", permissions.gc},
 	{"garbage-collection Role", "list pods", permissions.gc},

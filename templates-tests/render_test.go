@@ -35,7 +35,7 @@ import (
 const chartDir = "../charts/zarf-registry"
 
 // kubeVersion is the version of Kubernetes to render for. The chart renders the same for every
-// version.
+// version, except for the healer (TestHealerByVersion).
 var kubeVersion = chartutil.KubeVersion{Version: "v1.31.0", Major: "1", Minor: "31"}
 
 // rendering describes how to render the chart. With only values it is `helm template zarf-registry`.

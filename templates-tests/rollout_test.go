@@ -126,6 +126,15 @@ func TestNewChartVersionAloneRestartsNothing(t *testing.T) {
 	}
 }
 
+// podsOf returns the kind of an object with pods, "Healer" for that of the healer.
+func podsOf(object string) string {
+	kind, name, _ := strings.Cut(object, " ")
+	if strings.HasSuffix(name, "-healer") {
+		return "Healer"
+	}
+	return kind
+}
+
 func TestNewReleaseReplacesOnlyPodsWhosePayloadChanges(t *testing.T) {
 	const old, other = "1", "2"
 	pods := func(version, registry, node string, set ...string) map[string]string {
@@ -146,13 +155,13 @@ func TestNewReleaseReplacesOnlyPodsWhosePayloadChanges(t *testing.T) {
 	}{
 		"only the version":   {pods("0.2.0", old, old), nil},
 		"only the hook":      {pods("0.2.0", old, old, "initHook.image.tag=0.2.0"), nil},
-		"registry-node":      {pods("0.2.0", old, other), []string{"DaemonSet"}},
+		"registry-node":      {pods("0.2.0", old, other), []string{"DaemonSet", "Healer"}},
 		"registry":           {pods("0.2.0", other, old), []string{"Deployment"}},
-		"both":               {pods("0.2.0", other, other), []string{"DaemonSet", "Deployment"}},
-		"both, same version": {pods("0.1.0", other, other), []string{"DaemonSet", "Deployment"}},
+		"both":               {pods("0.2.0", other, other), []string{"DaemonSet", "Deployment", "Healer"}},
+		"both, same version": {pods("0.1.0", other, other), []string{"DaemonSet", "Deployment", "Healer"}},
 	} {
 		for object := range before {
-			kind, _, _ := strings.Cut(object, " ")
+			kind := podsOf(object)
 			if changed := before[object] != c.after[object]; changed != slices.Contains(c.changed, kind) {
 				t.Errorf("%s: pod template of %s changed: %t\n%s", name, object, changed,
 					cmp.Diff(before[object], c.after[object]))
@@ -173,9 +182,9 @@ func TestChangedValuesReplaceOnlyAffectedPods(t *testing.T) {
 		"initHook.ignorePreflight=[port]":    "",
 		"proxy.retryTimeout=5s":              "DaemonSet",
 		"port=32000":                         "DaemonSet",
-		"initHook.image.tag=0.2.0":           "Deployment DaemonSet", // another payload
-		"injector.image=example.com/pause:1": "Deployment DaemonSet",
-		"injector.enabled=false":             "Deployment DaemonSet",
+		"initHook.image.tag=0.2.0":           "Deployment Healer DaemonSet", // another payload
+		"injector.image=example.com/pause:1": "Deployment Healer DaemonSet",
+		"injector.enabled=false":             "Deployment Healer DaemonSet",
 		"initHook.timeout=3m":                "",
 		"pki={mode: certManager}":            "",
 		"pki={mode: existingSecret, existingSecret: {server: a, node: b}}": "",
@@ -193,7 +202,7 @@ func TestChangedValuesReplaceOnlyAffectedPods(t *testing.T) {
 	} {
 		after := podTemplates(t, rendering{values: proxyMode(t, set)}.render(t))
 		for object := range before {
-			kind, _, _ := strings.Cut(object, " ")
+			kind := podsOf(object)
 			if changed := before[object] != after[object]; changed != strings.Contains(want, kind) {
 				t.Errorf("%s: pod template of %s changed: %t", set, object, changed)
 			}
@@ -212,7 +221,7 @@ func TestRegistryRollsOverWithSharedStorage(t *testing.T) {
 		"replicas":       appsv1.RollingUpdateDeploymentStrategyType,
 		"autoscaling":    appsv1.RollingUpdateDeploymentStrategyType,
 	} {
-		for _, d := range all[*appsv1.Deployment](renderedFile(t, name)) {
+		for _, d := range deployments(renderedFile(t, name), "registry") {
 			if d.Spec.Strategy.Type != want {
 				t.Errorf("%s: %s, want %s", name, d.Spec.Strategy.Type, want)
 			}

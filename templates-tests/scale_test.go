@@ -158,7 +158,7 @@ func TestDisruptionBudgetNeverBlocksADrain(t *testing.T) {
 			}
 			selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
 			for _, w := range workloads(c.output) {
-				isRegistry := w.object.GetKind() == "Deployment"
+				isRegistry := w.component() == "registry"
 				if err != nil || selector.Matches(labels.Set(w.pod.Labels)) != isRegistry {
 					t.Errorf("%s: %s is selected: %t, error %v", c.name, w.object, !isRegistry, err)
 				}

@@ -77,6 +77,8 @@ func TestSchemaRejectsUnknownValuesAndWrongTypes(t *testing.T) {
 		{"proxy.tls=true", "/proxy/tls"},
 		{"proxy.retryTimeout=-1s", "/proxy/retryTimeout"},
 		{"proxy.updateStrategy.maxUnavailable=half", "/proxy/updateStrategy/maxUnavailable"},
+		{"healer.unknown=1", "/healer"},
+		{"healer.enabled=auto", "/healer/enabled"},
 		{"nodeConfig.unknown=1", "/nodeConfig"},
 		{"nodeConfig.mirrors=docker.io", "/nodeConfig/mirrors"},
 		{"nodeConfig.mirrors=[docker.io, docker.io]", "/nodeConfig/mirrors"},
@@ -314,6 +316,10 @@ var failures = []failure{
 		[]string{"pki.rotation.timeout=1m59s"},
 		"zarf-registry: pki.rotation.timeout: 1m59s is too short: a kubelet may take 90s to update a certificate in a " +
 			"pod; set it to at least 2m",
+	},
+	{
+		[]string{"injector.enabled=false", "healer.enabled=true"},
+		"zarf-registry: healer.enabled: no pod uses an image of its node with injector.enabled=false; remove it",
 	},
 	{
 		[]string{"injector.enabled=false", "injector.image=example.com/pause:1"},

@@ -21,7 +21,7 @@ var update = flag.Bool("update", false, "write the captured metrics of templates
 // an exposed registry, which has more metrics.
 func testMetrics(t *testing.T, w *world, exposed bool) {
 	w.testClusterOnly(t)
-	for component, port := range map[string]string{"registry": "5090", "proxy": "9102"} {
+	for component, port := range map[string]string{"registry": "5090", "proxy": "9102", "healer": "9103"} {
 		file := filepath.Join("../../templates-tests/testdata/metrics", component+".txt")
 		pods := w.pods(t, component)
 		if len(pods) == 0 {

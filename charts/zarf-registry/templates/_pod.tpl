@@ -48,6 +48,24 @@ seccompProfile:
 {{- end -}}
 {{- end -}}
 
+{{- /* An affinity that prefers all other nodes: the user's, with a preference. Takes affinity, nodes (names). */ -}}
+{{- define "zarf-registry.pod.avoid" -}}
+{{- $affinity := deepCopy (default dict .affinity) -}}
+{{- if .nodes -}}
+{{- $fields := list -}}
+{{- range .nodes -}}
+{{- $fields = append $fields (dict "key" "metadata.name" "operator" "NotIn" "values" (list .)) -}}
+{{- end -}}
+{{- $node := default dict $affinity.nodeAffinity -}}
+{{- $terms := default list $node.preferredDuringSchedulingIgnoredDuringExecution -}}
+{{- $_ := set $node "preferredDuringSchedulingIgnoredDuringExecution" (append $terms (dict "weight" 100 "preference" (dict "matchFields" $fields))) -}}
+{{- $_ := set $affinity "nodeAffinity" $node -}}
+{{- end -}}
+{{- with $affinity -}}
+{{- toYaml . -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* One node selector term per node. Takes a list of names. */ -}}
 {{- define "zarf-registry.pod.nodeTerms" -}}
 {{- range . }}

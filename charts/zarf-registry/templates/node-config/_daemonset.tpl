@@ -14,8 +14,9 @@ and restores: it restores the original files, as a hook before the release is de
 {{- if .restores }}
 {{- $annotations = include "zarf-registry.nodeConfig.hook" (dict "events" "pre-delete") | fromYaml }}
 {{- end }}
-{{- /* With the node's own pause image, nothing of the project stays on the node. */}}
-{{- $pause := and (include "zarf-registry.isPause" .pause) (or $values.injector.enabled (eq .source "cluster")) -}}
+{{- /* With the node's own pause image, nothing of the project stays on the node. The healer changes no container that
+runs its image's own program. */}}
+{{- $pause := and (include "zarf-registry.isPause" .pause) (or $values.injector.enabled (eq .source "cluster")) (not (include "zarf-registry.healer" .root)) -}}
 apiVersion: apps/v1
 kind: DaemonSet
 metadata:

@@ -1,0 +1,44 @@
+{{- /* The healer gives the chart's own pods an image that their node has. `helm upgrade --reuse-values` from an older
+release lacks its values; the defaults are those of values.yaml. */ -}}
+{{- define "zarf-registry.healer.settings" -}}
+{{- $settings := dict
+  "enabled" nil
+  "logLevel" "info"
+  "resources" (dict "requests" (dict "cpu" "5m" "memory" "16Mi") "limits" (dict "memory" "64Mi"))
+  "nodeSelector" dict
+  "tolerations" (list (dict "key" "node-role.kubernetes.io/control-plane" "operator" "Exists"))
+  "priorityClassName" "system-cluster-critical"
+  "podAnnotations" dict
+  "podLabels" dict
+  "extraEnv" list -}}
+{{- range $key, $value := default dict .Values.healer -}}
+{{- $_ := set $settings $key $value -}}
+{{- end -}}
+{{- $settings | toJson -}}
+{{- end -}}
+
+{{- /* A ValidatingAdmissionPolicy can limit the healer's rights: from Kubernetes 1.30. */ -}}
+{{- define "zarf-registry.healer.policed" -}}
+{{- if semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version -}}true{{- end -}}
+{{- end -}}
+
+{{- /* The chart deploys healers. Without the policy only on request. */ -}}
+{{- define "zarf-registry.healer" -}}
+{{- $enabled := (include "zarf-registry.healer.settings" . | fromJson).enabled -}}
+{{- $wanted := kindIs "bool" $enabled | ternary $enabled (include "zarf-registry.healer.policed" . | empty | not) -}}
+{{- if and $wanted .Values.injector.enabled (include "zarf-registry.injects" .) -}}true{{- end -}}
+{{- end -}}
+
+{{- define "zarf-registry.healer.name" -}}
+{{- printf "%s-healer" (include "zarf-registry.fullname" .) -}}
+{{- end -}}
+
+{{- define "zarf-registry.healer.clusterName" -}}
+{{- printf "%s-%s" (include "zarf-registry.namespace" .) (include "zarf-registry.healer.name" .) -}}
+{{- end -}}
+
+{{- define "zarf-registry.healer.validate" -}}
+{{- if and (eq (toString (include "zarf-registry.healer.settings" . | fromJson).enabled) "true") (not .Values.injector.enabled) -}}
+{{- fail "zarf-registry: healer.enabled: no pod uses an image of its node with injector.enabled=false; remove it" -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,152 @@
+package templates
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/nodeimages"
+)
+
+func TestHealerByVersion(t *testing.T) {
+	for sentence, c := range map[string]struct {
+		version string
+		sets    []string
+		healer  bool
+		policy  bool
+	}{
+		"on, from 1.30":                 {"v1.30.0", nil, true, true},
+		"on, of a distribution":         {"v1.30.2+k3s1", nil, true, true},
+		"off, before":                   {"v1.29.14", nil, false, false},
+		"on request, without a policy":  {"v1.29.14", []string{"healer.enabled=true"}, true, false},
+		"off on request":                {"v1.36.0", []string{"healer.enabled=false"}, false, false},
+		"off without injected programs": {"v1.36.0", []string{"injector.enabled=false"}, false, false},
+		"on in nodeport mode":           {"v1.36.0", []string{"registryProxy=false"}, true, true},
+		"off with an external registry": {
+			"v1.36.0", []string{"registryProxy=null", "registryURL=registry.example.com"}, false, false,
+		},
+		"on with one, to configure nodes": {
+			"v1.36.0", []string{
+				"registryProxy=null", "registryURL=registry.example.com", "nodeConfig.containerd.hosts={a.example: ''}",
+			}, true, true,
+		},
+		"with values of a release before it": {"v1.36.0", []string{"healer=null"}, true, true},
+	} {
+		t.Run(sentence, func(t *testing.T) {
+			out := rendering{values: proxyMode(t, c.sets...), version: c.version}.render(t)
+			if got := len(healers(out)) == 1; got != c.healer {
+				t.Errorf("the healer is rendered: %t", got)
+			}
+			if got := len(all[*admissionv1.ValidatingAdmissionPolicy](out)) == 1; got != c.policy {
+				t.Errorf("the policy is rendered: %t", got)
+			}
+			if got := len(all[*admissionv1.ValidatingAdmissionPolicyBinding](out)) == 1; got != c.policy {
+				t.Errorf("the binding is rendered: %t", got)
+			}
+		})
+	}
+}
+
+func TestHealerPolicy(t *testing.T) {
+	out := rendering{values: proxyMode(t, "namespaceOverride=images", "fullnameOverride=mine")}.render(t)
+	policy := all[*admissionv1.ValidatingAdmissionPolicy](out)[0]
+	binding := all[*admissionv1.ValidatingAdmissionPolicyBinding](out)[0]
+	if binding.Spec.PolicyName != policy.Name ||
+		!slices.Equal(binding.Spec.ValidationActions, []admissionv1.ValidationAction{admissionv1.Deny}) {
+		t.Errorf("the binding is %+v", binding.Spec)
+	}
+	account := healers(out)[0].Spec.Template.Spec.ServiceAccountName
+	user := "request.userInfo.username == 'system:serviceaccount:images:" + account + "'"
+	if conditions := policy.Spec.MatchConditions; len(conditions) != 1 || conditions[0].Expression != user {
+		t.Errorf("it holds for %v, want %s", policy.Spec.MatchConditions, user)
+	}
+	if *policy.Spec.FailurePolicy != admissionv1.Fail {
+		t.Error("a request passes if the policy cannot be evaluated")
+	}
+	// The healer takes other answers for a lost race.
+	for _, v := range policy.Spec.Validations {
+		if v.Reason == nil || *v.Reason != "Forbidden" {
+			t.Errorf("%s: reason %v", v.Message, v.Reason)
+		}
+	}
+	var rules []string
+	for _, v := range policy.Spec.Validations {
+		rules = append(rules, v.Expression)
+	}
+	for _, frozen := range []string{
+		"labels", "annotations", "ownerReferences", "finalizers", "tolerations", "nodeSelector", "affinity", "schedulingGates",
+		"activeDeadlineSeconds", "terminationGracePeriodSeconds", "resources", "'/payload/loader'",
+	} {
+		if !strings.Contains(strings.Join(rules, "\n"), frozen) {
+			t.Errorf("no rule about %s", frozen)
+		}
+	}
+}
+
+// Every container of a pod that may meet an unknown node runs the loader, so that the healer can help.
+func TestHealerCanHealEveryContainer(t *testing.T) {
+	checked := 0
+	for _, c := range matrix(t) {
+		if len(healers(c.output)) == 0 {
+			continue
+		}
+		for _, w := range workloads(c.output) {
+			if payload(w.pod.Spec) == nil {
+				continue
+			}
+			for _, container := range containers(w.pod.Spec) {
+				checked++
+				if len(container.Command) == 0 || container.Command[0] != "/payload/loader" {
+					t.Errorf("%s: %s: %s does not run the loader", c.name, w.object, container.Name)
+				}
+			}
+		}
+	}
+	if checked == 0 {
+		t.Error("nothing was checked")
+	}
+}
+
+// A pod's affinity cannot be changed: with the healer no node is excluded because of its images.
+func TestHealerTurnsExcludedNodesIntoAPreference(t *testing.T) {
+	out := rendering{values: proxyMode(t), cluster: newCluster(kubernetes(corev1.IPv4Protocol),
+		node("a", "amd64", "registry.k8s.io/pause:3.9"), node("b", "amd64", "registry.k8s.io/pause:3.10"))}.render(t)
+	for _, d := range all[*appsv1.Deployment](out) {
+		affinity := d.Spec.Template.Spec.Affinity
+		if affinity == nil || affinity.NodeAffinity == nil ||
+			affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
+			t.Fatalf("%s: affinity %v", d.Name, affinity)
+		}
+		terms := affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution
+		field := terms[len(terms)-1].Preference.MatchFields[0]
+		if field.Operator != corev1.NodeSelectorOpNotIn || !slices.Equal(field.Values, []string{"a"}) {
+			t.Errorf("%s prefers %v", d.Name, terms)
+		}
+	}
+}
+
+// The healer chooses for one node what the chart chooses for a cluster of that node.
+func TestHealerChoosesLikeTheChart(t *testing.T) {
+	for _, names := range [][]string{
+		{"registry.k8s.io/pause:3.9", "registry.k8s.io/pause:3.10.1", "docker.io/rancher/mirrored-pause:3.6"},
+		{"b.example/pause:3.6", "a.example/pause:3.6"},
+		{"registry.k8s.io/pause:latest", "registry.k8s.io/pause:v3"},
+		{"z.example/tool:1", "b.example/pause@sha256:" + strings.Repeat("1", 64)},
+		{"z.example/tool:1", "a.example/tool:1"},
+		{"127.0.0.1:31999/x:1", "z.example/tool:1", "a.example/tool@sha256:" + strings.Repeat("1", 64)},
+	} {
+		n := node("a", "amd64", names...)
+		var images []nodeimages.Image
+		for _, image := range n.Status.Images {
+			images = append(images, nodeimages.Image{Names: image.Names, SizeBytes: image.SizeBytes})
+		}
+		out := rendering{values: proxyMode(t), cluster: newCluster(kubernetes(corev1.IPv4Protocol), n)}.render(t)
+		if chart, healer := decided(out).Injector.PauseImages[0], nodeimages.Choose(images); chart != healer {
+			t.Errorf("%s: the chart chooses %s, the healer %s", names, chart, healer)
+		}
+	}
+}

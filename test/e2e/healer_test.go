@@ -1,0 +1,361 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+const (
+	knownPause = "registry.k8s.io/pause:3.10.1"
+	otherPause = "example.com/k8s/pause:3.9"
+)
+
+// TestHealer replaces all nodes, one by one, by nodes with a pause image that the chart does not
+// know, while pods are pulled.
+func TestHealer(t *testing.T) {
+	w := ownCluster(t, "e2e-healer", layout{args: []string{"--pause-image", knownPause}})
+	image := ""
+	must(t, "installed with healers", func(t *testing.T) {
+		w.helmChart(t, "install", "--wait", proxyMode)
+		w.isIn(t, state.ModeProxy, state.SourceValue)
+		image = w.pushHello(t)
+		w.healersReady(t)
+		w.healersAreSmall(t)
+	})
+	must(t, "a node with a known pause image joins", func(t *testing.T) {
+		w.firstPull(t, "known", image, 15*time.Second)
+		if pods := w.healedPods(t); len(pods) > 0 {
+			t.Errorf("healed without need: %v", pods)
+		}
+	})
+	must(t, "a node with an unknown pause image joins", func(t *testing.T) {
+		w.firstPull(t, "new1", image, 15*time.Second, "--pause-image", otherPause)
+		w.eventSays(t, "new1")
+		eventually(t, 30*time.Second, "init-hook status to report a healthy cluster", func() error {
+			out, _, err := try(w.command(t, w.hook, "status"))
+			if err != nil {
+				return fmt.Errorf("%w: %s", err, out)
+			}
+			return nil
+		})
+	})
+	must(t, "the policy refuses every other patch", w.healerIsLimited)
+	must(t, "both healers are killed at once", func(t *testing.T) {
+		for _, p := range w.pods(t, "healer") {
+			w.deletePod(t, p.Name, 0)
+		}
+		begin := time.Now()
+		w.healersReady(t)
+		t.Logf("figure: both healers ready again after %.1f s", time.Since(begin).Seconds())
+	})
+	must(t, "the nodes are replaced one by one while pods are pulled", func(t *testing.T) {
+		for _, step := range []struct{ leaves, joins string }{{"n1", "new2"}, {"n2", "new3"}, {"known", ""}} {
+			if step.joins != "" {
+				w.firstPull(t, step.joins, image, 15*time.Second, "--pause-image", otherPause)
+			}
+			staying := *w
+			staying.nodes = nil
+			for _, node := range w.nodes {
+				if node != step.leaves {
+					staying.nodes = append(staying.nodes, node)
+				}
+			}
+			stop := staying.pullLoop(t, "e2e/hello:1")
+			output(t, w.command(t, w.kubectl, "drain", step.leaves, "--ignore-daemonsets", "--delete-emptydir-data",
+				"--timeout=2m"))
+			w.removeNode(t, step.leaves)
+			w.waitForRegistry(t, "")
+			w.healersReady(t)
+			stop()
+		}
+		for _, node := range w.nodes {
+			w.waitForImage(t, node, otherPause)
+		}
+		w.pullEverywhere(t, image)
+	})
+	must(t, "without a healer, init-hook heal brings registry and healers back", func(t *testing.T) {
+		w.scaleHealer(t, 0)
+		before := w.waitForRegistry(t, "")
+		w.deletePod(t, before.Name, 0)
+		eventually(t, time.Minute, "the registry to need another image", func() error {
+			if h := w.heal(t, "--dry-run"); len(h.Pods) != 1 || h.Pods[0].Action != "replace" || h.Pods[0].Image != otherPause {
+				return errors.New(mustJSON(h))
+			}
+			return nil
+		})
+		if pods := w.heal(t).Pods; len(pods) != 1 || pods[0].Before != knownPause {
+			t.Errorf("healed %s", mustJSON(pods))
+		}
+		w.waitForRegistry(t, before.Name)
+		w.scaleHealer(t, 2)
+		eventually(t, time.Minute, "the healers to be healed", func() error {
+			w.heal(t)
+			if n := w.readyHealers(t); n < 2 {
+				return fmt.Errorf("%d healers are ready", n)
+			}
+			return nil
+		})
+		w.pullEverywhere(t, image)
+	})
+	must(t, "helm upgrade after healing, with Jobs that run from the registry", func(t *testing.T) {
+		w.helmChart(t, "upgrade", "--wait", noMode)
+		w.isIn(t, state.ModeProxy, state.SourceState)
+		w.healersReady(t)
+		w.pullEverywhere(t, image)
+		w.isHealthy(t)
+	})
+	must(t, "helm uninstall leaves only the volume", w.uninstall)
+}
+
+// firstPull adds a node and fails unless it pulls in time after it has become ready.
+func (w *world) firstPull(t *testing.T, node, image string, within time.Duration, args ...string) {
+	t.Helper()
+	w.addNode(t, node, args...)
+	added := time.Now()
+	eventually(t, 2*time.Minute, "node "+node+" to pull", func() error {
+		out, err := w.onNode(t, node, "crictl", "pull", image)
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	})
+	pulled := time.Now()
+	n, err := w.client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range n.Status.Conditions {
+		if c.Type != corev1.NodeReady {
+			continue
+		}
+		took := pulled.Sub(c.LastTransitionTime.Time) // which has whole seconds
+		t.Logf("figure: %s pulled %.1f s after it had become ready (to a second), %.1f s after that was seen", node,
+			took.Seconds(), pulled.Sub(added).Seconds())
+		if took > within {
+			t.Errorf("%s pulled %s after it had become ready, want at most %s", node, took, within)
+		}
+	}
+}
+
+func (w *world) readyHealers(t *testing.T) int {
+	t.Helper()
+	n := 0
+	for _, p := range w.pods(t, "healer") {
+		if p.DeletionTimestamp == nil && ready(p) {
+			n++
+		}
+	}
+	return n
+}
+
+func (w *world) healersReady(t *testing.T) {
+	t.Helper()
+	eventually(t, 2*time.Minute, "two ready healers", func() error {
+		if n := w.readyHealers(t); n != 2 {
+			return fmt.Errorf("%d are ready", n)
+		}
+		return nil
+	})
+}
+
+// healersAreSmall fails if a healer uses more than half of its memory limit while it has nothing to do.
+func (w *world) healersAreSmall(t *testing.T) {
+	t.Helper()
+	found := 0
+	for _, node := range w.nodes {
+		out, err := w.onNode(t, node, "ps", "-eo", "rss=,args=")
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		for line := range strings.Lines(out) {
+			kilobytes, args, _ := strings.Cut(strings.TrimSpace(line), " ")
+			if !strings.HasPrefix(strings.TrimSpace(args), "/program/registry-node heal ") {
+				continue
+			}
+			found++
+			t.Logf("figure: a healer on %s uses %s kB", node, kilobytes)
+			if n, err := strconv.Atoi(kilobytes); err != nil || n > 32<<10 {
+				t.Errorf("a healer uses %s kB (%v)", kilobytes, err)
+			}
+		}
+	}
+	if found == 0 {
+		t.Error("no healer found")
+	}
+}
+
+func (w *world) scaleHealer(t *testing.T, replicas int32) {
+	t.Helper()
+	if _, err := w.client.AppsV1().Deployments(namespace).UpdateScale(t.Context(), release+"-healer", &autoscalingv1.Scale{
+		ObjectMeta: metav1.ObjectMeta{Name: release + "-healer", Namespace: namespace},
+		Spec:       autoscalingv1.ScaleSpec{Replicas: replicas},
+	}, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if replicas > 0 {
+		return
+	}
+	eventually(t, time.Minute, "the healers to end", func() error {
+		if n := len(w.pods(t, "healer")); n > 0 {
+			return fmt.Errorf("%d are left", n)
+		}
+		return nil
+	})
+}
+
+// healedPods returns the release's pods with the annotation of a replaced image.
+func (w *world) healedPods(t *testing.T) (names []string) {
+	t.Helper()
+	for _, component := range []string{"registry", "proxy", "healer"} {
+		for _, p := range w.pods(t, component) {
+			if p.Annotations["zarf-registry/image-before"] != "" {
+				names = append(names, p.Name)
+			}
+		}
+	}
+	return names
+}
+
+// eventSays fails unless an event says which image of the node's proxy was replaced, and the
+// annotation keeps it.
+func (w *world) eventSays(t *testing.T, node string) {
+	t.Helper()
+	for _, p := range w.pods(t, "proxy") {
+		if p.Spec.NodeName != node {
+			continue
+		}
+		if got := p.Annotations["zarf-registry/image-before"]; got != knownPause {
+			t.Errorf("the annotation of %s is %q", p.Name, got)
+		}
+		eventually(t, 20*time.Second, "an event", func() error {
+			list, err := w.client.CoreV1().Events(namespace).List(t.Context(),
+				metav1.ListOptions{FieldSelector: "reason=ImageReplaced,involvedObject.name=" + p.Name})
+			if err != nil {
+				return err
+			}
+			if len(list.Items) != 1 || !strings.Contains(list.Items[0].Message, node) ||
+				!strings.Contains(list.Items[0].Message, knownPause) || !strings.Contains(list.Items[0].Message, otherPause) {
+				return errors.New(mustJSON(list.Items))
+			}
+			t.Logf("the event of %s: %s", p.Name, list.Items[0].Message)
+			return nil
+		})
+		return
+	}
+	t.Errorf("node %s has no proxy", node)
+}
+
+// healed is the output of init-hook heal.
+type healed struct {
+	Pods []struct{ Pod, Node, Action, Before, Image, Reason string }
+}
+
+func (w *world) heal(t *testing.T, args ...string) healed {
+	t.Helper()
+	var h healed
+	out := output(t, w.command(t, w.hook, append([]string{"heal", "--output", "json"}, args...)...))
+	if err := json.Unmarshal([]byte(out), &h); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return h
+}
+
+// healerIsLimited uses the healer's token.
+func (w *world) healerIsLimited(t *testing.T) {
+	token, err := w.client.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), release+"-healer",
+		&authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := rest.AnonymousClientConfig(w.config)
+	config.BearerToken = token.Status.Token
+	healer, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	policy, err := w.client.AdmissionregistrationV1().ValidatingAdmissionPolicies().Get(t.Context(),
+		namespace+"-"+release+"-healer", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if checked := policy.Status.TypeChecking; checked == nil || len(checked.ExpressionWarnings) > 0 {
+		t.Errorf("the API server warns about the policy: %s", mustJSON(checked))
+	}
+	other := pod("not-the-charts", "", "example.com/none:1")
+	other.Namespace = namespace
+	if _, err := w.client.CoreV1().Pods(namespace).Create(t.Context(), other, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	defer w.deletePod(t, other.Name, 0)
+	proxy := w.pods(t, "proxy")[0].Name
+	dry := metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}
+	for sentence, c := range map[string]struct{ pod, patch, refused string }{
+		"the image of a container with the loader": {proxy, `{"spec":{"containers":[{"name":"proxy","image":"a.example/b:1"}]}}`,
+			""},
+		"its own annotation": {proxy, `{"metadata":{"annotations":{"zarf-registry/image-before":"a.example/b:1"}}}`, ""},
+		"the image of another container": {other.Name, `{"spec":{"containers":[{"name":"main","image":"a.example/b:1"}]}}`,
+			"images"},
+		"another annotation": {proxy, `{"metadata":{"annotations":{"a":"b"}}}`, "annotation"},
+		"an annotation removed": {proxy, `{"metadata":{"annotations":{"zarf-registry/metrics-port":null}}}`,
+			"annotation"},
+		"an annotation changed": {proxy, `{"metadata":{"annotations":{"zarf-registry/metrics-port":"1"}}}`, "annotation"},
+		"a label":               {proxy, `{"metadata":{"labels":{"a":"b"}}}`, "labels"},
+		"a label removed":       {proxy, `{"metadata":{"labels":{"app.kubernetes.io/component":null}}}`, "labels"},
+		"a finalizer":           {proxy, `{"metadata":{"finalizers":["a.example/b"]}}`, "finalizers"},
+		"no owner":              {proxy, `{"metadata":{"ownerReferences":null}}`, "owners"},
+		"a toleration":          {other.Name, `{"spec":{"tolerations":[{"operator":"Exists"},{"key":"a","operator":"Exists"}]}}`, "scheduling"},
+		"a deadline":            {proxy, `{"spec":{"activeDeadlineSeconds":1}}`, "deadlines"},
+	} {
+		_, err := healer.CoreV1().Pods(namespace).Patch(t.Context(), c.pod, types.StrategicMergePatchType,
+			[]byte(c.patch), dry)
+		switch {
+		case c.refused == "" && err != nil:
+			t.Errorf("%s: %v", sentence, err)
+		case c.refused != "" && (!apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "the healer may") ||
+			!strings.Contains(err.Error(), c.refused)):
+			t.Errorf("%s: %v", sentence, err)
+		}
+	}
+	for sentence, try := range map[string]func() error{
+		"create a pod": func() error {
+			_, err := healer.CoreV1().Pods(namespace).Create(t.Context(), pod("x", "", "a:1"), metav1.CreateOptions{})
+			return err
+		},
+		"delete a pod": func() error {
+			return healer.CoreV1().Pods(namespace).Delete(t.Context(), proxy, metav1.DeleteOptions{})
+		},
+		"read a Secret": func() error {
+			_, err := healer.CoreV1().Secrets(namespace).Get(t.Context(), release+"-state", metav1.GetOptions{})
+			return err
+		},
+		"patch a pod elsewhere": func() error {
+			_, err := healer.CoreV1().Pods("default").Patch(t.Context(), "x", types.StrategicMergePatchType, []byte(`{}`), dry)
+			return err
+		},
+		"add an ephemeral container": func() error {
+			_, err := healer.CoreV1().Pods(namespace).Patch(t.Context(), proxy, types.StrategicMergePatchType,
+				[]byte(`{"spec":{"ephemeralContainers":[{"name":"x","image":"a:1"}]}}`), dry, "ephemeralcontainers")
+			return err
+		},
+	} {
+		if err := try(); !apierrors.IsForbidden(err) {
+			t.Errorf("it may %s: %v", sentence, err)
+		}
+	}
+}
