@@ -334,3 +334,30 @@ func write(t *testing.T, dir, name, text string) {
 		t.Fatal(err)
 	}
 }
+
+// The first pass meets a kubelet that still reports the failure of the previous image, and the second finds
+// another pod. The third finds none.
+func TestOnceLooksAgain(t *testing.T) {
+	const item = `{"metadata":{"name":"p","uid":"u","resourceVersion":"7"},"spec":{"nodeName":"n1",
+		"containers":[{"name":"proxy","image":%q,"command":["/payload/loader"]}]},"status":` + failed + `}`
+	waiting, other := fmt.Sprintf(item, "b/pause:2"), fmt.Sprintf(item, "a/pause:1")
+	lists := []string{waiting, strings.ReplaceAll(other, `"p"`, `"q"`) + "," + waiting, ""}
+	patches := 0
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.Method == http.MethodPatch:
+			patches++
+		case strings.HasSuffix(r.URL.Path, "/pods"):
+			fmt.Fprintf(w, `{"items":[%s]}`, lists[0])
+			lists = lists[1:]
+		case r.Method == http.MethodGet:
+			fmt.Fprint(w, `{"status":{"images":[{"names":["b/pause:2"]}]}}`)
+		}
+	}))
+	defer api.Close()
+	client := &Client{HTTP: api.Client(), URL: api.URL, Namespace: "ns", Release: "r", Now: time.Now}
+	results, err := Once(t.Context(), client, false)
+	if err != nil || len(results) != 1 || results[0].Action != Replace || results[0].Pod != "q" || patches != 1 || len(lists) != 0 {
+		t.Errorf("%+v, %v after %d patches; %d lists left", results, err, patches, len(lists))
+	}
+}

@@ -1,6 +1,17 @@
 package heal
 
-import "context"
+import (
+	"context"
+	"slices"
+	"time"
+)
+
+// The passes of Once. For a moment after a replacement, the kubelet still reports the failure of the
+// previous image, and while a kubelet writes a status, a patch meets a change.
+const (
+	maxPasses = 10
+	passPause = time.Second
+)
 
 // Result is what Once did about a pod.
 type Result struct {
@@ -14,10 +25,35 @@ type Result struct {
 	Reason string `json:"reason"`
 }
 
-// Once decides about each pending pod of the release, once, and replaces images unless dryRun is set.
-// It returns what it did about the pods that need another image. An error means that no further pod was
-// looked at.
+// Once replaces the images of the release's pending pods, or says what it would replace with dryRun. It
+// looks again, a few times, while pods wait. It returns what it did about the pods that need another
+// image. An error means that no further pod was looked at.
 func Once(ctx context.Context, client *Client, dryRun bool) ([]Result, error) {
+	results := []Result{}
+	for pass := 1; ; pass++ {
+		found, err := once(ctx, client, dryRun)
+		// What was replaced stays in the results, and is not reported as waiting afterwards.
+		results = slices.DeleteFunc(results, func(r Result) bool { return r.Action != Replace })
+		for _, r := range found {
+			done := slices.ContainsFunc(results, func(before Result) bool { return before.Pod == r.Pod })
+			if !done || r.Action == Report || pass == maxPasses {
+				results = append(results, r)
+			}
+		}
+		waits := slices.ContainsFunc(found, func(r Result) bool { return r.Action == Wait })
+		if err != nil || dryRun || !waits || pass == maxPasses {
+			return results, err
+		}
+		select {
+		case <-ctx.Done():
+			return results, ctx.Err()
+		case <-time.After(passPause):
+		}
+	}
+}
+
+// once is one pass of Once.
+func once(ctx context.Context, client *Client, dryRun bool) ([]Result, error) {
 	pods, err := client.list(ctx)
 	if err != nil {
 		return nil, err
