@@ -13,7 +13,7 @@ import (
 )
 
 func TestHealerByVersion(t *testing.T) {
-	for sentence, c := range map[string]struct {
+	for description, c := range map[string]struct {
 		version string
 		sets    []string
 		healer  bool
@@ -36,7 +36,7 @@ func TestHealerByVersion(t *testing.T) {
 		},
 		"with values of a release before it": {"v1.36.0", []string{"healer=null"}, true, true},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(description, func(t *testing.T) {
 			out := rendering{values: proxyMode(t, c.sets...), version: c.version}.render(t)
 			if got := len(healers(out)) == 1; got != c.healer {
 				t.Errorf("the healer is rendered: %t", got)

@@ -16,7 +16,7 @@ func TestHeal(t *testing.T) {
 	const pod = `{"items":[{"metadata":{"name":"p","uid":"u","resourceVersion":"7"},"status":{"phase":"Pending"},
 		"spec":{"nodeName":"n1","containers":[{"name":"proxy","image":"a/pause:1","command":["/payload/loader"]}]}}]}`
 	const images = `{"status":{"images":[{"names":["b/pause:2"],"sizeBytes":1}]}}`
-	for sentence, c := range map[string]struct {
+	for description, c := range map[string]struct {
 		flags   healFlags
 		pods    string
 		images  string
@@ -38,7 +38,7 @@ func TestHeal(t *testing.T) {
 			"1 problems", true},
 		"no right": {healFlags{output: "text"}, pod, images, 403, 1, "", "policy says no (HTTP 403)", false},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(description, func(t *testing.T) {
 			patches, events := 0, 0
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				switch r.Method + " " + r.URL.Path {

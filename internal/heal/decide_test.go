@@ -44,7 +44,7 @@ func TestDecide(t *testing.T) {
 	truncated := make([]nodeimages.Image, nodeimages.MaxReported)
 	truncated[9] = nodeimages.Image{Names: []string{"c/tool:1"}, SizeBytes: 5}
 	both := []string{"spec/initContainers/0", "spec/containers/2"}
-	for sentence, c := range map[string]struct {
+	for description, c := range map[string]struct {
 		pod        Pod
 		images     []nodeimages.Image
 		action     Action
@@ -76,7 +76,7 @@ func TestDecide(t *testing.T) {
 		"three images were replaced": {podWith(t, "c/pause:1", backOff, "x:1,x:2,x:3"), pauses, Report, both, "", "x:3"},
 		"a pod that runs":            {podWith(t, "a/pause:1", running), pauses, Nothing, nil, "", ""},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(description, func(t *testing.T) {
 			d := Decide(c.pod, c.images)
 			if d.Action != c.action || d.Image != c.image || !strings.Contains(d.Reason, c.reason) ||
 				strings.Join(d.Containers, " ") != strings.Join(c.containers, " ") {
@@ -87,7 +87,7 @@ func TestDecide(t *testing.T) {
 }
 
 func TestPodsThatNobodyMayHealDoNotWait(t *testing.T) {
-	for sentence, change := range map[string]func(*Pod){
+	for description, change := range map[string]func(*Pod){
 		"not scheduled":    func(p *Pod) { p.Spec.NodeName = "" },
 		"being deleted":    func(p *Pod) { p.Metadata.DeletionTimestamp = "2026-01-01T00:00:00Z" },
 		"not of the chart": func(p *Pod) { p.Spec.InitContainers, p.Spec.Containers = nil, p.Spec.Containers[:2] },
@@ -98,14 +98,14 @@ func TestPodsThatNobodyMayHealDoNotWait(t *testing.T) {
 		}
 		change(&p)
 		if waits, failing := p.Waits(); waits || failing {
-			t.Errorf("%s: it waits: %t, %t", sentence, waits, failing)
+			t.Errorf("%s: it waits: %t, %t", description, waits, failing)
 		}
 	}
 }
 
 func TestPatch(t *testing.T) {
 	images := []nodeimages.Image{{Names: []string{"b/pause:3"}}}
-	for sentence, c := range map[string]struct {
+	for description, c := range map[string]struct {
 		annotations []string
 		want        string
 	}{
@@ -123,7 +123,7 @@ func TestPatch(t *testing.T) {
 			`{"op":"test","path":"/spec/containers/2/image","value":"a/pause:1"},` +
 			`{"op":"replace","path":"/spec/containers/2/image","value":"b/pause:3"},` + c.want
 		if string(got) != want {
-			t.Errorf("%s: %s, want %s", sentence, got, want)
+			t.Errorf("%s: %s, want %s", description, got, want)
 		}
 	}
 }

@@ -208,7 +208,7 @@ func TestANodeThatReportsItsImagesLate(t *testing.T) {
 }
 
 func TestWhatCannotBeHealedIsReportedOnce(t *testing.T) {
-	for sentence, c := range map[string]struct {
+	for description, c := range map[string]struct {
 		images []string
 		want   string
 	}{
@@ -216,7 +216,7 @@ func TestWhatCannotBeHealedIsReportedOnce(t *testing.T) {
 		"nothing else to try":           {[]string{"127.0.0.1:31999/x:1"}, "it reports 127.0.0.1:31999/x:1"},
 		"no images reported":            {nil, "its kubelet cannot get image a/pause:1"},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(description, func(t *testing.T) {
 			s := newServer(t, c.images...)
 			h := s.start()
 			s.change("ADDED", "a/pause:1", failed)

@@ -13,7 +13,7 @@ func image(size int64, names ...string) nodeimages.Image {
 }
 
 func TestChoose(t *testing.T) {
-	for sentence, c := range map[string]struct {
+	for description, c := range map[string]struct {
 		images []nodeimages.Image
 		except []string
 		want   string
@@ -43,14 +43,14 @@ func TestChoose(t *testing.T) {
 		"nothing of no images":  {nil, nil, ""},
 	} {
 		if got := nodeimages.Choose(c.images, c.except...); got != c.want {
-			t.Errorf("%s: %q, want %q", sentence, got, c.want)
+			t.Errorf("%s: %q, want %q", description, got, c.want)
 		}
 	}
 }
 
 func TestComplete(t *testing.T) {
 	full := make([]nodeimages.Image, nodeimages.MaxReported)
-	for sentence, c := range map[string]struct {
+	for description, c := range map[string]struct {
 		images []nodeimages.Image
 		want   bool
 	}{
@@ -61,7 +61,7 @@ func TestComplete(t *testing.T) {
 		"a full list with pauseful": {append(list(image(1, "a/pauseful:3")), full[1:]...), false},
 	} {
 		if got := nodeimages.Complete(c.images); got != c.want {
-			t.Errorf("%s: %t", sentence, got)
+			t.Errorf("%s: %t", description, got)
 		}
 	}
 	if images := list(image(1, "a:1", "b:1")); !nodeimages.Reported(images, "b:1") || nodeimages.Reported(images, "c:1") {

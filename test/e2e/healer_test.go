@@ -305,7 +305,7 @@ func (w *world) healerIsLimited(t *testing.T) {
 	defer w.deletePod(t, other.Name, 0)
 	proxy := w.pods(t, "proxy")[0].Name
 	dry := metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}
-	for sentence, c := range map[string]struct{ pod, patch, refused string }{
+	for description, c := range map[string]struct{ pod, patch, refused string }{
 		"the image of a container with the loader": {proxy, `{"spec":{"containers":[{"name":"proxy","image":"a.example/b:1"}]}}`,
 			""},
 		"its own annotation": {proxy, `{"metadata":{"annotations":{"zarf-registry/image-before":"a.example/b:1"}}}`, ""},
@@ -326,13 +326,13 @@ func (w *world) healerIsLimited(t *testing.T) {
 			[]byte(c.patch), dry)
 		switch {
 		case c.refused == "" && err != nil:
-			t.Errorf("%s: %v", sentence, err)
+			t.Errorf("%s: %v", description, err)
 		case c.refused != "" && (!apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "the healer may") ||
 			!strings.Contains(err.Error(), c.refused)):
-			t.Errorf("%s: %v", sentence, err)
+			t.Errorf("%s: %v", description, err)
 		}
 	}
-	for sentence, try := range map[string]func() error{
+	for description, try := range map[string]func() error{
 		"create a pod": func() error {
 			_, err := healer.CoreV1().Pods(namespace).Create(t.Context(), pod("x", "", "a:1"), metav1.CreateOptions{})
 			return err
@@ -355,7 +355,7 @@ func (w *world) healerIsLimited(t *testing.T) {
 		},
 	} {
 		if err := try(); !apierrors.IsForbidden(err) {
-			t.Errorf("it may %s: %v", sentence, err)
+			t.Errorf("it may %s: %v", description, err)
 		}
 	}
 }
