@@ -81,6 +81,8 @@ type Injector struct {
 	// Digests are those of the payloads that the chart was packaged with, by injector.Program.Key.
 	// A source checkout has none.
 	Digests map[string]string `json:"digests,omitempty"`
+	// Healer tells whether the chart renders the healer, whose program is registry-node.
+	Healer bool `json:"healer,omitempty"`
 	// PauseImages are the images of injected pods, the registry's first.
 	PauseImages      []string     `json:"pauseImages,omitempty"`
 	PauseImageSource state.Source `json:"pauseImageSource,omitempty"`
@@ -173,7 +175,7 @@ func (s *Settings) Programs() []string {
 	if s.Mode != state.ModeExternal {
 		programs = append(programs, "registry")
 	}
-	if s.Mode == state.ModeProxy || s.ConfiguresNodes() {
+	if s.Mode == state.ModeProxy || s.ConfiguresNodes() || s.Injector.Healer {
 		programs = append(programs, "registry-node")
 	}
 	return programs

@@ -41,6 +41,9 @@ init-hook can derive from it is not in here. */ -}}
 {{- if include "zarf-registry.injects" . -}}
 {{- $_ := set $injector "payloadID" (include "zarf-registry.payloadID" .) -}}
 {{- end -}}
+{{- if include "zarf-registry.healer" . -}}
+{{- $_ := set $injector "healer" true -}}
+{{- end -}}
 {{- if $injector.enabled -}}
 {{- with include "zarf-registry.payloadDigests" . | fromJson -}}
 {{- $_ := set $injector "digests" . -}}
