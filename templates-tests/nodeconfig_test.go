@@ -929,7 +929,7 @@ func TestExternalRegistryNeedsAPayloadForNodeConfigurationOnly(t *testing.T) {
 		"nothing on nodes": {nil, jobsettings.Injector{}},
 		"a file on nodes": {[]string{"nodeConfig.k3s.existingSecret=mine"}, jobsettings.Injector{
 			Enabled: true, PayloadID: "0.1.0", PauseImages: []string{"registry.k8s.io/pause:3.10.1"},
-			PauseImageSource: state.SourceDefault,
+			PauseImageSource: state.SourceDefault, Healer: true,
 		}},
 		"with ordinary images": {
 			[]string{"nodeConfig.k3s.existingSecret=mine", "injector.enabled=false"}, jobsettings.Injector{PayloadID: "0.1.0"},
