@@ -178,12 +178,12 @@ func TestMissingContentIsAnError(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for sentence, damage := range map[string]func() error{
+	for description, damage := range map[string]func() error{
 		"a blob with other content": func() error { return os.WriteFile(blob, make([]byte, len(content)), 0o600) },
 		"a truncated blob":          func() error { return os.Truncate(blob, 1) },
 		"no blob":                   func() error { return os.Remove(blob) },
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(description, func(t *testing.T) {
 			if err := os.WriteFile(blob, content, 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -201,7 +201,7 @@ func TestMissingContentIsAnError(t *testing.T) {
 }
 
 func TestBadInput(t *testing.T) {
-	for sentence, tt := range map[string]struct {
+	for description, tt := range map[string]struct {
 		args []string
 		want string
 	}{
@@ -214,7 +214,7 @@ func TestBadInput(t *testing.T) {
 		"a missing tool": {[]string{"-tools", "init-hook", "-init-hook", filepath.Join(t.TempDir(), "none"), "-scale",
 			"0.0005"}, "no tool"},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(description, func(t *testing.T) {
 			if err := bench(context.Background(), tt.args, io.Discard); err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("bench(%q) = %v, want %q in it", tt.args, err, tt.want)
 			}

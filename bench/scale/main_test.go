@@ -162,7 +162,7 @@ func TestNodeSize(t *testing.T) {
 }
 
 func TestJainsIndex(t *testing.T) {
-	for sentence, tt := range map[string]struct {
+	for description, tt := range map[string]struct {
 		took []time.Duration
 		want float64
 	}{
@@ -171,7 +171,7 @@ func TestJainsIndex(t *testing.T) {
 		"one gets nearly everything":    {[]time.Duration{1, 1e12, 1e12, 1e12}, 0.25},
 	} {
 		if got := jain(tt.took); math.Abs(got-tt.want) > 1e-6 {
-			t.Errorf("%s: %v, want %v", sentence, got, tt.want)
+			t.Errorf("%s: %v, want %v", description, got, tt.want)
 		}
 	}
 }

@@ -19,7 +19,7 @@ func TestGarbageCollect(t *testing.T) {
 	const manifest = `{"removed":{"repository":"a/b","digest":"sha256:m"}}` + "\n"
 	const phases = `{"phase":"settling"}` + "\n" + `{"phase":"settling"}` + "\n" + `{"phase":"sweeping"}` + "\n"
 	const result = `{"result":{"manifests":1,"blobs":1,"bytes":12,"kept":3}}` + "\n"
-	for sentence, tt := range map[string]struct {
+	for description, tt := range map[string]struct {
 		flags  collectFlags
 		status int
 		answer string
@@ -40,7 +40,7 @@ func TestGarbageCollect(t *testing.T) {
 		"one that is busy": {collectFlags{output: "text"}, 409, "collected already\n", "",
 			"409 Conflict: collected already"},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(description, func(t *testing.T) {
 			tt.flags.request.Grace, tt.flags.request.Timeout = time.Hour, time.Minute
 			server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				user, password, _ := r.BasicAuth()

@@ -142,7 +142,7 @@ func TestWhatAClusterHasManyOfIsListedInPages(t *testing.T) {
 		return nil
 	}
 	const selector = "labelSelector=a%3Db&"
-	for sentence, tt := range map[string]struct {
+	for description, tt := range map[string]struct {
 		count int
 		limit int64
 		fails func(int) *apierrors.StatusError
@@ -165,7 +165,7 @@ func TestWhatAClusterHasManyOfIsListedInPages(t *testing.T) {
 		}, -1, []string{selector + "limit=500"}},
 	} {
 		for what, list := range lists {
-			t.Run(sentence+", of "+what, func(t *testing.T) {
+			t.Run(description+", of "+what, func(t *testing.T) {
 				m := &manyNodes{t: t, count: tt.count, fails: tt.fails}
 				client := m.connect()
 				found, err := list(t.Context(), client, metav1.ListOptions{LabelSelector: "a=b", Limit: tt.limit})

@@ -18,7 +18,7 @@ const (
 // Each case runs twice, and the second run must change nothing. Then everything is uninstalled, and
 // the tree must be as before, including inodes, unless a case lists what is left.
 func TestTrees(t *testing.T) {
-	for sentence, tt := range map[string]struct {
+	for description, tt := range map[string]struct {
 		before files
 		wants  Wants
 		after  files
@@ -179,7 +179,7 @@ func TestTrees(t *testing.T) {
 			left:  files{certs + "/a": "-> /etc", certs + "/b/hosts.toml": "-> /etc/passwd"},
 		},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(description, func(t *testing.T) {
 			host := newHost(t, tt.before)
 			before := snapshot(t, host)
 			plan := mustRun(t, host, tt.wants)
@@ -245,7 +245,7 @@ func TestModes(t *testing.T) {
 func TestRefusals(t *testing.T) {
 	one := Wants{Files: []File{want(yaml, "new\n")}}
 	force := Wants{Force: true, Files: one.Files}
-	for sentence, tt := range map[string]struct {
+	for description, tt := range map[string]struct {
 		before files
 		wants  Wants
 		change func(*Options)
@@ -353,13 +353,13 @@ func TestRefusals(t *testing.T) {
 			before: files{}, wants: force, want: []string{"is not a regular file"},
 		},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(description, func(t *testing.T) {
 			host := newHost(t, tt.before)
-			if strings.HasPrefix(sentence, "a pipe") {
+			if strings.HasPrefix(description, "a pipe") {
 				makePipe(t, filepath.Join(host, yaml))
 			}
 			before := map[string]node{}
-			if !strings.HasPrefix(sentence, "a pipe") {
+			if !strings.HasPrefix(description, "a pipe") {
 				before = snapshot(t, host)
 			}
 			o := options(host)

@@ -83,9 +83,9 @@ func reach(t *testing.T, s story, n int) (host string, before map[string]node) {
 // The same run again reaches the same state as without the interruption, and so does an immediate
 // restore, including inodes.
 func TestKilledAtEveryCall(t *testing.T) {
-	for sentence, s := range stories {
+	for description, s := range stories {
 		for stage := range len(s.wants) + 1 { // the last one is the restore
-			t.Run(fmt.Sprintf("%s, stage %d", sentence, stage), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s, stage %d", description, stage), func(t *testing.T) {
 				var w Wants
 				if stage < len(s.wants) {
 					w = s.wants[stage]
@@ -190,9 +190,9 @@ func wholeFiles(t *testing.T, where string, got, old, end files) {
 // Later, the affected file is complete, and no temporary file is left.
 func TestFailureOfEveryCall(t *testing.T) {
 	reads := []string{"open", "lock", "lstat", "read", "readdir", "access", "readlink"}
-	for sentence, s := range stories {
+	for description, s := range stories {
 		for stage := range len(s.wants) + 1 {
-			t.Run(fmt.Sprintf("%s, stage %d", sentence, stage), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s, stage %d", description, stage), func(t *testing.T) {
 				var w Wants
 				if stage < len(s.wants) {
 					w = s.wants[stage]

@@ -161,7 +161,7 @@ func TestEncode(t *testing.T) {
 		CA:         []string{strings.Repeat("a", 64), strings.Repeat("b", 64)},
 		Registries: &noderuntime.RegistriesReport{Path: "/etc/rancher/k3s/registries.yaml", Live: true},
 	}
-	for sentence, tt := range map[string]struct {
+	for description, tt := range map[string]struct {
 		warnings int
 		err      string
 		cut      bool
@@ -174,7 +174,7 @@ func TestEncode(t *testing.T) {
 		"everything":                   {1000, strings.Repeat("x\n", 5000), true},
 		"characters that HTML escapes": {0, strings.Repeat("<REDACTED>", 300), false},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(description, func(t *testing.T) {
 			r := report
 			r.Error = tt.err
 			for i := range tt.warnings {

@@ -44,7 +44,7 @@ func TestRun(t *testing.T) {
 	answer := func(status int, code, message string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) { ociAnswer(w, status, code, message) }
 	}
-	for sentence, tt := range map[string]struct {
+	for description, tt := range map[string]struct {
 		handler http.HandlerFunc
 		image   string
 		reason  Reason
@@ -98,7 +98,7 @@ func TestRun(t *testing.T) {
 			func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, "",
 			ReasonTimeout, []string{"within 2s"}, []string{"GET /v2/ 0"}},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(description, func(t *testing.T) {
 			t.Parallel()
 			server := httptest.NewServer(tt.handler)
 			defer server.Close()
@@ -191,7 +191,7 @@ func TestTLS(t *testing.T) {
 		pool.AddCert(ca.Certificate)
 		return pool
 	}
-	for sentence, tt := range map[string]struct {
+	for description, tt := range map[string]struct {
 		config Config
 		reason Reason
 		says   string
@@ -206,14 +206,14 @@ func TestTLS(t *testing.T) {
 		"a name that is not its": {Config{Address: "localhost:" + port, TLS: true, RootCAs: pool(ca)}, ReasonCertificate,
 			"another address"},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(description, func(t *testing.T) {
 			expect(t, run(t, tt.config), tt.config.Address, tt.reason, tt.says)
 		})
 	}
 }
 
 func TestRunRefuses(t *testing.T) {
-	for sentence, config := range map[string]Config{
+	for description, config := range map[string]Config{
 		"no address":                   {},
 		"an address without a port":    {Address: "127.0.0.1"},
 		"an IPv6 address unbracketed":  {Address: "::1:31999"},
@@ -227,7 +227,7 @@ func TestRunRefuses(t *testing.T) {
 		"a digest with a slash":        {Address: "127.0.0.1:1", Image: "a@b/c"},
 		"a timeout in the past":        {Address: "127.0.0.1:1", Timeout: -1},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(description, func(t *testing.T) {
 			if config.Timeout == 0 {
 				config.Timeout = time.Second
 			}

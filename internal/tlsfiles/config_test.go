@@ -91,7 +91,7 @@ func TestMutualTLS(t *testing.T) {
 		change(config)
 		return config
 	}
-	for sentence, tt := range map[string]struct {
+	for description, tt := range map[string]struct {
 		config *tls.Config
 		ok     bool
 	}{
@@ -111,7 +111,7 @@ func TestMutualTLS(t *testing.T) {
 			false,
 		},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(description, func(t *testing.T) {
 			if _, err := dial(address, tt.config); (err == nil) != tt.ok {
 				t.Errorf("dial error = %v", err)
 			}

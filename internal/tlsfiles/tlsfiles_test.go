@@ -111,8 +111,8 @@ type badDirectory struct {
 func TestOpenRefuses(t *testing.T) {
 	ca := tlsfilestest.NewCA(t, "ca")
 	good := ca.Files(t, "node", []string{"registry"})
-	for sentence, tt := range badDirectories(t, ca, good) {
-		t.Run(sentence, func(t *testing.T) {
+	for description, tt := range badDirectories(t, ca, good) {
+		t.Run(description, func(t *testing.T) {
 			dir := t.TempDir()
 			tlsfilestest.WriteSecret(t, dir, tt.files)
 			_, err := Open(dir)
@@ -154,8 +154,8 @@ func TestBadFilesKeepTheGeneration(t *testing.T) {
 	for layout, write := range map[string]func(t testing.TB, dir string, files tlsfilestest.Files){
 		"in a mounted Secret": tlsfilestest.WriteSecret, "in a plain directory": writePlain,
 	} {
-		for sentence, tt := range badDirectories(t, ca, good) {
-			t.Run(sentence+" "+layout, func(t *testing.T) {
+		for description, tt := range badDirectories(t, ca, good) {
+			t.Run(description+" "+layout, func(t *testing.T) {
 				dir := t.TempDir()
 				write(t, dir, good)
 				var log bytes.Buffer
@@ -212,16 +212,16 @@ func TestBadFilesKeepTheGeneration(t *testing.T) {
 func TestExpiredCertificatesAreLoaded(t *testing.T) {
 	ca := tlsfilestest.NewCA(t, "ca")
 	source, dir := open(t, ca.Files(t, "node", nil))
-	for sentence, change := range map[string]func(*x509.Certificate){
+	for description, change := range map[string]func(*x509.Certificate){
 		"expired":       func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) },
 		"not yet valid": func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Hour) },
 	} {
 		files := ca.Files(t, "node", nil)
-		files[CertificateFile], files[KeyFile] = ca.IssueWith(t, change, sentence)
+		files[CertificateFile], files[KeyFile] = ca.IssueWith(t, change, description)
 		replace(t, source, dir, files)
 		report := source.Report()
-		if report.Leaf.Subject != "CN="+sentence+",O="+sentence || report.Problem != "" || report.ReloadErrors != 0 {
-			t.Errorf("%s: Report() = %+v", sentence, report)
+		if report.Leaf.Subject != "CN="+description+",O="+description || report.Problem != "" || report.ReloadErrors != 0 {
+			t.Errorf("%s: Report() = %+v", description, report)
 		}
 	}
 }
@@ -384,7 +384,7 @@ func BenchmarkLook(b *testing.B) {
 
 func TestOpenAccepts(t *testing.T) {
 	ca, other := tlsfilestest.NewCA(t, "ca"), tlsfilestest.NewCA(t, "other")
-	for sentence, write := range map[string]func(t *testing.T, dir string){
+	for description, write := range map[string]func(t *testing.T, dir string){
 		"a mounted Secret":  func(t *testing.T, dir string) { tlsfilestest.WriteSecret(t, dir, ca.Files(t, "node", nil)) },
 		"a plain directory": func(t *testing.T, dir string) { writePlain(t, dir, ca.Files(t, "node", nil)) },
 		"a bundle of two CAs with text between them": func(t *testing.T, dir string) {
@@ -401,7 +401,7 @@ func TestOpenAccepts(t *testing.T) {
 			tlsfilestest.WriteSecret(t, dir, files)
 		},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(description, func(t *testing.T) {
 			dir := t.TempDir()
 			write(t, dir)
 			source, err := Open(dir, WithLogger(slog.New(slog.DiscardHandler)))

@@ -404,7 +404,7 @@ func TestConfigureRefusals(t *testing.T) {
 		Release: "zarf/zarf-registry", Address: "127.0.0.1:31999", Mirrors: []string{"docker.io", "*"},
 		Directories: []string{certsD}, Containerd: noderuntime.Containerd{Directories: []string{certsD}},
 	}
-	for sentence, tt := range map[string]struct {
+	for description, tt := range map[string]struct {
 		config  noderuntime.Config
 		secrets map[string]string
 		files   map[string]string
@@ -466,7 +466,7 @@ func TestConfigureRefusals(t *testing.T) {
 			want:   certsD + "/docker.io is a symbolic link",
 		},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(description, func(t *testing.T) {
 			m := newMachine(t, tt.config, tt.secrets, tt.files)
 			host := m.host
 			if tt.change != nil {

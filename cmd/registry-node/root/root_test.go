@@ -39,7 +39,7 @@ func TestRefusals(t *testing.T) {
 	if err := os.WriteFile(notPEM, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for sentence, tt := range map[string]struct {
+	for description, tt := range map[string]struct {
 		args []string
 		code int
 		want string // in stderr
@@ -82,7 +82,7 @@ func TestRefusals(t *testing.T) {
 		"a pause with an argument":   {[]string{"pause", "10"}, exitcode.Refused, `"10"`},
 		"a version with an argument": {[]string{"version", "x"}, exitcode.Refused, `"x"`},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(description, func(t *testing.T) {
 			code, stdout, stderr := runArgs(t, tt.args...)
 			if code != tt.code || !strings.Contains(stderr, tt.want) || stdout != "" {
 				t.Errorf("exit code %d, want %d, and stderr with %q:\n%s%s", code, tt.code, tt.want, stdout, stderr)

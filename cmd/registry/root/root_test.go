@@ -38,7 +38,7 @@ func TestExitCodesAndMessages(t *testing.T) {
 	wrong := write(t, "wrong.yml", "version: 0.1\nstorage: inmemory\nhttp: {addr: ':1', prefix: /x}\n")
 	inMemory := write(t, "memory.yml", "version: 0.1\nstorage: inmemory\n")
 	unreadable := write(t, "unreadable.yml", "version: 0.1\nstorage: {filesystem: {rootdirectory: "+config+"}}\n")
-	for sentence, tt := range map[string]struct {
+	for description, tt := range map[string]struct {
 		args []string
 		code int
 		want []string // on stderr
@@ -71,7 +71,7 @@ func TestExitCodesAndMessages(t *testing.T) {
 		"garbage collection with an invalid configuration": {[]string{"garbage-collect", "--config", wrong}, exitcode.Refused,
 			[]string{"* http.addr"}},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(description, func(t *testing.T) {
 			code, stdout, stderr := run(tt.args...)
 			if code != tt.code || stdout != "" {
 				t.Errorf("exit code %d, want %d; stdout %q", code, tt.code, stdout)
@@ -87,7 +87,7 @@ func TestExitCodesAndMessages(t *testing.T) {
 
 func TestResultsGoToStdout(t *testing.T) {
 	config := write(t, "config.yml", "version: 0.1\nstorage: {filesystem: {rootdirectory: "+t.TempDir()+"}}\n")
-	for sentence, tt := range map[string]struct {
+	for description, tt := range map[string]struct {
 		args []string
 		want string // a regular expression
 	}{
@@ -101,7 +101,7 @@ func TestResultsGoToStdout(t *testing.T) {
 		"help that explains the plain listener": {[]string{"serve", "--help"},
 			`--plain-listen is open only while that file exists`},
 	} {
-		t.Run(sentence, func(t *testing.T) {
+		t.Run(description, func(t *testing.T) {
 			code, stdout, stderr := run(tt.args...)
 			if code != 0 || stderr != "" || !regexp.MustCompile(tt.want).MatchString(stdout) {
 				t.Errorf("exit code %d, stdout %q, stderr %q", code, stdout, stderr)

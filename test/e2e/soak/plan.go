@@ -83,10 +83,8 @@ var Kinds = []Kind{
 }
 
 // Short is the sequence of faults of make test: those that no other scenario injects. It takes about
-// 90 s with [ShortSeed]. It has no mode switch because of a known defect: a proxy that is terminated
-// by a mode switch loses what it has not sent yet, so a slow pull may fail; make soak
-// SOAK_SEED=356383 reproduces it. TestHelm, TestCrash and TestReplicas switch modes while nodes pull
-// small images.
+// 90 s with [ShortSeed]. It has no mode switch, which takes 30 s: TestHelm, TestCrash and TestReplicas
+// switch modes while nodes pull.
 var Short = []string{
 	"kill a kubelet", "cut a node off", "kill containerd", "fill the volume", "kill a proxy",
 	"corrupt the push certificate",
