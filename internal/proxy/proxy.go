@@ -279,7 +279,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	return err
 }
 
-// quiesceInterval is how often quiesce looks at the requests in flight.
+// quiesceInterval is how often quiesce looks at requests and deliveries.
 const quiesceInterval = 10 * time.Millisecond
 
 // quiesce goes on serving until nothing is in flight and everything is delivered. In hostPort mode

@@ -127,7 +127,8 @@ func TestDrain(t *testing.T) {
 // A pod's network namespace, with what is left in its send queues, ends with the last process.
 func TestDrainDeliversWhatWasWritten(t *testing.T) {
 	content := bytes.Repeat([]byte("0123456789abcdef"), 20<<10)
-	f := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) }))
+	f := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) }),
+		func(p *Proxy) { p.config.DrainTimeout = longest / 6 })
 	client, err := net.Dial("tcp", f.address())
 	if err != nil {
 		t.Fatal(err)
@@ -148,6 +149,18 @@ func TestDrainDeliversWhatWasWritten(t *testing.T) {
 	}
 	if _, body, err := f.get("/"); err != nil || !bytes.Equal(body, content) {
 		t.Errorf("meanwhile, another client got %d of %d bytes: %v", len(body), len(content), err)
+	}
+	eventually(t, "new connections are refused", func() bool {
+		c, err := net.Dial("tcp", f.address())
+		if err == nil {
+			_ = c.Close()
+		}
+		return err != nil
+	})
+	select {
+	case err := <-stopped:
+		t.Fatalf("Run() = %v before the client has the response", err)
+	case <-time.After(100 * time.Millisecond):
 	}
 	_ = client.SetDeadline(time.Now().Add(longest))
 	response, err := http.ReadResponse(bufio.NewReader(client), nil)

@@ -159,8 +159,14 @@ func (s *soaking) killPod(t *testing.T, p corev1.Pod, how string) {
 		}
 		s.note("killing its pod instead: %v: %s", err, out)
 	}
+	s.forceDelete(t, p)
+}
+
+// forceDelete deletes a pod without grace and waits until it has ended. The API server forgets such a
+// pod earlier, and a pull that it still serves is no recovery.
+func (s *soaking) forceDelete(t *testing.T, p corev1.Pod) {
+	t.Helper()
 	s.w.deletePod(t, p.Name, 0)
-	// The API server forgets such a pod before it has ended. A pull that it still serves is no recovery.
 	eventually(t, time.Minute, p.Name+" to end", func() error {
 		out, err := s.w.onNode(t, p.Spec.NodeName, "crictl", "pods", "--name", "^"+p.Name+"$", "--state", "Ready", "--quiet")
 		if err == nil && strings.TrimSpace(out) != "" {
@@ -218,7 +224,7 @@ func (s *soaking) corruptPayload(t *testing.T, step soak.Step) {
 	time.Sleep(time.Second) // for the kubelet to update the volume
 	for _, p := range s.w.pods(t, "proxy") {
 		if p.Spec.NodeName == step.Node {
-			s.w.deletePod(t, p.Name, 0)
+			s.forceDelete(t, p)
 		}
 	}
 }

@@ -94,6 +94,16 @@ func (c cgroups) all() []string { return slices.Concat(c.mounts, c.second) }
 
 // create creates a cgroup and its parents in all mounts.
 func (c cgroups) create(path string) error {
+	var err error
+	for range 100 { // the end of another cluster may remove the parent meanwhile
+		if err = c.tryCreate(path); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return err
+}
+
+func (c cgroups) tryCreate(path string) error {
 	for _, mount := range c.mounts {
 		dir := mount
 		for element := range strings.SplitSeq(strings.Trim(path, "/"), "/") {

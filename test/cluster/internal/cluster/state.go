@@ -141,12 +141,13 @@ func (c *Cluster) fail(err error) {
 // directory itself is locked, so that no lock file is left.
 func (c *Cluster) lock(ctx context.Context) (unlock func(), err error) {
 	for {
-		if err := os.MkdirAll(c.dir, 0o755); err != nil {
+		err := os.MkdirAll(c.dir, 0o755)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("making the cluster's directory: %w", err)
 		}
 		dir, err := os.Open(c.dir)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // removed meanwhile
+		if errors.Is(err, fs.ErrNotExist) && ctx.Err() == nil {
+			continue // it or StateRoot was removed meanwhile
 		}
 		if err != nil {
 			return nil, fmt.Errorf("locking the cluster: %w", err)
