@@ -3,19 +3,32 @@
 /*
  * The loader runs a program on a node that has no image but the pause image.
  *
- *	loader [-w SECONDS] DIR TARGET [ARG...]
+ *	loader [-s] [-w SECONDS] DIR TARGET [ARG...]
  *
  * It runs as /payload/loader, from a volume of ConfigMaps, in a pod whose image is the pause image. It reads
  * DIR/manifest, joins DIR/chunk-00, chunk-01, ..., which are a gzip-compressed image layer, extracts the program, writes
- * it to TARGET and executes it with the ARGs and its own environment. A chunk is inflated only after its SHA-256 has
+ * it to TARGET and executes it with the ARGs, its own environment and ZARF_REGISTRY_PROGRAM, the program's SHA-256 in
+ * hexadecimal. A chunk is inflated only after its SHA-256 has
  * been verified, and the program is renamed to TARGET only after its own SHA-256 has been verified.
  *
  * It waits up to SECONDS in total (default 20) for a missing or damaged manifest or chunk, checking twice a second:
  * kubelets see new ConfigMaps one by one. Each check opens the files by path, because a kubelet replaces all files of a
  * volume at once behind a symbolic link. If the manifest changes meanwhile, the loader starts over with the new one.
  *
- * It prints nothing if it succeeds without waiting. A failure prints one line to stderr and has its own exit code. It is
- * not a shell, init or supervisor: execve replaces it. It uses no C library, because the image has none.
+ * It prints nothing if it succeeds without waiting. A failure prints one line to stderr and has its own exit code. It
+ * uses no C library, because the image has none.
+ *
+ * Without -s, execve replaces the loader. With -s it stays, supervises the program as process 1 of the container, and
+ * replaces it without an interruption when the manifest names another program:
+ *
+ *   - It starts the new program, the successor, next to the current one. File descriptor 3 of each program is the write
+ *     end of a pipe. A program that is ready writes a byte to it.
+ *   - When the successor is ready, the current program gets SIGTERM and ends in its own time. If the successor ends
+ *     first, or is not ready in time, the current program goes on. The next attempt is at the next change of the
+ *     manifest, or after a minute if the payload was the reason.
+ *   - SIGTERM, SIGINT and SIGHUP are passed on to all programs, and the loader exits after them. Its exit status is the
+ *     current program's, or 128 + the number of the signal that killed it. If the current program ends by itself, the
+ *     loader kills the others and exits.
  */
 #include "sys.h"
 
@@ -32,7 +45,7 @@ enum exit_code {
 	EXIT_ARCHITECTURE = 106, /* the payload is for another architecture */
 	EXIT_NO_SPACE = 107,     /* no space for TARGET */
 	EXIT_TARGET = 108,       /* TARGET cannot be written for another reason */
-	EXIT_EXEC = 109,         /* TARGET is valid but cannot be executed */
+	EXIT_EXEC = 109,         /* TARGET is valid but cannot be executed, or there can be no process for it */
 };
 
 enum {
@@ -45,7 +58,18 @@ enum {
 	/* Limit of the data after the program: up to 511 bytes of padding and the two empty blocks that end a tar; some
 	   writers pad to 20 blocks. */
 	MAX_TRAILER = 20 * 512,
+
+	READY_FD = 3,
 };
+
+/* Seconds. The tests build a loader with other values. */
+#ifndef SUCCESSOR_WAIT
+enum {
+	SUCCESSOR_WAIT = 120, /* a successor's minimum wait for chunks */
+	SUCCESSOR_START = 60, /* the time for its start after that */
+	RETRY_AFTER = 60,
+};
+#endif
 
 static const char repair[] = "re-run helm upgrade or init-hook prepare to repair the payload";
 
@@ -53,6 +77,8 @@ static const char *directory;
 static const char *target;
 static char temporary[MAX_PATH];
 static int temporary_exists;
+static char **program_arguments; /* from TARGET on */
+static char **inherited_environment;
 static unsigned checks_left;
 static int announced;
 
@@ -85,13 +111,19 @@ static void put_number(uint64_t number)
 	put(digits + at);
 }
 
+/* Writes the first digits of a sum, and NUL. */
+static void hexadecimal(char *text, const uint8_t sum[32], int digits)
+{
+	for (int i = 0; i < digits; i++)
+		text[i] = "0123456789abcdef"[sum[i / 2] >> (i % 2 ? 0 : 4) & 15];
+	text[digits] = 0;
+}
+
 static void put_sha256(const uint8_t sum[32])
 {
-	char hex[65];
-	for (int i = 0; i < 64; i++)
-		hex[i] = "0123456789abcdef"[sum[i / 2] >> (i % 2 ? 0 : 4) & 15];
-	hex[64] = 0;
-	put(hex);
+	char text[65];
+	hexadecimal(text, sum, 64);
+	put(text);
 }
 
 static void put_errno(int error)
@@ -112,6 +144,9 @@ static void put_errno(int error)
 	case ENOEXEC:
 		put("exec format error");
 		break;
+	case EAGAIN:
+		put("too many processes");
+		break;
 	case ENOMEM:
 		put("out of memory");
 		break;
@@ -126,6 +161,9 @@ static void put_errno(int error)
 		break;
 	case EISDIR:
 		put("is a directory");
+		break;
+	case EMFILE:
+		put("too many open files");
 		break;
 	case ETXTBSY:
 		put("file is busy");
@@ -492,7 +530,7 @@ __attribute__((noreturn)) static void usage(const char *what)
 {
 	start_line();
 	put(what);
-	fail(EXIT_USAGE, "usage: loader [-w SECONDS] DIR TARGET [ARG...]");
+	fail(EXIT_USAGE, "usage: loader [-s] [-w SECONDS] DIR TARGET [ARG...]");
 }
 
 static unsigned parse_wait(const char *text)
@@ -506,37 +544,289 @@ static unsigned parse_wait(const char *text)
 	return seconds;
 }
 
-/* Called by _start with the initial stack pointer, which points to argc, argv, NULL, environment, NULL. */
-__attribute__((noreturn, used)) void start(long *stack)
+/* Executes the program of the manifest, with the variable ZARF_REGISTRY_PROGRAM. */
+__attribute__((noreturn)) static void execute(void)
 {
-	long argc = stack[0];
-	char **argv = (char **)(stack + 1);
-	char **environment = argv + argc + 1;
-	char **next = argc > 0 ? argv + 1 : argv;
+	static const char name[] = "ZARF_REGISTRY_PROGRAM=";
+	char variable[sizeof name + 64];
+	memcpy(variable, name, sizeof name);
+	hexadecimal(variable + sizeof name - 1, manifest.program_sha256, 64);
 
-	checks_left = DEFAULT_WAIT * CHECKS_PER_SECOND;
-	if (*next && equal(*next, "-w", 3)) {
-		checks_left = parse_wait(next[1]) * CHECKS_PER_SECOND;
-		next += 2;
-	}
-	if (!next[0] || !next[1])
-		usage("DIR and TARGET are needed");
-	if (next[0][0] == '-')
-		usage("unknown option");
-	directory = next[0];
-	target = next[1];
-	if (!join(temporary, directory, "/chunk-00") || !join(temporary, target, ".tmp"))
-		usage("DIR or TARGET is too long");
+	size_t size = 0;
+	while (inherited_environment[size])
+		size++;
+	char *environment[size + 2], **next = environment;
+	for (size_t i = 0; i < size; i++)
+		if (!equal(inherited_environment[i], name, sizeof name - 1))
+			*next++ = inherited_environment[i];
+	*next++ = variable;
+	*next = NULL;
 
-	do
-		read_manifest();
-	while (!target_is_valid() && !write_target());
-
-	int result = sys_execve(target, next + 1, environment);
+	int result = sys_execve(target, program_arguments, environment);
 	start_line();
 	put("cannot execute ");
 	put(target);
 	put(": ");
 	put_errno(-result);
 	fail(EXIT_EXEC, "the volume must not be mounted noexec, and the program must be one for " ARCHITECTURE);
+}
+
+__attribute__((noreturn)) static void load_and_execute(void)
+{
+	do
+		read_manifest();
+	while (!target_is_valid() && !write_target());
+	execute();
+}
+
+/* A program that the supervisor started. */
+struct program {
+	int pid;      /* 0 = none, or it has ended */
+	int ready_fd; /* the read end of its pipe; -1 = closed */
+	int ready;
+	unsigned age; /* seconds */
+	uint8_t sha256[32];
+};
+
+static struct program current, successor, previous;
+static unsigned seconds_to_start; /* of a successor */
+static unsigned retry_in;         /* seconds */
+static int terminating;
+static int exit_status; /* of the current program */
+
+static const signal_set handled_signals =
+	1ull << (SIGHUP - 1) | 1ull << (SIGINT - 1) | 1ull << (SIGTERM - 1) | 1ull << (SIGCHLD - 1);
+static signal_set inherited_mask;
+
+/* Starts a process that loads and executes the program of the manifest. Returns -errno if that fails. */
+static int start_program(struct program *p)
+{
+	int ends[2];
+	int result = sys_pipe(ends, O_CLOEXEC | O_NONBLOCK);
+	if (result < 0)
+		return result;
+	int pid = sys_fork();
+	if (pid == 0) {
+		sys_dup(ends[1], READY_FD);
+		sys_signal_mask(SIG_SETMASK, &inherited_mask, NULL);
+		load_and_execute();
+	}
+	sys_close(ends[1]);
+	if (pid < 0) {
+		sys_close(ends[0]);
+		return pid;
+	}
+	*p = (struct program){.pid = pid, .ready_fd = ends[0]};
+	memcpy(p->sha256, manifest.program_sha256, 32);
+	return 0;
+}
+
+static void close_pipe(struct program *p)
+{
+	if (p->ready_fd >= 0)
+		sys_close(p->ready_fd);
+	p->ready_fd = -1;
+}
+
+static void read_pipe(struct program *p)
+{
+	uint8_t data[64];
+	long size;
+	if (p->pid == 0 || p->ready_fd < 0)
+		return;
+	while ((size = sys_read(p->ready_fd, data, sizeof data)) > 0)
+		p->ready = 1;
+	if (size == 0)
+		close_pipe(p);
+}
+
+static void send_all(int signal)
+{
+	if (current.pid)
+		sys_kill(current.pid, signal);
+	if (successor.pid)
+		sys_kill(successor.pid, signal);
+	if (previous.pid)
+		sys_kill(previous.pid, signal);
+}
+
+static void successor_failed(int status)
+{
+	if (terminating)
+		return;
+	/* Chunks may be repaired and a full volume emptied without a change of the manifest. */
+	if (status >= EXIT_MISSING && status <= EXIT_EXEC)
+		retry_in = RETRY_AFTER;
+	start_line();
+	put("the new program ");
+	if (successor.age >= seconds_to_start) {
+		put("was not ready after ");
+		put_number(seconds_to_start);
+		put(" s");
+	} else {
+		put("ended with ");
+		put_number((uint64_t)status);
+		put(" before it was ready");
+	}
+	put(", keeping the current one");
+	print_line();
+}
+
+/* Whether the process that was reaped is this program. */
+static int ended(struct program *p, int pid)
+{
+	if (p->pid != pid)
+		return 0;
+	p->pid = 0;
+	close_pipe(p);
+	return 1;
+}
+
+/* Reaps all processes that have ended: programs, and orphans that process 1 inherits. Exits after the last program. */
+static void reap(void)
+{
+	int pid, wait_status;
+	while ((pid = sys_reap(&wait_status)) > 0) {
+		int killed_by = wait_status & 127;
+		int status = killed_by ? 128 + killed_by : wait_status >> 8 & 255;
+		if (ended(&current, pid))
+			exit_status = status;
+		else if (ended(&successor, pid))
+			successor_failed(status);
+		else
+			ended(&previous, pid);
+	}
+	if (!current.pid && !terminating) {
+		terminating = 1;
+		send_all(SIGKILL);
+	}
+	if (!current.pid && !successor.pid && !previous.pid)
+		sys_exit(exit_status);
+}
+
+/* Whether DIR has a valid manifest other than the last one, which it replaces. */
+static int next_manifest(void)
+{
+	static uint8_t data[sizeof manifest_data];
+	static struct manifest next;
+	unsigned at;
+	long size = read_file("/manifest", data, sizeof data);
+	if (size < 0 || (size == (long)manifest_size && equal(data, manifest_data, manifest_size)) ||
+	    manifest_parse(&next, data, (size_t)size, &at))
+		return 0;
+	manifest = next;
+	manifest_size = (size_t)size;
+	memcpy(manifest_data, data, manifest_size);
+	return 1;
+}
+
+static void hand_over(void)
+{
+	char digits[13];
+	previous = current;
+	current = successor;
+	successor.pid = 0;
+	hexadecimal(digits, current.sha256, 12);
+	start_line();
+	put("program ");
+	put(digits);
+	put(" takes over");
+	print_line();
+	sys_kill(previous.pid, SIGTERM);
+}
+
+/* What the supervisor does once a second. */
+static void tick(unsigned wait)
+{
+	current.age++;
+	successor.age++;
+	if (successor.pid && successor.age >= seconds_to_start)
+		sys_kill(successor.pid, SIGKILL);
+	if (retry_in > 0 && --retry_in == 0)
+		manifest_size = 0; /* as if the manifest had changed */
+	/* A current program that is not ready may still be writing TARGET. */
+	if (successor.pid || previous.pid || (!current.ready && current.age < seconds_to_start))
+		return;
+	if (!next_manifest() || equal(manifest.program_sha256, current.sha256, 32))
+		return;
+	checks_left = wait * CHECKS_PER_SECOND;
+	announced = 0;
+	retry_in = 0;
+	int result = start_program(&successor);
+	if (result < 0) {
+		retry_in = RETRY_AFTER;
+		start_line();
+		put("cannot start the new program: ");
+		put_errno(-result);
+		put(", keeping the current one");
+		print_line();
+	}
+}
+
+__attribute__((noreturn)) static void supervise(unsigned wait)
+{
+	if (wait < SUCCESSOR_WAIT)
+		wait = SUCCESSOR_WAIT;
+	seconds_to_start = wait + SUCCESSOR_START;
+
+	read_manifest();
+	/* Occupies the numbers up to READY_FD, because dup3 requires that a pipe has others. */
+	for (int fd = 0; fd >= 0 && fd < READY_FD;)
+		fd = sys_open("/", O_RDONLY, 0);
+	sys_signal_mask(SIG_BLOCK, &handled_signals, &inherited_mask);
+	int result = start_program(&current);
+	if (result < 0) {
+		start_line();
+		put("cannot start the program: ");
+		put_errno(-result);
+		fail(EXIT_EXEC, "raise the limit on processes or open files of the pod or the node");
+	}
+	for (;;) {
+		int signal = sys_signal_wait(&handled_signals, 1);
+		if (signal == SIGTERM || signal == SIGINT || signal == SIGHUP) {
+			terminating = 1;
+			send_all(signal);
+		}
+		reap();
+		if (terminating)
+			continue;
+		read_pipe(&current);
+		read_pipe(&successor);
+		if (successor.pid && successor.ready && successor.age < seconds_to_start)
+			hand_over();
+		if (signal == -EAGAIN)
+			tick(wait);
+	}
+}
+
+/* Called by _start with the initial stack pointer, which points to argc, argv, NULL, environment, NULL. */
+__attribute__((noreturn, used)) void start(long *stack)
+{
+	long argc = stack[0];
+	char **argv = (char **)(stack + 1);
+	char **next = argc > 0 ? argv + 1 : argv;
+	unsigned wait = DEFAULT_WAIT;
+	int supervised = 0;
+
+	for (; *next && **next == '-'; next++) {
+		if (equal(*next, "-s", 3))
+			supervised = 1;
+		else if (equal(*next, "-w", 3))
+			wait = parse_wait(*++next);
+		else
+			usage("unknown option");
+	}
+	if (!next[0] || !next[1])
+		usage("DIR and TARGET are needed");
+	directory = next[0];
+	target = next[1];
+	if (!join(temporary, directory, "/chunk-00") || !join(temporary, target, ".tmp"))
+		usage("DIR or TARGET is too long");
+	program_arguments = next + 1;
+	inherited_environment = argv + argc + 1;
+	checks_left = wait * CHECKS_PER_SECOND;
+
+	if (supervised)
+		supervise(wait);
+	load_and_execute();
 }

@@ -227,12 +227,22 @@ func TestPassesArgumentsAndEnvironment(t *testing.T) {
 	}
 	layer := layerOf(t, readFile(t, self))
 	onEachMachine(t, func(t *testing.T, m machine) {
-		p := newPod(t, encode(t, m, layer))
-		cmd := m.command("-w", "1", p.payload, p.target, "--one=1", "", "three words here", "-w")
-		cmd.Env = []string{"EMPTY=", roleVariable + "=print", "ODD=a=b c"} // in order: emulators reorder it
-		wantResult(t, run(t, cmd), result{
-			stdout: fmt.Sprintf("%q\n%q\n", []string{p.target, "--one=1", "", "three words here", "-w"}, cmd.Env),
-		})
+		payload := encode(t, m, layer)
+		manifest, err := injector.ParseManifest(payload.Manifest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		arguments := []string{"--one=1", "", "three words here", "-s", "-w"}
+		for _, options := range [][]string{nil, {"-w", "1"}, {"-s"}, {"-s", "-w", "1"}, {"-w", "1", "-s"}} {
+			p := newPod(t, payload)
+			cmd := m.command(slices.Concat(options, []string{p.payload, p.target}, arguments)...)
+			environment := []string{"EMPTY=", roleVariable + "=print", "ODD=a=b c"} // in order: emulators reorder it
+			cmd.Env = append(environment, "ZARF_REGISTRY_PROGRAM=stale")
+			wantResult(t, run(t, cmd), result{stdout: fmt.Sprintf(
+				"%q\n%q\n", append([]string{p.target}, arguments...),
+				append(environment, fmt.Sprintf("ZARF_REGISTRY_PROGRAM=%x", manifest.ProgramSHA256)),
+			)})
+		}
 	})
 }
 
@@ -442,7 +452,7 @@ func TestFailures(t *testing.T) {
 
 func TestUsage(t *testing.T) {
 	onEachMachine(t, func(t *testing.T, m machine) {
-		const usage = ": usage: loader [-w SECONDS] DIR TARGET [ARG...]\n"
+		const usage = ": usage: loader [-s] [-w SECONDS] DIR TARGET [ARG...]\n"
 		long := strings.Repeat("x", 4092)
 		for name, test := range map[string]struct {
 			args   []string
@@ -465,6 +475,7 @@ func TestUsage(t *testing.T) {
 			"a wait time that overflows": {
 				[]string{"-w", "4294967297", "/payload", "/program"}, "-w takes a number of seconds from 0 to 3600",
 			},
+			"only an option":                 {[]string{"-s"}, "DIR and TARGET are needed"},
 			"an unknown option":              {[]string{"--help", "/program"}, "unknown option"},
 			"a folder name that is too long": {[]string{long, "/program"}, "DIR or TARGET is too long"},
 			"a target name that is too long": {[]string{"/payload", long}, "DIR or TARGET is too long"},
@@ -791,7 +802,7 @@ func TestNeedsFewSystemCalls(t *testing.T) {
 		// The probe only exits, so the filter suits it too.
 		p := newPod(t, encode(t, m, layerOf(t, readFile(t, m.probe))))
 		wantResult(t, run(t, strictly(p.payload, p.target)), result{})
-		wantResult(t, run(t, strictly(p.payload, p.target)), result{})
+		wantResult(t, run(t, strictly("-s", p.payload, p.target)), result{})
 		if err := os.Remove(p.manifest()); err != nil {
 			t.Fatal(err)
 		}

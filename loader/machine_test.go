@@ -43,8 +43,9 @@ func TestMain(m *testing.M) {
 func execStrictly(argv []string) error {
 	allowed := []uint32{
 		unix.SYS_READ, unix.SYS_WRITE, unix.SYS_CLOSE, unix.SYS_OPENAT, unix.SYS_UNLINKAT, unix.SYS_RENAMEAT,
-		unix.SYS_FACCESSAT,
-		unix.SYS_FCHMOD, unix.SYS_CLOCK_NANOSLEEP, unix.SYS_EXECVE, unix.SYS_EXIT_GROUP,
+		unix.SYS_FACCESSAT, unix.SYS_FCHMOD, unix.SYS_CLOCK_NANOSLEEP, unix.SYS_EXECVE, unix.SYS_EXIT_GROUP,
+		unix.SYS_RT_SIGPROCMASK, unix.SYS_RT_SIGTIMEDWAIT, unix.SYS_CLONE, unix.SYS_WAIT4, unix.SYS_KILL, unix.SYS_PIPE2,
+		unix.SYS_DUP3,
 	}
 	filter := []unix.SockFilter{{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0}} // the system call number
 	for i, number := range allowed {
@@ -184,6 +185,16 @@ func onEachMachine(t *testing.T, test func(t *testing.T, m machine)) {
 			test(t, m)
 		})
 	}
+}
+
+// onThisMachine runs a test of what does not depend on the architecture.
+func onThisMachine(t *testing.T, test func(t *testing.T, m machine)) {
+	onEachMachine(t, func(t *testing.T, m machine) {
+		if !m.native() {
+			t.Skip("tested on the other architecture")
+		}
+		test(t, m)
+	})
 }
 
 type result struct {

@@ -16,14 +16,21 @@ enum {
 	SYS_READ = 0,
 	SYS_WRITE = 1,
 	SYS_CLOSE = 3,
+	SYS_RT_SIGPROCMASK = 14,
+	SYS_CLONE = 56,
 	SYS_EXECVE = 59,
+	SYS_WAIT4 = 61,
+	SYS_KILL = 62,
 	SYS_FCHMOD = 91,
+	SYS_RT_SIGTIMEDWAIT = 128,
 	SYS_CLOCK_NANOSLEEP = 230,
 	SYS_EXIT_GROUP = 231,
 	SYS_OPENAT = 257,
 	SYS_UNLINKAT = 263,
 	SYS_RENAMEAT = 264,
 	SYS_FACCESSAT = 269,
+	SYS_DUP3 = 292,
+	SYS_PIPE2 = 293,
 };
 
 static long sys4(long number, long a, long b, long c, long d)
@@ -48,17 +55,24 @@ __asm__(".globl _start\n"
 #elif defined(__aarch64__)
 #define ARCHITECTURE "arm64"
 enum {
+	SYS_DUP3 = 24,
 	SYS_UNLINKAT = 35,
 	SYS_RENAMEAT = 38,
 	SYS_FACCESSAT = 48,
 	SYS_FCHMOD = 52,
 	SYS_OPENAT = 56,
 	SYS_CLOSE = 57,
+	SYS_PIPE2 = 59,
 	SYS_READ = 63,
 	SYS_WRITE = 64,
 	SYS_EXIT_GROUP = 94,
 	SYS_CLOCK_NANOSLEEP = 115,
+	SYS_KILL = 129,
+	SYS_RT_SIGPROCMASK = 135,
+	SYS_RT_SIGTIMEDWAIT = 137,
+	SYS_CLONE = 220,
 	SYS_EXECVE = 221,
+	SYS_WAIT4 = 260,
 };
 
 static long sys4(long number, long a, long b, long c, long d)
@@ -89,11 +103,13 @@ enum {
 	EIO = 5,
 	E2BIG = 7,
 	ENOEXEC = 8,
+	EAGAIN = 11,
 	ENOMEM = 12,
 	EACCES = 13,
 	EEXIST = 17,
 	ENOTDIR = 20,
 	EISDIR = 21,
+	EMFILE = 24,
 	ETXTBSY = 26,
 	ENOSPC = 28,
 	EROFS = 30,
@@ -104,7 +120,14 @@ enum {
 /* Constants that are equal on both architectures (O_NOFOLLOW, for example, is not). */
 enum { O_RDONLY = 0, O_WRONLY = 1, O_CREAT = 0100, O_EXCL = 0200, O_NONBLOCK = 04000, O_CLOEXEC = 02000000 };
 
-enum { AT_FDCWD = -100, X_OK = 1, CLOCK_MONOTONIC = 1 };
+enum { AT_FDCWD = -100, X_OK = 1, CLOCK_MONOTONIC = 1, WNOHANG = 1 };
+
+enum { SIGHUP = 1, SIGINT = 2, SIGKILL = 9, SIGTERM = 15, SIGCHLD = 17 };
+
+/* A set of signals: bit SIGNAL - 1. */
+typedef uint64_t signal_set;
+
+enum { SIG_BLOCK = 0, SIG_SETMASK = 2 };
 
 static inline int sys_open(const char *path, int flags, int mode)
 {
@@ -155,6 +178,45 @@ static inline void sys_sleep(long milliseconds)
 {
 	long duration[2] = {milliseconds / 1000, milliseconds % 1000 * 1000000};
 	sys4(SYS_CLOCK_NANOSLEEP, CLOCK_MONOTONIC, 0, (long)duration, 0);
+}
+
+static inline int sys_pipe(int ends[2], int flags)
+{
+	return (int)sys4(SYS_PIPE2, (long)ends, flags, 0, 0);
+}
+
+static inline int sys_dup(int from, int to)
+{
+	return (int)sys4(SYS_DUP3, from, to, 0, 0);
+}
+
+/* Returns 0 in the child. */
+static inline int sys_fork(void)
+{
+	return (int)sys4(SYS_CLONE, SIGCHLD, 0, 0, 0);
+}
+
+static inline int sys_kill(int pid, int signal)
+{
+	return (int)sys4(SYS_KILL, pid, signal, 0, 0);
+}
+
+/* Reaps a child that has ended, if there is one, and returns its process ID. */
+static inline int sys_reap(int *status)
+{
+	return (int)sys4(SYS_WAIT4, -1, (long)status, WNOHANG, 0);
+}
+
+static inline int sys_signal_mask(int how, const signal_set *set, signal_set *before)
+{
+	return (int)sys4(SYS_RT_SIGPROCMASK, how, (long)set, (long)before, sizeof *set);
+}
+
+/* Waits for a blocked signal and returns it; -EAGAIN after the timeout. */
+static inline int sys_signal_wait(const signal_set *set, long seconds)
+{
+	long timeout[2] = {seconds, 0};
+	return (int)sys4(SYS_RT_SIGTIMEDWAIT, (long)set, 0, (long)timeout, sizeof *set);
 }
 
 __attribute__((noreturn)) static void sys_exit(int code)
