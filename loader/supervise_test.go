@@ -213,9 +213,8 @@ func keepsAfter(status int) string {
 func impatient(t *testing.T, m machine) machine {
 	t.Helper()
 	dir := t.TempDir()
-	runMake(t, dir, m.architecture, fmt.Sprintf(
-		"CC_%s=%s -DSUCCESSOR_WAIT=1 -DSUCCESSOR_START=5 -DRETRY_AFTER=2", m.architecture, toolchains[m.architecture].compiler,
-	))
+	compiler := toolchains[m.architecture].compiler + " -DSUCCESSOR_WAIT=1 -DSUCCESSOR_START=5 -DRETRY_AFTER=2"
+	runMake(t, dir, m.architecture, "CC_"+m.architecture+"="+compiler)
 	m.loader = filepath.Join(dir, "loader-"+m.architecture)
 	return m
 }
