@@ -114,9 +114,9 @@ func (c *credentialRotation) await(ctx context.Context) (string, error) {
 				"restarting a pod loads it",
 				c.Object("Secret", c.secretName()), strings.Join(c.complaints(late), "; "))
 		}
-		if len(late) > 0 && time.Since(refreshed) >= refreshInterval {
+		if len(late) > 0 && time.Since(refreshed) >= RefreshInterval {
 			refreshed = time.Now()
-			if err := c.refresh(ctx, slices.Collect(maps.Keys(late))); err != nil {
+			if err := c.RefreshPods(ctx, slices.Collect(maps.Keys(late))); err != nil {
 				c.Log.Info("cannot annotate pods; their kubelets refresh the Secrets within 90 seconds", "error", err.Error())
 			}
 		}
@@ -139,7 +139,7 @@ func (c *credentialRotation) late(ctx context.Context, want string) (int, map[st
 			continue
 		}
 		ready++
-		report, err := c.queryPod(ctx, &pod)
+		report, err := c.QueryPod(ctx, &pod)
 		switch {
 		case err != nil:
 			late[pod.Name] = err.Error()

@@ -71,9 +71,9 @@ func (k *Keeper) AwaitPlain(ctx context.Context, open bool) (int, error) {
 		if err == nil && len(wrong) == 0 {
 			return pods, nil
 		}
-		if err == nil && time.Since(refreshed) >= refreshInterval {
+		if err == nil && time.Since(refreshed) >= RefreshInterval {
 			refreshed = time.Now()
-			err = k.refresh(ctx, slices.Collect(maps.Keys(wrong)))
+			err = k.RefreshPods(ctx, slices.Collect(maps.Keys(wrong)))
 		}
 		if err != nil && ctx.Err() == nil && !release.IsTransient(err) {
 			return 0, err

@@ -21,9 +21,9 @@ import (
 const (
 	// queryTimeout limits one query of a pod.
 	queryTimeout = 5 * time.Second
-	// refreshInterval is the interval at which pods are annotated again while waiting: the kubelet may
+	// RefreshInterval is the interval at which pods are annotated again while waiting: the kubelet may
 	// have refreshed them before it saw the new Secret.
-	refreshInterval = 10 * time.Second
+	RefreshInterval = 10 * time.Second
 	// reservedTime is the part of the time until the deadline that is left for the steps after
 	// waiting.
 	reservedTime = 20 * time.Second
@@ -40,8 +40,8 @@ func waitTimeout(ctx context.Context, limit time.Duration) time.Duration {
 	return max(0, min(limit, rest-min(reservedTime, rest/2)))
 }
 
-// queryPod asks a pod what it has loaded.
-func (k *Keeper) queryPod(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
+// QueryPod asks a pod what it has loaded.
+func (k *Keeper) QueryPod(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
 	if pod.Annotations[names.AnnotationMetricsPort] == "" {
 		return nil, errors.New("its release does not report what it has loaded; helm upgrade replaces it")
 	}
@@ -54,8 +54,8 @@ func (k *Keeper) queryPod(ctx context.Context, pod *corev1.Pod) (*reloadstatus.R
 	return report, nil
 }
 
-// refresh annotates pods, which makes their kubelets refresh the mounted Secrets at once.
-func (k *Keeper) refresh(ctx context.Context, pods []string) error {
+// RefreshPods annotates pods, which makes their kubelets refresh mounted Secrets and ConfigMaps at once.
+func (k *Keeper) RefreshPods(ctx context.Context, pods []string) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"annotations": map[string]string{names.AnnotationRefreshed: k.Now().UTC().Format(time.RFC3339Nano)},
 	}})

@@ -16,8 +16,8 @@ import (
 const (
 	// roundTimeout limits the queries of all pods if the wait timeout has expired.
 	roundTimeout = 15 * time.Second
-	// maxQueries limits the number of open tunnels through the API server.
-	maxQueries = 16
+	// MaxQueries limits the number of open tunnels through the API server.
+	MaxQueries = 16
 )
 
 // components are the components whose pods mount the Secret of a role. No pod mounts the push
@@ -79,7 +79,7 @@ func (r *rotation) observe(
 	defer cancel()
 	answers := make([]pki.Loaded, len(peers))
 	var group errgroup.Group
-	group.SetLimit(maxQueries)
+	group.SetLimit(MaxQueries)
 	for i, p := range peers {
 		if seen, ok := r.loaded[p.key()]; ok {
 			answers[i] = seen
@@ -115,7 +115,7 @@ func (r *rotation) observe(
 // query asks a pod what it has loaded.
 func (r *rotation) query(ctx context.Context, p peer) pki.Loaded {
 	out := pki.Loaded{Pod: r.PodName(&p.pod), Role: p.role}
-	report, err := r.queryPod(ctx, &p.pod)
+	report, err := r.QueryPod(ctx, &p.pod)
 	if err != nil {
 		out.Problem = err.Error()
 		return out
@@ -147,11 +147,11 @@ func (r *rotation) refreshAll(ctx context.Context, held []heldLeaf) {
 // refreshLate makes kubelets refresh the Secrets of the pods that have not loaded them yet. It is
 // best effort: kubelets refresh them on their own after a while.
 func (r *rotation) refreshLate(ctx context.Context) {
-	if len(r.late) == 0 || time.Since(r.refreshed) < refreshInterval {
+	if len(r.late) == 0 || time.Since(r.refreshed) < RefreshInterval {
 		return
 	}
 	r.refreshed = time.Now()
-	if err := r.refresh(ctx, r.late); err != nil {
+	if err := r.RefreshPods(ctx, r.late); err != nil {
 		r.once("cannot annotate pods; their kubelets refresh the Secrets within 90 seconds", "error", err.Error())
 	}
 }

@@ -569,7 +569,8 @@ func daemonSet(name string, nodes ...string) *appsv1.DaemonSet {
 }
 
 func proxyPod(daemonSet, node string) *corev1.Pod {
-	p := &corev1.Pod{ObjectMeta: meta("proxy-"+node, "proxy"), Spec: corev1.PodSpec{NodeName: node}, Status: running}
+	p := &corev1.Pod{ObjectMeta: meta("proxy-"+node, "proxy"), Spec: corev1.PodSpec{NodeName: node,
+		NodeSelector: map[string]string{corev1.LabelArchStable: "amd64"}}, Status: running}
 	p.Annotations = map[string]string{names.AnnotationMetricsPort: "9100"}
 	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: daemonSet}}
 	return p

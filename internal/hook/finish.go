@@ -91,6 +91,8 @@ func (f *finishing) steps() []steps.Step {
 			waitRegistry,
 			push, // while the proxies start
 			{Name: "wait for the proxies", Run: f.WaitProxies, Why: "each node pulls through its own"},
+			{Name: "hand over to the proxies' program", Run: f.handOver,
+				Why: "prepare has changed it in place, so that no proxy restarts"},
 			configured,
 			{Name: "reserve the node port", Run: f.reservePort,
 				Why: "kube-proxy would answer in the proxies' place; it does again if verification fails"},

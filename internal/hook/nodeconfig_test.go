@@ -179,7 +179,7 @@ func TestPrepareSavesAllDirectoriesThatPodsMayWriteTo(t *testing.T) {
 			if mode == state.ModeExternal {
 				want = 1
 			}
-			if !programs["zarf-registry-payload-0.1.0-registry-node"] || len(programs) != want {
+			if !programs["zarf-registry-payload-registry-node"] || len(programs) != want {
 				t.Errorf("the payload is %v", programs)
 			}
 		})

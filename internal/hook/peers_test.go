@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -26,6 +27,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/certmanager"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
+	"github.com/zarf-dev/zarf-registry/internal/injector"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/state"
@@ -99,6 +101,7 @@ type kubelets struct {
 type loading struct {
 	files       files
 	credentials string
+	program     string
 	due         time.Time // time of the next load; zero: none is scheduled
 	problem     string
 	generation  uint64
@@ -131,6 +134,12 @@ func (b *bench) load(pod *corev1.Pod) {
 	if s := b.get("secrets", "zarf-registry-credentials"); s != nil &&
 		pod.Labels["app.kubernetes.io/component"] == "registry" {
 		p.credentials = fmt.Sprintf("%x", sha256.Sum256(s.(*corev1.Secret).Data["htpasswd"]))
+	}
+	if c := b.get("configmaps", "zarf-registry-payload-registry-node-amd64-00"); c != nil &&
+		pod.Labels["app.kubernetes.io/component"] == "proxy" {
+		if m, err := injector.ParseManifest(c.(*corev1.ConfigMap).BinaryData["manifest"]); err == nil {
+			p.program = hex.EncodeToString(m.ProgramSHA256[:])
+		}
 	}
 	next := filesOf(b.get("secrets", mounted[pod.Labels["app.kubernetes.io/component"]]))
 	if err := next.usable(); err != nil {
@@ -205,7 +214,7 @@ func (b *bench) report(pod *corev1.Pod) (*reloadstatus.Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &reloadstatus.Report{Certificates: reloadstatus.Certificates{Generation: p.generation,
+	r := &reloadstatus.Report{Program: p.program, Certificates: reloadstatus.Certificates{Generation: p.generation,
 		Leaf: reloadstatus.Certificate{SHA256: pki.Fingerprint(chain[0])}, Problem: p.problem}}
 	for _, f := range trust.Fingerprints() {
 		r.Certificates.Authorities = append(r.Certificates.Authorities, reloadstatus.Certificate{SHA256: f})

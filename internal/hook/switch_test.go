@@ -354,7 +354,7 @@ func TestPayloadOfTerminatingProxiesIsCollected(t *testing.T) {
 		ending := proxyPod(proxyName, "n1")
 		ending.Name = "proxy-ending"
 		ending.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
-			{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "zarf-registry-payload-0.1.0-registry-node-amd64-00"}}}}}}}}
+			{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "zarf-registry-payload-registry-node-amd64-00"}}}}}}}}
 		b.add(ending)
 		b.upgrade(state.ModeNodePort)
 		b.checkFinished()

@@ -134,8 +134,16 @@ func (p Program) validate() error {
 	return nil
 }
 
+// HandsOver reports whether running pods take over a changed program, because their loader supervises
+// it. The names of its ConfigMaps, which a pod cannot change, are then always the same.
+func (p Program) HandsOver() bool { return p.Name == "registry-node" }
+
 // ConfigMapName returns the name of the ConfigMap for the object with this index (0 to 99). prefix
-// is the chart's full name; id is that of settings.Injector.
+// is the chart's full name; id is that of settings.Injector, which the names of programs that hand
+// over do not contain.
 func ConfigMapName(prefix, id string, p Program, index int) string {
-	return fmt.Sprintf("%s-payload-%s-%s-%s-%02d", prefix, id, p.Name, p.Architecture, index)
+	if p.HandsOver() {
+		return fmt.Sprintf("%s-payload-%s-%02d", prefix, p.Key(), index)
+	}
+	return fmt.Sprintf("%s-payload-%s-%s-%02d", prefix, id, p.Key(), index)
 }

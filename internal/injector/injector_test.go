@@ -7,10 +7,13 @@ import (
 )
 
 func TestConfigMapName(t *testing.T) {
-	got := injector.ConfigMapName(
-		"zarf-registry", "0.1.0", injector.Program{Name: "registry-node", Architecture: "amd64"}, 0,
-	)
-	if want := "zarf-registry-payload-0.1.0-registry-node-amd64-00"; got != want {
-		t.Errorf("got %s, want %s", got, want)
+	for program, want := range map[string]string{
+		"registry":      "zarf-registry-payload-0.1.0-registry-amd64-00",
+		"registry-node": "zarf-registry-payload-registry-node-amd64-00",
+	} {
+		p := injector.Program{Name: program, Architecture: "amd64"}
+		if got := injector.ConfigMapName("zarf-registry", "0.1.0", p, 0); got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
 	}
 }

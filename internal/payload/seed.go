@@ -61,7 +61,7 @@ func (s *Seeder) Seed(ctx context.Context, programs, architectures []string) (st
 			return "", err
 		}
 	}
-	return fmt.Sprintf("wrote %d ConfigMaps (%d bytes; %d of them replaced wrong ones), kept %d, "+
+	return fmt.Sprintf("wrote %d ConfigMaps (%d bytes; %d of them replaced others), kept %d, "+
 		"restarted %d waiting pods",
 		total.written, total.bytes, total.replaced, total.kept, restarted), nil
 }
@@ -138,8 +138,9 @@ func (s *Seeder) objectNames(ctx context.Context) ([]string, error) {
 	return names, nil
 }
 
-// writer writes one payload. It keeps correct chunks, replaces damaged ones, and writes chunk 00
-// last because pods wait for it.
+// writer writes one payload. It keeps correct chunks, replaces others, and writes chunk 00, with the
+// manifest, last: pods wait for it, and supervising loaders start another program when it changes.
+// A loader that starts in between waits until all chunks match the manifest.
 //
 // The ConfigMaps are not immutable, although kubelets would not watch immutable ones: a kubelet
 // never reads an immutable ConfigMap again. On Kubernetes 1.36 a damaged chunk stayed damaged for
@@ -163,7 +164,7 @@ func (w *writer) run(ctx context.Context) error {
 		}
 		if existing != nil {
 			w.replaced++
-			w.Log.Warn("replacing a payload ConfigMap with wrong content", "configMap", existing.Name)
+			w.Log.Info("replacing a payload ConfigMap with other content", "configMap", existing.Name)
 		}
 		todo = append(todo, o)
 		w.written++
@@ -181,9 +182,17 @@ func (w *writer) run(ctx context.Context) error {
 		return err
 	}
 	if i := slices.IndexFunc(todo, first); i >= 0 {
-		return w.write(ctx, todo[i])
+		if err := w.write(ctx, todo[i]); err != nil {
+			return err
+		}
 	}
-	return nil
+	var rest []string // of a previous program that was larger
+	for i := len(objects); i < w.payload.MaxChunks(); i++ {
+		if name := w.configMapName(w.payload.Program, i); w.have[name] != nil {
+			rest = append(rest, name)
+		}
+	}
+	return w.deleteConfigMaps(ctx, rest)
 }
 
 func (w *writer) name(o injector.Object) string {
@@ -192,35 +201,40 @@ func (w *writer) name(o injector.Object) string {
 
 func (w *writer) write(ctx context.Context, o injector.Object) error {
 	name := w.name(o)
-	if old := w.have[name]; old != nil {
-		err := release.RetryOverload(ctx, func() error {
-			return w.Cluster.ConfigMaps.Delete(ctx, name,
-				metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &old.UID}})
-		})
-		if err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("deleting %s: %w", w.Object("ConfigMap", name), err)
-		}
+	configMap := &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: w.Settings.Namespace, Labels: w.Labels(names.ComponentPayload),
+			Annotations: release.Annotations()},
+		BinaryData: o.Data,
 	}
-	err := release.RetryOverload(ctx, func() error {
-		_, err := w.Cluster.ConfigMaps.Create(ctx, &corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: w.Settings.Namespace, Labels: w.Labels(names.ComponentPayload),
-				Annotations: release.Annotations()},
-			BinaryData: o.Data,
-		}, metav1.CreateOptions{})
+	old := w.have[name]
+	if old != nil && old.Immutable != nil && *old.Immutable { // then it can only be deleted
+		if err := w.deleteConfigMaps(ctx, []string{name}); err != nil {
+			return err
+		}
+		old = nil
+	}
+	verb := "creating"
+	err := release.RetryOverload(ctx, func() (err error) {
+		if old == nil {
+			_, err = w.Cluster.ConfigMaps.Create(ctx, configMap, metav1.CreateOptions{})
+		} else {
+			verb, configMap.ResourceVersion = "updating", old.ResourceVersion
+			_, err = w.Cluster.ConfigMaps.Update(ctx, configMap, metav1.UpdateOptions{})
+		}
 		return err
 	})
-	if apierrors.IsAlreadyExists(err) {
+	if apierrors.IsAlreadyExists(err) || apierrors.IsConflict(err) {
 		// The response to this write was lost, or another run wrote it. Either is fine if the content is
 		// correct.
 		list, listErr := w.Cluster.ConfigMaps.List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
 		if listErr == nil && len(list.Items) == 1 && right(&list.Items[0], o) {
 			return nil
 		}
-		return fmt.Errorf("creating %s: another run created it meanwhile with other content; run this again when no other "+
-			"run is in progress: %w", w.Object("ConfigMap", name), errors.Join(err, listErr))
+		return fmt.Errorf("%s %s: another run wrote it meanwhile with other content; run this again when no other "+
+			"run is in progress: %w", verb, w.Object("ConfigMap", name), errors.Join(err, listErr))
 	}
 	if err != nil {
-		return fmt.Errorf("creating %s: %w", w.Object("ConfigMap", name), err)
+		return fmt.Errorf("%s %s: %w", verb, w.Object("ConfigMap", name), err)
 	}
 	return nil
 }

@@ -16,7 +16,7 @@ import (
 //	/healthz   200 while the process serves
 //	/readyz    200 while the proxy listens and does not drain, 503 otherwise; ?verbose adds the registry's state
 //	/metrics   Prometheus metrics
-//	/loaded    the mounted certificates in use, see internal/reloadstatus
+//	/loaded    the program and the mounted certificates in use, see internal/reloadstatus
 //
 // An unavailable registry does not make the proxy unready: no other proxy could serve the node, and
 // requests wait.
@@ -30,7 +30,7 @@ func (p *Proxy) admin() http.Handler {
 		metrics.WriteProcessMetrics(w)
 	})
 	mux.Handle("GET "+reloadstatus.Path, reloadstatus.Handler(func() reloadstatus.Report {
-		return reloadstatus.Report{Certificates: p.config.Source.Report()}
+		return reloadstatus.Report{Program: p.config.Program, Certificates: p.config.Source.Report()}
 	}))
 	return mux
 }

@@ -42,6 +42,8 @@ const (
 type Config struct {
 	// Version is what the log and the metric build_info report.
 	Version string
+	// Program is the SHA-256 of the program, for /loaded. It is empty if the loader did not start it.
+	Program string
 	// Listen lists the addresses to serve on, as host:port. The host is an IP address, bound strictly,
 	// or empty for all addresses of both families. It must not be a name: localhost may resolve to
 	// either family.
@@ -68,9 +70,11 @@ type Config struct {
 	// RetryTimeout is how long a request waits for an unavailable registry. Zero disables waiting.
 	RetryTimeout time.Duration
 	// DrainTimeout is how long requests in flight, and the delivery of their responses, may take after
-	// Run's context has ended. Zero cuts them off. Without ReusePort, new requests are accepted until
-	// nothing is in flight, at most for half of it.
+	// Run's context has ended. Zero cuts them off. New requests are accepted until nothing is in
+	// flight, at most for half of it, unless a successor receives them.
 	DrainTimeout time.Duration
+	// Ready, if not nil, is called once Run serves.
+	Ready func()
 	// Idle, if not nil, is called once requests have been followed by some seconds without any.
 	Idle func()
 	// Logger defaults to slog.Default().
@@ -243,6 +247,9 @@ func (p *Proxy) Run(ctx context.Context) error {
 		serve(admin, p.metricsListener)
 	}
 	p.listening.Store(true)
+	if p.config.Ready != nil {
+		p.config.Ready()
+	}
 	if p.config.Idle != nil {
 		watch, cancel := context.WithCancel(ctx)
 		defer cancel()
@@ -262,7 +269,8 @@ func (p *Proxy) Run(ctx context.Context) error {
 	if p.config.ReusePort {
 		_ = admin.Close() // else it would receive the kubelet's probes of a successor on the same port
 		p.handOff()
-	} else if err == nil {
+	}
+	if err == nil {
 		server.SetKeepAlivesEnabled(false)
 		p.quiesce()
 	}
@@ -282,7 +290,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 // quiesceInterval is how often quiesce looks at requests and deliveries.
 const quiesceInterval = 10 * time.Millisecond
 
-// quiesce goes on serving until nothing is in flight and everything is delivered. In hostPort mode
+// quiesce goes on serving until nothing is in flight and everything is delivered. Without a successor
 // nobody else has the port until this pod is gone, so a closed listener would refuse pulls for as
 // long as others take to end. The second half of the drain timeout is for what is then still left.
 func (p *Proxy) quiesce() {

@@ -1,7 +1,7 @@
 // Package reloadstatus defines the report of which certificates and credentials a running program has
-// loaded from its mounted Secrets. The registry and the proxies serve it at /loaded, next to their
-// metrics. init-hook reads it during a rotation, and removes the old CA only when all pods have loaded
-// the new one.
+// loaded from its mounted Secrets, and which program it is. The registry and the proxies serve it at
+// /loaded, next to their metrics. init-hook reads it during a rotation, and removes the old CA only
+// when all pods have loaded the new one. It reads it too after it has changed the proxies' program.
 //
 // The package contains the types, their JSON and the HTTP handler; it does not load anything. Reports
 // are public: they contain no keys or passwords, and identify certificates by subject, serial and digest.
@@ -18,6 +18,9 @@ const Path = "/loaded"
 
 // Report is the response of Path.
 type Report struct {
+	// Program is the SHA-256 of the program of a proxy, in lower-case hexadecimal. It is empty for
+	// others, and for a proxy from an ordinary image.
+	Program      string       `json:"program,omitempty"`
 	Certificates Certificates `json:"certificates"`
 	// Credentials is nil for proxies.
 	Credentials *Credentials `json:"credentials,omitempty"`

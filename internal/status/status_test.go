@@ -34,7 +34,7 @@ const (
 	pause        = "registry.k8s.io/pause:3.10.1"
 	otherPause   = "registry.k8s.io/pause:3.9"
 	registryLoad = "zarf-registry-payload-0.1.0-registry-amd64"
-	nodeLoad     = "zarf-registry-payload-0.1.0-registry-node-amd64"
+	nodeLoad     = "zarf-registry-payload-registry-node-amd64"
 )
 
 // cluster is one with the registry in it, by "Kind name"; tests change it before

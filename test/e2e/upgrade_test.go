@@ -26,8 +26,8 @@ const (
 )
 
 // TestUpgrade upgrades a release of another commit to the current one, rolls it back, and upgrades it
-// with init-hook. Meanwhile every node pulls, reads slowly, and connects every 5 ms. Where the proxies'
-// program does not change, or with host network, nothing may fail. With host ports, a node refuses
+// with init-hook. Meanwhile every node pulls, reads slowly, and connects every 5 ms. Where only
+// the proxies' program changes, or with host network, nothing may fail. With host ports, a node refuses
 // connections while its proxy is replaced; figures tell how long. A proxy of the current release that
 // ends still delivers all responses.
 func TestUpgrade(t *testing.T) {
@@ -66,6 +66,7 @@ func TestUpgrade(t *testing.T) {
 	w.underLoad(t, "helm upgrade with host ports to a version with the same programs", nothingFails, func(t *testing.T) {
 		w.restartsNothing(t, func() { upgrade(t, otherVersion(t, here), "--set=initHook.image.tag="+tag) })
 	})
+	w.handsOver(t, func(t *testing.T) { upgrade(t, here) })
 	w.underLoad(t, "helm rollback with host ports", refusals, func(t *testing.T) {
 		helm(t, "rollback", release, revision)
 	})
@@ -77,7 +78,7 @@ func TestUpgrade(t *testing.T) {
 	t.Run("the previous payload is gone", func(t *testing.T) {
 		payloads := output(t, w.command(t, w.kubectl, "get", "configmaps", "-n", namespace, "-o", "name", "-l",
 			"app.kubernetes.io/component=payload"))
-		if !strings.Contains(payloads, "-registry-node-") || strings.Contains(payloads, "-payload-"+previousVersion) {
+		if !strings.Contains(payloads, "-payload-registry-node-") || strings.Contains(payloads, "-payload-"+previousVersion) {
 			t.Errorf("the payloads are %s", payloads)
 		}
 	})

@@ -77,14 +77,18 @@ seccompProfile:
 {{- end }}
 {{- end -}}
 
-{{- /* Image and command of a container: the payload in the node's pause image, or the program's own image. Takes root,
-program, image (the program's own), pause. */ -}}
+{{- /* Image and command of a container: the payload in the node's pause image, or the program's own image. With supervise,
+the loader starts a changed payload beside the running program. Takes root, program, image (the program's own), pause,
+supervise. */ -}}
 {{- define "zarf-registry.program.container" -}}
 {{- if .root.Values.injector.enabled -}}
 image: {{ .pause | quote }}
 imagePullPolicy: IfNotPresent
 command:
   - /payload/loader
+  {{- if .supervise }}
+  - -s
+  {{- end }}
   - /payload
   - /program/{{ .program }}
 {{- else -}}
@@ -113,7 +117,9 @@ program, architecture. */ -}}
 {{- /* Twice the current need. A chunk is 1 MB, and the loader writes a program next to the one it replaces. */ -}}
 {{- $chunks := dict "registry" 16 "registry-node" 5 -}}
 {{- $size := dict "registry" "128Mi" "registry-node" "64Mi" -}}
-{{- $payload := printf "%s-payload-%s-%s-%s" (include "zarf-registry.fullname" .root) (include "zarf-registry.program.payloadID" .) .program .architecture -}}
+{{- /* The names of registry-node's are always the same: a pod cannot change its volumes. */ -}}
+{{- $id := eq .program "registry-node" | ternary "" (printf "%s-" (include "zarf-registry.program.payloadID" .)) -}}
+{{- $payload := printf "%s-payload-%s%s-%s" (include "zarf-registry.fullname" .root) $id .program .architecture -}}
 - name: payload
   projected:
     defaultMode: 0555

@@ -2,6 +2,9 @@ package root
 
 import (
 	"context"
+	"fmt"
+	"log/slog"
+	"os"
 	"runtime"
 	"runtime/debug"
 
@@ -19,6 +22,7 @@ func proxyCommand() *cobra.Command {
 		config proxy.Config
 		tlsDir string
 		tls    string
+		ready  int
 	)
 	command := &cobra.Command{
 		Use:   "proxy --listen ADDRESS --registry HOST:PORT --tls-dir DIR",
@@ -46,6 +50,13 @@ does not work. The registry's certificate must always match the host in --regist
 			}
 			config.Logger = logger
 			config.Idle = releaseMemory
+			config.Program = os.Getenv(programVariable)
+			if config.Program != "" && !command.Flags().Changed("program-version") {
+				config.Version = fmt.Sprintf("%.12s", config.Program)
+			}
+			if ready != 0 {
+				config.Ready = func() { tellReady(logger, ready) }
+			}
 			switch tls {
 			case "always", "never":
 				config.ServeTLS = tls == "always"
@@ -71,7 +82,7 @@ does not work. The registry's certificate must always match the host in --regist
 	}
 	flags := command.Flags()
 	flags.StringVar(&config.Version, "program-version", "dev",
-		"`VERSION` to report in the log and in the metric build_info")
+		"`VERSION` to report in the log and in the metric build_info; if the loader started the program, its digest")
 	flags.StringArrayVar(&config.Listen, "listen", nil,
 		"`ADDRESS` to serve on: IP address and port, or :port for all addresses; may be repeated")
 	flags.StringVar(&config.MetricsListen, "metrics-listen", "",
@@ -86,6 +97,8 @@ does not work. The registry's certificate must always match the host in --regist
 		"how long requests in flight may take after SIGTERM")
 	flags.BoolVar(&config.ReusePort, "reuse-port", false,
 		"share the port with a successor (SO_REUSEPORT), for updates without downtime")
+	flags.IntVar(&ready, "ready-fd", 0,
+		"`FD` to write a byte to once the proxy serves, as the loader expects from a successor; 0 disables it")
 	log.Register(command.Flags())
 	for _, name := range []string{"listen", "registry", "tls-dir"} {
 		if err := command.MarkFlagRequired(name); err != nil {
@@ -93,6 +106,22 @@ does not work. The registry's certificate must always match the host in --regist
 		}
 	}
 	return command
+}
+
+// programVariable is where the loader writes the program's SHA-256.
+const programVariable = "ZARF_REGISTRY_PROGRAM"
+
+// tellReady makes the loader end the previous program.
+func tellReady(logger *slog.Logger, fd int) {
+	f := os.NewFile(uintptr(fd), "ready-fd")
+	if f == nil {
+		logger.Warn("cannot report readiness: --ready-fd is no file descriptor", "fd", fd)
+		return
+	}
+	if _, err := f.Write([]byte{'\n'}); err != nil {
+		logger.Warn("cannot report readiness", "error", err.Error())
+	}
+	_ = f.Close()
 }
 
 // releaseMemory returns the memory used by pulls to the system. Go would keep most of it for

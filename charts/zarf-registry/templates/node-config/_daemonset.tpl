@@ -35,7 +35,8 @@ spec:
       labels:
         {{- include "zarf-registry.podLabels" (dict "root" .root "component" $component "selector" $selector "extra" $settings.podLabels) | nindent 8 }}
       annotations:
-        {{- merge (dict "zarf-registry/node-config-checksum" (include "zarf-registry.nodeConfig.checksum" .root)) (default dict $settings.podAnnotations) | toYaml | nindent 8 }}
+        {{- $program := include "zarf-registry.program.version" (dict "root" .root "program" "registry-node" "architecture" .architecture "image" $values.proxy.image) }}
+        {{- merge (dict "zarf-registry/node-config-checksum" (include "zarf-registry.nodeConfig.checksum" .root) "zarf-registry/program" $program) (default dict $settings.podAnnotations) | toYaml | nindent 8 }}
     spec:
       serviceAccountName: {{ $fullname }}-node-config
       automountServiceAccountToken: false

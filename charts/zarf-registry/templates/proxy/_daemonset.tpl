@@ -87,10 +87,15 @@ spec:
       {{- end }}
       containers:
         - name: proxy
-          {{- include "zarf-registry.program.container" (dict "root" .root "program" "registry-node" "image" $proxy.image "pause" .pause) | nindent 10 }}
+          {{- include "zarf-registry.program.container" (dict "root" .root "program" "registry-node" "image" $proxy.image "pause" .pause "supervise" true) | nindent 10 }}
           args:
             - proxy
+            {{- if $values.injector.enabled }}
+            {{- /* Nothing here changes with the program: the loader hands the port over to a changed one. */}}
+            - --ready-fd=3
+            {{- else }}
             - --program-version={{ include "zarf-registry.program.version" (dict "root" .root "program" "registry-node" "architecture" .architecture "image" $proxy.image) }}
+            {{- end }}
             {{- if $hostPort }}
             - --listen=:5000
             - --metrics-listen=:{{ $proxy.metricsPort }}
@@ -103,6 +108,8 @@ spec:
             - --listen=[::1]:{{ $values.port }}
             {{- end }}
             - --metrics-listen={{ eq $family "IPv6" | ternary "[::1]" "127.0.0.1" }}:{{ $proxy.metricsPort }}
+            {{- end }}
+            {{- if or $values.injector.enabled (not $hostPort) }}
             - --reuse-port
             {{- end }}
             - --registry={{ $fullname }}.{{ include "zarf-registry.namespace" .root }}.svc:5000
