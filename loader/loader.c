@@ -646,7 +646,8 @@ static void send_all(int signal)
 		sys_kill(current.pid, signal);
 	if (successor.pid)
 		sys_kill(successor.pid, signal);
-	if (previous.pid)
+	/* It was told to end before. A second signal would cut off what it delivers. */
+	if (previous.pid && signal == SIGKILL)
 		sys_kill(previous.pid, signal);
 }
 
