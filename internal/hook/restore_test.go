@@ -47,17 +47,20 @@ func TestCleanupRestoresNodeFilesFirst(t *testing.T) {
 }
 
 // The pods belong to the last revision. prepare may have been refused before it wrote that
-// revision's payload.
+// revision's payload, and the previous one had none.
 func TestCleanupSeedsPayloadOfRestorePods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := configured(t, state.ModeProxy)
+		for _, index := range []string{"00", "01"} {
+			b.remove("configmaps", "zarf-registry-payload-registry-node-amd64-"+index)
+		}
 		b.hook.Settings.Injector.PayloadID = "refused"
 		b.uninstall("n1", "n2")
 		b.must(b.hook.Cleanup(t.Context()))
 		b.checkClean()
 		writes := b.writes()
 		brought := slices.IndexFunc(writes, func(w string) bool {
-			return strings.HasPrefix(w, "create configmaps") && strings.Contains(w, "payload-refused-registry-node-")
+			return strings.HasPrefix(w, "create configmaps") && strings.Contains(w, "payload-registry-node-")
 		})
 		restored := slices.IndexFunc(writes, func(w string) bool { return strings.HasPrefix(w, "update secrets") })
 		if brought < 0 || restored < brought {
