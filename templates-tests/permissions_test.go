@@ -55,7 +55,7 @@ var expectedPermissions = []permission{
 		"delete,get,update secrets -ca,-credentials,-node-tls,-pull,-push-tls,-server-tls,-state", nil,
 	},
 	{"init-hook Role", "delete,get secrets -ca-issued,-node-issued,-push-issued,-server-issued", nil},
-	{"init-hook Role", "create,delete,list configmaps", nil},
+	{"init-hook Role", "create,delete,list,update configmaps", nil},
 	{"init-hook Role", "create,delete,list,patch pods", nil},
 	{"init-hook Role", "create,get pods/portforward", nil},
 	{"init-hook Role", "list events", nil},

@@ -126,11 +126,14 @@ func TestNewChartVersionAloneRestartsNothing(t *testing.T) {
 	}
 }
 
-// podsOf returns the kind of an object with pods, "Healer" for that of the healer.
+// podsOf returns the kind of an object with pods, "Healer" for that of the healer, "Proxies" for those of proxies.
 func podsOf(object string) string {
 	kind, name, _ := strings.Cut(object, " ")
-	if strings.HasSuffix(name, "-healer") {
+	switch {
+	case strings.HasSuffix(name, "-healer"):
 		return "Healer"
+	case strings.Contains(name, "-proxy"):
+		return "Proxies"
 	}
 	return kind
 }
@@ -176,15 +179,15 @@ func TestChangedValuesReplaceOnlyAffectedPods(t *testing.T) {
 		"registry.storage.type=inmemory":     "Deployment",
 		"registry.logLevel=debug":            "Deployment",
 		"registry.podAnnotations={a: b}":     "Deployment",
-		"proxy.tls=always":                   "DaemonSet",
+		"proxy.tls=always":                   "Proxies",
 		"auth.anonymousPull=true":            "Deployment",
 		"podSecurity.label=true":             "",
 		"initHook.ignorePreflight=[port]":    "",
-		"proxy.retryTimeout=5s":              "DaemonSet",
-		"port=32000":                         "DaemonSet",
-		"initHook.image.tag=0.2.0":           "Deployment Healer DaemonSet", // another payload
-		"injector.image=example.com/pause:1": "Deployment Healer DaemonSet",
-		"injector.enabled=false":             "Deployment Healer DaemonSet",
+		"proxy.retryTimeout=5s":              "Proxies",
+		"port=32000":                         "Proxies",
+		"initHook.image.tag=0.2.0":           "Deployment Healer", // another payload, which proxies hand over to
+		"injector.image=example.com/pause:1": "Deployment Healer Proxies",
+		"injector.enabled=false":             "Deployment Healer Proxies",
 		"initHook.timeout=3m":                "",
 		"pki={mode: certManager}":            "",
 		"pki={mode: existingSecret, existingSecret: {server: a, node: b}}": "",
