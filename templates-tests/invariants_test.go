@@ -526,7 +526,7 @@ var invariants = map[string]func(out *output) []string{
 			if chunks == nil {
 				continue
 			}
-			program := strings.TrimPrefix(w.program().Command[2], "/program/")
+			program := program(w.program())
 			if *chunks.DefaultMode != 0o555 || len(chunks.Sources) != want[program] {
 				wrong = append(wrong, fmt.Sprintf("%s: mode %o, %d chunks", w.object, *chunks.DefaultMode, len(chunks.Sources)))
 			}
