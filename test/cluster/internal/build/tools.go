@@ -21,6 +21,11 @@ var tools = map[string]Recipe{
 	"gotestsum": tool("gotestsum", "gotest.tools/gotestsum", "v1.13.0", "gotest.tools/gotestsum"),
 	"helm": tool("helm", "helm.sh/helm/v3", "v3.22.0", "helm.sh/helm/v3/cmd/helm",
 		"helm.sh/helm/v3/internal/version.version=v3.22.0"),
+	// The oldest Helm that is tested, and the last one that does not roll back when an object is missing.
+	"helm-3.18": tool("helm-3.18", "helm.sh/helm/v3", "v3.18.6", "helm.sh/helm/v3/cmd/helm",
+		"helm.sh/helm/v3/internal/version.version=v3.18.6"),
+	"helm-3.21": tool("helm-3.21", "helm.sh/helm/v3", "v3.21.4", "helm.sh/helm/v3/cmd/helm",
+		"helm.sh/helm/v3/internal/version.version=v3.21.4"),
 	"helm-docs": tool("helm-docs", "github.com/norwoodj/helm-docs", "v1.14.2",
 		"github.com/norwoodj/helm-docs/cmd/helm-docs", "main.version=1.14.2"),
 	"helm4": tool("helm4", "helm.sh/helm/v4", "v4.3.1", "helm.sh/helm/v4/cmd/helm",

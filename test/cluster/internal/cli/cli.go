@@ -65,7 +65,7 @@ source once, into a cache.`,
 	root.PersistentFlags().StringVar(&a.name, "name", defaultName, "name of the cluster")
 	root.AddCommand(
 		newBuild(a), newUp(a), newDown(a), newStatus(a), newExec(a), newLoad(a),
-		newAddNode(a), newRemoveNode(a), newUnplug(a), newPlug(a), newKubeconfig(a), newLogs(a),
+		newAddNode(a), newRemoveNode(a), newReboot(a), newUnplug(a), newPlug(a), newKubeconfig(a), newLogs(a),
 		newKill(a), newPause(a), newResume(a), newRestart(a), newTool(a), newInternal(),
 	)
 	return root

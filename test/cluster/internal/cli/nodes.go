@@ -129,6 +129,11 @@ func newRemoveNode(a *app) *cobra.Command {
 	}
 }
 
+func newReboot(a *app) *cobra.Command {
+	return a.onNode("reboot", "Switch a node off and on again: its disk stays",
+		func(ctx context.Context, c *cluster.Cluster, node string) error { return c.RebootNode(ctx, node) })
+}
+
 func newUnplug(a *app) *cobra.Command {
 	return a.onNode("unplug", "Cut a node off from all others and from the control plane",
 		func(ctx context.Context, c *cluster.Cluster, node string) error { return c.Unplug(ctx, node) })

@@ -81,16 +81,17 @@ func (c *Cluster) cniConfig(n Node) string {
 	return string(content) + "\n"
 }
 
-// startContainerd starts a node's container runtime and loads the pause image.
+// startContainerd starts a node's container runtime.
 func (c *Cluster) startContainerd(ctx context.Context, n Node) error {
 	id := processID(containerd, n.Name)
 	if err := c.start(Process{ID: id, Node: n.Name, Args: []string{containerd,
 		"--config=" + containerdConfigPath}}); err != nil {
 		return err
 	}
-	if err := c.waitForContainerd(ctx, n.Name); err != nil {
-		return err
-	}
+	return c.waitForContainerd(ctx, n.Name)
+}
+
+func (c *Cluster) loadPauseImage(ctx context.Context, n Node) error {
 	program, err := os.ReadFile(c.path(binDir, pauseProgram))
 	if err != nil {
 		return fmt.Errorf("reading the pause program: %w", err)

@@ -13,30 +13,16 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// createNode creates a node's namespaces and starts its container runtime with the pause image. It
-// needs no API server.
+// createNode creates a node's files and starts its container runtime with the pause image. It needs no
+// API server.
 func (c *Cluster) createNode(ctx context.Context, ca *clusterCA, n Node) error {
-	if err := c.connectNode(ctx, n); err != nil {
-		return err
-	}
-	groups, err := findCgroups()
-	if err != nil {
-		return err
-	}
-	if err := groups.create(cgroupOf(c.Options.Name, n.Name, systemCgroup)); err != nil {
-		return err
-	}
 	if err := c.writeNodeFiles(ca, n); err != nil {
 		return err
 	}
-	if err := c.start(c.holder(n)); err != nil {
+	if err := c.bootNode(ctx, n); err != nil {
 		return err
 	}
-	if _, err := c.run(ctx, n.Name, nil, c.self(), "internal", "mounts", "--cluster="+c.dir,
-		"--node="+n.Name); err != nil {
-		return err
-	}
-	if err := c.startContainerd(ctx, n); err != nil {
+	if err := c.loadPauseImage(ctx, n); err != nil {
 		return err
 	}
 	for _, archive := range c.Options.archivesOf(n.Name) {
@@ -47,6 +33,28 @@ func (c *Cluster) createNode(ctx context.Context, ca *clusterCA, n Node) error {
 	return nil
 }
 
+// bootNode creates a node's namespaces and starts its container runtime.
+func (c *Cluster) bootNode(ctx context.Context, n Node) error {
+	if err := c.connectNode(ctx, n); err != nil {
+		return err
+	}
+	groups, err := findCgroups()
+	if err != nil {
+		return err
+	}
+	if err := groups.create(cgroupOf(c.Options.Name, n.Name, systemCgroup)); err != nil {
+		return err
+	}
+	if err := c.start(c.holder(n)); err != nil {
+		return err
+	}
+	if _, err := c.run(ctx, n.Name, nil, c.self(), "internal", "mounts", "--cluster="+c.dir,
+		"--node="+n.Name); err != nil {
+		return err
+	}
+	return c.startContainerd(ctx, n)
+}
+
 // joinNode starts kubelet, kube-proxy and, once the node is registered and its packet filter knows
 // Services, the network policy controller.
 func (c *Cluster) joinNode(ctx context.Context, client kubernetes.Interface, n Node) error {
@@ -54,6 +62,10 @@ func (c *Cluster) joinNode(ctx context.Context, client kubernetes.Interface, n N
 		if err := c.start(p); err != nil {
 			return err
 		}
+	}
+	// The API server may still list a node that reboots as ready.
+	if err := c.waitForKubelet(ctx, n.Name); err != nil {
+		return err
 	}
 	if err := c.waitForNode(ctx, client, n.Name); err != nil {
 		return err
@@ -160,6 +172,40 @@ func (c *Cluster) AddNode(ctx context.Context, n Node) (string, error) {
 		return "", err
 	}
 	return n.Name, c.joinNode(ctx, client, n)
+}
+
+// RebootNode ends a node as if it had been switched off, starts it again, and waits until its kubelet and
+// kube-proxy work. Its disk keeps the state of kubelet, container runtime and CNI plugins; processes, network
+// interfaces and packet filter are new.
+func (c *Cluster) RebootNode(ctx context.Context, name string) error {
+	unlock, err := c.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := c.reload(); err != nil {
+		return err
+	}
+	n, err := c.node(name)
+	if err != nil {
+		return err
+	}
+	if err := c.killMember(ctx, name); err != nil {
+		return err
+	}
+	if err := c.disconnectNode(ctx, n); err != nil {
+		return err
+	}
+	ctx, done := c.watch(ctx)
+	defer done()
+	client, err := c.client()
+	if err != nil {
+		return err
+	}
+	if err := c.bootNode(ctx, n); err != nil {
+		return err
+	}
+	return c.joinNode(ctx, client, n)
 }
 
 // RemoveNode ends a node as if it had been switched off, and removes its object.
