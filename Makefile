@@ -59,7 +59,7 @@ demo: build images $(TESTCLUSTER) ## Boot a cluster (or use KUBECONFIG), install
 test: verify-files lint unit e2e soak-short ## All checks before a merge; about 30 minutes on two cores
 
 .PHONY: test-all
-test-all: verify-files lint unit unit-all fuzz e2e-long soak ## All checks at full length, with fuzzing and random faults; takes hours
+test-all: verify-files lint unit unit-all fuzz e2e-long e2e-networks soak ## All checks at full length, with fuzzing and random faults; takes hours
 
 ##@ Build
 .PHONY: deps
@@ -163,7 +163,7 @@ verify-files: $(TESTCLUSTER) # make verify without unit tests
 .PHONY: e2e
 e2e: build images $(TESTCLUSTER) $(CERTMANAGER) ## End-to-end tests on test clusters, or on the cluster of KUBECONFIG (E2E_RUN=TestHelm)
 	@# Build tools before clusters use the CPU.
-	@for tool in crane ct helm helm4 kubectl; do $(TESTCLUSTER) tool $$tool >/dev/null; done
+	@for tool in crane ct helm helm4 kubectl $(if $(E2E_LONG),helm-3.18 helm-3.21); do $(TESTCLUSTER) tool $$tool >/dev/null; done
 	@mkdir -p dist # dist/e2e.json contains the complete log.
 	"$$($(TESTCLUSTER) tool gotestsum)" --format testname --jsonfile dist/e2e.json -- ./test/e2e -count=1 -timeout $(if $(E2E_LONG),180m,60m) $(if $(E2E_RUN),-run '$(E2E_RUN)',-skip '^TestSoak$$')
 	@sed -n 's/.*"Test":"\([^"]*\)".*\(figure: .*\|SHORTENED: .*\)\\n".*/\1: \2/p' dist/e2e.json | sort
@@ -171,6 +171,14 @@ e2e: build images $(TESTCLUSTER) $(CERTMANAGER) ## End-to-end tests on test clus
 .PHONY: e2e-long
 e2e-long: export E2E_LONG = 1
 e2e-long: e2e ## End-to-end tests at full length, such as a mode switch interrupted at every step
+
+# The networks of the table in test/e2e/networks_test.go.
+NETWORKS := $(foreach family,IPv4 IPv6 DualStack,$(family)/iptables $(family)/nftables)
+.PHONY: e2e-networks
+e2e-networks: ## The deep end-to-end scenarios on each network that they support (E2E_NETWORK=IPv6/nftables make e2e: one)
+	@failed=; for network in $(NETWORKS); do \
+	  E2E_NETWORK=$$network $(MAKE) --no-print-directory e2e || failed="$$failed $$network"; \
+	done; [ -z "$$failed" ] || { echo "failed on$$failed"; exit 1; }
 
 # How long faults are injected, and the seed of their sequence (empty: random).
 SOAK_TIME ?= 5m

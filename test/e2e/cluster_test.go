@@ -44,8 +44,8 @@ func (w *world) freezeAPI(d time.Duration) error {
 	return nil
 }
 
-// nodeAddress returns a node's internal address.
-func (w *world) nodeAddress(t *testing.T, node string) string {
+// nodeAddresses returns a node's internal addresses, one for each IP family.
+func (w *world) nodeAddresses(t *testing.T, node string) (addresses []string) {
 	t.Helper()
 	n, err := w.client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{})
 	if err != nil {
@@ -53,11 +53,13 @@ func (w *world) nodeAddress(t *testing.T, node string) string {
 	}
 	for _, a := range n.Status.Addresses {
 		if a.Type == corev1.NodeInternalIP {
-			return a.Address
+			addresses = append(addresses, a.Address)
 		}
 	}
-	t.Fatalf("node %s has no address", node)
-	return ""
+	if len(addresses) == 0 {
+		t.Fatalf("node %s has no address", node)
+	}
+	return addresses
 }
 
 // nodeImages returns the names of the images in a node's container runtime.

@@ -116,7 +116,7 @@ func (m moment) at(f func(*exec.Cmd)) func(*exec.Cmd, done) {
 // testKilled sends SIGKILL to init-hook install during prepare, and to the run that continues from
 // there during finish. The third run must complete the switch.
 func testKilled(t *testing.T, w *world, runs map[state.Mode]installRun) {
-	stop := w.freshLoop(t, aside)
+	stop := w.freshLoop(t, aside, nothingFails)
 	defer stop()
 	// Of ten moments of each phase, every other one for each direction.
 	const points = 10
@@ -157,7 +157,7 @@ func (w *world) converges(t *testing.T, to target) {
 
 // testAPIPaused pauses the API server. The interrupted run may succeed or fail.
 func testAPIPaused(t *testing.T, w *world, phase string, runs map[state.Mode]installRun) {
-	stop := w.freshLoop(t, aside)
+	stop := w.freshLoop(t, aside, nothingFails)
 	defer stop()
 	to := w.other(t)
 	m := moments(t, runs[to.mode], phase, 3)[1]
@@ -172,7 +172,7 @@ func testAPIPaused(t *testing.T, w *world, phase string, runs map[state.Mode]ins
 
 // testJobKilled kills the pod of a hook Job. The Job's next pod must continue, unnoticed by Helm.
 func testJobKilled(t *testing.T, w *world, step string) {
-	stop := w.freshLoop(t, aside)
+	stop := w.freshLoop(t, aside, nothingFails)
 	defer stop()
 	to := w.other(t)
 	upgrade := w.chart(t, "upgrade", to.set)
@@ -194,12 +194,13 @@ func testJobKilled(t *testing.T, w *world, step string) {
 	w.isHealthy(t)
 }
 
-// testRegistryKilled kills the registry's pod when kube-proxy has left the node port to the proxies. They must hold pulls until the next pod is ready.
+// testRegistryKilled kills the registry's pod when kube-proxy has left the node port to the proxies. They
+// must hold pulls until the next pod is ready. Responses that began through the node port are lost.
 func testRegistryKilled(t *testing.T, w *world) {
 	if w.other(t) == toNodePort {
 		w.mustInstall(t, toNodePort.flag)
 	}
-	stop := w.freshLoop(t, aside)
+	stop := w.freshLoop(t, aside, losses)
 	defer stop()
 	killed := w.onceServed(t, false, func() error {
 		time.Sleep(time.Second) // for kube-proxy to notice

@@ -9,11 +9,11 @@ package e2e
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -38,13 +38,15 @@ const (
 // world is a cluster and the programs that drive it.
 type world struct {
 	name       string // of the test cluster; empty for one of KUBECONFIG
+	network    network
+	policies   bool   // NetworkPolicies are enforced
 	address    string // registry host of image references
 	kubeconfig string
 	config     *rest.Config
 	client     kubernetes.Interface
 	nodes      []string
 	sets       []string // arguments of every helm install and upgrade
-	strict     bool     // a connection or slow pull that fails beside a pull loop fails the test
+	provoked   []string // parts of messages about failed pulls that noFailedPulls accepts
 	// Paths of programs; tool is the static test program.
 	testcluster, helm, kubectl, hook, tool string
 }
@@ -60,7 +62,7 @@ func place(t *testing.T) {
 }
 
 // layout describes a test cluster. The zero value has two nodes and the init-hook image
-// on n1. The cluster's kind comes from [kinds].
+// on n1. The cluster's network comes from [scenarios].
 type layout struct {
 	// bare does not load the init-hook image: nodes hold only pause images.
 	bare bool
@@ -97,13 +99,16 @@ func ownCluster(t *testing.T, name string, l layout) *world {
 		t.Skip("SKIPPED, NOTHING CHECKED: this scenario needs a test cluster of its own; unset KUBECONFIG")
 	}
 	t.Parallel()
+	networkOf(t, name) // skips before it waits for a place
 	if !l.aside {
 		if !l.long {
 			time.Sleep(time.Second) // all start at the same time
 		}
 		place(t)
 	}
-	return newWorld(t, name, l)
+	w := newWorld(t, name, l)
+	w.noFailedPulls(t)
+	return w
 }
 
 // newWorld boots a test cluster, or uses the one of KUBECONFIG.
@@ -113,12 +118,10 @@ func newWorld(t *testing.T, name string, l layout) *world {
 		testcluster: built(t, "E2E_TESTCLUSTER"),
 		hook:        built(t, "E2E_INIT_HOOK"),
 		tool:        buildTool(t),
-		address:     "127.0.0.1:31999",
+		network:     networkOf(t, name),
+		policies:    true,
 	}
-	k := cmp.Or(kinds[name], commonKind)
-	if k.family == "IPv6" {
-		w.address = "[::1]:31999"
-	}
+	w.address = net.JoinHostPort(w.loopback(), "31999")
 	if kubeconfig := os.Getenv("KUBECONFIG"); kubeconfig != "" {
 		t.Logf("using the cluster of KUBECONFIG=%s; scenarios that need the test cluster are skipped", kubeconfig)
 		w.kubeconfig = kubeconfig
@@ -127,7 +130,7 @@ func newWorld(t *testing.T, name string, l layout) *world {
 			t.Skip("SKIPPED, NOTHING CHECKED: booting a cluster needs Linux and root; set KUBECONFIG to use another")
 		}
 		w.name = name
-		w.up(t, k, l)
+		w.up(t, l)
 	}
 	var err error
 	if w.config, err = clientcmd.BuildConfigFromFlags("", w.kubeconfig); err != nil {
@@ -154,14 +157,15 @@ func newWorld(t *testing.T, name string, l layout) *world {
 }
 
 // up boots the test cluster and removes it at the end of the test.
-func (w *world) up(t *testing.T, k kind, l layout) {
+func (w *world) up(t *testing.T, l layout) {
 	t.Helper()
 	begin := time.Now()
-	args := []string{"up", "--name", w.name, "--replace", "--ip-family", k.family, "--kube-proxy", k.kubeProxy}
+	args := []string{"up", "--name", w.name, "--replace", "--ip-family", w.network.family,
+		"--kube-proxy", w.network.kubeProxy}
 	if !l.bare {
 		args = append(args, "--load", "n1="+filepath.Join(built(t, "E2E_IMAGES"), "init-hook.tar"))
 	}
-	if l.open || k.family == "DualStack" {
+	if w.policies = !l.open && w.network.family != "DualStack"; !w.policies {
 		args = append(args, "--network-policy=false")
 	}
 	// Before up, which may fail half-way.

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -57,14 +58,18 @@ func (o outside) status(t *testing.T, args ...string) string {
 // TLS and passwords, in both modes.
 func TestExpose(t *testing.T) {
 	w := ownCluster(t, "e2e-expose", layout{args: []string{"--nodes", "1"}})
-	host := w.nodeAddress(t, w.nodes[0])
+	hosts := w.nodeAddresses(t, w.nodes[0]) // the values accept the first one only, which is IPv4
+	host := hosts[0]
 	authority, err := pki.NewCA("company", time.Now(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	certificate := func() map[string][]byte {
-		pair, err := authority.Issue(pki.Leaf{CommonName: "registry", IPAddresses: []net.IP{net.ParseIP(host)},
-			Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}, time.Now())
+		leaf := pki.Leaf{CommonName: "registry", Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
+		for _, h := range hosts {
+			leaf.IPAddresses = append(leaf.IPAddresses, net.ParseIP(h))
+		}
+		pair, err := authority.Issue(leaf, time.Now())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -109,6 +114,13 @@ func TestExpose(t *testing.T) {
 		}
 	})
 	password := string(w.secret(t, "-credentials").Data["password"])
+	t.Run("every address of the node answers", func(t *testing.T) {
+		for _, h := range hosts {
+			if got := o.status(t, "--user", "ci:reads", "https://"+net.JoinHostPort(h, "30443")+"/v2/"); got != "200" {
+				t.Errorf("%s: %s", h, got)
+			}
+		}
+	})
 	must(t, "an image is pushed from outside, and the nodes pull it", func(t *testing.T) {
 		o.must(t, o.crane, "auth", "login", o.address, "-u", "zarf-push", "-p", password)
 		archive := w.makeArchive(t, "example.com/e2e/hello:1", 1<<20)
@@ -186,22 +198,26 @@ func TestExpose(t *testing.T) {
 			t.Errorf("log of prepare: %s", log)
 		}
 	})
-	must(t, "the exposed port is the same in nodeport mode", func(t *testing.T) {
-		w.helmChart(t, "upgrade", append(exposed, nodePortMode)...)
-		o.must(t, o.crane, "digest", image)
-		// The pull credential of the node port works here too.
-		pull := w.secret(t, "-pull").Data
-		if got := o.status(t, "--user", string(pull["username"])+":"+string(pull["password"]),
-			"https://"+o.address+"/v2/"); got != "200" {
-			t.Errorf("the pull credential gets %s", got)
-		}
-	})
+	mode := state.ModeProxy
+	if slices.Contains(nodePorts, w.network) {
+		must(t, "the exposed port is the same in nodeport mode", func(t *testing.T) {
+			w.helmChart(t, "upgrade", append(exposed, nodePortMode)...)
+			o.must(t, o.crane, "digest", image)
+			// The pull credential of the node port works here too.
+			pull := w.secret(t, "-pull").Data
+			if got := o.status(t, "--user", string(pull["username"])+":"+string(pull["password"]),
+				"https://"+o.address+"/v2/"); got != "200" {
+				t.Errorf("the pull credential gets %s", got)
+			}
+		})
+		mode = state.ModeNodePort
+	}
 	must(t, "without the values the port is closed", func(t *testing.T) {
 		w.helmChart(t, "upgrade", "--reset-values")
 		if got := o.status(t, "https://"+o.address+"/v2/"); !strings.Contains(got, "curl: (") {
 			t.Errorf("the port still answers: %s", got)
 		}
-		w.isIn(t, state.ModeNodePort, state.SourceState) // verified by a pull on the node
+		w.isIn(t, mode, state.SourceState) // verified by a pull on the node
 	})
 	must(t, "helm uninstall leaves the user's Secrets", func(t *testing.T) {
 		output(t, w.command(t, w.helm, "uninstall", release, "-n", namespace, "--timeout", "3m", "--wait"))

@@ -30,6 +30,7 @@ const (
 // know, while pods are pulled.
 func TestHealer(t *testing.T) {
 	w := ownCluster(t, "e2e-healer", layout{args: []string{"--pause-image", knownPause}})
+	w.provoked = []string{knownPause} // by the nodes that do not have it
 	image := ""
 	must(t, "installed with healers", func(t *testing.T) {
 		w.helmChart(t, "install", "--wait", proxyMode)
@@ -69,14 +70,7 @@ func TestHealer(t *testing.T) {
 			if step.joins != "" {
 				w.firstPull(t, step.joins, image, 15*time.Second, "--pause-image", otherPause)
 			}
-			staying := *w
-			staying.nodes = nil
-			for _, node := range w.nodes {
-				if node != step.leaves {
-					staying.nodes = append(staying.nodes, node)
-				}
-			}
-			stop := staying.pullLoop(t, "e2e/hello:1")
+			stop := w.without(step.leaves).pullLoop(t, "e2e/hello:1")
 			output(t, w.command(t, w.kubectl, "drain", step.leaves, "--ignore-daemonsets", "--delete-emptydir-data",
 				"--timeout=2m"))
 			w.removeNode(t, step.leaves)
@@ -298,6 +292,7 @@ func (w *world) healerIsLimited(t *testing.T) {
 		t.Errorf("the API server warns about the policy: %s", mustJSON(checked))
 	}
 	other := pod("not-the-charts", "", "example.com/none:1")
+	w.provoked = append(w.provoked, other.Spec.Containers[0].Image)
 	other.Namespace = namespace
 	if _, err := w.client.CoreV1().Pods(namespace).Create(t.Context(), other, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)

@@ -134,7 +134,7 @@ func TestHelm(t *testing.T) {
 		}
 		before := secrets()
 		all := output(t, w.command(t, w.helm, "template", release, here, "-n", namespace, "--skip-tests",
-			"--kube-version=1.36.0", nodePortMode, "--set=ipFamily="+kinds["e2e-helm"].family))
+			"--kube-version=1.36.0", nodePortMode, "--set=ipFamily="+w.network.family))
 		w.kubectlApply(t, all)
 		w.waitForJob(t, "cleanup", false)
 		w.waitForJob(t, "prepare", true)
@@ -207,7 +207,7 @@ func (w *world) rollback(t *testing.T, revision string, args ...string) {
 func (w *world) answers(t *testing.T) (fromOutside, fromPod bool) {
 	t.Helper()
 	node := w.nodes[0]
-	fromOutside = w.dial(t, "cp", net.JoinHostPort(w.nodeAddress(t, node), "31999")) == nil
+	fromOutside = w.dial(t, "cp", net.JoinHostPort(w.nodeAddresses(t, node)[0], "31999")) == nil
 	registry := w.waitForRegistry(t, "")
 	fromPod = w.podReaches(t, "dials-the-plain-port", node, w.address+"/e2e/hello:1",
 		net.JoinHostPort(registry.Status.PodIP, "5001"))

@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -33,6 +34,10 @@ func TestMainJob(t *testing.T) {
 	t.Parallel()
 	place(t)
 	w := newWorld(t, "e2e", layout{})
+	w.noFailedPulls(t)
+	// Kubernetes would wait five minutes before it replaces the pods of a lost node.
+	w.sets = []string{`--set-json=registry.tolerations=[{"key":"node.kubernetes.io/unreachable","operator":"Exists",` +
+		`"effect":"NoExecute","tolerationSeconds":5}]`}
 	if len(w.nodes) < 2 {
 		t.Fatalf("the cluster has the nodes %v; want at least two", w.nodes)
 	}
@@ -65,11 +70,7 @@ func TestMainJob(t *testing.T) {
 	t.Run("the proxies are small", func(t *testing.T) {
 		w.testClusterOnly(t)
 		for _, p := range w.pods(t, "proxy") {
-			metrics, err := w.onNode(t, p.Spec.NodeName, w.tool, "get", "http://"+p.Status.PodIP+":9102/metrics")
-			if err != nil {
-				t.Fatalf("metrics of %s: %s", p.Name, metrics)
-			}
-			_, after, found := strings.Cut(metrics, "\nprocess_resident_memory_bytes ")
+			_, after, found := strings.Cut(w.scrape(t, p, "9102"), "\nprocess_resident_memory_bytes ")
 			resident, _, _ := strings.Cut(after, "\n")
 			if !found {
 				t.Fatalf("metrics of %s lack the memory", p.Name)
@@ -82,6 +83,8 @@ func TestMainJob(t *testing.T) {
 	t.Run("a Service that takes the port is reported", func(t *testing.T) { testPortTaken(t, w) })
 	t.Run("the registry moves to a node that never ran it", func(t *testing.T) { testRegistryMoves(t, w) })
 	t.Run("a node added later pulls without another run of the hook", func(t *testing.T) { testNodeAdded(t, w) })
+	t.Run("the registry's node is lost", func(t *testing.T) { testRegistryNodeLost(t, w) })
+	t.Run("the registry's node reboots", func(t *testing.T) { testNodeReboots(t, w) })
 	t.Run("the pods expose the metrics that alerts and dashboard use", func(t *testing.T) { testMetrics(t, w, false) })
 	t.Run("images copy and images list", func(t *testing.T) { testCopyAndList(t, w) })
 	t.Run("an interrupted push resumes", func(t *testing.T) { testInterruptedPush(t, w) })
@@ -256,18 +259,26 @@ func testReach(t *testing.T, w *world) {
 		w.onlyLoopbackAnswers(t, node)
 	}
 	// A pod of another namespace must not reach the proxies and the registry by their pod addresses,
-	// neither on the same node nor on another.
+	// neither on the same node nor on another. On IPv6, proxies have no address of their own.
 	targets := map[string]string{}
 	for _, component := range []string{"proxy", "registry"} {
 		for _, p := range w.pods(t, component) {
-			if p.Spec.HostNetwork || p.Status.PodIP == "" {
-				t.Errorf("pod %s uses the host network or has no address", p.Name)
+			if hostNetwork := component == "proxy" && w.network.family == "IPv6"; p.Spec.HostNetwork != hostNetwork ||
+				p.Status.PodIP == "" {
+				t.Errorf("pod %s uses the host network: %t, want %t; its address is %s", p.Name, p.Spec.HostNetwork, hostNetwork,
+					p.Status.PodIP)
 			}
-			targets[component+" on "+p.Spec.NodeName] = p.Status.PodIP + ":5000"
+			if !p.Spec.HostNetwork {
+				targets[component+" on "+p.Spec.NodeName] = net.JoinHostPort(p.Status.PodIP, "5000")
+			}
 		}
 	}
-	if len(targets) < 3 {
-		t.Fatalf("found only the targets %v", targets)
+	if len(targets) == 0 {
+		t.Fatal("found no pods")
+	}
+	if !w.policies {
+		t.Log("NetworkPolicies are not enforced on this network")
+		return
 	}
 	for what, target := range targets {
 		if w.podReaches(t, "reach-"+strings.ReplaceAll(what, " ", "-"), node, w.address+"/e2e/hello:1", target) {
@@ -470,6 +481,67 @@ func testNodeAdded(t *testing.T, w *world) {
 	t.Logf("figure: node added, Ready -> first pod with a pulled image running in %.1f s (Ready has whole seconds): %s",
 		time.Since(begin).Seconds(), event)
 	t.Logf("afterwards late holds %v", w.nodeImages(t, "late"))
+}
+
+// without returns the world without a node, for loops on the others.
+func (w *world) without(node string) *world {
+	others := *w
+	others.nodes = slices.DeleteFunc(slices.Clone(w.nodes), func(n string) bool { return n == node })
+	return &others
+}
+
+// testRegistryNodeLost cuts the registry's node off until the registry runs elsewhere, and reconnects it.
+// The proxies of the other nodes must hold pulls for so long.
+func testRegistryNodeLost(t *testing.T, w *world) {
+	w.testClusterOnly(t)
+	lost := w.waitForRegistry(t, "")
+	node := lost.Spec.NodeName
+	stop := w.without(node).pullLoop(t, "e2e/hello:1")
+	begin := time.Now()
+	run(t, w.testcluster, "unplug", "--name", w.name, node)
+	plug := sync.OnceFunc(func() { run(t, w.testcluster, "plug", "--name", w.name, node) })
+	defer plug()
+	moved := w.waitForRegistry(t, lost.Name)
+	t.Logf("figure: node %s lost, the registry ready on %s after %.1f s", node, moved.Spec.NodeName,
+		time.Since(begin).Seconds())
+	time.Sleep(2 * time.Second)
+	stop()
+	plug()
+	eventually(t, 2*time.Minute, "one registry, and a healthy cluster", func() error {
+		if pods := w.pods(t, "registry"); len(pods) != 1 {
+			return fmt.Errorf("%d registry pods", len(pods))
+		}
+		if report, text := w.status(t); !report.Healthy {
+			return errors.New(text)
+		}
+		return nil
+	})
+	w.runPod(t, pod("after-loss", node, w.address+"/e2e/hello:1"))
+}
+
+// testNodeReboots reboots the registry's node. Its disk keeps what CNI plugins and container runtime knew
+// about the previous pods.
+func testNodeReboots(t *testing.T, w *world) {
+	w.testClusterOnly(t)
+	node := w.waitForRegistry(t, "").Spec.NodeName
+	stop := w.without(node).pullLoop(t, "e2e/hello:1")
+	begin := time.Now()
+	run(t, w.testcluster, "reboot", "--name", w.name, node)
+	booted := time.Now()
+	eventually(t, 2*time.Minute, "the loopback address of "+node+" to answer",
+		func() error { return w.dial(t, node, w.address) })
+	answered := time.Now()
+	w.runPod(t, pod("after-reboot", node, w.address+"/e2e/hello:1"))
+	t.Logf("figure: node %s rebooted in %.1f s, its proxy answered after another %.1f s, and its first pod ran after "+
+		"another %.1f s", node, booted.Sub(begin).Seconds(), answered.Sub(booted).Seconds(), time.Since(answered).Seconds())
+	stop()
+	w.onlyLoopbackAnswers(t, node)
+	eventually(t, time.Minute, "a healthy cluster", func() error {
+		if report, text := w.status(t); !report.Healthy {
+			return errors.New(text)
+		}
+		return nil
+	})
 }
 
 // testBrokenPayload breaks the payload, restarts a proxy, and repairs the payload: a missing chunk

@@ -61,7 +61,11 @@ var arbitrary = regexp.MustCompile(`^(go_|process_|promhttp_|registry_|zarf_regi
 // allows.
 func (w *world) scrape(t *testing.T, p corev1.Pod, port string) string {
 	t.Helper()
-	page, err := w.onNode(t, p.Spec.NodeName, w.tool, "get", "http://"+net.JoinHostPort(p.Status.PodIP, port)+"/metrics")
+	host := p.Status.PodIP
+	if p.Spec.HostNetwork { // then they are on the loopback address only
+		host = w.loopback()
+	}
+	page, err := w.onNode(t, p.Spec.NodeName, w.tool, "get", "http://"+net.JoinHostPort(host, port)+"/metrics")
 	if err != nil || !strings.Contains(page, "zarf_registry_") {
 		t.Fatalf("%s has no metrics: %v: %s", p.Name, err, page)
 	}

@@ -17,6 +17,7 @@ func TestNodes(t *testing.T) {
 		"example.com/k8s/pause:3.9"
 	w := ownCluster(t, "e2e-nodes", layout{args: []string{"--pause-image", common, "--pause-image", "n2=" + rare}})
 	w.sets = append(w.sets, "--set=healer.enabled=false")
+	w.provoked = []string{common, rare} // by the node that has neither
 	if long() {
 		w.nodePortNeedsProxy(t)
 	}

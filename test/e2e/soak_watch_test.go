@@ -156,7 +156,7 @@ func (s *soaking) control(t *testing.T) {
 	t.Helper()
 	begin := time.Now()
 	eventually(t, 20*time.Second, "the capture to see plain text", func() error {
-		if out, err := s.w.onNode(t, s.w.nodes[0], s.w.tool, "say", net.JoinHostPort(s.w.nodeAddress(t, s.w.nodes[1]), "9"),
+		if out, err := s.w.onNode(t, s.w.nodes[0], s.w.tool, "say", net.JoinHostPort(s.w.nodeAddresses(t, s.w.nodes[1])[0], "9"),
 			s.controlText()); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
@@ -422,7 +422,7 @@ func (s *soaking) scanAll(t *testing.T, ports string) {
 	begin := time.Now()
 	hosts := map[string]string{}
 	for _, node := range s.w.nodes {
-		hosts[s.w.nodeAddress(t, node)] = node
+		hosts[s.w.nodeAddresses(t, node)[0]] = node
 	}
 	addresses := func(but string) (list []string) {
 		for address, node := range hosts {

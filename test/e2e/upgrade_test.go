@@ -62,7 +62,7 @@ func TestUpgrade(t *testing.T) {
 		upgrade(t, filepath.Join(previous, "chart"), "--set=proxy.hostNetwork=false")
 	})
 	revision := w.revision(t)
-	w.underLoad(t, "helm upgrade with host ports", all, func(t *testing.T) { upgrade(t, here) })
+	w.underLoad(t, "helm upgrade with host ports", refusals|losses, func(t *testing.T) { upgrade(t, here) })
 	w.underLoad(t, "helm upgrade with host ports to a version with the same programs", nothingFails, func(t *testing.T) {
 		w.restartsNothing(t, func() { upgrade(t, otherVersion(t, here), "--set=initHook.image.tag="+tag) })
 	})
@@ -70,7 +70,7 @@ func TestUpgrade(t *testing.T) {
 	w.underLoad(t, "helm rollback with host ports", refusals, func(t *testing.T) {
 		helm(t, "rollback", release, revision)
 	})
-	w.underLoad(t, "init-hook install with host ports", all, func(t *testing.T) {
+	w.underLoad(t, "init-hook install with host ports", refusals|losses, func(t *testing.T) {
 		w.mustInstall(t)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
 	})
@@ -85,50 +85,14 @@ func TestUpgrade(t *testing.T) {
 	must(t, "helm uninstall leaves only the volume", w.uninstall)
 }
 
-// tolerated tells which failures underLoad accepts.
-type tolerated int
-
-const (
-	nothingFails tolerated = iota
-	refusals               // connections may be refused; a response that has begun is delivered
-	all                    // proxies of previousCommit end, which lose responses
-)
-
-// underLoad runs a step as must does, while every node pulls, reads slowly and connects. It reports
-// each in total.
+// underLoad runs a step as must does, while every node pulls, reads slowly and connects.
 func (w *world) underLoad(t *testing.T, name string, accept tolerated, f func(t *testing.T)) {
 	t.Helper()
-	must(t, name, func(t *testing.T) {
-		stop := w.loopReports(t, nil, func(stopFile string) []string {
+	during(t, name, func(t *testing.T) (stop func()) {
+		return w.loop(t, accept, nil, func(stopFile string) []string {
 			return []string{"pull", "http://" + w.address, "e2e/small:1", slowImage, stopFile, "25ms"}
 		})
-		begin := time.Now()
-		f(t)
-		took := time.Since(begin)
-		time.Sleep(2 * time.Second) // late failures count too
-		total := map[string]count{}
-		for node, r := range stop() {
-			for kind, c := range map[string]count{"pulls": r.Pulls, "connects": r.Connects, "slow pulls": r.Slow} {
-				sum := total[kind]
-				sum.Attempts, sum.Failures, sum.Broken = sum.Attempts+c.Attempts, sum.Failures+c.Failures, sum.Broken+c.Broken
-				sum.Longest, sum.Gap = max(sum.Longest, c.Longest), max(sum.Gap, c.Gap)
-				if c.Failures > 0 {
-					sum.First = cmp.Or(sum.First, "; first on "+node+" at "+c.First)
-				}
-				total[kind] = sum
-			}
-		}
-		for kind, c := range total {
-			t.Logf("figure: %s, %s: %s, %d broken%s", name, kind, c, c.Broken, c.First)
-			if c.Failures > 0 && accept == nothingFails || c.Broken > 0 && accept == refusals {
-				t.Errorf("%d %s failed, %d of them broken%s", c.Failures, kind, c.Broken, c.First)
-			}
-			if accept != all && c.Gap > 30*time.Second {
-				t.Errorf("%s hung for %s", kind, c.Gap)
-			}
-		}
-		t.Logf("figure: %s took %.1f s", name, took.Seconds())
-	})
+	}, f)
 }
 
 // previousRelease returns a folder with chart and init-hook.tar of previousCommit, built from its own

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -57,6 +58,9 @@ const (
 	enough = 5
 	// connectInterval is the time between two TCP connects.
 	connectInterval = 5 * time.Millisecond
+	// connectTimeout is that of container runtimes. A busy machine drops packets, which the kernel sends again
+	// after 1, 3, 7 and 15 s.
+	connectTimeout = 30 * time.Second
 )
 
 // loop calls pull with 0, 1, 2 and so on, with a pause after each, until the stop file exists and
@@ -106,7 +110,7 @@ func connectUntil(done <-chan struct{}, address string, c *count) {
 		case <-ticker.C:
 		}
 		begin := time.Now()
-		conn, err := net.DialTimeout("tcp", address, time.Second)
+		conn, err := net.DialTimeout("tcp", address, connectTimeout)
 		c.add(begin, 0, err)
 		if err == nil {
 			_ = conn.(*net.TCPConn).SetLinger(0)
@@ -115,21 +119,32 @@ func connectUntil(done <-chan struct{}, address string, c *count) {
 	}
 }
 
-// pullSlowlyUntil pulls an image slowly, again and again. It does not count the last pull, which is
-// incomplete, but the gap includes it.
+// pullSlowlyUntil pulls an image slowly, again and again. At the end it does not wait for a pull that makes
+// progress, nor count it, but the gap includes it. It waits for one that hangs, which fails at the latest after
+// idleTimeout.
 func pullSlowlyUntil(done <-chan struct{}, base, image string, c *count) {
 	repository, tag := split(image)
+	var read atomic.Int64
+	client := slowClient(&read)
 	ended := make(chan struct{}, 1)
 	for {
 		var n int64
 		var err error
 		begin := time.Now()
 		go func() {
-			n, err = pull(slowClient(), base, repository, tag)
+			n, err = pull(client, base, repository, tag)
 			ended <- struct{}{}
 		}()
 		select {
 		case <-done:
+			for before := read.Load(); read.Load() == before; {
+				select {
+				case <-ended:
+					c.add(begin, n, err)
+					return
+				case <-time.After(connectInterval):
+				}
+			}
 			if !c.last.IsZero() {
 				c.Gap = max(c.Gap, time.Since(c.last))
 			}

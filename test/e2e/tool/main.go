@@ -18,6 +18,7 @@ import (
 	"os/signal"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -101,7 +102,7 @@ func run(args []string) error {
 func pullUntil(base, image, slow, stopFile string, pause time.Duration) error {
 	repository, tag := split(image)
 	// A new connection for each pull, as container runtimes do.
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}}
 	return loop(base, slow, stopFile, pause, func(int) (int64, error) { return pull(client, base, repository, tag) })
 }
 
@@ -119,25 +120,36 @@ func split(image string) (repository, tag string) {
 // network delivers, 1 MB a second. Most of a blob then waits in socket buffers.
 func pullSlowly(base, image string) error {
 	repository, tag := split(image)
-	n, err := pull(slowClient(), base, repository, tag)
+	n, err := pull(slowClient(new(atomic.Int64)), base, repository, tag)
 	if err == nil {
 		fmt.Printf("pulled %d bytes\n", n)
 	}
 	return err
 }
 
-func slowClient() *http.Client {
-	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
-		conn, err := new(net.Dialer).DialContext(ctx, network, address)
-		return slowConn{conn}, err
+// slowClient returns a client that counts the bytes that it reads.
+func slowClient(read *atomic.Int64) *http.Client {
+	slowly := func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		return slowConn{conn, read}, err
 	}
-	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}, Timeout: time.Minute}
+	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: slowly}}
 }
 
-type slowConn struct{ net.Conn }
+// dial connects with the timeouts of container runtimes.
+func dial(ctx context.Context, network, address string) (net.Conn, error) {
+	conn, err := (&net.Dialer{Timeout: connectTimeout}).DialContext(ctx, network, address)
+	return idleConn{conn}, err
+}
+
+type slowConn struct {
+	net.Conn
+	read *atomic.Int64
+}
 
 func (c slowConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p[:min(len(p), 32<<10)])
+	c.read.Add(int64(n))
 	time.Sleep(time.Duration(n) * time.Microsecond)
 	return n, err
 }
@@ -147,8 +159,8 @@ func (c slowConn) Read(p []byte) (int, error) {
 // user:password.
 func crictlUntil(image string, n int, slow, stopFile string, pause time.Duration) error {
 	crictl := func(args ...string) error {
-		// A pull that hangs counts as failed.
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		// A pull that hangs counts as failed. The proxy may hold one for a minute.
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 		defer cancel()
 		out, err := exec.CommandContext(ctx, "crictl", args...).CombinedOutput()
 		if err != nil {

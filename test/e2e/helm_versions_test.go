@@ -1,0 +1,55 @@
+package e2e
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// TestHelmVersions installs, switches and rolls back with older versions of Helm than TestHelm. Up to 3.21,
+// a rollback fails if an object of the cluster is missing from the current manifest.
+func TestHelmVersions(t *testing.T) {
+	if !long() {
+		t.Skip("SKIPPED, NOTHING CHECKED: make e2e-long builds other versions of Helm")
+	}
+	w := ownCluster(t, "e2e-helm-versions", layout{open: true})
+	for i, version := range []string{"3.18", "3.21"} {
+		w.helm = strings.TrimSpace(run(t, w.testcluster, "tool", "helm-"+version))
+		with := "Helm " + version + ": "
+		must(t, with+"install in nodeport mode", func(t *testing.T) {
+			w.helmChart(t, "install", nodePortMode)
+			w.isIn(t, state.ModeNodePort, state.SourceValue)
+			if i == 0 { // the volume is retained
+				w.pushFresh(t)
+			}
+		})
+		w.underLoop(t, with+"switch to proxy mode", "150ms", func(t *testing.T) {
+			w.helmChart(t, "upgrade", proxyMode)
+			w.isIn(t, state.ModeProxy, state.SourceValue)
+		})
+		w.underLoop(t, with+"switch to nodeport mode", "150ms", func(t *testing.T) {
+			w.helmChart(t, "upgrade", nodePortMode)
+			w.isIn(t, state.ModeNodePort, state.SourceValue)
+		})
+		w.underLoop(t, with+"rollback to proxy mode", "150ms", func(t *testing.T) {
+			w.rollback(t, "2")
+			w.isIn(t, state.ModeProxy, state.SourceValue)
+		})
+		w.underLoop(t, with+"rollback to nodeport mode", "150ms", func(t *testing.T) {
+			w.rollback(t, "1")
+			w.isIn(t, state.ModeNodePort, state.SourceValue)
+		})
+		must(t, with+"rollback to a chart that renders the Service, and from it", func(t *testing.T) {
+			output(t, w.command(t, w.helm, "upgrade", release, previousChart(t), "-n", namespace, "--timeout=4m", nodePortMode))
+			rendering := w.revision(t)
+			w.helmChart(t, "upgrade", nodePortMode)
+			w.rollback(t, rendering)
+			w.isIn(t, state.ModeNodePort, state.SourceValue)
+			w.rollback(t, "1")
+			w.isIn(t, state.ModeNodePort, state.SourceValue)
+			w.portIsOurs(t)
+		})
+		must(t, with+"uninstall leaves only the volume", w.uninstall)
+	}
+}
