@@ -21,7 +21,7 @@ const goldenDir = "testdata/golden"
 
 // completeGoldens are the values files whose golden file is the complete rendering. The golden file of
 // every other values file lists the differences from the nearest of these.
-var completeGoldens = []string{"default", "proxy", "external", "everything", "node-config"}
+var completeGoldens = []string{"default", "proxy", "external", "everything", "node-config-k3s"}
 
 const differencesHeader = "# Differences from "
 
