@@ -9,6 +9,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/heal"
 	"github.com/zarf-dev/zarf-registry/internal/nodeimages"
 )
 
@@ -48,6 +49,64 @@ func TestHealerByVersion(t *testing.T) {
 				t.Errorf("the binding is rendered: %t", got)
 			}
 		})
+	}
+}
+
+func TestStartupTaint(t *testing.T) {
+	const key = "zarf.dev/registry-not-ready"
+	for description, c := range map[string]struct {
+		sets  []string
+		until string
+	}{
+		"proxy mode":    {nil, "proxy"},
+		"nodeport mode": {[]string{"registryProxy=false"}, "registry"},
+		"an external registry": {
+			[]string{"registryProxy=null", "registryURL=registry.example.com", "nodeConfig.containerd.hosts={a.example: ''}"},
+			"node",
+		},
+		"tolerations of the user": {
+			[]string{
+				"nodeConfig.mirrors=[docker.io]", "nodeConfig.tolerations=[]", "proxy.tolerations=[]", "initHook.tolerations=[]",
+				"healer.tolerations=[]", "registry.tolerations=[{key: a, operator: Exists}]", "registry.garbageCollection.enabled=true",
+			}, "proxy",
+		},
+	} {
+		t.Run(description, func(t *testing.T) {
+			out := rendering{values: proxyMode(t, append(c.sets, "startupTaint="+key)...)}.render(t)
+			args := healers(out)[0].Spec.Template.Spec.Containers[0].Args
+			startup := []string{"--" + heal.FlagTaint + "=" + key, "--" + heal.FlagUntil + "=" + c.until}
+			for _, want := range startup {
+				if !slices.Contains(args, want) {
+					t.Errorf("the healer's arguments are %q, without %s", args, want)
+				}
+			}
+			if err := (heal.Startup{Taint: key, Until: heal.Until(c.until)}).Validate(); err != nil {
+				t.Error(err)
+			}
+			policies := all[*admissionv1.ValidatingAdmissionPolicy](out)
+			if len(policies) != 2 || len(all[*admissionv1.ValidatingAdmissionPolicyBinding](out)) != 2 {
+				t.Fatalf("%d policies", len(policies))
+			}
+			checked := 0
+			for _, w := range workloads(out) {
+				checked++
+				if !slices.ContainsFunc(w.pod.Spec.Tolerations, func(tol corev1.Toleration) bool {
+					return tol.Operator == corev1.TolerationOpExists && tol.Effect == "" && (tol.Key == "" || tol.Key == key)
+				}) {
+					t.Errorf("%s tolerates only %v", w.object, w.pod.Spec.Tolerations)
+				}
+			}
+			if checked == 0 {
+				t.Error("nothing was checked")
+			}
+		})
+	}
+	unlimited := rendering{values: proxyMode(t, "startupTaint="+key, "healer.enabled=true"), version: "v1.29.14"}.render(t)
+	if n := len(all[*admissionv1.ValidatingAdmissionPolicy](unlimited)); n != 0 {
+		t.Errorf("%d policies on Kubernetes 1.29", n)
+	}
+	if _, err := (rendering{values: proxyMode(t, "startupTaint="+key), version: "v1.29.14"}).try(t); err == nil {
+		t.Error("accepted without a healer on Kubernetes 1.29")
 	}
 }
 

@@ -35,10 +35,17 @@ func (p permissions) gc() bool {
 func (p permissions) nodeConfig() bool {
 	return len(daemonSets(p.output, "node-config"))+len(daemonSets(p.output, "node-restore")) > 0
 }
-func (p permissions) nodeCA() bool      { return p.rotation() && nodesHaveTheCA(p.output) }
-func (p permissions) healer() bool      { return len(healers(p.output)) > 0 }
+func (p permissions) nodeCA() bool { return p.rotation() && nodesHaveTheCA(p.output) }
+func (p permissions) healer() bool { return len(healers(p.output)) > 0 }
+func (p permissions) hasTaint() bool {
+	taint, _ := p.value("startupTaint").(string)
+	return taint != ""
+}
 func (p permissions) certManager() bool { return p.rotation() && p.pki == "certManager" }
 func (p permissions) podSecurity() bool { return p.value("podSecurity.label") == true }
+
+func (p permissions) healerWithTaint() bool    { return p.healer() && p.hasTaint() }
+func (p permissions) healerWithoutTaint() bool { return p.healer() && !p.hasTaint() }
 
 // expectedPermissions are all rules that the chart may render, and when.
 var expectedPermissions = []permission{
@@ -90,7 +97,8 @@ var expectedPermissions = []permission{
 	{"certificates Role", "create issuers.cert-manager.io", permissions.certManager},
 	{"certificates Role", "get,update issuers.cert-manager.io -ca,-selfsigned", permissions.certManager},
 
-	{"healer ClusterRole", "get nodes", permissions.healer},
+	{"healer ClusterRole", "get nodes", permissions.healerWithoutTaint},
+	{"healer ClusterRole", "get,list,patch,watch nodes", permissions.healerWithTaint},
 	{"healer Role", "list,patch,watch pods", permissions.healer},
 	{"healer Role", "create events", permissions.healer},
 

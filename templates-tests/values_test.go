@@ -46,6 +46,7 @@ func TestSchemaRejectsUnknownValuesAndWrongTypes(t *testing.T) {
 		{"port=70000", "/port"},
 		{"ipFamily=ipv4", "/ipFamily"},
 		{"clusterDomain=Cluster Local", "/clusterDomain"},
+		{"startupTaint={key: a}", "/startupTaint"},
 		{"injector.architectures=[]", "/injector/architectures"},
 		{"injector.architectures=[riscv64]", "/injector/architectures"},
 		{"injector.architectures=[amd64, amd64]", "/injector/architectures"},
@@ -177,6 +178,21 @@ type failure struct {
 }
 
 var failures = []failure{
+	{
+		[]string{"startupTaint=example.com/starting=true:NoSchedule"},
+		`zarf-registry: startupTaint: "example.com/starting=true:NoSchedule" is not a taint's key; set only the key, without value and effect, such as zarf.dev/registry-not-ready`,
+	},
+	{
+		[]string{"startupTaint=node.kubernetes.io/not-ready"},
+		"zarf-registry: startupTaint: node.kubernetes.io/not-ready is Kubernetes' own; set a key of yours, such as " +
+			"zarf.dev/registry-not-ready",
+	},
+	{
+		[]string{"startupTaint=starting", "healer.enabled=false"},
+		"zarf-registry: startupTaint: no healer removes starting from the nodes: it needs injector.enabled=true, " +
+			"something to run on the nodes, and healer.enabled=true or null (null: Kubernetes 1.30 and later); change those, " +
+			"or remove startupTaint and the taint",
+	},
 	{
 		[]string{"registryURL=registry.example.com"},
 		"zarf-registry: registryURL: proxies need a registry that the chart deploys; remove registryURL, or " +

@@ -30,12 +30,14 @@ func newHeal() *cobra.Command {
 		Short: "Give the release's pods an image that their node has",
 		Long: `heal does once what the chart's healer does all the time: pods of the release that wait for an
 image which their node does not have get one that the node reports. Run it where the healer
-is off, or cannot start because the nodes of all healers were replaced at once.
+is off, or cannot start because the nodes of all healers were replaced at once. With the value
+startupTaint, it also removes that taint from the nodes on which pods can pull.
 
 It changes only containers that run an injected program, and needs permission to list and patch
-pods and create events in the namespace, and to get nodes.
+pods, list Deployments and create events in the namespace, and to get nodes; with startupTaint,
+also to list and patch nodes.
 
-Exit codes: 0 if no pod is left that needs another image, 1 otherwise.`,
+Exit codes: 0 if no pod is left that needs another image and no node has the taint, 1 otherwise.`,
 		Example: `  init-hook heal
   init-hook heal --dry-run --output json`,
 		Args: cobra.NoArgs,
@@ -49,8 +51,9 @@ Exit codes: 0 if no pod is left that needs another image, 1 otherwise.`,
 
 // healed is what heal prints as JSON.
 type healed struct {
-	DryRun bool          `json:"dryRun"`
-	Pods   []heal.Result `json:"pods"`
+	DryRun bool              `json:"dryRun"`
+	Pods   []heal.Result     `json:"pods"`
+	Nodes  []heal.NodeResult `json:"nodes"`
 }
 
 func (f *healFlags) run(cmd *cobra.Command) error {
@@ -85,16 +88,28 @@ func healClient(config *rest.Config) (*heal.Client, error) {
 // heal prints what was done, also if it fails half-way.
 func (f *healFlags) heal(ctx context.Context, client *heal.Client, stdout io.Writer) error {
 	pods, failed := heal.Once(ctx, client, f.dryRun)
+	nodes := []heal.NodeResult{}
+	if failed == nil {
+		var startup heal.Startup
+		if startup, failed = heal.StartupOf(ctx, client); startup.Taint != "" && failed == nil {
+			nodes, failed = heal.Untaint(ctx, client, startup, f.dryRun)
+		}
+	}
 	var left []string
 	for _, p := range pods {
 		if p.Action != heal.Replace {
 			left = append(left, p.Reason)
 		}
 	}
-	if failed != nil && len(pods) == 0 {
+	for _, n := range nodes {
+		if n.Action != heal.Remove {
+			left = append(left, n.Reason)
+		}
+	}
+	if failed != nil && len(pods)+len(nodes) == 0 {
 		return failed
 	}
-	err := render(stdout, f.output, healed{DryRun: f.dryRun, Pods: pods}, printHealed, left)
+	err := render(stdout, f.output, healed{DryRun: f.dryRun, Pods: pods, Nodes: nodes}, printHealed, left)
 	if failed != nil {
 		return failed
 	}
@@ -103,8 +118,9 @@ func (f *healFlags) heal(ctx context.Context, client *heal.Client, stdout io.Wri
 
 func printHealed(w io.Writer, h healed) error {
 	if len(h.Pods) == 0 {
-		_, err := fmt.Fprintln(w, "no pod of the release needs another image")
-		return err
+		if _, err := fmt.Fprintln(w, "no pod of the release needs another image"); err != nil {
+			return err
+		}
 	}
 	for _, p := range h.Pods {
 		what := "cannot be healed"
@@ -115,6 +131,18 @@ func printHealed(w io.Writer, h healed) error {
 			what = "healed"
 		}
 		if _, err := fmt.Fprintf(w, "%s %s: %s\n", p.Pod, what, p.Reason); err != nil {
+			return err
+		}
+	}
+	for _, n := range h.Nodes {
+		what := "keeps"
+		switch {
+		case n.Action == heal.Remove && h.DryRun:
+			what = "would lose"
+		case n.Action == heal.Remove:
+			what = "lost"
+		}
+		if _, err := fmt.Fprintf(w, "node %s %s taint %s: %s\n", n.Node, what, n.Taint, n.Reason); err != nil {
 			return err
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -47,6 +48,8 @@ func TestHeal(t *testing.T) {
 						t.Errorf("fieldSelector=%s", got)
 					}
 					_, _ = w.Write([]byte(c.pods))
+				case "GET /prefix/apis/apps/v1/namespaces/zarf/deployments":
+					_, _ = w.Write([]byte(`{"items":[]}`))
 				case "GET /prefix/api/v1/nodes/n1":
 					_, _ = w.Write([]byte(c.images))
 				case "PATCH /prefix/api/v1/namespaces/zarf/pods/p":
@@ -90,6 +93,60 @@ func TestHeal(t *testing.T) {
 			}
 			if c.flags.output == "json" && !json.Valid(out.Bytes()) {
 				t.Errorf("invalid JSON: %s", out.String())
+			}
+		})
+	}
+}
+
+func TestHealRemovesTheStartupTaint(t *testing.T) {
+	const node = `{"metadata":{"name":%q},"spec":{"taints":[{"key":"a","effect":"NoSchedule"}]},
+		"status":{"conditions":[{"type":"Ready","status":%q}]}}`
+	for description, c := range map[string]struct {
+		flags healFlags
+		nodes string
+		out   string
+		err   string
+	}{
+		"removed": {healFlags{output: "text"}, fmt.Sprintf(node, "n1", "True"),
+			"no pod of the release needs another image\nnode n1 lost taint a: pods can pull on it\n", ""},
+		"dry": {healFlags{output: "text", dryRun: true}, fmt.Sprintf(node, "n1", "True") + "," + fmt.Sprintf(node, "n2", "False"),
+			"node n1 would lose taint a: pods can pull on it\nnode n2 keeps taint a: the node is not ready\n", "1 problems"},
+		"as JSON": {healFlags{output: "json"}, fmt.Sprintf(node, "n1", "True"), `"node": "n1",
+      "action": "remove",
+      "taint": "a",
+      "reason": "pods can pull on it"`, ""},
+	} {
+		t.Run(description, func(t *testing.T) {
+			patches := 0
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				answer := `{"items":[]}` // pods
+				switch r.Method + " " + r.URL.Path {
+				case "GET /apis/apps/v1/namespaces/zarf/deployments":
+					answer = `{"items":[{"spec":{"template":{"spec":{"containers":[
+						{"args":["heal","--startup-taint=a","--startup-taint-until=node"]}]}}}}]}`
+				case "GET /api/v1/nodes":
+					answer = `{"items":[` + c.nodes + `]}`
+				case "PATCH /api/v1/nodes/n1":
+					patches++
+					if dry := r.URL.Query().Get("dryRun") == "All"; dry != c.flags.dryRun {
+						t.Errorf("a dry run: %t", dry)
+					}
+				}
+				_, _ = w.Write([]byte(answer))
+			}))
+			defer server.Close()
+			client, err := healClient(&rest.Config{Host: server.URL})
+			if err != nil {
+				t.Fatal(err)
+			}
+			client.Namespace, client.Release = "zarf", "zarf-registry"
+			var out bytes.Buffer
+			err = c.flags.heal(t.Context(), client, &out)
+			if (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) {
+				t.Errorf("%v, want %q", err, c.err)
+			}
+			if !strings.Contains(out.String(), c.out) || patches != 1 {
+				t.Errorf("%d patches, output %q, want %q", patches, out.String(), c.out)
 			}
 		})
 	}

@@ -23,9 +23,11 @@ import (
 const (
 	// requestTimeout limits a request other than a watch.
 	requestTimeout = 10 * time.Second
-	// watchTime is how long the API server keeps a watch open. Each new one begins with all pods that
+	// watchTime is how long the API server keeps a watch open. Each new one begins with all objects that
 	// match, so what got lost is found again.
 	watchTime = 5 * time.Minute
+	// nodeWatchTime is the same for nodes, all of which match: 50 MB in a cluster of 5000.
+	nodeWatchTime = time.Hour
 	// maxError is the most that is read of an error response.
 	maxError = 64 << 10
 )
@@ -166,43 +168,52 @@ func (c *Client) do(
 	return json.NewDecoder(response.Body).Decode(answer)
 }
 
+// nodes is the path of all nodes.
+const nodes = "/api/v1/nodes"
+
 func (c *Client) pods() string { return "/api/v1/namespaces/" + url.PathEscape(c.Namespace) + "/pods" }
+
+// labels selects objects of the release, those of some components or all.
+func (c *Client) labels(components ...string) string {
+	selector := names.LabelName + "=" + names.Chart + "," + names.LabelInstance + "=" + c.Release
+	if len(components) > 0 {
+		selector += "," + names.LabelComponent + " in (" + strings.Join(components, ",") + ")"
+	}
+	return selector
+}
 
 // pending selects the release's pods that have not started. At rest no pod matches.
 func (c *Client) pending() url.Values {
-	return url.Values{
-		"fieldSelector": {"status.phase=Pending"},
-		"labelSelector": {names.LabelName + "=" + names.Chart + "," + names.LabelInstance + "=" + c.Release},
-	}
+	return url.Values{"fieldSelector": {"status.phase=Pending"}, "labelSelector": {c.labels()}}
 }
 
-// list returns the release's pending pods.
-func (c *Client) list(ctx context.Context) ([]Pod, error) {
+// list returns the pods that a query selects.
+func (c *Client) list(ctx context.Context, query url.Values) ([]Pod, error) {
 	var list struct {
 		Items []Pod `json:"items"`
 	}
-	if err := c.do(ctx, http.MethodGet, c.pods(), c.pending(), "", nil, &list); err != nil {
+	if err := c.do(ctx, http.MethodGet, c.pods(), query, "", nil, &list); err != nil {
 		return nil, fmt.Errorf("listing the pods in namespace %s: %w", c.Namespace, err)
 	}
 	return list.Items, nil
 }
 
 // change is an event of a watch.
-type change struct {
-	pod  Pod
-	gone bool // it was deleted, or is not pending any more
+type change[T any] struct {
+	object T
+	gone   bool // it was deleted, or does not match any more
 }
 
-// watch sends the pending pods, and then each change of them, to changes. It returns when the API
-// server ends the watch. opened is called when it has accepted it.
-func (c *Client) watch(ctx context.Context, opened func(), changes chan<- change) error {
-	query := c.pending()
+// watch sends the objects that a query selects, and then each change of them, to changes. It returns
+// when the API server ends the watch, after a time. opened is called when it has accepted it.
+func watch[T any](ctx context.Context, c *Client, path string, query url.Values, lasts time.Duration, opened func(),
+	changes chan<- change[T]) error {
 	query.Set("watch", "1")
-	query.Set("resourceVersion", "0") // first all pods that match, from the API server's cache
-	query.Set("timeoutSeconds", fmt.Sprintf("%.0f", watchTime.Seconds()))
-	ctx, cancel := context.WithTimeout(ctx, watchTime+requestTimeout)
+	query.Set("resourceVersion", "0") // first all objects that match, from the API server's cache
+	query.Set("timeoutSeconds", fmt.Sprintf("%.0f", lasts.Seconds()))
+	ctx, cancel := context.WithTimeout(ctx, lasts+requestTimeout)
 	defer cancel()
-	response, err := c.send(ctx, http.MethodGet, c.pods(), query, "", nil)
+	response, err := c.send(ctx, http.MethodGet, path, query, "", nil)
 	if err != nil {
 		return err
 	}
@@ -221,8 +232,8 @@ func (c *Client) watch(ctx context.Context, opened func(), changes chan<- change
 		if event.Type == "ERROR" {
 			return fmt.Errorf("the API server ended the watch: %s", event.Object)
 		}
-		next := change{gone: event.Type == "DELETED"}
-		if err := json.Unmarshal(event.Object, &next.pod); err != nil {
+		next := change[T]{gone: event.Type == "DELETED"}
+		if err := json.Unmarshal(event.Object, &next.object); err != nil {
 			return fmt.Errorf("reading the watch: %w", err)
 		}
 		select {
@@ -237,29 +248,32 @@ func (c *Client) watch(ctx context.Context, opened func(), changes chan<- change
 func (c *Client) node(ctx context.Context, name string) (Node, error) {
 	var n Node
 	query := url.Values{"resourceVersion": {"0"}} // from the API server's cache
-	err := c.do(ctx, http.MethodGet, "/api/v1/nodes/"+url.PathEscape(name), query, "", nil, &n)
+	err := c.do(ctx, http.MethodGet, nodes+"/"+url.PathEscape(name), query, "", nil, &n)
 	if err != nil {
 		return Node{}, fmt.Errorf("reading node %s: %w", name, err)
 	}
 	return n, nil
 }
 
-// replace carries out a decision to replace an image. A conflict means that the pod has changed since
-// it was read.
-func (c *Client) replace(ctx context.Context, p Pod, d Decision, dryRun bool) error {
+// patch sends a JSON patch.
+func (c *Client) patch(ctx context.Context, path string, operations []operation, dryRun bool) error {
 	query := url.Values{"fieldManager": {names.Chart + "-" + names.ComponentHealer}}
 	if dryRun {
 		query.Set("dryRun", "All")
 	}
-	err := c.do(ctx, http.MethodPatch, c.pods()+"/"+url.PathEscape(p.Metadata.Name), query, "application/json-patch+json",
-		d.patch(p), nil)
-	if err != nil {
+	return c.do(ctx, http.MethodPatch, path, query, "application/json-patch+json", operations, nil)
+}
+
+// replace carries out a decision to replace an image. A conflict means that the pod has changed since
+// it was read.
+func (c *Client) replace(ctx context.Context, p Pod, d Decision, dryRun bool) error {
+	if err := c.patch(ctx, c.pods()+"/"+url.PathEscape(p.Metadata.Name), d.patch(p), dryRun); err != nil {
 		return fmt.Errorf("replacing image %s of pod %s/%s: %w", d.Before, c.Namespace, p.Metadata.Name, err)
 	}
 	return nil
 }
 
-// conflict reports whether an error of replace means that the pod has changed, or is gone. The API
+// conflict reports whether an error of a patch means that the object has changed, or is gone. The API
 // server answers 422 to a patch whose test fails.
 func conflict(err error) bool {
 	switch codeOf(err) {

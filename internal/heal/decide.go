@@ -2,14 +2,17 @@
 // does not have, with one that the node reports. Only containers that run the loader are changed: the
 // program comes from the payload, and any image will do.
 //
+// It also removes the startup taint from nodes on which pods can pull.
+//
 // It creates nothing except events. The healer runs it in the cluster (Healer), init-hook heal from a
-// workstation (Once); both decide with Decide.
+// workstation (Once, Untaint); both decide with Decide and waitsFor.
 package heal
 
 import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/nodeimages"
@@ -32,7 +35,9 @@ type Pod struct {
 		Namespace         string            `json:"namespace"`
 		UID               string            `json:"uid"`
 		ResourceVersion   string            `json:"resourceVersion"`
+		CreationTimestamp time.Time         `json:"creationTimestamp"`
 		DeletionTimestamp string            `json:"deletionTimestamp"`
+		Labels            map[string]string `json:"labels"`
 		Annotations       map[string]string `json:"annotations"`
 	} `json:"metadata"`
 	Spec struct {
@@ -42,6 +47,7 @@ type Pod struct {
 	} `json:"spec"`
 	Status struct {
 		Phase                 string            `json:"phase"`
+		Conditions            []Condition       `json:"conditions"`
 		InitContainerStatuses []ContainerStatus `json:"initContainerStatuses"`
 		ContainerStatuses     []ContainerStatus `json:"containerStatuses"`
 	} `json:"status"`
@@ -65,6 +71,17 @@ type ContainerStatus struct {
 		Running    *struct{} `json:"running"`
 		Terminated *struct{} `json:"terminated"`
 	} `json:"state"`
+}
+
+// Condition is a condition of a pod or a node.
+type Condition struct {
+	Type   string `json:"type"`
+	Status string `json:"status"`
+}
+
+// isReady reports whether the conditions of a pod or a node say that it is ready.
+func isReady(conditions []Condition) bool {
+	return slices.Contains(conditions, Condition{"Ready", "True"})
 }
 
 // Node is the part of a node that decisions need.
@@ -221,7 +238,7 @@ func listed(images []nodeimages.Image) string {
 type operation struct {
 	Op    string `json:"op"`
 	Path  string `json:"path"`
-	Value any    `json:"value"`
+	Value any    `json:"value,omitempty"`
 }
 
 // patch returns the JSON patch for a decision to replace an image. It fails if the pod has changed

@@ -287,7 +287,9 @@ func TestStatusPages(t *testing.T) {
 	}
 	_, page := get("/metrics")
 	for _, name := range []string{`replacements_total{result="ok"} 0`, `replacements_total{result="conflict"} 0`,
-		`replacements_total{result="error"} 0`, "unresolved_total 0", "watch_errors_total 0", "pods_waiting 0"} {
+		`replacements_total{result="error"} 0`, "unresolved_total 0", "watch_errors_total 0", "pods_waiting 0",
+		"nodes_tainted 0", `taint_removals_total{result="ok"} 0`, `taint_removals_total{result="conflict"} 0`,
+		`taint_removals_total{result="error"} 0`} {
 		if !strings.Contains(page, "zarf_registry_healer_"+name) {
 			t.Errorf("no %s in\n%s", name, page)
 		}

@@ -54,7 +54,7 @@ func Once(ctx context.Context, client *Client, dryRun bool) ([]Result, error) {
 
 // once is one pass of Once.
 func once(ctx context.Context, client *Client, dryRun bool) ([]Result, error) {
-	pods, err := client.list(ctx)
+	pods, err := client.list(ctx, client.pending())
 	if err != nil {
 		return nil, err
 	}

@@ -82,9 +82,9 @@ spec:
             {{- include "zarf-registry.pod.securityContext" .root | nindent 12 }}
           nodeSelector:
             {{- include "zarf-registry.cronjob.nodeSelector" .root | nindent 12 }}
-          {{- with $hook.tolerations }}
+          {{- with include "zarf-registry.pod.tolerations" (dict "root" .root "tolerations" $hook.tolerations) }}
           tolerations:
-            {{- toYaml . | nindent 12 }}
+            {{- . | nindent 12 }}
           {{- end }}
           affinity:
             {{- include "zarf-registry.certificates.affinity" .root | nindent 12 }}

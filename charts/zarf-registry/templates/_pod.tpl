@@ -66,6 +66,18 @@ seccompProfile:
 {{- end -}}
 {{- end -}}
 
+{{- /* The user's tolerations, and one of the startup taint unless they cover it: pods that serve a node must run before it
+loses the taint. Takes root, tolerations. */ -}}
+{{- define "zarf-registry.pod.tolerations" -}}
+{{- $tolerations := default list .tolerations -}}
+{{- if and .root.Values.startupTaint (not (has (dict "operator" "Exists") $tolerations)) -}}
+{{- $tolerations = append $tolerations (dict "key" .root.Values.startupTaint "operator" "Exists") | uniq -}}
+{{- end -}}
+{{- with $tolerations -}}
+{{- toYaml . -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* One node selector term per node. Takes a list of names. */ -}}
 {{- define "zarf-registry.pod.nodeTerms" -}}
 {{- range . }}

@@ -24,6 +24,9 @@ its node does not have, replace it with one that the node reports: the newest pa
 annotation of the pod keeps the previous image, and an event says what was done. Other pods and containers are never
 changed.
 
+With --startup-taint, also remove the taints with that key from nodes on which pods can pull: the node is ready, its
+pod that configures it, if any, is ready, and --startup-taint-until is: the node's proxy, or the registry.
+
 The command runs in a pod, with the credentials of its ServiceAccount, until SIGTERM. Several may run at once.`,
 		Example: `  registry-node heal --namespace=zarf --release=zarf-registry --metrics-listen=:9103`,
 		Args:    noArgs,
@@ -31,6 +34,11 @@ The command runs in a pod, with the credentials of its ServiceAccount, until SIG
 			logger, err := log.New(command.ErrOrStderr())
 			if err != nil {
 				return &exitcode.Refusal{Err: err}
+			}
+			if config.Startup.Taint != "" {
+				if err := config.Startup.Validate(); err != nil {
+					return &exitcode.Refusal{Err: err}
+				}
 			}
 			config.Logger, config.Now = logger, time.Now
 			config.Connect = func() (*heal.Client, error) {
@@ -48,6 +56,9 @@ The command runs in a pod, with the credentials of its ServiceAccount, until SIG
 	flags := command.Flags()
 	flags.StringVar(&namespace, "namespace", "", "`NAMESPACE` of the pods")
 	flags.StringVar(&release, "release", "", "`RELEASE` whose pods are watched")
+	flags.StringVar(&config.Startup.Taint, heal.FlagTaint, "", "`KEY` of the taint to remove from nodes; none if empty")
+	flags.StringVar((*string)(&config.Startup.Until), heal.FlagUntil, string(heal.UntilProxy),
+		"what must be ready: `proxy`, registry or node")
 	flags.StringVar(&config.Listen, "metrics-listen", "", "`ADDRESS` of /healthz, /readyz and /metrics; disabled if empty")
 	log.Register(flags)
 	for _, name := range []string{"namespace", "release"} {

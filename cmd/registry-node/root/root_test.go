@@ -79,7 +79,11 @@ func TestRefusals(t *testing.T) {
 		"configure with an argument": {
 			[]string{"configure", "--config-dir=a", "--host-root=b", "x"}, exitcode.Refused, `"x"`,
 		},
-		"a healer without flags":     {[]string{"heal"}, exitcode.Refused, `"namespace", "release"`},
+		"a healer without flags": {[]string{"heal"}, exitcode.Refused, `"namespace", "release"`},
+		"a healer that waits for nothing": {
+			[]string{"heal", "--namespace=a", "--release=b", "--startup-taint=c", "--startup-taint-until=x"},
+			exitcode.Refused, "proxy, registry or node",
+		},
 		"a pause with an argument":   {[]string{"pause", "10"}, exitcode.Refused, `"10"`},
 		"a version with an argument": {[]string{"version", "x"}, exitcode.Refused, `"x"`},
 	} {

@@ -215,9 +215,9 @@ spec:
         {{- with $hook.nodeSelector }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
-      {{- with $hook.tolerations }}
+      {{- with include "zarf-registry.pod.tolerations" (dict "root" .root "tolerations" $hook.tolerations) }}
       tolerations:
-        {{- toYaml . | nindent 8 }}
+        {{- . | nindent 8 }}
       {{- end }}
       {{- with include "zarf-registry.hook.affinity" . }}
       affinity:

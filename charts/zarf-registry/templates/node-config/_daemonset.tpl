@@ -64,9 +64,9 @@ spec:
         {{- toYaml . | nindent 8 }}
         {{- end }}
       {{- /* Restore on every node: any of them may have been configured before. */}}
-      {{- with .restores | ternary (list (dict "operator" "Exists")) $settings.tolerations }}
+      {{- with include "zarf-registry.pod.tolerations" (dict "root" .root "tolerations" (.restores | ternary (list (dict "operator" "Exists")) $settings.tolerations)) }}
       tolerations:
-        {{- toYaml . | nindent 8 }}
+        {{- . | nindent 8 }}
       {{- end }}
       {{- if .only }}
       affinity:

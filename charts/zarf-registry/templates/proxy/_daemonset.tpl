@@ -69,9 +69,9 @@ spec:
         {{- with $proxy.nodeSelector }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
-      {{- with $proxy.tolerations }}
+      {{- with include "zarf-registry.pod.tolerations" (dict "root" .root "tolerations" $proxy.tolerations) }}
       tolerations:
-        {{- toYaml . | nindent 8 }}
+        {{- . | nindent 8 }}
       {{- end }}
       {{- if .only }}
       affinity:

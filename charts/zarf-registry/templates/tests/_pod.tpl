@@ -90,9 +90,9 @@ spec:
     {{- include "zarf-registry.pod.securityContext" .root | nindent 4 }}
   nodeSelector:
     {{- include "zarf-registry.cronjob.nodeSelector" .root | nindent 4 }}
-  {{- with $hook.tolerations }}
+  {{- with include "zarf-registry.pod.tolerations" (dict "root" .root "tolerations" $hook.tolerations) }}
   tolerations:
-    {{- toYaml . | nindent 4 }}
+    {{- . | nindent 4 }}
   {{- end }}
   affinity:
     {{- include "zarf-registry.certificates.affinity" .root | nindent 4 }}
