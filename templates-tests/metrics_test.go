@@ -27,6 +27,7 @@ var alertNames = []string{
 	"ZarfRegistryCertificateOverdue", "ZarfRegistryCertificateExpiring", "ZarfRegistryAuthorityExpiring",
 	"ZarfRegistryReloadFailing", "ZarfRegistryCredentialsFailing", "ZarfRegistryGarbageCollectionFailing",
 	"ZarfRegistryReadOnly", "ZarfRegistryProxyDown", "ZarfRegistryProxyErrors",
+	"ZarfRegistryHealerDown", "ZarfRegistryHealerStuck",
 	"ZarfRegistryProxyMissing", "ZarfRegistryPortNotReserved", "ZarfRegistryJobFailing",
 }
 
@@ -305,6 +306,7 @@ var pages = map[string]map[string]string{
 	"proxy.txt": {
 		"namespace": "zarf", "job": "zarf-registry-proxy", "pod": "zarf-registry-proxy-amd64-1", "node": "n1",
 	},
+	"healer.txt":             {"namespace": "zarf", "job": "zarf-registry-healer", "pod": "zarf-registry-healer-1", "node": "n1"},
 	"kube-state-metrics.txt": {"job": "kube-state-metrics"},
 }
 
@@ -665,6 +667,16 @@ func TestPromtoolAlerts(t *testing.T) {
 		"a registry that was away for 3 minutes": {
 			{"zarf_registry_proxy_requests_total", proxy(map[string]string{"method": "GET", "code": "503"}), "0x20 0+5x3 15x40"},
 		},
+		"no healer": {{"", map[string]string{"job": "zarf-registry-healer"}, ""}},
+		"a pod that cannot be healed": {
+			{"zarf_registry_healer_pods_waiting", pages["healer.txt"], always(1)},
+		},
+		"a pod that is healed": {
+			{"zarf_registry_healer_pods_waiting", pages["healer.txt"], "0x5 1x2 0x60"},
+		},
+		"a node that keeps the startup taint": {
+			{"zarf_registry_healer_nodes_tainted", pages["healer.txt"], always(1)},
+		},
 		"no reservation":         {{"kube_service_info", reservation, ""}},
 		"a node without a proxy": {{"kube_daemonset_status_number_ready", daemonset, always(1)}},
 		"a failed renewal": {
@@ -700,6 +712,9 @@ func TestPromtoolAlerts(t *testing.T) {
 		"credentials that cannot be loaded":            {"ZarfRegistryCredentialsFailing"},
 		"a proxy that is down":                         {"ZarfRegistryProxyDown"},
 		"a proxy that cannot reach the registry":       {"ZarfRegistryProxyErrors"},
+		"no healer":                                    {"ZarfRegistryHealerDown"},
+		"a pod that cannot be healed":                  {"ZarfRegistryHealerStuck"},
+		"a node that keeps the startup taint":          {"ZarfRegistryHealerStuck"},
 		"no reservation":                               {"ZarfRegistryPortNotReserved"},
 		"a node without a proxy":                       {"ZarfRegistryProxyMissing"},
 		"a failed renewal":                             {"ZarfRegistryJobFailing"},

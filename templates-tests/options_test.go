@@ -168,6 +168,17 @@ func TestPortAlertNeedsAReservation(t *testing.T) {
 	}
 }
 
+func TestHealerAlertsNeedAHealer(t *testing.T) {
+	for value, want := range map[string]bool{"null": true, "false": false} {
+		text := rendering{values: monitored(t, "healer.enabled="+value)}.render(t).text()
+		for _, alert := range []string{"ZarfRegistryHealerDown", "ZarfRegistryHealerStuck"} {
+			if strings.Contains(text, alert) != want {
+				t.Errorf("healer.enabled=%s: %s is there: %t", value, alert, !want)
+			}
+		}
+	}
+}
+
 // Unexpected objects in the cluster do not affect the rendering.
 func TestUnexpectedClusterObjectsAreIgnored(t *testing.T) {
 	docker := node("docker", "amd64", "registry.k8s.io/pause:3.10")

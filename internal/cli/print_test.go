@@ -405,6 +405,7 @@ func TestStatusIsPrintedAsATable(t *testing.T) {
 			UpdatedAt: time.Date(2026, 11, 21, 14, 3, 11, 0, time.UTC)},
 		Helm:     &status.Revision{Revision: 3, Status: "deployed"},
 		Registry: &status.Registry{Ready: true, Pods: []status.Pod{{Name: "r", Node: "n1", Ready: true}}},
+		Healer:   &status.Healer{Ready: 2, Wanted: 2},
 		Nodes:    []status.Node{{Name: "n1", Ready: true, Via: "proxy", Endpoint: true, Verified: true}},
 		Certificates: []status.Certificate{
 			{Secret: "zarf-registry-ca", Valid: true, DaysLeft: 1800, Left: 1800*24*time.Hour + time.Minute},
@@ -425,6 +426,7 @@ address       127.0.0.1:31999 (IPv4)
 source        value; written 2026-11-21T14:03:11Z by init-hook 0.1.0
 release       zarf-registry, revision 3, deployed
 registry      ready on node n1
+healer        2 of 2 pods ready
 payload       zarf-registry-payload-0.1.0-registry-amd64: complete, 9 ConfigMaps
 certificates  internal, no CA rotation in progress
               zarf-registry-ca: 1800 days left
@@ -460,6 +462,7 @@ n4    0                         -                     unknown              it wa
 	r.Healthy, r.Helm = false, nil
 	r.State.Phase, r.State.Current, r.State.Desired.HostNetwork = state.PhasePrepared, &nodePort, true
 	r.Registry = &status.Registry{Why: "no pod exists"}
+	r.Healer = &status.Healer{Ready: 1, Wanted: 2, Why: "ErrImagePull", Waiting: []string{"a", "b"}}
 	r.Payloads[0].Complete, r.Payloads[0].Why = false, "ConfigMap x is missing"
 	r.Certificates, r.Nodes = nil, nil
 	r.Next = []string{"Do this.", "Do that."}
@@ -474,6 +477,7 @@ address   127.0.0.1:31999 (IPv4, host network)
 source    value; written 2026-11-21T14:03:11Z by init-hook 0.1.0
 release   zarf-registry, not managed by Helm
 registry  not ready: no pod exists
+healer    1 of 2 pods ready: ErrImagePull; without an image: a, b
 payload   zarf-registry-payload-0.1.0-registry-amd64: incomplete: ConfigMap x is missing
 
 next

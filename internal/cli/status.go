@@ -105,6 +105,7 @@ func printStatus(w io.Writer, r *status.Report) error {
 	if g := r.Registry; g != nil {
 		fmt.Fprintf(table, "registry\t%s\n", registryLine(g))
 	}
+	fmt.Fprintf(table, "healer\t%s\n", healerLine(r.Healer))
 	for i, p := range r.Payloads {
 		label := ""
 		if i == 0 {
@@ -224,6 +225,20 @@ func registryLine(g *status.Registry) string {
 	default:
 		return "ready on node " + on + pushes
 	}
+}
+
+func healerLine(h *status.Healer) string {
+	if h == nil {
+		return "off"
+	}
+	line := fmt.Sprintf("%d of %d pods ready", h.Ready, h.Wanted)
+	if h.Why != "" {
+		line += ": " + h.Why
+	}
+	if len(h.Waiting) > 0 {
+		line += "; without an image: " + strings.Join(h.Waiting, ", ")
+	}
+	return line
 }
 
 func payloadLine(p status.Payload) string {

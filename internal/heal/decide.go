@@ -124,6 +124,9 @@ var pullFailures = []string{
 	"RegistryUnavailable", "SignatureValidationFailed",
 }
 
+// PullFailed reports whether a reason for which a container waits says that its image cannot be had.
+func PullFailed(reason string) bool { return slices.Contains(pullFailures, reason) }
+
 // waiting is a container of injected programs that has not started.
 type waiting struct {
 	path, image string
@@ -147,7 +150,7 @@ func (p Pod) waiting() []waiting {
 				if state.Running != nil || state.Terminated != nil {
 					continue
 				}
-				w.failing = state.Waiting != nil && slices.Contains(pullFailures, state.Waiting.Reason)
+				w.failing = state.Waiting != nil && PullFailed(state.Waiting.Reason)
 			}
 			found = append(found, w)
 		}

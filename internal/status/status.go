@@ -57,7 +57,9 @@ type Report struct {
 	Helm *Revision `json:"helm,omitempty"`
 	// Registry is nil in external mode.
 	Registry *Registry `json:"registry,omitempty"`
-	Nodes    []Node    `json:"nodes"`
+	// Healer is nil if it is off.
+	Healer *Healer `json:"healer,omitempty"`
+	Nodes  []Node  `json:"nodes"`
 	// NodeConfig has an entry for each node whose container runtime is configured.
 	NodeConfig   []NodeConfig  `json:"nodeConfig"`
 	Certificates []Certificate `json:"certificates"`
@@ -174,7 +176,7 @@ func Collect(ctx context.Context, o Options) (*Report, error) {
 	}}
 	for _, look := range []func(context.Context) error{
 		c.locate, c.state, c.phase, c.helm, c.workloads, c.installed, c.events,
-		c.registry, c.nodes, c.nodeConfig, c.nodePort, c.port, c.certificates, c.payloads, c.leftovers,
+		c.registry, c.healer, c.nodes, c.nodeConfig, c.nodePort, c.port, c.certificates, c.payloads, c.leftovers,
 	} {
 		if err := look(ctx); err != nil {
 			return nil, err

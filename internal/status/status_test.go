@@ -792,3 +792,49 @@ func TestAClusterThatDoesNotAnswerIsAnError(t *testing.T) {
 		t.Errorf("error is %v", err)
 	}
 }
+
+func TestTheHealer(t *testing.T) {
+	for description, c := range map[string]struct {
+		replicas   int32
+		rollingOut bool
+		pods       []bool // whether they are ready
+		ready      int
+		why, next  string
+	}{
+		"ready":           {2, false, []bool{true, true}, 2, "", ""},
+		"one is enough":   {2, false, []bool{true, false}, 1, "ErrImagePull: no such host", ""},
+		"none is ready":   {2, false, []bool{false}, 0, "ErrImagePull: no such host", "No healer is ready (ErrImagePull: no such host)"},
+		"none yet":        {2, true, []bool{false}, 0, "ErrImagePull: no such host", ""},
+		"scaled to none":  {0, false, nil, 0, "scaled to 0 pods", "No healer is ready (scaled to 0 pods)"},
+		"no pod is there": {2, false, nil, 0, "", "No healer is ready (no reason reported)"},
+	} {
+		t.Run(description, func(t *testing.T) {
+			cluster := healthy(t, state.ModeProxy)
+			d := &appsv1.Deployment{ObjectMeta: meta("zarf-registry-healer", "healer"),
+				Spec: appsv1.DeploymentSpec{Replicas: &c.replicas}}
+			reason := map[bool]string{true: "ReplicaSetUpdated", false: "NewReplicaSetAvailable"}[c.rollingOut]
+			d.Status.Conditions = []appsv1.DeploymentCondition{{Type: appsv1.DeploymentProgressing, Reason: reason}}
+			cluster.add(d)
+			waiting := 0
+			for i, ready := range c.pods {
+				p := pod("healer", fmt.Sprintf("n%d", i), ready)
+				p.Labels[names.LabelName] = names.Chart
+				cluster.add(p)
+				if !ready {
+					waiting++
+				}
+			}
+			r, err := cluster.collect(t)
+			if err != nil {
+				t.Fatal(err)
+			}
+			h := r.Healer
+			if h == nil || h.Ready != c.ready || h.Wanted != int(c.replicas) || h.Why != c.why || len(h.Waiting) != waiting {
+				t.Errorf("%+v", h)
+			}
+			if r.Healthy != (c.next == "") || !strings.Contains(strings.Join(r.Next, "\n"), c.next) {
+				t.Errorf("next is %q, want %q", r.Next, c.next)
+			}
+		})
+	}
+}

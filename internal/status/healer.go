@@ -1,0 +1,83 @@
+package status
+
+import (
+	"context"
+	"slices"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/heal"
+	"github.com/zarf-dev/zarf-registry/internal/names"
+)
+
+// Healer describes the healer's Deployment.
+type Healer struct {
+	Ready  int `json:"ready"`
+	Wanted int `json:"wanted"`
+	// Why says why not all pods are ready.
+	Why string `json:"why,omitempty"`
+	// Waiting are the release's pods whose kubelet cannot get an image.
+	Waiting []string `json:"waiting"`
+}
+
+func (c *collector) healer(ctx context.Context) error {
+	list, err := c.Client.AppsV1().Deployments(c.Namespace).List(ctx, selector(c.Release, names.ComponentHealer))
+	if err != nil {
+		return c.unreadable("listing the Deployments in namespace "+c.Namespace, err)
+	}
+	if len(list.Items) == 0 {
+		return nil
+	}
+	pods, err := c.Client.CoreV1().Pods(c.Namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: names.LabelName + "=" + names.Chart + "," + names.LabelInstance + "=" + c.Release,
+	})
+	if err != nil {
+		return c.unreadable("listing the pods in namespace "+c.Namespace, err)
+	}
+	h := &Healer{Wanted: 1, Waiting: []string{}}
+	c.report.Healer = h
+	deployment := list.Items[0]
+	if deployment.Spec.Replicas != nil {
+		h.Wanted = int(*deployment.Spec.Replicas)
+	}
+	for _, p := range pods.Items {
+		if p.DeletionTimestamp != nil {
+			continue
+		}
+		if slices.ContainsFunc(slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses),
+			func(s corev1.ContainerStatus) bool {
+				return s.State.Waiting != nil && heal.PullFailed(s.State.Waiting.Reason)
+			}) {
+			h.Waiting = append(h.Waiting, p.Name)
+		}
+		if p.Labels[names.LabelComponent] != names.ComponentHealer {
+			continue
+		}
+		if pod := c.pod(p); pod.Ready {
+			h.Ready++
+		} else if h.Why == "" {
+			h.Why = pod.Why
+		}
+	}
+	switch {
+	case h.Wanted == 0:
+		h.Why = "scaled to 0 pods"
+	case h.Ready >= h.Wanted:
+		h.Why = ""
+	}
+	if h.Ready == 0 && !rollingOut(deployment) { // one is enough
+		c.next("No healer is ready (%s), so pods on nodes with another pause image do not start: kubectl --namespace %s "+
+			"describe deployment %s shows more; init-hook heal replaces images once.", orUnknown(h.Why), c.Namespace,
+			deployment.Name)
+	}
+	return nil
+}
+
+// rollingOut reports whether a Deployment is being rolled out, without a timeout.
+func rollingOut(d appsv1.Deployment) bool {
+	return slices.ContainsFunc(d.Status.Conditions, func(c appsv1.DeploymentCondition) bool {
+		return c.Type == appsv1.DeploymentProgressing && (c.Reason == "NewReplicaSetCreated" || c.Reason == "ReplicaSetUpdated")
+	})
+}
