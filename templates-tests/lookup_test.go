@@ -349,7 +349,7 @@ func TestRegistryKeepsItsArchitectureAndPauseImage(t *testing.T) {
 
 // The terms of a node selector are alternatives, so every term must exclude a node.
 func TestExcludedNodesAreAddedToEveryAffinityTerm(t *testing.T) {
-	values := with(t, ciValues(t)["everything"], "healer.enabled=false")
+	values := with(t, ciValues(t)["everything"], "healer.enabled=false", "startupTaint=")
 	cluster := newCluster(
 		kubernetes(corev1.IPv4Protocol), node("a", "amd64", "registry.k8s.io/pause:3.9"),
 		node("b", "amd64", "registry.k8s.io/pause:3.10"),

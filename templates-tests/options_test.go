@@ -127,10 +127,14 @@ func TestS3FollowsItsValues(t *testing.T) {
 	}
 }
 
-func TestProxyTolerationsCanBeEmpty(t *testing.T) {
-	for _, d := range daemonSets(rendering{values: proxyMode(t, "proxy.tolerations=[]")}.render(t), "proxy") {
-		if len(d.Spec.Template.Spec.Tolerations) > 0 {
-			t.Errorf("%s tolerates %v", d.Name, d.Spec.Template.Spec.Tolerations)
+func TestTolerationsCanBeEmpty(t *testing.T) {
+	out := rendering{values: proxyMode(t, "proxy.tolerations=[]", "healer.tolerations=[]")}.render(t)
+	for _, w := range workloads(out) {
+		switch w.pod.Labels["app.kubernetes.io/component"] {
+		case "proxy", "healer":
+			if len(w.pod.Spec.Tolerations) > 0 {
+				t.Errorf("%s tolerates %v", w.object, w.pod.Spec.Tolerations)
+			}
 		}
 	}
 }

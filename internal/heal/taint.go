@@ -130,8 +130,8 @@ func (c *Client) waitsFor(ctx context.Context, n startingNode, until Until) (str
 	}
 	previous := c.Now().Sub(n.Metadata.CreationTimestamp) < sameName
 	ready := func(p Pod) bool {
-		return isReady(p.Status.Conditions) && p.Metadata.DeletionTimestamp == "" &&
-			!(previous && p.Metadata.CreationTimestamp.Before(n.Metadata.CreationTimestamp))
+		old := previous && p.Metadata.CreationTimestamp.Before(n.Metadata.CreationTimestamp)
+		return isReady(p.Status.Conditions) && p.Metadata.DeletionTimestamp == "" && !old
 	}
 	proxy := false
 	for _, p := range own {

@@ -68,9 +68,8 @@ func (c *collector) healer(ctx context.Context) error {
 		h.Why = ""
 	}
 	if h.Ready == 0 && !rollingOut(deployment) { // one is enough
-		c.next("No healer is ready (%s), so pods on nodes with another pause image do not start: kubectl --namespace %s "+
-			"describe deployment %s shows more; init-hook heal replaces images once.", orUnknown(h.Why), c.Namespace,
-			deployment.Name)
+		c.next("No healer is ready (%s): kubectl --namespace %s describe deployment %s shows more; meanwhile, init-hook heal "+
+			"does the same once.", orUnknown(h.Why), c.Namespace, deployment.Name)
 	}
 	return nil
 }
@@ -78,6 +77,7 @@ func (c *collector) healer(ctx context.Context) error {
 // rollingOut reports whether a Deployment is being rolled out, without a timeout.
 func rollingOut(d appsv1.Deployment) bool {
 	return slices.ContainsFunc(d.Status.Conditions, func(c appsv1.DeploymentCondition) bool {
-		return c.Type == appsv1.DeploymentProgressing && (c.Reason == "NewReplicaSetCreated" || c.Reason == "ReplicaSetUpdated")
+		return c.Type == appsv1.DeploymentProgressing &&
+			(c.Reason == "NewReplicaSetCreated" || c.Reason == "ReplicaSetUpdated")
 	})
 }
