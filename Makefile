@@ -201,6 +201,7 @@ bench: ## Run all benchmarks with targets and write bench/RESULTS.md (BENCH_FLAG
 	$(MAKE) --no-print-directory bench-registry
 	$(MAKE) --no-print-directory bench-bootstrap
 	$(MAKE) --no-print-directory bench-scale
+	$(MAKE) --no-print-directory bench-healer
 	cd bench && go run ./report .
 
 .PHONY: bench-proxy
@@ -218,6 +219,11 @@ bench-registry: build ## Compare the registry with plain distribution: pushes, p
 bench-scale: build ## Measure one registry with up to 1000 nodes, and prepare with 5000 nodes (BENCH_FLAGS="-n 1")
 	$(BENCHBUILD) ./scale
 	dist/bench-scale -registry bin/registry -init-hook bin/init-hook -write bench/scale $(BENCH_FLAGS)
+
+.PHONY: bench-healer
+bench-healer: build ## Measure a healer at rest with 5000 nodes (BENCH_FLAGS="-n 1")
+	$(BENCHBUILD) ./scale
+	dist/bench-healer -nodes= -herds= -clusters= -healers 5000 -registry-node bin/registry-node -write bench/healer $(BENCH_FLAGS)
 
 .PHONY: bench-bootstrap
 bench-bootstrap: build images $(TESTCLUSTER) ## Measure each phase of an installation on a test cluster (BENCH_FLAGS="-n 1")

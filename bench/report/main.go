@@ -21,6 +21,7 @@ var benchmarks = []struct{ dir, title string }{
 	{"registry", "The registry compared with distribution"},
 	{"bootstrap", "Installation on a real cluster"},
 	{"scale", "One registry and up to 1000 nodes"},
+	{"healer", "The healer"},
 }
 
 func main() {

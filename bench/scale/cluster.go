@@ -44,7 +44,7 @@ const (
 )
 
 // cluster is an API server with nodes. It stores the objects that clients write; no controllers run. It
-// supports pages of nodes, protobuf, and label selectors.
+// supports pages of nodes, watches of them, protobuf, and label selectors.
 type cluster struct {
 	nodes *corev1.NodeList
 
@@ -54,6 +54,8 @@ type cluster struct {
 	objects map[string]runtime.Object // by path
 	version int
 	pages   map[string][]byte // encoded pages of nodes
+
+	watched chan struct{} // closed when a watch has sent all nodes
 }
 
 // lists are the list types of the resources that prepare reads.
@@ -65,7 +67,8 @@ var lists = map[string]runtime.Object{
 
 func newCluster(nodes int) *cluster {
 	c := &cluster{nodes: &corev1.NodeList{ListMeta: metav1.ListMeta{ResourceVersion: "1"}},
-		objects: map[string]runtime.Object{}, pages: map[string][]byte{}}
+		objects: map[string]runtime.Object{}, pages: map[string][]byte{},
+		watched: make(chan struct{})}
 	for n := range nodes {
 		c.nodes.Items = append(c.nodes.Items, makeNode(n))
 	}
@@ -74,6 +77,10 @@ func newCluster(nodes int) *cluster {
 
 func (c *cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.requests.Add(1)
+	if r.URL.Query().Get("watch") != "" {
+		c.watch(w, r)
+		return
+	}
 	format := runtime.ContentTypeJSON
 	if strings.Contains(r.Header.Get("Accept"), runtime.ContentTypeProtobuf) {
 		format = runtime.ContentTypeProtobuf

@@ -1,5 +1,5 @@
 // Command scale measures one registry with up to 1000 clients that pull at once, like the proxies of as
-// many nodes, and init-hook's prepare in clusters of up to 5000 nodes.
+// many nodes, and init-hook's prepare and the healer in clusters of up to 5000 nodes.
 //
 // The clients run in one process. Each has its own client certificate, TLS session cache and connection
 // pool. The registry is bin/registry in another process; both share the cores and the loopback interface
@@ -37,7 +37,10 @@ type options struct {
 	runs              int
 	write, dir        string
 	registry, hook    string
-	nodes, clusters   []int // numbers of nodes
+	node              string        // the program of the healer
+	rest              time.Duration // how long a healer is measured
+	nodes, clusters   []int         // numbers of nodes
+	healers           []int         // the same
 	herds             []herd
 	pulls, imageBytes int
 }
@@ -59,6 +62,8 @@ func parse(args []string) (o options, err error) {
 	flags.StringVar(&o.dir, "dir", "", "directory for temporary files (default: /dev/shm, in memory)")
 	flags.StringVar(&o.registry, "registry", "bin/registry", "path of the project's registry")
 	flags.StringVar(&o.hook, "init-hook", "bin/init-hook", "path of init-hook")
+	flags.StringVar(&o.node, "registry-node", "bin/registry-node", "path of registry-node")
+	flags.DurationVar(&o.rest, "rest", time.Minute, "how long a healer is measured")
 	flags.IntVar(&o.pulls, "pulls", 1000, "total number of pulls by all nodes")
 	flags.IntVar(&o.imageBytes, "image", 1e6, "size of the pulled images in bytes")
 	nodes := flags.String("nodes", "1,10,100,1000", "comma-separated numbers of nodes that pull; empty: none")
@@ -66,17 +71,21 @@ func parse(args []string) (o options, err error) {
 		"comma-separated herds as NODESxMEGABYTES of the image; empty: none")
 	clusters := flags.String("clusters", "100,1000,5000",
 		"comma-separated cluster sizes for prepare; empty: none")
+	healers := flags.String("healers", "", "comma-separated cluster sizes for the healer (default: none)")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}
-	if flags.NArg() > 0 || o.runs < 1 || o.pulls < 1 || o.imageBytes < 1 {
-		return o, errors.New("positional arguments are not supported, and -n, -pulls and -image must be positive")
+	if flags.NArg() > 0 || o.rest <= 0 || o.runs < 1 || o.pulls < 1 || o.imageBytes < 1 {
+		return o, errors.New("positional arguments are not supported, and -n, -rest, -pulls and -image must be positive")
 	}
 	if o.nodes, err = numbers(*nodes, ","); err != nil {
 		return o, fmt.Errorf("-nodes: %w", err)
 	}
 	if o.clusters, err = numbers(*clusters, ","); err != nil {
 		return o, fmt.Errorf("-clusters: %w", err)
+	}
+	if o.healers, err = numbers(*healers, ","); err != nil {
+		return o, fmt.Errorf("-healers: %w", err)
 	}
 	for one := range strings.SplitSeq(*herds, ",") {
 		if one == "" {
@@ -178,6 +187,11 @@ func (b *benchmark) work() (all []task) {
 		all = append(all, task{fmt.Sprintf("prepare of %d nodes", n),
 			func(ctx context.Context) error { return b.prepare(ctx, n) }})
 	}
+	for _, n := range b.healers {
+		for _, taint := range []bool{false, true} {
+			all = append(all, task{healerName(n, taint), func(ctx context.Context) error { return b.heal(ctx, n, taint) }})
+		}
+	}
 	return all
 }
 
@@ -219,6 +233,16 @@ func newReport(o options) *results.Report {
 		add(clusterName(n), fmt.Sprintf(
 			"`init-hook prepare` of a new installation; a node is %.0f kB of JSON with %d images", float64(nodeBytes())/1e3,
 			imagesOnNode))
+	}
+	for _, n := range o.healers {
+		node := fmt.Sprintf("a node is %.0f kB of JSON", float64(nodeBytes())/1e3)
+		add(healerName(n, false), "`registry-node heal` without pending pods; watches them only")
+		add(healerName(n, true), fmt.Sprintf("the same, and watches nodes, each of which is updated every %.0f minutes; %s",
+			reportInterval.Minutes(), node))
+	}
+	if len(o.nodes)+len(o.herds)+len(o.clusters) == 0 {
+		return results.New(fmt.Sprintf("`make bench-healer`: one healer and a minimal API server, on one machine. Figures are of "+
+			"%s at rest, after the healer has read all nodes; at start: until then.", o.rest), all...)
 	}
 	return results.New(fmt.Sprintf(
 		"`make bench-scale`: one registry, and one process with a client for each node, which behaves like the node's "+

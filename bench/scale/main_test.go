@@ -3,12 +3,16 @@ package main
 import (
 	"bytes"
 	"context"
+	"flag"
 	"fmt"
+	"log/slog"
 	"math"
 	"net/http/httptest"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -19,15 +23,22 @@ import (
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 	"github.com/zarf-dev/zarf-registry/cmd/registry/root"
 	kube "github.com/zarf-dev/zarf-registry/internal/cluster"
+	"github.com/zarf-dev/zarf-registry/internal/heal"
 )
 
-// TestMain runs the registry and init-hook, which are the test binary. Its init-hook only lists nodes,
+// TestMain runs the registry, the healer and init-hook, which are the test binary. Its init-hook only lists nodes,
 // because the real one embeds programs that have to be built first.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
 		case "serve":
 			os.Exit(root.Run(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
+		case "heal":
+			if err := runHealer(os.Args[2:]); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			return
 		case "prepare":
 			if err := readNodes(os.Args[2:]); err != nil {
 				fmt.Fprintln(os.Stderr, err)
@@ -51,6 +62,28 @@ func readNodes(args []string) error {
 	}
 	fmt.Printf("found %d nodes\n", len(nodes.Items))
 	return nil
+}
+
+// runHealer does what registry-node heal does.
+func runHealer(args []string) error {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	config := heal.Config{Logger: slog.Default(), Now: time.Now, Startup: heal.Startup{Until: heal.UntilProxy}}
+	flags := flag.NewFlagSet("heal", flag.ContinueOnError)
+	namespace, release := flags.String("namespace", "", ""), flags.String("release", "", "")
+	dir := flags.String("service-account-dir", "", "")
+	flags.StringVar(&config.Startup.Taint, heal.FlagTaint, "", "")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	config.Connect = func() (*heal.Client, error) {
+		client, err := heal.InCluster(*dir, time.Now)
+		if err == nil {
+			client.Namespace, client.Release = *namespace, *release
+		}
+		return client, err
+	}
+	return heal.New(config).Run(ctx)
 }
 
 func TestEverythingIsMeasuredInEveryRun(t *testing.T) {
@@ -109,6 +142,40 @@ func TestEverythingIsMeasuredInEveryRun(t *testing.T) {
 	}
 	if read := value(tablePrepare, "cluster of 1100 nodes", "read"); read < 1100*0.005 {
 		t.Errorf("%v MB were read of 1100 nodes", read)
+	}
+}
+
+func TestHealersAreMeasured(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	written := t.TempDir()
+	args := []string{"-n", "1", "-registry-node", self, "-dir", registriestest.Memory(t), "-write", written,
+		"-nodes", "", "-herds", "", "-clusters", "", "-healers", "1000", "-rest", "2s"}
+	if err := bench(t.Context(), args, new(bytes.Buffer)); err != nil {
+		t.Fatal(err)
+	}
+	r, err := results.Read(written)
+	if err != nil {
+		t.Fatal(err)
+	}
+	value := func(taint bool, what string) float64 {
+		m := r.Find(tableHealer, healerName(1000, taint), what)
+		if m == nil {
+			t.Fatalf("no %s", what)
+		}
+		median, _, _ := m.Spread()
+		return median
+	}
+	for _, taint := range []bool{false, true} {
+		if value(taint, "memory") <= 0 || value(taint, "CPU at start") <= 0 {
+			t.Errorf("%+v", r.Measures)
+		}
+	}
+	// 1000 nodes report every five minutes.
+	if without, with := value(false, "read per minute"), value(true, "read per minute"); without != 0 || with < 1 {
+		t.Errorf("%v MB are read without, %v MB with a startup taint", without, with)
 	}
 }
 

@@ -81,20 +81,11 @@ func StartOurs(ctx context.Context, program, dir string, c *Certificates) (*Proc
 
 // Start starts a program that serves at address, and waits until it answers.
 func Start(ctx context.Context, address string, c *Certificates, program string, args ...string) (*Process, error) {
-	p := &Process{Address: address, output: new(bytes.Buffer), ended: make(chan struct{}),
-		command: exec.Command(program, args...)}
-	p.command.Stdout, p.command.Stderr = p.output, p.output
-	// The kernel kills the registry when the benchmark dies. Environment variables of the caller must not
-	// configure it. Distribution's own image also disables traces.
-	p.command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	p.command.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.TempDir(), "OTEL_TRACES_EXPORTER=none"}
-	if err := p.command.Start(); err != nil {
-		return nil, fmt.Errorf("starting %s: %w", program, err)
+	p := newProcess(program, args...)
+	p.Address = address
+	if err := p.start(); err != nil {
+		return nil, err
 	}
-	go func() {
-		_ = p.command.Wait() // an unexpected exit shows in the output
-		close(p.ended)
-	}()
 	client := NewClient(c.Node())
 	defer client.CloseIdleConnections()
 	for deadline := time.Now().Add(startTimeout); ; {
@@ -117,6 +108,40 @@ func Start(ctx context.Context, address string, c *Certificates, program string,
 			return nil, errors.Join(fmt.Errorf("%s does not answer at %s: %w", program, address, err), p.Stop())
 		}
 	}
+}
+
+// StartClient starts a program that serves nothing, with environment variables besides PATH and HOME.
+func StartClient(env []string, program string, args ...string) (*Process, error) {
+	p := newProcess(program, args...)
+	p.command.Env = append(p.command.Env, env...)
+	return p, p.start()
+}
+
+// Ended is closed when the process has ended. Output may be called then.
+func (p *Process) Ended() <-chan struct{} { return p.ended }
+
+// Output returns what the process has written.
+func (p *Process) Output() string { return p.output.String() }
+
+func newProcess(program string, args ...string) *Process {
+	p := &Process{output: new(bytes.Buffer), ended: make(chan struct{}), command: exec.Command(program, args...)}
+	p.command.Stdout, p.command.Stderr = p.output, p.output
+	// The kernel kills the process when the benchmark dies. Environment variables of the caller must not
+	// configure it. Distribution's own image also disables traces.
+	p.command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	p.command.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.TempDir(), "OTEL_TRACES_EXPORTER=none"}
+	return p
+}
+
+func (p *Process) start() error {
+	if err := p.command.Start(); err != nil {
+		return fmt.Errorf("starting %s: %w", p.command.Path, err)
+	}
+	go func() {
+		_ = p.command.Wait() // an unexpected exit shows in the output
+		close(p.ended)
+	}()
+	return nil
 }
 
 // URL returns the URL of a path.

@@ -14,6 +14,7 @@ func healCommand() *cobra.Command {
 	var (
 		log                logging.Options
 		namespace, release string
+		credentials        string
 		config             heal.Config
 	)
 	command := &cobra.Command{
@@ -42,7 +43,7 @@ The command runs in a pod, with the credentials of its ServiceAccount, until SIG
 			}
 			config.Logger, config.Now = logger, time.Now
 			config.Connect = func() (*heal.Client, error) {
-				client, err := heal.InCluster(heal.ServiceAccountDir, time.Now)
+				client, err := heal.InCluster(credentials, time.Now)
 				if err != nil {
 					return nil, err
 				}
@@ -60,6 +61,8 @@ The command runs in a pod, with the credentials of its ServiceAccount, until SIG
 	flags.StringVar((*string)(&config.Startup.Until), heal.FlagUntil, string(heal.UntilProxy),
 		"what must be ready: `proxy`, registry or node")
 	flags.StringVar(&config.Listen, "metrics-listen", "", "`ADDRESS` of /healthz, /readyz and /metrics; disabled if empty")
+	flags.StringVar(&credentials, "service-account-dir", heal.ServiceAccountDir,
+		"`DIRECTORY` with the ServiceAccount's token and ca.crt")
 	log.Register(flags)
 	for _, name := range []string{"namespace", "release"} {
 		if err := command.MarkFlagRequired(name); err != nil {
