@@ -34,10 +34,11 @@ func registryTargets() (targets []target) {
 }
 
 const (
-	// registryLimit is registry.resources.limits.memory of the chart, and hookLimit
-	// initHook.resources.limits.memory, in MB.
+	// registryLimit is registry.resources.limits.memory of the chart, hookLimit
+	// initHook.resources.limits.memory, and healerLimit healer.resources.limits.memory, in MB.
 	registryLimit = (1 << 30) / 1e6
 	hookLimit     = (512 << 20) / 1e6
+	healerLimit   = (64 << 20) / 1e6
 )
 
 // scaleTargets are the targets of bench/scale.
@@ -59,5 +60,8 @@ func scaleTargets() []target {
 			benchmark: "scale", table: herd, subject: "10 nodes, 500 MB", measure: "Jain's index"},
 		{what: "prepare in a cluster of 5000 nodes: memory", want: "≤ the chart's limit of 512 MiB", met: atMost(hookLimit),
 			benchmark: "scale", table: prepare, subject: "cluster of 5000 nodes", measure: "memory"},
+		{what: "healer at rest with 5000 nodes and startupTaint: memory", want: "≤ half of the chart's limit of 64 MiB",
+			met: atMost(healerLimit / 2), benchmark: "healer", table: "A healer at rest, by nodes in the cluster",
+			subject: "healer, 5000 nodes, startupTaint", measure: "memory"},
 	}
 }

@@ -241,8 +241,8 @@ func newReport(o options) *results.Report {
 			reportInterval.Minutes(), node))
 	}
 	if len(o.nodes)+len(o.herds)+len(o.clusters) == 0 {
-		return results.New(fmt.Sprintf("`make bench-healer`: one healer and a minimal API server, on one machine. Figures are of "+
-			"%s at rest, after the healer has read all nodes; at start: until then.", o.rest), all...)
+		return results.New(fmt.Sprintf("`make bench-healer`: one healer and a minimal API server, on one machine. Figures "+
+			"are of %s at rest, after the healer has read all nodes; at start: until then.", o.rest), all...)
 	}
 	return results.New(fmt.Sprintf(
 		"`make bench-scale`: one registry, and one process with a client for each node, which behaves like the node's "+

@@ -68,8 +68,8 @@ func (c *collector) healer(ctx context.Context) error {
 		h.Why = ""
 	}
 	if h.Ready == 0 && !rollingOut(deployment) { // one is enough
-		c.next("No healer is ready (%s): kubectl --namespace %s describe deployment %s shows more; meanwhile, init-hook heal "+
-			"does the same once.", orUnknown(h.Why), c.Namespace, deployment.Name)
+		c.next("No healer is ready (%s): kubectl --namespace %s describe deployment %s shows more; meanwhile, init-hook "+
+			"heal does the same once.", orUnknown(h.Why), c.Namespace, deployment.Name)
 	}
 	return nil
 }
