@@ -108,9 +108,15 @@ func TestHealer(t *testing.T) {
 			}
 			return nil
 		})
-		if pods := w.heal(t).Pods; len(pods) != 1 || pods[0].Before != knownPause {
-			t.Errorf("healed %s", mustJSON(pods))
+		output(t, w.command(t, w.kubectl, "taint", "nodes", "new2", startupTaint+"=:NoSchedule"))
+		h := w.heal(t)
+		if len(h.Pods) != 1 || h.Pods[0].Before != knownPause {
+			t.Errorf("healed %s", mustJSON(h.Pods))
 		}
+		if len(h.Nodes) != 1 || h.Nodes[0].Node != "new2" || h.Nodes[0].Action != "remove" {
+			t.Errorf("nodes: %s", mustJSON(h.Nodes))
+		}
+		w.losesTaint(t, "new2")
 		w.waitForRegistry(t, before.Name)
 		w.scaleHealer(t, 2)
 		eventually(t, time.Minute, "the healers to be healed", func() error {
@@ -129,6 +135,16 @@ func TestHealer(t *testing.T) {
 		w.pullEverywhere(t, image)
 		w.isHealthy(t)
 	})
+	if long() {
+		must(t, "in nodeport mode, the registry's readiness removes the startup taint", func(t *testing.T) {
+			w.helmChart(t, "upgrade", "--wait", nodePortMode)
+			w.isIn(t, state.ModeNodePort, state.SourceValue)
+			w.healersReady(t)
+			output(t, w.command(t, w.kubectl, "taint", "nodes", "new2", startupTaint+"=:NoSchedule"))
+			w.losesTaint(t, "new2")
+			w.isHealthy(t)
+		})
+	}
 	must(t, "helm uninstall leaves only the volume", w.uninstall)
 }
 
@@ -354,7 +370,8 @@ func (w *world) eventSays(t *testing.T, node string) {
 
 // healed is the output of init-hook heal.
 type healed struct {
-	Pods []struct{ Pod, Node, Action, Before, Image, Reason string }
+	Pods  []struct{ Pod, Node, Action, Before, Image, Reason string }
+	Nodes []struct{ Node, Action, Taint, Reason string }
 }
 
 func (w *world) heal(t *testing.T, args ...string) healed {
