@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -135,7 +136,7 @@ func TestHealer(t *testing.T) {
 		w.pullEverywhere(t, image)
 		w.isHealthy(t)
 	})
-	if long() {
+	if slices.Contains(nodePorts, w.network) {
 		must(t, "in nodeport mode, the registry's readiness removes the startup taint", func(t *testing.T) {
 			w.helmChart(t, "upgrade", "--wait", nodePortMode)
 			w.isIn(t, state.ModeNodePort, state.SourceValue)
