@@ -200,8 +200,11 @@ func (c *credentials) reload() (changed bool, err error) {
 // loadUsers reads a file. If it has not changed, it returns old, with its users' caches.
 func loadUsers(path string, has role, old *userFile) (*userFile, error) {
 	data, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		// The kubelet may have replaced the directory during the lookup.
+	// The kubelet may have replaced the directory during the lookup, and on a busy machine once more.
+	for range 4 {
+		if !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
 		data, err = os.ReadFile(path)
 	}
 	if err != nil {
