@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -135,6 +136,16 @@ func TestHealer(t *testing.T) {
 		w.pullEverywhere(t, image)
 		w.isHealthy(t)
 	})
+	if slices.Contains(nodePorts, w.network) {
+		must(t, "in nodeport mode, the registry's readiness removes the startup taint", func(t *testing.T) {
+			w.helmChart(t, "upgrade", "--wait", nodePortMode)
+			w.isIn(t, state.ModeNodePort, state.SourceValue)
+			w.healersReady(t)
+			output(t, w.command(t, w.kubectl, "taint", "nodes", "new2", startupTaint+"=:NoSchedule"))
+			w.losesTaint(t, "new2")
+			w.isHealthy(t)
+		})
+	}
 	must(t, "helm uninstall leaves only the volume", w.uninstall)
 }
 
