@@ -231,6 +231,10 @@ func (f followed) slowUpload(content string) slowUpload {
 		f.t.Fatal(err)
 	}
 	eventually(f.t, "the upload is in progress", func() bool { return f.inFlight("plain") == before+1 })
+	f.t.Cleanup(func() { // its handler writes to a directory that the test removes
+		_ = writer.Close()
+		eventually(f.t, "the upload has ended", func() bool { return f.inFlight("plain") == 0 })
+	})
 	return u
 }
 
