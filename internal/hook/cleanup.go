@@ -60,7 +60,7 @@ func (r *run) seedRestorers(ctx context.Context) error {
 	if _, err := i.Look(ctx); err != nil {
 		return err
 	}
-	_, err := r.payload.Seed(ctx, []string{"registry-node"}, i.Architectures())
+	_, err := r.payload.Seed(ctx, i.Architectures(), func(string) []string { return []string{"registry-node"} })
 	return err
 }
 

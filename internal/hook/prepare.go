@@ -69,7 +69,7 @@ func (p *preparation) seed(ctx context.Context) (string, error) {
 	if !s.Injector.Enabled {
 		return "nothing: injector.enabled=false, the nodes pull ordinary images", nil
 	}
-	return p.payload.Seed(ctx, s.Programs(), p.Architectures())
+	return p.payload.Seed(ctx, p.Architectures(), s.Programs)
 }
 
 func (p *preparation) record(ctx context.Context) (string, error) {

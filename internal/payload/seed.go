@@ -32,15 +32,16 @@ const (
 	loaderExitLast  = 109
 )
 
-// Seed writes the payload of the programs for each architecture.
-func (s *Seeder) Seed(ctx context.Context, programs, architectures []string) (string, error) {
+// Seed writes the payload of the programs that programs returns for each architecture.
+func (s *Seeder) Seed(ctx context.Context, architectures []string, programs func(architecture string) []string) (string,
+	error) {
 	have, err := s.objects(ctx)
 	if err != nil {
 		return "", err
 	}
 	var total counts
 	for _, arch := range architectures {
-		for _, program := range programs {
+		for _, program := range programs(arch) {
 			payload, err := s.Payload(program, arch)
 			if err != nil {
 				return "", err
@@ -309,8 +310,8 @@ func (s *Seeder) Collect(ctx context.Context, leaving func(corev1.Pod) bool) (st
 	}
 	var current []string // prefixes that pods started from now on need
 	if s.Settings.Injector.Enabled {
-		for _, program := range s.Settings.Programs() {
-			for _, arch := range s.Settings.Architectures {
+		for _, arch := range s.Settings.Architectures {
+			for _, program := range s.Settings.Programs(arch) {
 				name := s.configMapName(injector.Program{Name: program, Architecture: arch}, 0)
 				current = append(current, strings.TrimSuffix(name, "00"))
 			}

@@ -119,7 +119,7 @@ func (i *Inspection) architecture() []Finding {
 		return findings
 	}
 	for _, arch := range i.Architectures() {
-		for _, program := range o.Programs() {
+		for _, program := range o.Programs(arch) {
 			f := Finding{Severity: Blocker, Object: fmt.Sprintf("program %s for %s", program, arch)}
 			p, err := i.Payload.Payload(program, arch)
 			if err != nil {

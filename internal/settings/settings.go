@@ -81,6 +81,8 @@ type Injector struct {
 	// Digests are those of the payloads that the chart was packaged with, by injector.Program.Key.
 	// A source checkout has none.
 	Digests map[string]string `json:"digests,omitempty"`
+	// RegistryArchitecture is that of the nodes on which the registry runs, as in GOARCH. Empty for all.
+	RegistryArchitecture string `json:"registryArchitecture,omitempty"`
 	// Healer tells whether the chart renders the healer, whose program is registry-node.
 	Healer bool `json:"healer,omitempty"`
 	// PauseImages are the images of injected pods, the registry's first.
@@ -169,10 +171,11 @@ func (s *Settings) LabelsNamespace() bool {
 	return s.Preflight.LabelNamespace && (s.Mode == state.ModeProxy || s.ConfiguresNodes())
 }
 
-// Programs are the names of those that reach the nodes as payload, if the injector is enabled.
-func (s *Settings) Programs() []string {
+// Programs are the names of those that reach the nodes of an architecture as payload, if the injector
+// is enabled.
+func (s *Settings) Programs(architecture string) []string {
 	var programs []string
-	if s.Mode != state.ModeExternal {
+	if only := s.Injector.RegistryArchitecture; s.Mode != state.ModeExternal && (only == "" || only == architecture) {
 		programs = append(programs, "registry")
 	}
 	if s.Mode == state.ModeProxy || s.ConfiguresNodes() || s.Injector.Healer {

@@ -2,6 +2,7 @@ package settings_test
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -116,5 +117,22 @@ func TestValidate(t *testing.T) {
 				t.Errorf("error is %v, want one with %q", err, c.want)
 			}
 		})
+	}
+}
+
+func TestPrograms(t *testing.T) {
+	s := settings.Settings{Mode: state.ModeProxy, Injector: settings.Injector{Enabled: true, RegistryArchitecture: "arm64"}}
+	for architecture, want := range map[string][]string{"arm64": {"registry", "registry-node"}, "amd64": {"registry-node"}} {
+		if got := s.Programs(architecture); !slices.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", architecture, got, want)
+		}
+	}
+	s.Injector.RegistryArchitecture = ""
+	if got := s.Programs("amd64"); !slices.Equal(got, []string{"registry", "registry-node"}) {
+		t.Errorf("without an architecture: %v", got)
+	}
+	s.Mode = state.ModeExternal
+	if got := s.Programs("amd64"); got != nil {
+		t.Errorf("external: %v", got)
 	}
 }

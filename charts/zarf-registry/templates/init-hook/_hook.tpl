@@ -48,6 +48,9 @@ init-hook can derive from it is not in here. */ -}}
 {{- with include "zarf-registry.payloadDigests" . | fromJson -}}
 {{- $_ := set $injector "digests" . -}}
 {{- end -}}
+{{- if include "zarf-registry.internal" . -}}
+{{- $_ := set $injector "registryArchitecture" (include "zarf-registry.architecture" . | fromJson).value -}}
+{{- end -}}
 {{- $_ := set $injector "pauseImages" (include "zarf-registry.pauseImages" . | fromJsonArray) -}}
 {{- $_ := set $injector "pauseImageSource" (include "zarf-registry.registry.pause" . | fromJson).source -}}
 {{- end -}}
