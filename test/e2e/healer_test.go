@@ -56,7 +56,7 @@ func TestHealer(t *testing.T) {
 	must(t, "a node with an unknown pause image and the startup taint joins", func(t *testing.T) {
 		ordinary := w.waitingPod(t, "new1", image)
 		w.firstPull(t, "new1", image, 15*time.Second, "--pause-image", otherPause, "--register-with-taints",
-			startupTaint+"=:NoExecute")
+			startupTaint+"=:NoSchedule")
 		w.eventSays(t, "new1")
 		w.ranUndisturbed(t, ordinary, "new1")
 		eventually(t, 30*time.Second, "init-hook status to report a healthy cluster", func() error {
