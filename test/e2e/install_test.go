@@ -88,10 +88,14 @@ func (w *world) status(t *testing.T) (status.Report, string) {
 	if e := json.Unmarshal([]byte(out), &report); e != nil {
 		t.Fatalf("init-hook status: %v, %v: %s%s", err, e, out, errOut)
 	}
-	text, errOut, textErr := try(w.command(t, w.hook, "status"))
-	for _, err := range []error{err, textErr} {
-		if exit, _ := err.(*exec.ExitError); (exit != nil && exit.ExitCode() == 1) == report.Healthy {
-			t.Errorf("healthy is %t, exit code: %v %s", report.Healthy, err, errOut)
+	text, textErrOut, textErr := try(w.command(t, w.hook, "status"))
+	for _, r := range []struct { // the cluster may have changed in between
+		healthy     bool
+		err         error
+		out, errOut string
+	}{{report.Healthy, err, out, errOut}, {strings.Contains(text, ": healthy\n"), textErr, text, textErrOut}} {
+		if exit, _ := r.err.(*exec.ExitError); (exit != nil && exit.ExitCode() == 1) == r.healthy {
+			t.Errorf("healthy is %t, exit code: %v: %s%s", r.healthy, r.err, r.out, r.errOut)
 		}
 	}
 	return report, text
@@ -101,7 +105,7 @@ func (w *world) status(t *testing.T) (status.Report, string) {
 func (w *world) isHealthy(t *testing.T) {
 	t.Helper()
 	report, text := w.status(t)
-	if !report.Healthy || !strings.Contains(text, "healthy") {
+	if !report.Healthy || !strings.Contains(text, ": healthy\n") {
 		t.Errorf("not healthy: %s", text)
 	}
 	for _, node := range report.Nodes {

@@ -32,9 +32,10 @@ var tools = map[string]Recipe{
 		"helm.sh/helm/v4/internal/version.version=v4.3.1"),
 	"kubeconform": tool("kubeconform", "github.com/yannh/kubeconform", "v0.8.0",
 		"github.com/yannh/kubeconform/cmd/kubeconform", "main.version=v0.8.0"),
-	"promtool": promtool,
-	"regctl":   tool("regctl", "github.com/regclient/regclient", "v0.11.7", "github.com/regclient/regclient/cmd/regctl"),
-	"sops":     tool("sops", "github.com/getsops/sops/v3", "v3.13.3", "github.com/getsops/sops/v3/cmd/sops"),
+	"kube-proxy-1.34": olderKubeProxy,
+	"promtool":        promtool,
+	"regctl":          tool("regctl", "github.com/regclient/regclient", "v0.11.7", "github.com/regclient/regclient/cmd/regctl"),
+	"sops":            tool("sops", "github.com/getsops/sops/v3", "v3.13.3", "github.com/getsops/sops/v3/cmd/sops"),
 }
 
 // promtool checks rules only: without service discovery it needs no client libraries of clouds and
@@ -42,6 +43,14 @@ var tools = map[string]Recipe{
 var promtool = Recipe{
 	Name: "promtool", Module: "github.com/prometheus/prometheus", Version: "v0.313.5", Tags: []string{"remove_all_sd"},
 	Programs: programs("github.com/prometheus/prometheus/cmd", "promtool"),
+}
+
+// olderKubeProxy is of the last minor but one that selects Services and EndpointSlices by the label
+// service.kubernetes.io/service-proxy-name; since 1.36, kube-proxy selects only Services by it.
+var olderKubeProxy = Recipe{
+	Name: "kube-proxy-1.34", Module: "k8s.io/kubernetes", Version: "v1.34.4", StagingVersion: "v0.34.4",
+	Programs:  map[string]string{"kube-proxy-1.34": "k8s.io/kubernetes/cmd/kube-proxy"},
+	Variables: kubernetesVersion("v1.34.4"),
 }
 
 // ghostunnel is measured by bench/proxy.

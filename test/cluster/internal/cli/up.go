@@ -71,6 +71,8 @@ func newUp(a *app) *cobra.Command {
 	flags.IntVar(&options.Nodes, "nodes", 2, "number of nodes; they are called n1, n2, ...")
 	flags.StringVar(&family, "ip-family", string(cluster.IPv4), "IPv4, IPv6 or DualStack")
 	flags.StringVar(&options.KubeProxy, "kube-proxy", cluster.IPTables, "kube-proxy mode: iptables or nftables")
+	flags.StringVar(&options.KubeProxyProgram, "kube-proxy-program", "",
+		"absolute path of another version of kube-proxy (default: "+build.KubernetesVersion+")")
 	flags.StringVar(&options.PortMap, "portmap", cluster.IPTables,
 		"how the CNI plugin implements host ports: iptables or nftables")
 	flags.StringArrayVar(&pauseImages, "pause-image", nil,

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509/pkix"
 	"errors"
@@ -180,7 +181,7 @@ func (c *Cluster) publishKubeProxyConfig(ctx context.Context, client kubernetes.
 
 func (c *Cluster) kubeProxy(n Node) Process {
 	return Process{ID: processID(kubeProxy, n.Name), Node: n.Name,
-		Args: []string{kubeProxy, "--config=" + kubeProxyConfigPath}}
+		Args: []string{cmp.Or(c.Options.KubeProxyProgram, kubeProxy), "--config=" + kubeProxyConfigPath}}
 }
 
 // waitForServices waits until kube-proxy serves the API server's Service on a node. Pods would fail

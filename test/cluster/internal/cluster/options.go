@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"time"
@@ -33,7 +35,9 @@ type Options struct {
 	Nodes     int    `json:"-"`
 	Family    Family `json:"ipFamily"`
 	KubeProxy string `json:"kubeProxy"`
-	PortMap   string `json:"portmap"`
+	// KubeProxyProgram is the path of kube-proxy's program. Empty: the one of the cluster's version.
+	KubeProxyProgram string `json:"kubeProxyProgram,omitempty"`
+	PortMap          string `json:"portmap"`
 	// PauseImage is for nodes that PauseImages does not name.
 	PauseImage  string            `json:"pauseImage"`
 	PauseImages map[string]string `json:"-"`
@@ -86,6 +90,13 @@ func (o Options) Validate() error {
 	for _, mode := range []struct{ flag, value string }{{"kube-proxy", o.KubeProxy}, {"portmap", o.PortMap}} {
 		if mode.value != IPTables && mode.value != NFTables {
 			errs = append(errs, fmt.Errorf("invalid --%s %q: want %s or %s", mode.flag, mode.value, IPTables, NFTables))
+		}
+	}
+	if o.KubeProxyProgram != "" {
+		if _, err := exec.LookPath(o.KubeProxyProgram); err != nil {
+			errs = append(errs, fmt.Errorf("--kube-proxy-program: %w", err))
+		} else if !filepath.IsAbs(o.KubeProxyProgram) {
+			errs = append(errs, fmt.Errorf("--kube-proxy-program %s: want an absolute path", o.KubeProxyProgram))
 		}
 	}
 	if o.NodeGrace < DefaultNodeGrace {
