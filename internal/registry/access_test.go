@@ -356,11 +356,15 @@ func TestAuthorize(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			repository, upload := strings.CutSuffix(tt.repository, uploads)
-			err := tt.policy.authorize(tt.method, target{repository, upload}, tt.roles, func() (role, error) {
-				if tt.credential == unasked {
+			to := target{repository: repository, upload: upload}
+			err := tt.policy.authorize(tt.method, to, tt.roles, func() (*user, error) {
+				switch tt.credential {
+				case unasked:
 					t.Error("the credential was checked")
+				case roleNone:
+					return nil, nil
 				}
-				return tt.credential, nil
+				return &user{role: tt.credential}, nil
 			})
 			var coded errcode.Error
 			if errors.As(err, &coded) {
@@ -374,7 +378,7 @@ func TestAuthorize(t *testing.T) {
 	t.Run("an error of the check is passed on", func(t *testing.T) {
 		failure := errors.New("busy")
 		if err := plain.authorize("GET", target{repository: "a"}, nil,
-			func() (role, error) { return rolePush, failure }); !errors.Is(err, failure) {
+			func() (*user, error) { return nil, failure }); !errors.Is(err, failure) {
 			t.Errorf("authorize() = %v", err)
 		}
 	})

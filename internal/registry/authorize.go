@@ -1,8 +1,10 @@
 package registry
 
 import (
+	"cmp"
 	"net/http"
 	"slices"
+	"strings"
 
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 	v2 "github.com/distribution/distribution/v3/registry/api/v2"
@@ -15,8 +17,7 @@ import (
 type role int
 
 const (
-	roleNone        role = iota
-	roleExposedPull      // pull at the exposed listener only
+	roleNone role = iota
 	rolePull
 	rolePush
 )
@@ -44,6 +45,8 @@ type target struct {
 	// upload means an existing or new upload. Reading its status is part of writing: the response
 	// carries the signed state that continues it.
 	upload bool
+	// manifest is a tag or digest, blob a digest. At most one is set.
+	manifest, blob string
 }
 
 func (t target) describe(method string) string {
@@ -56,15 +59,15 @@ func (t target) describe(method string) string {
 // authorize returns nil if method is allowed on the target, or the error to respond with.
 //
 // With mutual TLS, the roles of the certificate (pki.Roles) identify the client: nodes and pushers read;
-// pushers also write if they send the push credential. Without it, only the credential counts. A
-// client that may write may write and delete everything: there are no permissions for single
-// repositories, so mounting a blob from another repository needs no more than write access. A probe
+// pushers also write if they send a push credential. Without it, only the credential counts. A push
+// credential may write and delete in its repositories, or in all. Every reader may read everything, so
+// mounting a blob from another repository needs no more than write access to the target. A probe
 // repository is reachable over its own path only, except with a pusher's certificate: probes are filled
 // before their path is open.
 //
-// credential returns roleNone if there is no valid credential. Because it is slow, authorize calls it
-// only if the result matters.
-func (p policy) authorize(method string, to target, roles []string, credential func() (role, error)) error {
+// credential returns nil if there is no valid credential. Because it is slow, authorize calls it only if
+// the result matters.
+func (p policy) authorize(method string, to target, roles []string, credential func() (*user, error)) error {
 	read := !to.upload && (method == http.MethodGet || method == http.MethodHead)
 	if p.mutualTLS {
 		switch push := slices.Contains(roles, pki.OrganizationPush); {
@@ -89,22 +92,21 @@ func (p policy) authorize(method string, to target, roles []string, credential f
 		return nil
 	}
 
-	has, err := credential()
-	if has == roleExposedPull {
-		has = roleNone
-		if p.exposed {
-			has = rolePull
-		}
-	}
+	who, err := credential()
 	switch {
 	case err != nil:
 		return err
-	case has == roleNone && read:
+	case who == nil && read:
 		return errcode.ErrorCodeUnauthorized.WithMessage("reading requires a user name and a password")
-	case has == roleNone:
+	case who == nil:
 		return errcode.ErrorCodeUnauthorized.WithMessage("writing requires the push credential's user name and password")
-	case has < rolePush && !read:
+	case read:
+		return nil
+	case who.role < rolePush:
 		return denied("this user may only pull: %s needs the push credential", to.describe(method))
+	case !who.mayWrite(to.repository):
+		return denied("credential %s may write to %s only: %s in %s needs another one", who.name,
+			strings.Join(who.repositories, ", "), to.describe(method), cmp.Or(to.repository, "no repository"))
 	}
 	return nil
 }
@@ -121,8 +123,15 @@ func targetOf(r *http.Request) target {
 		return target{}
 	}
 	name := match.Route.GetName()
-	return target{
+	to := target{
 		repository: match.Vars["name"],
 		upload:     name == v2.RouteNameBlobUpload || name == v2.RouteNameBlobUploadChunk,
 	}
+	switch name {
+	case v2.RouteNameManifest:
+		to.manifest = match.Vars["reference"]
+	case v2.RouteNameBlob:
+		to.blob = match.Vars["digest"]
+	}
+	return to
 }

@@ -56,6 +56,16 @@ type blobSource struct {
 	log    *slog.Logger
 }
 
+// tagged returns the digest of a tag's manifest, or "" if there is none.
+func (s *blobSource) tagged(ctx context.Context, repository, tag string) digest.Digest {
+	link, err := s.driver.GetContent(ctx, tagPath(repository, tag))
+	if err != nil {
+		return "" // the request reports it
+	}
+	d, _ := digest.Parse(string(link))
+	return d
+}
+
 type blobNamespace struct {
 	distribution.Namespace
 	distribution.RepositoryRemover

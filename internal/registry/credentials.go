@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"bytes"
 	"context"
 	"crypto/hmac"
 	"crypto/rand"
@@ -13,13 +14,15 @@ import (
 	"log/slog"
 	"maps"
 	"os"
-	"runtime"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/distribution/distribution/v3/registry/api/errcode"
+	"github.com/distribution/reference"
 	"golang.org/x/crypto/bcrypt"
 
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
@@ -37,8 +40,6 @@ const (
 	// maxPassword is how many bytes of a password bcrypt uses. A longer password would be accepted with any
 	// suffix.
 	maxPassword = 72
-	// maxWaiting bounds the queue of checks. At the usual cost of 10, the last one waits about two seconds.
-	maxWaiting = 32
 )
 
 // credentials verifies user names and passwords against htpasswd files, which it reloads when they
@@ -50,21 +51,36 @@ const (
 //
 // bcrypt is slow, so that a stolen file is of little use. To keep this from slowing down a push of a
 // thousand requests, each user caches the last password that matched, as an HMAC under a random key of
-// this process. To keep a flood of wrong passwords from using more than half of the cores, few checks
-// run at a time and few wait.
+// this process: a cached password needs neither bcrypt nor a budget. Failed logins have budgets, so that
+// a flood of wrong passwords costs little CPU time and delays nobody else.
 type credentials struct {
 	push, pull, exposed string // paths; all but the first may be empty
 	interval            time.Duration
 	log                 *slog.Logger
 	key                 [sha256.Size]byte
-	running             chan struct{}
-	waiting             atomic.Int32
+	budgets             *budgets
 	current             atomic.Pointer[userTable]
+
+	mu      sync.Mutex
+	running map[runningKey]*check
 
 	reloadErrors atomic.Uint64
 	lastFailure  string // the last one logged; used only by the goroutine that reloads
 
 	checks [4]atomic.Uint64 // by checkResult
+}
+
+// runningKey identifies a check. Equal passwords are checked once at a time.
+type runningKey struct {
+	user *user
+	mac  passwordMAC
+}
+
+// check is a password that is being compared.
+type check struct {
+	done    chan struct{} // closed when matched is set
+	matched bool
+	shared  atomic.Bool // a request has counted the match
 }
 
 type checkResult int
@@ -86,9 +102,9 @@ type userTable struct {
 	pull *userFile // nil while the file does not exist
 	// exposed are the users who may only pull from outside; nil while the file does not exist.
 	exposed *userFile
-	// dummyUser stands for every unknown user, so that an unknown name takes as long as a wrong password.
-	dummyUser *user
-	cost      int // of dummyUser's hash, the highest of all
+	// dummyUser stands for every unknown user of the listeners inside the cluster, and exposedDummy for those
+	// of the exposed listener, so that an unknown name takes as long as a wrong password.
+	dummyUser, exposedDummy *user
 }
 
 // userFile is one generation of one file. It is immutable apart from its users' caches, whose entries
@@ -102,9 +118,25 @@ type userFile struct {
 }
 
 type user struct {
-	role   role
-	hash   []byte
-	cached atomic.Pointer[[sha256.Size]byte] // the passwordMAC that last matched
+	role role
+	hash []byte
+	cost int
+	// name is the credential's, for the audit trail; the user name if the file has none.
+	name string
+	// repositories are those that a push user may write: each of them, and all below it. Empty means all.
+	repositories []string
+	cached       atomic.Pointer[passwordMAC] // the one that last matched
+}
+
+// rounds is the work of a check.
+func (u *user) rounds() float64 { return float64(int(1) << u.cost) }
+
+// mayWrite reports whether a push user may write to a repository. The empty name stands for everything
+// outside of repositories.
+func (u *user) mayWrite(repository string) bool {
+	return len(u.repositories) == 0 || slices.ContainsFunc(u.repositories, func(allowed string) bool {
+		return repository == allowed || strings.HasPrefix(repository, allowed+"/")
+	})
 }
 
 // openCredentials reads the files for the first time. The push file must be valid; errors in the others
@@ -116,7 +148,8 @@ func openCredentials(log *slog.Logger, push, pull, exposed string) (*credentials
 		exposed:  exposed,
 		interval: credentialInterval,
 		log:      log,
-		running:  make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2)),
+		budgets:  newBudgets(),
+		running:  map[runningKey]*check{},
 	}
 	_, _ = rand.Read(c.key[:]) // never fails
 	_, err := c.reload()
@@ -173,7 +206,7 @@ func (c *credentials) reload() (changed bool, err error) {
 		next.pull, pullErr = next.loadPullUsers(c.pull, rolePull, old.pull)
 	}
 	if c.exposed != "" {
-		next.exposed, exposedErr = next.loadPullUsers(c.exposed, roleExposedPull, old.exposed)
+		next.exposed, exposedErr = next.loadPullUsers(c.exposed, rolePull, old.exposed)
 	}
 	if err = errors.Join(pushErr, pullErr, exposedErr); err != nil {
 		c.reloadErrors.Add(1)
@@ -182,22 +215,30 @@ func (c *credentials) reload() (changed bool, err error) {
 		return false, err
 	}
 
-	for _, file := range next.files() {
-		next.cost = max(next.cost, file.cost)
-	}
-	next.dummyUser = old.dummyUser
-	if next.cost != old.cost {
-		hash, err := bcrypt.GenerateFromPassword([]byte(rand.Text()), next.cost)
-		if err != nil {
-			return false, fmt.Errorf("hashing the dummy user's password: %w", err)
-		}
-		next.dummyUser = &user{hash: hash}
+	var dummyErr, exposedDummyErr error
+	next.dummyUser, dummyErr = old.dummyUser.withCost(next.cost(false))
+	next.exposedDummy, exposedDummyErr = old.exposedDummy.withCost(next.cost(true))
+	if err := errors.Join(dummyErr, exposedDummyErr); err != nil {
+		return false, err
 	}
 	c.current.Store(next)
 	return true, err
 }
 
-// loadUsers reads a file. If it has not changed, it returns old, with its users' caches.
+// withCost returns a dummy user whose hash has the cost; u if that is the case.
+func (u *user) withCost(cost int) (*user, error) {
+	if u != nil && u.cost == cost {
+		return u, nil
+	}
+	hash, err := bcrypt.GenerateFromPassword([]byte(rand.Text()), cost)
+	if err != nil {
+		return nil, fmt.Errorf("hashing the dummy user's password: %w", err)
+	}
+	return &user{hash: hash, cost: cost}, nil
+}
+
+// loadUsers reads a file. If it has not changed, it returns old. Users whose hash has not changed keep
+// their caches.
 func loadUsers(path string, has role, old *userFile) (*userFile, error) {
 	data, err := os.ReadFile(path)
 	// The kubelet may have replaced the directory during the lookup, and on a busy machine once more.
@@ -219,6 +260,14 @@ func loadUsers(path string, has role, old *userFile) (*userFile, error) {
 		return nil, fmt.Errorf("credentials %s: %w", path, err)
 	}
 	file.sum, file.seed = sum, seedOf(data)
+	if old != nil {
+		for name, u := range file.users {
+			// The change may be another user's: this one need not be checked again.
+			if before := old.users[name]; before != nil && bytes.Equal(before.hash, u.hash) {
+				u.cached.Store(before.cached.Load())
+			}
+		}
+	}
 	return file, nil
 }
 
@@ -232,8 +281,10 @@ func seedOf(data []byte) [sha256.Size]byte {
 	return [sha256.Size]byte(mac.Sum(nil))
 }
 
-// parseUsers parses an htpasswd file: each line is USER:HASH, empty or a comment. Errors contain the line
-// number and never the line.
+// parseUsers parses an htpasswd file: each line is USER:HASH, empty or a comment. Lines of push users may
+// continue with :NAME, the credential's name, and :REPOSITORY,…, the only repositories that it may write.
+// All of it is in one file, so that no user is ever in force without its restrictions. Errors contain the
+// line number and never the line.
 func parseUsers(data []byte, has role) (*userFile, error) {
 	file := &userFile{users: map[string]*user{}}
 	for i, line := range strings.Split(string(data), "\n") {
@@ -241,28 +292,61 @@ func parseUsers(data []byte, has role) (*userFile, error) {
 		if line == "" || strings.HasPrefix(line, "#") {
 			continue
 		}
-		name, hash, ok := strings.Cut(line, ":")
-		if !ok || name == "" {
-			return nil, fmt.Errorf("line %d is not USER:HASH", i+1)
-		}
-		cost, err := bcrypt.Cost([]byte(hash))
-		if err != nil || len(hash) != hashLength {
-			return nil, fmt.Errorf("line %d: not a bcrypt hash: create it with htpasswd -B", i+1)
-		}
-		if cost > maxCost {
-			return nil, fmt.Errorf("line %d: bcrypt cost %d is too slow: want at most %d", i+1, cost, maxCost)
-		}
-		if file.users[name] != nil {
+		name, u, err := parseUser(line, has)
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("line %d%w", i+1, err)
+		case file.users[name] != nil:
 			return nil, fmt.Errorf("line %d: duplicate user %q", i+1, name)
 		}
-		file.users[name] = &user{role: has, hash: []byte(hash)}
-		file.cost = max(file.cost, cost)
+		file.users[name] = u
+		file.cost = max(file.cost, u.cost)
 	}
 	if len(file.users) == 0 {
 		return nil, errors.New("no users")
 	}
 	return file, nil
 }
+
+// parseUser parses a line. Its errors continue "line 1".
+func parseUser(line string, has role) (string, *user, error) {
+	name, rest, ok := strings.Cut(line, ":")
+	if !ok || name == "" {
+		return "", nil, errors.New(" is not USER:HASH")
+	}
+	fields := []string{rest}
+	if has == rolePush {
+		fields = strings.Split(rest, ":")
+	}
+	hash := []byte(fields[0])
+	cost, err := bcrypt.Cost(hash)
+	switch {
+	case err != nil || len(hash) != hashLength:
+		return "", nil, errors.New(": not a bcrypt hash: create it with htpasswd -B")
+	case cost > maxCost:
+		return "", nil, fmt.Errorf(": bcrypt cost %d is too slow: want at most %d", cost, maxCost)
+	case len(fields) > 3:
+		return "", nil, errors.New(" is not USER:HASH:NAME:REPOSITORY,…")
+	}
+	u := &user{role: has, hash: hash, cost: cost, name: name}
+	if len(fields) > 1 {
+		if u.name = fields[1]; !credentialName.MatchString(u.name) {
+			return "", nil, fmt.Errorf(": invalid name %q of a credential", u.name)
+		}
+	}
+	if len(fields) > 2 {
+		u.repositories = strings.Split(fields[2], ",")
+	}
+	for _, repository := range u.repositories {
+		if _, err := reference.WithName(repository); err != nil {
+			return "", nil, fmt.Errorf(": invalid repository %q", repository)
+		}
+	}
+	return name, u, nil
+}
+
+// credentialName is RFC 1123's label.
+var credentialName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
 // loadPullUsers reads an optional file of users who may only pull. If the file is invalid, it returns old.
 func (t *userTable) loadPullUsers(path string, has role, old *userFile) (*userFile, error) {
@@ -303,10 +387,28 @@ func (t *userTable) files() (files []*userFile) {
 	return files
 }
 
-// find returns a user, or nil. If a name is in two files, which can happen only when the first one changes,
-// the first one takes precedence.
-func (t *userTable) find(name string) *user {
+// accepted returns the files whose users a listener accepts, in order of precedence.
+func (t *userTable) accepted(exposed bool) (files []*userFile) {
 	for _, file := range t.files() {
+		if exposed || file != t.exposed {
+			files = append(files, file)
+		}
+	}
+	return files
+}
+
+// cost returns the highest cost of the users that a listener accepts.
+func (t *userTable) cost(exposed bool) (cost int) {
+	for _, file := range t.accepted(exposed) {
+		cost = max(cost, file.cost)
+	}
+	return cost
+}
+
+// find returns a user that a listener accepts, or nil. If a name is in two files, which can happen only when
+// the first one changes, the first one takes precedence.
+func (t *userTable) find(name string, exposed bool) *user {
+	for _, file := range t.accepted(exposed) {
 		if u := file.users[name]; u != nil {
 			return u
 		}
@@ -324,60 +426,103 @@ func (t *userTable) size() (n int) {
 // hasPullUsers reports whether the pull file is loaded.
 func (c *credentials) hasPullUsers() bool { return c.current.Load().pull != nil }
 
-// verify returns the user's role, or roleNone if the user is unknown or the password is wrong. The only
-// errors are TOOMANYREQUESTS, if too many checks are waiting, and ctx.Err().
-func (c *credentials) verify(ctx context.Context, name, password string) (role, error) {
+// verify returns the user, or nil if the user is unknown at the listener or the password is wrong. The only
+// errors are TOOMANYREQUESTS, if a budget is used up, and ctx.Err().
+func (c *credentials) verify(ctx context.Context, from origin, name, password string) (*user, error) {
 	table := c.current.Load()
-	u := table.find(name)
-	if u == nil {
-		u = table.dummyUser
-	}
 	mac := c.passwordMAC(name, password)
+	u := table.find(name, from.exposed)
+	if u == nil {
+		name, u = "", table.dummyUser
+		if from.exposed {
+			u = table.exposedDummy
+		}
+	}
 	if u.hasCached(mac) {
 		c.checks[checkCached].Add(1)
-		return u.role, nil
+		return u, nil
 	}
 
-	if c.waiting.Add(1) > maxWaiting {
-		c.waiting.Add(-1)
+	running, err := c.compare(from, name, password, u, mac)
+	if err != nil {
 		c.checks[checkBusy].Add(1)
-		return roleNone, errcode.ErrorCodeTooManyRequests.WithMessage("too many passwords are being checked: retry later")
+		return nil, err
 	}
 	select {
-	case c.running <- struct{}{}:
-		c.waiting.Add(-1)
-		defer func() { <-c.running }()
+	case <-running.done:
 	case <-ctx.Done():
-		c.waiting.Add(-1)
-		return roleNone, ctx.Err()
+		return nil, ctx.Err()
 	}
-
-	// The first requests of a push arrive together: another one may have filled the cache meanwhile.
-	if u.hasCached(mac) {
-		c.checks[checkCached].Add(1)
-		return u.role, nil
-	}
-	err := bcrypt.CompareHashAndPassword(u.hash, []byte(password))
-	// bcrypt repeats short passwords, with a zero byte, and truncates long ones: more than one password would match.
-	if err != nil || u == table.dummyUser || len(password) > maxPassword || strings.ContainsRune(password, 0) {
+	switch {
+	case !running.matched:
 		c.checks[checkRefused].Add(1)
-		return roleNone, nil
+		return nil, nil
+	case running.shared.Swap(true):
+		c.checks[checkCached].Add(1)
+	default:
+		c.checks[checkMatched].Add(1)
 	}
-	u.cached.Store(&mac)
-	c.checks[checkMatched].Add(1)
-	return u.role, nil
+	return u, nil
 }
 
-func (u *user) hasCached(mac [sha256.Size]byte) bool {
+// compare begins to compare a password with a user's hash, unless another request has begun. The name is
+// empty if u is a dummy. The first requests of a push arrive together: one of them checks for all.
+func (c *credentials) compare(from origin, name, password string, u *user, mac passwordMAC) (*check, error) {
+	key := runningKey{u, mac}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if running := c.running[key]; running != nil {
+		return running, nil
+	}
+	running := &check{done: make(chan struct{})}
+	if u.hasCached(mac) { // since a moment ago
+		running.matched = true
+		running.shared.Store(true)
+		close(running.done)
+		return running, nil
+	}
+	spent, refused := c.budgets.spend(from, name, u, mac)
+	switch {
+	case refused:
+		close(running.done)
+		return running, nil
+	case spent == nil:
+		return nil, errcode.ErrorCodeTooManyRequests.WithMessage("too many failed logins: retry later")
+	}
+	c.running[key] = running
+	go func() {
+		defer close(running.done)
+		if spent.suspect {
+			spent.user.lane <- struct{}{}
+			defer func() { <-spent.user.lane }()
+		}
+		// bcrypt repeats short passwords, with a zero byte, and truncates long ones: more than one password
+		// would match.
+		running.matched = bcrypt.CompareHashAndPassword(u.hash, []byte(password)) == nil && name != "" &&
+			len(password) <= maxPassword && !strings.ContainsRune(password, 0)
+		if running.matched {
+			u.cached.Store(&mac)
+			spent.refund()
+		} else {
+			spent.refuse(u, mac)
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.running, key)
+	}()
+	return running, nil
+}
+
+func (u *user) hasCached(mac passwordMAC) bool {
 	cached := u.cached.Load()
 	return cached != nil && hmac.Equal(cached[:], mac[:])
 }
 
-func (c *credentials) passwordMAC(name, password string) [sha256.Size]byte {
+func (c *credentials) passwordMAC(name, password string) passwordMAC {
 	mac := hmac.New(sha256.New, c.key[:])
 	_ = binary.Write(mac, binary.BigEndian, int64(len(name)))
 	mac.Write([]byte(name + password))
-	return [sha256.Size]byte(mac.Sum(nil))
+	return passwordMAC(mac.Sum(nil))
 }
 
 // secret derives a secret for the given purpose from the current push file, not from the pull files, which
@@ -399,8 +544,8 @@ func (c *credentials) report() *reloadstatus.Credentials {
 	return report
 }
 
-// known reports whether name is a user. Only known names may be logged, because people type passwords into
-// the wrong field.
-func (c *credentials) known(name string) bool {
-	return c.current.Load().find(name) != nil
+// known reports whether name is a user of a listener. Only known names may be logged, because people type
+// passwords into the wrong field.
+func (c *credentials) known(from origin, name string) bool {
+	return c.current.Load().find(name, from.exposed) != nil
 }

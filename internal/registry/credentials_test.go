@@ -1,17 +1,19 @@
 package registry
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 
-	"github.com/distribution/distribution/v3/registry/api/errcode"
 	"golang.org/x/crypto/bcrypt"
 )
 
@@ -27,6 +29,34 @@ func openUsers(t *testing.T, push []byte, pull ...byte) *credentials {
 		t.Fatal(err)
 	}
 	return c
+}
+
+// inside is a client of the plain listener.
+var inside = origin{listener: "plain", source: netip.MustParseAddr("10.0.0.1")}
+
+// login returns the role of a user, roleNone if the login fails.
+func (c *credentials) login(name, password string) (role, error) {
+	u, err := c.verify(context.Background(), inside, name, password)
+	if u == nil {
+		return roleNone, err
+	}
+	return u.role, err
+}
+
+// costlyUser returns a line of an htpasswd file.
+func costlyUser(t testing.TB, name, password string, cost int) []byte {
+	t.Helper()
+	hash, err := bcrypt.GenerateFromPassword([]byte(password), cost)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Appendf(nil, "%s:%s\n", name, hash)
+}
+
+// expensiveUser has the cost of a person's password.
+func expensiveUser(t testing.TB, name, password string) []byte {
+	t.Helper()
+	return costlyUser(t, name, password, bcrypt.DefaultCost)
 }
 
 func TestVerify(t *testing.T) {
@@ -54,7 +84,7 @@ func TestVerify(t *testing.T) {
 	} {
 		t.Run(desc, func(t *testing.T) {
 			for range 2 { // the second time from the cache
-				if got, err := c.verify(context.Background(), tt.name, tt.password); got != tt.want || err != nil {
+				if got, err := c.login(tt.name, tt.password); got != tt.want || err != nil {
 					t.Errorf("verify() = %d, %v, want %d", got, err, tt.want)
 				}
 			}
@@ -68,72 +98,65 @@ func TestVerify(t *testing.T) {
 
 // The first requests of a push are concurrent.
 func TestVerifyCachesPasswords(t *testing.T) {
-	c := openUsers(t, htpasswd(t, "push", "secret"))
-	c.running = make(chan struct{}, 1)
-	c.running <- struct{}{} // occupies the only slot while the requests arrive
+	c := openUsers(t, expensiveUser(t, "push", "secret"))
 	var checks sync.WaitGroup
 	for range 8 {
 		checks.Go(func() {
-			if got, err := c.verify(context.Background(), "push", "secret"); got != rolePush || err != nil {
+			if got, err := c.login("push", "secret"); got != rolePush || err != nil {
 				t.Errorf("verify() = %d, %v", got, err)
 			}
 		})
 	}
-	eventually(t, "all wait", func() bool { return c.waiting.Load() == 8 })
-	<-c.running
 	checks.Wait()
-	if got := c.checks[checkMatched].Load(); got != 1 {
-		t.Errorf("bcrypt ran %d times", got)
+	if matched, remembered := c.checks[checkMatched].Load(), c.checks[checkCached].Load(); matched != 1 ||
+		remembered != 7 {
+		t.Errorf("%d passwords verified by bcrypt and %d by the cache, want 1 and 7", matched, remembered)
 	}
 }
 
-func TestVerifyIsBounded(t *testing.T) {
+func TestWaitingForACheckEndsWithTheRequest(t *testing.T) {
 	c := openUsers(t, htpasswd(t, "push", "secret"))
-	if _, err := c.verify(context.Background(), "push", "secret"); err != nil {
+	if _, err := c.login("push", "wrong"); err != nil { // further checks take their turns
 		t.Fatal(err)
 	}
-	c.running = make(chan struct{}, 1)
-	c.running <- struct{}{}
-	ctx, cancel := context.WithCancel(context.Background())
-	var flood sync.WaitGroup
-	for range maxWaiting {
-		flood.Go(func() {
-			if got, err := c.verify(ctx, "push", "wrong"); got != roleNone || !errors.Is(err, context.Canceled) {
-				t.Errorf("verify() = %d, %v", got, err)
-			}
-		})
-	}
-	eventually(t, "all wait", func() bool { return c.waiting.Load() == maxWaiting })
-
-	got, err := c.verify(context.Background(), "push", "wrong")
-	var coded errcode.Error
-	if got != roleNone || !errors.As(err, &coded) || coded.Code != errcode.ErrorCodeTooManyRequests {
-		t.Errorf("one more: verify() = %d, %v", got, err)
-	}
-	if got, err := c.verify(context.Background(), "push", "secret"); got != rolePush || err != nil {
-		t.Errorf("a cached password is not accepted: %d, %v", got, err)
-	}
+	lane := c.budgets.all[budgetKey{listener: "plain", user: "push"}].lane
+	lane <- struct{}{}
+	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	flood.Wait()
-	<-c.running
-	if got, err := c.verify(context.Background(), "push", "wrong"); got != roleNone || err != nil ||
-		c.waiting.Load() != 0 {
-		t.Errorf("after the flood: verify() = %d, %v, %d wait", got, err, c.waiting.Load())
+	if got, err := c.verify(ctx, inside, "push", "secret"); got != nil || !errors.Is(err, context.Canceled) {
+		t.Errorf("verify() = %v, %v", got, err)
+	}
+	<-lane
+	if got, err := c.login("push", "secret"); got != rolePush || err != nil {
+		t.Errorf("verify() = %d, %v", got, err)
 	}
 }
 
 func TestUnknownUsersCostAsMuchAsWrongPasswords(t *testing.T) {
-	hash, err := bcrypt.GenerateFromPassword([]byte("x"), bcrypt.MinCost+1)
+	dir := t.TempDir()
+	push := writeFile(t, filepath.Join(dir, "push"), append(htpasswd(t, "cheap", "x"), costlyUser(t, "dear", "x", 5)...))
+	outside := writeFile(t, filepath.Join(dir, "outside"), costlyUser(t, "outside", "x", 6))
+	c, err := openCredentials(slog.New(slog.DiscardHandler), push, "", outside)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := openUsers(t, append(htpasswd(t, "cheap", "x"), []byte("dear:"+string(hash)+"\n")...))
-	cost, err := bcrypt.Cost(c.current.Load().dummyUser.hash)
-	if err != nil || cost != bcrypt.MinCost+1 {
-		t.Errorf("the dummy user costs %d, %v", cost, err)
+	table := c.current.Load()
+	for _, dummy := range []struct {
+		*user
+		want int
+	}{{table.dummyUser, 5}, {table.exposedDummy, 6}} {
+		if cost, err := bcrypt.Cost(dummy.hash); err != nil || cost != dummy.want || dummy.cost != cost {
+			t.Errorf("a dummy user costs %d, %v, want %d", cost, err, dummy.want)
+		}
 	}
-	if _, err := c.verify(context.Background(), "nobody", "x"); err != nil || c.checks[checkRefused].Load() != 1 {
+	if _, err := c.login("nobody", "x"); err != nil || c.checks[checkRefused].Load() != 1 {
 		t.Errorf("no password was compared: %v", err)
+	}
+	exposed := origin{listener: "exposed", exposed: true}
+	for from, want := range map[origin]bool{inside: false, exposed: true} {
+		if got, err := c.verify(t.Context(), from, "outside", "x"); err != nil || (got != nil) != want {
+			t.Errorf("the user of the exposed listener at %s: %v, %v", from.listener, got, err)
+		}
 	}
 }
 
@@ -147,7 +170,14 @@ func TestInvalidHtpasswd(t *testing.T) {
 		"an MD5 hash":               {"a:$apr1$lZL6V/ci$eIMz/iKDkbtys/uU7LEK00", "htpasswd -B"},
 		"a SHA-1 hash":              {"a:{SHA}fEqNCco3Yq9h5ZUglD3CZJT4lBs=", "htpasswd -B"},
 		"a truncated hash":          {strings.TrimSpace(good)[:50], "not a bcrypt hash"},
-		"text after the hash":       {strings.TrimSpace(good) + ":x", "not a bcrypt hash"},
+		"text after the hash":       {strings.TrimSpace(good) + " x", "not a bcrypt hash"},
+		"an empty name":             {strings.TrimSpace(good) + ":", `line 1: invalid name ""`},
+		"an invalid name":           {strings.TrimSpace(good) + ":a\"b", "line 1: invalid name"},
+		"an empty list":             {strings.TrimSpace(good) + ":a:", `line 1: invalid repository ""`},
+		"an invalid repository":     {strings.TrimSpace(good) + ":a:b,C", `line 1: invalid repository "C"`},
+		"a list that ends early":    {strings.TrimSpace(good) + ":a:b,", `line 1: invalid repository ""`},
+		"a pattern":                 {strings.TrimSpace(good) + ":a:b/*", `line 1: invalid repository "b/*"`},
+		"too many fields":           {strings.TrimSpace(good) + ":a:b:c", "line 1 is not USER:HASH:NAME:REPOSITORY"},
 		"a cost that takes forever": {strings.Replace(good, "$04$", "$31$", 1), "cost 31"},
 		"a user twice":              {good + good, `line 2: duplicate user "a"`},
 	} {
@@ -197,25 +227,25 @@ func TestCredentialFilesReloadIndependently(t *testing.T) {
 		changed      bool
 		failure      string
 	}{
-		{"the pull file is missing", func() {}, "push:1:3", false, false, ""},
-		{"the pull file appears", put(pull, htpasswd(t, "pull", "1")), "push:1:3 pull:1:2", true, true, ""},
-		{"nothing happens", func() {}, "push:1:3 pull:1:2", true, false, ""},
-		{"it changes", put(pull, htpasswd(t, "pull", "2")), "push:1:3 pull:2:2", true, true, ""},
-		{"it breaks", put(pull, []byte("rubbish")), "push:1:3 pull:2:2", true, false, "USER:HASH"},
-		{"the push file changes while the pull file is invalid", put(push, htpasswd(t, "push", "2")), "push:2:3 pull:2:2", true, true,
+		{"the pull file is missing", func() {}, "push:1:2", false, false, ""},
+		{"the pull file appears", put(pull, htpasswd(t, "pull", "1")), "push:1:2 pull:1:1", true, true, ""},
+		{"nothing happens", func() {}, "push:1:2 pull:1:1", true, false, ""},
+		{"it changes", put(pull, htpasswd(t, "pull", "2")), "push:1:2 pull:2:1", true, true, ""},
+		{"it breaks", put(pull, []byte("rubbish")), "push:1:2 pull:2:1", true, false, "USER:HASH"},
+		{"the push file changes while the pull file is invalid", put(push, htpasswd(t, "push", "2")), "push:2:2 pull:2:1", true, true,
 			"USER:HASH"},
-		{"the pull file is empty", put(pull, nil), "push:2:3 pull:2:2", true, false, "no user"},
-		{"it goes", remove(pull), "push:2:3", false, true, ""},
-		{"the pull file appears and is invalid", put(pull, []byte("rubbish")), "push:2:3", false, false, "USER:HASH"},
-		{"the pull file appears with a push user", put(pull, htpasswd(t, "push", "1")), "push:2:3", false, false,
+		{"the pull file is empty", put(pull, nil), "push:2:2 pull:2:1", true, false, "no user"},
+		{"it goes", remove(pull), "push:2:2", false, true, ""},
+		{"the pull file appears and is invalid", put(pull, []byte("rubbish")), "push:2:2", false, false, "USER:HASH"},
+		{"the pull file appears with a push user", put(pull, htpasswd(t, "push", "1")), "push:2:2", false, false,
 			`user "push" may already push`},
-		{"the pull file is valid", put(pull, htpasswd(t, "pull", "1")), "push:2:3 pull:1:2", true, true, ""},
-		{"a pull user becomes a push user", put(push, htpasswd(t, "pull", "2")), "pull:2:3", true, true,
+		{"the pull file is valid", put(pull, htpasswd(t, "pull", "1")), "push:2:2 pull:1:1", true, true, ""},
+		{"a pull user becomes a push user", put(push, htpasswd(t, "pull", "2")), "pull:2:2", true, true,
 			`user "pull" may already push`},
-		{"the user is no longer a push user", put(push, htpasswd(t, "push", "1")), "push:1:3 pull:1:2", true, true, ""},
-		{"the push file is removed", remove(push), "push:1:3 pull:1:2", true, false, "no such file"},
-		{"the directory of the pull file is removed", remove(filepath.Dir(pull)), "push:1:3", false, true, "no such file"},
-		{"the push file is back", put(push, htpasswd(t, "push", "2")), "push:2:3", false, true, ""},
+		{"the user is no longer a push user", put(push, htpasswd(t, "push", "1")), "push:1:2 pull:1:1", true, true, ""},
+		{"the push file is removed", remove(push), "push:1:2 pull:1:1", true, false, "no such file"},
+		{"the directory of the pull file is removed", remove(filepath.Dir(pull)), "push:1:2", false, true, "no such file"},
+		{"the push file is back", put(push, htpasswd(t, "push", "2")), "push:2:2", false, true, ""},
 	} {
 		step.change()
 		changed, err := c.reload()
@@ -226,7 +256,7 @@ func TestCredentialFilesReloadIndependently(t *testing.T) {
 		var users []string
 		for _, name := range []string{"push", "pull"} {
 			for _, password := range []string{"1", "2"} {
-				if has, err := c.verify(context.Background(), name, password); err != nil || has != roleNone {
+				if has, err := c.login(name, password); err != nil || has != roleNone {
 					users = append(users, fmt.Sprintf("%s:%s:%d", name, password, has))
 				}
 			}
@@ -280,12 +310,81 @@ func TestCachedPasswordsSurviveOtherUsers(t *testing.T) {
 				t.Fatalf("reload() = %t, %v", changed, err)
 			}
 		}
-		if got, err := c.verify(context.Background(), "push", "secret"); got != rolePush || err != nil {
+		if got, err := c.login("push", "secret"); got != rolePush || err != nil {
 			t.Errorf("verify() = %d, %v", got, err)
 		}
 	}
 	if matched, remembered := c.checks[checkMatched].Load(), c.checks[checkCached].Load(); matched != 1 ||
 		remembered != 1 {
 		t.Errorf("%d passwords verified by bcrypt and %d by the cache, want 1 and 1", matched, remembered)
+	}
+}
+
+func TestCachedPasswordsSurviveChangesOfTheFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "push")
+	mine := htpasswd(t, "mine", "secret")
+	c, err := openCredentials(slog.New(slog.DiscardHandler), writeFile(t, path, mine), "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, others := range [][]byte{nil, htpasswd(t, "other", "1"), htpasswd(t, "other", "2")} {
+		writeFile(t, path, append(bytes.Clone(mine), others...))
+		if _, err := c.reload(); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := c.login("mine", "secret"); got != rolePush || err != nil {
+			t.Errorf("verify() = %d, %v", got, err)
+		}
+	}
+	if got := c.checks[checkMatched].Load(); got != 1 {
+		t.Errorf("the password of a user who did not change was checked %d times", got)
+	}
+	writeFile(t, path, htpasswd(t, "mine", "new"))
+	if _, err := c.reload(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := c.login("mine", "secret"); got != roleNone || err != nil {
+		t.Errorf("the previous password is accepted: %d, %v", got, err)
+	}
+}
+
+func TestNamesAndRepositoriesOfPushUsers(t *testing.T) {
+	line := func(user, rest string) []byte {
+		return append(bytes.TrimSpace(htpasswd(t, user, "x")), []byte(rest+"\n")...)
+	}
+	c := openUsers(t, slices.Concat(line("main", ""), line("ops", ":admin"), line("robot", ":ci:team-a,shared/base")))
+	for user, want := range map[string]struct {
+		name       string
+		writes, no []string
+	}{
+		"main": {"main", []string{"a", "team-a", ""}, nil},
+		"ops":  {"admin", []string{"a", "team-a", ""}, nil},
+		"robot": {"ci", []string{"team-a", "team-a/app", "team-a/app/x", "shared/base"},
+			[]string{"", "team-ab", "team", "x/team-a", "shared", "shared/bases"}},
+	} {
+		u, err := c.verify(t.Context(), inside, user, "x")
+		if err != nil || u == nil || u.name != want.name {
+			t.Fatalf("%s: %+v, %v", user, u, err)
+		}
+		for _, repository := range want.writes {
+			if !u.mayWrite(repository) {
+				t.Errorf("%s cannot write to %q", user, repository)
+			}
+		}
+		for _, repository := range want.no {
+			if u.mayWrite(repository) {
+				t.Errorf("%s can write to %q", user, repository)
+			}
+		}
+	}
+}
+
+func TestPullUsersHaveNoNames(t *testing.T) {
+	dir := t.TempDir()
+	push := writeFile(t, filepath.Join(dir, "push"), htpasswd(t, "push", "x"))
+	pull := writeFile(t, filepath.Join(dir, "pull"), append(bytes.TrimSpace(htpasswd(t, "pull", "x")), []byte(":ci")...))
+	c, err := openCredentials(slog.New(slog.DiscardHandler), push, pull, "")
+	if err != nil || c.hasPullUsers() {
+		t.Errorf("accepted, %v", err)
 	}
 }

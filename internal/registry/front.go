@@ -7,8 +7,11 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"sync/atomic"
 	"time"
+
+	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
@@ -38,6 +41,7 @@ type front struct {
 	policy       policy
 	certificates *tlsfiles.Source // nil without mutual TLS
 	credentials  *credentials
+	tagged       func(ctx context.Context, repository, tag string) digest.Digest // of a manifest, "" if unknown
 	next         http.Handler
 	metrics      *metrics
 	log          *slog.Logger
@@ -55,7 +59,7 @@ func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	r.Body = requestBody{e}
 	inFlight := f.metrics.inFlight.WithLabelValues(f.name)
 	inFlight.Inc()
-	caller := caller{}
+	caller := &caller{listener: f.name, remote: r.RemoteAddr}
 	code := http.StatusInternalServerError // unless the handler returns
 	defer func() {
 		inFlight.Dec()
@@ -71,43 +75,57 @@ func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if f.draining.Load() {
 		w.Header().Set("Connection", "close")
 	}
-	if err := f.admit(w, r, &caller); err != nil {
+	to := targetOf(r)
+	if err := f.admit(w, r, to, caller); err != nil {
 		writeError(e, err)
 	} else {
 		r.Header.Del("Authorization")
 		r.Header.Del("Cookie")
-		f.next.ServeHTTP(e, r)
+		change := f.pending(r, to)
+		f.next.ServeHTTP(e, r.WithContext(context.WithValue(r.Context(), callerKey{}, caller)))
+		f.audit(r.Context(), change, e, caller)
 	}
 	code = e.code()
 }
 
-// caller describes the client of a request, for the log.
+// caller describes the client of a request, for the log and the audit trail.
 type caller struct {
-	roles   []string
-	subject string // of a certificate without roles, which nothing else identifies
-	user    string
+	listener, remote string
+	roles            []string
+	certificate      string // the subject of a client certificate
+	user             string // if known, also with a wrong password
+	credential       string // the name of the one that was accepted
 }
 
+// callerKey is the context key of a request's caller.
+type callerKey struct{}
+
 // admit returns nil if the request is allowed.
-func (f *front) admit(w http.ResponseWriter, r *http.Request, caller *caller) error {
+func (f *front) admit(w http.ResponseWriter, r *http.Request, to target, caller *caller) error {
 	if f.policy.mutualTLS {
 		if err := f.reverify(w, r); err != nil {
 			return err
 		}
 		certificate := r.TLS.PeerCertificates[0]
-		if caller.roles = pki.Roles(certificate); len(caller.roles) == 0 {
-			caller.subject = certificate.Subject.String()
-		}
+		caller.roles, caller.certificate = pki.Roles(certificate), certificate.Subject.String()
 	}
-	return f.policy.authorize(r.Method, targetOf(r), caller.roles, func() (role, error) {
+	return f.policy.authorize(r.Method, to, caller.roles, func() (*user, error) {
 		name, password, ok := r.BasicAuth()
 		if !ok {
-			return roleNone, nil
+			return nil, nil
 		}
-		if f.credentials.known(name) {
+		from := origin{listener: f.name, exposed: f.policy.exposed}
+		if address, err := netip.ParseAddrPort(r.RemoteAddr); err == nil {
+			from.source = address.Addr()
+		}
+		if f.credentials.known(from, name) {
 			caller.user = name
 		}
-		return f.credentials.verify(r.Context(), name, password)
+		who, err := f.credentials.verify(r.Context(), from, name, password)
+		if who != nil {
+			caller.credential = who.name
+		}
+		return who, err
 	})
 }
 
@@ -146,7 +164,7 @@ func (f *front) reverify(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func (f *front) logRequest(r *http.Request, code int, e *exchange, caller caller, took time.Duration) {
+func (f *front) logRequest(r *http.Request, code int, e *exchange, caller *caller, took time.Duration) {
 	level := slog.LevelDebug
 	switch {
 	case code == http.StatusServiceUnavailable: // temporary
@@ -172,8 +190,8 @@ func (f *front) logRequest(r *http.Request, code int, e *exchange, caller caller
 	if len(caller.roles) > 0 {
 		attrs = append(attrs, slog.Any("roles", caller.roles))
 	}
-	if caller.subject != "" {
-		attrs = append(attrs, slog.String("subject", caller.subject))
+	if len(caller.roles) == 0 && caller.certificate != "" { // nothing else identifies it
+		attrs = append(attrs, slog.String("subject", caller.certificate))
 	}
 	if caller.user != "" {
 		attrs = append(attrs, slog.String("user", caller.user))

@@ -44,12 +44,13 @@ func (s *Server) withGarbageCollection(next http.Handler) http.Handler {
 			return
 		}
 		defer s.collecting.Unlock()
-		s.collect(r.Context(), request, w)
+		who, _ := r.Context().Value(callerKey{}).(*caller)
+		s.collect(r.Context(), request, who, w)
 	})
 }
 
-// collect collects garbage and streams the events. It aborts when the client disconnects.
-func (s *Server) collect(ctx context.Context, request gc.Request, w http.ResponseWriter) {
+// collect collects garbage for a caller and streams the events. It aborts when the client disconnects.
+func (s *Server) collect(ctx context.Context, request gc.Request, who *caller, w http.ResponseWriter) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	w.Header().Set("Content-Type", "application/x-ndjson")
@@ -58,7 +59,13 @@ func (s *Server) collect(ctx context.Context, request gc.Request, w http.Respons
 	go func() {
 		defer close(events)
 		started := time.Now()
-		result, err := collect(ctx, s.leases, &s.source.use, request, func(e gc.Event) { events <- e })
+		report := func(e gc.Event) {
+			if e.Removed != nil && !request.DryRun {
+				logPrune(ctx, s.log, *e.Removed, who.audit())
+			}
+			events <- e
+		}
+		result, err := collect(ctx, s.leases, &s.source.use, request, report)
 		log := s.log.With("dryRun", request.DryRun, "deleteUntagged", request.DeleteUntagged,
 			"manifests", result.Manifests, "blobs", result.Blobs, "bytes", result.Bytes, "kept", result.Kept,
 			"took", time.Since(started).String())

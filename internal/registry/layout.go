@@ -22,6 +22,11 @@ var (
 	blobData     = regexp.MustCompile(`^` + blobsPath + `/([^/]+)/[^/]+/([^/]+)/data$`)
 )
 
+// tagPath is the path of the link that is a tag.
+func tagPath(repository, tag string) string {
+	return repositoriesPath + "/" + repository + "/_manifests/tags/" + tag + "/current/link"
+}
+
 // blobPath is the path of a blob's data.
 func blobPath(d digest.Digest) string {
 	return blobsPath + "/" + d.Algorithm().String() + "/" + d.Encoded()[:2] + "/" + d.Encoded() + "/data"

@@ -6,17 +6,12 @@ import (
 	"io"
 	"net/http"
 	"time"
-
-	v2 "github.com/distribution/distribution/v3/registry/api/v2"
-	"github.com/gorilla/mux"
 )
 
 // withManifestLock delays manifest uploads to next while garbage is being collected: see leaseClient.
 func withManifestLock(leases *leaseClient, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var match mux.RouteMatch
-		if r.Method != http.MethodPut || !routes.Match(r, &match) || match.Route == nil ||
-			match.Route.GetName() != v2.RouteNameManifest {
+		if r.Method != http.MethodPut || targetOf(r).manifest == "" {
 			next.ServeHTTP(w, r)
 			return
 		}

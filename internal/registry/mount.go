@@ -18,11 +18,14 @@ import (
 
 type mountKey struct{}
 
-// withMounts passes the digest to mount to next's blob stores. Invalid digests are left to next.
+// withMounts passes the digest to mount to next's blob stores. Invalid digests are left to next. All
+// parameters come from the URL: a body is content, also if its type is that of a form, which distribution
+// would parse and prefer.
 func withMounts(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.Form = r.URL.Query()
 		if r.Method == http.MethodPost {
-			if d, err := digest.Parse(r.URL.Query().Get("mount")); err == nil {
+			if d, err := digest.Parse(r.Form.Get("mount")); err == nil {
 				r = r.WithContext(context.WithValue(r.Context(), mountKey{}, d))
 			}
 		}

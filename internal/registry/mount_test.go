@@ -134,6 +134,37 @@ func TestMount(t *testing.T) {
 }
 
 // A blob without data is not mounted, even if it is cached.
+// Distribution also reads parameters from the body of a form, and prefers them.
+func TestUploadParametersComeFromTheURL(t *testing.T) {
+	c := start(t, newTestCA(t), t.TempDir()).pusher()
+	stored, absent := c.pushBlob("a", "content").String(), digest.FromString("absent").String()
+	const form = "application/x-www-form-urlencoded"
+	for name, tt := range map[string]struct {
+		query, body string
+		status      int
+	}{
+		"a body does not replace the digest": {"?mount=" + absent, "mount=" + stored + "&from=a", http.StatusAccepted},
+		"a body does not add a digest":       {"", "mount=" + stored + "&from=a", http.StatusAccepted},
+		"a body does not hide the digest":    {"?mount=" + stored, "mount=" + absent, http.StatusCreated},
+		"the first of two digests counts":    {"?mount=" + absent + "&mount=" + stored, "", http.StatusAccepted},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.t = t
+			a := c.must(tt.status, "POST", "/v2/b/blobs/uploads/"+tt.query, strings.NewReader(tt.body), "Content-Type", form)
+			if got := a.Header.Get("Docker-Content-Digest"); tt.status == http.StatusCreated && got != stored {
+				t.Errorf("mounted %s", got)
+			}
+		})
+	}
+	t.Run("a body is content, whatever its type", func(t *testing.T) {
+		c.t = t
+		const content = "digest=x&_state=y"
+		begun := c.must(http.StatusAccepted, "POST", "/v2/b/blobs/uploads/", nil).Header.Get("Location")
+		c.must(http.StatusCreated, "PUT", c.base+begun+"&digest="+digest.FromString(content).String(),
+			strings.NewReader(content), "Content-Type", form)
+	})
+}
+
 func TestMountOfABlobWithoutData(t *testing.T) {
 	for name, tt := range map[string]struct {
 		damage func(data string) error

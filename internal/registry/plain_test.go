@@ -199,7 +199,7 @@ func TestInvalidFileDoesNotOpenThePlainListener(t *testing.T) {
 	if listening.address() == nil {
 		t.Error("an invalid file closed the listener")
 	}
-	if has, err := f.server.credentials.verify(ctx, pullUser, pullPassword); has != rolePull || err != nil {
+	if has, err := f.server.credentials.login(pullUser, pullPassword); has != rolePull || err != nil {
 		t.Errorf("verify() = %d, %v", has, err)
 	}
 	if got := strings.Count(f.logs.String(), "loading credentials failed"); got != 2 {

@@ -246,6 +246,7 @@ func (s *Server) front(name string, policy policy) *front {
 		name:        name,
 		policy:      policy,
 		credentials: s.credentials,
+		tagged:      s.source.tagged,
 		next:        next,
 		metrics:     s.metrics,
 		log:         s.log,

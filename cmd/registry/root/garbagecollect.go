@@ -35,7 +35,8 @@ Everything pushed within --grace-period is kept.`,
 			if err := request.Validate(); err != nil {
 				return usageError{err}
 			}
-			if _, err := newLogger(logs, command.ErrOrStderr()); err != nil {
+			log, err := newLogger(logs, command.ErrOrStderr())
+			if err != nil {
 				return err
 			}
 			parsed, err := registry.LoadConfig(config)
@@ -43,8 +44,12 @@ Everything pushed within --grace-period is kept.`,
 				return &exitcode.Refusal{Err: err}
 			}
 			result, err := registry.GarbageCollect(command.Context(), parsed, request, func(e gc.Event) {
-				if e.Removed != nil {
-					fmt.Fprintln(command.OutOrStdout(), e.Removed)
+				if e.Removed == nil {
+					return
+				}
+				fmt.Fprintln(command.OutOrStdout(), e.Removed)
+				if !request.DryRun {
+					registry.LogPrune(command.Context(), log, command.CommandPath(), *e.Removed)
 				}
 			})
 			if err != nil {

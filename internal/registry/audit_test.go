@@ -1,0 +1,265 @@
+package registry
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/json"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/internal/gc"
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+)
+
+// auditLine is a line of the audit trail: its attributes, without time and port.
+type auditLine map[string]string
+
+// audited returns the audit trail, and fails if a line of the log is not one JSON object.
+func (i *instance) audited(t *testing.T) (lines []auditLine) {
+	t.Helper()
+	for line := range strings.Lines(i.logs.String()) {
+		var attrs map[string]any
+		if err := json.Unmarshal([]byte(line), &attrs); err != nil {
+			t.Fatalf("%v in %q", err, line)
+		}
+		if attrs["msg"] != auditMessage {
+			continue
+		}
+		found := auditLine{}
+		for key, value := range attrs {
+			found[key], _ = value.(string)
+		}
+		if remote, ok := found["remote"]; ok {
+			host, port, err := net.SplitHostPort(remote)
+			if err != nil || port == "" {
+				t.Errorf("remote %q", remote)
+			}
+			found["remote"] = host
+		}
+		if found["time"] == "" {
+			t.Errorf("no time in %s", line)
+		}
+		delete(found, "time")
+		lines = append(lines, found)
+	}
+	return lines
+}
+
+func TestAuditTrail(t *testing.T) {
+	i := open(t, newTestCA(t), t.TempDir(), func(o *Options) {
+		line := append(bytes.TrimSpace(htpasswd(t, pushUser, pushPassword)), []byte(":ci\n")...)
+		writeFile(t, o.Htpasswd, line)
+	})
+	// The trail does not depend on the level.
+	i.server.log = slog.New(slog.NewJSONHandler(i.logs, &slog.HandlerOptions{Level: slog.LevelError}))
+	i.server.leases.times = quick
+	i.run()
+	c := i.pusher()
+	tls := auditLine{"level": "INFO", "msg": "audit", "credential": "ci", "user": pushUser, "listener": "tls",
+		"remote": "127.0.0.1", "certificate": "CN=client,O=" + pki.OrganizationPush}
+	plain := auditLine{"level": "INFO", "msg": "audit", "credential": "ci", "user": pushUser, "listener": "plain",
+		"remote": "127.0.0.1"}
+	with := func(line auditLine, action, reference string, d digest.Digest) auditLine {
+		out := auditLine{"action": action, "digest": d.String()}
+		if reference != "" {
+			out["reference"] = reference
+		}
+		for key, value := range line {
+			out[key] = value
+		}
+		return out
+	}
+
+	d, manifest := c.pushImage("team/app", "v1", "layer")
+	c.must(http.StatusCreated, "PUT", "/v2/team/app/manifests/"+d.String(), strings.NewReader(manifest),
+		"Content-Type", ociManifest)
+	other, _ := i.plain().as(pushUser, pushPassword).pushImage("other", "v2", "other layer")
+	// Nothing below fails or only reads, so it leaves no line.
+	c.must(http.StatusOK, "GET", "/v2/team/app/manifests/v1", nil, "Accept", ociManifest)
+	c.must(http.StatusBadRequest, "PUT", "/v2/team/app/manifests/v2", strings.NewReader("{"), "Content-Type", ociManifest)
+	c.must(http.StatusNotFound, "DELETE", "/v2/team/app/manifests/missing", nil)
+	c.as(pushUser, "wrong").must(http.StatusUnauthorized, "DELETE", "/v2/team/app/manifests/v1", nil)
+	i.node().must(http.StatusForbidden, "DELETE", "/v2/team/app/manifests/v1", nil)
+	c.collect(gc.Request{DryRun: true, DeleteUntagged: true})
+
+	layer := digest.FromString("layer")
+	c.must(http.StatusAccepted, "DELETE", "/v2/team/app/manifests/v1", nil)
+	c.must(http.StatusAccepted, "DELETE", "/v2/team/app/blobs/"+layer.String(), nil)
+	i.plain().as(pushUser, pushPassword).must(http.StatusAccepted, "DELETE", "/v2/other/manifests/"+other.String(), nil)
+	c.collect(gc.Request{DeleteUntagged: true})
+
+	want := []auditLine{
+		with(tls, "push", "team/app:v1", d),
+		with(tls, "push", "team/app@"+d.String(), d),
+		with(plain, "push", "other:v2", other),
+		with(tls, "delete", "team/app:v1", d),
+		with(tls, "delete", "team/app@"+layer.String(), layer),
+		with(plain, "delete", "other@"+other.String(), other),
+		with(tls, "prune", "team/app@"+d.String(), d),
+	}
+	blobs := []digest.Digest{d, other, layer, digest.FromString("other layer"), digest.FromString("{}")}
+	slices.Sort(blobs)
+	for _, b := range blobs {
+		want = append(want, with(tls, "prune", "", b))
+	}
+	got := i.audited(t)
+	slices.SortFunc(got[min(7, len(got)):], func(a, b auditLine) int { return strings.Compare(a["digest"], b["digest"]) })
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("audit trail (-want +got):\n%s", diff)
+	}
+}
+
+// TestAuditTrailCannotBeForged puts line ends and attributes into everything that a client chooses.
+func TestAuditTrailCannotBeForged(t *testing.T) {
+	const forged = "x\r\n" + `{"level":"INFO","msg":"audit","action":"push"}` + "\nlevel=INFO msg=audit action=push"
+	i := start(t, newTestCA(t), t.TempDir())
+	strange := i.holder(t, func(c *x509.Certificate) {
+		c.Subject.Organization = []string{pki.OrganizationPush, forged}
+		c.Subject.CommonName = forged
+	})
+	c := i.client(strange).as(pushUser, pushPassword)
+	c.pushImage("a", "v1", "layer")
+	escaped := url.PathEscape(forged)
+	for _, path := range []string{"/v2/a/manifests/" + escaped, "/v2/" + escaped + "/manifests/v1",
+		"/v2/a/manifests/v1?" + escaped, "/v2/a/blobs/" + escaped} {
+		for _, method := range []string{"PUT", "DELETE"} {
+			if _, err := c.send(method, path, strings.NewReader(forged), "Content-Type", "text/plain",
+				"X-Forwarded-For", "1.2.3.4", "User-Agent", `" msg=audit action=push "`); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if _, err := c.as(forged, forged).send("PUT", "/v2/a/manifests/v2", strings.NewReader("{}")); err != nil {
+		t.Fatal(err)
+	}
+	got := i.audited(t)
+	// The push, and the deletion with a strange query.
+	if len(got) != 2 || got[0]["action"] != "push" || got[1]["action"] != "delete" {
+		t.Fatalf("%v", got)
+	}
+	for _, line := range got {
+		if line["remote"] != "127.0.0.1" || line["credential"] != pushUser || line["reference"] != "a:v1" ||
+			!strings.Contains(line["certificate"], "CN=x") {
+			t.Errorf("%v", line)
+		}
+	}
+
+	var text bytes.Buffer
+	who := &caller{listener: "tls", remote: forged, user: forged, credential: forged, certificate: forged}
+	logChange(t.Context(), slog.New(slog.NewTextHandler(&text, nil)), actionPush, forged, forged, who.audit())
+	if got := strings.Count(text.String(), "\n"); got != 1 {
+		t.Errorf("%d lines in the text format: %s", got, text.String())
+	}
+	if got := strings.Count(text.String(), " msg="); got != 6+1 { // quoted in six values
+		t.Errorf("%d times msg= in the text format: %s", got, text.String())
+	}
+}
+
+func TestPruneByAnotherProgram(t *testing.T) {
+	var text bytes.Buffer
+	removed := gc.Removed{Repository: "a/b", Digest: digest.FromString("x").String()}
+	LogPrune(t.Context(), slog.New(slog.NewJSONHandler(&text, nil)), "registry garbage-collect", removed)
+	var got auditLine
+	if err := json.Unmarshal(text.Bytes(), &got); err != nil {
+		t.Fatal(err)
+	}
+	delete(got, "time")
+	want := auditLine{"level": "INFO", "msg": "audit", "action": "prune", "reference": "a/b@" + removed.Digest,
+		"digest": removed.Digest, "program": "registry garbage-collect"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("audit trail (-want +got):\n%s", diff)
+	}
+}
+
+func TestScopedCredentials(t *testing.T) {
+	e := startExposed(t, func(o *Options) {
+		users := append(htpasswd(t, pushUser, pushPassword), bytes.TrimSpace(htpasswd(t, "robot", "secret"))...)
+		writeFile(t, o.Htpasswd, append(users, []byte(":ci:team-a,shared/base\n")...))
+	})
+	push := e.ca.client(t, pki.OrganizationPush)
+	foreign := e.pusher().pushBlob("other", "foreign")
+	theirs, manifest := e.pusher().pushImage("other", "v1", "layer")
+	for listener, c := range map[string]client{"tls": e.client(push), "plain": e.plain(), "exposed": e.outsider()} {
+		c.t = t
+		admin, robot := c.as(pushUser, pushPassword), c.as("robot", "secret")
+		begun := admin.must(http.StatusAccepted, "POST", "/v2/other/blobs/uploads/", nil).Header.Get("Location")
+		mine, _ := robot.pushImage("team-a/app", listener, "mine at "+listener)
+		robot.pushImage("team-a", "v1", "mine at "+listener)
+		robot.pushImage("shared/base", "v1", "mine at "+listener)
+		for _, allowed := range []struct {
+			status       int
+			method, path string
+		}{
+			{http.StatusOK, "GET", "/v2/"},
+			{http.StatusOK, "GET", "/v2/_catalog"},
+			{http.StatusOK, "GET", "/v2/other/tags/list"},
+			{http.StatusOK, "GET", "/v2/other/manifests/v1"},
+			{http.StatusOK, "GET", "/v2/other/blobs/" + foreign.String()},
+			{http.StatusCreated, "POST", "/v2/team-a/x/blobs/uploads/?from=other&mount=" + foreign.String()},
+			{http.StatusCreated, "POST", "/v2/team-a/y/blobs/uploads/?mount=" + foreign.String()},
+			{http.StatusAccepted, "DELETE", "/v2/team-a/app/manifests/" + listener},
+			{http.StatusAccepted, "DELETE", "/v2/team-a/app/manifests/" + mine.String()},
+		} {
+			robot.must(allowed.status, allowed.method, allowed.path, nil, "Accept", ociManifest)
+		}
+		own := digest.FromString("mine at " + listener).String()
+		for _, refused := range []struct{ method, path, body, where string }{
+			{"POST", "/v2/other/blobs/uploads/", "", "other"},
+			{"POST", "/v2/other/blobs/uploads/?from=team-a&mount=" + own, "", "other"},
+			{"POST", "/v2/team-ab/blobs/uploads/", "", "team-ab"},
+			{"POST", "/v2/x/team-a/blobs/uploads/", "", "x/team-a"},
+			{"POST", "/v2/shared/blobs/uploads/", "", "shared"},
+			{"PUT", "/v2/other/manifests/v1", manifest, "other"},
+			{"PUT", "/v2/other/manifests/" + theirs.String(), manifest, "other"},
+			{"PUT", "/v2/team-a/../other/manifests/v1", manifest, "no repository"},
+			{"PUT", "/v2//other/manifests/v1", manifest, "no repository"},
+			{"PATCH", begun, "x", "other"},
+			{"GET", begun, "", "other"},
+			{"DELETE", "/v2/other/manifests/v1", "", "other"},
+			{"DELETE", "/v2/other/blobs/" + foreign.String(), "", "other"},
+			{"DELETE", "/v2/_catalog", "", "no repository"},
+			{"POST", gc.Path + "?dry-run=true", "", "no repository"},
+		} {
+			a := robot.must(http.StatusForbidden, refused.method, refused.path, strings.NewReader(refused.body))
+			want := "credential ci may write to team-a, shared/base only: " + refused.method
+			if a.code() != "DENIED" || !strings.Contains(a.body, want) || !strings.Contains(a.body, " in "+refused.where+" ") {
+				t.Errorf("%s: %s %s: %s", listener, refused.method, refused.path, a.body)
+			}
+		}
+	}
+	e.node().as("robot", "secret").must(http.StatusForbidden, "POST", "/v2/team-a/blobs/uploads/", nil)
+}
+
+// A change of the file applies to the next request, also with a cached password.
+func TestScopesAreReloaded(t *testing.T) {
+	i := start(t, newTestCA(t), t.TempDir())
+	hash := bytes.TrimSpace(htpasswd(t, pushUser, pushPassword))
+	write := func(scope string) { writeFile(t, i.htpasswd, append(bytes.Clone(hash), []byte(scope+"\n")...)) }
+	status := func(repository string) int {
+		a, err := i.pusher().send("POST", "/v2/"+repository+"/blobs/uploads/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a.StatusCode
+	}
+	for _, step := range []struct {
+		scope string
+		a, b  int
+	}{
+		{"", http.StatusAccepted, http.StatusAccepted},
+		{":ci:a", http.StatusAccepted, http.StatusForbidden},
+		{":ci:b", http.StatusForbidden, http.StatusAccepted},
+		{":ci", http.StatusAccepted, http.StatusAccepted},
+	} {
+		write(step.scope)
+		eventually(t, "the scope "+step.scope, func() bool { return status("a") == step.a && status("b") == step.b })
+	}
+}
