@@ -28,6 +28,7 @@ type hostRouter struct {
 	tokens         *http.Transport // trusts the registry's CAs, without a client certificate
 	blobs          *http.Transport // trusts the system's CAs, without a client certificate
 	servers        tokenServers
+	reach          *registryReach
 }
 
 func newHostRouter(host string, opts Options) *hostRouter {
@@ -35,12 +36,14 @@ func newHostRouter(host string, opts Options) *hostRouter {
 	if tokensTLS != nil {
 		tokensTLS.Certificates, tokensTLS.GetClientCertificate, tokensTLS.ServerName = nil, nil, ""
 	}
+	reach := &registryReach{}
 	return &hostRouter{
 		host:           host,
 		allowRedirects: opts.AllowRedirects,
 		registry:       newTransport(opts, opts.DialContext, opts.TLS.Clone()),
-		tokens:         newTransport(opts, nil, tokensTLS),
-		blobs:          newTransport(opts, nil, opts.cdnTLS),
+		tokens:         reach.guard(newTransport(opts, nil, tokensTLS)),
+		blobs:          reach.guard(newTransport(opts, nil, opts.cdnTLS)),
+		reach:          reach,
 		servers:        tokenServers{paths: map[string]string{}, realms: map[string]*url.URL{}},
 	}
 }
@@ -79,8 +82,8 @@ func (h *hostRouter) RoundTrip(req *http.Request) (*http.Response, error) {
 		if token := h.servers.request(req); token != nil {
 			return h.requestToken(token)
 		}
-		resp, err := h.registry.RoundTrip(req)
-		if err == nil && resp.StatusCode == http.StatusUnauthorized {
+		resp, err := h.reach.observe(h.registry, req)
+		if err == nil && resp.StatusCode == http.StatusUnauthorized && h.reach.get() != reachInternet {
 			h.servers.rewriteRealm(resp)
 		}
 		return resp, err
@@ -90,12 +93,13 @@ func (h *hostRouter) RoundTrip(req *http.Request) (*http.Response, error) {
 		first = first.Response.Request
 	}
 	if sameHost(first.URL, h.host) {
-		return h.blobs.RoundTrip(req)
+		return h.reach.roundTrip(h.blobs, req)
 	}
-	return h.tokens.RoundTrip(req)
+	return h.reach.roundTrip(h.tokens, req)
 }
 
 // checkRedirect implements [Options.AllowRedirects]. Only GET and HEAD may be redirected, even to the same host.
+// Addresses are checked when they are dialed ([registryReach]).
 func (h *hostRouter) checkRedirect(req *http.Request, via []*http.Request) error {
 	first := via[0]
 	switch {

@@ -17,7 +17,7 @@ import (
 // tokenServers makes token servers in private networks usable that have another host name than their registry, as
 // GitLab's has. To prevent SSRF, auth.Client refuses token servers with private addresses on other hosts. A registry
 // that is in a private network itself gains nothing by naming one, so its token server is announced to auth.Client
-// under a random path on the registry's own host.
+// under a random path on the registry's own host. [registryReach] checks the address that is dialed.
 type tokenServers struct {
 	mu     sync.Mutex
 	paths  map[string]string   // by realm
@@ -27,10 +27,8 @@ type tokenServers struct {
 // bearerRealm matches the realm in a Bearer challenge (RFC 6750, section 3).
 var bearerRealm = regexp.MustCompile(`(?i)^Bearer\s(?:.*[\s,])?realm="([^"]*)"`)
 
-// cgnat is private as well (RFC 6598).
-var cgnat = netip.MustParsePrefix("100.64.0.0/10")
-
-// rewriteRealm replaces the realm of a challenge by a path on the registry's host, if both are in private networks.
+// rewriteRealm replaces the realm of a challenge by a path on the registry's host, if it is in a private network. The
+// registry must be in one.
 func (s *tokenServers) rewriteRealm(resp *http.Response) {
 	challenge := resp.Header.Get("Www-Authenticate")
 	match := bearerRealm.FindStringSubmatch(challenge)
@@ -43,16 +41,9 @@ func (s *tokenServers) rewriteRealm(resp *http.Response) {
 		realm.Scheme != "https" && (realm.Scheme != "http" || registry.Scheme != "http") {
 		return
 	}
-	ctx := resp.Request.Context()
-	private := func(a netip.Addr) bool { return a.IsLoopback() || a.IsPrivate() || cgnat.Contains(a) }
-	// Clouds serve machine credentials on link-local addresses.
-	forbidden := func(a netip.Addr) bool {
-		return a.IsLinkLocalUnicast() || a.IsLinkLocalMulticast() || a.IsUnspecified()
-	}
-	addrs := lookup(ctx, realm.Hostname())
-	if !slices.ContainsFunc(addrs, private) || slices.ContainsFunc(addrs, forbidden) ||
-		!slices.ContainsFunc(lookup(ctx, registry.Hostname()), private) {
-		return
+	near := func(a netip.Addr) bool { return reachOf(a) != reachInternet }
+	if !slices.ContainsFunc(lookup(resp.Request.Context(), realm.Hostname()), near) {
+		return // auth.Client accepts it
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -81,7 +72,7 @@ func (s *tokenServers) request(req *http.Request) *http.Request {
 }
 
 func (h *hostRouter) requestToken(req *http.Request) (*http.Response, error) {
-	resp, err := h.tokens.RoundTrip(req)
+	resp, err := h.reach.roundTrip(h.tokens, req)
 	if err != nil {
 		return nil, fmt.Errorf("token server %s: %w", req.URL.Host, err)
 	}
