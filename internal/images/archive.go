@@ -61,6 +61,13 @@ func (d directory) whole() bool { return true }
 
 func (d directory) Close() error { return d.root.Close() }
 
+const (
+	// maxEntries and maxNameBytes bound the memory of an index. An image needs some 10 to 100 entries with
+	// names of 100 bytes.
+	maxEntries   = 100_000
+	maxNameBytes = 32 << 20
+)
+
 // maxNames is how many names an error message lists: enough to recognize the content.
 const maxNames = 4
 
@@ -68,6 +75,8 @@ const maxNames = 4
 type archive struct {
 	*os.File
 	entries map[string]entry
+	count   int      // of all entries, also those that entries lacks
+	named   int      // bytes of their names and targets
 	order   []string // the first names
 	ended   bool     // the end-of-archive marker was found
 	cleanup func() error
@@ -136,7 +145,8 @@ func openArchive(ctx context.Context, name string) (_ *archive, err error) {
 
 // unpack replaces the archive's file by a temporary one with the uncompressed data.
 func (a *archive) unpack(ctx context.Context) error {
-	z, err := gzip.NewReader(a.File)
+	counted := &offsetReader{Reader: a.File}
+	z, err := gzip.NewReader(counted)
 	if err != nil {
 		return fmt.Errorf("gzip: %w", err)
 	}
@@ -154,9 +164,12 @@ func (a *archive) unpack(ctx context.Context) error {
 	defer compressed.Close()
 	// Where the system can remove open files, a crash leaves nothing behind.
 	_ = os.RemoveAll(dir)
-	_, err = io.Copy(unpacked, contextReader{ctx, z})
+	_, err = io.Copy(unpacked, contextReader{ctx, &inflater{Reader: z, compressed: counted}})
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		return errors.New("is truncated: its compressed data ends early")
+	}
+	if errors.Is(err, errInflated) {
+		return errInflated
 	}
 	if blobstore.IsDiskFull(err) {
 		return fmt.Errorf("unpacking to %s, which is full: make room there, set TMPDIR, or unpack it with gunzip: %w",
@@ -167,6 +180,34 @@ func (a *archive) unpack(ctx context.Context) error {
 	}
 	_, err = unpacked.Seek(0, io.SeekStart)
 	return err
+}
+
+const (
+	// maxRatio is how many bytes a compressed one may become. Saved images become 2 to 10; gzip itself allows
+	// 1,000.
+	maxRatio = 100
+	// freeInflation is how many bytes a small archive may become at least.
+	freeInflation = 64 << 20
+)
+
+// errInflated is about an archive that would fill the disk.
+var errInflated = fmt.Errorf("unpacks to more than %d times its size: if it is trustworthy, unpack it with gunzip first",
+	maxRatio)
+
+// inflater reads uncompressed data and fails with errInflated if there is too much of it.
+type inflater struct {
+	io.Reader
+	compressed *offsetReader
+	size       int64
+}
+
+// Read implements [io.Reader].
+func (i *inflater) Read(p []byte) (int, error) {
+	n, err := i.Reader.Read(p)
+	if i.size += int64(n); i.size > freeInflation+maxRatio*i.compressed.offset {
+		return 0, errInflated
+	}
+	return n, err
 }
 
 // contextReader reads until the context ends.
@@ -219,7 +260,7 @@ func (a *archive) index(ctx context.Context, what string) error {
 		}
 		last = header.Name
 		if err := a.add(header, at); err != nil {
-			return fmt.Errorf("entry %q %w", header.Name, err)
+			return fmt.Errorf("entry %.100q %w", header.Name, err)
 		}
 		end = at
 		if header.Typeflag == tar.TypeReg {
@@ -237,6 +278,14 @@ func (a *archive) add(header *tar.Header, at int64) error {
 	name, err := cleanEntryName(header.Name)
 	if err != nil {
 		return err
+	}
+	a.count++
+	a.named += len(header.Name) + len(header.Linkname)
+	switch {
+	case a.count > maxEntries:
+		return fmt.Errorf("is one too many: an archive may have %d entries, enough for thousands of images", maxEntries)
+	case a.named > maxNameBytes:
+		return fmt.Errorf("has a name too many: the names in an archive may have %d bytes", maxNameBytes)
 	}
 	if len(a.order) < maxNames && name != "." {
 		a.order = append(a.order, name)

@@ -100,18 +100,19 @@ func (s *stream) read(ctx context.Context, r io.Reader) error {
 	what := describe(head)
 	tarred := &offsetReader{Reader: buffered}
 	if bytes.HasPrefix(head, gzipMagic) {
-		z, err := gzip.NewReader(buffered)
+		counted := &offsetReader{Reader: buffered}
+		z, err := gzip.NewReader(counted)
 		if err != nil {
 			return fmt.Errorf("gzip: %w", err)
 		}
-		tarred.Reader = z
+		tarred.Reader = &inflater{Reader: z, compressed: counted}
 		what = "gzip-compressed data without a tar in it"
 	}
 	err := s.index(ctx, tarred, what)
 	switch {
 	case err == nil:
 		// The rest is padding, or an error message of the engine.
-		if _, err = io.Copy(io.Discard, tarred); err != nil {
+		if _, err = io.Copy(io.Discard, tarred); err != nil && !errors.Is(err, errInflated) {
 			err = fmt.Errorf("failed after its last entry: %w", err)
 		}
 	case errors.Is(err, tar.ErrHeader):
@@ -146,6 +147,8 @@ func (s *stream) index(ctx context.Context, r *offsetReader, what string) error 
 			return fmt.Errorf("%w: it is %s", errNotAnArchive, what)
 		case err != nil && last == "":
 			return err
+		case errors.Is(err, errInflated):
+			return errInflated
 		case errors.Is(err, tar.ErrHeader):
 			return fmt.Errorf("is damaged after entry %s: %w", last, err)
 		case err != nil:
@@ -153,7 +156,7 @@ func (s *stream) index(ctx context.Context, r *offsetReader, what string) error 
 		}
 		last = header.Name
 		if err := s.listed.add(header, r.offset); err != nil {
-			return fmt.Errorf("entry %q %w", header.Name, err)
+			return fmt.Errorf("entry %.100q %w", header.Name, err)
 		}
 		end = r.offset
 		if header.Typeflag != tar.TypeReg {
@@ -173,6 +176,8 @@ func (s *stream) addFile(ctx context.Context, header *tar.Header, tr *tar.Reader
 	b, err := s.storeFile(ctx, name, entry, header.Size)
 	var wrong *blob.Error
 	switch {
+	case errors.Is(entry.err, errInflated):
+		return errInflated
 	case errors.Is(entry.err, io.ErrUnexpectedEOF):
 		return fmt.Errorf("is truncated: it ends within entry %s", header.Name)
 	case entry.err != nil:

@@ -1,0 +1,94 @@
+package images
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestHostileArchives opens each archive as a file and as a stream. None may need much memory or disk space.
+func TestHostileArchives(t *testing.T) {
+	directories := func(n int, name func(i int) string) func(w io.Writer) error {
+		return func(w io.Writer) error {
+			tw := tar.NewWriter(w)
+			for i := range n {
+				if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: name(i), Mode: 0o755}); err != nil {
+					return err
+				}
+			}
+			return tw.Close()
+		}
+	}
+	file := func(size int64) func(w io.Writer) error {
+		return func(w io.Writer) error {
+			tw := tar.NewWriter(w)
+			if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "index.json.gz", Size: size}); err != nil {
+				return err
+			}
+			if _, err := io.CopyN(tw, zeroes{}, size); err != nil {
+				return err
+			}
+			return tw.Close()
+		}
+	}
+	long := strings.Repeat("x", 1<<20-100)
+	for name, tt := range map[string]struct {
+		write func(w io.Writer) error
+		want  string
+	}{
+		"more entries than any image has": {directories(maxEntries+1, func(i int) string { return fmt.Sprint(i, "/") }),
+			"is one too many: an archive may have 100000 entries"},
+		"names that fill the memory": {directories(maxNameBytes>>20+1, func(i int) string { return fmt.Sprint(long, i, "/") }),
+			"has a name too many: the names in an archive may have 33554432 bytes"},
+		"a file that is mostly zeros": {file(2 * freeInflation), "unpacks to more than 100 times its size"},
+		"zeros after the end": {func(w io.Writer) error {
+			if err := file(1)(w); err != nil {
+				return err
+			}
+			_, err := io.CopyN(w, zeroes{}, 2*freeInflation)
+			return err
+		}, "unpacks to more than 100 times its size"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var packed bytes.Buffer
+			z := gzip.NewWriter(&packed)
+			if err := tt.write(z); err != nil {
+				t.Fatal(err)
+			}
+			if err := z.Close(); err != nil {
+				t.Fatal(err)
+			}
+			path := filepath.Join(t.TempDir(), "archive.tar.gz")
+			if err := os.WriteFile(path, packed.Bytes(), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			check := func(how string, s *Source, err error) {
+				t.Helper()
+				if err == nil {
+					_ = s.Close()
+				}
+				if err == nil || !strings.Contains(err.Error(), tt.want) || len(err.Error()) > 500 {
+					t.Errorf("%s: error %.500v, want one with %q", how, err, tt.want)
+				}
+			}
+			s, err := Open(t.Context(), path)
+			check("a file", s, err)
+			s, err = OpenStream(t.Context(), &packed, openStore(t, t.TempDir()))
+			check("a stream", s, err)
+		})
+	}
+}
+
+// zeroes are endless.
+type zeroes struct{}
+
+func (zeroes) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
+}
