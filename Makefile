@@ -32,6 +32,9 @@ FUZZ_RUN  ?=
 # Modules beside the root module.
 MODULES := bench test/cluster test/certmanager
 
+# Reports known vulnerabilities in code that the programs reach.
+GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
+
 # Packages whose tests interrupt a run at every write, which is too slow with the race detector. make unit
 # tests them without it, and all other packages with it.
 NO_RACE := $(wildcard internal/hook internal/preflight internal/certs internal/nodes internal/verify internal/payload)
@@ -150,6 +153,10 @@ generate: $(TESTCLUSTER) ## Update generated files: go.mod, golden files, the ch
 	go test ./templates-tests/... -update
 	go test ./cmd/registry-node/root -run Configure -update
 	go test ./internal/noderuntime -run Example -update
+
+.PHONY: vulncheck
+vulncheck: ## Look for known vulnerabilities (needs https://vuln.go.dev)
+	go run $(GOVULNCHECK) ./...
 
 .PHONY: verify
 verify: verify-files ## Check that generated files are up to date

@@ -2,6 +2,9 @@ module github.com/zarf-dev/zarf-registry
 
 go 1.26.0
 
+// What releases are built with; renovate updates it.
+toolchain go1.26.11
+
 require (
 	github.com/VictoriaMetrics/metrics v1.35.1
 	github.com/aymanbagabas/go-udiff v0.4.1

@@ -376,20 +376,13 @@ func TestGoTests(t *testing.T) {
 
 var testName = regexp.MustCompile(`^((?:Test|Fuzz|Benchmark)[A-Z]\w*)(/\S+)?$`)
 
-// TestNamedTestsExist checks that tests named between backticks exist. Subtest names may be shortened
-// with ….
+// TestNamedTestsExist checks that tests named between backticks exist, with their subtests.
 func TestNamedTestsExist(t *testing.T) {
-	var source strings.Builder
-	err := filepath.WalkDir(top, func(name string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() || !strings.HasSuffix(name, "_test.go") {
-			return err
+	named := map[string][]testFile{}
+	for _, f := range testFiles(t) {
+		for name := range f.functions {
+			named[name] = append(named[name], f)
 		}
-		content, err := os.ReadFile(name)
-		source.Write(content)
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 	checked := 0
 	for name, page := range pages(t) {
@@ -400,11 +393,10 @@ func TestNamedTestsExist(t *testing.T) {
 					continue
 				}
 				checked++
-				if !strings.Contains(source.String(), "\nfunc "+m[1]+"(") {
+				if len(named[m[1]]) == 0 {
 					t.Errorf("%s: test %s does not exist", l.at(name), m[1])
-				}
-				subtest := strings.ReplaceAll(strings.TrimSuffix(strings.TrimPrefix(m[2], "/"), "…"), "_", " ")
-				if !strings.Contains(source.String(), strings.TrimSpace(subtest)) {
+				} else if subtest := strings.TrimPrefix(m[2], "/"); subtest != "" && !slices.ContainsFunc(named[m[1]],
+					func(f testFile) bool { return has(f.subtests(f.functions[m[1]]), subtest) }) {
 					t.Errorf("%s: %s has no subtest %q", l.at(name), m[1], subtest)
 				}
 			}
@@ -598,6 +590,24 @@ func TestWorkflows(t *testing.T) {
 		}
 		if strings.Contains(string(content), "pull_request_target") {
 			t.Errorf("%s: pull_request_target runs untrusted code with write permissions", base)
+		}
+	}
+}
+
+// TestReleasesAreBuiltWithAPatchedGo checks that go.mod names a patch release, which the workflows
+// install: the first release of a minor version has known vulnerabilities.
+func TestReleasesAreBuiltWithAPatchedGo(t *testing.T) {
+	for file, want := range map[string]string{
+		"go.mod":                         `(?m)^toolchain go1\.\d+\.[1-9]\d*$`,
+		".github/workflows/release.yaml": `go-version-file: .*go\.mod\n(?s:.*)run: make vulncheck\n(?s:.*)run: make release`,
+		".github/renovate.json":          `"matchDepTypes": \["toolchain"\]`,
+	} {
+		content, err := os.ReadFile(filepath.Join(top, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !regexp.MustCompile(want).Match(content) {
+			t.Errorf("%s does not match %s", file, want)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package templates
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -363,7 +364,11 @@ func TestNodeConfiguration(t *testing.T) {
 			if test.inUse == "" {
 				test.inUse = strings.Join(test.want.Directories, ",")
 			}
-			want := jobsettings.NodeConfig{Directories: test.want.Directories, CA: test.want.CRIO.CertsDirectory != ""}
+			want := jobsettings.NodeConfig{
+				Directories: test.want.Directories, CA: test.want.CRIO.CertsDirectory != "",
+				AgentsOnly: strings.HasPrefix(test.want.K3s.File, "/etc/rancher/k3s/") ||
+					strings.HasPrefix(test.want.K3s.File, "/etc/rancher/rke2/"),
+			}
 			if len(test.want.Directories) > 0 {
 				want.DaemonSets = []string{"zarf-registry-node-config-amd64", "zarf-registry-node-config-arm64"}
 				if test.inUse != "none" {
@@ -735,6 +740,137 @@ func TestNodeConfigPodsPauseAfterwards(t *testing.T) {
 				t.Error(wrong)
 			}
 		})
+	}
+}
+
+// On K3s servers, /etc/rancher/k3s contains an administrator's kubeconfig.
+func TestControlPlaneNodesWithAKubeconfigAreLeftOut(t *testing.T) {
+	const registries = "nodeConfig.k3s.registries={mirrors: {}}"
+	agents := []corev1.NodeSelectorRequirement{
+		{Key: "node-role.kubernetes.io/control-plane", Operator: corev1.NodeSelectorOpDoesNotExist},
+		{Key: "node-role.kubernetes.io/etcd", Operator: corev1.NodeSelectorOpDoesNotExist},
+	}
+	small := holding("b", "amd64", image(9e6, "quay.io/small:1"))
+	for name, test := range map[string]struct {
+		values  []string
+		objects []runtime.Object
+		leftOut bool
+	}{
+		"K3s' registries":   {[]string{registries}, []runtime.Object{k3sNode("a")}, true},
+		"RKE2's registries": {[]string{registries}, []runtime.Object{rke2Node("a")}, true},
+		"nodes with different images": {
+			[]string{registries}, []runtime.Object{node("a", "amd64", "registry.k8s.io/pause:3.10"), small}, true,
+		},
+		"a Secret":            {[]string{"nodeConfig.k3s.existingSecret=mine"}, nil, true},
+		"included":            {[]string{registries, "nodeConfig.k3s.controlPlane=true"}, nil, false},
+		"a narrow directory":  {[]string{registries, "nodeConfig.k3s.path=/etc/rancher/k3s/private/registries.yaml"}, nil, false},
+		"all of /etc/rancher": {[]string{registries, "nodeConfig.k3s.path=/etc/rancher/registries.yaml"}, nil, true},
+		"keys to be read": {
+			[]string{"nodeConfig.k3s.existingSecret=mine", "nodeConfig.k3s.path=/etc/rancher/k3s/private/registries.yaml",
+				"nodeConfig.tlsDirectories=[/var/lib/rancher/k3s/server/tls]"}, nil, true,
+		},
+		"mirrors": {[]string{"nodeConfig.mirrors=[docker.io]"}, []runtime.Object{k3sNode("a")}, false},
+		"a previous directory": {
+			[]string{"nodeConfig.mirrors=[docker.io]"},
+			[]runtime.Object{k3sNode("a"), leftFiles(state.ModeProxy, "/etc/rancher/k3s")}, false,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := rendering{values: proxyMode(t, test.values...)}
+			if test.objects != nil {
+				r.cluster = newCluster(append(test.objects, kubernetes(corev1.IPv4Protocol))...)
+			}
+			out := r.render(t)
+			if told := decided(out).NodeConfig.AgentsOnly; told != test.leftOut {
+				t.Errorf("the Jobs are told %t", told)
+			}
+			for component, want := range map[string]bool{"node-config": test.leftOut, "node-restore": false} {
+				for _, d := range daemonSets(out, component) {
+					var terms []corev1.NodeSelectorTerm
+					if a := d.Spec.Template.Spec.Affinity; a != nil {
+						terms = a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+					}
+					if want && len(terms) == 0 {
+						t.Errorf("%s runs on every node", d.Name)
+					}
+					for _, term := range terms {
+						if leftOut := cmp.Equal(term.MatchExpressions, agents); leftOut != want {
+							t.Errorf("%s: leaves out control-plane nodes: %t: %v", d.Name, leftOut, term)
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
+// Who may read pods must not be able to test guesses of passwords.
+func TestPodsDoNotRevealPasswords(t *testing.T) {
+	const mirrors = "nodeConfig.mirrors=[docker.io]"
+	type result struct{ sum, checksum, salt, content string }
+	render := func(t *testing.T, r rendering, values ...string) result {
+		t.Helper()
+		r.values = proxyMode(t, append(values, "injector.architectures=[amd64]")...)
+		out := r.render(t)
+		data := find[*corev1.Secret](t, out, "zarf-registry-node-config").Data
+		pod := daemonSets(out, "node-config")[0].Spec.Template
+		if !slices.Contains(pod.Spec.InitContainers[0].Args, "--config-sum="+string(data["sum"])) {
+			t.Errorf("the arguments are %v", pod.Spec.InitContainers[0].Args)
+		}
+		return result{
+			string(data["sum"]), pod.Annotations[names.AnnotationNodeConfig], string(data["salt"]),
+			string(data[noderuntime.KeyConfig]) + "\n" + string(data[noderuntime.KeyRegistries]),
+		}
+	}
+	live := func(objects ...runtime.Object) rendering {
+		return rendering{cluster: newCluster(append(objects, k3sNode("a"), kubernetes(corev1.IPv4Protocol))...)}
+	}
+	salted := func(salt string) runtime.Object {
+		return &corev1.Secret{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "zarf-registry-node-config"},
+			Data:       map[string][]byte{"salt": []byte(salt)},
+		}
+	}
+	for name, value := range map[string]string{
+		"registries.yaml": "nodeConfig.k3s.registries={configs: {a.example: {auth: {username: u, password: %s}}}}",
+		"hosts.toml":      "nodeConfig.containerd.hosts={a.example: '[host.x.header]\n  Authorization = \"%s\"'}",
+	} {
+		one, other := fmt.Sprintf(value, "hunter2"), fmt.Sprintf(value, "hunter3")
+		t.Run(name+", first installation", func(t *testing.T) {
+			first, second := render(t, live(), one), render(t, live(), one)
+			if len(first.salt) != 32 || first.salt == second.salt || first.sum == second.sum {
+				t.Errorf("%+v, then %+v", first, second)
+			}
+		})
+		t.Run(name+", upgrade", func(t *testing.T) {
+			first, again := render(t, live(salted("s1")), one), render(t, live(salted("s1")), one)
+			if first != again || first.salt != "s1" {
+				t.Errorf("%+v, then %+v", first, again)
+			}
+			if changed := render(t, live(salted("s1")), other); changed.sum == first.sum || changed.checksum == first.checksum {
+				t.Error("another password does not replace the pods")
+			}
+			if elsewhere := render(t, live(salted("s2")), one); elsewhere.sum == first.sum ||
+				elsewhere.checksum == first.checksum {
+				t.Error("the pods do not depend on the salt")
+			}
+		})
+		t.Run(name+", no cluster", func(t *testing.T) {
+			first, again := render(t, rendering{}, one), render(t, rendering{upgrade: true}, one)
+			if first != again || first.salt != "" {
+				t.Errorf("%+v, then %+v", first, again)
+			}
+			if changed := render(t, rendering{}, other); changed.sum == first.sum || changed.checksum == first.checksum {
+				t.Error("another password does not replace the pods")
+			}
+			if plain := fmt.Sprintf("%x", sha256.Sum256([]byte(first.content))); strings.HasPrefix(plain, first.sum) {
+				t.Error("a guess costs one SHA-256")
+			}
+		})
+	}
+	if r := render(t, live(), mirrors); r.salt != "" {
+		t.Errorf("there is a salt although there is no password: %+v", r)
 	}
 }
 

@@ -158,6 +158,71 @@ func TestPreflightNamesDirectoriesForgottenByBlindRendering(t *testing.T) {
 	}
 }
 
+func server(n *corev1.Node) {
+	n.Labels = map[string]string{"node-role.kubernetes.io/control-plane": "true"}
+}
+
+func TestPreflightNamesControlPlaneNodesThatAreLeftOut(t *testing.T) {
+	recorded := savedWith(t, func(s *state.State) {
+		s.NodeConfig = &state.NodeConfig{Directories: []string{"/etc/rancher/k3s"}}
+	})
+	for name, c := range map[string]struct {
+		objects    []runtime.Object
+		agentsOnly bool
+		want       preflight.Severity // "" means no finding
+	}{
+		"a server and an agent":            {[]runtime.Object{node("n1", server), node("n2")}, true, preflight.Warning},
+		"a server only":                    {[]runtime.Object{node("n1", server)}, true, preflight.Blocker},
+		"a server only, configured before": {[]runtime.Object{node("n1", server), recorded}, true, preflight.Warning},
+		"a server that is configured":      {[]runtime.Object{node("n1", server)}, false, ""},
+		"no server":                        {[]runtime.Object{node("n1"), node("n2")}, true, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, c.objects...)
+			b.configureNodes(false)
+			o := &b.hook.Settings.NodeConfig
+			o.Directories, o.AgentsOnly = append(o.Directories, "/etc/rancher/k3s"), c.agentsOnly
+			found := b.nodeFindings()
+			if c.want == "" {
+				if len(found) != 0 {
+					t.Errorf("findings are %v", found)
+				}
+				return
+			}
+			if len(found) != 1 || found[0].Severity != c.want || found[0].Object != "node n1" ||
+				!strings.Contains(found[0].Remedy, "nodeConfig.k3s.controlPlane=true") {
+				t.Errorf("findings are %v", found)
+			}
+		})
+	}
+}
+
+// Control-plane nodes may have files of a version that configured them too, which helm uninstall
+// restores.
+func TestDirectoriesStayRecordedWhileControlPlaneNodesAreLeftOut(t *testing.T) {
+	for _, agentsOnly := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBench(t, node("n1"), node("n2", server), savedWith(t, func(s *state.State) {
+				s.NodeConfig = &state.NodeConfig{Directories: []string{"/etc/rancher/k3s"}}
+			}))
+			b.configureNodes(false)
+			o := &b.hook.Settings.NodeConfig
+			o.Directories, o.AgentsOnly = append(o.Directories, "/etc/rancher/k3s"), agentsOnly
+			b.mustPrepare()
+			b.helmNodes([]string{"n1"})
+			b.helm()
+			b.mustFinish()
+			want := []string{certsD}
+			if agentsOnly {
+				want = append(want, "/etc/rancher/k3s")
+			}
+			if n := b.state().NodeConfig; n == nil || !slices.Equal(n.Directories, want) {
+				t.Errorf("agents only: %t: the saved directories are %+v", agentsOnly, n)
+			}
+		})
+	}
+}
+
 func TestPrepareSavesAllDirectoriesThatPodsMayWriteTo(t *testing.T) {
 	for _, mode := range allModes {
 		t.Run(string(mode), func(t *testing.T) {

@@ -32,10 +32,14 @@ func (o *Observer) WaitConfigured(ctx context.Context) (string, error) {
 	}
 	remembered := ""
 	err := o.UpdateState(ctx, func(s *state.State) bool {
-		if len(notReady) > 0 {
+		switch {
+		case len(notReady) > 0:
 			// These nodes may still have files of an earlier configuration.
 			remembered = "; their directories stay recorded until a later upgrade, because these nodes are not ready: " +
 				release.ListNodes(notReady)
+			return false
+		case o.Settings.NodeConfig.AgentsOnly:
+			// Control-plane nodes may have files of a version, or of values, that did not leave them out.
 			return false
 		}
 		var none *state.NodeConfig

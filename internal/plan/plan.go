@@ -28,6 +28,13 @@ func NodeReady(n corev1.Node) bool {
 	})
 }
 
+// ControlPlane reports whether a node is a server. One of K3s or RKE2 may run only etcd.
+func ControlPlane(n corev1.Node) bool {
+	_, controlPlane := n.Labels["node-role.kubernetes.io/control-plane"]
+	_, etcd := n.Labels["node-role.kubernetes.io/etcd"]
+	return controlPlane || etcd
+}
+
 // Reports reports whether a node's kubelet lists an image under that name.
 func Reports(n corev1.Node, image string) bool {
 	return slices.ContainsFunc(n.Status.Images, func(i corev1.ContainerImage) bool {

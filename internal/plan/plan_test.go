@@ -34,6 +34,18 @@ func TestPorts(t *testing.T) {
 	}
 }
 
+func TestControlPlane(t *testing.T) {
+	for label, want := range map[string]bool{
+		"node-role.kubernetes.io/control-plane": true, "node-role.kubernetes.io/etcd": true,
+		"node-role.kubernetes.io/worker": false,
+	} {
+		n := corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{label: "true"}}}
+		if got := plan.ControlPlane(n); got != want {
+			t.Errorf("%s: %t", label, got)
+		}
+	}
+}
+
 func TestNodeReady(t *testing.T) {
 	for status, want := range map[corev1.ConditionStatus]bool{
 		corev1.ConditionTrue: true, corev1.ConditionFalse: false, corev1.ConditionUnknown: false, "": false,

@@ -11,6 +11,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/plan"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
 // lookAtNodeConfig validates the node configuration the way each node will, before anything
@@ -48,6 +50,8 @@ func (i *Inspection) lookAtNodeConfig(ctx context.Context) ([]Finding, error) {
 	}
 	i.nodeConfig = config
 
+	findings = append(findings, i.leftOut()...)
+
 	inputs := noderuntime.Inputs{Config: config, Registries: data[noderuntime.KeyRegistries]}
 	if i.Settings.NodeConfig.RegistriesSecret != "" {
 		registries, missing, err := i.registriesSecret(ctx)
@@ -77,6 +81,32 @@ func (i *Inspection) lookAtNodeConfig(ctx context.Context) ([]Finding, error) {
 			Remedy: "no action is needed if this is intended"})
 	}
 	return findings, nil
+}
+
+// leftOut finds control-plane nodes that the node configuration leaves out.
+func (i *Inspection) leftOut() []Finding {
+	if !i.Settings.NodeConfig.AgentsOnly {
+		return nil
+	}
+	var servers []string
+	for _, n := range i.nodes {
+		if plan.ControlPlane(n) {
+			servers = append(servers, n.Name)
+		}
+	}
+	if len(servers) == 0 {
+		return nil
+	}
+	f := Finding{Check: checkNodeConfig, Severity: Warning, Object: release.ListNodes(servers)}
+	f.Cause = "a directory to mount contains an administrator's kubeconfig on control-plane nodes, so they are not " +
+		"configured, and keep the files that they have"
+	if len(servers) == len(i.nodes) && (i.Saved == nil || i.Saved.NodeConfig == nil) {
+		f.Severity = Blocker
+		f.Cause += "; no node remains"
+	}
+	f.Remedy = "set nodeConfig.k3s.path to a directory of its own (and K3s' --private-registry to match), or " +
+		"nodeConfig.k3s.controlPlane=true"
+	return []Finding{f}
 }
 
 // forgottenDirectories finds directories that may hold files of the release but that no pod would

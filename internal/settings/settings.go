@@ -143,6 +143,9 @@ type NodeConfig struct {
 	// DaemonSets are the names of those that finish waits for. Empty: all of the release that
 	// configure nodes.
 	DaemonSets []string `json:"daemonSets,omitempty"`
+	// AgentsOnly leaves out control-plane nodes: an administrator's kubeconfig is in a directory that
+	// would be mounted there.
+	AgentsOnly bool `json:"agentsOnly,omitempty"`
 }
 
 // Preflight controls the checks before anything changes.
@@ -283,6 +286,7 @@ func (n NodeConfig) validate() error {
 	if len(n.Directories) == 0 {
 		v.check(len(n.DaemonSets) == 0, "daemonSets requires directories")
 		v.check(!n.CA, "ca requires directories")
+		v.check(!n.AgentsOnly, "agentsOnly requires directories")
 		v.check(n.RegistriesSecret == "", "registriesSecret requires directories")
 	}
 	v.check((n.RegistriesSecret == "") == (n.RegistriesKey == ""), "registriesSecret and registriesKey require each other")

@@ -235,10 +235,7 @@ func (c *collector) effect(ctx context.Context, n *NodeConfig, down bool) {
 // restart returns the command that restarts a node's K3s or RKE2, during which pods keep
 // running. It is "" if the kubelet is of neither or unknown.
 func restart(n corev1.Node) string {
-	// A server may run only etcd.
-	_, controlPlane := n.Labels["node-role.kubernetes.io/control-plane"]
-	_, etcd := n.Labels["node-role.kubernetes.io/etcd"]
-	server := controlPlane || etcd
+	server := plan.ControlPlane(n)
 	switch version := n.Status.NodeInfo.KubeletVersion; {
 	case strings.Contains(version, "+k3s") && server:
 		return "sudo systemctl restart k3s"

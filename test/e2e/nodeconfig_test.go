@@ -164,6 +164,25 @@ nodeConfig:
 		took, event := w.runPod(t, pod("later", "n3", "docker.io/library/hello:1"))
 		t.Logf("after %.1f s: %s", took.Seconds(), event)
 	})
+	must(t, "a node that becomes a K3s server is left out, and keeps its files", func(t *testing.T) {
+		files := w.nodeFiles(t, "n2")
+		const role = "node-role.kubernetes.io/control-plane"
+		output(t, w.command(t, w.kubectl, "label", "node", "n2", role+"=true"))
+		eventually(t, time.Minute, "the pod on n2 to end", func() error {
+			left := output(t, w.command(t, w.kubectl, "-n", namespace, "get", "pods", "-o", "name", "-l",
+				"app.kubernetes.io/component=node-config", "--field-selector=spec.nodeName=n2"))
+			if left != "" {
+				return fmt.Errorf("there is %s", left)
+			}
+			return nil
+		})
+		if now := w.nodeFiles(t, "n2"); now != files {
+			t.Errorf("the files were\n%s\nand are now\n%s", files, now)
+		}
+		output(t, w.command(t, w.kubectl, "label", "node", "n2", role+"-"))
+		output(t, w.command(t, w.kubectl, "-n", namespace, "rollout", "status", "daemonset", "-l",
+			"app.kubernetes.io/component=node-config", "--timeout=60s"))
+	})
 	must(t, "pods that find all files as wanted write none", func(t *testing.T) {
 		files := w.nodeFiles(t, "n1")
 		output(t, w.command(t, w.kubectl, "-n", namespace, "rollout", "restart", "daemonset", "-l",

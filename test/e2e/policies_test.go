@@ -10,8 +10,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// TestPolicies installs under a ValidatingAdmissionPolicy that denies host access, with the
-// exceptions of docs/policies, which must allow no more than necessary.
+// TestPolicies installs under the ValidatingAdmissionPolicies of docs/policies: one that denies host
+// access, with exceptions that must allow no more than necessary, and one that protects the payload.
 func TestPolicies(t *testing.T) {
 	w := ownCluster(t, "e2e-policies", layout{args: []string{"--nodes", "1"}})
 	apply := func(t *testing.T, manifest string) string {
@@ -24,6 +24,10 @@ func TestPolicies(t *testing.T) {
 		return out
 	}
 	policy, err := os.ReadFile("../../docs/policies/validating-admission-policy/host-access.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	protection, err := os.ReadFile("../../docs/policies/validating-admission-policy/payload.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,6 +68,9 @@ func TestPolicies(t *testing.T) {
 		if said := apply(t, string(policy)); !strings.Contains(said, "configured") {
 			t.Fatal(said)
 		}
+		if said := apply(t, string(protection)); !strings.Contains(said, "created") {
+			t.Fatal(said)
+		}
 		time.Sleep(2 * time.Second) // the API server reloads policies every second
 		w.helmChart(t, "upgrade", append(settings, noMode)...)
 		w.isIn(t, state.ModeProxy, state.SourceCluster) // kube-proxy uses nftables
@@ -92,6 +99,32 @@ func TestPolicies(t *testing.T) {
 			if said := apply(t, pod(test.labels, test.spec)); !strings.Contains(said, test.want) {
 				t.Errorf("%s: %s", name, said)
 			}
+		}
+	})
+	t.Run("only the hook and administrators write the payload", func(t *testing.T) {
+		output(t, w.command(t, w.kubectl, "-n", namespace, "create", "rolebinding", "mallory", "--clusterrole=edit",
+			"--user=mallory"))
+		chunk := output(t, w.command(t, w.kubectl, "-n", namespace, "get", "configmaps", "-o", "name", "-l",
+			"app.kubernetes.io/component=payload"))
+		chunk, _, _ = strings.Cut(chunk, "\n")
+		as := func(args ...string) string {
+			out, errOut, _ := try(w.command(t, w.kubectl, append([]string{"-n", namespace}, args...)...))
+			return out + errOut
+		}
+		const denied = "only the hook of zarf-registry and administrators write its programs"
+		patch := []string{"patch", chunk, "--type=merge", `--patch={"binaryData":{"extra":"AA=="}}`}
+		if said := as(append(patch, "--as=mallory")...); !strings.Contains(said, denied) {
+			t.Errorf("a chunk could be changed: %s", said)
+		}
+		if said := as("create", "configmap", release+"-payload-registry-node-amd64-04", "--as=mallory"); !strings.Contains(
+			said, denied) {
+			t.Errorf("a chunk could be created: %s", said)
+		}
+		if said := as("create", "configmap", "mine", "--as=mallory"); !strings.Contains(said, "created") {
+			t.Errorf("another ConfigMap was refused: %s", said)
+		}
+		if said := as("annotate", chunk, "note=checked"); !strings.Contains(said, "annotated") {
+			t.Errorf("an administrator was refused: %s", said)
 		}
 	})
 	must(t, "helm uninstall restores the nodes' files", w.uninstall)

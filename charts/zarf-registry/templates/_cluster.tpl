@@ -192,6 +192,11 @@ name. */ -}}
 {{- get .root $key -}}
 {{- end -}}
 
+{{- /* The salt in the Secret with the node configuration. */ -}}
+{{- define "zarf-registry.cluster.salt" -}}
+{{- dig "data" "salt" "" (lookup "v1" "Secret" (include "zarf-registry.namespace" .) (printf "%s-node-config" (include "zarf-registry.fullname" .))) | b64dec -}}
+{{- end -}}
+
 {{- /* Architecture and image of the running registry, as JSON. It stays with its volume for as long as possible. */ -}}
 {{- define "zarf-registry.cluster.registry" -}}
 {{- if not (hasKey . "ClusterRegistry") -}}

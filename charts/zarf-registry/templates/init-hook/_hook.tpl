@@ -153,6 +153,9 @@ init-hook can derive from it is not in here. */ -}}
   "directoriesInUse" .NodeConfig.inUse
   "ca" (empty $config.crio.certsDirectory | not)
   "daemonSets" $names -}}
+{{- if include "zarf-registry.nodeConfig.agentsOnly" . -}}
+{{- $_ := set $settings "agentsOnly" true -}}
+{{- end -}}
 {{- if $config.k3s.existingSecret -}}
 {{- $_ := set $settings "registriesSecret" $config.k3s.existingSecret -}}
 {{- $_ := set $settings "registriesKey" $config.k3s.existingSecretKey -}}

@@ -15,6 +15,7 @@ are those of values.yaml. */ -}}
   "existingSecret" (dig "k3s" "existingSecret" "" $values)
   "existingSecretKey" (dig "k3s" "existingSecretKey" "registries.yaml" $values)
   "path" (dig "k3s" "path" "" $values)
+  "controlPlane" (dig "k3s" "controlPlane" false $values)
   "live" (dig "k3s" "live" true $values)
   "livePath" (dig "k3s" "livePath" "" $values)
   "containerdPath" (dig "containerd" "path" "" $values)
@@ -278,6 +279,19 @@ value. */ -}}
 {{- if .NodeConfig.config.directories -}}true{{- end -}}
 {{- end -}}
 
+{{- /* "true" if control-plane nodes are left out: on servers of K3s and RKE2 a directory in use contains an
+administrator's kubeconfig or keys. Directories that are no longer in use are restored on every node. */ -}}
+{{- define "zarf-registry.nodeConfig.agentsOnly" -}}
+{{- include "zarf-registry.nodeConfig.load" . -}}
+{{- if not (include "zarf-registry.nodeConfig.settings" . | fromJson).controlPlane -}}
+{{- $found := false -}}
+{{- range concat .NodeConfig.inUse (default list .NodeConfig.config.tlsDirectories) -}}
+{{- $found = or $found (regexMatch "^/(etc(/rancher(/(k3s|rke2))?)?|var(/lib(/rancher(/(k3s|rke2)(/server(/.*)?)?)?)?)?)$" .) -}}
+{{- end -}}
+{{- if $found -}}true{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* The data of the Secret with the node configuration, and of its proposal for prepare. Pods wait until the kubelet
 has mounted the sum in their arguments. */ -}}
 {{- define "zarf-registry.nodeConfig.data" -}}
@@ -287,11 +301,41 @@ config.json: {{ .NodeConfig.config | toJson | b64enc }}
 {{- with .NodeConfig.registries }}
 registries.yaml: {{ b64enc . }}
 {{- end }}
+{{- with include "zarf-registry.nodeConfig.salt" . }}
+salt: {{ b64enc . }}
+{{- end }}
 {{- end -}}
 
-{{- define "zarf-registry.nodeConfig.sum" -}}
+{{- /* A random value that is kept in the Secret with the node configuration. Without passwords in the values, or without
+a cluster, where a random value would differ in each rendering, there is none. */ -}}
+{{- define "zarf-registry.nodeConfig.salt" -}}
+{{- if not (hasKey . "NodeConfigSalt") -}}
 {{- include "zarf-registry.nodeConfig.load" . -}}
-{{- printf "%s\n%s" (.NodeConfig.config | toJson) .NodeConfig.registries | sha256sum | trunc 32 -}}
+{{- $salt := "" -}}
+{{- if and (or .NodeConfig.registries .NodeConfig.config.containerd.hosts) (include "zarf-registry.cluster.seen" .) -}}
+{{- $salt = include "zarf-registry.cluster.salt" . | default (randAlphaNum 32) -}}
+{{- end -}}
+{{- $_ := set . "NodeConfigSalt" $salt -}}
+{{- end -}}
+{{- .NodeConfigSalt -}}
+{{- end -}}
+
+{{- /* Identifies the configuration, and stands in pods: who may read pods must not be able to guess passwords with it.
+Without a salt, derivePassword (scrypt, salted with the release) makes each guess expensive. */ -}}
+{{- define "zarf-registry.nodeConfig.sum" -}}
+{{- if not (hasKey . "NodeConfigSum") -}}
+{{- include "zarf-registry.nodeConfig.load" . -}}
+{{- $content := printf "%s\n%s" (.NodeConfig.config | toJson) .NodeConfig.registries -}}
+{{- with include "zarf-registry.nodeConfig.salt" . -}}
+{{- $content = printf "%s\n%s" . $content -}}
+{{- else -}}
+{{- if or .NodeConfig.registries .NodeConfig.config.containerd.hosts -}}
+{{- $content = derivePassword 1 "maximum" $content .NodeConfig.config.release "node-config" -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set . "NodeConfigSum" (sha256sum $content | trunc 32) -}}
+{{- end -}}
+{{- .NodeConfigSum -}}
 {{- end -}}
 
 {{- /* Pods are replaced when this changes. Includes the user's Secret if it can be seen. */ -}}
@@ -300,7 +344,7 @@ registries.yaml: {{ b64enc . }}
 {{- with (include "zarf-registry.nodeConfig.settings" . | fromJson).existingSecret -}}
 {{- $version = include "zarf-registry.cluster.secretVersion" (dict "root" $ "name" .) -}}
 {{- end -}}
-{{- printf "%s\n%s" (include "zarf-registry.nodeConfig.data" .) $version | sha256sum | trunc 32 -}}
+{{- printf "%s\n%s" (include "zarf-registry.nodeConfig.sum" .) $version | sha256sum | trunc 32 -}}
 {{- end -}}
 
 {{- /* The node DaemonSets: JSON array of groups, each with the names of the one that configures and the one that

@@ -68,17 +68,16 @@ spec:
       tolerations:
         {{- . | nindent 8 }}
       {{- end }}
+      {{- $affinity := include "zarf-registry.pod.affinity" (dict "excluded" .excluded) }}
       {{- if .only }}
-      affinity:
-        nodeAffinity:
-          requiredDuringSchedulingIgnoredDuringExecution:
-            nodeSelectorTerms:
-              {{- include "zarf-registry.pod.nodeTerms" .only | trim | nindent 14 }}
-      {{- else }}
-      {{- with include "zarf-registry.pod.affinity" (dict "excluded" .excluded) }}
+      {{- $affinity = dict "nodeAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" (include "zarf-registry.pod.nodeTerms" .only | fromYamlArray))) | toYaml }}
+      {{- end }}
+      {{- if and (not .restores) (include "zarf-registry.nodeConfig.agentsOnly" .root) }}
+      {{- $affinity = include "zarf-registry.nodeConfig.agents" (fromYaml $affinity) }}
+      {{- end }}
+      {{- with $affinity }}
       affinity:
         {{- . | nindent 8 }}
-      {{- end }}
       {{- end }}
       initContainers:
         - name: configure
@@ -192,6 +191,16 @@ spec:
             path: {{ $directory | quote }}
             type: DirectoryOrCreate
         {{- end }}
+{{- end -}}
+
+{{- /* An affinity without control-plane nodes. Takes one. */ -}}
+{{- define "zarf-registry.nodeConfig.agents" -}}
+{{- $roles := list (dict "key" "node-role.kubernetes.io/control-plane" "operator" "DoesNotExist") (dict "key" "node-role.kubernetes.io/etcd" "operator" "DoesNotExist") -}}
+{{- $terms := list -}}
+{{- range dig "nodeAffinity" "requiredDuringSchedulingIgnoredDuringExecution" "nodeSelectorTerms" (list dict) . -}}
+{{- $terms = append $terms (set . "matchExpressions" $roles) -}}
+{{- end -}}
+{{- dict "nodeAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms)) | toYaml -}}
 {{- end -}}
 
 {{- /* Created before the Jobs, which need it, and deleted in any case. Takes events. */ -}}

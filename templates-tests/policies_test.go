@@ -1,0 +1,95 @@
+package templates
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+const policyDir = "../docs/policies/validating-admission-policy"
+
+// The API server accepts the policies that the documentation provides, and each one is bound. Their
+// expressions are compiled by the API server in test/e2e (TestPolicies).
+func TestProvidedPoliciesAreValid(t *testing.T) {
+	files, err := filepath.Glob(policyDir + "/*.yaml")
+	if err != nil || len(files) < 2 {
+		t.Fatalf("found %v, %v", files, err)
+	}
+	for _, file := range files {
+		objects := policyObjects(t, file)
+		if len(objects) != 2 {
+			t.Errorf("%s has %d objects", file, len(objects))
+			continue
+		}
+		policy, binding := objects[0].(*admissionv1.ValidatingAdmissionPolicy),
+			objects[1].(*admissionv1.ValidatingAdmissionPolicyBinding)
+		if binding.Spec.PolicyName != policy.Name ||
+			!slices.Equal(binding.Spec.ValidationActions, []admissionv1.ValidationAction{admissionv1.Deny}) ||
+			*policy.Spec.FailurePolicy != admissionv1.Fail {
+			t.Errorf("%s does not deny: %+v, %+v", file, policy.Spec, binding.Spec)
+		}
+	}
+}
+
+func policyObjects(t *testing.T, file string) []runtime.Object {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []runtime.Object
+	for _, document := range documents(string(text)) {
+		o, err := decode(document)
+		if err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		found = append(found, o.typed)
+	}
+	return found
+}
+
+// The policy that protects the payload names the hook's ServiceAccount, and covers every ConfigMap that
+// pods run programs from.
+func TestPayloadPolicyFitsTheChart(t *testing.T) {
+	policy := policyObjects(t, policyDir+"/payload.yaml")[0].(*admissionv1.ValidatingAdmissionPolicy)
+	out := rendering{values: proxyMode(t, "nodeConfig.mirrors=[docker.io]")}.render(t)
+	hooks := 0
+	for _, account := range all[*corev1.ServiceAccount](out) {
+		name := "system:serviceaccount:" + account.Namespace + ":" + account.Name
+		allowed := strings.Contains(policy.Spec.Variables[0].Expression, "'"+name+"'")
+		if hook := account.Labels["app.kubernetes.io/component"] == "init-hook"; hook != allowed {
+			t.Errorf("%s: allowed: %t", name, allowed)
+		} else if hook {
+			hooks++
+		}
+	}
+	if hooks != 1 {
+		t.Errorf("the chart has %d hook ServiceAccounts", hooks)
+	}
+	const condition = "request.name.contains('-payload-')"
+	if got := policy.Spec.MatchConditions[0].Expression; got != condition {
+		t.Fatalf("the condition is %s", got)
+	}
+	mounted := 0
+	for _, w := range workloads(out) {
+		for _, v := range w.pod.Spec.Volumes {
+			if v.Name != "payload" {
+				continue
+			}
+			for _, source := range v.Projected.Sources {
+				if mounted++; !strings.Contains(source.ConfigMap.Name, "-payload-") {
+					t.Errorf("%s: ConfigMap %s is not protected", w.object, source.ConfigMap.Name)
+				}
+			}
+		}
+	}
+	if mounted == 0 {
+		t.Error("no pod mounts a payload")
+	}
+}
