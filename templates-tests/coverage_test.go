@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -42,10 +43,18 @@ func observe(r rendering, values chartutil.Values, texts map[string]string) {
 	observed.all = append(observed.all, observation{rendering: r, values: values, sum: sumOf(texts)})
 }
 
+// salted are the lines that depend on the salt of the node configuration, which is random on a new
+// cluster.
+var salted = regexp.MustCompile(`(?m)(^  (?:salt|sum): |--config-sum=|node-config-checksum: ).*$`)
+
 func sumOf(texts map[string]string) [sha256.Size]byte {
 	h := sha256.New()
 	for _, name := range slices.Sorted(maps.Keys(texts)) {
-		fmt.Fprintf(h, "%s\n%s\n", name, texts[name])
+		text := texts[name]
+		if strings.HasPrefix(name, "node-config/") {
+			text = salted.ReplaceAllString(text, "$1")
+		}
+		fmt.Fprintf(h, "%s\n%s\n", name, text)
 	}
 	return [sha256.Size]byte(h.Sum(nil))
 }

@@ -70,6 +70,11 @@ func TestUpgradeWithoutChangesRestartsNothing(t *testing.T) {
 		for _, s := range all[*corev1.Service](installed.output) {
 			objects = append(objects, s)
 		}
+		for _, s := range all[*corev1.Secret](installed.output) { // with the salt of checksums
+			if strings.HasSuffix(s.Name, names.SuffixNodeConfig) {
+				objects = append(objects, s)
+			}
+		}
 		compare := func(objects []runtime.Object, which func(file string) bool) {
 			t.Helper()
 			upgraded := rendering{values: ciValues(t)[installed.file], cluster: newCluster(objects...), upgrade: true}.render(t)
