@@ -81,22 +81,23 @@ func (f testFile) subtests(function *ast.FuncDecl) []string {
 			if !ok {
 				return true
 			}
-			callee := ""
+			callee, args := "", call.Args
+			passesT := len(args) > 0 && isT(args[0])
+			if passesT {
+				args = args[1:]
+			}
+			runs := passesT
 			switch f := call.Fun.(type) {
 			case *ast.Ident:
 				callee = f.Name
+				runs = true
 			case *ast.SelectorExpr:
 				callee = f.Sel.Name
+				runs = runs || isT(f.X)
 			}
-			args := call.Args
-			if len(args) > 0 {
-				if first, ok := args[0].(*ast.Ident); ok && first.Name == "t" {
-					args = args[1:]
-				}
-			}
-			if slices.Contains(runners, callee) && len(args) > 1 {
+			if runs && slices.Contains(runners, callee) && len(args) > 1 {
 				found = append(found, names(args[0], table)...)
-			} else if len(args) < len(call.Args) {
+			} else if passesT {
 				add(f.packaged[callee])
 			}
 			return true
@@ -104,6 +105,11 @@ func (f testFile) subtests(function *ast.FuncDecl) []string {
 	}
 	add(function)
 	return found
+}
+
+func isT(e ast.Expr) bool {
+	name, ok := e.(*ast.Ident)
+	return ok && name.Name == "t"
 }
 
 // tableNames returns the strings that may name subtests in code or a variable: keys of maps, names or
