@@ -95,7 +95,7 @@ func TestUpgradeWithoutChangesRestartsNothing(t *testing.T) {
 		compare(objects, job)
 		if hookImage != nil {
 			for i, o := range objects {
-				if secret, ok := o.(*corev1.Secret); ok {
+				if secret, ok := o.(*corev1.Secret); ok && strings.HasSuffix(secret.Name, names.SuffixState) {
 					s, err := state.Decode(secret.Data[state.Key])
 					if err != nil {
 						t.Fatal(err)
