@@ -8,8 +8,12 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/zarf-dev/zarf-registry/internal/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/drain"
 )
 
@@ -21,27 +25,40 @@ const (
 	// keepAliveTimeout is longer than clients keep idle connections (90 s in Go's transport). The client
 	// then closes the connection, and no request hits one that the server is just closing.
 	keepAliveTimeout = 3 * time.Minute
+	// maxConnections is for each listener of the registry. A thousand nodes that pull hold up to ten each
+	// for seconds. A connection takes 60 KiB, or 200 KiB, with what the kernel keeps, if its client does not
+	// read. maxDiagnostics is for probes, Prometheus and init-hook.
+	maxConnections = 4096
+	maxDiagnostics = 64
+	// unsentSize is how much the kernel keeps for a client that does not read (TCP_NOTSENT_LOWAT), instead
+	// of up to 4 MiB. It does not limit what is on its way.
+	unsentSize = 128 << 10
 	// maxHeader bounds a request's header, in bytes. The longest are upload URLs, a few hundred bytes.
 	maxHeader = 64 << 10
 )
 
 // endpoint is a listener and its HTTP server.
 type endpoint struct {
-	name       string
-	address    string
-	listener   net.Listener
-	deliveries drain.Deliveries
-	server     *http.Server
+	name        string
+	address     string
+	listener    net.Listener
+	connections *connlimit.Limiter
+	deliveries  drain.Deliveries
+	server      *http.Server
 }
 
-func newEndpoint(name, address string, handler http.Handler, logger *slog.Logger) *endpoint {
+func newEndpoint(
+	name, address string, handler http.Handler, connections *connlimit.Limiter, logger *slog.Logger,
+) *endpoint {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	return &endpoint{
-		name:    name,
-		address: address,
+		name:        name,
+		address:     address,
+		connections: connections,
 		server: &http.Server{
-			Handler:           handler,
+			Handler:           connlimit.Handler(handler),
+			ConnContext:       connlimit.Context,
 			ReadHeaderTimeout: headerTimeout,
 			IdleTimeout:       keepAliveTimeout,
 			MaxHeaderBytes:    maxHeader,
@@ -65,12 +82,19 @@ func listen(ctx context.Context, endpoints []*endpoint) error {
 }
 
 func (e *endpoint) listen(ctx context.Context) error {
-	var config net.ListenConfig
+	// Accepted connections inherit the option.
+	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		e := c.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsentSize)
+		})
+		return errors.Join(e, err)
+	}}
+	config.SetMultipathTCP(false) // the option exists for TCP only
 	l, err := config.Listen(ctx, "tcp", e.address)
 	if err != nil {
 		return fmt.Errorf("listening for %s: %w", e.name, err)
 	}
-	e.listener = e.deliveries.Listener(l)
+	e.listener = e.connections.Listener(e.deliveries.Listener(l))
 	return nil
 }
 

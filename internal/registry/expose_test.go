@@ -31,6 +31,13 @@ type exposed struct {
 
 func startExposed(t *testing.T, changes ...func(*Options)) exposed {
 	t.Helper()
+	e := openExposed(t, changes...)
+	e.run()
+	return e
+}
+
+func openExposed(t *testing.T, changes ...func(*Options)) exposed {
+	t.Helper()
 	dir := t.TempDir()
 	e := exposed{outside: newTestCA(t), tlsDir: filepath.Join(dir, "tls"), htpasswd: filepath.Join(dir, "users")}
 	if err := os.Mkdir(e.tlsDir, 0o700); err != nil {
@@ -38,7 +45,7 @@ func startExposed(t *testing.T, changes ...func(*Options)) exposed {
 	}
 	e.certify()(t)
 	writeFile(t, e.htpasswd, htpasswd(t, outsideUser, outsidePassword))
-	e.instance = start(t, newTestCA(t), t.TempDir(), append([]func(*Options){func(o *Options) {
+	e.instance = open(t, newTestCA(t), t.TempDir(), append([]func(*Options){func(o *Options) {
 		o.ExposeListen, o.ExposeTLSDir, o.ExposeHtpasswd = "127.0.0.1:0", e.tlsDir, e.htpasswd
 	}}, changes...)...)
 	return e

@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/zarf-dev/zarf-registry/internal/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
 
@@ -61,6 +62,14 @@ func (m *metrics) gauge(name, help string, labels prometheus.Labels, value func(
 func (m *metrics) counter(name, help string, labels prometheus.Labels, value func() float64) {
 	m.own.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels},
 		value))
+}
+
+func (m *metrics) watchConnections(listener string, l *connlimit.Limiter) {
+	labels := prometheus.Labels{"listener": listener}
+	m.gauge("zarf_registry_http_connections", "Open connections.", labels, func() float64 { return float64(l.Open()) })
+	m.counter("zarf_registry_http_connections_dropped_total",
+		"Connections that were closed because of the limit, mostly of clients that sent no request or did not read.", labels,
+		func() float64 { return float64(l.Dropped()) })
 }
 
 func (m *metrics) watchCertificates(source *tlsfiles.Source) {

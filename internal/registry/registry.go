@@ -24,6 +24,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"slices"
@@ -34,8 +35,16 @@ import (
 	"github.com/distribution/distribution/v3/configuration"
 	"github.com/distribution/distribution/v3/registry/handlers"
 
+	"github.com/zarf-dev/zarf-registry/internal/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
+)
+
+// The listeners' names in logs and metrics.
+const (
+	listenerTLS     = "tls"
+	listenerPlain   = "plain"
+	listenerExposed = "exposed"
 )
 
 // diagnosticsTimeout bounds a whole request for health or metrics. Responses are a few KiB.
@@ -52,7 +61,8 @@ type Server struct {
 	exposed      *tlsfiles.Source // for Options.ExposeTLSDir; nil if ExposeListen uses the certificate of Listen
 	idle         *idleConnections // nil without Options.Listen
 	credentials  *credentials
-	plain        *plainListener // nil unless it follows Options.PullHtpasswd
+	plain        *plainListener                // nil unless it follows Options.PullHtpasswd
+	connections  map[string]*connlimit.Limiter // by listener
 	health       *storageHealth
 	metrics      *metrics
 	log          *slog.Logger
@@ -70,7 +80,16 @@ func Open(options Options) (*Server, error) {
 	}
 	s := &Server{
 		options: options, metrics: newMetrics(options.Version), log: options.Log,
-		now: time.Now, after: time.After, idleTimeout: transferIdleTimeout,
+		connections: map[string]*connlimit.Limiter{},
+		now:         time.Now, after: time.After, idleTimeout: transferIdleTimeout,
+	}
+	for name, address := range map[string]string{
+		listenerTLS: options.Listen, listenerPlain: options.PlainListen, listenerExposed: options.ExposeListen,
+	} {
+		if address != "" {
+			s.connections[name] = connlimit.New(maxConnections)
+			s.metrics.watchConnections(name, s.connections[name])
+		}
 	}
 	if err := s.openCertificates(); err != nil {
 		return nil, err
@@ -199,11 +218,13 @@ func (s *Server) Serve(ctx context.Context) error {
 // that opens and closes.
 func (s *Server) endpoints() (registry, diagnostics []*endpoint) {
 	if s.options.Listen != "" {
-		front := s.front("tls", policy{mutualTLS: true})
+		front := s.front(listenerTLS, policy{mutualTLS: true})
 		front.certificates = s.certificates
-		e := newEndpoint(front.name, s.options.Listen, front, s.log)
+		e := s.endpoint(front, s.options.Listen)
 		e.server.TLSConfig = tlsfiles.ServerConfig(s.certificates, tls.RequireAndVerifyClientCert, "http/1.1")
-		e.server.ConnContext = front.connContext
+		e.server.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
+			return front.connContext(connlimit.Context(ctx, c), c)
+		}
 		e.server.ConnState = s.idle.state
 		registry = append(registry, e)
 	}
@@ -215,16 +236,18 @@ func (s *Server) endpoints() (registry, diagnostics []*endpoint) {
 		if certificates == nil {
 			certificates = s.certificates
 		}
-		front := s.front("exposed", policy{exposed: true, anonymousPull: s.options.ExposeAnonymousPull})
-		e := newEndpoint(front.name, s.options.ExposeListen, front, s.log)
+		front := s.front(listenerExposed, policy{exposed: true, anonymousPull: s.options.ExposeAnonymousPull})
+		e := s.endpoint(front, s.options.ExposeListen)
 		e.server.TLSConfig = tlsfiles.ServerConfig(certificates, tls.NoClientCert, "http/1.1")
 		registry = append(registry, e)
 	}
 	if s.options.HealthListen != "" {
-		diagnostics = append(diagnostics, newEndpoint("health", s.options.HealthListen, s.healthHandler(), s.log))
+		e := newEndpoint("health", s.options.HealthListen, s.healthHandler(), connlimit.New(maxDiagnostics), s.log)
+		diagnostics = append(diagnostics, e)
 	}
 	if s.options.MetricsListen != "" {
-		diagnostics = append(diagnostics, newEndpoint("metrics", s.options.MetricsListen, s.metricsHandler(), s.log))
+		e := newEndpoint("metrics", s.options.MetricsListen, s.metricsHandler(), connlimit.New(maxDiagnostics), s.log)
+		diagnostics = append(diagnostics, e)
 	}
 	for _, e := range diagnostics {
 		e.server.ReadTimeout, e.server.WriteTimeout = diagnosticsTimeout, diagnosticsTimeout
@@ -233,8 +256,13 @@ func (s *Server) endpoints() (registry, diagnostics []*endpoint) {
 }
 
 func (s *Server) plainEndpoint() *endpoint {
-	front := s.front("plain", policy{anonymousPull: s.options.AnonymousPull})
-	return newEndpoint(front.name, s.options.PlainListen, front, s.log)
+	front := s.front(listenerPlain, policy{anonymousPull: s.options.AnonymousPull})
+	return s.endpoint(front, s.options.PlainListen)
+}
+
+// endpoint shares the connection limit among successive listeners of the same name.
+func (s *Server) endpoint(front *front, address string) *endpoint {
+	return newEndpoint(front.name, address, front, s.connections[front.name], s.log)
 }
 
 func (s *Server) front(name string, policy policy) *front {

@@ -28,6 +28,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	dto "github.com/prometheus/client_model/go"
 
+	"github.com/zarf-dev/zarf-registry/internal/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 )
@@ -445,7 +446,7 @@ func TestShutdownLetsRequestsFinish(t *testing.T) {
 // A pod's network namespace, with what is left in its send queues, ends with the last process.
 func TestShutdownDeliversWhatWasWritten(t *testing.T) {
 	i := start(t, newTestCA(t), t.TempDir(), func(o *Options) { o.DrainTimeout = time.Minute })
-	content := random(300 << 10)
+	content := random(100 << 10) // less than unsentSize
 	path := "/v2/a/blobs/" + i.pusher().pushBlob("a", content).String()
 	config := i.node().Transport.(*http.Transport).TLSClientConfig.Clone()
 	tcp, err := net.Dial("tcp", i.addresses["tls"])
@@ -669,5 +670,90 @@ func TestSmallBlobsNeedLittleMemory(t *testing.T) {
 	runtime.ReadMemStats(&after)
 	if each := (after.TotalAlloc - before.TotalAlloc) / pulls; each > allowed {
 		t.Errorf("each pull allocates %d KiB", each>>10)
+	}
+}
+
+// On each listener, clients that send nothing, or do not read, hold connections up to its limit. A new
+// client replaces one of them.
+func TestConnectionLimits(t *testing.T) {
+	e := openExposed(t, func(o *Options) { o.AnonymousPull, o.ExposeAnonymousPull = true, true })
+	const limit = 3
+	for name := range e.server.connections {
+		e.server.connections[name] = connlimit.New(limit)
+	}
+	e.run()
+	e.waitReady()
+	path := "/v2/a/blobs/" + e.pusher().pushBlob("a", random(8<<20)).String()
+	for name, c := range map[string]client{"tls": e.node(), "plain": e.plain(), "exposed": e.outsider()} {
+		c.Transport.(*http.Transport).DisableKeepAlives = true
+		for what, stall := range map[string]func() net.Conn{
+			"silent": func() net.Conn {
+				conn, err := net.Dial("tcp", e.addresses[name])
+				if err != nil {
+					t.Fatal(err)
+				}
+				return conn
+			},
+			"not reading": func() net.Conn {
+				conn, err := net.Dial("tcp", e.addresses[name])
+				if err != nil {
+					t.Fatal(err)
+				}
+				_ = conn.(*net.TCPConn).SetReadBuffer(4 << 10)
+				if config := c.Transport.(*http.Transport).TLSClientConfig; config != nil {
+					conn = tls.Client(conn, config)
+				}
+				fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: a\r\n\r\n", path)
+				return conn
+			},
+		} {
+			t.Run(name+"/"+what, func(t *testing.T) {
+				connections := e.server.connections[name]
+				for range limit + 1 {
+					defer stall().Close()
+				}
+				eventually(t, "the limit is reached", func() bool { return connections.Open() == limit })
+				before := connections.Dropped()
+				for range 10 {
+					c.must(http.StatusOK, "GET", "/v2/", nil)
+				}
+				if connections.Dropped() == before || connections.Open() > limit {
+					t.Errorf("%d dropped, %d open", connections.Dropped()-before, connections.Open())
+				}
+			})
+		}
+	}
+}
+
+func TestConnectionMetrics(t *testing.T) {
+	i := start(t, newTestCA(t), t.TempDir())
+	i.node().must(http.StatusOK, "GET", "/v2/", nil)
+	for _, line := range []string{
+		`zarf_registry_http_connections{listener="tls"} 1`, `zarf_registry_http_connections{listener="plain"} 0`,
+		`zarf_registry_http_connections_dropped_total{listener="tls"} 0`,
+	} {
+		if !strings.Contains(i.metrics(), line+"\n") {
+			t.Errorf("no %s in the metrics", line)
+		}
+	}
+}
+
+// The kernel keeps little for a client that does not read.
+func TestUnsentDataIsLimited(t *testing.T) {
+	e := newEndpoint("test", "127.0.0.1:0", http.NotFoundHandler(), connlimit.New(1), slog.New(slog.DiscardHandler))
+	if err := e.listen(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer e.listener.Close()
+	c := dialPlain(t, e.listener.Addr().String())
+	accepted, err := e.listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer accepted.Close()
+	defer c.Close()
+	_ = accepted.SetWriteDeadline(time.Now().Add(time.Second / 2))
+	if n, _ := accepted.Write(make([]byte, 8<<20)); n > 1<<20 {
+		t.Errorf("%d bytes were written for a client that does not read", n)
 	}
 }
