@@ -216,7 +216,7 @@ func TestProcess(t *testing.T) {
 	}
 	defer c.Close()
 	const size = 64 << 20 // more than the sockets buffer
-	fmt.Fprintf(c, "GET /v2/%d HTTP/1.1\r\nHost: a\r\n\r\n", size)
+	fmt.Fprintf(c, "GET /v2/%d HTTP/1.1\r\nHost: localhost\r\n\r\n", size)
 	response, err := http.ReadResponse(bufio.NewReader(c), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -256,4 +256,40 @@ func gzipped(t testing.TB, file string) int {
 	_, _ = w.Write(data)
 	_ = w.Close()
 	return out.Len()
+}
+
+// With a thousand clients that do not read, the proxy leaves half of its pod's 128 MiB to the kernel's
+// buffers.
+func TestMemoryOfStalledDownloads(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED, NOTHING CHECKED: it needs seconds of CPU time")
+	}
+	w := newWorld(t)
+	p := w.startProxy(t, build(t, "."))
+	for range 1000 {
+		c, err := net.Dial("tcp", p.address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		fmt.Fprintf(c, "GET /v2/%d HTTP/1.1\r\nHost: localhost\r\n\r\n", 64<<20)
+		_ = c.SetReadDeadline(time.Now().Add(longest))
+		if _, err := c.Read(make([]byte, 1)); err != nil { // those that came before may be dropped
+			t.Fatal(err)
+		}
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Process.Pid))
+	if err != nil {
+		t.Skipf("SKIPPED, NOTHING CHECKED: %v", err)
+	}
+	peak := regexp.MustCompile(`VmHWM:\s+(\d+) kB`).FindSubmatch(status)
+	if peak == nil {
+		t.Fatalf("no VmHWM in %s", status)
+	}
+	kib, _ := strconv.Atoi(string(peak[1]))
+	sockets, _ := os.ReadFile("/proc/net/sockstat")
+	t.Logf("the proxy has used %d KiB; sockets of all processes (mem in pages):\n%s", kib, sockets)
+	if kib > 64<<10 {
+		t.Errorf("the proxy has used %d KiB, want at most 64 MiB", kib)
+	}
 }

@@ -19,7 +19,8 @@ import (
 //	/loaded    the program and the mounted certificates in use, see internal/reloadstatus
 //
 // An unavailable registry does not make the proxy unready: no other proxy could serve the node, and
-// requests wait.
+// requests wait. Unlike ServeHTTP, it accepts any Host: probes and Prometheus use the pod's address,
+// and nothing here is secret.
 func (p *Proxy) admin() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })

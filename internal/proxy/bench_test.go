@@ -96,7 +96,7 @@ func BenchmarkStream(b *testing.B) {
 		buffer := make([]byte, 256<<10)
 		b.SetBytes(size)
 		for b.Loop() {
-			if _, err := io.WriteString(c, "GET /large HTTP/1.1\r\nHost: registry\r\n\r\n"); err != nil {
+			if _, err := io.WriteString(c, "GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n"); err != nil {
 				b.Fatal(err)
 			}
 			response, err := http.ReadResponse(reader, nil)

@@ -1,12 +1,16 @@
 package proxy
 
 import (
+	"context"
 	"crypto/tls"
 	"io"
 	"net"
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/zarf-dev/zarf-registry/internal/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/drain"
 )
 
@@ -109,9 +113,49 @@ func (c *clientConn) Close() error {
 	return c.Conn.Close()
 }
 
-// reset sends a RST, so that no client mistakes the end of the connection for the end of the body.
-// That matters for responses without a length, which end with the connection.
-func (c *clientConn) reset() {
+// await waits until the client has read nearly all that was written, at most for limits.write. Unlike
+// a Write that waits, it needs no buffer.
+func (c *clientConn) await(ctx context.Context) error {
+	if c == nil {
+		return nil // not served by Run
+	}
+	tcp, is := c.Conn.(*drain.Conn)
+	if !is {
+		return nil
+	}
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return err
+	}
+	ready := false
+	if err := raw.Control(func(fd uintptr) { ready = writable(fd) }); err != nil || ready {
+		return err
+	}
+	if limited := connlimit.From(ctx); limited != nil {
+		limited.Idle()
+		defer limited.Busy()
+	}
+	if err := c.SetWriteDeadline(time.Now().Add(c.front.proxy.limits.write)); err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = c.SetWriteDeadline(time.Unix(1, 0)) })
+	defer stop()
+	return raw.Write(writable)
+}
+
+// writable reports whether a socket has little left to send (TCP_NOTSENT_LOWAT), or has failed.
+func writable(fd uintptr) bool {
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, 0)
+	return n > 0 || err != nil
+}
+
+// Reset sends a RST and drops what the client has not received. So no client mistakes the end of the
+// connection for the end of a response without a length, and one that does not read leaves nothing
+// behind.
+func (c *clientConn) Reset() {
+	if c == nil {
+		return
+	}
 	if tcp, ok := c.Conn.(*drain.Conn); ok {
 		tcp.Reset()
 		return

@@ -175,7 +175,7 @@ func TestSilentClients(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		begin := []string{"", "G", "GET /v2/ HTTP/1.1\r\nHost: a\r\nX: ", "\x16", "\x16\x03\x01\x02\x00"}[i%5]
+		begin := []string{"", "G", "GET /v2/ HTTP/1.1\r\nHost: localhost\r\nX: ", "\x16", "\x16\x03\x01\x02\x00"}[i%5]
 		if _, err := io.WriteString(c, begin); err != nil {
 			t.Fatal(err)
 		}
@@ -201,7 +201,7 @@ func TestSlowLoris(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	fmt.Fprint(c, "GET /v2/ HTTP/1.1\r\nHost: a\r\n")
+	fmt.Fprint(c, "GET /v2/ HTTP/1.1\r\nHost: localhost\r\n")
 	eventually(t, "the connection ends", func() bool {
 		_, err := fmt.Fprint(c, "X: y\r\n")
 		return err != nil

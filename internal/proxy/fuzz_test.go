@@ -37,16 +37,16 @@ type sight struct {
 // client gets well-formed responses, as many of them from the registry as it has received requests.
 func FuzzConnection(f *testing.F) {
 	for _, seed := range []string{
-		"GET /v2/ HTTP/1.1\r\nHost: a\r\n\r\n",
-		"HEAD /v2/a/manifests/latest HTTP/1.1\r\nHost: a\r\nAccept: a/b\r\nAuthorization: Basic eDp5\r\nConnection: " +
+		"GET /v2/ HTTP/1.1\r\nHost: localhost\r\n\r\n",
+		"HEAD /v2/a/manifests/latest HTTP/1.1\r\nHost: localhost\r\nAccept: a/b\r\nAuthorization: Basic eDp5\r\nConnection: " +
 			"accept\r\n\r\nGET / HTTP/1.0\r\n\r\n",
-		"GET http://b/%2f?%0a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
-		"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabcGET /b HTTP/1.1\r\nHost: a\r\n\r\n",
-		"PUT / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\nGET /b HTTP/1.1\r\nHost: " +
-			"a\r\nX-Forwarded-Proto: ftp\r\n\r\n",
-		"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 28\r\n\r\nGET /b HTTP/1.1\r\nHost: a\r\n\r\n",
+		"GET http://127.0.0.1/%2f?%0a HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
+		"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nabcGET /b HTTP/1.1\r\nHost: localhost\r\n\r\n",
+		"PUT / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\nGET /b HTTP/1.1\r\nHost: " +
+			"localhost\r\nX-Forwarded-Proto: ftp\r\n\r\n",
+		"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 28\r\n\r\nGET /b HTTP/1.1\r\nHost: localhost\r\n\r\n",
 		"\x16\x03\x01\x00\x05\x01\x00\x00\x01\x03",
-		"\x16GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+		"\x16GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
 		"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
 	} {
 		f.Add([]byte(seed))
@@ -156,6 +156,9 @@ func checkSeen(got []sight, requests []*http.Request, scheme, registry string) e
 		}
 		if r.ContentLength != 0 || len(r.TransferEncoding) > 0 {
 			break // refused, and the connection closed
+		}
+		if r.Host != "" && !isLoopback(r.Host) || fromOtherSite(r.Header) {
+			continue // refused
 		}
 		g := got[0]
 		got = got[1:]
@@ -289,7 +292,7 @@ func FuzzSniff(f *testing.F) {
 			f.Add(hello.sent.Bytes(), uint8(0), uint8(0))
 		}
 	}
-	f.Add([]byte("GET /v2/ HTTP/1.1\r\nHost: a\r\n\r\n"), uint8(2), uint8(6))
+	f.Add([]byte("GET /v2/ HTTP/1.1\r\nHost: localhost\r\n\r\n"), uint8(2), uint8(6))
 	f.Add([]byte("\x16"), uint8(0), uint8(0))
 	f.Add([]byte("\x15\x03\x01\x00\x02\x02\x28"), uint8(0), uint8(0))
 	f.Add([]byte("\x80\x2e\x01\x03\x01"), uint8(0), uint8(0)) // SSL 2.0

@@ -7,8 +7,8 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"os"
 	"strconv"
-	"sync"
 	"time"
 )
 
@@ -25,23 +25,12 @@ const (
 // Codes of the OCI distribution specification, section "Error Codes", and UNAVAILABLE, which
 // distribution adds for 503.
 const (
+	codeDenied      = "DENIED"
 	codeUnsupported = "UNSUPPORTED"
 	codeUnavailable = "UNAVAILABLE"
 )
 
 type clientKey struct{}
-
-var (
-	largeBuffers = newBuffers(bufferSize)
-	smallBuffers = newBuffers(smallBufferSize)
-)
-
-func newBuffers(size int) *sync.Pool {
-	return &sync.Pool{New: func() any {
-		buffer := make([]byte, size)
-		return &buffer
-	}}
-}
 
 // ServeHTTP handles one client request. If the response cannot be completed, it panics with
 // http.ErrAbortHandler to break the client's connection.
@@ -67,7 +56,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	c, ok := r.Context().Value(clientKey{}).(*clientConn)
 	if ok && w.Header().Get("Content-Length") == "" && !r.ProtoAtLeast(1, 1) {
-		c.reset()
+		c.Reset()
 	}
 	panic(http.ErrAbortHandler)
 }
@@ -85,9 +74,16 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request) (code int, n int
 		w.Header().Set("Connection", "close")
 		return p.refuse(w, http.StatusBadRequest, codeUnsupported, r.Method+" requests must not have a body"), 0, nil
 	}
-	if !safeHost(r.Host) {
-		w.Header().Set("Connection", "close")
-		return p.refuse(w, http.StatusBadRequest, codeUnsupported, "the host contains invalid characters"), 0, nil
+	// Otherwise any web page in a browser on this node could read images: with requests to this
+	// address, or to a name of its own that resolves to it.
+	if r.Host != "" && !isLoopback(r.Host) {
+		return p.refuse(w, http.StatusForbidden, codeDenied, fmt.Sprintf(
+			"this endpoint serves the container runtime of its node: host %q is not a loopback address, use 127.0.0.1 or [::1]",
+			r.Host)), 0, nil
+	}
+	if fromOtherSite(r.Header) {
+		return p.refuse(w, http.StatusForbidden, codeDenied,
+			"this endpoint serves the container runtime of its node, not web pages of other sites"), 0, nil
 	}
 	request := newRequest(r)
 	resp, err := p.fetch(request, p.newRetryBudget(), judgeFirst)
@@ -140,48 +136,74 @@ func (p *Proxy) refuse(w http.ResponseWriter, status int, code, message string) 
 	return status
 }
 
-// stream copies the body to the client and resumes it when it breaks off.
+// errPaused: see slots.
+var errPaused = errors.New("another request took its connection while the client did not read")
+
+// stream copies the body to the client. It resumes the body when it breaks off, and when another request
+// took its connection.
 func (p *Proxy) stream(w http.ResponseWriter, request *request, resp *response) (sent int64, err error) {
-	pool := largeBuffers
-	if resp.ContentLength >= 0 && resp.ContentLength <= smallBufferSize {
-		pool = smallBuffers
-	}
-	buffer := pool.Get().(*[]byte)
-	defer pool.Put(buffer)
+	ctx := request.Context()
+	client, _ := ctx.Value(clientKey{}).(*clientConn)
 	whole := &interruptedBody{first: resp.Response}
 	var skip int64 // bytes the client already has of a body that restarted from its beginning
+	var fast int64 // bytes the client has taken without delay
 	for {
-		n, err := resp.fill(*buffer)
+		buffer := p.buffers.get(resp.ContentLength, fast >= fastAfter)
+		n, cause := resp.fill(*buffer)
 		part := (*buffer)[:n]
 		if skip > 0 {
 			k := min(skip, int64(n))
 			part, skip = part[k:], skip-k
 		}
-		if len(part) > 0 {
-			written, err := w.Write(part)
-			sent += int64(written)
-			if err != nil {
-				resp.discard()
-				return sent, err
-			}
-		}
+		complete := errors.Is(cause, io.EOF)
 		switch {
-		case errors.Is(err, io.EOF):
-			resp.release()
-			return sent, nil
-		case err == nil:
-			if n < len(*buffer) {
-				// The registry pauses. Flush what it has sent so far out of net/http's buffer.
-				if err := http.NewResponseController(w).Flush(); err != nil {
-					resp.discard()
-					return sent, err
-				}
-			}
+		case cause == nil:
+			p.upstream.slots.lend(resp)
+		case complete:
+			resp.release() // the client may take long to read the end
 		default:
 			resp.discard()
-			if resp, skip, err = p.resume(request, whole, sent, err); err != nil {
-				return sent, err
+		}
+		began := time.Now()
+		// If the registry pauses, flush what it has sent so far out of net/http's buffer.
+		written, err := send(w, part, cause == nil && n < len(*buffer))
+		p.buffers.put(buffer)
+		sent, fast = sent+int64(written), fast+int64(written)
+		if err == nil && cause == nil {
+			err = client.await(ctx)
+		}
+		if time.Since(began) > minLent {
+			fast = 0
+		}
+		paused := cause == nil && !p.upstream.slots.reclaim(resp)
+		switch {
+		case err != nil:
+			if cause == nil && !paused {
+				resp.discard()
 			}
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				client.Reset() // it would take as long to deliver what is queued
+			}
+			return sent, err
+		case complete:
+			return sent, nil
+		case paused:
+			cause = errPaused
+		case cause == nil:
+			continue
+		}
+		if resp, skip, err = p.resume(request, whole, sent, cause); err != nil {
+			return sent, err
 		}
 	}
+}
+
+func send(w http.ResponseWriter, part []byte, flush bool) (written int, err error) {
+	if len(part) > 0 {
+		written, err = w.Write(part)
+	}
+	if err == nil && flush {
+		err = http.NewResponseController(w).Flush()
+	}
+	return written, err
 }

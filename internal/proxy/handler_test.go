@@ -418,72 +418,72 @@ func TestSmuggling(t *testing.T) {
 		p.limits.idle, p.limits.readHeader, p.limits.read = time.Second/2, time.Second/2, time.Second/2
 	})
 
-	const smuggled = "GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
+	const smuggled = "GET /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
 	for name, tt := range map[string]struct {
 		send string
 		want []string // requests that reach the registry
 	}{
-		"one request": {"GET /1 HTTP/1.1\r\nHost: a\r\n\r\n", []string{"GET /1"}},
+		"one request": {"GET /1 HTTP/1.1\r\nHost: localhost\r\n\r\n", []string{"GET /1"}},
 		"two requests in one packet": {
-			"GET /1 HTTP/1.1\r\nHost: a\r\n\r\nHEAD /2 HTTP/1.1\r\nHost: a\r\n\r\n", []string{"GET /1", "HEAD /2"},
+			"GET /1 HTTP/1.1\r\nHost: localhost\r\n\r\nHEAD /2 HTTP/1.1\r\nHost: localhost\r\n\r\n", []string{"GET /1", "HEAD /2"},
 		},
 		"a request in a body of given length": {
-			fmt.Sprintf("GET /1 HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s", len(smuggled), smuggled), nil,
+			fmt.Sprintf("GET /1 HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s", len(smuggled), smuggled), nil,
 		},
 		"a request in a chunked body": {
 			fmt.Sprintf(
-				"GET /1 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(smuggled), smuggled,
+				"GET /1 HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(smuggled), smuggled,
 			),
 			nil,
 		},
 		"both lengths, chunked second": {
-			"GET /1 HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + smuggled, nil,
+			"GET /1 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + smuggled, nil,
 		},
 		"both lengths, chunked first": {
-			"GET /1 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n" + smuggled, nil,
+			"GET /1 HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n" + smuggled, nil,
 		},
 		"two different lengths": {
-			"GET /1 HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nContent-Length: 36\r\n\r\n" + smuggled, nil,
+			"GET /1 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nContent-Length: 36\r\n\r\n" + smuggled, nil,
 		},
-		"a length with a sign": {"GET /1 HTTP/1.1\r\nHost: a\r\nContent-Length: +36\r\n\r\n" + smuggled, nil},
-		"a negative length":    {"GET /1 HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n" + smuggled, nil},
+		"a length with a sign": {"GET /1 HTTP/1.1\r\nHost: localhost\r\nContent-Length: +36\r\n\r\n" + smuggled, nil},
+		"a negative length":    {"GET /1 HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n" + smuggled, nil},
 		"an encoding that is almost chunked": {
-			"GET /1 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: xchunked\r\n\r\n" + smuggled, nil,
+			"GET /1 HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: xchunked\r\n\r\n" + smuggled, nil,
 		},
-		"a space before the colon": {"GET /1 HTTP/1.1\r\nHost: a\r\nContent-Length : 36\r\n\r\n" + smuggled, nil},
+		"a space before the colon": {"GET /1 HTTP/1.1\r\nHost: localhost\r\nContent-Length : 36\r\n\r\n" + smuggled, nil},
 		"a folded header": {
-			"GET /1 HTTP/1.1\r\nHost: a\r\nX: y\r\n Content-Length: 36\r\n\r\n", []string{"GET /1"},
+			"GET /1 HTTP/1.1\r\nHost: localhost\r\nX: y\r\n Content-Length: 36\r\n\r\n", []string{"GET /1"},
 		},
-		"a line feed in a header": {"GET /1 HTTP/1.1\r\nHost: a\r\nX: y\rGET /smuggled HTTP/1.1\r\n\r\n", nil},
-		"a NUL in a header":       {"GET /1 HTTP/1.1\r\nHost: a\r\nX: y\x00\r\n\r\n", nil},
-		"a space in the target":   {"GET /1 HTTP/1.1 X HTTP/1.1\r\nHost: a\r\n\r\n", nil},
+		"a line feed in a header": {"GET /1 HTTP/1.1\r\nHost: localhost\r\nX: y\rGET /smuggled HTTP/1.1\r\n\r\n", nil},
+		"a NUL in a header":       {"GET /1 HTTP/1.1\r\nHost: localhost\r\nX: y\x00\r\n\r\n", nil},
+		"a space in the target":   {"GET /1 HTTP/1.1 X HTTP/1.1\r\nHost: localhost\r\n\r\n", nil},
 		"an escaped line break in the target": {
-			"GET /1%0d%0aX:%20y HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", []string{"GET /1%0d%0aX:%20y"},
+			"GET /1%0d%0aX:%20y HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", []string{"GET /1%0d%0aX:%20y"},
 		},
 		"an escaped line break in the query": {
-			"GET /1?%0d%0aX HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", []string{"GET /1?%0d%0aX"},
+			"GET /1?%0d%0aX HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", []string{"GET /1?%0d%0aX"},
 		},
-		"bare line feeds": {"GET /1 HTTP/1.1\nHost: a\n\n", []string{"GET /1"}},
+		"bare line feeds": {"GET /1 HTTP/1.1\nHost: localhost\n\n", []string{"GET /1"}},
 		"a target with another host": {
-			"GET http://example.invalid/1 HTTP/1.1\r\nHost: a\r\n\r\n", []string{"GET /1"},
+			"GET http://[::1]:5/1 HTTP/1.1\r\nHost: localhost\r\n\r\n", []string{"GET /1"},
 		},
 		"a target with a user": {
-			"GET http://u:p@example.invalid/1 HTTP/1.1\r\nHost: a\r\n\r\n", []string{"GET /1"},
+			"GET http://u:p@127.0.0.1/1 HTTP/1.1\r\nHost: localhost\r\n\r\n", []string{"GET /1"},
 		},
 		"no host":                  {"GET /1 HTTP/1.1\r\n\r\n", nil},
-		"two hosts":                {"GET /1 HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", nil},
-		"a host with a line break": {"GET /1 HTTP/1.1\r\nHost: a\r b\r\n\r\n", nil},
+		"two hosts":                {"GET /1 HTTP/1.1\r\nHost: localhost\r\nHost: b\r\n\r\n", nil},
+		"a host with a line break": {"GET /1 HTTP/1.1\r\nHost: localhost\r b\r\n\r\n", nil},
 		"HTTP/1.0 without a host":  {"GET /1 HTTP/1.0\r\n\r\n", []string{"GET /1"}},
 		"HTTP/0.9":                 {"GET /1\r\n", nil},
 		"the HTTP/2 preface":       {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", nil},
 		"an upgrade to HTTP/2": {
-			"GET /1 HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: " +
+			"GET /1 HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: " +
 				"AAMAAABk\r\n\r\n",
 			[]string{"GET /1"},
 		},
 		"garbage": {"\x00\x01\x02\x03\r\n\r\n", nil},
 		"an expectation with a body": {
-			"GET /1 HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 36\r\n\r\n" + smuggled, nil,
+			"GET /1 HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 36\r\n\r\n" + smuggled, nil,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -508,7 +508,7 @@ func TestClientThatDoesNotRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+	fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
 	eventually(t, "the request is in flight", func() bool { return f.metric("requests_in_flight") == 1 })
 	eventually(t, "the request has ended", func() bool { return f.metric("requests_in_flight") == 0 })
 }
@@ -544,7 +544,7 @@ func TestClientDisconnects(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+			fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
 			<-came
 			_ = c.Close()
 			select {
@@ -578,7 +578,7 @@ func TestStreams(t *testing.T) {
 			}
 			defer c.Close()
 			_ = c.SetDeadline(time.Now().Add(longest))
-			fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+			fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
 			response, err := http.ReadResponse(bufio.NewReader(c), nil)
 			if err != nil {
 				t.Fatal(err)

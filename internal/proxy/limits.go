@@ -38,10 +38,30 @@ const (
 	maxHeaderBytes = 32 << 10
 	// maxHeadBytes bounds a response's header. The registry sends less than 1 KiB.
 	maxHeadBytes = 64 << 10
+	// maxConnections is how many clients may be connected. A node's runtime opens a few for each image
+	// that it pulls. A client that does not read takes 100 KiB, half of it in the kernel.
+	maxConnections = 512
+	// maxUpstream is how many connections to the registry may be in use: 32 images with three layers
+	// each at once. One takes 300 KiB, and up to 600 KiB if its client reads and then stalls.
+	maxUpstream = 96
+	// receiveSize is how much the kernel may receive for a body (SO_RCVBUF); it uses up to twice as much
+	// memory. Otherwise the limit is 6 MB or more, which a client that reads and then stalls would hold.
+	receiveSize = 256 << 10
+	// unsentSize is how much the kernel keeps for a client that does not read (TCP_NOTSENT_LOWAT).
+	// Otherwise it is 2.5 MB on a loopback interface.
+	unsentSize = 32 << 10
+
 	// bufferSize is how much of a body is read before it is written to the client. One GiB takes 1.20
 	// s of CPU time with 64 KiB, 1.10 s with 128 KiB and 1.04 s with 256 KiB, at 620, 690 and 730
 	// MB/s, because proxy and client wait for each other less often. Larger buffers bring nothing.
 	bufferSize = 256 << 10
+	// maxLarge is how many buffers of that size may be in use: 16 MiB.
+	maxLarge = 64
+	// mediumBufferSize is for all other clients, and at the beginning of each body.
+	mediumBufferSize = 32 << 10
+	// fastAfter is how much a client must take without delay to get a large buffer: more than the
+	// kernel takes for a client that does not read.
+	fastAfter = 256 << 10
 	// progressSize is how much of a resumed body must arrive to count as progress.
 	progressSize = 64 << 10
 	// smallBufferSize is for bodies up to this size: manifests and configurations. The pool drops
@@ -53,6 +73,9 @@ const (
 	// would reset the connection, and the client might never see the response.
 	lingerTimeout = 500 * time.Millisecond
 
+	// portTimeout is how long a proxy waits for its port: until it counts as available (10 s), and the
+	// previous one has drained (DefaultDrainTimeout), on a slow node.
+	portTimeout = time.Minute
 	// userTimeout is how long sent data may stay unacknowledged (TCP_USER_TIMEOUT). It detects a dead
 	// node long before limits.head does.
 	userTimeout = 10 * time.Second

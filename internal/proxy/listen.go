@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -35,6 +37,27 @@ func listenNetwork(address string) (string, error) {
 	}
 }
 
+// listenWhenFree is like listen, but waits for a predecessor that cannot share the port because it runs
+// as another user (SO_REUSEPORT). The predecessor answers the probes of this pod's readiness too, so it
+// ends soon, and this process has the port within a millisecond.
+func listenWhenFree(ctx context.Context, address string, reusePort bool, log *slog.Logger) (net.Listener, error) {
+	end := time.Now().Add(portTimeout)
+	for waiting := false; ; waiting = true {
+		l, err := listen(ctx, address, reusePort)
+		if !reusePort || !errors.Is(err, syscall.EADDRINUSE) || time.Now().After(end) {
+			return l, err
+		}
+		if !waiting {
+			log.Info("the port is in use, waiting for the previous proxy to end", "address", address)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
 func listen(ctx context.Context, address string, reusePort bool) (net.Listener, error) {
 	network, err := listenNetwork(address)
 	if err != nil {
@@ -44,10 +67,12 @@ func listen(ctx context.Context, address string, reusePort bool) (net.Listener, 
 	// four system calls per connection.
 	config := net.ListenConfig{KeepAlive: -1}
 	config.SetMultipathTCP(false) // a node has a single path, and handOff's socket option exists for TCP only
-	if reusePort {
-		config.Control = func(_, _ string, c syscall.RawConn) error {
-			return setOption(c, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
+	config.Control = func(_, _ string, c syscall.RawConn) error {
+		// Accepted connections inherit it.
+		if err := setOption(c, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsentSize); err != nil || !reusePort {
+			return err
 		}
+		return setOption(c, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
 	}
 	l, err := config.Listen(ctx, network, address)
 	if err != nil {

@@ -29,6 +29,7 @@ type proxyMetrics struct {
 	retries      *metrics.Counter
 	resumes      *metrics.Counter
 	resumeErrors *metrics.Counter
+	pauses       *metrics.Counter
 	latency      *histogram
 
 	mu       sync.RWMutex
@@ -52,13 +53,24 @@ func newProxyMetrics(p *Proxy) *proxyMetrics {
 		retries:      set.NewCounter(prefix + "upstream_retries_total"),
 		resumes:      set.NewCounter(prefix + `upstream_resumes_total{result="ok"}`),
 		resumeErrors: set.NewCounter(prefix + `upstream_resumes_total{result="error"}`),
+		pauses:       set.NewCounter(prefix + "responses_paused_total"),
 		latency:      newHistogram(prefix + "upstream_response_seconds"),
 		requests:     make(map[requestKey]*metrics.Counter),
 	}
 	source := p.config.Source
 	gauges := map[string]func() float64{
-		"requests_in_flight":                   func() float64 { return float64(m.inFlight.Load()) },
-		"requests_waiting":                     func() float64 { return float64(p.waiting.Load()) },
+		"requests_in_flight": func() float64 { return float64(m.inFlight.Load()) },
+		"requests_waiting":   func() float64 { return float64(p.waiting.Load()) },
+		"requests_queued": func() float64 {
+			_, queued := p.upstream.slots.counts()
+			return float64(queued)
+		},
+		"upstream_connections_in_use": func() float64 {
+			taken, _ := p.upstream.slots.counts()
+			return float64(taken)
+		},
+		"connections":                          func() float64 { return float64(p.connections.Open()) },
+		"buffered_bytes":                       func() float64 { return float64(p.buffers.bytes.Load()) },
 		"certificate_expiry_timestamp_seconds": func() float64 { return float64(source.Current().Leaf.NotAfter.Unix()) },
 		"certificate_lifetime_seconds":         func() float64 { return source.Current().Lifetime().Seconds() },
 		"authority_expiry_timestamp_seconds":   func() float64 { return float64(source.Current().CAExpiry().Unix()) },
@@ -74,6 +86,7 @@ func newProxyMetrics(p *Proxy) *proxyMetrics {
 		func() float64 { return 1 })
 	set.RegisterMetricsWriter(func(w io.Writer) {
 		metrics.WriteCounterUint64(w, prefix+"certificate_reload_errors_total", source.ReloadErrors())
+		metrics.WriteCounterUint64(w, prefix+"connections_dropped_total", p.connections.Dropped())
 		m.latency.write(w)
 	})
 	return m

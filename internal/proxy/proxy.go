@@ -23,6 +23,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/zarf-dev/zarf-registry/internal/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/drain"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
@@ -64,8 +65,8 @@ type Config struct {
 	// ServeTLS serves TLS next to plain HTTP on the listeners. If it is false, a ClientHello gets a
 	// plain HTTP 400.
 	ServeTLS bool
-	// ReusePort lets another process listen on the same addresses, so that a successor can start
-	// before this one ends.
+	// ReusePort lets another process of the same user listen on the same addresses, so that a successor
+	// can start before this one ends. A successor with another user waits until this one ends.
 	ReusePort bool
 	// RetryTimeout is how long a request waits for an unavailable registry. Zero disables waiting.
 	RetryTimeout time.Duration
@@ -90,11 +91,13 @@ type Proxy struct {
 	upstream *upstream
 	metrics  *proxyMetrics
 	limits   limits
+	buffers  *buffers
 	waiting  atomic.Int64
 
 	listening atomic.Bool
 	draining  atomic.Bool
 
+	connections     *connlimit.Limiter
 	deliveries      drain.Deliveries
 	listeners       []net.Listener
 	metricsListener net.Listener
@@ -132,7 +135,10 @@ func New(config Config) (*Proxy, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Proxy{config: config, log: newLimitedLogger(config.Logger), limits: defaultLimits}
+	p := &Proxy{
+		config: config, log: newLimitedLogger(config.Logger), limits: defaultLimits,
+		buffers: newBuffers(), connections: connlimit.New(maxConnections),
+	}
 	p.metrics = newProxyMetrics(p)
 	p.upstream = newUpstream(address, config.Source, &p.limits, p.metrics, p.log)
 	config.Source.OnChange(func(*tlsfiles.Material) { p.upstream.closeOutdated() })
@@ -149,7 +155,7 @@ func (p *Proxy) Listen(ctx context.Context) (err error) {
 	}()
 	var unavailable []error
 	for _, address := range p.config.Listen {
-		l, err := listen(ctx, address, p.config.ReusePort)
+		l, err := listenWhenFree(ctx, address, p.config.ReusePort, p.config.Logger)
 		if addressUnavailable(err) {
 			p.config.Logger.Warn("address not available on this node, skipping it", "address", address, "error", err)
 			unavailable = append(unavailable, err)
@@ -164,7 +170,8 @@ func (p *Proxy) Listen(ctx context.Context) (err error) {
 		return join(unavailable)
 	}
 	if p.config.MetricsListen != "" {
-		if p.metricsListener, err = listen(ctx, p.config.MetricsListen, p.config.ReusePort); err != nil {
+		p.metricsListener, err = listenWhenFree(ctx, p.config.MetricsListen, p.config.ReusePort, p.config.Logger)
+		if err != nil {
 			return err
 		}
 	}
@@ -202,7 +209,7 @@ func (p *Proxy) MetricsAddr() net.Addr {
 // delivered. It returns nil after it has drained, even if requests were cut off.
 func (p *Proxy) Run(ctx context.Context) error {
 	server := &http.Server{
-		Handler:           p,
+		Handler:           connlimit.Handler(p),
 		ReadHeaderTimeout: p.limits.readHeader,
 		ReadTimeout:       p.limits.read,
 		IdleTimeout:       p.limits.idle,
@@ -210,7 +217,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 		Protocols:         http1(),
 		ErrorLog:          slog.NewLogLogger(p.config.Logger.Handler(), slog.LevelDebug),
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			return context.WithValue(ctx, clientKey{}, c)
+			return context.WithValue(connlimit.Context(ctx, c), clientKey{}, c.(*connlimit.Conn).Conn)
 		},
 	}
 	front := &front{proxy: p}
@@ -241,7 +248,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	for _, l := range p.listeners {
 		p.config.Logger.Info("listening", "address", l.Addr().String(), "tls", p.config.ServeTLS,
 			"registry", p.upstream.address.String())
-		serve(server, front.listener(p.deliveries.Listener(l)))
+		serve(server, p.connections.Listener(front.listener(p.deliveries.Listener(l))))
 	}
 	if p.metricsListener != nil {
 		serve(admin, p.metricsListener)

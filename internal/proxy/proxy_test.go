@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -71,7 +72,7 @@ func TestDrain(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer idle.Close()
-	fmt.Fprint(idle, "GET /quick HTTP/1.1\r\nHost: a\r\n\r\n")
+	fmt.Fprint(idle, "GET /quick HTTP/1.1\r\nHost: localhost\r\n\r\n")
 	reader := bufio.NewReader(idle)
 	if response, err := http.ReadResponse(reader, nil); err != nil {
 		t.Fatal(err)
@@ -126,16 +127,18 @@ func TestDrain(t *testing.T) {
 
 // A pod's network namespace, with what is left in its send queues, ends with the last process.
 func TestDrainDeliversWhatWasWritten(t *testing.T) {
-	content := bytes.Repeat([]byte("0123456789abcdef"), 20<<10)
-	f := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) }),
-		func(p *Proxy) { p.config.DrainTimeout = longest / 6 })
+	content := bytes.Repeat([]byte("0123456789abcdef"), 6<<10)
+	f := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", strconv.Itoa(len(content)))
+		_, _ = w.Write(content)
+	}), func(p *Proxy) { p.config.DrainTimeout = longest / 6 })
 	client, err := net.Dial("tcp", f.address())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer client.Close()
 	_ = client.(*net.TCPConn).SetReadBuffer(4 << 10)
-	fmt.Fprint(client, "GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+	fmt.Fprint(client, "GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
 	eventually(t, "everything is written", func() bool {
 		return f.metric("requests_in_flight") == 0 && f.proxy.deliveries.Pending() == 1
 	})

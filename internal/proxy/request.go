@@ -3,7 +3,9 @@ package proxy
 import (
 	"bytes"
 	"cmp"
+	"net"
 	"net/http"
+	"net/netip"
 	"net/textproto"
 	"net/url"
 	"strings"
@@ -37,7 +39,7 @@ func newRequest(r *http.Request) *request {
 // in the registry's log with a loopback address.
 //
 // The output cannot contain a second request: net/http has validated the request line and the
-// headers, and forward has called safeHost. A request without a host (HTTP/1.0) gets the
+// headers, and forward has called isLoopback. A request without a host (HTTP/1.0) gets the
 // registry's.
 func (r *request) write(b *bytes.Buffer, registry string) {
 	target := r.RequestURI
@@ -65,12 +67,35 @@ func (r *request) write(b *bytes.Buffer, registry string) {
 	b.WriteString("\r\n")
 }
 
-// hostBytes are the bytes allowed in the host of a URL (RFC 3986, section 3.2.2).
-const hostBytes = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~!$&'()*+,;=%:[]@"
+// isLoopback reports whether a request's host is a loopback address or localhost, with any port or
+// none. The name of a web page is neither, although DNS may resolve it to 127.0.0.1.
+//
+// It accepts no other bytes than those of addresses. net/http validates the Host header, but not the
+// host of an absolute URL that replaces it and that net/url has already unescaped.
+func isLoopback(host string) bool {
+	name, port, err := net.SplitHostPort(host)
+	if err != nil {
+		name, port = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]"), ""
+	}
+	if strings.Trim(port, "0123456789") != "" {
+		return false
+	}
+	ip, err := netip.ParseAddr(name)
+	return strings.EqualFold(name, "localhost") || err == nil && ip.IsLoopback() && ip.Zone() == ""
+}
 
-// safeHost reports whether host contains only hostBytes. net/http validates the Host header, but
-// not the host of an absolute URL that replaces it and that net/url has already unescaped.
-func safeHost(host string) bool { return strings.Trim(host, hostBytes) == "" }
+// fromOtherSite reports whether a browser sent the request for a page of another site.
+func fromOtherSite(header http.Header) bool {
+	if len(header["Origin"]) > 0 {
+		return true
+	}
+	for _, site := range header["Sec-Fetch-Site"] {
+		if site != "none" && site != "same-origin" { // none: the user has entered the address
+			return true
+		}
+	}
+	return false
+}
 
 // hopByHop are the headers of a single connection (RFC 9110, section 7.6.1). Those that Connection
 // names are added to them.

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -49,13 +50,66 @@ func TestRequestWrite(t *testing.T) {
 	}
 }
 
-func TestInvalidHost(t *testing.T) {
-	f := start(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		t.Errorf("the registry got %+v", r)
-	}))
-	got := exchange(t, f, "GET http://%c3%a4/ HTTP/1.1\r\nHost: a\r\n\r\n")
-	if !strings.HasPrefix(got, "HTTP/1.1 400 ") || !strings.Contains(got, "invalid characters") {
-		t.Errorf("response = %q", got)
+func TestIsLoopback(t *testing.T) {
+	for host, want := range map[string]bool{
+		"127.0.0.1": true, "127.0.0.1:31999": true, "127.1.2.3:1": true, "127.0.0.1:": true,
+		"[::1]:31999": true, "[::1]": true, "localhost": true, "LocalHost:31999": true,
+
+		"": false, ":31999": false, "0.0.0.0:31999": false, "10.244.0.7:5000": false, "[::]:31999": false,
+		"[fe80::1]:31999": false, "[::1%lo]:31999": false, "example.com": false, "localhost.example.com": false,
+		"127.0.0.1.example.com:31999": false, "localhost:x": false, "127.0.0.1:1:2": false, "2130706433": false,
+		"127.1": false, "0x7f.0.0.1": false, "[::1]\r\nX: y": false, "127.0.0.1 x": false, "ä": false,
+		"zarf-registry.zarf.svc:5000": false,
+	} {
+		if got := isLoopback(host); got != want {
+			t.Errorf("isLoopback(%q) = %t", host, got)
+		}
+	}
+}
+
+// A page in a browser on the node may send requests to the proxy, under a name of its own whose
+// address changes to 127.0.0.1, but gets nothing from the registry.
+func TestWebPagesAreRefused(t *testing.T) {
+	var served atomic.Int32
+	f := start(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served.Add(1) }))
+	for name, tt := range map[string]struct {
+		target, header, message string // without a message, the registry answers
+	}{
+		"a runtime":                {"/v2/", "Host: 127.0.0.1:31999", ""},
+		"a runtime on IPv6":        {"/v2/", "Host: [::1]:31999", ""},
+		"a runtime by name":        {"/v2/", "Host: localhost:31999", ""},
+		"an address that is typed": {"/v2/", "Host: localhost:31999\r\nSec-Fetch-Site: none", ""},
+		"its own page":             {"/v2/", "Host: localhost:31999\r\nSec-Fetch-Site: same-origin", ""},
+		"another name":             {"/v2/", "Host: attacker.example:31999", `host "attacker.example:31999" is not a loopback`},
+		"another name in the target": {
+			"http://attacker.example/v2/", "Host: 127.0.0.1", `host "attacker.example" is not a loopback`,
+		},
+		"an escaped name in the target": {"http://%c3%a4/v2/", "Host: 127.0.0.1", "is not a loopback"},
+		"a pod's address":               {"/v2/", "Host: 10.244.0.7:5000", "is not a loopback"},
+		"an origin":                     {"/v2/", "Host: 127.0.0.1:31999\r\nOrigin: http://attacker.example", "not web pages"},
+		"an opaque origin":              {"/v2/", "Host: 127.0.0.1:31999\r\nOrigin: null", "not web pages"},
+		"another site":                  {"/v2/", "Host: 127.0.0.1:31999\r\nSec-Fetch-Site: cross-site", "not web pages"},
+		"the same site, another port":   {"/v2/", "Host: localhost:31999\r\nSec-Fetch-Site: same-site", "not web pages"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := served.Load()
+			got := exchange(t, f, "GET "+tt.target+" HTTP/1.1\r\n"+tt.header+"\r\nConnection: close\r\n\r\n")
+			if tt.message == "" {
+				if !strings.HasPrefix(got, "HTTP/1.1 200 ") {
+					t.Errorf("response = %q", got)
+				}
+				return
+			}
+			response, err := http.ReadResponse(bufio.NewReader(strings.NewReader(got)), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, _ := io.ReadAll(response.Body)
+			if response.StatusCode != http.StatusForbidden || served.Load() != before {
+				t.Errorf("%s, the registry got %d requests", response.Status, served.Load()-before)
+			}
+			checkOCIError(t, response, body, "DENIED", tt.message)
+		})
 	}
 }
 

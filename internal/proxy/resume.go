@@ -60,10 +60,13 @@ func (p *Proxy) resume(
 	if ctx.Err() != nil {
 		return nil, 0, ctx.Err()
 	}
+	paused := errors.Is(cause, errPaused)
+	body.first.Body = http.NoBody // keeps nothing of the connection
 	defer func() {
 		switch {
-		case err == nil:
+		case err == nil && !paused:
 			p.metrics.resumes.Inc()
+		case err == nil:
 		case ctx.Err() == nil:
 			p.metrics.resumeErrors.Inc()
 			err = fmt.Errorf("body broke off after %d bytes (%w) and cannot be resumed: %w", sent, cause, err)
@@ -78,8 +81,10 @@ func (p *Proxy) resume(
 		return nil, 0, errors.New("the response has neither a strong ETag nor a digest")
 	}
 	rest := httprange.ContentRange{Start: whole.Start + sent, End: whole.End, Size: whole.Size}
-	p.log.Warn("body broke off, resuming it", "path", request.URL.Path, "bytes", sent, "error", cause)
-	if body.budget == nil || sent-body.sent >= progressSize {
+	if !paused {
+		p.log.Warn("body broke off, resuming it", "path", request.URL.Path, "bytes", sent, "error", cause)
+	}
+	if paused || body.budget == nil || sent-body.sent >= progressSize {
 		body.budget = p.newRetryBudget()
 	} else if err := body.budget.wait(ctx, cause); err != nil {
 		return nil, 0, err

@@ -3,6 +3,7 @@ package proxy
 import (
 	"bufio"
 	"bytes"
+	"container/list"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -14,7 +15,10 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
@@ -35,6 +39,8 @@ type upstream struct {
 
 	dialer     net.Dialer
 	lookupHost func(ctx context.Context, network, host string) ([]netip.Addr, error)
+
+	slots *slots
 
 	mu         sync.Mutex
 	closed     bool
@@ -60,7 +66,8 @@ func newUpstream(
 	u := &upstream{
 		address: a, hostPort: a.String(), source: source, limits: limits, metrics: metrics, log: log,
 		lookupHost: net.DefaultResolver.LookupNetIP,
-		dialer:     net.Dialer{Timeout: limits.dial, Control: setUserTimeout},
+		slots:      newSlots(maxUpstream, metrics.pauses),
+		dialer:     net.Dialer{Timeout: limits.dial, Control: setSocket},
 	}
 	u.expiry = time.AfterFunc(idleLifetime, u.expire)
 	return u
@@ -76,24 +83,71 @@ type conn struct {
 	idleSince  time.Time
 }
 
-// get returns an idle connection or a new one. reused reports that it was idle, so that the
-// registry may have closed it in the meantime.
+// get takes a slot, and returns an idle connection or a new one. reused reports that it was idle, so
+// that the registry may just be closing it.
 func (u *upstream) get(ctx context.Context) (c *conn, reused bool, err error) {
-	u.mu.Lock()
-	dropped := u.refreshLocked()
-	m, config := u.generation, u.config
-	if n := len(u.idle); n > 0 {
-		c = u.idle[n-1]
-		u.idle[n-1] = nil
-		u.idle = u.idle[:n-1]
+	if err := u.slots.take(ctx); err != nil {
+		return nil, false, err
 	}
-	u.mu.Unlock()
-	closeAll(dropped)
-	if c != nil {
-		return c, true, nil
+	for {
+		c = nil
+		u.mu.Lock()
+		dropped := u.refreshLocked()
+		m, config := u.generation, u.config
+		if n := len(u.idle); n > 0 {
+			c = u.idle[n-1]
+			u.idle[n-1] = nil
+			u.idle = u.idle[:n-1]
+		}
+		u.mu.Unlock()
+		closeAll(dropped)
+		if c == nil {
+			if c, err = u.connect(ctx, m, config); err != nil {
+				u.slots.give()
+			}
+			return c, false, err
+		}
+		if c.silent() {
+			return c, true, nil
+		}
+		_ = c.Close()
 	}
-	c, err = u.connect(ctx, m, config)
-	return c, false, err
+}
+
+// silent reports whether the registry has sent nothing since its last response. Whatever it has sent
+// would be taken for the response to the next request.
+func (c *conn) silent() bool {
+	if c.reader.Buffered() > 0 {
+		return false
+	}
+	// TLS may have read more than it has returned. After the deadline it reads nothing else.
+	if err := c.raw.SetReadDeadline(time.Unix(1, 0)); err != nil {
+		return false
+	}
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		return false
+	}
+	return !readable(c.raw)
+}
+
+// readable reports whether a read from the socket would return at once: with data, with the end of
+// the stream or with an error.
+func readable(c net.Conn) bool {
+	socket, is := c.(syscall.Conn)
+	if !is {
+		return true
+	}
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return true
+	}
+	var buffer [1]byte
+	if e := raw.Control(func(fd uintptr) {
+		_, _, err = unix.Recvfrom(int(fd), buffer[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+	}); e != nil {
+		return true
+	}
+	return !errors.Is(err, unix.EAGAIN)
 }
 
 // put returns a connection to the idle ones. Its response must have been read to the end.
@@ -284,12 +338,15 @@ func (u *upstream) handshake(ctx context.Context, to string, config *tls.Config)
 }
 
 // response is the registry's response to one request. Read its body with fill, then call release or
-// discard once.
+// discard once, unless slots.reclaim has reported that its connection is gone.
 type response struct {
 	*http.Response
 	upstream *upstream
 	conn     *conn
 	stop     func() bool // stops watching the request's context; nil: not watching
+
+	lent   *list.Element // of slots; nil unless others may take the connection
+	lentAt time.Time
 }
 
 // watch closes the connection when ctx ends, which interrupts reads and writes regardless of their
@@ -297,7 +354,8 @@ type response struct {
 // there is something to wait for.
 func (resp *response) watch(ctx context.Context) {
 	if resp.stop == nil {
-		resp.stop = context.AfterFunc(ctx, func() { _ = resp.conn.raw.Close() })
+		connection := resp.conn.raw
+		resp.stop = context.AfterFunc(ctx, func() { _ = connection.Close() })
 	}
 }
 
@@ -436,16 +494,17 @@ func (resp *response) fill(buffer []byte) (n int, err error) {
 
 // release returns the connection for reuse after the body was read to its end.
 func (resp *response) release() {
-	// Unsolicited data after the response would be taken for the response to the next request.
-	if resp.Close || resp.conn.reader.Buffered() > 0 || !resp.unwatch() {
+	if resp.Close || !resp.unwatch() {
 		resp.discard()
 		return
 	}
 	resp.upstream.put(resp.conn)
+	resp.upstream.slots.give()
 }
 
 // discard closes the connection: the rest of the body is not wanted or will not come.
 func (resp *response) discard() {
 	resp.unwatch()
 	_ = resp.conn.raw.Close()
+	resp.upstream.slots.give()
 }

@@ -488,3 +488,79 @@ func TestInvalidResponses(t *testing.T) {
 		}
 	})
 }
+
+// What the registry sends without a request is not taken for the response to the next one.
+func TestUnsolicitedResponses(t *testing.T) {
+	const unsolicited = "HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\npoisoned"
+	// The proxy reads such a body directly into its buffer, so TLS keeps what follows it.
+	long := strings.Repeat("x", 3*smallBufferSize/2)
+	for name, tt := range map[string]struct {
+		body   string
+		before []string // parts that are sent before the client has the response
+		after  string
+	}{
+		"with a short body":           {"good", []string{"good" + unsolicited}, ""},
+		"with a long body":            {long, []string{long + unsolicited}, ""},
+		"in the record after a body":  {long, []string{long, unsolicited}, ""},
+		"when the connection is idle": {"good", []string{"good"}, unsolicited},
+		"a part of a response":        {"good", []string{"good"}, unsolicited[:10]},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var requests atomic.Int32
+			received, idle := make(chan struct{}), make(chan struct{})
+			f := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				if requests.Add(1) > 1 {
+					_, _ = io.WriteString(w, "the second")
+					return
+				}
+				c, _, err := http.NewResponseController(w).Hijack()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer c.Close()
+				head := fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n", len(tt.body))
+				for i, part := range tt.before {
+					if i == 0 {
+						part = head + part
+					}
+					_, _ = io.WriteString(c, part)
+				}
+				<-received
+				_, _ = io.WriteString(c, tt.after)
+				close(idle)
+				_, _ = c.Read(make([]byte, 1)) // until the proxy closes it
+			}))
+			_, body, err := f.get("/v2/")
+			if err != nil || string(body) != tt.body {
+				t.Fatalf("got %d bytes, %v", len(body), err)
+			}
+			close(received)
+			<-idle
+			eventually(t, "the response has arrived", func() bool {
+				u := f.proxy.upstream
+				u.mu.Lock()
+				defer u.mu.Unlock()
+				return tt.after == "" || len(u.idle) == 1 && readable(u.idle[0].raw)
+			})
+			if _, body, err = f.get("/v2/"); err != nil || string(body) != "the second" {
+				t.Errorf("the second response is %.100q, %v", body, err)
+			}
+		})
+	}
+}
+
+// A connection that stays silent serves the next request.
+func TestConnectionsAreReused(t *testing.T) {
+	content := newBlob(20_000)
+	f := start(t, store{content})
+	for range 5 {
+		response, body, err := f.get(content.path())
+		if err := content.check(response, body, err); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := f.metric(`upstream_dials_total{result="ok"}`); got != 1 {
+		t.Errorf("%v connections, want 1", got)
+	}
+}

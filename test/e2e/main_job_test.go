@@ -80,6 +80,7 @@ func TestMainJob(t *testing.T) {
 	})
 	t.Run("deleting the registry pod during a pull loop fails no pull", func(t *testing.T) { testRegistryRestart(t, w) })
 	t.Run("a proxy that ends delivers the responses it has written", func(t *testing.T) { testSlowClient(t, w) })
+	t.Run("a client that stalls on 1000 downloads delays no other", func(t *testing.T) { testStalledDownloads(t, w) })
 	t.Run("a Service that takes the port is reported", func(t *testing.T) { testPortTaken(t, w) })
 	t.Run("the registry moves to a node that never ran it", func(t *testing.T) { testRegistryMoves(t, w) })
 	t.Run("a node added later pulls without another run of the hook", func(t *testing.T) { testNodeAdded(t, w) })
@@ -393,6 +394,38 @@ func testRegistryRestart(t *testing.T, w *world) {
 		time.Sleep(2 * time.Second)
 	}
 	stop()
+}
+
+// testStalledDownloads lets a client on a node not read 1000 downloads. Requests of others must not
+// fail, and not take much longer; and the proxy must not run out of memory.
+func testStalledDownloads(t *testing.T, w *world) {
+	w.testClusterOnly(t)
+	w.push(t, w.makeArchive(t, "example.com/e2e/stalled:1", 8<<20))
+	before := w.restarts(t)
+	out, err := w.onNode(t, w.nodes[1], w.tool, "stall", "http://"+w.address, "e2e/stalled:1", "1000")
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	var result struct {
+		Idle, Stalled    time.Duration
+		Requests, Failed int
+		First            string
+	}
+	if err := json.Unmarshal([]byte(out), &result); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	t.Logf("figure: p99 of %d requests: idle %s, with 1000 stalled downloads %s", result.Requests, result.Idle,
+		result.Stalled)
+	if result.Failed > 0 {
+		t.Errorf("%d of %d requests failed, the first with %s", result.Failed, result.Requests, result.First)
+	}
+	// Below that, the figure depends on what else runs on this machine.
+	if result.Stalled > max(2*result.Idle, 100*time.Millisecond) {
+		t.Errorf("p99 is %s, want at most twice %s", result.Stalled, result.Idle)
+	}
+	if after := w.restarts(t); after != before {
+		t.Errorf("pods before:\n%s\nafter:\n%s", before, after)
+	}
 }
 
 // testSlowClient deletes a proxy's pod while a slow client reads a blob. In hostPort mode everything that

@@ -48,6 +48,7 @@ does not work. The registry's certificate must always match the host in --regist
 			if err != nil {
 				return &exitcode.Refusal{Err: err}
 			}
+			debug.SetMemoryLimit(memoryLimit)
 			config.Logger = logger
 			config.Idle = releaseMemory
 			config.Program = os.Getenv(programVariable)
@@ -107,6 +108,10 @@ does not work. The registry's certificate must always match the host in --regist
 	}
 	return command
 }
+
+// memoryLimit is when Go collects garbage more often than when memory in use has doubled, in bytes. Pulls
+// need less. With as many clients as may connect, the rest of a pod's 128 MiB is for the kernel's buffers.
+const memoryLimit = 48 << 20
 
 // programVariable is where the loader writes the program's SHA-256.
 const programVariable = "ZARF_REGISTRY_PROGRAM"

@@ -60,6 +60,12 @@ func run(args []string) error {
 		return pullUntil(args[1], args[2], args[3], args[4], pause)
 	case args[0] == "slowly" && len(args) == 3:
 		return pullSlowly(args[1], args[2])
+	case args[0] == "stall" && len(args) == 4:
+		n, err := strconv.Atoi(args[3])
+		if err != nil || n < 1 {
+			return fmt.Errorf("invalid number of downloads %q", args[3])
+		}
+		return stall(args[1], args[2], n)
 	case args[0] == "watch" && len(args) == 3:
 		pause, err := time.ParseDuration(args[2])
 		if err != nil {
@@ -94,6 +100,7 @@ func run(args []string) error {
 	}
 	return errors.New("usage: tool [hello | dial HOST:PORT | get URL | " +
 		"pull BASE-URL REPOSITORY:TAG SLOW-IMAGE STOP-FILE PAUSE | slowly BASE-URL REPOSITORY:TAG | " +
+		"stall BASE-URL REPOSITORY:TAG NUMBER | " +
 		"crictl IMAGE NUMBER SLOW-IMAGE STOP-FILE PAUSE | watch BASE-URL PAUSE | each BASE-URL | " +
 		"sniff | say HOST:PORT TEXT | scan PORTS HOST... | sum FILE]")
 }
