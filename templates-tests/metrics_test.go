@@ -381,7 +381,7 @@ func TestEveryMetricIsDocumented(t *testing.T) {
 	}
 	documented := map[string]bool{}
 	for _, row := range regexp.MustCompile(
-		"(?m)^\\| `(zarf_registry_[a-z_]+)` \\| ([^|]*) \\| ([^|]+) \\|$",
+		"(?m)^\\|`(zarf_registry_[a-z_]+)`\\|([^|]*)\\|[^|]+\\|$",
 	).FindAllStringSubmatch(string(b), -1) {
 		documented[row[1]+" "+strings.ReplaceAll(strings.TrimSpace(row[2]), "`", "")] = true
 	}
