@@ -42,6 +42,7 @@ func (c *cluster) GetClientFor(apiVersion, kind string) (dynamic.NamespaceableRe
 		{&corev1.Secret{}, true},
 		{&corev1.ConfigMap{}, true},
 		{&appsv1.Deployment{}, true},
+		{&appsv1.DaemonSet{}, true},
 	} {
 		kinds, _, err := scheme.Scheme.ObjectKinds(known.object)
 		if err != nil {

@@ -112,6 +112,9 @@ func fullNameOf(out *output) string {
 	return ""
 }
 
+// proxyUser is the user of proxies on the node's network, where processes of one user can share a port.
+const proxyUser = 60847
+
 // invariants hold for every rendering. Each returns its violations.
 var invariants = map[string]func(out *output) []string{
 	"pods comply with the restricted level, and only proxies use the node's network": func(out *output) (wrong []string) {
@@ -122,8 +125,12 @@ var invariants = map[string]func(out *output) []string{
 			if w.ofNodes() {
 				continue // nodePods checks them
 			}
+			user := int64(65532)
+			if spec.HostNetwork {
+				user = proxyUser
+			}
 			if c := spec.SecurityContext; c == nil || !is(c.RunAsNonRoot, true) ||
-				!openshift && (!is(c.RunAsUser, 65532) || !is(c.FSGroup, 65532)) ||
+				!openshift && (!is(c.RunAsUser, user) || !is(c.RunAsGroup, user) || !is(c.FSGroup, user)) ||
 				openshift && (c.RunAsUser != nil || c.RunAsGroup != nil || c.FSGroup != nil) ||
 				!is(c.FSGroupChangePolicy, corev1.FSGroupChangeOnRootMismatch) || c.SeccompProfile == nil ||
 				c.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {

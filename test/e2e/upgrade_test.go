@@ -28,8 +28,8 @@ const (
 // TestUpgrade upgrades a release of another commit to the current one, rolls it back, and upgrades it
 // with init-hook. Meanwhile every node pulls, reads slowly, and connects every 5 ms. Where only
 // the proxies' program changes, or with host network, nothing may fail. With host ports, a node refuses
-// connections while its proxy is replaced; figures tell how long. A proxy of the current release that
-// ends still delivers all responses.
+// connections while its proxy is replaced, and with host network while its user changes; figures tell how
+// long. A proxy of the current release that ends still delivers all responses.
 func TestUpgrade(t *testing.T) {
 	previous := previousRelease(t)
 	w := ownCluster(t, "e2e-upgrade", layout{
@@ -57,6 +57,11 @@ func TestUpgrade(t *testing.T) {
 		w.push(t, writeArchive(t, files))
 	})
 	w.underLoad(t, "helm upgrade with host network", nothingFails, func(t *testing.T) { upgrade(t, here, hostNetwork) })
+	w.proxiesRunAs(t, 65532) // a rollback to the previous commit needs its user
+	w.underLoad(t, "helm upgrade to the proxies' own user", refusals, func(t *testing.T) { upgrade(t, here, hostNetwork) })
+	w.proxiesRunAs(t, 60847)
+	w.underLoad(t, "helm rollback to the previous user", refusals, func(t *testing.T) { helm(t, "rollback", release, "2") })
+	w.proxiesRunAs(t, 65532)
 	w.underLoad(t, "helm rollback with host network", nothingFails, func(t *testing.T) { helm(t, "rollback", release, "1") })
 	must(t, "the previous commit with host ports", func(t *testing.T) {
 		upgrade(t, filepath.Join(previous, "chart"), "--set=proxy.hostNetwork=false")
@@ -83,6 +88,17 @@ func TestUpgrade(t *testing.T) {
 		}
 	})
 	must(t, "helm uninstall leaves only the volume", w.uninstall)
+}
+
+// proxiesRunAs checks the user of all proxies. On the node's network they share their port with successors
+// of the same user only.
+func (w *world) proxiesRunAs(t *testing.T, user int64) {
+	t.Helper()
+	for _, p := range w.pods(t, "proxy") {
+		if c := p.Spec.SecurityContext; p.DeletionTimestamp == nil && (c.RunAsUser == nil || *c.RunAsUser != user) {
+			t.Errorf("pod %s does not run as %d: %+v", p.Name, user, c)
+		}
+	}
 }
 
 // underLoad runs a step as must does, while every node pulls, reads slowly and connects.

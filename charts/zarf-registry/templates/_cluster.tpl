@@ -212,6 +212,24 @@ name. */ -}}
 {{- .ClusterRegistry | toJson -}}
 {{- end -}}
 
+{{- /* "true" if proxies of this release run on the node's network as user 65532 and do not wait for their port. */ -}}
+{{- define "zarf-registry.cluster.proxiesShareUser" -}}
+{{- if not (hasKey . "ClusterProxiesShareUser") -}}
+{{- $found := "" -}}
+{{- range (lookup "apps/v1" "DaemonSet" (include "zarf-registry.namespace" .) "").items -}}
+{{- $labels := default dict .metadata.labels -}}
+{{- $pod := .spec.template.spec -}}
+{{- $ours := and (eq (get $labels "app.kubernetes.io/component") "proxy") (eq (get $labels "app.kubernetes.io/instance") $.Release.Name) -}}
+{{- $waits := hasKey (default dict .metadata.annotations) "zarf-registry/waits-for-port" -}}
+{{- if and $ours (not $waits) (dig "hostNetwork" false $pod) (eq (dig "securityContext" "runAsUser" 0 $pod | int) 65532) -}}
+{{- $found = "true" -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set . "ClusterProxiesShareUser" $found -}}
+{{- end -}}
+{{- .ClusterProxiesShareUser -}}
+{{- end -}}
+
 {{- /* The architecture of the registry: that of the running one if possible, else amd64 before arm64. */ -}}
 {{- define "zarf-registry.cluster.architecture" -}}
 {{- include "zarf-registry.cluster.loadNodes" . -}}

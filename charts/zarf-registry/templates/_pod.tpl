@@ -1,13 +1,17 @@
 {{- /* Parts shared by all pods. */ -}}
 
-{{- /* 65532 is the conventional nonroot user of images built from scratch. OpenShift assigns users and groups from the
-namespace's range and refuses others. */ -}}
+{{- /* 65532 is the conventional nonroot user of images built from scratch. */ -}}
 {{- define "zarf-registry.pod.securityContext" -}}
+{{- include "zarf-registry.pod.securityContextOf" (dict "root" . "user" 65532) -}}
+{{- end -}}
+
+{{- /* OpenShift assigns users and groups from the namespace's range and refuses others. Takes root, user. */ -}}
+{{- define "zarf-registry.pod.securityContextOf" -}}
 runAsNonRoot: true
-{{- if not (include "zarf-registry.openshift" .) }}
-runAsUser: 65532
-runAsGroup: 65532
-fsGroup: 65532
+{{- if not (include "zarf-registry.openshift" .root) }}
+runAsUser: {{ .user }}
+runAsGroup: {{ .user }}
+fsGroup: {{ .user }}
 {{- end }}
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile:
