@@ -82,7 +82,7 @@ images: payload ## Build the images as OCI archives for amd64 and arm64 in dist/
 	go run ./tools/images --version $(VERSION) --registry $(REGISTRY) --output dist/images
 
 .PHONY: chart
-chart: payload ## Package the chart into dist/, reproducibly
+chart: images ## Package the chart into dist/, reproducibly
 	go run ./tools/release -chart-only -version $(VERSION) -output dist
 
 .PHONY: release
@@ -94,7 +94,7 @@ release: images ## Build a release in dist/release: chart, programs, images, SBO
 .PHONY: unit
 unit: payload $(TESTCLUSTER) ## Unit tests, with the race detector where it is fast enough
 	@# -short skips tests with blobs of 2 GiB.
-	go test -race -short $$(go list ./cmd/... ./internal/... ./tools/... ./test/e2e/soak | grep -vE '/($(subst $() $(),|,$(NO_RACE)))$$')
+	go test -race -short $$(go list ./cmd/... ./internal/... ./tools/... ./test/e2e/rights ./test/e2e/soak | grep -vE '/($(subst $() $(),|,$(NO_RACE)))$$')
 	PROMTOOL="$$($(TESTCLUSTER) tool promtool)" go test -timeout 30m $(NO_RACE:%=./%) ./templates-tests/... ./loader/... ./docs/...
 	cd bench && go test ./...
 	cd test/cluster && go test -race ./...

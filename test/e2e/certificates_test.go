@@ -560,7 +560,7 @@ exec skopeo --insecure-policy copy "docker://$1/e2e/hello:1" dir:/etc/containers
 // 20. The CronJob must keep the nodes pulling.
 func TestUnattended(t *testing.T) {
 	w := ownCluster(t, "e2e-unattended", layout{aside: true})
-	w.provoked = []string{w.address + "/zarf-registry/init-hook:"} // the CronJob's, before the installation is complete
+	w.provoked = []string{w.address + "/zarf-registry/init-hook"} // the CronJob's, before the installation is complete
 	const lifetime = 10 * time.Minute
 	must(t, "install", func(t *testing.T) {
 		w.helmChart(t, "install", proxyMode, "--set=pki.lifetime.certificate=10m", "--set=pki.lifetime.authority=20m",
@@ -602,8 +602,9 @@ func TestUnattended(t *testing.T) {
 				t.Errorf("Job %s failed %d times", j.Name, j.Status.Failed)
 			}
 		}
-		if len(jobs.Items) == 0 {
-			t.Error("the CronJob created no Job")
+		cronJob, err := w.client.BatchV1().CronJobs(namespace).Get(t.Context(), release+"-certificates", metav1.GetOptions{})
+		if err != nil || cronJob.Status.LastSuccessfulTime == nil {
+			t.Errorf("the CronJob has not succeeded: %v", err)
 		}
 	})
 	must(t, "helm uninstall leaves only the volume", w.uninstall)

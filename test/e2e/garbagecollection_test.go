@@ -77,11 +77,7 @@ func TestGarbageCollection(t *testing.T) {
 		}
 	})
 	w.underLoop(t, "the CronJob's Job frees space, and no pull fails", "400ms", func(t *testing.T) {
-		output(t, w.command(t, w.kubectl, "-n", namespace, "create", "job", "gc-now", "--from=cronjob/"+release+"-gc"))
-		output(t, w.command(t, w.kubectl, "-n", namespace, "wait", "job/gc-now", "--for=condition=complete",
-			"--timeout=180s"))
-		t.Logf("log of the Job: %s", output(t, w.command(t, w.kubectl, "-n", namespace, "logs", "job/gc-now")))
-		output(t, w.command(t, w.kubectl, "-n", namespace, "delete", "job", "gc-now"))
+		w.runCronJob(t, release+"-gc")
 		after := w.stored(t)
 		t.Logf("figure: %d bytes were stored, %d are now", before, after)
 		if before-after < noise {

@@ -1,0 +1,29 @@
+package rights
+
+// hook is the ServiceAccount of the hook Jobs.
+const hook = "zarf:zarf-registry-hook"
+
+// Exceptions are the rights that TestLeastPrivilege does not use, and the tests that do.
+var Exceptions = []Exception{
+	{Verb: "create", Resource: "pods/portforward", Scenario: "TestLeastPrivilege",
+		Why: "Kubernetes 1.35 and later authorize create for upgrades to WebSocket, which is no event of the audit log; " +
+			"before 1.30, SPDY needs it"},
+	{Account: hook, Verb: "list", Resource: "events",
+		Scenario: "TestHelm/after_a_switch_whose_verification_fails,_the_node_port_is_served_again",
+		Why:      "to say why pods are not ready"},
+	{Account: hook, Verb: "get", Resource: "jobs.batch",
+		Scenario: "TestHelm/kubectl_apply_of_the_whole_output_of_helm_template_deletes_nothing",
+		Why:      "cleanup compares the ages of all three Jobs if prepare's exists"},
+	{Account: hook, Verb: "create", Resource: "*.cert-manager.io",
+		Scenario: "TestCertificates/helm_upgrade_to_certManager"},
+	{Account: hook, Verb: "list", Resource: "certificaterequests.cert-manager.io",
+		Scenario: "TestCertificates/helm_upgrade_to_certManager", Why: "preflight"},
+	{Account: hook, Verb: "delete", Resource: "*.cert-manager.io",
+		Scenario: "TestCertificates/helm_upgrade_to_existingSecret", Why: "what the previous mode left"},
+	{Account: hook, Verb: "delete", Resource: "secrets", Name: "zarf-registry-*-issued",
+		Scenario: "TestCertificates/helm_upgrade_to_existingSecret", Why: "what the previous mode left"},
+	{Account: hook, Verb: "update", Resource: "*.cert-manager.io", Scenario: "TestDriftIsPutRight",
+		Why: "a unit test: values changed, or others did"},
+	{Account: hook, Verb: "update", Resource: "certificates/status.cert-manager.io",
+		Scenario: "TestAFailureOfAnEarlierRunIsTriedAgain", Why: "a unit test: cert-manager retries after an hour only"},
+}
