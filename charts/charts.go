@@ -8,7 +8,10 @@ import (
 	"io/fs"
 )
 
-//go:embed all:zarf-registry
+// Not files/init-hook.json, which make images writes: it has the digests of this very program.
+//
+//go:embed zarf-registry/.helmignore zarf-registry/*.* zarf-registry/files/[^i]* zarf-registry/ci
+//go:embed all:zarf-registry/templates
 var embedded embed.FS
 
 // Registry is the folder of the chart, with Chart.yaml at its root and with the

@@ -185,58 +185,62 @@ func rights(rules ...rbacv1.PolicyRule) map[string]string {
 
 func TestCertificatesCronJobHasMinimalPermissions(t *testing.T) {
 	always := map[string]string{
-		"secrets *":                         "create",
-		"secrets zarf-registry-state":       "get update",
-		"secrets zarf-registry-ca":          "get update",
-		"secrets zarf-registry-server-tls":  "get update",
-		"secrets zarf-registry-node-tls":    "get update",
-		"secrets zarf-registry-push-tls":    "get update",
-		"secrets zarf-registry-credentials": "get update",
-		"pods *":                            "list",
-		"pods/portforward *":                "get create",
-		"nodes *":                           "list",
+		"secrets zarf-registry-state":      "get update",
+		"secrets zarf-registry-server-tls": "get update",
+		"secrets zarf-registry-node-tls":   "get update",
+		"secrets zarf-registry-push-tls":   "get update",
+		"pods *":                           "list",
+		"pods/portforward *":               "get create",
+		"nodes *":                          "list",
+	}
+	ownCA := map[string]string{"secrets zarf-registry-ca": "get update"}
+	copied := map[string]string{
+		"secrets s": "get", "secrets m": "get", "secrets c": "get",
+		"secrets zarf-registry-credentials": "get update", "secrets zarf-registry-auth": "get update",
 	}
 	certManager := map[string]string{
-		"secrets zarf-registry-ca-issued":                          "get",
 		"secrets zarf-registry-server-issued":                      "get",
 		"secrets zarf-registry-node-issued":                        "get",
 		"secrets zarf-registry-push-issued":                        "get",
-		"cert-manager.io/certificates *":                           "create",
-		"cert-manager.io/certificates zarf-registry-ca":            "get update",
-		"cert-manager.io/certificates zarf-registry-server":        "get update",
-		"cert-manager.io/certificates zarf-registry-node":          "get update",
-		"cert-manager.io/certificates zarf-registry-push":          "get update",
-		"cert-manager.io/certificates/status zarf-registry-ca":     "update",
+		"cert-manager.io/certificates zarf-registry-server":        "get",
+		"cert-manager.io/certificates zarf-registry-node":          "get",
+		"cert-manager.io/certificates zarf-registry-push":          "get",
 		"cert-manager.io/certificates/status zarf-registry-server": "update",
 		"cert-manager.io/certificates/status zarf-registry-node":   "update",
 		"cert-manager.io/certificates/status zarf-registry-push":   "update",
 		"cert-manager.io/certificaterequests *":                    "list",
-		"cert-manager.io/issuers *":                                "create",
-		"cert-manager.io/issuers zarf-registry-selfsigned":         "get update",
-		"cert-manager.io/issuers zarf-registry-ca":                 "get update",
+	}
+	ownIssuer := map[string]string{
+		"secrets zarf-registry-ca-issued":                      "get",
+		"cert-manager.io/certificates zarf-registry-ca":        "get",
+		"cert-manager.io/certificates/status zarf-registry-ca": "update",
+		"cert-manager.io/issuers zarf-registry-selfsigned":     "get",
+		"cert-manager.io/issuers zarf-registry-ca":             "get",
 	}
 	for name, test := range map[string]struct {
 		sets []string
-		more map[string]string
+		more []map[string]string
 	}{
-		"internal":      {nil, nil},
-		"nodeport mode": {[]string{"registryProxy=false"}, nil},
+		"internal":      {nil, []map[string]string{ownCA}},
+		"nodeport mode": {[]string{"registryProxy=false"}, []map[string]string{ownCA}},
 		"existing Secrets": {[]string{"pki.mode=existingSecret", "pki.existingSecret={server: s, node: m, push: p, ca: " +
-			"s}", "auth.existingSecret=c"}, map[string]string{
-			"secrets s": "get", "secrets m": "get", "secrets p": "get", "secrets c": "get",
-		}},
-		"cert-manager with the chart's issuer": {[]string{"pki.mode=certManager"}, certManager},
+			"s}", "auth.existingSecret=c"}, []map[string]string{copied, {"secrets p": "get"}}},
+		"existing Secrets without a push certificate": {[]string{"pki.mode=existingSecret",
+			"pki.existingSecret={server: s, node: m}", "auth.existingSecret=c"}, []map[string]string{copied, ownCA}},
+		"cert-manager with the chart's issuer": {[]string{"pki.mode=certManager"},
+			[]map[string]string{certManager, ownIssuer}},
 		"cert-manager with an existing Issuer": {
-			[]string{"pki.mode=certManager", "pki.certManager.issuerRef.name=i"}, certManager,
+			[]string{"pki.mode=certManager", "pki.certManager.issuerRef.name=i"}, []map[string]string{certManager},
 		},
 		"cert-manager with a ClusterIssuer": {
-			[]string{"pki.mode=certManager", "pki.certManager.issuerRef={name: i, kind: ClusterIssuer}"}, certManager,
+			[]string{"pki.mode=certManager", "pki.certManager.issuerRef={name: i, kind: ClusterIssuer}"},
+			[]map[string]string{certManager},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := rendering{values: proxyMode(t, test.sets...)}.render(t)
 			want := map[string]string{}
-			for _, part := range []map[string]string{always, test.more} {
+			for _, part := range append(test.more, always) {
 				for key, verbs := range part {
 					want[key] = verbs
 				}
@@ -463,6 +467,78 @@ func TestCertificatesCronJobImageMatchesItsNodes(t *testing.T) {
 	}
 }
 
+// Who may push can move a tag. The digest of the image that finish pushes is in the package of the chart, and in
+// the state once it was pushed; earlier releases recorded none.
+func TestTheImageInTheRegistryIsReferredToByDigest(t *testing.T) {
+	const name = "127.0.0.1:31999/zarf-registry/init-hook"
+	digest := func(digit string) string { return "sha256:" + strings.Repeat(digit, 64) }
+	packaged := map[string]string{"amd64": digest("a"), "arm64": digest("b")}
+	knows := func(tag, architecture string) runtime.Object {
+		image := &state.HookImage{Reference: "zarf-registry/init-hook:" + tag, Architecture: architecture}
+		return remembers(ready(settings(state.ModeProxy, state.IPv4), func(s *state.State) { s.HookImage = image }))
+	}
+	a, b := node("a", "amd64"), node("b", "arm64")
+	pulled := node("c", "amd64", name+"@"+digest("c"))
+	for title, test := range map[string]struct {
+		objects  []runtime.Object
+		values   []string
+		packaged map[string]string
+		cronJob  string
+		job      string // "" means the configured image
+		told     map[string]string
+	}{
+		"a package, installed":        {[]runtime.Object{a}, nil, packaged, "@" + digest("a"), "", packaged},
+		"a package, on arm64":         {[]runtime.Object{b}, nil, packaged, "@" + digest("b"), "", packaged},
+		"a package, rendered offline": {nil, nil, packaged, ":0.1.0", "", packaged},
+		"a package, rendered offline for one architecture": {nil,
+			[]string{"initHook.nodeSelector={kubernetes.io/arch: arm64}"}, packaged, "@" + digest("b"), "", packaged},
+		"a package and the image of another version": {[]runtime.Object{a}, []string{"initHook.image.tag=0.2.0"}, packaged,
+			":0.2.0", "", nil},
+		"a source checkout": {[]runtime.Object{a}, nil, nil, ":0.1.0", "", nil},
+		"a source checkout, pushed before": {[]runtime.Object{a, knows("0.1.0@"+digest("c"), "amd64")},
+			nil, nil, "@" + digest("c"), "@" + digest("c"), nil},
+		"a package, after an upgrade": {[]runtime.Object{a, knows("0.0.9@"+digest("c"), "amd64")},
+			nil, packaged, "@" + digest("a"), "", packaged},
+		"a source checkout, after an upgrade": {[]runtime.Object{a, knows("0.0.9@"+digest("c"), "amd64")},
+			nil, nil, ":0.1.0", "", nil},
+		"pushed by an earlier release": {[]runtime.Object{a, knows("0.1.0", "amd64")},
+			nil, nil, ":0.1.0", ":0.1.0", nil},
+		"pushed by an earlier release, a package": {[]runtime.Object{a, knows("0.1.0", "amd64")},
+			nil, packaged, "@" + digest("a"), ":0.1.0", packaged},
+		"pushed, and a node has the image already": {[]runtime.Object{pulled, knows("0.1.0@"+digest("c"), "amd64")},
+			nil, nil, "@" + digest("c"), "@" + digest("c"), nil},
+	} {
+		t.Run(title, func(t *testing.T) {
+			r := rendering{values: proxyMode(t, test.values...), hookDigests: test.packaged}
+			if test.objects != nil {
+				r.cluster = newCluster(test.objects...)
+			}
+			out := r.render(t)
+			cronJob := find[*batchv1.CronJob](t, out, "zarf-registry-certificates").Spec.JobTemplate.Spec.Template.Spec
+			if got := cronJob.Containers[0].Image; got != name+test.cronJob {
+				t.Errorf("the CronJob's image is %s", got)
+			}
+			prepare := find[*batchv1.Job](t, out, "zarf-registry-prepare").Spec.Template.Spec
+			want := hookImage
+			if test.values != nil && test.told == nil {
+				want = strings.Replace(hookImage, "0.1.0", "0.2.0", 1)
+			}
+			if test.job != "" {
+				want = name + test.job
+			}
+			if got := prepare.Containers[0].Image; got != want {
+				t.Errorf("the image of prepare is %s, want %s", got, want)
+			}
+			if _, nodes := near(prepare); slices.Contains(test.objects, runtime.Object(pulled)) != slices.Contains(nodes, "c") {
+				t.Errorf("prepare prefers the nodes %v", nodes)
+			}
+			if diff := cmp.Diff(test.told, decided(out).Push.HookDigests); diff != "" {
+				t.Errorf("prepare is told %s", diff)
+			}
+		})
+	}
+}
+
 // The CronJob pulls from the registry like any other pod.
 func TestCertificatesCronJobPullSecretsFollowTheMode(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -513,7 +589,7 @@ func TestCertificatesCronJobPullSecretsFollowTheMode(t *testing.T) {
 func TestRejectsNamesOfGeneratedSecrets(t *testing.T) {
 	suffixes := []string{
 		names.SuffixState, names.SuffixCA, names.SuffixServerTLS, names.SuffixNodeTLS, names.SuffixPushTLS,
-		names.SuffixCredentials, names.SuffixPull,
+		names.SuffixCredentials, names.SuffixRegistryAuth, names.SuffixPull,
 	}
 	if diff := cmp.Diff(suffixes, hookMade); diff != "" {
 		t.Error(diff)

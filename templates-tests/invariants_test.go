@@ -97,7 +97,7 @@ func payload(spec corev1.PodSpec) *corev1.ProjectedVolumeSource {
 
 // hookMade are the suffixes of the Secrets that the Jobs create. The chart uses but never renders
 // them.
-var hookMade = []string{"-state", "-ca", "-server-tls", "-node-tls", "-push-tls", "-credentials", "-pull"}
+var hookMade = []string{"-state", "-ca", "-server-tls", "-node-tls", "-push-tls", "-credentials", "-auth", "-pull"}
 
 // issued are the suffixes of the Secrets that cert-manager creates for the Jobs.
 var issued = []string{"-ca-issued", "-server-issued", "-node-issued", "-push-issued"}
@@ -326,7 +326,7 @@ var invariants = map[string]func(out *output) []string{
 			policy := "before-hook-creation,hook-succeeded"
 			switch {
 			case o.hook() == "test":
-				policy = "before-hook-creation" // helm test --logs reads the logs after the other deletions
+				policy = "before-hook-creation,hook-failed" // helm test --logs reads the others' logs at the end
 			case want == "-5":
 				policy += ",hook-failed" // they have no log
 			}
@@ -771,23 +771,37 @@ var invariants = map[string]func(out *output) []string{
 		for _, c := range all[*batchv1.CronJob](out) {
 			j := c.Spec.JobTemplate.Spec
 			if j.ActiveDeadlineSeconds == nil || *j.ActiveDeadlineSeconds < 120+30 || !is(j.BackoffLimit, 1) ||
-				j.PodFailurePolicy == nil || j.TTLSecondsAfterFinished != nil ||
+				j.PodFailurePolicy == nil || !is(j.TTLSecondsAfterFinished, 3600) ||
 				j.Template.Spec.RestartPolicy != corev1.RestartPolicyNever {
 				wrong = append(wrong, c.Name)
 			}
 		}
 		return wrong
 	},
-	"CronJobs never overlap, and keep one successful and one failed Job": func(out *output) (wrong []string) {
+	"CronJobs never overlap, keep no successful Job, and a failed one for an hour": func(out *output) (wrong []string) {
 		for _, c := range all[*batchv1.CronJob](out) {
 			if c.Spec.ConcurrencyPolicy != batchv1.ForbidConcurrent || !is(c.Spec.StartingDeadlineSeconds, 1800) ||
-				!is(c.Spec.SuccessfulJobsHistoryLimit, 1) ||
+				!is(c.Spec.SuccessfulJobsHistoryLimit, 0) ||
 				!is(c.Spec.FailedJobsHistoryLimit, 1) || is(c.Spec.Suspend, true) {
 				wrong = append(wrong, fmt.Sprintf("%s: %v", c.Name, c.Spec))
 			}
 			// The API server's limit, because the names of Jobs add 11 characters.
 			if len(c.Name) > 52 {
 				wrong = append(wrong, fmt.Sprintf("%s: %d characters", c.Name, len(c.Name)))
+			}
+		}
+		return wrong
+	},
+	"pods mount Secrets of the release whole: a kubelet may read all keys": func(out *output) (wrong []string) {
+		for _, w := range workloads(out) {
+			for _, v := range w.pod.Spec.Volumes {
+				if v.Secret == nil || len(v.Secret.Items) == 0 {
+					continue
+				}
+				if suffix, ours := strings.CutPrefix(v.Secret.SecretName, fullNameOf(out)); ours &&
+					slices.Contains(slices.Concat(hookMade, issued), suffix) {
+					wrong = append(wrong, fmt.Sprintf("%s mounts a part of Secret %s", w.object, v.Secret.SecretName))
+				}
 			}
 		}
 		return wrong

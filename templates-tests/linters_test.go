@@ -91,7 +91,7 @@ var linterRules = map[string]rule{
 		not: "the Jobs verify a pull with a pod on every node; the permission ends with the Job",
 	},
 	"job-ttl-seconds-after-finished": {
-		not: "Helm deletes successful Jobs; failed ones are kept for a week, and those of a CronJob up to its history limits",
+		not: "Helm deletes successful Jobs; failed ones are kept for a week, and those of a CronJob for an hour",
 	},
 	"minimum-three-replicas": {
 		not: "a ReadWriteOnce volume allows only one; registry.replicas is for other storage",

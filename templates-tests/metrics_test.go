@@ -590,11 +590,6 @@ func TestPromtoolAlerts(t *testing.T) {
 			{"zarf_registry_http_requests_total", registry(failed), fmt.Sprintf("0+%dx65", bad)},
 		}
 	}
-	job := map[string]string{
-		"job": "kube-state-metrics", "namespace": "zarf", "job_name": "zarf-registry-certificates-29400137",
-	}
-	failed := maps.Clone(job)
-	failed["condition"] = "true"
 	daemonset := map[string]string{
 		"job": "kube-state-metrics", "namespace": "zarf", "daemonset": "zarf-registry-proxy-amd64",
 	}
@@ -680,7 +675,15 @@ func TestPromtoolAlerts(t *testing.T) {
 		"no reservation":         {{"kube_service_info", reservation, ""}},
 		"a node without a proxy": {{"kube_daemonset_status_number_ready", daemonset, always(1)}},
 		"a failed renewal": {
-			{"kube_cronjob_status_last_successful_time", cronjob, always(300)}, {"kube_job_failed", failed, always(1)},
+			{"kube_cronjob_status_last_successful_time", cronjob, always(300)},
+		},
+		"a failed renewal between two others": {
+			{"kube_cronjob_status_last_successful_time", cronjob, always(300)},
+			{"kube_cronjob_status_active", cronjob, "0x53 1x3 0x60"},
+		},
+		"a renewal that runs": {
+			{"kube_cronjob_status_last_successful_time", cronjob, always(300)},
+			{"kube_cronjob_status_active", cronjob, always(1)},
 		},
 		"a renewal that has never succeeded": {{"kube_cronjob_status_last_successful_time", cronjob, ""}},
 		"a full volume of another release": {
@@ -718,6 +721,8 @@ func TestPromtoolAlerts(t *testing.T) {
 		"no reservation":                               {"ZarfRegistryPortNotReserved"},
 		"a node without a proxy":                       {"ZarfRegistryProxyMissing"},
 		"a failed renewal":                             {"ZarfRegistryJobFailing"},
+		"a failed renewal between two others":          {"ZarfRegistryJobFailing"},
+		"a renewal that runs":                          nil,
 		"a renewal that has never succeeded":           {"ZarfRegistryJobFailing"},
 	}
 	fired := map[string]bool{}

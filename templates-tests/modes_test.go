@@ -300,7 +300,7 @@ func TestPlainListenerRequiresThePullSecret(t *testing.T) {
 	}{{nil, false}, {[]string{"auth.anonymousPull=true"}, true}} {
 		d := find[*appsv1.Deployment](t, rendering{values: with(t, nil, test.sets...)}.render(t), "zarf-registry")
 		args := d.Spec.Template.Spec.Containers[0].Args
-		for _, want := range []string{"--plain-listen=:5001", "--pull-htpasswd=/etc/zarf-registry/pull/htpasswd"} {
+		for _, want := range []string{"--plain-listen=:5001", "--pull-htpasswd=/etc/zarf-registry/credentials/pull-htpasswd"} {
 			if !slices.Contains(args, want) {
 				t.Errorf("%s: no %s: %s", test.sets, want, args)
 			}
@@ -308,10 +308,9 @@ func TestPlainListenerRequiresThePullSecret(t *testing.T) {
 		if slices.Contains(args, "--anonymous-pull") != test.anonymous {
 			t.Errorf("%s: --anonymous-pull is set: %t", test.sets, !test.anonymous)
 		}
-		i := slices.IndexFunc(d.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == "pull" })
+		i := slices.IndexFunc(d.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == "credentials" })
 		s := d.Spec.Template.Spec.Volumes[i].Secret
-		if s.SecretName != "zarf-registry-pull" || !is(s.Optional, true) || !is(s.DefaultMode, 0o440) || len(s.Items) != 1 ||
-			s.Items[0].Key != "htpasswd" {
+		if s.SecretName != "zarf-registry-auth" || s.Optional != nil || !is(s.DefaultMode, 0o440) || len(s.Items) != 0 {
 			t.Errorf("the volume is %v", s)
 		}
 	}

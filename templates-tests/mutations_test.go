@@ -102,7 +102,7 @@ var mutations = map[string]struct {
 	},
 	"objects that pods refer to are rendered or created by the Jobs": {
 		file: "registry/deployment.yaml",
-		old:  "{{ $fullname }}-credentials",
+		old:  "{{ $fullname }}-auth",
 		edit: "{{ $fullname }}-password",
 	},
 	"only the first chunk of a payload is required": {
@@ -137,7 +137,12 @@ var mutations = map[string]struct {
 		edit: "verbs: [get, update, delete, list]\n    resourceNames: []\n  - verbs: [get]\n    resources: [secrets]\n    " +
 			"apiGroups: ['']\n    resourceNames:\n      {{- range include",
 	},
-	"CronJobs never overlap, and keep one successful and one failed Job": {
+	"pods mount Secrets of the release whole: a kubelet may read all keys": {
+		file: "registry/deployment.yaml",
+		old:  "secretName: {{ $fullname }}-auth\n",
+		edit: "secretName: {{ $fullname }}-credentials\n            items: [{key: htpasswd, path: htpasswd}]\n",
+	},
+	"CronJobs never overlap, keep no successful Job, and a failed one for an hour": {
 		file: "_helpers.tpl",
 		old:  "trunc 39",
 		edit: "trunc 42",

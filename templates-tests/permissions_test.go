@@ -42,7 +42,26 @@ func (p permissions) hasTaint() bool {
 	return taint != ""
 }
 func (p permissions) certManager() bool { return p.rotation() && p.pki == "certManager" }
+func (p permissions) ownIssuer() bool {
+	return p.certManager() && p.text("pki.certManager.issuerRef.name") == ""
+}
+func (p permissions) usersIssuer() bool { return p.certManager() && !p.ownIssuer() }
 func (p permissions) podSecurity() bool { return p.value("podSecurity.label") == true }
+
+func (p permissions) text(path string) string { s, _ := p.value(path).(string); return s }
+
+// renews returns the rule for the Secrets that the certificates CronJob writes.
+func (p permissions) renews() string {
+	names := []string{"-node-tls", "-push-tls", "-server-tls", "-state"}
+	if p.pki == "internal" || p.pki == "existingSecret" && p.text("pki.existingSecret.push") == "" {
+		names = append(names, "-ca")
+	}
+	if p.text("auth.existingSecret") != "" {
+		names = append(names, "-credentials", "-auth")
+	}
+	slices.Sort(names)
+	return "get,update secrets " + strings.Join(names, ",")
+}
 
 func (p permissions) healerWithTaint() bool    { return p.healer() && p.hasTaint() }
 func (p permissions) healerWithoutTaint() bool { return p.healer() && !p.hasTaint() }
@@ -59,7 +78,7 @@ var expectedPermissions = []permission{
 	{"init-hook Role", "create secrets", nil},
 	{
 		"init-hook Role",
-		"delete,get,update secrets -ca,-credentials,-node-tls,-pull,-push-tls,-server-tls,-state", nil,
+		"delete,get,update secrets -auth,-ca,-credentials,-node-tls,-pull,-push-tls,-server-tls,-state", nil,
 	},
 	{"init-hook Role", "delete,get secrets -ca-issued,-node-issued,-push-issued,-server-issued", nil},
 	{"init-hook Role", "create,delete,list,update configmaps", nil},
@@ -71,7 +90,8 @@ var expectedPermissions = []permission{
 	{"init-hook Role", "list endpointslices.discovery.k8s.io", nil},
 	{"init-hook Role", "get deployments.apps -", nil},
 	{"init-hook Role", "delete,list daemonsets.apps", nil},
-	{"init-hook Role", "delete,get jobs.batch -cleanup,-finish,-prepare", nil},
+	{"init-hook Role", "get jobs.batch -cleanup,-finish,-prepare", nil},
+	{"init-hook Role", "delete jobs.batch -finish,-prepare", nil},
 	{"init-hook Role", "create certificates.cert-manager.io", nil},
 	{"init-hook Role", "create issuers.cert-manager.io", nil},
 	{"init-hook Role", "delete,get,update certificates.cert-manager.io -ca,-node,-push,-server", nil},
@@ -80,22 +100,18 @@ var expectedPermissions = []permission{
 	{"init-hook Role", "list certificaterequests.cert-manager.io", nil},
 
 	{"certificates ClusterRole", "list nodes", permissions.rotation},
-	{"certificates Role", "create secrets", permissions.rotation},
-	{
-		"certificates Role",
-		"get,update secrets -ca,-credentials,-node-tls,-push-tls,-server-tls,-state", permissions.rotation,
-	},
 	{"certificates Role", "list pods", permissions.rotation},
 	{"certificates Role", "create,get pods/portforward", permissions.rotation},
 	{"certificates Role", "delete pods", permissions.nodeCA},
 	{"certificates Role", "list daemonsets.apps", permissions.nodeCA},
-	{"certificates Role", "get secrets -ca-issued,-node-issued,-push-issued,-server-issued", permissions.certManager},
-	{"certificates Role", "create certificates.cert-manager.io", permissions.certManager},
-	{"certificates Role", "get,update certificates.cert-manager.io -ca,-node,-push,-server", permissions.certManager},
-	{"certificates Role", "update certificates/status.cert-manager.io -ca,-node,-push,-server", permissions.certManager},
+	{"certificates Role", "get secrets -ca-issued,-node-issued,-push-issued,-server-issued", permissions.ownIssuer},
+	{"certificates Role", "get secrets -node-issued,-push-issued,-server-issued", permissions.usersIssuer},
+	{"certificates Role", "get certificates.cert-manager.io -ca,-node,-push,-server", permissions.ownIssuer},
+	{"certificates Role", "get certificates.cert-manager.io -node,-push,-server", permissions.usersIssuer},
+	{"certificates Role", "update certificates/status.cert-manager.io -ca,-node,-push,-server", permissions.ownIssuer},
+	{"certificates Role", "update certificates/status.cert-manager.io -node,-push,-server", permissions.usersIssuer},
 	{"certificates Role", "list certificaterequests.cert-manager.io", permissions.certManager},
-	{"certificates Role", "create issuers.cert-manager.io", permissions.certManager},
-	{"certificates Role", "get,update issuers.cert-manager.io -ca,-selfsigned", permissions.certManager},
+	{"certificates Role", "get issuers.cert-manager.io -ca,-selfsigned", permissions.ownIssuer},
 
 	{"healer ClusterRole", "get nodes", permissions.healerWithoutTaint},
 	{"healer ClusterRole", "get,list,patch,watch nodes", permissions.healerWithTaint},
@@ -117,7 +133,10 @@ func (p permissions) userPermissions() map[string][]string {
 			rules[role] = append(rules[role], "get secrets "+strings.Join(names, ","))
 		}
 	}
-	text := func(path string) string { s, _ := p.value(path).(string); return s }
+	text := p.text
+	if p.rotation() {
+		rules["certificates Role"] = append(rules["certificates Role"], p.renews())
+	}
 	if p.internal() {
 		sources := []string{text("auth.existingSecret")}
 		if p.pki == "existingSecret" {

@@ -49,6 +49,7 @@ type rendering struct {
 	apiVersions []string          // of the API server, in addition to Helm's defaults
 	chart       *chart.Chart      // nil means the chart of this repository
 	digests     map[string]string // of files/programs.json; nil means that there is no such file
+	hookDigests map[string]string // of files/init-hook.json; nil means that there is no such file
 }
 
 // output is a rendered chart.
@@ -84,25 +85,28 @@ func loadChart(t testing.TB) *chart.Chart {
 	return c
 }
 
-// loadSource loads the chart as it is in the repository, without the file that make payload writes.
+// loadSource loads the chart as it is in the repository, without the files that make payload and make images write.
 func loadSource() (*chart.Chart, error) {
 	c, err := loader.LoadDir(chartDir)
 	if err != nil {
 		return nil, err
 	}
-	generated := func(f *chart.File) bool { return f.Name == digestFile }
+	generated := func(f *chart.File) bool { return f.Name == digestFile || f.Name == hookDigestFile }
 	c.Files, c.Raw = slices.DeleteFunc(c.Files, generated), slices.DeleteFunc(c.Raw, generated)
 	return c, nil
 }
 
-const digestFile = "files/programs.json"
+const (
+	digestFile     = "files/programs.json"
+	hookDigestFile = "files/init-hook.json"
+)
 
 // try renders the chart and decodes it as strictly as the API server. The error is Helm's own. Without
 // a cluster and with the chart of this repository, the same values are rendered only once.
 func (r rendering) try(t testing.TB) (*output, error) {
 	t.Helper()
 	text := mustYAML(t, r.values)
-	cacheable := r.cluster == nil && r.chart == nil && r.digests == nil
+	cacheable := r.cluster == nil && r.chart == nil && r.digests == nil && r.hookDigests == nil
 	key := fmt.Sprint(r.release, r.upgrade, r.version, r.apiVersions, "\n", text)
 	if cacheable {
 		if out, ok := outputs.Load(key); ok {
@@ -199,13 +203,16 @@ func (r rendering) helm(given chartutil.Values) (map[string]string, error) {
 		}
 		lookups = watched{lookups}
 	}
-	if r.digests != nil {
-		content, err := encoding.Marshal(r.digests)
+	for name, digests := range map[string]map[string]string{digestFile: r.digests, hookDigestFile: r.hookDigests} {
+		if digests == nil {
+			continue
+		}
+		content, err := encoding.Marshal(digests)
 		if err != nil {
 			return nil, err
 		}
 		packaged := *c
-		packaged.Files = append(slices.Clone(c.Files), &chart.File{Name: digestFile, Data: content})
+		packaged.Files = append(slices.Clone(c.Files), &chart.File{Name: name, Data: content})
 		c = &packaged
 	}
 	values, err := chartutil.ToRenderValuesWithSchemaValidation(c, given, options, capabilities, r.chart == nil)

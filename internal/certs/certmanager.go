@@ -64,11 +64,6 @@ func (k *Keeper) certManagerSources(ctx context.Context, p state.PKI) (state.Exi
 	if err != nil {
 		return state.ExistingSecrets{}, err
 	}
-	if p.Issuer != nil {
-		if err := k.deleteOwnIssuer(ctx); err != nil {
-			return state.ExistingSecrets{}, err
-		}
-	}
 	return IssuedSecrets(k.Settings.Name), nil
 }
 
@@ -149,10 +144,6 @@ func (k *Keeper) DeleteCertManager(ctx context.Context) (string, error) {
 // that CA has no more use and should not be left around.
 func (k *Keeper) deleteOwnIssuer(ctx context.Context) error {
 	deleted, err := k.deleteCertManagerObjects(ctx, names.SuffixCA)
-	if release.MissingPermission(err) {
-		k.Log.Warn("objects of the previous issuer remain; helm upgrade deletes them", "error", err.Error())
-		return nil
-	}
 	if len(deleted) > 0 {
 		k.Log.Info("deleted our own issuer, because the user has named one", "objects", deleted)
 	}

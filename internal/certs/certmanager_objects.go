@@ -190,11 +190,14 @@ func ensure[T any, P object[T]](ctx context.Context, k *Keeper, kind string, api
 		return nil, err
 	case have == nil:
 		have, err = api.Create(ctx, want, metav1.CreateOptions{})
-		if apierrors.IsNotFound(err) {
+		switch {
+		case apierrors.IsNotFound(err):
 			return nil, exitcode.Refuse("creating %s: %w; %s", name, err, certManagerMissing)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("creating %s: %w", name, release.RefuseForbidden(err))
+		case release.MissingPermission(err): // the CronJob's identity may not
+			return nil, exitcode.Refuse("%s is missing, and this identity may not create it: run helm upgrade, which does: %w",
+				name, err)
+		case err != nil:
+			return nil, fmt.Errorf("creating %s: %w", name, err)
 		}
 		k.Log.Info("created for cert-manager", "object", name)
 	case !ours:
@@ -206,9 +209,21 @@ func ensure[T any, P object[T]](ctx context.Context, k *Keeper, kind string, api
 		if err != nil || len(fields) == 0 {
 			return have, err
 		}
-		if have, err = api.Update(ctx, have, metav1.UpdateOptions{}); err != nil {
-			return nil, fmt.Errorf("updating %s: %w", name, release.RefuseForbidden(err))
+		changed, err := api.Update(ctx, have, metav1.UpdateOptions{})
+		if release.MissingPermission(err) {
+			// The CronJob's identity may not. What cert-manager issues is checked before it is used.
+			k.Log.Warn("an object of cert-manager is not as init-hook made it; helm upgrade repairs it", "object", name,
+				"fields", fields)
+			have, _, err = find[T, P](ctx, k, kind, api, want.GetName())
+			if err == nil && have == nil {
+				err = fmt.Errorf("%s was deleted meanwhile", name)
+			}
+			return have, err
 		}
+		if err != nil {
+			return nil, fmt.Errorf("updating %s: %w", name, err)
+		}
+		have = changed
 		k.Log.Info("updated for cert-manager", "object", name, "fields", fields)
 	}
 	fields, err := update(kind, have, want)

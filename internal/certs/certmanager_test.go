@@ -472,6 +472,9 @@ func (b *cmBench) run(p state.PKI) (state.ExistingSecrets, time.Duration, error)
 	b.Helper()
 	begin := time.Now()
 	sources, err := b.keeper.certManagerSources(b.Context(), p)
+	if err == nil && p.Issuer != nil {
+		err = b.keeper.deleteOwnIssuer(b.Context())
+	}
 	return sources, time.Since(begin), err
 }
 
@@ -1214,15 +1217,14 @@ func TestARightThatIsMissingForCertManagerIsNamed(t *testing.T) {
 	for _, call := range []string{
 		"get issuers/zarf-registry-ca", "create issuers/zarf-registry-ca", "get certificates/zarf-registry-node",
 		"create certificates/zarf-registry-node", "get secrets/zarf-registry-node-issued",
-		"update certificates/zarf-registry-push",
 	} {
 		t.Run(call, func(t *testing.T) {
 			cmTest(t, func(t *testing.T, b *cmBench) {
 				verb, rest, _ := strings.Cut(call, " ")
 				resource, name, _ := strings.Cut(rest, "/")
-				if verb == "update" {
-					b.mustRun(ownIssuer())
-					b.change(name, func(c *certmanagerv1.Certificate) { c.Spec.CommonName = "" })
+				remedy := "request that permission"
+				if verb == "create" {
+					remedy = "run helm upgrade"
 				}
 				b.intercept = func(got string) error {
 					if got == call {
@@ -1232,7 +1234,7 @@ func TestARightThatIsMissingForCertManagerIsNamed(t *testing.T) {
 					return nil
 				}
 				_, took, err := b.run(ownIssuer())
-				wantError(t, err, "zarf/"+name, "cannot "+verb+" resource", "request that permission")
+				wantError(t, err, "zarf/"+name, "cannot "+verb+" resource", remedy)
 				if !refused(err) || took > 3*time.Second {
 					t.Errorf("refused: %t, after %s", refused(err), took)
 				}
@@ -1474,18 +1476,39 @@ func TestOurOwnIssuerGoesWhenTheUserNamesOne(t *testing.T) {
 			}
 		}
 	})
-	// The CronJob has no permission to delete.
-	cmTest(t, func(t *testing.T, b *cmBench) {
-		b.mustRun(ownIssuer())
+}
+
+// The certificates CronJob may only read cert-manager's objects, and retry an issuance.
+func TestTheCronJobCreatesAndChangesNoCertManagerObject(t *testing.T) {
+	forbidWrites := func(b *cmBench) {
 		b.intercept = func(call string) error {
-			if strings.HasPrefix(call, "delete ") {
+			if verb, _, _ := strings.Cut(call, " "); verb == "create" || verb == "update" || verb == "delete" {
 				return apierrors.NewForbidden(schema.GroupResource{Resource: "certificates"}, "zarf-registry-ca",
-					errors.New(`User "u" cannot delete resource "certificates"`))
+					fmt.Errorf(`User "u" cannot %s resource "certificates"`, verb))
 			}
 			return nil
 		}
-		b.mustRun(corpIssuer())
-		if !strings.Contains(b.log.String(), "objects of the previous issuer remain") {
+	}
+	cmTest(t, func(t *testing.T, b *cmBench) {
+		forbidWrites(b)
+		_, err := b.keeper.certManagerSources(b.Context(), ownIssuer())
+		wantError(t, err, "Issuer zarf/zarf-registry-selfsigned is missing", "run helm upgrade")
+		if !exitcode.IsRefusal(err) {
+			t.Errorf("%v is retried", err)
+		}
+	})
+	cmTest(t, func(t *testing.T, b *cmBench) {
+		b.mustRun(ownIssuer())
+		forbidWrites(b)
+		if _, err := b.keeper.certManagerSources(b.Context(), ownIssuer()); err != nil {
+			t.Error(err)
+		}
+		changed := ownIssuer()
+		changed.LeafLifetime *= 2
+		if _, err := b.keeper.certManagerSources(b.Context(), changed); err != nil {
+			t.Errorf("what is issued is not used: %v", err)
+		}
+		if !strings.Contains(b.log.String(), "helm upgrade repairs it") {
 			t.Errorf("log: %s", b.log)
 		}
 	})

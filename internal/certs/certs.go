@@ -78,6 +78,9 @@ type Keeper struct {
 	Registry Registry
 	// Timeout limits a command. Zero means no limit.
 	Timeout time.Duration
+	// CronJob is set where the certificates CronJob runs, whose identity may neither annotate pods nor
+	// delete what other PKI modes left.
+	CronJob bool
 }
 
 func (k *Keeper) run(ctx context.Context, phase string, list []steps.Step) error {

@@ -31,6 +31,9 @@ func (k *Keeper) Renew(ctx context.Context) error {
 			return "nothing: the credential is not a copy", nil
 		}
 		did, err := k.WritePush(ctx, c.saved.PushSecret, true)
+		if err == nil {
+			err = k.copyRegistryAuth(ctx, false)
+		}
 		if err != nil {
 			k.Log.Error("cannot copy the push credential; the current one stays in use", "error", err.Error())
 			credential = fmt.Errorf("renew: copy the push credential: %w", err)
@@ -47,7 +50,27 @@ func (k *Keeper) Renew(ctx context.Context) error {
 			}},
 		{Name: "delete what other PKI modes left", Run: c.deleteUnneeded, Why: "nothing trusts it any more"},
 	})
-	return errors.Join(err, credential)
+	err = errors.Join(err, credential)
+	k.recordRenewal(ctx, err)
+	return err
+}
+
+// maxRecorded is how much of an error the state Secret keeps, in bytes.
+const maxRecorded = 1000
+
+// recordRenewal records why a renewal failed, for init-hook status, or that it did not.
+func (k *Keeper) recordRenewal(ctx context.Context, failure error) {
+	why := ""
+	if failure != nil {
+		text := strings.Join(strings.Fields(failure.Error()), " ")
+		why = k.Now().UTC().Format(time.RFC3339) + ": " + text[:min(len(text), maxRecorded)]
+	}
+	// The failure may be that the time is over.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	if err := k.AnnotateState(ctx, names.AnnotationRenewalFailed, strings.ToValidUTF8(why, "")); err != nil {
+		k.Log.Info("cannot record the outcome", "error", err.Error())
+	}
 }
 
 // Rotate replaces all certificates, whether due or not. If ca is set, it replaces the CA as well.
@@ -216,6 +239,9 @@ func (c *command) rotate(ctx context.Context, r *rotation) (string, error) {
 func (c *command) deleteUnneeded(ctx context.Context) (string, error) {
 	if c.external() || !c.rotating {
 		return "nothing: the last upgrade deleted it", nil
+	}
+	if c.CronJob {
+		return "nothing: the next upgrade deletes it", nil
 	}
 	did, err := c.DeleteUnneeded(ctx, *c.saved.PKI)
 	if err != nil {

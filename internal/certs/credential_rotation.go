@@ -56,6 +56,9 @@ func (c *credentialRotation) write(ctx context.Context) (string, error) {
 		}
 		return c.replace(ctx, secret)
 	})
+	if err == nil {
+		err = c.WriteRegistryAuth(ctx)
+	}
 	if err != nil {
 		return "", err
 	}

@@ -25,6 +25,9 @@ func (k *Keeper) OpenPlain(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if err := k.WriteRegistryAuth(ctx); err != nil {
+		return "", err
+	}
 	pods, err := k.AwaitPlain(ctx, true)
 	if err != nil {
 		return "", err
@@ -51,8 +54,11 @@ func (k *Keeper) ClosePlain(ctx context.Context) (string, error) {
 			return "", err
 		}
 	}
-	// Wait even if the key is already gone: the run that deleted it may have been killed before the
-	// listener closed.
+	// Copy and wait even if the key is already gone: the run that deleted it may have been killed before
+	// the listener closed.
+	if err := k.WriteRegistryAuth(ctx); err != nil {
+		return "", err
+	}
 	pods, err := k.AwaitPlain(ctx, false)
 	if err != nil {
 		return "", err
@@ -89,7 +95,7 @@ func (k *Keeper) AwaitPlain(ctx context.Context, open bool) (int, error) {
 			}
 			return 0, fmt.Errorf("waiting for the registry to %s its plain listener, which follows the key %s of %s: %s; see "+
 				"the log of that pod: %w",
-				want, names.KeyHtpasswd, k.Object("Secret", k.Settings.Name+names.SuffixPull),
+				want, names.KeyPullHtpasswd, k.Object("Secret", k.Settings.Name+names.SuffixRegistryAuth),
 				strings.Join(complaints, "; "), sleepErr)
 		}
 	}

@@ -28,6 +28,11 @@ func (k *Keeper) Issue(ctx context.Context, p state.PKI, fresh state.State, reco
 	if _, err := r.copies(ctx); err != nil {
 		return "", err
 	}
+	if p.Mode == state.PKICertManager && p.Issuer != nil {
+		if err := k.deleteOwnIssuer(ctx); err != nil {
+			return "", err
+		}
+	}
 	if recorded {
 		// From here on the CronJob must use the same settings.
 		err := k.UpdateState(ctx, func(s *state.State) bool {

@@ -55,7 +55,11 @@ func (k *Keeper) QueryPod(ctx context.Context, pod *corev1.Pod) (*reloadstatus.R
 }
 
 // RefreshPods annotates pods, which makes their kubelets refresh mounted Secrets and ConfigMaps at once.
+// For the CronJob it does nothing: they refresh them by themselves within 90 seconds.
 func (k *Keeper) RefreshPods(ctx context.Context, pods []string) error {
+	if k.CronJob {
+		return nil
+	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"annotations": map[string]string{names.AnnotationRefreshed: k.Now().UTC().Format(time.RFC3339Nano)},
 	}})

@@ -3,6 +3,7 @@ package certs
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
@@ -270,7 +272,10 @@ func (r *rotation) writeTrust(ctx context.Context, held []heldLeaf, next pki.Ste
 	return nil
 }
 
+// reissue replaces the certificates. Where the identity may not create a missing Secret, it replaces
+// the others first.
 func (r *rotation) reissue(ctx context.Context, held []heldLeaf, next pki.Step) error {
+	var missing []error
 	for _, h := range held {
 		if !slices.Contains(next.Roles, h.role()) {
 			continue
@@ -279,12 +284,17 @@ func (r *rotation) reissue(ctx context.Context, held []heldLeaf, next pki.Step) 
 		if err != nil {
 			return err
 		}
-		if err := r.write(ctx, h, pair, next.Trust); err != nil {
+		err = r.write(ctx, h, pair, next.Trust)
+		if h.secret == nil && exitcode.IsRefusal(err) {
+			missing = append(missing, err)
+			continue
+		}
+		if err != nil {
 			return err
 		}
 		r.note("certificate issued", r.Settings.Name+h.suffix, h.due)
 	}
-	return nil
+	return errors.Join(missing...)
 }
 
 func (r *rotation) write(ctx context.Context, h heldLeaf, pair pki.KeyPair, trust pki.Bundle) error {

@@ -77,7 +77,11 @@ would fail in the same way.`,
   init-hook certs renew --namespace zarf --timeout 15m`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return f.run(cmd, func(h *hook.Hook, ctx context.Context) error { return h.Certs().Renew(ctx) })
+			return f.run(cmd, func(h *hook.Hook, ctx context.Context) error {
+				keeper := h.Certs()
+				keeper.CronJob = f.access.InPod()
+				return keeper.Renew(ctx)
+			})
 		},
 	}
 	f.common(cmd.Flags())

@@ -28,6 +28,9 @@ import (
 // imagesBelow is the path prefix of the project's own images in the registry.
 const imagesBelow = "zarf-registry"
 
+// pushedHost stands for the registry in references of images to push, which drops it.
+const pushedHost = "docker.io/"
+
 // carriedPrograms provides the programs embedded in this binary.
 type carriedPrograms struct{}
 
@@ -47,10 +50,11 @@ func (carriedPrograms) Payload(program, architecture string) (*injector.Payload,
 type hookRegistry struct {
 	*cluster.Registry
 	log *slog.Logger
-	// own is init-hook's own image. If it is nil, missing says why. Both are used only
-	// for pushing.
-	own     *state.HookImage
-	missing string
+	// own is init-hook's own image, and ownImage its content. If it is nil, missing says why. They are used
+	// only for pushing.
+	own      *state.HookImage
+	ownImage images.Item
+	missing  string
 }
 
 // newHookRegistry prepares access to the registry. Only pushes from a workstation need a
@@ -78,9 +82,26 @@ func newHookRegistry(ctx context.Context, s settings.Settings, c connection, log
 		}
 	}
 	if r.missing = unfit(executable, architectures); r.missing == "" {
-		r.own = &state.HookImage{Reference: imagesBelow + "/init-hook:" + version.Version, Architecture: runtime.GOARCH}
+		if err := r.setOwn(executable); err != nil {
+			return nil, err
+		}
 	}
 	return r, nil
+}
+
+// setOwn makes an image of this program's file.
+func (r *hookRegistry) setOwn(executable string) error {
+	source, image, err := images.SelfImage(executable, runtime.GOARCH, pushedHost+imagesBelow, "init-hook",
+		version.Version)
+	if err != nil {
+		return err
+	}
+	r.ownImage = images.Item{Image: image, Content: source}
+	r.own = &state.HookImage{
+		Reference:    strings.TrimPrefix(image.Reference, pushedHost) + "@" + image.Descriptor.Digest.String(),
+		Architecture: runtime.GOARCH,
+	}
+	return nil
 }
 
 // unfit returns why this program's file cannot be an image FROM scratch for the nodes of
@@ -143,28 +164,26 @@ func (r *hookRegistry) PushProgramImages(ctx context.Context, access release.Pus
 	}
 	var pushed []string
 	for _, image := range list {
-		pushed = append(pushed, strings.TrimPrefix(image.Reference, "docker.io/"))
+		pushed = append(pushed, strings.TrimPrefix(image.Reference, pushedHost))
 	}
 	return pushed, nil
 }
 
 // images returns the images that PushProgramImages pushes.
 func (r *hookRegistry) images() ([]images.Item, error) {
-	// Pushing drops the registry's name from these references.
-	const host = "docker.io/"
-	carried, list, err := images.ProgramImages(embedded.Layers(), host+imagesBelow, version.Version)
+	carried, list, err := images.ProgramImages(embedded.Layers(), pushedHost+imagesBelow, version.Version)
 	if err != nil {
 		return nil, err
 	}
 	var made []images.Item
 	for _, image := range list {
-		if !strings.HasPrefix(image.Reference, host+imagesBelow+"/probe:") {
+		if !strings.HasPrefix(image.Reference, pushedHost+imagesBelow+"/probe:") {
 			made = append(made, images.Item{Image: image, Content: carried})
 			continue
 		}
 		// One image under two names: the registry serves each of them in one mode only.
 		for _, mode := range []state.Mode{state.ModeProxy, state.ModeNodePort} {
-			image.Reference = host + r.ProbeImage(mode)
+			image.Reference = pushedHost + r.ProbeImage(mode)
 			made = append(made, images.Item{Image: image, Content: carried})
 		}
 	}
@@ -173,13 +192,5 @@ func (r *hookRegistry) images() ([]images.Item, error) {
 			r.missing)
 		return made, nil
 	}
-	executable, err := os.Executable()
-	if err != nil {
-		return nil, fmt.Errorf("finding this program's own file: %w", err)
-	}
-	source, own, err := images.SelfImage(executable, runtime.GOARCH, host+imagesBelow, "init-hook", version.Version)
-	if err != nil {
-		return nil, err
-	}
-	return append(made, images.Item{Image: own, Content: source}), nil
+	return append(made, r.ownImage), nil
 }

@@ -43,11 +43,23 @@ func TestTheProbeHasANameForEachWay(t *testing.T) {
 		t.Errorf("the images are %v", digests)
 	}
 
-	r.own = &state.HookImage{Reference: "zarf-registry/init-hook:" + version.Version, Architecture: runtime.GOARCH}
+	executable, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.setOwn(executable); err != nil {
+		t.Fatal(err)
+	}
+	if r.HookImage().Architecture != runtime.GOARCH {
+		t.Errorf("init-hook's own image is for %s", r.HookImage().Architecture)
+	}
 	if list, err = r.images(); err != nil {
 		t.Fatal(err)
 	}
-	if !slices.ContainsFunc(list, func(i images.Item) bool { return i.Reference == "docker.io/"+r.own.Reference }) {
+	if !slices.ContainsFunc(list, func(i images.Item) bool {
+		return i.Reference == "docker.io/zarf-registry/init-hook:"+version.Version &&
+			r.HookImage().Reference == "zarf-registry/init-hook:"+version.Version+"@"+i.Descriptor.Digest.String()
+	}) {
 		t.Error("init-hook's own image is not called what the state says")
 	}
 }

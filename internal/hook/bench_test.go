@@ -380,8 +380,8 @@ func (b *bench) readSecret() {
 		return
 	}
 	b.registry.open = false
-	if s := b.get("secrets", "zarf-registry-pull"); s != nil {
-		_, b.registry.open = s.(*corev1.Secret).Data["htpasswd"]
+	if s := b.get("secrets", "zarf-registry-auth"); s != nil {
+		_, b.registry.open = s.(*corev1.Secret).Data["pull-htpasswd"]
 	}
 }
 

@@ -147,8 +147,8 @@ func (r *run) deleteTestPods(ctx context.Context) (string, error) {
 
 func (r *run) deleteSecrets(ctx context.Context) (string, error) {
 	deleted := 0
-	for _, suffix := range []string{names.SuffixState, names.SuffixPull, names.SuffixCredentials, names.SuffixPushTLS,
-		names.SuffixNodeTLS, names.SuffixServerTLS, names.SuffixCA} {
+	for _, suffix := range []string{names.SuffixState, names.SuffixRegistryAuth, names.SuffixPull, names.SuffixCredentials,
+		names.SuffixPushTLS, names.SuffixNodeTLS, names.SuffixServerTLS, names.SuffixCA} {
 		name := r.Settings.Name + suffix
 		secret, err := r.Secrets.Get(ctx, name, metav1.GetOptions{})
 		switch {

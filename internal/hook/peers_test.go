@@ -131,7 +131,7 @@ func (b *bench) load(pod *corev1.Pod) {
 		return
 	}
 	p.due = time.Time{}
-	if s := b.get("secrets", "zarf-registry-credentials"); s != nil &&
+	if s := b.get("secrets", "zarf-registry-auth"); s != nil &&
 		pod.Labels["app.kubernetes.io/component"] == "registry" {
 		p.credentials = fmt.Sprintf("%x", sha256.Sum256(s.(*corev1.Secret).Data["htpasswd"]))
 	}
@@ -221,8 +221,8 @@ func (b *bench) report(pod *corev1.Pod) (*reloadstatus.Report, error) {
 	}
 	if pod.Labels["app.kubernetes.io/component"] == "registry" {
 		r.Credentials = &reloadstatus.Credentials{Push: p.credentials}
-		if s := b.get("secrets", "zarf-registry-pull"); s != nil {
-			if h := s.(*corev1.Secret).Data["htpasswd"]; h != nil {
+		if s := b.get("secrets", "zarf-registry-auth"); s != nil {
+			if h := s.(*corev1.Secret).Data["pull-htpasswd"]; h != nil {
 				r.Credentials.Pull = fmt.Sprintf("%x", sha256.Sum256(h))
 			}
 		}

@@ -24,7 +24,7 @@ func (h *Hook) Prepare(ctx context.Context) error {
 			Why: "injected pods need the nodes' own pause image and a payload for each architecture"},
 		{Name: "read the saved state", Run: i.ReadState,
 			Why: "an upgrade keeps the mode that the cluster uses, and never overwrites a state that it cannot read"},
-		{Name: "decide the mode", Run: i.Decide,
+		{Name: "decide the mode", Run: p.decide,
 			Why: "settings that cannot work, or would silently undo the saved mode, are refused before anything changes"},
 		{Name: "preflight", Run: i.Check,
 			Why: "all blockers are reported at once, before anything changes"},
@@ -53,6 +53,13 @@ type preparation struct {
 	unreserved string
 }
 
+func (p *preparation) decide(ctx context.Context) (string, error) {
+	if _, err := p.hookImage(); err != nil {
+		return "", err
+	}
+	return p.Decide(ctx)
+}
+
 func (p *preparation) certificates(ctx context.Context) (string, error) {
 	recorded := p.Saved != nil && p.Saved.PKI != nil
 	return p.certs.Issue(ctx, p.run.Settings.PKI.PKI, p.next(nil), recorded)
@@ -60,7 +67,11 @@ func (p *preparation) certificates(ctx context.Context) (string, error) {
 
 func (p *preparation) credentials(ctx context.Context) (string, error) {
 	copied := p.Saved != nil && p.Saved.PushSecret != ""
-	return p.certs.WritePush(ctx, p.run.Settings.Push.Secret, copied)
+	did, err := p.certs.WritePush(ctx, p.run.Settings.Push.Secret, copied)
+	if err == nil {
+		err = p.certs.WriteRegistryAuth(ctx)
+	}
+	return did, err
 }
 
 // seed writes the payload for every architecture of the nodes.
@@ -83,6 +94,9 @@ func (p *preparation) record(ctx context.Context) (string, error) {
 	})
 	if err == nil {
 		err = p.run.AnnotateState(ctx, names.AnnotationUnreserved, p.unreserved)
+	}
+	if err == nil {
+		err = p.run.AnnotateState(ctx, names.AnnotationRenewalFailed, "") // this run has renewed
 	}
 	if err != nil {
 		return "", err
@@ -107,7 +121,7 @@ func (p *preparation) next(saved *state.State) state.State {
 		s.HookImage, s.Rotation = saved.HookImage, saved.Rotation
 	}
 	if own := p.registry.HookImage(); own != nil && decided.Push.Images && p.finishFollows {
-		s.HookImage = own
+		s.HookImage = own // the chart is rendered after this, with its digest
 	}
 	return s
 }

@@ -270,7 +270,7 @@ func TestPrepareWaitsForListenerOfRunningRegistry(t *testing.T) {
 				b.upgrade(state.ModeProxy)
 				c.change(b.registry)
 				b.mode(state.ModeNodePort)
-				b.mustFail(b.hook.Prepare(t.Context()), false, c.want, "Secret zarf/zarf-registry-pull", "see the log of that pod")
+				b.mustFail(b.hook.Prepare(t.Context()), false, c.want, "Secret zarf/zarf-registry-auth", "see the log of that pod")
 				if b.state().Desired.Mode != state.ModeProxy {
 					t.Error("the mode was recorded")
 				}

@@ -9,7 +9,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/certs"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/payload"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/verify"
@@ -22,8 +24,8 @@ type Registry interface {
 	// PushProgramImages pushes the project's own images below zarf-registry/ and returns them as
 	// "<repository>:<tag>". It skips blobs that the registry already has.
 	PushProgramImages(ctx context.Context, access release.PushAccess) ([]string, error)
-	// HookImage returns init-hook's own image as PushProgramImages pushes it. It is nil if this
-	// process does not run on Linux, because then the image is not pushed.
+	// HookImage returns init-hook's own image as PushProgramImages pushes it, with its digest. It is nil if
+	// this process does not run on Linux, because then the image is not pushed.
 	HookImage() *state.HookImage
 }
 
@@ -32,11 +34,15 @@ func (f *finishing) push(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	own, err := f.hookImage()
+	if err != nil {
+		return "", err
+	}
 	images, err := f.registry.PushProgramImages(ctx, access)
 	if err != nil {
 		return "", err
 	}
-	if own := f.registry.HookImage(); own != nil {
+	if own != nil {
 		err := f.UpdateState(ctx, func(s *state.State) bool {
 			same := s.HookImage != nil && *s.HookImage == *own
 			s.HookImage = own
@@ -47,6 +53,21 @@ func (f *finishing) push(ctx context.Context) (string, error) {
 		}
 	}
 	return "the registry has " + strings.Join(images, ", "), nil
+}
+
+// hookImage returns init-hook's own image, nil if it is not pushed. It refuses an init-hook whose image
+// is not the one that the chart refers to.
+func (r *run) hookImage() (*state.HookImage, error) {
+	own := r.registry.HookImage()
+	if own == nil || !r.Settings.Push.Images || r.Settings.Mode == state.ModeExternal {
+		return nil, nil
+	}
+	want := r.Settings.Push.HookDigests[own.Architecture]
+	if _, have, _ := strings.Cut(own.Reference, "@"); want != "" && have != want {
+		return nil, exitcode.Refuse("chart and init-hook are of different builds: the chart refers to init-hook's image %s, "+
+			"and this init-hook's is %s: %s", want, have, payload.RemedyMismatch)
+	}
+	return own, nil
 }
 
 func (f *finishing) access(ctx context.Context) (release.PushAccess, error) {

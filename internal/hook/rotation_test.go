@@ -41,6 +41,13 @@ func installed(t *testing.T, change ...func(*bench)) *bench {
 func (b *bench) renew() error  { return b.hook.Certs().Renew(b.Context()) }
 func (b *bench) rotate() error { return b.hook.Certs().Rotate(b.Context(), true) }
 
+// writesButState returns the writes without those of the state, in which a renewal records why it failed.
+func (b *bench) writesButState() []string {
+	return slices.DeleteFunc(slices.Clone(b.writes()), func(w string) bool {
+		return w == "update secrets zarf-registry-state"
+	})
+}
+
 func (b *bench) must(err error) {
 	b.Helper()
 	if err != nil {
@@ -636,7 +643,7 @@ func TestRotationRefusals(t *testing.T) {
 				c.before(b)
 				b.forget()
 				b.mustFail(c.run(b), true, c.want...)
-				if w := b.writes(); len(w) != 0 {
+				if w := b.writesButState(); len(w) != 0 {
 					t.Errorf("it wrote %q", w)
 				}
 			})
@@ -831,7 +838,7 @@ func TestRejectsInvalidUserCertificates(t *testing.T) {
 						b.state().PKI.ServeTLS == b.hook.Settings.PKI.ServeTLS {
 						b.mustFail(b.renew(), true, c.want...)
 					}
-					if w := b.writes(); len(w) != 0 {
+					if w := b.writesButState(); len(w) != 0 {
 						t.Errorf("it wrote %q", w)
 					}
 					if strings.Contains(b.log.String(), "PRIVATE KEY") {

@@ -138,7 +138,8 @@ func TestFailedSwitchServesThePreviousModeAgain(t *testing.T) {
 // A run that was killed after the verification may have closed the listener. If the next run's
 // verification fails, serving the node port without the listener would not help.
 func TestSwitchBackOpensTheListener(t *testing.T) {
-	for _, left := range []string{"patch services " + serviceName, "update secrets zarf-registry-pull"} {
+	for _, left := range []string{"patch services " + serviceName, "update secrets zarf-registry-pull",
+		"update secrets zarf-registry-auth"} {
 		t.Run("killed after "+left, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t)

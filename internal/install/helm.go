@@ -32,6 +32,10 @@ func LoadChart(path string) (*chart.Chart, error) {
 		if err != nil {
 			return nil, fmt.Errorf("reading the chart %s: %w", path, err)
 		}
+		// The image that this process pushes has another digest than that of the chart's release, perhaps, and
+		// prepare records it before the chart is rendered.
+		digests := func(f *chart.File) bool { return f.Name == "files/init-hook.json" }
+		c.Files, c.Raw = slices.DeleteFunc(c.Files, digests), slices.DeleteFunc(c.Raw, digests)
 		return c, nil
 	}
 	// Helm applies .helmignore only to directories.

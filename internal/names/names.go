@@ -25,6 +25,9 @@ const (
 	// SuffixPull is the suffix of the Secret for pulls through a node port. While that Secret has
 	// KeyHtpasswd, the registry's plain listener is open.
 	SuffixPull = "-pull"
+	// SuffixRegistryAuth is the suffix of the Secret that the registry mounts: hashes of the push and the
+	// pull credential, and the key for signing uploads.
+	SuffixRegistryAuth = "-auth"
 	// SuffixNodeConfig is the suffix of the chart's Secret with the desired node configuration.
 	SuffixNodeConfig = "-node-config"
 	// SuffixNodeProposal is the suffix of a copy of that Secret which exists only while prepare runs.
@@ -44,8 +47,10 @@ const (
 	KeyPassword = "password"
 	// KeyHtpasswd holds the password hashes that the registry accepts.
 	KeyHtpasswd = "htpasswd"
-	// KeyUploadSecret signs the state of uploads, in the credentials Secret only. It survives a
-	// credential rotation: pods started before and after must be able to continue each other's uploads.
+	// KeyPullHtpasswd holds the hash of the pull credential, in the registry's Secret.
+	KeyPullHtpasswd = "pull-htpasswd"
+	// KeyUploadSecret signs the state of uploads. It survives a credential rotation: pods started before
+	// and after must be able to continue each other's uploads.
 	KeyUploadSecret = "upload-secret"
 )
 
@@ -96,6 +101,9 @@ const (
 	AnnotationOwner = "zarf-registry/owner"
 	// AnnotationUnreserved on the state Secret is why proxy mode needs no Service that reserves the port.
 	AnnotationUnreserved = "zarf-registry/port-not-reserved"
+	// AnnotationRenewalFailed on the state Secret is when and why the last certs renew failed. The failed pod
+	// of the CronJob does not stay.
+	AnnotationRenewalFailed = "zarf-registry/renewal-failed"
 	// AnnotationReleaseName and AnnotationReleaseNamespace are Helm's: the release's name, and the
 	// namespace of its record.
 	AnnotationReleaseName      = "meta.helm.sh/release-name"

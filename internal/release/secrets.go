@@ -69,6 +69,12 @@ func (r *Release) WriteSecret(ctx context.Context, old *corev1.Secret, name, com
 			Type: kind,
 			Data: data,
 		}, metav1.CreateOptions{})
+		if MissingPermission(err) {
+			// The certificates CronJob may not create Secrets: one of type service-account-token would give it
+			// the rights of any ServiceAccount of the namespace.
+			return exitcode.Refuse("%s is missing, and this identity may not create it: run helm upgrade, which does: %w",
+				r.Object("Secret", name), err)
+		}
 		if err != nil {
 			return fmt.Errorf("creating %s: %w", r.Object("Secret", name), err)
 		}

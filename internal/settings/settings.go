@@ -114,6 +114,9 @@ type Push struct {
 	Images bool `json:"images"`
 	// Secret is the user's Secret with the push credential. Empty: prepare generates one.
 	Secret string `json:"secret,omitempty"`
+	// HookDigests are the digests of init-hook's own image by architecture, by which the chart refers to it.
+	// Empty: the chart does not know them.
+	HookDigests map[string]string `json:"hookDigests,omitempty"`
 }
 
 // Expose describes the access for clients outside of the cluster. It is empty without one.

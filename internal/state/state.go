@@ -117,7 +117,8 @@ type State struct {
 
 // HookImage is an image inside the registry.
 type HookImage struct {
-	// Reference is "<repository>:<tag>", without the registry's address.
+	// Reference is "<repository>:<tag>@<digest>", without the registry's address. Earlier releases wrote no
+	// digest, and read one as part of the tag.
 	Reference string `json:"reference"`
 	// Architecture is the image's only architecture, as in GOARCH.
 	Architecture string `json:"architecture"`

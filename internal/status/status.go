@@ -255,6 +255,9 @@ func (c *collector) state(ctx context.Context) error {
 	if secret == nil {
 		return nil
 	}
+	if failed := secret.Annotations[names.AnnotationRenewalFailed]; failed != "" {
+		c.next("The last renewal of the certificates failed at %s.", strings.TrimSuffix(failed, "."))
+	}
 	s, err := state.Decode(secret.Data[state.Key])
 	if err != nil {
 		c.next("Secret %s/%s, key %s: %v.", c.Namespace, name, state.Key, err)

@@ -217,6 +217,19 @@ func TestAnUnreservedPortIsHealthyIfThatIsIntended(t *testing.T) {
 	}
 }
 
+// The pod of the CronJob, which has the log, does not stay.
+func TestAFailedRenewalIsReported(t *testing.T) {
+	c := healthy(t, state.ModeProxy)
+	c["Secret zarf-registry-state"].(*corev1.Secret).Annotations = map[string]string{names.AnnotationRenewalFailed: "2026-11-22T10:17:04Z: " +
+		"renew: Secret zarf/zarf-registry-ca is missing: run helm upgrade."}
+	r, err := c.collect(t)
+	want := "The last renewal of the certificates failed at 2026-11-22T10:17:04Z: renew: Secret zarf/zarf-registry-ca is " +
+		"missing: run helm upgrade."
+	if err != nil || r.Healthy || !slices.Contains(r.Next, want) {
+		t.Errorf("next is %q (%v)", r.Next, err)
+	}
+}
+
 // secretSuffixes are those of the certificates' Secrets that the pods mount, server first.
 var secretSuffixes = []string{"server-tls", "node-tls", "push-tls"}
 

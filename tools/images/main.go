@@ -1,12 +1,14 @@
 // Command images builds the project's images as OCI archives for amd64 and arm64. It builds init-hook with
 // the embedded payload; the layers of registry, registry-node and probe are those of the payload. Archives
-// of the same sources are identical.
+// of the same sources are identical. The digests of the images that init-hook makes of itself are written to
+// a file of the chart, whose CronJobs refer to them.
 //
 // make images runs it in the repository's root, after make payload.
 package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -39,6 +41,7 @@ func run(ctx context.Context) error {
 	output := flag.String("output", "dist/images", "folder to write the archives to")
 	payload := flag.String("payload", "internal/embedded/dist", "folder with the payload")
 	work := flag.String("work", "bin/images", "folder to write the programs to")
+	digests := flag.String("digests", "charts/zarf-registry/files/init-hook.json", "file to write the digests to")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q", flag.Arg(0))
@@ -60,7 +63,28 @@ func run(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := writeDigests(*digests, *work, *version); err != nil {
+		return err
+	}
 	return write(ctx, os.Stdout, os.DirFS(*work), os.DirFS(*payload), *registry, *version, *output)
+}
+
+// writeDigests writes the digests of the images that finish pushes, by architecture.
+func writeDigests(file, work, version string) error {
+	digests := map[string]string{}
+	for _, arch := range images.Architectures {
+		_, image, err := images.SelfImage(filepath.Join(work, initHook+"-"+arch), arch, "docker.io/zarf-registry", initHook,
+			version)
+		if err != nil {
+			return err
+		}
+		digests[arch] = image.Descriptor.Digest.String()
+	}
+	list, err := json.MarshalIndent(digests, "", "  ")
+	if err != nil {
+		return err
+	}
+	return program.WriteFile(file, append(list, '\n'), 0o644)
 }
 
 // write writes an archive for each image and prints its name, digest and size.

@@ -139,6 +139,10 @@ func finish(work, output, digestFile string) error {
 	if err := program.WriteFile(digestFile, append(list, '\n'), 0o644); err != nil {
 		return err
 	}
+	// make images writes it again, after building init-hook with this payload.
+	if err := os.RemoveAll(filepath.Join(filepath.Dir(digestFile), "init-hook.json")); err != nil {
+		return err
+	}
 	entries, err := os.ReadDir(output)
 	if err != nil {
 		return err

@@ -45,7 +45,9 @@ spec:
   concurrencyPolicy: Forbid
   {{- /* Catch up a missed run, for example after control plane downtime. */}}
   startingDeadlineSeconds: 1800
-  successfulJobsHistoryLimit: 1
+  {{- /* A node can get tokens of a pod's ServiceAccount while the pod exists, even if it has ended. A failed one stays
+  for an hour, for its log. */}}
+  successfulJobsHistoryLimit: 0
   failedJobsHistoryLimit: 1
   jobTemplate:
     metadata:
@@ -54,6 +56,7 @@ spec:
     spec:
       {{- /* As for the other Jobs: 30 s after the program's own timeout. */}}
       activeDeadlineSeconds: {{ add (include "zarf-registry.seconds" $settings.timeout) 30 }}
+      ttlSecondsAfterFinished: 3600
       {{- /* One retry, in case the registry was restarting. The next run comes soon. */}}
       backoffLimit: 1
       podFailurePolicy:

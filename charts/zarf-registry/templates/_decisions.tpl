@@ -178,8 +178,10 @@ are part of. A nodeSelector or affinity for the Jobs excludes it. */ -}}
 {{- $address := include "zarf-registry.address" . -}}
 {{- $tag := printf ":%s" (default .Chart.AppVersion $configured.tag) -}}
 {{- with $state.hookImage -}}
-{{- if and .architecture .reference (hasSuffix $tag .reference) (ne $state.mode "external") (eq $state.address $address) -}}
-{{- $image := printf "%s/%s" $address .reference -}}
+{{- $digest := regexFind "@sha256:[0-9a-f]{64}$" .reference -}}
+{{- $name := .reference | trimSuffix $digest -}}
+{{- if and .architecture (hasSuffix $tag $name) (ne $state.mode "external") (eq $state.address $address) -}}
+{{- $image := printf "%s/%s" $address (empty $digest | ternary $name (printf "%s%s" ($name | trimSuffix $tag) $digest)) -}}
 {{- $nodes := include "zarf-registry.cluster.ready" (dict "root" $ "image" $image) | fromJsonArray -}}
 {{- $answer = dict "value" $image "nodes" $nodes "pushed" .architecture -}}
 {{- end -}}
@@ -214,6 +216,12 @@ where the values are silent. */ -}}
 {{- end -}}
 {{- end -}}
 {{- $answer | toJson -}}
+{{- end -}}
+
+{{- /* Condition: init-hook issues certificates from a CA of the release's own (state.PKI.OwnCA). */ -}}
+{{- define "zarf-registry.pki.ownCA" -}}
+{{- $pki := include "zarf-registry.pki" . | fromJson -}}
+{{- if or (eq $pki.value "internal") (and (eq $pki.value "existingSecret") (not $pki.existing.push)) -}}true{{- end -}}
 {{- end -}}
 
 {{- /* Certificate settings that are not decisions, as JSON. `helm upgrade --reuse-values` from an older release lacks
@@ -251,11 +259,35 @@ them; the defaults are those of values.yaml. */ -}}
 {{- /* Suffixes of the Secrets that the Jobs create, and of those that cert-manager writes for them
 (internal/names). */ -}}
 {{- define "zarf-registry.madeSecrets" -}}
-{{- list "state" "ca" "server-tls" "node-tls" "push-tls" "credentials" "pull" | toJson -}}
+{{- list "state" "ca" "server-tls" "node-tls" "push-tls" "credentials" "auth" "pull" | toJson -}}
 {{- end -}}
 
 {{- define "zarf-registry.issuedSecrets" -}}
 {{- list "ca-issued" "server-issued" "node-issued" "push-issued" | toJson -}}
+{{- end -}}
+
+{{- /* The digests of the image that finish pushes, by architecture, as JSON. make images writes the file; a source
+checkout, and the chart that init-hook carries, have none. They are of this version only. */ -}}
+{{- define "zarf-registry.hookDigests" -}}
+{{- if has .Values.initHook.image.tag (list "" nil .Chart.AppVersion) -}}
+{{- .Files.Get "files/init-hook.json" | default "{}" -}}
+{{- else -}}
+{}
+{{- end -}}
+{{- end -}}
+
+{{- /* The digest of that image, from the chart or the state; empty if unknown. Who may push can move a tag. Takes
+root, tag, architecture. */ -}}
+{{- define "zarf-registry.hookDigest" -}}
+{{- $recorded := default dict (include "zarf-registry.cluster.state" .root | fromJson).hookImage -}}
+{{- $prefix := printf "zarf-registry/init-hook:%s@" .tag -}}
+{{- with get (include "zarf-registry.hookDigests" .root | fromJson) .architecture -}}
+{{- . -}}
+{{- else -}}
+{{- if and (eq .architecture (default "" $recorded.architecture)) (hasPrefix $prefix (default "" $recorded.reference)) -}}
+{{- $recorded.reference | trimPrefix $prefix -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- /* The image of the CronJob: value; pushed, "true" if it is in this registry; architecture, the only one it can run
@@ -290,7 +322,9 @@ which then records no hookImage), or if a user's affinity leaves the architectur
 {{- if $pushed -}}
 {{- /* The tag of the pushed image: the version, which a digest does not contain. */ -}}
 {{- $tag := $hook.image.digest | empty | ternary (default .Chart.AppVersion $hook.image.tag) .Chart.AppVersion -}}
-{{- $_ := set $answer "value" (printf "%s/zarf-registry/init-hook:%s" (include "zarf-registry.address" .) $tag) -}}
+{{- $digest := include "zarf-registry.hookDigest" (dict "root" . "tag" $tag "architecture" $architecture) -}}
+{{- $version := empty $digest | ternary (printf ":%s" $tag) (printf "@%s" $digest) -}}
+{{- $_ := set $answer "value" (printf "%s/zarf-registry/init-hook%s" (include "zarf-registry.address" .) $version) -}}
 {{- $_ := set $answer "pushed" "true" -}}
 {{- $_ := set $answer "architecture" $architecture -}}
 {{- end -}}

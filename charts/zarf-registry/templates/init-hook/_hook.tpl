@@ -74,6 +74,9 @@ init-hook can derive from it is not in here. */ -}}
   "finish" (dict
     "verify" .Values.initHook.prove
     "localRegistryHosting" (include "zarf-registry.advertised" . | empty | not)) -}}
+{{- with include "zarf-registry.hookDigests" . | fromJson -}}
+{{- $_ := set $settings.push "hookDigests" . -}}
+{{- end -}}
 {{- with include "zarf-registry.releaseNamespace" . -}}
 {{- $_ := set $settings "releaseNamespace" . -}}
 {{- end -}}

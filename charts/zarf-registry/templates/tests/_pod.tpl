@@ -32,12 +32,13 @@ those of values.yaml. */ -}}
 {{- printf "%s-tests" (include "zarf-registry.fullname" .) -}}
 {{- end -}}
 
-{{- /* The pods stay until the next run, whether they succeed or fail: helm test --logs reads their logs after it has
-deleted what hook-succeeded and hook-failed name. It reads the logs of all test hooks, so only pods may be test
-hooks. */ -}}
+{{- /* Nodes can read the Secrets of a pod while it exists. Helm prints the log of a failed pod and deletes it. Others
+stay until the next run: helm test --logs reads their logs after it has deleted what hook-succeeded names. It reads the
+logs of all test hooks, so only pods may be test hooks. */ -}}
 {{- define "zarf-registry.tests.annotations" -}}
 helm.sh/hook: test
-helm.sh/hook-delete-policy: before-hook-creation
+helm.sh/hook-delete-policy: before-hook-creation,hook-failed
+helm.sh/hook-output-log-policy: hook-failed
 {{- end -}}
 
 {{- /* Arguments of the checks: the registry and its credentials. */ -}}

@@ -1,0 +1,36 @@
+package hook_test
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// The chart's CronJobs refer to the image that finish pushes by its digest.
+func TestAnInitHookWithAnotherImageThanTheChartsIsRefused(t *testing.T) {
+	ours, another := "sha256:"+strings.Repeat("a", 64), "sha256:"+strings.Repeat("b", 64)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.hook.Programs = programs{small: true}
+		b.registry.image = &state.HookImage{Reference: "zarf-registry/init-hook:dev@" + ours, Architecture: "amd64"}
+		digests := func(amd64 string) {
+			b.hook.Settings.Push.HookDigests = map[string]string{"amd64": amd64, "arm64": another}
+		}
+		digests(another)
+		b.mustFail(b.hook.Prepare(t.Context()), true, "chart and init-hook are of different builds", ours, another,
+			"use the chart of the same release as init-hook")
+		if w := b.writes(); len(w) != 0 {
+			t.Errorf("it wrote %q", w)
+		}
+		digests(ours)
+		b.upgrade(state.ModeProxy)
+		b.checkFinished() // the state records the digest
+		// On nodes of another architecture, finish may be the first to see its image.
+		b.mustPrepare()
+		b.helm()
+		digests(another)
+		b.mustFail(b.hook.Finish(t.Context()), true, "chart and init-hook are of different builds")
+	})
+}

@@ -1,0 +1,159 @@
+package hook_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/zarf-dev/zarf-registry/internal/certs"
+	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// checkAuth checks that the registry's Secret has what the registry checks credentials with, and no password.
+func (b *bench) checkAuth(open bool) {
+	b.Helper()
+	push, auth := b.secret("zarf-registry-credentials").Data, b.secret("zarf-registry-auth").Data
+	want := map[string][]byte{"htpasswd": push["htpasswd"], "upload-secret": push["upload-secret"]}
+	if open {
+		want["pull-htpasswd"] = b.secret("zarf-registry-pull").Data["htpasswd"]
+	}
+	if !maps.EqualFunc(auth, want, bytes.Equal) {
+		b.Errorf("the registry's Secret has %q, want %q", slices.Sorted(maps.Keys(auth)), slices.Sorted(maps.Keys(want)))
+	}
+	for key, value := range auth {
+		if len(value) == 0 || bytes.Contains(value, push["password"]) {
+			b.Errorf("key %s is empty or has the password", key)
+		}
+	}
+}
+
+func TestTheRegistrysSecretHasHashesOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.hook.Programs = programs{small: true}
+		b.upgrade(state.ModeProxy)
+		b.checkAuth(false)
+		b.upgrade(state.ModeNodePort)
+		b.checkAuth(true)
+		b.asTheCronJobDoes()
+		for _, credential := range []certs.Credential{certs.PushCredential, certs.PullCredential} {
+			b.must(b.hook.Certs().RotateCredential(t.Context(), credential))
+			b.checkAuth(true)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t, func(b *bench) { b.give("robot", "correct horse") })
+		b.checkAuth(false)
+		b.give("robot", "battery staple")
+		b.asTheCronJobDoes()
+		b.must(b.renew())
+		b.checkAuth(false)
+	})
+}
+
+// Earlier releases did not create that Secret. Their registry serves the node port until finish has switched.
+func TestAnUpgradeCopiesTheCredentialsForTheRegistry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.hook.Programs = programs{small: true}
+		b.upgrade(state.ModeNodePort)
+		b.remove("secrets", "zarf-registry-auth")
+		b.begin(state.ModeProxy)
+		b.checkAuth(true)
+		b.mustFinish()
+		b.checkAuth(false)
+	})
+}
+
+// mayNotCreate makes the API server answer as it does for the CronJob's identity.
+func (b *bench) mayNotCreate() {
+	b.forbid = func(write string) error {
+		name, creates := strings.CutPrefix(write, "create secrets ")
+		if !creates {
+			return nil
+		}
+		return apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, name,
+			errors.New(`User "u" cannot create resource "secrets"`))
+	}
+}
+
+func TestTheCronJobReportsMissingSecretsAndCreatesNone(t *testing.T) {
+	for missing, renewed := range map[string][]string{
+		"server-tls": {"node-tls", "push-tls"},
+		"node-tls":   {"server-tls", "push-tls"},
+		"push-tls":   {"server-tls", "node-tls"},
+		"ca":         nil, // the others cannot be issued without it
+	} {
+		t.Run(missing, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := installed(t)
+				b.asTheCronJobDoes()
+				b.now = b.now.Add(8 * 30 * 24 * time.Hour) // all are due
+				before := map[string][]byte{}
+				for _, name := range renewed {
+					before[name] = b.secret("zarf-registry-" + name).Data["tls.crt"]
+				}
+				b.remove("secrets", "zarf-registry-"+missing)
+				b.mayNotCreate()
+				message := fmt.Sprintf("Secret zarf/zarf-registry-%s is missing", missing)
+				b.mustFail(b.renew(), true, message, "run helm upgrade")
+				for name, certificate := range before {
+					if bytes.Equal(certificate, b.secret("zarf-registry-" + name).Data["tls.crt"]) {
+						t.Errorf("%s was not renewed", name)
+					}
+				}
+				// The CronJob's pod, and its log, do not stay.
+				recorded := b.secret("zarf-registry-state").Annotations[names.AnnotationRenewalFailed]
+				if !strings.Contains(recorded, message) || !strings.HasPrefix(recorded, b.now.UTC().Format(time.RFC3339)+": ") {
+					t.Errorf("the state Secret records %q", recorded)
+				}
+				b.forbid = nil
+				b.must(b.renew())
+				if left := b.secret("zarf-registry-state").Annotations[names.AnnotationRenewalFailed]; left != "" {
+					t.Errorf("after a successful renewal the state Secret records %q", left)
+				}
+			})
+		})
+	}
+}
+
+// Who may annotate pods may also change their images.
+func TestTheCronJobAnnotatesNoPods(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t)
+		b.asTheCronJobDoes()
+		b.now = b.now.Add(8 * 30 * 24 * time.Hour) // all are due
+		keeper := b.hook.Certs()
+		keeper.CronJob = true
+		b.must(keeper.Renew(t.Context()))
+		writes := b.writes()
+		if len(writes) < 3 || slices.ContainsFunc(writes, func(w string) bool { return !strings.Contains(w, " secrets ") }) {
+			t.Errorf("it wrote %q", writes)
+		}
+	})
+}
+
+func TestTheCronJobNeedsTheRegistrysSecretToCopyACredential(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t, func(b *bench) { b.give("robot", "correct horse") })
+		b.give("robot", "battery staple")
+		b.remove("secrets", "zarf-registry-auth")
+		options := b.hook.Settings
+		b.asTheCronJobDoes()
+		b.mayNotCreate()
+		b.mustFail(b.renew(), true, "Secret zarf/zarf-registry-auth is missing: run helm upgrade")
+		b.forbid, b.hook.Settings = nil, options
+		b.must(b.prepareAndFinish())
+		b.checkAuth(false)
+	})
+}
