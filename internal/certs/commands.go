@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release"
+	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/steps"
 )
@@ -27,13 +29,10 @@ func (k *Keeper) Renew(ctx context.Context) error {
 	// reverse.
 	var credential error
 	copyCredential := func(ctx context.Context) (string, error) {
-		if c.external() || c.saved.PushSecret == "" {
-			return "nothing: the credential is not a copy", nil
+		if c.external() {
+			return nothingExternal, nil
 		}
-		did, err := k.WritePush(ctx, c.saved.PushSecret, true)
-		if err == nil {
-			err = k.copyRegistryAuth(ctx, false)
-		}
+		did, err := c.copyCredentials(ctx)
 		if err != nil {
 			k.Log.Error("cannot copy the push credential; the current one stays in use", "error", err.Error())
 			credential = fmt.Errorf("renew: copy the push credential: %w", err)
@@ -73,6 +72,27 @@ func (k *Keeper) recordRenewal(ctx context.Context, failure error) {
 	}
 }
 
+// copyCredentials copies the push credentials that are the user's.
+func (c *command) copyCredentials(ctx context.Context) (string, error) {
+	record, err := c.pushRecord(ctx)
+	if err != nil {
+		return "", err
+	}
+	copies := slices.DeleteFunc(record.Credentials, func(n settings.PushCredential) bool { return n.Secret == "" })
+	change := authChange{push: c.saved.PushSecret != "", named: c.replaceNamed(copies)}
+	if !change.push && len(copies) == 0 {
+		return "nothing: no credential is a copy", nil
+	}
+	did := "copied the named push credentials"
+	if change.push {
+		if did, err = c.WritePush(ctx, c.saved.PushSecret, true); err != nil {
+			return "", err
+		}
+	}
+	_, err = c.copyRegistryAuth(ctx, change)
+	return did, err
+}
+
 // Rotate replaces all certificates, whether due or not. If ca is set, it replaces the CA as well.
 // It returns when every pod has loaded the new certificates.
 func (k *Keeper) Rotate(ctx context.Context, ca bool) error {
@@ -92,10 +112,10 @@ func (k *Keeper) Rotate(ctx context.Context, ca bool) error {
 	})
 }
 
-// Credential names one of the two pairs of user name and password.
+// Credential names a pair of user name and password: PushCredential, PullCredential, or a named push credential.
 type Credential string
 
-// The credentials of a release.
+// The credentials that a release always has. In proxy mode, nothing uses the pull credential.
 const (
 	PushCredential Credential = "push"
 	PullCredential Credential = "pull"
@@ -105,9 +125,6 @@ const (
 // one.
 func (k *Keeper) RotateCredential(ctx context.Context, credential Credential) error {
 	c := &credentialRotation{command: &command{Keeper: k}, credential: credential}
-	if credential != PushCredential && credential != PullCredential {
-		return exitcode.Refuse("unknown credential %q: want %s or %s", credential, PushCredential, PullCredential)
-	}
 	unlessExternal := func(work steps.Work) steps.Work {
 		return func(ctx context.Context) (string, error) {
 			if c.external() {

@@ -17,12 +17,14 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/settings"
 )
 
 // credentialRotation replaces one credential.
 type credentialRotation struct {
 	*command
 	credential Credential
+	named      *settings.PushCredential // nil for the push and the pull credential
 	// htpasswd is the file that the registry must load. It is nil if the plain listener is closed.
 	htpasswd []byte
 	nodes    nodes.ReadyNodes
@@ -30,17 +32,43 @@ type credentialRotation struct {
 
 // secretName returns the name of the Secret that holds the credential.
 func (c *credentialRotation) secretName() string {
-	if c.credential == PullCredential {
+	switch c.credential {
+	case PullCredential:
 		return c.Settings.Name + names.SuffixPull
+	case PushCredential:
+		return c.Settings.Name + names.SuffixCredentials
 	}
-	return c.Settings.Name + names.SuffixCredentials
+	return c.namedSecret(string(c.credential))
+}
+
+// refuse returns an error if the credential does not exist or is a copy.
+func (c *credentialRotation) refuse(ctx context.Context) error {
+	source := ""
+	switch c.credential {
+	case PullCredential:
+	case PushCredential:
+		source = c.saved.PushSecret
+	default:
+		record, err := c.pushRecord(ctx)
+		if err != nil {
+			return err
+		}
+		if c.named = record.find(string(c.credential)); c.named == nil {
+			return exitcode.Refuse("unknown credential %q: see init-hook credentials list", c.credential)
+		}
+		source = c.named.Secret
+	}
+	if source != "" {
+		return exitcode.Refuse("the credential %s is a copy of %s: change it there, then run init-hook certs renew",
+			c.credential, c.Object("Secret", source))
+	}
+	return nil
 }
 
 func (c *credentialRotation) write(ctx context.Context) (string, error) {
 	name := c.secretName()
-	if c.credential == PushCredential && c.saved.PushSecret != "" {
-		return "", exitcode.Refuse("the push credential is a copy of %s: change it there, then run init-hook certs renew",
-			c.Object("Secret", c.saved.PushSecret))
+	if err := c.refuse(ctx); err != nil {
+		return "", err
 	}
 	err := release.RetryOnConflict(ctx, func() error {
 		secret, err := c.Secret(ctx, name)
@@ -56,11 +84,19 @@ func (c *credentialRotation) write(ctx context.Context) (string, error) {
 		}
 		return c.replace(ctx, secret)
 	})
-	if err == nil {
-		err = c.WriteRegistryAuth(ctx)
-	}
 	if err != nil {
 		return "", err
+	}
+	named := keepNamed
+	if c.credential != PushCredential && c.credential != PullCredential {
+		named = c.replaceNamed([]settings.PushCredential{*c.named})
+	}
+	htpasswd, err := c.copyRegistryAuth(ctx, authChange{push: true, pull: true, named: named})
+	if err != nil {
+		return "", err
+	}
+	if c.credential != PullCredential {
+		c.htpasswd = htpasswd
 	}
 	if c.credential == PullCredential {
 		c.Log.Warn("update all copies of the pull Secret in other namespaces, and all other uses of its password, now",
@@ -79,7 +115,7 @@ func (c *credentialRotation) replace(ctx context.Context, secret *corev1.Secret)
 	// A pull Secret without htpasswd means that the plain listener is closed. It stays closed.
 	_, has := data[names.KeyHtpasswd]
 	c.htpasswd = nil
-	if has || c.credential == PushCredential {
+	if has || c.credential != PullCredential {
 		if c.htpasswd, err = newHtpasswd(data[names.KeyUsername], password); err != nil {
 			return fmt.Errorf("hashing the password of %s: %w", c.Object("Secret", secret.Name), err)
 		}

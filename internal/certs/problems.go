@@ -29,7 +29,7 @@ func (k *Keeper) Problems(ctx context.Context, p state.PKI) ([]Problem, error) {
 // PushProblems returns what is wrong with the user's Secret for the push credential. name is the
 // name of that Secret.
 func (k *Keeper) PushProblems(ctx context.Context, name string) ([]Problem, error) {
-	_, problems, err := k.pushSource(ctx, name)
+	_, problems, err := k.pushSource(ctx, name, "")
 	return sentences(problems), err
 }
 

@@ -16,57 +16,100 @@ import (
 // the pull credential into the one that its pods mount. A kubelet may read all keys of every Secret
 // that its pods refer to, so that one has no passwords.
 func (k *Keeper) WriteRegistryAuth(ctx context.Context) error {
-	return k.copyRegistryAuth(ctx, true)
+	_, err := k.copyRegistryAuth(ctx, authChange{push: true, pull: true, named: keepNamed})
+	return err
 }
 
-// copyRegistryAuth is WriteRegistryAuth. If pull is not set, it neither reads the pull credential,
-// which the CronJob may not, nor changes its copy.
-func (k *Keeper) copyRegistryAuth(ctx context.Context, pull bool) error {
+// authChange is what copyRegistryAuth reads again. The rest stays: the CronJob may not read credentials that it
+// does not copy.
+type authChange struct {
+	push, pull bool
+	// named returns the lines of named push credentials, from those that the file has.
+	named func(ctx context.Context, current []byte) ([]byte, error)
+}
+
+// copyRegistryAuth writes the registry's Secret, and returns the htpasswd file of push users.
+func (k *Keeper) copyRegistryAuth(ctx context.Context, change authChange) (htpasswd []byte, err error) {
 	name := k.Settings.Name + names.SuffixRegistryAuth
-	return release.RetryOnConflict(ctx, func() error {
+	err = release.RetryOnConflict(ctx, func() error {
 		// First, so that a concurrent change of a source is a conflict.
 		secret, err := k.Secret(ctx, name)
 		if err != nil {
 			return err
 		}
-		data, err := k.registryAuth(ctx, secret, pull)
+		data, err := k.registryAuth(ctx, secret, change)
 		if err != nil {
 			return err
 		}
+		htpasswd = data[names.KeyHtpasswd]
 		if secret != nil && maps.EqualFunc(secret.Data, data, bytes.Equal) {
 			return nil
 		}
 		return k.WriteSecret(ctx, secret, name, names.ComponentCredentials, corev1.SecretTypeOpaque, data)
 	})
+	return htpasswd, err
 }
 
 // registryAuth returns what the registry's Secret should hold.
-func (k *Keeper) registryAuth(ctx context.Context, current *corev1.Secret, pull bool) (map[string][]byte, error) {
-	push, err := k.Secret(ctx, k.Settings.Name+names.SuffixCredentials)
+func (k *Keeper) registryAuth(
+	ctx context.Context, current *corev1.Secret, change authChange,
+) (map[string][]byte, error) {
+	if current == nil {
+		if !change.push || !change.pull {
+			return nil, k.missingSecret(names.SuffixRegistryAuth)
+		}
+		current = &corev1.Secret{}
+	}
+	data := map[string][]byte{names.KeyUploadSecret: current.Data[names.KeyUploadSecret]}
+	main := pushLine(current.Data[names.KeyHtpasswd])
+	if change.push {
+		push, err := k.Secret(ctx, k.Settings.Name+names.SuffixCredentials)
+		if err != nil {
+			return nil, err
+		}
+		if push == nil {
+			return nil, k.missingSecret(names.SuffixCredentials)
+		}
+		data[names.KeyUploadSecret], main = push.Data[names.KeyUploadSecret], push.Data[names.KeyHtpasswd]
+	}
+	named, err := change.named(ctx, current.Data[names.KeyHtpasswd])
 	if err != nil {
 		return nil, err
 	}
-	if push == nil || current == nil && !pull {
-		missing := names.SuffixRegistryAuth
-		if push == nil {
-			missing = names.SuffixCredentials
-		}
-		return nil, exitcode.Refuse("%s is missing: run helm upgrade, init-hook install or init-hook prepare to create it",
-			k.Object("Secret", k.Settings.Name+missing))
+	if len(named) > 0 {
+		main = append(bytes.TrimSpace(bytes.Clone(main)), '\n')
 	}
-	data := map[string][]byte{
-		names.KeyHtpasswd:     push.Data[names.KeyHtpasswd],
-		names.KeyUploadSecret: push.Data[names.KeyUploadSecret],
+	data[names.KeyHtpasswd] = append(bytes.Clone(main), named...)
+	if err := uniqueUsers(data[names.KeyHtpasswd]); err != nil {
+		return nil, err
 	}
-	from, key := current, names.KeyPullHtpasswd
-	if pull {
-		key = names.KeyHtpasswd
-		if from, err = k.Secret(ctx, k.Settings.Name+names.SuffixPull); err != nil {
+	pull := current.Data[names.KeyPullHtpasswd]
+	if change.pull {
+		secret, err := k.Secret(ctx, k.Settings.Name+names.SuffixPull)
+		if err != nil {
 			return nil, err
 		}
+		if pull = nil; secret != nil {
+			pull = secret.Data[names.KeyHtpasswd]
+		}
 	}
-	if from != nil && from.Data[key] != nil {
-		data[names.KeyPullHtpasswd] = from.Data[key]
+	if pull != nil {
+		data[names.KeyPullHtpasswd] = pull
 	}
 	return data, nil
+}
+
+func (k *Keeper) missingSecret(suffix string) error {
+	return exitcode.Refuse("%s is missing: run helm upgrade, init-hook install or init-hook prepare to create it",
+		k.Object("Secret", k.Settings.Name+suffix))
+}
+
+// pushLine returns the line of the push credential.
+func pushLine(htpasswd []byte) []byte {
+	for line := range bytes.Lines(htpasswd) {
+		if bytes.Count(line, []byte(":")) == 1 {
+			return line
+		}
+	}
+	return nil
 }

@@ -147,12 +147,22 @@ func (r *run) deleteTestPods(ctx context.Context) (string, error) {
 
 func (r *run) deleteSecrets(ctx context.Context) (string, error) {
 	deleted := 0
+	named, err := r.certs.NamedSecrets(ctx)
+	if err != nil {
+		r.Log.Warn("cannot tell which push credentials have Secrets; they stay", "error", err.Error())
+	}
+	var all []string
 	for _, suffix := range []string{names.SuffixState, names.SuffixRegistryAuth, names.SuffixPull, names.SuffixCredentials,
 		names.SuffixPushTLS, names.SuffixNodeTLS, names.SuffixServerTLS, names.SuffixCA} {
-		name := r.Settings.Name + suffix
+		all = append(all, r.Settings.Name+suffix)
+	}
+	for _, name := range append(named, all...) {
 		secret, err := r.Secrets.Get(ctx, name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
+			continue
+		case release.MissingPermission(err) && slices.Contains(named, name):
+			r.Log.Warn("this identity may not delete the Secret of a removed push credential: delete it", "secret", name)
 			continue
 		case err != nil:
 			return "", fmt.Errorf("reading %s: %w", r.Object("Secret", name), err)

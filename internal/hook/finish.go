@@ -61,6 +61,8 @@ func (f *finishing) steps() []steps.Step {
 			Why: "tools that build images look for it in " + HostingNamespace}
 		rotate = steps.Step{Name: "finish the CA rotation", Run: f.rotate,
 			Why: "the previous CA stays trusted until all pods show certificates of the new one"}
+		credentials = steps.Step{Name: "load the named push credentials", Run: f.certs.FinishNamed,
+			Why: "the registry accepts new ones and refuses removed ones, whose Secrets are deleted"}
 		unneeded = steps.Step{Name: "delete what other PKI modes left", Run: f.unneeded,
 			Why: "nothing trusts it any more"}
 	)
@@ -74,7 +76,7 @@ func (f *finishing) steps() []steps.Step {
 			{Name: "serve the node port", Run: f.servePort,
 				Why: "kube-proxy answers in the proxies' place; they stay until pulls are verified"},
 			verifyNodes,
-		}), record, deleteProxies, collect, advertise, rotate, unneeded)
+		}), record, deleteProxies, collect, advertise, credentials, rotate, unneeded)
 	case state.ModeExternal:
 		deletePayload := steps.Step{Name: "delete the payload", Run: f.payload.Delete, Why: "nothing starts from it any more"}
 		if s.ConfiguresNodes() {
@@ -97,7 +99,8 @@ func (f *finishing) steps() []steps.Step {
 			{Name: "reserve the node port", Run: f.reservePort,
 				Why: "kube-proxy would answer in the proxies' place; it does again if verification fails"},
 			verifyNodes,
-		}), closePlain, record, release, deleteProxies, collect, advertise, rotate, unneeded)
+		}), closePlain, record, release, deleteProxies, collect, advertise, credentials, rotate,
+			unneeded)
 	}
 }
 

@@ -68,10 +68,17 @@ func (p *preparation) certificates(ctx context.Context) (string, error) {
 func (p *preparation) credentials(ctx context.Context) (string, error) {
 	copied := p.Saved != nil && p.Saved.PushSecret != ""
 	did, err := p.certs.WritePush(ctx, p.run.Settings.Push.Secret, copied)
-	if err == nil {
-		err = p.certs.WriteRegistryAuth(ctx)
+	if err != nil {
+		return "", err
 	}
-	return did, err
+	named := p.run.Settings.Push.Credentials
+	if p.Saved != nil {
+		// First, so that the Secrets of removed credentials are known if this run is killed.
+		if err := p.certs.RecordNamed(ctx, named); err != nil {
+			return "", err
+		}
+	}
+	return did, p.certs.WriteNamed(ctx, named)
 }
 
 // seed writes the payload for every architecture of the nodes.
@@ -97,6 +104,9 @@ func (p *preparation) record(ctx context.Context) (string, error) {
 	}
 	if err == nil {
 		err = p.run.AnnotateState(ctx, names.AnnotationRenewalFailed, "") // this run has renewed
+	}
+	if err == nil && p.Desired.Mode != state.ModeExternal {
+		err = p.certs.RecordNamed(ctx, p.run.Settings.Push.Credentials)
 	}
 	if err != nil {
 		return "", err

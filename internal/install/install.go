@@ -340,7 +340,11 @@ func (r *run) missing() []preflight.Finding {
 	if i := o.PKI.Issuer; i != nil && i.Kind == "Issuer" && i.Group == "cert-manager.io" {
 		objects = append(objects, "Issuer "+i.Name)
 	}
-	for _, name := range []string{o.Push.Secret, o.NodeConfig.RegistriesSecret, o.Expose.TLSSecret} {
+	secrets := []string{o.Push.Secret, o.NodeConfig.RegistriesSecret, o.Expose.TLSSecret}
+	for _, credential := range o.Push.Credentials {
+		secrets = append(secrets, credential.Secret)
+	}
+	for _, name := range secrets {
 		if name != "" {
 			objects = append(objects, "Secret "+name)
 		}

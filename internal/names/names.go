@@ -16,11 +16,13 @@ const (
 
 // Suffixes follow the chart's full name in the names of objects.
 const (
-	SuffixState       = "-state"
-	SuffixCA          = "-ca"
-	SuffixServerTLS   = "-server-tls"
-	SuffixNodeTLS     = "-node-tls"
-	SuffixPushTLS     = "-push-tls"
+	SuffixState     = "-state"
+	SuffixCA        = "-ca"
+	SuffixServerTLS = "-server-tls"
+	SuffixNodeTLS   = "-node-tls"
+	SuffixPushTLS   = "-push-tls"
+	// SuffixCredentials is the suffix of the Secret with the push credential. Those of named push credentials
+	// continue with a hyphen and the name.
 	SuffixCredentials = "-credentials"
 	// SuffixPull is the suffix of the Secret for pulls through a node port. While that Secret has
 	// KeyHtpasswd, the registry's plain listener is open.
@@ -104,6 +106,8 @@ const (
 	// AnnotationRenewalFailed on the state Secret is when and why the last certs renew failed. The failed pod
 	// of the CronJob does not stay.
 	AnnotationRenewalFailed = "zarf-registry/renewal-failed"
+	// AnnotationPushCredentials on the state Secret lists the named push credentials, as JSON.
+	AnnotationPushCredentials = "zarf-registry/push-credentials"
 	// AnnotationReleaseName and AnnotationReleaseNamespace are Helm's: the release's name, and the
 	// namespace of its record.
 	AnnotationReleaseName      = "meta.helm.sh/release-name"

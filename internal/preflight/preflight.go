@@ -227,13 +227,17 @@ func (i *Inspection) certificates(ctx context.Context) ([]Finding, error) {
 	return blockers(checkCertificates, problems), err
 }
 
-// pushSecret checks the user's Secret with the push credential.
+// pushSecret checks the user's Secrets with push credentials.
 func (i *Inspection) pushSecret(ctx context.Context) ([]Finding, error) {
-	if i.Settings.Push.Secret == "" {
-		return nil, nil
+	var problems []certs.Problem
+	if i.Settings.Push.Secret != "" {
+		var err error
+		if problems, err = i.Certs.PushProblems(ctx, i.Settings.Push.Secret); err != nil {
+			return nil, err
+		}
 	}
-	problems, err := i.Certs.PushProblems(ctx, i.Settings.Push.Secret)
-	return blockers(checkCredentials, problems), err
+	named, err := i.Certs.NamedProblems(ctx, i.Settings.Push.Credentials)
+	return blockers(checkCredentials, append(problems, named...)), err
 }
 
 func blockers(check string, problems []certs.Problem) []Finding {

@@ -117,6 +117,17 @@ type Push struct {
 	// HookDigests are the digests of init-hook's own image by architecture, by which the chart refers to it.
 	// Empty: the chart does not know them.
 	HookDigests map[string]string `json:"hookDigests,omitempty"`
+	// Credentials are more push credentials.
+	Credentials []PushCredential `json:"credentials,omitempty"`
+}
+
+// PushCredential is a push credential with a name.
+type PushCredential struct {
+	Name string `json:"name"`
+	// Secret is the user's Secret with the credential. Empty: prepare generates one.
+	Secret string `json:"secret,omitempty"`
+	// Repositories are those that it may write, and all below them. Empty: all.
+	Repositories []string `json:"repositories,omitempty"`
 }
 
 // Expose describes the access for clients outside of the cluster. It is empty without one.
@@ -208,6 +219,9 @@ var (
 	// dnsLabel is RFC 1123's label, required of namespaces and Services.
 	dnsLabel  = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 	sha256Sum = regexp.MustCompile(`^[0-9a-f]{64}$`)
+	// repositoryName is a name of the distribution specification.
+	repositoryName = regexp.MustCompile(
+		`^[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*$`)
 	// releaseName is what Helm accepts.
 	releaseName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,51}[a-z0-9])?$`)
 )
@@ -251,7 +265,22 @@ func (s *Settings) Validate() error {
 		v.source("pki.source", s.PKI.Source)
 		v.add("pki", s.PKI.Validate())
 	}
+	v.add("push", s.Push.validate())
 	v.add("nodeConfig", s.NodeConfig.validate())
+	return v.err()
+}
+
+func (p Push) validate() error {
+	var v validation
+	seen := []string{"push", "pull"} // init-hook credentials names the others so
+	for _, c := range p.Credentials {
+		v.check(dnsLabel.MatchString(c.Name), "invalid name %q of a credential: want a DNS label", c.Name)
+		v.check(!slices.Contains(seen, c.Name), "the name %q of a credential is already used", c.Name)
+		seen = append(seen, c.Name)
+		for _, repository := range c.Repositories {
+			v.check(repositoryName.MatchString(repository), "credential %s: invalid repository %q", c.Name, repository)
+		}
+	}
 	return v.err()
 }
 

@@ -26,7 +26,9 @@ func valid() settings.Settings {
 			Mode: state.PKIInternal, LeafLifetime: state.Duration(time.Hour), AuthorityLifetime: state.Duration(2 * time.Hour),
 			ClusterDomain: "cluster.local",
 		}},
-		Push:   settings.Push{Images: true},
+		Push: settings.Push{Images: true, Credentials: []settings.PushCredential{
+			{Name: "ci", Repositories: []string{"team-a", "shared/base"}}, {Name: "team", Secret: "mine"},
+		}},
 		Expose: settings.Expose{TLSSecret: "outside", Hosts: []string{"registry.example.com"}},
 		NodeConfig: settings.NodeConfig{
 			Directories: []string{"/etc/containers"}, DirectoriesInUse: []string{"/etc/containers"}, RegistriesSecret: "k3s",
@@ -106,6 +108,14 @@ func TestValidate(t *testing.T) {
 			s *settings.Settings) {
 			s.NodeConfig.DirectoriesInUse = []string{"/etc"}
 		}, `nodeConfig: directoriesInUse: "/etc" is missing from directories`},
+		"rejects an impossible name of a credential": {func(s *settings.Settings) { s.Push.Credentials[0].Name = "a:b" },
+			`push: invalid name "a:b" of a credential: want a DNS label`},
+		"rejects two credentials of one name": {func(s *settings.Settings) { s.Push.Credentials[0].Name = "team" },
+			`push: the name "team" of a credential is already used`},
+		"rejects the name of the push credential": {func(s *settings.Settings) { s.Push.Credentials[0].Name = "push" },
+			`push: the name "push" of a credential is already used`},
+		"rejects an impossible repository": {func(s *settings.Settings) { s.Push.Credentials[0].Repositories[0] = "a,b" },
+			`push: credential ci: invalid repository "a,b"`},
 		"rejects a registries Secret without key": {func(s *settings.Settings) { s.NodeConfig.RegistriesKey = "" },
 			"registriesSecret and registriesKey require each other"},
 	} {
