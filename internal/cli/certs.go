@@ -1,9 +1,16 @@
 package cli
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -11,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/zarf-dev/zarf-registry/internal/certs"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
@@ -119,33 +127,136 @@ fail in the same way.`,
 
 func (f *hookFlags) credentialsRotate() *cobra.Command {
 	var pull bool
+	var output string
 	cmd := &cobra.Command{
-		Use:   "rotate",
-		Short: "Replace the push password, or with --pull the pull password",
+		Use:   "rotate [NAME]",
+		Short: "Replace the push password, or that of another credential",
 		Long: `rotate generates a new password and returns when the registry accepts it and rejects the
 previous one. It restarts nothing. init-hook images push uses the new password automatically.
 
-With --pull it replaces the password for pulls through a node port. Update copies of its
-Secret in other namespaces afterwards.
+NAME is one that credentials list shows; without it, the credential is push. --pull is the same
+as the name pull, the password for pulls through a node port. Update copies of its Secret in
+other namespaces afterwards.
 
-It does not replace a credential from the user's Secret (auth.existingSecret); certs renew
-copies that one.
+It does not replace a credential from the user's Secret (auth.existingSecret, or existingSecret
+in auth.push); certs renew copies that one.
 
 Exit codes: 0 on success, 1 on failure, 3 if a retry would fail in the same way.`,
 		Example: `  init-hook credentials rotate
+  init-hook credentials rotate ci
   init-hook credentials rotate --pull`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Args:              cobra.MaximumNArgs(1),
+		ValidArgsFunction: f.completeCredentials,
+		RunE: func(cmd *cobra.Command, args []string) error {
 			credential := certs.PushCredential
-			if pull {
+			switch {
+			case pull && len(args) > 0:
+				return &exitcode.Refusal{Err: errors.New("--pull and NAME both name a credential: use one")}
+			case pull:
 				credential = certs.PullCredential
+			case len(args) > 0:
+				credential = certs.Credential(args[0])
+			}
+			if err := validOutput(output); err != nil {
+				return &exitcode.Refusal{Err: err}
 			}
 			return f.run(cmd, func(h *hook.Hook, ctx context.Context) error {
-				return h.Certs().RotateCredential(ctx, credential)
+				if err := h.Certs().RotateCredential(ctx, credential); err != nil || output != "json" {
+					return err
+				}
+				list, err := h.Certs().ListCredentials(ctx)
+				if err != nil {
+					return err
+				}
+				list = slices.DeleteFunc(list, func(c certs.CredentialInfo) bool { return c.Name != string(credential) })
+				return printJSON(cmd.OutOrStdout(), list)
 			})
 		},
 	}
 	f.common(cmd.Flags())
+	outputFlag(cmd, &output)
 	cmd.Flags().BoolVar(&pull, "pull", false, "replace the pull password instead")
 	return cmd
+}
+
+// completionTimeout is how long a shell waits for names.
+const completionTimeout = 3 * time.Second
+
+// completeCredentials completes the names of credentials that init-hook rotates.
+func (f *hookFlags) completeCredentials(
+	cmd *cobra.Command, args []string, _ string,
+) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	f.timeout = completionTimeout
+	list, err := f.listCredentials(cmd)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var found []cobra.Completion
+	for _, c := range list {
+		if !c.Copied {
+			found = append(found, c.Name)
+		}
+	}
+	return found, cobra.ShellCompDirectiveNoFileComp
+}
+
+func (f *hookFlags) credentialsList() *cobra.Command {
+	var output string
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List the credentials: users, Secrets and repositories, without passwords",
+		Long: `list shows the credentials of the registry: push, those of auth.push, and pull, which only
+nodeport mode uses. Each password is in the key password of its Secret. It changes nothing.
+
+Exit codes: 0 on success, 1 on failure, 3 if a retry would fail in the same way.`,
+		Example: `  init-hook credentials list
+  init-hook credentials list --output json | jq -r '.[] | select(.copied | not) | .name'`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := validOutput(output); err != nil {
+				return &exitcode.Refusal{Err: err}
+			}
+			list, err := f.listCredentials(cmd)
+			if err != nil {
+				return err
+			}
+			return render(cmd.OutOrStdout(), output, list, printCredentials, nil)
+		},
+	}
+	f.target(cmd.Flags())
+	outputFlag(cmd, &output)
+	return cmd
+}
+
+func (f *hookFlags) listCredentials(cmd *cobra.Command) ([]certs.CredentialInfo, error) {
+	ctx, c, stop, err := f.connect(cmd)
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
+	h, err := newHook(ctx, f.settings, c, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return nil, err
+	}
+	return h.Certs().ListCredentials(ctx)
+}
+
+// printCredentials writes the credentials as a table.
+func printCredentials(w io.Writer, list []certs.CredentialInfo) error {
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprint(table, "NAME\tUSER\tSECRET\tROTATED BY\tWRITES TO\n")
+	for _, c := range list {
+		by, to := "init-hook", "nothing"
+		if c.Copied {
+			by = "you"
+		}
+		if c.Writes {
+			to = cmp.Or(strings.Join(c.Repositories, ", "), "everything")
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", c.Name, c.User, c.Secret, by, to)
+	}
+	return table.Flush()
 }

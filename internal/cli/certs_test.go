@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -23,8 +24,9 @@ import (
 
 // apiServer answers for Secrets of the namespace zarf, and notes what it is asked.
 type apiServer struct {
-	kubeconfig string
-	secrets    map[string]map[string][]byte // data, by name
+	kubeconfig  string
+	secrets     map[string]map[string][]byte // data, by name
+	annotations map[string]string            // of the state's Secret
 
 	mutex sync.Mutex
 	asked []string
@@ -55,12 +57,16 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name, _ := strings.CutPrefix(r.URL.Path, below)
 	w.Header().Set("Content-Type", "application/json")
 	if data, ok := a.secrets[name]; ok && r.Method == http.MethodGet {
-		_ = json.NewEncoder(w).Encode(corev1.Secret{
+		secret := corev1.Secret{
 			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
 			ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: name, ResourceVersion: "1",
 				Labels: map[string]string{"app.kubernetes.io/managed-by": "init-hook"}},
 			Data: data,
-		})
+		}
+		if data[state.Key] != nil {
+			secret.Annotations = a.annotations
+		}
+		_ = json.NewEncoder(w).Encode(secret)
 		return
 	}
 	w.WriteHeader(http.StatusNotFound)
@@ -116,6 +122,11 @@ func TestCommandsAboutCertificatesAskTheHook(t *testing.T) {
 		"credentials without a state":     {[]string{"credentials", "rotate"}, nil, 3, "Secret zarf/zarf-registry-state"},
 		"credentials that are the user's": {[]string{"credentials", "rotate"}, existing, 3, "my-password"},
 		"credentials that are not there":  {[]string{"credentials", "rotate", "--pull"}, existing, 3, "zarf-registry-pull"},
+		"a credential that is unknown": {[]string{"credentials", "rotate", "nobody"}, func(*state.State) {}, 3,
+			`unknown credential "nobody": see init-hook credentials list`},
+		"a credential that is unknown, as JSON": {[]string{"credentials", "rotate", "nobody", "--output=json"},
+			func(*state.State) {}, 3, `unknown credential "nobody"`},
+		"the list without a state": {[]string{"credentials", "list"}, nil, 3, "Secret zarf/zarf-registry-state"},
 		"the CronJob's own command line": {[]string{"certs", "renew", "--namespace=zarf", "--release=zarf-registry",
 			"--name=zarf-registry", "--timeout=10m", "--log-format=json"}, external, 0, `"msg":"phase done"`},
 		"a release in another namespace": {[]string{"certs", "renew", "--namespace=other"}, external, 3,
@@ -167,5 +178,49 @@ func TestCertificatesOfAnExternalRegistryAreNone(t *testing.T) {
 	if code := cli.Run([]string{"certs", "ca", "--kubeconfig", server.kubeconfig}, &out, &errOut); code != 1 ||
 		out.Len() > 0 || !strings.Contains(errOut.String(), "external registry, which needs no certificates") {
 		t.Errorf("certs ca: exit code %d, output %q, error:\n%s", code, &out, &errOut)
+	}
+}
+
+func TestCredentialsAreListedAndCompleted(t *testing.T) {
+	secrets := saved(t, func(s *state.State) { s.PushSecret = "my-password" })
+	for name, user := range map[string]string{"my-password": "robot", "zarf-registry-credentials-ci": "ci",
+		"zarf-registry-credentials": "robot", "team": "team-user"} {
+		secrets[name] = map[string][]byte{"username": []byte(user), "password": []byte("correct horse")}
+	}
+	server := newAPIServer(t, secrets)
+	server.annotations = map[string]string{"zarf-registry/push-credentials": `{"credentials":[` +
+		`{"name":"ci","repositories":["team-a","shared/base"]},{"name":"team","secret":"team"}],"removed":["old"]}`}
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	list := func(args ...string) string {
+		var out, errOut bytes.Buffer
+		if code := cli.Run(append(args, "--kubeconfig", server.kubeconfig), &out, &errOut); code != 0 {
+			t.Errorf("%v: exit code %d, error:\n%s", args, code, &errOut)
+		}
+		if strings.Contains(out.String(), "correct horse") || strings.Contains(out.String(), "Y29ycmVjdCBob3JzZQ") {
+			t.Errorf("%v prints a password:\n%s", args, &out)
+		}
+		return out.String()
+	}
+	want := `NAME  USER       SECRET                        ROTATED BY  WRITES TO
+push  robot      my-password                   you         everything
+ci    ci         zarf-registry-credentials-ci  init-hook   team-a, shared/base
+team  team-user  team                          you         everything
+`
+	if got := list("credentials", "list"); got != want {
+		t.Errorf("the list is\n%swant\n%s", got, want)
+	}
+	var got []map[string]any
+	if err := json.Unmarshal([]byte(list("credentials", "list", "--output", "json")), &got); err != nil {
+		t.Fatal(err)
+	}
+	ci := map[string]any{"name": "ci", "user": "ci", "secret": "zarf-registry-credentials-ci", "copied": false, "writes": true,
+		"repositories": []any{"team-a", "shared/base"}}
+	if len(got) != 3 || !reflect.DeepEqual(got[1], ci) || got[2]["copied"] != true {
+		t.Errorf("as JSON: %v", got)
+	}
+	var out bytes.Buffer
+	cli.Run([]string{"__complete", "credentials", "rotate", "--kubeconfig", server.kubeconfig, ""}, &out, &bytes.Buffer{})
+	if got := out.String(); !strings.HasPrefix(got, "ci\n:") {
+		t.Errorf("rotate completes to %q", got)
 	}
 }

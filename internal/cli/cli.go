@@ -96,7 +96,8 @@ func newCerts() *cobra.Command {
 }
 
 func newCredentials() *cobra.Command {
-	return group("credentials", "Manage the credentials of the registry", (&hookFlags{}).credentialsRotate())
+	return group("credentials", "Manage the credentials of the registry",
+		(&hookFlags{}).credentialsList(), (&hookFlags{}).credentialsRotate())
 }
 
 func newVersion() *cobra.Command {

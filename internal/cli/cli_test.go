@@ -33,7 +33,7 @@ func TestEveryCommandHelpsWithAnExample(t *testing.T) {
 	for _, command := range [][]string{{"install"}, {"preflight"}, {"status"}, {"heal"}, {"prepare"}, {"finish"}, {"cleanup"},
 		{"images", "pull"}, {"images", "push"}, {"images", "copy"}, {"images", "list"}, {"images", "cache", "info"},
 		{"images", "cache", "verify"}, {"images", "cache", "prune"}, {"certs", "show"}, {"certs", "ca"}, {"certs", "renew"},
-		{"certs", "rotate"}, {"credentials", "rotate"}} {
+		{"certs", "rotate"}, {"credentials", "list"}, {"credentials", "rotate"}} {
 		code, out, _ := run(t, append(command, "--help")...)
 		if code != 0 || !strings.Contains(out, "Examples:\n  init-hook "+strings.Join(command, " ")) {
 			t.Errorf("%v: exit code %d, help:\n%s", command, code, out)
@@ -107,7 +107,11 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 		"certs rotate: an argument": {[]string{"certs", "rotate", "ca"}, 1, `unknown command "ca"`},
 		"certs rotate: no cluster":  {[]string{"certs", "rotate", "--ca"}, 1, "--kubeconfig or KUBECONFIG"},
 		"credentials: unknown flag": {[]string{"credentials", "rotate", "--push"}, 1, "unknown flag: --push"},
-		"credentials: no cluster":   {[]string{"credentials", "rotate", "--pull"}, 1, "--kubeconfig or KUBECONFIG"},
+		"credentials: two names": {[]string{"credentials", "rotate", "ci", "--pull"}, 3,
+			"--pull and NAME both name a credential: use one"},
+		"credentials: unknown output":      {[]string{"credentials", "rotate", "-o", "wide"}, 3, `invalid --output "wide"`},
+		"credentials list: unknown output": {[]string{"credentials", "list", "-o", "wide"}, 3, `invalid --output "wide"`},
+		"credentials: no cluster":          {[]string{"credentials", "rotate", "--pull"}, 1, "--kubeconfig or KUBECONFIG"},
 		"one name for two": {[]string{"images", "push", "--reference", "a:1", rubbish, rubbish}, 3,
 			"--reference names a single image"},
 	} {
@@ -145,7 +149,8 @@ func TestShellsCanComplete(t *testing.T) {
 		}
 	}
 	for _, command := range [][]string{{"install"}, {"preflight"}, {"status"}, {"images", "pull"}, {"images", "push"},
-		{"images", "copy"}, {"images", "list"}, {"images", "cache", "info"}, {"certs", "show"}} {
+		{"images", "copy"}, {"images", "list"}, {"images", "cache", "info"}, {"certs", "show"}, {"credentials", "list"},
+		{"credentials", "rotate"}} {
 		_, out, _ := run(t, append(append([]string{"__complete"}, command...), "--output", "")...)
 		if !strings.HasPrefix(out, "text\njson\n") {
 			t.Errorf("%v --output completes to %q", command, out)
