@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -160,6 +161,44 @@ func TestExistingPushCredentialIsPassedToTheJobs(t *testing.T) {
 	}
 	if secret := decided(rendering{}.render(t)).Push.Secret; secret != "" {
 		t.Errorf("the Jobs are told %q", secret)
+	}
+}
+
+func TestNamedPushCredentialsArePassedToTheJobs(t *testing.T) {
+	values := []string{"registryProxy=true", "auth.push=[{name: ci, repositories: [team-a, shared/base]}, {name: team, " +
+		"existingSecret: mine}]"}
+	out := rendering{values: with(t, nil, values...)}.render(t)
+	want := []jobsettings.PushCredential{{Name: "ci", Repositories: []string{"team-a", "shared/base"}}, {Name: "team",
+		Secret: "mine"}}
+	if diff := cmp.Diff(want, decided(out).Push.Credentials, cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("the Jobs are told (-want +got):\n%s", diff)
+	}
+	if got := decided(rendering{}.render(t)).Push.Credentials; got != nil {
+		t.Errorf("the Jobs are told %v", got)
+	}
+
+	hook := func(out *output) map[string]string {
+		return rights(find[*rbacv1.Role](t, out, "zarf-registry-hook").Rules...)
+	}
+	const key = "secrets zarf-registry-credentials-"
+	granted := hook(out)
+	if granted[key+"ci"] != "get update delete" || granted["secrets mine"] != "get" || granted[key+"team"] != "" {
+		t.Errorf("the Jobs may %v", granted)
+	}
+	renews := rights(find[*rbacv1.Role](t, out, "zarf-registry-certificates").Rules...)
+	if renews["secrets zarf-registry-auth"] != "get update" || renews["secrets mine"] != "get" ||
+		renews["secrets zarf-registry-credentials"] != "" || renews[key+"ci"] != "" {
+		t.Errorf("the CronJob may %v", renews)
+	}
+
+	// Finish deletes the Secret of a credential that is no longer there.
+	saved := remembers(ready(settings(state.ModeProxy, state.IPv4), certificatesFrom(state.PKIInternal)))
+	saved.Annotations = map[string]string{names.AnnotationPushCredentials: `{"credentials":[{"name":"gone"},` +
+		`{"name":"theirs","secret":"mine"}],"removed":["older"]}`}
+	granted = hook(rendering{cluster: newCluster(kubernetes(corev1.IPv4Protocol), saved)}.render(t))
+	if granted[key+"gone"] != "get update delete" || granted[key+"older"] != "get update delete" ||
+		granted[key+"theirs"] != "" {
+		t.Errorf("the Jobs may %v", granted)
 	}
 }
 

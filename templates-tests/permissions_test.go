@@ -57,11 +57,25 @@ func (p permissions) renews() string {
 		names = append(names, "-ca")
 	}
 	if p.text("auth.existingSecret") != "" {
-		names = append(names, "-credentials", "-auth")
+		names = append(names, "-credentials")
+	}
+	if p.text("auth.existingSecret") != "" || p.hasNamed(true) {
+		names = append(names, "-auth")
 	}
 	slices.Sort(names)
 	return "get,update secrets " + strings.Join(names, ",")
 }
+
+// hasNamed reports whether the values have named push credentials that are copies, or generated.
+func (p permissions) hasNamed(copied bool) bool {
+	list, _ := p.value("auth.push").([]any)
+	return slices.ContainsFunc(list, func(c any) bool {
+		source, _ := c.(map[string]any)["existingSecret"].(string)
+		return (source != "") == copied
+	})
+}
+
+func (p permissions) generatesNamed() bool { return p.hasNamed(false) }
 
 func (p permissions) healerWithTaint() bool    { return p.healer() && p.hasTaint() }
 func (p permissions) healerWithoutTaint() bool { return p.healer() && !p.hasTaint() }
@@ -80,6 +94,7 @@ var expectedPermissions = []permission{
 		"init-hook Role",
 		"delete,get,update secrets -auth,-ca,-credentials,-node-tls,-pull,-push-tls,-server-tls,-state", nil,
 	},
+	{"init-hook Role", "delete,get,update secrets -credentials-admin", permissions.generatesNamed},
 	{"init-hook Role", "delete,get secrets -ca-issued,-node-issued,-push-issued,-server-issued", nil},
 	{"init-hook Role", "create,delete,list,update configmaps", nil},
 	{"init-hook Role", "create,delete,list,patch pods", nil},

@@ -293,6 +293,19 @@ var failures = []failure{
 		"zarf-registry: auth.existingSecret: Secret zarf-registry-credentials is created by the Jobs; name one of your own",
 	},
 	{
+		[]string{"auth.push=[{name: a}, {name: a}]"},
+		"zarf-registry: auth.push: the name a is already used, and push and pull always are; choose another",
+	},
+	{
+		[]string{"auth.push=[{name: pull}]"},
+		"zarf-registry: auth.push: the name pull is already used, and push and pull always are; choose another",
+	},
+	{
+		[]string{"auth.push=[{name: a}, {name: b, existingSecret: zarf-registry-credentials-a}]"},
+		"zarf-registry: existingSecret of b in auth.push: Secret zarf-registry-credentials-a is created by the Jobs; name " +
+			"one of your own",
+	},
+	{
 		[]string{"pki.mode=existingSecret", "pki.existingSecret={server: zarf-registry-server-tls, node: m}"},
 		"zarf-registry: pki.existingSecret.server: Secret zarf-registry-server-tls is created by the Jobs; name one of " +
 			"your own",

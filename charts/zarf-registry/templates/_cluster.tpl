@@ -52,6 +52,7 @@ ConfigMaps that kubeadm and EKS write. Of its modes, only iptables serves loopba
   hookImage                reference and architecture of init-hook's image in the registry, if it was pushed
   pki                      source of certificates: mode, existing (names of the user's Secrets), issuer
   nodeDirectories          directories of nodes that may have files of this release
+  pushCredentials          names of generated push credentials whose Secrets may exist
 For a Secret that cannot be read, only problem and remedy: validate.yaml fails with them. It covers what rendering
 depends on; init-hook validates the rest (internal/state). */ -}}
 {{- define "zarf-registry.cluster.state" -}}
@@ -97,6 +98,14 @@ depends on; init-hook validates the rest (internal/state). */ -}}
 {{- $_ := set $state "hookImage" (kindIs "map" $saved.hookImage | ternary $saved.hookImage dict) -}}
 {{- $_ := set $state "pki" (pick $pki "mode" "existing" "issuer") -}}
 {{- $_ := set $state "nodeDirectories" $directories -}}
+{{- $push := dig "metadata" "annotations" "zarf-registry/push-credentials" "" . | fromJson -}}
+{{- $generated := kindIs "slice" $push.removed | ternary $push.removed list -}}
+{{- range kindIs "slice" $push.credentials | ternary $push.credentials list -}}
+{{- if not .secret -}}
+{{- $generated = append $generated .name -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set $state "pushCredentials" $generated -}}
 {{- end -}}
 {{- end -}}
 {{- $_ := set . "ClusterState" $state -}}

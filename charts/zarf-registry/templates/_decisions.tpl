@@ -246,10 +246,47 @@ them; the defaults are those of values.yaml. */ -}}
 {{- dig "existingSecret" "" (default dict .Values.auth) -}}
 {{- end -}}
 
+{{- /* More push credentials: JSON array of name, secret (of the user; may be empty), repositories. */ -}}
+{{- define "zarf-registry.pushCredentials" -}}
+{{- $list := list -}}
+{{- range dig "push" list (default dict .Values.auth) -}}
+{{- $list = append $list (dict "name" .name "secret" (default "" .existingSecret) "repositories" (default list .repositories)) -}}
+{{- end -}}
+{{- $list | toJson -}}
+{{- end -}}
+
+{{- /* Condition: a push credential is a copy of the user's. */ -}}
+{{- define "zarf-registry.copiesPush" -}}
+{{- $secrets := list (include "zarf-registry.pushSecret" .) -}}
+{{- range include "zarf-registry.pushCredentials" . | fromJsonArray -}}
+{{- $secrets = append $secrets .secret -}}
+{{- end -}}
+{{- if compact $secrets -}}true{{- end -}}
+{{- end -}}
+
+{{- /* The Secrets of generated push credentials with a name, also of those that this release had before: JSON array of
+names. */ -}}
+{{- define "zarf-registry.namedSecrets" -}}
+{{- $names := default list (include "zarf-registry.cluster.state" . | fromJson).pushCredentials -}}
+{{- range include "zarf-registry.pushCredentials" . | fromJsonArray -}}
+{{- if not .secret -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+{{- end -}}
+{{- $secrets := list -}}
+{{- range $names | uniq | sortAlpha -}}
+{{- $secrets = append $secrets (printf "%s-credentials-%s" (include "zarf-registry.fullname" $) .) -}}
+{{- end -}}
+{{- $secrets | toJson -}}
+{{- end -}}
+
 {{- /* The user's Secrets that the Jobs copy: JSON array of names. */ -}}
 {{- define "zarf-registry.sourceSecrets" -}}
 {{- $pki := include "zarf-registry.pki" . | fromJson -}}
 {{- $names := list (include "zarf-registry.pushSecret" .) -}}
+{{- range include "zarf-registry.pushCredentials" . | fromJsonArray -}}
+{{- $names = append $names .secret -}}
+{{- end -}}
 {{- if eq $pki.value "existingSecret" -}}
 {{- $names = values $pki.existing | sortAlpha | concat $names -}}
 {{- end -}}

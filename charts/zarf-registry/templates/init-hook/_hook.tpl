@@ -88,6 +88,9 @@ init-hook can derive from it is not in here. */ -}}
 {{- $_ := set $settings "proxy" (include "zarf-registry.hook.settings.proxy" . | fromJson) -}}
 {{- $_ := set $settings "pki" (include "zarf-registry.hook.settings.pki" . | fromJson) -}}
 {{- $_ := set $settings.push "secret" (include "zarf-registry.pushSecret" .) -}}
+{{- with include "zarf-registry.pushCredentials" . | fromJsonArray -}}
+{{- $_ := set $settings.push "credentials" . -}}
+{{- end -}}
 {{- $_ := set $settings "expose" (include "zarf-registry.hook.settings.expose" . | fromJson) -}}
 {{- else -}}
 {{- $_ := set $settings "registryURL" $mode.url -}}
