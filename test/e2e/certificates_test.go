@@ -171,6 +171,7 @@ func TestCertificates(t *testing.T) {
 	})
 
 	must(t, "credentials rotate", func(t *testing.T) { testCredentials(t, w) })
+	must(t, "push credentials are limited to their repositories", func(t *testing.T) { testNamedCredentials(t, w) })
 	must(t, "a strict client trusts the proxies only with our CA", func(t *testing.T) { testStrictClient(t, w) })
 	must(t, "helm uninstall leaves only the volume and the user's Secrets", func(t *testing.T) {
 		secrets := w.client.CoreV1().Secrets(namespace)
@@ -509,20 +510,74 @@ func testCredentials(t *testing.T, w *world) {
 	}
 	w.pushHello(t)
 	client := w.pushClient(t, w.waitForRegistry(t, ""))
-	for password, want := range map[string]int{string(before.Data["password"]): 401, string(after.Data["password"]): 202} {
-		request, err := http.NewRequest(http.MethodPost, "https://registry/v2/e2e/hello/blobs/uploads/", nil)
-		if err != nil {
-			t.Fatal(err)
+	client.uploads(t, before, "e2e/hello", http.StatusUnauthorized)
+	client.uploads(t, after, "e2e/hello", http.StatusAccepted)
+}
+
+// uploads begins an upload with a credential, and fails if the status is another one.
+func (c pushClient) uploads(t *testing.T, credential *corev1.Secret, repository string, want int) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost,
+		"https://registry/v2/"+repository+"/blobs/uploads/", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.SetBasicAuth(string(credential.Data["username"]), string(credential.Data["password"]))
+	response, err := c.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response.Body.Close()
+	if response.StatusCode != want {
+		t.Errorf("an upload to %s with the credential of %s: status %d, want %d", repository, credential.Name,
+			response.StatusCode, want)
+	}
+}
+
+// testNamedCredentials adds push credentials, rotates one and removes them.
+func testNamedCredentials(t *testing.T, w *world) {
+	w.putSecret(t, "corp-push", map[string][]byte{"username": []byte("robot"), "password": []byte("correct horse")})
+	w.helmChart(t, "upgrade", "--set=auth.push[0].name=ci", "--set=auth.push[0].repositories={e2e}",
+		"--set=auth.push[1].name=corp", "--set=auth.push[1].existingSecret=corp-push")
+	pod := w.waitForRegistry(t, "")
+	client := w.pushClient(t, pod)
+	main, ci, corp := w.secret(t, "-credentials"), w.secret(t, "-credentials-ci"), w.get(t, "corp-push")
+	client.uploads(t, ci, "e2e/hello", http.StatusAccepted)
+	client.uploads(t, ci, "e2", http.StatusForbidden)
+	client.uploads(t, ci, "other", http.StatusForbidden)
+	client.uploads(t, corp, "other", http.StatusAccepted)
+	client.uploads(t, main, "other", http.StatusAccepted)
+
+	output(t, w.command(t, w.hook, "credentials", "rotate", "ci"))
+	client.uploads(t, ci, "e2e/hello", http.StatusUnauthorized)
+	client.uploads(t, w.secret(t, "-credentials-ci"), "e2e/hello", http.StatusAccepted)
+	client.uploads(t, w.secret(t, "-credentials-ci"), "other", http.StatusForbidden)
+	client.uploads(t, main, "other", http.StatusAccepted)
+	list := output(t, w.command(t, w.hook, "credentials", "list"))
+	for _, name := range []string{"push ", "ci ", "corp "} {
+		if !strings.Contains(list, "\n"+name) {
+			t.Errorf("the list lacks %s:\n%s", name, list)
 		}
-		request.SetBasicAuth("zarf-push", password)
-		response, err := client.Do(request)
-		if err != nil {
-			t.Fatal(err)
-		}
-		response.Body.Close()
-		if response.StatusCode != want {
-			t.Errorf("status is %d, want %d", response.StatusCode, want)
-		}
+	}
+
+	w.pushHello(t)
+	log := output(t, w.command(t, w.kubectl, "-n", namespace, "logs", pod.Name))
+	if !strings.Contains(log, `"msg":"audit","action":"push","reference":"e2e/hello:1"`) ||
+		!strings.Contains(log, `"credential":"zarf-push"`) {
+		t.Error("the audit trail lacks a push")
+	}
+
+	w.helmChart(t, "upgrade", "--set=auth.push=null")
+	client = w.pushClient(t, w.waitForRegistry(t, ""))
+	client.uploads(t, ci, "e2e/hello", http.StatusUnauthorized)
+	client.uploads(t, corp, "other", http.StatusUnauthorized)
+	client.uploads(t, main, "other", http.StatusAccepted)
+	secrets := w.client.CoreV1().Secrets(namespace)
+	if _, err := secrets.Get(t.Context(), release+"-credentials-ci", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the Secret of a removed credential: %v", err)
+	}
+	if err := secrets.Delete(t.Context(), "corp-push", metav1.DeleteOptions{}); err != nil {
+		t.Error(err)
 	}
 }
 
