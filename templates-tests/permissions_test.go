@@ -102,7 +102,7 @@ var expectedPermissions = []permission{
 	{"init-hook Role", "list events", nil},
 	{"init-hook Role", "create services", nil},
 	{"init-hook Role", "delete,get,patch services -nodeport", nil},
-	{"init-hook Role", "list endpointslices.discovery.k8s.io", nil},
+	{"init-hook Role", "list,patch endpointslices.discovery.k8s.io", nil},
 	{"init-hook Role", "get deployments.apps -", nil},
 	{"init-hook Role", "delete,list daemonsets.apps", nil},
 	{"init-hook Role", "get jobs.batch -cleanup,-finish,-prepare", nil},

@@ -150,6 +150,8 @@ type bench struct {
 	// done but its response is lost. A negative number means no kill.
 	left       int
 	lost, dead bool
+	// shown is true while the EndpointSlices lack the label that hides the NodePort Service.
+	shown bool
 	// watched is true if a node must be able to pull before each write.
 	watched bool
 	made    int
@@ -316,6 +318,11 @@ func (b *bench) react(a kubetesting.Action) (bool, runtime.Object, error) {
 }
 
 func (b *bench) apply(a kubetesting.Action) (runtime.Object, error) {
+	if a.GetResource().Resource == "endpointslices" {
+		b.shown = true
+		return &b.slices().Items[0], nil
+	}
+	b.shown = false // the controller copies the Service's labels again
 	if c, ok := a.(kubetesting.CreateActionImpl); ok {
 		object := metaOf(c.GetObject())
 		b.made++
@@ -448,6 +455,9 @@ func (b *bench) slices() *discoveryv1.EndpointSliceList {
 	slice.Labels[discoveryv1.LabelServiceName] = serviceName
 	if b.get("pods", registryPod) != nil {
 		slice.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{"10.244.1.5"}}}
+	}
+	if value, hidden := b.service().Labels[plan.LabelProxyName]; hidden && !b.shown {
+		slice.Labels[plan.LabelProxyName] = value
 	}
 	if b.service().Spec.Ports[0].TargetPort.StrVal == "plain" {
 		slice.Ports = []discoveryv1.EndpointPort{{}}

@@ -70,9 +70,11 @@ type Jobs interface {
 	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
 }
 
-// EndpointSlices lists those of the NodePort Service.
+// EndpointSlices lists and changes those of the NodePort Service.
 type EndpointSlices interface {
 	List(ctx context.Context, opts metav1.ListOptions) (*discoveryv1.EndpointSliceList, error)
+	Patch(ctx context.Context, name string, kind types.PatchType, data []byte, opts metav1.PatchOptions,
+		subresources ...string) (*discoveryv1.EndpointSlice, error)
 }
 
 // Services creates, changes and deletes the NodePort Service.

@@ -27,6 +27,9 @@ const (
 	// kubeProxyTime is how long kube-proxy gets to follow a change of the NodePort Service. It takes less
 	// than a second after it sees the change.
 	kubeProxyTime = 3 * time.Second
+	// sliceLead is how long kube-proxy gets to see the EndpointSlices before the Service. The controller
+	// repairs their labels after a second or more.
+	sliceLead = 250 * time.Millisecond
 	// sliceTime bounds the wait for the endpoints of the NodePort Service. The controller needs about a
 	// second.
 	sliceTime = 30 * time.Second
@@ -215,10 +218,35 @@ func (f *finishing) serve(ctx context.Context, s *corev1.Service, limit time.Dur
 	if !hidden {
 		return changed, nil
 	}
+	if err := f.showEndpoints(ctx, s.Name); err != nil {
+		f.Log.Warn("kube-proxy before Kubernetes 1.36 may refuse connections for a second", "error", err.Error())
+	}
 	if s, err = f.nodePort(ctx); err != nil || s == nil {
 		return false, err
 	}
 	return f.changeService(ctx, s, f.PortService(false))
+}
+
+// showEndpoints removes the label that hides the Service from its EndpointSlices, to which their controller
+// copies labels. kube-proxy before Kubernetes 1.36 ignores slices with it too, and rejects connections to a
+// Service without endpoints, until it has seen the slices that follow the Service.
+func (f *finishing) showEndpoints(ctx context.Context, service string) error {
+	list, err := f.cluster.EndpointSlices.List(ctx, slicesOf(service))
+	if err != nil {
+		return fmt.Errorf("listing the EndpointSlices of %s: %w", f.Object("Service", service), err)
+	}
+	patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:null}}}`, plan.LabelProxyName)
+	for _, slice := range list.Items {
+		_, err := f.cluster.EndpointSlices.Patch(ctx, slice.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+		if err != nil {
+			return fmt.Errorf("changing %s: %w", f.Object("EndpointSlice", slice.Name), err)
+		}
+	}
+	return release.Sleep(ctx, sliceLead)
+}
+
+func slicesOf(service string) metav1.ListOptions {
+	return metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service}
 }
 
 // awaitEndpoints waits until the Service has a ready endpoint with a port, which is what kube-proxy
@@ -227,8 +255,7 @@ func (f *finishing) awaitEndpoints(ctx context.Context, service string, limit ti
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	for {
-		list, err := f.cluster.EndpointSlices.List(ctx,
-			metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service})
+		list, err := f.cluster.EndpointSlices.List(ctx, slicesOf(service))
 		if err == nil && slices.ContainsFunc(list.Items, hasEndpoint) {
 			return nil
 		}

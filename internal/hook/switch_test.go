@@ -16,6 +16,7 @@ import (
 	kubetesting "k8s.io/client-go/testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/plan"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -246,6 +247,39 @@ func TestNodePortIsServedOnceItHasEndpoints(t *testing.T) {
 			t.Error("it did not wait")
 		}
 	})
+}
+
+// kube-proxy before Kubernetes 1.36 ignores EndpointSlices with the Service's label.
+func TestNodePortIsServedOnceKubeProxySeesItsEndpoints(t *testing.T) {
+	for _, forbidden := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBench(t)
+			b.upgrade(state.ModeProxy)
+			b.begin(state.ModeNodePort)
+			visible := false
+			b.interfere = func(write string) {
+				visible = write == "patch services "+serviceName && b.slices().Items[0].Labels[plan.LabelProxyName] == ""
+			}
+			b.after = func(string) {
+				if b.served() {
+					if visible == forbidden {
+						t.Errorf("kube-proxy saw the EndpointSlices: %t, want %t", visible, !forbidden)
+					}
+					b.interfere, b.after = nil, nil
+				}
+			}
+			if forbidden { // a Role of a previous version
+				b.client.PrependReactor("patch", "endpointslices", func(kubetesting.Action) (bool, runtime.Object, error) {
+					return true, nil, errors.New("forbidden")
+				})
+			}
+			b.mustFinish()
+			b.checkFinished()
+			if b.after != nil {
+				t.Error("the node port was not served")
+			}
+		})
+	}
 }
 
 func TestSwitchWithoutEndpointsKeepsProxies(t *testing.T) {

@@ -52,12 +52,12 @@ const (
 	losses       tolerated = 2 // a response that has begun may not end
 )
 
-// pullLoop pulls an image on every node over HTTP, several times a second, until the returned
-// function is called, which fails the test if anything failed.
+// pullLoop pulls an image on every node over HTTP, several times a second and also slowly, until the
+// returned function is called, which fails the test if anything failed.
 func (w *world) pullLoop(t *testing.T, image string) (stop func()) {
 	t.Helper()
 	return w.loop(t, nothingFails, nil, func(stopFile string) []string {
-		return []string{"pull", "http://" + w.address, image, "", stopFile, "100ms"}
+		return []string{"pull", "http://" + w.address, image, image, stopFile, "100ms"}
 	})
 }
 
