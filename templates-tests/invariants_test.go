@@ -734,7 +734,10 @@ var invariants = map[string]func(out *output) []string{
 					rule.Resources, "jobs", "services", "namespaces", "certificates", "certificates/status", "issuers",
 				) &&
 					(len(rule.ResourceNames) > 0 || slices.Equal(rule.Verbs, []string{"create"}))
-				if !named && !subset(rule.Resources, "pods", "pods/portforward", "configmaps", "secrets", "daemonsets") &&
+				// Kubernetes names EndpointSlices.
+				shows := slices.Equal(rule.Resources, []string{"endpointslices"}) && subset(rule.Verbs, "list", "patch")
+				if !named && !shows &&
+					!subset(rule.Resources, "pods", "pods/portforward", "configmaps", "secrets", "daemonsets") &&
 					!subset(rule.Verbs, "get", "list", "watch") && (!subset(rule.Resources, "events") || !subset(rule.Verbs, "create")) {
 					wrong = append(wrong, fmt.Sprintf("%s: %s %s", r.Name, rule.Verbs, rule.Resources))
 				}

@@ -212,13 +212,14 @@ func (f *finishing) serve(ctx context.Context, s *corev1.Service, limit time.Dur
 	if changed, err = f.changeService(ctx, s, want); err != nil || !changed && !hidden {
 		return false, err
 	}
-	if err := f.awaitEndpoints(ctx, s.Name, limit); err != nil {
+	endpoints, err := f.awaitEndpoints(ctx, s.Name, limit)
+	if err != nil {
 		return false, err
 	}
 	if !hidden {
 		return changed, nil
 	}
-	if err := f.showEndpoints(ctx, s.Name); err != nil {
+	if err := f.show(ctx, endpoints); err != nil {
 		f.Log.Warn("kube-proxy before Kubernetes 1.36 may refuse connections for a second", "error", err.Error())
 	}
 	if s, err = f.nodePort(ctx); err != nil || s == nil {
@@ -227,16 +228,12 @@ func (f *finishing) serve(ctx context.Context, s *corev1.Service, limit time.Dur
 	return f.changeService(ctx, s, f.PortService(false))
 }
 
-// showEndpoints removes the label that hides the Service from its EndpointSlices, to which their controller
-// copies labels. kube-proxy before Kubernetes 1.36 ignores slices with it too, and rejects connections to a
-// Service without endpoints, until it has seen the slices that follow the Service.
-func (f *finishing) showEndpoints(ctx context.Context, service string) error {
-	list, err := f.cluster.EndpointSlices.List(ctx, slicesOf(service))
-	if err != nil {
-		return fmt.Errorf("listing the EndpointSlices of %s: %w", f.Object("Service", service), err)
-	}
+// show removes the label that hides the Service from its EndpointSlices, to which their controller copies
+// labels. kube-proxy before Kubernetes 1.36 ignores slices with it too, and rejects connections to a Service
+// without endpoints, until it has seen the slices that follow the Service.
+func (f *finishing) show(ctx context.Context, endpoints []discoveryv1.EndpointSlice) error {
 	patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:null}}}`, plan.LabelProxyName)
-	for _, slice := range list.Items {
+	for _, slice := range endpoints {
 		_, err := f.cluster.EndpointSlices.Patch(ctx, slice.Name, types.MergePatchType, patch, metav1.PatchOptions{})
 		if err != nil {
 			return fmt.Errorf("changing %s: %w", f.Object("EndpointSlice", slice.Name), err)
@@ -245,22 +242,21 @@ func (f *finishing) showEndpoints(ctx context.Context, service string) error {
 	return release.Sleep(ctx, sliceLead)
 }
 
-func slicesOf(service string) metav1.ListOptions {
-	return metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service}
-}
-
 // awaitEndpoints waits until the Service has a ready endpoint with a port, which is what kube-proxy
-// makes rules of.
-func (f *finishing) awaitEndpoints(ctx context.Context, service string, limit time.Duration) error {
+// makes rules of, and returns its EndpointSlices.
+func (f *finishing) awaitEndpoints(ctx context.Context, service string, limit time.Duration) (
+	[]discoveryv1.EndpointSlice, error,
+) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	for {
-		list, err := f.cluster.EndpointSlices.List(ctx, slicesOf(service))
+		list, err := f.cluster.EndpointSlices.List(ctx,
+			metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service})
 		if err == nil && slices.ContainsFunc(list.Items, hasEndpoint) {
-			return nil
+			return list.Items, nil
 		}
 		if sleepErr := release.Sleep(ctx, release.PollInterval); sleepErr != nil {
-			return errors.Join(fmt.Errorf("waiting for a ready endpoint of %s, see its EndpointSlices: %w",
+			return nil, errors.Join(fmt.Errorf("waiting for a ready endpoint of %s, see its EndpointSlices: %w",
 				f.Object("Service", service), sleepErr), err)
 		}
 	}
