@@ -207,7 +207,7 @@ func TestBranchMarksDoNotChangeTheRendering(t *testing.T) {
 			t.Fatalf("%s: %d texts, error %v", name, len(want), err)
 		}
 		got, err := rendering{cluster: cluster}.helm(ciValues(t)[name])
-		if err != nil || !maps.Equal(got, want) {
+		if err != nil || !maps.Equal(unsalted(got), unsalted(want)) {
 			t.Errorf("%s: marks change the rendering, error %v", name, err)
 		}
 	}

@@ -47,14 +47,21 @@ func observe(r rendering, values chartutil.Values, texts map[string]string) {
 // cluster.
 var salted = regexp.MustCompile(`(?m)(^  (?:salt|sum): |--config-sum=|node-config-checksum: ).*$`)
 
+func unsalted(texts map[string]string) map[string]string {
+	without := maps.Clone(texts)
+	for name, text := range texts {
+		if strings.HasPrefix(name, "node-config/") {
+			without[name] = salted.ReplaceAllString(text, "$1")
+		}
+	}
+	return without
+}
+
 func sumOf(texts map[string]string) [sha256.Size]byte {
 	h := sha256.New()
+	texts = unsalted(texts)
 	for _, name := range slices.Sorted(maps.Keys(texts)) {
-		text := texts[name]
-		if strings.HasPrefix(name, "node-config/") {
-			text = salted.ReplaceAllString(text, "$1")
-		}
-		fmt.Fprintf(h, "%s\n%s\n", name, text)
+		fmt.Fprintf(h, "%s\n%s\n", name, texts[name])
 	}
 	return [sha256.Size]byte(h.Sum(nil))
 }
