@@ -716,7 +716,7 @@ var invariants = map[string]func(out *output) []string{
 				}
 				for _, name := range rule.ResourceNames {
 					suffix := strings.TrimPrefix(name, fullNameOf(out))
-					ours := slices.Contains(hookMade, suffix) ||
+					ours := slices.Contains(hookMade, suffix) || strings.HasPrefix(suffix, "-credentials-") ||
 						slices.Contains(issued, suffix) && !slices.Contains(rule.Verbs, "update")
 					if slices.Contains(rule.Resources, "secrets") && !ours && !slices.Equal(rule.Verbs, []string{"get"}) {
 						wrong = append(wrong, fmt.Sprintf("%s: %s Secret %s of the user", r.Name, rule.Verbs, name))

@@ -59,23 +59,28 @@ func (p permissions) renews() string {
 	if p.text("auth.existingSecret") != "" {
 		names = append(names, "-credentials")
 	}
-	if p.text("auth.existingSecret") != "" || p.hasNamed(true) {
+	if p.text("auth.existingSecret") != "" || p.copiesNamed() {
 		names = append(names, "-auth")
 	}
 	slices.Sort(names)
 	return "get,update secrets " + strings.Join(names, ",")
 }
 
-// hasNamed reports whether the values have named push credentials that are copies, or generated.
-func (p permissions) hasNamed(copied bool) bool {
+// copiedNamed returns the user's Secrets of named push credentials, empty for generated ones.
+func (p permissions) copiedNamed() (sources []string) {
 	list, _ := p.value("auth.push").([]any)
-	return slices.ContainsFunc(list, func(c any) bool {
+	for _, c := range list {
 		source, _ := c.(map[string]any)["existingSecret"].(string)
-		return (source != "") == copied
-	})
+		sources = append(sources, source)
+	}
+	return sources
 }
 
-func (p permissions) generatesNamed() bool { return p.hasNamed(false) }
+func (p permissions) generatesNamed() bool { return slices.Contains(p.copiedNamed(), "") }
+
+func (p permissions) copiesNamed() bool {
+	return slices.ContainsFunc(p.copiedNamed(), func(source string) bool { return source != "" })
+}
 
 func (p permissions) healerWithTaint() bool    { return p.healer() && p.hasTaint() }
 func (p permissions) healerWithoutTaint() bool { return p.healer() && !p.hasTaint() }
@@ -153,7 +158,7 @@ func (p permissions) userPermissions() map[string][]string {
 		rules["certificates Role"] = append(rules["certificates Role"], p.renews())
 	}
 	if p.internal() {
-		sources := []string{text("auth.existingSecret")}
+		sources := append(p.copiedNamed(), text("auth.existingSecret"))
 		if p.pki == "existingSecret" {
 			for _, of := range []string{"server", "node", "push", "ca"} {
 				sources = append(sources, text("pki.existingSecret."+of))
