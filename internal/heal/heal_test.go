@@ -363,3 +363,45 @@ func TestOnceLooksAgain(t *testing.T) {
 		t.Errorf("%+v, %v after %d patches; %d lists left", results, err, patches, len(lists))
 	}
 }
+
+// A kubelet writes a status while a dry run looks at its pod and its node.
+func TestDryRunsLookAgainAtWhatChanges(t *testing.T) {
+	const (
+		pod = `{"metadata":{"name":"p","uid":"u","resourceVersion":"7"},"spec":{"nodeName":"n1",
+			"containers":[{"name":"proxy","image":"a/pause:1","command":["/payload/loader"]}]},"status":` + failed + `}`
+	)
+	node := nodeWith("n1", longAgo, true, "boot:NoSchedule")
+	node = strings.Replace(node, `"status":{`, `"status":{"images":[{"names":["b/pause:2"]}],`, 1)
+	patches := map[string]int{}
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.Method == http.MethodPatch:
+			if patches[r.URL.Path]++; patches[r.URL.Path] == 1 {
+				w.WriteHeader(http.StatusConflict)
+			}
+		case r.URL.Query().Get("fieldSelector") == "status.phase=Pending":
+			fmt.Fprintf(w, `{"items":[%s]}`, pod)
+		case strings.HasSuffix(r.URL.Path, "/pods"):
+			fmt.Fprint(w, `{"items":[]}`)
+		case strings.HasSuffix(r.URL.Path, "/nodes"):
+			fmt.Fprintf(w, `{"items":[%s]}`, node)
+		default:
+			fmt.Fprint(w, node)
+		}
+	}))
+	defer api.Close()
+	client := &Client{HTTP: api.Client(), URL: api.URL, Namespace: "ns", Release: "r", Now: time.Now}
+	pods, err := Once(t.Context(), client, true)
+	if err != nil || len(pods) != 1 || pods[0].Action != Replace {
+		t.Errorf("pods %+v, %v", pods, err)
+	}
+	nodes, err := Untaint(t.Context(), client, Startup{"boot", UntilNode}, true)
+	if err != nil || len(nodes) != 1 || nodes[0].Action != Remove {
+		t.Errorf("nodes %+v, %v", nodes, err)
+	}
+	for path, n := range patches {
+		if n != 2 {
+			t.Errorf("%s: %d patches", path, n)
+		}
+	}
+}

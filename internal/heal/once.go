@@ -23,25 +23,27 @@ type Result struct {
 	Before string `json:"before"`
 	Image  string `json:"image,omitempty"`
 	Reason string `json:"reason"`
+
+	changed bool // the patch met a change
 }
 
 // Once replaces the images of the release's pending pods, or says what it would replace with dryRun. It
-// looks again, a few times, while pods wait. It returns what it did about the pods that need another
+// looks again, a few times, while pods wait; in a dry run, only if one changes meanwhile. It returns what it did about the pods that need another
 // image. An error means that no further pod was looked at.
 func Once(ctx context.Context, client *Client, dryRun bool) ([]Result, error) {
 	results := []Result{}
 	for pass := 1; ; pass++ {
 		found, err := once(ctx, client, dryRun)
 		// What was replaced stays in the results, and is not reported as waiting afterwards.
-		results = slices.DeleteFunc(results, func(r Result) bool { return r.Action != Replace })
+		results = slices.DeleteFunc(results, func(r Result) bool { return r.Action != Replace || dryRun })
 		for _, r := range found {
 			done := slices.ContainsFunc(results, func(before Result) bool { return before.Pod == r.Pod })
 			if !done || r.Action == Report || pass == maxPasses {
 				results = append(results, r)
 			}
 		}
-		waits := slices.ContainsFunc(found, func(r Result) bool { return r.Action == Wait })
-		if err != nil || dryRun || !waits || pass == maxPasses {
+		waits := slices.ContainsFunc(found, func(r Result) bool { return r.changed || r.Action == Wait && !dryRun })
+		if err != nil || !waits || pass == maxPasses {
 			return results, err
 		}
 		select {
@@ -67,13 +69,14 @@ func once(ctx context.Context, client *Client, dryRun bool) ([]Result, error) {
 		if err != nil {
 			return results, err
 		}
+		changed := false
 		d := Decide(p, n.Status.Images)
 		if d.Action == Nothing {
 			continue
 		}
 		if d.Action == Replace {
 			err := client.replace(ctx, p, d, dryRun)
-			if conflict(err) {
+			if changed = conflict(err); changed {
 				d.Action, d.Image, d.Reason = Wait, "", "the pod changed meanwhile: run the command again"
 			} else if err != nil {
 				return results, err
@@ -83,7 +86,7 @@ func once(ctx context.Context, client *Client, dryRun bool) ([]Result, error) {
 			}
 		}
 		results = append(results, Result{Pod: p.Metadata.Name, Node: p.Spec.NodeName, Action: d.Action, Before: d.Before,
-			Image: d.Image, Reason: d.Reason})
+			Image: d.Image, Reason: d.Reason, changed: changed})
 	}
 	return results, nil
 }

@@ -214,22 +214,24 @@ type NodeResult struct {
 	Action Action `json:"action"`
 	Taint  string `json:"taint"`
 	Reason string `json:"reason"`
+
+	changed bool // the patch met a change
 }
 
 // Remove is the action on a node whose taint is removed.
 const Remove Action = "remove"
 
 // Untaint removes the startup taint from the nodes on which pods can pull, or says what it would do with
-// dryRun. It looks again, a few times, while nodes wait. It returns what it did about the nodes that
-// had the taint. An error means that no further node was looked at.
+// dryRun. It looks again, a few times, while nodes wait; in a dry run, only if one changes meanwhile. It
+// returns what it did about the nodes that had the taint. An error means that no further node was looked at.
 func Untaint(ctx context.Context, client *Client, startup Startup, dryRun bool) ([]NodeResult, error) {
 	results := []NodeResult{}
 	for pass := 1; ; pass++ {
-		results = slices.DeleteFunc(results, func(r NodeResult) bool { return r.Action == Wait })
+		results = slices.DeleteFunc(results, func(r NodeResult) bool { return r.Action == Wait || dryRun })
 		found, err := untaintOnce(ctx, client, startup, dryRun)
 		results = append(results, found...)
-		waits := slices.ContainsFunc(found, func(r NodeResult) bool { return r.Action == Wait })
-		if err != nil || dryRun || !waits || pass == maxPasses {
+		waits := slices.ContainsFunc(found, func(r NodeResult) bool { return r.changed || r.Action == Wait && !dryRun })
+		if err != nil || !waits || pass == maxPasses {
 			return results, err
 		}
 		select {
@@ -259,7 +261,7 @@ func untaintOnce(ctx context.Context, client *Client, startup Startup, dryRun bo
 				return results, err
 			}
 			result.Action, result.Reason = Remove, "pods can pull on it"
-			if err != nil {
+			if result.changed = err != nil; result.changed {
 				result.Action, result.Reason = Wait, "the node changed meanwhile: run the command again"
 			}
 		}

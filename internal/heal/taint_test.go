@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -265,8 +266,9 @@ func TestUntaint(t *testing.T) {
 		`{"items":[` + nodeWith("n3", longAgo, true, "x:NoSchedule") + "," + waiting + `]}`,
 	}
 	got, err := Untaint(t.Context(), s.client(), Startup{key, UntilProxy}, true)
-	if err != nil || fmt.Sprint(got) != "[{n1 remove "+key+" pods can pull on it} {n2 wait "+key+" its proxy is not ready}]" ||
-		len(s.patches) != 1 {
+	want := []NodeResult{{Node: "n1", Action: Remove, Taint: key, Reason: "pods can pull on it"},
+		{Node: "n2", Action: Wait, Taint: key, Reason: "its proxy is not ready"}}
+	if err != nil || !slices.Equal(got, want) || len(s.patches) != 1 {
 		t.Errorf("%v, %v after %d patches", got, err, len(s.patches))
 	}
 	// Without a dry run it looks again.

@@ -104,10 +104,11 @@ func TestHealer(t *testing.T) {
 		before := w.waitForRegistry(t, "")
 		w.deletePod(t, before.Name, 0)
 		eventually(t, time.Minute, "the registry to need another image", func() error {
-			if h := w.heal(t, "--dry-run"); len(h.Pods) != 1 || h.Pods[0].Action != "replace" || h.Pods[0].Image != otherPause {
-				return errors.New(mustJSON(h))
+			h, err := w.tryHeal(t, "--dry-run")
+			if err == nil && (len(h.Pods) != 1 || h.Pods[0].Action != "replace" || h.Pods[0].Image != otherPause) {
+				err = errors.New(mustJSON(h))
 			}
-			return nil
+			return err
 		})
 		output(t, w.command(t, w.kubectl, "taint", "nodes", "new2", startupTaint+"=:NoSchedule"))
 		h := w.heal(t)
@@ -121,11 +122,11 @@ func TestHealer(t *testing.T) {
 		w.waitForRegistry(t, before.Name)
 		w.scaleHealer(t, 2)
 		eventually(t, time.Minute, "the healers to be healed", func() error {
-			w.heal(t)
+			_, err := w.tryHeal(t)
 			if n := w.readyHealers(t); n < 2 {
-				return fmt.Errorf("%d healers are ready", n)
+				return errors.Join(fmt.Errorf("%d healers are ready", n), err)
 			}
-			return nil
+			return err
 		})
 		w.pullEverywhere(t, image)
 	})
@@ -377,12 +378,21 @@ type healed struct {
 
 func (w *world) heal(t *testing.T, args ...string) healed {
 	t.Helper()
-	var h healed
-	out := output(t, w.command(t, w.hook, append([]string{"heal", "--output", "json"}, args...)...))
-	if err := json.Unmarshal([]byte(out), &h); err != nil {
-		t.Fatalf("%v: %s", err, out)
+	h, err := w.tryHeal(t, args...)
+	if err != nil {
+		t.Fatal(err)
 	}
 	return h
+}
+
+// tryHeal returns an error while a pod or node waits.
+func (w *world) tryHeal(t *testing.T, args ...string) (h healed, err error) {
+	t.Helper()
+	out, _, err := try(w.command(t, w.hook, append([]string{"heal", "--output", "json"}, args...)...))
+	if err != nil {
+		return h, fmt.Errorf("%w: %s", err, out)
+	}
+	return h, json.Unmarshal([]byte(out), &h)
 }
 
 // healerIsLimited uses the healer's token.
