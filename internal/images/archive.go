@@ -191,8 +191,8 @@ const (
 )
 
 // errInflated is about an archive that would fill the disk.
-var errInflated = fmt.Errorf("unpacks to more than %d times its size: if it is trustworthy, unpack it with gunzip first",
-	maxRatio)
+var errInflated = fmt.Errorf(
+	"unpacks to more than %d times its size: if it is trustworthy, unpack it with gunzip first", maxRatio)
 
 // inflater reads uncompressed data and fails with errInflated if there is too much of it.
 type inflater struct {

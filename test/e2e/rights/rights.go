@@ -154,7 +154,7 @@ func ReadAuditLog(log io.Reader, namespace string) ([]Request, error) {
 		}
 	}
 	return slices.SortedFunc(maps.Keys(all),
-		func(a, b Request) int { return cmp.Compare(a.Right.String(), b.Right.String()) }), nil
+		func(a, b Request) int { return cmp.Compare(a.String(), b.String()) }), nil
 }
 
 func parse(line []byte, namespace string) (request Request, ok bool, err error) {
@@ -205,7 +205,7 @@ func (e Exception) matches(r Right) bool {
 func Compare(granted []Right, requests []Request, exceptions []Exception) (problems []string) {
 	for _, r := range requests {
 		if r.Forbidden {
-			problems = append(problems, "used but not granted: "+r.Right.String())
+			problems = append(problems, "used but not granted: "+r.String())
 		}
 	}
 	excuses := make([]int, len(exceptions))
