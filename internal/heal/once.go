@@ -28,8 +28,8 @@ type Result struct {
 }
 
 // Once replaces the images of the release's pending pods, or says what it would replace with dryRun. It
-// looks again, a few times, while pods wait; in a dry run, only if one changes meanwhile. It returns what it did about the pods that need another
-// image. An error means that no further pod was looked at.
+// looks again, a few times, while pods wait; in a dry run, only if one changes meanwhile. It returns what
+// it did about the pods that need another image. An error means that no further pod was looked at.
 func Once(ctx context.Context, client *Client, dryRun bool) ([]Result, error) {
 	results := []Result{}
 	for pass := 1; ; pass++ {
