@@ -89,6 +89,10 @@ func (r blobRepository) Blobs(ctx context.Context) distribution.BlobStore {
 	return blobStore{r.Repository.Blobs(ctx), r.Named(), r.source}
 }
 
+func (r blobRepository) Tags(ctx context.Context) distribution.TagService {
+	return confirmingTags{r.Repository.Tags(ctx)}
+}
+
 type blobStore struct {
 	distribution.BlobStore
 	name   reference.Named // of the repository

@@ -400,6 +400,28 @@ func TestSlowManifestIsRefusedAfterACollection(t *testing.T) {
 	}
 }
 
+// A process hangs before it writes, and a collection begins meanwhile.
+func TestARefusedManifestDoesNotMoveItsTag(t *testing.T) {
+	i := start(t, newTestCA(t), t.TempDir())
+	before, _ := i.pusher().pushImage("a", "v1", "one")
+	_, after := i.pusher().pushImage("a", "v2", "two")
+	server := withManifestLock(fileLeases(t, i.root), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		release(acquire(t, fileLeases(t, i.root)))
+		time.Sleep(2 * quick.pollInterval)
+		i.server.app.ServeHTTP(w, r)
+	}))
+	w := httptest.NewRecorder()
+	r := httptest.NewRequestWithContext(t.Context(), "PUT", "/v2/a/manifests/v1", strings.NewReader(after))
+	r.Header.Set("Content-Type", ociManifest)
+	server.ServeHTTP(w, r)
+	if w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "push it again") {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+	if d, _ := i.pusher().pushedManifest("a", "v1"); d != before {
+		t.Errorf("the tag is %s, want %s", d, before)
+	}
+}
+
 func acquire(t testing.TB, leases *leaseClient) *lease {
 	t.Helper()
 	l, err := leases.acquire(t.Context())

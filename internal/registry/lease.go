@@ -31,9 +31,10 @@ import (
 //   - The collector writes the record and renews it at every heartbeat. It removes nothing before
 //     drainPeriod has passed, and nothing once its last heartbeat is older than renewDeadline.
 //   - A process reads the record before it writes a manifest. If the lease is held, it waits, and after
-//     waitTimeout responds 503. Otherwise it writes the manifest. If that took longer than validity,
-//     which is less than drainPeriod, it reads the record again before it responds: if a collection has
-//     begun since, it responds 503 and the manifest does not count as stored.
+//     waitTimeout responds 503. Otherwise it writes the manifest, and moves the tag if the record has not
+//     changed. If a step took longer than validity, which is less than drainPeriod, it reads the record
+//     again before it responds: if a collection has begun since, it responds 503 and the manifest does
+//     not count as stored.
 //   - A record that has not changed for leaseDuration, which is more than renewDeadline, belongs to a
 //     dead collector. Clocks are never compared: each process measures when it saw a record change.
 //   - A collector that misses renewDeadline once, or finds another collector's record, stops for good:

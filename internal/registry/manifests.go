@@ -6,6 +6,9 @@ import (
 	"io"
 	"net/http"
 	"time"
+
+	"github.com/distribution/distribution/v3"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 // withManifestLock delays manifest uploads to next while garbage is being collected: see leaseClient.
@@ -22,19 +25,21 @@ func withManifestLock(leases *leaseClient, next http.Handler) http.Handler {
 			return
 		}
 		r.Body = readCloser{io.MultiReader(bytes.NewReader(manifest), r.Body), r.Body}
-		admitted, err := leases.admit(r.Context())
+		reading, err := leases.admit(r.Context())
 		if err != nil {
 			writeError(w, err)
 			return
 		}
 		response := &bufferedResponse{ResponseWriter: w}
-		next.ServeHTTP(response, r)
-		if response.status < http.StatusMultipleChoices {
-			if err := leases.confirm(r.Context(), admitted); err != nil {
-				clear(w.Header())
-				writeError(w, err)
-				return
-			}
+		a := &admission{leases: leases, reading: reading}
+		next.ServeHTTP(response, r.WithContext(context.WithValue(r.Context(), admissionKey{}, a)))
+		if a.refused == nil && response.status < http.StatusMultipleChoices {
+			_ = a.confirm(r.Context(), leases.times.validity)
+		}
+		if a.refused != nil {
+			clear(w.Header())
+			writeError(w, a.refused)
+			return
 		}
 		w.WriteHeader(response.code())
 		_, _ = w.Write(response.body) // the client may have disconnected
@@ -65,19 +70,44 @@ func (c *leaseClient) admit(ctx context.Context) (*leaseReading, error) {
 	}
 }
 
-// confirm returns an error if a collection may have removed what a manifest needs since it was admitted.
-func (c *leaseClient) confirm(ctx context.Context, admitted *leaseReading) error {
-	if time.Since(admitted.at) <= c.times.validity {
+// admission is that of a manifest upload. It is in the upload's context.
+type admission struct {
+	leases  *leaseClient
+	reading *leaseReading // the last one
+	refused error         // of confirm
+}
+
+type admissionKey struct{}
+
+// confirm returns an error if a collection may have removed what the manifest needs since it was admitted.
+// It reads the record again if the last reading is older than age.
+func (a *admission) confirm(ctx context.Context, age time.Duration) error {
+	if time.Since(a.reading.at) <= age {
 		return nil
 	}
-	r, err := c.read(ctx, 0)
-	if err != nil {
-		return unavailable("%v", err)
+	r, err := a.leases.read(ctx, age)
+	switch {
+	case err != nil:
+		a.refused = unavailable("%v", err)
+	case r.record.ID != a.reading.record.ID:
+		a.refused = unavailable(
+			"garbage was collected during this push and blobs of this image may be missing: push it again")
+	default:
+		a.reading = r
 	}
-	if r.record.ID != admitted.record.ID {
-		return unavailable("garbage was collected during this push and blobs of this image may be missing: push it again")
+	return a.refused
+}
+
+// confirmingTags moves no tag to a manifest that will be refused: the previous one stays.
+type confirmingTags struct{ distribution.TagService }
+
+func (t confirmingTags) Tag(ctx context.Context, tag string, manifest v1.Descriptor) error {
+	if a, ok := ctx.Value(admissionKey{}).(*admission); ok {
+		if err := a.confirm(ctx, a.leases.times.pollInterval); err != nil {
+			return err
+		}
 	}
-	return nil
+	return t.TagService.Tag(ctx, tag, manifest)
 }
 
 // readCloser combines a reader and a closer.
