@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -13,11 +14,15 @@ import (
 
 // stalled is what the program prints: latencies of small requests without and with stalled downloads.
 type stalled struct {
-	Idle, Stalled time.Duration // 99th percentiles
-	Requests      int
-	Failed        int
-	First         string // failure
+	Idle     time.Duration   // 99th percentile
+	Stalled  []time.Duration // 99th percentiles of rounds
+	Requests int
+	Failed   int
+	First    string // failure
 }
+
+// stallRounds is how often latencies are measured while downloads are stalled.
+const stallRounds = 5
 
 // stall starts downloads of an image's largest blob, reads none of them, and measures other requests
 // before and meanwhile.
@@ -25,24 +30,9 @@ func stall(base, image string, downloads int) error {
 	repository, tag := split(image)
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Minute}
 	manifest := base + "/v2/" + repository + "/manifests/" + tag
-	body, _, err := get(client, manifest)
+	largest, err := largestBlob(client, base+"/v2/"+repository+"/manifests/", tag)
 	if err != nil {
 		return err
-	}
-	var parsed struct {
-		Layers []struct {
-			Digest string
-			Size   int64
-		}
-	}
-	if err := json.Unmarshal(body, &parsed); err != nil || len(parsed.Layers) == 0 {
-		return fmt.Errorf("%s is not an image: %w", image, err)
-	}
-	largest := parsed.Layers[0]
-	for _, l := range parsed.Layers {
-		if l.Size > largest.Size {
-			largest = l
-		}
 	}
 	var result stalled
 	p99 := func() time.Duration {
@@ -71,8 +61,40 @@ func stall(base, image string, downloads int) error {
 			return err
 		}
 		defer c.Close()
-		fmt.Fprintf(c, "GET /v2/%s/blobs/%s HTTP/1.1\r\nHost: %s\r\n\r\n", repository, largest.Digest, target.Host)
+		fmt.Fprintf(c, "GET /v2/%s/blobs/%s HTTP/1.1\r\nHost: %s\r\n\r\n", repository, largest, target.Host)
 	}
-	result.Stalled = p99()
+	for range stallRounds {
+		result.Stalled = append(result.Stalled, p99())
+	}
 	return json.NewEncoder(os.Stdout).Encode(result)
+}
+
+// largestBlob returns the digest of the largest layer of an image, or of the first image of an index.
+func largestBlob(client *http.Client, manifests, reference string) (digest string, err error) {
+	body, _, err := get(client, manifests+reference)
+	if err != nil {
+		return "", err
+	}
+	var manifest struct {
+		Manifests []struct{ Digest string }
+		Layers    []struct {
+			Digest string
+			Size   int64
+		}
+	}
+	switch err := json.Unmarshal(body, &manifest); {
+	case err != nil:
+		return "", err
+	case len(manifest.Manifests) > 0:
+		return largestBlob(client, manifests, manifest.Manifests[0].Digest)
+	case len(manifest.Layers) == 0:
+		return "", errors.New(reference + " is not an image")
+	}
+	largest := manifest.Layers[0]
+	for _, l := range manifest.Layers {
+		if l.Size > largest.Size {
+			largest = l
+		}
+	}
+	return largest.Digest, nil
 }
