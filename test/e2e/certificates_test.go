@@ -161,6 +161,7 @@ func TestCertificates(t *testing.T) {
 			}
 			w.putSecret(t, "corp-server", good)
 		}
+		w.certs(t, "renew") // until then, the failure is a problem
 		w.changed(t, before)
 	})
 	underLoop("helm upgrade back to internal", func(t *testing.T) {

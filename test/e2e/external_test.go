@@ -52,8 +52,8 @@ func TestExternal(t *testing.T) {
 	w.checkProxyMode(t)
 	must(t, "helm upgrade back to the external one leaves the volume and the Secrets", func(t *testing.T) {
 		w.helmChart(t, "upgrade", "--set=registryURL="+external)
-		remembered(t, state.SourceValue, "secret/"+release+"-ca", "secret/"+release+"-credentials",
-			"secret/"+release+"-node-tls", "secret/"+release+"-push-tls",
+		remembered(t, state.SourceValue, "secret/"+release+"-auth", "secret/"+release+"-ca",
+			"secret/"+release+"-credentials", "secret/"+release+"-node-tls", "secret/"+release+"-push-tls",
 			"secret/"+release+"-server-tls", "secret/"+release+"-state", "persistentvolumeclaim/"+release)
 	})
 	must(t, "helm uninstall leaves only the volume", w.uninstall)
