@@ -134,7 +134,7 @@ var expectedPermissions = []permission{
 	{"certificates Role", "get issuers.cert-manager.io -ca,-selfsigned", permissions.ownIssuer},
 
 	{"healer ClusterRole", "get nodes", permissions.healerWithoutTaint},
-	{"healer ClusterRole", "get,list,patch,watch nodes", permissions.healerWithTaint},
+	{"healer ClusterRole", "get,patch,watch nodes", permissions.healerWithTaint},
 	{"healer Role", "list,patch,watch pods", permissions.healer},
 	{"healer Role", "create events", permissions.healer},
 

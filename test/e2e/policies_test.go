@@ -126,6 +126,7 @@ func TestPolicies(t *testing.T) {
 		if said := as("annotate", chunk, "note=checked"); !strings.Contains(said, "annotated") {
 			t.Errorf("an administrator was refused: %s", said)
 		}
+		output(t, w.command(t, w.kubectl, "-n", namespace, "delete", "configmap/mine", "rolebinding/mallory"))
 	})
 	must(t, "helm uninstall restores the nodes' files", w.uninstall)
 }
