@@ -16,13 +16,16 @@ const longest = 30 * time.Second
 
 // server serves with a limit. A request for /wait is answered when wait is closed, one for /endless
 // never ends.
-func server(t *testing.T, limit int) (l *Limiter, address string, wait chan struct{}) {
+func server(t *testing.T, limit int, changes ...func(*Limiter)) (l *Limiter, address string, wait chan struct{}) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "[::]:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	l, wait = New(limit), make(chan struct{})
+	for _, change := range changes {
+		change(l)
+	}
 	s := &http.Server{
 		Handler: Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			switch r.URL.Path {
@@ -183,8 +186,7 @@ func TestAddressesShareTheLimit(t *testing.T) {
 }
 
 func TestBusyConnectionsAreKept(t *testing.T) {
-	l, port, wait := server(t, 2)
-	l.timeout = 50 * time.Millisecond
+	l, port, wait := server(t, 2, func(l *Limiter) { l.timeout = 50 * time.Millisecond })
 	busy := []client{connect(t, "127.0.0.1", port), connect(t, "127.0.0.1", port)}
 	for _, c := range busy {
 		c.send("/wait")
