@@ -26,6 +26,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
@@ -321,33 +322,40 @@ func (w *world) isRefused(t *testing.T, data map[string][]byte) {
 	}
 }
 
-// age replaces the certificates by ones that the current CA issued that long ago.
-func (w *world) age(t *testing.T, ago, lifetime time.Duration) {
+// age replaces the certificates by ones that the current CA issued that long ago, and returns these. The
+// CronJob may replace them at any time.
+func (w *world) age(t *testing.T, ago, lifetime time.Duration) held {
 	t.Helper()
 	ca := w.secret(t, "-ca")
 	authority, err := tls.X509KeyPair(ca.Data["tls.crt"], ca.Data["tls.key"])
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, suffix := range []string{"-server-tls", "-node-tls", "-push-tls"} {
-		secret := w.secret(t, suffix)
-		pair, err := tls.X509KeyPair(secret.Data["tls.crt"], secret.Data["tls.key"])
-		if err != nil {
-			t.Fatal(err)
-		}
-		issued := time.Now().Add(-ago)
-		old := pair.Leaf
-		old.SerialNumber = big.NewInt(time.Now().UnixNano())
-		old.NotBefore, old.NotAfter = issued.Add(-pki.Backdate), issued.Add(lifetime)
-		der, err := x509.CreateCertificate(rand.Reader, old, authority.Leaf, old.PublicKey, authority.PrivateKey)
-		if err != nil {
-			t.Fatal(err)
-		}
-		secret.Data["tls.crt"] = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-		if _, err := w.client.CoreV1().Secrets(namespace).Update(t.Context(), secret, metav1.UpdateOptions{}); err != nil {
+	aged := held{}
+	for _, what := range []string{"server", "node", "push"} {
+		if err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+			secret := w.secret(t, "-"+what+"-tls")
+			pair, err := tls.X509KeyPair(secret.Data["tls.crt"], secret.Data["tls.key"])
+			if err != nil {
+				return err
+			}
+			issued := time.Now().Add(-ago)
+			old := pair.Leaf
+			old.SerialNumber = big.NewInt(time.Now().UnixNano())
+			old.NotBefore, old.NotAfter = issued.Add(-pki.Backdate), issued.Add(lifetime)
+			der, err := x509.CreateCertificate(rand.Reader, old, authority.Leaf, old.PublicKey, authority.PrivateKey)
+			if err != nil {
+				return err
+			}
+			secret.Data["tls.crt"] = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+			aged[what] = pki.Fingerprint(&x509.Certificate{Raw: der})
+			_, err = w.client.CoreV1().Secrets(namespace).Update(t.Context(), secret, metav1.UpdateOptions{})
+			return err
+		}); err != nil {
 			t.Fatal(err)
 		}
 	}
+	return aged
 }
 
 // startCertManager runs cert-manager's controllers next to the cluster until the test ends.
@@ -628,8 +636,7 @@ func TestUnattended(t *testing.T) {
 		minutes := 20
 		if !long() {
 			// Pretend that 6.5 minutes have passed: the certificates expire in 3.5.
-			w.age(t, 6*time.Minute+30*time.Second, lifetime)
-			before, minutes = w.certificates(t), 4
+			before, minutes = w.age(t, 6*time.Minute+30*time.Second, lifetime), 4
 			t.Logf("SHORTENED: %d minutes instead of 20, without a CA rotation; make e2e-long runs all", minutes)
 		}
 		for end := time.Now().Add(time.Duration(minutes) * time.Minute); time.Now().Before(end); {
