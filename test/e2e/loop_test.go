@@ -140,30 +140,27 @@ func (w *world) loop(t *testing.T, accept tolerated, env []string,
 				t.Errorf("%s: %s", total.what, total.count)
 			}
 		}
-		if accept != nothingFails {
-			w.forgetConnections(t)
-		}
 	}
 }
 
-// forgetConnections deletes what conntrack knows about connections to the address. One to a pod that ended
-// without closing it stays for minutes, and a new connection from the same port is sent to that pod. A
-// loop makes so many connections that it meets such a port.
-func (w *world) forgetConnections(t *testing.T) {
+// connectionsEnd waits until conntrack has forgotten connections that only one side has closed, for 2 min. One
+// to a pod that ended stays that long, and a new connection from the same port is sent to that pod. A loop
+// makes so many connections that it meets such a port.
+func (w *world) connectionsEnd(t *testing.T) {
 	t.Helper()
 	_, port, err := net.SplitHostPort(w.address)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, node := range w.nodes {
-		eventually(t, 30*time.Second, "conntrack to delete all entries", func() error {
-			// It fails without entries, and when one expires meanwhile.
-			out, err := w.onNode(t, node, "conntrack", "-D", "-p", "tcp", "--orig-port-dst", port)
-			if err == nil || strings.Contains(out, " 0 flow entries") {
-				return nil
+		eventually(t, 3*time.Minute, "connections to pods that ended to be forgotten", func() error {
+			for _, state := range []string{"FIN_WAIT", "CLOSE_WAIT", "LAST_ACK"} {
+				out, err := w.onNode(t, node, "conntrack", "-L", "-p", "tcp", "--orig-port-dst", port, "--state", state)
+				if err != nil || !strings.Contains(out, " 0 flow entries") {
+					return fmt.Errorf("%s: %v: %s", node, err, out)
+				}
 			}
-			lines := strings.Split(strings.TrimSpace(out), "\n")
-			return fmt.Errorf("%s: %w: %s", node, err, lines[len(lines)-1])
+			return nil
 		})
 	}
 }
