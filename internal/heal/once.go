@@ -32,23 +32,31 @@ type Result struct {
 // it did about the pods that need another image. An error means that no further pod was looked at.
 func Once(ctx context.Context, client *Client, dryRun bool) ([]Result, error) {
 	results := []Result{}
-	for pass := 1; ; pass++ {
+	err := repeat(ctx, func(last bool) (again bool, err error) {
 		found, err := once(ctx, client, dryRun)
 		// What was replaced stays in the results, and is not reported as waiting afterwards.
 		results = slices.DeleteFunc(results, func(r Result) bool { return r.Action != Replace || dryRun })
 		for _, r := range found {
 			done := slices.ContainsFunc(results, func(before Result) bool { return before.Pod == r.Pod })
-			if !done || r.Action == Report || pass == maxPasses {
+			if !done || r.Action == Report || last {
 				results = append(results, r)
 			}
 		}
-		waits := slices.ContainsFunc(found, func(r Result) bool { return r.changed || r.Action == Wait && !dryRun })
-		if err != nil || !waits || pass == maxPasses {
-			return results, err
+		return slices.ContainsFunc(found, func(r Result) bool { return r.changed || r.Action == Wait && !dryRun }), err
+	})
+	return results, err
+}
+
+// repeat calls pass until it returns false or an error, at most maxPasses times.
+func repeat(ctx context.Context, pass func(last bool) (again bool, err error)) error {
+	for n := 1; ; n++ {
+		again, err := pass(n == maxPasses)
+		if err != nil || !again || n == maxPasses {
+			return err
 		}
 		select {
 		case <-ctx.Done():
-			return results, ctx.Err()
+			return ctx.Err()
 		case <-time.After(passPause):
 		}
 	}

@@ -226,20 +226,13 @@ const Remove Action = "remove"
 // returns what it did about the nodes that had the taint. An error means that no further node was looked at.
 func Untaint(ctx context.Context, client *Client, startup Startup, dryRun bool) ([]NodeResult, error) {
 	results := []NodeResult{}
-	for pass := 1; ; pass++ {
-		results = slices.DeleteFunc(results, func(r NodeResult) bool { return r.Action == Wait || dryRun })
+	err := repeat(ctx, func(bool) (again bool, err error) {
 		found, err := untaintOnce(ctx, client, startup, dryRun)
+		results = slices.DeleteFunc(results, func(r NodeResult) bool { return r.Action == Wait || dryRun })
 		results = append(results, found...)
-		waits := slices.ContainsFunc(found, func(r NodeResult) bool { return r.changed || r.Action == Wait && !dryRun })
-		if err != nil || !waits || pass == maxPasses {
-			return results, err
-		}
-		select {
-		case <-ctx.Done():
-			return results, ctx.Err()
-		case <-time.After(passPause):
-		}
-	}
+		return slices.ContainsFunc(found, func(r NodeResult) bool { return r.changed || r.Action == Wait && !dryRun }), err
+	})
+	return results, err
 }
 
 // untaintOnce is one pass of Untaint.
