@@ -144,8 +144,11 @@ func (c *clientConn) await(ctx context.Context) error {
 }
 
 // writable reports whether a socket has little left to send (TCP_NOTSENT_LOWAT), or has failed.
-func writable(fd uintptr) bool {
-	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, 0)
+func writable(fd uintptr) bool { return polls(fd, unix.POLLOUT) }
+
+// polls reports whether a socket has one of the events, or has failed.
+func polls(fd uintptr, events int16) bool {
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: events}}, 0)
 	return n > 0 || err != nil
 }
 

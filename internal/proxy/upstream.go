@@ -141,13 +141,9 @@ func readable(c net.Conn) bool {
 	if err != nil {
 		return true
 	}
-	var buffer [1]byte
-	if e := raw.Control(func(fd uintptr) {
-		_, _, err = unix.Recvfrom(int(fd), buffer[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
-	}); e != nil {
-		return true
-	}
-	return !errors.Is(err, unix.EAGAIN)
+	ready := false
+	err = raw.Control(func(fd uintptr) { ready = polls(fd, unix.POLLIN) })
+	return ready || err != nil
 }
 
 // put returns a connection to the idle ones. Its response must have been read to the end.
