@@ -246,8 +246,7 @@ func (k *Keeper) namedLine(ctx context.Context, credential settings.PushCredenti
 			return nil, err
 		}
 		if secret == nil {
-			return nil, exitcode.Refuse("%s is missing: run helm upgrade, init-hook install or init-hook prepare to create it",
-				k.Object("Secret", name))
+			return nil, k.missingSecret(names.SuffixCredentials + "-" + credential.Name)
 		}
 		line = bytes.TrimSpace(secret.Data[names.KeyHtpasswd])
 	} else {

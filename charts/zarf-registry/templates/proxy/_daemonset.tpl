@@ -186,9 +186,7 @@ kubelet's user namespaces use.
 Proxies of 0.1.0 and before exit if another user has their port, so `helm rollback` to them would not finish. The first
 upgrade keeps their user, and the next one changes it. */ -}}
 {{- define "zarf-registry.proxy.user" -}}
-{{- if include "zarf-registry.hostPort" . -}}
-65532
-{{- else if include "zarf-registry.cluster.proxiesShareUser" . -}}
+{{- if or (include "zarf-registry.hostPort" .) (include "zarf-registry.cluster.proxiesShareUser" .) -}}
 65532
 {{- else -}}
 60847
