@@ -30,8 +30,8 @@ import (
 func main() { program.Main("bootstrap", run) }
 
 type options struct {
-	runs                            int
-	write, name                     string
+	results.Options
+	name                            string
 	installOnly                     bool
 	testcluster, images, chart, log string
 }
@@ -48,8 +48,7 @@ func run(ctx context.Context, args []string) error {
 	}
 	var o options
 	flags := flag.NewFlagSet("bootstrap", flag.ContinueOnError)
-	flags.IntVar(&o.runs, "n", 5, "runs, each on a new cluster")
-	flags.StringVar(&o.write, "write", "", "directory to write RESULTS.json to (default: print medians to stdout)")
+	o.Register(flags)
 	flags.BoolVar(&o.installOnly, "install-only", false, "measure only the installation")
 	flags.StringVar(&o.name, "name", "bench-bootstrap", "name of the clusters")
 	flags.StringVar(&o.testcluster, "testcluster", "bin/testcluster", "path of testcluster, which boots the clusters")
@@ -59,29 +58,25 @@ func run(ctx context.Context, args []string) error {
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	if flags.NArg() > 0 || o.runs < 1 {
-		return errors.New("positional arguments are not supported, and -n must be positive")
+	if flags.NArg() > 0 {
+		return errors.New("positional arguments are not supported")
 	}
 	if os.Getuid() != 0 {
 		return errors.New("the test cluster needs root")
 	}
-	report := results.New(how, subjects()...)
-	for n := range o.runs {
+	report, err := o.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	report.How, report.Subjects = how, subjects()
+	for n := range o.Runs {
 		begin := time.Now()
 		if err := oneRun(ctx, o, n, report); err != nil {
 			return fmt.Errorf("run %d: %w", n+1, err)
 		}
-		logf("run %d of %d took %s", n+1, o.runs, time.Since(begin).Round(time.Second))
+		logf("run %d of %d took %s", n+1, o.Runs, time.Since(begin).Round(time.Second))
 	}
-	if o.write != "" {
-		return report.Write(o.write)
-	}
-	for _, m := range report.Measures {
-		median, minimum, maximum := m.Spread()
-		fmt.Printf("%-28s %-44s %-34s %8.2f  (%.2f–%.2f) %s\n", m.Table, m.Subject, m.What, median, minimum, maximum,
-			m.Unit)
-	}
-	return nil
+	return report.Save(o.Write, os.Stdout)
 }
 
 // oneRun performs all measurements on a new cluster.
@@ -97,11 +92,11 @@ func oneRun(ctx context.Context, o options, n int, report *results.Report) (err 
 	if !o.installOnly {
 		later := []func(context.Context, *cluster, *results.Report) error{measureNode, measureRollout("host port"),
 			measureRegistryRestart}
-		if n%2 == 1 { // alternate the order: a measurement affects the next one
-			later[0], later[2] = later[2], later[0]
+		for _, i := range report.Order(n, len(later)) {
+			steps = append(steps, later[i])
 		}
 		// Host network is last, because measureSwitch ends with host ports.
-		steps = append(append(steps, later...), measureSwitch, hostNetwork, measureRollout("host network"))
+		steps = append(steps, measureSwitch, hostNetwork, measureRollout("host network"))
 	}
 	for _, step := range steps {
 		if err := step(ctx, c, report); err != nil {

@@ -16,8 +16,6 @@ import (
 	"github.com/opencontainers/go-digest"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 )
 
 var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
@@ -227,8 +225,5 @@ func TestEveryRowHasASubject(t *testing.T) {
 		if !names[name] {
 			t.Errorf("%s has no row", name)
 		}
-	}
-	if r := results.New(how, subjects()...); r.How == "" {
-		t.Error("the report does not describe the method")
 	}
 }

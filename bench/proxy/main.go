@@ -17,7 +17,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -45,8 +44,8 @@ func run(ctx context.Context, args []string) error {
 }
 
 type options struct {
-	runs              int
-	write, subjects   string
+	results.Options
+	subjects          string
 	node, testcluster string
 	load              load
 }
@@ -54,8 +53,7 @@ type options struct {
 func bench(ctx context.Context, args []string) (err error) {
 	var o options
 	flags := flag.NewFlagSet("proxy", flag.ContinueOnError)
-	flags.IntVar(&o.runs, "n", 5, "runs")
-	flags.StringVar(&o.write, "write", "", "directory to write RESULTS.json to (default: print medians to stdout)")
+	o.Register(flags)
 	flags.StringVar(&o.subjects, "subjects", "",
 		"comma-separated names of the proxies (default: all that are installed)")
 	flags.StringVar(&o.node, "registry-node", "bin/registry-node", "path of registry-node")
@@ -72,10 +70,14 @@ func bench(ctx context.Context, args []string) (err error) {
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	if flags.NArg() > 0 || o.runs < 1 || o.load.stream < 4 {
-		return errors.New("positional arguments are not supported, -n must be positive, and -stream at least 4")
+	if flags.NArg() > 0 || o.load.stream < 4 {
+		return errors.New("positional arguments are not supported, and -stream must be at least 4")
 	}
 	if err := raiseFileLimit(); err != nil {
+		return err
+	}
+	report, err := o.Begin(ctx)
+	if err != nil {
 		return err
 	}
 	dir, err := os.MkdirTemp("", "bench-proxy-")
@@ -96,15 +98,15 @@ func bench(ctx context.Context, args []string) (err error) {
 	if err != nil {
 		return err
 	}
+	report.How, report.Subjects = how(o.load), described(found)
 	m := &measurement{
-		load: o.load, dir: dir, registry: address, certificates: certificates,
-		report: results.New(how(o.load), described(found)...), left: map[string]*leftover{},
+		load: o.load, dir: dir, registry: address, certificates: certificates, report: report,
+		left: map[string]*leftover{},
 	}
 	defer m.end()
-	for run := range o.runs {
-		order := rand.New(rand.NewPCG(1, uint64(run))).Perm(len(found))
-		for _, n := range order {
-			fmt.Fprintf(os.Stderr, "%d/%d  %s\n", run+1, o.runs, found[n].Name)
+	for run := range o.Runs {
+		for _, n := range report.Order(run, len(found)) {
+			fmt.Fprintf(os.Stderr, "%d/%d  %s\n", run+1, o.Runs, found[n].Name)
 			if err := m.measure(ctx, found[n]); err != nil {
 				return fmt.Errorf("%s: %w", found[n].Name, err)
 			}
@@ -116,21 +118,13 @@ func bench(ctx context.Context, args []string) (err error) {
 			return fmt.Errorf("%s: %w", s.Name, err)
 		}
 	}
-	if o.write != "" {
-		return m.report.Write(o.write)
-	}
-	for _, measure := range m.report.Measures {
-		median, minimum, maximum := measure.Spread()
-		fmt.Printf("%-40s %-16s %-26s %10.4g (%.4g-%.4g) %s\n", measure.Table, measure.Subject, measure.What, median, minimum,
-			maximum, measure.Unit)
-	}
-	return nil
+	return report.Save(o.Write, os.Stdout)
 }
 
 func how(l load) string {
 	return fmt.Sprintf("Client, proxy and registry are processes on one machine and share its cores. The registry "+
-		"serves from memory with TLS 1.3 and requires a client certificate. Each run starts every proxy again, in a "+
-		"different order, measures its memory, and sends requests: %d clients with a connection for each request for %s, "+
+		"serves from memory, accepts only TLS 1.3 and requires a client certificate. Each run starts every proxy again, "+
+		"measures its memory, and sends requests: %d clients with a connection for each request for %s, "+
 		"%d clients with one connection each for %s, one body of %.2f GiB, and four concurrent bodies of a quarter each. "+
 		"CPU time is the sum over the proxy's processes (CLOCK_PROCESS_CPUTIME_ID, and the kernel's accounting of children "+
 		"that have exited). Memory is resident memory; memory that a proxy's processes share counts once. "+

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/zarf-dev/zarf-registry/bench/internal/processes"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
@@ -208,7 +209,7 @@ func usage(p *process, do func() error) (u used, err error) {
 			return u, err
 		}
 		time.Sleep(reapPause)
-		u.proxy, err = p.cpu()
+		u.proxy, err = processes.CPU(p.Process.Pid)
 		return u, err
 	}
 	before, err := read()

@@ -2,10 +2,8 @@ package main
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"os/exec"
 	"strconv"
@@ -15,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/zarf-dev/zarf-registry/bench/internal/processes"
 )
 
 // process is a child process with its descendants, because some proxies fork.
@@ -46,68 +46,18 @@ func (p *process) stop() {
 	}
 }
 
-// tree returns the PIDs of the process and its descendants.
-func (p *process) tree() ([]int, error) {
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return nil, err
-	}
-	children := map[int][]int{}
-	for _, entry := range entries {
-		pid, err := strconv.Atoi(entry.Name())
-		if err != nil {
-			continue
-		}
-		if stat, err := readStat(pid); err == nil { // an error means that the process has ended
-			children[stat.parent] = append(children[stat.parent], pid)
-		}
-	}
-	all := []int{p.Process.Pid}
-	for n := 0; n < len(all); n++ {
-		all = append(all, children[all[n]]...)
-	}
-	return all, nil
-}
-
-// cpu returns the CPU time of the tree in seconds, including descendants that have exited and were
-// reaped, whose time is accurate to a hundredth of a second.
-func (p *process) cpu() (float64, error) {
-	all, err := p.tree()
-	if err != nil {
-		return 0, err
-	}
-	var sum float64
-	for _, pid := range all {
-		stat, err := readStat(pid)
-		if gone(err) {
-			continue
-		}
-		if err != nil {
-			return 0, err
-		}
-		var used unix.Timespec
-		// The clock ID that clock_getcpuclockid(3) computes for CPUCLOCK_SCHED (2). EINVAL means that the
-		// process has ended.
-		if err := unix.ClockGettime(int32(^pid<<3|2), &used); err != nil && !errors.Is(err, unix.EINVAL) {
-			return 0, fmt.Errorf("CPU time of process %d: %w", pid, err)
-		}
-		sum += float64(used.Nano())/1e9 + stat.childrenCPU
-	}
-	return sum, nil
-}
-
 // memory returns the resident memory of the tree in bytes: the private memory of each process, and
 // the shared memory once, as the maximum over the processes. PSS would depend on which other programs
 // use the same libraries.
 func (p *process) memory() (int64, error) {
-	all, err := p.tree()
+	all, err := processes.Tree(p.Process.Pid)
 	if err != nil {
 		return 0, err
 	}
 	var private, shared int64
 	for _, pid := range all {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
-		if gone(err) {
+		if processes.Gone(err) {
 			continue
 		}
 		if err != nil {
@@ -147,38 +97,6 @@ func parseRollup(text string) (private, shared int64, err error) {
 		return 0, 0, fmt.Errorf("smaps_rollup lacks a field: %q", text)
 	}
 	return private, shared, nil
-}
-
-func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) }
-
-// stat contains the fields of /proc/PID/stat that are used; see proc(5).
-type stat struct {
-	parent      int
-	childrenCPU float64 // seconds of CPU time of reaped children
-}
-
-func readStat(pid int) (stat, error) {
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return stat{}, err
-	}
-	return parseStat(string(raw))
-}
-
-func parseStat(text string) (s stat, err error) {
-	end := strings.LastIndexByte(text, ')') // the end of the name, which may contain spaces and parentheses
-	fields := strings.Fields(text[end+1:])
-	if end < 0 || len(fields) < 15 {
-		return stat{}, fmt.Errorf("invalid process stat: %q", text)
-	}
-	number := func(field int) int { // numbered as in proc(5); the first field after the name is 3
-		n, e := strconv.Atoi(fields[field-3])
-		err = errors.Join(err, e)
-		return n
-	}
-	s.parent = number(4)
-	s.childrenCPU = float64(number(16)+number(17)) / 100 // USER_HZ is 100 wherever Go runs
-	return s, err
 }
 
 // ownCPU returns the CPU time of this process (the client) in seconds.

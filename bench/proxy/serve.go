@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -74,10 +75,16 @@ func serveRegistry(args []string, stdin io.Reader, stdout io.Writer) error {
 		Handler: http.HandlerFunc(serveContent), ReadHeaderTimeout: time.Minute, Protocols: protocols,
 		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
 	}
+	config := tlsfiles.ServerConfig(source, tls.RequireAndVerifyClientCert)
+	configure := config.GetConfigForClient
+	config.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		if !slices.Contains(hello.SupportedVersions, tls.VersionTLS13) {
+			return nil, errors.New("the client does not support TLS 1.3, and the cost of older versions differs")
+		}
+		return configure(hello)
+	}
 	failed := make(chan error, 1)
-	go func() {
-		failed <- server.Serve(tls.NewListener(listener, tlsfiles.ServerConfig(source, tls.RequireAndVerifyClientCert)))
-	}()
+	go func() { failed <- server.Serve(tls.NewListener(listener, config)) }()
 	go func() {
 		_, err := io.Copy(io.Discard, stdin)
 		failed <- err

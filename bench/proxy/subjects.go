@@ -141,7 +141,9 @@ worker_processes auto;
 worker_rlimit_nofile 8192;
 events { worker_connections 4096; }
 `
+	// OpenSSL's other users in this list negotiate TLS 1.3 without a setting.
 	nginxTLS = `
+        proxy_ssl_protocols TLSv1.3;
         proxy_ssl_certificate CERT;
         proxy_ssl_certificate_key KEY;
         proxy_ssl_trusted_certificate CA_FILE;

@@ -44,19 +44,17 @@ func run(args []string, stdout io.Writer) error {
 }
 
 type options struct {
-	runs       int
-	write, dir string
-	program    string
-	size       int64         // size of a blob in bytes
-	small      time.Duration // how long to send small requests
-	subjects   string
+	results.Options
+	dir, program string
+	size         int64         // size of a blob in bytes
+	small        time.Duration // how long to send small requests
+	subjects     string
 }
 
 func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	var o options
 	flags := flag.NewFlagSet("registry", flag.ContinueOnError)
-	flags.IntVar(&o.runs, "n", 5, "runs")
-	flags.StringVar(&o.write, "write", "", "directory to write RESULTS.json to (default: print it to stdout)")
+	o.Register(flags)
 	flags.StringVar(&o.dir, "dir", "", "directory for up to 1 GB of temporary files (default: /dev/shm, in memory)")
 	flags.StringVar(&o.program, "registry", "bin/registry", "path of the project's registry")
 	flags.Int64Var(&o.size, "size", 128<<20, "size of each of the 6 blobs in bytes")
@@ -65,8 +63,12 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	if flags.NArg() > 0 || o.runs < 1 || o.size < 1 {
-		return errors.New("positional arguments are not supported, and -n and -size must be positive")
+	if flags.NArg() > 0 || o.size < 1 {
+		return errors.New("positional arguments are not supported, and -size must be positive")
+	}
+	report, err := o.Begin(ctx)
+	if err != nil {
+		return err
 	}
 	dir, err := registries.StorageDir(o.dir, "bench-registry-")
 	if err != nil {
@@ -88,11 +90,13 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if len(selected) == 0 {
 		return fmt.Errorf("unknown registry %q", o.subjects)
 	}
-	report := newReport(o, selected)
-	for n := range o.runs + 1 {
-		for i := range selected {
-			// The order rotates, so that no subject always follows the slowest one.
-			s := selected[(i+n)%len(selected)]
+	report.How = how(o)
+	for _, s := range selected {
+		report.Subjects = append(report.Subjects, s.Subject)
+	}
+	for n := range o.Runs + 1 {
+		for _, i := range report.Order(n, len(selected)) {
+			s := selected[i]
 			record := func(table, what, unit string, value float64) {
 				if n > 0 {
 					report.Add(table, s.Name, what, unit, value)
@@ -103,22 +107,18 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 			if err := m.run(ctx, s, filepath.Join(dir, "run")); err != nil {
 				return fmt.Errorf("%s: %w", s.Name, err)
 			}
-			fmt.Fprintf(os.Stderr, "run %d of %d  %-22s %.1f s\n", n, o.runs, s.Name, time.Since(began).Seconds())
+			fmt.Fprintf(os.Stderr, "run %d of %d  %-22s %.1f s\n", n, o.Runs, s.Name, time.Since(began).Seconds())
 		}
 	}
-	return report.Save(o.write, stdout)
+	return report.Save(o.Write, stdout)
 }
 
-func newReport(o options, selected []subject) *results.Report {
-	all := make([]results.Subject, 0, len(selected))
-	for _, s := range selected {
-		all = append(all, s.Subject)
-	}
-	return results.New(fmt.Sprintf(
+func how(o options) string {
+	return fmt.Sprintf(
 		"`make bench-registry`: registry and client are processes on one machine and use mutual TLS 1.3 and HTTP/1.1 "+
 			"over loopback. Storage is in memory, so that the disk's speed does not matter; blobs are %.0f MB of "+
 			"incompressible content. Each run starts every registry with empty storage; a first round is not counted. CPU "+
 			"time and peak resident memory are those of the registry. Small requests are sent by 8 clients with one "+
 			"connection each, which alternate between `HEAD` of a tag and `GET` of a digest, as container runtimes do.",
-		float64(o.size)/1e6), all...)
+		float64(o.size)/1e6)
 }

@@ -1,64 +1,104 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 )
 
 // target is a goal for one measure of a subject.
 type target struct {
-	what string
-	// want describes the goal; met reports whether a median meets it.
-	want string
-	met  func(median float64, r *results.Report) bool
-	// The measure in the report of a benchmark.
+	what                               string
 	benchmark, table, subject, measure string
-	// bound says what limits the measure, with a link to a profile. It is shown if the target is missed.
-	bound string
-}
-
-func atMost(limit float64) func(float64, *results.Report) bool {
-	return func(median float64, _ *results.Report) bool { return median <= limit }
-}
-
-func atLeast(limit float64) func(float64, *results.Report) bool {
-	return func(median float64, _ *results.Report) bool { return median >= limit }
-}
-
-// atMostTimesOf is met if the median is at most limit times that of another subject.
-func atMostTimesOf(limit float64, table, subject, measure string) func(float64, *results.Report) bool {
-	return func(median float64, r *results.Report) bool {
-		other, _, _ := r.Find(table, subject, measure).Spread()
-		return other > 0 && median <= limit*other
-	}
-}
-
-// atLeastTimesOf is met if the median is at least limit times that of another subject.
-func atLeastTimesOf(limit float64, table, subject, measure string) func(float64, *results.Report) bool {
-	return func(median float64, r *results.Report) bool {
-		other, _, _ := r.Find(table, subject, measure).Spread()
-		return other > 0 && median >= limit*other
-	}
+	// atLeast means that the limit is the lowest value, instead of the highest.
+	atLeast bool
+	limit   float64
+	// peers are the subjects of the same table to whose values the limit is relative. Without peers, it is
+	// absolute: sizes and counts, which depend little on the machine, and times that users are promised.
+	peers []string
+	// unit of an absolute limit, or an explanation of it
+	unit string
 }
 
 // targets are in the order of the page.
-var targets = slices.Concat(proxyTargets(), registryTargets(), bootstrapTargets(), scaleTargets())
+var targets = slices.Concat(proxyTargets(), registryTargets(), bootstrapTargets(), imagesTargets(), scaleTargets())
 
-// result returns the measured value, and whether it meets the target, as text.
-func (t target) result(reports map[string]*results.Report) (value, met string) {
-	r := reports[t.benchmark]
+// wanted returns the goal as text, such as "≤ 1.05 × distribution".
+func (t target) wanted() string {
+	sign := "≤ "
+	switch {
+	case t.atLeast:
+		sign = "≥ "
+	case t.limit == 0:
+		sign = ""
+	}
+	text := sign + strconv.FormatFloat(t.limit, 'f', -1, 64)
+	switch len(t.peers) {
+	case 0:
+		return strings.TrimSpace(text + " " + t.unit)
+	case 1:
+		return text + " × " + t.peers[0]
+	}
+	return text + " × every other"
+}
+
+// key identifies a target in the list of known misses.
+func (t target) key() string { return t.what + ": " + t.wanted() }
+
+// outcome is the comparison of a target with a report.
+type outcome struct {
+	value         string // what was measured
+	measured, met bool
+}
+
+// check compares the target with a report, which may be nil.
+func (t target) check(r *results.Report) outcome {
 	if r == nil {
-		return "not measured", "–"
+		return outcome{value: "not measured"}
 	}
-	m := r.Find(t.table, t.subject, t.measure)
-	if m == nil {
-		return "not measured", "–"
+	ours := r.Find(t.table, t.subject, t.measure)
+	if ours == nil {
+		return outcome{value: "not measured"}
 	}
-	met = "no"
-	if median, _, _ := m.Spread(); t.met(median, r) {
-		met = "yes"
+	if len(t.peers) == 0 {
+		median, _, _ := ours.Spread()
+		return outcome{strings.TrimSpace(spread(ours) + " " + ours.Unit), true, t.allows(median)}
 	}
-	return fmt.Sprintf("%s %s", spread(m), m.Unit), met
+	var worst *results.Measure
+	for _, peer := range t.peers {
+		theirs := r.Find(t.table, peer, t.measure)
+		if theirs == nil || len(theirs.Runs) != len(ours.Runs) {
+			return outcome{value: peer + ": not measured"}
+		}
+		ratios := &results.Measure{Subject: peer}
+		for run := range ours.Runs { // runs differ more than subjects do
+			ratios.Runs = append(ratios.Runs, ours.Runs[run]/theirs.Runs[run])
+		}
+		if worst == nil || t.closer(ratios, worst) {
+			worst = ratios
+		}
+	}
+	median, _, _ := worst.Spread()
+	return outcome{fmt.Sprintf("%s × %s", spread(worst), worst.Subject), true, t.allows(median)}
+}
+
+func (t target) allows(median float64) bool {
+	if t.atLeast {
+		return median >= t.limit
+	}
+	return median <= t.limit
+}
+
+// closer reports whether ratios a are further in the direction of a miss than b.
+func (t target) closer(a, b *results.Measure) bool {
+	medianA, _, _ := a.Spread()
+	medianB, _, _ := b.Spread()
+	if t.atLeast {
+		return cmp.Less(medianA, medianB)
+	}
+	return cmp.Less(medianB, medianA)
 }

@@ -29,7 +29,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/scheme"
 
-	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
+	"github.com/zarf-dev/zarf-registry/bench/internal/processes"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/settings"
@@ -337,7 +337,7 @@ func (b *benchmark) prepare(ctx context.Context, nodes int) error {
 	}
 	ended := make(chan struct{})
 	memory := make(chan int64, 1)
-	go func() { memory <- registries.WatchPeak(command.Process.Pid, ended) }()
+	go func() { memory <- processes.WatchPeak(command.Process.Pid, ended) }()
 	err = command.Wait()
 	took := time.Since(began)
 	close(ended)

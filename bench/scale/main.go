@@ -34,8 +34,8 @@ func main() {
 }
 
 type options struct {
-	runs              int
-	write, dir        string
+	results.Options
+	dir               string
 	registry, hook    string
 	node              string        // the program of the healer
 	rest              time.Duration // how long a healer is measured
@@ -57,8 +57,7 @@ func (h herd) String() string {
 
 func parse(args []string) (o options, err error) {
 	flags := flag.NewFlagSet("scale", flag.ContinueOnError)
-	flags.IntVar(&o.runs, "n", 5, "runs")
-	flags.StringVar(&o.write, "write", "", "directory to write RESULTS.json to (default: print it to stdout)")
+	o.Register(flags)
 	flags.StringVar(&o.dir, "dir", "", "directory for temporary files (default: /dev/shm, in memory)")
 	flags.StringVar(&o.registry, "registry", "bin/registry", "path of the project's registry")
 	flags.StringVar(&o.hook, "init-hook", "bin/init-hook", "path of init-hook")
@@ -75,8 +74,8 @@ func parse(args []string) (o options, err error) {
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}
-	if flags.NArg() > 0 || o.rest <= 0 || o.runs < 1 || o.pulls < 1 || o.imageBytes < 1 {
-		return o, errors.New("positional arguments are not supported, and -n, -rest, -pulls and -image must be positive")
+	if flags.NArg() > 0 || o.rest <= 0 || o.pulls < 1 || o.imageBytes < 1 {
+		return o, errors.New("positional arguments are not supported, and -rest, -pulls and -image must be positive")
 	}
 	if o.nodes, err = numbers(*nodes, ","); err != nil {
 		return o, fmt.Errorf("-nodes: %w", err)
@@ -123,6 +122,11 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if err := raiseFileLimit(o); err != nil {
 		return err
 	}
+	report, err := o.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	report.How, report.Subjects = how(o), subjects(o)
 	dir, err := registries.StorageDir(o.dir, "bench-scale-")
 	if err != nil {
 		return err
@@ -135,7 +139,7 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	// The clients' garbage collection must not disturb the measurement.
 	debug.SetGCPercent(400)
 
-	b := &benchmark{options: o, dir: dir, certificates: certificates, report: newReport(o)}
+	b := &benchmark{options: o, dir: dir, certificates: certificates, report: report}
 	if len(o.nodes) > 0 || len(o.herds) > 0 {
 		fmt.Fprintln(os.Stderr, "pushing the images")
 		if err := b.push(ctx); err != nil {
@@ -143,17 +147,17 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		}
 	}
 	work := b.work()
-	for run := range o.runs {
-		for n := range work {
-			w := work[(n+run)%len(work)] // the order rotates
+	for run := range o.Runs {
+		for _, n := range report.Order(run, len(work)) {
+			w := work[n]
 			began := time.Now()
 			if err := w.do(ctx); err != nil {
 				return fmt.Errorf("%s: %w", w.name, err)
 			}
-			fmt.Fprintf(os.Stderr, "run %d of %d  %-32s %.1f s\n", run+1, o.runs, w.name, time.Since(began).Seconds())
+			fmt.Fprintf(os.Stderr, "run %d of %d  %-32s %.1f s\n", run+1, o.Runs, w.name, time.Since(began).Seconds())
 		}
 	}
-	return b.report.Save(o.write, stdout)
+	return report.Save(o.Write, stdout)
 }
 
 // benchmark is the state of all runs.
@@ -219,8 +223,7 @@ func raiseFileLimit(o options) error {
 	return nil
 }
 
-func newReport(o options) *results.Report {
-	var all []results.Subject
+func subjects(o options) (all []results.Subject) {
 	add := func(name, about string) { all = append(all, results.Subject{Name: name, About: about}) }
 	for _, n := range o.nodes {
 		add(nodesName(n), fmt.Sprintf("%d pulls of %.1f MB in total, %d per node, one after the other", max(n, o.pulls/n*n),
@@ -240,16 +243,20 @@ func newReport(o options) *results.Report {
 		add(healerName(n, true), fmt.Sprintf("the same, and watches nodes, each of which is updated every %.0f minutes; %s",
 			reportInterval.Minutes(), node))
 	}
+	return all
+}
+
+func how(o options) string {
 	if len(o.nodes)+len(o.herds)+len(o.clusters) == 0 {
-		return results.New(fmt.Sprintf("`make bench-healer`: one healer and a minimal API server, on one machine. Figures "+
-			"are of %s at rest, after the healer has read all nodes; at start: until then.", o.rest), all...)
+		return fmt.Sprintf("`make bench-healer`: one healer and a minimal API server, on one machine. Figures are of %s at "+
+			"rest, after the healer has read all nodes; at start: until then.", o.rest)
 	}
-	return results.New(fmt.Sprintf(
+	return fmt.Sprintf(
 		"`make bench-scale`: one registry, and one process with a client for each node, which behaves like the node's "+
 			"proxy, on one machine over loopback with mutual TLS 1.3. Images are in memory. A pull requests the manifest by "+
 			"tag and by digest, then the configuration and the layers, %d at a time like containerd. CPU time and peak "+
 			"resident memory are those of the registry, which is restarted for each row. Jain's index of the nodes' rates "+
-			"is 1 if all nodes are served equally.", layersAtOnce), all...)
+			"is 1 if all nodes are served equally.", layersAtOnce)
 }
 
 func nodesName(n int) string {

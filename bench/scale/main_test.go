@@ -92,7 +92,7 @@ func TestEverythingIsMeasuredInEveryRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir, written := registriestest.Memory(t), t.TempDir()
-	args := []string{"-n", "2", "-registry", self, "-init-hook", self, "-dir", dir, "-write", written,
+	args := []string{"-force", "-n", "2", "-registry", self, "-init-hook", self, "-dir", dir, "-write", written,
 		"-nodes", "1,7", "-pulls", "14", "-image", "30000", "-herds", "5x1", "-clusters", "3,1100"}
 	if err := bench(t.Context(), args, new(bytes.Buffer)); err != nil {
 		t.Fatal(err)
@@ -151,7 +151,7 @@ func TestHealersAreMeasured(t *testing.T) {
 		t.Fatal(err)
 	}
 	written := t.TempDir()
-	args := []string{"-n", "1", "-registry-node", self, "-dir", registriestest.Memory(t), "-write", written,
+	args := []string{"-force", "-n", "1", "-registry-node", self, "-dir", registriestest.Memory(t), "-write", written,
 		"-nodes", "", "-herds", "", "-clusters", "", "-healers", "1000", "-rest", "2s"}
 	if err := bench(t.Context(), args, new(bytes.Buffer)); err != nil {
 		t.Fatal(err)
@@ -250,7 +250,7 @@ func TestFlags(t *testing.T) {
 		t.Errorf("%+v, %v", o, err)
 	}
 	for _, bad := range [][]string{{"-nodes", "x"}, {"-nodes", "0"}, {"-herds", "3"}, {"-herds", "axb"},
-		{"-clusters", "-1"}, {"-n", "0"}, {"argument"}} {
+		{"-clusters", "-1"}, {"argument"}} {
 		if _, err := parse(bad); err == nil {
 			t.Errorf("%v is accepted", bad)
 		}

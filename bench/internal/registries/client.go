@@ -76,7 +76,7 @@ func (c *Certificates) Push() *tls.Config { return c.client(c.push) }
 
 func (c *Certificates) client(certificate tls.Certificate) *tls.Config {
 	return &tls.Config{
-		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{certificate}, RootCAs: c.roots,
+		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{certificate}, RootCAs: c.roots,
 		ClientSessionCache: tls.NewLRUClientSessionCache(4), // as in the proxies
 	}
 }

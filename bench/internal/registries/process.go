@@ -12,13 +12,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/crypto/bcrypt"
-	"golang.org/x/sys/unix"
+
+	"github.com/zarf-dev/zarf-registry/bench/internal/processes"
 )
 
 const (
@@ -160,54 +160,10 @@ func (p *Process) Stop() error {
 }
 
 // CPU returns the CPU time of the process since its start, in seconds.
-func (p *Process) CPU() (float64, error) {
-	// The clock ID that clock_getcpuclockid(3) computes for CPUCLOCK_SCHED.
-	const scheduler = 2
-	var spent unix.Timespec
-	if err := unix.ClockGettime(int32(^p.command.Process.Pid<<3|scheduler), &spent); err != nil {
-		return 0, fmt.Errorf("reading the CPU time of process %d: %w", p.command.Process.Pid, err)
-	}
-	return time.Duration(spent.Nano()).Seconds(), nil
-}
+func (p *Process) CPU() (float64, error) { return processes.CPU(p.command.Process.Pid) }
 
 // PeakMemory returns the peak resident memory since the start or the last ResetPeak, in bytes.
-func (p *Process) PeakMemory() (int64, error) { return peak(p.command.Process.Pid) }
-
-func peak(pid int) (int64, error) {
-	path := fmt.Sprintf("/proc/%d/status", pid)
-	status, err := os.ReadFile(path)
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(status)) {
-		if value, ok := strings.CutPrefix(line, "VmHWM:"); ok {
-			kib, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
-			return kib << 10, err
-		}
-	}
-	return 0, fmt.Errorf("%s has no VmHWM", path)
-}
-
-// watchInterval is how often WatchPeak reads. The kernel keeps the peak, so at most the last interval of
-// a process is missed.
-const watchInterval = 5 * time.Millisecond
-
-// WatchPeak reads the peak memory of a process until ended is closed, and returns it in bytes. The value
-// in rusage would include the memory of the parent at the fork.
-func WatchPeak(pid int, ended <-chan struct{}) (highest int64) {
-	for {
-		if now, err := peak(pid); err == nil {
-			highest = max(highest, now)
-		}
-		select {
-		case <-ended:
-			return highest
-		case <-time.After(watchInterval):
-		}
-	}
-}
+func (p *Process) PeakMemory() (int64, error) { return processes.Peak(p.command.Process.Pid) }
 
 // ResetPeak resets the peak to the current value.
-func (p *Process) ResetPeak() error {
-	return os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", p.command.Process.Pid), []byte("5"), 0)
-}
+func (p *Process) ResetPeak() error { return processes.ResetPeak(p.command.Process.Pid) }

@@ -24,6 +24,10 @@ const FileName = "RESULTS.json"
 type Report struct {
 	Date    time.Time `json:"date"`
 	Machine Machine   `json:"machine"`
+	// Forced means that the machine was not required to be quiet.
+	Forced bool `json:"forced,omitempty"`
+	// Seed determines the order of the subjects in each run.
+	Seed uint64 `json:"seed,omitempty"`
 	// How describes the method in a few sentences of Markdown.
 	How string `json:"how"`
 	// Subjects are in the order of the tables' rows.
@@ -34,12 +38,15 @@ type Report struct {
 
 // Machine describes the machine. Fields that the kernel does not report are empty.
 type Machine struct {
-	Cores     int     `json:"cores"`
-	CPU       string  `json:"cpu"`
-	Memory    int64   `json:"memoryBytes"`
-	Kernel    string  `json:"kernel"`
-	Go        string  `json:"go"`
-	LoadStart float64 `json:"loadAtStart"` // load average of the last minute
+	Cores  int    `json:"cores"`
+	CPU    string `json:"cpu"`
+	Memory int64  `json:"memoryBytes"`
+	Kernel string `json:"kernel"`
+	Go     string `json:"go"`
+	// Busy is the share of CPU time that other programs used before the start.
+	Busy float64 `json:"busyAtStart,omitempty"`
+	// LoadStart is the load average, in reports without Busy.
+	LoadStart float64 `json:"loadAtStart,omitempty"`
 }
 
 // Subject is a measured program or configuration.
@@ -57,11 +64,6 @@ type Measure struct {
 	What    string    `json:"what"`
 	Unit    string    `json:"unit"`
 	Runs    []float64 `json:"runs"` // in the order of the runs
-}
-
-// New starts a report. It records the current load of the machine.
-func New(how string, subjects ...Subject) *Report {
-	return &Report{Date: time.Now().UTC().Truncate(time.Second), Machine: ThisMachine(), How: how, Subjects: subjects}
 }
 
 // Add adds the value of a run.
@@ -83,23 +85,21 @@ func (r *Report) Find(table, subject, what string) *Measure {
 	return nil
 }
 
-// Write writes the report to dir.
-func (r *Report) Write(dir string) error {
+// Save writes the report to dir or, if dir is "", its medians to w.
+func (r *Report) Save(dir string, w io.Writer) error {
+	if dir == "" {
+		for _, m := range r.Measures {
+			median, minimum, maximum := m.Spread()
+			fmt.Fprintf(w, "%-40s %-28s %-34s %10.4g (%.4g–%.4g) %s\n", m.Table, m.Subject, m.What, median, minimum,
+				maximum, m.Unit)
+		}
+		return nil
+	}
 	raw, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return err
 	}
 	return os.WriteFile(filepath.Join(dir, FileName), append(raw, '\n'), 0o644)
-}
-
-// Save writes the report to dir or, if dir is "", to w.
-func (r *Report) Save(dir string, w io.Writer) error {
-	if dir != "" {
-		return r.Write(dir)
-	}
-	encoder := json.NewEncoder(w)
-	encoder.SetIndent("", "  ")
-	return encoder.Encode(r)
 }
 
 // Read reads the report in dir.
@@ -146,17 +146,17 @@ func ThisMachine() Machine {
 	if unix.Uname(&name) == nil {
 		m.Kernel = unix.ByteSliceToString(name.Release[:])
 	}
-	if load, err := os.ReadFile("/proc/loadavg"); err == nil {
-		first, _, _ := strings.Cut(string(load), " ")
-		m.LoadStart, _ = strconv.ParseFloat(first, 64)
-	}
 	return m
 }
 
 // String describes the machine in one line.
 func (m Machine) String() string {
-	return fmt.Sprintf("%d cores (%s), %.0f GB of memory, Linux %s, %s; load at start: %.2f", m.Cores, m.CPU,
-		float64(m.Memory)/1e9, m.Kernel, m.Go, m.LoadStart)
+	start := fmt.Sprintf("%.0f %% of CPU time used before the start", m.Busy*100)
+	if m.LoadStart > 0 {
+		start = fmt.Sprintf("load at start: %.2f", m.LoadStart)
+	}
+	return fmt.Sprintf("%d cores (%s), %.0f GB of memory, Linux %s, %s; %s", m.Cores, m.CPU, float64(m.Memory)/1e9,
+		m.Kernel, m.Go, start)
 }
 
 // procValue returns the first value of a key in a file of "key: value" lines.

@@ -1,18 +1,22 @@
 package results
 
 import (
+	"io"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
 
 func TestReadReturnsWhatWasWritten(t *testing.T) {
 	dir := t.TempDir()
-	r := New("how", Subject{Name: "ours", Version: "1"}, Subject{Name: "theirs"})
+	r := &Report{Date: time.Unix(1.7e9, 0).UTC(), Machine: Machine{Cores: 1, Busy: 0.03}, Forced: true, Seed: 7, How: "how",
+		Subjects: []Subject{{Name: "ours", Version: "1"}, {Name: "theirs"}}}
 	r.Add("a table", "ours", "speed", "MB/s", 3)
 	r.Add("a table", "theirs", "speed", "MB/s", 1)
 	r.Add("a table", "ours", "speed", "MB/s", 1.5)
-	if err := r.Write(dir); err != nil {
+	if err := r.Save(dir, io.Discard); err != nil {
 		t.Fatal(err)
 	}
 	got, err := Read(dir)
@@ -53,5 +57,15 @@ func TestSpread(t *testing.T) {
 func TestThisMachine(t *testing.T) {
 	if m := ThisMachine(); m.Cores < 1 || m.Go == "" {
 		t.Errorf("%+v", m)
+	}
+}
+
+func TestSavePrintsMediansWithoutDirectory(t *testing.T) {
+	r, out := new(Report), new(strings.Builder)
+	r.Add("a table", "ours", "speed", "MB/s", 3)
+	r.Add("a table", "ours", "speed", "MB/s", 5)
+	if err := r.Save("", out); err != nil || strings.Join(strings.Fields(out.String()), " ") !=
+		"a table ours speed 4 (3–5) MB/s" {
+		t.Errorf("%q, %v", out, err)
 	}
 }
