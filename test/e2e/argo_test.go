@@ -31,7 +31,7 @@ func TestArgo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &argo{world: w, client: client, values: []string{
+	a := &argo{world: w, client: client, values: []string{noRotation,
 		"--set=ipFamily=IPv4", "--set=pki.mode=internal", "--set=proxy.tls=never", "--set=registry.architecture=amd64",
 		"--set=injector.architectures={amd64}",
 		"--set=injector.image=" + w.pauseImage(t),

@@ -107,6 +107,7 @@ func ownCluster(t *testing.T, name string, l layout) *world {
 		place(t)
 	}
 	w := newWorld(t, name, l)
+	w.sets = []string{noRotation}
 	w.noFailedPulls(t)
 	return w
 }

@@ -32,7 +32,7 @@ func TestHelm(t *testing.T) {
 	with := func(helm, chart, verb string, args ...string) (string, error) {
 		begin := time.Now()
 		out, errOut, err := try(w.command(t, helm, append([]string{verb, release, chart, "-n", namespace,
-			"--create-namespace", "--timeout", "4m"}, args...)...))
+			"--create-namespace", "--timeout", "4m", noRotation}, args...)...))
 		t.Logf("figure: %s %s %s returned after %.1f s", filepath.Base(helm), verb, strings.Join(args, " "),
 			time.Since(begin).Seconds())
 		return out + errOut, err
@@ -134,7 +134,7 @@ func TestHelm(t *testing.T) {
 		}
 		before := secrets()
 		all := output(t, w.command(t, w.helm, "template", release, here, "-n", namespace, "--skip-tests",
-			"--kube-version=1.36.0", nodePortMode, "--set=ipFamily="+w.network.family))
+			"--kube-version=1.36.0", nodePortMode, noRotation, "--set=ipFamily="+w.network.family))
 		w.kubectlApply(t, all)
 		w.waitForJob(t, "cleanup", false)
 		w.waitForJob(t, "prepare", true)
@@ -329,7 +329,7 @@ func (w *world) waitForJob(t *testing.T, step string, ok bool) {
 func testTemplates(t *testing.T, w *world) {
 	template := func(args ...string) string {
 		return output(t, w.command(t, w.helm, append([]string{"template", release, built(t, "E2E_CHART"), "-n", namespace,
-			"--kube-version=1.36.0", proxyMode, "--set=injector.image=" + w.pauseImage(t)}, args...)...))
+			"--kube-version=1.36.0", proxyMode, noRotation, "--set=injector.image=" + w.pauseImage(t)}, args...)...))
 	}
 	rights := []string{"serviceaccount", "role", "rolebinding", "clusterrole", "clusterrolebinding", "hosting-role",
 		"hosting-rolebinding", "networkpolicy"}

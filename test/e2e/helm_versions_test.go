@@ -44,7 +44,8 @@ func TestHelmVersions(t *testing.T) {
 		must(t, with+"helm upgrade, not rollback, returns to a chart that renders the Service", func(t *testing.T) {
 			previous := previousChart(t)
 			toPrevious := func() {
-				output(t, w.command(t, w.helm, "upgrade", release, previous, "-n", namespace, "--timeout=4m", nodePortMode))
+				output(t, w.command(t, w.helm, "upgrade", release, previous, "-n", namespace, "--timeout=4m", nodePortMode,
+					noRotation))
 				w.isIn(t, state.ModeNodePort, state.SourceValue)
 			}
 			toPrevious()

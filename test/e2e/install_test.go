@@ -33,7 +33,7 @@ type installRun struct {
 // with the command so that it can be killed.
 func (w *world) install(t *testing.T, onStep func(*exec.Cmd, done), args ...string) installRun {
 	t.Helper()
-	cmd := w.command(t, w.hook, append([]string{"install", "--log-format=json", "--timeout=4m"}, args...)...)
+	cmd := w.command(t, w.hook, append([]string{"install", "--log-format=json", "--timeout=4m", noRotation}, args...)...)
 	var stdout strings.Builder
 	cmd.Stdout = &stdout
 	stderr, err := cmd.StderrPipe()

@@ -71,7 +71,8 @@ func TestPort(t *testing.T) {
 		})
 	must(t, "a chart that renders the Service adopts it, and an upgrade from that chart keeps it", func(t *testing.T) {
 		previous := previousChart(t)
-		output(t, w.command(t, helm3, "upgrade", release, previous, "-n", namespace, "--timeout=4m", nodePortMode))
+		output(t, w.command(t, helm3, "upgrade", release, previous, "-n", namespace, "--timeout=4m", nodePortMode,
+			noRotation))
 		rendering := w.revision(t)
 		w.helmChart(t, "upgrade", nodePortMode)
 		w.rollback(t, rendering)

@@ -33,6 +33,9 @@ const (
 	noMode       = "--set=initHook.resources.requests.cpu=40m"
 )
 
+// noRotation keeps the hourly CronJob from running at any time, also while nothing serves its image.
+const noRotation = "--set=pki.rotation.schedule=@yearly"
+
 // chart returns the command for helm install or upgrade of the chart.
 func (w *world) chart(t *testing.T, verb string, args ...string) *exec.Cmd {
 	t.Helper()

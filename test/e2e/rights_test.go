@@ -47,8 +47,7 @@ func TestLeastPrivilege(t *testing.T) {
 	const never, missing, pushCredential = "0 0 31 12 *", "example.com/missing/pause:1", "push-credential"
 	w.provoked = []string{missing}
 	w.sets = append(w.sets, "--set=auth.existingSecret="+pushCredential, "--set=startupTaint="+startupTaint,
-		"--set=registry.garbageCollection.enabled=true", "--set-string=registry.garbageCollection.schedule="+never,
-		"--set-string=pki.rotation.schedule="+never)
+		"--set=registry.garbageCollection.enabled=true", "--set-string=registry.garbageCollection.schedule="+never)
 	// changeCredential changes the user's Secret that the push credential is copied from.
 	changeCredential := func(t *testing.T, password string) {
 		w.putSecret(t, pushCredential, map[string][]byte{"username": []byte("robot"), "password": []byte(password)})
