@@ -3,8 +3,10 @@ package e2e
 import (
 	"context"
 	"crypto/rand"
+	"encoding/base64"
 	"encoding/hex"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -47,6 +49,7 @@ func TestNodeConfig(t *testing.T) {
 	}
 	said := &strings.Builder{} // all output of commands, to be searched for secrets
 	runtimes := w.runtimes(t)
+	logs := w.keepLogs(t)
 
 	must(t, "install with a mirror", func(t *testing.T) {
 		said.WriteString(w.helmValues(t, "install", `
@@ -198,7 +201,15 @@ nodeConfig:
 			t.Errorf("the processes were %s, and are now %s", runtimes, now)
 		}
 	})
-	must(t, "no log, event or object contains a secret", func(t *testing.T) { w.findNone(t, secrets, said.String()) })
+	must(t, "no log, event or object contains a secret", func(t *testing.T) {
+		stored := output(t, w.command(t, w.kubectl, "-n", namespace, "get", "secret", "corp-registries", "-o", "json"))
+		if !contains(stored, v.user) || !contains(stored, v.password) {
+			t.Error("the search does not find what a Secret contains")
+		}
+		w.findNone(t, secrets, said.String(), logs, map[string]string{
+			"zarf_" + release + "-prepare-": "step done", "zarf_" + release + "-finish-": "step done",
+			"/configure/": "hosts.toml", "/registry/": "listening", "/proxy/": "listening"})
+	})
 	must(t, "helm uninstall restores the files", func(t *testing.T) {
 		if err := w.client.CoreV1().Secrets(namespace).Delete(t.Context(), "corp-registries",
 			metav1.DeleteOptions{}); err != nil {
@@ -215,7 +226,7 @@ nodeConfig:
 				t.Errorf("the files of %s were\n%s\nand are now\n%s", node, before[node], now)
 			}
 		}
-		w.findNone(t, secrets, "")
+		w.findNone(t, secrets, "", logs, map[string]string{"zarf_" + release + "-cleanup-": "step done"})
 	})
 }
 
@@ -472,11 +483,103 @@ func (w *world) nodeConfigGeneration(t *testing.T) string {
 	return strings.Join(all, "\n")
 }
 
-// findNone fails if a secret appears in the output of commands, in the logs of all pods and of the
-// cluster's components, in events, or in any object except Secrets.
-func (w *world) findNone(t *testing.T, secrets []string, said string) {
+// podLogs are the log files of all pods of the nodes, which it keeps open: the kubelet deletes them together with
+// their pods, such as those of hook Jobs that succeed.
+type podLogs struct {
+	pattern string
+	mu      sync.Mutex
+	files   map[string]*os.File // by NAMESPACE_POD_UID/CONTAINER/NUMBER.log
+}
+
+// keepLogs opens the log files of all containers until the test ends.
+func (w *world) keepLogs(t *testing.T) *podLogs {
 	t.Helper()
-	places := map[string]string{"the output of commands": said}
+	l := &podLogs{pattern: "/var/lib/zarf-registry-test/" + w.name + "/nodes/*/log/pods/*/*/*.log", files: map[string]*os.File{}}
+	ctx, cancel := context.WithCancel(context.Background())
+	var done sync.WaitGroup
+	done.Go(func() {
+		for ctx.Err() == nil {
+			l.open()
+			time.Sleep(100 * time.Millisecond)
+		}
+	})
+	t.Cleanup(func() {
+		cancel()
+		done.Wait()
+		for _, file := range l.files {
+			file.Close()
+		}
+	})
+	return l
+}
+
+func (l *podLogs) open() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	paths, _ := filepath.Glob(l.pattern) // its pattern is valid
+	for _, path := range paths {
+		_, name, _ := strings.Cut(path, "/log/pods/")
+		if l.files[name] != nil {
+			continue
+		}
+		if file, err := os.Open(path); err == nil { // it may be gone already
+			l.files[name] = file
+		}
+	}
+}
+
+// read returns what containers have written, by the names of their files.
+func (l *podLogs) read(t *testing.T) map[string]string {
+	t.Helper()
+	l.open()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	texts := map[string]string{}
+	for name, file := range l.files {
+		info, err := file.Stat()
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, err := io.ReadAll(io.NewSectionReader(file, 0, info.Size()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var text strings.Builder
+		for line := range strings.Lines(string(data)) {
+			fields := strings.SplitN(line, " ", 4) // time, stream, tag, text
+			if len(fields) < 4 {
+				t.Fatalf("%s has the line %q", name, line)
+			}
+			if fields[2] == "P" { // the next line continues it
+				fields[3] = strings.TrimSuffix(fields[3], "\n")
+			}
+			text.WriteString(fields[3])
+		}
+		texts[name] = text.String()
+	}
+	return texts
+}
+
+// findNone fails if a secret, as it is or in base64, appears in the output of commands, in a log of a container
+// or of the cluster's components, in events, or in any object except Secrets. logged maps parts of names of
+// log files to what each of these files contains, which shows that they have been searched.
+func (w *world) findNone(t *testing.T, secrets []string, said string, logs *podLogs, logged map[string]string) {
+	t.Helper()
+	places := logs.read(t)
+	for part, want := range logged {
+		found := 0
+		for name, text := range places {
+			if strings.Contains(name, part) {
+				if found++; !strings.Contains(text, want) {
+					t.Errorf("log %s lacks %q: %s", name, want, text)
+				}
+			}
+		}
+		if found == 0 {
+			t.Errorf("no log of %s", part)
+		}
+	}
+	places["the output of commands"] = said
 	for what, args := range map[string][]string{
 		"events": {"get", "events", "-A", "-o", "json"},
 		"objects": {"get", "pods,daemonsets,deployments,configmaps,jobs,cronjobs,controllerrevisions,nodes", "-A", "-o",
@@ -484,16 +587,7 @@ func (w *world) findNone(t *testing.T, secrets []string, said string) {
 	} {
 		places[what] = output(t, w.command(t, w.kubectl, args...))
 	}
-	pods, err := w.client.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, p := range pods.Items {
-		// Containers that have not started have no log.
-		out, _, _ := try(w.command(t, w.kubectl, "-n", p.Namespace, "logs", "--all-containers", "--tail=-1", p.Name))
-		places["log of pod "+p.Name] = out
-	}
-	err = filepath.WalkDir("/var/lib/zarf-registry-test/"+w.name+"/log",
+	err := filepath.WalkDir("/var/lib/zarf-registry-test/"+w.name+"/log",
 		func(path string, entry fs.DirEntry, err error) error {
 			if err != nil || !entry.Type().IsRegular() {
 				return err
@@ -509,10 +603,25 @@ func (w *world) findNone(t *testing.T, secrets []string, said string) {
 	for place, text := range places {
 		size += len(text)
 		for i, secret := range secrets {
-			if strings.Contains(text, secret) {
+			if contains(text, secret) {
 				t.Errorf("secret %d appears in %s", i, place)
 			}
 		}
 	}
 	t.Logf("%d places, %d bytes, none of %d secrets", len(places), size, len(secrets))
+}
+
+// contains reports whether a text contains a secret, or base64 of a text that contains it.
+func contains(text, secret string) bool {
+	if strings.Contains(text, secret) {
+		return true
+	}
+	for before := range 3 { // how many bytes of a group of three precede the secret
+		encoded := base64.RawStdEncoding.EncodeToString([]byte("ab"[:before] + secret))
+		encoded = encoded[(before*8+5)/6 : (before+len(secret))*8/6]
+		if strings.Contains(text, encoded) {
+			return true
+		}
+	}
+	return false
 }
