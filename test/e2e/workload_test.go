@@ -221,6 +221,42 @@ func (w *world) waitForJobPod(t *testing.T, step string) corev1.Pod {
 	return found
 }
 
+// rolloutsEnd waits until controllers have observed the pod templates of registry and proxies, and all pods
+// are made from them.
+func (w *world) rolloutsEnd(t *testing.T) {
+	t.Helper()
+	options := metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + release +
+		",app.kubernetes.io/component in (registry,proxy)"}
+	eventually(t, 2*time.Minute, "rollouts to end", func() error {
+		deployments, err := w.client.AppsV1().Deployments(namespace).List(t.Context(), options)
+		if err != nil {
+			return err
+		}
+		for _, d := range deployments.Items {
+			s := d.Status
+			if s.ObservedGeneration != d.Generation || s.UpdatedReplicas != *d.Spec.Replicas || s.Replicas != *d.Spec.Replicas ||
+				s.AvailableReplicas != *d.Spec.Replicas {
+				return fmt.Errorf("Deployment %s, generation %d: %s", d.Name, d.Generation, mustJSON(s))
+			}
+		}
+		sets, err := w.client.AppsV1().DaemonSets(namespace).List(t.Context(), options)
+		if err != nil {
+			return err
+		}
+		for _, d := range sets.Items {
+			s := d.Status
+			if s.ObservedGeneration != d.Generation || s.UpdatedNumberScheduled != s.DesiredNumberScheduled ||
+				s.NumberAvailable != s.DesiredNumberScheduled {
+				return fmt.Errorf("DaemonSet %s, generation %d: %s", d.Name, d.Generation, mustJSON(s))
+			}
+		}
+		if len(deployments.Items) == 0 {
+			return errors.New("the registry has no Deployment")
+		}
+		return nil
+	})
+}
+
 // restarts lists the release's containers with their restart counts.
 func (w *world) restarts(t *testing.T) string {
 	t.Helper()
@@ -241,7 +277,7 @@ func (w *world) restartsNothing(t *testing.T, f func()) {
 	t.Helper()
 	before := w.restarts(t)
 	f()
-	time.Sleep(3 * time.Second) // a rollout would have started by now
+	w.rolloutsEnd(t) // one that f has started replaces pods
 	if after := w.restarts(t); before != after {
 		t.Errorf("pods before:\n%s\nafter:\n%s", before, after)
 	}
