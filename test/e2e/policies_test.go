@@ -76,6 +76,19 @@ func TestPolicies(t *testing.T) {
 		w.isIn(t, state.ModeProxy, state.SourceCluster) // kube-proxy uses nftables
 		w.pullEverywhere(t, w.pushHello(t))
 	})
+	must(t, "another IP family moves proxies and nodes' files to [::1]", func(t *testing.T) {
+		w.helmChart(t, "upgrade", append(settings, noMode, "--set=ipFamily=IPv6")...)
+		previous := w.address
+		w.address = "[::1]:31999"
+		w.isIn(t, state.ModeProxy, state.SourceState)
+		w.pullEverywhere(t, w.address+"/e2e/hello:1")
+		if got := w.shell(t, w.nodes[0], `cat "$1/docker.io/hosts.toml"`, certsDir); !strings.Contains(got, w.address) {
+			t.Errorf("hosts.toml is\n%s", got)
+		}
+		if w.dial(t, w.nodes[0], previous) == nil {
+			t.Errorf("something still answers at %s", previous)
+		}
+	})
 	w.checkProxyMode(t, settings...)
 	t.Run("the exceptions allow nothing else", func(t *testing.T) {
 		for name, test := range map[string]struct{ labels, spec, want string }{
