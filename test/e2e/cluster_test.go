@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os/exec"
@@ -42,6 +43,22 @@ func (w *world) freezeAPI(d time.Duration) error {
 		return fmt.Errorf("resuming the API server: %w: %s", err, resumed)
 	}
 	return nil
+}
+
+// scan returns the open TCP ports of hosts, as seen from a node or from cp.
+func (w *world) scan(t *testing.T, from, ports string, hosts ...string) map[string][]int {
+	t.Helper()
+	out, err := w.onNode(t, from, append([]string{w.tool, "scan", ports}, hosts...)...)
+	return openPorts(t, from, out, err)
+}
+
+// openPorts decodes the output of the test program's scan.
+func openPorts(t *testing.T, from, out string, err error) (open map[string][]int) {
+	t.Helper()
+	if err := errors.Join(err, json.Unmarshal([]byte(out), &open)); err != nil {
+		t.Errorf("scanning from %s: %v: %s", from, err, out)
+	}
+	return open
 }
 
 // nodeAddresses returns a node's internal addresses, one for each IP family.

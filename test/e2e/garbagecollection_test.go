@@ -3,14 +3,10 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
-	"io/fs"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
-
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -61,7 +57,7 @@ func TestGarbageCollection(t *testing.T) {
 		replaceBig(t)
 		replaceBig(t)
 	})
-	before := w.stored(t)
+	before := w.stored(t).blobs
 	must(t, "a dry run lists what would be removed, and the grace period protects it", func(t *testing.T) {
 		var dry, young collectedJSON
 		decode(t, output(t, w.command(t, w.hook, append(collect, "--dry-run")...)), &dry)
@@ -72,13 +68,13 @@ func TestGarbageCollection(t *testing.T) {
 		if young.Blobs != 0 {
 			t.Errorf("within the grace period %+v", young)
 		}
-		if after := w.stored(t); after != before {
+		if after := w.stored(t).blobs; after != before {
 			t.Errorf("%d bytes are stored, %d were before", after, before)
 		}
 	})
 	w.underLoop(t, "the CronJob's Job frees space, and no pull fails", "400ms", func(t *testing.T) {
 		w.runCronJob(t, release+"-gc")
-		after := w.stored(t)
+		after := w.stored(t).blobs
 		t.Logf("figure: %d bytes were stored, %d are now", before, after)
 		if before-after < noise {
 			t.Errorf("%d bytes were freed, want %d", before-after, noise)
@@ -146,36 +142,4 @@ func decode(t *testing.T, text string, into any) {
 	if err := json.Unmarshal([]byte(text), into); err != nil {
 		t.Fatalf("%v: %s", err, text)
 	}
-}
-
-// stored returns the size of the blobs on the registry's volume, which is a directory of this
-// machine.
-func (w *world) stored(t *testing.T) (bytes int64) {
-	t.Helper()
-	claim, err := w.client.CoreV1().PersistentVolumeClaims(namespace).Get(t.Context(), release, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	volume, err := w.client.CoreV1().PersistentVolumes().Get(t.Context(), claim.Spec.VolumeName, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if volume.Spec.HostPath == nil {
-		t.Fatalf("unexpected kind of volume: %s", mustJSON(volume.Spec))
-	}
-	err = filepath.WalkDir(filepath.Join(volume.Spec.HostPath.Path, "docker/registry/v2/blobs"),
-		func(_ string, entry fs.DirEntry, err error) error {
-			if err != nil || entry.IsDir() {
-				return err
-			}
-			info, err := entry.Info()
-			if err == nil {
-				bytes += info.Size()
-			}
-			return err
-		})
-	if err != nil || bytes == 0 {
-		t.Fatalf("%d bytes are stored: %v", bytes, err)
-	}
-	return bytes
 }

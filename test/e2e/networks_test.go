@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"net"
 	"os"
 	"slices"
 	"strings"
@@ -153,17 +152,21 @@ func (w *world) checkProxyMode(t *testing.T, args ...string) {
 }
 
 // onlyLoopbackAnswers fails unless the registry answers on the node's loopback address
-// and on none of the node's other addresses, neither from other nodes nor from outside.
+// and on none of the node's other addresses, neither from the node, other nodes nor from outside.
 func (w *world) onlyLoopbackAnswers(t *testing.T, node string) {
 	t.Helper()
 	if err := w.dial(t, node, w.address); err != nil {
 		t.Error(err)
 	}
+	addresses := w.globalAddresses(t, node)
 	for _, address := range w.nodeAddresses(t, node) {
-		for _, from := range append([]string{"cp"}, w.nodes...) {
-			if w.dial(t, from, net.JoinHostPort(address, "31999")) == nil {
-				t.Errorf("the proxy's port is open on %s from %s", address, from)
-			}
+		if !slices.Contains(addresses, address) {
+			t.Fatalf("address %s of node %s is not in %v", address, node, addresses)
+		}
+	}
+	for _, from := range append([]string{"cp"}, w.nodes...) {
+		if open := w.scan(t, from, "31999", addresses...); len(open) > 0 {
+			t.Errorf("from %s, the proxy's port is open on node %s: %v", from, node, open)
 		}
 	}
 	// Host ports do not show here, because they are iptables rules; listeners on the host network do.
@@ -176,6 +179,21 @@ func (w *world) onlyLoopbackAnswers(t *testing.T, node string) {
 			t.Errorf("node %s listens on %s", node, local)
 		}
 	}
+}
+
+// globalAddresses returns all addresses of a node but loopback and link-local ones: those of its network and
+// of the bridge to its pods.
+func (w *world) globalAddresses(t *testing.T, node string) (addresses []string) {
+	t.Helper()
+	out, err := w.onNode(t, node, "ip", "-oneline", "address", "show", "scope", "global")
+	if err != nil {
+		t.Fatalf("ip: %v: %s", err, out)
+	}
+	for line := range strings.Lines(out) {
+		address, _, _ := strings.Cut(strings.Fields(line)[3], "/")
+		addresses = append(addresses, address)
+	}
+	return addresses
 }
 
 // long reports whether scenarios run at full length, as make e2e-long does.

@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -397,18 +396,6 @@ func (s *soaking) finish(t *testing.T) {
 	}
 }
 
-// scan returns the open TCP ports of hosts, as seen from a node or from cp.
-func (s *soaking) scan(t *testing.T, from, ports string, hosts ...string) map[string][]int {
-	t.Helper()
-	var open map[string][]int
-	out, errOut, err := try(s.w.command(t, s.w.testcluster, append(
-		[]string{"exec", "--name", s.w.name, from, "--", s.w.tool, "scan", ports}, hosts...)...))
-	if err := errors.Join(err, json.Unmarshal([]byte(out), &open)); err != nil {
-		t.Fatalf("scanning from %s: %v: %s%s", from, err, out, errOut)
-	}
-	return open
-}
-
 // allPorts scans all ports of all nodes from outside, and from another node.
 func (s *soaking) allPorts(t *testing.T) { s.scanAll(t, "1-65535") }
 
@@ -434,7 +421,7 @@ func (s *soaking) scanAll(t *testing.T, ports string) {
 	}
 	first := s.w.nodes[0]
 	for from, targets := range map[string][]string{"cp": addresses(""), first: addresses(first)} {
-		for address, open := range s.scan(t, from, ports, targets...) {
+		for address, open := range s.w.scan(t, from, ports, targets...) {
 			if bad := soak.Unexpected(open, soak.NodePorts(s.proxy)); len(bad) > 0 {
 				t.Errorf("from %s, node %s has unexpected open ports: %v", from, hosts[address], bad)
 			}
@@ -474,7 +461,7 @@ func (s *soaking) scanPods(t *testing.T) error {
 		if len(others) == 0 {
 			continue
 		}
-		for address, open := range s.scan(t, from, "5000,5001,5080,5090,5443,9102", others...) {
+		for address, open := range s.w.scan(t, from, "5000,5001,5080,5090,5443,9102", others...) {
 			if bad := soak.Unexpected(open, soak.PodPorts(s.proxy)); len(bad) > 0 {
 				return fmt.Errorf("from %s, pod %s has unexpected open ports: %v", from, pods[address].Name, bad)
 			}
