@@ -73,7 +73,7 @@ func (w *world) runPod(t *testing.T, pod *corev1.Pod) (time.Duration, string) {
 	var pulled string
 	eventually(t, time.Minute, "the event about the pull", func() error {
 		events, err := w.client.CoreV1().Events(pod.Namespace).List(t.Context(),
-			metav1.ListOptions{FieldSelector: "involvedObject.name=" + made.Name + ",reason=Pulled"})
+			metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(made.UID) + ",reason=Pulled"})
 		if err != nil {
 			return err
 		}
