@@ -37,7 +37,11 @@ GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
 # Packages whose tests interrupt a run at every write, which is too slow with the race detector. make unit
 # tests them without it, and all other packages with it.
-NO_RACE := $(wildcard internal/hook internal/preflight internal/certs internal/nodes internal/verify internal/payload)
+NO_RACE := ./internal/hook ./internal/certs
+
+# Runs go test: $(call GOTEST,unit-bench) writes dist/unit-bench.json, for tools/skips. It prints the lines of
+# go test for packages, and in the end failures and skipped tests.
+GOTEST = "$$($(CURDIR)/$(TESTCLUSTER) tool gotestsum)" --format standard-quiet --jsonfile $(CURDIR)/dist/$(1).json --
 
 # Paths of the build output for tests and the demo.
 export E2E_TESTCLUSTER := $(CURDIR)/$(TESTCLUSTER)
@@ -93,17 +97,21 @@ release: images ## Build a release in dist/release: chart, programs, images, SBO
 ##@ Check
 .PHONY: unit
 unit: payload $(TESTCLUSTER) ## Unit tests, with the race detector where it is fast enough
+	@mkdir -p dist
 	@# -short skips tests with blobs of 2 GiB.
-	go test -race -short $$(go list ./cmd/... ./internal/... ./tools/... ./test/e2e/rights ./test/e2e/soak | grep -vE '/($(subst $() $(),|,$(NO_RACE)))$$')
-	PROMTOOL="$$($(TESTCLUSTER) tool promtool)" go test -timeout 30m $(NO_RACE:%=./%) ./templates-tests/... ./loader/... ./docs/...
-	cd bench && go test ./...
-	cd test/cluster && go test -race ./...
-	$(CERTMANAGER_GO) test -trimpath ./...
+	$(call GOTEST,unit-race) -race -short $$(go list ./cmd/... ./internal/... ./tools/... ./test/e2e/rights ./test/e2e/soak | grep -vxF "$$(go list $(NO_RACE))")
+	PROMTOOL="$$($(TESTCLUSTER) tool promtool)" $(call GOTEST,unit) -timeout 30m $(NO_RACE) ./templates-tests/... ./loader/... ./docs/...
+	cd bench && $(call GOTEST,unit-bench) ./...
+	cd test/cluster && $(call GOTEST,unit-cluster) -race ./...
+	cd test/certmanager && CGO_ENABLED=0 $(call GOTEST,unit-certmanager) -trimpath ./...
+	go run ./tools/skips dist/unit-race.json dist/unit.json dist/unit-bench.json dist/unit-cluster.json dist/unit-certmanager.json
 
 .PHONY: unit-all
-unit-all: payload ## Unit tests that make unit skips: blobs of 2 GiB, and the race detector for the other packages
-	go test -race -short -timeout 30m $(NO_RACE:%=./%)
-	go test -timeout 30m ./internal/blobstore ./internal/images ./internal/remote
+unit-all: payload $(TESTCLUSTER) ## Unit tests that make unit skips: blobs of 2 GiB, and the race detector for the other packages
+	@mkdir -p dist
+	$(call GOTEST,unit-all-race) -race -short -timeout 30m $(NO_RACE)
+	$(call GOTEST,unit-all) -timeout 30m ./cmd/registry-node ./internal/blobstore ./internal/images ./internal/proxy ./internal/remote
+	go run ./tools/skips dist/unit-all-race.json dist/unit-all.json
 
 .PHONY: fuzz
 fuzz: payload ## Run each fuzz target for FUZZ_TIME (FUZZ_TIME=10m FUZZ_RUN=FuzzMask)
@@ -174,6 +182,7 @@ e2e: build images $(TESTCLUSTER) $(CERTMANAGER) ## End-to-end tests on test clus
 	@mkdir -p dist # dist/e2e.json contains the complete log.
 	"$$($(TESTCLUSTER) tool gotestsum)" --format testname --jsonfile dist/e2e.json -- ./test/e2e -count=1 -timeout $(if $(E2E_LONG),180m,60m) $(if $(E2E_RUN),-run '$(E2E_RUN)',-skip '^TestSoak$$')
 	@sed -n 's/.*"Test":"\([^"]*\)".*\(figure: .*\|SHORTENED: .*\)\\n".*/\1: \2/p' dist/e2e.json | sort
+	go run ./tools/skips dist/e2e.json
 
 .PHONY: e2e-long
 e2e-long: export E2E_LONG = 1

@@ -154,8 +154,6 @@ type machine struct {
 	emulator     []string // precedes the command line for a foreign architecture
 }
 
-func (m machine) native() bool { return m.emulator == nil }
-
 func (m machine) command(args ...string) *exec.Cmd {
 	line := slices.Concat(m.emulator, []string{m.loader}, args)
 	return exec.Command(line[0], line[1:]...)
@@ -170,28 +168,28 @@ var toolchains = map[string]struct{ compiler, emulator string }{
 // emulated loader executes programs of the test's own architecture: the emulator passes execve to
 // the kernel.
 func onEachMachine(t *testing.T, test func(t *testing.T, m machine)) {
-	for architecture, tools := range toolchains {
-		t.Run(architecture, func(t *testing.T) {
-			need(t, tools.compiler)
-			m := machine{
-				architecture: architecture,
-				loader:       built(t, architecture, "loader-"+architecture),
-				probe:        built(t, architecture, "probe-"+architecture),
-			}
-			if architecture != runtime.GOARCH {
-				need(t, tools.emulator)
-				m.emulator = []string{tools.emulator}
-			}
-			test(t, m)
-		})
+	for architecture := range toolchains {
+		onMachine(t, architecture, test)
 	}
 }
 
-// onThisMachine runs a test of what does not depend on the architecture.
+// onThisMachine runs a test of what an emulator would change, or what does not depend on the architecture.
 func onThisMachine(t *testing.T, test func(t *testing.T, m machine)) {
-	onEachMachine(t, func(t *testing.T, m machine) {
-		if !m.native() {
-			t.Skip("tested on the other architecture")
+	onMachine(t, runtime.GOARCH, test)
+}
+
+func onMachine(t *testing.T, architecture string, test func(t *testing.T, m machine)) {
+	t.Run(architecture, func(t *testing.T) {
+		tools := toolchains[architecture]
+		need(t, tools.compiler)
+		m := machine{
+			architecture: architecture,
+			loader:       built(t, architecture, "loader-"+architecture),
+			probe:        built(t, architecture, "probe-"+architecture),
+		}
+		if architecture != runtime.GOARCH {
+			need(t, tools.emulator)
+			m.emulator = []string{tools.emulator}
 		}
 		test(t, m)
 	})
