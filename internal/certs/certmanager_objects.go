@@ -306,7 +306,9 @@ func remove[T any, P object[T]](
 			k.Log.Warn("keeping an object that init-hook did not create", "object", k.Object(kind, name))
 			continue
 		}
-		if err := api.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		uid := have.GetUID()
+		err = api.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
+		if err != nil && !apierrors.IsNotFound(err) {
 			return deleted, fmt.Errorf("deleting %s: %w", k.Object(kind, name), release.RefuseForbidden(err))
 		}
 		deleted = append(deleted, kind+" "+name)

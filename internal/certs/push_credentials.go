@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/crypto/bcrypt"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
@@ -160,10 +161,10 @@ func (k *Keeper) deleteRemoved(ctx context.Context, record pushRecord) (string, 
 		name := k.namedSecret(credential)
 		secret, err := k.Secret(ctx, name)
 		if err == nil && secret != nil {
-			err = k.Secrets.Delete(ctx, name, metav1.DeleteOptions{})
+			err = k.Secrets.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &secret.UID}})
 		}
 		switch {
-		case err == nil:
+		case err == nil, apierrors.IsNotFound(err):
 			deleted = append(deleted, name)
 		case release.MissingPermission(err): // a chart that was rendered without the cluster does not know the name
 			k.Log.Warn("the registry no longer accepts a removed push credential, but its Secret remains: delete it",

@@ -3,6 +3,7 @@ package hook_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -10,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,7 +19,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -125,8 +129,8 @@ func (r *registry) Loaded(_ context.Context, pod *corev1.Pod) (*reloadstatus.Rep
 type bench struct {
 	*testing.T
 	client *fake.Clientset
-	// versions counts the resource versions of Secrets.
-	versions int
+	// versions counts the resource versions.
+	versions atomic.Int64
 	// tracker stores the objects. The client's own also stores managed fields, which no test needs and
 	// which take most of the time.
 	tracker  kubetesting.ObjectTracker
@@ -155,6 +159,8 @@ type bench struct {
 	// watched is true if a node must be able to pull before each write.
 	watched bool
 	made    int
+	// starting maps each proxy that is starting to when it becomes ready.
+	starting map[string]time.Time
 	// interfere is called before each write, to simulate another writer.
 	interfere func(string)
 	// after is called after each write.
@@ -273,7 +279,12 @@ func (b *bench) react(a kubetesting.Action) (bool, runtime.Object, error) {
 		if a.GetResource().Resource == "endpointslices" {
 			return true, b.slices(), nil
 		}
-		return kubetesting.ObjectReaction(b.tracker)(a)
+		b.startProxies()
+		handled, object, err := kubetesting.ObjectReaction(b.tracker)(a)
+		if list, ok := a.(kubetesting.ListActionImpl); ok && err == nil {
+			b.selectFields(object, list.GetListRestrictions().Fields)
+		}
+		return handled, object, err
 	}
 	if c, ok := a.(kubetesting.CreateActionImpl); ok && len(c.CreateOptions.DryRun) > 0 {
 		object := c.GetObject().DeepCopyObject()
@@ -345,6 +356,12 @@ func (b *bench) apply(a kubetesting.Action) (runtime.Object, error) {
 	if err != nil {
 		return nil, err
 	}
+	if a.GetVerb() == "patch" {
+		b.versioned(object)
+		if err := b.tracker.Update(a.GetResource(), object, a.GetNamespace()); err != nil {
+			return nil, err
+		}
+	}
 	ended()
 	b.certManagerWorks(a)
 	switch a := a.(type) {
@@ -354,31 +371,87 @@ func (b *bench) apply(a kubetesting.Action) (runtime.Object, error) {
 			b.annotated(a.GetName())
 		}
 	case kubetesting.DeleteActionImpl:
-		if a.GetResource().Resource == "daemonsets" && strings.HasPrefix(a.GetName(), "zarf-registry-proxy") {
-			b.remove("pods", "proxy-n1", "proxy-n2")
+		if a.GetResource().Resource == "daemonsets" {
+			for _, pod := range b.allPods() {
+				if ownerOf(pod) == a.GetName() && pod.Labels["app.kubernetes.io/component"] == "proxy" {
+					b.remove("pods", pod.Name)
+				}
+			}
 		}
 	}
 	return object, nil
 }
 
-// lock simulates the API server's optimistic locking for Secrets: an update fails if the Secret has
-// changed since it was read.
+// lock simulates the API server's optimistic locking. A write that names a resource version or a UID
+// fails if the object has another one.
 func (b *bench) lock(a kubetesting.Action) error {
-	write, ok := a.(interface{ GetObject() runtime.Object })
-	if !ok || a.GetResource().Resource != "secrets" {
+	var name string
+	var version *string
+	var uid *types.UID
+	switch a := a.(type) {
+	case kubetesting.CreateActionImpl:
+		b.versioned(a.GetObject())
 		return nil
-	}
-	object := metaOf(write.GetObject())
-	if a.GetVerb() == "update" {
-		if have := b.get("secrets", object.GetName()); have != nil &&
-			metaOf(have).GetResourceVersion() != object.GetResourceVersion() {
-			return apierrors.NewConflict(corev1.Resource("secrets"), object.GetName(),
-				errors.New("the object has been modified"))
+	case kubetesting.UpdateActionImpl:
+		object := metaOf(a.GetObject())
+		name, version = object.GetName(), new(object.GetResourceVersion())
+		defer b.versioned(object)
+	case kubetesting.PatchActionImpl:
+		var patch metav1.PartialObjectMetadata
+		name = a.GetName()
+		if err := json.Unmarshal(a.GetPatch(), &patch); err == nil && patch.ResourceVersion != "" {
+			version = &patch.ResourceVersion
+		}
+	case kubetesting.DeleteActionImpl:
+		name = a.GetName()
+		if p := a.DeleteOptions.Preconditions; p != nil {
+			uid = p.UID
+		}
+		// These names are the same in each release, so that another owner may have one by now.
+		if fixed := []string{"certificates", "daemonsets", "issuers", "secrets", "services"}; uid == nil && (a.GetNamespace() == "kube-public" ||
+			slices.Contains(fixed, a.GetResource().Resource)) {
+			b.Errorf("%s has no UID as a precondition", describe(a))
 		}
 	}
-	b.versions++
-	object.SetResourceVersion(fmt.Sprint(b.versions))
+	have, err := b.tracker.Get(a.GetResource(), a.GetNamespace(), name)
+	if err != nil {
+		return err
+	}
+	if version != nil && metaOf(have).GetResourceVersion() != *version || uid != nil && metaOf(have).GetUID() != *uid {
+		return apierrors.NewConflict(a.GetResource().GroupResource(), name, errors.New("the object has been modified"))
+	}
 	return nil
+}
+
+// versioned gives an object the next resource version.
+func (b *bench) versioned(object any) {
+	object.(metav1.Object).SetResourceVersion(fmt.Sprint(b.versions.Add(1)))
+}
+
+// selectFields removes what a field selector leaves out from a list.
+func (b *bench) selectFields(list runtime.Object, selector fields.Selector) {
+	if selector.Empty() {
+		return
+	}
+	items, err := apimeta.ExtractList(list)
+	if err != nil {
+		b.Error(err)
+	}
+	items = slices.DeleteFunc(items, func(o runtime.Object) bool {
+		set := fields.Set{"metadata.name": metaOf(o).GetName()}
+		if e, ok := o.(*corev1.Event); ok {
+			set["involvedObject.kind"], set["type"] = e.InvolvedObject.Kind, e.Type
+		}
+		for _, r := range selector.Requirements() {
+			if !set.Has(r.Field) {
+				b.Errorf("the API server does not select %T by %s", o, r.Field)
+			}
+		}
+		return !selector.Matches(set)
+	})
+	if err := apimeta.SetList(list, items); err != nil {
+		b.Error(err)
+	}
 }
 
 // readSecret makes the registry read its Secret.
@@ -410,10 +483,10 @@ func (b *bench) pull(pod *corev1.Pod) {
 	message := b.failing[pod.Spec.NodeName]
 	switch {
 	case message != "":
-	case service && byNodePort && served, !service && !byNodePort && b.proxies() > 0:
+	case service && byNodePort && served, !service && !byNodePort && b.proxied(pod.Spec.NodeName):
 		pod.Status.Phase = corev1.PodSucceeded
 		return
-	case service && !served, !service && b.proxies() == 0:
+	case service && !served, !service && !b.proxied(pod.Spec.NodeName):
 		message = "dial tcp 127.0.0.1:31999: connect: connection refused"
 	default:
 		message = "unexpected status from HEAD request: 403 Forbidden"
@@ -422,13 +495,51 @@ func (b *bench) pull(pod *corev1.Pod) {
 	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull", Message: message}}}}
 }
 
-// canPull reports whether a node can pull. kube-proxy's rules for a node port take precedence over
+// canPull reports whether each node can pull. kube-proxy's rules for a node port take precedence over
 // a proxy's host port.
 func (b *bench) canPull() bool {
 	if b.served() {
 		return b.endpoints()
 	}
-	return b.proxies() > 0
+	return b.proxied("n1") && b.proxied("n2")
+}
+
+// proxied reports whether a node has a ready proxy.
+func (b *bench) proxied(node string) bool {
+	b.startProxies()
+	return slices.ContainsFunc(b.allPods(), func(p corev1.Pod) bool {
+		return p.Spec.NodeName == node && p.Labels["app.kubernetes.io/component"] == "proxy" && release.PodReady(p) &&
+			b.get("daemonsets", ownerOf(p)) != nil
+	})
+}
+
+// startProxies makes those proxies ready that had the time to start.
+func (b *bench) startProxies() {
+	for name, ready := range b.starting {
+		if time.Now().Before(ready) {
+			continue
+		}
+		delete(b.starting, name)
+		if pod, ok := b.get("pods", name).(*corev1.Pod); ok {
+			pod.Status = running
+			b.update("pods", pod)
+		}
+	}
+}
+
+func (b *bench) allPods() []corev1.Pod {
+	list, err := b.tracker.List(resource("pods"), corev1.SchemeGroupVersion.WithKind("Pod"), "zarf")
+	if err != nil {
+		b.Fatal(err)
+	}
+	return list.(*corev1.PodList).Items
+}
+
+func ownerOf(pod corev1.Pod) string {
+	if len(pod.OwnerReferences) == 0 {
+		return ""
+	}
+	return pod.OwnerReferences[0].Name
 }
 
 // service returns the NodePort Service, or nil.
@@ -488,6 +599,13 @@ func (b *bench) get(kind, name string) runtime.Object {
 	return o
 }
 
+func (b *bench) update(kind string, o runtime.Object) {
+	b.versioned(o)
+	if err := b.tracker.Update(resource(kind), o, "zarf"); err != nil {
+		b.Error(err)
+	}
+}
+
 func (b *bench) remove(kind string, names ...string) {
 	for _, name := range names {
 		if err := b.tracker.Delete(resource(kind), "zarf", name); err != nil && !apierrors.IsNotFound(err) {
@@ -498,6 +616,13 @@ func (b *bench) remove(kind string, names ...string) {
 
 // add stores an object in the tracker unless it exists, and reports whether it did.
 func (b *bench) add(o runtime.Object) bool {
+	m := metaOf(o)
+	if m.GetResourceVersion() == "" {
+		b.versioned(m)
+	}
+	if m.GetUID() == "" {
+		m.SetUID(types.UID("uid-of-version-" + m.GetResourceVersion()))
+	}
 	err := b.tracker.Add(o)
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		b.Helper()
@@ -620,10 +745,17 @@ func (b *bench) helm(nodes ...string) {
 	if b.get("daemonsets", proxyName) == nil {
 		b.add(daemonSet(proxyName, nodes...))
 	}
-	for _, n := range nodes {
-		if b.get("pods", "proxy-"+n) == nil {
-			b.add(proxyPod(proxyName, n))
+	for i, n := range nodes {
+		pod := proxyPod(proxyName, n)
+		if b.get("pods", pod.Name) != nil {
+			continue
 		}
+		pod.Status = corev1.PodStatus{Phase: corev1.PodRunning}
+		if b.starting == nil {
+			b.starting = map[string]time.Time{}
+		}
+		b.starting[pod.Name] = time.Now().Add(time.Duration(i+1) * 50 * time.Millisecond)
+		b.add(pod)
 	}
 }
 

@@ -170,7 +170,8 @@ func (r *run) deleteSecrets(ctx context.Context) (string, error) {
 			r.Log.Warn("keeping a Secret that was not made by init-hook", "secret", name)
 			continue
 		}
-		if err := r.Secrets.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		err = r.Secrets.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &secret.UID}})
+		if err != nil && !apierrors.IsNotFound(err) {
 			return "", fmt.Errorf("deleting %s: %w", r.Object("Secret", name), err)
 		}
 		deleted++

@@ -144,6 +144,7 @@ func TestFinishKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 				killedAtEachWrite(t, func() *bench {
 					b := newBench(t)
 					b.begin(mode)
+					time.Sleep(time.Second) // the proxies get ready
 					b.watched = mode != state.ModeExternal
 					return b
 				}, func(b *bench) error { return b.hook.Finish(t.Context()) }, func(b *bench) {

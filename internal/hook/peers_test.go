@@ -396,8 +396,7 @@ func (b *bench) certManagerIssues(c *certmanagerv1.Certificate) {
 func (b *bench) putSecret(s *corev1.Secret) {
 	b.Helper()
 	s.Namespace = "zarf"
-	b.versions++
-	s.ResourceVersion = fmt.Sprint(b.versions)
+	b.versioned(s)
 	b.remove("secrets", s.Name)
 	b.add(s)
 }

@@ -178,7 +178,7 @@ var changes = map[string]struct {
 // corp creates all Secrets of a user, signed by one new CA.
 func (b *bench) corp() {
 	b.Helper()
-	a := b.userCA(fmt.Sprint("corp ", b.versions))
+	a := b.userCA(fmt.Sprint("corp ", b.versions.Load()))
 	for _, name := range []string{"corp-server", "corp-node", "corp-push"} {
 		a.give(name)
 	}

@@ -116,6 +116,7 @@ func TestFailedSwitchServesThePreviousModeAgain(t *testing.T) {
 					t.Errorf("a node could not pull for up to %s", took)
 				}
 				after := b.service()
+				after.ResourceVersion = before.ResourceVersion
 				if !reflect.DeepEqual(before, after) {
 					t.Errorf("the Service was %+v and is %+v", before, after)
 				}
