@@ -15,6 +15,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/VictoriaMetrics/metrics"
 )
 
 // server is an API server with one node.
@@ -285,11 +287,18 @@ func TestStatusPages(t *testing.T) {
 	if code, _ := get("/healthz"); code != 200 {
 		t.Errorf("healthy: %d", code)
 	}
+	h = New(Config{})
+	for i, counter := range []*metrics.Counter{h.replaced, h.conflicts, h.failures, h.reports, h.broken, h.untainted,
+		h.untaintConflicts, h.untaintFailures} {
+		counter.Set(uint64(i + 1))
+	}
+	h.waiting.Store(9)
+	h.tainted.Store(10)
 	_, page := get("/metrics")
-	for _, name := range []string{`replacements_total{result="ok"} 0`, `replacements_total{result="conflict"} 0`,
-		`replacements_total{result="error"} 0`, "unresolved_total 0", "watch_errors_total 0", "pods_waiting 0",
-		"nodes_tainted 0", `taint_removals_total{result="ok"} 0`, `taint_removals_total{result="conflict"} 0`,
-		`taint_removals_total{result="error"} 0`} {
+	for _, name := range []string{`replacements_total{result="ok"} 1`, `replacements_total{result="conflict"} 2`,
+		`replacements_total{result="error"} 3`, "unresolved_total 4", "watch_errors_total 5", "pods_waiting 9",
+		"nodes_tainted 10", `taint_removals_total{result="ok"} 6`, `taint_removals_total{result="conflict"} 7`,
+		`taint_removals_total{result="error"} 8`} {
 		if !strings.Contains(page, "zarf_registry_healer_"+name) {
 			t.Errorf("no %s in\n%s", name, page)
 		}

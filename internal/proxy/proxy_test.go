@@ -287,6 +287,10 @@ func TestMetrics(t *testing.T) {
 	if t.Failed() {
 		t.Log(text)
 	}
+	last := time.Duration(f.metric("upstream_last_success_timestamp_seconds") * float64(time.Second))
+	if age := time.Duration(time.Now().UnixNano()) - last; age < 0 || age > time.Minute {
+		t.Errorf("the last success was %s ago", age)
+	}
 	if got := f.metric("response_bytes_total"); got < 2000 || got > 3000 {
 		t.Errorf("%v bytes were counted", got)
 	}

@@ -192,11 +192,14 @@ func TestExposedListenerReloadsItsFiles(t *testing.T) {
 	})
 	// The plain listener has its own file and stays open.
 	e.plain().as(pullUser, pullPassword).must(http.StatusOK, "GET", "/v2/", nil)
-	metrics := e.metrics()
-	for _, name := range []string{"zarf_registry_exposed_tls_certificate_expiry_timestamp_seconds",
-		"zarf_registry_exposed_tls_reload_errors_total"} {
-		if !strings.Contains(metrics, "\n"+name+" ") {
-			t.Errorf("missing metric %s", name)
+	leaf := e.server.exposed.Current().Leaf
+	for name, want := range map[string]float64{
+		"zarf_registry_exposed_tls_certificate_expiry_timestamp_seconds": float64(leaf.NotAfter.Unix()),
+		"zarf_registry_exposed_tls_certificate_lifetime_seconds":         leaf.NotAfter.Sub(leaf.NotBefore).Seconds(),
+		"zarf_registry_exposed_tls_reload_errors_total":                  0,
+	} {
+		if got := e.metric(name); got != want {
+			t.Errorf("%s is %f, want %f", name, got, want)
 		}
 	}
 }

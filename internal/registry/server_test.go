@@ -206,7 +206,11 @@ func TestMetrics(t *testing.T) {
 	root := t.TempDir()
 	i := start(t, newTestCA(t), root)
 	i.waitReady()
-	i.pusher().pushBlob("a", strings.Repeat("x", 1000))
+	blob := i.pusher().pushBlob("a", strings.Repeat("x", 1000))
+	sent := `zarf_registry_http_sent_bytes_total{listener="tls"}`
+	before := i.metric(sent)
+	i.node().must(http.StatusOK, "GET", "/v2/a/blobs/"+blob.String(), nil)
+	eventually(t, "the bytes sent are counted", func() bool { return i.metric(sent) == before+1000 })
 	i.node().must(http.StatusForbidden, "PUT", "/v2/a/manifests/v1", nil)
 	i.node().must(http.StatusForbidden, "BREW", "/v2/", nil)
 	text := i.metrics()
@@ -216,6 +220,8 @@ func TestMetrics(t *testing.T) {
 		`zarf_registry_http_requests_total{code="403",listener="tls",method="PUT"} 1`,
 		`zarf_registry_http_requests_total{code="403",listener="tls",method="other"} 1`,
 		`zarf_registry_http_requests_in_flight{listener="tls"} 0`,
+		`zarf_registry_http_request_duration_seconds_count{listener="tls",method="POST"} 1`,
+		`zarf_registry_http_request_duration_seconds_count{listener="tls",method="PUT"} 2`,
 		`zarf_registry_http_received_bytes_total{listener="tls"} 1000`,
 		`zarf_registry_credential_checks_total{result="matched"} 1`,
 		`zarf_registry_credential_checks_total{result="remembered"} 1`,
@@ -232,7 +238,12 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 	leaf := i.server.certificates.Current().Leaf
+	i.server.credentials.reloadErrors.Store(3)
+	volume := i.server.health.volume.Load()
 	for name, want := range map[string]float64{
+		"zarf_registry_storage_size_bytes":                       float64(volume.size),
+		"zarf_registry_storage_free_bytes":                       float64(volume.free),
+		"zarf_registry_credential_reload_errors_total":           3,
 		"zarf_registry_tls_certificate_expiry_timestamp_seconds": float64(leaf.NotAfter.Unix()),
 		"zarf_registry_tls_certificate_lifetime_seconds":         leaf.NotAfter.Sub(leaf.NotBefore).Seconds(),
 		"zarf_registry_tls_authority_expiry_timestamp_seconds":   float64(i.ca.Certificate().NotAfter.Unix()),
@@ -245,8 +256,8 @@ func TestMetrics(t *testing.T) {
 	if err := syscall.Statfs(root, &stat); err != nil {
 		t.Fatal(err)
 	}
-	if v := i.server.health.volume.Load(); v.size != stat.Blocks*uint64(stat.Bsize) || v.free == 0 || v.free > v.size {
-		t.Errorf("volume %+v", v)
+	if volume.size != stat.Blocks*uint64(stat.Bsize) || volume.free == 0 || volume.free >= volume.size {
+		t.Errorf("volume %+v", volume)
 	}
 }
 
