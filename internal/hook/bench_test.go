@@ -156,7 +156,7 @@ type bench struct {
 	lost, dead bool
 	// shown is true while the EndpointSlices lack the label that hides the NodePort Service.
 	shown bool
-	// watched is true if a node must be able to pull before each write.
+	// watched is true if each node must be able to pull before and after each write.
 	watched bool
 	made    int
 	// starting maps each proxy that is starting to when it becomes ready.
@@ -298,9 +298,7 @@ func (b *bench) react(a kubetesting.Action) (bool, runtime.Object, error) {
 		}
 		return true, object, nil
 	}
-	if b.watched && !b.canPull() {
-		b.Errorf("no node can pull before: %s", describe(a))
-	}
+	b.checkPulls("before " + describe(a))
 	b.checkTrust("before " + describe(a))
 	b.wrote = append(b.wrote, describe(a))
 	if b.interfere != nil {
@@ -322,6 +320,7 @@ func (b *bench) react(a kubetesting.Action) (bool, runtime.Object, error) {
 	}
 	b.left--
 	object, err := b.apply(a)
+	b.checkPulls("after " + describe(a))
 	if b.after != nil {
 		b.after(describe(a))
 	}
@@ -502,6 +501,12 @@ func (b *bench) canPull() bool {
 		return b.endpoints()
 	}
 	return b.proxied("n1") && b.proxied("n2")
+}
+
+func (b *bench) checkPulls(when string) {
+	if b.watched && !b.canPull() {
+		b.Errorf("a node cannot pull %s", when)
+	}
 }
 
 // proxied reports whether a node has a ready proxy.
