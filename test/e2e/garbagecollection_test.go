@@ -84,11 +84,19 @@ func TestGarbageCollection(t *testing.T) {
 	})
 	must(t, "a push waits for the end of a collection", func(t *testing.T) {
 		cmd := begun(t)
+		ended := make(chan error, 1)
+		go func() { ended <- cmd.Wait() }()
 		begin := time.Now()
 		replaceBig(t)
 		t.Logf("figure: a push during a collection took %.1f s", time.Since(begin).Seconds())
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("the collection: %v", err)
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Errorf("the collection: %v", err)
+			}
+		case <-time.After(3 * time.Second): // until the command has printed its result
+			t.Error("a push succeeded during a collection")
+			<-ended
 		}
 		pullsBig(t)
 	})
