@@ -66,7 +66,7 @@ demo: build images $(TESTCLUSTER) ## Boot a cluster (or use KUBECONFIG), install
 test: verify-files lint unit e2e soak-short ## All checks before a merge; about 30 minutes on two cores
 
 .PHONY: test-all
-test-all: verify-files lint unit unit-all fuzz e2e-long e2e-networks soak ## All checks at full length, with fuzzing and random faults; takes hours
+test-all: verify-files lint unit unit-all fuzz e2e-long e2e-networks soak mutants ## All checks at full length, with fuzzing, random faults and mutants; takes hours
 
 ##@ Build
 .PHONY: deps
@@ -120,6 +120,12 @@ fuzz: payload ## Run each fuzz target for FUZZ_TIME (FUZZ_TIME=10m FUZZ_RUN=Fuzz
 .PHONY: fuzz-corpus
 fuzz-corpus: payload ## Add inputs found by make fuzz that reach new code to the committed corpora (FUZZ_RUN=FuzzMask)
 	go run ./tools/fuzz -corpus -run '$(FUZZ_RUN)'
+
+# The seed of the sample of mutants.
+MUTANTS_SEED ?= 1
+.PHONY: mutants
+mutants: payload ## Change the code in 200 small ways and report what no unit test notices (MUTANTS_SEED=2)
+	CGO_ENABLED=0 go run ./tools/mutants -seed $(MUTANTS_SEED) $(MUTANTS_FLAGS) $(foreach p,proxy registry preflight certs hook,./internal/$p)
 
 .PHONY: lint
 lint: payload $(TESTCLUSTER) wording ## Run wording, gofmt, go vet, golangci-lint, helm lint, ct lint and kubeconform
