@@ -39,8 +39,8 @@ func TestMainJob(t *testing.T) {
 	w := newWorld(t, "e2e", layout{})
 	w.noFailedPulls(t)
 	// Kubernetes would wait five minutes before it replaces the pods of a lost node.
-	w.sets = []string{noRotation, `--set-json=registry.tolerations=[{"key":"node.kubernetes.io/unreachable","operator":"Exists",` +
-		`"effect":"NoExecute","tolerationSeconds":5}]`}
+	w.sets = []string{noRotation, `--set-json=registry.tolerations=[{"key":"node.kubernetes.io/unreachable",` +
+		`"operator":"Exists","effect":"NoExecute","tolerationSeconds":5}]`}
 	if len(w.nodes) < 2 {
 		t.Fatalf("the cluster has the nodes %v; want at least two", w.nodes)
 	}
@@ -81,7 +81,8 @@ func TestMainJob(t *testing.T) {
 			t.Logf("figure: proxy on %s, after its first pulls: %s bytes resident", p.Spec.NodeName, resident)
 		}
 	})
-	t.Run("changing the ClusterIP and deleting the registry pod during a pull loop fails no pull", func(t *testing.T) { testRegistryRestart(t, w) })
+	t.Run("changing the ClusterIP and deleting the registry pod during a pull loop fails no pull",
+		func(t *testing.T) { testRegistryRestart(t, w) })
 	t.Run("a proxy that ends delivers the responses it has written", func(t *testing.T) { testSlowClient(t, w) })
 	t.Run("a client that stalls on 1000 downloads delays no other", func(t *testing.T) { testStalledDownloads(t, w) })
 	t.Run("a Service that takes the port is reported", func(t *testing.T) { testPortTaken(t, w) })
@@ -230,7 +231,9 @@ type content struct{ blobs, uploads int64 }
 
 func (w *world) stored(t *testing.T) (c content) {
 	t.Helper()
-	for part, size := range map[string]*int64{"blobs/*/*/*/data": &c.blobs, "repositories/e2e/*/_uploads/*/data": &c.uploads} {
+	for part, size := range map[string]*int64{
+		"blobs/*/*/*/data": &c.blobs, "repositories/e2e/*/_uploads/*/data": &c.uploads,
+	} {
 		files, err := filepath.Glob("/var/lib/zarf-registry-test/" + w.name + "/volumes/*/docker/registry/v2/" + part)
 		if err != nil {
 			t.Fatal(err)
@@ -370,8 +373,8 @@ func testReach(t *testing.T, w *world) {
 	labels := map[string]string{"app.kubernetes.io/name": "zarf-registry", "app.kubernetes.io/instance": release,
 		"app.kubernetes.io/component": "init-hook"}
 	fromPod := func(p *corev1.Pod) map[string][]int {
-		out, errOut, err := try(w.command(t, w.kubectl, slices.Concat([]string{"exec", "-n", p.Namespace, p.Name, "--", "/tool",
-			"scan", ports}, targets)...))
+		out, errOut, err := try(w.command(t, w.kubectl, slices.Concat([]string{"exec", "-n", p.Namespace, p.Name, "--",
+			"/tool", "scan", ports}, targets)...))
 		return openPorts(t, p.Name, out+errOut, err)
 	}
 	scanner := func(name, namespace string, labels map[string]string) *corev1.Pod {
@@ -380,7 +383,8 @@ func testReach(t *testing.T, w *world) {
 		w.runPod(t, p)
 		return p
 	}
-	strangers := []*corev1.Pod{scanner("scanner-of-another-namespace", workloads, labels), scanner("scanner", namespace, nil)}
+	strangers := []*corev1.Pod{scanner("scanner-of-another-namespace", workloads, labels),
+		scanner("scanner", namespace, nil)}
 	ours := scanner("scanner-with-our-labels", namespace, labels)
 	// The network plugin takes a moment to notice new pods. Then it has noticed the older ones too.
 	eventually(t, 30*time.Second, "the release's pods to reach the registry only",
