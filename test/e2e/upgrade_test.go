@@ -42,7 +42,8 @@ func TestUpgrade(t *testing.T) {
 	}
 	upgrade := func(t *testing.T, chart string, args ...string) {
 		t.Helper()
-		helm(t, append([]string{"upgrade", "--install", "--create-namespace", release, chart, proxyMode, noRotation}, args...)...)
+		helm(t, append([]string{"upgrade", "--install", "--create-namespace", release, chart, proxyMode,
+			noRotation}, args...)...)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
 	}
 	const hostNetwork = "--set=proxy.hostNetwork=true"
