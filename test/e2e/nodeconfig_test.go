@@ -609,7 +609,7 @@ func (w *world) findNone(t *testing.T, secrets []string, said string, logs *podL
 			}
 		}
 	}
-	t.Logf("%d places, %d bytes, none of %d secrets", len(places), size, len(secrets))
+	t.Logf("searched %d bytes in %d places for %d secrets", size, len(places), len(secrets))
 }
 
 // contains reports whether a text contains a secret, or base64 of a text that contains it.
