@@ -69,6 +69,7 @@ type Store struct {
 
 	link  func(from, to string) error             // os.Link, unless a test replaces it
 	write func(f *os.File, b []byte) (int, error) // (*os.File).Write, unless a test replaces it
+	now   func() time.Time                        // time.Now, unless a test replaces it
 }
 
 // Open opens the store in dir and creates it if necessary. It rejects a directory that is not
@@ -95,6 +96,7 @@ func open(dir string, opts Options) (*Store, error) {
 		used:       map[digest.Digest]bool{},
 		link:       os.Link,
 		write:      (*os.File).Write,
+		now:        time.Now,
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)

@@ -82,7 +82,7 @@ func (s *Store) saveVerified() error {
 	}
 	found := s.readVerified()
 	s.mu.Lock()
-	now := time.Now()
+	now := s.now()
 	for d, st := range s.verified {
 		mtime, ctime := unix.TimespecToNsec(st.mtime), unix.TimespecToNsec(st.ctime)
 		margin, seen := minAge, now.UnixNano()

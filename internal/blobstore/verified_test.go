@@ -13,6 +13,7 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
 )
 
 // TestTrust shows who reads a blob again: for want of another way to see it, by
@@ -89,6 +90,9 @@ func TestTrust(t *testing.T) {
 			between: func(t *testing.T, s *Store) {
 				overwrite(t, s.path(desc.Digest), wrong)
 				lie(t, s, time.Now())
+				st := s.verified[desc.Digest]
+				changed := time.Unix(0, max(unix.TimespecToNsec(st.mtime), unix.TimespecToNsec(st.ctime)))
+				s.now = func() time.Time { return changed.Add(minAge / 2) } // when it is closed
 			},
 			trust: time.Hour,
 		},

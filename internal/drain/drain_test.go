@@ -5,6 +5,7 @@ import (
 	"context"
 	"io"
 	"net"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -40,10 +41,23 @@ func fill(t *testing.T, c *Conn) []byte {
 	if err := c.SetWriteBuffer(len(data)); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.SetWriteDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
+	socket, err := c.SyscallConn()
+	if err != nil {
 		t.Fatal(err)
 	}
-	n, _ := c.Write(data)
+	n := 0
+	if err := socket.Write(func(fd uintptr) bool {
+		for n < len(data) {
+			written, err := syscall.Write(int(fd), data[n:])
+			if err != nil {
+				break // it would block
+			}
+			n += written
+		}
+		return true
+	}); err != nil {
+		t.Fatal(err)
+	}
 	if n == 0 || queued(c.TCPConn) == 0 {
 		t.Fatalf("wrote %d bytes, %d are queued", n, queued(c.TCPConn))
 	}

@@ -1,7 +1,6 @@
 package nodeconfig
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
@@ -105,36 +105,39 @@ func TestReadOneGeneration(t *testing.T) {
 }
 
 func TestAwaitSum(t *testing.T) {
-	dir := t.TempDir()
-	writeFile(t, dir+"/sum", "previous")
-	wait := func(sum string, during func()) (string, error) {
-		ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond)
-		defer cancel()
-		var log strings.Builder
-		r := run{Options: Options{ConfigDir: dir, Sum: sum, Log: &log}}
-		go during()
-		err := r.awaitSum(ctx)
-		return log.String(), err
-	}
-	nothing := func() {}
-	for name, sum := range map[string]string{
-		"the mounted one": "previous",
-		"none":            "",
+	for name, c := range map[string]struct {
+		sum    string
+		during func(dir string)
+		fails  bool
+		waits  bool
+	}{
+		"the mounted one":       {sum: "previous"},
+		"none":                  {},
+		"another configuration": {sum: "present", fails: true, waits: true},
+		"one that comes": {sum: "present", waits: true, during: func(dir string) {
+			writeFile(t, dir+"/new", "present")
+			if err := os.Rename(dir+"/new", dir+"/sum"); err != nil {
+				t.Error(err)
+			}
+		}},
 	} {
-		if log, err := wait(sum, nothing); err != nil || log != "" {
-			t.Errorf("%s: %v, %q", name, err, log)
-		}
-	}
-	if log, err := wait("present", nothing); err == nil || !strings.Contains(err.Error(), "retries") ||
-		!strings.Contains(log, "waiting") || errors.As(err, new(*exitcode.Refusal)) {
-		t.Errorf("another configuration: %v, %q", err, log)
-	}
-	if _, err := wait("present", func() {
-		time.Sleep(200 * time.Millisecond)
-		writeFile(t, dir+"/new", "present")
-		os.Rename(dir+"/new", dir+"/sum")
-	}); err != nil {
-		t.Errorf("one that comes: %v", err)
+		synctest.Test(t, func(t *testing.T) {
+			dir := t.TempDir()
+			writeFile(t, dir+"/sum", "previous")
+			var log strings.Builder
+			r := run{Options: Options{ConfigDir: dir, Sum: c.sum, Log: &log}}
+			if c.during != nil {
+				time.AfterFunc(sumTime-time.Second, func() { c.during(dir) })
+			}
+			err := r.awaitSum(t.Context())
+			if c.fails != (err != nil) || err != nil && (!strings.Contains(err.Error(), "retries") ||
+				errors.As(err, new(*exitcode.Refusal))) {
+				t.Errorf("%s: %v", name, err)
+			}
+			if strings.Contains(log.String(), "waiting") != c.waits || !c.waits && log.Len() > 0 {
+				t.Errorf("%s: log %q", name, &log)
+			}
+		})
 	}
 }
 

@@ -11,13 +11,21 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
 // frontServer serves handler behind a front that lets anyone read.
 func frontServer(t *testing.T, stall time.Duration, handler http.HandlerFunc) (address string, f *front) {
 	t.Helper()
-	f = &front{
+	f = newFront(stall, handler)
+	server := httptest.NewServer(f)
+	t.Cleanup(server.Close)
+	return server.Listener.Addr().String(), f
+}
+
+func newFront(stall time.Duration, handler http.HandlerFunc) *front {
+	return &front{
 		name:        "plain",
 		policy:      policy{anonymousPull: true},
 		next:        handler,
@@ -27,10 +35,41 @@ func frontServer(t *testing.T, stall time.Duration, handler http.HandlerFunc) (a
 		now:         time.Now,
 		idleTimeout: stall,
 	}
-	server := httptest.NewServer(f)
-	t.Cleanup(server.Close)
-	return server.Listener.Addr().String(), f
 }
+
+// pipeServer serves one connection behind a front that lets anyone read, and returns the client's end.
+// It needs no network, so that it works in a bubble of synctest.
+func pipeServer(t *testing.T, stall time.Duration, handler http.HandlerFunc) net.Conn {
+	t.Helper()
+	client, end := net.Pipe()
+	listener := make(oneConn, 1)
+	listener <- end
+	server := &http.Server{Handler: newFront(stall, handler)}
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() {
+		_ = client.Close()
+		_ = server.Close()
+	})
+	return client
+}
+
+// oneConn is a listener for the connection that it contains.
+type oneConn chan net.Conn
+
+func (l oneConn) Accept() (net.Conn, error) {
+	c, ok := <-l
+	if !ok {
+		return nil, net.ErrClosed
+	}
+	return c, nil
+}
+
+func (l oneConn) Close() error {
+	close(l)
+	return nil
+}
+
+func (l oneConn) Addr() net.Addr { return &net.TCPAddr{} }
 
 func dialPlain(t *testing.T, address string) net.Conn {
 	t.Helper()
@@ -44,8 +83,7 @@ func dialPlain(t *testing.T, address string) net.Conn {
 
 // These tests send GET requests with bodies, because they need no credential.
 func TestStalledRequestsEnd(t *testing.T) {
-	// On a busy machine, slow clients must not become stalled ones.
-	const stall, long = 250 * time.Millisecond, 3 * time.Second
+	const stall = transferIdleTimeout
 	type result struct {
 		n   int64
 		err error
@@ -56,37 +94,33 @@ func TestStalledRequestsEnd(t *testing.T) {
 			results <- result{n, err}
 		}
 	}
-	t.Run("a stalled body times out", func(t *testing.T) {
+	inBubble(t, "a stalled body times out", func(t *testing.T) {
 		results := make(chan result, 1)
-		address, _ := frontServer(t, stall, readAll(results))
-		fmt.Fprint(dialPlain(t, address), "GET /v2/ HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf ")
+		fmt.Fprint(pipeServer(t, stall, readAll(results)), "GET /v2/ HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf ")
 		if got := <-results; got.n != 5 || got.err == nil {
 			t.Errorf("%+v", got)
 		}
 	})
-	t.Run("a slow body is read completely", func(t *testing.T) {
-		t.Parallel()
+	inBubble(t, "a slow body is read completely", func(t *testing.T) {
 		results := make(chan result, 1)
-		address, _ := frontServer(t, long, readAll(results))
-		conn := dialPlain(t, address)
+		conn := pipeServer(t, stall, readAll(results))
 		fmt.Fprint(conn, "GET /v2/ HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")
 		for range 10 {
-			time.Sleep(long / 5)
+			time.Sleep(stall * 9 / 10)
 			fmt.Fprint(conn, "x")
 		}
 		if got := <-results; got.n != 10 || got.err != nil {
 			t.Errorf("%+v", got)
 		}
 	})
-	t.Run("a handler may take longer than the idle timeout", func(t *testing.T) {
+	inBubble(t, "a handler may take longer than the idle timeout", func(t *testing.T) {
 		contexts := make(chan error, 1)
-		address, _ := frontServer(t, stall, func(w http.ResponseWriter, r *http.Request) {
+		conn := pipeServer(t, stall, func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.Copy(io.Discard, r.Body)
 			_, _ = r.Body.Read(make([]byte, 1)) // reads past the end of the body
 			time.Sleep(3 * stall)
 			contexts <- r.Context().Err()
 		})
-		conn := dialPlain(t, address)
 		reader := bufio.NewReader(conn)
 		for n := range 2 { // the second request inherits the deadlines of the first
 			fmt.Fprint(conn, "GET /v2/ HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nExpect: 100-continue\r\n\r\n")
@@ -103,46 +137,47 @@ func TestStalledRequestsEnd(t *testing.T) {
 			time.Sleep(2 * stall)
 		}
 	})
-	t.Run("an unwanted body is not drained", func(t *testing.T) {
-		address, _ := frontServer(t, stall, func(http.ResponseWriter, *http.Request) {})
-		conn := dialPlain(t, address)
+	inBubble(t, "an unwanted body is not drained", func(t *testing.T) {
+		conn := pipeServer(t, stall, func(http.ResponseWriter, *http.Request) {})
 		fmt.Fprint(conn, "GET /v2/ HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf ")
-		_ = conn.SetReadDeadline(time.Now().Add(time.Minute))
+		_ = conn.SetReadDeadline(time.Now().Add(10 * stall))
 		if answer, err := io.ReadAll(conn); err != nil || !strings.Contains(string(answer), "200 OK") {
 			t.Errorf("the connection is still open after %q: %v", answer, err)
 		}
 	})
-	t.Run("a response that the client does not read is aborted", func(t *testing.T) {
+	inBubble(t, "a response that the client does not read is aborted", func(t *testing.T) {
 		results := make(chan result, 1)
-		address, _ := frontServer(t, stall, func(w http.ResponseWriter, r *http.Request) {
+		conn := pipeServer(t, stall, func(w http.ResponseWriter, r *http.Request) {
 			n, err := io.Copy(w, &zeros{1 << 30})
 			results <- result{n, err}
 		})
-		fmt.Fprint(dialPlain(t, address), "GET /v2/ HTTP/1.1\r\nHost: x\r\n\r\n")
+		fmt.Fprint(conn, "GET /v2/ HTTP/1.1\r\nHost: x\r\n\r\n")
 		if got := <-results; got.err == nil || got.n == 0 {
 			t.Errorf("%+v", got)
 		}
 	})
-	t.Run("a response that the client reads slowly is sent completely", func(t *testing.T) {
-		t.Parallel()
+	inBubble(t, "a response that the client reads slowly is sent completely", func(t *testing.T) {
 		results := make(chan result, 1)
-		address, _ := frontServer(t, long, func(w http.ResponseWriter, r *http.Request) {
+		conn := pipeServer(t, stall, func(w http.ResponseWriter, r *http.Request) {
 			n, err := io.Copy(w, &zeros{16 << 20})
 			results <- result{n, err}
 		})
-		conn := dialPlain(t, address)
 		fmt.Fprint(conn, "GET /v2/ HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
 		buffer := make([]byte, 2<<20)
 		for {
 			if _, err := io.ReadFull(conn, buffer); err != nil {
 				break
 			}
-			time.Sleep(long / 5)
+			time.Sleep(stall * 9 / 10)
 		}
 		if got := <-results; got.err != nil || got.n != 16<<20 {
 			t.Errorf("%+v", got)
 		}
 	})
+}
+
+func inBubble(t *testing.T, name string, f func(t *testing.T)) {
+	t.Run(name, func(t *testing.T) { synctest.Test(t, f) })
 }
 
 func TestFrontRemovesCredentialsAndForwardedHeaders(t *testing.T) {

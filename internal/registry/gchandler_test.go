@@ -295,7 +295,10 @@ func (c client) pushRacing(repository, tag string, contents []string) (*image, i
 
 func TestManifestsWaitWhileGarbageIsCollected(t *testing.T) {
 	ca := newTestCA(t)
-	i := startQuick(t, ca, t.TempDir())
+	i := open(t, ca, t.TempDir())
+	i.server.leases.times = quick
+	i.server.leases.times.waitTimeout = time.Minute
+	i.run()
 	c := i.pusher()
 	h := acquire(t, fileLeases(t, i.root)) // by another process
 	// Blobs are accepted, and pulls are served.
@@ -321,7 +324,10 @@ func TestManifestsWaitWhileGarbageIsCollected(t *testing.T) {
 		return err == nil && a.StatusCode == http.StatusOK
 	})
 	eventually(t, "a manifest waits", func() bool { return i.inFlight("tls") == 1 })
-	time.Sleep(300 * time.Millisecond)
+	for range 3 {
+		previous := i.server.leases.last.Load()
+		eventually(t, "the lease is read again", func() bool { return i.server.leases.last.Load() != previous })
+	}
 	c.must(http.StatusNotFound, "GET", "/v2/a/manifests/v1", nil, "Accept", ociManifest)
 	select {
 	case <-done:

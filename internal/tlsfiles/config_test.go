@@ -57,7 +57,7 @@ func serve(t *testing.T, config *tls.Config) string {
 			}
 			go func() {
 				defer conn.Close()
-				_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+				_ = conn.SetDeadline(time.Now().Add(time.Minute))
 				if conn.(*tls.Conn).Handshake() == nil {
 					_, _ = conn.Write([]byte{'.'})
 				}
@@ -68,13 +68,13 @@ func serve(t *testing.T, config *tls.Config) string {
 }
 
 func dial(address string, config *tls.Config) (tls.ConnectionState, error) {
-	dialer := &net.Dialer{Timeout: 10 * time.Second}
+	dialer := &net.Dialer{Timeout: time.Minute}
 	conn, err := tls.DialWithDialer(dialer, "tcp", address, config)
 	if err != nil {
 		return tls.ConnectionState{}, err
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = conn.SetDeadline(time.Now().Add(time.Minute))
 	_, err = io.ReadFull(conn, make([]byte, 1))
 	return conn.ConnectionState(), err
 }
