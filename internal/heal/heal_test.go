@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/VictoriaMetrics/metrics"
@@ -21,8 +23,8 @@ import (
 
 // server is an API server with one node.
 type server struct {
-	*httptest.Server
-	t *testing.T
+	http *http.Client
+	t    *testing.T
 
 	mu      sync.Mutex
 	images  []string      // of the node; nil: none reported yet
@@ -37,10 +39,50 @@ type server struct {
 
 func newServer(t *testing.T, images ...string) *server {
 	s := &server{t: t, images: images, events: make(chan string, 10), hangUp: make(chan struct{}, 1)}
-	s.Server = httptest.NewServer(http.HandlerFunc(s.serve))
-	t.Cleanup(s.Close)
+	s.http = inMemory(t, s.serve)
 	return s
 }
+
+const inMemoryURL = "http://api.example"
+
+// inMemory returns the client of a server without sockets, which would not work in a bubble of synctest.
+func inMemory(t *testing.T, handler http.HandlerFunc) *http.Client {
+	conns := make(pipes)
+	api := &http.Server{Handler: handler}
+	go func() { _ = api.Serve(conns) }()
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		client, server := net.Pipe()
+		select {
+		case conns <- server:
+			return client, nil
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}}
+	t.Cleanup(func() {
+		_ = api.Close()
+		transport.CloseIdleConnections()
+	})
+	return &http.Client{Transport: transport}
+}
+
+// pipes is a listener for connections in memory.
+type pipes chan net.Conn
+
+func (p pipes) Accept() (net.Conn, error) {
+	c, ok := <-p
+	if !ok {
+		return nil, net.ErrClosed
+	}
+	return c, nil
+}
+
+func (p pipes) Close() error {
+	close(p)
+	return nil
+}
+
+func (p pipes) Addr() net.Addr { return &net.TCPAddr{} }
 
 func (s *server) serve(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
@@ -112,12 +154,10 @@ const (
 func (s *server) start(change ...func(*times)) *Healer {
 	h := New(Config{
 		Connect: func() (*Client, error) {
-			return &Client{HTTP: s.Client(), URL: s.URL, Namespace: "ns", Release: "r", Now: time.Now}, nil
+			return &Client{HTTP: s.http, URL: inMemoryURL, Namespace: "ns", Release: "r", Now: time.Now}, nil
 		},
 		Logger: slog.New(slog.DiscardHandler), Now: time.Now,
 	})
-	h.times = times{look: 20 * time.Millisecond, retry: 10 * time.Millisecond, giveUp: 100 * time.Millisecond,
-		reconnect: time.Millisecond}
 	for _, c := range change {
 		c(&h.times)
 	}
@@ -136,7 +176,7 @@ func (s *server) start(change ...func(*times)) *Healer {
 // eventually waits until a condition holds, with the lock held while it is checked.
 func (s *server) eventually(what string, holds func() bool) {
 	s.t.Helper()
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(time.Hour); ; time.Sleep(10 * time.Millisecond) {
 		s.mu.Lock()
 		ok := holds()
 		s.mu.Unlock()
@@ -149,10 +189,10 @@ func (s *server) eventually(what string, holds func() bool) {
 	}
 }
 
-// quiet fails if there are more patches or events after a while.
+// quiet fails if there are more patches or events when the healer has given up.
 func (s *server) quiet(patches, records int) {
 	s.t.Helper()
-	time.Sleep(200 * time.Millisecond) // twice giveUp
+	time.Sleep(2 * defaultTimes.giveUp)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.patches) != patches || len(s.records) != records {
@@ -161,52 +201,60 @@ func (s *server) quiet(patches, records int) {
 }
 
 func TestAFailingPodIsHealedOnce(t *testing.T) {
-	s := newServer(t, "b/pause:2")
-	h := s.start(func(times *times) { times.look = time.Hour })
-	s.change("ADDED", "a/pause:1", failed)
-	s.eventually("an event", func() bool { return len(s.records) == 1 })
-	if got := s.records[0]; got !=
-		"Normal ImageReplaced: node n1 does not have image a/pause:1: replaced with b/pause:2, which it has" {
-		t.Error(got)
-	}
-	// The kubelet's old status, with the new image.
-	s.change("MODIFIED", "b/pause:2", failed)
-	s.change("DELETED", "b/pause:2", running)
-	s.quiet(1, 1)
-	if n := h.replaced.Get(); n != 1 {
-		t.Errorf("%d replacements counted", n)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(t, "b/pause:2")
+		h := s.start(func(times *times) { times.look = time.Hour })
+		s.change("ADDED", "a/pause:1", failed)
+		s.eventually("an event", func() bool { return len(s.records) == 1 })
+		if got := s.records[0]; got !=
+			"Normal ImageReplaced: node n1 does not have image a/pause:1: replaced with b/pause:2, which it has" {
+			t.Error(got)
+		}
+		// The kubelet's old status, with the new image.
+		s.change("MODIFIED", "b/pause:2", failed)
+		s.change("DELETED", "b/pause:2", running)
+		s.quiet(1, 1)
+		if n := h.replaced.Get(); n != 1 {
+			t.Errorf("%d replacements counted", n)
+		}
+	})
 }
 
 func TestAPodIsHealedBeforeItsKubeletGivesUp(t *testing.T) {
-	s := newServer(t, "b/pause:2")
-	s.start()
-	s.change("ADDED", "a/pause:1", pulling)
-	s.eventually("a patch", func() bool { return len(s.patches) == 1 })
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(t, "b/pause:2")
+		s.start()
+		s.change("ADDED", "a/pause:1", pulling)
+		s.eventually("a patch", func() bool { return len(s.patches) == 1 })
+	})
 }
 
 func TestAPodWhoseNodeHasTheImageIsLeftAlone(t *testing.T) {
-	s := newServer(t, "a/pause:1", "b/pause:2")
-	s.start()
-	s.change("ADDED", "a/pause:1", pulling)
-	s.eventually("a look", func() bool { return s.reads == 1 })
-	s.quiet(0, 0)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.reads != 1 {
-		t.Errorf("the node was read %d times", s.reads)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(t, "a/pause:1", "b/pause:2")
+		s.start()
+		s.change("ADDED", "a/pause:1", pulling)
+		s.eventually("a look", func() bool { return s.reads == 1 })
+		s.quiet(0, 0)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.reads != 1 {
+			t.Errorf("the node was read %d times", s.reads)
+		}
+	})
 }
 
 func TestANodeThatReportsItsImagesLate(t *testing.T) {
-	s := newServer(t)
-	s.start(func(times *times) { times.giveUp = time.Hour })
-	s.change("ADDED", "a/pause:1", failed)
-	s.eventually("several looks", func() bool { return s.reads > 2 })
-	s.mu.Lock()
-	s.images = []string{"b/pause:2"}
-	s.mu.Unlock()
-	s.eventually("a patch", func() bool { return len(s.patches) > 0 })
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(t)
+		s.start(func(times *times) { times.giveUp = time.Hour })
+		s.change("ADDED", "a/pause:1", failed)
+		s.eventually("several looks", func() bool { return s.reads > 2 })
+		s.mu.Lock()
+		s.images = []string{"b/pause:2"}
+		s.mu.Unlock()
+		s.eventually("a patch", func() bool { return len(s.patches) > 0 })
+	})
 }
 
 func TestWhatCannotBeHealedIsReportedOnce(t *testing.T) {
@@ -218,7 +266,7 @@ func TestWhatCannotBeHealedIsReportedOnce(t *testing.T) {
 		"nothing else to try":           {[]string{"127.0.0.1:31999/x:1"}, "it reports 127.0.0.1:31999/x:1"},
 		"no images reported":            {nil, "its kubelet cannot get image a/pause:1"},
 	} {
-		t.Run(description, func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
 			s := newServer(t, c.images...)
 			h := s.start()
 			s.change("ADDED", "a/pause:1", failed)
@@ -226,83 +274,89 @@ func TestWhatCannotBeHealedIsReportedOnce(t *testing.T) {
 			s.change("MODIFIED", "a/pause:1", failed)
 			s.quiet(0, 1)
 			if got := s.records[0]; !strings.HasPrefix(got, "Warning NoImageLeft: node n1 ") || !strings.Contains(got, c.want) {
-				t.Error(got)
+				t.Errorf("%s: %s", description, got)
 			}
 			if n := h.reports.Get(); n != 1 {
-				t.Errorf("%d reports counted", n)
+				t.Errorf("%s: %d reports counted", description, n)
 			}
 		})
 	}
 }
 
 func TestTheOtherHealerWasFaster(t *testing.T) {
-	s := newServer(t, "b/pause:2")
-	s.refuse = http.StatusUnprocessableEntity
-	h := s.start()
-	s.change("ADDED", "a/pause:1", failed)
-	s.eventually("a conflict", func() bool { return h.conflicts.Get() > 0 })
-	s.change("MODIFIED", "b/pause:2", pulling)
-	s.change("DELETED", "b/pause:2", running)
-	time.Sleep(50 * time.Millisecond)
-	s.mu.Lock()
-	n := len(s.patches)
-	s.mu.Unlock()
-	s.quiet(n, 0)
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(t, "b/pause:2")
+		s.refuse = http.StatusUnprocessableEntity
+		h := s.start()
+		s.change("ADDED", "a/pause:1", failed)
+		s.eventually("a conflict", func() bool { return h.conflicts.Get() > 0 })
+		s.change("MODIFIED", "b/pause:2", pulling)
+		s.change("DELETED", "b/pause:2", running)
+		synctest.Wait()
+		s.mu.Lock()
+		n := len(s.patches)
+		s.mu.Unlock()
+		s.quiet(n, 0)
+	})
 }
 
 func TestABrokenWatchIsOpenedAgain(t *testing.T) {
-	s := newServer(t, "b/pause:2")
-	h := s.start()
-	s.eventually("a watch", func() bool { return s.watches == 1 })
-	s.events <- `{"type":"ERROR","object":{"code":410}}`
-	s.eventually("another watch", func() bool { return s.watches == 2 && h.watching.Load() })
-	if n := h.broken.Get(); n != 1 {
-		t.Errorf("%d errors counted", n)
-	}
-	s.hangUp <- struct{}{} // the API server's own timeout is no error
-	s.eventually("a third watch", func() bool { return s.watches == 3 })
-	s.change("ADDED", "a/pause:1", failed)
-	s.eventually("a patch", func() bool { return len(s.patches) == 1 })
-	if n := h.broken.Get(); n != 1 {
-		t.Errorf("%d errors counted", n)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(t, "b/pause:2")
+		h := s.start()
+		s.eventually("a watch", func() bool { return s.watches == 1 })
+		s.events <- `{"type":"ERROR","object":{"code":410}}`
+		s.eventually("another watch", func() bool { return s.watches == 2 && h.watching.Load() })
+		if n := h.broken.Get(); n != 1 {
+			t.Errorf("%d errors counted", n)
+		}
+		s.hangUp <- struct{}{} // the API server's own timeout is no error
+		s.eventually("a third watch", func() bool { return s.watches == 3 })
+		s.change("ADDED", "a/pause:1", failed)
+		s.eventually("a patch", func() bool { return len(s.patches) == 1 })
+		if n := h.broken.Get(); n != 1 {
+			t.Errorf("%d errors counted", n)
+		}
+	})
 }
 
 func TestStatusPages(t *testing.T) {
-	s := newServer(t)
-	h := s.start()
-	get := func(path string) (int, string) {
-		w := httptest.NewRecorder()
-		h.handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
-		return w.Code, w.Body.String()
-	}
-	s.eventually("a watch", func() bool { return h.watching.Load() })
-	if code, _ := get("/readyz"); code != 200 {
-		t.Errorf("ready: %d", code)
-	}
-	h.watching.Store(false)
-	if code, _ := get("/readyz"); code != 503 {
-		t.Errorf("ready: %d", code)
-	}
-	if code, _ := get("/healthz"); code != 200 {
-		t.Errorf("healthy: %d", code)
-	}
-	h = New(Config{})
-	for i, counter := range []*metrics.Counter{h.replaced, h.conflicts, h.failures, h.reports, h.broken, h.untainted,
-		h.untaintConflicts, h.untaintFailures} {
-		counter.Set(uint64(i + 1))
-	}
-	h.waiting.Store(9)
-	h.tainted.Store(10)
-	_, page := get("/metrics")
-	for _, name := range []string{`replacements_total{result="ok"} 1`, `replacements_total{result="conflict"} 2`,
-		`replacements_total{result="error"} 3`, "unresolved_total 4", "watch_errors_total 5", "pods_waiting 9",
-		"nodes_tainted 10", `taint_removals_total{result="ok"} 6`, `taint_removals_total{result="conflict"} 7`,
-		`taint_removals_total{result="error"} 8`} {
-		if !strings.Contains(page, "zarf_registry_healer_"+name) {
-			t.Errorf("no %s in\n%s", name, page)
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(t)
+		h := s.start()
+		get := func(path string) (int, string) {
+			w := httptest.NewRecorder()
+			h.handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+			return w.Code, w.Body.String()
 		}
-	}
+		s.eventually("a watch", func() bool { return h.watching.Load() })
+		if code, _ := get("/readyz"); code != 200 {
+			t.Errorf("ready: %d", code)
+		}
+		h.watching.Store(false)
+		if code, _ := get("/readyz"); code != 503 {
+			t.Errorf("ready: %d", code)
+		}
+		if code, _ := get("/healthz"); code != 200 {
+			t.Errorf("healthy: %d", code)
+		}
+		h = New(Config{})
+		for i, counter := range []*metrics.Counter{h.replaced, h.conflicts, h.failures, h.reports, h.broken, h.untainted,
+			h.untaintConflicts, h.untaintFailures} {
+			counter.Set(uint64(i + 1))
+		}
+		h.waiting.Store(9)
+		h.tainted.Store(10)
+		_, page := get("/metrics")
+		for _, name := range []string{`replacements_total{result="ok"} 1`, `replacements_total{result="conflict"} 2`,
+			`replacements_total{result="error"} 3`, "unresolved_total 4", "watch_errors_total 5", "pods_waiting 9",
+			"nodes_tainted 10", `taint_removals_total{result="ok"} 6`, `taint_removals_total{result="conflict"} 7`,
+			`taint_removals_total{result="error"} 8`} {
+			if !strings.Contains(page, "zarf_registry_healer_"+name) {
+				t.Errorf("no %s in\n%s", name, page)
+			}
+		}
+	})
 }
 
 func TestInCluster(t *testing.T) {

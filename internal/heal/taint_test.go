@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
@@ -21,8 +22,8 @@ const key = "a.example/starting"
 
 // nodeServer is an API server with nodes. Its fields are JSON.
 type nodeServer struct {
-	*httptest.Server
-	t *testing.T
+	http *http.Client
+	t    *testing.T
 
 	mu       sync.Mutex
 	node     string // spec.nodeName of own
@@ -38,8 +39,7 @@ type nodeServer struct {
 
 func newNodeServer(t *testing.T) *nodeServer {
 	s := &nodeServer{t: t, node: "n1", events: make(chan string, 10)}
-	s.Server = httptest.NewServer(http.HandlerFunc(s.serve))
-	t.Cleanup(s.Close)
+	s.http = inMemory(t, s.serve)
 	return s
 }
 
@@ -94,7 +94,7 @@ func (s *nodeServer) serve(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *nodeServer) client() *Client {
-	return &Client{HTTP: s.Client(), URL: s.URL, Namespace: "ns", Release: "r", Now: time.Now}
+	return &Client{HTTP: s.http, URL: inMemoryURL, Namespace: "ns", Release: "r", Now: time.Now}
 }
 
 // podOf is a pod of a component.
@@ -128,7 +128,6 @@ func (s *nodeServer) startNodes(until Until) *Healer {
 		Connect: func() (*Client, error) { return s.client(), nil },
 		Logger:  slog.New(slog.DiscardHandler), Now: time.Now, Startup: Startup{Taint: key, Until: until},
 	})
-	h.times.poll, h.times.maxPoll, h.times.pace = 10*time.Millisecond, 10*time.Millisecond, time.Millisecond
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- h.Run(ctx) }()
@@ -143,7 +142,7 @@ func (s *nodeServer) startNodes(until Until) *Healer {
 
 func (s *nodeServer) eventually(what string, holds func() bool) {
 	s.t.Helper()
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(time.Hour); ; time.Sleep(10 * time.Millisecond) {
 		s.mu.Lock()
 		ok := holds()
 		s.mu.Unlock()
@@ -157,60 +156,65 @@ func (s *nodeServer) eventually(what string, holds func() bool) {
 }
 
 func TestTheTaintIsRemovedWhenTheProxyIsReady(t *testing.T) {
-	s := newNodeServer(t)
-	h := s.startNodes(UntilProxy)
-	s.eventually("watches", func() bool { return h.watching.Load() && h.watchingNodes.Load() })
-	s.events <- `{"type":"ADDED","object":` + nodeWith("other", longAgo, true, "x:NoSchedule") + `}`
-	s.events <- `{"type":"ADDED","object":` + nodeWith("n1", longAgo, false, "x:NoSchedule", key+":NoSchedule", key+":NoExecute") + `}`
-	s.eventually("the node to be counted", func() bool { return h.tainted.Load() == 1 })
-	time.Sleep(50 * time.Millisecond)
-	s.mu.Lock()
-	if s.looks > 0 {
-		t.Errorf("%d looks at a node that is not ready", s.looks)
-	}
-	s.own = podOf("proxy", longAgo, false)
-	s.mu.Unlock()
-	s.events <- `{"type":"MODIFIED","object":` + nodeWith("n1", longAgo, true, "x:NoSchedule", key+":NoSchedule", key+":NoExecute") + `}`
-	s.eventually("several looks", func() bool { return s.looks > 2 && len(s.patches) == 0 })
-	s.mu.Lock()
-	s.own = podOf("proxy", longAgo, true)
-	s.mu.Unlock()
-	s.eventually("a patch", func() bool { return len(s.patches) > 0 })
-	s.events <- `{"type":"MODIFIED","object":` + nodeWith("n1", longAgo, true, "x:NoSchedule") + `}`
-	s.eventually("no tainted node", func() bool { return h.tainted.Load() == 0 })
-	if n := h.untainted.Get(); n == 0 {
-		t.Error("nothing was counted")
-	}
-	want := `[{"op":"test","path":"/metadata/uid","value":"u"},` +
-		`{"op":"test","path":"/spec/taints/2/key","value":"a.example/starting"},` +
-		`{"op":"test","path":"/spec/taints/2/effect","value":"NoExecute"},{"op":"remove","path":"/spec/taints/2"},` +
-		`{"op":"test","path":"/spec/taints/1/key","value":"a.example/starting"},` +
-		`{"op":"test","path":"/spec/taints/1/effect","value":"NoSchedule"},{"op":"remove","path":"/spec/taints/1"}]`
-	if got := s.patches[0]; got != want {
-		t.Errorf("patch %s, want %s", got, want)
-	}
-	// An operator adds it again; the other healer is faster.
-	s.mu.Lock()
-	s.refuse = http.StatusUnprocessableEntity
-	s.mu.Unlock()
-	s.events <- `{"type":"MODIFIED","object":` + nodeWith("n1", longAgo, true, key+":NoSchedule") + `}`
-	s.eventually("conflicts", func() bool { return h.untaintConflicts.Get() > 1 })
-	s.events <- `{"type":"DELETED","object":` + nodeWith("n1", longAgo, true, key+":NoSchedule") + `}`
-	s.eventually("no tainted node", func() bool { return h.tainted.Load() == 0 })
+	synctest.Test(t, func(t *testing.T) {
+		s := newNodeServer(t)
+		h := s.startNodes(UntilProxy)
+		taints := []string{"x:NoSchedule", key + ":NoSchedule", key + ":NoExecute"}
+		s.eventually("watches", func() bool { return h.watching.Load() && h.watchingNodes.Load() })
+		s.events <- `{"type":"ADDED","object":` + nodeWith("other", longAgo, true, "x:NoSchedule") + `}`
+		s.events <- `{"type":"ADDED","object":` + nodeWith("n1", longAgo, false, taints...) + `}`
+		s.eventually("the node to be counted", func() bool { return h.tainted.Load() == 1 })
+		time.Sleep(2 * defaultTimes.maxPoll)
+		s.mu.Lock()
+		if s.looks > 0 {
+			t.Errorf("%d looks at a node that is not ready", s.looks)
+		}
+		s.own = podOf("proxy", longAgo, false)
+		s.mu.Unlock()
+		s.events <- `{"type":"MODIFIED","object":` + nodeWith("n1", longAgo, true, taints...) + `}`
+		s.eventually("several looks", func() bool { return s.looks > 2 && len(s.patches) == 0 })
+		s.mu.Lock()
+		s.own = podOf("proxy", longAgo, true)
+		s.mu.Unlock()
+		s.eventually("a patch", func() bool { return len(s.patches) > 0 })
+		s.events <- `{"type":"MODIFIED","object":` + nodeWith("n1", longAgo, true, "x:NoSchedule") + `}`
+		s.eventually("no tainted node", func() bool { return h.tainted.Load() == 0 })
+		if n := h.untainted.Get(); n == 0 {
+			t.Error("nothing was counted")
+		}
+		want := `[{"op":"test","path":"/metadata/uid","value":"u"},` +
+			`{"op":"test","path":"/spec/taints/2/key","value":"a.example/starting"},` +
+			`{"op":"test","path":"/spec/taints/2/effect","value":"NoExecute"},{"op":"remove","path":"/spec/taints/2"},` +
+			`{"op":"test","path":"/spec/taints/1/key","value":"a.example/starting"},` +
+			`{"op":"test","path":"/spec/taints/1/effect","value":"NoSchedule"},{"op":"remove","path":"/spec/taints/1"}]`
+		if got := s.patches[0]; got != want {
+			t.Errorf("patch %s, want %s", got, want)
+		}
+		// An operator adds it again; the other healer is faster.
+		s.mu.Lock()
+		s.refuse = http.StatusUnprocessableEntity
+		s.mu.Unlock()
+		s.events <- `{"type":"MODIFIED","object":` + nodeWith("n1", longAgo, true, key+":NoSchedule") + `}`
+		s.eventually("conflicts", func() bool { return h.untaintConflicts.Get() > 1 })
+		s.events <- `{"type":"DELETED","object":` + nodeWith("n1", longAgo, true, key+":NoSchedule") + `}`
+		s.eventually("no tainted node", func() bool { return h.tainted.Load() == 0 })
+	})
 }
 
 func TestAHealerWithoutTheRightToPatchNodes(t *testing.T) {
-	s := newNodeServer(t)
-	s.own, s.refuse = podOf("proxy", longAgo, true), http.StatusForbidden
-	h := s.startNodes(UntilProxy)
-	s.events <- `{"type":"ADDED","object":` + nodeWith("n1", longAgo, true, key+":NoSchedule") + `}`
-	s.eventually("failures", func() bool { return h.untaintFailures.Get() > 1 })
-	h.watchingNodes.Store(false)
-	w := httptest.NewRecorder()
-	h.handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))
-	if w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "nodes") {
-		t.Errorf("ready without a watch of nodes: %d %s", w.Code, w.Body)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		s := newNodeServer(t)
+		s.own, s.refuse = podOf("proxy", longAgo, true), http.StatusForbidden
+		h := s.startNodes(UntilProxy)
+		s.events <- `{"type":"ADDED","object":` + nodeWith("n1", longAgo, true, key+":NoSchedule") + `}`
+		s.eventually("failures", func() bool { return h.untaintFailures.Get() > 1 })
+		h.watchingNodes.Store(false)
+		w := httptest.NewRecorder()
+		h.handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+		if w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "nodes") {
+			t.Errorf("ready without a watch of nodes: %d %s", w.Code, w.Body)
+		}
+	})
 }
 
 func TestWaitsFor(t *testing.T) {
