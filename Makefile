@@ -152,7 +152,7 @@ kubeconform: $(TESTCLUSTER) ## Validate the rendered chart against the schemas o
 	hack/kubeconform.sh $(TESTCLUSTER) $(CHART)
 
 .PHONY: ct-install
-ct-install: ## Run ct install with every values file in ci/ (make e2e uses four of them)
+ct-install: ## Run ct install with every values file in ci/ (make e2e uses two of them)
 	$(MAKE) --no-print-directory e2e-long E2E_RUN=TestChartTesting
 
 .PHONY: alerts

@@ -37,7 +37,7 @@ import (
 // every node pulls. No pull may fail, and no pod of the registry or of the proxies may be replaced
 // or restarted.
 func TestCertificates(t *testing.T) {
-	w := ownCluster(t, "e2e-certificates", layout{long: true})
+	w := ownCluster(t, "e2e-certificates", layout{long: true, open: true})
 	must(t, "install in proxy mode", func(t *testing.T) {
 		w.helmChart(t, "install", proxyMode)
 		w.pushHello(t)
@@ -45,7 +45,7 @@ func TestCertificates(t *testing.T) {
 	})
 	must(t, "pods listen on the documented ports only", func(t *testing.T) { testPorts(t, w) })
 	underLoop := func(name string, f func(t *testing.T)) {
-		w.underLoop(t, name, "400ms", func(t *testing.T) {
+		w.underLoop(t, name, func(t *testing.T) {
 			before := w.restarts(t)
 			f(t)
 			if after := w.restarts(t); before != after {
@@ -638,7 +638,7 @@ func TestUnattended(t *testing.T) {
 			t.Logf("SHORTENED: %d minutes instead of 20, without a CA rotation; make e2e-long runs all", minutes)
 		}
 		for end := time.Now().Add(time.Duration(minutes) * time.Minute); time.Now().Before(end); {
-			stop := w.freshLoop(t, "2s", nothingFails)
+			stop := w.freshLoop(t, nothingFails)
 			time.Sleep(min(time.Until(end), 4*time.Minute))
 			stop()
 		}

@@ -20,7 +20,7 @@ import (
 
 // installedValues are the values files of the chart's ci/ that resemble no other scenario. make
 // e2e-long installs all of them, and the template tests render all of them.
-var installedValues = []string{"cert-manager", "default", "existing-secret", "injector-disabled"}
+var installedValues = []string{"cert-manager", "injector-disabled"}
 
 // TestChartTesting runs ct install: each values file in turn is installed under another
 // release name, tested with helm test, and uninstalled.

@@ -34,9 +34,6 @@ func (w *world) other(t *testing.T) target {
 	return toProxy
 }
 
-// aside is the pause between pulls here. It leaves most of the CPU to the runs that are killed.
-const aside = "700ms"
-
 // TestCrash kills, at every stage of a mode switch, a component that takes part in it. Each time
 // the next run must complete the switch, and no pull may fail in between.
 func TestCrash(t *testing.T) {
@@ -51,8 +48,16 @@ func TestCrash(t *testing.T) {
 		}
 	})
 	must(t, "prepare and finish killed", func(t *testing.T) { testKilled(t, w, runs) })
-	for _, phase := range []string{"prepare", "finish"} {
-		must(t, "the API server paused for 20 s during"+phase, func(t *testing.T) { testAPIPaused(t, w, phase, runs) })
+	paused, killed := []string{"prepare", "finish"}, []string{"prepare", "finish"}
+	if !long() {
+		paused, killed = paused[1:], killed[:1]
+		t.Logf("SHORTENED: the API server is paused during %v, and the pod of %v is killed; TestPort kills finish's",
+			paused, killed)
+	}
+	for _, phase := range paused {
+		must(t, "the API server paused for 20 s during "+phase, func(t *testing.T) { testAPIPaused(t, w, phase, runs) })
+	}
+	for _, phase := range killed {
 		must(t, "the pod of the Job "+phase+" killed under helm upgrade", func(t *testing.T) { testJobKilled(t, w, phase) })
 	}
 	must(t, "the registry killed during a switch to proxy mode", func(t *testing.T) { testRegistryKilled(t, w) })
@@ -116,7 +121,7 @@ func (m moment) at(f func(*exec.Cmd)) func(*exec.Cmd, done) {
 // testKilled sends SIGKILL to init-hook install during prepare, and to the run that continues from
 // there during finish. The third run must complete the switch.
 func testKilled(t *testing.T, w *world, runs map[state.Mode]installRun) {
-	stop := w.freshLoop(t, aside, nothingFails)
+	stop := w.freshLoop(t, nothingFails)
 	defer stop()
 	// Of ten moments of each phase, every other one for each direction.
 	const points = 10
@@ -157,7 +162,7 @@ func (w *world) converges(t *testing.T, to target) {
 
 // testAPIPaused pauses the API server. The interrupted run may succeed or fail.
 func testAPIPaused(t *testing.T, w *world, phase string, runs map[state.Mode]installRun) {
-	stop := w.freshLoop(t, aside, nothingFails)
+	stop := w.freshLoop(t, nothingFails)
 	defer stop()
 	to := w.other(t)
 	m := moments(t, runs[to.mode], phase, 3)[1]
@@ -172,7 +177,7 @@ func testAPIPaused(t *testing.T, w *world, phase string, runs map[state.Mode]ins
 
 // testJobKilled kills the pod of a hook Job. The Job's next pod must continue, unnoticed by Helm.
 func testJobKilled(t *testing.T, w *world, step string) {
-	stop := w.freshLoop(t, aside, nothingFails)
+	stop := w.freshLoop(t, nothingFails)
 	defer stop()
 	to := w.other(t)
 	upgrade := w.chart(t, "upgrade", to.set)
@@ -200,7 +205,7 @@ func testRegistryKilled(t *testing.T, w *world) {
 	if w.other(t) == toNodePort {
 		w.mustInstall(t, toNodePort.flag)
 	}
-	stop := w.freshLoop(t, aside, losses)
+	stop := w.freshLoop(t, losses)
 	defer stop()
 	killed := w.onceServed(t, false, func() error {
 		time.Sleep(time.Second) // for kube-proxy to notice

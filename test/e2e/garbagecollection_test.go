@@ -72,7 +72,7 @@ func TestGarbageCollection(t *testing.T) {
 			t.Errorf("%d bytes are stored, %d were before", after, before)
 		}
 	})
-	w.underLoop(t, "the CronJob's Job frees space, and no pull fails", "400ms", func(t *testing.T) {
+	w.underLoop(t, "the CronJob's Job frees space, and no pull fails", func(t *testing.T) {
 		w.runCronJob(t, release+"-gc")
 		after := w.stored(t).blobs
 		t.Logf("figure: %d bytes were stored, %d are now", before, after)

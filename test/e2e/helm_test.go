@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -45,9 +46,18 @@ func TestHelm(t *testing.T) {
 	}
 	here := built(t, "E2E_CHART")
 	refused := "--set=auth.existingSecret=missing-secret"
+	// rollBack returns the options to roll back of both, or only of the one that is named.
+	rollBack := func(only string) map[string]string {
+		options := map[string]string{helm3: "--atomic", helm4: "--rollback-on-failure"}
+		maps.DeleteFunc(options, func(helm, _ string) bool { return !long() && helm != only })
+		return options
+	}
+	if !long() {
+		t.Log("SHORTENED: Helm 3 rolls back a refused install, and Helm 4 an upgrade; no rollback to proxy mode")
+	}
 
 	must(t, "a refused installation is rolled back and leaves nothing", func(t *testing.T) {
-		for helm, option := range map[string]string{helm3: "--atomic", helm4: "--rollback-on-failure"} {
+		for helm, option := range rollBack(helm3) {
 			out, err := with(helm, here, "install", option, "--wait", refused)
 			if err == nil || !strings.Contains(out, "missing-secret") {
 				t.Errorf("%s install %s: %v\n%s", helm, option, err, out)
@@ -69,31 +79,37 @@ func TestHelm(t *testing.T) {
 		w.fieldsAreHelms(t)
 	})
 	inProxyMode := ""
-	w.underLoop(t, "switched by Helm 4, reusing values over new defaults", "150ms", func(t *testing.T) {
+	w.underLoop(t, "switched by Helm 4, reusing values over new defaults", func(t *testing.T) {
 		mustWith(t, helm4, here, "upgrade", "--reset-then-reuse-values", "--wait", "--server-side=true", proxyMode)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
 		w.fieldsAreHelms(t)
 		inProxyMode = w.revision(t)
 	})
 	must(t, "then only the proxies answer", w.onlyProxiesAnswer)
-	w.underLoop(t, "rolled back by Helm 3", "150ms", func(t *testing.T) {
+	w.underLoop(t, "rolled back by Helm 3", func(t *testing.T) {
 		w.rollback(t, "2", "--wait")
 		w.isIn(t, state.ModeNodePort, state.SourceValue)
 	})
 	must(t, "then only the node port answers", w.onlyNodePortAnswers)
-	w.underLoop(t, "rolled back by Helm 3 to proxy mode", "150ms", func(t *testing.T) {
-		w.rollback(t, inProxyMode)
-		w.isIn(t, state.ModeProxy, state.SourceValue)
-	})
-	must(t, "then only the proxies answer again", w.onlyProxiesAnswer)
-	w.underLoop(t, "an upgrade without a mode keeps the mode of the rollback", "150ms", func(t *testing.T) {
+	mode := state.ModeNodePort
+	if long() {
+		w.underLoop(t, "rolled back by Helm 3 to proxy mode", func(t *testing.T) {
+			w.rollback(t, inProxyMode)
+			w.isIn(t, state.ModeProxy, state.SourceValue)
+		})
+		must(t, "then only the proxies answer again", w.onlyProxiesAnswer)
+		mode = state.ModeProxy
+	}
+	w.underLoop(t, "an upgrade without a mode keeps the mode of the rollback", func(t *testing.T) {
 		w.restartsNothing(t, func() { w.helmChart(t, "upgrade", noMode) })
-		w.isIn(t, state.ModeProxy, state.SourceState)
+		w.isIn(t, mode, state.SourceState)
 	})
-	w.underLoop(t, "switched by Helm 3 to nodeport mode", "150ms", func(t *testing.T) {
-		w.helmChart(t, "upgrade", nodePortMode)
-		w.isIn(t, state.ModeNodePort, state.SourceValue)
-	})
+	if long() {
+		w.underLoop(t, "switched by Helm 3 to nodeport mode", func(t *testing.T) {
+			w.helmChart(t, "upgrade", nodePortMode)
+			w.isIn(t, state.ModeNodePort, state.SourceValue)
+		})
+	}
 	must(t, "after a switch whose verification fails, the node port is served again", func(t *testing.T) {
 		unblock := w.blockOnce(t, false)
 		out, err := with(helm4, here, "upgrade", "--server-side=true", proxyMode, "--set=initHook.timeout=60s")
@@ -107,7 +123,7 @@ func TestHelm(t *testing.T) {
 		w.fieldsAreHelms(t)
 	})
 	must(t, "a refused upgrade is rolled back by Helm 3 and Helm 4", func(t *testing.T) {
-		for helm, option := range map[string]string{helm3: "--atomic", helm4: "--rollback-on-failure"} {
+		for helm, option := range rollBack(helm4) {
 			w.restartsNothing(t, func() {
 				out, err := with(helm, newer, "upgrade", "--reuse-values", option, "--wait", refused)
 				if err == nil || !strings.Contains(out, "missing-secret") {
@@ -117,7 +133,7 @@ func TestHelm(t *testing.T) {
 			w.isIn(t, state.ModeNodePort, state.SourceValue)
 		}
 	})
-	w.underLoop(t, "upgraded by init-hook, and rolled back by Helm 4", "300ms", func(t *testing.T) {
+	w.underLoop(t, "upgraded by init-hook, and rolled back by Helm 4", func(t *testing.T) {
 		before := w.revision(t)
 		w.mustInstall(t, toProxy.flag)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
@@ -154,8 +170,6 @@ func TestHelm(t *testing.T) {
 		mustWith(t, helm3, newer, "install")
 		w.isIn(t, state.ModeNodePort, state.SourceCluster)
 		w.pullEverywhere(t, w.address+"/e2e/hello:1")
-		w.restartsNothing(t, func() { w.helmChart(t, "upgrade", noMode) })
-		w.isIn(t, state.ModeNodePort, state.SourceState)
 		w.uninstall(t)
 		mustWith(t, helm4, here, "install", proxyMode)
 		w.isIn(t, state.ModeProxy, state.SourceValue)

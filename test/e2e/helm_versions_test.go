@@ -25,19 +25,19 @@ func TestHelmVersions(t *testing.T) {
 				w.pushFresh(t)
 			}
 		})
-		w.underLoop(t, with+"switch to proxy mode", "150ms", func(t *testing.T) {
+		w.underLoop(t, with+"switch to proxy mode", func(t *testing.T) {
 			w.helmChart(t, "upgrade", proxyMode)
 			w.isIn(t, state.ModeProxy, state.SourceValue)
 		})
-		w.underLoop(t, with+"switch to nodeport mode", "150ms", func(t *testing.T) {
+		w.underLoop(t, with+"switch to nodeport mode", func(t *testing.T) {
 			w.helmChart(t, "upgrade", nodePortMode)
 			w.isIn(t, state.ModeNodePort, state.SourceValue)
 		})
-		w.underLoop(t, with+"rollback to proxy mode", "150ms", func(t *testing.T) {
+		w.underLoop(t, with+"rollback to proxy mode", func(t *testing.T) {
 			w.rollback(t, "2")
 			w.isIn(t, state.ModeProxy, state.SourceValue)
 		})
-		w.underLoop(t, with+"rollback to nodeport mode", "150ms", func(t *testing.T) {
+		w.underLoop(t, with+"rollback to nodeport mode", func(t *testing.T) {
 			w.rollback(t, "1")
 			w.isIn(t, state.ModeNodePort, state.SourceValue)
 		})

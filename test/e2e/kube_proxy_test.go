@@ -26,12 +26,12 @@ func TestKubeProxyVersions(t *testing.T) {
 	})
 	for _, hostNetwork := range []string{"false", "true"} {
 		set := "--set=proxy.hostNetwork=" + hostNetwork
-		w.underLoop(t, "to proxy mode, proxy.hostNetwork="+hostNetwork, "25ms", func(t *testing.T) {
+		w.underLoop(t, "to proxy mode, proxy.hostNetwork="+hostNetwork, func(t *testing.T) {
 			w.helmChart(t, "upgrade", proxyMode, set)
 			w.isIn(t, state.ModeProxy, state.SourceValue)
 		})
 		must(t, "no other Service gets the port", w.portIsOurs)
-		w.underLoop(t, "to nodeport mode, proxy.hostNetwork="+hostNetwork, "25ms", func(t *testing.T) {
+		w.underLoop(t, "to nodeport mode, proxy.hostNetwork="+hostNetwork, func(t *testing.T) {
 			w.helmChart(t, "upgrade", nodePortMode, set)
 			w.isIn(t, state.ModeNodePort, state.SourceValue)
 		})

@@ -138,16 +138,21 @@ func (w *world) nodePortNeedsProxy(t *testing.T) {
 }
 
 // checkProxyMode checks an installation in proxy mode: only loopback addresses answer,
-// and an upgrade with args, but without registryProxy, keeps the mode.
-func (w *world) checkProxyMode(t *testing.T, args ...string) {
+// and an upgrade without registryProxy keeps the mode.
+func (w *world) checkProxyMode(t *testing.T) {
+	w.loopbackOnly(t)
+	must(t, "helm upgrade without registryProxy keeps proxy mode and restarts nothing", func(t *testing.T) {
+		w.restartsNothing(t, func() { w.helmChart(t, "upgrade", noMode) })
+		w.isIn(t, state.ModeProxy, state.SourceState)
+	})
+}
+
+// loopbackOnly checks on all nodes that the registry answers on loopback addresses only.
+func (w *world) loopbackOnly(t *testing.T) {
 	t.Run("the registry answers on loopback addresses only", func(t *testing.T) {
 		for _, node := range w.nodes {
 			w.onlyLoopbackAnswers(t, node)
 		}
-	})
-	must(t, "helm upgrade without registryProxy keeps proxy mode and restarts nothing", func(t *testing.T) {
-		w.restartsNothing(t, func() { w.helmChart(t, "upgrade", append(args, noMode)...) })
-		w.isIn(t, state.ModeProxy, state.SourceState)
 	})
 }
 

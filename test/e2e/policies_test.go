@@ -89,7 +89,7 @@ func TestPolicies(t *testing.T) {
 			t.Errorf("something still answers at %s", previous)
 		}
 	})
-	w.checkProxyMode(t, settings...)
+	w.loopbackOnly(t)
 	t.Run("the exceptions allow nothing else", func(t *testing.T) {
 		for name, test := range map[string]struct{ labels, spec, want string }{
 			"another pod's port": {"", "containers: [{" + container +

@@ -33,7 +33,7 @@ func TestPort(t *testing.T) {
 		w.portIsOurs(t)
 		uid = string(w.portService(t).UID)
 	})
-	w.underLoop(t, "Helm 3 switches to proxy mode, and the Job is killed when the proxies take over", "150ms",
+	w.underLoop(t, "Helm 3 switches to proxy mode, and the Job is killed when the proxies take over",
 		func(t *testing.T) {
 			killed := w.onceServed(t, false, func() error { return w.killJob(t, "finish") })
 			w.helmChart(t, "upgrade", proxyMode)
@@ -60,7 +60,7 @@ func TestPort(t *testing.T) {
 			}
 		}
 	})
-	w.underLoop(t, "Helm 4 switches to nodeport mode, and the Job is killed when kube-proxy takes over", "150ms",
+	w.underLoop(t, "Helm 4 switches to nodeport mode, and the Job is killed when kube-proxy takes over",
 		func(t *testing.T) {
 			killed := w.onceServed(t, true, func() error { return w.killJob(t, "finish") })
 			helm4Upgrades(t, nodePortMode)
@@ -76,7 +76,7 @@ func TestPort(t *testing.T) {
 		rendering := w.revision(t)
 		w.helmChart(t, "upgrade", nodePortMode)
 		w.rollback(t, rendering)
-		w.underLoop(t, "Helm 4, to proxy mode", "150ms", func(t *testing.T) { helm4Upgrades(t, proxyMode) })
+		w.underLoop(t, "Helm 4, to proxy mode", func(t *testing.T) { helm4Upgrades(t, proxyMode) })
 		if s := w.portService(t); string(s.UID) != uid {
 			t.Error("the Service was deleted in between")
 		}

@@ -11,7 +11,7 @@ import (
 // TestWorkstation installs from this machine, on nodes that hold only the pause image. Later
 // upgrades use Helm: the image of its Jobs comes from the registry.
 func TestWorkstation(t *testing.T) {
-	w := ownCluster(t, "e2e-workstation", layout{bare: true})
+	w := ownCluster(t, "e2e-workstation", layout{bare: true, open: true})
 	must(t, "the nodes hold only pause", func(t *testing.T) {
 		for _, node := range w.nodes {
 			w.onlyPause(t, node)

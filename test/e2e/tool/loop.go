@@ -57,7 +57,7 @@ const (
 	// enough pulls for a result on a slow machine
 	enough = 5
 	// connectInterval is the time between two TCP connects.
-	connectInterval = 5 * time.Millisecond
+	connectInterval = 20 * time.Millisecond
 	// connectTimeout is that of container runtimes. A busy machine drops packets, which the kernel sends again
 	// after 1, 3, 7 and 15 s.
 	connectTimeout = 30 * time.Second
@@ -65,7 +65,7 @@ const (
 
 // loop calls pull with 0, 1, 2 and so on, with a pause after each, until the stop file exists and
 // there were enough pulls, and prints a report. It ends after ten minutes at the latest. After its
-// first pull it creates STOP-FILE.begun-…. Meanwhile, it connects to the registry every 5 ms and
+// first pull it creates STOP-FILE.begun-…. Meanwhile, it connects to the registry every 20 ms and
 // pulls the slow image slowly, if there is one.
 func loop(base, slow, stopFile string, pause time.Duration, pull func(i int) (bytes int64, err error)) error {
 	registry, err := url.Parse(base)
@@ -153,7 +153,7 @@ func pullSlowlyUntil(done <-chan struct{}, base, image string, c *count) {
 			c.add(begin, n, err)
 		}
 		if err != nil {
-			time.Sleep(20 * connectInterval) // a refused connection takes no time
+			time.Sleep(100 * time.Millisecond) // a refused connection takes no time
 		}
 	}
 }

@@ -212,6 +212,7 @@ func (c *Cluster) environment() []string {
 	return []string{
 		"PATH=" + c.path(binDir) + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 		"HOME=/root",
+		"GOGC=400", // a tenth less CPU time, for some 300 MB more memory
 		"KUBECONFIG=" + c.path(configDir, adminConfig),
 		"CONTAINERD_ADDRESS=" + containerdSocket,
 		"CONTAINERD_NAMESPACE=k8s.io",
