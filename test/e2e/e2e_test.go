@@ -69,9 +69,9 @@ type layout struct {
 	// long starts the scenario first, because it takes longer than others.
 	long bool
 	// open turns NetworkPolicy enforcement off, which takes a sixth of a cluster's CPU time.
-	// Dual-stack clusters are always open: kube-router 2.1.0 stops enforcing new policies
-	// there, because its ip6tables rules name sets without their prefix ("Set KUBE-SRC-…
-	// doesn't exist", it exists as inet6:KUBE-SRC-…).
+	// Clusters with IPv6 are always open: kube-router 2.1.0 enforces nothing there, because its ip6tables
+	// rules name sets without their prefix ("Set KUBE-DST-… doesn't exist", it exists as
+	// inet6:KUBE-DST-…).
 	open bool
 	// aside is for a cluster that is mostly idle: it does not count as busy.
 	aside bool
@@ -166,7 +166,7 @@ func (w *world) up(t *testing.T, l layout) {
 	if !l.bare {
 		args = append(args, "--load", "n1="+filepath.Join(built(t, "E2E_IMAGES"), "init-hook.tar"))
 	}
-	if w.policies = !l.open && w.network.family != "DualStack"; !w.policies {
+	if w.policies = !l.open && w.network.family == "IPv4"; !w.policies {
 		args = append(args, "--network-policy=false")
 	}
 	// Before up, which may fail half-way.

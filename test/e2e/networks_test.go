@@ -32,7 +32,7 @@ var (
 // network; make e2e-networks runs those with more, the deep ones, on all of theirs. Scenarios that switch
 // modes need node ports, and expose.hosts accepts no IPv6 address. On IPv6, proxies use the host network and
 // are updated with maxSurge, which Kubernetes 1.36.3 may stall for minutes after nodes have been removed, as
-// TestHealer does. NetworkPolicies are enforced on IPv4 and IPv6, unless the layout is open.
+// TestHealer does. NetworkPolicies are enforced on IPv4, unless the layout is open.
 //
 //	cluster          deep scenarios
 //	e2e              late node, registry killed, registry moved, its node lost, node reboot, reachability

@@ -79,7 +79,7 @@ func newUp(a *app) *cobra.Command {
 		"pause image, as REF for all nodes or NODE=REF for one; repeatable (default "+cluster.DefaultPauseImage+")")
 	flags.StringArrayVar(&archives, "load", nil,
 		"image archive to preload, as ARCHIVE for all nodes or NODE=ARCHIVE for one; repeatable")
-	flags.BoolVar(&options.NetworkPolicy, "network-policy", true, "enforce NetworkPolicy objects")
+	flags.BoolVar(&options.NetworkPolicy, "network-policy", true, "enforce NetworkPolicy objects; has no effect on IPv6")
 	flags.DurationVar(&options.NodeGrace, "node-grace", cluster.DefaultNodeGrace,
 		"node grace period until a silent node becomes NotReady; the default in production is 50s")
 	flags.StringVar(&options.AuditPolicy, "audit-policy", "",
