@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"github.com/zarf-dev/zarf-registry/bench/internal/clusters"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 )
 
@@ -101,7 +102,7 @@ func (l *timeline) pod(p *corev1.Pod, at time.Time, nodes int) (follow bool) {
 	running := slices.ContainsFunc(p.Status.ContainerStatuses,
 		func(s corev1.ContainerStatus) bool { return s.State.Waiting == nil })
 	l.note(at, "pod %s on %s: %s, started %t, ready %t", p.Name, p.Spec.NodeName, p.Status.Phase, running,
-		ready(p))
+		clusters.Ready(p))
 	switch component := p.Labels["app.kubernetes.io/component"]; component {
 	case "init-hook":
 		l.once(hookPod, at)
@@ -111,11 +112,11 @@ func (l *timeline) pod(p *corev1.Pod, at time.Time, nodes int) (follow bool) {
 		if running {
 			l.once("registry's container runs", at)
 		}
-		if ready(p) {
+		if clusters.Ready(p) {
 			l.once(registryReady, at)
 		}
 	case "proxy":
-		if ready(p) {
+		if clusters.Ready(p) {
 			l.proxy[p.Spec.NodeName] = true
 		}
 		if len(l.proxy) == nodes {
@@ -169,11 +170,11 @@ func (l *timeline) missing() (names []string) {
 
 // observe watches the release's pods and Deployments until ctx is done.
 func (c *cluster) observe(ctx context.Context, l *timeline) error {
-	pods, err := c.client.CoreV1().Pods(namespace).Watch(ctx, metav1.ListOptions{})
+	pods, err := c.Client.CoreV1().Pods(namespace).Watch(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
-	deployments, err := c.client.AppsV1().Deployments(namespace).Watch(ctx, metav1.ListOptions{})
+	deployments, err := c.Client.AppsV1().Deployments(namespace).Watch(ctx, metav1.ListOptions{})
 	if err != nil {
 		pods.Stop()
 		return err
@@ -202,7 +203,7 @@ func (c *cluster) observe(ctx context.Context, l *timeline) error {
 
 // follow reads a Job's log as it is written, because Helm deletes the Job when it completes.
 func (c *cluster) follow(ctx context.Context, l *timeline, pod string) {
-	stream, err := c.client.CoreV1().Pods(namespace).GetLogs(pod, &corev1.PodLogOptions{Follow: true}).Stream(ctx)
+	stream, err := c.Client.CoreV1().Pods(namespace).GetLogs(pod, &corev1.PodLogOptions{Follow: true}).Stream(ctx)
 	if err != nil {
 		logf("log of %s: %v", pod, err)
 		return
@@ -239,7 +240,7 @@ func measureInstall(ctx context.Context, c *cluster, report *results.Report) err
 	l.mu.Lock()
 	l.reach[returned] = begin.Add(took)
 	l.mu.Unlock()
-	_ = c.waitFor(ctx, "the end of the logs", func() (bool, error) { return len(l.missing()) == 0, nil })
+	_ = c.WaitFor(ctx, "the end of the logs", func() (bool, error) { return len(l.missing()) == 0, nil })
 	if missing := l.missing(); len(missing) > 0 {
 		return fmt.Errorf("phases not reached: %s", strings.Join(missing, ", "))
 	}
@@ -268,7 +269,7 @@ func measureInstall(ctx context.Context, c *cluster, report *results.Report) err
 
 // measurePayload measures the size of the payload in etcd, and of the part that each node fetches.
 func measurePayload(ctx context.Context, c *cluster, report *results.Report) error {
-	list, err := c.client.CoreV1().ConfigMaps(namespace).List(ctx,
+	list, err := c.Client.CoreV1().ConfigMaps(namespace).List(ctx,
 		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=payload"})
 	if err != nil {
 		return err

@@ -8,8 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -18,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/zarf-dev/zarf-registry/bench/internal/clusters"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 )
 
@@ -41,7 +40,7 @@ func measureNode(ctx context.Context, c *cluster, report *results.Report) error 
 	const name = "later"
 	watching, cancel := context.WithCancel(ctx)
 	defer cancel()
-	nodes, err := c.client.CoreV1().Nodes().Watch(watching, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+	nodes, err := c.Client.CoreV1().Nodes().Watch(watching, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
 	if err != nil {
 		return err
 	}
@@ -49,7 +48,7 @@ func measureNode(ctx context.Context, c *cluster, report *results.Report) error 
 	added := make(chan error, 1)
 	begin := time.Now()
 	go func() {
-		_, err := c.output(ctx, c.testcluster, "add-node", "--name", c.name, name)
+		_, err := c.Testcluster(ctx, "add-node", name)
 		added <- err
 	}()
 	var since time.Time
@@ -62,7 +61,7 @@ func measureNode(ctx context.Context, c *cluster, report *results.Report) error 
 	if since.IsZero() {
 		return errors.Join(errors.New("the node did not become ready"), <-added)
 	}
-	output, err := c.onNode(ctx, name, absolute(os.Args[0]), firstMode, address+"/"+c.image(), "1m")
+	output, err := c.OnNode(ctx, name, absolute(os.Args[0]), firstMode, address+"/"+c.image(), "1m")
 	if err != nil {
 		return err
 	}
@@ -74,14 +73,14 @@ func measureNode(ctx context.Context, c *cluster, report *results.Report) error 
 		return err
 	}
 	report.Add(tableNode, ours, firstOfNode, "s", first.Sub(since).Seconds())
-	if err := c.waitFor(ctx, "the proxy of the new node",
+	if err := c.WaitFor(ctx, "the proxy of the new node",
 		func() (bool, error) { return c.proxiesReady(ctx, 3, nil) }); err != nil {
 		return err
 	}
-	if err := sleep(ctx, 2*time.Second); err != nil { // for its last requests
+	if err := clusters.Sleep(ctx, 2*time.Second); err != nil { // for its last requests
 		return err
 	}
-	log, err := os.Open(filepath.Join(filepath.Dir(c.kubeconfig), "log", "audit.log"))
+	log, err := os.Open(filepath.Join(filepath.Dir(c.Kubeconfig), "log", "audit.log"))
 	if err != nil {
 		return err
 	}
@@ -96,15 +95,15 @@ func measureNode(ctx context.Context, c *cluster, report *results.Report) error 
 	report.Add(tableNode, ours, "API requests for the release's objects, by the node", "", float64(cost.byNode))
 	report.Add(tableNode, ours, "by controllers and scheduler", "", float64(cost.byOthers))
 	report.Add(tableNode, ours, "API requests of the node in all", "", float64(cost.all))
-	received, err := c.received(ctx, name)
+	received, err := c.Received(ctx, name)
 	if err != nil {
 		return err
 	}
 	report.Add(tableNode, ours, "bytes that the node has received in all, the pull included", "MB", received/1e6)
 	logf("added a node: Ready to first pull %.2f s, %d requests for the release", first.Sub(since).Seconds(),
 		cost.byNode+cost.byOthers)
-	_, err = c.output(ctx, c.testcluster, "remove-node", "--name", c.name, name)
-	return errors.Join(err, c.waitFor(ctx, "the removal of the node",
+	_, err = c.Testcluster(ctx, "remove-node", name)
+	return errors.Join(err, c.WaitFor(ctx, "the removal of the node",
 		func() (bool, error) { return c.proxiesReady(ctx, 2, nil) }))
 }
 
@@ -117,34 +116,15 @@ func nodeReady(n *corev1.Node) bool {
 	return false
 }
 
-// received returns the bytes that a node's interface has received.
-func (c *cluster) received(ctx context.Context, node string) (float64, error) {
-	text, err := c.onNode(ctx, node, "cat", "/proc/net/dev")
-	if err != nil {
-		return 0, err
-	}
-	return parseReceived(text)
-}
-
-func parseReceived(text string) (float64, error) {
-	for line := range strings.Lines(text) {
-		if name, counters, found := strings.Cut(line, ":"); found && strings.TrimSpace(name) == "eth0" {
-			first, _, _ := strings.Cut(strings.TrimSpace(counters), " ")
-			return strconv.ParseFloat(first, 64)
-		}
-	}
-	return 0, errors.New("no interface eth0")
-}
-
 // proxiesReady reports whether exactly want proxies exist, all of them ready and none of them in
 // previous.
 func (c *cluster) proxiesReady(ctx context.Context, want int, previous map[types.UID]bool) (bool, error) {
-	pods, err := c.pods(ctx, "proxy")
+	pods, err := c.Pods(ctx, namespace, "proxy")
 	if err != nil {
 		return false, err
 	}
 	for _, p := range pods {
-		if previous[p.UID] || !ready(&p) {
+		if previous[p.UID] || !clusters.Ready(&p) {
 			return false, nil
 		}
 	}
@@ -162,21 +142,21 @@ func (c *cluster) duringPulls(ctx context.Context, report *results.Report, subje
 	var wait sync.WaitGroup
 	for i, node := range c.nodes {
 		wait.Go(func() {
-			output, err := c.onNode(ctx, node, absolute(os.Args[0]), pullMode, address, c.image(), stop)
+			output, err := c.OnNode(ctx, node, absolute(os.Args[0]), pullMode, address, c.image(), stop)
 			if err == nil {
 				err = json.Unmarshal([]byte(output), &seen[i])
 			}
 			errs[i] = err
 		})
 	}
-	err := sleep(ctx, time.Second) // every node pulls at least once
+	err := clusters.Sleep(ctx, time.Second) // every node pulls at least once
 	begin := time.Now()
 	if err == nil {
 		err = do()
 	}
 	took := time.Since(begin)
 	if err == nil {
-		err = sleep(ctx, time.Second) // to count late failures
+		err = clusters.Sleep(ctx, time.Second) // to count late failures
 	}
 	err = errors.Join(err, os.WriteFile(stop, nil, 0o600))
 	wait.Wait()
@@ -208,14 +188,14 @@ func (c *cluster) duringPulls(ctx context.Context, report *results.Report, subje
 func measureRollout(network string) func(context.Context, *cluster, *results.Report) error {
 	return func(ctx context.Context, c *cluster, report *results.Report) error {
 		previous := map[types.UID]bool{}
-		pods, err := c.pods(ctx, "proxy")
+		pods, err := c.Pods(ctx, namespace, "proxy")
 		if err != nil {
 			return err
 		}
 		for _, p := range pods {
 			previous[p.UID] = true
 		}
-		sets := c.client.AppsV1().DaemonSets(namespace)
+		sets := c.Client.AppsV1().DaemonSets(namespace)
 		list, err := sets.List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=proxy"})
 		if err != nil {
 			return err
@@ -231,13 +211,13 @@ func measureRollout(network string) func(context.Context, *cluster, *results.Rep
 				metav1.PatchOptions{}); err != nil {
 				return err
 			}
-			return c.waitFor(ctx, "the rollout", func() (bool, error) { return c.proxiesReady(ctx, len(c.nodes), previous) })
+			return c.WaitFor(ctx, "the rollout", func() (bool, error) { return c.proxiesReady(ctx, len(c.nodes), previous) })
 		})
 	}
 }
 
 func measureRegistryRestart(ctx context.Context, c *cluster, report *results.Report) error {
-	previous, err := c.pods(ctx, "registry")
+	previous, err := c.Pods(ctx, namespace, "registry")
 	if err != nil {
 		return err
 	}
@@ -245,12 +225,12 @@ func measureRegistryRestart(ctx context.Context, c *cluster, report *results.Rep
 		return fmt.Errorf("found %d registry pods, want 1", len(previous))
 	}
 	return c.duringPulls(ctx, report, registryDeleted, func() error {
-		if err := c.client.CoreV1().Pods(namespace).Delete(ctx, previous[0].Name, metav1.DeleteOptions{}); err != nil {
+		if err := c.Client.CoreV1().Pods(namespace).Delete(ctx, previous[0].Name, metav1.DeleteOptions{}); err != nil {
 			return err
 		}
-		return c.waitFor(ctx, "the new registry pod", func() (bool, error) {
-			pods, err := c.pods(ctx, "registry")
-			return err == nil && len(pods) == 1 && pods[0].UID != previous[0].UID && ready(&pods[0]), err
+		return c.WaitFor(ctx, "the new registry pod", func() (bool, error) {
+			pods, err := c.Pods(ctx, namespace, "registry")
+			return err == nil && len(pods) == 1 && pods[0].UID != previous[0].UID && clusters.Ready(&pods[0]), err
 		})
 	})
 }
@@ -273,6 +253,6 @@ func measureSwitch(ctx context.Context, c *cluster, report *results.Report) erro
 func hostNetwork(ctx context.Context, c *cluster, _ *results.Report) error {
 	_, err := c.helmChart(ctx, "upgrade", "--set=registryProxy=true", "--set=proxy.hostNetwork=true",
 		"--set=initHook.prove=false", "--set=initHook.pushImages=false")
-	return errors.Join(err, c.waitFor(ctx, "the proxies with host network",
+	return errors.Join(err, c.WaitFor(ctx, "the proxies with host network",
 		func() (bool, error) { return c.proxiesReady(ctx, len(c.nodes), nil) }))
 }

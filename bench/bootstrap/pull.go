@@ -14,6 +14,8 @@ import (
 	"runtime"
 	"strings"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/bench/internal/clusters"
 )
 
 // First arguments that make the program pull on a node.
@@ -65,7 +67,7 @@ func pullUntil(ctx context.Context, args []string, out io.Writer) error {
 		}
 		err := pull(ctx, client, "http://"+args[0]+"/v2/"+repository, tag)
 		last = seen.add(err, last, time.Now())
-		_ = sleep(ctx, pullPause)
+		_ = clusters.Sleep(ctx, pullPause)
 	}
 	return errors.New("the stop file did not appear")
 }
@@ -152,7 +154,7 @@ func firstPull(ctx context.Context, args []string, out io.Writer) error {
 		if err == nil {
 			return json.NewEncoder(out).Encode(time.Now())
 		}
-		if sleepErr := sleep(ctx, pullPause); sleepErr != nil {
+		if sleepErr := clusters.Sleep(ctx, pullPause); sleepErr != nil {
 			return fmt.Errorf("pulling %s: %w: %s", args[0], err, output)
 		}
 	}

@@ -1,15 +1,19 @@
-// Command images measures pushes and pulls of a set of images with init-hook, crane, skopeo and regctl,
-// against the same registry on loopback.
+// Command images measures how users and nodes move images into and out of a cluster.
 //
-// The set is generated from a seed: five families of eight images that share base layers, 1.48 GB of
-// incompressible content. Each repetition of a tool starts a new registry process with empty storage,
-// and the tool with empty caches. It measures a cold push, a warm push (the same again), a cold pull, a
-// warm pull (the same again, into the same directory) and, for tools with a cache, a pull from the cache
-// into an empty directory. The floor, a client that neither hashes nor checks for existing blobs, shows
-// the cost of the registry and the machine alone.
+// Tools: a test cluster runs a release in nodeport mode. init-hook images push connects through the API
+// server; skopeo and regctl use the same port with mutual TLS over kubectl port-forward; crane and init-hook
+// images pull, which cannot present a client certificate, its plain port. Each repetition of a tool starts a
+// new registry pod with empty storage, and the tool with empty caches. It measures a cold push, a warm push
+// (the same again), a cold pull, a warm pull (the same again, into the same directory) and, for tools with a
+// cache, a pull from the cache into an empty directory. The set is generated from a seed: five families of
+// eight images that share base layers, 1.48 GB of incompressible content. After a push all manifests must be
+// in the registry, after a pull all blobs in the output.
 //
-// Client and registry share the cores of one machine, without a network. Every result is verified: after
-// a push all manifests are in the registry, after a pull all blobs are in the output.
+// Nodes: crictl pull of an image of 1 GB on n2, from a registry on n1, through the proxy, through the node
+// port of another release, and directly over mutual TLS with a hosts.toml. All of the image is removed before
+// each pull, and the node must receive as many bytes.
+//
+// Cluster and tools share the cores of one machine, without a network between them.
 package main
 
 import (
@@ -18,7 +22,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -26,63 +29,58 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/zarf-dev/zarf-registry/bench/internal/clusters"
 	"github.com/zarf-dev/zarf-registry/bench/internal/program"
+	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 )
 
-// space is the disk space that a full set needs, in bytes: the set, the registry's storage, the output,
-// a cache, and file system overhead.
-const space = 8e9
+// space is the disk space that a full set needs, in bytes: the sets, the registries' storage, the output, a
+// cache, a node's copy of an image, and file system overhead.
+const space = 13e9
 
 func main() {
-	program.Main("images", func(ctx context.Context, args []string) error { return run(ctx, args, os.Stdout) })
-}
-
-// run runs the benchmark, or one of its child processes.
-func run(ctx context.Context, args []string, stdout io.Writer) error {
-	if len(args) > 0 {
-		switch args[0] {
-		case registryMode:
-			return serveRegistry(args[1:], os.Stdin, stdout)
-		case floorPushMode:
-			return floorPush(ctx, args[1:])
-		case floorPullMode:
-			return floorPull(ctx, args[1:])
-		}
-	}
-	return bench(ctx, args, stdout)
+	program.Main("images", func(ctx context.Context, args []string) error { return bench(ctx, args, os.Stdout) })
 }
 
 type options struct {
-	repetitions   int
-	tools         string
-	dir, write    string
-	scale         float64
-	seed          uint64
-	initHook, get string
+	results.Options
+	tools, name                          string
+	nodesOnly                            bool
+	dir                                  string
+	scale                                float64
+	content                              uint64
+	initHook, testcluster, images, chart string
 }
 
 func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	var o options
 	flags := flag.NewFlagSet("images", flag.ContinueOnError)
-	flags.IntVar(&o.repetitions, "n", 3, "repetitions")
-	flags.StringVar(&o.tools, "tools", "", "comma-separated names of the tools (default: all that are installed)")
-	flags.StringVar(&o.dir, "dir", os.TempDir(), "directory for up to 8 GB of temporary files")
-	flags.StringVar(&o.write, "write", "",
-		"directory to write RESULTS.md and RESULTS.json to (default: print the tables to stdout)")
-	flags.Float64Var(&o.scale, "scale", 1, "scale of the layer sizes; 1 is 1.48 GB in total")
-	flags.Uint64Var(&o.seed, "seed", 1, "seed of the layers")
+	o.Register(flags)
+	flags.StringVar(&o.tools, "tools", "", "comma-separated names of the tools (default: all)")
+	flags.BoolVar(&o.nodesOnly, "nodes-only", false, "measure only pulls by nodes")
+	flags.StringVar(&o.name, "name", "bench-images", "name of the cluster")
+	flags.StringVar(&o.dir, "dir", os.TempDir(), "directory for up to 13 GB of temporary files")
+	flags.Float64Var(&o.scale, "scale", 1, "scale of the layer sizes; 1 is 1.48 GB in total, and 1 GB for nodes")
+	flags.Uint64Var(&o.content, "content", 1, "seed of the layers")
 	flags.StringVar(&o.initHook, "init-hook", "bin/init-hook", "path of init-hook")
-	flags.StringVar(&o.get, "testcluster", "bin/testcluster", "path of testcluster, which builds crane and regctl")
+	flags.StringVar(&o.testcluster, "testcluster", "bin/testcluster",
+		"path of testcluster, which boots the cluster and builds crane, helm, kubectl and regctl")
+	flags.StringVar(&o.images, "images", "dist/images", "directory with init-hook.tar")
+	flags.StringVar(&o.chart, "chart", "charts/zarf-registry", "path of the chart")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	if flags.NArg() > 0 || o.repetitions < 1 || o.scale <= 0 {
-		return errors.New("positional arguments are not supported, and -n and -scale must be positive")
+	if flags.NArg() > 0 || o.scale <= 0 {
+		return errors.New("positional arguments are not supported, and -scale must be positive")
 	}
 	if err := enoughSpace(o.dir, int64(space*o.scale)); err != nil {
 		return err
 	}
 	found, err := findTools(ctx, o)
+	if err != nil {
+		return err
+	}
+	report, err := o.Begin(ctx)
 	if err != nil {
 		return err
 	}
@@ -97,35 +95,63 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		return err
 	}
 	fmt.Fprintln(os.Stderr, "generating images in", dir)
-	set, err := makeSet(filepath.Join(dir, "set"), o.seed, o.scale)
+	set, err := makeSet(filepath.Join(dir, "set"), o.content, o.scale)
 	if err != nil {
 		return fmt.Errorf("generating images: %w", err)
 	}
-	if err := syncTree(dir); err != nil {
+	large, err := makeLarge(filepath.Join(dir, "large"), o.content+1, o.scale)
+	if err != nil {
+		return fmt.Errorf("generating the image for nodes: %w", err)
+	}
+	c, err := newCluster(ctx, o)
+	if c != nil {
+		defer func() { err = errors.Join(err, c.Down()) }()
+	}
+	if err != nil {
 		return err
 	}
-	report := newReport(o, set, found, time.Now())
-	for repetition := range o.repetitions {
-		// The order is random, because a tool's disk writes slow down the next one.
-		for _, n := range rand.New(rand.NewPCG(o.seed, uint64(repetition))).Perm(len(found)) {
-			t := found[n]
+	report.How = how(set, large)
+	if !o.nodesOnly {
+		if err := measureTools(ctx, c, report, found, set, filepath.Join(dir, "run")); err != nil {
+			return err
+		}
+	}
+	if err := measureNodes(ctx, c, report, large); err != nil {
+		return err
+	}
+	return report.Save(o.Write, stdout)
+}
+
+func how(set, large *imageSet) string {
+	return fmt.Sprintf("Cluster and tools share the cores of one machine. Tools: a test cluster with a release in nodeport "+
+		"mode, %d images, %d blobs, %.2f GB; each tool starts with an empty registry. Cold push: the registry is empty; warm "+
+		"push: it has everything; cold pull: output and cache are empty; warm pull: the output has everything; cached pull: "+
+		"the output is empty, the tool's cache has everything. The client is the tool and, where it is used, kubectl "+
+		"port-forward: the sum of their CPU time, and of their peak resident memory (of the largest process of the tool). "+
+		"Nodes: `crictl pull` of an image of %.2f GB in %d layers on n2, from a registry on n1 with the same settings, after "+
+		"everything of it was removed; a first round is not counted.",
+		len(set.images), len(set.blobs), float64(set.bytes)/1e9, float64(large.bytes)/1e9, len(largeLayers))
+}
+
+// measureTools measures all operations of all tools.
+func measureTools(ctx context.Context, c *cluster, report *results.Report, found []tool, set *imageSet,
+	dir string) error {
+	for _, t := range found {
+		report.Subjects = append(report.Subjects, results.Subject{Name: t.name, Version: t.version, About: t.about})
+	}
+	for run := range c.Runs {
+		for _, n := range report.Order(run, len(found)) {
+			began := time.Now()
 			if err := settle(ctx); err != nil {
 				return err
 			}
-			samples, err := measure(ctx, t, set, filepath.Join(dir, "run"), repetition == 0)
-			if err != nil {
-				return fmt.Errorf("%s: %w", t.name, err)
+			if err := measure(ctx, c, report, found[n], set, dir, run == 0); err != nil {
+				return fmt.Errorf("%s: %w", found[n].name, err)
 			}
-			for _, s := range samples {
-				report.add(t.name, s)
-				fmt.Fprintf(os.Stderr, "%d/%d  %-20s %-12s %6.2f s\n", repetition+1, o.repetitions, t.name, s.Operation, s.Seconds)
-			}
+			fmt.Fprintf(os.Stderr, "run %d of %d  %-12s %.1f s\n", run+1, c.Runs, found[n].name, time.Since(began).Seconds())
 		}
 	}
-	if o.write == "" {
-		return report.markdown(stdout)
-	}
-	return report.write(o.write)
+	return nil
 }
 
 // settlePause is how long the disk is given after gigabytes were removed. Without it, cold pushes took
@@ -135,12 +161,7 @@ const settlePause = 3 * time.Second
 // settle waits until the disk is idle.
 func settle(ctx context.Context) error {
 	unix.Sync()
-	select {
-	case <-time.After(settlePause):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return clusters.Sleep(ctx, settlePause)
 }
 
 // enoughSpace returns an error if dir has less than need bytes free.

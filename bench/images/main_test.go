@@ -1,56 +1,28 @@
 package main
 
 import (
-	"context"
-	"encoding/json"
+	"bufio"
 	"io"
 	"math"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/bench/internal/registries/registriestest"
 )
 
 // tiny is the scale of sets for tests.
 const tiny = 0.0005
 
-// TestMain runs the benchmark's child processes, which are the test binary.
-func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && slices.Contains([]string{registryMode, floorPushMode, floorPullMode}, os.Args[1]) {
-		main()
-		return
-	}
-	os.Exit(m.Run())
-}
-
-var (
-	_ io.ReaderFrom = (*countingConn)(nil) // sendfile
-	_ io.WriterTo   = (*countingConn)(nil)
-)
-
-// memory returns a directory in memory, if possible, because a registry waits for the disk at every
-// request.
-func memory(t *testing.T) string {
+func tinySet(t *testing.T, seed uint64) *imageSet {
 	t.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "bench-images-test-")
-	if err != nil {
-		return t.TempDir()
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
-}
-
-func newSet(t *testing.T, seed uint64) *imageSet {
-	t.Helper()
-	set, err := makeSet(memory(t), seed, tiny)
+	set, err := makeSet(registriestest.Memory(t), seed, tiny)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +30,7 @@ func newSet(t *testing.T, seed uint64) *imageSet {
 }
 
 func TestSet(t *testing.T) {
-	one, same, other := newSet(t, 1), newSet(t, 1), newSet(t, 2)
+	one, same, other := tinySet(t, 1), tinySet(t, 1), tinySet(t, 2)
 	equal := func(a, b ocispec.Descriptor) bool { return a.Digest == b.Digest && a.Size == b.Size }
 	if !slices.EqualFunc(one.blobs, same.blobs, equal) {
 		t.Error("equal seeds give different sets")
@@ -70,10 +42,7 @@ func TestSet(t *testing.T) {
 	if got, want := len(one.blobs), layers+2*families*members; got != want || want != 330 {
 		t.Errorf("%d blobs, want %d", got, want)
 	}
-	if err := checkPulled(one.layout, one, true); err != nil {
-		t.Error(err)
-	}
-	for _, dir := range []string{one.tagged, one.images[0].single} {
+	for _, dir := range []string{one.layout, one.tagged, one.images[0].single} {
 		if err := checkPulled(dir, one, true); err != nil {
 			t.Errorf("the layout in %s: %v", dir, err)
 		}
@@ -93,84 +62,76 @@ func TestSet(t *testing.T) {
 	}
 }
 
-// The floor is the only tool that needs no installation.
-func TestBench(t *testing.T) {
-	dir, results := memory(t), t.TempDir()
-	args := []string{"-n", "1", "-scale", "0.0005", "-tools", "floor", "-dir", dir, "-write", results}
-	if err := bench(context.Background(), args, io.Discard); err != nil {
-		t.Fatal(err)
-	}
-	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
-		t.Errorf("left behind: %v, %v", left, err)
-	}
-	raw, err := os.ReadFile(filepath.Join(results, "RESULTS.json"))
+func TestLargeImage(t *testing.T) {
+	set, err := makeLarge(registriestest.Memory(t), 1, tiny)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var got report
-	if err := json.Unmarshal(raw, &got); err != nil {
-		t.Fatal(err)
+	if len(set.images) != 1 || len(set.blobs) != len(largeLayers)+2 {
+		t.Errorf("%d images, %d blobs", len(set.images), len(set.blobs))
 	}
-	if got.Set.Blobs != 330 || got.Set.Bytes == 0 || got.Machine.Cores == 0 || got.Machine.Kernel == "" ||
-		got.Machine.Memory == 0 {
-		t.Errorf("reported %+v", got)
+	var sum float64
+	for _, size := range largeLayers {
+		sum += size
 	}
-	measured := map[string]*measurement{}
-	for _, m := range got.Results {
-		measured[m.Operation] = m
+	if sum != 1e9 {
+		t.Errorf("a full image has %.0f bytes", sum)
 	}
-	if len(measured) != 4 {
-		t.Fatalf("%d operations were measured: %v", len(measured), measured)
+	if name := set.images[0].reference("127.0.0.1:31999"); name != "127.0.0.1:31999/bench/large:v1" {
+		t.Errorf("the image is called %s", name)
 	}
-	blobs := int64(got.Set.Blobs - got.Set.Images)
-	for operation, want := range map[string]struct {
-		requests int64
-		sent     bool // to the registry
-	}{
-		coldPush: {2*blobs + int64(got.Set.Images), true},
-		coldPull: {int64(got.Set.Blobs), false},
-	} {
-		m := measured[operation]
-		if m == nil || len(m.Samples) != 1 {
-			t.Fatalf("%s: %+v", operation, m)
+}
+
+// Each tool runs one command per image, or one that names all of them.
+func TestToolsTransferAllImages(t *testing.T) {
+	set := tinySet(t, 1)
+	for _, tool := range tools() {
+		j := job{program: tool.name, host: "127.0.0.1:5000", set: set, dir: t.TempDir()}
+		if err := j.configure(map[string][]byte{}, map[string][]byte{}); err != nil {
+			t.Fatal(err)
 		}
-		for _, s := range m.Samples {
-			if int64(s.requests()) != want.requests {
-				t.Errorf("%s: requests %v, want %d", operation, s.Requests, want.requests)
+		listed, err := os.ReadFile(j.path(listFile))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for operation, commands := range map[string][][]string{"push": tool.push(j), "pull": tool.pull(j, "out")} {
+			text := ""
+			for _, command := range commands {
+				text += strings.Join(command, " ") + "\n"
 			}
-			payload, overhead := s.Sent, s.Received
-			if want.sent {
-				payload, overhead = overhead, payload
+			if strings.Contains(text, set.layout) { // names all of them
+				continue
 			}
-			// Each request adds a few hundred bytes of headers.
-			if payload < got.Set.Bytes || payload > got.Set.Bytes+want.requests*1000 ||
-				overhead == 0 || overhead > want.requests*1000 {
-				t.Errorf("%s: received %d, sent %d, of a set of %d bytes", operation, s.Received, s.Sent, got.Set.Bytes)
-			}
-			if s.Seconds <= 0 || s.ClientCPU <= 0 || s.CPU <= 0 || s.ClientPeak == 0 || s.RegistryPeak == 0 ||
-				s.Connections == 0 || s.Connections > floorConnections {
-				t.Errorf("%s: %+v", operation, s)
+			text = strings.ReplaceAll(text, j.path(listFile), string(listed))
+			for _, reference := range j.references() {
+				if !strings.Contains(text, reference) {
+					t.Errorf("%s: %s lacks %s", tool.name, operation, reference)
+				}
 			}
 		}
-	}
-	table, err := os.ReadFile(filepath.Join(results, "RESULTS.md"))
-	if err != nil || strings.Count(string(table), "\n| floor |") != 1+len(measured) {
-		t.Errorf("the table: %v\n%s", err, table)
 	}
 }
 
 func TestMissingContentIsAnError(t *testing.T) {
-	ctx, set := context.Background(), newSet(t, 1)
-	registry, err := startRegistry(ctx, memory(t))
-	if err != nil {
-		t.Fatal(err)
+	set := tinySet(t, 1)
+	damaged := false
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, digest, _ := strings.Cut(r.URL.Path, "sha256:")
+		if damaged && strings.Contains(r.URL.Path, set.images[39].repository) {
+			digest = set.images[0].manifest.Digest.Encoded()
+		}
+		http.ServeFile(w, r, filepath.Join(set.layout, ocispec.ImageBlobsDir, "sha256", digest))
+	}))
+	defer server.Close()
+	if err := hasManifests(t.Context(), server.Client(), server.URL, set); err != nil {
+		t.Error(err)
 	}
-	defer registry.stop()
-	if err := checkPushed(ctx, registry.host, tool{}, set); err == nil ||
-		!strings.Contains(err.Error(), "not found") {
-		t.Errorf("an empty registry passes the check: %v", err)
+	damaged = true
+	if err := hasManifests(t.Context(), server.Client(), server.URL, set); err == nil ||
+		!strings.Contains(err.Error(), "not found in "+set.images[39].repository) {
+		t.Errorf("a registry without a manifest passes the check: %v", err)
 	}
-	if _, err := measureOperation(ctx, registry, [][]string{{"false"}}, t.TempDir()); err == nil {
+	if _, err := measureOperation(t.Context(), [][]string{{"false"}}, t.TempDir(), os.Getpid(), nil); err == nil {
 		t.Error("no error for a failing command")
 	}
 	blob := set.path(set.blobs[0].Digest)
@@ -200,38 +161,45 @@ func TestMissingContentIsAnError(t *testing.T) {
 	}
 }
 
+func TestOperationsAreMeasured(t *testing.T) {
+	dir := t.TempDir()
+	u, err := measureOperation(t.Context(), [][]string{
+		{"bash", "-c", "for ((n = 0; n < 50000; n++)); do :; done"}, {"true"}}, dir, os.Getpid(), nil)
+	if err != nil || u.seconds <= 0 || u.client <= 0 || u.registry <= 0 || u.clientMemory <= 0 || u.registryMemory <= 0 {
+		t.Errorf("%+v, %v", u, err)
+	}
+}
+
+func TestAddressesOfPortForward(t *testing.T) {
+	var f forward
+	err := f.addresses(bufio.NewScanner(strings.NewReader("Forwarding from 127.0.0.1:45001 -> 5000\nForwarding from " +
+		"127.0.0.1:45002 -> 5001\n")))
+	if err != nil || f.mutual != "127.0.0.1:45001" || f.plain != "127.0.0.1:45002" {
+		t.Errorf("%+v, %v", f.mutual, err)
+	}
+	f = forward{}
+	if err := f.addresses(bufio.NewScanner(strings.NewReader("Forwarding from 127.0.0.1:1 -> 5000\n"))); err == nil {
+		t.Error("no error without the plain port")
+	}
+}
+
 func TestBadInput(t *testing.T) {
 	for description, tt := range map[string]struct {
 		args []string
 		want string
 	}{
-		"no repetition":    {[]string{"-n", "0"}, "-n"},
 		"no size":          {[]string{"-scale", "0"}, "-scale"},
 		"an argument":      {[]string{"crane"}, "positional arguments"},
-		"too little space": {[]string{"-tools", "floor", "-scale", "1e9"}, "are needed"},
-		"no directory":     {[]string{"-tools", "floor", "-dir", filepath.Join(t.TempDir(), "none")}, "none"},
-		"an unknown tool":  {[]string{"-tools", "docker", "-scale", "0.0005"}, "no tool"},
-		"a missing tool": {[]string{"-tools", "init-hook", "-init-hook", filepath.Join(t.TempDir(), "none"), "-scale",
-			"0.0005"}, "no tool"},
+		"too little space": {[]string{"-scale", "1e6"}, "are needed"},
+		"no directory":     {[]string{"-dir", filepath.Join(t.TempDir(), "none")}, "none"},
+		"an unknown tool":  {[]string{"-tools", "docker", "-scale", "0.0005"}, "docker"},
+		"a missing tool": {[]string{"-tools", nameOurs, "-init-hook", filepath.Join(t.TempDir(), "none"), "-scale",
+			"0.0005"}, "make bench-images"},
 	} {
 		t.Run(description, func(t *testing.T) {
-			if err := bench(context.Background(), tt.args, io.Discard); err == nil || !strings.Contains(err.Error(), tt.want) {
+			if err := bench(t.Context(), tt.args, io.Discard); err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("bench(%q) = %v, want %q in it", tt.args, err, tt.want)
 			}
 		})
-	}
-}
-
-func TestSince(t *testing.T) {
-	before := counters{Received: 1, Sent: 2, Connections: 3, Requests: map[string]int64{"GET": 4, "PUT": 1}, CPU: 1}
-	after := counters{Received: 11, Sent: 22, Connections: 33, Requests: map[string]int64{"GET": 5, "PUT": 1}, CPU: 1.5}
-	got := after.since(before)
-	if got.Received != 10 || got.Sent != 20 || got.Connections != 30 || len(got.Requests) != 1 ||
-		got.Requests["GET"] != 1 || got.CPU != 0.5 {
-		t.Errorf("since: %+v", got)
-	}
-	r := newReport(options{repetitions: 1}, &imageSet{}, nil, time.Unix(0, 0))
-	if r.Date.Year() != 1970 {
-		t.Errorf("dated %s", r.Date)
 	}
 }

@@ -3,146 +3,219 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"syscall"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/zarf-dev/zarf-registry/bench/internal/processes"
+	"github.com/zarf-dev/zarf-registry/bench/internal/results"
+	"github.com/zarf-dev/zarf-registry/internal/names"
 )
 
-// The operations, in the order of measurement.
+// Tables of the report, one for each operation. The targets in bench/report refer to them.
 const (
-	coldPush   = "cold push"
-	warmPush   = "warm push"
-	coldPull   = "cold pull"
-	warmPull   = "warm pull"
-	cachedPull = "cached pull"
+	coldPush   = "Cold push"
+	warmPush   = "Warm push"
+	coldPull   = "Cold pull"
+	warmPull   = "Warm pull"
+	cachedPull = "Cached pull"
+
+	took = "took"
 )
 
-var operations = []struct{ name, about string }{
-	{coldPush, "The registry is empty."},
-	{warmPush, "The registry has everything."},
-	{coldPull, "Output and cache are empty."},
-	{warmPull, "The output has everything."},
-	{cachedPull, "The output is empty, the tool's cache has everything."},
-}
-
-const (
-	// operationTimeout ends a hanging tool. The slowest one takes half a minute.
-	operationTimeout = 15 * time.Minute
-	// A client's peak memory is read after firstLook, then after twice that, and so on, at most every
-	// lastLook. The kernel keeps the peak, so only the last moment of a process is missed.
-	firstLook = time.Millisecond
-	lastLook  = 16 * time.Millisecond
-)
-
-// sample is one measurement of an operation.
-type sample struct {
-	Operation      string  `json:"operation"`
-	Seconds        float64 `json:"seconds"`
-	ClientCPU      float64 `json:"clientCPUSeconds"`
-	ClientPeak     int64   `json:"clientPeakBytes"` // of the largest process
-	RegistryPeak   int64   `json:"registryPeakBytes"`
-	counters               // of the registry
-	ClientCommands int     `json:"commands"`
-}
+// operationTimeout ends a hanging tool. The slowest one takes a minute.
+const operationTimeout = 15 * time.Minute
 
 // measure runs all operations of a tool once in dir, which is removed. With verify, pulled blobs
 // are read and hashed.
-func measure(ctx context.Context, t tool, set *imageSet, dir string, verify bool) (samples []sample, err error) {
+func measure(ctx context.Context, c *cluster, report *results.Report, t tool, set *imageSet, dir string,
+	verify bool) (err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	registry, err := startRegistry(ctx, filepath.Join(dir, "registry"))
+	pod, err := c.emptyRegistry(ctx, nodeportMode)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	defer func() { err = errors.Join(err, registry.stop()) }()
-	j := job{program: t.program, host: registry.host, set: set, cache: filepath.Join(dir, "cache"),
-		list: filepath.Join(dir, "images.txt")}
-	if err := os.WriteFile(j.list, []byte(strings.Join(j.references(), "\n")+"\n"), 0o644); err != nil {
-		return nil, err
+	registry, err := c.Process(ctx, pod)
+	if err != nil {
+		return err
 	}
+	f, err := c.portForward(ctx, pod)
+	if err != nil {
+		return err
+	}
+	defer f.stop()
+	certificate, err := c.secret(ctx, nodeportMode, names.SuffixPushTLS)
+	if err != nil {
+		return err
+	}
+	credential, err := c.secret(ctx, nodeportMode, names.SuffixCredentials)
+	if err != nil {
+		return err
+	}
+	j := job{program: t.program, host: f.mutual, set: set, dir: dir,
+		cluster: []string{"--namespace=" + nodeportMode, "--kubeconfig=" + c.Kubeconfig}}
+	if t.plain {
+		j.host = f.plain
+	}
+	if err := j.configure(certificate, credential); err != nil {
+		return err
+	}
+
 	out := filepath.Join(dir, "out")
 	operation := func(name string, commands [][]string) error {
-		s, err := measureOperation(ctx, registry, commands, dir)
+		forwarded := f
+		if t.direct && (name == coldPush || name == warmPush) {
+			forwarded = nil
+		}
+		u, err := measureOperation(ctx, commands, dir, registry, forwarded)
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		s.Operation = name
-		samples = append(samples, s)
+		add := func(what, unit string, value float64) { report.Add(name, t.name, what, unit, value) }
+		add(took, "s", u.seconds)
+		add("client: CPU", "s", u.client)
+		add("client: memory", "MB", float64(u.clientMemory)/1e6)
+		add("registry: CPU", "s", u.registry)
+		add("registry: memory", "MB", float64(u.registryMemory)/1e6)
+		fmt.Fprintf(os.Stderr, "  %-12s %-12s %6.2f s\n", t.name, name, u.seconds)
 		return nil
 	}
 	for _, name := range []string{coldPush, warmPush} {
 		if err := operation(name, t.push(j)); err != nil {
-			return nil, err
+			return err
 		}
-		if err := checkPushed(ctx, registry.host, t, set); err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
+		if err := c.checkPushed(ctx, pod, certificate, set); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
 	for _, name := range []string{coldPull, warmPull} {
 		if err := operation(name, t.pull(j, out)); err != nil {
-			return nil, err
+			return err
 		}
 		if err := checkPulled(out, set, verify); err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
+			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
 	if t.cached == nil {
-		return samples, nil
+		return nil
 	}
+	fill := filepath.Join(dir, "fill")
 	if !t.fills {
-		if _, err := measureOperation(ctx, registry, t.cached(j, filepath.Join(dir, "fill")), dir); err != nil {
-			return nil, fmt.Errorf("filling the cache: %w", err)
+		if _, err := measureOperation(ctx, t.cached(j, fill), dir, registry, f); err != nil {
+			return fmt.Errorf("filling the cache: %w", err)
 		}
 	}
-	for _, used := range []string{out, filepath.Join(dir, "fill")} {
-		if err := os.RemoveAll(used); err != nil {
-			return nil, err
-		}
+	if err := errors.Join(os.RemoveAll(out), os.RemoveAll(fill)); err != nil {
+		return err
 	}
 	if err := operation(cachedPull, t.cached(j, out)); err != nil {
-		return nil, err
+		return err
 	}
-	return samples, checkPulled(out, set, verify)
+	return checkPulled(out, set, verify)
 }
 
-// measureOperation runs the commands of an operation one after the other.
-func measureOperation(ctx context.Context, registry *childRegistry, commands [][]string, dir string) (sample, error) {
+// configure writes the tools' configuration files: client certificate and push credential. The server's
+// certificate is not verified, because it is not valid for the local address of kubectl port-forward.
+func (j job) configure(certificate, credential map[string][]byte) error {
+	user, password := string(credential[names.KeyUsername]), string(credential[names.KeyPassword])
+	type object = map[string]any
+	auths := object{"auths": object{j.host: object{
+		"auth": base64.StdEncoding.EncodeToString([]byte(user + ":" + password))}}}
+	regctl := object{"hosts": object{j.host: object{"tls": "insecure", "hostname": j.host, "user": user, "pass": password,
+		"clientCert": string(certificate[corev1.TLSCertKey]), "clientKey": string(certificate[corev1.TLSPrivateKeyKey])}}}
+	for name, content := range map[string]any{
+		"home/config.json": auths, "home/auth.json": auths, "home/regctl.json": regctl,
+		certificateDir + "/client.cert": certificate[corev1.TLSCertKey],
+		certificateDir + "/client.key":  certificate[corev1.TLSPrivateKeyKey],
+		listFile:                        []byte(strings.Join(j.references(), "\n") + "\n"),
+	} {
+		raw, ok := content.([]byte)
+		if !ok {
+			var err error
+			if raw, err = json.Marshal(content); err != nil {
+				return err
+			}
+		}
+		path := j.path(name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			return err
+		}
+		if err := os.WriteFile(path, raw, 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// used is what an operation took: seconds, seconds of CPU time, and peak memory in bytes.
+type used struct {
+	seconds, client, registry    float64
+	clientMemory, registryMemory int64
+}
+
+// measureOperation runs the commands of an operation one after the other. registry is the PID of the
+// registry, and f the port-forward that belongs to the client, if any.
+func measureOperation(ctx context.Context, commands [][]string, dir string, registry int, f *forward) (u used,
+	err error) {
 	ctx, cancel := context.WithTimeout(ctx, operationTimeout)
 	defer cancel()
 	if err := syncTree(dir); err != nil {
-		return sample{}, err
+		return u, err
 	}
-	resetPeak(registry.process.Process.Pid)
-	before, err := registry.counters()
-	if err != nil {
-		return sample{}, err
+	watched := []int{registry}
+	if f != nil {
+		watched = append(watched, f.command.Process.Pid)
 	}
-	s := sample{ClientCommands: len(commands)}
-	started := time.Now()
+	before := make([]float64, len(watched))
+	for n, pid := range watched {
+		if err := processes.ResetPeak(pid); err != nil {
+			return u, err
+		}
+		if before[n], err = processes.CPU(pid); err != nil {
+			return u, err
+		}
+	}
+	began := time.Now()
 	for _, command := range commands {
 		seconds, peak, err := runClient(ctx, command, dir)
 		if err != nil {
-			return sample{}, err
+			return u, err
 		}
-		s.ClientCPU += seconds
-		s.ClientPeak = max(s.ClientPeak, peak)
+		u.client += seconds
+		u.clientMemory = max(u.clientMemory, peak)
 	}
-	s.Seconds = time.Since(started).Seconds()
-	after, err := registry.counters()
-	if err != nil {
-		return sample{}, err
+	u.seconds = time.Since(began).Seconds()
+	for n, pid := range watched {
+		after, err := processes.CPU(pid)
+		if err != nil {
+			return u, err
+		}
+		peak, err := processes.Peak(pid)
+		if err != nil {
+			return u, err
+		}
+		if n == 0 {
+			u.registry, u.registryMemory = after-before[n], peak
+		} else {
+			u.client += after - before[n]
+			u.clientMemory += peak
+		}
 	}
-	s.counters = after.since(before)
-	s.RegistryPeak = peak(registry.process.Process.Pid)
-	return s, nil
+	return u, nil
 }
 
 // syncTree flushes the files in dir to disk, so that the next operation does not wait for them.
@@ -159,8 +232,8 @@ func syncTree(dir string) error {
 	})
 }
 
-// runClient runs a command that keeps its configuration and caches in dir. It returns the CPU time in
-// seconds and the peak memory in bytes.
+// runClient runs a command whose configuration is in dir. It returns the CPU time in seconds and the peak
+// memory in bytes.
 func runClient(ctx context.Context, command []string, dir string) (seconds float64, memory int64, err error) {
 	var output bytes.Buffer
 	c := exec.CommandContext(ctx, command[0], command[1:]...)
@@ -173,35 +246,18 @@ func runClient(ctx context.Context, command []string, dir string) (seconds float
 		"XDG_RUNTIME_DIR=" + home, "XDG_DATA_HOME=" + home, "XDG_CACHE_HOME=" + home, "XDG_CONFIG_HOME=" + home,
 		"_CONTAINERS_ROOTLESS_UID=65534", // otherwise skopeo writes to /var/lib as root
 	}
-	if err := os.MkdirAll(home, 0o700); err != nil {
-		return 0, 0, err
-	}
-	if err := os.WriteFile(filepath.Join(home, "auth.json"), []byte("{}"), 0o600); err != nil {
-		return 0, 0, err
-	}
 	if err := c.Start(); err != nil {
 		return 0, 0, err
 	}
-	stop, done := make(chan struct{}), make(chan struct{})
-	var reached int64 // owned by the goroutine until done
-	go func() {
-		defer close(done)
-		for pause := firstLook; ; pause = min(2*pause, lastLook) {
-			reached = max(reached, peak(c.Process.Pid))
-			select {
-			case <-time.After(pause):
-			case <-stop:
-				return
-			}
-		}
-	}()
+	ended, peak := make(chan struct{}), make(chan int64, 1)
+	go func() { peak <- processes.WatchPeak(c.Process.Pid, ended) }()
 	err = c.Wait()
-	close(stop)
-	<-done
+	close(ended)
+	memory = <-peak
 	if err != nil {
 		return 0, 0, fmt.Errorf("%s: %w:\n%s", strings.Join(command[:min(len(command), 8)], " "), err, tail(output.String()))
 	}
-	return cpu(c.ProcessState.SysUsage().(*syscall.Rusage)), reached, nil
+	return (c.ProcessState.UserTime() + c.ProcessState.SystemTime()).Seconds(), memory, nil
 }
 
 // tail returns the last 2000 bytes of s.
@@ -209,38 +265,28 @@ func tail(s string) string {
 	return s[max(0, len(s)-2000):]
 }
 
-// peak returns the peak resident memory of a process since its start or resetPeak, in bytes, or 0 if it
-// has ended. The value in rusage would include the memory of the parent at the fork.
-func peak(pid int) int64 {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+// checkPushed verifies that a registry has every manifest. It accepts a manifest only with all blobs.
+func (c *cluster) checkPushed(ctx context.Context, pod *corev1.Pod, certificate map[string][]byte, set *imageSet) error {
+	pair, err := tls.X509KeyPair(certificate[corev1.TLSCertKey], certificate[corev1.TLSPrivateKeyKey])
 	if err != nil {
-		return 0
+		return err
 	}
-	for line := range strings.Lines(string(status)) {
-		if value, ok := strings.CutPrefix(line, "VmHWM:"); ok {
-			kib, _ := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
-			return kib << 10
-		}
-	}
-	return 0
-}
-
-// resetPeak resets the peak to the current value, if the kernel supports that.
-func resetPeak(pid int) {
-	_ = os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0)
-}
-
-// checkPushed verifies that the registry has every manifest. It accepts a manifest only with all blobs.
-func checkPushed(ctx context.Context, host string, t tool, set *imageSet) error {
-	client := http.Client{Transport: new(http.Transport)}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(certificate[names.KeyCA])
+	client := &http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dial(ctx, pod) },
+		TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair},
+			ServerName: release + "." + pod.Namespace + ".svc", MinVersion: tls.VersionTLS13},
+	}}
 	defer client.CloseIdleConnections()
+	return hasManifests(ctx, client, "https://registry", set)
+}
+
+// hasManifests returns an error if the registry lacks a manifest.
+func hasManifests(ctx context.Context, client *http.Client, registry string, set *imageSet) error {
 	for _, i := range set.images {
-		repository := i.repository
-		if t.repository != nil {
-			repository = t.repository(i)
-		}
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet,
-			fmt.Sprintf("http://%s/v2/%s/manifests/%s", host, repository, i.manifest.Digest), nil)
+			fmt.Sprintf("%s/v2/%s/manifests/%s", registry, i.repository, i.manifest.Digest), nil)
 		if err != nil {
 			return err
 		}
@@ -255,7 +301,7 @@ func checkPushed(ctx context.Context, host string, t tool, set *imageSet) error 
 			return err
 		}
 		if response.StatusCode != http.StatusOK || i.manifest.Digest.Algorithm().FromBytes(raw) != i.manifest.Digest {
-			return fmt.Errorf("manifest %s not found in %s: %s", i.manifest.Digest, repository, response.Status)
+			return fmt.Errorf("manifest %s not found in %s: %s", i.manifest.Digest, i.repository, response.Status)
 		}
 	}
 	return nil

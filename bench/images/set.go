@@ -12,6 +12,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
@@ -32,11 +33,16 @@ var (
 	familyScales = [families]float64{0.6, 0.8, 1, 1.2, 1.4}
 )
 
+// largeLayers are the layers of the image that nodes pull: a base system, a runtime, dependencies, the
+// application and small files.
+var largeLayers = []float64{320e6, 270e6, 210e6, 120e6, 60e6, 15e6, 4e6, 1e6}
+
 // domain is the fictitious registry in the images' names.
 const domain = "registry.example"
 
 // imageSet is the set of images to push and pull.
 type imageSet struct {
+	dir string
 	// layout is an OCI layout of all images under their full names.
 	layout string
 	// tagged is an OCI layout of all images under tags, for tools that address images by tag.
@@ -45,6 +51,9 @@ type imageSet struct {
 	// blobs are all distinct layers, configs and manifests.
 	blobs []ocispec.Descriptor
 	bytes int64 // total size of blobs
+
+	zip    *gzip.Writer
+	buffer []byte
 }
 
 // image is an image of the set.
@@ -67,47 +76,78 @@ func blobFile(layout string, d digest.Digest) string {
 
 // makeSet writes the images to dir. The same seed and scale give the same images.
 func makeSet(dir string, seed uint64, scale float64) (*imageSet, error) {
-	s := &imageSet{layout: filepath.Join(dir, "layout"), tagged: filepath.Join(dir, "tagged")}
-	if err := os.MkdirAll(filepath.Join(s.layout, ocispec.ImageBlobsDir, "sha256"), 0o755); err != nil {
+	s, random, err := newSet(dir, seed)
+	if err != nil {
 		return nil, err
 	}
-	var key [32]byte
-	binary.LittleEndian.PutUint64(key[:], seed)
-	random := rand.NewChaCha8(key)
-	jitter := rand.New(random)
-	layers := func(sizes []float64, scale float64) (made []layer, err error) {
-		for n, size := range sizes {
-			// at least 16 bytes, so that all layers of a small set are distinct
-			l, err := s.layer(random, fmt.Sprintf("data-%d", n), int64(size*scale*(0.9+0.2*jitter.Float64()))+16)
-			if err != nil {
-				return nil, err
-			}
-			made = append(made, l)
-		}
-		return made, nil
-	}
 	for family := range families {
-		base, err := layers(baseLayers, scale*familyScales[family])
+		base, err := s.layers(random, baseLayers, scale*familyScales[family])
 		if err != nil {
 			return nil, err
 		}
 		for member := range members {
-			own, err := layers(ownLayers, scale*familyScales[family])
+			own, err := s.layers(random, ownLayers, scale*familyScales[family])
 			if err != nil {
 				return nil, err
 			}
-			i := image{
-				repository: fmt.Sprintf("bench/family-%d/app-%d", family+1, member+1),
-				tag:        fmt.Sprintf("family-%d-app-%d", family+1, member+1),
-				single:     filepath.Join(dir, "single", fmt.Sprintf("family-%d-app-%d", family+1, member+1)),
-			}
-			if i.manifest, err = s.manifest(i.repository, append(base[:len(base):len(base)], own...)); err != nil {
+			if err := s.addImage(fmt.Sprintf("bench/family-%d/app-%d", family+1, member+1),
+				append(base[:len(base):len(base)], own...)); err != nil {
 				return nil, err
 			}
-			s.images = append(s.images, i)
 		}
 	}
 	return s, s.writeLayouts()
+}
+
+// makeLarge writes the image for nodes to dir.
+func makeLarge(dir string, seed uint64, scale float64) (*imageSet, error) {
+	s, random, err := newSet(dir, seed)
+	if err != nil {
+		return nil, err
+	}
+	layers, err := s.layers(random, largeLayers, scale)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.addImage("bench/large", layers); err != nil {
+		return nil, err
+	}
+	return s, s.writeLayouts()
+}
+
+// newSet creates an empty set in dir and the source of its content.
+func newSet(dir string, seed uint64) (*imageSet, *rand.ChaCha8, error) {
+	zip, err := gzip.NewWriterLevel(nil, gzip.NoCompression)
+	if err != nil {
+		return nil, nil, err
+	}
+	s := &imageSet{dir: dir, layout: filepath.Join(dir, "layout"), tagged: filepath.Join(dir, "tagged"), zip: zip,
+		buffer: make([]byte, 64<<10)}
+	var key [32]byte
+	binary.LittleEndian.PutUint64(key[:], seed)
+	return s, rand.NewChaCha8(key), os.MkdirAll(filepath.Join(s.layout, ocispec.ImageBlobsDir, "sha256"), 0o755)
+}
+
+// layers writes layers whose sizes differ from the given ones by up to a tenth.
+func (s *imageSet) layers(random *rand.ChaCha8, sizes []float64, scale float64) (made []layer, err error) {
+	jitter := rand.New(random)
+	for n, size := range sizes {
+		// at least 16 bytes, so that all layers of a small set are distinct
+		l, err := s.layer(random, fmt.Sprintf("data-%d", n), int64(size*scale*(0.9+0.2*jitter.Float64()))+16)
+		if err != nil {
+			return nil, err
+		}
+		made = append(made, l)
+	}
+	return made, nil
+}
+
+func (s *imageSet) addImage(repository string, layers []layer) (err error) {
+	i := image{repository: repository, tag: strings.ReplaceAll(strings.TrimPrefix(repository, "bench/"), "/", "-")}
+	i.single = filepath.Join(s.dir, "single", i.tag)
+	i.manifest, err = s.manifest(repository, layers)
+	s.images = append(s.images, i)
+	return err
 }
 
 // layer is a layer's descriptor and its diff ID.
@@ -125,20 +165,17 @@ func (s *imageSet) layer(random io.Reader, name string, size int64) (layer, erro
 	}
 	defer file.Close()
 	compressed, uncompressed := sha256.New(), sha256.New()
-	zip, err := gzip.NewWriterLevel(io.MultiWriter(file, compressed), gzip.NoCompression)
-	if err != nil {
-		return layer{}, err
-	}
-	archive := tar.NewWriter(io.MultiWriter(zip, uncompressed))
+	s.zip.Reset(io.MultiWriter(file, compressed))
+	archive := tar.NewWriter(io.MultiWriter(s.zip, uncompressed))
 	err = archive.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: size, Typeflag: tar.TypeReg})
 	if err == nil {
-		_, err = io.CopyBuffer(onlyWriter{archive}, io.LimitReader(random, size), make([]byte, 64<<10))
+		_, err = io.CopyBuffer(onlyWriter{archive}, io.LimitReader(random, size), s.buffer)
 	}
 	if err == nil {
 		err = archive.Close()
 	}
 	if err == nil {
-		err = zip.Close()
+		err = s.zip.Close()
 	}
 	if err != nil {
 		return layer{}, err
