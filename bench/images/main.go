@@ -123,13 +123,13 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 }
 
 func how(set, large *imageSet) string {
-	return fmt.Sprintf("Cluster and tools share the cores of one machine. Tools: a test cluster with a release in nodeport "+
-		"mode, %d images, %d blobs, %.2f GB; each tool starts with an empty registry. Cold push: the registry is empty; warm "+
-		"push: it has everything; cold pull: output and cache are empty; warm pull: the output has everything; cached pull: "+
+	return fmt.Sprintf("Cluster and tools share the cores of one machine. Tools: a test cluster with a release in "+
+		"nodeport mode, %d images, %d blobs, %.2f GB; each tool starts with an empty registry. Cold push: the registry is empty; "+
+		"warm push: it has everything; cold pull: output and cache are empty; warm pull: the output has everything; cached pull: "+
 		"the output is empty, the tool's cache has everything. The client is the tool and, where it is used, kubectl "+
 		"port-forward: the sum of their CPU time, and of their peak resident memory (of the largest process of the tool). "+
-		"Nodes: `crictl pull` of an image of %.2f GB in %d layers on n2, from a registry on n1 with the same settings, after "+
-		"everything of it was removed; a first round is not counted.",
+		"Nodes: `crictl pull` of an image of %.2f GB in %d layers on n2, from a registry on n1 with the same settings, "+
+		"after everything of it was removed; a first round is not counted.",
 		len(set.images), len(set.blobs), float64(set.bytes)/1e9, float64(large.bytes)/1e9, len(largeLayers))
 }
 

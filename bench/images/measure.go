@@ -266,7 +266,8 @@ func tail(s string) string {
 }
 
 // checkPushed verifies that a registry has every manifest. It accepts a manifest only with all blobs.
-func (c *cluster) checkPushed(ctx context.Context, pod *corev1.Pod, certificate map[string][]byte, set *imageSet) error {
+func (c *cluster) checkPushed(ctx context.Context, pod *corev1.Pod, certificate map[string][]byte,
+	set *imageSet) error {
 	pair, err := tls.X509KeyPair(certificate[corev1.TLSCertKey], certificate[corev1.TLSPrivateKeyKey])
 	if err != nil {
 		return err

@@ -29,7 +29,7 @@ var benchmarks = []struct{ dir, title string }{
 
 func main() {
 	if len(os.Args) < 2 {
-		fmt.Fprintln(os.Stderr, "usage: report BENCH_DIRECTORY [BENCHMARK...]: checks the targets of all benchmarks, or of some")
+		fmt.Fprintln(os.Stderr, "usage: report BENCH_DIRECTORY [BENCHMARK...]")
 		os.Exit(1)
 	}
 	if err := run(os.Args[1], os.Args[2:], os.Stderr); err != nil {
@@ -68,7 +68,8 @@ func run(bench string, checked []string, log io.Writer) error {
 		}
 	}
 	if failed > 0 {
-		return fmt.Errorf("%d targets were missed: fix the cause, or list them with a reason in bench/report/missed.go", failed)
+		return fmt.Errorf("%d targets were missed: fix the cause, or list them with a reason in bench/report/missed.go",
+			failed)
 	}
 	return nil
 }
