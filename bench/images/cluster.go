@@ -69,7 +69,7 @@ func newCluster(ctx context.Context, o options) (*cluster, error) {
 		nodeportMode: {"--set=registryProxy=false", "--set=port=" + nodePort},
 	} {
 		// Without NetworkPolicies, which would keep n2 from the port with mutual TLS.
-		if _, err := c.Helm(ctx, "install", release, c.chart, namespace, append(values, "--set=auth.anonymousPull=true",
+		if _, err := c.Helm(ctx, "install", release, c.chart, namespace, append(values,
 			"--set=networkPolicy.enabled=false", "--set=registry.persistence.enabled=false",
 			`--set=registry.nodeSelector.kubernetes\.io/hostname=`+registryNode)...); err != nil {
 			return c, err

@@ -1,8 +1,8 @@
 // Command images measures how users and nodes move images into and out of a cluster.
 //
 // Tools: a test cluster runs a release in nodeport mode. init-hook images push connects through the API
-// server; skopeo and regctl use the same port with mutual TLS over kubectl port-forward; crane and init-hook
-// images pull, which cannot present a client certificate, its plain port. Each repetition of a tool starts a
+// server; regctl uses the same port with mutual TLS over kubectl port-forward; the others, and init-hook images
+// pull, the plain port, because they do not present a client certificate or then no credential. Each repetition of a tool starts a
 // new registry pod with empty storage, and the tool with empty caches. It measures a cold push, a warm push
 // (the same again), a cold pull, a warm pull (the same again, into the same directory) and, for tools with a
 // cache, a pull from the cache into an empty directory. The set is generated from a seed: five families of
@@ -128,7 +128,7 @@ func how(set, large *imageSet) string {
 		"warm push: it has everything; cold pull: output and cache are empty; warm pull: the output has everything; cached pull: "+
 		"the output is empty, the tool's cache has everything. The client is the tool and, where it is used, kubectl "+
 		"port-forward: the sum of their CPU time, and of their peak resident memory (of the largest process of the tool). "+
-		"Nodes: `crictl pull` of an image of %.2f GB in %d layers on n2, from a registry on n1 with the same settings, "+
+		"Nodes: `crictl pull` of an image of %.2f GB in %d layers on n2, from a registry on n1, "+
 		"after everything of it was removed; a first round is not counted.",
 		len(set.images), len(set.blobs), float64(set.bytes)/1e9, float64(large.bytes)/1e9, len(largeLayers))
 }

@@ -137,28 +137,19 @@ func (j job) configure(certificate, credential map[string][]byte) error {
 		"auth": base64.StdEncoding.EncodeToString([]byte(user + ":" + password))}}}
 	regctl := object{"hosts": object{j.host: object{"tls": "insecure", "hostname": j.host, "user": user, "pass": password,
 		"clientCert": string(certificate[corev1.TLSCertKey]), "clientKey": string(certificate[corev1.TLSPrivateKeyKey])}}}
-	for name, content := range map[string]any{
-		"home/config.json": auths, "home/auth.json": auths, "home/regctl.json": regctl,
-		certificateDir + "/client.cert": certificate[corev1.TLSCertKey],
-		certificateDir + "/client.key":  certificate[corev1.TLSPrivateKeyKey],
-		listFile:                        []byte(strings.Join(j.references(), "\n") + "\n"),
-	} {
-		raw, ok := content.([]byte)
-		if !ok {
-			var err error
-			if raw, err = json.Marshal(content); err != nil {
-				return err
-			}
-		}
-		path := j.path(name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+	if err := os.MkdirAll(j.path("home"), 0o700); err != nil {
+		return err
+	}
+	for name, content := range map[string]any{"config.json": auths, "auth.json": auths, "regctl.json": regctl} {
+		raw, err := json.Marshal(content)
+		if err != nil {
 			return err
 		}
-		if err := os.WriteFile(path, raw, 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(j.path("home"), name), raw, 0o600); err != nil {
 			return err
 		}
 	}
-	return nil
+	return os.WriteFile(j.path(listFile), []byte(strings.Join(j.references(), "\n")+"\n"), 0o600)
 }
 
 // used is what an operation took: seconds, seconds of CPU time, and peak memory in bytes.

@@ -25,6 +25,7 @@ const directHost = "direct.example"
 type route struct {
 	results.Subject
 	address string // of images
+	login   string // USER:PASSWORD, or empty
 	// processes are the programs on the way, by measure.
 	processes map[string]int
 }
@@ -76,16 +77,21 @@ func (c *cluster) routes(ctx context.Context, large *imageSet) ([]route, error) 
 	if err != nil {
 		return nil, err
 	}
+	credential, err := c.secret(ctx, nodeportMode, names.SuffixCredentials)
+	if err != nil {
+		return nil, err
+	}
 	const registryCPU, containerdCPU = "registry: CPU", "containerd: CPU"
 	inner := map[string]int{registryCPU: registries[proxyMode], containerdCPU: containerd}
 	return []route{
 		{results.Subject{Name: "proxy", About: "proxy mode: plain HTTP to the proxy on the node, mutual TLS to the registry"},
-			"127.0.0.1:" + proxyPort, map[string]int{"proxy: CPU": proxy, registryCPU: inner[registryCPU],
+			"127.0.0.1:" + proxyPort, "", map[string]int{"proxy: CPU": proxy, registryCPU: inner[registryCPU],
 				containerdCPU: containerd}},
-		{results.Subject{Name: "node port", About: "nodeport mode: plain HTTP through kube-proxy"}, "127.0.0.1:" + nodePort,
+		{results.Subject{Name: "node port", About: "nodeport mode: plain HTTP through kube-proxy, with a credential"},
+			"127.0.0.1:" + nodePort, string(credential[names.KeyUsername]) + ":" + string(credential[names.KeyPassword]),
 			map[string]int{registryCPU: registries[nodeportMode], containerdCPU: containerd}},
 		{results.Subject{Name: "direct TLS", About: "no proxy: containerd connects to the Service with mutual TLS, " +
-			"configured in `hosts.toml`"}, directHost, inner},
+			"configured in `hosts.toml`"}, directHost, "", inner},
 	}, c.configureDirect(ctx)
 }
 
@@ -156,8 +162,12 @@ func (c *cluster) pull(ctx context.Context, routes []route, by route, large *ima
 			return err
 		}
 	}
+	command := []string{"crictl", "pull"}
+	if by.login != "" {
+		command = append(command, "--creds="+by.login)
+	}
 	began := time.Now()
-	if _, err := c.OnNode(ctx, pullingNode, "crictl", "pull", large.images[0].reference(by.address)); err != nil {
+	if _, err := c.OnNode(ctx, pullingNode, append(command, large.images[0].reference(by.address))...); err != nil {
 		return err
 	}
 	seconds := time.Since(began).Seconds()
