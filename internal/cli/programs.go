@@ -43,7 +43,11 @@ func (carriedPrograms) Payload(program, architecture string) (*injector.Payload,
 	if err != nil {
 		return nil, err
 	}
-	return injector.Encode(injector.Program{Name: program, Architecture: architecture}, layer, loader)
+	content, err := embedded.Inflated(program, architecture)
+	if err != nil {
+		return nil, err
+	}
+	return injector.EncodeInflated(injector.Program{Name: program, Architecture: architecture}, layer, loader, content)
 }
 
 // hookRegistry implements the hook's view of the registry.

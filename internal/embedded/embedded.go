@@ -8,14 +8,19 @@
 //	        the program as the layer of its image, see injector.BuildLayer
 //	loader-ARCH
 //	        the loader, an ELF file
+//
+// and injector.InflatedFile.
 package embedded
 
 import (
 	"embed"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"path"
+
+	"github.com/zarf-dev/zarf-registry/internal/injector"
 )
 
 //go:embed all:dist
@@ -43,6 +48,23 @@ func Load(name, architecture string) ([]byte, error) {
 // Loader returns the loader for an architecture. The caller must not modify it.
 func Loader(architecture string) ([]byte, error) {
 	return read("loader-" + architecture)
+}
+
+// Inflated returns what make payload recorded about the content of a program's layer, the zero value if
+// nothing.
+func Inflated(name, architecture string) (injector.Inflated, error) {
+	data, err := dist.ReadFile(path.Join("dist", injector.InflatedFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return injector.Inflated{}, nil
+	}
+	if err != nil {
+		return injector.Inflated{}, err
+	}
+	recorded := map[string]injector.Inflated{}
+	if err := json.Unmarshal(data, &recorded); err != nil {
+		return injector.Inflated{}, fmt.Errorf("embedded file %s: %w", injector.InflatedFile, err)
+	}
+	return recorded[injector.Program{Name: name, Architecture: architecture}.Key()], nil
 }
 
 func read(file string) ([]byte, error) {

@@ -64,7 +64,15 @@ func TestProgramsMatchTheirArchitecture(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				payload, err := injector.Encode(injector.Program{Name: name, Architecture: architecture}, layer, loader)
+				content, err := injector.Inflate(name, layer)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if recorded, err := embedded.Inflated(name, architecture); err != nil || recorded != content {
+					t.Errorf("make payload recorded %+v (%v), the content is %+v", recorded, err, content)
+				}
+				payload, err := injector.EncodeInflated(injector.Program{Name: name, Architecture: architecture}, layer, loader,
+					content)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +18,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/blob"
+	"github.com/zarf-dev/zarf-registry/internal/injector"
 )
 
 // Layer is a layer of an image to build, and its content.
@@ -30,30 +32,46 @@ type Layer struct {
 // and again for each use, without holding it in memory. The file must not change while the layer is in
 // use.
 func GzipLayer(fsys fs.FS, name string) (Layer, error) {
+	return gzipLayer(fsys, name, injector.Inflated{})
+}
+
+// gzipLayer is like GzipLayer, but does not inflate the layer if it is the one that content describes.
+func gzipLayer(fsys fs.FS, name string, content injector.Inflated) (Layer, error) {
 	f, err := fsys.Open(name)
 	if err != nil {
 		return Layer{}, fmt.Errorf("layer: %w", err)
 	}
 	defer func() { _ = f.Close() }()
-	var size counter
-	outer, inner := digest.SHA256.Digester(), digest.SHA256.Digester()
-	compressed := io.TeeReader(f, io.MultiWriter(outer.Hash(), &size))
-	z, err := gzip.NewReader(compressed)
+	outer := digest.SHA256.Digester()
+	size, err := io.Copy(outer.Hash(), f)
 	if err != nil {
 		return Layer{}, fmt.Errorf("layer %s: %w", name, err)
 	}
-	if _, err := io.Copy(inner.Hash(), z); err != nil {
-		return Layer{}, fmt.Errorf("layer %s: %w", name, err)
-	}
-	// Read what the decompressor left.
-	if _, err := io.Copy(io.Discard, compressed); err != nil {
-		return Layer{}, fmt.Errorf("layer %s: %w", name, err)
+	diffID := digest.NewDigestFromEncoded(digest.SHA256, content.ArchiveSHA256)
+	if outer.Digest().Encoded() != content.LayerSHA256 {
+		if diffID, err = inflatedDigest(fsys, name); err != nil {
+			return Layer{}, fmt.Errorf("layer %s: %w", name, err)
+		}
 	}
 	return Layer{
-		desc:   ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayerGzip, Digest: outer.Digest(), Size: int64(size)},
-		diffID: inner.Digest(),
-		blob:   blob.Blob{Size: int64(size), Open: func() (io.ReadCloser, error) { return fsys.Open(name) }},
+		desc:   ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayerGzip, Digest: outer.Digest(), Size: size},
+		diffID: diffID,
+		blob:   blob.Blob{Size: size, Open: func() (io.ReadCloser, error) { return fsys.Open(name) }},
 	}, nil
+}
+
+// inflatedDigest returns the digest of the tar in a gzip-compressed file.
+func inflatedDigest(fsys fs.FS, name string) (digest.Digest, error) {
+	f, err := fsys.Open(name)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = f.Close() }()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		return "", err
+	}
+	return digest.SHA256.FromReader(z)
 }
 
 // FileLayer returns an uncompressed layer with one file: the one at filename, as /name, owned by root
@@ -212,14 +230,23 @@ func NewSpec(repository, name, version string) Spec {
 
 // ProgramImages builds the images of the payload's programs ([ProgramNames]) from the files
 // NAME-ARCHITECTURE.tar.gz in layers, which are not copied. Digests depend only on the layers and the
-// version, so the release's archives and the registry in a cluster have the same.
+// version, so the release's archives and the registry in a cluster have the same. It does not inflate layers
+// that [injector.InflatedFile] describes.
 func ProgramImages(layers fs.FS, repository, version string) (*Store, []Image, error) {
 	store := &Store{}
+	contents := map[string]injector.Inflated{}
+	recorded, err := fs.ReadFile(layers, injector.InflatedFile)
+	if err == nil {
+		err = json.Unmarshal(recorded, &contents)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, fmt.Errorf("%s: %w", injector.InflatedFile, err)
+	}
 	var built []Image
 	for _, name := range ProgramNames {
 		var variants []Variant
 		for _, arch := range Architectures {
-			layer, err := GzipLayer(layers, name+"-"+arch+".tar.gz")
+			layer, err := gzipLayer(layers, name+"-"+arch+".tar.gz", contents[name+"-"+arch])
 			if errors.Is(err, fs.ErrNotExist) {
 				return nil, nil, fmt.Errorf("image of %s for %s: its layer was not built into this program: %w", name, arch, err)
 			}
@@ -255,12 +282,4 @@ func SelfImage(filename, architecture, repository, name, version string) (*Store
 	spec.Title += " (copy in the registry)"
 	image, err := store.Build(spec, Variant{Architecture: architecture, Layer: layer})
 	return store, image, err
-}
-
-// counter counts the bytes written to it.
-type counter int64
-
-func (c *counter) Write(p []byte) (int, error) {
-	*c += counter(len(p))
-	return len(p), nil
 }

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"io"
 	"io/fs"
@@ -120,6 +121,63 @@ func TestProgramImages(t *testing.T) {
 	_, later, err := ProgramImages(files, "zarf-registry", "1.2.4")
 	if err != nil || later[0].Descriptor.Digest == list[0].Descriptor.Digest {
 		t.Errorf("two versions have the same digest, %v", err)
+	}
+}
+
+// TestProgramImagesInflated checks that a record of the layers' content changes no image, and is used for the
+// layer only that it describes.
+func TestProgramImagesInflated(t *testing.T) {
+	files := payload(t)
+	digests := func() (digests []digest.Digest) {
+		t.Helper()
+		_, list, err := ProgramImages(files, "zarf-registry", "1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, image := range list {
+			digests = append(digests, image.Descriptor.Digest)
+		}
+		return digests
+	}
+	want := digests()
+	contents := map[string]injector.Inflated{}
+	record := func() {
+		t.Helper()
+		data, err := json.Marshal(contents)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[injector.InflatedFile] = &fstest.MapFile{Data: data}
+	}
+	for _, name := range ProgramNames {
+		for _, arch := range Architectures {
+			content, err := injector.Inflate(name, files[name+"-"+arch+".tar.gz"].Data)
+			if err != nil {
+				t.Fatal(err)
+			}
+			contents[name+"-"+arch] = content
+		}
+	}
+	record()
+	if got := digests(); !slices.Equal(got, want) {
+		t.Errorf("with the record %v, want %v", got, want)
+	}
+	other := contents["registry-amd64"]
+	other.ArchiveSHA256 = contents["registry-arm64"].ArchiveSHA256
+	contents["registry-amd64"] = other
+	record()
+	if got := digests(); got[0] == want[0] || !slices.Equal(got[1:], want[1:]) {
+		t.Errorf("the record is not used: %v", got)
+	}
+	other.LayerSHA256 = contents["registry-arm64"].LayerSHA256
+	contents["registry-amd64"] = other
+	record()
+	if got := digests(); !slices.Equal(got, want) {
+		t.Errorf("the record of another layer is used: %v, want %v", got, want)
+	}
+	files[injector.InflatedFile] = &fstest.MapFile{Data: []byte("{")}
+	if _, _, err := ProgramImages(files, "zarf-registry", "1"); err == nil {
+		t.Error("an invalid record is accepted")
 	}
 }
 

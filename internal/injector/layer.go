@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -45,47 +46,61 @@ func header(name string, size int64) *tar.Header {
 	}
 }
 
-// readLayer returns the size and checksum of the program in a layer. The archive must equal, byte
-// for byte, what BuildLayer builds from that program. It keeps only one block of the layer in
-// memory.
-func readLayer(name string, layer []byte) (size int64, sum [sha256.Size]byte, err error) {
+// Inflated describes the content of a layer. To inflate the layers takes most of a Job's CPU time, so make
+// payload records this in [InflatedFile].
+type Inflated struct {
+	LayerSHA256   string `json:"layerSHA256"`   // of the layer that this describes
+	ArchiveSHA256 string `json:"archiveSHA256"` // the diff ID of the image
+	ProgramSHA256 string `json:"programSHA256"`
+	ProgramSize   int64  `json:"programSize"` // bytes
+}
+
+// InflatedFile is beside the layers: a JSON object with an [Inflated] for each [Program.Key].
+const InflatedFile = "inflated.json"
+
+// Inflate describes the content of a layer. The archive must equal, byte for byte, what BuildLayer builds
+// from the program in it. It keeps only one block of the archive in memory.
+func Inflate(name string, layer []byte) (Inflated, error) {
 	z, err := openGzip(layer)
 	if err != nil {
-		return 0, sum, err
+		return Inflated{}, err
 	}
+	archive, program := sha256.New(), sha256.New()
+	content := io.TeeReader(z, archive)
 	var block [tarBlock]byte
-	if _, err := io.ReadFull(z, block[:]); err != nil {
-		return 0, sum, fmt.Errorf("reading the archive's header: %w", err)
+	if _, err := io.ReadFull(content, block[:]); err != nil {
+		return Inflated{}, fmt.Errorf("reading the archive's header: %w", err)
 	}
 	got, err := tar.NewReader(bytes.NewReader(block[:])).Next()
 	if err != nil {
-		return 0, sum, fmt.Errorf("reading the archive's header: %w", err)
+		return Inflated{}, fmt.Errorf("reading the archive's header: %w", err)
 	}
-	size = got.Size
+	size := got.Size
 	var want bytes.Buffer
 	if err := tar.NewWriter(&want).WriteHeader(header(name, size)); err != nil {
-		return 0, sum, fmt.Errorf("building the expected header: %w", err)
+		return Inflated{}, fmt.Errorf("building the expected header: %w", err)
 	}
 	if !bytes.Equal(block[:], want.Bytes()) || size < 1 || size > MaxProgramSize {
-		return 0, sum, fmt.Errorf("the archive starts with %q of %d bytes: must start with %s as BuildLayer writes it",
+		return Inflated{}, fmt.Errorf("the archive starts with %q of %d bytes: must start with %s as BuildLayer writes it",
 			got.Name, size, name)
 	}
 
-	hash := sha256.New()
-	if _, err := io.CopyN(hash, z, size); err != nil {
-		return 0, sum, fmt.Errorf("reading the program: %w", err)
+	if _, err := io.CopyN(program, content, size); err != nil {
+		return Inflated{}, fmt.Errorf("reading the program: %w", err)
 	}
 	end := make([]byte, (tarBlock-size%tarBlock)%tarBlock+2*tarBlock)
-	if _, err := io.ReadFull(z, end); err != nil {
-		return 0, sum, fmt.Errorf("reading the archive's end: %w", err)
+	if _, err := io.ReadFull(content, end); err != nil {
+		return Inflated{}, fmt.Errorf("reading the archive's end: %w", err)
 	}
 	if slices.ContainsFunc(end, func(b byte) bool { return b != 0 }) {
-		return 0, sum, errors.New("the archive contains more than the program")
+		return Inflated{}, errors.New("the archive contains more than the program")
 	}
 	if err := z.finish(0); err != nil {
-		return 0, sum, err
+		return Inflated{}, err
 	}
-	return size, [sha256.Size]byte(hash.Sum(nil)), nil
+	sum := sha256.Sum256(layer)
+	return Inflated{LayerSHA256: hex.EncodeToString(sum[:]), ArchiveSHA256: hex.EncodeToString(archive.Sum(nil)),
+		ProgramSHA256: hex.EncodeToString(program.Sum(nil)), ProgramSize: size}, nil
 }
 
 // gzipReader reads a single gzip member, as strictly as the loader.

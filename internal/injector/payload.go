@@ -28,15 +28,27 @@ type Object struct {
 // the chart lists, or into what a loader accepts. The payload refers to layer and loader, which
 // must not be modified.
 func Encode(p Program, layer, loader []byte) (*Payload, error) {
+	return EncodeInflated(p, layer, loader, Inflated{})
+}
+
+// EncodeInflated is like [Encode], but does not inflate the layer if it is the one that content describes.
+func EncodeInflated(p Program, layer, loader []byte, content Inflated) (*Payload, error) {
 	if err := p.validate(); err != nil {
 		return nil, err
 	}
 	if len(loader) < 1 || len(loader) > MaxLoaderSize {
 		return nil, fmt.Errorf("loader for %s has %d bytes: must have 1 to %d", p.Architecture, len(loader), MaxLoaderSize)
 	}
-	programSize, programSum, err := readLayer(p.Name, layer)
-	if err != nil {
-		return nil, fmt.Errorf("layer of %s: %w", p, err)
+	layerSum := sha256.Sum256(layer)
+	if content.LayerSHA256 != hex.EncodeToString(layerSum[:]) {
+		var err error
+		if content, err = Inflate(p.Name, layer); err != nil {
+			return nil, fmt.Errorf("layer of %s: %w", p, err)
+		}
+	}
+	programSum, err := hex.DecodeString(content.ProgramSHA256)
+	if err != nil || len(programSum) != sha256.Size {
+		return nil, fmt.Errorf("layer of %s: invalid SHA-256 of the program %q", p, content.ProgramSHA256)
 	}
 	chunks := slices.Collect(slices.Chunk(layer, ChunkSize))
 	if len(chunks) > p.MaxChunks() {
@@ -46,10 +58,10 @@ func Encode(p Program, layer, loader []byte) (*Payload, error) {
 	manifest := Manifest{
 		Program:       p,
 		LayerSize:     len(layer),
-		LayerSHA256:   sha256.Sum256(layer),
+		LayerSHA256:   layerSum,
 		ProgramOffset: tarBlock,
-		ProgramSize:   int(programSize),
-		ProgramSHA256: programSum,
+		ProgramSize:   int(content.ProgramSize),
+		ProgramSHA256: [sha256.Size]byte(programSum),
 	}
 	for _, chunk := range chunks {
 		manifest.Chunks = append(manifest.Chunks, Chunk{Size: len(chunk), SHA256: sha256.Sum256(chunk)})

@@ -304,6 +304,36 @@ func TestEncodeRefuses(t *testing.T) {
 	}
 }
 
+func TestEncodeInflated(t *testing.T) {
+	layer, other := layerOf(t, node.Name, noise(3000)), layerOf(t, node.Name, noise(3001))
+	content, err := injector.Inflate(node.Name, layer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	encode := func(layer []byte, content injector.Inflated) string {
+		t.Helper()
+		payload, err := injector.EncodeInflated(node, layer, []byte("loader"), content)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(payload.Manifest)
+	}
+	if got, want := encode(layer, content), encode(layer, injector.Inflated{}); got != want {
+		t.Errorf("with its content, the manifest is\n%s\nwant\n%s", got, want)
+	}
+	if got, want := encode(other, content), encode(other, injector.Inflated{}); got != want {
+		t.Errorf("with the content of another layer, the manifest is\n%s\nwant\n%s", got, want)
+	}
+	content.ProgramSize = 4
+	if got := encode(layer, content); !strings.Contains(got, "\nprogram-size 4\n") {
+		t.Errorf("the layer is inflated again:\n%s", got)
+	}
+	content.ProgramSHA256 = "ff"
+	if _, err := injector.EncodeInflated(node, layer, []byte("loader"), content); err == nil {
+		t.Error("an invalid checksum is accepted")
+	}
+}
+
 func TestMaxChunks(t *testing.T) {
 	for name, want := range map[string]int{"registry-node": 5, "registry": 16, "probe": 64} {
 		if got := (injector.Program{Name: name}).MaxChunks(); got != want {

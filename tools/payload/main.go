@@ -100,8 +100,8 @@ func buildLoader(ctx context.Context, work string) error {
 // detect a program that has become too large. It removes all other files from output, because the whole folder
 // is embedded.
 func finish(work, output, digestFile string) error {
-	digests := map[string]string{}
-	kept := []string{".gitignore"}
+	digests, contents := map[string]string{}, map[string]injector.Inflated{}
+	kept := []string{".gitignore", injector.InflatedFile}
 	for _, arch := range images.Architectures {
 		loaderName := "loader-" + arch
 		loader, err := os.ReadFile(filepath.Join(work, loaderName))
@@ -121,8 +121,14 @@ func finish(work, output, digestFile string) error {
 			}
 			kept = append(kept, layerName)
 			line := fmt.Sprintf("%-28s %s", layerName, meter.FormatBytes(int64(len(layer))))
+			p := injector.Program{Name: name, Architecture: arch}
+			content, err := injector.Inflate(name, layer)
+			if err != nil {
+				return fmt.Errorf("layer of %s: %w", p, err)
+			}
+			contents[p.Key()] = content
 			if slices.Contains(injected, name) {
-				payload, err := injector.Encode(injector.Program{Name: name, Architecture: arch}, layer, loader)
+				payload, err := injector.EncodeInflated(p, layer, loader, content)
 				if err != nil {
 					return err
 				}
@@ -132,12 +138,14 @@ func finish(work, output, digestFile string) error {
 			fmt.Println(line)
 		}
 	}
-	list, err := json.MarshalIndent(digests, "", "  ")
-	if err != nil {
-		return err
-	}
-	if err := program.WriteFile(digestFile, append(list, '\n'), 0o644); err != nil {
-		return err
+	for file, list := range map[string]any{digestFile: digests, filepath.Join(output, injector.InflatedFile): contents} {
+		encoded, err := json.MarshalIndent(list, "", "  ")
+		if err != nil {
+			return err
+		}
+		if err := program.WriteFile(file, append(encoded, '\n'), 0o644); err != nil {
+			return err
+		}
 	}
 	// make images writes it again, after building init-hook with this payload.
 	if err := os.RemoveAll(filepath.Join(filepath.Dir(digestFile), "init-hook.json")); err != nil {
