@@ -30,6 +30,12 @@ const (
 	criToolsVersion   = "v1.36.0"
 )
 
+// Names of the recipes of components that a cluster can be without.
+const (
+	CoreDNS    = "coredns"
+	KubeRouter = "kube-router"
+)
+
 // A Recipe describes how to build the programs of one Go module.
 type Recipe struct {
 	// Name of the recipe, and prefix of its directory in the cache.
@@ -161,12 +167,12 @@ func ClusterRecipes() []Recipe {
 			Sources:  map[string]string{"main.go": etcdSource},
 		},
 		{
-			Name: "coredns", Module: "github.com/coredns/coredns", Version: coreDNSVersion,
+			Name: CoreDNS, Module: "github.com/coredns/coredns", Version: coreDNSVersion,
 			Programs: map[string]string{"coredns": "."},
 			Sources:  map[string]string{"main.go": coreDNSSource},
 		},
 		{
-			Name: "kube-router", Module: "github.com/cloudnativelabs/kube-router/v2", Version: kubeRouterVersion,
+			Name: KubeRouter, Module: "github.com/cloudnativelabs/kube-router/v2", Version: kubeRouterVersion,
 			Programs: programs("github.com/cloudnativelabs/kube-router/v2/cmd", "kube-router"),
 			Sums: []string{
 				"github.com/cloudnativelabs/kube-router/v2 v2.1.0 h1:xWsptKtmZ44L+NjwFKoFAFlVdxCz8fka9A/eYJe95Ok=",

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -40,7 +41,9 @@ func newUp(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			recipes := build.ClusterRecipes()
+			recipes := slices.DeleteFunc(build.ClusterRecipes(), func(r build.Recipe) bool {
+				return r.Name == build.CoreDNS && !options.DNS || r.Name == build.KubeRouter && !options.NetworkPolicy
+			})
 			if err := cache.EnsureAll(ctx, recipes); err != nil {
 				return err
 			}
@@ -80,6 +83,7 @@ func newUp(a *app) *cobra.Command {
 	flags.StringArrayVar(&archives, "load", nil,
 		"image archive to preload, as ARCHIVE for all nodes or NODE=ARCHIVE for one; repeatable")
 	flags.BoolVar(&options.NetworkPolicy, "network-policy", true, "enforce NetworkPolicy objects; has no effect on IPv6")
+	flags.BoolVar(&options.DNS, "dns", true, "resolve names of the cluster, with CoreDNS")
 	flags.DurationVar(&options.NodeGrace, "node-grace", cluster.DefaultNodeGrace,
 		"node grace period until a silent node becomes NotReady; the default in production is 50s")
 	flags.StringVar(&options.AuditPolicy, "audit-policy", "",

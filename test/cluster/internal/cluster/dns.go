@@ -21,8 +21,8 @@ const (
 	dnsReadyPort = "8181" // CoreDNS' own default
 )
 
-// startDNS starts CoreDNS next to the control plane, so that no node needs its image. Pods find it
-// through the Service kube-dns, which selects no pods.
+// startDNS starts CoreDNS next to the control plane, so that no node needs its image, and waits until it is
+// ready. Pods find it through the Service kube-dns, which selects no pods.
 func (c *Cluster) startDNS(ctx context.Context, client kubernetes.Interface) error {
 	corefile := c.path(configDir, "Corefile")
 	if err := c.writeFiles(configDir, map[string][]byte{"Corefile": []byte(c.corefile())}); err != nil {
@@ -41,7 +41,7 @@ func (c *Cluster) startDNS(ctx context.Context, client kubernetes.Interface) err
 			return fmt.Errorf("creating the endpoints of the DNS: %w", err)
 		}
 	}
-	return nil
+	return c.waitForDNS(ctx)
 }
 
 // waitForDNS waits until CoreDNS has synced with the API server.

@@ -46,6 +46,8 @@ type Options struct {
 	Archives []Archive `json:"-"`
 	// NetworkPolicy runs a controller on each node that enforces NetworkPolicy objects.
 	NetworkPolicy bool `json:"networkPolicy"`
+	// DNS runs CoreDNS.
+	DNS bool `json:"-"`
 	// NodeGrace is how long a node may be silent before it and its pods become NotReady.
 	NodeGrace time.Duration `json:"nodeGrace"`
 	// AuditPolicy is an audit policy file for the API server, which then writes audit.log next to the

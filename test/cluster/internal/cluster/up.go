@@ -106,13 +106,13 @@ func (c *Cluster) build(ctx context.Context, groups cgroups, programs map[string
 				group.Go(func() error { return c.joinNode(ctx, client, n) })
 			}
 			group.Go(func() error {
-				return errors.Join(c.publishKubeProxyConfig(ctx, client), c.startDNS(ctx, client), c.startStorage(ctx, client))
+				return errors.Join(c.publishKubeProxyConfig(ctx, client), c.startStorage(ctx, client))
 			})
 			group.Go(func() error { return c.waitForControllers(ctx, client) })
-			if err := group.Wait(); err != nil {
-				return err
+			if c.Options.DNS {
+				group.Go(func() error { return c.startDNS(ctx, client) })
 			}
-			return c.waitForDNS(ctx)
+			return group.Wait()
 		}},
 	} {
 		start := time.Now()
