@@ -66,7 +66,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp("", "mutants-")
+	dir, err := tempDir("")
 	if err != nil {
 		return err
 	}

@@ -162,7 +162,7 @@ func (c coverage) by(m *mutant) []*test {
 
 // try finds a test that the mutant fails. Tests of its own package run first.
 func (m *mutant) try(ctx context.Context, dir string) error {
-	dir, err := os.MkdirTemp(dir, "mutant-")
+	dir, err := tempDir(dir)
 	if err != nil {
 		return err
 	}
@@ -306,6 +306,15 @@ func (p *pkg) command(ctx context.Context, dir, program string, args ...string) 
 	cmd.Env = append(os.Environ(), "TMPDIR="+dir)
 	cmd.WaitDelay = 5 * time.Second
 	return cmd
+}
+
+// tempDir creates a directory that tests of other users can read.
+func tempDir(parent string) (string, error) {
+	dir, err := os.MkdirTemp(parent, "mutants-")
+	if err != nil {
+		return "", err
+	}
+	return dir, os.Chmod(dir, 0o755)
 }
 
 func goOutput(ctx context.Context, args ...string) ([]byte, error) {
