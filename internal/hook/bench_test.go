@@ -167,6 +167,8 @@ type bench struct {
 	after func(string)
 	// forbid rejects writes by their description; see describe.
 	forbid func(string) error
+	// fail rejects requests by their description, also reads and dry runs.
+	fail func(string) error
 	// wrote holds the descriptions of the writes.
 	wrote []string
 
@@ -270,6 +272,11 @@ func (b *bench) mode(mode state.Mode) {
 func (b *bench) react(a kubetesting.Action) (bool, runtime.Object, error) {
 	if b.dead {
 		return true, nil, errKilled
+	}
+	if b.fail != nil {
+		if err := b.fail(describe(a)); err != nil {
+			return true, nil, err
+		}
 	}
 	if handled, object, err := b.certManagerAnswers(a); handled {
 		return true, object, err
@@ -774,6 +781,8 @@ func describe(a kubetesting.Action) string {
 	case kubetesting.DeleteActionImpl:
 		name = a.GetName()
 	case kubetesting.PatchActionImpl:
+		name = a.GetName()
+	case kubetesting.GetActionImpl:
 		name = a.GetName()
 	}
 	return a.GetVerb() + " " + a.GetResource().Resource + " " + name
