@@ -278,6 +278,19 @@ func TestChangeKilledAtAnyWriteCanBeReverted(t *testing.T) {
 	})
 }
 
+// Otherwise the CronJob would undo a change after which prepare was killed.
+func TestPKISettingsAreSavedBeforeCertificatesChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := installedBefore(t, "internal to existingSecret")
+		b.after = func(write string) {
+			if mode := b.state().PKI.Mode; strings.HasSuffix(write, "-tls") && mode != state.PKIExistingSecret {
+				t.Errorf("the saved PKI mode is %s after %s", mode, write)
+			}
+		}
+		b.must(b.prepareAndFinish())
+	})
+}
+
 func TestInstallationKilledAtAnyWrite(t *testing.T) {
 	for name, c := range changes {
 		if c.before == nil {
