@@ -35,9 +35,9 @@ MODULES := bench test/cluster test/certmanager
 # Reports known vulnerabilities in code that the programs reach.
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
-# Packages whose tests interrupt a run at every write, which is too slow with the race detector. make unit
-# tests them without it, and all other packages with it.
-NO_RACE := ./internal/hook ./internal/certs
+# Packages whose tests interrupt a run at every write, simulate many CA rotations or compress programs, which is
+# too slow with the race detector. make unit tests them without it, and all other packages with it.
+NO_RACE := ./internal/hook ./internal/certs ./internal/pki ./tools/release
 
 # Runs go test: $(call GOTEST,unit-bench) writes dist/unit-bench.json, for tools/skips. It prints the lines of
 # go test for packages, and in the end failures and skipped tests.

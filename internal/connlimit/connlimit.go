@@ -125,9 +125,10 @@ func (l *Limiter) admit(accepted net.Conn) *Conn {
 func (l *Limiter) stalestLocked() (stalest *Conn) {
 	var peers int
 	var since int64
+	now := time.Now().UnixNano()
 	for c := range l.conns {
 		waiting, n := c.since.Load(), l.peers[c.peer]
-		if waiting != 0 && (stalest == nil || n > peers || n == peers && waiting < since) {
+		if waiting != 0 && waiting <= now && (stalest == nil || n > peers || n == peers && waiting < since) {
 			stalest, peers, since = c, n, waiting
 		}
 	}
@@ -165,18 +166,30 @@ type Conn struct {
 	limiter *Limiter
 	peer    string
 	since   atomic.Int64 // Unix time in nanoseconds since when it waits for its client; 0: it does not
+	handled atomic.Bool  // the next read is for another request
 }
 
 // Idle notes that the connection waits for its client from now on.
 func (c *Conn) Idle() { c.since.Store(time.Now().UnixNano()) }
 
 // Busy notes that the connection does not wait for its client: the server works on a request.
-func (c *Conn) Busy() { c.since.Store(0) }
+func (c *Conn) Busy() {
+	c.handled.Store(false)
+	c.since.Store(0)
+}
 
-// Write counts as waiting for the client.
+// Read waits for the client if the previous request has been handled.
+func (c *Conn) Read(p []byte) (int, error) {
+	if c.handled.CompareAndSwap(true, false) {
+		c.Idle()
+	}
+	return c.Conn.Read(p)
+}
+
+// Write counts as waiting for the client, unless the kernel takes the data at once.
 func (c *Conn) Write(p []byte) (int, error) {
-	if c.since.CompareAndSwap(0, time.Now().UnixNano()) {
-		defer c.since.Store(0)
+	if since := time.Now().Add(admitInterval).UnixNano(); c.since.CompareAndSwap(0, since) {
+		defer c.since.CompareAndSwap(since, 0)
 	}
 	return c.Conn.Write(p)
 }
@@ -211,12 +224,12 @@ func From(ctx context.Context) *Conn {
 	return c
 }
 
-// Handler marks connections as busy while next handles their requests.
+// Handler marks connections as busy while next handles their requests, and until the server has sent the response.
 func Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if c := From(r.Context()); c != nil {
 			c.Busy()
-			defer c.Idle()
+			defer c.handled.Store(true)
 		}
 		next.ServeHTTP(w, r)
 	})

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -220,5 +221,25 @@ func TestNewConnectionsWaitForBusyOnes(t *testing.T) {
 	}
 	if l.Dropped() != 1 { // the first, when it is idle
 		t.Errorf("%d dropped, want 1", l.Dropped())
+	}
+}
+
+// net/http sends the end of a response after the handler has returned, and then reads the next request.
+func TestConnectionsAreBusyUntilTheResponseIsSent(t *testing.T) {
+	l := New(1)
+	client, served := net.Pipe()
+	defer client.Close()
+	c := l.admit(served)
+	request := httptest.NewRequestWithContext(Context(t.Context(), c), "GET", "/", nil)
+	Handler(http.NotFoundHandler()).ServeHTTP(httptest.NewRecorder(), request)
+	_, next := net.Pipe()
+	defer next.Close()
+	if l.admit(next) != nil {
+		t.Error("a new connection replaces one whose response may not be sent yet")
+	}
+	go func() { _, _ = c.Read(make([]byte, 1)) }()
+	eventually(t, "it waits for a request", func() bool { return l.waiting(0) == 1 })
+	if l.admit(next) == nil {
+		t.Error("a new connection does not replace one that waits for a request")
 	}
 }

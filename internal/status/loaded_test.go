@@ -250,7 +250,7 @@ func TestManyPodsWithOneTroubleAreOneSentence(t *testing.T) {
 			mutex.Unlock()
 			select {
 			case <-all:
-			case <-time.After(10 * time.Second):
+			case <-time.After(time.Minute):
 			}
 			mutex.Lock()
 			asked--

@@ -26,7 +26,7 @@ func started(t *testing.T, answer http.HandlerFunc) (time.Time, error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	return status.KubeletStarted(client.CoreV1().RESTClient())(ctx, "n1")
 }

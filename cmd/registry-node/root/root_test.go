@@ -20,7 +20,7 @@ import (
 func runArgs(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	var out, errs bytes.Buffer
-	code = Run(t.Context(), args, &out, &errs)
+	code = Run(t.Context(), append([]string{}, args...), &out, &errs) // nil would be those of go test
 	return code, out.String(), errs.String()
 }
 

@@ -29,7 +29,7 @@ func write(t *testing.T, name, text string) string {
 
 func run(args ...string) (code int, stdout, stderr string) {
 	var out, errors bytes.Buffer
-	code = Run(context.Background(), args, &out, &errors)
+	code = Run(context.Background(), append([]string{}, args...), &out, &errors) // nil would be those of go test
 	return code, out.String(), errors.String()
 }
 

@@ -59,7 +59,7 @@ func TestSignalIgnoresReusedPIDs(t *testing.T) {
 		if err := p.signal(step.signal); err != nil {
 			t.Fatalf("%s: %v", unix.SignalName(step.signal), err)
 		}
-		for deadline := time.Now().Add(5 * time.Second); p.State() != step.want; time.Sleep(5 * time.Millisecond) {
+		for deadline := time.Now().Add(time.Minute); p.State() != step.want; time.Sleep(5 * time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatalf("after %s it is %s, not %s", unix.SignalName(step.signal), p.State(), step.want)
 			}
