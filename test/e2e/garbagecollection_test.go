@@ -14,7 +14,7 @@ import (
 // TestGarbageCollection collects the blobs of images whose tags were moved, while nodes pull and
 // images are pushed, and interrupts a collection in every way.
 func TestGarbageCollection(t *testing.T) {
-	w := ownCluster(t, "e2e-garbage", layout{args: []string{"--nodes", "1"}})
+	w := ownCluster(t, "e2e-garbage", layout{long: true, args: []string{"--nodes", "1"}})
 	const cronJob = "--set=registry.garbageCollection.enabled=true,registry.garbageCollection.gracePeriod=0s" +
 		",registry.garbageCollection.deleteUntagged=true"
 	// Only the steps below collect.

@@ -33,7 +33,7 @@ const (
 func TestUpgrade(t *testing.T) {
 	previous := previousRelease(t)
 	w := ownCluster(t, "e2e-upgrade", layout{
-		open: true, args: []string{"--load", "n1=" + filepath.Join(previous, "init-hook.tar")}})
+		long: true, open: true, args: []string{"--load", "n1=" + filepath.Join(previous, "init-hook.tar")}})
 	here, tag := built(t, "E2E_CHART"), chartVersion(t, built(t, "E2E_CHART"))
 	w.waitForImage(t, w.nodes[0], "init-hook:"+previousVersion)
 	helm := func(t *testing.T, args ...string) {

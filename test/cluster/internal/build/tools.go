@@ -34,8 +34,9 @@ var tools = map[string]Recipe{
 		"github.com/yannh/kubeconform/cmd/kubeconform", "main.version=v0.8.0"),
 	"kube-proxy-1.34": olderKubeProxy,
 	"promtool":        promtool,
-	"regctl":          tool("regctl", "github.com/regclient/regclient", "v0.11.7", "github.com/regclient/regclient/cmd/regctl"),
-	"sops":            tool("sops", "github.com/getsops/sops/v3", "v3.13.3", "github.com/getsops/sops/v3/cmd/sops"),
+	"regctl": tool("regctl", "github.com/regclient/regclient", "v0.11.7",
+		"github.com/regclient/regclient/cmd/regctl"),
+	"sops": tool("sops", "github.com/getsops/sops/v3", "v3.13.3", "github.com/getsops/sops/v3/cmd/sops"),
 }
 
 // promtool checks rules only: without service discovery it needs no client libraries of clouds and
