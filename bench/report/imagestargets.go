@@ -13,7 +13,7 @@ func imagesTargets() []target {
 		{what: "the same pull again", table: "Warm pull", subject: "init-hook", measure: "took", limit: 1, peers: others},
 		{what: "crictl pull of 1 GB through the proxy", table: node, subject: "proxy", measure: "took", limit: 1.1,
 			peers: []string{"node port"}},
-		{what: "crictl pull of 1 GB through the proxy", table: node, subject: "proxy", measure: "took", limit: 1.1,
+		{what: "crictl pull of 1 GB through the proxy", table: node, subject: "proxy", measure: "took", limit: 1.25,
 			peers: []string{"direct TLS"}},
 	}
 	for n := range all {
