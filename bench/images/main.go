@@ -1,13 +1,13 @@
 // Command images measures how users and nodes move images into and out of a cluster.
 //
 // Tools: a test cluster runs a release in nodeport mode. init-hook images push connects through the API
-// server; regctl uses the same port with mutual TLS over kubectl port-forward; the others, and init-hook images
-// pull, the plain port, because they do not present a client certificate or then no credential. Each repetition of a tool starts a
-// new registry pod with empty storage, and the tool with empty caches. It measures a cold push, a warm push
-// (the same again), a cold pull, a warm pull (the same again, into the same directory) and, for tools with a
-// cache, a pull from the cache into an empty directory. The set is generated from a seed: five families of
-// eight images that share base layers, 1.48 GB of incompressible content. After a push all manifests must be
-// in the registry, after a pull all blobs in the output.
+// server; regctl uses the same port with mutual TLS over kubectl port-forward; the others, and init-hook
+// images pull, the plain port, because they do not present a client certificate or then no credential. Each
+// repetition of a tool starts a new registry pod with empty storage, and the tool with empty caches. It
+// measures a cold push, a warm push (the same again), a cold pull, a warm pull (the same again, into the same
+// directory) and, for tools with a cache, a pull from the cache into an empty directory. The set is generated
+// from a seed: five families of eight images that share base layers, 1.48 GB of incompressible content. After
+// a push all manifests must be in the registry, after a pull all blobs in the output.
 //
 // Nodes: crictl pull of an image of 1 GB on n2, from a registry on n1, through the proxy, through the node
 // port of another release, and directly over mutual TLS with a hosts.toml. All of the image is removed before
@@ -124,12 +124,12 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 
 func how(set, large *imageSet) string {
 	return fmt.Sprintf("Cluster and tools share the cores of one machine. Tools: a test cluster with a release in "+
-		"nodeport mode, %d images, %d blobs, %.2f GB; each tool starts with an empty registry. Cold push: the registry is empty; "+
-		"warm push: it has everything; cold pull: output and cache are empty; warm pull: the output has everything; cached pull: "+
-		"the output is empty, the tool's cache has everything. The client is the tool and, where it is used, kubectl "+
-		"port-forward: the sum of their CPU time, and of their peak resident memory (of the largest process of the tool). "+
-		"Nodes: `crictl pull` of an image of %.2f GB in %d layers on n2, from a registry on n1, "+
-		"after everything of it was removed; a first round is not counted.",
+		"nodeport mode, %d images, %d blobs, %.2f GB; each tool starts with an empty registry. Cold push: the registry "+
+		"is empty; warm push: it has everything; cold pull: output and cache are empty; warm pull: the output has "+
+		"everything; cached pull: the output is empty, the tool's cache has everything. The client is the tool and, "+
+		"where it is used, kubectl port-forward: the sum of their CPU time, and of their peak resident memory (of the "+
+		"largest process of the tool). Nodes: `crictl pull` of an image of %.2f GB in %d layers on n2, from a registry "+
+		"on n1, after everything of it was removed; a first round is not counted.",
 		len(set.images), len(set.blobs), float64(set.bytes)/1e9, float64(large.bytes)/1e9, len(largeLayers))
 }
 

@@ -99,8 +99,8 @@ func tools() []tool {
 		},
 		{
 			name: "skopeo", plain: true,
-			about: "one process per image; plain port over kubectl port-forward, because with a client certificate it does not " +
-				"send the push credential; has no cache",
+			about: "one process per image; plain port over kubectl port-forward, because with a client certificate it does " +
+				"not send the push credential; has no cache",
 			push: toPush(perImage(func(j job, i image, _ string) []string {
 				return []string{j.program, "copy", "--quiet", "--insecure-policy", "--dest-tls-verify=false",
 					"oci:" + j.set.tagged + ":" + i.tag, "docker://" + i.reference(j.host)}
