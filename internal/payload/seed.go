@@ -259,7 +259,9 @@ func (s *Seeder) restartLoaders(ctx context.Context) (int, error) {
 			if !loaderFailed(pod) {
 				continue
 			}
-			if err := s.Cluster.Pods.Delete(ctx, pod.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			err := s.Cluster.Pods.Delete(ctx, pod.Name,
+				metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}})
+			if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 				return restarted, fmt.Errorf("deleting %s, whose loader gave up: %w", s.Object("pod", pod.Name), err)
 			}
 			restarted++

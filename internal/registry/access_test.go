@@ -254,18 +254,23 @@ func TestPushAndPullWithoutTLS(t *testing.T) {
 
 func TestDenialsNameRoleAndOperation(t *testing.T) {
 	i := start(t, newTestCA(t), t.TempDir())
+	pusher := i.client(i.ca.client(t, pki.OrganizationPush))
 	for name, tt := range map[string]struct {
 		client client
-		want   []string
+		want   []string // in the response
+		logged []string
 	}{
-		"a node that writes": {i.node(), []string{pki.OrganizationNode, pki.OrganizationPush,
-			"POST of an upload"}},
+		"a node that writes": {i.node(), []string{pki.OrganizationNode, pki.OrganizationPush, "POST of an upload"},
+			[]string{`"code":403`, `"roles":["` + pki.OrganizationNode + `"]`}},
 		"a certificate without a role": {i.client(i.ca.client(t, "acme")),
-			[]string{"no access", pki.OrganizationNode, pki.OrganizationPush}},
-		"a pusher without a credential": {i.client(i.ca.client(t, pki.OrganizationPush)), []string{"push credential"}},
+			[]string{"no access", pki.OrganizationNode, pki.OrganizationPush}, []string{`"code":403`, `O=acme`}},
+		"a pusher with an unknown user": {pusher.as("a stranger", "a password"), nil,
+			[]string{`"code":401`, `"roles":["` + pki.OrganizationPush + `"]`}},
+		"a pusher without a credential": {pusher, []string{"push credential"}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a, err := tt.client.send("POST", "/v2/a/blobs/uploads/", nil)
+			repository := "/v2/" + strings.ReplaceAll(name, " ", "-")
+			a, err := tt.client.send("POST", repository+"/blobs/uploads/", nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -273,6 +278,14 @@ func TestDenialsNameRoleAndOperation(t *testing.T) {
 				if !strings.Contains(a.body, want) {
 					t.Errorf("%s does not name %q", a.body, want)
 				}
+			}
+			if tt.logged != nil {
+				eventually(t, "the denial is logged", func() bool {
+					return i.logged(append(tt.logged, `"level":"WARN"`, `"method":"POST"`, repository)...)
+				})
+			}
+			if strings.Contains(i.logs.String(), "stranger") {
+				t.Error("the log has the name of an unknown user")
 			}
 		})
 	}
