@@ -165,11 +165,7 @@ func (a *argo) phase(t *testing.T, objects []unstructured.Unstructured, phase st
 		t.Fatalf("phase %s has no hooks", phase)
 	}
 	for _, wave := range slices.Sorted(maps.Keys(waves)) {
-		for _, o := range waves[wave] {
-			if strings.Contains(o.GetAnnotations()["helm.sh/hook-delete-policy"], "before-hook-creation") {
-				a.delete(t, o)
-			}
-		}
+		a.delete(t, having(waves[wave], "before-hook-creation"))
 		a.apply(t, waves[wave])
 		for _, o := range waves[wave] {
 			if o.GetKind() != "Job" {
@@ -207,11 +203,14 @@ func (a *argo) jobEnds(t *testing.T, name string) error {
 // deleteHooks deletes the hooks whose policy says so after success.
 func (a *argo) deleteHooks(t *testing.T, objects []unstructured.Unstructured) {
 	t.Helper()
-	for _, o := range objects {
-		if strings.Contains(o.GetAnnotations()["helm.sh/hook-delete-policy"], "hook-succeeded") {
-			a.delete(t, o)
-		}
-	}
+	a.delete(t, having(objects, "hook-succeeded"))
+}
+
+// having returns the hooks that are deleted at that time.
+func having(hooks []unstructured.Unstructured, policy string) []unstructured.Unstructured {
+	return slices.DeleteFunc(slices.Clone(hooks), func(o unstructured.Unstructured) bool {
+		return !strings.Contains(o.GetAnnotations()["helm.sh/hook-delete-policy"], policy)
+	})
 }
 
 // apply runs kubectl apply, as Argo CD does unless server-side apply is turned on. It tracks
@@ -271,10 +270,11 @@ func (a *argo) extraneous(t *testing.T, objects []unstructured.Unstructured, ann
 // here: https://github.com/argoproj/argo-cd/issues/17819
 func (a *argo) prune(t *testing.T, objects []unstructured.Unstructured) {
 	t.Helper()
-	for _, o := range a.extraneous(t, objects, "argocd.argoproj.io/sync-options", "Prune=false") {
+	extraneous := a.extraneous(t, objects, "argocd.argoproj.io/sync-options", "Prune=false")
+	for _, o := range extraneous {
 		t.Logf("pruning %s %s", o.GetKind(), o.GetName())
-		a.delete(t, o)
 	}
+	a.delete(t, extraneous)
 }
 
 // inSync fails where Argo CD would report the Application as OutOfSync.
@@ -300,18 +300,21 @@ func (a *argo) deleteApplication(t *testing.T, values ...string) {
 	if err := a.phase(t, objects, "PreDelete"); err != nil {
 		t.Fatalf("PreDelete: %v: %s", err, a.jobLog(t, "cleanup"))
 	}
-	for _, o := range objects {
-		if !isHook(o) && o.GetAnnotations()["helm.sh/resource-policy"] != "keep" {
-			a.delete(t, o)
-		}
-	}
+	a.delete(t, slices.DeleteFunc(slices.Clone(objects), func(o unstructured.Unstructured) bool {
+		return isHook(o) || o.GetAnnotations()["helm.sh/resource-policy"] == "keep"
+	}))
 	a.deleteHooks(t, objects)
 }
 
-func (a *argo) delete(t *testing.T, o unstructured.Unstructured) {
+// delete deletes objects with a single kubectl, because each takes 0.2 s of CPU time.
+func (a *argo) delete(t *testing.T, objects []unstructured.Unstructured) {
 	t.Helper()
-	output(t, a.command(t, a.kubectl, "delete", strings.ToLower(o.GetKind()), o.GetName(), "-n",
-		cmp.Or(o.GetNamespace(), namespace), "--ignore-not-found", "--cascade=foreground"))
+	if len(objects) == 0 {
+		return
+	}
+	cmd := a.command(t, a.kubectl, "delete", "--ignore-not-found", "--cascade=foreground", "-f", "-")
+	cmd.Stdin = strings.NewReader(manifests(t, objects))
+	output(t, cmd)
 }
 
 // jobLog returns the logs of a Job's pods.

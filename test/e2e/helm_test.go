@@ -167,14 +167,21 @@ func TestHelm(t *testing.T) {
 		w.helm = helm3
 	})
 	must(t, "Helm 3 and Helm 4 reuse the retained volume with another chart version", func(t *testing.T) {
-		mustWith(t, helm3, newer, "install")
-		w.isIn(t, state.ModeNodePort, state.SourceCluster)
-		w.pullEverywhere(t, w.address+"/e2e/hello:1")
-		w.uninstall(t)
-		mustWith(t, helm4, here, "install", proxyMode)
+		if long() {
+			mustWith(t, helm3, newer, "install")
+			w.isIn(t, state.ModeNodePort, state.SourceCluster)
+			w.pullEverywhere(t, w.address+"/e2e/hello:1")
+			w.uninstall(t)
+		}
+		mustWith(t, helm4, newer, "install", proxyMode)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
+		w.pullEverywhere(t, w.address+"/e2e/hello:1")
 	})
-	w.checkProxyMode(t)
+	w.loopbackOnly(t)
+	must(t, "helm upgrade without registryProxy keeps proxy mode and restarts nothing", func(t *testing.T) {
+		w.restartsNothing(t, func() { w.helmChart(t, "upgrade", noMode) })
+		w.isIn(t, state.ModeProxy, state.SourceState)
+	})
 	must(t, "helm uninstall in the middle of a switch leaves only the volume", func(t *testing.T) {
 		w.killSwitch(t)
 		w.uninstall(t)

@@ -6,8 +6,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
 // network is the network of a test cluster: its IP family (IPv4, IPv6 or DualStack) and
@@ -135,16 +133,6 @@ func (w *world) nodePortNeedsProxy(t *testing.T) {
 		}
 	})
 	must(t, "helm uninstall after the failure leaves nothing", w.uninstall)
-}
-
-// checkProxyMode checks an installation in proxy mode: only loopback addresses answer,
-// and an upgrade without registryProxy keeps the mode.
-func (w *world) checkProxyMode(t *testing.T) {
-	w.loopbackOnly(t)
-	must(t, "helm upgrade without registryProxy keeps proxy mode and restarts nothing", func(t *testing.T) {
-		w.restartsNothing(t, func() { w.helmChart(t, "upgrade", noMode) })
-		w.isIn(t, state.ModeProxy, state.SourceState)
-	})
 }
 
 // loopbackOnly checks on all nodes that the registry answers on loopback addresses only.

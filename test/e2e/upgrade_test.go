@@ -67,7 +67,7 @@ func TestUpgrade(t *testing.T) {
 			func(t *testing.T) { helm(t, "rollback", release, "2") })
 		w.proxiesRunAs(t, 65532)
 	} else {
-		t.Log("SHORTENED: on the host network, the proxies' user does not change")
+		t.Log("SHORTENED: on the host network, the proxies' user does not change; no rollback with host ports")
 	}
 	w.underLoad(t, "helm rollback with host network", nothingFails, func(t *testing.T) { helm(t, "rollback", release, "1") })
 	must(t, "the previous commit with host ports", func(t *testing.T) {
@@ -80,13 +80,15 @@ func TestUpgrade(t *testing.T) {
 		w.restartsNothing(t, func() { upgrade(t, otherVersion(t, here), "--set=initHook.image.tag="+tag) })
 	})
 	w.handsOver(t, func(t *testing.T) { upgrade(t, here) })
-	w.underLoad(t, "helm rollback with host ports", refusals, func(t *testing.T) {
-		helm(t, "rollback", release, revision)
-	})
-	w.underLoad(t, "init-hook install with host ports", refusals|losses, func(t *testing.T) {
-		w.mustInstall(t)
-		w.isIn(t, state.ModeProxy, state.SourceValue)
-	})
+	if long() {
+		w.underLoad(t, "helm rollback with host ports", refusals, func(t *testing.T) {
+			helm(t, "rollback", release, revision)
+		})
+		w.underLoad(t, "init-hook install with host ports", refusals|losses, func(t *testing.T) {
+			w.mustInstall(t)
+			w.isIn(t, state.ModeProxy, state.SourceValue)
+		})
+	}
 	w.isHealthy(t)
 	t.Run("the previous payload is gone", func(t *testing.T) {
 		payloads := output(t, w.command(t, w.kubectl, "get", "configmaps", "-n", namespace, "-o", "name", "-l",
