@@ -202,13 +202,18 @@ e2e-networks: ## The deep end-to-end scenarios on each network that they support
 	  E2E_NETWORK=$$network $(MAKE) --no-print-directory e2e || failed="$$failed $$network"; \
 	done; [ -z "$$failed" ] || { echo "failed on$$failed"; exit 1; }
 
-# How long faults are injected, and the seed of their sequence (empty: random).
-SOAK_TIME ?= 5m
-SOAK_SEED ?=
+# How long faults are injected, the seed of their sequence (empty: random), the faults that come first
+# (SOAK_FIRST="rotate,kill a proxy"), and the installation: empty, replicas or cert-manager.
+SOAK_TIME   ?= 5m
+SOAK_SEED   ?=
+SOAK_FIRST  ?=
+SOAK_LAYOUT ?=
 .PHONY: soak
 soak: export SOAK_TIME := $(SOAK_TIME)
 soak: export SOAK_SEED := $(SOAK_SEED)
-soak: build images $(TESTCLUSTER) ## Inject random faults during pulls and pushes (SOAK_TIME=1h SOAK_SEED=42; docs/soak.md)
+soak: export SOAK_FIRST := $(SOAK_FIRST)
+soak: export SOAK_LAYOUT := $(SOAK_LAYOUT)
+soak: build images $(TESTCLUSTER) $(if $(filter cert-manager,$(SOAK_LAYOUT)),$(CERTMANAGER)) ## Inject random faults during pulls and pushes (SOAK_TIME=1h SOAK_SEED=42 SOAK_LAYOUT=replicas; docs/soak.md)
 	@for tool in helm kubectl; do $(TESTCLUSTER) tool $$tool >/dev/null; done
 	@# A single package, because it measures recovery times. -timeout raises go test's default.
 	go test ./test/e2e -run '^TestSoak$$' -count=1 -v -timeout 24h

@@ -49,14 +49,21 @@ func (s *soaking) inject(t *testing.T, step soak.Step) {
 	case "fill the volume":
 		filler := filepath.Join("/var/lib/zarf-registry-test", s.w.name, "volumes", "filler")
 		during(func() { fill(t, filler) }, func() { os.Remove(filler) })
-	case "corrupt a certificate", "corrupt the push certificate":
+	case "corrupt a certificate":
+		component := map[string]string{"server-tls": "registry", "node-tls": "proxy"}[step.Variant]
 		during(func() {
-			secret := s.w.secret(t, "-"+step.Variant)
-			secret.Data["tls.crt"] = secret.Data["tls.crt"][:len(secret.Data["tls.crt"])/2]
-			if _, err := s.w.client.CoreV1().Secrets(namespace).Update(t.Context(), secret, metav1.UpdateOptions{}); err != nil {
-				t.Fatal(err)
+			s.corrupt(t, step.Variant)
+			observed := []string{"cannot reload certificates"}
+			if s.certManager { // which may issue another one first
+				observed = append(observed, "certificates loaded")
 			}
-		}, func() { s.w.certs(t, "renew") })
+			s.observed(t, component, observed...)
+		}, func() {
+			s.w.certs(t, "renew")
+			s.observed(t, component, "certificates loaded")
+		})
+	case "corrupt the push certificate":
+		during(func() { s.corrupt(t, step.Variant) }, func() { s.w.certs(t, "renew") })
 	case "corrupt the payload":
 		during(func() { s.corruptPayload(t, step) }, func() { s.w.helmChart(t, "upgrade", s.mode()) })
 	case "rotate":
@@ -70,25 +77,107 @@ func (s *soaking) inject(t *testing.T, step soak.Step) {
 		s.mark(t)
 	case soak.Switch:
 		s.switchMode(t)
-	case "upgrade and roll back":
-		previous := s.w.revision(t)
-		upgrade := s.w.command(t, s.w.helm, "upgrade", release, newerChart(t), "-n", namespace, "--timeout", "5m", s.mode(),
-			"--set-string=registry.podAnnotations.soak="+previous)
-		output(t, upgrade)
-		s.w.rollback(t, previous)
+	case soak.Upgrade:
+		current := s.w.revision(t)
+		output(t, s.w.command(t, s.w.helm, append([]string{"upgrade", release, filepath.Join(s.previous, "chart"), "-n",
+			namespace, "--timeout", "5m", s.mode()}, s.w.sets...)...))
+		s.w.rollback(t, current)
 	case soak.AddNode:
 		s.w.addNode(t, step.Node)
-		eventually(t, soak.RecoveryTimeout, "the loopback address of the new node to answer",
-			func() error { return s.w.dial(t, step.Node, s.w.address) })
-		s.watch(t, step.Node)
+		s.answers(t, step.Node)
 	case soak.RemoveNode:
 		output(t, s.w.command(t, s.w.kubectl, "drain", step.Node, "--ignore-daemonsets", "--delete-emptydir-data", "--force",
 			"--timeout=3m"))
 		s.unwatch(step.Node)
 		s.w.removeNode(t, step.Node)
+	case "reboot a node":
+		s.unwatch(step.Node) // its pull loop ends with the node
+		s.cluster(t, "reboot", step.Node)
+		s.watch(t, step.Node)
+	case soak.LoseNode:
+		s.loseNode(t, step.Variant == soak.Removed)
 	default:
 		t.Fatalf("unknown fault %q", step.Kind.Name)
 	}
+}
+
+// answers waits until the registry's address answers on a new node, and starts its pull loop.
+func (s *soaking) answers(t *testing.T, node string) {
+	t.Helper()
+	eventually(t, time.Minute, "the loopback address of node "+node+" to answer",
+		func() error { return s.w.dial(t, node, s.w.address) })
+	s.watch(t, node)
+}
+
+// loseNode cuts the registry's node off until its pods are evicted and the registry runs elsewhere. Then the node
+// comes back, or another one with its name and an empty disk joins.
+func (s *soaking) loseNode(t *testing.T, replaced bool) {
+	t.Helper()
+	lost := s.w.waitForRegistry(t, "").Spec.NodeName
+	s.note("   it is %s", lost)
+	s.cluster(t, "unplug", lost)
+	begin := time.Now()
+	eventually(t, 4*time.Minute, "the registry to run on other nodes", func() error {
+		elsewhere := false
+		for _, p := range s.w.pods(t, "registry") {
+			if p.Spec.NodeName == lost && p.DeletionTimestamp == nil {
+				return fmt.Errorf("pod %s on node %s is not evicted", p.Name, lost)
+			}
+			elsewhere = elsewhere || p.Spec.NodeName != lost && ready(p)
+		}
+		if !elsewhere {
+			return errors.New("no registry pod is ready")
+		}
+		return nil
+	})
+	t.Logf("figure: node %s lost, the registry ready elsewhere after %.1f s", lost, time.Since(begin).Seconds())
+	if !replaced {
+		s.cluster(t, "plug", lost)
+		return
+	}
+	s.unwatch(lost)
+	s.w.removeNode(t, lost)
+	s.w.addNode(t, lost)
+	if lost == s.w.nodes[0] { // the Jobs of all versions run there
+		s.cluster(t, "load", "--nodes", lost, "--wait", filepath.Join(built(t, "E2E_IMAGES"), "init-hook.tar"),
+			filepath.Join(s.previous, "init-hook.tar"))
+	}
+	s.answers(t, lost)
+}
+
+// corrupt truncates the certificate in a Secret of the release.
+func (s *soaking) corrupt(t *testing.T, name string) {
+	t.Helper()
+	secret := s.w.secret(t, "-"+name)
+	secret.Data["tls.crt"] = secret.Data["tls.crt"][:len(secret.Data["tls.crt"])/2]
+	if _, err := s.w.client.CoreV1().Secrets(namespace).Update(t.Context(), secret, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// observed waits until each pod of a component has logged one of the messages. A kubelet may take 90 s to update
+// a volume, but updates at once when the pod is annotated.
+func (s *soaking) observed(t *testing.T, component string, messages ...string) {
+	t.Helper()
+	since := metav1.Now()
+	pods := s.w.pods(t, component)
+	if len(pods) == 0 {
+		t.Fatalf("there is no pod of component %s", component)
+	}
+	for _, p := range pods {
+		eventually(t, time.Minute, fmt.Sprintf("pod %s to log %q", p.Name, messages), func() error {
+			output(t, s.w.command(t, s.w.kubectl, "-n", namespace, "annotate", "--overwrite", "pod", p.Name,
+				fmt.Sprintf("example.com/look=%d", time.Now().UnixNano())))
+			time.Sleep(time.Second)
+			log, err := s.w.client.CoreV1().Pods(namespace).GetLogs(p.Name, &corev1.PodLogOptions{SinceTime: &since}).
+				DoRaw(t.Context())
+			if err == nil && !slices.ContainsFunc(messages, func(m string) bool { return strings.Contains(string(log), m) }) {
+				err = errors.New("not yet")
+			}
+			return err
+		})
+	}
+	s.note("   pods of component %s logged %q after %.1f s", component, messages, time.Since(since.Time).Seconds())
 }
 
 // mode returns the value for the current mode.
@@ -126,7 +215,7 @@ func (s *soaking) switchMode(t *testing.T) {
 	s.w.helmChart(t, "upgrade", proxyMode)
 	// A pull that has started through the node port continues there.
 	switched := time.Now()
-	eventually(t, soak.RecoveryTimeout, "all current pulls to have started after the switch", func() error {
+	eventually(t, 90*time.Second, "all current pulls to have started after the switch", func() error {
 		for _, node := range s.w.nodes {
 			if !s.account.Renewed(node, switched) {
 				return fmt.Errorf("not yet on %s", node)

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,11 +27,16 @@ type soaking struct {
 	began   time.Time
 	account *soak.Account
 
+	previous    string // the folder of the previous release
+	certManager bool   // issues the certificates
+
 	proxy    bool // the current mode
 	watchers map[string]*companion
 	sniffer  *companion
 	pusher   *pusher
-	noise    []byte // the marker in images
+	tags     *soak.Tags
+	noise    []byte            // the marker in images
+	controls map[string]string // addresses of pods whose port is open, and their nodes
 	steps    map[string][]outcome
 
 	mu       sync.Mutex
@@ -74,19 +80,25 @@ func TestSoak(t *testing.T) {
 		}
 	}
 	s := &soaking{seed: seed, atMost: atMost, began: time.Now(), proxy: true, account: soak.NewAccount(),
-		watchers: map[string]*companion{}, steps: map[string][]outcome{}}
+		tags: soak.NewTags(), watchers: map[string]*companion{}, steps: map[string][]outcome{}}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("FAILED with seed %d; to repeat the sequence: make soak SOAK_SEED=%d SOAK_TIME=%s\nHistory:\n%s", seed, seed,
-				os.Getenv("SOAK_TIME"), s.history())
+			t.Logf("FAILED with seed %d; to repeat the sequence: make soak SOAK_SEED=%d SOAK_TIME=%s SOAK_LAYOUT=%s\n"+
+				"History:\n%s", seed, seed, os.Getenv("SOAK_TIME"), os.Getenv("SOAK_LAYOUT"), s.history())
 		}
 	})
-	t.Logf("seed %d, faults for %s", seed, os.Getenv("SOAK_TIME"))
+	t.Logf("seed %d, faults for %s, layout %q", seed, os.Getenv("SOAK_TIME"), os.Getenv("SOAK_LAYOUT"))
 
 	// An image of some 400 KB every second or two, and as much again as reserve.
 	size := 256<<20 + int64(atMost.Minutes()*float64(16<<20))
-	// The node grace period is longer than any fault.
-	s.w = newWorld(t, "soak", layout{args: []string{"--node-grace", "50s", "--volumes-size", strconv.FormatInt(size, 10)}})
+	// The node grace period is longer than any fault but the loss of a node.
+	args := []string{"--node-grace", "50s", "--volumes-size", strconv.FormatInt(size, 10)}
+	if !short { // whose sequence has no upgrade
+		s.previous = previousRelease(t)
+		args = append(args, "--load", "n1="+filepath.Join(s.previous, "init-hook.tar"))
+	}
+	s.w = newWorld(t, "soak", layout{args: args})
+	s.layOut(t, os.Getenv("SOAK_LAYOUT"))
 	must(t, "install in proxy mode", func(t *testing.T) { s.w.helmChart(t, "install", proxyMode) })
 	s.begin(t)
 	must(t, "everything works without faults", func(t *testing.T) {
@@ -99,6 +111,8 @@ func TestSoak(t *testing.T) {
 	var first []string
 	if short {
 		first = soak.Short
+	} else if list := os.Getenv("SOAK_FIRST"); list != "" {
+		first = strings.Split(list, ",")
 	}
 	plan := soak.NewPlan(seed, s.w.nodes, first...)
 	end := time.Now().Add(atMost)
@@ -125,7 +139,7 @@ func TestSoak(t *testing.T) {
 			}
 			repaired := time.Now()
 			s.account.Repaired(repaired)
-			took := s.recover(t, repaired)
+			took := s.recover(t, repaired, burst...)
 			s.judge(t, burst, outcome{repaired: repaired.Sub(begun), recovered: took})
 			s.inspect(t)
 		})
@@ -140,11 +154,28 @@ func TestSoak(t *testing.T) {
 		must(t, "at the end, everything works and nothing is lost", func(t *testing.T) {
 			s.recover(t, time.Now())
 			s.control(t)
+			s.runsWhatWasPushed(t)
 			s.allPorts(t)
 			s.finish(t)
 		})
 	}
 	s.summary(t)
+}
+
+// layOut sets the values for a layout of SOAK_LAYOUT.
+func (s *soaking) layOut(t *testing.T, name string) {
+	t.Helper()
+	switch name {
+	case "":
+	case "replicas":
+		s.w.sets = []string{"--set=registry.replicas=2", "--set=registry.persistence.accessModes={ReadWriteMany}"}
+	case "cert-manager":
+		s.certManager = true
+		s.w.startCertManager(t)
+		s.w.sets = []string{"--set=pki.mode=certManager"}
+	default:
+		t.Fatalf("invalid SOAK_LAYOUT %q: want replicas or cert-manager", name)
+	}
 }
 
 // note appends a line to the history, which a failure prints.
@@ -156,6 +187,7 @@ func (s *soaking) note(format string, args ...any) {
 
 // add records an attempt. The history has the first failures of each step.
 func (s *soaking) add(a soak.Attempt) {
+	s.checkTag(&a)
 	s.account.Add(a)
 	if a.Err == "" {
 		return
@@ -169,16 +201,34 @@ func (s *soaking) add(a soak.Attempt) {
 	}
 }
 
+// checkTag makes a pull by tag fail if it found another digest than it may.
+func (s *soaking) checkTag(a *soak.Attempt) {
+	if a.Digest == "" {
+		return
+	}
+	tag := a.Image[strings.LastIndex(a.Image, ":")+1:]
+	if err := s.tags.Check(tag, a.Digest, a.Begin, a.End()); err != nil {
+		a.Err, a.Corrupt = err.Error(), true
+	}
+}
+
 func (s *soaking) history() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return strings.Join(s.timeline, "\n")
 }
 
-// recover waits until everything works again, and returns how long that took.
-func (s *soaking) recover(t *testing.T, repaired time.Time) time.Duration {
+// recover waits until everything works again after some steps, and returns how long that took.
+func (s *soaking) recover(t *testing.T, repaired time.Time, steps ...soak.Step) time.Duration {
 	t.Helper()
-	eventually(t, soak.RecoveryTimeout, "everything to work again", func() error {
+	within := 30 * time.Second // without a fault: one pull by a slow reader, and status
+	if len(steps) > 0 {
+		within = 0
+	}
+	for _, step := range steps {
+		within = max(within, step.Kind.Recovery)
+	}
+	eventually(t, within, "everything to work again", func() error {
 		for _, node := range s.w.nodes {
 			if !s.account.Works(node, repaired) {
 				return fmt.Errorf("node %s has not pulled since the repair", node)
@@ -189,7 +239,10 @@ func (s *soaking) recover(t *testing.T, repaired time.Time) time.Duration {
 		}
 		return s.healthy(t)
 	})
-	took := time.Since(repaired)
+	took := time.Since(repaired) // eventually's last attempt may end late
+	if took > within {
+		t.Errorf("everything worked again after %.1f s, later than %s", took.Seconds(), within)
+	}
 	s.account.Recovered(time.Now())
 	return took
 }

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -199,7 +200,7 @@ func (s *soaking) watch(t *testing.T, node string) {
 		c.send("auth %s", s.pusher.auth)
 	}
 	for _, p := range s.pusher.pushed {
-		c.send("image %s@%s", s.repository(), p.manifest)
+		c.send("image %s %s %s", s.repository(), p.tag, p.manifest)
 	}
 }
 
@@ -254,7 +255,7 @@ type pusher struct {
 }
 
 // acknowledged is an image that init-hook reported as pushed.
-type acknowledged struct{ manifest, noise string }
+type acknowledged struct{ tag, manifest, noise string }
 
 func (p *pusher) run(ctx context.Context) {
 	defer close(p.ended)
@@ -267,7 +268,7 @@ func (p *pusher) run(ctx context.Context) {
 			p.mu.Lock()
 			p.pushed = append(p.pushed, got)
 			p.mu.Unlock()
-			p.s.sendAll("image %s@%s", p.s.repository(), got.manifest)
+			p.s.sendAll("image %s %s %s", p.s.repository(), got.tag, got.manifest)
 		}
 		p.s.add(a)
 		select {
@@ -279,7 +280,11 @@ func (p *pusher) run(ctx context.Context) {
 
 // push pushes one image as users do.
 func (p *pusher) push(ctx context.Context, number uint64) (soak.Attempt, acknowledged) {
-	reference := fmt.Sprintf("example.com/%s:%d", p.s.repository(), number)
+	tag := strconv.FormatUint(number, 10)
+	if number%3 == 0 {
+		tag = "latest" // replaces what was pushed there
+	}
+	reference := fmt.Sprintf("example.com/%s:%s", p.s.repository(), tag)
 	a := soak.Attempt{Image: reference}
 	dir := filepath.Join(p.dir, "layout")
 	defer os.RemoveAll(dir)
@@ -290,6 +295,7 @@ func (p *pusher) push(ctx context.Context, number uint64) (soak.Attempt, acknowl
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, 2*time.Minute) // then it counts as failed
 		defer cancel()
+		p.s.tags.Push(tag, image.Manifest, a.Begin)
 		cmd := exec.CommandContext(ctx, p.s.w.hook, "images", "push", "--output=json", dir)
 		cmd.Env = append(os.Environ(), "KUBECONFIG="+p.s.w.kubeconfig)
 		var out, errOut string
@@ -310,8 +316,10 @@ func (p *pusher) push(ctx context.Context, number uint64) (soak.Attempt, acknowl
 	a.Took = time.Since(a.Begin)
 	if err != nil {
 		a.Err = err.Error()
+	} else {
+		p.s.tags.Acknowledge(tag, a.End())
 	}
-	return a, acknowledged{image.Manifest, image.Noise}
+	return a, acknowledged{tag, image.Manifest, image.Noise}
 }
 
 // newest returns the last acknowledged image.
@@ -321,32 +329,37 @@ func (p *pusher) newest() acknowledged {
 	return p.pushed[len(p.pushed)-1]
 }
 
-// runsWhatWasPushed runs the newest image on each node and compares the checksum of its content.
+// runsWhatWasPushed runs the newest image on each node and compares the checksum of its content. The pods are
+// controls of port scans until the test ends.
 func (s *soaking) runsWhatWasPushed(t *testing.T) {
 	t.Helper()
 	newest := s.pusher.newest()
 	secrets := s.w.pullSecrets(t)
+	s.controls = map[string]string{}
 	for _, node := range s.w.nodes {
-		p := pod("sums-on-"+node, node, s.w.address+"/"+s.repository()+"@"+newest.manifest, "sum", soak.NoiseFile)
+		p := pod("sums-on-"+node, node, s.w.address+"/"+s.repository()+"@"+newest.manifest, "sum", soak.NoiseFile,
+			fmt.Sprintf(":%d", soak.ControlPort))
 		p.Spec.ImagePullSecrets = secrets
 		s.w.runPod(t, p)
 		var text string
-		eventually(t, time.Minute, p.Name+" to end", func() error {
+		eventually(t, time.Minute, p.Name+" to print the checksum", func() error {
 			got, err := s.w.client.CoreV1().Pods(workloads).Get(t.Context(), p.Name, metav1.GetOptions{})
 			if err != nil {
 				return err
 			}
-			if got.Status.Phase != corev1.PodSucceeded {
-				return fmt.Errorf("phase %s: %s", got.Status.Phase, mustJSON(got.Status.ContainerStatuses))
-			}
 			log, err := s.w.client.CoreV1().Pods(workloads).GetLogs(p.Name, &corev1.PodLogOptions{}).DoRaw(t.Context())
 			text = strings.TrimSpace(string(log))
+			if err == nil && (text == "" || got.Status.PodIP == "") {
+				err = fmt.Errorf("phase %s: %s", got.Status.Phase, mustJSON(got.Status.ContainerStatuses))
+			}
+			s.controls[got.Status.PodIP] = node
 			return err
 		})
 		if text != newest.noise {
 			t.Errorf("CORRUPT: node %s runs an image with %s, but %s was pushed", node, text, newest.noise)
 		}
 	}
+	delete(s.controls, "")
 }
 
 // finish pulls every acknowledged image and stops the capture.
@@ -354,32 +367,38 @@ func (s *soaking) finish(t *testing.T) {
 	t.Helper()
 	s.pusher.stop()
 	var mu sync.Mutex
-	failed, whole := []string{}, 0
+	failed, whole, tags := []string{}, 0, map[string]bool{}
 	node := s.w.nodes[len(s.w.nodes)-1]
 	c := s.w.companion(t, node, func(line []byte) {
 		var a soak.Attempt
 		err := json.Unmarshal(line, &a)
+		s.checkTag(&a)
 		mu.Lock()
 		defer mu.Unlock()
-		if err != nil || a.Err != "" {
-			failed = append(failed, string(line))
-		} else {
+		switch {
+		case err != nil || a.Err != "":
+			failed = append(failed, fmt.Sprintf("%s %s", line, a.Err))
+		case a.Digest != "":
+			tags[a.Image] = true
+		default:
 			whole++
 		}
 	}, "each", "http://"+s.w.address)
 	if s.pusher.auth != "" {
 		c.send("auth %s", s.pusher.auth)
 	}
+	names := map[string]bool{}
 	for _, p := range s.pusher.pushed {
-		c.send("image %s@%s", s.repository(), p.manifest)
+		names[p.tag] = true
+		c.send("image %s %s %s", s.repository(), p.tag, p.manifest)
 	}
 	c.stdin.Close()
 	<-c.ended
-	if len(failed) > 0 || whole != len(s.pusher.pushed) {
-		t.Errorf("LOST: of %d acknowledged images, %d can be pulled: %s%s", len(s.pusher.pushed), whole,
-			strings.Join(failed, "; "), c.err.String())
+	if len(failed) > 0 || whole != len(s.pusher.pushed) || len(tags) != len(names) {
+		t.Errorf("LOST: of %d acknowledged images, %d can be pulled, and of %d tags %d: %s%s", len(s.pusher.pushed), whole,
+			len(names), len(tags), strings.Join(failed, "; "), c.err.String())
 	}
-	t.Logf("figure: all %d acknowledged images can be pulled, with the bytes that were pushed", whole)
+	t.Logf("figure: all %d acknowledged images and %d tags can be pulled, with the bytes that were pushed", whole, len(tags))
 	for _, c := range s.watchers {
 		c.stop()
 	}
@@ -401,7 +420,7 @@ func (s *soaking) allPorts(t *testing.T) { s.scanAll(t, "1-65535") }
 
 // ports scans the project's ports and some node ports.
 func (s *soaking) ports(t *testing.T) {
-	s.scanAll(t, "5000,5001,5080,5090,5443,9102,30443,31990-32010")
+	s.scanAll(t, "5000,5001,5080,5090,5443,9102,10250,10256,30443,31990-32010")
 }
 
 func (s *soaking) scanAll(t *testing.T, ports string) {
@@ -421,17 +440,21 @@ func (s *soaking) scanAll(t *testing.T, ports string) {
 	}
 	first := s.w.nodes[0]
 	for from, targets := range map[string][]string{"cp": addresses(""), first: addresses(first)} {
-		for address, open := range s.w.scan(t, from, ports, targets...) {
-			if bad := soak.Unexpected(open, soak.NodePorts(s.proxy)); len(bad) > 0 {
-				t.Errorf("from %s, node %s has unexpected open ports: %v", from, hosts[address], bad)
-			}
-			for _, want := range soak.NodePorts(s.proxy) {
-				// Positive control of the scan.
-				if ports == "1-65535" && !slices.Contains(open, want) {
-					t.Errorf("from %s, port %d of node %s appears closed", from, want, hosts[address])
+		// The other nodes may look for a node that rebooted at its previous link address.
+		eventually(t, 20*time.Second, "the scan to see ports that are open", func() error {
+			found := s.w.scan(t, from, ports, targets...)
+			for _, address := range targets {
+				if bad := soak.Unexpected(found[address], soak.NodePorts(s.proxy)); len(bad) > 0 {
+					t.Errorf("from %s, node %s has unexpected open ports: %v", from, hosts[address], bad)
+				}
+				for _, want := range soak.NodePorts(s.proxy) {
+					if !slices.Contains(found[address], want) {
+						return fmt.Errorf("from %s, port %d of node %s appears closed", from, want, hosts[address])
+					}
 				}
 			}
-		}
+			return nil
+		})
 	}
 	// A network plugin may take a moment to enforce policies for a new pod.
 	eventually(t, 20*time.Second, "the ports of the pods to be closed", func() error { return s.scanPods(t) })
@@ -440,7 +463,8 @@ func (s *soaking) scanAll(t *testing.T, ports string) {
 	}
 }
 
-// scanPods scans the pods' ports from other nodes and from outside.
+// scanPods scans the pods' ports from other nodes and from outside. The controls, which no policy protects, must
+// be found open.
 func (s *soaking) scanPods(t *testing.T) error {
 	t.Helper()
 	pods := map[string]corev1.Pod{}
@@ -458,13 +482,26 @@ func (s *soaking) scanPods(t *testing.T) error {
 				others = append(others, address)
 			}
 		}
-		if len(others) == 0 {
-			continue
+		var controls []string
+		for address, node := range s.controls {
+			if node != from {
+				controls = append(controls, address)
+			}
 		}
-		for address, open := range s.w.scan(t, from, "5000,5001,5080,5090,5443,9102", others...) {
-			if bad := soak.Unexpected(open, soak.PodPorts(s.proxy)); len(bad) > 0 {
+		found := s.w.scan(t, from, "5000,5001,5080,5090,5443,9102", slices.Concat(others, controls)...)
+		for _, address := range others {
+			if bad := soak.Unexpected(found[address], soak.PodPorts(s.proxy)); len(bad) > 0 {
 				return fmt.Errorf("from %s, pod %s has unexpected open ports: %v", from, pods[address].Name, bad)
 			}
+		}
+		for _, address := range controls {
+			if !slices.Contains(found[address], soak.ControlPort) {
+				return fmt.Errorf("from %s, port %d of the control on node %s appears closed", from, soak.ControlPort,
+					s.controls[address])
+			}
+		}
+		if len(controls) == 0 {
+			return fmt.Errorf("from %s, no control was scanned", from)
 		}
 	}
 	return nil

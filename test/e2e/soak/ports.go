@@ -2,6 +2,10 @@ package soak
 
 import "slices"
 
+// ControlPort is a port of the registry's pods that pods without NetworkPolicies open: a scan that misses it is
+// worthless.
+const ControlPort = 5001
+
 // NodePorts returns the TCP ports that may be open on a node's address: those of Kubernetes and, in
 // nodeport mode, the registry's. Proxies listen on the loopback address only.
 func NodePorts(proxy bool) []int {

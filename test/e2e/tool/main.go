@@ -80,13 +80,8 @@ func run(args []string) error {
 		return say(args[1], args[2])
 	case args[0] == "scan" && len(args) > 2:
 		return scan(args[1], args[2:])
-	case args[0] == "sum" && len(args) == 2:
-		content, err := os.ReadFile(args[1])
-		if err != nil {
-			return err
-		}
-		fmt.Println(sum(content))
-		return nil
+	case args[0] == "sum" && len(args) == 3:
+		return sumAndListen(args[1], args[2])
 	case args[0] == "crictl" && len(args) == 6:
 		n, err := strconv.Atoi(args[2])
 		if err != nil || n < 1 {
@@ -102,7 +97,27 @@ func run(args []string) error {
 		"pull BASE-URL REPOSITORY:TAG SLOW-IMAGE STOP-FILE PAUSE | slowly BASE-URL REPOSITORY:TAG | " +
 		"stall BASE-URL REPOSITORY:TAG NUMBER | " +
 		"crictl IMAGE NUMBER SLOW-IMAGE STOP-FILE PAUSE | watch BASE-URL PAUSE | each BASE-URL | " +
-		"sniff | say HOST:PORT TEXT | scan PORTS HOST... | sum FILE]")
+		"sniff | say HOST:PORT TEXT | scan PORTS HOST... | sum FILE ADDRESS]")
+}
+
+// sumAndListen prints the digest of a file, and accepts connections until it is asked to end.
+func sumAndListen(file, address string) error {
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return err
+	}
+	fmt.Println(sum(content))
+	for {
+		conn, err := listener.Accept()
+		if err != nil {
+			return err
+		}
+		_ = conn.Close()
+	}
 }
 
 // pullUntil keeps pulling a manifest and its blobs and verifies every digest.
