@@ -165,14 +165,17 @@ func TestSoak(t *testing.T) {
 // layOut sets the values for a layout of SOAK_LAYOUT.
 func (s *soaking) layOut(t *testing.T, name string) {
 	t.Helper()
+	// Evicted from a lost node after 10 s. Kubernetes' default is 5 min.
+	s.w.sets = []string{`--set-json=registry.tolerations=[{"key":"node.kubernetes.io/unreachable","operator":"Exists",` +
+		`"effect":"NoExecute","tolerationSeconds":10}]`}
 	switch name {
 	case "":
 	case "replicas":
-		s.w.sets = []string{"--set=registry.replicas=2", "--set=registry.persistence.accessModes={ReadWriteMany}"}
+		s.w.sets = append(s.w.sets, "--set=registry.replicas=2", "--set=registry.persistence.accessModes={ReadWriteMany}")
 	case "cert-manager":
 		s.certManager = true
 		s.w.startCertManager(t)
-		s.w.sets = []string{"--set=pki.mode=certManager"}
+		s.w.sets = append(s.w.sets, "--set=pki.mode=certManager")
 	default:
 		t.Fatalf("invalid SOAK_LAYOUT %q: want replicas or cert-manager", name)
 	}

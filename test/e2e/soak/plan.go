@@ -105,10 +105,10 @@ var Kinds = []Kind{
 	{Name: Upgrade, Recovery: 10 * time.Second, Proxy: Everywhere, NodePort: Everywhere, Classes: gone},
 	{Name: AddNode, Recovery: 12 * time.Second},
 	{Name: RemoveNode, Recovery: 10 * time.Second, Proxy: OnTarget, NodePort: Everywhere, Classes: gone, OnNode: true},
-	{Name: "reboot a node", Recovery: 45 * time.Second, Proxy: OnTarget, NodePort: Everywhere, Classes: gone, Outage: true,
+	{Name: "reboot a node", Recovery: 25 * time.Second, Proxy: OnTarget, NodePort: Everywhere, Classes: gone, Outage: true,
 		OnNode: true},
 	// Longer than proxies hold pulls, which then get 503.
-	{Name: LoseNode, Recovery: 45 * time.Second, Proxy: Everywhere, NodePort: Everywhere, Pushes: true,
+	{Name: LoseNode, Recovery: 25 * time.Second, Proxy: Everywhere, NodePort: Everywhere, Pushes: true,
 		Classes: append(slices.Clone(gone), Unavailable), Outage: true,
 		Variants: []string{"it comes back", Removed}},
 }
