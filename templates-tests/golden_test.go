@@ -30,7 +30,11 @@ const differencesHeader = "# Differences from "
 func TestRenderedObjectsMatchTheGoldenFiles(t *testing.T) {
 	manifests := map[string]manifest{}
 	for name := range ciValues(t) {
-		manifests[name] = manifestOf(t, renderedFile(t, name))
+		out := renderedFile(t, name)
+		if slices.ContainsFunc(out.objects, func(o object) bool { return strings.HasPrefix(o.file, "node-config/") }) {
+			out = rendering{values: ciValues(t)[name], chart: loadChart(t)}.render(t) // with the real checksums
+		}
+		manifests[name] = manifestOf(t, out)
 	}
 	want := map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(manifests)) {
