@@ -43,8 +43,8 @@ func TestFailedRequestIsReported(t *testing.T) {
 				return b
 			},
 			run: (*bench).prepareAndFinish,
-			unnoticed: []string{probe, probe, "get deployments zarf-registry", "list endpointslices ", "list pods ", "list pods ",
-				"patch endpointslices zarf-registry-nodeport"},
+			unnoticed: []string{probe, probe, "get deployments zarf-registry", "list endpointslices ", "list pods ",
+				"list pods ", "patch endpointslices zarf-registry-nodeport"},
 		},
 		"internal to existingSecret": {
 			setUp: func(t *testing.T) *bench {
@@ -53,8 +53,9 @@ func TestFailedRequestIsReported(t *testing.T) {
 				b.pki(state.PKIExistingSecret)
 				return b
 			},
-			run:       func(b *bench) error { return b.hook.Prepare(b.Context()) },
-			unnoticed: []string{"get secrets zarf-registry-state", refresh, refresh, refresh, "update secrets zarf-registry-state"},
+			run: func(b *bench) error { return b.hook.Prepare(b.Context()) },
+			unnoticed: []string{"get secrets zarf-registry-state", refresh, refresh, refresh, // what the pods are missing
+				"update secrets zarf-registry-state"},
 		},
 		"renewal with new user certificates": {
 			setUp: func(t *testing.T) *bench {

@@ -5,7 +5,8 @@
 //
 // It first runs every test alone to learn which statements it executes. For a mutant it compiles the test
 // programs with an overlay, so it never writes to the source tree, and runs only tests that execute the
-// mutated statement, fastest first. A mutant is caught if one of them fails twice or exceeds its timeout.
+// mutated statement, with -short and fastest first. A mutant is caught if one of them fails or exceeds its
+// timeout twice.
 // Each mutant has a rank that depends only on the seed and its own text, so a change elsewhere does not
 // alter the sample. Mutants that do not compile, or that no unit test executes, are not in the sample.
 //
@@ -87,7 +88,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	}
 	sample := choose(all, *seed, *number)
 	fmt.Fprintf(out, "%d possible mutants, %d of them in statements that no unit test executes; "+
-		"sample of %d with seed %d; %.0f s for coverage\n", len(all), without, len(sample), *seed, time.Since(began).Seconds())
+		"sample of %d with seed %d; %.0f s for coverage\n", len(all), without, len(sample), *seed,
+		time.Since(began).Seconds())
 	sample = slices.DeleteFunc(sample, func(m *mutant) bool { return !wanted.MatchString(m.where()) })
 	if len(sample) == 0 {
 		return fmt.Errorf("no mutant in %s matches %q", strings.Join(flags.Args(), " "), *only)
@@ -119,6 +121,9 @@ func try(ctx context.Context, dir string, sample []*mutant, jobs int, out io.Wri
 		done++
 		fmt.Fprintf(out, "%3d/%d %-9s %4.0f s  %s  [%s => %s]  %s\n", done, len(sample), m.Result, m.Seconds, m.where(),
 			m.Before, m.After, m.Test)
+		if len(m.Flaky) > 0 {
+			fmt.Fprintf(out, "        flaky: %s\n", strings.Join(m.Flaky, " "))
+		}
 		return nil
 	})
 }

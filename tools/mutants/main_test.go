@@ -73,7 +73,8 @@ func TestNegative(t *testing.T) {
 func TestOther(t *testing.T) {}
 `})
 	var out strings.Builder
-	err := run(t.Context(), []string{"-survivors", "survivors.txt", "-output", "dist/mutants.json", "./limit", "./user"}, &out)
+	err := run(t.Context(), []string{"-survivors", "survivors.txt", "-output", "dist/mutants.json", "./limit",
+		"./user"}, &out)
 	if err == nil || !strings.Contains(err.Error(), "3 survivors are not explained") {
 		t.Errorf("run: %v\n%s", err, &out)
 	}
@@ -226,7 +227,9 @@ func statements(ctx context.Context, c chan int, n int) (int, error) {
 	}
 	// The sample does not depend on other code.
 	first := choose(all, 1, 5)
-	second := choose(slices.DeleteFunc(slices.Clone(all), func(m *mutant) bool { return m.Line < 20 && !slices.Contains(first, m) }), 1, 5)
+	second := choose(slices.DeleteFunc(slices.Clone(all), func(m *mutant) bool {
+		return m.Line < 20 && !slices.Contains(first, m)
+	}), 1, 5)
 	if len(first) != 5 || !slices.Equal(first, second) {
 		t.Errorf("%d mutants, %d mutants", len(first), len(second))
 	}

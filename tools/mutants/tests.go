@@ -223,19 +223,19 @@ var (
 	runningTest = regexp.MustCompile(`(?m)^panic: test timed out after .*\n\s*running tests:\n\s*(\S+)`)
 )
 
-// run runs tests until one fails. A test that passes the second time is flaky: the others decide.
+// run runs tests until one fails or exceeds its timeout. If it passes alone, it is flaky: the others decide.
 func (m *mutant) run(ctx context.Context, dir, program string, tests []*test) error {
 	for len(tests) > 0 {
 		failed, result, err := once(ctx, dir, program, tests)
 		if err != nil {
 			return err
 		}
-		if result == caught && failed != nil {
-			_, result, err = once(ctx, dir, program, []*test{failed})
+		if result != survived && failed != nil {
+			_, again, err := once(ctx, dir, program, []*test{failed})
 			if err != nil {
 				return err
 			}
-			if result == survived {
+			if again == survived {
 				m.Flaky = append(m.Flaky, failed.name)
 				tests = slices.DeleteFunc(slices.Clone(tests), func(t *test) bool { return t == failed })
 				continue
