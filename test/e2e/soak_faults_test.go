@@ -160,23 +160,31 @@ func (s *soaking) corrupt(t *testing.T, name string) {
 func (s *soaking) observed(t *testing.T, component string, messages ...string) {
 	t.Helper()
 	since := metav1.Now()
-	pods := s.w.pods(t, component)
-	if len(pods) == 0 {
-		t.Fatalf("there is no pod of component %s", component)
+	logged := func(p corev1.Pod) error {
+		if _, errOut, err := try(s.w.command(t, s.w.kubectl, "-n", namespace, "annotate", "--overwrite", "pod", p.Name,
+			fmt.Sprintf("example.com/look=%d", time.Now().UnixNano()))); err != nil {
+			return fmt.Errorf("annotating pod %s: %w: %s", p.Name, err, errOut)
+		}
+		time.Sleep(time.Second)
+		log, err := s.w.client.CoreV1().Pods(namespace).GetLogs(p.Name, &corev1.PodLogOptions{SinceTime: &since}).
+			DoRaw(t.Context())
+		if err == nil && !slices.ContainsFunc(messages, func(m string) bool { return strings.Contains(string(log), m) }) {
+			err = fmt.Errorf("pod %s has not logged it", p.Name)
+		}
+		return err
 	}
-	for _, p := range pods {
-		eventually(t, time.Minute, fmt.Sprintf("pod %s to log %q", p.Name, messages), func() error {
-			output(t, s.w.command(t, s.w.kubectl, "-n", namespace, "annotate", "--overwrite", "pod", p.Name,
-				fmt.Sprintf("example.com/look=%d", time.Now().UnixNano())))
-			time.Sleep(time.Second)
-			log, err := s.w.client.CoreV1().Pods(namespace).GetLogs(p.Name, &corev1.PodLogOptions{SinceTime: &since}).
-				DoRaw(t.Context())
-			if err == nil && !slices.ContainsFunc(messages, func(m string) bool { return strings.Contains(string(log), m) }) {
-				err = errors.New("not yet")
+	eventually(t, time.Minute, fmt.Sprintf("all pods of component %s to log %q", component, messages), func() error {
+		pods := slices.DeleteFunc(s.w.pods(t, component), func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
+		if len(pods) == 0 {
+			return errors.New("there is none")
+		}
+		for _, p := range pods {
+			if err := logged(p); err != nil {
+				return err
 			}
-			return err
-		})
-	}
+		}
+		return nil
+	})
 	s.note("   pods of component %s logged %q after %.1f s", component, messages, time.Since(since.Time).Seconds())
 }
 
