@@ -52,15 +52,17 @@ func (s *soaking) inject(t *testing.T, step soak.Step) {
 	case "corrupt a certificate":
 		component := map[string]string{"server-tls": "registry", "node-tls": "proxy"}[step.Variant]
 		during(func() {
+			begin := metav1.Now()
 			s.corrupt(t, step.Variant)
 			observed := []string{"cannot reload certificates"}
 			if s.certManager { // which may issue another one first
 				observed = append(observed, "certificates loaded")
 			}
-			s.observed(t, component, observed...)
+			s.observed(t, component, begin, observed...)
 		}, func() {
+			begin := metav1.Now()
 			s.w.certs(t, "renew")
-			s.observed(t, component, "certificates loaded")
+			s.observed(t, component, begin, "certificates loaded")
 		})
 	case "corrupt the push certificate":
 		during(func() { s.corrupt(t, step.Variant) }, func() { s.w.certs(t, "renew") })
@@ -155,11 +157,10 @@ func (s *soaking) corrupt(t *testing.T, name string) {
 	}
 }
 
-// observed waits until each pod of a component has logged one of the messages. A kubelet may take 90 s to update
+// observed waits until each pod of a component has logged one of the messages since then. A kubelet may take 90 s to update
 // a volume, but updates at once when the pod is annotated.
-func (s *soaking) observed(t *testing.T, component string, messages ...string) {
+func (s *soaking) observed(t *testing.T, component string, since metav1.Time, messages ...string) {
 	t.Helper()
-	since := metav1.Now()
 	logged := func(p corev1.Pod) error {
 		if _, errOut, err := try(s.w.command(t, s.w.kubectl, "-n", namespace, "annotate", "--overwrite", "pod", p.Name,
 			fmt.Sprintf("example.com/look=%d", time.Now().UnixNano()))); err != nil {
