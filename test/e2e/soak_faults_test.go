@@ -157,8 +157,8 @@ func (s *soaking) corrupt(t *testing.T, name string) {
 	}
 }
 
-// observed waits until each pod of a component has logged one of the messages since then. A kubelet may take 90 s to update
-// a volume, but updates at once when the pod is annotated.
+// observed waits until each pod of a component has logged one of the messages since then. A kubelet may take
+// 90 s to update a volume, but updates at once when the pod is annotated.
 func (s *soaking) observed(t *testing.T, component string, since metav1.Time, messages ...string) {
 	t.Helper()
 	logged := func(p corev1.Pod) error {

@@ -398,7 +398,8 @@ func (s *soaking) finish(t *testing.T) {
 		t.Errorf("LOST: of %d acknowledged images, %d can be pulled, and of %d tags %d: %s%s", len(s.pusher.pushed), whole,
 			len(names), len(tags), strings.Join(failed, "; "), c.err.String())
 	}
-	t.Logf("figure: all %d acknowledged images and %d tags can be pulled, with the bytes that were pushed", whole, len(tags))
+	t.Logf("figure: all %d acknowledged images and %d tags can be pulled, with the bytes that were pushed", whole,
+		len(tags))
 	for _, c := range s.watchers {
 		c.stop()
 	}
