@@ -66,6 +66,6 @@ func TestHandOff(t *testing.T) {
 		_ = first.Close()
 		dial(address)
 		all(ofNext)
-		first, ofFirst = next, ofNext
+		first = next
 	}
 }
