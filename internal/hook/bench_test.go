@@ -232,10 +232,22 @@ func clusterOf(client *fake.Clientset) hook.Cluster {
 		Preflight: preflight.Cluster{Namespaces: core.Namespaces(), AllServices: core.Services(""),
 			Services: core.Services("zarf"), Pods: pods},
 		VerifyPods:  pods,
-		Deployments: apps.Deployments("zarf"), Jobs: client.BatchV1().Jobs("zarf"), Services: core.Services("zarf"),
+		Deployments: apps.Deployments("zarf"), Jobs: client.BatchV1().Jobs("zarf"),
+		Services:          services{core.Services("zarf")},
 		EndpointSlices:    client.DiscoveryV1().EndpointSlices("zarf"),
 		HostingConfigMaps: core.ConfigMaps("kube-public"),
 	}
+}
+
+// services patches nothing once the context has ended, unlike the fake.
+type services struct{ hook.Services }
+
+func (s services) Patch(ctx context.Context, name string, kind types.PatchType, data []byte,
+	opts metav1.PatchOptions, subresources ...string) (*corev1.Service, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	return s.Services.Patch(ctx, name, kind, data, opts, subresources...)
 }
 
 // rendered is a Hook whose settings get the address that the chart would render.
@@ -379,7 +391,8 @@ func (b *bench) apply(a kubetesting.Action) (runtime.Object, error) {
 	case kubetesting.DeleteActionImpl:
 		if a.GetResource().Resource == "daemonsets" {
 			for _, pod := range b.allPods() {
-				if ownerOf(pod) == a.GetName() && pod.Labels["app.kubernetes.io/component"] == "proxy" {
+				if ownerOf(pod) == a.GetName() && pod.DeletionTimestamp == nil &&
+					pod.Labels["app.kubernetes.io/component"] == "proxy" {
 					b.remove("pods", pod.Name)
 				}
 			}

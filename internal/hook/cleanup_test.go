@@ -66,6 +66,8 @@ func TestCleanupDeletesOnlyObjectsOfTheRelease(t *testing.T) {
 				return m
 			}
 			b.add(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "foreign", Namespace: "zarf"}})
+			b.remove("secrets", "zarf-registry-push-tls")
+			b.add(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-push-tls", Namespace: "zarf"}})
 			b.add(&corev1.ConfigMap{ObjectMeta: otherRelease("other-payload", "payload")})
 			b.add(&corev1.Service{ObjectMeta: otherRelease("other-nodeport", "registry")})
 			set := daemonSet("other-proxy")
@@ -79,7 +81,8 @@ func TestCleanupDeletesOnlyObjectsOfTheRelease(t *testing.T) {
 				if err := b.hook.Cleanup(t.Context()); err != nil {
 					t.Fatal(err)
 				}
-				b.checkClean("Secret foreign", "ConfigMap other-payload", "Service other-nodeport", "DaemonSet other-proxy")
+				b.checkClean("Secret foreign", "Secret zarf-registry-push-tls", "ConfigMap other-payload",
+					"Service other-nodeport", "DaemonSet other-proxy")
 				if b.get("pods", "zarf-registry-test-tls") != nil || b.get("pods", "other-test-tls") == nil {
 					t.Error("a helm test pod of this release remains, or one of another release was deleted")
 				}

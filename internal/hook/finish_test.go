@@ -90,6 +90,9 @@ func TestFinishRequiresPrepare(t *testing.T) {
 	b.mode(state.ModeProxy)
 	b.mustFail(b.hook.Finish(t.Context()), true, "prepare recorded nodeport mode at 127.0.0.1:31999",
 		"asked for proxy mode")
+	b.mode(state.ModeNodePort)
+	b.hook.Settings.Port = 32000
+	b.mustFail(b.hook.Finish(t.Context()), true, "asked for nodeport mode at 127.0.0.1:32000")
 	if b.get("services", serviceName) == nil {
 		t.Error("the NodePort Service is gone")
 	}

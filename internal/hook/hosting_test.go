@@ -80,6 +80,26 @@ func TestAdvertisementFollowsTheRelease(t *testing.T) {
 	if got := b.hosting()["host"]; got != "registry.example.com" {
 		t.Errorf("host is %q", got)
 	}
+	// Another run writes it between reading and writing.
+	b.hook.Settings.Expose.Address = "new.example.com"
+	b.interfere = func(write string) {
+		if write != "update configmaps local-registry-hosting" {
+			return
+		}
+		b.interfere = nil
+		o, err := b.tracker.Get(resource("configmaps"), "kube-public", "local-registry-hosting")
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.versioned(o)
+		if err := b.tracker.Update(resource("configmaps"), o, "kube-public"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.upgrade(state.ModeProxy)
+	if got := b.hosting()["host"]; got != "new.example.com" || b.interfere != nil {
+		t.Errorf("host is %q after a conflict", got)
+	}
 	b.hook.Settings.Finish.LocalRegistryHosting = false
 	b.upgrade(state.ModeProxy)
 	if got := b.hosting(); got != nil {

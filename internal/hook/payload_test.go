@@ -150,3 +150,18 @@ func TestSeedRetriesWhileAPIServerIsOverloaded(t *testing.T) {
 		t.Errorf("%d answers were never given", len(answers))
 	}
 }
+
+func TestRunsThatWriteTheSamePayload(t *testing.T) {
+	const chunk = "zarf-registry-payload-registry-node-amd64-00"
+	other, b := newBench(t), newBench(t)
+	other.mustPrepare()
+	b.interfere = func(write string) {
+		if write == "create configmaps "+chunk {
+			b.add(other.get("configmaps", chunk).DeepCopyObject())
+		}
+	}
+	b.mustPrepare()
+	if !strings.Contains(strings.Join(b.writes(), "\n"), "create configmaps "+chunk) {
+		t.Errorf("the runs did not meet: %q", b.writes())
+	}
+}

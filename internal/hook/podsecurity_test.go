@@ -165,3 +165,24 @@ func TestCleanupKeepsNamespaceLabelUnlessRequested(t *testing.T) {
 		t.Error("the label changed")
 	}
 }
+
+// The namespace's owner may change its label between reading and writing.
+func TestNamespaceThatChangesIsNotOverwritten(t *testing.T) {
+	b := newBench(t, node("n1"), namespace("baseline"))
+	b.hook.Settings.Preflight.LabelNamespace = true
+	b.admit = podSecurityAt(b)
+	b.interfere = func(write string) {
+		if write == "patch namespaces zarf" {
+			n := b.namespace().DeepCopy()
+			n.Labels[enforce] = "restricted"
+			b.versioned(n)
+			if err := b.tracker.Update(resource("namespaces"), n, ""); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	b.mustFail(b.hook.Prepare(t.Context()), false, "labelling namespace zarf", "modified")
+	if got := b.level(); got != "restricted" {
+		t.Errorf("the namespace has the level %q", got)
+	}
+}

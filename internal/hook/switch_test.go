@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	kubetesting "k8s.io/client-go/testing"
 
@@ -240,7 +241,14 @@ func TestNodePortIsServedOnceItHasEndpoints(t *testing.T) {
 			if b.served() {
 				t.Error("the node port is served without endpoints")
 			}
-			return late >= 0, &discoveryv1.EndpointSliceList{}, nil
+			no := false
+			pod := discoveryv1.Endpoint{Addresses: []string{"10.244.1.5"}}
+			unready := pod
+			unready.Conditions.Ready = &no
+			return late >= 0, &discoveryv1.EndpointSliceList{Items: []discoveryv1.EndpointSlice{
+				{Endpoints: []discoveryv1.Endpoint{pod}}, // without a port
+				{Endpoints: []discoveryv1.Endpoint{unready}, Ports: []discoveryv1.EndpointPort{{}}},
+			}}, nil
 		})
 		b.mustFinish()
 		b.checkFinished()
@@ -388,7 +396,7 @@ func TestPayloadOfTerminatingProxiesIsCollected(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeProxy)
 		ending := proxyPod(proxyName, "n1")
-		ending.Name = "proxy-ending"
+		ending.Name, ending.DeletionTimestamp = "proxy-ending", &metav1.Time{Time: b.now}
 		ending.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
 			{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "zarf-registry-payload-registry-node-amd64-00"}}}}}}}}
 		b.add(ending)

@@ -81,6 +81,9 @@ func TestFailureReasonComesFromTheEventWithDetails(t *testing.T) {
 					InvolvedObject: corev1.ObjectReference{Kind: "Pod", Name: b.probePods[0].Name},
 					LastTimestamp:  metav1.NewTime(b.now.Add(time.Duration(i) * time.Second))})
 			}
+			b.add(&corev1.Event{ObjectMeta: metav1.ObjectMeta{Name: "normal", Namespace: "zarf"}, Type: "Normal",
+				Reason: "Pulling", Message: "Pulling image", LastTimestamp: metav1.NewTime(b.now.Add(time.Minute)),
+				InvolvedObject: corev1.ObjectReference{Kind: "Pod", Name: b.probePods[0].Name}})
 		}()
 		b.mustFail(b.hook.Finish(t.Context()), false, "certificate signed by unknown authority", "--set proxy.tls=never")
 	})
