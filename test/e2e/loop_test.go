@@ -158,6 +158,7 @@ func (w *world) connectionsEnd(t *testing.T) {
 			for _, state := range []string{"FIN_WAIT", "CLOSE_WAIT", "LAST_ACK"} {
 				out, err := w.onNode(t, node, "conntrack", "-L", "-p", "tcp", "--orig-port-dst", port, "--state", state)
 				if err != nil || !strings.Contains(out, " 0 flow entries") {
+					time.Sleep(time.Second) // eventually then waits two more: this takes a minute or two
 					return fmt.Errorf("%s: %v: %s", node, err, out)
 				}
 			}
