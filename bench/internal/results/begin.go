@@ -54,7 +54,7 @@ func (o *Options) Begin(ctx context.Context) (*Report, error) {
 		return nil, err
 	}
 	return &Report{Date: time.Now().UTC().Truncate(time.Second), Machine: machine, Forced: o.Force,
-		Seed: cmp.Or(o.Seed, rand.Uint64())}, nil
+		Seed: cmp.Or(o.Seed, uint64(rand.Uint32()))}, nil
 }
 
 // quiet returns the share of busy CPU time within window. While that exceeds the limit, it measures again,
