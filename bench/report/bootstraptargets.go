@@ -7,7 +7,7 @@ func bootstrapTargets() []target {
 		seeding, release = "Seeding", "zarf-registry"
 	)
 	all := []target{
-		{what: "payload in etcd", limit: 14, unit: "MB", table: seeding, subject: release, measure: "payload in etcd"},
+		{what: "payload in etcd", limit: 16, unit: "MB", table: seeding, subject: release, measure: "payload in etcd"},
 		{what: "what of it a node fetches", limit: 4, unit: "MB", table: seeding, subject: release,
 			measure: "a node fetches"},
 		{what: "seeding", limit: 2, unit: "s", table: seeding, subject: release, measure: "writing the payload"},
