@@ -241,13 +241,14 @@ func TestNodePortIsServedOnceItHasEndpoints(t *testing.T) {
 			if b.served() {
 				t.Error("the node port is served without endpoints")
 			}
+			of := metav1.ObjectMeta{Labels: map[string]string{discoveryv1.LabelServiceName: serviceName}}
 			no := false
 			pod := discoveryv1.Endpoint{Addresses: []string{"10.244.1.5"}}
 			unready := pod
 			unready.Conditions.Ready = &no
 			return late >= 0, &discoveryv1.EndpointSliceList{Items: []discoveryv1.EndpointSlice{
-				{Endpoints: []discoveryv1.Endpoint{pod}}, // without a port
-				{Endpoints: []discoveryv1.Endpoint{unready}, Ports: []discoveryv1.EndpointPort{{}}},
+				{ObjectMeta: of, Endpoints: []discoveryv1.Endpoint{pod}}, // without a port
+				{ObjectMeta: of, Endpoints: []discoveryv1.Endpoint{unready}, Ports: []discoveryv1.EndpointPort{{}}},
 			}}, nil
 		})
 		b.mustFinish()
