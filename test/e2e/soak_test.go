@@ -89,8 +89,9 @@ func TestSoak(t *testing.T) {
 	})
 	t.Logf("seed %d, faults for %s, layout %q", seed, os.Getenv("SOAK_TIME"), os.Getenv("SOAK_LAYOUT"))
 
-	// An image of some 400 KB every second or two, and as much again as reserve.
-	size := 256<<20 + int64(atMost.Minutes()*float64(16<<20))
+	// The registry also stores the init-hook images of both releases, 90 MB each. An image of some 600 KB is pushed
+	// every 1.3 s or later.
+	size := 512<<20 + int64(atMost.Minutes()*float64(32<<20))
 	// The node grace period is longer than any fault but the loss of a node.
 	args := []string{"--node-grace", "50s", "--volumes-size", strconv.FormatInt(size, 10)}
 	if !short { // whose sequence has no upgrade
