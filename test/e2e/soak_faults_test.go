@@ -60,9 +60,20 @@ func (s *soaking) inject(t *testing.T, step soak.Step) {
 			}
 			s.observed(t, component, begin, observed...)
 		}, func() {
-			begin := metav1.Now()
 			s.w.certs(t, "renew")
-			s.observed(t, component, begin, "certificates loaded")
+			eventually(t, time.Minute, "certs show to report no problem", func() error {
+				// cert-manager's certificate is the one that the pods still use.
+				for _, p := range s.running(t, component) {
+					if err := s.updateVolumes(t, p); err != nil {
+						return err
+					}
+				}
+				out, errOut, err := try(s.w.command(t, s.w.hook, "certs", "show"))
+				if err != nil {
+					err = fmt.Errorf("%w: %s%s", err, out, errOut)
+				}
+				return err
+			})
 		})
 	case "corrupt the push certificate":
 		during(func() { s.corrupt(t, step.Variant) }, func() { s.w.certs(t, "renew") })
@@ -157,14 +168,28 @@ func (s *soaking) corrupt(t *testing.T, name string) {
 	}
 }
 
-// observed waits until each pod of a component has logged one of the messages since then. A kubelet may take
-// 90 s to update a volume, but updates at once when the pod is annotated.
+// running returns the pods of a component that are not about to end.
+func (s *soaking) running(t *testing.T, component string) []corev1.Pod {
+	t.Helper()
+	return slices.DeleteFunc(s.w.pods(t, component), func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
+}
+
+// updateVolumes annotates a pod: then its kubelet updates its volumes at once, which otherwise may take 90 s.
+func (s *soaking) updateVolumes(t *testing.T, p corev1.Pod) error {
+	t.Helper()
+	if _, errOut, err := try(s.w.command(t, s.w.kubectl, "-n", namespace, "annotate", "--overwrite", "pod", p.Name,
+		fmt.Sprintf("example.com/look=%d", time.Now().UnixNano()))); err != nil {
+		return fmt.Errorf("annotating pod %s: %w: %s", p.Name, err, errOut)
+	}
+	return nil
+}
+
+// observed waits until each pod of a component has logged one of the messages since then.
 func (s *soaking) observed(t *testing.T, component string, since metav1.Time, messages ...string) {
 	t.Helper()
 	logged := func(p corev1.Pod) error {
-		if _, errOut, err := try(s.w.command(t, s.w.kubectl, "-n", namespace, "annotate", "--overwrite", "pod", p.Name,
-			fmt.Sprintf("example.com/look=%d", time.Now().UnixNano()))); err != nil {
-			return fmt.Errorf("annotating pod %s: %w: %s", p.Name, err, errOut)
+		if err := s.updateVolumes(t, p); err != nil {
+			return err
 		}
 		time.Sleep(time.Second)
 		log, err := s.w.client.CoreV1().Pods(namespace).GetLogs(p.Name, &corev1.PodLogOptions{SinceTime: &since}).
@@ -175,7 +200,7 @@ func (s *soaking) observed(t *testing.T, component string, since metav1.Time, me
 		return err
 	}
 	eventually(t, time.Minute, fmt.Sprintf("all pods of component %s to log %q", component, messages), func() error {
-		pods := slices.DeleteFunc(s.w.pods(t, component), func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
+		pods := s.running(t, component)
 		if len(pods) == 0 {
 			return errors.New("there is none")
 		}
