@@ -83,7 +83,8 @@ var Kinds = []Kind{
 		Variants: []string{"its pod", "its process"}},
 	{Name: "kill a kubelet", Recovery: 15 * time.Second, OnNode: true, Holds: seconds(3, 12)},
 	{Name: "kill containerd", Recovery: 30 * time.Second, OnNode: true, Holds: seconds(2, 8)},
-	{Name: "kill the API server", Recovery: 10 * time.Second, Holds: seconds(3, 15)},
+	// Kubernetes' client gives up after ten attempts in 10 s, and a push with it.
+	{Name: "kill the API server", Recovery: 10 * time.Second, Holds: seconds(3, 6)},
 	{Name: "cut a node off", Recovery: 35 * time.Second, NodePort: Everywhere, Classes: gone, Outage: true, OnNode: true,
 		Holds: seconds(3, 15)},
 	{Name: "fill the volume", Recovery: 15 * time.Second, Pushes: true, Classes: []Class{Unavailable, NoSpace},
