@@ -161,15 +161,21 @@ type environment map[string]string
 
 func (e environment) get(name string) string { return e[name] }
 
-// run starts a proxy and returns a function that stops it.
+// run starts a proxy, waits until it is ready, and returns a function that stops it.
 func run(t testing.TB, proxy *Proxy) (stop func() error) {
 	t.Helper()
 	if err := proxy.Listen(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	ready := make(chan struct{})
+	proxy.config.Ready = sync.OnceFunc(func() { close(ready) })
 	ctx, cancel := context.WithCancel(context.Background())
 	result := make(chan error, 1)
-	go func() { result <- proxy.Run(ctx) }()
+	go func() {
+		result <- proxy.Run(ctx)
+		proxy.config.Ready() // an error before it was ready
+	}()
+	<-ready
 	stop = sync.OnceValue(func() error {
 		cancel()
 		select {
