@@ -316,8 +316,12 @@ func (f *finishing) orSwitchBack(list []steps.Step) []steps.Step {
 func (f *finishing) switchBack(failure error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), switchBackTimeout) // the run's context may have ended
 	defer cancel()
+	var cause error
 	for {
 		outcome, err := f.trySwitchBack(ctx)
+		if cause == nil || ctx.Err() == nil {
+			cause = err // otherwise the try before says more
+		}
 		switch {
 		case err == nil && outcome != "":
 			f.Log.Info("switched back", "outcome", outcome)
@@ -326,12 +330,12 @@ func (f *finishing) switchBack(failure error) error {
 			return failure
 		}
 		if sleepErr := release.Sleep(ctx, release.PollInterval); sleepErr != nil {
-			f.Log.Error("cannot switch back, or cannot tell whether that is needed", "error", err.Error())
+			f.Log.Error("cannot switch back, or cannot tell whether that is needed", "error", cause.Error())
 			if !f.switching {
 				return failure
 			}
 			return fmt.Errorf("%w; switching back failed (%w): run helm rollback, or helm upgrade with the previous mode",
-				failure, err)
+				failure, cause)
 		}
 	}
 }
