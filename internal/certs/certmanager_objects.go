@@ -306,8 +306,7 @@ func remove[T any, P object[T]](
 			k.Log.Warn("keeping an object that init-hook did not create", "object", k.Object(kind, name))
 			continue
 		}
-		uid := have.GetUID()
-		err = api.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
+		err = api.Delete(ctx, name, *metav1.NewPreconditionDeleteOptions(string(have.GetUID())))
 		if err != nil && !apierrors.IsNotFound(err) {
 			return deleted, fmt.Errorf("deleting %s: %w", k.Object(kind, name), release.RefuseForbidden(err))
 		}

@@ -81,7 +81,7 @@ func (k *Keeper) DeleteUnneeded(ctx context.Context, p state.PKI) (string, error
 			return "", err
 		}
 		if secret != nil {
-			err := k.Secrets.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &secret.UID}})
+			err := k.Secrets.Delete(ctx, name, *metav1.NewPreconditionDeleteOptions(string(secret.UID)))
 			if err != nil && !apierrors.IsNotFound(err) {
 				return "", fmt.Errorf("deleting %s: %w", k.Object("Secret", name), err)
 			}

@@ -161,7 +161,7 @@ func (k *Keeper) deleteRemoved(ctx context.Context, record pushRecord) (string, 
 		name := k.namedSecret(credential)
 		secret, err := k.Secret(ctx, name)
 		if err == nil && secret != nil {
-			err = k.Secrets.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &secret.UID}})
+			err = k.Secrets.Delete(ctx, name, *metav1.NewPreconditionDeleteOptions(string(secret.UID)))
 		}
 		switch {
 		case err == nil, apierrors.IsNotFound(err):

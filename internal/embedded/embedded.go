@@ -14,7 +14,6 @@ package embedded
 
 import (
 	"embed"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -53,16 +52,9 @@ func Loader(architecture string) ([]byte, error) {
 // Inflated returns what make payload recorded about the content of a program's layer, the zero value if
 // nothing.
 func Inflated(name, architecture string) (injector.Inflated, error) {
-	data, err := dist.ReadFile(path.Join("dist", injector.InflatedFile))
-	if errors.Is(err, fs.ErrNotExist) {
-		return injector.Inflated{}, nil
-	}
+	recorded, err := injector.ReadInflated(Layers())
 	if err != nil {
-		return injector.Inflated{}, err
-	}
-	recorded := map[string]injector.Inflated{}
-	if err := json.Unmarshal(data, &recorded); err != nil {
-		return injector.Inflated{}, fmt.Errorf("embedded file %s: %w", injector.InflatedFile, err)
+		return injector.Inflated{}, fmt.Errorf("embedded file %w", err)
 	}
 	return recorded[injector.Program{Name: name, Architecture: architecture}.Key()], nil
 }

@@ -170,7 +170,7 @@ func (r *run) deleteSecrets(ctx context.Context) (string, error) {
 			r.Log.Warn("keeping a Secret that was not made by init-hook", "secret", name)
 			continue
 		}
-		err = r.Secrets.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &secret.UID}})
+		err = r.Secrets.Delete(ctx, name, *metav1.NewPreconditionDeleteOptions(string(secret.UID)))
 		if err != nil && !apierrors.IsNotFound(err) {
 			return "", fmt.Errorf("deleting %s: %w", r.Object("Secret", name), err)
 		}

@@ -114,7 +114,7 @@ func (r *run) withdraw(ctx context.Context) (string, error) {
 	}
 	// Delete only the object that was read: another may have been created since.
 	err = r.cluster.HostingConfigMaps.Delete(ctx, HostingName,
-		metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &have.UID}})
+		*metav1.NewPreconditionDeleteOptions(string(have.UID)))
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return r.unlessForbidden("", fmt.Errorf("deleting %s: %w", hostingObject, err))
 	}

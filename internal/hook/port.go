@@ -394,7 +394,7 @@ func (r *run) deleteService(ctx context.Context) (string, error) {
 	if s == nil {
 		return "nothing: it does not exist", nil
 	}
-	err = r.cluster.Services.Delete(ctx, s.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &s.UID}})
+	err = r.cluster.Services.Delete(ctx, s.Name, *metav1.NewPreconditionDeleteOptions(string(s.UID)))
 	if err != nil && !apierrors.IsNotFound(err) {
 		return "", fmt.Errorf("deleting %s: %w", r.Object("Service", s.Name), err)
 	}

@@ -4,7 +4,6 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -234,13 +233,9 @@ func NewSpec(repository, name, version string) Spec {
 // that [injector.InflatedFile] describes.
 func ProgramImages(layers fs.FS, repository, version string) (*Store, []Image, error) {
 	store := &Store{}
-	contents := map[string]injector.Inflated{}
-	recorded, err := fs.ReadFile(layers, injector.InflatedFile)
-	if err == nil {
-		err = json.Unmarshal(recorded, &contents)
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, nil, fmt.Errorf("%s: %w", injector.InflatedFile, err)
+	contents, err := injector.ReadInflated(layers)
+	if err != nil {
+		return nil, nil, err
 	}
 	var built []Image
 	for _, name := range ProgramNames {

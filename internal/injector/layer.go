@@ -6,9 +6,11 @@ import (
 	"compress/gzip"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"slices"
 	"time"
 )
@@ -57,6 +59,19 @@ type Inflated struct {
 
 // InflatedFile is beside the layers: a JSON object with an [Inflated] for each [Program.Key].
 const InflatedFile = "inflated.json"
+
+// ReadInflated reads [InflatedFile]. The map is empty if there is no such file.
+func ReadInflated(fsys fs.FS) (map[string]Inflated, error) {
+	contents := map[string]Inflated{}
+	data, err := fs.ReadFile(fsys, InflatedFile)
+	if err == nil {
+		err = json.Unmarshal(data, &contents)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s: %w", InflatedFile, err)
+	}
+	return contents, nil
+}
 
 // Inflate describes the content of a layer. The archive must equal, byte for byte, what BuildLayer builds
 // from the program in it. It keeps only one block of the archive in memory.

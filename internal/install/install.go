@@ -390,7 +390,7 @@ func (r *run) deleteNamespaces() error {
 			continue
 		}
 		err := r.Client.CoreV1().Namespaces().Delete(ctx, p.name,
-			metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &p.object.UID}})
+			*metav1.NewPreconditionDeleteOptions(string(p.object.UID)))
 		if err != nil && !apierrors.IsNotFound(err) {
 			errs = append(errs, fmt.Errorf("deleting namespace %s, which this run created: %w: kubectl delete namespace %s",
 				p.name, err, p.name))

@@ -189,7 +189,7 @@ func (w *nodeWait) startAnew(ctx context.Context) (started int, err error) {
 
 // DeletePod deletes a pod. A missing or replaced one is not an error.
 func (o *Observer) DeletePod(ctx context.Context, pod *corev1.Pod) error {
-	err := o.Cluster.Pods.Delete(ctx, pod.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}})
+	err := o.Cluster.Pods.Delete(ctx, pod.Name, *metav1.NewPreconditionDeleteOptions(string(pod.UID)))
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) { // a conflict means that its name is reused
 		return fmt.Errorf("deleting %s: %w", o.Object("pod", pod.Name), err)
 	}

@@ -144,7 +144,7 @@ func (o *Observer) DeleteDaemonSets(ctx context.Context, sets []appsv1.DaemonSet
 	var names []string
 	for _, d := range sets {
 		err := o.Cluster.DaemonSets.Delete(ctx, d.Name,
-			metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &d.UID}})
+			*metav1.NewPreconditionDeleteOptions(string(d.UID)))
 		if err != nil && !apierrors.IsNotFound(err) {
 			return "", fmt.Errorf("deleting %s: %w", o.Object("DaemonSet", d.Name), err)
 		}

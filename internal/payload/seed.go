@@ -260,7 +260,7 @@ func (s *Seeder) restartLoaders(ctx context.Context) (int, error) {
 				continue
 			}
 			err := s.Cluster.Pods.Delete(ctx, pod.Name,
-				metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}})
+				*metav1.NewPreconditionDeleteOptions(string(pod.UID)))
 			if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 				return restarted, fmt.Errorf("deleting %s, whose loader gave up: %w", s.Object("pod", pod.Name), err)
 			}

@@ -202,7 +202,7 @@ func (s *soaking) observed(t *testing.T, component string, since metav1.Time, me
 	eventually(t, time.Minute, fmt.Sprintf("all pods of component %s to log %q", component, messages), func() error {
 		pods := s.running(t, component)
 		if len(pods) == 0 {
-			return errors.New("there is none")
+			return fmt.Errorf("no pod of component %s is running", component)
 		}
 		for _, p := range pods {
 			if err := logged(p); err != nil {
