@@ -63,7 +63,7 @@ demo: build images $(TESTCLUSTER) ## Boot a cluster (or use KUBECONFIG), install
 	test/demo.sh
 
 .PHONY: test
-test: verify-files lint unit e2e soak-short ## All checks before a merge; about 30 minutes on two cores
+test: verify-files lint unit e2e soak-short ## All checks before a merge; about 25 minutes on two cores
 
 .PHONY: test-all
 test-all: verify-files lint unit unit-all fuzz e2e-long e2e-networks soak mutants ## All checks at full length, with fuzzing, random faults and mutants; takes hours

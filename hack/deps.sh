@@ -10,7 +10,7 @@ needs=(
   qemu-aarch64-static=qemu-user-static      # tests of the arm64 loader
   pkg-config=pkg-config                     # runc
   ip=iproute2 iptables=iptables nft=nftables conntrack=conntrack ipset=ipset # the test cluster's network
-  ethtool=ethtool ebtables=ebtables nsenter=util-linux ss=iproute2
+  ethtool=ethtool ebtables=ebtables nsenter=util-linux ss=iproute2 modprobe=kmod
   skopeo=skopeo                             # a client in tests and benchmarks
   yamllint=yamllint git=git                 # ct lint, tests
 )

@@ -148,3 +148,36 @@ func TestConcurrentBuilds(t *testing.T) {
 	}
 	wait.Wait()
 }
+
+func TestConcurrentProcessesInstallPackagesOnce(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: needs root")
+	}
+	dir := t.TempDir()
+	// Like apt-get, it fails if another one runs.
+	script := "#!/bin/sh\nmkdir " + dir + "/lock || exit 100\necho $1 >>" + dir + "/calls\nsleep 0.2\n" +
+		"[ $1 = update ] || cp /bin/true " + dir + "/bin/tool\nrmdir " + dir + "/lock\n"
+	if err := errors.Join(os.Mkdir(filepath.Join(dir, "bin"), 0o755),
+		os.WriteFile(filepath.Join(dir, "bin", "apt-get"), []byte(script), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", filepath.Join(dir, "bin")+":/usr/bin:/bin")
+	t.Setenv(CacheVariable, t.TempDir())
+	var wait sync.WaitGroup
+	for range 4 {
+		wait.Go(func() {
+			cache, err := OpenCache(t.Logf)
+			if err == nil {
+				err = cache.ensurePackages(t.Context(), []need{{program: "tool", debian: "tool"}})
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wait.Wait()
+	calls, err := os.ReadFile(filepath.Join(dir, "calls"))
+	if err != nil || string(calls) != "update\ninstall\n" {
+		t.Errorf("apt-get was called with %q, %v", calls, err)
+	}
+}

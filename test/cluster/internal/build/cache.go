@@ -50,7 +50,7 @@ func (c *Cache) Ensure(ctx context.Context, r Recipe) error {
 	if complete(final) {
 		return nil
 	}
-	unlock, err := c.lock(ctx, r)
+	unlock, err := c.lock(ctx, r.Key(), "the build of "+r.Name)
 	if err != nil {
 		return err
 	}
@@ -58,7 +58,7 @@ func (c *Cache) Ensure(ctx context.Context, r Recipe) error {
 	if complete(final) { // built by the process that held the lock
 		return nil
 	}
-	if err := ensureDebianPackages(ctx, c.log, needsOf(r)); err != nil {
+	if err := c.ensurePackages(ctx, needsOf(r)); err != nil {
 		return err
 	}
 	work := filepath.Join(c.dir, "work", r.Key())
@@ -95,15 +95,15 @@ func complete(dir string) bool {
 	return err == nil
 }
 
-// lock waits for the exclusive right to build the recipe. The lock ends with the process.
-func (c *Cache) lock(ctx context.Context, r Recipe) (unlock func(), err error) {
+// lock waits for the exclusive right to do what the key stands for. The lock ends with the process.
+func (c *Cache) lock(ctx context.Context, key, what string) (unlock func(), err error) {
 	dir := filepath.Join(c.dir, "work")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("creating the cache: %w; set %s to a writable directory", err, CacheVariable)
 	}
-	f, err := os.OpenFile(filepath.Join(dir, r.Key()+".lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	f, err := os.OpenFile(filepath.Join(dir, key+".lock"), os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
-		return nil, fmt.Errorf("locking the build of %s: %w", r.Name, err)
+		return nil, fmt.Errorf("locking %s: %w", what, err)
 	}
 	for told := false; ; told = true {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -112,10 +112,10 @@ func (c *Cache) lock(ctx context.Context, r Recipe) (unlock func(), err error) {
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
 			f.Close()
-			return nil, fmt.Errorf("locking the build of %s: %w", r.Name, err)
+			return nil, fmt.Errorf("locking %s: %w", what, err)
 		}
 		if !told {
-			c.log("%s %s: waiting for another process that builds it", r.Name, r.Version)
+			c.log("waiting for %s by another process", what)
 		}
 		select {
 		case <-ctx.Done():

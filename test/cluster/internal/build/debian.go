@@ -54,18 +54,20 @@ func needsOf(r Recipe) []need {
 }
 
 // EnsureRuntime installs missing Debian packages. Without root or apt it returns an error that
-// names them.
-func EnsureRuntime(ctx context.Context, log func(format string, args ...any)) error {
-	return ensureDebianPackages(ctx, log, needsCluster)
-}
+// names them. Of concurrent processes, one installs and the others wait.
+func (c *Cache) EnsureRuntime(ctx context.Context) error { return c.ensurePackages(ctx, needsCluster) }
 
-func ensureDebianPackages(ctx context.Context, log func(format string, args ...any), needs []need) error {
-	var missing []string
+func missingPackages(needs []need) (missing []string) {
 	for _, n := range needs {
 		if !n.met() && !slices.Contains(missing, n.debian) {
 			missing = append(missing, n.debian)
 		}
 	}
+	return missing
+}
+
+func (c *Cache) ensurePackages(ctx context.Context, needs []need) error {
+	missing := missingPackages(needs)
 	if len(missing) == 0 {
 		return nil
 	}
@@ -73,7 +75,15 @@ func ensureDebianPackages(ctx context.Context, log func(format string, args ...a
 	if _, err := exec.LookPath("apt-get"); err != nil || os.Geteuid() != 0 {
 		return fmt.Errorf("missing Debian packages: %s: install them, or run this as root on Debian or Ubuntu", list)
 	}
-	log("installing Debian packages: %s", list)
+	unlock, err := c.lock(ctx, "debian-packages", "the installation of Debian packages")
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if missing = missingPackages(needs); len(missing) == 0 { // installed by the process that held the lock
+		return nil
+	}
+	c.log("installing Debian packages: %s", strings.Join(missing, " "))
 	for _, args := range [][]string{
 		{"update", "-q"},
 		append([]string{"install", "-q", "-y", "--no-install-recommends"}, missing...),

@@ -34,11 +34,11 @@ func newUp(a *app) *cobra.Command {
 			if err := options.Validate(); err != nil {
 				return err
 			}
-			if err := build.EnsureRuntime(ctx, a.log); err != nil {
-				return err
-			}
 			cache, err := build.OpenCache(a.log)
 			if err != nil {
+				return err
+			}
+			if err := cache.EnsureRuntime(ctx); err != nil {
 				return err
 			}
 			recipes := slices.DeleteFunc(build.ClusterRecipes(), func(r build.Recipe) bool {
