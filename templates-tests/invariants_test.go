@@ -102,6 +102,52 @@ var hookMade = []string{"-state", "-ca", "-server-tls", "-node-tls", "-push-tls"
 // issued are the suffixes of the Secrets that cert-manager creates for the Jobs.
 var issued = []string{"-ca-issued", "-server-issued", "-node-issued", "-push-issued"}
 
+// podSecrets are the suffixes of the release's Secrets to which the pods of a component may refer. -auth has hashes
+// instead of the passwords in -credentials.
+var podSecrets = map[string][]string{
+	"registry":           {"-auth", "-expose-tls", "-server-tls"},
+	"proxy":              {"-node-tls"},
+	"node-config":        {"-node-config", "-node-tls"},
+	"node-restore":       {"-node-config", "-node-tls"},
+	"test":               {"-credentials", "-node-tls", "-pull", "-push-tls"},
+	"init-hook":          {"-pull"},
+	"certificates":       {"-pull"},
+	"garbage-collection": {"-pull"},
+}
+
+// secretsOf returns the names of all Secrets to which a pod refers.
+func secretsOf(spec corev1.PodSpec) (found []string) {
+	for _, s := range spec.ImagePullSecrets {
+		found = append(found, s.Name)
+	}
+	for _, v := range spec.Volumes {
+		if v.Secret != nil {
+			found = append(found, v.Secret.SecretName)
+		}
+		if v.Projected == nil {
+			continue
+		}
+		for _, s := range v.Projected.Sources {
+			if s.Secret != nil {
+				found = append(found, s.Secret.Name)
+			}
+		}
+	}
+	for _, c := range containers(spec) {
+		for _, e := range c.Env {
+			if e.ValueFrom != nil && e.ValueFrom.SecretKeyRef != nil {
+				found = append(found, e.ValueFrom.SecretKeyRef.Name)
+			}
+		}
+		for _, e := range c.EnvFrom {
+			if e.SecretRef != nil {
+				found = append(found, e.SecretRef.Name)
+			}
+		}
+	}
+	return found
+}
+
 // fullNameOf returns the prefix of all object names.
 func fullNameOf(out *output) string {
 	for _, r := range all[*rbacv1.Role](out) {
@@ -140,6 +186,7 @@ var invariants = map[string]func(out *output) []string{
 				s := c.SecurityContext
 				if s == nil || !is(s.AllowPrivilegeEscalation, false) || !is(s.Privileged, false) ||
 					!is(s.ReadOnlyRootFilesystem, true) || !is(s.RunAsNonRoot, true) ||
+					s.RunAsUser != nil || s.SELinuxOptions != nil ||
 					s.Capabilities == nil || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) ||
 					len(s.Capabilities.Add) > 0 ||
 					s.SeccompProfile == nil || s.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
@@ -304,6 +351,13 @@ var invariants = map[string]func(out *output) []string{
 			job = job || cronJob || w.component() == "healer"
 			if !is(w.pod.Spec.AutomountServiceAccountToken, job) {
 				wrong = append(wrong, fmt.Sprintf("%s: automountServiceAccountToken is not %t", w.object, job))
+			}
+			for _, v := range w.pod.Spec.Volumes {
+				if v.Projected != nil && slices.ContainsFunc(v.Projected.Sources, func(s corev1.VolumeProjection) bool {
+					return s.ServiceAccountToken != nil
+				}) {
+					wrong = append(wrong, fmt.Sprintf("%s: volume %s has a token", w.object, v.Name))
+				}
 			}
 		}
 		return wrong
@@ -795,8 +849,14 @@ var invariants = map[string]func(out *output) []string{
 		}
 		return wrong
 	},
-	"pods mount Secrets of the release whole: a kubelet may read all keys": func(out *output) (wrong []string) {
+	"pods refer only to the Secrets that they need: a kubelet may read all keys": func(out *output) (wrong []string) {
 		for _, w := range workloads(out) {
+			for _, name := range secretsOf(w.pod.Spec) {
+				suffix, ours := strings.CutPrefix(name, fullNameOf(out))
+				if ours && !slices.Contains(podSecrets[w.component()], suffix) {
+					wrong = append(wrong, fmt.Sprintf("%s refers to Secret %s", w.object, name))
+				}
+			}
 			for _, v := range w.pod.Spec.Volumes {
 				if v.Secret == nil || len(v.Secret.Items) == 0 {
 					continue

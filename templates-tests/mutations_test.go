@@ -137,10 +137,10 @@ var mutations = map[string]struct {
 		edit: "verbs: [get, update, delete, list]\n    resourceNames: []\n  - verbs: [get]\n    resources: [secrets]\n    " +
 			"apiGroups: ['']\n    resourceNames:\n      {{- range include",
 	},
-	"pods mount Secrets of the release whole: a kubelet may read all keys": {
+	"pods refer only to the Secrets that they need: a kubelet may read all keys": {
 		file: "registry/deployment.yaml",
 		old:  "secretName: {{ $fullname }}-auth\n",
-		edit: "secretName: {{ $fullname }}-credentials\n            items: [{key: htpasswd, path: htpasswd}]\n",
+		edit: "secretName: {{ $fullname }}-credentials\n",
 	},
 	"CronJobs never overlap, keep no successful Job, and a failed one for an hour": {
 		file: "_helpers.tpl",
