@@ -811,7 +811,8 @@ func TestControlPlaneNodesWithAKubeconfigAreLeftOut(t *testing.T) {
 // Who may read pods must not be able to test guesses of passwords.
 func TestPodsDoNotRevealPasswords(t *testing.T) {
 	const mirrors = "nodeConfig.mirrors=[docker.io]"
-	type result struct{ sum, checksum, salt, content string }
+	// rest is everything else of the pod.
+	type result struct{ sum, checksum, salt, content, rest string }
 	render := func(t *testing.T, r rendering, values ...string) result {
 		t.Helper()
 		r.values = proxyMode(t, append(values, "injector.architectures=[amd64]")...)
@@ -821,9 +822,11 @@ func TestPodsDoNotRevealPasswords(t *testing.T) {
 		if !slices.Contains(pod.Spec.InitContainers[0].Args, "--config-sum="+string(data["sum"])) {
 			t.Errorf("the arguments are %v", pod.Spec.InitContainers[0].Args)
 		}
+		sum, checksum := string(data["sum"]), pod.Annotations[names.AnnotationNodeConfig]
 		return result{
-			string(data["sum"]), pod.Annotations[names.AnnotationNodeConfig], string(data["salt"]),
+			sum, checksum, string(data["salt"]),
 			string(data[noderuntime.KeyConfig]) + "\n" + string(data[noderuntime.KeyRegistries]),
+			strings.NewReplacer(sum, "", checksum, "").Replace(mustYAML(t, pod)),
 		}
 	}
 	live := func(objects ...runtime.Object) rendering {
@@ -852,8 +855,12 @@ func TestPodsDoNotRevealPasswords(t *testing.T) {
 			if first != again || first.salt != "s1" {
 				t.Errorf("%+v, then %+v", first, again)
 			}
-			if changed := render(t, live(salted("s1")), other); changed.sum == first.sum || changed.checksum == first.checksum {
+			changed := render(t, live(salted("s1")), other)
+			if changed.sum == first.sum || changed.checksum == first.checksum {
 				t.Error("another password does not replace the pods")
+			}
+			if changed.rest != first.rest {
+				t.Errorf("more than the checksums depends on the password: %s", cmp.Diff(first.rest, changed.rest))
 			}
 			if elsewhere := render(t, live(salted("s2")), one); elsewhere.sum == first.sum ||
 				elsewhere.checksum == first.checksum {
