@@ -17,7 +17,6 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"fmt"
-	"log/slog"
 	"math/big"
 	"net"
 	"slices"
@@ -53,8 +52,8 @@ func (PrivateKey) String() string { return "<private key>" }
 // GoString hides the key from %#v.
 func (PrivateKey) GoString() string { return "<private key>" }
 
-// LogValue hides the key from log/slog.
-func (PrivateKey) LogValue() slog.Value { return slog.StringValue("<private key>") }
+// MarshalText hides the key from encoding/json, and so from log/slog, also in a KeyPair.
+func (PrivateKey) MarshalText() ([]byte, error) { return []byte("<private key>"), nil }
 
 // KeyPair is a certificate and its private key, both PEM-encoded, as in tls.crt and tls.key of a
 // Kubernetes TLS Secret. The zero value is an absent pair.

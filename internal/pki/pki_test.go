@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/base64"
 	"fmt"
 	"log/slog"
 	"net"
@@ -344,10 +345,14 @@ func TestAuthorityRenewal(t *testing.T) {
 func TestPrivateKeysDoNotPrintThemselves(t *testing.T) {
 	pair := authority(t, now, 0).KeyPair()
 	var logged bytes.Buffer
-	slog.New(slog.NewJSONHandler(&logged, nil)).Info("pair", "key", pair.Key)
+	slog.New(slog.NewJSONHandler(&logged, nil)).Info("pair", "key", pair.Key, "pair", pair)
+	slog.New(slog.NewTextHandler(&logged, nil)).Info("pair", "key", pair.Key, "pair", pair)
+	// As text, as bytes and in base64.
+	forms := []string{"PRIVATE", "80 82 73 86 65 84 69", "0x50, 0x52, 0x49, 0x56, 0x41, 0x54, 0x45",
+		base64.StdEncoding.EncodeToString(pair.Key[:21])}
 	for _, printed := range []string{fmt.Sprint(pair.Key), fmt.Sprintf("%v %+v %#v %s", pair, pair, pair.Key, pair.Key),
 		logged.String()} {
-		if strings.Contains(printed, "PRIVATE") || strings.Contains(printed, fmt.Sprint([]byte(pair.Key[:20]))) {
+		if slices.ContainsFunc(forms, func(form string) bool { return strings.Contains(printed, form) }) {
 			t.Errorf("a private key was printed: %s", printed)
 		}
 	}
