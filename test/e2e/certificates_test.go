@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
+	"maps"
 	"math/big"
 	"net"
 	"net/http"
@@ -157,6 +158,9 @@ func TestCertificates(t *testing.T) {
 			if _, errOut, err := try(w.command(t, w.hook, "certs", "renew")); err == nil ||
 				!strings.Contains(errOut, bad.want) || !strings.Contains(errOut, "corp-server") {
 				t.Errorf("%s: certs renew: %v: %s", what, err, errOut)
+			}
+			if now := w.certificates(t); !maps.Equal(now, before) {
+				t.Errorf("%s: the certificates were %v, and are now %v", what, before, now)
 			}
 			w.putSecret(t, "corp-server", good)
 		}
@@ -475,9 +479,14 @@ func (c *corporate) issue(t *testing.T, name string, from time.Time, dns []strin
 
 // testPorts compares the ports that the pods listen on with those in docs/security.md.
 func testPorts(t *testing.T, w *world) {
-	want := map[string]string{"registry": "5000 5080 5090", "proxy": "5000 9102"}
+	w.healersReady(t)
+	want := map[string]string{"registry": "5000 5080 5090", "proxy": "5000 9102", "healer": "9103"}
 	for component, ports := range want {
-		for _, p := range w.pods(t, component) {
+		pods := w.pods(t, component)
+		if len(pods) == 0 {
+			t.Errorf("no pod of component %s", component)
+		}
+		for _, p := range pods {
 			id := strings.TrimPrefix(p.Status.ContainerStatuses[0].ContainerID, "containerd://")
 			out, err := w.onNode(t, p.Spec.NodeName, "crictl", "inspect", "--output", "go-template", "--template",
 				"{{.info.pid}}", id)

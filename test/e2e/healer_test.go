@@ -421,6 +421,8 @@ func (w *world) healerIsLimited(t *testing.T) {
 	other := pod("not-the-charts", "", "example.com/none:1")
 	w.provoked = append(w.provoked, other.Spec.Containers[0].Image)
 	other.Namespace = namespace
+	other.Spec.InitContainers = slices.Clone(other.Spec.Containers)
+	other.Spec.InitContainers[0].Name = "init"
 	if _, err := w.client.CoreV1().Pods(namespace).Create(t.Context(), other, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -433,6 +435,8 @@ func (w *world) healerIsLimited(t *testing.T) {
 		"its own annotation": {proxy, `{"metadata":{"annotations":{"zarf-registry/image-before":"a.example/b:1"}}}`, ""},
 		"the image of another container": {other.Name, `{"spec":{"containers":[{"name":"main","image":"a.example/b:1"}]}}`,
 			"images"},
+		"the image of another init container": {other.Name,
+			`{"spec":{"initContainers":[{"name":"init","image":"a.example/b:1"}]}}`, "images"},
 		"another annotation": {proxy, `{"metadata":{"annotations":{"a":"b"}}}`, "annotation"},
 		"an annotation removed": {proxy, `{"metadata":{"annotations":{"zarf-registry/metrics-port":null}}}`,
 			"annotation"},
