@@ -69,13 +69,13 @@ var runners = []string{"Run", "must", "underLoop"}
 func (f testFile) subtests(function *ast.FuncDecl) []string {
 	var found []string
 	seen := map[*ast.FuncDecl]bool{}
-	var add func(function *ast.FuncDecl)
-	add = func(function *ast.FuncDecl) {
+	var add func(function *ast.FuncDecl, table []string)
+	add = func(function *ast.FuncDecl, table []string) {
 		if function == nil || seen[function] || function.Body == nil {
 			return
 		}
 		seen[function] = true
-		table := f.tableNames(function.Body)
+		table = append(f.tableNames(function.Body), table...) // a caller may pass names
 		ast.Inspect(function.Body, func(n ast.Node) bool {
 			call, ok := n.(*ast.CallExpr)
 			if !ok {
@@ -98,12 +98,12 @@ func (f testFile) subtests(function *ast.FuncDecl) []string {
 			if runs && slices.Contains(runners, callee) && len(args) > 1 {
 				found = append(found, names(args[0], table)...)
 			} else if passesT {
-				add(f.packaged[callee])
+				add(f.packaged[callee], table)
 			}
 			return true
 		})
 	}
-	add(function)
+	add(function, nil)
 	return found
 }
 
