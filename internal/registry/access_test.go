@@ -212,31 +212,29 @@ func (i *instance) holder(t testing.TB, change func(*x509.Certificate)) *tls.Cer
 func TestAuthorizationWithoutTLS(t *testing.T) {
 	ca := newTestCA(t)
 	for _, anonymous := range []bool{false, true} {
-		t.Run(fmt.Sprintf("anonymous pull %t", anonymous), func(t *testing.T) {
-			i := start(t, ca, t.TempDir(), func(o *Options) { o.AnonymousPull = anonymous })
-			d := i.pusher().pushBlob("a", "content").String()
-			nobody := accessLogin
-			if anonymous {
-				nobody = accessReadOrLogin
-			}
-			for name, tt := range map[string]struct {
-				user, password string
-				access         int
-			}{
-				"without a credential":        {"", "", nobody},
-				"with a wrong password":       {pushUser, "wrong", nobody},
-				"with an unknown user":        {"nobody", pushPassword, nobody},
-				"with the pull credential":    {pullUser, pullPassword, accessRead},
-				"with the push credential":    {pushUser, pushPassword, accessFull},
-				"with a password of 73 bytes": {pushUser, strings.Repeat("x", 73), nobody},
-			} {
-				t.Run(name, func(t *testing.T) {
-					c := i.plain().as(tt.user, tt.password)
-					c.t = t
-					c.try(d, tt.access)
-				})
-			}
-		})
+		i := start(t, ca, t.TempDir(), func(o *Options) { o.AnonymousPull = anonymous })
+		d := i.pusher().pushBlob("a", "content").String()
+		nobody := accessLogin
+		if anonymous {
+			nobody = accessReadOrLogin
+		}
+		for name, tt := range map[string]struct {
+			user, password string
+			access         int
+		}{
+			"without a credential":        {"", "", nobody},
+			"with a wrong password":       {pushUser, "wrong", nobody},
+			"with an unknown user":        {"nobody", pushPassword, nobody},
+			"with the pull credential":    {pullUser, pullPassword, accessRead},
+			"with the push credential":    {pushUser, pushPassword, accessFull},
+			"with a password of 73 bytes": {pushUser, strings.Repeat("x", 73), nobody},
+		} {
+			t.Run(fmt.Sprintf("%s, anonymous pull %t", name, anonymous), func(t *testing.T) {
+				c := i.plain().as(tt.user, tt.password)
+				c.t = t
+				c.try(d, tt.access)
+			})
+		}
 	}
 }
 
