@@ -16,6 +16,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/gc"
+	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
 
@@ -154,7 +155,11 @@ func TestAuditTrailCannotBeForged(t *testing.T) {
 
 	var text bytes.Buffer
 	who := &caller{listener: "tls", remote: forged, user: forged, credential: forged, certificate: forged}
-	logChange(t.Context(), slog.New(slog.NewTextHandler(&text, nil)), actionPush, forged, forged, who.audit())
+	log, err := (&logging.Options{Format: "text"}).New(&text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	logChange(t.Context(), log, actionPush, forged, forged, who.audit())
 	if got := strings.Count(text.String(), "\n"); got != 1 {
 		t.Errorf("%d lines in the text format: %s", got, text.String())
 	}
