@@ -635,7 +635,11 @@ func TestProxiesOnTheNodesNetworkHaveTheirOwnUser(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := rendering{values: proxyMode(t, tt.values), cluster: newCluster(tt.before...), upgrade: tt.before != nil}.render(t)
-			for _, d := range daemonSets(out, "proxy") {
+			proxies := daemonSets(out, "proxy")
+			if len(proxies) == 0 {
+				t.Error("there are no proxies")
+			}
+			for _, d := range proxies {
 				if c := d.Spec.Template.Spec.SecurityContext; !is(c.RunAsUser, tt.want) || !is(c.FSGroup, tt.want) {
 					t.Errorf("%s runs as %d with the group %d, want %d", d.Name, *c.RunAsUser, *c.FSGroup, tt.want)
 				}
