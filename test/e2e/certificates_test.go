@@ -519,15 +519,19 @@ func testPorts(t *testing.T, w *world) {
 // testCredentials rotates the push credential: the old one must stop working at once.
 func testCredentials(t *testing.T, w *world) {
 	before := w.secret(t, "-credentials")
+	begin := time.Now()
 	output(t, w.command(t, w.hook, "credentials", "rotate"))
+	if took := time.Since(begin); took > 30*time.Second { // some 3 s on an idle machine
+		t.Errorf("the previous password may have been accepted for %.0f s", took.Seconds())
+	}
 	after := w.secret(t, "-credentials")
 	if bytes.Equal(before.Data["password"], after.Data["password"]) {
 		t.Error("the password did not change")
 	}
-	w.pushHello(t)
 	client := w.pushClient(t, w.waitForRegistry(t, ""))
 	client.uploads(t, before, "e2e/hello", http.StatusUnauthorized)
 	client.uploads(t, after, "e2e/hello", http.StatusAccepted)
+	w.pushHello(t)
 }
 
 // uploads begins an upload with a credential, and fails if the status is another one.
