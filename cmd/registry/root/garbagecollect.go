@@ -2,6 +2,7 @@ package root
 
 import (
 	"fmt"
+	"log/slog"
 
 	"github.com/spf13/cobra"
 
@@ -43,15 +44,8 @@ Everything pushed within --grace-period is kept.`,
 			if err != nil {
 				return &exitcode.Refusal{Err: err}
 			}
-			result, err := registry.GarbageCollect(command.Context(), parsed, request, func(e gc.Event) {
-				if e.Removed == nil {
-					return
-				}
-				fmt.Fprintln(command.OutOrStdout(), e.Removed)
-				if !request.DryRun {
-					registry.LogPrune(command.Context(), log, command.CommandPath(), *e.Removed)
-				}
-			})
+			result, err := registry.GarbageCollect(command.Context(), parsed, request,
+				reportRemoved(command, log, request.DryRun))
 			if err != nil {
 				return err
 			}
@@ -73,4 +67,17 @@ Everything pushed within --grace-period is kept.`,
 	flags.DurationVar(&request.Timeout, "timeout", gc.DefaultTimeout, "maximum duration of the collection")
 	logs.Register(command.Flags())
 	return command
+}
+
+// reportRemoved returns a function that prints what is removed, and logs it unless it is a dry run.
+func reportRemoved(command *cobra.Command, log *slog.Logger, dryRun bool) func(gc.Event) {
+	return func(e gc.Event) {
+		if e.Removed == nil {
+			return
+		}
+		fmt.Fprintln(command.OutOrStdout(), e.Removed)
+		if !dryRun {
+			registry.LogPrune(command.Context(), log, command.CommandPath(), *e.Removed)
+		}
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/crypto/bcrypt"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/internal/gc"
 )
 
 func write(t *testing.T, name, text string) string {
@@ -107,6 +109,23 @@ func TestResultsGoToStdout(t *testing.T) {
 				t.Errorf("exit code %d, stdout %q, stderr %q", code, stdout, stderr)
 			}
 		})
+	}
+}
+
+func TestRemovalsAreLogged(t *testing.T) {
+	const digest = "sha256:2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"
+	for dryRun, want := range map[bool]string{true: `^$`,
+		false: `^{.*"msg":"audit","action":"prune","digest":"` + digest + `","program":"garbage-collect"}\n$`} {
+		var out, log bytes.Buffer
+		command := garbageCollectCommand()
+		command.SetContext(t.Context())
+		command.SetOut(&out)
+		report := reportRemoved(command, slog.New(slog.NewJSONHandler(&log, nil)), dryRun)
+		report(gc.Event{Phase: gc.Sweeping})
+		report(gc.Event{Removed: &gc.Removed{Digest: digest}})
+		if !strings.Contains(out.String(), digest) || !regexp.MustCompile(want).Match(log.Bytes()) {
+			t.Errorf("dry run %t: printed %q, logged %q", dryRun, out.String(), log.String())
+		}
 	}
 }
 
