@@ -685,17 +685,18 @@ func TestSmallBlobsNeedLittleMemory(t *testing.T) {
 }
 
 // On each listener, clients that send nothing, or do not read, hold connections up to its limit. A new
-// client replaces one of them.
+// client replaces one of them, and no upload in progress, although that is older.
 func TestConnectionLimits(t *testing.T) {
 	e := openExposed(t, func(o *Options) { o.AnonymousPull, o.ExposeAnonymousPull = true, true })
-	const limit = 3
+	const limit = 4
 	for name := range e.server.connections {
 		e.server.connections[name] = connlimit.New(limit)
 	}
 	e.run()
 	e.waitReady()
 	path := "/v2/a/blobs/" + e.pusher().pushBlob("a", random(8<<20)).String()
-	for name, c := range map[string]client{"tls": e.node(), "plain": e.plain(), "exposed": e.outsider()} {
+	for name, c := range map[string]client{"tls": e.pusher(), "plain": e.plain(), "exposed": e.outsider()} {
+		c = c.as(pushUser, pushPassword)
 		c.Transport.(*http.Transport).DisableKeepAlives = true
 		for what, stall := range map[string]func() net.Conn{
 			"silent": func() net.Conn {
@@ -718,8 +719,21 @@ func TestConnectionLimits(t *testing.T) {
 				return conn
 			},
 		} {
-			t.Run(name+"/"+what, func(t *testing.T) {
+			t.Run(what+", "+name, func(t *testing.T) {
 				connections := e.server.connections[name]
+				upload := c.must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
+				eventually(t, "previous requests have ended", func() bool { return e.inFlight(name) == 0 })
+				body, content := io.Pipe()
+				uploaded := make(chan error, 1)
+				go func() {
+					a, err := c.send("PATCH", upload, body)
+					if err == nil && a.StatusCode != http.StatusAccepted {
+						err = fmt.Errorf("status %d: %s", a.StatusCode, a.body)
+					}
+					uploaded <- err
+				}()
+				_, _ = io.WriteString(content, "a part")
+				eventually(t, "the upload is in progress", func() bool { return e.inFlight(name) == 1 })
 				for range limit + 1 {
 					defer stall().Close()
 				}
@@ -730,6 +744,10 @@ func TestConnectionLimits(t *testing.T) {
 				}
 				if connections.Dropped() == before || connections.Open() > limit {
 					t.Errorf("%d dropped, %d open", connections.Dropped()-before, connections.Open())
+				}
+				_ = content.Close()
+				if err := <-uploaded; err != nil {
+					t.Errorf("the upload: %v", err)
 				}
 			})
 		}
