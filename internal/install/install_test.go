@@ -26,6 +26,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
+	kubetesting "k8s.io/client-go/testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/install"
@@ -668,6 +669,11 @@ func TestObjectsMayHaveAnotherNamespaceThanTheRelease(t *testing.T) {
 		}
 		if got := there(b); !slices.Equal(got, []string{"zarf"}) {
 			t.Errorf("namespaces %q", got)
+		}
+		for _, a := range b.client.Actions() {
+			if d, ok := a.(kubetesting.DeleteAction); ok && d.GetDeleteOptions().Preconditions == nil {
+				t.Errorf("%s %s is deleted without its UID as a precondition", d.GetResource().Resource, d.GetName())
+			}
 		}
 	})
 	t.Run("what the user brings belongs there", func(t *testing.T) {
