@@ -40,8 +40,8 @@ GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 NO_RACE := ./internal/hook ./internal/certs ./internal/pki ./tools/release
 
 # Runs go test: $(call GOTEST,unit-bench) writes dist/unit-bench.json, for tools/skips. It prints the lines of
-# go test for packages, and in the end failures and skipped tests.
-GOTEST = "$$($(CURDIR)/$(TESTCLUSTER) tool gotestsum)" --format standard-quiet --jsonfile $(CURDIR)/dist/$(1).json --
+# go test for packages, and in the end failures and skipped tests. make lint runs go vet.
+GOTEST = "$$($(CURDIR)/$(TESTCLUSTER) tool gotestsum)" --format standard-quiet --jsonfile $(CURDIR)/dist/$(1).json -- -vet=off
 
 # Paths of the build output for tests and the demo.
 export E2E_TESTCLUSTER := $(CURDIR)/$(TESTCLUSTER)

@@ -57,7 +57,10 @@ func TestHostileArchives(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var packed bytes.Buffer
-			z := gzip.NewWriter(&packed)
+			z, err := gzip.NewWriterLevel(&packed, gzip.BestSpeed)
+			if err != nil {
+				t.Fatal(err)
+			}
 			if err := tt.write(z); err != nil {
 				t.Fatal(err)
 			}
