@@ -13,6 +13,7 @@ type limits struct {
 
 	unwatched time.Duration // for the start of a response, before the client's disconnect is watched for
 	dial      time.Duration // for a connection to the registry
+	gone      time.Duration // for it to acknowledge data or a keepalive probe, before the connection counts as broken
 	handshake time.Duration // for the TLS handshake on it
 	head      time.Duration // for the registry to start its response
 	stall     time.Duration // without progress, before a body counts as broken off
@@ -28,8 +29,9 @@ var defaultLimits = limits{
 
 	unwatched: 20 * time.Millisecond,
 	dial:      3 * time.Second,  // takes milliseconds within a cluster
+	gone:      10 * time.Second, // a pod or node that disappears closes no connections
 	handshake: 30 * time.Second, // a registry from which a thousand nodes pull at once may need more than 10 s
-	head:      30 * time.Second, // object storage is slow, and a dead peer never responds
+	head:      30 * time.Second, // object storage is slow
 	stall:     30 * time.Second,
 }
 
@@ -76,9 +78,6 @@ const (
 	// portTimeout is how long a proxy waits for its port: until it counts as available (10 s), and the
 	// previous one has drained (DefaultDrainTimeout), on a slow node.
 	portTimeout = time.Minute
-	// userTimeout is how long sent data may stay unacknowledged (TCP_USER_TIMEOUT). It detects a dead
-	// node long before limits.head does.
-	userTimeout = 10 * time.Second
 	// idleLifetime is how long an unused connection to the registry is kept. It spans the pauses
 	// within a pull. A longer lifetime would occasionally save a handshake of a few milliseconds, but
 	// cost the registry memory for every node of the cluster.

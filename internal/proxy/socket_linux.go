@@ -7,10 +7,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// setSocket sets the options of a connection to the registry.
-func setSocket(_, _ string, c syscall.RawConn) error {
+// setSocket sets the options of a connection to the registry. It breaks if data or keepalive probes are not
+// acknowledged for that time (TCP_USER_TIMEOUT).
+func setSocket(c syscall.RawConn, gone time.Duration) error {
 	if err := setOption(c, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveSize); err != nil {
 		return err
 	}
-	return setOption(c, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(userTimeout/time.Millisecond))
+	return setOption(c, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(gone/time.Millisecond))
 }

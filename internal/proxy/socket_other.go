@@ -2,7 +2,10 @@
 
 package proxy
 
-import "syscall"
+import (
+	"syscall"
+	"time"
+)
 
 // setSocket does nothing: only Linux has one of the options. Other systems are for development only.
-func setSocket(_, _ string, _ syscall.RawConn) error { return nil }
+func setSocket(syscall.RawConn, time.Duration) error { return nil }

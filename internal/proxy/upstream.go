@@ -37,7 +37,6 @@ type upstream struct {
 	metrics  *proxyMetrics
 	log      *limitedLogger
 
-	dialer     net.Dialer
 	lookupHost func(ctx context.Context, network, host string) ([]netip.Addr, error)
 
 	slots *slots
@@ -67,7 +66,6 @@ func newUpstream(
 		address: a, hostPort: a.String(), source: source, limits: limits, metrics: metrics, log: log,
 		lookupHost: net.DefaultResolver.LookupNetIP,
 		slots:      newSlots(maxUpstream, metrics.pauses),
-		dialer:     net.Dialer{Timeout: limits.dial, Control: setSocket},
 	}
 	u.expiry = time.AfterFunc(idleLifetime, u.expire)
 	return u
@@ -317,7 +315,12 @@ func (u *upstream) connectTo(ctx context.Context, to string, m *tlsfiles.Materia
 }
 
 func (u *upstream) handshake(ctx context.Context, to string, config *tls.Config) (*conn, error) {
-	raw, err := u.dialer.DialContext(ctx, "tcp", to)
+	dialer := net.Dialer{
+		Timeout:         u.limits.dial,
+		Control:         func(_, _ string, c syscall.RawConn) error { return setSocket(c, u.limits.gone) },
+		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: u.limits.gone / 5, Interval: u.limits.gone / 5, Count: 5},
+	}
+	raw, err := dialer.DialContext(ctx, "tcp", to)
 	if err != nil {
 		return nil, err
 	}

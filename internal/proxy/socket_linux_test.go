@@ -1,0 +1,62 @@
+package proxy
+
+import (
+	"crypto/tls"
+	"fmt"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A registry whose node or pod disappears in the middle of a body closes no connection: nothing answers anymore.
+func TestResumeBodiesOfRegistriesThatDisappear(t *testing.T) {
+	content := newBlob(300_000)
+	var asked atomic.Int64
+	f := start(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if asked.Add(1) > 1 {
+			store{content}.ServeHTTP(w, r)
+			return
+		}
+		c, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		content.setHeader(w)
+		_, _ = fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n", len(content.data))
+		_ = w.Header().Write(c)
+		_, _ = fmt.Fprintf(c, "\r\n%s", content.data[:123_456])
+		time.Sleep(200 * time.Millisecond) // for the acknowledgement
+		dropPackets(t, c.(*tls.Conn).NetConn())
+	}), func(p *Proxy) { p.limits.gone = time.Second })
+	begin := time.Now()
+	response, body, err := f.get(content.path())
+	if err := content.check(response, body, err); err != nil {
+		t.Error(err)
+	}
+	// Go's defaults detect it after 30 s, as does limits.stall.
+	if took := time.Since(begin); took > 20*time.Second {
+		t.Errorf("it took %s", took)
+	}
+}
+
+// dropPackets makes a connection drop all packets that arrive, so it neither acknowledges nor resets.
+func dropPackets(t *testing.T, c net.Conn) {
+	t.Helper()
+	raw, err := c.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	filter := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: 0} // accept 0 bytes
+	if e := raw.Control(func(fd uintptr) {
+		err = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &filter})
+	}); e != nil || err != nil {
+		t.Errorf("attaching a filter: %v, %v", e, err)
+	}
+}
