@@ -61,7 +61,9 @@ func (c *Cluster) connectNode(ctx context.Context, n Node) error {
 	var fabric, node strings.Builder
 	fmt.Fprintf(&fabric, "link add %s type veth peer name eth0 netns %s\n", port, netnsName(c.Options.Name, n.Name))
 	fmt.Fprintf(&fabric, "link set %s master %s up\n", port, bridge)
-	fmt.Fprintf(&node, "link set lo up\nlink set eth0 up\n")
+	// Like a network card's, the address is the same after a reboot. Others keep it in their caches.
+	fmt.Fprintf(&node, "link set eth0 address 02:00:00:00:%02x:%02x\nlink set lo up\nlink set eth0 up\n", n.Index>>8,
+		n.Index&0xff)
 	for i, address := range family.Node(n.Index) {
 		fmt.Fprintf(&fabric, "route add %s via %s\n", family.NodePods(n.Index)[i], address)
 		fmt.Fprintf(&node, "address add %s dev eth0%s\n", family.onFabric(address), withoutDAD(address.Is6()))
