@@ -5,11 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -141,29 +139,6 @@ func (w *world) loop(t *testing.T, accept tolerated, env []string,
 				t.Errorf("%s: %s", total.what, total.count)
 			}
 		}
-	}
-}
-
-// connectionsEnd waits until conntrack has forgotten connections that only one side has closed, for 2 min. One
-// to a pod that ended stays that long, and a new connection from the same port is sent to that pod. A loop
-// makes so many connections that it meets such a port.
-func (w *world) connectionsEnd(t *testing.T) {
-	t.Helper()
-	_, port, err := net.SplitHostPort(w.address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, node := range w.nodes {
-		eventually(t, 3*time.Minute, "connections to pods that ended to be forgotten", func() error {
-			for _, state := range []string{"FIN_WAIT", "CLOSE_WAIT", "LAST_ACK"} {
-				out, err := w.onNode(t, node, "conntrack", "-L", "-p", "tcp", "--orig-port-dst", port, "--state", state)
-				if err != nil || !strings.Contains(out, " 0 flow entries") {
-					time.Sleep(time.Second) // eventually then waits two more: this takes a minute or two
-					return fmt.Errorf("%s: %v: %s", node, err, out)
-				}
-			}
-			return nil
-		})
 	}
 }
 

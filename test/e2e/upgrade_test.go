@@ -75,7 +75,6 @@ func TestUpgrade(t *testing.T) {
 	})
 	revision := w.revision(t)
 	w.underLoad(t, "helm upgrade with host ports", refusals|losses, func(t *testing.T) { upgrade(t, here) })
-	w.connectionsEnd(t)
 	w.underLoad(t, "helm upgrade with host ports to a version with the same programs", nothingFails, func(t *testing.T) {
 		w.restartsNothing(t, func() { upgrade(t, otherVersion(t, here), "--set=initHook.image.tag="+tag) })
 	})

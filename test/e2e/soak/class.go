@@ -29,7 +29,7 @@ var symptoms = []struct {
 	parts []string
 }{
 	{Certificate, []string{"push certificate", "x509: "}},
-	{Refused, []string{"connection refused", "no route to host", "no ready registry pod"}},
+	{Refused, []string{"connection refused", "no route to host", "network is unreachable", "no ready registry pod"}},
 	{Timeout, []string{"timeout", "timed out", "deadline exceeded", "signal: killed"}}, // the last ends a push
 	{Reset, []string{"connection reset", "broken pipe", "EOF", "lost connection"}},
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"net"
@@ -110,7 +111,7 @@ func connectUntil(done <-chan struct{}, address string, c *count) {
 		case <-ticker.C:
 		}
 		begin := time.Now()
-		conn, err := net.DialTimeout("tcp", address, connectTimeout)
+		conn, err := dialFromNextPort(context.Background(), "tcp", address, connectTimeout)
 		c.add(begin, 0, err)
 		if err == nil {
 			_ = conn.(*net.TCPConn).SetLinger(0)

@@ -160,7 +160,7 @@ func slowClient(read *atomic.Int64) *http.Client {
 
 // dial connects with the timeouts of container runtimes.
 func dial(ctx context.Context, network, address string) (net.Conn, error) {
-	conn, err := (&net.Dialer{Timeout: connectTimeout}).DialContext(ctx, network, address)
+	conn, err := dialFromNextPort(ctx, network, address, connectTimeout)
 	return idleConn{conn}, err
 }
 

@@ -56,7 +56,7 @@ const slowRate, slowBuffer = 1 << 20, 64 << 10
 
 func newWatcher(base string, slow bool) *watcher {
 	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
-		conn, err := (&net.Dialer{Timeout: 10 * time.Second}).DialContext(ctx, network, address)
+		conn, err := dialFromNextPort(ctx, network, address, 10*time.Second)
 		if err != nil {
 			return nil, err
 		}
