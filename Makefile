@@ -5,11 +5,14 @@ SHELL       := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
+# Programs do not depend on the path of the clone, so Go's build cache serves other clones, too.
+export GOFLAGS := $(GOFLAGS) -trimpath
+
 CHART    := charts/zarf-registry
 VERSION  ?= $(shell sed -n 's/^appVersion: *"\{0,1\}\([^"]*\)"\{0,1\}/\1/p' $(CHART)/Chart.yaml)
 REGISTRY ?= ghcr.io/zarf-dev/zarf-registry
 LDFLAGS  := -s -w -X github.com/zarf-dev/zarf-registry/internal/version.Version=$(VERSION)
-GOBUILD  := CGO_ENABLED=0 go build -trimpath -ldflags "$(LDFLAGS)"
+GOBUILD  := CGO_ENABLED=0 go build -ldflags "$(LDFLAGS)"
 # Builds a benchmark: $(BENCHBUILD) ./proxy writes dist/bench-proxy.
 BENCHBUILD = cd bench && $(GOBUILD) -o ../dist/$(@F)
 
@@ -40,8 +43,9 @@ GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 NO_RACE := ./internal/hook ./internal/certs ./internal/pki ./tools/release
 
 # Runs go test: $(call GOTEST,unit-bench) writes dist/unit-bench.json, for tools/skips. It prints the lines of
-# go test for packages, and in the end failures and skipped tests. make lint runs go vet.
-GOTEST = "$$($(CURDIR)/$(TESTCLUSTER) tool gotestsum)" --format standard-quiet --jsonfile $(CURDIR)/dist/$(1).json -- -vet=off
+# go test for packages, and in the end failures and skipped tests. make lint runs go vet. Results of
+# another clone do not count (-count=1).
+GOTEST = "$$($(CURDIR)/$(TESTCLUSTER) tool gotestsum)" --format standard-quiet --jsonfile $(CURDIR)/dist/$(1).json -- -vet=off -count=1
 
 # Paths of the build output for tests and the demo.
 export E2E_TESTCLUSTER := $(CURDIR)/$(TESTCLUSTER)
@@ -103,7 +107,7 @@ unit: payload $(TESTCLUSTER) ## Unit tests, with the race detector where it is f
 	PROMTOOL="$$($(TESTCLUSTER) tool promtool)" $(call GOTEST,unit) -timeout 30m $(NO_RACE) ./templates-tests/... ./loader/... ./docs/...
 	cd bench && $(call GOTEST,unit-bench) ./...
 	cd test/cluster && $(call GOTEST,unit-cluster) -race ./...
-	cd test/certmanager && CGO_ENABLED=0 $(call GOTEST,unit-certmanager) -trimpath ./...
+	cd test/certmanager && CGO_ENABLED=0 $(call GOTEST,unit-certmanager) ./...
 	go run ./tools/skips dist/unit-race.json dist/unit.json dist/unit-bench.json dist/unit-cluster.json dist/unit-certmanager.json
 
 .PHONY: unit-all
@@ -133,7 +137,7 @@ lint: payload $(TESTCLUSTER) wording ## Run wording, gofmt, go vet, golangci-lin
 	go vet ./...
 	cd bench && go vet ./...
 	cd test/cluster && go vet ./...
-	$(CERTMANAGER_GO) vet -trimpath ./...
+	$(CERTMANAGER_GO) vet ./...
 	"$$($(TESTCLUSTER) tool golangci-lint)" run --allow-parallel-runners ./...
 	cd bench && "$$($(CURDIR)/$(TESTCLUSTER) tool golangci-lint)" run --allow-parallel-runners ./...
 	"$$($(TESTCLUSTER) tool helm)" lint --strict $(CHART) --set registryProxy=true
@@ -282,11 +286,11 @@ cluster-down: $(TESTCLUSTER) ## Remove the cluster (NAME=)
 
 .PHONY: $(TESTCLUSTER)
 $(TESTCLUSTER): deps
-	cd test/cluster && CGO_ENABLED=0 go build -trimpath -o $(CURDIR)/$@ ./cmd/testcluster
+	cd test/cluster && CGO_ENABLED=0 go build -o $(CURDIR)/$@ ./cmd/testcluster
 
 .PHONY: $(CERTMANAGER)
 $(CERTMANAGER): deps
-	$(CERTMANAGER_GO) build -trimpath -ldflags "-s -w" -o $(CURDIR)/$@ ./cmd/testcertmanager
+	$(CERTMANAGER_GO) build -ldflags "-s -w" -o $(CURDIR)/$@ ./cmd/testcertmanager
 
 .PHONY: clean
 clean: ## Remove build output, but keep the cache of the test cluster
