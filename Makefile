@@ -5,8 +5,9 @@ SHELL       := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-# Programs do not depend on the path of the clone, so Go's build cache serves other clones, too.
-export GOFLAGS := $(GOFLAGS) -trimpath
+# Programs depend neither on the path of the clone, so Go's build cache serves other clones, too, nor on its commit, so
+# bin/init-hook is the one in the image.
+export GOFLAGS := $(GOFLAGS) -trimpath -buildvcs=false
 
 CHART    := charts/zarf-registry
 VERSION  ?= $(shell sed -n 's/^appVersion: *"\{0,1\}\([^"]*\)"\{0,1\}/\1/p' $(CHART)/Chart.yaml)
