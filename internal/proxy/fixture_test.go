@@ -106,6 +106,18 @@ func openSource(t testing.TB, dir string) *tlsfiles.Source {
 
 var quiet = slog.New(slog.DiscardHandler)
 
+// firstThen answers the first request with first, and all others with then.
+func firstThen(first, then http.HandlerFunc) http.Handler {
+	var asked atomic.Int64
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if asked.Add(1) == 1 {
+			first(w, r)
+			return
+		}
+		then(w, r)
+	})
+}
+
 // fixture is a registry with a proxy in front of it.
 type fixture struct {
 	*registry

@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -134,14 +133,7 @@ func TestUnresumableBodies(t *testing.T) {
 	content, other := newBlob(200_000), newBlob(200_001)
 	// second handles all requests but the first, whose response breaks off.
 	serve := func(first, second http.HandlerFunc) http.Handler {
-		var asked atomic.Int64
-		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if asked.Add(1) == 1 {
-				first(&cutter{w, 100_000}, r)
-				return
-			}
-			second(w, r)
-		})
+		return firstThen(func(w http.ResponseWriter, r *http.Request) { first(&cutter{w, 100_000}, r) }, second)
 	}
 	whole := store{content}.ServeHTTP
 	length := func(w http.ResponseWriter) { w.Header().Set("Content-Length", strconv.Itoa(len(content.data))) }
@@ -268,18 +260,13 @@ func TestUnresumableBodies(t *testing.T) {
 // A registry that stops in the middle of a body without closing the connection.
 func TestResumeStalledBodies(t *testing.T) {
 	content := newBlob(300_000)
-	var asked atomic.Int64
-	f := start(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if asked.Add(1) > 1 {
-			store{content}.ServeHTTP(w, r)
-			return
-		}
+	f := start(t, firstThen(func(w http.ResponseWriter, r *http.Request) {
 		content.setHeader(w)
 		w.Header().Set("Content-Length", strconv.Itoa(len(content.data)))
 		_, _ = w.Write(content.data[:123_456])
 		_ = http.NewResponseController(w).Flush()
 		<-r.Context().Done()
-	}), func(p *Proxy) { p.limits.stall = time.Second / 4 })
+	}, store{content}.ServeHTTP), func(p *Proxy) { p.limits.stall = time.Second / 4 })
 	response, body, err := f.get(content.path())
 	if err := content.check(response, body, err); err != nil {
 		t.Error(err)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,12 +14,7 @@ import (
 // A registry whose node or pod disappears in the middle of a body closes no connection: nothing answers anymore.
 func TestResumeBodiesOfRegistriesThatDisappear(t *testing.T) {
 	content := newBlob(300_000)
-	var asked atomic.Int64
-	f := start(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if asked.Add(1) > 1 {
-			store{content}.ServeHTTP(w, r)
-			return
-		}
+	f := start(t, firstThen(func(w http.ResponseWriter, _ *http.Request) {
 		c, _, err := http.NewResponseController(w).Hijack()
 		if err != nil {
 			t.Error(err)
@@ -33,7 +27,7 @@ func TestResumeBodiesOfRegistriesThatDisappear(t *testing.T) {
 		_, _ = fmt.Fprintf(c, "\r\n%s", content.data[:123_456])
 		time.Sleep(200 * time.Millisecond) // for the acknowledgement
 		dropPackets(t, c.(*tls.Conn).NetConn())
-	}), func(p *Proxy) { p.limits.gone = time.Second })
+	}, store{content}.ServeHTTP), func(p *Proxy) { p.limits.gone = time.Second })
 	begin := time.Now()
 	response, body, err := f.get(content.path())
 	if err := content.check(response, body, err); err != nil {
