@@ -530,6 +530,7 @@ func writeGeneration(t *testing.T, dir, generation string, payload *injector.Pay
 }
 
 func TestWaitsUntilThePayloadIsRepaired(t *testing.T) {
+	t.Parallel()
 	before, after := layerOf(t, script("before", 2_500_000)), layerOf(t, script("after", 3_500_000))
 	onEachMachine(t, func(t *testing.T, m machine) {
 		payload, next := encode(t, m, before), encode(t, m, after)

@@ -2,6 +2,7 @@ package loader_test
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -31,6 +32,11 @@ func TestMain(m *testing.M) {
 	case "strict":
 		fmt.Fprintln(os.Stderr, "LOADER_TEST_ROLE=strict:", execStrictly(os.Args[1:]))
 		os.Exit(1)
+	}
+	flag.Parse()
+	// Most of these tests wait.
+	if err := flag.Set("test.parallel", "16"); err != nil {
+		panic(err)
 	}
 	code := m.Run()
 	if dir, err := buildFolder(); err == nil {

@@ -220,6 +220,7 @@ func impatient(t *testing.T, m machine) machine {
 }
 
 func TestSupervisorPassesOnSignalsAndStatus(t *testing.T) {
+	t.Parallel()
 	onEachMachine(t, func(t *testing.T, m machine) {
 		for name, test := range map[string]struct {
 			signal  syscall.Signal // to the loader; 0 = none
@@ -255,6 +256,7 @@ func TestSupervisorPassesOnSignalsAndStatus(t *testing.T) {
 }
 
 func TestHandOver(t *testing.T) {
+	t.Parallel()
 	onEachMachine(t, func(t *testing.T, m machine) {
 		t.Parallel()
 		s := newSupervision(t, m)
@@ -292,6 +294,7 @@ func TestHandOver(t *testing.T) {
 }
 
 func TestHandOverFails(t *testing.T) {
+	t.Parallel()
 	onThisMachine(t, func(t *testing.T, m machine) {
 		hasty := impatient(t, m)
 		const tooLate = "zarf-registry loader: the new program was not ready after 6 s, keeping the current one"
@@ -334,6 +337,7 @@ func TestHandOverFails(t *testing.T) {
 }
 
 func TestHandOverOfADamagedPayload(t *testing.T) {
+	t.Parallel()
 	onThisMachine(t, func(t *testing.T, m machine) {
 		damaged := func(s *supervision, payload *injector.Payload) string {
 			chunk := append([]byte(nil), payload.Chunks[1]...)
@@ -416,6 +420,7 @@ func TestHandOverOfADamagedPayload(t *testing.T) {
 }
 
 func TestEndDuringAHandOver(t *testing.T) {
+	t.Parallel()
 	onThisMachine(t, func(t *testing.T, m machine) {
 		for name, end := range map[string]func(t *testing.T, s *supervision){
 			"the current program ends": func(_ *testing.T, s *supervision) {
@@ -472,6 +477,7 @@ func TestEndDuringAHandOver(t *testing.T) {
 // TestSupervisorAsProcess1 runs it as a container does: the kernel gives it all orphans, and does not
 // apply the default action of signals.
 func TestSupervisorAsProcess1(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED, NOTHING WAS TESTED: requires root for a PID namespace")
 	}

@@ -32,7 +32,7 @@ const (
 // TestHealer replaces all nodes, one by one, by nodes with a pause image that the chart does not
 // know, while pods are pulled.
 func TestHealer(t *testing.T) {
-	w := ownCluster(t, "e2e-healer", layout{args: []string{"--pause-image", knownPause}})
+	w := ownCluster(t, "e2e-healer", layout{long: true, args: []string{"--pause-image", knownPause}})
 	w.provoked = []string{knownPause} // by the nodes that do not have it
 	w.sets = append(w.sets, "--set=startupTaint="+startupTaint)
 	image := ""
