@@ -9,10 +9,11 @@ import (
 	"time"
 )
 
-// Loops connect from these ports, none of which is used again within 200 s. conntrack keeps a connection that
-// only one side has closed for up to two minutes, such as one to a pod that was killed. It sends a new connection
-// from the same port to that pod.
-const firstPort, ports, portInterval = 10000, 20000, 10 * time.Millisecond
+// Loops connect from these ports, none of which is used again within 400 s. A connection to a pod that vanished
+// ends after a timeout of up to 80 s. The kernel then sends FIN for about 100 s, and conntrack keeps the
+// connection for two minutes after the last one. Until then it sends a new connection from the same port to that
+// pod.
+const firstPort, ports, portInterval = 10000, 20000, 20 * time.Millisecond
 
 // lastPort counts connections, but not slower than one in each portInterval since 1970, so that processes that
 // follow each other use other ports.
