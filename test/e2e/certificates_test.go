@@ -363,7 +363,7 @@ func (w *world) age(t *testing.T, ago, lifetime time.Duration) held {
 // startCertManager runs cert-manager's controllers next to the cluster until the test ends.
 func (w *world) startCertManager(t *testing.T) {
 	t.Helper()
-	cmd := w.command(t, built(t, "E2E_CERTMANAGER"), "--kubeconfig", w.kubeconfig, "--stop-on-stdin-eof")
+	cmd := w.longCommand(t, 25*time.Hour, built(t, "E2E_CERTMANAGER"), "--kubeconfig", w.kubeconfig, "--stop-on-stdin-eof")
 	stdin, err := cmd.StdinPipe() // killed with this process
 	if err != nil {
 		t.Fatal(err)
