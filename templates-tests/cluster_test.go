@@ -38,6 +38,7 @@ func (c *cluster) GetClientFor(apiVersion, kind string) (dynamic.NamespaceableRe
 		namespaced bool
 	}{
 		{&corev1.Node{}, false},
+		{&corev1.Pod{}, true},
 		{&corev1.Service{}, true},
 		{&corev1.Secret{}, true},
 		{&corev1.ConfigMap{}, true},

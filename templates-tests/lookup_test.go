@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/nodeimages"
 	"github.com/zarf-dev/zarf-registry/internal/plan"
 	"github.com/zarf-dev/zarf-registry/internal/state"
@@ -111,6 +112,40 @@ func TestProxiesRunInThePauseImagesOfTheirNodes(t *testing.T) {
 				crowded("b", "amd64", image(9e6, "docker.io/library/small:1")),
 			},
 			amd64: []string{"docker.io/library/small:1"},
+		},
+		"a node whose list was truncated later keeps the image of its proxy": {
+			nodes: []runtime.Object{
+				node("a", "amd64", k8s+"3.10"), proxyOn("a", k8s+"3.10"),
+				crowded("b", "amd64", image(9e6, "docker.io/library/small:1")), proxyOn("b", k8s+"3.10"),
+				crowded("c", "amd64", image(9e6, "docker.io/library/small:1")), proxyOn("c", k8s+"3.9"),
+				crowded("d", "amd64", image(9e6, "docker.io/library/small:1")), proxyOn("d", "docker.io/library/tool:1"),
+				crowded("e", "amd64", image(9e6, "docker.io/library/small:1")),
+				node("f", "amd64", k8s+"3.9"), proxyOn("f", k8s+"3.9"),
+			},
+			amd64: []string{
+				"docker.io/library/small:1 = e", "docker.io/library/tool:1 = d", k8s + "3.10 ≠ e d c f", k8s + "3.9 = c f",
+			},
+		},
+		"a proxy that does not run, or is not of this release, shows no image": {
+			nodes: []runtime.Object{
+				node("a", "amd64", k8s+"3.10"),
+				crowded("b", "amd64", image(9e6, "docker.io/library/small:1")), waiting(proxyOn("b", k8s+"3.10")),
+				crowded("c", "amd64", image(9e6, "docker.io/library/small:1")),
+				labelled(proxyOn("c", k8s+"3.10"), "app.kubernetes.io/instance", "another"),
+				crowded("d", "amd64", image(9e6, "docker.io/library/small:1")),
+				labelled(proxyOn("d", k8s+"3.10"), "app.kubernetes.io/component", "probe"),
+			},
+			amd64: []string{"docker.io/library/small:1 = b c d", k8s + "3.10 ≠ b c d"},
+		},
+		"no pause image: the image that most proxies run in": {
+			nodes: []runtime.Object{
+				crowded("a", "amd64", image(9e6, "docker.io/library/small:1")), proxyOn("a", k8s+"3.9"),
+				crowded("b", "amd64", image(9e6, "docker.io/library/small:1")), proxyOn("b", k8s+"3.10"),
+				crowded("c", "amd64", image(9e6, "docker.io/library/small:1")),
+				labelled(proxyOn("c", k8s+"3.9"), "app.kubernetes.io/component", "node-config"),
+				crowded("d", "amd64", image(9e6, "docker.io/library/small:1")),
+			},
+			amd64: []string{"docker.io/library/small:1 = d", k8s + "3.10 = b", k8s + "3.9 ≠ d b"},
 		},
 		"no pause image and no common image: the default": {
 			nodes: []runtime.Object{crowded("a", "amd64"), crowded("b", "amd64")}, unseen: true,
@@ -229,6 +264,32 @@ func TestProxiesRunInThePauseImagesOfTheirNodes(t *testing.T) {
 			}
 		})
 	}
+}
+
+// proxyOn returns a proxy of the release that runs on a node.
+func proxyOn(node, image string) *corev1.Pod {
+	return &corev1.Pod{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "zarf", Name: "proxy-on-" + node, Labels: names.PodLabels("zarf-registry", names.ComponentProxy),
+		},
+		Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "proxy", Image: image}}},
+		Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{
+			Name: "proxy", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}},
+		}}},
+	}
+}
+
+func waiting(p *corev1.Pod) *corev1.Pod {
+	p.Status.ContainerStatuses[0].State = corev1.ContainerState{
+		Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull"},
+	}
+	return p
+}
+
+func labelled(p *corev1.Pod, label, value string) *corev1.Pod {
+	p.Labels[label] = value
+	return p
 }
 
 // running returns the registry's Deployment of a previous rendering.

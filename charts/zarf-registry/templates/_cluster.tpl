@@ -278,10 +278,10 @@ array. */ -}}
   image       the newest pause image that a node reports: new nodes are likely to have it
   nodes       the nodes that report a pause image
   exceptions  image → nodes: nodes with other pause images, by their newest one; and nodes that report images but no
-              pause image, by the smallest image that they have in common
+              pause image, by the image that their pods run in, else by the smallest image that they have in common
 The kubelet reports only the 50 largest images, and pause is the smallest; CRI-O may have none. Any image works, since
-its programs are not used. If no node reports a pause image, the smallest common image serves all nodes.
-Takes root, architecture. */ -}}
+its programs are not used. If no node reports a pause image, the image that most pods run in, else the smallest common
+one, serves all nodes. Takes root, architecture. */ -}}
 {{- define "zarf-registry.cluster.pause" -}}
 {{- $key := printf "ClusterPause-%s" .architecture -}}
 {{- if not (hasKey .root $key) -}}
@@ -338,16 +338,60 @@ Takes root, architecture. */ -}}
 {{- $_ := set $exceptions $own (append (default list (get $exceptions $own)) $name) -}}
 {{- end -}}
 {{- end -}}
+{{- if $without -}}
+{{- $used := dict -}}
+{{- range $name, $image := include "zarf-registry.cluster.running" .root | fromJson -}}
+{{- if hasKey $without $name -}}
+{{- $_ := set $used $image (append (default list (get $used $image)) $name) -}}
+{{- $_ := unset $without $name -}}
+{{- end -}}
+{{- end -}}
+{{- if not $newest -}}
+{{- $rank := dict -}}
+{{- range $image, $names := $used -}}
+{{- $_ := set $rank (printf "%06d %s" (len $names) $image) $image -}}
+{{- end -}}
+{{- with keys $rank | sortAlpha -}}
+{{- $newest = get $rank (last .) -}}
+{{- end -}}
+{{- end -}}
 {{- with include "zarf-registry.cluster.smallest" $without -}}
-{{- if $newest -}}
-{{- $_ := set $exceptions . (keys $without | sortAlpha) -}}
-{{- else -}}
-{{- $newest = . -}}
+{{- $_ := set $used . (concat (default list (get $used .)) (keys $without)) -}}
+{{- $newest = default . $newest -}}
+{{- end -}}
+{{- range $image, $names := omit $used $newest -}}
+{{- $_ := set $exceptions $image (concat (default list (get $exceptions $image)) $names | sortAlpha) -}}
 {{- end -}}
 {{- end -}}
 {{- $_ := set .root $key (dict "image" $newest "nodes" (keys $nodes | sortAlpha) "exceptions" $exceptions) -}}
 {{- end -}}
 {{- get .root $key | toJson -}}
+{{- end -}}
+
+{{- /* The images that injected programs run in, as JSON: node → image. The node has it, since the kubelet deletes no
+image that a container uses. An upgrade that chose another one would start the pods again. */ -}}
+{{- define "zarf-registry.cluster.running" -}}
+{{- if not (hasKey . "ClusterRunning") -}}
+{{- $running := dict -}}
+{{- range (lookup "v1" "Pod" (include "zarf-registry.namespace" .) "").items -}}
+{{- $labels := default dict .metadata.labels -}}
+{{- $component := has (get $labels "app.kubernetes.io/component") (list "proxy" "node-config") -}}
+{{- if and $component (eq (default "" (get $labels "app.kubernetes.io/instance")) $.Release.Name) -}}
+{{- $images := dict -}}
+{{- range .spec.containers -}}
+{{- $_ := set $images .name .image -}}
+{{- end -}}
+{{- $node := .spec.nodeName -}}
+{{- range dig "status" "containerStatuses" list . -}}
+{{- if dig "state" "running" dict . -}}
+{{- $_ := set $running $node (get $images .name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set . "ClusterRunning" $running -}}
+{{- end -}}
+{{- .ClusterRunning | toJson -}}
 {{- end -}}
 
 {{- /* The smallest image that all given nodes report, or nothing. Takes nodes, name → node. */ -}}
