@@ -75,6 +75,7 @@ func TestCleanupDeletesOnlyObjectsOfTheRelease(t *testing.T) {
 			b.add(set)
 			b.add(&batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-finish", Namespace: "zarf"}})
 			b.add(daemonSet(proxyName + "-old"))
+			b.add(&corev1.Pod{ObjectMeta: meta("zarf-registry-test-pull", "test")})
 			b.add(&corev1.Pod{ObjectMeta: meta("zarf-registry-test-tls", "test")})
 			b.add(&corev1.Pod{ObjectMeta: otherRelease("other-test-tls", "test")})
 			for range 2 { // the second run finds nothing to delete
@@ -83,7 +84,8 @@ func TestCleanupDeletesOnlyObjectsOfTheRelease(t *testing.T) {
 				}
 				b.checkClean("Secret foreign", "Secret zarf-registry-push-tls", "ConfigMap other-payload",
 					"Service other-nodeport", "DaemonSet other-proxy")
-				if b.get("pods", "zarf-registry-test-tls") != nil || b.get("pods", "other-test-tls") == nil {
+				if b.get("pods", "zarf-registry-test-pull") != nil || b.get("pods", "zarf-registry-test-tls") != nil ||
+					b.get("pods", "other-test-tls") == nil {
 					t.Error("a helm test pod of this release remains, or one of another release was deleted")
 				}
 			}

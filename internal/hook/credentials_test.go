@@ -11,6 +11,9 @@ import (
 
 	"golang.org/x/crypto/bcrypt"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	kubetesting "k8s.io/client-go/testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/certs"
 	"github.com/zarf-dev/zarf-registry/internal/state"
@@ -174,6 +177,15 @@ func TestRotatePushCredentialWaitsForRegistry(t *testing.T) {
 			}
 			clear(b.deaf)
 			clear(b.mute)
+		}
+		busy := true
+		b.client.PrependReactor("list", "pods", func(kubetesting.Action) (bool, runtime.Object, error) {
+			defer func() { busy = false }()
+			return busy, nil, apierrors.NewServiceUnavailable("etcd is electing a leader")
+		})
+		b.must(b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential))
+		if busy {
+			t.Error("no pods were listed")
 		}
 		// A pod that is not ready serves no client.
 		b.deaf = map[string]bool{registryPod: true}

@@ -237,6 +237,17 @@ func TestRenewalUnderTheSameCADoesNotWaitForNodes(t *testing.T) {
 	})
 }
 
+func TestCopiesOnNodesThatCannotBeRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t, func(b *bench) { b.configureNodes(true) })
+		b.client.PrependReactor("list", "daemonsets", func(kubetesting.Action) (bool, runtime.Object, error) {
+			return true, nil, apierrors.NewBadRequest("the API server is broken")
+		})
+		b.asTheCronJobDoes()
+		b.mustFail(b.rotate(), false, "the API server is broken")
+	})
+}
+
 // Without files on nodes, the permissions for updating them are not needed.
 func TestWithoutCAsOnNodesNodePodsAreIgnored(t *testing.T) {
 	for name, c := range map[string]func(*bench){

@@ -227,6 +227,11 @@ func TestPreflightFinds(t *testing.T) {
 			kubernetesService("fd00::1")}},
 		"accepts node addresses if pod CIDRs are unknown": {objects: nodes{node("n1", internalIP("10.0.0.5")),
 			kubernetesService("fd00::1")}},
+		"accepts the family of any Service": {objects: nodes{node("n1", podCIDRs("10.1.0.0/24")),
+			kubernetesService("10.96.0.1"), otherService(func(s *corev1.Service) {
+				s.Spec.ClusterIP, s.Spec.Ports = "fd00::7", s.Spec.Ports[:1]
+			})},
+			options: []func(*settings.Settings){family(state.IPv6)}},
 		"accepts any family if none is known": {objects: nodes{node("n1")},
 			options: []func(*settings.Settings){family(state.IPv6)}},
 
@@ -289,6 +294,8 @@ func TestPreflightFinds(t *testing.T) {
 		"accepts kubelets that verify what they pulled": {objects: nodes{node("n1")},
 			kubelet: kubeletConfigs("NeverVerifyPreloadedImages", "n1")},
 		"skips kubelets that cannot be read": {objects: nodes{node("n1")}, kubelet: kubeletConfigs("AlwaysVerify")},
+		"skips kubelets of nodes that are not ready": {objects: nodes{node("n1"), node("n2", notReady)},
+			kubelet: kubeletConfigs("AlwaysVerify", "n2")},
 		"ignores kubelets without injector": {objects: nodes{node("n1")},
 			options: []func(*settings.Settings){func(o *settings.Settings) { o.Injector.Enabled = false }},
 			kubelet: kubeletConfigs("AlwaysVerify", "n1")},

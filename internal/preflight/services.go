@@ -160,10 +160,8 @@ func (i *Inspection) families(services []corev1.Service) (v4, v6, known bool) {
 		}
 	}
 	for _, s := range services {
-		if s.Namespace == metav1.NamespaceDefault && s.Name == "kubernetes" {
-			for _, ip := range append(slices.Clone(s.Spec.ClusterIPs), s.Spec.ClusterIP) {
-				add(ip)
-			}
+		for _, ip := range append(slices.Clone(s.Spec.ClusterIPs), s.Spec.ClusterIP) {
+			add(ip)
 		}
 	}
 	podsKnown := false

@@ -42,6 +42,8 @@ type registry struct {
 	handler atomic.Pointer[http.Handler]
 	config  *tls.Config // from the files in dir unless a test replaces it
 
+	connections atomic.Int64 // open ones
+
 	mu     sync.Mutex
 	server *http.Server
 	ended  chan struct{}
@@ -79,6 +81,14 @@ func (r *registry) start() {
 	r.server = &http.Server{
 		Handler:  http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { (*r.handler.Load()).ServeHTTP(w, req) }),
 		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
+		ConnState: func(_ net.Conn, state http.ConnState) {
+			switch state {
+			case http.StateNew:
+				r.connections.Add(1)
+			case http.StateClosed:
+				r.connections.Add(-1)
+			}
+		},
 	}
 	r.ended = make(chan struct{})
 	go func(server *http.Server, ended chan struct{}) {

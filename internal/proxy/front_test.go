@@ -164,6 +164,32 @@ func TestClientHelloWithoutTLS(t *testing.T) {
 	}
 }
 
+// A plain request may contain the byte that TLS begins with, at the beginning of a read.
+func TestPlainRequestWithTheFirstByteOfTLS(t *testing.T) {
+	f := start(t, store{}, func(p *Proxy) { p.config.ServeTLS = false })
+	c, err := net.Dial("tcp", f.address())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(longest))
+	fmt.Fprint(c, "GET /v2/ HTTP/1.1\r\nHost: localhost\r\nX: ")
+	eventually(t, "it is connected", func() bool { return f.metric("connections") == 1 })
+	time.Sleep(50 * time.Millisecond) // so that the next bytes are a read of their own
+	fmt.Fprintf(c, "%c\r\n\r\n", recordHandshake)
+	response, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := io.ReadAll(response.Body)
+	if response.StatusCode != http.StatusBadRequest || string(body) != response.Status || err != nil { // net/http's
+		t.Errorf("%s %q %v", response.Status, body, err)
+	}
+	if got := f.metric("tls_refused_total"); got != 0 {
+		t.Errorf("%v handshakes were refused", got)
+	}
+}
+
 // Silent clients and those that stall in a request are disconnected and do not block others.
 func TestSilentClients(t *testing.T) {
 	content := newBlob(10)

@@ -4,12 +4,14 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -511,6 +513,11 @@ func TestClientThatDoesNotRead(t *testing.T) {
 	fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
 	eventually(t, "the request is in flight", func() bool { return f.metric("requests_in_flight") == 1 })
 	eventually(t, "the request has ended", func() bool { return f.metric("requests_in_flight") == 0 })
+	// What is queued for it is dropped.
+	_ = c.SetReadDeadline(time.Now().Add(longest))
+	if _, err := io.Copy(io.Discard, c); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("it got %v, want a reset", err)
+	}
 }
 
 // endless sends until its client disconnects.

@@ -147,9 +147,11 @@ func TestRequestsTakeTheConnectionsOfStalledClients(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := f.metric("responses_paused_total"); got < 1 || got > 2 {
-		t.Errorf("%v responses were paused, want 1 or 2", got)
+	// A paused response asks for a connection again each time the client's kernel takes a little more.
+	if got := f.metric("responses_paused_total"); got < 1 {
+		t.Error("no response was paused")
 	}
+	eventually(t, "no buffer waits for a client", func() bool { return f.metric("buffered_bytes") == 0 })
 	for _, c := range []net.Conn{second, first} {
 		if err := finish(c, large); err != nil {
 			t.Error(err)

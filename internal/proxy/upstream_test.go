@@ -172,7 +172,26 @@ func TestConnectionsArePooled(t *testing.T) {
 		if got := len(f.proxy.upstream.idle); got > maxIdle {
 			t.Errorf("%d idle connections are pooled, want at most %d", got, maxIdle)
 		}
+		eventually(t, "the registry sees that the others are closed", func() bool { return f.connections.Load() <= maxIdle })
 	})
+}
+
+func TestRequestThatCannotBeWritten(t *testing.T) {
+	f := start(t, store{})
+	c, _, err := f.proxy.upstream.get(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	r, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "/v2/", nil)
+	if response, err := f.proxy.upstream.exchange(c, newRequest(r), time.Now()); err == nil {
+		t.Errorf("got %v and no error", response)
+	}
+	if got := f.metric("upstream_connections_in_use"); got != 0 {
+		t.Errorf("%v connections are in use", got)
+	}
 }
 
 // CA and certificates are replaced step by step, as in a rotation, during continuous pulls.

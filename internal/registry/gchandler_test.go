@@ -373,18 +373,19 @@ func (c client) pushedManifest(repository, tag string) (digest.Digest, string) {
 // TestSlowManifestIsRefusedAfterACollection simulates a process that hangs between reading the lease
 // and its response.
 func TestSlowManifestIsRefusedAfterACollection(t *testing.T) {
+	beginAndEnd := func(t *testing.T, leases *leaseClient) { release(acquire(t, leases)) }
 	for name, tt := range map[string]struct {
-		during func(t *testing.T, leases *leaseClient)
-		want   int
+		during  func(t *testing.T, leases *leaseClient)
+		answers int // of distribution
+		want    int
 	}{
-		"no collection begins": {func(*testing.T, *leaseClient) {}, http.StatusCreated},
-		"a collection begins and ends": {func(t *testing.T, leases *leaseClient) { release(acquire(t, leases)) },
-			http.StatusServiceUnavailable},
+		"no collection begins":         {func(*testing.T, *leaseClient) {}, http.StatusCreated, http.StatusCreated},
+		"a collection begins and ends": {beginAndEnd, http.StatusCreated, http.StatusServiceUnavailable},
 		"a collection begins": {func(t *testing.T, leases *leaseClient) {
-			h := acquire(t,
-				leases)
+			h := acquire(t, leases)
 			t.Cleanup(func() { release(h) })
-		}, http.StatusServiceUnavailable},
+		}, http.StatusCreated, http.StatusServiceUnavailable},
+		"an invalid manifest is not retried": {beginAndEnd, http.StatusBadRequest, http.StatusBadRequest},
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
@@ -393,13 +394,13 @@ func TestSlowManifestIsRefusedAfterACollection(t *testing.T) {
 				tt.during(t, fileLeases(t, root))
 				time.Sleep(2 * quick.validity)
 				w.Header().Set("Docker-Content-Digest", "sha256:x")
-				w.WriteHeader(http.StatusCreated)
+				w.WriteHeader(tt.answers)
 			}))
 			w := serve(t, server, "PUT", "/v2/a/manifests/v1")
 			if w.Code != tt.want {
 				t.Errorf("%d %s", w.Code, w.Body)
 			}
-			if said := w.Header().Get("Docker-Content-Digest") != ""; said != (tt.want == http.StatusCreated) {
+			if said := w.Header().Get("Docker-Content-Digest") != ""; said != (tt.want == tt.answers) {
 				t.Errorf("%v", w.Header())
 			}
 		})
@@ -698,6 +699,7 @@ func TestCollectionKeepsReferencedContent(t *testing.T) {
 		}
 		return m
 	}
+	replaced := put("tagged", ociManifest, simple("replaced"))
 	child := put("", ociManifest, simple("child"))
 	index := put("multi", ociIndex, map[string]any{"manifests": []any{of(child, ociManifest)}})
 	tagged := put("tagged", ociManifest, simple("tagged"))
@@ -735,11 +737,15 @@ func TestCollectionKeepsReferencedContent(t *testing.T) {
 		t.Errorf("just mounted: %+v", result)
 	}
 	result, report := collectNow(t, root, gc.Request{DeleteUntagged: true, Grace: time.Hour})
-	if result.Manifests != 2 || result.Blobs != 4 || result.Kept != 1 {
+	if result.Manifests != 3 || result.Blobs != 6 || result.Kept != 1 {
 		t.Errorf("%+v\n%s", result, report)
 	}
-	for _, gone := range []digest.Digest{untagged, orphan} {
+	for _, gone := range []digest.Digest{untagged, orphan, replaced} {
 		c.must(http.StatusNotFound, "GET", "/v2/a/manifests/"+gone.String(), nil, "Accept", ociManifest)
+	}
+	history := filepath.Join(root, repositoriesPath, "a/_manifests/tags/tagged/index/sha256")
+	if found, err := os.ReadDir(history); err != nil || len(found) != 1 || found[0].Name() != tagged.Encoded() {
+		t.Errorf("history of the tag: %v, %v", found, err)
 	}
 	for _, d := range kept {
 		c.must(http.StatusOK, "GET", "/v2/a/manifests/"+d.String(), nil, "Accept", ociManifest+", "+ociIndex)
@@ -797,6 +803,45 @@ func TestNextCollectionContinuesAfterATimeout(t *testing.T) {
 	rest, _ := collectNow(t, i.root, gc.Request{})
 	if result.Blobs+rest.Blobs != 5 {
 		t.Errorf("%+v and %+v", result, rest)
+	}
+}
+
+// pastDriver is a storage whose clock is behind. All files but the lease are as old as they are.
+type pastDriver struct {
+	storagedriver.StorageDriver
+	behind time.Duration
+}
+
+func (d pastDriver) Stat(ctx context.Context, name string) (storagedriver.FileInfo, error) {
+	info, err := d.StorageDriver.Stat(ctx, name)
+	if err == nil && name == leasePath {
+		info = storagedriver.FileInfoInternal{FileInfoFields: storagedriver.FileInfoFields{
+			Path: name, Size: info.Size(), ModTime: info.ModTime().Add(-d.behind),
+		}}
+	}
+	return info, err
+}
+
+func TestGracePeriodOfAStorageWhoseClockIsBehind(t *testing.T) {
+	i := start(t, newTestCA(t), t.TempDir())
+	i.pusher().pushBlob("a", "just pushed")
+	ago := time.Now().Add(-2 * time.Hour)
+	if err := filepath.WalkDir(i.root, func(path string, _ os.DirEntry, err error) error {
+		return errors.Join(err, os.Chtimes(path, ago, ago))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		behind time.Duration
+		want   gc.Result
+	}{{2 * time.Hour, gc.Result{Kept: 1}}, {30 * time.Minute, gc.Result{Blobs: 1, Bytes: 11}}} {
+		leases := fileLeases(t, i.root)
+		leases.driver = pastDriver{leases.driver, tt.behind}
+		result, err := collect(t.Context(), leases, &blobsInUse{}, gc.Request{Grace: time.Hour, Timeout: time.Minute},
+			func(gc.Event) {})
+		if err != nil || result != tt.want {
+			t.Errorf("%s behind: %+v, %v, want %+v", tt.behind, result, err, tt.want)
+		}
 	}
 }
 

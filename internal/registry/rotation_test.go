@@ -3,6 +3,7 @@ package registry
 import (
 	"crypto/tls"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptrace"
 	"os"
@@ -25,6 +26,21 @@ func (i *instance) replaceCertificates(files tlsfilestest.Files) {
 	// The registry may have noticed the change by itself.
 	if _, err := source.Reload(); err != nil || source.Current().Generation != before+1 {
 		i.t.Fatalf("reload: %v, generation %d after %d", err, source.Current().Generation, before)
+	}
+}
+
+func TestClosedConnectionsAreForgotten(t *testing.T) {
+	idle := newIdleConnections(start(t, newTestCA(t), t.TempDir()).server.certificates)
+	client, server := net.Pipe()
+	defer client.Close()
+	defer server.Close()
+	for _, step := range []struct {
+		state http.ConnState
+		open  int
+	}{{http.StateNew, 1}, {http.StateActive, 1}, {http.StateIdle, 1}, {http.StateClosed, 0}, {http.StateClosed, 0}} {
+		if idle.state(server, step.state); len(idle.conns) != step.open {
+			t.Errorf("%d connections after %s, want %d", len(idle.conns), step.state, step.open)
+		}
 	}
 }
 
