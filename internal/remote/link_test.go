@@ -311,8 +311,10 @@ func faultyRun(t *testing.T, seed uint64, registry *testRegistry, fronts *sync.M
 	}()
 	reg := registry.client(t, func(opts *Options) {
 		l.over(opts)
-		opts.IdleTimeout = 800 * time.Millisecond
-		opts.responseTimeout = 1200 * time.Millisecond
+		if permanent == "" || permanent == stall {
+			opts.IdleTimeout = 800 * time.Millisecond
+			opts.responseTimeout = 1200 * time.Millisecond
+		}
 		opts.Log = log
 		if permanent != "" {
 			opts.Retries = 3
