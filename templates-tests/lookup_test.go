@@ -137,6 +137,39 @@ func TestProxiesRunInThePauseImagesOfTheirNodes(t *testing.T) {
 			},
 			amd64: []string{"docker.io/library/small:1 = b c d", k8s + "3.10 ≠ b c d"},
 		},
+		"a node whose list is truncated runs other pods of the release": {
+			nodes: []runtime.Object{
+				node("a", "amd64", k8s+"3.10"),
+				crowded("b", "amd64", image(9e6, "docker.io/library/small:1")),
+				labelled(proxyOn("b", k8s+"3.10"), "app.kubernetes.io/component", "healer"),
+				crowded("c", "amd64", image(9e6, "docker.io/library/small:1")),
+				labelled(proxyOn("c", k8s+"3.10"), "app.kubernetes.io/component", "registry"),
+			},
+			amd64: []string{k8s + "3.10"},
+		},
+		"a proxy with an image of its own keeps it when its node reports a pause image again": {
+			nodes: []runtime.Object{
+				node("a", "amd64", k8s+"3.10"), node("b", "amd64", k8s+"3.10"),
+				labelled(proxyOn("b", "docker.io/library/tool:1"), "zarf-registry/proxies", "amd64-12345678"),
+				node("c", "amd64", k8s+"3.9"),
+				labelled(proxyOn("c", "docker.io/library/tool:1"), "zarf-registry/proxies", "amd64-12345678"),
+			},
+			amd64: []string{"docker.io/library/tool:1 = b c", k8s + "3.10 ≠ b c"},
+		},
+		"unless the healer has replaced it by the one of the other nodes": {
+			nodes: []runtime.Object{
+				node("a", "amd64", k8s+"3.10"), node("b", "amd64", k8s+"3.10"),
+				labelled(proxyOn("b", k8s+"3.10"), "zarf-registry/proxies", "amd64-12345678"),
+			},
+			amd64: []string{k8s + "3.10"},
+		},
+		"other proxies follow the newest": {
+			nodes: []runtime.Object{
+				node("a", "amd64", k8s+"3.10"), node("b", "amd64", k8s+"3.9", k8s+"3.10"),
+				labelled(proxyOn("b", k8s+"3.9"), "zarf-registry/proxies", "amd64"),
+			},
+			amd64: []string{k8s + "3.10"},
+		},
 		"no pause image: the image that most proxies run in": {
 			nodes: []runtime.Object{
 				crowded("a", "amd64", image(9e6, "docker.io/library/small:1")), proxyOn("a", k8s+"3.9"),
@@ -649,7 +682,7 @@ func TestEachResourceIsLookedUpOnce(t *testing.T) {
 	}
 	// The two Services are default/kubernetes and the cluster's DNS.
 	if want := map[string]int{
-		"v1 Node": 1, "v1 Service": 2, "v1 Secret": 1, "apps/v1 Deployment": 1,
+		"v1 Node": 1, "v1 Pod": 1, "v1 Service": 2, "v1 Secret": 1, "apps/v1 Deployment": 1,
 	}; !maps.Equal(times, want) {
 		t.Errorf("asked %v, want %v", times, want)
 	}

@@ -278,7 +278,8 @@ array. */ -}}
   image       the newest pause image that a node reports: new nodes are likely to have it
   nodes       the nodes that report a pause image
   exceptions  image → nodes: nodes with other pause images, by their newest one; and nodes that report images but no
-              pause image, by the image that their pods run in, else by the smallest image that they have in common
+              pause image, by the image that their pods run in, else by the smallest image that they have in common.
+              While a proxy runs as an exception, it stays one: others would restart too
 The kubelet reports only the 50 largest images, and pause is the smallest; CRI-O may have none. Any image works, since
 its programs are not used. If no node reports a pause image, the image that most pods run in, else the smallest common
 one, serves all nodes. Takes root, architecture. */ -}}
@@ -327,22 +328,28 @@ one, serves all nodes. Takes root, architecture. */ -}}
 {{- $newest = get $rank (last .) -}}
 {{- end -}}
 {{- $exceptions := dict -}}
+{{- $running := include "zarf-registry.cluster.running" .root | fromJson -}}
 {{- range $name, $images := $nodes -}}
-{{- if not (has $newest $images) -}}
 {{- $own := "" -}}
+{{- $current := default dict (get $running $name) -}}
+{{- if and $current.group (ne $current.group $.architecture) -}}
+{{- $own = $current.image -}}
+{{- else if not (has $newest $images) -}}
 {{- range keys $rank | sortAlpha -}}
 {{- if has (get $rank .) $images -}}
 {{- $own = get $rank . -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- if not (has $own (list "" $newest)) -}}
 {{- $_ := set $exceptions $own (append (default list (get $exceptions $own)) $name) -}}
 {{- end -}}
 {{- end -}}
 {{- if $without -}}
 {{- $used := dict -}}
-{{- range $name, $image := include "zarf-registry.cluster.running" .root | fromJson -}}
+{{- range $name, $current := $running -}}
 {{- if hasKey $without $name -}}
-{{- $_ := set $used $image (append (default list (get $used $image)) $name) -}}
+{{- $_ := set $used $current.image (append (default list (get $used $current.image)) $name) -}}
 {{- $_ := unset $without $name -}}
 {{- end -}}
 {{- end -}}
@@ -368,23 +375,25 @@ one, serves all nodes. Takes root, architecture. */ -}}
 {{- get .root $key | toJson -}}
 {{- end -}}
 
-{{- /* The images that injected programs run in, as JSON: node → image. The node has it, since the kubelet deletes no
-image that a container uses. An upgrade that chose another one would start the pods again. */ -}}
+{{- /* The images that injected programs run in, as JSON: node → image, and group, the label of the node's proxy. The
+node has the image, since the kubelet deletes none that a container uses. An upgrade that chose another one would start
+the pods again. */ -}}
 {{- define "zarf-registry.cluster.running" -}}
 {{- if not (hasKey . "ClusterRunning") -}}
 {{- $running := dict -}}
 {{- range (lookup "v1" "Pod" (include "zarf-registry.namespace" .) "").items -}}
 {{- $labels := default dict .metadata.labels -}}
-{{- $component := has (get $labels "app.kubernetes.io/component") (list "proxy" "node-config") -}}
-{{- if and $component (eq (default "" (get $labels "app.kubernetes.io/instance")) $.Release.Name) -}}
+{{- $component := get $labels "app.kubernetes.io/component" -}}
+{{- $ours := and (has $component (list "proxy" "node-config" "registry" "healer")) (eq (get $labels "app.kubernetes.io/instance") $.Release.Name) -}}
+{{- $node := dig "spec" "nodeName" "" . -}}
+{{- if and $ours (or (eq $component "proxy") (not (hasKey $running $node))) -}}
 {{- $images := dict -}}
 {{- range .spec.containers -}}
 {{- $_ := set $images .name .image -}}
 {{- end -}}
-{{- $node := .spec.nodeName -}}
 {{- range dig "status" "containerStatuses" list . -}}
-{{- if dig "state" "running" dict . -}}
-{{- $_ := set $running $node (get $images .name) -}}
+{{- if dig "state" "running" "" . -}}
+{{- $_ := set $running $node (dict "image" (get $images .name) "group" (get $labels "zarf-registry/proxies")) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
