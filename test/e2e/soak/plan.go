@@ -79,15 +79,15 @@ func seconds(from, to int) [2]time.Duration {
 var Kinds = []Kind{
 	{Name: "kill the registry", Recovery: 50 * time.Second, NodePort: Everywhere, Classes: gone, Outage: true,
 		Variants: []string{"its pod", "its process"}},
-	{Name: "kill a proxy", Recovery: 12 * time.Second, Proxy: OnTarget, Classes: gone, OnNode: true, ProxyOnly: true,
+	{Name: "kill a proxy", Recovery: 13 * time.Second, Proxy: OnTarget, Classes: gone, OnNode: true, ProxyOnly: true,
 		Variants: []string{"its pod", "its process"}},
-	{Name: "kill a kubelet", Recovery: 15 * time.Second, OnNode: true, Holds: seconds(3, 12)},
+	{Name: "kill a kubelet", Recovery: 17 * time.Second, OnNode: true, Holds: seconds(3, 12)},
 	{Name: "kill containerd", Recovery: 30 * time.Second, OnNode: true, Holds: seconds(2, 8)},
 	// Kubernetes' client gives up after ten attempts in 10 s, and a push with it.
 	{Name: "kill the API server", Recovery: 10 * time.Second, Holds: seconds(3, 6)},
 	{Name: "cut a node off", Recovery: 35 * time.Second, NodePort: Everywhere, Classes: gone, Outage: true, OnNode: true,
 		Holds: seconds(3, 15)},
-	{Name: "fill the volume", Recovery: 15 * time.Second, Pushes: true, Classes: []Class{Unavailable, NoSpace},
+	{Name: "fill the volume", Recovery: 25 * time.Second, Pushes: true, Classes: []Class{Unavailable, NoSpace},
 		Holds: seconds(3, 10)},
 	{Name: "corrupt a certificate", Recovery: 10 * time.Second, ProxyOnly: true, Holds: seconds(2, 6),
 		Variants: []string{"server-tls", "node-tls"}},
@@ -104,12 +104,12 @@ var Kinds = []Kind{
 	// A node refuses connections while its proxy is replaced, and proxies of the previous release end without
 	// delivering.
 	{Name: Upgrade, Recovery: 10 * time.Second, Proxy: Everywhere, NodePort: Everywhere, Classes: gone},
-	{Name: AddNode, Recovery: 12 * time.Second},
-	{Name: RemoveNode, Recovery: 10 * time.Second, Proxy: OnTarget, NodePort: Everywhere, Classes: gone, OnNode: true},
+	{Name: AddNode, Recovery: 13 * time.Second},
+	{Name: RemoveNode, Recovery: 30 * time.Second, Proxy: OnTarget, NodePort: Everywhere, Classes: gone, OnNode: true},
 	{Name: "reboot a node", Recovery: 25 * time.Second, Proxy: OnTarget, NodePort: Everywhere, Classes: gone, Outage: true,
 		OnNode: true},
 	// Longer than proxies hold pulls, which then get 503.
-	{Name: LoseNode, Recovery: 25 * time.Second, Proxy: Everywhere, NodePort: Everywhere, Pushes: true,
+	{Name: LoseNode, Recovery: 45 * time.Second, Proxy: Everywhere, NodePort: Everywhere, Pushes: true,
 		Classes: append(slices.Clone(gone), Unavailable), Outage: true,
 		Variants: []string{"it comes back", Removed}},
 }
