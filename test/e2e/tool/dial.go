@@ -21,7 +21,7 @@ var lastPort atomic.Int64
 
 // dialFromNextPort connects from the next free port.
 func dialFromNextPort(ctx context.Context, network, address string, timeout time.Duration) (conn net.Conn, err error) {
-	for range 100 {
+	for range ports { // a burst leaves thousands in TIME_WAIT
 		dialer := net.Dialer{Timeout: timeout, LocalAddr: &net.TCPAddr{Port: nextPort()}}
 		conn, err = dialer.DialContext(ctx, network, address)
 		if !errors.Is(err, syscall.EADDRINUSE) && !errors.Is(err, syscall.EADDRNOTAVAIL) {
