@@ -219,6 +219,16 @@ func retryFor(d time.Duration) func(*Proxy) { return func(p *Proxy) { p.config.R
 
 func (f *fixture) address() string { return f.proxy.Addrs()[0].String() }
 
+// dial opens a connection to the proxy, which the caller closes.
+func (f *fixture) dial(t testing.TB) net.Conn {
+	t.Helper()
+	c, err := net.Dial("tcp", f.address())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
 func (f *fixture) url(path string) string { return "http://" + f.address() + path }
 
 // get pulls on a new connection, as a runtime does. The body must be complete.

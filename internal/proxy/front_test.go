@@ -99,10 +99,7 @@ func TestTLSAndPlainOnOnePort(t *testing.T) {
 
 func exchangeAnyEnd(t *testing.T, f *fixture, send string) string {
 	t.Helper()
-	c, err := net.Dial("tcp", f.address())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := f.dial(t)
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(longest))
 	_, _ = io.WriteString(c, send)
@@ -117,10 +114,7 @@ func exchangeAnyEnd(t *testing.T, f *fixture, send string) string {
 // connection.
 func getHTTP10(t *testing.T, f *fixture, path string, withTLS bool) ([]byte, error) {
 	t.Helper()
-	c, err := net.Dial("tcp", f.address())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := f.dial(t)
 	if withTLS {
 		c = tls.Client(c, &tls.Config{RootCAs: f.source.Current().CAPool, ServerName: "localhost"})
 	}
@@ -167,10 +161,7 @@ func TestClientHelloWithoutTLS(t *testing.T) {
 // A plain request may contain the byte that TLS begins with, at the beginning of a read.
 func TestPlainRequestWithTheFirstByteOfTLS(t *testing.T) {
 	f := start(t, store{}, func(p *Proxy) { p.config.ServeTLS = false })
-	c, err := net.Dial("tcp", f.address())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := f.dial(t)
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(longest))
 	fmt.Fprint(c, "GET /v2/ HTTP/1.1\r\nHost: localhost\r\nX: ")
@@ -196,10 +187,7 @@ func TestSilentClients(t *testing.T) {
 	f := start(t, store{content}, func(p *Proxy) { p.limits.readHeader = time.Second })
 	var mute []net.Conn
 	for i := range 200 {
-		c, err := net.Dial("tcp", f.address())
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := f.dial(t)
 		defer c.Close()
 		begin := []string{"", "G", "GET /v2/ HTTP/1.1\r\nHost: localhost\r\nX: ", "\x16", "\x16\x03\x01\x02\x00"}[i%5]
 		if _, err := io.WriteString(c, begin); err != nil {
@@ -222,10 +210,7 @@ func TestSilentClients(t *testing.T) {
 // A client that trickles its header is cut off, however often it sends a byte.
 func TestSlowLoris(t *testing.T) {
 	f := start(t, store{}, func(p *Proxy) { p.limits.readHeader = time.Second / 2 })
-	c, err := net.Dial("tcp", f.address())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := f.dial(t)
 	defer c.Close()
 	fmt.Fprint(c, "GET /v2/ HTTP/1.1\r\nHost: localhost\r\n")
 	eventually(t, "the connection ends", func() bool {

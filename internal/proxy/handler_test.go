@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -271,10 +270,7 @@ func TestRequestHeaders(t *testing.T) {
 		},
 	} {
 		t.Run(desc, func(t *testing.T) {
-			c, err := net.Dial("tcp", f.address())
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := f.dial(t)
 			defer c.Close()
 			fmt.Fprint(c, "GET /v2/ HTTP/1.1\r\nHost: 127.0.0.1:31999\r\n")
 			if err := tt.send.Write(c); err != nil {
@@ -387,10 +383,7 @@ func checkOCIError(t *testing.T, response *http.Response, body []byte, code stri
 // exchange sends raw bytes on a new connection and returns everything received until it is closed.
 func exchange(t *testing.T, f *fixture, send string) string {
 	t.Helper()
-	c, err := net.Dial("tcp", f.address())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := f.dial(t)
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(longest))
 	if _, err := io.WriteString(c, send); err != nil {
@@ -505,10 +498,7 @@ func TestSmuggling(t *testing.T) {
 // A client that stops reading must not hold its connection to the registry forever.
 func TestClientThatDoesNotRead(t *testing.T) {
 	f := start(t, endless, func(p *Proxy) { p.limits.write = time.Second / 4 })
-	c, err := net.Dial("tcp", f.address())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := f.dial(t)
 	defer c.Close()
 	fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
 	eventually(t, "the request is in flight", func() bool { return f.metric("requests_in_flight") == 1 })
@@ -547,10 +537,7 @@ func TestClientDisconnects(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := start(t, handler)
-			c, err := net.Dial("tcp", f.address())
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := f.dial(t)
 			fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
 			<-came
 			_ = c.Close()
@@ -579,10 +566,7 @@ func TestStreams(t *testing.T) {
 					<-next
 				}
 			}))
-			c, err := net.Dial("tcp", f.address())
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := f.dial(t)
 			defer c.Close()
 			_ = c.SetDeadline(time.Now().Add(longest))
 			fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")

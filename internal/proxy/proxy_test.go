@@ -67,10 +67,7 @@ func TestDrain(t *testing.T) {
 		t.Fatalf("readyz = %d %s", code, body)
 	}
 
-	idle, err := net.Dial("tcp", f.address())
-	if err != nil {
-		t.Fatal(err)
-	}
+	idle := f.dial(t)
 	defer idle.Close()
 	fmt.Fprint(idle, "GET /quick HTTP/1.1\r\nHost: localhost\r\n\r\n")
 	reader := bufio.NewReader(idle)
@@ -132,10 +129,7 @@ func TestDrainDeliversWhatWasWritten(t *testing.T) {
 		w.Header().Set("Content-Length", strconv.Itoa(len(content)))
 		_, _ = w.Write(content)
 	}), func(p *Proxy) { p.config.DrainTimeout = longest / 6 })
-	client, err := net.Dial("tcp", f.address())
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := f.dial(t)
 	defer client.Close()
 	_ = client.(*net.TCPConn).SetReadBuffer(4 << 10)
 	fmt.Fprint(client, "GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")

@@ -33,10 +33,7 @@ func (c *counted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // stall requests a blob and does not read the response.
 func stall(t testing.TB, f *fixture, b blob) net.Conn {
 	t.Helper()
-	c, err := net.Dial("tcp", f.address())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := f.dial(t)
 	t.Cleanup(func() { _ = c.Close() })
 	fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", b.path())
 	return c
