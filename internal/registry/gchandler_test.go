@@ -719,18 +719,7 @@ func TestCollectionKeepsReferencedContent(t *testing.T) {
 		result.Blobs != 0 || result.Kept != 1 {
 		t.Errorf("within the grace period: %+v\n%s", result, report)
 	}
-	age := func(d time.Duration) {
-		t.Helper()
-		at := time.Now().Add(-d)
-		err := filepath.WalkDir(root, func(path string, _ os.DirEntry,
-			err error) error {
-			return errors.Join(err, os.Chtimes(path, at, at))
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	age(2 * time.Hour)
+	age(t, root, 2*time.Hour)
 	// An old blob that a push has just mounted, before it sends its manifest.
 	c.must(http.StatusCreated, "POST", "/v2/c/blobs/uploads/?mount="+digest.FromString("no manifest").String(), nil)
 	if result, _ := collectNow(t, root, gc.Request{DryRun: true, Grace: time.Hour}); result != (gc.Result{Kept: 1}) {
@@ -753,7 +742,7 @@ func TestCollectionKeepsReferencedContent(t *testing.T) {
 	for _, name := range []string{"child", "tagged", "signature", "attestation", "about"} {
 		c.must(http.StatusOK, "GET", "/v2/a/blobs/"+digest.FromString("layer of "+name).String(), nil)
 	}
-	age(2 * time.Hour)
+	age(t, root, 2*time.Hour)
 	// Only in this process: a client was told that the blob exists.
 	i.server.leases.times = quick
 	c.must(http.StatusOK, "HEAD", "/v2/b/blobs/"+digest.FromString("no manifest").String(), nil)
@@ -806,7 +795,19 @@ func TestNextCollectionContinuesAfterATimeout(t *testing.T) {
 	}
 }
 
-// pastDriver is a storage whose clock is behind. All files but the lease are as old as they are.
+// age sets the time of all files to that long ago.
+func age(t *testing.T, root string, d time.Duration) {
+	t.Helper()
+	at := time.Now().Add(-d)
+	err := filepath.WalkDir(root, func(path string, _ os.DirEntry, err error) error {
+		return errors.Join(err, os.Chtimes(path, at, at))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// pastDriver is a storage whose clock is behind, as the lease's file shows.
 type pastDriver struct {
 	storagedriver.StorageDriver
 	behind time.Duration
@@ -825,12 +826,7 @@ func (d pastDriver) Stat(ctx context.Context, name string) (storagedriver.FileIn
 func TestGracePeriodOfAStorageWhoseClockIsBehind(t *testing.T) {
 	i := start(t, newTestCA(t), t.TempDir())
 	i.pusher().pushBlob("a", "just pushed")
-	ago := time.Now().Add(-2 * time.Hour)
-	if err := filepath.WalkDir(i.root, func(path string, _ os.DirEntry, err error) error {
-		return errors.Join(err, os.Chtimes(path, ago, ago))
-	}); err != nil {
-		t.Fatal(err)
-	}
+	age(t, i.root, 2*time.Hour)
 	for _, tt := range []struct {
 		behind time.Duration
 		want   gc.Result
