@@ -18,6 +18,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -363,8 +364,9 @@ func (w *world) age(t *testing.T, ago, lifetime time.Duration) held {
 // startCertManager runs cert-manager's controllers next to the cluster until the test ends.
 func (w *world) startCertManager(t *testing.T) {
 	t.Helper()
-	cmd := w.longCommand(t, 25*time.Hour, built(t, "E2E_CERTMANAGER"), "--kubeconfig", w.kubeconfig, "--stop-on-stdin-eof")
-	stdin, err := cmd.StdinPipe() // killed with this process
+	// Without a time limit: it ends with the test, or with this process.
+	cmd := exec.Command(built(t, "E2E_CERTMANAGER"), "--kubeconfig", w.kubeconfig, "--stop-on-stdin-eof")
+	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
