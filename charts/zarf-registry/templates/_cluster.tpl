@@ -221,14 +221,21 @@ name. */ -}}
 {{- .ClusterRegistry | toJson -}}
 {{- end -}}
 
+{{- /* The component of an object of this release, nothing for other objects. Takes root, object. */ -}}
+{{- define "zarf-registry.cluster.component" -}}
+{{- $labels := default dict .object.metadata.labels -}}
+{{- if eq (get $labels "app.kubernetes.io/instance") .root.Release.Name -}}
+{{- get $labels "app.kubernetes.io/component" -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* "true" if proxies of this release run on the node's network as user 65532 and do not wait for their port. */ -}}
 {{- define "zarf-registry.cluster.proxiesShareUser" -}}
 {{- if not (hasKey . "ClusterProxiesShareUser") -}}
 {{- $found := "" -}}
 {{- range (lookup "apps/v1" "DaemonSet" (include "zarf-registry.namespace" .) "").items -}}
-{{- $labels := default dict .metadata.labels -}}
 {{- $pod := .spec.template.spec -}}
-{{- $ours := and (eq (get $labels "app.kubernetes.io/component") "proxy") (eq (get $labels "app.kubernetes.io/instance") $.Release.Name) -}}
+{{- $ours := eq (include "zarf-registry.cluster.component" (dict "root" $ "object" .)) "proxy" -}}
 {{- $waits := hasKey (default dict .metadata.annotations) "zarf-registry/waits-for-port" -}}
 {{- if and $ours (not $waits) (dig "hostNetwork" false $pod) (eq (dig "securityContext" "runAsUser" 0 $pod | int) 65532) -}}
 {{- $found = "true" -}}
@@ -327,47 +334,47 @@ one, serves all nodes. Takes root, architecture. */ -}}
 {{- with keys $rank | sortAlpha -}}
 {{- $newest = get $rank (last .) -}}
 {{- end -}}
-{{- $exceptions := dict -}}
 {{- $running := include "zarf-registry.cluster.running" .root | fromJson -}}
+{{- $own := dict -}}
 {{- range $name, $images := $nodes -}}
-{{- $own := "" -}}
 {{- $current := default dict (get $running $name) -}}
 {{- if and $current.group (ne $current.group $.architecture) -}}
-{{- $own = $current.image -}}
+{{- $_ := set $own $name $current.image -}}
 {{- else if not (has $newest $images) -}}
 {{- range keys $rank | sortAlpha -}}
 {{- if has (get $rank .) $images -}}
-{{- $own = get $rank . -}}
+{{- $_ := set $own $name (get $rank .) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- if not (has $own (list "" $newest)) -}}
-{{- $_ := set $exceptions $own (append (default list (get $exceptions $own)) $name) -}}
 {{- end -}}
-{{- end -}}
-{{- if $without -}}
 {{- $used := dict -}}
 {{- range $name, $current := $running -}}
 {{- if hasKey $without $name -}}
-{{- $_ := set $used $current.image (append (default list (get $used $current.image)) $name) -}}
+{{- $_ := set $own $name $current.image -}}
+{{- $_ := set $used $current.image (add 1 (default 0 (get $used $current.image))) -}}
 {{- $_ := unset $without $name -}}
 {{- end -}}
 {{- end -}}
 {{- if not $newest -}}
 {{- $rank := dict -}}
-{{- range $image, $names := $used -}}
-{{- $_ := set $rank (printf "%06d %s" (len $names) $image) $image -}}
+{{- range $image, $n := $used -}}
+{{- $_ := set $rank (printf "%06d %s" $n $image) $image -}}
 {{- end -}}
 {{- with keys $rank | sortAlpha -}}
 {{- $newest = get $rank (last .) -}}
 {{- end -}}
 {{- end -}}
-{{- with include "zarf-registry.cluster.smallest" $without -}}
-{{- $_ := set $used . (concat (default list (get $used .)) (keys $without)) -}}
-{{- $newest = default . $newest -}}
+{{- with $smallest := include "zarf-registry.cluster.smallest" $without -}}
+{{- $newest = default $smallest $newest -}}
+{{- range keys $without -}}
+{{- $_ := set $own . $smallest -}}
 {{- end -}}
-{{- range $image, $names := omit $used $newest -}}
-{{- $_ := set $exceptions $image (concat (default list (get $exceptions $image)) $names | sortAlpha) -}}
+{{- end -}}
+{{- $exceptions := dict -}}
+{{- range $name, $image := $own -}}
+{{- if ne $image $newest -}}
+{{- $_ := set $exceptions $image (append (default list (get $exceptions $image)) $name) -}}
 {{- end -}}
 {{- end -}}
 {{- $_ := set .root $key (dict "image" $newest "nodes" (keys $nodes | sortAlpha) "exceptions" $exceptions) -}}
@@ -382,10 +389,10 @@ the pods again. */ -}}
 {{- if not (hasKey . "ClusterRunning") -}}
 {{- $running := dict -}}
 {{- range (lookup "v1" "Pod" (include "zarf-registry.namespace" .) "").items -}}
-{{- $labels := default dict .metadata.labels -}}
-{{- $component := get $labels "app.kubernetes.io/component" -}}
-{{- $ours := and (has $component (list "proxy" "node-config" "registry" "healer")) (eq (get $labels "app.kubernetes.io/instance") $.Release.Name) -}}
+{{- $component := include "zarf-registry.cluster.component" (dict "root" $ "object" .) -}}
+{{- $ours := has $component (list "proxy" "node-config" "registry" "healer") -}}
 {{- $node := dig "spec" "nodeName" "" . -}}
+{{- $group := dig "metadata" "labels" "zarf-registry/proxies" "" . -}}
 {{- if and $ours (or (eq $component "proxy") (not (hasKey $running $node))) -}}
 {{- $images := dict -}}
 {{- range .spec.containers -}}
@@ -393,7 +400,7 @@ the pods again. */ -}}
 {{- end -}}
 {{- range dig "status" "containerStatuses" list . -}}
 {{- if dig "state" "running" "" . -}}
-{{- $_ := set $running $node (dict "image" (get $images .name) "group" (get $labels "zarf-registry/proxies")) -}}
+{{- $_ := set $running $node (dict "image" (get $images .name) "group" $group) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
