@@ -20,7 +20,18 @@ import (
 func (w *world) addNode(t *testing.T, name string, args ...string) {
 	t.Helper()
 	w.testClusterOnly(t)
+	gateway := func() string {
+		out, err := w.onNode(t, "cp", "ip", "-brief", "link", "show", "fabric0")
+		if err != nil {
+			t.Fatal(out, err)
+		}
+		return out
+	}
+	before := gateway()
 	run(t, w.testcluster, append([]string{"add-node", "--name", w.name, name}, args...)...)
+	if after := gateway(); after != before {
+		t.Fatalf("the control plane's hardware address was %s, and is %s: the nodes lose it", before, after)
+	}
 	w.nodes = append(w.nodes, name)
 	slices.Sort(w.nodes)
 }

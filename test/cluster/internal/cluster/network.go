@@ -26,7 +26,10 @@ func (c *Cluster) createFabric(ctx context.Context) error {
 		return err
 	}
 	var script strings.Builder
-	fmt.Fprintf(&script, "link set lo up\nlink add %s type bridge\nlink set %s up\n", bridge, bridge)
+	// Without an address of its own, a bridge takes the lowest of its ports' random addresses. It would
+	// change when a node joins or leaves, and other nodes lose the control plane until their caches expire.
+	fmt.Fprintf(&script, "link set lo up\nlink add %s address 02:00:00:01:00:00 type bridge\nlink set %s up\n",
+		bridge, bridge)
 	for _, address := range c.Options.Family.ControlPlane() {
 		fmt.Fprintf(&script, "address add %s dev %s%s\n", c.Options.Family.onFabric(address), bridge,
 			withoutDAD(address.Is6()))
