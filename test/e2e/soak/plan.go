@@ -83,8 +83,9 @@ var Kinds = []Kind{
 		Variants: []string{"its pod", "its process"}},
 	{Name: "kill a kubelet", Recovery: 17 * time.Second, OnNode: true, Holds: seconds(3, 12)},
 	{Name: "kill containerd", Recovery: 30 * time.Second, OnNode: true, Holds: seconds(2, 8)},
-	// Kubernetes' client gives up after ten attempts in 10 s, and a push with it.
-	{Name: "kill the API server", Recovery: 10 * time.Second, Holds: seconds(3, 6)},
+	// Kubernetes' client gives up after ten attempts in 10 s, and a push with it. A push that has just failed waits
+	// for up to 8 s before it tries again.
+	{Name: "kill the API server", Recovery: 18 * time.Second, Holds: seconds(3, 6)},
 	{Name: "cut a node off", Recovery: 35 * time.Second, NodePort: Everywhere, Classes: gone, Outage: true, OnNode: true,
 		Holds: seconds(3, 15)},
 	{Name: "fill the volume", Recovery: 25 * time.Second, Pushes: true, Classes: []Class{Unavailable, NoSpace},
