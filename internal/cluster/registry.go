@@ -59,6 +59,8 @@ type Registry struct {
 
 	mu   sync.Mutex
 	last string // the pod that was dialed last
+
+	lost lostPods
 }
 
 // NewRegistry returns a Registry that is reached through the API server.
@@ -116,7 +118,11 @@ func tlsConfig(access release.PushAccess) (*tls.Config, error) {
 func (r *Registry) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	pods, err := r.readyPods(ctx)
 	if r.Direct && len(pods) < 2 { // or none that may be listed
-		return DialService(ctx, network, address)
+		conn, dialErr := DialService(ctx, network, address)
+		if dialErr != nil || len(pods) == 0 {
+			return conn, dialErr
+		}
+		return r.watch(conn, pods[0].Name), nil
 	}
 	if err != nil {
 		return nil, err
@@ -258,7 +264,7 @@ func (r *Registry) dialFirst(ctx context.Context, pods []corev1.Pod) (net.Conn, 
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			r.last = pods[i].Name
-			return conn, nil
+			return r.watch(conn, pods[i].Name), nil
 		}
 		first = cmp.Or(first, err)
 		if ctx.Err() != nil {
