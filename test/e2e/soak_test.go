@@ -85,6 +85,9 @@ func TestSoak(t *testing.T) {
 		if t.Failed() {
 			t.Logf("FAILED with seed %d; to repeat the sequence: make soak SOAK_SEED=%d SOAK_TIME=%s SOAK_LAYOUT=%s\n"+
 				"History:\n%s", seed, seed, os.Getenv("SOAK_TIME"), os.Getenv("SOAK_LAYOUT"), s.history())
+			if s.pusher != nil && s.pusher.last != "" {
+				t.Log("interrupted: " + s.pusher.last)
+			}
 		}
 	})
 	t.Logf("seed %d, faults for %s, layout %q", seed, os.Getenv("SOAK_TIME"), os.Getenv("SOAK_LAYOUT"))

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -248,6 +249,7 @@ type pusher struct {
 	dir     string
 	stop    func()
 	ended   chan struct{}
+	last    string // when and how the push ended that the test interrupted
 
 	mu     sync.Mutex
 	pushed []acknowledged
@@ -262,6 +264,7 @@ func (p *pusher) run(ctx context.Context) {
 	for number := uint64(1); ctx.Err() == nil; number++ {
 		a, got := p.push(ctx, number)
 		if ctx.Err() != nil {
+			p.last = fmt.Sprintf("push of %s, started %s: %s", a.Image, a.Begin.UTC().Format(time.TimeOnly), a.Err)
 			return
 		}
 		if a.Err == "" {
@@ -302,7 +305,10 @@ func (p *pusher) push(ctx context.Context, number uint64) (soak.Attempt, acknowl
 		out, errOut, err = try(cmd)
 		if err != nil {
 			lines := strings.Split(strings.TrimSpace(errOut), "\n")
-			err = fmt.Errorf("%w: %s", err, lines[len(lines)-1])
+			if !errors.Is(ctx.Err(), context.Canceled) {
+				lines = lines[len(lines)-1:]
+			}
+			err = fmt.Errorf("%w: %s", err, strings.Join(lines, "\n"))
 		} else {
 			var results []images.Result
 			if e := json.Unmarshal([]byte(out), &results); e != nil || len(results) != 1 ||
