@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -155,19 +156,21 @@ func TestLoadedTimesOut(t *testing.T) {
 			_, _ = fmt.Fprint(server, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
 		},
 	} {
-		client, server := net.Pipe()
-		go serve(server)
-		ctx, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, errors.New("the test's time is over"))
-		r := &Registry{Forward: func(context.Context, *corev1.Pod, int) (net.Conn, error) { return noDeadlines{client}, nil }}
-		_, err := r.Loaded(ctx, podWithPort("9100"))
-		if err == nil || !strings.Contains(err.Error(),
-			"reading the reload status of pod zarf/p: port 9100: the test's time is over") {
-			t.Errorf("a pod %s: error is %v", name, err)
-		}
-		if _, err := client.Write([]byte("x")); err == nil {
-			t.Errorf("a pod %s: the connection stays open", name)
-		}
-		cancel()
-		server.Close()
+		synctest.Test(t, func(t *testing.T) {
+			client, server := net.Pipe()
+			defer server.Close()
+			go serve(server)
+			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("the test's time is over"))
+			defer cancel()
+			r := &Registry{Forward: func(context.Context, *corev1.Pod, int) (net.Conn, error) { return noDeadlines{client}, nil }}
+			_, err := r.Loaded(ctx, podWithPort("9100"))
+			if err == nil || !strings.Contains(err.Error(),
+				"reading the reload status of pod zarf/p: port 9100: the test's time is over") {
+				t.Errorf("a pod %s: error is %v", name, err)
+			}
+			if _, err := client.Write([]byte("x")); err == nil {
+				t.Errorf("a pod %s: the connection stays open", name)
+			}
+		})
 	}
 }
