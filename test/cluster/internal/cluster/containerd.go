@@ -114,7 +114,8 @@ func (c *Cluster) loadPauseImage(ctx context.Context, n Node) error {
 
 func (c *Cluster) waitForContainerd(ctx context.Context, node string) error {
 	return c.waitFor(ctx, processID(containerd, node), "a response", 30*time.Second, func(ctx context.Context) error {
-		_, err := c.run(ctx, node, nil, "ctr", "version")
+		// By way of CRI, which is initialized later than containerd itself: without it, a kubelet exits.
+		_, err := c.run(ctx, node, nil, "crictl", "version")
 		return err
 	})
 }
