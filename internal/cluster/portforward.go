@@ -109,13 +109,13 @@ func dial(dialer httpstream.Dialer, port int, target string) (_ net.Conn, err er
 	headers.Set(corev1.PortHeader, strconv.Itoa(port))
 	headers.Set(corev1.PortForwardRequestIDHeader, "0")
 	headers.Set(corev1.StreamType, corev1.StreamTypeError)
-	failures, err := connection.CreateStream(headers)
+	failures, err := createStream(connection, headers)
 	if err != nil {
 		return nil, err
 	}
 	failures.Close() // this side never writes
 	headers.Set(corev1.StreamType, corev1.StreamTypeData)
-	data, err := connection.CreateStream(headers)
+	data, err := createStream(connection, headers)
 	if err != nil {
 		return nil, err
 	}
@@ -129,6 +129,26 @@ func dial(dialer httpstream.Dialer, port int, target string) (_ net.Conn, err er
 		}
 	}()
 	return c, nil
+}
+
+// createStream creates a stream, until the connection closes: client-go would wait for a reply for another
+// 30 s.
+func createStream(connection httpstream.Connection, headers http.Header) (httpstream.Stream, error) {
+	type result struct {
+		stream httpstream.Stream
+		err    error
+	}
+	done := make(chan result, 1)
+	go func() {
+		stream, err := connection.CreateStream(headers)
+		done <- result{stream, err}
+	}()
+	select {
+	case r := <-done:
+		return r.stream, r.err
+	case <-connection.CloseChan():
+		return nil, errors.New("the connection to the API server broke")
+	}
 }
 
 // forwardedConn is a data stream as a net.Conn without deadlines.

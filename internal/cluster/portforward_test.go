@@ -8,7 +8,9 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/gorilla/websocket"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -57,6 +59,28 @@ func TestPortForwardErrorNamesThePort(t *testing.T) {
 	if conn, err := dial(t.Context()); conn != nil || err == nil ||
 		!strings.Contains(err.Error(), "port-forward to port 9100 of pod zarf/p") ||
 		!strings.Contains(err.Error(), "forbidden") {
+		t.Errorf("error is %v", err)
+	}
+}
+
+// client-go waits 30 s for the reply of a connection that has closed.
+func TestPortForwardThatBreaksIsAnErrorAtOnce(t *testing.T) {
+	upgrader := websocket.Upgrader{Subprotocols: []string{"SPDY/3.1+portforward.k8s.io"}}
+	dial := forwarder(t, func(w http.ResponseWriter, r *http.Request) {
+		conn, err := upgrader.Upgrade(w, r, nil)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer conn.Close()
+		// The request for a stream, in several messages. The next one would come after a reply.
+		_ = conn.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
+		for err == nil {
+			_, _, err = conn.ReadMessage()
+		}
+	})
+	if conn, err := dial(t.Context()); conn != nil || err == nil ||
+		!strings.Contains(err.Error(), "the connection to the API server broke") {
 		t.Errorf("error is %v", err)
 	}
 }
