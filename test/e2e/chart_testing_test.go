@@ -43,7 +43,8 @@ func TestChartTesting(t *testing.T) {
 		// Each takes about a minute where four clusters share two cores.
 		cmd := w.longCommand(t, time.Duration(len(values))*3*time.Minute, ct, "install", "--config", config, "--charts",
 			chart, "--namespace", namespace, "--helm-extra-set-args", noRotation)
-		cmd.Env = append(cmd.Env, "PATH="+filepath.Dir(w.helm)+":"+filepath.Dir(w.kubectl)+":"+os.Getenv("PATH"))
+		helm, ran := recordHelm(t, w.helm)
+		cmd.Env = append(cmd.Env, "PATH="+filepath.Dir(helm)+":"+filepath.Dir(w.kubectl)+":"+os.Getenv("PATH"))
 		pipe, err := cmd.StdoutPipe()
 		if err != nil {
 			t.Fatal(err)
@@ -68,8 +69,8 @@ func TestChartTesting(t *testing.T) {
 			name string) bool {
 			return name == "external-values.yaml"
 		}))
-		if tested := strings.Count(said.text, "Phase:          Succeeded"); tested < want {
-			t.Errorf("%d tests for %d values files, want %d\n%s", tested, len(values), want, said.text)
+		if tested := strings.Count(ran(), "Phase:          Succeeded"); tested < want {
+			t.Errorf("%d tests for %d values files, want %d\n%s\n%s", tested, len(values), want, said.text, ran())
 		}
 		// ct itself ignores that.
 		if strings.Contains(said.text, "Error deleting Helm release") {
@@ -96,6 +97,26 @@ func TestChartTesting(t *testing.T) {
 		}
 	})
 	t.Run("a failing helm test reports the cause and deletes its pod", func(t *testing.T) { testFailingHelmTest(t, w) })
+}
+
+// recordHelm returns a program that runs helm, and a function that returns what it printed. ct 3.14.0 prints the
+// output of helm, but loses what it has not read when helm ends.
+func recordHelm(t *testing.T, helm string) (program string, ran func() string) {
+	t.Helper()
+	dir := t.TempDir()
+	record := filepath.Join(dir, "record")
+	program = filepath.Join(dir, "helm")
+	script := "#!/bin/bash\nset -o pipefail\n" + helm + ` "$@" | tee -a ` + record + "\n"
+	if err := os.WriteFile(program, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return program, func() string {
+		text, err := os.ReadFile(record)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
 }
 
 // chartToInstall returns the chart's folder and its values files, sorted. Unless the run is a long
