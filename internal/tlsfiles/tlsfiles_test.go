@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -515,19 +516,18 @@ func TestGenerationsNeverMix(t *testing.T) {
 						t.Errorf("generation %d: %v", m.Generation, err)
 					}
 				}
+				runtime.Gosched()
 			}
 		})
 	}
-	for i := range 300 {
+	// Most replacements are faster than a load. If nothing is loaded, the test times out.
+	for i := 0; i < 300 || source.Current().Generation < 10; i++ {
 		tlsfilestest.WriteSecret(t, dir, generations[i%len(generations)])
 	}
 	cancel()
 	wg.Wait()
 	if _, err := source.Reload(); err != nil {
 		t.Error(err)
-	}
-	if got := source.Current().Generation; got < 10 {
-		t.Errorf("only %d generations were loaded in 300 replacements: the test checked nothing", got)
 	}
 }
 
