@@ -107,7 +107,7 @@ var Kinds = []Kind{
 	{Name: Upgrade, Recovery: 10 * time.Second, Proxy: Everywhere, NodePort: Everywhere, Classes: gone},
 	{Name: AddNode, Recovery: 13 * time.Second},
 	{Name: RemoveNode, Recovery: 30 * time.Second, Proxy: OnTarget, NodePort: Everywhere, Classes: gone, OnNode: true},
-	{Name: "reboot a node", Recovery: 25 * time.Second, Proxy: OnTarget, NodePort: Everywhere, Classes: gone, Outage: true,
+	{Name: "reboot a node", Recovery: 40 * time.Second, Proxy: OnTarget, NodePort: Everywhere, Classes: gone, Outage: true,
 		OnNode: true},
 	// Longer than proxies hold pulls, which then get 503.
 	{Name: LoseNode, Recovery: 45 * time.Second, Proxy: Everywhere, NodePort: Everywhere, Pushes: true,
