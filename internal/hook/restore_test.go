@@ -169,6 +169,7 @@ func TestCleanupWaitsForSlowNodes(t *testing.T) {
 		b.startNodePod(set, "n1")
 		go func() {
 			time.Sleep(30 * time.Second)
+			synctest.Wait() // for the run's writes
 			if b.get("secrets", "zarf-registry-credentials") == nil || b.get("daemonsets", set.Name) == nil {
 				t.Error("objects that the pods need were deleted")
 			}

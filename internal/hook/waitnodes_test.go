@@ -253,8 +253,10 @@ func TestRefusalOfPreviousConfigurationIsIgnored(t *testing.T) {
 		}
 		go func() {
 			time.Sleep(2 * time.Second)
+			synctest.Wait() // for the run's writes
 			b.startNodePod(set, "n2")
 			time.Sleep(20 * time.Second)
+			synctest.Wait()
 			b.ends = nil
 			for _, pod := range b.nodePods() {
 				if pod.Spec.NodeName == "n2" {
