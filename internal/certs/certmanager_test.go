@@ -1128,7 +1128,7 @@ func TestAFailureOfAnEarlierRunIsTriedAgain(t *testing.T) {
 	}
 }
 
-func TestAFailureOfAFormerSpecMeansNothing(t *testing.T) {
+func TestAFailureOfAPreviousSpecMeansNothing(t *testing.T) {
 	cmTest(t, func(t *testing.T, b *cmBench) {
 		b.controller = b.fail
 		if _, _, err := b.run(corpIssuer()); err == nil {
@@ -1320,7 +1320,7 @@ func TestTheAuthorityOfAUsersIssuerIsNotOurs(t *testing.T) {
 }
 
 // cert-manager may sign with a cached version of the CA Secret.
-func TestALeafOfTheFormerAuthorityIsAskedForAgain(t *testing.T) {
+func TestALeafOfThePreviousCAIsRequestedAgain(t *testing.T) {
 	cmTest(t, func(t *testing.T, b *cmBench) {
 		b.mustRun(ownIssuer())
 		previous := b.secrets["zarf-registry-ca-issued"]

@@ -708,7 +708,7 @@ func TestObjectsMayHaveAnotherNamespaceThanTheRelease(t *testing.T) {
 	})
 }
 
-func TestJobsOfAFormerRunAreRemovedBeforePrepare(t *testing.T) {
+func TestJobsOfAPreviousRunAreRemovedBeforePrepare(t *testing.T) {
 	b := newBench(t, namespace(), &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf",
 		Name: "zarf-registry-prepare"}},
 		&batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "someone-elses"}})

@@ -158,21 +158,22 @@ func TestConnectionsArePooled(t *testing.T) {
 		}
 	})
 	t.Run("at most maxIdle are kept", func(t *testing.T) {
-		var wg sync.WaitGroup
-		for range 3 * maxIdle {
-			wg.Go(func() {
-				response, body, err := f.get(content.path())
-				if err := content.check(response, body, err); err != nil {
-					t.Error(err)
-				}
-			})
+		u := f.proxy.upstream
+		var conns []*conn
+		for range maxIdle + 2 {
+			c, _, err := u.get(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			conns = append(conns, c)
 		}
-		wg.Wait()
-		eventually(t, "the requests have ended", func() bool { return f.metric("requests_in_flight") == 0 })
-		if got := len(f.proxy.upstream.idle); got > maxIdle {
-			t.Errorf("%d idle connections are pooled, want at most %d", got, maxIdle)
+		for _, c := range conns {
+			u.put(c)
 		}
-		eventually(t, "the registry sees that the others are closed", func() bool { return f.connections.Load() <= maxIdle })
+		if got := len(u.idle); got != maxIdle {
+			t.Errorf("%d idle connections are pooled, want %d", got, maxIdle)
+		}
+		eventually(t, "the registry sees that the others are closed", func() bool { return f.connections.Load() == maxIdle })
 	})
 }
 
