@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -949,6 +950,13 @@ func (b *bench) checkNoProbePods() {
 	if err != nil || len(pods.Items) != 0 {
 		b.Errorf("%d probe pods remain (%v)", len(pods.Items), err)
 	}
+}
+
+// after waits that long, and then until the run has done what it does at that time. What a goroutine of a
+// test simulates must not happen in between: a write and what follows from it are one to the run.
+func after(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
 }
 
 // shortened reports whether -short skips the nth write. The race detector slows these tests down

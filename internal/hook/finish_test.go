@@ -232,10 +232,7 @@ func TestPreviousProxiesWithTheSameHostPortAreDeletedFirst(t *testing.T) {
 			Message: "0/2 nodes are available: 1 node(s) didn't have free ports for the requested pod ports."}}
 		b.add(waiting)
 		go func() { // simulates the scheduler and the kubelet
-			synctest.Wait() // for the run's writes
-			for b.get("daemonsets", proxyName+"-old") != nil {
-				time.Sleep(time.Second)
-				synctest.Wait()
+			for after(0); b.get("daemonsets", proxyName+"-old") != nil; after(time.Second) {
 			}
 			b.add(proxyPod(proxyName, "n2"))
 			b.add(proxyPod(proxyName, "n1"))

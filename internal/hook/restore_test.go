@@ -168,8 +168,7 @@ func TestCleanupWaitsForSlowNodes(t *testing.T) {
 		b.add(set)
 		b.startNodePod(set, "n1")
 		go func() {
-			time.Sleep(30 * time.Second)
-			synctest.Wait() // for the run's writes
+			after(30 * time.Second)
 			if b.get("secrets", "zarf-registry-credentials") == nil || b.get("daemonsets", set.Name) == nil {
 				t.Error("objects that the pods need were deleted")
 			}

@@ -72,8 +72,7 @@ func TestFailureReasonComesFromTheEventWithDetails(t *testing.T) {
 		b.helm("n1")
 		b.failing = map[string]string{"n1": "Back-off pulling image"}
 		go func() {
-			time.Sleep(10 * time.Second)
-			synctest.Wait() // for the run's writes
+			after(10 * time.Second)
 			for i, message := range []string{"Failed to pull image: x509: certificate signed by unknown authority",
 				"Error: ErrImagePull", "Error: ImagePullBackOff"} {
 				b.add(&corev1.Event{ObjectMeta: metav1.ObjectMeta{Name: message[:9] + string(rune('a'+i)), Namespace: "zarf"},

@@ -252,11 +252,9 @@ func TestRefusalOfPreviousConfigurationIsIgnored(t *testing.T) {
 			}
 		}
 		go func() {
-			time.Sleep(2 * time.Second)
-			synctest.Wait() // for the run's writes
+			after(2 * time.Second)
 			b.startNodePod(set, "n2")
-			time.Sleep(20 * time.Second)
-			synctest.Wait()
+			after(20 * time.Second)
 			b.ends = nil
 			for _, pod := range b.nodePods() {
 				if pod.Spec.NodeName == "n2" {

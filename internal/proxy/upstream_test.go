@@ -158,6 +158,23 @@ func TestConnectionsArePooled(t *testing.T) {
 		}
 	})
 	t.Run("at most maxIdle are kept", func(t *testing.T) {
+		var wg sync.WaitGroup
+		for range 3 * maxIdle {
+			wg.Go(func() {
+				response, body, err := f.get(content.path())
+				if err := content.check(response, body, err); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		eventually(t, "the requests have ended", func() bool { return f.metric("requests_in_flight") == 0 })
+		if got := len(f.proxy.upstream.idle); got > maxIdle {
+			t.Errorf("%d idle connections are pooled, want at most %d", got, maxIdle)
+		}
+		eventually(t, "the registry sees that the others are closed", func() bool { return f.connections.Load() <= maxIdle })
+	})
+	t.Run("the others are closed", func(t *testing.T) { // these requests were not all open at the same time
 		u := f.proxy.upstream
 		var conns []*conn
 		for range maxIdle + 2 {
