@@ -213,13 +213,17 @@ func (w *world) runCronJob(t *testing.T, name string) {
 		}
 		return errors.New("it is still there: " + mustJSON(j.Status))
 	})
-	c, err := w.client.BatchV1().CronJobs(namespace).Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if last := c.Status.LastSuccessfulTime; last == nil || last.Time.Before(begin.Truncate(time.Second)) {
-		t.Errorf("the CronJob has last succeeded at %v", last)
-	}
+	// The controller deletes the Job before it writes the CronJob's status.
+	eventually(t, 30*time.Second, "the CronJob "+name+" to record the run", func() error {
+		c, err := w.client.BatchV1().CronJobs(namespace).Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if last := c.Status.LastSuccessfulTime; last == nil || last.Time.Before(begin.Truncate(time.Second)) {
+			return fmt.Errorf("it has last succeeded at %v", last)
+		}
+		return nil
+	})
 	eventually(t, 30*time.Second, "the pod of Job "+job+" to be deleted", func() error {
 		pods, err := w.client.CoreV1().Pods(namespace).List(t.Context(),
 			metav1.ListOptions{LabelSelector: batchv1.JobNameLabel + "=" + job})
