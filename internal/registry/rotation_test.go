@@ -190,11 +190,14 @@ func TestOpenConnectionsFollowTheCertificates(t *testing.T) {
 		i := lingering(t, time.Millisecond)
 		upload := i.pusher().must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
 		c := i.rawPusher(t)
-		c.write("PATCH %s HTTP/1.1\r\nHost: registry\r\nAuthorization: %s\r\nContent-Length: 4\r\n\r\nha", upload,
-			c.authorization())
-		eventually(t, "the upload is in progress", func() bool { return i.inFlight("tls") == 1 })
+		c.write("PATCH %s HTTP/1.1\r\nHost: registry\r\nAuthorization: %s\r\nContent-Length: 4\r\n"+
+			"Expect: 100-continue\r\n\r\n", upload, c.authorization())
+		// The server reads the body only after it has admitted the request.
+		if response, err := c.read(); err != nil || response.StatusCode != http.StatusContinue {
+			t.Fatalf("%+v, %v", response, err)
+		}
 		i.replaceCertificates(before.serverFiles(t, after))
-		c.write("lf")
+		c.write("half")
 		if response, err := c.read(); err != nil || response.StatusCode != http.StatusAccepted || response.Close {
 			t.Fatalf("%+v, %v", response, err)
 		}
