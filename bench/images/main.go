@@ -129,8 +129,8 @@ func how(set, large *imageSet) string {
 		"everything; cached pull: the output is empty, the tool's cache has everything. The client is the tool and, "+
 		"where it is used, kubectl port-forward: the sum of their CPU time, and of their peak resident memory (of the "+
 		"largest process of the tool). Nodes: `crictl pull` of an image of %.2f GB in %d layers on n2, from a registry "+
-		"on n1, after everything of it was removed; a first round is not counted.",
-		len(set.images), len(set.blobs), float64(set.bytes)/1e9, float64(large.bytes)/1e9, len(largeLayers))
+		"on n1, after everything of it was removed; %d for each run of the tools, after a first one that is not counted.",
+		len(set.images), len(set.blobs), float64(set.bytes)/1e9, float64(large.bytes)/1e9, len(largeLayers), nodeRounds)
 }
 
 // measureTools measures all operations of all tools.

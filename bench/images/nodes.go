@@ -30,6 +30,9 @@ type route struct {
 	processes map[string]int
 }
 
+// nodeRounds is how many pulls there are for each run of the tools: they are short, and vary by a third.
+const nodeRounds = 3
+
 // measureNodes measures pulls of an image by the container runtime of pullingNode.
 func measureNodes(ctx context.Context, c *cluster, report *results.Report, large *imageSet) error {
 	routes, err := c.routes(ctx, large)
@@ -39,7 +42,7 @@ func measureNodes(ctx context.Context, c *cluster, report *results.Report, large
 	for _, r := range routes {
 		report.Subjects = append(report.Subjects, r.Subject)
 	}
-	for run := range c.Runs + 1 { // the first one reads the registries' files from disk
+	for run := range nodeRounds*c.Runs + 1 { // the first one reads the registries' files from disk
 		for _, n := range report.Order(run, len(routes)) {
 			add := report.Add
 			if run == 0 {
