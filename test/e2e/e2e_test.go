@@ -298,7 +298,7 @@ func (w *world) dial(t *testing.T, node, address string) error {
 	return nil
 }
 
-// programs is the folder with the test program, which all tests share.
+// programs is the folder with the programs that tests build.
 var programs string
 
 func TestMain(m *testing.M) {
@@ -323,15 +323,18 @@ func TestMain(m *testing.M) {
 }
 
 // tool builds the test program and returns its path.
-var tool = sync.OnceValues(func() (string, error) {
-	path := filepath.Join(programs, "tool")
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "./tool")
+var tool = sync.OnceValues(func() (string, error) { return buildProgram("tool") })
+
+// buildProgram builds a static program of this directory and returns its path.
+func buildProgram(name string) (string, error) {
+	path := filepath.Join(programs, name)
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "./"+name)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("building the test program: %w\n%s", err, out)
+		return "", fmt.Errorf("building the program %s: %w\n%s", name, err, out)
 	}
 	return path, nil
-})
+}
 
 func buildTool(t *testing.T) string {
 	t.Helper()

@@ -79,6 +79,12 @@ func (w *world) freshLoop(t *testing.T, accept tolerated) (stop func()) {
 	if secret := w.pullSecret(t); secret != nil {
 		env = []string{"CRICTL_CREDS=" + string(secret.Data["username"]) + ":" + string(secret.Data["password"])}
 	}
+	return w.freshLoopWith(t, accept, env)
+}
+
+// freshLoopWith is freshLoop with an environment that names the credential.
+func (w *world) freshLoopWith(t *testing.T, accept tolerated, env []string) (stop func()) {
+	t.Helper()
 	return w.loop(t, accept, env, func(stopFile string) []string {
 		return []string{"crictl", w.address + "/" + freshImages, strconv.Itoa(fresh), slowImage, stopFile, freshPause}
 	})

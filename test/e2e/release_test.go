@@ -199,7 +199,13 @@ func writeArchive(t *testing.T, files map[string][]byte) string {
 		}
 		list = append(list, image)
 	}
-	archive, err := os.Create(filepath.Join(dir, "image.tar"))
+	return writeImages(t, store, list...)
+}
+
+// writeImages writes an OCI archive of images.
+func writeImages(t *testing.T, store *images.Store, list ...images.Image) string {
+	t.Helper()
+	archive, err := os.Create(filepath.Join(t.TempDir(), "image.tar"))
 	if err != nil {
 		t.Fatal(err)
 	}
