@@ -178,7 +178,7 @@ func (w *world) agentReference(image string) string {
 // deploy deploys a workload's package. Its pods must run on every node, with the image that the agent chose.
 func (z *zarf) deploy(t *testing.T, name, file string) {
 	t.Helper()
-	z.run(t, "package", "deploy", file, "--confirm")
+	z.run(t, "package", "deploy", file, "--timeout=3m", "--confirm")
 	w := z.w
 	eventually(t, 2*time.Minute, "pods of "+name+" to run on every node", func() error {
 		pods, err := w.client.CoreV1().Pods(name).List(t.Context(), metav1.ListOptions{})
@@ -227,21 +227,28 @@ func (w *world) nothingMutated(t *testing.T) {
 	}
 }
 
-// initialize runs zarf init with the release as external registry, and arguments for its push credential.
+// initialize runs zarf init with the release as external registry.
 func (z *zarf) initialize(t *testing.T, initPackage string) {
 	t.Helper()
-	z.run(t, slices.Concat([]string{"init", initPackage, "--registry-url", z.w.address, "--confirm"},
-		z.pushCredential(t))...)
+	z.run(t, slices.Concat([]string{"init", initPackage, "--registry-url", z.w.address, "--timeout=3m", "--confirm"},
+		z.credentials(t))...)
 }
 
-// pushCredential returns the arguments of Zarf for the release's push credential.
-func (z *zarf) pushCredential(t *testing.T) []string {
+// credentials returns the arguments of Zarf for the release's credentials. Without one for pulls, Zarf gives pods
+// the one for pushes.
+func (z *zarf) credentials(t *testing.T) (args []string) {
 	t.Helper()
-	secret, err := z.w.client.CoreV1().Secrets(z.w.namespace).Get(t.Context(), release+"-credentials",
-		metav1.GetOptions{})
+	push, err := z.w.client.CoreV1().Secrets(z.w.namespace).Get(t.Context(), release+"-credentials", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return []string{"--registry-push-username", string(secret.Data["username"]), "--registry-push-password",
-		string(secret.Data["password"])}
+	secrets := map[string]*corev1.Secret{"push": push}
+	if pull := z.w.pullSecret(t); pull != nil {
+		secrets["pull"] = pull
+	}
+	for use, secret := range secrets {
+		args = append(args, "--registry-"+use+"-username", string(secret.Data["username"]),
+			"--registry-"+use+"-password", string(secret.Data["password"]))
+	}
+	return args
 }

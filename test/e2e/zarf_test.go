@@ -40,7 +40,7 @@ func TestZarf(t *testing.T) {
 	})
 	must(t, "zarf tools update-creds registry after a rotation", func(t *testing.T) {
 		output(t, w.command(t, w.hook, "credentials", "rotate", "-n", w.namespace))
-		z.run(t, append([]string{"tools", "update-creds", "registry", "--confirm"}, z.pushCredential(t)...)...)
+		z.run(t, append([]string{"tools", "update-creds", "registry", "--confirm"}, z.credentials(t)...)...)
 	})
 	underFirst("helm upgrade back to nodeport mode", func(t *testing.T) {
 		w.helmChart(t, "upgrade", nodePortMode)
@@ -100,7 +100,7 @@ func testZarfTools(t *testing.T, z *zarf) {
 	z.run(t, "tools", "registry", "delete", extra+"@"+digest)
 	gone()
 	ours := w.address + "/" + w.saved(t).HookImage.Reference
-	z.fails(t, "403", "tools", "registry", "delete", ours)
+	z.fails(t, "belongs to the registry itself", "tools", "registry", "delete", ours)
 
 	mirrored()
 	z.run(t, "tools", "registry", "prune", "--confirm")
