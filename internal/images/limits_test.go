@@ -97,6 +97,24 @@ func TestZstdWindow(t *testing.T) {
 		": window size exceeded")
 }
 
+func TestDamagedCompressedArchives(t *testing.T) {
+	archive := makeTar(t, file{name: "a", data: noise(1, 100_000)}, file{name: "components/b", data: noise(2, 100_000)})
+	for format, c := range map[string]struct {
+		packed []byte
+		want   string
+	}{
+		"gzip": {gzipped(t, archive), "gzip: invalid checksum"},
+		"zstd": {zstandard(t, archive), "CRC check failed"},
+	} {
+		path := writeTemp(t, "archive", corrupt(c.packed, len(c.packed)/2))
+		_, err := Open(t.Context(), path)
+		if err == nil || !strings.Contains(err.Error(), "unpacking "+format+" data to "+os.TempDir()+": ") ||
+			!strings.HasSuffix(err.Error(), c.want) {
+			t.Errorf("%s: error %v, want one with %q", format, err, c.want)
+		}
+	}
+}
+
 // zeroes are endless.
 type zeroes struct{}
 
