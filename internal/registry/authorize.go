@@ -28,6 +28,11 @@ const (
 	probeNodePort = "zarf-registry/probe-nodeport" // through the node port, without TLS
 )
 
+// ownRepositories is the prefix of the repositories that init-hook fills: the project's images and the
+// probes. Clients of the loopback listener neither see them in the catalog nor change them, because tools
+// that prune a registry (zarf tools registry prune) delete every image that they do not know.
+const ownRepositories = "zarf-registry/"
+
 // policy is a listener's access policy.
 type policy struct {
 	// mutualTLS means that the listener has verified a client certificate.
@@ -36,6 +41,8 @@ type policy struct {
 	anonymousPull bool
 	// exposed means that the listener serves clients outside the cluster, and no nodes.
 	exposed bool
+	// loopback means that the listener serves clients of port-forwards, and no nodes.
+	loopback bool
 }
 
 // target is what a request refers to.
@@ -88,8 +95,10 @@ func (p policy) authorize(method string, to target, roles []string, credential f
 			return denied("a client certificate with the roles %q may write images only: %s in %s needs %q", roles,
 				to.describe(method), cmp.Or(to.repository, "no repository"), pki.OrganizationPush)
 		}
-	} else if p.exposed && (to.repository == probeProxy || to.repository == probeNodePort) {
+	} else if (p.exposed || p.loopback) && (to.repository == probeProxy || to.repository == probeNodePort) {
 		return denied("repository %s is served to nodes only, and this request came from outside the cluster", to.repository)
+	} else if !read && p.loopback && strings.HasPrefix(to.repository, ownRepositories) {
+		return denied("repository %s belongs to the registry itself: only init-hook changes it", to.repository)
 	} else if to.repository == probeProxy {
 		return denied("repository %s is served with TLS only, and this request did not use TLS: pull %s instead",
 			probeProxy, probeNodePort)

@@ -7,6 +7,8 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/distribution/distribution/v3"
@@ -78,6 +80,28 @@ func (n blobNamespace) Repository(ctx context.Context, name reference.Named) (di
 		return nil, err
 	}
 	return blobRepository{repository, n.source}, nil
+}
+
+// Repositories lists repositories after last, in order, and returns [io.EOF] with the last ones. It leaves
+// out the project's own for clients of the loopback listener.
+func (n blobNamespace) Repositories(ctx context.Context, repositories []string, last string) (int, error) {
+	from, ok := ctx.Value(callerKey{}).(*caller)
+	if !ok || from.listener != listenerLoopback {
+		return n.Namespace.Repositories(ctx, repositories, last)
+	}
+	for {
+		found, err := n.Namespace.Repositories(ctx, repositories, last)
+		if found > 0 {
+			last = repositories[found-1]
+		}
+		visible := slices.DeleteFunc(repositories[:found], func(name string) bool {
+			return strings.HasPrefix(name, ownRepositories)
+		})
+		// A page that does not end the list must not be empty: the next one begins after its last name.
+		if len(visible) > 0 || found == 0 || err != nil {
+			return len(visible), err
+		}
+	}
 }
 
 type blobRepository struct {

@@ -39,8 +39,11 @@ const (
 
 // endpoint is a listener and its HTTP server.
 type endpoint struct {
-	name        string
-	address     string
+	name    string
+	address string
+	// sharesPort lets the loopback listener have the port of the plain one, which listens at all addresses:
+	// the kernel prefers the listener whose address is more specific.
+	sharesPort  bool
 	listener    net.Listener
 	connections *connlimit.Limiter
 	deliveries  drain.Deliveries
@@ -84,10 +87,13 @@ func listen(ctx context.Context, endpoints []*endpoint) error {
 func (e *endpoint) listen(ctx context.Context) error {
 	// Accepted connections inherit the option.
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
-		e := c.Control(func(fd uintptr) {
+		controlErr := c.Control(func(fd uintptr) {
 			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsentSize)
+			if err == nil && e.sharesPort {
+				err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
+			}
 		})
-		return errors.Join(e, err)
+		return errors.Join(controlErr, err)
 	}}
 	config.SetMultipathTCP(false) // the option exists for TCP only
 	l, err := config.Listen(ctx, "tcp", e.address)

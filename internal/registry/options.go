@@ -2,7 +2,9 @@ package registry
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
+	"net/netip"
 	"time"
 
 	"github.com/distribution/distribution/v3/configuration"
@@ -35,6 +37,10 @@ type Options struct {
 	PlainListen string
 	// AnonymousPull lets every client read at PlainListen.
 	AnonymousPull bool
+	// LoopbackListen serves clients that reach the pod's loopback address, by a port-forward, without TLS:
+	// the users of Htpasswd may read and write, those of PullHtpasswd may read. Nobody reads without a
+	// password. It may have the port of PlainListen, and is always open.
+	LoopbackListen string
 	// ExposeListen serves clients outside the cluster, with TLS and without client certificates: they
 	// authenticate with a user name and a password.
 	ExposeListen string
@@ -82,6 +88,9 @@ func (o *Options) validate() error {
 		return errors.New("--anonymous-pull needs --plain-listen: --listen always requires a client certificate")
 	case o.PullHtpasswd != "" && o.PlainListen == "":
 		return errors.New("--pull-htpasswd needs --plain-listen: at --listen the client certificate authorizes reads")
+	case o.LoopbackListen != "" && !isLoopback(o.LoopbackListen):
+		return fmt.Errorf("invalid --loopback-listen %s: want a loopback address, such as 127.0.0.1:5001, "+
+			"because clients send passwords without TLS", o.LoopbackListen)
 	case o.ExposeListen != "" && o.ExposeTLSDir == "" && o.Listen == "":
 		return errors.New("--expose-listen needs --expose-tls-dir, the directory of tls.crt and tls.key, " +
 			"or the certificate of --listen")
@@ -91,4 +100,10 @@ func (o *Options) validate() error {
 		return errors.New("--shutdown-delay and --drain-timeout must not be negative")
 	}
 	return nil
+}
+
+// isLoopback reports whether an address is IP:PORT with a loopback IP.
+func isLoopback(address string) bool {
+	parsed, err := netip.ParseAddrPort(address)
+	return err == nil && parsed.Addr().IsLoopback()
 }

@@ -42,9 +42,10 @@ import (
 
 // The listeners' names in logs and metrics.
 const (
-	listenerTLS     = "tls"
-	listenerPlain   = "plain"
-	listenerExposed = "exposed"
+	listenerTLS      = "tls"
+	listenerPlain    = "plain"
+	listenerLoopback = "loopback"
+	listenerExposed  = "exposed"
 )
 
 // diagnosticsTimeout bounds a whole request for health or metrics. Responses are a few KiB.
@@ -84,7 +85,8 @@ func Open(options Options) (*Server, error) {
 		now:         time.Now, after: time.After, idleTimeout: transferIdleTimeout,
 	}
 	for name, address := range map[string]string{
-		listenerTLS: options.Listen, listenerPlain: options.PlainListen, listenerExposed: options.ExposeListen,
+		listenerTLS: options.Listen, listenerPlain: options.PlainListen, listenerLoopback: options.LoopbackListen,
+		listenerExposed: options.ExposeListen,
 	} {
 		if address != "" {
 			s.connections[name] = connlimit.New(maxConnections)
@@ -231,6 +233,11 @@ func (s *Server) endpoints() (registry, diagnostics []*endpoint) {
 	if s.options.PlainListen != "" && s.plain == nil {
 		registry = append(registry, s.plainEndpoint())
 	}
+	if s.options.LoopbackListen != "" {
+		e := s.endpoint(s.front(listenerLoopback, policy{loopback: true}), s.options.LoopbackListen)
+		e.sharesPort = true
+		registry = append(registry, e)
+	}
 	if s.options.ExposeListen != "" {
 		certificates := s.exposed
 		if certificates == nil {
@@ -257,7 +264,9 @@ func (s *Server) endpoints() (registry, diagnostics []*endpoint) {
 
 func (s *Server) plainEndpoint() *endpoint {
 	front := s.front(listenerPlain, policy{anonymousPull: s.options.AnonymousPull})
-	return s.endpoint(front, s.options.PlainListen)
+	e := s.endpoint(front, s.options.PlainListen)
+	e.sharesPort = s.options.LoopbackListen != ""
+	return e
 }
 
 // endpoint shares the connection limit among successive listeners of the same name.

@@ -157,8 +157,8 @@ func open(t testing.TB, ca testCA, root string, changes ...func(*Options)) *inst
 
 	options := loadConfig(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+root+"}}\n")
 	options.Version = "1.2.3"
-	options.Listen, options.PlainListen, options.HealthListen, options.MetricsListen = "127.0.0.1:0", "127.0.0.1:0",
-		"127.0.0.1:0", "127.0.0.1:0"
+	options.Listen, options.PlainListen, options.LoopbackListen = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
+	options.HealthListen, options.MetricsListen = "127.0.0.1:0", "127.0.0.1:0"
 	options.TLSDir = i.tlsDir
 	options.Htpasswd = i.htpasswd
 	options.PullHtpasswd = writeFile(t, filepath.Join(dir, "pull"), htpasswd(t, pullUser, pullPassword))

@@ -482,7 +482,7 @@ func (c *corporate) issue(t *testing.T, name string, from time.Time, dns []strin
 // testPorts compares the ports that the pods listen on with those in docs/security.md.
 func testPorts(t *testing.T, w *world) {
 	w.healersReady(t)
-	want := map[string]string{"registry": "5000 5080 5090", "proxy": "5000 9102", "healer": "9103"}
+	want := map[string]string{"registry": "127.0.0.1:5001 5000 5080 5090", "proxy": "5000 9102", "healer": "9103"}
 	for component, ports := range want {
 		pods := w.pods(t, component)
 		if len(pods) == 0 {
@@ -505,7 +505,8 @@ func testPorts(t *testing.T, w *world) {
 				if len(fields) < 5 {
 					t.Fatalf("ss printed %q", line)
 				}
-				port := fields[4][strings.LastIndex(fields[4], ":")+1:]
+				// ss writes all addresses as *, 0.0.0.0 or [::].
+				port := strings.TrimLeft(fields[4], "*0.:[]")
 				if !slices.Contains(found, port) {
 					found = append(found, port)
 				}

@@ -9,6 +9,7 @@ package e2e
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"flag"
@@ -30,6 +31,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
+// The release, and its namespace unless a layout names another.
 const (
 	namespace = "zarf"
 	release   = "zarf-registry"
@@ -39,6 +41,7 @@ const (
 type world struct {
 	name       string // of the test cluster; empty for one of KUBECONFIG
 	network    network
+	namespace  string // of the release
 	policies   bool   // NetworkPolicies are enforced
 	address    string // registry host of image references
 	kubeconfig string
@@ -75,7 +78,9 @@ type layout struct {
 	open bool
 	// aside is for a cluster that is mostly idle: it does not count as busy.
 	aside bool
-	args  []string // more arguments for testcluster up
+	// namespace is the release's, if it is not the usual one.
+	namespace string
+	args      []string // more arguments for testcluster up
 }
 
 // built returns a path from the environment variable that make e2e sets.
@@ -120,6 +125,7 @@ func newWorld(t *testing.T, name string, l layout) *world {
 		hook:        built(t, "E2E_INIT_HOOK"),
 		tool:        buildTool(t),
 		network:     networkOf(t, name),
+		namespace:   cmp.Or(l.namespace, namespace),
 		policies:    true,
 	}
 	w.address = net.JoinHostPort(w.loopback(), "31999")
@@ -207,10 +213,11 @@ func (w *world) saveLogs(t *testing.T) string {
 		out, _ := w.command(t, w.kubectl, args...).CombinedOutput()
 		os.WriteFile(filepath.Join(dir, file), out, 0o600)
 	}
-	pods, err := w.client.CoreV1().Pods(namespace).List(context.Background(), metav1.ListOptions{})
+	pods, err := w.client.CoreV1().Pods(w.namespace).List(context.Background(), metav1.ListOptions{})
 	if err == nil {
 		for _, p := range pods.Items {
-			out, _ := w.command(t, w.kubectl, "-n", namespace, "logs", "--all-containers", "--prefix", p.Name).CombinedOutput()
+			out, _ := w.command(t, w.kubectl, "-n", w.namespace, "logs", "--all-containers", "--prefix",
+				p.Name).CombinedOutput()
 			os.WriteFile(filepath.Join(dir, p.Name+".log"), out, 0o600)
 		}
 	}
@@ -221,7 +228,7 @@ func (w *world) saveLogs(t *testing.T) string {
 // lastEvents returns the last events of the release's namespace, for runs of which only the test's
 // log is kept.
 func (w *world) lastEvents(t *testing.T) string {
-	out, _ := w.command(t, w.kubectl, "get", "events", "-n", namespace, "--sort-by=.lastTimestamp",
+	out, _ := w.command(t, w.kubectl, "get", "events", "-n", w.namespace, "--sort-by=.lastTimestamp",
 		"--no-headers").CombinedOutput()
 	lines := strings.SplitAfter(strings.TrimSpace(string(out)), "\n")
 	return strings.Join(lines[max(0, len(lines)-20):], "")
@@ -291,7 +298,7 @@ func (w *world) dial(t *testing.T, node, address string) error {
 	return nil
 }
 
-// programs is the folder with the test program, which all tests share.
+// programs is the folder with the programs that tests build.
 var programs string
 
 func TestMain(m *testing.M) {
@@ -316,15 +323,18 @@ func TestMain(m *testing.M) {
 }
 
 // tool builds the test program and returns its path.
-var tool = sync.OnceValues(func() (string, error) {
-	path := filepath.Join(programs, "tool")
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "./tool")
+var tool = sync.OnceValues(func() (string, error) { return buildProgram("tool") })
+
+// buildProgram builds a static program of this directory and returns its path.
+func buildProgram(name string) (string, error) {
+	path := filepath.Join(programs, name)
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "./"+name)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("building the test program: %w\n%s", err, out)
+		return "", fmt.Errorf("building the program %s: %w\n%s", name, err, out)
 	}
 	return path, nil
-})
+}
 
 func buildTool(t *testing.T) string {
 	t.Helper()

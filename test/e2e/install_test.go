@@ -84,11 +84,11 @@ func (w *world) mustInstall(t *testing.T, args ...string) installRun {
 func (w *world) status(t *testing.T) (status.Report, string) {
 	t.Helper()
 	var report status.Report
-	out, errOut, err := try(w.command(t, w.hook, "status", "--output", "json"))
+	out, errOut, err := try(w.command(t, w.hook, "status", "-n", w.namespace, "--output", "json"))
 	if e := json.Unmarshal([]byte(out), &report); e != nil {
 		t.Fatalf("init-hook status: %v, %v: %s%s", err, e, out, errOut)
 	}
-	text, textErrOut, textErr := try(w.command(t, w.hook, "status"))
+	text, textErrOut, textErr := try(w.command(t, w.hook, "status", "-n", w.namespace))
 	for _, r := range []struct { // the cluster may have changed in between
 		healthy     bool
 		err         error

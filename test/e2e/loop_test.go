@@ -56,7 +56,7 @@ const (
 // returned function is called, which fails the test if anything failed.
 func (w *world) pullLoop(t *testing.T, image string) (stop func()) {
 	t.Helper()
-	return w.loop(t, nothingFails, nil, func(stopFile string) []string {
+	return w.loop(t, nothingFails, w.pullCredential(t), func(stopFile string) []string {
 		return []string{"pull", "http://" + w.address, image, image, stopFile, "100ms"}
 	})
 }
@@ -75,10 +75,23 @@ const (
 // failures that are not accepted. pushFresh pushes the images.
 func (w *world) freshLoop(t *testing.T, accept tolerated) (stop func()) {
 	t.Helper()
-	var env []string
-	if secret := w.pullSecret(t); secret != nil {
-		env = []string{"CRICTL_CREDS=" + string(secret.Data["username"]) + ":" + string(secret.Data["password"])}
+	return w.freshLoopWith(t, accept, w.pullCredential(t))
+}
+
+// pullCredential returns the environment of loops with the credential for pulls through the node port, if there
+// is one.
+func (w *world) pullCredential(t *testing.T) []string {
+	t.Helper()
+	secret := w.pullSecret(t)
+	if secret == nil {
+		return nil
 	}
+	return []string{"CRICTL_CREDS=" + string(secret.Data["username"]) + ":" + string(secret.Data["password"])}
+}
+
+// freshLoopWith is freshLoop with an environment that names the credential.
+func (w *world) freshLoopWith(t *testing.T, accept tolerated, env []string) (stop func()) {
+	t.Helper()
 	return w.loop(t, accept, env, func(stopFile string) []string {
 		return []string{"crictl", w.address + "/" + freshImages, strconv.Itoa(fresh), slowImage, stopFile, freshPause}
 	})

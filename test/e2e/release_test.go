@@ -39,7 +39,7 @@ const noRotation = "--set=pki.rotation.schedule=@yearly"
 // chart returns the command for helm install or upgrade of the chart.
 func (w *world) chart(t *testing.T, verb string, args ...string) *exec.Cmd {
 	t.Helper()
-	base := []string{verb, release, built(t, "E2E_CHART"), "-n", namespace, "--create-namespace", "--timeout", "5m"}
+	base := []string{verb, release, built(t, "E2E_CHART"), "-n", w.namespace, "--create-namespace", "--timeout", "5m"}
 	return w.command(t, w.helm, slices.Concat(base, w.sets, args)...)
 }
 
@@ -74,7 +74,7 @@ func (w *world) helmChartFails(t *testing.T, words []string, verb string, args .
 // saved returns the state that the hook saved.
 func (w *world) saved(t *testing.T) state.State {
 	t.Helper()
-	secret, err := w.client.CoreV1().Secrets(namespace).Get(t.Context(), release+"-state", metav1.GetOptions{})
+	secret, err := w.client.CoreV1().Secrets(w.namespace).Get(t.Context(), release+"-state", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +105,7 @@ func (w *world) isIn(t *testing.T, mode state.Mode, decidedBy state.Source) {
 // push pushes an archive with init-hook and returns its output.
 func (w *world) push(t *testing.T, archive string) string {
 	t.Helper()
-	return strings.TrimSpace(output(t, w.command(t, w.hook, "images", "push", archive)))
+	return strings.TrimSpace(output(t, w.command(t, w.hook, "images", "push", "-n", w.namespace, archive)))
 }
 
 // pushHello carries an image of the test program over an air gap: pulled from a registry outside
@@ -199,7 +199,13 @@ func writeArchive(t *testing.T, files map[string][]byte) string {
 		}
 		list = append(list, image)
 	}
-	archive, err := os.Create(filepath.Join(dir, "image.tar"))
+	return writeImages(t, store, list...)
+}
+
+// writeImages writes an OCI archive of images.
+func writeImages(t *testing.T, store *images.Store, list ...images.Image) string {
+	t.Helper()
+	archive, err := os.Create(filepath.Join(t.TempDir(), "image.tar"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,8 +221,8 @@ func writeArchive(t *testing.T, files map[string][]byte) string {
 func (w *world) uninstall(t *testing.T) {
 	t.Helper()
 	begin := time.Now()
-	volumes := strings.Fields(output(t, w.command(t, w.kubectl, "get", "pvc", "-n", namespace, "-o", "name")))
-	output(t, w.command(t, w.helm, "uninstall", release, "-n", namespace, "--timeout", "3m", "--wait"))
+	volumes := strings.Fields(output(t, w.command(t, w.kubectl, "get", "pvc", "-n", w.namespace, "-o", "name")))
+	output(t, w.command(t, w.helm, "uninstall", release, "-n", w.namespace, "--timeout", "3m", "--wait"))
 	t.Logf("figure: helm uninstall returned after %.1f s", time.Since(begin).Seconds())
 	w.nothingLeft(t, volumes...)
 	if w.name == "" {
@@ -239,13 +245,13 @@ func (w *world) nothingLeft(t *testing.T, but ...string) {
 	}
 	eventually(t, time.Minute, "everything to be gone", func() error {
 		// Pods go last, and listing them is cheap.
-		if pods, err := w.client.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{}); err != nil ||
+		if pods, err := w.client.CoreV1().Pods(w.namespace).List(t.Context(), metav1.ListOptions{}); err != nil ||
 			len(pods.Items) > 0 {
 			return fmt.Errorf("%d pods are left (%v)", len(pods.Items), err)
 		}
 		var left []string
-		for line := range strings.SplitSeq(output(t, w.command(t, w.kubectl, "get", strings.Join(kinds, ","), "-n", namespace,
-			"-o", "name", "--ignore-not-found")), "\n") {
+		for line := range strings.SplitSeq(output(t, w.command(t, w.kubectl, "get", strings.Join(kinds, ","), "-n",
+			w.namespace, "-o", "name", "--ignore-not-found")), "\n") {
 			line = strings.TrimSpace(line)
 			if line != "" && !ofTheNamespace(line) && (strings.Contains(line, release) || !clusterScoped(line)) {
 				left = append(left, line)

@@ -104,7 +104,7 @@ func (w *world) pullEverywhere(t *testing.T, image string) {
 // pullSecret returns the Secret for pulls through the node port, nil if there is none.
 func (w *world) pullSecret(t *testing.T) *corev1.Secret {
 	t.Helper()
-	secret, err := w.client.CoreV1().Secrets(namespace).Get(t.Context(), release+"-pull", metav1.GetOptions{})
+	secret, err := w.client.CoreV1().Secrets(w.namespace).Get(t.Context(), release+"-pull", metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil
@@ -159,7 +159,7 @@ func (w *world) podReaches(t *testing.T, name, node, image, address string) bool
 // pods returns the release's pods of a component.
 func (w *world) pods(t *testing.T, component string) []corev1.Pod {
 	t.Helper()
-	list, err := w.client.CoreV1().Pods(namespace).List(t.Context(),
+	list, err := w.client.CoreV1().Pods(w.namespace).List(t.Context(),
 		metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + release + ",app.kubernetes.io/component=" +
 			component})
 	if err != nil {
@@ -177,7 +177,8 @@ func ready(p corev1.Pod) bool {
 // deletePod deletes a pod of the release; grace is in seconds, 0 kills it.
 func (w *world) deletePod(t *testing.T, name string, grace int64) {
 	t.Helper()
-	err := w.client.CoreV1().Pods(namespace).Delete(t.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: &grace})
+	err := w.client.CoreV1().Pods(w.namespace).Delete(t.Context(), name,
+		metav1.DeleteOptions{GracePeriodSeconds: &grace})
 	if err != nil && !apierrors.IsNotFound(err) {
 		t.Fatal(err)
 	}
@@ -205,7 +206,7 @@ func (w *world) waitForJobPod(t *testing.T, step string) corev1.Pod {
 	begin := time.Now().Add(-time.Second) // creation times have whole seconds
 	var found corev1.Pod
 	eventually(t, 2*time.Minute, "the Job "+step+" to run", func() error {
-		list, err := w.client.CoreV1().Pods(namespace).List(t.Context(),
+		list, err := w.client.CoreV1().Pods(w.namespace).List(t.Context(),
 			metav1.ListOptions{LabelSelector: "batch.kubernetes.io/job-name=" + release + "-" + step})
 		if err != nil {
 			return err
@@ -228,7 +229,7 @@ func (w *world) rolloutsEnd(t *testing.T) {
 	options := metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + release +
 		",app.kubernetes.io/component in (registry,proxy)"}
 	eventually(t, 2*time.Minute, "rollouts to end", func() error {
-		deployments, err := w.client.AppsV1().Deployments(namespace).List(t.Context(), options)
+		deployments, err := w.client.AppsV1().Deployments(w.namespace).List(t.Context(), options)
 		if err != nil {
 			return err
 		}
@@ -239,7 +240,7 @@ func (w *world) rolloutsEnd(t *testing.T) {
 				return fmt.Errorf("Deployment %s, generation %d: %s", d.Name, d.Generation, mustJSON(s))
 			}
 		}
-		sets, err := w.client.AppsV1().DaemonSets(namespace).List(t.Context(), options)
+		sets, err := w.client.AppsV1().DaemonSets(w.namespace).List(t.Context(), options)
 		if err != nil {
 			return err
 		}

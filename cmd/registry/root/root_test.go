@@ -64,6 +64,8 @@ func TestExitCodesAndMessages(t *testing.T) {
 			exitcode.Refused, []string{"/nowhere"}},
 		"pull users without a listener": {[]string{"serve", "--config", config, "--pull-htpasswd=users"},
 			exitcode.Refused, []string{"--pull-htpasswd needs --plain-listen"}},
+		"a loopback listener for everyone": {[]string{"serve", "--config", config, "--loopback-listen=:5001"},
+			exitcode.Refused, []string{"invalid --loopback-listen :5001", "127.0.0.1:5001"}},
 		"garbage collection in memory": {[]string{"garbage-collect", "--config", inMemory},
 			exitcode.Failed, []string{"nothing to collect"}},
 		"garbage collection of unreadable storage": {[]string{"garbage-collect", "--config", unreadable},

@@ -42,6 +42,10 @@ refused, and requests in progress have 10 minutes to finish. An invalid file doe
 before, the previous users stay in force. If the address is in use, opening it is retried. Without --pull-htpasswd,
 --plain-listen is always open.
 
+--loopback-listen serves port-forwards without TLS, such as those of Zarf. Users of --htpasswd may read and write, users
+of --pull-htpasswd may read, and nobody reads without a password. It is always open, and may have the port of
+--plain-listen. The catalog there leaves out the repositories below zarf-registry/, which cannot be changed there.
+
 --expose-listen serves clients outside the cluster, with TLS and without client certificates. Users of --htpasswd may
 read and write; users of --pull-htpasswd and --expose-htpasswd may read. Without --expose-tls-dir it uses the
 certificate of --listen.
@@ -91,6 +95,8 @@ only: a pull from one of them verifies that path. A certificate with zarf-regist
 		"`FILE` of the secret that signs upload state, the same for all replicas; empty derives it from --htpasswd")
 	flags.StringVar(&options.PullHtpasswd, "pull-htpasswd", "",
 		"`FILE` of users who may only pull; --plain-listen is open while it exists; empty for none")
+	flags.StringVar(&options.LoopbackListen, "loopback-listen", "",
+		"loopback `ADDRESS` for port-forwards, without TLS; reads need a password, too; empty disables it")
 	flags.StringVar(&options.ExposeListen, "expose-listen", "",
 		"`ADDRESS` for clients outside the cluster, with TLS; empty disables it")
 	flags.StringVar(&options.ExposeTLSDir, "expose-tls-dir", "",

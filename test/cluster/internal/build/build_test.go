@@ -25,6 +25,7 @@ func TestRecipeKeyDependsOnEveryField(t *testing.T) {
 		"tags":      func(r *Recipe) { r.Tags = []string{"seccomp"} },
 		"cgo":       func(r *Recipe) { r.CGO = true },
 		"source":    func(r *Recipe) { r.Sources = map[string]string{"main.go": "package main"} },
+		"inside":    func(r *Recipe) { r.Inside = true },
 		"sums":      func(r *Recipe) { r.Sums = []string{"a v1 h1:x"} },
 	} {
 		changed := base

@@ -80,18 +80,28 @@ func linkerFlags(r Recipe) string {
 
 // goEnvironment keeps the user's proxy and caches, but no setting that would change the result.
 func goEnvironment(r Recipe) []string {
-	cgo := "0"
+	cgo, mod := "0", "mod"
 	if r.CGO {
 		cgo = "1"
 	}
+	if r.Inside {
+		mod = "readonly"
+	}
 	return append(os.Environ(),
-		"CGO_ENABLED="+cgo, "GOFLAGS=-mod=mod -buildvcs=false", "GOWORK=off", "GO111MODULE=on",
+		"CGO_ENABLED="+cgo, "GOFLAGS=-mod="+mod+" -buildvcs=false", "GOWORK=off", "GO111MODULE=on",
 		"GOOS=linux", "GOEXPERIMENT=", "GOBIN=")
 }
 
-// writeModule writes a module that requires the recipe's module: `go install path@version` refuses
-// modules with replace directives.
+// writeModule writes a module that requires the recipe's module, or a copy of that: `go install
+// path@version` refuses modules with replace directives.
 func (c *Cache) writeModule(ctx context.Context, r Recipe, dir string) error {
+	if r.Inside {
+		module, err := download(ctx, r, filepath.Dir(dir))
+		if err != nil {
+			return err
+		}
+		return os.CopyFS(dir, os.DirFS(module.Dir))
+	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -135,15 +145,9 @@ func writeFiles(dir string, files map[string]string) error {
 // stagingModules returns the modules that the recipe's module replaces by directories of its own
 // repository.
 func stagingModules(ctx context.Context, r Recipe, dir string) ([]string, error) {
-	download := exec.CommandContext(ctx, "go", "mod", "download", "-json", r.Module+"@"+r.Version)
-	download.Dir, download.Env = dir, goEnvironment(r)
-	out, runErr := download.Output() // the output explains a failure, as JSON
-	var module struct{ Error, GoMod string }
-	if err := json.Unmarshal(out, &module); err != nil {
-		return nil, fmt.Errorf("downloading %s %s: %w", r.Module, r.Version, errors.Join(runErr, err))
-	}
-	if module.Error != "" {
-		return nil, fmt.Errorf("downloading %s %s: %s", r.Module, r.Version, module.Error)
+	module, err := download(ctx, r, dir)
+	if err != nil {
+		return nil, err
 	}
 	content, err := os.ReadFile(module.GoMod)
 	if err != nil {
@@ -154,6 +158,24 @@ func stagingModules(ctx context.Context, r Recipe, dir string) ([]string, error)
 		return nil, fmt.Errorf("the go.mod of %s %s replaces no module by a directory", r.Module, r.Version)
 	}
 	return staging, nil
+}
+
+// A downloaded module, in the Go tool's module cache.
+type downloaded struct{ Error, Dir, GoMod string }
+
+// download runs go mod download for the recipe's module, in a directory of the build.
+func download(ctx context.Context, r Recipe, dir string) (downloaded, error) {
+	cmd := exec.CommandContext(ctx, "go", "mod", "download", "-json", r.Module+"@"+r.Version)
+	cmd.Dir, cmd.Env = dir, goEnvironment(r)
+	out, runErr := cmd.Output() // the output explains a failure, as JSON
+	var module downloaded
+	if err := json.Unmarshal(out, &module); err != nil {
+		return module, fmt.Errorf("downloading %s %s: %w", r.Module, r.Version, errors.Join(runErr, err))
+	}
+	if module.Error != "" {
+		return module, fmt.Errorf("downloading %s %s: %s", r.Module, r.Version, module.Error)
+	}
+	return module, nil
 }
 
 // localReplacements returns the modules that a go.mod replaces by a directory.

@@ -51,6 +51,9 @@ type Recipe struct {
 	// StagingVersion, when set, replaces every module that Module's go.mod
 	// replaces by a local directory with that module's release of this version.
 	StagingVersion string `json:",omitempty"`
+	// Inside builds in a copy of Module, whose go.mod and go.sum then decide, for modules with replace
+	// directives. The copy stays beside the programs, in the directory module.
+	Inside bool `json:",omitempty"`
 	// Sums are lines for go.sum, for modules that are missing in the checksum database.
 	Sums []string `json:",omitempty"`
 	// Tags and Variables (package.name=value) are passed to the Go tool.

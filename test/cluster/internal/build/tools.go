@@ -37,6 +37,7 @@ var tools = map[string]Recipe{
 	"regctl": tool("regctl", "github.com/regclient/regclient", "v0.11.7",
 		"github.com/regclient/regclient/cmd/regctl"),
 	"sops": tool("sops", "github.com/getsops/sops/v3", "v3.13.3", "github.com/getsops/sops/v3/cmd/sops"),
+	"zarf": zarf,
 }
 
 // promtool checks rules only: without service discovery it needs no client libraries of clouds and
@@ -44,6 +45,14 @@ var tools = map[string]Recipe{
 var promtool = Recipe{
 	Name: "promtool", Module: "github.com/prometheus/prometheus", Version: "v0.313.5", Tags: []string{"remove_all_sd"},
 	Programs: programs("github.com/prometheus/prometheus/cmd", "promtool"),
+}
+
+// zarf is both Zarf's command line and the program of its agent, whose chart is in the module's
+// packages/zarf-agent.
+var zarf = Recipe{
+	Name: "zarf", Module: "github.com/zarf-dev/zarf", Version: "v0.84.0", Inside: true,
+	Programs:  programs("github.com/zarf-dev/zarf", ""),
+	Variables: []string{"github.com/zarf-dev/zarf/src/config.CLIVersion=v0.84.0"},
 }
 
 // olderKubeProxy is of the last minor but one that selects Services and EndpointSlices by the label

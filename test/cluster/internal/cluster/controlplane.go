@@ -89,6 +89,8 @@ func (c *Cluster) apiServer() Process {
 		"--enable-admission-plugins=NodeRestriction",
 		"--kubelet-client-certificate=" + config(kubeletClientCert),
 		"--kubelet-client-key=" + config(kubeletClientKey),
+		// Webhooks are dialed at their pods, because no kube-proxy serves the control plane.
+		"--enable-aggregator-routing=true",
 		// Node names are not in any DNS.
 		"--kubelet-preferred-address-types=InternalIP",
 		"--allow-privileged=true",

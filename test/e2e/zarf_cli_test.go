@@ -1,0 +1,247 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/images"
+)
+
+// zarfVersion is the version of testcluster's tool zarf.
+const zarfVersion = "v0.84.0"
+
+// zarf is Zarf's command line. Its home is a directory of the test, so it finds no configuration, cache or
+// credentials of this machine.
+type zarf struct {
+	w             *world
+	program, home string
+}
+
+func newZarf(t *testing.T, w *world) *zarf {
+	t.Helper()
+	return &zarf{w: w, program: strings.TrimSpace(run(t, w.testcluster, "tool", "zarf")), home: t.TempDir()}
+}
+
+func (z *zarf) command(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := z.w.command(t, z.program, args...)
+	cmd.Dir = z.home
+	cmd.Env = append(cmd.Env, "HOME="+z.home, "TMPDIR="+z.home, "ZARF_NO_COLOR=true")
+	return cmd
+}
+
+// run runs Zarf, which must succeed, and returns its stdout, without the log that it writes to stderr.
+func (z *zarf) run(t *testing.T, args ...string) string {
+	t.Helper()
+	begin := time.Now()
+	out, errOut, err := try(z.command(t, args...))
+	t.Logf("figure: zarf %s took %.1f s", strings.Join(args[:2], " "), time.Since(begin).Seconds())
+	t.Logf("zarf %s\n%s%s", strings.Join(args, " "), errOut, out)
+	if err != nil {
+		t.Fatalf("zarf %s: %v", strings.Join(args, " "), err)
+	}
+	return out
+}
+
+// fails runs Zarf, which must fail with a message that contains those words.
+func (z *zarf) fails(t *testing.T, words string, args ...string) {
+	t.Helper()
+	out, errOut, err := try(z.command(t, args...))
+	if err == nil || !strings.Contains(errOut, words) {
+		t.Errorf("zarf %s: %v, want %q: %s%s", strings.Join(args, " "), err, words, errOut, out)
+	}
+}
+
+// agentPackage makes an init package that has only Zarf's agent, and returns its path. The component is Zarf's own;
+// a registry on this machine takes the place of the one that has the agent's image.
+func (z *zarf) agentPackage(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := errors.Join(
+		os.CopyFS(filepath.Join(dir, "zarf-agent"), os.DirFS(filepath.Join(filepath.Dir(z.program),
+			"../module/packages/zarf-agent"))),
+		os.WriteFile(filepath.Join(dir, "zarf.yaml"), []byte(`kind: ZarfInitConfig
+metadata:
+  name: init
+components:
+  - name: zarf-agent
+    required: true
+    import:
+      path: zarf-agent
+`), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	return z.create(t, dir, z.agentImage(t)...)
+}
+
+// agentImage serves the agent's image from a registry on this machine, and returns the arguments of zarf package
+// create for it.
+func (z *zarf) agentImage(t *testing.T) []string {
+	t.Helper()
+	const name = "zarf-dev/zarf/agent"
+	layer, err := images.FileLayer("zarf", z.program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := &images.Store{}
+	image, err := store.Build(images.Spec{Reference: "ghcr.io/" + name + ":" + zarfVersion,
+		Entrypoint: []string{"/zarf", "internal", "agent"}}, images.Variant{Architecture: "amd64", Layer: layer})
+	if err != nil {
+		t.Fatal(err)
+	}
+	connected := connectedRegistry(t)
+	run(t, z.w.hook, "images", "push", writeImages(t, store, image), "--to", connected, "--plain-http")
+	return []string{"--set", "AGENT_IMAGE_DOMAIN=ghcr.io/", "--set", "AGENT_IMAGE=" + name, "--set",
+		"AGENT_IMAGE_TAG=" + zarfVersion, "--registry-override", "ghcr.io=" + connected}
+}
+
+// create makes a package from the definition in a directory, and returns its path.
+func (z *zarf) create(t *testing.T, dir string, args ...string) string {
+	t.Helper()
+	out := t.TempDir()
+	z.run(t, slices.Concat([]string{"package", "create", dir, "--output", out, "--skip-sbom", "--confirm"}, args)...)
+	packages, err := filepath.Glob(filepath.Join(out, "*.tar.zst"))
+	if err != nil || len(packages) != 1 {
+		t.Fatalf("zarf package create wrote %v (%v)", packages, err)
+	}
+	return packages[0]
+}
+
+// workload makes a package, named like its namespace, with an image and a DaemonSet that runs it, and returns its
+// path.
+func (z *zarf) workload(t *testing.T, name string) string {
+	t.Helper()
+	dir := t.TempDir()
+	image := workloadImage(name)
+	for file, content := range map[string]string{
+		"zarf.yaml": `kind: ZarfPackageConfig
+metadata:
+  name: ` + name + `
+components:
+  - name: ` + name + `
+    required: true
+    manifests:
+      - name: ` + name + `
+        namespace: ` + name + `
+        files: [daemonset.yaml]
+    imageArchives:
+      - path: ` + z.w.makeArchive(t, image, 1<<20) + `
+        images: ["` + image + `"]
+`,
+		"daemonset.yaml": `apiVersion: apps/v1
+kind: DaemonSet
+metadata:
+  name: ` + name + `
+spec:
+  selector:
+    matchLabels: {app: ` + name + `}
+  template:
+    metadata:
+      labels: {app: ` + name + `}
+    spec:
+      terminationGracePeriodSeconds: 1
+      tolerations: [{operator: Exists}]
+      containers:
+        - name: main
+          image: ` + image + `
+`,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, file), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return z.create(t, dir)
+}
+
+// workloadImage is the image of a workload's package.
+func workloadImage(name string) string { return "example.com/zarf/" + name + ":1" }
+
+// agentReference returns the reference to which Zarf's agent changes an image with a host and a tag: in its registry,
+// and with the checksum of the image's name in the tag.
+func (w *world) agentReference(image string) string {
+	name, _, _ := strings.Cut(image, ":")
+	_, path, _ := strings.Cut(image, "/")
+	return fmt.Sprintf("%s/%s-zarf-%d", w.address, path, crc32.ChecksumIEEE([]byte(name)))
+}
+
+// deploy deploys a workload's package. Its pods must run on every node, with the image that the agent chose.
+func (z *zarf) deploy(t *testing.T, name, file string) {
+	t.Helper()
+	z.run(t, "package", "deploy", file, "--confirm")
+	w := z.w
+	eventually(t, 2*time.Minute, "pods of "+name+" to run on every node", func() error {
+		pods, err := w.client.CoreV1().Pods(name).List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		var running []string
+		for _, p := range pods.Items {
+			if p.Status.Phase == corev1.PodRunning && p.DeletionTimestamp == nil {
+				running = append(running, p.Spec.NodeName)
+			}
+			if got, want := p.Spec.Containers[0].Image, w.agentReference(workloadImage(name)); got != want {
+				t.Errorf("pod %s has the image %s, want %s", p.Name, got, want)
+			}
+		}
+		if slices.Sort(running); !slices.Equal(running, w.nodes) {
+			return fmt.Errorf("they run on %v", running)
+		}
+		return nil
+	})
+}
+
+// nothingMutated replaces all pods of the release, without the label that Zarf has given its namespace, and
+// fails if the agent changed one of them.
+func (w *world) nothingMutated(t *testing.T) {
+	t.Helper()
+	output(t, w.command(t, w.kubectl, "label", "namespace", w.namespace, "zarf.dev/agent-"))
+	// The agent is at work in that namespace.
+	stranger := output(t, w.command(t, w.kubectl, "run", "stranger", "-n", w.namespace, "--image="+workloadImage("a"),
+		"--dry-run=server", "-o", "jsonpath={.spec.containers[0].image}"))
+	if want := w.agentReference(workloadImage("a")); stranger != want {
+		t.Errorf("the agent changed the image of another pod to %s, want %s", stranger, want)
+	}
+	output(t, w.command(t, w.kubectl, "delete", "pods", "-n", w.namespace, "-l", "app.kubernetes.io/instance="+release,
+		"--wait=false"))
+	w.waitForRegistry(t, "")
+	w.rolloutsEnd(t)
+	pods, err := w.client.CoreV1().Pods(w.namespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(pods.Items) < 2 {
+		t.Fatalf("listing pods: %v, %v", pods, err)
+	}
+	for _, p := range pods.Items {
+		if p.Labels["zarf-agent"] != "" || strings.Contains(p.Spec.Containers[0].Image, "-zarf-") {
+			t.Errorf("the agent changed pod %s: labels %v, image %s", p.Name, p.Labels, p.Spec.Containers[0].Image)
+		}
+	}
+}
+
+// initialize runs zarf init with the release as external registry, and arguments for its push credential.
+func (z *zarf) initialize(t *testing.T, initPackage string) {
+	t.Helper()
+	z.run(t, slices.Concat([]string{"init", initPackage, "--registry-url", z.w.address, "--confirm"},
+		z.pushCredential(t))...)
+}
+
+// pushCredential returns the arguments of Zarf for the release's push credential.
+func (z *zarf) pushCredential(t *testing.T) []string {
+	t.Helper()
+	secret, err := z.w.client.CoreV1().Secrets(z.w.namespace).Get(t.Context(), release+"-credentials",
+		metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []string{"--registry-push-username", string(secret.Data["username"]), "--registry-push-password",
+		string(secret.Data["password"])}
+}
