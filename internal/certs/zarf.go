@@ -9,7 +9,7 @@ import (
 )
 
 // Zarf gives the registry of its init package two users, and hands it their hashes only: one that pushes and
-// one that pulls. Here, whoever has a client certificate may read, so the second one is not needed.
+// one that pulls. Here, a client certificate suffices for reading, so the second one is not needed.
 
 // zarfCredential is the name of the credential of Zarf's push user in the registry's htpasswd file.
 const zarfCredential = "zarf"
