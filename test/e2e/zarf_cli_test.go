@@ -69,8 +69,7 @@ func (z *zarf) agentPackage(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	if err := errors.Join(
-		os.CopyFS(filepath.Join(dir, "zarf-agent"), os.DirFS(filepath.Join(filepath.Dir(z.program),
-			"../module/packages/zarf-agent"))),
+		os.CopyFS(filepath.Join(dir, "zarf-agent"), os.DirFS(z.agentSource())),
 		os.WriteFile(filepath.Join(dir, "zarf.yaml"), []byte(`kind: ZarfInitConfig
 metadata:
   name: init
@@ -83,6 +82,11 @@ components:
 		t.Fatal(err)
 	}
 	return z.create(t, dir, z.agentImage(t)...)
+}
+
+// agentSource returns the directory of Zarf's package with the agent.
+func (z *zarf) agentSource() string {
+	return filepath.Join(filepath.Dir(z.program), "../module/packages/zarf-agent")
 }
 
 // agentImage serves the agent's image from a registry on this machine, and returns the arguments of zarf package
