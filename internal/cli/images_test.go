@@ -284,6 +284,23 @@ func TestImagesGoFromRegistryToArchiveToRegistry(t *testing.T) {
 	}
 }
 
+func TestZarfTags(t *testing.T) {
+	c := newImageCommand(t, nil)
+	from, to := newTestRegistry(t, false, "", ""), newTestRegistry(t, false, "", "")
+	digest := from.put(t, "team/app:1", runtime.GOARCH)
+	archive := filepath.Join(c.home, "app.tar")
+	c.run("pull", from.host()+"/team/app:1", "-o", archive, "--plain-http")
+	name := "zarf.dev/team/app:1"
+	pushed := to.host() + "/team/app:1\n" + to.host() + "/team/app:1-zarf-2854962264\n"
+	for _, args := range [][]string{
+		{"push", archive, "--reference", name},
+		{"copy", from.host() + "/team/app:1", "--reference", name, "--from-plain-http"},
+	} {
+		same(t, args[0]+" prints", c.run(append(args, "--to", to.host(), "--plain-http", "--zarf-tags")...), pushed)
+	}
+	same(t, "the additional tag", to.has(t, "team/app:1-zarf-2854962264"), digest)
+}
+
 func TestResultsAsJSON(t *testing.T) {
 	c := newImageCommand(t, nil)
 	from, to := newTestRegistry(t, false, "", ""), newTestRegistry(t, false, "", "")

@@ -34,9 +34,10 @@ func newImagesList() *cobra.Command {
 		Use:   "list [SOURCE...]",
 		Short: "List images in the cluster's registry, another registry, archives or layouts",
 		Long: `list shows the tags of the cluster's registry, or with --from of another one, or the images
-in OCI archives, OCI layout directories, docker archives and, with docker-daemon:NAME, in the
-Docker engine: reference, digest, platforms and size. The size is that of the complete image,
-each blob counted once; images may share blobs. Untagged images are not listed.
+in OCI archives, OCI layout directories, docker archives, Zarf packages and, with
+docker-daemon:NAME, in the Docker engine: reference, digest, platforms and size. The size is
+that of the complete image, each blob counted once; images may share blobs. Untagged images
+are not listed.
 
 Many registries do not support listing repositories, among them Docker Hub and ghcr.io.
 

@@ -18,6 +18,7 @@ import (
 // destinationFlags select the destination of images and their names there.
 type destinationFlags struct {
 	to, path, reference string
+	zarfTags            bool
 
 	// Set by check. host is that of to, "" for the cluster's registry.
 	host   string
@@ -30,6 +31,8 @@ func (f *destinationFlags) register(cmd *cobra.Command) {
 	flags.StringVar(&f.path, "prefix", "",
 		"`PATH` to prepend to each repository: with team, nginx becomes team/library/nginx")
 	flags.StringVar(&f.reference, "reference", "", "`NAME` for a single image, instead of its own")
+	flags.BoolVar(&f.zarfTags, "zarf-tags", false,
+		"push each tag also as TAG-zarf-CRC32, which Zarf's agent sets in pods")
 }
 
 func (f *destinationFlags) check(flags *pflag.FlagSet, login *registryFlags) (err error) {
@@ -63,13 +66,17 @@ func newImagesPush() *cobra.Command {
 		Use:   "push SOURCE...",
 		Short: "Push images from archives, layouts and the Docker engine into the cluster's registry",
 		Long: `push uploads images from OCI archives, OCI layout directories, docker archives (written by
-docker save) and, with docker-daemon:NAME, from the local Docker engine into the cluster's
-registry. The connection is a port-forward with mutual TLS and the push credential. With
---to, the destination is another registry.
+docker save), Zarf packages (files or unpacked) and, with docker-daemon:NAME, from the local
+Docker engine into the cluster's registry. The connection is a port-forward with mutual TLS
+and the push credential. With --to, the destination is another registry.
 
 The registry's name is dropped from the path: ghcr.io/a/b:1 becomes 127.0.0.1:31999/a/b:1,
 and nginx becomes 127.0.0.1:31999/library/nginx:latest, or with --prefix mirror
 127.0.0.1:31999/mirror/library/nginx:latest.
+
+Zarf's agent changes nginx in pods to library/nginx:latest-zarf-3793515731. With --zarf-tags,
+images are found under such tags too. Of a Zarf package, only the images are read; its
+checksums are verified, its signature is not.
 
 Blobs that images share are sent once. Blobs that the registry already has are not sent;
 blobs of its other repositories are mounted. Interrupted uploads resume. To continue an
@@ -88,7 +95,8 @@ invalid.`,
   init-hook images push --reference example.com/team/app:1 ./layout-directory
   docker save nginx:1.27 -o nginx.tar && init-hook images push nginx.tar
   init-hook images push docker-daemon:team/app:1
-  init-hook images push --to registry.example.com --prefix mirror images.tar`,
+  init-hook images push --to registry.example.com --prefix mirror images.tar
+  init-hook images push --zarf-tags zarf-package-podinfo-amd64-6.7.1.tar.zst`,
 		Args: minimumArgs(1, "nothing to push: name archives, layout directories or "+images.DaemonPrefix+"NAME"),
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
@@ -211,6 +219,11 @@ func (r *imageRun) push(ctx context.Context, items []images.Item, to *destinatio
 	}
 	if err := registry.Ping(ctx); err != nil {
 		return nil, err
+	}
+	if to.zarfTags {
+		if items, err = images.WithZarfTags(items); err != nil {
+			return nil, err
+		}
 	}
 	options := r.options()
 	options.Prefix = to.prefix

@@ -15,9 +15,10 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/zarf-dev/zarf-registry/internal/blobstore"
+	"github.com/klauspost/compress/zstd"
 
 	"github.com/zarf-dev/zarf-registry/internal/blob"
+	"github.com/zarf-dev/zarf-registry/internal/blobstore"
 )
 
 // files are the files of a source. Names are slash-separated and relative to its root.
@@ -112,8 +113,8 @@ func (a *archive) Close() error {
 	return errors.Join(a.File.Close(), a.cleanup())
 }
 
-// openArchive indexes the tar in a file. It unpacks gzip to a temporary file first, because compressed
-// data allows no random access.
+// openArchive indexes the tar in a file. It first unpacks compressed data, which allows no random
+// access, to a temporary file.
 func openArchive(ctx context.Context, name string) (_ *archive, err error) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -134,22 +135,21 @@ func openArchive(ctx context.Context, name string) (_ *archive, err error) {
 		return nil, err
 	}
 	what := describe(head[:n])
-	if bytes.HasPrefix(head, gzipMagic) {
-		if err := a.unpack(ctx); err != nil {
+	z, format, err := decompress(head, f)
+	if err != nil {
+		return nil, err
+	}
+	if format != "" {
+		if err := a.unpack(ctx, z, format); err != nil {
 			return nil, err
 		}
-		what = "gzip-compressed data without a tar in it"
+		what = format + noTarIn
 	}
 	return a, a.index(ctx, what)
 }
 
 // unpack replaces the archive's file by a temporary one with the uncompressed data.
-func (a *archive) unpack(ctx context.Context) error {
-	counted := &offsetReader{Reader: a.File}
-	z, err := gzip.NewReader(counted)
-	if err != nil {
-		return fmt.Errorf("gzip: %w", err)
-	}
+func (a *archive) unpack(ctx context.Context, z io.Reader, format string) error {
 	dir, err := os.MkdirTemp("", "zarf-registry-images-")
 	if err != nil {
 		return fmt.Errorf("unpacking: %w", err)
@@ -164,7 +164,7 @@ func (a *archive) unpack(ctx context.Context) error {
 	defer compressed.Close()
 	// Where the system can remove open files, a crash leaves nothing behind.
 	_ = os.RemoveAll(dir)
-	_, err = io.Copy(unpacked, contextReader{ctx, &inflater{Reader: z, compressed: counted}})
+	err = copyTar(unpacked, contextReader{ctx, z})
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		return errors.New("is truncated: its compressed data ends early")
 	}
@@ -172,27 +172,92 @@ func (a *archive) unpack(ctx context.Context) error {
 		return errInflated
 	}
 	if blobstore.IsDiskFull(err) {
-		return fmt.Errorf("unpacking to %s, which is full: make room there, set TMPDIR, or unpack it with gunzip: %w",
+		return fmt.Errorf("unpacking to %s, which is full: make room there, set TMPDIR, or decompress it first: %w",
 			os.TempDir(), err)
 	}
 	if err != nil {
-		return fmt.Errorf("unpacking to %s: %w", os.TempDir(), err)
+		return fmt.Errorf("unpacking %s data to %s: %w", format, os.TempDir(), err)
 	}
 	_, err = unpacked.Seek(0, io.SeekStart)
 	return err
 }
 
+// copyTar copies a tar, with holes instead of what [Open] never reads of a Zarf package, which may be most of it. It
+// does not report errors in the tar: [archive.index] does.
+func copyTar(to *os.File, from io.Reader) error {
+	w := &holeWriter{File: to}
+	copied := &errorReader{Reader: io.TeeReader(from, w)}
+	tr := tar.NewReader(copied)
+	for {
+		header, err := tr.Next()
+		if err != nil {
+			break
+		}
+		w.hole = onlyZarfReads(path.Clean(header.Name))
+		_, err = io.Copy(io.Discard, tr)
+		w.hole = false
+		if err != nil {
+			break
+		}
+	}
+	if copied.err == nil {
+		_, _ = io.Copy(io.Discard, copied) // what follows the tar, or its damaged entry
+	}
+	return copied.err
+}
+
+// holeWriter writes to a file or, if hole is set, leaves a hole, which needs no disk space.
+type holeWriter struct {
+	*os.File
+	hole bool
+}
+
+// Write implements [io.Writer].
+func (w *holeWriter) Write(p []byte) (int, error) {
+	if !w.hole {
+		return w.File.Write(p)
+	}
+	_, err := w.Seek(int64(len(p)), io.SeekCurrent)
+	return len(p), err
+}
+
 const (
 	// maxRatio is how many bytes a compressed one may become. Saved images become 2 to 10; gzip itself allows
-	// 1,000.
+	// 1,000, and zstd more.
 	maxRatio = 100
 	// freeInflation is how many bytes a small archive may become at least.
 	freeInflation = 64 << 20
+	// maxWindow is the memory that a zstd archive may request, in bytes: the limit of the zstd command.
+	maxWindow = 128 << 20
 )
 
 // errInflated is about an archive that would fill the disk.
 var errInflated = fmt.Errorf(
-	"unpacks to more than %d times its size: if it is trustworthy, unpack it with gunzip first", maxRatio)
+	"unpacks to more than %d times its size: if it is trustworthy, decompress it first", maxRatio)
+
+// noTarIn follows the format of compressed data.
+const noTarIn = "-compressed data without a tar in it"
+
+// decompress returns the uncompressed data of r, which begins with head, and its format: gzip, zstd, or "" for data
+// that is not compressed with either.
+func decompress(head []byte, r io.Reader) (z io.Reader, format string, err error) {
+	counted := &offsetReader{Reader: r}
+	switch {
+	case bytes.HasPrefix(head, gzipMagic):
+		format = "gzip"
+		z, err = gzip.NewReader(counted)
+	case bytes.HasPrefix(head, zstdMagic):
+		format = "zstd"
+		// Without concurrency, it needs no Close.
+		z, err = zstd.NewReader(counted, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow))
+	default:
+		return r, "", nil
+	}
+	if err != nil {
+		return nil, "", fmt.Errorf("%s: %w", format, err)
+	}
+	return &inflater{Reader: z, compressed: counted}, format, nil
+}
 
 // inflater reads uncompressed data and fails with errInflated if there is too much of it.
 type inflater struct {
@@ -342,11 +407,11 @@ func describe(head []byte) string {
 		magic []byte
 		what  string
 	}{
-		{zstdMagic, "zstd-compressed: decompress it first"},
 		{[]byte("\xfd7zXZ"), "xz-compressed: decompress it first"},
 		{[]byte("BZh"), "bzip2-compressed: decompress it first"},
 		{[]byte("PK\x03\x04"), "a zip archive"},
 		{[]byte("\x7fELF"), "a program"},
+		{[]byte(`{"Sha256Sum":`), "the first part of a split Zarf package: join the parts after it with cat"},
 		{[]byte("{"), "JSON text"},
 	} {
 		if bytes.HasPrefix(head, known.magic) {

@@ -28,6 +28,8 @@ func FuzzOpen(f *testing.F) {
 	layer := makeTar(f, file{name: "a"})
 	f.Add(makeTar(f, layout...))
 	f.Add(gzipped(f, makeTar(f, layout...)))
+	f.Add(zstandard(f, makeTar(f, layout...)))
+	f.Add(makeTar(f, zarfPackage(f, layout...)...))
 	f.Add(makeTar(f, dockerArchive(f, []string{"a:1"}, layer, gzipped(f, layer))...))
 	f.Add(makeTar(f, append(layout, file{name: "x", link: "index.json"})...))
 	f.Add(makeTar(f, append(layout, file{name: "x", link: "index.json", kind: tar.TypeLink},

@@ -56,8 +56,8 @@ func layoutName(annotations map[string]string) string {
 	if name := annotations[oci.AnnotationContainerdName]; name != "" {
 		return name
 	}
-	name, ok := annotations[ocispec.AnnotationRefName]
-	if !ok {
+	name := annotations[ocispec.AnnotationRefName]
+	if name == "" {
 		return annotations[ocispec.AnnotationBaseImageName]
 	}
 	if tagOnly.MatchString(name) {

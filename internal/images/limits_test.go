@@ -4,12 +4,15 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"errors"
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/klauspost/compress/zstd"
 )
 
 // TestHostileArchives opens each archive as a file and as a stream. None may need much memory or disk space.
@@ -56,21 +59,6 @@ func TestHostileArchives(t *testing.T) {
 		}, "unpacks to more than 100 times its size"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var packed bytes.Buffer
-			z, err := gzip.NewWriterLevel(&packed, gzip.BestSpeed)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := tt.write(z); err != nil {
-				t.Fatal(err)
-			}
-			if err := z.Close(); err != nil {
-				t.Fatal(err)
-			}
-			path := filepath.Join(t.TempDir(), "archive.tar.gz")
-			if err := os.WriteFile(path, packed.Bytes(), 0o600); err != nil {
-				t.Fatal(err)
-			}
 			check := func(how string, s *Source, err error) {
 				t.Helper()
 				if err == nil {
@@ -80,11 +68,50 @@ func TestHostileArchives(t *testing.T) {
 					t.Errorf("%s: error %.500v, want one with %q", how, err, tt.want)
 				}
 			}
-			s, err := Open(t.Context(), path)
-			check("a file", s, err)
-			s, err = OpenStream(t.Context(), &packed, openStore(t, t.TempDir()))
-			check("a stream", s, err)
+			for format, compress := range map[string]func(w io.Writer) (io.WriteCloser, error){
+				"gzip": func(w io.Writer) (io.WriteCloser, error) { return gzip.NewWriterLevel(w, gzip.BestSpeed) },
+				"zstd": func(w io.Writer) (io.WriteCloser, error) { return zstd.NewWriter(w) },
+			} {
+				var packed bytes.Buffer
+				z, err := compress(&packed)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := errors.Join(tt.write(z), z.Close()); err != nil {
+					t.Fatal(err)
+				}
+				s, err := Open(t.Context(), writeTemp(t, "archive", packed.Bytes()))
+				check("a file compressed with "+format, s, err)
+				s, err = OpenStream(t.Context(), &packed, openStore(t, t.TempDir()))
+				check("a stream compressed with "+format, s, err)
+			}
 		})
+	}
+}
+
+// TestZstdWindow opens data that requests 256 MiB of memory to be decompressed.
+func TestZstdWindow(t *testing.T) {
+	const windowLog = 28 // https://www.rfc-editor.org/rfc/rfc8878#name-window-descriptor
+	frame := append(slices.Clone(zstdMagic), 0, (windowLog-10)<<3, 1, 0, 0)
+	checkOpenError(t, writeTemp(t, "archive.tar.zst", frame), "unpacking zstd data to "+os.TempDir()+
+		": window size exceeded")
+}
+
+func TestDamagedCompressedArchives(t *testing.T) {
+	archive := makeTar(t, file{name: "a", data: noise(1, 100_000)}, file{name: "components/b", data: noise(2, 100_000)})
+	for format, c := range map[string]struct {
+		packed []byte
+		want   string
+	}{
+		"gzip": {gzipped(t, archive), "gzip: invalid checksum"},
+		"zstd": {zstandard(t, archive), "CRC check failed"},
+	} {
+		path := writeTemp(t, "archive", corrupt(c.packed, len(c.packed)/2))
+		_, err := Open(t.Context(), path)
+		if err == nil || !strings.Contains(err.Error(), "unpacking "+format+" data to "+os.TempDir()+": ") ||
+			!strings.HasSuffix(err.Error(), c.want) {
+			t.Errorf("%s: error %v, want one with %q", format, err, c.want)
+		}
 	}
 }
 

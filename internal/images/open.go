@@ -11,10 +11,10 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Open opens an OCI layout directory, an OCI archive (a tar of a layout) or a docker archive, as
-// written by docker save before version 25 and by other tools. Archives may be compressed with gzip.
-// The format is detected from the content, not the name. If an archive is both, the OCI layout is
-// used.
+// Open opens an OCI layout directory, an OCI archive (a tar of a layout), a docker archive, as written
+// by docker save before version 25 and by other tools, or a Zarf package, as an archive or unpacked.
+// Archives may be compressed with gzip or zstd. The format is detected from the content, not the name.
+// If an archive is an OCI and a docker archive, the OCI layout is used.
 //
 // Open reads and verifies the manifests of all images, and checks that every blob exists and has the
 // right size. Digests of blobs are verified when they are read. Only compressed archives are unpacked,
@@ -80,6 +80,9 @@ func (s *Source) load(ctx context.Context, where string) error {
 	case has(dockerFile):
 		s.kind = "docker " + where
 		err = s.loadDocker(ctx)
+	case has(zarfDefinition):
+		s.kind = "Zarf package"
+		err = s.loadZarf(ctx)
 	case has(layoutFile):
 		return fmt.Errorf("is an OCI %s without its %s%s", where, indexFile, s.truncationHint())
 	case has(indexFile):

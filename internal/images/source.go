@@ -26,7 +26,7 @@ import (
 // closed.
 type Source struct {
 	path   string
-	kind   string // for messages: "OCI layout", "OCI archive" or "docker archive"
+	kind   string // for messages, as Kind returns it
 	files  files
 	made   Store // generated manifests, and blobs of docker archives, which have no files named by digest
 	images []Image
@@ -46,7 +46,7 @@ func (s *Source) truncationHint() string {
 // Close releases the source's files.
 func (s *Source) Close() error { return s.files.Close() }
 
-// Kind returns "OCI layout", "OCI archive" or "docker archive".
+// Kind returns "OCI layout", "OCI archive", "docker archive" or "Zarf package".
 func (s *Source) Kind() string { return s.kind }
 
 // Fetch returns the content of desc, verified while it is read.
@@ -128,23 +128,27 @@ func names(list []Image) string {
 	return strings.Join(quoted, ", ")
 }
 
-// readJSON reads a metadata file of the source.
-func (s *Source) readJSON(name string, into any) error {
+// read reads a metadata file of the source.
+func (s *Source) read(name string) ([]byte, error) {
 	b, err := s.files.file(name)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if b.Size > oci.MaxManifestSize {
-		return fmt.Errorf("%s: has %d bytes: want at most %d", name, b.Size, oci.MaxManifestSize)
+		return nil, fmt.Errorf("%s: has %d bytes: want at most %d", name, b.Size, oci.MaxManifestSize)
 	}
-	rc, err := b.Open()
+	raw, err := readAll(b)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return raw, nil
+}
+
+// readJSON reads a metadata file of the source.
+func (s *Source) readJSON(name string, into any) error {
+	raw, err := s.read(name)
 	if err != nil {
 		return err
-	}
-	defer rc.Close()
-	raw, err := io.ReadAll(rc)
-	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
 	}
 	if err := json.Unmarshal(raw, into); err != nil {
 		return fmt.Errorf("%s: is not valid JSON: %w", name, err)

@@ -4,7 +4,6 @@ import (
 	"archive/tar"
 	"bufio"
 	"bytes"
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -26,7 +25,7 @@ const streamName = "(stream)"
 
 // OpenStream reads an OCI archive or docker archive, such as the save stream of a Docker engine, once
 // and to its end. It writes the content to the store, which the caller keeps open while the source is
-// in use. Only metadata files are held in memory. Streams may be compressed with gzip. After an error,
+// in use. Only metadata files are held in memory. Streams may be compressed with gzip or zstd. After an error,
 // the store keeps the complete blobs that were read.
 //
 // In addition to [Open]'s checks, it verifies the digests of files in blobs/ immediately and requires
@@ -98,17 +97,15 @@ func (s *stream) read(ctx context.Context, r io.Reader) error {
 	// A short read is not an error yet: index reports it.
 	head, _ := buffered.Peek(tarBlock)
 	what := describe(head)
-	tarred := &offsetReader{Reader: buffered}
-	if bytes.HasPrefix(head, gzipMagic) {
-		counted := &offsetReader{Reader: buffered}
-		z, err := gzip.NewReader(counted)
-		if err != nil {
-			return fmt.Errorf("gzip: %w", err)
-		}
-		tarred.Reader = &inflater{Reader: z, compressed: counted}
-		what = "gzip-compressed data without a tar in it"
+	z, format, err := decompress(head, buffered)
+	if err != nil {
+		return err
 	}
-	err := s.index(ctx, tarred, what)
+	if format != "" {
+		what = format + noTarIn
+	}
+	tarred := &offsetReader{Reader: z}
+	err = s.index(ctx, tarred, what)
 	switch {
 	case err == nil:
 		// The rest is padding, or an error message of the engine.

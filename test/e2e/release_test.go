@@ -112,23 +112,30 @@ func (w *world) push(t *testing.T, archive string) string {
 // into an archive, and pushed from there. It returns the image's reference.
 func (w *world) pushHello(t *testing.T) string {
 	t.Helper()
+	_, carried := w.carry(t, "e2e/hello:1")
+	want := w.address + "/e2e/hello:1"
+	if got := w.push(t, carried); got != want {
+		t.Errorf("push printed %q, want %q", got, want)
+	}
+	return want
+}
+
+// carry pulls an image of the test program from a registry outside into an archive. It returns the image's
+// reference there, and the archive.
+func (w *world) carry(t *testing.T, image string) (there, archive string) {
+	t.Helper()
 	connected := connectedRegistry(t)
-	carried := filepath.Join(t.TempDir(), "carried.tar")
-	there := connected + "/e2e/hello:1"
+	there, archive = connected+"/"+image, filepath.Join(t.TempDir(), "carried.tar")
 	for _, args := range [][]string{
-		{"push", w.makeArchive(t, "example.com/e2e/hello:1", 8), "--to", connected},
-		{"pull", there, "--out", carried, "--cache-dir", t.TempDir()},
+		{"push", w.makeArchive(t, "example.com/"+image, 8), "--to", connected},
+		{"pull", there, "--out", archive, "--cache-dir", t.TempDir()},
 	} {
 		if got := strings.TrimSpace(output(t, w.command(t, w.hook,
 			append([]string{"images"}, append(args, "--plain-http")...)...))); got != there {
 			t.Errorf("init-hook images %s printed %q, want %q", strings.Join(args, " "), got, there)
 		}
 	}
-	want := w.address + "/e2e/hello:1"
-	if got := w.push(t, carried); got != want {
-		t.Errorf("push printed %q, want %q", got, want)
-	}
-	return want
+	return there, archive
 }
 
 // connectedRegistry runs a registry on this machine, which no cluster reaches.

@@ -122,12 +122,21 @@ func (z *zarf) create(t *testing.T, dir string, args ...string) string {
 	return packages[0]
 }
 
-// workload makes a package, named like its namespace, with an image and a DaemonSet that runs it, and returns its
-// path.
+// workload makes a package, named like its namespace, with an image of the test program and a DaemonSet that runs
+// it, and returns its path.
 func (z *zarf) workload(t *testing.T, name string) string {
 	t.Helper()
-	dir := t.TempDir()
 	image := workloadImage(name)
+	return z.pack(t, name, image, z.w.makeArchive(t, image, 1<<20))
+}
+
+// workloadImage is the image of a workload's package.
+func workloadImage(name string) string { return "example.com/zarf/" + name + ":1" }
+
+// pack makes such a package with an image from an archive.
+func (z *zarf) pack(t *testing.T, name, image, archive string) string {
+	t.Helper()
+	dir := t.TempDir()
 	for file, content := range map[string]string{
 		"zarf.yaml": `kind: ZarfPackageConfig
 metadata:
@@ -140,7 +149,7 @@ components:
         namespace: ` + name + `
         files: [daemonset.yaml]
     imageArchives:
-      - path: ` + z.w.makeArchive(t, image, 1<<20) + `
+      - path: ` + archive + `
         images: ["` + image + `"]
 `,
 		"daemonset.yaml": `apiVersion: apps/v1
@@ -168,22 +177,24 @@ spec:
 	return z.create(t, dir)
 }
 
-// workloadImage is the image of a workload's package.
-func workloadImage(name string) string { return "example.com/zarf/" + name + ":1" }
-
-// agentReference returns the reference to which Zarf's agent changes an image with a host and a tag: in its registry,
-// and with the checksum of the image's name in the tag.
+// agentReference returns the reference to which Zarf's agent changes an image with a host and a tag: in its
+// registry, and with the checksum of the image's name in the tag.
 func (w *world) agentReference(image string) string {
-	name, _, _ := strings.Cut(image, ":")
 	_, path, _ := strings.Cut(image, "/")
+	name := image[:strings.LastIndex(image, ":")]
 	return fmt.Sprintf("%s/%s-zarf-%d", w.address, path, crc32.ChecksumIEEE([]byte(name)))
 }
 
 // deploy deploys a workload's package. Its pods must run on every node, with the image that the agent chose.
 func (z *zarf) deploy(t *testing.T, name, file string) {
 	t.Helper()
-	z.run(t, "package", "deploy", file, "--confirm")
+	z.run(t, "package", "deploy", file, "--timeout=3m", "--confirm")
 	w := z.w
+	set, err := w.client.AppsV1().DaemonSets(name).Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := w.agentReference(set.Spec.Template.Spec.Containers[0].Image)
 	eventually(t, 2*time.Minute, "pods of "+name+" to run on every node", func() error {
 		pods, err := w.client.CoreV1().Pods(name).List(t.Context(), metav1.ListOptions{})
 		if err != nil {
@@ -194,7 +205,7 @@ func (z *zarf) deploy(t *testing.T, name, file string) {
 			if p.Status.Phase == corev1.PodRunning && p.DeletionTimestamp == nil {
 				running = append(running, p.Spec.NodeName)
 			}
-			if got, want := p.Spec.Containers[0].Image, w.agentReference(workloadImage(name)); got != want {
+			if got := p.Spec.Containers[0].Image; got != want {
 				t.Errorf("pod %s has the image %s, want %s", p.Name, got, want)
 			}
 		}
@@ -211,9 +222,10 @@ func (w *world) nothingMutated(t *testing.T) {
 	t.Helper()
 	output(t, w.command(t, w.kubectl, "label", "namespace", w.namespace, "zarf.dev/agent-"))
 	// The agent is at work in that namespace.
-	stranger := output(t, w.command(t, w.kubectl, "run", "stranger", "-n", w.namespace, "--image="+workloadImage("a"),
+	const image = "example.com/a:1"
+	stranger := output(t, w.command(t, w.kubectl, "run", "stranger", "-n", w.namespace, "--image="+image,
 		"--dry-run=server", "-o", "jsonpath={.spec.containers[0].image}"))
-	if want := w.agentReference(workloadImage("a")); stranger != want {
+	if want := w.agentReference(image); stranger != want {
 		t.Errorf("the agent changed the image of another pod to %s, want %s", stranger, want)
 	}
 	output(t, w.command(t, w.kubectl, "delete", "pods", "-n", w.namespace, "-l", "app.kubernetes.io/instance="+release,
@@ -231,21 +243,21 @@ func (w *world) nothingMutated(t *testing.T) {
 	}
 }
 
-// initialize runs zarf init with the release as external registry, and arguments for its push credential.
+// initialize runs zarf init with the release as external registry. Zarf gives pods its credential, too.
 func (z *zarf) initialize(t *testing.T, initPackage string) {
 	t.Helper()
-	z.run(t, slices.Concat([]string{"init", initPackage, "--registry-url", z.w.address, "--confirm"},
-		z.pushCredential(t))...)
+	z.run(t, slices.Concat([]string{"init", initPackage, "--registry-url", z.w.address, "--timeout=3m", "--confirm"},
+		z.credential(t, "push"))...)
 }
 
-// pushCredential returns the arguments of Zarf for the release's push credential.
-func (z *zarf) pushCredential(t *testing.T) []string {
+// credential returns the arguments of Zarf that let it use the release's push credential to push or to pull.
+func (z *zarf) credential(t *testing.T, use string) []string {
 	t.Helper()
 	secret, err := z.w.client.CoreV1().Secrets(z.w.namespace).Get(t.Context(), release+"-credentials",
 		metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return []string{"--registry-push-username", string(secret.Data["username"]), "--registry-push-password",
-		string(secret.Data["password"])}
+	return []string{"--registry-" + use + "-username", string(secret.Data["username"]),
+		"--registry-" + use + "-password", string(secret.Data["password"])}
 }

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -33,6 +34,11 @@ func TestZarf(t *testing.T) {
 	})
 	must(t, "zarf package deploy in proxy mode", func(t *testing.T) { z.deploy(t, "second", z.workload(t, "second")) })
 	must(t, "zarf tools registry in proxy mode", func(t *testing.T) { testZarfTools(t, z) })
+	must(t, "init-hook pushes Zarf's packages", func(t *testing.T) { testZarfPackage(t, z) })
+	must(t, "Zarf reads archives of init-hook", func(t *testing.T) {
+		image, archive := w.carry(t, "zarf/carried:1")
+		z.deploy(t, "carried", z.pack(t, "carried", image, archive))
+	})
 	underFirst("the registry is killed", func(t *testing.T) {
 		old := w.pods(t, "registry")[0].Name
 		w.deletePod(t, old, 0)
@@ -40,7 +46,8 @@ func TestZarf(t *testing.T) {
 	})
 	must(t, "zarf tools update-creds registry after a rotation", func(t *testing.T) {
 		output(t, w.command(t, w.hook, "credentials", "rotate", "-n", w.namespace))
-		z.run(t, append([]string{"tools", "update-creds", "registry", "--confirm"}, z.pushCredential(t)...)...)
+		z.run(t, slices.Concat([]string{"tools", "update-creds", "registry", "--confirm"}, z.credential(t, "push"),
+			z.credential(t, "pull"))...)
 	})
 	underFirst("helm upgrade back to nodeport mode", func(t *testing.T) {
 		w.helmChart(t, "upgrade", nodePortMode)
@@ -70,12 +77,12 @@ func TestZarfIPv6(t *testing.T) {
 // testZarfTools mirrors, lists and deletes images.
 func testZarfTools(t *testing.T, z *zarf) {
 	w := z.w
-	image := workloadImage("extra")
 	extra := w.address + "/zarf/extra"
-	_, tag, _ := strings.Cut(strings.TrimPrefix(w.agentReference(image), w.address), ":")
+	tag := strings.TrimPrefix(w.agentReference(workloadImage("extra")), extra+":")
+	file := z.workload(t, "extra")
 	mirrored := func() {
 		t.Helper()
-		z.run(t, "package", "mirror-resources", z.workload(t, "extra"), "--confirm")
+		z.run(t, "package", "mirror-resources", file, "--confirm")
 		if got := z.tags(t, extra); !slices.Equal(got, []string{"1", tag}) {
 			t.Errorf("the tags of %s are %q", extra, got)
 		}
@@ -100,13 +107,36 @@ func testZarfTools(t *testing.T, z *zarf) {
 	z.run(t, "tools", "registry", "delete", extra+"@"+digest)
 	gone()
 	ours := w.address + "/" + w.saved(t).HookImage.Reference
-	z.fails(t, "403", "tools", "registry", "delete", ours)
+	z.fails(t, "belongs to the registry itself", "tools", "registry", "delete", ours)
 
 	mirrored()
 	z.run(t, "tools", "registry", "prune", "--confirm")
 	gone()
 	w.pullEverywhere(t, w.address+"/zarf/first:1")
 	z.run(t, "tools", "registry", "digest", ours)
+}
+
+// testZarfPackage pushes a package with init-hook, from its file and unpacked. A pod finds its image.
+func testZarfPackage(t *testing.T, z *zarf) {
+	w := z.w
+	image := workloadImage("pushed")
+	file, unpacked := z.workload(t, "pushed"), filepath.Join(t.TempDir(), "unpacked")
+	z.run(t, "tools", "archiver", "decompress", file, unpacked)
+	want := w.agentReference(image)
+	for _, source := range []string{file, unpacked} {
+		if listed := output(t, w.command(t, w.hook, "images", "list", source)); !strings.Contains(listed, image) {
+			t.Errorf("init-hook images list %s printed %s", source, listed)
+		}
+		got := output(t, w.command(t, w.hook, "images", "push", "-n", w.namespace, "--zarf-tags", source))
+		if both := w.address + "/zarf/pushed:1\n" + want + "\n"; got != both {
+			t.Errorf("init-hook images push %s printed %q, want %q", source, got, both)
+		}
+	}
+	p := pod("pushed", w.nodes[0], image)
+	p.Namespace = "first" // where the agent is at work
+	if _, event := w.runPod(t, p); !strings.Contains(event, want) {
+		t.Errorf("the event is not about a pull of %s: %s", want, event)
+	}
 }
 
 // tags lists a repository's tags with Zarf.
