@@ -40,6 +40,7 @@ func TestZarfInit(t *testing.T) {
 			t.Error("a pod in another namespace cannot connect")
 		}
 	})
+	must(t, "the agent reads from the registry, and refers Flux to it", w.refersFlux)
 	must(t, "zarf tools registry", func(t *testing.T) {
 		catalog := strings.Fields(z.run(t, "tools", "registry", "catalog"))
 		if !slices.Contains(catalog, "zarf/first") || !slices.Contains(catalog, "zarf-dev/zarf/agent") ||
@@ -148,6 +149,43 @@ func (z *zarf) updatesCredentials(t *testing.T) {
 		}
 		z.deploy(t, "second", z.workload(t, "second"))
 	})
+}
+
+// refersFlux creates a source of Flux, without Flux. For it, Zarf's agent connects to the registry's Service and
+// reads the artifact.
+func (w *world) refersFlux(t *testing.T) {
+	t.Helper()
+	w.kubectlApply(t, `apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata:
+  name: ocirepositories.source.toolkit.fluxcd.io
+spec:
+  group: source.toolkit.fluxcd.io
+  names: {kind: OCIRepository, plural: ocirepositories}
+  scope: Namespaced
+  versions:
+    - name: v1
+      served: true
+      storage: true
+      schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+`)
+	output(t, w.command(t, w.kubectl, "wait", "--for=condition=Established", "--timeout=1m", "crd",
+		"ocirepositories.source.toolkit.fluxcd.io"))
+	w.kubectlApply(t, `apiVersion: source.toolkit.fluxcd.io/v1
+kind: OCIRepository
+metadata: {name: first, namespace: first}
+spec: {interval: 1h, url: "oci://example.com/zarf/first", ref: {tag: "1"}}
+`)
+	got := output(t, w.command(t, w.kubectl, "get", "ocirepository", "first", "-n", "first", "-o",
+		"jsonpath={.spec.url}:{.spec.ref.tag} {.spec.certSecretRef.name}"))
+	_, tagged, _ := strings.Cut(w.agentReference(workloadImage("first")), "/")
+	if want := "oci://" + zarfRelease + ".zarf.svc.cluster.local:5000/" + tagged + " " + zarfClient; got != want {
+		t.Errorf("the source is %s, want %s", got, want)
+	}
+	log := output(t, w.command(t, w.kubectl, "logs", "-n", namespace, "-l", "app=agent-hook", "--tail=-1"))
+	if !strings.Contains(log, "Flux OCIRepository") || strings.Contains(log, "unable to determine mediaType") {
+		t.Errorf("the agent has not read the artifact: %s", log)
+	}
 }
 
 // examplePackage makes the package of examples/zarf-init, with what its README says to put there, and returns its
