@@ -89,17 +89,20 @@ func expectedNetworkPolicies(out *output) map[string]networkingv1.NetworkPolicyS
 		// Proxies on the network of their node have its address, which no selector matches.
 		var clients []networkingv1.NetworkPolicyPeer
 		if !decided(out).Proxy.HostNetwork {
+			policy("proxy")
+			if len(metricsFrom) > 0 {
+				port, _ := out.value("proxy.metricsPort").(float64)
+				policy("proxy", rule(int(port), metricsFrom...))
+			}
+		}
+		// Zarf's clients are in any namespace.
+		if !decided(out).Proxy.HostNetwork && out.value("zarf.compatible") != true {
 			components := []string{"proxy", "init-hook"}
 			if out.value("tests.enabled") != false {
 				components = append(components, "test")
 			}
 			for _, component := range components {
 				clients = append(clients, networkingv1.NetworkPolicyPeer{PodSelector: podsOf(component)})
-			}
-			policy("proxy")
-			if len(metricsFrom) > 0 {
-				port, _ := out.value("proxy.metricsPort").(float64)
-				policy("proxy", rule(int(port), metricsFrom...))
 			}
 		}
 		rules := []networkingv1.NetworkPolicyIngressRule{rule(5000, clients...), rule(5001)}

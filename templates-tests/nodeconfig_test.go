@@ -517,7 +517,7 @@ func TestReferencedCertificateDirectoriesAreMounted(t *testing.T) {
 // capabilities, and mount only the directories that they need.
 func nodePods(out *output) (wrong []string) {
 	var config noderuntime.Config
-	for _, s := range all[*corev1.Secret](out) {
+	for _, s := range configSecrets(out) {
 		if err := json.Unmarshal(s.Data[noderuntime.KeyConfig], &config); err != nil {
 			wrong = append(wrong, fmt.Sprintf("%s: %v", s.Name, err))
 		}
@@ -615,6 +615,13 @@ func nodePods(out *output) (wrong []string) {
 	return wrong
 }
 
+// configSecrets returns the Secrets with the configuration of the nodes.
+func configSecrets(out *output) []*corev1.Secret {
+	return slices.DeleteFunc(all[*corev1.Secret](out), func(s *corev1.Secret) bool {
+		return s.Labels["app.kubernetes.io/component"] != "node-config"
+	})
+}
+
 // nodeSets reports violations by the DaemonSets that write or restore node files.
 func nodeSets(out *output) (wrong []string) {
 	groups := map[string][]string{}
@@ -653,7 +660,7 @@ func nodeSets(out *output) (wrong []string) {
 		wrong = append(wrong, fmt.Sprintf("rendered %s, known to finish %s", names, known))
 	}
 	var data []map[string][]byte
-	for _, s := range all[*corev1.Secret](out) {
+	for _, s := range configSecrets(out) {
 		data = append(data, s.Data)
 	}
 	if len(data) > 0 && (len(data) != 2 || !maps.EqualFunc(data[0], data[1], slices.Equal)) ||

@@ -48,6 +48,8 @@ func (p permissions) ownIssuer() bool {
 func (p permissions) usersIssuer() bool { return p.certManager() && !p.ownIssuer() }
 func (p permissions) podSecurity() bool { return p.value("podSecurity.label") == true }
 
+func (p permissions) zarf() bool { return p.value("zarf.compatible") == true }
+
 func (p permissions) text(path string) string { s, _ := p.value(path).(string); return s }
 
 // renews returns the rule for the Secrets that the certificates CronJob writes.
@@ -55,6 +57,9 @@ func (p permissions) renews() string {
 	names := []string{"-node-tls", "-push-tls", "-server-tls", "-state"}
 	if p.pki == "internal" || p.pki == "existingSecret" && p.text("pki.existingSecret.push") == "" {
 		names = append(names, "-ca")
+	}
+	if p.zarf() {
+		names = append(names, "zarf-registry-client-tls")
 	}
 	if p.text("auth.existingSecret") != "" {
 		names = append(names, "-credentials")
@@ -100,6 +105,8 @@ var expectedPermissions = []permission{
 		"delete,get,update secrets -auth,-ca,-credentials,-node-tls,-pull,-push-tls,-server-tls,-state", nil,
 	},
 	{"init-hook Role", "delete,get,update secrets -credentials-admin", permissions.generatesNamed},
+	{"init-hook Role", "get,update secrets zarf-registry-client-tls", permissions.zarf},
+	{"init-hook Role", "get secrets -zarf-users", permissions.zarf},
 	{"init-hook Role", "delete,get secrets -ca-issued,-node-issued,-push-issued,-server-issued", nil},
 	{"init-hook Role", "create,delete,list,update configmaps", nil},
 	{"init-hook Role", "create,delete,list,patch pods", nil},

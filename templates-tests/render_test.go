@@ -40,7 +40,7 @@ var kubeVersion = chartutil.KubeVersion{Version: "v1.31.0", Major: "1", Minor: "
 
 // rendering describes how to render the chart. With only values it is `helm template zarf-registry`.
 type rendering struct {
-	release string         // "" means zarf-registry
+	release string         // "" means zarf-registry, or what zarf.compatible needs
 	values  map[string]any // as in a values file
 	cluster *cluster       // nil means that lookup finds nothing, as in helm template
 	upgrade bool
@@ -179,6 +179,9 @@ func (r rendering) helm(given chartutil.Values) (map[string]string, error) {
 	release := r.release
 	if release == "" {
 		release = "zarf-registry"
+		if compatible, _ := given.PathValue("zarf.compatible"); compatible == true {
+			release = "zarf-docker-registry" // Zarf looks for it
+		}
 	}
 	options := chartutil.ReleaseOptions{
 		Name: release, Namespace: "zarf", IsInstall: !r.upgrade, IsUpgrade: r.upgrade, Revision: 1,

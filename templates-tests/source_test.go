@@ -151,8 +151,11 @@ func TestNotesAreShortAndActionable(t *testing.T) {
 			says = append(says, "registry.example.com", "-state --output")
 		} else {
 			flags := ""
+			if c.file == "zarf" {
+				flags = " --release zarf-docker-registry"
+			}
 			if name := fullNameOf(c.output); name != "zarf-registry" {
-				flags = " --name " + name
+				flags += " --name " + name
 			}
 			says = append(
 				says, "\n  init-hook images push"+flags+" ARCHIVE...\n", "\n  init-hook status"+flags+"\n", "helm test ", ":3",

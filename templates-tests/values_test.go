@@ -37,6 +37,10 @@ func TestSchemaRejectsUnknownValuesAndWrongTypes(t *testing.T) {
 		{"pki.existingSecret.server={name: mine}", "/pki/existingSecret/server"},
 		{"pki.certManager.issuerRef.kind=''", "/pki/certManager/issuerRef/kind"},
 		{"pki.certManager.issuerRef.group=''", "/pki/certManager/issuerRef/group"},
+		{"zarf.compatible=v0.84.0", "/zarf/compatible"},
+		{"zarf.unknown=1", "/zarf"},
+		{"secrets.htpasswd=[a]", "/secrets/htpasswd"},
+		{"secrets.unknown=1", "/secrets"},
 		{"podSecurity.label=privileged", "/podSecurity/label"},
 		{"podSecurity.unknown=1", "/podSecurity"},
 		{"initHook.ignorePreflight=[everything]", "/initHook/ignorePreflight"},
@@ -177,6 +181,12 @@ type failure struct {
 	want string
 }
 
+// zarf are the values with which the release replaces Zarf's registry. Its capacity is its length.
+var zarf = []string{
+	"zarf.compatible=true", "fullnameOverride=zarf-docker-registry",
+	"secrets.htpasswd='zarf-push:$2a$10$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy'",
+}
+
 var failures = []failure{
 	{
 		[]string{"startupTaint=example.com/starting=true:NoSchedule"},
@@ -309,6 +319,40 @@ var failures = []failure{
 		[]string{"pki.mode=existingSecret", "pki.existingSecret={server: zarf-registry-server-tls, node: m}"},
 		"zarf-registry: pki.existingSecret.server: Secret zarf-registry-server-tls is created by the Jobs; name one of " +
 			"your own",
+	},
+	{
+		append(zarf, "registryProxy=false"),
+		"zarf-registry: zarf.compatible: Zarf is supported in proxy mode only, and the mode is nodeport; set " +
+			"registryProxy=true",
+	},
+	{
+		append(zarf, "namespaceOverride=images"),
+		"zarf-registry: zarf.compatible: Zarf looks for its registry in namespace zarf, and this is namespace images; use " +
+			"that name, on a new installation",
+	},
+	{
+		append(zarf, "fullnameOverride=images"),
+		"zarf-registry: zarf.compatible: Zarf looks for its registry in fullnameOverride zarf-docker-registry, and this " +
+			"is fullnameOverride images; use that name, on a new installation",
+	},
+	{
+		append(zarf, "pki.mode=certManager"),
+		"zarf-registry: zarf.compatible: Zarf's client certificate must be of the registry's own CA, and pki.mode is " +
+			"certManager (source: value); set pki.mode=internal",
+	},
+	{
+		append(zarf, "auth.push=[{name: ci}, {name: zarf}]"),
+		"zarf-registry: auth.push: with zarf.compatible, the credential zarf is that of Zarf; choose another name",
+	},
+	{
+		append(zarf, "secrets.htpasswd=''"),
+		"zarf-registry: secrets.htpasswd: zarf.compatible needs Zarf's users as lines USER:HASH, hashed with bcrypt; set " +
+			"it to ###ZARF_HTPASSWD### in a values file that Zarf evaluates",
+	},
+	{
+		append(zarf, "secrets.htpasswd='zarf-push:secret'"),
+		"zarf-registry: secrets.htpasswd: zarf.compatible needs Zarf's users as lines USER:HASH, hashed with bcrypt; set " +
+			"it to ###ZARF_HTPASSWD### in a values file that Zarf evaluates",
 	},
 	{
 		[]string{"pki.lifetime.certificate=5m59s"},

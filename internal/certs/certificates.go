@@ -22,7 +22,8 @@ const (
 	keyPrivateKey  = corev1.TLSPrivateKeyKey
 )
 
-// secretLeaf is a certificate of the release, with the suffix of the name of its Secret.
+// secretLeaf is a certificate of the release, with the suffix of the name of its Secret. That of the client
+// has none: its Secret is Zarf's.
 type secretLeaf struct {
 	suffix string
 	leaf   pki.Leaf
@@ -34,7 +35,7 @@ func (l secretLeaf) role() string { return l.leaf.Organization }
 // leaves returns the certificates of a release, as its own CA issues them.
 func (k *Keeper) leaves(p state.PKI) []secretLeaf {
 	serverName, lifetime := k.ServerName(), time.Duration(p.LeafLifetime)
-	return []secretLeaf{
+	all := []secretLeaf{
 		{names.SuffixServerTLS, pki.Leaf{
 			CommonName:   k.Settings.Name,
 			Organization: pki.OrganizationServer,
@@ -64,6 +65,35 @@ func (k *Keeper) leaves(p state.PKI) []secretLeaf {
 			Lifetime:     lifetime,
 		}},
 	}
+	if p.Zarf {
+		// Zarf verifies the address to which it forwards a port of the registry.
+		server := &all[0].leaf
+		server.DNSNames, server.IPAddresses = append(server.DNSNames, loopbackName), loopback()
+		all = append(all, secretLeaf{leaf: pki.Leaf{
+			CommonName:   k.Settings.Name + "-client",
+			Organization: pki.OrganizationClient,
+			Usages:       []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+			Lifetime:     lifetime,
+		}})
+	}
+	return all
+}
+
+// secretName returns the name of the Secret that holds the certificate.
+func (k *Keeper) secretName(l secretLeaf) string {
+	if l.role() == pki.OrganizationClient {
+		return names.ZarfClientTLS
+	}
+	return k.Settings.Name + l.suffix
+}
+
+// leafSecret reads the Secret that holds the certificate, nil if there is none. Zarf creates that of the
+// client; all others must be ours.
+func (k *Keeper) leafSecret(ctx context.Context, l secretLeaf) (*corev1.Secret, error) {
+	if l.role() == pki.OrganizationClient {
+		return k.ReadSecret(ctx, k.secretName(l))
+	}
+	return k.Secret(ctx, k.secretName(l))
 }
 
 const loopbackName = "localhost"
@@ -79,7 +109,7 @@ func Requirement(role, serverName string, p state.PKI) pki.Requirement {
 	case pki.OrganizationNode:
 		// The private key is on every node, so it must allow no more.
 		want := pki.Requirement{Role: role, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-			NotRole: pki.OrganizationPush, NotServer: serverName}
+			NotRoles: []string{pki.OrganizationPush, pki.OrganizationClient}, NotServer: serverName}
 		if p.ServeTLS {
 			want.Usages = append(want.Usages, x509.ExtKeyUsageServerAuth)
 			want.DNSNames, want.IPAddresses = []string{loopbackName}, loopback()

@@ -210,7 +210,7 @@ func (c *command) request(ctx context.Context, r *rotation, ca bool) (string, er
 		return "cert-manager has issued new certificates", nil
 	}
 	for _, l := range c.leaves(p) {
-		secret, err := c.Secret(ctx, c.Settings.Name+l.suffix)
+		secret, err := c.leafSecret(ctx, l)
 		if err != nil {
 			return "", err
 		}

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -23,6 +24,8 @@ import (
 const (
 	// pushUser is the user name of a generated push credential. Only the push user may write.
 	pushUser = "zarf-push"
+	// pushUserBesideZarf is the same in a release in which Zarf's push user has that name.
+	pushUserBesideZarf = "zarf-registry-push"
 	// pullUser is the user name for pulls through the node port.
 	pullUser = "zarf-pull"
 	// maxPassword is the number of bytes of a password that bcrypt uses.
@@ -67,18 +70,24 @@ func (k *Keeper) tryWritePush(ctx context.Context, from string, copied bool) (st
 			maps.Copy(data, source)
 		}
 	} else {
+		user := pushUser
+		if k.Settings.PKI.Zarf {
+			user = pushUserBesideZarf
+		}
 		switch {
 		case len(data[names.KeyUsername]) == 0 || len(data[names.KeyPassword]) == 0:
 			reason = "it does not exist yet"
-		case copied || string(data[names.KeyUsername]) != pushUser:
+		case copied || !slices.Contains([]string{pushUser, pushUserBesideZarf}, string(data[names.KeyUsername])):
 			reason = "it was copied from a Secret that the settings no longer name"
+		case string(data[names.KeyUsername]) != user:
+			reason = "its user name depends on zarf.compatible"
 		}
 		if reason != "" {
 			password, err := newPassword()
 			if err != nil {
 				return "", err
 			}
-			data[names.KeyUsername], data[names.KeyPassword] = []byte(pushUser), password
+			data[names.KeyUsername], data[names.KeyPassword] = []byte(user), password
 		}
 	}
 	if len(data[names.KeyUploadSecret]) == 0 {

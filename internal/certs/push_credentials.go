@@ -118,15 +118,21 @@ func (k *Keeper) saveRecord(ctx context.Context, r pushRecord) error {
 // loadTimeout is how long FinishNamed waits. Kubelets of annotated pods need a few seconds.
 const loadTimeout = 2 * time.Minute
 
-// FinishNamed waits until the registry has loaded the named credentials, and deletes the Secrets of removed
-// ones.
+// FinishNamed accepts Zarf's credential, if the release replaces Zarf's registry, waits until the registry has
+// loaded the named credentials, and deletes the Secrets of removed ones.
 func (k *Keeper) FinishNamed(ctx context.Context) (string, error) {
 	record, err := k.pushRecord(ctx)
 	if err != nil {
 		return "", err
 	}
-	if len(record.Credentials) == 0 && len(record.Removed) == 0 {
+	zarf := k.Settings.PKI.Zarf
+	if len(record.Credentials) == 0 && len(record.Removed) == 0 && !zarf {
 		return "nothing: there are none", nil
+	}
+	if zarf {
+		if err := k.acceptZarf(ctx); err != nil {
+			return "", err
+		}
 	}
 	auth, err := k.Secret(ctx, k.Settings.Name+names.SuffixRegistryAuth)
 	if err != nil {
@@ -190,7 +196,12 @@ func (k *Keeper) WriteNamed(ctx context.Context, wanted []settings.PushCredentia
 	}
 	_, err := k.copyRegistryAuth(ctx, authChange{push: true, pull: true,
 		named: func(ctx context.Context, current []byte) ([]byte, error) {
-			return k.namedLines(ctx, wanted, current)
+			lines, err := k.namedLines(ctx, wanted, current)
+			if err != nil || !k.Settings.PKI.Zarf {
+				return lines, err
+			}
+			zarf, err := k.zarfLine(ctx, current)
+			return append(lines, zarf...), err
 		}})
 	return err
 }

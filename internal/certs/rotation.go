@@ -212,7 +212,7 @@ func (r *rotation) recordPhase(
 		for _, h := range held {
 			if h.due != "" {
 				reason = cmp.Or(reason, fmt.Sprintf("the certificate in %s is due: %s",
-					r.Object("Secret", r.Settings.Name+h.suffix), h.due))
+					r.Object("Secret", r.secretName(h.secretLeaf)), h.due))
 			}
 		}
 		begun = &state.Rotation{Reason: cmp.Or(reason, "the trusted CAs change"),
@@ -267,7 +267,7 @@ func (r *rotation) writeTrust(ctx context.Context, held []heldLeaf, next pki.Ste
 		if err := r.write(ctx, h, h.pair, next.Trust); err != nil {
 			return err
 		}
-		r.note("trusted CAs written", r.Settings.Name+h.suffix, next.Why)
+		r.note("trusted CAs written", r.secretName(h.secretLeaf), next.Why)
 	}
 	return nil
 }
@@ -292,13 +292,13 @@ func (r *rotation) reissue(ctx context.Context, held []heldLeaf, next pki.Step) 
 		if err != nil {
 			return err
 		}
-		r.note("certificate issued", r.Settings.Name+h.suffix, h.due)
+		r.note("certificate issued", r.secretName(h.secretLeaf), h.due)
 	}
 	return errors.Join(missing...)
 }
 
 func (r *rotation) write(ctx context.Context, h heldLeaf, pair pki.KeyPair, trust pki.Bundle) error {
-	return r.WriteSecret(ctx, h.secret, r.Settings.Name+h.suffix, names.ComponentCertificates, corev1.SecretTypeTLS,
+	return r.WriteSecret(ctx, h.secret, r.secretName(h.secretLeaf), names.ComponentCertificates, corev1.SecretTypeTLS,
 		secretData(pair, trust.PEM()))
 }
 

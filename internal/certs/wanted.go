@@ -117,7 +117,7 @@ type heldLeaf struct {
 func (r *rotation) readHeld(ctx context.Context, wanted []wantedLeaf) ([]heldLeaf, error) {
 	var all []heldLeaf
 	for _, w := range wanted {
-		secret, err := r.Secret(ctx, r.Settings.Name+w.suffix)
+		secret, err := r.leafSecret(ctx, w.secretLeaf)
 		if err != nil {
 			return nil, err
 		}
@@ -127,8 +127,15 @@ func (r *rotation) readHeld(ctx context.Context, wanted []wantedLeaf) ([]heldLea
 			all = append(all, h)
 			continue
 		}
-		h.held.Trust, _ = pki.ParseBundle(secret.Data[names.KeyCA]) // an invalid bundle is overwritten
 		chain, err := pki.ParseChain(h.pair.Certificate)
+		if w.role() == pki.OrganizationClient && (err != nil || !slices.Contains(pki.Roles(chain[0]), w.role())) {
+			// Zarf writes certificates of its own when it is initialized and when it replaces credentials. Their CA
+			// must not become part of any bundle.
+			h.due = "Zarf has written another certificate"
+			all = append(all, h)
+			continue
+		}
+		h.held.Trust, _ = pki.ParseBundle(secret.Data[names.KeyCA]) // an invalid bundle is overwritten
 		if err == nil {
 			_, err = tls.X509KeyPair(h.pair.Certificate, h.pair.Key)
 		}

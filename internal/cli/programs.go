@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
@@ -138,11 +137,6 @@ func (r *hookRegistry) ProbeImage(mode state.Mode) string {
 
 // HookImage returns init-hook's own image, or nil if there is none.
 func (r *hookRegistry) HookImage() *state.HookImage { return r.own }
-
-// PlainOpen implements hook.Registry.
-func (r *hookRegistry) PlainOpen(ctx context.Context, pod *corev1.Pod) (bool, error) {
-	return r.Listening(ctx, pod, release.PlainPort)
-}
 
 // PushProgramImages pushes the images of the embedded programs and of init-hook itself,
 // so that Jobs of later upgrades can pull them from the registry.

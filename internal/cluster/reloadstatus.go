@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 )
 
@@ -37,6 +38,22 @@ func (r *Registry) Loaded(ctx context.Context, pod *corev1.Pod) (*reloadstatus.R
 		return nil, fmt.Errorf("reading the reload status of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 	return report, nil
+}
+
+// PlainOpen reports whether the plain listener of a registry's pod accepts connections of other pods. A port-forward
+// does not tell: it reaches the listener at the pod's loopback address, which is always open. Registries without that
+// listener do not report it. An error means that this could not be determined.
+func (r *Registry) PlainOpen(ctx context.Context, pod *corev1.Pod) (bool, error) {
+	if !r.Direct {
+		report, err := r.Loaded(ctx, pod)
+		switch {
+		case err == nil && report.PlainOpen != nil:
+			return *report.PlainOpen, nil
+		case err != nil && !errors.Is(err, errNoReloadStatus):
+			return false, err
+		}
+	}
+	return r.Listening(ctx, pod, release.PlainPort)
 }
 
 func (r *Registry) reloadStatus(ctx context.Context, pod *corev1.Pod) (report *reloadstatus.Report, err error) {

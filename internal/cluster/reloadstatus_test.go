@@ -118,6 +118,45 @@ func TestLoaded(t *testing.T) {
 	}
 }
 
+func TestPlainOpen(t *testing.T) {
+	yes, no := true, false
+	for name, c := range map[string]struct {
+		open   *bool
+		status int
+		pod    *corev1.Pod
+		want   bool
+		err    string
+	}{
+		"open":                               {&yes, 200, podWithPort("9100"), true, ""},
+		"closed":                             {&no, 200, podWithPort("9100"), false, ""},
+		"a registry that does not report it": {nil, 200, podWithPort("9100"), true, ""},
+		"a registry without a reload status": {nil, 404, podWithPort("9100"), true, ""},
+		"a pod without the annotation":       {nil, 200, &corev1.Pod{}, true, ""},
+		"a registry that does not answer":    {&yes, 503, podWithPort("9100"), false, "response 503"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			// Both ports of the pod; /v2/ is that of the listener that a port-forward reaches.
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path != reloadstatus.Path {
+					return
+				}
+				report := sampleReport()
+				report.PlainOpen = c.open
+				w.WriteHeader(c.status)
+				_ = json.NewEncoder(w).Encode(report) // the client may have disconnected
+			}))
+			defer server.Close()
+			r := &Registry{Forward: func(ctx context.Context, _ *corev1.Pod, _ int) (net.Conn, error) {
+				return (&net.Dialer{}).DialContext(ctx, "tcp", server.Listener.Addr().String())
+			}}
+			got, err := r.PlainOpen(t.Context(), c.pod)
+			if got != c.want || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+				t.Errorf("PlainOpen() = %t, %v; want %t, %q", got, err, c.want, c.err)
+			}
+		})
+	}
+}
+
 func TestLoadedNamesThePod(t *testing.T) {
 	refused := errors.New("port 9100 of pod zarf/p: failed to execute portforward: connect: connection refused")
 	without := podWithPort("9100")

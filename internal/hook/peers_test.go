@@ -496,6 +496,9 @@ func (b *bench) checkConverged() {
 			b.Errorf("the certificate for %s is not from our CA: %v", role, err)
 		}
 	}
+	if p.Zarf {
+		b.checkZarf()
+	}
 	if n := strings.Count(string(trust), "BEGIN CERTIFICATE"); n != 1 && p.Mode != state.PKIExistingSecret {
 		b.Errorf("%d CAs are trusted", n)
 	}

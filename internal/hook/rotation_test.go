@@ -153,6 +153,15 @@ var changes = map[string]struct {
 		change: func(b *bench) { b.userCA("corp 2").give("corp-server") },
 		run:    (*bench).renew,
 	},
+	"the release replaces Zarf's registry": {
+		change: asZarf,
+		run:    (*bench).prepareAndFinish,
+	},
+	"Zarf replaces certificates and credentials": {
+		before: asZarf,
+		change: func(b *bench) { b.zarfIssues(); b.zarfSets("second") },
+		run:    (*bench).prepareAndFinish,
+	},
 	"missing certificate": {
 		change: func(b *bench) { b.remove("secrets", "zarf-registry-node-tls") },
 		run:    (*bench).renew,

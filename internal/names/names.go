@@ -34,11 +34,17 @@ const (
 	SuffixNodeConfig = "-node-config"
 	// SuffixNodeProposal is the suffix of a copy of that Secret which exists only while prepare runs.
 	SuffixNodeProposal = "-node-config-proposal"
+	// SuffixZarfUsers is the suffix of the chart's Secret with the users of Zarf's init package.
+	SuffixZarfUsers = "-zarf-users"
 	// SuffixNodePort is the suffix of the NodePort Service, which owns the node port in both modes.
 	SuffixNodePort = "-nodeport"
 	// SuffixIssued is the suffix of a Secret that cert-manager writes, after its Certificate's name.
 	SuffixIssued = "-issued"
 )
+
+// ZarfClientTLS is the Secret from which Zarf's CLI and agent take the certificate that they present to
+// the registry of Zarf's init package.
+const ZarfClientTLS = "zarf-registry-client-tls"
 
 // Keys of Secrets.
 const (

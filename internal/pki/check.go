@@ -21,7 +21,7 @@ func Roles(cert *x509.Certificate) []string {
 		carried = append(carried, uri.String())
 	}
 	var roles []string
-	for _, role := range []string{OrganizationServer, OrganizationNode, OrganizationPush} {
+	for _, role := range []string{OrganizationServer, OrganizationNode, OrganizationPush, OrganizationClient} {
 		if slices.Contains(carried, role) {
 			roles = append(roles, role)
 		}
@@ -38,9 +38,10 @@ type Requirement struct {
 	Usages []x509.ExtKeyUsage
 	// Role is the Organization constant that it must contain; empty: none.
 	Role string
-	// NotRole is a role that it must not contain, and NotServer a DNS name that it must not be able to
+	// NotRoles are roles that it must not contain, and NotServer a DNS name that it must not be able to
 	// serve: otherwise its many holders could act as the single intended one. Empty: none.
-	NotRole, NotServer string
+	NotRoles  []string
+	NotServer string
 }
 
 // maxTrust is the maximum number of user CAs. A longer list is probably that of all public CAs,
@@ -97,9 +98,11 @@ func Check(pair KeyPair, trust Bundle, want Requirement, now time.Time) error {
 	if want.Role != "" && !slices.Contains(Roles(leaf), want.Role) {
 		add(fmt.Errorf("it does not carry the role %s as organization (O), organizational unit (OU) or URI", want.Role))
 	}
-	if want.NotRole != "" && slices.Contains(Roles(leaf), want.NotRole) {
-		add(fmt.Errorf("it also carries the role %s, which its holders must not have: use another certificate for that role",
-			want.NotRole))
+	for _, role := range want.NotRoles {
+		if slices.Contains(Roles(leaf), role) {
+			add(fmt.Errorf("it also carries the role %s, which its holders must not have: use another certificate for that role",
+				role))
+		}
 	}
 	if want.NotServer != "" && allows(leaf, x509.ExtKeyUsageServerAuth) && leaf.VerifyHostname(want.NotServer) == nil {
 		add(fmt.Errorf("it allows server authentication as %s, so its holders could impersonate the server: use separate "+

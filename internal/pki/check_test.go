@@ -339,7 +339,7 @@ func TestCheck(t *testing.T) {
 		"the role as common name": {pair: leaf(root, func(c *x509.Certificate) { c.Subject = pkix.Name{CommonName: server} }),
 			lines: []string{"it does not carry the role zarf-registry:server as organization (O), organizational unit (OU) or " +
 				"URI"}},
-		"a role that it must not have": {pair: good, want: &pki.Requirement{NotRole: server},
+		"a role that it must not have": {pair: good, want: &pki.Requirement{NotRoles: []string{server}},
 			lines: []string{"it also carries the role zarf-registry:server, which its holders must not have: use another " +
 				"certificate for that role"}},
 		"a name that it must not serve": {pair: leaf(root, names("*.zarf.svc")),
@@ -348,7 +348,7 @@ func TestCheck(t *testing.T) {
 				"impersonate the server: use separate certificates"}},
 		"that name without server authentication": {pair: leaf(root,
 			func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }),
-			want: &pki.Requirement{NotServer: "zarf-registry.zarf.svc", NotRole: node}},
+			want: &pki.Requirement{NotServer: "zarf-registry.zarf.svc", NotRoles: []string{node}}},
 		"an authority as leaf": {pair: leaf(root, func(c *x509.Certificate) { c.IsCA = true }),
 			lines: []string{"it is itself a CA certificate"}},
 		"everything at once": {pair: leaf(root, func(c *x509.Certificate) {

@@ -24,11 +24,13 @@ import (
 )
 
 // Roles of a leaf, stored as its subject's organization. The registry authorizes by them: a node
-// may read; a pusher may also write if it has the push credential too.
+// may read; a pusher may also write if it has the push credential too. So may a client, which many
+// hold: it may write images and nothing else.
 const (
 	OrganizationServer = "zarf-registry:server"
 	OrganizationNode   = "zarf-registry:node"
 	OrganizationPush   = "zarf-registry:push"
+	OrganizationClient = "zarf-registry:client"
 )
 
 const (

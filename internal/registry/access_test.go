@@ -87,7 +87,11 @@ const (
 	accessReadOrLogin        // 401 for writes
 	accessLogin              // 401 for everything
 	accessFull
+	accessImages // 403 for what changes no repository
 )
+
+// outside are the attempts that change no repository.
+var outside = []string{"put to an unknown path", "post to the base", "delete the catalog"}
 
 // try makes all attempts and compares the responses with the expected access.
 func (c client) try(existing string, access int) {
@@ -100,7 +104,8 @@ func (c client) try(existing string, access int) {
 		}
 		status, code, challenge := attempt.code, "", ""
 		switch {
-		case access == accessNone, access == accessRead && !attempt.read:
+		case access == accessNone, access == accessRead && !attempt.read,
+			access == accessImages && slices.Contains(outside, name):
 			status, code = http.StatusForbidden, "DENIED"
 		case access == accessLogin, access == accessReadOrLogin && !attempt.read:
 			status, code, challenge = http.StatusUnauthorized, "UNAUTHORIZED", `Basic realm="zarf-registry"`
@@ -124,6 +129,7 @@ func TestAuthorizationOverTLS(t *testing.T) {
 	d := i.pusher().pushBlob("a", "content").String()
 	holder := func(change func(*x509.Certificate)) *tls.Certificate { return i.holder(t, change) }
 	node, push := ca.client(t, pki.OrganizationNode), ca.client(t, pki.OrganizationPush)
+	many := ca.client(t, pki.OrganizationClient)
 	both := holder(func(c *x509.Certificate) {
 		c.Subject.Organization = []string{pki.OrganizationNode, pki.OrganizationPush}
 	})
@@ -174,6 +180,9 @@ func TestAuthorizationOverTLS(t *testing.T) {
 			c.Subject.Organization, c.Subject.OrganizationalUnit = []string{"acme"}, []string{"ops", pki.OrganizationPush}
 		}), pushUser, pushPassword, accessFull},
 		"a pusher by a URI has full access": {holder(uri(pki.OrganizationPush)), pushUser, pushPassword, accessFull},
+
+		"a client with the push credential writes images": {many, pushUser, pushPassword, accessImages},
+		"a client with the pull credential reads":         {many, pullUser, pullPassword, accessRead},
 
 		"a node that is a pusher reads without a credential":               {both, "", "", accessReadOrLogin},
 		"a node that is a pusher reads with a pull credential":             {both, pullUser, pullPassword, accessRead},
@@ -291,7 +300,7 @@ func TestDenialsNameRoleAndOperation(t *testing.T) {
 
 func TestAuthorize(t *testing.T) {
 	mutual, plain, open := policy{mutualTLS: true}, policy{}, policy{anonymousPull: true}
-	node, push := []string{pki.OrganizationNode}, []string{pki.OrganizationPush}
+	node, push, client := []string{pki.OrganizationNode}, []string{pki.OrganizationPush}, []string{pki.OrganizationClient}
 	both := []string{pki.OrganizationNode, pki.OrganizationPush}
 	const uploads = "/uploads/" // suffix of a repository
 	const unasked = role(-1)    // the credential must not be checked, because that is slow
@@ -349,6 +358,13 @@ func TestAuthorize(t *testing.T) {
 			errcode.ErrorCodeDenied},
 		"a node does not write a probe": {mutual, "PUT", probeProxy, node, unasked,
 			errcode.ErrorCodeDenied},
+		"a client without a credential reads": {mutual, "GET", "a", client, unasked, nil},
+		"a client without a credential writes nothing": {mutual, "PUT", "a", client, roleNone,
+			errcode.ErrorCodeUnauthorized},
+		"a client does not read the node port's probe": {mutual, "GET", probeNodePort, client, unasked,
+			errcode.ErrorCodeDenied},
+		"a client does not write a probe":            {mutual, "PUT", probeProxy, client, unasked, errcode.ErrorCodeDenied},
+		"a client does not collect garbage":          {mutual, "POST", "", client, unasked, errcode.ErrorCodeDenied},
 		"a pusher reads the probe of the node port":  {mutual, "HEAD", probeNodePort, push, unasked, nil},
 		"a pusher writes the probe of the node port": {mutual, "PUT", probeNodePort, push, rolePush, nil},
 		"a pusher writes the probe of the proxies":   {mutual, "PUT", probeProxy, push, rolePush, nil},

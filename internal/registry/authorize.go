@@ -29,8 +29,9 @@ const (
 )
 
 // ownRepositories is the prefix of the repositories that init-hook fills: the project's images and the
-// probes. Clients of the loopback listener neither see them in the catalog nor change them, because tools
-// that prune a registry (zarf tools registry prune) delete every image that they do not know.
+// probes. Clients of the loopback listener, and those with the client role, neither see them in the catalog
+// nor change them, because tools that prune a registry (zarf tools registry prune) delete every image that
+// they do not know.
 const ownRepositories = "zarf-registry/"
 
 // policy is a listener's access policy.
@@ -65,8 +66,9 @@ func (t target) describe(method string) string {
 
 // authorize returns nil if method is allowed on the target, or the error to respond with.
 //
-// With mutual TLS, the roles of the certificate (pki.Roles) identify the client: nodes and pushers read;
-// pushers also write if they send a push credential. Without it, only the credential counts. A push
+// With mutual TLS, the roles of the certificate (pki.Roles) identify the client: nodes, pushers and
+// clients read; pushers also write if they send a push credential, and clients too, but they neither
+// collect garbage nor change the project's own repositories. Without it, only the credential counts. A push
 // credential may write and delete in its repositories, or in all. Every reader may read everything, so
 // mounting a blob from another repository needs no more than write access to the target. A probe
 // repository is reachable over its own path only, except with a pusher's certificate: probes are filled
@@ -77,8 +79,9 @@ func (t target) describe(method string) string {
 func (p policy) authorize(method string, to target, roles []string, credential func() (*user, error)) error {
 	read := !to.upload && (method == http.MethodGet || method == http.MethodHead)
 	if p.mutualTLS {
-		switch push := slices.Contains(roles, pki.OrganizationPush); {
-		case !push && !slices.Contains(roles, pki.OrganizationNode):
+		push, client := slices.Contains(roles, pki.OrganizationPush), slices.Contains(roles, pki.OrganizationClient)
+		switch {
+		case !push && !client && !slices.Contains(roles, pki.OrganizationNode):
 			return denied("a client certificate with the roles %q has no access: "+
 				"its organization, organizational unit or URI must be %q or %q", roles, pki.OrganizationNode, pki.OrganizationPush)
 		case to.repository == probeNodePort && !push:
@@ -86,9 +89,12 @@ func (p policy) authorize(method string, to target, roles []string, credential f
 				probeNodePort, probeProxy)
 		case read:
 			return nil
-		case !push:
+		case !push && !client:
 			return denied("a client certificate with the roles %q may only read: %s needs %q and the push credential",
 				roles, to.describe(method), pki.OrganizationPush)
+		case !push && (to.repository == "" || strings.HasPrefix(to.repository, ownRepositories)):
+			return denied("a client certificate with the roles %q may not change what belongs to the registry itself: %s in %s "+
+				"needs %q", roles, to.describe(method), cmp.Or(to.repository, "no repository"), pki.OrganizationPush)
 		}
 	} else if (p.exposed || p.loopback) && (to.repository == probeProxy || to.repository == probeNodePort) {
 		return denied("repository %s is served to nodes only, and this request came from outside the cluster", to.repository)

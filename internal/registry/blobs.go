@@ -18,6 +18,8 @@ import (
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
 
 // Distribution allocates a buffer of 4 MiB for each blob that it serves: for a small blob that costs
@@ -83,10 +85,10 @@ func (n blobNamespace) Repository(ctx context.Context, name reference.Named) (di
 }
 
 // Repositories lists repositories after last, in order, and returns [io.EOF] with the last ones. It leaves
-// out the project's own for clients of the loopback listener.
+// out the project's own for clients of the loopback listener and those with the client role.
 func (n blobNamespace) Repositories(ctx context.Context, repositories []string, last string) (int, error) {
 	from, ok := ctx.Value(callerKey{}).(*caller)
-	if !ok || from.listener != listenerLoopback {
+	if !ok || from.listener != listenerLoopback && !slices.Equal(from.roles, []string{pki.OrganizationClient}) {
 		return n.Namespace.Repositories(ctx, repositories, last)
 	}
 	for {

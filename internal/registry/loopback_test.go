@@ -88,6 +88,12 @@ func TestOwnRepositoriesAtTheLoopbackListener(t *testing.T) {
 		t.Errorf("the catalog over mutual TLS is %q, want %q", names, all)
 	}
 	others := []string{"a", "zarf-registrar/b", "zz/c"}
+	many := i.client(i.ca.client(t, pki.OrganizationClient))
+	if names := many.catalog("/v2/_catalog"); !slices.Equal(names, others) {
+		t.Errorf("the catalog for the client role is %q, want %q", names, others)
+	}
+	many.as(pushUser, pushPassword).must(http.StatusForbidden, http.MethodDelete,
+		"/v2/zarf-registry/init-hook/manifests/v1", nil)
 	for _, path := range []string{"/v2/_catalog", "/v2/_catalog?n=1", "/v2/_catalog?n=2", "/v2/_catalog?n=3"} {
 		if names := forwarded.catalog(path); !slices.Equal(names, others) {
 			t.Errorf("%s at the loopback listener lists %q, want %q", path, names, others)

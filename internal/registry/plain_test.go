@@ -89,6 +89,9 @@ func TestPlainListenerFollowsTheFile(t *testing.T) {
 		if !strings.Contains(f.metrics(), "zarf_registry_plain_listener_open 0\n") {
 			t.Error("the metric is not 0")
 		}
+		if open := f.loaded().PlainOpen; open == nil || *open {
+			t.Error("the reload status says that it is open")
+		}
 		f.addUser(pullUser, pullPassword)
 		f.waitOpen()
 		if f.addresses["plain"] != address {
@@ -96,6 +99,9 @@ func TestPlainListenerFollowsTheFile(t *testing.T) {
 		}
 		if !strings.Contains(f.metrics(), "zarf_registry_plain_listener_open 1\n") {
 			t.Error("the metric is not 1")
+		}
+		if open := f.loaded().PlainOpen; open == nil || !*open {
+			t.Error("the reload status does not say that it is open")
 		}
 		f.plain().must(http.StatusUnauthorized, "GET", path, nil)
 		kept := f.plain().as(pullUser, pullPassword)

@@ -393,11 +393,15 @@ func (s *Server) metricsHandler() http.Handler {
 	})
 }
 
-// reloadReport describes the certificates and credentials in use.
+// reloadReport describes the certificates and credentials in use, and what follows them.
 func (s *Server) reloadReport() reloadstatus.Report {
 	report := reloadstatus.Report{Credentials: s.credentials.report(), Collection: s.leases.report()}
 	if s.certificates != nil {
 		report.Certificates = s.certificates.Report()
+	}
+	if s.plain != nil {
+		open := s.plain.address() != nil
+		report.PlainOpen = &open
 	}
 	return report
 }

@@ -24,6 +24,9 @@ type Report struct {
 	Certificates Certificates `json:"certificates"`
 	// Credentials is nil for proxies.
 	Credentials *Credentials `json:"credentials,omitempty"`
+	// PlainOpen tells whether the registry's plain listener is open. It is nil for proxies, and where the listener
+	// follows no file.
+	PlainOpen *bool `json:"plainOpen,omitempty"`
 	// Collection is nil for proxies.
 	Collection *Collection `json:"collection,omitempty"`
 }

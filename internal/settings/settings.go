@@ -266,6 +266,11 @@ func (s *Settings) Validate() error {
 		v.add("pki", s.PKI.Validate())
 	}
 	v.add("push", s.Push.validate())
+	if s.PKI.Zarf {
+		v.check(s.Mode == state.ModeProxy, "pki.zarf requires mode proxy, not %s", s.Mode)
+		v.check(!slices.ContainsFunc(s.Push.Credentials, func(c PushCredential) bool { return c.Name == "zarf" }),
+			"push: the name zarf of a credential is that of Zarf's")
+	}
 	v.add("nodeConfig", s.NodeConfig.validate())
 	return v.err()
 }

@@ -108,6 +108,13 @@ func TestValidate(t *testing.T) {
 			s *settings.Settings) {
 			s.NodeConfig.DirectoriesInUse = []string{"/etc"}
 		}, `nodeConfig: directoriesInUse: "/etc" is missing from directories`},
+		"accepts Zarf's clients": {func(s *settings.Settings) { s.PKI.Zarf = true }, ""},
+		"rejects Zarf's clients in nodeport mode": {func(s *settings.Settings) {
+			s.PKI.Zarf, s.Mode = true, state.ModeNodePort
+		}, "pki.zarf requires mode proxy, not nodeport"},
+		"rejects the name of Zarf's credential": {func(s *settings.Settings) {
+			s.PKI.Zarf, s.Push.Credentials[0].Name = true, "zarf"
+		}, "push: the name zarf of a credential is that of Zarf's"},
 		"rejects an impossible name of a credential": {func(s *settings.Settings) { s.Push.Credentials[0].Name = "a:b" },
 			`push: invalid name "a:b" of a credential: want a DNS label`},
 		"rejects two credentials of one name": {func(s *settings.Settings) { s.Push.Credentials[0].Name = "team" },

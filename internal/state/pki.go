@@ -36,6 +36,9 @@ type PKI struct {
 	// ServeTLS means that proxies serve TLS on the loopback address, with the node certificate, which then
 	// needs that address as a SAN.
 	ServeTLS bool `json:"serveTLS"`
+	// Zarf means that the registry replaces the one of Zarf's init package: Zarf's Secret then holds a client
+	// certificate, and the registry's is valid for port-forwards. Only in internal mode.
+	Zarf bool `json:"zarf,omitempty"`
 }
 
 // OwnCA reports whether the release has its own CA, which init-hook creates and stores.
@@ -79,6 +82,8 @@ func (p PKI) Validate() error {
 		return errors.New("an issuer may be set in mode certManager only")
 	case p.Issuer != nil && (p.Issuer.Name == "" || p.Issuer.Kind == "" || p.Issuer.Group == ""):
 		return errors.New("an issuer needs a name, a kind and a group")
+	case p.Zarf && p.Mode != PKIInternal:
+		return errors.New("the client certificate of Zarf is issued in mode internal only")
 	case p.ClusterDomain == "":
 		return errors.New("cluster domain is empty")
 	}

@@ -27,7 +27,8 @@ var (
 
 func TestWhatIsKnownOfCertificatesIsKept(t *testing.T) {
 	for name, p := range map[string]state.PKI{
-		"internal": internalPKI(),
+		"internal":                internalPKI(),
+		"with Zarf's certificate": internalPKI(func(p *state.PKI) { p.Zarf = true }),
 		"existing Secrets": internalPKI(func(p *state.PKI) {
 			p.Mode, p.Existing,
 				p.ServeTLS = state.PKIExistingSecret, existing, true
@@ -83,6 +84,8 @@ func TestPKIValidateRejects(t *testing.T) {
 			p.Mode, p.Issuer = state.PKICertManager,
 				&state.Issuer{Name: "x", Group: "y"}
 		}, "an issuer needs a name, a kind and a group"},
+		"Zarf's certificate in another mode": {func(p *state.PKI) { p.Mode, p.Zarf = state.PKICertManager, true },
+			"the client certificate of Zarf is issued in mode internal only"},
 		"no cluster domain": {func(p *state.PKI) { p.ClusterDomain = "" }, "cluster domain is empty"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -71,12 +71,20 @@ type Source struct {
 
 const kindCA = "authority"
 
-// leaves are the leaf certificates of every mode: their names in reports, the suffixes of their
-// Secrets, and their roles.
-var leaves = []struct{ name, suffix, role string }{
-	{"server", names.SuffixServerTLS, pki.OrganizationServer},
-	{"node", names.SuffixNodeTLS, pki.OrganizationNode},
-	{"push", names.SuffixPushTLS, pki.OrganizationPush},
+// leaf is a leaf certificate: its name in reports, the name of its Secret, and its role.
+type leaf struct{ name, secret, role string }
+
+// leaves returns the leaf certificates of every mode, and that of Zarf's clients.
+func (c *collector) leaves() []leaf {
+	all := []leaf{
+		{"server", c.Name + names.SuffixServerTLS, pki.OrganizationServer},
+		{"node", c.Name + names.SuffixNodeTLS, pki.OrganizationNode},
+		{"push", c.Name + names.SuffixPushTLS, pki.OrganizationPush},
+	}
+	if c.pki().Zarf {
+		all = append(all, leaf{"client", names.ZarfClientTLS, pki.OrganizationClient})
+	}
+	return all
 }
 
 // certificates adds the certificate Secrets to the report.
@@ -139,7 +147,7 @@ func (c *collector) held(ctx context.Context) ([]*SecretCertificate, error) {
 	pairs := map[*SecretCertificate]pki.KeyPair{}
 	var list []*SecretCertificate
 	if p.OwnCA() {
-		h, pair, err := c.read(ctx, kindCA, names.SuffixCA)
+		h, pair, err := c.read(ctx, kindCA, c.Name+names.SuffixCA)
 		if err != nil {
 			return nil, err
 		}
@@ -148,8 +156,8 @@ func (c *collector) held(ctx context.Context) ([]*SecretCertificate, error) {
 		}
 	}
 	var found []*SecretCertificate
-	for _, k := range leaves {
-		h, pair, err := c.read(ctx, k.name, k.suffix)
+	for _, k := range c.leaves() {
+		h, pair, err := c.read(ctx, k.name, k.secret)
 		if err != nil {
 			return nil, err
 		}
@@ -157,6 +165,9 @@ func (c *collector) held(ctx context.Context) ([]*SecretCertificate, error) {
 			continue
 		}
 		h.role = k.role
+		if k.role == pki.OrganizationClient && h.Why == "" && !slices.Contains(h.Roles, k.role) {
+			h.Why, h.trust = "Zarf has written another certificate", pki.Bundle{} // which nobody else is to trust
+		}
 		if source := sourceName(c.Name, k.role, p); source != "" {
 			h.Source = &Source{Secret: source}
 		}
@@ -189,8 +200,8 @@ func sourceName(name, role string, p state.PKI) string {
 
 // read reads a Secret and describes it without regard to the others. It returns nil if
 // reading is forbidden.
-func (c *collector) read(ctx context.Context, kind, suffix string) (*SecretCertificate, pki.KeyPair, error) {
-	h := &SecretCertificate{Certificate: Certificate{Secret: c.Name + suffix, Why: "not found"}, For: kind}
+func (c *collector) read(ctx context.Context, kind, name string) (*SecretCertificate, pki.KeyPair, error) {
+	h := &SecretCertificate{Certificate: Certificate{Secret: name, Why: "not found"}, For: kind}
 	secret, missing, err := c.secret(ctx, h.Secret)
 	switch {
 	case err != nil:

@@ -2,6 +2,7 @@ package status_test
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"slices"
@@ -127,6 +128,39 @@ func TestCertificatesAndWhoHasLoadedThem(t *testing.T) {
 	if want := []string{"registry n1 zarf-registry-server-tls", "proxy n1 zarf-registry-node-tls",
 		"proxy n2 zarf-registry-node-tls"}; !slices.Equal(pods, want) {
 		t.Errorf("pods are %q", pods)
+	}
+}
+
+func TestTheCertificateOfZarfsClients(t *testing.T) {
+	c := healthy(t, state.ModeProxy).changeState(t, func(s *state.State) { s.PKI.Zarf = true })
+	issue := func(from *corev1.Secret, role string) {
+		t.Helper()
+		ca, err := pki.ParseCA(pki.KeyPair{Certificate: from.Data["tls.crt"], Key: from.Data["tls.key"]})
+		if err != nil {
+			t.Fatal(err)
+		}
+		pair, err := ca.Issue(pki.Leaf{CommonName: "client", Organization: role,
+			Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := secret("client", map[string][]byte{"tls.crt": pair.Certificate, "tls.key": pair.Key,
+			"ca.crt": from.Data["tls.crt"]})
+		s.Name = names.ZarfClientTLS
+		c.add(s)
+	}
+	issue(c["Secret zarf-registry-ca"].(*corev1.Secret), pki.OrganizationClient)
+	if r := c.certificates(t, c.running(t)); !r.Healthy || len(r.Secrets) != 5 || r.Secrets[4].For != "client" ||
+		!r.Secrets[4].Valid {
+		t.Errorf("report is %+v", r)
+	}
+
+	other := newAuthority(t, "ca.private.zarf.dev", now, 0).KeyPair()
+	issue(secret("", map[string][]byte{"tls.crt": other.Certificate, "tls.key": other.Key}), "Zarf Cluster")
+	want := []string{"The certificate in Secret zarf/zarf-registry-client-tls is not usable (Zarf has written another " +
+		"certificate): init-hook certs renew --namespace zarf issues a new one."}
+	if r := c.certificates(t, c.running(t)); r.Healthy || !slices.Equal(r.Next, want) {
+		t.Errorf("the next steps are %q, want %q", r.Next, want)
 	}
 }
 

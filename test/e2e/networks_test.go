@@ -68,6 +68,8 @@ var scenarios = map[string][]network{
 	"e2e-workstation":   {ipv4},
 	"e2e-zarf":          {ipv4},
 	"e2e-zarf-ipv6":     {ipv6},
+	"e2e-zarf-init":     {ipv4},
+	"e2e-zarf-init6":    {ipv6nft},
 	"soak":              {ipv4},
 }
 

@@ -127,6 +127,9 @@ init-hook can derive from it is not in here. */ -}}
 {{- if eq $pki.value "existingSecret" -}}
 {{- $_ := set $settings "existing" $pki.existing -}}
 {{- end -}}
+{{- if include "zarf-registry.zarf" . -}}
+{{- $_ := set $settings "zarf" true -}}
+{{- end -}}
 {{- if $pki.issuer.name -}}
 {{- $_ := set $settings "issuer" $pki.issuer -}}
 {{- end -}}
