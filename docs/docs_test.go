@@ -250,7 +250,8 @@ func isWord(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool { return r != '-' && !unicode.IsLower(r) })
 }
 
-var setFlag = regexp.MustCompile(`--set(?:-string|-json)?[ =]'?"?([A-Za-z0-9_.\[\]\\/-]+)=`)
+// setFlag matches Helm's flags. Values begin with a lower-case letter; Zarf's variables are in upper case.
+var setFlag = regexp.MustCompile(`--set(?:-string|-json)?[ =]'?"?([a-z][A-Za-z0-9_.\[\]\\/-]*)=`)
 
 // TestValues checks that values in --set exist.
 func TestValues(t *testing.T) {
