@@ -16,7 +16,9 @@ kubeconform=$("$testcluster" tool kubeconform)
 rendered=$(mktemp -d)
 trap 'rm -rf "$rendered"' EXIT
 for values in "$chart"/ci/*-values.yaml templates-tests/testdata/values/*-values.yaml; do
-  "$helm" template zarf-registry "$chart" --namespace zarf --kube-version "${versions[0]}" --values "$values" >"$rendered/$(basename "$values")"
+  release=zarf-registry
+  [[ $values != */zarf-values.yaml ]] || release=zarf-docker-registry # the name that Zarf expects
+  "$helm" template "$release" "$chart" --namespace zarf --kube-version "${versions[0]}" --values "$values" >"$rendered/$(basename "$values")"
 done
 for version in "${versions[@]}"; do
   check=("$kubeconform" -strict -summary -kubernetes-version "$version" -skip "$custom"
