@@ -24,11 +24,7 @@ func TestZarf(t *testing.T) {
 	must(t, "zarf package deploy in nodeport mode", func(t *testing.T) { z.deploy(t, "first", z.workload(t, "first")) })
 	must(t, "the agent changes no pod of ours", w.nothingMutated)
 	must(t, "zarf tools registry in nodeport mode", func(t *testing.T) { testZarfTools(t, z) })
-	underFirst := func(name string, f func(t *testing.T)) {
-		t.Helper()
-		during(t, name, func(t *testing.T) (stop func()) { return w.pullLoop(t, "zarf/first:1") }, f)
-	}
-	underFirst("helm upgrade to proxy mode", func(t *testing.T) {
+	z.underLoop(t, "helm upgrade to proxy mode", func(t *testing.T) {
 		w.helmChart(t, "upgrade", proxyMode)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
 	})
@@ -39,17 +35,13 @@ func TestZarf(t *testing.T) {
 		image, archive := w.carry(t, "zarf/carried:1")
 		z.deploy(t, "carried", z.pack(t, "carried", image, archive))
 	})
-	underFirst("the registry is killed", func(t *testing.T) {
-		old := w.pods(t, "registry")[0].Name
-		w.deletePod(t, old, 0)
-		w.waitForRegistry(t, old)
-	})
+	testZarfRegistryKilled(t, z)
 	must(t, "zarf tools update-creds registry after a rotation", func(t *testing.T) {
 		output(t, w.command(t, w.hook, "credentials", "rotate", "-n", w.namespace))
 		z.run(t, slices.Concat([]string{"tools", "update-creds", "registry", "--confirm"}, z.credential(t, "push"),
 			z.credential(t, "pull"))...)
 	})
-	underFirst("helm upgrade back to nodeport mode", func(t *testing.T) {
+	z.underLoop(t, "helm upgrade back to nodeport mode", func(t *testing.T) {
 		w.helmChart(t, "upgrade", nodePortMode)
 		w.isIn(t, state.ModeNodePort, state.SourceValue)
 	})
@@ -71,7 +63,22 @@ func TestZarfIPv6(t *testing.T) {
 	must(t, "zarf package deploy", func(t *testing.T) { z.deploy(t, "first", z.workload(t, "first")) })
 	must(t, "the agent changes no pod of ours", w.nothingMutated)
 	must(t, "zarf tools registry", func(t *testing.T) { testZarfTools(t, z) })
+	testZarfRegistryKilled(t, z)
 	testZarfDestroy(t, z)
+}
+
+// underLoop runs a step as must does, while nodes pull what Zarf has pushed.
+func (z *zarf) underLoop(t *testing.T, name string, f func(t *testing.T)) {
+	t.Helper()
+	during(t, name, func(t *testing.T) (stop func()) { return z.w.pullLoop(t, "zarf/first:1") }, f)
+}
+
+func testZarfRegistryKilled(t *testing.T, z *zarf) {
+	z.underLoop(t, "the registry is killed", func(t *testing.T) {
+		old := z.w.pods(t, "registry")[0].Name
+		z.w.deletePod(t, old, 0)
+		z.w.waitForRegistry(t, old)
+	})
 }
 
 // testZarfTools mirrors, lists and deletes images.
@@ -150,15 +157,12 @@ func (z *zarf) tags(t *testing.T, repository string) []string {
 // testZarfDestroy removes Zarf, and then all Helm releases that Zarf takes for its own.
 func testZarfDestroy(t *testing.T, z *zarf) {
 	w := z.w
-	must(t, "zarf destroy leaves the release alone", func(t *testing.T) {
-		stop := w.pullLoop(t, "zarf/first:1")
+	z.underLoop(t, "zarf destroy leaves the release alone", func(t *testing.T) {
 		w.restartsNothing(t, func() { z.run(t, "destroy", "--confirm") })
-		stop()
 		w.isHealthy(t)
 		if _, err := w.client.CoreV1().Namespaces().Get(t.Context(), "zarf", metav1.GetOptions{}); err == nil {
 			t.Error("the namespace zarf is left")
 		}
-		w.pullEverywhere(t, w.address+"/zarf/first:1")
 	})
 	must(t, "zarf destroy --remove-components uninstalls it like Helm, except for its volume", func(t *testing.T) {
 		z.run(t, "destroy", "--confirm", "--remove-components")
@@ -167,5 +171,11 @@ func testZarfDestroy(t *testing.T, z *zarf) {
 		if err != nil || claim.Status.Phase != corev1.ClaimBound {
 			t.Errorf("the volume claim: %v, %v", claim, err)
 		}
+		if !long() {
+			t.Log("SHORTENED: the release is not installed again")
+			return
+		}
+		w.helmChart(t, "install", proxyMode)
+		w.pullEverywhere(t, w.address+"/zarf/first:1")
 	})
 }
