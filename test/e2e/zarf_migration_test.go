@@ -42,8 +42,12 @@ const rounds = 10
 func TestZarfMigration(t *testing.T) {
 	w := ownCluster(t, "e2e-migration", layout{bare: true, long: true, open: true, namespace: "registry"})
 	m := &migration{world: w, zarf: newZarf(t, w)}
+	initPackage := m.initPackage(t)
 	must(t, "pods pull from Zarf's registry", func(t *testing.T) {
-		m.initialize(t)
+		// Zarf waits until some pod runs.
+		output(t, m.command(t, m.kubectl, "-n", "kube-system", "run", "pause", "--image="+knownPause))
+		m.zarf.run(t, "init", initPackage, "--confirm")
+		m.answers(t, false)
 		m.zarf.deploy(t, "before", m.zarf.workload(t, "before"))
 		m.pushToZarf(t)
 	})
@@ -54,9 +58,13 @@ func TestZarfMigration(t *testing.T) {
 			t.Error("it does not")
 		}
 	})
-	must(t, "the release is installed beside Zarf's registry, which still answers", func(t *testing.T) {
-		m.mustInstall(t, "--namespace", m.namespace, "--registry-proxy", besideZarf,
+	must(t, "the release is installed beside Zarf's registry, without proxies", func(t *testing.T) {
+		// Where a host port has precedence over a node port, proxies would answer before the registry has the images.
+		m.mustInstall(t, "--namespace", m.namespace, "--registry-proxy", besideZarf, "--set=proxy.nodeSelector.migrated=no",
 			"--set=auth.push[0].name="+podCredential+",auth.push[0].repositories={"+podCredential+"}")
+		if proxies := m.pods(t, "proxy"); len(proxies) > 0 {
+			t.Errorf("there are %d proxies", len(proxies))
+		}
 		m.answers(t, false)
 	})
 	must(t, "images are copied, and later those that were pushed meanwhile", func(t *testing.T) {
@@ -65,13 +73,24 @@ func TestZarfMigration(t *testing.T) {
 		m.toZarf(t, "push", m.makeArchive(t, "example.com/e2e/later:1", 8))
 		m.copyAll(t)
 	})
-	must(t, "the proxies answer", m.takeOver)
-	must(t, "there is a way back", func(t *testing.T) {
-		m.mustInstall(t, "--namespace", m.namespace, besideZarf)
-		m.patchZarfService(t, `{"type":"NodePort","ports":[{"port":5000,"nodePort":31999}]}`)
+	must(t, "the proxies start beside kube-proxy, which still answers", func(t *testing.T) {
+		m.mustInstall(t, "--namespace", m.namespace, "--set=proxy.nodeSelector=null")
+		if proxies := m.pods(t, "proxy"); len(proxies) != len(m.nodes) {
+			t.Errorf("there are %d proxies on %d nodes", len(proxies), len(m.nodes))
+		}
 		m.answers(t, false)
-		m.takeOver(t)
 	})
+	must(t, "the proxies answer", m.takeOver)
+	if long() {
+		must(t, "there is a way back", func(t *testing.T) {
+			m.mustInstall(t, "--namespace", m.namespace, besideZarf)
+			m.patchZarfService(t, `{"type":"NodePort","ports":[{"port":5000,"nodePort":31999}]}`)
+			m.answers(t, false)
+			m.takeOver(t)
+		})
+	} else {
+		t.Log("SHORTENED: no way back, no later zarf init, and no nodeport mode")
+	}
 	must(t, "Zarf uses the registry as an external one", func(t *testing.T) {
 		pusher, pushPassword := m.credential(t, release+"-credentials")
 		puller, pullPassword := m.credential(t, release+"-credentials-"+podCredential)
@@ -88,10 +107,7 @@ func TestZarfMigration(t *testing.T) {
 	must(t, "Zarf's registry is removed", func(t *testing.T) {
 		m.zarf.run(t, "package", "remove", "init", "--components=zarf-injector,zarf-seed-registry,zarf-registry",
 			"--confirm")
-		_, err := m.client.AppsV1().Deployments(namespace).Get(t.Context(), zarfRegistry, metav1.GetOptions{})
-		if !apierrors.IsNotFound(err) {
-			t.Errorf("its Deployment: %v", err)
-		}
+		m.registryIsGone(t)
 		m.isHealthy(t)
 	})
 	must(t, "no pull has failed", func(t *testing.T) {
@@ -117,6 +133,16 @@ func TestZarfMigration(t *testing.T) {
 		}
 	})
 	must(t, "Zarf deploys packages", func(t *testing.T) { m.zarf.deploy(t, "after", m.zarf.workload(t, "after")) })
+	if !long() {
+		return
+	}
+	must(t, "a later zarf init leaves the registry alone", func(t *testing.T) {
+		m.zarf.run(t, "init", initPackage, "--confirm")
+		if mode := m.registryMode(t); mode != "external" {
+			t.Errorf("Zarf's state has the registry mode %s", mode)
+		}
+		m.registryIsGone(t)
+	})
 	must(t, "nodeport mode, in which pods pull with the same credential", func(t *testing.T) {
 		puller, password := m.credential(t, release+"-credentials-"+podCredential)
 		stop := m.pullLoop(t, puller, password)
@@ -134,9 +160,18 @@ type migration struct {
 	pinned string // reference by digest to an image that has no tag
 }
 
-// initialize runs zarf init with an init package that has Zarf's own registry and agent. It lacks the injector, which
-// is not part of Zarf's module, so the nodes have the registry's image already.
-func (m *migration) initialize(t *testing.T) {
+// registryIsGone fails if Zarf's registry exists.
+func (m *migration) registryIsGone(t *testing.T) {
+	t.Helper()
+	_, err := m.client.AppsV1().Deployments(namespace).Get(t.Context(), zarfRegistry, metav1.GetOptions{})
+	if !apierrors.IsNotFound(err) {
+		t.Errorf("the Deployment of Zarf's registry: %v", err)
+	}
+}
+
+// initPackage makes an init package that has Zarf's own registry and agent, and returns its path. It lacks the
+// injector, which is not part of Zarf's module, so it loads the registry's image onto the nodes.
+func (m *migration) initPackage(t *testing.T) string {
 	t.Helper()
 	const image, tag = "library/registry", "3.1.1"
 	run(t, m.testcluster, "load", "--name", m.name, distributionArchive(t, m.address+"/"+image+":"+tag))
@@ -169,10 +204,7 @@ func (m *migration) initialize(t *testing.T) {
 	}
 	args := append(m.zarf.agentImage(t), "--set", "REGISTRY_IMAGE="+image, "--set", "REGISTRY_IMAGE_TAG="+tag, "--set",
 		"PROXY_IMAGE=none", "--set", "PROXY_IMAGE_TAG=none")
-	// Zarf waits until some pod runs.
-	output(t, m.command(t, m.kubectl, "-n", "kube-system", "run", "pause", "--image="+knownPause))
-	m.zarf.run(t, "init", m.zarf.create(t, filepath.Join(dir, "zarf-registry"), args...), "--confirm")
-	m.answers(t, false)
+	return m.zarf.create(t, filepath.Join(dir, "zarf-registry"), args...)
 }
 
 // distributionArchive writes an OCI archive of an image with distribution's program.
