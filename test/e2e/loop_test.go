@@ -75,7 +75,9 @@ const (
 // failures that are not accepted. pushFresh pushes the images.
 func (w *world) freshLoop(t *testing.T, accept tolerated) (stop func()) {
 	t.Helper()
-	return w.freshLoopWith(t, accept, w.pullCredential(t))
+	return w.loop(t, accept, w.pullCredential(t), func(stopFile string) []string {
+		return []string{"crictl", w.address + "/" + freshImages, strconv.Itoa(fresh), slowImage, stopFile, freshPause}
+	})
 }
 
 // pullCredential returns the environment of loops with the credential for pulls through the node port, if there
@@ -87,14 +89,6 @@ func (w *world) pullCredential(t *testing.T) []string {
 		return nil
 	}
 	return []string{"CRICTL_CREDS=" + string(secret.Data["username"]) + ":" + string(secret.Data["password"])}
-}
-
-// freshLoopWith is freshLoop with an environment that names the credential.
-func (w *world) freshLoopWith(t *testing.T, accept tolerated, env []string) (stop func()) {
-	t.Helper()
-	return w.loop(t, accept, env, func(stopFile string) []string {
-		return []string{"crictl", w.address + "/" + freshImages, strconv.Itoa(fresh), slowImage, stopFile, freshPause}
-	})
 }
 
 // underLoop runs a step as must does, while freshLoop pulls.
