@@ -545,6 +545,12 @@ func TestPrepareNamesServiceThatTookThePort(t *testing.T) {
 	b.add(otherService())
 	b.mustFail(b.hook.Prepare(t.Context()), true, "Service shop/web", "it uses node port 31999", "kubectl --namespace shop")
 
+	b = newBench(t)
+	zarfs := otherService()
+	zarfs.Namespace, zarfs.Name = "zarf", "zarf-docker-registry"
+	b.add(zarfs)
+	b.mustFail(b.hook.Prepare(t.Context()), true, "Service zarf/zarf-docker-registry", "it is Zarf's registry: docs/zarf.md")
+
 	b = newBench(t) // taken after the preflight
 	b.client.PrependReactor("create", "services", func(a kubetesting.Action) (bool, runtime.Object, error) {
 		dry := len(a.(kubetesting.CreateActionImpl).CreateOptions.DryRun) > 0

@@ -48,8 +48,7 @@ func (i *Inspection) lookAtServices(ctx context.Context) ([]Finding, error) {
 			findings = append(findings, Finding{Check: checkPort, Severity: Blocker,
 				Object: fmt.Sprintf("Service %s/%s", s.Namespace, s.Name),
 				Cause:  fmt.Sprintf("it uses node port %d, the port of the registry", i.Settings.Port),
-				Remedy: fmt.Sprintf("give it another (kubectl --namespace %s edit service %s), or the registry: --set port=PORT",
-					s.Namespace, s.Name)})
+				Remedy: otherPort(s)})
 		case named && !ours && i.ownsPort():
 			findings = append(findings, Finding{Check: checkPort, Severity: Blocker,
 				Object: fmt.Sprintf("Service %s/%s", s.Namespace, s.Name),
@@ -62,6 +61,15 @@ func (i *Inspection) lookAtServices(ctx context.Context) ([]Finding, error) {
 	}
 	found, err := i.tryService(ctx, err == nil)
 	return append(findings, found...), err
+}
+
+// otherPort returns the remedy for a Service with the registry's port.
+func otherPort(s corev1.Service) string {
+	if s.Namespace == "zarf" && s.Name == "zarf-docker-registry" {
+		return "it is Zarf's registry: docs/zarf.md says how to replace it while nodes pull"
+	}
+	return fmt.Sprintf("give it another (kubectl --namespace %s edit service %s), or the registry: --set port=PORT",
+		s.Namespace, s.Name)
 }
 
 // ownsPort reports whether a Service of the release is to own the node port.

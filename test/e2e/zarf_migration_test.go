@@ -54,7 +54,7 @@ func TestZarfMigration(t *testing.T) {
 	stop := m.pullLoop(t, "zarf-pull", m.password(t, "registry-readonly"))
 	must(t, "preflight names Zarf's Service", func(t *testing.T) {
 		_, text := m.preflight(t, 1, "--namespace", m.namespace, "--registry-proxy")
-		if !strings.Contains(text, "Service "+namespace+"/"+zarfRegistry) {
+		if !strings.Contains(text, "Service "+namespace+"/"+zarfRegistry) || !strings.Contains(text, "docs/zarf.md") {
 			t.Error("it does not")
 		}
 	})
