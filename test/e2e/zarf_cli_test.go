@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"hash/crc32"
 	"os"
@@ -26,6 +27,15 @@ const zarfVersion = "v0.84.0"
 type zarf struct {
 	w             *world
 	program, home string
+}
+
+// notInShortRuns skips a scenario when all run at their usual length, which is minutes shorter then: TestZarf and
+// TestZarfInit remain.
+func notInShortRuns(t *testing.T) {
+	t.Helper()
+	if !long() && flag.Lookup("test.run").Value.String() == "" {
+		t.Skip("SKIPPED, NOTHING CHECKED: make e2e-long, or make e2e E2E_RUN=TestZarf, runs it")
+	}
 }
 
 func newZarf(t *testing.T, w *world) *zarf {
@@ -242,21 +252,37 @@ func (w *world) nothingMutated(t *testing.T) {
 	}
 }
 
-// initialize runs zarf init with the release as external registry. Zarf gives pods its credential, too.
+// initialize runs zarf init with the release as external registry.
 func (z *zarf) initialize(t *testing.T, initPackage string) {
 	t.Helper()
 	z.run(t, slices.Concat([]string{"init", initPackage, "--registry-url", z.w.address, "--timeout=3m", "--confirm"},
-		z.credential(t, "push"))...)
+		z.credentials(t))...)
 }
 
-// credential returns the arguments of Zarf that let it use the release's push credential to push or to pull.
-func (z *zarf) credential(t *testing.T, use string) []string {
+// podCredential is a push credential that may write to no repository but one of its own: Zarf reads with it, and
+// gives it to pods. It is valid in both modes.
+const podCredential = "zarf-pods"
+
+// withPodCredential creates it.
+const withPodCredential = "--set=auth.push[0].name=" + podCredential + ",auth.push[0].repositories={" + podCredential +
+	"}"
+
+// credentials returns the arguments of Zarf for the release's credentials.
+func (z *zarf) credentials(t *testing.T) (args []string) {
 	t.Helper()
-	secret, err := z.w.client.CoreV1().Secrets(z.w.namespace).Get(t.Context(), release+"-credentials",
-		metav1.GetOptions{})
+	for use, suffix := range map[string]string{"push": "-credentials", "pull": "-credentials-" + podCredential} {
+		user, password := z.w.credential(t, suffix)
+		args = append(args, "--registry-"+use+"-username", user, "--registry-"+use+"-password", password)
+	}
+	return args
+}
+
+// credential returns the user name and the password in a Secret of the release.
+func (w *world) credential(t *testing.T, suffix string) (user, password string) {
+	t.Helper()
+	secret, err := w.client.CoreV1().Secrets(w.namespace).Get(t.Context(), release+suffix, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return []string{"--registry-" + use + "-username", string(secret.Data["username"]),
-		"--registry-" + use + "-password", string(secret.Data["password"])}
+	return string(secret.Data["username"]), string(secret.Data["password"])
 }

@@ -23,10 +23,6 @@ import (
 // zarfRegistry is the name of the registry that Zarf deploys: Helm release, Deployment and Service.
 const zarfRegistry = "zarf-docker-registry"
 
-// podCredential is a push credential that may write to no repository but one of its own: Zarf reads with it, and
-// gives it to pods. It is valid in both modes.
-const podCredential = "zarf-pods"
-
 // The values of the release while Zarf's registry still has the port, and after that.
 const (
 	besideZarf = "--set=reservePort=false,initHook.prove=false,initHook.ignorePreflight={port}"
@@ -40,6 +36,7 @@ const rounds = 10
 // TestZarfMigration replaces the registry that zarf init has deployed in nodeport mode, as docs/zarf.md describes,
 // while every node pulls.
 func TestZarfMigration(t *testing.T) {
+	notInShortRuns(t)
 	w := ownCluster(t, "e2e-migration", layout{bare: true, long: true, open: true, namespace: "registry"})
 	m := &migration{world: w, zarf: newZarf(t, w)}
 	initPackage := m.initPackage(t)
@@ -61,7 +58,7 @@ func TestZarfMigration(t *testing.T) {
 	must(t, "the release is installed beside Zarf's registry, without proxies", func(t *testing.T) {
 		// Where a host port has precedence over a node port, proxies would answer before the registry has the images.
 		m.mustInstall(t, "--namespace", m.namespace, "--registry-proxy", besideZarf, "--set=proxy.nodeSelector.migrated=no",
-			"--set=auth.push[0].name="+podCredential+",auth.push[0].repositories={"+podCredential+"}")
+			withPodCredential)
 		if proxies := m.pods(t, "proxy"); len(proxies) > 0 {
 			t.Errorf("there are %d proxies", len(proxies))
 		}
@@ -92,11 +89,8 @@ func TestZarfMigration(t *testing.T) {
 		t.Log("SHORTENED: no way back, no later zarf init, and no nodeport mode")
 	}
 	must(t, "Zarf uses the registry as an external one", func(t *testing.T) {
-		pusher, pushPassword := m.credential(t, release+"-credentials")
-		puller, pullPassword := m.credential(t, release+"-credentials-"+podCredential)
-		m.zarf.run(t, "tools", "update-creds", "registry", "--registry-url", m.address, "--confirm",
-			"--registry-push-username", pusher, "--registry-push-password", pushPassword,
-			"--registry-pull-username", puller, "--registry-pull-password", pullPassword)
+		m.zarf.run(t, append([]string{"tools", "update-creds", "registry", "--registry-url", m.address, "--confirm"},
+			m.zarf.credentials(t)...)...)
 		if mode := m.registryMode(t); mode != "external" {
 			t.Errorf("Zarf's state has the registry mode %s", mode)
 		}
@@ -144,7 +138,7 @@ func TestZarfMigration(t *testing.T) {
 		m.registryIsGone(t)
 	})
 	must(t, "nodeport mode, in which pods pull with the same credential", func(t *testing.T) {
-		puller, password := m.credential(t, release+"-credentials-"+podCredential)
+		puller, password := m.credential(t, "-credentials-"+podCredential)
 		stop := m.pullLoop(t, puller, password)
 		m.mustInstall(t, "--namespace", m.namespace, "--registry-proxy=false")
 		m.isIn(t, state.ModeNodePort, state.SourceValue)
@@ -232,16 +226,6 @@ func (m *migration) pullLoop(t *testing.T, user, password string) (stop func()) 
 	return m.loop(t, nothingFails, []string{"CRICTL_CREDS=" + user + ":" + password}, func(stopFile string) []string {
 		return []string{"crictl", m.address + "/" + freshImages, strconv.Itoa(rounds), slowImage, stopFile, freshPause}
 	})
-}
-
-// credential returns the user name and the password in a Secret of the release.
-func (m *migration) credential(t *testing.T, name string) (user, password string) {
-	t.Helper()
-	secret, err := m.client.CoreV1().Secrets(m.namespace).Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(secret.Data["username"]), string(secret.Data["password"])
 }
 
 // password returns a password that Zarf has generated.

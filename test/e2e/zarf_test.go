@@ -16,6 +16,7 @@ import (
 func TestZarf(t *testing.T) {
 	w := ownCluster(t, "e2e-zarf", layout{long: true, open: true, namespace: "registry"})
 	z := newZarf(t, w)
+	w.sets = append(w.sets, withPodCredential)
 	must(t, "helm install", func(t *testing.T) {
 		w.helmChart(t, "install", nodePortMode)
 		w.isIn(t, state.ModeNodePort, state.SourceValue)
@@ -37,9 +38,10 @@ func TestZarf(t *testing.T) {
 	})
 	testZarfRegistryKilled(t, z)
 	must(t, "zarf tools update-creds registry after a rotation", func(t *testing.T) {
-		output(t, w.command(t, w.hook, "credentials", "rotate", "-n", w.namespace))
-		z.run(t, slices.Concat([]string{"tools", "update-creds", "registry", "--confirm"}, z.credential(t, "push"),
-			z.credential(t, "pull"))...)
+		for _, name := range []string{"push", podCredential} {
+			output(t, w.command(t, w.hook, "credentials", "rotate", name, "-n", w.namespace))
+		}
+		z.run(t, append([]string{"tools", "update-creds", "registry", "--confirm"}, z.credentials(t)...)...)
 	})
 	z.underLoop(t, "helm upgrade back to nodeport mode", func(t *testing.T) {
 		w.helmChart(t, "upgrade", nodePortMode)
@@ -53,8 +55,10 @@ func TestZarf(t *testing.T) {
 
 // TestZarfIPv6 does so on a cluster where only proxies can work.
 func TestZarfIPv6(t *testing.T) {
+	notInShortRuns(t)
 	w := ownCluster(t, "e2e-zarf-ipv6", layout{open: true, namespace: "registry"})
 	z := newZarf(t, w)
+	w.sets = append(w.sets, withPodCredential)
 	must(t, "helm install", func(t *testing.T) {
 		w.helmChart(t, "install")
 		w.isIn(t, state.ModeProxy, state.SourceCluster)
