@@ -124,6 +124,8 @@ func TestTheLongestIdleConnectionIsReplaced(t *testing.T) {
 		if err := c.get("/"); err != nil {
 			t.Fatal(err)
 		}
+		// The client may have the response before the server waits for the next request.
+		eventually(t, "the server waits for requests", func() bool { return l.waiting(0) == 2 })
 	}
 	third := connect(t, "127.0.0.1", port)
 	if err := third.get("/"); err != nil {

@@ -50,7 +50,7 @@ func (f *finishing) steps() []steps.Step {
 		record = steps.Step{Name: "record the verified mode", Run: f.record,
 			Why: "the state never claims more than was verified"}
 		closePlain = steps.Step{Name: "close the plain listener", Run: f.certs.ClosePlain,
-			Why: "outside of nodeport mode the registry serves nothing in plain text"}
+			Why: "outside of nodeport mode only port-forwards may use plain HTTP"}
 		release = steps.Step{Name: "delete the NodePort Service",
 			Run: steps.OnlyIf(s.UnreservedPort, f.deleteService), Why: "reservePort=false"}
 		deleteProxies = steps.Step{Name: "delete previous proxies", Run: f.DeletePreviousProxies,
