@@ -25,7 +25,8 @@ const auditMessage = "audit"
 type auditPending struct {
 	action    string
 	reference string
-	digest    string // unknown before a push
+	digest    string   // unknown before a push
+	tags      []string // references beside the one in the path
 }
 
 // pending returns the change that a request makes to the registry's content, or nil. It is called before the
@@ -33,15 +34,21 @@ type auditPending struct {
 func (f *front) pending(r *http.Request, to target) *auditPending {
 	switch {
 	case r.Method == http.MethodPut && to.manifest != "":
-		return &auditPending{action: actionPush, reference: referenceTo(to.repository, to.manifest)}
+		change := &auditPending{action: actionPush, reference: referenceTo(to.repository, to.manifest)}
+		if digest.Digest(to.manifest).Validate() == nil {
+			for _, tag := range r.URL.Query()["tag"] {
+				change.tags = append(change.tags, referenceTo(to.repository, tag))
+			}
+		}
+		return change
 	case r.Method == http.MethodDelete && to.manifest != "":
-		change := &auditPending{actionDelete, referenceTo(to.repository, to.manifest), to.manifest}
+		change := &auditPending{action: actionDelete, reference: referenceTo(to.repository, to.manifest), digest: to.manifest}
 		if digest.Digest(to.manifest).Validate() != nil {
 			change.digest = f.tagged(r.Context(), to.repository, to.manifest).String()
 		}
 		return change
 	case r.Method == http.MethodDelete && to.blob != "":
-		return &auditPending{actionDelete, referenceTo(to.repository, to.blob), to.blob}
+		return &auditPending{action: actionDelete, reference: referenceTo(to.repository, to.blob), digest: to.blob}
 	}
 	return nil
 }
@@ -54,7 +61,9 @@ func (f *front) audit(ctx context.Context, change *auditPending, e *exchange, wh
 	if change.action == actionPush {
 		change.digest = e.Header().Get("Docker-Content-Digest")
 	}
-	logChange(ctx, f.log, change.action, change.reference, change.digest, who.audit())
+	for _, reference := range append(change.tags, change.reference) {
+		logChange(ctx, f.log, change.action, reference, change.digest, who.audit())
+	}
 }
 
 // audit returns the attributes that identify the client.

@@ -133,6 +133,9 @@ var routes = v2.RouterWithPrefix("")
 // distribution does not know, and for paths that are not clean, such as those with "..", for which
 // distribution responds with a redirect.
 func targetOf(r *http.Request) target {
+	if repository, _, ok := referrersPath(r.URL.Path); ok {
+		return target{repository: repository}
+	}
 	var match mux.RouteMatch
 	if !routes.Match(r, &match) || match.Route == nil {
 		return target{}

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,8 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/distribution/distribution/v3"
@@ -58,6 +61,10 @@ type blobSource struct {
 	driver storagedriver.StorageDriver // distribution's
 	use    blobsInUse
 	log    *slog.Logger
+	// linking is locked while a manifest is deleted, and read-locked while one is written, so that a manifest has
+	// back links or is gone.
+	linking sync.RWMutex
+	rebuilt atomic.Bool // all manifests have back links
 }
 
 // tagged returns the digest of a tag's manifest, or "" if there is none.
@@ -115,6 +122,13 @@ func (r blobRepository) Blobs(ctx context.Context) distribution.BlobStore {
 	return blobStore{r.Repository.Blobs(ctx), r.Named(), r.source}
 }
 
+func (r blobRepository) Manifests(
+	ctx context.Context, options ...distribution.ManifestServiceOption,
+) (distribution.ManifestService, error) {
+	manifests, err := r.Repository.Manifests(ctx, options...)
+	return manifestStore{manifests, r, r.source}, err
+}
+
 func (r blobRepository) Tags(ctx context.Context) distribution.TagService {
 	return confirmingTags{r.Repository.Tags(ctx)}
 }
@@ -125,16 +139,31 @@ type blobStore struct {
 	source *blobSource
 }
 
+// Stat returns the blob's size and media type. Unlike distribution, it keeps a digest other than SHA-256.
+func (s blobStore) Stat(ctx context.Context, d digest.Digest) (v1.Descriptor, error) {
+	blob, err := s.BlobStore.Stat(ctx, d)
+	blob.Digest = d
+	return blob, err
+}
+
 // ServeBlob responds with the blob, or with the range that r requests.
 func (s blobStore) ServeBlob(ctx context.Context, w http.ResponseWriter, r *http.Request, d digest.Digest) error {
+	stored := d
+	if d.Algorithm() != digest.Canonical {
+		link, err := s.BlobStore.Stat(ctx, d)
+		if err != nil {
+			return err
+		}
+		stored = link.Digest
+	}
 	if r.Method == http.MethodHead { // a push that skips existing blobs
-		s.source.use.note(d)
+		s.source.use.note(stored)
 	}
 	blob, err := s.Stat(ctx, d)
 	if err != nil {
 		return err
 	}
-	content := &blobContent{ctx: ctx, driver: s.source.driver, path: blobPath(blob.Digest), size: blob.Size}
+	content := &blobContent{ctx: ctx, driver: s.source.driver, path: blobPath(stored), size: blob.Size}
 	defer content.close()
 	header := w.Header()
 	header.Set("Content-Type", blob.MediaType)
@@ -218,5 +247,18 @@ type blobWriter struct {
 // Commit finishes the upload. If the blob exists, distribution keeps the old one, whatever its age.
 func (w blobWriter) Commit(ctx context.Context, provisional v1.Descriptor) (v1.Descriptor, error) {
 	w.source.use.note(provisional.Digest)
-	return w.BlobWriter.Commit(ctx, provisional)
+	blob, err := w.BlobWriter.Commit(ctx, provisional)
+	if err != nil || blob.Digest == provisional.Digest {
+		return blob, err
+	}
+	// Only now is the SHA-256 digest known. A collection may have removed the blob that distribution kept.
+	w.source.use.note(blob.Digest)
+	if found, err := w.source.exists(ctx, blobPath(blob.Digest)); err != nil || !found {
+		return v1.Descriptor{}, cmp.Or(err, unavailable("the blob was garbage-collected during the upload: push it again"))
+	}
+	if err := w.source.link(ctx, digestLinkPath(provisional.Digest), blob.Digest); err != nil {
+		return v1.Descriptor{}, err
+	}
+	blob.Digest = provisional.Digest
+	return blob, nil
 }

@@ -16,6 +16,9 @@ func unavailable(format string, args ...any) error {
 	return errcode.ErrorCodeUnavailable.WithMessage(fmt.Sprintf(format, args...))
 }
 
+// errTooLarge means that a manifest is larger than maxManifest.
+var errTooLarge = errcode.ErrorCodeSizeInvalid.WithMessage("a manifest may have at most 4 MiB")
+
 // writeError responds with err as an OCI error.
 func writeError(w http.ResponseWriter, err error) {
 	var coded errcode.Error
@@ -23,6 +26,8 @@ func writeError(w http.ResponseWriter, err error) {
 		coded = errcode.ErrorCodeUnavailable.WithMessage("the request was canceled")
 	}
 	switch coded.Code {
+	case errcode.ErrorCodeSizeInvalid:
+		w = withStatus{w, http.StatusRequestEntityTooLarge}
 	case errcode.ErrorCodeUnauthorized:
 		w.Header().Set("WWW-Authenticate", `Basic realm="zarf-registry"`)
 	case errcode.ErrorCodeTooManyRequests:
@@ -32,3 +37,11 @@ func writeError(w http.ResponseWriter, err error) {
 	}
 	_ = errcode.ServeJSON(w, coded) // the client may have disconnected
 }
+
+// withStatus responds with another status than the one that belongs to an error code.
+type withStatus struct {
+	http.ResponseWriter
+	status int
+}
+
+func (w withStatus) WriteHeader(int) { w.ResponseWriter.WriteHeader(w.status) }

@@ -79,10 +79,16 @@ func collect(
 		deleteTimeout: leases.times.renewDeadline, result: &result,
 	}
 	for _, m := range stored.manifests {
-		if keep[m.digest] || err != nil {
+		if keep[stored.stored(m.digest)] || err != nil {
+			delete(stored.backLinks, m.repositoryDigest) // what remains leads nowhere
 			continue
 		}
 		err = s.manifest(ctx, m, stored.history[m.repositoryDigest])
+	}
+	for _, links := range stored.backLinks {
+		if err == nil {
+			err = s.remove(ctx, links...)
+		}
 	}
 	for _, d := range stored.order {
 		b := stored.blobs[d]

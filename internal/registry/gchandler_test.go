@@ -637,7 +637,7 @@ func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
 func TestSlowlySentManifestIsAccepted(t *testing.T) {
 	root := t.TempDir()
-	sent := strings.NewReader("a manifest")
+	sent := strings.NewReader(`{"a": "manifest"}`)
 	var once sync.Once
 	body := readerFunc(func(p []byte) (int, error) {
 		once.Do(func() {
@@ -647,17 +647,17 @@ func TestSlowlySentManifestIsAccepted(t *testing.T) {
 		return sent.Read(p)
 	})
 	var received string
-	server := withManifestLock(fileLeases(t, root), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := withPushes(withManifestLock(fileLeases(t, root), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		content, err := io.ReadAll(r.Body)
 		if err != nil {
 			t.Error(err)
 		}
 		received = string(content)
 		w.WriteHeader(http.StatusCreated)
-	}))
+	})))
 	w := httptest.NewRecorder()
 	server.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "PUT", "/v2/a/manifests/v1", body))
-	if w.Code != http.StatusCreated || received != "a manifest" {
+	if w.Code != http.StatusCreated || received != `{"a": "manifest"}` {
 		t.Errorf("%d %s, and the registry got %q", w.Code, w.Body, received)
 	}
 }

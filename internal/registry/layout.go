@@ -19,6 +19,9 @@ var (
 	currentLink  = regexp.MustCompile(`^` + repositoriesPath + `/(.+)/_manifests/tags/[^/]+/current/link$`)
 	historyLink  = regexp.MustCompile(`^` + repositoriesPath + `/(.+)/_manifests/tags/[^/]+/index/([^/]+)/([^/]+)/link$`)
 	layerLink    = regexp.MustCompile(`^` + repositoriesPath + `/(.+)/_layers/([^/]+)/([^/]+)/link$`)
+	digestLink   = regexp.MustCompile(`^` + blobsPath + `/([^/]+)/[^/]+/([^/]+)/link$`)
+	backLink     = regexp.MustCompile(
+		`^` + repositoriesPath + `/(.+)/(?:_referrers|_indexes)/[^/]+/[^/]+/([^/]+)/([^/]+)/descriptor\.json$`)
 	blobData     = regexp.MustCompile(`^` + blobsPath + `/([^/]+)/[^/]+/([^/]+)/data$`)
 )
 
@@ -26,6 +29,23 @@ var (
 func tagPath(repository, tag string) string {
 	return repositoriesPath + "/" + repository + "/_manifests/tags/" + tag + "/current/link"
 }
+
+// digestLinkPath is the path of the link from a digest other than SHA-256 to the SHA-256 digest.
+func digestLinkPath(d digest.Digest) string {
+	return blobsPath + "/" + d.Algorithm().String() + "/" + d.Encoded()[:2] + "/" + d.Encoded() + "/link"
+}
+
+// layerPath and revisionPath are the paths of links that make a blob or a manifest part of a repository.
+func layerPath(repository string, d digest.Digest) string {
+	return repositoriesPath + "/" + repository + "/_layers/" + digestPath(d) + "/link"
+}
+
+func revisionPath(repository string, d digest.Digest) string {
+	return repositoriesPath + "/" + repository + "/_manifests/revisions/" + digestPath(d) + "/link"
+}
+
+// digestPath is a digest as two directories.
+func digestPath(d digest.Digest) string { return d.Algorithm().String() + "/" + d.Encoded() }
 
 // blobPath is the path of a blob's data.
 func blobPath(d digest.Digest) string {

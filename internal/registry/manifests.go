@@ -1,30 +1,26 @@
 package registry
 
 import (
-	"bytes"
 	"context"
 	"io"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/distribution/distribution/v3"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
-// withManifestLock delays manifest uploads to next while garbage is being collected: see leaseClient.
+// withManifestLock delays manifest uploads to next while garbage is being collected: see leaseClient. The body
+// must have been read before: a slow client would use up the time for which a reading is valid.
 func withManifestLock(leases *leaseClient, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodPut || targetOf(r).manifest == "" {
 			next.ServeHTTP(w, r)
 			return
 		}
-		// Read the body first: otherwise a slow client would use up the time for which a reading is valid.
-		manifest, err := io.ReadAll(io.LimitReader(r.Body, maxManifest))
-		if err != nil {
-			writeError(w, err)
-			return
-		}
-		r.Body = readCloser{io.MultiReader(bytes.NewReader(manifest), r.Body), r.Body}
 		reading, err := leases.admit(r.Context())
 		if err != nil {
 			writeError(w, err)
@@ -46,8 +42,16 @@ func withManifestLock(leases *leaseClient, next http.Handler) http.Handler {
 	})
 }
 
-// maxManifest is distribution's limit.
-const maxManifest = 4 << 20
+// withAnyMediaType serves manifests of every media type to clients that accept any or do not say what they accept.
+// Distribution responds to them that the manifest is unknown.
+func withAnyMediaType(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if accept := strings.Join(r.Header["Accept"], ","); accept == "" || strings.Contains(accept, "*") {
+			r.Header.Set("Accept", oci.Accept)
+		}
+		next.ServeHTTP(w, r)
+	})
+}
 
 // admit waits until manifests may be written.
 func (c *leaseClient) admit(ctx context.Context) (*leaseReading, error) {

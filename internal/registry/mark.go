@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
-	"strings"
 	"time"
 
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
@@ -22,8 +21,12 @@ type inventory struct {
 	tagged map[repositoryDigest]bool
 	// history are the paths of entries for manifests that tags referred to once.
 	history map[repositoryDigest][]string
-	blobs   map[digest.Digest]*storedBlob
-	order   []digest.Digest // of blobs, as they were found
+	// backLinks are the directories of back links to manifests, stored or not.
+	backLinks map[repositoryDigest][]string
+	// canonical are the SHA-256 digests of other digests.
+	canonical map[digest.Digest]digest.Digest
+	blobs     map[digest.Digest]*storedBlob // by SHA-256 digest
+	order     []digest.Digest               // of blobs, as they were found
 }
 
 type repositoryDigest struct {
@@ -47,14 +50,16 @@ type storedBlob struct {
 
 func (i *inventory) read(ctx context.Context) error {
 	i.tagged, i.history = map[repositoryDigest]bool{}, map[repositoryDigest][]string{}
+	i.backLinks, i.canonical = map[repositoryDigest][]string{}, map[digest.Digest]digest.Digest{}
 	links, err := i.readRepositories(ctx)
 	if err != nil {
 		return err
 	}
-	if err := i.readBlobs(ctx); err != nil {
+	digestLinks, err := i.readBlobs(ctx)
+	if err != nil {
 		return err
 	}
-	for _, l := range links {
+	for _, l := range append(links, digestLinks...) {
 		if b := i.blobs[l.digest]; b != nil {
 			b.links = append(b.links, l.path)
 			if l.at.After(b.newest) {
@@ -76,13 +81,23 @@ func (i *inventory) readRepositories(ctx context.Context) (links []blobLink, err
 	err = walkFiles(ctx, i.driver, repositoriesPath, func(info storagedriver.FileInfo) error {
 		name := info.Path()
 		if m := revisionLink.FindStringSubmatch(name); m != nil {
+			d := pathDigest(m[2], m[3])
+			if _, err := i.resolve(ctx, d, name); err != nil {
+				return err
+			}
+			i.manifests = append(i.manifests, storedManifest{repositoryDigest{m[1], d}, path.Dir(name), info.ModTime()})
+		} else if m := backLink.FindStringSubmatch(name); m != nil {
 			key := repositoryDigest{m[1], pathDigest(m[2], m[3])}
-			i.manifests = append(i.manifests, storedManifest{key, path.Dir(name), info.ModTime()})
+			i.backLinks[key] = append(i.backLinks[key], path.Dir(name))
 		} else if m := historyLink.FindStringSubmatch(name); m != nil {
 			key := repositoryDigest{m[1], pathDigest(m[2], m[3])}
 			i.history[key] = append(i.history[key], path.Dir(name))
 		} else if m := layerLink.FindStringSubmatch(name); m != nil {
-			links = append(links, blobLink{pathDigest(m[2], m[3]), path.Dir(name), info.ModTime()})
+			stored, err := i.resolve(ctx, pathDigest(m[2], m[3]), name)
+			if err != nil {
+				return err
+			}
+			links = append(links, blobLink{stored, path.Dir(name), info.ModTime()})
 		} else if m := currentLink.FindStringSubmatch(name); m != nil {
 			content, err := i.driver.GetContent(ctx, name)
 			if errors.As(err, new(storagedriver.PathNotFoundError)) {
@@ -91,9 +106,9 @@ func (i *inventory) readRepositories(ctx context.Context) (links []blobLink, err
 			if err != nil {
 				return err
 			}
-			d, err := digest.Parse(strings.TrimSpace(string(content)))
+			d, err := parseLink(name, content)
 			if err != nil {
-				return fmt.Errorf("tag %s refers to %q: %w: push the tag again or delete it", name, content, err)
+				return fmt.Errorf("%w: push the tag again or delete it", err)
 			}
 			i.tagged[repositoryDigest{m[1], d}] = true
 		}
@@ -102,16 +117,52 @@ func (i *inventory) readRepositories(ctx context.Context) (links []blobLink, err
 	return links, err
 }
 
-func (i *inventory) readBlobs(ctx context.Context) error {
+func (i *inventory) readBlobs(ctx context.Context) (links []blobLink, err error) {
 	i.blobs = map[digest.Digest]*storedBlob{}
-	return walkFiles(ctx, i.driver, blobsPath, func(info storagedriver.FileInfo) error {
-		if m := blobData.FindStringSubmatch(info.Path()); m != nil {
+	err = walkFiles(ctx, i.driver, blobsPath, func(info storagedriver.FileInfo) error {
+		name := info.Path()
+		if m := blobData.FindStringSubmatch(name); m != nil {
 			d := pathDigest(m[1], m[2])
-			i.blobs[d] = &storedBlob{path: path.Dir(info.Path()), size: info.Size(), newest: info.ModTime()}
+			i.blobs[d] = &storedBlob{path: path.Dir(name), size: info.Size(), newest: info.ModTime()}
 			i.order = append(i.order, d)
+		} else if m := digestLink.FindStringSubmatch(name); m != nil {
+			stored, err := i.resolve(ctx, pathDigest(m[1], m[2]), name)
+			if err != nil {
+				return err
+			}
+			links = append(links, blobLink{stored, path.Dir(name), info.ModTime()})
 		}
 		return nil
 	})
+	return links, err
+}
+
+// resolve returns the SHA-256 digest that the link of a digest contains, and remembers it. It reads no links that
+// distribution resolves by their name.
+func (i *inventory) resolve(ctx context.Context, d digest.Digest, link string) (digest.Digest, error) {
+	if d.Algorithm() == digest.Canonical {
+		return d, nil
+	}
+	content, err := i.driver.GetContent(ctx, link)
+	if errors.As(err, new(storagedriver.PathNotFoundError)) {
+		return d, nil // just deleted
+	}
+	if err != nil {
+		return "", err
+	}
+	stored, err := parseLink(link, content)
+	if err == nil && stored != d {
+		i.canonical[d] = stored
+	}
+	return stored, err
+}
+
+// stored returns the digest under which content is stored.
+func (i *inventory) stored(d digest.Digest) digest.Digest {
+	if stored, ok := i.canonical[d]; ok {
+		return stored
+	}
+	return d
 }
 
 func pathDigest(algorithm, encoded string) digest.Digest {
@@ -120,11 +171,11 @@ func pathDigest(algorithm, encoded string) digest.Digest {
 
 // mark returns the digests to keep: every manifest, or, if untagged manifests are removed, those pushed
 // after cutoff, those that a tag or a kept index refers to, and those whose subject (in the OCI image
-// specification) is kept; and everything that these refer to.
+// specification) is kept; and everything that these refer to. All are those under which content is stored.
 func (i *inventory) mark(ctx context.Context, untagged bool, cutoff time.Time) (map[digest.Digest]bool, error) {
 	isManifest, referrers := map[digest.Digest]bool{}, map[digest.Digest][]digest.Digest{}
 	for _, m := range i.manifests {
-		isManifest[m.digest] = true
+		isManifest[i.stored(m.digest)] = true
 	}
 	parsed := map[digest.Digest]references{}
 	parse := func(d digest.Digest) (references, error) {
@@ -147,6 +198,7 @@ func (i *inventory) mark(ctx context.Context, untagged bool, cutoff time.Time) (
 	keep := map[digest.Digest]bool{}
 	var queue []digest.Digest
 	add := func(d digest.Digest) {
+		d = i.stored(d)
 		if !keep[d] {
 			keep[d] = true
 			queue = append(queue, d)
@@ -157,12 +209,13 @@ func (i *inventory) mark(ctx context.Context, untagged bool, cutoff time.Time) (
 			add(m.digest)
 			continue
 		}
-		r, err := parse(m.digest)
+		r, err := parse(i.stored(m.digest))
 		if err != nil {
 			return nil, err
 		}
 		if r.subject != "" {
-			referrers[r.subject] = append(referrers[r.subject], m.digest)
+			subject := i.stored(r.subject)
+			referrers[subject] = append(referrers[subject], m.digest)
 		}
 	}
 	for len(queue) > 0 {

@@ -2,6 +2,7 @@ package registry
 
 import (
 	"context"
+	"errors"
 	"net/http"
 
 	"github.com/distribution/distribution/v3"
@@ -38,17 +39,24 @@ func withMounts(next http.Handler) http.Handler {
 func (s blobStore) Create(
 	ctx context.Context, options ...distribution.BlobCreateOption,
 ) (distribution.BlobWriter, error) {
-	if d, ok := ctx.Value(mountKey{}).(digest.Digest); ok {
-		s.source.use.note(d)
-		if size, ok := s.source.stored(ctx, d); ok {
-			named, err := reference.WithDigest(s.name, d)
-			if err != nil {
-				return nil, err
-			}
-			options = append(options, mountStored{named, v1.Descriptor{Digest: d, Size: size}})
+	named, _ := ctx.Value(mountKey{}).(digest.Digest)
+	stored, size, found := s.source.stored(ctx, named)
+	if found {
+		from, err := reference.WithDigest(s.name, stored)
+		if err != nil {
+			return nil, err
 		}
+		options = append(options, mountStored{from, v1.Descriptor{Digest: stored, Size: size}})
 	}
 	writer, err := s.BlobStore.Create(ctx, options...)
+	var mounted distribution.ErrBlobMounted
+	if errors.As(err, &mounted) && named != stored {
+		if err := s.source.link(ctx, layerPath(s.name.Name(), named), stored); err != nil {
+			return nil, err
+		}
+		mounted.Descriptor.Digest = named
+		return nil, mounted
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -57,8 +65,8 @@ func (s blobStore) Create(
 
 // mountStored makes distribution link a blob without checking the repository that it comes from.
 type mountStored struct {
-	named reference.Canonical
-	blob  v1.Descriptor
+	from reference.Canonical
+	blob v1.Descriptor
 }
 
 // Apply implements [distribution.BlobCreateOption].
@@ -68,20 +76,30 @@ func (m mountStored) Apply(v any) error {
 		return distribution.ErrUnsupported
 	}
 	options.Mount.ShouldMount = true
-	if options.Mount.From == nil { // notifications contain it
-		options.Mount.From = m.named
+	// Notifications contain the repository.
+	if from := options.Mount.From; from == nil || from.Digest() != m.from.Digest() {
+		options.Mount.From = m.from
 	}
 	options.Mount.Stat = &m.blob
 	return nil
 }
 
-// stored returns the size of a stored blob. It asks the driver, because a cache may still contain blobs
-// that were garbage-collected. An empty file counts only as the empty blob, because a crash can leave an
-// empty file. If the storage fails, ok is false, and the upload will report the error.
-func (s *blobSource) stored(ctx context.Context, d digest.Digest) (size int64, ok bool) {
-	info, err := s.driver.Stat(ctx, blobPath(d))
-	if err != nil || info.IsDir() || info.Size() == 0 && d != d.Algorithm().FromBytes(nil) {
-		return 0, false
+// stored returns the SHA-256 digest and the size of a stored blob, and notes that a client relies on it. It asks
+// the driver, because a cache may still contain blobs that were garbage-collected. An empty file counts only
+// as the empty blob, because a crash can leave an empty file. If the storage fails, ok is false, and the
+// upload will report the error.
+func (s *blobSource) stored(ctx context.Context, named digest.Digest) (d digest.Digest, size int64, ok bool) {
+	if named == "" {
+		return "", 0, false
 	}
-	return info.Size(), true
+	d, err := s.canonical(ctx, named)
+	if err != nil {
+		return "", 0, false
+	}
+	s.use.note(d)
+	info, err := s.driver.Stat(ctx, blobPath(d))
+	if err != nil || info.IsDir() || info.Size() == 0 && d != digest.FromBytes(nil) {
+		return "", 0, false
+	}
+	return d, info.Size(), true
 }

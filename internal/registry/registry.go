@@ -5,8 +5,9 @@
 // The front end adds what distribution lacks or configures only once at startup: mutual TLS that
 // reloads certificates and CAs, a plain listener that opens and closes with its users file,
 // authorization, health and metrics on separate ports, timeouts that end stalled connections but not
-// slow ones, and draining. Distribution stores and serves; apart from garbage collection, this package
-// does not parse manifests, and of blobs it knows only where their data is.
+// slow ones, and draining. Distribution stores and serves. What it lacks of the OCI distribution
+// specification is added here: lists of referrers (referrers.go), digests other than SHA-256 (digests.go),
+// tags as parameters of a push (push.go), and mounts from any repository (mount.go).
 //
 // It does not issue certificates, create credentials, expire content or replicate, and it is not a
 // pull-through cache.
@@ -185,11 +186,17 @@ func (s *Server) uploadSecret() (string, error) {
 // It is for tests and benchmarks of clients. Config comes from LoadConfig; the handler takes ownership
 // of it and cannot be stopped.
 func NewHandler(config *configuration.Configuration, log *slog.Logger) (http.Handler, error) {
-	app, _, err := newApp(config, log)
+	app, source, err := newApp(config, log)
 	if err != nil {
 		return nil, err
 	}
-	return withMounts(app), nil
+	return withPushes(extended(app, source)), nil
+}
+
+// extended returns distribution's handler with what the OCI distribution specification has beyond it, apart from
+// pushes of manifests.
+func extended(app *handlers.App, source *blobSource) http.Handler {
+	return withReferrers(source, withAnyMediaType(withMounts(app)))
 }
 
 // newApp returns distribution's handler, which panics on an invalid configuration.
@@ -275,7 +282,7 @@ func (s *Server) endpoint(front *front, address string) *endpoint {
 }
 
 func (s *Server) front(name string, policy policy) *front {
-	next := withManifestLock(s.leases, withMounts(s.app))
+	next := withPushes(withManifestLock(s.leases, extended(s.app, s.source)))
 	if policy.mutualTLS {
 		next = s.withGarbageCollection(next)
 	}
@@ -300,6 +307,9 @@ func (s *Server) serve(ctx context.Context, registry, diagnostics []*endpoint) e
 	// Not waited for, because the storage may hang.
 	go s.health.run(background)
 	go s.leases.follow(background, s.health.interval)
+	if !readOnly(s.options.Config.Storage) {
+		go s.source.followRebuilds(background, rebuildAgain)
+	}
 	if s.certificates != nil {
 		running.Go(func() { s.certificates.Run(background) })
 	}

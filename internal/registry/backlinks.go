@@ -1,0 +1,415 @@
+package registry
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/distribution/distribution/v3"
+	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
+	"github.com/opencontainers/go-digest"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/errgroup"
+)
+
+// A back link leads from a manifest to one that refers to it in the same repository: from a subject to its
+// referrers, and from the manifests of an index to the index. Its path is
+//
+//	REPOSITORY/_referrers/ALGORITHM/SUBJECT/ALGORITHM/REFERRER/descriptor.json
+//	REPOSITORY/_indexes/ALGORITHM/CHILD/ALGORITHM/INDEX/descriptor.json
+//
+// and its content the descriptor of the manifest that refers. A manifest's back links are written before its
+// push is acknowledged. They are removed after the manifest: a back link counts only while the manifest
+// exists, so one that remains after a crash does no harm, and garbage collection removes it.
+//
+// Earlier releases, and distribution itself, write no back links. At each start, the registry adds those of
+// manifests that were pushed since it last did so (rebuild). Until it has finished, manifests are read instead.
+const (
+	referrerLinks = "_referrers"
+	indexLinks    = "_indexes"
+)
+
+// rebuiltPath is the record of the last rebuild, next to leasePath.
+const rebuiltPath = "/docker/registry/v2/zarf-registry/back-links.json"
+
+// rebuildAgain is when a registry rebuilds again: during an upgrade with several replicas, those of the previous
+// release accept pushes until they are replaced.
+const rebuildAgain = 15 * time.Minute
+
+// storageConcurrency is how many files are read or written at once.
+const storageConcurrency = 16
+
+// described is what a manifest says about itself and others.
+type described struct {
+	mediaType, artifactType string
+	annotations             map[string]string
+	subject                 digest.Digest
+	children                []digest.Digest // the manifests of an index
+}
+
+// describe returns an error if the content is not a manifest, or refers to something with an invalid digest.
+func describe(content []byte) (described, error) {
+	var m struct {
+		MediaType    string            `json:"mediaType"`
+		ArtifactType string            `json:"artifactType"`
+		Config       *v1.Descriptor    `json:"config"`
+		Manifests    []v1.Descriptor   `json:"manifests"`
+		Subject      *v1.Descriptor    `json:"subject"`
+		Annotations  map[string]string `json:"annotations"`
+	}
+	if err := json.Unmarshal(content, &m); err != nil {
+		return described{}, err
+	}
+	d := described{mediaType: m.MediaType, artifactType: m.ArtifactType, annotations: m.Annotations}
+	if d.artifactType == "" && m.Config != nil {
+		d.artifactType = m.Config.MediaType
+	}
+	if m.Subject != nil {
+		if err := m.Subject.Digest.Validate(); err != nil {
+			return described{}, fmt.Errorf("subject %q: %w", m.Subject.Digest, err)
+		}
+		d.subject = m.Subject.Digest
+	}
+	for _, child := range m.Manifests {
+		if err := child.Digest.Validate(); err != nil {
+			return described{}, fmt.Errorf("manifest %q of the index: %w", child.Digest, err)
+		}
+		d.children = append(d.children, child.Digest)
+	}
+	return d, nil
+}
+
+// backLinkDir is the directory of the back links of a kind that begin at a manifest.
+func backLinkDir(repository, kind string, from digest.Digest) string {
+	return repositoriesPath + "/" + repository + "/" + kind + "/" + digestPath(from)
+}
+
+// backLinks returns the paths of a manifest's back links, and their content.
+func backLinks(repository string, manifest v1.Descriptor, content []byte) (paths []string, link []byte, err error) {
+	m, err := describe(content)
+	if err != nil {
+		return nil, nil, err
+	}
+	manifest.MediaType = cmp.Or(manifest.MediaType, m.mediaType)
+	if manifest.MediaType == "" { // optional in OCI manifests
+		manifest.MediaType = v1.MediaTypeImageManifest
+		if m.children != nil {
+			manifest.MediaType = v1.MediaTypeImageIndex
+		}
+	}
+	manifest.Size = int64(len(content))
+	manifest.ArtifactType, manifest.Annotations = m.artifactType, m.annotations
+	if link, err = json.Marshal(manifest); err != nil {
+		return nil, nil, err
+	}
+	add := func(kind string, from digest.Digest) {
+		paths = append(paths, backLinkDir(repository, kind, from)+"/"+digestPath(manifest.Digest)+"/descriptor.json")
+	}
+	if m.subject != "" {
+		add(referrerLinks, m.subject)
+	}
+	for _, child := range m.children {
+		add(indexLinks, child)
+	}
+	slices.Sort(paths)
+	return slices.Compact(paths), link, nil
+}
+
+// addBackLinks writes the back links to a manifest.
+func (s *blobSource) addBackLinks(
+	ctx context.Context, repository string, manifest v1.Descriptor, content []byte,
+) error {
+	paths, link, err := backLinks(repository, manifest, content)
+	if err != nil {
+		return err
+	}
+	return inParallel(ctx, paths, func(ctx context.Context, path string) error {
+		return s.driver.PutContent(ctx, path, link)
+	})
+}
+
+// removeBackLinks removes the back links to a manifest that was deleted.
+func (s *blobSource) removeBackLinks(
+	ctx context.Context, repository string, manifest v1.Descriptor, content []byte,
+) error {
+	paths, _, err := backLinks(repository, manifest, content)
+	if err != nil {
+		return nil //nolint:nilerr // a manifest of an earlier release, which has none
+	}
+	return inParallel(ctx, paths, func(ctx context.Context, name string) error {
+		err := s.driver.Delete(ctx, path.Dir(name))
+		if errors.As(err, new(storagedriver.PathNotFoundError)) {
+			return nil
+		}
+		return err
+	})
+}
+
+// referrersOf returns the descriptors of the manifests whose subject is given, ordered by digest.
+func (s *blobSource) referrersOf(
+	ctx context.Context, repository string, subject digest.Digest,
+) ([]v1.Descriptor, error) {
+	return s.referring(ctx, repository, referrerLinks, subject)
+}
+
+// indexesOf returns the digests of the indexes that contain a manifest.
+func (s *blobSource) indexesOf(ctx context.Context, repository string, child digest.Digest) ([]digest.Digest, error) {
+	indexes, err := s.referring(ctx, repository, indexLinks, child)
+	var digests []digest.Digest
+	for _, index := range indexes {
+		digests = append(digests, index.Digest)
+	}
+	return digests, err
+}
+
+// referring returns the existing manifests that back links of a kind lead to.
+func (s *blobSource) referring(
+	ctx context.Context, repository, kind string, from digest.Digest,
+) (found []v1.Descriptor, err error) {
+	if s.rebuilt.Load() {
+		found, err = s.followBackLinks(ctx, backLinkDir(repository, kind, from), repository)
+	} else {
+		found, err = s.scan(ctx, repository, kind, from)
+	}
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(found, func(a, b v1.Descriptor) int { return cmp.Compare(a.Digest, b.Digest) })
+	return s.withoutTwins(ctx, repository, found)
+}
+
+// followBackLinks reads the back links in a directory.
+func (s *blobSource) followBackLinks(ctx context.Context, dir, repository string) ([]v1.Descriptor, error) {
+	digests, err := s.listDigests(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	var mu sync.Mutex
+	var found []v1.Descriptor
+	err = inParallel(ctx, digests, func(ctx context.Context, d digest.Digest) error {
+		if exists, err := s.exists(ctx, revisionPath(repository, d)); err != nil || !exists {
+			return err
+		}
+		name := dir + "/" + digestPath(d) + "/descriptor.json"
+		content, err := s.driver.GetContent(ctx, name)
+		if errors.As(err, new(storagedriver.PathNotFoundError)) {
+			return nil // the manifest was just deleted
+		}
+		var manifest v1.Descriptor
+		if err == nil {
+			err = json.Unmarshal(content, &manifest)
+		}
+		if err != nil {
+			return fmt.Errorf("back link %s: %w", name, err)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		found = append(found, manifest)
+		return nil
+	})
+	return found, err
+}
+
+// scan reads all manifests of a repository to find those that back links would lead to.
+func (s *blobSource) scan(ctx context.Context, repository, kind string, from digest.Digest) ([]v1.Descriptor, error) {
+	digests, err := s.listDigests(ctx, repositoriesPath+"/"+repository+"/_manifests/revisions")
+	if err != nil {
+		return nil, err
+	}
+	dir := backLinkDir(repository, kind, from) + "/"
+	var mu sync.Mutex
+	var found []v1.Descriptor
+	err = inParallel(ctx, digests, func(ctx context.Context, d digest.Digest) error {
+		paths, link, err := s.backLinksOf(ctx, repository, d)
+		if err != nil || !slices.ContainsFunc(paths, func(path string) bool { return strings.HasPrefix(path, dir) }) {
+			return err
+		}
+		var manifest v1.Descriptor
+		if err := json.Unmarshal(link, &manifest); err != nil {
+			return err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		found = append(found, manifest)
+		return nil
+	})
+	return found, err
+}
+
+// backLinksOf returns the back links of a stored manifest; none if it was deleted, or if it is not a manifest as this
+// release understands it.
+func (s *blobSource) backLinksOf(
+	ctx context.Context, repository string, d digest.Digest,
+) (paths []string, link []byte, err error) {
+	stored, err := s.driver.GetContent(ctx, revisionPath(repository, d))
+	var target digest.Digest
+	var content []byte
+	if err == nil {
+		target, err = parseLink(revisionPath(repository, d), stored)
+	}
+	if err == nil {
+		content, err = s.driver.GetContent(ctx, blobPath(target))
+	}
+	if errors.As(err, new(storagedriver.PathNotFoundError)) {
+		return nil, nil, nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	paths, link, err = backLinks(repository, v1.Descriptor{Digest: d}, content)
+	if err != nil {
+		s.log.Warn("manifest is not listed as a referrer", "repository", repository, "digest", d.String(), "error", err)
+		return nil, nil, nil
+	}
+	return paths, link, nil
+}
+
+// withoutTwins removes SHA-256 digests of manifests that were pushed by another digest, which is also in the list.
+func (s *blobSource) withoutTwins(
+	ctx context.Context, repository string, manifests []v1.Descriptor,
+) ([]v1.Descriptor, error) {
+	twins := map[digest.Digest]bool{}
+	for _, m := range manifests {
+		if m.Digest.Algorithm() == digest.Canonical {
+			continue
+		}
+		twin, err := s.readLink(ctx, revisionPath(repository, m.Digest))
+		if err != nil {
+			return nil, err
+		}
+		twins[twin] = true
+	}
+	return slices.DeleteFunc(manifests, func(m v1.Descriptor) bool { return twins[m.Digest] }), nil
+}
+
+// listDigests returns the digests that the directories ALGORITHM/HEX in dir stand for; none if it is missing.
+func (s *blobSource) listDigests(ctx context.Context, dir string) (digests []digest.Digest, err error) {
+	driver := ignoreMissing{s.driver}
+	algorithms, err := driver.List(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, algorithm := range algorithms {
+		names, err := driver.List(ctx, algorithm)
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range names {
+			if d := pathDigest(path.Base(algorithm), path.Base(name)); d.Validate() == nil {
+				digests = append(digests, d)
+			}
+		}
+	}
+	return digests, nil
+}
+
+// followRebuilds rebuilds back links until it has succeeded, and again after rebuildAgain.
+func (s *blobSource) followRebuilds(ctx context.Context, again time.Duration) {
+	const retry = 10 * time.Second
+	for wait := time.Duration(0); ; {
+		if sleep(ctx, wait) != nil {
+			return
+		}
+		err := s.rebuild(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			s.log.Error("indexing referrers failed, retrying", "error", err)
+			wait = retry
+		case s.rebuilt.Swap(true):
+			return
+		default:
+			wait = again
+		}
+	}
+}
+
+// rebuildRecord is the content of rebuiltPath.
+type rebuildRecord struct {
+	// Since is when the last rebuild began, by the storage's clock.
+	Since time.Time `json:"since"`
+}
+
+// rebuild adds the links that earlier releases did not write: back links, and those from other digests to SHA-256.
+func (s *blobSource) rebuild(ctx context.Context) error {
+	var last rebuildRecord
+	content, err := s.driver.GetContent(ctx, rebuiltPath)
+	if err == nil {
+		err = json.Unmarshal(content, &last)
+	}
+	if err != nil && !errors.As(err, new(storagedriver.PathNotFoundError)) {
+		return fmt.Errorf("reading %s: %w", rebuiltPath, err)
+	}
+	began := rebuiltPath + ".began"
+	if err := s.driver.PutContent(ctx, began, []byte("\n")); err != nil {
+		return err
+	}
+	info, err := s.driver.Stat(ctx, began)
+	if err != nil {
+		return err
+	}
+
+	var links []string
+	err = walkFiles(ctx, s.driver, repositoriesPath, func(info storagedriver.FileInfo) error {
+		if !info.ModTime().Before(last.Since.Add(-time.Minute)) { // a pushed file may get its time before it appears
+			links = append(links, info.Path())
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	err = inParallel(ctx, links, s.rebuildLink)
+	if err != nil {
+		return err
+	}
+	if content, err = json.Marshal(rebuildRecord{Since: info.ModTime()}); err != nil {
+		return err
+	}
+	return s.driver.PutContent(ctx, rebuiltPath, content)
+}
+
+// rebuildLink adds what the link of a manifest or of a blob needs.
+func (s *blobSource) rebuildLink(ctx context.Context, name string) error {
+	if m := revisionLink.FindStringSubmatch(name); m != nil {
+		paths, link, err := s.backLinksOf(ctx, m[1], pathDigest(m[2], m[3]))
+		for _, path := range paths {
+			if err == nil {
+				err = s.driver.PutContent(ctx, path, link)
+			}
+		}
+		return err
+	}
+	if m := layerLink.FindStringSubmatch(name); m != nil && m[2] != digest.Canonical.String() {
+		stored, err := s.readLink(ctx, name)
+		if errors.Is(err, distribution.ErrBlobUnknown) {
+			return nil // just deleted
+		}
+		if err != nil || stored.Algorithm() != digest.Canonical {
+			return err
+		}
+		return s.link(ctx, digestLinkPath(pathDigest(m[2], m[3])), stored)
+	}
+	return nil
+}
+
+// inParallel calls do for each item. It returns the first error.
+func inParallel[T any](ctx context.Context, items []T, do func(context.Context, T) error) error {
+	group, running := errgroup.WithContext(ctx)
+	group.SetLimit(storageConcurrency)
+	for _, item := range items {
+		if running.Err() != nil {
+			break
+		}
+		group.Go(func() error { return do(running, item) })
+	}
+	return cmp.Or(group.Wait(), ctx.Err())
+}

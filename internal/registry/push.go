@@ -1,0 +1,205 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/distribution/distribution/v3"
+	"github.com/distribution/distribution/v3/registry/api/errcode"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// maxManifest is distribution's limit in bytes, and the minimum that a registry has to support (OCI
+// distribution spec, "Pushing Manifests").
+const maxManifest = 4 << 20
+
+// push is what a manifest upload asks for beyond what distribution supports. It is in the upload's context.
+type push struct {
+	// named is the manifest's digest in the URL, if it is not the SHA-256 digest.
+	named digest.Digest
+	// tags are the parameters tag of a push by digest.
+	tags []string
+	// subject is the manifest's, if it has one.
+	subject digest.Digest
+}
+
+type pushKey struct{}
+
+// withPushes adds to manifest uploads: digests other than SHA-256, tags as parameters of a push by digest, and
+// the response header OCI-Subject.
+func withPushes(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		to := targetOf(r)
+		if r.Method != http.MethodPut || to.manifest == "" {
+			next.ServeHTTP(w, r)
+			return
+		}
+		content, err := io.ReadAll(io.LimitReader(r.Body, maxManifest+1))
+		if err != nil {
+			writeError(w, err)
+			return
+		}
+		p, stored, err := newPush(to.manifest, r.URL.Query(), content)
+		if err != nil {
+			writeError(w, err)
+			return
+		}
+		r = r.WithContext(context.WithValue(r.Context(), pushKey{}, p))
+		r.Body = readCloser{bytes.NewReader(content), r.Body}
+		r.URL = &url.URL{Path: strings.TrimSuffix(r.URL.Path, to.manifest) + stored}
+		next.ServeHTTP(&pushResponse{w, p, "/v2/" + to.repository + "/manifests/"}, r)
+	})
+}
+
+// newPush also returns the tag or digest under which distribution stores the manifest.
+func newPush(name string, query url.Values, content []byte) (p *push, stored string, err error) {
+	if len(content) > maxManifest {
+		return nil, "", errTooLarge
+	}
+	m, err := describe(content)
+	if err != nil {
+		return nil, "", errcode.ErrorCodeManifestInvalid.WithDetail(err.Error())
+	}
+	p = &push{subject: m.subject}
+	d := digest.Digest(name)
+	if d.Validate() != nil {
+		return p, name, nil
+	}
+	if d.Algorithm().FromBytes(content) != d {
+		return nil, "", errcode.ErrorCodeDigestInvalid.WithDetail("the digest of the content is " +
+			d.Algorithm().FromBytes(content).String())
+	}
+	p.tags = query["tag"]
+	for _, tag := range p.tags {
+		if tag == "" || reference.TagRegexp.FindString(tag) != tag {
+			return nil, "", errcode.ErrorCodeTagInvalid.WithDetail(tag)
+		}
+	}
+	if d.Algorithm() != digest.Canonical {
+		p.named = d
+	}
+	return p, digest.FromBytes(content).String(), nil
+}
+
+// pushResponse is the response to a manifest upload.
+type pushResponse struct {
+	http.ResponseWriter
+	push      *push
+	manifests string // the path of the repository's manifests
+}
+
+func (r *pushResponse) WriteHeader(status int) {
+	if status == http.StatusCreated {
+		header := r.Header()
+		if r.push.named != "" {
+			header.Set("Docker-Content-Digest", r.push.named.String())
+			header.Set("Location", r.manifests+r.push.named.String())
+		}
+		if r.push.subject != "" {
+			header.Set("OCI-Subject", r.push.subject.String())
+		}
+		for _, tag := range r.push.tags {
+			header.Add("OCI-Tag", tag)
+		}
+	}
+	r.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap is for http.ResponseController.
+func (r *pushResponse) Unwrap() http.ResponseWriter { return r.ResponseWriter }
+
+// manifestStore stores a repository's manifests, with the links that distribution lacks.
+type manifestStore struct {
+	distribution.ManifestService
+	repository distribution.Repository
+	source     *blobSource
+}
+
+// Put stores a manifest. When it returns, the manifest has all its digests, back links and tags.
+func (m manifestStore) Put(
+	ctx context.Context, manifest distribution.Manifest, options ...distribution.ManifestServiceOption,
+) (digest.Digest, error) {
+	m.source.linking.RLock()
+	defer m.source.linking.RUnlock()
+	stored, err := m.ManifestService.Put(ctx, manifest, options...)
+	if err != nil {
+		return "", err
+	}
+	mediaType, content, err := manifest.Payload()
+	if err != nil {
+		return "", err
+	}
+	name, named := m.repository.Named().Name(), stored
+	asked, _ := ctx.Value(pushKey{}).(*push)
+	if asked != nil && asked.named != "" {
+		named = asked.named
+		if err := m.source.link(ctx, revisionPath(name, named), stored); err != nil {
+			return "", err
+		}
+	}
+	if err := m.source.addBackLinks(ctx, name, v1.Descriptor{MediaType: mediaType, Digest: named}, content); err != nil {
+		return "", err
+	}
+	if asked != nil {
+		for _, tag := range asked.tags {
+			if err := m.repository.Tags(ctx).Tag(ctx, tag, v1.Descriptor{Digest: named}); err != nil {
+				return "", err
+			}
+		}
+	}
+	return stored, nil
+}
+
+// Delete removes a manifest, with all its digests and the tags of those that the caller did not name.
+func (m manifestStore) Delete(ctx context.Context, d digest.Digest) error {
+	m.source.linking.Lock()
+	defer m.source.linking.Unlock()
+	manifest, err := m.Get(ctx, d)
+	if err != nil {
+		return m.ManifestService.Delete(ctx, d)
+	}
+	mediaType, content, err := manifest.Payload()
+	if err != nil {
+		return err
+	}
+	name := m.repository.Named().Name()
+	for _, algorithm := range []digest.Algorithm{digest.SHA256, digest.SHA384, digest.SHA512} {
+		other := algorithm.FromBytes(content)
+		if found, err := m.source.exists(ctx, revisionPath(name, other)); err != nil || !found {
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		if err := m.ManifestService.Delete(ctx, other); err != nil {
+			return err
+		}
+		removed := v1.Descriptor{MediaType: mediaType, Digest: other}
+		if err := m.source.removeBackLinks(ctx, name, removed, content); err != nil {
+			return err
+		}
+		if other != d {
+			if err := m.untag(ctx, other); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (m manifestStore) untag(ctx context.Context, d digest.Digest) error {
+	service := m.repository.Tags(ctx)
+	tags, err := service.Lookup(ctx, v1.Descriptor{Digest: d})
+	for _, tag := range tags {
+		if err == nil {
+			err = service.Untag(ctx, tag)
+		}
+	}
+	return err
+}
