@@ -22,7 +22,7 @@ var (
 	digestLink   = regexp.MustCompile(`^` + blobsPath + `/([^/]+)/[^/]+/([^/]+)/link$`)
 	backLink     = regexp.MustCompile(
 		`^` + repositoriesPath + `/(.+)/(?:_referrers|_indexes)/[^/]+/[^/]+/([^/]+)/([^/]+)/descriptor\.json$`)
-	blobData     = regexp.MustCompile(`^` + blobsPath + `/([^/]+)/[^/]+/([^/]+)/data$`)
+	blobData = regexp.MustCompile(`^` + blobsPath + `/([^/]+)/[^/]+/([^/]+)/data$`)
 )
 
 // tagPath is the path of the link that is a tag.

@@ -1,4 +1,4 @@
-{{- /* The storage configuration in distribution's format. Everything else is an argument of the program. */ -}}
+{{- /* The configuration in distribution's format. Everything else is an argument of the program. */ -}}
 {{- define "zarf-registry.registry.config" -}}
 version: 0.1
 storage:
@@ -21,4 +21,10 @@ storage:
   inmemory: {}
   {{- end }}
   {{- end }}
+{{- if .Values.registry.sparseIndexes }}
+validation:
+  manifests:
+    indexes:
+      platforms: none
+{{- end }}
 {{- end -}}
