@@ -2,6 +2,8 @@ package templates
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/registry"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -123,6 +126,21 @@ func TestS3FollowsItsValues(t *testing.T) {
 		config := find[*corev1.ConfigMap](t, out, "zarf-registry-config").Data["config.yml"]
 		if !strings.Contains(config, "    "+strings.ToLower(value)+": true\n") {
 			t.Errorf("%s is not in\n%s", value, config)
+		}
+	}
+}
+
+func TestSparseIndexes(t *testing.T) {
+	for value, want := range map[string]string{"true": "none", "false": ""} {
+		out := rendering{values: proxyMode(t, "registry.sparseIndexes="+value)}.render(t)
+		file := filepath.Join(t.TempDir(), "config.yml")
+		text := find[*corev1.ConfigMap](t, out, "zarf-registry-config").Data["config.yml"]
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		config, err := registry.LoadConfig(file)
+		if err != nil || string(config.Validation.Manifests.Indexes.Platforms) != want {
+			t.Errorf("%s: %v\n%s", value, err, text)
 		}
 	}
 }

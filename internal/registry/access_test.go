@@ -57,7 +57,7 @@ func attempts(existing string) map[string]attempt {
 		"list referrers":            {get, "/v2/a/referrers/" + existing, "", true, ok},
 		"post to referrers":         {post, "/v2/a/referrers/" + existing, "", false, unsupported},
 		"start an upload":           {post, "/v2/a/blobs/uploads/", "", false, accepted},
-		"upload in one request":     {post, "/v2/a/blobs/uploads/?digest=" + absent, "x", false, accepted},
+		"upload in one request":     {post, "/v2/a/blobs/uploads/?digest=" + absent, "x", false, bad},
 		"mount a blob": {post, "/v2/b/blobs/uploads/?mount=" + existing + "&from=a", "", false,
 			created},
 		"mount a blob from any repository": {post, "/v2/b/blobs/uploads/?mount=" + existing, "", false, created},

@@ -133,6 +133,20 @@ func TestConformancePush(t *testing.T) {
 	t.Run("in one piece", func(t *testing.T) {
 		finish(begin(), "one piece", strings.NewReader("one piece"))
 	})
+	t.Run("in a single request", func(t *testing.T) {
+		for _, d := range []digest.Digest{digest.FromString("single"), digest.SHA512.FromString("single")} {
+			path := "/v2/push/me/blobs/uploads/?digest=" + d.String()
+			done := c.must(http.StatusCreated, "POST", path, strings.NewReader("single"), octets...)
+			if got := node.must(http.StatusOK, "GET", location(done), nil); got.body != "single" ||
+				done.Header.Get("Docker-Content-Digest") != d.String() {
+				t.Errorf("%q, headers %v", got.body, done.Header)
+			}
+			got := c.must(http.StatusBadRequest, "POST", path, strings.NewReader("other"), octets...)
+			if got.code() != "DIGEST_INVALID" || got.Header.Get("Location") != "" {
+				t.Errorf("%s, headers %v", got.body, got.Header)
+			}
+		}
+	})
 	t.Run("in one piece of unknown length", func(t *testing.T) {
 		finish(begin(), "a stream", io.MultiReader(strings.NewReader("a stream")))
 	})

@@ -7,7 +7,8 @@
 // authorization, health and metrics on separate ports, timeouts that end stalled connections but not
 // slow ones, and draining. Distribution stores and serves. What it lacks of the OCI distribution
 // specification is added here: lists of referrers (referrers.go), digests other than SHA-256 (digests.go),
-// tags as parameters of a push (push.go), and mounts from any repository (mount.go).
+// tags as parameters of a push (push.go), uploads
+// in a single request (singlepost.go), and mounts from any repository (mount.go).
 //
 // It does not issue certificates, create credentials, expire content or replicate, and it is not a
 // pull-through cache.
@@ -196,7 +197,7 @@ func NewHandler(config *configuration.Configuration, log *slog.Logger) (http.Han
 // extended returns distribution's handler with what the OCI distribution specification has beyond it, apart from
 // pushes of manifests.
 func extended(app *handlers.App, source *blobSource) http.Handler {
-	return withReferrers(source, withAnyMediaType(withMounts(app)))
+	return withReferrers(source, withAnyMediaType(withSinglePosts(withMounts(app))))
 }
 
 // newApp returns distribution's handler, which panics on an invalid configuration.

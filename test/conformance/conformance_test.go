@@ -1,0 +1,200 @@
+// Package conformance runs the conformance suite of the OCI distribution specification: all of it against the
+// registry, and its reads through the node proxy.
+package conformance
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.yaml.in/yaml/v2"
+	"golang.org/x/crypto/bcrypt"
+
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/proxy"
+	"github.com/zarf-dev/zarf-registry/internal/registry"
+	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
+	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
+)
+
+const (
+	user, password = "push", "correct horse battery staple"
+	serverName     = "registry.test"
+)
+
+// suite is the path of the program, which make sets.
+func suite(t *testing.T) string {
+	t.Helper()
+	path := os.Getenv("OCI_CONFORMANCE")
+	if path == "" {
+		t.Skip("set OCI_CONFORMANCE to the output of bin/testcluster tool conformance")
+	}
+	return path
+}
+
+func TestRegistry(t *testing.T) {
+	program := suite(t)
+	address, _ := startRegistry(t)
+	run(t, program, address)
+}
+
+// Nodes read through the proxy, and nothing else.
+func TestReadsThroughTheProxy(t *testing.T) {
+	program := suite(t)
+	address, proxied := startRegistry(t)
+	var reads atomic.Int64
+	server := httptest.NewServer(&httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
+		r.Out.URL.Scheme, r.Out.URL.Host = "http", address
+		if read := r.In.Method == http.MethodGet || r.In.Method == http.MethodHead; read && !strings.Contains(
+			r.In.URL.Path, "/blobs/uploads/") {
+			r.Out.URL.Host, r.Out.Host = proxied, proxied
+			r.Out.Header.Del("Authorization")
+			reads.Add(1)
+		}
+	}})
+	t.Cleanup(server.Close)
+	run(t, program, server.Listener.Addr().String())
+	if reads.Load() < 200 {
+		t.Errorf("only %d reads went through the proxy", reads.Load())
+	}
+}
+
+// run runs the suite with everything that it can test, apart from sparse manifests: layers must not be missing, and
+// internal/registry tests sparse indexes.
+func run(t *testing.T, program, address string) {
+	t.Helper()
+	dir := t.TempDir()
+	command := exec.CommandContext(t.Context(), program)
+	command.Dir = dir
+	command.Env = append(os.Environ(), "OCI_VERSION=dev", "OCI_TLS=disabled", "OCI_RESULTS_DIR="+dir,
+		"OCI_REGISTRY="+address, "OCI_USERNAME="+user, "OCI_PASSWORD="+password,
+		"OCI_API_BLOBS_DIGEST_HEADER=true", "OCI_API_BLOBS_UPLOAD_CANCEL=true",
+		"OCI_API_MANIFESTS_DIGEST_HEADER=true", "OCI_API_MANIFESTS_TAG_PARAM=true", "OCI_DATA_SPARSE=false")
+	output, err := command.CombinedOutput()
+	if err != nil {
+		t.Errorf("%v\n%s", err, output)
+	}
+	content, err := os.ReadFile(filepath.Join(dir, "results.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var results struct {
+		APIs map[string]string `yaml:"apis"`
+		Data map[string]string `yaml:"data"`
+	}
+	if err := yaml.Unmarshal(content, &results); err != nil {
+		t.Fatal(err)
+	}
+	for section, subjects := range map[string]map[string]string{"APIs": results.APIs, "data": results.Data} {
+		if len(subjects) < 20 {
+			t.Errorf("%s: only %d subjects", section, len(subjects))
+		}
+		for name, result := range subjects {
+			if result != "Pass" && name != "Sparse Manifests" {
+				t.Errorf("%s: %s", name, result)
+			}
+		}
+	}
+	_, summary, _ := strings.Cut(string(output), "OCI Conformance Result")
+	t.Log(summary)
+}
+
+// startRegistry runs a registry and a node proxy in front of it, and returns their addresses: the registry's is one
+// where a password authorizes reads and writes.
+func startRegistry(t *testing.T) (address, proxied string) {
+	t.Helper()
+	dir := t.TempDir()
+	write := func(name, content string) string {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	config, err := registry.LoadConfig(write("config.yml",
+		"version: 0.1\nstorage: {filesystem: {rootdirectory: "+dir+"/storage}}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	hash, err := bcrypt.GenerateFromPassword([]byte(password), bcrypt.MinCost)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca := tlsfilestest.NewCA(t, "test")
+	for _, role := range []string{pki.OrganizationServer, pki.OrganizationNode} {
+		if err := os.Mkdir(filepath.Join(dir, role), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		tlsfilestest.WriteSecret(t, filepath.Join(dir, role), ca.Files(t, role, []string{serverName}))
+	}
+	log := slog.New(slog.DiscardHandler)
+	registry.RouteLogs(log)
+	listen := freeAddress(t)
+	address, proxied = freeAddress(t), freeAddress(t)
+	server, err := registry.Open(registry.Options{
+		Config: config, Listen: listen, TLSDir: filepath.Join(dir, pki.OrganizationServer), LoopbackListen: address,
+		Htpasswd: write("htpasswd", user+":"+string(hash)+"\n"), Log: log,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	source, err := tlsfiles.Open(filepath.Join(dir, pki.OrganizationNode), tlsfiles.WithLogger(log))
+	if err != nil {
+		t.Fatal(err)
+	}
+	front, err := proxy.New(proxy.Config{
+		Listen: []string{proxied}, Registry: net.JoinHostPort(serverName, listen[strings.LastIndex(listen, ":")+1:]), Source: source, Logger: log,
+		RetryTimeout: time.Minute,
+		Getenv:       func(string) string { return "127.0.0.1" }, // the Service's address
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := front.Listen(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 2)
+	go func() { ended <- server.Serve(ctx) }()
+	go func() { ended <- front.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		for range 2 {
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		connection, err := net.Dial("tcp", address)
+		if err == nil {
+			_ = connection.Close()
+			return address, proxied
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// freeAddress returns a loopback address with a port that was free a moment ago.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	return listener.Addr().String()
+}
