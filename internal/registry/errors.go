@@ -23,8 +23,6 @@ func writeError(w http.ResponseWriter, err error) {
 		coded = errcode.ErrorCodeUnavailable.WithMessage("the request was canceled")
 	}
 	switch coded.Code {
-	case errcode.ErrorCodeUnauthorized:
-		w.Header().Set("WWW-Authenticate", `Basic realm="zarf-registry"`)
 	case errcode.ErrorCodeTooManyRequests:
 		w.Header().Set("Retry-After", "1")
 	case errcode.ErrorCodeUnavailable:
