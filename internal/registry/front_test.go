@@ -97,7 +97,8 @@ func TestStalledRequestsEnd(t *testing.T) {
 	}
 	inBubble(t, "a stalled body times out", func(t *testing.T) {
 		results := make(chan result, 1)
-		fmt.Fprint(pipeServer(t, stall, readAll(results)), "GET /v2/_catalog HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf ")
+		fmt.Fprint(pipeServer(t, stall, readAll(results)),
+			"GET /v2/_catalog HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf ")
 		if got := <-results; got.n != 5 || got.err == nil {
 			t.Errorf("%+v", got)
 		}

@@ -220,8 +220,9 @@ func TestSealedCredentials(t *testing.T) {
 		t.Error("equal credentials have equal tokens")
 	}
 	replica := newTokens("a secret that all replicas share")
-	if name, password, ok := replica.open(token, expiry.Add(-time.Second)); !ok || name != "user" || password != "pass:word" {
-		t.Errorf("another replica opens %q, %q, %t", name, password, ok)
+	if user, password, ok := replica.open(token, expiry.Add(-time.Second)); !ok || user != "user" ||
+		password != "pass:word" {
+		t.Errorf("another replica opens %q, %q, %t", user, password, ok)
 	}
 	altered := []byte(token)
 	altered[len(altered)/2] ^= 1
