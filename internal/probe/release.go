@@ -113,12 +113,13 @@ func CheckTLS(ctx context.Context, t Target, each func(Check)) error {
 		}},
 	}
 	if t.Plain != "" {
+		const catalog = "/v2/_catalog?n=1" // at /v2/, clients are asked for a credential even if reading needs none
 		read := step{"the node port serves nothing without a credential", func() error {
-			return t.plain(t.Plain).expect(ctx, http.StatusUnauthorized, http.MethodGet, "/v2/")
+			return t.plain(t.Plain).expect(ctx, http.StatusUnauthorized, http.MethodGet, catalog)
 		}}
 		if t.AnonymousPull {
 			read = step{"the node port serves anonymous pulls", func() error {
-				return t.plain(t.Plain).expect(ctx, http.StatusOK, http.MethodGet, "/v2/")
+				return t.plain(t.Plain).expect(ctx, http.StatusOK, http.MethodGet, catalog)
 			}}
 		}
 		steps = append(steps, read, step{"the node port accepts no push without a credential", func() error {

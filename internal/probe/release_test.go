@@ -196,7 +196,7 @@ func TestFaultsAreFound(t *testing.T) {
 		"a node's certificate for pushing": {func(to *probe.Target) { to.Push = to.Node },
 			"a pusher's certificate may not write without the push credential", 2},
 		"a pusher's certificate on nodes": {func(to *probe.Target) { to.Node = to.Push },
-			"a node's certificate may not write", 2},
+			"a node's certificate may not write", 3},
 		"a port that nothing listens at": {func(to *probe.Target) { to.Registry = name + ":1" },
 			"the registry is reachable: dial tcp 127.0.0.1:1: connect: connection refused", 1},
 	} {

@@ -85,7 +85,7 @@ func attempts(existing string) map[string]attempt {
 const (
 	accessNone        = iota // 403 for everything
 	accessRead               // 403 for writes
-	accessReadOrLogin        // 401 for writes
+	accessReadOrLogin        // 401 for writes and at the base
 	accessLogin              // 401 for everything
 	accessFull
 	accessImages // 403 for what changes no repository
@@ -108,7 +108,7 @@ func (c client) try(existing string, access int) {
 		case access == accessNone, access == accessRead && !attempt.read,
 			access == accessImages && slices.Contains(outside, name):
 			status, code = http.StatusForbidden, "DENIED"
-		case access == accessLogin, access == accessReadOrLogin && !attempt.read:
+		case access == accessLogin, access == accessReadOrLogin && (attempt.path == "/v2/" || !attempt.read):
 			status, code, challenge = http.StatusUnauthorized, "UNAUTHORIZED", `Basic realm="zarf-registry"`
 		}
 		if a.StatusCode != status {
@@ -304,7 +304,12 @@ func TestAuthorize(t *testing.T) {
 	node, push, client := []string{pki.OrganizationNode}, []string{pki.OrganizationPush}, []string{pki.OrganizationClient}
 	both := []string{pki.OrganizationNode, pki.OrganizationPush}
 	const uploads = "/uploads/" // suffix of a repository
-	const unasked = role(-1)    // the credential must not be checked, because that is slow
+	const base, token = "/v2/", "/v2/token"
+	const (
+		unasked   = role(-1) - iota // the credential must not be checked, because that is slow
+		absent                      // no Authorization header
+		anonymous                   // an empty credential
+	)
 	for name, tt := range map[string]struct {
 		policy     policy
 		method     string
@@ -381,19 +386,51 @@ func TestAuthorize(t *testing.T) {
 		"anonymous pull does not open the probe of the proxies": {open, "HEAD", probeProxy, nil, unasked, errcode.ErrorCodeDenied},
 		"a node sends requests outside repositories":            {mutual, "GET", "", node, unasked, nil},
 		"an anonymous write needs a credential":                 {open, "PUT", "a", nil, roleNone, errcode.ErrorCodeUnauthorized},
+
+		"a node is not challenged":                     {mutual, "GET", base, node, absent, nil},
+		"a node's credential is not checked":           {mutual, "GET", base, node, unasked, nil},
+		"a pusher is challenged":                       {mutual, "GET", base, push, absent, errcode.ErrorCodeUnauthorized},
+		"a client is challenged":                       {mutual, "HEAD", base, client, absent, errcode.ErrorCodeUnauthorized},
+		"a node and pusher is challenged":              {mutual, "GET", base, both, absent, errcode.ErrorCodeUnauthorized},
+		"a pusher logs in":                             {mutual, "GET", base, push, rolePush, nil},
+		"a pusher logs in with the pull credential":    {mutual, "GET", base, push, rolePull, nil},
+		"a pusher does not log in with a wrong one":    {mutual, "GET", base, push, roleNone, errcode.ErrorCodeUnauthorized},
+		"a pusher without a credential goes on":        {mutual, "GET", base, push, anonymous, nil},
+		"a client without a credential goes on":        {mutual, "GET", base, client, anonymous, nil},
+		"a client without a role does not log in":      {mutual, "GET", base, nil, unasked, errcode.ErrorCodeDenied},
+		"with anonymous pull, clients are challenged":  {open, "GET", base, nil, absent, errcode.ErrorCodeUnauthorized},
+		"with anonymous pull, an empty one is enough":  {open, "GET", base, nil, anonymous, nil},
+		"with anonymous pull, a wrong one is refused":  {open, "GET", base, nil, roleNone, errcode.ErrorCodeUnauthorized},
+		"with anonymous pull, the pull user logs in":   {open, "GET", base, nil, rolePull, nil},
+		"without anonymous pull, an empty one is none": {plain, "GET", base, nil, anonymous, errcode.ErrorCodeUnauthorized},
+		"an empty credential does not write":           {open, "PUT", "a", nil, anonymous, errcode.ErrorCodeUnauthorized},
+		"a client gets an anonymous token":             {open, "GET", token, nil, absent, nil},
+		"… also with an empty credential":              {open, "GET", token, nil, anonymous, nil},
+		"a wrong credential gets no token":             {open, "GET", token, nil, roleNone, errcode.ErrorCodeUnauthorized},
+		"a pull credential gets a token":               {plain, "GET", token, nil, rolePull, nil},
+		"without anonymous pull, there is no anonymous token": {plain, "GET", token, nil, absent,
+			errcode.ErrorCodeUnauthorized},
 	} {
 		t.Run(name, func(t *testing.T) {
 			repository, upload := strings.CutSuffix(tt.repository, uploads)
 			to := target{repository: repository, upload: upload}
-			err := tt.policy.authorize(tt.method, to, tt.roles, func() (*user, error) {
+			switch tt.repository {
+			case base:
+				to = target{base: true}
+			case token:
+				to = target{token: true}
+			}
+			sent := login{sent: tt.credential != absent, anonymous: tt.credential == anonymous}
+			sent.verify = func() (*user, error) {
 				switch tt.credential {
 				case unasked:
 					t.Error("the credential was checked")
-				case roleNone:
+				case roleNone, absent, anonymous:
 					return nil, nil
 				}
 				return &user{role: tt.credential}, nil
-			})
+			}
+			err := tt.policy.authorize(tt.method, to, tt.roles, sent)
 			var coded errcode.Error
 			if errors.As(err, &coded) {
 				err = coded.Code
@@ -406,7 +443,7 @@ func TestAuthorize(t *testing.T) {
 	t.Run("an error of the check is passed on", func(t *testing.T) {
 		failure := errors.New("busy")
 		if err := plain.authorize("GET", target{repository: "a"}, nil,
-			func() (*user, error) { return nil, failure }); !errors.Is(err, failure) {
+			login{verify: func() (*user, error) { return nil, failure }}); !errors.Is(err, failure) {
 			t.Errorf("authorize() = %v", err)
 		}
 	})

@@ -55,6 +55,8 @@ type target struct {
 	upload bool
 	// manifest is a tag or digest, blob a digest. At most one is set.
 	manifest, blob string
+	// base means /v2/, where clients ask whether to log in, and token the path where docker logs in.
+	base, token bool
 }
 
 func (t target) describe(method string) string {
@@ -63,6 +65,19 @@ func (t target) describe(method string) string {
 	}
 	return method
 }
+
+// login is what a request says about its sender.
+type login struct {
+	// sent means that there is an Authorization header.
+	sent bool
+	// anonymous means that the header says that the client has no credential.
+	anonymous bool
+	// verify returns the user, or nil without a valid credential. It is slow.
+	verify func() (*user, error)
+}
+
+// open reports whether clients that are admitted read without a credential.
+func (p policy) open() bool { return p.mutualTLS || p.anonymousPull }
 
 // authorize returns nil if method is allowed on the target, or the error to respond with.
 //
@@ -74,9 +89,13 @@ func (t target) describe(method string) string {
 // repository is reachable over its own path only, except with a pusher's certificate: probes are filled
 // before their path is open.
 //
-// credential returns nil if there is no valid credential. Because it is slow, authorize calls it only if
-// the result matters.
-func (p policy) authorize(method string, to target, roles []string, credential func() (*user, error)) error {
+// Most clients send a credential only after a challenge at /v2/, also where they could read without one. So
+// there, everyone but nodes is challenged. Clients without a credential then send an empty one, or an
+// anonymous token, or go on without: these may read. A wrong credential is refused there, so that logging in
+// tells, and nowhere else that is open to everyone.
+//
+// Because verifying a credential is slow, authorize does so only if the result matters.
+func (p policy) authorize(method string, to target, roles []string, login login) error {
 	read := !to.upload && (method == http.MethodGet || method == http.MethodHead)
 	if p.mutualTLS {
 		push, client := slices.Contains(roles, pki.OrganizationPush), slices.Contains(roles, pki.OrganizationClient)
@@ -87,12 +106,12 @@ func (p policy) authorize(method string, to target, roles []string, credential f
 		case to.repository == probeNodePort && !push:
 			return denied("repository %s is served without TLS only, and this request used TLS: pull %s instead",
 				probeNodePort, probeProxy)
-		case read:
+		case read && !push && !client:
 			return nil
 		case !push && !client:
 			return denied("a client certificate with the roles %q may only read: %s needs %q and the push credential",
 				roles, to.describe(method), pki.OrganizationPush)
-		case !push && (to.repository == "" || strings.HasPrefix(to.repository, ownRepositories)):
+		case !read && !push && (to.repository == "" || strings.HasPrefix(to.repository, ownRepositories)):
 			return denied("a client certificate with the roles %q may not change what belongs to the registry itself: %s in %s "+
 				"needs %q", roles, to.describe(method), cmp.Or(to.repository, "no repository"), pki.OrganizationPush)
 		}
@@ -103,14 +122,19 @@ func (p policy) authorize(method string, to target, roles []string, credential f
 	} else if to.repository == probeProxy {
 		return denied("repository %s is served with TLS only, and this request did not use TLS: pull %s instead",
 			probeProxy, probeNodePort)
-	} else if read && p.anonymousPull {
+	}
+	open := read && p.open()
+	if open && (!to.base && !to.token || login.anonymous || to.token && !login.sent) {
 		return nil
 	}
 
-	who, err := credential()
+	who, err := login.verify()
 	switch {
 	case err != nil:
 		return err
+	case who == nil && open:
+		return errcode.ErrorCodeUnauthorized.WithMessage("logging in requires a valid user name and password; " +
+			"reading requires none")
 	case who == nil && read:
 		return errcode.ErrorCodeUnauthorized.WithMessage("reading requires a user name and a password")
 	case who == nil:
@@ -129,10 +153,13 @@ func (p policy) authorize(method string, to target, roles []string, credential f
 // routes are distribution's, without handlers.
 var routes = v2.RouterWithPrefix("")
 
-// targetOf returns what distribution will route the request to. It is the zero value for paths that
-// distribution does not know, and for paths that are not clean, such as those with "..", for which
-// distribution responds with a redirect.
+// targetOf returns what the front, or else distribution, will route the request to. It is the zero value for
+// paths that distribution does not know, and for paths that are not clean, such as those with "..", for
+// which distribution responds with a redirect.
 func targetOf(r *http.Request) target {
+	if r.URL.Path == tokenPath && r.Method == http.MethodGet {
+		return target{token: true}
+	}
 	if repository, _, ok := referrersPath(r.URL.Path); ok {
 		return target{repository: repository}
 	}
@@ -144,6 +171,7 @@ func targetOf(r *http.Request) target {
 	to := target{
 		repository: match.Vars["name"],
 		upload:     name == v2.RouteNameBlobUpload || name == v2.RouteNameBlobUploadChunk,
+		base:       name == v2.RouteNameBase,
 	}
 	switch name {
 	case v2.RouteNameManifest:

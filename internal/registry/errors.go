@@ -28,8 +28,6 @@ func writeError(w http.ResponseWriter, err error) {
 	switch coded.Code {
 	case errcode.ErrorCodeSizeInvalid:
 		w = withStatus{w, http.StatusRequestEntityTooLarge}
-	case errcode.ErrorCodeUnauthorized:
-		w.Header().Set("WWW-Authenticate", `Basic realm="zarf-registry"`)
 	case errcode.ErrorCodeTooManyRequests:
 		w.Header().Set("Retry-After", "1")
 	case errcode.ErrorCodeUnavailable:

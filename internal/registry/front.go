@@ -3,14 +3,17 @@ package registry
 import (
 	"context"
 	"crypto/x509"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
+	"strings"
 	"sync/atomic"
 	"time"
 
+	"github.com/distribution/distribution/v3/registry/api/errcode"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/pki"
@@ -41,12 +44,13 @@ type front struct {
 	policy       policy
 	certificates *tlsfiles.Source // nil without mutual TLS
 	credentials  *credentials
+	tokens       *tokens
 	tagged       func(ctx context.Context, repository, tag string) digest.Digest // of a manifest, "" if unknown
 	next         http.Handler
 	metrics      *metrics
 	log          *slog.Logger
 	draining     *atomic.Bool
-	now          func() time.Time // for certificates
+	now          func() time.Time // for certificates and tokens
 	idleTimeout  time.Duration
 }
 
@@ -76,9 +80,12 @@ func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Connection", "close")
 	}
 	to := targetOf(r)
-	if err := f.admit(w, r, to, caller); err != nil {
-		writeError(e, err)
-	} else {
+	switch err := f.admit(w, r, to, caller); {
+	case err != nil:
+		f.refuse(e, r, to, err)
+	case to.token:
+		f.serveToken(e, r, caller)
+	default:
 		r.Header.Del("Authorization")
 		r.Header.Del("Cookie")
 		change := f.pending(r, to)
@@ -95,6 +102,7 @@ type caller struct {
 	certificate      string // the subject of a client certificate
 	user             string // if known, also with a wrong password
 	credential       string // the name of the one that was accepted
+	anonymous        bool   // without a credential, or with an empty one
 }
 
 // callerKey is the context key of a request's caller.
@@ -109,9 +117,23 @@ func (f *front) admit(w http.ResponseWriter, r *http.Request, to target, caller 
 		certificate := r.TLS.PeerCertificates[0]
 		caller.roles, caller.certificate = pki.Roles(certificate), certificate.Subject.String()
 	}
-	return f.policy.authorize(r.Method, to, caller.roles, func() (*user, error) {
-		name, password, ok := r.BasicAuth()
-		if !ok {
+	login := f.login(r, caller)
+	caller.anonymous = !login.sent || login.anonymous
+	return f.policy.authorize(r.Method, to, caller.roles, login)
+}
+
+// login parses the Authorization header: a credential, or a token that stands for one. An empty credential,
+// which containers/image sends if it has none, is anonymous.
+func (f *front) login(r *http.Request, caller *caller) login {
+	header := r.Header.Get("Authorization")
+	name, password, ok := r.BasicAuth()
+	anonymous := ok && name == "" && password == ""
+	if scheme, token, _ := strings.Cut(header, " "); strings.EqualFold(scheme, "Bearer") {
+		anonymous = token == anonymousToken
+		name, password, ok = f.tokens.open(token, f.now())
+	}
+	return login{sent: header != "", anonymous: anonymous, verify: func() (*user, error) {
+		if !ok || anonymous {
 			return nil, nil
 		}
 		from := origin{listener: f.name, exposed: f.policy.exposed}
@@ -126,7 +148,15 @@ func (f *front) admit(w http.ResponseWriter, r *http.Request, to target, caller 
 			caller.credential = who.name
 		}
 		return who, err
-	})
+	}}
+}
+
+// refuse responds with err. If that is 401, it adds a challenge.
+func (f *front) refuse(w http.ResponseWriter, r *http.Request, to target, err error) {
+	if coded, ok := errors.AsType[errcode.Error](err); ok && coded.Code == errcode.ErrorCodeUnauthorized {
+		w.Header().Set("WWW-Authenticate", f.challenge(r, to))
+	}
+	writeError(w, err)
 }
 
 type generationKey struct{}
@@ -171,7 +201,7 @@ func (f *front) logRequest(r *http.Request, code int, e *exchange, caller *calle
 		level = slog.LevelWarn
 	case code >= http.StatusInternalServerError:
 		level = slog.LevelError
-	case code == http.StatusUnauthorized && r.Header.Get("Authorization") == "":
+	case code == http.StatusUnauthorized && caller.anonymous:
 		// Clients first ask without a credential.
 	case code == http.StatusUnauthorized, code == http.StatusForbidden, code == http.StatusTooManyRequests:
 		level = slog.LevelWarn

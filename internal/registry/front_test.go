@@ -28,6 +28,7 @@ func newFront(stall time.Duration, handler http.HandlerFunc) *front {
 	return &front{
 		name:        "plain",
 		policy:      policy{anonymousPull: true},
+		tokens:      newTokens("secret"),
 		next:        handler,
 		metrics:     newMetrics("dev"),
 		log:         slog.New(slog.DiscardHandler),
@@ -96,7 +97,8 @@ func TestStalledRequestsEnd(t *testing.T) {
 	}
 	inBubble(t, "a stalled body times out", func(t *testing.T) {
 		results := make(chan result, 1)
-		fmt.Fprint(pipeServer(t, stall, readAll(results)), "GET /v2/ HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf ")
+		fmt.Fprint(pipeServer(t, stall, readAll(results)),
+			"GET /v2/_catalog HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf ")
 		if got := <-results; got.n != 5 || got.err == nil {
 			t.Errorf("%+v", got)
 		}
@@ -104,7 +106,7 @@ func TestStalledRequestsEnd(t *testing.T) {
 	inBubble(t, "a slow body is read completely", func(t *testing.T) {
 		results := make(chan result, 1)
 		conn := pipeServer(t, stall, readAll(results))
-		fmt.Fprint(conn, "GET /v2/ HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")
+		fmt.Fprint(conn, "GET /v2/_catalog HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")
 		for range 10 {
 			time.Sleep(stall * 9 / 10)
 			fmt.Fprint(conn, "x")
@@ -123,7 +125,7 @@ func TestStalledRequestsEnd(t *testing.T) {
 		})
 		reader := bufio.NewReader(conn)
 		for n := range 2 { // the second request inherits the deadlines of the first
-			fmt.Fprint(conn, "GET /v2/ HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nExpect: 100-continue\r\n\r\n")
+			fmt.Fprint(conn, "GET /v2/_catalog HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nExpect: 100-continue\r\n\r\n")
 			if response, err := http.ReadResponse(reader, nil); err != nil || response.StatusCode != http.StatusContinue {
 				t.Fatalf("request %d got no 100 Continue: %v", n, err)
 			}
@@ -139,7 +141,7 @@ func TestStalledRequestsEnd(t *testing.T) {
 	})
 	inBubble(t, "an unwanted body is not drained", func(t *testing.T) {
 		conn := pipeServer(t, stall, func(http.ResponseWriter, *http.Request) {})
-		fmt.Fprint(conn, "GET /v2/ HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf ")
+		fmt.Fprint(conn, "GET /v2/_catalog HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf ")
 		_ = conn.SetReadDeadline(time.Now().Add(10 * stall))
 		if answer, err := io.ReadAll(conn); err != nil || !strings.Contains(string(answer), "200 OK") {
 			t.Errorf("the connection is still open after %q: %v", answer, err)
@@ -151,7 +153,7 @@ func TestStalledRequestsEnd(t *testing.T) {
 			n, err := io.Copy(w, &zeros{1 << 30})
 			results <- result{n, err}
 		})
-		fmt.Fprint(conn, "GET /v2/ HTTP/1.1\r\nHost: x\r\n\r\n")
+		fmt.Fprint(conn, "GET /v2/_catalog HTTP/1.1\r\nHost: x\r\n\r\n")
 		if got := <-results; got.err == nil || got.n == 0 {
 			t.Errorf("%+v", got)
 		}
@@ -162,7 +164,7 @@ func TestStalledRequestsEnd(t *testing.T) {
 			n, err := io.Copy(w, &zeros{16 << 20})
 			results <- result{n, err}
 		})
-		fmt.Fprint(conn, "GET /v2/ HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+		fmt.Fprint(conn, "GET /v2/_catalog HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
 		buffer := make([]byte, 2<<20)
 		for {
 			if _, err := io.ReadFull(conn, buffer); err != nil {
@@ -183,7 +185,7 @@ func inBubble(t *testing.T, name string, f func(t *testing.T)) {
 func TestFrontRemovesCredentialsAndForwardedHeaders(t *testing.T) {
 	headers := make(chan http.Header, 1)
 	address, _ := frontServer(t, transferIdleTimeout, func(w http.ResponseWriter, r *http.Request) { headers <- r.Header })
-	request, err := http.NewRequest(http.MethodGet, "http://"+address+"/v2/", nil)
+	request, err := http.NewRequest(http.MethodGet, "http://"+address+"/v2/_catalog", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

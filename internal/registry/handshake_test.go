@@ -241,7 +241,7 @@ func TestHandshakes(t *testing.T) {
 								authorization = c.authorization()
 							}
 							var got *http.Response
-							if got, err = c.ask(http.MethodGet, "/v2/", authorization); err == nil && got.StatusCode != want.get {
+							if got, err = c.ask(http.MethodGet, "/v2/_catalog", authorization); err == nil && got.StatusCode != want.get {
 								t.Errorf("GET: %s, want %d", got.Status, want.get)
 							}
 						}

@@ -69,7 +69,7 @@ func TestLoopbackListenerKeepsThePlainPort(t *testing.T) {
 		reads("while the plain listener is closed")
 		f.addUser(pullUser, pullPassword)
 		eventually(t, "the plain listener is open", func() bool { return f.server.plain.address() != nil })
-		elsewhere.must(http.StatusOK, "GET", "/v2/", nil) // anonymous
+		elsewhere.must(http.StatusOK, "GET", "/v2/_catalog", nil) // anonymous
 		reads("while the plain listener is open")
 		f.removeUsers()
 	}

@@ -64,6 +64,7 @@ type Server struct {
 	exposed      *tlsfiles.Source // for Options.ExposeTLSDir; nil if ExposeListen uses the certificate of Listen
 	idle         *idleConnections // nil without Options.Listen
 	credentials  *credentials
+	tokens       *tokens
 	plain        *plainListener                // nil unless it follows Options.PullHtpasswd
 	connections  map[string]*connlimit.Limiter // by listener
 	health       *storageHealth
@@ -145,6 +146,7 @@ func (s *Server) openStorage() (err error) {
 			return err
 		}
 	}
+	s.tokens = newTokens(config.HTTP.Secret)
 	root, ok := filesystemRoot(config.Storage)
 	if ok {
 		if err := prepareRoot(s.log, root, readOnly(config.Storage)); err != nil {
@@ -291,6 +293,7 @@ func (s *Server) front(name string, policy policy) *front {
 		name:        name,
 		policy:      policy,
 		credentials: s.credentials,
+		tokens:      s.tokens,
 		tagged:      s.source.tagged,
 		next:        next,
 		metrics:     s.metrics,

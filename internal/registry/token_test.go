@@ -1,0 +1,289 @@
+package registry
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	images "github.com/google/go-containerregistry/pkg/v1/random"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+)
+
+const (
+	dockerAgent  = "docker/28.5.2 go/go1.24.9 os/linux arch/amd64"
+	basic        = `Basic realm="zarf-registry"`
+	emptyAccount = "Basic Og=="
+)
+
+// challenged sends a request without a credential that must be refused, and returns the challenge.
+func (c client) challenged(method, path, agent string) string {
+	c.t.Helper()
+	c.user = ""
+	return c.must(http.StatusUnauthorized, method, path, nil, "User-Agent", agent).Header.Get("WWW-Authenticate")
+}
+
+// dockerToken gets a token as docker does: from the realm of the challenge at /v2/.
+func (c client) dockerToken() (status int, token string) {
+	c.t.Helper()
+	challenge := c.challenged("GET", "/v2/", dockerAgent)
+	realm, ok := strings.CutPrefix(challenge, `Bearer realm="`)
+	realm, service, _ := strings.Cut(realm, `",service=`)
+	if !ok || service != `"zarf-registry"` {
+		c.t.Fatalf("the challenge is %s", challenge)
+	}
+	if _, err := url.Parse(realm); err != nil || !strings.HasPrefix(realm, c.base+"/") {
+		c.t.Fatalf("the realm is %s, want one below %s", realm, c.base)
+	}
+	a, err := c.send("GET", realm+"?account=x&scope=repository%3Aa%3Apull%2Cpush&service=zarf-registry", nil,
+		"User-Agent", dockerAgent)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	var response struct {
+		Token     string
+		ExpiresIn int `json:"expires_in"`
+	}
+	if a.StatusCode != http.StatusOK {
+		return a.StatusCode, ""
+	}
+	if err := json.Unmarshal([]byte(a.body), &response); err != nil || response.ExpiresIn < 60 ||
+		a.Header.Get("Cache-Control") != "no-store" {
+		c.t.Fatalf("%v, %+v, %s", err, response, a.Header)
+	}
+	return a.StatusCode, response.Token
+}
+
+// with returns a status with a value of the header Authorization.
+func (c client) with(authorization, method, path string) int {
+	c.t.Helper()
+	c.user = ""
+	a, err := c.send(method, path, nil, "Authorization", authorization, "User-Agent", dockerAgent)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return a.StatusCode
+}
+
+func TestChallenges(t *testing.T) {
+	for _, anonymous := range []bool{false, true} {
+		e := startExposed(t, func(o *Options) { o.AnonymousPull, o.ExposeAnonymousPull = anonymous, anonymous })
+		for listener, tt := range map[string]struct {
+			client client
+			open   bool // reading needs no credential
+		}{
+			"plain":                       {e.plain(), anonymous},
+			"exposed":                     {e.outsider(), anonymous},
+			"loopback":                    {e.loopback(), false},
+			"tls, with the push role":     {e.client(e.ca.client(t, pki.OrganizationPush)), true},
+			"tls, with the client's role": {e.client(e.ca.client(t, pki.OrganizationClient)), true},
+		} {
+			c, base := tt.client, http.StatusUnauthorized
+			docker := basic
+			if tt.open {
+				base = http.StatusOK
+				docker = `Bearer realm="` + c.base + `/v2/token",service="zarf-registry"`
+				c.must(http.StatusOK, "GET", "/v2/_catalog", nil)
+			}
+			for agent, want := range map[string]string{
+				"skopeo/1.20.0": basic, dockerAgent: docker, "Docker-Client/28.5.2 (linux)": docker,
+				"dockerized/1": basic, "": basic,
+			} {
+				if got := c.challenged("GET", "/v2/", agent); got != want {
+					t.Errorf("%s, anonymous pull %t: %q is challenged by %s, want %s", listener, anonymous, agent, got, want)
+				}
+				// containerd does not request /v2/, also in the docker daemon.
+				if got := c.challenged("POST", "/v2/a/blobs/uploads/", agent); got != basic {
+					t.Errorf("%s: the challenge of an upload is %s", listener, got)
+				}
+			}
+			if got := c.with(emptyAccount, "GET", "/v2/"); got != base {
+				t.Errorf("%s, anonymous pull %t: an empty credential gets %d, want %d", listener, anonymous, got, base)
+			}
+			if got := c.with("Bearer "+anonymousToken, "GET", "/v2/"); got != base {
+				t.Errorf("%s, anonymous pull %t: an anonymous token gets %d, want %d", listener, anonymous, got, base)
+			}
+			c.as(pushUser, "wrong").must(http.StatusUnauthorized, "GET", "/v2/", nil)
+			c.as(pushUser, pushPassword).must(http.StatusOK, "GET", "/v2/", nil)
+			c.as(pullUser, pullPassword).must(http.StatusOK, "GET", "/v2/", nil)
+		}
+		// Whatever a node sends.
+		for _, authorization := range []string{"", emptyAccount, "Basic eDp5", "Bearer x"} {
+			if got := e.node().with(authorization, "GET", "/v2/"); got != http.StatusOK {
+				t.Errorf("a node that sends %q gets %d", authorization, got)
+			}
+		}
+	}
+}
+
+// TestEmptyCredentialsAreNotFailedLogins sends more of them than any budget allows.
+func TestEmptyCredentialsAreNotFailedLogins(t *testing.T) {
+	i := start(t, newTestCA(t), t.TempDir(), func(o *Options) { o.AnonymousPull = true })
+	i.server.credentials.stopClock()
+	for range 2 * int(unknownSourceLimit.burst) / 16 {
+		if got := i.plain().with(emptyAccount, "GET", "/v2/"); got != http.StatusOK {
+			t.Fatalf("status %d", got)
+		}
+	}
+	if got := i.loopback().with(emptyAccount, "GET", "/v2/"); got != http.StatusUnauthorized {
+		t.Errorf("the loopback listener responds with %d", got)
+	}
+	for n := range i.server.credentials.checks {
+		if got := i.server.credentials.checks[n].Load(); got != 0 {
+			t.Errorf("%d checks were %s", got, checkResult(n))
+		}
+	}
+	eventually(t, "the last request is logged", func() bool { return i.logged(`"listener":"loopback"`, `"code":401`) })
+	if i.logged(`"WARN"`) {
+		t.Errorf("a warning is logged: %s", i.logs)
+	}
+}
+
+func TestTokens(t *testing.T) {
+	e := startExposed(t, func(o *Options) { o.AnonymousPull, o.ExposeAnonymousPull = true, true })
+	const upload = "/v2/a/blobs/uploads/"
+	var issued []string
+	for name, c := range map[string]client{
+		"plain": e.plain(), "exposed": e.outsider(), "tls": e.client(e.ca.client(t, pki.OrganizationPush)),
+	} {
+		for user, tt := range map[string]struct {
+			client              client
+			issue, login, write int
+		}{
+			"nobody":           {c, http.StatusOK, http.StatusOK, http.StatusUnauthorized},
+			"the pull user":    {c.as(pullUser, pullPassword), http.StatusOK, http.StatusOK, http.StatusForbidden},
+			"the push user":    {c.as(pushUser, pushPassword), http.StatusOK, http.StatusOK, http.StatusAccepted},
+			"a wrong password": {c.as(pushUser, "wrong"), http.StatusUnauthorized, 0, 0},
+			"an unknown user":  {c.as("nobody", pushPassword), http.StatusUnauthorized, 0, 0},
+		} {
+			status, token := tt.client.dockerToken()
+			if status != tt.issue {
+				t.Errorf("%s: %s: the token server responds with %d, want %d", name, user, status, tt.issue)
+			}
+			if token == "" {
+				continue
+			}
+			if got := c.with("Bearer "+token, "GET", "/v2/"); got != tt.login {
+				t.Errorf("%s: %s: login responds with %d, want %d", name, user, got, tt.login)
+			}
+			if got := c.with("bearer "+token, "POST", upload); got != tt.write {
+				t.Errorf("%s: %s: an upload responds with %d, want %d", name, user, got, tt.write)
+			}
+			if token != anonymousToken {
+				issued = append(issued, token)
+			}
+		}
+	}
+	if len(issued) != 6 {
+		t.Fatalf("%d tokens", len(issued))
+	}
+
+	c := e.plain()
+	_, token := c.as(pushUser, pushPassword).dockerToken()
+	// A token works wherever its credential does, and does not yield another one.
+	if got := e.loopback().with("Bearer "+token, "GET", "/v2/_catalog"); got != http.StatusOK {
+		t.Errorf("the loopback listener responds with %d", got)
+	}
+	if a := c.must(http.StatusOK, "GET", tokenPath, nil, "Authorization", "Bearer "+token); !strings.Contains(a.body,
+		`"`+anonymousToken+`"`) {
+		t.Errorf("a token yields %s", a.body)
+	}
+	_, outsider := e.outsider().as(outsideUser, outsidePassword).dockerToken()
+	if got := c.with("Bearer "+outsider, "GET", "/v2/"); got != http.StatusUnauthorized {
+		t.Errorf("a token of the exposed listener's user gets %d at the node port", got)
+	}
+	for _, secret := range append(issued, token, outsider, pushPassword, pullPassword, outsidePassword) {
+		if strings.Contains(e.logs.String(), secret) {
+			t.Errorf("the logs contain %q", secret)
+		}
+	}
+
+	// It ends with the credential.
+	writeFile(t, e.htpasswd, htpasswd(t, outsideUser, "another password"))
+	eventually(t, "the token is refused", func() bool {
+		return e.outsider().with("Bearer "+outsider, "GET", "/v2/") == http.StatusUnauthorized
+	})
+}
+
+func TestSealedCredentials(t *testing.T) {
+	now := time.Now()
+	expiry := now.Add(time.Minute)
+	sealer := newTokens("a secret that all replicas share")
+	token := sealer.seal("user", "pass:word", expiry)
+	if again := sealer.seal("user", "pass:word", expiry); again == token {
+		t.Error("equal credentials have equal tokens")
+	}
+	replica := newTokens("a secret that all replicas share")
+	if user, password, ok := replica.open(token, expiry.Add(-time.Second)); !ok || user != "user" ||
+		password != "pass:word" {
+		t.Errorf("another replica opens %q, %q, %t", user, password, ok)
+	}
+	altered := []byte(token)
+	altered[len(altered)/2] ^= 1
+	for name, tt := range map[string]struct {
+		tokens *tokens
+		token  string
+		now    time.Time
+	}{
+		"expired":                 {sealer, token, expiry},
+		"of another registry":     {newTokens("another secret"), token, now},
+		"altered":                 {sealer, string(altered), now},
+		"cut off":                 {sealer, token[:len(token)-4], now},
+		"shorter than its nonce":  {sealer, "YQ", now},
+		"empty":                   {sealer, "", now},
+		"not base64":              {sealer, "?", now},
+		"that of nobody":          {sealer, anonymousToken, now},
+		"a password in base64":    {sealer, "dXNlcjpwYXNzd29yZA", now},
+		"with a suffix of spaces": {sealer, token + " ", now},
+	} {
+		if got, _, ok := tt.tokens.open(tt.token, tt.now); ok {
+			t.Errorf("a token that is %s is accepted for %q", name, got)
+		}
+	}
+}
+
+// A real client that requests /v2/ first pushes and, with and without a credential, pulls.
+func TestPushAndPullWithGoContainerRegistry(t *testing.T) {
+	i := start(t, newTestCA(t), t.TempDir(), func(o *Options) { o.AnonymousPull = true })
+	pushed, err := images.Image(1<<10, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ref, err := name.ParseReference(i.addresses["plain"]+"/team/app:1", name.Insecure)
+	if err != nil {
+		t.Fatal(err)
+	}
+	account := func(user, password string) remote.Option {
+		return remote.WithAuth(&authn.Basic{Username: user, Password: password})
+	}
+	for name, wrong := range map[string]remote.Option{
+		"nobody": remote.WithAuth(authn.Anonymous), "a wrong password": account(pushUser, "wrong"),
+		"the pull user": account(pullUser, pullPassword),
+	} {
+		if err := remote.Write(ref, pushed, wrong); err == nil {
+			t.Errorf("%s could push", name)
+		}
+	}
+	if err := remote.Write(ref, pushed, account(pushUser, pushPassword)); err != nil {
+		t.Fatal(err)
+	}
+	for name, reader := range map[string]remote.Option{
+		"nobody": remote.WithAuth(authn.Anonymous), "the pull user": account(pullUser, pullPassword),
+	} {
+		pulled, err := remote.Image(ref, reader)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		got, err := pulled.Digest()
+		if want, _ := pushed.Digest(); err != nil || got != want {
+			t.Errorf("%s pulls %s, %v, want %s", name, got, err, want)
+		}
+	}
+}
