@@ -20,6 +20,7 @@ import (
 	"go.yaml.in/yaml/v2"
 	"golang.org/x/crypto/bcrypt"
 
+	"github.com/zarf-dev/zarf-registry/internal/freeport"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/proxy"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
@@ -140,8 +141,8 @@ func startRegistry(t *testing.T) (address, proxied string) {
 	}
 	log := slog.New(slog.DiscardHandler)
 	registry.RouteLogs(log)
-	listen := freeAddress(t)
-	address, proxied = freeAddress(t), freeAddress(t)
+	listen := freeport.Loopback(t)
+	address, proxied = freeport.Loopback(t), freeport.Loopback(t)
 	server, err := registry.Open(registry.Options{
 		Config: config, Listen: listen, TLSDir: filepath.Join(dir, pki.OrganizationServer), LoopbackListen: address,
 		Htpasswd: write("htpasswd", user+":"+string(hash)+"\n"), Log: log,
@@ -186,15 +187,4 @@ func startRegistry(t *testing.T) (address, proxied string) {
 			t.Fatal(err)
 		}
 	}
-}
-
-// freeAddress returns a loopback address with a port that was free a moment ago.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	return listener.Addr().String()
 }
