@@ -70,7 +70,7 @@ func start(t *testing.T, change func(*registry.Options)) *fixture {
 	o := registry.Options{
 		Config: config, TLSDir: tlsDir, Listen: freeport.Loopback(t), PlainListen: freeport.Loopback(t),
 		HealthListen: freeport.Loopback(t),
-		Htpasswd: write("htpasswd", "push:"+string(hash)+"\n"), PullHtpasswd: write("pull", "pull:"+string(hash)+"\n"),
+		Htpasswd:     write("htpasswd", "push:"+string(hash)+"\n"), PullHtpasswd: write("pull", "pull:"+string(hash)+"\n"),
 		Log: slog.New(slog.DiscardHandler),
 	}
 	if change != nil {
