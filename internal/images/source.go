@@ -71,7 +71,7 @@ func (s *Source) blob(d digest.Digest) (blob.Blob, error) {
 	if b, ok := s.made.blobs[d]; ok {
 		return b, nil
 	}
-	if err := d.Validate(); err != nil {
+	if err := oci.CheckDigest(d); err != nil {
 		return blob.Blob{}, err
 	}
 	b, err := s.files.file(oci.BlobPath(d))
