@@ -279,3 +279,48 @@ func TestUnknownDigestAlgorithms(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+// regctl keeps the referrers of images in layouts in indexes under referrers tags, and images under their tags only.
+func TestReferrersInALayoutOfRegctl(t *testing.T) {
+	store := &Store{}
+	list := signedImage(t, store)
+	tagged := func(desc ocispec.Descriptor, tag string) ocispec.Descriptor {
+		desc.Annotations = map[string]string{ocispec.AnnotationRefName: tag}
+		return desc
+	}
+	indexes := map[digest.Digest]*ocispec.Index{}
+	for _, image := range list {
+		var manifest ocispec.Manifest
+		if err := json.Unmarshal(fetchAll(t, store, image.Descriptor), &manifest); err != nil {
+			t.Fatal(err)
+		}
+		if manifest.Subject == nil {
+			continue
+		}
+		subject := manifest.Subject.Digest
+		if indexes[subject] == nil {
+			indexes[subject] = &ocispec.Index{Versioned: manifest.Versioned, MediaType: ocispec.MediaTypeImageIndex}
+		}
+		desc := image.Descriptor
+		desc.ArtifactType, desc.Annotations = manifest.ArtifactType, manifest.Annotations
+		indexes[subject].Manifests = append(indexes[subject].Manifests, desc)
+	}
+	listed := []ocispec.Descriptor{tagged(list[0].Descriptor, "latest")}
+	for subject, index := range indexes {
+		desc := store.addAs(digest.SHA256, ocispec.MediaTypeImageIndex, asJSON(t, index))
+		listed = append(listed, tagged(desc, subject.Algorithm().String()+"-"+subject.Encoded()[:64]))
+	}
+	source := mustOpen(t, writeLayout(t, layoutFiles(t, store, listed...)))
+	if _, err := source.Items(""); err == nil || !strings.Contains(err.Error(), "has no name") {
+		t.Errorf("error %v", err)
+	}
+	items, err := source.Items("example.org/team/signed:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	to := startRegistry(t)
+	if _, err := Push(t.Context(), items, to, Options{}); err != nil {
+		t.Fatal(err)
+	}
+	sameInRegistries(t, store, list, to)
+}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/crypto/bcrypt"
 	"oras.land/oras-go/v2/registry/remote/auth"
 
+	"github.com/zarf-dev/zarf-registry/internal/freeport"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
@@ -63,9 +64,9 @@ func Start(t testing.TB, ca *tlsfilestest.CA) *Registry {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &Registry{Address: freeAddress(t), ca: ca}
+	r := &Registry{Address: freeport.Loopback(t), ca: ca}
 	server, err := registry.Open(registry.Options{
-		Config: config, TLSDir: tlsDir, Listen: r.Address, HealthListen: freeAddress(t),
+		Config: config, TLSDir: tlsDir, Listen: r.Address,
 		Htpasswd: write("htpasswd", username+":"+string(hash)+"\n"), Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
@@ -116,14 +117,4 @@ func (r *Registry) TLS(t testing.TB, organization string) *tls.Config {
 		t.Fatal(err)
 	}
 	return tlsfiles.ClientConfig(source.Current(), Name)
-}
-
-func freeAddress(t testing.TB) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }
