@@ -26,6 +26,9 @@ import (
 // requestTimeout is longer than every pause and every wait for the collector.
 const requestTimeout = 20 * time.Second
 
+// backoff is how long a client waits after a failure, so that a fault does not affect most of its operations.
+const backoff = 30 * time.Millisecond
+
 // client carries out operations one after another, and records each request.
 type client struct {
 	cluster *cluster
@@ -57,6 +60,7 @@ type response struct {
 	header http.Header
 	body   []byte
 	err    error
+	epoch  int // of the process that received the request
 }
 
 // errBroken is why a client closes a connection.
@@ -64,12 +68,13 @@ var errBroken = errors.New("the client closes the connection")
 
 // send sends a request to a process or to the proxy. While no process listens, it waits.
 func (c *client) send(server int, r request) response {
-	host := c.cluster.proxy
-	if server != viaProxy {
-		host = c.cluster.servers[server].front
-	}
 	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		host, epoch := c.cluster.proxy, 0
+		if server != viaProxy {
+			host, epoch = c.cluster.servers[server].front, c.cluster.servers[server].currentEpoch()
+		}
 		answer := c.once(host, r)
+		answer.epoch = epoch
 		if !errors.Is(answer.err, syscall.ECONNREFUSED) || time.Since(began) > startTimeout {
 			return answer
 		}
@@ -102,7 +107,7 @@ func (c *client) once(host string, r request) response {
 	}
 	defer answer.Body.Close()
 	content, err := io.ReadAll(answer.Body)
-	return response{answer.StatusCode, answer.Header, content, err}
+	return response{status: answer.StatusCode, header: answer.Header, body: content, err: err}
 }
 
 type failingReader struct{}
@@ -112,15 +117,9 @@ func (failingReader) Read([]byte) (int, error) { return 0, errBroken }
 // record sends a request and records it as an event.
 func (c *client) record(e event, r request) (*event, response) {
 	e.Client, e.Head = c.id, r.method == http.MethodHead
-	epoch := func() int {
-		if e.Server == viaProxy {
-			return 0
-		}
-		return c.cluster.servers[e.Server].currentEpoch()
-	}
-	e.Epoch, e.Call = epoch(), c.history.now()
+	e.Call = c.history.now()
 	answer := c.send(e.Server, r)
-	e.Return, e.last, e.Status = c.history.now(), epoch(), answer.status
+	e.Return, e.Epoch, e.Status = c.history.now(), answer.epoch, answer.status
 	switch {
 	case answer.err != nil:
 		e.Outcome, e.Error = unknown, answer.err.Error()
@@ -134,6 +133,9 @@ func (c *client) record(e event, r request) (*event, response) {
 		e.Outcome, e.Error = unknown, string(answer.body)
 	}
 	c.history.add(&e)
+	if e.Outcome == unknown {
+		time.Sleep(backoff)
+	}
 	return &e, answer
 }
 
@@ -457,7 +459,6 @@ func (c *client) collect(run collection, racing func()) {
 		s := c.cluster.servers[run.server]
 		e.Epoch = s.currentEpoch()
 		c.collectOnline(e, run, s, racing)
-		e.last = s.currentEpoch()
 	}
 	e.Return = c.history.now()
 	if e.Cutoff == 0 { // unknown; it is not later than this
@@ -506,11 +507,15 @@ func (c *client) collectOnline(e *event, run collection, s *server, racing func(
 		}
 		if line.Phase != "" && line.Phase != phase {
 			phase = line.Phase
-			if phase == run.phase {
-				go s.pause(run.pause)
-			}
 			if phase == gc.Marking {
 				once.Do(racing)
+			}
+			switch {
+			case phase != run.phase:
+			case run.kill:
+				s.restart(0)
+			case run.pause > 0:
+				s.pause(run.pause)
 			}
 		}
 		if line.Result != nil || line.Error != "" {
@@ -531,10 +536,15 @@ func (c *client) collectOffline(e *event, run collection, racing func()) {
 		c.cluster.t.Error(err)
 		return
 	}
-	pause := func() {
-		_ = command.Process.Signal(syscall.SIGSTOP)
-		time.Sleep(run.pause)
-		_ = command.Process.Signal(syscall.SIGCONT)
+	disturb := func() {
+		switch {
+		case run.kill:
+			_ = command.Process.Kill()
+		case run.pause > 0:
+			_ = command.Process.Signal(syscall.SIGSTOP)
+			time.Sleep(run.pause)
+			_ = command.Process.Signal(syscall.SIGCONT)
+		}
 	}
 	var others sync.WaitGroup
 	defer others.Wait()
@@ -542,13 +552,13 @@ func (c *client) collectOffline(e *event, run collection, racing func()) {
 		time.Sleep(drainPeriod)
 		racing()
 		if run.phase == gc.Marking {
-			pause()
+			disturb()
 		}
 	})
 	var once sync.Once
 	for lines := bufio.NewScanner(output); lines.Scan(); {
 		if run.phase == gc.Sweeping {
-			once.Do(pause)
+			once.Do(disturb)
 		}
 	}
 	e.Outcome = done

@@ -206,6 +206,15 @@ func (s *server) kill() {
 	s.ended = append(s.ended, s.cluster.history.now())
 }
 
+// restart kills the process and starts it again after so long.
+func (s *server) restart(d time.Duration) {
+	s.faults.Lock()
+	defer s.faults.Unlock()
+	s.kill()
+	time.Sleep(d)
+	s.start()
+}
+
 // pause stops the process for so long.
 func (s *server) pause(d time.Duration) {
 	s.faults.Lock()
@@ -229,11 +238,7 @@ func (c *cluster) inject(f fault) {
 	s := c.servers[f.server]
 	switch f.name {
 	case killProcess:
-		s.faults.Lock()
-		defer s.faults.Unlock()
-		s.kill()
-		time.Sleep(f.Duration)
-		s.start()
+		s.restart(f.Duration)
 	case pauseProcess:
 		s.pause(f.Duration)
 	case fillDisk:
@@ -331,15 +336,16 @@ func forward(client net.Conn, target string, limit int) {
 	running.Wait()
 }
 
-// settle ends all faults and processes, so that no request can have an effect any more, and starts one process.
+// settle ends all processes, so that no request can have an effect any more, and starts one. A request that was
+// not answered may have had an effect until its process ended.
 func (c *cluster) settle(h *history) {
 	for _, s := range c.servers {
 		s.kill()
 	}
 	for _, e := range h.events {
-		if e.Outcome == unknown && e.Server >= 0 {
-			if ended := c.servers[e.Server].ended; e.last < len(ended) {
-				e.Return = max(e.Return, ended[e.last])
+		if e.Outcome == unknown && e.Status == 0 && e.Server >= 0 {
+			if ended := c.servers[e.Server].ended; e.Epoch < len(ended) {
+				e.Return = max(e.Return, ended[e.Epoch])
 			}
 		}
 	}

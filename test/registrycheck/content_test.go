@@ -26,14 +26,13 @@ type judge struct {
 	gcs       []*event
 	needing   map[string][]*item // manifests by a blob that they need
 	parents   map[string][]*item // indexes by child
-	single    bool               // there is one process
 }
 
-func newJudge(events []*event, p *pool, replicas int) *judge {
+func newJudge(events []*event, p *pool) *judge {
 	j := &judge{
 		pool: p, writes: map[object][]*event{}, deletions: map[object][]*event{}, tags: map[tagKey][]*event{},
 		blobs: map[object][]*event{}, unlinks: map[object][]*event{}, needing: map[string][]*item{},
-		parents: map[string][]*item{}, single: replicas == 1,
+		parents: map[string][]*item{},
 	}
 	for _, i := range p.items {
 		for _, b := range i.blobs {
@@ -147,7 +146,7 @@ func (j *judge) blobExists(o object, read *event) bool {
 // that served them only. If another process collects, the registry may still refuse the manifest.
 func (j *judge) blobKept(o object, touch, g *event) bool {
 	young := touch.Call > g.Cutoff+clockStep
-	sameProcess := touch.Server == g.Server && touch.Epoch == g.Epoch && touch.last == g.Epoch && g.last == g.Epoch
+	sameProcess := touch.Server == g.Server && touch.Epoch == g.Epoch
 	if young && (sameProcess || touch.Kind != readBlob && touch.Return < g.Call) {
 		return true
 	}
@@ -162,8 +161,8 @@ func gone(deletions, writes []*event, read *event) bool {
 }
 
 // checkContent checks that reads and lists find what must exist, and nothing that must not.
-func checkContent(events []*event, p *pool, replicas int) (found []violation) {
-	j := newJudge(events, p, replicas)
+func checkContent(events []*event, p *pool) (found []violation) {
+	j := newJudge(events, p)
 	related := func(read *event) (list []*event) {
 		for _, e := range events {
 			if e.Kind == collectGarbage || e.Repository == read.Repository && (e.Digest == read.Digest || e.Kind == putManifest ||

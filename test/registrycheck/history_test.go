@@ -27,7 +27,7 @@ type outcome string
 const (
 	done    outcome = "done"
 	refused outcome = "refused" // it had no effect, and never will
-	unknown outcome = "unknown" // it may have an effect until the process that received it ends
+	unknown outcome = "unknown" // it may have had an effect
 	absent  outcome = "absent"  // a 404: what a read or a deletion asked for does not exist
 )
 
@@ -36,7 +36,7 @@ type event struct {
 	Kind       string   `json:"kind"`
 	Client     int      `json:"client"`
 	Server     int      `json:"server"` // viaProxy, offline, or a process
-	Epoch      int      `json:"epoch"`  // how often the process was started before
+	Epoch      int      `json:"epoch"`  // how often that process had ended before
 	Repository string   `json:"repository,omitempty"`
 	Tag        string   `json:"tag,omitempty"`
 	Digest     string   `json:"digest,omitempty"` // also of what a tag was found to refer to
@@ -50,12 +50,10 @@ type event struct {
 	Untagged bool          `json:"untagged,omitempty"`
 	Cutoff   time.Duration `json:"cutoff,omitempty"`
 
-	// Call and Return are times since the start of the run. If the outcome is unknown, Return is when the
-	// event can have no effect any more.
+	// Call and Return are times since the start of the run. If there was no response, Return is when the process
+	// that may have received the request ended.
 	Call   time.Duration `json:"call"`
 	Return time.Duration `json:"return"`
-
-	last int // the epoch at Return
 }
 
 // happened reports whether the event has or may have an effect.

@@ -12,6 +12,8 @@ import (
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/gc"
 )
 
 // Few names, tags and images, so that operations meet.
@@ -184,9 +186,10 @@ type collection struct {
 	after    int // operations
 	// racing are operations that begin when the collector marks.
 	racing []operation
-	// pause stops the collector's process for so long when it reaches the phase.
-	pause time.Duration
+	// When the collector reaches the phase, its process is paused for so long, or killed.
 	phase string
+	pause time.Duration
+	kill  bool
 }
 
 // fault is something that happens to the registry after a number of operations.
@@ -258,9 +261,14 @@ func newPlan(seed uint64, operations int) *plan {
 			o.action = []action{push, push, mount, mount, retag, upload}[random.IntN(6)]
 			c.racing = append(c.racing, o)
 		}
-		if slices.Contains(p.kinds, pauseProcess) && random.IntN(2) == 0 {
-			c.phase = []string{"marking", "sweeping"}[random.IntN(2)]
-			c.pause = pauseTime(random)
+		c.phase = []string{gc.Marking, gc.Sweeping}[random.IntN(2)]
+		switch random.IntN(4) {
+		case 0, 1:
+			if slices.Contains(p.kinds, pauseProcess) {
+				c.pause = pauseTime(random)
+			}
+		case 2:
+			c.kill = slices.Contains(p.kinds, killProcess)
 		}
 		p.collections = append(p.collections, c)
 	}
@@ -334,7 +342,7 @@ func (p *plan) sum() string {
 		}
 	}
 	for _, c := range p.collections {
-		fmt.Fprintln(h, c.server, c.untagged, c.grace, c.after, c.pause, c.phase, len(c.racing))
+		fmt.Fprintln(h, c.server, c.untagged, c.grace, c.after, c.phase, c.pause, c.kill, len(c.racing))
 	}
 	fmt.Fprintln(h, p.faults)
 	return hex.EncodeToString(h.Sum(nil))

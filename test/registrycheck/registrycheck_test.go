@@ -44,14 +44,14 @@ type report struct {
 }
 
 func TestSeeds(t *testing.T) {
-	program := build(t)
+	program := build(t, nil)
 	var mu sync.Mutex
 	var reports []*report
 	t.Run("seed", func(t *testing.T) {
 		for seed := *first; seed < *first+*seeds; seed++ {
 			t.Run(fmt.Sprint(seed), func(t *testing.T) {
 				t.Parallel()
-				r := check1(t, program, seed, *operations)
+				r := checkSeed(t, program, seed, *operations, *output)
 				t.Log(r)
 				if len(r.violations) > 0 {
 					t.Errorf("repeat with: go test ./test/registrycheck -run TestSeeds -seed %d -seeds 1", seed)
@@ -65,8 +65,8 @@ func TestSeeds(t *testing.T) {
 	t.Log(summary(reports))
 }
 
-// check1 runs a seed and checks its history. It keeps the history of a violation.
-func check1(t *testing.T, program programs, seed uint64, operations int) *report {
+// checkSeed runs a seed and checks its history. It keeps the history of a violation below output.
+func checkSeed(t *testing.T, program programs, seed uint64, operations int, output string) *report {
 	t.Helper()
 	began := time.Now()
 	p := newPlan(seed, operations)
@@ -76,7 +76,7 @@ func check1(t *testing.T, program programs, seed uint64, operations int) *report
 	c.settle(h)
 	audit(c)
 
-	dir, err := filepath.Abs(filepath.Join(*output, fmt.Sprintf("seed-%d", seed)))
+	dir, err := filepath.Abs(filepath.Join(output, fmt.Sprintf("seed-%d", seed)))
 	if err == nil {
 		err = os.MkdirAll(dir, 0o755)
 	}
@@ -84,7 +84,7 @@ func check1(t *testing.T, program programs, seed uint64, operations int) *report
 		t.Fatal(err)
 	}
 	r := &report{plan: p, history: h}
-	r.violations = slices.Concat(h.violations, checkTags(h.events, dir), checkContent(h.events, p.pool, p.replicas))
+	r.violations = slices.Concat(h.violations, checkTags(h.events, dir), checkContent(h.events, p.pool))
 	r.took = time.Since(began)
 	if len(r.violations) == 0 {
 		_ = os.RemoveAll(dir)

@@ -117,10 +117,28 @@ type tagKey struct{ repository, tag string }
 // tagOperations returns the events that concern a tag, and their steps.
 func tagOperations(events []*event, key tagKey) (concerned []*event, operations []porcupine.Operation) {
 	written := map[string]bool{}
-	for _, e := range events {
-		if e.Kind == putManifest && e.Repository == key.repository && e.Tag == key.tag && e.happened() {
-			written[e.Digest] = true
+	// A tag may refer to nothing from then on, until the manifest is pushed again.
+	hidden := map[string]time.Duration{}
+	hides := func(e *event) {
+		if since, ok := hidden[e.Digest]; !ok || e.Call < since {
+			hidden[e.Digest] = e.Call
 		}
+	}
+	for _, e := range events {
+		switch {
+		case e.Repository != key.repository || !e.happened():
+		case e.Kind == deleteManifest:
+			hides(e)
+		case e.Kind == putManifest && e.Tag == key.tag:
+			written[e.Digest] = true
+			if e.Outcome == unknown {
+				hides(e)
+			}
+		}
+	}
+	revealed := func(e *event) bool {
+		since, ok := hidden[e.Digest]
+		return ok && written[e.Digest] && since <= e.Return
 	}
 	for _, e := range events {
 		if e.Repository != key.repository {
@@ -140,7 +158,7 @@ func tagOperations(events []*event, key tagKey) (concerned []*event, operations 
 		case !e.happened():
 		case e.Kind == putManifest && e.Tag == key.tag:
 			add(stepWrite, e.Digest)
-		case e.Kind == putManifest && written[e.Digest]:
+		case e.Kind == putManifest && revealed(e):
 			add(stepReveal, e.Digest)
 		case e.Kind == deleteTag && e.Tag == key.tag:
 			add(stepDelete, "")
