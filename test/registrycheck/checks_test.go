@@ -61,7 +61,15 @@ func garbage(call, ret int, untagged bool, grace int) *event {
 }
 
 func tags(call, ret int, names ...string) *event {
-	return at(call, ret, event{Kind: listTags, Tags: names})
+	return at(call, ret, event{Kind: listTags, List: names})
+}
+
+func referrersOf(call, ret int, i *item, found ...*item) *event {
+	e := at(call, ret, event{Kind: listReferrers, Digest: i.digest.String()})
+	for _, f := range found {
+		e.List = append(e.List, f.digest.String())
+	}
+	return e
 }
 
 func TestChecks(t *testing.T) {
@@ -116,6 +124,11 @@ func TestChecks(t *testing.T) {
 		"a list contains what was removed": {[]*event{put(1, 2, "v0", imageX), remove(3, 4, imageX), tags(5, 6, "v0")}, "list contains a deleted tag"},
 		"a list overlaps the deletion":     {[]*event{put(1, 2, "v0", imageX), drop(3, 6, "v0"), tags(4, 5, "v0")}, ""},
 		"a list is not in order":           {[]*event{put(1, 2, "v0", imageX), put(1, 2, "v1", imageX), tags(5, 6, "v1", "v0")}, "list is not in order: [v1 v0]"},
+
+		"a referrer is listed":           {[]*event{put(1, 2, "", signed), referrersOf(3, 4, signed.subject, signed)}, ""},
+		"a referrer is not listed":       {[]*event{put(1, 2, "", signed), referrersOf(3, 4, signed.subject)}, "list lacks a referrer"},
+		"a deleted referrer is listed":   {[]*event{put(1, 2, "", signed), remove(3, 4, signed), referrersOf(5, 6, signed.subject, signed)}, "list contains a deleted referrer"},
+		"a referrer of another manifest": {[]*event{put(1, 2, "", signed), referrersOf(3, 4, signed, signed)}, "list contains a manifest with another subject"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []string

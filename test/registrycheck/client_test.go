@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/opencontainers/go-digest"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/gc"
 )
@@ -166,6 +167,8 @@ func (c *client) do(o operation) {
 			request{method: http.MethodDelete, path: "/v2/" + o.repository + "/blobs/" + o.blob.digest.String()})
 	case list:
 		c.list(o.server, o.repository, c.random.IntN(2) == 0)
+	case discover:
+		c.referrers(o.server, o.repository, o.item, c.random.IntN(2) == 0)
 	case check:
 		c.readBlob(o.server, o.repository, o.blob.digest)
 	case mount:
@@ -209,9 +212,14 @@ func (c *client) pushBlobs(o operation, i *item, force bool) {
 
 // putManifest reports whether the registry accepted the manifest, or whether pushing again is pointless.
 func (c *client) putManifest(o operation, i *item, tag string) bool {
-	reference := tag
-	if tag == "" {
-		reference = i.digest.String()
+	reference, named := tag, i.digest
+	if choice := c.random.IntN(6); tag == "" || choice < 2 {
+		if choice == 0 {
+			named = digest.SHA512.FromBytes(i.data)
+		}
+		if reference = named.String(); tag != "" {
+			reference += "?tag=" + tag
+		}
 	}
 	e, answer := c.record(event{Kind: putManifest, Server: o.server, Repository: o.repository, Tag: tag, Digest: i.digest.String()},
 		request{method: http.MethodPut, path: "/v2/" + o.repository + "/manifests/" + reference, body: i.data,
@@ -219,8 +227,15 @@ func (c *client) putManifest(o operation, i *item, tag string) bool {
 	if e.Outcome == absent {
 		e.Outcome = refused
 	}
-	if e.Outcome == done && answer.header.Get("Docker-Content-Digest") != i.digest.String() {
-		c.history.violate("digest", "a push was acknowledged with digest "+answer.header.Get("Docker-Content-Digest"), e)
+	subject := ""
+	if i.subject != nil {
+		subject = i.subject.digest.String()
+	}
+	if got := answer.header.Get("Docker-Content-Digest"); e.Outcome == done && got != named.String() {
+		c.history.violate("digest", "a push was acknowledged with digest "+got, e)
+	}
+	if got := answer.header.Get("OCI-Subject"); e.Outcome == done && got != subject {
+		c.history.violate("subject", "a push was acknowledged with subject "+got, e)
 	}
 	return e.Outcome != refused
 }
@@ -239,8 +254,10 @@ func (c *client) getManifest(server int, repository, tag string, d digest.Digest
 		return ""
 	}
 	found := digest.Digest(answer.header.Get("Docker-Content-Digest"))
-	e.Digest = found.String()
 	content, ok := c.pool.content[found]
+	if ok {
+		e.Digest = c.pool.byName[found].digest.String()
+	}
 	switch {
 	case tag == "" && found != d:
 		c.history.violate("digest", "a manifest has another digest", e)
@@ -287,6 +304,9 @@ func (c *client) readBlob(server int, repository string, d digest.Digest, method
 	if e.Outcome != done {
 		return false
 	}
+	if got := answer.header.Get("Docker-Content-Digest"); got != d.String() {
+		c.history.violate("digest", "a blob has digest "+got, e)
+	}
 	if r.method == http.MethodGet && !bytes.Equal(want, answer.body) {
 		c.history.violate("content", fmt.Sprintf("a blob has other content: %d bytes instead of %d", len(answer.body),
 			len(want)), e)
@@ -309,11 +329,25 @@ func (c *client) mount(o operation, b *blob) {
 		e.Outcome = refused // the response begins an upload
 		c.upload(o, b, answer.header.Get("Location"))
 	}
+	c.alsoBySHA256(e, b)
 }
 
-// upload uploads a blob: in one request, in chunks, or in chunks of which one breaks off. With several
+// alsoBySHA256 records that content has its SHA-256 digest, too.
+func (c *client) alsoBySHA256(e *event, b *blob) {
+	if b.sha256 != nil {
+		also := *e
+		also.Digest = b.sha256.digest.String()
+		c.history.add(&also)
+	}
+}
+
+// upload uploads a blob: in one request, in two, in chunks, or in chunks of which one breaks off. With several
 // processes, each request may go to another one.
 func (c *client) upload(o operation, b *blob, location string) {
+	if location == "" && c.random.IntN(5) == 0 {
+		c.finish(o, b, http.MethodPost, "/v2/"+o.repository+"/blobs/uploads/", b.data)
+		return
+	}
 	if location == "" {
 		location = c.begin(o)
 	}
@@ -352,7 +386,7 @@ func (c *client) upload(o operation, b *blob, location string) {
 		}
 		location, rest = answer.header.Get("Location"), rest[middle:]
 	}
-	c.finish(o, b, location, rest)
+	c.finish(o, b, http.MethodPut, location, rest)
 }
 
 // begin begins an upload and returns its location, or "".
@@ -365,13 +399,14 @@ func (c *client) begin(o operation) string {
 }
 
 // finish sends the rest of an upload.
-func (c *client) finish(o operation, b *blob, location string, rest []byte) *event {
+func (c *client) finish(o operation, b *blob, method, location string, rest []byte) *event {
 	e, _ := c.record(event{Kind: uploadBlob, Server: c.any(), Repository: o.repository, Digest: b.digest.String()},
-		request{method: http.MethodPut, path: withQuery(location, "digest", b.digest.String()), body: rest,
+		request{method: method, path: withQuery(location, "digest", b.digest.String()), body: rest,
 			header: map[string]string{"Content-Type": "application/octet-stream"}})
 	if e.Outcome == absent {
 		e.Outcome = refused
 	}
+	c.alsoBySHA256(e, b)
 	return e
 }
 
@@ -402,7 +437,7 @@ func (c *client) cancel(o operation) {
 	if answer.err != nil || answer.status != http.StatusNoContent {
 		return
 	}
-	if e := c.finish(o, o.blob, location, o.blob.data[len(part):]); e.Outcome == done {
+	if e := c.finish(o, o.blob, http.MethodPut, location, o.blob.data[len(part):]); e.Outcome == done {
 		c.history.violate("canceled upload", "a canceled upload was finished", e)
 	}
 }
@@ -415,7 +450,7 @@ func (c *client) corrupt(o operation) {
 	}
 	wrong := bytes.Clone(o.blob.data)
 	wrong[c.random.IntN(len(wrong))] ^= 1
-	if e := c.finish(o, o.blob, location, wrong); e.Outcome == done {
+	if e := c.finish(o, o.blob, http.MethodPut, location, wrong); e.Outcome == done {
 		c.history.violate("upload", "content was accepted under the digest of other content", e)
 	}
 }
@@ -438,10 +473,48 @@ func (c *client) list(server int, repository string, paged bool) {
 		case json.Unmarshal(answer.body, &page) != nil:
 			c.history.violate("list", "a list of tags is not valid: "+string(answer.body))
 		default:
-			e.Tags = append(e.Tags, page.Tags...)
-			if link, _, ok := strings.Cut(answer.header.Get("Link"), ">"); ok {
-				next = strings.TrimPrefix(link, "<")
+			e.List = append(e.List, page.Tags...)
+			next = nextPage(answer)
+		}
+	}
+	e.Return = c.history.now()
+	c.history.add(&e)
+}
+
+// nextPage returns the path of the next page of a list, or "".
+func nextPage(answer response) string {
+	link, _, _ := strings.Cut(answer.header.Get("Link"), ">")
+	return strings.TrimPrefix(link, "<")
+}
+
+// referrers lists the referrers of a manifest, one by one if paged.
+func (c *client) referrers(server int, repository string, i *item, paged bool) {
+	e := event{Kind: listReferrers, Client: c.id, Server: server, Repository: repository, Digest: i.digest.String(),
+		Call: c.history.now(), Outcome: done}
+	next := "/v2/" + repository + "/referrers/" + i.digest.String()
+	if paged {
+		next += "?n=1"
+	}
+	for next != "" {
+		answer := c.send(server, request{method: http.MethodGet, path: next})
+		next = ""
+		var page v1.Index
+		switch {
+		case answer.err != nil || answer.status != http.StatusOK:
+			e.Outcome, e.Error = unknown, fmt.Sprint(answer.status, answer.err, string(answer.body))
+		case json.Unmarshal(answer.body, &page) != nil || page.MediaType != v1.MediaTypeImageIndex:
+			c.history.violate("list", "a list of referrers is not valid: "+string(answer.body))
+		default:
+			for _, d := range page.Manifests {
+				found := c.pool.byName[d.Digest]
+				if found == nil || d.Size != int64(len(found.data)) || d.MediaType != found.mediaType ||
+					d.ArtifactType != artifactType {
+					c.history.violate("list", "a list of referrers has a wrong descriptor: "+string(answer.body))
+					continue
+				}
+				e.List = append(e.List, found.digest.String())
 			}
+			next = nextPage(answer)
 		}
 	}
 	e.Return = c.history.now()
@@ -507,15 +580,15 @@ func (c *client) collectOnline(e *event, run collection, s *server, racing func(
 		}
 		if line.Phase != "" && line.Phase != phase {
 			phase = line.Phase
-			if phase == gc.Marking {
-				once.Do(racing)
-			}
 			switch {
 			case phase != run.phase:
 			case run.kill:
-				s.restart(0)
+				go s.restart(0)
 			case run.pause > 0:
-				s.pause(run.pause)
+				defer s.pause(run.pause)()
+			}
+			if phase == gc.Marking {
+				once.Do(racing)
 			}
 		}
 		if line.Result != nil || line.Error != "" {
@@ -541,19 +614,17 @@ func (c *client) collectOffline(e *event, run collection, racing func()) {
 		case run.kill:
 			_ = command.Process.Kill()
 		case run.pause > 0:
-			_ = command.Process.Signal(syscall.SIGSTOP)
-			time.Sleep(run.pause)
-			_ = command.Process.Signal(syscall.SIGCONT)
+			pauseFor(command.Process, run.pause)()
 		}
 	}
 	var others sync.WaitGroup
 	defer others.Wait()
 	others.Go(func() {
 		time.Sleep(drainPeriod)
-		racing()
 		if run.phase == gc.Marking {
-			disturb()
+			others.Go(disturb)
 		}
+		racing()
 	})
 	var once sync.Once
 	for lines := bufio.NewScanner(output); lines.Scan(); {

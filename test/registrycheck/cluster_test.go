@@ -215,16 +215,28 @@ func (s *server) restart(d time.Duration) {
 	s.start()
 }
 
-// pause stops the process for so long.
-func (s *server) pause(d time.Duration) {
+// pause stops the process at once. It returns a function that waits until the process continues, after so long.
+func (s *server) pause(d time.Duration) (wait func()) {
 	s.faults.Lock()
-	defer s.faults.Unlock()
 	s.mu.Lock()
 	process := s.command.Process
 	s.mu.Unlock()
-	_ = process.Signal(syscall.SIGSTOP)
-	time.Sleep(d)
-	_ = process.Signal(syscall.SIGCONT)
+	wait = pauseFor(process, d)
+	go func() {
+		wait()
+		s.faults.Unlock()
+	}()
+	return wait
+}
+
+func pauseFor(process *os.Process, d time.Duration) (wait func()) {
+	_ = process.Signal(syscall.SIGSTOP) // it may have ended
+	continued := make(chan struct{})
+	time.AfterFunc(d, func() {
+		_ = process.Signal(syscall.SIGCONT)
+		close(continued)
+	})
+	return func() { <-continued }
 }
 
 func (s *server) currentEpoch() int {
@@ -240,7 +252,7 @@ func (c *cluster) inject(f fault) {
 	case killProcess:
 		s.restart(f.Duration)
 	case pauseProcess:
-		s.pause(f.Duration)
+		s.pause(f.Duration)()
 	case fillDisk:
 		path := filepath.Join(c.volume, "ballast")
 		file, err := os.Create(path)

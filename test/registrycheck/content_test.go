@@ -188,6 +188,8 @@ func checkContent(events []*event, p *pool) (found []violation) {
 			broken = "blob was deleted"
 		case e.Kind == listTags && e.Outcome == done:
 			broken = j.checkList(e)
+		case e.Kind == listReferrers && e.Outcome == done:
+			broken = j.checkReferrers(e)
 		}
 		if broken != "" {
 			found = append(found, violation{rule: broken, events: related(e),
@@ -204,20 +206,37 @@ func linking(events []*event) []*event {
 
 // checkList returns what is wrong with a list of tags, or "".
 func (j *judge) checkList(e *event) string {
-	if !slices.IsSorted(e.Tags) || len(slices.Compact(slices.Clone(e.Tags))) != len(e.Tags) {
-		return fmt.Sprintf("list is not in order: %v", e.Tags)
+	if !slices.IsSorted(e.List) || len(slices.Compact(slices.Clone(e.List))) != len(e.List) {
+		return fmt.Sprintf("list is not in order: %v", e.List)
 	}
-	for _, tag := range e.Tags {
+	for _, tag := range e.List {
 		if !slices.Contains(tagNames, tag) {
 			return "list contains an unknown tag"
 		}
 	}
 	for _, tag := range tagNames {
-		switch listed := slices.Contains(e.Tags, tag); {
+		switch listed := slices.Contains(e.List, tag); {
 		case !listed && j.tagExists(e.Repository, tag, e):
 			return "list lacks a tag"
 		case listed && j.tagGone(e.Repository, tag, e):
 			return "list contains a deleted tag"
+		}
+	}
+	return ""
+}
+
+// checkReferrers returns what is wrong with a list of referrers, or "".
+func (j *judge) checkReferrers(e *event) string {
+	for _, i := range j.pool.items {
+		o := object{e.Repository, i.digest.String()}
+		refers := i.subject != nil && i.subject.digest.String() == e.Digest
+		switch listed := slices.Contains(e.List, o.digest); {
+		case listed && !refers:
+			return "list contains a manifest with another subject"
+		case listed && (len(j.writes[o]) == 0 || gone(j.deletions[o], j.writes[o], e)):
+			return "list contains a deleted referrer"
+		case !listed && refers && j.manifestExists(o, e):
+			return "list lacks a referrer"
 		}
 	}
 	return ""

@@ -18,6 +18,7 @@ const (
 	readBlob       = "read blob"
 	deleteBlob     = "delete blob"
 	listTags       = "list tags"
+	listReferrers  = "list referrers"
 	collectGarbage = "collect garbage"
 )
 
@@ -39,8 +40,8 @@ type event struct {
 	Epoch      int      `json:"epoch"`  // how often that process had ended before
 	Repository string   `json:"repository,omitempty"`
 	Tag        string   `json:"tag,omitempty"`
-	Digest     string   `json:"digest,omitempty"` // also of what a tag was found to refer to
-	Tags       []string `json:"tags,omitempty"`
+	Digest     string   `json:"digest,omitempty"` // also of what a tag was found to refer to; of manifests, SHA-256
+	List       []string `json:"list,omitempty"`   // tags, or digests of referrers
 	Head       bool     `json:"head,omitempty"`
 	Outcome    outcome  `json:"outcome"`
 	Status     int      `json:"status,omitempty"` // of the HTTP response

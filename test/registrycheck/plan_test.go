@@ -27,9 +27,14 @@ const (
 	images  = 8
 	layers  = 12
 	indexes = 3
+	// twins are layers that have a SHA-512 digest, too.
+	twins = 3
 	// referrers are artifacts with a subject, such as signatures.
 	referrers = 5
 )
+
+// artifactType is that of referrers.
+const artifactType = "application/example"
 
 // Servers that are not processes of the layout.
 const (
@@ -41,6 +46,8 @@ const (
 type blob struct {
 	digest digest.Digest
 	data   []byte
+	// sha256 is the same content by its SHA-256 digest, if digest is another one.
+	sha256 *blob
 }
 
 // item is a manifest and what it needs.
@@ -57,7 +64,7 @@ type pool struct {
 	blobs   []*blob
 	items   []*item
 	content map[digest.Digest][]byte
-	byName  map[digest.Digest]*item // manifests
+	byName  map[digest.Digest]*item // manifests, by SHA-256 and by SHA-512 digest
 }
 
 func newPool(random *rand.Rand) *pool {
@@ -73,8 +80,12 @@ func newPool(random *rand.Rand) *pool {
 		}
 		p.blob(data)
 	}
+	for _, b := range p.blobs[:twins] {
+		twin := &blob{digest.SHA512.FromBytes(b.data), b.data, b}
+		p.blobs, p.content[twin.digest] = append(p.blobs, twin), b.data
+	}
 	for range images {
-		shuffled := random.Perm(layers)[:1+random.IntN(3)]
+		shuffled := random.Perm(layers + twins)[:1+random.IntN(3)]
 		var parts []*blob
 		for _, i := range shuffled {
 			parts = append(parts, p.blobs[i])
@@ -96,13 +107,13 @@ func newPool(random *rand.Rand) *pool {
 		if i == referrers-1 {
 			subject = p.items[images+indexes]
 		}
-		p.image(empty, []*blob{p.blob(fmt.Appendf(nil, "signature %d", random.Uint64()))}, "application/example", subject)
+		p.image(empty, []*blob{p.blob(fmt.Appendf(nil, "signature %d", random.Uint64()))}, artifactType, subject)
 	}
 	return p
 }
 
 func (p *pool) blob(data []byte) *blob {
-	b := &blob{digest.FromBytes(data), data}
+	b := &blob{digest: digest.FromBytes(data), data: data}
 	p.blobs, p.content[b.digest] = append(p.blobs, b), data
 	return b
 }
@@ -133,7 +144,11 @@ func (p *pool) index(children []*item) {
 func (p *pool) add(i *item, manifest any) {
 	i.data, _ = json.Marshal(manifest)
 	i.digest = digest.FromBytes(i.data)
-	p.items, p.content[i.digest], p.byName[i.digest] = append(p.items, i), i.data, i
+	p.items = append(p.items, i)
+	for _, algorithm := range []digest.Algorithm{digest.SHA256, digest.SHA512} {
+		d := algorithm.FromBytes(i.data)
+		p.content[d], p.byName[d] = i.data, i
+	}
 }
 
 func (i *item) descriptor() *v1.Descriptor {
@@ -152,6 +167,7 @@ const (
 	removeManifest  action = "delete a manifest"
 	removeBlob      action = "delete a blob"
 	list            action = "list tags"
+	discover        action = "list referrers"
 	check           action = "read a blob"
 	mount           action = "mount a blob"
 	upload          action = "upload a blob"
@@ -164,7 +180,7 @@ var weights = []struct {
 	action
 	weight int
 }{
-	{push, 26}, {retag, 6}, {pullTag, 16}, {pullDigest, 8}, {untag, 6}, {removeManifest, 7}, {removeBlob, 2}, {list, 6},
+	{push, 26}, {retag, 6}, {pullTag, 16}, {pullDigest, 8}, {untag, 6}, {removeManifest, 7}, {removeBlob, 2}, {list, 6}, {discover, 5},
 	{check, 8}, {mount, 6}, {upload, 5}, {cancelUpload, 2}, {corruptedUpload, 2},
 }
 
@@ -234,7 +250,7 @@ func newPlan(seed uint64, operations int) *plan {
 	p.cut = slices.Contains(p.kinds, cut)
 
 	number := max(1, operations/180)
-	const racing = 6
+	const racing = 10
 	rest := operations - number*(racing+1)
 	for c := range clients {
 		share := rest / clients
@@ -250,7 +266,7 @@ func newPlan(seed uint64, operations int) *plan {
 	for i := range number {
 		c := collection{
 			server: random.IntN(p.replicas), untagged: random.IntN(2) == 0,
-			grace: time.Duration(random.IntN(400)) * time.Millisecond,
+			grace: max(0, time.Duration(random.IntN(800)-400)) * time.Millisecond,
 			after: (rest*i + random.IntN(rest)) / (number + 1),
 		}
 		if random.IntN(4) == 0 {
@@ -325,7 +341,7 @@ func (p *plan) operation(random *rand.Rand) operation {
 		if o.seed%4 == 0 {
 			o.tag = ""
 		}
-	case pullTag, pullDigest, check, list:
+	case pullTag, pullDigest, check, list, discover:
 		if o.seed%3 == 0 {
 			o.server = viaProxy
 		}

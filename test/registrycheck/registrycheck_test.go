@@ -166,6 +166,7 @@ func audit(c *cluster) {
 			}
 			for _, i := range c.plan.pool.items {
 				client.getManifest(0, repository, "", i.digest)
+				client.referrers(0, repository, i, false)
 			}
 			for _, b := range c.plan.pool.blobs {
 				client.readBlob(0, repository, b.digest)
