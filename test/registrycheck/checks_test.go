@@ -93,6 +93,11 @@ func TestChecks(t *testing.T) {
 		"a tag returns with its manifest":     {[]*event{put(1, 2, "v0", imageX), remove(3, 4, imageX), put(5, 6, "", imageX), read(7, 8, "v0", imageX)}, notLinear},
 		"an interrupted deletion may hide it": {[]*event{put(1, 2, "v0", imageX), remove(3, 20, imageX, unknown), read(5, 6, "v0", nil), put(7, 8, "", imageX), read(9, 10, "v0", imageX)}, ""},
 
+		"a deletion of the old manifest": {[]*event{put(1, 2, "v0", imageX), put(3, 6, "v0", imageY), remove(4, 5, imageX),
+			read(7, 8, "v0", nil)}, notLinear},
+		"another process deletes the old manifest": {[]*event{put(1, 2, "v0", imageX), put(3, 6, "v0", imageY),
+			at(4, 5, event{Kind: deleteManifest, Server: 1, Digest: imageX.digest.String()}), read(7, 8, "v0", nil), tags(7, 8)}, ""},
+
 		"a manifest is lost":               {[]*event{put(1, 2, "", imageX), missing(3, 4, imageX)}, lost},
 		"a manifest was deleted":           {[]*event{put(1, 2, "", imageX), remove(2, 3, imageX), missing(4, 5, imageX)}, ""},
 		"a manifest may have been deleted": {[]*event{put(1, 2, "", imageX), remove(2, 3, imageX, unknown), missing(4, 5, imageX)}, ""},

@@ -524,7 +524,8 @@ func (c *client) referrers(server int, repository string, i *item, paged bool) {
 // collect runs a collection. Racing runs when the collector begins to mark.
 func (c *client) collect(run collection, racing func()) {
 	e := &event{
-		Kind: collectGarbage, Client: c.id, Server: run.server, Untagged: run.untagged, Call: c.history.now(), Outcome: unknown,
+		Kind: collectGarbage, Client: c.id, Server: run.server, Untagged: run.untagged, Call: c.history.now(),
+		Outcome: unknown,
 	}
 	if run.server == offline {
 		c.collectOffline(e, run, racing)

@@ -98,7 +98,7 @@ func (j *judge) keeps(g *event, o object) bool {
 		others := slices.DeleteFunc(slices.Clone(j.tags[tagKey{w.Repository, w.Tag}]), func(e *event) bool {
 			return e.Kind == putManifest && e.Digest == w.Digest
 		})
-		if undisturbed(others, w.Call, g.Return) {
+		if undisturbed(others, w.Call, g.Return) && undisturbed(j.removals(w), w.Call, g.Return) {
 			return true
 		}
 	}
@@ -165,8 +165,8 @@ func checkContent(events []*event, p *pool) (found []violation) {
 	j := newJudge(events, p)
 	related := func(read *event) (list []*event) {
 		for _, e := range events {
-			if e.Kind == collectGarbage || e.Repository == read.Repository && (e.Digest == read.Digest || e.Kind == putManifest ||
-				e.Kind == deleteManifest || e.Kind == deleteTag) {
+			changes := e.Kind == putManifest || e.Kind == deleteManifest || e.Kind == deleteTag
+			if e.Kind == collectGarbage || e.Repository == read.Repository && (changes || e.Digest == read.Digest) {
 				list = append(list, e)
 			}
 		}
@@ -244,18 +244,33 @@ func (j *judge) checkReferrers(e *event) string {
 
 // tagExists reports whether a tag must exist throughout a read.
 func (j *judge) tagExists(repository, tag string, read *event) bool {
-	changes := j.tags[tagKey{repository, tag}]
-	var removals []*event
-	for _, e := range changes {
+	return slices.ContainsFunc(j.tags[tagKey{repository, tag}], func(w *event) bool {
+		return w.Kind == putManifest && w.Outcome == done && w.Return < read.Call &&
+			undisturbed(j.removals(w), w.Call, read.Return)
+	})
+}
+
+// removals are the deletions that may remove a tag after a push: of the tag, and of manifests that it refers to from
+// then on.
+func (j *judge) removals(w *event) (list []*event) {
+	for _, e := range j.tags[tagKey{w.Repository, w.Tag}] {
 		if e.Kind == deleteTag {
-			removals = append(removals, e)
-		} else {
-			removals = append(removals, j.deletions[object{repository, e.Digest}]...)
+			list = append(list, e)
+			continue
+		}
+		for _, d := range j.deletions[object{e.Repository, e.Digest}] {
+			if e.Return >= w.Call || mayOvertake(d, w) {
+				list = append(list, d)
+			}
 		}
 	}
-	return slices.ContainsFunc(changes, func(w *event) bool {
-		return w.Kind == putManifest && w.Outcome == done && w.Return < read.Call && undisturbed(removals, w.Call, read.Return)
-	})
+	return list
+}
+
+// mayOvertake reports whether a deletion of another manifest may remove the tag that a push moves meanwhile: only
+// one process prevents that.
+func mayOvertake(deletion, w *event) bool {
+	return deletion.Server != w.Server && deletion.overlaps(w.Call, w.Return)
 }
 
 // tagGone reports whether a tag must not exist during a read: it was never written, or it was deleted, itself or

@@ -266,7 +266,7 @@ func newPlan(seed uint64, operations int) *plan {
 	for i := range number {
 		c := collection{
 			server: random.IntN(p.replicas), untagged: random.IntN(2) == 0,
-			grace: max(0, time.Duration(random.IntN(800)-400)) * time.Millisecond,
+			grace: time.Duration(max(0, random.IntN(800)-400)) * time.Millisecond,
 			after: (rest*i + random.IntN(rest)) / (number + 1),
 		}
 		if random.IntN(4) == 0 {

@@ -28,7 +28,7 @@ var bugs = []bug{
 	}},
 	{"a mount does not note that the blob is in use", change{
 		"internal/registry/mount.go",
-		"		s.source.use.note(d)\n",
+		"	s.use.note(d)\n",
 		"",
 	}},
 	{"an upload is finished without a check of its digest", change{

@@ -187,9 +187,10 @@ func (r *report) String() string {
 	for _, run := range r.plan.collections {
 		operations += len(run.racing)
 	}
-	text := fmt.Sprintf("seed %d: %d processes, faults [%s]: %d operations, %d requests: %d events done, %d absent, %d refused, "+
-		"%d unknown; %.1f s; %d violations", r.plan.seed, r.plan.replicas, strings.Join(r.plan.kinds, ", "), operations,
-		r.history.requests, counts[done], counts[absent], counts[refused], counts[unknown], r.took.Seconds(), len(r.violations))
+	text := fmt.Sprintf("seed %d: processes: %d; faults: %s; operations: %d, requests: %d; events done: %d, absent: %d, "+
+		"refused: %d, unknown: %d; %.1f s; violations: %d", r.plan.seed, r.plan.replicas,
+		cmp.Or(strings.Join(r.plan.kinds, ", "), "none"), operations, r.history.requests, counts[done], counts[absent],
+		counts[refused], counts[unknown], r.took.Seconds(), len(r.violations))
 	for _, v := range r.violations {
 		text += "\n  " + v.message
 		if v.page != "" {

@@ -33,7 +33,8 @@ const (
 
 type tagInput struct {
 	step, digest string
-	unknown      bool // the step may have no effect
+	unknown      bool     // the step may have no effect
+	overtaken    []string // what the tag may have referred to when a deletion removed it (mayOvertake)
 }
 
 func (i tagInput) String() string {
@@ -50,16 +51,16 @@ func (i tagInput) String() string {
 // short is a digest that fits into a visualization.
 func short(digest string) string { return fmt.Sprintf("%.6s", digest[len("sha256:"):]) }
 
-func (s tagState) step(i tagInput) []tagState {
-	keep := []tagState(nil)
+// step returns the states that may follow; none if the step cannot happen.
+func (s tagState) step(i tagInput) (next []tagState) {
 	if i.unknown {
-		keep = append(keep, s)
+		next = append(next, s)
 	}
 	switch i.step {
 	case stepWrite:
-		keep = append(keep, tagState{i.digest, true})
+		next = append(next, tagState{i.digest, true})
 		if i.unknown { // an untagged manifest may be collected before the tag moves
-			keep = append(keep, tagState{i.digest, false})
+			next = append(next, tagState{i.digest, false})
 		}
 	case stepRead:
 		if s.exists && s.digest == i.digest || !s.exists && i.digest == "" {
@@ -70,24 +71,27 @@ func (s tagState) step(i tagInput) []tagState {
 			return []tagState{s}
 		}
 	case stepDelete:
-		keep = append(keep, tagState{})
+		next = append(next, tagState{})
 	case stepHide:
 		if s.digest == i.digest {
 			s.exists = false
 		}
-		keep = append(keep, s)
+		next = append(next, s)
 	case stepUntag:
-		if s.digest == i.digest {
+		switch {
+		case s.digest == i.digest:
 			s = tagState{}
+		case slices.Contains(i.overtaken, s.digest):
+			next = append(next, tagState{})
 		}
-		keep = append(keep, s)
+		next = append(next, s)
 	case stepReveal:
 		if s.digest == i.digest {
 			s.exists = true
 		}
-		keep = append(keep, s)
+		next = append(next, s)
 	}
-	return keep
+	return next
 }
 
 var tagModel = porcupine.NondeterministicModel{
@@ -117,6 +121,7 @@ type tagKey struct{ repository, tag string }
 // tagOperations returns the events that concern a tag, and their steps.
 func tagOperations(events []*event, key tagKey) (concerned []*event, operations []porcupine.Operation) {
 	written := map[string]bool{}
+	var writes []*event
 	// A tag may refer to nothing from then on, until the manifest is pushed again.
 	hidden := map[string]time.Duration{}
 	hides := func(e *event) {
@@ -131,6 +136,7 @@ func tagOperations(events []*event, key tagKey) (concerned []*event, operations 
 			hides(e)
 		case e.Kind == putManifest && e.Tag == key.tag:
 			written[e.Digest] = true
+			writes = append(writes, e)
 			if e.Outcome == unknown {
 				hides(e)
 			}
@@ -165,6 +171,12 @@ func tagOperations(events []*event, key tagKey) (concerned []*event, operations 
 		case e.Kind == deleteManifest && written[e.Digest]:
 			add(stepHide, e.Digest)
 			add(stepUntag, e.Digest)
+			last := &inputs[len(inputs)-1]
+			for _, w := range writes {
+				if mayOvertake(e, w) {
+					last.overtaken = append(last.overtaken, w.Digest)
+				}
+			}
 		}
 		for _, input := range inputs {
 			concerned = append(concerned, e)
