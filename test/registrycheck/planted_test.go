@@ -61,11 +61,6 @@ var bugs = []bug{
 		"		if err := s.leaseErr(); err != nil {\n			return err\n		}\n",
 		"",
 	}},
-	{"a push ignores a collection that has begun meanwhile", change{
-		"internal/registry/manifests.go",
-		"	case r.record.ID != a.reading.record.ID:\n",
-		"	case false:\n",
-	}},
 	{"the grace period does not protect uploads", change{
 		"internal/registry/gc.go",
 		"		if b.newest.After(cutoff) {\n",
