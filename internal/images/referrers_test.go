@@ -324,3 +324,27 @@ func TestReferrersInALayoutOfRegctl(t *testing.T) {
 	}
 	sameInRegistries(t, store, list, to)
 }
+
+// No tag may name an image whose signature is still missing: nodes may verify signatures.
+func TestReferrersArePushedFirst(t *testing.T) {
+	store := &Store{}
+	image := testImage(t, store, "a:1", 100, "amd64")
+	signed := Image{Reference: "a@" + image.Descriptor.Digest.String(), Descriptor: image.Descriptor}
+	tagged := Image{Reference: "a:sha256-" + image.Descriptor.Digest.Encoded() + ".sig", Descriptor: image.Descriptor}
+	other := testImage(t, store, "b:1", 200, "amd64")
+	to := newTestRegistry(t, nil)
+	results, err := Push(t.Context(), Items(store, image, other, signed, tagged), to.client(t, nil), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got, want []string
+	for _, r := range results {
+		got = append(got, r.Reference)
+	}
+	for _, name := range []string{signed.Reference, tagged.Reference, image.Reference, other.Reference} {
+		want = append(want, to.host()+"/library/"+name)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -214,6 +215,9 @@ const maxReferrers = 1000
 // cosignTags are the suffixes of the tags that cosign uses without the referrers API.
 // https://github.com/sigstore/cosign/blob/v3.0.2/specs/SIGNATURE_SPEC.md#tag-based-discovery
 var cosignTags = []string{".sig", ".att", ".sbom"}
+
+// cosignTag matches such a tag.
+var cosignTag = regexp.MustCompile(`^sha256-[0-9a-f]{64}\.(sig|att|sbom)$`)
 
 // referrers finds the referrers of an image, of its manifests, and of those referrers and their manifests.
 func (o ResolveOptions) referrers(ctx context.Context, from *remoteContent, named reference.Named,
