@@ -26,12 +26,15 @@ import (
 // Name is the DNS name in the registry's certificate.
 const Name = "zarf-registry.zarf.svc"
 
-const username, password = "push", "a long secret"
+// Username and Password are a credential that may read and write.
+const Username, Password = "push", "a long secret"
 
 // Registry is a running registry.
 type Registry struct {
 	// Address is the host and port of the listener with mutual TLS.
 	Address string
+	// Loopback is the host and port where the credential suffices, without TLS.
+	Loopback string
 
 	ca *tlsfilestest.CA
 }
@@ -60,14 +63,14 @@ func Start(t testing.TB, ca *tlsfilestest.CA) *Registry {
 	if err != nil {
 		t.Fatal(err)
 	}
-	hash, err := bcrypt.GenerateFromPassword([]byte(password), bcrypt.MinCost)
+	hash, err := bcrypt.GenerateFromPassword([]byte(Password), bcrypt.MinCost)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &Registry{Address: freeport.Loopback(t), ca: ca}
+	r := &Registry{Address: freeport.Loopback(t), Loopback: freeport.Loopback(t), ca: ca}
 	server, err := registry.Open(registry.Options{
-		Config: config, TLSDir: tlsDir, Listen: r.Address,
-		Htpasswd: write("htpasswd", username+":"+string(hash)+"\n"), Log: slog.New(slog.DiscardHandler),
+		Config: config, TLSDir: tlsDir, Listen: r.Address, LoopbackListen: r.Loopback,
+		Htpasswd: write("htpasswd", Username+":"+string(hash)+"\n"), Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -98,7 +101,7 @@ func (r *Registry) Pusher(t testing.TB) *remote.Registry {
 	t.Helper()
 	client, err := remote.New(remote.Options{
 		Host: r.Address, TLS: r.TLS(t, pki.OrganizationPush),
-		Credential: auth.StaticCredential(r.Address, auth.Credential{Username: username, Password: password}),
+		Credential: auth.StaticCredential(r.Address, auth.Credential{Username: Username, Password: Password}),
 	})
 	if err != nil {
 		t.Fatal(err)
