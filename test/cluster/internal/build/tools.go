@@ -11,6 +11,9 @@ import (
 var tools = map[string]Recipe{
 	"age":        tool("age", "filippo.io/age", "v1.3.2", "filippo.io/age/cmd/age"),
 	"age-keygen": tool("age-keygen", "filippo.io/age", "v1.3.2", "filippo.io/age/cmd/age-keygen"),
+	// The conformance suite of the OCI distribution specification, which has no releases.
+	"conformance": tool("conformance", "github.com/opencontainers/distribution-spec/conformance",
+		"v0.0.0-20260831232431-97274622c111", "github.com/opencontainers/distribution-spec/conformance"),
 	"crane": tool("crane", "github.com/google/go-containerregistry", "v0.22.1",
 		"github.com/google/go-containerregistry/cmd/crane"),
 	"ct": tool("ct", "github.com/helm/chart-testing/v3", "v3.14.0", "github.com/helm/chart-testing/v3/ct",
