@@ -54,6 +54,8 @@ type Recipe struct {
 	// Inside builds in a copy of Module, whose go.mod and go.sum then decide, for modules with replace
 	// directives. The copy stays beside the programs, in the directory module.
 	Inside bool `json:",omitempty"`
+	// Test builds the only program from its package's tests.
+	Test bool `json:",omitempty"`
 	// Sums are lines for go.sum, for modules that are missing in the checksum database.
 	Sums []string `json:",omitempty"`
 	// Tags and Variables (package.name=value) are passed to the Go tool.

@@ -16,6 +16,9 @@ var tools = map[string]Recipe{
 		"v0.0.0-20260831232431-97274622c111", "github.com/opencontainers/distribution-spec/conformance"),
 	"crane": tool("crane", "github.com/google/go-containerregistry", "v0.22.1",
 		"github.com/google/go-containerregistry/cmd/crane"),
+	"cosign": tool("cosign", "github.com/sigstore/cosign/v3", "v3.1.3", "github.com/sigstore/cosign/v3/cmd/cosign",
+		"sigs.k8s.io/release-utils/version.gitVersion=v3.1.3"),
+	"critest": critest,
 	"ct": tool("ct", "github.com/helm/chart-testing/v3", "v3.14.0", "github.com/helm/chart-testing/v3/ct",
 		"github.com/helm/chart-testing/v3/ct/cmd.Version=v3.14.0"),
 	"ghostunnel": ghostunnel,
@@ -36,11 +39,20 @@ var tools = map[string]Recipe{
 	"kubeconform": tool("kubeconform", "github.com/yannh/kubeconform", "v0.8.0",
 		"github.com/yannh/kubeconform/cmd/kubeconform", "main.version=v0.8.0"),
 	"kube-proxy-1.34": olderKubeProxy,
-	"promtool":        promtool,
+	"oras": tool("oras", "oras.land/oras", "v1.3.0", "oras.land/oras/cmd/oras",
+		"oras.land/oras/internal/version.BuildMetadata="),
+	"promtool": promtool,
 	"regctl": tool("regctl", "github.com/regclient/regclient", "v0.11.7",
 		"github.com/regclient/regclient/cmd/regctl"),
 	"sops": tool("sops", "github.com/getsops/sops/v3", "v3.13.3", "github.com/getsops/sops/v3/cmd/sops"),
 	"zarf": zarf,
+}
+
+// critest is a test of its module: its flags are those of a test binary, such as -ginkgo.focus.
+var critest = Recipe{
+	Name: "critest", Module: "sigs.k8s.io/cri-tools", Version: criToolsVersion, Test: true,
+	Programs:  programs("sigs.k8s.io/cri-tools/cmd", "critest"),
+	Variables: []string{"sigs.k8s.io/cri-tools/pkg/version.Version=" + criToolsVersion},
 }
 
 // promtool checks rules only: without service discovery it needs no client libraries of clouds and
