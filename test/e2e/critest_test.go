@@ -26,15 +26,15 @@ const (
 	critestDigest = "sha256:9700f9a2f5bf2c45f2f605a0bd3bce7cf37420ec9d3ed50ac2758413308766bf"
 )
 
-// critest runs image tests of critest, which is for developers of container runtimes.
+// critest is the CRI's test suite for container runtimes.
 type critest struct {
 	w       *world
 	program string
 }
 
-// newCritest pushes images for critest. Their names are constants of it, so nodes need mirrors of gcr.io,
-// registry.k8s.io and k8s.gcr.io. Nothing has the digest that is a constant of it, so that of an image of the test
-// replaces it in the program.
+// newCritest pushes the images that critest pulls. Their names are constants of it, so nodes need mirrors of gcr.io,
+// registry.k8s.io and k8s.gcr.io. One is pulled by digest, which no other image can have: in a copy of the program, it
+// is replaced by the digest of the image that is pushed.
 func newCritest(t *testing.T, w *world) critest {
 	t.Helper()
 	dir, digest := writeCritestImages(t)
@@ -54,8 +54,8 @@ func newCritest(t *testing.T, w *world) critest {
 	return c
 }
 
-// passes runs the tests on a node. It leaves out those of other subjects, which run pods that the kubelet does not
-// know and ends.
+// passes runs the image tests against a container runtime of a node, but no test that runs pods: the kubelet ends pods
+// that it does not know.
 func (c critest) passes(t *testing.T, node, endpoint string) {
 	t.Helper()
 	out, err := c.w.onNode(t, node, c.program, "-runtime-endpoint="+endpoint, "-ginkgo.no-color",
