@@ -69,7 +69,9 @@ func (b *builder) registriesConf() []byte {
 		t.line("location = %s", quote(name))
 		t.table("", "[[registry.mirror]]")
 		t.line("location = %s", quote(config.Address))
-		t.line("insecure = %t", config.CRIO.Insecure)
+		// Without a CA there is no TLS on loopback. Of mirrors, CRI-O expects TLS also in versions that allow plain
+		// HTTP on loopback.
+		t.line("insecure = %t", config.CRIO.Insecure || config.CRIO.CertsDirectory == "")
 	}
 	if t.Len() == 1 {
 		return nil

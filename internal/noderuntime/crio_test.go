@@ -47,10 +47,9 @@ func TestCRIOByteForByte(t *testing.T) {
 	}{
 		"a CA": {func(*Config) {}, map[string]string{crioCerts + "/127.0.0.1:31999/ca.crt": string(ca)}, 0},
 		"mirrors": {func(c *Config) {
-			c.Mirrors, c.CRIO.CertsDirectory = []string{
-				"docker.io", "*", "!quay.io",
-			}, ""
+			c.Mirrors = []string{"docker.io", "*", "!quay.io"}
 		}, map[string]string{
+			crioCerts + "/127.0.0.1:31999/ca.crt": string(ca),
 			crioConf + "/50-zarf-registry.conf": `
 [[registry]]
 prefix = "docker.io"
@@ -60,6 +59,16 @@ location = "docker.io"
 location = "127.0.0.1:31999"
 insecure = false
 `}, 1},
+		"mirrors without a CA": {func(c *Config) { c.Mirrors, c.CRIO.CertsDirectory = []string{"docker.io"}, "" },
+			map[string]string{crioConf + "/50-zarf-registry.conf": `
+[[registry]]
+prefix = "docker.io"
+location = "docker.io"
+
+[[registry.mirror]]
+location = "127.0.0.1:31999"
+insecure = true
+`}, 0},
 		"without verification": {func(c *Config) {
 			c.Mirrors, c.CRIO.CertsDirectory, c.CRIO.Insecure = []string{"docker.io"},
 				"", true

@@ -76,7 +76,7 @@ type CRIO struct {
 	// registry.
 	CertsDirectory string `json:"certsDirectory,omitempty"`
 	// ConfDirectory gets 50-zarf-registry.conf with Mirrors and, if Insecure is set, permission to use
-	// Address without verifying its certificate or in plain HTTP.
+	// Address without verifying its certificate or in plain HTTP. Mirrors without a CA have that permission, too.
 	ConfDirectory string `json:"confDirectory,omitempty"`
 	Insecure      bool   `json:"insecure,omitempty"`
 }

@@ -118,6 +118,12 @@ nodeConfig:
 			}
 			w.runsEverywhere(t, "own", w.pushHello(t)) // the registry is tried once, wildcard or not
 		})
+	must(t, "critest's image tests pass on every node", func(t *testing.T) {
+		tests := newCritest(t, w)
+		for _, node := range w.nodes {
+			tests.passes(t, node, containerdSocket)
+		}
+	})
 	must(t, "the same from the user's Secret with another password: reported as changed, not shown, and effective at once",
 		func(t *testing.T) {
 			if _, err := w.client.CoreV1().Secrets(namespace).Create(t.Context(), &corev1.Secret{
@@ -440,7 +446,7 @@ func (w *world) runsEverywhere(t *testing.T, name, image string) {
 // pull makes the container runtime of a node pull, and returns the output.
 func (w *world) pull(t *testing.T, node, image string) (string, error) {
 	t.Helper()
-	return w.onNode(t, node, "crictl", "--runtime-endpoint", "unix:///run/containerd/containerd.sock", "pull", image)
+	return w.crictlPull(t, node, containerdSocket, image)
 }
 
 // nodeFiles lists the files of all folders that are written to: name, mode, owner, inode,

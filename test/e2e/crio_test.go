@@ -1,0 +1,151 @@
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// The sockets of container runtimes on the nodes.
+const (
+	containerdSocket = "unix:///run/containerd/containerd.sock"
+	crioSocket       = "unix:///run/crio/crio.sock"
+)
+
+// TestCRIO pulls with a CRI-O on each node, beside the containerd that the cluster uses.
+func TestCRIO(t *testing.T) {
+	if !long() {
+		t.Skip("SKIPPED, NOTHING CHECKED: make e2e-long builds CRI-O")
+	}
+	w := ownCluster(t, "e2e-crio", layout{open: true})
+	const image = "e2e/crio:1"
+	onEachNode := func(t *testing.T, f func(t *testing.T, node string)) {
+		// An image that no node has.
+		w.push(t, w.makeArchive(t, "example.com/"+image, 8))
+		for _, node := range w.nodes {
+			t.Run(node, func(t *testing.T) {
+				w.startCRIO(t, node)
+				f(t, node)
+			})
+		}
+	}
+	pulls := func(t *testing.T, node string, flags ...string) {
+		t.Helper()
+		if out, err := w.crictlPull(t, node, crioSocket, w.address+"/"+image, flags...); err != nil {
+			t.Errorf("CRI-O of %s: crictl pull %v: %v: %s", node, flags, err, out)
+		}
+	}
+	refuses := func(t *testing.T, node string, flags ...string) {
+		t.Helper()
+		out, err := w.crictlPull(t, node, crioSocket, w.address+"/"+image, flags...)
+		if err == nil || !strings.Contains(out, "unauthorized") && !strings.Contains(out, "authentication required") {
+			t.Errorf("CRI-O of %s: crictl pull: %v, want that it is unauthorized: %s", node, err, out)
+		}
+	}
+	mirrors := func(more ...string) []string {
+		return append([]string{"--set=nodeConfig.mirrors={gcr.io,registry.k8s.io,k8s.gcr.io}",
+			"--set=nodeConfig.runtimes={containerd,crio}"}, more...)
+	}
+
+	must(t, "install in proxy mode, with mirrors", func(t *testing.T) {
+		w.helmChart(t, "install", mirrors(proxyMode)...)
+		w.isIn(t, state.ModeProxy, state.SourceValue)
+	})
+	tests := newCritest(t, w)
+	throughProxy := func(t *testing.T) {
+		user, password := w.credential(t, "-credentials")
+		onEachNode(t, func(t *testing.T, node string) {
+			pulls(t, node)
+			pulls(t, node, "--creds", user+":"+password)
+			tests.passes(t, node, crioSocket)
+		})
+	}
+	must(t, "then CRI-O pulls through the proxy of its node, over plain HTTP", throughProxy)
+	must(t, "upgrade to proxies that serve TLS", func(t *testing.T) {
+		w.helmChart(t, "upgrade", mirrors("--set=proxy.tls=always")...)
+	})
+	must(t, "then CRI-O pulls over TLS", throughProxy)
+	must(t, "upgrade to nodeport mode", func(t *testing.T) {
+		w.helmChart(t, "upgrade", nodePortMode)
+		w.isIn(t, state.ModeNodePort, state.SourceValue)
+	})
+	must(t, "then CRI-O pulls with the pull credential only", func(t *testing.T) {
+		user, password := w.credential(t, "-pull")
+		onEachNode(t, func(t *testing.T, node string) {
+			refuses(t, node)
+			refuses(t, node, "--creds", user+":wrong")
+			pulls(t, node, "--creds", user+":"+password)
+		})
+	})
+	must(t, "upgrade to anonymous pulls from the node port", func(t *testing.T) {
+		w.helmChart(t, "upgrade", mirrors("--set=auth.anonymousPull=true")...)
+	})
+	must(t, "then CRI-O pulls without a credential, and with one", func(t *testing.T) {
+		user, password := w.credential(t, "-pull")
+		onEachNode(t, func(t *testing.T, node string) {
+			pulls(t, node)
+			pulls(t, node, "--creds", user+":"+password)
+			tests.passes(t, node, crioSocket)
+		})
+	})
+	must(t, "helm uninstall leaves only the volume", w.uninstall)
+}
+
+// startCRIO runs a CRI-O with the socket crioSocket on a node until the test ends. Without conmon and pinns, it runs no
+// pods. Images remain on the node.
+func (w *world) startCRIO(t *testing.T, node string) {
+	t.Helper()
+	program := strings.TrimSpace(run(t, w.testcluster, "tool", "crio"))
+	shim := strings.TrimSpace(run(t, w.testcluster, "tool", "containerd-shim-runc-v2"))
+	w.shell(t, node, "mkdir -p /etc/crio")
+	// It requires a runtime, and for all types but vm also conmon.
+	w.writeOnNode(t, node, "/etc/crio/crio.conf", fmt.Appendf(nil, `
+[crio]
+storage_driver = "overlay"
+[crio.api]
+listen = %q
+[crio.runtime]
+default_runtime = "none"
+cgroup_manager = "cgroupfs"
+log_level = "warn"
+pinns_path = "/bin/true"
+irqbalance_config_restore_file = "disable"
+[crio.runtime.runtimes.none]
+runtime_path = %q
+runtime_type = "vm"
+[crio.nri]
+enable_nri = false
+`, strings.TrimPrefix(crioSocket, "unix://"), shim))
+	cmd := exec.Command(w.testcluster, "exec", "--name", w.name, node, "--", program)
+	var log bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &log, &log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Signal(syscall.SIGTERM)
+		cmd.Wait()
+		if t.Failed() {
+			t.Logf("log of CRI-O on %s:\n%s", node, log.String())
+		}
+	})
+	eventually(t, 30*time.Second, "CRI-O of "+node, func() error {
+		if out, err := w.onNode(t, node, "crictl", "--runtime-endpoint", crioSocket, "version"); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	})
+}
+
+// crictlPull makes a container runtime of a node pull, and returns the output. Flags are those of crictl pull.
+func (w *world) crictlPull(t *testing.T, node, socket, image string, flags ...string) (string, error) {
+	t.Helper()
+	args := append([]string{"crictl", "--runtime-endpoint", socket, "pull"}, flags...)
+	return w.onNode(t, node, append(args, image)...)
+}
