@@ -75,13 +75,6 @@ func TestExpose(t *testing.T) {
 		}
 		return map[string][]byte{corev1.TLSCertKey: pair.Certificate, corev1.TLSPrivateKeyKey: pair.Key}
 	}
-	users := func(user, password string) map[string][]byte {
-		hash, err := bcrypt.GenerateFromPassword([]byte(password), bcrypt.MinCost)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return map[string][]byte{"htpasswd": []byte(user + ":" + string(hash) + "\n")}
-	}
 	o := outside{world: w, address: net.JoinHostPort(host, "30443"), home: t.TempDir(),
 		crane: strings.TrimSpace(run(t, w.testcluster, "tool", "crane"))}
 	o.ca = filepath.Join(o.home, "ca.crt")
@@ -98,7 +91,7 @@ func TestExpose(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.putSecret(t, "outside-tls", certificate())
-	w.putSecret(t, "outside-users", users("ci", "reads"))
+	w.putSecret(t, "outside-users", htpasswd(t, "ci", "reads"))
 	must(t, "helm install exposes the registry", func(t *testing.T) {
 		w.helmChart(t, "install", append(exposed, proxyMode)...)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
@@ -171,7 +164,7 @@ func TestExpose(t *testing.T) {
 		w.restartsNothing(t, func() {
 			replaced := certificate()
 			w.putSecret(t, "outside-tls", replaced)
-			w.putSecret(t, "outside-users", users("second", "reads too"))
+			w.putSecret(t, "outside-users", htpasswd(t, "second", "reads too"))
 			// A kubelet may take 90 s to update a volume, but updates at once when the pod is annotated.
 			for _, p := range w.pods(t, "registry") {
 				output(t, w.command(t, w.kubectl, "-n", namespace, "annotate", "--overwrite", "pod", p.Name,
@@ -223,4 +216,14 @@ func TestExpose(t *testing.T) {
 		output(t, w.command(t, w.helm, "uninstall", release, "-n", namespace, "--timeout", "3m", "--wait"))
 		w.nothingLeft(t, "persistentvolumeclaim/"+release, "secret/outside-tls", "secret/outside-users")
 	})
+}
+
+// htpasswd returns the data of a Secret with one user.
+func htpasswd(t *testing.T, user, password string) map[string][]byte {
+	t.Helper()
+	hash, err := bcrypt.GenerateFromPassword([]byte(password), bcrypt.MinCost)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return map[string][]byte{"htpasswd": []byte(user + ":" + string(hash) + "\n")}
 }
