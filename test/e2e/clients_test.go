@@ -100,6 +100,9 @@ type program struct {
 // can reports whether the client has a command for it.
 func (p program) can(o operation) bool { return p.script(o) != "" }
 
+// file is the name in files and repositories.
+func (p program) file() string { return strings.ToLower(strings.ReplaceAll(p.name, " ", "-")) }
+
 func (p program) script(o operation) string {
 	return map[operation]string{anonymousPull: p.pull, pull: p.pull, push: p.push, list: p.list, remove: p.remove}[o]
 }
@@ -119,6 +122,11 @@ var clients = []program{{
 	push: `docker load --input "$ARCHIVE" && docker tag "$LOADED" "$HOST/$REPOSITORY:1"
 trap 'docker rmi "$LOADED" "$HOST/$REPOSITORY:1"' EXIT
 docker push "$HOST/$REPOSITORY:1"`,
+}, {
+	name:  "docker build", // BuildKit
+	setup: [3]string{same, same, same},
+	login: `echo "$PASSWORD" | docker login --username "$USERNAME" --password-stdin "$HOST"`,
+	pull:  `echo "FROM $HOST/$REPOSITORY:1" | DOCKER_BUILDKIT=1 docker build --pull --no-cache -`,
 }, {
 	name:  "podman",
 	short: true,
@@ -475,7 +483,7 @@ func (b *workbench) seed(t *testing.T, a access) {
 		b.shell(t, b.node, `cd "$1" && COSIGN_PASSWORD= bin/cosign generate-key-pair`, b.dir)
 	}
 	for _, p := range covered() {
-		image := "example.com/clients/" + strings.ToLower(p.name) + ":1"
+		image := "example.com/clients/" + p.file() + ":1"
 		archive := makeImage(t, image)
 		run(t, "skopeo", "copy", "oci-archive:"+archive, "docker-archive:"+b.archive(p)+":"+image)
 		if p.artifact {
@@ -494,7 +502,7 @@ func makeImage(t *testing.T, reference string) string {
 }
 
 func (b *workbench) archive(p program) string {
-	return filepath.Join(b.dir, strings.ToLower(p.name)+".tar")
+	return filepath.Join(b.dir, p.file()+".tar")
 }
 
 // matrix uses entry points with all clients.
@@ -539,7 +547,7 @@ type session struct {
 
 func (b *workbench) session(t *testing.T, p program, a access) session {
 	t.Helper()
-	name := strings.ToLower(p.name)
+	name := p.file()
 	home, err := os.MkdirTemp(b.dir, name) // without the characters of the test's name
 	if err != nil {
 		t.Fatal(err)
@@ -577,9 +585,9 @@ func (s session) operations(t *testing.T) (worked []string) {
 	if writes {
 		s.refuses(t, user{}, s.own, s.client.push)
 		// With a name of its own, because the budget for failed logins is per user.
-		s.refuses(t, user{"nobody-" + strings.ToLower(s.client.name), "wrong"}, s.own, s.client.login+"\n"+s.client.push)
+		s.refuses(t, user{"nobody-" + s.client.file(), "wrong"}, s.own, s.client.login+"\n"+s.client.push)
 	} else if !s.at.anonymous {
-		s.refuses(t, user{"nobody-" + strings.ToLower(s.client.name), "wrong"}, s.seeded, s.client.login+"\n"+s.client.pull)
+		s.refuses(t, user{"nobody-" + s.client.file(), "wrong"}, s.seeded, s.client.login+"\n"+s.client.pull)
 	}
 
 	s.logIn(t, s.at.puller)
@@ -619,7 +627,7 @@ func (s session) run(t *testing.T, as user, repository, script string) (string, 
 		"SSL_CERT_FILE="+s.dir+"/ca.crt", "HOST="+s.at.host, "REPOSITORY="+repository, "USERNAME="+as.name,
 		"PASSWORD="+as.password, fmt.Sprintf("TLS=%t", s.at.transport != plainHTTP), "CERTIFICATE="+s.dir+"/certificate",
 		"KEY="+s.dir+"/key", "KEYS="+s.dir, "COSIGN_PASSWORD=", "ARCHIVE="+s.archive(s.client),
-		"LOADED=example.com/clients/"+strings.ToLower(s.client.name)+":1",
+		"LOADED=example.com/clients/"+s.client.file()+":1",
 		"sh", "-ec", "PATH="+s.dir+"/bin:$PATH\nflags=\n"+s.client.setup[s.at.transport]+"\n"+script)
 }
 
