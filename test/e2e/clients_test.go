@@ -3,7 +3,6 @@ package e2e
 import (
 	"bufio"
 	"bytes"
-	"crypto/x509"
 	"fmt"
 	"net"
 	"os"
@@ -285,9 +284,7 @@ func TestClients(t *testing.T) {
 	w := ownCluster(t, "e2e-clients", layout{open: true, args: []string{"--nodes", "1"}})
 	b := newWorkbench(t, w)
 	host := w.nodeAddresses(t, b.node)[0]
-	exposed := []string{"--set=expose.hosts={" + host + "}", "--set=expose.service.enabled=true",
-		"--set=expose.service.type=NodePort", "--set=expose.service.nodePort=30443",
-		"--set=expose.tls.existingSecret=outside-tls", "--set=expose.pullUsersSecret=outside-users"}
+	exposed := exposedAt(host)
 	if _, err := w.client.CoreV1().Namespaces().Create(t.Context(),
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -296,12 +293,7 @@ func TestClients(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pair, err := ca.Issue(pki.Leaf{CommonName: "registry", IPAddresses: []net.IP{net.ParseIP(host)},
-		Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}, time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.putSecret(t, "outside-tls", map[string][]byte{corev1.TLSCertKey: pair.Certificate, corev1.TLSPrivateKeyKey: pair.Key})
+	w.putSecret(t, "outside-tls", serverCertificate(t, ca, host))
 	w.putSecret(t, "outside-users", htpasswd(t, "ci", "reads"))
 
 	must(t, "install in proxy mode, with anonymous pulls from outside", func(t *testing.T) {
@@ -638,9 +630,9 @@ func (s session) works(t *testing.T, as user, repository, script string) {
 	}
 }
 
-// refusal matches how clients report 401, 403 and 405.
-var refusal = regexp.MustCompile(`(?i)unauthorized|denied|forbidden|authentication required|no basic auth credentials|` +
-	`basic credential not found|invalid username/password|read-only|\b(401|403|405)\b`)
+// refusal matches how clients report 401, 403, and 405 of the proxies.
+var refusal = regexp.MustCompile(`(?i)unauthorized|forbidden|denied|authentication required|read-only|` +
+	`basic auth credentials|basic credential not found|invalid username/password|method not allowed`)
 
 func (s session) refuses(t *testing.T, as user, repository, script string) {
 	t.Helper()
