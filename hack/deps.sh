@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs missing Debian packages for building and testing, and with the argument bench also those for
-# make bench-proxy. Fails without root or apt-get if packages are missing.
+# Installs missing Debian packages for building and testing, with the argument bench also those for make bench-proxy, and
+# with clients those for make e2e. Fails without root or apt-get if packages are missing.
 set -euo pipefail
 
 # command=package
@@ -14,6 +14,7 @@ needs=(
   skopeo=skopeo                             # a client in tests and benchmarks
   yamllint=yamllint git=git                 # ct lint, tests
 )
+[ "${1-}" != clients ] || needs+=(dockerd=docker.io podman=podman buildah=buildah)
 [ "${1-}" != bench ] || needs+=(socat=socat stunnel4=stunnel4 haproxy=haproxy nginx=nginx)
 missing=()
 for need in "${needs[@]}"; do
@@ -30,10 +31,14 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
 fi
 echo "installing ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
-if [ "${1-}" = bench ] && [ ! -e /usr/sbin/policy-rc.d ]; then # do not start services
+if [ -n "${1-}" ] && [ ! -e /usr/sbin/policy-rc.d ]; then # do not start services
   trap 'rm -f /usr/sbin/policy-rc.d' EXIT
   printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
   chmod +x /usr/sbin/policy-rc.d
 fi
 apt-get update -qq
+# Since Debian 13, docker's command line has a package of its own.
+if [[ " ${missing[*]} " == *" docker.io "* ]] && apt-cache show docker-cli >/dev/null 2>&1; then
+  missing+=(docker-cli)
+fi
 apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null

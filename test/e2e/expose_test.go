@@ -64,24 +64,6 @@ func TestExpose(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	certificate := func() map[string][]byte {
-		leaf := pki.Leaf{CommonName: "registry", Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
-		for _, h := range hosts {
-			leaf.IPAddresses = append(leaf.IPAddresses, net.ParseIP(h))
-		}
-		pair, err := authority.Issue(leaf, time.Now())
-		if err != nil {
-			t.Fatal(err)
-		}
-		return map[string][]byte{corev1.TLSCertKey: pair.Certificate, corev1.TLSPrivateKeyKey: pair.Key}
-	}
-	users := func(user, password string) map[string][]byte {
-		hash, err := bcrypt.GenerateFromPassword([]byte(password), bcrypt.MinCost)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return map[string][]byte{"htpasswd": []byte(user + ":" + string(hash) + "\n")}
-	}
 	o := outside{world: w, address: net.JoinHostPort(host, "30443"), home: t.TempDir(),
 		crane: strings.TrimSpace(run(t, w.testcluster, "tool", "crane"))}
 	o.ca = filepath.Join(o.home, "ca.crt")
@@ -89,16 +71,14 @@ func TestExpose(t *testing.T) {
 		t.Fatal(err)
 	}
 	image := o.address + "/e2e/hello:1"
-	exposed := []string{"--set=expose.hosts={" + host + "}", "--set=expose.service.enabled=true",
-		"--set=expose.service.type=NodePort", "--set=expose.service.nodePort=30443",
-		"--set=expose.tls.existingSecret=outside-tls", "--set=expose.pullUsersSecret=outside-users"}
+	exposed := exposedAt(host)
 
 	if _, err := w.client.CoreV1().Namespaces().Create(t.Context(),
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.putSecret(t, "outside-tls", certificate())
-	w.putSecret(t, "outside-users", users("ci", "reads"))
+	w.putSecret(t, "outside-tls", serverCertificate(t, authority, hosts...))
+	w.putSecret(t, "outside-users", htpasswd(t, "ci", "reads"))
 	must(t, "helm install exposes the registry", func(t *testing.T) {
 		w.helmChart(t, "install", append(exposed, proxyMode)...)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
@@ -169,9 +149,9 @@ func TestExpose(t *testing.T) {
 	})
 	t.Run("certificate and users are reloaded without a restart", func(t *testing.T) {
 		w.restartsNothing(t, func() {
-			replaced := certificate()
+			replaced := serverCertificate(t, authority, hosts...)
 			w.putSecret(t, "outside-tls", replaced)
-			w.putSecret(t, "outside-users", users("second", "reads too"))
+			w.putSecret(t, "outside-users", htpasswd(t, "second", "reads too"))
 			// A kubelet may take 90 s to update a volume, but updates at once when the pod is annotated.
 			for _, p := range w.pods(t, "registry") {
 				output(t, w.command(t, w.kubectl, "-n", namespace, "annotate", "--overwrite", "pod", p.Name,
@@ -223,4 +203,35 @@ func TestExpose(t *testing.T) {
 		output(t, w.command(t, w.helm, "uninstall", release, "-n", namespace, "--timeout", "3m", "--wait"))
 		w.nothingLeft(t, "persistentvolumeclaim/"+release, "secret/outside-tls", "secret/outside-users")
 	})
+}
+
+// exposedAt returns the values that expose the registry at the node port 30443.
+func exposedAt(host string) []string {
+	return []string{"--set=expose.hosts={" + host + "}", "--set=expose.service.enabled=true",
+		"--set=expose.service.type=NodePort", "--set=expose.service.nodePort=30443",
+		"--set=expose.tls.existingSecret=outside-tls", "--set=expose.pullUsersSecret=outside-users"}
+}
+
+// serverCertificate returns the data of a Secret with a certificate for addresses.
+func serverCertificate(t *testing.T, authority *pki.CA, addresses ...string) map[string][]byte {
+	t.Helper()
+	leaf := pki.Leaf{CommonName: "registry", Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
+	for _, address := range addresses {
+		leaf.IPAddresses = append(leaf.IPAddresses, net.ParseIP(address))
+	}
+	pair, err := authority.Issue(leaf, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return map[string][]byte{corev1.TLSCertKey: pair.Certificate, corev1.TLSPrivateKeyKey: pair.Key}
+}
+
+// htpasswd returns the data of a Secret with one user.
+func htpasswd(t *testing.T, user, password string) map[string][]byte {
+	t.Helper()
+	hash, err := bcrypt.GenerateFromPassword([]byte(password), bcrypt.MinCost)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return map[string][]byte{"htpasswd": []byte(user + ":" + string(hash) + "\n")}
 }
