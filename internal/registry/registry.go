@@ -318,10 +318,11 @@ func (s *Server) serve(ctx context.Context, registry, diagnostics []*endpoint) e
 	// Not waited for, because the storage may hang.
 	go s.health.run(background)
 	go s.leases.follow(background, s.health.interval)
+	var writing sync.WaitGroup
 	if !readOnly(s.options.Config.Storage) {
-		go s.source.followRebuilds(background, rebuildAgain)
+		writing.Go(func() { s.source.followRebuilds(background, rebuildAgain) })
 	}
-	go s.verification.run(background)
+	writing.Go(func() { s.verification.run(background) })
 	if s.verification.on() {
 		running.Go(func() { s.verification.follow(background) })
 	}
@@ -332,6 +333,8 @@ func (s *Server) serve(ctx context.Context, registry, diagnostics []*endpoint) e
 		running.Go(func() { s.exposed.Run(background) })
 	}
 	defer running.Wait()
+	// Nothing is written after the end, unless the storage hangs.
+	defer waitFor(&writing, time.Second)
 	defer stop()
 
 	failed := make(chan error, len(registry)+len(diagnostics))
@@ -358,6 +361,19 @@ func (s *Server) serve(ctx context.Context, registry, diagnostics []*endpoint) e
 		_ = e.server.Close()
 	}
 	return errors.Join(err, s.app.Shutdown())
+}
+
+// waitFor waits until a group is done, but not longer than timeout.
+func waitFor(group *sync.WaitGroup, timeout time.Duration) {
+	done := make(chan struct{})
+	go func() {
+		group.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(timeout):
+	}
 }
 
 func (s *Server) drain(endpoints []*endpoint) {

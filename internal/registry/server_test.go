@@ -270,6 +270,7 @@ func TestReadiness(t *testing.T) {
 	i.run()
 	health := i.diagnostics("health")
 	i.waitReady()
+	eventually(t, "nothing writes to the storage", i.server.source.rebuilt.Load)
 	if err := os.Rename(root, root+".gone"); err != nil {
 		t.Fatal(err)
 	}
