@@ -68,10 +68,10 @@ demo: build images $(TESTCLUSTER) ## Boot a cluster (or use KUBECONFIG), install
 	test/demo.sh
 
 .PHONY: test
-test: verify-files lint unit e2e soak-short ## All checks before a merge; about 25 minutes on two cores
+test: verify-files lint unit registrycheck-short e2e soak-short ## All checks before a merge; about 25 minutes on two cores
 
 .PHONY: test-all
-test-all: verify-files lint unit unit-all fuzz e2e-long e2e-networks soak mutants ## All checks at full length, with fuzzing, random faults and mutants; takes hours
+test-all: verify-files lint unit unit-all fuzz registrycheck registrycheck-planted e2e-long e2e-networks soak mutants ## All checks at full length, with fuzzing, random faults and mutants; takes hours
 
 ##@ Build
 .PHONY: deps
@@ -132,6 +132,23 @@ MUTANTS_SEED ?= 1
 .PHONY: mutants
 mutants: payload ## Change the code in 200 small ways and report what no unit test notices (MUTANTS_SEED=2)
 	CGO_ENABLED=0 go run ./tools/mutants -seed $(MUTANTS_SEED) $(MUTANTS_FLAGS) $(foreach p,proxy registry preflight certs hook,./internal/$p)
+
+# How many seeds the consistency checker tries, and the first.
+SEEDS ?= 100
+SEED  ?= 1
+# Seeds mostly wait, so more of them than cores run at once. Their mounts end with them.
+REGISTRYCHECK = unshare --mount go test ./test/registrycheck -count=1 -v -timeout 24h -parallel 4 -args
+.PHONY: registrycheck
+registrycheck: ## Check histories of concurrent clients under faults (SEEDS=1 SEED=42; docs/consistency.md)
+	$(REGISTRYCHECK) -seeds $(SEEDS) -seed $(SEED)
+
+.PHONY: registrycheck-short
+registrycheck-short: ## The same with four seeds, which have most faults
+	$(MAKE) --no-print-directory registrycheck SEEDS=4 SEED=28
+
+.PHONY: registrycheck-planted
+registrycheck-planted: ## Check that the consistency checker finds planted bugs
+	$(REGISTRYCHECK) -test.run TestPlanted -planted
 
 .PHONY: lint
 lint: payload $(TESTCLUSTER) wording ## Run wording, gofmt, go vet, golangci-lint, helm lint, ct lint and kubeconform

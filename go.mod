@@ -7,6 +7,7 @@ toolchain go1.26.11
 
 require (
 	github.com/VictoriaMetrics/metrics v1.35.1
+	github.com/anishathalye/porcupine v1.3.1
 	github.com/aymanbagabas/go-udiff v0.4.1
 	github.com/cert-manager/cert-manager v1.21.2
 	github.com/containerd/errdefs v1.0.0

@@ -219,21 +219,11 @@ func ignore(err, unless error) error {
 
 // validate checks a descriptor's digest and size.
 func validate(desc ocispec.Descriptor) error {
-	if err := validDigest(desc.Digest); err != nil {
-		return fmt.Errorf("digest %q: %w", desc.Digest, err)
+	if err := oci.CheckDigest(desc.Digest); err != nil {
+		return fmt.Errorf("digest %q: %w", desc.Digest, blob.NewError(err))
 	}
 	if desc.Size < 0 {
 		return blob.NewError(fmt.Errorf("has a descriptor with size %d", desc.Size))
-	}
-	return nil
-}
-
-func validDigest(d digest.Digest) error {
-	if err := d.Validate(); err != nil {
-		return blob.NewError(err)
-	}
-	if a := d.Algorithm(); a != digest.SHA256 && a != digest.SHA512 {
-		return blob.NewError(fmt.Errorf("is neither %s nor %s", digest.SHA256, digest.SHA512))
 	}
 	return nil
 }

@@ -13,6 +13,8 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
+
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 const (
@@ -182,7 +184,7 @@ func (s *Store) removeStale() {
 		path := filepath.Join(dir, e.Name())
 		if !strings.HasPrefix(e.Name(), tempPrefix) {
 			d := digestOf(e.Name())
-			if validDigest(d) != nil {
+			if oci.CheckDigest(d) != nil {
 				continue
 			}
 			if _, err := os.Lstat(s.path(d)); err != nil {

@@ -15,6 +15,8 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // Info describes what a store holds.
@@ -82,7 +84,7 @@ func (s *Store) files(ctx context.Context) ([]file, error) {
 				return err
 			}
 			d := toDigest(e.Name())
-			if validDigest(d) != nil {
+			if oci.CheckDigest(d) != nil {
 				continue
 			}
 			info, err := e.Info()

@@ -6,8 +6,6 @@ package blobstore
 import (
 	"bytes"
 	"context"
-	_ "crypto/sha256" // for digest.SHA256
-	_ "crypto/sha512" // for digest.SHA512
 	"errors"
 	"fmt"
 	"io"

@@ -278,9 +278,9 @@ func TestDigestsAndSizes(t *testing.T) {
 		"a short digest": {desc: ocispec.Descriptor{Digest: "sha256:abcd", Size: 1000}, raw: raw,
 			want: "invalid checksum digest length"},
 		"sha384": {desc: ocispec.Descriptor{Digest: digest.SHA384.FromBytes(raw), Size: 1000}, raw: raw,
-			want: "is neither sha256 nor sha512"},
+			want: "digest algorithm sha384 is not supported: want sha256 or sha512"},
 		"unknown algorithm": {desc: ocispec.Descriptor{Digest: "md5:900150983cd24fb0d6963f7d28e17f72", Size: 1000}, raw: raw,
-			want: "unsupported digest algorithm"},
+			want: "digest algorithm md5 is not supported: want sha256 or sha512"},
 		"upper case": {desc: ocispec.Descriptor{Digest: digest.Digest("sha256:" +
 			strings.ToUpper(desc.Digest.Encoded())), Size: 1000}, raw: raw, want: "invalid checksum digest format"},
 		"negative size": {desc: ocispec.Descriptor{Digest: desc.Digest, Size: -1}, raw: raw,

@@ -10,6 +10,8 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
+
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // verifiedFile is where a store with [Options.Trust] records verified blobs:
@@ -55,7 +57,7 @@ func (s *Store) readVerified() map[digest.Digest]verification {
 	oldest, newest := now.Add(-s.trust).UnixNano(), now.UnixNano()
 	for d, p := range found {
 		// Future times were recorded before the clock was set back.
-		if validDigest(d) != nil || p.At < oldest || p.At > newest {
+		if oci.CheckDigest(d) != nil || p.At < oldest || p.At > newest {
 			delete(found, d)
 		}
 	}

@@ -71,7 +71,7 @@ func successors(ctx context.Context, src content.Fetcher, desc ocispec.Descripto
 	}
 	list = slices.Concat(list, parts.Layers, parts.Manifests, parts.Blobs)
 	for _, next := range list {
-		if err := next.Digest.Validate(); err != nil {
+		if err := oci.CheckDigest(next.Digest); err != nil {
 			return nil, wrapDescriptor(desc, fmt.Errorf("refers to invalid digest %q: %w", next.Digest, err))
 		}
 		if next.Size < 0 {

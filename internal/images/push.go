@@ -1,12 +1,16 @@
 package images
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"sort"
 	"sync"
 
+	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/semaphore"
@@ -26,8 +30,9 @@ import (
 // repository has, and sends blobs that several images share once. It verifies every digest.
 //
 // Manifests are sent last and the tagged one at the very end, so an interrupted push leaves no partial
-// image, and the next one sends what is missing. Push stops at the first image that fails, and returns
-// the results of those that succeeded.
+// image, and the next one sends what is missing. Signatures and other referrers are sent before images
+// with a tag, so that no tag names an image whose signature is still missing. Push stops at the first
+// image that fails, and returns the results of those that succeeded.
 func Push(ctx context.Context, items []Item, reg *remote.Registry, opts Options) ([]Result, error) {
 	opts = opts.withDefaults()
 	p := &pusher{
@@ -37,6 +42,8 @@ func Push(ctx context.Context, items []Item, reg *remote.Registry, opts Options)
 		run:   newRun(opts.Progress, len(items)),
 		locks: map[digest.Digest]*blobLock{},
 	}
+	items = slices.Clone(items)
+	slices.SortStableFunc(items, func(a, b Item) int { return cmp.Compare(rank(a), rank(b)) })
 	images := make([]*imagePush, len(items))
 	targets := map[string]Image{}
 	for i, item := range items {
@@ -52,14 +59,32 @@ func Push(ctx context.Context, items []Item, reg *remote.Registry, opts Options)
 		targets[target] = item.Image
 		images[i] = image
 	}
-	return forEachImage(ctx, opts, p.run, images,
-		func(ctx context.Context, image *imagePush, started func()) (Result, error) {
-			result, err := image.push(ctx, started)
-			if err != nil {
-				return result, fmt.Errorf("pushing image %s to %s: %w", image.name(), reg.Host(), err)
-			}
-			return result, nil
-		})
+	push := func(ctx context.Context, image *imagePush, started func()) (Result, error) {
+		result, err := image.push(ctx, started)
+		if err != nil {
+			return result, fmt.Errorf("pushing image %s to %s: %w", image.name(), reg.Host(), err)
+		}
+		return result, nil
+	}
+	tagged := sort.Search(len(items), func(i int) bool { return rank(items[i]) > 0 })
+	results, err := forEachImage(ctx, opts, p.run, images[:tagged], push)
+	if err != nil {
+		return results, err
+	}
+	others, err := forEachImage(ctx, opts, p.run, images[tagged:], push)
+	return append(results, others...), err
+}
+
+// rank is 0 for what has a digest or cosign's tag for its name, as referrers do, and 1 for other images.
+func rank(item Item) int {
+	named, err := parseReference(item.Reference)
+	if err != nil {
+		return 1 // plan reports it
+	}
+	if _, byDigest := named.(reference.Digested); byDigest || cosignTag.MatchString(tagOf(named)) {
+		return 0
+	}
+	return 1
 }
 
 // pusher is the state of a Push.

@@ -7,6 +7,8 @@ import (
 
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // Repository returns the repository path and the tag or digest of an image in the registry.
@@ -64,6 +66,11 @@ func parseReference(ref string) (reference.Named, error) {
 			err = errors.New("repository names are lower case")
 		}
 		return nil, fmt.Errorf("image reference %q: %w", ref, err)
+	}
+	if digested, ok := named.(reference.Digested); ok {
+		if err := oci.CheckDigest(digested.Digest()); err != nil {
+			return nil, fmt.Errorf("image reference %q: %w", ref, err)
+		}
 	}
 	return named, nil
 }

@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
 	"oras.land/oras-go/v2/content"
@@ -133,38 +135,49 @@ func (o ResolveOptions) inRegistry(ctx context.Context, named reference.Named) (
 		return nil, err
 	}
 	from := &remoteContent{repo, o.Store}
-	item, err := o.item(ctx, from, named)
+	item, whole, err := o.item(ctx, from, named)
 	if err != nil {
 		return nil, err
 	}
 	items := []Item{item}
-	if o.Referrers {
-		about, err := o.referrers(ctx, from, named, item.Descriptor)
+	if !o.Referrers {
+		return items, nil
+	}
+	about, err := o.referrers(ctx, from, named, item.Descriptor)
+	if err != nil {
+		return nil, fmt.Errorf("listing referrers: %w", err)
+	}
+	if whole.Digest != item.Descriptor.Digest {
+		left, err := o.directReferrers(ctx, from, named, whole.Digest, nil)
 		if err != nil {
 			return nil, fmt.Errorf("listing referrers: %w", err)
 		}
-		items = append(items, about...)
-	}
-	return items, nil
-}
-
-// item finds one image in a repository.
-func (o ResolveOptions) item(ctx context.Context, from *remoteContent, named reference.Named) (Item, error) {
-	none := Item{}
-	desc, err := from.repo.Resolve(ctx, tagOf(named))
-	if err != nil {
-		return none, err
-	}
-	if err := checkMediaType(desc); err != nil {
-		return none, err
-	}
-	image := Image{Reference: named.String(), Descriptor: oci.Plain(desc)}
-	if _, byDigest := named.(reference.Digested); !byDigest {
-		if err := o.Platforms.filter(ctx, from, &image, o.put(ctx)); err != nil {
-			return none, err
+		if len(left) > 0 {
+			o.Log.Warn("signatures and other referrers of the whole index are left out, because only some of its platforms are "+
+				"selected: select all to include them", "image", named.String(), "referrers", len(left))
 		}
 	}
-	return o.describeImage(ctx, from, image)
+	return append(items, about...), nil
+}
+
+// item finds one image in a repository. whole is what its name refers to, with all platforms.
+func (o ResolveOptions) item(ctx context.Context, from *remoteContent, named reference.Named) (
+	item Item, whole ocispec.Descriptor, err error) {
+	whole, err = from.repo.Resolve(ctx, tagOf(named))
+	if err != nil {
+		return item, whole, err
+	}
+	if err := checkMediaType(whole); err != nil {
+		return item, whole, err
+	}
+	image := Image{Reference: named.String(), Descriptor: oci.Plain(whole)}
+	if _, byDigest := named.(reference.Digested); !byDigest {
+		if err := o.Platforms.filter(ctx, from, &image, o.put(ctx)); err != nil {
+			return item, whole, err
+		}
+	}
+	item, err = o.describeImage(ctx, from, image)
+	return item, whole, err
 }
 
 // describeImage reads an image's manifests, and sets its size and platforms.
@@ -203,78 +216,103 @@ const maxReferrers = 1000
 // https://github.com/sigstore/cosign/blob/v3.0.2/specs/SIGNATURE_SPEC.md#tag-based-discovery
 var cosignTags = []string{".sig", ".att", ".sbom"}
 
-// referrers finds the referrers of an image, of its manifests, and of those referrers.
+// cosignTag matches such a tag.
+var cosignTag = regexp.MustCompile(`^sha256-[0-9a-f]{64}\.(sig|att|sbom)$`)
+
+// referrers finds the referrers of an image, of its manifests, and of those referrers and their manifests.
 func (o ResolveOptions) referrers(ctx context.Context, from *remoteContent, named reference.Named,
 	root ocispec.Descriptor) ([]Item, error) {
-	nodes, err := graph(ctx, from, root)
-	if err != nil {
-		return nil, err
-	}
-	queue := slices.DeleteFunc(nodes, func(d ocispec.Descriptor) bool { return !oci.IsManifestOrIndex(d.MediaType) })
-	slices.Reverse(queue) // the image before its manifests
-	seen := map[string]bool{}
-	for _, desc := range queue {
-		seen[desc.Digest.String()] = true
-	}
-	whole := o
-	whole.Platforms = nil
-	var items []Item
-	add := func(item Item) error {
-		if seen[item.Descriptor.Digest.String()] {
-			return nil
+	var queue []digest.Digest
+	seen := map[digest.Digest]bool{}
+	enqueue := func(root ocispec.Descriptor) error {
+		nodes, err := graph(ctx, from, root)
+		if err != nil {
+			return err
 		}
-		seen[item.Descriptor.Digest.String()] = true
-		if len(items) == maxReferrers {
-			return fmt.Errorf("has more than %d referrers", maxReferrers)
+		for _, node := range slices.Backward(nodes) { // an index before its manifests
+			if oci.IsManifestOrIndex(node.MediaType) && !seen[node.Digest] {
+				seen[node.Digest] = true
+				queue = append(queue, node.Digest)
+			}
 		}
-		items = append(items, item)
-		queue = append(queue, item.Descriptor)
 		return nil
 	}
+	if err := enqueue(root); err != nil {
+		return nil, err
+	}
+	var items []Item
 	for len(queue) > 0 {
-		about := queue[0]
-		queue = queue[1:]
-		err := from.repo.Referrers(ctx, about, func(list []ocispec.Descriptor) error {
-			for _, desc := range list {
-				byDigest, err := reference.WithDigest(reference.TrimNamed(named), desc.Digest)
-				if err != nil {
-					return err
-				}
-				item, err := whole.item(ctx, from, byDigest)
-				if errors.Is(err, errdef.ErrNotFound) {
-					o.Log.Warn("registry lists a referrer that does not exist", "image", named.String(), "referrer",
-						desc.Digest.String())
-					continue
-				}
-				if err != nil {
-					return err
-				}
-				if err := add(item); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
+		found, err := o.directReferrers(ctx, from, named, queue[0], seen)
 		if err != nil {
 			return nil, err
 		}
-		for _, ending := range cosignTags {
-			tag, err := reference.WithTag(reference.TrimNamed(named),
-				about.Digest.Algorithm().String()+"-"+about.Digest.Encoded()+ending)
-			if err != nil {
-				return nil, err
-			}
-			item, err := whole.item(ctx, from, tag)
-			if errors.Is(err, errdef.ErrNotFound) {
+		queue = queue[1:]
+		for _, item := range found {
+			if seen[item.Descriptor.Digest] {
 				continue
 			}
-			if err != nil {
-				return nil, err
+			if len(items) == maxReferrers {
+				return nil, fmt.Errorf("has more than %d referrers", maxReferrers)
 			}
-			if err := add(item); err != nil {
+			items = append(items, item)
+			if err := enqueue(item.Descriptor); err != nil {
 				return nil, err
 			}
 		}
+	}
+	return items, nil
+}
+
+// directReferrers finds what refers to a manifest, except what was seen: what the registry lists, and cosign's tags.
+func (o ResolveOptions) directReferrers(ctx context.Context, from *remoteContent, named reference.Named,
+	about digest.Digest, seen map[digest.Digest]bool) ([]Item, error) {
+	o.Platforms = nil
+	repository := reference.TrimNamed(named)
+	var listed []digest.Digest
+	err := from.repo.Referrers(ctx, about, func(page []ocispec.Descriptor) error {
+		for _, desc := range page {
+			if seen[desc.Digest] || slices.Contains(listed, desc.Digest) {
+				continue
+			}
+			if len(listed) == maxReferrers {
+				return fmt.Errorf("%s has more than %d referrers", about, maxReferrers)
+			}
+			listed = append(listed, desc.Digest)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	var items []Item
+	for _, d := range listed {
+		byDigest, err := reference.WithDigest(repository, d)
+		if err != nil {
+			return nil, err
+		}
+		item, _, err := o.item(ctx, from, byDigest)
+		if errors.Is(err, errdef.ErrNotFound) {
+			o.Log.Warn("registry lists a referrer that does not exist", "image", named.String(), "referrer", d.String())
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		items = append(items, item)
+	}
+	for _, ending := range cosignTags {
+		tag, err := reference.WithTag(repository, about.Algorithm().String()+"-"+about.Encoded()+ending)
+		if err != nil {
+			break // SHA-512 digests are too long for a tag
+		}
+		item, _, err := o.item(ctx, from, tag)
+		if errors.Is(err, errdef.ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		items = append(items, item)
 	}
 	return items, nil
 }

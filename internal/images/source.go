@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -30,7 +31,8 @@ type Source struct {
 	files  files
 	made   Store // generated manifests, and blobs of docker archives, which have no files named by digest
 	images []Image
-	store  *blobstore.Store // of a stream: holds the files
+	about  map[digest.Digest]digest.Digest // see findSubjects
+	store  *blobstore.Store                // of a stream: holds the files
 }
 
 var _ content.ReadOnlyStorage = (*Source)(nil)
@@ -71,7 +73,7 @@ func (s *Source) blob(d digest.Digest) (blob.Blob, error) {
 	if b, ok := s.made.blobs[d]; ok {
 		return b, nil
 	}
-	if err := d.Validate(); err != nil {
+	if err := oci.CheckDigest(d); err != nil {
 		return blob.Blob{}, err
 	}
 	b, err := s.files.file(oci.BlobPath(d))
@@ -95,14 +97,27 @@ func (s *Source) Images() []Image { return slices.Clone(s.images) }
 func (s *Source) choose(reference string) ([]Image, error) {
 	list := s.Images()
 	if reference != "" {
-		one := list[0]
+		one := list[slices.IndexFunc(list, func(image Image) bool { return s.about[image.Descriptor.Digest] == "" })]
+		var referrers []Image
 		for _, image := range list {
-			if image.Descriptor.Digest != one.Descriptor.Digest {
+			switch one.Descriptor.Digest {
+			case image.Descriptor.Digest:
+			case s.about[image.Descriptor.Digest]:
+				referrers = append(referrers, image)
+			default:
 				return nil, fmt.Errorf("--reference names one image, but there are several: %s", names(list))
 			}
 		}
+		named, err := parseReference(reference)
+		if err != nil {
+			return nil, err
+		}
 		one.Reference = reference
 		list = []Image{one}
+		for _, image := range referrers {
+			image.Reference = named.Name() + "@" + image.Descriptor.Digest.String()
+			list = append(list, image)
+		}
 	}
 	for _, image := range list {
 		if image.Reference == "" {
@@ -172,16 +187,46 @@ func (s *Source) loadLayout(ctx context.Context) error {
 		return err
 	}
 	for _, desc := range index.Manifests {
-		image, err := s.layoutImage(ctx, desc)
+		listed, err := s.listedReferrers(ctx, desc)
 		if err != nil {
-			return fmt.Errorf("image %s: %w", Image{Reference: layoutName(desc.Annotations), Descriptor: desc}.name(), err)
+			return err
 		}
-		s.addImage(image)
+		for _, desc := range listed {
+			image, err := s.layoutImage(ctx, desc)
+			if err != nil {
+				return fmt.Errorf("image %s: %w", Image{Reference: layoutName(desc.Annotations), Descriptor: desc}.name(), err)
+			}
+			s.addImage(image)
+		}
 	}
 	if err := s.dropIndexMembers(ctx); err != nil {
 		return err
 	}
-	return s.nameBySubject(ctx)
+	return s.findSubjects(ctx)
+}
+
+// referrersTag matches the tag of an index that lists the referrers of a manifest. regctl keeps one in layouts, too.
+// https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md#referrers-tag-schema
+var referrersTag = regexp.MustCompile(`^sha(256|512)-[0-9a-f]{64}$`)
+
+// listedReferrers returns the manifests of an index that lists referrers, without their annotations, which are not
+// names, and otherwise desc.
+func (s *Source) listedReferrers(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+	if desc.MediaType != ocispec.MediaTypeImageIndex ||
+		!referrersTag.MatchString(desc.Annotations[ocispec.AnnotationRefName]) {
+		return []ocispec.Descriptor{desc}, nil
+	}
+	if err := checkMetadataSize(desc); err != nil {
+		return nil, err
+	}
+	var index ocispec.Index
+	if err := fetchJSON(ctx, s, desc, &index); err != nil {
+		return nil, err
+	}
+	for i, m := range index.Manifests {
+		index.Manifests[i] = oci.Plain(m)
+	}
+	return index.Manifests, nil
 }
 
 // dropIndexMembers drops images without a name that belong to an index: ORAS lists every manifest of a
@@ -210,56 +255,59 @@ func (s *Source) dropIndexMembers(ctx context.Context) error {
 	return nil
 }
 
-// nameBySubject names signatures, attestations and other artifacts without a name as a registry does:
-// by the repository of their subject and their own digest.
-func (s *Source) nameBySubject(ctx context.Context) error {
-	repositories := map[digest.Digest]string{} // of manifests and indexes
-	note := func(image Image) error {
-		nodes, err := graph(ctx, s, image.Descriptor)
+// findSubjects finds, for signatures, attestations and other artifacts without a name, the image that they refer to,
+// perhaps through another artifact. It names them as a registry does: by the repository of that image and their own
+// digest.
+func (s *Source) findSubjects(ctx context.Context) error {
+	s.about = map[digest.Digest]digest.Digest{}
+	images := map[digest.Digest]Image{} // by the digests of their manifests and indexes
+	note := func(part, image Image) error {
+		nodes, err := graph(ctx, s, part.Descriptor)
 		if err != nil {
 			return err
 		}
-		named, err := reference.ParseDockerRef(image.Reference)
-		if err != nil {
-			return nil // the user of the name reports the error
-		}
 		for _, node := range nodes {
 			if oci.IsManifestOrIndex(node.MediaType) {
-				repositories[node.Digest] = named.Name()
+				images[node.Digest] = image
 			}
 		}
 		return nil
 	}
-	var nameless []int
+	subjects := map[int]digest.Digest{} // of images without a name
 	for i, image := range s.images {
+		var manifest struct {
+			Subject *ocispec.Descriptor `json:"subject"`
+		}
 		if image.Reference == "" {
-			nameless = append(nameless, i)
-		} else if err := note(image); err != nil {
+			if err := fetchJSON(ctx, s, image.Descriptor, &manifest); err != nil {
+				return err
+			}
+		}
+		if manifest.Subject != nil {
+			subjects[i] = manifest.Subject.Digest
+		} else if err := note(image, image); err != nil {
 			return err
 		}
 	}
 	// The subject may be a signature that is listed later, so repeat until nothing changes.
 	for found := true; found; {
 		found = false
-		for _, i := range nameless {
-			image := &s.images[i]
-			if image.Reference != "" {
+		for i, subject := range subjects {
+			image, ok := images[subject]
+			if !ok {
 				continue
 			}
-			var manifest struct {
-				Subject *ocispec.Descriptor `json:"subject"`
-			}
-			if err := fetchJSON(ctx, s, image.Descriptor, &manifest); err != nil {
-				return err
-			}
-			if manifest.Subject == nil || repositories[manifest.Subject.Digest] == "" {
-				continue
-			}
-			image.Reference = repositories[manifest.Subject.Digest] + "@" + image.Descriptor.Digest.String()
-			if err := note(*image); err != nil {
-				return err
-			}
+			delete(subjects, i)
 			found = true
+			about := &s.images[i]
+			s.about[about.Descriptor.Digest] = image.Descriptor.Digest
+			// The user of an invalid name reports it.
+			if named, err := reference.ParseDockerRef(image.Reference); err == nil {
+				about.Reference = named.Name() + "@" + about.Descriptor.Digest.String()
+			}
+			if err := note(*about, image); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

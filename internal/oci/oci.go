@@ -3,6 +3,10 @@
 package oci
 
 import (
+	_ "crypto/sha256" // for digest.SHA256
+	_ "crypto/sha512" // for digest.SHA512
+	"errors"
+	"fmt"
 	"strings"
 
 	"github.com/opencontainers/go-digest"
@@ -94,6 +98,20 @@ func Kind(mediaType string) string {
 // wherever they come from.
 func Plain(desc ocispec.Descriptor) ocispec.Descriptor {
 	return ocispec.Descriptor{MediaType: desc.MediaType, Digest: desc.Digest, Size: desc.Size}
+}
+
+// CheckDigest returns an error unless d is a valid digest of a supported algorithm: SHA-256 or SHA-512, which are those
+// that registries and clients know.
+// https://github.com/opencontainers/image-spec/blob/v1.1.1/descriptor.md#registered-algorithms
+func CheckDigest(d digest.Digest) error {
+	err := d.Validate()
+	if err != nil && !errors.Is(err, digest.ErrDigestUnsupported) {
+		return err
+	}
+	if a := d.Algorithm(); a != digest.SHA256 && a != digest.SHA512 {
+		return fmt.Errorf("digest algorithm %s is not supported: want %s or %s", a, digest.SHA256, digest.SHA512)
+	}
+	return err
 }
 
 // BlobPath returns the path of a blob in an OCI layout, relative to its root. The digest must be valid.

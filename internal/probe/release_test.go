@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/crypto/bcrypt"
 
+	"github.com/zarf-dev/zarf-registry/internal/freeport"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/probe"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
@@ -67,8 +68,9 @@ func start(t *testing.T, change func(*registry.Options)) *fixture {
 		t.Fatal(err)
 	}
 	o := registry.Options{
-		Config: config, TLSDir: tlsDir, Listen: freeAddress(t), PlainListen: freeAddress(t), HealthListen: freeAddress(t),
-		Htpasswd: write("htpasswd", "push:"+string(hash)+"\n"), PullHtpasswd: write("pull", "pull:"+string(hash)+"\n"),
+		Config: config, TLSDir: tlsDir, Listen: freeport.Loopback(t), PlainListen: freeport.Loopback(t),
+		HealthListen: freeport.Loopback(t),
+		Htpasswd:     write("htpasswd", "push:"+string(hash)+"\n"), PullHtpasswd: write("pull", "pull:"+string(hash)+"\n"),
 		Log: slog.New(slog.DiscardHandler),
 	}
 	if change != nil {
@@ -129,16 +131,6 @@ func material(t *testing.T, ca *tlsfilestest.CA, organization string) *tlsfiles.
 		t.Fatal(err)
 	}
 	return source.Current()
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // steps keeps what was tried.

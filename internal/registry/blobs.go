@@ -60,6 +60,7 @@ func useUnbufferedBlobs(config *configuration.Configuration, source *blobSource)
 type blobSource struct {
 	driver storagedriver.StorageDriver // distribution's
 	use    blobsInUse
+	tags   tagLocks
 	log    *slog.Logger
 	// linking is locked while a manifest is deleted, and read-locked while one is written, so that a manifest has
 	// back links or is gone.
@@ -130,7 +131,7 @@ func (r blobRepository) Manifests(
 }
 
 func (r blobRepository) Tags(ctx context.Context) distribution.TagService {
-	return confirmingTags{r.Repository.Tags(ctx)}
+	return confirmingTags{&currentTags{TagService: r.Repository.Tags(ctx), source: r.source, repository: r.Named().Name()}}
 }
 
 type blobStore struct {

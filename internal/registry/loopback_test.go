@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/zarf-dev/zarf-registry/internal/freeport"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
 
@@ -42,7 +43,7 @@ func TestAuthorizationAtTheLoopbackListener(t *testing.T) {
 // TestLoopbackListenerKeepsThePlainPort covers a switch between the modes: the plain listener, at all
 // addresses, opens and closes beside the loopback listener, which has the same port.
 func TestLoopbackListenerKeepsThePlainPort(t *testing.T) {
-	address := freeAddress(t)
+	address := freeport.Loopback(t)
 	_, port, _ := net.SplitHostPort(address)
 	f := openFollowed(t, func(o *Options) {
 		o.PlainListen, o.LoopbackListen, o.AnonymousPull = ":"+port, address, true

@@ -17,20 +17,10 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
+	"github.com/zarf-dev/zarf-registry/internal/freeport"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
 )
-
-// freeAddress returns a free loopback address.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	return listener.Addr().String()
-}
 
 // followed is a registry whose plain listener follows a mounted Secret, which is empty at first.
 type followed struct {
@@ -45,7 +35,7 @@ func openFollowed(t *testing.T, changes ...func(*Options)) followed {
 		t.Fatal(err)
 	}
 	i := open(t, newTestCA(t), t.TempDir(), append([]func(*Options){func(o *Options) {
-		o.PlainListen, o.PullHtpasswd = freeAddress(t), filepath.Join(volume, "htpasswd")
+		o.PlainListen, o.PullHtpasswd = freeport.Loopback(t), filepath.Join(volume, "htpasswd")
 	}}, changes...)...)
 	i.server.credentials.interval = time.Millisecond
 	return followed{i, volume}

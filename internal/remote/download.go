@@ -14,13 +14,14 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/blob"
 	"github.com/zarf-dev/zarf-registry/internal/httprange"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // Blob opens a blob at an offset. The error is [errdef.ErrNotFound] if it does not exist. The reader resumes
 // interrupted transfers; [Options.Retries] counts consecutive attempts without progress. It checks the blob's size but
 // not its digest. ctx applies to the reader as well.
 func (r *Repository) Blob(ctx context.Context, desc ocispec.Descriptor, offset int64) (io.ReadCloser, error) {
-	if err := desc.Digest.Validate(); err != nil {
+	if err := oci.CheckDigest(desc.Digest); err != nil {
 		return nil, blob.NewError(err)
 	}
 	if offset < 0 || offset > desc.Size {
@@ -115,7 +116,7 @@ func (d *download) resume(err error) {
 
 // open requests the rest of the blob.
 func (d *download) open() error {
-	req, err := d.repo.newRequest(withTransfer(d.ctx, receivesBlob), http.MethodGet, "blobs/"+d.desc.Digest.String(),
+	req, err := d.repo.newRequest(withTransfer(d.ctx, receivesBlob), http.MethodGet, "blobs/"+d.desc.Digest.String(), nil,
 		auth.ActionPull)
 	if err != nil {
 		return err

@@ -377,7 +377,7 @@ func TestManifests(t *testing.T) {
 	}
 	var referrers []ocispec.Descriptor
 	collect := func(page []ocispec.Descriptor) error { referrers = append(referrers, page...); return nil }
-	if err := repo.Referrers(ctx, desc, collect); err != nil || len(referrers) != 1 ||
+	if err := repo.Referrers(ctx, desc.Digest, collect); err != nil || len(referrers) != 1 ||
 		referrers[0].Digest != signed.Digest {
 		t.Errorf("referrers %v, error %v", referrers, err)
 	}
@@ -402,7 +402,7 @@ func TestManifests(t *testing.T) {
 	if err := absent.Tags(ctx, func([]string) error { return nil }); !errors.Is(err, errdef.ErrNotFound) {
 		t.Errorf("error %v, want that it is not found", err)
 	}
-	if err := absent.Referrers(ctx, desc, collect); err != nil {
+	if err := absent.Referrers(ctx, desc.Digest, collect); err != nil {
 		t.Errorf("error %v where nothing refers to anything", err)
 	}
 }

@@ -142,8 +142,7 @@ func New(opts Options) (*Registry, error) {
 	r.client.SetUserAgent("zarf-registry/" + version.Version)
 	reg.Client = r.client
 	reg.PlainHTTP = opts.PlainHTTP
-	// The registry's own garbage collection removes outdated referrers lists: most registries allow no deletes.
-	reg.SkipReferrersGC = true
+	reg.ReferrerListMaxPages = maxReferrerPages
 	reg.MaxMetadataBytes = oci.MaxManifestSize
 	return r, nil
 }
@@ -171,6 +170,10 @@ func (r *Registry) Repository(name string) (*Repository, error) {
 		return nil, fmt.Errorf("repository %q: %w", name, err)
 	}
 	repo := &Repository{registry: r, name: name, remote: oras.(*remote.Repository)}
+	// Errors then say if it does not: see Repository.Referrers.
+	if err := repo.remote.SetReferrersCapability(true); err != nil {
+		return nil, fmt.Errorf("repository %q: %w", name, err)
+	}
 	r.repositories[name] = repo
 	return repo, nil
 }

@@ -3,17 +3,18 @@ package remote
 import (
 	"bytes"
 	"context"
-	"errors"
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
+	"sync"
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"oras.land/oras-go/v2/errdef"
 	"oras.land/oras-go/v2/registry/remote"
 	"oras.land/oras-go/v2/registry/remote/auth"
+	"oras.land/oras-go/v2/registry/remote/errcode"
 
 	"github.com/zarf-dev/zarf-registry/internal/blob"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
@@ -24,6 +25,8 @@ type Repository struct {
 	registry *Registry
 	name     string
 	remote   *remote.Repository
+
+	referrersMu sync.Mutex // held while an index under a referrers tag is changed
 }
 
 // Name returns the repository's name without the registry's host.
@@ -67,18 +70,86 @@ func (r *Repository) Manifest(ctx context.Context, ref string) (ocispec.Descript
 // the registry has no referrers API, the referrers list is kept under a tag, as the OCI distribution specification
 // requires.
 func (r *Repository) PushManifest(ctx context.Context, desc ocispec.Descriptor, raw []byte, tag string) error {
+	if err := oci.CheckDigest(desc.Digest); err != nil {
+		return blob.NewError(err)
+	}
 	switch {
 	case desc.Size != int64(len(raw)):
 		return blob.SizeError(int64(len(raw)), desc)
-	case desc.Digest.Validate() != nil:
-		return blob.NewError(desc.Digest.Validate())
 	case desc.Digest.Algorithm().FromBytes(raw) != desc.Digest:
 		return blob.MismatchError()
 	}
-	if tag == "" {
-		tag = desc.Digest.String()
+	return r.registry.wrap(ctx, r.pushManifest(ctx, desc, raw, tag))
+}
+
+const (
+	subjectHeader = "OCI-Subject" // of a registry with the referrers API
+	tagHeader     = "OCI-Tag"     // of a registry with tag parameters
+)
+
+func (r *Repository) pushManifest(ctx context.Context, desc ocispec.Descriptor, raw []byte, tag string) error {
+	ref, query := tag, url.Values(nil)
+	switch {
+	case tag == "":
+		ref = desc.Digest.String()
+	case desc.Digest.Algorithm() != digest.Canonical:
+		// If a request names a tag only, the registry chooses the digest, usually SHA-256.
+		ref, query = desc.Digest.String(), url.Values{"tag": {tag}}
 	}
-	return r.registry.wrap(ctx, r.remote.PushReference(ctx, desc, bytes.NewReader(raw), tag))
+	header, err := r.putManifest(ctx, desc, raw, ref, query)
+	if err != nil {
+		return err
+	}
+	if query != nil && !slices.Contains(header.Values(tagHeader), tag) {
+		if header, err = r.putManifest(ctx, desc, raw, tag, nil); err != nil {
+			return err
+		}
+	}
+	if header.Get(subjectHeader) != "" {
+		return nil
+	}
+	return r.addReferrer(ctx, desc, raw)
+}
+
+// putManifest sends a manifest under a tag or digest, and returns the header of the response.
+func (r *Repository) putManifest(ctx context.Context, desc ocispec.Descriptor, raw []byte, ref string,
+	query url.Values) (http.Header, error) {
+	req, err := r.newRequest(ctx, http.MethodPut, "manifests/"+ref, bytes.NewReader(raw), auth.ActionPull,
+		auth.ActionPush)
+	if err != nil {
+		return nil, err
+	}
+	req.URL.RawQuery = query.Encode()
+	req.Header.Set("Content-Type", desc.MediaType)
+	resp, err := r.registry.client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != http.StatusCreated {
+		err := newResponseError(resp)
+		if hasErrorCode(err, errcode.ErrorCodeDigestInvalid) && desc.Digest.Algorithm() != digest.Canonical {
+			err = protocolErrorf("rejected the manifest's digest %s: it may not support %s", desc.Digest,
+				desc.Digest.Algorithm())
+		}
+		return nil, err
+	}
+	resp.Body.Close()
+	return resp.Header, r.checkStored(ctx, resp, desc)
+}
+
+// checkStored checks under which digest the registry says that it has stored a manifest or blob.
+func (r *Repository) checkStored(ctx context.Context, resp *http.Response, desc ocispec.Descriptor) error {
+	said, err := expectedDigest(resp, desc.Digest.String())
+	header := resp.Header.Get(digestHeader)
+	if err != nil || header == "" || header == said.String() {
+		return err
+	}
+	// A registry that knows several algorithms may mention another one.
+	ok, err := r.exists(ctx, desc)
+	if err == nil && !ok {
+		err = protocolErrorf("stored %s under digest %s: it does not support %s", desc.Digest, header, said.Algorithm())
+	}
+	return err
 }
 
 // Exists reports whether the repository has a manifest or blob. desc's media type tells which of the two it is.
@@ -90,19 +161,6 @@ func (r *Repository) Exists(ctx context.Context, desc ocispec.Descriptor) (bool,
 // Tags calls yield with each page of the repository's tags, and stops at yield's first error.
 func (r *Repository) Tags(ctx context.Context, yield func(tags []string) error) error {
 	return list(ctx, r.registry, yield, func(yield func([]string) error) error { return r.remote.Tags(ctx, "", yield) })
-}
-
-// Referrers calls yield with each page of the manifests whose subject is desc, such as signatures, and stops at
-// yield's first error.
-func (r *Repository) Referrers(ctx context.Context, desc ocispec.Descriptor,
-	yield func([]ocispec.Descriptor) error) error {
-	err := list(ctx, r.registry, yield, func(yield func([]ocispec.Descriptor) error) error {
-		return r.remote.Referrers(ctx, desc, "", yield)
-	})
-	if errors.Is(err, errdef.ErrNotFound) {
-		return nil
-	}
-	return err
 }
 
 func (r *Repository) fetchManifest(ctx context.Context, ref string) (ocispec.Descriptor, []byte, error) {
@@ -145,7 +203,7 @@ func (r *Repository) exists(ctx context.Context, desc ocispec.Descriptor) (bool,
 }
 
 func (r *Repository) headBlob(ctx context.Context, desc ocispec.Descriptor) error {
-	req, err := r.newRequest(withTransfer(ctx, receivesBlob), http.MethodHead, "blobs/"+desc.Digest.String(),
+	req, err := r.newRequest(withTransfer(ctx, receivesBlob), http.MethodHead, "blobs/"+desc.Digest.String(), nil,
 		auth.ActionPull)
 	if err != nil {
 		return err
@@ -165,7 +223,7 @@ func (r *Repository) headBlob(ctx context.Context, desc ocispec.Descriptor) erro
 }
 
 func (r *Repository) requestManifest(ctx context.Context, method, ref string) (*http.Response, error) {
-	req, err := r.newRequest(ctx, method, "manifests/"+url.PathEscape(ref), auth.ActionPull)
+	req, err := r.newRequest(ctx, method, "manifests/"+url.PathEscape(ref), nil, auth.ActionPull)
 	if err != nil {
 		return nil, err
 	}
@@ -184,13 +242,14 @@ func (r *Repository) requestManifest(ctx context.Context, method, ref string) (*
 }
 
 // newRequest prepares a request for a path in the repository.
-func (r *Repository) newRequest(ctx context.Context, method, path string, actions ...string) (*http.Request, error) {
+func (r *Repository) newRequest(ctx context.Context, method, path string, body io.Reader,
+	actions ...string) (*http.Request, error) {
 	ctx = auth.AppendRepositoryScope(ctx, r.remote.Reference, actions...)
 	scheme := "https"
 	if r.remote.PlainHTTP {
 		scheme = "http"
 	}
-	return http.NewRequestWithContext(ctx, method, scheme+"://"+r.registry.Host()+"/v2/"+r.name+"/"+path, nil)
+	return http.NewRequestWithContext(ctx, method, scheme+"://"+r.registry.Host()+"/v2/"+r.name+"/"+path, body)
 }
 
 const digestHeader = "Docker-Content-Digest"
@@ -215,7 +274,7 @@ func expectedDigest(resp *http.Response, ref string) (digest.Digest, error) {
 	case asked != "":
 		return asked, nil
 	}
-	return got, nil
+	return got, oci.CheckDigest(got)
 }
 
 func mediaType(resp *http.Response) string {

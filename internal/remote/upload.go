@@ -17,6 +17,7 @@ import (
 	"oras.land/oras-go/v2/registry/remote/errcode"
 
 	"github.com/zarf-dev/zarf-registry/internal/blob"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // PushBlob makes a blob part of the repository. It mounts the blob if the registry has it in another repository (from,
@@ -36,7 +37,7 @@ import (
 // are not concurrent and end before PushBlob returns.
 func (r *Repository) PushBlob(ctx context.Context, desc ocispec.Descriptor, from string,
 	open func() (io.ReadCloser, error), progress func(offset, n int64)) (mounted bool, err error) {
-	if err := desc.Digest.Validate(); err != nil {
+	if err := oci.CheckDigest(desc.Digest); err != nil {
 		return false, blob.NewError(err)
 	}
 	if progress == nil {
@@ -170,7 +171,7 @@ func (u *upload) start(ctx context.Context) (*url.URL, error) {
 }
 
 func (u *upload) post(ctx context.Context, query string) (*url.URL, error) {
-	req, err := u.repo.newRequest(ctx, http.MethodPost, "blobs/uploads/"+query, auth.ActionPull, auth.ActionPush)
+	req, err := u.repo.newRequest(ctx, http.MethodPost, "blobs/uploads/"+query, nil, auth.ActionPull, auth.ActionPush)
 	if err != nil {
 		return nil, err
 	}
@@ -181,7 +182,7 @@ func (u *upload) post(ctx context.Context, query string) (*url.URL, error) {
 	switch {
 	case resp.StatusCode == http.StatusCreated && query != "":
 		resp.Body.Close()
-		return nil, u.checkDigest(resp)
+		return nil, u.checkStored(ctx, resp)
 	case resp.StatusCode == http.StatusAccepted:
 		resp.Body.Close()
 		return u.location(resp)
@@ -202,12 +203,9 @@ func (u *upload) location(resp *http.Response) (*url.URL, error) {
 	return location, nil
 }
 
-func (u *upload) checkDigest(resp *http.Response) error {
-	said, err := expectedDigest(resp, u.desc.Digest.String())
-	if err == nil && said != u.desc.Digest {
-		err = protocolErrorf("stored the blob under digest %s", said)
-	}
-	return err
+// checkStored checks under which digest the registry has stored the blob.
+func (u *upload) checkStored(ctx context.Context, resp *http.Response) error {
+	return u.repo.checkStored(ctx, resp, ocispec.Descriptor{Digest: u.desc.Digest, Size: u.desc.Size})
 }
 
 // put sends the blob from offset on and completes the upload.
@@ -267,7 +265,7 @@ func (u *upload) put(ctx context.Context, location *url.URL, offset int64) error
 	if u.contentErr == nil && current.pos < u.desc.Size {
 		return protocolErrorf("reported success before the whole blob was sent")
 	}
-	if err := u.checkDigest(resp); err != nil {
+	if err := u.checkStored(ctx, resp); err != nil {
 		return err
 	}
 	return u.contentErr

@@ -18,18 +18,12 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v2"
-	"golang.org/x/crypto/bcrypt"
 
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/proxy"
-	"github.com/zarf-dev/zarf-registry/internal/registry"
+	"github.com/zarf-dev/zarf-registry/internal/registry/registrytest"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
-)
-
-const (
-	user, password = "push", "correct horse battery staple"
-	serverName     = "registry.test"
 )
 
 // suite is the path of the program, which make sets.
@@ -77,7 +71,7 @@ func run(t *testing.T, program, address string) {
 	command := exec.CommandContext(t.Context(), program)
 	command.Dir = dir
 	command.Env = append(os.Environ(), "OCI_VERSION=dev", "OCI_TLS=disabled", "OCI_RESULTS_DIR="+dir,
-		"OCI_REGISTRY="+address, "OCI_USERNAME="+user, "OCI_PASSWORD="+password,
+		"OCI_REGISTRY="+address, "OCI_USERNAME="+registrytest.Username, "OCI_PASSWORD="+registrytest.Password,
 		"OCI_API_BLOBS_DIGEST_HEADER=true", "OCI_API_BLOBS_UPLOAD_CANCEL=true",
 		"OCI_API_MANIFESTS_DIGEST_HEADER=true", "OCI_API_MANIFESTS_TAG_PARAM=true", "OCI_DATA_SPARSE=false")
 	output, err := command.CombinedOutput()
@@ -113,48 +107,21 @@ func run(t *testing.T, program, address string) {
 // where a password authorizes reads and writes.
 func startRegistry(t *testing.T) (address, proxied string) {
 	t.Helper()
-	dir := t.TempDir()
-	write := func(name, content string) string {
-		t.Helper()
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	config, err := registry.LoadConfig(write("config.yml",
-		"version: 0.1\nstorage: {filesystem: {rootdirectory: "+dir+"/storage}}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	hash, err := bcrypt.GenerateFromPassword([]byte(password), bcrypt.MinCost)
-	if err != nil {
-		t.Fatal(err)
-	}
 	ca := tlsfilestest.NewCA(t, "test")
-	for _, role := range []string{pki.OrganizationServer, pki.OrganizationNode} {
-		if err := os.Mkdir(filepath.Join(dir, role), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		tlsfilestest.WriteSecret(t, filepath.Join(dir, role), ca.Files(t, role, []string{serverName}))
-	}
+	behind := registrytest.Start(t, ca)
+	dir := t.TempDir()
+	tlsfilestest.WriteSecret(t, dir, ca.Files(t, pki.OrganizationNode, nil))
 	log := slog.New(slog.DiscardHandler)
-	registry.RouteLogs(log)
-	listen := freeAddress(t)
-	address, proxied = freeAddress(t), freeAddress(t)
-	server, err := registry.Open(registry.Options{
-		Config: config, Listen: listen, TLSDir: filepath.Join(dir, pki.OrganizationServer), LoopbackListen: address,
-		Htpasswd: write("htpasswd", user+":"+string(hash)+"\n"), Log: log,
-	})
+	source, err := tlsfiles.Open(dir, tlsfiles.WithLogger(log))
 	if err != nil {
 		t.Fatal(err)
 	}
-	source, err := tlsfiles.Open(filepath.Join(dir, pki.OrganizationNode), tlsfiles.WithLogger(log))
+	_, port, err := net.SplitHostPort(behind.Address)
 	if err != nil {
 		t.Fatal(err)
 	}
 	front, err := proxy.New(proxy.Config{
-		Listen: []string{proxied}, Registry: net.JoinHostPort(serverName, listen[strings.LastIndex(listen, ":")+1:]), Source: source, Logger: log,
+		Listen: []string{"127.0.0.1:0"}, Registry: net.JoinHostPort(registrytest.Name, port), Source: source, Logger: log,
 		RetryTimeout: time.Minute,
 		Getenv:       func(string) string { return "127.0.0.1" }, // the Service's address
 	})
@@ -165,36 +132,13 @@ func startRegistry(t *testing.T) (address, proxied string) {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 2)
-	go func() { ended <- server.Serve(ctx) }()
+	ended := make(chan error, 1)
 	go func() { ended <- front.Run(ctx) }()
 	t.Cleanup(func() {
 		stop()
-		for range 2 {
-			if err := <-ended; err != nil {
-				t.Error(err)
-			}
+		if err := <-ended; err != nil {
+			t.Error(err)
 		}
 	})
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		connection, err := net.Dial("tcp", address)
-		if err == nil {
-			_ = connection.Close()
-			return address, proxied
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-	}
-}
-
-// freeAddress returns a loopback address with a port that was free a moment ago.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	return listener.Addr().String()
+	return behind.Loopback, front.Addrs()[0].String()
 }

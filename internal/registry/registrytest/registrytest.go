@@ -1,0 +1,123 @@
+// Package registrytest runs the registry for tests of other packages.
+package registrytest
+
+import (
+	"context"
+	"crypto/tls"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/crypto/bcrypt"
+	"oras.land/oras-go/v2/registry/remote/auth"
+
+	"github.com/zarf-dev/zarf-registry/internal/freeport"
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/registry"
+	"github.com/zarf-dev/zarf-registry/internal/remote"
+	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
+	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
+)
+
+// Name is the DNS name in the registry's certificate.
+const Name = "zarf-registry.zarf.svc"
+
+// Username and Password are a credential that may read and write.
+const Username, Password = "push", "a long secret"
+
+// Registry is a running registry.
+type Registry struct {
+	// Address is the host and port of the listener with mutual TLS.
+	Address string
+	// Loopback is the host and port where the credential suffices, without TLS.
+	Loopback string
+
+	ca *tlsfilestest.CA
+}
+
+var silence = sync.OnceFunc(func() { registry.RouteLogs(slog.New(slog.DiscardHandler)) })
+
+// Start runs an empty registry until the test ends. ca signs its certificate and those of its clients.
+func Start(t testing.TB, ca *tlsfilestest.CA) *Registry {
+	t.Helper()
+	silence()
+	dir := t.TempDir()
+	tlsDir := filepath.Join(dir, "tls")
+	if err := os.Mkdir(tlsDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	tlsfilestest.WriteSecret(t, tlsDir, ca.Files(t, pki.OrganizationServer, []string{Name}))
+	write := func(name, text string) string {
+		name = filepath.Join(dir, name)
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return name
+	}
+	config, err := registry.LoadConfig(write("config.yml",
+		"version: 0.1\nstorage: {filesystem: {rootdirectory: "+filepath.Join(dir, "storage")+"}}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	hash, err := bcrypt.GenerateFromPassword([]byte(Password), bcrypt.MinCost)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &Registry{Address: freeport.Loopback(t), Loopback: freeport.Loopback(t), ca: ca}
+	server, err := registry.Open(registry.Options{
+		Config: config, TLSDir: tlsDir, Listen: r.Address, LoopbackListen: r.Loopback,
+		Htpasswd: write("htpasswd", Username+":"+string(hash)+"\n"), Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+		conn, err := net.Dial("tcp", r.Address)
+		if err == nil {
+			conn.Close()
+			return r
+		}
+		if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Pusher returns a client that may read and write.
+func (r *Registry) Pusher(t testing.TB) *remote.Registry {
+	t.Helper()
+	client, err := remote.New(remote.Options{
+		Host: r.Address, TLS: r.TLS(t, pki.OrganizationPush),
+		Credential: auth.StaticCredential(r.Address, auth.Credential{Username: Username, Password: Password}),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(client.Close)
+	return client
+}
+
+// TLS returns the configuration of a client with a role.
+func (r *Registry) TLS(t testing.TB, organization string) *tls.Config {
+	t.Helper()
+	dir := t.TempDir()
+	tlsfilestest.WriteSecret(t, dir, r.ca.Files(t, organization, nil))
+	source, err := tlsfiles.Open(dir, tlsfiles.WithLogger(slog.New(slog.DiscardHandler)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tlsfiles.ClientConfig(source.Current(), Name)
+}

@@ -1,0 +1,65 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"hash/maphash"
+	"sync"
+
+	"github.com/distribution/distribution/v3"
+	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
+	"github.com/opencontainers/go-digest"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// currentTags protects pushes against deletions of manifests. Distribution looks up the tags of the deleted
+// manifest, and then removes them, whatever they refer to by then: a tag that a push has moved in between
+// would be lost. Another process may still move a tag between the check here and the removal, because storage
+// cannot do both at once. It belongs to one request.
+type currentTags struct {
+	distribution.TagService
+	source     *blobSource
+	repository string
+	deleted    digest.Digest // the manifest whose tags the request removes, or ""
+}
+
+// Tag lets the tag refer to the manifest.
+func (t *currentTags) Tag(ctx context.Context, tag string, manifest v1.Descriptor) error {
+	defer t.source.tags.lock(t.repository, tag)()
+	return t.TagService.Tag(ctx, tag, manifest)
+}
+
+// Lookup returns the tags of a manifest. Only a deletion calls it.
+func (t *currentTags) Lookup(ctx context.Context, manifest v1.Descriptor) ([]string, error) {
+	t.deleted = manifest.Digest
+	return t.TagService.Lookup(ctx, manifest)
+}
+
+// Untag removes the tag, unless the request deletes a manifest and the tag refers to another one.
+func (t *currentTags) Untag(ctx context.Context, tag string) error {
+	defer t.source.tags.lock(t.repository, tag)()
+	if t.deleted != "" {
+		link, err := t.source.driver.GetContent(ctx, tagPath(t.repository, tag))
+		switch {
+		case errors.As(err, new(storagedriver.PathNotFoundError)):
+			return nil
+		case err != nil:
+			return err
+		case string(link) != t.deleted.String():
+			return nil
+		}
+	}
+	return t.TagService.Untag(ctx, tag)
+}
+
+// tagLocks serialize changes of a tag. A few tags share a lock. The zero value is not locked.
+type tagLocks [64]sync.Mutex
+
+var tagSeed = maphash.MakeSeed()
+
+// lock returns a function that unlocks the tag.
+func (l *tagLocks) lock(repository, tag string) (unlock func()) {
+	m := &l[maphash.String(tagSeed, repository+":"+tag)%uint64(len(l))]
+	m.Lock()
+	return m.Unlock
+}

@@ -1,0 +1,107 @@
+package registrycheck
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+)
+
+// bug is a mistake that the checker must find.
+type bug struct {
+	name   string
+	change change
+}
+
+var bugs = []bug{
+	{"garbage is collected without the lease", change{
+		"internal/registry/gc.go",
+		"	if !request.DryRun {\n		report(gc.Event{Phase: gc.Settling})\n",
+		"	if false {\n		report(gc.Event{Phase: gc.Settling})\n",
+	}},
+	{"the tag moves before the manifest is stored", change{
+		distribution + "/registry/handlers/manifests.go",
+		"	_, err = manifests.Put(imh, manifest, options...)\n",
+		"	if imh.Tag != \"\" {\n		_ = imh.Repository.Tags(imh).Tag(imh, imh.Tag, desc)\n	}\n" +
+			"	_, err = manifests.Put(imh, manifest, options...)\n",
+	}},
+	{"a mount does not note that the blob is in use", change{
+		"internal/registry/mount.go",
+		"	s.use.note(d)\n",
+		"",
+	}},
+	{"an upload is finished without a check of its digest", change{
+		distribution + "/registry/storage/blobwriter.go",
+		"	if !verified {\n		dcontext.GetLoggerWithFields(",
+		"	if false {\n		dcontext.GetLoggerWithFields(",
+	}},
+	{"deleting a manifest leaves its tags", change{
+		distribution + "/registry/handlers/manifests.go",
+		"	for _, tag := range referencedTags {\n",
+		"	for _, tag := range referencedTags[:0] {\n",
+	}},
+	{"garbage collection does not follow indexes", change{
+		"internal/registry/mark.go",
+		"		for _, needed := range r.needs {\n",
+		"		for _, needed := range r.needs {\n			if isManifest[needed] {\n				continue\n			}\n",
+	}},
+	{"garbage collection removes the referrers of kept images", change{
+		"internal/registry/mark.go",
+		"		if r.subject != \"\" {\n",
+		"		if false {\n",
+	}},
+	{"links are written in place", change{
+		distribution + "/registry/storage/driver/filesystem/driver.go",
+		"	tempPath := fmt.Sprintf(\"%s.%s.tmp\", subPath, uuid.NewString())\n",
+		"	_, tempPath := uuid.NewString, subPath\n",
+	}},
+	{"a collector continues without its lease", change{
+		"internal/registry/sweep.go",
+		"		if err := s.leaseErr(); err != nil {\n			return err\n		}\n",
+		"",
+	}},
+	{"the grace period does not protect uploads", change{
+		"internal/registry/gc.go",
+		"		if b.newest.After(cutoff) {\n",
+		"		if false {\n",
+	}},
+}
+
+// plantedSeeds is within how many seeds a bug must be found.
+const plantedSeeds = 20
+
+func TestPlanted(t *testing.T) {
+	if !*planted {
+		t.Skip("run with -planted: it takes minutes")
+	}
+	const atOnce = 4
+	for _, b := range bugs {
+		t.Run(b.name, func(t *testing.T) {
+			program := build(t, &b.change)
+			for tried := uint64(0); tried < plantedSeeds; tried += atOnce {
+				var mu sync.Mutex
+				var finding []*report
+				t.Run("seeds", func(t *testing.T) {
+					for seed := *first + tried; seed < *first+tried+atOnce; seed++ {
+						t.Run(fmt.Sprint(seed), func(t *testing.T) {
+							t.Parallel()
+							r := checkSeed(t, program, seed, *operations, filepath.Join(*output, b.name))
+							mu.Lock()
+							defer mu.Unlock()
+							if len(r.violations) > 0 {
+								finding = append(finding, r)
+							}
+						})
+					}
+				})
+				if len(finding) > 0 {
+					r := slices.MinFunc(finding, func(a, b *report) int { return int(a.plan.seed) - int(b.plan.seed) })
+					t.Logf("found within %d seeds, by %d of the last %d; %s", tried+atOnce, len(finding), atOnce, r)
+					return
+				}
+			}
+			t.Errorf("not found within %d seeds", plantedSeeds)
+		})
+	}
+}
