@@ -25,7 +25,8 @@ var alertNames = []string{
 	"ZarfRegistryDown", "ZarfRegistryStorageUnhealthy", "ZarfRegistryVolumeNearlyFull", "ZarfRegistryVolumeFull",
 	"ZarfRegistryErrors",
 	"ZarfRegistryCertificateOverdue", "ZarfRegistryCertificateExpiring", "ZarfRegistryAuthorityExpiring",
-	"ZarfRegistryReloadFailing", "ZarfRegistryCredentialsFailing", "ZarfRegistryGarbageCollectionFailing",
+	"ZarfRegistryReloadFailing", "ZarfRegistryCredentialsFailing",
+	"ZarfRegistryKeysFailing", "ZarfRegistryUnsignedImages", "ZarfRegistryGarbageCollectionFailing",
 	"ZarfRegistryReadOnly", "ZarfRegistryProxyDown", "ZarfRegistryProxyErrors",
 	"ZarfRegistryHealerDown", "ZarfRegistryHealerStuck",
 	"ZarfRegistryProxyMissing", "ZarfRegistryPortNotReserved", "ZarfRegistryJobFailing",
@@ -653,6 +654,15 @@ func TestPromtoolAlerts(t *testing.T) {
 		"credentials that cannot be loaded": {
 			{"zarf_registry_credential_reload_errors_total", registry(nil), "0+1x65"},
 		},
+		"public keys that cannot be loaded": {
+			{"zarf_registry_verification_reload_errors_total", registry(nil), "0+1x65"},
+		},
+		"a pull of an unsigned image": {
+			{"zarf_registry_verifications_total", registry(map[string]string{"result": "unsigned"}), "0x50 1x15"},
+		},
+		"pulls of signed images": {
+			{"zarf_registry_verifications_total", registry(map[string]string{"result": "signed"}), "0+1x65"},
+		},
 		"a proxy that is down": {
 			{"", map[string]string{"job": "zarf-registry-proxy"}, ""}, {"up", proxy(nil), always(0)},
 		},
@@ -713,6 +723,9 @@ func TestPromtoolAlerts(t *testing.T) {
 		"certificates that cannot be loaded":           {"ZarfRegistryReloadFailing"},
 		"a proxy's certificates that cannot be loaded": {"ZarfRegistryReloadFailing"},
 		"credentials that cannot be loaded":            {"ZarfRegistryCredentialsFailing"},
+		"public keys that cannot be loaded":            {"ZarfRegistryKeysFailing"},
+		"a pull of an unsigned image":                  {"ZarfRegistryUnsignedImages"},
+		"pulls of signed images":                       nil,
 		"a proxy that is down":                         {"ZarfRegistryProxyDown"},
 		"a proxy that cannot reach the registry":       {"ZarfRegistryProxyErrors"},
 		"no healer":                                    {"ZarfRegistryHealerDown"},

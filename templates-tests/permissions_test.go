@@ -185,6 +185,9 @@ func (p permissions) userPermissions() map[string][]string {
 				break
 			}
 		}
+		if mode := p.value("registry.verify"); mode == "audit" || mode == "enforce" {
+			reads("init-hook Role", text("registry.verifyKeys.existingSecret"))
+		}
 		issuer := "pki.certManager.issuerRef."
 		ofCertManager := p.pki == "certManager" && text(issuer+"group") == "cert-manager.io"
 		if name := text(issuer + "name"); ofCertManager && name != "" && text(issuer+"kind") == "Issuer" {

@@ -96,6 +96,13 @@ func (k *Keeper) registryAuth(
 	if pull != nil {
 		data[names.KeyPullHtpasswd] = pull
 	}
+	own, err := k.ownImages(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if len(own) > 0 {
+		data[names.KeyOwnImages] = ownImagesFile(own)
+	}
 	return data, nil
 }
 

@@ -381,7 +381,12 @@ prepare  done (2s)
 
 func TestTheRegistrysPodsAreCounted(t *testing.T) {
 	pods := []status.Pod{{Node: "n1", Ready: true}, {Node: "n2", Ready: true}, {Node: "n1", Ready: true}, {Node: "n3"}}
+	unsigned := int64(3)
 	for want, g := range map[string]status.Registry{
+		"ready on node n1; unsigned images are denied: 3 tags are unsigned": {Ready: true, Wanted: 1, Pods: pods[:1],
+			Verification: &reloadstatus.Verification{Enforced: true, UnsignedTags: &unsigned}},
+		"ready on node n1; unsigned images are served: not all images are verified yet": {Ready: true, Wanted: 1,
+			Pods: pods[:1], Verification: &reloadstatus.Verification{}},
 		"ready on node n1":                          {Ready: true, Wanted: 1, Pods: pods[:1]},
 		"3 pods ready, on node n1, n2":              {Ready: true, Wanted: 3, Pods: pods[:3]},
 		"1 of 2 pods ready, on node n2: it is gone": {Wanted: 2, Pods: []status.Pod{pods[1], pods[3]}, Why: "it is gone"},

@@ -138,6 +138,21 @@ func (r *hookRegistry) ProbeImage(mode state.Mode) string {
 // HookImage returns init-hook's own image, or nil if there is none.
 func (r *hookRegistry) HookImage() *state.HookImage { return r.own }
 
+// OwnImages returns the digests of the images that PushProgramImages pushes.
+func (r *hookRegistry) OwnImages() ([]string, error) {
+	list, err := r.images()
+	if err != nil {
+		return nil, err
+	}
+	var digests []string
+	for _, image := range list {
+		if d := image.Descriptor.Digest.String(); !slices.Contains(digests, d) {
+			digests = append(digests, d)
+		}
+	}
+	return digests, nil
+}
+
 // PushProgramImages pushes the images of the embedded programs and of init-hook itself,
 // so that Jobs of later upgrades can pull them from the registry.
 func (r *hookRegistry) PushProgramImages(ctx context.Context, access release.PushAccess) ([]string, error) {
@@ -149,6 +164,11 @@ func (r *hookRegistry) PushProgramImages(ctx context.Context, access release.Pus
 	list, err := r.images()
 	if err != nil {
 		return nil, err
+	}
+
+	if r.own == nil {
+		r.log.Warn("init-hook's own image is not pushed; the Jobs of helm need it from elsewhere (initHook.image)", "why",
+			r.missing)
 	}
 
 	// Images have few blobs: two images in parallel keep the connection busy.
@@ -185,10 +205,8 @@ func (r *hookRegistry) images() ([]images.Item, error) {
 			made = append(made, images.Item{Image: image, Content: carried})
 		}
 	}
-	if r.own == nil {
-		r.log.Warn("init-hook's own image is not pushed; the Jobs of helm need it from elsewhere (initHook.image)", "why",
-			r.missing)
-		return made, nil
+	if r.own != nil {
+		made = append(made, r.ownImage)
 	}
-	return append(made, r.ownImage), nil
+	return made, nil
 }

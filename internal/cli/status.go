@@ -15,6 +15,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/status"
 )
@@ -217,14 +218,29 @@ func registryLine(g *status.Registry) string {
 	if g.Collection != nil && g.Collection.ReadOnly {
 		pushes = "; read-only: collecting garbage, pushes wait"
 	}
+	notes := pushes + signaturesNote(g.Verification)
 	switch on := strings.Join(nodes, ", "); {
 	case !g.Ready:
-		return fmt.Sprintf("%d of %d pods ready, on node %s: %s", ready, g.Wanted, on, g.Why) + pushes
+		return fmt.Sprintf("%d of %d pods ready, on node %s: %s", ready, g.Wanted, on, g.Why) + notes
 	case ready > 1:
-		return fmt.Sprintf("%d pods ready, on node %s", ready, on) + pushes
+		return fmt.Sprintf("%d pods ready, on node %s", ready, on) + notes
 	default:
-		return "ready on node " + on + pushes
+		return "ready on node " + on + notes
 	}
+}
+
+func signaturesNote(v *reloadstatus.Verification) string {
+	if v == nil {
+		return ""
+	}
+	unsigned := "not all images are verified yet"
+	if v.UnsignedTags != nil {
+		unsigned = fmt.Sprintf("%d tags are unsigned", *v.UnsignedTags)
+	}
+	if v.Enforced {
+		return "; unsigned images are denied: " + unsigned
+	}
+	return "; unsigned images are served: " + unsigned
 }
 
 func healerLine(h *status.Healer) string {

@@ -114,6 +114,19 @@ func (r *registry) PushProgramImages(_ context.Context, a release.PushAccess) ([
 	return []string{"zarf-registry/registry:dev"}, r.err
 }
 func (r *registry) HookImage() *state.HookImage { return r.image }
+
+// ownProbe is the digest of one of the images that are pushed.
+const ownProbe = "sha256:0000000000000000000000000000000000000000000000000000000000000001"
+
+func (r *registry) OwnImages() ([]string, error) {
+	own := []string{ownProbe}
+	if r.image != nil {
+		if _, d, ok := strings.Cut(r.image.Reference, "@"); ok {
+			own = append(own, d)
+		}
+	}
+	return own, nil
+}
 func (*registry) ProbeImage(mode state.Mode) string {
 	return "zarf-registry/probe-" + string(mode) + ":dev"
 }

@@ -91,11 +91,15 @@ func (p *preparation) seed(ctx context.Context) (string, error) {
 }
 
 func (p *preparation) record(ctx context.Context) (string, error) {
+	var previous *state.HookImage
 	err := release.RetryOnConflict(ctx, func() error {
 		// Read the state again: the step that issues certificates writes it, and so does the CronJob.
 		secret, saved, err := p.run.LoadState(ctx)
 		if err != nil {
 			return err
+		}
+		if saved != nil {
+			previous = saved.HookImage
 		}
 		return p.run.SaveState(ctx, secret, p.next(saved))
 	})
@@ -107,6 +111,9 @@ func (p *preparation) record(ctx context.Context) (string, error) {
 	}
 	if err == nil && p.Desired.Mode != state.ModeExternal {
 		err = p.certs.RecordNamed(ctx, p.run.Settings.Push.Credentials)
+	}
+	if err == nil && p.Desired.Mode != state.ModeExternal {
+		err = p.recordOwnImages(ctx, previous)
 	}
 	if err != nil {
 		return "", err

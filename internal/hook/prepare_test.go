@@ -406,7 +406,7 @@ func TestPrepareRefusesBeforeItChangesAnything(t *testing.T) {
 		"an unknown check to ignore": {[]runtime.Object{node("n1")},
 			func(o *settings.Settings) { o.Preflight.Ignore = []string{"port", "prot"} },
 			[]string{`"prot"`, "pod-security, admission, always-pull-images, port, port-range, ip-family, cri-o, " +
-				"architecture, payload, pause-image, address, certificates, credentials, nodeConfig, expose, or all"}},
+				"architecture, payload, pause-image, address, certificates, credentials, nodeConfig, expose, signatures, or all"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, c.objects...)

@@ -27,6 +27,8 @@ type Registry interface {
 	// HookImage returns init-hook's own image as PushProgramImages pushes it, with its digest. It is nil if
 	// this process does not run on Linux, because then the image is not pushed.
 	HookImage() *state.HookImage
+	// OwnImages returns the digests of the images that PushProgramImages pushes.
+	OwnImages() ([]string, error)
 }
 
 func (f *finishing) push(ctx context.Context) (string, error) {
@@ -52,7 +54,29 @@ func (f *finishing) push(ctx context.Context) (string, error) {
 			return "", err
 		}
 	}
-	return "the registry has " + strings.Join(images, ", "), nil
+	did := "the registry has " + strings.Join(images, ", ")
+	if f.Settings.Verify.KeysSecret == "" {
+		return did, nil
+	}
+	pods, err := f.certs.AwaitOwnImages(ctx)
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s; %d registry pods need no signatures for them", did, pods), nil
+}
+
+// recordOwnImages records the digests of the project's own images: of this release, and of previous, the image of an
+// earlier release, which may have recorded none.
+func (r *run) recordOwnImages(ctx context.Context, previous *state.HookImage) error {
+	own, err := r.registry.OwnImages()
+	if err != nil {
+		return err
+	}
+	before := ""
+	if previous != nil {
+		_, before, _ = strings.Cut(previous.Reference, "@")
+	}
+	return r.certs.RecordOwnImages(ctx, own, before)
 }
 
 // hookImage returns init-hook's own image, nil if it is not pushed. It refuses an init-hook whose image

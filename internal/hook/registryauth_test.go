@@ -23,7 +23,8 @@ import (
 func (b *bench) checkAuth(open bool) {
 	b.Helper()
 	push, auth := b.secret("zarf-registry-credentials").Data, b.secret("zarf-registry-auth").Data
-	want := map[string][]byte{"htpasswd": push["htpasswd"], "upload-secret": push["upload-secret"]}
+	want := map[string][]byte{"htpasswd": push["htpasswd"], "upload-secret": push["upload-secret"],
+		"own-images": []byte(ownProbe + "\n")}
 	if open {
 		want["pull-htpasswd"] = b.secret("zarf-registry-pull").Data["htpasswd"]
 	}

@@ -60,6 +60,8 @@ const (
 	// KeyUploadSecret signs the state of uploads. It survives a credential rotation: pods started before
 	// and after must be able to continue each other's uploads.
 	KeyUploadSecret = "upload-secret"
+	// KeyOwnImages holds the digests of the project's own images, in the registry's Secret.
+	KeyOwnImages = "own-images"
 )
 
 // Labels of all objects of a release. Objects are selected by instance and component, not by name:
@@ -114,6 +116,9 @@ const (
 	AnnotationRenewalFailed = "zarf-registry/renewal-failed"
 	// AnnotationPushCredentials on the state Secret lists the named push credentials, as JSON.
 	AnnotationPushCredentials = "zarf-registry/push-credentials"
+	// AnnotationOwnImages on the state Secret lists the digests of the images that this and previous releases of
+	// init-hook push, newest first, separated by spaces.
+	AnnotationOwnImages = "zarf-registry/own-images"
 	// AnnotationReleaseName and AnnotationReleaseNamespace are Helm's: the release's name, and the
 	// namespace of its record.
 	AnnotationReleaseName      = "meta.helm.sh/release-name"

@@ -72,6 +72,7 @@ const (
 	checkCredentials  = "credentials"
 	checkNodeConfig   = "nodeConfig"
 	checkExpose       = "expose"
+	checkSignatures   = "signatures"
 )
 
 // ignoreAll stands for all checks in Settings.Preflight.Ignore.
@@ -82,7 +83,7 @@ func Checks() []string {
 	return []string{
 		checkPodSecurity, checkAdmission, checkAlwaysPull, checkPort, checkPortRange,
 		checkIPFamily, checkCRIO, checkArch, checkPayload, checkPauseImage, checkAddress,
-		checkCertificates, checkCredentials, checkNodeConfig, checkExpose,
+		checkCertificates, checkCredentials, checkNodeConfig, checkExpose, checkSignatures,
 	}
 }
 
@@ -187,7 +188,7 @@ func (i *Inspection) inspect(ctx context.Context) ([]Finding, error) {
 	ours := i.Settings.Mode != state.ModeExternal
 	looks := []func(context.Context) ([]Finding, error){i.lookAtNodeConfig}
 	if ours {
-		looks = append(looks, i.lookAtServices, i.certificates, i.pushSecret, i.lookAtExposure)
+		looks = append(looks, i.lookAtServices, i.certificates, i.pushSecret, i.lookAtExposure, i.lookAtSignatures)
 	}
 	if ours || i.Settings.ConfiguresNodes() {
 		looks = append(looks, i.tryPods, i.lookAtKubelets)

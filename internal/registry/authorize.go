@@ -19,6 +19,8 @@ type role int
 const (
 	roleNone role = iota
 	rolePull
+	// roleExternal may only pull, from outside the cluster.
+	roleExternal
 	rolePush
 )
 

@@ -206,7 +206,7 @@ func (c *credentials) reload() (changed bool, err error) {
 		next.pull, pullErr = next.loadPullUsers(c.pull, rolePull, old.pull)
 	}
 	if c.exposed != "" {
-		next.exposed, exposedErr = next.loadPullUsers(c.exposed, rolePull, old.exposed)
+		next.exposed, exposedErr = next.loadPullUsers(c.exposed, roleExternal, old.exposed)
 	}
 	if err = errors.Join(pushErr, pullErr, exposedErr); err != nil {
 		c.reloadErrors.Add(1)

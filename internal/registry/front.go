@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -50,6 +51,8 @@ type front struct {
 	metrics      *metrics
 	log          *slog.Logger
 	draining     *atomic.Bool
+	// verification is nil unless signatures are verified.
+	verification *verification
 	now          func() time.Time // for certificates and tokens
 	idleTimeout  time.Duration
 }
@@ -80,7 +83,7 @@ func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Connection", "close")
 	}
 	to := targetOf(r)
-	switch err := f.admit(w, r, to, caller); {
+	switch admitted, err := f.admit(w, r, to, caller); {
 	case err != nil:
 		f.refuse(e, r, to, err)
 	case to.token:
@@ -89,8 +92,11 @@ func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		r.Header.Del("Authorization")
 		r.Header.Del("Cookie")
 		change := f.pending(r, to)
-		f.next.ServeHTTP(e, r.WithContext(context.WithValue(r.Context(), callerKey{}, caller)))
+		f.next.ServeHTTP(e, admitted.WithContext(context.WithValue(r.Context(), callerKey{}, caller)))
 		f.audit(r.Context(), change, e, caller)
+		if change != nil && f.verification != nil {
+			f.verification.changed(to.repository) // before the client sees the response
+		}
 	}
 	code = e.code()
 }
@@ -102,24 +108,46 @@ type caller struct {
 	certificate      string // the subject of a client certificate
 	user             string // if known, also with a wrong password
 	credential       string // the name of the one that was accepted
+	who              *user  // the user of that one
 	anonymous        bool   // without a credential, or with an empty one
 }
 
 // callerKey is the context key of a request's caller.
 type callerKey struct{}
 
-// admit returns nil if the request is allowed.
-func (f *front) admit(w http.ResponseWriter, r *http.Request, to target, caller *caller) error {
+// admit returns the request to serve, if it is allowed.
+func (f *front) admit(w http.ResponseWriter, r *http.Request, to target, caller *caller) (*http.Request, error) {
 	if f.policy.mutualTLS {
 		if err := f.reverify(w, r); err != nil {
-			return err
+			return nil, err
 		}
 		certificate := r.TLS.PeerCertificates[0]
 		caller.roles, caller.certificate = pki.Roles(certificate), certificate.Subject.String()
 	}
 	login := f.login(r, caller)
 	caller.anonymous = !login.sent || login.anonymous
-	return f.policy.authorize(r.Method, to, caller.roles, login)
+	if err := f.policy.authorize(r.Method, to, caller.roles, login); err != nil {
+		return nil, err
+	}
+	if f.verification == nil || !f.verifies(r, to, caller, login) {
+		return r, nil
+	}
+	return f.verification.require(r, to)
+}
+
+// verifies reports whether a client reads signed images only: nodes and clients without a credential do. Those that may
+// push read everything, because they sign images; so do users outside the cluster.
+func (f *front) verifies(r *http.Request, to target, caller *caller, login login) bool {
+	if to.manifest == "" || r.Method != http.MethodGet && r.Method != http.MethodHead {
+		return false
+	}
+	if f.policy.mutualTLS {
+		return !slices.Contains(caller.roles, pki.OrganizationPush) && !slices.Contains(caller.roles, pki.OrganizationClient)
+	}
+	if caller.who == nil { // everyone may read
+		_, _ = login.verify() // a wrong credential is none
+	}
+	return caller.who == nil || caller.who.role == rolePull
 }
 
 // login parses the Authorization header: a credential, or a token that stands for one. An empty credential,
@@ -145,7 +173,7 @@ func (f *front) login(r *http.Request, caller *caller) login {
 		}
 		who, err := f.credentials.verify(r.Context(), from, name, password)
 		if who != nil {
-			caller.credential = who.name
+			caller.credential, caller.who = who.name, who
 		}
 		return who, err
 	}}

@@ -158,6 +158,22 @@ func (m *metrics) watchCollections(leases *leaseClient, readOnly bool) {
 		last(func(r leaseRecord) float64 { return float64(r.Result.Blobs) }))
 }
 
+func (m *metrics) watchVerification(v *verification) {
+	for result := range v.counts {
+		m.counter("zarf_registry_verifications_total",
+			"Manifests that nodes and anonymous clients asked for, by whether they are signed.",
+			prometheus.Labels{"result": outcome(result).String()}, func() float64 { return float64(v.counts[result].Load()) })
+	}
+	m.gauge("zarf_registry_signatures_enforced", "1 while images that are not signed are denied, else 0.", nil,
+		func() float64 { return boolean(v.enforcing.Load()) })
+	m.gauge("zarf_registry_unsigned_tags",
+		"Tags whose image was not signed when all were last verified, at startup and every hour; -1 before that.", nil,
+		func() float64 { return float64(v.unsigned.Load()) })
+	m.counter("zarf_registry_verification_reload_errors_total",
+		"Failed loads of the public keys or of the digests of own images; the previous ones stay in force.", nil,
+		func() float64 { return float64(v.reloadErrors.Load()) })
+}
+
 func boolean(value bool) float64 {
 	if value {
 		return 1

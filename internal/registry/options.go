@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/distribution/distribution/v3/configuration"
@@ -66,6 +67,17 @@ type Options struct {
 	// closed until the file has been valid once.
 	PullHtpasswd string
 
+	// Verify is what happens when a node or an anonymous client reads the manifest of an image that is not signed by
+	// one of the keys in VerifyKeys: clients with a certificate for nodes only, users of PullHtpasswd, and
+	// clients without a credential.
+	Verify Verify
+	// VerifyKeys is the directory of the public keys, one or more PEM files. If a new version is invalid, the previous
+	// keys stay in force and the error is logged. If there never were valid keys, no image counts as signed.
+	VerifyKeys string
+	// OwnImages is the optional file of the SHA-256 digests of the project's own images, which need no signature. The
+	// file may appear.
+	OwnImages string
+
 	// ShutdownDelay is how long the server keeps accepting connections after it reports not ready, so that
 	// clients stop using it before it closes.
 	ShutdownDelay time.Duration
@@ -96,6 +108,10 @@ func (o *Options) validate() error {
 			"or the certificate of --listen")
 	case o.ExposeListen == "" && (o.ExposeTLSDir != "" || o.ExposeHtpasswd != "" || o.ExposeAnonymousPull):
 		return errors.New("--expose-tls-dir, --expose-htpasswd and --expose-anonymous-pull need --expose-listen")
+	case !slices.Contains([]Verify{"", VerifyOff, VerifyAudit, VerifyEnforce}, o.Verify):
+		return fmt.Errorf("invalid --verify %s: want off, audit or enforce", o.Verify)
+	case (o.Verify == VerifyAudit || o.Verify == VerifyEnforce) && o.VerifyKeys == "":
+		return fmt.Errorf("--verify=%s needs --verify-keys, the directory of public keys", o.Verify)
 	case o.ShutdownDelay < 0 || o.DrainTimeout < 0:
 		return errors.New("--shutdown-delay and --drain-timeout must not be negative")
 	}

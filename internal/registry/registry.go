@@ -59,6 +59,7 @@ type Server struct {
 	app          *handlers.App
 	source       *blobSource
 	leases       *leaseClient
+	verification *verification
 	collecting   sync.Mutex       // held while this process collects garbage
 	certificates *tlsfiles.Source // nil without Options.Listen
 	exposed      *tlsfiles.Source // for Options.ExposeTLSDir; nil if ExposeListen uses the certificate of Listen
@@ -162,6 +163,8 @@ func (s *Server) openStorage() (err error) {
 	if s.app, s.source, err = newApp(config, s.log); err != nil {
 		return err
 	}
+	s.verification = newVerification(s.options, s.source)
+	s.metrics.watchVerification(s.verification)
 	s.leases = newLeaseClient(s.source.driver, root)
 	s.metrics.watchCollections(s.leases, readOnly(config.Storage))
 	return nil
@@ -289,7 +292,7 @@ func (s *Server) front(name string, policy policy) *front {
 	if policy.mutualTLS {
 		next = s.withGarbageCollection(next)
 	}
-	return &front{
+	f := &front{
 		name:        name,
 		policy:      policy,
 		credentials: s.credentials,
@@ -302,6 +305,10 @@ func (s *Server) front(name string, policy policy) *front {
 		now:         s.now,
 		idleTimeout: s.idleTimeout,
 	}
+	if s.verification.on() {
+		f.verification = s.verification
+	}
+	return f
 }
 
 func (s *Server) serve(ctx context.Context, registry, diagnostics []*endpoint) error {
@@ -313,6 +320,10 @@ func (s *Server) serve(ctx context.Context, registry, diagnostics []*endpoint) e
 	go s.leases.follow(background, s.health.interval)
 	if !readOnly(s.options.Config.Storage) {
 		go s.source.followRebuilds(background, rebuildAgain)
+	}
+	go s.verification.run(background)
+	if s.verification.on() {
+		running.Go(func() { s.verification.follow(background) })
 	}
 	if s.certificates != nil {
 		running.Go(func() { s.certificates.Run(background) })
@@ -410,6 +421,9 @@ func (s *Server) metricsHandler() http.Handler {
 // reloadReport describes the certificates and credentials in use, and what follows them.
 func (s *Server) reloadReport() reloadstatus.Report {
 	report := reloadstatus.Report{Credentials: s.credentials.report(), Collection: s.leases.report()}
+	if s.verification.on() {
+		report.Verification = s.verification.report()
+	}
 	if s.certificates != nil {
 		report.Certificates = s.certificates.Report()
 	}

@@ -29,6 +29,22 @@ type Report struct {
 	PlainOpen *bool `json:"plainOpen,omitempty"`
 	// Collection is nil for proxies.
 	Collection *Collection `json:"collection,omitempty"`
+	// Verification is nil for proxies, and where signatures are not verified.
+	Verification *Verification `json:"verification,omitempty"`
+}
+
+// Verification is the status of the verification of signatures.
+type Verification struct {
+	// Enforced means that images without a signature are denied.
+	Enforced bool `json:"enforced"`
+	// Keys are the SHA-256 digests of the public keys in use (SubjectPublicKeyInfo), in lower-case hexadecimal.
+	Keys []string `json:"keys"`
+	// OwnImages is the SHA-256 of the list of the project's own images, in lower-case hexadecimal; empty if there is none.
+	OwnImages string `json:"ownImages,omitempty"`
+	// UnsignedTags is the number of tags whose image is not signed; nil until all were verified.
+	UnsignedTags *int64 `json:"unsignedTags,omitempty"`
+	// Problem is the error of the last load of keys or digests; empty if it succeeded.
+	Problem string `json:"problem,omitempty"`
 }
 
 // Collection is the status of garbage collection, as last seen by the pod.

@@ -57,6 +57,7 @@ type Settings struct {
 	PKI        PKI        `json:"pki,omitzero"`
 	Push       Push       `json:"push,omitzero"`
 	Expose     Expose     `json:"expose,omitzero"`
+	Verify     Verify     `json:"verify,omitzero"`
 	NodeConfig NodeConfig `json:"nodeConfig,omitzero"`
 	Preflight  Preflight  `json:"preflight,omitzero"`
 	Finish     Finish     `json:"finish,omitzero"`
@@ -140,6 +141,12 @@ type Expose struct {
 	Hosts []string `json:"hosts,omitempty"`
 	// Address is where they find it, HOST[:PORT]; empty if unknown.
 	Address string `json:"address,omitempty"`
+}
+
+// Verify describes the verification of signatures. It is empty if the registry does not verify any.
+type Verify struct {
+	// KeysSecret is the user's Secret with public keys. The registry mounts it.
+	KeysSecret string `json:"keysSecret,omitempty"`
 }
 
 // NodeConfig describes the pods that write files on nodes. It is empty if the chart renders none.

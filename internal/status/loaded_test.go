@@ -447,6 +447,31 @@ func TestTimesThatAreLeftReadWell(t *testing.T) {
 	}
 }
 
+func TestHowSignaturesStand(t *testing.T) {
+	unsigned := int64(2)
+	for name, test := range map[string]struct {
+		answer *reloadstatus.Verification
+		next   string
+	}{
+		"enforced":         {&reloadstatus.Verification{Enforced: true, UnsignedTags: &unsigned}, ""},
+		"nothing verified": {nil, ""},
+		"invalid keys": {&reloadstatus.Verification{Problem: "a.pub:\nempty"}, "The registry cannot load what it verifies " +
+			"images with (a.pub: empty): correct the Secret of registry.verifyKeys, or run init-hook install --namespace zarf, which checks it."},
+	} {
+		o := healthy(t, state.ModeProxy).options(t)
+		o.Loaded = func(context.Context, *corev1.Pod) (*reloadstatus.Report, error) {
+			return &reloadstatus.Report{Collection: &reloadstatus.Collection{}, Verification: test.answer}, nil
+		}
+		r, err := status.Collect(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Registry.Verification != test.answer || strings.Join(r.Next, " ") != test.next {
+			t.Errorf("%s: %+v, next %q", name, r.Registry.Verification, r.Next)
+		}
+	}
+}
+
 func TestHowGarbageCollectionStands(t *testing.T) {
 	for name, test := range map[string]struct {
 		answer *reloadstatus.Collection

@@ -129,6 +129,8 @@ type Registry struct {
 	Pods   []Pod  `json:"pods"`
 	// Collection is the state of garbage collection. It is nil if no pod responded.
 	Collection *reloadstatus.Collection `json:"collection,omitempty"`
+	// Verification is the state of signatures. It is nil if none are verified, or if no pod responded.
+	Verification *reloadstatus.Verification `json:"verification,omitempty"`
 }
 
 // ReadyPods counts the ready pods. One is enough to serve all requests.
@@ -451,7 +453,11 @@ func (c *collector) collection(ctx context.Context, pods []corev1.Pod) {
 		if err != nil || report.Collection == nil {
 			continue
 		}
-		c.report.Registry.Collection = report.Collection
+		c.report.Registry.Collection, c.report.Registry.Verification = report.Collection, report.Verification
+		if v := report.Verification; v != nil && v.Problem != "" {
+			c.next("The registry cannot load what it verifies images with (%s): correct the Secret of registry.verifyKeys, "+
+				"or run %s, which checks it.", oneLine(v.Problem), c.again())
+		}
 		if problem := report.Collection.Problem; problem != "" {
 			c.next("The last garbage collection failed (%s): init-hook garbage-collect --namespace %s runs it again.",
 				oneLine(problem), c.Namespace)

@@ -66,6 +66,7 @@ var scenarios = map[string][]network{
 	"e2e-preflight":     {ipv6},
 	"e2e-replicas":      {ipv4},
 	"e2e-rights":        {ipv4},
+	"e2e-signatures":    {ipv4},
 	"e2e-unattended":    {ipv4},
 	"e2e-upgrade":       {ipv4},
 	"e2e-workstation":   {ipv4},

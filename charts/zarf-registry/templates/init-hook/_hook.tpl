@@ -92,6 +92,9 @@ init-hook can derive from it is not in here. */ -}}
 {{- $_ := set $settings.push "credentials" . -}}
 {{- end -}}
 {{- $_ := set $settings "expose" (include "zarf-registry.hook.settings.expose" . | fromJson) -}}
+{{- if include "zarf-registry.verify" . -}}
+{{- $_ := set $settings "verify" (dict "keysSecret" (include "zarf-registry.verify.secret" .)) -}}
+{{- end -}}
 {{- else -}}
 {{- $_ := set $settings "registryURL" $mode.url -}}
 {{- end -}}

@@ -1,0 +1,382 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/distribution/distribution/v3"
+	"github.com/distribution/distribution/v3/registry/api/errcode"
+	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
+	"github.com/opencontainers/go-digest"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/signature"
+)
+
+// Verify is what happens when a node or an anonymous client reads an image that nobody has signed.
+type Verify string
+
+// The values of Options.Verify. Off is the zero value, too.
+const (
+	VerifyOff Verify = "off"
+	// VerifyAudit serves, logs and counts.
+	VerifyAudit Verify = "audit"
+	// VerifyEnforce denies, once all tagged images have been looked at.
+	VerifyEnforce Verify = "enforce"
+)
+
+const (
+	// verifyTimeout bounds a verification, which reads some files of a kilobyte.
+	verifyTimeout = 30 * time.Second
+	// maxVerifications bounds the memory of concurrent verifications: each has an image's manifest, and a signature or
+	// an SBOM, of some megabytes at most.
+	maxVerifications = 8
+	// maxIndexes is how many indexes are asked whether they cover an image, maxNesting how many levels of them.
+	maxIndexes, maxNesting = 16, 3
+	// logAgain is how often the log repeats that an image is not signed, maxLogged of how many it knows.
+	logAgain, maxLogged = time.Hour, 10_000
+)
+
+// verification verifies the signatures of images that nodes and anonymous clients read.
+type verification struct {
+	mode    Verify
+	source  *blobSource
+	keysDir string // of public keys
+	ownFile string // of the digests of the project's own images; may be empty
+	log     *slog.Logger
+	now     func() time.Time
+	// indexes means that back links are being rebuilt: see blobSource.rebuilt.
+	indexes bool
+
+	current      atomic.Pointer[trusted]
+	lastFailure  string // of loading; used only by the goroutine that loads
+	problem      atomic.Pointer[string]
+	reloadErrors atomic.Uint64
+
+	decided   chan struct{} // closed when enforcing is known
+	enforcing atomic.Bool
+	unsigned  atomic.Int64 // tags, at the last audit; -1 before it
+	slots     chan struct{}
+	counts    [4]atomic.Uint64 // of requests, by outcome
+
+	mu     sync.Mutex
+	logged map[repositoryDigest]time.Time
+}
+
+func newVerification(o Options, source *blobSource) *verification {
+	v := &verification{
+		mode: o.Verify, source: source, keysDir: o.VerifyKeys, ownFile: o.OwnImages, log: o.Log, now: time.Now,
+		indexes: !readOnly(o.Config.Storage),
+		decided: make(chan struct{}), slots: make(chan struct{}, maxVerifications),
+		logged: map[repositoryDigest]time.Time{},
+	}
+	v.unsigned.Store(-1)
+	v.current.Store(&trusted{})
+	if v.on() {
+		v.logLoad(v.load())
+	}
+	return v
+}
+
+// on reports whether images are verified at all.
+func (v *verification) on() bool { return v.mode == VerifyAudit || v.mode == VerifyEnforce }
+
+// outcome is the result of a verification.
+type outcome int
+
+const (
+	outcomeUnsigned outcome = iota
+	outcomeSigned
+	// outcomeExempt is that of the project's own images, and of what carries signatures.
+	outcomeExempt
+	// outcomeFailed means that the storage could not be read.
+	outcomeFailed
+)
+
+func (o outcome) String() string { return [...]string{"unsigned", "signed", "exempt", "failed"}[o] }
+
+// verdict is what is known about a manifest.
+type verdict struct {
+	outcome outcome
+	// covers means that the images of an index are accepted as the index is.
+	covers bool
+	others int // signatures by other keys
+}
+
+// errUnknownManifest means that the repository has no such manifest.
+var errUnknownManifest = errors.New("unknown manifest")
+
+// check returns the verdict about a manifest. It may be from memory: see results.
+func (v *verification) check(ctx context.Context, repository string, d digest.Digest) (verdict, error) {
+	t := v.current.Load()
+	if found, ok := t.results.get(repository, d, v.now()); ok {
+		return found, nil
+	}
+	select {
+	case v.slots <- struct{}{}:
+		defer func() { <-v.slots }()
+	case <-ctx.Done():
+		return verdict{outcome: outcomeFailed}, ctx.Err()
+	}
+	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
+	defer cancel()
+	return v.judge(ctx, t, repository, d, maxNesting)
+}
+
+// judge verifies a manifest, and remembers the verdict.
+func (v *verification) judge(
+	ctx context.Context, t *trusted, repository string, d digest.Digest, nesting int,
+) (verdict, error) {
+	now := v.now()
+	memory := t.results.of(repository)
+	if found, ok := t.results.get(repository, d, now); ok {
+		return found, nil
+	}
+	content, err := v.source.manifest(ctx, repository, d)
+	if err != nil {
+		return verdict{outcome: outcomeFailed}, err
+	}
+	found, err := v.judgeContent(ctx, t, repository, content, nesting)
+	if err != nil {
+		return verdict{outcome: outcomeFailed}, fmt.Errorf("verifying %s@%s: %w", repository, d, err)
+	}
+	if nesting > 0 { // else indexes were not asked
+		t.results.put(memory, d, found, now)
+	}
+	return found, nil
+}
+
+func (v *verification) judgeContent(
+	ctx context.Context, t *trusted, repository string, content []byte, nesting int,
+) (verdict, error) {
+	digests := []digest.Digest{digest.SHA256.FromBytes(content), digest.SHA512.FromBytes(content)}
+	if t.own[digests[0]] {
+		return verdict{outcome: outcomeExempt, covers: true}, nil
+	}
+	of := repositoryContent{v.source, repository}
+	if carrier, err := signature.IsCarrier(ctx, of, content); err != nil || carrier {
+		return verdict{outcome: outcomeExempt}, err
+	}
+	found, err := signature.Verify(ctx, of, t.keys, content)
+	if err != nil {
+		return verdict{}, err
+	}
+	if found.By != nil {
+		return verdict{outcome: outcomeSigned, covers: true}, nil
+	}
+	unsigned := verdict{outcome: outcomeUnsigned, others: found.Others}
+	if nesting == 0 {
+		return unsigned, nil
+	}
+	for _, d := range digests {
+		indexes, err := v.source.indexesOf(ctx, repository, d)
+		if err != nil {
+			return verdict{}, err
+		}
+		for _, index := range indexes[:min(len(indexes), maxIndexes)] {
+			switch by, err := v.judge(ctx, t, repository, index, nesting-1); {
+			case errors.Is(err, errUnknownManifest): // just deleted
+			case err != nil:
+				return verdict{}, err
+			case by.covers:
+				return verdict{outcome: by.outcome, covers: true}, nil
+			}
+		}
+	}
+	return unsigned, nil
+}
+
+// indexed reports whether referrers and indexes are found without a scan of the repository. Before that, only what
+// must be verified is.
+func (v *verification) indexed() bool { return !v.indexes || v.source.rebuilt.Load() }
+
+// changed forgets what is known about a repository, after a push to it or a deletion.
+func (v *verification) changed(repository string) { v.current.Load().results.forget(repository) }
+
+// require returns the request to serve, or the error to respond with. A tag is resolved once: what was verified
+// is what is served.
+func (v *verification) require(r *http.Request, to target) (*http.Request, error) {
+	ctx := r.Context()
+	select {
+	case <-v.decided:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if !v.enforcing.Load() && !v.indexed() {
+		return r, nil
+	}
+	d, err := v.source.resolve(ctx, to)
+	found := verdict{outcome: outcomeFailed}
+	if err == nil {
+		found, err = v.check(ctx, to.repository, d)
+	}
+	enforcing := v.enforcing.Load()
+	switch {
+	case errors.Is(err, errUnknownManifest):
+		if enforcing { // it may exist by the time that the request is served
+			return nil, errcode.ErrorCodeManifestUnknown.WithDetail(referenceTo(to.repository, to.manifest))
+		}
+		return r, nil
+	case err != nil && ctx.Err() != nil:
+		return nil, ctx.Err()
+	}
+	v.counts[found.outcome].Add(1)
+	switch {
+	case err != nil:
+		v.log.Error("verifying an image failed", "image", referenceTo(to.repository, to.manifest), "error", err)
+		if enforcing {
+			return nil, unavailable("the signature of image %s could not be verified: see the registry's log",
+				referenceTo(to.repository, to.manifest))
+		}
+		return r, nil
+	case found.outcome == outcomeUnsigned:
+		v.logUnsigned(to.repository, to.manifest, d, found)
+		if enforcing {
+			return nil, v.denial(to, d, found)
+		}
+		return r, nil
+	case !enforcing:
+		return r, nil
+	}
+	pinned, path := r.WithContext(ctx), *r.URL
+	path.Path, path.RawPath = "/v2/"+to.repository+"/manifests/"+d.String(), ""
+	pinned.URL = &path
+	return pinned, nil
+}
+
+// denial names the image, the keys, and what to do. Kubelets show it in events.
+func (v *verification) denial(to target, d digest.Digest, found verdict) error {
+	text := &strings.Builder{}
+	fmt.Fprintf(text, "image %s", referenceTo(to.repository, to.manifest))
+	if to.manifest != d.String() {
+		fmt.Fprintf(text, " (%s)", d)
+	}
+	keys := v.current.Load().keys
+	if len(keys) == 0 {
+		text.WriteString(" cannot be verified, because the registry has no valid public key (registry.verifyKeys)")
+		return denied("%s", text)
+	}
+	const shown = 4
+	var names []string
+	for _, key := range keys[:min(len(keys), shown)] {
+		names = append(names, key.String())
+	}
+	fmt.Fprintf(text, " is not signed by %s", strings.Join(names, " or "))
+	if more := len(keys) - shown; more > 0 {
+		fmt.Fprintf(text, " or %d other keys", more)
+	}
+	if found.others > 0 {
+		fmt.Fprintf(text, ", but has %d other signatures", found.others)
+	}
+	fmt.Fprintf(text, ": run cosign sign --key KEY REGISTRY/%s@%s", to.repository, d)
+	return denied("%s", text)
+}
+
+// logUnsigned logs an image once per logAgain.
+func (v *verification) logUnsigned(repository, name string, d digest.Digest, found verdict) {
+	key, now := repositoryDigest{repository, d}, v.now()
+	v.mu.Lock()
+	last, known := v.logged[key]
+	again := !known || now.Sub(last) >= logAgain
+	if again {
+		if len(v.logged) >= maxLogged {
+			clear(v.logged)
+		}
+		v.logged[key] = now
+	}
+	v.mu.Unlock()
+	if again {
+		v.log.Warn("image is not signed", "image", referenceTo(repository, name), "digest", d.String(),
+			"otherSignatures", found.others, "denied", v.enforcing.Load())
+	}
+}
+
+// resolve returns the digest of a manifest, by which it can be served.
+func (s *blobSource) resolve(ctx context.Context, to target) (digest.Digest, error) {
+	if d, err := digest.Parse(to.manifest); err == nil {
+		return d, nil
+	}
+	d, err := s.readLink(ctx, tagPath(to.repository, to.manifest))
+	if errors.Is(err, distribution.ErrBlobUnknown) {
+		return "", errUnknownManifest
+	}
+	return d, err
+}
+
+// manifest returns the content of a repository's manifest.
+func (s *blobSource) manifest(ctx context.Context, repository string, d digest.Digest) ([]byte, error) {
+	stored, err := s.readLink(ctx, revisionPath(repository, d))
+	if errors.Is(err, distribution.ErrBlobUnknown) {
+		return nil, errUnknownManifest
+	}
+	if err != nil {
+		return nil, err
+	}
+	content, err := s.readBlob(ctx, stored, maxManifest)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, errUnknownManifest
+	}
+	if err != nil {
+		return nil, err
+	}
+	if d.Algorithm().FromBytes(content) != d {
+		return nil, fmt.Errorf("manifest %s is damaged: push it again", d)
+	}
+	return content, nil
+}
+
+// readBlob returns the content of a blob. The error is [fs.ErrNotExist] if there is none, or if it is larger than
+// limit.
+func (s *blobSource) readBlob(ctx context.Context, d digest.Digest, limit int64) ([]byte, error) {
+	reader, err := s.driver.Reader(ctx, blobPath(d), 0)
+	if errors.As(err, new(storagedriver.PathNotFoundError)) {
+		return nil, fs.ErrNotExist
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = reader.Close() }()
+	content, err := io.ReadAll(io.LimitReader(reader, limit+1))
+	if err == nil && int64(len(content)) > limit {
+		return nil, fs.ErrNotExist
+	}
+	return content, err
+}
+
+// repositoryContent implements [signature.Repository].
+type repositoryContent struct {
+	source *blobSource
+	name   string
+}
+
+func (r repositoryContent) Read(ctx context.Context, d digest.Digest, limit int64) ([]byte, error) {
+	stored, err := r.source.canonical(ctx, d)
+	if errors.Is(err, distribution.ErrBlobUnknown) {
+		return nil, fs.ErrNotExist
+	}
+	if err != nil {
+		return nil, err
+	}
+	return r.source.readBlob(ctx, stored, limit)
+}
+
+func (r repositoryContent) Tagged(ctx context.Context, tag string) (digest.Digest, error) {
+	d, err := r.source.resolve(ctx, target{repository: r.name, manifest: tag})
+	if errors.Is(err, errUnknownManifest) {
+		return "", nil
+	}
+	return d, err
+}
+
+func (r repositoryContent) Referrers(ctx context.Context, subject digest.Digest) ([]v1.Descriptor, error) {
+	return r.source.referrersOf(ctx, r.name, subject)
+}

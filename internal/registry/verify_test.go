@@ -1,0 +1,688 @@
+package registry
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+)
+
+const (
+	bundleType  = "application/vnd.dev.sigstore.bundle.v0.3+json"
+	payloadType = "application/vnd.dev.cosign.simplesigning.v1+json"
+)
+
+// signer signs images as cosign does; package signature tests what cosign writes.
+type signer struct {
+	t       testing.TB
+	private *ecdsa.PrivateKey
+	public  []byte // PEM
+}
+
+func newSigner(t testing.TB) signer {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.MarshalPKIXPublicKey(&private.PublicKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return signer{t, private, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})}
+}
+
+func (s signer) sign(message string) []byte {
+	s.t.Helper()
+	hash := sha256.Sum256([]byte(message))
+	signature, err := s.private.Sign(rand.Reader, hash[:], crypto.SHA256)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return signature
+}
+
+// attach signs a manifest and pushes the bundle as its referrer. It returns the digest of that.
+func (s signer) attach(c client, repository, manifest string) digest.Digest {
+	s.t.Helper()
+	bundle, err := json.Marshal(map[string]any{"mediaType": bundleType,
+		"messageSignature": map[string]any{"signature": s.sign(manifest)}})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return c.pushDocument(repository, digest.FromString(manifest), bundleType, string(bundle), nil)
+}
+
+// pushDocument pushes a manifest with one layer, under its digest or, with a tag for the subject, under that.
+func (c client) pushDocument(
+	repository string, subject digest.Digest, mediaType, content string, annotations map[string]string,
+) digest.Digest {
+	c.t.Helper()
+	c.pushBlob(repository, "{}")
+	manifest := v1.Manifest{MediaType: v1.MediaTypeImageManifest, ArtifactType: mediaType,
+		Config: v1.DescriptorEmptyJSON,
+		Layers: []v1.Descriptor{{MediaType: mediaType, Digest: c.pushBlob(repository, content), Size: int64(len(content)),
+			Annotations: annotations}}}
+	manifest.SchemaVersion = 2
+	manifest.Subject = &v1.Descriptor{MediaType: v1.MediaTypeImageManifest, Digest: subject, Size: 1}
+	encoded, err := json.Marshal(manifest)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	d := digest.FromBytes(encoded)
+	c.pushManifest(repository, d.String(), string(encoded))
+	return d
+}
+
+func (c client) pushManifest(repository, name, manifest string) digest.Digest {
+	c.t.Helper()
+	var m struct{ MediaType string }
+	if err := json.Unmarshal([]byte(manifest), &m); err != nil {
+		c.t.Fatal(err)
+	}
+	c.must(http.StatusCreated, "PUT", "/v2/"+repository+"/manifests/"+name, strings.NewReader(manifest), "Content-Type",
+		m.MediaType)
+	return digest.FromString(manifest)
+}
+
+// pushIndex pushes an index of manifests.
+func (c client) pushIndex(repository, tag string, children ...digest.Digest) (digest.Digest, string) {
+	c.t.Helper()
+	index := v1.Index{MediaType: v1.MediaTypeImageIndex}
+	index.SchemaVersion = 2
+	for _, child := range children {
+		index.Manifests = append(index.Manifests, v1.Descriptor{MediaType: v1.MediaTypeImageManifest, Digest: child,
+			Size: 1, Platform: &v1.Platform{OS: "linux", Architecture: "amd64"}})
+	}
+	encoded, err := json.Marshal(index)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return c.pushManifest(repository, tag, string(encoded)), string(encoded)
+}
+
+// read reads a manifest by tag or digest.
+func (c client) read(method, repository, name string) answer {
+	c.t.Helper()
+	a, err := c.send(method, "/v2/"+repository+"/manifests/"+name, nil, "Accept",
+		v1.MediaTypeImageManifest+", "+v1.MediaTypeImageIndex)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return a
+}
+
+// verified are the options of a registry that verifies signatures.
+func verified(t testing.TB, mode Verify, signers ...signer) (dir string, change func(*Options)) {
+	t.Helper()
+	dir = t.TempDir()
+	for n, s := range signers {
+		writeFile(t, filepath.Join(dir, fmt.Sprintf("key%d.pub", n+1)), s.public)
+	}
+	return dir, func(o *Options) { o.Verify, o.VerifyKeys = mode, dir }
+}
+
+// enforcing starts a registry that enforces signatures of the signers.
+func enforcing(t testing.TB, root string, signers ...signer) *instance {
+	t.Helper()
+	_, change := verified(t, VerifyEnforce, signers...)
+	i := start(t, newTestCA(t), root, change)
+	i.waitEnforcing()
+	return i
+}
+
+func (i *instance) waitEnforcing() {
+	i.t.Helper()
+	eventually(i.t, "signatures are enforced", func() bool { return i.server.verification.enforcing.Load() })
+}
+
+func TestWhoReadsUnsignedImages(t *testing.T) {
+	s := newSigner(t)
+	_, change := verified(t, VerifyEnforce, s)
+	for _, open := range []bool{false, true} {
+		e := startExposed(t, change, func(o *Options) {
+			o.AnonymousPull, o.ExposeAnonymousPull = open, open
+		})
+		e.waitEnforcing()
+		signed, manifest := e.pusher().pushImage("a", "signed", "signed")
+		unsigned, _ := e.pusher().pushImage("a", "unsigned", "unsigned")
+		s.attach(e.pusher(), "a", manifest)
+		clients := map[string]struct {
+			client client
+			all    bool // also unsigned ones
+		}{
+			"a node":                          {e.node(), false},
+			"a node with the push credential": {e.node().as(pushUser, pushPassword), false},
+			"a pusher":                        {e.pusher(), true},
+			"a pusher without its credential": {e.client(e.ca.client(t, pki.OrganizationPush)), true},
+			"a client of Zarf":                {e.client(e.ca.client(t, pki.OrganizationClient)), true},
+			"the pull user of the node port":  {e.plain().as(pullUser, pullPassword), false},
+			"the push user at the node port":  {e.plain().as(pushUser, pushPassword), true},
+			"the push user by port-forward":   {e.loopback().as(pushUser, pushPassword), true},
+			"the pull user by port-forward":   {e.loopback().as(pullUser, pullPassword), false},
+			"the push user outside":           {e.outsider().as(pushUser, pushPassword), true},
+			"a user outside":                  {e.outsider().as(outsideUser, outsidePassword), true},
+		}
+		if open {
+			type access = struct {
+				client client
+				all    bool
+			}
+			clients["an anonymous client of the node port"] = access{e.plain(), false}
+			clients["an anonymous client outside"] = access{e.outsider(), false}
+			clients["a client with a wrong password"] = access{e.outsider().as(pushUser, "wrong"), false}
+		}
+		for name, tt := range clients {
+			t.Run(fmt.Sprintf("%s, anonymous pull %t", name, open), func(t *testing.T) {
+				c := tt.client
+				c.t = t
+				for _, method := range []string{http.MethodGet, http.MethodHead} {
+					for _, ref := range []string{"signed", signed.String()} {
+						if a := c.read(method, "a", ref); a.StatusCode != http.StatusOK ||
+							a.Header.Get("Docker-Content-Digest") != signed.String() {
+							t.Errorf("%s of %s: status %d", method, ref, a.StatusCode)
+						}
+					}
+					want := http.StatusForbidden
+					if tt.all {
+						want = http.StatusOK
+					}
+					for _, ref := range []string{"unsigned", unsigned.String()} {
+						a := c.read(method, "a", ref)
+						if a.StatusCode != want || method == http.MethodGet && !tt.all && a.code() != "DENIED" {
+							t.Errorf("%s of %s: status %d, want %d: %s", method, ref, a.StatusCode, want, a.body)
+						}
+					}
+				}
+				for _, path := range []string{"/v2/a/tags/list", "/v2/a/blobs/" + digest.FromString("unsigned").String()} {
+					c.must(http.StatusOK, http.MethodGet, path, nil) // only manifests are verified
+				}
+				if a := c.read(http.MethodGet, "a", "missing"); a.StatusCode != http.StatusNotFound ||
+					a.code() != "MANIFEST_UNKNOWN" {
+					t.Errorf("missing tag: status %d, %s", a.StatusCode, a.body)
+				}
+				if a := c.read(http.MethodGet, "b", signed.String()); a.StatusCode != http.StatusNotFound {
+					t.Errorf("manifest of another repository: status %d, %s", a.StatusCode, a.body)
+				}
+			})
+		}
+	}
+}
+
+func TestDenialsNameImageKeysAndRemedy(t *testing.T) {
+	signers := []signer{newSigner(t), newSigner(t), newSigner(t), newSigner(t), newSigner(t)}
+	i := enforcing(t, t.TempDir(), signers...)
+	d, manifest := i.pusher().pushImage("team/app", "v1", "layer")
+	newSigner(t).attach(i.pusher(), "team/app", manifest)
+	var body struct{ Errors []struct{ Message string } }
+	a := i.node().read(http.MethodGet, "team/app", "v1")
+	if err := json.Unmarshal([]byte(a.body), &body); err != nil || len(body.Errors) != 1 {
+		t.Fatal(a.body)
+	}
+	got := body.Errors[0].Message
+	for n := range 4 {
+		want := i.server.verification.current.Load().keys[n]
+		if want.Name != fmt.Sprintf("key%d.pub", n+1) || !strings.Contains(got, want.String()) {
+			t.Errorf("%q does not name %s", got, want)
+		}
+	}
+	for _, want := range []string{"image team/app:v1 (" + d.String() + ") is not signed by ",
+		" or 1 other keys, but has 1 other ", "run cosign sign --key KEY REGISTRY/team/app@" + d.String()} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q does not contain %q", got, want)
+		}
+	}
+}
+
+func TestPullRightAfterSigning(t *testing.T) {
+	s, root := newSigner(t), t.TempDir()
+	i := enforcing(t, root, s)
+	d, manifest := i.pusher().pushImage("a", "v1", "layer")
+	payload := fmt.Sprintf(`{"critical":{"image":{"docker-manifest-digest":%q},`+
+		`"type":"cosign container image signature"}}`, d)
+	for _, format := range []string{"bundle", "payload"} {
+		if a := i.node().read(http.MethodGet, "a", "v1"); a.StatusCode != http.StatusForbidden {
+			t.Fatalf("before: status %d", a.StatusCode)
+		}
+		var signature digest.Digest
+		if format == "bundle" {
+			signature = s.attach(i.pusher(), "a", manifest)
+		} else {
+			blob := i.pusher().pushBlob("a", payload)
+			signature = i.pusher().pushManifest("a", "sha256-"+d.Encoded()+".sig", fmt.Sprintf(
+				`{"schemaVersion":2,"mediaType":%q,"config":{"mediaType":%q,"digest":%q,"size":2},"layers":[{"mediaType":%q,`+
+					`"digest":%q,"size":%d,"annotations":{"dev.cosignproject.cosign/signature":%s}}]}`, v1.MediaTypeImageManifest,
+				v1.MediaTypeImageConfig, digest.FromString("{}"), payloadType, blob, len(payload), quoted(s.sign(payload))))
+		}
+		if a := i.node().read(http.MethodGet, "a", "v1"); a.StatusCode != http.StatusOK || a.body != manifest {
+			t.Fatalf("with a %s: status %d, %s", format, a.StatusCode, a.body)
+		}
+		i.pusher().must(http.StatusAccepted, "DELETE", "/v2/a/manifests/"+signature.String(), nil)
+		if a := i.node().read(http.MethodGet, "a", "v1"); a.StatusCode != http.StatusForbidden {
+			t.Fatalf("after the %s was deleted: status %d", format, a.StatusCode)
+		}
+	}
+}
+
+func quoted(data []byte) string {
+	encoded, _ := json.Marshal(data)
+	return string(encoded)
+}
+
+func TestAnotherReplicaSigns(t *testing.T) {
+	s, root := newSigner(t), t.TempDir()
+	_, change := verified(t, VerifyEnforce, s)
+	here, there := open(t, newTestCA(t), root, change), start(t, newTestCA(t), root, change)
+	now := time.Now()
+	here.server.verification.now = func() time.Time { return now }
+	here.server.verification.enforcing.Store(true)
+	close(here.server.verification.decided)
+	v := here.server.verification
+	d, manifest := there.pusher().pushImage("a", "v1", "layer")
+	outcomes := func(after time.Duration) outcome {
+		t.Helper()
+		now = now.Add(after)
+		found, err := v.check(t.Context(), "a", d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return found.outcome
+	}
+	if got := outcomes(0); got != outcomeUnsigned {
+		t.Fatalf("before: %s", got)
+	}
+	signature := s.attach(there.pusher(), "a", manifest)
+	if first, second := outcomes(keepDenied-1), outcomes(1); first != outcomeUnsigned || second != outcomeSigned {
+		t.Errorf("after a signature: %s, %s", first, second)
+	}
+	there.pusher().must(http.StatusAccepted, "DELETE", "/v2/a/manifests/"+signature.String(), nil)
+	if first, second := outcomes(keepAccepted-1), outcomes(1); first != outcomeSigned || second != outcomeUnsigned {
+		t.Errorf("after a deletion: %s, %s", first, second)
+	}
+}
+
+func TestResultsOfAVerificationBeforeAChangeDoNotCount(t *testing.T) {
+	var r results
+	d, now := digest.FromString("image"), time.Now()
+	memory := r.of("a")
+	r.forget("a")
+	r.put(memory, d, verdict{}, now)
+	if _, ok := r.get("a", d, now); ok {
+		t.Error("a result from before the change counts")
+	}
+	r.put(r.of("a"), d, verdict{}, now)
+	if _, ok := r.get("a", d, now); !ok {
+		t.Error("a result from after the change does not count")
+	}
+	for n := range maxResults + 1 {
+		r.put(r.of("b"), digest.FromString(fmt.Sprint(n)), verdict{}, now)
+	}
+	if len(r.known["b"]) > 10 {
+		t.Errorf("%d results in memory", len(r.known["b"]))
+	}
+}
+
+func TestIndexesCoverTheirImages(t *testing.T) {
+	s := newSigner(t)
+	i := enforcing(t, t.TempDir(), s)
+	p := i.pusher()
+	child, _ := p.pushImage("a", "child", "layer")
+	inner, innerText := p.pushIndex("a", "inner", child)
+	outer, outerText := p.pushIndex("a", "outer", inner)
+	_, other := p.pushIndex("b", "other", mustPush(p, "b"))
+	status := func(want int, names ...string) {
+		t.Helper()
+		for _, name := range names {
+			if a := i.node().read(http.MethodGet, "a", name); a.StatusCode != want {
+				t.Errorf("%s: status %d, want %d: %s", name, a.StatusCode, want, a.body)
+			}
+		}
+	}
+	status(http.StatusForbidden, "child", "inner", "outer")
+	s.attach(p, "b", other)
+	status(http.StatusForbidden, "child", "inner", "outer")
+	signature := s.attach(p, "a", innerText)
+	status(http.StatusOK, "child", child.String(), "inner")
+	status(http.StatusForbidden, "outer")
+	p.must(http.StatusAccepted, "DELETE", "/v2/a/manifests/"+signature.String(), nil)
+	status(http.StatusForbidden, "child", "inner")
+	s.attach(p, "a", outerText)
+	status(http.StatusOK, "child", "inner", "outer", outer.String())
+	p.must(http.StatusAccepted, "DELETE", "/v2/a/manifests/"+outer.String(), nil)
+	status(http.StatusForbidden, "child", "inner")
+	status(http.StatusNotFound, "outer")
+	// A list of referrers is served, and covers nothing.
+	p.pushManifest("a", "list", fmt.Sprintf(
+		`{"schemaVersion":2,"mediaType":%q,"manifests":[{"mediaType":%q,"digest":%q,"size":1,"artifactType":"a"}]}`,
+		v1.MediaTypeImageIndex, v1.MediaTypeImageManifest, child))
+	status(http.StatusOK, "list")
+	status(http.StatusForbidden, "child")
+}
+
+func mustPush(c client, repository string) digest.Digest {
+	d, _ := c.pushImage(repository, "child", "layer")
+	return d
+}
+
+func TestSignaturesNeedNone(t *testing.T) {
+	s := newSigner(t)
+	i := enforcing(t, t.TempDir(), s)
+	image, manifest := i.pusher().pushImage("a", "v1", "layer")
+	bundle := s.attach(i.pusher(), "a", manifest)
+	disguised := i.pusher().pushDocument("a", image, bundleType, "\x1f\x8b an archive", nil)
+	if a := i.node().read(http.MethodGet, "a", bundle.String()); a.StatusCode != http.StatusOK {
+		t.Errorf("bundle: status %d, %s", a.StatusCode, a.body)
+	}
+	if a := i.node().read(http.MethodGet, "a", disguised.String()); a.StatusCode != http.StatusForbidden {
+		t.Errorf("image with the type of a bundle: status %d, %s", a.StatusCode, a.body)
+	}
+}
+
+// TestATagIsResolvedOnce moves the tag between verification and response.
+func TestATagIsResolvedOnce(t *testing.T) {
+	s := newSigner(t)
+	i := enforcing(t, t.TempDir(), s)
+	_, manifest := i.pusher().pushImage("a", "v1", "layer")
+	s.attach(i.pusher(), "a", manifest)
+	front := i.server.front(listenerTLS, policy{})
+	request := func(name string) (*http.Request, error) {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://registry/v2/a/manifests/"+name, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return front.verification.require(r, target{repository: "a", manifest: name})
+	}
+	served, err := request("v1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	i.pusher().pushImage("a", "v1", "another layer")
+	if want := "/v2/a/manifests/" + digest.FromString(manifest).String(); served.URL.Path != want {
+		t.Errorf("the request is for %s, want %s", served.URL.Path, want)
+	}
+	if _, err := request("v1"); err == nil {
+		t.Error("the tag's other image is served")
+	}
+	if _, err := request("missing"); err == nil {
+		t.Error("a tag that may exist by the time of the response is served")
+	}
+}
+
+func TestKeysAreFollowed(t *testing.T) {
+	before, after := newSigner(t), newSigner(t)
+	dir, change := verified(t, VerifyEnforce, before)
+	i := start(t, newTestCA(t), t.TempDir(), change)
+	i.waitEnforcing()
+	_, manifest := i.pusher().pushImage("a", "v1", "layer")
+	before.attach(i.pusher(), "a", manifest)
+	status := func() int { return i.node().read(http.MethodGet, "a", "v1").StatusCode }
+	if status() != http.StatusOK {
+		t.Fatal("the image is denied")
+	}
+	first := i.loaded().Verification
+	if !first.Enforced || len(first.Keys) != 1 || first.Problem != "" || first.UnsignedTags == nil {
+		t.Errorf("report %+v", first)
+	}
+
+	writeFile(t, filepath.Join(dir, "key1.pub"), []byte("rubbish"))
+	eventually(t, "the failure is reported", func() bool { return i.loaded().Verification.Problem != "" })
+	if got := i.loaded().Verification; status() != http.StatusOK || !slices.Equal(got.Keys, first.Keys) {
+		t.Errorf("an invalid file changes the keys: %+v", got)
+	}
+	if got := i.metric("zarf_registry_verification_reload_errors_total"); got == 0 {
+		t.Error("the failure is not counted")
+	}
+
+	writeFile(t, filepath.Join(dir, "key1.pub"), slices.Concat(before.public, after.public))
+	eventually(t, "both keys are in use", func() bool { return len(i.loaded().Verification.Keys) == 2 })
+	if status() != http.StatusOK {
+		t.Error("the image is denied while both keys are in use")
+	}
+	writeFile(t, filepath.Join(dir, "key1.pub"), after.public)
+	eventually(t, "the image is denied", func() bool { return status() == http.StatusForbidden })
+	after.attach(i.pusher(), "a", manifest)
+	if status() != http.StatusOK {
+		t.Error("the image is denied after it was signed with the new key")
+	}
+}
+
+func TestWithoutValidKeysNothingIsSigned(t *testing.T) {
+	_, change := verified(t, VerifyEnforce)
+	i := start(t, newTestCA(t), t.TempDir(), change)
+	i.waitEnforcing()
+	i.pusher().pushImage("a", "v1", "layer")
+	a := i.node().read(http.MethodGet, "a", "v1")
+	if a.StatusCode != http.StatusForbidden || !strings.Contains(a.body, "no valid public key (registry.verifyKeys)") {
+		t.Errorf("status %d, %s", a.StatusCode, a.body)
+	}
+	if got := i.loaded().Verification.Problem; !strings.Contains(got, "no public key: add the public key of cosign") {
+		t.Errorf("problem %q", got)
+	}
+}
+
+func TestOwnImagesNeedNoSignature(t *testing.T) {
+	s, own := newSigner(t), filepath.Join(t.TempDir(), "own-images")
+	_, change := verified(t, VerifyEnforce, s)
+	i := start(t, newTestCA(t), t.TempDir(), change, func(o *Options) { o.OwnImages = own })
+	i.waitEnforcing()
+	child, _ := i.pusher().pushImage("zarf-registry/probe-proxy", "v1", "layer")
+	index, _ := i.pusher().pushIndex("zarf-registry/probe-proxy", "index", child)
+	i.pusher().pushImage("zarf-registry/probe-proxy", "v2", "another layer")
+	status := func(tag string) int {
+		return i.node().read(http.MethodGet, "zarf-registry/probe-proxy", tag).StatusCode
+	}
+	if status("v1") != http.StatusForbidden {
+		t.Error("the name of the repository is enough")
+	}
+	writeFile(t, own, []byte(index.String()+"\n"+digest.FromString("older").String()+"\n"))
+	eventually(t, "the own image is served", func() bool { return status("v1") == http.StatusOK })
+	if status("index") != http.StatusOK || status("v2") != http.StatusForbidden {
+		t.Errorf("status %d of the index, %d of another image", status("index"), status("v2"))
+	}
+	loaded := i.loaded().Verification.OwnImages
+	if data, err := os.ReadFile(own); err != nil || loaded != digest.FromBytes(data).Encoded() {
+		t.Errorf("report %s, %v", loaded, err)
+	}
+	writeFile(t, own, []byte("rubbish"))
+	eventually(t, "the failure is reported", func() bool {
+		return strings.Contains(i.loaded().Verification.Problem, "rubbish")
+	})
+	if status("v1") != http.StatusOK {
+		t.Error("an invalid file changes what is exempt")
+	}
+}
+
+func TestStoredImagesAreAuditedBeforeSignaturesAreEnforced(t *testing.T) {
+	s, root := newSigner(t), t.TempDir()
+	plain := start(t, newTestCA(t), root)
+	p := plain.pusher()
+	_, manifest := p.pushImage("a", "signed", "signed")
+	s.attach(p, "a", manifest)
+	for n := range maxAuditLogs + 5 {
+		p.pushImage("b", fmt.Sprint(n), fmt.Sprint(n))
+	}
+	if plain.loaded().Verification != nil || plain.metric("zarf_registry_unsigned_tags") != -1 {
+		t.Error("a registry that verifies nothing reports results")
+	}
+	unsigned := func(i *instance) bool {
+		i.t.Helper()
+		return i.node().read(http.MethodGet, "b", "1").StatusCode == http.StatusOK
+	}
+	if !unsigned(plain) {
+		t.Error("off: an unsigned image is denied")
+	}
+
+	dir, change := verified(t, VerifyEnforce, s)
+	first := open(t, newTestCA(t), root, change)
+	v := first.server.verification
+	if v.indexed() {
+		t.Error("it does not wait for back links")
+	}
+	if !v.decide(t.Context()) || v.enforcing.Load() {
+		t.Error("signatures are enforced before the stored images are audited")
+	}
+	if err := v.audit(t.Context()); err != nil || !v.enforcing.Load() || v.unsigned.Load() != maxAuditLogs+5 {
+		t.Errorf("audit() = %v, enforcing %t, %d unsigned", err, v.enforcing.Load(), v.unsigned.Load())
+	}
+	if got := strings.Count(first.logs.String(), `"image is not signed"`); got != maxAuditLogs {
+		t.Errorf("%d images are in the log", got)
+	}
+	if !strings.Contains(first.logs.String(), `"verified the stored images","tags":106,"unsigned":105,"enforcing":true`) {
+		t.Error("the log has no summary")
+	}
+
+	again := open(t, newTestCA(t), root, change).server.verification
+	if !again.decide(t.Context()) || !again.enforcing.Load() {
+		t.Error("a restarted registry does not enforce signatures at once")
+	}
+
+	for _, mode := range []Verify{VerifyOff, VerifyAudit} {
+		if err := again.source.driver.PutContent(t.Context(), enforcedPath, []byte("\n")); err != nil {
+			t.Fatal(err)
+		}
+		i := start(t, newTestCA(t), root, func(o *Options) { o.Verify, o.VerifyKeys = mode, dir })
+		eventually(t, "the record is removed", func() bool {
+			_, err := os.Stat(filepath.Join(root, enforcedPath))
+			return os.IsNotExist(err)
+		})
+		if !unsigned(i) {
+			t.Errorf("%s: an unsigned image is denied", mode)
+		}
+	}
+}
+
+func TestAuditServesLogsAndCounts(t *testing.T) {
+	s := newSigner(t)
+	_, change := verified(t, VerifyAudit, s)
+	i := start(t, newTestCA(t), t.TempDir(), change)
+	eventually(t, "the stored images are audited", func() bool { return i.metric("zarf_registry_unsigned_tags") == 0 })
+	_, manifest := i.pusher().pushImage("a", "signed", "signed")
+	bundle := s.attach(i.pusher(), "a", manifest)
+	i.pusher().pushImage("a", "unsigned", "unsigned")
+	for _, name := range []string{"signed", "unsigned", "unsigned", bundle.String()} {
+		if a := i.node().read(http.MethodGet, "a", name); a.StatusCode != http.StatusOK {
+			t.Errorf("%s: status %d", name, a.StatusCode)
+		}
+	}
+	i.pusher().read(http.MethodGet, "a", "unsigned")
+	for result, want := range map[string]float64{"signed": 1, "unsigned": 2, "exempt": 1, "failed": 0} {
+		if got := i.metric(fmt.Sprintf("zarf_registry_verifications_total{result=%q}", result)); got != want {
+			t.Errorf("%s: %v, want %v", result, got, want)
+		}
+	}
+	if i.metric("zarf_registry_signatures_enforced") != 0 {
+		t.Error("audit enforces")
+	}
+	if got := strings.Count(i.logs.String(), `"image is not signed","image":"a:unsigned"`); got != 1 {
+		t.Errorf("the image is %d times in the log", got)
+	}
+}
+
+func TestAnUnreadableSignatureIsNotAMissingOne(t *testing.T) {
+	s, root := newSigner(t), t.TempDir()
+	_, change := verified(t, VerifyEnforce, s)
+	i := start(t, newTestCA(t), root, change)
+	i.waitEnforcing()
+	d, _ := i.pusher().pushImage("a", "v1", "layer")
+	data := filepath.Join(root, blobPath(d))
+	if err := os.Remove(data); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(data, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	a := i.node().read(http.MethodGet, "a", "v1")
+	if a.StatusCode != http.StatusServiceUnavailable || !strings.Contains(a.body, "could not be verified") {
+		t.Errorf("status %d, %s", a.StatusCode, a.body)
+	}
+	if err := os.Remove(data); err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, data, []byte("another manifest"))
+	if a := i.node().read(http.MethodGet, "a", "v1"); a.StatusCode != http.StatusServiceUnavailable {
+		t.Errorf("a damaged manifest: status %d, %s", a.StatusCode, a.body)
+	}
+	if i.metric(`zarf_registry_verifications_total{result="failed"}`) != 2 {
+		t.Error("the failures are not counted")
+	}
+	if err := i.server.verification.audit(t.Context()); err != nil || i.metric("zarf_registry_unsigned_tags") != 1 {
+		t.Errorf("audit() = %v, %v unsigned tags", err, i.metric("zarf_registry_unsigned_tags"))
+	}
+}
+
+func TestVerifyOptions(t *testing.T) {
+	for name, tt := range map[string]struct {
+		mode Verify
+		keys string
+		want string
+	}{
+		"nothing":              {"", "", ""},
+		"off":                  {VerifyOff, "", ""},
+		"enforced":             {VerifyEnforce, "keys", ""},
+		"an unknown mode":      {"on", "keys", "invalid --verify on: want off, audit or enforce"},
+		"enforced, keyless":    {VerifyEnforce, "", "--verify=enforce needs --verify-keys"},
+		"audited, keyless":     {VerifyAudit, "", "--verify=audit needs --verify-keys"},
+		"a mode in upper case": {"Enforce", "keys", "invalid --verify Enforce"},
+	} {
+		o := Options{Listen: ":1", TLSDir: "tls", Htpasswd: "users", Verify: tt.mode, VerifyKeys: tt.keys}
+		err := o.validate()
+		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// BenchmarkVerified measures a HEAD of a signed image whose verdict is in memory, with and without verification. Its
+// metric p99 is what the verification itself takes.
+func BenchmarkVerified(b *testing.B) {
+	s := newSigner(b)
+	i := enforcing(b, b.TempDir(), s)
+	_, manifest := i.pusher().pushImage("a", "v1", "layer")
+	s.attach(i.pusher(), "a", manifest)
+	for name, c := range map[string]client{"verified": i.node(), "unverified": i.pusher()} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				response, err := c.Get(c.base + "/v2/a/manifests/" + digest.FromString(manifest).String())
+				if err != nil {
+					b.Fatal(err)
+				}
+				_, _ = io.Copy(io.Discard, response.Body)
+				_ = response.Body.Close()
+			}
+		})
+	}
+	b.Run("verification only", func(b *testing.B) {
+		r, err := http.NewRequestWithContext(b.Context(), http.MethodGet, "http://registry/v2/a/manifests/v1", nil)
+		if err != nil {
+			b.Fatal(err)
+		}
+		var took []time.Duration
+		for b.Loop() {
+			began := time.Now()
+			if _, err := i.server.verification.require(r, target{repository: "a", manifest: "v1"}); err != nil {
+				b.Fatal(err)
+			}
+			took = append(took, time.Since(began))
+		}
+		slices.Sort(took)
+		b.ReportMetric(float64(took[len(took)*99/100].Nanoseconds()), "p99-ns")
+	})
+}

@@ -1,0 +1,148 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"sync"
+	"time"
+
+	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
+	"golang.org/x/sync/errgroup"
+)
+
+const (
+	// auditAgain is how often all tagged images are verified, for the metric: signatures may have been added or
+	// deleted.
+	auditAgain = time.Hour
+	// auditRetry is the wait after an audit that failed.
+	auditRetry = 10 * time.Second
+	// maxAuditLogs is how many unsigned images an audit logs.
+	maxAuditLogs = 100
+)
+
+// enforcedPath exists in the storage while signatures are enforced: a registry that restarts enforces them at once. It
+// is next to leasePath.
+const enforcedPath = "/docker/registry/v2/zarf-registry/signatures-enforced"
+
+// run decides whether to enforce signatures, and audits the stored images, until ctx ends.
+func (v *verification) run(ctx context.Context) {
+	for !v.decide(ctx) {
+		if sleep(ctx, auditRetry) != nil {
+			return
+		}
+	}
+	for v.on() {
+		for !v.indexed() {
+			if sleep(ctx, time.Second) != nil {
+				return
+			}
+		}
+		wait := auditAgain
+		if err := v.audit(ctx); err != nil {
+			if ctx.Err() != nil {
+				return
+			}
+			v.log.Error("verifying the stored images failed, retrying", "error", err, "enforcing", v.enforcing.Load())
+			wait = auditRetry
+		}
+		if sleep(ctx, wait) != nil {
+			return
+		}
+	}
+}
+
+// decide finds out whether signatures are already enforced. It reports whether that is known.
+func (v *verification) decide(ctx context.Context) bool {
+	err := error(nil)
+	if v.mode == VerifyEnforce {
+		var enforced bool
+		enforced, err = v.source.exists(ctx, enforcedPath)
+		v.enforcing.Store(enforced)
+	} else {
+		err = stopEnforcing(ctx, v.source)
+	}
+	if err != nil {
+		v.log.Error("finding out whether signatures are enforced failed, retrying", "error", err)
+		return false
+	}
+	close(v.decided)
+	return true
+}
+
+// stopEnforcing makes the next registry that enforces signatures audit the stored images first.
+func stopEnforcing(ctx context.Context, source *blobSource) error {
+	enforced, err := source.exists(ctx, enforcedPath)
+	if err == nil && enforced {
+		err = source.driver.Delete(ctx, enforcedPath)
+	}
+	if errors.As(err, new(storagedriver.PathNotFoundError)) { // another replica was faster
+		return nil
+	}
+	return err
+}
+
+// audit verifies all tagged images, logs those that are not signed, and begins to enforce signatures.
+func (v *verification) audit(ctx context.Context) error {
+	began := v.now()
+	var tags []target
+	err := walkFiles(ctx, v.source.driver, repositoriesPath, func(info storagedriver.FileInfo) error {
+		if m := currentLink.FindStringSubmatch(info.Path()); m != nil {
+			tags = append(tags, target{repository: m[1], manifest: path.Base(path.Dir(path.Dir(info.Path())))})
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("listing tags: %w", err)
+	}
+	var mu sync.Mutex
+	unsigned := 0
+	check := func(ctx context.Context, tag target) error {
+		d, err := v.source.resolve(ctx, tag)
+		if errors.Is(err, errUnknownManifest) {
+			return nil // just deleted
+		}
+		var found verdict
+		if err == nil {
+			found, err = v.check(ctx, tag.repository, d)
+		}
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, errUnknownManifest) || err == nil && found.outcome != outcomeUnsigned:
+			return nil
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		unsigned++
+		switch {
+		case unsigned > maxAuditLogs:
+		case err != nil: // a damaged manifest must not prevent that others are denied
+			v.log.Error("verifying an image failed", "image", referenceTo(tag.repository, tag.manifest), "error", err)
+		default:
+			v.logUnsigned(tag.repository, tag.manifest, d, found)
+		}
+		return nil
+	}
+	group, running := errgroup.WithContext(ctx)
+	group.SetLimit(maxVerifications / 2) // the rest is for clients
+	for _, tag := range tags {
+		group.Go(func() error { return check(running, tag) })
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	first := v.unsigned.Swap(int64(unsigned)) < 0
+	if v.mode == VerifyEnforce && !v.enforcing.Swap(true) {
+		if err := v.source.driver.PutContent(ctx, enforcedPath, []byte("\n")); err != nil {
+			v.log.Warn("signatures are enforced, but after a restart only when all images have been verified again",
+				"error", err)
+		}
+	}
+	if first || unsigned > 0 {
+		v.log.Info("verified the stored images", "tags", len(tags), "unsigned", unsigned,
+			"enforcing", v.enforcing.Load(), "took", v.now().Sub(began).String())
+	}
+	return nil
+}

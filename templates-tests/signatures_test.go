@@ -1,0 +1,82 @@
+package templates
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+)
+
+func init() {
+	const keys = "registry.verifyKeys.existingSecret=mine"
+	failures = append(failures,
+		failure{
+			[]string{"registryProxy=null", "registryURL=registry.example.com", "registry.verify=audit", keys},
+			"zarf-registry: registry.verify: the chart deploys no registry that could verify images; remove it",
+		},
+		failure{
+			[]string{"registry.verify=enforce"},
+			"zarf-registry: registry.verifyKeys.existingSecret: registry.verify=enforce needs public keys; name a Secret " +
+				"with them",
+		},
+		failure{
+			[]string{"registry.verify=enforce", "registry.verifyKeys.existingSecret=zarf-registry-auth"},
+			"zarf-registry: registry.verifyKeys.existingSecret: Secret zarf-registry-auth is created by the Jobs; name " +
+				"one of your own",
+		},
+	)
+}
+
+func TestTheRegistryVerifiesSignaturesOnlyIfAsked(t *testing.T) {
+	const keys = "registry.verifyKeys.existingSecret=mine"
+	for name, test := range map[string]struct {
+		sets []string
+		mode string // empty: nothing is verified
+	}{
+		"by default":           {nil, ""},
+		"keys alone":           {[]string{keys}, ""},
+		"off":                  {[]string{keys, `registry.verify="off"`}, ""},
+		"off, which is false":  {[]string{keys, "registry.verify=false"}, ""},
+		"without the value":    {[]string{keys, "registry.verify=null"}, ""},
+		"audit":                {[]string{keys, "registry.verify=audit"}, "audit"},
+		"enforce":              {[]string{keys, "registry.verify=enforce"}, "enforce"},
+		"enforce at node port": {[]string{keys, "registry.verify=enforce", "registryProxy=false"}, "enforce"},
+	} {
+		out := rendering{values: proxyMode(t, test.sets...)}.render(t)
+		spec := find[*appsv1.Deployment](t, out, "zarf-registry").Spec.Template.Spec
+		args := slices.DeleteFunc(slices.Clone(spec.Containers[0].Args), func(arg string) bool {
+			return !strings.HasPrefix(arg, "--verify") && !strings.HasPrefix(arg, "--own-images")
+		})
+		var want []string
+		if test.mode != "" {
+			want = []string{"--verify=" + test.mode, "--verify-keys=/etc/zarf-registry/verify-keys",
+				"--own-images=/etc/zarf-registry/credentials/own-images"}
+		}
+		if !slices.Equal(args, want) {
+			t.Errorf("%s: arguments %q, want %q", name, args, want)
+		}
+		i := slices.IndexFunc(spec.Volumes, func(v corev1.Volume) bool {
+			return v.Secret != nil && v.Secret.SecretName == "mine"
+		})
+		if (i >= 0) != (test.mode != "") {
+			t.Errorf("%s: volume %d has the keys", name, i)
+			continue
+		}
+		secret := ""
+		if i >= 0 {
+			secret = "mine"
+			// Without keys, the registry must start to serve the project's own images.
+			if v := spec.Volumes[i]; v.Secret.Optional == nil || !*v.Secret.Optional ||
+				!slices.ContainsFunc(spec.Containers[0].VolumeMounts, func(m corev1.VolumeMount) bool {
+					return m.Name == v.Name && m.MountPath == "/etc/zarf-registry/verify-keys" && m.ReadOnly
+				}) {
+				t.Errorf("%s: volume %+v", name, v)
+			}
+		}
+		if got := decided(out).Verify.KeysSecret; got != secret {
+			t.Errorf("%s: the hook checks Secret %q, want %q", name, got, secret)
+		}
+	}
+}
