@@ -547,6 +547,8 @@ func (b *workbench) session(t *testing.T, p program, a access) session {
 	s := session{b, p, a, home, "clients/" + name, fmt.Sprintf("clients-%d/%s", slices.Index(entries, a.entry), name)}
 	for file, content := range map[string]string{
 		"auth.json": "{}",
+		// By default, podman's locks are in /dev/shm, which the node shares with this machine.
+		"containers.conf": "[engine]\nlock_type = \"file\"\n",
 		"storage.conf": fmt.Sprintf("[storage]\ndriver = \"vfs\"\nrunroot = %q\ngraphroot = %q\n", "/run/clients/"+name,
 			"/var/lib/clients/"+name),
 	} {
@@ -616,6 +618,7 @@ func (s session) run(t *testing.T, as user, repository, script string) (string, 
 	t.Helper()
 	return s.onNode(t, s.node, "timeout", "120", "env", "HOME="+s.home, "XDG_RUNTIME_DIR="+s.home, "TMPDIR="+s.home,
 		"DOCKER_CONFIG="+s.home, "REGISTRY_AUTH_FILE="+s.home+"/auth.json", "CONTAINERS_STORAGE_CONF="+s.home+"/storage.conf",
+		"CONTAINERS_CONF="+s.home+"/containers.conf",
 		"SSL_CERT_FILE="+s.dir+"/ca.crt", "HOST="+s.at.host, "REPOSITORY="+repository, "USERNAME="+as.name,
 		"PASSWORD="+as.password, fmt.Sprintf("TLS=%t", s.at.transport != plainHTTP), "CERTIFICATE="+s.dir+"/certificate",
 		"KEY="+s.dir+"/key", "KEYS="+s.dir, "COSIGN_PASSWORD=", "ARCHIVE="+s.archive(s.client),
