@@ -98,6 +98,9 @@ func TestChecks(t *testing.T) {
 		"another process deletes the old manifest": {[]*event{put(1, 2, "v0", imageX), put(3, 6, "v0", imageY),
 			at(4, 5, event{Kind: deleteManifest, Server: 1, Digest: imageX.digest.String()}), read(7, 8, "v0", nil), tags(7, 8)}, ""},
 
+		"a read fails": {[]*event{at(1, 2, event{Kind: listTags, Outcome: unknown, Status: 500, Error: "no idea"})},
+			"read failed: no idea"},
+
 		"a manifest is lost":               {[]*event{put(1, 2, "", imageX), missing(3, 4, imageX)}, lost},
 		"a manifest was deleted":           {[]*event{put(1, 2, "", imageX), remove(2, 3, imageX), missing(4, 5, imageX)}, ""},
 		"a manifest may have been deleted": {[]*event{put(1, 2, "", imageX), remove(2, 3, imageX, unknown), missing(4, 5, imageX)}, ""},

@@ -469,7 +469,8 @@ func (c *client) list(server int, repository string, paged bool) {
 		switch {
 		case answer.err == nil && answer.status == http.StatusNotFound: // nothing was ever tagged
 		case answer.err != nil || answer.status != http.StatusOK:
-			e.Outcome, e.Error = unknown, fmt.Sprint(answer.status, answer.err, string(answer.body))
+			e.Outcome, e.Status = unknown, answer.status
+			e.Error = fmt.Sprint(answer.err, string(answer.body))
 		case json.Unmarshal(answer.body, &page) != nil:
 			c.history.violate("list", "a list of tags is not valid: "+string(answer.body))
 		default:
@@ -501,7 +502,8 @@ func (c *client) referrers(server int, repository string, i *item, paged bool) {
 		var page v1.Index
 		switch {
 		case answer.err != nil || answer.status != http.StatusOK:
-			e.Outcome, e.Error = unknown, fmt.Sprint(answer.status, answer.err, string(answer.body))
+			e.Outcome, e.Status = unknown, answer.status
+			e.Error = fmt.Sprint(answer.err, string(answer.body))
 		case json.Unmarshal(answer.body, &page) != nil || page.MediaType != v1.MediaTypeImageIndex:
 			c.history.violate("list", "a list of referrers is not valid: "+string(answer.body))
 		default:

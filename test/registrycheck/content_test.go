@@ -176,6 +176,8 @@ func checkContent(events []*event, p *pool) (found []violation) {
 		o := object{e.Repository, e.Digest}
 		broken := ""
 		switch {
+		case e.reads() && e.Status >= 500 && e.Server >= 0:
+			broken = "read failed: " + e.Error
 		case e.Kind == getManifest && e.Tag == "" && e.Outcome == absent && j.manifestExists(o, e):
 			broken = "manifest is missing"
 		case e.Kind == getManifest && e.Outcome == done && gone(j.deletions[o], j.writes[o], e):

@@ -3,6 +3,7 @@ package registrycheck
 import (
 	"encoding/json"
 	"os"
+	"slices"
 	"sync"
 	"time"
 )
@@ -59,6 +60,11 @@ type event struct {
 
 // happened reports whether the event has or may have an effect.
 func (e *event) happened() bool { return e.Outcome == done || e.Outcome == unknown }
+
+// reads reports whether the event changes nothing.
+func (e *event) reads() bool {
+	return slices.Contains([]string{getManifest, readBlob, listTags, listReferrers}, e.Kind)
+}
 
 // overlaps reports whether some moment of the event is in the interval.
 func (e *event) overlaps(from, to time.Duration) bool { return e.Return >= from && e.Call <= to }

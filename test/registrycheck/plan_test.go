@@ -274,7 +274,7 @@ func newPlan(seed uint64, operations int) *plan {
 		}
 		for range racing {
 			o := p.operation(random)
-			o.action = []action{push, push, mount, mount, retag, upload}[random.IntN(6)]
+			o.action = []action{push, push, mount, mount, mount, retag, upload}[random.IntN(7)]
 			c.racing = append(c.racing, o)
 		}
 		c.phase = []string{gc.Marking, gc.Sweeping}[random.IntN(2)]

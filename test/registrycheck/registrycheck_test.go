@@ -139,11 +139,16 @@ func execute(c *cluster, p *plan) {
 	running.Go(func() {
 		for _, run := range p.collections {
 			reached(run.after)
-			newClient(c, clients).collect(run, func() {
+			collector := newClient(c, clients)
+			collector.random = rand.New(rand.NewPCG(p.seed, 4))
+			collector.collect(run, func() {
 				for i, o := range run.racing {
 					running.Go(func() { newClient(c, clients+1+i).do(o) })
 				}
 			})
+			for _, o := range run.racing { // before the next collection may remove it
+				collector.readBlob(o.server, o.repository, o.blob.digest)
+			}
 		}
 	})
 	working.Wait()
@@ -151,8 +156,10 @@ func execute(c *cluster, p *plan) {
 	running.Wait()
 }
 
-// audit reads everything, collects all garbage, and reads everything again. No fault interferes.
+// audit reads everything, collects all garbage, and reads everything again. No fault interferes, so every request
+// and collection must succeed.
 func audit(c *cluster) {
+	before := len(c.history.events)
 	client := newClient(c, clients)
 	client.random = rand.New(rand.NewPCG(c.plan.seed, 3))
 	for _, run := range []collection{{}, {server: offline}, {server: offline, untagged: true}} {
@@ -171,6 +178,12 @@ func audit(c *cluster) {
 			for _, b := range c.plan.pool.blobs {
 				client.readBlob(0, repository, b.digest)
 			}
+		}
+	}
+	for _, e := range c.history.events[before:] {
+		if e.Outcome == refused || e.Outcome == unknown || e.Kind == collectGarbage && e.Error != "" {
+			c.history.violate("failure", fmt.Sprintf("%s %s %s%s fails without a fault: %s", e.Kind, e.Repository, e.Tag, e.Digest,
+				e.Error), e)
 		}
 	}
 }
