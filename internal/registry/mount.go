@@ -41,7 +41,11 @@ func (s blobStore) Create(
 ) (distribution.BlobWriter, error) {
 	named, _ := ctx.Value(mountKey{}).(digest.Digest)
 	stored, size, found := s.source.stored(ctx, named)
-	if found {
+	switch {
+	case named != "" && !found:
+		// Distribution would mount what the other repository has a link to, even if a collection has removed it.
+		options = nil
+	case found:
 		from, err := reference.WithDigest(s.name, stored)
 		if err != nil {
 			return nil, err

@@ -33,6 +33,22 @@ func storages(t *testing.T) map[string]string {
 	}
 }
 
+// TestMountOfACollectedBlob mounts a blob from a repository with a link to it, as a mount during a collection
+// leaves it, after which the content was pushed again by its SHA-256 digest.
+func TestMountOfACollectedBlob(t *testing.T) {
+	i := start(t, newTestCA(t), t.TempDir())
+	c := i.pusher()
+	d := digest.SHA512.FromString("collected")
+	c.pushAs("a", d, "collected")
+	if err := os.Remove(filepath.Join(i.root, digestLinkPath(d))); err != nil {
+		t.Fatal(err)
+	}
+	begun := c.must(http.StatusAccepted, "POST", "/v2/b/blobs/uploads/?mount="+d.String()+"&from=a", nil)
+	c.must(http.StatusNotFound, "GET", "/v2/b/blobs/"+d.String(), nil)
+	c.must(http.StatusCreated, "PUT", begun.Header.Get("Location")+"&digest="+d.String(), strings.NewReader("collected"), octets...)
+	c.must(http.StatusOK, "GET", "/v2/b/blobs/"+d.String(), nil)
+}
+
 func TestMount(t *testing.T) {
 	const uploads = "/blobs/uploads/"
 	for name, config := range storages(t) {
