@@ -348,8 +348,8 @@ func forward(client net.Conn, target string, limit int) {
 	running.Wait()
 }
 
-// settle ends all processes, so that no request can have an effect any more, and starts one. A request that was
-// not answered may have had an effect until its process ended.
+// settle ends all processes, so that no request can have an effect any more, and starts one without faults. A
+// request that was not answered may have had an effect until its process ended.
 func (c *cluster) settle(h *history) {
 	for _, s := range c.servers {
 		s.kill()
@@ -362,6 +362,7 @@ func (c *cluster) settle(h *history) {
 		}
 	}
 	c.servers[0].start()
+	c.servers[0].front = c.servers[0].plain // no connection breaks any more
 }
 
 // keepLogs copies the processes' logs.
