@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"testing"
@@ -25,6 +26,33 @@ func BenchmarkPull(b *testing.B) {
 				_ = response.Body.Close()
 				if err != nil || n != int64(size) || response.StatusCode != http.StatusOK {
 					b.Fatalf("status %d, %d bytes, %v", response.StatusCode, n, err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkReferrers measures a list of 100 referrers in a repository with 1,000 manifests, by back links and without
+// them, as right after an upgrade.
+func BenchmarkReferrers(b *testing.B) {
+	i := start(b, newTestCA(b), b.TempDir())
+	c, node := i.pusher(), i.node()
+	subject, _ := c.pushImage("a", "v1", "layer")
+	other, _ := c.pushImage("a", "v2", "another layer")
+	for n := range 1000 {
+		of := other
+		if n%10 == 0 {
+			of = subject
+		}
+		c.put("a", "", ociManifest, artifact(of, "application/x-signature", "n", fmt.Sprint(n)))
+	}
+	eventually(b, "back links are rebuilt", i.server.source.rebuilt.Load)
+	for _, indexed := range []bool{true, false} {
+		b.Run(fmt.Sprintf("indexed=%t", indexed), func(b *testing.B) {
+			i.server.source.rebuilt.Store(indexed)
+			for b.Loop() {
+				if found, _ := node.referrers("/v2/a/referrers/" + subject.String()); len(found) != 100 {
+					b.Fatalf("%d referrers", len(found))
 				}
 			}
 		})

@@ -16,6 +16,7 @@ import (
 
 	"github.com/distribution/distribution/v3"
 	"github.com/distribution/distribution/v3/configuration"
+	"github.com/distribution/distribution/v3/registry/api/errcode"
 	"github.com/distribution/distribution/v3/registry/middleware/registry"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/distribution/reference"
@@ -151,16 +152,17 @@ func (s blobStore) Stat(ctx context.Context, d digest.Digest) (v1.Descriptor, er
 func (s blobStore) ServeBlob(ctx context.Context, w http.ResponseWriter, r *http.Request, d digest.Digest) error {
 	stored := d
 	if d.Algorithm() != digest.Canonical {
-		link, err := s.BlobStore.Stat(ctx, d)
-		if err != nil {
-			return err
+		if link, err := s.BlobStore.Stat(ctx, d); err == nil {
+			stored = link.Digest
 		}
-		stored = link.Digest
 	}
 	if r.Method == http.MethodHead { // a push that skips existing blobs
 		s.source.use.note(stored)
 	}
 	blob, err := s.Stat(ctx, d)
+	if errors.Is(err, distribution.ErrBlobUnknown) {
+		return errcode.ErrorCodeBlobUnknown.WithDetail(d) // removed since distribution looked it up
+	}
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	"testing/iotest"
 
 	"github.com/distribution/distribution/v3"
+	"github.com/distribution/distribution/v3/registry/api/errcode"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
@@ -71,5 +72,25 @@ func TestUnreadableBlobsAbortTheResponse(t *testing.T) {
 				t.Errorf("logged: %q", text)
 			}
 		})
+	}
+}
+
+// noBlobs is a store from which every blob was removed.
+type noBlobs struct{ distribution.BlobStore }
+
+func (noBlobs) Stat(context.Context, digest.Digest) (v1.Descriptor, error) {
+	return v1.Descriptor{}, distribution.ErrBlobUnknown
+}
+
+// Distribution looks a blob up before it is served, and a collection may remove it in between.
+func TestBlobRemovedBeforeItIsServed(t *testing.T) {
+	for _, d := range []digest.Digest{digest.FromString("x"), digest.SHA512.FromString("x")} {
+		store := blobStore{noBlobs{}, nil, &blobSource{log: slog.New(slog.DiscardHandler)}}
+		request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil)
+		err := store.ServeBlob(t.Context(), httptest.NewRecorder(), request, d)
+		var coded errcode.Error
+		if !errors.As(err, &coded) || coded.Code != errcode.ErrorCodeBlobUnknown {
+			t.Errorf("%s: %v", d, err)
+		}
 	}
 }

@@ -39,7 +39,7 @@ func (s *blobSource) readLink(ctx context.Context, path string) (digest.Digest, 
 func parseLink(path string, content []byte) (digest.Digest, error) {
 	d, err := digest.Parse(strings.TrimSpace(string(content)))
 	if err != nil {
-		return "", fmt.Errorf("link %s contains %q: %w", path, content, err)
+		return "", fmt.Errorf("link %s contains %q: %w: push its content again, or delete the link", path, content, err)
 	}
 	return d, nil
 }

@@ -108,7 +108,7 @@ func (i *inventory) readRepositories(ctx context.Context) (links []blobLink, err
 			}
 			d, err := parseLink(name, content)
 			if err != nil {
-				return fmt.Errorf("%w: push the tag again or delete it", err)
+				return err
 			}
 			i.tagged[repositoryDigest{m[1], d}] = true
 		}
