@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"strconv"
@@ -167,12 +168,17 @@ func nodeReady(node *corev1.Node) error {
 
 // freePort returns a TCP port that is free on the host's 127.0.0.1.
 func freePort() (int, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, fmt.Errorf("looking for a free port: %w", err)
+	// Ports of outgoing connections begin at 32768: one of them could be taken before this one is used.
+	const first, end = 10000, 32768
+	var err error
+	for range 100 {
+		port := first + rand.IntN(end-first)
+		var listener net.Listener
+		if listener, err = net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err == nil {
+			return port, listener.Close()
+		}
 	}
-	defer listener.Close()
-	return listener.Addr().(*net.TCPAddr).Port, nil
+	return 0, fmt.Errorf("looking for a free port: %w", err)
 }
 
 // installPrograms copies the cluster's programs and this one to the cluster's directory.
