@@ -2,11 +2,9 @@ package e2e
 
 import (
 	"bufio"
-	"bytes"
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -408,20 +406,8 @@ func (b *workbench) trust(t *testing.T, host string, ca []byte, certificate *pki
 func (b *workbench) startDaemons(t *testing.T) {
 	t.Helper()
 	// Without rules and bridges: the node's network belongs to Kubernetes.
-	cmd := exec.Command(b.testcluster, "exec", "--name", b.name, b.node, "--", "dockerd", "--iptables=false",
-		"--ip6tables=false", "--bridge=none", "--storage-driver=vfs", "--log-level=warn")
-	var log bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &log, &log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		cmd.Process.Signal(syscall.SIGTERM)
-		cmd.Wait()
-		if t.Failed() {
-			t.Logf("log of dockerd:\n%s", log.String())
-		}
-	})
+	b.daemon(t, b.node, "dockerd", "--iptables=false", "--ip6tables=false", "--bridge=none", "--storage-driver=vfs",
+		"--log-level=warn")
 	eventually(t, time.Minute, "dockerd", func() error {
 		if out, err := b.onNode(t, b.node, "/usr/bin/docker", "version"); err != nil {
 			return fmt.Errorf("%w: %s", err, out)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -122,19 +123,7 @@ runtime_type = "vm"
 [crio.nri]
 enable_nri = false
 `, strings.TrimPrefix(crioSocket, "unix://"), shim))
-	cmd := exec.Command(w.testcluster, "exec", "--name", w.name, node, "--", program)
-	var log bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &log, &log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		cmd.Process.Signal(syscall.SIGTERM)
-		cmd.Wait()
-		if t.Failed() {
-			t.Logf("log of CRI-O on %s:\n%s", node, log.String())
-		}
-	})
+	w.daemon(t, node, program)
 	eventually(t, 30*time.Second, "CRI-O of "+node, func() error {
 		if out, err := w.onNode(t, node, "crictl", "--runtime-endpoint", crioSocket, "version"); err != nil {
 			return fmt.Errorf("%w: %s", err, out)
@@ -148,4 +137,22 @@ func (w *world) crictlPull(t *testing.T, node, socket, image string, flags ...st
 	t.Helper()
 	args := append([]string{"crictl", "--runtime-endpoint", socket, "pull"}, flags...)
 	return w.onNode(t, node, append(args, image)...)
+}
+
+// daemon runs a program on a node until the test ends. The log shows its output if the test fails.
+func (w *world) daemon(t *testing.T, node string, command ...string) {
+	t.Helper()
+	cmd := exec.Command(w.testcluster, append([]string{"exec", "--name", w.name, node, "--"}, command...)...)
+	var log bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &log, &log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Signal(syscall.SIGTERM)
+		cmd.Wait()
+		if t.Failed() {
+			t.Logf("log of %s on %s:\n%s", filepath.Base(command[0]), node, log.String())
+		}
+	})
 }
