@@ -10,9 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
-	"github.com/distribution/distribution/v3"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
@@ -35,13 +33,6 @@ const (
 	referrerLinks = "_referrers"
 	indexLinks    = "_indexes"
 )
-
-// rebuiltPath is the record of the last rebuild, next to leasePath.
-const rebuiltPath = "/docker/registry/v2/zarf-registry/back-links.json"
-
-// rebuildAgain is when a registry rebuilds again: during an upgrade with several replicas, those of the previous
-// release accept pushes until they are replaced.
-const rebuildAgain = 15 * time.Minute
 
 // storageConcurrency is how many files are read or written at once.
 const storageConcurrency = 16
@@ -308,97 +299,6 @@ func (s *blobSource) listDigests(ctx context.Context, dir string) (digests []dig
 		}
 	}
 	return digests, nil
-}
-
-// followRebuilds rebuilds back links until it has succeeded, and again after rebuildAgain.
-func (s *blobSource) followRebuilds(ctx context.Context, again time.Duration) {
-	const retry = 10 * time.Second
-	for wait := time.Duration(0); ; {
-		if sleep(ctx, wait) != nil {
-			return
-		}
-		err := s.rebuild(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return
-		case err != nil:
-			s.log.Error("indexing referrers failed, retrying", "error", err)
-			wait = retry
-		case s.rebuilt.Swap(true):
-			return
-		default:
-			wait = again
-		}
-	}
-}
-
-// rebuildRecord is the content of rebuiltPath.
-type rebuildRecord struct {
-	// Since is when the last rebuild began, by the storage's clock.
-	Since time.Time `json:"since"`
-}
-
-// rebuild adds the links that earlier releases did not write: back links, and those from other digests to SHA-256.
-func (s *blobSource) rebuild(ctx context.Context) error {
-	var last rebuildRecord
-	content, err := s.driver.GetContent(ctx, rebuiltPath)
-	if err == nil {
-		err = json.Unmarshal(content, &last)
-	}
-	if err != nil && !errors.As(err, new(storagedriver.PathNotFoundError)) {
-		return fmt.Errorf("reading %s: %w", rebuiltPath, err)
-	}
-	began := rebuiltPath + ".began"
-	if err := s.driver.PutContent(ctx, began, []byte("\n")); err != nil {
-		return err
-	}
-	info, err := s.driver.Stat(ctx, began)
-	if err != nil {
-		return err
-	}
-
-	var links []string
-	err = walkFiles(ctx, s.driver, repositoriesPath, func(info storagedriver.FileInfo) error {
-		if !info.ModTime().Before(last.Since.Add(-time.Minute)) { // a pushed file may get its time before it appears
-			links = append(links, info.Path())
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	err = inParallel(ctx, links, s.rebuildLink)
-	if err != nil {
-		return err
-	}
-	if content, err = json.Marshal(rebuildRecord{Since: info.ModTime()}); err != nil {
-		return err
-	}
-	return s.driver.PutContent(ctx, rebuiltPath, content)
-}
-
-// rebuildLink adds what the link of a manifest or of a blob needs.
-func (s *blobSource) rebuildLink(ctx context.Context, name string) error {
-	if m := revisionLink.FindStringSubmatch(name); m != nil {
-		paths, link, err := s.backLinksOf(ctx, m[1], pathDigest(m[2], m[3]))
-		for _, path := range paths {
-			if err == nil {
-				err = s.driver.PutContent(ctx, path, link)
-			}
-		}
-		return err
-	}
-	if m := layerLink.FindStringSubmatch(name); m != nil && m[2] != digest.Canonical.String() {
-		stored, err := s.readLink(ctx, name)
-		if errors.Is(err, distribution.ErrBlobUnknown) {
-			return nil // just deleted
-		}
-		if err != nil || stored.Algorithm() != digest.Canonical {
-			return err
-		}
-		return s.link(ctx, digestLinkPath(pathDigest(m[2], m[3])), stored)
-	}
-	return nil
 }
 
 // inParallel calls do for each item. It returns the first error.

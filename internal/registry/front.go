@@ -145,7 +145,7 @@ func (f *front) verifies(r *http.Request, to target, caller *caller, login login
 		return !slices.Contains(caller.roles, pki.OrganizationPush) && !slices.Contains(caller.roles, pki.OrganizationClient)
 	}
 	if caller.who == nil { // everyone may read
-		_, _ = login.verify() // a wrong credential is none
+		_, _ = login.verify() // a wrong credential counts as no credential
 	}
 	return caller.who == nil || caller.who.role == rolePull
 }
