@@ -6,9 +6,9 @@
 // reloads certificates and CAs, a plain listener that opens and closes with its users file,
 // authorization, health and metrics on separate ports, timeouts that end stalled connections but not
 // slow ones, and draining. Distribution stores and serves. What it lacks of the OCI distribution
-// specification is added here: lists of referrers (referrers.go, backlinks.go), digests other than SHA-256 (digests.go),
-// tags as parameters of a push (push.go), uploads
-// in a single request (singlepost.go), and mounts from any repository (mount.go).
+// specification is added here: lists of referrers (referrers.go, backlinks.go), digests other than SHA-256
+// (digests.go), tags as parameters of a push (push.go), uploads in a single request (singlepost.go), and
+// mounts from any repository (mount.go). So are the signatures that images need (verify.go).
 //
 // It does not issue certificates, create credentials, expire content or replicate, and it is not a
 // pull-through cache.
