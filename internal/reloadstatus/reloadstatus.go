@@ -39,7 +39,8 @@ type Verification struct {
 	Enforced bool `json:"enforced"`
 	// Keys are the SHA-256 digests of the public keys in use (SubjectPublicKeyInfo), in lower-case hexadecimal.
 	Keys []string `json:"keys"`
-	// OwnImages is the SHA-256 of the list of the project's own images, in lower-case hexadecimal; empty if there is none.
+	// OwnImages is the SHA-256 of the list of the project's own images, in lower-case hexadecimal. It is empty before
+	// one was read.
 	OwnImages string `json:"ownImages,omitempty"`
 	// UnsignedTags is the number of tags whose image is not signed; nil until all were verified.
 	UnsignedTags *int64 `json:"unsignedTags,omitempty"`

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"slices"
 
-	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
@@ -67,13 +66,4 @@ func IsCarrier(ctx context.Context, repository Repository, manifest []byte) (boo
 // is verified when it is pulled.
 func isReferrersList(manifests []v1.Descriptor) bool {
 	return !slices.ContainsFunc(manifests, func(m v1.Descriptor) bool { return m.ArtifactType == "" || m.Platform != nil })
-}
-
-// Contains reports whether a manifest is an index that contains a manifest with one of the digests.
-func Contains(manifest []byte, digests ...digest.Digest) bool {
-	var d document
-	if json.Unmarshal(manifest, &d) != nil || d.Config != nil || d.Layers != nil {
-		return false
-	}
-	return slices.ContainsFunc(d.Manifests, func(m v1.Descriptor) bool { return slices.Contains(digests, m.Digest) })
 }

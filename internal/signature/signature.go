@@ -45,10 +45,10 @@ const (
 
 // Repository is the repository of an image.
 type Repository interface {
-	// Read returns a manifest or a blob. The error is [fs.ErrNotExist] if there is none, or if it is larger than
-	// limit.
+	// Read returns a manifest or a blob. The error is [fs.ErrNotExist] if it does not exist, or if it is
+	// larger than limit.
 	Read(ctx context.Context, d digest.Digest, limit int64) ([]byte, error)
-	// Tagged returns the digest of a tag's manifest; "" if there is none.
+	// Tagged returns the digest of a tag's manifest; "" if the tag does not exist.
 	Tagged(ctx context.Context, tag string) (digest.Digest, error)
 	// Referrers returns the manifests whose subject is given.
 	Referrers(ctx context.Context, subject digest.Digest) ([]v1.Descriptor, error)

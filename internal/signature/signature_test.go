@@ -430,15 +430,6 @@ func TestCarriers(t *testing.T) {
 	}
 }
 
-func TestContains(t *testing.T) {
-	d, other := digest.FromString("child"), digest.FromString("other")
-	index := fmt.Sprintf(`{"manifests":[{"digest":%q}]}`, d)
-	if !Contains([]byte(index), other, d) || Contains([]byte(index), other) || Contains([]byte("x"), d) ||
-		Contains([]byte(fmt.Sprintf(`{"layers":[],"manifests":[{"digest":%q}]}`, d)), d) {
-		t.Error("Contains() is wrong")
-	}
-}
-
 func TestParseKeys(t *testing.T) {
 	keys := fromCosign(t).Keys
 	short, err := rsa.GenerateKey(rand.Reader, 1024)
