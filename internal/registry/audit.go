@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -23,10 +24,10 @@ const auditMessage = "audit"
 
 // auditPending is a change that a request will have made if it succeeds.
 type auditPending struct {
-	action    string
-	reference string
-	digest    string   // unknown before a push
-	tags      []string // references beside the one in the path
+	action     string
+	repository string
+	name       string // a tag or digest
+	digest     string // unknown before a push
 }
 
 // pending returns the change that a request makes to the registry's content, or nil. It is called before the
@@ -34,21 +35,15 @@ type auditPending struct {
 func (f *front) pending(r *http.Request, to target) *auditPending {
 	switch {
 	case r.Method == http.MethodPut && to.manifest != "":
-		change := &auditPending{action: actionPush, reference: referenceTo(to.repository, to.manifest)}
-		if digest.Digest(to.manifest).Validate() == nil {
-			for _, tag := range r.URL.Query()["tag"] {
-				change.tags = append(change.tags, referenceTo(to.repository, tag))
-			}
-		}
-		return change
+		return &auditPending{action: actionPush, repository: to.repository, name: to.manifest}
 	case r.Method == http.MethodDelete && to.manifest != "":
-		change := &auditPending{action: actionDelete, reference: referenceTo(to.repository, to.manifest), digest: to.manifest}
+		change := &auditPending{actionDelete, to.repository, to.manifest, to.manifest}
 		if digest.Digest(to.manifest).Validate() != nil {
 			change.digest = f.tagged(r.Context(), to.repository, to.manifest).String()
 		}
 		return change
 	case r.Method == http.MethodDelete && to.blob != "":
-		return &auditPending{action: actionDelete, reference: referenceTo(to.repository, to.blob), digest: to.blob}
+		return &auditPending{actionDelete, to.repository, to.blob, to.blob}
 	}
 	return nil
 }
@@ -61,8 +56,9 @@ func (f *front) audit(ctx context.Context, change *auditPending, e *exchange, wh
 	if change.action == actionPush {
 		change.digest = e.Header().Get("Docker-Content-Digest")
 	}
-	for _, reference := range append(change.tags, change.reference) {
-		logChange(ctx, f.log, change.action, reference, change.digest, who.audit())
+	// A push by digest may name tags, too.
+	for _, name := range slices.Concat(e.Header().Values("OCI-Tag"), []string{change.name}) {
+		logChange(ctx, f.log, change.action, referenceTo(change.repository, name), change.digest, who.audit())
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"path"
 	"slices"
-	"strings"
 	"sync"
 
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
@@ -82,6 +81,11 @@ func backLinkDir(repository, kind string, from digest.Digest) string {
 	return repositoriesPath + "/" + repository + "/" + kind + "/" + digestPath(from)
 }
 
+// backLinkPath is the path of a back link in such a directory.
+func backLinkPath(links string, to digest.Digest) string {
+	return links + "/" + digestPath(to) + "/descriptor.json"
+}
+
 // backLinks returns the paths of a manifest's back links, and their content.
 func backLinks(repository string, manifest v1.Descriptor, content []byte) (paths []string, link []byte, err error) {
 	m, err := describe(content)
@@ -101,7 +105,7 @@ func backLinks(repository string, manifest v1.Descriptor, content []byte) (paths
 		return nil, nil, err
 	}
 	add := func(kind string, from digest.Digest) {
-		paths = append(paths, backLinkDir(repository, kind, from)+"/"+digestPath(manifest.Digest)+"/descriptor.json")
+		paths = append(paths, backLinkPath(backLinkDir(repository, kind, from), manifest.Digest))
 	}
 	if m.subject != "" {
 		add(referrerLinks, m.subject)
@@ -164,11 +168,30 @@ func (s *blobSource) indexesOf(ctx context.Context, repository string, child dig
 func (s *blobSource) referring(
 	ctx context.Context, repository, kind string, from digest.Digest,
 ) (found []v1.Descriptor, err error) {
-	if s.rebuilt.Load() {
-		found, err = s.followBackLinks(ctx, backLinkDir(repository, kind, from), repository)
-	} else {
-		found, err = s.scan(ctx, repository, kind, from)
+	links := backLinkDir(repository, kind, from)
+	candidates, read := links, s.readBackLink
+	if !s.rebuilt.Load() {
+		candidates, read = revisionsDir(repository), s.deriveBackLink
 	}
+	digests, err := s.listDigests(ctx, candidates)
+	if err != nil {
+		return nil, err
+	}
+	var mu sync.Mutex
+	err = inParallel(ctx, digests, func(ctx context.Context, d digest.Digest) error {
+		link, err := read(ctx, repository, links, d)
+		if link == nil || err != nil {
+			return err
+		}
+		var manifest v1.Descriptor
+		if err := json.Unmarshal(link, &manifest); err != nil {
+			return fmt.Errorf("back link from %s to %s: %w", links, d, err)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		found = append(found, manifest)
+		return nil
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -176,62 +199,26 @@ func (s *blobSource) referring(
 	return s.withoutTwins(ctx, repository, found)
 }
 
-// followBackLinks reads the back links in a directory.
-func (s *blobSource) followBackLinks(ctx context.Context, dir, repository string) ([]v1.Descriptor, error) {
-	digests, err := s.listDigests(ctx, dir)
-	if err != nil {
+// readBackLink returns the content of the back link to a manifest, or nil if the manifest does not exist.
+func (s *blobSource) readBackLink(ctx context.Context, repository, links string, to digest.Digest) ([]byte, error) {
+	if exists, err := s.exists(ctx, revisionPath(repository, to)); err != nil || !exists {
 		return nil, err
 	}
-	var mu sync.Mutex
-	var found []v1.Descriptor
-	err = inParallel(ctx, digests, func(ctx context.Context, d digest.Digest) error {
-		if exists, err := s.exists(ctx, revisionPath(repository, d)); err != nil || !exists {
-			return err
-		}
-		name := dir + "/" + digestPath(d) + "/descriptor.json"
-		content, err := s.driver.GetContent(ctx, name)
-		if errors.As(err, new(storagedriver.PathNotFoundError)) {
-			return nil // the manifest was just deleted
-		}
-		var manifest v1.Descriptor
-		if err == nil {
-			err = json.Unmarshal(content, &manifest)
-		}
-		if err != nil {
-			return fmt.Errorf("back link %s: %w", name, err)
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		found = append(found, manifest)
-		return nil
-	})
-	return found, err
+	content, err := s.driver.GetContent(ctx, backLinkPath(links, to))
+	if errors.As(err, new(storagedriver.PathNotFoundError)) {
+		return nil, nil // the manifest was just deleted
+	}
+	return content, err
 }
 
-// scan reads all manifests of a repository to find those that back links would lead to.
-func (s *blobSource) scan(ctx context.Context, repository, kind string, from digest.Digest) ([]v1.Descriptor, error) {
-	digests, err := s.listDigests(ctx, repositoriesPath+"/"+repository+"/_manifests/revisions")
-	if err != nil {
+// deriveBackLink reads a manifest, and returns what the content of the back link to it would be, or nil if it would
+// have none.
+func (s *blobSource) deriveBackLink(ctx context.Context, repository, links string, to digest.Digest) ([]byte, error) {
+	paths, link, err := s.backLinksOf(ctx, repository, to)
+	if err != nil || !slices.Contains(paths, backLinkPath(links, to)) {
 		return nil, err
 	}
-	dir := backLinkDir(repository, kind, from) + "/"
-	var mu sync.Mutex
-	var found []v1.Descriptor
-	err = inParallel(ctx, digests, func(ctx context.Context, d digest.Digest) error {
-		paths, link, err := s.backLinksOf(ctx, repository, d)
-		if err != nil || !slices.ContainsFunc(paths, func(path string) bool { return strings.HasPrefix(path, dir) }) {
-			return err
-		}
-		var manifest v1.Descriptor
-		if err := json.Unmarshal(link, &manifest); err != nil {
-			return err
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		found = append(found, manifest)
-		return nil
-	})
-	return found, err
+	return link, nil
 }
 
 // backLinksOf returns the back links of a stored manifest; none if it was deleted, or if it is not a manifest as this
@@ -239,16 +226,8 @@ func (s *blobSource) scan(ctx context.Context, repository, kind string, from dig
 func (s *blobSource) backLinksOf(
 	ctx context.Context, repository string, d digest.Digest,
 ) (paths []string, link []byte, err error) {
-	stored, err := s.driver.GetContent(ctx, revisionPath(repository, d))
-	var target digest.Digest
-	var content []byte
-	if err == nil {
-		target, err = parseLink(revisionPath(repository, d), stored)
-	}
-	if err == nil {
-		content, err = s.driver.GetContent(ctx, blobPath(target))
-	}
-	if errors.As(err, new(storagedriver.PathNotFoundError)) {
+	content, err := s.manifestContent(ctx, repository, d)
+	if errors.Is(err, errUnknownManifest) {
 		return nil, nil, nil
 	}
 	if err != nil {

@@ -71,11 +71,7 @@ type blobSource struct {
 
 // tagged returns the digest of a tag's manifest, or "" if there is none.
 func (s *blobSource) tagged(ctx context.Context, repository, tag string) digest.Digest {
-	link, err := s.driver.GetContent(ctx, tagPath(repository, tag))
-	if err != nil {
-		return "" // the request reports it
-	}
-	d, _ := digest.Parse(string(link))
+	d, _ := s.readLink(ctx, tagPath(repository, tag)) // the request reports the error
 	return d
 }
 

@@ -26,17 +26,17 @@ func (s *blobSource) canonical(ctx context.Context, d digest.Digest) (digest.Dig
 
 // readLink returns the digest in a link, or a [distribution.ErrBlobUnknown].
 func (s *blobSource) readLink(ctx context.Context, path string) (digest.Digest, error) {
-	content, err := s.driver.GetContent(ctx, path)
+	return readLink(ctx, s.driver, path)
+}
+
+func readLink(ctx context.Context, driver storagedriver.StorageDriver, path string) (digest.Digest, error) {
+	content, err := driver.GetContent(ctx, path)
 	if errors.As(err, new(storagedriver.PathNotFoundError)) {
 		return "", distribution.ErrBlobUnknown
 	}
 	if err != nil {
 		return "", err
 	}
-	return parseLink(path, content)
-}
-
-func parseLink(path string, content []byte) (digest.Digest, error) {
 	d, err := digest.Parse(strings.TrimSpace(string(content)))
 	if err != nil {
 		return "", fmt.Errorf("link %s contains %q: %w: push its content again, or delete the link", path, content, err)

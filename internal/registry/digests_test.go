@@ -18,6 +18,7 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/gc"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 var octets = []string{"Content-Type", "application/octet-stream"}
@@ -224,7 +225,7 @@ func TestTagParameters(t *testing.T) {
 func TestManifestThatIsTooLarge(t *testing.T) {
 	i := start(t, newTestCA(t), t.TempDir())
 	got := i.pusher().must(http.StatusRequestEntityTooLarge, "PUT", "/v2/a/manifests/v1",
-		strings.NewReader(`{"annotations":{"x":"`+strings.Repeat("x", maxManifest)+`"}}`), "Content-Type", ociManifest)
+		strings.NewReader(`{"annotations":{"x":"`+strings.Repeat("x", oci.MaxManifestSize)+`"}}`), "Content-Type", ociManifest)
 	if got.code() != "SIZE_INVALID" {
 		t.Errorf("%s", got.body)
 	}

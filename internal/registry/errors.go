@@ -16,7 +16,7 @@ func unavailable(format string, args ...any) error {
 	return errcode.ErrorCodeUnavailable.WithMessage(fmt.Sprintf(format, args...))
 }
 
-// errTooLarge means that a manifest is larger than maxManifest.
+// errTooLarge means that a manifest is larger than oci.MaxManifestSize.
 var errTooLarge = errcode.ErrorCodeSizeInvalid.WithMessage("a manifest may have at most 4 MiB")
 
 // writeError responds with err as an OCI error.

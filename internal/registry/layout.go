@@ -32,7 +32,7 @@ func tagPath(repository, tag string) string {
 
 // digestLinkPath is the path of the link from a digest other than SHA-256 to the SHA-256 digest.
 func digestLinkPath(d digest.Digest) string {
-	return blobsPath + "/" + d.Algorithm().String() + "/" + d.Encoded()[:2] + "/" + d.Encoded() + "/link"
+	return blobDir(d) + "/link"
 }
 
 // layerPath and revisionPath are the paths of links that make a blob or a manifest part of a repository.
@@ -41,7 +41,11 @@ func layerPath(repository string, d digest.Digest) string {
 }
 
 func revisionPath(repository string, d digest.Digest) string {
-	return repositoriesPath + "/" + repository + "/_manifests/revisions/" + digestPath(d) + "/link"
+	return revisionsDir(repository) + "/" + digestPath(d) + "/link"
+}
+
+func revisionsDir(repository string) string {
+	return repositoriesPath + "/" + repository + "/_manifests/revisions"
 }
 
 // digestPath is a digest as two directories.
@@ -49,5 +53,9 @@ func digestPath(d digest.Digest) string { return d.Algorithm().String() + "/" + 
 
 // blobPath is the path of a blob's data.
 func blobPath(d digest.Digest) string {
-	return blobsPath + "/" + d.Algorithm().String() + "/" + d.Encoded()[:2] + "/" + d.Encoded() + "/data"
+	return blobDir(d) + "/data"
+}
+
+func blobDir(d digest.Digest) string {
+	return blobsPath + "/" + d.Algorithm().String() + "/" + d.Encoded()[:2] + "/" + d.Encoded()
 }

@@ -9,6 +9,7 @@ import (
 	"path"
 	"time"
 
+	"github.com/distribution/distribution/v3"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
 )
@@ -99,14 +100,10 @@ func (i *inventory) readRepositories(ctx context.Context) (links []blobLink, err
 			}
 			links = append(links, blobLink{stored, path.Dir(name), info.ModTime()})
 		} else if m := currentLink.FindStringSubmatch(name); m != nil {
-			content, err := i.driver.GetContent(ctx, name)
-			if errors.As(err, new(storagedriver.PathNotFoundError)) {
+			d, err := readLink(ctx, i.driver, name)
+			if errors.Is(err, distribution.ErrBlobUnknown) {
 				return nil // the tag was just deleted
 			}
-			if err != nil {
-				return err
-			}
-			d, err := parseLink(name, content)
 			if err != nil {
 				return err
 			}
@@ -143,14 +140,10 @@ func (i *inventory) resolve(ctx context.Context, d digest.Digest, link string) (
 	if d.Algorithm() == digest.Canonical {
 		return d, nil
 	}
-	content, err := i.driver.GetContent(ctx, link)
-	if errors.As(err, new(storagedriver.PathNotFoundError)) {
+	stored, err := readLink(ctx, i.driver, link)
+	if errors.Is(err, distribution.ErrBlobUnknown) {
 		return d, nil // just deleted
 	}
-	if err != nil {
-		return "", err
-	}
-	stored, err := parseLink(link, content)
 	if err == nil && stored != d {
 		i.canonical[d] = stored
 	}

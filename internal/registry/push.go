@@ -13,11 +13,9 @@ import (
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
-)
 
-// maxManifest is distribution's limit in bytes, and the minimum that a registry has to support (OCI
-// distribution spec, "Pushing Manifests").
-const maxManifest = 4 << 20
+	"github.com/zarf-dev/zarf-registry/internal/oci"
+)
 
 // push is what a manifest upload asks for beyond what distribution supports. It is in the upload's context.
 type push struct {
@@ -35,12 +33,16 @@ type pushKey struct{}
 // the response header OCI-Subject.
 func withPushes(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		to := targetOf(r)
-		if r.Method != http.MethodPut || to.manifest == "" {
+		if r.Method != http.MethodPut {
 			next.ServeHTTP(w, r)
 			return
 		}
-		content, err := io.ReadAll(io.LimitReader(r.Body, maxManifest+1))
+		to := targetOf(r)
+		if to.manifest == "" {
+			next.ServeHTTP(w, r)
+			return
+		}
+		content, err := io.ReadAll(io.LimitReader(r.Body, oci.MaxManifestSize+1))
 		if err != nil {
 			writeError(w, err)
 			return
@@ -58,27 +60,27 @@ func withPushes(next http.Handler) http.Handler {
 }
 
 // newPush also returns the tag or digest under which distribution stores the manifest.
-func newPush(name string, query url.Values, content []byte) (p *push, stored string, err error) {
-	if len(content) > maxManifest {
-		return nil, "", errTooLarge
+func newPush(name string, query url.Values, content []byte) (p push, stored string, err error) {
+	if len(content) > oci.MaxManifestSize {
+		return push{}, "", errTooLarge
 	}
 	m, err := describe(content)
 	if err != nil {
-		return nil, "", errcode.ErrorCodeManifestInvalid.WithDetail(err.Error())
+		return push{}, "", errcode.ErrorCodeManifestInvalid.WithDetail(err.Error())
 	}
-	p = &push{subject: m.subject}
+	p = push{subject: m.subject}
 	d := digest.Digest(name)
 	if d.Validate() != nil {
 		return p, name, nil
 	}
 	if d.Algorithm().FromBytes(content) != d {
-		return nil, "", errcode.ErrorCodeDigestInvalid.WithDetail("the digest of the content is " +
+		return push{}, "", errcode.ErrorCodeDigestInvalid.WithDetail("the digest of the content is " +
 			d.Algorithm().FromBytes(content).String())
 	}
 	p.tags = query["tag"]
 	for _, tag := range p.tags {
 		if tag == "" || reference.TagRegexp.FindString(tag) != tag {
-			return nil, "", errcode.ErrorCodeTagInvalid.WithDetail(tag)
+			return push{}, "", errcode.ErrorCodeTagInvalid.WithDetail(tag)
 		}
 	}
 	if d.Algorithm() != digest.Canonical {
@@ -90,7 +92,7 @@ func newPush(name string, query url.Values, content []byte) (p *push, stored str
 // pushResponse is the response to a manifest upload.
 type pushResponse struct {
 	http.ResponseWriter
-	push      *push
+	push      push
 	manifests string // the path of the repository's manifests
 }
 
@@ -136,8 +138,8 @@ func (m manifestStore) Put(
 		return "", err
 	}
 	name, named := m.repository.Named().Name(), stored
-	asked, _ := ctx.Value(pushKey{}).(*push)
-	if asked != nil && asked.named != "" {
+	asked, _ := ctx.Value(pushKey{}).(push)
+	if asked.named != "" {
 		named = asked.named
 		if err := m.source.link(ctx, revisionPath(name, named), stored); err != nil {
 			return "", err
@@ -146,11 +148,9 @@ func (m manifestStore) Put(
 	if err := m.source.addBackLinks(ctx, name, v1.Descriptor{MediaType: mediaType, Digest: named}, content); err != nil {
 		return "", err
 	}
-	if asked != nil {
-		for _, tag := range asked.tags {
-			if err := m.repository.Tags(ctx).Tag(ctx, tag, v1.Descriptor{Digest: named}); err != nil {
-				return "", err
-			}
+	for _, tag := range asked.tags {
+		if err := m.repository.Tags(ctx).Tag(ctx, tag, v1.Descriptor{Digest: named}); err != nil {
+			return "", err
 		}
 	}
 	return stored, nil

@@ -6,22 +6,28 @@ import (
 	"net/url"
 	"regexp"
 	"strconv"
+	"strings"
 
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // maxReferrers is the default and the maximum of descriptors in a response. A response also has at most
-// maxManifest bytes, unless it has only one descriptor, because clients read it as a manifest.
+// oci.MaxManifestSize bytes, unless it has only one descriptor, because clients read it as a manifest.
 const maxReferrers = 1000
 
 var referrersRoute = regexp.MustCompile(`^/v2/(` + reference.NameRegexp.String() + `)/referrers/([^/]+)$`)
 
 // referrersPath returns the parts of the path of a referrers list.
 func referrersPath(path string) (repository, subject string, ok bool) {
+	if !strings.Contains(path, "/referrers/") { // every request comes here
+		return "", "", false
+	}
 	m := referrersRoute.FindStringSubmatch(path)
 	if m == nil {
 		return "", "", false
@@ -101,7 +107,7 @@ func pageOf(found []v1.Descriptor, artifactType, last string, limit int) (page [
 		}
 		encoded, _ := json.Marshal(d) // was decoded
 		size += len(encoded) + 1
-		if len(page) == limit || len(page) > 0 && size > maxManifest-1024 { // the rest of the index
+		if len(page) == limit || len(page) > 0 && size > oci.MaxManifestSize-1024 { // the rest of the index
 			return page, true
 		}
 		page = append(page, d)

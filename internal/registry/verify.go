@@ -19,6 +19,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/signature"
 )
 
@@ -312,8 +313,17 @@ func (s *blobSource) resolve(ctx context.Context, to target) (digest.Digest, err
 	return d, err
 }
 
-// manifest returns the content of a repository's manifest.
+// manifest returns the content of a repository's manifest, or an error if it is damaged.
 func (s *blobSource) manifest(ctx context.Context, repository string, d digest.Digest) ([]byte, error) {
+	content, err := s.manifestContent(ctx, repository, d)
+	if err == nil && d.Algorithm().FromBytes(content) != d {
+		return nil, fmt.Errorf("manifest %s is damaged: push it again", d)
+	}
+	return content, err
+}
+
+// manifestContent returns the content of a repository's manifest without verifying it, or errUnknownManifest.
+func (s *blobSource) manifestContent(ctx context.Context, repository string, d digest.Digest) ([]byte, error) {
 	stored, err := s.readLink(ctx, revisionPath(repository, d))
 	if errors.Is(err, distribution.ErrBlobUnknown) {
 		return nil, errUnknownManifest
@@ -321,21 +331,15 @@ func (s *blobSource) manifest(ctx context.Context, repository string, d digest.D
 	if err != nil {
 		return nil, err
 	}
-	content, err := s.readBlob(ctx, stored, maxManifest)
+	content, err := s.readBlob(ctx, stored, oci.MaxManifestSize)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, errUnknownManifest
 	}
-	if err != nil {
-		return nil, err
-	}
-	if d.Algorithm().FromBytes(content) != d {
-		return nil, fmt.Errorf("manifest %s is damaged: push it again", d)
-	}
-	return content, nil
+	return content, err
 }
 
-// readBlob returns the content of a blob. The error is [fs.ErrNotExist] if there is none, or if it is larger than
-// limit.
+// readBlob returns the content of a blob. The error is [fs.ErrNotExist] if it does not exist, or if it is larger
+// than limit.
 func (s *blobSource) readBlob(ctx context.Context, d digest.Digest, limit int64) ([]byte, error) {
 	reader, err := s.driver.Reader(ctx, blobPath(d), 0)
 	if errors.As(err, new(storagedriver.PathNotFoundError)) {

@@ -143,7 +143,7 @@ func (t *trusted) loadOwn(file string) error {
 	return nil
 }
 
-// ownDigest returns the SHA-256 of the file in force; empty if there is none.
+// ownDigest returns the SHA-256 of the file in force; empty before one was read.
 func (t *trusted) ownDigest() string {
 	if t.own == nil {
 		return ""
