@@ -71,34 +71,21 @@ func (k *Keeper) ClosePlain(ctx context.Context) (string, error) {
 func (k *Keeper) AwaitPlain(ctx context.Context, open bool) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, listenerTime)
 	defer cancel()
-	var refreshed time.Time
-	for {
-		pods, wrong, err := k.plainPods(ctx, open)
-		if err == nil && len(wrong) == 0 {
-			return pods, nil
-		}
-		if err == nil && time.Since(refreshed) >= RefreshInterval {
-			refreshed = time.Now()
-			err = k.RefreshPods(ctx, slices.Collect(maps.Keys(wrong)))
-		}
-		if err != nil && ctx.Err() == nil && !release.IsTransient(err) {
-			return 0, err
-		}
-		if sleepErr := release.Sleep(ctx, release.PollInterval); sleepErr != nil {
+	return k.awaitPods(ctx, func() (int, map[string]string, error) { return k.plainPods(ctx, open) },
+		func(wrong map[string]string, last, ended error) error {
 			want := "open"
 			if !open {
 				want = "close"
 			}
 			complaints := k.complaints(wrong)
-			if err != nil {
-				complaints = append(complaints, err.Error())
+			if last != nil {
+				complaints = append(complaints, last.Error())
 			}
-			return 0, fmt.Errorf("waiting for the registry to %s its plain listener, which follows the key %s of %s: %s; see "+
+			return fmt.Errorf("waiting for the registry to %s its plain listener, which follows the key %s of %s: %s; see "+
 				"the log of that pod: %w",
 				want, names.KeyPullHtpasswd, k.Object("Secret", k.Settings.Name+names.SuffixRegistryAuth),
-				strings.Join(complaints, "; "), sleepErr)
-		}
-	}
+				strings.Join(complaints, "; "), ended)
+		})
 }
 
 // plainPods returns the number of ready registry pods, and a message for each one whose plain

@@ -6,9 +6,9 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/release"
@@ -59,33 +59,21 @@ func (k *Keeper) AwaitOwnImages(ctx context.Context) (int, error) {
 	want := hex.EncodeToString(sum[:])
 	ctx, cancel := context.WithTimeout(ctx, waitTimeout(ctx, loadTimeout))
 	defer cancel()
-	var refreshed time.Time
-	for {
-		know, others, err := k.knowOwnImages(ctx, want)
-		if err == nil && len(others) == 0 {
-			return know, nil
-		}
-		if err == nil && time.Since(refreshed) >= RefreshInterval {
-			refreshed = time.Now()
-			err = k.RefreshPods(ctx, others)
-		}
-		if err != nil && ctx.Err() == nil && !release.IsTransient(err) {
-			return 0, err
-		}
-		if sleepErr := release.Sleep(ctx, release.PollInterval); sleepErr != nil {
-			return 0, fmt.Errorf("waiting for pods %s to load the key %s of %s, without which they deny the project's own "+
-				"images: see their log: %w", release.List(others), names.KeyOwnImages,
-				k.Object("Secret", k.Settings.Name+names.SuffixRegistryAuth), sleepErr)
-		}
-	}
+	return k.awaitPods(ctx, func() (int, map[string]string, error) { return k.knowOwnImages(ctx, want) },
+		func(others map[string]string, _, ended error) error {
+			return fmt.Errorf("waiting for pods %s to load the key %s of %s, without which they deny the project's own "+
+				"images: see their log: %w", release.List(slices.Sorted(maps.Keys(others))), names.KeyOwnImages,
+				k.Object("Secret", k.Settings.Name+names.SuffixRegistryAuth), ended)
+		})
 }
 
-// knowOwnImages returns how many ready pods know the digests, and the names of the others.
-func (k *Keeper) knowOwnImages(ctx context.Context, want string) (know int, others []string, err error) {
+// knowOwnImages returns how many ready pods know the digests, and the others, with what is known about them.
+func (k *Keeper) knowOwnImages(ctx context.Context, want string) (know int, others map[string]string, err error) {
 	pods, err := k.ListPods(ctx, names.ComponentRegistry)
 	if err != nil {
 		return 0, nil, err
 	}
+	others = map[string]string{}
 	for _, pod := range pods {
 		if pod.DeletionTimestamp != nil || !release.PodReady(pod) {
 			continue
@@ -93,12 +81,12 @@ func (k *Keeper) knowOwnImages(ctx context.Context, want string) (know int, othe
 		report, err := k.QueryPod(ctx, &pod)
 		switch {
 		case err != nil:
-			others = append(others, pod.Name)
+			others[pod.Name] = err.Error()
 		case report.Verification == nil: // of the previous revision, which verified nothing
 		case report.Verification.OwnImages == want:
 			know++
 		default:
-			others = append(others, pod.Name)
+			others[pod.Name] = "it knows other digests"
 		}
 	}
 	return know, others, nil
