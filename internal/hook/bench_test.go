@@ -885,6 +885,28 @@ func (b *bench) mustFail(err error, refused bool, want ...string) {
 	}
 }
 
+// mustFindNothing runs the preflight checks.
+func (b *bench) mustFindNothing() {
+	b.Helper()
+	if findings, err := b.hook.Preflight(b.Context()); err != nil || len(findings) > 0 {
+		b.Errorf("found %v (%v)", findings, err)
+	}
+}
+
+// mustFind runs the preflight checks, which must have one finding.
+func (b *bench) mustFind(check string, severity preflight.Severity, want ...string) {
+	b.Helper()
+	findings, err := b.hook.Preflight(b.Context())
+	if err != nil || len(findings) != 1 || findings[0].Check != check || findings[0].Severity != severity {
+		b.Fatalf("found %v (%v)", findings, err)
+	}
+	for _, w := range want {
+		if !strings.Contains(findings[0].String(), w) {
+			b.Errorf("%q is not in %s", w, findings[0])
+		}
+	}
+}
+
 // checkFinished checks what holds after every successful Finish.
 func (b *bench) checkFinished() {
 	b.Helper()

@@ -2,7 +2,6 @@ package hook_test
 
 import (
 	"crypto/x509"
-	"strings"
 	"testing"
 	"time"
 
@@ -68,24 +67,11 @@ func TestPreflightChecksExposure(t *testing.T) {
 					b.add(s)
 				}
 			}
-			findings, err := b.hook.Preflight(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
 			if c.want == nil {
-				if len(findings) > 0 {
-					t.Error(findings)
-				}
+				b.mustFindNothing()
 				return
 			}
-			if len(findings) != 1 || findings[0].Check != "expose" || findings[0].Severity != c.severity {
-				t.Fatal(findings)
-			}
-			for _, want := range c.want {
-				if !strings.Contains(findings[0].String(), want) {
-					t.Errorf("%q is not in %s", want, findings[0])
-				}
-			}
+			b.mustFind("expose", c.severity, c.want...)
 			b.mode(state.ModeExternal)
 			if findings, err := b.hook.Preflight(t.Context()); err != nil || len(findings) > 0 {
 				t.Errorf("with an external registry: %v, %v", findings, err)

@@ -23,11 +23,12 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/probe"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
+	"github.com/zarf-dev/zarf-registry/internal/registry/registrytest"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
 )
 
-const name = "zarf-registry.zarf.svc"
+const name = registrytest.Name
 
 func TestMain(m *testing.M) {
 	registry.RouteLogs(slog.New(slog.DiscardHandler))
@@ -36,73 +37,30 @@ func TestMain(m *testing.M) {
 
 // fixture is a registry of ours, and who has access to it.
 type fixture struct {
-	target  probe.Target
-	ca      *tlsfilestest.CA
-	root    string
-	options registry.Options
+	*registrytest.Registry
+	target probe.Target
+	ca     *tlsfilestest.CA
 }
 
 func start(t *testing.T, change func(*registry.Options)) *fixture {
 	t.Helper()
-	ca, dir := tlsfilestest.NewCA(t, "test"), t.TempDir()
-	tlsDir := filepath.Join(dir, "tls")
-	if err := os.Mkdir(tlsDir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	tlsfilestest.WriteSecret(t, tlsDir, ca.Files(t, pki.OrganizationServer, []string{name}))
-	write := func(file, text string) string {
-		file = filepath.Join(dir, file)
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return file
-	}
-	root := filepath.Join(dir, "storage")
-	config, err := registry.LoadConfig(write("config.yml", "version: 0.1\nstorage: {filesystem: {rootdirectory: "+root+
-		"}}\n"))
+	ca := tlsfilestest.NewCA(t, "test")
+	hash, err := bcrypt.GenerateFromPassword([]byte("pull"), bcrypt.MinCost)
 	if err != nil {
 		t.Fatal(err)
 	}
-	hash, err := bcrypt.GenerateFromPassword([]byte("secret"), bcrypt.MinCost)
-	if err != nil {
+	users := filepath.Join(t.TempDir(), "pull")
+	if err := os.WriteFile(users, []byte("pull:"+string(hash)+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	o := registry.Options{
-		Config: config, TLSDir: tlsDir, Listen: freeport.Loopback(t), PlainListen: freeport.Loopback(t),
-		HealthListen: freeport.Loopback(t),
-		Htpasswd:     write("htpasswd", "push:"+string(hash)+"\n"), PullHtpasswd: write("pull", "pull:"+string(hash)+"\n"),
-		Log: slog.New(slog.DiscardHandler),
-	}
-	if change != nil {
-		change(&o)
-	}
-	server, err := registry.Open(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
+	r := registrytest.Start(t, ca, func(o *registry.Options) {
+		o.LoopbackListen, o.PlainListen, o.HealthListen = "", freeport.Loopback(t), freeport.Loopback(t)
+		o.PullHtpasswd = users
+		if change != nil {
+			change(o)
 		}
 	})
-	f := &fixture{ca: ca, root: root, options: o, target: target(t, ca, o.Listen)}
-	for _, address := range []string{o.Listen, o.PlainListen} {
-		for begin := time.Now(); ; time.Sleep(20 * time.Millisecond) {
-			conn, err := net.Dial("tcp", address)
-			if err == nil {
-				conn.Close()
-				break
-			}
-			if time.Since(begin) > time.Minute {
-				t.Fatal(err)
-			}
-		}
-	}
-	return f
+	return &fixture{r, target(t, ca, r.Address), ca}
 }
 
 // target has a way to an address, whose name is that of the registry's Service.
@@ -115,7 +73,7 @@ func target(t *testing.T, ca *tlsfilestest.CA, address string) probe.Target {
 	return probe.Target{
 		Registry: net.JoinHostPort(name, port),
 		Push:     material(t, ca, pki.OrganizationPush), Node: material(t, ca, pki.OrganizationNode),
-		Username: "push", Password: "secret",
+		Username: registrytest.Username, Password: registrytest.Password,
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, network, strings.Replace(address, name, "127.0.0.1", 1))
 		},
@@ -142,7 +100,7 @@ func TestARegistryOfOursPasses(t *testing.T) {
 	for title, anonymous := range map[string]bool{"with a pull credential": false, "with anonymous pull": true} {
 		t.Run(title, func(t *testing.T) {
 			f := start(t, func(o *registry.Options) { o.AnonymousPull = anonymous })
-			f.target.Plain, f.target.AnonymousPull = f.options.PlainListen, anonymous
+			f.target.Plain, f.target.AnonymousPull = f.Options.PlainListen, anonymous
 			f.target.PortService, f.target.PortReserved = "zarf-registry-nodeport", true
 			var done []string
 			if err := probe.CheckTLS(t.Context(), f.target, steps(&done)); err != nil {
@@ -154,7 +112,7 @@ func TestARegistryOfOursPasses(t *testing.T) {
 			if len(done) != 12+4 {
 				t.Errorf("%d steps: %q", len(done), done)
 			}
-			links, err := filepath.Glob(filepath.Join(f.root, "docker/registry/v2/repositories", probe.Repository,
+			links, err := filepath.Glob(filepath.Join(f.Root, "docker/registry/v2/repositories", probe.Repository,
 				"_manifests/tags/*/current/link"))
 			if err != nil || len(links) > 0 {
 				t.Errorf("left are %q, %v", links, err)

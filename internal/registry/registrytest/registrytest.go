@@ -36,13 +36,18 @@ type Registry struct {
 	// Loopback is the host and port where the credential suffices, without TLS.
 	Loopback string
 
+	// Root is the directory of the storage.
+	Root string
+	// Options are those of the registry.
+	Options registry.Options
+
 	ca *tlsfilestest.CA
 }
 
 var silence = sync.OnceFunc(func() { registry.RouteLogs(slog.New(slog.DiscardHandler)) })
 
 // Start runs an empty registry until the test ends. ca signs its certificate and those of its clients.
-func Start(t testing.TB, ca *tlsfilestest.CA) *Registry {
+func Start(t testing.TB, ca *tlsfilestest.CA, changes ...func(*registry.Options)) *Registry {
 	t.Helper()
 	silence()
 	dir := t.TempDir()
@@ -58,8 +63,9 @@ func Start(t testing.TB, ca *tlsfilestest.CA) *Registry {
 		}
 		return name
 	}
+	root := filepath.Join(dir, "storage")
 	config, err := registry.LoadConfig(write("config.yml",
-		"version: 0.1\nstorage: {filesystem: {rootdirectory: "+filepath.Join(dir, "storage")+"}}\n"))
+		"version: 0.1\nstorage: {filesystem: {rootdirectory: "+root+"}}\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,11 +73,15 @@ func Start(t testing.TB, ca *tlsfilestest.CA) *Registry {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &Registry{Address: freeport.Loopback(t), Loopback: freeport.Loopback(t), ca: ca}
-	server, err := registry.Open(registry.Options{
-		Config: config, TLSDir: tlsDir, Listen: r.Address, LoopbackListen: r.Loopback,
+	o := registry.Options{
+		Config: config, TLSDir: tlsDir, Listen: freeport.Loopback(t), LoopbackListen: freeport.Loopback(t),
 		Htpasswd: write("htpasswd", Username+":"+string(hash)+"\n"), Log: slog.New(slog.DiscardHandler),
-	})
+	}
+	for _, change := range changes {
+		change(&o)
+	}
+	r := &Registry{Address: o.Listen, Loopback: o.LoopbackListen, Root: root, Options: o, ca: ca}
+	server, err := registry.Open(o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,11 +94,21 @@ func Start(t testing.TB, ca *tlsfilestest.CA) *Registry {
 			t.Error(err)
 		}
 	})
+	for _, address := range []string{o.Listen, o.LoopbackListen, o.PlainListen} {
+		if address != "" {
+			awaitListener(t, address)
+		}
+	}
+	return r
+}
+
+func awaitListener(t testing.TB, address string) {
+	t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
-		conn, err := net.Dial("tcp", r.Address)
+		conn, err := net.Dial("tcp", address)
 		if err == nil {
 			conn.Close()
-			return r
+			return
 		}
 		if time.Now().After(end) {
 			t.Fatal(err)
