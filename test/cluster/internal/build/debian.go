@@ -53,9 +53,9 @@ func needsOf(r Recipe) []need {
 	}
 }
 
-// EnsureRuntime installs missing Debian packages. Without root or apt it returns an error that
-// names them. Of concurrent processes, one installs and the others wait.
-func (c *Cache) EnsureRuntime(ctx context.Context) error { return c.ensurePackages(ctx, needsCluster) }
+// EnsurePackages installs missing Debian packages that a cluster needs. Without root or apt it returns an error
+// that names them. Of concurrent processes, one installs and the others wait.
+func (c *Cache) EnsurePackages(ctx context.Context) error { return c.ensurePackages(ctx, needsCluster) }
 
 func missingPackages(needs []need) (missing []string) {
 	for _, n := range needs {

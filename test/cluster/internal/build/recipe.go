@@ -12,23 +12,84 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"path"
 	"runtime"
+	"slices"
 	"sort"
 	"strings"
 )
 
 // Versions of the cluster's components and of the tools, in one place.
 const (
-	KubernetesVersion = "v1.36.3"
 	etcdVersion       = "v3.6.5"
-	containerdVersion = "v2.4.2"
 	runcVersion       = "v1.5.2"
 	cniVersion        = "v1.9.1"
 	coreDNSVersion    = "v1.15.0"
 	kubeRouterVersion = "v2.1.0"
 	criToolsVersion   = "v1.36.0"
 )
+
+// DefaultKubernetes is the minor version of Kubernetes of clusters that name none.
+const DefaultKubernetes = "1.36"
+
+// kubernetesVersions are the patch releases of the minor versions of Kubernetes that clusters can run.
+var kubernetesVersions = map[string]string{
+	"1.28": "v1.28.15", // the oldest supported
+	"1.31": "v1.31.4",
+	"1.34": "v1.34.4",
+	"1.36": "v1.36.3",
+	"1.37": "v1.37.0",
+}
+
+// DefaultRuntime is the container runtime of nodes that name none.
+const DefaultRuntime = "containerd-2.4"
+
+// runtimes are the recipes of the container runtimes that nodes can run, by name.
+var runtimes = map[string]Recipe{
+	"containerd-1.7": containerdRecipe("1.7", "github.com/containerd/containerd", "v1.7.29"),
+	"containerd-2.1": containerdRecipe("2.1", "github.com/containerd/containerd/v2", "v2.1.5"),
+	"containerd-2.4": containerdRecipe("2.4", "github.com/containerd/containerd/v2", "v2.4.2"),
+}
+
+func containerdRecipe(minor, module, version string) Recipe {
+	return Recipe{
+		Name: "containerd-" + minor, Module: module, Version: version,
+		Programs:  programs(module+"/cmd", "containerd", "containerd-shim-runc-v2", "ctr"),
+		Variables: []string{module + "/version.Version=" + version},
+	}
+}
+
+// Runtime returns the recipe of a container runtime, such as containerd-2.4.
+func Runtime(name string) (Recipe, error) {
+	if r, ok := runtimes[name]; ok {
+		return r, nil
+	}
+	return Recipe{}, fmt.Errorf("unknown container runtime %q: want one of %s", name,
+		strings.Join(RuntimeNames(), ", "))
+}
+
+// RuntimeNames returns the names that Runtime accepts.
+func RuntimeNames() []string { return slices.Sorted(maps.Keys(runtimes)) }
+
+// Kubernetes returns the recipe of a minor version of Kubernetes, such as 1.36.
+func Kubernetes(minor string) (Recipe, error) {
+	version, ok := kubernetesVersions[minor]
+	if !ok {
+		return Recipe{}, fmt.Errorf("unknown Kubernetes version %q: want one of %s", minor,
+			strings.Join(KubernetesVersions(), ", "))
+	}
+	return Recipe{
+		Name: "kubernetes", Module: "k8s.io/kubernetes", Version: version,
+		StagingVersion: "v0" + strings.TrimPrefix(version, "v1"),
+		Programs: programs("k8s.io/kubernetes/cmd", "kube-apiserver", "kube-controller-manager", "kube-scheduler",
+			"kubelet", "kube-proxy", "kubectl"),
+		Variables: kubernetesVariables(version),
+	}, nil
+}
+
+// KubernetesVersions returns the minor versions that Kubernetes accepts.
+func KubernetesVersions() []string { return slices.Sorted(maps.Keys(kubernetesVersions)) }
 
 // Names of the recipes of components that a cluster can be without.
 const (
@@ -139,8 +200,8 @@ import (
 func main() { coremain.Run() }
 `
 
-// ClusterRecipes returns the recipes of a cluster's components, small ones first, so that mistakes
-// show early.
+// ClusterRecipes returns the recipes of what every cluster has beside Kubernetes and container runtimes, small ones
+// first, so that mistakes show early.
 func ClusterRecipes() []Recipe {
 	return []Recipe{
 		{Name: "pause", Version: "v1", C: pauseSource, Programs: map[string]string{"pause": ""}},
@@ -153,18 +214,6 @@ func ClusterRecipes() []Recipe {
 			Name: "cni-plugins", Module: "github.com/containernetworking/plugins", Version: cniVersion,
 			Programs: programs("github.com/containernetworking/plugins/plugins", "main/bridge", "main/loopback", "meta/portmap",
 				"ipam/host-local"),
-		},
-		{
-			Name: "containerd", Module: "github.com/containerd/containerd/v2", Version: containerdVersion,
-			Programs:  programs("github.com/containerd/containerd/v2/cmd", "containerd", "containerd-shim-runc-v2", "ctr"),
-			Variables: []string{"github.com/containerd/containerd/v2/version.Version=" + containerdVersion},
-		},
-		{
-			Name: "kubernetes", Module: "k8s.io/kubernetes", Version: KubernetesVersion,
-			StagingVersion: "v0" + strings.TrimPrefix(KubernetesVersion, "v1"),
-			Programs: programs("k8s.io/kubernetes/cmd", "kube-apiserver", "kube-controller-manager", "kube-scheduler",
-				"kubelet", "kube-proxy", "kubectl"),
-			Variables: kubernetesVersion(KubernetesVersion),
 		},
 		{
 			Name: "etcd", Module: "go.etcd.io/etcd/server/v3", Version: etcdVersion,
@@ -193,9 +242,15 @@ func ClusterRecipes() []Recipe {
 	}
 }
 
-// kubernetesVersion returns linker variables that make Kubernetes' programs report a version
+// DefaultRecipes returns the recipes of a cluster with default options.
+func DefaultRecipes() []Recipe {
+	kubernetes, _ := Kubernetes(DefaultKubernetes)
+	return append(ClusterRecipes(), runtimes[DefaultRuntime], kubernetes)
+}
+
+// kubernetesVariables returns linker variables that make Kubernetes' programs report a version
 // ("v1.36.3").
-func kubernetesVersion(version string) []string {
+func kubernetesVariables(version string) []string {
 	parts := strings.SplitN(strings.TrimPrefix(version, "v"), ".", 3)
 	const pkg = "k8s.io/component-base/version."
 	return []string{pkg + "gitVersion=" + version, pkg + "gitMajor=" + parts[0], pkg + "gitMinor=" + parts[1]}

@@ -92,7 +92,7 @@ var zarf = Recipe{
 var olderKubeProxy = Recipe{
 	Name: "kube-proxy-1.34", Module: "k8s.io/kubernetes", Version: "v1.34.4", StagingVersion: "v0.34.4",
 	Programs:  map[string]string{"kube-proxy-1.34": "k8s.io/kubernetes/cmd/kube-proxy"},
-	Variables: kubernetesVersion("v1.34.4"),
+	Variables: kubernetesVariables("v1.34.4"),
 }
 
 // ghostunnel is measured by bench/proxy.
@@ -119,7 +119,7 @@ func Tool(name string) (Recipe, error) {
 	if r, ok := tools[name]; ok {
 		return r, nil
 	}
-	for _, r := range ClusterRecipes() {
+	for _, r := range DefaultRecipes() {
 		if _, ok := r.Programs[name]; ok {
 			return r, nil
 		}
@@ -133,7 +133,7 @@ func ToolNames() []string {
 	for name := range tools {
 		seen[name] = true
 	}
-	for _, r := range ClusterRecipes() {
+	for _, r := range DefaultRecipes() {
 		for name := range r.Programs {
 			seen[name] = true
 		}

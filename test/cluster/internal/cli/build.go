@@ -10,7 +10,7 @@ func newBuild(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "build",
 		Short: "Build all components of a cluster into the cache",
-		Long: `Build all components of a cluster: Kubernetes, etcd, containerd, runc, the CNI
+		Long: `Build all components of a cluster with default options: Kubernetes, etcd, containerd, runc, the CNI
 plugins, CoreDNS, kube-router, and helm and crictl for the tests. The first build
 takes about ten minutes on two cores. "up" builds missing components too.
 
@@ -22,7 +22,7 @@ The cache is ` + build.DefaultCacheDir + `, or the directory that ` + build.Cach
 			if err != nil {
 				return err
 			}
-			if err := cache.EnsureAll(cmd.Context(), build.ClusterRecipes()); err != nil {
+			if err := cache.EnsureAll(cmd.Context(), build.DefaultRecipes()); err != nil {
 				return err
 			}
 			a.log("all components are built")

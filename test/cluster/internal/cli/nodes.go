@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/zarf-dev/zarf-registry/test/cluster/internal/build"
 	"github.com/zarf-dev/zarf-registry/test/cluster/internal/cluster"
 )
 
@@ -93,7 +94,17 @@ func newAddNode(a *app) *cobra.Command {
 			if len(args) > 0 {
 				node.Name = args[0]
 			}
-			name, err := c.AddNode(cmd.Context(), node)
+			programs := make(map[string]string)
+			if node.Runtime != "" {
+				cache, err := build.OpenCache(a.log)
+				if err != nil {
+					return err
+				}
+				if err := ensureRuntime(cmd.Context(), cache, node.Runtime, programs); err != nil {
+					return err
+				}
+			}
+			name, err := c.AddNode(cmd.Context(), node, programs)
 			if err != nil {
 				return err
 			}
@@ -103,6 +114,7 @@ func newAddNode(a *app) *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&node.PauseImage, "pause-image", "", "pause image of the node (default the cluster's)")
+	flags.StringVar(&node.Runtime, "runtime", "", "container runtime of the node (default the cluster's)")
 	flags.StringSliceVar(&node.Taints, "register-with-taints", nil, "taints, as key=value:Effect")
 	flags.StringSliceVar(&node.Labels, "node-labels", nil, "labels, as key=value")
 	return cmd

@@ -1,8 +1,11 @@
 package cli
 
 import (
+	"context"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -13,7 +16,7 @@ import (
 func newUp(a *app) *cobra.Command {
 	options := cluster.Options{}
 	var family string
-	var pauseImages, archives []string
+	var pauseImages, archives, runtimes, taints []string
 	var replace bool
 	cmd := &cobra.Command{
 		Use:   "up",
@@ -21,37 +24,32 @@ func newUp(a *app) *cobra.Command {
 		Example: `  testcluster up
   testcluster up --name six --nodes 3 --ip-family IPv6 --kube-proxy nftables --portmap nftables
   testcluster up --pause-image n2=docker.io/rancher/mirrored-pause:3.6
+  testcluster up --kubernetes 1.28 --runtime containerd-1.7 --runtime n2=containerd-2.1
+  testcluster up --taint n1=node-role.kubernetes.io/control-plane=:NoSchedule
   testcluster up --load n1=dist/images/init-hook.tar`,
 		Args:    cobra.NoArgs,
 		PreRunE: needRoot,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			ctx := cmd.Context()
 			options.Name, options.Family = a.name, cluster.Family(family)
-			if options.PauseImage, options.PauseImages, err = cluster.ParsePauseImages(pauseImages); err != nil {
+			if options.PauseImage, options.PauseImages, err = cluster.ParseByNode("--pause-image", pauseImages,
+				cluster.DefaultPauseImage); err != nil {
+				return err
+			}
+			if options.Runtime, options.Runtimes, err = cluster.ParseByNode("--runtime", runtimes,
+				build.DefaultRuntime); err != nil {
+				return err
+			}
+			if options.Taints, err = cluster.ParseTaints(taints); err != nil {
 				return err
 			}
 			options.Archives = cluster.ParseArchives(archives)
 			if err := options.Validate(); err != nil {
 				return err
 			}
-			cache, err := build.OpenCache(a.log)
+			programs, err := a.ensure(ctx, options)
 			if err != nil {
 				return err
-			}
-			if err := cache.EnsureRuntime(ctx); err != nil {
-				return err
-			}
-			recipes := slices.DeleteFunc(build.ClusterRecipes(), func(r build.Recipe) bool {
-				return r.Name == build.CoreDNS && !options.DNS || r.Name == build.KubeRouter && !options.NetworkPolicy
-			})
-			if err := cache.EnsureAll(ctx, recipes); err != nil {
-				return err
-			}
-			programs := make(map[string]string)
-			for _, r := range recipes {
-				for _, name := range r.ProgramNames() {
-					programs[name] = cache.Program(r, name)
-				}
 			}
 			if replace {
 				if err := cluster.Down(ctx, a.name, a.log); err != nil {
@@ -73,9 +71,15 @@ func newUp(a *app) *cobra.Command {
 	flags := cmd.Flags()
 	flags.IntVar(&options.Nodes, "nodes", 2, "number of nodes; they are called n1, n2, ...")
 	flags.StringVar(&family, "ip-family", string(cluster.IPv4), "IPv4, IPv6 or DualStack")
-	flags.StringVar(&options.KubeProxy, "kube-proxy", cluster.IPTables, "kube-proxy mode: iptables or nftables")
+	flags.StringVar(&options.Kubernetes, "kubernetes", build.DefaultKubernetes,
+		"version of Kubernetes: "+strings.Join(build.KubernetesVersions(), ", "))
+	flags.StringArrayVar(&runtimes, "runtime", nil, "container runtime, as NAME for all nodes or NODE=NAME for one; "+
+		"repeatable: "+strings.Join(build.RuntimeNames(), ", ")+" (default "+build.DefaultRuntime+")")
+	flags.StringArrayVar(&taints, "taint", nil, "taint of a node, as NODE=KEY=VALUE:EFFECT; repeatable")
+	flags.StringVar(&options.KubeProxy, "kube-proxy", cluster.IPTables,
+		"kube-proxy mode: iptables, nftables or ipvs")
 	flags.StringVar(&options.KubeProxyProgram, "kube-proxy-program", "",
-		"absolute path of another version of kube-proxy (default: "+build.KubernetesVersion+")")
+		"absolute path of another version of kube-proxy (default: that of --kubernetes)")
 	flags.StringVar(&options.PortMap, "portmap", cluster.IPTables,
 		"how the CNI plugin implements host ports: iptables or nftables")
 	flags.StringArrayVar(&pauseImages, "pause-image", nil,
@@ -92,6 +96,59 @@ func newUp(a *app) *cobra.Command {
 		"total size of all volumes in bytes, in memory (default: limited by the disk)")
 	flags.BoolVar(&replace, "replace", false, "remove a cluster of the same name first")
 	return cmd
+}
+
+// ensure builds what a cluster with these options needs, and returns its programs for cluster.Up.
+func (a *app) ensure(ctx context.Context, options cluster.Options) (map[string]string, error) {
+	kubernetes, err := build.Kubernetes(options.Kubernetes)
+	if err != nil {
+		return nil, fmt.Errorf("--kubernetes: %w", err)
+	}
+	cache, err := build.OpenCache(a.log)
+	if err != nil {
+		return nil, err
+	}
+	if err := cache.EnsurePackages(ctx); err != nil {
+		return nil, err
+	}
+	recipes := append(build.ClusterRecipes(), kubernetes)
+	recipes = slices.DeleteFunc(recipes, func(r build.Recipe) bool {
+		return r.Name == build.CoreDNS && !options.DNS || r.Name == build.KubeRouter && !options.NetworkPolicy
+	})
+	if err := cache.EnsureAll(ctx, recipes); err != nil {
+		return nil, err
+	}
+	programs := make(map[string]string)
+	for _, r := range recipes {
+		for _, name := range r.ProgramNames() {
+			programs[name] = cache.Program(r, name)
+		}
+	}
+	runtimes := []string{options.Runtime}
+	for _, name := range slices.Sorted(maps.Values(options.Runtimes)) {
+		runtimes = append(runtimes, name)
+	}
+	for _, name := range slices.Compact(runtimes) {
+		if err := ensureRuntime(ctx, cache, name, programs); err != nil {
+			return nil, err
+		}
+	}
+	return programs, nil
+}
+
+// ensureRuntime builds a container runtime and adds its programs.
+func ensureRuntime(ctx context.Context, cache *build.Cache, name string, programs map[string]string) error {
+	recipe, err := build.Runtime(name)
+	if err != nil {
+		return fmt.Errorf("--runtime: %w", err)
+	}
+	if err := cache.Ensure(ctx, recipe); err != nil {
+		return err
+	}
+	for _, program := range recipe.ProgramNames() {
+		programs[name+"/"+program] = cache.Program(recipe, program)
+	}
+	return nil
 }
 
 func newDown(a *app) *cobra.Command {

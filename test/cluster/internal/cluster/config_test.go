@@ -16,7 +16,7 @@ func TestKubeletConfig(t *testing.T) {
 	for _, family := range families {
 		t.Run(string(family), func(t *testing.T) {
 			c := testCluster(t, family)
-			n := Node{Name: "n2", Index: 2, Taints: []string{"dedicated=edge:NoSchedule"}, Labels: []string{"zone=edge", "a=b"}}
+			n := Node{Name: "n2", Index: 2, Runtime: "containerd-2.4", Taints: []string{"dedicated=edge:NoSchedule"}, Labels: []string{"zone=edge", "a=b"}}
 			content, err := c.kubeletConfig(n)
 			if err != nil {
 				t.Fatal(err)
@@ -93,11 +93,15 @@ func TestCNIConfigUsesTheNodesPodRanges(t *testing.T) {
 
 func TestContainerdConfigUsesTheNodesPauseImage(t *testing.T) {
 	c := testCluster(t, IPv4)
-	config := c.containerdConfig(Node{Name: "n1", Index: 1, PauseImage: "example.com/pause:1"})
-	for _, want := range []string{`sandbox = "example.com/pause:1"`, `bin_dirs = ["` + c.path(binDir) + `"]`,
-		`config_path = "/etc/containerd/certs.d"`, "restrict_oom_score_adj = true"} {
-		if !strings.Contains(config, want) {
-			t.Errorf("%s is not in\n%s", want, config)
+	for version, want := range map[containerd][]string{
+		"1.7": {`sandbox_image = "example.com/pause:1"`, `bin_dir = "` + c.path(binDir) + `"`},
+		"2.4": {`sandbox = "example.com/pause:1"`, `bin_dirs = ["` + c.path(binDir) + `"]`},
+	} {
+		config := version.config(c, Node{Name: "n1", Index: 1, PauseImage: "example.com/pause:1"})
+		for _, want := range append(want, `config_path = "/etc/containerd/certs.d"`, "restrict_oom_score_adj = true") {
+			if !strings.Contains(config, want) {
+				t.Errorf("%s: %s is not in\n%s", version, want, config)
+			}
 		}
 	}
 }

@@ -1,25 +1,52 @@
 package cluster
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
-	"os"
+	"io"
 	"strings"
-	"time"
-
-	"github.com/zarf-dev/zarf-registry/test/cluster/internal/image"
 )
 
 const (
-	containerd           = "containerd"
 	containerdConfigPath = "/etc/containerd/config.toml"
 	containerdSocket     = "/run/containerd/containerd.sock"
-	pauseProgram         = "pause"
 )
 
-func (c *Cluster) containerdConfig(n Node) string {
+// containerd is a minor version of containerd, such as 2.4.
+type containerd string
+
+func (containerd) name() string   { return "containerd" }
+func (containerd) socket() string { return containerdSocket }
+func (containerd) command() []string {
+	return []string{"containerd", "--config=" + containerdConfigPath}
+}
+
+func (containerd) environment() []string {
+	return []string{
+		"CONTAINERD_ADDRESS=" + containerdSocket,
+		"CONTAINERD_NAMESPACE=k8s.io",
+		"CONTAINERD_SUPPRESS_DEPRECATION_WARNINGS=1", // about cgroup version 1, at every call of ctr
+	}
+}
+
+func (containerd) load(ctx context.Context, c *Cluster, n Node, archive io.Reader, _ []string) error {
+	_, err := c.run(ctx, n.Name, archive, "ctr", "images", "import", "-")
+	return err
+}
+
+func (containerd) tag(ctx context.Context, c *Cluster, n Node, image, name string) error {
+	_, err := c.run(ctx, n.Name, nil, "ctr", "images", "tag", image, name)
+	return err
+}
+
+func (r containerd) addFiles(files map[string][]byte, c *Cluster, n Node) {
+	files[containerdConfigPath] = []byte(r.config(c, n))
+}
+
+func (r containerd) config(c *Cluster, n Node) string {
+	if strings.HasPrefix(string(r), "1.") {
+		return r.configV2(c, n)
+	}
 	return fmt.Sprintf(`version = 3
 root = "/var/lib/containerd"
 state = "/run/containerd"
@@ -50,72 +77,31 @@ state = "/run/containerd"
 `, containerdSocket, n.PauseImage, c.path(binDir))
 }
 
-// cniConfig configures the network of a node's pods: a bridge, addresses from the node's range, and
-// host ports.
-func (c *Cluster) cniConfig(n Node) string {
-	type object = map[string]any
-	var ranges [][]object
-	var routes []object
-	for _, pods := range c.Options.Family.NodePods(n.Index) {
-		ranges = append(ranges, []object{{"subnet": pods.String()}})
-		everything := "0.0.0.0/0"
-		if pods.Addr().Is6() {
-			everything = "::/0"
-		}
-		routes = append(routes, object{"dst": everything})
-	}
-	content, err := json.MarshalIndent(object{
-		"cniVersion": "1.0.0",
-		"name":       "testcluster",
-		"plugins": []object{
-			{
-				"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true,
-				"ipam": object{"type": "host-local", "ranges": ranges, "routes": routes},
-			},
-			{"type": "portmap", "backend": c.Options.PortMap, "capabilities": object{"portMappings": true}},
-		},
-	}, "", "  ")
-	if err != nil { // only maps and strings
-		panic(err)
-	}
-	return string(content) + "\n"
-}
+// configV2 is what containerd 1 reads.
+func (containerd) configV2(c *Cluster, n Node) string {
+	return fmt.Sprintf(`version = 2
+root = "/var/lib/containerd"
+state = "/run/containerd"
 
-// startContainerd starts a node's container runtime.
-func (c *Cluster) startContainerd(ctx context.Context, n Node) error {
-	id := processID(containerd, n.Name)
-	if err := c.start(Process{ID: id, Node: n.Name, Args: []string{containerd,
-		"--config=" + containerdConfigPath}}); err != nil {
-		return err
-	}
-	return c.waitForContainerd(ctx, n.Name)
-}
+[grpc]
+  address = %[1]q
 
-func (c *Cluster) loadPauseImage(ctx context.Context, n Node) error {
-	program, err := os.ReadFile(c.path(binDir, pauseProgram))
-	if err != nil {
-		return fmt.Errorf("reading the pause program: %w", err)
-	}
-	var archive bytes.Buffer
-	digest, err := image.Write(&archive, n.PauseImage, pauseProgram, program)
-	if err != nil {
-		return err
-	}
-	if _, err := c.run(ctx, n.Name, &archive, "ctr", "images", "import", "-"); err != nil {
-		return fmt.Errorf("loading the pause image: %w", err)
-	}
-	// A node that has pulled an image also knows it by digest.
-	repository := n.PauseImage[:strings.LastIndex(n.PauseImage, ":")]
-	if _, err := c.run(ctx, n.Name, nil, "ctr", "images", "tag", n.PauseImage, repository+"@"+digest); err != nil {
-		return fmt.Errorf("naming the pause image by its digest: %w", err)
-	}
-	return nil
-}
+[plugins."io.containerd.internal.v1.opt"]
+  path = "/var/lib/containerd/opt"
 
-func (c *Cluster) waitForContainerd(ctx context.Context, node string) error {
-	return c.waitFor(ctx, processID(containerd, node), "a response", 30*time.Second, func(ctx context.Context) error {
-		// By way of CRI, which is initialized later than containerd itself: without it, a kubelet exits.
-		_, err := c.run(ctx, node, nil, "crictl", "version")
-		return err
-	})
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = %[2]q
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.grpc.v1.cri".registry]
+    config_path = "/etc/containerd/certs.d"
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = %[3]q
+    conf_dir = "/etc/cni/net.d"
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "overlayfs"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        SystemdCgroup = false
+`, containerdSocket, n.PauseImage, c.path(binDir))
 }

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"path/filepath"
 	"strconv"
 	"time"
 
@@ -181,13 +182,22 @@ func freePort() (int, error) {
 	return 0, fmt.Errorf("looking for a free port: %w", err)
 }
 
-// installPrograms copies the cluster's programs and this one to the cluster's directory.
+// installPrograms copies programs to the cluster's directory, unless it has them.
 func (c *Cluster) installPrograms(programs map[string]string) error {
 	for name, path := range programs {
-		if err := linkOrCopy(path, c.path(binDir, name)); err != nil {
+		target := c.path(binDir, name)
+		if _, err := os.Stat(target); err == nil {
+			continue
+		}
+		if err := errors.Join(os.MkdirAll(filepath.Dir(target), 0o755), linkOrCopy(path, target)); err != nil {
 			return fmt.Errorf("installing %s: %w", name, err)
 		}
 	}
+	return nil
+}
+
+// installSelf copies this program to the cluster's directory.
+func (c *Cluster) installSelf() error {
 	self, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("finding this program: %w", err)

@@ -137,7 +137,7 @@ func (c *Cluster) Exec(node string, args []string) error {
 	if err != nil {
 		return err
 	}
-	return Enter(e, args, mergeEnvironment(os.Environ(), c.environment()))
+	return Enter(e, args, mergeEnvironment(os.Environ(), c.environment(node)))
 }
 
 // mergeEnvironment returns base with the variables of override replaced.
@@ -162,7 +162,7 @@ func (c *Cluster) run(ctx context.Context, node string, stdin io.Reader, args ..
 	}
 	cmd := exec.CommandContext(ctx, c.self(), append(append(e.args(), "--"), args...)...)
 	var stderr bytes.Buffer
-	cmd.Stdin, cmd.Stderr, cmd.Env = stdin, &stderr, c.environment()
+	cmd.Stdin, cmd.Stderr, cmd.Env = stdin, &stderr, c.environment(node)
 	out, err := cmd.Output()
 	if err != nil {
 		if ctx.Err() != nil {

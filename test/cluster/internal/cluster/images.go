@@ -89,6 +89,10 @@ func (c *Cluster) Load(ctx context.Context, archives, nodes []string, wait bool)
 
 // loadImage imports an archive into a node's container runtime and returns the names of its images.
 func (c *Cluster) loadImage(ctx context.Context, node, archive string) ([]string, error) {
+	n, err := c.node(node)
+	if err != nil {
+		return nil, err
+	}
 	f, err := os.Open(archive)
 	if err != nil {
 		return nil, fmt.Errorf("loading an image: %w", err)
@@ -104,7 +108,7 @@ func (c *Cluster) loadImage(ctx context.Context, node, archive string) ([]string
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return nil, fmt.Errorf("loading %s: %w", archive, err)
 	}
-	if _, err := c.run(ctx, node, f, "ctr", "images", "import", "-"); err != nil {
+	if err := n.runtime().load(ctx, c, n, f, images); err != nil {
 		return nil, fmt.Errorf("loading %s: %w", archive, err)
 	}
 	c.log("%s: loaded %s", node, strings.Join(images, ", "))

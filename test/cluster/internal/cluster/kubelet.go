@@ -65,7 +65,7 @@ func (c *Cluster) kubeletConfig(n Node) ([]byte, error) {
 		"clusterDNS":               texts(c.Options.Family.DNSService()),
 		"clusterDomain":            clusterDomain,
 		"resolvConf":               "/dev/null", // pods resolve only names of the cluster
-		"containerRuntimeEndpoint": "unix://" + containerdSocket,
+		"containerRuntimeEndpoint": "unix://" + n.runtime().socket(),
 		"cgroupDriver":             "cgroupfs",
 		"cgroupRoot":               cgroupOf(c.Options.Name, n.Name),
 		"enforceNodeAllocatable":   []string{},

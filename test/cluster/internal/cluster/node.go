@@ -52,7 +52,7 @@ func (c *Cluster) bootNode(ctx context.Context, n Node) error {
 		"--node="+n.Name); err != nil {
 		return err
 	}
-	return c.startContainerd(ctx, n)
+	return c.startRuntime(ctx, n)
 }
 
 // joinNode starts kubelet, kube-proxy and, once the node is registered and its packet filter knows
@@ -105,10 +105,10 @@ func (c *Cluster) writeNodeFiles(ca *clusterCA, n Node) error {
 		"/etc/hosts":    []byte(hosts.String()),
 		// Nodes have no DNS: names fail at once instead of after a timeout.
 		"/etc/resolv.conf":                       []byte("# none: this node reaches only its cluster\n"),
-		"/etc/crictl.yaml":                       []byte("runtime-endpoint: unix://" + containerdSocket + "\n"),
-		containerdConfigPath:                     []byte(c.containerdConfig(n)),
+		"/etc/crictl.yaml":                       []byte("runtime-endpoint: unix://" + n.runtime().socket() + "\n"),
 		"/etc/cni/net.d/10-testcluster.conflist": []byte(c.cniConfig(n)),
 	}
+	n.runtime().addFiles(files, c, n)
 	now := time.Now()
 	if err := errors.Join(c.addKubelet(files, ca, now, n), c.addKubeProxy(files, ca, now, n)); err != nil {
 		return err
@@ -125,9 +125,9 @@ func (c *Cluster) writeNodeFiles(ca *clusterCA, n Node) error {
 	return nil
 }
 
-// AddNode adds a node, waits until it is ready, and returns its name. An empty name, index or pause
-// image is chosen.
-func (c *Cluster) AddNode(ctx context.Context, n Node) (string, error) {
+// AddNode adds a node, waits until it is ready, and returns its name. An empty name, index, pause image or runtime
+// is chosen. programs are those of its runtime, as for Up.
+func (c *Cluster) AddNode(ctx context.Context, n Node, programs map[string]string) (string, error) {
 	unlock, err := c.lock(ctx)
 	if err != nil {
 		return "", err
@@ -142,7 +142,11 @@ func (c *Cluster) AddNode(ctx context.Context, n Node) (string, error) {
 	if n.PauseImage == "" {
 		n.PauseImage = c.Options.PauseImage
 	}
-	if err := errors.Join(ValidateName("node", n.Name), validateImage(n.PauseImage), validateTaints(n.Taints),
+	if n.Runtime == "" {
+		n.Runtime = c.Options.Runtime
+	}
+	_, err = runtimeOf(n.Runtime)
+	if err := errors.Join(err, ValidateName("node", n.Name), validateImage(n.PauseImage), validateTaints(n.Taints),
 		validateLabels(n.Labels)); err != nil {
 		return "", err
 	}
@@ -151,6 +155,9 @@ func (c *Cluster) AddNode(ctx context.Context, n Node) (string, error) {
 	}
 	if c.NextIndex > maxNodes {
 		return "", fmt.Errorf("cluster %s has used all of its %d node addresses", c.Options.Name, maxNodes)
+	}
+	if err := c.installPrograms(programs); err != nil {
+		return "", err
 	}
 	n.Index = c.NextIndex
 	c.NextIndex++

@@ -3,10 +3,13 @@ package cluster
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -19,6 +22,7 @@ const DefaultPauseImage = "registry.k8s.io/pause:3.10.1"
 const (
 	IPTables = "iptables"
 	NFTables = "nftables"
+	IPVS     = "ipvs" // of kube-proxy only
 )
 
 // maxNodes is the capacity of the address plan.
@@ -35,6 +39,13 @@ type Options struct {
 	Nodes     int    `json:"-"`
 	Family    Family `json:"ipFamily"`
 	KubeProxy string `json:"kubeProxy"`
+	// Kubernetes is the minor version, such as 1.36.
+	Kubernetes string `json:"kubernetes"`
+	// Runtime is the container runtime of nodes that Runtimes does not name, such as containerd-2.4.
+	Runtime  string            `json:"runtime"`
+	Runtimes map[string]string `json:"-"`
+	// Taints are for nodes from the beginning, by node, in the form of kubectl taint.
+	Taints map[string][]string `json:"-"`
 	// KubeProxyProgram is the path of kube-proxy's program. Empty: the one of the cluster's version.
 	KubeProxyProgram string `json:"kubeProxyProgram,omitempty"`
 	PortMap          string `json:"portmap"`
@@ -89,10 +100,19 @@ func (o Options) Validate() error {
 	default:
 		errs = append(errs, fmt.Errorf("invalid --ip-family %q: want %s, %s or %s", o.Family, IPv4, IPv6, DualStack))
 	}
-	for _, mode := range []struct{ flag, value string }{{"kube-proxy", o.KubeProxy}, {"portmap", o.PortMap}} {
-		if mode.value != IPTables && mode.value != NFTables {
-			errs = append(errs, fmt.Errorf("invalid --%s %q: want %s or %s", mode.flag, mode.value, IPTables, NFTables))
-		}
+	if o.PortMap != IPTables && o.PortMap != NFTables {
+		errs = append(errs, fmt.Errorf("invalid --portmap %q: want %s or %s", o.PortMap, IPTables, NFTables))
+	}
+	errs = append(errs, o.validateKubeProxy())
+	for _, name := range append(slices.Collect(maps.Values(o.Runtimes)), o.Runtime) {
+		_, err := runtimeOf(name)
+		errs = append(errs, err)
+	}
+	for node := range o.Runtimes {
+		errs = append(errs, o.checkNode("--runtime "+node+"="+o.Runtimes[node], node))
+	}
+	for node, taints := range o.Taints {
+		errs = append(errs, o.checkNode("--taint "+node, node), validateTaints(taints))
 	}
 	if o.KubeProxyProgram != "" {
 		if _, err := exec.LookPath(o.KubeProxyProgram); err != nil {
@@ -112,18 +132,14 @@ func (o Options) Validate() error {
 		errs = append(errs, err)
 	}
 	for node, image := range o.PauseImages {
-		if !o.hasNode(node) {
-			errs = append(errs, fmt.Errorf("--pause-image %s=%s: no such node: the nodes are n1 to n%d", node,
-				image, o.Nodes))
-		}
+		errs = append(errs, o.checkNode("--pause-image "+node+"="+image, node))
 		if err := validateImage(image); err != nil {
 			errs = append(errs, err)
 		}
 	}
 	for _, archive := range o.Archives {
-		if archive.Node != "" && !o.hasNode(archive.Node) {
-			errs = append(errs, fmt.Errorf("--load %s=%s: no such node: the nodes are n1 to n%d", archive.Node,
-				archive.Path, o.Nodes))
+		if archive.Node != "" {
+			errs = append(errs, o.checkNode("--load "+archive.Node+"="+archive.Path, archive.Node))
 		}
 		errs = append(errs, ValidateArchive(archive.Path))
 	}
@@ -135,21 +151,56 @@ func (o Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-func (o Options) hasNode(name string) bool {
-	for i := 1; i <= o.Nodes; i++ {
-		if nodeName(i) == name {
-			return true
+// ipvsFile exists where the kernel has IPVS.
+const ipvsFile = "/proc/net/ip_vs"
+
+func (o Options) validateKubeProxy() error {
+	switch o.KubeProxy {
+	case IPTables:
+		return nil
+	case NFTables:
+		if o.minor() < 31 {
+			return fmt.Errorf("--kube-proxy %s: needs Kubernetes 1.31 or later, not %s", NFTables, o.Kubernetes)
 		}
+		return nil
+	case IPVS:
+		if _, err := os.Stat(ipvsFile); err != nil {
+			return fmt.Errorf("--kube-proxy %s: this kernel has no IPVS (modprobe ip_vs): %w", IPVS, err)
+		}
+		return nil
+	default:
+		return fmt.Errorf("invalid --kube-proxy %q: want %s, %s or %s", o.KubeProxy, IPTables, NFTables, IPVS)
 	}
-	return false
 }
 
-// pauseImageOf returns the pause image of a node.
-func (o Options) pauseImageOf(node string) string {
-	if image, ok := o.PauseImages[node]; ok {
-		return image
+// minor returns the number after the dot of the version of Kubernetes: 36.
+func (o Options) minor() int {
+	_, minor, _ := strings.Cut(o.Kubernetes, ".")
+	n, _ := strconv.Atoi(minor) // package build knows the versions
+	return n
+}
+
+// checkNode returns an error about a flag that names a node that Up does not create.
+func (o Options) checkNode(flag, name string) error {
+	for i := 1; i <= o.Nodes; i++ {
+		if nodeName(i) == name {
+			return nil
+		}
 	}
-	return o.PauseImage
+	return fmt.Errorf("%s: no such node: the nodes are n1 to n%d", flag, o.Nodes)
+}
+
+// newNode returns a node that Up creates.
+func (o Options) newNode(index int) Node {
+	name := nodeName(index)
+	n := Node{Name: name, Index: index, PauseImage: o.PauseImage, Runtime: o.Runtime, Taints: o.Taints[name]}
+	if image, ok := o.PauseImages[name]; ok {
+		n.PauseImage = image
+	}
+	if runtime, ok := o.Runtimes[name]; ok {
+		n.Runtime = runtime
+	}
+	return n
 }
 
 // archivesOf returns the paths of the image archives for a node.
@@ -184,21 +235,34 @@ func validateImage(image string) error {
 	return nil
 }
 
-// ParsePauseImages reads the values of --pause-image: REF for all nodes, NODE=REF for one.
-func ParsePauseImages(values []string) (all string, byNode map[string]string, err error) {
-	all, byNode = DefaultPauseImage, make(map[string]string)
+// ParseByNode reads the values of a flag that takes VALUE for all nodes or NODE=VALUE for one.
+func ParseByNode(flag string, values []string, byDefault string) (all string, byNode map[string]string, err error) {
+	all, byNode = byDefault, make(map[string]string)
 	for _, value := range values {
-		node, image, found := strings.Cut(value, "=")
+		node, one, found := strings.Cut(value, "=")
 		switch {
 		case !found:
 			all = value
-		case node == "" || image == "":
-			return "", nil, fmt.Errorf("--pause-image %q: write REF or NODE=REF", value)
+		case node == "" || one == "":
+			return "", nil, fmt.Errorf("%s %q: write VALUE or NODE=VALUE", flag, value)
 		default:
-			byNode[node] = image
+			byNode[node] = one
 		}
 	}
 	return all, byNode, nil
+}
+
+// ParseTaints reads the values of --taint: NODE=TAINT.
+func ParseTaints(values []string) (map[string][]string, error) {
+	byNode := make(map[string][]string)
+	for _, value := range values {
+		node, taint, found := strings.Cut(value, "=")
+		if !found || !namePattern.MatchString(node) {
+			return nil, fmt.Errorf("--taint %q: write NODE=KEY=VALUE:EFFECT", value)
+		}
+		byNode[node] = append(byNode[node], taint)
+	}
+	return byNode, nil
 }
 
 func nodeName(index int) string { return fmt.Sprintf("n%d", index) }

@@ -9,7 +9,7 @@ import (
 )
 
 func validOptions() Options {
-	return Options{Name: "test", Nodes: 2, Family: IPv4, KubeProxy: IPTables, PortMap: NFTables,
+	return Options{Name: "test", Nodes: 2, Family: IPv4, Kubernetes: "1.36", Runtime: "containerd-2.4", KubeProxy: IPTables, PortMap: NFTables,
 		PauseImage: DefaultPauseImage, NodeGrace: DefaultNodeGrace}
 }
 
@@ -29,8 +29,13 @@ func TestValidateOptions(t *testing.T) {
 		"no nodes":                  {func(o *Options) { o.Nodes = 0 }, "--nodes"},
 		"more nodes than addresses": {func(o *Options) { o.Nodes = maxNodes + 1 }, "--nodes"},
 		"unknown IP family":         {func(o *Options) { o.Family = "ipv4" }, "--ip-family"},
-		"unknown kube-proxy mode":   {func(o *Options) { o.KubeProxy = "ipvs" }, "--kube-proxy"},
-		"no host port mode":         {func(o *Options) { o.PortMap = "" }, "--portmap"},
+		"unknown kube-proxy mode":   {func(o *Options) { o.KubeProxy = "userspace" }, "--kube-proxy"},
+		"nftables before 1.31":      {func(o *Options) { o.KubeProxy, o.Kubernetes = NFTables, "1.28" }, "1.31"},
+		"unknown runtime":           {func(o *Options) { o.Runtime = "docker" }, "container runtime"},
+		"runtime for an unknown node": {func(o *Options) { o.Runtimes = map[string]string{"n3": "containerd-1.7"} },
+			"no such node"},
+		"invalid taint":     {func(o *Options) { o.Taints = map[string][]string{"n1": {"a=b"}} }, "invalid taint"},
+		"no host port mode": {func(o *Options) { o.PortMap = "" }, "--portmap"},
 		"node grace below the minimum": {func(o *Options) { o.NodeGrace = DefaultNodeGrace - 1 },
 			"--node-grace"},
 		"negative volumes size": {func(o *Options) { o.VolumesSize = -1 }, "--volumes-size"},
@@ -80,22 +85,38 @@ func TestControlPlaneNameIsReserved(t *testing.T) {
 	}
 }
 
-func TestParsePauseImages(t *testing.T) {
-	all, byNode, err := ParsePauseImages([]string{"a/b:1", "n2=c/d:2"})
+func TestParseByNode(t *testing.T) {
+	all, byNode, err := ParseByNode("--pause-image", []string{"a/b:1", "n2=c/d:2"}, DefaultPauseImage)
 	if err != nil || all != "a/b:1" || !reflect.DeepEqual(byNode, map[string]string{"n2": "c/d:2"}) {
 		t.Fatalf("got %q, %v, %v", all, byNode, err)
 	}
-	o := Options{PauseImage: all, PauseImages: byNode}
-	if o.pauseImageOf("n1") != "a/b:1" || o.pauseImageOf("n2") != "c/d:2" {
-		t.Errorf("got %s and %s", o.pauseImageOf("n1"), o.pauseImageOf("n2"))
+	o := Options{PauseImage: all, PauseImages: byNode, Runtime: "containerd-2.4",
+		Runtimes: map[string]string{"n1": "containerd-1.7"}, Taints: map[string][]string{"n2": {"a=b:NoSchedule"}}}
+	for index, want := range map[int]Node{
+		1: {Name: "n1", Index: 1, PauseImage: "a/b:1", Runtime: "containerd-1.7"},
+		2: {Name: "n2", Index: 2, PauseImage: "c/d:2", Runtime: "containerd-2.4", Taints: []string{"a=b:NoSchedule"}},
+	} {
+		if got := o.newNode(index); !reflect.DeepEqual(got, want) {
+			t.Errorf("node %d: got %+v, want %+v", index, got, want)
+		}
 	}
-	if all, _, err := ParsePauseImages(nil); err != nil || all != DefaultPauseImage {
+	if all, _, err := ParseByNode("--pause-image", nil, DefaultPauseImage); err != nil || all != DefaultPauseImage {
 		t.Errorf("without a flag: %q, %v", all, err)
 	}
 	for _, bad := range []string{"=a/b:1", "n1="} {
-		if _, _, err := ParsePauseImages([]string{bad}); err == nil {
+		if _, _, err := ParseByNode("--pause-image", []string{bad}, DefaultPauseImage); err == nil {
 			t.Errorf("%q was accepted", bad)
 		}
+	}
+}
+
+func TestParseTaints(t *testing.T) {
+	got, err := ParseTaints([]string{"n1=a=b:NoSchedule", "n1=c:NoExecute"})
+	if want := map[string][]string{"n1": {"a=b:NoSchedule", "c:NoExecute"}}; err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	if _, err := ParseTaints([]string{"a:NoSchedule"}); err == nil {
+		t.Error("a taint without a node was accepted")
 	}
 }
 

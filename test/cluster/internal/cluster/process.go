@@ -163,7 +163,7 @@ func (c *Cluster) start(p Process) error {
 		return err
 	}
 	cmd := exec.Command(c.self(), append(append(entry.args(), "--"), p.Args...)...)
-	cmd.Env = c.environment()
+	cmd.Env = c.environment(p.Node)
 	cmd.Stdout, cmd.Stderr = logFile, logFile
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if p.Holds {
@@ -308,6 +308,9 @@ func (c *Cluster) Restart(ctx context.Context, id string) error {
 
 // waitForUse waits until a started component works, as far as that can be checked.
 func (c *Cluster) waitForUse(ctx context.Context, p Process) error {
+	if n, err := c.node(p.Node); err == nil && p.ID == processID(n.runtime().name(), p.Node) {
+		return c.waitForRuntime(ctx, n)
+	}
 	switch strings.TrimSuffix(p.ID, "."+p.Node) {
 	case etcd, apiServer, forwarder:
 		client, err := c.client()
@@ -317,8 +320,6 @@ func (c *Cluster) waitForUse(ctx context.Context, p Process) error {
 		return c.waitForAPI(ctx, client)
 	case coreDNS:
 		return c.waitForDNS(ctx)
-	case containerd:
-		return c.waitForContainerd(ctx, p.Node)
 	case kubelet:
 		return c.waitForKubelet(ctx, p.Node)
 	default:

@@ -12,7 +12,7 @@ import (
 )
 
 // Up creates a cluster and waits until it runs pods. programs maps the names of the components'
-// programs to paths. If it fails, what exists is kept for inspection until Down.
+// programs to paths; those of a container runtime are named like containerd-2.4/ctr. If it fails, what exists is kept for inspection until Down.
 func Up(ctx context.Context, options Options, programs map[string]string, log func(format string, args ...any)) error {
 	if err := options.Validate(); err != nil {
 		return err
@@ -35,7 +35,7 @@ func Up(ctx context.Context, options Options, programs map[string]string, log fu
 		return err
 	}
 	for i := 1; i <= options.Nodes; i++ {
-		c.Nodes = append(c.Nodes, Node{Name: nodeName(i), Index: i, PauseImage: options.pauseImageOf(nodeName(i))})
+		c.Nodes = append(c.Nodes, options.newNode(i))
 	}
 	c.NextIndex = options.Nodes + 1
 	if c.Port, err = freePort(); err != nil {
@@ -73,7 +73,7 @@ func (c *Cluster) build(ctx context.Context, groups cgroups, programs map[string
 		do   func() error
 	}{
 		{"programs, certificates and the fabric between nodes", func() (err error) {
-			if err := c.installPrograms(programs); err != nil {
+			if err := errors.Join(c.installSelf(), c.installPrograms(programs)); err != nil {
 				return err
 			}
 			if ca, err = c.writePKI(time.Now()); err != nil {
