@@ -40,7 +40,7 @@ func TestRecipeKeyDependsOnEveryField(t *testing.T) {
 
 func TestClusterRecipesBuildAllPrograms(t *testing.T) {
 	var got []string
-	for _, r := range ClusterRecipes() {
+	for _, r := range DefaultRecipes() {
 		got = append(got, r.ProgramNames()...)
 	}
 	for _, want := range []string{

@@ -1,0 +1,105 @@
+package e2e
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// A cell is a configuration of make matrix, which passes it as JSON in E2E_CELL.
+type cell struct {
+	Name    string
+	Network string   // as in E2E_NETWORK
+	Up      []string // arguments of testcluster up
+}
+
+// TestCell runs the life of an installation on one configuration. Its subtests are the steps that
+// docs/compatibility.md lists.
+func TestCell(t *testing.T) {
+	text := os.Getenv("E2E_CELL")
+	if text == "" {
+		t.Skip("SKIPPED, NOTHING CHECKED: E2E_CELL is not set; run make matrix")
+	}
+	var c cell
+	if err := json.Unmarshal([]byte(text), &c); err != nil {
+		t.Fatalf("E2E_CELL: %v", err)
+	}
+	family, kubeProxy, _ := strings.Cut(c.Network, "/")
+	previous := previousRelease(t)
+	name := "cell-" + strings.ReplaceAll(c.Name, ".", "-")
+	scenarios[name] = []network{{family, kubeProxy}}
+	w := ownCluster(t, name, layout{
+		args: append(c.Up, "--load", "n1="+filepath.Join(previous, "init-hook.tar"))})
+	w.logVersions(t)
+	w.waitForImage(t, "n1", "init-hook:"+previousVersion)
+	var image string
+
+	must(t, "install", func(t *testing.T) {
+		w.helmChart(t, "install", proxyMode)
+		w.isIn(t, state.ModeProxy, state.SourceValue)
+		w.isHealthy(t)
+	})
+	must(t, "push", func(t *testing.T) {
+		image = w.pushHello(t)
+		w.pushFresh(t)
+	})
+	must(t, "pull", func(t *testing.T) {
+		w.pullEverywhere(t, image)
+		w.loopbackOnly(t)
+	})
+	must(t, "late node", func(t *testing.T) {
+		w.addNode(t, "late")
+		w.runPod(t, pod("first-late", "late", image))
+		w.onlyPause(t, "late", "e2e/hello")
+	})
+	if slices.Contains(nodePorts, w.network) {
+		must(t, "mode switch", func(t *testing.T) {
+			w.underLoop(t, "to the node port", func(t *testing.T) { w.helmChart(t, "upgrade", nodePortMode) })
+			w.isIn(t, state.ModeNodePort, state.SourceValue)
+			w.pullEverywhere(t, image)
+			w.underLoop(t, "to proxies", func(t *testing.T) { w.helmChart(t, "upgrade", proxyMode) })
+			w.isIn(t, state.ModeProxy, state.SourceValue)
+			w.pullEverywhere(t, image)
+		})
+	}
+	must(t, "uninstall", w.uninstall)
+	if !slices.Contains(nodePorts, w.network) {
+		must(t, "mode switch", w.nodePortNeedsProxy)
+	}
+	must(t, "upgrade", func(t *testing.T) {
+		output(t, w.command(t, w.helm, "install", release, filepath.Join(previous, "chart"), "-n", namespace, "--timeout",
+			"5m", proxyMode, noRotation))
+		files := map[string][]byte{"example.com/e2e/small:1": make([]byte, 200_000), "example.com/" + slowImage: make([]byte, 4_000_000)}
+		for _, content := range files {
+			rand.Read(content)
+		}
+		w.push(t, writeArchive(t, files))
+		const accept = refusals | losses // its proxies do not drain
+		w.underLoad(t, "under load", accept, func(t *testing.T) { w.helmChart(t, "upgrade", proxyMode) })
+		w.isHealthy(t)
+		w.pullEverywhere(t, image)
+	})
+	must(t, "uninstall after the upgrade", w.uninstall)
+}
+
+// logVersions logs what the nodes run, for make matrix.
+func (w *world) logVersions(t *testing.T) {
+	t.Helper()
+	list, err := w.client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range list.Items {
+		i := n.Status.NodeInfo
+		t.Logf("versions: %s: kubelet %s, %s, %s, kernel %s", n.Name, i.KubeletVersion, i.ContainerRuntimeVersion, i.Architecture,
+			i.KernelVersion)
+	}
+}
