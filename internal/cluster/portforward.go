@@ -16,8 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
-	//nolint:staticcheck // client-go 0.37 still takes and returns the types of this deprecated package
-	"k8s.io/apimachinery/pkg/util/httpstream"
+	"k8s.io/streaming/pkg/httpstream"
 )
 
 // PodDialer opens a connection to a port of a pod. The connection may support no deadlines, and an
@@ -76,7 +75,7 @@ func forward(ctx context.Context, config *rest.Config, client kubernetes.Interfa
 // newDialer prefers WebSocket and falls back to SPDY if the API server or a proxy in front of it does
 // not support it (Kubernetes 1.30 and older).
 func newDialer(config *rest.Config, target *url.URL) (httpstream.Dialer, error) {
-	websocket, err := portforward.NewSPDYOverWebsocketDialer(target, config)
+	websocket, err := portforward.NewSPDYOverWebsocketDialerForStreaming(target, config)
 	if err != nil {
 		return nil, err
 	}
@@ -84,8 +83,8 @@ func newDialer(config *rest.Config, target *url.URL) (httpstream.Dialer, error) 
 	if err != nil {
 		return nil, err
 	}
-	fallback := spdy.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, target)
-	return portforward.NewFallbackDialer(websocket, fallback, func(err error) bool {
+	fallback := spdy.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, http.MethodPost, target)
+	return portforward.NewFallbackDialerForStreaming(websocket, fallback, func(err error) bool {
 		return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
 	}), nil
 }

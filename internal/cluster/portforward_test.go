@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -60,6 +61,20 @@ func TestPortForwardErrorNamesThePort(t *testing.T) {
 		!strings.Contains(err.Error(), "port-forward to port 9100 of pod zarf/p") ||
 		!strings.Contains(err.Error(), "forbidden") {
 		t.Errorf("error is %v", err)
+	}
+}
+
+// Kubernetes 1.30 and older refuse WebSocket. A refusal of SPDY, too, is the error.
+func TestPortForwardFallsBackToSPDY(t *testing.T) {
+	var requests []string
+	dial := forwarder(t, func(w http.ResponseWriter, r *http.Request) {
+		requests = append(requests, r.Method+" "+r.Header.Get("Upgrade"))
+		http.Error(w, "no "+r.Header.Get("Upgrade"), http.StatusBadRequest)
+	})
+	_, err := dial(t.Context())
+	if want := []string{"GET websocket", "POST SPDY/3.1"}; !slices.Equal(requests, want) || err == nil ||
+		!strings.Contains(err.Error(), "no SPDY/3.1") {
+		t.Errorf("requests are %q and the error is %v; want %q", requests, err, want)
 	}
 }
 
