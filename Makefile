@@ -210,7 +210,7 @@ e2e: build images $(TESTCLUSTER) $(CERTMANAGER) ## End-to-end tests on test clus
 	@# Build tools before clusters use the CPU.
 	@for tool in cosign crane critest ct helm helm4 kubectl zarf $(if $(E2E_LONG),crio helm-3.18 helm-3.21 kube-proxy-1.34 oras regctl); do $(TESTCLUSTER) tool $$tool >/dev/null; done
 	@mkdir -p dist # dist/e2e.json contains the complete log.
-	"$$($(TESTCLUSTER) tool gotestsum)" --format testname --jsonfile dist/e2e.json -- ./test/e2e -count=1 -timeout $(if $(E2E_LONG),180m,60m) $(if $(E2E_RUN),-run '$(E2E_RUN)',-skip '^TestSoak$$')
+	"$$($(TESTCLUSTER) tool gotestsum)" --format testname --jsonfile dist/e2e.json -- ./test/e2e -count=1 -timeout $(if $(E2E_LONG),180m,60m) $(if $(E2E_RUN),-run '$(E2E_RUN)',-skip '^Test(Soak|Cell)$$')
 	@sed -n 's/.*"Test":"\([^"]*\)".*\(figure: .*\|SHORTENED: .*\)\\n".*/\1: \2/p' dist/e2e.json | sort
 	go run ./tools/skips dist/e2e.json
 
@@ -225,6 +225,17 @@ e2e-networks: ## The deep end-to-end scenarios on each network that they support
 	@failed=; for network in $(NETWORKS); do \
 	  E2E_NETWORK=$$network $(MAKE) --no-print-directory e2e || failed="$$failed $$network"; \
 	done; [ -z "$$failed" ] || { echo "failed on$$failed"; exit 1; }
+
+# Options of tools/matrix: MATRIX_FLAGS="-slice 1/4", MATRIX_FLAGS="-run k1.28".
+MATRIX_FLAGS ?=
+.PHONY: matrix
+matrix: build images $(TESTCLUSTER) ## Test each supported configuration and write docs/compatibility.md; resumable, takes an hour
+	@for tool in helm kubectl; do $(TESTCLUSTER) tool $$tool >/dev/null; done
+	go run ./tools/matrix $(MATRIX_FLAGS)
+
+.PHONY: matrix-check
+matrix-check: ## Run the matrix again and compare with docs/compatibility.json
+	$(MAKE) --no-print-directory matrix MATRIX_FLAGS="-check $(MATRIX_FLAGS)"
 
 # How long faults are injected, the seed of their sequence (empty: random), the faults that come first
 # (SOAK_FIRST="rotate,kill a proxy"), and the installation: empty, replicas or cert-manager.

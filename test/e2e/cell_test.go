@@ -1,13 +1,13 @@
 package e2e
 
 import (
-	"crypto/rand"
 	"encoding/json"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -16,7 +16,7 @@ import (
 
 // A cell is a configuration of make matrix, which passes it as JSON in E2E_CELL.
 type cell struct {
-	Name    string
+	Cluster string
 	Network string   // as in E2E_NETWORK
 	Up      []string // arguments of testcluster up
 }
@@ -34,9 +34,8 @@ func TestCell(t *testing.T) {
 	}
 	family, kubeProxy, _ := strings.Cut(c.Network, "/")
 	previous := previousRelease(t)
-	name := "cell-" + strings.ReplaceAll(c.Name, ".", "-")
-	scenarios[name] = []network{{family, kubeProxy}}
-	w := ownCluster(t, name, layout{
+	scenarios[c.Cluster] = []network{{family, kubeProxy}}
+	w := ownCluster(t, c.Cluster, layout{
 		args: append(c.Up, "--load", "n1="+filepath.Join(previous, "init-hook.tar"))})
 	w.logVersions(t)
 	w.waitForImage(t, "n1", "init-hook:"+previousVersion)
@@ -56,15 +55,16 @@ func TestCell(t *testing.T) {
 		w.loopbackOnly(t)
 	})
 	must(t, "late node", func(t *testing.T) {
-		w.addNode(t, "late")
+		w.firstPull(t, "late", image, time.Minute)
 		w.runPod(t, pod("first-late", "late", image))
-		w.onlyPause(t, "late", "e2e/hello")
 	})
 	if slices.Contains(nodePorts, w.network) {
 		must(t, "mode switch", func(t *testing.T) {
-			w.underLoop(t, "to the node port", func(t *testing.T) { w.helmChart(t, "upgrade", nodePortMode) })
-			w.isIn(t, state.ModeNodePort, state.SourceValue)
-			w.pullEverywhere(t, image)
+			must(t, "to node ports", func(t *testing.T) {
+				w.helmChart(t, "upgrade", nodePortMode) // which needs a credential that pulls before did not have
+				w.isIn(t, state.ModeNodePort, state.SourceValue)
+				w.pullEverywhere(t, image)
+			})
 			w.underLoop(t, "to proxies", func(t *testing.T) { w.helmChart(t, "upgrade", proxyMode) })
 			w.isIn(t, state.ModeProxy, state.SourceValue)
 			w.pullEverywhere(t, image)
@@ -77,11 +77,7 @@ func TestCell(t *testing.T) {
 	must(t, "upgrade", func(t *testing.T) {
 		output(t, w.command(t, w.helm, "install", release, filepath.Join(previous, "chart"), "-n", namespace, "--timeout",
 			"5m", proxyMode, noRotation))
-		files := map[string][]byte{"example.com/e2e/small:1": make([]byte, 200_000), "example.com/" + slowImage: make([]byte, 4_000_000)}
-		for _, content := range files {
-			rand.Read(content)
-		}
-		w.push(t, writeArchive(t, files))
+		w.pushSmallAndSlow(t)
 		const accept = refusals | losses // its proxies do not drain
 		w.underLoad(t, "under load", accept, func(t *testing.T) { w.helmChart(t, "upgrade", proxyMode) })
 		w.isHealthy(t)

@@ -50,12 +50,7 @@ func TestUpgrade(t *testing.T) {
 
 	must(t, "installed from the previous commit, with host network", func(t *testing.T) {
 		upgrade(t, filepath.Join(previous, "chart"), hostNetwork)
-		files := map[string][]byte{}
-		for image, size := range map[string]int{"e2e/small:1": 200_000, slowImage: 4_000_000} {
-			files["example.com/"+image] = make([]byte, size)
-			rand.Read(files["example.com/"+image])
-		}
-		w.push(t, writeArchive(t, files))
+		w.pushSmallAndSlow(t)
 	})
 	w.underLoad(t, "helm upgrade with host network", nothingFails, func(t *testing.T) { upgrade(t, here, hostNetwork) })
 	w.proxiesRunAs(t, 65532) // a rollback to the previous commit needs its user
@@ -108,6 +103,17 @@ func (w *world) proxiesRunAs(t *testing.T, user int64) {
 			t.Errorf("pod %s does not run as %d: %+v", p.Name, user, c)
 		}
 	}
+}
+
+// pushSmallAndSlow pushes the images that underLoad pulls.
+func (w *world) pushSmallAndSlow(t *testing.T) {
+	t.Helper()
+	files := map[string][]byte{}
+	for image, size := range map[string]int{"e2e/small:1": 200_000, slowImage: 4_000_000} {
+		files["example.com/"+image] = make([]byte, size)
+		rand.Read(files["example.com/"+image])
+	}
+	w.push(t, writeArchive(t, files))
 }
 
 // underLoad runs a step as must does, while every node pulls, reads slowly and connects.

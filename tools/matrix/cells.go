@@ -1,0 +1,117 @@
+package main
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"slices"
+	"strings"
+)
+
+// Values of the axes, as testcluster up names them. Every pair of Kubernetes and runtime is a cell; networks,
+// CNI plugins, taints and mixed nodes are spread over those cells.
+var (
+	kubernetes = []string{"1.28", "1.31", "1.34", "1.36", "1.37"}
+	runtimes   = []string{"containerd-1.7", "containerd-2.1", "containerd-2.4"}
+	families   = []string{"IPv4", "IPv6", "DualStack"}
+	proxies    = []string{"iptables", "nftables", "ipvs"}
+)
+
+// A cell is a configuration: that of a test cluster.
+type cell struct {
+	Kubernetes, Runtime, Family, KubeProxy string
+	// Second is the runtime of node n2, and empty where it is the same.
+	Second string
+	// Tainted taints n1 as kubeadm taints control planes.
+	Tainted bool
+}
+
+func (c cell) name() string {
+	parts := []string{"k" + c.Kubernetes, c.Runtime, c.Family, c.KubeProxy}
+	if c.Second != "" {
+		parts = append(parts, "n2-"+c.Second)
+	}
+	if c.Tainted {
+		parts = append(parts, "tainted")
+	}
+	return strings.ToLower(strings.Join(parts, "-"))
+}
+
+// cluster returns the name of its test cluster.
+func (c cell) cluster() string {
+	sum := sha256.Sum256([]byte(c.name())) // names are limited to 40 characters, without dots
+	return "cell-" + hex.EncodeToString(sum[:4])
+}
+
+func (c cell) network() string { return c.Family + "/" + c.KubeProxy }
+
+// arguments returns those for testcluster up.
+func (c cell) arguments() []string {
+	args := []string{"--kubernetes", c.Kubernetes, "--runtime", c.Runtime}
+	if c.Second != "" {
+		args = append(args, "--runtime", "n2="+c.Second)
+	}
+	if c.Tainted {
+		args = append(args, "--taint", "n1=node-role.kubernetes.io/control-plane=:NoSchedule")
+	}
+	return args
+}
+
+// possible reports whether Kubernetes has such a kube-proxy: nftables is on by default since 1.31.
+func possible(minor, kubeProxy string) bool {
+	return kubeProxy != "nftables" || minor != "1.28"
+}
+
+// cells returns all cells: every pair of Kubernetes and runtime, and every pair of IP family and kube-proxy mode,
+// the least used first. IPVS, which many kernels lack, has cells of its own.
+func cells() []cell {
+	used := map[string]int{}
+	var all []cell
+	for i, minor := range kubernetes {
+		for j, runtime := range runtimes {
+			c := cell{Kubernetes: minor, Runtime: runtime}
+			for _, kubeProxy := range proxies[:2] {
+				for _, family := range families {
+					n := cell{Family: family, KubeProxy: kubeProxy}
+					if possible(minor, kubeProxy) && (c.Family == "" || used[n.network()] < used[c.network()]) {
+						c.Family, c.KubeProxy = family, kubeProxy
+					}
+				}
+			}
+			used[c.network()]++
+			// Two of three cells have one more property.
+			switch (i + j) % 3 {
+			case 1:
+				c.Second = runtimes[(j+1)%len(runtimes)]
+			case 2:
+				c.Tainted = true
+			}
+			all = append(all, c)
+		}
+	}
+	for _, family := range families {
+		all = append(all, cell{Kubernetes: "1.36", Runtime: "containerd-2.4", Family: family, KubeProxy: "ipvs"})
+	}
+	return all
+}
+
+// slice returns every count-th cell, beginning with the index-th, which is counted from 1.
+func slice(all []cell, index, count int) []cell {
+	var part []cell
+	for i, c := range all {
+		if i%count == index-1 {
+			part = append(part, c)
+		}
+	}
+	return part
+}
+
+// values returns the different values of a property, in the order of the cells.
+func values(all []cell, property func(cell) string) []string {
+	var list []string
+	for _, c := range all {
+		if v := property(c); !slices.Contains(list, v) {
+			list = append(list, v)
+		}
+	}
+	return list
+}
