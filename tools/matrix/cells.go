@@ -19,6 +19,8 @@ var (
 // A cell is a configuration: that of a test cluster.
 type cell struct {
 	Kubernetes, Runtime, Family, KubeProxy string
+	// CNI is bridge or flannel.
+	CNI string
 	// Second is the runtime of node n2, and empty where it is the same.
 	Second string
 	// Tainted taints n1 as kubeadm taints control planes.
@@ -27,6 +29,9 @@ type cell struct {
 
 func (c cell) name() string {
 	parts := []string{"k" + c.Kubernetes, c.Runtime, c.Family, c.KubeProxy}
+	if c.CNI == "flannel" {
+		parts = append(parts, c.CNI)
+	}
 	if c.Second != "" {
 		parts = append(parts, "n2-"+c.Second)
 	}
@@ -46,7 +51,7 @@ func (c cell) network() string { return c.Family + "/" + c.KubeProxy }
 
 // arguments returns those for testcluster up.
 func (c cell) arguments() []string {
-	args := []string{"--kubernetes", c.Kubernetes, "--runtime", c.Runtime}
+	args := []string{"--kubernetes", c.Kubernetes, "--runtime", c.Runtime, "--cni", c.CNI}
 	if c.Second != "" {
 		args = append(args, "--runtime", "n2="+c.Second)
 	}
@@ -68,7 +73,7 @@ func cells() []cell {
 	var all []cell
 	for i, minor := range kubernetes {
 		for j, runtime := range runtimes {
-			c := cell{Kubernetes: minor, Runtime: runtime}
+			c := cell{Kubernetes: minor, Runtime: runtime, CNI: "bridge"}
 			for _, kubeProxy := range proxies[:2] {
 				for _, family := range families {
 					n := cell{Family: family, KubeProxy: kubeProxy}
@@ -78,18 +83,20 @@ func cells() []cell {
 				}
 			}
 			used[c.network()]++
-			// Two of three cells have one more property.
-			switch (i + j) % 3 {
-			case 1:
+			// Most cells have one more property.
+			switch {
+			case (i+j)%3 == 0 && c.Family == "IPv4":
+				c.CNI = "flannel" // which testcluster supports on IPv4
+			case (i+j)%3 == 1:
 				c.Second = runtimes[(j+1)%len(runtimes)]
-			case 2:
+			case (i+j)%3 == 2:
 				c.Tainted = true
 			}
 			all = append(all, c)
 		}
 	}
 	for _, family := range families {
-		all = append(all, cell{Kubernetes: "1.36", Runtime: "containerd-2.4", Family: family, KubeProxy: "ipvs"})
+		all = append(all, cell{Kubernetes: "1.36", Runtime: "containerd-2.4", Family: family, KubeProxy: "ipvs", CNI: "bridge"})
 	}
 	return all
 }

@@ -9,7 +9,7 @@ import (
 
 func TestCellsCoverEveryPair(t *testing.T) {
 	pairs, networks, names := map[string]bool{}, map[string]bool{}, map[string]bool{}
-	second, tainted := false, false
+	second, tainted, flannel := false, false, false
 	for _, c := range cells() {
 		if names[c.name()] {
 			t.Errorf("two cells are named %s", c.name())
@@ -18,6 +18,7 @@ func TestCellsCoverEveryPair(t *testing.T) {
 		pairs[c.Kubernetes+" "+c.Runtime] = true
 		networks[c.network()] = true
 		second, tainted = second || c.Second != "", tainted || c.Tainted
+		flannel = flannel || c.CNI == "flannel"
 		if c.KubeProxy == "nftables" && c.Kubernetes == "1.28" {
 			t.Errorf("%s: Kubernetes 1.28 has no nftables mode", c.name())
 		}
@@ -42,8 +43,8 @@ func TestCellsCoverEveryPair(t *testing.T) {
 			}
 		}
 	}
-	if !second || !tainted {
-		t.Errorf("two runtimes: %t, tainted: %t", second, tainted)
+	if !second || !tainted || !flannel {
+		t.Errorf("two runtimes: %t, tainted: %t, flannel: %t", second, tainted, flannel)
 	}
 }
 

@@ -88,6 +88,8 @@ func page(results []result) string {
 	table(&b, results, all, "Kubernetes", func(c cell) string { return c.Kubernetes }, func(c cell) string { return c.Runtime })
 	fmt.Fprint(&b, "\n## IP family and kube-proxy\n\n")
 	table(&b, results, all, "IP family", func(c cell) string { return c.Family }, func(c cell) string { return c.KubeProxy })
+	fmt.Fprint(&b, "\n## Network of pods\n\n")
+	table(&b, results, all, "CNI plugin", func(c cell) string { return c.CNI }, func(c cell) string { return c.Family })
 	fmt.Fprint(&b, "\n## All cells\n\nA second runtime is that of one of the nodes; a tainted node has kubeadm's taint of a control "+
 		"plane.\n\n| cell | result | day | steps |\n|---|---|---|---|\n")
 	for _, c := range all {

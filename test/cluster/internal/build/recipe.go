@@ -97,6 +97,22 @@ const (
 	KubeRouter = "kube-router"
 )
 
+// FlannelRecipes returns what a cluster with flannel needs: its daemon, and its CNI plugin, whose own module is
+// newer than the copy used here, from when it was one of the reference plugins.
+func FlannelRecipes() []Recipe {
+	return []Recipe{
+		{
+			Name: "flannel", Module: "github.com/flannel-io/flannel", Version: "v0.27.4", CGO: true, // for its UDP backend
+			Programs:  map[string]string{"flanneld": "github.com/flannel-io/flannel"},
+			Variables: []string{"github.com/flannel-io/flannel/pkg/version.Version=v0.27.4"},
+		},
+		{
+			Name: "flannel-cni-plugin", Module: "github.com/containernetworking/plugins", Version: "v0.9.1",
+			Programs: programs("github.com/containernetworking/plugins/plugins", "meta/flannel"),
+		},
+	}
+}
+
 // A Recipe describes how to build the programs of one Go module.
 type Recipe struct {
 	// Name of the recipe, and prefix of its directory in the cache.

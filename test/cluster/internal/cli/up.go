@@ -80,6 +80,7 @@ func newUp(a *app) *cobra.Command {
 		"kube-proxy mode: iptables, nftables or ipvs")
 	flags.StringVar(&options.KubeProxyProgram, "kube-proxy-program", "",
 		"absolute path of another version of kube-proxy (default: that of --kubernetes)")
+	flags.StringVar(&options.CNI, "cni", cluster.Bridge, "network of pods: bridge or flannel (VXLAN)")
 	flags.StringVar(&options.PortMap, "portmap", cluster.IPTables,
 		"how the CNI plugin implements host ports: iptables or nftables")
 	flags.StringArrayVar(&pauseImages, "pause-image", nil,
@@ -112,6 +113,9 @@ func (a *app) ensure(ctx context.Context, options cluster.Options) (map[string]s
 		return nil, err
 	}
 	recipes := append(build.ClusterRecipes(), kubernetes)
+	if options.CNI == cluster.Flannel {
+		recipes = append(recipes, build.FlannelRecipes()...)
+	}
 	recipes = slices.DeleteFunc(recipes, func(r build.Recipe) bool {
 		return r.Name == build.CoreDNS && !options.DNS || r.Name == build.KubeRouter && !options.NetworkPolicy
 	})

@@ -50,7 +50,6 @@ func (c *Cluster) addKubelet(files map[string][]byte, ca *clusterCA, now time.Ti
 
 // kubeletConfig returns a node's kubelet.config.k8s.io/v1beta1 configuration.
 func (c *Cluster) kubeletConfig(n Node) ([]byte, error) {
-	type object = map[string]any
 	config := object{
 		"apiVersion": "kubelet.config.k8s.io/v1beta1",
 		"kind":       "KubeletConfiguration",
@@ -143,7 +142,6 @@ func (c *Cluster) addKubeProxy(files map[string][]byte, ca *clusterCA, now time.
 
 // kubeProxyConfig returns the configuration of a node's kube-proxy.
 func (c *Cluster) kubeProxyConfig(node string) ([]byte, error) {
-	type object = map[string]any
 	config, err := yaml.Marshal(object{
 		"apiVersion":       "kubeproxy.config.k8s.io/v1alpha1",
 		"kind":             "KubeProxyConfiguration",

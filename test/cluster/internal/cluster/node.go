@@ -70,6 +70,11 @@ func (c *Cluster) joinNode(ctx context.Context, client kubernetes.Interface, n N
 	if err := c.waitForNode(ctx, client, n.Name); err != nil {
 		return err
 	}
+	if c.Options.CNI == Flannel {
+		if err := c.startFlannel(ctx, client, n); err != nil {
+			return err
+		}
+	}
 	if err := c.waitForServices(ctx, n); err != nil {
 		return err
 	}
@@ -107,6 +112,7 @@ func (c *Cluster) writeNodeFiles(ca *clusterCA, n Node) error {
 		"/etc/resolv.conf":                       []byte("# none: this node reaches only its cluster\n"),
 		"/etc/crictl.yaml":                       []byte("runtime-endpoint: unix://" + n.runtime().socket() + "\n"),
 		"/etc/cni/net.d/10-testcluster.conflist": []byte(c.cniConfig(n)),
+		flannelConfigPath:                        []byte(c.flannelConfig()),
 	}
 	n.runtime().addFiles(files, c, n)
 	now := time.Now()

@@ -25,6 +25,12 @@ const (
 	IPVS     = "ipvs" // of kube-proxy only
 )
 
+// Networks of pods. Flannel runs on IPv4.
+const (
+	Bridge  = "bridge" // with routes to the pods of other nodes
+	Flannel = "flannel"
+)
+
 // maxNodes is the capacity of the address plan.
 const maxNodes = 200
 
@@ -49,6 +55,8 @@ type Options struct {
 	// KubeProxyProgram is the path of kube-proxy's program. Empty: the one of the cluster's version.
 	KubeProxyProgram string `json:"kubeProxyProgram,omitempty"`
 	PortMap          string `json:"portmap"`
+	// CNI is the network of pods: Bridge or Flannel.
+	CNI string `json:"cni"`
 	// PauseImage is for nodes that PauseImages does not name.
 	PauseImage  string            `json:"pauseImage"`
 	PauseImages map[string]string `json:"-"`
@@ -102,6 +110,12 @@ func (o Options) Validate() error {
 	}
 	if o.PortMap != IPTables && o.PortMap != NFTables {
 		errs = append(errs, fmt.Errorf("invalid --portmap %q: want %s or %s", o.PortMap, IPTables, NFTables))
+	}
+	switch {
+	case o.CNI != Bridge && o.CNI != Flannel:
+		errs = append(errs, fmt.Errorf("invalid --cni %q: want %s or %s", o.CNI, Bridge, Flannel))
+	case o.CNI == Flannel && o.Family != IPv4:
+		errs = append(errs, fmt.Errorf("--cni %s: needs --ip-family %s, not %s", Flannel, IPv4, o.Family))
 	}
 	errs = append(errs, o.validateKubeProxy())
 	for _, name := range append(slices.Collect(maps.Values(o.Runtimes)), o.Runtime) {

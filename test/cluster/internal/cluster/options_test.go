@@ -9,7 +9,7 @@ import (
 )
 
 func validOptions() Options {
-	return Options{Name: "test", Nodes: 2, Family: IPv4, Kubernetes: "1.36", Runtime: "containerd-2.4", KubeProxy: IPTables, PortMap: NFTables,
+	return Options{Name: "test", Nodes: 2, Family: IPv4, CNI: Bridge, Kubernetes: "1.36", Runtime: "containerd-2.4", KubeProxy: IPTables, PortMap: NFTables,
 		PauseImage: DefaultPauseImage, NodeGrace: DefaultNodeGrace}
 }
 
@@ -31,6 +31,8 @@ func TestValidateOptions(t *testing.T) {
 		"unknown IP family":         {func(o *Options) { o.Family = "ipv4" }, "--ip-family"},
 		"unknown kube-proxy mode":   {func(o *Options) { o.KubeProxy = "userspace" }, "--kube-proxy"},
 		"nftables before 1.31":      {func(o *Options) { o.KubeProxy, o.Kubernetes = NFTables, "1.28" }, "1.31"},
+		"unknown CNI":               {func(o *Options) { o.CNI = "calico" }, "--cni"},
+		"flannel on IPv6":           {func(o *Options) { o.CNI, o.Family = Flannel, IPv6 }, "--ip-family"},
 		"unknown runtime":           {func(o *Options) { o.Runtime = "docker" }, "container runtime"},
 		"runtime for an unknown node": {func(o *Options) { o.Runtimes = map[string]string{"n3": "containerd-1.7"} },
 			"no such node"},
