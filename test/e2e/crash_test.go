@@ -38,7 +38,8 @@ func (w *world) other(t *testing.T) target {
 // the next run must complete the switch, and no pull may fail in between.
 func TestCrash(t *testing.T) {
 	// A pause of the API server of 20 s must not make nodes NotReady, as in production.
-	w := ownCluster(t, "e2e-crash", layout{long: true, open: true, args: []string{"--node-grace", "50s"}})
+	w := ownCluster(t, "e2e-crash", layout{long: true, open: true,
+		args: append([]string{"--node-grace", "50s"}, oldestKubernetes...)})
 	runs := map[state.Mode]installRun{}
 	must(t, "install, and switch modes twice undisturbed", func(t *testing.T) {
 		w.mustInstall(t, toNodePort.flag)

@@ -83,6 +83,10 @@ type layout struct {
 	args      []string // more arguments for testcluster up
 }
 
+// oldestKubernetes are arguments of testcluster up for the oldest supported version, with the container runtime of
+// its time.
+var oldestKubernetes = []string{"--kubernetes", "1.28", "--runtime", "containerd-1.7"}
+
 // built returns a path from the environment variable that make e2e sets.
 func built(t *testing.T, variable string) string {
 	t.Helper()

@@ -18,7 +18,7 @@ import (
 // TestPort checks that the release owns its node port in both modes, and that a switch, which is a
 // patch of one Service, fails neither a pull nor a connection.
 func TestPort(t *testing.T) {
-	w := ownCluster(t, "e2e-port", layout{long: true, open: true})
+	w := ownCluster(t, "e2e-port", layout{long: true, open: true, args: oldestKubernetes})
 	helm3, helm4 := w.helm, strings.TrimSpace(run(t, w.testcluster, "tool", "helm4"))
 	helm4Upgrades := func(t *testing.T, args ...string) {
 		t.Helper()
