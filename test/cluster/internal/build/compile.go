@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -23,7 +24,11 @@ const reportEvery = 20 * time.Second
 // compile builds a recipe's programs in work/bin.
 func (c *Cache) compile(ctx context.Context, r Recipe, work string) error {
 	if r.C != "" {
-		return c.compileC(ctx, r, work)
+		source := filepath.Join(work, r.Name+".c")
+		if err := os.WriteFile(source, []byte(r.C), 0o644); err != nil {
+			return err
+		}
+		return c.compileC(ctx, r, work, r.Name, []string{source})
 	}
 	module := filepath.Join(work, "module")
 	if err := c.writeModule(ctx, r, module); err != nil {
@@ -38,14 +43,28 @@ func (c *Cache) compile(ctx context.Context, r Recipe, work string) error {
 	if len(r.Tags) > 0 {
 		args = append(args, "-tags", strings.Join(r.Tags, ","))
 	}
-	if len(r.Programs) == 1 {
-		for name, pkg := range r.Programs {
+	packages := make(map[string]string)
+	for name, pkg := range r.Programs {
+		if filepath.Ext(pkg) != ".c" {
+			packages[name] = pkg
+			continue
+		}
+		sources, err := filepath.Glob(filepath.Join(module, pkg))
+		if err != nil {
+			return err
+		}
+		if err := c.compileC(ctx, r, work, name, sources); err != nil {
+			return err
+		}
+	}
+	if len(packages) == 1 {
+		for name, pkg := range packages {
 			args = append(args, "-o", filepath.Join(work, "bin", name), pkg)
 		}
 	} else {
 		args = append(args, "-o", filepath.Join(work, "bin")+"/")
-		for _, name := range r.ProgramNames() {
-			args = append(args, r.Programs[name])
+		for _, name := range slices.Sorted(maps.Keys(packages)) {
+			args = append(args, packages[name])
 		}
 	}
 	if err := c.run(ctx, r, module, goEnvironment(r), "go", args...); err != nil {
@@ -59,18 +78,9 @@ func (c *Cache) compile(ctx context.Context, r Recipe, work string) error {
 	return nil
 }
 
-func (c *Cache) compileC(ctx context.Context, r Recipe, work string) error {
-	for _, name := range r.ProgramNames() {
-		source := filepath.Join(work, name+".c")
-		if err := os.WriteFile(source, []byte(r.C), 0o644); err != nil {
-			return err
-		}
-		if err := c.run(ctx, r, work, os.Environ(), "gcc", "-Os", "-static", "-s", "-o", filepath.Join(work, "bin", name),
-			source); err != nil {
-			return err
-		}
-	}
-	return nil
+func (c *Cache) compileC(ctx context.Context, r Recipe, work, name string, sources []string) error {
+	args := append([]string{"-Os", "-static", "-s", "-o", filepath.Join(work, "bin", name)}, sources...)
+	return c.run(ctx, r, work, os.Environ(), "gcc", args...)
 }
 
 func linkerFlags(r Recipe) string {
@@ -103,7 +113,15 @@ func (c *Cache) writeModule(ctx context.Context, r Recipe, dir string) error {
 		if err != nil {
 			return err
 		}
-		return os.CopyFS(dir, os.DirFS(module.Dir))
+		if err := os.CopyFS(dir, os.DirFS(module.Dir)); err != nil {
+			return err
+		}
+		for _, edit := range r.Edits {
+			if err := edit.apply(dir); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -131,6 +149,18 @@ func (c *Cache) writeModule(ctx context.Context, r Recipe, dir string) error {
 	}
 	files["go.mod"] = gomod.String()
 	return writeFiles(dir, files)
+}
+
+func (e Edit) apply(dir string) error {
+	path := filepath.Join(dir, e.File)
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if n := strings.Count(string(content), e.Old); n != 1 {
+		return fmt.Errorf("editing %s: it has %d of %q, not one", e.File, n, e.Old)
+	}
+	return os.WriteFile(path, []byte(strings.Replace(string(content), e.Old, e.New, 1)), 0o644)
 }
 
 // goLanguageVersion is the language version of this program's own module.

@@ -53,6 +53,15 @@ func needsOf(r Recipe) []need {
 	}
 }
 
+// calledBy returns what a recipe's programs need at run time.
+func calledBy(r Recipe) []need {
+	var needs []need
+	for _, program := range r.Calls {
+		needs = append(needs, need{program: program, debian: program})
+	}
+	return needs
+}
+
 // EnsurePackages installs missing Debian packages that a cluster needs. Without root or apt it returns an error
 // that names them. Of concurrent processes, one installs and the others wait.
 func (c *Cache) EnsurePackages(ctx context.Context) error { return c.ensurePackages(ctx, needsCluster) }

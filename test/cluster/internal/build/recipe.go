@@ -50,6 +50,14 @@ var runtimes = map[string]Recipe{
 	"containerd-1.7": containerdRecipe("1.7", "github.com/containerd/containerd", "v1.7.29"),
 	"containerd-2.1": containerdRecipe("2.1", "github.com/containerd/containerd/v2", "v2.1.5"),
 	"containerd-2.4": containerdRecipe("2.4", "github.com/containerd/containerd/v2", "v2.4.2"),
+	"crio-1.34":      crioRecipe("1.34"),
+	// Simulated: the module of 1.35 is not to be had. It differs from 1.34 in what matters here: plain HTTP is refused
+	// on loopback too (commit 93f9201).
+	"crio-1.35": crioRecipe("1.35",
+		Edit{"internal/storage/image.go",
+			`serverConfig.InsecureRegistries = append(serverConfig.InsecureRegistries, "127.0.0.0/8")`, ""},
+		Edit{"internal/version/version.go", `const Version = "1.34.0"`, `const Version = "1.35.0"`},
+	),
 }
 
 func containerdRecipe(minor, module, version string) Recipe {
@@ -57,6 +65,15 @@ func containerdRecipe(minor, module, version string) Recipe {
 		Name: "containerd-" + minor, Module: module, Version: version,
 		Programs:  programs(module+"/cmd", "containerd", "containerd-shim-runc-v2", "ctr"),
 		Variables: []string{module + "/version.Version=" + version},
+	}
+}
+
+func crioRecipe(minor string, edits ...Edit) Recipe {
+	return Recipe{
+		Name: "crio-" + minor, Module: "github.com/cri-o/cri-o", Version: "v1.34.0", Inside: true, Edits: edits, CGO: true,
+		Tags:     []string{"containers_image_openpgp", "exclude_graphdriver_btrfs", "seccomp"}, // libseccomp only
+		Programs: map[string]string{"crio": "github.com/cri-o/cri-o/cmd/crio", "pinns": "pinns/src/*.c"},
+		Calls:    []string{"conmon", "skopeo"}, // CRI-O cannot import archives
 	}
 }
 
@@ -120,7 +137,8 @@ type Recipe struct {
 	// Module and Version as the Go module proxy knows them.
 	Module, Version string
 	// Programs maps the name of a program to the package it is built from. A
-	// package that begins with "." is one of Sources.
+	// package that begins with "." is one of Sources. One that ends in ".c" is a
+	// pattern of files of the copy that Inside makes, for a static C program.
 	Programs map[string]string
 	// Sources are files that are written into the module that builds the
 	// programs, for modules whose own main package cannot be built from outside.
@@ -131,6 +149,8 @@ type Recipe struct {
 	// Inside builds in a copy of Module, whose go.mod and go.sum then decide, for modules with replace
 	// directives. The copy stays beside the programs, in the directory module.
 	Inside bool `json:",omitempty"`
+	// Edits change files of the copy that Inside makes.
+	Edits []Edit `json:",omitempty"`
 	// Test builds the only program from its package's tests.
 	Test bool `json:",omitempty"`
 	// Sums are lines for go.sum, for modules that are missing in the checksum database.
@@ -142,7 +162,12 @@ type Recipe struct {
 	CGO bool `json:",omitempty"`
 	// C is the source of a static C program, instead of a Go module.
 	C string `json:",omitempty"`
+	// Calls are programs that the recipe's programs run, from Debian packages of the same names.
+	Calls []string `json:",omitempty"`
 }
+
+// An Edit replaces a text that occurs once in a file.
+type Edit struct{ File, Old, New string }
 
 // Key returns the name of the directory in the cache. It changes whenever an input of the build
 // changes.

@@ -18,7 +18,7 @@ var tools = map[string]Recipe{
 		"github.com/google/go-containerregistry/cmd/crane"),
 	"cosign": tool("cosign", "github.com/sigstore/cosign/v3", "v3.1.3", "github.com/sigstore/cosign/v3/cmd/cosign",
 		"sigs.k8s.io/release-utils/version.gitVersion=v3.1.3"),
-	"crio":    crio,
+	"crio":    runtimes["crio-1.34"],
 	"critest": critest,
 	"ct": tool("ct", "github.com/helm/chart-testing/v3", "v3.14.0", "github.com/helm/chart-testing/v3/ct",
 		"github.com/helm/chart-testing/v3/ct/cmd.Version=v3.14.0"),
@@ -54,22 +54,6 @@ var critest = Recipe{
 	Name: "critest", Module: "sigs.k8s.io/cri-tools", Version: criToolsVersion, Test: true,
 	Programs:  programs("sigs.k8s.io/cri-tools/cmd", "critest"),
 	Variables: []string{"sigs.k8s.io/cri-tools/pkg/version.Version=" + criToolsVersion},
-}
-
-// crio has neither conmon nor pinns beside it, so it pulls images but runs no pods. Until 1.34, it allows plain HTTP
-// on loopback.
-var crio = Recipe{
-	Name: "crio", Module: "github.com/cri-o/cri-o", Version: "v1.34.0",
-	Tags:     []string{"containers_image_openpgp", "exclude_graphdriver_btrfs"}, // without C libraries
-	Programs: programs("github.com/cri-o/cri-o/cmd", "crio"),
-	Sums: []string{ // from its own go.sum
-		"github.com/CloudNativeAI/model-spec v0.0.4 h1:nql3r7hOVHX4bWvjUFyFDkrKNdq0pqFBl6U65K1m0qg=",
-		"github.com/CloudNativeAI/model-spec v0.0.4/go.mod h1:3U/4zubBfbUkW59ATSg41HnkYyKrKUcKFH/cVdoPQnk=",
-		"github.com/containerd/nri v0.9.1-0.20250219030224-e597e7849f24 " +
-			"h1:HxqJhfoAj8kjIxjKwqSz3J8pLi0+paREi+xBnForGd8=",
-		"github.com/containerd/nri v0.9.1-0.20250219030224-e597e7849f24/go.mod " +
-			"h1:sDRoMy5U4YolsWthg7TjTffAwPb6LEr//83O+D3xVU4=",
-	},
 }
 
 // promtool checks rules only: without service discovery it needs no client libraries of clouds and

@@ -18,13 +18,14 @@ const (
 	etcWorkDir    = "etc.work"
 	kubeletDir    = "kubelet"
 	containerdDir = "containerd"
+	containersDir = "containers" // of CRI-O
 	cniDir        = "cni"
 	logsDir       = "log"
 	optDir        = "opt"
 	varLibDir     = "varlib" // used to assemble /var/lib
 )
 
-var nodeDirs = []string{etcDir, etcWorkDir, kubeletDir, containerdDir, cniDir, logsDir, optDir, varLibDir}
+var nodeDirs = []string{etcDir, etcWorkDir, kubeletDir, containerdDir, containersDir, cniDir, logsDir, optDir, varLibDir}
 
 // MountNode turns the mount namespace of this process, a copy of the host's, into a node's file
 // system: /usr and similar directories are the host's; directories that Kubernetes and the container
@@ -51,6 +52,7 @@ func MountNode(clusterDir, node string) error {
 			return mountVarLib(own(varLibDir), []mount{
 				{"kubelet", own(kubeletDir)},
 				{"containerd", own(containerdDir)},
+				{"containers", own(containersDir)},
 				{"cni", own(cniDir)},
 				{cluster, clusterDir},
 				// They may be separate file systems, which a bind mount of the parent excludes.

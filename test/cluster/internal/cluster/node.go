@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -124,7 +125,11 @@ func (c *Cluster) writeNodeFiles(ca *clusterCA, n Node) error {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			return fmt.Errorf("making the directories of node %s: %w", n.Name, err)
 		}
-		if err := os.WriteFile(path, content, 0o644); err != nil {
+		mode := os.FileMode(0o644)
+		if bytes.HasPrefix(content, []byte("#!")) {
+			mode = 0o755
+		}
+		if err := os.WriteFile(path, content, mode); err != nil {
 			return fmt.Errorf("writing the files of node %s: %w", n.Name, err)
 		}
 	}

@@ -35,10 +35,14 @@ type containerRuntime interface {
 // runtimeOf returns the runtime that a name such as containerd-2.4 stands for.
 func runtimeOf(name string) (containerRuntime, error) {
 	program, version, _ := strings.Cut(name, "-")
-	if program == "containerd" && version != "" {
+	switch {
+	case version == "":
+	case program == "containerd":
 		return containerd(version), nil
+	case program == "crio":
+		return crio(version), nil
 	}
-	return nil, fmt.Errorf("invalid container runtime %q: want a name such as containerd-2.4", name)
+	return nil, fmt.Errorf("invalid container runtime %q: want a name such as containerd-2.4 or crio-1.34", name)
 }
 
 // runtime returns the node's container runtime. Options.Validate and AddNode have checked its name.
