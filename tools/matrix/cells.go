@@ -11,10 +11,13 @@ import (
 // CNI plugins, taints and mixed nodes are spread over those cells.
 var (
 	kubernetes = []string{"1.28", "1.31", "1.34", "1.36", "1.37"}
-	runtimes   = []string{"containerd-1.7", "containerd-2.1", "containerd-2.4"}
+	runtimes   = []string{"containerd-1.7", "containerd-2.1", "containerd-2.4", "crio-1.34", simulatedRuntime}
 	families   = []string{"IPv4", "IPv6", "DualStack"}
 	proxies    = []string{"iptables", "nftables", "ipvs"}
 )
+
+// simulatedRuntime is CRI-O 1.34, changed to demand TLS on loopback as 1.35 does.
+const simulatedRuntime = "crio-1.35"
 
 // A cell is a configuration: that of a test cluster.
 type cell struct {

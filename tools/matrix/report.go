@@ -31,7 +31,8 @@ loopback address, refused with advice), the release is uninstalled, and one of t
 version is installed and upgraded while nodes pull.
 
 * **tested**: all steps passed.
-* **simulated**: all steps passed, on a program changed to behave like another version.
+* **simulated**: all steps passed, on a program changed to behave like another version: CRI-O 1.34
+  which demands TLS on loopback addresses, as 1.35 does.
 * **known broken**: a step failed, named below.
 * **reasoned**: not run, for the reason below.
 `

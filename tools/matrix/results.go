@@ -152,6 +152,8 @@ func runCell(ctx context.Context, c cell, store store) (result, error) {
 		return r, fmt.Errorf("no step was run (%w): see %s", errors.Join(runErr, errors.New("go test")), log.Name())
 	case passed != (runErr == nil):
 		return r, fmt.Errorf("the test passed: %t, and go test: %v: see %s", passed, runErr, log.Name())
+	case passed && (c.Runtime == simulatedRuntime || c.Second == simulatedRuntime):
+		r.Status = simulated
 	case passed:
 		r.Status = tested
 	default:
