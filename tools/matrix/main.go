@@ -6,7 +6,7 @@
 //	go run ./tools/matrix -slice 1/4 # every fourth cell, for a night
 //	go run ./tools/matrix -check     # run all cells again, and fail if a result differs from the report
 //
-// Results and logs are in dist/matrix. A result counts for one state of the product's and the tests' sources.
+// Results and logs are in dist/matrix. A cell runs again once the sources of the product or the tests have changed.
 // It runs TestCell of test/e2e, which make e2e builds the programs for.
 package main
 
@@ -47,7 +47,7 @@ func parse(args []string) (options, error) {
 	o := options{index: 1, count: 1}
 	flags := flag.NewFlagSet("matrix", flag.ContinueOnError)
 	flags.BoolVar(&o.list, "list", false, "list the cells")
-	flags.BoolVar(&o.check, "check", false, "run cells again, and compare with the report instead of writing it")
+	flags.BoolVar(&o.check, "check", false, "run the cells again, and compare with the report instead of writing it")
 	flags.BoolVar(&o.report, "report", false, "write the report from the results that exist, and run nothing")
 	flags.IntVar(&o.parallel, "parallel", 1, "how many clusters run at a time")
 	flags.StringVar(&o.results, "results", "dist/matrix", "directory of results and logs")
@@ -137,7 +137,7 @@ func runAll(ctx context.Context, chosen []cell, store store, parallel int, out i
 			if err := ctx.Err(); err != nil {
 				return fmt.Errorf("interrupted; the same command goes on: %w", err)
 			}
-			if r, err := store.load(c); err != nil || r != nil {
+			if r, err := store.load(c); err != nil || r != nil && r.Source == store.source {
 				return err
 			}
 			begin := time.Now()

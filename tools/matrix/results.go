@@ -65,7 +65,7 @@ type store struct{ dir, source string }
 
 func (s store) path(c cell, extension string) string { return filepath.Join(s.dir, c.name()+extension) }
 
-// load returns the result of a cell for these sources, or nil.
+// load returns the last result of a cell, or nil.
 func (s store) load(c cell) (*result, error) {
 	data, err := os.ReadFile(s.path(c, ".json"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -77,9 +77,6 @@ func (s store) load(c cell) (*result, error) {
 	var r result
 	if err := json.Unmarshal(data, &r); err != nil {
 		return nil, fmt.Errorf("%s: %w; delete it to run the cell again", s.path(c, ".json"), err)
-	}
-	if r.Source != s.source {
-		return nil, nil
 	}
 	return &r, nil
 }
@@ -96,7 +93,7 @@ func (s store) save(c cell, r result) error {
 	return os.Rename(temporary, s.path(c, ".json"))
 }
 
-// all returns the results of all cells that have one.
+// all returns the last results of all cells that have one.
 func (s store) all() ([]result, error) {
 	var results []result
 	for _, c := range cells() {
