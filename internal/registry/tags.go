@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"hash/maphash"
+	"io"
 	"sync"
 
 	"github.com/distribution/distribution/v3"
@@ -50,6 +51,23 @@ func (t *currentTags) Untag(ctx context.Context, tag string) error {
 		}
 	}
 	return t.TagService.Untag(ctx, tag)
+}
+
+// List returns tags. Without directories, as in S3, distribution does not distinguish a repository that does not exist
+// from one without tags. Then a repository exists while it has a manifest.
+func (t *currentTags) List(ctx context.Context, limit int, last string) ([]string, error) {
+	tags, err := t.TagService.List(ctx, limit, last)
+	if len(tags) > 0 || !errors.Is(err, io.EOF) {
+		return tags, err
+	}
+	exists, failed := t.source.exists(ctx, repositoriesPath+"/"+t.repository+"/_manifests")
+	if failed != nil {
+		return nil, failed
+	}
+	if !exists {
+		return nil, distribution.ErrRepositoryUnknown{Name: t.repository}
+	}
+	return tags, err
 }
 
 // tagLocks serialize changes of a tag. A few tags share a lock. The zero value is not locked.
