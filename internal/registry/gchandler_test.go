@@ -73,6 +73,7 @@ func TestRunningRegistryCollectsGarbage(t *testing.T) {
 	if last := young[len(young)-1]; last.Result == nil || *last.Result != (gc.Result{Kept: 2}) {
 		t.Errorf("within the grace period: %+v", young)
 	}
+	older()
 	before := time.Now().Truncate(time.Second)
 	events := c.collect(gc.Request{})
 	var story []string

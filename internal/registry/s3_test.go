@@ -63,6 +63,13 @@ func awaitRebuild(i *instance) {
 	}
 }
 
+// older waits until what is stored is older than what will be stored: S3 tells some times in whole seconds only.
+func older() {
+	if s3 != nil {
+		time.Sleep(time.Second)
+	}
+}
+
 // filesystemOnly skips a test of the filesystem driver if the tests use S3.
 func filesystemOnly(t *testing.T) {
 	t.Helper()
