@@ -105,12 +105,14 @@ unit: payload $(TESTCLUSTER) ## Unit tests, with the race detector where it is f
 	@mkdir -p dist
 	@# -short skips tests with blobs of 2 GiB.
 	$(call GOTEST,unit-race) -race -short $$(go list ./cmd/... ./internal/... ./tools/... ./test/e2e/rights ./test/e2e/soak | grep -vxF "$$(go list $(NO_RACE))")
-	PROMTOOL="$$($(TESTCLUSTER) tool promtool)" OCI_CONFORMANCE="$$($(TESTCLUSTER) tool conformance)" \
+	PROMTOOL="$$($(TESTCLUSTER) tool promtool)" OCI_CONFORMANCE="$$($(TESTCLUSTER) tool conformance)" VERSITYGW="$$($(TESTCLUSTER) tool versitygw)" \
 		$(call GOTEST,unit) -timeout 30m ./loader/... $(NO_RACE) ./templates-tests/... ./docs/... ./test/conformance
+	@# The registry's tests again, on S3.
+	VERSITYGW="$$($(TESTCLUSTER) tool versitygw)" $(call GOTEST,unit-s3) -short ./internal/registry
 	cd bench && $(call GOTEST,unit-bench) ./...
 	cd test/cluster && $(call GOTEST,unit-cluster) -race ./...
 	cd test/certmanager && CGO_ENABLED=0 $(call GOTEST,unit-certmanager) ./...
-	go run ./tools/skips dist/unit-race.json dist/unit.json dist/unit-bench.json dist/unit-cluster.json dist/unit-certmanager.json
+	go run ./tools/skips dist/unit-race.json dist/unit.json dist/unit-s3.json dist/unit-bench.json dist/unit-cluster.json dist/unit-certmanager.json
 
 .PHONY: unit-all
 unit-all: payload $(TESTCLUSTER) ## Unit tests that make unit skips: blobs of 2 GiB, and the race detector for the other packages
@@ -136,11 +138,13 @@ mutants: payload ## Change the code in 200 small ways and report what no unit te
 # How many seeds the consistency checker tries, and the first.
 SEEDS ?= 100
 SEED  ?= 1
+# With STORAGE=s3, the registry stores in S3.
+STORAGE ?=
 # Seeds mostly wait, so more of them than cores run at once. Their mounts end with them.
 REGISTRYCHECK = unshare --mount go test ./test/registrycheck -count=1 -v -timeout 24h -parallel 4 -args
 .PHONY: registrycheck
-registrycheck: ## Check histories of concurrent clients under faults (SEEDS=1 SEED=42; docs/consistency.md)
-	$(REGISTRYCHECK) -seeds $(SEEDS) -seed $(SEED)
+registrycheck: $(if $(STORAGE),$(TESTCLUSTER)) ## Check histories of concurrent clients under faults (SEEDS=1 SEED=42 STORAGE=s3; docs/consistency.md)
+	$(REGISTRYCHECK) -seeds $(SEEDS) -seed $(SEED) $(if $(filter s3,$(STORAGE)),-s3 "$$($(TESTCLUSTER) tool versitygw)")
 
 .PHONY: registrycheck-short
 registrycheck-short: ## The same with four seeds, which have most faults
@@ -208,7 +212,7 @@ verify-files: $(TESTCLUSTER) # make verify without unit tests
 e2e: build images $(TESTCLUSTER) $(CERTMANAGER) ## End-to-end tests on test clusters, or on the cluster of KUBECONFIG (E2E_RUN=TestHelm)
 	@hack/deps.sh clients
 	@# Build tools before clusters use the CPU.
-	@for tool in cosign crane critest ct helm helm4 kubectl zarf $(if $(E2E_LONG),crio helm-3.18 helm-3.21 kube-proxy-1.34 oras regctl); do $(TESTCLUSTER) tool $$tool >/dev/null; done
+	@for tool in cosign crane critest ct helm helm4 kubectl versitygw zarf $(if $(E2E_LONG),crio helm-3.18 helm-3.21 kube-proxy-1.34 oras regctl); do $(TESTCLUSTER) tool $$tool >/dev/null; done
 	@mkdir -p dist # dist/e2e.json contains the complete log.
 	"$$($(TESTCLUSTER) tool gotestsum)" --format testname --jsonfile dist/e2e.json -- ./test/e2e -count=1 -timeout $(if $(E2E_LONG),180m,60m) $(if $(E2E_RUN),-run '$(E2E_RUN)',-skip '^Test(Soak|Cell)$$')
 	@sed -n 's/.*"Test":"\([^"]*\)".*\(figure: .*\|SHORTENED: .*\)\\n".*/\1: \2/p' dist/e2e.json | sort

@@ -95,6 +95,7 @@ func TestAuditTrail(t *testing.T) {
 	c.must(http.StatusAccepted, "DELETE", "/v2/team/app/manifests/v1", nil)
 	c.must(http.StatusAccepted, "DELETE", "/v2/team/app/blobs/"+layer.String(), nil)
 	i.plain().as(pushUser, pushPassword).must(http.StatusAccepted, "DELETE", "/v2/other/manifests/"+other.String(), nil)
+	older()
 	c.collect(gc.Request{DeleteUntagged: true})
 
 	want := []auditLine{

@@ -125,7 +125,7 @@ func (s *blobSource) addBackLinks(
 	if err != nil {
 		return err
 	}
-	return inParallel(ctx, paths, func(ctx context.Context, path string) error {
+	return inParallel(ctx, paths, storageConcurrency, func(ctx context.Context, path string) error {
 		return s.driver.PutContent(ctx, path, link)
 	})
 }
@@ -138,7 +138,7 @@ func (s *blobSource) removeBackLinks(
 	if err != nil {
 		return nil //nolint:nilerr // a manifest of an earlier release, which has none
 	}
-	return inParallel(ctx, paths, func(ctx context.Context, name string) error {
+	return inParallel(ctx, paths, storageConcurrency, func(ctx context.Context, name string) error {
 		err := s.driver.Delete(ctx, path.Dir(name))
 		if errors.As(err, new(storagedriver.PathNotFoundError)) {
 			return nil
@@ -178,7 +178,7 @@ func (s *blobSource) referring(
 		return nil, err
 	}
 	var mu sync.Mutex
-	err = inParallel(ctx, digests, func(ctx context.Context, d digest.Digest) error {
+	err = inParallel(ctx, digests, storageConcurrency, func(ctx context.Context, d digest.Digest) error {
 		link, err := read(ctx, repository, links, d)
 		if link == nil || err != nil {
 			return err
@@ -280,10 +280,10 @@ func (s *blobSource) listDigests(ctx context.Context, dir string) (digests []dig
 	return digests, nil
 }
 
-// inParallel calls do for each item. It returns the first error.
-func inParallel[T any](ctx context.Context, items []T, do func(context.Context, T) error) error {
+// inParallel calls do for each item, for so many at once. It returns the first error.
+func inParallel[T any](ctx context.Context, items []T, atOnce int, do func(context.Context, T) error) error {
 	group, running := errgroup.WithContext(ctx)
-	group.SetLimit(storageConcurrency)
+	group.SetLimit(atOnce)
 	for _, item := range items {
 		if running.Err() != nil {
 			break

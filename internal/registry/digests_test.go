@@ -304,7 +304,7 @@ func TestDistributionReadsTheStorage(t *testing.T) {
 	if err := i.stop(); err != nil {
 		t.Fatal(err)
 	}
-	config, err := configuration.Parse(strings.NewReader("version: 0.1\nstorage: {filesystem: {rootdirectory: " + root + "}}\n"))
+	config, err := configuration.Parse(strings.NewReader("version: 0.1\n" + storageAt(root)))
 	if err != nil {
 		t.Fatal(err)
 	}

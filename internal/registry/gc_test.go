@@ -110,8 +110,7 @@ func collectNow(t testing.TB, root string, request gc.Request) (gc.Result, strin
 
 func fileLeases(t testing.TB, root string) *leaseClient {
 	t.Helper()
-	driver, err := openDriver(t.Context(), loadConfig(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+root+
-		"}}\n").Config.Storage)
+	driver, err := openDriver(t.Context(), loadConfig(t, "version: 0.1\n"+storageAt(root)).Config.Storage)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +122,7 @@ func fileLeases(t testing.TB, root string) *leaseClient {
 func TestGarbageCollectWithoutContent(t *testing.T) {
 	request, ignore := gc.Request{Timeout: time.Minute}, func(gc.Event) {}
 	t.Run("a registry that was never pushed to", func(t *testing.T) {
-		options := loadConfig(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+t.TempDir()+"}}\n")
+		options := loadConfig(t, "version: 0.1\n"+storageAt(t.TempDir()))
 		if got, err := GarbageCollect(t.Context(), options.Config, request, ignore); err != nil || got != (gc.Result{}) {
 			t.Errorf("%+v, %v", got, err)
 		}

@@ -73,6 +73,7 @@ func TestRunningRegistryCollectsGarbage(t *testing.T) {
 	if last := young[len(young)-1]; last.Result == nil || *last.Result != (gc.Result{Kept: 2}) {
 		t.Errorf("within the grace period: %+v", young)
 	}
+	older()
 	before := time.Now().Truncate(time.Second)
 	events := c.collect(gc.Request{})
 	var story []string
@@ -862,6 +863,7 @@ func (d vanishingDriver) Walk(ctx context.Context, from string, f storagedriver.
 }
 
 func TestTagDeletedDuringACollection(t *testing.T) {
+	filesystemOnly(t) // S3 is not listed one directory after another
 	root := t.TempDir()
 	i := start(t, newTestCA(t), root)
 	c := i.pusher()

@@ -25,11 +25,10 @@ import (
 // storages are configurations, by name.
 func storages(t *testing.T) map[string]string {
 	return map[string]string{
-		"filesystem": "storage: {filesystem: {rootdirectory: " + t.TempDir() + "}}\n",
-		"inmemory":   "storage: {inmemory: {}}\n",
-		"filesystem and a cache": "storage: {filesystem: {rootdirectory: " + t.TempDir() +
-			"}, cache: {blobdescriptor: inmemory}}\n",
-		"inmemory and a cache": "storage: {inmemory: {}, cache: {blobdescriptor: inmemory}}\n",
+		"filesystem":             storageAt(t.TempDir()),
+		"inmemory":               "storage: {inmemory: {}}\n",
+		"filesystem and a cache": storageAt(t.TempDir(), "cache: {blobdescriptor: inmemory}"),
+		"inmemory and a cache":   "storage: {inmemory: {}, cache: {blobdescriptor: inmemory}}\n",
 	}
 }
 
@@ -194,7 +193,7 @@ func TestMountOfABlobWithoutData(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
-			config := "version: 0.1\nstorage: {filesystem: {rootdirectory: " + root + "}, cache: {blobdescriptor: inmemory}}\n"
+			config := "version: 0.1\n" + storageAt(root, "cache: {blobdescriptor: inmemory}")
 			i := start(t, newTestCA(t), root, func(o *Options) { o.Config = loadConfig(t, config).Config })
 			c := i.pusher()
 			d := c.pushBlob("first", "shared")
@@ -218,8 +217,7 @@ func TestMountWhileReadOnly(t *testing.T) {
 	root := t.TempDir()
 	i := start(t, newTestCA(t), root)
 	d := i.pusher().pushBlob("first", "shared")
-	config := "version: 0.1\nstorage: {filesystem: {rootdirectory: " + root +
-		"}, maintenance: {readonly: {enabled: true}}}\n"
+	config := "version: 0.1\n" + storageAt(root, "maintenance: {readonly: {enabled: true}}")
 	i = start(t, newTestCA(t), root, func(o *Options) { o.Config = loadConfig(t, config).Config })
 	i.pusher().must(http.StatusMethodNotAllowed, "POST", "/v2/second/blobs/uploads/?mount="+d.String(), nil)
 	i.node().must(http.StatusNotFound, "HEAD", "/v2/second/blobs/"+d.String(), nil)

@@ -76,7 +76,7 @@ func (s *blobSource) rebuild(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = inParallel(ctx, links, s.rebuildLink)
+	err = inParallel(ctx, links, storageConcurrency, s.rebuildLink)
 	if err != nil {
 		return err
 	}

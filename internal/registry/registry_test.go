@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -34,7 +35,12 @@ const (
 
 func TestMain(m *testing.M) {
 	RouteLogs(slog.New(slog.DiscardHandler))
-	os.Exit(m.Run())
+	code, err := runTests(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
 }
 
 // testCA is a CA for tests.
@@ -155,7 +161,7 @@ func open(t testing.TB, ca testCA, root string, changes ...func(*Options)) *inst
 	tlsfilestest.WriteSecret(t, i.tlsDir, ca.serverFiles(t))
 	i.htpasswd = writeFile(t, filepath.Join(dir, "htpasswd"), htpasswd(t, pushUser, pushPassword))
 
-	options := loadConfig(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+root+"}}\n")
+	options := loadConfig(t, "version: 0.1\n"+storageAt(root))
 	options.Version = "1.2.3"
 	options.Listen, options.PlainListen, options.LoopbackListen = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
 	options.HealthListen, options.MetricsListen = "127.0.0.1:0", "127.0.0.1:0"
@@ -196,6 +202,7 @@ func (i *instance) run() {
 		return <-ended
 	})
 	i.t.Cleanup(func() {
+		awaitRebuild(i)
 		if err := i.stop(); err != nil {
 			i.t.Errorf("server: %v", err)
 		}

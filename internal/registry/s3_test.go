@@ -1,55 +1,79 @@
 package registry
 
 import (
-	"context"
 	"fmt"
-	"net/http"
+	"net"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/opencontainers/go-digest"
-
-	"github.com/zarf-dev/zarf-registry/internal/gc"
+	"github.com/zarf-dev/zarf-registry/internal/s3test"
 )
 
-// TestS3 uses a real S3-compatible store and writes to its bucket.
-func TestS3(t *testing.T) {
-	endpoint, bucket := os.Getenv("ZARF_REGISTRY_TEST_S3_ENDPOINT"), os.Getenv("ZARF_REGISTRY_TEST_S3_BUCKET")
-	if endpoint == "" || bucket == "" {
-		t.Skip("SKIPPED, S3 is not tested: set ZARF_REGISTRY_TEST_S3_ENDPOINT and ZARF_REGISTRY_TEST_S3_BUCKET (keys: " +
-			"AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)")
+// With the path of versitygw in [s3test.ProgramVariable], all tests of this package store in S3: directories for
+// tests are in its bucket, so tests can still look at files, and change them.
+var s3 *s3test.Server
+
+// runTests runs the tests, with S3 if it is available.
+func runTests(m *testing.M) (code int, err error) {
+	program := os.Getenv(s3test.ProgramVariable)
+	if program == "" {
+		return m.Run(), nil
 	}
-	config := fmt.Sprintf("version: 0.1\nstorage: {s3: {regionendpoint: %q, region: us-east-1, bucket: %q, "+
-		"forcepathstyle: true, rootdirectory: /test-%d}}\n",
-		endpoint, bucket, time.Now().UnixNano())
-	i := start(t, newTestCA(t), t.TempDir(), func(o *Options) { o.Config = loadConfig(t, config).Config })
-	i.waitReady()
-	c, node := i.pusher(), i.node()
-	layer := random(21 << 20) // more than one part of a multipart upload
-	d, _ := c.pushImage("a", "v1", layer)
-	blob := "/v2/a/blobs/" + digest.FromString(layer).String()
-	if got := node.must(http.StatusOK, "GET", blob, nil); got.body != layer {
-		t.Errorf("downloaded %d bytes", len(got.body))
+	root, err := os.MkdirTemp("", "zarf-registry-s3-")
+	if err != nil {
+		return 0, err
 	}
-	if got := node.must(http.StatusPartialContent, "GET", blob, nil, "Range",
-		"bytes=20000000-20000009"); got.body != layer[20000000:20000010] {
-		t.Errorf("downloaded another range: %q", got.body)
+	defer os.RemoveAll(root)
+	bucket := filepath.Join(root, "bucket")
+	if err := os.Mkdir(bucket, 0o700); err != nil {
+		return 0, err
 	}
-	upload := c.must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
-	upload = c.must(http.StatusAccepted, "PATCH", upload, strings.NewReader(layer[:11<<20])).Header.Get("Location")
-	chunks := layer[:11<<20] + layer[:6<<20]
-	c.must(http.StatusCreated, "PUT", upload+"&digest="+digest.FromString(chunks).String(),
-		strings.NewReader(layer[:6<<20]))
-	if got := node.must(http.StatusOK, "GET", "/v2/a/blobs/"+digest.FromString(chunks).String(), nil); got.body != chunks {
-		t.Errorf("%d bytes of an upload in chunks came back", len(got.body))
+	if err := os.Setenv("TMPDIR", bucket); err != nil {
+		return 0, err
 	}
-	c.must(http.StatusAccepted, "DELETE", "/v2/a/manifests/"+d.String(), nil)
-	collected, err := GarbageCollect(context.Background(), loadConfig(t, config).Config, gc.Request{Timeout: time.Minute},
-		func(gc.Event) {})
-	if err != nil || collected.Blobs != 4 || collected.Bytes < int64(len(layer)+len(chunks)) {
-		t.Errorf("collected %+v, %v", collected, err)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
 	}
-	node.must(http.StatusNotFound, "GET", blob, nil)
+	_ = listener.Close()
+	if s3, err = s3test.Start(program, listener.Addr().String(), bucket); err != nil {
+		return 0, err
+	}
+	defer s3.Stop()
+	return m.Run(), nil
+}
+
+// storageAt returns the section storage of a configuration that stores in a directory for tests.
+func storageAt(root string, more ...string) string {
+	driver := fmt.Sprintf("filesystem: {rootdirectory: %s}", root)
+	if s3 != nil {
+		driver = s3.Driver(root)
+	}
+	return "storage: {" + strings.Join(append([]string{driver}, more...), ", ") + "}\n"
+}
+
+// awaitRebuild waits until a registry's first rebuild has written its record: S3 may still carry out a request that the
+// registry's end interrupts, which makes the removal of the directory fail.
+func awaitRebuild(i *instance) {
+	for end := time.Now().Add(5 * time.Second); s3 != nil && !i.server.source.rebuilt.Load() && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// older waits until what is stored is older than what will be stored: S3 tells some times in whole seconds only.
+func older() {
+	if s3 != nil {
+		time.Sleep(time.Second)
+	}
+}
+
+// filesystemOnly skips a test of the filesystem driver if the tests use S3.
+func filesystemOnly(t *testing.T) {
+	t.Helper()
+	if s3 != nil {
+		t.Skip("it tests storage in a directory")
+	}
 }

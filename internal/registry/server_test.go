@@ -203,6 +203,7 @@ func TestSecretsDoNotDependOnTheReport(t *testing.T) {
 }
 
 func TestMetrics(t *testing.T) {
+	filesystemOnly(t)
 	root := t.TempDir()
 	i := start(t, newTestCA(t), root)
 	i.waitReady()

@@ -23,7 +23,7 @@ func TestSparseIndexes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
 			i := start(t, newTestCA(t), root, func(o *Options) {
-				o.Config = loadConfig(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+root+"}}\n"+tt.settings).Config
+				o.Config = loadConfig(t, "version: 0.1\n"+storageAt(root)+tt.settings).Config
 			})
 			c := i.pusher()
 			present, image := c.pushImage("a", "image", "layer")

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"hash/maphash"
+	"io"
+	"slices"
 	"sync"
 
 	"github.com/distribution/distribution/v3"
@@ -50,6 +52,37 @@ func (t *currentTags) Untag(ctx context.Context, tag string) error {
 		}
 	}
 	return t.TagService.Untag(ctx, tag)
+}
+
+// List returns up to limit tags after last, in the order that the specification wants, or all if limit is negative; with
+// io.EOF if no tag follows. Distribution walks the storage instead: S3 lists v1-a before v1, because it compares paths, so
+// a page that ends with v1-a would be followed by v2.
+func (t *currentTags) List(ctx context.Context, limit int, last string) ([]string, error) {
+	tags, err := t.All(ctx) // in this order
+	if errors.As(err, new(distribution.ErrRepositoryUnknown)) {
+		// In S3 there are no empty directories. A repository without tags exists while it has a manifest.
+		exists, failed := t.source.exists(ctx, repositoriesPath+"/"+t.repository+"/_manifests")
+		switch {
+		case failed != nil:
+			return nil, failed
+		case exists:
+			return nil, io.EOF
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if last != "" {
+		first, found := slices.BinarySearch(tags, last)
+		if found {
+			first++
+		}
+		tags = tags[first:]
+	}
+	if limit >= 0 && len(tags) > limit {
+		return tags[:limit], nil
+	}
+	return tags, io.EOF
 }
 
 // tagLocks serialize changes of a tag. A few tags share a lock. The zero value is not locked.

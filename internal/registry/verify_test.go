@@ -597,6 +597,7 @@ func TestAuditServesLogsAndCounts(t *testing.T) {
 }
 
 func TestAnUnreadableSignatureIsNotAMissingOne(t *testing.T) {
+	filesystemOnly(t)
 	s, root := newSigner(t), t.TempDir()
 	_, change := verified(t, VerifyEnforce, s)
 	i := start(t, newTestCA(t), root, change)

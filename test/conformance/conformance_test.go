@@ -19,9 +19,12 @@ import (
 
 	"go.yaml.in/yaml/v2"
 
+	"github.com/zarf-dev/zarf-registry/internal/freeport"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/proxy"
+	"github.com/zarf-dev/zarf-registry/internal/registry"
 	"github.com/zarf-dev/zarf-registry/internal/registry/registrytest"
+	"github.com/zarf-dev/zarf-registry/internal/s3test"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
 )
@@ -40,6 +43,32 @@ func TestRegistry(t *testing.T) {
 	program := suite(t)
 	address, _ := startRegistry(t)
 	run(t, program, address)
+}
+
+func TestRegistryOnS3(t *testing.T) {
+	program, versitygw := suite(t), os.Getenv(s3test.ProgramVariable)
+	if versitygw == "" {
+		t.Skipf("set %s to the output of bin/testcluster tool versitygw", s3test.ProgramVariable)
+	}
+	bucket := filepath.Join(t.TempDir(), "bucket")
+	if err := os.Mkdir(bucket, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	server, err := s3test.Start(versitygw, freeport.Loopback(t), bucket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Stop)
+	config := filepath.Join(t.TempDir(), "config.yml")
+	if err := os.WriteFile(config, []byte("version: 0.1\nstorage: {"+server.Driver(bucket)+"}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	parsed, err := registry.LoadConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := registrytest.Start(t, tlsfilestest.NewCA(t, "test"), func(o *registry.Options) { o.Config = parsed })
+	run(t, program, r.Loopback)
 }
 
 // Nodes read through the proxy, and nothing else.

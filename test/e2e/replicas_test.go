@@ -27,13 +27,14 @@ import (
 )
 
 // TestReplicas runs two registry pods on a shared volume and replaces, kills, drains and switches
-// them while every node pulls.
+// them while every node pulls. Then they move to S3.
 func TestReplicas(t *testing.T) {
 	w := ownCluster(t, "e2e-replicas", layout{long: true})
 	const two, shared = "--set=registry.replicas=2", "--set=registry.persistence.accessModes={ReadWriteMany}"
 	must(t, "replicas are refused with a ReadWriteOnce volume", func(t *testing.T) {
 		w.helmChartFails(t, []string{"zarf-registry: registry.replicas:", "ReadWriteMany"}, "install", nodePortMode, two)
 	})
+	var image string
 	must(t, "install two in nodeport mode", func(t *testing.T) {
 		w.helmChart(t, "install", nodePortMode, two, shared)
 		w.replicas(t, 2)
@@ -42,7 +43,8 @@ func TestReplicas(t *testing.T) {
 			!strings.Contains(text, "2 pods ready, on node n2, n1") {
 			t.Errorf("status does not report pods on two nodes: %s", text)
 		}
-		w.pullEverywhere(t, w.pushHello(t))
+		image = w.pushHello(t)
+		w.pullEverywhere(t, image)
 		w.pushFresh(t)
 	})
 	must(t, "an upload continues at another pod, and at one that started after a credential rotation",
@@ -83,6 +85,7 @@ func TestReplicas(t *testing.T) {
 		w.plainPorts(t, true)
 		w.isHealthy(t)
 	})
+	t.Run("S3", func(t *testing.T) { testS3(t, w, image) })
 	must(t, "helm uninstall leaves only the volume", w.uninstall)
 }
 

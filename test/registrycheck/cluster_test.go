@@ -20,6 +20,7 @@ import (
 	"golang.org/x/crypto/bcrypt"
 
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/s3test"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
 )
 
@@ -71,8 +72,7 @@ func newCluster(t *testing.T, program programs, p *plan, h *history) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.config = c.write("config.yml", fmt.Sprintf("version: 0.1\nstorage: {filesystem: {rootdirectory: %s/registry}}\n",
-		c.volume))
+	c.config = c.write("config.yml", fmt.Sprintf("version: 0.1\nstorage: {%s}\n", c.driver(address(5200))))
 	users := c.write("htpasswd", userName+":"+string(hash)+"\n")
 	ca := tlsfilestest.NewCA(t, "registrycheck")
 	certificates := func(name, organization string) (string, tlsfilestest.Files) {
@@ -123,6 +123,20 @@ func newCluster(t *testing.T, program programs, p *plan, h *history) *cluster {
 	})
 	c.waitFor(c.proxy)
 	return c
+}
+
+// driver returns the storage driver's configuration. It starts the S3 server, if any, at an address.
+func (c *cluster) driver(address string) string {
+	root := filepath.Join(c.volume, "registry")
+	if *s3 == "" {
+		return fmt.Sprintf("filesystem: {rootdirectory: %s}", root)
+	}
+	server, err := s3test.Start(*s3, address, c.volume)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(server.Stop)
+	return server.Driver(root)
 }
 
 func (c *cluster) mkdir(dir string) {

@@ -32,6 +32,7 @@ var (
 	seeds      = flag.Uint64("seeds", 4, "number of seeds")
 	operations = flag.Int("operations", 1000, "number of operations of each seed")
 	planted    = flag.Bool("planted", false, "check that planted bugs are found")
+	s3         = flag.String("s3", "", "path of versitygw: the registry stores in S3")
 	output     = flag.String("output", top+"/dist/registrycheck", "directory for the histories of violations")
 )
 

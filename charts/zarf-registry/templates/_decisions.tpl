@@ -425,8 +425,21 @@ which then records no hookImage), or if a user's affinity leaves the architectur
 {{- end -}}
 
 {{- define "zarf-registry.makesClaim" -}}
+{{- if and (include "zarf-registry.mountsClaim" .) (not .Values.registry.persistence.existingClaim) -}}true{{- end -}}
+{{- end -}}
+
+{{- /* Condition: the registry's pod has a claim, to store images or to copy them to S3. */ -}}
+{{- define "zarf-registry.mountsClaim" -}}
 {{- with .Values.registry -}}
-{{- if and (eq .storage.type "filesystem") .persistence.enabled (not .persistence.existingClaim) -}}true{{- end -}}
+{{- if and .persistence.enabled (or (eq .storage.type "filesystem") (include "zarf-registry.copiesFromVolume" $)) -}}true{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Condition: the registry's pod copies images from the volume to S3. `--reuse-values` from an older release lacks
+it. */ -}}
+{{- define "zarf-registry.copiesFromVolume" -}}
+{{- with .Values.registry.storage -}}
+{{- if and (eq .type "s3") .s3.copyFromVolume -}}true{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -434,6 +447,8 @@ which then records no hookImage), or if a user's affinity leaves the architectur
 {{- define "zarf-registry.sharedStorage" -}}
 {{- with .Values.registry -}}
 {{- $claim := and (eq .storage.type "filesystem") .persistence.enabled -}}
-{{- if or (eq .storage.type "s3") (and $claim (has "ReadWriteMany" .persistence.accessModes)) -}}true{{- end -}}
+{{- /* Nothing may write to the volume, or to S3, while a pod copies. */ -}}
+{{- $s3 := and (eq .storage.type "s3") (not (include "zarf-registry.copiesFromVolume" $)) -}}
+{{- if or $s3 (and $claim (has "ReadWriteMany" .persistence.accessModes)) -}}true{{- end -}}
 {{- end -}}
 {{- end -}}

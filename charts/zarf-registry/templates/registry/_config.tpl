@@ -28,3 +28,28 @@ validation:
       platforms: none
 {{- end }}
 {{- end -}}
+
+{{- /* What a container that uses the storage needs for S3: env, volumeMounts, volumes. `--reuse-values` from an older
+release lacks caSecret. */ -}}
+{{- define "zarf-registry.s3" -}}
+{{- $env := list -}}
+{{- $mounts := list -}}
+{{- $volumes := list -}}
+{{- with .Values.registry.storage -}}
+{{- if eq .type "s3" -}}
+{{- with .s3.existingSecret -}}
+{{- $secret := . -}}
+{{- range list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY" -}}
+{{- $env = append $env (dict "name" . "valueFrom" (dict "secretKeyRef" (dict "name" $secret "key" .))) -}}
+{{- end -}}
+{{- end -}}
+{{- with .s3.caSecret -}}
+{{- $env = append $env (dict "name" "AWS_CA_BUNDLE" "value" "/etc/zarf-registry/s3/ca.crt") -}}
+{{- $mounts = append $mounts (dict "name" "s3-ca" "mountPath" "/etc/zarf-registry/s3" "readOnly" true) -}}
+{{- $keys := list (dict "key" "ca.crt" "path" "ca.crt") -}}
+{{- $volumes = append $volumes (dict "name" "s3-ca" "secret" (dict "secretName" . "defaultMode" 288 "items" $keys)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- dict "env" $env "volumeMounts" $mounts "volumes" $volumes | toJson -}}
+{{- end -}}

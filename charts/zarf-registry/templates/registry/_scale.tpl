@@ -88,6 +88,8 @@ matchLabels:
 {{- $storage := $registry.storage.type -}}
 {{- if eq $storage "inmemory" -}}
 {{- fail (printf "zarf-registry: registry.%s: with storage.type=inmemory each pod would have its own images; set it to 1, or storage.type=s3" $path) -}}
+{{- else if eq $storage "s3" -}}
+{{- fail (printf "zarf-registry: registry.%s: with storage.s3.copyFromVolume=true another pod could change what is being copied; set it to 1 until the images are copied" $path) -}}
 {{- else if not $registry.persistence.enabled -}}
 {{- fail (printf "zarf-registry: registry.%s: with persistence.enabled=false each pod would have its own images; set it to 1, storage.type=s3, or a volume with persistence.accessModes={ReadWriteMany}" $path) -}}
 {{- else -}}

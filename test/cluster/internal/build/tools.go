@@ -46,6 +46,9 @@ var tools = map[string]Recipe{
 	"regctl": tool("regctl", "github.com/regclient/regclient", "v0.11.7",
 		"github.com/regclient/regclient/cmd/regctl"),
 	"sops": tool("sops", "github.com/getsops/sops/v3", "v3.13.3", "github.com/getsops/sops/v3/cmd/sops"),
+	// A gateway from S3 to a directory: the S3 of the tests.
+	"versitygw": tool("versitygw", "github.com/versity/versitygw", "v1.8.0",
+		"github.com/versity/versitygw/cmd/versitygw", "main.Version=v1.8.0"),
 	"zarf": zarf,
 }
 

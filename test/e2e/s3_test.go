@@ -1,0 +1,142 @@
+package e2e
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/s3test"
+)
+
+// controlPlane is its IPv4 address in test clusters.
+const controlPlane = "172.30.0.1"
+
+// The Secrets of startS3.
+const s3Keys, s3CA = "s3-keys", "s3-ca"
+
+// startS3 runs an S3 server next to the control plane until the test ends, with a certificate of a private CA. Pods
+// reach it, and nothing outside of the cluster does. It creates Secrets with the keys and the CA, and returns the
+// values that make the registry store in its bucket, whose directory it returns, too.
+func (w *world) startS3(t *testing.T) (values, bucket string) {
+	t.Helper()
+	w.testClusterOnly(t)
+	program := strings.TrimSpace(run(t, w.testcluster, "tool", "versitygw"))
+	dir := t.TempDir()
+	bucket = filepath.Join(dir, "buckets", "images")
+	if err := os.MkdirAll(bucket, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	ca, err := pki.NewCA("S3", time.Now(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, data := range serverCertificate(t, ca, controlPlane) {
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	address := net.JoinHostPort(controlPlane, "9000")
+	w.daemon(t, "cp", s3test.Command(program, address, filepath.Dir(bucket), "--cert", filepath.Join(dir, "tls.crt"),
+		"--key", filepath.Join(dir, "tls.key"))...)
+	eventually(t, 30*time.Second, "versitygw to listen", func() error {
+		out, err := w.onNode(t, w.nodes[0], w.tool, "dial", address)
+		if err != nil {
+			t.Log(out)
+		}
+		return err
+	})
+	w.createSecret(t, s3Keys, map[string][]byte{"AWS_ACCESS_KEY_ID": []byte(s3test.AccessKey),
+		"AWS_SECRET_ACCESS_KEY": []byte(s3test.SecretKey)})
+	w.createSecret(t, s3CA, map[string][]byte{"ca.crt": ca.KeyPair().Certificate})
+	return "--set=registry.storage.type=s3,registry.storage.s3.bucket=images,registry.storage.s3.region=" + s3test.Region +
+		",registry.storage.s3.regionEndpoint=https://" + address + ",registry.storage.s3.forcePathStyle=true" +
+		",registry.storage.s3.existingSecret=" + s3Keys + ",registry.storage.s3.caSecret=" + s3CA, bucket
+}
+
+// createSecret creates a Secret in the release's namespace.
+func (w *world) createSecret(t *testing.T, name string, data map[string][]byte) {
+	t.Helper()
+	_, err := w.client.CoreV1().Secrets(w.namespace).Create(t.Context(),
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: data}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// testS3 moves the images of a volume to S3, and runs two replicas there.
+func testS3(t *testing.T, w *world, image string) {
+	values, bucket := w.startS3(t)
+	t.Cleanup(func() { w.deleteSecrets(t, s3Keys, s3CA) })
+	must(t, "the images move to S3", func(t *testing.T) {
+		begin := time.Now()
+		w.helmChart(t, "upgrade", proxyMode, values, "--set=registry.storage.s3.copyFromVolume=true")
+		t.Logf("figure: helm upgrade that copies the volume took %.1f s", time.Since(begin).Seconds())
+		w.isHealthy(t)
+		w.pullEverywhere(t, image)
+		pod := w.replicas(t, 1)[0]
+		log := output(t, w.command(t, w.kubectl, "-n", namespace, "logs", pod.Name, "-c", "copy-storage"))
+		if !strings.Contains(log, "copied ") {
+			t.Errorf("log of the copy: %s", log)
+		}
+		w.pushFresh(t)
+	})
+	must(t, "a restart copies nothing again", func(t *testing.T) {
+		w.deletePod(t, w.replicas(t, 1)[0].Name, 30)
+		pod := w.replicas(t, 1)[0]
+		log := output(t, w.command(t, w.kubectl, "-n", namespace, "logs", pod.Name, "-c", "copy-storage"))
+		if !strings.Contains(log, "nothing to do") {
+			t.Errorf("log of the copy: %s", log)
+		}
+	})
+	must(t, "two registries share the bucket", func(t *testing.T) {
+		w.helmChart(t, "upgrade", proxyMode, values, "--set=registry.replicas=2")
+		w.replicas(t, 2)
+		testUploadMoves(t, w)
+	})
+	w.underLoop(t, "a rollout on S3", w.rollOut)
+	must(t, "garbage is collected in the bucket", func(t *testing.T) {
+		w.push(t, w.makeArchive(t, "example.com/e2e/big:1", 8<<20))
+		before := storedIn(t, bucket)
+		w.push(t, w.makeArchive(t, "example.com/e2e/big:1", 8<<20))
+		var collected collectedJSON
+		time.Sleep(time.Second) // S3 tells some times in whole seconds
+		decode(t, output(t, w.command(t, w.hook, "garbage-collect", "--delete-untagged", "--grace-period=0s",
+			"--output=json")), &collected)
+		if collected.Bytes < 8<<20 || storedIn(t, bucket) > before+1<<20 {
+			t.Errorf("collected %+v; %d bytes were stored, %d are now", collected, before, storedIn(t, bucket))
+		}
+		w.pullEverywhere(t, image)
+		w.isHealthy(t)
+	})
+}
+
+// storedIn returns the size of the blobs in a bucket.
+func storedIn(t *testing.T, bucket string) (size int64) {
+	t.Helper()
+	files, err := filepath.Glob(bucket + "/docker/registry/v2/blobs/*/*/*/data")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("the bucket has no blobs: %v", err)
+	}
+	for _, file := range files {
+		info, err := os.Stat(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		size += info.Size()
+	}
+	return size
+}
+
+func (w *world) deleteSecrets(t *testing.T, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		output(t, w.command(t, w.kubectl, "-n", w.namespace, "delete", "secret", name))
+	}
+}
