@@ -105,6 +105,9 @@ func printStatus(w io.Writer, r *status.Report) error {
 	}
 	if g := r.Registry; g != nil {
 		fmt.Fprintf(table, "registry\t%s\n", registryLine(g))
+		if g.Claim != nil {
+			fmt.Fprintf(table, "\tclaim %s\n", claimLine(g.Claim))
+		}
 	}
 	fmt.Fprintf(table, "healer\t%s\n", healerLine(r.Healer))
 	for i, p := range r.Payloads {
@@ -227,6 +230,20 @@ func registryLine(g *status.Registry) string {
 	default:
 		return "ready on node " + on + notes
 	}
+}
+
+func claimLine(c *status.Claim) string {
+	line := c.Name + ": " + cmp.Or(c.Phase, "missing")
+	if c.Volume != "" {
+		line += " to volume " + c.Volume
+	}
+	if c.StorageClass != "" {
+		line += ", StorageClass " + c.StorageClass
+	}
+	if c.Why != "" && c.Phase != "" {
+		line += ": " + c.Why
+	}
+	return line
 }
 
 func signaturesNote(v *reloadstatus.Verification) string {

@@ -57,13 +57,21 @@ func (o *Observer) complaints(component string) string {
 		return ""
 	}
 	byPod := o.Warnings(ctx)
+	volumes := Volumes{Pods: pods}
+	if nodes, err := o.Cluster.Nodes.List(ctx, metav1.ListOptions{}); err == nil {
+		volumes.Nodes = nodes.Items
+	}
 	var lines []string
 	for _, p := range pods {
 		if release.PodReady(p) {
 			continue
 		}
 		if complaint := cmp.Or(PodComplaint(p), byPod[p.Name]); complaint != "" {
-			lines = append(lines, fmt.Sprintf("%s on node %s: %s", o.Object("pod", p.Name), orNone(p.Spec.NodeName), complaint))
+			line := fmt.Sprintf("%s on node %s: %s", o.Object("pod", p.Name), orNone(p.Spec.NodeName), complaint)
+			if advice := volumes.Advice(p, complaint); advice != "" {
+				line += ": " + advice
+			}
+			lines = append(lines, line)
 		}
 	}
 	if len(lines) == 0 {
@@ -92,9 +100,15 @@ func NewestWarnings(events []corev1.Event) map[string]string {
 	slices.SortStableFunc(events, func(a, b corev1.Event) int { return a.LastTimestamp.Compare(b.LastTimestamp.Time) })
 	newest := map[string]string{}
 	for _, e := range events {
+		name := e.InvolvedObject.Name
+		switch {
 		// Besides "Failed to pull image …: why", kubelets send "Error: ErrImagePull".
-		if !strings.HasPrefix(e.Message, "Error: Err") && !strings.HasPrefix(e.Message, "Error: ImagePull") {
-			newest[e.InvolvedObject.Name] = fmt.Sprintf("%s: %s", e.Reason, e.Message)
+		case strings.HasPrefix(e.Message, "Error: Err"), strings.HasPrefix(e.Message, "Error: ImagePull"):
+		// The attach-detach controller says only once why a volume is not attached; then the kubelet repeats that it
+		// waits.
+		case newest[name] != "" && strings.HasPrefix(e.Message, "Unable to attach or mount volumes: "):
+		default:
+			newest[name] = fmt.Sprintf("%s: %s", e.Reason, e.Message)
 		}
 	}
 	return newest
@@ -111,7 +125,7 @@ func PodComplaint(p corev1.Pod) string {
 		}
 		for _, t := range []*corev1.ContainerStateTerminated{c.State.Terminated, c.LastTerminationState.Terminated} {
 			if t != nil && t.ExitCode != 0 {
-				return fmt.Sprintf("container %s exited with code %d: %s", c.Name, t.ExitCode, strings.TrimSpace(t.Message))
+				return fmt.Sprintf("container %s exited with code %d: %s", c.Name, t.ExitCode, lastWords(t.Message))
 			}
 		}
 		if w := c.State.Waiting; w != nil && w.Message != "" {
@@ -124,6 +138,14 @@ func PodComplaint(p corev1.Pod) string {
 		}
 	}
 	return ""
+}
+
+// lastWords returns a termination message without the log lines in JSON that precede the error. If all lines are
+// JSON, it returns all.
+func lastWords(message string) string {
+	message = strings.TrimSpace(message)
+	lines := slices.DeleteFunc(strings.Split(message, "\n"), func(line string) bool { return strings.HasPrefix(line, "{") })
+	return cmp.Or(strings.Join(lines, "\n"), message)
 }
 
 func orNone(name string) string {

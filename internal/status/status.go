@@ -127,6 +127,8 @@ type Registry struct {
 	Wanted int    `json:"wanted"`
 	Why    string `json:"why,omitempty"`
 	Pods   []Pod  `json:"pods"`
+	// Claim is nil if the registry needs no volume, or if reading it is forbidden.
+	Claim *Claim `json:"claim,omitempty"`
 	// Collection is the state of garbage collection. It is nil if no pod responded.
 	Collection *reloadstatus.Collection `json:"collection,omitempty"`
 	// Verification is the state of signatures. It is nil if none are verified, or if no pod responded.
@@ -397,8 +399,14 @@ func (c *collector) registry(ctx context.Context) error {
 		}
 		pods = &corev1.PodList{}
 	}
+	volumes := c.claim(ctx, pods.Items)
+	more := fmt.Sprintf("kubectl --namespace %s describe pods --selector "+
+		"app.kubernetes.io/instance=%s,app.kubernetes.io/component=registry shows more", c.Namespace, c.Release)
 	for _, p := range pods.Items {
 		pod := c.pod(p)
+		if !pod.Ready && pod.Why != ending {
+			more = cmp.Or(c.volumeAdvice(p, pod.Why, volumes), more)
+		}
 		r.Pods = append(r.Pods, pod)
 		if !pod.Ready && (r.Why == "" || r.Why == ending) {
 			r.Why = pod.Why
@@ -427,13 +435,9 @@ func (c *collector) registry(ctx context.Context) error {
 		c.next("The registry has no pod: kubectl --namespace %s describe deployment %s shows why.", c.Namespace, c.Name)
 	case ready > 0:
 		r.Why = cmp.Or(r.Why, "the others do not exist yet")
-		c.next("%d of %d registry pods are ready and serve all requests (%s): kubectl --namespace %s describe pods "+
-			"--selector app.kubernetes.io/instance=%s,app.kubernetes.io/component=registry shows more.", ready, r.Wanted, r.Why,
-			c.Namespace, c.Release)
+		c.next("%d of %d registry pods are ready and serve all requests (%s): %s.", ready, r.Wanted, r.Why, more)
 	default:
-		c.next("The registry is not ready (%s): kubectl --namespace %s describe pods --selector "+
-			"app.kubernetes.io/instance=%s,app.kubernetes.io/component=registry shows more.", orUnknown(r.Why), c.Namespace,
-			c.Release)
+		c.next("The registry is not ready (%s): %s.", orUnknown(r.Why), more)
 	}
 	return nil
 }

@@ -84,6 +84,7 @@ func TestPreflight(t *testing.T) {
 		w.preflight(t, 0, "--registry-proxy")
 	})
 	w.nodePortNeedsProxy(t)
+	w.wrongOwner(t)
 }
 
 // preflight runs init-hook preflight, which must end with that exit code, and returns the number of

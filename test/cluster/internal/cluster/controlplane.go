@@ -116,6 +116,7 @@ func (c *Cluster) controllerManager() Process {
 		"--kube-api-qps=500",
 		"--kube-api-burst=1000",
 		"--allocate-node-cidrs=false", // the address plan assigns them
+		"--flex-volume-plugin-dir=" + c.path(volumePluginDir),
 		"--node-monitor-period=2s",
 		"--node-monitor-grace-period=" + c.Options.NodeGrace.String(),
 	}}

@@ -70,7 +70,7 @@ func (c *Cluster) kubeletConfig(n Node) ([]byte, error) {
 		"enforceNodeAllocatable":   []string{},
 		"failCgroupV1":             false,
 		"failSwapOn":               false,
-		"volumePluginDir":          "/var/lib/kubelet/volumeplugins",
+		"volumePluginDir":          c.path(volumePluginDir),
 		"staticPodPath":            "",
 		"maxPods":                  60,    // of a node's 254 pod addresses
 		"serializeImagePulls":      false, // otherwise a hanging pull blocks all others

@@ -19,14 +19,15 @@ const StateRoot = "/var/lib/zarf-registry-test"
 
 // Contents of a cluster's directory.
 const (
-	stateFile      = "cluster.json"
-	kubeconfigFile = "kubeconfig" // for use on the host
-	binDir         = "bin"
-	configDir      = "config" // of the control plane, with its certificates
-	logDir         = "log"
-	processDir     = "processes"
-	nodeDir        = "nodes"
-	volumeDir      = "volumes" // one directory for each PersistentVolume
+	stateFile       = "cluster.json"
+	kubeconfigFile  = "kubeconfig" // for use on the host
+	binDir          = "bin"
+	configDir       = "config" // of the control plane, with its certificates
+	logDir          = "log"
+	processDir      = "processes"
+	nodeDir         = "nodes"
+	volumeDir       = "volumes" // one directory for each PersistentVolume
+	volumePluginDir = "volume-plugins"
 )
 
 // Names of members and processes used in several files.

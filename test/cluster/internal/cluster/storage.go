@@ -2,12 +2,14 @@ package cluster
 
 import (
 	"context"
+	_ "embed"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -29,17 +31,44 @@ const (
 	storageClass         = "standard"
 	annotationDriver     = "volume.kubernetes.io/storage-provisioner"
 	annotationProvidedBy = "pv.kubernetes.io/provisioned-by"
+	// annotationNode names the node that the scheduler chose for the first pod of a claim.
+	annotationNode = "volume.kubernetes.io/selected-node"
+
+	// parameterKind is the parameter of StorageClasses whose volumes differ from those of storageClass.
+	parameterKind = "kind"
+	kindAttached  = "attached"
+	kindRootOwned = "root-owned"
+
+	flexVolumeDriver = "zarf-registry.test/attached"
 )
 
-// startStorage starts the provisioner and makes its StorageClass the default.
-func (c *Cluster) startStorage(ctx context.Context, client kubernetes.Interface) error {
-	class := &storagev1.StorageClass{
-		ObjectMeta: metav1.ObjectMeta{Name: storageClass,
-			Annotations: map[string]string{"storageclass.kubernetes.io/is-default-class": "true"}},
-		Provisioner: provisionerDriver,
+// flexVolumeScript is the driver of volumes that one node at a time can attach. Kubernetes itself keeps track
+// of attachments, as it does for CSI drivers.
+//
+//go:embed flexvolume.sh
+var flexVolumeScript []byte
+
+// storageClasses returns the StorageClasses of a cluster, the default one first.
+func storageClasses() []*storagev1.StorageClass {
+	class := func(name, kind string) *storagev1.StorageClass {
+		class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: provisionerDriver}
+		if kind != "" {
+			class.Parameters = map[string]string{parameterKind: kind}
+		}
+		return class
 	}
-	if _, err := client.StorageV1().StorageClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("creating the StorageClass: %w", err)
+	standard, local := class(storageClass, ""), class("local", "")
+	standard.Annotations = map[string]string{"storageclass.kubernetes.io/is-default-class": "true"}
+	local.VolumeBindingMode = new(storagev1.VolumeBindingWaitForFirstConsumer)
+	return []*storagev1.StorageClass{standard, local, class("attached", kindAttached), class("root-owned", kindRootOwned)}
+}
+
+// startStorage creates the StorageClasses and starts their provisioner.
+func (c *Cluster) startStorage(ctx context.Context, client kubernetes.Interface) error {
+	for _, class := range storageClasses() {
+		if _, err := client.StorageV1().StorageClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil {
+			return fmt.Errorf("creating StorageClass %s: %w", class.Name, err)
+		}
 	}
 	return c.start(Process{ID: provisioner, Args: []string{
 		c.self(), "internal", "provision",
@@ -48,9 +77,21 @@ func (c *Cluster) startStorage(ctx context.Context, client kubernetes.Interface)
 	}})
 }
 
-// Provision creates a directory and a PersistentVolume for each claim of the StorageClass, and
-// removes both once the claim is gone, until the context ends. A volume has no node affinity: all
-// nodes see the same directory, so it can follow a pod to another node. Its size is not enforced.
+// installFlexVolume writes the driver of attached volumes where the controller manager and kubelets look for it.
+func (c *Cluster) installFlexVolume() error {
+	dir := c.path(volumePluginDir, strings.ReplaceAll(flexVolumeDriver, "/", "~"))
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("installing the driver of attached volumes: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, filepath.Base(flexVolumeDriver)), flexVolumeScript, 0o755); err != nil {
+		return fmt.Errorf("installing the driver of attached volumes: %w", err)
+	}
+	return nil
+}
+
+// Provision creates a directory and a PersistentVolume for each claim of the StorageClasses, and
+// removes both once the claim is gone, until the context ends. All nodes see the same directory; sizes are
+// not enforced.
 func Provision(ctx context.Context, kubeconfig, volumes string, log *slog.Logger) error {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
@@ -130,6 +171,9 @@ func (p *volumeProvisioner) reconcile(ctx context.Context) error {
 			errs = append(errs, err)
 			continue
 		}
+		if waits(class) && claim.Annotations[annotationNode] == "" {
+			continue // the scheduler has not chosen a node yet
+		}
 		errs = append(errs, p.provision(ctx, claim, class))
 	}
 	volumes, err := p.volumes.List(labels.Everything())
@@ -149,9 +193,12 @@ func (p *volumeProvisioner) provision(ctx context.Context, claim *corev1.Persist
 	if _, err := p.volumes.Get(volume.Name); err == nil {
 		return nil // created, but not bound yet
 	}
-	path := volume.Spec.HostPath.Path
+	path := directoryOf(volume)
 	// Any user may write, as with fsGroup, which hostPath does not support.
-	const mode = 0o777
+	mode := os.FileMode(0o777)
+	if class.Parameters[parameterKind] == kindRootOwned {
+		mode = 0o700 // as on an NFS server that ignores fsGroup
+	}
 	if err := errors.Join(os.MkdirAll(path, mode), os.Chmod(path, mode)); err != nil {
 		return fmt.Errorf("making the directory of claim %s/%s: %w", claim.Namespace, claim.Name, err)
 	}
@@ -164,10 +211,11 @@ func (p *volumeProvisioner) provision(ctx context.Context, claim *corev1.Persist
 }
 
 func (p *volumeProvisioner) reclaim(ctx context.Context, volume *corev1.PersistentVolume) error {
-	if volume.Spec.HostPath == nil || filepath.Dir(volume.Spec.HostPath.Path) != p.dir {
+	path := directoryOf(volume)
+	if filepath.Dir(path) != p.dir {
 		return fmt.Errorf("volume %s is outside of %s: not removing it", volume.Name, p.dir)
 	}
-	if err := os.RemoveAll(volume.Spec.HostPath.Path); err != nil {
+	if err := os.RemoveAll(path); err != nil {
 		return fmt.Errorf("removing the directory of volume %s: %w", volume.Name, err)
 	}
 	if err := p.client.CoreV1().PersistentVolumes().Delete(ctx, volume.Name, metav1.DeleteOptions{}); err != nil &&
@@ -176,6 +224,25 @@ func (p *volumeProvisioner) reclaim(ctx context.Context, volume *corev1.Persiste
 	}
 	p.log.Info("volume removed", "volume", volume.Name)
 	return nil
+}
+
+// waits reports whether the volumes of a class are created for a node.
+func waits(class *storagev1.StorageClass) bool {
+	return class.VolumeBindingMode != nil && *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
+}
+
+// optionDirectory is the option of an attached volume that names its directory. flexvolume.sh reads it.
+const optionDirectory = "directory"
+
+// directoryOf returns the directory of a volume that volumeFor returned.
+func directoryOf(volume *corev1.PersistentVolume) string {
+	switch {
+	case volume.Spec.HostPath != nil:
+		return volume.Spec.HostPath.Path
+	case volume.Spec.FlexVolume != nil:
+		return volume.Spec.FlexVolume.Options[optionDirectory]
+	}
+	return ""
 }
 
 // volumeFor returns the volume for a claim. Its name is derived from the claim's UID, so that it
@@ -187,7 +254,19 @@ func volumeFor(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClas
 	if class.ReclaimPolicy != nil {
 		reclaim = *class.ReclaimPolicy
 	}
-	kind := corev1.HostPathDirectory
+	directory, kind := filepath.Join(dir, name), corev1.HostPathDirectory
+	source := corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: directory, Type: &kind}}
+	if class.Parameters[parameterKind] == kindAttached {
+		source = corev1.PersistentVolumeSource{FlexVolume: &corev1.FlexPersistentVolumeSource{
+			Driver: flexVolumeDriver, Options: map[string]string{optionDirectory: directory}}}
+	}
+	var affinity *corev1.VolumeNodeAffinity
+	if waits(class) {
+		affinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname,
+				Operator: corev1.NodeSelectorOpIn, Values: []string{claim.Annotations[annotationNode]}}},
+		}}}}
+	}
 	return &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{annotationProvidedBy: provisionerDriver}},
 		Spec: corev1.PersistentVolumeSpec{
@@ -200,9 +279,8 @@ func volumeFor(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClas
 			ClaimRef: &corev1.ObjectReference{
 				APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID,
 			},
-			PersistentVolumeSource: corev1.PersistentVolumeSource{
-				HostPath: &corev1.HostPathVolumeSource{Path: filepath.Join(dir, name), Type: &kind},
-			},
+			NodeAffinity:           affinity,
+			PersistentVolumeSource: source,
 		},
 	}
 }

@@ -5,10 +5,12 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -79,6 +81,59 @@ func TestClaimGetsOneDirectory(t *testing.T) {
 	if info, err := os.Stat(volume.Spec.HostPath.Path); err != nil || info.Mode().Perm() != 0o777 {
 		t.Errorf("an unprivileged user cannot write: %v, %v", info, err)
 	}
+}
+
+func TestVolumesOfOtherClasses(t *testing.T) {
+	classes := map[string]*storagev1.StorageClass{}
+	for _, class := range storageClasses() {
+		classes[class.Name] = class
+	}
+	provisioned := func(t *testing.T, claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolume, error) {
+		t.Helper()
+		client := fake.NewClientset(classes[*claim.Spec.StorageClassName], claim)
+		if _, err := reconcileOnce(t, client, t.TempDir()); err != nil {
+			t.Fatal(err)
+		}
+		return client.CoreV1().PersistentVolumes().Get(t.Context(), "pvc-1234", metav1.GetOptions{})
+	}
+	claimOf := func(class string) *corev1.PersistentVolumeClaim {
+		claim := testClaim()
+		claim.Spec.StorageClassName = &class
+		return claim
+	}
+	t.Run("a local one is on the node that the scheduler chooses", func(t *testing.T) {
+		claim := claimOf("local")
+		if _, err := provisioned(t, claim); !apierrors.IsNotFound(err) {
+			t.Errorf("before the scheduler chose a node: %v, want no volume", err)
+		}
+		claim.Annotations[annotationNode] = "n2"
+		volume, err := provisioned(t, claim)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := volume.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0]
+		if got.Key != corev1.LabelHostname || !slices.Equal(got.Values, []string{"n2"}) {
+			t.Errorf("got %+v, want node n2", got)
+		}
+	})
+	t.Run("an attached one has the driver and its directory", func(t *testing.T) {
+		volume, err := provisioned(t, claimOf("attached"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Stat(directoryOf(volume)); err != nil || volume.Spec.FlexVolume.Driver != flexVolumeDriver {
+			t.Errorf("%v, %+v", err, volume.Spec.FlexVolume)
+		}
+	})
+	t.Run("one that root owns cannot be written by others", func(t *testing.T) {
+		volume, err := provisioned(t, claimOf("root-owned"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Stat(directoryOf(volume)); err != nil || info.Mode().Perm() != 0o700 {
+			t.Errorf("%v, %v", err, info)
+		}
+	})
 }
 
 func TestOtherClaimsAreIgnored(t *testing.T) {

@@ -73,7 +73,7 @@ func (c *Cluster) build(ctx context.Context, groups cgroups, programs map[string
 		do   func() error
 	}{
 		{"programs, certificates and the fabric between nodes", func() (err error) {
-			if err := errors.Join(c.installSelf(), c.installPrograms(programs)); err != nil {
+			if err := errors.Join(c.installSelf(), c.installPrograms(programs), c.installFlexVolume()); err != nil {
 				return err
 			}
 			if ca, err = c.writePKI(time.Now()); err != nil {

@@ -1,0 +1,145 @@
+package e2e
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// TestVolumes installs on volumes that can get lost: on a node, or between nodes. init-hook status names claim, pod
+// and node, and the commands that it advises help.
+func TestVolumes(t *testing.T) {
+	if !long() {
+		t.Skip("SKIPPED, NOTHING CHECKED: make e2e-long; make e2e covers a volume with wrong permissions in TestPreflight")
+	}
+	w := ownCluster(t, "e2e-volumes", layout{open: true})
+	w.wrongOwner(t)
+	must(t, "a volume on a node that is cordoned", func(t *testing.T) {
+		w.mustInstall(t, proxyMode, storageOn("local"))
+		node := w.moveRegistry(t)
+		report := w.advises(t, "kubernetes.io/hostname in ("+node+"): node "+node+" is cordoned", "kubectl uncordon "+node)
+		w.follow(t, report, "kubectl uncordon "+node)
+		w.registryReady(t)
+		w.isHealthy(t)
+	})
+	w.startOver(t)
+	must(t, "a volume that a node which is down has attached", func(t *testing.T) {
+		w.mustInstall(t, proxyMode, storageOn("attached"))
+		kubelet := "kubelet." + w.pods(t, "registry")[0].Spec.NodeName
+		run(t, w.testcluster, "kill", "--name", w.name, kubelet)
+		node := w.moveRegistry(t)
+		taint := "kubectl taint nodes " + node + " node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+		report := w.advises(t, "FailedAttachVolume", "node "+node+" still has the volume pvc-", " for pod zarf/zarf-registry-",
+			"and is not ready", taint)
+		if r := w.install(t, nil, proxyMode, storageOn("attached"), "--timeout=15s"); r.err == nil ||
+			!strings.Contains(r.text, "PersistentVolumeClaim zarf/zarf-registry") || !strings.Contains(r.text, taint) {
+			t.Errorf("init-hook install: %v, want an error with claim and remedy: %s", r.err, r.text)
+		}
+		w.follow(t, report, taint)
+		w.registryReady(t)
+		run(t, w.testcluster, "restart", "--name", w.name, kubelet)
+		w.kubectlRun(t, "taint", "nodes", node, "node.kubernetes.io/out-of-service-")
+		w.kubectlRun(t, "uncordon", node)
+		eventually(t, 2*time.Minute, "a healthy cluster", func() error {
+			r := w.install(t, nil, proxyMode, storageOn("attached"))
+			return r.err
+		})
+		w.isHealthy(t)
+	})
+}
+
+// storageOn selects a StorageClass of the test cluster for the registry.
+func storageOn(class string) string { return "--set=registry.persistence.storageClass=" + class }
+
+// wrongOwner installs on a volume that only root can write.
+func (w *world) wrongOwner(t *testing.T) {
+	t.Helper()
+	must(t, "a volume that root owns", func(t *testing.T) {
+		words := []string{"permission denied", "PersistentVolumeClaim " + w.namespace + "/" + release,
+			"delete persistentvolumeclaim/" + release + " pod/" + release + "-"}
+		// Long enough for the first start of the registry on a busy machine.
+		r := w.install(t, nil, proxyMode, storageOn("root-owned"), "--timeout=30s")
+		for _, word := range append(words, " on node n") {
+			if r.err == nil || !strings.Contains(r.text, word) {
+				t.Errorf("init-hook install: %v, want an error with %q: %s", r.err, word, r.text)
+			}
+		}
+		report := w.advises(t, words...)
+		w.follow(t, report, "kubectl --namespace "+w.namespace+` delete persistentvolumeclaim/\S+ pod/\S+`)
+		w.mustInstall(t, proxyMode, storageOn("standard"))
+		w.isHealthy(t)
+	})
+	w.startOver(t)
+}
+
+// advises waits until init-hook status says all of that in one of the next steps, as text and as JSON, and returns
+// the step.
+func (w *world) advises(t *testing.T, words ...string) (step string) {
+	t.Helper()
+	eventually(t, time.Minute, "advice of init-hook status", func() error {
+		report, text := w.status(t)
+		if report.Registry == nil || report.Registry.Claim == nil || report.Registry.Claim.Phase != "Bound" {
+			t.Errorf("init-hook status reports %s of the registry, want a bound claim", mustJSON(report.Registry))
+		}
+	steps:
+		for _, step = range report.Next {
+			for _, word := range words {
+				if !strings.Contains(step, word) {
+					continue steps
+				}
+			}
+			if !strings.Contains(text, step) {
+				return fmt.Errorf("the text lacks %q: %s", step, text)
+			}
+			return nil
+		}
+		return fmt.Errorf("no step says all of %q: %s", words, text)
+	})
+	t.Logf("advice: %s", step)
+	return step
+}
+
+// follow runs the command of a step that matches a pattern.
+func (w *world) follow(t *testing.T, step, pattern string) {
+	t.Helper()
+	command := regexp.MustCompile(pattern).FindString(step)
+	if command == "" {
+		t.Fatalf("no command matches %q: %s", pattern, step)
+	}
+	w.kubectlRun(t, strings.Fields(command)[1:]...)
+}
+
+func (w *world) kubectlRun(t *testing.T, args ...string) {
+	t.Helper()
+	output(t, w.command(t, w.kubectl, args...))
+}
+
+// moveRegistry cordons the registry's node and deletes the pod, and returns the node.
+func (w *world) moveRegistry(t *testing.T) (node string) {
+	t.Helper()
+	pod := w.pods(t, "registry")[0]
+	w.kubectlRun(t, "cordon", pod.Spec.NodeName)
+	if err := w.client.CoreV1().Pods(w.namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return pod.Spec.NodeName
+}
+
+// registryReady waits until the registry's Deployment is available.
+func (w *world) registryReady(t *testing.T) {
+	t.Helper()
+	w.kubectlRun(t, "wait", "-n", w.namespace, "deployment/"+release, "--for=condition=Available", "--timeout=3m")
+}
+
+// startOver uninstalls the release and deletes its claim.
+func (w *world) startOver(t *testing.T) {
+	t.Helper()
+	must(t, "helm uninstall, and the claim is deleted", func(t *testing.T) {
+		w.uninstall(t)
+		w.kubectlRun(t, "delete", "persistentvolumeclaim", "-n", w.namespace, release)
+	})
+}
