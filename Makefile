@@ -95,9 +95,13 @@ chart: images ## Package the chart into dist/, reproducibly
 	go run ./tools/release -chart-only -version $(VERSION) -output dist
 
 .PHONY: release
-release: images ## Build a release in dist/release: chart, programs, images, SBOMs, provenance (docs/release.md)
+release: images ## Build a release in dist/release: chart, programs, images, SBOMs, provenance, bundle (docs/release.md)
 	go run ./tools/release -version $(VERSION) -registry $(REGISTRY) -output dist/release $(RELEASE_FLAGS)
-	cd dist/release && sha256sum --check --quiet SHA256SUMS
+	cd dist/release && sha256sum --check --quiet SHA256SUMS *.sha256
+
+.PHONY: bundle
+bundle: ## Pack the bundle of a release again, with the signature of its checksums
+	go run ./tools/release -bundle-only -version $(VERSION) -output dist/release
 
 ##@ Check
 .PHONY: unit
