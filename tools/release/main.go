@@ -72,7 +72,7 @@ func run(ctx context.Context) error {
 	flag.StringVar(&r.builder, "builder", builderLocal, "`URI` of the builder for the provenance statement")
 	flag.StringVar(&r.output, "output", "dist/release", "folder of the release; its content is replaced")
 	flag.BoolVar(&r.darwin, "darwin", true, "include init-hook for macOS, which takes minutes to compile")
-	bundleOnly := flag.Bool("bundle-only", false, "only pack the bundle in the output again, with a signature of "+fileSums)
+	bundleOnly := flag.Bool("bundle-only", false, "only pack the bundle in the output again, with a signature")
 	chartOnly := flag.Bool("chart-only", false, "write only the chart's package")
 	allowChanges := flag.Bool("allow-changes", false, "allow files that differ from the commit, for testing")
 	flag.Parse()
