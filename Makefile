@@ -95,9 +95,13 @@ chart: images ## Package the chart into dist/, reproducibly
 	go run ./tools/release -chart-only -version $(VERSION) -output dist
 
 .PHONY: release
-release: images ## Build a release in dist/release: chart, programs, images, SBOMs, provenance (docs/release.md)
+release: images ## Build a release in dist/release: chart, programs, images, SBOMs, provenance, bundle (docs/release.md)
 	go run ./tools/release -version $(VERSION) -registry $(REGISTRY) -output dist/release $(RELEASE_FLAGS)
-	cd dist/release && sha256sum --check --quiet SHA256SUMS
+	cd dist/release && sha256sum --check --quiet SHA256SUMS *.sha256
+
+.PHONY: bundle
+bundle: ## Pack the bundle of a release again, with the signature of its checksums
+	go run ./tools/release -bundle-only -version $(VERSION) -output dist/release
 
 ##@ Check
 .PHONY: unit
@@ -212,7 +216,8 @@ verify-files: $(TESTCLUSTER) # make verify without unit tests
 e2e: build images $(TESTCLUSTER) $(CERTMANAGER) ## End-to-end tests on test clusters, or on the cluster of KUBECONFIG (E2E_RUN=TestHelm)
 	@hack/deps.sh clients
 	@# Build tools before clusters use the CPU.
-	@for tool in cosign crane critest ct helm helm4 kubectl versitygw zarf $(if $(E2E_LONG),crio helm-3.18 helm-3.21 kube-proxy-1.34 oras regctl); do $(TESTCLUSTER) tool $$tool >/dev/null; done
+	@for tool in age-keygen cosign crane critest ct helm helm4 kubectl sops versitygw zarf $(if $(E2E_LONG),crio helm-3.18 helm-3.21 kube-proxy-1.34 oras regctl); do $(TESTCLUSTER) tool $$tool >/dev/null; done
+	@$(TESTCLUSTER) build --kubernetes 1.28 --runtime containerd-1.7
 	@mkdir -p dist # dist/e2e.json contains the complete log.
 	"$$($(TESTCLUSTER) tool gotestsum)" --format testname --jsonfile dist/e2e.json -- ./test/e2e -count=1 -timeout $(if $(E2E_LONG),180m,60m) $(if $(E2E_RUN),-run '$(E2E_RUN)',-skip '^Test(Soak|Cell)$$')
 	@sed -n 's/.*"Test":"\([^"]*\)".*\(figure: .*\|SHORTENED: .*\)\\n".*/\1: \2/p' dist/e2e.json | sort

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/crypto/bcrypt"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	sigsyaml "sigs.k8s.io/yaml"
 )
 
 const (
@@ -48,6 +49,8 @@ func TestNodeConfig(t *testing.T) {
 		before[node] = w.nodeFiles(t, node)
 	}
 	said := &strings.Builder{} // all output of commands, to be searched for secrets
+	encrypted := newSOPSDir(t)
+	encrypted.env = append(encrypted.env, "KUBECONFIG="+w.kubeconfig)
 	runtimes := w.runtimes(t)
 	logs := w.keepLogs(t)
 
@@ -104,9 +107,30 @@ nodeConfig:
 			t.Errorf("the DaemonSets changed from %s to %s", generation, now)
 		}
 	})
+	must(t, "encrypted values that sops decrypts for helm upgrade change nothing with a wrong key", func(t *testing.T) {
+		generation := w.nodeConfigGeneration(t)
+		encrypted.encrypt(t, "values.enc.yaml", v.inline(v.previous)+"proxy: {tls: always}\n", v.user, v.previous)
+		other := filepath.Join(t.TempDir(), "keys.txt")
+		encrypted.sh(t, `age-keygen -o "$OTHER"`, "OTHER="+other)
+		out, errOut, err := encrypted.try(t, w.upgradeWithSOPS(), "SOPS_AGE_KEY_FILE="+other)
+		if err == nil || !strings.Contains(errOut, "Failed to get the data key") {
+			t.Errorf("helm upgrade: %v: %s%s", err, out, errOut)
+		}
+		if now := w.nodeConfigGeneration(t); now != generation {
+			t.Errorf("the DaemonSets changed from %s to %s", generation, now)
+		}
+	})
 	must(t, "a wildcard with an exception, credentials for another registry in K3s' file, and a file overwritten by force",
 		func(t *testing.T) {
-			said.WriteString(w.helmValues(t, "upgrade", v.inline(v.previous)))
+			out, errOut, err := encrypted.try(t, w.upgradeWithSOPS())
+			if err != nil {
+				t.Fatalf("helm upgrade: %v: %s%s", err, out, errOut)
+			}
+			said.WriteString(out + errOut)
+			if got := w.shell(t, "n1", "cat /etc/rancher/k3s/registries.yaml"); !strings.Contains(got, v.previous) ||
+				!strings.HasSuffix(got, v.registries(v.previous)) {
+				t.Errorf("registries.yaml on n1 is\n%s", got)
+			}
 			if out, err := w.pull(t, "n1", corpHost+"/team/app:1"); err == nil {
 				t.Errorf("a wrong password was accepted: %s", out)
 			} else {
@@ -126,12 +150,16 @@ nodeConfig:
 	})
 	must(t, "the same from the user's Secret with another password: reported as changed, not shown, and effective at once",
 		func(t *testing.T) {
-			if _, err := w.client.CoreV1().Secrets(namespace).Create(t.Context(), &corev1.Secret{
-				ObjectMeta: metav1.ObjectMeta{Name: "corp-registries"},
-				StringData: map[string]string{"registries.yaml": v.registries(v.password)},
-			}, metav1.CreateOptions{}); err != nil {
+			manifest, err := sigsyaml.Marshal(corev1.Secret{
+				TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
+				ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "corp-registries"},
+				StringData: map[string]string{keyRegistries: v.registries(v.password)},
+			})
+			if err != nil {
 				t.Fatal(err)
 			}
+			encrypted.encrypt(t, "secret.enc.yaml", string(manifest), v.user, v.password)
+			said.WriteString(encrypted.sh(t, `sops -d secret.enc.yaml | kubectl apply --server-side -f -`))
 			said.WriteString(w.helmValues(t, "upgrade", v.existing()))
 			took, event := w.runPod(t, pod("corporate", "n1", corpHost+"/team/app:1"))
 			t.Logf("after %.1f s: %s", took.Seconds(), event)
@@ -234,6 +262,25 @@ nodeConfig:
 		}
 		w.findNone(t, secrets, "", logs, map[string]string{"zarf_" + release + "-cleanup-": "step done"})
 	})
+}
+
+// upgradeWithSOPS returns the command of docs/sops.md.
+func (w *world) upgradeWithSOPS() string {
+	return `sops exec-file values.enc.yaml 'helm upgrade ` + release + ` "$CHART" -n ` + w.namespace + ` --timeout 5m ` +
+		strings.Join(w.sets, " ") + ` -f {}'`
+}
+
+// encrypt writes a file and encrypts it. It must not contain the secrets then.
+func (s *sopsDir) encrypt(t *testing.T, name, content string, secrets ...string) {
+	t.Helper()
+	s.write(t, name, content)
+	s.sh(t, `sops encrypt --in-place `+name)
+	encrypted := s.read(t, name)
+	for _, secret := range secrets {
+		if !strings.Contains(encrypted, "ENC[AES256_GCM") || contains(encrypted, secret) {
+			t.Fatalf("%s is not encrypted:\n%s", name, encrypted)
+		}
+	}
 }
 
 // random returns a unique word.

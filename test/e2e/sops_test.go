@@ -61,17 +61,10 @@ type sopsDir struct {
 	env        []string
 }
 
-// TestSOPS follows docs/sops.md with the real sops, age and helm. It needs no cluster.
+// TestSOPS follows docs/sops.md with the real sops, age and helm, for many passwords. It needs no cluster;
+// TestNodeConfig upgrades one.
 func TestSOPS(t *testing.T) {
 	s := newSOPSDir(t)
-	s.sh(t, `age-keygen -o keys.txt`)
-	s.write(t, ".sops.yaml", strings.ReplaceAll(`creation_rules:
-  - path_regex: values\.enc\.yaml$
-    age: RECIPIENT
-  - path_regex: secret\.enc\.yaml$
-    encrypted_regex: ^(data|stringData)$
-    age: RECIPIENT
-`, "RECIPIENT", strings.TrimSpace(s.sh(t, `age-keygen -y keys.txt`))))
 	text := s.registriesText(t)
 	for name, registries := range map[string]any{
 		"a map":    registriesMap(),
@@ -82,12 +75,13 @@ func TestSOPS(t *testing.T) {
 	t.Run("an existing Secret", func(t *testing.T) { s.existingSecret(t, text) })
 }
 
+// newSOPSDir makes a directory with a key and the configuration of sops.
 func newSOPSDir(t *testing.T) *sopsDir {
 	t.Helper()
 	testcluster := built(t, "E2E_TESTCLUSTER")
 	s := &sopsDir{dir: t.TempDir(), chart: built(t, "E2E_CHART")}
 	bin := t.TempDir()
-	for _, tool := range []string{"sops", "age-keygen", "helm"} {
+	for _, tool := range []string{"sops", "age-keygen", "helm", "kubectl"} {
 		if err := os.Symlink(strings.TrimSpace(run(t, testcluster, "tool", tool)), filepath.Join(bin, tool)); err != nil {
 			t.Fatal(err)
 		}
@@ -97,6 +91,14 @@ func newSOPSDir(t *testing.T) *sopsDir {
 		"PATH=" + bin + ":" + os.Getenv("PATH"), "HOME=" + t.TempDir(), "SOPS_AGE_KEY_FILE=keys.txt", "KUBECONFIG=/dev/null",
 		"CHART=" + s.chart,
 	}
+	s.sh(t, `age-keygen -o keys.txt`)
+	s.write(t, ".sops.yaml", strings.ReplaceAll(`creation_rules:
+  - path_regex: values\.enc\.yaml$
+    age: RECIPIENT
+  - path_regex: secret\.enc\.yaml$
+    encrypted_regex: ^(data|stringData)$
+    age: RECIPIENT
+`, "RECIPIENT", strings.TrimSpace(s.sh(t, `age-keygen -y keys.txt`))))
 	return s
 }
 

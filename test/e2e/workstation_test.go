@@ -9,7 +9,7 @@ import (
 )
 
 // TestWorkstation installs from this machine, on nodes that hold only the pause image. Later
-// upgrades use Helm: the image of its Jobs comes from the registry.
+// upgrades use Helm: the image of its Jobs comes from the registry. Then it follows the guide with a bundle.
 func TestWorkstation(t *testing.T) {
 	w := ownCluster(t, "e2e-workstation", layout{bare: true, open: true})
 	must(t, "the nodes hold only pause", func(t *testing.T) {
@@ -58,4 +58,5 @@ func TestWorkstation(t *testing.T) {
 		}
 	})
 	must(t, "helm uninstall leaves only the volume", w.uninstall)
+	must(t, "docs/install.md, with nothing but a bundle", w.followsInstallGuide)
 }

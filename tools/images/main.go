@@ -56,7 +56,7 @@ func run(ctx context.Context) error {
 	}
 	for _, arch := range images.Architectures {
 		file := filepath.Join(*work, initHook+"-"+arch)
-		if err := program.Build(ctx, "./cmd/"+initHook, arch, *version, file); err != nil {
+		if err := program.Build(ctx, "./cmd/"+initHook, "linux/"+arch, *version, file); err != nil {
 			return err
 		}
 		if err := program.Layer(initHook, file, file+".tar.gz"); err != nil {

@@ -58,7 +58,7 @@ func run(ctx context.Context) error {
 	}
 	for _, arch := range images.Architectures {
 		for _, name := range injected {
-			if err := program.Build(ctx, "./cmd/"+name, arch, "", filepath.Join(*work, name+"-"+arch)); err != nil {
+			if err := program.Build(ctx, "./cmd/"+name, "linux/"+arch, "", filepath.Join(*work, name+"-"+arch)); err != nil {
 				return err
 			}
 		}

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"strings"
 
 	"github.com/zarf-dev/zarf-registry/internal/injector"
 )
@@ -23,22 +24,23 @@ const versionVariable = "github.com/zarf-dev/zarf-registry/internal/version.Vers
 // every node fetches, is 0.14 MB smaller.
 var tags = map[string]string{"registry-node": "nethttpomithttp2"}
 
-// Build builds the Go package pkg as a static Linux program and writes it to output. The result does not
-// depend on paths, the state of the repository, or environment variables such as GOAMD64. An empty version
-// is not linked: programs of the payload learn theirs when they start, so that they are the same in all
-// releases between which their sources do not change.
-func Build(ctx context.Context, pkg, architecture, version, output string) error {
+// Build builds the Go package pkg as a static program for a platform, such as linux/amd64, and writes it to
+// output. The result does not depend on paths, the state of the repository, or environment variables such as
+// GOAMD64. An empty version is not linked: programs of the payload learn theirs when they start, so that they
+// are the same in all releases between which their sources do not change.
+func Build(ctx context.Context, pkg, platform, version, output string) error {
+	system, architecture, _ := strings.Cut(platform, "/")
 	ldflags := "-s -w"
 	if version != "" {
 		ldflags += " -X " + versionVariable + "=" + version
 	}
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-tags="+tags[path.Base(pkg)],
 		"-ldflags", ldflags, "-o", output, pkg)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+architecture,
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+system, "GOARCH="+architecture,
 		"GOAMD64=v1", "GOARM64=v8.0", "GOEXPERIMENT=")
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("building %s for %s: %w", pkg, architecture, err)
+		return fmt.Errorf("building %s for %s: %w", pkg, platform, err)
 	}
 	return nil
 }

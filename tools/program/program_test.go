@@ -32,21 +32,21 @@ func TestBuild(t *testing.T) {
 		t.Run(architecture, func(t *testing.T) {
 			one, two, three := filepath.Join(dir, architecture), filepath.Join(dir, "again", architecture),
 				filepath.Join(dir, architecture+"-3")
-			if err := Build(t.Context(), hello, architecture, "1.2.3", one); err != nil {
+			if err := Build(t.Context(), hello, "linux/"+architecture, "1.2.3", one); err != nil {
 				t.Fatal(err)
 			}
 			// Settings of the machine must not matter.
 			t.Setenv("GOAMD64", "v3")
 			t.Setenv("GOFLAGS", "-buildvcs=true")
-			if err := Build(t.Context(), hello, architecture, "1.2.3", two); err != nil {
+			if err := Build(t.Context(), hello, "linux/"+architecture, "1.2.3", two); err != nil {
 				t.Fatal(err)
 			}
-			if err := Build(t.Context(), hello, architecture, "1.2.4", three); err != nil {
+			if err := Build(t.Context(), hello, "linux/"+architecture, "1.2.4", three); err != nil {
 				t.Fatal(err)
 			}
 			// Without a version, nothing in the program depends on the release or the commit.
 			plain := filepath.Join(dir, architecture+"-plain")
-			if err := Build(t.Context(), hello, architecture, "", plain); err != nil {
+			if err := Build(t.Context(), hello, "linux/"+architecture, "", plain); err != nil {
 				t.Fatal(err)
 			}
 			if info, err := buildinfo.ReadFile(plain); err != nil || slices.ContainsFunc(info.Settings,
@@ -72,7 +72,7 @@ func TestBuild(t *testing.T) {
 			}
 		})
 	}
-	if err := Build(t.Context(), hello+"/nothing", "amd64", "1", filepath.Join(dir, "x")); err == nil {
+	if err := Build(t.Context(), hello+"/nothing", "linux/amd64", "1", filepath.Join(dir, "x")); err == nil {
 		t.Error("built a package that does not exist")
 	}
 }

@@ -1,10 +1,12 @@
 // Command release builds the files of a release from the output of make images: the chart's package,
 // init-hook for workstations, the image archives, a software bill of materials (CycloneDX) for each
-// program and image, a provenance statement (in-toto, SLSA), and SHA256SUMS of all files. The same commit
-// and toolchain give the same bytes. It does not sign or upload anything; see docs/release.md.
+// program and image, a provenance statement (in-toto, SLSA), SHA256SUMS of all files, and a bundle, an
+// archive of all of these. The same commit and toolchain give the same bytes. It does not sign or upload
+// anything; see docs/release.md.
 //
-// make release runs it in the repository's root, after make images. With -chart-only it writes only the
-// chart's package and accepts uncommitted changes.
+// make release runs it in the repository's root, after make images. With -bundle-only it only packs the
+// bundle again, to include a signature of SHA256SUMS. With -chart-only it writes only the chart's package.
+// Both accept uncommitted changes.
 package main
 
 import (
@@ -46,6 +48,7 @@ type release struct {
 	// programs and embedded are the folders of init-hook and of the programs that it embeds.
 	programs, embedded string
 	builder            string // URI of the builder
+	darwin             bool   // include init-hook for macOS
 	source             source
 	output             string
 }
@@ -68,6 +71,8 @@ func run(ctx context.Context) error {
 	flag.StringVar(&r.embedded, "payload", "bin/payload", "folder of the programs that init-hook embeds")
 	flag.StringVar(&r.builder, "builder", builderLocal, "`URI` of the builder for the provenance statement")
 	flag.StringVar(&r.output, "output", "dist/release", "folder of the release; its content is replaced")
+	flag.BoolVar(&r.darwin, "darwin", true, "include init-hook for macOS, which takes minutes to compile")
+	bundleOnly := flag.Bool("bundle-only", false, "only pack the bundle in the output again, with a signature")
 	chartOnly := flag.Bool("chart-only", false, "write only the chart's package")
 	allowChanges := flag.Bool("allow-changes", false, "allow files that differ from the commit, for testing")
 	flag.Parse()
@@ -88,9 +93,20 @@ func run(ctx context.Context) error {
 		}
 		return err
 	}
+	if *bundleOnly {
+		return r.pack(r.output, os.Stdout)
+	}
 	if r.source.changed && !*allowChanges {
 		return errors.New("files differ from the commit (git status): commit them, or set RELEASE_FLAGS=-allow-changes for " +
 			"testing")
+	}
+	for _, p := range r.workstations() {
+		if strings.HasPrefix(p.platform, "linux/") {
+			continue // make images builds these
+		}
+		if err := program.Build(ctx, "./cmd/"+initHook, p.platform, r.version, p.file); err != nil {
+			return err
+		}
 	}
 	return r.make(os.Stdout)
 }
@@ -147,28 +163,15 @@ func (r release) make(out io.Writer) (err error) {
 	if _, err := packageChart(r.chart, r.version, work, r.source.time); err != nil {
 		return err
 	}
-	built := map[string]*component{} // by file name, NAME-ARCHITECTURE
-	for _, arch := range images.Architectures {
-		for _, name := range append([]string{"loader"}, images.ProgramNames...) {
-			if built[name+"-"+arch], err = programComponent(name, arch, filepath.Join(r.embedded, name+"-"+arch),
-				r.version); err != nil {
-				return err
-			}
-		}
-		file := initHook + "-" + arch
-		hook, err := programComponent(initHook, arch, filepath.Join(r.programs, file), r.version)
-		if err != nil {
+	built, err := r.programComponents()
+	if err != nil {
+		return err
+	}
+	for _, p := range r.workstations() {
+		if err := copyFile(p.file, filepath.Join(work, p.asset), 0o755); err != nil {
 			return err
 		}
-		for _, name := range append([]string{"loader"}, images.ProgramNames...) {
-			hook.embeds = append(hook.embeds, built[name+"-"+arch])
-		}
-		built[file] = hook
-		asset := initHook + "-linux-" + arch
-		if err := copyFile(filepath.Join(r.programs, file), filepath.Join(work, asset), 0o755); err != nil {
-			return err
-		}
-		if err := r.writeSBOM(filepath.Join(work, asset+suffixSBOM), hook); err != nil {
+		if err := r.writeSBOM(filepath.Join(work, p.asset+suffixSBOM), built[filepath.Base(p.file)]); err != nil {
 			return err
 		}
 	}
@@ -197,10 +200,61 @@ func (r release) make(out io.Writer) (err error) {
 	if err := writeSums(work, out); err != nil {
 		return err
 	}
+	if err := r.pack(work, out); err != nil {
+		return err
+	}
 	if err := os.RemoveAll(r.output); err != nil {
 		return err
 	}
 	return os.Rename(work, r.output)
+}
+
+// workstation is init-hook for a platform.
+type workstation struct {
+	platform string // such as linux/amd64
+	file     string // what was built
+	asset    string // its name in the release
+}
+
+// workstations returns the programs for workstations.
+func (r release) workstations() (all []workstation) {
+	for _, arch := range images.Architectures {
+		all = append(all, workstation{"linux/" + arch, filepath.Join(r.programs, initHook+"-"+arch),
+			initHook + "-linux-" + arch})
+	}
+	if !r.darwin {
+		return all
+	}
+	for _, arch := range images.Architectures {
+		name := initHook + "-darwin-" + arch
+		all = append(all, workstation{"darwin/" + arch, filepath.Join(r.programs, name), name})
+	}
+	return all
+}
+
+// programComponents describes all programs, by the names of their files.
+func (r release) programComponents() (map[string]*component, error) {
+	built := map[string]*component{}
+	var embedded []*component // init-hook embeds those for every architecture
+	for _, arch := range images.Architectures {
+		for _, name := range append([]string{"loader"}, images.ProgramNames...) {
+			c, err := programComponent(name, "linux/"+arch, filepath.Join(r.embedded, name+"-"+arch), r.version)
+			if err != nil {
+				return nil, err
+			}
+			built[name+"-"+arch] = c
+			embedded = append(embedded, c)
+		}
+	}
+	for _, p := range r.workstations() {
+		c, err := programComponent(initHook, p.platform, p.file, r.version)
+		if err != nil {
+			return nil, err
+		}
+		c.embeds = embedded
+		built[filepath.Base(p.file)] = c
+	}
+	return built, nil
 }
 
 func copyFile(from, to string, mode os.FileMode) (err error) {

@@ -33,7 +33,7 @@ func built(t *testing.T) release {
 	t.Helper()
 	dir := t.TempDir()
 	r := release{
-		version: "0.1.0", registry: "example.com/zarf", chart: chartDir, builder: builderLocal,
+		version: "0.1.0", registry: "example.com/zarf", chart: chartDir, builder: builderLocal, darwin: true,
 		archives: filepath.Join(dir, "images"), programs: filepath.Join(dir, "programs"),
 		embedded: filepath.Join(dir, "embedded"),
 		output:   filepath.Join(dir, "release"), source: source{commit: strings.Repeat("a1", 20), time: commitTime},
@@ -44,13 +44,17 @@ func built(t *testing.T) release {
 		}
 	}
 	programs := map[string][]byte{}
-	for _, arch := range images.Architectures {
+	build := func(platform, file string) {
 		// A program with dependencies, like the real ones.
-		file := filepath.Join(dir, arch)
-		if err := program.Build(t.Context(), "github.com/zarf-dev/zarf-registry/tools/archive", arch, "0.1.0",
-			file); err != nil {
+		if err := program.Build(t.Context(), "github.com/zarf-dev/zarf-registry/tools/release/testdata/program", platform,
+			"0.1.0", file); err != nil {
 			t.Fatal(err)
 		}
+	}
+	for _, arch := range images.Architectures {
+		file := filepath.Join(dir, arch)
+		build("linux/"+arch, file)
+		build("darwin/"+arch, filepath.Join(r.programs, initHook+"-darwin-"+arch))
 		content, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
@@ -114,10 +118,13 @@ func TestRelease(t *testing.T) {
 	}
 	want := []string{
 		"SHA256SUMS",
+		"init-hook-darwin-amd64", "init-hook-darwin-amd64.cdx.json", "init-hook-darwin-arm64", "init-hook-darwin-arm64.cdx.json",
 		"init-hook-linux-amd64", "init-hook-linux-amd64.cdx.json", "init-hook-linux-arm64", "init-hook-linux-arm64.cdx.json",
 		"init-hook.tar", "init-hook.tar.cdx.json", "probe.tar", "probe.tar.cdx.json", "provenance.intoto.json",
 		"registry-node.tar", "registry-node.tar.cdx.json", "registry.tar", "registry.tar.cdx.json", "zarf-registry-0.1.0.tgz",
 	}
+	bundle := []string{"zarf-registry-bundle-0.1.0.tar.gz", "zarf-registry-bundle-0.1.0.tar.gz.sha256"}
+	want = slices.Sorted(slices.Values(append(want, bundle...)))
 	if got := slices.Sorted(maps.Keys(first)); !slices.Equal(got, want) {
 		t.Fatalf("files:\n%v\nnot\n%v", got, want)
 	}
@@ -125,10 +132,11 @@ func TestRelease(t *testing.T) {
 	t.Run("SHA256SUMS is valid", func(t *testing.T) {
 		cmd := exec.Command("sha256sum", "--check", "--strict", fileSums)
 		cmd.Dir = r.output
-		if out, err := cmd.CombinedOutput(); err != nil || strings.Count(string(out), ": OK\n") != len(want)-1 {
+		if out, err := cmd.CombinedOutput(); err != nil || strings.Count(string(out), ": OK\n") != len(want)-3 {
 			t.Errorf("%v\n%s", err, out)
 		}
 	})
+	t.Run("the bundle holds all other files", func(t *testing.T) { bundled(t, r, first) })
 	t.Run("a second run gives the same bytes", func(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(r.output, "left over"), nil, 0o644); err != nil {
 			t.Fatal(err)
@@ -150,7 +158,7 @@ func TestRelease(t *testing.T) {
 			named[subject.Name] = subject.Digest["sha256"]
 		}
 		for name, sum := range first {
-			if name != fileSums && name != fileProvenance && named[name] != sum {
+			if name != fileSums && name != fileProvenance && !slices.Contains(bundle, name) && named[name] != sum {
 				t.Errorf("%s has digest %q", name, named[name])
 			}
 		}
@@ -159,14 +167,14 @@ func TestRelease(t *testing.T) {
 				t.Errorf("image %s is missing", image)
 			}
 		}
-		if len(named) != len(want)-2+4 {
+		if len(named) != len(want)-4+4 {
 			t.Errorf("subjects: %v", named)
 		}
 		dependencies := map[string]map[string]string{}
 		for _, d := range s.Predicate.BuildDefinition.ResolvedDependencies {
 			dependencies[d.URI] = d.Digest
 		}
-		if dependencies["git+"+repository]["gitCommit"] != r.source.commit || len(dependencies) < 3 {
+		if dependencies["git+"+repository]["gitCommit"] != r.source.commit || len(dependencies) != 2 {
 			t.Errorf("dependencies: %v", dependencies)
 		}
 		for uri, digest := range dependencies {
@@ -213,19 +221,85 @@ func TestRelease(t *testing.T) {
 			if !archive && b.Metadata.Component.Hashes[0].Content != first[file] {
 				t.Errorf("%s describes another file", name)
 			}
-			wantPrograms := map[string]int{"init-hook-linux-amd64": 4, "init-hook-linux-arm64": 4, "init-hook.tar": 10}[file]
-			if wantPrograms == 0 {
-				wantPrograms = 2
+			wantPrograms := 2
+			switch {
+			case file == "init-hook.tar":
+				wantPrograms = 10
+			case strings.HasPrefix(file, "init-hook-"):
+				wantPrograms = 8
 			}
 			if programs != wantPrograms || (libraries == 0) != strings.HasPrefix(file, "probe") {
 				t.Errorf("%s: %d programs, %d libraries", name, programs, libraries)
 			}
 		}
-		if len(serials) != 6 {
+		if len(serials) != 8 {
 			t.Errorf("serial numbers: %v", serials)
 		}
 	})
+	t.Run("after signing, the bundle has the signature", func(t *testing.T) {
+		if err := os.WriteFile(filepath.Join(r.output, fileSignature), []byte("{}"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		// Where files were downloaded, their modes are lost.
+		if err := errors.Join(os.Chmod(filepath.Join(r.output, "init-hook-linux-amd64"), 0o644),
+			r.pack(r.output, io.Discard)); err != nil {
+			t.Fatal(err)
+		}
+		signed, err := sums(r.output)
+		if err != nil {
+			t.Fatal(err)
+		}
+		bundled(t, r, signed)
+		if err := errors.Join(os.Remove(filepath.Join(r.output, fileSignature)), r.pack(r.output, io.Discard)); err != nil {
+			t.Fatal(err)
+		}
+		if unsigned, err := sums(r.output); err != nil || !maps.Equal(unsigned, first) {
+			t.Errorf("without a signature: %v, %v", err, unsigned)
+		}
+	})
+	t.Run("a bundle of changed files is refused", func(t *testing.T) {
+		name := filepath.Join(r.output, "probe.tar")
+		if err := os.WriteFile(name, []byte("changed"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.pack(r.output, io.Discard); err == nil || !strings.Contains(err.Error(), "probe.tar does not match") {
+			t.Errorf("error: %v", err)
+		}
+	})
 	t.Run("inconsistent input is refused", func(t *testing.T) { refusals(t, r) })
+}
+
+// bundled checks that the bundle holds the files with these hashes, except itself.
+func bundled(t *testing.T, r release, want map[string]string) {
+	t.Helper()
+	name := r.bundleName() + suffixBundle
+	cmd := exec.Command("sha256sum", "--check", "--strict", name+suffixSum)
+	cmd.Dir = r.output
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	want = maps.Clone(want)
+	delete(want, name)
+	delete(want, name+suffixSum)
+	// As the guide does.
+	dir := t.TempDir()
+	if out, err := exec.Command("tar", "-xzf", filepath.Join(r.output, name), "-C", dir).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	got, err := sums(filepath.Join(dir, r.bundleName()))
+	if err != nil || !maps.Equal(got, want) {
+		t.Errorf("%v\n%v\nnot\n%v", err, got, want)
+	}
+	for file := range got {
+		info, err := os.Stat(filepath.Join(dir, r.bundleName(), file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		program := strings.HasPrefix(file, "init-hook-") && !strings.HasSuffix(file, suffixSBOM)
+		if !info.ModTime().Equal(commitTime) || (info.Mode().Perm() == 0o755) != program {
+			t.Errorf("%s: %v, mode %v", file, info.ModTime(), info.Mode())
+		}
+	}
 }
 
 func TestChartPackage(t *testing.T) {
@@ -278,7 +352,17 @@ func refusals(t *testing.T, r release) {
 		"no version":                       {func(r *release) { r.version = "" }, "-version is missing"},
 		"images for another registry": {func(r *release) { r.registry = "example.com/other" },
 			"run make images again"},
-		"images that were not built":            {func(r *release) { r.archives = t.TempDir() }, "make images builds it"},
+		"images that were not built": {func(r *release) { r.archives = t.TempDir() }, "make images builds it"},
+		"a program for another system": {func(r *release) {
+			r.programs = filepath.Join(t.TempDir(), "programs")
+			if err := os.CopyFS(r.programs, os.DirFS(filepath.Join(filepath.Dir(r.output), "programs"))); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Rename(filepath.Join(r.programs, "init-hook-darwin-arm64"),
+				filepath.Join(r.programs, "init-hook-darwin-amd64")); err != nil {
+				t.Fatal(err)
+			}
+		}, "not a program for CpuAmd64"},
 		"programs that were not built":          {func(r *release) { r.programs = t.TempDir() }, "make images builds it"},
 		"embedded programs that were not built": {func(r *release) { r.embedded = t.TempDir() }, "make images builds it"},
 	} {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"debug/buildinfo"
+	"debug/macho"
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
@@ -42,7 +43,8 @@ type component struct {
 
 // programComponent describes a program. It reads the modules from the build information in the file, which
 // lists only those that are linked.
-func programComponent(name, arch, file, version string) (*component, error) {
+func programComponent(name, platform, file, version string) (*component, error) {
+	system, arch, _ := strings.Cut(platform, "/")
 	f, err := os.Open(file)
 	if err != nil {
 		return nil, fmt.Errorf("%w (make images builds it)", err)
@@ -54,7 +56,7 @@ func programComponent(name, arch, file, version string) (*component, error) {
 	}
 	c := &component{
 		kind: "application", name: name, version: version, arch: arch, digest: hex.EncodeToString(sum.Sum(nil)),
-		purl: "pkg:generic/zarf-registry/" + name + "@" + url.PathEscape(version) + "?arch=" + arch + "&os=linux",
+		purl: "pkg:generic/zarf-registry/" + name + "@" + url.PathEscape(version) + "?arch=" + arch + "&os=" + system,
 	}
 	if slices.Contains(programsInC, name) {
 		return c, nil
@@ -62,6 +64,11 @@ func programComponent(name, arch, file, version string) (*component, error) {
 	info, err := buildinfo.Read(f)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	if system == "darwin" {
+		if err := checkDarwin(f, arch); err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
 	}
 	c.goTool = info.GoVersion
 	for _, m := range info.Deps {
@@ -79,6 +86,26 @@ func programComponent(name, arch, file, version string) (*component, error) {
 		return nil, fmt.Errorf("%s has no build information", file)
 	}
 	return c, nil
+}
+
+// checkDarwin checks what macOS requires of a program: this machine cannot run it.
+func checkDarwin(program io.ReaderAt, arch string) error {
+	f, err := macho.NewFile(program)
+	if err != nil {
+		return err
+	}
+	if want := map[string]macho.Cpu{"amd64": macho.CpuAmd64, "arm64": macho.CpuArm64}[arch]; f.Type != macho.TypeExec ||
+		f.Cpu != want {
+		return fmt.Errorf("it is a Mach-O file of type %v for %v, not a program for %v", f.Type, f.Cpu, want)
+	}
+	// Macs with Apple silicon run signed programs only; Go's linker adds an ad-hoc signature.
+	const codeSignature = 0x1d // LC_CODE_SIGNATURE
+	if arch == "arm64" && !slices.ContainsFunc(f.Loads, func(l macho.Load) bool {
+		return f.ByteOrder.Uint32(l.Raw()) == codeSignature
+	}) {
+		return errors.New("it has no code signature")
+	}
+	return nil
 }
 
 // programsInC are built from their own source only, without a C library.
