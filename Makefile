@@ -101,12 +101,12 @@ release: images ## Build a release in dist/release: chart, programs, images, SBO
 
 ##@ Check
 .PHONY: unit
-unit: payload $(TESTCLUSTER) ## Unit tests, with the race detector where it is fast enough
+unit: images $(TESTCLUSTER) ## Unit tests, with the race detector where it is fast enough
 	@mkdir -p dist
 	@# -short skips tests with blobs of 2 GiB.
 	$(call GOTEST,unit-race) -race -short $$(go list ./cmd/... ./internal/... ./tools/... ./test/e2e/rights ./test/e2e/soak | grep -vxF "$$(go list $(NO_RACE))")
 	PROMTOOL="$$($(TESTCLUSTER) tool promtool)" OCI_CONFORMANCE="$$($(TESTCLUSTER) tool conformance)" \
-		$(call GOTEST,unit) -timeout 30m ./loader/... $(NO_RACE) ./templates-tests/... ./docs/... ./test/conformance
+		$(call GOTEST,unit) -timeout 30m ./loader/... $(NO_RACE) ./templates-tests/... ./docs/... ./test/conformance ./test/arm64
 	cd bench && $(call GOTEST,unit-bench) ./...
 	cd test/cluster && $(call GOTEST,unit-cluster) -race ./...
 	cd test/certmanager && CGO_ENABLED=0 $(call GOTEST,unit-certmanager) ./...
