@@ -71,7 +71,7 @@ demo: build images $(TESTCLUSTER) ## Boot a cluster (or use KUBECONFIG), install
 test: verify-files lint unit registrycheck-short e2e soak-short ## All checks before a merge; about 25 minutes on two cores
 
 .PHONY: test-all
-test-all: verify-files lint unit unit-all fuzz registrycheck registrycheck-planted e2e-long e2e-networks soak mutants ## All checks at full length, with fuzzing, random faults and mutants; takes hours
+test-all: verify-files lint unit unit-all arm64 fuzz registrycheck registrycheck-planted e2e-long e2e-networks soak mutants ## All checks at full length, with fuzzing, random faults and mutants; takes hours
 
 ##@ Build
 .PHONY: deps
@@ -118,6 +118,16 @@ unit-all: payload $(TESTCLUSTER) ## Unit tests that make unit skips: blobs of 2 
 	$(call GOTEST,unit-all-race) -race -short -timeout 30m $(NO_RACE)
 	$(call GOTEST,unit-all) -timeout 30m ./cmd/registry-node ./internal/blobstore ./internal/images ./internal/proxy ./internal/remote
 	go run ./tools/skips dist/unit-all-race.json dist/unit-all.json
+
+.PHONY: arm64
+arm64: images $(TESTCLUSTER) ## Unit tests of the programs for arm64, emulated by qemu (test/arm64/README.md)
+	@mkdir -p bin dist
+	CGO_ENABLED=0 go build -o bin/emulate ./tools/emulate
+	$(call GOTEST,arm64-pull) ./test/arm64
+	GOARCH=arm64 bin/emulate $(call GOTEST,arm64) -short -timeout 2h \
+		-skip "^($$(awk '!/^#/ { printf "%s%s", separator, $$2; separator = "|" }' test/arm64/unsupported.txt))$$" \
+		./cmd/... ./internal/... ./loader
+	go run ./tools/skips dist/arm64-pull.json dist/arm64.json
 
 .PHONY: fuzz
 fuzz: payload ## Run each fuzz target for FUZZ_TIME (FUZZ_TIME=10m FUZZ_RUN=FuzzMask)
