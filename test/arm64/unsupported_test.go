@@ -14,10 +14,11 @@ var unsupported string
 // A line for a test that was renamed is stale.
 func TestUnsupportedTestsExist(t *testing.T) {
 	for line := range strings.Lines(unsupported) {
-		if strings.HasPrefix(line, "#") {
+		line, _, _ = strings.Cut(line, "#")
+		fields := strings.Fields(line)
+		if len(fields) == 0 {
 			continue
 		}
-		fields := strings.Fields(line)
 		if len(fields) < 3 {
 			t.Fatalf("%q: want a package, a test and a reason", line)
 		}
