@@ -71,7 +71,7 @@ demo: build images $(TESTCLUSTER) ## Boot a cluster (or use KUBECONFIG), install
 test: verify-files lint unit registrycheck-short e2e soak-short ## All checks before a merge; about 25 minutes on two cores
 
 .PHONY: test-all
-test-all: verify-files lint unit unit-all fuzz registrycheck registrycheck-planted e2e-long e2e-networks soak mutants ## All checks at full length, with fuzzing, random faults and mutants; takes hours
+test-all: verify-files lint unit unit-all arm64 fuzz registrycheck registrycheck-planted e2e-long e2e-networks soak mutants ## All checks at full length, with fuzzing, random faults and mutants; takes hours
 
 ##@ Build
 .PHONY: deps
@@ -105,12 +105,12 @@ bundle: ## Pack the bundle of a release again, with the signature of its checksu
 
 ##@ Check
 .PHONY: unit
-unit: payload $(TESTCLUSTER) ## Unit tests, with the race detector where it is fast enough
+unit: images $(TESTCLUSTER) ## Unit tests, with the race detector where it is fast enough
 	@mkdir -p dist
 	@# -short skips tests with blobs of 2 GiB.
 	$(call GOTEST,unit-race) -race -short $$(go list ./cmd/... ./internal/... ./tools/... ./test/e2e/rights ./test/e2e/soak | grep -vxF "$$(go list $(NO_RACE))")
 	PROMTOOL="$$($(TESTCLUSTER) tool promtool)" OCI_CONFORMANCE="$$($(TESTCLUSTER) tool conformance)" VERSITYGW="$$($(TESTCLUSTER) tool versitygw)" \
-		$(call GOTEST,unit) -timeout 30m ./loader/... $(NO_RACE) ./templates-tests/... ./docs/... ./test/conformance
+		$(call GOTEST,unit) -timeout 30m ./loader/... $(NO_RACE) ./templates-tests/... ./docs/... ./test/conformance ./test/arm64
 	@# The registry's tests again, on S3.
 	VERSITYGW="$$($(TESTCLUSTER) tool versitygw)" $(call GOTEST,unit-s3) -short ./internal/registry
 	cd bench && $(call GOTEST,unit-bench) ./...
@@ -124,6 +124,17 @@ unit-all: payload $(TESTCLUSTER) ## Unit tests that make unit skips: blobs of 2 
 	$(call GOTEST,unit-all-race) -race -short -timeout 30m $(NO_RACE)
 	$(call GOTEST,unit-all) -timeout 30m ./cmd/registry-node ./internal/blobstore ./internal/images ./internal/proxy ./internal/remote
 	go run ./tools/skips dist/unit-all-race.json dist/unit-all.json
+
+.PHONY: arm64
+arm64: images $(TESTCLUSTER) ## Unit tests of the programs for arm64, emulated by qemu (test/arm64/README.md)
+	@mkdir -p bin dist
+	CGO_ENABLED=0 go build -o bin/emulate ./tools/emulate
+	@# With pages of 64 KiB, which some kernels for arm64 have; make unit runs it with 4 KiB.
+	QEMU_PAGESIZE=65536 $(call GOTEST,arm64-pull) ./test/arm64
+	GOARCH=arm64 bin/emulate $(call GOTEST,arm64) -short -timeout 2h \
+		-skip "^($$(awk '!/^#/ && NF { printf "%s%s", separator, $$2; separator = "|" }' test/arm64/unsupported.txt))$$" \
+		./cmd/... ./internal/... ./loader
+	go run ./tools/skips dist/arm64-pull.json dist/arm64.json
 
 .PHONY: fuzz
 fuzz: payload ## Run each fuzz target for FUZZ_TIME (FUZZ_TIME=10m FUZZ_RUN=FuzzMask)

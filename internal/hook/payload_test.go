@@ -2,6 +2,7 @@ package hook_test
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	kubetesting "k8s.io/client-go/testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/internal/injector"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -164,4 +166,89 @@ func TestRunsThatWriteTheSamePayload(t *testing.T) {
 	if !strings.Contains(strings.Join(b.writes(), "\n"), "create configmaps "+chunk) {
 		t.Errorf("the runs did not meet: %q", b.writes())
 	}
+}
+
+// crossPrograms are for any architecture.
+type crossPrograms struct{}
+
+func (crossPrograms) Payload(program, architecture string) (*injector.Payload, error) {
+	layer, err := injector.BuildLayer(program, []byte(program+" for "+architecture))
+	if err != nil {
+		return nil, err
+	}
+	return injector.Encode(injector.Program{Name: program, Architecture: architecture}, layer,
+		[]byte("loader for "+architecture))
+}
+
+// The invariants of the chart say that pods mount the payload of the architecture that they select.
+func TestPayloadIsForTheArchitecturesOfTheNodes(t *testing.T) {
+	for name, c := range map[string]struct {
+		nodes    []string
+		registry string
+		want     []string
+	}{
+		"amd64": {[]string{"amd64", "amd64"}, "amd64", []string{"registry for amd64", "registry-node for amd64"}},
+		"arm64": {[]string{"arm64"}, "arm64", []string{"registry for arm64", "registry-node for arm64"}},
+		"both, the registry on amd64": {[]string{"amd64", "arm64", "arm64"}, "amd64",
+			[]string{"registry for amd64", "registry-node for amd64", "registry-node for arm64"}},
+		"both, the registry on arm64": {[]string{"arm64", "amd64"}, "arm64",
+			[]string{"registry for arm64", "registry-node for amd64", "registry-node for arm64"}},
+		"both, the registry on either": {[]string{"amd64", "arm64"}, "",
+			[]string{"registry for amd64", "registry for arm64", "registry-node for amd64", "registry-node for arm64"}},
+		"arm64 and one without programs": {[]string{"arm64", "riscv64"}, "",
+			[]string{"registry for arm64", "registry-node for arm64"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var nodes []runtime.Object
+			for i, arch := range c.nodes {
+				nodes = append(nodes, node(fmt.Sprintf("n%d", i), architecture(arch)))
+			}
+			b := newBench(t, nodes...)
+			b.hook.Programs = crossPrograms{}
+			b.hook.Settings.Injector.RegistryArchitecture = c.registry
+			b.mustPrepare()
+			if found := b.payloads(); !slices.Equal(found, c.want) {
+				t.Errorf("the payload has %q, want %q", found, c.want)
+			}
+		})
+	}
+	b := newBench(t) // of amd64
+	b.hook.Programs = crossPrograms{}
+	b.hook.Settings.Injector.RegistryArchitecture = "amd64"
+	b.upgrade(state.ModeProxy)
+	b.add(node("late", architecture("arm64")))
+	b.upgrade(state.ModeProxy)
+	want := []string{"registry for amd64", "registry-node for amd64", "registry-node for arm64"}
+	if found := b.payloads(); !slices.Equal(found, want) {
+		t.Errorf("after an upgrade the payload has %q, want %q", found, want)
+	}
+}
+
+// payloads returns the programs of the payload, by its manifests.
+func (b *bench) payloads() []string {
+	b.Helper()
+	list, err := b.client.CoreV1().ConfigMaps("zarf").List(b.Context(),
+		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=payload"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	var programs []string
+	for _, cm := range list.Items {
+		text, ok := cm.BinaryData[injector.ManifestKey]
+		if !ok {
+			continue
+		}
+		manifest, err := injector.ParseManifest(text)
+		if err != nil {
+			b.Fatal(err)
+		}
+		program := manifest.Program
+		if loader := string(cm.BinaryData[injector.LoaderKey]); loader != "loader for "+program.Architecture ||
+			!strings.HasSuffix(cm.Name, program.Key()+"-00") {
+			b.Errorf("ConfigMap %s has %s and a %s", cm.Name, program, loader)
+		}
+		programs = append(programs, program.String())
+	}
+	slices.Sort(programs)
+	return programs
 }

@@ -272,8 +272,8 @@ func TestListen(t *testing.T) {
 		}
 	})
 	t.Run("only unavailable addresses", func(t *testing.T) {
-		refused(t, "192.0.2.1:1", listen("192.0.2.1:1", "[2001:db8::1]:2"))
-		refused(t, "[2001:db8::1]:2", listen("192.0.2.1:1", "[2001:db8::1]:2"))
+		refused(t, "192.0.2.1:10001", listen("192.0.2.1:10001", "[2001:db8::1]:10002"))
+		refused(t, "[2001:db8::1]:10002", listen("192.0.2.1:10001", "[2001:db8::1]:10002"))
 	})
 	t.Run("one port in both families", func(t *testing.T) {
 		requireIPv6(t)

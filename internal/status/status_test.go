@@ -694,6 +694,13 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 		"a payload without another part": {state.ModeProxy, func(c cluster) {
 			c.drop("ConfigMap " + nodeLoad + "-01")
 		}, []string{"ConfigMap " + nodeLoad + "-01 is missing"}},
+		"the first node of another architecture": {state.ModeProxy, func(c cluster) {
+			d := &appsv1.DaemonSet{ObjectMeta: meta("zarf-registry-proxy-arm64", "proxy"),
+				Spec: appsv1.DaemonSetSpec{Template: template("zarf-registry-payload-registry-node-arm64")}}
+			d.Status.DesiredNumberScheduled = 1
+			c.add(d)
+		}, []string{"Payload zarf/zarf-registry-payload-registry-node-arm64 is incomplete (ConfigMap " +
+			"zarf-registry-payload-registry-node-arm64-00 is missing), so restarting pods will wait: "}},
 		"a payload that is rubbish": {state.ModeProxy, func(c cluster) {
 			c["ConfigMap "+nodeLoad+"-00"].(*corev1.ConfigMap).BinaryData = nil
 		}, []string{"Payload zarf/" + nodeLoad + " is incomplete"}},
