@@ -10,7 +10,8 @@ import (
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 )
 
-// explain returns an error of the storage with its place and what to do, if it is one of S3 that a configuration causes.
+// explain returns an error of the storage with its place and what to do, if it is one of S3 that a configuration
+// causes.
 func explain(storage configuration.Storage, err error) error {
 	var driverError storagedriver.Error
 	if !errors.As(err, &driverError) {
@@ -27,8 +28,8 @@ func explain(storage configuration.Storage, err error) error {
 		"SignatureDoesNotMatch": keys,
 		"AccessDenied":          keys,
 		"Forbidden":             keys,
-		"NoCredentialProviders": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (in the chart: registry.storage.s3.existingSecret), " +
-			"or give the pod an identity",
+		"NoCredentialProviders": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (in the chart: " +
+			"registry.storage.s3.existingSecret), or give the pod an identity",
 		"RequestError": "check storage.s3.regionendpoint, the network, and for a private CA AWS_CA_BUNDLE (in the chart: " +
 			"registry.storage.s3.caSecret)",
 	}[failure.Code()]

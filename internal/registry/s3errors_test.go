@@ -26,13 +26,14 @@ func TestReadinessExplainsWhyS3Fails(t *testing.T) {
 	}{
 		"a bucket that does not exist": {endpoint, "none", s3test.SecretKey,
 			[]string{"bucket none at http://", "NoSuchBucket", "correct storage.s3.bucket"}},
-		"a wrong key": {endpoint, "bucket", "wrong", []string{"bucket bucket at", "SignatureDoesNotMatch", "correct the keys"}},
+		"a wrong key": {endpoint, "bucket", "wrong",
+			[]string{"bucket bucket at", "SignatureDoesNotMatch", "correct the keys"}},
 		"an endpoint where nothing listens": {func(*testing.T) string { return "http://" + nothing }, "bucket",
 			s3test.SecretKey, []string{"at http://" + nothing, "connection refused", "check storage.s3.regionendpoint"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			config := fmt.Sprintf("version: 0.1\nstorage: {s3: {regionendpoint: %q, region: %s, bucket: %s, forcepathstyle: true, "+
-				"accesskey: %s, secretkey: %q}}\n", tt.endpoint(t), s3test.Region, tt.bucket, s3test.AccessKey, tt.secret)
+			config := fmt.Sprintf("version: 0.1\nstorage: {s3: {regionendpoint: %q, region: %s, bucket: %s, "+
+				"forcepathstyle: true, accesskey: %s, secretkey: %q}}\n", tt.endpoint(t), s3test.Region, tt.bucket, s3test.AccessKey, tt.secret)
 			i := open(t, newTestCA(t), t.TempDir(), func(o *Options) { o.Config = loadConfig(t, config).Config })
 			i.run()
 			health := i.diagnostics("health")
