@@ -8,6 +8,7 @@ toolchain go1.26.11
 require (
 	github.com/VictoriaMetrics/metrics v1.35.1
 	github.com/anishathalye/porcupine v1.3.1
+	github.com/aws/aws-sdk-go v1.55.5
 	github.com/aymanbagabas/go-udiff v0.4.1
 	github.com/cert-manager/cert-manager v1.21.2
 	github.com/containerd/errdefs v1.0.0
@@ -61,7 +62,6 @@ require (
 	github.com/Microsoft/go-winio v0.6.2 // indirect
 	github.com/ProtonMail/go-crypto v1.4.1 // indirect
 	github.com/asaskevich/govalidator v0.0.0-20230301143203-a9d515a09cc2 // indirect
-	github.com/aws/aws-sdk-go v1.55.5 // indirect
 	github.com/beorn7/perks v1.0.1 // indirect
 	github.com/blang/semver/v4 v4.0.0 // indirect
 	github.com/cenkalti/backoff/v5 v5.0.3 // indirect

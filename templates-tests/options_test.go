@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	registryroot "github.com/zarf-dev/zarf-registry/cmd/registry/root"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -126,6 +127,62 @@ func TestS3FollowsItsValues(t *testing.T) {
 		config := find[*corev1.ConfigMap](t, out, "zarf-registry-config").Data["config.yml"]
 		if !strings.Contains(config, "    "+strings.ToLower(value)+": true\n") {
 			t.Errorf("%s is not in\n%s", value, config)
+		}
+	}
+}
+
+func TestS3TrustsAPrivateCA(t *testing.T) {
+	out := rendering{values: with(t, ciValues(t)["s3"], "registry.storage.s3.caSecret=corporate")}.render(t)
+	pod := find[*appsv1.Deployment](t, out, "zarf-registry").Spec.Template.Spec
+	bundle := ""
+	for _, e := range pod.Containers[0].Env {
+		if e.Name == "AWS_CA_BUNDLE" {
+			bundle = e.Value
+		}
+	}
+	var mounted, exists bool
+	for _, m := range pod.Containers[0].VolumeMounts {
+		mounted = mounted || m.Name == "s3-ca" && m.MountPath+"/ca.crt" == bundle
+	}
+	for _, v := range pod.Volumes {
+		exists = exists || v.Name == "s3-ca" && v.Secret.SecretName == "corporate"
+	}
+	if !mounted || !exists {
+		t.Errorf("AWS_CA_BUNDLE is %q, mounted %t, volume %t", bundle, mounted, exists)
+	}
+}
+
+func TestCopyFromVolume(t *testing.T) {
+	for claim, sets := range map[string][]string{
+		"zarf-registry": nil, "mine": {"registry.persistence.existingClaim=mine"},
+	} {
+		sets = append(sets, "registry.storage.s3.copyFromVolume=true")
+		out := rendering{values: with(t, ciValues(t)["s3"], sets...)}.render(t)
+		deployment := find[*appsv1.Deployment](t, out, "zarf-registry")
+		if got := deployment.Spec.Strategy.Type; got != appsv1.RecreateDeploymentStrategyType {
+			t.Errorf("strategy %s: the previous pod would write to the volume", got)
+		}
+		pod := deployment.Spec.Template.Spec
+		if n := len(pod.InitContainers); n != 1 {
+			t.Fatalf("%d init containers", n)
+		}
+		command := registryroot.New()
+		found, flags, err := command.Find(pod.InitContainers[0].Args)
+		if err != nil || found.Name() != "copy-storage" || found.ParseFlags(flags) != nil {
+			t.Errorf("args %v: %v", pod.InitContainers[0].Args, err)
+		}
+		var keys, volume bool
+		for _, e := range pod.InitContainers[0].Env {
+			keys = keys || e.Name == "AWS_ACCESS_KEY_ID"
+		}
+		for _, v := range pod.Volumes {
+			volume = volume || v.Name == "storage" && v.PersistentVolumeClaim.ClaimName == claim
+		}
+		if !keys || !volume {
+			t.Errorf("keys %t, volume of claim %s %t", keys, claim, volume)
+		}
+		if claims := len(all[*corev1.PersistentVolumeClaim](out)); (claims == 1) != (claim == "zarf-registry") {
+			t.Errorf("%d claims", claims)
 		}
 	}
 }

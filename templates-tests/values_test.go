@@ -491,6 +491,18 @@ var failures = []failure{
 		"zarf-registry: registry.storage.s3.region: storage.type=s3 needs it; set it",
 	},
 	{
+		[]string{"registry.storage.type=s3", "registry.storage.s3={bucket: b, region: r, copyFromVolume: true}",
+			"registry.replicas=2"},
+		"zarf-registry: registry.replicas: with storage.s3.copyFromVolume=true another pod could change what is being " +
+			"copied; set it to 1 until the images are copied",
+	},
+	{
+		[]string{"registry.storage.type=s3", "registry.storage.s3={bucket: b, region: r, copyFromVolume: true}",
+			"registry.persistence.enabled=false"},
+		"zarf-registry: registry.storage.s3.copyFromVolume: with persistence.enabled=false there is no volume; remove it, " +
+			"or describe the volume in registry.persistence",
+	},
+	{
 		[]string{"nodeConfig.podLabels={zarf-registry/nodes: mine}"},
 		"zarf-registry: nodeConfig.podLabels: zarf-registry/nodes is reserved for selectors; remove it",
 	},

@@ -53,7 +53,7 @@ func CopyStorage(
 	}
 	c := &storageCopy{source: source, destination: destination, report: report}
 	if c.copied.Already, err = c.prepare(ctx); err != nil || c.copied.Already {
-		return c.copied, err
+		return c.copied, explain(to.Storage, err)
 	}
 	// Blobs first, so that an interrupted copy contains no image that lacks some.
 	if err := c.tree(ctx, blobsPath); err != nil {

@@ -89,7 +89,8 @@ func TestCopyStorageFollowsTheSourceUntilItIsComplete(t *testing.T) {
 	d := c.pushBlob("a", "damaged")
 	data := filepath.Join(from, blobPath(d))
 	writeFile(t, data, []byte("DAMAGED"))
-	if _, err := copyStorage(t, from, to); err == nil || !strings.Contains(err.Error(), "its content has another digest") ||
+	_, err := copyStorage(t, from, to)
+	if err == nil || !strings.Contains(err.Error(), "its content has another digest") ||
 		!strings.Contains(err.Error(), d.String()) {
 		t.Errorf("a damaged blob: %v", err)
 	}

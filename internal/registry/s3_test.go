@@ -58,7 +58,10 @@ func storageAt(root string, more ...string) string {
 // awaitRebuild waits until a registry's first rebuild has written its record: S3 may still carry out a request that the
 // registry's end interrupts, which makes the removal of the directory fail.
 func awaitRebuild(i *instance) {
-	for end := time.Now().Add(5 * time.Second); s3 != nil && !i.server.source.rebuilt.Load() && time.Now().Before(end); {
+	if s3 == nil || i.server.health.success.Load() == nil { // it is not expected to work
+		return
+	}
+	for end := time.Now().Add(5 * time.Second); !i.server.source.rebuilt.Load() && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
 }

@@ -94,6 +94,7 @@ func rootError(root, verb string, err error) error {
 // It does not write. A full volume calls for an alert; failing readiness would stop pulls too.
 type storageHealth struct {
 	driver   storagedriver.StorageDriver
+	storage  configuration.Storage
 	root     string // of the filesystem driver, or ""
 	interval time.Duration
 	tolerate time.Duration // failures for so long after the last success
@@ -120,6 +121,7 @@ func newStorageHealth(
 	root, _ := filesystemRoot(config.Storage)
 	return &storageHealth{
 		driver:   driver,
+		storage:  config.Storage,
 		root:     root,
 		interval: interval,
 		tolerate: time.Duration(threshold) * interval,
@@ -162,9 +164,10 @@ func (h *storageHealth) check(ctx context.Context) {
 
 	previous := h.failure.Load()
 	if err != nil {
+		err = explain(h.storage, err)
 		h.failure.Store(&err)
 		if previous == nil {
-			h.log.Error("storage check failed", "error", err)
+			h.log.Error("storage check failed", "error", err.Error()) // a driver's error would be an object
 		}
 		return
 	}

@@ -54,9 +54,9 @@ func (t *currentTags) Untag(ctx context.Context, tag string) error {
 	return t.TagService.Untag(ctx, tag)
 }
 
-// List returns up to limit tags after last, in the order that the specification wants, or all if limit is negative; with
-// io.EOF if no tag follows. Distribution walks the storage instead: S3 lists v1-a before v1, because it compares paths, so
-// a page that ends with v1-a would be followed by v2.
+// List returns up to limit tags after last, in the order that the specification wants, or all if limit is negative;
+// with io.EOF if no tag follows. Distribution walks the storage instead: S3 lists v1-a before v1, because it compares
+// paths, so a page that ends with v1-a would be followed by v2.
 func (t *currentTags) List(ctx context.Context, limit int, last string) ([]string, error) {
 	tags, err := t.All(ctx) // in this order
 	if errors.As(err, new(distribution.ErrRepositoryUnknown)) {

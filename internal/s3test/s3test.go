@@ -30,7 +30,8 @@ const startTimeout = 20 * time.Second
 
 // Command returns the program's arguments for a server at an address. Every directory in root is a bucket.
 func Command(program, address, root string, flags ...string) []string {
-	args := []string{program, "--port", address, "--access", AccessKey, "--secret", SecretKey, "--region", Region, "--quiet"}
+	args := []string{program, "--quiet", "--port", address, "--access", AccessKey, "--secret", SecretKey,
+		"--region", Region}
 	return append(append(args, flags...), "posix", root)
 }
 

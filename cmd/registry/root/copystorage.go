@@ -21,8 +21,8 @@ func copyStorageCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "copy-storage",
 		Short: "Copy all images from a volume into the configured storage",
-		Long: `Copy all images from a volume into the configured storage, which must be empty: tags, untagged images, referrers,
-everything but unfinished uploads. No registry may use either of them meanwhile.
+		Long: `Copy all images from a volume into the configured storage, which must be empty: tags, untagged images,
+referrers, everything but unfinished uploads. No registry may use either of them meanwhile.
 
 If it is interrupted, run it again: it copies only what is missing. Once it has succeeded, it does nothing any more,
 because the storage may have changed since. The chart runs it with registry.storage.s3.copyFromVolume=true.`,
