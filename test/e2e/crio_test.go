@@ -107,6 +107,11 @@ func TestCRIONodes(t *testing.T) {
 		args: []string{"--nodes", "3", "--runtime", "n2=crio-1.34", "--runtime", "n3=crio-1.35"}})
 	w.logVersions(t)
 	var image string
+	runs := func(t *testing.T, node string) {
+		t.Helper()
+		eventually(t, time.Minute, "the proxy of "+node, func() error { return w.dial(t, node, w.address) })
+		w.runPod(t, pod("on-"+node, node, image))
+	}
 	must(t, "install with the chart's defaults", func(t *testing.T) {
 		w.helmChart(t, "install", proxyMode)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
@@ -125,12 +130,12 @@ func TestCRIONodes(t *testing.T) {
 	})
 	must(t, "a late node", func(t *testing.T) {
 		w.addNode(t, "late", "--runtime", "crio-1.35")
-		w.runPod(t, pod("first-late", "late", image))
+		runs(t, "late")
 		w.onlyPause(t, "late", "e2e/hello")
 	})
 	must(t, "a node reboots", func(t *testing.T) {
 		run(t, w.testcluster, "reboot", "--name", w.name, "n3")
-		w.runPod(t, pod("rebooted", "n3", image))
+		runs(t, "n3")
 	})
 	must(t, "upgrade with a mirror", func(t *testing.T) {
 		w.helmChart(t, "upgrade", "--set=nodeConfig.mirrors={example.com}")
