@@ -581,6 +581,30 @@ func TestProxyServesTLSForCRIO(t *testing.T) {
 	}
 }
 
+func TestProxiesUseTheNodesNetworkOnCRIO(t *testing.T) {
+	for runtimeVersion, want := range map[string]bool{
+		"containerd://2.1.4": false,
+		"cri-o://1.28.0":     true,
+		"cri-o://1.35.0":     true,
+		"":                   false,
+	} {
+		n := node("b", "amd64")
+		n.Status.NodeInfo.ContainerRuntimeVersion = runtimeVersion
+		if reason := plan.HostPortUnreachable(*n); (reason != "") != want {
+			t.Errorf("with %q, init-hook's reason against host ports is %q", runtimeVersion, reason)
+		}
+		cluster := newCluster(kubernetes(corev1.IPv4Protocol), node("a", "amd64"), n)
+		for setting, want := range map[string]bool{"auto": want, "false": false, "true": true} {
+			out := rendering{values: proxyMode(t, "proxy.hostNetwork="+setting), cluster: cluster}.render(t)
+			for _, d := range daemonSets(out, "proxy") {
+				if d.Spec.Template.Spec.HostNetwork != want {
+					t.Errorf("with %q and proxy.hostNetwork=%s, hostNetwork of %s is not %t", runtimeVersion, setting, d.Name, want)
+				}
+			}
+		}
+	}
+}
+
 func TestPauseImagesHaveOneRule(t *testing.T) {
 	const other = "a.example/other:1"
 	for image, want := range map[string]bool{

@@ -285,6 +285,7 @@ func TestNoCRIOFindingWithMatchingNodeConfiguration(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, node("n1", runtimeVersion("cri-o://1.35.0")))
+			b.hook.Settings.Proxy.HostNetwork = true
 			b.hook.Settings.PKI.ServeTLS = c.tls == "always"
 			found, err := b.hook.Preflight(t.Context())
 			if err != nil || len(found) != 1 || found[0].Check != "cri-o" {

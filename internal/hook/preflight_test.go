@@ -83,6 +83,8 @@ func internalIP(v string) func(*corev1.Node) {
 	}
 }
 
+func hostNetwork(o *settings.Settings) { o.Proxy.HostNetwork = true }
+
 func modeOf(mode state.Mode) func(*settings.Settings) {
 	return func(o *settings.Settings) { o.Mode = mode }
 }
@@ -238,13 +240,19 @@ func TestPreflightFinds(t *testing.T) {
 		"CRI-O 1.35 with node ports": {objects: nodes{node("n1"), node("n2", runtimeVersion("cri-o://1.35.0"))},
 			options: []func(*settings.Settings){modeOf(state.ModeNodePort)}, check: "cri-o", severity: blocker,
 			want: []string{"node n2", "--set registryProxy=true"}},
-		"CRI-O 1.36 with plain proxies": {objects: nodes{node("n2", runtimeVersion("cri-o://v1.36.1"))}, check: "cri-o",
+		"CRI-O 1.36 with plain proxies": {objects: nodes{node("n2", runtimeVersion("cri-o://v1.36.1"))},
+			options: []func(*settings.Settings){hostNetwork}, check: "cri-o",
 			severity: blocker, want: []string{"--set proxy.tls=always"}},
 		"CRI-O 2 with TLS": {objects: nodes{node("n2", runtimeVersion("cri-o://2.0.0"))},
-			options: []func(*settings.Settings){func(o *settings.Settings) { o.PKI.ServeTLS = true }}, check: "cri-o",
-			severity: warning,
-			want:     []string{"init-hook certs ca", "/etc/containers/certs.d/127.0.0.1:31999/ca.crt"}},
-		"no finding for CRI-O 1.34": {objects: nodes{node("n2", runtimeVersion("cri-o://1.34.9"))}},
+			options: []func(*settings.Settings){hostNetwork, func(o *settings.Settings) { o.PKI.ServeTLS = true }},
+			check:   "cri-o", severity: warning,
+			want: []string{"init-hook certs ca", "/etc/containers/certs.d/127.0.0.1:31999/ca.crt"}},
+		"no finding for CRI-O 1.34": {objects: nodes{node("n2", runtimeVersion("cri-o://1.34.9"))},
+			options: []func(*settings.Settings){hostNetwork}},
+		"CRI-O with host ports": {objects: nodes{node("n1"), node("n2", runtimeVersion("cri-o://1.34.9"))},
+			check: "host-port", severity: warning, want: []string{"node n2", "--set proxy.hostNetwork=true"}},
+		"no finding for CRI-O 1.34 with node ports": {objects: nodes{node("n2", runtimeVersion("cri-o://1.34.9"))},
+			options: []func(*settings.Settings){modeOf(state.ModeNodePort)}},
 
 		"some nodes of an unsupported architecture": {objects: nodes{node("n1"), node("n2", architecture("s390x")),
 			node("n3", architecture("s390x"))}, check: "architecture", severity: warning,
@@ -399,6 +407,7 @@ func TestPreflightFinds(t *testing.T) {
 func TestPrepareReportsAllBlockersAndAllCanBeIgnored(t *testing.T) {
 	b := newBench(t, node("n1", runtimeVersion("cri-o://1.35.0"), images("registry.k8s.io/pause:3.9")), otherService())
 	b.hook.Settings.Injector.PauseImageSource = state.SourceDefault
+	b.hook.Settings.Proxy.HostNetwork = true
 	err := b.hook.Prepare(t.Context())
 	b.mustFail(err, true, "\n  port: ", "\n  cri-o: ", "\n  pause-image: ")
 	if lines := strings.Count(err.Error(), "\n"); lines != 3 {

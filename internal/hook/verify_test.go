@@ -29,7 +29,9 @@ func TestFailedPullNamesTheNodeAndRecordsNothing(t *testing.T) {
 		"no node port on loopback": {state.ModeNodePort, noHostPort, true,
 			[]string{"probe-nodeport:dev", "serves no node port on the loopback address", "--set registryProxy=true"}},
 		"wrong credential": {state.ModeNodePort, "401 Unauthorized", false, []string{"repairs the Secret …-pull"}},
-		"firewall":         {state.ModeNodePort, "dial tcp: i/o timeout", false, []string{"registry's port 5001"}},
+		"CRI-O": {state.ModeProxy, "dial tcp: i/o timeout", false,
+			[]string{"on CRI-O --set proxy.hostNetwork=true"}},
+		"firewall": {state.ModeNodePort, "dial tcp: i/o timeout", false, []string{"registry's port 5001"}},
 		"TLS only": {state.ModeNodePort, "http: server gave HTTP response to HTTPS client", false,
 			[]string{"--set registryProxy=true --set proxy.tls=always"}},
 	} {

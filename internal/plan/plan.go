@@ -1,14 +1,15 @@
 // Package plan holds the rules about nodes that several packages apply, as pure functions of what
 // the API server reports. It reads no cluster and changes nothing.
 //
-// The chart needs RequiresTLS too, to choose what it renders (_cluster.tpl). A test of templates-tests
-// compares them.
+// The chart needs RequiresTLS and HostPortUnreachable too, to choose what it renders (_cluster.tpl). Tests of
+// templates-tests compare them.
 package plan
 
 import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -61,6 +62,15 @@ func RequiresTLS(n corev1.Node) string {
 		return ""
 	}
 	return "CRI-O 1.35 and later pulls with TLS only, from the loopback address too"
+}
+
+// HostPortUnreachable returns why a node's host ports cannot be reached from its loopback address, or "" if that
+// depends on the network plugin.
+func HostPortUnreachable(n corev1.Node) string {
+	if !strings.HasPrefix(n.Status.NodeInfo.ContainerRuntimeVersion, "cri-o://") {
+		return ""
+	}
+	return "CRI-O serves host ports itself, and answers none of those on the loopback address"
 }
 
 // LabelProxyName hands a Service to another data plane than kube-proxy, which then ignores it. The

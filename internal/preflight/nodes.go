@@ -82,6 +82,26 @@ func (i *Inspection) criO() []Finding {
 	return []Finding{f}
 }
 
+// hostPort finds nodes whose proxies cannot be reached.
+func (i *Inspection) hostPort() []Finding {
+	if i.Settings.Mode != state.ModeProxy || i.Settings.Proxy.HostNetwork {
+		return nil
+	}
+	var nodes []string
+	var cause string
+	for _, n := range i.nodes {
+		if reason := plan.HostPortUnreachable(n); reason != "" {
+			nodes, cause = append(nodes, n.Name), reason
+		}
+	}
+	if len(nodes) == 0 {
+		return nil
+	}
+	// A network plugin may change that: OVN-Kubernetes rewrites the source of such connections.
+	return []Finding{{Check: checkHostPort, Severity: Warning, Object: release.ListNodes(nodes), Cause: cause,
+		Remedy: "--set proxy.hostNetwork=true"}}
+}
+
 // architecture finds nodes whose architecture no program is built for, and programs of another build
 // than the chart.
 func (i *Inspection) architecture() []Finding {

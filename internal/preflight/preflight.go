@@ -63,6 +63,7 @@ const (
 	checkPortRange   = "port-range"
 	checkIPFamily    = "ip-family"
 	checkCRIO        = "cri-o"
+	checkHostPort    = "host-port"
 	checkArch        = "architecture"
 	checkPayload     = "payload"
 	checkPauseImage  = "pause-image"
@@ -82,7 +83,7 @@ const ignoreAll = "all"
 func Checks() []string {
 	return []string{
 		checkPodSecurity, checkAdmission, checkAlwaysPull, checkPort, checkPortRange,
-		checkIPFamily, checkCRIO, checkArch, checkPayload, checkPauseImage, checkAddress,
+		checkIPFamily, checkCRIO, checkHostPort, checkArch, checkPayload, checkPauseImage, checkAddress,
 		checkCertificates, checkCredentials, checkNodeConfig, checkExpose, checkSignatures,
 	}
 }
@@ -203,6 +204,7 @@ func (i *Inspection) inspect(ctx context.Context) ([]Finding, error) {
 	}
 	if ours {
 		findings = append(findings, i.criO()...)
+		findings = append(findings, i.hostPort()...)
 	}
 	if ours || i.Settings.ConfiguresNodes() {
 		findings = slices.Concat(findings, i.architecture(), i.pauseImage())

@@ -287,7 +287,8 @@ func advice(mode state.Mode, complaint string) string {
 		return "packets to the loopback address or to the registry's port 5001 are dropped: look for a firewall on that " +
 			"node and the network policies; or use proxies instead, --set registryProxy=true"
 	case has("i/o timeout"):
-		return "packets to the loopback address are dropped on that node: look for a firewall there"
+		return "packets to the loopback address are dropped on that node: on CRI-O --set proxy.hostNetwork=true; else look " +
+			"for a firewall there"
 	case nodePort:
 		return "check kube-proxy on that node and the registry's log"
 	}

@@ -93,11 +93,17 @@ func (w *world) nodeAddresses(t *testing.T, node string) (addresses []string) {
 // nodeImages returns the names of the images in a node's container runtime.
 func (w *world) nodeImages(t *testing.T, node string) []string {
 	t.Helper()
-	out, err := w.onNode(t, node, "ctr", "images", "list", "-q")
-	if err != nil {
+	out, err := w.onNode(t, node, "crictl", "images", "--output=json")
+	var list struct {
+		Images []struct{ RepoTags, RepoDigests []string }
+	}
+	if err := errors.Join(err, json.Unmarshal([]byte(out), &list)); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	names := slices.DeleteFunc(strings.Fields(out), func(name string) bool { return strings.HasPrefix(name, "sha256:") })
+	var names []string
+	for _, image := range list.Images {
+		names = append(append(names, image.RepoTags...), image.RepoDigests...)
+	}
 	if len(names) == 0 {
 		t.Fatalf("node %s lists no images: %s", node, out)
 	}

@@ -98,8 +98,57 @@ func TestCRIO(t *testing.T) {
 	must(t, "helm uninstall leaves only the volume", w.uninstall)
 }
 
-// startCRIO runs a CRI-O with the socket crioSocket on a node until the test ends. Without conmon and pinns, it runs no
-// pods. Images remain on the node.
+// TestCRIONodes has kubelets on CRI-O: 1.34, and one that refuses plain HTTP on loopback as 1.35 does.
+func TestCRIONodes(t *testing.T) {
+	if !long() {
+		t.Skip("SKIPPED, NOTHING CHECKED: make e2e-long builds CRI-O")
+	}
+	w := ownCluster(t, "e2e-crio-nodes", layout{open: true,
+		args: []string{"--nodes", "3", "--runtime", "n2=crio-1.34", "--runtime", "n3=crio-1.35"}})
+	w.logVersions(t)
+	var image string
+	runs := func(t *testing.T, node string) {
+		t.Helper()
+		eventually(t, time.Minute, "the proxy of "+node, func() error { return w.dial(t, node, w.address) })
+		w.runPod(t, pod("on-"+node, node, image))
+	}
+	must(t, "install with the chart's defaults", func(t *testing.T) {
+		w.helmChart(t, "install", proxyMode)
+		w.isIn(t, state.ModeProxy, state.SourceValue)
+		w.isHealthy(t)
+	})
+	must(t, "pods run a pushed image", func(t *testing.T) {
+		image = w.pushHello(t)
+		w.pushFresh(t)
+		w.pullEverywhere(t, image)
+		w.loopbackOnly(t)
+	})
+	w.underLoop(t, "certs rotate --ca", func(t *testing.T) {
+		before := w.certificates(t)
+		w.certs(t, "rotate", "--ca")
+		w.changed(t, before, "ca", "server", "node", "push")
+	})
+	must(t, "a late node", func(t *testing.T) {
+		w.addNode(t, "late", "--runtime", "crio-1.35")
+		runs(t, "late")
+		w.onlyPause(t, "late", "e2e/hello")
+	})
+	must(t, "a node reboots", func(t *testing.T) {
+		run(t, w.testcluster, "reboot", "--name", w.name, "n3")
+		runs(t, "n3")
+	})
+	must(t, "upgrade with a mirror", func(t *testing.T) {
+		w.helmChart(t, "upgrade", "--set=nodeConfig.mirrors={example.com}")
+		for _, node := range []string{"n2", "n3"} {
+			run(t, w.testcluster, "restart", "--name", w.name, "crio."+node) // it reads registries.conf.d when it starts
+			w.runPod(t, pod("mirrored-"+node, node, "example.com/e2e/hello:1"))
+		}
+	})
+	must(t, "helm uninstall leaves only the volume", w.uninstall)
+}
+
+// startCRIO runs a CRI-O with the socket crioSocket on a node until the test ends. It runs no pods.
+// Images remain on the node.
 func (w *world) startCRIO(t *testing.T, node string) {
 	t.Helper()
 	program := strings.TrimSpace(run(t, w.testcluster, "tool", "crio"))

@@ -64,12 +64,12 @@ mode, unless node ports cannot work on its loopback addresses, for which reason 
 {{- end -}}
 
 {{- /* Whether the proxies use the node's network, "true" or "false": no packet can be rewritten so that a hostPort
-answers on ::1. */ -}}
+answers on ::1, and CRI-O, which serves host ports itself, does not rewrite the source of those to 127.0.0.1. */ -}}
 {{- define "zarf-registry.hostNetwork" -}}
 {{- if kindIs "bool" .Values.proxy.hostNetwork -}}
 {{- .Values.proxy.hostNetwork -}}
 {{- else -}}
-{{- eq (include "zarf-registry.ipFamily" . | fromJson).value "IPv6" -}}
+{{- or (eq (include "zarf-registry.ipFamily" . | fromJson).value "IPv6") (has "crio" (include "zarf-registry.cluster.runtimes" . | fromJsonArray)) -}}
 {{- end -}}
 {{- end -}}
 

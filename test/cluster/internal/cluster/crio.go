@@ -83,6 +83,7 @@ pinns_path = %[2]q
 irqbalance_config_restore_file = "disable"
 [crio.runtime.runtimes.runc]
 runtime_path = %[3]q
+runtime_root = "/run/runc"
 monitor_path = "/usr/bin/conmon"
 
 [crio.image]
@@ -97,9 +98,9 @@ enable_nri = false
 `, crioSocket, c.path(binDir, n.Runtime, "pinns"), crioRuncPath, n.PauseImage, c.path(binDir))
 }
 
-// crioRunc runs runc for CRI-O. Where root lacks CAP_SYS_RESOURCE, lowering a process's score is refused. containerd has
-// an option for that.
-var crioRunc = `#!/bin/sh
+// crioRunc runs runc for CRI-O with what containerd has options for: where root lacks CAP_SYS_RESOURCE, lowering a
+// process's score is refused, and where the hugetlb controller is not mounted, so are its limits.
+const crioRunc = `#!/bin/sh
 for argument; do
 	case $option in
 	--bundle) file=$argument/config.json ;;
@@ -107,6 +108,8 @@ for argument; do
 	esac
 	option=$argument
 done
-[ -z "$file" ] || sed -i 's/"oomScoreAdj":-[0-9]*/"oomScoreAdj":0/' "$file"
+[ -z "$file" ] || sed -i '
+	s/"oomScoreAdj": *-[0-9]*/"oomScoreAdj": 0/
+	/"hugepageLimits": \[/,/\]/ { /[][]/!d; }' "$file"
 exec runc "$@"
 `
