@@ -1,10 +1,11 @@
 package e2e
 
 import (
-	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -75,7 +76,7 @@ func (w *world) wrongOwner(t *testing.T) {
 				t.Errorf("the error of init-hook install lacks %q: %s", word, text)
 			}
 		}
-		w.follow(t, report, "kubectl --namespace "+w.namespace+` delete persistentvolumeclaim/\S+ pod/\S+`)
+		w.follow(t, report, "kubectl --namespace "+w.namespace+` delete persistentvolumeclaim/\S+ pod/[a-z0-9-]+`)
 		w.mustInstall(t, proxyMode, storageOn("standard"))
 		w.isHealthy(t)
 	})
@@ -87,8 +88,19 @@ func (w *world) wrongOwner(t *testing.T) {
 func (w *world) interrupted(t *testing.T, words []string, args ...string) (step, text string) {
 	t.Helper()
 	cmd := w.command(t, w.hook, append([]string{"install", "--timeout=4m", noRotation}, args...)...)
-	var output bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &output, &output
+	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	cmd.Stdout, cmd.Stderr = log, log
+	read := func() string {
+		content, err := os.ReadFile(log.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(content)
+	}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -98,12 +110,18 @@ func (w *world) interrupted(t *testing.T, words []string, args ...string) (step,
 			cmd.Wait()
 		}
 	}()
+	eventually(t, 3*time.Minute, "init-hook install to wait for the registry", func() error {
+		if text := read(); !strings.Contains(text, "waiting for the registry: ") {
+			return errors.New(text)
+		}
+		return nil
+	})
 	step = w.advises(t, words...)
 	cmd.Process.Signal(os.Interrupt)
 	if err := cmd.Wait(); err == nil {
-		t.Errorf("init-hook install succeeded: %s", output.String())
+		t.Errorf("init-hook install succeeded: %s", read())
 	}
-	return step, output.String()
+	return step, read()
 }
 
 // advises waits until init-hook status says all of that in one of the next steps, and returns the step.
