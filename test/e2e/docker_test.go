@@ -96,7 +96,7 @@ func (b *workbench) pushesFromDocker(t *testing.T) {
 	})
 	t.Run("no engine", func(t *testing.T) {
 		nowhere := "unix://" + filepath.Join(b.dir, "nowhere.sock")
-		fails(t, nowhere, "docker-daemon:"+image, nowhere, "(DOCKER_HOST)", "start it, select another with DOCKER_HOST")
+		fails(t, nowhere, "docker-daemon:"+image, nowhere, "(from DOCKER_HOST)", "start it, select another with DOCKER_HOST")
 	})
 	t.Run("docker save writes an archive that is pushed", func(t *testing.T) {
 		archive := filepath.Join(b.dir, "saved.tar")
