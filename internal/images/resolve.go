@@ -335,6 +335,10 @@ func (o ResolveOptions) fromDaemon(ctx context.Context, source *Source, name str
 		item, err := o.describeImage(ctx, source, image)
 		return []Item{item}, err
 	}
+	if slices.ContainsFunc(source.Images(), func(image Image) bool { return image.Reference == "" }) {
+		return nil, fmt.Errorf("an ID gives the image no name in a registry: run docker tag %s NAME:TAG, and use "+
+			"%sNAME:TAG", name, DaemonPrefix)
+	}
 	return nil, fmt.Errorf("the Docker daemon did not send it: got %s", names(source.Images()))
 }
 

@@ -55,7 +55,7 @@ func (v Volumes) Advice(p corev1.Pod, complaint string) string {
 		return fmt.Sprintf("%s has no volume: %s describe persistentvolumeclaim %s shows why", claim, kubectl, name)
 	case strings.Contains(complaint, ".rootdirectory") && strings.Contains(complaint, "permission denied"):
 		return fmt.Sprintf("the directory is the volume%s of %s: change its owner in the storage, or, to use another "+
-			"StorageClass, run %s, which deletes the volume, and install again with another registry.persistence.storageClass",
+			"StorageClass, run %s and install again with another registry.persistence.storageClass",
 			v.name(), claim, deletion)
 	}
 	return ""

@@ -322,6 +322,7 @@ func TestClients(t *testing.T) {
 			b.matrix(t, forwarded)
 		}
 	})
+	b.pushesFromDocker(t)
 	b.matrix(t, access{nodeProxy, w.address, pusher, pusher}, access{withCertificate, internal, pusher, pusher},
 		access{exposedOpenEntry, outside, ci, pusher})
 	if !long() {
@@ -407,7 +408,7 @@ func (b *workbench) startDaemons(t *testing.T) {
 	t.Helper()
 	// Without rules and bridges: the node's network belongs to Kubernetes.
 	b.daemon(t, b.node, "dockerd", "--iptables=false", "--ip6tables=false", "--bridge=none", "--storage-driver=vfs",
-		"--log-level=warn")
+		"--log-level=warn", "--host=unix:///var/run/docker.sock", "--host="+b.dockerHost())
 	eventually(t, time.Minute, "dockerd", func() error {
 		if out, err := b.onNode(t, b.node, "/usr/bin/docker", "version"); err != nil {
 			return fmt.Errorf("%w: %s", err, out)

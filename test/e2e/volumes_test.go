@@ -1,13 +1,19 @@
 package e2e
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/status"
 )
 
 // TestVolumes installs on volumes that can get lost: on a node, or between nodes. init-hook status names claim, pod
@@ -33,11 +39,12 @@ func TestVolumes(t *testing.T) {
 		run(t, w.testcluster, "kill", "--name", w.name, kubelet)
 		node := w.moveRegistry(t)
 		taint := "kubectl taint nodes " + node + " node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
-		report := w.advises(t, "FailedAttachVolume", "node "+node+" still has the volume pvc-", " for pod zarf/zarf-registry-",
-			"and is not ready", taint)
-		if r := w.install(t, nil, proxyMode, storageOn("attached"), "--timeout=15s"); r.err == nil ||
-			!strings.Contains(r.text, "PersistentVolumeClaim zarf/zarf-registry") || !strings.Contains(r.text, taint) {
-			t.Errorf("init-hook install: %v, want an error with claim and remedy: %s", r.err, r.text)
+		report, text := w.interrupted(t, []string{"FailedAttachVolume", "node " + node + " still has the volume pvc-",
+			" for pod zarf/zarf-registry-", "and is not ready", taint}, proxyMode, storageOn("attached"))
+		for _, word := range []string{"FailedAttachVolume", "PersistentVolumeClaim zarf/zarf-registry", taint} {
+			if !strings.Contains(text, word) {
+				t.Errorf("the error of init-hook install lacks %q: %s", word, text)
+			}
 		}
 		w.follow(t, report, taint)
 		w.registryReady(t)
@@ -59,31 +66,72 @@ func storageOn(class string) string { return "--set=registry.persistence.storage
 func (w *world) wrongOwner(t *testing.T) {
 	t.Helper()
 	must(t, "a volume that root owns", func(t *testing.T) {
+		// Of an earlier installation.
+		w.kubectlRun(t, "delete", "persistentvolumeclaim", "-n", w.namespace, release, "--ignore-not-found")
 		words := []string{"permission denied", "PersistentVolumeClaim " + w.namespace + "/" + release,
 			"delete persistentvolumeclaim/" + release + " pod/" + release + "-"}
-		// Long enough for the first start of the registry on a busy machine.
-		r := w.install(t, nil, proxyMode, storageOn("root-owned"), "--timeout=30s")
+		report, text := w.interrupted(t, words, proxyMode, storageOn("root-owned"))
 		for _, word := range append(words, " on node n") {
-			if r.err == nil || !strings.Contains(r.text, word) {
-				t.Errorf("init-hook install: %v, want an error with %q: %s", r.err, word, r.text)
+			if !strings.Contains(text, word) {
+				t.Errorf("the error of init-hook install lacks %q: %s", word, text)
 			}
 		}
-		report := w.advises(t, words...)
-		w.follow(t, report, "kubectl --namespace "+w.namespace+` delete persistentvolumeclaim/\S+ pod/\S+`)
+		w.follow(t, report, "kubectl --namespace "+w.namespace+` delete persistentvolumeclaim/\S+ pod/[a-z0-9-]+`)
 		w.mustInstall(t, proxyMode, storageOn("standard"))
 		w.isHealthy(t)
 	})
 	w.startOver(t)
 }
 
-// advises waits until init-hook status says all of that in one of the next steps, as text and as JSON, and returns
-// the step.
+// interrupted runs init-hook install until init-hook status says all of that in one of the next steps, and returns the
+// step and the output of init-hook install.
+func (w *world) interrupted(t *testing.T, words []string, args ...string) (step, text string) {
+	t.Helper()
+	cmd := w.command(t, w.hook, append([]string{"install", "--timeout=4m", noRotation}, args...)...)
+	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	cmd.Stdout, cmd.Stderr = log, log
+	read := func() string {
+		content, err := os.ReadFile(log.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(content)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if cmd.ProcessState == nil { // the test failed
+			cmd.Process.Kill()
+			cmd.Wait()
+		}
+	}()
+	eventually(t, 3*time.Minute, "init-hook install to wait for the registry", func() error {
+		if text := read(); !strings.Contains(text, "waiting for the registry: ") {
+			return errors.New(text)
+		}
+		return nil
+	})
+	step = w.advises(t, words...)
+	cmd.Process.Signal(os.Interrupt)
+	if err := cmd.Wait(); err == nil {
+		t.Errorf("init-hook install succeeded: %s", read())
+	}
+	return step, read()
+}
+
+// advises waits until init-hook status says all of that in one of the next steps, and returns the step.
 func (w *world) advises(t *testing.T, words ...string) (step string) {
 	t.Helper()
-	eventually(t, time.Minute, "advice of init-hook status", func() error {
-		report, text := w.status(t)
-		if report.Registry == nil || report.Registry.Claim == nil || report.Registry.Claim.Phase != "Bound" {
-			t.Errorf("init-hook status reports %s of the registry, want a bound claim", mustJSON(report.Registry))
+	eventually(t, 3*time.Minute, "advice of init-hook status", func() error {
+		var report status.Report
+		out, errOut, err := try(w.command(t, w.hook, "status", "-n", w.namespace, "--output=json"))
+		if e := json.Unmarshal([]byte(out), &report); e != nil {
+			return fmt.Errorf("%w, %w: %s", err, e, errOut) // not installed yet
 		}
 	steps:
 		for _, step = range report.Next {
@@ -92,13 +140,17 @@ func (w *world) advises(t *testing.T, words ...string) (step string) {
 					continue steps
 				}
 			}
-			if !strings.Contains(text, step) {
-				return fmt.Errorf("the text lacks %q: %s", step, text)
+			if r := report.Registry; r.Claim == nil || r.Claim.Phase != "Bound" || r.Claim.Volume == "" {
+				return fmt.Errorf("the registry's claim is %s, want a bound one", mustJSON(r))
 			}
 			return nil
 		}
-		return fmt.Errorf("no step says all of %q: %s", words, text)
+		return fmt.Errorf("no step says all of %q: %s", words, mustJSON(report.Next))
 	})
+	if text, _, _ := try(w.command(t, w.hook, "status", "-n", w.namespace)); !strings.Contains(text, step) ||
+		!strings.Contains(text, "claim "+release+": Bound to volume pvc-") {
+		t.Errorf("init-hook status lacks the claim, or %q: %s", step, text)
+	}
 	t.Logf("advice: %s", step)
 	return step
 }
