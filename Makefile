@@ -133,7 +133,7 @@ arm64: images $(TESTCLUSTER) ## Unit tests of the programs for arm64, emulated b
 	QEMU_PAGESIZE=65536 $(call GOTEST,arm64-pull) ./test/arm64
 	GOARCH=arm64 bin/emulate $(call GOTEST,arm64) -short -timeout 2h \
 		-skip "^($$(awk '!/^#/ && NF { printf "%s%s", separator, $$2; separator = "|" }' test/arm64/unsupported.txt))$$" \
-		./cmd/... ./internal/... ./loader
+		./cmd/... ./internal/...
 	go run ./tools/skips dist/arm64-pull.json dist/arm64.json
 
 .PHONY: fuzz
