@@ -85,7 +85,7 @@ func TestReplicas(t *testing.T) {
 		w.plainPorts(t, true)
 		w.isHealthy(t)
 	})
-	t.Run("S3", func(t *testing.T) { testS3(t, w, image) })
+	t.Run("S3", func(t *testing.T) { testS3(t, w, image, shared) })
 	must(t, "helm uninstall leaves only the volume", w.uninstall)
 }
 

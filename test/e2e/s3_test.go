@@ -70,13 +70,14 @@ func (w *world) createSecret(t *testing.T, name string, data map[string][]byte) 
 	}
 }
 
-// testS3 moves the images of a volume to S3, and runs two replicas there.
-func testS3(t *testing.T, w *world, image string) {
+// testS3 moves the images of a volume to S3, and runs two replicas there. Claim is the argument that describes the
+// volume, which cannot change.
+func testS3(t *testing.T, w *world, image, claim string) {
 	values, bucket := w.startS3(t)
 	t.Cleanup(func() { w.deleteSecrets(t, s3Keys, s3CA) })
 	must(t, "the images move to S3", func(t *testing.T) {
 		begin := time.Now()
-		w.helmChart(t, "upgrade", proxyMode, values, "--set=registry.storage.s3.copyFromVolume=true")
+		w.helmChart(t, "upgrade", proxyMode, claim, values, "--set=registry.storage.s3.copyFromVolume=true")
 		t.Logf("figure: helm upgrade that copies the volume took %.1f s", time.Since(begin).Seconds())
 		w.isHealthy(t)
 		w.pullEverywhere(t, image)
