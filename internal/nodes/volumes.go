@@ -117,7 +117,8 @@ func (v Volumes) attachedTo(but string) string {
 
 // bound describes the nodes where a volume can be used, none of which can run the pod.
 func (v Volumes) bound(claim, deletion string) string {
-	if v.Volume == nil || v.Nodes == nil || v.Volume.Spec.NodeAffinity == nil || v.Volume.Spec.NodeAffinity.Required == nil {
+	if v.Volume == nil || v.Nodes == nil || v.Volume.Spec.NodeAffinity == nil ||
+		v.Volume.Spec.NodeAffinity.Required == nil {
 		return "the volume of " + claim + " can only be used on some nodes, which init-hook status lists"
 	}
 	var where, states []string

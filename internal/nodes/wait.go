@@ -144,7 +144,9 @@ func PodComplaint(p corev1.Pod) string {
 // JSON, it returns all.
 func lastWords(message string) string {
 	message = strings.TrimSpace(message)
-	lines := slices.DeleteFunc(strings.Split(message, "\n"), func(line string) bool { return strings.HasPrefix(line, "{") })
+	lines := slices.DeleteFunc(strings.Split(message, "\n"), func(line string) bool {
+		return strings.HasPrefix(line, "{")
+	})
 	return cmp.Or(strings.Join(lines, "\n"), message)
 }
 

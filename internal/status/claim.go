@@ -92,8 +92,8 @@ func (c *collector) volumeAdvice(p corev1.Pod, why string, volumes nodes.Volumes
 		return fmt.Sprintf("PersistentVolumeClaim %s/%s does not exist: run %s, or check registry.persistence.existingClaim",
 			c.Namespace, claim.Name, c.again())
 	case claim.Phase == string(corev1.ClaimLost):
-		return fmt.Sprintf("PersistentVolumeClaim %s/%s has lost its volume %s: restore that, or delete the claim and install "+
-			"again", c.Namespace, claim.Name, claim.Volume)
+		return fmt.Sprintf("PersistentVolumeClaim %s/%s has lost its volume %s: restore that, or delete the claim and "+
+			"install again", c.Namespace, claim.Name, claim.Volume)
 	}
 	return fmt.Sprintf("PersistentVolumeClaim %s/%s, StorageClass %q, has no volume (%s): %s", c.Namespace, claim.Name,
 		claim.StorageClass, orUnknown(claim.Why), describe)
