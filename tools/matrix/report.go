@@ -91,8 +91,15 @@ func page(results []result) string {
 	table(&b, results, all, "IP family", func(c cell) string { return c.Family }, func(c cell) string { return c.KubeProxy })
 	fmt.Fprint(&b, "\n## Network of pods\n\n")
 	table(&b, results, all, "CNI plugin", func(c cell) string { return c.CNI }, func(c cell) string { return c.Family })
-	fmt.Fprint(&b, "\n## All cells\n\nA second runtime is that of one of the nodes; a tainted node has kubeadm's taint of a control "+
-		"plane. Sources are identified by a digest of their list in git.\n\n| cell | result | day | sources | steps |\n|---|---|---|---|---|\n")
+	fmt.Fprint(&b, `
+## All cells
+
+A second runtime is that of one of the nodes. A tainted node has kubeadm's taint of a control plane.
+Sources are identified by a digest of their list in git.
+
+| cell | result | day | sources | steps |
+|---|---|---|---|---|
+`)
 	for _, c := range all {
 		if r := find(results, c); r != nil {
 			fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", c.name(), link(*r), r.Date, r.Source, details(*r))
