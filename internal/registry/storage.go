@@ -79,8 +79,8 @@ func rootError(root, verb string, err error) error {
 	advice := "check that a volume is mounted there"
 	switch {
 	case errors.Is(err, fs.ErrPermission):
-		advice = "let this user or group own it: a pod's securityContext.fsGroup does, unless the storage ignores it, as NFS " +
-			"and host directories do"
+		advice = "let this user or group own it: a pod's securityContext.fsGroup does, unless the storage ignores it, as " +
+			"NFS and host directories do"
 	case errors.Is(err, syscall.EROFS):
 		advice = "mount the volume writable, or set storage.maintenance.readonly.enabled"
 	}

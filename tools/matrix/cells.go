@@ -99,7 +99,8 @@ func cells() []cell {
 		}
 	}
 	for _, family := range families {
-		all = append(all, cell{Kubernetes: "1.36", Runtime: "containerd-2.4", Family: family, KubeProxy: "ipvs", CNI: "bridge"})
+		all = append(all, cell{Kubernetes: "1.36", Runtime: "containerd-2.4", Family: family, KubeProxy: "ipvs",
+			CNI: "bridge"})
 	}
 	return all
 }

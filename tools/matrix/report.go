@@ -86,9 +86,11 @@ func page(results []result) string {
 	b.WriteString(introduction)
 	all := cells()
 	fmt.Fprint(&b, "\n## Kubernetes and container runtime\n\n")
-	table(&b, results, all, "Kubernetes", func(c cell) string { return c.Kubernetes }, func(c cell) string { return c.Runtime })
+	table(&b, results, all, "Kubernetes", func(c cell) string { return c.Kubernetes },
+		func(c cell) string { return c.Runtime })
 	fmt.Fprint(&b, "\n## IP family and kube-proxy\n\n")
-	table(&b, results, all, "IP family", func(c cell) string { return c.Family }, func(c cell) string { return c.KubeProxy })
+	table(&b, results, all, "IP family", func(c cell) string { return c.Family },
+		func(c cell) string { return c.KubeProxy })
 	fmt.Fprint(&b, "\n## Network of pods\n\n")
 	table(&b, results, all, "CNI plugin", func(c cell) string { return c.CNI }, func(c cell) string { return c.Family })
 	fmt.Fprint(&b, `

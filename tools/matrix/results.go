@@ -148,7 +148,8 @@ func runCell(ctx context.Context, c cell, store store) (result, error) {
 	case len(r.Steps) == 0:
 		return r, fmt.Errorf("no step was run (%w): see %s", errors.Join(runErr, errors.New("go test")), log.Name())
 	case passed != (runErr == nil):
-		return r, fmt.Errorf("the test passed: %t, and go test: %v: see %s", passed, runErr, log.Name())
+		return r, fmt.Errorf("the test passed: %t, and go test says otherwise (%w): see %s", passed,
+			errors.Join(runErr, errors.New("exit code")), log.Name())
 	case passed && (c.Runtime == simulatedRuntime || c.Second == simulatedRuntime):
 		r.Status = simulated
 	case passed:
@@ -206,7 +207,8 @@ func compare(file string, results []result, chosen []cell) error {
 	for _, c := range chosen {
 		first, again := find(reported, c), find(results, c)
 		if first == nil || again == nil || first.Status != again.Status || outcome(*first) != outcome(*again) {
-			errs = append(errs, fmt.Errorf("%s: the report says %s, and this run %s", c.name(), describe(first), describe(again)))
+			errs = append(errs, fmt.Errorf("%s: the report says %s, and this run %s", c.name(), describe(first),
+				describe(again)))
 		}
 	}
 	return errors.Join(errs...)
