@@ -147,9 +147,10 @@ func runCell(ctx context.Context, c cell, store store) (result, error) {
 		return r, err
 	case len(r.Steps) == 0:
 		return r, fmt.Errorf("no step was run (%w): see %s", errors.Join(runErr, errors.New("go test")), log.Name())
-	case passed != (runErr == nil):
-		return r, fmt.Errorf("the test passed: %t, and go test says otherwise (%w): see %s", passed,
-			errors.Join(runErr, errors.New("exit code")), log.Name())
+	case passed && runErr != nil:
+		return r, fmt.Errorf("all steps passed, but go test failed (%w): see %s", runErr, log.Name())
+	case !passed && runErr == nil:
+		return r, fmt.Errorf("TestCell did not pass, but go test did: see %s", log.Name())
 	case passed && (c.Runtime == simulatedRuntime || c.Second == simulatedRuntime):
 		r.Status = simulated
 	case passed:
