@@ -70,6 +70,7 @@ func sumOf(texts map[string]string) [sha256.Size]byte {
 // not be listed.
 var untaken = map[string]string{
 	"_decisions.tpl: otherwise: with .Values.registry":               "values.yaml always has it",
+	"_decisions.tpl: otherwise: with .Values.registry.storage":       "values.yaml always has it",
 	"_helpers.tpl: otherwise: with .Values.initHook.image":           "values.yaml always has it",
 	"registry/_scale.tpl: otherwise: with $registry.autoscaling":     "it exists if it is enabled",
 	"registry/_config.tpl: otherwise: with .Values.registry.storage": "values.yaml always has it",

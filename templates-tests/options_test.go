@@ -153,11 +153,18 @@ func TestS3TrustsAPrivateCA(t *testing.T) {
 }
 
 func TestCopyFromVolume(t *testing.T) {
-	for claim, sets := range map[string][]string{
-		"zarf-registry": nil, "mine": {"registry.persistence.existingClaim=mine"},
+	for _, sets := range [][]string{
+		nil,
+		{"registry.persistence.existingClaim=mine"},
+		{"registry.storage.s3.caSecret=corporate", "injector.enabled=false"},
 	} {
-		sets = append(sets, "registry.storage.s3.copyFromVolume=true")
-		out := rendering{values: with(t, ciValues(t)["s3"], sets...)}.render(t)
+		claim := "zarf-registry"
+		if slices.Contains(sets, "registry.persistence.existingClaim=mine") {
+			claim = "mine"
+		}
+		out := rendering{
+			values: with(t, ciValues(t)["s3"], append(sets, "registry.storage.s3.copyFromVolume=true")...),
+		}.render(t)
 		deployment := find[*appsv1.Deployment](t, out, "zarf-registry")
 		if got := deployment.Spec.Strategy.Type; got != appsv1.RecreateDeploymentStrategyType {
 			t.Errorf("strategy %s: the previous pod would write to the volume", got)
@@ -180,6 +187,12 @@ func TestCopyFromVolume(t *testing.T) {
 		}
 		if !keys || !volume {
 			t.Errorf("keys %t, volume of claim %s %t", keys, claim, volume)
+		}
+		ca := slices.ContainsFunc(pod.InitContainers[0].VolumeMounts, func(m corev1.VolumeMount) bool {
+			return m.Name == "s3-ca"
+		})
+		if ca != slices.Contains(sets, "registry.storage.s3.caSecret=corporate") {
+			t.Errorf("%v: the CA is mounted: %t", sets, ca)
 		}
 		if claims := len(all[*corev1.PersistentVolumeClaim](out)); (claims == 1) != (claim == "zarf-registry") {
 			t.Errorf("%d claims", claims)
