@@ -202,10 +202,10 @@ func (i *instance) run() {
 		return <-ended
 	})
 	i.t.Cleanup(func() {
-		awaitRebuild(i)
 		if err := i.stop(); err != nil {
 			i.t.Errorf("server: %v", err)
 		}
+		settle()
 	})
 	if i.server.plain != nil {
 		if _, err := os.Stat(i.pull); err == nil {

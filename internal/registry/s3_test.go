@@ -1,11 +1,17 @@
 package registry
 
 import (
+	"context"
 	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,6 +21,9 @@ import (
 // With the path of versitygw in [s3test.ProgramVariable], all tests of this package store in S3: directories for
 // tests are in its bucket, so tests can still look at files, and change them.
 var s3 *s3test.Server
+
+// s3Requests is locked for reading during a request to S3.
+var s3Requests sync.RWMutex
 
 // runTests runs the tests, with S3 if it is available.
 func runTests(m *testing.M) (code int, err error) {
@@ -43,6 +52,21 @@ func runTests(m *testing.M) (code int, err error) {
 		return 0, err
 	}
 	defer s3.Stop()
+	target, err := url.Parse(s3.Endpoint)
+	if err != nil {
+		return 0, err
+	}
+	proxy := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
+		r.SetURL(target)
+		r.Out.Host = r.In.Host // it is signed
+	}}
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s3Requests.RLock()
+		defer s3Requests.RUnlock()
+		proxy.ServeHTTP(w, r.WithContext(context.WithoutCancel(r.Context())))
+	}))
+	defer front.Close()
+	s3.Endpoint = front.URL
 	return m.Run(), nil
 }
 
@@ -55,15 +79,11 @@ func storageAt(root string, more ...string) string {
 	return "storage: {" + strings.Join(append([]string{driver}, more...), ", ") + "}\n"
 }
 
-// awaitRebuild waits until a registry's first rebuild has written its record: S3 may still carry out a request that the
-// registry's end interrupts, which makes the removal of the directory fail.
-func awaitRebuild(i *instance) {
-	if s3 == nil || i.server.health.success.Load() == nil { // it is not expected to work
-		return
-	}
-	for end := time.Now().Add(5 * time.Second); !i.server.source.rebuilt.Load() && time.Now().Before(end); {
-		time.Sleep(time.Millisecond)
-	}
+// settle waits until S3 has carried out all requests: it goes on with those that the end of a registry interrupts, which
+// makes the removal of the directory fail.
+func settle() {
+	s3Requests.Lock()
+	defer s3Requests.Unlock()
 }
 
 // older waits until what is stored is older than what will be stored: S3 tells some times in whole seconds only.
