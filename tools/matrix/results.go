@@ -129,7 +129,8 @@ func runCell(ctx context.Context, c cell, store store) (result, error) {
 		return r, err
 	}
 	defer log.Close()
-	cmd := exec.CommandContext(ctx, "go", "test", "./test/e2e", "-run", "^TestCell$", "-count=1", "-timeout", "20m", "-json")
+	cmd := exec.CommandContext(ctx, "go", "test", "./test/e2e", "-run", "^TestCell$", "-count=1", "-timeout", "20m",
+		"-json")
 	cmd.Env = append(os.Environ(), "E2E_CELL="+string(text))
 	// With the test that go test runs.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
