@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/zarf-dev/zarf-registry/internal/nodeimages"
 	"github.com/zarf-dev/zarf-registry/internal/payload"
 	"github.com/zarf-dev/zarf-registry/internal/plan"
@@ -49,15 +51,19 @@ func setAddress(s state.Settings) string {
 	return fmt.Sprintf("%s --set registryURL= --set port=%d --set ipFamily=%s", setMode(s.Mode, ""), s.Port, s.IPFamily)
 }
 
-// criO finds nodes that accept no plain HTTP on the loopback address.
-func (i *Inspection) criO() []Finding {
-	var nodes []string
-	var wants string
+// nodesWith returns the names of the nodes for which a rule has a reason, and the last reason.
+func (i *Inspection) nodesWith(rule func(corev1.Node) string) (nodes []string, reason string) {
 	for _, n := range i.nodes {
-		if reason := plan.RequiresTLS(n); reason != "" {
-			nodes, wants = append(nodes, n.Name), reason
+		if r := rule(n); r != "" {
+			nodes, reason = append(nodes, n.Name), r
 		}
 	}
+	return nodes, reason
+}
+
+// criO finds nodes that accept no plain HTTP on the loopback address.
+func (i *Inspection) criO() []Finding {
+	nodes, wants := i.nodesWith(plan.RequiresTLS)
 	if len(nodes) == 0 {
 		return nil
 	}
@@ -87,13 +93,7 @@ func (i *Inspection) hostPort() []Finding {
 	if i.Settings.Mode != state.ModeProxy || i.Settings.Proxy.HostNetwork {
 		return nil
 	}
-	var nodes []string
-	var cause string
-	for _, n := range i.nodes {
-		if reason := plan.HostPortUnreachable(n); reason != "" {
-			nodes, cause = append(nodes, n.Name), reason
-		}
-	}
+	nodes, cause := i.nodesWith(plan.HostPortUnreachable)
 	if len(nodes) == 0 {
 		return nil
 	}
