@@ -15,13 +15,21 @@ const first, end = 10000, 32768
 // Loopback returns an IPv4 loopback address whose port is free, and which no outgoing connection takes.
 func Loopback(t testing.TB) string {
 	t.Helper()
+	address, err := Find()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return address
+}
+
+// Find is Loopback for a TestMain.
+func Find() (address string, err error) {
 	for range 100 {
-		address := fmt.Sprintf("127.0.0.1:%d", first+rand.IntN(end-first))
-		if listener, err := net.Listen("tcp", address); err == nil {
-			_ = listener.Close()
-			return address
+		address = fmt.Sprintf("127.0.0.1:%d", first+rand.IntN(end-first))
+		var listener net.Listener
+		if listener, err = net.Listen("tcp", address); err == nil {
+			return address, listener.Close()
 		}
 	}
-	t.Fatal("no free port")
-	return ""
+	return "", fmt.Errorf("no free port: %w", err)
 }

@@ -3,7 +3,6 @@ package registry
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -15,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/zarf-dev/zarf-registry/internal/freeport"
 	"github.com/zarf-dev/zarf-registry/internal/s3test"
 )
 
@@ -43,12 +43,11 @@ func runTests(m *testing.M) (code int, err error) {
 	if err := os.Setenv("TMPDIR", bucket); err != nil {
 		return 0, err
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	address, err := freeport.Find()
 	if err != nil {
 		return 0, err
 	}
-	_ = listener.Close()
-	if s3, err = s3test.Start(program, listener.Addr().String(), bucket); err != nil {
+	if s3, err = s3test.Start(program, address, bucket); err != nil {
 		return 0, err
 	}
 	defer s3.Stop()
