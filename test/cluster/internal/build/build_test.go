@@ -41,7 +41,7 @@ func TestRecipeKeyDependsOnEveryField(t *testing.T) {
 
 func TestClusterRecipesBuildAllPrograms(t *testing.T) {
 	var got []string
-	for _, r := range DefaultRecipes() {
+	for _, r := range defaultRecipes() {
 		got = append(got, r.ProgramNames()...)
 	}
 	for _, want := range []string{
@@ -182,5 +182,14 @@ func TestConcurrentProcessesInstallPackagesOnce(t *testing.T) {
 	calls, err := os.ReadFile(filepath.Join(dir, "calls"))
 	if err != nil || string(calls) != "update\ninstall\n" {
 		t.Errorf("apt-get was called with %q, %v", calls, err)
+	}
+}
+
+// Programs of a runtime are installed in a directory that is named like its recipe.
+func TestRuntimesAreNamedLikeTheirRecipes(t *testing.T) {
+	for _, name := range RuntimeNames() {
+		if r, err := Runtime(name); err != nil || r.Name != name {
+			t.Errorf("runtime %s has recipe %q: %v", name, r.Name, err)
+		}
 	}
 }

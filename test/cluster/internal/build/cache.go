@@ -43,8 +43,8 @@ func (c *Cache) Program(r Recipe, name string) string {
 	return filepath.Join(c.dir, r.Key(), "bin", name)
 }
 
-// Ensure builds a recipe unless it is in the cache, and installs what its programs call. The result appears atomically. After an
-// interruption, the next build reuses what the Go tool had compiled.
+// Ensure builds a recipe unless it is in the cache, and installs what its programs call. The result
+// appears atomically. After an interruption, the next build reuses what the Go tool had compiled.
 func (c *Cache) Ensure(ctx context.Context, r Recipe) error {
 	if err := c.ensurePackages(ctx, calledBy(r)); err != nil {
 		return err

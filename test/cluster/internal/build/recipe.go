@@ -283,8 +283,8 @@ func ClusterRecipes() []Recipe {
 	}
 }
 
-// DefaultRecipes returns the recipes of a cluster with default options.
-func DefaultRecipes() []Recipe {
+// defaultRecipes returns the recipes of a cluster with default options.
+func defaultRecipes() []Recipe {
 	kubernetes, _ := Kubernetes(DefaultKubernetes)
 	return append(ClusterRecipes(), runtimes[DefaultRuntime], kubernetes)
 }

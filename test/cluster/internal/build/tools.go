@@ -106,7 +106,7 @@ func Tool(name string) (Recipe, error) {
 	if r, ok := tools[name]; ok {
 		return r, nil
 	}
-	for _, r := range DefaultRecipes() {
+	for _, r := range defaultRecipes() {
 		if _, ok := r.Programs[name]; ok {
 			return r, nil
 		}
@@ -120,7 +120,7 @@ func ToolNames() []string {
 	for name := range tools {
 		seen[name] = true
 	}
-	for _, r := range DefaultRecipes() {
+	for _, r := range defaultRecipes() {
 		for name := range r.Programs {
 			seen[name] = true
 		}

@@ -27,19 +27,11 @@ The cache is ` + build.DefaultCacheDir + `, or the directory that ` + build.Cach
 			if err != nil {
 				return err
 			}
-			version, err := build.Kubernetes(kubernetes)
+			common, ofNodes, err := components(kubernetes, runtimes)
 			if err != nil {
-				return fmt.Errorf("--kubernetes: %w", err)
+				return err
 			}
-			recipes := append(build.ClusterRecipes(), version)
-			for _, name := range runtimes {
-				recipe, err := build.Runtime(name)
-				if err != nil {
-					return fmt.Errorf("--runtime: %w", err)
-				}
-				recipes = append(recipes, recipe)
-			}
-			if err := cache.EnsureAll(cmd.Context(), recipes); err != nil {
+			if err := cache.EnsureAll(cmd.Context(), append(common, ofNodes...)); err != nil {
 				return err
 			}
 			a.log("all components are built")
@@ -50,4 +42,21 @@ The cache is ` + build.DefaultCacheDir + `, or the directory that ` + build.Cach
 	flags.StringVar(&kubernetes, "kubernetes", build.DefaultKubernetes, "version of Kubernetes")
 	flags.StringSliceVar(&runtimes, "runtime", []string{build.DefaultRuntime}, "container runtimes")
 	return cmd
+}
+
+// components returns the recipes of a cluster with a version of Kubernetes, and those of the container runtimes of its
+// nodes.
+func components(kubernetes string, runtimes []string) (common, ofNodes []build.Recipe, err error) {
+	version, err := build.Kubernetes(kubernetes)
+	if err != nil {
+		return nil, nil, fmt.Errorf("--kubernetes: %w", err)
+	}
+	for _, name := range runtimes {
+		recipe, err := build.Runtime(name)
+		if err != nil {
+			return nil, nil, fmt.Errorf("--runtime: %w", err)
+		}
+		ofNodes = append(ofNodes, recipe)
+	}
+	return append(build.ClusterRecipes(), version), ofNodes, nil
 }

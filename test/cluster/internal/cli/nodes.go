@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -96,13 +97,18 @@ func newAddNode(a *app) *cobra.Command {
 			}
 			programs := make(map[string]string)
 			if node.Runtime != "" {
+				recipe, err := build.Runtime(node.Runtime)
+				if err != nil {
+					return fmt.Errorf("--runtime: %w", err)
+				}
 				cache, err := build.OpenCache(a.log)
 				if err != nil {
 					return err
 				}
-				if err := ensureRuntime(cmd.Context(), cache, node.Runtime, programs); err != nil {
+				if err := cache.Ensure(cmd.Context(), recipe); err != nil {
 					return err
 				}
+				addPrograms(programs, recipe.Name+"/", cache, recipe)
 			}
 			name, err := c.AddNode(cmd.Context(), node, programs)
 			if err != nil {

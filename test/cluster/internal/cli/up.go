@@ -101,10 +101,17 @@ func newUp(a *app) *cobra.Command {
 
 // ensure builds what a cluster with these options needs, and returns its programs for cluster.Up.
 func (a *app) ensure(ctx context.Context, options cluster.Options) (map[string]string, error) {
-	kubernetes, err := build.Kubernetes(options.Kubernetes)
+	runtimes := slices.AppendSeq([]string{options.Runtime}, maps.Values(options.Runtimes))
+	common, ofNodes, err := components(options.Kubernetes, runtimes)
 	if err != nil {
-		return nil, fmt.Errorf("--kubernetes: %w", err)
+		return nil, err
 	}
+	if options.CNI == cluster.Flannel {
+		common = append(common, build.FlannelRecipes()...)
+	}
+	common = slices.DeleteFunc(common, func(r build.Recipe) bool {
+		return r.Name == build.CoreDNS && !options.DNS || r.Name == build.KubeRouter && !options.NetworkPolicy
+	})
 	cache, err := build.OpenCache(a.log)
 	if err != nil {
 		return nil, err
@@ -112,47 +119,24 @@ func (a *app) ensure(ctx context.Context, options cluster.Options) (map[string]s
 	if err := cache.EnsurePackages(ctx); err != nil {
 		return nil, err
 	}
-	recipes := append(build.ClusterRecipes(), kubernetes)
-	if options.CNI == cluster.Flannel {
-		recipes = append(recipes, build.FlannelRecipes()...)
-	}
-	recipes = slices.DeleteFunc(recipes, func(r build.Recipe) bool {
-		return r.Name == build.CoreDNS && !options.DNS || r.Name == build.KubeRouter && !options.NetworkPolicy
-	})
-	if err := cache.EnsureAll(ctx, recipes); err != nil {
+	if err := cache.EnsureAll(ctx, append(slices.Clone(common), ofNodes...)); err != nil {
 		return nil, err
 	}
 	programs := make(map[string]string)
-	for _, r := range recipes {
-		for _, name := range r.ProgramNames() {
-			programs[name] = cache.Program(r, name)
-		}
+	for _, r := range common {
+		addPrograms(programs, "", cache, r)
 	}
-	runtimes := []string{options.Runtime}
-	for _, name := range slices.Sorted(maps.Values(options.Runtimes)) {
-		runtimes = append(runtimes, name)
-	}
-	for _, name := range slices.Compact(runtimes) {
-		if err := ensureRuntime(ctx, cache, name, programs); err != nil {
-			return nil, err
-		}
+	for _, r := range ofNodes {
+		addPrograms(programs, r.Name+"/", cache, r)
 	}
 	return programs, nil
 }
 
-// ensureRuntime builds a container runtime and adds its programs.
-func ensureRuntime(ctx context.Context, cache *build.Cache, name string, programs map[string]string) error {
-	recipe, err := build.Runtime(name)
-	if err != nil {
-		return fmt.Errorf("--runtime: %w", err)
+// addPrograms adds the paths of a recipe's programs.
+func addPrograms(programs map[string]string, prefix string, cache *build.Cache, r build.Recipe) {
+	for _, name := range r.ProgramNames() {
+		programs[prefix+name] = cache.Program(r, name)
 	}
-	if err := cache.Ensure(ctx, recipe); err != nil {
-		return err
-	}
-	for _, program := range recipe.ProgramNames() {
-		programs[name+"/"+program] = cache.Program(recipe, program)
-	}
-	return nil
 }
 
 func newDown(a *app) *cobra.Command {

@@ -12,7 +12,8 @@ import (
 )
 
 // Up creates a cluster and waits until it runs pods. programs maps the names of the components'
-// programs to paths; those of a container runtime are named like containerd-2.4/ctr. If it fails, what exists is kept for inspection until Down.
+// programs to paths; those of a container runtime are named like containerd-2.4/ctr. If it fails, what
+// exists is kept for inspection until Down.
 func Up(ctx context.Context, options Options, programs map[string]string, log func(format string, args ...any)) error {
 	if err := options.Validate(); err != nil {
 		return err
