@@ -19,7 +19,7 @@ type guide struct {
 	dir string
 }
 
-// command is a command of a session, with the output that the page shows.
+// guideCommand is a command of a session, with the output that the page shows.
 type guideCommand struct {
 	node    string // where it runs; empty for the workstation
 	command string

@@ -8,9 +8,6 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/s3test"
 )
@@ -52,49 +49,42 @@ func (w *world) startS3(t *testing.T) (values, bucket string) {
 		}
 		return err
 	})
-	w.createSecret(t, s3Keys, map[string][]byte{"AWS_ACCESS_KEY_ID": []byte(s3test.AccessKey),
+	w.putSecret(t, s3Keys, map[string][]byte{"AWS_ACCESS_KEY_ID": []byte(s3test.AccessKey),
 		"AWS_SECRET_ACCESS_KEY": []byte(s3test.SecretKey)})
-	w.createSecret(t, s3CA, map[string][]byte{"ca.crt": ca.KeyPair().Certificate})
+	w.putSecret(t, s3CA, map[string][]byte{"ca.crt": ca.KeyPair().Certificate})
 	return "--set=registry.storage.type=s3,registry.storage.s3.bucket=images,registry.storage.s3.region=" + s3test.Region +
 		",registry.storage.s3.regionEndpoint=https://" + address + ",registry.storage.s3.forcePathStyle=true" +
 		",registry.storage.s3.existingSecret=" + s3Keys + ",registry.storage.s3.caSecret=" + s3CA, bucket
-}
-
-// createSecret creates a Secret in the release's namespace.
-func (w *world) createSecret(t *testing.T, name string, data map[string][]byte) {
-	t.Helper()
-	_, err := w.client.CoreV1().Secrets(w.namespace).Create(t.Context(),
-		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: data}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // testS3 moves the images of a volume to S3, and runs two replicas there. Claim is the argument that describes the
 // volume, which cannot change.
 func testS3(t *testing.T, w *world, image, claim string) {
 	values, bucket := w.startS3(t)
-	t.Cleanup(func() { w.deleteSecrets(t, s3Keys, s3CA) })
+	t.Cleanup(func() {
+		output(t, w.command(t, w.kubectl, "-n", namespace, "delete", "secret", s3Keys, s3CA))
+	})
+	// copyLogs fails unless the log of the only pod's copy contains a text.
+	copyLogs := func(t *testing.T, want string) {
+		t.Helper()
+		pod := w.replicas(t, 1)[0]
+		log := output(t, w.command(t, w.kubectl, "-n", namespace, "logs", pod.Name, "-c", "copy-storage"))
+		if !strings.Contains(log, want) {
+			t.Errorf("log of the copy: %s", log)
+		}
+	}
 	must(t, "the images move to S3", func(t *testing.T) {
 		begin := time.Now()
 		w.helmChart(t, "upgrade", proxyMode, claim, values, "--set=registry.storage.s3.copyFromVolume=true")
 		t.Logf("figure: helm upgrade that copies the volume took %.1f s", time.Since(begin).Seconds())
 		w.isHealthy(t)
 		w.pullEverywhere(t, image)
-		pod := w.replicas(t, 1)[0]
-		log := output(t, w.command(t, w.kubectl, "-n", namespace, "logs", pod.Name, "-c", "copy-storage"))
-		if !strings.Contains(log, "copied ") {
-			t.Errorf("log of the copy: %s", log)
-		}
+		copyLogs(t, "copied ")
 		w.pushFresh(t)
 	})
 	must(t, "a restart copies nothing again", func(t *testing.T) {
 		w.deletePod(t, w.replicas(t, 1)[0].Name, 30)
-		pod := w.replicas(t, 1)[0]
-		log := output(t, w.command(t, w.kubectl, "-n", namespace, "logs", pod.Name, "-c", "copy-storage"))
-		if !strings.Contains(log, "nothing to do") {
-			t.Errorf("log of the copy: %s", log)
-		}
+		copyLogs(t, "nothing to do")
 	})
 	must(t, "two registries share the bucket", func(t *testing.T) {
 		w.helmChart(t, "upgrade", proxyMode, values, "--set=registry.replicas=2")
@@ -133,11 +123,4 @@ func storedIn(t *testing.T, bucket string) (size int64) {
 		size += info.Size()
 	}
 	return size
-}
-
-func (w *world) deleteSecrets(t *testing.T, names ...string) {
-	t.Helper()
-	for _, name := range names {
-		output(t, w.command(t, w.kubectl, "-n", w.namespace, "delete", "secret", name))
-	}
 }

@@ -20,6 +20,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"syscall"
 	"time"
 
@@ -84,7 +85,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	}
 	chosen := slice(cells(), o.index, o.count)
 	if o.only != nil {
-		chosen = matching(chosen, o.only)
+		chosen = slices.DeleteFunc(chosen, func(c cell) bool { return !o.only.MatchString(c.name()) })
 	}
 	if len(chosen) == 0 {
 		return errors.New("no cell is left to run: -list shows their names")
@@ -116,16 +117,6 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return compare(filepath.Join(o.docs, reportJSON), results, chosen)
 	}
 	return writeReport(o.docs, o.results, results)
-}
-
-func matching(all []cell, pattern *regexp.Regexp) []cell {
-	var list []cell
-	for _, c := range all {
-		if pattern.MatchString(c.name()) {
-			list = append(list, c)
-		}
-	}
-	return list
 }
 
 // runAll runs cells that have no result yet. A cell that fails does not stop the others.
