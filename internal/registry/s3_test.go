@@ -62,7 +62,10 @@ func runTests(m *testing.M) (code int, err error) {
 	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s3Requests.RLock()
 		defer s3Requests.RUnlock()
-		proxy.ServeHTTP(w, r.WithContext(context.WithoutCancel(r.Context())))
+		// A context that nobody can cancel would make the proxy watch the connection instead.
+		ctx, cancel := context.WithCancel(context.WithoutCancel(r.Context()))
+		defer cancel()
+		proxy.ServeHTTP(w, r.WithContext(ctx))
 	}))
 	defer front.Close()
 	s3.Endpoint = front.URL
