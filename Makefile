@@ -250,7 +250,7 @@ e2e-networks: ## The deep end-to-end scenarios on each network that they support
 MATRIX_FLAGS ?=
 .PHONY: matrix
 matrix: build images $(TESTCLUSTER) ## Test each supported configuration and write docs/compatibility.md; resumable, takes an hour
-	@for tool in helm kubectl; do $(TESTCLUSTER) tool $$tool >/dev/null; done
+	@for tool in helm helm-3.18 helm-3.21 helm4 kubectl versitygw; do $(TESTCLUSTER) tool $$tool >/dev/null; done
 	go run ./tools/matrix $(MATRIX_FLAGS)
 
 .PHONY: matrix-check

@@ -19,6 +19,8 @@ type cell struct {
 	Cluster string
 	Network string   // as in E2E_NETWORK
 	Up      []string // arguments of testcluster up
+	Helm    string   // the tool of testcluster
+	Storage string   // a StorageClass, or s3
 }
 
 // TestCell runs the life of an installation on one configuration. Its subtests are the steps that
@@ -37,12 +39,29 @@ func TestCell(t *testing.T) {
 	scenarios[c.Cluster] = []network{{family, kubeProxy}}
 	w := ownCluster(t, c.Cluster, layout{
 		args: append(c.Up, "--load", "n1="+filepath.Join(previous, "init-hook.tar"))})
+	w.helm = strings.TrimSpace(run(t, w.testcluster, "tool", c.Helm))
 	w.logVersions(t)
 	w.waitForImage(t, "n1", "init-hook:"+previousVersion)
+	// The previous release cannot store in this S3, whose CA is private: the upgrade moves its images.
+	before, storage := []string{proxyMode, noRotation}, []string(nil)
+	moved := func() {}
+	if c.Storage == "s3" {
+		values, _ := w.startS3(t)
+		storage = []string{values}
+		moved = func() { storage = append(storage, "--set=registry.storage.s3.copyFromVolume=true") }
+	} else {
+		storage = []string{storageOn(c.Storage)}
+		before = append(before, storage...)
+	}
+	// Nor does it know that host ports of CRI-O do not answer on 127.0.0.1.
+	if strings.Contains(strings.Join(c.Up, " "), "crio") {
+		before = append(before, "--set=proxy.hostNetwork=true")
+	}
+	values := func(mode string) []string { return append([]string{mode}, storage...) }
 	var image string
 
 	must(t, "install", func(t *testing.T) {
-		w.helmChart(t, "install", proxyMode)
+		w.helmChart(t, "install", values(proxyMode)...)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
 		w.isHealthy(t)
 	})
@@ -61,11 +80,11 @@ func TestCell(t *testing.T) {
 	if slices.Contains(nodePorts, w.network) {
 		must(t, "mode switch", func(t *testing.T) {
 			must(t, "to node ports", func(t *testing.T) {
-				w.helmChart(t, "upgrade", nodePortMode) // which needs a credential that pulls before did not have
+				w.helmChart(t, "upgrade", values(nodePortMode)...) // which needs a credential that pulls before did not have
 				w.isIn(t, state.ModeNodePort, state.SourceValue)
 				w.pullEverywhere(t, image)
 			})
-			w.underLoop(t, "to proxies", func(t *testing.T) { w.helmChart(t, "upgrade", proxyMode) })
+			w.underLoop(t, "to proxies", func(t *testing.T) { w.helmChart(t, "upgrade", values(proxyMode)...) })
 			w.isIn(t, state.ModeProxy, state.SourceValue)
 			w.pullEverywhere(t, image)
 		})
@@ -75,11 +94,12 @@ func TestCell(t *testing.T) {
 		must(t, "mode switch", w.nodePortNeedsProxy)
 	}
 	must(t, "upgrade", func(t *testing.T) {
-		output(t, w.command(t, w.helm, "install", release, filepath.Join(previous, "chart"), "-n", namespace, "--timeout",
-			"5m", proxyMode, noRotation))
+		output(t, w.command(t, w.helm, append([]string{"install", release, filepath.Join(previous, "chart"), "-n",
+			namespace, "--timeout", "5m"}, before...)...))
 		w.pushSmallAndSlow(t)
+		moved()
 		const accept = refusals | losses // its proxies do not drain
-		w.underLoad(t, "under load", accept, func(t *testing.T) { w.helmChart(t, "upgrade", proxyMode) })
+		w.underLoad(t, "under load", accept, func(t *testing.T) { w.helmChart(t, "upgrade", values(proxyMode)...) })
 		w.isHealthy(t)
 		w.pullEverywhere(t, image)
 	})

@@ -7,13 +7,15 @@ import (
 	"strings"
 )
 
-// Values of the axes, as testcluster up names them. Every pair of Kubernetes and runtime is a cell; networks,
-// CNI plugins, taints and mixed nodes are spread over those cells.
+// Values of the axes, as testcluster names them. Every pair of Kubernetes and runtime is a cell; networks, CNI
+// plugins, taints, mixed nodes, versions of Helm and storage are spread over those cells.
 var (
 	kubernetes = []string{"1.28", "1.31", "1.34", "1.36", "1.37"}
 	runtimes   = []string{"containerd-1.7", "containerd-2.1", "containerd-2.4", "crio-1.34", simulatedRuntime}
 	families   = []string{"IPv4", "IPv6", "DualStack"}
 	proxies    = []string{"iptables", "nftables", "ipvs"}
+	helms      = []string{"helm", "helm-3.18", "helm-3.21", "helm4"}
+	storages   = []string{"standard", "attached", "local", "s3"}
 )
 
 // simulatedRuntime is CRI-O 1.34, changed to demand TLS on loopback as 1.35 does.
@@ -28,6 +30,10 @@ type cell struct {
 	Second string
 	// Tainted taints n1 as kubeadm taints control planes.
 	Tainted bool
+	// Helm is a tool of testcluster.
+	Helm string
+	// Storage is a StorageClass of the test cluster, or s3.
+	Storage string
 }
 
 func (c cell) name() string {
@@ -40,6 +46,12 @@ func (c cell) name() string {
 	}
 	if c.Tainted {
 		parts = append(parts, "tainted")
+	}
+	if c.Helm != helms[0] {
+		parts = append(parts, c.Helm)
+	}
+	if c.Storage != storages[0] {
+		parts = append(parts, c.Storage)
 	}
 	return strings.ToLower(strings.Join(parts, "-"))
 }
@@ -76,7 +88,8 @@ func cells() []cell {
 	var all []cell
 	for i, minor := range kubernetes {
 		for j, runtime := range runtimes {
-			c := cell{Kubernetes: minor, Runtime: runtime, CNI: "bridge"}
+			c := cell{Kubernetes: minor, Runtime: runtime, CNI: "bridge", Helm: helms[(2*i+j)%len(helms)],
+				Storage: storages[(i+j)%len(storages)]}
 			for _, kubeProxy := range proxies[:2] {
 				for _, family := range families {
 					n := cell{Family: family, KubeProxy: kubeProxy}
@@ -95,12 +108,15 @@ func cells() []cell {
 			case (i+j)%3 == 2:
 				c.Tainted = true
 			}
+			if c.Storage == "s3" && c.Family == "IPv6" { // the server of the tests listens on IPv4
+				c.Storage = storages[0]
+			}
 			all = append(all, c)
 		}
 	}
 	for _, family := range families {
 		all = append(all, cell{Kubernetes: "1.36", Runtime: "containerd-2.4", Family: family, KubeProxy: "ipvs",
-			CNI: "bridge"})
+			CNI: "bridge", Helm: helms[0], Storage: storages[0]})
 	}
 	return all
 }

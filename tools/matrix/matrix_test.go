@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -10,6 +11,7 @@ import (
 func TestCellsCoverEveryPair(t *testing.T) {
 	pairs, networks, names := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	second, tainted, flannel := false, false, false
+	others := map[string]bool{}
 	for _, c := range cells() {
 		if names[c.name()] {
 			t.Errorf("two cells are named %s", c.name())
@@ -17,6 +19,7 @@ func TestCellsCoverEveryPair(t *testing.T) {
 		names[c.name()] = true
 		pairs[c.Kubernetes+" "+c.Runtime] = true
 		networks[c.network()] = true
+		others[c.Helm], others[c.Storage] = true, true
 		second, tainted = second || c.Second != "", tainted || c.Tainted
 		flannel = flannel || c.CNI == "flannel"
 		if c.KubeProxy == "nftables" && c.Kubernetes == "1.28" {
@@ -41,6 +44,11 @@ func TestCellsCoverEveryPair(t *testing.T) {
 			if !networks[family+"/"+kubeProxy] {
 				t.Errorf("no cell has %s and %s", family, kubeProxy)
 			}
+		}
+	}
+	for _, value := range slices.Concat(helms, storages) {
+		if !others[value] {
+			t.Errorf("no cell has %s", value)
 		}
 	}
 	if !second || !tainted || !flannel {

@@ -93,7 +93,12 @@ func page(results []result) string {
 		func(c cell) string { return c.KubeProxy })
 	fmt.Fprint(&b, "\n## Network of pods\n\n")
 	table(&b, results, all, "CNI plugin", func(c cell) string { return c.CNI }, func(c cell) string { return c.Family })
+	fmt.Fprint(&b, "\n## Helm and storage\n\n")
+	table(&b, results, all, "Storage", func(c cell) string { return c.Storage }, func(c cell) string { return c.Helm })
 	fmt.Fprint(&b, `
+Helm is 3.22.0 where no version is named. The StorageClass "standard" is a host directory, "local" has
+node affinity, and volumes of "attached" attach and detach; "s3" is versitygw with a private CA.
+
 ## All cells
 
 A second runtime is that of one of the nodes. A tainted node has kubeadm's taint of a control plane.
