@@ -228,7 +228,7 @@ e2e: build images $(TESTCLUSTER) $(CERTMANAGER) ## End-to-end tests on test clus
 	@hack/deps.sh clients
 	@# Build tools before clusters use the CPU.
 	@for tool in age-keygen cosign crane critest ct helm helm4 kubectl sops versitygw zarf $(if $(E2E_LONG),crio helm-3.18 helm-3.21 kube-proxy-1.34 oras regctl); do $(TESTCLUSTER) tool $$tool >/dev/null; done
-	@$(TESTCLUSTER) build --kubernetes 1.28 --runtime containerd-1.7
+	@$(TESTCLUSTER) build --kubernetes 1.28 --runtime containerd-1.7,crio-1.34
 	@mkdir -p dist # dist/e2e.json contains the complete log.
 	"$$($(TESTCLUSTER) tool gotestsum)" --format testname --jsonfile dist/e2e.json -- ./test/e2e -count=1 -timeout $(if $(E2E_LONG),180m,60m) $(if $(E2E_RUN),-run '$(E2E_RUN)',-skip '^Test(Soak|Cell)$$')
 	@sed -n 's/.*"Test":"\([^"]*\)".*\(figure: .*\|SHORTENED: .*\)\\n".*/\1: \2/p' dist/e2e.json | sort

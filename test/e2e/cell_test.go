@@ -46,15 +46,17 @@ func TestCell(t *testing.T) {
 	before, storage := []string{proxyMode, noRotation}, []string(nil)
 	moved := func() {}
 	if c.Storage == "s3" {
+		output(t, w.command(t, w.kubectl, "create", "namespace", namespace))
 		values, _ := w.startS3(t)
-		storage = []string{values}
+		storage, w.kept = []string{values}, []string{"secret/" + s3CA, "secret/" + s3Keys}
 		moved = func() { storage = append(storage, "--set=registry.storage.s3.copyFromVolume=true") }
 	} else {
 		storage = []string{storageOn(c.Storage)}
 		before = append(before, storage...)
 	}
 	// Nor does it know that host ports of CRI-O do not answer on 127.0.0.1.
-	if strings.Contains(strings.Join(c.Up, " "), "crio") {
+	runtimes := strings.Join(c.Up, " ")
+	if strings.Contains(runtimes, "crio-") {
 		before = append(before, "--set=proxy.hostNetwork=true")
 	}
 	values := func(mode string) []string { return append([]string{mode}, storage...) }
@@ -77,7 +79,15 @@ func TestCell(t *testing.T) {
 		w.firstPull(t, "late", image, time.Minute)
 		w.runPod(t, pod("first-late", "late", image))
 	})
-	if slices.Contains(nodePorts, w.network) {
+	needsTLS, hasNodePorts := strings.Contains(runtimes, "crio-1.35"), slices.Contains(nodePorts, w.network)
+	switch {
+	case needsTLS:
+		must(t, "mode switch", func(t *testing.T) {
+			w.helmChartFails(t, []string{"cri-o: ", "pulls with TLS only", "--set registryProxy=true"}, "upgrade",
+				values(nodePortMode)...)
+			w.pullEverywhere(t, image)
+		})
+	case hasNodePorts:
 		must(t, "mode switch", func(t *testing.T) {
 			must(t, "to node ports", func(t *testing.T) {
 				w.helmChart(t, "upgrade", values(nodePortMode)...) // which needs a credential that pulls before did not have
@@ -90,7 +100,7 @@ func TestCell(t *testing.T) {
 		})
 	}
 	must(t, "uninstall", w.uninstall)
-	if !slices.Contains(nodePorts, w.network) {
+	if !needsTLS && !hasNodePorts {
 		must(t, "mode switch", w.nodePortNeedsProxy)
 	}
 	must(t, "upgrade", func(t *testing.T) {

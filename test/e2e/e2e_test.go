@@ -50,6 +50,7 @@ type world struct {
 	nodes      []string
 	sets       []string // arguments of every helm install and upgrade
 	provoked   []string // parts of messages about failed pulls that noFailedPulls accepts
+	kept       []string // objects of the test in the namespace, which an uninstall leaves
 	// Paths of programs; tool is the static test program.
 	testcluster, helm, kubectl, hook, tool string
 }

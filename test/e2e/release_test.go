@@ -231,7 +231,7 @@ func (w *world) uninstall(t *testing.T) {
 	volumes := strings.Fields(output(t, w.command(t, w.kubectl, "get", "pvc", "-n", w.namespace, "-o", "name")))
 	output(t, w.command(t, w.helm, "uninstall", release, "-n", w.namespace, "--timeout", "3m", "--wait"))
 	t.Logf("figure: helm uninstall returned after %.1f s", time.Since(begin).Seconds())
-	w.nothingLeft(t, volumes...)
+	w.nothingLeft(t, append(volumes, w.kept...)...)
 	if w.name == "" {
 		return
 	}

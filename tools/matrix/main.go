@@ -119,26 +119,34 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	return writeReport(o.docs, o.results, results)
 }
 
-// runAll runs cells that have no result yet. A cell that fails does not stop the others.
+// runAll runs cells that have no result yet. A cell that fails, or cannot run, does not stop the others.
 func runAll(ctx context.Context, chosen []cell, store store, parallel int, out io.Writer) error {
-	group, ctx := errgroup.WithContext(ctx)
+	errs := make([]error, len(chosen))
+	var group errgroup.Group
 	group.SetLimit(parallel)
 	for i, c := range chosen {
 		group.Go(func() error {
-			if err := ctx.Err(); err != nil {
-				return fmt.Errorf("interrupted; the same command goes on: %w", err)
-			}
-			if r, err := store.load(c); err != nil || r != nil && r.Source == store.source {
-				return err
-			}
 			begin := time.Now()
-			r, err := runCell(ctx, c, store)
-			if err != nil {
-				return fmt.Errorf("%s: %w", c.name(), err)
+			r, err := store.load(c)
+			if ctx.Err() != nil || err == nil && r != nil && r.Source == store.source {
+				return nil
 			}
-			fmt.Fprintf(out, "%d/%d %s: %s in %s\n", i+1, len(chosen), c.name(), r.Status, time.Since(begin).Round(time.Second))
+			var done result
+			if err == nil {
+				done, err = runCell(ctx, c, store)
+			}
+			if err != nil {
+				errs[i] = fmt.Errorf("%s: %w", c.name(), err)
+				return nil
+			}
+			fmt.Fprintf(out, "%d/%d %s: %s in %s\n", i+1, len(chosen), c.name(), done.Status,
+				time.Since(begin).Round(time.Second))
 			return nil
 		})
 	}
-	return group.Wait()
+	_ = group.Wait() // errs has the errors
+	if ctx.Err() != nil {
+		return fmt.Errorf("interrupted; the same command goes on: %w", ctx.Err())
+	}
+	return errors.Join(errs...)
 }

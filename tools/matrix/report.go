@@ -26,9 +26,9 @@ what is known about products that have not been run.
 
 Each cell is a [test cluster](../test/cluster/README.md) with upstream programs, built from source,
 on which a release is installed, images are pushed, each node pulls, a node joins and pulls, the
-mode is switched to node ports and back while nodes pull (or, where no node port answers on the
-loopback address, refused with advice), the release is uninstalled, and one of the previous
-version is installed and upgraded while nodes pull.
+mode is switched to node ports and back while nodes pull (or refused with advice, where node ports do
+not answer on the loopback address, or CRI-O demands TLS), the release is uninstalled, and one of the
+previous version is installed and upgraded while nodes pull.
 
 * **tested**: all steps passed.
 * **simulated**: all steps passed, on a program changed to behave like another version: CRI-O 1.34
