@@ -258,7 +258,7 @@ matrix-check: ## Run the matrix again and compare with docs/compatibility.json
 	$(MAKE) --no-print-directory matrix MATRIX_FLAGS="-check $(MATRIX_FLAGS)"
 
 # How long faults are injected, the seed of their sequence (empty: random), the faults that come first
-# (SOAK_FIRST="rotate,kill a proxy"), and the installation: empty, replicas or cert-manager.
+# (SOAK_FIRST="rotate,kill a proxy"), and the installation: empty, replicas, s3 or cert-manager.
 SOAK_TIME   ?= 5m
 SOAK_SEED   ?=
 SOAK_FIRST  ?=
@@ -282,7 +282,7 @@ BENCH_REPORT ?= cd bench && go run ./report .
 
 .PHONY: bench
 bench: ## Run all benchmarks, write bench/RESULTS.md and check the targets; the machine must be quiet (BENCH_FLAGS="-n 1")
-	for name in proxy registry bootstrap scale healer images; do \
+	for name in proxy registry bootstrap scale scale-s3 healer images; do \
 	  $(MAKE) --no-print-directory bench-$$name BENCH_REPORT=true; \
 	done
 	$(BENCH_REPORT)
@@ -305,6 +305,12 @@ bench-scale: build ## Measure one registry with up to 1000 nodes, and prepare wi
 	$(BENCHBUILD) ./scale
 	dist/bench-scale -registry bin/registry -init-hook bin/init-hook -write bench/scale $(BENCH_FLAGS)
 	$(BENCH_REPORT) scale
+
+.PHONY: bench-scale-s3
+bench-scale-s3: build $(TESTCLUSTER) ## Measure the same pulls with images in S3 (BENCH_FLAGS="-n 1")
+	$(BENCHBUILD) ./scale
+	dist/bench-scale-s3 -clusters= -s3 "$$($(TESTCLUSTER) tool versitygw)" -registry bin/registry -write bench/scale-s3 $(BENCH_FLAGS)
+	$(BENCH_REPORT) scale-s3
 
 .PHONY: bench-healer
 bench-healer: build ## Measure a healer at rest with 5000 nodes (BENCH_FLAGS="-n 1")

@@ -66,7 +66,7 @@ func subjects(program string) []subject {
 			About: "`registry serve` as in the chart: client certificates for reading, and a password for writing; metrics, " +
 				"no log of reads"},
 			func(ctx context.Context, dir string, c *registries.Certificates) (*registries.Process, error) {
-				return registries.StartOurs(ctx, program, dir, c)
+				return registries.StartOurs(ctx, program, dir, "", c)
 			}},
 		{results.Subject{Name: nameTheirs, Version: version,
 			About: "distribution's own server: requires a client certificate, which permits everything; no access log, " +

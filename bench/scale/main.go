@@ -27,6 +27,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/bench/internal/program"
 	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
+	"github.com/zarf-dev/zarf-registry/internal/s3test"
 )
 
 func main() {
@@ -37,6 +38,7 @@ type options struct {
 	results.Options
 	dir               string
 	registry, hook    string
+	s3                string        // the program of an S3 server
 	node              string        // the program of the healer
 	rest              time.Duration // how long a healer is measured
 	nodes, clusters   []int         // numbers of nodes
@@ -61,6 +63,7 @@ func parse(args []string) (o options, err error) {
 	flags.StringVar(&o.dir, "dir", "", "directory for temporary files (default: /dev/shm, in memory)")
 	flags.StringVar(&o.registry, "registry", "bin/registry", "path of the project's registry")
 	flags.StringVar(&o.hook, "init-hook", "bin/init-hook", "path of init-hook")
+	flags.StringVar(&o.s3, "s3", "", "path of versitygw: the registry stores in S3 (default: in a directory)")
 	flags.StringVar(&o.node, "registry-node", "bin/registry-node", "path of registry-node")
 	flags.DurationVar(&o.rest, "rest", time.Minute, "how long a healer is measured")
 	flags.IntVar(&o.pulls, "pulls", 1000, "total number of pulls by all nodes")
@@ -140,6 +143,14 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	debug.SetGCPercent(400)
 
 	b := &benchmark{options: o, dir: dir, certificates: certificates, report: report}
+	if o.s3 != "" {
+		server, err := startS3(ctx, o.s3, dir)
+		if err != nil {
+			return err
+		}
+		defer server.Stop()
+		b.driver = server.Driver("")
+	}
 	if len(o.nodes) > 0 || len(o.herds) > 0 {
 		fmt.Fprintln(os.Stderr, "pushing the images")
 		if err := b.push(ctx); err != nil {
@@ -164,10 +175,24 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 type benchmark struct {
 	options
 	dir          string
+	driver       string // of the registry's storage, as of [registries.StartOurs]
 	certificates *registries.Certificates
 	report       *results.Report
 	images       []image
 	herdImages   map[int]image // by size
+}
+
+// startS3 runs a server whose bucket is in dir.
+func startS3(ctx context.Context, program, dir string) (*s3test.Server, error) {
+	address, err := registries.FreeAddress(ctx)
+	if err != nil {
+		return nil, err
+	}
+	bucket := filepath.Join(dir, "s3", "bucket")
+	if err := os.MkdirAll(bucket, 0o700); err != nil {
+		return nil, err
+	}
+	return s3test.Start(program, address, bucket)
 }
 
 // task is one measurement of a run.
@@ -251,12 +276,16 @@ func how(o options) string {
 		return fmt.Sprintf("`make bench-healer`: one healer and a minimal API server, on one machine. Figures are of %s at "+
 			"rest, after the healer has read all nodes; at start: until then.", o.rest)
 	}
+	command, storage := "make bench-scale", "Images are in memory"
+	if o.s3 != "" {
+		command, storage = "make bench-scale-s3", "Images are in the memory of an S3 server (versitygw) on this machine"
+	}
 	return fmt.Sprintf(
-		"`make bench-scale`: one registry, and one process with a client for each node, which behaves like the node's "+
-			"proxy, on one machine over loopback with mutual TLS 1.3. Images are in memory. A pull requests the manifest by "+
+		"`%s`: one registry, and one process with a client for each node, which behaves like the node's "+
+			"proxy, on one machine over loopback with mutual TLS 1.3. %s. A pull requests the manifest by "+
 			"tag and by digest, then the configuration and the layers, %d at a time like containerd. CPU time and peak "+
 			"resident memory are those of the registry, which is restarted for each row. Jain's index of the nodes' rates "+
-			"is 1 if all nodes are served equally.", layersAtOnce)
+			"is 1 if all nodes are served equally.", command, storage, layersAtOnce)
 }
 
 func nodesName(n int) string {

@@ -92,7 +92,7 @@ func (b *benchmark) push(ctx context.Context) (err error) {
 }
 
 func (b *benchmark) start(ctx context.Context) (*registries.Process, error) {
-	return registries.StartOurs(ctx, b.registry, filepath.Join(b.dir, "registry"), b.certificates)
+	return registries.StartOurs(ctx, b.registry, filepath.Join(b.dir, "registry"), b.driver, b.certificates)
 }
 
 func pushImage(ctx context.Context, client *http.Client, process *registries.Process, repository string, seed uint64,

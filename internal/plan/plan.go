@@ -67,10 +67,22 @@ func RequiresTLS(n corev1.Node) string {
 // HostPortUnreachable returns why a node's host ports cannot be reached from its loopback address, or "" if that
 // depends on the network plugin.
 func HostPortUnreachable(n corev1.Node) string {
-	if !strings.HasPrefix(n.Status.NodeInfo.ContainerRuntimeVersion, "cri-o://") {
+	if !runsCRIO(n) {
 		return ""
 	}
 	return "CRI-O serves host ports itself, and answers none of those on the loopback address"
+}
+
+// IPv6Unsupported returns why a node cannot pull from an IPv6 address, or "" if it can.
+func IPv6Unsupported(n corev1.Node) string {
+	if !runsCRIO(n) {
+		return ""
+	}
+	return "CRI-O accepts no image reference that begins with an IPv6 address (github.com/containers/image/issues/1004)"
+}
+
+func runsCRIO(n corev1.Node) bool {
+	return strings.HasPrefix(n.Status.NodeInfo.ContainerRuntimeVersion, "cri-o://")
 }
 
 // LabelProxyName hands a Service to another data plane than kube-proxy, which then ignores it. The

@@ -42,28 +42,23 @@ func TestCell(t *testing.T) {
 	w.helm = strings.TrimSpace(run(t, w.testcluster, "tool", c.Helm))
 	w.logVersions(t)
 	w.waitForImage(t, "n1", "init-hook:"+previousVersion)
-	// The previous release cannot store in this S3, whose CA is private: the upgrade moves its images.
-	before, storage := []string{proxyMode, noRotation}, []string(nil)
-	moved := func() {}
-	if c.Storage == "s3" {
-		output(t, w.command(t, w.kubectl, "create", "namespace", namespace))
-		values, _ := w.startS3(t)
-		storage, w.kept = []string{values}, []string{"secret/" + s3CA, "secret/" + s3Keys}
-		moved = func() { storage = append(storage, "--set=registry.storage.s3.copyFromVolume=true") }
-	} else {
-		storage = []string{storageOn(c.Storage)}
-		before = append(before, storage...)
-	}
-	// Nor does it know that host ports of CRI-O do not answer on 127.0.0.1.
 	runtimes := strings.Join(c.Up, " ")
-	if strings.Contains(runtimes, "crio-") {
-		before = append(before, "--set=proxy.hostNetwork=true")
+	previousValues := []string{proxyMode, noRotation}
+	if strings.Contains(runtimes, "crio-") { // whose host ports do not answer on 127.0.0.1, which that release did not know
+		previousValues = append(previousValues, "--set=proxy.hostNetwork=true")
 	}
-	values := func(mode string) []string { return append([]string{mode}, storage...) }
+	storage := storageOn(c.Storage)
+	if c.Storage == "s3" { // that release cannot store in it, because its CA is private: the upgrade moves the images
+		output(t, w.command(t, w.kubectl, "create", "namespace", namespace))
+		storage, _ = w.startS3(t)
+		w.kept = s3Secrets
+	} else {
+		previousValues = append(previousValues, storage)
+	}
 	var image string
 
 	must(t, "install", func(t *testing.T) {
-		w.helmChart(t, "install", values(proxyMode)...)
+		w.helmChart(t, "install", proxyMode, storage)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
 		w.isHealthy(t)
 	})
@@ -84,17 +79,17 @@ func TestCell(t *testing.T) {
 	case needsTLS:
 		must(t, "mode switch", func(t *testing.T) {
 			w.helmChartFails(t, []string{"cri-o: ", "pulls with TLS only", "--set registryProxy=true"}, "upgrade",
-				values(nodePortMode)...)
+				nodePortMode, storage)
 			w.pullEverywhere(t, image)
 		})
 	case hasNodePorts:
 		must(t, "mode switch", func(t *testing.T) {
 			must(t, "to node ports", func(t *testing.T) {
-				w.helmChart(t, "upgrade", values(nodePortMode)...) // which needs a credential that pulls before did not have
+				w.helmChart(t, "upgrade", nodePortMode, storage) // which needs a credential that pulls before did not have
 				w.isIn(t, state.ModeNodePort, state.SourceValue)
 				w.pullEverywhere(t, image)
 			})
-			w.underLoop(t, "to proxies", func(t *testing.T) { w.helmChart(t, "upgrade", values(proxyMode)...) })
+			w.underLoop(t, "to proxies", func(t *testing.T) { w.helmChart(t, "upgrade", proxyMode, storage) })
 			w.isIn(t, state.ModeProxy, state.SourceValue)
 			w.pullEverywhere(t, image)
 		})
@@ -105,11 +100,13 @@ func TestCell(t *testing.T) {
 	}
 	must(t, "upgrade", func(t *testing.T) {
 		output(t, w.command(t, w.helm, append([]string{"install", release, filepath.Join(previous, "chart"), "-n",
-			namespace, "--timeout", "5m"}, before...)...))
+			namespace, "--timeout", "5m"}, previousValues...)...))
 		w.pushSmallAndSlow(t)
-		moved()
+		if c.Storage == "s3" {
+			storage += ",registry.storage.s3.copyFromVolume=true,registry.storage.s3.rootDirectory=/upgraded" // an empty one
+		}
 		const accept = refusals | losses // its proxies do not drain
-		w.underLoad(t, "under load", accept, func(t *testing.T) { w.helmChart(t, "upgrade", values(proxyMode)...) })
+		w.underLoad(t, "under load", accept, func(t *testing.T) { w.helmChart(t, "upgrade", proxyMode, storage) })
 		w.isHealthy(t)
 		w.pullEverywhere(t, image)
 	})

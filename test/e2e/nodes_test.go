@@ -10,13 +10,12 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// TestNodes uses proxy mode without a healer on unequal nodes: two pause images, containerd and CRI-O, a taint, and a
-// node that joins later with a third pause image.
+// TestNodes uses proxy mode without a healer on unequal nodes: two pause images, a taint, and a node
+// that joins later with a third pause image.
 func TestNodes(t *testing.T) {
 	const common, rare, strange = "registry.k8s.io/pause:3.10.1", "docker.io/rancher/mirrored-pause:3.6",
 		"example.com/k8s/pause:3.9"
-	w := ownCluster(t, "e2e-nodes", layout{args: []string{"--pause-image", common, "--pause-image", "n2=" + rare,
-		"--runtime", "n2=crio-1.34"}})
+	w := ownCluster(t, "e2e-nodes", layout{args: []string{"--pause-image", common, "--pause-image", "n2=" + rare}})
 	w.sets = append(w.sets, "--set=healer.enabled=false")
 	w.provoked = []string{common, rare} // by the node that has neither
 	if long() {

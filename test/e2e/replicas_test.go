@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -108,19 +109,20 @@ func (w *world) replicas(t *testing.T, n int) []corev1.Pod {
 	return pods
 }
 
-// rollOut replaces the registry's pods as a changed pod template does.
+// rollOut replaces the registry's pods as a changed pod template does. They are on more than one node then.
 func (w *world) rollOut(t *testing.T) {
-	previous := w.replicas(t, 2)
+	previous := w.pods(t, "registry")
 	output(t, w.command(t, w.kubectl, "-n", namespace, "rollout", "restart", "deployment/"+release))
 	output(t, w.command(t, w.kubectl, "-n", namespace, "rollout", "status", "deployment/"+release, "--timeout=3m"))
-	pods := w.replicas(t, 2)
-	for _, p := range pods {
-		if p.Name == previous[0].Name || p.Name == previous[1].Name {
+	nodes := map[string]bool{}
+	for _, p := range w.replicas(t, len(previous)) {
+		nodes[p.Spec.NodeName] = true
+		if slices.ContainsFunc(previous, func(old corev1.Pod) bool { return old.Name == p.Name }) {
 			t.Errorf("%s was not replaced", p.Name)
 		}
 	}
-	if pods[0].Spec.NodeName == pods[1].Spec.NodeName {
-		t.Errorf("after the rollout both are on node %s", pods[0].Spec.NodeName)
+	if len(nodes) < 2 {
+		t.Errorf("after the rollout all %d are on the same node: %v", len(previous), nodes)
 	}
 }
 

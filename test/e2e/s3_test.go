@@ -18,6 +18,9 @@ const controlPlane = "172.30.0.1"
 // The Secrets of startS3.
 const s3Keys, s3CA = "s3-keys", "s3-ca"
 
+// s3Secrets are they as kubectl names them.
+var s3Secrets = []string{"secret/" + s3CA, "secret/" + s3Keys}
+
 // startS3 runs an S3 server next to the control plane until the test ends, with a certificate of a private CA. Pods
 // reach it, and nothing outside of the cluster does. It creates Secrets with the keys and the CA, and returns the
 // values that make the registry store in its bucket, whose directory it returns, too.
@@ -57,7 +60,7 @@ func (w *world) startS3(t *testing.T) (values, bucket string) {
 		",registry.storage.s3.existingSecret=" + s3Keys + ",registry.storage.s3.caSecret=" + s3CA, bucket
 }
 
-// testS3 moves the images of a volume to S3, and runs two replicas there. Claim is the argument that describes the
+// testS3 moves the images of a volume to S3, and runs replicas there. Claim is the argument that describes the
 // volume, which cannot change.
 func testS3(t *testing.T, w *world, image, claim string) {
 	values, bucket := w.startS3(t)
@@ -91,7 +94,11 @@ func testS3(t *testing.T, w *world, image, claim string) {
 		w.replicas(t, 2)
 		testUploadMoves(t, w)
 	})
-	w.underLoop(t, "a rollout on S3", w.rollOut)
+	w.underLoop(t, "a rollout of three", func(t *testing.T) {
+		w.helmChart(t, "upgrade", proxyMode, values, "--set=registry.replicas=3")
+		w.replicas(t, 3)
+		w.rollOut(t)
+	})
 	must(t, "garbage is collected in the bucket", func(t *testing.T) {
 		w.push(t, w.makeArchive(t, "example.com/e2e/big:1", 8<<20))
 		before := storedIn(t, bucket)

@@ -46,7 +46,7 @@ func (s *soaking) inject(t *testing.T, step soak.Step) {
 		component("kube-apiserver")
 	case "cut a node off":
 		during(func() { s.cluster(t, "unplug", step.Node) }, func() { s.cluster(t, "plug", step.Node) })
-	case "fill the volume":
+	case soak.FillVolume:
 		filler := filepath.Join("/var/lib/zarf-registry-test", s.w.name, "volumes", "filler")
 		during(func() { fill(t, filler) }, func() { os.Remove(filler) })
 	case "corrupt a certificate":

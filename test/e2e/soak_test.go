@@ -27,8 +27,9 @@ type soaking struct {
 	began   time.Time
 	account *soak.Account
 
-	previous    string // the folder of the previous release
-	certManager bool   // issues the certificates
+	previous    string   // the folder of the previous release
+	certManager bool     // issues the certificates
+	without     []string // kinds of faults that the layout excludes
 
 	proxy    bool // the current mode
 	watchers map[string]*companion
@@ -119,6 +120,7 @@ func TestSoak(t *testing.T) {
 		first = strings.Split(list, ",")
 	}
 	plan := soak.NewPlan(seed, s.w.nodes, first...)
+	plan.Without = s.without
 	end := time.Now().Add(atMost)
 	more := func(number int) bool {
 		if short {
@@ -176,12 +178,19 @@ func (s *soaking) layOut(t *testing.T, name string) {
 	case "":
 	case "replicas":
 		s.w.sets = append(s.w.sets, "--set=registry.replicas=2", "--set=registry.persistence.accessModes={ReadWriteMany}")
+	case "s3":
+		output(t, s.w.command(t, s.w.kubectl, "create", "namespace", namespace))
+		values, _ := s.w.startS3(t)
+		s.w.kept = s3Secrets
+		// Nothing is on the volume, and the previous release has no value for the CA of this S3.
+		s.without = []string{soak.FillVolume, soak.Upgrade}
+		s.w.sets = append(s.w.sets, "--set=registry.replicas=2", values)
 	case "cert-manager":
 		s.certManager = true
 		s.w.startCertManager(t)
 		s.w.sets = append(s.w.sets, "--set=pki.mode=certManager")
 	default:
-		t.Fatalf("invalid SOAK_LAYOUT %q: want replicas or cert-manager", name)
+		t.Fatalf("invalid SOAK_LAYOUT %q: want replicas, s3 or cert-manager", name)
 	}
 }
 

@@ -77,12 +77,21 @@ func (c cell) arguments() []string {
 }
 
 // possible reports whether Kubernetes has such a kube-proxy: nftables is on by default since 1.31.
-func possible(minor, kubeProxy string) bool {
-	return kubeProxy != "nftables" || minor != "1.28"
+func (c cell) possible() bool {
+	return c.KubeProxy != "nftables" || c.Kubernetes != "1.28"
+}
+
+// knownBroken returns why a cell cannot work, or "".
+func (c cell) knownBroken() string {
+	if c.Family == "IPv6" && strings.Contains(c.Runtime+" "+c.Second, "crio-") {
+		return "CRI-O accepts no image reference with an IPv6 address " +
+			"([containers/image#1004](https://github.com/containers/image/issues/1004))"
+	}
+	return ""
 }
 
 // cells returns all cells: every pair of Kubernetes and runtime, and every pair of IP family and kube-proxy mode,
-// the least used first. IPVS, which many kernels lack, has cells of its own.
+// the least used first. What cannot work, and IPVS, which many kernels lack, have cells of their own.
 func cells() []cell {
 	used := map[string]int{}
 	var all []cell
@@ -92,8 +101,8 @@ func cells() []cell {
 				Storage: storages[(i+j)%len(storages)]}
 			for _, kubeProxy := range proxies[:2] {
 				for _, family := range families {
-					n := cell{Family: family, KubeProxy: kubeProxy}
-					if possible(minor, kubeProxy) && (c.Family == "" || used[n.network()] < used[c.network()]) {
+					n := cell{Kubernetes: minor, Runtime: runtime, Family: family, KubeProxy: kubeProxy}
+					if n.possible() && n.knownBroken() == "" && (c.Family == "" || used[n.network()] < used[c.network()]) {
 						c.Family, c.KubeProxy = family, kubeProxy
 					}
 				}
@@ -114,9 +123,13 @@ func cells() []cell {
 			all = append(all, c)
 		}
 	}
+	more := []cell{{Runtime: "crio-1.34", Family: "IPv6", KubeProxy: "nftables"}}
 	for _, family := range families {
-		all = append(all, cell{Kubernetes: "1.36", Runtime: "containerd-2.4", Family: family, KubeProxy: "ipvs",
-			CNI: "bridge", Helm: helms[0], Storage: storages[0]})
+		more = append(more, cell{Runtime: "containerd-2.4", Family: family, KubeProxy: "ipvs"})
+	}
+	for _, c := range more {
+		c.Kubernetes, c.CNI, c.Helm, c.Storage = "1.36", "bridge", helms[0], storages[0]
+		all = append(all, c)
 	}
 	return all
 }

@@ -32,6 +32,11 @@ func TestCellsCoverEveryPair(t *testing.T) {
 			t.Errorf("%s: invalid cluster name %s", c.name(), c.cluster())
 		}
 	}
+	for _, c := range cells()[:len(kubernetes)*len(runtimes)] {
+		if reason := c.knownBroken(); reason != "" {
+			t.Errorf("%s cannot work: %s", c.name(), reason)
+		}
+	}
 	for _, minor := range kubernetes {
 		for _, runtime := range runtimes {
 			if !pairs[minor+" "+runtime] {

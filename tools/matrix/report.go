@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -159,13 +160,10 @@ func link(r result) string {
 
 // details returns how many steps passed, or what did not.
 func details(r result) string {
-	if r.Reason != "" {
-		return r.Reason
-	}
 	for _, s := range r.Steps {
 		if !s.Passed {
-			return fmt.Sprintf("%q failed", s.Name)
+			return strings.TrimSuffix(fmt.Sprintf("%q failed: %s", s.Name, r.Reason), ": ")
 		}
 	}
-	return fmt.Sprintf("%d passed", len(r.Steps))
+	return cmp.Or(r.Reason, fmt.Sprintf("%d passed", len(r.Steps)))
 }

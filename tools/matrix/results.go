@@ -39,7 +39,7 @@ type result struct {
 	Source   string   `json:"source"`
 	Versions []string `json:"versions,omitempty"` // of the nodes
 	Steps    []step   `json:"steps,omitempty"`
-	Reason   string   `json:"reason,omitempty"` // of a cell that did not run
+	Reason   string   `json:"reason,omitempty"` // of a cell that did not run, or cannot work
 }
 
 type step struct {
@@ -158,7 +158,7 @@ func runCell(ctx context.Context, c cell, store store) (result, error) {
 	case passed:
 		r.Status = tested
 	default:
-		r.Status = failed
+		r.Status, r.Reason = failed, c.knownBroken()
 	}
 	return r, store.save(c, r)
 }

@@ -49,9 +49,12 @@ func FreeAddress(ctx context.Context) (string, error) {
 	return listener.Addr().String(), listener.Close()
 }
 
-// StartOurs starts program (bin/registry) like the chart's Deployment, with its storage and
-// configuration in dir.
-func StartOurs(ctx context.Context, program, dir string, c *Certificates) (*Process, error) {
+// StartOurs starts program (bin/registry) like the chart's Deployment, with its configuration in dir. Driver is the
+// entry in the configuration's section storage; empty: a directory in dir.
+func StartOurs(ctx context.Context, program, dir, driver string, c *Certificates) (*Process, error) {
+	if driver == "" {
+		driver = "filesystem: {rootdirectory: " + filepath.Join(dir, "storage") + "}"
+	}
 	address, err := FreeAddress(ctx)
 	if err != nil {
 		return nil, err
@@ -61,7 +64,7 @@ func StartOurs(ctx context.Context, program, dir string, c *Certificates) (*Proc
 		return nil, err
 	}
 	for name, content := range map[string]string{
-		"config.yml":    "version: 0.1\nstorage: {filesystem: {rootdirectory: " + filepath.Join(dir, "storage") + "}}\n",
+		"config.yml":    "version: 0.1\nstorage: {" + driver + "}\n",
 		"htpasswd":      user + ":" + string(hash) + "\n",
 		"upload-secret": strings.Repeat("secret", 8),
 	} {

@@ -62,6 +62,7 @@ const (
 	RemoveNode = "remove a node"
 	LoseNode   = "lose the registry's node"
 	Upgrade    = "upgrade and roll back"
+	FillVolume = "fill the volume"
 )
 
 // Removed is the variant of [LoseNode] whose node is replaced by another one with its name.
@@ -88,7 +89,7 @@ var Kinds = []Kind{
 	{Name: "kill the API server", Recovery: 18 * time.Second, Holds: seconds(3, 6)},
 	{Name: "cut a node off", Recovery: 35 * time.Second, NodePort: Everywhere, Classes: gone, Outage: true, OnNode: true,
 		Holds: seconds(3, 15)},
-	{Name: "fill the volume", Recovery: 25 * time.Second, Pushes: true, Classes: []Class{Unavailable, NoSpace},
+	{Name: FillVolume, Recovery: 25 * time.Second, Pushes: true, Classes: []Class{Unavailable, NoSpace},
 		Holds: seconds(3, 10)},
 	{Name: "corrupt a certificate", Recovery: 10 * time.Second, ProxyOnly: true, Holds: seconds(2, 6),
 		Variants: []string{"server-tls", "node-tls"}},
@@ -119,7 +120,7 @@ var Kinds = []Kind{
 // 90 s with [ShortSeed]. It has no mode switch, which takes 30 s: TestHelm, TestCrash and TestReplicas
 // switch modes while nodes pull.
 var Short = []string{
-	"kill a kubelet", "cut a node off", "kill containerd", "fill the volume", "kill a proxy",
+	"kill a kubelet", "cut a node off", "kill containerd", FillVolume, "kill a proxy",
 	"corrupt the push certificate",
 }
 
@@ -178,6 +179,9 @@ func (s Step) String() string {
 // A Plan is an endless sequence of steps. It depends only on its seed, not on time or on the
 // cluster.
 type Plan struct {
+	// Without are kinds that the plan does not choose.
+	Without []string
+
 	random *rand.Rand
 	proxy  bool
 	nodes  []string
@@ -249,7 +253,7 @@ func (p *Plan) draw() string {
 			}
 		}
 		for _, k := range Kinds {
-			if k.Name != RemoveNode {
+			if k.Name != RemoveNode && !slices.Contains(p.Without, k.Name) {
 				p.deck = append(p.deck, k.Name)
 			}
 		}

@@ -423,3 +423,13 @@ func TestAllKindsAreDocumented(t *testing.T) {
 		}
 	}
 }
+
+func TestWithout(t *testing.T) {
+	plan := NewPlan(7, []string{"n1", "n2"})
+	plan.Without = []string{FillVolume, Upgrade}
+	for range 200 {
+		if s := plan.Next(); slices.Contains(plan.Without, s.Kind.Name) {
+			t.Fatalf("the plan has %s", s)
+		}
+	}
+}
