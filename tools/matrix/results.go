@@ -120,8 +120,8 @@ func runCell(ctx context.Context, c cell, store store) (result, error) {
 			return r, store.save(c, r)
 		}
 	}
-	text, err := json.Marshal(map[string]any{"Cluster": c.cluster(), "Network": c.network(), "Up": c.arguments(), "Helm": c.Helm,
-		"Storage": c.Storage})
+	text, err := json.Marshal(map[string]any{"Cluster": c.cluster(), "Network": c.network(), "Up": c.arguments(),
+		"Helm": c.Helm, "Storage": c.Storage})
 	if err != nil {
 		return r, err
 	}
