@@ -437,6 +437,9 @@ func (s *Server) metricsHandler() http.Handler {
 // reloadReport describes the certificates and credentials in use, and what follows them.
 func (s *Server) reloadReport() reloadstatus.Report {
 	report := reloadstatus.Report{Credentials: s.credentials.report(), Collection: s.leases.report()}
+	if err := s.health.err(time.Now()); err != nil {
+		report.Storage = err.Error()
+	}
 	if s.verification.on() {
 		report.Verification = s.verification.report()
 	}

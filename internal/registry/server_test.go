@@ -603,6 +603,9 @@ health: {storagedriver: {interval: 20ms}}
 			!strings.Contains(a.body, "not checked")
 	})
 	i.node().must(http.StatusOK, "GET", "/v2/", nil)
+	if a, err := i.diagnostics("metrics").send("GET", "/loaded", nil); err != nil || !strings.Contains(a.body, `"storage":"storage: `) {
+		t.Errorf("/loaded: %v, %s", err, a.body)
+	}
 }
 
 // zeros is a body of zero bytes.

@@ -27,6 +27,8 @@ type Report struct {
 	// PlainOpen tells whether the registry's plain listener is open. It is nil for proxies, and where the listener
 	// follows no file.
 	PlainOpen *bool `json:"plainOpen,omitempty"`
+	// Storage is the error of the storage, which makes a registry not ready; empty while it responds, and for proxies.
+	Storage string `json:"storage,omitempty"`
 	// Collection is nil for proxies.
 	Collection *Collection `json:"collection,omitempty"`
 	// Verification is nil for proxies, and where signatures are not verified.

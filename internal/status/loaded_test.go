@@ -472,6 +472,26 @@ func TestHowSignaturesStand(t *testing.T) {
 	}
 }
 
+func TestFailingStorageIsNamed(t *testing.T) {
+	c := healthy(t, state.ModeProxy)
+	p := pod("registry", "n1", false)
+	p.Status.PodIP = "10.1.0.5"
+	c.add(p)
+	o := c.options(t)
+	o.Loaded = func(_ context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
+		return &reloadstatus.Report{Storage: "storage: bucket images:\nNoSuchBucket"}, nil
+	}
+	r, err := status.Collect(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const why = "storage: bucket images: NoSuchBucket"
+	if r.Registry.Why != why || !slices.Contains(r.Next,
+		"The registry is not ready ("+why+"): it is ready again once its storage responds.") {
+		t.Errorf("why %q, next %q", r.Registry.Why, r.Next)
+	}
+}
+
 func TestHowGarbageCollectionStands(t *testing.T) {
 	for name, test := range map[string]struct {
 		answer *reloadstatus.Collection

@@ -406,6 +406,9 @@ func (c *collector) registry(ctx context.Context) error {
 		pod := c.pod(p)
 		if !pod.Ready && pod.Why != ending {
 			more = cmp.Or(c.volumeAdvice(p, pod.Why, volumes), more)
+			if problem := c.storage(ctx, p); problem != "" {
+				pod.Why, more = problem, "it is ready again once its storage responds"
+			}
 		}
 		r.Pods = append(r.Pods, pod)
 		if !pod.Ready && (r.Why == "" || r.Why == ending) {
@@ -440,6 +443,18 @@ func (c *collector) registry(ctx context.Context) error {
 		c.next("The registry is not ready (%s): %s.", orUnknown(r.Why), more)
 	}
 	return nil
+}
+
+// storage queries a pod of the registry, and returns why its storage fails; empty if it works, or if that is unknown.
+func (c *collector) storage(ctx context.Context, p corev1.Pod) string {
+	if c.Loaded == nil || p.Status.PodIP == "" {
+		return ""
+	}
+	report, err := c.Loaded(ctx, &p)
+	if err != nil {
+		return ""
+	}
+	return oneLine(report.Storage)
 }
 
 // collection queries the first pod that responds: all share the state in the storage. A

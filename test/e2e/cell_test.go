@@ -101,9 +101,11 @@ func TestCell(t *testing.T) {
 	must(t, "upgrade", func(t *testing.T) {
 		output(t, w.command(t, w.helm, append([]string{"install", release, filepath.Join(previous, "chart"), "-n",
 			namespace, "--timeout", "5m"}, previousValues...)...))
+		w.pushHello(t)
 		w.pushSmallAndSlow(t)
 		if c.Storage == "s3" {
-			storage += ",registry.storage.s3.copyFromVolume=true,registry.storage.s3.rootDirectory=/upgraded" // an empty one
+			// Into an empty directory: the bucket has images of the first release.
+			storage += ",registry.storage.s3.copyFromVolume=true,registry.storage.s3.rootDirectory=/upgraded"
 		}
 		const accept = refusals | losses // its proxies do not drain
 		w.underLoad(t, "under load", accept, func(t *testing.T) { w.helmChart(t, "upgrade", proxyMode, storage) })

@@ -489,9 +489,8 @@ func testPorts(t *testing.T, w *world) {
 			t.Errorf("no pod of component %s", component)
 		}
 		for _, p := range pods {
-			id := strings.TrimPrefix(p.Status.ContainerStatuses[0].ContainerID, "containerd://")
 			out, err := w.onNode(t, p.Spec.NodeName, "crictl", "inspect", "--output", "go-template", "--template",
-				"{{.info.pid}}", id)
+				"{{.info.pid}}", containerID(p))
 			if err != nil {
 				t.Fatalf("%v: %s", err, out)
 			}

@@ -139,3 +139,9 @@ func (w *world) waitForImage(t *testing.T, node, image string) {
 		return errors.New("not reported yet")
 	})
 }
+
+// containerID returns the ID of a pod's first container, as the runtime of its node has it.
+func containerID(p corev1.Pod) string {
+	_, id, _ := strings.Cut(p.Status.ContainerStatuses[0].ContainerID, "://")
+	return id
+}

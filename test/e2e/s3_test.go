@@ -113,6 +113,20 @@ func testS3(t *testing.T, w *world, image, claim string) {
 		w.pullEverywhere(t, image)
 		w.isHealthy(t)
 	})
+	must(t, "status names a bucket that is gone", func(t *testing.T) {
+		if !long() {
+			t.Skip("SHORTENED: make e2e-long; TestFailingStorageIsNamed covers the report")
+		}
+		if err := os.Rename(bucket, bucket+".away"); err != nil {
+			t.Fatal(err)
+		}
+		w.advises(t, "The registry is not ready", "NoSuchBucket", "correct storage.s3.bucket")
+		if err := os.Rename(bucket+".away", bucket); err != nil {
+			t.Fatal(err)
+		}
+		w.replicas(t, 3)
+		w.isHealthy(t)
+	})
 }
 
 // storedIn returns the size of the blobs in a bucket.

@@ -274,7 +274,7 @@ func (s *soaking) cluster(t *testing.T, args ...string) {
 func (s *soaking) killPod(t *testing.T, p corev1.Pod, how string) {
 	t.Helper()
 	if how == "its process" && len(p.Status.ContainerStatuses) > 0 && p.Status.ContainerStatuses[0].RestartCount == 0 {
-		id := strings.TrimPrefix(p.Status.ContainerStatuses[0].ContainerID, "containerd://")
+		id := containerID(p)
 		const script = `exec kill -9 "$(crictl inspect --output go-template --template '{{.info.pid}}' "$1")"`
 		out, err := s.w.onNode(t, p.Spec.NodeName, "sh", "-c", script, "sh", id)
 		if err == nil {
