@@ -39,7 +39,7 @@ import (
 // every node pulls. No pull may fail, and no pod of the registry or of the proxies may be replaced
 // or restarted.
 func TestCertificates(t *testing.T) {
-	w := ownCluster(t, "e2e-certificates", layout{long: true, open: true, args: []string{"--runtime", "n2=crio-1.34"}})
+	w := ownCluster(t, "e2e-certificates", layout{long: true, open: true})
 	must(t, "install in proxy mode", func(t *testing.T) {
 		w.helmChart(t, "install", proxyMode)
 		w.pushHello(t)

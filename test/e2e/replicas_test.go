@@ -27,10 +27,10 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// TestReplicas runs two registry pods on a shared volume and replaces, kills, drains and switches
-// them while every node pulls. Then they move to S3.
+// TestReplicas runs two registry pods on a shared volume, on nodes with containerd and with CRI-O, and replaces, kills,
+// drains and switches them while every node pulls. Then they move to S3.
 func TestReplicas(t *testing.T) {
-	w := ownCluster(t, "e2e-replicas", layout{long: true})
+	w := ownCluster(t, "e2e-replicas", layout{long: true, args: []string{"--runtime", "n2=crio-1.34"}})
 	const two, shared = "--set=registry.replicas=2", "--set=registry.persistence.accessModes={ReadWriteMany}"
 	must(t, "replicas are refused with a ReadWriteOnce volume", func(t *testing.T) {
 		w.helmChartFails(t, []string{"zarf-registry: registry.replicas:", "ReadWriteMany"}, "install", nodePortMode, two)

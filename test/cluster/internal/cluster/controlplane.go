@@ -139,9 +139,13 @@ func (c *Cluster) waitForControllers(ctx context.Context, client kubernetes.Inte
 	})
 }
 
+// nodeTimeout is long because kubelets see the cgroups of all nodes on this machine: one with CRI-O looks for each
+// container of another CRI-O for 3 s before it registers its node.
+const nodeTimeout = 4 * time.Minute
+
 // waitForNode waits until a node is ready to run pods.
 func (c *Cluster) waitForNode(ctx context.Context, client kubernetes.Interface, name string) error {
-	return c.waitFor(ctx, processID(kubelet, name), "node "+name+" to be ready", time.Minute,
+	return c.waitFor(ctx, processID(kubelet, name), "node "+name+" to be ready", nodeTimeout,
 		func(ctx context.Context) error {
 			node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 			if err != nil {
