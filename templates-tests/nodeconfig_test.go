@@ -1041,7 +1041,8 @@ func TestNodeConfigurationIsDisabledByDefault(t *testing.T) {
 func TestJobsReadTheNodeConfiguration(t *testing.T) {
 	readable := func(out *output) (names []string) {
 		for _, rule := range find[*rbacv1.Role](t, out, "zarf-registry-hook").Rules {
-			if slices.Contains(rule.Resources, "secrets") && slices.Equal(rule.Verbs, []string{"get"}) {
+			if slices.Contains(rule.Resources, "secrets") && (slices.Equal(rule.Verbs, []string{"get"}) ||
+				slices.Equal(rule.Verbs, []string{"get", "delete"}) && strings.HasSuffix(rule.ResourceNames[0], "-proposal")) {
 				names = append(names, rule.ResourceNames...)
 			}
 		}

@@ -203,7 +203,8 @@ func (p permissions) userPermissions() map[string][]string {
 		}
 	}
 	if p.nodeConfig() {
-		reads("init-hook Role", "-node-config-proposal", text("nodeConfig.k3s.existingSecret"))
+		rules["init-hook Role"] = append(rules["init-hook Role"], "delete,get secrets -node-config-proposal")
+		reads("init-hook Role", text("nodeConfig.k3s.existingSecret"))
 	}
 	return rules
 }

@@ -156,6 +156,9 @@ func (r *run) deleteSecrets(ctx context.Context) (string, error) {
 		names.SuffixPushTLS, names.SuffixNodeTLS, names.SuffixServerTLS, names.SuffixCA} {
 		all = append(all, r.Settings.Name+suffix)
 	}
+	// A Secret of the chart, which Helm 3.18 leaves if prepare refused an upgrade.
+	proposal := r.Settings.Name + names.SuffixNodeProposal
+	all = append(all, proposal)
 	for _, name := range append(named, all...) {
 		secret, err := r.Secrets.Get(ctx, name, metav1.GetOptions{})
 		switch {
@@ -164,8 +167,11 @@ func (r *run) deleteSecrets(ctx context.Context) (string, error) {
 		case release.MissingPermission(err) && slices.Contains(named, name):
 			r.Log.Warn("this identity may not delete the Secret of a removed push credential: delete it", "secret", name)
 			continue
+		case release.MissingPermission(err) && name == proposal: // this revision has no node configuration
+			continue
 		case err != nil:
 			return "", fmt.Errorf("reading %s: %w", r.Object("Secret", name), err)
+		case name == proposal && secret.Labels[names.LabelInstance] == r.Settings.Release:
 		case secret.Labels[names.LabelManagedBy] != names.Manager:
 			r.Log.Warn("keeping a Secret that was not made by init-hook", "secret", name)
 			continue

@@ -66,6 +66,9 @@ func TestCleanupDeletesOnlyObjectsOfTheRelease(t *testing.T) {
 				return m
 			}
 			b.add(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "foreign", Namespace: "zarf"}})
+			proposal := meta("zarf-registry-node-config-proposal", "node-config")
+			proposal.Labels["app.kubernetes.io/managed-by"] = "Helm"
+			b.add(&corev1.Secret{ObjectMeta: proposal})
 			b.remove("secrets", "zarf-registry-push-tls")
 			b.add(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-push-tls", Namespace: "zarf"}})
 			b.add(&corev1.ConfigMap{ObjectMeta: otherRelease("other-payload", "payload")})

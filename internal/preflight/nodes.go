@@ -61,14 +61,22 @@ func (i *Inspection) nodesWith(rule func(corev1.Node) string) (nodes []string, r
 	return nodes, reason
 }
 
-// criO finds nodes that cannot pull from the registry's address, or only with TLS.
-func (i *Inspection) criO() []Finding {
-	if i.Settings.IPFamily == state.IPv6 {
-		if nodes, cause := i.nodesWith(plan.IPv6Unsupported); len(nodes) > 0 {
-			return []Finding{{Check: checkCRIO, Severity: Blocker, Object: release.ListNodes(nodes), Cause: cause,
-				Remedy: "use containerd on these nodes, or a registry with a host name: --set registryURL=https://HOST"}}
-		}
+// ipv6 finds nodes that cannot pull from [::1].
+func (i *Inspection) ipv6() []Finding {
+	if i.Settings.IPFamily != state.IPv6 {
+		return nil
 	}
+	nodes, cause := i.nodesWith(plan.IPv6Unsupported)
+	if len(nodes) == 0 {
+		return nil
+	}
+	return []Finding{{Check: checkIPFamily, Severity: Blocker, Object: release.ListNodes(nodes), Cause: cause,
+		Remedy: "use nodes with containerd and Kubernetes 1.29 or later, or a registry with a host name: " +
+			"--set registryURL=https://HOST"}}
+}
+
+// criO finds nodes that accept no plain HTTP on the loopback address.
+func (i *Inspection) criO() []Finding {
 	nodes, wants := i.nodesWith(plan.RequiresTLS)
 	if len(nodes) == 0 {
 		return nil

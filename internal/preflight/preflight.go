@@ -203,6 +203,7 @@ func (i *Inspection) inspect(ctx context.Context) ([]Finding, error) {
 		findings = append(findings, found...)
 	}
 	if ours {
+		findings = append(findings, i.ipv6()...)
 		findings = append(findings, i.criO()...)
 		findings = append(findings, i.hostPort()...)
 	}

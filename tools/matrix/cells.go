@@ -83,9 +83,13 @@ func (c cell) possible() bool {
 
 // knownBroken returns why a cell cannot work, or "".
 func (c cell) knownBroken() string {
-	if c.Family == "IPv6" && strings.Contains(c.Runtime+" "+c.Second, "crio-") {
+	switch {
+	case c.Family == "IPv6" && strings.Contains(c.Runtime+" "+c.Second, "crio-"):
 		return "CRI-O accepts no image reference with an IPv6 address " +
 			"([containers/image#1004](https://github.com/containers/image/issues/1004))"
+	case c.Family == "IPv6" && c.Kubernetes == "1.28":
+		return "the kubelet accepts no image reference with an IPv6 address before 1.29 " +
+			"([kubernetes#104491](https://github.com/kubernetes/kubernetes/issues/104491))"
 	}
 	return ""
 }
@@ -123,12 +127,13 @@ func cells() []cell {
 			all = append(all, c)
 		}
 	}
-	more := []cell{{Runtime: "crio-1.34", Family: "IPv6", KubeProxy: "nftables"}}
+	more := []cell{{Kubernetes: "1.36", Runtime: "crio-1.34", Family: "IPv6", KubeProxy: "nftables"},
+		{Kubernetes: "1.28", Runtime: "containerd-2.4", Family: "IPv6", KubeProxy: "iptables"}}
 	for _, family := range families {
-		more = append(more, cell{Runtime: "containerd-2.4", Family: family, KubeProxy: "ipvs"})
+		more = append(more, cell{Kubernetes: "1.36", Runtime: "containerd-2.4", Family: family, KubeProxy: "ipvs"})
 	}
 	for _, c := range more {
-		c.Kubernetes, c.CNI, c.Helm, c.Storage = "1.36", "bridge", helms[0], storages[0]
+		c.CNI, c.Helm, c.Storage = "bridge", helms[0], storages[0]
 		all = append(all, c)
 	}
 	return all

@@ -79,6 +79,7 @@ func (c *Cluster) startFlannel(ctx context.Context, client kubernetes.Interface,
 		"env", "NODE_NAME=" + n.Name,
 		flanneld, "--kube-subnet-mgr", "--kubeconfig-file=" + c.path(configDir, adminConfig), "--iface=eth0",
 		"--net-config-path=" + flannelConfigPath,
+		"--ip-masq", // else the bridge plugin hides pods of other nodes behind their node, from NetworkPolicies too
 	}}); err != nil {
 		return err
 	}
