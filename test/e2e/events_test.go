@@ -34,7 +34,8 @@ func (w *world) noFailedPulls(t *testing.T) {
 				continue
 			}
 			// On a busy machine a kubelet may not get the Secret within a second, and then pulls without it.
-			if withoutSecret[string(e.InvolvedObject.UID)] && strings.Contains(e.Message, "no basic auth credentials") {
+			if withoutSecret[string(e.InvolvedObject.UID)] && (strings.Contains(e.Message, "no basic auth credentials") ||
+				strings.Contains(e.Message, "unauthorized: reading requires")) { // containerd, CRI-O
 				t.Logf("figure: pod %s: pulled without its Secret", e.InvolvedObject.Name)
 				continue
 			}
