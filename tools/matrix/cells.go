@@ -121,7 +121,9 @@ func cells() []cell {
 			case (i+j)%3 == 2:
 				c.Tainted = true
 			}
-			if c.Storage == "s3" && c.Family == "IPv6" { // the server of the tests listens on IPv4
+			// The tests' S3 server listens on IPv4, and the kubelet of 1.28 does not recognize the bind mounts of
+			// volumes that attach.
+			if c.Storage == "s3" && c.Family == "IPv6" || c.Storage == "attached" && minor == "1.28" {
 				c.Storage = storages[0]
 			}
 			all = append(all, c)
