@@ -56,19 +56,20 @@ func (c *Cluster) bootNode(ctx context.Context, n Node) error {
 	return c.startRuntime(ctx, n)
 }
 
-// joinNode starts kubelet, kube-proxy and, once the node is registered and its packet filter knows
-// Services, the network policy controller.
+// joinNode starts the kubelet, once the node is registered kube-proxy, which ends when the node's addresses change,
+// and once the packet filter knows Services, the network policy controller.
 func (c *Cluster) joinNode(ctx context.Context, client kubernetes.Interface, n Node) error {
-	for _, p := range []Process{c.kubelet(n), c.kubeProxy(n)} {
-		if err := c.start(p); err != nil {
-			return err
-		}
+	if err := c.start(c.kubelet(n)); err != nil {
+		return err
 	}
 	// The API server may still list a node that reboots as ready.
 	if err := c.waitForKubelet(ctx, n.Name); err != nil {
 		return err
 	}
 	if err := c.waitForNode(ctx, client, n.Name); err != nil {
+		return err
+	}
+	if err := c.start(c.kubeProxy(n)); err != nil {
 		return err
 	}
 	if c.Options.CNI == Flannel {
