@@ -81,10 +81,12 @@ func (c cell) possible() bool {
 	return c.KubeProxy != "nftables" || c.Kubernetes != "1.28"
 }
 
+func (c cell) usesCRIO() bool { return strings.Contains(c.Runtime+" "+c.Second, "crio-") }
+
 // knownBroken returns why a cell cannot work, or "".
 func (c cell) knownBroken() string {
 	switch {
-	case c.Family == "IPv6" && strings.Contains(c.Runtime+" "+c.Second, "crio-"):
+	case c.Family == "IPv6" && c.usesCRIO():
 		return "CRI-O accepts no image reference with an IPv6 address " +
 			"([containers/image#1004](https://github.com/containers/image/issues/1004))"
 	case c.Family == "IPv6" && c.Kubernetes == "1.28":

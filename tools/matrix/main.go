@@ -21,6 +21,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"sync"
 	"syscall"
 	"time"
 
@@ -119,32 +120,45 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	return writeReport(o.docs, o.results, results)
 }
 
-// runAll runs cells that have no result yet. A cell that fails, or cannot run, does not stop the others.
+// runAll runs cells that have no result yet. A cell that fails, or cannot run, does not stop the others. Cells with
+// CRI-O run one after another: a kubelet with CRI-O looks for the containers of all others on this machine, for
+// seconds each, before it registers its node.
 func runAll(ctx context.Context, chosen []cell, store store, parallel int, out io.Writer) error {
 	errs := make([]error, len(chosen))
-	var group errgroup.Group
-	group.SetLimit(parallel)
-	for i, c := range chosen {
-		group.Go(func() error {
-			begin := time.Now()
-			r, err := store.load(c)
-			if ctx.Err() != nil || err == nil && r != nil && r.Source == store.source {
-				return nil
-			}
-			var done result
-			if err == nil {
-				done, err = runCell(ctx, c, store)
-			}
-			if err != nil {
-				errs[i] = fmt.Errorf("%s: %w", c.name(), err)
-				return nil
-			}
-			fmt.Fprintf(out, "%d/%d %s: %s in %s\n", i+1, len(chosen), c.name(), done.Status,
-				time.Since(begin).Round(time.Second))
-			return nil
-		})
+	run := func(i int) {
+		c, begin := chosen[i], time.Now()
+		r, err := store.load(c)
+		if ctx.Err() != nil || err == nil && r != nil && r.Source == store.source {
+			return
+		}
+		var done result
+		if err == nil {
+			done, err = runCell(ctx, c, store)
+		}
+		if err != nil {
+			errs[i] = fmt.Errorf("%s: %w", c.name(), err)
+			return
+		}
+		fmt.Fprintf(out, "%d/%d %s: %s in %s\n", i+1, len(chosen), c.name(), done.Status, time.Since(begin).Round(time.Second))
 	}
-	_ = group.Wait() // errs has the errors
+	pool := func(limit int, of func(cell) bool) {
+		var group errgroup.Group
+		group.SetLimit(limit)
+		for i, c := range chosen {
+			if of(c) {
+				group.Go(func() error { run(i); return nil })
+			}
+		}
+		_ = group.Wait() // errs has the errors
+	}
+	if parallel == 1 {
+		pool(1, func(cell) bool { return true })
+	} else {
+		var crio sync.WaitGroup
+		crio.Go(func() { pool(1, cell.usesCRIO) })
+		pool(parallel-1, func(c cell) bool { return !c.usesCRIO() })
+		crio.Wait()
+	}
 	if ctx.Err() != nil {
 		return fmt.Errorf("interrupted; the same command goes on: %w", ctx.Err())
 	}
