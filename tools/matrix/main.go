@@ -139,7 +139,8 @@ func runAll(ctx context.Context, chosen []cell, store store, parallel int, out i
 			errs[i] = fmt.Errorf("%s: %w", c.name(), err)
 			return
 		}
-		fmt.Fprintf(out, "%d/%d %s: %s in %s\n", i+1, len(chosen), c.name(), done.Status, time.Since(begin).Round(time.Second))
+		fmt.Fprintf(out, "%d/%d %s: %s in %s\n", i+1, len(chosen), c.name(), done.Status,
+			time.Since(begin).Round(time.Second))
 	}
 	pool := func(limit int, of func(cell) bool) {
 		var group errgroup.Group
