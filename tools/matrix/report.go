@@ -27,15 +27,17 @@ what is known about products that have not been run.
 
 Each cell is a [test cluster](../test/cluster/README.md) with upstream programs, built from source,
 on which a release is installed, images are pushed, each node pulls, a node joins and pulls, the
-mode is switched to node ports and back while nodes pull (or refused with advice, where node ports do
-not answer on the loopback address, or CRI-O demands TLS), the release is uninstalled, and one of the
-previous version is installed and upgraded while nodes pull.
+mode is switched to node ports and back while nodes pull (or refused with advice, where node ports
+do not answer on the loopback address, or CRI-O demands TLS), the release is uninstalled, and one of
+the previous version is installed and upgraded while nodes pull.
 
 * **tested**: all steps passed.
 * **simulated**: all steps passed, on a program changed to behave like another version: CRI-O 1.34
   which demands TLS on loopback addresses, as 1.35 does.
 * **known broken**: a step failed, named below.
 * **reasoned**: not run, for the reason below.
+
+The tables have one log for each result that their cells have; what differs between those is below.
 `
 
 // writeReport writes the page, the data and the logs.
@@ -97,8 +99,8 @@ func page(results []result) string {
 	fmt.Fprint(&b, "\n## Helm and storage\n\n")
 	table(&b, results, all, "Storage", func(c cell) string { return c.Storage }, func(c cell) string { return c.Helm })
 	fmt.Fprint(&b, `
-Helm is 3.22.0 where no version is named. The StorageClass "standard" is a host directory, "local" has
-node affinity, and volumes of "attached" attach and detach; "s3" is versitygw with a private CA.
+Helm is 3.22.0 where no version is named. The StorageClass "standard" is a host directory, "local"
+has node affinity, and volumes of "attached" attach and detach; "s3" is versitygw with a private CA.
 
 ## All cells
 
@@ -131,25 +133,24 @@ func table(b *strings.Builder, results []result, all []cell, what string, row, c
 	}
 }
 
-// summary returns the worst result of some cells, and its log.
+// summary returns each status that some cells have, with the log of the first such cell.
 func summary(results []result, all []cell, of func(cell) bool) string {
-	var worst *result
+	found := map[string]string{}
 	for _, c := range all {
-		r := find(results, c)
-		if !of(c) || r == nil {
-			continue
-		}
-		if worst == nil || slices.Index(byWeight, r.Status) > slices.Index(byWeight, worst.Status) {
-			worst = r
+		if r := find(results, c); of(c) && r != nil && found[r.Status] == "" {
+			found[r.Status] = link(*r)
 		}
 	}
-	if worst == nil {
-		return "not run"
+	var links []string
+	for _, status := range statuses {
+		if l := found[status]; l != "" {
+			links = append(links, l)
+		}
 	}
-	return link(*worst)
+	return cmp.Or(strings.Join(links, ", "), "not run")
 }
 
-var byWeight = []string{tested, simulated, notRunnable, failed}
+var statuses = []string{tested, simulated, notRunnable, failed}
 
 func link(r result) string {
 	if len(r.Steps) == 0 {
