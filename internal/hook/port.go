@@ -278,7 +278,7 @@ func (f *finishing) reservePort(ctx context.Context) (string, error) {
 		return "nothing: no Service reserves the port", nil
 	}
 	object := f.Object("Service", s.Name)
-	changed, err := f.changeService(ctx, s, f.PortService(true))
+	changed, err := f.reserve(ctx, s)
 	switch {
 	case release.PortOutOfRange(err):
 		return f.deleteService(ctx) // it has a previous port
@@ -287,10 +287,29 @@ func (f *finishing) reservePort(ctx context.Context) (string, error) {
 	case !changed:
 		return fmt.Sprintf("nothing: %s only reserves port %d", object, f.Settings.Port), nil
 	}
-	if err := release.Sleep(ctx, kubeProxyTime); err != nil {
-		return "", err
-	}
 	return fmt.Sprintf("%s only reserves port %d", object, f.Settings.Port), nil
+}
+
+// reserve is reservePort for a Service. It first sets the label, and the target port, which no pod has, when
+// kube-proxy has seen that: kube-proxy refuses connections for a second if it sees first that the endpoints are gone.
+func (f *finishing) reserve(ctx context.Context, s *corev1.Service) (changed bool, err error) {
+	want := f.PortService(true)
+	if !labelled(s) && len(s.Spec.Ports) == 1 {
+		first := want.DeepCopy()
+		first.Spec.Ports[0].TargetPort = s.Spec.Ports[0].TargetPort
+		if _, err = f.changeService(ctx, s, first); err != nil {
+			return false, err
+		}
+		if err = release.Sleep(ctx, kubeProxyTime); err != nil {
+			return false, err
+		}
+		if s, err = f.nodePort(ctx); err != nil || s == nil {
+			return true, err
+		}
+		changed = true
+	}
+	again, err := f.changeService(ctx, s, want)
+	return changed || again, err
 }
 
 // orSwitchBack wraps each step so that its failure lets the previous mode serve the port again, even if

@@ -2,6 +2,7 @@ package hook_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"reflect"
 	"strings"
@@ -202,8 +203,8 @@ func TestSwitchGoesBackDuringAPIServerRestart(t *testing.T) {
 		b.begin(state.ModeProxy)
 		b.failing = map[string]string{"n1": noHostPort}
 		down := 5
-		b.client.PrependReactor("patch", "services", func(kubetesting.Action) (bool, runtime.Object, error) {
-			if b.served() {
+		b.client.PrependReactor("patch", "services", func(action kubetesting.Action) (bool, runtime.Object, error) {
+			if !unlabels(action) {
 				return false, nil, nil
 			}
 			down--
@@ -222,10 +223,41 @@ func TestFailureToSwitchBackIsReported(t *testing.T) {
 		b.upgrade(state.ModeNodePort)
 		b.begin(state.ModeProxy)
 		b.failing = map[string]string{"n1": noHostPort}
-		b.client.PrependReactor("patch", "services", func(kubetesting.Action) (bool, runtime.Object, error) {
-			return !b.served(), nil, errors.New("a webhook says no")
+		b.client.PrependReactor("patch", "services", func(action kubetesting.Action) (bool, runtime.Object, error) {
+			return unlabels(action), nil, errors.New("a webhook says no")
 		})
 		b.mustFail(b.hook.Finish(t.Context()), true, "switching back failed", "a webhook says no", "run helm rollback")
+	})
+}
+
+// unlabels reports whether a patch makes kube-proxy serve the node port.
+func unlabels(action kubetesting.Action) bool {
+	return strings.Contains(string(action.(kubetesting.PatchAction).GetPatch()), `"`+plan.LabelProxyName+`":null`)
+}
+
+// kube-proxy sees the label before the endpoints go: it would otherwise reject connections.
+func TestPortIsReservedBeforeItsEndpointsGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.upgrade(state.ModeNodePort)
+		b.begin(state.ModeProxy)
+		var at []time.Time
+		var targets []string
+		b.client.PrependReactor("patch", "services", func(action kubetesting.Action) (bool, runtime.Object, error) {
+			var patch corev1.Service
+			if err := json.Unmarshal(action.(kubetesting.PatchAction).GetPatch(), &patch); err != nil {
+				t.Error(err)
+			}
+			at, targets = append(at, time.Now()), append(targets, patch.Spec.Ports[0].TargetPort.String())
+			return false, nil, nil
+		})
+		b.must(b.hook.Finish(t.Context()))
+		if len(at) != 2 || targets[0] == targets[1] || at[1].Sub(at[0]) < 3*time.Second {
+			t.Errorf("target ports %q, patched at %s", targets, at)
+		}
+		if b.served() {
+			t.Error("kube-proxy serves the port")
+		}
 	})
 }
 
