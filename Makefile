@@ -68,7 +68,7 @@ demo: build images $(TESTCLUSTER) ## Boot a cluster (or use KUBECONFIG), install
 	test/demo.sh
 
 .PHONY: test
-test: verify-files lint unit registrycheck-short e2e soak-short ## All checks before a merge; about 25 minutes on two cores
+test: verify-files lint unit registrycheck-short e2e soak-short ## All checks before a merge; about half an hour on two cores
 
 .PHONY: test-all
 test-all: verify-files lint unit unit-all arm64 fuzz registrycheck registrycheck-planted e2e-long e2e-networks soak mutants ## All checks at full length, with fuzzing, random faults and mutants; takes hours
