@@ -771,7 +771,7 @@ var invariants = map[string]func(out *output) []string{
 				for _, name := range rule.ResourceNames {
 					suffix := strings.TrimPrefix(name, fullNameOf(out))
 					ours := slices.Contains(hookMade, suffix) || name == "zarf-registry-client-tls" || strings.HasPrefix(suffix, "-credentials-") ||
-						slices.Contains(issued, suffix) && !slices.Contains(rule.Verbs, "update")
+						(slices.Contains(issued, suffix) || suffix == "-node-config-proposal") && !slices.Contains(rule.Verbs, "update")
 					if slices.Contains(rule.Resources, "secrets") && !ours && !slices.Equal(rule.Verbs, []string{"get"}) {
 						wrong = append(wrong, fmt.Sprintf("%s: %s Secret %s of the user", r.Name, rule.Verbs, name))
 					}
