@@ -309,6 +309,7 @@ bench-scale: build ## Measure one registry with up to 1000 nodes, and prepare wi
 .PHONY: bench-scale-s3
 bench-scale-s3: build $(TESTCLUSTER) ## Measure the same pulls with images in S3 (BENCH_FLAGS="-n 1")
 	$(BENCHBUILD) ./scale
+	@mkdir -p bench/scale-s3
 	dist/bench-scale-s3 -clusters= -s3 "$$($(TESTCLUSTER) tool versitygw)" -registry bin/registry -write bench/scale-s3 $(BENCH_FLAGS)
 	$(BENCH_REPORT) scale-s3
 
