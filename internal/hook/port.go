@@ -80,6 +80,15 @@ func (r *run) changeService(ctx context.Context, s, want *corev1.Service) (chang
 	return true, nil
 }
 
+// keepingTarget returns the Service that owns the node port, with the target port that it has now.
+func (r *run) keepingTarget(s *corev1.Service, reserved bool) *corev1.Service {
+	want := r.PortService(reserved)
+	if len(s.Spec.Ports) == 1 {
+		want.Spec.Ports[0].TargetPort = s.Spec.Ports[0].TargetPort
+	}
+	return want
+}
+
 // same reports whether changeService has nothing to do. Other labels and annotations may stay.
 func same(s, want *corev1.Service) bool {
 	for key, value := range want.Labels {
@@ -121,11 +130,7 @@ func (p *preparation) ownPort(ctx context.Context) (string, error) {
 		return p.createService(ctx)
 	}
 	object := r.Object("Service", s.Name)
-	want := r.PortService(labelled(s))
-	if len(s.Spec.Ports) == 1 {
-		want.Spec.Ports[0].TargetPort = s.Spec.Ports[0].TargetPort
-	}
-	changed, err := r.changeService(ctx, s, want)
+	changed, err := r.changeService(ctx, s, r.keepingTarget(s, labelled(s)))
 	switch {
 	case release.PortOutOfRange(err) && proxies: // finish deletes it
 		return p.outOfRange(), nil
@@ -293,14 +298,11 @@ func (f *finishing) reservePort(ctx context.Context) (string, error) {
 // reserve is reservePort for a Service. It first sets the label, and the target port, which no pod has, when
 // kube-proxy has seen that: kube-proxy refuses connections for a second if it sees first that the endpoints are gone.
 func (f *finishing) reserve(ctx context.Context, s *corev1.Service) (changed bool, err error) {
-	want := f.PortService(true)
-	if !labelled(s) && len(s.Spec.Ports) == 1 {
-		first := want.DeepCopy()
-		first.Spec.Ports[0].TargetPort = s.Spec.Ports[0].TargetPort
-		if _, err = f.changeService(ctx, s, first); err != nil {
+	if !labelled(s) {
+		if _, err := f.changeService(ctx, s, f.keepingTarget(s, true)); err != nil {
 			return false, err
 		}
-		if err = release.Sleep(ctx, kubeProxyTime); err != nil {
+		if err := release.Sleep(ctx, kubeProxyTime); err != nil {
 			return false, err
 		}
 		if s, err = f.nodePort(ctx); err != nil || s == nil {
@@ -308,7 +310,7 @@ func (f *finishing) reserve(ctx context.Context, s *corev1.Service) (changed boo
 		}
 		changed = true
 	}
-	again, err := f.changeService(ctx, s, want)
+	again, err := f.changeService(ctx, s, f.PortService(true))
 	return changed || again, err
 }
 

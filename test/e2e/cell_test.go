@@ -49,9 +49,7 @@ func TestCell(t *testing.T) {
 	}
 	storage := storageOn(c.Storage)
 	if c.Storage == "s3" { // that release cannot store in it, because its CA is private: the upgrade moves the images
-		output(t, w.command(t, w.kubectl, "create", "namespace", namespace))
-		storage, _ = w.startS3(t)
-		w.kept = s3Secrets
+		storage = w.installOnS3(t)
 	} else {
 		previousValues = append(previousValues, storage)
 	}

@@ -18,9 +18,6 @@ const controlPlane = "172.30.0.1"
 // The Secrets of startS3.
 const s3Keys, s3CA = "s3-keys", "s3-ca"
 
-// s3Secrets are they as kubectl names them.
-var s3Secrets = []string{"secret/" + s3CA, "secret/" + s3Keys}
-
 // startS3 runs an S3 server next to the control plane until the test ends, with a certificate of a private CA. Pods
 // reach it, and nothing outside of the cluster does. It creates Secrets with the keys and the CA, and returns the
 // values that make the registry store in its bucket, whose directory it returns, too.
@@ -58,6 +55,15 @@ func (w *world) startS3(t *testing.T) (values, bucket string) {
 	return "--set=registry.storage.type=s3,registry.storage.s3.bucket=images,registry.storage.s3.region=" + s3test.Region +
 		",registry.storage.s3.regionEndpoint=https://" + address + ",registry.storage.s3.forcePathStyle=true" +
 		",registry.storage.s3.existingSecret=" + s3Keys + ",registry.storage.s3.caSecret=" + s3CA, bucket
+}
+
+// installOnS3 is startS3 before the first installation. An uninstall leaves the Secrets.
+func (w *world) installOnS3(t *testing.T) (values string) {
+	t.Helper()
+	output(t, w.command(t, w.kubectl, "create", "namespace", namespace))
+	values, _ = w.startS3(t)
+	w.kept = []string{"secret/" + s3CA, "secret/" + s3Keys}
+	return values
 }
 
 // testS3 moves the images of a volume to S3, and runs replicas there. Claim is the argument that describes the

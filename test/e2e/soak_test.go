@@ -179,12 +179,9 @@ func (s *soaking) layOut(t *testing.T, name string) {
 	case "replicas":
 		s.w.sets = append(s.w.sets, "--set=registry.replicas=2", "--set=registry.persistence.accessModes={ReadWriteMany}")
 	case "s3":
-		output(t, s.w.command(t, s.w.kubectl, "create", "namespace", namespace))
-		values, _ := s.w.startS3(t)
-		s.w.kept = s3Secrets
 		// Nothing is on the volume, and the previous release has no value for the CA of this S3.
 		s.without = []string{soak.FillVolume, soak.Upgrade}
-		s.w.sets = append(s.w.sets, "--set=registry.replicas=2", values)
+		s.w.sets = append(s.w.sets, "--set=registry.replicas=2", s.w.installOnS3(t))
 	case "cert-manager":
 		s.certManager = true
 		s.w.startCertManager(t)
