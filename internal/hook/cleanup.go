@@ -158,7 +158,9 @@ func (r *run) deleteSecrets(ctx context.Context) (string, error) {
 	}
 	// A Secret of the chart, which Helm 3.18 leaves if prepare refused an upgrade.
 	proposal := r.Settings.Name + names.SuffixNodeProposal
-	all = append(all, proposal)
+	if r.Settings.ConfiguresNodes() {
+		all = append(all, proposal)
+	}
 	for _, name := range append(named, all...) {
 		secret, err := r.Secrets.Get(ctx, name, metav1.GetOptions{})
 		switch {
@@ -167,7 +169,7 @@ func (r *run) deleteSecrets(ctx context.Context) (string, error) {
 		case release.MissingPermission(err) && slices.Contains(named, name):
 			r.Log.Warn("this identity may not delete the Secret of a removed push credential: delete it", "secret", name)
 			continue
-		case release.MissingPermission(err) && name == proposal: // this revision has no node configuration
+		case release.MissingPermission(err) && name == proposal: // the Role is of a revision without it
 			continue
 		case err != nil:
 			return "", fmt.Errorf("reading %s: %w", r.Object("Secret", name), err)

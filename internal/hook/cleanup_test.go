@@ -1,6 +1,7 @@
 package hook_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -66,9 +67,6 @@ func TestCleanupDeletesOnlyObjectsOfTheRelease(t *testing.T) {
 				return m
 			}
 			b.add(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "foreign", Namespace: "zarf"}})
-			proposal := meta("zarf-registry-node-config-proposal", "node-config")
-			proposal.Labels["app.kubernetes.io/managed-by"] = "Helm"
-			b.add(&corev1.Secret{ObjectMeta: proposal})
 			b.remove("secrets", "zarf-registry-push-tls")
 			b.add(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-push-tls", Namespace: "zarf"}})
 			b.add(&corev1.ConfigMap{ObjectMeta: otherRelease("other-payload", "payload")})
@@ -91,6 +89,28 @@ func TestCleanupDeletesOnlyObjectsOfTheRelease(t *testing.T) {
 					b.get("pods", "other-test-tls") == nil {
 					t.Error("a helm test pod of this release remains, or one of another release was deleted")
 				}
+			}
+		})
+	}
+}
+
+// Helm 3.18 leaves the proposal if prepare refused an upgrade. Without a node configuration, the Role does not allow
+// to read it.
+func TestCleanupDeletesTheProposalIfItConfiguresNodes(t *testing.T) {
+	const name = "zarf-registry-node-config-proposal"
+	for _, configures := range []bool{true, false} {
+		t.Run(fmt.Sprint(configures), func(t *testing.T) {
+			b := newBench(t)
+			b.upgrade(state.ModeProxy)
+			if configures {
+				b.hook.Settings.NodeConfig.Directories = []string{"/etc/rancher/k3s"}
+			}
+			proposal := meta(name, "node-config")
+			proposal.Labels["app.kubernetes.io/managed-by"] = "Helm"
+			b.add(&corev1.Secret{ObjectMeta: proposal})
+			b.must(b.hook.Cleanup(t.Context()))
+			if remains := b.get("secrets", name) != nil; remains == configures {
+				t.Errorf("the proposal remains: %t", remains)
 			}
 		})
 	}
