@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"net/http"
 
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
@@ -40,20 +41,43 @@ func (f *clusterFlags) validate() error {
 // TLS, and the address that image references in pods begin with. Of the options, only
 // retries, connections and the log are used.
 func (f *clusterFlags) open(ctx context.Context, options remote.Options) (*remote.Registry, string, error) {
-	config, client, err := cluster.Connect(f.access)
+	c, err := f.connect(ctx)
 	if err != nil {
 		return nil, "", err
 	}
-	access, address, err := f.readAccess(ctx, client)
-	if err != nil {
-		return nil, "", err
-	}
-	options.Credential = f.presentCredential(client, access)
+	options.Credential = f.presentCredential(c.client, c.access)
 	options.LoginHint = fmt.Sprintf(
 		"if Secret %s/%s%s has just changed, retry in a minute; otherwise run init-hook credentials rotate",
 		f.namespace, f.name, names.SuffixCredentials)
-	registry, err := cluster.NewRegistry(config, client, f.namespace, f.release).Open(access, options)
-	return registry, address, err
+	registry, err := c.registry.Open(c.access, options)
+	return registry, c.address, err
+}
+
+// registryAccess is how to reach the cluster's registry.
+type registryAccess struct {
+	client    kubernetes.Interface
+	registry  *cluster.Registry
+	transport *http.Transport // for requests to the registry
+	access    release.PushAccess
+	address   string // that image references in pods begin with
+}
+
+// connect reads what is needed to reach the cluster's registry. The caller closes the transport's idle connections.
+func (f *clusterFlags) connect(ctx context.Context) (*registryAccess, error) {
+	config, client, err := cluster.Connect(f.access)
+	if err != nil {
+		return nil, err
+	}
+	access, address, err := f.readAccess(ctx, client)
+	if err != nil {
+		return nil, err
+	}
+	registry := cluster.NewRegistry(config, client, f.namespace, f.release)
+	transport, err := registry.Transport(access)
+	if err != nil {
+		return nil, err
+	}
+	return &registryAccess{client, registry, transport, access, address}, nil
 }
 
 // presentCredential reads the push credential each time the registry requests one, so that

@@ -88,36 +88,54 @@ func (f *collectFlags) run(cmd *cobra.Command) error {
 	if err != nil {
 		return &exitcode.Refusal{Err: err}
 	}
-	config, client, err := cluster.Connect(f.cluster.access)
+	c, err := f.cluster.connect(cmd.Context())
 	if err != nil {
 		return err
 	}
-	access, _, err := f.cluster.readAccess(cmd.Context(), client)
-	if err != nil {
-		return err
-	}
-	registry := cluster.NewRegistry(config, client, f.cluster.namespace, f.cluster.release)
-	transport, err := registry.Transport(access)
-	if err != nil {
-		return err
-	}
-	defer transport.CloseIdleConnections()
-	ctx := cmd.Context()
-	if !f.request.DryRun {
-		if err := registry.AwaitRollout(ctx, rolloutTimeout); err != nil {
-			return fmt.Errorf("collecting garbage: %w", err)
-		}
-		var stop context.CancelFunc
-		ctx, stop = registry.WatchRollout(ctx)
-		defer stop()
-	}
-	return f.collect(ctx, transport, access, cmd.OutOrStdout(), log)
+	defer c.transport.CloseIdleConnections()
+	return c.betweenRollouts(cmd.Context(), f.request, func(ctx context.Context) error {
+		return f.collect(ctx, c.transport, c.access, cmd.OutOrStdout(), log)
+	})
 }
 
-// collect runs a collection and prints its events.
+// betweenRollouts calls do, whose context ends when a rollout of the registry begins. A dry run need not wait for one.
+func (c *registryAccess) betweenRollouts(ctx context.Context, request gc.Request, do func(context.Context) error) error {
+	if request.DryRun {
+		return do(ctx)
+	}
+	if err := c.registry.AwaitRollout(ctx, rolloutTimeout); err != nil {
+		return fmt.Errorf("collecting garbage: %w", err)
+	}
+	ctx, stop := c.registry.WatchRollout(ctx)
+	defer stop()
+	return do(ctx)
+}
+
+// collect runs a collection and prints what it removes.
 func (f *collectFlags) collect(
 	ctx context.Context, transport http.RoundTripper, access release.PushAccess, stdout io.Writer, log *slog.Logger,
 ) error {
+	what := collected{DryRun: f.request.DryRun, Removed: []gc.Removed{}}
+	var err error
+	what.Result, err = collectGarbage(ctx, transport, access, f.request, log, func(removed gc.Removed) error {
+		if f.output == "text" {
+			_, err := fmt.Fprintln(stdout, removed)
+			return err
+		}
+		what.Removed = append(what.Removed, removed)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return render(stdout, f.output, what, printCollected, nil)
+}
+
+// collectGarbage runs a collection and reports each removed object.
+func collectGarbage(
+	ctx context.Context, transport http.RoundTripper, access release.PushAccess, request gc.Request, log *slog.Logger,
+	report func(gc.Removed) error,
+) (result gc.Result, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	silence := time.AfterFunc(collectionSilence, func() {
@@ -125,21 +143,17 @@ func (f *collectFlags) collect(
 			collectionSilence))
 	})
 	defer silence.Stop()
-	what := collected{DryRun: f.request.DryRun, Removed: []gc.Removed{}}
-	err := cluster.Collect(ctx, transport, access, f.request, func(e gc.Event) error {
+	err = cluster.Collect(ctx, transport, access, request, func(e gc.Event) error {
 		silence.Reset(collectionSilence)
 		switch {
 		case e.Phase == gc.Settling:
 			log.Debug("waiting for pushes in progress", "phase", e.Phase)
 		case e.Phase != "":
 			log.Debug("collecting", "phase", e.Phase)
-		case e.Removed != nil && f.output == "text":
-			_, err := fmt.Fprintln(stdout, e.Removed)
-			return err
 		case e.Removed != nil:
-			what.Removed = append(what.Removed, *e.Removed)
+			return report(*e.Removed)
 		case e.Result != nil:
-			what.Result = *e.Result
+			result = *e.Result
 		}
 		return nil
 	})
@@ -147,9 +161,9 @@ func (f *collectFlags) collect(
 		if cause := context.Cause(ctx); cause != nil {
 			err = cause
 		}
-		return fmt.Errorf("collecting garbage: %w", err)
+		return gc.Result{}, fmt.Errorf("collecting garbage: %w", err)
 	}
-	return render(stdout, f.output, what, printCollected, nil)
+	return result, nil
 }
 
 func printCollected(w io.Writer, c collected) error {

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"oras.land/oras-go/v2/errdef"
 
+	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/meter"
@@ -25,7 +26,8 @@ import (
 // listFlags are the flags of images list.
 type listFlags struct {
 	imageFlags
-	from string
+	from                   string
+	untagged, repositories bool
 }
 
 func newImagesList() *cobra.Command {
@@ -39,19 +41,26 @@ docker-daemon:NAME, in the Docker engine: reference, digest, platforms and size.
 that of the complete image, each blob counted once; images may share blobs. Untagged images
 are not listed.
 
+Of the cluster's registry, it also shows the bytes that no other image shares, the numbers of
+signatures and SBOMs, when the image was last pushed, and which workloads use it, as
+init-hook images prune --help defines it. --repositories adds up each repository.
+
 Many registries do not support listing repositories, among them Docker Hub and ghcr.io.
 
 Manifests are kept in the cache.
 
 Exit codes: 0 on success, 1 on failure, 3 if the command line is invalid.`,
 		Example: `  init-hook images list
+  init-hook images list --repositories
   init-hook images list app.tar
   init-hook images list --from registry.example.com:5000
-  init-hook images list --output json | jq -r '.[].reference'`,
+  init-hook images list --output json | jq -r '.[] | select(.usedBy == []).reference'`,
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&f.from, "from", "", "list the registry at `HOST[:PORT]` instead of the cluster's")
+	flags.BoolVar(&f.untagged, "untagged", false, "also list images of the cluster's registry without a tag")
+	flags.BoolVar(&f.repositories, "repositories", false, "list the repositories of the cluster's registry")
 	numberFlag(flags, &f.concurrency, "oci-concurrency", 1, maxConcurrency, images.DefaultConcurrency,
 		"number of parallel requests")
 	f.retryFlag(flags)
@@ -72,6 +81,8 @@ type listed struct {
 	MediaType string        `json:"mediaType"`
 	Platforms []string      `json:"platforms"`
 	Size      int64         `json:"size"` // in bytes
+	// Only for the cluster's registry.
+	*storedFacts
 }
 
 func (f *listFlags) run(cmd *cobra.Command, args []string) error {
@@ -82,6 +93,13 @@ func (f *listFlags) run(cmd *cobra.Command, args []string) error {
 	r, err := f.begin(cmd, host, func(string) bool { return f.login.plainHTTP })
 	if err != nil {
 		return err
+	}
+	if host == "" && len(args) == 0 {
+		err := r.listCluster(cmd, f)
+		if !errors.Is(err, cluster.ErrNoCatalog) || f.untagged || f.repositories {
+			return errors.Join(err, r.end())
+		}
+		r.log.Info("listing tags only", "reason", err)
 	}
 	list, err := func() ([]listed, error) {
 		if len(args) > 0 {
@@ -111,6 +129,10 @@ func (f *listFlags) check(cmd *cobra.Command, args []string) (host string, err e
 	}
 	given := f.login.given()
 	switch {
+	case f.untagged && f.repositories:
+		return "", errors.New("--untagged cannot be combined with --repositories")
+	case (f.untagged || f.repositories) && (host != "" || len(args) > 0):
+		return "", errors.New("--untagged and --repositories apply to the cluster's registry only")
 	case host != "" && len(args) > 0:
 		return "", errors.New("--from lists a registry and cannot be combined with archives, layouts or images of the " +
 			"Docker engine")

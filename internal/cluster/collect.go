@@ -8,7 +8,6 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"strings"
 
 	"github.com/zarf-dev/zarf-registry/internal/gc"
 	"github.com/zarf-dev/zarf-registry/internal/release"
@@ -39,8 +38,7 @@ func Collect(
 	case http.StatusNotFound:
 		return errors.New("the registry's release does not support garbage collection: upgrade it with init-hook install")
 	default:
-		body, _ := io.ReadAll(io.LimitReader(response.Body, maxErrorBody)) // the status is enough
-		return fmt.Errorf("the registry responded %s: %s", response.Status, strings.TrimSpace(string(body)))
+		return responseError(response)
 	}
 	events := json.NewDecoder(response.Body)
 	for {

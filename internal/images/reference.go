@@ -33,6 +33,31 @@ func Repository(ref string) (repository, tagOrDigest string, err error) {
 	return reference.Path(named), tagOf(named), nil
 }
 
+// Name is an image reference without its registry: with a tag or a digest, not both.
+type Name struct {
+	Path   string // of the repository
+	Digest digest.Digest
+	Tag    string
+	// ZarfTag is the tag under which Zarf serves the image instead of Tag. See [WithZarfTags].
+	ZarfTag string
+}
+
+// ParseName parses a reference as [Repository] does.
+func ParseName(ref string) (Name, error) {
+	named, err := parseReference(ref)
+	if err != nil {
+		return Name{}, err
+	}
+	n := Name{Path: reference.Path(named)}
+	switch named := named.(type) {
+	case reference.Digested:
+		n.Digest = named.Digest()
+	case reference.NamedTagged:
+		n.Tag, n.ZarfTag = named.Tag(), zarfTag(named)
+	}
+	return n, nil
+}
+
 // Prefix is put before the path of every repository that images are pushed to: with the prefix
 // team/mirror, nginx goes to team/mirror/library/nginx. Empty is no prefix.
 type Prefix string

@@ -115,11 +115,11 @@ func WithZarfTags(items []Item) ([]Item, error) {
 		if err != nil {
 			return nil, err
 		}
-		tagged, ok := named.(reference.Tagged)
+		tagged, ok := named.(reference.NamedTagged)
 		if !ok {
 			continue
 		}
-		tag := fmt.Sprintf("%s-zarf-%d", tagged.Tag(), crc32.ChecksumIEEE([]byte(named.Name())))
+		tag := zarfTag(tagged)
 		renamed, err := reference.WithTag(reference.TrimNamed(named), tag)
 		if err != nil {
 			return nil, fmt.Errorf("image %s: tag %s is too long for --zarf-tags: want at most 128 characters",
@@ -129,4 +129,8 @@ func WithZarfTags(items []Item) ([]Item, error) {
 		all = append(all, item)
 	}
 	return all, nil
+}
+
+func zarfTag(named reference.NamedTagged) string {
+	return fmt.Sprintf("%s-zarf-%d", named.Tag(), crc32.ChecksumIEEE([]byte(named.Name())))
 }

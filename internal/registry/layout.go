@@ -13,10 +13,10 @@ const (
 )
 
 // The paths that garbage collection needs. The first group of those in repositories is the repository;
-// digests are two groups, algorithm and encoded.
+// digests are two groups, algorithm and encoded; the second group of currentLink is the tag.
 var (
 	revisionLink = regexp.MustCompile(`^` + repositoriesPath + `/(.+)/_manifests/revisions/([^/]+)/([^/]+)/link$`)
-	currentLink  = regexp.MustCompile(`^` + repositoriesPath + `/(.+)/_manifests/tags/[^/]+/current/link$`)
+	currentLink  = regexp.MustCompile(`^` + repositoriesPath + `/(.+)/_manifests/tags/([^/]+)/current/link$`)
 	historyLink  = regexp.MustCompile(`^` + repositoriesPath + `/(.+)/_manifests/tags/[^/]+/index/([^/]+)/([^/]+)/link$`)
 	layerLink    = regexp.MustCompile(`^` + repositoriesPath + `/(.+)/_layers/([^/]+)/([^/]+)/link$`)
 	digestLink   = regexp.MustCompile(`^` + blobsPath + `/([^/]+)/[^/]+/([^/]+)/link$`)

@@ -18,8 +18,8 @@ import (
 type inventory struct {
 	driver    storagedriver.StorageDriver
 	manifests []storedManifest
-	// tagged are the manifests that a tag refers to.
-	tagged map[repositoryDigest]bool
+	// tagged are the tags of manifests that have any.
+	tagged map[repositoryDigest][]string
 	// history are the paths of entries for manifests that tags referred to once.
 	history map[repositoryDigest][]string
 	// backLinks are the directories of back links to manifests, stored or not.
@@ -50,7 +50,7 @@ type storedBlob struct {
 }
 
 func (i *inventory) read(ctx context.Context) error {
-	i.tagged, i.history = map[repositoryDigest]bool{}, map[repositoryDigest][]string{}
+	i.tagged, i.history = map[repositoryDigest][]string{}, map[repositoryDigest][]string{}
 	i.backLinks, i.canonical = map[repositoryDigest][]string{}, map[digest.Digest]digest.Digest{}
 	links, err := i.readRepositories(ctx)
 	if err != nil {
@@ -107,7 +107,8 @@ func (i *inventory) readRepositories(ctx context.Context) (links []blobLink, err
 			if err != nil {
 				return err
 			}
-			i.tagged[repositoryDigest{m[1], d}] = true
+			key := repositoryDigest{m[1], d}
+			i.tagged[key] = append(i.tagged[key], m[2])
 		}
 		return nil
 	})
@@ -198,7 +199,7 @@ func (i *inventory) mark(ctx context.Context, untagged bool, cutoff time.Time) (
 		}
 	}
 	for _, m := range i.manifests {
-		if !untagged || i.tagged[m.repositoryDigest] || m.pushed.After(cutoff) {
+		if !untagged || i.tagged[m.repositoryDigest] != nil || m.pushed.After(cutoff) {
 			add(m.digest)
 			continue
 		}

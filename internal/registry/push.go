@@ -164,6 +164,9 @@ func (m manifestStore) Delete(ctx context.Context, d digest.Digest) error {
 	if err != nil {
 		return m.ManifestService.Delete(ctx, d)
 	}
+	if err := m.checkUnmodified(ctx, d); err != nil {
+		return err
+	}
 	mediaType, content, err := manifest.Payload()
 	if err != nil {
 		return err

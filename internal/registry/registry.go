@@ -288,9 +288,9 @@ func (s *Server) endpoint(front *front, address string) *endpoint {
 }
 
 func (s *Server) front(name string, policy policy) *front {
-	next := withPushes(withManifestLock(s.leases, extended(s.app, s.source)))
+	next := withConditionalDeletes(withPushes(withManifestLock(s.leases, extended(s.app, s.source))))
 	if policy.mutualTLS {
-		next = s.withGarbageCollection(next)
+		next = s.withCatalog(s.withGarbageCollection(next))
 	}
 	f := &front{
 		name:        name,

@@ -1,0 +1,118 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/zarf-dev/zarf-registry/internal/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/workloads"
+)
+
+// deleteFlags are the flags of images delete.
+type deleteFlags struct {
+	removalFlags
+	force bool
+}
+
+func newImagesDelete() *cobra.Command {
+	f := &deleteFlags{}
+	cmd := &cobra.Command{
+		Use:   "delete REFERENCE...",
+		Short: "Delete images from the cluster's registry",
+		Long: `delete removes images from the cluster's registry, with their platforms, signatures and SBOMs
+unless another image needs these, and then collects garbage.
+
+A tag is deleted with its image, or alone if the image has other tags. A digest is deleted with
+all of its tags.
+
+delete refuses to delete images that a workload uses, as init-hook images prune defines it,
+unless --force is given.
+
+Exit codes: 0 on success, 1 on failure, 3 if nothing was deleted because a reference is
+invalid, unknown or in use.`,
+		Example: `  init-hook images delete 127.0.0.1:31999/team/app:1
+  init-hook images delete team/app:1 team/app:2 --dry-run
+  init-hook images delete team/app@sha256:6f4d…`,
+		Args: minimumArgs(1, "nothing to delete: name images by tag or digest"),
+		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
+	}
+	cmd.Flags().BoolVar(&f.force, "force", false, "also delete images that workloads use")
+	f.register(cmd)
+	return cmd
+}
+
+func (f *deleteFlags) run(cmd *cobra.Command, args []string) error {
+	errs := []error{f.validate()}
+	names := make([]images.Name, len(args))
+	for i, arg := range args {
+		var err error
+		if names[i], err = images.ParseName(arg); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return &exitcode.Refusal{Err: err}
+	}
+	return f.remove(cmd, func(content *catalog.Catalog, used *workloads.Set) (choice, error) {
+		return f.choose(content, used, args, names)
+	})
+}
+
+// choose keeps all images but those that are named by their digest or by all of their tags.
+func (f *deleteFlags) choose(content *catalog.Catalog, used *workloads.Set, args []string, names []images.Name) (
+	choice, error,
+) {
+	decisions := make([]catalog.Decision, 0, len(content.Manifests))
+	for _, image := range content.Images() {
+		decisions = append(decisions, catalog.Decision{Image: image, Kept: "not named"})
+	}
+	whole := map[int]bool{} // by position, of images whose digest is named
+	tags := map[int][]string{}
+	var errs []error
+	for i, n := range names {
+		at := slices.IndexFunc(decisions, func(d catalog.Decision) bool { return isNamed(args[i], n, d.Image) })
+		if at < 0 {
+			errs = append(errs, fmt.Errorf("%s: not found; init-hook images list --untagged lists what exists", args[i]))
+			continue
+		}
+		whole[at] = whole[at] || n.Digest != ""
+		tags[at] = append(tags[at], n.Tag)
+	}
+	var untagged []tagged
+	for _, at := range slices.Sorted(maps.Keys(tags)) {
+		image := decisions[at].Image
+		if strings.HasPrefix(image.Repository, catalog.OwnRepositories) {
+			errs = append(errs, fmt.Errorf("%s belongs to the registry itself", image.Reference()))
+		}
+		if using := used.Using(image); len(using) > 0 && !f.force {
+			errs = append(errs, fmt.Errorf("%s is used by %s: delete these first, or add --force", image.Reference(),
+				strings.Join(using, ", ")))
+		}
+		left := slices.ContainsFunc(image.Tags, func(tag string) bool { return !slices.Contains(tags[at], tag) })
+		if whole[at] || !left {
+			decisions[at].Kept = ""
+			continue
+		}
+		decisions[at].Kept = "has other tags"
+		for _, tag := range tags[at] {
+			untagged = append(untagged, tagged{image.Repository, tag})
+		}
+	}
+	return choice{decisions, untagged}, errors.Join(errs...)
+}
+
+// isNamed tells whether a reference is that of an image in the cluster's registry. A reference without a host is first
+// taken as it is, and then as Docker completes it: nginx is library/nginx.
+func isNamed(reference string, n images.Name, image *catalog.Image) bool {
+	if n.Digest != "" && !image.Is(n.Digest) || n.Digest == "" && !slices.Contains(image.Tags, n.Tag) {
+		return false
+	}
+	return image.Repository == n.Path || "library/"+image.Repository == n.Path && !strings.Contains(reference, "/")
+}

@@ -1,0 +1,204 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/zarf-dev/zarf-registry/internal/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/cluster"
+	"github.com/zarf-dev/zarf-registry/internal/meter"
+	"github.com/zarf-dev/zarf-registry/internal/workloads"
+)
+
+// storedFacts is what the cluster's registry knows of an image or of a repository.
+type storedFacts struct {
+	Unshared   int64     `json:"unshared"` // bytes that nothing else in the registry shares
+	Signatures int       `json:"signatures"`
+	SBOMs      int       `json:"sboms"`
+	Pushed     time.Time `json:"pushed"` // last
+	// UsedBy names workloads. It is null if the cluster's workloads may not be listed.
+	UsedBy  []string `json:"usedBy"`
+	Problem string   `json:"problem,omitempty"`
+}
+
+// listedRepository is a repository as list --repositories prints it.
+type listedRepository struct {
+	Repository string   `json:"repository"` // with the registry's address
+	Images     int      `json:"images"`
+	Tags       int      `json:"tags"`
+	Platforms  []string `json:"platforms"`
+	Size       int64    `json:"size"` // in bytes, each blob counted once
+	*storedFacts
+}
+
+// listCluster lists what the cluster's registry contains. The error is [cluster.ErrNoCatalog] if an earlier release of
+// the registry runs.
+func (r *imageRun) listCluster(cmd *cobra.Command, f *listFlags) error {
+	ctx := cmd.Context()
+	c, err := r.cluster.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.transport.CloseIdleConnections()
+	content, err := cluster.Catalog(ctx, c.transport, c.access)
+	if err != nil {
+		return err
+	}
+	l := &lister{content: content, address: c.address, unshared: content.Unshared()}
+	used, err := workloads.List(ctx, c.client)
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case err != nil:
+		r.log.Warn("cannot tell which images are used", "error", err)
+	default:
+		l.using = used.Using
+	}
+	if f.repositories {
+		return render(cmd.OutOrStdout(), f.output, l.repositories(), printRepositories, nil)
+	}
+	return render(cmd.OutOrStdout(), f.output, l.images(f.untagged), printStored, nil)
+}
+
+// lister describes the content of the cluster's registry.
+type lister struct {
+	content  *catalog.Catalog
+	address  string
+	unshared func([]*catalog.Manifest) int64
+	using    func(*catalog.Image) []string // nil if unknown
+}
+
+// images returns the images by each of their tags, and those without a tag by their digest.
+func (l *lister) images(untagged bool) []listed {
+	list := []listed{}
+	for _, image := range l.content.Images() {
+		if len(image.Tags) == 0 && !untagged {
+			continue
+		}
+		facts := l.facts([]*catalog.Image{image})
+		for _, ref := range imageReferences(l.address, image) {
+			list = append(list, listed{
+				Reference: ref, Digest: image.Digest, MediaType: image.MediaType, Platforms: nonNil(image.Platforms),
+				Size: l.content.Size(image.Members), storedFacts: facts,
+			})
+		}
+	}
+	return list
+}
+
+func (l *lister) repositories() []listedRepository {
+	list := []listedRepository{}
+	images := l.content.Images()
+	for len(images) > 0 {
+		name := images[0].Repository
+		end := slices.IndexFunc(images, func(i *catalog.Image) bool { return i.Repository != name })
+		if end < 0 {
+			end = len(images)
+		}
+		group := images[:end]
+		images = images[end:]
+		r := listedRepository{
+			Repository: l.address + "/" + name, Images: len(group), Size: l.content.Size(members(group)),
+			storedFacts: l.facts(group), Platforms: []string{},
+		}
+		for _, image := range group {
+			r.Tags += len(image.Tags)
+			r.Platforms = append(r.Platforms, image.Platforms...)
+		}
+		slices.Sort(r.Platforms)
+		r.Platforms = slices.Compact(r.Platforms)
+		list = append(list, r)
+	}
+	return list
+}
+
+// members returns the manifests of images, each once.
+func members(images []*catalog.Image) []*catalog.Manifest {
+	var all []*catalog.Manifest
+	seen := map[*catalog.Manifest]bool{}
+	for _, image := range images {
+		for _, m := range image.Members {
+			if !seen[m] {
+				seen[m] = true
+				all = append(all, m)
+			}
+		}
+	}
+	return all
+}
+
+func (l *lister) facts(images []*catalog.Image) *storedFacts {
+	facts := &storedFacts{Unshared: l.unshared(members(images))}
+	if l.using != nil {
+		facts.UsedBy = []string{}
+	}
+	for _, image := range images {
+		facts.Signatures += image.Signatures
+		facts.SBOMs += image.SBOMs
+		if image.Pushed.After(facts.Pushed) {
+			facts.Pushed = image.Pushed.UTC()
+		}
+		if l.using != nil {
+			facts.UsedBy = append(facts.UsedBy, l.using(image)...)
+		}
+		facts.Problem = cmp.Or(facts.Problem, image.Problem)
+	}
+	slices.Sort(facts.UsedBy)
+	facts.UsedBy = slices.Compact(facts.UsedBy)
+	return facts
+}
+
+func nonNil(list []string) []string {
+	if list == nil {
+		return []string{}
+	}
+	return list
+}
+
+// printStored writes a table of images.
+func printStored(w io.Writer, list []listed) error {
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "REFERENCE\tPLATFORMS\tSIZE\tUNSHARED\tSIGNATURES\tSBOMS\tPUSHED\tUSED BY")
+	for _, l := range list {
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", l.Reference, cmp.Or(strings.Join(l.Platforms, ","), "-"),
+			meter.FormatBytes(l.Size), l.cells())
+	}
+	return table.Flush()
+}
+
+// printRepositories writes a table of repositories.
+func printRepositories(w io.Writer, list []listedRepository) error {
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "REPOSITORY\tIMAGES\tTAGS\tPLATFORMS\tSIZE\tUNSHARED\tSIGNATURES\tSBOMS\tPUSHED\tUSED BY")
+	for _, r := range list {
+		fmt.Fprintf(table, "%s\t%d\t%d\t%s\t%s\t%s\n", r.Repository, r.Images, r.Tags,
+			cmp.Or(strings.Join(r.Platforms, ","), "-"), meter.FormatBytes(r.Size), r.cells())
+	}
+	return table.Flush()
+}
+
+func (f *storedFacts) cells() string {
+	users := "-"
+	switch n := len(f.UsedBy); {
+	case f.Problem != "":
+		users = "cannot be read: " + f.Problem
+	case f.UsedBy == nil:
+		users = "unknown"
+	case n > 0:
+		users = f.UsedBy[0]
+		if n > 1 {
+			users += fmt.Sprintf(" and %d more", n-1)
+		}
+	}
+	return strings.Join([]string{meter.FormatBytes(f.Unshared), strconv.Itoa(f.Signatures), strconv.Itoa(f.SBOMs),
+		f.Pushed.Format(time.DateOnly), users}, "\t")
+}

@@ -1,0 +1,200 @@
+package cli
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/zarf-dev/zarf-registry/internal/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/internal/gc"
+	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/workloads"
+)
+
+// contents is a catalog with images that have these tags.
+func contents(tags map[string][]string) *catalog.Catalog {
+	c := &catalog.Catalog{Blobs: map[digest.Digest]catalog.Blob{}, At: time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)}
+	for _, repository := range []string{"library/nginx", "nginx", "team/app", "zarf-registry/init-hook"} {
+		d := digest.FromString(repository)
+		c.Blobs[d] = catalog.Blob{Digest: d, Size: 1000}
+		c.Manifests = append(c.Manifests, &catalog.Manifest{Repository: repository, Digest: d, Tags: tags[repository],
+			Pushed: c.At.Add(-48 * time.Hour), Platforms: []string{"linux/amd64"}})
+	}
+	return c
+}
+
+func TestDeleteChooses(t *testing.T) {
+	content := contents(map[string][]string{"library/nginx": {"1"}, "nginx": {"own"}, "team/app": {"1", "2", "latest"},
+		"zarf-registry/init-hook": {"0.1.0"}})
+	used, err := workloads.List(t.Context(), fake.NewClientset())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := used.AddList("Pod shop/web", []string{"nginx:1"}); err != nil {
+		t.Fatal(err)
+	}
+	app := "team/app@" + digest.FromString("team/app").String()
+	for _, c := range []struct {
+		args           string
+		force          bool
+		deleted, untag string
+		fails          []string
+	}{
+		{"team/app:1", false, "", "team/app:1", nil},
+		{"127.0.0.1:31999/team/app:1 team/app:2 team/app", false, "team/app", "", nil},
+		{app, false, "team/app", "", nil},
+		{"nginx:own", false, "nginx", "", nil},
+		{"127.0.0.1:31999/nginx:own", false, "nginx", "", nil},
+		{"nginx:1", true, "library/nginx", "", nil},
+		{"nginx:1", false, "", "", []string{"library/nginx:1 is used by Pod shop/web", "--force"}},
+		{"team/app:3 other/app:1", false, "", "", []string{"team/app:3: not found", "other/app:1: not found"}},
+		{"zarf-registry/init-hook:0.1.0", true, "", "", []string{"belongs to the registry itself"}},
+	} {
+		args := strings.Fields(c.args)
+		names := make([]images.Name, len(args))
+		for i, arg := range args {
+			if names[i], err = images.ParseName(arg); err != nil {
+				t.Fatal(err)
+			}
+		}
+		chosen, err := (&deleteFlags{force: c.force}).choose(content, used, args, names)
+		for _, want := range c.fails {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: error is %v, want %q", c.args, err, want)
+			}
+		}
+		if len(c.fails) > 0 {
+			continue
+		}
+		var deleted, untag []string
+		for _, m := range catalog.Doomed(chosen.decisions) {
+			deleted = append(deleted, m.Repository)
+		}
+		for _, u := range chosen.untagged {
+			untag = append(untag, u.repository+":"+u.tag)
+		}
+		if strings.Join(deleted, " ") != c.deleted || strings.Join(untag, " ") != c.untag || err != nil {
+			t.Errorf("%s deletes %q and the tags %q, error %v", c.args, deleted, untag, err)
+		}
+	}
+}
+
+func TestRemovalIsPrinted(t *testing.T) {
+	content := contents(map[string][]string{"team/app": {"1", "2"}})
+	decisions := content.Decide(catalog.Rules{Match: mustPatterns(t, "team/*"), Used: func(*catalog.Image) []string { return nil }})
+	doomed := catalog.Doomed(decisions)
+	what := newRemoval(true, "127.0.0.1:31999", content, choice{decisions, []tagged{{"nginx", "1"}}}, doomed)
+	what.Frees = content.Frees(doomed, 0)
+	f := &removalFlags{collect: true, request: gc.Request{Grace: time.Hour}}
+	for _, c := range []struct {
+		change func()
+		want   string
+	}{
+		{func() {}, "would delete 1 images with 1 manifests; garbage collection would free 1.0 kB"},
+		{func() { f.collect = false }, "would delete 1 images with 1 manifests; init-hook garbage-collect would free 1.0 kB"},
+		{func() { what.DryRun, what.Frees.LaterBytes = false, 5 },
+			"deleted 1 images with 1 manifests; init-hook garbage-collect frees 1.0 kB; 5 B more after the grace period of 1h0m0s"},
+		{func() { what.Collected, what.Changed, what.Frees.LaterBytes = &gc.Result{Bytes: 990}, []string{"x"}, 0 },
+			"deleted 1 images with 0 manifests; garbage collection freed 990 B; 1 manifests were pushed again meanwhile and " +
+				"are kept"},
+	} {
+		c.change()
+		var out bytes.Buffer
+		if err := f.print(&out, what); err != nil {
+			t.Fatal(err)
+		}
+		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+		if lines[len(lines)-1] != c.want {
+			t.Errorf("it prints %q, want %q", lines[len(lines)-1], c.want)
+		}
+		for _, want := range []string{"127.0.0.1:31999/team/app:1  2026-10-30T00:00:00Z  1.0 kB",
+			"127.0.0.1:31999/team/app:2  2026-10-30T00:00:00Z  the same image", "127.0.0.1:31999/nginx:1: its image has other tags"} {
+			if !strings.Contains(out.String(), want) {
+				t.Errorf("it lacks %q:\n%s", want, &out)
+			}
+		}
+	}
+}
+
+func mustPatterns(t *testing.T, texts ...string) (all []catalog.Pattern) {
+	t.Helper()
+	for _, text := range texts {
+		p, err := catalog.ParsePattern(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+func TestInvalidRemovalsAreRefused(t *testing.T) {
+	list := filepath.Join(t.TempDir(), "list")
+	if err := os.WriteFile(list, []byte("Bad Name\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := newImageCommand(t, nil)
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"prune"}, "no rule selects images"},
+		{[]string{"prune", "--keep-last=-1"}, "must not be negative"},
+		{[]string{"prune", "--older-than=soon"}, "want a duration"},
+		{[]string{"prune", "--match=127.0.0.1:31999/a"}, "--match"},
+		{[]string{"prune", "--untagged", "--keep=A"}, "--keep"},
+		{[]string{"prune", "--untagged", "--keep-list=" + list}, "Bad Name"},
+		{[]string{"prune", "--untagged", "--keep-list=" + list + "x"}, "no such file"},
+		{[]string{"prune", "--untagged", "--output=yaml"}, "--output"},
+		{[]string{"prune", "--untagged", "--grace-period=-1h"}, "grace period"},
+		{[]string{"delete"}, "nothing to delete"},
+		{[]string{"delete", "Bad Name"}, "Bad Name"},
+		{[]string{"list", "--untagged", "--from=registry.example.com"}, "cluster's registry only"},
+		{[]string{"list", "--repositories", "app.tar"}, "cluster's registry only"},
+		{[]string{"list", "--repositories", "--untagged"}, "cannot be combined"},
+	} {
+		if said, _ := c.fails(exitcode.Refused, "", tt.args...); !strings.Contains(said, tt.want) {
+			t.Errorf("%q: %s, want %q", tt.args, said, tt.want)
+		}
+	}
+}
+
+func TestStoredImagesAreListed(t *testing.T) {
+	content := contents(map[string][]string{"library/nginx": {"1", "2"}, "nginx": {"1"}})
+	l := &lister{content: content, address: "[::1]:31999", unshared: content.Unshared()}
+	if all, tagged := l.images(true), l.images(false); len(all) != 5 || len(tagged) != 3 || all[0].UsedBy != nil {
+		t.Errorf("%d images, of which %d have tags: %+v", len(all), len(tagged), all)
+	}
+	l.using = func(i *catalog.Image) []string {
+		if i.Repository == "nginx" {
+			return []string{"Pod a/b", "Pod a/c"}
+		}
+		return nil
+	}
+	var out bytes.Buffer
+	if err := printStored(&out, l.images(false)); err != nil {
+		t.Fatal(err)
+	}
+	same(t, "list", strings.Join(strings.Fields(out.String()), " "), strings.Join([]string{
+		"REFERENCE PLATFORMS SIZE UNSHARED SIGNATURES SBOMS PUSHED USED BY",
+		"[::1]:31999/library/nginx:1 linux/amd64 1.0 kB 1.0 kB 0 0 2026-10-30 -",
+		"[::1]:31999/library/nginx:2 linux/amd64 1.0 kB 1.0 kB 0 0 2026-10-30 -",
+		"[::1]:31999/nginx:1 linux/amd64 1.0 kB 1.0 kB 0 0 2026-10-30 Pod a/b and 1 more",
+	}, " "))
+	out.Reset()
+	if err := printRepositories(&out, l.repositories()[:2]); err != nil {
+		t.Fatal(err)
+	}
+	same(t, "list --repositories", strings.Join(strings.Fields(out.String()), " "), strings.Join([]string{
+		"REPOSITORY IMAGES TAGS PLATFORMS SIZE UNSHARED SIGNATURES SBOMS PUSHED USED BY",
+		"[::1]:31999/library/nginx 1 2 linux/amd64 1.0 kB 1.0 kB 0 0 2026-10-30 -",
+		"[::1]:31999/nginx 1 1 linux/amd64 1.0 kB 1.0 kB 0 0 2026-10-30 Pod a/b and 1 more",
+	}, " "))
+}

@@ -1,0 +1,229 @@
+package registry
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"path"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/containerd/platforms"
+	"github.com/distribution/distribution/v3/registry/api/errcode"
+	"github.com/opencontainers/go-digest"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+)
+
+// withCatalog serves the catalog, one request at a time: it reads all manifests.
+func (s *Server) withCatalog(next http.Handler) http.Handler {
+	var reading sync.Mutex
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != catalog.Path {
+			next.ServeHTTP(w, r)
+			return
+		}
+		who, _ := r.Context().Value(callerKey{}).(*caller)
+		switch {
+		case r.Method != http.MethodGet:
+			w.Header().Set("Allow", http.MethodGet)
+			writeError(w, errcode.ErrorCodeUnsupported.WithMessage("the catalog requires GET"))
+		case who == nil || !slices.Contains(who.roles, pki.OrganizationPush):
+			writeError(w, denied("the catalog needs a client certificate with the role %q", pki.OrganizationPush))
+		default:
+			reading.Lock()
+			defer reading.Unlock()
+			s.serveCatalog(w, r)
+		}
+	})
+}
+
+func (s *Server) serveCatalog(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	w.Header().Set("Cache-Control", "no-store")
+	buffered := bufio.NewWriter(w)
+	encoder := json.NewEncoder(buffered)
+	began := time.Now()
+	last := catalog.Event{End: &began}
+	err := readCatalog(r.Context(), &inventory{driver: s.source.driver}, func(e catalog.Event) error {
+		return encoder.Encode(e)
+	})
+	if err != nil {
+		s.log.Error("reading the catalog failed", "error", err)
+		last = catalog.Event{Error: err.Error()}
+	}
+	_ = errors.Join(encoder.Encode(last), buffered.Flush()) // the client may have disconnected
+}
+
+// readCatalog calls report for all blobs and then all manifests, ordered by repository and digest.
+func readCatalog(ctx context.Context, stored *inventory, report func(catalog.Event) error) error {
+	if err := stored.read(ctx); err != nil {
+		return fmt.Errorf("reading the storage: %w", err)
+	}
+	for _, d := range stored.order {
+		b := stored.blobs[d]
+		err := report(catalog.Event{Blob: &catalog.Blob{Digest: d, Size: b.size, Written: b.newest}})
+		if err != nil {
+			return err
+		}
+	}
+	manifests := map[repositoryDigest]*catalog.Manifest{} // by the SHA-256 digest
+	unique := map[digest.Digest]bool{}
+	for _, m := range stored.manifests {
+		key := repositoryDigest{m.repository, stored.stored(m.digest)}
+		listed := manifests[key]
+		if listed == nil {
+			listed = &catalog.Manifest{Repository: m.repository, Digest: key.digest}
+			manifests[key], unique[key.digest] = listed, true
+		}
+		if m.digest != key.digest {
+			listed.Aliases = append(listed.Aliases, m.digest)
+		}
+		if m.pushed.After(listed.Pushed) {
+			listed.Pushed = m.pushed
+		}
+		listed.Tags = append(listed.Tags, stored.tagged[m.repositoryDigest]...)
+	}
+	contents, err := stored.describeAll(ctx, slices.Collect(maps.Keys(unique)))
+	if err != nil {
+		return err
+	}
+	list := slices.SortedFunc(maps.Values(manifests), func(a, b *catalog.Manifest) int {
+		return cmp.Or(cmp.Compare(a.Repository, b.Repository), cmp.Compare(a.Digest, b.Digest))
+	})
+	for _, m := range list {
+		slices.Sort(m.Tags)
+		content := contents[m.Digest]
+		m.MediaType, m.ArtifactType, m.Predicates = content.MediaType, content.ArtifactType, content.Predicates
+		m.Platforms, m.Subject, m.Needs, m.Problem = content.Platforms, content.Subject, content.Needs, content.Problem
+		if err := report(catalog.Event{Manifest: m}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// describeAll returns what the contents of manifests say, by digest.
+func (i *inventory) describeAll(ctx context.Context, digests []digest.Digest) (
+	map[digest.Digest]*catalog.Manifest, error,
+) {
+	found := map[digest.Digest]*catalog.Manifest{}
+	var mu sync.Mutex
+	err := inParallel(ctx, digests, storageConcurrency, func(ctx context.Context, d digest.Digest) error {
+		m, err := i.describe(ctx, d)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
+			m = &catalog.Manifest{Problem: err.Error()}
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		found[d] = m
+		return nil
+	})
+	return found, err
+}
+
+// predicateAnnotations name the type of an in-toto statement: BuildKit's at a layer, Sigstore's at the manifest.
+// https://github.com/moby/buildkit/blob/v0.20.0/docs/attestations/attestation-storage.md
+// https://github.com/sigstore/cosign/blob/v2.4.3/specs/BUNDLE_SPEC.md
+var predicateAnnotations = []string{"in-toto.io/predicate-type", "predicateType", "dev.sigstore.bundle.predicateType"}
+
+// describe returns what the content of a manifest says.
+func (i *inventory) describe(ctx context.Context, d digest.Digest) (*catalog.Manifest, error) {
+	content, err := i.content(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	references, err := parseReferences(content)
+	if err != nil {
+		return nil, err
+	}
+	var parts struct {
+		MediaType    string            `json:"mediaType"`
+		ArtifactType string            `json:"artifactType"`
+		Config       *v1.Descriptor    `json:"config"`
+		Layers       []v1.Descriptor   `json:"layers"`
+		Manifests    []v1.Descriptor   `json:"manifests"`
+		Annotations  map[string]string `json:"annotations"`
+	}
+	if err := json.Unmarshal(content, &parts); err != nil {
+		return nil, err
+	}
+	m := &catalog.Manifest{MediaType: parts.MediaType, ArtifactType: parts.ArtifactType}
+	if references.subject != "" {
+		m.Subject = i.stored(references.subject)
+	}
+	for _, needed := range references.needs {
+		m.Needs = append(m.Needs, i.stored(needed))
+	}
+	slices.Sort(m.Needs)
+	m.Needs = slices.Compact(m.Needs)
+	addPredicate := func(annotations map[string]string) {
+		for _, key := range predicateAnnotations {
+			if p := annotations[key]; p != "" && !slices.Contains(m.Predicates, p) {
+				m.Predicates = append(m.Predicates, p)
+			}
+		}
+	}
+	addPredicate(parts.Annotations)
+	for _, layer := range parts.Layers {
+		addPredicate(layer.Annotations)
+	}
+	for _, child := range parts.Manifests {
+		addPlatform(m, child.Platform)
+	}
+	if parts.Config != nil {
+		m.ArtifactType = cmp.Or(m.ArtifactType, parts.Config.MediaType)
+		if oci.IsConfig(parts.Config.MediaType) {
+			platform, err := i.platform(ctx, i.stored(parts.Config.Digest))
+			if err != nil {
+				return nil, fmt.Errorf("its configuration: %w", err)
+			}
+			addPlatform(m, platform)
+		}
+	}
+	return m, nil
+}
+
+// content returns a manifest or a configuration. Others are larger than the limit.
+func (i *inventory) content(ctx context.Context, d digest.Digest) ([]byte, error) {
+	b := i.blobs[d]
+	switch {
+	case b == nil:
+		return nil, fmt.Errorf("%s is missing from the storage: push the image again", d)
+	case b.size > oci.MaxManifestSize:
+		return nil, fmt.Errorf("%s has %d bytes, more than a manifest may have", d, b.size)
+	}
+	return i.driver.GetContent(ctx, path.Join(b.path, "data"))
+}
+
+// platform returns that of an image's configuration.
+func (i *inventory) platform(ctx context.Context, d digest.Digest) (*v1.Platform, error) {
+	content, err := i.content(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	var platform v1.Platform
+	return &platform, json.Unmarshal(content, &platform)
+}
+
+// addPlatform adds a platform, unless it is that of an attestation.
+func addPlatform(m *catalog.Manifest, p *v1.Platform) {
+	if p == nil || p.OS == "" || p.OS == "unknown" {
+		return
+	}
+	if text := platforms.Format(platforms.Normalize(*p)); !slices.Contains(m.Platforms, text) {
+		m.Platforms = append(m.Platforms, text)
+	}
+}

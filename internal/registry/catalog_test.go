@@ -1,0 +1,179 @@
+package registry
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/internal/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/gc"
+)
+
+// catalog reads the registry's catalog.
+func (c client) contents() *catalog.Catalog {
+	c.t.Helper()
+	read, err := catalog.Read(strings.NewReader(c.must(http.StatusOK, "GET", catalog.Path, nil).body))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return read
+}
+
+// imageAt returns the image that is listed under a reference without an address.
+func imageAt(t *testing.T, images []*catalog.Image, reference string) *catalog.Image {
+	t.Helper()
+	at := slices.IndexFunc(images, func(i *catalog.Image) bool { return i.Reference() == reference })
+	if at < 0 {
+		t.Fatalf("%s is not listed", reference)
+	}
+	return images[at]
+}
+
+// pushPlatform pushes the manifest of an image for linux/arm64, without a tag.
+func (c client) pushPlatform(repository, layer string) digest.Digest {
+	c.t.Helper()
+	const config = `{"os":"linux","architecture":"arm64","variant":"v8"}`
+	d, _ := c.put(repository, "", ociManifest, map[string]any{
+		"config": map[string]any{"mediaType": "application/vnd.oci.image.config.v1+json",
+			"digest": c.pushBlob(repository, config), "size": len(config)},
+		"layers": []any{map[string]any{"mediaType": "application/vnd.oci.image.layer.v1.tar",
+			"digest": c.pushBlob(repository, layer), "size": len(layer)}},
+	})
+	return d
+}
+
+func TestCatalogListsEverything(t *testing.T) {
+	i := startQuick(t, newTestCA(t), t.TempDir())
+	c := i.pusher()
+	if empty := c.contents(); len(empty.Manifests) != 0 || len(empty.Blobs) != 0 || time.Since(empty.At) > time.Hour {
+		t.Errorf("an empty registry has %+v", empty)
+	}
+	single, text := c.pushImage("team/a", "1", "layer of a")
+	c.must(http.StatusCreated, "PUT", "/v2/team/a/manifests/2", strings.NewReader(text), "Content-Type", ociManifest)
+	child := c.pushPlatform("team/b", "layer of b")
+	index, _ := c.put("team/b", "multi", ociIndex, map[string]any{"manifests": []any{map[string]any{
+		"mediaType": ociManifest, "digest": child, "size": 1, "platform": map[string]any{"os": "linux", "architecture": "arm64"},
+	}}})
+	signature, _ := c.put("team/b", "", ociManifest, map[string]any{
+		"artifactType": "application/vnd.dev.cosign.artifact.sig.v1+json",
+		"config":       map[string]any{"mediaType": "application/vnd.oci.empty.v1+json", "digest": c.pushBlob("team/b", "{}"), "size": 2},
+		"layers":       []any{},
+		"subject":      map[string]any{"mediaType": ociIndex, "digest": index, "size": 1},
+	})
+	c.put("team/c", "sha512?tag=1", ociManifest, c.image512("team/c", "layer of c"))
+
+	read := c.contents()
+	images := read.Images()
+	a := imageAt(t, images, "team/a:1")
+	if a.Digest != single || !slices.Equal(a.Tags, []string{"1", "2"}) || a.MediaType != ociManifest ||
+		time.Since(a.Pushed) > time.Hour || !slices.Contains(a.Needs, digest.FromString("layer of a")) {
+		t.Errorf("the image is %+v", a.Manifest)
+	}
+	b := imageAt(t, images, "team/b:multi")
+	if b.Digest != index || !slices.Equal(b.Platforms, []string{"linux/arm64"}) || b.Signatures != 1 || len(b.Members) != 3 {
+		t.Errorf("the index is %+v with %d members and %d signatures", b.Manifest, len(b.Members), b.Signatures)
+	}
+	for _, m := range b.Members {
+		switch m.Digest {
+		case child:
+			if !slices.Equal(m.Platforms, []string{"linux/arm64"}) {
+				t.Errorf("the platforms of the child are %q", m.Platforms)
+			}
+		case signature:
+			if m.Subject != index || !m.IsSignature() {
+				t.Errorf("the signature is %+v", m)
+			}
+		}
+	}
+	at := slices.IndexFunc(images, func(i *catalog.Image) bool { return i.Repository == "team/c" })
+	if len(images) != 3 || at < 0 || len(images[at].Aliases) != 1 || images[at].Aliases[0].Algorithm() != digest.SHA512 ||
+		read.Blobs[digest.FromString("layer of c")].Size != int64(len("layer of c")) {
+		t.Errorf("there are %d images; that of the SHA-512 digest is at %d: %+v", len(images), at, images)
+	}
+}
+
+func TestCatalogIsForPushersOnly(t *testing.T) {
+	i := startQuick(t, newTestCA(t), t.TempDir())
+	i.node().must(http.StatusForbidden, "GET", catalog.Path, nil)
+	i.plain().as(pushUser, pushPassword).must(http.StatusNotFound, "GET", catalog.Path, nil)
+	i.pusher().must(http.StatusMethodNotAllowed, "POST", catalog.Path, nil)
+}
+
+// What the preview of a deletion says is what the collection after it frees.
+func TestPreviewOfADeletionIsExact(t *testing.T) {
+	i := startQuick(t, newTestCA(t), t.TempDir())
+	c := i.pusher()
+	c.pushImage("team/a", "kept", "shared layer")
+	c.pushImage("team/b", "old", "shared layer")
+	c.pushImage("team/b", "gone", "layer that only this image has")
+	child := c.pushPlatform("team/c", "layer of an index")
+	c.put("team/c", "gone", ociIndex, map[string]any{"manifests": []any{map[string]any{
+		"mediaType": ociManifest, "digest": child, "size": 1,
+	}}})
+	older()
+	time.Sleep(1100 * time.Millisecond) // HTTP's dates have seconds
+
+	read := c.contents()
+	decisions := read.Decide(catalog.Rules{Untagged: false, Match: patterns(t, "team/b", "*:gone"),
+		Used: func(*catalog.Image) []string { return nil }})
+	doomed := catalog.Doomed(decisions)
+	if len(doomed) != 4 {
+		t.Fatalf("to be deleted: %+v", doomed)
+	}
+	preview := read.Frees(doomed, 0)
+	for _, m := range doomed {
+		c.must(http.StatusAccepted, "DELETE", "/v2/"+m.Repository+"/manifests/"+m.Digest.String(), nil,
+			"If-Unmodified-Since", read.At.UTC().Format(http.TimeFormat))
+	}
+	events := c.collect(gc.Request{})
+	result := events[len(events)-1].Result
+	if result == nil || result.Bytes != preview.Bytes || result.Blobs != preview.Blobs || preview.Blobs < 5 {
+		t.Errorf("collected %+v, the preview was %+v", result, preview)
+	}
+	c.must(http.StatusOK, "GET", "/v2/team/a/blobs/"+digest.FromString("shared layer").String(), nil)
+}
+
+func patterns(t *testing.T, texts ...string) (all []catalog.Pattern) {
+	t.Helper()
+	for _, text := range texts {
+		p, err := catalog.ParsePattern(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+func TestConditionalDeletion(t *testing.T) {
+	i := startQuick(t, newTestCA(t), t.TempDir())
+	c := i.pusher()
+	since := func(at time.Time) []string { return []string{"If-Unmodified-Since", at.UTC().Format(http.TimeFormat)} }
+	image, text := c.pushImage("a", "1", "layer")
+	child := c.pushPlatform("a", "layer of an index")
+	index, _ := c.put("a", "multi", ociIndex, map[string]any{"manifests": []any{map[string]any{
+		"mediaType": ociManifest, "digest": child, "size": 1,
+	}}})
+	path := "/v2/a/manifests/"
+
+	refused := c.must(http.StatusPreconditionFailed, "DELETE", path+image.String(), nil, since(time.Now().Add(-time.Minute))...)
+	if !strings.Contains(refused.body, "pushed again") {
+		t.Errorf("pushed since: %s", refused.body)
+	}
+	refused = c.must(http.StatusPreconditionFailed, "DELETE", path+child.String(), nil, since(time.Now().Add(time.Minute))...)
+	if !strings.Contains(refused.body, index.String()) {
+		t.Errorf("part of an index: %s", refused.body)
+	}
+	c.must(http.StatusBadRequest, "DELETE", path+image.String(), nil, "If-Unmodified-Since", "yesterday")
+	for _, ref := range []string{"1", "multi", child.String()} {
+		c.must(http.StatusOK, "GET", path+ref, nil)
+	}
+	c.must(http.StatusAccepted, "DELETE", path+index.String(), nil, since(time.Now().Add(time.Minute))...)
+	c.must(http.StatusAccepted, "DELETE", path+child.String(), nil, since(time.Now().Add(time.Minute))...)
+	c.must(http.StatusNotFound, "GET", path+child.String(), nil)
+	c.must(http.StatusCreated, "PUT", path+"1", strings.NewReader(text), "Content-Type", ociManifest)
+}

@@ -1,0 +1,74 @@
+package registry
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/distribution/distribution/v3/registry/api/errcode"
+	"github.com/opencontainers/go-digest"
+)
+
+// deletion is the deletion of a manifest that must not have changed since a time. It is in the request's context.
+type deletion struct {
+	since time.Time
+	// changed is why the manifest was not deleted.
+	changed error
+}
+
+type deletionKey struct{}
+
+// withConditionalDeletes lets clients delete a manifest by digest with the header If-Unmodified-Since (RFC 9110,
+// section 13.1.4), so that a client that has read the catalog does not delete what was pushed meanwhile. The response
+// is 412 if the manifest was pushed at or after that second, or if an index in its repository refers to it.
+func withConditionalDeletes(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		header := r.Header.Get("If-Unmodified-Since")
+		if r.Method != http.MethodDelete || header == "" || digest.Digest(targetOf(r).manifest).Validate() != nil {
+			next.ServeHTTP(w, r)
+			return
+		}
+		since, err := http.ParseTime(header)
+		if err != nil {
+			writeError(withStatus{w, http.StatusBadRequest}, errcode.ErrorCodeUnsupported.WithMessage(fmt.Sprintf("If-Unmodified-Since: %v", err)))
+			return
+		}
+		d := &deletion{since: since}
+		response := &bufferedResponse{ResponseWriter: w}
+		next.ServeHTTP(response, r.WithContext(context.WithValue(r.Context(), deletionKey{}, d)))
+		if d.changed != nil {
+			clear(w.Header())
+			writeError(withStatus{w, http.StatusPreconditionFailed}, d.changed)
+			return
+		}
+		w.WriteHeader(response.code())
+		_, _ = w.Write(response.body) // the client may have disconnected
+	})
+}
+
+// checkUnmodified returns an error if the request is conditional and its condition fails. The caller holds
+// m.source.linking, so that no push comes in between.
+func (m manifestStore) checkUnmodified(ctx context.Context, d digest.Digest) error {
+	request, ok := ctx.Value(deletionKey{}).(*deletion)
+	if !ok {
+		return nil
+	}
+	name := m.repository.Named().Name()
+	link, err := m.source.driver.Stat(ctx, revisionPath(name, d))
+	if err != nil {
+		return err
+	}
+	if !link.ModTime().Truncate(time.Second).Before(request.since) {
+		request.changed = denied("%s@%s was pushed again at %s", name, d, link.ModTime().UTC().Format(time.RFC3339))
+		return request.changed
+	}
+	indexes, err := m.source.indexesOf(ctx, name, d)
+	if err != nil {
+		return err
+	}
+	if len(indexes) > 0 {
+		request.changed = denied("index %s@%s refers to %s", name, indexes[0], d)
+	}
+	return request.changed
+}

@@ -1,0 +1,132 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"math"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// removalJSON is the output of images delete and images prune.
+type removalJSON struct {
+	Images    []struct{ References []string }
+	Kept      []struct{ References []string }
+	Manifests int
+	Frees     struct{ Bytes int64 }
+	Collected *struct{ Bytes int64 }
+	Changed   []string
+}
+
+// testLifecycle lists, deletes and prunes images, one of which a CronJob names as it is called outside.
+func testLifecycle(t *testing.T, w *world) {
+	const size = 4 << 20
+	for _, name := range []string{"used:1", "old:1", "old:2", "gone:1"} {
+		w.push(t, w.makeArchive(t, "example.com/life/"+name, size))
+	}
+	w.push(t, w.makeArchive(t, "example.com/life/gone:1", size)) // the previous image loses its tag
+	w.scheduled(t, "lifecycle", "registry.example.com/life/used:1")
+	refuses := func(args ...string) string {
+		t.Helper()
+		_, errOut, err := try(w.command(t, w.hook, append([]string{"images"}, args...)...))
+		if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != 3 {
+			t.Errorf("images %q: %v: %s", args, err, errOut)
+		}
+		return errOut
+	}
+
+	var listed []struct {
+		Reference      string
+		Size, Unshared int64
+		Pushed         time.Time
+		Platforms      []string
+		UsedBy         []string
+	}
+	decode(t, output(t, w.command(t, w.hook, "images", "list", "--untagged", "--output=json")), &listed)
+	found := 0
+	for _, image := range listed {
+		name, ours := strings.CutPrefix(image.Reference, w.address+"/life/")
+		if !ours {
+			continue
+		}
+		found++
+		used := slices.Equal(image.UsedBy, []string{"CronJob " + workloads + "/lifecycle"})
+		if used != (name == "used:1") || !used && len(image.UsedBy) > 0 || image.Unshared < size ||
+			image.Size < image.Unshared || time.Since(image.Pushed).Abs() > time.Hour || len(image.Platforms) != 1 {
+			t.Errorf("list says %+v", image)
+		}
+	}
+	if found != 5 {
+		t.Errorf("list has %d of 5 images: %+v", found, listed)
+	}
+	text := output(t, w.command(t, w.hook, "images", "list", "--repositories"))
+	t.Logf("images list --repositories:\n%s", text)
+	if !strings.Contains(text, w.address+"/life/gone ") || !strings.Contains(text, "CronJob "+workloads+"/lifecycle") {
+		t.Errorf("it lacks repositories of the test")
+	}
+
+	if said := refuses("delete", w.address+"/life/used:1"); !strings.Contains(said, "CronJob "+workloads+"/lifecycle") {
+		t.Errorf("deleting an image in use: %s", said)
+	}
+	refuses("delete", "life/unknown:1", "life/gone:1")
+	refuses("prune")
+	prune := []string{"images", "prune", "--match=life/*", "--keep-last=1", "--grace-period=0s", "--output=json"}
+	before := w.stored(t).blobs
+	var preview, done, again removalJSON
+	time.Sleep(time.Second) // what was pushed in the same second as the catalog was read is kept
+	decode(t, output(t, w.command(t, w.hook, append(prune, "--dry-run")...)), &preview)
+	if after := w.stored(t).blobs; len(preview.Images) != 2 || preview.Frees.Bytes < 2*size || after != before {
+		t.Errorf("the preview is %+v; %d bytes are stored, %d were before", preview, after, before)
+	}
+	decode(t, output(t, w.command(t, w.hook, prune...)), &done)
+	after := w.stored(t).blobs
+	freed := float64(before - after)
+	t.Logf("figure: prune freed %.0f bytes, its preview was %d", freed, preview.Frees.Bytes)
+	if done.Collected == nil || len(done.Images) != 2 || len(done.Changed) > 0 ||
+		math.Abs(freed-float64(preview.Frees.Bytes)) > 0.01*freed {
+		t.Errorf("it pruned %+v", done)
+	}
+	decode(t, output(t, w.command(t, w.hook, prune...)), &again)
+	if len(again.Images) != 0 || again.Collected != nil {
+		t.Errorf("it pruned again: %+v", again)
+	}
+	w.runsEverywhere(t, "lifecycle", w.address+"/life/used:1")
+
+	said := output(t, w.command(t, w.hook, "images", "delete", "life/gone:1", w.address+"/life/old:2", "--grace-period=0s"))
+	t.Logf("images delete:\n%s", said)
+	if left := w.stored(t).blobs; after-left < 2*size || !strings.Contains(said, "deleted 2 images") {
+		t.Errorf("%d bytes were stored, %d are now", after, left)
+	}
+	refuses("delete", "life/gone:1")
+}
+
+// scheduled creates a CronJob that never runs, until the test ends.
+func (w *world) scheduled(t *testing.T, name, image string) {
+	t.Helper()
+	suspended := true
+	jobs := w.client.BatchV1().CronJobs(workloads)
+	job := &batchv1.CronJob{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: workloads},
+		Spec: batchv1.CronJobSpec{
+			Schedule: "0 0 31 12 *", Suspend: &suspended,
+			JobTemplate: batchv1.JobTemplateSpec{Spec: batchv1.JobSpec{
+				Template: corev1.PodTemplateSpec{Spec: pod(name, "", image).Spec},
+			}},
+		},
+	}
+	if _, err := jobs.Create(t.Context(), job, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := jobs.Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+}
