@@ -182,7 +182,9 @@ func ParsePattern(text string) (Pattern, error) {
 	return Pattern{text, strings.Contains(text, ":"), regexp.MustCompile("^" + quoted + "$")}, nil
 }
 
-func (p Pattern) matchesTag(image *Image, tag string) bool { return p.match.MatchString(image.Repository + ":" + tag) }
+func (p Pattern) matchesTag(image *Image, tag string) bool {
+	return p.match.MatchString(image.Repository + ":" + tag)
+}
 
 func (p Pattern) matchesAny(image *Image) bool {
 	if !p.tagged {

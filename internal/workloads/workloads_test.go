@@ -37,7 +37,9 @@ func spec(images ...string) (s corev1.PodSpec) {
 	return s
 }
 
-func template(images ...string) corev1.PodTemplateSpec { return corev1.PodTemplateSpec{Spec: spec(images...)} }
+func template(images ...string) corev1.PodTemplateSpec {
+	return corev1.PodTemplateSpec{Spec: spec(images...)}
+}
 
 func image(repository string, tags ...string) *catalog.Image {
 	m := &catalog.Manifest{Repository: repository, Digest: digest.FromString(repository), Tags: tags}
