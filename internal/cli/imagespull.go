@@ -12,12 +12,15 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/inventory"
 )
 
 // pullFlags are the flags of images pull.
 type pullFlags struct {
 	imageFlags
-	out string
+	out, have string
+
+	inventory *inventory.Set // of have; nil without it
 }
 
 func newImagesPull() *cobra.Command {
@@ -38,6 +41,9 @@ completely. A missing image is an error before anything is transferred.
 Images in an existing layout are kept, except those with the same name. An existing archive
 is replaced once all images are complete.
 
+With --have, an archive is thin: it leaves out what init-hook images inventory has listed in
+the cluster. Only init-hook images push reads it.
+
 Every blob is verified and kept in the cache for later pulls and copies. To continue an
 interrupted pull, run the same command again; with --no-cache, only a layout continues.
 
@@ -52,12 +58,15 @@ Exit codes: 0 if all images were pulled, 1 if one failed, 3 if the command line 
 		Example: `  init-hook images pull nginx:1.27 ghcr.io/stefanprodan/podinfo:6.7.1 -o images.tar
   init-hook images pull -f images.txt -o layout --platform linux/amd64,linux/arm64
   init-hook images pull --referrers ghcr.io/stefanprodan/charts/podinfo:6.7.1 -o chart.tar
+  init-hook images pull -f images.txt --have inventory.bin -o thin.tar
   init-hook images pull docker-daemon:team/app:1 -o app.tar`,
 		ValidArgsFunction: completeReferences,
 		RunE:              func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
 	cmd.Flags().StringVarP(&f.out, "out", "o", "",
 		"`PATH` of the output: an archive if it ends in .tar, otherwise a layout directory")
+	cmd.Flags().StringVar(&f.have, "have", "",
+		"leave out of an archive what the registry has, by the inventory in `FILE` (init-hook images inventory)")
 	f.selectionFlags(cmd)
 	f.transferFlags(cmd.Flags())
 	f.cacheFlags(cmd)
@@ -85,7 +94,7 @@ func (f *pullFlags) run(cmd *cobra.Command, args []string) error {
 
 // check returns the references, and the registry to which --username applies.
 func (f *pullFlags) check(cmd *cobra.Command, args []string) (refs []string, host string, err error) {
-	if err := errors.Join(f.validate(cmd.Flags()), f.checkOut()); err != nil {
+	if err := errors.Join(f.validate(cmd.Flags()), f.checkOut(), f.readInventory()); err != nil {
 		return nil, "", err
 	}
 	if refs, err = f.references(cmd, args); err != nil {
@@ -118,6 +127,25 @@ func (f *pullFlags) checkOut() error {
 	parent := filepath.Dir(f.out)
 	if info, err := os.Stat(parent); err != nil || !info.IsDir() {
 		return fmt.Errorf("invalid --out %s: directory %s does not exist", f.out, parent)
+	}
+	return nil
+}
+
+func (f *pullFlags) readInventory() error {
+	if f.have == "" {
+		return nil
+	}
+	if !f.archive() {
+		return errors.New("--have requires an archive: a layout directory without some of its blobs would be of no use to " +
+			"other tools")
+	}
+	file, err := os.Open(f.have)
+	if err != nil {
+		return fmt.Errorf("--have: %w", err)
+	}
+	defer file.Close()
+	if f.inventory, err = inventory.Read(file); err != nil {
+		return fmt.Errorf("--have %s: %w", f.have, err)
 	}
 	return nil
 }
@@ -164,6 +192,9 @@ func (f *pullFlags) pullArchive(ctx context.Context, r *imageRun, refs []string)
 	archive, err := images.CreateArchive(f.out)
 	if err != nil {
 		return nil, err
+	}
+	if f.inventory != nil {
+		archive.Omit(f.inventory.Has)
 	}
 	// The archive's file system must have room for its content anyway.
 	store, err := r.cacheOr(filepath.Dir(f.out))

@@ -78,6 +78,9 @@ Zarf's agent changes nginx in pods to library/nginx:latest-zarf-3793515731. With
 images are found under such tags too. Of a Zarf package, only the images are read; its
 checksums are verified, its signature is not.
 
+A thin archive, which init-hook images pull --have wrote, is completed with what the registry
+has. If something is missing, nothing is pushed, and the error names the images to pull again.
+
 Blobs that images share are sent once. Blobs that the registry already has are not sent;
 blobs of its other repositories are mounted. Interrupted uploads resume. To continue an
 interrupted push, run the same command again.

@@ -135,6 +135,18 @@ func mustPatterns(t *testing.T, texts ...string) (all []catalog.Pattern) {
 	return all
 }
 
+func TestInventoryListsWhatImagesNeed(t *testing.T) {
+	content := contents(nil)
+	layer, garbage, lost := digest.FromString("layer"), digest.FromString("garbage"), digest.FromString("lost")
+	content.Blobs[layer], content.Blobs[garbage] = catalog.Blob{Digest: layer}, catalog.Blob{Digest: garbage}
+	image := content.Manifests[0]
+	image.Needs = []digest.Digest{layer, lost, content.Manifests[1].Digest}
+	list := inventoryOf(content)
+	if !list.Has(layer) || list.Len() != 1 {
+		t.Errorf("it lists %d blobs; that of the layer: %t", list.Len(), list.Has(layer))
+	}
+}
+
 func TestInvalidRemovalsAreRefused(t *testing.T) {
 	list := filepath.Join(t.TempDir(), "list")
 	if err := os.WriteFile(list, []byte("Bad Name\n"), 0o600); err != nil {
@@ -159,6 +171,10 @@ func TestInvalidRemovalsAreRefused(t *testing.T) {
 		{[]string{"list", "--untagged", "--from=registry.example.com"}, "cluster's registry only"},
 		{[]string{"list", "--repositories", "app.tar"}, "cluster's registry only"},
 		{[]string{"list", "--repositories", "--untagged"}, "cannot be combined"},
+		{[]string{"inventory"}, "--out is required"},
+		{[]string{"pull", "nginx", "--out=app.tar", "--have=" + list + "x"}, "no such file"},
+		{[]string{"pull", "nginx", "--out=app.tar", "--have=" + list}, "not an inventory"},
+		{[]string{"pull", "nginx", "--out=layout", "--have=" + list}, "requires an archive"},
 	} {
 		if said, _ := c.fails(exitcode.Refused, "", tt.args...); !strings.Contains(said, tt.want) {
 			t.Errorf("%q: %s, want %q", tt.args, said, tt.want)

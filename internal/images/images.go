@@ -31,6 +31,8 @@ type Image struct {
 	// Omitted are the index's platforms that the source does not hold. Docker's containerd image store
 	// saves the whole index even if it pulled a single platform.
 	Omitted []ocispec.Platform
+	// Missing are blobs that a thin archive leaves out, because the destination has them: see [Archive.Omit].
+	Missing []ocispec.Descriptor
 	// Size is the sum of the sizes of all blobs in bytes, each counted once.
 	Size int64
 }

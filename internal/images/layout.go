@@ -12,9 +12,11 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/blobstore"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // Layout is an OCI layout directory that images are written to. It keeps existing images, except those
@@ -89,6 +91,7 @@ func (l *Layout) image(_ context.Context, item Item) error {
 // It is safe for concurrent use.
 type Archive struct {
 	path  string
+	omit  func(digest.Digest) bool
 	mu    sync.Mutex
 	items []Item
 }
@@ -108,12 +111,24 @@ func CreateArchive(path string) (*Archive, error) {
 	return &Archive{path: path}, errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
+// Omit makes the archive thin: it has all manifests, but not the other blobs for which omit returns true. [Push] has the
+// registry complete the images from what it has. Other tools cannot read a thin archive. Call it before [Pull].
+func (a *Archive) Omit(omit func(digest.Digest) bool) { a.omit = omit }
+
+func (a *Archive) omits(desc ocispec.Descriptor) bool {
+	return a.omit != nil && !oci.IsManifestOrIndex(desc.MediaType) && a.omit(desc.Digest)
+}
+
 func temporary(path string) (*os.File, error) {
 	return os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 }
 
 // blob downloads a blob. [Archive.Write] writes it.
 func (a *Archive) blob(ctx context.Context, from Content, desc ocispec.Descriptor, t *imageProgress) error {
+	if a.omits(desc) {
+		t.skip(desc)
+		return nil
+	}
 	if _, ok := from.(*remoteContent); ok {
 		return fetchBlob(ctx, from, desc, t)
 	}
@@ -147,7 +162,7 @@ func (a *Archive) Write(ctx context.Context) (err error) {
 	// Images that are pulled concurrently arrive in any order.
 	slices.SortStableFunc(a.items, func(x, y Item) int { return strings.Compare(x.Reference, y.Reference) })
 	w := bufio.NewWriterSize(f, 1<<20)
-	err = writeArchive(ctx, w, a.items)
+	err = writeArchive(ctx, w, a.items, a.omits)
 	if err == nil {
 		err = errors.Join(w.Flush(), f.Chmod(0o644), f.Sync(), f.Close())
 	}

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"sort"
+	"strings"
 	"sync"
 
 	"github.com/distribution/reference"
@@ -30,7 +32,8 @@ import (
 // repository has, and sends blobs that several images share once. It verifies every digest.
 //
 // Manifests are sent last and the tagged one at the very end, so an interrupted push leaves no partial
-// image, and the next one sends what is missing. Signatures and other referrers are sent before images
+// image, and the next one sends what is missing. If images are from a thin archive, Push first makes sure that the
+// registry has what the archive omits; otherwise it sends nothing, and the error is an [IncompleteError]. Signatures and other referrers are sent before images
 // with a tag, so that no tag names an image whose signature is still missing. Push stops at the first
 // image that fails, and returns the results of those that succeeded.
 func Push(ctx context.Context, items []Item, reg *remote.Registry, opts Options) ([]Result, error) {
@@ -59,6 +62,9 @@ func Push(ctx context.Context, items []Item, reg *remote.Registry, opts Options)
 		targets[target] = item.Image
 		images[i] = image
 	}
+	if err := p.complete(ctx, images); err != nil {
+		return nil, err
+	}
 	push := func(ctx context.Context, image *imagePush, started func()) (Result, error) {
 		result, err := image.push(ctx, started)
 		if err != nil {
@@ -73,6 +79,58 @@ func Push(ctx context.Context, items []Item, reg *remote.Registry, opts Options)
 	}
 	others, err := forEachImage(ctx, opts, p.run, images[tagged:], push)
 	return append(results, others...), err
+}
+
+// IncompleteError means that the registry does not have blobs that a thin archive omits.
+type IncompleteError struct {
+	// Images are those that lack blobs, by the names that the archive has for them.
+	Images []string
+	// Blobs are the missing ones, and Size is the sum of their sizes in bytes.
+	Blobs []digest.Digest
+	Size  int64
+}
+
+func (e *IncompleteError) Error() string {
+	return fmt.Sprintf("the registry does not have %d blobs (%d bytes, the first is %s) that the archive omits; nothing was "+
+		"pushed: write a new inventory, and pull these images again: %s", len(e.Blobs), e.Size, e.Blobs[0],
+		strings.Join(e.Images, " "))
+}
+
+// complete makes blobs that thin archives omit part of the images' repositories.
+func (p *pusher) complete(ctx context.Context, images []*imagePush) error {
+	var missing IncompleteError
+	sizes := map[digest.Digest]int64{}
+	var mu sync.Mutex
+	for _, image := range images {
+		if len(image.Missing) == 0 || image.exists(ctx) {
+			continue
+		}
+		lacks := false
+		err := forEachBlob(ctx, p.slots, image.Missing, func() {}, func(ctx context.Context, desc ocispec.Descriptor) error {
+			err := image.blob(ctx, desc)
+			if _, ok := errors.AsType[missingBlobError](err); ok {
+				mu.Lock()
+				defer mu.Unlock()
+				sizes[desc.Digest], lacks = desc.Size, true
+				return nil
+			}
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("image %s: %w", image.name(), err)
+		}
+		if lacks {
+			missing.Images = append(missing.Images, image.name())
+		}
+	}
+	if len(sizes) == 0 {
+		return nil
+	}
+	missing.Blobs = slices.Sorted(maps.Keys(sizes))
+	for _, size := range sizes {
+		missing.Size += size
+	}
+	return &missing
 }
 
 // rank is 0 for what has a digest or cosign's tag for its name, as referrers do, and 1 for other images.
@@ -175,6 +233,12 @@ func (p *imagePush) push(ctx context.Context, started func()) (Result, error) {
 		}
 	}
 	return p.progress.finish(reference), ctx.Err()
+}
+
+// exists reports whether the tag has the image already. push reports errors.
+func (p *imagePush) exists(ctx context.Context) bool {
+	have, err := p.repo.Resolve(ctx, p.tag)
+	return err == nil && have.Digest == p.Descriptor.Digest
 }
 
 // blob makes a blob part of the repository.

@@ -33,6 +33,7 @@ type Source struct {
 	images []Image
 	about  map[digest.Digest]digest.Digest // see findSubjects
 	store  *blobstore.Store                // of a stream: holds the files
+	thin   bool                            // see Archive.Omit
 }
 
 var _ content.ReadOnlyStorage = (*Source)(nil)
@@ -186,6 +187,7 @@ func (s *Source) loadLayout(ctx context.Context) error {
 	if err := s.readJSON(ocispec.ImageIndexFile, &index); err != nil {
 		return err
 	}
+	s.thin = index.Annotations[annotationThin] == "true"
 	for _, desc := range index.Manifests {
 		listed, err := s.listedReferrers(ctx, desc)
 		if err != nil {
@@ -330,7 +332,7 @@ func (s *Source) layoutImage(ctx context.Context, desc ocispec.Descriptor) (Imag
 	if err := checkMetadataSize(desc); err != nil {
 		return Image{}, err
 	}
-	if oci.IsIndex(desc.MediaType) && s.files.whole() {
+	if oci.IsIndex(desc.MediaType) && s.files.whole() && !s.thin {
 		if err := s.dropMissingPlatforms(ctx, &image); err != nil {
 			return Image{}, err
 		}
@@ -346,6 +348,10 @@ func (s *Source) complete(ctx context.Context, image *Image) error {
 	}
 	for _, node := range nodes {
 		b, err := s.blob(node.Digest)
+		if s.mayLack(node, err) {
+			image.Missing = append(image.Missing, node)
+			continue
+		}
 		if err != nil {
 			return wrapDescriptor(node, err)
 		}
@@ -355,7 +361,15 @@ func (s *Source) complete(ctx context.Context, image *Image) error {
 	}
 	image.Size = totalSize(nodes)
 	image.Platforms, err = platformsIn(ctx, s, image.Descriptor)
+	if len(image.Missing) > 0 && errors.Is(err, errdef.ErrNotFound) {
+		return nil // the configuration names the platform
+	}
 	return err
+}
+
+// mayLack reports whether err means that a thin archive omits a blob.
+func (s *Source) mayLack(desc ocispec.Descriptor, err error) bool {
+	return s.thin && !oci.IsManifestOrIndex(desc.MediaType) && errors.Is(err, errdef.ErrNotFound) && s.files.whole()
 }
 
 // hasManifest reports whether the source has an index's manifest and its config. If Docker's

@@ -28,13 +28,18 @@ func fileHeader(name string, size, mode int64) *tar.Header {
 // WriteArchive writes whole images as an OCI archive, a tar of an OCI layout. ctr, nerdctl, docker
 // (since 25), podman, skopeo and [Open] read it. Equal images give equal bytes.
 func WriteArchive(ctx context.Context, w io.Writer, src Content, images ...Image) error {
-	if err := writeArchive(ctx, w, Items(src, images...)); err != nil {
+	complete := func(ocispec.Descriptor) bool { return false }
+	if err := writeArchive(ctx, w, Items(src, images...), complete); err != nil {
 		return fmt.Errorf("image archive: %w", err)
 	}
 	return nil
 }
 
-func writeArchive(ctx context.Context, w io.Writer, items []Item) error {
+// annotationThin is the annotation of the index.json of a thin archive.
+const annotationThin = "dev.zarf.registry.thin"
+
+// writeArchive leaves out blobs that omit selects.
+func writeArchive(ctx context.Context, w io.Writer, items []Item, omit func(ocispec.Descriptor) bool) error {
 	index := ocispec.Index{
 		Versioned: specs.Versioned{SchemaVersion: 2},
 		MediaType: ocispec.MediaTypeImageIndex,
@@ -52,6 +57,10 @@ func writeArchive(ctx context.Context, w io.Writer, items []Item) error {
 			return fmt.Errorf("image %s: %w", item.name(), err)
 		}
 		for _, node := range nodes {
+			if omit(node) {
+				index.Annotations = map[string]string{annotationThin: "true"}
+				continue
+			}
 			if _, there := blobs[node.Digest]; !there {
 				blobs[node.Digest] = placed{node, item.Content, item.name()}
 			}

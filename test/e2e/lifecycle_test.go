@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"math"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -129,4 +131,46 @@ func (w *world) scheduled(t *testing.T, name, image string) {
 			t.Error(err)
 		}
 	})
+}
+
+// testThinArchive carries an update into the cluster in an archive that has only what the registry lacks.
+func testThinArchive(t *testing.T, w *world) {
+	const size = 8 << 20
+	connected, dir := connectedRegistry(t), t.TempDir()
+	inside := w.makeArchive(t, "example.com/thin/base:1", size)
+	w.push(t, inside)
+	list := filepath.Join(dir, "inventory.bin")
+	output(t, w.command(t, w.hook, "images", "inventory", "--out", list))
+	info, err := os.Stat(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("figure: the inventory has %d bytes", info.Size())
+
+	refs := []string{connected + "/thin/base:1", connected + "/thin/new:1"}
+	for _, archive := range []string{inside, w.makeArchive(t, "example.com/thin/new:1", 1<<20)} {
+		output(t, w.command(t, w.hook, "images", "push", "--to", connected, "--plain-http", archive))
+	}
+	thin := filepath.Join(dir, "thin.tar")
+	pull := []string{"images", "pull", "--plain-http", "--cache-dir", dir + "/cache", "--platform", "linux/amd64", "--have", list,
+		"--out", thin}
+	output(t, w.command(t, w.hook, append(pull, refs...)...))
+	if info, err = os.Stat(thin); err != nil || info.Size() > size {
+		t.Fatalf("the archive has %v bytes, error %v", info, err)
+	}
+	t.Logf("figure: the thin archive has %d bytes", info.Size())
+	output(t, w.command(t, w.hook, "images", "push", thin, "--prefix=updated"))
+	w.runsEverywhere(t, "thin", w.address+"/updated/thin/base:1")
+
+	// The registry loses what the inventory promised.
+	output(t, w.command(t, w.hook, "images", "delete", "--grace-period=0s", w.address+"/thin/base:1",
+		w.address+"/updated/thin/base:1", "--force"))
+	_, errOut, err := try(w.command(t, w.hook, "images", "push", thin, "--prefix=late"))
+	if err == nil || !strings.Contains(errOut, refs[0]) || strings.Contains(errOut, refs[1]) {
+		t.Errorf("a push of an archive that lacks blobs: %v: %s", err, errOut)
+	}
+	output(t, w.command(t, w.hook, "images", "inventory", "--out", list))
+	output(t, w.command(t, w.hook, append(pull, refs...)...))
+	output(t, w.command(t, w.hook, "images", "push", thin, "--prefix=late"))
+	w.runsEverywhere(t, "late", w.address+"/late/thin/base:1")
 }

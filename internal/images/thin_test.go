@@ -1,0 +1,167 @@
+package images
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/internal/oci"
+)
+
+// thin writes an archive of an image that leaves out what omit selects.
+func thin(t *testing.T, store *Store, image Image, omit func(digest.Digest) bool) *Source {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "thin.tar")
+	archive, err := CreateArchive(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	archive.Omit(omit)
+	results, err := Pull(t.Context(), Items(store, image), archive, Options{})
+	if err == nil {
+		err = archive.Write(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(results) != 1 || results[0].BytesReceived != 0 {
+		t.Errorf("results %+v", results)
+	}
+	return mustOpen(t, path)
+}
+
+func all(digest.Digest) bool { return true }
+
+func TestThinArchives(t *testing.T) {
+	registry := startRegistry(t)
+	store := &Store{}
+	previous := testImage(t, store, "docker.io/team/app:1", 100_000, "amd64", "arm64")
+	if _, err := Push(t.Context(), Items(store, previous), registry, Options{}); err != nil {
+		t.Fatal(err)
+	}
+	next := testImage(t, store, "docker.io/other/app:2", 100_000, "amd64", "arm64", "riscv64")
+	has := map[digest.Digest]bool{}
+	nodes, err := graph(t.Context(), store, previous.Descriptor)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range nodes {
+		has[node.Digest] = true
+	}
+
+	source := thin(t, store, next, func(d digest.Digest) bool { return has[d] })
+	listed := source.Images()
+	if len(listed) != 1 || len(listed[0].Missing) != 5 || len(listed[0].Platforms) != 3 ||
+		listed[0].Size < 300_000 {
+		t.Fatalf("the archive has %+v", listed)
+	}
+	items, err := source.Items("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	results, err := Push(t.Context(), items, registry, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The layer and the configuration for riscv64, three manifests and the index; the layers and configurations of the other
+	// repository.
+	if r := results[0]; r.BlobsSent != 6 || r.BlobsMounted != 5 {
+		t.Errorf("result %+v", r)
+	}
+	repository, err := registry.Repository("other/app")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if nodes, err = graph(t.Context(), store, next.Descriptor); err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range nodes {
+		if ok, err := repository.Exists(t.Context(), node); !ok || err != nil {
+			t.Errorf("%s: exists %t, error %v", node.Digest, ok, err)
+		}
+	}
+	if tagged, err := repository.Resolve(t.Context(), "2"); err != nil || tagged.Digest != next.Descriptor.Digest {
+		t.Errorf("the tag is %s, error %v", tagged.Digest, err)
+	}
+}
+
+func TestThinArchiveOfASinglePlatform(t *testing.T) {
+	registry := startRegistry(t)
+	store := &Store{}
+	image := testImage(t, store, "docker.io/team/app:1", 100_000, "amd64")
+	if _, err := Push(t.Context(), Items(store, image), registry, Options{}); err != nil {
+		t.Fatal(err)
+	}
+	source := thin(t, store, image, all)
+	if listed := source.Images(); len(listed[0].Missing) != 3 {
+		t.Errorf("the archive has %+v", listed)
+	}
+	for _, tag := range []string{"docker.io/team/app:1", "docker.io/team/app:again"} {
+		items, err := source.Items(tag)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if results, err := Push(t.Context(), items, registry, Options{}); err != nil || results[0].BytesSent > image.Descriptor.Size {
+			t.Errorf("%s: %+v, %v", tag, results, err)
+		}
+	}
+}
+
+// A false match in the inventory, or a blob that was removed since.
+func TestPushNamesWhatAThinArchiveLacks(t *testing.T) {
+	registry := startRegistry(t)
+	store := &Store{}
+	there := testImage(t, store, "docker.io/team/there:1", 1000, "amd64")
+	if _, err := Push(t.Context(), Items(store, there), registry, Options{}); err != nil {
+		t.Fatal(err)
+	}
+	lacking := testImage(t, store, "docker.io/team/lacking:1", 100_000, "riscv64")
+	items := Items(thin(t, store, there, all), there)
+	source := thin(t, store, lacking, all)
+	list, err := source.Items("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = Push(t.Context(), append(items, list...), registry, Options{})
+	incomplete, ok := errors.AsType[*IncompleteError](err)
+	if !ok || len(incomplete.Images) != 1 || incomplete.Images[0] != lacking.Reference || len(incomplete.Blobs) != 3 ||
+		incomplete.Size < 100_000 {
+		t.Fatalf("error %v: %+v", err, incomplete)
+	}
+	repository, err := registry.Repository("team/lacking")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := repository.Resolve(t.Context(), "1"); err == nil {
+		t.Error("an incomplete image was pushed")
+	}
+	for _, m := range list[0].Missing {
+		if oci.IsManifestOrIndex(m.MediaType) {
+			t.Errorf("manifest %s is omitted", m.Digest)
+		}
+	}
+}
+
+// An archive that was truncated is not thin.
+func TestTruncatedThinArchivesAreRejected(t *testing.T) {
+	store := &Store{}
+	image := testImage(t, store, "docker.io/team/app:1", 100_000, "amd64")
+	path := filepath.Join(t.TempDir(), "thin.tar")
+	source := thin(t, store, image, all)
+	content, err := os.ReadFile(source.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, size := range []int{len(content) / 2, len(content) - 1024} {
+		if err := os.WriteFile(path, content[:size], 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if s, err := Open(t.Context(), path); err == nil {
+			s.Close()
+			t.Errorf("the first %d of %d bytes are accepted", size, len(content))
+		}
+	}
+}
