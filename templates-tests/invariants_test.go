@@ -113,6 +113,7 @@ var podSecrets = map[string][]string{
 	"init-hook":          {"-pull"},
 	"certificates":       {"-pull"},
 	"garbage-collection": {"-pull"},
+	"prune":              {"-pull"},
 }
 
 // secretsOf returns the names of all Secrets to which a pod refers.
@@ -778,7 +779,7 @@ var invariants = map[string]func(out *output) []string{
 				}
 				replaces := nodesHaveTheCA(out) && slices.Equal(rule.Resources, []string{"pods"}) &&
 					slices.Equal(rule.Verbs, []string{"delete"})
-				if stays := []string{"certificates", "garbage-collection"}; slices.Contains(
+				if stays := []string{"certificates", "garbage-collection", "prune"}; slices.Contains(
 					stays, r.Labels["app.kubernetes.io/component"],
 				) &&
 					!replaces && !subset(rule.Verbs, "get", "list", "create", "update") {

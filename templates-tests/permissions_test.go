@@ -32,6 +32,7 @@ func (p permissions) rotation() bool  { return p.internal() && p.value("pki.rota
 func (p permissions) gc() bool {
 	return p.internal() && p.value("registry.garbageCollection.enabled") == true
 }
+func (p permissions) prune() bool { return p.internal() && p.value("registry.prune.enabled") == true }
 func (p permissions) nodeConfig() bool {
 	return len(daemonSets(p.output, "node-config"))+len(daemonSets(p.output, "node-restore")) > 0
 }
@@ -148,6 +149,12 @@ var expectedPermissions = []permission{
 	{"garbage-collection Role", "get secrets -credentials,-push-tls,-state", permissions.gc},
 	{"garbage-collection Role", "list pods", permissions.gc},
 	{"garbage-collection Role", "create,get pods/portforward", permissions.gc},
+
+	{"prune Role", "get secrets -credentials,-push-tls,-state", permissions.prune},
+	{"prune Role", "create,get pods/portforward", permissions.prune},
+	{"prune ClusterRole", "list pods,replicationcontrollers", permissions.prune},
+	{"prune ClusterRole", "list daemonsets.apps,deployments.apps,replicasets.apps,statefulsets.apps", permissions.prune},
+	{"prune ClusterRole", "list cronjobs.batch,jobs.batch", permissions.prune},
 }
 
 // userPermissions are the rules for the user's objects that the values name, and for the release's namespace.

@@ -68,6 +68,10 @@ func TestSchemaRejectsUnknownValuesAndWrongTypes(t *testing.T) {
 		{"registry.logLevel=loud", "/registry/logLevel"},
 		{"registry.garbageCollection.unknown=1", "/registry/garbageCollection"},
 		{"registry.garbageCollection.gracePeriod=a day", "/registry/garbageCollection/gracePeriod"},
+		{"registry.prune.unknown=1", "/registry/prune"},
+		{"registry.prune.olderThan=a month", "/registry/prune/olderThan"},
+		{"registry.prune.keepLast=-1", "/registry/prune/keepLast"},
+		{"registry.prune.match=[127.0.0.1:31999/a]", "/registry/prune/match"},
 		{"registry.storage.type=floppy", "/registry/storage/type"},
 		{"registry.storage.s3.regionEndpoint=s3.example.internal", "/registry/storage/s3/regionEndpoint"},
 		{"registry.persistence.accessModes=[]", "/registry/persistence/accessModes"},
@@ -481,6 +485,19 @@ var failures = []failure{
 		[]string{"registry.garbageCollection.timeout=24h1s"},
 		"zarf-registry: registry.garbageCollection.timeout: 24h1s is not between 2m and 24h; set it to about twice the " +
 			"duration of the longest run",
+	},
+	{
+		[]string{"registry.prune.schedule=weekly"},
+		`zarf-registry: registry.prune.schedule: "weekly" is not a cron schedule; set five fields such as 30 2 * * 0, or @weekly`,
+	},
+	{
+		[]string{"registry.prune.timeout=1m"},
+		"zarf-registry: registry.prune.timeout: 1m is not between 2m and 24h; set it to about twice the duration of the " +
+			"longest run",
+	},
+	{
+		[]string{"registry.prune.enabled=true"},
+		"zarf-registry: registry.prune: no rule selects images; set olderThan, keepLast, match or untagged",
 	},
 	{
 		[]string{"registry.storage.type=s3", "registry.storage.s3.region=r"},

@@ -47,7 +47,9 @@ func TestLeastPrivilege(t *testing.T) {
 	const never, missing, pushCredential = "0 0 31 12 *", "example.com/missing/pause:1", "push-credential"
 	w.provoked = []string{missing}
 	w.sets = append(w.sets, "--set=auth.existingSecret="+pushCredential, "--set=startupTaint="+startupTaint,
-		"--set=registry.garbageCollection.enabled=true", "--set-string=registry.garbageCollection.schedule="+never)
+		"--set=registry.garbageCollection.enabled=true", "--set-string=registry.garbageCollection.schedule="+never,
+		"--set=registry.prune.enabled=true", "--set-string=registry.prune.schedule="+never,
+		"--set=registry.prune.olderThan=1h")
 	// changeCredential changes the user's Secret that the push credential is copied from.
 	changeCredential := func(t *testing.T, password string) {
 		w.putSecret(t, pushCredential, map[string][]byte{"username": []byte("robot"), "password": []byte(password)})
@@ -64,6 +66,7 @@ func TestLeastPrivilege(t *testing.T) {
 	})
 	must(t, "push", func(t *testing.T) { w.pushHello(t) })
 	must(t, "garbage collection", func(t *testing.T) { w.runCronJob(t, release+"-gc") })
+	must(t, "pruning", func(t *testing.T) { w.runCronJob(t, release+"-prune") })
 	must(t, "a renewal by the CronJob, which leaves nothing behind", func(t *testing.T) {
 		w.runCronJob(t, release+"-certificates")
 	})
