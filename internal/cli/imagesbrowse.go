@@ -1,0 +1,159 @@
+package cli
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/metadata"
+
+	"github.com/zarf-dev/zarf-registry/internal/browse"
+	"github.com/zarf-dev/zarf-registry/internal/cluster"
+	"github.com/zarf-dev/zarf-registry/internal/remote"
+	"github.com/zarf-dev/zarf-registry/internal/status"
+	"github.com/zarf-dev/zarf-registry/internal/workloads"
+)
+
+const (
+	// browseTimeout bounds a request, which may read the whole catalog.
+	browseTimeout = 5 * time.Minute
+	// browseShutdown is how long requests may run on after an interrupt.
+	browseShutdown = time.Second
+	maxPort        = 65535
+)
+
+// browseFlags are the flags of images browse.
+type browseFlags struct {
+	cluster clusterFlags
+	port    int
+}
+
+func newImagesBrowse() *cobra.Command {
+	f := &browseFlags{}
+	cmd := &cobra.Command{
+		Use:   "browse",
+		Short: "Show the content of the cluster's registry in a web browser",
+		Long: `browse serves web pages on this machine's loopback address until it is interrupted: images
+with their layers, signatures, SBOMs and users, nodes, certificates and storage. They are
+read-only, and load nothing from the internet.
+
+The connection to the cluster is that of init-hook images list. Only who knows the printed
+URL can open the pages.
+
+Exit codes: 0 when it is interrupted, 1 on failure.`,
+		Example: `  init-hook images browse
+  init-hook images browse --port 8080`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
+	}
+	f.cluster.register(cmd.Flags())
+	numberFlag(cmd.Flags(), &f.port, "port", 0, maxPort, 0, "port on the loopback address; 0 chooses a free one")
+	return cmd
+}
+
+func (f *browseFlags) run(cmd *cobra.Command) error {
+	ctx := cmd.Context()
+	source, err := f.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer source.close()
+	// Errors, such as missing permissions, appear here rather than on the page.
+	if _, err := source.Load(ctx); err != nil {
+		return err
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", fmt.Sprintf("127.0.0.1:%d", f.port))
+	if err != nil {
+		return fmt.Errorf("opening the port: %w: choose another one with --port", err)
+	}
+	pages := browse.New(source, listener.Addr().String(), rand.Text())
+	server := &http.Server{Handler: pages, ReadHeaderTimeout: browseTimeout, ReadTimeout: browseTimeout,
+		WriteTimeout: browseTimeout}
+	if _, err := fmt.Fprintln(cmd.OutOrStdout(), pages.URL()); err != nil {
+		return err
+	}
+	fmt.Fprintln(cmd.ErrOrStderr(), "open this URL in a browser; Ctrl-C ends")
+	failed := make(chan error, 1)
+	go func() { failed <- server.Serve(listener) }()
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+	}
+	ending, cancel := context.WithTimeout(context.Background(), browseShutdown)
+	defer cancel()
+	if err := server.Shutdown(ending); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return nil
+}
+
+// browseSource reads what the pages show from the cluster.
+type browseSource struct {
+	flags    *clusterFlags
+	access   *registryAccess
+	registry *remote.Registry
+	metadata metadata.Interface
+}
+
+func (f *browseFlags) open(ctx context.Context) (*browseSource, error) {
+	if err := f.cluster.validate(); err != nil {
+		return nil, err
+	}
+	c, err := f.cluster.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	config, _, err := cluster.Connect(f.cluster.access)
+	if err != nil {
+		return nil, err
+	}
+	names, err := metadata.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("using the kubeconfig: %w", err)
+	}
+	registry, err := c.registry.Open(c.access, remote.Options{Credential: f.cluster.presentCredential(c.client, c.access)})
+	if err != nil {
+		return nil, err
+	}
+	return &browseSource{&f.cluster, c, registry, names}, nil
+}
+
+func (s *browseSource) close() {
+	s.registry.Close()
+	s.access.transport.CloseIdleConnections()
+}
+
+// Load implements [browse.Source].
+func (s *browseSource) Load(ctx context.Context) (*browse.Snapshot, error) {
+	content, err := cluster.Catalog(ctx, s.access.transport, s.access.access)
+	if err != nil {
+		return nil, err
+	}
+	snapshot := &browse.Snapshot{Address: s.access.address, Content: content}
+	if used, err := workloads.List(ctx, s.access.client); err == nil {
+		snapshot.Using = used.Using
+	}
+	snapshot.Status, err = status.Collect(ctx, status.Options{
+		Namespace: s.flags.namespace, Release: s.flags.release, Name: s.flags.name,
+		Client: s.access.client, Metadata: s.metadata, Loaded: s.access.registry.Loaded,
+		KubeletStarted: status.KubeletStarted(s.access.client.CoreV1().RESTClient()), Now: time.Now,
+	})
+	return snapshot, err
+}
+
+// Manifest implements [browse.Source].
+func (s *browseSource) Manifest(ctx context.Context, repository string, d digest.Digest) ([]byte, error) {
+	r, err := s.registry.Repository(repository)
+	if err != nil {
+		return nil, err
+	}
+	_, raw, err := r.Manifest(ctx, d.String())
+	return raw, err
+}
