@@ -14,7 +14,7 @@ needs=(
   skopeo=skopeo                             # a client in tests and benchmarks
   yamllint=yamllint git=git                 # ct lint, tests
 )
-[ "${1-}" != clients ] || needs+=(dockerd=docker.io podman=podman buildah=buildah)
+[ "${1-}" != clients ] || needs+=(dockerd=docker.io podman=podman buildah=buildah chromedriver=chromium-driver)
 [ "${1-}" != bench ] || needs+=(socat=socat stunnel4=stunnel4 haproxy=haproxy nginx=nginx)
 missing=()
 for need in "${needs[@]}"; do
