@@ -72,9 +72,16 @@ const (
 // maxNames is how many names an error message lists: enough to recognize the content.
 const maxNames = 4
 
+// archiveContent is that of an archive: a file, or pieces of it.
+type archiveContent interface {
+	io.ReaderAt
+	io.Closer
+}
+
 // archive is files in an uncompressed tar, which is not unpacked.
 type archive struct {
-	*os.File
+	content archiveContent
+	size    int64
 	entries map[string]entry
 	count   int      // of all entries, also those that entries lacks
 	named   int      // bytes of their names and targets
@@ -102,7 +109,7 @@ func (a *archive) file(name string) (blob.Blob, error) {
 	if !ok {
 		return blob.Blob{}, fmt.Errorf("%s: %w", name, fs.ErrNotExist)
 	}
-	return blob.FromReaderAt(a.File, e.offset, e.size), nil
+	return blob.FromReaderAt(a.content, e.offset, e.size), nil
 }
 
 func (a *archive) names() []string { return a.order }
@@ -110,32 +117,28 @@ func (a *archive) names() []string { return a.order }
 func (a *archive) whole() bool { return a.ended }
 
 func (a *archive) Close() error {
-	return errors.Join(a.File.Close(), a.cleanup())
+	return errors.Join(a.content.Close(), a.cleanup())
 }
 
 // openArchive indexes the tar in a file. It first unpacks compressed data, which allows no random
 // access, to a temporary file.
 func openArchive(ctx context.Context, name string) (_ *archive, err error) {
-	f, err := os.Open(name)
-	if err != nil {
+	a := &archive{entries: map[string]entry{}, cleanup: func() error { return nil }}
+	if a.content, a.size, err = openContent(ctx, name); err != nil {
 		return nil, err
 	}
-	a := &archive{File: f, entries: map[string]entry{}, cleanup: func() error { return nil }}
 	defer func() {
 		if err != nil {
 			_ = a.Close()
 		}
 	}()
 	head := make([]byte, tarBlock)
-	n, err := io.ReadFull(f, head)
-	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
-		return nil, err
-	}
-	if _, err := f.Seek(0, io.SeekStart); err != nil {
+	n, err := a.content.ReadAt(head, 0)
+	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
 	what := describe(head[:n])
-	z, format, err := decompress(head, f)
+	z, format, err := decompress(head, io.NewSectionReader(a.content, 0, a.size))
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +151,28 @@ func openArchive(ctx context.Context, name string) (_ *archive, err error) {
 	return a, a.index(ctx, what)
 }
 
-// unpack replaces the archive's file by a temporary one with the uncompressed data.
+// openContent opens a file, or the archive to which a piece belongs.
+func openContent(ctx context.Context, name string) (archiveContent, int64, error) {
+	parts, err := openPieces(ctx, name)
+	if err != nil {
+		return nil, 0, err
+	}
+	if parts != nil {
+		return parts, parts.ends[len(parts.ends)-1], nil
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, 0, err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		f.Close()
+		return nil, 0, err
+	}
+	return f, info.Size(), nil
+}
+
+// unpack replaces the archive's content by a temporary one with the uncompressed data.
 func (a *archive) unpack(ctx context.Context, z io.Reader, format string) error {
 	dir, err := os.MkdirTemp("", "zarf-registry-images-")
 	if err != nil {
@@ -159,8 +183,8 @@ func (a *archive) unpack(ctx context.Context, z io.Reader, format string) error 
 	if err != nil {
 		return fmt.Errorf("unpacking: %w", err)
 	}
-	compressed := a.File
-	a.File = unpacked
+	compressed := a.content
+	a.content = unpacked
 	defer compressed.Close()
 	// Where the system can remove open files, a crash leaves nothing behind.
 	_ = os.RemoveAll(dir)
@@ -178,7 +202,7 @@ func (a *archive) unpack(ctx context.Context, z io.Reader, format string) error 
 	if err != nil {
 		return fmt.Errorf("unpacking %s data to %s: %w", format, os.TempDir(), err)
 	}
-	_, err = unpacked.Seek(0, io.SeekStart)
+	a.size, err = unpacked.Seek(0, io.SeekEnd)
 	return err
 }
 
@@ -290,11 +314,8 @@ func (c contextReader) Read(p []byte) (int, error) {
 
 // index records the position of each file. what describes the file if it is not a tar.
 func (a *archive) index(ctx context.Context, what string) error {
-	info, err := a.Stat()
-	if err != nil {
-		return err
-	}
-	tr := tar.NewReader(a.File)
+	whole := io.NewSectionReader(a.content, 0, a.size)
+	tr := tar.NewReader(whole)
 	var last string
 	var end int64 // of the last entry, padding included
 	for {
@@ -302,13 +323,13 @@ func (a *archive) index(ctx context.Context, what string) error {
 			return err
 		}
 		header, err := tr.Next()
-		at, seekErr := a.Seek(0, io.SeekCurrent)
+		at, seekErr := whole.Seek(0, io.SeekCurrent)
 		if seekErr != nil {
 			return seekErr
 		}
 		switch {
 		case errors.Is(err, io.EOF):
-			if last == "" && info.Size() > 0 {
+			if last == "" && a.size > 0 {
 				what = "a tar without entries"
 			}
 			if last == "" {
@@ -331,7 +352,7 @@ func (a *archive) index(ctx context.Context, what string) error {
 		if header.Typeflag == tar.TypeReg {
 			end += (header.Size + tarBlock - 1) / tarBlock * tarBlock
 		}
-		if end > info.Size() {
+		if end > a.size {
 			return fmt.Errorf("is truncated: it ends within entry %s", last)
 		}
 	}

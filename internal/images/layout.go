@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -92,6 +93,7 @@ func (l *Layout) image(_ context.Context, item Item) error {
 type Archive struct {
 	path  string
 	omit  func(digest.Digest) bool
+	piece int64 // see Split
 	mu    sync.Mutex
 	items []Item
 }
@@ -114,6 +116,10 @@ func CreateArchive(path string) (*Archive, error) {
 // Omit makes the archive thin: it has all manifests, but not the other blobs for which omit returns true. [Push] has the
 // registry complete the images from what it has. Other tools cannot read a thin archive. Call it before [Pull].
 func (a *Archive) Omit(omit func(digest.Digest) bool) { a.omit = omit }
+
+// Split makes [Archive.Write] write pieces of at most size bytes instead of one file: PATH.001 and so on. [Open] opens the
+// archive by any of them, if all are in the same directory. Size is at least [MinPieceSize].
+func (a *Archive) Split(size int64) { a.piece = max(size, MinPieceSize) }
 
 func (a *Archive) omits(desc ocispec.Descriptor) bool {
 	return a.omit != nil && !oci.IsManifestOrIndex(desc.MediaType) && a.omit(desc.Digest)
@@ -148,24 +154,12 @@ func (a *Archive) image(_ context.Context, item Item) error {
 }
 
 // Write writes the archive with all images that were pulled to it. Equal images give equal bytes.
-func (a *Archive) Write(ctx context.Context) (err error) {
-	f, err := temporary(a.path)
-	if err != nil {
-		return fmt.Errorf("archive %s: %w", a.path, err)
+func (a *Archive) Write(ctx context.Context) error {
+	write := a.writeFile
+	if a.piece > 0 {
+		write = a.writePieces
 	}
-	defer func() {
-		if err != nil {
-			f.Close()
-			_ = os.Remove(f.Name())
-		}
-	}()
-	// Images that are pulled concurrently arrive in any order.
-	slices.SortStableFunc(a.items, func(x, y Item) int { return strings.Compare(x.Reference, y.Reference) })
-	w := bufio.NewWriterSize(f, 1<<20)
-	err = writeArchive(ctx, w, a.items, a.omits)
-	if err == nil {
-		err = errors.Join(w.Flush(), f.Chmod(0o644), f.Sync(), f.Close())
-	}
+	err := write(ctx)
 	if blobstore.IsDiskFull(err) {
 		return fmt.Errorf("archive %s: the disk of %s is full: make room there, or write it elsewhere: %w", a.path,
 			filepath.Dir(a.path), err)
@@ -173,5 +167,44 @@ func (a *Archive) Write(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("archive %s: %w", a.path, err)
 	}
+	return nil
+}
+
+func (a *Archive) writeFile(ctx context.Context) (err error) {
+	f, err := temporary(a.path)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			f.Close()
+			_ = os.Remove(f.Name())
+		}
+	}()
+	if err := errors.Join(a.writeTo(ctx, f), f.Chmod(0o644), f.Sync(), f.Close()); err != nil {
+		return err
+	}
 	return os.Rename(f.Name(), a.path)
+}
+
+func (a *Archive) writePieces(ctx context.Context) error {
+	s := &splitter{path: a.path, size: a.piece}
+	err := a.writeTo(ctx, s)
+	if err == nil {
+		err = s.finish()
+	}
+	if err != nil {
+		s.discard()
+	}
+	return err
+}
+
+func (a *Archive) writeTo(ctx context.Context, to io.Writer) error {
+	// Images that are pulled concurrently arrive in any order.
+	slices.SortStableFunc(a.items, func(x, y Item) int { return strings.Compare(x.Reference, y.Reference) })
+	w := bufio.NewWriterSize(to, 1<<20)
+	if err := writeArchive(ctx, w, a.items, a.omits); err != nil {
+		return err
+	}
+	return w.Flush()
 }
