@@ -72,6 +72,10 @@ func TestImagesIncludeWhatBelongsToThem(t *testing.T) {
 	if got := references(images); !cmp.Equal(got, want) {
 		t.Fatalf("images are %q, want %q", got, want)
 	}
+	// All but what the index contains and has no tag.
+	if roots := b.Roots(); len(roots) != 7 || slices.Contains(roots, b.Manifests[0]) || !slices.Contains(roots, b.Manifests[1]) {
+		t.Errorf("%d roots", len(roots))
+	}
 	app := images[0]
 	if app.Manifest != index || app.Signatures != 2 || app.SBOMs != 1 || len(app.Members) != 7 {
 		t.Errorf("%d signatures, %d SBOMs, %d members", app.Signatures, app.SBOMs, len(app.Members))

@@ -102,6 +102,27 @@ func (c *Catalog) Images() []*Image {
 	return images
 }
 
+// Roots returns the manifests by which everything is reached: those with a tag, and those that no index contains.
+func (c *Catalog) Roots() []*Manifest {
+	var roots []*Manifest
+	for _, r := range c.repositories() {
+		contained := map[*Manifest]bool{}
+		for _, m := range r.manifests {
+			for _, needed := range m.Needs {
+				if child := r.byDigest[needed]; child != nil {
+					contained[child] = true
+				}
+			}
+		}
+		for _, m := range r.manifests {
+			if len(m.Tags) > 0 || !contained[m] {
+				roots = append(roots, m)
+			}
+		}
+	}
+	return roots
+}
+
 // repository is the manifests of a repository.
 type repository struct {
 	manifests []*Manifest

@@ -48,9 +48,11 @@ type Decision struct {
 	Kept string
 }
 
-// OwnRepositories is the prefix of the repositories that belong to the registry itself: the project's images, and those
-// that verify nodes. They are never pruned.
-const OwnRepositories = "zarf-registry/"
+const ownRepositories = "zarf-registry/"
+
+// Own reports whether a repository belongs to the registry itself: the project's images, and what verifies nodes. Its
+// images are neither pruned nor exported.
+func Own(repository string) bool { return strings.HasPrefix(repository, ownRepositories) }
 
 // Decide applies the rules to all images.
 func (c *Catalog) Decide(rules Rules) []Decision {
@@ -65,7 +67,7 @@ func (c *Catalog) Decide(rules Rules) []Decision {
 
 // keeps returns why an image is kept, or "".
 func (r Rules) keeps(image *Image, now time.Time, last map[*Image]bool) string {
-	if strings.HasPrefix(image.Repository, OwnRepositories) {
+	if Own(image.Repository) {
 		return "belongs to the registry itself"
 	}
 	if image.Problem != "" {

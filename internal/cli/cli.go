@@ -85,7 +85,7 @@ test runs check.`,
 func newImages() *cobra.Command {
 	cmd := group("images", "Pull, push, copy, list and delete images",
 		newImagesPull(), newImagesPush(), newImagesCopy(), newImagesList(), newImagesDelete(), newImagesPrune(),
-		newImagesInventory(), newImagesBrowse(), newImagesCache())
+		newImagesInventory(), newImagesExport(), newImagesBrowse(), newImagesCache())
 	// A retry would fail on the same command line.
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitcode.Refusal{Err: err} })
 	return cmd

@@ -88,7 +88,7 @@ func (f *deleteFlags) choose(content *catalog.Catalog, used *workloads.Set, args
 	var untagged []tagged
 	for _, at := range slices.Sorted(maps.Keys(tags)) {
 		image := decisions[at].Image
-		if strings.HasPrefix(image.Repository, catalog.OwnRepositories) {
+		if catalog.Own(image.Repository) {
 			errs = append(errs, fmt.Errorf("%s belongs to the registry itself", image.Reference()))
 		}
 		if using := used.Using(image); len(using) > 0 && !f.force {

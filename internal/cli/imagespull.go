@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
@@ -18,7 +19,8 @@ import (
 // pullFlags are the flags of images pull.
 type pullFlags struct {
 	imageFlags
-	out, have string
+	archiveFlags
+	have string
 
 	inventory *inventory.Set // of have; nil without it
 }
@@ -44,6 +46,10 @@ is replaced once all images are complete.
 With --have, an archive is thin: it leaves out what init-hook images inventory has listed in
 the cluster. Only init-hook images push reads it.
 
+With --split, an archive consists of pieces: OUT.001 and so on. init-hook images push and list
+accept any of them if all are in the same directory, under any names; they verify each, and
+name those that are missing or damaged.
+
 Every blob is verified and kept in the cache for later pulls and copies. To continue an
 interrupted pull, run the same command again; with --no-cache, only a layout continues.
 
@@ -59,12 +65,14 @@ Exit codes: 0 if all images were pulled, 1 if one failed, 3 if the command line 
   init-hook images pull -f images.txt -o layout --platform linux/amd64,linux/arm64
   init-hook images pull --referrers ghcr.io/stefanprodan/charts/podinfo:6.7.1 -o chart.tar
   init-hook images pull -f images.txt --have inventory.bin -o thin.tar
+  init-hook images pull -f images.txt -o app.tar --split 4G
   init-hook images pull docker-daemon:team/app:1 -o app.tar`,
 		ValidArgsFunction: completeReferences,
 		RunE:              func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
 	cmd.Flags().StringVarP(&f.out, "out", "o", "",
 		"`PATH` of the output: an archive if it ends in .tar, otherwise a layout directory")
+	f.splitFlag(cmd.Flags())
 	cmd.Flags().StringVar(&f.have, "have", "",
 		"leave out of an archive what the registry has, by the inventory in `FILE` (init-hook images inventory)")
 	f.selectionFlags(cmd)
@@ -124,6 +132,12 @@ func (f *pullFlags) checkOut() error {
 		return fmt.Errorf("invalid --out %s: it is the cache, which keeps no images: choose another directory for either",
 			f.out)
 	}
+	if f.split > 0 && !f.archive() {
+		return errors.New("--split requires an archive: --out must end in .tar")
+	}
+	if f.split > 0 && f.split < images.MinPieceSize {
+		return fmt.Errorf("invalid --split: want at least %d bytes", images.MinPieceSize)
+	}
 	parent := filepath.Dir(f.out)
 	if info, err := os.Stat(parent); err != nil || !info.IsDir() {
 		return fmt.Errorf("invalid --out %s: directory %s does not exist", f.out, parent)
@@ -162,7 +176,26 @@ func samePlace(a, b string) bool {
 	return errA == nil && errB == nil && a == b
 }
 
-func (f *pullFlags) archive() bool { return strings.HasSuffix(f.out, ".tar") }
+// archiveFlags are those of an output.
+type archiveFlags struct {
+	out   string
+	split int64
+}
+
+func (f *archiveFlags) splitFlag(flags *pflag.FlagSet) {
+	sizeFlag(flags, &f.split, "split", "", "write an archive in pieces of at most `SIZE`, such as 4G, for media")
+}
+
+func (f *archiveFlags) archive() bool { return strings.HasSuffix(f.out, ".tar") }
+
+// create prepares the archive.
+func (f *archiveFlags) create() (*images.Archive, error) {
+	archive, err := f.create()
+	if err == nil && f.split > 0 {
+		archive.Split(f.split)
+	}
+	return archive, err
+}
 
 // pull returns the images that the output contains.
 func (f *pullFlags) pull(ctx context.Context, r *imageRun, refs []string) ([]images.Result, error) {

@@ -163,6 +163,13 @@ func (r *registries) get(_ context.Context, host string) (*remote.Registry, erro
 	return client, nil
 }
 
+// use makes get return a client for a host.
+func (r *registries) use(host string, client *remote.Registry) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.clients[host] = client
+}
+
 func (r *registries) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -93,6 +93,7 @@ func TestMainJob(t *testing.T) {
 	t.Run("the pods expose the metrics that alerts and dashboard use", func(t *testing.T) { testMetrics(t, w, false) })
 	t.Run("images copy and images list", func(t *testing.T) { testCopyAndList(t, w) })
 	t.Run("images list, delete and prune", func(t *testing.T) { testLifecycle(t, w) })
+	t.Run("images export, in pieces, restores", func(t *testing.T) { testExport(t, w) })
 	t.Run("images browse", func(t *testing.T) { testBrowse(t, w) })
 	t.Run("images inventory and a thin archive", func(t *testing.T) { testThinArchive(t, w) })
 	t.Run("an interrupted push resumes", func(t *testing.T) { testInterruptedPush(t, w) })

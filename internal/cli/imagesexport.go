@@ -1,0 +1,95 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+
+	"github.com/spf13/cobra"
+
+	"github.com/zarf-dev/zarf-registry/internal/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/cluster"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/internal/images"
+)
+
+// exportFlags are the flags of images export.
+type exportFlags struct {
+	pullFlags
+}
+
+func newImagesExport() *cobra.Command {
+	f := &exportFlags{}
+	cmd := &cobra.Command{
+		Use:   "export",
+		Short: "Write everything that the cluster's registry contains into an archive or layout",
+		Long: `export writes all tags, untagged images, signatures and other referrers of the cluster's
+registry into an OCI archive (--out ends in .tar) or an OCI layout directory: as a backup, or
+to move to another registry. The registry's own repositories, zarf-registry/, are left out.
+
+init-hook images push restores it, into this or another registry, under the same names.
+
+What is pushed while export runs may be missing. An image that is deleted meanwhile is an
+error. Blobs are kept in the cache; to continue an interrupted export, run it again.
+
+Exit codes: 0 if everything is exported, 1 on failure, 3 if the command line is invalid.`,
+		Example: `  init-hook images export -o backup.tar
+  init-hook images export -o backup.tar --split 4G
+  init-hook images push backup.tar                    # restores it`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
+	}
+	cmd.Flags().StringVarP(&f.out, "out", "o", "",
+		"`PATH` of the output: an archive if it ends in .tar, otherwise a layout directory")
+	f.splitFlag(cmd.Flags())
+	f.transferFlags(cmd.Flags())
+	f.cacheFlags(cmd)
+	f.cluster.register(cmd.Flags())
+	f.reportFlags(cmd)
+	return cmd
+}
+
+func (f *exportFlags) run(cmd *cobra.Command) error {
+	if err := errors.Join(f.validate(cmd.Flags()), f.checkOut()); err != nil {
+		return &exitcode.Refusal{Err: err}
+	}
+	return f.transfer(cmd, "", nil, func(ctx context.Context, r *imageRun) ([]images.Result, error) {
+		c, err := f.cluster.connect(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer c.transport.CloseIdleConnections()
+		content, err := cluster.Catalog(ctx, c.transport, c.access)
+		if err != nil {
+			return nil, err
+		}
+		registry, address, err := r.destination(ctx, "", "")
+		if err != nil {
+			return nil, err
+		}
+		refs := exported(content, address, r.log)
+		if len(refs) == 0 {
+			return nil, errors.New("the registry has no images")
+		}
+		r.platform = "all"
+		r.registries.use(address, registry)
+		return f.pull(ctx, r, refs)
+	})
+}
+
+// exported returns the references of everything but the registry's own repositories: by each tag, or by the digest.
+// Manifests that cannot be read are left out.
+func exported(content *catalog.Catalog, address string, log *slog.Logger) []string {
+	var refs []string
+	for _, m := range content.Roots() {
+		names := imageReferences(address, &catalog.Image{Manifest: m})
+		switch {
+		case catalog.Own(m.Repository):
+		case m.Problem != "":
+			log.Warn("left out what cannot be read", "image", names[0], "error", m.Problem)
+		default:
+			refs = append(refs, names...)
+		}
+	}
+	return refs
+}
