@@ -9,9 +9,9 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/mask"
 )
 
-// FuzzMask masks a text with a secret in it, in writes of any size: the result does not depend on them, and
+// FuzzWriter masks a text with a secret in it, in writes of any size: the result does not depend on them, and
 // contains the secret in no form.
-func FuzzMask(f *testing.F) {
+func FuzzWriter(f *testing.F) {
 	f.Add("text with {} in it\nand {}\n", "s3cr3t-Value", uint8(3), uint8(0))
 	f.Add("https://me:{}@host/ {}{}", "pa/ss:wo@rd", uint8(7), uint8(2))
 	f.Add("-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----\n{}", "MIIEvQIBADANBg", uint8(1), uint8(1))

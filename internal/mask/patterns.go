@@ -3,6 +3,7 @@ package mask
 import (
 	"encoding/base64"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -48,40 +49,74 @@ func dockerStarts() []string {
 	return all
 }
 
+// rule is a pattern of secrets.
+type rule struct {
+	// needs are parts of texts in lower case. The pattern, which is slow, is tried only if one of them is in a
+	// line.
+	needs []string
+	mask  func(line string) string
+}
+
+var rules = []rule{
+	{[]string{"ls0tls1crudjti"}, func(line string) string {
+		return encodedPEM.ReplaceAllStringFunc(line, func(text string) string {
+			// Certificates and public keys are shown.
+			data, err := base64.StdEncoding.DecodeString(text)
+			if err == nil && !strings.Contains(string(data), "PRIVATE") {
+				return text
+			}
+			return Masked
+		})
+	}},
+	{lower(dockerStarts()), func(line string) string { return encodedDocker.ReplaceAllLiteralString(line, Masked) }},
+	{[]string{"eyj", "akia", "asia", "gh", "glpat-", "age-secret", "$2", "$apr1", "{sha}"}, func(line string) string {
+		return token.ReplaceAllLiteralString(line, Masked)
+	}},
+	{[]string{"authorization", "cookie", "x-"}, func(line string) string {
+		return replace(header, line, func(g []string) string {
+			if strings.TrimSpace(g[3]) == Masked {
+				return g[0]
+			}
+			return g[1] + g[2] + Masked
+		})
+	}},
+	{[]string{"bearer", "basic"}, func(line string) string { return scheme.ReplaceAllString(line, "${1}${2}"+Masked) }},
+	{[]string{"@"}, func(line string) string {
+		return replace(noScheme, replace(userinfo, line, unlessDigest), unlessDigest)
+	}},
+	{[]string{"pass", "pwd", "token", "htpasswd", "secret", "key", "auth"}, func(line string) string {
+		line = replace(assignment, line, func(g []string) string {
+			value := g[4] + g[6] + g[8] + g[9]
+			if harmless(value) {
+				return g[0]
+			}
+			return g[1] + g[2] + g[3] + g[5] + g[7] + Masked
+		})
+		return replace(flag, line, func(g []string) string {
+			if harmless(g[2]) {
+				return g[0]
+			}
+			return g[1] + Masked
+		})
+	}},
+}
+
+func lower(texts []string) []string {
+	for i := range texts {
+		texts[i] = strings.ToLower(texts[i])
+	}
+	return texts
+}
+
 // patterns masks what has the form of a secret.
 func patterns(line string) string {
-	line = encodedPEM.ReplaceAllStringFunc(line, func(text string) string {
-		// Certificates and public keys are shown.
-		data, err := base64.StdEncoding.DecodeString(text)
-		if err == nil && !strings.Contains(string(data), "PRIVATE") {
-			return text
+	folded := strings.ToLower(line)
+	for _, r := range rules {
+		if slices.ContainsFunc(r.needs, func(part string) bool { return strings.Contains(folded, part) }) {
+			line = r.mask(line)
 		}
-		return Masked
-	})
-	line = encodedDocker.ReplaceAllLiteralString(line, Masked)
-	line = token.ReplaceAllLiteralString(line, Masked)
-	line = replace(header, line, func(g []string) string {
-		if strings.TrimSpace(g[3]) == Masked {
-			return g[0]
-		}
-		return g[1] + g[2] + Masked
-	})
-	line = scheme.ReplaceAllString(line, "${1}${2}"+Masked)
-	line = replace(userinfo, line, func(g []string) string { return unlessDigest(g) })
-	line = replace(noScheme, line, func(g []string) string { return unlessDigest(g) })
-	line = replace(assignment, line, func(g []string) string {
-		value := g[4] + g[6] + g[8] + g[9]
-		if harmless(value) {
-			return g[0]
-		}
-		return g[1] + g[2] + g[3] + g[5] + g[7] + Masked
-	})
-	return replace(flag, line, func(g []string) string {
-		if harmless(g[2]) {
-			return g[0]
-		}
-		return g[1] + Masked
-	})
+	}
+	return line
 }
 
 // replace replaces each match by the result of with for its groups, the whole match first.

@@ -11,7 +11,8 @@ var (
 	// reference matches keys with the names of objects, and of keys in them.
 	reference = regexp.MustCompile(`(?i)^(existing|image|pull|ca|tls|push)\w*secrets?(key)?$|^secretName$`)
 	// secretVariable are names of environment variables with secrets.
-	secretVariable = regexp.MustCompile(`(?i)pass|pwd|secret|token|key|credential|auth|proxy|dsn`)
+	secretVariable = regexp.MustCompile(`(?i)pass|pwd|secret|token|key|credential|auth|dsn`)
+	word           = regexp.MustCompile(`^[a-z]+$`)
 	secretFlag     = regexp.MustCompile(`(?i)^--?[\w.-]*(` + secretWords + `)$`)
 )
 
@@ -80,7 +81,7 @@ func (m *Masker) mapping(v map[string]any, at place) any {
 		case isSecret && (key == "data" || key == "stringData"):
 			masked[shown] = keys(value)
 		case key == "value" && secretVariable.MatchString(name):
-			masked[shown] = m.secret(value)
+			masked[shown] = m.variable(value)
 		case reference.MatchString(key):
 			masked[shown] = m.object(value, place{document: at.document})
 		case secretKey.MatchString(key), at.document && secretScalar.MatchString(key) && !selects(v):
@@ -133,6 +134,15 @@ func (m *Masker) secret(v any) any {
 		}
 	}
 	return Masked
+}
+
+// variable masks the value of an environment variable. It becomes a known value unless it is an ordinary word,
+// such as enabled.
+func (m *Masker) variable(v any) any {
+	if text, ok := v.(string); ok && word.MatchString(text) {
+		return Masked
+	}
+	return m.secret(v)
 }
 
 // keys returns the keys of the data of a Secret, without values.
