@@ -3,7 +3,8 @@
 // and passwords in URLs. When in doubt, it masks.
 //
 // It does not find a secret of unknown form whose value it was not told, a known value that is compressed,
-// encrypted, in hexadecimal, or broken into several lines, and values shorter than MinLength.
+// encrypted or in hexadecimal, base64 that is broken into lines, and values shorter than MinLength. Of values
+// longer than 256 bytes, it does not find those that are escaped or encoded twice.
 package mask
 
 import (
@@ -21,6 +22,10 @@ const (
 	// MinLength is the length in bytes of the shortest value that is searched for. Shorter ones appear in
 	// ordinary words.
 	MinLength = 6
+	// longest is the length in bytes of the longest value that is searched for as a whole, and piece that of the
+	// parts of longer ones: a value has up to 60 forms, all of its length.
+	longest = 4 << 10
+	piece   = 512
 )
 
 // prefix is the beginning of a form by which it is found.
@@ -76,21 +81,38 @@ func (m *Masker) add(value string) bool {
 		return true
 	}
 	m.values[value] = true
-	escaped := escapes(value)
-	for _, text := range slices.Clone(escaped) {
-		escaped = append(escaped, escapes(text)...) // JSON in JSON
+	// Neighboring pieces are masked together.
+	for len(value) > longest {
+		m.addForms(value[:piece])
+		value = value[piece:]
 	}
-	slices.Sort(escaped)
-	for _, text := range slices.Compact(escaped) {
+	m.addForms(value)
+	return true
+}
+
+// addForms adds the forms of a value, those of short ones also in a second layer of escapes or base64.
+func (m *Masker) addForms(value string) {
+	short := len(value) <= piece/2
+	escaped := escapes(value)
+	if short {
+		for _, text := range slices.Clone(escaped) {
+			escaped = append(escaped, escapes(text)...) // JSON in JSON
+		}
+		slices.Sort(escaped)
+		escaped = slices.Compact(escaped)
+	}
+	for _, text := range escaped {
 		m.addForm(form{text, false})
 		for _, encoded := range encodings(text) {
 			m.addForm(form{encoded, true})
+			if !short {
+				continue
+			}
 			for _, twice := range encodings(encoded) { // a docker configuration in a Secret
 				m.addForm(form{twice, true})
 			}
 		}
 	}
-	return true
 }
 
 func (m *Masker) addForm(f form) {

@@ -83,6 +83,18 @@ func TestOverlappingValuesLeaveNothing(t *testing.T) {
 	}
 }
 
+func TestLongValuesAreMaskedWhole(t *testing.T) {
+	value := strings.Repeat("0123456789abcdefghijklmnopqrstuvwxyz\"", 300) + "end"
+	quoted, _ := json.Marshal(value)
+	m := mask.New()
+	m.Add(value)
+	for _, text := range []string{value, string(quoted[1 : len(quoted)-1]), base64.StdEncoding.EncodeToString([]byte(value))} {
+		if got := m.String("<" + text + ">"); got != "<(masked)>" {
+			t.Errorf("masked: %.100s … %s", got, got[max(0, len(got)-100):])
+		}
+	}
+}
+
 func TestAddTellsWhatCannotBeSearched(t *testing.T) {
 	for value, want := range map[string]bool{
 		"": true, " \n": true, "short": false, " short \n": false, "sixsix": true, "a\nb\n": false, "a\nlonger-one": true,
@@ -125,6 +137,8 @@ func TestWhatHasTheFormOfASecretIsMasked(t *testing.T) {
 		"docker's configuration, base64":  {"x: " + base64.StdEncoding.EncodeToString([]byte(`{"auths":{"h":{"auth":"YTpi"}}}`)), "x: (masked)"},
 		"YAML":                            {"    password: 'a b'", "    password: '(masked)'"},
 		"a flag":                          {"login --password abc host", "login --password (masked) host"},
+		"a flag in a list":                {`["--token","abc","--x"]`, `["--token","(masked)","--x"]`},
+		"a flag in a list in JSON":        {`"[\"--token\", \"abc\"]"`, `"[\"--token\", \"(masked)\"]"`},
 		"an entry of an htpasswd file":    {"push:$2y$05$abcdefghijklmnopqrstuvabcdefghijklmnopqrstuvabcdefghijk", "push:(masked)"},
 		"a key of AWS":                    {"id AKIAIOSFODNN7EXAMPLE", "id (masked)"},
 		"a key of age":                    {"AGE-SECRET-KEY-1QQQQQQQQQQQQQQQQQQQQQQQQQ", "(masked)"},

@@ -102,9 +102,11 @@ func publicPEM(data []byte) bool {
 var (
 	// hashed matches a line of an htpasswd file.
 	hashed = regexp.MustCompile(`^[^:\s]+:(\$\S+|\{SHA\}\S+)$`)
-	// random matches what a person does not write.
-	random = regexp.MustCompile(`^[A-Za-z0-9+/=_-]{20,}$`)
-	digit  = regexp.MustCompile(`\d`)
+	// random matches what may be generated, unlike most names of objects, which have hyphens and no capitals.
+	random   = regexp.MustCompile(`^([A-Za-z0-9+/=]{20,}|[A-Za-z0-9_-]{20,})$`)
+	capital  = regexp.MustCompile(`[A-Z]`)
+	digit    = regexp.MustCompile(`\d`)
+	compound = regexp.MustCompile(`[_-]`)
 )
 
 // learnText adds the secrets in a value, which may be a document. It returns false if it is too short.
@@ -173,7 +175,7 @@ func (c *collector) learnDocument(v any, shown string) {
 		}
 	case string:
 		if _, nested := parse(v); nested || shown != "" && !strings.Contains(shown, v) ||
-			random.MatchString(v) && digit.MatchString(v) {
+			random.MatchString(v) && digit.MatchString(v) && (capital.MatchString(v) || !compound.MatchString(v)) {
 			c.learnText(v)
 		}
 	}

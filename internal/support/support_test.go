@@ -59,6 +59,7 @@ const (
 	dockerAuth     = "cHVzaDpkb2NrZXItcHctODgxMg=="
 	opaque         = "s p a c e s  and\ttabs 4411"
 	extraObject    = "of-an-extra-object-90ef"
+	generated      = "q8Zr-V2mX_0pLk7TnB4wYc"
 	short          = "abc"
 )
 
@@ -68,7 +69,7 @@ var planted = map[string]string{
 	"the user of a mirror": mirrorUser, "the password of a mirror": mirrorPassword, "a header of hosts.toml": hostsHeader,
 	"a value of a previous revision": previousValue, "an environment variable": env, "a password in a URL": urlPassword,
 	"a bearer token": bearer, "a docker credential": dockerAuth, "a value with white space": opaque,
-	"an extra object": extraObject,
+	"an extra object": extraObject, "a generated value in JSON": generated,
 }
 
 // privateKey is in PEM form.
@@ -119,6 +120,7 @@ func objects() []runtime.Object {
 		secret("zarf-registry-server-tls", map[string]string{"tls.key": privateKey, "tls.crt": publicCertificate}),
 		secret("zarf-registry-node-config", map[string]string{"registries.yaml": registries, "config.json": fmt.Sprintf(
 			`{"containerd":{"hosts":{"mirror.example":%q}}}`, fmt.Sprintf("[host.\"https://mirror.example\".header]\n  authorization = %q\n", hostsHeader))}),
+		secret("theirs-as-json", map[string]string{"config.json": `{"name": "object-of-2026-with-a-long-name", "value": "` + generated + `"}`}),
 		annotated, registry, node, elsewhere, payload,
 		&appsv1.Deployment{ObjectMeta: meta("zarf-registry", "registry")},
 		&corev1.ConfigMap{ObjectMeta: meta("config", "x"), Data: map[string]string{"config.json": `{"auths":{"h":{"auth":"` + dockerAuth + `"}}}`,
@@ -157,6 +159,7 @@ var values = map[string]any{
 var log = func() string {
 	text := "start\nAuthorization: Bearer " + bearer + "\nusing " + valuesPassword + " and " + previousValue + "\n" +
 		privateKey + "pushed by zarf-push\n"
+	text += "object-of-2026-with-a-long-name and " + generated + "\n"
 	text += strings.Repeat("x", 32<<10-len(text)-len(pushPassword)/2-1) + "\n" + pushPassword + "\n"
 	quoted, _ := json.Marshal(map[string]string{"a": pushPassword, "b": base64.StdEncoding.EncodeToString([]byte("zarf-push:" + pushPassword))})
 	return text + string(quoted) + "\nend\n"
@@ -292,7 +295,7 @@ func TestABundleContainsNoSecret(t *testing.T) {
 	}
 	// What is masked is not all.
 	for file, want := range map[string][]string{
-		"logs/zarf-registry-0_registry.log":          {"previous=false tail=100\nstart\n", "pushed by zarf-push", "\nend\n"},
+		"logs/zarf-registry-0_registry.log":          {"previous=false tail=100\nstart\n", "pushed by zarf-push", "object-of-2026-with-a-long-name and (masked)", "\nend\n"},
 		"logs/zarf-registry-0_registry.previous.log": {"previous=true tail=100\n"},
 		"metrics/zarf-registry-0.txt":                {`metric{pod="zarf-registry-0",path="/metrics",x="(masked)"} 1`},
 		"metrics/zarf-registry-0.loaded.json":        {`path="/loaded"`},
