@@ -183,6 +183,7 @@ func TestValuesOfAChart(t *testing.T) {
 			"stringData": map[string]any{"a": "of-the-secret"}}},
 		"configs": map[string]any{"auth": map[string]any{"username": "corp-user", "pin": 1234.0, "on": true}},
 		"signing": map[string]any{"key": "signing-value"},
+		"client":  map[string]any{"name": "shown", "secret": "named-value"},
 		"args":    []any{"--password", "argument-value", "--verbose"},
 	}
 	m := mask.New()
@@ -191,7 +192,7 @@ func TestValuesOfAChart(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, secret := range []string{"line-of-htpasswd", "env-value", "of-the-secret", "corp-user", "1234", "signing-value",
-		"argument-value"} {
+		"argument-value", "named-value"} {
 		if strings.Contains(string(encoded), secret) {
 			t.Errorf("%s remains in %s", secret, encoded)
 		}

@@ -19,7 +19,8 @@ var (
 
 	// header matches headers with credentials, up to the end of the value.
 	header = regexp.MustCompile(
-		`(?i)\b((?:proxy-)?authorization|(?:set-)?cookie|x-[a-z-]*(?:token|auth|key))(\\*["']?\s*[:=]\s*[\["'\\]*)([^"'\\\]]+)`)
+		`(?i)\b((?:proxy-)?authorization|(?:set-)?cookie|x-[a-z-]*(?:token|auth|key))` +
+			`(\\*["']?\s*[:=]\s*[\["'\\]*)([^"'\\\]]+)`)
 	scheme = regexp.MustCompile(`(?i)\b(bearer|basic)(\s+)[A-Za-z0-9+/=._~-]{16,}`)
 
 	// userinfo matches the user and password of a URL, which may lack a scheme. The last group is what follows.

@@ -84,7 +84,7 @@ func (m *Masker) mapping(v map[string]any, at place) any {
 			masked[shown] = m.variable(value)
 		case reference.MatchString(key):
 			masked[shown] = m.object(value, place{document: at.document})
-		case secretKey.MatchString(key), at.document && secretScalar.MatchString(key) && !selects(v):
+		case secretKey.MatchString(key), at.document && secretScalar.MatchString(key) && !(key == "key" && selects(v)):
 			if scalar(value) {
 				masked[shown] = m.secret(value)
 			} else {

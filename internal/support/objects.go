@@ -173,8 +173,8 @@ func (c *collector) events(ctx context.Context) error {
 			if e.Series != nil {
 				count = e.Series.Count
 			}
-			fmt.Fprintf(table, "%s\t%d\t%s\t%s\t%s %s\t%s\n", last(e).UTC().Format(time.RFC3339), max(count, 1), e.Type, e.Reason,
-				e.InvolvedObject.Kind, e.InvolvedObject.Name, strings.ReplaceAll(e.Message, "\n", " "))
+			fmt.Fprintf(table, "%s\t%d\t%s\t%s\t%s %s\t%s\n", last(e).UTC().Format(time.RFC3339), max(count, 1), e.Type,
+				e.Reason, e.InvolvedObject.Kind, e.InvolvedObject.Name, strings.ReplaceAll(e.Message, "\n", " "))
 		}
 		return table.Flush()
 	})

@@ -59,7 +59,7 @@ func (c *collector) describeMasking(w io.Writer) {
 	fmt.Fprintf(w, "\nSecrets are replaced by %s: what has the form or the name of a secret, and %d known values,\n"+
 		"in plain, escaped and base64 form.\n", mask.Masked, c.mask.Known())
 	if !c.result.SecretsRead {
-		fmt.Fprint(w, "The values of Secrets are unknown, because they may not be read: look for them before you send this.\n")
+		fmt.Fprint(w, "The values of Secrets could not be read: look for them before you send this.\n")
 	}
 	if len(c.result.Unsearched) > 0 {
 		fmt.Fprintf(w, "Too short to be searched for (less than %d bytes):\n", mask.MinLength)

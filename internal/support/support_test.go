@@ -352,7 +352,7 @@ func TestWhatMayNotBeReadIsMissing(t *testing.T) {
 			t.Errorf("the summary lacks %q:\n%s", want, files["summary.txt"])
 		}
 	}
-	if result.SecretsRead || !strings.Contains(files["summary.txt"], "The values of Secrets are unknown") {
+	if result.SecretsRead || !strings.Contains(files["summary.txt"], "The values of Secrets could not be read") {
 		t.Errorf("nothing says that values are unknown:\n%s", files["summary.txt"])
 	}
 	if files["objects/pods.yaml"] == "" || files["metrics/zarf-registry-0.txt"] == "" {
