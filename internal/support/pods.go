@@ -129,17 +129,20 @@ func (c *collector) metrics(ctx context.Context) error {
 		if _, ok := p.Annotations[names.AnnotationMetricsPort]; !ok || p.Status.Phase != corev1.PodRunning {
 			continue
 		}
-		for _, of := range []struct{ path, file string }{
-			{"/metrics", "metrics/" + p.Name + ".txt"}, {reloadstatus.Path, "metrics/" + p.Name + ".loaded.json"},
-		} {
-			r := &response{file: of.file}
+		ask := func(path, file string) {
+			r := &response{file: file}
 			responses = append(responses, r)
 			group.Go(func() error {
 				ctx, cancel := context.WithTimeoutCause(ctx, maxFetch, fmt.Errorf("no answer within %s", maxFetch))
 				defer cancel()
-				r.err = explain(ctx, c.Fetch(ctx, p, of.path, &bounded{w: &r.body, left: maxResponse}))
+				r.err = explain(ctx, c.Fetch(ctx, p, path, &bounded{w: &r.body, left: maxResponse}))
 				return nil
 			})
+		}
+		ask("/metrics", "metrics/"+p.Name+".txt")
+		switch p.Labels[names.LabelComponent] {
+		case names.ComponentRegistry, names.ComponentProxy:
+			ask(reloadstatus.Path, "metrics/"+p.Name+".loaded.json")
 		}
 	}
 	_ = group.Wait() // errors are in the responses

@@ -111,6 +111,8 @@ func objects() []runtime.Object {
 	node.Status.NodeInfo = corev1.NodeSystemInfo{KubeletVersion: "v1.36.3", ContainerRuntimeVersion: "containerd://2.2.1",
 		OSImage: "Debian 13", KernelVersion: "6.12", Architecture: "amd64"}
 	node.Status.Images = []corev1.ContainerImage{{Names: []string{"registry.k8s.io/pause:3.10.1"}}}
+	healer := &corev1.Pod{ObjectMeta: meta("zarf-registry-healer-0", "healer")}
+	healer.Annotations, healer.Status.Phase = registry.Annotations, corev1.PodRunning
 	elsewhere := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "elsewhere"}}
 	payload := &corev1.ConfigMap{ObjectMeta: meta("payload", "payload"), BinaryData: map[string][]byte{"program": []byte("ELF")}}
 	payload.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "a-field-manager"}}
@@ -121,7 +123,7 @@ func objects() []runtime.Object {
 		secret("zarf-registry-node-config", map[string]string{"registries.yaml": registries, "config.json": fmt.Sprintf(
 			`{"containerd":{"hosts":{"mirror.example":%q}}}`, fmt.Sprintf("[host.\"https://mirror.example\".header]\n  authorization = %q\n", hostsHeader))}),
 		secret("theirs-as-json", map[string]string{"config.json": `{"name": "object-of-2026-with-a-long-name", "value": "` + generated + `"}`}),
-		annotated, registry, node, elsewhere, payload,
+		annotated, registry, healer, node, elsewhere, payload,
 		&appsv1.Deployment{ObjectMeta: meta("zarf-registry", "registry")},
 		&corev1.ConfigMap{ObjectMeta: meta("config", "x"), Data: map[string]string{"config.json": `{"auths":{"h":{"auth":"` + dockerAuth + `"}}}`,
 			"key.pem": privateKey, "certificate": publicCertificate}},
@@ -324,6 +326,9 @@ func TestABundleContainsNoSecret(t *testing.T) {
 	}
 	if strings.Contains(masked["objects/configmaps.yaml"], "a-field-manager") || strings.Contains(masked["objects/pods.yaml"], "elsewhere") {
 		t.Error("objects of others, or managers of fields, are in the bundle")
+	}
+	if masked["metrics/zarf-registry-healer-0.txt"] == "" || masked["metrics/zarf-registry-healer-0.loaded.json"] != "" {
+		t.Error("healers have metrics, and load nothing")
 	}
 	want := []string{"helm/manifest-2.yaml: a document", "helm/manifest-3.yaml: a document", "preflight.txt: no chart"}
 	if len(result.Missing) != len(want) {
