@@ -151,7 +151,7 @@ func writeBundle(ctx context.Context, path string, options support.Options) (_ *
 	}
 	defer func() {
 		if err != nil {
-			os.Remove(file.Name())
+			_ = os.Remove(file.Name()) // the first error says what is wrong
 		}
 	}()
 	defer file.Close()

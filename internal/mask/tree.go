@@ -84,7 +84,7 @@ func (m *Masker) mapping(v map[string]any, at place) any {
 			masked[shown] = m.variable(value)
 		case reference.MatchString(key):
 			masked[shown] = m.object(value, place{document: at.document})
-		case secretKey.MatchString(key), at.document && secretScalar.MatchString(key) && !(key == "key" && selects(v)):
+		case secretKey.MatchString(key), at.document && secretScalar.MatchString(key) && !selects(v, key):
 			if scalar(value) {
 				masked[shown] = m.secret(value)
 			} else {
@@ -99,11 +99,11 @@ func (m *Masker) mapping(v map[string]any, at place) any {
 	return masked
 }
 
-// selects reports whether the key "key" of a mapping is no secret: it is that of a label, a taint, or an entry
-// of an object.
-func selects(v map[string]any) bool {
+// selects reports whether a key of a mapping is "key", and no secret: that of a label, a taint, or an entry of an
+// object.
+func selects(v map[string]any, key string) bool {
 	for _, other := range []string{"operator", "effect", "name", "path"} {
-		if _, ok := v[other]; ok {
+		if _, ok := v[other]; ok && key == "key" {
 			return true
 		}
 	}

@@ -122,8 +122,10 @@ func Write(ctx context.Context, w io.Writer, o Options) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer os.Remove(spool.Name())
-	defer spool.Close()
+	defer func() {
+		spool.Close()
+		_ = os.Remove(spool.Name()) // nothing in it is secret
+	}()
 	compressed := gzip.NewWriter(w)
 	c := &collector{
 		Options: o, mask: mask.New(), tar: tar.NewWriter(compressed), dir: Directory(o.Now()), spool: spool,
