@@ -2,6 +2,7 @@ package cli
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"slices"
@@ -11,7 +12,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
 
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
@@ -54,20 +57,26 @@ func (f *statusFlags) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	names, err := metadata.NewForConfig(config)
-	if err != nil {
-		return fmt.Errorf("using the kubeconfig: %w", err)
-	}
-	registry := cluster.NewRegistry(config, client, f.namespace, f.release)
-	report, err := status.Collect(cmd.Context(), status.Options{
-		Namespace: f.namespace, Release: f.release, Name: f.name,
-		Client: client, Metadata: names, Loaded: registry.Loaded,
-		KubeletStarted: status.KubeletStarted(client.CoreV1().RESTClient()), Now: time.Now,
-	})
+	report, err := f.collectStatus(cmd.Context(), config, client)
 	if err != nil {
 		return err
 	}
 	return render(cmd.OutOrStdout(), f.output, report, printStatus, report.Next)
+}
+
+// collectStatus returns the status of the release.
+func (f *clusterFlags) collectStatus(ctx context.Context, config *rest.Config, client kubernetes.Interface) (
+	*status.Report, error) {
+	names, err := metadata.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("using the kubeconfig: %w", err)
+	}
+	registry := cluster.NewRegistry(config, client, f.namespace, f.release)
+	return status.Collect(ctx, status.Options{
+		Namespace: f.namespace, Release: f.release, Name: f.name,
+		Client: client, Metadata: names, Loaded: registry.Loaded,
+		KubeletStarted: status.KubeletStarted(client.CoreV1().RESTClient()), Now: time.Now,
+	})
 }
 
 // printStatus writes the report as text.

@@ -56,14 +56,39 @@ func (r *Registry) PlainOpen(ctx context.Context, pod *corev1.Pod) (bool, error)
 	return r.Listening(ctx, pod, release.PlainPort)
 }
 
-func (r *Registry) reloadStatus(ctx context.Context, pod *corev1.Pod) (report *reloadstatus.Report, err error) {
+// Fetch copies the response of a pod's metrics port for a path, such as /metrics, to w. Like Loaded, it always goes
+// through the API server.
+func (r *Registry) Fetch(ctx context.Context, pod *corev1.Pod, path string, w io.Writer) error {
+	port, err := metricsPort(pod)
+	if err != nil {
+		return err
+	}
+	return r.get(ctx, pod, port, path, func(response *http.Response) error {
+		if response.StatusCode != http.StatusOK {
+			return fmt.Errorf("response %s", response.Status)
+		}
+		_, err := io.Copy(w, response.Body)
+		return err
+	})
+}
+
+// metricsPort returns the port in a pod's annotation.
+func metricsPort(pod *corev1.Pod) (int, error) {
 	text, ok := pod.Annotations[names.AnnotationMetricsPort]
 	if !ok {
-		return nil, errNoReloadStatus
+		return 0, errNoReloadStatus
 	}
 	port, err := strconv.Atoi(text)
 	if err != nil || port < 1 || port > 65535 {
-		return nil, fmt.Errorf("annotation %s: invalid port %q", names.AnnotationMetricsPort, text)
+		return 0, fmt.Errorf("annotation %s: invalid port %q", names.AnnotationMetricsPort, text)
+	}
+	return port, nil
+}
+
+func (r *Registry) reloadStatus(ctx context.Context, pod *corev1.Pod) (report *reloadstatus.Report, err error) {
+	port, err := metricsPort(pod)
+	if err != nil {
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, reloadStatusTimeout,
 		fmt.Errorf("no answer within %s", reloadStatusTimeout))

@@ -213,3 +213,34 @@ func TestLoadedTimesOut(t *testing.T) {
 		})
 	}
 }
+
+func TestFetch(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/metrics" {
+			http.NotFound(w, r)
+			return
+		}
+		_, _ = io.WriteString(w, "metric 1\n")
+	}))
+	defer server.Close()
+	r := &Registry{Forward: func(ctx context.Context, _ *corev1.Pod, port int) (net.Conn, error) {
+		if port != 9100 {
+			t.Errorf("dialed port %d", port)
+		}
+		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", server.Listener.Addr().String())
+		return noDeadlines{conn}, err
+	}}
+	for name, c := range map[string]struct{ port, path, want, fail string }{
+		"a response":      {"9100", "/metrics", "metric 1\n", ""},
+		"an unknown path": {"9100", "/loaded", "", "response 404 Not Found"},
+		"an invalid port": {"http", "/metrics", "", `invalid port "http"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out strings.Builder
+			err := r.Fetch(t.Context(), podWithPort(c.port), c.path, &out)
+			if out.String() != c.want || (err == nil) != (c.fail == "") || err != nil && !strings.Contains(err.Error(), c.fail) {
+				t.Errorf("%q, error %v", out.String(), err)
+			}
+		})
+	}
+}

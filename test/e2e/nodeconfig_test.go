@@ -190,6 +190,7 @@ nodeConfig:
 			return nil
 		})
 	})
+	must(t, "a support bundle contains no secret", func(t *testing.T) { testSupportBundle(t, w, secrets) })
 	if w.network.family != "IPv6" { // Debian's skopeo does not accept [::1] in image references
 		must(t, "clients that insist on TLS trust the proxies, also during a CA rotation",
 			func(t *testing.T) { testStrictNodes(t, w) })

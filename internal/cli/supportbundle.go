@@ -1,0 +1,238 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/zarf-dev/zarf-registry/internal/cluster"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/internal/logging"
+	"github.com/zarf-dev/zarf-registry/internal/meter"
+	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/status"
+	"github.com/zarf-dev/zarf-registry/internal/support"
+)
+
+const (
+	// defaultTail shows days of a registry with some pushes, and all of a proxy.
+	defaultTail = 5000
+	// defaultBundleTimeout is ample: a cluster of two nodes takes seconds, and 200 pods that do not answer take
+	// four minutes.
+	defaultBundleTimeout = 5 * time.Minute
+)
+
+// bundleFlags are the flags of support-bundle.
+type bundleFlags struct {
+	clusterFlags
+	out     string
+	since   time.Duration
+	tail    int64
+	timeout time.Duration
+	output  string
+	log     logging.Options
+}
+
+func newSupportBundle() *cobra.Command {
+	f := &bundleFlags{}
+	cmd := &cobra.Command{
+		Use:   "support-bundle",
+		Short: "Write status, objects, events, logs and metrics into one archive, with secrets masked",
+		Long: `support-bundle writes what a bug report needs into one archive: status and preflight, the
+release's objects, nodes, events, logs of all containers, also of their previous run, Helm's
+values, history and manifest, metrics, and a summary. It changes nothing.
+
+Of Secrets, the archive has names, labels, keys and sizes. Elsewhere, it masks the values of
+the namespace's Secrets and of Helm's values, in plain, escaped and base64 form, and what has
+the form or the name of a secret. If Secrets may not be read, only the latter.
+
+Objects that this identity may not read, and pods that do not answer, are missing;
+summary.txt says which, and so does the output.
+
+Exit codes: 0 if the archive was written, 1 if not, 3 if the command line is invalid.`,
+		Example: `  init-hook support-bundle
+  init-hook support-bundle --out bundle.tar.gz --since 24h
+  init-hook support-bundle --out - | ssh workstation 'cat >bundle.tar.gz'`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
+	}
+	flags := cmd.Flags()
+	f.register(flags)
+	flags.StringVarP(&f.out, "out", "o", "",
+		"`FILE` to write, - for stdout (default zarf-registry-support-TIME.tar.gz)")
+	flags.DurationVar(&f.since, "since", 0, "maximum age of log lines (default: any)")
+	flags.Int64Var(&f.tail, "tail", defaultTail, "number of last lines of each log, -1 for all")
+	flags.DurationVar(&f.timeout, "timeout", defaultBundleTimeout, "time limit; what is not read by then is missing")
+	outputFlag(cmd, &f.output)
+	progressFlags(flags, &f.log)
+	return cmd
+}
+
+// check rejects flags that are wrong in any cluster.
+func (f *bundleFlags) check() error {
+	errs := []error{f.validate(), validOutput(f.output)}
+	if f.since < 0 || f.since > 0 && f.since < time.Second {
+		errs = append(errs, fmt.Errorf("invalid --since %s: want at least 1s", f.since))
+	}
+	if f.tail < -1 || f.tail == 0 {
+		errs = append(errs, fmt.Errorf("invalid --tail %d: want a positive number, or -1 for all lines", f.tail))
+	}
+	if f.timeout <= 0 {
+		errs = append(errs, fmt.Errorf("invalid --timeout %s: want a positive duration", f.timeout))
+	}
+	if f.out == "-" && f.output == "json" {
+		errs = append(errs, errors.New("--out - and --output json both write to stdout: write the archive to a file"))
+	}
+	return errors.Join(errs...)
+}
+
+func (f *bundleFlags) run(cmd *cobra.Command) error {
+	if err := f.check(); err != nil {
+		return &exitcode.Refusal{Err: err}
+	}
+	log, err := newProgress(cmd.ErrOrStderr(), &f.log)
+	if err != nil {
+		return &exitcode.Refusal{Err: err}
+	}
+	config, client, err := cluster.Connect(f.access)
+	if err != nil {
+		return err
+	}
+	objects, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("using the kubeconfig: %w", err)
+	}
+	now := time.Now() // of the archive's name, and of the directory in it
+	options := support.Options{
+		Namespace: f.namespace, Release: f.release, Name: f.name, Client: client, Objects: objects,
+		Fetch:   cluster.NewRegistry(config, client, f.namespace, f.release).Fetch,
+		Reports: f.reports(cmd.ErrOrStderr(), config, client), Since: f.since, Tail: f.tail, Timeout: f.timeout,
+		Log: log, Now: func() time.Time { return now },
+	}
+	if f.out == "-" {
+		result, err := support.Write(cmd.Context(), cmd.OutOrStdout(), options)
+		if err != nil {
+			return fmt.Errorf("writing the support bundle: %w", err)
+		}
+		return printBundle(cmd.ErrOrStderr(), bundle{Path: "-", Result: result})
+	}
+	written, err := writeBundle(cmd.Context(), cmp.Or(f.out, support.Directory(now)+".tar.gz"), options)
+	if err != nil {
+		return fmt.Errorf("writing the support bundle: %w", err)
+	}
+	return render(cmd.OutOrStdout(), f.output, *written, printBundle, nil)
+}
+
+// bundle is what support-bundle prints as JSON.
+type bundle struct {
+	Path string `json:"path"`
+	// Size is in bytes; 0 on stdout.
+	Size int64 `json:"size"`
+	*support.Result
+}
+
+// writeBundle replaces the file at path once the archive is complete. Others may not read it.
+func writeBundle(ctx context.Context, path string, options support.Options) (_ *bundle, err error) {
+	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(file.Name()) // the first error says what is wrong
+		}
+	}()
+	defer file.Close()
+	result, err := support.Write(ctx, file, options)
+	if err != nil {
+		return nil, err
+	}
+	info, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if err := file.Close(); err != nil {
+		return nil, err
+	}
+	return &bundle{path, info.Size(), result}, os.Rename(file.Name(), path)
+}
+
+// printBundle writes the result as text.
+func printBundle(w io.Writer, b bundle) error {
+	size := ""
+	if b.Size > 0 {
+		size = ", " + meter.FormatBytes(b.Size)
+	}
+	fmt.Fprintf(w, "%s: %d files%s\n", b.Path, len(b.Files), size)
+	if len(b.Missing) > 0 {
+		fmt.Fprintf(w, "\nMISSING from it, %d:\n", len(b.Missing))
+	}
+	for _, what := range b.Missing {
+		fmt.Fprintf(w, "  - %s\n", what)
+	}
+	if !b.SecretsRead {
+		fmt.Fprint(w, "\nThe values of Secrets could not be read: look for them before you send the archive.\n")
+	}
+	if len(b.Unsearched) > 0 {
+		fmt.Fprint(w, "\nToo short to be searched for, so look for them before you send the archive:\n")
+	}
+	for _, what := range b.Unsearched {
+		fmt.Fprintf(w, "  - %s\n", what)
+	}
+	return nil
+}
+
+// reports are the outputs of other commands. They need not be masked here.
+func (f *bundleFlags) reports(stderr io.Writer, config *rest.Config, client kubernetes.Interface) []support.Report {
+	var report *status.Report // of status.txt
+	return []support.Report{
+		{Name: "status.txt", Write: func(ctx context.Context, w io.Writer) (err error) {
+			if report, err = f.collectStatus(ctx, config, client); err != nil {
+				return err
+			}
+			return printStatus(w, report)
+		}},
+		{Name: "status.json", Write: func(_ context.Context, w io.Writer) error {
+			if report == nil {
+				return nil // status.txt is missing, too
+			}
+			return printJSON(w, report)
+		}},
+		{Name: "preflight.txt", Write: func(ctx context.Context, w io.Writer) error {
+			return f.writePreflight(ctx, client, w, stderr)
+		}},
+	}
+}
+
+// writePreflight writes what init-hook preflight prints for the values of the release.
+func (f *bundleFlags) writePreflight(ctx context.Context, client kubernetes.Interface, w, stderr io.Writer) error {
+	flags := &chartFlags{}
+	cmd := &cobra.Command{}
+	flags.register(cmd) // sets the defaults
+	cmd.SetContext(ctx)
+	cmd.SetOut(w)
+	cmd.SetErr(stderr)
+	flags.namespace, flags.release, flags.access = f.namespace, f.release, f.access
+	flags.log.Level = slog.LevelError
+	deployment, err := client.AppsV1().Deployments(f.namespace).Get(ctx, f.name, metav1.GetOptions{})
+	if err == nil { // with namespaceOverride, the release is elsewhere
+		flags.namespace = cmp.Or(deployment.Annotations[names.AnnotationReleaseNamespace], flags.namespace)
+	}
+	err = flags.runPreflight(cmd)
+	if _, blockers := errors.AsType[*silent](err); blockers {
+		return nil // they are in the output
+	}
+	return err
+}

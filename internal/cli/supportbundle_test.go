@@ -1,0 +1,59 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/zarf-dev/zarf-registry/internal/support"
+)
+
+func TestTheBundleSaysWhatItLacks(t *testing.T) {
+	files := []support.File{{Name: "status.txt", Size: 10}, {Name: "summary.txt", Size: 20}}
+	for name, c := range map[string]struct {
+		bundle bundle
+		want   string
+	}{
+		"complete": {bundle{"b.tar.gz", 12345, &support.Result{Files: files, SecretsRead: true}}, "b.tar.gz: 2 files, 12.3 kB\n"},
+		"on stdout, with parts missing": {bundle{"-", 0, &support.Result{Files: files, Missing: []string{"events.txt: no"},
+			Unsearched: []string{"Secret zarf/s, key pin"}}},
+			"-: 2 files\n\nMISSING from it, 1:\n  - events.txt: no\n\n" +
+				"The values of Secrets could not be read: look for them before you send the archive.\n\n" +
+				"Too short to be searched for, so look for them before you send the archive:\n  - Secret zarf/s, key pin\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out bytes.Buffer
+			if err := printBundle(&out, c.bundle); err != nil {
+				t.Fatal(err)
+			}
+			same(t, "text", out.String(), c.want)
+		})
+	}
+}
+
+func TestAnInterruptedBundleReplacesNoFile(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "bundle.tar.gz")
+	if err := os.WriteFile(path, []byte("previous"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := writeBundle(ctx, path, support.Options{Namespace: "zarf", Release: "zarf-registry", Client: fake.NewClientset(),
+		Timeout: time.Minute, Log: slog.New(slog.DiscardHandler), Now: time.Now})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+	content, err := os.ReadFile(path)
+	left, _ := os.ReadDir(dir)
+	if err != nil || string(content) != "previous" || len(left) != 1 {
+		t.Errorf("%v: the file contains %q; files: %v", err, content, left)
+	}
+}

@@ -1,0 +1,279 @@
+package e2e
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/zarf-dev/zarf-registry/internal/support"
+)
+
+// testSupportBundle writes bundles, as an administrator and as a user who may only view, while a pod of the release
+// fails whose log, arguments and environment contain secrets. others are secrets that no Secret's value equals.
+func testSupportBundle(t *testing.T, w *world, others []string) {
+	password := string(w.secret(t, "credentials").Data["password"])
+	// Nothing but their form, or their place, reveals these.
+	inURL, inHeader, inVariable := random(t), random(t), random(t)
+	message := fmt.Sprintf("%s https://me:%s@host/ Authorization: Bearer %s", password, inURL, inHeader)
+	failing := pod("failing", "n1", "docker.io/library/hello:1", "dial", message)
+	failing.Namespace, failing.Labels = namespace, map[string]string{"app.kubernetes.io/instance": release}
+	failing.Spec.RestartPolicy = corev1.RestartPolicyAlways
+	failing.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "DB_PASSWORD", Value: inVariable}}
+	pods := w.client.CoreV1().Pods(namespace)
+	if _, err := pods.Create(t.Context(), failing, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		now := int64(0)
+		pods.Delete(context.Background(), failing.Name, metav1.DeleteOptions{GracePeriodSeconds: &now})
+	})
+	eventually(t, time.Minute, "the pod to fail twice", func() error {
+		p, err := pods.Get(t.Context(), failing.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if s := p.Status.ContainerStatuses; len(s) == 0 || s[0].LastTerminationState.Terminated == nil || s[0].RestartCount < 1 {
+			return errors.New(mustJSON(s))
+		}
+		return nil
+	})
+
+	// What the bundles must not contain.
+	secrets := map[string]string{"in a URL": inURL, "in a header": inHeader, "in an environment variable": inVariable}
+	formed := maps.Clone(secrets) // found without reading Secrets
+	for i, other := range others {
+		secrets[fmt.Sprintf("secret %d", i)] = other
+	}
+	w.addSecrets(t, secrets)
+	// What is masked is there to be read, and the search finds it.
+	raw := output(t, w.command(t, w.kubectl, "-n", namespace, "get", "pod", failing.Name, "-o", "yaml")) +
+		output(t, w.command(t, w.kubectl, "-n", namespace, "logs", "-p", failing.Name))
+	for what, secret := range formed {
+		if !contains(raw, secret) {
+			t.Errorf("the secret %s is not in:\n%s", what, raw)
+		}
+	}
+	if strings.Count(raw, password) < 2 {
+		t.Errorf("the push password is not in the arguments and the log:\n%s", raw)
+	}
+
+	t.Run("as an administrator", func(t *testing.T) {
+		files, result, took := w.supportBundle(t, w.kubeconfig)
+		size := 0
+		for name, text := range files {
+			size += len(text)
+			for what, secret := range secrets {
+				if contains(text, secret) {
+					t.Errorf("%s contains the secret %s", name, what)
+				}
+			}
+		}
+		t.Logf("figure: the support bundle has %d files of %d bytes and %d bytes compressed after %.1f s; searched for %d "+
+			"secrets", len(files), size, result.Size, took.Seconds(), len(secrets))
+		if len(result.Missing) > 0 || !result.SecretsRead {
+			t.Errorf("missing: %q", result.Missing)
+		}
+		want := map[string]string{
+			"status.txt":                       "zarf-registry in namespace " + namespace,
+			"status.json":                      `"namespace": "` + namespace + `"`,
+			"preflight.txt":                    "no changes were made",
+			"secrets.txt":                      release + "-credentials",
+			"events.txt":                       "Pod failing ",
+			"helm/history.txt":                 "superseded",
+			"objects/nodes.yaml":               "pause",
+			"objects/daemonsets.yaml":          "kind: DaemonSet",
+			"objects/deployments.yaml":         "kind: Deployment",
+			"objects/roles.yaml":               "kind: Role",
+			"objects/configmaps.yaml":          "bytes of base64)",
+			"logs/failing_main.previous.log":   "(masked)",
+			"objects/networkpolicies.yaml":     "kind: NetworkPolicy",
+			"objects/endpointslices.yaml":      "addressType",
+			"objects/services.yaml":            "kind: Service",
+			"objects/clusterroles.yaml":        "kind: ClusterRole",
+			"objects/serviceaccounts.yaml":     "kind: ServiceAccount",
+			"objects/cronjobs.yaml":            "kind: CronJob",
+			"objects/rolebindings.yaml":        "kind: RoleBinding",
+			"objects/clusterrolebindings.yaml": "kind: ClusterRoleBinding",
+			"objects/namespaces.yaml":          "name: " + namespace,
+		}
+		list, err := pods.List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component in (registry,proxy)"})
+		if err != nil || len(list.Items) <= len(w.nodes) {
+			t.Fatalf("%v: %d pods", err, len(list.Items))
+		}
+		for _, p := range list.Items {
+			want["metrics/"+p.Name+".txt"], want["metrics/"+p.Name+".loaded.json"] = "build_info", `"certificates"`
+			want["logs/"+p.Name+"_"+p.Spec.Containers[0].Name+".log"] = "listening"
+		}
+		for file, text := range want {
+			if !strings.Contains(files[file], text) {
+				t.Errorf("%s lacks %q:\n%.1000s", file, text, files[file])
+			}
+		}
+		var manifests int
+		for file, text := range files {
+			if strings.HasPrefix(file, "helm/manifest-") && strings.Contains(text, "kind: DaemonSet") {
+				manifests++
+			}
+		}
+		if manifests == 0 {
+			t.Errorf("no manifest in %v", slices.Sorted(maps.Keys(files)))
+		}
+		for _, node := range w.nodes {
+			if !strings.Contains(files["summary.txt"], "\n"+node+" ") {
+				t.Errorf("the summary lacks node %s", node)
+			}
+		}
+		t.Logf("summary.txt:\n%s", files["summary.txt"])
+	})
+	t.Run("as a user who may only view", func(t *testing.T) {
+		files, result, _ := w.supportBundle(t, w.viewer(t))
+		for _, want := range []string{"secrets.txt, and the values of Secrets", "helm: ", "objects/nodes.yaml: ", "objects/roles.yaml: ",
+			"metrics/"} {
+			if !slices.ContainsFunc(result.Missing, func(what string) bool { return strings.HasPrefix(what, want) }) {
+				t.Errorf("missing: %q lacks %q", result.Missing, want)
+			}
+			if !strings.Contains(files["summary.txt"], "  - "+want) {
+				t.Errorf("the summary lacks %q", want)
+			}
+		}
+		if result.SecretsRead || !strings.Contains(files["objects/pods.yaml"], "name: failing") ||
+			!strings.Contains(files["logs/failing_main.previous.log"], "dial") {
+			t.Errorf("files %v", slices.Sorted(maps.Keys(files)))
+		}
+		for name, text := range files {
+			for what, secret := range formed {
+				if contains(text, secret) {
+					t.Errorf("%s contains the secret %s", name, what)
+				}
+			}
+		}
+		t.Logf("summary.txt:\n%s", files["summary.txt"])
+	})
+}
+
+// addSecrets adds the values of the namespace's Secrets, without what other objects contain, too.
+func (w *world) addSecrets(t *testing.T, secrets map[string]string) {
+	t.Helper()
+	list, err := w.client.CoreV1().Secrets(namespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := len(secrets)
+	for _, s := range list.Items {
+		for key, value := range s.Data {
+			public := key == "username" || key == "state.json" || key == "own-images" || key == "sum"
+			if block, _ := pem.Decode(value); public || block != nil && block.Type == "CERTIFICATE" {
+				continue
+			}
+			name := s.Name + ", key " + key
+			secrets[name] = strings.TrimSpace(string(value))
+			if key == "tls.key" || key == "ca.key" || strings.HasSuffix(key, "htpasswd") {
+				for i, line := range strings.Split(secrets[name], "\n") {
+					if !strings.HasPrefix(line, "-----") && line != "" {
+						secrets[fmt.Sprintf("%s, line %d", name, i+1)] = line
+					}
+				}
+			}
+		}
+	}
+	if len(secrets) < known+10 {
+		t.Errorf("the Secrets have only %d values", len(secrets)-known)
+	}
+}
+
+// bundleResult is what init-hook support-bundle prints.
+type bundleResult struct {
+	Path string
+	Size int64
+	support.Result
+}
+
+// supportBundle runs init-hook support-bundle, which must succeed, and returns the files of the bundle.
+func (w *world) supportBundle(t *testing.T, kubeconfig string) (map[string]string, bundleResult, time.Duration) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "bundle.tar.gz")
+	begin := time.Now()
+	out, errOut, err := try(w.command(t, w.hook, "support-bundle", "--kubeconfig", kubeconfig, "-n", w.namespace, "-o", path,
+		"--output", "json"))
+	took := time.Since(begin)
+	var result bundleResult
+	if err := errors.Join(err, json.Unmarshal([]byte(out), &result)); err != nil {
+		t.Fatalf("support-bundle: %v: %s%s", err, out, errOut)
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil || result.Path != path || result.Size != info.Size() || info.Mode() != 0o600 {
+		t.Errorf("%v: the result is %s, %d bytes; the file has mode %s", err, result.Path, result.Size, info.Mode())
+	}
+	compressed, err := gzip.NewReader(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, r := map[string]string{}, tar.NewReader(compressed)
+	for {
+		header, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, name, _ := strings.Cut(header.Name, "/")
+		files[name] = string(data)
+	}
+	if len(files) != len(result.Files) {
+		t.Errorf("the bundle has %d files, the result says %d", len(files), len(result.Files))
+	}
+	return files, result, took
+}
+
+// viewer returns a kubeconfig of a user with the ClusterRole view in the release's namespace.
+func (w *world) viewer(t *testing.T) string {
+	t.Helper()
+	const user = "e2e-viewer"
+	bindings := w.client.RbacV1().RoleBindings(w.namespace)
+	_, err := bindings.Create(t.Context(), &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Name: user},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: user}},
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "view"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { bindings.Delete(context.Background(), user, metav1.DeleteOptions{}) })
+	config, err := clientcmd.LoadFromFile(w.kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, info := range config.AuthInfos {
+		info.Impersonate = user
+	}
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := clientcmd.WriteToFile(*config, path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
