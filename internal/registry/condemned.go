@@ -16,6 +16,9 @@ import (
 // encoding is a line for each.
 type condemnedSet map[digest.Digest]struct{}
 
+// emptyList is the digest of an empty list.
+var emptyList = digest.FromString("")
+
 func (s condemnedSet) has(d digest.Digest) bool {
 	_, ok := s[d]
 	return ok
@@ -39,7 +42,7 @@ func decodeCondemned(content []byte) condemnedSet {
 
 // foreign reports whether another process has published a list and may be sweeping.
 func (c *leaseClient) foreign(r *leaseReading) bool {
-	return r.record.Phase == phaseCondemned && r.record.Held && c.own.Load() != r.record.ID
+	return r.record.Condemned != "" && r.record.Held && c.own.Load() != r.record.ID
 }
 
 // readCondemned reads the list with a digest. It returns nil if that list does not exist: the collection has just

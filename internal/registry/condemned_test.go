@@ -285,23 +285,19 @@ func TestOnlyPushesOfTheBlobWaitForItsRemoval(t *testing.T) {
 }
 
 func TestRecordsThatBlockEveryManifest(t *testing.T) {
-	for name, record := range map[string]leaseRecord{
-		"of a release without phases": {ID: "other", Held: true},
-		"whose list is missing":       {ID: "other", Held: true, Phase: phaseCondemned, Condemned: digest.FromString("")},
+	for name, list := range map[string]string{
+		"of a release without a list": "",
+		"whose list is missing":       string(digest.FromString("list")),
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := newTestStorage(t)
 				s := m.process()
-				write := func() {
-					m.put(leasePath, fmt.Sprintf(`{"id":%q,"held":%t,"phase":%q,"condemned":%q}`, record.ID, record.Held, record.Phase,
-						record.Condemned))
-				}
-				write()
+				write := func(held bool) { m.put(leasePath, fmt.Sprintf(`{"id":"x","held":%t,"condemned":%q}`, held, list)) }
+				write(true)
 				go func() {
 					time.Sleep(9500 * time.Millisecond)
-					record.Held = false
-					write()
+					write(false)
 				}()
 				if code, took := m.push(s, nil, func() {}); code != http.StatusCreated || took != 10*time.Second {
 					t.Errorf("%d after %s", code, took)
@@ -313,40 +309,30 @@ func TestRecordsThatBlockEveryManifest(t *testing.T) {
 
 func TestSweptBetweenTwoReadings(t *testing.T) {
 	never := leaseRecord{}
-	old := leaseRecord{ID: "old"} // by a release without phases
-	marking := func(id, previous string) leaseRecord {
-		return leaseRecord{ID: id, Previous: previous, Held: true, Phase: phaseMarking}
+	old := leaseRecord{ID: "old"} // of a release without a list
+	list := digest.FromString("list")
+	held := func(id, previous string) leaseRecord {
+		return leaseRecord{ID: id, Previous: previous, Held: true, Condemned: list}
 	}
-	condemned := func(id, previous string) leaseRecord {
-		return leaseRecord{ID: id, Previous: previous, Held: true, Phase: phaseCondemned}
-	}
-	ended := func(r leaseRecord) leaseRecord {
-		r.Held = false
-		return r
-	}
+	ended := func(id, previous string) leaseRecord { return leaseRecord{ID: id, Previous: previous, Condemned: list} }
 	for name, tt := range map[string]struct {
 		before, now leaseRecord
 		want        sweptContent
 	}{
-		"nothing changed":                         {never, never, sweptNothing},
-		"the first collection marks":              {never, marking("a", ""), sweptNothing},
-		"the first collection has a list":         {never, condemned("a", ""), sweptListed},
-		"the first collection has ended":          {never, ended(condemned("a", "")), sweptAnything},
-		"it has ended without a list":             {never, ended(marking("a", "")), sweptNothing},
-		"a collection of an old release":          {never, leaseRecord{ID: "old", Held: true}, sweptAnything},
-		"it has ended":                            {never, old, sweptAnything},
-		"nothing since an old release":            {old, old, sweptNothing},
-		"the next one marks after an old release": {old, marking("a", "old"), sweptNothing},
-		"the same collection marks":               {marking("a", ""), marking("a", ""), sweptNothing},
-		"it publishes its list":                   {marking("a", ""), condemned("a", ""), sweptListed},
-		"it publishes and ends":                   {marking("a", ""), ended(condemned("a", "")), sweptAnything},
-		"it ends without a list":                  {marking("a", ""), ended(marking("a", "")), sweptNothing},
-		"it may have ended, and the next marks":   {marking("a", ""), marking("b", "a"), sweptAnything},
-		"its known list":                          {condemned("a", ""), condemned("a", ""), sweptNothing},
-		"its known list, and it ends":             {condemned("a", ""), ended(condemned("a", "")), sweptNothing},
-		"its known list, and the next marks":      {condemned("a", ""), marking("b", "a"), sweptNothing},
-		"its known list, and the next list":       {condemned("a", ""), condemned("b", "a"), sweptListed},
-		"two collections later":                   {ended(condemned("a", "")), marking("c", "b"), sweptAnything},
+		"nothing changed":                    {never, never, sweptNothing},
+		"the first collection":               {never, held("a", ""), sweptListed},
+		"it has ended":                       {never, ended("a", ""), sweptAnything},
+		"it has ended, and there was none":   {never, leaseRecord{ID: "a", Condemned: emptyList}, sweptNothing},
+		"a collection of an old release":     {never, leaseRecord{ID: "old", Held: true}, sweptAnything},
+		"it has ended, too":                  {never, old, sweptAnything},
+		"nothing since an old release":       {old, old, sweptNothing},
+		"the next one after an old release":  {old, held("a", "old"), sweptListed},
+		"the list was known":                 {held("a", ""), held("a", ""), sweptNothing},
+		"the list was known, and it ended":   {held("a", ""), ended("a", ""), sweptNothing},
+		"the list was known, and a new one":  {held("a", ""), held("b", "a"), sweptListed},
+		"another one after it":               {held("a", ""), held("c", "b"), sweptAnything},
+		"the second without garbage":         {ended("a", ""), leaseRecord{ID: "c", Previous: "b", Condemned: emptyList}, sweptAnything},
+		"one that began long after the last": {ended("a", ""), held("b", "a"), sweptListed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := sweptBetween(tt.before, tt.now); got != tt.want {

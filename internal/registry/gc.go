@@ -53,30 +53,34 @@ func collect(
 		driver: leases.driver, use: use, dryRun: request.DryRun, report: report, leaseErr: func() error { return nil },
 		deleteTimeout: leases.times.renewDeadline, result: &result,
 	}
-	var held *lease
+	report(gc.Event{Phase: gc.Marking})
 	if !request.DryRun {
-		if held, err = leases.acquire(ctx); err != nil {
+		if _, err := leases.waitUntilFree(ctx); err != nil {
 			return gc.Result{}, cause(ctx, err)
 		}
-		s.leaseErr = held.err
-		defer func() { held.release(result, err) }()
-		// The times of files are those of the storage's clock, which may be behind.
-		if info, err := leases.driver.Stat(ctx, leasePath); err == nil && info.ModTime().Add(-request.Grace).Before(cutoff) {
-			cutoff = info.ModTime().Add(-request.Grace)
-		}
 	}
-
-	report(gc.Event{Phase: gc.Marking})
 	marked, err := readAndMark(ctx, leases.driver, request, cutoff, nil)
 	if err != nil {
-		return gc.Result{}, cause(ctx, err)
+		err = cause(ctx, err)
+		if !request.DryRun {
+			leases.recordFailure(ctx, err)
+		}
+		return gc.Result{}, err
 	}
 	list := marked.condemn(cutoff)
-	if held != nil && len(list) > 0 {
-		report(gc.Event{Phase: gc.Settling})
-		if err := held.condemn(ctx, list); err != nil {
+	if !request.DryRun {
+		if len(list) > 0 {
+			report(gc.Event{Phase: gc.Settling})
+		}
+		lease, err := leases.acquire(ctx, list)
+		if err != nil {
 			return gc.Result{}, cause(ctx, err)
 		}
+		s.leaseErr = lease.err
+		defer func() { lease.release(result, err) }()
+		cutoff = cutoff.Add(-lease.behind)
+	}
+	if !request.DryRun && len(list) > 0 {
 		report(gc.Event{Phase: gc.Remarking})
 		if marked, err = readAndMark(ctx, leases.driver, request, cutoff, marked.references); err != nil {
 			return gc.Result{}, cause(ctx, err)

@@ -304,7 +304,7 @@ func TestManifestsWaitForGarbageThatAnotherProcessCollects(t *testing.T) {
 	c := i.pusher()
 	layer := c.pushBlob("a", "layer")
 	h := condemn(t, fileLeases(t, i.root), layer)
-	if _, err := i.server.leases.acquire(t.Context()); !errors.Is(err, errLeaseHeld) {
+	if _, err := i.server.leases.acquire(t.Context(), nil); !errors.Is(err, errLeaseHeld) {
 		t.Errorf("acquired a held lease: %v", err)
 	}
 	eventually(t, "the registry reports it", func() bool {
@@ -424,23 +424,15 @@ func TestARefusedManifestDoesNotMoveItsTag(t *testing.T) {
 	}
 }
 
-func acquire(t testing.TB, leases *leaseClient) *lease {
-	t.Helper()
-	l, err := leases.acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
-}
-
-// condemn begins a collection that has published its list, and has waited.
+// condemn begins a collection that may remove these digests, and waits until it may sweep.
 func condemn(t testing.TB, leases *leaseClient, digests ...digest.Digest) *lease {
 	t.Helper()
-	l, list := acquire(t, leases), condemnedSet{}
+	list := condemnedSet{}
 	for _, d := range digests {
 		list[d] = struct{}{}
 	}
-	if err := l.condemn(t.Context(), list); err != nil {
+	l, err := leases.acquire(t.Context(), list)
+	if err != nil {
 		t.Fatal(err)
 	}
 	return l
@@ -508,7 +500,7 @@ func TestCollectionStopsWhenTheClientDisconnects(t *testing.T) {
 			t.Fatalf("%q, %v", line, err)
 		}
 	}
-	eventually(t, "the list is published", func() bool { return i.read(t).record.Phase == phaseCondemned })
+	eventually(t, "the list is published", func() bool { return i.read(t).record.Held })
 	cancel()
 	eventually(t, "the collection ends", func() bool {
 		r := i.read(t)
@@ -546,7 +538,7 @@ func TestInvalidLeaseExpires(t *testing.T) {
 		"/v2/a/manifests/v1"); w.Code != http.StatusNotFound {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
-	release(acquire(t, leases))
+	release(condemn(t, leases))
 	if r, err := leases.read(t.Context(), 0); err != nil || r.record.Succeeded == 0 {
 		t.Errorf("%+v, %v", r, err)
 	}
@@ -653,7 +645,7 @@ func TestSlowlySentManifestIsAccepted(t *testing.T) {
 	var once sync.Once
 	body := readerFunc(func(p []byte) (int, error) {
 		once.Do(func() {
-			release(condemn(t, fileLeases(t, root)))
+			release(condemn(t, fileLeases(t, root), digest.FromString("garbage")))
 			time.Sleep(2 * quick.validity)
 		})
 		return sent.Read(p)

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -26,9 +27,9 @@ import (
 // thing that all replicas share, including replicas that start during a collection. No process needs to
 // contact another:
 //
-//  1. The collector writes the record, which keeps other collectors away, and renews it at every heartbeat.
-//  2. It marks what is needed. What is not, and is older than the grace period, is condemned. It publishes
-//     the list of condemned digests, and says so in the record (phaseCondemned).
+//  1. The collector marks what is needed. What is not, and is older than the grace period, is condemned.
+//  2. It writes the list of condemned digests, and then the record, which names the list. It renews the record at every
+//     heartbeat. There is one collector at a time.
 //  3. From then on, a process does not write a manifest that needs a condemned digest, its own included: see
 //     below. It reads the record before it writes a manifest. If a step took longer than validity, which is
 //     less than drainPeriod, it reads the record again before it moves a tag and before it responds: if a list
@@ -53,7 +54,7 @@ import (
 //     too: if the blob is removed then, the manifest is refused.
 //
 // Releases before this protocol wait with every manifest while the record is held, and their collectors rely on
-// that: a record without a phase blocks every manifest.
+// that: a record without a list blocks every manifest, and so does one whose list is missing or another one.
 //
 // A record that has not changed for leaseDuration, which is more than renewDeadline, belongs to a dead collector.
 // Clocks are never compared: each process measures when it saw a record change. A collector removes nothing once
@@ -90,12 +91,6 @@ const (
 	condemnedPath = "/docker/registry/v2/zarf-registry/condemned"
 )
 
-// Phases of a record. A record of a release without phases has none.
-const (
-	phaseMarking   = "marking"
-	phaseCondemned = "condemned"
-)
-
 // leaseRecord is the content of leasePath. It stays after a collection, with its result.
 type leaseRecord struct {
 	// ID is different for each collection.
@@ -103,11 +98,9 @@ type leaseRecord struct {
 	Held bool   `json:"held"`
 	// Heartbeat makes the record change while the collector lives.
 	Heartbeat int `json:"beat"`
-	// Phase is phaseCondemned once the list is published, even after the end.
-	Phase string `json:"phase,omitempty"`
 	// Previous is the ID of the collection before.
 	Previous string `json:"previous,omitempty"`
-	// Condemned is the digest of the list.
+	// Condemned is the digest of the list. Releases that block every manifest have none.
 	Condemned digest.Digest `json:"condemned,omitempty"`
 	// Succeeded is the Unix time of the last successful collection. Failure is the error of the last
 	// collection, empty if it succeeded.
@@ -241,56 +234,69 @@ type lease struct {
 	renewed time.Time // when the last successful write began
 	lost    error     // errLeaseLost, errLeaseHeld, or nil
 
-	writing sync.Mutex // held while writing, so that an earlier record does not overwrite a later one
-	stop    context.CancelFunc
-	done    chan struct{}
+	// behind is by how much the storage's clock, which the times of files are of, is behind, at least 0.
+	behind time.Duration
+
+	stop context.CancelFunc
+	done chan struct{}
 }
 
-// acquire acquires the lease. If another collector holds it, it returns errLeaseHeld.
-func (c *leaseClient) acquire(ctx context.Context) (*lease, error) {
+// acquire acquires the lease to remove what is in the list, and waits until no process writes manifests without regard
+// to the list. If another collector holds the lease, it returns errLeaseHeld.
+func (c *leaseClient) acquire(ctx context.Context, list condemnedSet) (*lease, error) {
 	r, err := c.waitUntilFree(ctx)
 	if err != nil {
 		return nil, err
 	}
+	content := list.encode()
+	// A full volume must not prevent the collection. Without the list, other processes block every manifest.
+	_ = c.driver.PutContent(ctx, condemnedPath, content)
+	if again, err := c.read(ctx, 0); err != nil || again.record != r.record {
+		return nil, cmp.Or(err, errLeaseHeld) // whose list is lost, which blocks manifests until it has finished
+	}
 	record := r.record
-	record.ID, record.Held, record.Heartbeat, record.Previous = rand.Text(), true, 0, record.ID
-	record.Phase, record.Condemned = phaseMarking, ""
+	record.ID, record.Held, record.Heartbeat = rand.Text(), true, 0
+	record.Previous, record.Condemned = r.record.ID, digest.FromBytes(content)
 	c.own.Store(record.ID)
 	l := &lease{client: c, record: record, done: make(chan struct{})}
 	if err := l.write(ctx); err != nil {
 		return nil, err
 	}
+	if info, err := c.driver.Stat(ctx, leasePath); err == nil {
+		l.behind = max(0, l.renewed.Sub(info.ModTime()))
+	}
 	_, _ = c.read(ctx, 0) // for metrics and reports of this process
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	l.stop = stop
 	go l.heartbeats(background)
+	if len(list) > 0 {
+		// Others see the list late, and the collector sees late what they have written until then.
+		err = sleep(ctx, c.times.drainPeriod+2*c.propagation)
+	}
+	if err == nil {
+		err = l.checkOwner(ctx)
+	}
+	if errors.Is(err, errLeaseHeld) {
+		l.stopHeartbeats()
+		return nil, err // both began at once, and the other wrote last
+	}
+	if err == nil {
+		err = l.err()
+	}
+	if err != nil {
+		l.release(gc.Result{}, err)
+		return nil, err
+	}
 	return l, nil
 }
 
-// condemn publishes the list of digests that may be removed, and waits until no process writes a manifest without
-// regard to it. If two collectors have begun at once, one of them gets errLeaseHeld.
-func (l *lease) condemn(ctx context.Context, list condemnedSet) error {
-	if err := l.checkOwner(ctx); err != nil {
-		return err
+// recordFailure records that a collection has failed before it acquired the lease.
+func (c *leaseClient) recordFailure(ctx context.Context, failure error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
+	defer cancel()
+	if l, err := c.acquire(ctx, nil); err == nil {
+		l.release(gc.Result{}, failure)
 	}
-	content := list.encode()
-	// A full volume must not prevent the collection. Without the list, other processes defer every manifest.
-	_ = l.client.driver.PutContent(ctx, condemnedPath, content)
-	l.mu.Lock()
-	l.record.Phase, l.record.Condemned = phaseCondemned, digest.FromBytes(content)
-	l.mu.Unlock()
-	if err := l.write(ctx); err != nil {
-		return err
-	}
-	_, _ = l.client.read(ctx, 0)
-	// Others see the list late, and the collector sees late what they have written until then.
-	if err := sleep(ctx, l.client.times.drainPeriod+2*l.client.propagation); err != nil {
-		return err
-	}
-	if err := l.checkOwner(ctx); err != nil {
-		return err
-	}
-	return l.err()
 }
 
 // waitUntilFree returns errLeaseHeld if another collector renews the lease, and waits until a dead
@@ -331,8 +337,6 @@ func (l *lease) heartbeats(ctx context.Context) {
 }
 
 func (l *lease) write(ctx context.Context) error {
-	l.writing.Lock()
-	defer l.writing.Unlock()
 	l.mu.Lock()
 	record := l.record
 	l.mu.Unlock()
@@ -392,7 +396,9 @@ func (l *lease) release(result gc.Result, failure error) {
 		_ = sleep(context.Background(), l.client.propagation)
 	}
 	l.stopHeartbeats()
-	if l.err() != nil {
+	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
+	defer cancel()
+	if l.err() != nil || errors.Is(l.checkOwner(ctx), errLeaseHeld) {
 		return // another collector may hold the lease by now; do not overwrite its record
 	}
 	l.mu.Lock()
@@ -403,8 +409,6 @@ func (l *lease) release(result gc.Result, failure error) {
 		l.record.Succeeded = time.Now().Unix()
 	}
 	l.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
-	defer cancel()
 	_ = l.client.driver.Delete(ctx, condemnedPath) // the next collection overwrites it
 	_ = l.write(ctx)                               // if this fails, the lease expires
 	_, _ = l.client.read(ctx, 0)

@@ -65,7 +65,7 @@ func withAnyMediaType(next http.Handler) http.Handler {
 // admit waits until a manifest that needs these digests may be written.
 func (c *leaseClient) admit(ctx context.Context, needs []digest.Digest) (*leaseReading, error) {
 	return c.wait(ctx, func(r *leaseReading) bool {
-		return r.record.Phase == "" || c.threatens(r, needs) // no phase: by a release that relies on it
+		return r.record.Condemned == "" || c.threatens(r, needs) // by a release that relies on it
 	})
 }
 
@@ -135,18 +135,17 @@ const (
 	sweptAnything              // what is in a list that no longer exists
 )
 
-// sweptBetween considers only lists that were not known at the first reading.
+// sweptBetween considers only lists that were not known at the first reading: that of the same collection was, unless it
+// had ended.
 func sweptBetween(before, now leaseRecord) sweptContent {
-	known := before.Phase != phaseMarking || !before.Held // the list of that collection, if it ever had one
-	same := before.ID == now.ID
 	switch {
-	case same && known:
+	case now.ID == before.ID:
 		return sweptNothing
-	case !same && (!known || now.Previous != before.ID):
+	case now.Previous != before.ID:
 		return sweptAnything
-	case now.Phase == phaseMarking:
+	case now.Condemned == emptyList:
 		return sweptNothing
-	case now.Phase == phaseCondemned && now.Held:
+	case now.Condemned != "" && now.Held:
 		return sweptListed
 	}
 	return sweptAnything

@@ -17,8 +17,8 @@ type bug struct {
 var bugs = []bug{
 	{"garbage is collected without the lease", change{
 		"internal/registry/gc.go",
-		"	if !request.DryRun {\n		if held, err = ",
-		"	if false {\n		if held, err = ",
+		"	if !request.DryRun {\n		if len(list) > 0 {\n",
+		"	if list := condemnedSet(nil); false {\n		if len(list) > 0 {\n",
 	}},
 	{"garbage is marked once", change{
 		"internal/registry/gc.go",
@@ -27,8 +27,8 @@ var bugs = []bug{
 	}},
 	{"the collector does not wait for manifests", change{
 		"internal/registry/lease.go",
-		"	if err := sleep(ctx, l.client.times.drainPeriod+2*l.client.propagation); err != nil {\n",
-		"	if err := sleep(ctx, 0); err != nil {\n",
+		"		err = sleep(ctx, c.times.drainPeriod+2*c.propagation)\n",
+		"",
 	}},
 	{"pushes rescue nothing from the sweep", change{
 		"internal/registry/inuse.go",
