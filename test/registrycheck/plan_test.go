@@ -278,8 +278,11 @@ func newPlan(seed uint64, operations int) *plan {
 			o.action = []action{push, push, mount, mount, mount, retag, upload}[random.IntN(7)]
 			c.racing = append(c.racing, o)
 		}
-		phases := []string{gc.Marking, gc.Settling, gc.Remarking, gc.Sweeping}
-		c.phase, c.race = phases[random.IntN(4)], phases[random.IntN(4)]
+		phases := []string{gc.Marking, gc.Settling, gc.Remarking, gc.Sweeping, gc.Sweeping}
+		c.phase = phases[random.IntN(len(phases))]
+		if c.race = c.phase; random.IntN(3) == 0 {
+			c.race = phases[random.IntN(len(phases))]
+		}
 		switch random.IntN(4) {
 		case 0, 1:
 			if slices.Contains(p.kinds, pauseProcess) {
