@@ -282,7 +282,7 @@ BENCH_REPORT ?= cd bench && go run ./report .
 
 .PHONY: bench
 bench: ## Run all benchmarks, write bench/RESULTS.md and check the targets; the machine must be quiet (BENCH_FLAGS="-n 1")
-	for name in proxy registry bootstrap scale scale-s3 healer images; do \
+	for name in proxy registry bootstrap scale scale-s3 healer garbage images; do \
 	  $(MAKE) --no-print-directory bench-$$name BENCH_REPORT=true; \
 	done
 	$(BENCH_REPORT)
@@ -318,6 +318,13 @@ bench-healer: build ## Measure a healer at rest with 5000 nodes (BENCH_FLAGS="-n
 	$(BENCHBUILD) ./scale
 	dist/bench-healer -nodes= -herds= -clusters= -healers 5000 -registry-node bin/registry-node -write bench/healer $(BENCH_FLAGS)
 	$(BENCH_REPORT) healer
+
+.PHONY: bench-garbage
+bench-garbage: build ## Measure how long pushes wait while garbage of 100,000 blobs is collected (BENCH_FLAGS="-n 1")
+	$(BENCHBUILD) ./scale
+	@mkdir -p bench/garbage
+	dist/bench-garbage -nodes= -herds= -clusters= -garbage 100000 -registry bin/registry -write bench/garbage $(BENCH_FLAGS)
+	$(BENCH_REPORT) garbage
 
 .PHONY: bench-bootstrap
 bench-bootstrap: build images $(TESTCLUSTER) ## Measure each phase of an installation on a test cluster (BENCH_FLAGS="-n 1")

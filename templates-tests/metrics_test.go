@@ -27,7 +27,7 @@ var alertNames = []string{
 	"ZarfRegistryCertificateOverdue", "ZarfRegistryCertificateExpiring", "ZarfRegistryAuthorityExpiring",
 	"ZarfRegistryReloadFailing", "ZarfRegistryCredentialsFailing",
 	"ZarfRegistryKeysFailing", "ZarfRegistryUnsignedImages", "ZarfRegistryGarbageCollectionFailing",
-	"ZarfRegistryReadOnly", "ZarfRegistryProxyDown", "ZarfRegistryProxyErrors",
+	"ZarfRegistryProxyDown", "ZarfRegistryProxyErrors",
 	"ZarfRegistryHealerDown", "ZarfRegistryHealerStuck",
 	"ZarfRegistryProxyMissing", "ZarfRegistryPortNotReserved", "ZarfRegistryJobFailing",
 }
@@ -612,19 +612,7 @@ func TestPromtoolAlerts(t *testing.T) {
 		},
 		"4 % errors": answers(96, 4),
 		"6 % errors": answers(94, 6),
-		"6 % errors during garbage collection": {
-			{
-				"zarf_registry_http_requests_total", registry(map[string]string{"listener": "tls", "method": "GET", "code": "200"}),
-				"0+94x65",
-			},
-			{
-				"zarf_registry_http_requests_total", registry(map[string]string{"listener": "tls", "method": "PUT", "code": "503"}),
-				"0x5 0+6x29 174x30",
-			},
-			{"zarf_registry_read_only", registry(nil), "0x5 1x29 0x30"},
-		},
 		"a failed garbage collection": {{"zarf_registry_gc_last_failed", registry(nil), always(1)}},
-		"no pushes for two hours":     {{"zarf_registry_read_only", registry(nil), "1x120"}},
 		"9 % of the exposed certificate's lifetime is left": {
 			{"zarf_registry_exposed_tls_certificate_lifetime_seconds", registry(nil), always(lifetime)},
 			{"zarf_registry_exposed_tls_certificate_expiry_timestamp_seconds", registry(nil), always(3600 + .09*lifetime)},
@@ -703,9 +691,7 @@ func TestPromtoolAlerts(t *testing.T) {
 	}
 	want := map[string][]string{
 		"no registry pod":                      {"ZarfRegistryDown"},
-		"6 % errors during garbage collection": nil,
 		"a failed garbage collection":          {"ZarfRegistryGarbageCollectionFailing"},
-		"no pushes for two hours":              {"ZarfRegistryReadOnly"},
 		"9 % of the exposed certificate's lifetime is left": {
 			"ZarfRegistryCertificateExpiring", "ZarfRegistryCertificateOverdue",
 		},

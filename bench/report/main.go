@@ -26,6 +26,7 @@ var benchmarks = []struct{ dir, title string }{
 	{"scale", "One registry and up to 1000 nodes"},
 	{"scale-s3", "One registry that stores in S3"},
 	{"healer", "The healer"},
+	{"garbage", "Garbage collection while images are pushed"},
 }
 
 func main() {

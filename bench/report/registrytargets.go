@@ -27,8 +27,8 @@ func registryTargets() (targets []target) {
 
 // scaleTargets are the targets of bench/scale.
 func scaleTargets() []target {
-	const same, different, herd, prepare = "Pulls of the same image", "Pulls of different images", "Thundering herd",
-		"prepare, by nodes in the cluster"
+	const same, different, herd, prepare, garbage = "Pulls of the same image", "Pulls of different images",
+		"Thundering herd", "prepare, by nodes in the cluster", "Pushes while garbage is collected"
 	return []target{
 		{what: "1000 nodes pull the same image: failed pulls", benchmark: "scale", table: same,
 			subject: "1000 nodes", measure: "failed pulls"},
@@ -47,5 +47,12 @@ func scaleTargets() []target {
 		{what: "healer at rest with 5000 nodes and startupTaint: memory", limit: 33, unit: "MB, half of the chart's limit",
 			benchmark: "healer", table: "A healer at rest, by nodes in the cluster",
 			subject: "healer, 5000 nodes, startupTaint", measure: "memory"},
+		{what: "collection of 100000 blobs: longest wait of a manifest", limit: 2, unit: "s", benchmark: "garbage",
+			table: garbage, subject: "100000 blobs", measure: "longest wait of a manifest, new layers"},
+		{what: "collection of 100000 blobs: longest wait of a manifest whose layers are garbage", limit: 2, unit: "s",
+			benchmark: "garbage", table: garbage, subject: "100000 blobs",
+			measure: "longest wait of a manifest, layers are garbage"},
+		{what: "collection of 100000 blobs: images that are incomplete afterwards", benchmark: "garbage", table: garbage,
+			subject: "100000 blobs", measure: "incomplete images"},
 	}
 }

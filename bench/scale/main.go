@@ -43,6 +43,7 @@ type options struct {
 	rest              time.Duration // how long a healer is measured
 	nodes, clusters   []int         // numbers of nodes
 	healers           []int         // the same
+	garbage           []int         // numbers of blobs to collect
 	herds             []herd
 	pulls, imageBytes int
 }
@@ -73,6 +74,7 @@ func parse(args []string) (o options, err error) {
 		"comma-separated herds as NODESxMEGABYTES of the image; empty: none")
 	clusters := flags.String("clusters", "100,1000,5000",
 		"comma-separated cluster sizes for prepare; empty: none")
+	garbage := flags.String("garbage", "", "comma-separated numbers of blobs to collect during pushes (default: none)")
 	healers := flags.String("healers", "", "comma-separated cluster sizes for the healer (default: none)")
 	if err := flags.Parse(args); err != nil {
 		return o, err
@@ -88,6 +90,9 @@ func parse(args []string) (o options, err error) {
 	}
 	if o.healers, err = numbers(*healers, ","); err != nil {
 		return o, fmt.Errorf("-healers: %w", err)
+	}
+	if o.garbage, err = numbers(*garbage, ","); err != nil {
+		return o, fmt.Errorf("-garbage: %w", err)
 	}
 	for one := range strings.SplitSeq(*herds, ",") {
 		if one == "" {
@@ -221,6 +226,11 @@ func (b *benchmark) work() (all []task) {
 			all = append(all, task{healerName(n, taint), func(ctx context.Context) error { return b.heal(ctx, n, taint) }})
 		}
 	}
+	for _, n := range b.garbage {
+		for _, c := range collectors(n) {
+			all = append(all, task{c.name, func(ctx context.Context) error { return b.collectWhilePushing(ctx, n, c) }})
+		}
+	}
 	return all
 }
 
@@ -268,10 +278,25 @@ func subjects(o options) (all []results.Subject) {
 		add(healerName(n, true), fmt.Sprintf("the same, and watches nodes, each of which is updated every %.0f minutes; %s",
 			reportInterval.Minutes(), node))
 	}
+	for _, n := range o.garbage {
+		for i, about := range []string{fmt.Sprintf("the same pushes for %s", withoutCollection),
+			"the registry to which images are pushed collects, as with one replica",
+			"`registry garbage-collect` collects, like another replica"} {
+			add(collectors(n)[i].name, about)
+		}
+	}
 	return all
 }
 
 func how(o options) string {
+	if len(o.garbage) > 0 {
+		return fmt.Sprintf("`make bench-garbage`: one registry, and %d clients that push small images one after the other, on "+
+			"one machine over loopback with mutual TLS 1.3. Storage is in memory. The garbage are blobs of %d bytes without "+
+			"an image; the grace period is 0. Each client alternates between images with new layers and images whose two "+
+			"layers are garbage at random, which it uploads only if the registry does not have them. The wait of a manifest "+
+			"is from its first request until it is stored, with all repetitions if the registry refuses it. At the end, all "+
+			"images are pulled.", pushers, garbageBytes)
+	}
 	if len(o.nodes)+len(o.herds)+len(o.clusters) == 0 {
 		return fmt.Sprintf("`make bench-healer`: one healer and a minimal API server, on one machine. Figures are of %s at "+
 			"rest, after the healer has read all nodes; at start: until then.", o.rest)

@@ -31,7 +31,7 @@ import (
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
-		case "serve":
+		case "serve", "garbage-collect":
 			os.Exit(root.Run(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
 		case "heal":
 			if err := runHealer(os.Args[2:]); err != nil {
@@ -176,6 +176,38 @@ func TestHealersAreMeasured(t *testing.T) {
 	// 1000 nodes report every five minutes.
 	if without, with := value(false, "read per minute"), value(true, "read per minute"); without != 0 || with < 1 {
 		t.Errorf("%v MB are read without, %v MB with a startup taint", without, with)
+	}
+}
+
+func TestCollectionsAreMeasured(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	written := t.TempDir()
+	args := []string{"-force", "-n", "1", "-registry", self, "-dir", registriestest.Memory(t), "-write", written,
+		"-nodes", "", "-herds", "", "-clusters", "", "-garbage", "300"}
+	if err := bench(t.Context(), args, new(bytes.Buffer)); err != nil {
+		t.Fatal(err)
+	}
+	r, err := results.Read(written)
+	if err != nil {
+		t.Fatal(err)
+	}
+	value := func(subject, what string) float64 {
+		m := r.Find(tableGarbage, subject, what)
+		if m == nil {
+			t.Fatalf("%s: no %s", subject, what)
+		}
+		return m.Runs[0]
+	}
+	for _, c := range collectors(300) {
+		if value(c.name, "incomplete images") != 0 || value(c.name, "pushed images") < 8 || value(c.name, "collection") < 20 {
+			t.Errorf("%s: %+v", c.name, r.Measures)
+		}
+	}
+	if removed := value(garbageName(300), "removed blobs"); removed < 1 || removed > 300 {
+		t.Errorf("%v blobs were removed", removed)
 	}
 }
 

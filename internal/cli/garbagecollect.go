@@ -44,9 +44,9 @@ image, or pushing another one under its tag, does not free space by itself. The 
 a port-forward with mutual TLS and the push credential. With
 registry.garbageCollection.enabled the chart's CronJob runs this command.
 
-Pulls are never blocked. Pushes can upload blobs, but their final step, the manifest, waits
-until collection has finished (at least 20 seconds). If this command, the registry or its
-node is interrupted, pushes continue within a minute, nothing is damaged, and the next
+Pulls and pushes continue meanwhile. With several replicas, pushes of what is about to be
+removed may wait at the replicas that do not collect, and fail with status 503 after 40 seconds.
+If this command, the registry or its node is interrupted, nothing is damaged, and the next
 collection removes the rest.
 
 Content pushed within --grace-period and uploads in progress are kept.
@@ -147,7 +147,7 @@ func collectGarbage(
 		silence.Reset(collectionSilence)
 		switch {
 		case e.Phase == gc.Settling:
-			log.Debug("waiting for pushes in progress", "phase", e.Phase)
+			log.Debug("waiting for pushes that began earlier", "phase", e.Phase)
 		case e.Phase != "":
 			log.Debug("collecting", "phase", e.Phase)
 		case e.Removed != nil:

@@ -226,11 +226,11 @@ func registryLine(g *status.Registry) string {
 			nodes = append(nodes, p.Node)
 		}
 	}
-	pushes := ""
-	if g.Collection != nil && g.Collection.ReadOnly {
-		pushes = "; read-only: collecting garbage, pushes wait"
+	collecting := ""
+	if g.Collection != nil && g.Collection.Running {
+		collecting = "; collecting garbage"
 	}
-	notes := pushes + signaturesNote(g.Verification)
+	notes := collecting + signaturesNote(g.Verification)
 	switch on := strings.Join(nodes, ", "); {
 	case !g.Ready:
 		return fmt.Sprintf("%d of %d pods ready, on node %s: %s", ready, g.Wanted, on, g.Why) + notes

@@ -27,7 +27,7 @@ const (
 
 // Request says what to collect.
 type Request struct {
-	// DryRun reports what would be removed. It removes nothing and does not delay pushes.
+	// DryRun reports what would be removed, without removing it.
 	DryRun bool
 	// DeleteUntagged also removes manifests that neither a tag nor an image index refers to.
 	DeleteUntagged bool
@@ -87,12 +87,14 @@ func ParseQuery(query url.Values) (Request, error) {
 	return r, r.Validate()
 }
 
-// Phases of a collection, in order.
+// Phases of a collection, in order. Without garbage, and in a dry run, marking is followed by sweeping.
 const (
-	// Settling waits until no manifest is being written.
+	Marking = "marking"
+	// Settling waits until no manifest is being written that may rely on what is to be removed.
 	Settling = "settling"
-	Marking  = "marking"
-	Sweeping = "sweeping"
+	// Remarking marks again what has become needed.
+	Remarking = "remarking"
+	Sweeping  = "sweeping"
 )
 
 // Event is a line of the response. Exactly one field is set.

@@ -61,6 +61,7 @@ func useUnbufferedBlobs(config *configuration.Configuration, source *blobSource)
 type blobSource struct {
 	driver storagedriver.StorageDriver // distribution's
 	use    blobsInUse
+	leases *leaseClient // nil of NewHandler, which collects no garbage
 	tags   tagLocks
 	log    *slog.Logger
 	// linking is locked while a manifest is deleted, and read-locked while one is written, so that a manifest has
@@ -245,6 +246,9 @@ type blobWriter struct {
 
 // Commit finishes the upload. If the blob exists, distribution keeps the old one, whatever its age.
 func (w blobWriter) Commit(ctx context.Context, provisional v1.Descriptor) (v1.Descriptor, error) {
+	if err := w.source.leases.admitBlob(ctx, provisional.Digest); err != nil {
+		return v1.Descriptor{}, err
+	}
 	w.source.use.note(provisional.Digest)
 	blob, err := w.BlobWriter.Commit(ctx, provisional)
 	if err != nil || blob.Digest == provisional.Digest {

@@ -281,14 +281,19 @@ func TestGarbageCollectionKeepsSHA512BlobsInUse(t *testing.T) {
 	i := start(t, newTestCA(t), t.TempDir())
 	d := digest.SHA512.FromString("layer")
 	i.pusher().pushAs("a", d, "layer")
+	kept := func() bool {
+		m := &marking{inventory: &inventory{}, keep: map[digest.Digest]bool{}}
+		i.server.source.use.sweep(m, time.Now().Add(-time.Minute))()
+		return m.keep[digest.FromString("layer")]
+	}
 	i.server.source.use = blobsInUse{}
 	i.pusher().must(http.StatusOK, "HEAD", "/v2/a/blobs/"+d.String(), nil)
-	if i.server.source.use.removeUnused(digest.FromString("layer"), time.Now().Add(-time.Minute), func() {}) {
+	if !kept() {
 		t.Error("the blob is not in use after HEAD")
 	}
 	i.server.source.use = blobsInUse{}
 	i.pusher().must(http.StatusCreated, "POST", "/v2/b/blobs/uploads/?mount="+d.String(), nil)
-	if i.server.source.use.removeUnused(digest.FromString("layer"), time.Now().Add(-time.Minute), func() {}) {
+	if !kept() {
 		t.Error("the blob is not in use after it was mounted")
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/distribution/distribution/v3/configuration"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
+	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/gc"
 )
@@ -37,7 +38,7 @@ func GarbageCollect(
 	return collect(ctx, newLeaseClient(driver, root), &blobsInUse{}, request, report)
 }
 
-// collect acquires the lease, marks and sweeps. Use holds the blobs that this process keeps.
+// collect acquires the lease, marks and sweeps: see leaseTimes. Use holds what this process keeps.
 func collect(
 	ctx context.Context, leases *leaseClient, use *blobsInUse, request gc.Request, report func(gc.Event),
 ) (result gc.Result, err error) {
@@ -48,70 +49,61 @@ func collect(
 	ctx, cancel := context.WithTimeoutCause(ctx, request.Timeout,
 		fmt.Errorf("not finished within %s: the next collection removes the rest", request.Timeout))
 	defer cancel()
-	leaseErr := func() error { return nil }
-	if !request.DryRun {
-		report(gc.Event{Phase: gc.Settling})
-		lease, err := leases.acquire(ctx)
-		if err != nil {
-			return gc.Result{}, err
-		}
-		leaseErr = lease.err
-		defer func() { lease.release(result, err) }()
-		// The times of files are those of the storage's clock, which may be behind.
-		if info, err := leases.driver.Stat(ctx, leasePath); err == nil && info.ModTime().Add(-request.Grace).Before(cutoff) {
-			cutoff = info.ModTime().Add(-request.Grace)
-		}
+	s := &sweeper{
+		driver: leases.driver, use: use, dryRun: request.DryRun, report: report, leaseErr: func() error { return nil },
+		deleteTimeout: leases.times.renewDeadline, result: &result,
 	}
-
 	report(gc.Event{Phase: gc.Marking})
-	stored := &inventory{driver: leases.driver}
-	if err := stored.read(ctx); err != nil {
-		return gc.Result{}, cause(ctx, fmt.Errorf("reading the storage: %w", err))
+	if !request.DryRun {
+		if _, err := leases.waitUntilFree(ctx); err != nil {
+			return gc.Result{}, cause(ctx, err)
+		}
 	}
-	keep, err := stored.mark(ctx, request.DeleteUntagged, cutoff)
+	marked, err := readAndMark(ctx, leases.driver, request, cutoff, nil)
 	if err != nil {
-		return gc.Result{}, cause(ctx, err)
+		err = cause(ctx, err)
+		if !request.DryRun {
+			leases.recordFailure(ctx, err)
+		}
+		return gc.Result{}, err
+	}
+	list := marked.condemn(cutoff)
+	if !request.DryRun {
+		if len(list) > 0 {
+			report(gc.Event{Phase: gc.Settling})
+		}
+		lease, err := leases.acquire(ctx, list)
+		if err != nil {
+			return gc.Result{}, cause(ctx, err)
+		}
+		s.leaseErr = lease.err
+		defer func() { lease.release(result, err) }()
+		cutoff = cutoff.Add(-lease.behind)
+	}
+	if !request.DryRun && len(list) > 0 {
+		report(gc.Event{Phase: gc.Remarking})
+		if marked, err = readAndMark(ctx, leases.driver, request, cutoff, marked.references); err != nil {
+			return gc.Result{}, cause(ctx, err)
+		}
 	}
 
 	report(gc.Event{Phase: gc.Sweeping})
-	s := &sweeper{
-		driver: leases.driver, dryRun: request.DryRun, report: report, leaseErr: leaseErr,
-		deleteTimeout: leases.times.renewDeadline, result: &result,
-	}
-	for _, m := range stored.manifests {
-		if keep[stored.stored(m.digest)] || err != nil {
-			delete(stored.backLinks, m.repositoryDigest) // what remains leads nowhere
-			continue
-		}
-		err = s.manifest(ctx, m, stored.history[m.repositoryDigest])
-	}
-	for _, links := range stored.backLinks {
-		if err == nil {
-			err = s.remove(ctx, links...)
-		}
-	}
-	for _, d := range stored.order {
-		b := stored.blobs[d]
-		if keep[d] || err != nil {
-			continue
-		}
-		if b.newest.After(cutoff) {
-			result.Kept++
-			continue
-		}
-		// A client that this process told about the blob will refer to it in a manifest.
-		removed := use.removeUnused(d, cutoff, func() { err = s.blob(ctx, d, b) })
-		if errors.Is(err, errConcurrentWrite) {
-			removed, err = false, nil // a push uses the blob
-		}
-		if !removed {
-			result.Kept++
-		}
-	}
-	if err != nil {
+	if err := s.sweep(ctx, marked, list, cutoff); err != nil {
 		return result, cause(ctx, fmt.Errorf("removing garbage: %w", err))
 	}
 	return result, nil
+}
+
+// readAndMark finds what is needed. It does not read manifests whose references are known.
+func readAndMark(
+	ctx context.Context, driver storagedriver.StorageDriver, request gc.Request, cutoff time.Time,
+	known map[digest.Digest]references,
+) (*marking, error) {
+	stored := &inventory{driver: driver}
+	if err := stored.read(ctx); err != nil {
+		return nil, fmt.Errorf("reading the storage: %w", err)
+	}
+	return stored.mark(ctx, request.DeleteUntagged, cutoff, known)
 }
 
 // cause returns the cause of ctx's end, if it has ended, since err only follows from it; otherwise err.

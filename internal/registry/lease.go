@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -21,35 +22,55 @@ import (
 
 // leaseTimes are the durations of the lease that a garbage collector holds.
 //
-// No manifest may be written during a collection: it could refer to a blob that the collector has just
-// found to be garbage. Everything else continues, including blob uploads. If a blob is removed before
-// its manifest arrives, the manifest is refused; nothing that was reported as stored breaks.
+// Manifests are written during a collection. None that is reported as stored may refer to a blob that the
+// collection removes. Everything that another process needs to know is in a record in the storage, the only
+// thing that all replicas share, including replicas that start during a collection. No process needs to
+// contact another:
 //
-// The lease is a record in the storage, the only thing that all replicas share, including replicas that
-// start during a collection. No process needs to contact another:
+//  1. The collector marks what is needed. What is not, and is older than the grace period, is condemned.
+//  2. It writes the list of condemned digests, and then the record, which names the list. It renews the record at every
+//     heartbeat. There is one collector at a time.
+//  3. From then on, a process does not write a manifest that needs a condemned digest, its own included: see
+//     below. It reads the record before it writes a manifest. If a step took longer than validity, which is
+//     less than drainPeriod, it reads the record again before it moves a tag and before it responds: if a list
+//     was published since, and the manifest needs something in it, or the list is gone with its collection, it
+//     responds 503 and the manifest does not count as stored.
+//  4. The collector waits for drainPeriod. All manifests that were written without knowledge of the list are
+//     complete then, or will be refused.
+//  5. It marks again. What is needed by now, or was written or linked meanwhile, is condemned no longer. The
+//     rest is needed by nothing, and by no manifest to come, until the record is released. It sweeps the rest.
 //
-//   - The collector writes the record and renews it at every heartbeat. It removes nothing before
-//     drainPeriod has passed, and nothing once its last heartbeat is older than renewDeadline.
-//   - A process reads the record before it writes a manifest. If the lease is held, it waits, and after
-//     waitTimeout responds 503. Otherwise it writes the manifest, and moves the tag if the record has not
-//     changed. If a step took longer than validity, which is less than drainPeriod, it reads the record
-//     again before it responds: if a collection has begun since, it responds 503 and the manifest does
-//     not count as stored.
-//   - A record that has not changed for leaseDuration, which is more than renewDeadline, belongs to a
-//     dead collector. Clocks are never compared: each process measures when it saw a record change.
-//   - A collector that misses renewDeadline once, or finds another collector's record, stops for good:
-//     other processes may no longer wait for it, and it cannot make them wait again.
+// Why nothing is lost: let a manifest be reported as stored, and d be what it needs, be it through an index.
+// If its process knew the list, d is not in it, and only what is in it is removed. If not, the manifest was
+// complete before the second marking, which found it. Otherwise the process has refused it.
+//
+// A manifest that needs a condemned digest:
+//
+//   - in the process that collects, rescues it, with all that it needs, from the sweep: see [blobsInUse]. Nothing
+//     waits, apart from a manifest whose very blob is being removed. If a part has been removed, the client
+//     learns that it is unknown and pushes it again. Uploads, mounts and HEAD requests rescue, too.
+//   - in another process, waits until the record is released, and after waitTimeout responds 503. So does an upload
+//     of a condemned blob, and a mount becomes an upload. HEAD requests tell the truth, because pulls send them,
+//     too: if the blob is removed then, the manifest is refused.
+//
+// Releases before this protocol wait with every manifest while the record is held, and their collectors rely on
+// that: a record without a list blocks every manifest, and so does one whose list is missing or another one.
+//
+// A record that has not changed for leaseDuration, which is more than renewDeadline, belongs to a dead collector.
+// Clocks are never compared: each process measures when it saw a record change. A collector removes nothing once
+// its last heartbeat is older than renewDeadline. One that misses renewDeadline once, or finds another collector's
+// record, stops for good: other processes may no longer respect its list, and it cannot make them respect it again.
 type leaseTimes struct {
 	// pollInterval is the maximum age of a reading for which a manifest is admitted, and the pause
 	// between readings. A push of many small images reads once a second.
 	pollInterval time.Duration
 	// validity is how long after a reading a manifest may finish without another reading.
 	validity time.Duration
-	// drainPeriod is how long after acquiring the lease every manifest admitted before has finished or
+	// drainPeriod is how long after publishing the list every manifest admitted before has finished or
 	// will be refused. It is twice validity, for a storage that is slow to show one process what another
 	// has written.
 	drainPeriod time.Duration
-	// waitTimeout is how long a manifest waits; no known client gives up earlier. It is longer than
+	// waitTimeout is how long a manifest or a blob waits; no known client gives up earlier. It is longer than
 	// drainPeriod, so that collecting a small registry refuses no push.
 	waitTimeout   time.Duration
 	heartbeat     time.Duration
@@ -63,9 +84,12 @@ var defaultLeaseTimes = leaseTimes{
 	heartbeat:   5 * time.Second, renewDeadline: 30 * time.Second, leaseDuration: time.Minute,
 }
 
-// leasePath is next to the directories that distribution reads, so that distribution neither lists nor
-// serves it, and below the prefix that bucket policies allow.
-const leasePath = "/docker/registry/v2/zarf-registry/garbage-collection.json"
+// The paths of the record and of the list of condemned digests. They are next to the directories that distribution
+// reads, so that distribution neither lists nor serves them, and below the prefix that bucket policies allow.
+const (
+	leasePath     = "/docker/registry/v2/zarf-registry/garbage-collection.json"
+	condemnedPath = "/docker/registry/v2/zarf-registry/condemned"
+)
 
 // leaseRecord is the content of leasePath. It stays after a collection, with its result.
 type leaseRecord struct {
@@ -74,6 +98,10 @@ type leaseRecord struct {
 	Held bool   `json:"held"`
 	// Heartbeat makes the record change while the collector lives.
 	Heartbeat int `json:"beat"`
+	// Previous is the ID of the collection before.
+	Previous string `json:"previous,omitempty"`
+	// Condemned is the digest of the list. Releases that block every manifest have none.
+	Condemned digest.Digest `json:"condemned,omitempty"`
 	// Succeeded is the Unix time of the last successful collection. Failure is the error of the last
 	// collection, empty if it succeeded.
 	Succeeded int64     `json:"succeeded,omitempty"`
@@ -100,6 +128,7 @@ type leaseClient struct {
 
 	reading sync.Mutex // held while reading, so that concurrent callers share one reading
 	last    atomic.Pointer[leaseReading]
+	own     atomic.Value // the ID of this process's last collection, a string
 }
 
 // newLeaseClient returns a client for the storage of driver. Root is the directory of a filesystem, or "".
@@ -131,6 +160,8 @@ type leaseReading struct {
 	record  leaseRecord
 	at      time.Time // when the reading began; zero before the first
 	changed time.Time // when this record was first seen
+	// condemned is the list of another process's collection; nil if there is none, or if it is missing.
+	condemned condemnedSet
 }
 
 // held reports whether the lease was held when the reading began.
@@ -161,6 +192,13 @@ func (c *leaseClient) read(ctx context.Context, age time.Duration) (*leaseReadin
 	if previous.at.IsZero() || r.record != previous.record {
 		r.changed = time.Now()
 	}
+	if c.foreign(r) {
+		if r.condemned = previous.condemned; r.condemned == nil || r.record.Condemned != previous.record.Condemned {
+			if r.condemned, err = c.readCondemned(ctx, r.record.Condemned); err != nil {
+				return nil, err
+			}
+		}
+	}
 	c.last.Store(r)
 	return r, nil
 }
@@ -179,7 +217,7 @@ func (c *leaseClient) follow(ctx context.Context, interval time.Duration) {
 // report returns the status of garbage collection in the last reading.
 func (c *leaseClient) report() *reloadstatus.Collection {
 	r := c.last.Load()
-	report := &reloadstatus.Collection{ReadOnly: c.held(r), Problem: r.record.Failure}
+	report := &reloadstatus.Collection{Running: c.held(r), Problem: r.record.Failure}
 	if r.record.Succeeded != 0 {
 		at := time.Unix(r.record.Succeeded, 0).UTC()
 		report.SucceededAt = &at
@@ -187,7 +225,7 @@ func (c *leaseClient) report() *reloadstatus.Collection {
 	return report
 }
 
-// lease is held by a collector. No process writes manifests until it is released.
+// lease is held by a collector.
 type lease struct {
 	client *leaseClient
 
@@ -196,28 +234,45 @@ type lease struct {
 	renewed time.Time // when the last successful write began
 	lost    error     // errLeaseLost, errLeaseHeld, or nil
 
+	// behind is by how much the storage's clock, which the times of files are of, is behind, at least 0.
+	behind time.Duration
+
 	stop context.CancelFunc
 	done chan struct{}
 }
 
-// acquire acquires the lease and waits until no process with this storage writes manifests any more. If
-// another collector holds the lease, it returns errLeaseHeld.
-func (c *leaseClient) acquire(ctx context.Context) (*lease, error) {
+// acquire acquires the lease to remove what is in the list, and waits until no process writes manifests without regard
+// to the list. If another collector holds the lease, it returns errLeaseHeld.
+func (c *leaseClient) acquire(ctx context.Context, list condemnedSet) (*lease, error) {
 	r, err := c.waitUntilFree(ctx)
 	if err != nil {
 		return nil, err
 	}
+	content := list.encode()
+	// A full volume must not prevent the collection. Without the list, other processes block every manifest.
+	_ = c.driver.PutContent(ctx, condemnedPath, content)
+	if again, err := c.read(ctx, 0); err != nil || again.record != r.record {
+		return nil, cmp.Or(err, errLeaseHeld) // whose list is lost, which blocks manifests until it has finished
+	}
 	record := r.record
 	record.ID, record.Held, record.Heartbeat = rand.Text(), true, 0
+	record.Previous, record.Condemned = r.record.ID, digest.FromBytes(content)
+	c.own.Store(record.ID)
 	l := &lease{client: c, record: record, done: make(chan struct{})}
 	if err := l.write(ctx); err != nil {
 		return nil, err
+	}
+	if info, err := c.driver.Stat(ctx, leasePath); err == nil {
+		l.behind = max(0, l.renewed.Sub(info.ModTime()))
 	}
 	_, _ = c.read(ctx, 0) // for metrics and reports of this process
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	l.stop = stop
 	go l.heartbeats(background)
-	err = sleep(ctx, c.times.drainPeriod+c.propagation)
+	if len(list) > 0 {
+		// Others see the list late, and the collector sees late what they have written until then.
+		err = sleep(ctx, c.times.drainPeriod+2*c.propagation)
+	}
 	if err == nil {
 		err = l.checkOwner(ctx)
 	}
@@ -233,6 +288,15 @@ func (c *leaseClient) acquire(ctx context.Context) (*lease, error) {
 		return nil, err
 	}
 	return l, nil
+}
+
+// recordFailure records that a collection has failed before it acquired the lease.
+func (c *leaseClient) recordFailure(ctx context.Context, failure error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
+	defer cancel()
+	if l, err := c.acquire(ctx, nil); err == nil {
+		l.release(gc.Result{}, failure)
+	}
 }
 
 // waitUntilFree returns errLeaseHeld if another collector renews the lease, and waits until a dead
@@ -322,17 +386,19 @@ func (l *lease) checkDeadline() {
 	}
 }
 
-// releaseTimeout bounds the last write. Without that write, pushes wait until the lease expires.
+// releaseTimeout bounds the last writes. Without them, other processes defer pushes until the lease expires.
 const releaseTimeout = 10 * time.Second
 
-// release lets manifests be written again and records the outcome.
+// release ends the collection and records the outcome.
 func (l *lease) release(result gc.Result, failure error) {
 	if result.Blobs > 0 || failure != nil {
 		// A manifest must not rely on a blob that another process still sees but that was removed.
 		_ = sleep(context.Background(), l.client.propagation)
 	}
 	l.stopHeartbeats()
-	if l.err() != nil {
+	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
+	defer cancel()
+	if l.err() != nil || errors.Is(l.checkOwner(ctx), errLeaseHeld) {
 		return // another collector may hold the lease by now; do not overwrite its record
 	}
 	l.mu.Lock()
@@ -343,9 +409,8 @@ func (l *lease) release(result gc.Result, failure error) {
 		l.record.Succeeded = time.Now().Unix()
 	}
 	l.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
-	defer cancel()
-	_ = l.write(ctx) // if this fails, the lease expires
+	_ = l.client.driver.Delete(ctx, condemnedPath) // the next collection overwrites it
+	_ = l.write(ctx)                               // if this fails, the lease expires
 	_, _ = l.client.read(ctx, 0)
 }
 

@@ -2,35 +2,44 @@ package registry
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/distribution/distribution/v3"
+	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
-// withManifestLock delays manifest uploads to next while garbage is being collected: see leaseClient. The body
-// must have been read before: a slow client would use up the time for which a reading is valid.
-func withManifestLock(leases *leaseClient, next http.Handler) http.Handler {
+// withManifestLock delays manifest uploads to next that need what another process's collection may remove: see
+// leaseTimes. The body must have been read before: a slow client would use up the time for which a reading is valid.
+func withManifestLock(source *blobSource, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != http.MethodPut || targetOf(r).manifest == "" {
+		if r.Method != http.MethodPut {
 			next.ServeHTTP(w, r)
 			return
 		}
-		reading, err := leases.admit(r.Context())
-		if err != nil {
+		to := targetOf(r)
+		if to.manifest == "" {
+			next.ServeHTTP(w, r)
+			return
+		}
+		asked, _ := r.Context().Value(pushKey{}).(push)
+		a := &admission{source: source, repository: to.repository, needs: slices.Concat(asked.digests, asked.needs)}
+		var err error
+		if a.reading, err = source.leases.admit(r.Context(), a.needs); err != nil {
 			writeError(w, err)
 			return
 		}
 		response := &bufferedResponse{ResponseWriter: w}
-		a := &admission{leases: leases, reading: reading}
 		next.ServeHTTP(response, r.WithContext(context.WithValue(r.Context(), admissionKey{}, a)))
 		if a.refused == nil && response.status < http.StatusMultipleChoices {
-			_ = a.confirm(r.Context(), leases.times.validity)
+			_ = a.confirm(r.Context(), source.leases.times.validity)
 		}
 		if a.refused != nil {
 			clear(w.Header())
@@ -53,20 +62,27 @@ func withAnyMediaType(next http.Handler) http.Handler {
 	})
 }
 
-// admit waits until manifests may be written.
-func (c *leaseClient) admit(ctx context.Context) (*leaseReading, error) {
+// admit waits until a manifest that needs these digests may be written.
+func (c *leaseClient) admit(ctx context.Context, needs []digest.Digest) (*leaseReading, error) {
+	return c.wait(ctx, func(r *leaseReading) bool {
+		return r.record.Condemned == "" || c.threatens(r, needs) // by a release that relies on it
+	})
+}
+
+// wait waits while the lease is held in a way that blocks the caller.
+func (c *leaseClient) wait(ctx context.Context, blocks func(*leaseReading) bool) (*leaseReading, error) {
 	deadline := time.Now().Add(c.times.waitTimeout)
 	for {
 		r, err := c.read(ctx, c.times.pollInterval)
 		if err != nil {
 			return nil, unavailable("%v", err)
 		}
-		if !c.held(r) {
+		if !c.held(r) || !blocks(r) {
 			return r, nil
 		}
 		if time.Now().After(deadline) {
-			return nil, unavailable("garbage is being collected: " +
-				"images can be pulled but not pushed until that is done; retry later")
+			return nil, unavailable("garbage is being collected by another process, and may include content of this image: " +
+				"retry later")
 		}
 		if err := sleep(ctx, c.times.pollInterval); err != nil {
 			return nil, err
@@ -76,9 +92,11 @@ func (c *leaseClient) admit(ctx context.Context) (*leaseReading, error) {
 
 // admission is that of a manifest upload. It is in the upload's context.
 type admission struct {
-	leases  *leaseClient
-	reading *leaseReading // the last one
-	refused error         // of confirm
+	source     *blobSource
+	repository string
+	needs      []digest.Digest
+	reading    *leaseReading // the last one
+	refused    error         // of confirm
 }
 
 type admissionKey struct{}
@@ -89,17 +107,82 @@ func (a *admission) confirm(ctx context.Context, age time.Duration) error {
 	if time.Since(a.reading.at) <= age {
 		return nil
 	}
-	r, err := a.leases.read(ctx, age)
-	switch {
-	case err != nil:
+	leases := a.source.leases
+	r, err := leases.read(ctx, age)
+	if err != nil {
 		a.refused = unavailable("%v", err)
-	case r.record.ID != a.reading.record.ID:
+		return a.refused
+	}
+	swept := sweptBetween(a.reading.record, r.record)
+	if swept == sweptListed && !leases.threatens(r, a.needs) && a.source.need(ctx, a.repository, a.needs) == nil {
+		swept = sweptNothing
+	}
+	if swept != sweptNothing {
 		a.refused = unavailable(
 			"garbage was collected during this push and blobs of this image may be missing: push it again")
-	default:
-		a.reading = r
+		return a.refused
 	}
-	return a.refused
+	a.reading = r
+	return nil
+}
+
+// sweptContent is what collections may have removed between two readings of the record.
+type sweptContent int
+
+const (
+	sweptNothing  sweptContent = iota
+	sweptListed                // what is in the list of the second one
+	sweptAnything              // what is in a list that no longer exists
+)
+
+// sweptBetween considers only lists that were not known at the first reading: that of the same collection was, unless it
+// had ended.
+func sweptBetween(before, now leaseRecord) sweptContent {
+	switch {
+	case now.ID == before.ID:
+		return sweptNothing
+	case now.Previous != before.ID:
+		return sweptAnything
+	case now.Condemned == emptyList:
+		return sweptNothing
+	case now.Condemned != "" && now.Held:
+		return sweptListed
+	}
+	return sweptAnything
+}
+
+// need rescues what a manifest needs from a collection of this process. It returns a
+// [distribution.ErrManifestVerification] if the collection has removed a part, and nobody has pushed that again.
+func (s *blobSource) need(ctx context.Context, repository string, digests []digest.Digest) error {
+	var missing distribution.ErrManifestVerification
+	for _, d := range s.use.note(digests...) {
+		found, err := s.provides(ctx, repository, d)
+		if err != nil {
+			return err
+		}
+		if !found {
+			missing = append(missing, distribution.ErrManifestBlobUnknown{Digest: d})
+		}
+	}
+	if missing != nil {
+		return missing
+	}
+	return nil
+}
+
+// provides reports whether clients of a repository can read a blob or a manifest.
+func (s *blobSource) provides(ctx context.Context, repository string, d digest.Digest) (bool, error) {
+	for _, link := range []string{layerPath(repository, d), revisionPath(repository, d)} {
+		stored, err := s.readLink(ctx, link)
+		if errors.Is(err, distribution.ErrBlobUnknown) {
+			continue
+		}
+		if err != nil {
+			return false, err
+		}
+		return s.exists(ctx, blobPath(stored))
+	}
+	return false, nil
 }
 
 // confirmingTags moves no tag to a manifest that will be refused: the previous one stays.
@@ -107,7 +190,7 @@ type confirmingTags struct{ distribution.TagService }
 
 func (t confirmingTags) Tag(ctx context.Context, tag string, manifest v1.Descriptor) error {
 	if a, ok := ctx.Value(admissionKey{}).(*admission); ok {
-		if err := a.confirm(ctx, a.leases.times.pollInterval); err != nil {
+		if err := a.confirm(ctx, a.source.leases.times.pollInterval); err != nil {
 			return err
 		}
 	}

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"path"
+	"slices"
 	"time"
 
 	"github.com/distribution/distribution/v3"
@@ -48,6 +50,9 @@ type storedBlob struct {
 	newest time.Time
 	links  []string // directories in repositories
 }
+
+// young reports whether the grace period protects the blob.
+func (b *storedBlob) young(cutoff time.Time) bool { return b.newest.After(cutoff) }
 
 func (i *inventory) read(ctx context.Context) error {
 	i.tagged, i.history = map[repositoryDigest][]string{}, map[repositoryDigest][]string{}
@@ -163,76 +168,129 @@ func pathDigest(algorithm, encoded string) digest.Digest {
 	return digest.NewDigestFromEncoded(digest.Algorithm(algorithm), encoded)
 }
 
-// mark returns the digests to keep: every manifest, or, if untagged manifests are removed, those pushed
-// after cutoff, those that a tag or a kept index refers to, and those whose subject (in the OCI image
-// specification) is kept; and everything that these refer to. All are those under which content is stored.
-func (i *inventory) mark(ctx context.Context, untagged bool, cutoff time.Time) (map[digest.Digest]bool, error) {
-	isManifest, referrers := map[digest.Digest]bool{}, map[digest.Digest][]digest.Digest{}
-	for _, m := range i.manifests {
-		isManifest[i.stored(m.digest)] = true
-	}
-	parsed := map[digest.Digest]references{}
-	parse := func(d digest.Digest) (references, error) {
-		if r, ok := parsed[d]; ok || i.blobs[d] == nil { // a missing manifest refers to nothing
-			return r, nil
-		}
-		content, err := i.driver.GetContent(ctx, path.Join(i.blobs[d].path, "data"))
-		if err != nil {
-			return references{}, fmt.Errorf("reading manifest %s: %w", d, err)
-		}
-		r, err := parseReferences(content)
-		if err != nil {
-			return references{}, fmt.Errorf("manifest %s: %w: its references are unknown, so nothing is removed: "+
-				"delete the manifest or push it again", d, err)
-		}
-		parsed[d] = r
-		return r, nil
-	}
+// marking is what is needed of an inventory. All digests are those under which content is stored.
+type marking struct {
+	*inventory
+	references map[digest.Digest]references      // of the manifests
+	referrers  map[digest.Digest][]digest.Digest // by subject
+	keep       map[digest.Digest]bool
+}
 
-	keep := map[digest.Digest]bool{}
-	var queue []digest.Digest
-	add := func(d digest.Digest) {
-		d = i.stored(d)
-		if !keep[d] {
-			keep[d] = true
-			queue = append(queue, d)
-		}
+// mark keeps every manifest, or, if untagged manifests are removed, those pushed after cutoff, those that a tag or
+// a kept index refers to, and those whose subject (in the OCI image specification) is kept; and everything that these
+// refer to. It does not read manifests whose references are known.
+func (i *inventory) mark(
+	ctx context.Context, untagged bool, cutoff time.Time, known map[digest.Digest]references,
+) (*marking, error) {
+	m := &marking{
+		inventory: i, references: map[digest.Digest]references{}, referrers: map[digest.Digest][]digest.Digest{},
+		keep: map[digest.Digest]bool{},
 	}
-	for _, m := range i.manifests {
-		if !untagged || i.tagged[m.repositoryDigest] != nil || m.pushed.After(cutoff) {
-			add(m.digest)
+	for _, manifest := range i.manifests {
+		d := i.stored(manifest.digest)
+		if _, done := m.references[d]; done || i.blobs[d] == nil { // a missing manifest refers to nothing
 			continue
 		}
-		r, err := parse(i.stored(m.digest))
-		if err != nil {
-			return nil, err
+		r, ok := known[d]
+		if !ok {
+			var err error
+			if r, err = i.readReferences(ctx, d); err != nil {
+				return nil, err
+			}
 		}
+		m.references[d] = r
 		if r.subject != "" {
 			subject := i.stored(r.subject)
-			referrers[subject] = append(referrers[subject], m.digest)
+			m.referrers[subject] = append(m.referrers[subject], d)
 		}
 	}
-	for len(queue) > 0 {
-		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
+	for _, manifest := range i.manifests {
+		if !untagged || i.tagged[manifest.repositoryDigest] != nil || manifest.pushed.After(cutoff) {
+			m.add(manifest.digest)
 		}
+	}
+	return m, nil
+}
+
+func (i *inventory) readReferences(ctx context.Context, d digest.Digest) (references, error) {
+	if ctx.Err() != nil {
+		return references{}, context.Cause(ctx)
+	}
+	content, err := i.driver.GetContent(ctx, path.Join(i.blobs[d].path, "data"))
+	if err != nil {
+		return references{}, fmt.Errorf("reading manifest %s: %w", d, err)
+	}
+	r, err := parseReferences(content)
+	if err != nil {
+		return references{}, fmt.Errorf("manifest %s: %w: its references are unknown, so nothing is removed: "+
+			"delete the manifest or push it again", d, err)
+	}
+	return r, nil
+}
+
+// add keeps content, everything that it needs, and what refers to it as its subject.
+func (m *marking) add(digests ...digest.Digest) {
+	queue := slices.Clone(digests)
+	for len(queue) > 0 {
+		d := m.stored(queue[len(queue)-1])
+		queue = queue[:len(queue)-1]
+		if m.keep[d] {
+			continue
+		}
+		m.keep[d] = true
+		queue = append(queue, m.referrers[d]...)
+		queue = append(queue, m.references[d].needs...) // none of a layer, whatever its content
+	}
+}
+
+// closure returns digests and all that they need, as manifests name them.
+func (m *marking) closure(digests ...digest.Digest) (all []digest.Digest) {
+	seen := map[digest.Digest]bool{}
+	queue := slices.Clone(digests)
+	for len(queue) > 0 {
 		d := queue[len(queue)-1]
 		queue = queue[:len(queue)-1]
-		for _, referrer := range referrers[d] {
-			add(referrer)
+		if seen[d] {
+			continue
 		}
-		if !isManifest[d] {
-			continue // a layer, whatever its content
-		}
-		r, err := parse(d)
-		if err != nil {
-			return nil, err
-		}
-		for _, needed := range r.needs {
-			add(needed)
+		seen[d] = true
+		all = append(all, d)
+		queue = append(queue, m.references[m.stored(d)].needs...)
+	}
+	return all
+}
+
+// strayLinks returns the back links to manifests that their repository does not have.
+func (m *marking) strayLinks() map[repositoryDigest][]string {
+	stray := maps.Clone(m.backLinks)
+	for _, manifest := range m.manifests {
+		delete(stray, manifest.repositoryDigest)
+	}
+	return stray
+}
+
+// condemn returns what may be removed: what is not kept and was not written or linked after cutoff.
+func (m *marking) condemn(cutoff time.Time) condemnedSet {
+	list := condemnedSet{}
+	for _, manifest := range m.manifests {
+		if d := m.stored(manifest.digest); !m.keep[d] {
+			list[d] = struct{}{}
 		}
 	}
-	return keep, nil
+	for d, b := range m.blobs {
+		if !m.keep[d] && !b.young(cutoff) {
+			list[d] = struct{}{}
+		}
+	}
+	for link := range m.strayLinks() {
+		list[m.stored(link.digest)] = struct{}{}
+	}
+	for d, stored := range m.canonical { // as manifests may name it
+		if list.has(stored) {
+			list[d] = struct{}{}
+		}
+	}
+	return list
 }
 
 // references are the digests in a manifest.

@@ -139,10 +139,9 @@ func (m *metrics) watchStorage(h *storageHealth) {
 		bytes(func(v volume) uint64 { return v.free }))
 }
 
-func (m *metrics) watchCollections(leases *leaseClient, readOnly bool) {
-	m.gauge("zarf_registry_read_only",
-		"1 while images cannot be pushed, because garbage is being collected or because of the configuration, else 0.", nil,
-		func() float64 { return boolean(readOnly || leases.held(leases.last.Load())) })
+func (m *metrics) watchCollections(leases *leaseClient) {
+	m.gauge("zarf_registry_gc_running", "1 while any replica collects garbage, else 0.", nil,
+		func() float64 { return boolean(leases.held(leases.last.Load())) })
 	last := func(of func(leaseRecord) float64) func() float64 {
 		return func() float64 { return of(leases.last.Load().record) }
 	}

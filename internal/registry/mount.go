@@ -89,7 +89,8 @@ func (m mountStored) Apply(v any) error {
 }
 
 // stored returns the SHA-256 digest and the size of a stored blob, and notes that a client relies on it. It asks
-// the driver, because a cache may still contain blobs that were garbage-collected. An empty file counts only
+// the driver, because a cache may still contain blobs that were garbage-collected. What another process is about to
+// remove does not count as stored. An empty file counts only
 // as the empty blob, because a crash can leave an empty file. If the storage fails, ok is false, and the
 // upload will report the error.
 func (s *blobSource) stored(ctx context.Context, named digest.Digest) (d digest.Digest, size int64, ok bool) {
@@ -98,6 +99,9 @@ func (s *blobSource) stored(ctx context.Context, named digest.Digest) (d digest.
 	}
 	d, err := s.canonical(ctx, named)
 	if err != nil {
+		return "", 0, false
+	}
+	if s.leases.condemned(d) {
 		return "", 0, false
 	}
 	s.use.note(d)

@@ -25,6 +25,8 @@ type push struct {
 	tags []string
 	// subject is the manifest's, if it has one.
 	subject digest.Digest
+	// digests are the manifest's own, needs what it refers to, apart from its subject, which may be missing.
+	digests, needs []digest.Digest
 }
 
 type pushKey struct{}
@@ -68,7 +70,11 @@ func newPush(name string, query url.Values, content []byte) (p push, stored stri
 	if err != nil {
 		return push{}, "", errcode.ErrorCodeManifestInvalid.WithDetail(err.Error())
 	}
-	p = push{subject: m.subject}
+	r, err := parseReferences(content)
+	if err != nil {
+		return push{}, "", errcode.ErrorCodeManifestInvalid.WithDetail(err.Error())
+	}
+	p = push{subject: m.subject, digests: []digest.Digest{digest.FromBytes(content)}, needs: r.needs}
 	d := digest.Digest(name)
 	if d.Validate() != nil {
 		return p, name, nil
@@ -85,6 +91,7 @@ func newPush(name string, query url.Values, content []byte) (p push, stored stri
 	}
 	if d.Algorithm() != digest.Canonical {
 		p.named = d
+		p.digests = append(p.digests, d)
 	}
 	return p, digest.FromBytes(content).String(), nil
 }
@@ -127,6 +134,11 @@ type manifestStore struct {
 func (m manifestStore) Put(
 	ctx context.Context, manifest distribution.Manifest, options ...distribution.ManifestServiceOption,
 ) (digest.Digest, error) {
+	asked, _ := ctx.Value(pushKey{}).(push)
+	m.source.use.note(asked.digests...)
+	if err := m.source.need(ctx, m.repository.Named().Name(), asked.needs); err != nil {
+		return "", err
+	}
 	m.source.linking.RLock()
 	defer m.source.linking.RUnlock()
 	stored, err := m.ManifestService.Put(ctx, manifest, options...)
@@ -138,7 +150,6 @@ func (m manifestStore) Put(
 		return "", err
 	}
 	name, named := m.repository.Named().Name(), stored
-	asked, _ := ctx.Value(pushKey{}).(push)
 	if asked.named != "" {
 		named = asked.named
 		if err := m.source.link(ctx, revisionPath(name, named), stored); err != nil {

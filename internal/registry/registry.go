@@ -166,7 +166,8 @@ func (s *Server) openStorage() (err error) {
 	s.verification = newVerification(s.options, s.source)
 	s.metrics.watchVerification(s.verification)
 	s.leases = newLeaseClient(s.source.driver, root)
-	s.metrics.watchCollections(s.leases, readOnly(config.Storage))
+	s.source.leases = s.leases
+	s.metrics.watchCollections(s.leases)
 	return nil
 }
 
@@ -288,7 +289,7 @@ func (s *Server) endpoint(front *front, address string) *endpoint {
 }
 
 func (s *Server) front(name string, policy policy) *front {
-	next := withConditionalDeletes(withPushes(withManifestLock(s.leases, extended(s.app, s.source))))
+	next := withConditionalDeletes(withPushes(withManifestLock(s.source, extended(s.app, s.source))))
 	if policy.mutualTLS {
 		next = s.withCatalog(s.withGarbageCollection(next))
 	}

@@ -13,9 +13,10 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/gc"
 )
 
-// sweeper removes manifests and blobs.
+// sweeper removes manifests and blobs, unless clients of this process need them.
 type sweeper struct {
 	driver   storagedriver.StorageDriver
+	use      *blobsInUse
 	dryRun   bool
 	report   func(gc.Event)
 	leaseErr func() error // an error if the lease is lost
@@ -24,20 +25,73 @@ type sweeper struct {
 	result        *gc.Result
 }
 
-// manifest removes a manifest from its repository. Its blob is removed like other blobs.
-func (s *sweeper) manifest(ctx context.Context, m storedManifest, history []string) error {
-	if err := s.remove(ctx, append(slices.Clone(history), m.path)...); err != nil {
+// sweep removes what is in the list and not kept. Blobs that were written or linked after cutoff are kept, too.
+func (s *sweeper) sweep(ctx context.Context, m *marking, list condemnedSet, cutoff time.Time) error {
+	// Pushes change m.keep from here on.
+	var manifests []storedManifest
+	for _, manifest := range m.manifests {
+		if d := m.stored(manifest.digest); list.has(d) && !m.keep[d] {
+			manifests = append(manifests, manifest)
+		}
+	}
+	var blobs []digest.Digest
+	for _, d := range m.order {
+		switch {
+		case m.keep[d]:
+		case m.blobs[d].young(cutoff):
+			s.result.Kept++
+		case list.has(d):
+			blobs = append(blobs, d)
+		}
+	}
+	stray := m.strayLinks()
+	defer s.use.sweep(m, cutoff)()
+	for _, manifest := range manifests {
+		key := manifest.repositoryDigest
+		paths := slices.Concat(m.history[key], []string{manifest.path}, m.backLinks[key])
+		if err := s.manifest(ctx, key, m.stored(key.digest), paths); err != nil {
+			return err
+		}
+	}
+	for key, links := range stray {
+		if d := m.stored(key.digest); list.has(d) {
+			if _, err := s.use.removeStray(d, func() error { return s.remove(ctx, links...) }); err != nil {
+				return err
+			}
+		}
+	}
+	for _, d := range blobs {
+		if err := s.blob(ctx, d, m.blobs[d]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// manifest removes a manifest from its repository: the paths that belong to it. Its blob, which has the stored digest,
+// is removed like other blobs.
+func (s *sweeper) manifest(ctx context.Context, key repositoryDigest, stored digest.Digest, paths []string) error {
+	removed, err := s.use.remove(stored, func() error { return s.remove(ctx, paths...) })
+	if !removed || err != nil {
 		return err
 	}
 	s.result.Manifests++
-	s.report(gc.Event{Removed: &gc.Removed{Repository: m.repository, Digest: m.digest.String()}})
+	s.report(gc.Event{Removed: &gc.Removed{Repository: key.repository, Digest: key.digest.String()}})
 	return nil
 }
 
 // blob removes a blob, its repository links first: while its data exists, the next collection finds it.
 func (s *sweeper) blob(ctx context.Context, d digest.Digest, b *storedBlob) error {
-	if err := s.remove(ctx, append(slices.Clone(b.links), b.path)...); err != nil {
+	removed, err := s.use.remove(d, func() error { return s.remove(ctx, append(slices.Clone(b.links), b.path)...) })
+	if errors.Is(err, errConcurrentWrite) {
+		removed, err = false, nil // a push uses the blob
+	}
+	if err != nil {
 		return err
+	}
+	if !removed {
+		s.result.Kept++
+		return nil
 	}
 	s.result.Blobs++
 	s.result.Bytes += b.size

@@ -52,8 +52,8 @@ type Verification struct {
 
 // Collection is the status of garbage collection, as last seen by the pod.
 type Collection struct {
-	// ReadOnly means that images cannot be pushed, because garbage is being collected.
-	ReadOnly bool `json:"readOnly"`
+	// Running means that garbage is being collected, by any replica.
+	Running bool `json:"running"`
 	// SucceededAt is the time of the last successful collection; nil if there was none.
 	SucceededAt *time.Time `json:"succeededAt,omitempty"`
 	// Problem is the error of the last collection; empty if it succeeded.

@@ -499,7 +499,7 @@ func TestHowGarbageCollectionStands(t *testing.T) {
 		next   string
 	}{
 		"nothing was ever collected": {&reloadstatus.Collection{}, nil, ""},
-		"it is being collected":      {&reloadstatus.Collection{ReadOnly: true, SucceededAt: &now}, nil, ""},
+		"it is being collected":      {&reloadstatus.Collection{Running: true, SucceededAt: &now}, nil, ""},
 		"the last collection failed": {&reloadstatus.Collection{Problem: "disk\ngone"}, nil,
 			"The last garbage collection failed (disk gone): init-hook garbage-collect --namespace zarf runs it again."},
 		"a registry of a previous release": {nil, nil, ""},

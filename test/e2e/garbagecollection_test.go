@@ -33,15 +33,15 @@ func TestGarbageCollection(t *testing.T) {
 		}
 	}
 	collect := []string{"garbage-collect", "--delete-untagged", "--grace-period=0s", "--output=json"}
-	// begun returns a collection that has started to block manifest pushes.
+	// begun returns a collection that has begun; it takes at least 20 s.
 	begun := func(t *testing.T) *exec.Cmd {
 		t.Helper()
 		cmd := w.command(t, w.hook, collect...)
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, time.Minute, "init-hook status to report that pushes wait", func() error {
-			if _, text := w.status(t); !strings.Contains(text, "read-only") {
+		eventually(t, time.Minute, "init-hook status to report it", func() error {
+			if _, text := w.status(t); !strings.Contains(text, "collecting garbage") {
 				return fmt.Errorf("output: %s", text)
 			}
 			return nil
@@ -82,7 +82,8 @@ func TestGarbageCollection(t *testing.T) {
 		w.runsEverywhere(t, "hello", kept)
 		pullsBig(t)
 	})
-	must(t, "a push waits for the end of a collection", func(t *testing.T) {
+	must(t, "a push does not wait for the end of a collection", func(t *testing.T) {
+		replaceBig(t) // garbage to collect
 		cmd := begun(t)
 		ended := make(chan error, 1)
 		go func() { ended <- cmd.Wait() }()
@@ -91,16 +92,16 @@ func TestGarbageCollection(t *testing.T) {
 		t.Logf("figure: a push during a collection took %.1f s", time.Since(begin).Seconds())
 		select {
 		case err := <-ended:
-			if err != nil {
+			t.Errorf("the push ended after the collection (%v)", err)
+		default:
+			if err := <-ended; err != nil {
 				t.Errorf("the collection: %v", err)
 			}
-		case <-time.After(3 * time.Second): // until the command has printed its result
-			t.Error("a push succeeded during a collection")
-			<-ended
 		}
 		pullsBig(t)
 	})
 	must(t, "a killed command does not block pushes", func(t *testing.T) {
+		replaceBig(t)
 		cmd := begun(t)
 		if err := cmd.Process.Kill(); err != nil {
 			t.Fatal(err)
@@ -110,11 +111,12 @@ func TestGarbageCollection(t *testing.T) {
 		replaceBig(t)
 		took := time.Since(begin)
 		t.Logf("figure: a push after a killed collection took %.1f s", took.Seconds())
-		if took > 45*time.Second {
+		if took > 15*time.Second {
 			t.Error("the push waited for a collection whose client is gone")
 		}
 	})
-	must(t, "a killed registry accepts pushes again after a minute", func(t *testing.T) {
+	must(t, "a killed registry accepts pushes at once, and collects again after a minute", func(t *testing.T) {
+		replaceBig(t)
 		cmd := begun(t)
 		previous := w.pods(t, "registry")[0].Name
 		w.deletePod(t, previous, 0)

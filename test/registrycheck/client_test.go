@@ -27,6 +27,9 @@ import (
 // requestTimeout is longer than every pause and every wait for the collector.
 const requestTimeout = 20 * time.Second
 
+// offlineStart is how long registry garbage-collect takes until it marks.
+const offlineStart = 50 * time.Millisecond
+
 // backoff is how long a client waits after a failure, so that a fault does not affect most of its operations.
 const backoff = 30 * time.Millisecond
 
@@ -523,12 +526,13 @@ func (c *client) referrers(server int, repository string, i *item, paged bool) {
 	c.history.add(&e)
 }
 
-// collect runs a collection. Racing runs when the collector begins to mark.
+// collect runs a collection. Racing is called in its phase, or at the end if there was no such phase.
 func (c *client) collect(run collection, racing func()) {
 	e := &event{
 		Kind: collectGarbage, Client: c.id, Server: run.server, Untagged: run.untagged, Call: c.history.now(),
 		Outcome: unknown,
 	}
+	racing = sync.OnceFunc(racing)
 	if run.server == offline {
 		c.collectOffline(e, run, racing)
 	} else {
@@ -536,6 +540,7 @@ func (c *client) collect(run collection, racing func()) {
 		e.Epoch = s.currentEpoch()
 		c.collectOnline(e, run, s, racing)
 	}
+	racing()
 	e.Return = c.history.now()
 	if e.Cutoff == 0 { // unknown; it is not later than this
 		e.Cutoff = e.Return - run.grace
@@ -570,7 +575,6 @@ func (c *client) collectOnline(e *event, run collection, s *server, racing func(
 		e.Outcome = refused
 		return
 	}
-	var once sync.Once
 	lines := json.NewDecoder(answer.Body)
 	for phase := ""; ; {
 		var line gc.Event
@@ -590,8 +594,8 @@ func (c *client) collectOnline(e *event, run collection, s *server, racing func(
 			case run.pause > 0:
 				defer s.pause(run.pause)()
 			}
-			if phase == gc.Marking {
-				once.Do(racing)
+			if phase == run.race {
+				racing()
 			}
 		}
 		if line.Result != nil || line.Error != "" {
@@ -620,17 +624,27 @@ func (c *client) collectOffline(e *event, run collection, racing func()) {
 			pauseFor(command.Process, run.pause)()
 		}
 	}
+	// The command does not print its phases, so these are guesses.
 	var others sync.WaitGroup
 	defer others.Wait()
-	others.Go(func() {
-		time.Sleep(drainPeriod)
-		if run.phase == gc.Marking {
-			others.Go(disturb)
-		}
-		racing()
-	})
+	for phase, after := range map[string]time.Duration{
+		gc.Marking: 0, gc.Settling: drainPeriod / 4, gc.Remarking: drainPeriod,
+	} {
+		others.Go(func() {
+			time.Sleep(offlineStart + after)
+			if phase == run.phase {
+				others.Go(disturb)
+			}
+			if phase == run.race {
+				racing()
+			}
+		})
+	}
 	var once sync.Once
 	for lines := bufio.NewScanner(output); lines.Scan(); {
+		if run.race == gc.Sweeping {
+			racing()
+		}
 		if run.phase == gc.Sweeping {
 			once.Do(disturb)
 		}

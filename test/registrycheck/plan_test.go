@@ -200,8 +200,9 @@ type collection struct {
 	untagged bool
 	grace    time.Duration
 	after    int // operations
-	// racing are operations that begin when the collector marks.
+	// racing are operations that begin when the collector reaches the phase race.
 	racing []operation
+	race   string
 	// When the collector reaches the phase, its process is paused for so long, or killed.
 	phase string
 	pause time.Duration
@@ -277,7 +278,11 @@ func newPlan(seed uint64, operations int) *plan {
 			o.action = []action{push, push, mount, mount, mount, retag, upload}[random.IntN(7)]
 			c.racing = append(c.racing, o)
 		}
-		c.phase = []string{gc.Marking, gc.Sweeping}[random.IntN(2)]
+		phases := []string{gc.Marking, gc.Settling, gc.Remarking, gc.Sweeping, gc.Sweeping}
+		c.phase = phases[random.IntN(len(phases))]
+		if c.race = c.phase; random.IntN(3) == 0 {
+			c.race = phases[random.IntN(len(phases))]
+		}
 		switch random.IntN(4) {
 		case 0, 1:
 			if slices.Contains(p.kinds, pauseProcess) {
@@ -358,7 +363,7 @@ func (p *plan) sum() string {
 		}
 	}
 	for _, c := range p.collections {
-		fmt.Fprintln(h, c.server, c.untagged, c.grace, c.after, c.phase, c.pause, c.kill, len(c.racing))
+		fmt.Fprintln(h, c.server, c.untagged, c.grace, c.after, c.phase, c.pause, c.kill, c.race, len(c.racing))
 	}
 	fmt.Fprintln(h, p.faults)
 	return hex.EncodeToString(h.Sum(nil))

@@ -17,8 +17,33 @@ type bug struct {
 var bugs = []bug{
 	{"garbage is collected without the lease", change{
 		"internal/registry/gc.go",
-		"	if !request.DryRun {\n		report(gc.Event{Phase: gc.Settling})\n",
-		"	if false {\n		report(gc.Event{Phase: gc.Settling})\n",
+		"	if !request.DryRun {\n		if len(list) > 0 {\n",
+		"	if list := condemnedSet(nil); false {\n		if len(list) > 0 {\n",
+	}},
+	{"garbage is marked once", change{
+		"internal/registry/gc.go",
+		"		if marked, err = readAndMark(ctx, leases.driver, request, cutoff, marked.references); err != nil {\n",
+		"		if err != nil {\n",
+	}},
+	{"the collector does not wait for manifests", change{
+		"internal/registry/lease.go",
+		"		err = sleep(ctx, c.times.drainPeriod+2*c.propagation)\n",
+		"",
+	}},
+	{"pushes rescue nothing from the sweep", change{
+		"internal/registry/inuse.go",
+		"	return u.removeUnless(d, func() bool { return u.marked.keep[d] }, do)\n",
+		"	return u.removeUnless(d, func() bool { return false }, do)\n",
+	}},
+	{"other processes ignore the list of garbage", change{
+		"internal/registry/condemned.go",
+		"	return c.foreign(r) && (r.condemned == nil || slices.ContainsFunc(digests, r.condemned.has))\n",
+		"	return false\n",
+	}},
+	{"a manifest that took too long is not refused", change{
+		"internal/registry/manifests.go",
+		"	if time.Since(a.reading.at) <= age {\n",
+		"	if age > 0 {\n",
 	}},
 	{"the tag moves before the manifest is stored", change{
 		distribution + "/registry/handlers/manifests.go",
@@ -43,8 +68,9 @@ var bugs = []bug{
 	}},
 	{"garbage collection does not follow indexes", change{
 		"internal/registry/mark.go",
-		"		for _, needed := range r.needs {\n",
-		"		for _, needed := range r.needs {\n			if isManifest[needed] {\n				continue\n			}\n",
+		"		queue = append(queue, m.references[d].needs...) // none",
+		"		for _, needed := range m.references[d].needs {\n			if _, ok := m.references[needed]; !ok {\n" +
+			"				queue = append(queue, needed)\n			}\n		} // none",
 	}},
 	{"garbage collection removes the referrers of kept images", change{
 		"internal/registry/mark.go",
@@ -62,9 +88,9 @@ var bugs = []bug{
 		"",
 	}},
 	{"the grace period does not protect uploads", change{
-		"internal/registry/gc.go",
-		"		if b.newest.After(cutoff) {\n",
-		"		if false {\n",
+		"internal/registry/mark.go",
+		"{ return b.newest.After(cutoff) }",
+		"{ return false }",
 	}},
 }
 

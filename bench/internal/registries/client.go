@@ -122,6 +122,12 @@ func PushManifest(ctx context.Context, client *http.Client, p *Process, reposito
 	return err
 }
 
+// Do sends a request with the credential that may write.
+func Do(client *http.Client, request *http.Request) (*http.Response, error) {
+	request.SetBasicAuth(user, password)
+	return client.Do(request)
+}
+
 // send sends a request and returns the Location of the response, or "".
 func send(ctx context.Context, client *http.Client, method, to string, body io.Reader, size int64, mediaType string,
 	want int) (string, error) {
@@ -130,11 +136,10 @@ func send(ctx context.Context, client *http.Client, method, to string, body io.R
 		return "", err
 	}
 	request.ContentLength = size
-	request.SetBasicAuth(user, password)
 	if mediaType != "" {
 		request.Header.Set("Content-Type", mediaType)
 	}
-	response, err := client.Do(request)
+	response, err := Do(client, request)
 	if err != nil {
 		return "", err
 	}

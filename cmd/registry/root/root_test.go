@@ -100,7 +100,7 @@ func TestResultsGoToStdout(t *testing.T) {
 			`^freed 0 bytes: 0 blobs, 0 manifests\n$`},
 		"the result of a dry run": {[]string{"garbage-collect", "--config", config, "--dry-run",
 			"--delete-untagged"}, `^would free 0 bytes: 0 blobs, 0 manifests\n$`},
-		"help that explains waiting pushes": {[]string{"garbage-collect", "--help"}, `pushes wait`},
+		"help that explains waiting pushes": {[]string{"garbage-collect", "--help"}, `pushes\s+of what is about to be removed wait`},
 		"help with examples":                {[]string{"serve", "--help"}, `Examples:`},
 		"help that explains the plain listener": {[]string{"serve", "--help"},
 			`--plain-listen is open only while that file exists`},
