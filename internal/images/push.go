@@ -59,6 +59,11 @@ func Push(ctx context.Context, items []Item, reg *remote.Registry, opts Options)
 		targets[target] = item.Image
 		images[i] = image
 	}
+	if opts.Fits != nil {
+		if err := opts.Fits(ctx, contentOf(images)); err != nil {
+			return nil, err
+		}
+	}
 	push := func(ctx context.Context, image *imagePush, started func()) (Result, error) {
 		result, err := image.push(ctx, started)
 		if err != nil {
@@ -73,6 +78,20 @@ func Push(ctx context.Context, items []Item, reg *remote.Registry, opts Options)
 	}
 	others, err := forEachImage(ctx, opts, p.run, images[tagged:], push)
 	return append(results, others...), err
+}
+
+// contentOf returns everything that images consist of, each digest once.
+func contentOf(images []*imagePush) (all []ocispec.Descriptor) {
+	seen := map[digest.Digest]bool{}
+	for _, image := range images {
+		for _, desc := range image.nodes {
+			if !seen[desc.Digest] {
+				seen[desc.Digest] = true
+				all = append(all, desc)
+			}
+		}
+	}
+	return all
 }
 
 // rank is 0 for what has a digest or cosign's tag for its name, as referrers do, and 1 for other images.

@@ -127,6 +127,14 @@ type manifestStore struct {
 func (m manifestStore) Put(
 	ctx context.Context, manifest distribution.Manifest, options ...distribution.ManifestServiceOption,
 ) (digest.Digest, error) {
+	stored, err := m.put(ctx, manifest, options...)
+	noteNoSpace(ctx, err)
+	return stored, err
+}
+
+func (m manifestStore) put(
+	ctx context.Context, manifest distribution.Manifest, options ...distribution.ManifestServiceOption,
+) (digest.Digest, error) {
 	m.source.linking.RLock()
 	defer m.source.linking.RUnlock()
 	stored, err := m.ManifestService.Put(ctx, manifest, options...)
