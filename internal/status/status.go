@@ -496,11 +496,11 @@ func (c *collector) space(report *space.Report) {
 		return
 	}
 	scope, usage := report.Tightest()
-	effect := fmt.Sprintf("pushes are refused from %d %%", space.Full)
+	level, effect := "nearly full", fmt.Sprintf("pushes are refused from %d %%", space.Full)
 	if usage.Percent() >= space.Full {
-		effect = "pushes are refused"
+		level, effect = "full", "pushes are refused"
 	}
-	c.next("The registry's storage is nearly full (%s; %s): %s.", space.Describe(scope, usage), effect, space.Remedy(scope))
+	c.next("The registry's storage is %s (%s; %s): %s.", level, space.Describe(scope, usage), effect, space.Remedy(scope))
 }
 
 // pod describes a pod and, if it is not ready, why.
