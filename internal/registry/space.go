@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/distribution/distribution/v3/registry/api/errcode"
@@ -49,9 +50,14 @@ var errorCodeFull = errcode.Register("zarf-registry", errcode.ErrorDescriptor{
 	HTTPStatusCode: http.StatusInsufficientStorage,
 })
 
-// errNoSpace is the response if a file system is full although that was not expected.
-var errNoSpace = errcode.Error{Code: errorCodeFull, Message: "the file system of the storage has no space left: " +
-	space.Remedy(space.ScopeVolume)}
+// errNoSpace is the response if a file system is full although that was not expected, errNoQuota if an upload of
+// unknown size exceeds the quota.
+var (
+	errNoSpace = errorCodeFull.WithMessage("the file system of the storage has no space left: " +
+		space.Remedy(space.ScopeVolume))
+	errNoQuota = errorCodeFull.WithMessage("the upload exceeds the quota of the storage: " +
+		space.Remedy(space.ScopeQuota))
+)
 
 // storageSpace knows how full the storage is, and refuses pushes before it is full. It is safe for concurrent use.
 //
@@ -307,16 +313,34 @@ func (s *storageSpace) limit(next http.Handler) http.Handler {
 			return
 		}
 		if err := s.admit(strings.HasPrefix(to.repository, ownRepositories), r.ContentLength); err != nil {
+			if to.upload && r.Method != http.MethodPost {
+				cancelUpload(next, w, r)
+			}
 			writeError(w, err)
 			return
 		}
-		body := &arrivingBody{ReadCloser: r.Body, space: s, expected: max(r.ContentLength, 0)}
+		body := &arrivingBody{ReadCloser: r.Body, space: s, expected: max(r.ContentLength, 0),
+			stream: to.upload && r.ContentLength < 0}
 		defer body.finish()
-		failed := new(atomic.Bool)
+		failed := new(atomic.Pointer[error])
 		r = r.WithContext(context.WithValue(r.Context(), noSpaceKey{}, failed))
 		r.Body = body
 		next.ServeHTTP(&noSpaceResponse{ResponseWriter: w, failed: failed}, r)
 	})
+}
+
+// cancelUpload removes the upload that a request continues. Otherwise it would occupy full storage until it is purged,
+// because few clients cancel it, and garbage collection keeps it.
+func cancelUpload(next http.Handler, w http.ResponseWriter, r *http.Request) {
+	r = r.Clone(r.Context())
+	r.Method, r.Body, r.ContentLength = http.MethodDelete, http.NoBody, 0
+	next.ServeHTTP(&bufferedResponse{ResponseWriter: withHeader{w, http.Header{}}}, r)
+}
+
+// exceeded returns whether more than the quota is used.
+func (s *storageSpace) exceeded() bool {
+	quota := s.report().Quota
+	return quota != nil && quota.Used > quota.Limit
 }
 
 // arrivingBody counts the body of a push. net/http does not read it concurrently.
@@ -324,9 +348,15 @@ type arrivingBody struct {
 	io.ReadCloser
 	space    *storageSpace
 	expected int64
+	// stream means an upload whose client does not say how large it is, as docker and skopeo. It may use the quota up,
+	// but not exceed it, and then fails as on a full file system.
+	stream bool
 }
 
 func (b *arrivingBody) Read(p []byte) (int, error) {
+	if b.stream && b.space.exceeded() {
+		return 0, errQuotaExceeded
+	}
 	n, err := b.ReadCloser.Read(p)
 	if n > 0 {
 		expected := min(int64(n), b.expected)
@@ -342,6 +372,9 @@ func (b *arrivingBody) finish() {
 	b.expected = 0
 }
 
+// errQuotaExceeded is the error of the body of an upload that exceeds the quota.
+var errQuotaExceeded = fmt.Errorf("the quota is exceeded: %w", syscall.EDQUOT)
+
 type noSpaceKey struct{}
 
 // noteNoSpace makes the response to a push 507, if err says that the file system is full. It reports whether it does.
@@ -349,28 +382,33 @@ func noteNoSpace(ctx context.Context, err error) bool {
 	if err == nil || !noSpace(err) {
 		return false
 	}
-	if failed, ok := ctx.Value(noSpaceKey{}).(*atomic.Bool); ok {
-		failed.Store(true)
+	if failed, ok := ctx.Value(noSpaceKey{}).(*atomic.Pointer[error]); ok {
+		response := error(errNoSpace)
+		if errors.Is(err, errQuotaExceeded) {
+			response = errNoQuota
+		}
+		failed.Store(&response)
 	}
 	return true
 }
 
-// noSpaceResponse replaces an error response if the file system is full.
+// noSpaceResponse replaces an error response if the file system, or the quota, is full.
 type noSpaceResponse struct {
 	http.ResponseWriter
-	failed   *atomic.Bool
+	failed   *atomic.Pointer[error] // what to respond with, or nil
 	replaced bool
 }
 
 func (r *noSpaceResponse) WriteHeader(status int) {
-	if status < http.StatusInternalServerError || !r.failed.Load() {
+	failed := r.failed.Load()
+	if status < http.StatusInternalServerError || failed == nil {
 		r.ResponseWriter.WriteHeader(status)
 		return
 	}
 	if !r.replaced {
 		r.replaced = true
 		clear(r.Header())
-		writeError(r.ResponseWriter, errNoSpace)
+		writeError(r.ResponseWriter, *failed)
 	}
 }
 

@@ -73,11 +73,18 @@ func TestFullQuotaRefusesPushes(t *testing.T) {
 		t.Errorf("%d bytes are expected although nothing is in progress", expected)
 	}
 
-	// A body of unknown length is accepted while there is space.
-	continued, finish := begin(), begin()
-	continued = c.base + c.must(http.StatusAccepted, "PATCH", continued,
-		readerFunc(strings.NewReader(random(90_000)).Read)).Header.Get("Location")
+	// Bodies of unknown length are accepted while there is space.
+	stream := func(n int) io.Reader { return readerFunc(strings.NewReader(random(n)).Read) }
+	exceeds := c.must(http.StatusInsufficientStorage, "PATCH", begin(), stream(1_000_000))
+	mentions(t, exceeds.body, "exceeds the quota", "registry.storage.quota")
+	if used := i.used(); used > 110_000 {
+		t.Errorf("%d bytes are used after an upload was aborted", used)
+	}
+	continued, finish, canceled := begin(), begin(), begin()
+	canceled = c.base + c.must(http.StatusAccepted, "PATCH", canceled, stream(1_000)).Header.Get("Location")
+	continued = c.base + c.must(http.StatusAccepted, "PATCH", continued, stream(5_000)).Header.Get("Location")
 
+	i.server.space.arrived(90_000, 0)
 	for name, request := range map[string][2]string{
 		"begins an upload":    {"POST", "/v2/a/blobs/uploads/"},
 		"mounts":              {"POST", "/v2/b/blobs/uploads/?from=a&mount=" + digest.FromString("kept layer").String()},
@@ -97,9 +104,13 @@ func TestFullQuotaRefusesPushes(t *testing.T) {
 	c.must(http.StatusOK, "HEAD", "/v2/a/blobs/"+digest.FromString("kept layer").String(), nil)
 	c.pushImage(probeProxy, "v1", "a small image of the project")
 	c.must(http.StatusAccepted, "DELETE", "/v2/a/manifests/"+deleted.String(), nil)
-	c.must(http.StatusNoContent, "DELETE", continued, nil)
-	if used := i.used(); used > 115_000 {
-		t.Errorf("%d bytes are used after the upload was canceled", used)
+	for _, removed := range []string{continued, finish} {
+		c.must(http.StatusNotFound, "GET", removed, nil) // or it would still occupy space
+	}
+	c.must(http.StatusNoContent, "DELETE", canceled, nil)
+	i.server.space.removed(90_000)
+	if used := i.used(); used > 110_000 {
+		t.Errorf("%d bytes are used after the uploads were removed", used)
 	}
 	older()
 	c.collect(gc.Request{})

@@ -14,8 +14,8 @@ import (
 // maxSpaceQuery is in bytes: a digest takes at most 140 in JSON.
 const maxSpaceQuery = space.MaxDigests * 160
 
-// withSpace serves how full the storage is, and which blobs it lacks. Everyone with a client certificate may read the
-// former; the latter needs the push credential.
+// withSpace serves how full the storage is, and which blobs it lacks. Everyone with a client certificate may read how
+// full it is; asking for blobs requires the push credential.
 func (s *Server) withSpace(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != space.Path {
