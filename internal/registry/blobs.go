@@ -240,7 +240,7 @@ func (s blobStore) Resume(ctx context.Context, id string) (distribution.BlobWrit
 }
 
 func (s blobStore) writer(ctx context.Context, writer distribution.BlobWriter) *blobWriter {
-	return &blobWriter{BlobWriter: writer, ctx: ctx, store: s, source: s.source}
+	return &blobWriter{BlobWriter: writer, ctx: ctx, store: s, source: s.source, received: writer.Size()}
 }
 
 // blobWriter is an upload, in one request.
@@ -250,11 +250,14 @@ type blobWriter struct {
 	store  blobStore
 	source *blobSource
 	full   bool // the file system has no space for it
+	// received is its size so far. S3's driver tells only what it has sent.
+	received int64
 }
 
 // Write implements [io.Writer].
 func (w *blobWriter) Write(p []byte) (int, error) {
 	n, err := w.BlobWriter.Write(p)
+	w.received += int64(n)
 	w.note(err)
 	return n, err
 }
@@ -262,6 +265,7 @@ func (w *blobWriter) Write(p []byte) (int, error) {
 // ReadFrom implements [io.ReaderFrom].
 func (w *blobWriter) ReadFrom(r io.Reader) (int64, error) {
 	n, err := w.BlobWriter.ReadFrom(r)
+	w.received += n
 	w.note(err)
 	return n, err
 }
@@ -275,7 +279,8 @@ func (w *blobWriter) Close() error {
 	}
 	w.full = false
 	ctx := context.WithoutCancel(w.ctx)
-	_ = w.Cancel(ctx) // fails after some errors
+	_ = w.BlobWriter.Cancel(ctx) // fails after some errors
+	w.source.space.removed(w.received)
 	err := w.source.driver.Delete(ctx, uploadDir(w.store.name.Name(), w.ID()))
 	if errors.As(err, new(storagedriver.PathNotFoundError)) {
 		return nil
@@ -287,7 +292,7 @@ func (w *blobWriter) Close() error {
 func (w *blobWriter) Cancel(ctx context.Context) error {
 	err := w.BlobWriter.Cancel(ctx)
 	if err == nil {
-		w.source.space.removed(w.Size())
+		w.source.space.removed(w.received)
 	}
 	return err
 }
@@ -302,7 +307,7 @@ func (w *blobWriter) Commit(ctx context.Context, provisional v1.Descriptor) (v1.
 	blob, err := w.BlobWriter.Commit(ctx, provisional)
 	w.note(err)
 	if err == nil && existed {
-		w.source.space.removed(w.Size())
+		w.source.space.removed(w.received)
 	}
 	if err != nil || blob.Digest == provisional.Digest {
 		return blob, err
