@@ -23,7 +23,7 @@ import (
 // alertNames are the alerts of files/alerts.yaml, in the same order.
 var alertNames = []string{
 	"ZarfRegistryDown", "ZarfRegistryStorageUnhealthy", "ZarfRegistryVolumeNearlyFull", "ZarfRegistryVolumeFull",
-	"ZarfRegistryErrors",
+	"ZarfRegistryVolumeFilling", "ZarfRegistryErrors",
 	"ZarfRegistryCertificateOverdue", "ZarfRegistryCertificateExpiring", "ZarfRegistryAuthorityExpiring",
 	"ZarfRegistryReloadFailing", "ZarfRegistryCredentialsFailing",
 	"ZarfRegistryKeysFailing", "ZarfRegistryUnsignedImages", "ZarfRegistryGarbageCollectionFailing",
@@ -465,7 +465,7 @@ func series(t *testing.T, changes []change) []map[string]string {
 	}
 	size := ""
 	for _, s := range found {
-		if s.name == "zarf_registry_storage_size_bytes" {
+		if s.name == "zarf_registry_storage_limit_bytes" {
 			size = s.value
 		}
 	}
@@ -474,7 +474,7 @@ func series(t *testing.T, changes []change) []map[string]string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s.name == "zarf_registry_storage_free_bytes" {
+		if s.name == "zarf_registry_storage_used_bytes" {
 			// The disk of the capturing machine may have been nearly full.
 			if value, err = strconv.ParseFloat(size, 64); err != nil {
 				t.Fatal(err)
@@ -577,12 +577,14 @@ func TestPromtoolAlerts(t *testing.T) {
 			{"zarf_registry_tls_certificate_expiry_timestamp_seconds", registry(nil), always(3600 + part*lifetime)},
 		}
 	}
-	volume := func(free float64) []change {
+	limited := func(limit, used string) []change {
+		labels := registry(map[string]string{"limit": limit})
 		return []change{
-			{"zarf_registry_storage_size_bytes", registry(nil), always(1e9)},
-			{"zarf_registry_storage_free_bytes", registry(nil), always(free * 1e9)},
+			{"zarf_registry_storage_limit_bytes", labels, always(1e9)},
+			{"zarf_registry_storage_used_bytes", labels, used},
 		}
 	}
+	volume := func(free float64) []change { return limited("volume", always((1-free)*1e9)) }
 	answers := func(good, bad int) []change {
 		request := map[string]string{"listener": "tls", "method": "GET", "code": "200"}
 		failed := map[string]string{"listener": "tls", "method": "GET", "code": "500"}
@@ -599,16 +601,23 @@ func TestPromtoolAlerts(t *testing.T) {
 	elsewhere := registry(map[string]string{"namespace": "another distribution"})
 
 	cases := map[string][]change{
-		"as captured":                nil,
-		"no registry pod":            {{"", map[string]string{"job": "zarf-registry"}, ""}},
-		"no proxy in nodeport mode":  {{"", map[string]string{"job": "zarf-registry-proxy"}, ""}},
-		"unavailable storage":        {{"zarf_registry_storage_healthy", registry(nil), always(0)}},
-		"11 % of the volume is free": volume(.11),
-		"9 % of the volume is free":  volume(.09),
-		"3 % of the volume is free":  volume(.03),
+		"as captured":                                nil,
+		"no registry pod":                            {{"", map[string]string{"job": "zarf-registry"}, ""}},
+		"no proxy in nodeport mode":                  {{"", map[string]string{"job": "zarf-registry-proxy"}, ""}},
+		"unavailable storage":                        {{"zarf_registry_storage_healthy", registry(nil), always(0)}},
+		"16 % of the volume is free":                 volume(.16),
+		"14 % of the volume is free":                 volume(.14),
+		"4 % of the volume is free":                  volume(.04),
+		"14 % of the quota is free":                  limited("quota", always(.86e9)),
+		"a volume that is full in 6 hours":           limited("volume", "550000000+1000000x65"),
+		"a volume that is full in 30 hours":          limited("volume", "550000000+200000x65"),
+		"a volume that is less than half full":       limited("volume", "350000000+2000000x65"),
+		"a volume that others have cleaned up":       limited("volume", "700000000-1000000x65"),
+		"a small push to a volume that is half full": limited("volume", "550000000x5 555000000+0x60"),
+		"a quota that is full in less than hour":     limited("quota", "550000000+4000000x65"),
 		"storage without a size": {
-			{"zarf_registry_storage_size_bytes", registry(nil), always(0)},
-			{"zarf_registry_storage_free_bytes", registry(nil), always(0)},
+			{"zarf_registry_storage_limit_bytes", registry(nil), always(0)},
+			{"zarf_registry_storage_used_bytes", registry(nil), always(0)},
 		},
 		"4 % errors": answers(96, 4),
 		"6 % errors": answers(94, 6),
@@ -685,8 +694,18 @@ func TestPromtoolAlerts(t *testing.T) {
 		},
 		"a renewal that has never succeeded": {{"kube_cronjob_status_last_successful_time", cronjob, ""}},
 		"a full volume of another release": {
-			{"zarf_registry_storage_size_bytes", elsewhere, always(1e9)},
-			{"zarf_registry_storage_free_bytes", elsewhere, always(1)},
+			{"zarf_registry_storage_limit_bytes", elsewhere, always(1e9)},
+			{"zarf_registry_storage_used_bytes", elsewhere, always(1e9)},
+		},
+		"a full registry refuses pushes": {
+			{
+				"zarf_registry_http_requests_total", registry(map[string]string{"listener": "tls", "method": "POST", "code": "507"}),
+				"0+50x65",
+			},
+			{
+				"zarf_registry_http_requests_total", registry(map[string]string{"listener": "tls", "method": "GET", "code": "200"}),
+				"0+50x65",
+			},
 		},
 	}
 	want := map[string][]string{
@@ -697,8 +716,11 @@ func TestPromtoolAlerts(t *testing.T) {
 		},
 		"exposed certificates that cannot be loaded": {"ZarfRegistryReloadFailing"},
 		"unavailable storage":                        {"ZarfRegistryStorageUnhealthy"},
-		"9 % of the volume is free":                  {"ZarfRegistryVolumeNearlyFull"},
-		"3 % of the volume is free":                  {"ZarfRegistryVolumeFull", "ZarfRegistryVolumeNearlyFull"},
+		"14 % of the volume is free":                 {"ZarfRegistryVolumeNearlyFull"},
+		"14 % of the quota is free":                  {"ZarfRegistryVolumeNearlyFull"},
+		"4 % of the volume is free":                  {"ZarfRegistryVolumeFull", "ZarfRegistryVolumeNearlyFull"},
+		"a volume that is full in 6 hours":           {"ZarfRegistryVolumeFilling"},
+		"a quota that is full in less than hour":     {"ZarfRegistryVolumeFilling"},
 		"6 % errors":                                 {"ZarfRegistryErrors"},
 		"29 % of a certificate's lifetime is left":   {"ZarfRegistryCertificateOverdue"},
 		"9 % of a certificate's lifetime is left": {
@@ -742,10 +764,10 @@ func TestPromtoolAlerts(t *testing.T) {
 	message := map[string]any{"name": "the message", "interval": "1m", "input_series": series(t, volume(.08)),
 		"alert_rule_test": []any{map[string]any{
 			"alertname": "ZarfRegistryVolumeNearlyFull", "eval_time": "30m", "exp_alerts": []any{map[string]any{
-				"exp_labels": map[string]string{"severity": "warning", "namespace": "zarf", "job": "zarf-registry"},
+				"exp_labels": map[string]string{"severity": "warning", "namespace": "zarf", "job": "zarf-registry", "limit": "volume"},
 				"exp_annotations": map[string]string{
 					"summary":     "The volume of registry zarf/zarf-registry is nearly full.",
-					"description": "8.0 % is free, less than 10 %. Pushes fail when the volume is full; pulls still work.",
+					"description": "8.0 % is free, less than 15 %. Pushes are refused from 95 %; pulls still work.",
 					"runbook_url": "https://github.com/zarf-dev/zarf-registry/blob/main/docs/monitoring.md#zarfregistryvolumenearlyfull",
 				}}}}}}
 	groups := find[*monitoringv1.PrometheusRule](t, rendering{values: monitored(t)}.render(t), "zarf-registry").Spec.Groups

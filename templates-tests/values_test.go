@@ -122,6 +122,8 @@ func TestSchemaRejectsUnknownValuesAndWrongTypes(t *testing.T) {
 		{"expose.gateway.parentRefs=[{namespace: a}]", "/expose/gateway/parentRefs"},
 		{"expose.ingress.annotations={a: 1}", "/expose/ingress/annotations"},
 		{"networkPolicy.exposeFrom=[{}]", "/networkPolicy/exposeFrom"},
+		{"registry.storage.quota=50GB", "/registry/storage/quota"},
+		{"registry.storage.quota='0'", "/registry/storage/quota"},
 		{"metrics.unknown=1", "/metrics"},
 		{"metrics.service.annotations={a: 1}", "/metrics/service/annotations"},
 		{"metrics.serviceMonitor.interval=30", "/metrics/serviceMonitor/interval"},

@@ -45,8 +45,10 @@ It prints the references that pods use, one per line, or with --output json an a
 the references, digests, bytes and seconds of each image. If an image fails, the images
 completed before are still printed. Progress goes to stderr.
 
+If the images do not fit into the cluster's registry, nothing is sent.
+
 Exit codes: 0 if all images are in the registry, 1 if one failed, 3 if the command line is
-invalid.`,
+invalid or the images do not fit.`,
 		Example: `  init-hook images copy nginx:1.27
   init-hook images copy -f images.txt --platform all --referrers
   echo "$TOKEN" | init-hook images copy ghcr.io/team/app:1 --username robot --password-stdin

@@ -5,14 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"strings"
 
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
+	"github.com/zarf-dev/zarf-registry/internal/space"
 )
 
 // destinationFlags select the destination of images and their names there.
@@ -95,8 +99,10 @@ It prints the references that pods use, one per line, or with --output json an a
 the references, digests, bytes and seconds of each image. If an image fails, the images
 completed before are still printed. Progress goes to stderr.
 
+If the images do not fit into the cluster's registry, nothing is sent.
+
 Exit codes: 0 if all images are in the registry, 1 if one failed, 3 if the command line is
-invalid.`,
+invalid or the images do not fit.`,
 		Example: `  init-hook images push app.tar
   init-hook images push --reference example.com/team/app:1 ./layout-directory
   docker save nginx:1.27 -o nginx.tar && init-hook images push nginx.tar
@@ -233,6 +239,11 @@ func (r *imageRun) push(ctx context.Context, items []images.Item, to *destinatio
 	}
 	options := r.options()
 	options.Prefix = to.prefix
+	if to.host == "" {
+		options.Fits = func(ctx context.Context, content []ocispec.Descriptor) error {
+			return fits(ctx, registry, content, r.log)
+		}
+	}
 	named := func(result images.Result) images.Result {
 		result.Reference = address + strings.TrimPrefix(result.Reference, registry.Host())
 		return result
@@ -244,6 +255,53 @@ func (r *imageRun) push(ctx context.Context, items []images.Item, to *destinatio
 		results[i] = named(result)
 	}
 	return results, err
+}
+
+// spaceReporter is a registry that tells how full it is: a [remote.Registry].
+type spaceReporter interface {
+	Space(context.Context) (*space.Report, error)
+	Missing(context.Context, []digest.Digest) ([]digest.Digest, error)
+}
+
+// fits returns an [exitcode.Refusal] if what the registry lacks of the content does not fit into its storage. If that
+// cannot be determined, it is nil: the registry refuses what does not fit.
+func fits(ctx context.Context, registry spaceReporter, content []ocispec.Descriptor, log *slog.Logger) error {
+	sizes, digests, need := map[digest.Digest]int64{}, []digest.Digest{}, int64(0)
+	for _, desc := range content {
+		sizes[desc.Digest], digests = desc.Size, append(digests, desc.Digest)
+		need += desc.Size
+	}
+	report, err := registry.Space(ctx)
+	if err == nil && report != nil {
+		if scope, _ := report.Lacks(need); scope == "" {
+			return nil // whatever it has of it
+		}
+		if digests, err = registry.Missing(ctx, digests); err == nil {
+			return refuseSpace(*report, sizes, digests)
+		}
+	}
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil:
+		log.Warn("cannot determine whether the images fit into the registry, sending them", "error", err)
+	}
+	return nil
+}
+
+// refuseSpace returns the refusal of a push that needs space for the missing blobs, if they do not fit.
+func refuseSpace(report space.Report, sizes map[digest.Digest]int64, missing []digest.Digest) error {
+	need := int64(0)
+	for _, d := range missing {
+		need += sizes[d]
+	}
+	scope, usage := report.Lacks(need)
+	if scope == "" || need == 0 {
+		return nil
+	}
+	return exitcode.Refuse("the images need %s that the registry does not have, and it accepts %s more (%s; it accepts "+
+		"pushes up to %d %%): %s; nothing was sent", space.FormatBytes(need), space.FormatBytes(usage.Available()),
+		space.Describe(scope, usage), space.Full, space.Remedy(scope))
 }
 
 // destination returns a registry and the address that its references begin with.

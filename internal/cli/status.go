@@ -19,6 +19,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/space"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/status"
 )
@@ -116,6 +117,9 @@ func printStatus(w io.Writer, r *status.Report) error {
 		fmt.Fprintf(table, "registry\t%s\n", registryLine(g))
 		if g.Claim != nil {
 			fmt.Fprintf(table, "\tclaim %s\n", claimLine(g.Claim))
+		}
+		if g.Space != nil {
+			fmt.Fprintf(table, "\tstorage: %s\n", space.Describe(g.Space.Tightest()))
 		}
 	}
 	fmt.Fprintf(table, "healer\t%s\n", healerLine(r.Healer))

@@ -62,6 +62,11 @@ func Push(ctx context.Context, items []Item, reg *remote.Registry, opts Options)
 		targets[target] = item.Image
 		images[i] = image
 	}
+	if opts.Fits != nil {
+		if err := opts.Fits(ctx, contentOf(images)); err != nil {
+			return nil, err
+		}
+	}
 	if err := p.complete(ctx, images); err != nil {
 		return nil, err
 	}
@@ -131,6 +136,25 @@ func (p *pusher) complete(ctx context.Context, images []*imagePush) error {
 		missing.Size += size
 	}
 	return &missing
+}
+
+// contentOf returns everything that images consist of, each digest once, apart from what thin archives omit.
+func contentOf(images []*imagePush) (all []ocispec.Descriptor) {
+	seen := map[digest.Digest]bool{}
+	for _, image := range images {
+		for _, desc := range image.Missing {
+			seen[desc.Digest] = true
+		}
+	}
+	for _, image := range images {
+		for _, desc := range image.nodes {
+			if !seen[desc.Digest] {
+				seen[desc.Digest] = true
+				all = append(all, desc)
+			}
+		}
+	}
+	return all
 }
 
 // rank is 0 for what has a digest or cosign's tag for its name, as referrers do, and 1 for other images.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/distribution/distribution/v3/configuration"
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"oras.land/oras-go/v2/content"
 	"oras.land/oras-go/v2/registry/remote/auth"
@@ -92,6 +94,43 @@ func TestPush(t *testing.T) {
 				t.Errorf("push of an image that shares most blobs: %+v, want 4 blobs sent", more)
 			}
 		})
+	}
+}
+
+func TestPushAsksWhetherItFitsBeforeItSendsAnything(t *testing.T) {
+	server := newTestRegistry(t, configuration.Storage{"inmemory": nil})
+	store := &Store{}
+	one, other := testImage(t, store, "one:1", 10_000, "amd64"), testImage(t, store, "other:1", 20_000, "amd64")
+	want := map[digest.Digest]int64{}
+	for _, image := range []Image{one, other} {
+		nodes, err := graph(t.Context(), store, image.Descriptor)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, desc := range nodes {
+			want[desc.Digest] = desc.Size
+		}
+	}
+	full := errors.New("it does not fit")
+	items := Items(store, one, other, one)
+	items[2].Reference = "again:1"
+	_, err := Push(t.Context(), items, server.client(t, nil), Options{
+		Fits: func(_ context.Context, content []ocispec.Descriptor) error {
+			got := map[digest.Digest]int64{}
+			for _, desc := range content {
+				got[desc.Digest] = desc.Size
+			}
+			if len(content) != len(want) || !maps.Equal(got, want) {
+				t.Errorf("%d blobs: %v, want %v", len(content), got, want)
+			}
+			return full
+		},
+	})
+	if !errors.Is(err, full) {
+		t.Errorf("%v", err)
+	}
+	if n := server.count(""); n != 0 {
+		t.Errorf("%d requests", n)
 	}
 }
 

@@ -22,6 +22,9 @@ type Options struct {
 	// ImageConcurrency is how many images are started at once. 0 is 1. The next image starts when all
 	// blobs of one are in transfer or done, so that Concurrency is used until the end.
 	ImageConcurrency int
+	// Fits, unless nil, is called by [Push] before it sends anything, with the content of all images, each digest once.
+	// Push returns its error.
+	Fits func(context.Context, []ocispec.Descriptor) error
 	// Progress is called often, but not concurrently. It must return quickly, because it blocks
 	// transfers.
 	Progress func(Progress)

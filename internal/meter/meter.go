@@ -12,6 +12,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/space"
 )
 
 const (
@@ -239,15 +240,4 @@ func formatImageCount(images int) string {
 }
 
 // FormatBytes formats a number of bytes with a decimal unit, such as 12.3 MB.
-func FormatBytes(n int64) string {
-	if n < 1000 {
-		return fmt.Sprintf("%d B", n)
-	}
-	value, unit := float64(n)/1000, 0
-	// 999.95 would be written as 1000.0.
-	for value >= 999.95 && unit < len("kMGTPE")-1 {
-		value /= 1000
-		unit++
-	}
-	return fmt.Sprintf("%.1f %cB", value, "kMGTPE"[unit])
-}
+func FormatBytes(n int64) string { return space.FormatBytes(n) }

@@ -64,6 +64,7 @@ type blobSource struct {
 	leases *leaseClient // nil of NewHandler, which collects no garbage
 	tags   tagLocks
 	log    *slog.Logger
+	space  *storageSpace // nil in tests of clients
 	// linking is locked while a manifest is deleted, and read-locked while one is written, so that a manifest has
 	// back links or is gone.
 	linking sync.RWMutex
@@ -233,24 +234,85 @@ func (c *blobContent) close() {
 func (s blobStore) Resume(ctx context.Context, id string) (distribution.BlobWriter, error) {
 	writer, err := s.BlobStore.Resume(ctx, id)
 	if err != nil {
+		noteNoSpace(ctx, err)
 		return nil, err
 	}
-	return blobWriter{writer, s.source}, nil
+	return s.writer(ctx, writer), nil
 }
 
-// blobWriter is an upload.
+func (s blobStore) writer(ctx context.Context, writer distribution.BlobWriter) *blobWriter {
+	return &blobWriter{BlobWriter: writer, ctx: ctx, store: s, source: s.source, received: writer.Size()}
+}
+
+// blobWriter is an upload, in one request.
 type blobWriter struct {
 	distribution.BlobWriter
+	ctx    context.Context // of the request
+	store  blobStore
 	source *blobSource
+	full   bool // the file system has no space for it
+	// received is its size so far. S3's driver tells only what it has sent.
+	received int64
+}
+
+// Write implements [io.Writer].
+func (w *blobWriter) Write(p []byte) (int, error) {
+	n, err := w.BlobWriter.Write(p)
+	w.received += int64(n)
+	w.note(err)
+	return n, err
+}
+
+// ReadFrom implements [io.ReaderFrom].
+func (w *blobWriter) ReadFrom(r io.Reader) (int64, error) {
+	n, err := w.BlobWriter.ReadFrom(r)
+	w.received += n
+	w.note(err)
+	return n, err
+}
+
+func (w *blobWriter) note(err error) { w.full = noteNoSpace(w.ctx, err) || w.full }
+
+// Close removes the upload if it did not fit. Otherwise it would occupy the full file system until it is purged.
+func (w *blobWriter) Close() error {
+	if !w.full {
+		return w.BlobWriter.Close()
+	}
+	w.full = false
+	ctx := context.WithoutCancel(w.ctx)
+	_ = w.BlobWriter.Cancel(ctx) // fails after some errors
+	w.source.space.removed(w.received)
+	err := w.source.driver.Delete(ctx, uploadDir(w.store.name.Name(), w.ID()))
+	if errors.As(err, new(storagedriver.PathNotFoundError)) {
+		return nil
+	}
+	return err
+}
+
+// Cancel removes the upload.
+func (w *blobWriter) Cancel(ctx context.Context) error {
+	err := w.BlobWriter.Cancel(ctx)
+	if err == nil {
+		w.source.space.removed(w.received)
+	}
+	return err
 }
 
 // Commit finishes the upload. If the blob exists, distribution keeps the old one, whatever its age.
-func (w blobWriter) Commit(ctx context.Context, provisional v1.Descriptor) (v1.Descriptor, error) {
+func (w *blobWriter) Commit(ctx context.Context, provisional v1.Descriptor) (v1.Descriptor, error) {
 	if err := w.source.leases.admitBlob(ctx, provisional.Digest); err != nil {
 		return v1.Descriptor{}, err
 	}
 	w.source.use.note(provisional.Digest)
+	existed := false
+	if w.source.space.hasQuota() && provisional.Digest.Algorithm() == digest.Canonical {
+		existed, _ = w.source.exists(ctx, blobPath(provisional.Digest)) // the next walk corrects the rest
+	}
 	blob, err := w.BlobWriter.Commit(ctx, provisional)
+	w.note(err)
+	if err == nil && existed {
+		w.source.space.removed(w.received)
+	}
 	if err != nil || blob.Digest == provisional.Digest {
 		return blob, err
 	}

@@ -225,7 +225,7 @@ func (f *front) reverify(w http.ResponseWriter, r *http.Request) error {
 func (f *front) logRequest(r *http.Request, code int, e *exchange, caller *caller, took time.Duration) {
 	level := slog.LevelDebug
 	switch {
-	case code == http.StatusServiceUnavailable: // temporary
+	case code == http.StatusServiceUnavailable, code == http.StatusInsufficientStorage: // temporary, and expected
 		level = slog.LevelWarn
 	case code >= http.StatusInternalServerError:
 		level = slog.LevelError

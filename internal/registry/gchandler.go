@@ -62,6 +62,7 @@ func (s *Server) collect(ctx context.Context, request gc.Request, who *caller, w
 		report := func(e gc.Event) {
 			if e.Removed != nil && !request.DryRun {
 				logPrune(ctx, s.log, *e.Removed, who.audit())
+				s.space.removed(e.Removed.Bytes)
 			}
 			events <- e
 		}

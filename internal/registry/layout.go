@@ -8,8 +8,9 @@ import (
 
 // Distribution's storage layout, which is versioned and documented in its registry/storage/paths.go.
 const (
-	repositoriesPath = "/docker/registry/v2/repositories"
-	blobsPath        = "/docker/registry/v2/blobs"
+	storagePath      = "/docker/registry/v2"
+	repositoriesPath = storagePath + "/repositories"
+	blobsPath        = storagePath + "/blobs"
 )
 
 // The paths that garbage collection needs. The first group of those in repositories is the repository;
@@ -42,6 +43,11 @@ func layerPath(repository string, d digest.Digest) string {
 
 func revisionPath(repository string, d digest.Digest) string {
 	return revisionsDir(repository) + "/" + digestPath(d) + "/link"
+}
+
+// uploadDir is the directory of an unfinished upload.
+func uploadDir(repository, id string) string {
+	return repositoriesPath + "/" + repository + "/_uploads/" + id
 }
 
 func revisionsDir(repository string) string {

@@ -120,6 +120,7 @@ var errLeaseLost = errors.New("lost the lease for garbage collection")
 // leaseClient reads and acquires the lease. It is safe for concurrent use.
 type leaseClient struct {
 	driver storagedriver.StorageDriver
+	root   string // of a filesystem, or ""
 	times  leaseTimes
 
 	// propagation is how much longer than drainPeriod it takes until every process sees what another has
@@ -133,7 +134,7 @@ type leaseClient struct {
 
 // newLeaseClient returns a client for the storage of driver. Root is the directory of a filesystem, or "".
 func newLeaseClient(driver storagedriver.StorageDriver, root string) *leaseClient {
-	c := &leaseClient{driver: driver, times: defaultLeaseTimes, propagation: propagationDelay(root)}
+	c := &leaseClient{driver: driver, root: root, times: defaultLeaseTimes, propagation: propagationDelay(root)}
 	c.last.Store(&leaseReading{})
 	return c
 }
@@ -345,7 +346,7 @@ func (l *lease) write(ctx context.Context) error {
 		return err
 	}
 	at := time.Now()
-	if err := l.client.driver.PutContent(ctx, leasePath, content); err != nil {
+	if err := putRecord(ctx, l.client.driver, l.client.root, leasePath, content); err != nil {
 		return fmt.Errorf("writing the garbage-collection lease: %w", err)
 	}
 	l.mu.Lock()

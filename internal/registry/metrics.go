@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/zarf-dev/zarf-registry/internal/connlimit"
+	"github.com/zarf-dev/zarf-registry/internal/space"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
 
@@ -137,6 +138,36 @@ func (m *metrics) watchStorage(h *storageHealth) {
 		bytes(func(v volume) uint64 { return v.size }))
 	m.gauge("zarf_registry_storage_free_bytes", "Bytes of that filesystem that are available to the registry.", nil,
 		bytes(func(v volume) uint64 { return v.free }))
+}
+
+func (m *metrics) watchSpace(s *storageSpace) {
+	m.own.MustRegister(spaceCollector{s})
+}
+
+// spaceCollector exposes the limits that are known.
+type spaceCollector struct{ space *storageSpace }
+
+var (
+	usedBytes = prometheus.NewDesc("zarf_registry_storage_used_bytes",
+		"Bytes used of the filesystem (limit=\"volume\"), by whatever, or of the quota (limit=\"quota\").",
+		[]string{"limit"}, nil)
+	limitBytes = prometheus.NewDesc("zarf_registry_storage_limit_bytes",
+		"Size of that limit. Pushes are refused from 95 percent.", []string{"limit"}, nil)
+)
+
+func (c spaceCollector) Describe(descriptions chan<- *prometheus.Desc) {
+	descriptions <- usedBytes
+	descriptions <- limitBytes
+}
+
+func (c spaceCollector) Collect(metrics chan<- prometheus.Metric) {
+	report := c.space.report()
+	for limit, usage := range map[string]*space.Usage{space.ScopeVolume: report.Volume, space.ScopeQuota: report.Quota} {
+		if usage != nil {
+			metrics <- prometheus.MustNewConstMetric(usedBytes, prometheus.GaugeValue, float64(usage.Used), limit)
+			metrics <- prometheus.MustNewConstMetric(limitBytes, prometheus.GaugeValue, float64(usage.Limit), limit)
+		}
+	}
 }
 
 func (m *metrics) watchCollections(leases *leaseClient) {

@@ -62,9 +62,10 @@ func (s blobStore) Create(
 		return nil, mounted
 	}
 	if err != nil {
+		noteNoSpace(ctx, err)
 		return nil, err
 	}
-	return blobWriter{writer, s.source}, nil
+	return s.writer(ctx, writer), nil
 }
 
 // mountStored makes distribution link a blob without checking the repository that it comes from.

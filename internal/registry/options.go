@@ -78,6 +78,11 @@ type Options struct {
 	// file may appear.
 	OwnImages string
 
+	// Quota limits the bytes of the registry's content, unfinished uploads included; 0 for no limit but the file
+	// system's. Pushes are refused at space.Full percent of either. Several processes with the same storage see what
+	// the others add within minutes.
+	Quota int64
+
 	// ShutdownDelay is how long the server keeps accepting connections after it reports not ready, so that
 	// clients stop using it before it closes.
 	ShutdownDelay time.Duration
@@ -112,6 +117,8 @@ func (o *Options) validate() error {
 		return fmt.Errorf("invalid --verify %s: want off, audit or enforce", o.Verify)
 	case (o.Verify == VerifyAudit || o.Verify == VerifyEnforce) && o.VerifyKeys == "":
 		return fmt.Errorf("--verify=%s needs --verify-keys, the directory of public keys", o.Verify)
+	case o.Quota < 0:
+		return errors.New("--quota must not be negative")
 	case o.ShutdownDelay < 0 || o.DrainTimeout < 0:
 		return errors.New("--shutdown-delay and --drain-timeout must not be negative")
 	}

@@ -134,6 +134,14 @@ type manifestStore struct {
 func (m manifestStore) Put(
 	ctx context.Context, manifest distribution.Manifest, options ...distribution.ManifestServiceOption,
 ) (digest.Digest, error) {
+	stored, err := m.put(ctx, manifest, options...)
+	noteNoSpace(ctx, err)
+	return stored, err
+}
+
+func (m manifestStore) put(
+	ctx context.Context, manifest distribution.Manifest, options ...distribution.ManifestServiceOption,
+) (digest.Digest, error) {
 	asked, _ := ctx.Value(pushKey{}).(push)
 	m.source.use.note(asked.digests...)
 	if err := m.source.need(ctx, m.repository.Named().Name(), asked.needs); err != nil {

@@ -39,6 +39,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/space"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
 
@@ -69,6 +70,7 @@ type Server struct {
 	plain        *plainListener                // nil unless it follows Options.PullHtpasswd
 	connections  map[string]*connlimit.Limiter // by listener
 	health       *storageHealth
+	space        *storageSpace
 	metrics      *metrics
 	log          *slog.Logger
 	draining     atomic.Bool
@@ -160,11 +162,15 @@ func (s *Server) openStorage() (err error) {
 	}
 	s.health = newStorageHealth(config, driver, s.log)
 	s.metrics.watchStorage(s.health)
+	s.space = newStorageSpace(root, s.options.Quota, s.log)
+	s.space.measureVolume()
+	s.metrics.watchSpace(s.space)
 	if s.app, s.source, err = newApp(config, s.log); err != nil {
 		return err
 	}
 	s.verification = newVerification(s.options, s.source)
 	s.metrics.watchVerification(s.verification)
+	s.source.space = s.space
 	s.leases = newLeaseClient(s.source.driver, root)
 	s.source.leases = s.leases
 	s.metrics.watchCollections(s.leases)
@@ -289,9 +295,10 @@ func (s *Server) endpoint(front *front, address string) *endpoint {
 }
 
 func (s *Server) front(name string, policy policy) *front {
-	next := withConditionalDeletes(withPushes(withManifestLock(s.source, extended(s.app, s.source))))
+	next := withPushes(withManifestLock(s.source, extended(s.app, s.source)))
+	next = s.space.limit(withConditionalDeletes(next))
 	if policy.mutualTLS {
-		next = s.withCatalog(s.withGarbageCollection(next))
+		next = s.withCatalog(s.withSpace(s.withGarbageCollection(next)))
 	}
 	f := &front{
 		name:        name,
@@ -319,7 +326,9 @@ func (s *Server) serve(ctx context.Context, registry, diagnostics []*endpoint) e
 	// Not waited for, because the storage may hang.
 	go s.health.run(background)
 	go s.leases.follow(background, s.health.interval)
+	go s.space.followContent(background, s.source.driver)
 	var writing sync.WaitGroup
+	writing.Go(func() { s.space.followVolume(background, !readOnly(s.options.Config.Storage)) })
 	if !readOnly(s.options.Config.Storage) {
 		writing.Go(func() { s.source.followRebuilds(background, rebuildAgain) })
 	}
@@ -440,6 +449,9 @@ func (s *Server) reloadReport() reloadstatus.Report {
 	report := reloadstatus.Report{Credentials: s.credentials.report(), Collection: s.leases.report()}
 	if err := s.health.err(time.Now()); err != nil {
 		report.Storage = err.Error()
+	}
+	if full := s.space.report(); full != (space.Report{}) {
+		report.Space = &full
 	}
 	if s.verification.on() {
 		report.Verification = s.verification.report()

@@ -28,7 +28,9 @@ type currentTags struct {
 // Tag lets the tag refer to the manifest.
 func (t *currentTags) Tag(ctx context.Context, tag string, manifest v1.Descriptor) error {
 	defer t.source.tags.lock(t.repository, tag)()
-	return t.TagService.Tag(ctx, tag, manifest)
+	err := t.TagService.Tag(ctx, tag, manifest)
+	noteNoSpace(ctx, err)
+	return err
 }
 
 // Lookup returns the tags of a manifest. Only a deletion calls it.

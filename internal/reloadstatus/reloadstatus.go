@@ -11,6 +11,8 @@ import (
 	"encoding/json"
 	"net/http"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/space"
 )
 
 // Path is the HTTP path of the report.
@@ -31,6 +33,8 @@ type Report struct {
 	Storage string `json:"storage,omitempty"`
 	// Collection is nil for proxies.
 	Collection *Collection `json:"collection,omitempty"`
+	// Space is how full the storage is. It is nil for proxies, and where no limit is known.
+	Space *space.Report `json:"space,omitempty"`
 	// Verification is nil for proxies, and where signatures are not verified.
 	Verification *Verification `json:"verification,omitempty"`
 }

@@ -245,6 +245,10 @@ func (r *Registry) wrap(ctx context.Context, err error) error {
 			if r.remote.PlainHTTP && len(response.Errors) == 0 {
 				return wrapf(" responded with %s: if it requires HTTPS, omit --plain-http", reason)
 			}
+		case http.StatusInsufficientStorage:
+			if len(response.Errors) > 0 { // its message says what to do
+				return wrapf(" refuses pushes (%d): %s", response.StatusCode, response.Errors[0].Message)
+			}
 		case http.StatusTooManyRequests:
 			return wrapf(" limits the request rate (%s): retry later, or log in", reason)
 		}

@@ -107,7 +107,8 @@ func transient(resp *http.Response, err error) bool {
 // an intermediary closed the connection.
 const statusClientClosed = 499
 
+// transientStatus reports whether a status may pass by itself. Someone has to make room in a full registry.
 func transientStatus(code int) bool {
 	return code == http.StatusRequestTimeout || code == http.StatusTooManyRequests || code == statusClientClosed ||
-		code >= 500 && code != http.StatusNotImplemented
+		code >= 500 && code != http.StatusNotImplemented && code != http.StatusInsufficientStorage
 }

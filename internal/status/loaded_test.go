@@ -17,6 +17,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/space"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/status"
 )
@@ -489,6 +490,29 @@ func TestFailingStorageIsNamed(t *testing.T) {
 	if r.Registry.Why != why || !slices.Contains(r.Next,
 		"The registry is not ready ("+why+"): it is ready again once its storage responds.") {
 		t.Errorf("why %q, next %q", r.Registry.Why, r.Next)
+	}
+}
+
+func TestFullStorageIsNamedWithWhatToDo(t *testing.T) {
+	for used, want := range map[int64][]string{
+		84_900: nil,
+		85_000: {"The registry's storage is nearly full (85.0 % of the quota is used, 85.0 kB of 100.0 kB; pushes are refused " +
+			"from 95 %): delete or prune images, run init-hook garbage-collect, or raise registry.storage.quota."},
+		95_000: {"The registry's storage is full (95.0 % of the quota is used, 95.0 kB of 100.0 kB; pushes are refused): " +
+			"delete or prune images, run init-hook garbage-collect, or raise registry.storage.quota."},
+	} {
+		report := &space.Report{Volume: &space.Usage{Used: 1, Limit: 2}, Quota: &space.Usage{Used: used, Limit: 100_000}}
+		o := healthy(t, state.ModeProxy).options(t)
+		o.Loaded = func(context.Context, *corev1.Pod) (*reloadstatus.Report, error) {
+			return &reloadstatus.Report{Collection: &reloadstatus.Collection{}, Space: report}, nil
+		}
+		r, err := status.Collect(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Registry.Space != report || !slices.Equal(r.Next, append([]string{}, want...)) || r.Healthy != (want == nil) {
+			t.Errorf("%d bytes: %+v, next %q", used, r.Registry.Space, r.Next)
+		}
 	}
 }
 

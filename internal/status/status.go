@@ -25,6 +25,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/space"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -131,6 +132,8 @@ type Registry struct {
 	Claim *Claim `json:"claim,omitempty"`
 	// Collection is the state of garbage collection. It is nil if no pod responded.
 	Collection *reloadstatus.Collection `json:"collection,omitempty"`
+	// Space is how full the storage is. It is nil if no pod responded, or if no limit is known.
+	Space *space.Report `json:"space,omitempty"`
 	// Verification is the state of signatures. It is nil if none are verified, or if no pod responded.
 	Verification *reloadstatus.Verification `json:"verification,omitempty"`
 }
@@ -473,6 +476,7 @@ func (c *collector) collection(ctx context.Context, pods []corev1.Pod) {
 			continue
 		}
 		c.report.Registry.Collection, c.report.Registry.Verification = report.Collection, report.Verification
+		c.space(report.Space)
 		if v := report.Verification; v != nil && v.Problem != "" {
 			c.next("The registry cannot load what it verifies images with (%s): correct the Secret of registry.verifyKeys, "+
 				"or run %s, which checks it.", oneLine(v.Problem), c.again())
@@ -483,6 +487,20 @@ func (c *collector) collection(ctx context.Context, pods []corev1.Pod) {
 		}
 		return
 	}
+}
+
+// space adds a next step if the storage is full or nearly full.
+func (c *collector) space(report *space.Report) {
+	c.report.Registry.Space = report
+	if report == nil || report.Percent() < space.NearlyFull {
+		return
+	}
+	scope, usage := report.Tightest()
+	level, effect := "nearly full", fmt.Sprintf("pushes are refused from %d %%", space.Full)
+	if usage.Percent() >= space.Full {
+		level, effect = "full", "pushes are refused"
+	}
+	c.next("The registry's storage is %s (%s; %s): %s.", level, space.Describe(scope, usage), effect, space.Remedy(scope))
 }
 
 // pod describes a pod and, if it is not ready, why.

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os/exec"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -14,7 +15,8 @@ import (
 // TestGarbageCollection collects the blobs of images whose tags were moved, while nodes pull and
 // images are pushed, and interrupts a collection in every way.
 func TestGarbageCollection(t *testing.T) {
-	w := ownCluster(t, "e2e-garbage", layout{long: true, args: []string{"--nodes", "1"}})
+	w := ownCluster(t, "e2e-garbage", layout{long: true, args: []string{"--nodes", "1",
+		"--volumes-size", strconv.Itoa(volumesSize)}})
 	const cronJob = "--set=registry.garbageCollection.enabled=true,registry.garbageCollection.gracePeriod=0s" +
 		",registry.garbageCollection.deleteUntagged=true"
 	// Only the steps below collect.
@@ -136,6 +138,7 @@ func TestGarbageCollection(t *testing.T) {
 		pullsBig(t)
 		w.isHealthy(t)
 	})
+	w.fullVolume(t)
 	must(t, "helm uninstall leaves only the volume", w.uninstall)
 }
 

@@ -1,6 +1,7 @@
 package root
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -8,6 +9,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
+	"github.com/zarf-dev/zarf-registry/internal/space"
 )
 
 // defaultConfig is the path at which the chart mounts the configuration.
@@ -17,7 +19,7 @@ const defaultConfig = "/etc/zarf-registry/config/config.yml"
 const defaultDrain = 20 * time.Second
 
 func serveCommand() *cobra.Command {
-	var config string
+	var config, quota string
 	var logs logging.Options
 	var options registry.Options
 	command := &cobra.Command{
@@ -74,6 +76,11 @@ only: a pull from one of them verifies that path. A certificate with zarf-regist
 				return err
 			}
 			options.Log = log
+			if quota != "" {
+				if options.Quota, err = space.ParseQuantity(quota); err != nil {
+					return usageError{fmt.Errorf("--quota: %w", err)}
+				}
+			}
 			if options.Config, err = registry.LoadConfig(config); err != nil {
 				return &exitcode.Refusal{Err: err}
 			}
@@ -120,6 +127,8 @@ only: a pull from one of them verifies that path. A certificate with zarf-regist
 		"`DIRECTORY` of PEM files with the public keys for --verify")
 	flags.StringVar(&options.OwnImages, "own-images", "",
 		"`FILE` of the digests of images that need no signature; it may appear later")
+	flags.StringVar(&quota, "quota", "",
+		"maximum `SIZE` of the content, such as 50Gi; empty for the file system's; pushes are refused from 95 % of either")
 	flags.DurationVar(&options.ShutdownDelay, "shutdown-delay", 0,
 		"how long to accept connections after shutdown begins, while not ready")
 	flags.DurationVar(&options.DrainTimeout, "drain-timeout", defaultDrain, "how long requests may then take to finish")

@@ -8,7 +8,7 @@ those of values.yaml. */ -}}
   "serviceMonitor" $monitor
   "podMonitor" (deepCopy $monitor)
   "prometheusRule" (dict "enabled" false "labels" dict "alertLabels" dict "disabled" list "kubeStateMetrics" true
-    "thresholds" (dict "volumeFreePercent" 10 "certificateLifePercent" 30 "errorPercent" 5))
+    "thresholds" (dict "volumeFreePercent" 15 "certificateLifePercent" 30 "errorPercent" 5))
   "dashboard" (dict "enabled" false "labels" dict "annotations" dict) -}}
 {{- mergeOverwrite $defaults (deepCopy (default dict .Values.metrics)) | toJson -}}
 {{- end -}}

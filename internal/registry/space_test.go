@@ -1,0 +1,493 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
+	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
+
+	"github.com/zarf-dev/zarf-registry/internal/gc"
+	"github.com/zarf-dev/zarf-registry/internal/space"
+)
+
+// startWithQuota starts a registry and waits until it has measured its content.
+func startWithQuota(t *testing.T, ca testCA, root string, quota int64) *instance {
+	t.Helper()
+	i := open(t, ca, root, func(o *Options) { o.Quota = quota })
+	i.server.leases.times = quick
+	i.run()
+	eventually(t, "the content is measured", func() bool { return i.server.space.report().Quota != nil })
+	return i
+}
+
+// used returns how much of the quota is used.
+func (i *instance) used() int64 { return i.server.space.report().Quota.Used }
+
+// mentions fails the test unless the text contains all words.
+func mentions(t *testing.T, text string, words ...string) {
+	t.Helper()
+	for _, word := range words {
+		if !strings.Contains(text, word) {
+			t.Errorf("%q lacks %q", text, word)
+		}
+	}
+}
+
+func TestFullQuotaRefusesPushes(t *testing.T) {
+	ca, root := newTestCA(t), t.TempDir()
+	i := startWithQuota(t, ca, root, 200_000)
+	c := i.pusher()
+	kept, _ := c.pushImage("a", "kept", "kept layer")
+	deleted, _ := c.pushImage("a", "deleted", random(100_000))
+	if used := i.used(); used < 100_000 || used > 110_000 {
+		t.Errorf("%d bytes are used", used)
+	}
+	begin := func() string {
+		t.Helper()
+		return c.base + c.must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
+	}
+
+	// Refused at its beginning: the server never reads the body.
+	large := c.must(http.StatusInsufficientStorage, "PATCH", begin(), strings.NewReader(random(90_000)))
+	if large.code() != "INSUFFICIENT_STORAGE" {
+		t.Errorf("code %s", large.code())
+	}
+	mentions(t, large.body, "90.0 kB", "of the quota", "200.0 kB", "95 %", "registry.storage.quota", "garbage-collect")
+	if used := i.used(); used > 110_000 {
+		t.Errorf("%d bytes are used after a refused upload", used)
+	}
+	if expected := i.server.space.expected; expected != 0 {
+		t.Errorf("%d bytes are expected although nothing is in progress", expected)
+	}
+
+	// Bodies of unknown length are accepted while there is space.
+	stream := func(n int) io.Reader { return readerFunc(strings.NewReader(random(n)).Read) }
+	exceeds := c.must(http.StatusInsufficientStorage, "PATCH", begin(), stream(1_000_000))
+	mentions(t, exceeds.body, "exceeds the quota", "registry.storage.quota")
+	if used := i.used(); used > 110_000 {
+		t.Errorf("%d bytes are used after an upload was aborted", used)
+	}
+	continued, finish, canceled := begin(), begin(), begin()
+	canceled = c.base + c.must(http.StatusAccepted, "PATCH", canceled, stream(1_000)).Header.Get("Location")
+	continued = c.base + c.must(http.StatusAccepted, "PATCH", continued, stream(5_000)).Header.Get("Location")
+
+	i.server.space.arrived(90_000, 0)
+	for name, request := range map[string][2]string{
+		"begins an upload":    {"POST", "/v2/a/blobs/uploads/"},
+		"mounts":              {"POST", "/v2/b/blobs/uploads/?from=a&mount=" + digest.FromString("kept layer").String()},
+		"continues an upload": {"PATCH", continued},
+		"finishes an upload":  {"PUT", finish + "&digest=" + digest.FromString("").String()},
+		"writes a manifest":   {"PUT", "/v2/a/manifests/new"},
+	} {
+		t.Run("when it is full, a client that "+name, func(t *testing.T) {
+			a := c.must(http.StatusInsufficientStorage, request[0], request[1], strings.NewReader("{}"))
+			if a.code() != "INSUFFICIENT_STORAGE" || a.Header.Get("Retry-After") != "" {
+				t.Errorf("%s, %v", a.code(), a.Header)
+			}
+			mentions(t, a.body, "the storage is full", "of the quota", "200.0 kB", "95 %", "registry.storage.quota")
+		})
+	}
+	c.must(http.StatusOK, "GET", "/v2/a/manifests/kept", nil, "Accept", ociManifest)
+	c.must(http.StatusOK, "HEAD", "/v2/a/blobs/"+digest.FromString("kept layer").String(), nil)
+	c.pushImage(probeProxy, "v1", "a small image of the project")
+	c.must(http.StatusAccepted, "DELETE", "/v2/a/manifests/"+deleted.String(), nil)
+	for _, removed := range []string{continued, finish} {
+		c.must(http.StatusNotFound, "GET", removed, nil) // or it would still occupy space
+	}
+	c.must(http.StatusNoContent, "DELETE", canceled, nil)
+	i.server.space.removed(90_000)
+	if used := i.used(); used > 110_000 {
+		t.Errorf("%d bytes are used after the uploads were removed", used)
+	}
+	older()
+	c.collect(gc.Request{})
+	if used := i.used(); used > 15_000 {
+		t.Errorf("%d bytes are used after garbage collection", used)
+	}
+	c.pushImage("a", "new", random(100_000))
+	c.must(http.StatusOK, "GET", "/v2/a/manifests/"+kept.String(), nil, "Accept", ociManifest)
+
+	used := i.used()
+	again := startWithQuota(t, ca, root, 200_000)
+	// Links and the registry's own records count only when the content is measured.
+	if after := again.used(); after < used-5_000 || after > used+20_000 {
+		t.Errorf("%d bytes are used, and %d after a restart", used, after)
+	}
+}
+
+func TestStorageIsReported(t *testing.T) {
+	filesystemOnly(t)
+	i := startWithQuota(t, newTestCA(t), t.TempDir(), 1_000_000)
+	c := i.pusher()
+	c.pushImage("a", "v1", random(100_000))
+	report := i.loaded().Space
+	if report == nil || report.Volume == nil || report.Volume.Used <= 0 || report.Volume.Limit <= report.Volume.Used {
+		t.Fatalf("%+v", report)
+	}
+	if q := report.Quota; q == nil || q.Limit != 1_000_000 || q.Used < 100_000 || q.Used > 105_000 {
+		t.Errorf("%+v", q)
+	}
+	for name, want := range map[string]float64{
+		`zarf_registry_storage_limit_bytes{limit="quota"}`: 1_000_000,
+		`zarf_registry_storage_used_bytes{limit="quota"}`:  float64(report.Quota.Used),
+	} {
+		if got := i.metric(name); got != want {
+			t.Errorf("%s is %f, want %f", name, got, want)
+		}
+	}
+	if i.metric(`zarf_registry_storage_used_bytes{limit="volume"}`) <= 0 {
+		t.Error("the volume is empty")
+	}
+
+	var asked space.Report
+	a := c.must(http.StatusOK, "GET", space.Path, nil)
+	if err := json.Unmarshal([]byte(a.body), &asked); err != nil || *asked.Quota != *report.Quota {
+		t.Errorf("%v: %s", err, a.body)
+	}
+	missing, stored := digest.FromString("missing"), digest.FromString("{}")
+	query := func(digests ...string) io.Reader {
+		return strings.NewReader(`{"digests":["` + strings.Join(digests, `","`) + `"]}`)
+	}
+	a = c.must(http.StatusOK, "POST", space.Path, query(stored.String(), missing.String()))
+	if want := `{"missing":["` + missing.String() + `"]}`; strings.TrimSpace(a.body) != want {
+		t.Errorf("%s, want %s", a.body, want)
+	}
+	c.must(http.StatusBadRequest, "POST", space.Path, query("sha256:1"))
+	c.must(http.StatusBadRequest, "POST", space.Path, strings.NewReader("["))
+	c.must(http.StatusBadRequest, "POST", space.Path, strings.NewReader(
+		`{"digests":["`+strings.Repeat(missing.String()+`","`, space.MaxDigests)+missing.String()+`"]}`))
+	c.must(http.StatusMethodNotAllowed, "DELETE", space.Path, nil)
+	i.node().must(http.StatusForbidden, "POST", space.Path, query())
+	c.as("", "").must(http.StatusUnauthorized, "POST", space.Path, query())
+	i.plain().as(pushUser, pushPassword).must(http.StatusNotFound, "GET", space.Path, nil)
+}
+
+func TestUploadsInProgressKeepTheirSpace(t *testing.T) {
+	s := newStorageSpace("", 1000, slog.New(slog.DiscardHandler))
+	if err := s.admit(false, 1<<40); err != nil {
+		t.Fatalf("refused before the content is measured: %v", err)
+	}
+	s.arrived(0, 1<<40)
+	s.measured, s.content = true, 100
+	if err := s.admit(false, 500); err != nil {
+		t.Fatal(err)
+	}
+	err := s.admit(false, 400)
+	if err == nil {
+		t.Fatal("two uploads got the same space")
+	}
+	mentions(t, err.Error(), "400 B do not fit", "uploads in progress need 500 B")
+	if err := s.admit(false, 0); err != nil {
+		t.Errorf("a request without a body: %v", err)
+	}
+	if err := s.admit(true, 400); err != nil {
+		t.Errorf("the project's own: %v", err)
+	}
+	s.arrived(0, 400)
+	// 200 bytes come, and the client disconnects.
+	body := &arrivingBody{ReadCloser: io.NopCloser(strings.NewReader(random(200))), space: s, expected: 500}
+	if _, err := io.Copy(io.Discard, body); err != nil {
+		t.Fatal(err)
+	}
+	body.finish()
+	body.finish()
+	if s.content != 300 || s.expected != 0 {
+		t.Errorf("%d bytes are used, and %d expected", s.content, s.expected)
+	}
+	if err := s.admit(false, 650); err != nil {
+		t.Error(err)
+	}
+}
+
+// walkingDriver calls during in the middle of a walk.
+type walkingDriver struct {
+	storagedriver.StorageDriver
+	during func()
+}
+
+func (d walkingDriver) Walk(_ context.Context, _ string, f storagedriver.WalkFn,
+	_ ...func(*storagedriver.WalkOptions)) error {
+	d.during()
+	return f(storagedriver.FileInfoInternal{FileInfoFields: storagedriver.FileInfoFields{Path: "/a", Size: 1000}})
+}
+
+func TestMeasuringCountsWhatChangesMeanwhile(t *testing.T) {
+	s := newStorageSpace("", 10_000, slog.New(slog.DiscardHandler))
+	for description, tt := range map[string]struct {
+		during func()
+		want   int64
+		again  bool
+	}{
+		"nothing":                       {func() {}, 1000, false},
+		"content was added":             {func() { s.arrived(500, 0) }, 1500, false},
+		"content was added and removed": {func() { s.arrived(500, 0); s.removed(200) }, 1500, true},
+	} {
+		again, err := s.measureContent(t.Context(), walkingDriver{during: tt.during})
+		if err != nil || again != tt.again || s.content != tt.want {
+			t.Errorf("%s: %d bytes, again %t, %v", description, s.content, again, err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := s.measureContent(ctx, walkingDriver{during: func() {}}); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestFullStorageIsLogged(t *testing.T) {
+	var out bytes.Buffer
+	s := newStorageSpace("", 1000, slog.New(slog.NewTextHandler(&out, nil)))
+	now := time.Now()
+	s.now = func() time.Time { return now }
+	s.measured = true
+	for _, step := range []struct {
+		after time.Duration
+		used  int64
+		want  string
+	}{
+		{0, 849, ""},
+		{0, 850, "nearly full"},
+		{time.Minute, 900, ""},
+		{0, 840, ""}, // not enough to warn again
+		{0, 860, ""},
+		{0, 950, "pushes are refused"},
+		{0, 949, ""},
+		{0, 951, ""},
+		{time.Hour, 951, "pushes are refused"},
+		{0, 700, ""},
+		{0, 850, "nearly full"},
+		{time.Hour, 850, "nearly full"},
+	} {
+		now, s.content = now.Add(step.after), step.used
+		out.Reset()
+		s.warn()
+		if got := out.String(); step.want == "" && got != "" || !strings.Contains(got, step.want) {
+			t.Errorf("%d used: logged %q, want %q", step.used, got, step.want)
+		}
+		if out.Len() > 0 {
+			mentions(t, out.String(), "level=WARN", "limit=quota", "of=1000", "remedy=")
+		}
+	}
+}
+
+// smallVolume mounts a file system of so many bytes.
+func smallVolume(t *testing.T, options string) string {
+	t.Helper()
+	filesystemOnly(t)
+	root := t.TempDir()
+	if err := unix.Mount("tmpfs", root, "tmpfs", 0, options); err != nil {
+		t.Skipf("SKIPPED, full volumes are not tested: mounting one: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(root, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	return root
+}
+
+// fill writes a file until not a single block is left, and returns a function that removes it.
+func fill(t *testing.T, root string) (remove func()) {
+	t.Helper()
+	path := filepath.Join(root, "of others")
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	for _, size := range []int{1 << 20, 1 << 16, 4096} {
+		for err == nil {
+			_, err = file.Write(make([]byte, size))
+		}
+		if !errors.Is(err, syscall.ENOSPC) {
+			t.Fatal(err)
+		}
+		err = nil
+	}
+	return func() {
+		if err := os.Remove(path); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// reservesExist waits until the registry can write its lease to a full file system.
+func reservesExist(t *testing.T, root string) {
+	t.Helper()
+	eventually(t, "there are reserves", func() bool {
+		for _, name := range reserveNames {
+			if info, err := os.Stat(filepath.Join(root, reservesDir, name)); err != nil || info.Size() != reserveSize {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// A volume is used up by others. The very first collection has no previous lease to change places with.
+func TestCompletelyFullVolume(t *testing.T) {
+	for name, collections := range map[string]int{"a first collection": 0, "a second collection": 1} {
+		t.Run(name, func(t *testing.T) {
+			ca, root := newTestCA(t), smallVolume(t, "size=8m")
+			i := startQuick(t, ca, root)
+			c := i.pusher()
+			c.pushImage("a", "kept", "kept layer")
+			deleted, _ := c.pushImage("a", "deleted", random(1<<20))
+			for range collections {
+				c.collect(gc.Request{})
+			}
+			reservesExist(t, root)
+			location := c.must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
+			fill(t, root)
+
+			// It has been measured long ago, seen from a fast client.
+			i.server.space.mu.Lock()
+			i.server.space.volume = &space.Usage{Limit: 8 << 20}
+			i.server.space.mu.Unlock()
+			a := c.must(http.StatusInsufficientStorage, "PATCH", c.base+location, strings.NewReader(random(100_000)))
+			if a.code() != "INSUFFICIENT_STORAGE" {
+				t.Errorf("%s", a.body)
+			}
+			mentions(t, a.body, "no space left", "registry.persistence.size")
+			if left, err := filepath.Glob(filepath.Join(root, repositoriesPath, "a/_uploads/*")); err != nil || len(left) > 0 {
+				t.Errorf("the upload occupies space: %v, %v", left, err)
+			}
+			fill(t, root)
+			i.server.space.measureVolume()
+
+			a = c.must(http.StatusInsufficientStorage, "POST", "/v2/a/blobs/uploads/", nil)
+			mentions(t, a.body, "100.0 % of the volume is used, 8.4 MB of 8.4 MB")
+			c.must(http.StatusOK, "GET", "/v2/a/manifests/kept", nil, "Accept", ociManifest)
+			c.must(http.StatusOK, "GET", "/v2/a/blobs/"+digest.FromString("kept layer").String(), nil)
+			older()
+			if events := c.collect(gc.Request{}); events[len(events)-1].Result == nil {
+				t.Fatalf("nothing was deleted yet: %+v", events)
+			}
+			c.must(http.StatusAccepted, "DELETE", "/v2/a/manifests/"+deleted.String(), nil)
+			fill(t, root)
+			events := c.collect(gc.Request{})
+			if last := events[len(events)-1]; last.Result == nil || last.Result.Bytes < 1<<20 {
+				t.Fatalf("%+v", last)
+			}
+			if r := i.read(t); r.record.Held || r.record.Succeeded == 0 || r.record.Result.Bytes < 1<<20 {
+				t.Errorf("%+v", r.record)
+			}
+			reservesExist(t, root)
+			i.server.space.measureVolume()
+			c.pushImage("a", "new", random(100_000))
+		})
+	}
+}
+
+func TestRecordsOnAFullFileSystem(t *testing.T) {
+	record := func(text string) []byte { return []byte(`{"id":"` + text + `"}`) }
+	read := func(t *testing.T, leases *leaseClient) string {
+		t.Helper()
+		r, err := leases.read(t.Context(), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.record.ID
+	}
+	for name, options := range map[string]string{"no blocks": "size=1m", "no inodes": "size=1m,nr_inodes=16"} {
+		t.Run(name, func(t *testing.T) {
+			root := smallVolume(t, options)
+			leases := fileLeases(t, root)
+			put := func(text string) error {
+				return putRecord(t.Context(), leases.driver, root, leasePath, record(text))
+			}
+			keepReserves(root)
+			reservesExist(t, root)
+			size := 1 << 17
+			if name == "no inodes" {
+				size = 0
+			}
+			exhaust := func() {
+				t.Helper()
+				var err error
+				for n := 0; err == nil; n++ {
+					err = os.WriteFile(filepath.Join(root, "file"+string(rune('a'+n))), make([]byte, size), 0o600)
+				}
+				if !errors.Is(err, syscall.ENOSPC) {
+					t.Fatal(err)
+				}
+				if name == "no blocks" {
+					fill(t, root)
+				}
+			}
+			exhaust()
+			for _, text := range []string{"first", "second", "third", "fourth"} {
+				if err := put(text); err != nil {
+					t.Fatalf("%s: %v", text, err)
+				}
+				if got := read(t, leases); got != text {
+					t.Errorf("read %s, want %s", got, text)
+				}
+			}
+			entries, err := os.ReadDir(filepath.Join(root, reservesDir))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, entry := range entries {
+				if strings.Contains(entry.Name(), "taken") {
+					t.Errorf("%s is left", entry.Name())
+				}
+			}
+			if err := put(strings.Repeat("x", reserveSize)); err == nil {
+				t.Error("a record that does not fit was written")
+			}
+			if got := read(t, leases); got != "fourth" {
+				t.Errorf("%s replaced the record", got)
+			}
+			for _, reserve := range reserveNames {
+				_ = os.Remove(filepath.Join(root, reservesDir, reserve))
+			}
+			exhaust()
+			if err := put("fifth"); err == nil || !noSpace(err) {
+				t.Errorf("without reserves: %v", err)
+			} else {
+				mentions(t, err.Error(), "delete an image", "reserve-1")
+			}
+		})
+	}
+}
+
+func TestStaleFilesNextToTheReservesAreRemoved(t *testing.T) {
+	filesystemOnly(t)
+	root := t.TempDir()
+	keepReserves(root)
+	dir := filepath.Join(root, reservesDir)
+	for _, name := range []string{"old.tmp", "reserve-0.taken-OLD", "old.json"} {
+		path := writeFile(t, filepath.Join(dir, name), nil)
+		at := time.Now().Add(-2 * staleAge)
+		if err := os.Chtimes(path, at, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	writeFile(t, filepath.Join(dir, "new.tmp"), nil)
+	keepReserves(root)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	if got := strings.Join(names, " "); got != "new.tmp old.json reserve-0 reserve-1" {
+		t.Errorf("%s", got)
+	}
+}

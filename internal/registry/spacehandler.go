@@ -1,0 +1,77 @@
+package registry
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+
+	"github.com/distribution/distribution/v3/registry/api/errcode"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/internal/space"
+)
+
+// maxSpaceQuery is in bytes: a digest takes at most 140 in JSON.
+const maxSpaceQuery = space.MaxDigests * 160
+
+// withSpace serves how full the storage is, and which blobs it lacks. Everyone with a client certificate may read how
+// full it is; asking for blobs requires the push credential.
+func (s *Server) withSpace(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != space.Path {
+			next.ServeHTTP(w, r)
+			return
+		}
+		var response any
+		switch r.Method {
+		case http.MethodGet, http.MethodHead:
+			response = s.space.report()
+		case http.MethodPost:
+			var query space.Query
+			err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxSpaceQuery)).Decode(&query)
+			if err != nil || len(query.Digests) > space.MaxDigests {
+				http.Error(w, "want a JSON object with at most 10000 digests", http.StatusBadRequest)
+				return
+			}
+			answer, err := s.missing(r, query.Digests)
+			if err != nil {
+				writeError(w, err)
+				return
+			}
+			response = answer
+		default:
+			w.Header().Set("Allow", "GET, HEAD, POST")
+			writeError(w, errcode.ErrorCodeUnsupported.WithMessage("the storage's space is read with GET or POST"))
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Cache-Control", "no-store")
+		_ = json.NewEncoder(w).Encode(response) // the client may have disconnected
+	})
+}
+
+// missing returns the blobs that are not stored.
+func (s *Server) missing(r *http.Request, digests []digest.Digest) (space.Answer, error) {
+	answer := space.Answer{Missing: []digest.Digest{}}
+	found := make([]bool, len(digests))
+	indexes := make([]int, len(digests))
+	for i := range digests {
+		if err := digests[i].Validate(); err != nil {
+			return answer, errcode.ErrorCodeDigestInvalid.WithMessage(err.Error())
+		}
+		indexes[i] = i
+	}
+	err := inParallel(r.Context(), indexes, storageConcurrency, func(ctx context.Context, i int) error {
+		_, _, found[i] = s.source.stored(ctx, digests[i])
+		return ctx.Err()
+	})
+	if err != nil {
+		return answer, unavailable("%v", err)
+	}
+	for i, d := range digests {
+		if !found[i] {
+			answer.Missing = append(answer.Missing, d)
+		}
+	}
+	return answer, nil
+}
