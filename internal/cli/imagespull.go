@@ -190,7 +190,7 @@ func (f *archiveFlags) archive() bool { return strings.HasSuffix(f.out, ".tar") 
 
 // create prepares the archive.
 func (f *archiveFlags) create() (*images.Archive, error) {
-	archive, err := f.create()
+	archive, err := images.CreateArchive(f.out)
 	if err == nil && f.split > 0 {
 		archive.Split(f.split)
 	}
@@ -222,7 +222,7 @@ func (f *pullFlags) pull(ctx context.Context, r *imageRun, refs []string) ([]ima
 }
 
 func (f *pullFlags) pullArchive(ctx context.Context, r *imageRun, refs []string) ([]images.Result, error) {
-	archive, err := images.CreateArchive(f.out)
+	archive, err := f.create()
 	if err != nil {
 		return nil, err
 	}
