@@ -68,6 +68,7 @@ func testLifecycle(t *testing.T, w *world) {
 	if found != 5 {
 		t.Errorf("list has %d of 5 images: %+v", found, listed)
 	}
+	t.Logf("images list:\n%s", output(t, w.command(t, w.hook, "images", "list")))
 	text := output(t, w.command(t, w.hook, "images", "list", "--repositories"))
 	t.Logf("images list --repositories:\n%s", text)
 	if !strings.Contains(text, w.address+"/life/gone ") || !strings.Contains(text, "CronJob "+workloads+"/lifecycle") {
@@ -84,6 +85,7 @@ func testLifecycle(t *testing.T, w *world) {
 	var preview, done, again removalJSON
 	time.Sleep(time.Second) // what was pushed in the same second as the catalog was read is kept
 	decode(t, output(t, w.command(t, w.hook, append(prune, "--dry-run")...)), &preview)
+	t.Logf("images prune:\n%s", output(t, w.command(t, w.hook, append(prune, "--dry-run", "--output=text")...)))
 	if after := w.stored(t).blobs; len(preview.Images) != 2 || preview.Frees.Bytes < 2*size || after != before {
 		t.Errorf("the preview is %+v; %d bytes are stored, %d were before", preview, after, before)
 	}
