@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/distribution/distribution/v3"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
@@ -251,6 +252,9 @@ func (s *blobSource) withoutTwins(
 			continue
 		}
 		twin, err := s.readLink(ctx, revisionPath(repository, m.Digest))
+		if errors.Is(err, distribution.ErrBlobUnknown) {
+			continue // just deleted or garbage-collected
+		}
 		if err != nil {
 			return nil, err
 		}

@@ -2,6 +2,7 @@ package registrycheck
 
 import (
 	"bytes"
+	cryptorand "crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/opencontainers/go-digest"
 	"golang.org/x/crypto/bcrypt"
 
 	"github.com/zarf-dev/zarf-registry/internal/pki"
@@ -31,6 +33,8 @@ const (
 	volumeSize = "48m"
 	// startTimeout is for a process on a busy machine.
 	startTimeout = 20 * time.Second
+	// litterBlobs take a tenth of a second to sweep.
+	litterBlobs = 200
 )
 
 // cluster is the registry under test: processes on shared storage, and a proxy.
@@ -360,6 +364,23 @@ func forward(client net.Conn, target string, limit int) {
 	running.Go(func() { pass(server, client) })
 	running.Go(func() { pass(client, server) })
 	running.Wait()
+}
+
+// litter stores old garbage, which no client knows, so that a sweep takes longer than a request.
+func (c *cluster) litter() {
+	if *s3 != "" {
+		return
+	}
+	long := time.Now().Add(-time.Hour)
+	for range litterBlobs {
+		content := cryptorand.Text()
+		hex := digest.FromString(content).Encoded()
+		path := filepath.Join(c.volume, "registry/docker/registry/v2/blobs/sha256", hex[:2], hex, "data")
+		// The volume may be full.
+		_ = os.MkdirAll(filepath.Dir(path), 0o755)
+		_ = os.WriteFile(path, []byte(content), 0o600)
+		_ = os.Chtimes(path, long, long)
+	}
 }
 
 // settle ends all processes, so that no request can have an effect any more, and starts one without faults. A

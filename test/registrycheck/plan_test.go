@@ -65,6 +65,8 @@ type pool struct {
 	items   []*item
 	content map[digest.Digest][]byte
 	byName  map[digest.Digest]*item // manifests, by SHA-256 and by SHA-512 digest
+	// Only collections deal with the last item and the last two blobs, which it needs: it often is garbage.
+	victim *item
 }
 
 func newPool(random *rand.Rand) *pool {
@@ -109,6 +111,9 @@ func newPool(random *rand.Rand) *pool {
 		}
 		p.image(empty, []*blob{p.blob(fmt.Appendf(nil, "signature %d", random.Uint64()))}, artifactType, subject)
 	}
+	config := p.blob(fmt.Appendf(nil, `{"victim":%d}`, random.Uint64()))
+	p.image(config, []*blob{p.blob(fmt.Appendf(nil, "layer %d", random.Uint64()))}, "", nil)
+	p.victim = p.items[len(p.items)-1]
 	return p
 }
 
@@ -203,6 +208,8 @@ type collection struct {
 	// racing are operations that begin when the collector reaches the phase race.
 	racing []operation
 	race   string
+	// prepare are operations before the collection, which make an image garbage and upload its layer again.
+	prepare []operation
 	// When the collector reaches the phase, its process is paused for so long, or killed.
 	phase string
 	pause time.Duration
@@ -252,7 +259,7 @@ func newPlan(seed uint64, operations int) *plan {
 
 	number := max(1, operations/180)
 	const racing = 10
-	rest := operations - number*(racing+1)
+	rest := operations - number*(racing+len(repositories)+3)
 	for c := range clients {
 		share := rest / clients
 		if c < rest%clients {
@@ -273,9 +280,27 @@ func newPlan(seed uint64, operations int) *plan {
 		if random.IntN(4) == 0 {
 			c.server = offline
 		}
-		for range racing {
+		victim, at := p.pool.victim, repositories[random.IntN(len(repositories))]
+		layer := victim.blobs[1]
+		prepare := func(a action, repository string) {
+			o := p.operation(random)
+			o.action, o.repository, o.tag, o.item, o.blob = a, repository, "", victim, layer
+			c.prepare = append(c.prepare, o)
+		}
+		for _, repository := range repositories {
+			prepare(removeManifest, repository)
+		}
+		if c.untagged {
+			prepare(push, at)
+		}
+		prepare(upload, at)
+		aimed := random.IntN(2) * racing / 2
+		for i := range racing {
 			o := p.operation(random)
 			o.action = []action{push, push, mount, mount, mount, retag, upload}[random.IntN(7)]
+			if i < aimed {
+				o.repository, o.item, o.blob = at, victim, layer
+			}
 			c.racing = append(c.racing, o)
 		}
 		phases := []string{gc.Marking, gc.Settling, gc.Remarking, gc.Sweeping, gc.Sweeping}
@@ -330,8 +355,8 @@ func (p *plan) operation(random *rand.Rand) operation {
 	o := operation{
 		repository: repositories[random.IntN(len(repositories))],
 		tag:        tagNames[random.IntN(len(tagNames))],
-		item:       p.pool.items[random.IntN(len(p.pool.items))],
-		blob:       p.pool.blobs[random.IntN(len(p.pool.blobs))],
+		item:       p.pool.items[random.IntN(len(p.pool.items)-1)],
+		blob:       p.pool.blobs[random.IntN(len(p.pool.blobs)-2)],
 		server:     random.IntN(p.replicas),
 		seed:       random.Uint64(),
 	}
@@ -363,7 +388,7 @@ func (p *plan) sum() string {
 		}
 	}
 	for _, c := range p.collections {
-		fmt.Fprintln(h, c.server, c.untagged, c.grace, c.after, c.phase, c.pause, c.kill, c.race, len(c.racing))
+		fmt.Fprintln(h, c.server, c.untagged, c.grace, c.after, c.phase, c.pause, c.kill, c.race, len(c.prepare), len(c.racing))
 	}
 	fmt.Fprintln(h, p.faults)
 	return hex.EncodeToString(h.Sum(nil))

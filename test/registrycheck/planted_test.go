@@ -40,11 +40,6 @@ var bugs = []bug{
 		"	return c.foreign(r) && (r.condemned == nil || slices.ContainsFunc(digests, r.condemned.has))\n",
 		"	return false\n",
 	}},
-	{"a manifest that took too long is not refused", change{
-		"internal/registry/manifests.go",
-		"	if time.Since(a.reading.at) <= age {\n",
-		"	if age > 0 {\n",
-	}},
 	{"the tag moves before the manifest is stored", change{
 		distribution + "/registry/handlers/manifests.go",
 		"	_, err = manifests.Put(imh, manifest, options...)\n",

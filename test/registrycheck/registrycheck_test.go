@@ -141,13 +141,13 @@ func execute(c *cluster, p *plan) {
 		for _, run := range p.collections {
 			reached(run.after)
 			collector := newClient(c, clients)
-			collector.random = rand.New(rand.NewPCG(p.seed, 4))
 			collector.collect(run, func() {
 				for i, o := range run.racing {
 					running.Go(func() { newClient(c, clients+1+i).do(o) })
 				}
 			})
-			for _, o := range run.racing { // before the next collection may remove it
+			collector.random = rand.New(rand.NewPCG(p.seed, 4))
+			for _, o := range slices.Concat(run.prepare, run.racing) { // before the next collection may remove it
 				collector.readBlob(o.server, o.repository, o.blob.digest)
 			}
 		}
@@ -199,7 +199,7 @@ func (r *report) String() string {
 		operations += len(list)
 	}
 	for _, run := range r.plan.collections {
-		operations += len(run.racing)
+		operations += len(run.prepare) + len(run.racing)
 	}
 	text := fmt.Sprintf("seed %d: processes: %d; faults: %s; operations: %d, requests: %d; events done: %d, absent: %d, "+
 		"refused: %d, unknown: %d; %.1f s; violations: %d", r.plan.seed, r.plan.replicas,
