@@ -150,6 +150,7 @@ func TestWhatHasTheFormOfASecretIsMasked(t *testing.T) {
 		"constants":                       {"automountServiceAccountToken: false\ntoken:\n  x: 1\nauth: {}", ""},
 		"a path":                          {"--htpasswd=/etc/auth/htpasswd --token /var/run/token", ""},
 		"a challenge":                     {`Bearer realm="https://host/token",service="x"`, ""},
+		"the end of a path":               {"/etc/credentials/pull-htpasswd has no users", ""},
 		"words":                           {"basic authentication is required", ""},
 		"metrics":                         {`go_info{version="go1"} 1`, ""},
 		"masked already, by noderuntime":  {"password: <REDACTED> (changed)", ""},

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -31,37 +32,39 @@ type kind struct {
 	cluster bool
 	// selector selects the objects; nil means those of the release.
 	selector *metav1.ListOptions
+	// custom means that only some clusters know the kind.
+	custom bool
 }
 
 // kinds returns the kinds whose objects are read. A cluster need not know all of them.
 func (c *collector) kinds() []kind {
 	return []kind{
-		{"", "v1", "namespaces", true, &metav1.ListOptions{FieldSelector: "metadata.name=" + c.Namespace}},
-		{"", "v1", "nodes", true, &metav1.ListOptions{}},
-		{"", "v1", "pods", false, nil},
-		{"", "v1", "configmaps", false, nil},
-		{"", "v1", "persistentvolumeclaims", false, nil},
-		{"", "v1", "serviceaccounts", false, nil},
-		{"", "v1", "services", false, nil},
-		{"discovery.k8s.io", "v1", "endpointslices", false, nil},
-		{"apps", "v1", "daemonsets", false, nil},
-		{"apps", "v1", "deployments", false, nil},
-		{"autoscaling", "v2", "horizontalpodautoscalers", false, nil},
-		{"batch", "v1", "cronjobs", false, nil},
-		{"batch", "v1", "jobs", false, nil},
-		{"networking.k8s.io", "v1", "ingresses", false, nil},
-		{"networking.k8s.io", "v1", "networkpolicies", false, nil},
-		{"policy", "v1", "poddisruptionbudgets", false, nil},
-		{"rbac.authorization.k8s.io", "v1", "roles", false, nil},
-		{"rbac.authorization.k8s.io", "v1", "rolebindings", false, nil},
-		{"rbac.authorization.k8s.io", "v1", "clusterroles", true, nil},
-		{"rbac.authorization.k8s.io", "v1", "clusterrolebindings", true, nil},
-		{"admissionregistration.k8s.io", "v1", "validatingadmissionpolicies", true, nil},
-		{"admissionregistration.k8s.io", "v1", "validatingadmissionpolicybindings", true, nil},
-		{"cert-manager.io", "v1", "certificates", false, nil},
-		{"cert-manager.io", "v1", "issuers", false, nil},
-		{"gateway.networking.k8s.io", "v1", "httproutes", false, nil},
-		{"gateway.networking.k8s.io", "v1", "backendtlspolicies", false, nil},
+		{"", "v1", "namespaces", true, &metav1.ListOptions{FieldSelector: "metadata.name=" + c.Namespace}, false},
+		{"", "v1", "nodes", true, &metav1.ListOptions{}, false},
+		{"", "v1", "pods", false, nil, false},
+		{"", "v1", "configmaps", false, nil, false},
+		{"", "v1", "persistentvolumeclaims", false, nil, false},
+		{"", "v1", "serviceaccounts", false, nil, false},
+		{"", "v1", "services", false, nil, false},
+		{"discovery.k8s.io", "v1", "endpointslices", false, nil, false},
+		{"apps", "v1", "daemonsets", false, nil, false},
+		{"apps", "v1", "deployments", false, nil, false},
+		{"autoscaling", "v2", "horizontalpodautoscalers", false, nil, false},
+		{"batch", "v1", "cronjobs", false, nil, false},
+		{"batch", "v1", "jobs", false, nil, false},
+		{"networking.k8s.io", "v1", "ingresses", false, nil, false},
+		{"networking.k8s.io", "v1", "networkpolicies", false, nil, false},
+		{"policy", "v1", "poddisruptionbudgets", false, nil, false},
+		{"rbac.authorization.k8s.io", "v1", "roles", false, nil, false},
+		{"rbac.authorization.k8s.io", "v1", "rolebindings", false, nil, false},
+		{"rbac.authorization.k8s.io", "v1", "clusterroles", true, nil, false},
+		{"rbac.authorization.k8s.io", "v1", "clusterrolebindings", true, nil, false},
+		{"admissionregistration.k8s.io", "v1", "validatingadmissionpolicies", true, nil, false},
+		{"admissionregistration.k8s.io", "v1", "validatingadmissionpolicybindings", true, nil, false},
+		{"cert-manager.io", "v1", "certificates", false, nil, true},
+		{"cert-manager.io", "v1", "issuers", false, nil, true},
+		{"gateway.networking.k8s.io", "v1", "httproutes", false, nil, true},
+		{"gateway.networking.k8s.io", "v1", "backendtlspolicies", false, nil, true},
 	}
 }
 
@@ -101,6 +104,9 @@ func (c *collector) list(ctx context.Context, k kind, handle func(*unstructured.
 	}
 	for {
 		items, err := c.page(ctx, reader, options)
+		if apierrors.IsForbidden(err) && k.custom && c.unknown(k) {
+			return nil
+		}
 		if err != nil || items == nil {
 			return err
 		}
@@ -113,6 +119,13 @@ func (c *collector) list(ctx context.Context, k kind, handle func(*unstructured.
 			return nil
 		}
 	}
+}
+
+// unknown reports whether the cluster does not know a kind. It rejects those who may not read it before it says so.
+func (c *collector) unknown(k kind) bool {
+	list, err := c.Client.Discovery().ServerResourcesForGroupVersion(k.group + "/" + k.version)
+	return apierrors.IsNotFound(err) || err == nil && !slices.ContainsFunc(list.APIResources,
+		func(r metav1.APIResource) bool { return r.Name == k.resource })
 }
 
 // page reads a page; nil if the cluster does not know the kind.

@@ -1,6 +1,7 @@
 package support
 
 import (
+	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -27,6 +28,9 @@ const (
 	// fetches is how many pods are asked concurrently: each request is a connection through the API server.
 	fetches = 8
 )
+
+// noLog begins the kubelet's response for a log that does not exist.
+const noLog = "unable to retrieve container logs for "
 
 // selectPods returns the release's pods in the order in which they are read: those that are not ready first,
 // and the proxies and other pods of nodes last.
@@ -105,7 +109,12 @@ func (c *collector) log(ctx context.Context, file string, p *corev1.Pod, contain
 			return explain(ctx, err)
 		}
 		defer stream.Close()
-		n, err := io.Copy(w, stream)
+		text := bufio.NewReader(stream)
+		// The kubelet sends this in place of the log of a container that the runtime has removed.
+		if begin, _ := text.Peek(len(noLog)); string(begin) == noLog {
+			return errors.New("the container runtime has removed it")
+		}
+		n, err := io.Copy(w, text)
 		c.logged += n
 		if err == nil && n >= maxLog {
 			err = fmt.Errorf("only the first %d MiB: use --tail or --since", maxLog>>20)

@@ -144,17 +144,25 @@ func parse(text string) (any, bool) {
 	return nil, false
 }
 
+// Keys of the configuration files of container runtimes.
+var (
+	registriesKeys = []string{"mirrors", "configs", "auths"}
+	hostsKeys      = []string{"server", "host", "capabilities", "ca", "client", "skip_verify", "header", "override_path",
+		"dial_timeout", "rewrite"}
+)
+
 // shown returns the masked form of a configuration file of a container runtime; empty for other documents.
 func shown(text string, document any) string {
 	table, _ := document.(map[string]any)
-	for _, key := range []string{"mirrors", "configs", "auths"} {
-		if _, ok := table[key]; ok {
-			return noderuntime.Diff(key, noderuntime.KindRegistries, nil, []byte(text))
-		}
-	}
-	for _, key := range []string{"server", "host"} {
-		if _, ok := table[key]; ok {
-			return noderuntime.Diff(key, noderuntime.KindHosts, nil, []byte(text))
+	for _, of := range []struct {
+		kind noderuntime.Kind
+		keys []string
+	}{{noderuntime.KindRegistries, registriesKeys}, {noderuntime.KindHosts, hostsKeys}} {
+		unknown := slices.ContainsFunc(slices.Collect(maps.Keys(table)), func(key string) bool {
+			return !slices.Contains(of.keys, key)
+		})
+		if len(table) > 0 && !unknown {
+			return shownFile(of.kind, text)
 		}
 	}
 	return ""

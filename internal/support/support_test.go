@@ -121,7 +121,7 @@ func objects() []runtime.Object {
 		secret("zarf-registry-auth", map[string]string{"htpasswd": "zarf-push:" + hash + "\n"}),
 		secret("zarf-registry-server-tls", map[string]string{"tls.key": privateKey, "tls.crt": publicCertificate}),
 		secret("zarf-registry-node-config", map[string]string{"registries.yaml": registries, "config.json": fmt.Sprintf(
-			`{"containerd":{"hosts":{"mirror.example":%q}}}`, fmt.Sprintf("[host.\"https://mirror.example\".header]\n  authorization = %q\n", hostsHeader))}),
+			`{"release":"zarf/zarf-registry","mirrors":["docker.io"],"containerd":{"hosts":{"mirror.example":%q}}}`, fmt.Sprintf("[host.\"https://mirror.example\".header]\n  authorization = %q\n", hostsHeader))}),
 		secret("theirs-as-json", map[string]string{"config.json": `{"name": "object-of-2026-with-a-long-name", "value": "` + generated + `"}`}),
 		annotated, registry, healer, node, elsewhere, payload,
 		&appsv1.Deployment{ObjectMeta: meta("zarf-registry", "registry")},
@@ -161,6 +161,7 @@ var values = map[string]any{
 var log = func() string {
 	text := "start\nAuthorization: Bearer " + bearer + "\nusing " + valuesPassword + " and " + previousValue + "\n" +
 		privateKey + "pushed by zarf-push\n"
+	text += "docker.io is a mirror for zarf/zarf-registry\n"
 	text += "object-of-2026-with-a-long-name and " + generated + "\n"
 	text += strings.Repeat("x", 32<<10-len(text)-len(pushPassword)/2-1) + "\n" + pushPassword + "\n"
 	quoted, _ := json.Marshal(map[string]string{"a": pushPassword, "b": base64.StdEncoding.EncodeToString([]byte("zarf-push:" + pushPassword))})
@@ -297,7 +298,7 @@ func TestABundleContainsNoSecret(t *testing.T) {
 	}
 	// What is masked is not all.
 	for file, want := range map[string][]string{
-		"logs/zarf-registry-0_registry.log":          {"previous=false tail=100\nstart\n", "pushed by zarf-push", "object-of-2026-with-a-long-name and (masked)", "\nend\n"},
+		"logs/zarf-registry-0_registry.log":          {"previous=false tail=100\nstart\n", "pushed by zarf-push", "docker.io is a mirror for zarf/zarf-registry\n", "object-of-2026-with-a-long-name and (masked)", "\nend\n"},
 		"logs/zarf-registry-0_registry.previous.log": {"previous=true tail=100\n"},
 		"metrics/zarf-registry-0.txt":                {`metric{pod="zarf-registry-0",path="/metrics",x="(masked)"} 1`},
 		"metrics/zarf-registry-0.loaded.json":        {`path="/loaded"`},
@@ -347,7 +348,8 @@ func TestABundleContainsNoSecret(t *testing.T) {
 }
 
 func TestWhatMayNotBeReadIsMissing(t *testing.T) {
-	files, result := write(t, options(t, "list secrets", "list nodes", "list events", "get pods/log", "list roles"))
+	files, result := write(t, options(t, "list secrets", "list nodes", "list events", "get pods/log", "list roles",
+		"list certificates"))
 	for _, want := range []string{"secrets.txt, and the values", "helm: ", "objects/nodes.yaml: ", "objects/roles.yaml: ",
 		"events.txt: ", "logs/zarf-registry-0_registry.log: ", "logs/zarf-registry-0_registry.previous.log: "} {
 		if !slices.ContainsFunc(result.Missing, func(what string) bool { return strings.HasPrefix(what, want) }) {
@@ -356,6 +358,9 @@ func TestWhatMayNotBeReadIsMissing(t *testing.T) {
 		if !strings.Contains(files["summary.txt"], "  - "+want) {
 			t.Errorf("the summary lacks %q:\n%s", want, files["summary.txt"])
 		}
+	}
+	if slices.ContainsFunc(result.Missing, func(what string) bool { return strings.Contains(what, "certificates") }) {
+		t.Errorf("a kind that the cluster does not know is missing: %q", result.Missing)
 	}
 	if result.SecretsRead || !strings.Contains(files["summary.txt"], "The values of Secrets could not be read") {
 		t.Errorf("nothing says that values are unknown:\n%s", files["summary.txt"])
@@ -458,5 +463,20 @@ func TestLimits(t *testing.T) {
 		if !slices.Contains(result.Missing, want) {
 			t.Errorf("missing: %q lacks %q", result.Missing, want)
 		}
+	}
+}
+
+func TestALogThatTheRuntimeRemovedIsMissing(t *testing.T) {
+	o := options(t)
+	o.Client.(*fake.Clientset).PrependReactor("get", "pods", func(a kubetesting.Action) (bool, runtime.Object, error) {
+		if a.GetSubresource() != "log" || !a.(kubetesting.GenericAction).GetValue().(*corev1.PodLogOptions).Previous {
+			return false, nil, nil
+		}
+		return true, &runtime.Unknown{Raw: []byte("unable to retrieve container logs for containerd://0123")}, nil
+	})
+	files, result := write(t, o)
+	const file = "logs/zarf-registry-0_registry.previous.log"
+	if !slices.Contains(result.Missing, file+": the container runtime has removed it") || files[file] != "" {
+		t.Errorf("the log is %q; missing: %q", files[file], result.Missing)
 	}
 }

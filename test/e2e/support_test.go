@@ -20,6 +20,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/zarf-dev/zarf-registry/internal/support"
@@ -28,13 +29,13 @@ import (
 // testSupportBundle writes bundles, as an administrator and as a user who may only view, while a pod of the release
 // fails whose log, arguments and environment contain secrets. others are secrets that no Secret's value equals.
 func testSupportBundle(t *testing.T, w *world, others []string) {
-	password := string(w.secret(t, "credentials").Data["password"])
+	password := string(w.secret(t, "-credentials").Data["password"])
 	// Nothing but their form, or their place, reveals these.
 	inURL, inHeader, inVariable := random(t), random(t), random(t)
 	message := fmt.Sprintf("%s https://me:%s@host/ Authorization: Bearer %s", password, inURL, inHeader)
 	failing := pod("failing", "n1", "docker.io/library/hello:1", "dial", message)
 	failing.Namespace, failing.Labels = namespace, map[string]string{"app.kubernetes.io/instance": release}
-	failing.Spec.RestartPolicy = corev1.RestartPolicyAlways
+	failing.Spec.RestartPolicy, failing.Spec.Containers[0].ImagePullPolicy = corev1.RestartPolicyAlways, corev1.PullIfNotPresent
 	failing.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "DB_PASSWORD", Value: inVariable}}
 	pods := w.client.CoreV1().Pods(namespace)
 	if _, err := pods.Create(t.Context(), failing, metav1.CreateOptions{}); err != nil {
@@ -44,15 +45,32 @@ func testSupportBundle(t *testing.T, w *world, others []string) {
 		now := int64(0)
 		pods.Delete(context.Background(), failing.Name, metav1.DeleteOptions{GracePeriodSeconds: &now})
 	})
-	eventually(t, time.Minute, "the pod to fail twice", func() error {
+	status := func() (corev1.ContainerStatus, error) {
 		p, err := pods.Get(t.Context(), failing.Name, metav1.GetOptions{})
-		if err != nil {
-			return err
+		if err != nil || len(p.Status.ContainerStatuses) == 0 {
+			return corev1.ContainerStatus{}, errors.Join(errors.New("no status"), err)
 		}
-		if s := p.Status.ContainerStatuses; len(s) == 0 || s[0].LastTerminationState.Terminated == nil || s[0].RestartCount < 1 {
-			return errors.New(mustJSON(s))
+		return p.Status.ContainerStatuses[0], nil
+	}
+	eventually(t, time.Minute, "the pod to fail", func() error {
+		s, err := status()
+		if err == nil && s.State.Terminated == nil && s.LastTerminationState.Terminated == nil {
+			err = errors.New(mustJSON(s))
 		}
-		return nil
+		return err
+	})
+	// The next container runs, so that the log of the previous one is not replaced.
+	patch := fmt.Sprintf(`{"spec":{"containers":[{"name":"main","image":%q}]}}`, w.pauseImage(t))
+	if _, err := pods.Patch(t.Context(), failing.Name, types.StrategicMergePatchType, []byte(patch),
+		metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, time.Minute, "the pod to run", func() error {
+		s, err := status()
+		if err == nil && (s.State.Running == nil || s.LastTerminationState.Terminated == nil || !strings.Contains(s.Image, "pause")) {
+			err = errors.New(mustJSON(s))
+		}
+		return err
 	})
 
 	// What the bundles must not contain.
@@ -91,14 +109,14 @@ func testSupportBundle(t *testing.T, w *world, others []string) {
 			t.Errorf("missing: %q", result.Missing)
 		}
 		want := map[string]string{
-			"status.txt":                       "zarf-registry in namespace " + namespace,
+			"status.txt":                       w.address,
 			"status.json":                      `"namespace": "` + namespace + `"`,
 			"preflight.txt":                    "no changes were made",
 			"secrets.txt":                      release + "-credentials",
 			"events.txt":                       "Pod failing ",
 			"helm/history.txt":                 "superseded",
-			"objects/nodes.yaml":               "pause",
-			"objects/daemonsets.yaml":          "kind: DaemonSet",
+			"objects/nodes.yaml":               w.address + "/e2e/hello:1",
+			"objects/daemonsets.yaml":          certsDir,
 			"objects/deployments.yaml":         "kind: Deployment",
 			"objects/roles.yaml":               "kind: Role",
 			"objects/configmaps.yaml":          "bytes of base64)",
