@@ -123,7 +123,7 @@ func fillTo(t *testing.T, path string, percent uint64) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	rest := int64(stat.Blocks*percent/100-(stat.Blocks-stat.Bfree)) * int64(stat.Bsize)
+	rest := int64(stat.Blocks*percent/100-(stat.Blocks-stat.Bfree)) * stat.Bsize
 	if rest < 0 {
 		t.Fatalf("more than %d %% of %s are used", percent, filepath.Dir(path))
 	}
