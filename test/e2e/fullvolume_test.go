@@ -82,7 +82,8 @@ func (w *world) fullVolume(t *testing.T) {
 		// What the deletion has freed is used up, too.
 		fill(t, filler)
 		var collected collectedJSON
-		decode(t, output(t, w.command(t, w.hook, "garbage-collect", "--grace-period=0s", "--output=json")), &collected)
+		decode(t, output(t, w.command(t, w.hook, "garbage-collect", "--delete-untagged", "--grace-period=0s",
+			"--output=json")), &collected)
 		t.Logf("figure: %d bytes were freed on a full volume", collected.Bytes)
 		if collected.Bytes < noise {
 			t.Errorf("%+v", collected)
