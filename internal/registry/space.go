@@ -65,7 +65,7 @@ var (
 // refused when one of them is used up to space.Full percent: uploads, mounts and manifests. Mounts and manifests are
 // small, but an image that cannot be completed helps nobody, and the rest of the file system is for deletions and
 // garbage collection. The project's own repositories are excepted: an upgrade, which may bring a larger quota or volume,
-// pushes a few small images.
+// pushes its own images, which take about 100 MB.
 type storageSpace struct {
 	root  string // of the filesystem driver, or ""
 	quota int64  // in bytes, or 0
