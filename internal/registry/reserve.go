@@ -42,8 +42,8 @@ func noSpace(err error) bool {
 	return false
 }
 
-// putRecord writes a small JSON record, also to a full file system. Root is the directory of the driver, or "" if it has
-// none. The record is replaced as a whole.
+// putRecord writes a small JSON record, also to a full file system. Root is the directory of the driver, or "" if it
+// has none. The record is replaced as a whole.
 func putRecord(ctx context.Context, driver storagedriver.StorageDriver, root, path string, content []byte) error {
 	if root == "" {
 		return driver.PutContent(ctx, path, content)

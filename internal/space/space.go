@@ -123,7 +123,8 @@ func Remedy(scope string) string {
 
 // Describe returns a usage for messages, such as "96.1 % of the volume is used, 19.2 GB of 20 GB".
 func Describe(scope string, u Usage) string {
-	return fmt.Sprintf("%.1f %% of the %s is used, %s of %s", u.Percent(), scope, FormatBytes(u.Used), FormatBytes(u.Limit))
+	return fmt.Sprintf("%.1f %% of the %s is used, %s of %s", u.Percent(), scope, FormatBytes(u.Used),
+		FormatBytes(u.Limit))
 }
 
 // FormatBytes formats a number of bytes with a decimal unit, such as 12.3 MB.

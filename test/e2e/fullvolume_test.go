@@ -82,7 +82,8 @@ func (w *world) fullVolume(t *testing.T) {
 		// What the deletion has freed is used up, too.
 		fill(t, filler)
 		var collected collectedJSON
-		decode(t, output(t, w.command(t, w.hook, "garbage-collect", "--grace-period=0s", "--output=json")), &collected)
+		decode(t, output(t, w.command(t, w.hook, "garbage-collect", "--delete-untagged", "--grace-period=0s",
+			"--output=json")), &collected)
 		t.Logf("figure: %d bytes were freed on a full volume", collected.Bytes)
 		if collected.Bytes < noise {
 			t.Errorf("%+v", collected)
@@ -123,7 +124,7 @@ func fillTo(t *testing.T, path string, percent uint64) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	rest := int64(stat.Blocks*percent/100-(stat.Blocks-stat.Bfree)) * int64(stat.Bsize)
+	rest := int64(stat.Blocks*percent/100-(stat.Blocks-stat.Bfree)) * stat.Bsize
 	if rest < 0 {
 		t.Fatalf("more than %d %% of %s are used", percent, filepath.Dir(path))
 	}
