@@ -76,7 +76,7 @@ var rules = []rule{
 	}},
 	{[]string{"authorization", "cookie", "x-"}, func(line string) string {
 		return replace(header, line, func(g []string) string {
-			if strings.TrimSpace(g[3]) == Masked {
+			if value := strings.TrimSpace(g[3]); value == Masked || strings.HasPrefix(value, "<REDACTED>") {
 				return g[0]
 			}
 			return g[1] + g[2] + Masked
