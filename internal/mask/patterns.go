@@ -30,8 +30,8 @@ var (
 	// assignment matches NAME=VALUE, "name": "value" and --flag VALUE, with the value in one of the last groups.
 	assignment = regexp.MustCompile(`(?i)([\w.-]*(?:` + secretWords + `)|\bauth)` +
 		`(\\*["']?\s*[:=]\s*)(?:(\\+")((?:[^"\\]|\\\\+[^"\\])*)|(")((?:[^"\\]|\\.)*)|(')([^']*)|([^\s"'\\]+))`)
-	flag = regexp.MustCompile(`(?i)((?:^|[\s"'\[(,=])--?[\w.-]*(?:` + secretWords + `)(?:\\*["']\s*,\s*\\*["']|\\*["']?\s+\\*["']?))` +
-		`([^\s"'\\-][^\s"'\\]*)`)
+	flag = regexp.MustCompile(`(?i)((?:^|[\s"'\[(,=])--?[\w.-]*(?:` + secretWords + `)` +
+		`(?:\\*["']\s*,\s*\\*["']|\\*["']?\s+\\*["']?))([^\s"'\\-][^\s"'\\]*)`)
 
 	// encodedPEM and encodedDocker match base64 of PEM files, and of docker's configuration.
 	encodedPEM    = regexp.MustCompile(`LS0tLS1CRUdJTi[A-Za-z0-9+/_-]*=*`)
