@@ -390,7 +390,8 @@ func (p *plan) sum() string {
 		}
 	}
 	for _, c := range p.collections {
-		fmt.Fprintln(h, c.server, c.untagged, c.grace, c.after, c.phase, c.pause, c.kill, c.race, len(c.prepare), len(c.racing))
+		fmt.Fprintln(h, c.server, c.untagged, c.grace, c.after, c.phase, c.pause, c.kill, c.race, len(c.prepare),
+			len(c.racing))
 	}
 	fmt.Fprintln(h, p.faults)
 	return hex.EncodeToString(h.Sum(nil))
