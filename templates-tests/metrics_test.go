@@ -619,8 +619,8 @@ func TestPromtoolAlerts(t *testing.T) {
 			{"zarf_registry_storage_limit_bytes", registry(nil), always(0)},
 			{"zarf_registry_storage_used_bytes", registry(nil), always(0)},
 		},
-		"4 % errors": answers(96, 4),
-		"6 % errors": answers(94, 6),
+		"4 % errors":                  answers(96, 4),
+		"6 % errors":                  answers(94, 6),
 		"a failed garbage collection": {{"zarf_registry_gc_last_failed", registry(nil), always(1)}},
 		"9 % of the exposed certificate's lifetime is left": {
 			{"zarf_registry_exposed_tls_certificate_lifetime_seconds", registry(nil), always(lifetime)},
@@ -709,8 +709,8 @@ func TestPromtoolAlerts(t *testing.T) {
 		},
 	}
 	want := map[string][]string{
-		"no registry pod":                      {"ZarfRegistryDown"},
-		"a failed garbage collection":          {"ZarfRegistryGarbageCollectionFailing"},
+		"no registry pod":             {"ZarfRegistryDown"},
+		"a failed garbage collection": {"ZarfRegistryGarbageCollectionFailing"},
 		"9 % of the exposed certificate's lifetime is left": {
 			"ZarfRegistryCertificateExpiring", "ZarfRegistryCertificateOverdue",
 		},

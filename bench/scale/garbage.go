@@ -295,8 +295,8 @@ func (g *garbage) incomplete(ctx context.Context, certificates *registries.Certi
 	defer client.CloseIdleConnections()
 	for _, i := range g.images {
 		at := g.process.URL("/v2/" + i.repository)
-		_, err := registries.Get(ctx, client, http.MethodGet, at+"/manifests/"+i.manifest.Digest.String(), i.manifest.MediaType,
-			i.manifest.Size, io.Discard)
+		_, err := registries.Get(ctx, client, http.MethodGet, at+"/manifests/"+i.manifest.Digest.String(),
+			i.manifest.MediaType, i.manifest.Size, io.Discard)
 		for _, b := range i.blobs {
 			if err == nil {
 				_, err = registries.Get(ctx, client, http.MethodGet, at+"/blobs/"+b.Digest.String(), "", b.Size, io.Discard)

@@ -290,8 +290,8 @@ func subjects(o options) (all []results.Subject) {
 
 func how(o options) string {
 	if len(o.garbage) > 0 {
-		return fmt.Sprintf("`make bench-garbage`: one registry, and %d clients that push small images one after the other, on "+
-			"one machine over loopback with mutual TLS 1.3. Storage is in memory. The garbage are blobs of %d bytes without "+
+		return fmt.Sprintf("`make bench-garbage`: one registry, and %d clients that push small images one after the other, "+
+			"on one machine over loopback with mutual TLS 1.3. Storage is in memory. The garbage are blobs of %d bytes without "+
 			"an image; the grace period is 0. Each client alternates between images with new layers and images whose two "+
 			"layers are garbage at random, which it uploads only if the registry does not have them. The wait of a manifest "+
 			"is from its first request until it is stored, with all repetitions if the registry refuses it. At the end, all "+

@@ -154,6 +154,7 @@ func TestWhatHasTheFormOfASecretIsMasked(t *testing.T) {
 		"words":                           {"basic authentication is required", ""},
 		"metrics":                         {`go_info{version="go1"} 1`, ""},
 		"masked already, by noderuntime":  {"password: <REDACTED> (changed)", ""},
+		"a header that is masked already": {"-  Authorization = <REDACTED>\n+  Authorization = <REDACTED> (changed)", ""},
 		"a message about a missing token": {"invalid token: ", ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -30,8 +30,8 @@ var (
 	// assignment matches NAME=VALUE, "name": "value" and --flag VALUE, with the value in one of the last groups.
 	assignment = regexp.MustCompile(`(?i)([\w.-]*(?:` + secretWords + `)|\bauth)` +
 		`(\\*["']?\s*[:=]\s*)(?:(\\+")((?:[^"\\]|\\\\+[^"\\])*)|(")((?:[^"\\]|\\.)*)|(')([^']*)|([^\s"'\\]+))`)
-	flag = regexp.MustCompile(`(?i)((?:^|[\s"'\[(,=])--?[\w.-]*(?:` + secretWords + `)(?:\\*["']\s*,\s*\\*["']|\\*["']?\s+\\*["']?))` +
-		`([^\s"'\\-][^\s"'\\]*)`)
+	flag = regexp.MustCompile(`(?i)((?:^|[\s"'\[(,=])--?[\w.-]*(?:` + secretWords + `)` +
+		`(?:\\*["']\s*,\s*\\*["']|\\*["']?\s+\\*["']?))([^\s"'\\-][^\s"'\\]*)`)
 
 	// encodedPEM and encodedDocker match base64 of PEM files, and of docker's configuration.
 	encodedPEM    = regexp.MustCompile(`LS0tLS1CRUdJTi[A-Za-z0-9+/_-]*=*`)
@@ -76,7 +76,7 @@ var rules = []rule{
 	}},
 	{[]string{"authorization", "cookie", "x-"}, func(line string) string {
 		return replace(header, line, func(g []string) string {
-			if strings.TrimSpace(g[3]) == Masked {
+			if value := strings.TrimSpace(g[3]); value == Masked || strings.HasPrefix(value, "<REDACTED>") {
 				return g[0]
 			}
 			return g[1] + g[2] + Masked

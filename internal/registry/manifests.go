@@ -135,8 +135,8 @@ const (
 	sweptAnything              // what is in a list that no longer exists
 )
 
-// sweptBetween considers only lists that were not known at the first reading: that of the same collection was, unless it
-// had ended.
+// sweptBetween considers only lists that were not known at the first reading: that of the same collection was, unless
+// it had ended.
 func sweptBetween(before, now leaseRecord) sweptContent {
 	switch {
 	case now.ID == before.ID:

@@ -437,7 +437,8 @@ func TestAnErrorOfTheArchiveIsReturned(t *testing.T) {
 }
 
 func TestLimits(t *testing.T) {
-	o := options(t)
+	o := options(t).Unmasked() // masking 64 MiB takes long with the race detector
+	o.Timeout = time.Hour
 	line := strings.Repeat("x", 1<<10-1) + "\n"
 	o.Reports = []support.Report{{Name: "large.txt", Write: func(_ context.Context, w io.Writer) error {
 		for range 70 << 10 {

@@ -35,7 +35,8 @@ func testSupportBundle(t *testing.T, w *world, others []string) {
 	message := fmt.Sprintf("%s https://me:%s@host/ Authorization: Bearer %s", password, inURL, inHeader)
 	failing := pod("failing", "n1", "docker.io/library/hello:1", "dial", message)
 	failing.Namespace, failing.Labels = namespace, map[string]string{"app.kubernetes.io/instance": release}
-	failing.Spec.RestartPolicy, failing.Spec.Containers[0].ImagePullPolicy = corev1.RestartPolicyAlways, corev1.PullIfNotPresent
+	failing.Spec.RestartPolicy = corev1.RestartPolicyAlways
+	failing.Spec.Containers[0].ImagePullPolicy = corev1.PullIfNotPresent
 	failing.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "DB_PASSWORD", Value: inVariable}}
 	pods := w.client.CoreV1().Pods(namespace)
 	if _, err := pods.Create(t.Context(), failing, metav1.CreateOptions{}); err != nil {

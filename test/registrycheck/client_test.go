@@ -528,10 +528,10 @@ func (c *client) referrers(server int, repository string, i *item, paged bool) {
 
 // collect runs a collection. Racing is called in its phase, or at the end if there was no such phase.
 func (c *client) collect(run collection, racing func()) {
+	c.cluster.litter()
 	for _, o := range run.prepare {
 		c.do(o)
 	}
-	c.cluster.litter()
 	e := &event{
 		Kind: collectGarbage, Client: c.id, Server: run.server, Untagged: run.untagged, Call: c.history.now(),
 		Outcome: unknown,

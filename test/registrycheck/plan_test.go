@@ -285,6 +285,7 @@ func newPlan(seed uint64, operations int) *plan {
 		prepare := func(a action, repository string) {
 			o := p.operation(random)
 			o.action, o.repository, o.tag, o.item, o.blob = a, repository, "", victim, layer
+			o.server = random.IntN(p.replicas) // not through the proxy
 			c.prepare = append(c.prepare, o)
 		}
 		for _, repository := range repositories {
@@ -298,12 +299,13 @@ func newPlan(seed uint64, operations int) *plan {
 		for i := range racing {
 			o := p.operation(random)
 			o.action = []action{push, push, mount, mount, mount, retag, upload}[random.IntN(7)]
+			o.server = random.IntN(p.replicas)
 			if i < aimed {
 				o.repository, o.item, o.blob = at, victim, layer
 			}
 			c.racing = append(c.racing, o)
 		}
-		phases := []string{gc.Marking, gc.Settling, gc.Remarking, gc.Sweeping, gc.Sweeping}
+		phases := []string{gc.Marking, gc.Settling, gc.Settling, gc.Remarking, gc.Sweeping, gc.Sweeping}
 		c.phase = phases[random.IntN(len(phases))]
 		if c.race = c.phase; random.IntN(3) == 0 {
 			c.race = phases[random.IntN(len(phases))]
@@ -388,7 +390,8 @@ func (p *plan) sum() string {
 		}
 	}
 	for _, c := range p.collections {
-		fmt.Fprintln(h, c.server, c.untagged, c.grace, c.after, c.phase, c.pause, c.kill, c.race, len(c.prepare), len(c.racing))
+		fmt.Fprintln(h, c.server, c.untagged, c.grace, c.after, c.phase, c.pause, c.kill, c.race, len(c.prepare),
+			len(c.racing))
 	}
 	fmt.Fprintln(h, p.faults)
 	return hex.EncodeToString(h.Sum(nil))

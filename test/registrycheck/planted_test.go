@@ -83,9 +83,9 @@ var bugs = []bug{
 		"",
 	}},
 	{"the grace period does not protect uploads", change{
-		"internal/registry/mark.go",
-		"{ return b.newest.After(cutoff) }",
-		"{ return false }",
+		"internal/registry/gc.go",
+		"	cutoff := time.Now().Add(-request.Grace)\n",
+		"	cutoff := time.Now()\n",
 	}},
 }
 
