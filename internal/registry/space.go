@@ -64,8 +64,8 @@ var (
 // The limits are the file system's size, and the quota, if there is one. Everything that begins or continues a push is
 // refused when one of them is used up to space.Full percent: uploads, mounts and manifests. Mounts and manifests are
 // small, but an image that cannot be completed helps nobody, and the rest of the file system is for deletions and
-// garbage collection. The project's own repositories are excepted: an upgrade, which may bring a larger quota or volume,
-// pushes its own images, which take about 100 MB.
+// garbage collection. The project's own repositories are excepted: an upgrade, which may bring a larger quota or
+// volume, pushes its own images, which take about 100 MB.
 type storageSpace struct {
 	root  string // of the filesystem driver, or ""
 	quota int64  // in bytes, or 0
