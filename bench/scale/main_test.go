@@ -186,7 +186,7 @@ func TestCollectionsAreMeasured(t *testing.T) {
 	}
 	written := t.TempDir()
 	args := []string{"-force", "-n", "1", "-registry", self, "-dir", registriestest.Memory(t), "-write", written,
-		"-nodes", "", "-herds", "", "-clusters", "", "-garbage", "300"}
+		"-nodes", "", "-herds", "", "-clusters", "", "-garbage", "5000"}
 	if err := bench(t.Context(), args, new(bytes.Buffer)); err != nil {
 		t.Fatal(err)
 	}
@@ -201,12 +201,12 @@ func TestCollectionsAreMeasured(t *testing.T) {
 		}
 		return m.Runs[0]
 	}
-	for _, c := range collectors(300) {
+	for _, c := range collectors(5000) {
 		if value(c.name, "incomplete images") != 0 || value(c.name, "pushed images") < 8 || value(c.name, "collection") < 20 {
 			t.Errorf("%s: %+v", c.name, r.Measures)
 		}
 	}
-	if removed := value(garbageName(300), "removed blobs"); removed < 1 || removed > 300 {
+	if removed := value(garbageName(5000), "removed blobs"); removed < 1 || removed > 5000 {
 		t.Errorf("%v blobs were removed", removed)
 	}
 }
