@@ -1,6 +1,6 @@
-// Package browse serves read-only web pages about the content and the state of a registry: images with their layers,
-// signatures and users, nodes, certificates and storage. It is for a workstation's loopback address. It changes nothing,
-// and its pages load nothing from elsewhere.
+// Package browse serves read-only web pages about the content and the state of a registry: images with their
+// layers, signatures and users, nodes, certificates and storage. It is for a workstation's loopback address. It
+// changes nothing, and its pages load nothing from elsewhere.
 package browse
 
 import (
@@ -75,7 +75,9 @@ func New(source Source, host, token string) *Server {
 	s.mux.HandleFunc("GET "+base+"/image", s.page("image.html", s.image))
 	s.mux.HandleFunc("GET "+base+"/state", s.page("state.html", s.state))
 	s.mux.HandleFunc("POST "+base+"/refresh", s.refresh)
-	for name, mediaType := range map[string]string{"style.css": "text/css; charset=utf-8", "script.js": "text/javascript"} {
+	for name, mediaType := range map[string]string{
+		"style.css": "text/css; charset=utf-8", "script.js": "text/javascript",
+	} {
 		s.mux.HandleFunc("GET "+base+"/"+name, func(w http.ResponseWriter, r *http.Request) {
 			content, _ := assets.ReadFile("assets/" + name) // embedded
 			w.Header().Set("Content-Type", mediaType)
@@ -274,7 +276,8 @@ func (l *listing) matches(i *image) bool {
 	if l.Unused && (!i.Known || len(i.UsedBy) > 0) || l.Untagged && len(i.Tags) > 0 {
 		return false
 	}
-	text := strings.ToLower(strings.Join(slices.Concat(i.References, i.Platforms, i.UsedBy, []string{i.Digest.String()}), " "))
+	texts := slices.Concat(i.References, i.Platforms, i.UsedBy, []string{i.Digest.String()})
+	text := strings.ToLower(strings.Join(texts, " "))
 	for word := range strings.FieldsSeq(strings.ToLower(l.Query)) {
 		if !strings.Contains(text, word) {
 			return false

@@ -201,7 +201,7 @@ func (r *repository) members(m *Manifest) []*Manifest {
 		}
 	}
 	add(m)
-	for i := 0; i < len(members); i++ { // members grows
+	for i := 0; i < len(members); i++ { //nolint:intrange // members grows
 		for _, attached := range r.attached[members[i]] {
 			add(attached)
 		}

@@ -199,5 +199,6 @@ func (p Pattern) matchesAll(image *Image) bool {
 	if !p.tagged {
 		return p.match.MatchString(image.Repository)
 	}
-	return len(image.Tags) > 0 && !slices.ContainsFunc(image.Tags, func(tag string) bool { return !p.matchesTag(image, tag) })
+	other := func(tag string) bool { return !p.matchesTag(image, tag) }
+	return len(image.Tags) > 0 && !slices.ContainsFunc(image.Tags, other)
 }

@@ -117,8 +117,8 @@ func CreateArchive(path string) (*Archive, error) {
 // registry complete the images from what it has. Other tools cannot read a thin archive. Call it before [Pull].
 func (a *Archive) Omit(omit func(digest.Digest) bool) { a.omit = omit }
 
-// Split makes [Archive.Write] write pieces of at most size bytes instead of one file: PATH.001 and so on. [Open] opens the
-// archive by any of them, if all are in the same directory. Size is at least [MinPieceSize].
+// Split makes [Archive.Write] write pieces of at most size bytes instead of one file: PATH.001 and so on. [Open] opens
+// the archive by any of them, if all are in the same directory. Size is at least [MinPieceSize].
 func (a *Archive) Split(size int64) { a.piece = max(size, MinPieceSize) }
 
 func (a *Archive) omits(desc ocispec.Descriptor) bool {

@@ -32,10 +32,11 @@ import (
 // repository has, and sends blobs that several images share once. It verifies every digest.
 //
 // Manifests are sent last and the tagged one at the very end, so an interrupted push leaves no partial
-// image, and the next one sends what is missing. If images are from a thin archive, Push first makes sure that the
-// registry has what the archive omits; otherwise it sends nothing, and the error is an [IncompleteError]. Signatures and other referrers are sent before images
-// with a tag, so that no tag names an image whose signature is still missing. Push stops at the first
-// image that fails, and returns the results of those that succeeded.
+// image, and the next one sends what is missing. If images are from a thin archive, Push first makes sure that
+// the registry has what the archive omits; otherwise it sends nothing, and the error is an [IncompleteError].
+// Signatures and other referrers are sent before images with a tag, so that no tag names an image whose
+// signature is still missing. Push stops at the first image that fails, and returns the results of those that
+// succeeded.
 func Push(ctx context.Context, items []Item, reg *remote.Registry, opts Options) ([]Result, error) {
 	opts = opts.withDefaults()
 	p := &pusher{
@@ -96,8 +97,8 @@ type IncompleteError struct {
 }
 
 func (e *IncompleteError) Error() string {
-	return fmt.Sprintf("the registry does not have %d blobs (%d bytes, the first is %s) that the archive omits; nothing was "+
-		"pushed: write a new inventory, and pull these images again: %s", len(e.Blobs), e.Size, e.Blobs[0],
+	return fmt.Sprintf("the registry does not have %d blobs (%d bytes, the first is %s) that the archive omits; nothing "+
+		"was pushed: write a new inventory, and pull these images again: %s", len(e.Blobs), e.Size, e.Blobs[0],
 		strings.Join(e.Images, " "))
 }
 

@@ -1,6 +1,6 @@
 // Package inventory is a compact list of the blobs that a registry has, small enough for a slow link: six
-// bytes for each blob. Of 2⁴⁸ blobs that the registry does not have, a list of n blobs contains n nevertheless, so those
-// who rely on it ask the registry in the end.
+// bytes for each blob. Of 2⁴⁸ blobs that the registry does not have, a list of n blobs contains n nevertheless,
+// so those who rely on it ask the registry in the end.
 package inventory
 
 import (

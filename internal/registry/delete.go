@@ -31,7 +31,8 @@ func withConditionalDeletes(next http.Handler) http.Handler {
 		}
 		since, err := http.ParseTime(header)
 		if err != nil {
-			writeError(withStatus{w, http.StatusBadRequest}, errcode.ErrorCodeUnsupported.WithMessage(fmt.Sprintf("If-Unmodified-Since: %v", err)))
+			invalid := errcode.ErrorCodeUnsupported.WithMessage(fmt.Sprintf("If-Unmodified-Since: %v", err))
+			writeError(withStatus{w, http.StatusBadRequest}, invalid)
 			return
 		}
 		d := &deletion{since: since}
