@@ -99,7 +99,9 @@ func (f *collectFlags) run(cmd *cobra.Command) error {
 }
 
 // betweenRollouts calls do, whose context ends when a rollout of the registry begins. A dry run need not wait for one.
-func (c *registryAccess) betweenRollouts(ctx context.Context, request gc.Request, do func(context.Context) error) error {
+func (c *registryAccess) betweenRollouts(
+	ctx context.Context, request gc.Request, do func(context.Context) error,
+) error {
 	if request.DryRun {
 		return do(ctx)
 	}

@@ -247,7 +247,8 @@ func (f *removalFlags) carryOut(ctx context.Context, c *registryAccess, since ti
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("deleting %s: %w; %d of %d manifests are deleted: run the command again", name, err, i, len(doomed))
+			return fmt.Errorf("deleting %s: %w; %d of %d manifests are deleted: run the command again", name, err, i,
+				len(doomed))
 		}
 		log.Debug("deleted", "manifest", name)
 	}

@@ -113,8 +113,8 @@ func CreateArchive(path string) (*Archive, error) {
 	return &Archive{path: path}, errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
-// Omit makes the archive thin: it has all manifests, but not the other blobs for which omit returns true. [Push] has the
-// registry complete the images from what it has. Other tools cannot read a thin archive. Call it before [Pull].
+// Omit makes the archive thin: it has all manifests, but not the other blobs for which omit returns true. [Push] has
+// the registry complete the images from what it has. Other tools cannot read a thin archive. Call it before [Pull].
 func (a *Archive) Omit(omit func(digest.Digest) bool) { a.omit = omit }
 
 // Split makes [Archive.Write] write pieces of at most size bytes instead of one file: PATH.001 and so on. [Open] opens
