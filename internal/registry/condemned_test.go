@@ -278,6 +278,7 @@ func TestOnlyPushesOfTheBlobWaitForItsRemoval(t *testing.T) {
 			}
 		}()
 		m.collect(s, gc.Request{}, nothing)
+		synctest.Wait()
 		if len(took) != 2 || took[0] != 0 || took[1] == 0 || took[1] > 20*time.Second {
 			t.Errorf("%s waited for %s", removing, took)
 		}
