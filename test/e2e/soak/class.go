@@ -28,6 +28,7 @@ var symptoms = []struct {
 	class Class
 	parts []string
 }{
+	{NoSpace, []string{"that the registry does not have, and it accepts"}}, // nothing was sent
 	{Certificate, []string{"push certificate", "x509: "}},
 	{Refused, []string{"connection refused", "no route to host", "network is unreachable", "no ready registry pod"}},
 	{Timeout, []string{"timeout", "timed out", "deadline exceeded", "signal: killed"}}, // the last ends a push

@@ -193,13 +193,15 @@ func TestExcuses(t *testing.T) {
 		"a push while containerd is down":            {in("kill containerd", true), push(12, reset), false},
 		"a push while a node is cut off":             {in("cut a node off", false), push(12, timeout), false},
 		"a push without space":                       {in("fill the volume", true), push(12, "507 Insufficient Storage"), true},
-		"a push that is refused without space":       {in("fill the volume", true), push(12, refused), false},
-		"a push with the next credential":            {in("rotate the credential", true), push(21, "401 Unauthorized"), true},
-		"a push with it seconds later":               {in("rotate the credential", true), push(23, "401 Unauthorized"), false},
-		"another failure of it":                      {in("rotate the credential", true), push(12, "403 Forbidden"), false},
-		"a pull during a mode switch":                {in(Switch, true), pull("n1", 12, 1, reset), false},
-		"a pull during the loss of a node":           {in(LoseNode, true), pull("n2", 12, 60, unavailable), true},
-		"a 404 during the loss of a node":            {in(LoseNode, true), pull("n2", 12, 1, "404 Not Found"), false},
+		"a push that does not begin without space": {in("fill the volume", true), push(12, "exit status 3: Error: the images "+
+			"need 264.5 kB that the registry does not have, and it accepts 0 B more"), true},
+		"a push that is refused without space": {in("fill the volume", true), push(12, refused), false},
+		"a push with the next credential":      {in("rotate the credential", true), push(21, "401 Unauthorized"), true},
+		"a push with it seconds later":         {in("rotate the credential", true), push(23, "401 Unauthorized"), false},
+		"another failure of it":                {in("rotate the credential", true), push(12, "403 Forbidden"), false},
+		"a pull during a mode switch":          {in(Switch, true), pull("n1", 12, 1, reset), false},
+		"a pull during the loss of a node":     {in(LoseNode, true), pull("n2", 12, 60, unavailable), true},
+		"a 404 during the loss of a node":      {in(LoseNode, true), pull("n2", 12, 1, "404 Not Found"), false},
 	} {
 		t.Run(desc, func(t *testing.T) {
 			account := NewAccount()
