@@ -28,7 +28,8 @@ var symptoms = []struct {
 	class Class
 	parts []string
 }{
-	{NoSpace, []string{"that the registry does not have, and it accepts"}}, // nothing was sent
+	// The first of an upload that the registry refused, the second of a push that has not begun.
+	{NoSpace, []string{"refuses pushes (507)", "that the registry does not have, and it accepts"}},
 	{Certificate, []string{"push certificate", "x509: "}},
 	{Refused, []string{"connection refused", "no route to host", "network is unreachable", "no ready registry pod"}},
 	{Timeout, []string{"timeout", "timed out", "deadline exceeded", "signal: killed"}}, // the last ends a push

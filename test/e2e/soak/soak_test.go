@@ -140,6 +140,7 @@ func TestClassOf(t *testing.T) {
 		`dial tcp 127.0.0.1:31999: i/o timeout`:                                                                          Timeout,
 		`signal: killed: `:                                                                                               Timeout,
 		`manifests 1: 503 Service Unavailable: no registry: connection refused`:                                          Unavailable,
+		`registry zarf-registry.zarf.svc:5000 refuses pushes (507): the file system of the storage has no space left`:    NoSpace,
 		`registry responded to PUT with 507 Insufficient Storage`:                                                        NoSpace,
 		`registry rejected the credential (401 Unauthorized): log in`:                                                    Unauthorized,
 		`tag 3: 404 Not Found, digest ""`:                                                                                Other,
