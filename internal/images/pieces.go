@@ -139,7 +139,8 @@ func (s *splitter) endPiece() error {
 	return err
 }
 
-// finish completes the pieces and gives them their names. It removes pieces of these names that an earlier archive left.
+// finish completes the pieces and gives them their names. It removes pieces of these names that an earlier archive
+// left.
 func (s *splitter) finish() error {
 	if err := s.endPiece(); err != nil {
 		return err
@@ -199,7 +200,8 @@ type pieces struct {
 // pieceSuffix is the end of a piece's usual name.
 var pieceSuffix = regexp.MustCompile(`\.[0-9]{3}$`)
 
-// openPieces opens the archive to which a piece belongs, from the pieces in the same directory. It verifies all of them.
+// openPieces opens the archive to which a piece belongs, from the pieces in the same directory. It verifies all of
+// them.
 // It returns nil if the file is not a piece.
 func openPieces(ctx context.Context, name string) (*pieces, error) {
 	first, ok, err := readFooter(name)
