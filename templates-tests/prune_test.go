@@ -29,10 +29,11 @@ func TestPruneCronJob(t *testing.T) {
 	}{
 		"one rule": {[]string{"registry.prune.keepLast=3"}, "30 2 * * 0", "256Mi",
 			[]string{"--grace-period=24h", "--keep-last=3", "--timeout=30m"}},
-		"all values set": {[]string{"registry.prune={schedule: '@daily', olderThan: 90d, keepLast: 2, match: ['ci/*', '*:dev-*'], " +
-			"keep: [ci/base], untagged: true, gracePeriod: 0s, timeout: 2m, resources: {limits: {memory: 1Gi}}}"}, "@daily", "1Gi",
-			[]string{"--grace-period=0s", "--older-than=90d", "--keep-last=2", "--match=ci/*", "--match=*:dev-*", "--keep=ci/base",
-				"--untagged", "--timeout=2m"}},
+		"all values set": {[]string{"registry.prune={schedule: '@daily', olderThan: 90d, keepLast: 2, match: ['ci/*', " +
+			"'*:dev-*'], keep: [ci/base], untagged: true, gracePeriod: 0s, timeout: 2m, resources: {limits: {memory: 1Gi}}}"},
+			"@daily", "1Gi",
+			[]string{"--grace-period=0s", "--older-than=90d", "--keep-last=2", "--match=ci/*", "--match=*:dev-*",
+				"--keep=ci/base", "--untagged", "--timeout=2m"}},
 	} {
 		out := rendering{values: proxyMode(t, append(test.sets, on)...)}.render(t)
 		c := find[*batchv1.CronJob](t, out, "zarf-registry-prune")
