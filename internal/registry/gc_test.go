@@ -110,6 +110,7 @@ func collectNow(t testing.TB, root string, request gc.Request) (gc.Result, strin
 
 func fileLeases(t testing.TB, root string) *leaseClient {
 	t.Helper()
+	older()
 	driver, err := openDriver(t.Context(), loadConfig(t, "version: 0.1\n"+storageAt(root)).Config.Storage)
 	if err != nil {
 		t.Fatal(err)
