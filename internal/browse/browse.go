@@ -109,10 +109,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // model is a snapshot, prepared for the pages.
 type model struct {
 	*Snapshot
-	Images     []*image
-	Size       int64 // of all blobs
-	Unused     int
-	Repository int // count
+	Images       []*image
+	Size         int64 // of all blobs
+	Unused       int
+	Repositories int
 }
 
 // image is an image with what the pages show of it.
@@ -137,20 +137,14 @@ func newModel(snapshot *Snapshot) *model {
 	last := ""
 	for _, i := range snapshot.Content.Images() {
 		shown := &image{Image: i, Size: snapshot.Content.Size(i.Members), Unshared: unshared(i.Members),
-			Known: snapshot.Using != nil}
-		for _, tag := range i.Tags {
-			shown.References = append(shown.References, snapshot.Address+"/"+i.Repository+":"+tag)
-		}
-		if len(shown.References) == 0 {
-			shown.References = []string{snapshot.Address + "/" + i.Repository + "@" + i.Digest.String()}
-		}
+			Known: snapshot.Using != nil, References: i.References(snapshot.Address)}
 		if shown.Known {
 			if shown.UsedBy = snapshot.Using(i); len(shown.UsedBy) == 0 {
 				m.Unused++
 			}
 		}
 		if i.Repository != last {
-			m.Repository++
+			m.Repositories++
 			last = i.Repository
 		}
 		m.Images = append(m.Images, shown)

@@ -23,11 +23,27 @@ type Image struct {
 }
 
 // Reference names the image without the registry's address: by its first tag, or by its digest.
-func (i *Image) Reference() string {
-	if len(i.Tags) > 0 {
-		return i.Repository + ":" + i.Tags[0]
+func (i *Image) Reference() string { return i.names()[0] }
+
+// References returns the references of a manifest, which begin with the registry's address: one by each tag, or one by
+// its digest.
+func (m *Manifest) References(address string) []string {
+	refs := m.names()
+	for i := range refs {
+		refs[i] = address + "/" + refs[i]
 	}
-	return i.Repository + "@" + i.Digest.String()
+	return refs
+}
+
+func (m *Manifest) names() []string {
+	var names []string
+	for _, tag := range m.Tags {
+		names = append(names, m.Repository+":"+tag)
+	}
+	if names == nil {
+		names = []string{m.Repository + "@" + m.Digest.String()}
+	}
+	return names
 }
 
 // attachedTag is a tag by which cosign, or a client of a registry without the referrers API, attaches a manifest to

@@ -50,8 +50,8 @@ type Decision struct {
 
 const ownRepositories = "zarf-registry/"
 
-// Own reports whether a repository belongs to the registry itself: the project's images, and what verifies nodes. Its
-// images are neither pruned nor exported.
+// Own reports whether a repository belongs to the registry itself: init-hook fills it with the project's images, and
+// with those that verify nodes. Its images are neither pruned nor exported.
 func Own(repository string) bool { return strings.HasPrefix(repository, ownRepositories) }
 
 // Decide applies the rules to all images.
@@ -182,6 +182,20 @@ func ParsePattern(text string) (Pattern, error) {
 	}
 	quoted := strings.NewReplacer(`\*`, `.*`, `\?`, `.`).Replace(regexp.QuoteMeta(text))
 	return Pattern{text, strings.Contains(text, ":"), regexp.MustCompile("^" + quoted + "$")}, nil
+}
+
+// ParsePatterns parses several patterns. It returns the valid ones, and an error about all others.
+func ParsePatterns(texts ...string) (patterns []Pattern, err error) {
+	var errs []error
+	for _, text := range texts {
+		p, err := ParsePattern(text)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		patterns = append(patterns, p)
+	}
+	return patterns, errors.Join(errs...)
 }
 
 func (p Pattern) matchesTag(image *Image, tag string) bool {

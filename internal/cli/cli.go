@@ -56,8 +56,8 @@ func New(stdout, stderr io.Writer) *cobra.Command {
 		Short: "Set up, verify and fill an image registry inside a Kubernetes cluster",
 		Long: `init-hook is the companion of the zarf-registry chart. From a workstation, run install,
 preflight, status, images, certs, credentials, garbage-collect, heal and support-bundle. The
-chart's hook Jobs run prepare, finish and cleanup, its CronJobs run certs renew and
-garbage-collect, and helm test runs check.`,
+chart's hook Jobs run prepare, finish and cleanup, its CronJobs run certs renew,
+garbage-collect and images prune, and helm test runs check.`,
 		Version:       version.Version,
 		SilenceUsage:  true,
 		SilenceErrors: true,

@@ -10,8 +10,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"oras.land/oras-go/v2/registry/remote/auth"
 
+	"github.com/zarf-dev/zarf-registry/internal/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/release"
@@ -45,16 +47,21 @@ func (f *clusterFlags) open(ctx context.Context, options remote.Options) (*remot
 	if err != nil {
 		return nil, "", err
 	}
+	registry, err := f.openRegistry(c, options)
+	return registry, c.address, err
+}
+
+func (f *clusterFlags) openRegistry(c *registryAccess, options remote.Options) (*remote.Registry, error) {
 	options.Credential = f.presentCredential(c.client, c.access)
 	options.LoginHint = fmt.Sprintf(
 		"if Secret %s/%s%s has just changed, retry in a minute; otherwise run init-hook credentials rotate",
 		f.namespace, f.name, names.SuffixCredentials)
-	registry, err := c.registry.Open(c.access, options)
-	return registry, c.address, err
+	return c.registry.Open(c.access, options)
 }
 
 // registryAccess is how to reach the cluster's registry.
 type registryAccess struct {
+	config    *rest.Config
 	client    kubernetes.Interface
 	registry  *cluster.Registry
 	transport *http.Transport // for requests to the registry
@@ -62,7 +69,28 @@ type registryAccess struct {
 	address   string // that image references in pods begin with
 }
 
-// connect reads what is needed to reach the cluster's registry. The caller closes the transport's idle connections.
+func (c *registryAccess) close() { c.transport.CloseIdleConnections() }
+
+// catalog reads what the registry contains.
+func (c *registryAccess) catalog(ctx context.Context) (*catalog.Catalog, error) {
+	return cluster.Catalog(ctx, c.transport, c.access)
+}
+
+// connectToCatalog connects to the cluster's registry and reads its catalog. The caller closes the access.
+func (f *clusterFlags) connectToCatalog(ctx context.Context) (*registryAccess, *catalog.Catalog, error) {
+	c, err := f.connect(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	content, err := c.catalog(ctx)
+	if err != nil {
+		c.close()
+		return nil, nil, err
+	}
+	return c, content, nil
+}
+
+// connect reads what is needed to reach the cluster's registry. The caller closes the access.
 func (f *clusterFlags) connect(ctx context.Context) (*registryAccess, error) {
 	config, client, err := cluster.Connect(f.access)
 	if err != nil {
@@ -77,7 +105,7 @@ func (f *clusterFlags) connect(ctx context.Context) (*registryAccess, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &registryAccess{client, registry, transport, access, address}, nil
+	return &registryAccess{config, client, registry, transport, access, address}, nil
 }
 
 // presentCredential reads the push credential each time the registry requests one, so that

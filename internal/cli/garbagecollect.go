@@ -92,7 +92,7 @@ func (f *collectFlags) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	defer c.transport.CloseIdleConnections()
+	defer c.close()
 	return c.betweenRollouts(cmd.Context(), f.request, func(ctx context.Context) error {
 		return f.collect(ctx, c.transport, c.access, cmd.OutOrStdout(), log)
 	})

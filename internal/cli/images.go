@@ -154,12 +154,7 @@ func (f *imageFlags) references(cmd *cobra.Command, args []string) ([]string, er
 			if name == "-" {
 				return images.ReadList(cmd.InOrStdin(), "stdin")
 			}
-			file, err := os.Open(name)
-			if err != nil {
-				return nil, err
-			}
-			defer file.Close()
-			return images.ReadList(file, name)
+			return readList(name)
 		}()
 		if err != nil {
 			return nil, fmt.Errorf("--file: %w", err)

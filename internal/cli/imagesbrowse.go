@@ -11,12 +11,9 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	"github.com/spf13/cobra"
-	"k8s.io/client-go/metadata"
 
 	"github.com/zarf-dev/zarf-registry/internal/browse"
-	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
-	"github.com/zarf-dev/zarf-registry/internal/status"
 	"github.com/zarf-dev/zarf-registry/internal/workloads"
 )
 
@@ -99,7 +96,6 @@ type browseSource struct {
 	flags    *clusterFlags
 	access   *registryAccess
 	registry *remote.Registry
-	metadata metadata.Interface
 }
 
 func (f *browseFlags) open(ctx context.Context) (*browseSource, error) {
@@ -110,29 +106,21 @@ func (f *browseFlags) open(ctx context.Context) (*browseSource, error) {
 	if err != nil {
 		return nil, err
 	}
-	config, _, err := cluster.Connect(f.cluster.access)
+	registry, err := f.cluster.openRegistry(c, remote.Options{})
 	if err != nil {
 		return nil, err
 	}
-	names, err := metadata.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("using the kubeconfig: %w", err)
-	}
-	registry, err := c.registry.Open(c.access, remote.Options{Credential: f.cluster.presentCredential(c.client, c.access)})
-	if err != nil {
-		return nil, err
-	}
-	return &browseSource{&f.cluster, c, registry, names}, nil
+	return &browseSource{&f.cluster, c, registry}, nil
 }
 
 func (s *browseSource) close() {
 	s.registry.Close()
-	s.access.transport.CloseIdleConnections()
+	s.access.close()
 }
 
 // Load implements [browse.Source].
 func (s *browseSource) Load(ctx context.Context) (*browse.Snapshot, error) {
-	content, err := cluster.Catalog(ctx, s.access.transport, s.access.access)
+	content, err := s.access.catalog(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -140,11 +128,7 @@ func (s *browseSource) Load(ctx context.Context) (*browse.Snapshot, error) {
 	if used, err := workloads.List(ctx, s.access.client); err == nil {
 		snapshot.Using = used.Using
 	}
-	snapshot.Status, err = status.Collect(ctx, status.Options{
-		Namespace: s.flags.namespace, Release: s.flags.release, Name: s.flags.name,
-		Client: s.access.client, Metadata: s.metadata, Loaded: s.access.registry.Loaded,
-		KubeletStarted: status.KubeletStarted(s.access.client.CoreV1().RESTClient()), Now: time.Now,
-	})
+	snapshot.Status, err = s.flags.collectStatus(ctx, s.access.config, s.access.client)
 	return snapshot, err
 }
 

@@ -8,7 +8,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/zarf-dev/zarf-registry/internal/catalog"
-	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
 )
@@ -39,9 +38,7 @@ Exit codes: 0 if everything is exported, 1 on failure, 3 if the command line is 
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
-	cmd.Flags().StringVarP(&f.out, "out", "o", "",
-		"`PATH` of the output: an archive if it ends in .tar, otherwise a layout directory")
-	f.splitFlag(cmd.Flags())
+	f.register(cmd.Flags())
 	f.transferFlags(cmd.Flags())
 	f.cacheFlags(cmd)
 	f.cluster.register(cmd.Flags())
@@ -54,25 +51,21 @@ func (f *exportFlags) run(cmd *cobra.Command) error {
 		return &exitcode.Refusal{Err: err}
 	}
 	return f.transfer(cmd, "", nil, func(ctx context.Context, r *imageRun) ([]images.Result, error) {
-		c, err := f.cluster.connect(ctx)
+		c, content, err := f.cluster.connectToCatalog(ctx)
 		if err != nil {
 			return nil, err
 		}
-		defer c.transport.CloseIdleConnections()
-		content, err := cluster.Catalog(ctx, c.transport, c.access)
+		defer c.close()
+		registry, err := f.cluster.openRegistry(c, r.retryOptions())
 		if err != nil {
 			return nil, err
 		}
-		registry, address, err := r.destination(ctx, "", "")
-		if err != nil {
-			return nil, err
-		}
-		refs := exported(content, address, r.log)
+		refs := exported(content, c.address, r.log)
 		if len(refs) == 0 {
 			return nil, errors.New("the registry has no images")
 		}
 		r.platform = "all"
-		r.registries.use(address, registry)
+		r.registries.use(c.address, registry) // and closes it
 		return f.pull(ctx, r, refs)
 	})
 }
@@ -82,7 +75,7 @@ func (f *exportFlags) run(cmd *cobra.Command) error {
 func exported(content *catalog.Catalog, address string, log *slog.Logger) []string {
 	var refs []string
 	for _, m := range content.Roots() {
-		names := imageReferences(address, &catalog.Image{Manifest: m})
+		names := m.References(address)
 		switch {
 		case catalog.Own(m.Repository):
 		case m.Problem != "":

@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/zarf-dev/zarf-registry/internal/catalog"
-	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/inventory"
 )
@@ -52,16 +51,11 @@ func (f *inventoryFlags) run(cmd *cobra.Command) error {
 	if err != nil {
 		return &exitcode.Refusal{Err: err}
 	}
-	ctx := cmd.Context()
-	c, err := f.cluster.connect(ctx)
+	c, content, err := f.cluster.connectToCatalog(cmd.Context())
 	if err != nil {
 		return err
 	}
-	defer c.transport.CloseIdleConnections()
-	content, err := cluster.Catalog(ctx, c.transport, c.access)
-	if err != nil {
-		return err
-	}
+	defer c.close()
 	list := inventoryOf(content)
 	encoded := list.Bytes()
 	if f.out == "-" {

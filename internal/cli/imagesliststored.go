@@ -14,7 +14,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/zarf-dev/zarf-registry/internal/catalog"
-	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/meter"
 	"github.com/zarf-dev/zarf-registry/internal/workloads"
 )
@@ -44,15 +43,11 @@ type listedRepository struct {
 // the registry runs.
 func (r *imageRun) listCluster(cmd *cobra.Command, f *listFlags) error {
 	ctx := cmd.Context()
-	c, err := r.cluster.connect(ctx)
+	c, content, err := r.cluster.connectToCatalog(ctx)
 	if err != nil {
 		return err
 	}
-	defer c.transport.CloseIdleConnections()
-	content, err := cluster.Catalog(ctx, c.transport, c.access)
-	if err != nil {
-		return err
-	}
+	defer c.close()
 	l := &lister{content: content, address: c.address, unshared: content.Unshared()}
 	used, err := workloads.List(ctx, c.client)
 	switch {
@@ -85,7 +80,7 @@ func (l *lister) images(untagged bool) []listed {
 			continue
 		}
 		facts := l.facts([]*catalog.Image{image})
-		for _, ref := range imageReferences(l.address, image) {
+		for _, ref := range image.References(l.address) {
 			list = append(list, listed{
 				Reference: ref, Digest: image.Digest, MediaType: image.MediaType, Platforms: nonNil(image.Platforms),
 				Size: l.content.Size(image.Members), storedFacts: facts,

@@ -154,18 +154,12 @@ func (f *pruneFlags) run(cmd *cobra.Command) error {
 // check returns the references of the lists, by file.
 func (f *pruneFlags) check() (map[string][]string, error) {
 	var errs []error
-	for _, p := range []struct {
-		flag  string
-		texts []string
-		into  *[]catalog.Pattern
-	}{{"match", f.match, &f.rules.Match}, {"keep", f.keep, &f.rules.Keep}} {
-		for _, text := range p.texts {
-			pattern, err := catalog.ParsePattern(text)
-			if err != nil {
-				errs = append(errs, fmt.Errorf("--%s: %w", p.flag, err))
-			}
-			*p.into = append(*p.into, pattern)
-		}
+	var err error
+	if f.rules.Match, err = catalog.ParsePatterns(f.match...); err != nil {
+		errs = append(errs, fmt.Errorf("--match: %w", err))
+	}
+	if f.rules.Keep, err = catalog.ParsePatterns(f.keep...); err != nil {
+		errs = append(errs, fmt.Errorf("--keep: %w", err))
 	}
 	listed := map[string][]string{}
 	for _, name := range f.keepLists {
@@ -202,16 +196,12 @@ func (f *removalFlags) remove(cmd *cobra.Command, choose func(*catalog.Catalog, 
 		return &exitcode.Refusal{Err: err}
 	}
 	ctx := cmd.Context()
-	c, err := f.cluster.connect(ctx)
+	c, content, err := f.cluster.connectToCatalog(ctx)
 	if err != nil {
 		return err
 	}
-	defer c.transport.CloseIdleConnections()
+	defer c.close()
 	// The workloads are listed after the catalog is read, so a workload that uses an image which was just pushed counts.
-	content, err := cluster.Catalog(ctx, c.transport, c.access)
-	if err != nil {
-		return err
-	}
 	used, err := workloads.List(ctx, c.client)
 	if err != nil {
 		return fmt.Errorf("%w: nothing was deleted, because it is unknown which images are in use", err)
@@ -273,7 +263,7 @@ func newRemoval(dryRun bool, address string, content *catalog.Catalog, chosen ch
 		what.Untagged = append(what.Untagged, address+"/"+t.repository+":"+t.tag)
 	}
 	for _, d := range chosen.decisions {
-		refs := imageReferences(address, d.Image)
+		refs := d.Image.References(address)
 		if d.Kept != "" {
 			what.Kept = append(what.Kept, keptImage{refs, d.Image.Digest.String(), d.Kept})
 			continue
@@ -282,18 +272,6 @@ func newRemoval(dryRun bool, address string, content *catalog.Catalog, chosen ch
 			content.Size(d.Image.Members)})
 	}
 	return what
-}
-
-// imageReferences returns the references of an image: one by each tag, or one by its digest.
-func imageReferences(address string, image *catalog.Image) []string {
-	var refs []string
-	for _, tag := range image.Tags {
-		refs = append(refs, address+"/"+image.Repository+":"+tag)
-	}
-	if refs == nil {
-		refs = []string{address + "/" + image.Repository + "@" + image.Digest.String()}
-	}
-	return refs
 }
 
 func (f *removalFlags) print(w io.Writer, what *removal) error {

@@ -70,9 +70,7 @@ Exit codes: 0 if all images were pulled, 1 if one failed, 3 if the command line 
 		ValidArgsFunction: completeReferences,
 		RunE:              func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
-	cmd.Flags().StringVarP(&f.out, "out", "o", "",
-		"`PATH` of the output: an archive if it ends in .tar, otherwise a layout directory")
-	f.splitFlag(cmd.Flags())
+	f.register(cmd.Flags())
 	cmd.Flags().StringVar(&f.have, "have", "",
 		"leave out of an archive what the registry has, by the inventory in `FILE` (init-hook images inventory)")
 	f.selectionFlags(cmd)
@@ -182,7 +180,9 @@ type archiveFlags struct {
 	split int64
 }
 
-func (f *archiveFlags) splitFlag(flags *pflag.FlagSet) {
+func (f *archiveFlags) register(flags *pflag.FlagSet) {
+	flags.StringVarP(&f.out, "out", "o", "",
+		"`PATH` of the output: an archive if it ends in .tar, otherwise a layout directory")
 	sizeFlag(flags, &f.split, "split", "", "write an archive in pieces of at most `SIZE`, such as 4G, for media")
 }
 

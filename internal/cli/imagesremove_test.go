@@ -88,7 +88,11 @@ func TestDeleteChooses(t *testing.T) {
 
 func TestRemovalIsPrinted(t *testing.T) {
 	content := contents(map[string][]string{"team/app": {"1", "2"}})
-	decisions := content.Decide(catalog.Rules{Match: mustPatterns(t, "team/*"), Used: func(*catalog.Image) []string { return nil }})
+	match, err := catalog.ParsePatterns("team/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	decisions := content.Decide(catalog.Rules{Match: match, Used: func(*catalog.Image) []string { return nil }})
 	doomed := catalog.Doomed(decisions)
 	what := newRemoval(true, "127.0.0.1:31999", content, choice{decisions, []tagged{{"nginx", "1"}}}, doomed)
 	what.Frees = content.Frees(doomed, 0)
@@ -121,18 +125,6 @@ func TestRemovalIsPrinted(t *testing.T) {
 			}
 		}
 	}
-}
-
-func mustPatterns(t *testing.T, texts ...string) (all []catalog.Pattern) {
-	t.Helper()
-	for _, text := range texts {
-		p, err := catalog.ParsePattern(text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, p)
-	}
-	return all
 }
 
 func TestInventoryListsWhatImagesNeed(t *testing.T) {

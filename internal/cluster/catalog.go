@@ -22,7 +22,7 @@ var ErrChanged = errors.New("not deleted")
 
 // Catalog reads what the registry contains.
 func Catalog(ctx context.Context, transport http.RoundTripper, access release.PushAccess) (*catalog.Catalog, error) {
-	response, err := send(ctx, transport, access, http.MethodGet, catalog.Path, nil)
+	response, err := send(ctx, transport, access, http.MethodGet, url.URL{Path: catalog.Path}, nil)
 	if err != nil {
 		return nil, fmt.Errorf("reading the registry's catalog: %w", err)
 	}
@@ -45,7 +45,8 @@ func DeleteManifest(ctx context.Context, transport http.RoundTripper, access rel
 	if !since.IsZero() {
 		header.Set("If-Unmodified-Since", since.UTC().Format(http.TimeFormat))
 	}
-	response, err := send(ctx, transport, access, http.MethodDelete, "/v2/"+repository+"/manifests/"+ref, header)
+	response, err := send(ctx, transport, access, http.MethodDelete,
+		url.URL{Path: "/v2/" + repository + "/manifests/" + ref}, header)
 	if err != nil {
 		return err
 	}
@@ -59,9 +60,10 @@ func DeleteManifest(ctx context.Context, transport http.RoundTripper, access rel
 	return responseError(response)
 }
 
-func send(ctx context.Context, transport http.RoundTripper, access release.PushAccess, method, path string,
+// send sends a request to the registry, with the push credential. Target has a path, and perhaps a query.
+func send(ctx context.Context, transport http.RoundTripper, access release.PushAccess, method string, target url.URL,
 	header http.Header) (*http.Response, error) {
-	target := url.URL{Scheme: "https", Host: Host(access), Path: path}
+	target.Scheme, target.Host = "https", Host(access)
 	r, err := http.NewRequestWithContext(ctx, method, target.String(), nil)
 	if err != nil {
 		return nil, err

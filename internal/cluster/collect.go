@@ -22,13 +22,8 @@ func Collect(
 	ctx context.Context, transport http.RoundTripper, access release.PushAccess, request gc.Request,
 	handle func(gc.Event) error,
 ) error {
-	target := url.URL{Scheme: "https", Host: Host(access), Path: gc.Path, RawQuery: request.Query().Encode()}
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, target.String(), nil)
-	if err != nil {
-		return err
-	}
-	r.SetBasicAuth(access.Username, access.Password)
-	response, err := transport.RoundTrip(r)
+	response, err := send(ctx, transport, access, http.MethodPost,
+		url.URL{Path: gc.Path, RawQuery: request.Query().Encode()}, nil)
 	if err != nil {
 		return err
 	}

@@ -170,7 +170,7 @@ func (s *splitter) finish() error {
 	for i := len(s.pieces) + 1; i <= maxPieces; i++ {
 		name := pieceName(s.path, i)
 		if _, ok, err := readFooter(name); err != nil || !ok {
-			return nil //nolint:nilerr // there is none
+			return nil //nolint:nilerr // the file is missing or not a piece
 		}
 		if err := os.Remove(name); err != nil {
 			return err

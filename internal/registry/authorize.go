@@ -10,6 +10,7 @@ import (
 	v2 "github.com/distribution/distribution/v3/registry/api/v2"
 	"github.com/gorilla/mux"
 
+	"github.com/zarf-dev/zarf-registry/internal/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
 
@@ -29,12 +30,6 @@ const (
 	probeProxy    = "zarf-registry/probe-proxy"    // through the proxies, with mutual TLS
 	probeNodePort = "zarf-registry/probe-nodeport" // through the node port, without TLS
 )
-
-// ownRepositories is the prefix of the repositories that init-hook fills: the project's images and the
-// probes. Clients of the loopback listener, and those with the client role, neither see them in the catalog
-// nor change them, because tools that prune a registry (zarf tools registry prune) delete every image that
-// they do not know.
-const ownRepositories = "zarf-registry/"
 
 // policy is a listener's access policy.
 type policy struct {
@@ -85,7 +80,8 @@ func (p policy) open() bool { return p.mutualTLS || p.anonymousPull }
 //
 // With mutual TLS, the roles of the certificate (pki.Roles) identify the client: nodes, pushers and
 // clients read; pushers also write if they send a push credential, and clients too, but they neither
-// collect garbage nor change the project's own repositories. Without it, only the credential counts. A push
+// collect garbage nor change the registry's own repositories ([catalog.Own]), because tools that prune a registry
+// (zarf tools registry prune) delete every image that they do not know. Without it, only the credential counts. A push
 // credential may write and delete in its repositories, or in all. Every reader may read everything, so
 // mounting a blob from another repository needs no more than write access to the target. A probe
 // repository is reachable over its own path only, except with a pusher's certificate: probes are filled
@@ -113,13 +109,13 @@ func (p policy) authorize(method string, to target, roles []string, login login)
 		case !push && !client:
 			return denied("a client certificate with the roles %q may only read: %s needs %q and the push credential",
 				roles, to.describe(method), pki.OrganizationPush)
-		case !read && !push && (to.repository == "" || strings.HasPrefix(to.repository, ownRepositories)):
+		case !read && !push && (to.repository == "" || catalog.Own(to.repository)):
 			return denied("a client certificate with the roles %q may not change what belongs to the registry itself: %s in %s "+
 				"needs %q", roles, to.describe(method), cmp.Or(to.repository, "no repository"), pki.OrganizationPush)
 		}
 	} else if (p.exposed || p.loopback) && (to.repository == probeProxy || to.repository == probeNodePort) {
 		return denied("repository %s is served to nodes only, and this request came from outside the cluster", to.repository)
-	} else if !read && p.loopback && strings.HasPrefix(to.repository, ownRepositories) {
+	} else if !read && p.loopback && catalog.Own(to.repository) {
 		return denied("repository %s belongs to the registry itself: only init-hook changes it", to.repository)
 	} else if to.repository == probeProxy {
 		return denied("repository %s is served with TLS only, and this request did not use TLS: pull %s instead",

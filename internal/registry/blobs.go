@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net/http"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,6 +22,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
 
@@ -103,9 +103,7 @@ func (n blobNamespace) Repositories(ctx context.Context, repositories []string, 
 		if found > 0 {
 			last = repositories[found-1]
 		}
-		visible := slices.DeleteFunc(repositories[:found], func(name string) bool {
-			return strings.HasPrefix(name, ownRepositories)
-		})
+		visible := slices.DeleteFunc(repositories[:found], catalog.Own)
 		// A page that does not end the list must not be empty: the next one begins after its last name.
 		if len(visible) > 0 || found == 0 || err != nil {
 			return len(visible), err

@@ -118,8 +118,11 @@ func TestPreviewOfADeletionIsExact(t *testing.T) {
 	time.Sleep(1100 * time.Millisecond) // HTTP's dates have seconds
 
 	read := c.contents()
-	decisions := read.Decide(catalog.Rules{Untagged: false, Match: patterns(t, "team/b", "*:gone"),
-		Used: func(*catalog.Image) []string { return nil }})
+	match, err := catalog.ParsePatterns("team/b", "*:gone")
+	if err != nil {
+		t.Fatal(err)
+	}
+	decisions := read.Decide(catalog.Rules{Match: match, Used: func(*catalog.Image) []string { return nil }})
 	doomed := catalog.Doomed(decisions)
 	if len(doomed) != 4 {
 		t.Fatalf("to be deleted: %+v", doomed)
@@ -135,18 +138,6 @@ func TestPreviewOfADeletionIsExact(t *testing.T) {
 		t.Errorf("collected %+v, the preview was %+v", result, preview)
 	}
 	c.must(http.StatusOK, "GET", "/v2/team/a/blobs/"+digest.FromString("shared layer").String(), nil)
-}
-
-func patterns(t *testing.T, texts ...string) (all []catalog.Pattern) {
-	t.Helper()
-	for _, text := range texts {
-		p, err := catalog.ParsePattern(text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, p)
-	}
-	return all
 }
 
 func TestConditionalDeletion(t *testing.T) {

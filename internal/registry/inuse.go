@@ -18,7 +18,7 @@ type blobsInUse struct {
 	last   map[digest.Digest]time.Time
 	pruned time.Time
 
-	// Of the collection that is sweeping; marked is nil if there is none.
+	// The collection that is sweeping. Without one, marked is nil.
 	marked *marking
 	cutoff time.Time
 	swept  map[digest.Digest]bool

@@ -161,7 +161,7 @@ type leaseReading struct {
 	record  leaseRecord
 	at      time.Time // when the reading began; zero before the first
 	changed time.Time // when this record was first seen
-	// condemned is the list of another process's collection; nil if there is none, or if it is missing.
+	// condemned is the list of another process's collection; nil without such a collection, or without its list.
 	condemned condemnedSet
 }
 

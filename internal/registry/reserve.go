@@ -17,7 +17,7 @@ import (
 )
 
 // Garbage collection must work when the file system is completely full, but it begins by writing its lease. Reserves
-// are files next to the lease whose blocks are allocated while there is space. If there is none left, a record is
+// are files next to the lease whose blocks are allocated while there is space. Without free space, a record is
 // written into a reserve, which then changes places with the previous record: that needs neither a block nor an inode,
 // readers see one record or the other, and the previous record is the next reserve.
 const (

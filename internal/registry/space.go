@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -20,6 +19,7 @@ import (
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"golang.org/x/sys/unix"
 
+	"github.com/zarf-dev/zarf-registry/internal/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/space"
 )
 
@@ -312,7 +312,7 @@ func (s *storageSpace) limit(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		if err := s.admit(strings.HasPrefix(to.repository, ownRepositories), r.ContentLength); err != nil {
+		if err := s.admit(catalog.Own(to.repository), r.ContentLength); err != nil {
 			if to.upload && r.Method != http.MethodPost {
 				cancelUpload(next, w, r)
 			}

@@ -25,7 +25,7 @@ func (c *collector) summary() error {
 		table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 		chart := c.chart
 		if chart == "" {
-			chart = "unknown: Helm's release could not be read, or there is none"
+			chart = "unknown: Helm's release does not exist or could not be read"
 		}
 		fmt.Fprintf(table, "init-hook\t%s\nKubernetes\t%s\nchart\t%s\n", version.Version, kubernetes, chart)
 		if err := table.Flush(); err != nil {
