@@ -25,6 +25,14 @@ func TestModeDefaultsToTheStateThenNodePort(t *testing.T) {
 	prepared := state.State{Phase: state.PhasePrepared, Desired: settings(state.ModeProxy, state.IPv4)}
 	others := remembers(ready(settings(state.ModeProxy, state.IPv4)))
 	others.Namespace = "other"
+	var proxies, othersProxies []runtime.Object
+	for _, d := range daemonSets(rendering{values: proxyMode(t)}.render(t), "proxy") {
+		proxies = append(proxies, d)
+		d = d.DeepCopy()
+		d.Labels["app.kubernetes.io/instance"] = "other"
+		othersProxies = append(othersProxies, d)
+	}
+	proxies, othersProxies = slices.Clip(proxies), slices.Clip(othersProxies)
 	for name, test := range map[string]struct {
 		cluster *cluster
 		values  []string
@@ -51,6 +59,18 @@ func TestModeDefaultsToTheStateThenNodePort(t *testing.T) {
 		},
 		"kube-proxy uses nftables, and false": {
 			kubeProxy("mode: nftables"), []string{"registryProxy=false"}, "nodeport value",
+		},
+		"the state is lost in proxy mode": {
+			newCluster(append(proxies, kubernetes(corev1.IPv4Protocol))...), nil, "proxy cluster",
+		},
+		"the state is lost in proxy mode, and false": {
+			newCluster(append(proxies, kubernetes(corev1.IPv4Protocol))...), []string{"registryProxy=false"}, "nodeport value",
+		},
+		"proxies remain of an interrupted switch": {
+			newCluster(append(proxies, remembers(ready(settings(state.ModeNodePort, state.IPv4))))...), nil, "nodeport state",
+		},
+		"proxies of another release": {
+			newCluster(append(othersProxies, kubernetes(corev1.IPv4Protocol))...), nil, "nodeport cluster",
 		},
 		"the state of another namespace": {
 			newCluster(kubernetes(corev1.IPv4Protocol), others), nil, "nodeport cluster",

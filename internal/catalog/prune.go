@@ -48,11 +48,12 @@ type Decision struct {
 	Kept string
 }
 
-const ownRepositories = "zarf-registry/"
+// OwnRepositories is the first component of the names of the registry's own repositories.
+const OwnRepositories = "zarf-registry"
 
 // Own reports whether a repository belongs to the registry itself: init-hook fills it with the project's images, and
 // with those that verify nodes. Its images are neither pruned nor exported.
-func Own(repository string) bool { return strings.HasPrefix(repository, ownRepositories) }
+func Own(repository string) bool { return strings.HasPrefix(repository, OwnRepositories+"/") }
 
 // Decide applies the rules to all images.
 func (c *Catalog) Decide(rules Rules) []Decision {

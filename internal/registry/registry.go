@@ -449,6 +449,8 @@ func (s *Server) reloadReport() reloadstatus.Report {
 	report := reloadstatus.Report{Credentials: s.credentials.report(), Collection: s.leases.report()}
 	if err := s.health.err(time.Now()); err != nil {
 		report.Storage = err.Error()
+	} else {
+		report.Empty = isEmpty(s.health.driver)
 	}
 	if full := s.space.report(); full != (space.Report{}) {
 		report.Space = &full

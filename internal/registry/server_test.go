@@ -28,6 +28,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	dto "github.com/prometheus/client_model/go"
 
+	"github.com/zarf-dev/zarf-registry/internal/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
@@ -587,6 +588,26 @@ func TestOpenRejects(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestStorageWithoutTheProjectsImagesIsReported(t *testing.T) {
+	root := t.TempDir()
+	i := start(t, newTestCA(t), root)
+	is := func(when string, empty bool) {
+		t.Helper()
+		if got := i.loaded().Empty; got != empty {
+			t.Errorf("%s: empty %t", when, got)
+		}
+	}
+	is("at first", true)
+	i.pusher().pushPlatform("team/a", "layer")
+	is("with an image of a user", true)
+	i.pusher().pushPlatform(catalog.OwnRepositories+"/init-hook", "layer")
+	is("with an image of the project", false)
+	if err := os.RemoveAll(filepath.Join(root, "docker")); err != nil {
+		t.Fatal(err)
+	}
+	is("after its content was lost", true)
 }
 
 func TestUnavailableS3DelaysOnlyReadiness(t *testing.T) {

@@ -19,6 +19,8 @@ import (
 	_ "github.com/distribution/distribution/v3/registry/storage/driver/s3-aws"
 	_ "golang.org/x/crypto/x509roots/fallback" // for S3 over public TLS, because the image contains no CA certificates
 	"golang.org/x/sys/unix"
+
+	"github.com/zarf-dev/zarf-registry/internal/catalog"
 )
 
 const (
@@ -86,6 +88,15 @@ func rootError(root, verb string, err error) error {
 	}
 	return fmt.Errorf("storage.filesystem.rootdirectory %s: uid %d, gid %d cannot %s it: %w: %s",
 		root, os.Getuid(), os.Getgid(), verb, err, advice)
+}
+
+// isEmpty reports whether the storage has none of the project's own images. It is false if the storage does not
+// respond in two seconds.
+func isEmpty(driver storagedriver.StorageDriver) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	_, err := driver.Stat(ctx, repositoriesPath+"/"+catalog.OwnRepositories)
+	return errors.As(err, new(storagedriver.PathNotFoundError))
 }
 
 // storageHealth checks at intervals that the storage responds, and measures a filesystem's size. Hanging

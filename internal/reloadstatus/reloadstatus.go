@@ -31,6 +31,9 @@ type Report struct {
 	PlainOpen *bool `json:"plainOpen,omitempty"`
 	// Storage is the error of the storage, which makes a registry not ready; empty while it responds, and for proxies.
 	Storage string `json:"storage,omitempty"`
+	// Empty means that the storage has none of the project's own images: init-hook has not pushed them yet, or the
+	// content of the storage was lost. It is false for proxies, and while the storage fails.
+	Empty bool `json:"empty,omitempty"`
 	// Collection is nil for proxies.
 	Collection *Collection `json:"collection,omitempty"`
 	// Space is how full the storage is. It is nil for proxies, and where no limit is known.

@@ -516,6 +516,38 @@ func TestFullStorageIsNamedWithWhatToDo(t *testing.T) {
 	}
 }
 
+func TestLostContentIsReportedOnceImagesWerePushed(t *testing.T) {
+	const next = "The registry's storage has lost its content: run init-hook install --namespace zarf, which pushes the " +
+		"project's images, and push yours again, from a backup or from their archives."
+	pushed := &state.HookImage{Reference: "zarf-registry/init-hook:0.1.0", Architecture: "amd64"}
+	for name, test := range map[string]struct {
+		phase state.Phase
+		image *state.HookImage
+		empty bool
+		want  []string
+	}{
+		"lost":                  {state.PhaseReady, pushed, true, []string{next}},
+		"there":                 {state.PhaseReady, pushed, false, nil},
+		"not pushed yet":        {state.PhasePrepared, pushed, true, nil},
+		"from another registry": {state.PhaseReady, nil, true, nil},
+	} {
+		o := healthy(t, state.ModeProxy).changeState(t, func(s *state.State) {
+			s.Phase, s.HookImage = test.phase, test.image
+		}).options(t)
+		o.Loaded = func(context.Context, *corev1.Pod) (*reloadstatus.Report, error) {
+			return &reloadstatus.Report{Collection: &reloadstatus.Collection{}, Empty: test.empty}, nil
+		}
+		r, err := status.Collect(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		next := slices.DeleteFunc(r.Next, func(s string) bool { return strings.Contains(s, "is not verified") })
+		if !slices.Equal(next, append([]string{}, test.want...)) || r.Registry.Empty != (test.want != nil) {
+			t.Errorf("%s: empty %t, next %q", name, r.Registry.Empty, next)
+		}
+	}
+}
+
 func TestHowGarbageCollectionStands(t *testing.T) {
 	for name, test := range map[string]struct {
 		answer *reloadstatus.Collection

@@ -91,6 +91,7 @@ type State struct {
 	UpdatedAt       time.Time `json:"updatedAt"`
 
 	unreserved string // why no Service has to own the node port
+	pushed     bool   // the registry got the project's own images
 }
 
 // Switching reports whether a switch between two modes is in progress or was interrupted.
@@ -128,6 +129,8 @@ type Registry struct {
 	Wanted int    `json:"wanted"`
 	Why    string `json:"why,omitempty"`
 	Pods   []Pod  `json:"pods"`
+	// Empty means that the storage has lost its content: the project's own images, which were pushed, are missing.
+	Empty bool `json:"empty,omitempty"`
 	// Claim is nil if the registry needs no volume, or if reading it is forbidden.
 	Claim *Claim `json:"claim,omitempty"`
 	// Collection is the state of garbage collection. It is nil if no pod responded.
@@ -274,6 +277,7 @@ func (c *collector) state(ctx context.Context) error {
 		Phase: s.Phase, Desired: s.Desired, Current: s.Current, Verified: append([]string{}, s.Nodes...),
 		PKI: s.PKI, Rotation: s.Rotation, UpdatedBy: s.UpdatedBy, UpdatedAt: s.UpdatedAt,
 		unreserved: secret.Annotations[names.AnnotationUnreserved],
+		pushed:     s.Phase == state.PhaseReady && s.HookImage != nil,
 	}
 	if s.NodeConfig != nil {
 		c.report.State.NodeDirectories = s.NodeConfig.Directories
@@ -477,6 +481,11 @@ func (c *collector) collection(ctx context.Context, pods []corev1.Pod) {
 		}
 		c.report.Registry.Collection, c.report.Registry.Verification = report.Collection, report.Verification
 		c.space(report.Space)
+		if s := c.report.State; report.Empty && s != nil && s.pushed {
+			c.report.Registry.Empty = true
+			c.next("The registry's storage has lost its content: run %s, which pushes the project's images, and push yours "+
+				"again, from a backup or from their archives.", c.again())
+		}
 		if v := report.Verification; v != nil && v.Problem != "" {
 			c.next("The registry cannot load what it verifies images with (%s): correct the Secret of registry.verifyKeys, "+
 				"or run %s, which checks it.", oneLine(v.Problem), c.again())

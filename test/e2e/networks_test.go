@@ -59,6 +59,7 @@ var scenarios = map[string][]network{
 	"e2e-clients":       {ipv4},
 	"e2e-crio":          {ipv4},
 	"e2e-crio-nodes":    {ipv4},
+	"e2e-disaster":      {ipv4},
 	"e2e-external":      {ipv4nft},
 	"e2e-helm-versions": {ipv4},
 	"e2e-kube-proxy":    {ipv4},

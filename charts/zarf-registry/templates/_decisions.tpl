@@ -25,7 +25,7 @@ and the cluster's; default. */ -}}
 {{- end -}}
 
 {{- /* How nodes reach the registry: proxy, nodeport or external; for external with url. A new cluster gets nodeport
-mode, unless node ports cannot work on its loopback addresses, for which reason is given. */ -}}
+mode, unless node ports cannot work on its loopback addresses, or its state was lost in proxy mode; both give reason. */ -}}
 {{- define "zarf-registry.mode" -}}
 {{- if .Values.registryURL -}}
 {{- dict "value" "external" "source" "value" "url" (.Values.registryURL | trimPrefix "https://" | trimSuffix "/") | toJson -}}
@@ -37,6 +37,9 @@ mode, unless node ports cannot work on its loopback addresses, for which reason 
 {{- dict "value" "external" "source" "state" "url" $state.address | toJson -}}
 {{- else if $state.mode -}}
 {{- dict "value" $state.mode "source" "state" | toJson -}}
+{{- else if include "zarf-registry.cluster.proxies" . -}}
+{{- /* The state was lost: an upgrade must not switch the mode. */ -}}
+{{- dict "value" "proxy" "source" "cluster" "reason" "the state is missing, and proxies of this release exist" | toJson -}}
 {{- else -}}
 {{- $mode := dict "value" "nodeport" "source" (include "zarf-registry.cluster.seen" . | empty | ternary "default" "cluster") -}}
 {{- if eq (include "zarf-registry.ipFamily" . | fromJson).value "IPv6" -}}

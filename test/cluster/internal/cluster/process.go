@@ -44,11 +44,12 @@ const (
 	Dead    = "dead"
 )
 
-// State returns the state according to /proc.
+// State returns the state according to /proc. While a process ends, its first thread can be a zombie and others still
+// hold its ports.
 func (p Process) State() string {
 	stat, err := readStat(p.PID)
 	switch {
-	case err != nil || stat.start != p.Start || stat.state == 'Z' || stat.state == 'X':
+	case err != nil || stat.start != p.Start || stat.state == 'X' || stat.state == 'Z' && stat.threads <= 1:
 		return Dead
 	case stat.state == 'T':
 		return Paused
@@ -91,8 +92,9 @@ func killIf(pid int, ours func() bool) {
 func closeHandle(handle int) { _ = unix.Close(handle) } // nothing was written
 
 type stat struct {
-	state byte
-	start uint64
+	state   byte
+	threads uint64
+	start   uint64
 }
 
 func readStat(pid int) (stat, error) {
@@ -108,7 +110,7 @@ func readStat(pid int) (stat, error) {
 func parseStat(content string) (stat, error) {
 	end := strings.LastIndexByte(content, ')')
 	fields := strings.Fields(content[end+1:])
-	const stateField, startField = 0, 19 // fields 3 and 22
+	const stateField, threadsField, startField = 0, 17, 19 // fields 3, 20 and 22
 	if end < 0 || len(fields) <= startField {
 		return stat{}, fmt.Errorf("invalid stat of a process: %q", content)
 	}
@@ -116,7 +118,11 @@ func parseStat(content string) (stat, error) {
 	if err != nil {
 		return stat{}, fmt.Errorf("start time in a process's stat: %w", err)
 	}
-	return stat{state: fields[stateField][0], start: start}, nil
+	threads, err := strconv.ParseUint(fields[threadsField], 10, 64)
+	if err != nil {
+		return stat{}, fmt.Errorf("number of threads in a process's stat: %w", err)
+	}
+	return stat{state: fields[stateField][0], threads: threads, start: start}, nil
 }
 
 // A ComponentError is a failure caused by a process of the cluster.

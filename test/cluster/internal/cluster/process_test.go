@@ -14,10 +14,10 @@ import (
 )
 
 func TestParseStat(t *testing.T) {
-	const rest = " S 1 2 3 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4711 1000 10 18446744073709551615 1"
+	const rest = " S 1 2 3 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 9 0 4711 1000 10 18446744073709551615 1"
 	for _, name := range []string{"(sleep)", "(a b)", "(tricky) S 1 (x)", "())"} {
 		s, err := parseStat("42 " + name + rest)
-		if err != nil || s.start != 4711 || s.state != 'S' {
+		if err != nil || s.start != 4711 || s.threads != 9 || s.state != 'S' {
 			t.Errorf("%s: got %+v, %v", name, s, err)
 		}
 	}
