@@ -282,7 +282,7 @@ BENCH_REPORT ?= cd bench && go run ./report .
 
 .PHONY: bench
 bench: ## Run all benchmarks, write bench/RESULTS.md and check the targets; the machine must be quiet (BENCH_FLAGS="-n 1")
-	for name in proxy registry bootstrap scale scale-s3 healer garbage images; do \
+	for name in proxy registry bootstrap scale scale-s3 healer garbage thin images; do \
 	  $(MAKE) --no-print-directory bench-$$name BENCH_REPORT=true; \
 	done
 	$(BENCH_REPORT)
@@ -325,6 +325,12 @@ bench-garbage: build ## Measure how long pushes wait while garbage of 100,000 bl
 	@mkdir -p bench/garbage
 	dist/bench-garbage -nodes= -herds= -clusters= -garbage 100000 -registry bin/registry -write bench/garbage $(BENCH_FLAGS)
 	$(BENCH_REPORT) garbage
+
+.PHONY: bench-thin
+bench-thin: build ## Compare thin with full archives of 1000 images (BENCH_FLAGS="-n 1")
+	$(BENCHBUILD) ./thin
+	dist/bench-thin -registry bin/registry -write bench/thin $(BENCH_FLAGS)
+	$(BENCH_REPORT) thin
 
 .PHONY: bench-bootstrap
 bench-bootstrap: build images $(TESTCLUSTER) ## Measure each phase of an installation on a test cluster (BENCH_FLAGS="-n 1")

@@ -23,6 +23,7 @@ var benchmarks = []struct{ dir, title string }{
 	{"registry", "The registry compared with distribution"},
 	{"bootstrap", "Installation on a real cluster"},
 	{"images", "Images: pushes and pulls by users and nodes"},
+	{"thin", "Images: only what changed"},
 	{"scale", "One registry and up to 1000 nodes"},
 	{"scale-s3", "One registry that stores in S3"},
 	{"healer", "The healer"},

@@ -5,10 +5,8 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/opencontainers/go-digest"
 	"github.com/spf13/cobra"
 
-	"github.com/zarf-dev/zarf-registry/internal/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/inventory"
 )
@@ -56,7 +54,7 @@ func (f *inventoryFlags) run(cmd *cobra.Command) error {
 		return err
 	}
 	defer c.close()
-	list := inventoryOf(content)
+	list := inventory.Of(content)
 	encoded := list.Bytes()
 	if f.out == "-" {
 		_, err = cmd.OutOrStdout().Write(encoded)
@@ -68,22 +66,4 @@ func (f *inventoryFlags) run(cmd *cobra.Command) error {
 	}
 	_, err = fmt.Fprintf(cmd.ErrOrStderr(), "%d blobs, %d bytes\n", list.Len(), len(encoded))
 	return err
-}
-
-// inventoryOf lists the blobs that images need, apart from manifests, which thin archives contain. A blob that clients
-// know by a digest other than SHA-256 is left out: the catalog does not have that digest.
-func inventoryOf(content *catalog.Catalog) *inventory.Set {
-	manifests := map[digest.Digest]bool{}
-	for _, m := range content.Manifests {
-		manifests[m.Digest] = true
-	}
-	var blobs []digest.Digest
-	for _, m := range content.Manifests {
-		for _, d := range m.Needs {
-			if _, stored := content.Blobs[d]; stored && !manifests[d] {
-				blobs = append(blobs, d)
-			}
-		}
-	}
-	return inventory.New(blobs)
 }

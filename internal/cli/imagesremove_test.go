@@ -127,18 +127,6 @@ func TestRemovalIsPrinted(t *testing.T) {
 	}
 }
 
-func TestInventoryListsWhatImagesNeed(t *testing.T) {
-	content := contents(nil)
-	layer, garbage, lost := digest.FromString("layer"), digest.FromString("garbage"), digest.FromString("lost")
-	content.Blobs[layer], content.Blobs[garbage] = catalog.Blob{Digest: layer}, catalog.Blob{Digest: garbage}
-	image := content.Manifests[0]
-	image.Needs = []digest.Digest{layer, lost, content.Manifests[1].Digest}
-	list := inventoryOf(content)
-	if !list.Has(layer) || list.Len() != 1 {
-		t.Errorf("it lists %d blobs; that of the layer: %t", list.Len(), list.Has(layer))
-	}
-}
-
 func TestInvalidRemovalsAreRefused(t *testing.T) {
 	list := filepath.Join(t.TempDir(), "list")
 	if err := os.WriteFile(list, []byte("Bad Name\n"), 0o600); err != nil {

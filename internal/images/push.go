@@ -15,6 +15,7 @@ import (
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 	"oras.land/oras-go/v2/errdef"
 	"oras.land/oras-go/v2/registry/remote/errcode"
@@ -102,35 +103,51 @@ func (e *IncompleteError) Error() string {
 		strings.Join(e.Images, " "))
 }
 
-// complete makes blobs that thin archives omit part of the images' repositories.
+// complete makes blobs that thin archives omit part of the images' repositories. Images that the registry has need no
+// more; push does not ask for them again.
 func (p *pusher) complete(ctx context.Context, images []*imagePush) error {
 	var missing IncompleteError
 	sizes := map[digest.Digest]int64{}
+	lacks := make([]bool, len(images))
 	var mu sync.Mutex
-	for _, image := range images {
-		if len(image.Missing) == 0 || image.exists(ctx) {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(p.opts.Concurrency)
+	for i, image := range images {
+		if len(image.Missing) == 0 {
 			continue
 		}
-		lacks := false
-		err := forEachBlob(ctx, p.slots, image.Missing, func() {}, func(ctx context.Context, desc ocispec.Descriptor) error {
-			err := image.blob(ctx, desc)
-			if _, ok := errors.AsType[missingBlobError](err); ok {
-				mu.Lock()
-				defer mu.Unlock()
-				sizes[desc.Digest], lacks = desc.Size, true
+		group.Go(func() error {
+			// push reports errors.
+			if have, err := image.repo.Resolve(ctx, image.tag); err == nil && have.Digest == image.Descriptor.Digest {
+				image.there = true
 				return nil
 			}
-			return err
+			err := forEachBlob(ctx, p.slots, image.Missing, func() {}, func(ctx context.Context, desc ocispec.Descriptor) error {
+				err := image.blob(ctx, desc)
+				if _, ok := errors.AsType[missingBlobError](err); ok {
+					mu.Lock()
+					defer mu.Unlock()
+					sizes[desc.Digest], lacks[i] = desc.Size, true
+					return nil
+				}
+				return err
+			})
+			if err != nil {
+				return fmt.Errorf("image %s: %w", image.name(), err)
+			}
+			return ctx.Err() // which may have ended forEachBlob early
 		})
-		if err != nil {
-			return fmt.Errorf("image %s: %w", image.name(), err)
-		}
-		if lacks {
-			missing.Images = append(missing.Images, image.name())
-		}
+	}
+	if err := group.Wait(); err != nil {
+		return err
 	}
 	if len(sizes) == 0 {
 		return nil
+	}
+	for i, image := range images {
+		if lacks[i] {
+			missing.Images = append(missing.Images, image.name())
+		}
 	}
 	missing.Blobs = slices.Sorted(maps.Keys(sizes))
 	for _, size := range sizes {
@@ -193,6 +210,7 @@ type imagePush struct {
 	*pusher
 	repo     *remote.Repository
 	tag      string // or digest
+	there    bool   // the tag has the image already
 	nodes    []ocispec.Descriptor
 	progress *imageProgress
 }
@@ -227,6 +245,9 @@ func (p *pusher) plan(ctx context.Context, item Item) (*imagePush, error) {
 func (p *imagePush) push(ctx context.Context, started func()) (Result, error) {
 	p.progress.begin()
 	reference := joinReference(p.reg.Host()+"/"+p.repo.Name(), p.tag)
+	if p.there {
+		return p.progress.finish(reference), nil
+	}
 	// If the tag already has the digest, one request is enough. An error response is not fatal: the tag
 	// need not exist.
 	have, err := p.repo.Resolve(ctx, p.tag)
@@ -258,12 +279,6 @@ func (p *imagePush) push(ctx context.Context, started func()) (Result, error) {
 		}
 	}
 	return p.progress.finish(reference), ctx.Err()
-}
-
-// exists reports whether the tag has the image already. push reports errors.
-func (p *imagePush) exists(ctx context.Context) bool {
-	have, err := p.repo.Resolve(ctx, p.tag)
-	return err == nil && have.Digest == p.Descriptor.Digest
 }
 
 // blob makes a blob part of the repository.

@@ -110,6 +110,28 @@ func TestThinArchiveOfASinglePlatform(t *testing.T) {
 	}
 }
 
+// On a slow link, requests are what a push of many unchanged images takes.
+func TestThinArchivesAskOnceForEachImage(t *testing.T) {
+	registry := newTestRegistry(t, nil)
+	client := registry.client(t, nil)
+	store := &Store{}
+	image := testImage(t, store, "docker.io/team/app:1", 1000, "amd64")
+	if _, err := Push(t.Context(), Items(store, image), client, Options{}); err != nil {
+		t.Fatal(err)
+	}
+	items, err := thin(t, store, image, all).Items("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	registry.count("")
+	if results, err := Push(t.Context(), items, client, Options{}); err != nil || len(results) != 1 {
+		t.Fatal(results, err)
+	}
+	if n := registry.count("HEAD /v2/team/app/manifests/1"); n != 1 {
+		t.Errorf("%d requests", n)
+	}
+}
+
 // A false match in the inventory, or a blob that was removed since.
 func TestPushNamesWhatAThinArchiveLacks(t *testing.T) {
 	registry := startRegistry(t)

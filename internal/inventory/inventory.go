@@ -15,6 +15,8 @@ import (
 	"slices"
 
 	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/internal/catalog"
 )
 
 // The format, version 1:
@@ -47,6 +49,24 @@ func New(digests []digest.Digest) *Set {
 	slices.SortFunc(s.prefixes, compare)
 	s.prefixes = slices.Compact(s.prefixes)
 	return s
+}
+
+// Of returns the blobs that images in a registry need, apart from manifests, which thin archives contain. A blob that
+// clients know by a digest other than SHA-256 is left out: the catalog does not have that digest.
+func Of(content *catalog.Catalog) *Set {
+	manifests := map[digest.Digest]bool{}
+	for _, m := range content.Manifests {
+		manifests[m.Digest] = true
+	}
+	var blobs []digest.Digest
+	for _, m := range content.Manifests {
+		for _, d := range m.Needs {
+			if _, stored := content.Blobs[d]; stored && !manifests[d] {
+				blobs = append(blobs, d)
+			}
+		}
+	}
+	return New(blobs)
 }
 
 func compare(a, b prefix) int { return bytes.Compare(a[:], b[:]) }

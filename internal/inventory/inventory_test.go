@@ -8,6 +8,7 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
+	"github.com/zarf-dev/zarf-registry/internal/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/inventory"
 )
 
@@ -40,6 +41,21 @@ func TestRoundTrip(t *testing.T) {
 	}
 	if set := inventory.New([]digest.Digest{digest.SHA512.FromString("a")}); !set.Has(digest.SHA512.FromString("a")) {
 		t.Error("a SHA-512 digest is lost")
+	}
+}
+
+func TestOfListsWhatImagesNeed(t *testing.T) {
+	image, index := digest.FromString("image"), digest.FromString("index")
+	layer, garbage, lost := digest.FromString("layer"), digest.FromString("garbage"), digest.FromString("lost")
+	content := &catalog.Catalog{
+		Manifests: []*catalog.Manifest{
+			{Digest: image, Needs: []digest.Digest{layer, lost}},
+			{Digest: index, Needs: []digest.Digest{image}},
+		},
+		Blobs: map[digest.Digest]catalog.Blob{image: {}, index: {}, layer: {}, garbage: {}},
+	}
+	if list := inventory.Of(content); !list.Has(layer) || list.Len() != 1 {
+		t.Errorf("it lists %d blobs; that of the layer: %t", list.Len(), list.Has(layer))
 	}
 }
 

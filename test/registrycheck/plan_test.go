@@ -295,13 +295,24 @@ func newPlan(seed uint64, operations int) *plan {
 			prepare(push, at)
 		}
 		prepare(upload, at)
-		aimed := random.IntN(2) * racing / 2
+		// A third of the collections race with the victim. In another third, only mounts at the collector say that its
+		// layer is in use: neither its age nor a push does.
+		aimed, mounts := racing/2, false
+		switch random.IntN(3) {
+		case 0:
+			aimed = 0
+		case 1:
+			mounts, c.grace = true, 0
+		}
 		for i := range racing {
 			o := p.operation(random)
 			o.action = []action{push, push, mount, mount, mount, retag, upload}[random.IntN(7)]
 			o.server = random.IntN(p.replicas)
 			if i < aimed {
 				o.repository, o.item, o.blob = at, victim, layer
+				if mounts {
+					o.action, o.server = mount, max(0, c.server) // not offline
+				}
 			}
 			c.racing = append(c.racing, o)
 		}
@@ -309,6 +320,9 @@ func newPlan(seed uint64, operations int) *plan {
 		c.phase = phases[random.IntN(len(phases))]
 		if c.race = c.phase; random.IntN(3) == 0 {
 			c.race = phases[random.IntN(len(phases))]
+		}
+		if mounts {
+			c.race = gc.Sweeping
 		}
 		switch random.IntN(4) {
 		case 0, 1:
