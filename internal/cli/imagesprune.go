@@ -299,8 +299,8 @@ func (f *removalFlags) print(w io.Writer, what *removal) error {
 	if what.DryRun {
 		did, frees = "would delete", "would free"
 	}
-	said = append(said, fmt.Sprintf("%s %d images with %d manifests", did, len(what.Images),
-		what.Manifests-len(what.Changed)))
+	said = append(said, fmt.Sprintf("%s %s with %s", did, plural(len(what.Images), "image"),
+		plural(what.Manifests-len(what.Changed), "manifest")))
 	switch {
 	case what.Collected != nil:
 		said = append(said, "garbage collection freed "+meter.FormatBytes(what.Collected.Bytes))
@@ -314,7 +314,7 @@ func (f *removalFlags) print(w io.Writer, what *removal) error {
 			f.request.Grace))
 	}
 	if len(what.Changed) > 0 {
-		said = append(said, fmt.Sprintf("%d manifests were pushed again meanwhile and are kept", len(what.Changed)))
+		said = append(said, plural(len(what.Changed), "manifest")+" pushed again meanwhile, and kept")
 	}
 	_, err := fmt.Fprintln(w, strings.Join(said, "; "))
 	return err

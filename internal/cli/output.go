@@ -53,6 +53,14 @@ func countedBytes(n int, bytes int64) string {
 	return fmt.Sprintf("%d (%s)", n, meter.FormatBytes(bytes))
 }
 
+// plural formats a number of things, whose plural ends in s.
+func plural(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}
+
 func yesNo(yes bool) string {
 	if yes {
 		return "yes"

@@ -292,7 +292,7 @@ func (p *pieces) add(ctx context.Context, path string) (footer, error) {
 		return f, err
 	}
 	if [sha256.Size]byte(sum.Sum(nil)) != f.data {
-		return f, errors.New("is damaged: copy it again")
+		return f, errors.New("its content does not match its checksum: copy it again")
 	}
 	end := size
 	if len(p.ends) > 0 {

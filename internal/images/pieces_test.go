@@ -129,11 +129,11 @@ func TestMissingAndDamagedPiecesAreNamed(t *testing.T) {
 			content := read(t, paths[1])
 			content[1000] ^= 1
 			write(t, paths[1], content)
-		}, []string{"piece 2 of 4", "app.tar.002: is damaged: copy it again"}},
+		}, []string{"piece 2 of 4", "app.tar.002: its content does not match its checksum: copy it again"}},
 		"shortened": {func(paths []string) {
 			content := read(t, paths[1])
 			write(t, paths[1], content[1000:])
-		}, []string{"piece 2 of 4", "is damaged"}},
+		}, []string{"piece 2 of 4", "does not match its checksum"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			paths := split(t, t.TempDir(), store, image)

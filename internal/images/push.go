@@ -23,6 +23,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/blob"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
+	"github.com/zarf-dev/zarf-registry/internal/space"
 )
 
 // Push sends whole images to the repositories and tags of their references ([Prefix.Repository]): an
@@ -98,8 +99,8 @@ type IncompleteError struct {
 }
 
 func (e *IncompleteError) Error() string {
-	return fmt.Sprintf("the registry does not have %d blobs (%d bytes, the first is %s) that the archive omits; nothing "+
-		"was pushed: write a new inventory, and pull these images again: %s", len(e.Blobs), e.Size, e.Blobs[0],
+	return fmt.Sprintf("the registry does not have %d blobs (%s, the first is %s) that the archive omits; nothing "+
+		"was pushed: write a new inventory, and pull these images again: %s", len(e.Blobs), space.FormatBytes(e.Size), e.Blobs[0],
 		strings.Join(e.Images, " "))
 }
 
