@@ -31,6 +31,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -416,12 +417,30 @@ func (s *Server) followPullUsers(ctx context.Context) {
 func (s *Server) healthHandler() http.Handler {
 	return getOnly(map[string]http.Handler{
 		"/healthz": healthCheck(func() error { return nil }),
-		"/readyz": healthCheck(func() error {
+		"/readyz": s.warnKubelet(healthCheck(func() error {
 			if s.draining.Load() {
 				return errors.New("shutting down")
 			}
 			return s.health.err(time.Now())
-		}),
+		})),
+	})
+}
+
+// warnKubelet makes the kubelet create an event when the storage is nearly full. This process has no access to the
+// Kubernetes API, but for a redirect to another host, which it does not follow, a kubelet creates the event ProbeWarning
+// with the body (k8s.io/kubernetes/pkg/probe/http), and the probe succeeds.
+func (s *Server) warnKubelet(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.UserAgent(), "kube-probe/") && !s.draining.Load() && s.health.err(time.Now()) == nil {
+			if warning := s.space.takeWarning(); warning != "" {
+				w.Header().Set("Cache-Control", "no-store")
+				w.Header().Set("Location", "https://warning.invalid/")
+				w.WriteHeader(http.StatusFound)
+				_, _ = io.WriteString(w, warning) // the client may have disconnected
+				return
+			}
+		}
+		next.ServeHTTP(w, r)
 	})
 }
 

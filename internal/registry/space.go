@@ -82,6 +82,7 @@ type storageSpace struct {
 
 	warned   int // the level of the last warning: 0, space.NearlyFull or space.Full
 	warnedAt time.Time
+	warning  string // the last one, until takeWarning
 }
 
 // walkChanges are what changes during a walk through the content.
@@ -262,6 +263,15 @@ func (s *storageSpace) warn() {
 	}
 	s.log.Warn(message, "limit", scope, "used", usage.Used, "of", usage.Limit, "percent", int(percent),
 		"remedy", space.Remedy(scope))
+	s.warning = fmt.Sprintf("%s: %s: %s", message, space.Describe(scope, usage), space.Remedy(scope))
+}
+
+// takeWarning returns the last warning once, and otherwise "".
+func (s *storageSpace) takeWarning() (warning string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	warning, s.warning = s.warning, ""
+	return warning
 }
 
 // admit returns the error to respond with if a push of so many bytes more does not fit, unless it is into the project's

@@ -280,7 +280,34 @@ func TestFullStorageIsLogged(t *testing.T) {
 		if out.Len() > 0 {
 			mentions(t, out.String(), "level=WARN", "limit=quota", "of=1000", "remedy=")
 		}
+		if got := s.takeWarning(); !strings.Contains(got, step.want) || (got != "") != (step.want != "") {
+			t.Errorf("%d used: the kubelet gets %q, want %q", step.used, got, step.want)
+		}
 	}
+}
+
+func TestKubeletsGetAWarningOfNearlyFullStorageOnce(t *testing.T) {
+	i := start(t, newTestCA(t), t.TempDir())
+	health := i.diagnostics("health")
+	health.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	is := func(code int, userAgent, body string) {
+		t.Helper()
+		a := health.must(code, "GET", "/readyz", nil, "User-Agent", userAgent)
+		if !strings.HasPrefix(a.body, body) {
+			t.Errorf("%s: %q", userAgent, a.body)
+		}
+		if location := a.Header.Get("Location"); (location != "") != (code == http.StatusFound) {
+			t.Errorf("Location: %q", location)
+		}
+	}
+	const kubelet = "kube-probe/1.36"
+	is(http.StatusOK, kubelet, "ok")
+	i.server.space.mu.Lock()
+	i.server.space.warning = "the storage is nearly full: 86.0 %"
+	i.server.space.mu.Unlock()
+	is(http.StatusOK, "curl/8.0", "ok")
+	is(http.StatusFound, kubelet, "the storage is nearly full: 86.0 %")
+	is(http.StatusOK, kubelet, "ok")
 }
 
 // smallVolume mounts a file system of so many bytes.
