@@ -2,7 +2,8 @@
 // does not have, with one that the node reports. Only containers that run the loader are changed: the
 // program comes from the payload, and any image will do.
 //
-// It also removes the startup taint from nodes on which pods can pull.
+// It also removes the startup taint from nodes on which pods can pull, and copies the names of the registry's
+// repositories to a ConfigMap, for the policy that rewrites references.
 //
 // It creates nothing except events. The healer runs it in the cluster (Healer), init-hook heal from a
 // workstation (Once, Untaint); both decide with Decide and waitsFor.

@@ -33,13 +33,15 @@ type times struct {
 var defaultTimes = times{look: 2 * time.Second, retry: time.Second, giveUp: time.Minute, reconnect: time.Second,
 	poll: time.Second, maxPoll: 30 * time.Second, pace: 50 * time.Millisecond}
 
-// Config configures a Healer. All fields are required, except Startup and Listen.
+// Config configures a Healer. All fields are required, except Startup, Repositories and Listen.
 type Config struct {
 	// Connect returns a client. It is called for each watch.
 	Connect func() (*Client, error)
 	Logger  *slog.Logger
 	// Startup is the taint to remove from nodes, if any.
 	Startup Startup
+	// Repositories is what to copy for the policy that rewrites references, if anything.
+	Repositories Repositories
 	// Listen is the address of /healthz, /readyz and /metrics; empty for none.
 	Listen string
 	// Now returns the time.
@@ -52,6 +54,8 @@ type Healer struct {
 	config Config
 	times  times
 	set    *metrics.Set
+	// list lists the registry's repositories. Tests replace it.
+	list func(context.Context, Repositories) ([]string, error)
 
 	replaced, conflicts, failures, reports, broken *metrics.Counter
 	watching                                       atomic.Bool
@@ -79,7 +83,7 @@ const prefix = "zarf_registry_healer_"
 func New(config Config) *Healer {
 	set := metrics.NewSet()
 	h := &Healer{
-		config: config, times: defaultTimes, set: set,
+		config: config, times: defaultTimes, set: set, list: listRegistry,
 		replaced:  set.NewCounter(prefix + `replacements_total{result="ok"}`),
 		conflicts: set.NewCounter(prefix + `replacements_total{result="conflict"}`),
 		failures:  set.NewCounter(prefix + `replacements_total{result="error"}`),
@@ -111,6 +115,9 @@ func (h *Healer) Run(ctx context.Context) error {
 	var group sync.WaitGroup
 	if h.config.Startup.Taint != "" {
 		group.Go(func() { h.keep(ctx, "nodes", &h.watchingNodes, h.nodes) })
+	}
+	if h.config.Repositories.ConfigMap != "" {
+		group.Go(func() { h.copyRepositories(ctx) })
 	}
 	h.keep(ctx, "pods", &h.watching, h.session)
 	group.Wait()

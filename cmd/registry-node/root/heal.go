@@ -28,6 +28,9 @@ changed.
 With --startup-taint, also remove the taints with that key from nodes on which pods can pull: the node is ready, its
 pod that configures it, if any, is ready, and --startup-taint-until is: the node's proxy, or the registry.
 
+With --repositories-configmap, also keep the names of the registry's repositories in that ConfigMap, for the policy
+that rewrites references.
+
 The command runs in a pod, with the credentials of its ServiceAccount, until SIGTERM. Several may run at once.`,
 		Example: `  registry-node heal --namespace=zarf --release=zarf-registry --metrics-listen=:9103`,
 		Args:    noArgs,
@@ -40,6 +43,9 @@ The command runs in a pod, with the credentials of its ServiceAccount, until SIG
 				if err := config.Startup.Validate(); err != nil {
 					return &exitcode.Refusal{Err: err}
 				}
+			}
+			if err := config.Repositories.Validate(); err != nil {
+				return &exitcode.Refusal{Err: err}
 			}
 			config.Logger, config.Now = logger, time.Now
 			config.Connect = func() (*heal.Client, error) {
@@ -60,6 +66,10 @@ The command runs in a pod, with the credentials of its ServiceAccount, until SIG
 	flags.StringVar(&config.Startup.Taint, heal.FlagTaint, "", "`KEY` of the taint to remove from nodes; none if empty")
 	flags.StringVar((*string)(&config.Startup.Until), heal.FlagUntil, string(heal.UntilProxy),
 		"what must be ready: `proxy`, registry or node")
+	flags.StringVar(&config.Repositories.ConfigMap, heal.FlagRepositories, "",
+		"`NAME` of the ConfigMap for the names of repositories; none if empty")
+	flags.StringVar(&config.Repositories.Registry, heal.FlagRegistry, "", "`HOST:PORT` of the registry")
+	flags.StringVar(&config.Repositories.TLSDir, heal.FlagTLSDir, "", "`DIRECTORY` with tls.crt, tls.key and ca.crt")
 	flags.StringVar(&config.Listen, "metrics-listen", "", "`ADDRESS` of /healthz, /readyz and /metrics; disabled if empty")
 	flags.StringVar(&credentials, "service-account-dir", heal.ServiceAccountDir,
 		"`DIRECTORY` with the ServiceAccount's token and ca.crt")

@@ -84,6 +84,10 @@ func TestRefusals(t *testing.T) {
 			[]string{"heal", "--namespace=a", "--release=b", "--startup-taint=c", "--startup-taint-until=x"},
 			exitcode.Refused, "proxy, registry or node",
 		},
+		"a healer that cannot list repositories": {
+			[]string{"heal", "--namespace=a", "--release=b", "--repositories-configmap=c", "--tls-dir=d"},
+			exitcode.Refused, "needs --registry=HOST:PORT and --tls-dir",
+		},
 		"a pause with an argument":   {[]string{"pause", "10"}, exitcode.Refused, `"10"`},
 		"a version with an argument": {[]string{"version", "x"}, exitcode.Refused, `"x"`},
 	} {
