@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	admissionregv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -16,6 +17,16 @@ func TestRewriteIsOffByDefault(t *testing.T) {
 		if n := len(all[*admissionregv1.MutatingAdmissionPolicy](out)); n != 0 {
 			t.Errorf("%d policies", n)
 		}
+	}
+}
+
+// helm upgrade --reuse-values --set rewrite.enabled=true, after a release without these values.
+func TestRewriteDefaultsAreThoseOfValues(t *testing.T) {
+	want := rendering{values: proxyMode(t, "rewrite.enabled=true")}.render(t)
+	got := rendering{values: proxyMode(t, "rewrite={enabled: true, registries: null, excludedNamespaces: null, "+
+		"namespaceSelector: null, pullSecret: null}")}.render(t)
+	if diff := cmp.Diff(want.text(), got.text()); diff != "" {
+		t.Errorf("the rendering differs:\n%s", diff)
 	}
 }
 

@@ -1,8 +1,16 @@
 {{- /* Rewriting of image references in new pods, by the API server. */ -}}
 
-{{- /* The rewrite values with defaults, as JSON. `helm upgrade --reuse-values` from an older release lacks them. */ -}}
+{{- /* The rewrite values with defaults, as JSON. `helm upgrade --reuse-values` from an older release lacks them; the
+defaults are those of values.yaml. */ -}}
 {{- define "zarf-registry.rewrite.settings" -}}
-{{- merge (deepCopy (default dict .Values.rewrite)) (dict "enabled" false) | toJson -}}
+{{- $settings := dict
+  "enabled" false
+  "registries" (list "*")
+  "excludedNamespaces" (list "kube-system" "kube-flannel" "calico-system" "calico-apiserver" "tigera-operator" "cilium") -}}
+{{- range $key, $value := default dict .Values.rewrite -}}
+{{- $_ := set $settings $key $value -}}
+{{- end -}}
+{{- $settings | toJson -}}
 {{- end -}}
 
 {{- define "zarf-registry.rewrite" -}}
