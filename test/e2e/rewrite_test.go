@@ -233,6 +233,13 @@ func TestRewrite(t *testing.T) {
 		}
 		t.Logf("figure: 200 pods (dry run): median %.1f ms, p99 %.1f ms; where nothing is rewritten %.1f ms, %.1f ms",
 			at("team", 50), at("team", 99), at("apart", 50), at("apart", 99))
+		metrics := output(t, w.command(t, w.kubectl, "get", "--raw", "/metrics"))
+		for line := range strings.Lines(metrics) { // evaluations that took at most le seconds
+			const metric = "apiserver_mutating_admission_policy_check_duration_seconds_bucket"
+			if strings.HasPrefix(line, metric) {
+				t.Log("figure: evaluations: " + strings.TrimSpace(line[strings.Index(line, "le="):]))
+			}
+		}
 	})
 	must(t, "helm upgrade turns it off, and running pods stay", func(t *testing.T) {
 		before := podOfShop(t)
