@@ -25,7 +25,7 @@ for version in "${versions[@]}"; do
   for values in "$chart"/ci/*-values.yaml templates-tests/testdata/values/*-values.yaml; do
     release=zarf-registry
     [[ $values != */zarf-values.yaml ]] || release=zarf-docker-registry # the name that Zarf expects
-    [[ $values != */rewrite-values.yaml || ${#served[@]} -gt 0 ]] || continue # the chart refuses it
+    [[ $values != */rewrite*-values.yaml || ${#served[@]} -gt 0 ]] || continue # the chart refuses it
     "$helm" template "$release" "$chart" --namespace zarf --kube-version "$version" "${served[@]}" --values "$values" >"$rendered/$(basename "$values")"
   done
   check=("$kubeconform" -strict -summary -kubernetes-version "$version" -skip "$custom"

@@ -104,6 +104,9 @@ func expectedNetworkPolicies(out *output) map[string]networkingv1.NetworkPolicyS
 			if out.value("tests.enabled") != false {
 				components = append(components, "test")
 			}
+			if byRepository(out) {
+				components = append(components, "healer")
+			}
 			for _, component := range components {
 				clients = append(clients, networkingv1.NetworkPolicyPeer{PodSelector: podsOf(component)})
 			}
@@ -140,6 +143,11 @@ func expectedNetworkPolicies(out *output) map[string]networkingv1.NetworkPolicyS
 		}
 	}
 	return want
+}
+
+// byRepository reports whether references to some repositories only are rewritten.
+func byRepository(out *output) bool {
+	return out.value("rewrite.enabled") == true && slices.Contains([]any{"keep", "deny"}, out.value("rewrite.missing"))
 }
 
 // userPeers decodes peers that the user gave.

@@ -91,6 +91,8 @@ func (p permissions) copiesNamed() bool {
 func (p permissions) healerWithTaint() bool    { return p.healer() && p.hasTaint() }
 func (p permissions) healerWithoutTaint() bool { return p.healer() && !p.hasTaint() }
 
+func (p permissions) byRepository() bool { return byRepository(p.output) }
+
 // expectedPermissions are all rules that the chart may render, and when.
 var expectedPermissions = []permission{
 	{"init-hook ClusterRole", "list nodes", nil},
@@ -145,6 +147,7 @@ var expectedPermissions = []permission{
 	{"healer ClusterRole", "get,patch,watch nodes", permissions.healerWithTaint},
 	{"healer Role", "list,patch,watch pods", permissions.healer},
 	{"healer Role", "create events", permissions.healer},
+	{"healer Role", "get,update configmaps -repositories", permissions.byRepository},
 
 	{"garbage-collection Role", "get secrets -credentials,-push-tls,-state", permissions.gc},
 	{"garbage-collection Role", "list pods", permissions.gc},

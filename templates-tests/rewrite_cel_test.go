@@ -9,6 +9,7 @@ import (
 
 	distribution "github.com/distribution/reference"
 	"github.com/google/go-cmp/cmp"
+	admissionv1 "k8s.io/api/admission/v1"
 	admissionregv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
@@ -31,6 +32,8 @@ type rewriter struct {
 	compiler   *plugincel.CompositedCompiler
 	conditions plugincel.ConditionEvaluator
 	mutation   plugincel.MutatingEvaluator
+	denial     plugincel.ConditionEvaluator // whether a pod is valid, and the message
+	params     *corev1.ConfigMap
 }
 
 func compileRewrite(t testing.TB, out *output) *rewriter {
@@ -43,31 +46,13 @@ func compileRewrite(t testing.TB, out *output) *rewriter {
 }
 
 func compilePolicy(policy *admissionregv1.MutatingAdmissionPolicy) (*rewriter, error) {
-	// What Kubernetes 1.34, the oldest version that the chart renders the policy for, accepts in new objects.
-	compiler, err := plugincel.NewCompositedCompiler(environment.MustBaseEnvSet(version.MajorMinor(1, 33)))
+	options := plugincel.OptionalVariableDeclarations{HasParams: policy.Spec.ParamKind != nil}
+	r, err := compileReferences(policy.Spec.Variables, policy.Spec.MatchConditions, options)
 	if err != nil {
 		return nil, err
 	}
-	options := plugincel.OptionalVariableDeclarations{}
-	for _, v := range policy.Spec.Variables {
-		result := compiler.CompileAndStoreVariable(&validating.Variable{Name: v.Name, Expression: v.Expression}, options,
-			environment.NewExpressions)
-		if result.Error != nil {
-			return nil, fmt.Errorf("variable %s: %w", v.Name, result.Error)
-		}
-	}
-	var conditions []plugincel.ExpressionAccessor
-	for _, c := range policy.Spec.MatchConditions {
-		conditions = append(conditions, (*matchconditions.MatchCondition)(&c))
-	}
-	// The API server's validation knows no variables in conditions.
-	plain := plugincel.NewConditionCompiler(environment.MustBaseEnvSet(version.MajorMinor(1, 33)))
-	r := &rewriter{compiler: compiler, conditions: plain.CompileCondition(conditions, options, environment.NewExpressions)}
-	if errs := r.conditions.CompilationErrors(); len(errs) > 0 {
-		return nil, fmt.Errorf("conditions: %v", errs)
-	}
 	options.HasPatchTypes = true
-	r.mutation = compiler.CompileMutatingEvaluator(
+	r.mutation = r.compiler.CompileMutatingEvaluator(
 		&patch.JSONPatchCondition{Expression: policy.Spec.Mutations[0].JSONPatch.Expression}, options,
 		environment.NewExpressions)
 	if errs := r.mutation.CompilationErrors(); len(errs) > 0 {
@@ -76,55 +61,111 @@ func compilePolicy(policy *admissionregv1.MutatingAdmissionPolicy) (*rewriter, e
 	return r, nil
 }
 
+// compileReferences compiles what the policies have in common.
+func compileReferences(variables []admissionregv1.Variable, matchConditions []admissionregv1.MatchCondition,
+	options plugincel.OptionalVariableDeclarations) (*rewriter, error) {
+	// What Kubernetes 1.34, the oldest version that the chart renders the policy for, accepts in new objects.
+	compiler, err := plugincel.NewCompositedCompiler(environment.MustBaseEnvSet(version.MajorMinor(1, 33)))
+	if err != nil {
+		return nil, err
+	}
+	for _, v := range variables {
+		result := compiler.CompileAndStoreVariable(&validating.Variable{Name: v.Name, Expression: v.Expression}, options,
+			environment.NewExpressions)
+		if result.Error != nil {
+			return nil, fmt.Errorf("variable %s: %w", v.Name, result.Error)
+		}
+	}
+	var conditions []plugincel.ExpressionAccessor
+	for _, c := range matchConditions {
+		conditions = append(conditions, (*matchconditions.MatchCondition)(&c))
+	}
+	// The API server's validation knows no variables in conditions.
+	plain := plugincel.NewConditionCompiler(environment.MustBaseEnvSet(version.MajorMinor(1, 33)))
+	r := &rewriter{compiler: compiler, conditions: plain.CompileCondition(conditions, options, environment.NewExpressions)}
+	if errs := r.conditions.CompilationErrors(); len(errs) > 0 {
+		return nil, fmt.Errorf("conditions: %v", errs)
+	}
+	return r, nil
+}
+
 // admit returns the pod as the policy changes it, and what the evaluation costs. A nil old pod means that
 // the pod is created, otherwise its ephemeral containers are updated.
 func (r *rewriter) admit(pod, old *corev1.Pod) (admitted *corev1.Pod, cost int64, err error) {
-	pod = pod.DeepCopy()
-	gvk, gvr := corev1.SchemeGroupVersion.WithKind("Pod"), corev1.SchemeGroupVersion.WithResource("pods")
-	interfaces := admission.NewObjectInterfacesFromScheme(scheme.Scheme)
-	var attributes admission.Attributes
-	if old == nil {
-		attributes = admission.NewAttributesRecord(pod, nil, gvk, "default", pod.Name, gvr, "", admission.Create,
-			&metav1.CreateOptions{}, false, nil)
-	} else {
-		attributes = admission.NewAttributesRecord(pod, old, gvk, "default", pod.Name, gvr, "ephemeralcontainers",
-			admission.Update, &metav1.UpdateOptions{}, false, nil)
-	}
-	versioned, err := admission.NewVersionedAttributes(attributes, gvk, interfaces)
+	q, err := requestOf(pod, old)
 	if err != nil {
 		return nil, 0, err
 	}
-	request := plugincel.CreateAdmissionRequest(attributes, metav1.GroupVersionResource(gvr),
-		metav1.GroupVersionKind(gvk))
+	matches, cost, err := r.matches(q)
+	if err != nil || !matches {
+		return pod, cost, err
+	}
 	ctx := context.Background()
-	results, left, err := r.conditions.ForInput(ctx, versioned, request, plugincel.OptionalVariableBindings{}, nil,
-		celconfig.RuntimeCELCostBudgetMatchConditions)
-	if err != nil {
-		return nil, 0, err
-	}
-	cost = celconfig.RuntimeCELCostBudgetMatchConditions - left
-	for _, result := range results {
-		if result.Error != nil {
-			return nil, 0, result.Error
-		}
-		if result.EvalResult.Value() != true {
-			return pod, cost, nil
-		}
-	}
-	composed := r.compiler.CreateContext(ctx)
-	_, left, err = r.mutation.ForInput(composed, versioned, request, plugincel.OptionalVariableBindings{}, nil,
+	_, left, err := r.mutation.ForInput(r.compiler.CreateContext(ctx), q.versioned, q.request, r.bindings(), nil,
 		celconfig.RuntimeCELCostBudget)
 	if err != nil {
 		return nil, 0, err
 	}
 	cost += celconfig.RuntimeCELCostBudget - left
 	changed, err := patch.NewJSONPatcher(r.mutation).Patch(r.compiler.CreateContext(ctx), patch.Request{
-		MatchedResource: gvr, VersionedAttributes: versioned, ObjectInterfaces: interfaces,
+		MatchedResource: pods, VersionedAttributes: q.versioned, ObjectInterfaces: objectInterfaces,
+		OptionalVariables: r.bindings(),
 	}, celconfig.RuntimeCELCostBudget)
 	if err != nil {
 		return nil, 0, err
 	}
 	return changed.(*corev1.Pod), cost, nil
+}
+
+// podRequest is a request to the API server.
+type podRequest struct {
+	versioned *admission.VersionedAttributes
+	request   *admissionv1.AdmissionRequest
+}
+
+var (
+	pods             = corev1.SchemeGroupVersion.WithResource("pods")
+	objectInterfaces = admission.NewObjectInterfacesFromScheme(scheme.Scheme)
+)
+
+func requestOf(pod, old *corev1.Pod) (q podRequest, err error) {
+	pod = pod.DeepCopy()
+	gvk := corev1.SchemeGroupVersion.WithKind("Pod")
+	var attributes admission.Attributes
+	if old == nil {
+		attributes = admission.NewAttributesRecord(pod, nil, gvk, "default", pod.Name, pods, "", admission.Create,
+			&metav1.CreateOptions{}, false, nil)
+	} else {
+		attributes = admission.NewAttributesRecord(pod, old, gvk, "default", pod.Name, pods, "ephemeralcontainers",
+			admission.Update, &metav1.UpdateOptions{}, false, nil)
+	}
+	q.versioned, err = admission.NewVersionedAttributes(attributes, gvk, objectInterfaces)
+	q.request = plugincel.CreateAdmissionRequest(attributes, metav1.GroupVersionResource(pods), metav1.GroupVersionKind(gvk))
+	return q, err
+}
+
+func (r *rewriter) bindings() (bindings plugincel.OptionalVariableBindings) {
+	if r.params != nil {
+		bindings.VersionedParams = r.params
+	}
+	return bindings
+}
+
+// matches evaluates the conditions.
+func (r *rewriter) matches(q podRequest) (matches bool, cost int64, err error) {
+	results, left, err := r.conditions.ForInput(context.Background(), q.versioned, q.request, r.bindings(), nil,
+		celconfig.RuntimeCELCostBudgetMatchConditions)
+	if err != nil {
+		return false, 0, err
+	}
+	matches = true
+	for _, result := range results {
+		if result.Error != nil {
+			return false, 0, result.Error
+		}
+		matches = matches && result.EvalResult.Value() == true
+	}
+	return matches, celconfig.RuntimeCELCostBudgetMatchConditions - left, nil
 }
 
 func (r *rewriter) mustAdmit(t testing.TB, pod, old *corev1.Pod) *corev1.Pod {

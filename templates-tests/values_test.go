@@ -114,6 +114,7 @@ func TestSchemaRejectsUnknownValuesAndWrongTypes(t *testing.T) {
 		{"openshift.enabled=yes please", "/openshift/enabled"},
 		{"openshift.unknown=1", "/openshift"},
 		{"rewrite.unknown=1", "/rewrite"},
+		{"rewrite.missing=ignore", "/rewrite/missing"},
 		{"rewrite.registries=docker.io", "/rewrite/registries"},
 		{"rewrite.registries=[]", "/rewrite/registries"},
 		{"rewrite.excludedNamespaces=['kube-*']", "/rewrite/excludedNamespaces"},
@@ -318,6 +319,16 @@ var failures = []failure{
 		[]string{"rewrite.enabled=true", "rewrite.registries=['*', '!quay']"},
 		"zarf-registry: rewrite.registries: \"!quay\" is not the host of a registry; set HOST[:PORT] as in image references, " +
 			"such as docker.io, * for all, or !HOST to exclude one",
+	},
+	{
+		[]string{"rewrite.enabled=true", "rewrite.missing=keep", "registryProxy=null", "registryURL=registry.example.com"},
+		"zarf-registry: rewrite.missing: nobody lists the repositories of an external registry, which keep needs; set " +
+			"rewrite.missing=rewrite",
+	},
+	{
+		[]string{"rewrite.enabled=true", "rewrite.missing=deny", "healer.enabled=false"},
+		"zarf-registry: rewrite.missing: deny needs the healer, which lists the registry's repositories; set " +
+			"healer.enabled=true and injector.enabled=true, or rewrite.missing=rewrite",
 	},
 	{
 		[]string{"auth.push=[{name: a}, {name: a}]"},

@@ -65,14 +65,14 @@ const (
 // EncodeRepositories returns the data of the ConfigMap, and how many of the names do not fit. The order of the names
 // does not matter.
 //
-// The API server converts all of a policy's parameters for each pod, which takes 1 µs for each key but hardly more for
-// long values. So names share keys: the key of "team/app" is "8p", its length modulo 10 and its last character. The
-// value begins and ends with a line feed, as do the names.
+// The API server converts all keys and values of a policy's parameters for each pod, which takes 1 µs or more for each
+// key, but hardly longer for long values. Searching a value takes CEL the longer, the longer it is. So the names are
+// distributed over 251 keys (see repositoryKey). Each value begins and ends with a line feed, as do the names in it.
 func EncodeRepositories(repositories []string) (data map[string]string, left int) {
 	named := map[string][]string{}
 	size := 0
 	for _, name := range slices.Sorted(slices.Values(repositories)) {
-		key := strconv.Itoa(len(name)%10) + name[max(len(name)-1, 0):]
+		key := repositoryKey(name)
 		grows := len(name) + 1
 		if named[key] == nil {
 			grows += len(key) + 1
@@ -89,6 +89,16 @@ func EncodeRepositories(repositories []string) (data map[string]string, left int
 		data[key] = "\n" + strings.Join(names, "\n") + "\n"
 	}
 	return data, left
+}
+
+// repositoryKey returns the key of a name, as the policy computes it in CEL: the sum of its characters' indexes in an
+// alphabet, each multiplied by its position, modulo a prime.
+func repositoryKey(name string) string {
+	sum := 0
+	for i := range len(name) {
+		sum += i * strings.IndexByte("abcdefghijklmnopqrstuvwxyz0123456789._-/", name[i])
+	}
+	return strconv.Itoa(sum % 251)
 }
 
 // copier copies the names of repositories.

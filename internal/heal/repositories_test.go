@@ -30,10 +30,9 @@ import (
 )
 
 func TestEncodeRepositories(t *testing.T) {
-	want := map[string]string{"8p": "\nlast/app\nteam/app\n", "5x": "\nnginx\n", "0x": "\nteam/nginx\n"}
-	for _, order := range [][]string{
-		{"team/app", "nginx", "last/app", "team/nginx"}, {"nginx", "team/nginx", "last/app", "team/app"},
-	} {
+	// "ba" has b at 0 and a at 1: 0*1 + 1*0.
+	want := map[string]string{"0": "\na\nba\nc\n", "1": "\nab\n", "39": "\na/\n", "162": "\nteam/nginx\n"}
+	for _, order := range [][]string{{"a", "ba", "c", "ab", "a/", "team/nginx"}, {"team/nginx", "ab", "c", "a/", "ba", "a"}} {
 		data, left := EncodeRepositories(order)
 		if diff := cmp.Diff(want, data); diff != "" || left != 0 {
 			t.Errorf("%d names are left, the data differs:\n%s", left, diff)
@@ -41,6 +40,24 @@ func TestEncodeRepositories(t *testing.T) {
 	}
 	if data, left := EncodeRepositories(nil); len(data) != 0 || left != 0 {
 		t.Errorf("of no names: %v, %d left", data, left)
+	}
+}
+
+// However similar the names are, no value has more than a fortieth of them.
+func TestRepositoriesAreDistributed(t *testing.T) {
+	for _, format := range []string{"image-%05d", "library/%d", "team-%04d/app", strings.Repeat("component/", 10) + "%04x/api"} {
+		var names []string
+		for i := range 10_000 {
+			names = append(names, fmt.Sprintf(format, i))
+		}
+		data, _ := EncodeRepositories(names)
+		longest := 0
+		for _, value := range data {
+			longest = max(longest, strings.Count(value, "\n")-1)
+		}
+		if longest > len(names)/40 {
+			t.Errorf("%s: %d of %d names have the same key, of %d", format, longest, len(names), len(data))
+		}
 	}
 }
 

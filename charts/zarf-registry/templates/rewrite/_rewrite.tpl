@@ -5,6 +5,7 @@ defaults are those of values.yaml. */ -}}
 {{- define "zarf-registry.rewrite.settings" -}}
 {{- $settings := dict
   "enabled" false
+  "missing" "rewrite"
   "registries" (list "*")
   "excludedNamespaces" (list "kube-system" "kube-flannel" "calico-system" "calico-apiserver" "tigera-operator" "cilium") -}}
 {{- range $key, $value := default dict .Values.rewrite -}}
@@ -15,6 +16,23 @@ defaults are those of values.yaml. */ -}}
 
 {{- define "zarf-registry.rewrite" -}}
 {{- if (include "zarf-registry.rewrite.settings" . | fromJson).enabled -}}true{{- end -}}
+{{- end -}}
+
+{{- /* Only references to repositories that the registry has are rewritten. The healer copies their names. */ -}}
+{{- define "zarf-registry.rewrite.byRepository" -}}
+{{- $settings := include "zarf-registry.rewrite.settings" . | fromJson -}}
+{{- if and $settings.enabled (ne $settings.missing "rewrite") -}}true{{- end -}}
+{{- end -}}
+
+{{- /* Pods with other references to rewritten registries are refused. */ -}}
+{{- define "zarf-registry.rewrite.denies" -}}
+{{- $settings := include "zarf-registry.rewrite.settings" . | fromJson -}}
+{{- if and $settings.enabled (eq $settings.missing "deny") -}}true{{- end -}}
+{{- end -}}
+
+{{- /* The ConfigMap with the names of repositories. */ -}}
+{{- define "zarf-registry.rewrite.repositories" -}}
+{{- printf "%s-repositories" (include "zarf-registry.fullname" .) -}}
 {{- end -}}
 
 {{- define "zarf-registry.rewrite.name" -}}
@@ -47,6 +65,13 @@ defaults are those of values.yaml. */ -}}
 {{- range $settings.registries -}}
 {{- if not (or (eq . "*") (regexMatch $host .)) -}}
 {{- fail (printf "zarf-registry: rewrite.registries: %q is not the host of a registry; set HOST[:PORT] as in image references, such as docker.io, * for all, or !HOST to exclude one" .) -}}
+{{- end -}}
+{{- end -}}
+{{- if include "zarf-registry.rewrite.byRepository" . -}}
+{{- if not (include "zarf-registry.internal" .) -}}
+{{- fail (printf "zarf-registry: rewrite.missing: nobody lists the repositories of an external registry, which %s needs; set rewrite.missing=rewrite" $settings.missing) -}}
+{{- else if not (include "zarf-registry.healer" .) -}}
+{{- fail (printf "zarf-registry: rewrite.missing: %s needs the healer, which lists the registry's repositories; set healer.enabled=true and injector.enabled=true, or rewrite.missing=rewrite" $settings.missing) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -102,4 +127,99 @@ m.host in {{ include "zarf-registry.rewrite.strings" $only }}
 {{- $quoted = append $quoted (squote .) -}}
 {{- end -}}
 [{{ join ", " $quoted }}]
+{{- end -}}
+
+{{- /* Which pods a policy is about, and the references in them that name a rewritten registry: a part of its spec. */ -}}
+{{- define "zarf-registry.rewrite.references" -}}
+{{- $address := include "zarf-registry.address" . -}}
+{{- $settings := include "zarf-registry.rewrite.settings" . | fromJson -}}
+{{- $selector := default dict $settings.namespaceSelector -}}
+{{- $exempt := prepend $settings.excludedNamespaces (include "zarf-registry.namespace" .) | uniq -}}
+{{- /* With the API server's defaults: otherwise a server-side diff, such as Argo CD's, conflicts. */}}
+matchConstraints:
+  matchPolicy: Equivalent
+  namespaceSelector:
+    {{- with $selector.matchLabels }}
+    matchLabels:
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
+    matchExpressions:
+      - key: kubernetes.io/metadata.name
+        operator: NotIn
+        values:
+          {{- toYaml $exempt | nindent 10 }}
+      - key: zarf-registry/rewrite
+        operator: NotIn
+        values: [disabled]
+      {{- with $selector.matchExpressions }}
+      {{- toYaml . | nindent 6 }}
+      {{- end }}
+  objectSelector:
+    matchExpressions:
+      - key: zarf-registry/rewrite
+        operator: NotIn
+        values: [disabled]
+  resourceRules:
+    - apiGroups: [""]
+      apiVersions: [v1]
+      operations: [CREATE]
+      resources: [pods]
+      scope: "*"
+    - apiGroups: [""]
+      apiVersions: [v1]
+      operations: [UPDATE]
+      resources: [pods/ephemeralcontainers]
+      scope: "*"
+matchConditions:
+  {{- /* A kubelet's copy of a static pod: the kubelet deletes what differs. */}}
+  - name: no-mirror-pod
+    expression: "!('kubernetes.io/config.mirror' in object.metadata.?annotations.orValue({}))"
+  {{- /* Nothing of the registry runs on Windows nodes. */}}
+  - name: no-windows-pod
+    expression: >-
+      object.spec.?os.?name.orValue('') != 'windows' &&
+      object.spec.?nodeSelector.orValue({})[?'kubernetes.io/os'].orValue('') != 'windows'
+  {{- /* Most pods of a cluster that has been converted cost no more than this. */}}
+  - name: other-images
+    expression: >-
+      [object.spec.?containers, object.spec.?initContainers, object.spec.?ephemeralContainers].exists(l,
+      l.orValue([]).exists(c, !c.image.startsWith('{{ $address }}/'))) ||
+      object.spec.?volumes.orValue([]).exists(v, has(v.image))
+variables:
+  {{- /* What the kubelet would pull: the JSON pointer of each reference, and the annotation that keeps it. The API
+  server accepts new ephemeral containers only, and no annotation with them. */}}
+  - name: images
+    expression: >-
+      request.operation == 'UPDATE' ?
+      object.spec.?ephemeralContainers.orValue([]).transformList(i, c,
+      !oldObject.spec.?ephemeralContainers.orValue([]).exists(b, b.name == c.name),
+      {'at': '/spec/ephemeralContainers/' + string(i) + '/image', 'key': '', 'image': string(c.image),
+      'pull': string(c.?imagePullPolicy.orValue(''))}) :
+      {{- range list "containers" "initContainers" }}
+      object.spec.?{{ . }}.orValue([]).transformList(i, c,
+      {'at': '/spec/{{ . }}/' + string(i) + '/image', 'key': 'original-image.zarf-registry/' + c.name,
+      'image': string(c.image), 'pull': string(c.?imagePullPolicy.orValue(''))}) +
+      {{- end }}
+      object.spec.?volumes.orValue([]).transformList(i, v, has(v.image) && has(v.image.reference),
+      {'at': '/spec/volumes/' + string(i) + '/image/reference', 'key': 'original-volume.zarf-registry/' + v.name,
+      'image': string(v.image.reference), 'pull': string(v.image.?pullPolicy.orValue(''))})
+  {{- /* As Docker and containerd split a reference. An image that is never pulled, and the ID of one, are names of
+  what the node has. */}}
+  - name: references
+    expression: >-
+      variables.images.filter(m, m.pull != 'Never' && !m.image.startsWith('{{ $address }}/') &&
+      !m.image.matches('^(sha256:)?[a-f0-9]{64}$')).map(m,
+      !m.image.matches('^([^/]*[.:A-Z][^/]*|localhost)/') ?
+      {'at': m.at, 'key': m.key, 'image': m.image, 'host': 'docker.io', 'path': m.image} :
+      {'at': m.at, 'key': m.key, 'image': m.image,
+      'host': m.image.startsWith('index.docker.io/') ? 'docker.io' : m.image.split('/', 2)[0],
+      'path': m.image.split('/', 2)[1]})
+  - name: selected
+    expression: >-
+      variables.references.filter(m, {{ include "zarf-registry.rewrite.selected" . | replace "\n" " " }})
+{{- end -}}
+
+{{- /* A CEL expression: the repository and version that reference m has in the registry. */ -}}
+{{- define "zarf-registry.rewrite.path" -}}
+(m.host == 'docker.io' && !m.path.contains('/') ? 'library/' : '') + m.path
 {{- end -}}
