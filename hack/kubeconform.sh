@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Renders the chart with every values file and validates it against the schemas of three Kubernetes
-# versions: the oldest that Chart.yaml allows, one in between, and the newest.
+# Renders the chart with every values file for three Kubernetes versions, and validates it against their
+# schemas: the oldest that Chart.yaml allows, one in between, and the newest.
 #   hack/kubeconform.sh TESTCLUSTER CHART
 set -euo pipefail
 testcluster=$1 chart=$2
@@ -15,12 +15,19 @@ helm=$("$testcluster" tool helm)
 kubeconform=$("$testcluster" tool kubeconform)
 rendered=$(mktemp -d)
 trap 'rm -rf "$rendered"' EXIT
-for values in "$chart"/ci/*-values.yaml templates-tests/testdata/values/*-values.yaml; do
-  release=zarf-registry
-  [[ $values != */zarf-values.yaml ]] || release=zarf-docker-registry # the name that Zarf expects
-  "$helm" template "$release" "$chart" --namespace zarf --kube-version "${versions[0]}" --values "$values" >"$rendered/$(basename "$values")"
-done
 for version in "${versions[@]}"; do
+  served=()
+  for api in v1 v1beta1; do
+    if [[ -e $schemas/v$version/mutatingadmissionpolicy-admissionregistration-$api.json ]]; then
+      served+=(--api-versions "v1/Pod,admissionregistration.k8s.io/$api/MutatingAdmissionPolicy")
+    fi
+  done
+  for values in "$chart"/ci/*-values.yaml templates-tests/testdata/values/*-values.yaml; do
+    release=zarf-registry
+    [[ $values != */zarf-values.yaml ]] || release=zarf-docker-registry # the name that Zarf expects
+    [[ $values != */rewrite-values.yaml || ${#served[@]} -gt 0 ]] || continue # the chart refuses it
+    "$helm" template "$release" "$chart" --namespace zarf --kube-version "$version" "${served[@]}" --values "$values" >"$rendered/$(basename "$values")"
+  done
   check=("$kubeconform" -strict -summary -kubernetes-version "$version" -skip "$custom"
     -schema-location "$schemas/{{.NormalizedKubernetesVersion}}/{{.ResourceKind}}{{.KindSuffix}}.json")
   if "${check[@]}" <<<'{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: [{name: a, imag: b}]}}' >/dev/null; then

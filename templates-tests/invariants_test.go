@@ -72,7 +72,7 @@ func daemonSets(out *output, component string) []*appsv1.DaemonSet {
 
 // clusterScoped reports whether objects of this kind belong to no namespace.
 func clusterScoped(o object) bool {
-	return strings.HasPrefix(o.GetKind(), "Cluster") || strings.HasPrefix(o.GetKind(), "ValidatingAdmissionPolicy")
+	return strings.HasPrefix(o.GetKind(), "Cluster") || strings.Contains(o.GetKind(), "AdmissionPolicy")
 }
 
 // healers returns the Deployment of the healer, if it is rendered.

@@ -113,6 +113,12 @@ func TestSchemaRejectsUnknownValuesAndWrongTypes(t *testing.T) {
 		{"tests.unknown=1", "/tests"},
 		{"openshift.enabled=yes please", "/openshift/enabled"},
 		{"openshift.unknown=1", "/openshift"},
+		{"rewrite.unknown=1", "/rewrite"},
+		{"rewrite.registries=docker.io", "/rewrite/registries"},
+		{"rewrite.registries=[]", "/rewrite/registries"},
+		{"rewrite.excludedNamespaces=['kube-*']", "/rewrite/excludedNamespaces"},
+		{"rewrite.namespaceSelector={team: a}", "/rewrite/namespaceSelector"},
+		{"rewrite.pullSecret=a'b", "/rewrite/pullSecret"},
 		{"expose.unknown=1", "/expose"},
 		{"expose.hosts=registry.example.com", "/expose/hosts"},
 		{"expose.hosts=['https://registry.example.com']", "/expose/hosts"},
@@ -307,6 +313,11 @@ var failures = []failure{
 	{
 		[]string{"auth.existingSecret=zarf-registry-credentials"},
 		"zarf-registry: auth.existingSecret: Secret zarf-registry-credentials is created by the Jobs; name one of your own",
+	},
+	{
+		[]string{"rewrite.enabled=true", "rewrite.registries=['*', '!quay']"},
+		"zarf-registry: rewrite.registries: \"!quay\" is not the host of a registry; set HOST[:PORT] as in image references, " +
+			"such as docker.io, * for all, or !HOST to exclude one",
 	},
 	{
 		[]string{"auth.push=[{name: a}, {name: a}]"},
@@ -791,7 +802,7 @@ func validations(text string) (names []string, rest string) {
 
 func TestEveryFailMessageIsTested(t *testing.T) {
 	calls := regexp.MustCompile(`\bfail (?:\(printf )?"((?:[^"\\]|\\.)*)"`)
-	messages := append(slices.Clone(failures), failure{want: movedRefusal})
+	messages := append(slices.Clone(failures), failure{want: movedRefusal}, failure{want: notServed})
 	for _, want := range unreadable(t) {
 		messages = append(messages, failure{want: "zarf-registry: Secret zarf/zarf-registry-state: " + want})
 	}
@@ -893,7 +904,7 @@ func TestSchemaAndValuesHaveTheSameKeys(t *testing.T) {
 		}
 		// An object that Kubernetes defines is a single value of the chart.
 		name := path[strings.LastIndex(path, ".")+1:]
-		if len(s.Properties) == 0 || slices.Contains([]string{"resources", "affinity", "behavior"}, name) {
+		if len(s.Properties) == 0 || slices.Contains([]string{"resources", "affinity", "behavior", "namespaceSelector"}, name) {
 			inSchema = append(inSchema, path)
 			return
 		}

@@ -61,6 +61,8 @@ func (c *collector) kinds() []kind {
 		{"rbac.authorization.k8s.io", "v1", "clusterrolebindings", true, nil, false},
 		{"admissionregistration.k8s.io", "v1", "validatingadmissionpolicies", true, nil, false},
 		{"admissionregistration.k8s.io", "v1", "validatingadmissionpolicybindings", true, nil, false},
+		{"admissionregistration.k8s.io", "v1", "mutatingadmissionpolicies", true, nil, true},
+		{"admissionregistration.k8s.io", "v1", "mutatingadmissionpolicybindings", true, nil, true},
 		{"cert-manager.io", "v1", "certificates", false, nil, true},
 		{"cert-manager.io", "v1", "issuers", false, nil, true},
 		{"gateway.networking.k8s.io", "v1", "httproutes", false, nil, true},

@@ -67,6 +67,7 @@ var scenarios = map[string][]network{
 	"e2e-policies":      {dualStackNFT},
 	"e2e-preflight":     {ipv6},
 	"e2e-replicas":      {ipv4},
+	"e2e-rewrite":       {ipv4},
 	"e2e-rights":        {ipv4},
 	"e2e-signatures":    {ipv4},
 	"e2e-unattended":    {ipv4},

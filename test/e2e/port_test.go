@@ -27,6 +27,11 @@ func TestPort(t *testing.T) {
 		w.helmChart(t, "upgrade", args...)
 	}
 	uid := ""
+	must(t, "helm install refuses to rewrite references where Kubernetes cannot", func(t *testing.T) {
+		w.helmChartFails(t, []string{"rewrite.enabled: this cluster serves no MutatingAdmissionPolicy"}, "install",
+			nodePortMode, "--set=rewrite.enabled=true")
+		w.nothingLeft(t)
+	})
 	must(t, "in nodeport mode no other Service gets the port", func(t *testing.T) {
 		w.helmChart(t, "install", nodePortMode)
 		w.pushFresh(t)

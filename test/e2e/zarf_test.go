@@ -44,10 +44,11 @@ func TestZarf(t *testing.T) {
 		z.run(t, append([]string{"tools", "update-creds", "registry", "--confirm"}, z.credentials(t)...)...)
 	})
 	z.underLoop(t, "helm upgrade back to nodeport mode", func(t *testing.T) {
-		w.helmChart(t, "upgrade", nodePortMode)
+		w.helmChart(t, "upgrade", nodePortMode, "--set=rewrite.enabled=true")
 		w.isIn(t, state.ModeNodePort, state.SourceValue)
 	})
-	must(t, "zarf package deploy in nodeport mode again", func(t *testing.T) {
+	must(t, "zarf package deploy in nodeport mode again, with rewritten references", func(t *testing.T) {
+		z.rewritten = true
 		z.deploy(t, "third", z.workload(t, "third"))
 	})
 	testZarfDestroy(t, z)

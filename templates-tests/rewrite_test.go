@@ -1,0 +1,138 @@
+package templates
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	admissionregv1 "k8s.io/api/admissionregistration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+func TestRewriteIsOffByDefault(t *testing.T) {
+	for _, values := range []map[string]any{nil, proxyMode(t, "rewrite=null")} {
+		out := rendering{values: values}.render(t)
+		if n := len(all[*admissionregv1.MutatingAdmissionPolicy](out)); n != 0 {
+			t.Errorf("%d policies", n)
+		}
+	}
+}
+
+// helm upgrade --reuse-values --set rewrite.enabled=true, after a release without these values.
+func TestRewriteDefaultsAreThoseOfValues(t *testing.T) {
+	want := rendering{values: proxyMode(t, "rewrite.enabled=true")}.render(t)
+	got := rendering{values: proxyMode(t, "rewrite={enabled: true, registries: null, excludedNamespaces: null, "+
+		"namespaceSelector: null, pullSecret: null}")}.render(t)
+	if diff := cmp.Diff(want.text(), got.text()); diff != "" {
+		t.Errorf("the rendering differs:\n%s", diff)
+	}
+}
+
+func TestRewritePolicy(t *testing.T) {
+	out := rendering{values: proxyMode(t, "rewrite.enabled=true")}.render(t)
+	policy := all[*admissionregv1.MutatingAdmissionPolicy](out)[0]
+	if binding := all[*admissionregv1.MutatingAdmissionPolicyBinding](out)[0]; binding.Spec.PolicyName != policy.Name {
+		t.Errorf("the binding is of %s, not of %s", binding.Spec.PolicyName, policy.Name)
+	}
+	if *policy.Spec.FailurePolicy != admissionregv1.Ignore {
+		t.Error("no pod can be created if the policy cannot be evaluated")
+	}
+	if policy.Spec.ReinvocationPolicy != admissionregv1.IfNeededReinvocationPolicy {
+		t.Error("containers that webhooks add are not rewritten")
+	}
+	var rules []string
+	for _, r := range policy.Spec.MatchConstraints.ResourceRules {
+		rules = append(rules, string(r.Operations[0])+" "+strings.Join(r.Resources, ","))
+		if len(r.Operations) != 1 {
+			t.Errorf("operations %v", r.Operations)
+		}
+	}
+	if want := []string{"CREATE pods", "UPDATE pods/ephemeralcontainers"}; !slices.Equal(rules, want) {
+		t.Errorf("it acts on %v, want %v", rules, want)
+	}
+}
+
+func TestRewriteSelectors(t *testing.T) {
+	for description, c := range map[string]struct {
+		sets       []string
+		namespaces map[string]bool // name and, after a slash, a label: whether pods are rewritten
+	}{
+		"by default": {nil, map[string]bool{
+			"default": true, "zarf": false, "kube-system": false, "kube-flannel": false, "calico-system": false,
+			"tigera-operator": false, "cilium": false, "team/zarf-registry/rewrite=disabled": false,
+			"team/zarf-registry/rewrite=enabled": true,
+		}},
+		"without exclusions": {
+			[]string{"rewrite.excludedNamespaces=[]", "namespaceOverride=images"},
+			map[string]bool{"images": false, "kube-system": true, "zarf": true},
+		},
+		"with a selector": {
+			[]string{"rewrite.namespaceSelector={matchLabels: {a: b}, matchExpressions: [{key: c, operator: DoesNotExist}]}"},
+			map[string]bool{"team": false, "team/a=b": true, "team/a=b,c=d": false, "kube-system/a=b": false},
+		},
+	} {
+		t.Run(description, func(t *testing.T) {
+			out := rendering{values: proxyMode(t, append(c.sets, "rewrite.enabled=true")...)}.render(t)
+			match := all[*admissionregv1.MutatingAdmissionPolicy](out)[0].Spec.MatchConstraints
+			selector, err := metav1.LabelSelectorAsSelector(match.NamespaceSelector)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for namespace, want := range c.namespaces {
+				name, text, _ := strings.Cut(namespace, "/")
+				set, err := labels.ConvertSelectorToLabelsMap(text)
+				if err != nil {
+					t.Fatal(err)
+				}
+				set["kubernetes.io/metadata.name"] = name
+				if got := selector.Matches(set); got != want {
+					t.Errorf("pods in %s are rewritten: %t", namespace, got)
+				}
+			}
+			pods, err := metav1.LabelSelectorAsSelector(match.ObjectSelector)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if pods.Matches(labels.Set{"zarf-registry/rewrite": "disabled"}) || !pods.Matches(labels.Set{"a": "b"}) {
+				t.Errorf("pods are selected by %s", pods)
+			}
+		})
+	}
+}
+
+// notServed is the refusal to render the policy for a cluster that lacks its kind.
+const notServed = "zarf-registry: rewrite.enabled: this cluster serves no MutatingAdmissionPolicy; Kubernetes has it " +
+	"from 1.36, and 1.34 and 1.35 if the API server is started for it (docs/rewriting.md#versions); or set " +
+	"rewrite.enabled=false, and use nodeConfig.mirrors"
+
+// The version of the API is what the cluster serves. Helm knows the kinds that it serves; helm template knows none.
+func TestRewriteVersions(t *testing.T) {
+	const group, kind = "admissionregistration.k8s.io/", "/MutatingAdmissionPolicy"
+	for description, c := range map[string]struct {
+		served []string
+		want   string
+	}{
+		"helm template":   {nil, "v1"},
+		"Kubernetes 1.36": {[]string{"v1/Pod", group + "v1" + kind, group + "v1beta1" + kind}, "v1"},
+		"Kubernetes 1.34": {[]string{"v1/Pod", group + "v1beta1" + kind}, "v1beta1"},
+	} {
+		out := rendering{values: proxyMode(t, "rewrite.enabled=true"), apiVersions: c.served}.render(t)
+		for _, kind := range []string{"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"} {
+			i := slices.IndexFunc(out.objects, func(o object) bool { return o.GetKind() == kind })
+			if i < 0 || out.objects[i].GetAPIVersion() != group+c.want {
+				t.Errorf("%s: %s is not of %s", description, kind, c.want)
+			}
+		}
+	}
+	for _, served := range [][]string{{"v1/Pod"}, {"v1/Pod", group + "v1alpha1" + kind}} {
+		_, err := rendering{values: proxyMode(t, "rewrite.enabled=true"), apiVersions: served}.try(t)
+		if err == nil || !strings.HasSuffix(err.Error(), notServed) {
+			t.Errorf("a cluster that serves %v: %v", served, err)
+		}
+		if _, err := (rendering{values: proxyMode(t), apiVersions: served}).try(t); err != nil {
+			t.Errorf("without rewriting: %v", err)
+		}
+	}
+}

@@ -1,0 +1,279 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// shop is a Deployment as the charts of others write it: it names Docker Hub, quay.io, and images without a host.
+const shop = `apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: shop
+spec:
+  selector:
+    matchLabels: {app: shop}
+  template:
+    metadata:
+      labels: {app: shop}
+    spec:
+      terminationGracePeriodSeconds: 1
+      initContainers:
+        - name: mesh
+          image: quay.io/acme/mesh:2
+          restartPolicy: Always
+      containers:
+        - name: web
+          image: docker.io/library/web:1
+        - name: cache
+          image: cache:1
+        - name: cart
+          image: acme/cart:3
+`
+
+// rewritten are the references of [shop] by the name of the container, and what they become.
+var rewritten = map[string][2]string{
+	"mesh": {"quay.io/acme/mesh:2", "acme/mesh:2"}, "web": {"docker.io/library/web:1", "library/web:1"},
+	"cache": {"cache:1", "library/cache:1"}, "cart": {"acme/cart:3", "acme/cart:3"},
+}
+
+// TestRewrite runs unmodified manifests from the registry, on nodes that hold only pause, with a
+// MutatingAdmissionPolicy.
+func TestRewrite(t *testing.T) {
+	w := ownCluster(t, "e2e-rewrite", layout{bare: true, open: true, args: []string{"--nodes", "1"}})
+	pods := w.client.CoreV1().Pods(workloads)
+	deployments := w.client.AppsV1().Deployments(workloads)
+	manifest := filepath.Join(t.TempDir(), "shop.yaml")
+	if err := os.WriteFile(manifest, []byte(shop), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// admitted returns what a new pod becomes, without creating it.
+	admitted := func(t *testing.T, p *corev1.Pod) *corev1.Pod {
+		t.Helper()
+		p, err := w.client.CoreV1().Pods(p.Namespace).Create(t.Context(), p,
+			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	shown := func(t *testing.T, name string, args ...string) {
+		t.Helper()
+		t.Logf("$ %s %s\n%s", filepath.Base(name), strings.Join(args, " "), output(t, w.command(t, name, args...)))
+	}
+	podOfShop := func(t *testing.T) *corev1.Pod {
+		t.Helper()
+		var found *corev1.Pod
+		eventually(t, 2*time.Minute, "the Deployment to be available", func() error {
+			list, err := pods.List(t.Context(), metav1.ListOptions{LabelSelector: "app=shop"})
+			if err != nil {
+				return err
+			}
+			list.Items = slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
+			if len(list.Items) != 1 || !ready(list.Items[0]) {
+				return fmt.Errorf("pods: %s", mustJSON(list.Items))
+			}
+			found = &list.Items[0]
+			return nil
+		})
+		return found
+	}
+	// differs checks that the images of a pod of the Deployment are the registry's, and its template's are not.
+	differs := func(t *testing.T, p *corev1.Pod, template corev1.PodTemplateSpec) {
+		t.Helper()
+		for i, list := range [][]corev1.Container{p.Spec.InitContainers, p.Spec.Containers} {
+			for j, c := range list {
+				image := [][]corev1.Container{template.Spec.InitContainers, template.Spec.Containers}[i][j].Image
+				if want := rewritten[c.Name]; c.Image != w.address+"/"+want[1] || image != want[0] ||
+					p.Annotations["original-image.zarf-registry/"+c.Name] != want[0] {
+					t.Errorf("container %s: image %s, in the template %s; annotations %v", c.Name, c.Image, image, p.Annotations)
+				}
+			}
+		}
+	}
+
+	w.onlyPause(t, w.nodes[0])
+	must(t, "init-hook install, and images push", func(t *testing.T) {
+		w.mustInstall(t, "--set=registryProxy=false", "--set=rewrite.enabled=true")
+		w.isIn(t, state.ModeNodePort, state.SourceValue)
+		program, err := os.ReadFile(w.tool)
+		if err != nil {
+			t.Fatal(err)
+		}
+		images := map[string][]byte{"docker.io/library/debug:1": program}
+		for _, references := range rewritten {
+			images[references[0]] = program
+		}
+		shown(t, w.hook, "images", "push", writeArchive(t, images))
+		secret := w.pullSecret(t)
+		secret.ObjectMeta = metav1.ObjectMeta{Name: secret.Name}
+		if _, err := w.client.CoreV1().Secrets(workloads).Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	})
+	must(t, "a Deployment of other registries' images runs unmodified", func(t *testing.T) {
+		shown(t, w.kubectl, "apply", "-f", manifest)
+		p := podOfShop(t)
+		shown(t, w.kubectl, "get", "pods", "-l", "app=shop", "-o",
+			`jsonpath={range .items[*].spec.containers[*]}{.name}{"\t"}{.image}{"\n"}{end}`)
+		deployment, err := deployments.Get(t.Context(), "shop", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		differs(t, p, deployment.Spec.Template)
+		if got := p.Spec.ImagePullSecrets; !slices.Equal(got, []corev1.LocalObjectReference{{Name: release + "-pull"}}) {
+			t.Errorf("the pod's pull Secrets are %v", got)
+		}
+		shown(t, w.kubectl, "diff", "-f", manifest) // fails if there is a difference
+	})
+	must(t, "what compares the pod with its template sees a difference, and replacing the pod does not end it",
+		func(t *testing.T) {
+			before := podOfShop(t)
+			if err := pods.Delete(t.Context(), before.Name, metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			after := podOfShop(t)
+			set, err := w.client.AppsV1().ReplicaSets(workloads).List(t.Context(), metav1.ListOptions{})
+			if err != nil || len(set.Items) != 1 {
+				t.Fatalf("%d ReplicaSets: %v", len(set.Items), err)
+			}
+			if after.UID == before.UID {
+				t.Fatal("the pod is the same")
+			}
+			differs(t, after, set.Items[0].Spec.Template) // of Kubernetes' own controllers, none compares images
+		})
+	must(t, "a new ephemeral container is rewritten", func(t *testing.T) {
+		name := podOfShop(t).Name
+		shown(t, w.kubectl, "debug", name, "--image", "debug:1", "--container", "debugger", "--profile=general")
+		eventually(t, time.Minute, "the container to run", func() error {
+			p, err := pods.Get(t.Context(), name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if got := p.Spec.EphemeralContainers[0].Image; got != w.address+"/library/debug:1" {
+				t.Fatalf("its image is %s", got)
+			}
+			if s := p.Status.EphemeralContainerStatuses; len(s) != 1 || s[0].State.Running == nil {
+				return fmt.Errorf("status: %s", mustJSON(s))
+			}
+			return nil
+		})
+		// The existing one stays as it is: the API server accepts no change of it.
+		shown(t, w.kubectl, "debug", name, "--image", "docker.io/library/debug:1", "--container", "another",
+			"--profile=general")
+	})
+	must(t, "labels and namespaces opt out", func(t *testing.T) {
+		for _, name := range []string{"apart", "team"} {
+			if _, err := w.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+				Name: name}}, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, time.Minute, "the namespace's service account", func() error {
+				_, err := w.client.CoreV1().ServiceAccounts(name).Get(t.Context(), "default", metav1.GetOptions{})
+				return err
+			})
+		}
+		output(t, w.command(t, w.kubectl, "label", "namespace", "apart", "zarf-registry/rewrite=disabled"))
+		for namespace, want := range map[string]bool{"team": true, "apart": false, "kube-system": false, w.namespace: false} {
+			p := pod("trial", "", "nginx:1")
+			p.Namespace = namespace
+			if got := admitted(t, p).Spec.Containers[0].Image == w.address+"/library/nginx:1"; got != want {
+				t.Errorf("in namespace %s: rewritten: %t", namespace, got)
+			}
+			p.Labels = map[string]string{"zarf-registry/rewrite": "disabled"}
+			if got := admitted(t, p).Spec.Containers[0].Image; got != "nginx:1" {
+				t.Errorf("with the label in namespace %s: image %s", namespace, got)
+			}
+		}
+		p := pod("trial", "", "nginx:1")
+		p.Spec.Volumes = []corev1.Volume{{Name: "model", VolumeSource: corev1.VolumeSource{
+			Image: &corev1.ImageVolumeSource{Reference: "quay.io/acme/model:1"}}}}
+		if p = admitted(t, p); p.Spec.Volumes[0].Image.Reference != w.address+"/acme/model:1" ||
+			p.Spec.Containers[0].ImagePullPolicy != corev1.PullAlways {
+			t.Errorf("the pod becomes %s", mustJSON(p.Spec))
+		}
+	})
+	must(t, "a pod that is applied again gets its own reference back", func(t *testing.T) {
+		text := "{apiVersion: v1, kind: Pod, metadata: {name: bare}, spec: {containers: [{name: a, image: cache:1}]}}"
+		apply := func(args ...string) string {
+			cmd := w.command(t, w.kubectl, append([]string{"apply", "-o", "jsonpath={.spec.containers[0].image}", "-f", "-"},
+				args...)...)
+			cmd.Stdin = strings.NewReader(text)
+			return output(t, cmd)
+		}
+		if first, second := apply(), apply("--dry-run=server"); first != w.address+"/library/cache:1" || second != "cache:1" {
+			t.Errorf("its image is %s, and when it is applied again %s", first, second)
+		}
+		output(t, w.command(t, w.kubectl, "delete", "pod", "bare", "--now"))
+	})
+	t.Run("pod creation takes hardly longer", func(t *testing.T) {
+		times := map[string][]time.Duration{}
+		for range 200 {
+			for _, namespace := range []string{"apart", "team"} {
+				p := pod("trial", "", "docker.io/library/nginx:1")
+				p.Namespace = namespace
+				begin := time.Now()
+				admitted(t, p)
+				times[namespace] = append(times[namespace], time.Since(begin))
+			}
+		}
+		at := func(namespace string, percent int) float64 {
+			slices.Sort(times[namespace])
+			return float64(times[namespace][len(times[namespace])*percent/100].Microseconds()) / 1000
+		}
+		t.Logf("figure: 200 pods (dry run): median %.1f ms, p99 %.1f ms; where nothing is rewritten %.1f ms, %.1f ms",
+			at("team", 50), at("team", 99), at("apart", 50), at("apart", 99))
+		metrics := output(t, w.command(t, w.kubectl, "get", "--raw", "/metrics"))
+		for line := range strings.Lines(metrics) { // evaluations that took at most le seconds
+			const metric = "apiserver_mutating_admission_policy_check_duration_seconds_bucket"
+			if strings.HasPrefix(line, metric) {
+				t.Log("figure: evaluations: " + strings.TrimSpace(line[strings.Index(line, "le="):]))
+			}
+		}
+	})
+	must(t, "helm upgrade turns it off, and running pods stay", func(t *testing.T) {
+		before := podOfShop(t)
+		w.helmChart(t, "upgrade", nodePortMode, "--set=rewrite.enabled=false")
+		w.isNotRewritten(t, admitted)
+		if after := podOfShop(t); after.UID != before.UID || after.Status.ContainerStatuses[0].RestartCount > 0 {
+			t.Error("the pod was restarted")
+		}
+	})
+	must(t, "helm upgrade turns it on again in proxy mode, where pods need no Secret", func(t *testing.T) {
+		w.helmChart(t, "upgrade", proxyMode, "--set=rewrite.enabled=true")
+		eventually(t, time.Minute, "the policy to take effect", func() error {
+			if p := admitted(t, pod("trial", "", "nginx:1")); p.Spec.Containers[0].Image != w.address+"/library/nginx:1" ||
+				len(p.Spec.ImagePullSecrets) > 0 {
+				return fmt.Errorf("the pod becomes %s", mustJSON(p.Spec))
+			}
+			return nil
+		})
+	})
+	must(t, "helm uninstall restores normal behaviour", func(t *testing.T) {
+		output(t, w.command(t, w.kubectl, "delete", "-f", manifest, "--now"))
+		w.uninstall(t)
+		w.isNotRewritten(t, admitted)
+	})
+}
+
+// isNotRewritten waits until the API server, which reloads policies every second, leaves references as they are.
+func (w *world) isNotRewritten(t *testing.T, admitted func(t *testing.T, p *corev1.Pod) *corev1.Pod) {
+	t.Helper()
+	eventually(t, time.Minute, "references to stay as they are", func() error {
+		p := admitted(t, pod("trial", "", "nginx:1"))
+		if p.Spec.Containers[0].Image != "nginx:1" || len(p.Annotations) > 0 || len(p.Spec.ImagePullSecrets) > 0 {
+			return fmt.Errorf("the pod becomes %s", mustJSON(p))
+		}
+		return nil
+	})
+}
