@@ -100,8 +100,8 @@ type IncompleteError struct {
 
 func (e *IncompleteError) Error() string {
 	return fmt.Sprintf("the registry does not have %d blobs (%s, the first is %s) that the archive omits; nothing "+
-		"was pushed: write a new inventory, and pull these images again: %s", len(e.Blobs), space.FormatBytes(e.Size), e.Blobs[0],
-		strings.Join(e.Images, " "))
+		"was pushed: write a new inventory, and pull these images again: %s", len(e.Blobs), space.FormatBytes(e.Size),
+		e.Blobs[0], strings.Join(e.Images, " "))
 }
 
 // complete makes blobs that thin archives omit part of the images' repositories. Images that the registry has need no

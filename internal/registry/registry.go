@@ -30,8 +30,8 @@ import (
 	"net/http"
 	"os"
 	"slices"
-	"sync"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -427,8 +427,8 @@ func (s *Server) healthHandler() http.Handler {
 }
 
 // warnKubelet makes the kubelet create an event when the storage is nearly full. This process has no access to the
-// Kubernetes API, but for a redirect to another host, which it does not follow, a kubelet creates the event ProbeWarning
-// with the body (k8s.io/kubernetes/pkg/probe/http), and the probe succeeds.
+// Kubernetes API. But a kubelet does not follow a redirect to another host: it creates the event ProbeWarning with the
+// body (k8s.io/kubernetes/pkg/probe/http), and the probe succeeds.
 func (s *Server) warnKubelet(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(r.UserAgent(), "kube-probe/") && !s.draining.Load() && s.health.err(time.Now()) == nil {
