@@ -64,6 +64,7 @@ var scenarios = map[string][]network{
 	"e2e-helm-versions": {ipv4},
 	"e2e-kube-proxy":    {ipv4},
 	"e2e-migration":     {ipv4},
+	"e2e-missing":       {ipv4},
 	"e2e-policies":      {dualStackNFT},
 	"e2e-preflight":     {ipv6},
 	"e2e-replicas":      {ipv4},

@@ -1,9 +1,11 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/heal"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -56,16 +59,6 @@ func TestRewrite(t *testing.T) {
 	manifest := filepath.Join(t.TempDir(), "shop.yaml")
 	if err := os.WriteFile(manifest, []byte(shop), 0o600); err != nil {
 		t.Fatal(err)
-	}
-	// admitted returns what a new pod becomes, without creating it.
-	admitted := func(t *testing.T, p *corev1.Pod) *corev1.Pod {
-		t.Helper()
-		p, err := w.client.CoreV1().Pods(p.Namespace).Create(t.Context(), p,
-			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return p
 	}
 	shown := func(t *testing.T, name string, args ...string) {
 		t.Helper()
@@ -173,32 +166,22 @@ func TestRewrite(t *testing.T) {
 			"--profile=general")
 	})
 	must(t, "labels and namespaces opt out", func(t *testing.T) {
-		for _, name := range []string{"apart", "team"} {
-			if _, err := w.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
-				Name: name}}, metav1.CreateOptions{}); err != nil {
-				t.Fatal(err)
-			}
-			eventually(t, time.Minute, "the namespace's service account", func() error {
-				_, err := w.client.CoreV1().ServiceAccounts(name).Get(t.Context(), "default", metav1.GetOptions{})
-				return err
-			})
-		}
-		output(t, w.command(t, w.kubectl, "label", "namespace", "apart", "zarf-registry/rewrite=disabled"))
+		w.rewriteNamespaces(t)
 		for namespace, want := range map[string]bool{"team": true, "apart": false, "kube-system": false, w.namespace: false} {
 			p := pod("trial", "", "nginx:1")
 			p.Namespace = namespace
-			if got := admitted(t, p).Spec.Containers[0].Image == w.address+"/library/nginx:1"; got != want {
+			if got := w.admitted(t, p).Spec.Containers[0].Image == w.address+"/library/nginx:1"; got != want {
 				t.Errorf("in namespace %s: rewritten: %t", namespace, got)
 			}
 			p.Labels = map[string]string{"zarf-registry/rewrite": "disabled"}
-			if got := admitted(t, p).Spec.Containers[0].Image; got != "nginx:1" {
+			if got := w.admitted(t, p).Spec.Containers[0].Image; got != "nginx:1" {
 				t.Errorf("with the label in namespace %s: image %s", namespace, got)
 			}
 		}
 		p := pod("trial", "", "nginx:1")
 		p.Spec.Volumes = []corev1.Volume{{Name: "model", VolumeSource: corev1.VolumeSource{
 			Image: &corev1.ImageVolumeSource{Reference: "quay.io/acme/model:1"}}}}
-		if p = admitted(t, p); p.Spec.Volumes[0].Image.Reference != w.address+"/acme/model:1" ||
+		if p = w.admitted(t, p); p.Spec.Volumes[0].Image.Reference != w.address+"/acme/model:1" ||
 			p.Spec.Containers[0].ImagePullPolicy != corev1.PullAlways {
 			t.Errorf("the pod becomes %s", mustJSON(p.Spec))
 		}
@@ -217,34 +200,12 @@ func TestRewrite(t *testing.T) {
 		output(t, w.command(t, w.kubectl, "delete", "pod", "bare", "--now"))
 	})
 	t.Run("pod creation takes hardly longer", func(t *testing.T) {
-		times := map[string][]time.Duration{}
-		for range 200 {
-			for _, namespace := range []string{"apart", "team"} {
-				p := pod("trial", "", "docker.io/library/nginx:1")
-				p.Namespace = namespace
-				begin := time.Now()
-				admitted(t, p)
-				times[namespace] = append(times[namespace], time.Since(begin))
-			}
-		}
-		at := func(namespace string, percent int) float64 {
-			slices.Sort(times[namespace])
-			return float64(times[namespace][len(times[namespace])*percent/100].Microseconds()) / 1000
-		}
-		t.Logf("figure: 200 pods (dry run): median %.1f ms, p99 %.1f ms; where nothing is rewritten %.1f ms, %.1f ms",
-			at("team", 50), at("team", 99), at("apart", 50), at("apart", 99))
-		metrics := output(t, w.command(t, w.kubectl, "get", "--raw", "/metrics"))
-		for line := range strings.Lines(metrics) { // evaluations that took at most le seconds
-			const metric = "apiserver_mutating_admission_policy_check_duration_seconds_bucket"
-			if strings.HasPrefix(line, metric) {
-				t.Log("figure: evaluations: " + strings.TrimSpace(line[strings.Index(line, "le="):]))
-			}
-		}
+		w.timeCreation(t, "docker.io/library/nginx:1")
 	})
 	must(t, "helm upgrade turns it off, and running pods stay", func(t *testing.T) {
 		before := podOfShop(t)
 		w.helmChart(t, "upgrade", nodePortMode, "--set=rewrite.enabled=false")
-		w.isNotRewritten(t, admitted)
+		w.isNotRewritten(t)
 		if after := podOfShop(t); after.UID != before.UID || after.Status.ContainerStatuses[0].RestartCount > 0 {
 			t.Error("the pod was restarted")
 		}
@@ -252,7 +213,7 @@ func TestRewrite(t *testing.T) {
 	must(t, "helm upgrade turns it on again in proxy mode, where pods need no Secret", func(t *testing.T) {
 		w.helmChart(t, "upgrade", proxyMode, "--set=rewrite.enabled=true")
 		eventually(t, time.Minute, "the policy to take effect", func() error {
-			if p := admitted(t, pod("trial", "", "nginx:1")); p.Spec.Containers[0].Image != w.address+"/library/nginx:1" ||
+			if p := w.admitted(t, pod("trial", "", "nginx:1")); p.Spec.Containers[0].Image != w.address+"/library/nginx:1" ||
 				len(p.Spec.ImagePullSecrets) > 0 {
 				return fmt.Errorf("the pod becomes %s", mustJSON(p.Spec))
 			}
@@ -262,18 +223,217 @@ func TestRewrite(t *testing.T) {
 	must(t, "helm uninstall restores normal behaviour", func(t *testing.T) {
 		output(t, w.command(t, w.kubectl, "delete", "-f", manifest, "--now"))
 		w.uninstall(t)
-		w.isNotRewritten(t, admitted)
+		w.isNotRewritten(t)
+	})
+}
+
+// TestRewriteMissing rewrites only references to repositories that the registry has, and then refuses pods with others.
+func TestRewriteMissing(t *testing.T) {
+	w := ownCluster(t, "e2e-missing", layout{args: []string{"--nodes", "1"}})
+	maps := w.client.CoreV1().ConfigMaps(w.namespace)
+	const repositories = release + "-repositories"
+	program, err := os.ReadFile(w.tool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rewrite := func(missing string) []string {
+		return []string{proxyMode, "--set=rewrite.enabled=true", "--set=rewrite.missing=" + missing}
+	}
+	image := func(t *testing.T, ref string) string {
+		t.Helper()
+		return w.admitted(t, pod("trial", "", ref)).Spec.Containers[0].Image
+	}
+	pushed := 0
+	// push pushes an image that the registry lacked, and waits until references to it are rewritten.
+	push := func(t *testing.T) time.Duration {
+		t.Helper()
+		pushed++
+		name := fmt.Sprintf("acme/pushed-%d:1", pushed)
+		w.push(t, writeArchive(t, map[string][]byte{"quay.io/" + name: program}))
+		begin := time.Now()
+		eventually(t, 2*time.Minute, "references to be rewritten", func() error {
+			p, err := w.client.CoreV1().Pods(workloads).Create(t.Context(), pod("trial", "", "quay.io/"+name),
+				metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			if err != nil {
+				return err
+			}
+			if got := p.Spec.Containers[0].Image; got != w.address+"/"+name {
+				return fmt.Errorf("the image is %s", got)
+			}
+			return nil
+		})
+		return time.Since(begin)
+	}
+
+	must(t, "what the registry lacks stays", func(t *testing.T) {
+		w.helmChart(t, "install", rewrite("keep")...)
+		if got := image(t, "quay.io/acme/absent:1"); got != "quay.io/acme/absent:1" {
+			t.Errorf("it becomes %s", got)
+		}
+	})
+	must(t, "what is pushed is rewritten soon", func(t *testing.T) {
+		var delays []time.Duration
+		for range 6 {
+			delays = append(delays, push(t).Round(10*time.Millisecond))
+		}
+		t.Logf("figure: new pods are rewritten after a push by %v", delays)
+		if got := image(t, "quay.io/acme/absent:1"); got != "quay.io/acme/absent:1" {
+			t.Errorf("another image becomes %s", got)
+		}
+	})
+	must(t, "a rewritten pod runs", func(t *testing.T) {
+		p := pod("runs", "", "quay.io/acme/pushed-1:1", "--help")
+		if _, err := w.client.CoreV1().Pods(workloads).Create(t.Context(), p, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, time.Minute, "the pod to have its image", func() error {
+			p, err := w.client.CoreV1().Pods(workloads).Get(t.Context(), "runs", metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if s := p.Status.ContainerStatuses; len(s) != 1 || s[0].ImageID == "" ||
+				p.Annotations["original-image.zarf-registry/main"] != "quay.io/acme/pushed-1:1" {
+				return fmt.Errorf("the pod is %s", mustJSON(p))
+			}
+			return nil
+		})
+	})
+	must(t, "helm upgrade keeps the names, and then other pods are refused", func(t *testing.T) {
+		before, err := maps.Get(t.Context(), repositories, metav1.GetOptions{})
+		if err != nil || len(before.Data) == 0 {
+			t.Fatalf("data %v: %v", before.Data, err)
+		}
+		changes, err := maps.Watch(t.Context(), metav1.ListOptions{
+			FieldSelector: "metadata.name=" + repositories, ResourceVersion: before.ResourceVersion,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.helmChart(t, "upgrade", rewrite("deny")...)
+		changes.Stop()
+		for e := range changes.ResultChan() {
+			if c, ok := e.Object.(*corev1.ConfigMap); !ok || !reflect.DeepEqual(c.Data, before.Data) {
+				t.Errorf("the upgrade changes it: %s %s", e.Type, mustJSON(e.Object))
+			}
+		}
+		run := []string{"run", "absent", "--image", "quay.io/acme/absent:1"}
+		eventually(t, time.Minute, "the policy to take effect", func() error {
+			_, errOut, err := try(w.command(t, w.kubectl, append(run, "--dry-run=server")...))
+			if err == nil {
+				return errors.New("the pod is accepted")
+			}
+			if !strings.Contains(errOut, "the registry lacks the repository of quay.io/acme/absent:1: push it") {
+				t.Fatal(errOut)
+			}
+			t.Logf("$ kubectl %s\n%s", strings.Join(run, " "), errOut)
+			return nil
+		})
+		if got := image(t, "quay.io/acme/pushed-1:1"); got != w.address+"/acme/pushed-1:1" {
+			t.Errorf("what the registry has becomes %s", got)
+		}
+		output(t, w.command(t, w.kubectl, append(run, "--dry-run=server", "--labels=zarf-registry/rewrite=disabled")...))
+		t.Logf("figure: new pods are accepted after a push by %v", push(t).Round(10*time.Millisecond))
+	})
+	t.Run("pod creation with 10,000 repositories", func(t *testing.T) {
+		w.rewriteNamespaces(t)
+		// Without healers, the ConfigMap stays as it is.
+		output(t, w.command(t, w.kubectl, "-n", w.namespace, "scale", "deployment", release+"-healer", "--replicas=0"))
+		eventually(t, time.Minute, "the healers to end", func() error {
+			if n := len(w.pods(t, "healer")); n > 0 {
+				return fmt.Errorf("%d pods", n)
+			}
+			return nil
+		})
+		var names []string
+		for i := range 10_000 {
+			names = append(names, fmt.Sprintf("department-%d/a-team/component-%05d", i%30, i))
+		}
+		c, err := maps.Get(t.Context(), repositories, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		left := 0
+		if c.Data, left = heal.EncodeRepositories(names); left > 0 {
+			t.Fatalf("%d names do not fit", left)
+		}
+		if _, err := maps.Update(t.Context(), c, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		const known = "quay.io/department-9/a-team/component-00009:1"
+		eventually(t, time.Minute, "the policy to take effect", func() error {
+			p, err := w.client.CoreV1().Pods(workloads).Create(t.Context(), pod("trial", "", known),
+				metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			if err == nil && !strings.HasPrefix(p.Spec.Containers[0].Image, w.address) {
+				err = fmt.Errorf("the image is %s", p.Spec.Containers[0].Image)
+			}
+			return err
+		})
+		w.timeCreation(t, known)
 	})
 }
 
 // isNotRewritten waits until the API server, which reloads policies every second, leaves references as they are.
-func (w *world) isNotRewritten(t *testing.T, admitted func(t *testing.T, p *corev1.Pod) *corev1.Pod) {
+func (w *world) isNotRewritten(t *testing.T) {
 	t.Helper()
 	eventually(t, time.Minute, "references to stay as they are", func() error {
-		p := admitted(t, pod("trial", "", "nginx:1"))
+		p := w.admitted(t, pod("trial", "", "nginx:1"))
 		if p.Spec.Containers[0].Image != "nginx:1" || len(p.Annotations) > 0 || len(p.Spec.ImagePullSecrets) > 0 {
 			return fmt.Errorf("the pod becomes %s", mustJSON(p))
 		}
 		return nil
 	})
+}
+
+// admitted returns what a new pod becomes, without creating it.
+func (w *world) admitted(t *testing.T, p *corev1.Pod) *corev1.Pod {
+	t.Helper()
+	p, err := w.client.CoreV1().Pods(p.Namespace).Create(t.Context(), p,
+		metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// timeCreation logs how long it takes to create pods in namespace team, and in namespace apart, where no policy is
+// evaluated.
+func (w *world) timeCreation(t *testing.T, image string) {
+	times := map[string][]time.Duration{}
+	for range 200 {
+		for _, namespace := range []string{"apart", "team"} {
+			p := pod("trial", "", image)
+			p.Namespace = namespace
+			begin := time.Now()
+			w.admitted(t, p)
+			times[namespace] = append(times[namespace], time.Since(begin))
+		}
+	}
+	at := func(namespace string, percent int) float64 {
+		slices.Sort(times[namespace])
+		return float64(times[namespace][len(times[namespace])*percent/100].Microseconds()) / 1000
+	}
+	t.Logf("figure: 200 pods (dry run): median %.1f ms, p99 %.1f ms; where nothing is rewritten %.1f ms, %.1f ms",
+		at("team", 50), at("team", 99), at("apart", 50), at("apart", 99))
+	metrics := output(t, w.command(t, w.kubectl, "get", "--raw", "/metrics"))
+	for line := range strings.Lines(metrics) { // evaluations that took at most le seconds
+		const metric = "apiserver_mutating_admission_policy_check_duration_seconds_bucket"
+		if strings.HasPrefix(line, metric) {
+			t.Log("figure: evaluations: " + strings.TrimSpace(line[strings.Index(line, "le="):]))
+		}
+	}
+}
+
+// rewriteNamespaces creates the namespaces team and apart. Nothing is rewritten in the latter.
+func (w *world) rewriteNamespaces(t *testing.T) {
+	for _, name := range []string{"apart", "team"} {
+		if _, err := w.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+			Name: name}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, time.Minute, "the namespace's service account", func() error {
+			_, err := w.client.CoreV1().ServiceAccounts(name).Get(t.Context(), "default", metav1.GetOptions{})
+			return err
+		})
+	}
+	output(t, w.command(t, w.kubectl, "label", "namespace", "apart", "zarf-registry/rewrite=disabled"))
 }
