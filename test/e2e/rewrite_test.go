@@ -3,9 +3,9 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -230,7 +230,7 @@ func TestRewrite(t *testing.T) {
 // TestRewriteMissing rewrites only references to repositories that the registry has, and then refuses pods with others.
 func TestRewriteMissing(t *testing.T) {
 	w := ownCluster(t, "e2e-missing", layout{args: []string{"--nodes", "1"}})
-	maps := w.client.CoreV1().ConfigMaps(w.namespace)
+	configMaps := w.client.CoreV1().ConfigMaps(w.namespace)
 	const repositories = release + "-repositories"
 	program, err := os.ReadFile(w.tool)
 	if err != nil {
@@ -299,22 +299,30 @@ func TestRewriteMissing(t *testing.T) {
 		})
 	})
 	must(t, "helm upgrade keeps the names, and then other pods are refused", func(t *testing.T) {
-		before, err := maps.Get(t.Context(), repositories, metav1.GetOptions{})
+		before, err := configMaps.Get(t.Context(), repositories, metav1.GetOptions{})
 		if err != nil || len(before.Data) == 0 {
 			t.Fatalf("data %v: %v", before.Data, err)
 		}
-		changes, err := maps.Watch(t.Context(), metav1.ListOptions{
+		changes, err := configMaps.Watch(t.Context(), metav1.ListOptions{
 			FieldSelector: "metadata.name=" + repositories, ResourceVersion: before.ResourceVersion,
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		w.helmChart(t, "upgrade", rewrite("deny")...)
+		w.helmChart(t, "upgrade", append(rewrite("deny"), "--set=commonAnnotations.example\\.com/upgrade=second")...)
 		changes.Stop()
+		changed := 0
 		for e := range changes.ResultChan() {
-			if c, ok := e.Object.(*corev1.ConfigMap); !ok || !reflect.DeepEqual(c.Data, before.Data) {
-				t.Errorf("the upgrade changes it: %s %s", e.Type, mustJSON(e.Object))
+			c, ok := e.Object.(*corev1.ConfigMap)
+			if !ok {
+				continue // the end of the watch
 			}
+			if changed++; !maps.Equal(c.Data, before.Data) {
+				t.Errorf("the upgrade changes the data: %s", mustJSON(c))
+			}
+		}
+		if changed == 0 {
+			t.Error("the upgrade did not change the ConfigMap")
 		}
 		run := []string{"run", "absent", "--image", "quay.io/acme/absent:1"}
 		eventually(t, time.Minute, "the policy to take effect", func() error {
@@ -348,7 +356,7 @@ func TestRewriteMissing(t *testing.T) {
 		for i := range 10_000 {
 			names = append(names, fmt.Sprintf("department-%d/a-team/component-%05d", i%30, i))
 		}
-		c, err := maps.Get(t.Context(), repositories, metav1.GetOptions{})
+		c, err := configMaps.Get(t.Context(), repositories, metav1.GetOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -356,7 +364,7 @@ func TestRewriteMissing(t *testing.T) {
 		if c.Data, left = heal.EncodeRepositories(names); left > 0 {
 			t.Fatalf("%d names do not fit", left)
 		}
-		if _, err := maps.Update(t.Context(), c, metav1.UpdateOptions{}); err != nil {
+		if _, err := configMaps.Update(t.Context(), c, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		const known = "quay.io/department-9/a-team/component-00009:1"
