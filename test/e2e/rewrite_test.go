@@ -309,18 +309,23 @@ func TestRewriteMissing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		changed := 0
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			for e := range changes.ResultChan() {
+				c, ok := e.Object.(*corev1.ConfigMap)
+				if !ok {
+					continue // the end of the watch
+				}
+				if changed++; !maps.Equal(c.Data, before.Data) {
+					t.Errorf("the upgrade changes the data: %s", mustJSON(c))
+				}
+			}
+		}()
 		w.helmChart(t, "upgrade", append(rewrite("deny"), "--set=commonAnnotations.example\\.com/upgrade=second")...)
 		changes.Stop()
-		changed := 0
-		for e := range changes.ResultChan() {
-			c, ok := e.Object.(*corev1.ConfigMap)
-			if !ok {
-				continue // the end of the watch
-			}
-			if changed++; !maps.Equal(c.Data, before.Data) {
-				t.Errorf("the upgrade changes the data: %s", mustJSON(c))
-			}
-		}
+		<-ended
 		if changed == 0 {
 			t.Error("the upgrade did not change the ConfigMap")
 		}
