@@ -184,7 +184,7 @@ func TestProxyAcceptsItsArguments(t *testing.T) {
 func TestRegistryAcceptsItsConfiguration(t *testing.T) {
 	for name, values := range ciValues(t) {
 		for _, m := range all[*corev1.ConfigMap](rendering{values: values}.render(t)) {
-			if strings.HasSuffix(m.Name, "-dashboard") {
+			if m.Labels["app.kubernetes.io/component"] != "registry" {
 				continue
 			}
 			file := filepath.Join(t.TempDir(), "config.yml")
