@@ -151,12 +151,14 @@ func (f *missingFlags) run(cmd *cobra.Command, args []string) error {
 			return err
 		}
 	}
+	var counts func(namespace string, labels map[string]string) bool // all of the manifests
 	if used == nil {
 		if used, err = workloads.List(ctx, c.client); err != nil {
 			return err
 		}
+		counts = f.counts
 	}
-	report := s.report(used.Needs(f.counts), f.all)
+	report := s.report(used.Needs(counts), f.all)
 	return f.print(cmd.OutOrStdout(), report, log)
 }
 
@@ -176,7 +178,8 @@ func (f *missingFlags) check(cmd *cobra.Command, args []string) (prefix images.P
 	return prefix, p, errors.Join(errs...)
 }
 
-// counts leaves out workloads of excluded namespaces, and the release's own, which run images of the nodes.
+// counts leaves out the cluster's workloads in excluded namespaces, and the release's own, which run images of the
+// nodes.
 func (f *missingFlags) counts(namespace string, labels map[string]string) bool {
 	own := namespace == f.cluster.namespace && labels[names.LabelInstance] == f.cluster.release
 	return !own && !slices.Contains(f.excluded, namespace)
@@ -225,21 +228,21 @@ func readManifests(stdin io.Reader, paths []string) (*workloads.Set, error) {
 // manifestFiles returns a file or, of a directory, the YAML and JSON files at any depth. Hidden ones and kustomizations
 // are left out.
 func manifestFiles(path string) ([]string, error) {
+	if info, err := os.Stat(path); err != nil || !info.IsDir() {
+		return []string{path}, err
+	}
 	var files []string
-	err := filepath.WalkDir(path, func(name string, entry fs.DirEntry, err error) error {
-		if err != nil || name == path {
-			if err == nil && !entry.IsDir() {
-				files = append(files, name)
-			}
+	err := fs.WalkDir(os.DirFS(path), ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || name == "." {
 			return err
 		}
 		base := strings.ToLower(entry.Name())
-		switch {
+		switch extension := filepath.Ext(base); {
 		case strings.HasPrefix(base, ".") && entry.IsDir():
 			return fs.SkipDir
-		case strings.HasPrefix(base, "."), entry.IsDir(), strings.TrimSuffix(base, filepath.Ext(base)) == "kustomization":
-		case slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(base)):
-			files = append(files, name)
+		case strings.HasPrefix(base, "."), entry.IsDir(), strings.TrimSuffix(base, extension) == "kustomization":
+		case slices.Contains([]string{".yaml", ".yml", ".json"}, extension):
+			files = append(files, filepath.Join(path, name))
 		}
 		return nil
 	})
@@ -422,9 +425,9 @@ func printMissing(w io.Writer, report *missingReport) error {
 			return err
 		}
 	}
-	said := fmt.Sprintf("%d of %d images are missing", report.Missing, report.References)
+	said := fmt.Sprintf("%d of %d images missing", report.Missing, report.References)
 	if possible > 0 {
-		said += fmt.Sprintf("; %d more may be, which only arguments or variables name", possible)
+		said += fmt.Sprintf("; perhaps %d more, which only arguments or variables name", possible)
 	}
 	_, err := fmt.Fprintln(w, said)
 	return err

@@ -26,8 +26,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/workloads"
 )
 
-func anyWorkload(string, map[string]string) bool { return true }
-
 // searchIn searches images for two platforms in a registry that has some.
 func searchIn(t *testing.T) *imageSearch {
 	t.Helper()
@@ -76,7 +74,7 @@ func pods(t *testing.T, refs ...string) []*workloads.Need {
 	if _, err := set.AddManifests(strings.NewReader(manifests.String()), "pods"); err != nil {
 		t.Fatal(err)
 	}
-	return set.Needs(anyWorkload)
+	return set.Needs(nil)
 }
 
 func TestImagesAreSearched(t *testing.T) {
@@ -142,7 +140,7 @@ docker.io/team/rewritten:1                       no                   Pod p7 and
 ghcr.io/team/gone:2                              no                   Pod p2 and 1 more
 quay.io/team/single:1                            not for linux/arm64  Pod p0
 quay.io/team/sidecar:1                           no                   Pod p4 (argument --image)
-5 of 7 images are missing; 1 more may be, which only arguments or variables name
+5 of 7 images missing; perhaps 1 more, which only arguments or variables name
 `)
 	if _, quiet := errors.AsType[*silent](err); !quiet || log != "" {
 		t.Errorf("the error is %v, log %q", err, log)
@@ -178,7 +176,7 @@ quay.io/team/single:1  # Pod p0
 		t.Error(diff)
 	}
 
-	for output, want := range map[string]string{"text": "0 of 1 images are missing\n", "list": "",
+	for output, want := range map[string]string{"text": "0 of 1 images missing\n", "list": "",
 		"json": "{\n  \"platforms\": [\n    \"linux/amd64\",\n    \"linux/arm64\"\n  ],\n  \"references\": 1,\n" +
 			"  \"missing\": 0,\n  \"images\": []\n}\n"} {
 		if out, log, err := missing(t, output, false, refs[1]); err != nil || out != want || log != "" {
@@ -210,7 +208,7 @@ func TestManifestsAreRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	var found []string
-	for _, n := range set.Needs(anyWorkload) {
+	for _, n := range set.Needs(nil) {
 		found = append(found, n.Path)
 	}
 	same(t, "needs", strings.Join(found, " "), "library/a library/b library/c library/d library/stdin")

@@ -36,14 +36,14 @@ type Need struct {
 	users []user
 }
 
-// Needs returns the references of the workloads for which counts returns true, sorted: those that their pods pull, now
-// or when they are replaced. Pods and Jobs that have ended, and ReplicaSets of previous revisions, need none.
-// Environment variables RELATED_IMAGE_* count, too.
+// Needs returns the references of the workloads for which counts returns true (nil: of all), sorted: those that their
+// pods pull, now or when they are replaced, and environment variables RELATED_IMAGE_*. Pods and Jobs that have ended,
+// and ReplicaSets of previous revisions, need none.
 func (s *Set) Needs(counts func(namespace string, labels map[string]string) bool) []*Need {
 	found := map[images.Name]*Need{}
 	var all []*Need
 	for _, w := range s.all {
-		if !counts(w.namespace, w.labels) {
+		if counts != nil && !counts(w.namespace, w.labels) {
 			continue
 		}
 		for _, one := range w.needs {

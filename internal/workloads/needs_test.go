@@ -17,11 +17,9 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/workloads"
 )
 
-func everywhere(string, map[string]string) bool { return true }
-
 // needed returns what the workloads need: "REFERENCE: USER, USER", in parentheses if it is only possible.
 func needed(set *workloads.Set) (lines []string) {
-	for _, n := range set.Needs(everywhere) {
+	for _, n := range set.Needs(nil) {
 		line := n.String() + ": " + strings.Join(n.By(), ", ")
 		if n.Possible {
 			line = "(" + line + ")"
@@ -70,7 +68,7 @@ func TestNeedsOfACluster(t *testing.T) {
 	if found := set.Needs(func(namespace string, _ map[string]string) bool { return namespace != "shop" }); len(found) > 0 {
 		t.Errorf("%d needs of other namespaces", len(found))
 	}
-	needs := set.Needs(everywhere)
+	needs := set.Needs(nil)
 	needs[0].Merge(needs[4])
 	if by := needs[0].By(); needs[0].Possible || len(by) != 2 {
 		t.Errorf("a merged need is possible: %t, needed by %q", needs[0].Possible, by)
@@ -235,13 +233,13 @@ func FuzzManifests(f *testing.F) {
 			return
 		}
 		var again []string
-		for _, n := range set.Needs(everywhere) {
+		for _, n := range set.Needs(nil) {
 			if len(n.By()) == 0 || n.Path == "" || (n.Tag == "") == (n.Digest == "") {
 				t.Errorf("%+v is needed by %q", n.Name, n.By())
 			}
 			again = append(again, n.String())
 		}
-		if !slices.IsSorted(again) || len(slices.Compact(again)) != len(set.Needs(everywhere)) {
+		if !slices.IsSorted(again) || len(slices.Compact(again)) != len(set.Needs(nil)) {
 			t.Errorf("not sorted, or twice: %q", again)
 		}
 	})
