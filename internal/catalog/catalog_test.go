@@ -104,6 +104,34 @@ func TestSignaturesAndSBOMs(t *testing.T) {
 	}
 }
 
+func TestFinder(t *testing.T) {
+	b := newBuilder()
+	one := b.manifest("app", "one", 1, "1 latest")
+	one.Aliases = []digest.Digest{"sha512:one"}
+	two := b.manifest("app", "two", 1, "")
+	copied := b.manifest("copy", "one", 1, "2")
+	find := b.Finder()
+	for _, c := range []struct {
+		repository, tag string
+		digest          digest.Digest
+		want            *catalog.Manifest
+	}{
+		{"app", "1", "", one},
+		{"app", "latest", "", one},
+		{"app", "", one.Aliases[0], one},
+		{"app", "", d("two"), two},
+		{"app", "1", d("two"), two},
+		{"copy", "", d("one"), copied},
+		{"copy", "1", "", nil},
+		{"copy", "", d("two"), nil},
+		{"app", "", "", nil},
+	} {
+		if got := find(c.repository, c.tag, c.digest); got != c.want {
+			t.Errorf("%s, tag %q, digest %q: found %+v", c.repository, c.tag, c.digest, got)
+		}
+	}
+}
+
 func TestSizes(t *testing.T) {
 	b := newBuilder()
 	one := b.manifest("app", "one", 1, "1", "shared", "own")

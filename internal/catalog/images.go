@@ -225,6 +225,24 @@ func (r *repository) members(m *Manifest) []*Manifest {
 	return members
 }
 
+// Finder returns a function that finds the manifest of a repository that has a tag or, if it is not empty, a digest. It
+// returns nil if there is none.
+func (c *Catalog) Finder() func(repository, tag string, d digest.Digest) *Manifest {
+	type key struct{ repository, reference string }
+	found := map[key]*Manifest{}
+	for _, m := range c.Manifests {
+		for _, d := range append(m.Aliases, m.Digest) {
+			found[key{m.Repository, d.String()}] = m
+		}
+		for _, tag := range m.Tags {
+			found[key{m.Repository, tag}] = m
+		}
+	}
+	return func(repository, tag string, d digest.Digest) *Manifest {
+		return found[key{repository, cmp.Or(d.String(), tag)}]
+	}
+}
+
 // content returns the digests of all blobs of manifests, their own among them.
 func content(manifests []*Manifest) map[digest.Digest]bool {
 	found := map[digest.Digest]bool{}

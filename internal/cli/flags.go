@@ -2,6 +2,8 @@ package cli
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -48,21 +50,29 @@ func releaseArguments(namespace, release, name string) string {
 	return arguments
 }
 
-// outputFlag adds --output. Its shorthand is -o, unless another flag has that.
-func outputFlag(cmd *cobra.Command, output *string) {
+// outputFlag adds --output, which accepts text, json and more. Its shorthand is -o, unless another flag has that.
+func outputFlag(cmd *cobra.Command, output *string, more ...string) {
 	short := "o"
 	if cmd.Flags().ShorthandLookup(short) != nil {
 		short = ""
 	}
-	cmd.Flags().StringVarP(output, "output", short, "text", "text or json")
-	complete(cmd, "output", "text", "json")
+	accepted, usage := outputs(more)
+	cmd.Flags().StringVarP(output, "output", short, "text", usage)
+	complete(cmd, "output", accepted...)
 }
 
-func validOutput(output string) error {
-	if output != "text" && output != "json" {
-		return fmt.Errorf("invalid --output %q: want text or json", output)
+func validOutput(output string, more ...string) error {
+	if accepted, usage := outputs(more); !slices.Contains(accepted, output) {
+		return fmt.Errorf("invalid --output %q: want %s", output, usage)
 	}
 	return nil
+}
+
+// outputs returns what --output accepts, and how to say it.
+func outputs(more []string) (accepted []string, usage string) {
+	accepted = append([]string{"text", "json"}, more...)
+	last := len(accepted) - 1
+	return accepted, strings.Join(accepted[:last], ", ") + " or " + accepted[last]
 }
 
 // complete adds shell completion for the values of a flag.

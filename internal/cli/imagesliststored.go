@@ -182,18 +182,25 @@ func printRepositories(w io.Writer, list []listedRepository) error {
 }
 
 func (f *storedFacts) cells() string {
-	users := "-"
-	switch n := len(f.UsedBy); {
+	users := firstOf(f.UsedBy)
+	switch {
 	case f.Problem != "":
 		users = "cannot be read: " + f.Problem
 	case f.UsedBy == nil:
 		users = "unknown"
-	case n > 0:
-		users = f.UsedBy[0]
-		if n > 1 {
-			users += fmt.Sprintf(" and %d more", n-1)
-		}
 	}
 	return strings.Join([]string{meter.FormatBytes(f.Unshared), strconv.Itoa(f.Signatures), strconv.Itoa(f.SBOMs),
 		f.Pushed.Format(time.DateOnly), users}, "\t")
+}
+
+// firstOf names the first of some workloads and how many more there are.
+func firstOf(names []string) string {
+	switch n := len(names); n {
+	case 0:
+		return "-"
+	case 1:
+		return names[0]
+	default:
+		return fmt.Sprintf("%s and %d more", names[0], n-1)
+	}
 }

@@ -53,6 +53,22 @@ func (p Platforms) String() string {
 	return strings.Join(names, ",")
 }
 
+// Lacking returns those of the platforms that an image with the given ones does not run on, both in the form of
+// [ParsePlatforms]. What cannot be parsed matches none.
+func (p Platforms) Lacking(available []string) []string {
+	var lacking []string
+	for _, want := range p {
+		match := platforms.Only(want)
+		if !slices.ContainsFunc(available, func(text string) bool {
+			have, err := platforms.Parse(text)
+			return err == nil && match.Match(have)
+		}) {
+			lacking = append(lacking, platforms.Format(want))
+		}
+	}
+	return lacking
+}
+
 // annotationReference is BuildKit's annotation of the manifest that an attestation is about.
 // https://github.com/moby/buildkit/blob/v0.26.0/docs/attestations/attestation-storage.md
 const annotationReference = "vnd.docker.reference.digest"

@@ -1,6 +1,7 @@
 package images
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -33,11 +34,12 @@ func Repository(ref string) (repository, tagOrDigest string, err error) {
 	return reference.Path(named), tagOf(named), nil
 }
 
-// Name is an image reference without its registry: with a tag or a digest, not both.
+// Name is a parsed image reference: with a tag or a digest, not both.
 type Name struct {
-	Path   string // of the repository
-	Digest digest.Digest
-	Tag    string
+	Registry string // host and port: docker.io, 127.0.0.1:31999
+	Path     string // of the repository
+	Digest   digest.Digest
+	Tag      string
 	// ZarfTag is the tag under which Zarf serves the image instead of Tag. See [WithZarfTags].
 	ZarfTag string
 }
@@ -48,7 +50,7 @@ func ParseName(ref string) (Name, error) {
 	if err != nil {
 		return Name{}, err
 	}
-	n := Name{Path: reference.Path(named)}
+	n := Name{Registry: reference.Domain(named), Path: reference.Path(named)}
 	switch named := named.(type) {
 	case reference.Digested:
 		n.Digest = named.Digest()
@@ -56,6 +58,11 @@ func ParseName(ref string) (Name, error) {
 		n.Tag, n.ZarfTag = named.Tag(), zarfTag(named)
 	}
 	return n, nil
+}
+
+// String returns the complete reference: docker.io/library/nginx:latest.
+func (n Name) String() string {
+	return joinReference(n.Registry+"/"+n.Path, cmp.Or(n.Digest.String(), n.Tag))
 }
 
 // Prefix is put before the path of every repository that images are pushed to: with the prefix
@@ -77,10 +84,18 @@ func ParsePrefix(text string) (Prefix, error) {
 // Repository is like the function [Repository], with the prefix.
 func (p Prefix) Repository(ref string) (repository, tagOrDigest string, err error) {
 	repository, tagOrDigest, err = Repository(ref)
-	if p != "" && err == nil {
-		repository = string(p) + "/" + repository
+	if err != nil {
+		return "", "", err
 	}
-	return repository, tagOrDigest, err
+	return p.Join(repository), tagOrDigest, nil
+}
+
+// Join puts the prefix before a path.
+func (p Prefix) Join(path string) string {
+	if p == "" {
+		return path
+	}
+	return string(p) + "/" + path
 }
 
 // parseReference parses a reference. The result has a tag or a digest.

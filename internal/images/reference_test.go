@@ -49,3 +49,15 @@ func TestRepository(t *testing.T) {
 		})
 	}
 }
+
+func TestNamesAreComplete(t *testing.T) {
+	const sum = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+	for ref, want := range map[string]string{
+		"nginx": "docker.io/library/nginx:latest", "team/a:1": "docker.io/team/a:1", "[::1]:31999/x:1": "[::1]:31999/x:1",
+		"quay.io/a/b:1@" + sum: "quay.io/a/b@" + sum,
+	} {
+		if n, err := ParseName(ref); err != nil || n.String() != want {
+			t.Errorf("%s is %s, error %v, want %s", ref, n, err, want)
+		}
+	}
+}

@@ -633,6 +633,27 @@ func TestPushPlan(t *testing.T) {
 	server.get(t, "team/mirror/a/b/manifests/1")
 }
 
+func TestLackingPlatforms(t *testing.T) {
+	for _, c := range []struct{ wanted, available, want string }{
+		{"linux/amd64", "linux/amd64", ""},
+		{"linux/amd64,linux/arm64", "linux/amd64", "linux/arm64"},
+		{"linux/amd64,linux/arm64", "linux/arm64/v8 linux/amd64 windows/amd64", ""},
+		{"linux/arm/v7", "linux/arm/v6", ""}, // which it runs
+		{"linux/arm/v6", "linux/arm/v7", "linux/arm/v6"},
+		{"linux/amd64,linux/arm64", "", "linux/amd64 linux/arm64"},
+		{"linux/amd64", "of what?", "linux/amd64"},
+		{"all", "", ""},
+	} {
+		wanted, err := ParsePlatforms(c.wanted)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(wanted.Lacking(strings.Fields(c.available)), " "); got != c.want {
+			t.Errorf("of %s, %q lacks %q, want %q", c.wanted, c.available, got, c.want)
+		}
+	}
+}
+
 func TestPlatforms(t *testing.T) {
 	for text, want := range map[string]string{
 		"all":                       "all",

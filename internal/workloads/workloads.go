@@ -1,16 +1,21 @@
-// Package workloads finds which images a cluster's workloads refer to: pods, and the templates from which controllers
-// create pods. It knows no registry, and it does not find references in custom resources.
+// Package workloads finds which images workloads refer to: pods, and the templates from which controllers create pods,
+// of a cluster or of manifests. It knows no registry. Only in manifests does it find references of custom resources.
 package workloads
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
@@ -18,15 +23,23 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images"
 )
 
-// workload is an object that refers to images.
-type workload struct {
-	name  string // "Deployment shop/web"
-	uid   types.UID
-	owner types.UID // of its controller
-	names []images.Name
+// user is an object that refers to images.
+type user struct {
+	name       string    // "Deployment shop/web"
+	uid, owner types.UID // its own, and that of its controller
 }
 
-// Set is the workloads of a cluster.
+// workload is what an object refers to.
+type workload struct {
+	user
+	names []images.Name // of its containers and volumes, and what they run
+	needs []need        // what it needs to run
+
+	namespace string
+	labels    map[string]string
+}
+
+// Set is a number of workloads.
 type Set struct{ all []workload }
 
 // List lists the workloads in all namespaces: pods, Deployments, ReplicaSets, StatefulSets, DaemonSets,
@@ -35,60 +48,67 @@ type Set struct{ all []workload }
 func List(ctx context.Context, client kubernetes.Interface) (*Set, error) {
 	s := &Set{}
 	var errs []error
-	done := func(kind string, err error) {
+	options := metav1.ListOptions{}
+	core, apps, batch := client.CoreV1(), client.AppsV1(), client.BatchV1()
+	for _, k := range []struct {
+		kind string
+		list func() (runtime.Object, error)
+	}{
+		{"Pod", func() (runtime.Object, error) { return core.Pods("").List(ctx, options) }},
+		{"Deployment", func() (runtime.Object, error) { return apps.Deployments("").List(ctx, options) }},
+		{"ReplicaSet", func() (runtime.Object, error) { return apps.ReplicaSets("").List(ctx, options) }},
+		{"StatefulSet", func() (runtime.Object, error) { return apps.StatefulSets("").List(ctx, options) }},
+		{"DaemonSet", func() (runtime.Object, error) { return apps.DaemonSets("").List(ctx, options) }},
+		{"ReplicationController", func() (runtime.Object, error) {
+			return core.ReplicationControllers("").List(ctx, options)
+		}},
+		{"Job", func() (runtime.Object, error) { return batch.Jobs("").List(ctx, options) }},
+		{"CronJob", func() (runtime.Object, error) { return batch.CronJobs("").List(ctx, options) }},
+	} {
+		list, err := k.list()
+		if err == nil {
+			err = meta.EachListItem(list, func(o runtime.Object) error {
+				_ = s.add(k.kind, o) // what cannot be parsed cannot be pulled either
+				return nil
+			})
+		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("listing the %s of all namespaces: %w", kind, err))
+			errs = append(errs, fmt.Errorf("listing the %ss of all namespaces: %w", k.kind, err))
 		}
-	}
-	pods, err := client.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
-	done("pods", err)
-	for i := range pods.Items {
-		pod := &pods.Items[i]
-		s.add("Pod", pod, pod.Spec, running(pod)...)
-	}
-	deployments, err := client.AppsV1().Deployments("").List(ctx, metav1.ListOptions{})
-	done("Deployments", err)
-	for _, o := range deployments.Items {
-		s.add("Deployment", &o, o.Spec.Template.Spec)
-	}
-	replicaSets, err := client.AppsV1().ReplicaSets("").List(ctx, metav1.ListOptions{})
-	done("ReplicaSets", err)
-	for _, o := range replicaSets.Items {
-		s.add("ReplicaSet", &o, o.Spec.Template.Spec)
-	}
-	statefulSets, err := client.AppsV1().StatefulSets("").List(ctx, metav1.ListOptions{})
-	done("StatefulSets", err)
-	for _, o := range statefulSets.Items {
-		s.add("StatefulSet", &o, o.Spec.Template.Spec)
-	}
-	daemonSets, err := client.AppsV1().DaemonSets("").List(ctx, metav1.ListOptions{})
-	done("DaemonSets", err)
-	for _, o := range daemonSets.Items {
-		s.add("DaemonSet", &o, o.Spec.Template.Spec)
-	}
-	controllers, err := client.CoreV1().ReplicationControllers("").List(ctx, metav1.ListOptions{})
-	done("ReplicationControllers", err)
-	for _, o := range controllers.Items {
-		if o.Spec.Template != nil {
-			s.add("ReplicationController", &o, o.Spec.Template.Spec)
-		}
-	}
-	jobs, err := client.BatchV1().Jobs("").List(ctx, metav1.ListOptions{})
-	done("Jobs", err)
-	for _, o := range jobs.Items {
-		s.add("Job", &o, o.Spec.Template.Spec)
-	}
-	cronJobs, err := client.BatchV1().CronJobs("").List(ctx, metav1.ListOptions{})
-	done("CronJobs", err)
-	for _, o := range cronJobs.Items {
-		s.add("CronJob", &o, o.Spec.JobTemplate.Spec.Template.Spec)
 	}
 	return s, errors.Join(errs...)
 }
 
+// podSpec returns the specification of an object's pods, or nil.
+func podSpec(o runtime.Object) *corev1.PodSpec {
+	switch o := o.(type) {
+	case *corev1.Pod:
+		return &o.Spec
+	case *corev1.PodTemplate:
+		return &o.Template.Spec
+	case *corev1.ReplicationController:
+		if o.Spec.Template != nil {
+			return &o.Spec.Template.Spec
+		}
+	case *appsv1.Deployment:
+		return &o.Spec.Template.Spec
+	case *appsv1.ReplicaSet:
+		return &o.Spec.Template.Spec
+	case *appsv1.StatefulSet:
+		return &o.Spec.Template.Spec
+	case *appsv1.DaemonSet:
+		return &o.Spec.Template.Spec
+	case *batchv1.Job:
+		return &o.Spec.Template.Spec
+	case *batchv1.CronJob:
+		return &o.Spec.JobTemplate.Spec.Template.Spec
+	}
+	return nil
+}
+
 // AddList adds references that a list names, as a workload of that name.
 func (s *Set) AddList(name string, references []string) error {
-	w := workload{name: name}
+	w := workload{user: user{name: name}}
 	for _, reference := range references {
 		n, err := images.ParseName(reference)
 		if err != nil {
@@ -100,24 +120,66 @@ func (s *Set) AddList(name string, references []string) error {
 	return nil
 }
 
-func (s *Set) add(kind string, o metav1.Object, spec corev1.PodSpec, more ...string) {
-	w := workload{name: kind + " " + o.GetNamespace() + "/" + o.GetName(), uid: o.GetUID()}
-	if owner := metav1.GetControllerOf(o); owner != nil {
+// add adds an object that has pods. The error is about references that are left out because they cannot be parsed.
+func (s *Set) add(kind string, o runtime.Object) error {
+	spec := podSpec(o)
+	object, err := meta.Accessor(o)
+	if err != nil || spec == nil {
+		return err
+	}
+	w := newWorkload(kind, object)
+	if owner := metav1.GetControllerOf(object); owner != nil {
 		w.owner = owner.UID
 	}
-	for _, reference := range append(references(spec), more...) {
-		// What cannot be parsed cannot be pulled either.
-		if n, err := images.ParseName(reference); err == nil && !slices.Contains(w.names, n) {
-			w.names = append(w.names, n)
+	found, err := parse(references(spec))
+	if !ended(o) {
+		for _, n := range found {
+			w.needs = append(w.needs, need{name: n})
 		}
+		w.needs = append(w.needs, mentioned(spec)...)
 	}
-	if len(w.names) > 0 {
+	w.names = found
+	if pod, ok := o.(*corev1.Pod); ok {
+		running, _ := parse(running(pod))
+		w.names = append(found, running...)
+	}
+	if len(w.names)+len(w.needs) > 0 {
 		s.all = append(s.all, w)
 	}
+	if err != nil {
+		err = fmt.Errorf("%s: %w", w.name, err)
+	}
+	return err
+}
+
+func newWorkload(kind string, o metav1.Object) workload {
+	name := cmp.Or(o.GetName(), o.GetGenerateName())
+	if o.GetNamespace() != "" {
+		name = o.GetNamespace() + "/" + name
+	}
+	return workload{user: user{name: kind + " " + name, uid: o.GetUID()}, namespace: o.GetNamespace(),
+		labels: o.GetLabels()}
+}
+
+// parse parses references. Empty ones are left out: an admission webhook may complete them.
+func parse(references []string) ([]images.Name, error) {
+	var names []images.Name
+	var errs []error
+	for _, reference := range references {
+		n, err := images.ParseName(reference)
+		switch {
+		case reference == "":
+		case err != nil:
+			errs = append(errs, err)
+		case !slices.Contains(names, n):
+			names = append(names, n)
+		}
+	}
+	return names, errors.Join(errs...)
 }
 
 // references returns the images of a pod's specification.
-func references(spec corev1.PodSpec) []string {
+func references(spec *corev1.PodSpec) []string {
 	var found []string
 	for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {
 		found = append(found, c.Image)
@@ -151,16 +213,21 @@ func running(pod *corev1.Pod) []string {
 // not count, and neither do leading components of the repository, because nodes reach an image by several names:
 // addresses of the registry, mirrors, and rewritten references.
 func (s *Set) Using(image *catalog.Image) []string {
-	var using []workload
+	var using []user
 	for _, w := range s.all {
 		if slices.ContainsFunc(w.names, func(n images.Name) bool { return refersTo(n, image) }) {
-			using = append(using, w)
+			using = append(using, w.user)
 		}
 	}
+	return withoutOwned(using)
+}
+
+// withoutOwned returns the names of the users, sorted: of an object and its controller, only the controller's.
+func withoutOwned(users []user) []string {
 	var found []string
-	for _, w := range using {
-		if w.owner == "" || !slices.ContainsFunc(using, func(o workload) bool { return o.uid == w.owner }) {
-			found = append(found, w.name)
+	for _, u := range users {
+		if u.owner == "" || !slices.ContainsFunc(users, func(o user) bool { return o.uid == u.owner }) {
+			found = append(found, u.name)
 		}
 	}
 	slices.Sort(found)

@@ -92,6 +92,7 @@ func TestMainJob(t *testing.T) {
 	t.Run("the registry's node reboots", func(t *testing.T) { testNodeReboots(t, w) })
 	t.Run("the pods expose the metrics that alerts and dashboard use", func(t *testing.T) { testMetrics(t, w, false) })
 	t.Run("images copy and images list", func(t *testing.T) { testCopyAndList(t, w) })
+	t.Run("images missing", func(t *testing.T) { testMissing(t, w) })
 	t.Run("images list, delete and prune", func(t *testing.T) { testLifecycle(t, w) })
 	t.Run("images export, in pieces, restores", func(t *testing.T) { testExport(t, w) })
 	t.Run("images browse", func(t *testing.T) { testBrowse(t, w) })
