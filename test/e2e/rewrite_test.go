@@ -410,6 +410,13 @@ func TestRewriteMissing(t *testing.T) {
 		})
 		w.timeCreation(t, known)
 	})
+	must(t, "helm upgrade brings the healers back, in nodeport mode", func(t *testing.T) {
+		w.helmChart(t, "upgrade", append([]string{nodePortMode}, rewrite("keep")[1:]...)...)
+		t.Logf("figure: new pods are rewritten after a push by %v", push(t).Round(10*time.Millisecond))
+		if got := image(t, "quay.io/department-9/a-team/component-00009:1"); !strings.HasPrefix(got, "quay.io/") {
+			t.Errorf("the healer has left a name that the registry lacks: it becomes %s", got)
+		}
+	})
 }
 
 // isNotRewritten waits until the API server, which reloads policies every second, leaves references as they are.
