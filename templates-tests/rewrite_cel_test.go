@@ -140,7 +140,8 @@ func requestOf(pod, old *corev1.Pod) (q podRequest, err error) {
 			admission.Update, &metav1.UpdateOptions{}, false, nil)
 	}
 	q.versioned, err = admission.NewVersionedAttributes(attributes, gvk, objectInterfaces)
-	q.request = plugincel.CreateAdmissionRequest(attributes, metav1.GroupVersionResource(pods), metav1.GroupVersionKind(gvk))
+	q.request = plugincel.CreateAdmissionRequest(attributes, metav1.GroupVersionResource(pods),
+		metav1.GroupVersionKind(gvk))
 	return q, err
 }
 

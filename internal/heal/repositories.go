@@ -179,7 +179,8 @@ func (c *copier) store(ctx context.Context, repositories []string, now time.Time
 		if err != nil {
 			return fmt.Errorf("updating ConfigMap %s/%s: %w", client.Namespace, c.config.ConfigMap, err)
 		}
-		c.log.Info("copied the names of repositories", "configmap", c.config.ConfigMap, "repositories", len(repositories)-left)
+		c.log.Info("copied the names of repositories", "configmap", c.config.ConfigMap,
+			"repositories", len(repositories)-left)
 	}
 	c.known, c.read = data, now
 	return nil
@@ -244,7 +245,8 @@ func listPageOf(ctx context.Context, client *http.Client, url string) (repositor
 		return nil, false, err
 	}
 	if response.StatusCode != http.StatusOK {
-		return nil, false, fmt.Errorf("HTTP %d: %s", response.StatusCode, strings.TrimSpace(string(body[:min(len(body), 500)])))
+		message := strings.TrimSpace(string(body[:min(len(body), 500)]))
+		return nil, false, fmt.Errorf("HTTP %d: %s", response.StatusCode, message)
 	}
 	var page struct {
 		Repositories []string `json:"repositories"`
