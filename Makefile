@@ -33,8 +33,8 @@ CERTMANAGER_GO := cd test/certmanager && CGO_ENABLED=0 go
 FUZZ_TIME ?= 1m
 FUZZ_RUN  ?=
 
-# Modules beside the root module.
-MODULES := bench test/cluster test/certmanager test/kyverno
+# Modules beside the root module, apart from test/kyverno, of which only unit-all downloads the many dependencies.
+MODULES := bench test/cluster test/certmanager
 
 # Reports known vulnerabilities in code that the programs reach.
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
@@ -123,7 +123,7 @@ unit-all: payload $(TESTCLUSTER) ## Unit tests that make unit skips: blobs of 2 
 	@mkdir -p dist
 	$(call GOTEST,unit-all-race) -race -short -timeout 30m $(NO_RACE)
 	$(call GOTEST,unit-all) -timeout 30m ./cmd/registry-node ./internal/blobstore ./internal/images ./internal/proxy ./internal/remote
-	cd test/kyverno && $(call GOTEST,unit-all-kyverno) ./...
+	cd test/kyverno && go mod tidy -diff && $(call GOTEST,unit-all-kyverno) ./...
 	go run ./tools/skips dist/unit-all-race.json dist/unit-all.json dist/unit-all-kyverno.json
 
 .PHONY: arm64
