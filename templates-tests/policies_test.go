@@ -7,9 +7,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/yaml"
 )
 
 const policyDir = "../docs/policies/validating-admission-policy"
@@ -91,5 +93,27 @@ func TestPayloadPolicyFitsTheChart(t *testing.T) {
 	}
 	if mounted == 0 {
 		t.Error("no pod mounts a payload")
+	}
+}
+
+// Kyverno's policy that rewrites images has the expressions of the chart's, so the tests of those hold for it, too.
+func TestKyvernoRewritesAsTheChart(t *testing.T) {
+	text, err := os.ReadFile("../docs/policies/kyverno/rewrite.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got map[string]any
+	if err := yaml.Unmarshal(text, &got); err != nil {
+		t.Fatal(err)
+	}
+	out := rendering{values: proxyMode(t, "rewrite.enabled=true")}.render(t)
+	var want map[string]any
+	if err := yaml.Unmarshal([]byte(out.files["rewrite/policy.yaml"]), &want); err != nil {
+		t.Fatal(err)
+	}
+	want["apiVersion"], want["kind"] = "policies.kyverno.io/v1", "MutatingPolicy"
+	want["metadata"] = map[string]any{"name": "zarf-registry-rewrite"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("docs/policies/kyverno/rewrite.yaml differs from what the chart renders:\n%s", diff)
 	}
 }

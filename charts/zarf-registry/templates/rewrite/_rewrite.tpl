@@ -216,7 +216,8 @@ variables:
       'path': m.image.split('/', 2)[1]})
   - name: selected
     expression: >-
-      variables.references.filter(m, {{ include "zarf-registry.rewrite.selected" . | replace "\n" " " }})
+      variables.references.filter(m,
+      {{- include "zarf-registry.rewrite.selected" . | nindent 6 }})
 {{- end -}}
 
 {{- /* A CEL expression: the repository and version that reference m has in the registry. */ -}}
