@@ -137,7 +137,8 @@ func TestStorageIsReported(t *testing.T) {
 	if report == nil || report.Volume == nil || report.Volume.Used <= 0 || report.Volume.Limit <= report.Volume.Used {
 		t.Fatalf("%+v", report)
 	}
-	if q := report.Quota; q == nil || q.Limit != 1_000_000 || q.Used < 100_000 || q.Used > 105_000 {
+	// The two reserves of 4 KiB may have been written before the content was measured.
+	if q := report.Quota; q == nil || q.Limit != 1_000_000 || q.Used < 100_000 || q.Used > 115_000 {
 		t.Errorf("%+v", q)
 	}
 	for name, want := range map[string]float64{
