@@ -59,7 +59,6 @@ type verification struct {
 	indexes bool
 
 	current      atomic.Pointer[trusted]
-	lastFailure  string // of loading; used only by the goroutine that loads
 	problem      atomic.Pointer[string]
 	reloadErrors atomic.Uint64
 

@@ -45,15 +45,13 @@ func (v *verification) follow(ctx context.Context) {
 
 // logLoad logs the result of a load. It logs a persistent failure once, not every second.
 func (v *verification) logLoad(changed bool, err error) {
-	previous := v.lastFailure
-	v.lastFailure = ""
+	failure := ""
 	if err != nil {
-		v.lastFailure = err.Error()
-		if v.lastFailure != previous {
-			v.log.Error("loading what images are verified with failed, the previous version stays in force", "error", err)
-		}
+		failure = err.Error()
 	}
-	v.problem.Store(&v.lastFailure)
+	if previous := v.problem.Swap(&failure); failure != "" && (previous == nil || *previous != failure) {
+		v.log.Error("loading what images are verified with failed, the previous version stays in force", "error", err)
+	}
 	if changed {
 		t := v.current.Load()
 		v.log.Info("public keys loaded", "keys", fmt.Sprint(t.keys), "ownImages", len(t.own))
