@@ -591,6 +591,7 @@ func TestOpenRejects(t *testing.T) {
 }
 
 func TestStorageWithoutTheProjectsImagesIsReported(t *testing.T) {
+	filesystemOnly(t)
 	root := t.TempDir()
 	i := start(t, newTestCA(t), root)
 	is := func(when string, empty bool) {
@@ -599,6 +600,7 @@ func TestStorageWithoutTheProjectsImagesIsReported(t *testing.T) {
 			t.Errorf("%s: empty %t", when, got)
 		}
 	}
+	i.waitReady()
 	is("at first", true)
 	i.pusher().pushPlatform("team/a", "layer")
 	is("with an image of a user", true)

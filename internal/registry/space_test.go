@@ -302,6 +302,7 @@ func TestKubeletsGetAWarningOfNearlyFullStorageOnce(t *testing.T) {
 		}
 	}
 	const kubelet = "kube-probe/1.36"
+	i.waitReady()
 	is(http.StatusOK, kubelet, "ok")
 	i.server.space.mu.Lock()
 	i.server.space.warning = "the storage is nearly full: 86.0 %"
