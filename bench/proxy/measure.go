@@ -9,12 +9,12 @@ import (
 	"net"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/bench/internal/processes"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
+	"github.com/zarf-dev/zarf-registry/internal/freeport"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
 
@@ -258,7 +258,7 @@ func (m *measurement) direct() (dialer, error) {
 
 // start starts a proxy on a free port and waits until it serves a request.
 func (m *measurement) start(ctx context.Context, s subject) (*process, dialer, error) {
-	address, err := freeAddress()
+	address, err := freeport.Find()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -305,14 +305,4 @@ func (m *measurement) start(ctx context.Context, s subject) (*process, dialer, e
 			return nil, nil, errors.Join(fmt.Errorf("no response: %w\noutput: %s", err, p.log), ctx.Err())
 		}
 	}
-}
-
-// freeAddress returns a free loopback address.
-func freeAddress() (string, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	defer listener.Close()
-	return "127.0.0.1:" + strconv.Itoa(listener.Addr().(*net.TCPAddr).Port), nil
 }

@@ -22,6 +22,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
+	"github.com/zarf-dev/zarf-registry/internal/freeport"
 )
 
 // subject is a registry to measure.
@@ -54,7 +55,7 @@ func subjects(program string) []subject {
 			if err != nil {
 				return nil, err
 			}
-			address, err := registries.FreeAddress(ctx)
+			address, err := freeport.Find()
 			if err != nil {
 				return nil, err
 			}

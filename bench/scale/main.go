@@ -27,6 +27,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/bench/internal/program"
 	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
+	"github.com/zarf-dev/zarf-registry/internal/freeport"
 	"github.com/zarf-dev/zarf-registry/internal/s3test"
 )
 
@@ -189,7 +190,7 @@ type benchmark struct {
 
 // startS3 runs a server whose bucket is in dir.
 func startS3(ctx context.Context, program, dir string) (*s3test.Server, error) {
-	address, err := registries.FreeAddress(ctx)
+	address, err := freeport.Find()
 	if err != nil {
 		return nil, err
 	}

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -20,6 +19,7 @@ import (
 	"oras.land/oras-go/v2/registry/remote/auth"
 
 	"github.com/zarf-dev/zarf-registry/bench/internal/processes"
+	"github.com/zarf-dev/zarf-registry/internal/freeport"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 )
 
@@ -42,22 +42,13 @@ type Process struct {
 	ended   chan struct{} // closed when the process has ended
 }
 
-// FreeAddress returns a free loopback address.
-func FreeAddress(ctx context.Context) (string, error) {
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	return listener.Addr().String(), listener.Close()
-}
-
 // StartOurs starts program (bin/registry) like the chart's Deployment, with its configuration in dir. Driver is the
 // entry in the configuration's section storage; empty: a directory in dir.
 func StartOurs(ctx context.Context, program, dir, driver string, c *Certificates) (*Process, error) {
 	if driver == "" {
 		driver = "filesystem: {rootdirectory: " + filepath.Join(dir, "storage") + "}"
 	}
-	address, err := FreeAddress(ctx)
+	address, err := freeport.Find()
 	if err != nil {
 		return nil, err
 	}
