@@ -278,7 +278,9 @@ func TestReadiness(t *testing.T) {
 	}
 	eventually(t, "a missing volume makes it unready", func() bool {
 		a, err := health.send("GET", "/readyz", nil)
-		return err == nil && a.StatusCode == http.StatusServiceUnavailable && strings.Contains(a.body, "storage: ")
+		// On a busy machine, there may be no response for so long before a check fails.
+		return err == nil && a.StatusCode == http.StatusServiceUnavailable && strings.Contains(a.body, "storage: ") &&
+			!strings.Contains(a.body, "no response")
 	})
 	health.must(http.StatusOK, "GET", "/healthz", nil)
 	if !strings.Contains(i.metrics(), "zarf_registry_storage_healthy 0\n") {
