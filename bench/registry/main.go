@@ -16,7 +16,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"runtime/debug"
 	"slices"
 	"syscall"
 	"time"
@@ -70,12 +69,8 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	dir, err := registries.StorageDir(o.dir, "bench-registry-")
-	if err != nil {
-		return err
-	}
+	dir, certificates, err := registries.Prepare(o.dir, "bench-registry-")
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	certificates, err := registries.NewCertificates(filepath.Join(dir, "tls"))
 	if err != nil {
 		return err
 	}
@@ -83,8 +78,6 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	// The client's garbage collection must not disturb the measurement.
-	debug.SetGCPercent(400)
 	selected := slices.DeleteFunc(subjects(o.program),
 		func(s subject) bool { return o.subjects != "" && o.subjects != s.Name })
 	if len(selected) == 0 {

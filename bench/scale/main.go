@@ -15,7 +15,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -136,17 +135,11 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		return err
 	}
 	report.How, report.Subjects = how(o), subjects(o)
-	dir, err := registries.StorageDir(o.dir, "bench-scale-")
-	if err != nil {
-		return err
-	}
+	dir, certificates, err := registries.Prepare(o.dir, "bench-scale-")
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	certificates, err := registries.NewCertificates(filepath.Join(dir, "tls"))
 	if err != nil {
 		return err
 	}
-	// The clients' garbage collection must not disturb the measurement.
-	debug.SetGCPercent(400)
 
 	b := &benchmark{options: o, dir: dir, certificates: certificates, report: report}
 	if o.s3 != "" {
@@ -164,15 +157,12 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		}
 	}
 	work := b.work()
-	for run := range o.Runs {
-		for _, n := range report.Order(run, len(work)) {
-			w := work[n]
-			began := time.Now()
-			if err := w.do(ctx); err != nil {
-				return fmt.Errorf("%s: %w", w.name, err)
-			}
-			fmt.Fprintf(os.Stderr, "run %d of %d  %-32s %.1f s\n", run+1, o.Runs, w.name, time.Since(began).Seconds())
-		}
+	names := make([]string, len(work))
+	for i, w := range work {
+		names[i] = w.name
+	}
+	if err := report.Repeat(o.Runs, names, func(n int) error { return work[n].do(ctx) }); err != nil {
+		return err
 	}
 	return report.Save(o.Write, stdout)
 }

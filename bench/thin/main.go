@@ -12,9 +12,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
-	"runtime/debug"
-	"time"
 
 	"github.com/zarf-dev/zarf-registry/bench/internal/program"
 	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
@@ -62,17 +59,11 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	dir, err := registries.StorageDir(o.dir, "bench-thin-")
-	if err != nil {
-		return err
-	}
+	dir, certificates, err := registries.Prepare(o.dir, "bench-thin-")
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	certificates, err := registries.NewCertificates(filepath.Join(dir, "tls"))
 	if err != nil {
 		return err
 	}
-	// The client's garbage collection must not disturb the measurement.
-	debug.SetGCPercent(400)
 	m := &measurement{options: o, dir: dir, certificates: certificates, report: report}
 	if m.previous, m.next, err = makeSets(o.images, o.changed, o.layer); err != nil {
 		return err
@@ -85,14 +76,9 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	}
 	defer func() { err = errors.Join(err, stop()) }()
 	archives := []string{subjectThin, subjectFull}
-	for run := range o.Runs {
-		for _, n := range report.Order(run, len(archives)) {
-			began := time.Now()
-			if err := m.transfer(ctx, archives[n]); err != nil {
-				return fmt.Errorf("%s: %w", archives[n], err)
-			}
-			fmt.Fprintf(os.Stderr, "run %d of %d  %-14s %.1f s\n", run+1, o.Runs, archives[n], time.Since(began).Seconds())
-		}
+	err = report.Repeat(o.Runs, archives, func(n int) error { return m.transfer(ctx, archives[n]) })
+	if err != nil {
+		return err
 	}
 	return report.Save(o.Write, stdout)
 }

@@ -225,13 +225,14 @@ func (r *repository) members(m *Manifest) []*Manifest {
 	return members
 }
 
-// Finder returns a function that finds the manifest of a repository that has a tag or, if it is not empty, a digest. It
-// returns nil if there is none.
+// Finder returns a function that finds the manifest of a repository by its digest or, if that is empty, by a tag. It
+// returns nil for an unknown one.
 func (c *Catalog) Finder() func(repository, tag string, d digest.Digest) *Manifest {
 	type key struct{ repository, reference string }
 	found := map[key]*Manifest{}
 	for _, m := range c.Manifests {
-		for _, d := range append(m.Aliases, m.Digest) {
+		found[key{m.Repository, m.Digest.String()}] = m
+		for _, d := range m.Aliases {
 			found[key{m.Repository, d.String()}] = m
 		}
 		for _, tag := range m.Tags {

@@ -104,8 +104,8 @@ func (e *IncompleteError) Error() string {
 		e.Blobs[0], strings.Join(e.Images, " "))
 }
 
-// complete makes blobs that thin archives omit part of the images' repositories. Images that the registry has need no
-// more; push does not ask for them again.
+// complete makes blobs that thin archives omit part of the images' repositories. It skips images that the registry
+// has already, and push does not ask for them again.
 func (p *pusher) complete(ctx context.Context, images []*imagePush) error {
 	var missing IncompleteError
 	sizes := map[digest.Digest]int64{}

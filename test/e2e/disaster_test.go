@@ -54,7 +54,7 @@ func (w *world) losesContent(t *testing.T, backup string) {
 		t.Fatal(err)
 	}
 	// Without a restart: the registry keeps the directory of the volume.
-	content := filepath.Join("/var/lib/zarf-registry-test", w.name, "volumes", claim.Spec.VolumeName, "docker")
+	content := w.stateOf("volumes", claim.Spec.VolumeName, "docker")
 	if _, err := os.Stat(content); err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +132,7 @@ func (w *world) restoresEtcd(t *testing.T) {
 // Kubernetes' documentation advise.
 func (w *world) snapshot(t *testing.T) (restore func()) {
 	t.Helper()
-	data := filepath.Join("/var/lib/zarf-registry-test", w.name, "etcd")
+	data := w.stateOf("etcd")
 	saved := filepath.Join(t.TempDir(), "etcd")
 	component := func(verb string, names ...string) {
 		t.Helper()

@@ -204,6 +204,11 @@ func must(t *testing.T, name string, f func(t *testing.T)) {
 	}
 }
 
+// stateOf returns a path below the directory with the state of the test cluster.
+func (w *world) stateOf(elements ...string) string {
+	return filepath.Join("/var/lib/zarf-registry-test", w.name, filepath.Join(elements...))
+}
+
 // saveLogs copies logs and events before the cluster is removed.
 func (w *world) saveLogs(t *testing.T) string {
 	dir, err := os.MkdirTemp("", "zarf-registry-e2e-")
@@ -226,7 +231,7 @@ func (w *world) saveLogs(t *testing.T) string {
 			os.WriteFile(filepath.Join(dir, p.Name+".log"), out, 0o600)
 		}
 	}
-	exec.Command("cp", "-r", "/var/lib/zarf-registry-test/"+w.name+"/log", dir).Run()
+	exec.Command("cp", "-r", w.stateOf("log"), dir).Run()
 	return dir
 }
 

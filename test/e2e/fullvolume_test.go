@@ -24,7 +24,7 @@ func (w *world) fullVolume(t *testing.T) {
 	t.Helper()
 	const noise = 100 << 20
 	node := w.nodes[0]
-	volumes := filepath.Join("/var/lib/zarf-registry-test", w.name, "volumes")
+	volumes := w.stateOf("volumes")
 	filler := filepath.Join(volumes, "filler")
 	t.Cleanup(func() { os.Remove(filler) })
 	archive := w.makeArchive(t, "example.com/e2e/new:1", 1<<20)

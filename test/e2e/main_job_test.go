@@ -239,7 +239,7 @@ func (w *world) stored(t *testing.T) (c content) {
 	for part, size := range map[string]*int64{
 		"blobs/*/*/*/data": &c.blobs, "repositories/e2e/*/_uploads/*/data": &c.uploads,
 	} {
-		files, err := filepath.Glob("/var/lib/zarf-registry-test/" + w.name + "/volumes/*/docker/registry/v2/" + part)
+		files, err := filepath.Glob(w.stateOf("volumes/*/docker/registry/v2", part))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -548,7 +548,7 @@ type podLogs struct {
 // keepLogs opens the log files of all containers until the test ends.
 func (w *world) keepLogs(t *testing.T) *podLogs {
 	t.Helper()
-	l := &podLogs{pattern: "/var/lib/zarf-registry-test/" + w.name + "/nodes/*/log/pods/*/*/*.log",
+	l := &podLogs{pattern: w.stateOf("nodes/*/log/pods/*/*/*.log"),
 		files: map[string]*os.File{}}
 	ctx, cancel := context.WithCancel(context.Background())
 	var done sync.WaitGroup
@@ -642,7 +642,7 @@ func (w *world) findNone(t *testing.T, secrets []string, said string, logs *podL
 	} {
 		places[what] = output(t, w.command(t, w.kubectl, args...))
 	}
-	err := filepath.WalkDir("/var/lib/zarf-registry-test/"+w.name+"/log",
+	err := filepath.WalkDir(w.stateOf("log"),
 		func(path string, entry fs.DirEntry, err error) error {
 			if err != nil || !entry.Type().IsRegular() {
 				return err

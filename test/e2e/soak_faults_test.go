@@ -47,7 +47,7 @@ func (s *soaking) inject(t *testing.T, step soak.Step) {
 	case "cut a node off":
 		during(func() { s.cluster(t, "unplug", step.Node) }, func() { s.cluster(t, "plug", step.Node) })
 	case soak.FillVolume:
-		filler := filepath.Join("/var/lib/zarf-registry-test", s.w.name, "volumes", "filler")
+		filler := s.w.stateOf("volumes", "filler")
 		during(func() { fill(t, filler) }, func() { os.Remove(filler) })
 	case "corrupt a certificate":
 		component := map[string]string{"server-tls": "registry", "node-tls": "proxy"}[step.Variant]

@@ -6,6 +6,8 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
+	"runtime/debug"
 
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
@@ -31,6 +33,17 @@ func Manifest(config ocispec.Descriptor, layers ...ocispec.Descriptor) (string, 
 	raw, err := json.Marshal(manifest)
 	return string(raw), ocispec.Descriptor{MediaType: manifest.MediaType, Digest: digest.FromBytes(raw),
 		Size: int64(len(raw))}, err
+}
+
+// Prepare creates a [StorageDir], and certificates in it. The caller removes the directory, also after an error.
+// Prepare also makes garbage collections of this process rare, because they would disturb the measurement of others.
+func Prepare(parent, pattern string) (dir string, certificates *Certificates, err error) {
+	if dir, err = StorageDir(parent, pattern); err != nil {
+		return "", nil, err
+	}
+	debug.SetGCPercent(400)
+	certificates, err = NewCertificates(filepath.Join(dir, "tls"))
+	return dir, certificates, err
 }
 
 // StorageDir creates a directory in parent or, if parent is empty, in memory if possible, so that the

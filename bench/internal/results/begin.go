@@ -133,5 +133,25 @@ func cpuTimes(stat string) (idle, all uint64, err error) {
 	return idle, all, nil
 }
 
+// Repeat measures all subjects in each of so many runs, in the [Report.Order] of the run, and writes the progress to
+// stderr.
+func (r *Report) Repeat(runs int, subjects []string, measure func(n int) error) error {
+	width := 0
+	for _, name := range subjects {
+		width = max(width, len(name))
+	}
+	for run := range runs {
+		for _, n := range r.Order(run, len(subjects)) {
+			began := time.Now()
+			if err := measure(n); err != nil {
+				return fmt.Errorf("%s: %w", subjects[n], err)
+			}
+			fmt.Fprintf(os.Stderr, "run %d of %d  %-*s %.1f s\n", run+1, runs, width, subjects[n],
+				time.Since(began).Seconds())
+		}
+	}
+	return nil
+}
+
 // Order returns the order of n subjects in a run, which depends on the seed and the run only.
 func (r *Report) Order(run, n int) []int { return rand.New(rand.NewPCG(r.Seed, uint64(run))).Perm(n) }
