@@ -20,6 +20,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -172,8 +173,9 @@ func newWorld(t *testing.T, name string, l layout) *world {
 func (w *world) up(t *testing.T, l layout) {
 	t.Helper()
 	begin := time.Now()
+	// Volumes on the host's disk would be as full as that disk, and status reports it from 85 % on.
 	args := []string{"up", "--name", w.name, "--replace", "--ip-family", w.network.family,
-		"--kube-proxy", w.network.kubeProxy}
+		"--kube-proxy", w.network.kubeProxy, "--volumes-size", strconv.Itoa(8 << 30)}
 	if !l.bare {
 		args = append(args, "--load", "n1="+filepath.Join(built(t, "E2E_IMAGES"), "init-hook.tar"))
 	}

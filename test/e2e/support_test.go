@@ -53,9 +53,10 @@ func testSupportBundle(t *testing.T, w *world, others []string) {
 		}
 		return p.Status.ContainerStatuses[0], nil
 	}
-	eventually(t, time.Minute, "the pod to fail", func() error {
+	// The kubelet restarts a container at once the first time, also with an outdated image. Later it waits.
+	eventually(t, time.Minute, "the pod to fail again", func() error {
 		s, err := status()
-		if err == nil && s.State.Terminated == nil && s.LastTerminationState.Terminated == nil {
+		if err == nil && (s.State.Waiting == nil || s.State.Waiting.Reason != "CrashLoopBackOff") {
 			err = errors.New(mustJSON(s))
 		}
 		return err
