@@ -25,6 +25,8 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/drain"
+	"github.com/zarf-dev/zarf-registry/internal/logging"
+	"github.com/zarf-dev/zarf-registry/internal/serviceaddress"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
 
@@ -87,7 +89,7 @@ type Config struct {
 // Proxy is a server for a single use: New, Listen, Run.
 type Proxy struct {
 	config   Config
-	log      *limitedLogger
+	log      *logging.Limited
 	upstream *upstream
 	metrics  *proxyMetrics
 	limits   limits
@@ -131,12 +133,12 @@ func New(config Config) (*Proxy, error) {
 	if config.Getenv == nil {
 		config.Getenv = os.Getenv
 	}
-	address, err := parseAddress(config.Registry, config.Getenv)
+	address, err := serviceaddress.Parse(config.Registry, config.Getenv)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("registry %w", err)
 	}
 	p := &Proxy{
-		config: config, log: newLimitedLogger(config.Logger), limits: defaultLimits,
+		config: config, log: logging.NewLimited(config.Logger), limits: defaultLimits,
 		buffers: newBuffers(), connections: connlimit.New(maxConnections),
 	}
 	p.metrics = newProxyMetrics(p)

@@ -20,6 +20,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/zarf-dev/zarf-registry/internal/logging"
+	"github.com/zarf-dev/zarf-registry/internal/serviceaddress"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
 
@@ -30,12 +32,12 @@ import (
 // goroutines per connection. That takes a third less CPU time for a small request and less memory,
 // and allows a deadline per read.
 type upstream struct {
-	address  address
+	address  serviceaddress.Address
 	hostPort string // address as host:port
 	source   *tlsfiles.Source
 	limits   *limits
 	metrics  *proxyMetrics
-	log      *limitedLogger
+	log      *logging.Limited
 
 	lookupHost func(ctx context.Context, network, host string) ([]netip.Addr, error)
 
@@ -60,7 +62,7 @@ type failure struct {
 }
 
 func newUpstream(
-	a address, source *tlsfiles.Source, limits *limits, metrics *proxyMetrics, log *limitedLogger,
+	a serviceaddress.Address, source *tlsfiles.Source, limits *limits, metrics *proxyMetrics, log *logging.Limited,
 ) *upstream {
 	u := &upstream{
 		address: a, hostPort: a.String(), source: source, limits: limits, metrics: metrics, log: log,
@@ -168,7 +170,7 @@ func (u *upstream) put(c *conn) {
 func (u *upstream) refreshLocked() (dropped []*conn) {
 	if m := u.source.Current(); u.generation != m {
 		dropped, u.idle = u.idle, nil
-		u.generation, u.config = m, tlsfiles.ClientConfig(m, u.address.host)
+		u.generation, u.config = m, tlsfiles.ClientConfig(m, u.address.Host)
 	}
 	return dropped
 }
@@ -226,10 +228,10 @@ func closeAll(conns []*conn) {
 // Service's name resolves to, which differ if the Service was recreated. Without a ClusterIP it
 // uses only the name.
 func (u *upstream) connect(ctx context.Context, m *tlsfiles.Material, config *tls.Config) (*conn, error) {
-	if !u.address.clusterIP.IsValid() {
+	if !u.address.ClusterIP.IsValid() {
 		return u.connectTo(ctx, u.address.String(), m, config)
 	}
-	clusterIP := u.address.clusterIP.String()
+	clusterIP := u.address.ClusterIP.String()
 	u.mu.Lock()
 	preferred := u.preferred
 	u.mu.Unlock()
@@ -251,7 +253,7 @@ func (u *upstream) connect(ctx context.Context, m *tlsfiles.Material, config *tl
 		errs = append(errs, err)
 	}
 	for _, ip := range addresses {
-		to := netip.AddrPortFrom(ip.Unmap(), u.address.port).String()
+		to := netip.AddrPortFrom(ip.Unmap(), u.address.Port).String()
 		if to == clusterIP || to == preferred {
 			continue
 		}
@@ -300,7 +302,7 @@ func (u *upstream) lookup(ctx context.Context) ([]netip.Addr, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
-	return u.lookupHost(ctx, "ip", u.address.host)
+	return u.lookupHost(ctx, "ip", u.address.Host)
 }
 
 func (u *upstream) connectTo(ctx context.Context, to string, m *tlsfiles.Material, config *tls.Config) (*conn, error) {

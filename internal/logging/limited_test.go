@@ -1,4 +1,4 @@
-package proxy
+package logging
 
 import (
 	"bytes"
@@ -13,11 +13,11 @@ import (
 func TestRepeatedWarnings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
-		l := newLimitedLogger(slog.New(slog.NewTextHandler(&log, nil)))
+		l := NewLimited(slog.New(slog.NewTextHandler(&log, nil)))
 		for _, message := range []string{"a", "a", "b", "a"} {
 			l.Warn(message, "n", 1)
 		}
-		time.Sleep(logInterval)
+		time.Sleep(limitedInterval)
 		l.Warn("a")
 		l.Warn("b")
 		var got []string
