@@ -145,11 +145,16 @@ func (p *Proxy) stream(w http.ResponseWriter, request *request, resp *response) 
 	ctx := request.Context()
 	client, _ := ctx.Value(clientKey{}).(*clientConn)
 	whole := &interruptedBody{first: resp.Response}
+	var speed pace
 	var skip int64 // bytes the client already has of a body that restarted from its beginning
 	var fast int64 // bytes the client has taken without delay
 	for {
 		buffer := p.buffers.get(resp.ContentLength, fast >= fastAfter)
+		began := time.Now()
 		n, cause := resp.fill(*buffer)
+		if cause == nil && resp.upstream == p.cache && speed.slow(n, time.Since(began)) {
+			cause = errSlow
+		}
 		part := (*buffer)[:n]
 		if skip > 0 {
 			k := min(skip, int64(n))
@@ -158,13 +163,13 @@ func (p *Proxy) stream(w http.ResponseWriter, request *request, resp *response) 
 		complete := errors.Is(cause, io.EOF)
 		switch {
 		case cause == nil:
-			p.upstream.slots.lend(resp)
+			p.slots.lend(resp)
 		case complete:
 			resp.release() // the client may take long to read the end
 		default:
 			resp.discard()
 		}
-		began := time.Now()
+		began = time.Now()
 		// If the registry pauses, flush what it has sent so far out of net/http's buffer.
 		written, err := send(w, part, cause == nil && n < len(*buffer))
 		p.buffers.put(buffer)
@@ -175,7 +180,7 @@ func (p *Proxy) stream(w http.ResponseWriter, request *request, resp *response) 
 		if time.Since(began) > minLent {
 			fast = 0
 		}
-		paused := cause == nil && !p.upstream.slots.reclaim(resp)
+		paused := cause == nil && !p.slots.reclaim(resp)
 		switch {
 		case err != nil:
 			if cause == nil && !paused {
@@ -192,10 +197,34 @@ func (p *Proxy) stream(w http.ResponseWriter, request *request, resp *response) 
 		case cause == nil:
 			continue
 		}
+		if resp.upstream == p.cache && !paused {
+			whole.brokeAtCache(cause)
+			speed = pace{}
+		}
 		if resp, skip, err = p.resume(request, whole, sent, cause); err != nil {
 			return sent, err
 		}
 	}
+}
+
+// errSlow: a cache that is too slow may be overloaded, or its disk may be failing.
+var errSlow = errors.New("the cache is too slow")
+
+// pace measures how fast a cache delivers a body.
+type pace struct {
+	bytes  int64
+	waited time.Duration
+}
+
+// slow adds n bytes for which the proxy has waited.
+func (p *pace) slow(n int, waited time.Duration) bool {
+	p.bytes, p.waited = p.bytes+int64(n), p.waited+waited
+	if p.waited < slowInterval {
+		return false
+	}
+	slow := p.bytes < slowBody
+	*p = pace{}
+	return slow
 }
 
 func send(w http.ResponseWriter, part []byte, flush bool) (written int, err error) {

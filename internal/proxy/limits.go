@@ -35,7 +35,25 @@ var defaultLimits = limits{
 	stall:     30 * time.Second,
 }
 
+// defaultCacheLimits are those of requests to caches: a request that exceeds them goes to the registry.
+// A cache asks the registry before it responds, for 5 s at most.
+var defaultCacheLimits = limits{
+	unwatched: defaultLimits.unwatched,
+	dial:      time.Second,
+	gone:      5 * time.Second,
+	handshake: 5 * time.Second,
+	head:      10 * time.Second,
+	stall:     5 * time.Second,
+}
+
 const (
+	// cachePause is how long caches are not asked after a connection to them failed.
+	cachePause = 5 * time.Second
+	// slowBody is how much of a body a cache must deliver in slowInterval, of the time that the proxy waits
+	// for it: 64 KiB/s. Otherwise the rest comes from elsewhere.
+	slowBody     = 640 << 10
+	slowInterval = 10 * time.Second
+
 	// maxHeaderBytes bounds a request's header. Runtimes send less than 1 KiB.
 	maxHeaderBytes = 32 << 10
 	// maxHeadBytes bounds a response's header. The registry sends less than 1 KiB.

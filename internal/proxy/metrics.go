@@ -24,16 +24,33 @@ type proxyMetrics struct {
 	bytes        *metrics.Counter
 	aborted      *metrics.Counter
 	tlsRefused   *metrics.Counter
-	dials        *metrics.Counter
-	dialErrors   *metrics.Counter
 	retries      *metrics.Counter
 	resumes      *metrics.Counter
 	resumeErrors *metrics.Counter
 	pauses       *metrics.Counter
-	latency      *histogram
+	registry     upstreamMetrics
+	cache        upstreamMetrics // unused without caches
+	cacheServed  *metrics.Counter
+	cacheFailed  *metrics.Counter
 
 	mu       sync.RWMutex
 	requests map[requestKey]*metrics.Counter
+}
+
+// upstreamMetrics holds the metrics of connections to the registry or to the caches.
+type upstreamMetrics struct {
+	dials, dialErrors *metrics.Counter
+	latency           *histogram
+}
+
+func newUpstreamMetrics(set *metrics.Set, prefix string) upstreamMetrics {
+	m := upstreamMetrics{
+		dials:      set.NewCounter(prefix + `_dials_total{result="ok"}`),
+		dialErrors: set.NewCounter(prefix + `_dials_total{result="error"}`),
+		latency:    newHistogram(prefix + "_response_seconds"),
+	}
+	set.RegisterMetricsWriter(m.latency.write)
+	return m
 }
 
 type requestKey struct {
@@ -48,13 +65,11 @@ func newProxyMetrics(p *Proxy) *proxyMetrics {
 		bytes:        set.NewCounter(prefix + "response_bytes_total"),
 		aborted:      set.NewCounter(prefix + "responses_aborted_total"),
 		tlsRefused:   set.NewCounter(prefix + "tls_refused_total"),
-		dials:        set.NewCounter(prefix + `upstream_dials_total{result="ok"}`),
-		dialErrors:   set.NewCounter(prefix + `upstream_dials_total{result="error"}`),
 		retries:      set.NewCounter(prefix + "upstream_retries_total"),
 		resumes:      set.NewCounter(prefix + `upstream_resumes_total{result="ok"}`),
 		resumeErrors: set.NewCounter(prefix + `upstream_resumes_total{result="error"}`),
 		pauses:       set.NewCounter(prefix + "responses_paused_total"),
-		latency:      newHistogram(prefix + "upstream_response_seconds"),
+		registry:     newUpstreamMetrics(set, prefix+"upstream"),
 		requests:     make(map[requestKey]*metrics.Counter),
 	}
 	source := p.config.Source
@@ -62,11 +77,11 @@ func newProxyMetrics(p *Proxy) *proxyMetrics {
 		"requests_in_flight": func() float64 { return float64(m.inFlight.Load()) },
 		"requests_waiting":   func() float64 { return float64(p.waiting.Load()) },
 		"requests_queued": func() float64 {
-			_, queued := p.upstream.slots.counts()
+			_, queued := p.slots.counts()
 			return float64(queued)
 		},
 		"upstream_connections_in_use": func() float64 {
-			taken, _ := p.upstream.slots.counts()
+			taken, _ := p.slots.counts()
 			return float64(taken)
 		},
 		"connections":                          func() float64 { return float64(p.connections.Open()) },
@@ -87,9 +102,15 @@ func newProxyMetrics(p *Proxy) *proxyMetrics {
 	set.RegisterMetricsWriter(func(w io.Writer) {
 		metrics.WriteCounterUint64(w, prefix+"certificate_reload_errors_total", source.ReloadErrors())
 		metrics.WriteCounterUint64(w, prefix+"connections_dropped_total", p.connections.Dropped())
-		m.latency.write(w)
 	})
 	return m
+}
+
+// addCaches adds the metrics of requests to caches.
+func (m *proxyMetrics) addCaches() {
+	m.cache = newUpstreamMetrics(m.set, prefix+"cache")
+	m.cacheServed = m.set.NewCounter(prefix + `cache_requests_total{result="served"}`)
+	m.cacheFailed = m.set.NewCounter(prefix + `cache_requests_total{result="failed"}`)
 }
 
 // request counts a response. Methods other than GET and HEAD count as "other", because arbitrary

@@ -61,6 +61,9 @@ type Config struct {
 	// may be the one to pull. The name is resolved only if the variable is missing or the ClusterIP
 	// cannot be dialed.
 	Registry string
+	// Cache is the Service of the cache pods, as Registry is the registry's. Empty: there are none. What
+	// caches serve is requested from them first, and from the registry if they fail.
+	Cache string
 	// Source provides the client certificate for the registry, the CAs that verify the registry's
 	// certificate, and, with ServeTLS, the server certificate for clients. The caller runs it.
 	Source *tlsfiles.Source
@@ -90,11 +93,18 @@ type Config struct {
 type Proxy struct {
 	config   Config
 	log      *logging.Limited
-	upstream *upstream
+	upstream *upstream // the registry
+	cache    *upstream // nil without caches
+	slots    *slots    // of both
 	metrics  *proxyMetrics
 	limits   limits
-	buffers  *buffers
-	waiting  atomic.Int64
+	// cacheLimits are shorter than limits: there is another source.
+	cacheLimits limits
+	buffers     *buffers
+	waiting     atomic.Int64
+
+	cacheFailures atomic.Int32 // in a row
+	cacheRetryAt  atomic.Int64 // Unix time in nanoseconds; until then, caches are not asked
 
 	listening atomic.Bool
 	draining  atomic.Bool
@@ -138,13 +148,32 @@ func New(config Config) (*Proxy, error) {
 		return nil, fmt.Errorf("registry %w", err)
 	}
 	p := &Proxy{
-		config: config, log: logging.NewLimited(config.Logger), limits: defaultLimits,
+		config: config, log: logging.NewLimited(config.Logger), limits: defaultLimits, cacheLimits: defaultCacheLimits,
 		buffers: newBuffers(), connections: connlimit.New(maxConnections),
 	}
 	p.metrics = newProxyMetrics(p)
-	p.upstream = newUpstream(address, config.Source, &p.limits, p.metrics, p.log)
-	config.Source.OnChange(func(*tlsfiles.Material) { p.upstream.closeOutdated() })
+	p.slots = newSlots(maxUpstream, p.metrics.pauses)
+	p.upstream = newUpstream("registry", address, config.Source, &p.limits, p.metrics.registry, p.slots, p.log)
+	if config.Cache != "" {
+		if address, err = serviceaddress.Parse(config.Cache, config.Getenv); err != nil {
+			return nil, fmt.Errorf("cache %w", err)
+		}
+		p.useCaches(address)
+	}
+	config.Source.OnChange(func(*tlsfiles.Material) {
+		p.upstream.closeOutdated()
+		if p.cache != nil {
+			p.cache.closeOutdated()
+		}
+	})
 	return p, nil
+}
+
+// useCaches makes caches the first source of what they serve.
+func (p *Proxy) useCaches(address serviceaddress.Address) {
+	p.metrics.addCaches()
+	p.cache = newUpstream("cache", address, p.config.Source, &p.cacheLimits, p.metrics.cache, p.slots, p.log)
+	p.cache.lookupHost = nil // the registry is the next to ask, and takes less time
 }
 
 // Listen opens the listeners. It skips addresses that the node lacks with a warning, as long as at
@@ -293,6 +322,9 @@ func (p *Proxy) Run(ctx context.Context) error {
 	_ = admin.Close()
 	serving.Wait()
 	p.upstream.close()
+	if p.cache != nil {
+		p.cache.close()
+	}
 	return err
 }
 

@@ -47,6 +47,15 @@ type interruptedBody struct {
 	first  *http.Response
 	sent   int64 // bytes sent when it last broke off
 	budget *retryBudget
+	cached int  // how many times it broke off at a cache
+	direct bool // the rest comes from the registry
+}
+
+// brokeAtCache notes that a cache did not deliver all. The cache may have been killed, or may have dropped
+// corrupt content, so that the next request to caches succeeds. It is made once.
+func (b *interruptedBody) brokeAtCache(cause error) {
+	b.cached++
+	b.direct = b.cached > 1 || errors.Is(cause, errSlow)
 }
 
 // resume continues a body that broke off after sent bytes. It returns the response whose body
@@ -89,7 +98,7 @@ func (p *Proxy) resume(
 	} else if err := body.budget.wait(ctx, cause); err != nil {
 		return nil, 0, err
 	}
-	body.sent = sent
+	body.sent, body.budget.direct = sent, body.direct
 
 	resp, err = p.fetch(continuation(ctx, request, rest, want.etag), body.budget, func(r *http.Response) (verdict, error) {
 		return judgeContinuation(r, rest, want)

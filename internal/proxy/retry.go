@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"strings"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/cache"
 )
 
 const (
@@ -34,6 +36,7 @@ type retryBudget struct {
 	began    time.Time
 	attempts int  // failed attempts
 	waiting  bool // counted in Proxy.waiting
+	direct   bool // not from caches
 }
 
 func (p *Proxy) newRetryBudget() *retryBudget { return &retryBudget{proxy: p, began: time.Now()} }
@@ -77,12 +80,16 @@ func (b *retryBudget) end() {
 }
 
 // fetch sends the request until judge accepts a response or the budget is spent. Its error is the
-// context's or that of the last attempt.
+// context's or that of the last attempt at the registry. Each attempt asks a cache first, which may serve
+// what the registry cannot.
 func (p *Proxy) fetch(
 	request *request, budget *retryBudget, judge func(*http.Response) (verdict, error),
 ) (*response, error) {
 	defer budget.end()
 	for {
+		if resp := p.fetchCached(request, budget, judge); resp != nil {
+			return resp, nil
+		}
 		resp, err := p.upstream.roundTrip(request)
 		if err == nil {
 			var v verdict
@@ -99,6 +106,40 @@ func (p *Proxy) fetch(
 			return nil, err
 		}
 	}
+}
+
+// fetchCached asks a cache. It returns nil if the registry is to be asked: if there are no caches, or the
+// one that was asked does not respond with what judge accepts. A cache fails for itself: only the registry's
+// refusals count.
+func (p *Proxy) fetchCached(
+	request *request, budget *retryBudget, judge func(*http.Response) (verdict, error),
+) *response {
+	if p.cache == nil || budget.direct || time.Now().UnixNano() < p.cacheRetryAt.Load() || !cache.Serves(request.URL.Path) {
+		return nil
+	}
+	resp, err := p.cache.roundTrip(request)
+	if err == nil {
+		p.cacheFailures.Store(0)
+		v := retry
+		if resp.Header.Get(headerAPIVersion) == "" {
+			err = fmt.Errorf("the cache at %s responded with %s", resp.conn.RemoteAddr(), resp.Status)
+		} else {
+			v, err = judge(resp.Response)
+		}
+		if v == accept {
+			p.metrics.cacheServed.Inc()
+			return resp
+		}
+		resp.discard()
+	} else if request.Context().Err() == nil && p.cacheFailures.Add(1) > 1 {
+		// One of several may be away until its endpoint is removed.
+		p.cacheRetryAt.Store(time.Now().Add(cachePause).UnixNano())
+	}
+	if request.Context().Err() == nil {
+		p.metrics.cacheFailed.Inc()
+		p.log.Warn("cache unavailable, requesting from the registry", "error", err)
+	}
+	return nil
 }
 
 // backoff doubles from firstDelay to lastDelay. Jitter of up to half of it spreads requests that

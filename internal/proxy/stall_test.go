@@ -135,7 +135,7 @@ func TestThousandStalledDownloads(t *testing.T) {
 // A request takes the connection of a response whose client does not read, and no other.
 func TestRequestsTakeTheConnectionsOfStalledClients(t *testing.T) {
 	large, small := newBlob(4<<20), newBlob(1<<10)
-	f := start(t, store{large, small}, func(p *Proxy) { p.upstream.slots = newSlots(2, p.metrics.pauses) })
+	f := start(t, store{large, small}, limitSlots(2))
 	first, second := stall(t, f, large), stall(t, f, large)
 	eventually(t, "both have connections", func() bool { return f.metric("upstream_connections_in_use") == 2 })
 	for range 5 {
@@ -165,7 +165,7 @@ func TestRequestsWaitForAConnection(t *testing.T) {
 	f := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		<-next
 		_, _ = io.WriteString(w, "response")
-	}), func(p *Proxy) { p.upstream.slots = newSlots(1, p.metrics.pauses) })
+	}), limitSlots(1))
 	get := func() error {
 		_, body, err := f.get("/v2/")
 		if err == nil && string(body) != "response" {
@@ -200,7 +200,7 @@ func TestPausedResponseThatCannotBeResumed(t *testing.T) {
 			return
 		}
 		endless(w, r)
-	}), func(p *Proxy) { p.upstream.slots = newSlots(1, p.metrics.pauses) })
+	}), limitSlots(1))
 	stalled := stall(t, f, newBlob(1))
 	eventually(t, "it has the connection", func() bool { return f.metric("upstream_connections_in_use") == 1 })
 	response, body, err := f.get(small.path())
@@ -311,5 +311,12 @@ func TestListenWaitsForThePort(t *testing.T) {
 	t.Logf("the proxy listens %s after the port is free", time.Since(<-freed))
 	if response, _, err := f.get("/v2/"); err != nil || response.StatusCode != http.StatusNotFound {
 		t.Errorf("%v, %v", response, err)
+	}
+}
+
+func limitSlots(n int) func(*Proxy) {
+	return func(p *Proxy) {
+		p.slots = newSlots(n, p.metrics.pauses)
+		p.upstream.slots = p.slots
 	}
 }

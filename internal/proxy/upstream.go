@@ -25,23 +25,24 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
 
-// upstream holds the registry's address, the connections to it and the outcome of the last
-// requests.
+// upstream holds the address of the registry or of the caches, the connections to it and the outcome of
+// the last requests.
 //
 // It implements HTTP/1.1 with the parser of net/http instead of http.Transport, which runs two
 // goroutines per connection. That takes a third less CPU time for a small request and less memory,
 // and allows a deadline per read.
 type upstream struct {
+	name     string // for messages
 	address  serviceaddress.Address
 	hostPort string // address as host:port
 	source   *tlsfiles.Source
 	limits   *limits
-	metrics  *proxyMetrics
+	metrics  upstreamMetrics
 	log      *logging.Limited
 
-	lookupHost func(ctx context.Context, network, host string) ([]netip.Addr, error)
+	lookupHost func(ctx context.Context, network, host string) ([]netip.Addr, error) // nil: the ClusterIP only
 
-	slots *slots
+	slots *slots // shared
 
 	mu         sync.Mutex
 	closed     bool
@@ -62,12 +63,13 @@ type failure struct {
 }
 
 func newUpstream(
-	a serviceaddress.Address, source *tlsfiles.Source, limits *limits, metrics *proxyMetrics, log *logging.Limited,
+	name string, a serviceaddress.Address, source *tlsfiles.Source, limits *limits, metrics upstreamMetrics,
+	slots *slots, log *logging.Limited,
 ) *upstream {
 	u := &upstream{
-		address: a, hostPort: a.String(), source: source, limits: limits, metrics: metrics, log: log,
+		name: name, address: a, hostPort: a.String(), source: source, limits: limits, metrics: metrics, log: log,
 		lookupHost: net.DefaultResolver.LookupNetIP,
-		slots:      newSlots(maxUpstream, metrics.pauses),
+		slots:      slots,
 	}
 	u.expiry = time.AfterFunc(idleLifetime, u.expire)
 	return u
@@ -248,6 +250,9 @@ func (u *upstream) connect(ctx context.Context, m *tlsfiles.Material, config *tl
 		}
 		errs = append(errs, err)
 	}
+	if u.lookupHost == nil {
+		return nil, join(errs)
+	}
 	addresses, err := u.lookup(ctx)
 	if err != nil {
 		errs = append(errs, err)
@@ -259,7 +264,7 @@ func (u *upstream) connect(ctx context.Context, m *tlsfiles.Material, config *tl
 		}
 		c, err := u.connectTo(ctx, to, m, config)
 		if err == nil {
-			u.log.Warn("registry not reachable at the address in the environment, using the address from DNS",
+			u.log.Warn(u.name+" not reachable at the address in the environment, using the address from DNS",
 				"environment", clusterIP, "dns", to)
 			u.prefer(to)
 			return c, nil
@@ -309,7 +314,7 @@ func (u *upstream) connectTo(ctx context.Context, to string, m *tlsfiles.Materia
 	c, err := u.handshake(ctx, to, config)
 	if err != nil {
 		u.metrics.dialErrors.Inc()
-		return nil, fmt.Errorf("connecting to registry at %s: %w", to, err)
+		return nil, fmt.Errorf("connecting to %s at %s: %w", u.name, to, err)
 	}
 	u.metrics.dials.Inc()
 	c.generation = m
@@ -384,7 +389,7 @@ func (u *upstream) roundTrip(request *request) (*response, error) {
 		} else if reused && request.Context().Err() == nil {
 			continue
 		}
-		return nil, u.failed(request.Context(), fmt.Errorf("requesting from registry at %s: %w", c.RemoteAddr(), err))
+		return nil, u.failed(request.Context(), fmt.Errorf("requesting from %s at %s: %w", u.name, c.RemoteAddr(), err))
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
@@ -37,7 +38,9 @@ resumed. Changed certificates are reloaded. On SIGTERM the proxy waits for reque
 
 The proxy connects to the ClusterIP of the registry's Service, from the environment variable <NAME>_SERVICE_HOST, where
 NAME is the first label of the host in --registry. It resolves the host only if the variable is missing or the address
-does not work. The registry's certificate must always match the host in --registry.`,
+does not work. The registry's certificate must always match the host in --registry.
+
+With --cache, blobs and manifests come from a cache pod, and from the registry if no cache works.`,
 		Example: `  registry-node proxy --listen=127.0.0.1:31999 --registry=zarf-registry.zarf.svc:5000 \
     --tls-dir=/etc/zarf-registry/tls --metrics-listen=:9102
   registry-node proxy --listen=127.0.0.1:31999 --listen=[::1]:31999 --tls=always \
@@ -51,10 +54,7 @@ does not work. The registry's certificate must always match the host in --regist
 			debug.SetMemoryLimit(memoryLimit)
 			config.Logger = logger
 			config.Idle = releaseMemory
-			config.Program = os.Getenv(programVariable)
-			if config.Program != "" && !command.Flags().Changed("program-version") {
-				config.Version = fmt.Sprintf("%.12s", config.Program)
-			}
+			config.Program, config.Version = program(command, config.Version)
 			if ready != 0 {
 				config.Ready = func() { tellReady(logger, ready) }
 			}
@@ -82,13 +82,14 @@ does not work. The registry's certificate must always match the host in --regist
 		},
 	}
 	flags := command.Flags()
-	flags.StringVar(&config.Version, "program-version", "dev",
-		"`VERSION` to report in the log and in the metric build_info; if the loader started the program, its digest")
+	registerVersion(flags, &config.Version)
 	flags.StringArrayVar(&config.Listen, "listen", nil,
 		"`ADDRESS` to serve on: IP address and port, or :port for all addresses; may be repeated")
 	flags.StringVar(&config.MetricsListen, "metrics-listen", "",
 		"`ADDRESS` of /healthz, /readyz, /metrics and /loaded; disabled if empty")
 	flags.StringVar(&config.Registry, "registry", "", "`HOST:PORT` of the registry's Service")
+	flags.StringVar(&config.Cache, "cache", "",
+		"`HOST:PORT` of the Service of caches, from which pulls come first; none if empty")
 	flags.StringVar(&tlsDir, "tls-dir", "", "`DIR` with tls.crt, tls.key and ca.crt")
 	flags.StringVar(&tls, "tls", "never",
 		"`WHEN` to serve TLS next to plain HTTP on the same port: always or never; never refuses TLS clients at once")
@@ -112,6 +113,21 @@ does not work. The registry's certificate must always match the host in --regist
 // memoryLimit is when Go collects garbage more often than when memory in use has doubled, in bytes. Pulls
 // need less. With as many clients as may connect, the rest of a pod's 128 MiB is for the kernel's buffers.
 const memoryLimit = 48 << 20
+
+// registerVersion adds the flag --program-version.
+func registerVersion(flags *pflag.FlagSet, version *string) {
+	flags.StringVar(version, "program-version", "dev",
+		"`VERSION` to report in the log and in the metric build_info; if the loader started the program, its digest")
+}
+
+// program returns the SHA-256 of the program, if the loader started it, and the version to report.
+func program(command *cobra.Command, version string) (sum, reported string) {
+	sum = os.Getenv(programVariable)
+	if sum != "" && !command.Flags().Changed("program-version") {
+		version = fmt.Sprintf("%.12s", sum)
+	}
+	return sum, version
+}
 
 // programVariable is where the loader writes the program's SHA-256.
 const programVariable = "ZARF_REGISTRY_PROGRAM"

@@ -49,7 +49,7 @@ Exit codes: 0 done, 1 failed, 3 invalid flags or files, nothing was done.`,
 		SilenceUsage:  true,
 		Args:          noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return exitcode.Refuse("missing command: want proxy, probe, configure, heal, pause or version")
+			return exitcode.Refuse("missing command: want proxy, cache, probe, configure, heal, pause or version")
 		},
 		PersistentPreRunE: func(command *cobra.Command, _ []string) error {
 			if err := command.ValidateRequiredFlags(); err != nil {
@@ -60,7 +60,7 @@ Exit codes: 0 done, 1 failed, 3 invalid flags or files, nothing was done.`,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
 	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitcode.Refusal{Err: err} })
-	command.AddCommand(proxyCommand(), probeCommand(), configureCommand(), healCommand(), pauseCommand(),
+	command.AddCommand(proxyCommand(), cacheCommand(), probeCommand(), configureCommand(), healCommand(), pauseCommand(),
 		versionCommand())
 	return command
 }

@@ -44,7 +44,7 @@ func TestRefusals(t *testing.T) {
 		code int
 		want string // in stderr
 	}{
-		"no command":                       {nil, exitcode.Refused, "proxy, probe, configure, heal, pause or version"},
+		"no command":                       {nil, exitcode.Refused, "proxy, cache, probe, configure, heal, pause or version"},
 		"an unknown command":               {[]string{"serve"}, exitcode.Refused, `"serve"`},
 		"an unknown flag":                  {[]string{"proxy", "--port=1"}, exitcode.Refused, "--port"},
 		"an argument":                      {proxy("now"), exitcode.Refused, `"now"`},
@@ -170,7 +170,7 @@ func TestImports(t *testing.T) {
 		"github.com/docker/cli/cli/config", "github.com/docker/docker-credential-helpers/", "github.com/mitchellh/go-homedir",
 		"github.com/opencontainers/", "github.com/containerd/stargz-snapshotter/estargz", "github.com/vbatts/tar-split/",
 		"github.com/klauspost/compress", "github.com/docker/distribution/registry/client/auth/challenge",
-		"golang.org/x/sync/errgroup",
+		"golang.org/x/sync/errgroup", "golang.org/x/sync/singleflight", "github.com/hashicorp/golang-lru/v2",
 	}
 	var checked int
 	for pkg := range strings.Lines(string(output)) {

@@ -1,0 +1,315 @@
+package cache
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+)
+
+const (
+	// confirmFor is how long content remains available after the registry has stopped serving it, and how
+	// often a cache asks for it. Tags are asked for each time.
+	confirmFor = 10 * time.Second
+	// maxConfirmations is how many are remembered: each takes about 1 KiB.
+	maxConfirmations = 16 << 10
+	// unreachableFor is how long stale content is served without asking an unreachable registry again.
+	unreachableFor = time.Second
+	// writeTimeout is for a client to take a chunk.
+	writeTimeout = time.Minute
+)
+
+// Codes of the OCI distribution specification, section "Error Codes", and UNAVAILABLE, which
+// distribution adds for 503.
+const (
+	codeDenied      = "DENIED"
+	codeUnsupported = "UNSUPPORTED"
+	codeUnavailable = "UNAVAILABLE"
+)
+
+// confirmation is what the registry has said about the content that a target names.
+type confirmation struct {
+	header http.Header // of the response to HEAD, for clients
+	digest digest.Digest
+	size   int64
+	at     time.Time
+	stale  bool // the registry is unreachable
+}
+
+// refusal is a response of the registry that is for the client.
+type refusal struct{ status string }
+
+func (r *refusal) Error() string { return "the registry responded with " + r.status }
+
+// ServeHTTP handles one client request. Whatever a cache cannot serve gets a 503 without the registry's header,
+// for which proxies ask the registry itself. If a response cannot be completed, ServeHTTP panics with
+// http.ErrAbortHandler to break the connection: the proxies resume elsewhere.
+func (c *Cache) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	c.metrics.inFlight.Add(1)
+	defer c.metrics.inFlight.Add(-1)
+	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 || !mayRead(pki.Roles(r.TLS.PeerCertificates[0])) {
+		fail(w, http.StatusForbidden, codeDenied, fmt.Sprintf("caches serve clients whose certificate has the role %q or %q",
+			pki.OrganizationNode, pki.OrganizationPush))
+		return
+	}
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		w.Header().Set("Allow", "GET, HEAD")
+		fail(w, http.StatusMethodNotAllowed, codeUnsupported, "caches are read-only")
+		return
+	}
+	t, ok := parsePath(r.URL.Path)
+	if !ok {
+		fail(w, http.StatusServiceUnavailable, codeUnavailable, "caches serve blobs and manifests: ask the registry")
+		return
+	}
+	if t.repository == "" {
+		c.serveBase(w, r)
+		return
+	}
+	confirmed, err := c.confirm(r.Context(), t, r.Header)
+	var refused *refusal
+	switch {
+	case errors.As(err, &refused):
+		c.relay(w, r)
+	case err != nil:
+		c.unavailable(w, r, err)
+	case r.Method == http.MethodHead:
+		setHeader(w.Header(), confirmed)
+	default:
+		c.serveContent(w, r, t, confirmed)
+	}
+}
+
+func mayRead(roles []string) bool {
+	return slices.Contains(roles, pki.OrganizationNode) || slices.Contains(roles, pki.OrganizationPush)
+}
+
+// serveBase responds to /v2/ as the registry does, and while stale content is served in its place.
+func (c *Cache) serveBase(w http.ResponseWriter, r *http.Request) {
+	if !c.unreachable() && c.relay(w, r) == nil {
+		return
+	}
+	if time.Since(time.Unix(0, c.reached.Load())) > c.staleFor {
+		c.unavailable(w, r, errUnreachable)
+		return
+	}
+	w.Header().Set(headerAPIVersion, "registry/2.0")
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = io.WriteString(w, "{}")
+}
+
+var errUnreachable = errors.New("the registry is unreachable")
+
+// unreachable reports whether the registry was unreachable a moment ago, and stale content is served then.
+func (c *Cache) unreachable() bool {
+	return c.staleFor > 0 && time.Now().UnixNano() < c.retryAt.Load()
+}
+
+// ask sends a request to the registry. An error means that stale content may be served.
+func (c *Cache) ask(ctx context.Context, method, path string, header http.Header) (*http.Response, error) {
+	response, err := c.origin.do(ctx, method, path, header, 0)
+	if err == nil && unavailable(response) {
+		_ = response.Body.Close()
+		err = fmt.Errorf("the registry responded with %s", response.Status)
+	}
+	if err != nil {
+		if ctx.Err() == nil {
+			c.metrics.originErrors.Inc()
+			c.retryAt.Store(time.Now().Add(unreachableFor).UnixNano())
+		}
+		return nil, err
+	}
+	c.reached.Store(time.Now().UnixNano())
+	return response, nil
+}
+
+// relay passes a request on, and the response back. It returns an error if there is none.
+func (c *Cache) relay(w http.ResponseWriter, r *http.Request) error {
+	response, err := c.ask(r.Context(), r.Method, r.URL.Path, r.Header)
+	if err != nil {
+		if c.staleFor == 0 || r.URL.Path != "/v2/" {
+			c.unavailable(w, r, err)
+			return nil
+		}
+		return err
+	}
+	defer response.Body.Close() //nolint:errcheck // it was read
+	for name, values := range endToEnd(response.Header) {
+		w.Header()[name] = values
+	}
+	w.WriteHeader(response.StatusCode)
+	if _, err := io.Copy(w, response.Body); err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	return nil
+}
+
+// confirm asks the registry what a target names, and whether it still serves that: an image may have been
+// deleted, or signatures may be required now. Content that the registry has just confirmed is not asked for
+// again; tags always are, so that a pull sees every earlier push.
+func (c *Cache) confirm(ctx context.Context, t target, header http.Header) (*confirmation, error) {
+	key := strings.Join(append([]string{t.repository, strconv.FormatBool(t.blob), t.reference}, header["Accept"]...), "\n")
+	last, known := c.confirmations.Get(key)
+	immutable := isDigest(t.reference)
+	if immutable && known && time.Since(last.at) < c.confirmFor {
+		return last, nil
+	}
+	var now *confirmation
+	err := errUnreachable
+	switch {
+	case c.unreachable():
+	case immutable:
+		var result any
+		result, err, _ = c.flights.Do(key, func() (any, error) { return c.head(context.WithoutCancel(ctx), t, header) })
+		now, _ = result.(*confirmation)
+	default:
+		now, err = c.head(ctx, t, header)
+	}
+	var refused *refusal
+	switch {
+	case err == nil:
+		c.confirmations.Add(key, now)
+		return now, nil
+	case errors.As(err, &refused):
+		c.confirmations.Remove(key)
+		return nil, err
+	case ctx.Err() == nil && known && time.Since(last.at) <= c.staleFor:
+		c.metrics.stale.Inc()
+		c.log.Warn("the registry is unreachable, serving what it served last", "repository", t.repository,
+			"reference", t.reference, "age", time.Since(last.at).Round(time.Second).String(), "error", err)
+		stale := *last
+		stale.stale = true
+		return &stale, nil
+	}
+	return nil, err
+}
+
+// head asks the registry. Its error is a *refusal if the registry does not serve the target.
+func (c *Cache) head(ctx context.Context, t target, header http.Header) (*confirmation, error) {
+	at := time.Now() // what changes while the registry responds counts as later
+	response, err := c.ask(ctx, http.MethodHead, t.path(t.reference), header)
+	if err != nil {
+		return nil, err
+	}
+	_ = response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return nil, &refusal{response.Status}
+	}
+	d, err := digest.Parse(response.Header.Get(headerDigest))
+	if err == nil && response.ContentLength < 0 {
+		err = errors.New("no length")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the registry's response to HEAD %s cannot be used: %w", t.path(t.reference), err)
+	}
+	forClients := endToEnd(response.Header)
+	return &confirmation{header: forClients, digest: d, size: response.ContentLength, at: at}, nil
+}
+
+func (t target) path(reference string) string {
+	kind := "manifests"
+	if t.blob {
+		kind = "blobs"
+	}
+	return "/v2/" + t.repository + "/" + kind + "/" + reference
+}
+
+// setHeader sets what the registry has sent with the content, and a warning about stale content (RFC 7234,
+// section 5.5.1).
+func setHeader(header http.Header, confirmed *confirmation) {
+	for name, values := range confirmed.header {
+		header[name] = values
+	}
+	if confirmed.stale {
+		header.Set("Warning", `110 - "Response is Stale"`)
+	}
+}
+
+// serveContent responds with stored content, or with content that is being fetched.
+func (c *Cache) serveContent(w http.ResponseWriter, r *http.Request, t target, confirmed *confirmation) {
+	b, created, err := c.store.get(confirmed.digest, confirmed.size)
+	if err != nil {
+		c.unavailable(w, r, err)
+		return
+	}
+	if created {
+		c.metrics.misses.Inc()
+		c.fetches.Go(func() { c.fetch(t, b, r.Header) })
+	} else {
+		c.metrics.hits.Inc()
+	}
+	controller := http.NewResponseController(w)
+	content := c.store.reader(r.Context(), b, func() { _ = controller.SetWriteDeadline(time.Now().Add(writeTimeout)) })
+	defer content.Close()
+	if err := b.wait(r.Context(), min(b.size, chunkSize)); err != nil { // before there is a status
+		c.unavailable(w, r, err)
+		return
+	}
+	setHeader(w.Header(), confirmed)
+	for _, name := range [...]string{"Content-Length", "Content-Range", "Accept-Ranges"} {
+		w.Header().Del(name) // ServeContent sets them
+	}
+	http.ServeContent(w, r, "", time.Time{}, content)
+	if !created {
+		c.metrics.saved.AddInt64(content.delivered)
+	}
+	if content.err != nil {
+		if r.Context().Err() == nil {
+			c.log.Warn("cannot complete the response, breaking the client's connection", "path", r.URL.Path, "error", content.err)
+		}
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// fetch fills b from the registry. It goes on when the client that caused it disconnects: others may follow.
+func (c *Cache) fetch(t target, b *blob, header http.Header) {
+	err := c.store.write(b, func() (io.ReadCloser, error) {
+		body, err := c.origin.open(c.ctx, t.path(b.digest.String()), b.size, header)
+		if err != nil {
+			return nil, err
+		}
+		return body, nil
+	})
+	if err != nil && c.ctx.Err() == nil {
+		c.metrics.fetchErrors.Inc()
+		c.log.Warn("cannot fetch content from the registry", "repository", t.repository, "digest", b.digest.String(), "error", err)
+	}
+}
+
+// unavailable tells a proxy to ask the registry itself.
+func (c *Cache) unavailable(w http.ResponseWriter, r *http.Request, err error) {
+	if r.Context().Err() == nil {
+		c.metrics.unavailable.Inc()
+		c.log.Warn("cannot serve from the cache", "path", r.URL.Path, "error", err)
+	}
+	fail(w, http.StatusServiceUnavailable, "", err.Error())
+}
+
+// fail sends an error: in the format of the OCI distribution specification if it has a code.
+func fail(w http.ResponseWriter, status int, code, message string) {
+	if code == "" {
+		http.Error(w, message, status)
+		return
+	}
+	type ociError struct {
+		Code    string `json:"code"`
+		Message string `json:"message"`
+	}
+	body, _ := json.Marshal(struct {
+		Errors []ociError `json:"errors"`
+	}{[]ociError{{code, message}}})
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	w.WriteHeader(status)
+	_, _ = w.Write(body)
+}

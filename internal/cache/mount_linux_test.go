@@ -1,0 +1,20 @@
+package cache
+
+import (
+	"os"
+	"strconv"
+	"syscall"
+	"testing"
+)
+
+// mountSmall mounts a file system of that size.
+func mountSmall(t *testing.T, dir string, size int64) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("SKIPPED, NOTHING CHECKED: mounting a small file system needs root")
+	}
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size="+strconv.FormatInt(size, 10)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
+}
