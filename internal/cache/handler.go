@@ -242,15 +242,17 @@ func (c *Cache) serveContent(w http.ResponseWriter, r *http.Request, t target, c
 		c.unavailable(w, r, err)
 		return
 	}
-	if created {
-		c.metrics.misses.Inc()
-		c.fetches.Go(func() { c.fetch(t, b, r.Header) })
-	} else {
-		c.metrics.hits.Inc()
-	}
 	controller := http.NewResponseController(w)
 	content := c.store.reader(r.Context(), b, func() { _ = controller.SetWriteDeadline(time.Now().Add(writeTimeout)) })
 	defer content.Close()
+	if created {
+		c.metrics.misses.Inc()
+		header := r.Header
+		c.fetches.Go(func() { c.fetch(t, b, header) })
+	} else {
+		c.metrics.hits.Inc()
+		content.saved = c.metrics.saved
+	}
 	if err := b.wait(r.Context(), min(b.size, chunkSize)); err != nil { // before there is a status
 		c.unavailable(w, r, err)
 		return
@@ -259,16 +261,30 @@ func (c *Cache) serveContent(w http.ResponseWriter, r *http.Request, t target, c
 	for _, name := range [...]string{"Content-Length", "Content-Range", "Accept-Ranges"} {
 		w.Header().Del(name) // ServeContent sets them
 	}
-	http.ServeContent(w, r, "", time.Time{}, content)
-	if !created {
-		c.metrics.saved.AddInt64(content.delivered)
+	if !t.blob {
+		w, r = noRanges{w}, r.Clone(r.Context())
+		r.Header.Del("Range")
 	}
+	http.ServeContent(w, r, "", time.Time{}, content)
 	if content.err != nil {
 		if r.Context().Err() == nil {
 			c.log.Warn("cannot complete the response, breaking the client's connection", "path", r.URL.Path, "error", content.err)
 		}
 		panic(http.ErrAbortHandler)
 	}
+}
+
+// noRanges responds with a manifest as the registry does: there are no ranges of it, and a 304 does not tell its
+// digest.
+type noRanges struct{ http.ResponseWriter }
+
+func (w noRanges) WriteHeader(status int) {
+	w.Header().Del("Accept-Ranges")
+	if status == http.StatusNotModified {
+		w.Header().Del(headerDigest)
+		w.Header().Del("Etag")
+	}
+	w.ResponseWriter.WriteHeader(status)
 }
 
 // fetch fills b from the registry. It goes on when the client that caused it disconnects: others may follow.

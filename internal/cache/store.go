@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/VictoriaMetrics/metrics"
 	"github.com/opencontainers/go-digest"
 )
 
@@ -78,11 +79,11 @@ type blob struct {
 }
 
 // openStore opens a directory, adopts its blobs and deletes everything else in it.
-func openStore(dir string, size int64, metrics *cacheMetrics) (*store, error) {
+func openStore(dir string, size int64, counters *cacheMetrics) (*store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	s := &store{dir: dir, size: size, metrics: metrics, blobs: map[digest.Digest]*blob{}}
+	s := &store{dir: dir, size: size, metrics: counters, blobs: map[digest.Digest]*blob{}}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err
@@ -379,16 +380,15 @@ var chunks = sync.Pool{New: func() any { return new([chunkSize]byte) }}
 type reader struct {
 	store  *store
 	blob   *blob
-	ctx    context.Context //nolint:containedctx // of one request, which reads
-	before func()          // called before each chunk
+	ctx    context.Context  //nolint:containedctx // of one request, which reads
+	before func()           // called before each chunk is delivered
+	saved  *metrics.Counter // of delivered bytes; may be nil
 
 	offset int64
 	buffer *[chunkSize]byte
 	index  int // of the chunk in buffer; -1: none
 	part   []byte
-
-	delivered int64
-	err       error // of the last Read, except io.EOF
+	err    error // of the last Read, except io.EOF
 }
 
 func (s *store) reader(ctx context.Context, b *blob, before func()) *reader {
@@ -423,13 +423,16 @@ func (r *reader) Read(p []byte) (int, error) {
 		return 0, io.EOF
 	}
 	if i := int(r.offset / chunkSize); i != r.index {
-		r.before()
 		if r.part, r.err = r.store.chunk(r.ctx, r.blob, i, r.buffer); r.err != nil {
 			return 0, r.err
 		}
+		r.before()
 		r.index = i
 	}
 	n := copy(p, r.part[r.offset-int64(r.index)*chunkSize:])
-	r.offset, r.delivered = r.offset+int64(n), r.delivered+int64(n)
+	r.offset += int64(n)
+	if r.saved != nil {
+		r.saved.Add(n)
+	}
 	return n, nil
 }

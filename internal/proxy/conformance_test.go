@@ -2,10 +2,10 @@ package proxy
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
-	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -19,9 +19,11 @@ import (
 	"github.com/opencontainers/image-spec/specs-go"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/cache"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/registry/registrytest"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
+	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
 )
 
@@ -38,26 +40,55 @@ type cluster struct {
 
 const repository = "/v2/read/me/"
 
-// startCluster starts both. between, unless nil, replaces the address at which the proxy reaches the registry.
-func startCluster(t *testing.T, between func(address string) string) *cluster {
+// startCluster starts both, and if wanted a cache between them. between, unless nil, replaces the addresses at which these
+// reach each other.
+func startCluster(t *testing.T, cached bool, between func(address string) string) *cluster {
 	t.Helper()
 	ca := tlsfilestest.NewCA(t, "ca")
 	behind := registrytest.Start(t, ca)
-	address := behind.Address
-	if between != nil {
-		address = between(address)
+	port := func(address string) string {
+		if between != nil {
+			address = between(address)
+		}
+		_, port, err := net.SplitHostPort(address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return port
 	}
-	_, port, err := net.SplitHostPort(address)
-	if err != nil {
-		t.Fatal(err)
+	getenv := environment{"ZARF_REGISTRY_SERVICE_HOST": "127.0.0.1", "CACHE_SERVICE_HOST": "127.0.0.1"}.get
+	files := func(role string, names []string) *tlsfiles.Source {
+		dir := t.TempDir()
+		tlsfilestest.WriteSecret(t, dir, ca.Files(t, role, names))
+		return openSource(t, dir)
 	}
-	dir := t.TempDir()
-	tlsfilestest.WriteSecret(t, dir, ca.Files(t, pki.OrganizationNode, loopback))
-	proxy, err := New(Config{
-		Listen: []string{"127.0.0.1:0"}, Registry: net.JoinHostPort(registrytest.Name, port),
-		Source: openSource(t, dir), RetryTimeout: longest, DrainTimeout: longest, Logger: slog.New(slog.DiscardHandler),
-		Getenv: environment{"ZARF_REGISTRY_SERVICE_HOST": "127.0.0.1"}.get,
-	})
+	config := Config{
+		Listen: []string{"127.0.0.1:0"}, Registry: net.JoinHostPort(registrytest.Name, port(behind.Address)),
+		Source: files(pki.OrganizationNode, loopback), RetryTimeout: longest, DrainTimeout: longest, Logger: quiet, Getenv: getenv,
+	}
+	if cached {
+		c, err := cache.New(cache.Config{
+			Listen: "127.0.0.1:0", Registry: net.JoinHostPort(registrytest.Name, port(behind.Address)), Dir: t.TempDir(), Size: 1 << 30,
+			Source: files(pki.OrganizationCache, []string{"cache.zarf.svc"}), Logger: quiet, Getenv: getenv,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Listen(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		ended := make(chan error, 1)
+		go func() { ended <- c.Run(ctx) }()
+		t.Cleanup(func() {
+			cancel()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		})
+		config.Cache = net.JoinHostPort("cache.zarf.svc", port(c.Addr().String()))
+	}
+	proxy, err := New(config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -185,7 +216,12 @@ func (c *cluster) request(status int, method, path string, headers ...string) re
 var algorithms = []digest.Algorithm{digest.SHA256, digest.SHA512}
 
 func TestConformancePull(t *testing.T) {
-	c := startCluster(t, nil)
+	for name, cached := range map[string]bool{"from the registry": false, "from a cache": true} {
+		t.Run(name, func(t *testing.T) { testConformancePull(t, startCluster(t, cached, nil)) })
+	}
+}
+
+func testConformancePull(t *testing.T, c *cluster) {
 	layer := []byte("0123456789")
 	for _, algorithm := range algorithms {
 		t.Run(algorithm.String(), func(t *testing.T) {
@@ -300,7 +336,7 @@ func (r read) nextPage(t *testing.T) string {
 }
 
 func TestConformanceTags(t *testing.T) {
-	c := startCluster(t, nil)
+	c := startCluster(t, false, nil)
 	var want []string
 	for i, algorithm := range []digest.Algorithm{digest.SHA256, digest.SHA512, digest.SHA256, digest.SHA512, digest.SHA256} {
 		want = append(want, "v"+strconv.Itoa(i))
@@ -345,7 +381,7 @@ func TestConformanceTags(t *testing.T) {
 }
 
 func TestConformanceReferrers(t *testing.T) {
-	c := startCluster(t, nil)
+	c := startCluster(t, false, nil)
 	for _, algorithm := range algorithms {
 		t.Run(algorithm.String(), func(t *testing.T) {
 			c := c.in(t)
@@ -472,7 +508,12 @@ func cutConnections(t *testing.T, most int64) func(address string) string {
 
 // Content of the registry itself arrives complete, however often connections break off.
 func TestResumeFromTheRegistry(t *testing.T) {
-	c := startCluster(t, cutConnections(t, 2<<20))
+	for name, cached := range map[string]bool{"from the registry": false, "from a cache": true} {
+		t.Run(name, func(t *testing.T) { testResume(t, startCluster(t, cached, cutConnections(t, 2<<20))) })
+	}
+}
+
+func testResume(t *testing.T, c *cluster) {
 	for _, algorithm := range algorithms {
 		layer := newBlob(1 << 20).data
 		_, raw := c.pushImage(algorithm, "large-"+algorithm.String(), layer, func(m *v1.Manifest) {
