@@ -54,12 +54,20 @@ func (p *Proxy) readyz(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, "certificate: generation %d, expires %s, %d failed reloads\n",
 		m.Generation, m.Leaf.NotAfter.UTC().Format(time.RFC3339), p.config.Source.ReloadErrors())
 	fmt.Fprintf(w, "requests: %d in flight, %d waiting for the registry\n", p.metrics.inFlight.Load(), p.waiting.Load())
-	fmt.Fprintf(w, "registry: %s\n", p.upstream.address)
+	p.upstream.describe(w)
+	if p.cache != nil {
+		p.cache.describe(w)
+	}
+}
+
+// describe writes the address, and the outcome of the last requests.
+func (u *upstream) describe(w io.Writer) {
+	fmt.Fprintf(w, "%s: %s\n", u.name, u.address)
 	success, failure := "never", "none"
-	if nanoseconds := p.upstream.lastSuccess.Load(); nanoseconds != 0 {
+	if nanoseconds := u.lastSuccess.Load(); nanoseconds != 0 {
 		success = time.Unix(0, nanoseconds).UTC().Format(time.RFC3339)
 	}
-	if f := p.upstream.lastFailure.Load(); f != nil {
+	if f := u.lastFailure.Load(); f != nil {
 		failure = f.time.UTC().Format(time.RFC3339) + " " + f.err.Error()
 	}
 	fmt.Fprintf(w, "last response: %s\nlast error: %s\n", success, failure)
