@@ -23,6 +23,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
@@ -48,6 +49,10 @@ const (
 	// lameDuck is how long new connections are accepted after /readyz fails: until the proxies' nodes
 	// have noticed.
 	lameDuck = 2 * time.Second
+
+	// portTimeout is how long a cache waits for its port, and portInterval how often it tries.
+	portTimeout  = time.Minute
+	portInterval = 5 * time.Millisecond
 
 	readTimeout = 10 * time.Second
 	idleTimeout = 30 * time.Second // longer than proxies keep a connection
@@ -107,7 +112,7 @@ type Cache struct {
 	listener, metricsListener net.Listener
 }
 
-// New validates config and opens the directory.
+// New validates config. It does no I/O.
 func New(config Config) (*Cache, error) {
 	switch {
 	case config.Source == nil:
@@ -139,25 +144,51 @@ func New(config Config) (*Cache, error) {
 	if c.confirmations, err = lru.New[string, *confirmation](maxConfirmations); err != nil {
 		return nil, err
 	}
-	if c.store, err = openStore(config.Dir, config.Size, c.metrics); err != nil {
-		return nil, fmt.Errorf("opening the directory %s: %w", config.Dir, err)
-	}
 	config.Source.OnChange(func(*tlsfiles.Material) { c.origin.current() })
 	return c, nil
 }
 
-// Listen opens the listeners.
+// Listen opens the listeners, and the directory. It waits up to a minute for a predecessor that drains: only one
+// process may use the directory for long.
 func (c *Cache) Listen(ctx context.Context) (err error) {
-	var config net.ListenConfig
-	if c.listener, err = config.Listen(ctx, "tcp", c.config.Listen); err != nil {
+	defer func() {
+		for _, l := range []net.Listener{c.listener, c.metricsListener} {
+			if err != nil && l != nil {
+				_ = l.Close()
+			}
+		}
+	}()
+	if c.listener, err = c.listenWhenFree(ctx, c.config.Listen); err != nil {
 		return err
 	}
 	if c.config.MetricsListen != "" {
-		if c.metricsListener, err = config.Listen(ctx, "tcp", c.config.MetricsListen); err != nil {
-			_ = c.listener.Close()
+		if c.metricsListener, err = c.listenWhenFree(ctx, c.config.MetricsListen); err != nil {
+			return err
 		}
 	}
-	return err
+	if c.store, err = openStore(c.config.Dir, c.config.Size, c.metrics); err != nil {
+		return fmt.Errorf("opening the directory %s: %w", c.config.Dir, err)
+	}
+	return nil
+}
+
+func (c *Cache) listenWhenFree(ctx context.Context, address string) (net.Listener, error) {
+	var config net.ListenConfig
+	end := time.Now().Add(portTimeout)
+	for waiting := false; ; waiting = true {
+		l, err := config.Listen(ctx, "tcp", address)
+		if !errors.Is(err, syscall.EADDRINUSE) || time.Now().After(end) {
+			return l, err
+		}
+		if !waiting {
+			c.config.Logger.Info("the port is in use, waiting for the previous cache to end", "address", address)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(portInterval):
+		}
+	}
 }
 
 // Addr returns the address that Listen opened, and MetricsAddr that of the metrics port, or nil.

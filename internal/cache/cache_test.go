@@ -680,13 +680,38 @@ func TestNewRejects(t *testing.T) {
 		"stale":           func(c *Config) { c.StaleFor = -1 },
 		"drain timeout":   func(c *Config) { c.DrainTimeout = -1 },
 		"registry":        func(c *Config) { c.Registry = "" },
-		"/dev/null":       func(c *Config) { c.Dir = "/dev/null" },
 	} {
 		config := Config{Source: valid, Dir: t.TempDir(), Size: 1, Registry: "r:1", Getenv: func(string) string { return "" }}
 		change(&config)
 		if _, err := New(config); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("New() = %v, want %s", err, want)
 		}
+	}
+}
+
+// A successor listens, and opens the directory, once its predecessor does not listen any more.
+func TestSuccessor(t *testing.T) {
+	f := start(t)
+	data := random(chunkSize)
+	f.add(data, blobPath(data))
+	f.get(t, blobPath(data), data)
+	before, address := f.stop, f.Addr().String()
+	taken := make(chan struct{})
+	go func() {
+		time.Sleep(10 * time.Millisecond) // until run waits for the port; passes without
+		before()
+		close(taken)
+	}()
+	f.run(t, func(c *Config) { c.Listen = address })
+	<-taken
+	f.get(t, blobPath(data), data)
+	if n := f.count("GET", blobPath(data)); n != 1 {
+		t.Errorf("%d requests for the blob", n)
+	}
+	f.Cache.config.Dir = "/dev/null"
+	f.stop()
+	if err := f.Cache.Listen(t.Context()); err == nil || !strings.Contains(err.Error(), "/dev/null") {
+		t.Errorf("Listen() = %v", err)
 	}
 }
 

@@ -24,7 +24,7 @@ const (
 	// maxConfirmations is how many are remembered: each takes about 1 KiB.
 	maxConfirmations = 16 << 10
 	// unreachableFor is how long stale content is served without asking an unreachable registry again.
-	unreachableFor = time.Second
+	unreachableFor = 3 * time.Second
 	// writeTimeout is for a client to take a chunk.
 	writeTimeout = time.Minute
 )

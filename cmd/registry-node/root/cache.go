@@ -19,6 +19,7 @@ func cacheCommand() *cobra.Command {
 		config cache.Config
 		tlsDir string
 		size   string
+		ready  int
 	)
 	command := &cobra.Command{
 		Use:   "cache --listen ADDRESS --registry HOST:PORT --tls-dir DIR --dir DIR --size SIZE",
@@ -52,6 +53,9 @@ certificates are reloaded. On SIGTERM the cache waits for requests in flight, at
 			if err != nil {
 				return &exitcode.Refusal{Err: err}
 			}
+			if ready != 0 {
+				tellReady(logger, ready) // the previous cache must end before this one listens
+			}
 			if err := c.Listen(command.Context()); err != nil {
 				return err
 			}
@@ -75,6 +79,7 @@ certificates are reloaded. On SIGTERM the cache waits for requests in flight, at
 		"how long tags and content are served that an unreachable registry cannot confirm; 0 disables it")
 	flags.DurationVar(&config.DrainTimeout, "drain-timeout", cache.DefaultDrainTimeout,
 		"how long requests in flight may take after SIGTERM")
+	registerReady(flags, &ready)
 	log.Register(flags)
 	for _, name := range []string{"listen", "registry", "tls-dir", "dir", "size"} {
 		if err := command.MarkFlagRequired(name); err != nil {

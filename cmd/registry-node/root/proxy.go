@@ -99,8 +99,7 @@ With --cache, blobs and manifests come from a cache pod, and from the registry i
 		"how long requests in flight may take after SIGTERM")
 	flags.BoolVar(&config.ReusePort, "reuse-port", false,
 		"share the port with a successor (SO_REUSEPORT), for updates without downtime")
-	flags.IntVar(&ready, "ready-fd", 0,
-		"`FD` to write a byte to once the proxy serves, as the loader expects from a successor; 0 disables it")
+	registerReady(flags, &ready)
 	log.Register(command.Flags())
 	for _, name := range []string{"listen", "registry", "tls-dir"} {
 		if err := command.MarkFlagRequired(name); err != nil {
@@ -118,6 +117,12 @@ const memoryLimit = 48 << 20
 func registerVersion(flags *pflag.FlagSet, version *string) {
 	flags.StringVar(version, "program-version", "dev",
 		"`VERSION` to report in the log and in the metric build_info; if the loader started the program, its digest")
+}
+
+// registerReady adds the flag --ready-fd.
+func registerReady(flags *pflag.FlagSet, fd *int) {
+	flags.IntVar(fd, "ready-fd", 0,
+		"`FD` to write a byte to when the previous program may end, as the loader expects from a successor; 0 disables it")
 }
 
 // program returns the SHA-256 of the program, if the loader started it, and the version to report.
