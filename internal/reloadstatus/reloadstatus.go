@@ -1,6 +1,6 @@
 // Package reloadstatus defines the report of which certificates and credentials a running program has
-// loaded from its mounted Secrets, and which program it is. The registry and the proxies serve it at
-// /loaded, next to their metrics. init-hook reads it during a rotation, and removes the old CA only
+// loaded from its mounted Secrets, and which program it is. The registry, the proxies and the caches serve it
+// at /loaded, next to their metrics. init-hook reads it during a rotation, and removes the old CA only
 // when all pods have loaded the new one. It reads it too after it has changed the proxies' program.
 //
 // The package contains the types, their JSON and the HTTP handler; it does not load anything. Reports
@@ -20,8 +20,8 @@ const Path = "/loaded"
 
 // Report is the response of Path.
 type Report struct {
-	// Program is the SHA-256 of the program of a proxy, in lower-case hexadecimal. It is empty for
-	// others, and for a proxy from an ordinary image.
+	// Program is the SHA-256 of the program of a proxy or a cache, in lower-case hexadecimal. It is empty for
+	// others, and for those from an ordinary image.
 	Program      string       `json:"program,omitempty"`
 	Certificates Certificates `json:"certificates"`
 	// Credentials is nil for proxies.
@@ -40,6 +40,21 @@ type Report struct {
 	Space *space.Report `json:"space,omitempty"`
 	// Verification is nil for proxies, and where signatures are not verified.
 	Verification *Verification `json:"verification,omitempty"`
+	// Cache is nil for all but caches.
+	Cache *CacheReport `json:"cache,omitempty"`
+}
+
+// CacheReport is what a cache holds, and how it answered since it was started.
+type CacheReport struct {
+	// Size is the limit of the cache's directory, Used what it holds, both in bytes.
+	Size int64 `json:"size"`
+	Used int64 `json:"used"`
+	// Hits counts the requests that the cache answered itself, Misses those that it passed to the registry.
+	Hits   uint64 `json:"hits"`
+	Misses uint64 `json:"misses"`
+	// Stale counts the answers with a tag that could not be revalidated, because the registry did not respond. They
+	// count as hits too.
+	Stale uint64 `json:"stale"`
 }
 
 // Verification is the status of the verification of signatures.
