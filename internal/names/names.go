@@ -21,6 +21,9 @@ const (
 	SuffixServerTLS = "-server-tls"
 	SuffixNodeTLS   = "-node-tls"
 	SuffixPushTLS   = "-push-tls"
+	SuffixCacheTLS  = "-cache-tls"
+	// SuffixCache is the suffix of the caches' Service, and of what runs them.
+	SuffixCache = "-cache"
 	// SuffixCredentials is the suffix of the Secret with the push credential. Those of named push credentials
 	// continue with a hyphen and the name.
 	SuffixCredentials = "-credentials"
@@ -84,6 +87,7 @@ const (
 	ComponentPayload      = "payload"
 	ComponentProbe        = "probe"
 	ComponentProxy        = "proxy"
+	ComponentCache        = "cache"
 	ComponentRegistry     = "registry"
 	ComponentNodeConfig   = "node-config"
 	ComponentNodeRestore  = "node-restore"
@@ -93,7 +97,7 @@ const (
 )
 
 const (
-	// AnnotationMetricsPort on a pod of the registry or of a proxy is the port of its metrics and reload
+	// AnnotationMetricsPort on a pod of the registry, a proxy or a cache is the port of its metrics and reload
 	// status, in decimal. With the node's network the pod listens on that node's loopback interface.
 	AnnotationMetricsPort = "zarf-registry/metrics-port"
 	// AnnotationNodeConfig on a pod is the checksum of the node configuration it was created for.

@@ -21,7 +21,8 @@ func Roles(cert *x509.Certificate) []string {
 		carried = append(carried, uri.String())
 	}
 	var roles []string
-	for _, role := range []string{OrganizationServer, OrganizationNode, OrganizationPush, OrganizationClient} {
+	for _, role := range []string{OrganizationServer, OrganizationNode, OrganizationPush, OrganizationClient,
+		OrganizationCache} {
 		if slices.Contains(carried, role) {
 			roles = append(roles, role)
 		}

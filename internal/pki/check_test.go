@@ -463,8 +463,8 @@ func TestRoles(t *testing.T) {
 		}, nil},
 		"each once, in one order": {func(c *x509.Certificate) {
 			c.Subject.Organization, c.Subject.OrganizationalUnit, c.URIs = []string{push, node}, []string{push,
-				server}, []*url.URL{uri(node)}
-		}, []string{server, node, push}},
+				server, cache}, []*url.URL{uri(node)}
+		}, []string{server, node, push, cache}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := pki.Roles(sign(t, nil, node, key, c.change)); !slices.Equal(got, c.want) {

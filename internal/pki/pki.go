@@ -24,13 +24,14 @@ import (
 )
 
 // Roles of a leaf, stored as its subject's organization. The registry authorizes by them: a node
-// may read; a pusher may also write if it has the push credential too. So may a client, which many
-// hold: it may write images and nothing else.
+// and a cache may read; a pusher may also write if it has the push credential too. So may a client, which
+// many hold: it may write images and nothing else. Proxies accept a cache as a server too.
 const (
 	OrganizationServer = "zarf-registry:server"
 	OrganizationNode   = "zarf-registry:node"
 	OrganizationPush   = "zarf-registry:push"
 	OrganizationClient = "zarf-registry:client"
+	OrganizationCache  = "zarf-registry:cache"
 )
 
 const (

@@ -13,6 +13,7 @@ const (
 	server = pki.OrganizationServer
 	node   = pki.OrganizationNode
 	push   = pki.OrganizationPush
+	cache  = pki.OrganizationCache
 )
 
 func leafOf(role string) pki.Leaf {

@@ -53,6 +53,7 @@ type Settings struct {
 	OpenShift bool `json:"openShift,omitempty"`
 
 	Proxy      Proxy      `json:"proxy,omitzero"`
+	Cache      Cache      `json:"cache,omitzero"`
 	Injector   Injector   `json:"injector,omitzero"`
 	PKI        PKI        `json:"pki,omitzero"`
 	Push       Push       `json:"push,omitzero"`
@@ -70,6 +71,12 @@ type Proxy struct {
 	// DaemonSets are the names of those that the chart renders. Finish deletes the release's
 	// other proxies. Empty in proxy mode: it keeps all of them.
 	DaemonSets []string `json:"daemonSets,omitempty"`
+}
+
+// Cache describes the pods that keep copies of what proxies pull.
+type Cache struct {
+	// Enabled tells that the chart renders such pods, in proxy mode only.
+	Enabled bool `json:"enabled"`
 }
 
 // Injector describes how programs reach the nodes.
@@ -272,6 +279,7 @@ func (s *Settings) Validate() error {
 		v.source("pki.source", s.PKI.Source)
 		v.add("pki", s.PKI.Validate())
 	}
+	v.check(!s.Cache.Enabled || s.Mode == state.ModeProxy, "cache requires mode proxy, not %s", s.Mode)
 	v.add("push", s.Push.validate())
 	if s.PKI.Zarf {
 		v.check(s.Mode == state.ModeProxy, "pki.zarf requires mode proxy, not %s", s.Mode)

@@ -20,6 +20,7 @@ func valid() settings.Settings {
 		Address: "127.0.0.1:31999", Port: 31999, IPFamily: state.DualStack, IPFamilySource: state.SourceCluster,
 		Architectures: []string{"amd64"},
 		Proxy:         settings.Proxy{HostNetwork: true, DaemonSets: []string{"zarf-registry-proxy-amd64"}},
+		Cache:         settings.Cache{Enabled: true},
 		Injector: settings.Injector{Enabled: true, PayloadID: "0.1.0", PauseImages: []string{"pause:3.10"},
 			PauseImageSource: state.SourceCluster},
 		PKI: settings.PKI{Source: state.SourceState, PKI: state.PKI{
@@ -81,7 +82,10 @@ func TestValidate(t *testing.T) {
 		"accepts an IPv6 cluster": {func(s *settings.Settings) { s.IPFamily, s.Address = state.IPv6, "[::1]:31999" }, ""},
 		"accepts external mode without our PKI": {func(s *settings.Settings) {
 			s.Mode, s.RegistryURL, s.Address, s.Port, s.PKI = state.ModeExternal, "a.b/c", "a.b/c", 0, settings.PKI{}
+			s.Cache = settings.Cache{}
 		}, ""},
+		"rejects caches in nodeport mode": {func(s *settings.Settings) { s.Mode = state.ModeNodePort },
+			"cache requires mode proxy, not nodeport"},
 		"rejects an unknown mode": {func(s *settings.Settings) { s.Mode = "boat" },
 			`invalid mode "boat": want proxy, nodeport, external`},
 		"rejects an unknown source": {func(s *settings.Settings) { s.ModeSource = "dream" },
