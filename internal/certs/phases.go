@@ -52,6 +52,9 @@ func (k *Keeper) Issue(ctx context.Context, p state.PKI, fresh state.State, reco
 		return "", err
 	}
 	if len(waiting) > 0 {
+		if err := r.startCaches(ctx); err != nil {
+			return "", err
+		}
 		return fmt.Sprintf("%s; finish continues the CA rotation, which waits for: %s", r.did(), release.List(waiting)), nil
 	}
 	return r.did(), nil

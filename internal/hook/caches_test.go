@@ -1,6 +1,7 @@
 package hook_test
 
 import (
+	"bytes"
 	"crypto/x509"
 	"slices"
 	"strings"
@@ -124,6 +125,35 @@ func TestTheCertificateOfDisabledCachesIsDeletedOnceNoneRuns(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Otherwise helm upgrade --wait would wait for caches that cannot start, and never run finish.
+func TestCachesCanStartBeforeAllPodsTrustThem(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t, func(b *bench) { b.corp(); b.pki(state.PKIExistingSecret) })
+		caches(b) // their certificate is of our own CA, which is new
+		b.unwatched = true
+		b.slow = map[string]time.Duration{registryPod: 30 * time.Second}
+		b.mustPrepare()
+		cache, node := filesOf(b.secret(cacheSecret)), filesOf(b.secret("zarf-registry-node-tls"))
+		if err := node.verifies(cache, x509.ExtKeyUsageServerAuth, "zarf-registry-cache.zarf.svc", b.now); err != nil {
+			t.Errorf("a proxy that loads its Secret rejects the cache: %v", err)
+		}
+		server := filesOf(b.secret("zarf-registry-server-tls"))
+		if err := cache.verifies(server, x509.ExtKeyUsageServerAuth, "zarf-registry.zarf.svc", b.now); err != nil {
+			t.Errorf("the cache rejects the registry: %v", err)
+		}
+		if b.state().Rotation == nil {
+			t.Error("no rotation is in progress, so this test does not test anything")
+		}
+		b.helm()
+		b.mustFinish()
+		b.unwatched = false
+		b.checkConverged()
+		if !bytes.Equal(cache.certificate, filesOf(b.secret(cacheSecret)).certificate) {
+			t.Error("another certificate was issued")
+		}
+	})
 }
 
 func TestCachesEndWithAnotherMode(t *testing.T) {

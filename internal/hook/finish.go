@@ -101,7 +101,7 @@ func (f *finishing) steps() []steps.Step {
 			{Name: "reserve the node port", Run: f.reservePort,
 				Why: "kube-proxy would answer in the proxies' place; it does again if verification fails"},
 			verifyNodes,
-		}), closePlain, record, release, deleteProxies, collect, advertise, credentials, caches, rotate,
+		}), closePlain, record, release, deleteProxies, collect, advertise, credentials, rotate, caches,
 			unneeded)
 	}
 }
