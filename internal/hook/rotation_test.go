@@ -271,7 +271,7 @@ func TestChangeConverges(t *testing.T) {
 				t.Run(speed, func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
 						b := installedBefore(t, name)
-						b.slow = map[string]time.Duration{registryPod: slow, "proxy-n2": slow * 2}
+						b.slow = map[string]time.Duration{registryPod: slow, "proxy-n2": slow * 2, cachePod: slow * 3}
 						b.must(c.run(b))
 						if len(b.writes()) == 0 {
 							t.Error("it wrote nothing")
