@@ -188,6 +188,29 @@ func TestCachesEndWithAnotherMode(t *testing.T) {
 	}
 }
 
+func TestPKIModesWithCaches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t, func(b *bench) {
+			b.installed = true
+			b.corp()
+			b.userCA("corp 2").give("corp-cache")
+			b.pki(state.PKIExistingSecret)
+			b.hook.Settings.PKI.Existing.Cache = "corp-cache"
+		}, caches)
+		for _, change := range []func(*bench){
+			func(b *bench) { b.pki(state.PKICertManager) },
+			noCaches,
+			caches,
+			func(b *bench) { b.pki(state.PKIInternal) },
+		} {
+			change(b)
+			b.must(b.prepareAndFinish())
+			b.checkConverged()
+			b.checkOnlyNeeded()
+		}
+	})
+}
+
 func TestCleanupDeletesTheCertificateOfCaches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t, func(b *bench) { b.installed = true; b.pki(state.PKICertManager) }, caches)

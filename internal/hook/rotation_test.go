@@ -162,11 +162,6 @@ var changes = map[string]struct {
 		change: noCaches,
 		run:    (*bench).prepareAndFinish,
 	},
-	"caches of cert-manager are disabled": {
-		before: func(b *bench) { b.installed = true; b.pki(state.PKICertManager); caches(b) },
-		change: noCaches,
-		run:    (*bench).prepareAndFinish,
-	},
 	"forced CA rotation with caches": {
 		before: caches,
 		change: func(b *bench) { b.asTheCronJobDoes() },
@@ -180,17 +175,6 @@ var changes = map[string]struct {
 			b.hook.Settings.PKI.Existing.Cache = "corp-cache"
 		},
 		run: (*bench).prepareAndFinish,
-	},
-	"with caches, existingSecret to certManager": {
-		before: func(b *bench) {
-			b.corp()
-			b.userCA("corp 2").give("corp-cache")
-			b.pki(state.PKIExistingSecret)
-			b.hook.Settings.PKI.Existing.Cache = "corp-cache"
-			caches(b)
-		},
-		change: func(b *bench) { b.installed = true; b.pki(state.PKICertManager) },
-		run:    (*bench).prepareAndFinish,
 	},
 	"the release replaces Zarf's registry": {
 		change: asZarf,
