@@ -628,7 +628,7 @@ func TestCertificatesCronJobPullSecretsFollowTheMode(t *testing.T) {
 func TestRejectsNamesOfGeneratedSecrets(t *testing.T) {
 	suffixes := []string{
 		names.SuffixState, names.SuffixCA, names.SuffixServerTLS, names.SuffixNodeTLS, names.SuffixPushTLS,
-		names.SuffixCredentials, names.SuffixRegistryAuth, names.SuffixPull,
+		names.SuffixCacheTLS, names.SuffixCredentials, names.SuffixRegistryAuth, names.SuffixPull,
 	}
 	if diff := cmp.Diff(suffixes, hookMade); diff != "" {
 		t.Error(diff)

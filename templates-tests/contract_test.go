@@ -436,7 +436,7 @@ func TestJobPermissionsMatchTheirClient(t *testing.T) {
 	var secretNames []string
 	for _, suffix := range []string{
 		names.SuffixState, names.SuffixCA, names.SuffixServerTLS, names.SuffixNodeTLS, names.SuffixPushTLS,
-		names.SuffixCredentials, names.SuffixRegistryAuth, names.SuffixPull,
+		names.SuffixCacheTLS, names.SuffixCredentials, names.SuffixRegistryAuth, names.SuffixPull,
 	} {
 		secretNames = append(secretNames, "zarf-registry"+suffix)
 	}

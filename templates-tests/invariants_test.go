@@ -97,10 +97,12 @@ func payload(spec corev1.PodSpec) *corev1.ProjectedVolumeSource {
 
 // hookMade are the suffixes of the Secrets that the Jobs create. The chart uses but never renders
 // them.
-var hookMade = []string{"-state", "-ca", "-server-tls", "-node-tls", "-push-tls", "-credentials", "-auth", "-pull"}
+var hookMade = []string{
+	"-state", "-ca", "-server-tls", "-node-tls", "-push-tls", "-cache-tls", "-credentials", "-auth", "-pull",
+}
 
 // issued are the suffixes of the Secrets that cert-manager creates for the Jobs.
-var issued = []string{"-ca-issued", "-server-issued", "-node-issued", "-push-issued"}
+var issued = []string{"-ca-issued", "-server-issued", "-node-issued", "-push-issued", "-cache-issued"}
 
 // podSecrets are the suffixes of the release's Secrets to which the pods of a component may refer. -auth has hashes
 // instead of the passwords in -credentials.

@@ -59,6 +59,9 @@ func (p permissions) renews() string {
 	if p.pki == "internal" || p.pki == "existingSecret" && p.text("pki.existingSecret.push") == "" {
 		names = append(names, "-ca")
 	}
+	if decided(p.output).Cache.Enabled {
+		names = append(names, "-cache-tls")
+	}
 	if p.zarf() {
 		names = append(names, "zarf-registry-client-tls")
 	}
@@ -105,12 +108,12 @@ var expectedPermissions = []permission{
 	{"init-hook Role", "create secrets", nil},
 	{
 		"init-hook Role",
-		"delete,get,update secrets -auth,-ca,-credentials,-node-tls,-pull,-push-tls,-server-tls,-state", nil,
+		"delete,get,update secrets -auth,-ca,-cache-tls,-credentials,-node-tls,-pull,-push-tls,-server-tls,-state", nil,
 	},
 	{"init-hook Role", "delete,get,update secrets -credentials-admin", permissions.generatesNamed},
 	{"init-hook Role", "get,update secrets zarf-registry-client-tls", permissions.zarf},
 	{"init-hook Role", "get secrets -zarf-users", permissions.zarf},
-	{"init-hook Role", "delete,get secrets -ca-issued,-node-issued,-push-issued,-server-issued", nil},
+	{"init-hook Role", "delete,get secrets -ca-issued,-cache-issued,-node-issued,-push-issued,-server-issued", nil},
 	{"init-hook Role", "create,delete,list,update configmaps", nil},
 	{"init-hook Role", "create,delete,list,patch pods", nil},
 	{"init-hook Role", "create,get pods/portforward", nil},
@@ -124,8 +127,8 @@ var expectedPermissions = []permission{
 	{"init-hook Role", "delete jobs.batch -finish,-prepare", nil},
 	{"init-hook Role", "create certificates.cert-manager.io", nil},
 	{"init-hook Role", "create issuers.cert-manager.io", nil},
-	{"init-hook Role", "delete,get,update certificates.cert-manager.io -ca,-node,-push,-server", nil},
-	{"init-hook Role", "update certificates/status.cert-manager.io -ca,-node,-push,-server", nil},
+	{"init-hook Role", "delete,get,update certificates.cert-manager.io -ca,-cache,-node,-push,-server", nil},
+	{"init-hook Role", "update certificates/status.cert-manager.io -ca,-cache,-node,-push,-server", nil},
 	{"init-hook Role", "delete,get,update issuers.cert-manager.io -ca,-selfsigned", nil},
 	{"init-hook Role", "list certificaterequests.cert-manager.io", nil},
 

@@ -51,6 +51,9 @@ func (r *Release) ServerName() string { return ServerName(r.Settings.Name, r.Set
 // ServerName returns the DNS name that every client of a release's registry verifies.
 func ServerName(name, namespace string) string { return name + "." + namespace + ".svc" }
 
+// CacheName returns the DNS name of a release's caches that the proxies verify.
+func CacheName(name, namespace string) string { return ServerName(name+names.SuffixCache, namespace) }
+
 // Annotations returns the annotations of objects that hooks create and keep. They stop Argo CD from
 // pruning these objects: before 3.0 it tracks an Application's objects by default with a label that
 // ours have too, and ours are in no manifest.
@@ -90,4 +93,10 @@ func PodReady(p corev1.Pod) bool {
 	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})
+}
+
+// PodEnded reports whether a pod no longer serves requests, and never will: it is being deleted, or its containers
+// have ended, as those of an evicted pod.
+func PodEnded(p corev1.Pod) bool {
+	return p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }

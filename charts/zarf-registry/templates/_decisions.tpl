@@ -299,11 +299,11 @@ names. */ -}}
 {{- /* Suffixes of the Secrets that the Jobs create, and of those that cert-manager writes for them
 (internal/names). */ -}}
 {{- define "zarf-registry.madeSecrets" -}}
-{{- list "state" "ca" "server-tls" "node-tls" "push-tls" "credentials" "auth" "pull" | toJson -}}
+{{- list "state" "ca" "server-tls" "node-tls" "push-tls" "cache-tls" "credentials" "auth" "pull" | toJson -}}
 {{- end -}}
 
 {{- define "zarf-registry.issuedSecrets" -}}
-{{- list "ca-issued" "server-issued" "node-issued" "push-issued" | toJson -}}
+{{- list "ca-issued" "server-issued" "node-issued" "push-issued" "cache-issued" | toJson -}}
 {{- end -}}
 
 {{- /* The digests of the image that finish pushes, by architecture, as JSON. make images writes the file; a source
