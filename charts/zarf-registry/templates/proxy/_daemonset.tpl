@@ -78,10 +78,7 @@ spec:
       {{- end }}
       {{- if .only }}
       affinity:
-        nodeAffinity:
-          requiredDuringSchedulingIgnoredDuringExecution:
-            nodeSelectorTerms:
-              {{- include "zarf-registry.pod.nodeTerms" .only | trim | nindent 14 }}
+        {{- include "zarf-registry.pod.only" .only | nindent 8 }}
       {{- else }}
       {{- with include "zarf-registry.pod.affinity" (dict "excluded" .excluded) }}
       affinity:
