@@ -56,7 +56,9 @@ func (p permissions) text(path string) string { s, _ := p.value(path).(string); 
 // renews returns the rule for the Secrets that the certificates CronJob writes.
 func (p permissions) renews() string {
 	names := []string{"-node-tls", "-push-tls", "-server-tls", "-state"}
-	if p.pki == "internal" || p.pki == "existingSecret" && p.text("pki.existingSecret.push") == "" {
+	issues := p.text("pki.existingSecret.push") == "" ||
+		decided(p.output).Cache.Enabled && p.text("pki.existingSecret.cache") == ""
+	if p.pki == "internal" || p.pki == "existingSecret" && issues {
 		names = append(names, "-ca")
 	}
 	if p.zarf() {
@@ -105,7 +107,7 @@ var expectedPermissions = []permission{
 	{"init-hook Role", "create secrets", nil},
 	{
 		"init-hook Role",
-		"delete,get,update secrets -auth,-ca,-credentials,-node-tls,-pull,-push-tls,-server-tls,-state", nil,
+		"delete,get,update secrets -auth,-ca,-cache-tls,-credentials,-node-tls,-pull,-push-tls,-server-tls,-state", nil,
 	},
 	{"init-hook Role", "delete,get,update secrets -credentials-admin", permissions.generatesNamed},
 	{"init-hook Role", "get,update secrets zarf-registry-client-tls", permissions.zarf},
@@ -177,7 +179,7 @@ func (p permissions) userPermissions() map[string][]string {
 	if p.internal() {
 		sources := append(p.copiedNamed(), text("auth.existingSecret"))
 		if p.pki == "existingSecret" {
-			for _, of := range []string{"server", "node", "push", "ca"} {
+			for _, of := range []string{"server", "node", "push", "cache", "ca"} {
 				sources = append(sources, text("pki.existingSecret."+of))
 			}
 		}

@@ -52,6 +52,8 @@ type ExistingSecrets struct {
 	Node   string `json:"node"`
 	// Push may be empty: then init-hook issues that certificate, with its own CA.
 	Push string `json:"push,omitempty"`
+	// Cache may be empty, with the same effect. Data keeps it under KeyCache.
+	Cache string `json:"cache,omitempty"`
 	// Authority is an optional Secret with ca.crt, for Secrets without that key.
 	Authority string `json:"authority,omitempty"`
 }

@@ -200,7 +200,7 @@ where the values are silent. */ -}}
 {{- define "zarf-registry.pki" -}}
 {{- $pki := default dict .Values.pki -}}
 {{- $existing := dict -}}
-{{- range $key, $value := dict "server" "server" "node" "node" "push" "push" "authority" "ca" -}}
+{{- range $key, $value := dict "server" "server" "node" "node" "push" "push" "cache" "cache" "authority" "ca" -}}
 {{- $_ := set $existing $key (dig "existingSecret" $value "" $pki) -}}
 {{- end -}}
 {{- $answer := dict "value" "internal" "source" "default" "existing" $existing "issuer" (dig "certManager" "issuerRef" dict $pki) -}}
@@ -224,7 +224,8 @@ where the values are silent. */ -}}
 {{- /* Condition: init-hook issues certificates from a CA of the release's own (state.PKI.OwnCA). */ -}}
 {{- define "zarf-registry.pki.ownCA" -}}
 {{- $pki := include "zarf-registry.pki" . | fromJson -}}
-{{- if or (eq $pki.value "internal") (and (eq $pki.value "existingSecret") (not $pki.existing.push)) -}}true{{- end -}}
+{{- $issues := or (not $pki.existing.push) (and (include "zarf-registry.cache" .) (not $pki.existing.cache)) -}}
+{{- if or (eq $pki.value "internal") (and (eq $pki.value "existingSecret") $issues) -}}true{{- end -}}
 {{- end -}}
 
 {{- /* Certificate settings that are not decisions, as JSON. `helm upgrade --reuse-values` from an older release lacks
@@ -299,7 +300,7 @@ names. */ -}}
 {{- /* Suffixes of the Secrets that the Jobs create, and of those that cert-manager writes for them
 (internal/names). */ -}}
 {{- define "zarf-registry.madeSecrets" -}}
-{{- list "state" "ca" "server-tls" "node-tls" "push-tls" "credentials" "auth" "pull" | toJson -}}
+{{- list "state" "ca" "server-tls" "node-tls" "push-tls" "cache-tls" "credentials" "auth" "pull" | toJson -}}
 {{- end -}}
 
 {{- define "zarf-registry.issuedSecrets" -}}

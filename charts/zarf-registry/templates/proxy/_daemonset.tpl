@@ -113,6 +113,9 @@ spec:
             - --reuse-port
             {{- end }}
             - --registry={{ $fullname }}.{{ include "zarf-registry.namespace" .root }}.svc:5000
+            {{- if include "zarf-registry.cache" .root }}
+            - --cache={{ include "zarf-registry.cache.address" .root }}
+            {{- end }}
             - --tls-dir=/etc/zarf-registry/tls
             - --tls={{ (include "zarf-registry.tls" .root | fromJson).value }}
             - --retry-timeout={{ $proxy.retryTimeout }}
