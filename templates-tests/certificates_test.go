@@ -43,7 +43,9 @@ func TestPKIModeDefaultsToTheStateThenInternal(t *testing.T) {
 	usersSecrets := func(p *state.PKI) {
 		p.Existing = &state.ExistingSecrets{Server: "s", Node: "n", Push: "p", Authority: "a"}
 	}
-	withCaches := remembers(ready(settings(state.ModeProxy, state.IPv4), certificatesFrom(state.PKIExistingSecret, usersSecrets)))
+	withCaches := remembers(
+		ready(settings(state.ModeProxy, state.IPv4), certificatesFrom(state.PKIExistingSecret, usersSecrets)),
+	)
 	withCaches.Data["cache.json"] = []byte(`{"existingSecret":"c"}`)
 	caches := func(name string) func(*state.PKI) { return func(p *state.PKI) { p.Existing.Cache = name } }
 	usersIssuer := func(p *state.PKI) {
