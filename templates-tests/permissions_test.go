@@ -61,6 +61,9 @@ func (p permissions) renews() string {
 	if p.pki == "internal" || p.pki == "existingSecret" && issues {
 		names = append(names, "-ca")
 	}
+	if decided(p.output).Cache.Enabled {
+		names = append(names, "-cache-tls")
+	}
 	if p.zarf() {
 		names = append(names, "zarf-registry-client-tls")
 	}
@@ -112,7 +115,7 @@ var expectedPermissions = []permission{
 	{"init-hook Role", "delete,get,update secrets -credentials-admin", permissions.generatesNamed},
 	{"init-hook Role", "get,update secrets zarf-registry-client-tls", permissions.zarf},
 	{"init-hook Role", "get secrets -zarf-users", permissions.zarf},
-	{"init-hook Role", "delete,get secrets -ca-issued,-node-issued,-push-issued,-server-issued", nil},
+	{"init-hook Role", "delete,get secrets -ca-issued,-cache-issued,-node-issued,-push-issued,-server-issued", nil},
 	{"init-hook Role", "create,delete,list,update configmaps", nil},
 	{"init-hook Role", "create,delete,list,patch pods", nil},
 	{"init-hook Role", "create,get pods/portforward", nil},
@@ -126,8 +129,8 @@ var expectedPermissions = []permission{
 	{"init-hook Role", "delete jobs.batch -finish,-prepare", nil},
 	{"init-hook Role", "create certificates.cert-manager.io", nil},
 	{"init-hook Role", "create issuers.cert-manager.io", nil},
-	{"init-hook Role", "delete,get,update certificates.cert-manager.io -ca,-node,-push,-server", nil},
-	{"init-hook Role", "update certificates/status.cert-manager.io -ca,-node,-push,-server", nil},
+	{"init-hook Role", "delete,get,update certificates.cert-manager.io -ca,-cache,-node,-push,-server", nil},
+	{"init-hook Role", "update certificates/status.cert-manager.io -ca,-cache,-node,-push,-server", nil},
 	{"init-hook Role", "delete,get,update issuers.cert-manager.io -ca,-selfsigned", nil},
 	{"init-hook Role", "list certificaterequests.cert-manager.io", nil},
 

@@ -13,6 +13,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -65,6 +66,22 @@ func (k *Keeper) leaves(p state.PKI) []secretLeaf {
 			Lifetime:     lifetime,
 		}},
 	}
+	if p.Cache {
+		cacheName := release.CacheName(k.Settings.Name, k.Settings.Namespace)
+		all = append(all, secretLeaf{names.SuffixCacheTLS, pki.Leaf{
+			CommonName:   k.Settings.Name + names.SuffixCache,
+			Organization: pki.OrganizationCache,
+			DNSNames: []string{
+				k.Settings.Name + names.SuffixCache,
+				k.Settings.Name + names.SuffixCache + "." + k.Settings.Namespace,
+				cacheName,
+				cacheName + "." + p.ClusterDomain,
+			},
+			// The proxies are its clients, and it is a client of the registry.
+			Usages:   []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+			Lifetime: lifetime,
+		}})
+	}
 	if p.Zarf {
 		// Zarf verifies the address to which it forwards a port of the registry.
 		server := &all[0].leaf
@@ -100,21 +117,27 @@ const loopbackName = "localhost"
 
 func loopback() []net.IP { return []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback} }
 
-// Requirement returns what a certificate of a role must satisfy. serverName is the DNS name that
-// clients of the registry verify.
-func Requirement(role, serverName string, p state.PKI) pki.Requirement {
+// Requirement returns what a certificate of a role must satisfy, in the release whose objects have this
+// name and namespace.
+func Requirement(role, name, namespace string, p state.PKI) pki.Requirement {
+	serverName, cacheName := release.ServerName(name, namespace), release.CacheName(name, namespace)
+	writers := []string{pki.OrganizationPush, pki.OrganizationClient}
 	switch role {
 	case pki.OrganizationServer:
 		return pki.Requirement{DNSNames: []string{serverName}, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
 	case pki.OrganizationNode:
 		// The private key is on every node, so it must allow no more.
 		want := pki.Requirement{Role: role, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-			NotRoles: []string{pki.OrganizationPush, pki.OrganizationClient}, NotServer: serverName}
+			NotRoles: append(writers, pki.OrganizationCache), NotServers: []string{serverName, cacheName}}
 		if p.ServeTLS {
 			want.Usages = append(want.Usages, x509.ExtKeyUsageServerAuth)
 			want.DNSNames, want.IPAddresses = []string{loopbackName}, loopback()
 		}
 		return want
+	case pki.OrganizationCache:
+		return pki.Requirement{Role: role, DNSNames: []string{cacheName},
+			Usages:   []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+			NotRoles: writers, NotServers: []string{serverName}}
 	default:
 		return pki.Requirement{Role: role, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
 	}
@@ -149,7 +172,8 @@ func refuseAll(problems []Problem) error {
 // name of its objects.
 func IssuedSecrets(name string) state.ExistingSecrets {
 	return state.ExistingSecrets{Server: name + suffixServer + names.SuffixIssued,
-		Node: name + suffixNode + names.SuffixIssued, Push: name + suffixPush + names.SuffixIssued}
+		Node: name + suffixNode + names.SuffixIssued, Push: name + suffixPush + names.SuffixIssued,
+		Cache: name + names.SuffixCache + names.SuffixIssued}
 }
 
 // SourceSecret returns the name of the Secret of a role, "" if the role has none.
@@ -159,6 +183,8 @@ func SourceSecret(from state.ExistingSecrets, role string) string {
 		return from.Server
 	case pki.OrganizationNode:
 		return from.Node
+	case pki.OrganizationCache:
+		return from.Cache
 	default:
 		return from.Push
 	}
@@ -231,7 +257,7 @@ func (k *Keeper) source(
 	if err != nil {
 		return sourceLeaf{}, []Problem{badCA(object, err)}, nil
 	}
-	if err := pki.Check(keyPair(secret), bundle, Requirement(role, k.ServerName(), p), k.Now()); err != nil {
+	if err := pki.Check(keyPair(secret), bundle, Requirement(role, k.Settings.Name, k.Settings.Namespace, p), k.Now()); err != nil {
 		for line := range strings.Lines(err.Error()) {
 			problems = append(problems,
 				Problem{object, "holds no certificate for " + purpose(role) + ": " + strings.TrimSpace(line), "replace it"})
@@ -252,6 +278,8 @@ func purpose(role string) string {
 		return "the registry"
 	case pki.OrganizationNode:
 		return "the proxies"
+	case pki.OrganizationCache:
+		return "the caches"
 	default:
 		return "pushing"
 	}

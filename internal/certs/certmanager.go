@@ -130,7 +130,8 @@ func (k *Keeper) reissue(
 // DeleteCertManager deletes the objects that init-hook created for cert-manager, and the Secrets
 // that cert-manager wrote for them.
 func (k *Keeper) DeleteCertManager(ctx context.Context) (string, error) {
-	deleted, err := k.deleteCertManagerObjects(ctx, suffixServer, suffixNode, suffixPush, names.SuffixCA)
+	deleted, err := k.deleteCertManagerObjects(ctx, suffixServer, suffixNode, suffixPush, names.SuffixCache,
+		names.SuffixCA)
 	if err != nil {
 		return "", err
 	}

@@ -481,7 +481,7 @@ func (b *cmBench) run(p state.PKI) (state.ExistingSecrets, time.Duration, error)
 func (b *cmBench) mustRun(p state.PKI) {
 	b.Helper()
 	want := state.ExistingSecrets{Server: "zarf-registry-server-issued", Node: "zarf-registry-node-issued",
-		Push: "zarf-registry-push-issued"}
+		Push: "zarf-registry-push-issued", Cache: "zarf-registry-cache-issued"}
 	if sources, _, err := b.run(p); err != nil || sources != want {
 		b.Fatalf("sources: %+v, %v", sources, err)
 	}

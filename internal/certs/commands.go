@@ -187,12 +187,14 @@ func (c *command) request(ctx context.Context, r *rotation, ca bool) (string, er
 	p := *c.saved.PKI
 	r.reason = "init-hook certs rotate asked for it"
 	if p.Mode == state.PKIExistingSecret {
-		names := []string{c.Object("Secret", p.Existing.Server), c.Object("Secret", p.Existing.Node)}
-		if p.Existing.Push != "" {
-			names = append(names, c.Object("Secret", p.Existing.Push))
+		var sources []string
+		for _, l := range c.leaves(p) {
+			if name := SourceSecret(*p.Existing, l.role()); name != "" {
+				sources = append(sources, c.Object("Secret", name))
+			}
 		}
 		return "", exitcode.Refuse("the certificates are copies of %s: renew them there, then run init-hook certs renew",
-			strings.Join(names, ", "))
+			strings.Join(sources, ", "))
 	}
 	if ca && p.Issuer != nil {
 		return "", exitcode.Refuse("the CA belongs to %s %s, not to this release: replace it there, then run init-hook "+

@@ -62,6 +62,8 @@ type rotation struct {
 	nodes     nodes.ReadyNodes
 	// onNodes are the copies of the CAs on the nodes.
 	onNodes *nodes.CACopies
+	// held is what the last round read.
+	held []heldLeaf
 }
 
 // note logs and records that a Secret was written.
@@ -146,6 +148,7 @@ func (r *rotation) round(ctx context.Context, end time.Time) (done bool, waiting
 	if err != nil {
 		return false, nil, err
 	}
+	r.held = held
 	position := r.position(held)
 	position.Settled = (saved == nil || saved.Rotation == nil) && !r.observed
 	next := pki.Next(position)
@@ -300,6 +303,33 @@ func (r *rotation) reissue(ctx context.Context, held []heldLeaf, next pki.Step) 
 func (r *rotation) write(ctx context.Context, h heldLeaf, pair pki.KeyPair, trust pki.Bundle) error {
 	return r.WriteSecret(ctx, h.secret, r.secretName(h.secretLeaf), names.ComponentCertificates, corev1.SecretTypeTLS,
 		secretData(pair, trust.PEM()))
+}
+
+// startCaches issues the certificate of the caches if they have none, although not all pods trust its CA yet. Their
+// pods need the Secret to start, and Helm may wait for them. Until the rotation continues, proxies that do not trust
+// them pull from the registry.
+func (r *rotation) startCaches(ctx context.Context) error {
+	i := slices.IndexFunc(r.held, func(h heldLeaf) bool { return h.role() == pki.OrganizationCache })
+	if i < 0 || r.held[i].held.Leaf != nil {
+		return nil
+	}
+	var trust pki.Bundle
+	for _, h := range r.held {
+		trust = trust.Union(h.held.Trust).Union(h.trust())
+	}
+	cache := r.held[i]
+	pair, err := cache.make(r.Now())
+	if err != nil {
+		return err
+	}
+	if err := r.write(ctx, cache, pair, trust); err != nil {
+		if release.IsConflict(err) {
+			return nil // somebody else has issued it
+		}
+		return err
+	}
+	r.note("certificate issued", r.secretName(cache.secretLeaf), cache.due)
+	return nil
 }
 
 // awaitNodes makes the copies of the CAs on the nodes follow the ca.crt of the node certificate,

@@ -23,7 +23,7 @@ const (
 // components are the components whose pods mount the Secret of a role. No pod mounts the push
 // certificate.
 var components = map[string]string{pki.OrganizationServer: names.ComponentRegistry,
-	pki.OrganizationNode: names.ComponentProxy}
+	pki.OrganizationNode: names.ComponentProxy, pki.OrganizationCache: names.ComponentCache}
 
 // peer is a running pod that loads certificates.
 type peer struct {

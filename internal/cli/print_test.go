@@ -464,6 +464,27 @@ n4    0                         -                     unknown              it wa
 `)
 	r.NodeConfig = nil
 
+	use := &reloadstatus.CacheReport{Size: 10_000_000_000, Used: 1_500_000_000, Hits: 900, Misses: 100}
+	r.Caches = &status.Caches{Ready: 3, Wanted: 4, Why: "ErrImagePull", Pods: []status.Cache{
+		{Pod: status.Pod{Name: "c-1", Node: "n1", Ready: true}, Use: use},
+		{Pod: status.Pod{Name: "c-2", Node: "n2", Ready: true}, Use: &reloadstatus.CacheReport{Size: 1_000_000_000, Stale: 2}},
+		{Pod: status.Pod{Name: "c-3", Node: "n3", Ready: true}},
+		{Pod: status.Pod{Name: "c-4", Why: "ErrImagePull"}},
+	}}
+	out.Reset()
+	if err := printStatus(&out, r); err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ = strings.Cut(trimmed(out.String()), "ready on node n1\n")
+	text, _, _ = strings.Cut(text, "healer")
+	same(t, "with caches", text, `caches        3 of 4 pods ready: ErrImagePull
+              c-1 on node n1: 1.5 GB of 10.0 GB used; 900 hits, 100 misses
+              c-2 on node n2: 0 B of 1.0 GB used; 0 hits, 0 misses, 2 stale answers
+              c-3 on node n3: ready
+              c-4: not ready: ErrImagePull
+`)
+	r.Caches = nil
+
 	r.Healthy, r.Helm = false, nil
 	r.State.Phase, r.State.Current, r.State.Desired.HostNetwork = state.PhasePrepared, &nodePort, true
 	r.Registry = &status.Registry{Why: "no pod exists"}

@@ -122,6 +122,12 @@ func printStatus(w io.Writer, r *status.Report) error {
 			fmt.Fprintf(table, "\tstorage: %s\n", space.Describe(g.Space.Tightest()))
 		}
 	}
+	if r.Caches != nil {
+		fmt.Fprintf(table, "caches\t%s\n", readyLine(r.Caches.Ready, r.Caches.Wanted, r.Caches.Why))
+		for _, p := range r.Caches.Pods {
+			fmt.Fprintf(table, "\t%s\n", cacheLine(p))
+		}
+	}
 	fmt.Fprintf(table, "healer\t%s\n", healerLine(r.Healer))
 	for i, p := range r.Payloads {
 		label := ""
@@ -273,14 +279,39 @@ func signaturesNote(v *reloadstatus.Verification) string {
 	return "; unsigned images are served: " + unsigned
 }
 
+func readyLine(ready, wanted int, why string) string {
+	line := fmt.Sprintf("%d of %d pods ready", ready, wanted)
+	if why != "" {
+		line += ": " + why
+	}
+	return line
+}
+
+func cacheLine(c status.Cache) string {
+	line := c.Name
+	if c.Node != "" {
+		line += " on node " + c.Node
+	}
+	if !c.Ready {
+		return line + ": not ready: " + cmp.Or(c.Why, "no reason reported")
+	}
+	u := c.Use
+	if u == nil {
+		return line + ": ready"
+	}
+	line += fmt.Sprintf(": %s of %s used; %d hits, %d misses", space.FormatBytes(u.Used), space.FormatBytes(u.Size), u.Hits,
+		u.Misses)
+	if u.Stale > 0 {
+		line += fmt.Sprintf(", %d stale answers", u.Stale)
+	}
+	return line
+}
+
 func healerLine(h *status.Healer) string {
 	if h == nil {
 		return "off"
 	}
-	line := fmt.Sprintf("%d of %d pods ready", h.Ready, h.Wanted)
-	if h.Why != "" {
-		line += ": " + h.Why
-	}
+	line := readyLine(h.Ready, h.Wanted, h.Why)
 	if len(h.Waiting) > 0 {
 		line += "; without an image: " + strings.Join(h.Waiting, ", ")
 	}

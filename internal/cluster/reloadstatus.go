@@ -30,7 +30,7 @@ const (
 // errNoReloadStatus is the error of pods of releases without a reload status.
 var errNoReloadStatus = errors.New("its release does not report a reload status")
 
-// Loaded returns the reload status of a pod of the registry or of a proxy. It always goes through the
+// Loaded returns the reload status of a pod of the registry, a proxy or a cache. It always goes through the
 // API server: the port is on a loopback interface, or behind a NetworkPolicy.
 func (r *Registry) Loaded(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
 	report, err := r.reloadStatus(ctx, pod)

@@ -53,6 +53,7 @@ const (
 	serviceName = "zarf-registry-nodeport"
 	proxyName   = "zarf-registry-proxy-amd64"
 	registryPod = "zarf-registry-1"
+	cachePod    = "zarf-registry-cache-1"
 )
 
 // payloads consist of several chunks of pseudo-random data, which the fake cluster stores slowly.
@@ -780,6 +781,13 @@ func (b *bench) helm(nodes ...string) {
 	if b.add(pod) {
 		b.readSecret()
 	}
+	if !b.hook.Settings.Cache.Enabled {
+		b.remove("pods", cachePod)
+	} else {
+		pod := &corev1.Pod{ObjectMeta: meta(cachePod, "cache"), Status: running, Spec: corev1.PodSpec{NodeName: nodes[0]}}
+		pod.Annotations = map[string]string{names.AnnotationMetricsPort: "9102"}
+		b.add(pod)
+	}
 	if b.hook.Settings.Mode == state.ModeNodePort {
 		return
 	}
@@ -836,7 +844,7 @@ func (b *bench) secret(name string) *corev1.Secret {
 
 func (b *bench) state() state.State {
 	b.Helper()
-	s, err := state.Decode(b.secret("zarf-registry-state").Data[state.Key])
+	s, err := state.FromData(b.secret("zarf-registry-state").Data)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -153,7 +153,7 @@ func (r *run) deleteSecrets(ctx context.Context) (string, error) {
 	}
 	var all []string
 	for _, suffix := range []string{names.SuffixState, names.SuffixRegistryAuth, names.SuffixPull, names.SuffixCredentials,
-		names.SuffixPushTLS, names.SuffixNodeTLS, names.SuffixServerTLS, names.SuffixCA} {
+		names.SuffixCacheTLS, names.SuffixPushTLS, names.SuffixNodeTLS, names.SuffixServerTLS, names.SuffixCA} {
 		all = append(all, r.Settings.Name+suffix)
 	}
 	// A Secret of the chart, which Helm 3.18 leaves if prepare refused an upgrade.

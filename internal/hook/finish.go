@@ -59,6 +59,8 @@ func (f *finishing) steps() []steps.Step {
 			Why: "no pod needs them any more"}
 		advertise = steps.Step{Name: "advertise the registry", Run: f.advertise,
 			Why: "tools that build images look for it in " + HostingNamespace}
+		caches = steps.Step{Name: "look at the caches", Run: steps.OnlyIf(s.Cache.Enabled, f.WaitCaches),
+			Why: "without them, proxies pull from the registry"}
 		rotate = steps.Step{Name: "finish the CA rotation", Run: f.rotate,
 			Why: "the previous CA stays trusted until all pods show certificates of the new one"}
 		credentials = steps.Step{Name: "load the named push credentials", Run: f.certs.FinishNamed,
@@ -99,7 +101,7 @@ func (f *finishing) steps() []steps.Step {
 			{Name: "reserve the node port", Run: f.reservePort,
 				Why: "kube-proxy would answer in the proxies' place; it does again if verification fails"},
 			verifyNodes,
-		}), closePlain, record, release, deleteProxies, collect, advertise, credentials, rotate,
+		}), closePlain, record, release, deleteProxies, collect, advertise, credentials, rotate, caches,
 			unneeded)
 	}
 }

@@ -53,7 +53,7 @@ func (f *finishing) handOver(ctx context.Context) (string, error) {
 			return fmt.Sprintf("%d proxies run it, %d cannot be asked", len(h.current), len(silent)), nil
 		case time.Since(refreshed) >= certs.RefreshInterval:
 			refreshed = time.Now()
-			if err := f.certs.RefreshPods(ctx, slices.Collect(maps.Keys(late))); err != nil {
+			if err := f.certs.RefreshPods(ctx, append(slices.Collect(maps.Keys(late)), h.caches(ctx)...)); err != nil {
 				f.Log.Info("cannot annotate pods; their kubelets refresh the ConfigMaps within 90 seconds", "error", err.Error())
 			}
 		}
@@ -120,6 +120,18 @@ func (h *handingOver) look(ctx context.Context) (map[string]error, error) {
 	_ = group.Wait() // never fails
 	h.asked = true
 	return late, nil
+}
+
+// caches returns the names of the caches, whose program is the same. Nothing waits for them: pulls do not need them.
+func (h *handingOver) caches(ctx context.Context) (found []string) {
+	if !h.Settings.Cache.Enabled {
+		return nil
+	}
+	pods, _ := h.ListPods(ctx, names.ComponentCache) // they start it within 90 seconds anyway
+	for _, pod := range pods {
+		found = append(found, pod.Name)
+	}
+	return found
 }
 
 // program returns the SHA-256 of the proxies' program for an architecture.

@@ -13,6 +13,7 @@ import (
 func TestProxiesHandOverToAChangedProgram(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
+		caches(b)
 		b.slow = map[string]time.Duration{"proxy-n2": 30 * time.Second}
 		b.upgrade(state.ModeProxy)
 		b.hook.Programs = programs{small: true}
@@ -25,7 +26,7 @@ func TestProxiesHandOverToAChangedProgram(t *testing.T) {
 		if !strings.Contains(b.log.String(), "2 proxies run it, 2 of them changed to it") {
 			t.Errorf("the log is\n%s", b.log)
 		}
-		for _, pod := range []string{"proxy-n1", "proxy-n2"} {
+		for _, pod := range []string{"proxy-n1", "proxy-n2", cachePod} {
 			if !strings.Contains(strings.Join(b.writes(), "\n"), "patch pods "+pod) {
 				t.Errorf("the kubelet of %s was not asked to show the program: %q", pod, b.writes())
 			}

@@ -110,7 +110,8 @@ type loading struct {
 
 const byThemselves = 80 * time.Second
 
-var mounted = map[string]string{"registry": "zarf-registry-server-tls", "proxy": "zarf-registry-node-tls"}
+var mounted = map[string]string{"registry": "zarf-registry-server-tls", "proxy": "zarf-registry-node-tls",
+	"cache": "zarf-registry-cache-tls"}
 
 func (b *bench) started(pod *corev1.Pod) {
 	if mounted[pod.Labels["app.kubernetes.io/component"]] == "" {
@@ -235,7 +236,7 @@ func (b *bench) report(pod *corev1.Pod) (*reloadstatus.Report, error) {
 	return r, nil
 }
 
-// checkTrust checks that proxies, registries and clients that push trust each other, with whatever
+// checkTrust checks that proxies, caches, registries and clients that push trust each other, with whatever
 // they have loaded or may load from their Secret at this moment.
 func (b *bench) checkTrust(when string) {
 	b.Helper()
@@ -257,27 +258,33 @@ func (b *bench) checkTrust(when string) {
 			}
 		}
 	}
-	const server = "zarf-registry.zarf.svc"
-	clients := candidates["proxy"]
-	clients = append(clients, filesOf(b.get("secrets", "zarf-registry-push-tls")))
+	clients := slices.Concat(candidates["proxy"], candidates["cache"],
+		[]files{filesOf(b.get("secrets", "zarf-registry-push-tls"))})
+	b.checkConnections(when, "zarf-registry.zarf.svc", candidates["registry"], clients)
+	b.checkConnections(when, "zarf-registry-cache.zarf.svc", candidates["cache"], candidates["proxy"])
+	b.checkNodesTrust(when, candidates["proxy"])
+}
+
+// checkConnections checks that servers with this DNS name and clients trust each other.
+func (b *bench) checkConnections(when, server string, servers, clients []files) {
+	b.Helper()
 	if b.verified == nil {
 		b.verified = map[string]bool{}
 	}
-	for _, r := range candidates["registry"] {
+	for _, r := range servers {
 		for _, c := range clients {
-			pair := fmt.Sprintf("%s%s%s%s%s", r.certificate, r.trust, c.certificate, c.trust, b.now)
+			pair := fmt.Sprintf("%s%s%s%s%s%s", server, r.certificate, r.trust, c.certificate, c.trust, b.now)
 			if b.verified[pair] || r.usable() != nil || c.usable() != nil {
 				continue
 			}
 			if err := errors.Join(c.verifies(r, x509.ExtKeyUsageServerAuth, server, b.now),
 				r.verifies(c, x509.ExtKeyUsageClientAuth, "", b.now)); err != nil {
-				b.Errorf("%s: a client and the registry do not trust each other: %v", when, err)
+				b.Errorf("%s: a client and %s do not trust each other: %v", when, server, err)
 				return
 			}
 			b.verified[pair] = true
 		}
 	}
-	b.checkNodesTrust(when, candidates["proxy"])
 }
 
 // certManager simulates cert-manager: it issues certificates at once.
@@ -435,6 +442,9 @@ var good = map[string]pki.Leaf{
 		Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}},
 	"corp-node": {CommonName: "the nodes", Organization: pki.OrganizationNode,
 		Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
+	"corp-cache": {CommonName: "the caches", Organization: pki.OrganizationCache,
+		DNSNames: []string{"zarf-registry-cache.zarf.svc"},
+		Usages:   []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}},
 	"corp-push": {CommonName: "pushing", Organization: pki.OrganizationPush,
 		Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
 }
@@ -480,13 +490,18 @@ func (b *bench) checkConverged() {
 	want := map[string]string{}
 	switch p.Mode {
 	case state.PKIExistingSecret:
-		want = map[string]string{"server": p.Existing.Server, "node": p.Existing.Node, "push": p.Existing.Push}
+		want = map[string]string{"server": p.Existing.Server, "node": p.Existing.Node, "push": p.Existing.Push,
+			"cache": p.Existing.Cache}
 	case state.PKICertManager:
 		want = map[string]string{"server": "zarf-registry-server-issued", "node": "zarf-registry-node-issued",
-			"push": "zarf-registry-push-issued"}
+			"push": "zarf-registry-push-issued", "cache": "zarf-registry-cache-issued"}
+	}
+	roles := []string{"server", "node", "push"}
+	if p.Cache {
+		roles = append(roles, "cache")
 	}
 	var trust []byte
-	for _, role := range []string{"server", "node", "push"} {
+	for _, role := range roles {
 		held := filesOf(b.secret("zarf-registry-" + role + "-tls"))
 		if trust != nil && !bytes.Equal(trust, held.trust) {
 			b.Errorf("ca.crt for %s differs from the others", role)
@@ -513,12 +528,19 @@ func (b *bench) checkConverged() {
 func (b *bench) checkOnlyNeeded() {
 	b.Helper()
 	p := *b.state().PKI
-	own := p.Mode == state.PKIInternal || p.Mode == state.PKIExistingSecret && p.Existing.Push == ""
+	own := p.Mode == state.PKIInternal ||
+		p.Mode == state.PKIExistingSecret && (p.Existing.Push == "" || p.Cache && p.Existing.Cache == "")
 	if there := b.get("secrets", "zarf-registry-ca") != nil; there != own {
 		b.Errorf("our own CA exists: %t", there)
 	}
 	if there := b.get("secrets", "zarf-registry-server-issued") != nil; there != (p.Mode == state.PKICertManager) {
 		b.Errorf("certificates of cert-manager exist: %t", there)
+	}
+	if there := b.get("secrets", "zarf-registry-cache-tls") != nil; there != p.Cache {
+		b.Errorf("a certificate of the caches exists: %t", there)
+	}
+	if there := b.get("secrets", "zarf-registry-cache-issued") != nil; there != (p.Cache && p.Mode == state.PKICertManager) {
+		b.Errorf("a certificate of cert-manager for the caches exists: %t", there)
 	}
 }
 

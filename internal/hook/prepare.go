@@ -62,7 +62,7 @@ func (p *preparation) decide(ctx context.Context) (string, error) {
 
 func (p *preparation) certificates(ctx context.Context) (string, error) {
 	recorded := p.Saved != nil && p.Saved.PKI != nil
-	return p.certs.Issue(ctx, p.run.Settings.PKI.PKI, p.next(nil), recorded)
+	return p.certs.Issue(ctx, p.run.Settings.Certificates(), p.next(nil), recorded)
 }
 
 func (p *preparation) credentials(ctx context.Context) (string, error) {
@@ -133,7 +133,8 @@ func (p *preparation) next(saved *state.State) state.State {
 	if p.Desired.Mode == state.ModeExternal {
 		return s
 	}
-	s.PKI, s.PushSecret = &decided.PKI.PKI, decided.Push.Secret
+	certificates := decided.Certificates()
+	s.PKI, s.PushSecret = &certificates, decided.Push.Secret
 	if saved != nil {
 		s.HookImage, s.Rotation = saved.HookImage, saved.Rotation
 	}

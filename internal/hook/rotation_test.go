@@ -153,6 +153,45 @@ var changes = map[string]struct {
 		change: func(b *bench) { b.userCA("corp 2").give("corp-server") },
 		run:    (*bench).renew,
 	},
+	"caches are enabled": {
+		change: caches,
+		run:    (*bench).prepareAndFinish,
+	},
+	"caches are disabled": {
+		before: caches,
+		change: noCaches,
+		run:    (*bench).prepareAndFinish,
+	},
+	"caches of cert-manager are disabled": {
+		before: func(b *bench) { b.installed = true; b.pki(state.PKICertManager); caches(b) },
+		change: noCaches,
+		run:    (*bench).prepareAndFinish,
+	},
+	"forced CA rotation with caches": {
+		before: caches,
+		change: func(b *bench) { b.asTheCronJobDoes() },
+		run:    (*bench).rotate,
+		again:  (*bench).renew,
+	},
+	"a user's certificate for caches": {
+		before: func(b *bench) { b.corp(); b.pki(state.PKIExistingSecret); caches(b) },
+		change: func(b *bench) {
+			b.userCA("corp 2").give("corp-cache")
+			b.hook.Settings.PKI.Existing.Cache = "corp-cache"
+		},
+		run: (*bench).prepareAndFinish,
+	},
+	"with caches, existingSecret to certManager": {
+		before: func(b *bench) {
+			b.corp()
+			b.userCA("corp 2").give("corp-cache")
+			b.pki(state.PKIExistingSecret)
+			b.hook.Settings.PKI.Existing.Cache = "corp-cache"
+			caches(b)
+		},
+		change: func(b *bench) { b.installed = true; b.pki(state.PKICertManager) },
+		run:    (*bench).prepareAndFinish,
+	},
 	"the release replaces Zarf's registry": {
 		change: asZarf,
 		run:    (*bench).prepareAndFinish,
@@ -183,6 +222,10 @@ var changes = map[string]struct {
 		run: (*bench).renew,
 	},
 }
+
+// caches and noCaches set what the chart would render with and without caches.
+func caches(b *bench)   { b.hook.Settings.Cache.Enabled = true }
+func noCaches(b *bench) { b.hook.Settings.Cache.Enabled = false }
 
 // corp creates all Secrets of a user, signed by one new CA.
 func (b *bench) corp() {
@@ -228,7 +271,7 @@ func TestChangeConverges(t *testing.T) {
 				t.Run(speed, func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
 						b := installedBefore(t, name)
-						b.slow = map[string]time.Duration{registryPod: slow, "proxy-n2": slow * 2}
+						b.slow = map[string]time.Duration{registryPod: slow, "proxy-n2": slow * 2, cachePod: slow * 3}
 						b.must(c.run(b))
 						if len(b.writes()) == 0 {
 							t.Error("it wrote nothing")
@@ -740,6 +783,13 @@ func TestRejectsInvalidUserCertificates(t *testing.T) {
 	give := func(name string, change func(*pki.Leaf)) func(*bench) {
 		return func(b *bench) { b.userCA("corp").give(name, change) }
 	}
+	corpCache := func(change func(*pki.Leaf)) func(*bench) {
+		return func(b *bench) {
+			b.userCA("corp").give("corp-cache", change)
+			b.hook.Settings.PKI.Existing.Cache = "corp-cache"
+			caches(b)
+		}
+	}
 	for name, c := range map[string]struct {
 		change func(*bench)
 		want   []string
@@ -801,6 +851,20 @@ func TestRejectsInvalidUserCertificates(t *testing.T) {
 			l.DNSNames, l.Usages = []string{"zarf-registry.zarf.svc"},
 				[]x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}
 		}), []string{"Secret zarf/corp-node", "server authentication as zarf-registry.zarf.svc"}},
+		"node certificate with the caches' name": {give("corp-node", func(l *pki.Leaf) {
+			l.DNSNames, l.Usages = []string{"zarf-registry-cache.zarf.svc"},
+				[]x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}
+		}), []string{"Secret zarf/corp-node", "server authentication as zarf-registry-cache.zarf.svc"}},
+		"cache certificate of another role": {corpCache(func(l *pki.Leaf) { l.Organization = pki.OrganizationNode }),
+			[]string{"Secret zarf/corp-cache holds no certificate for the caches: it does not carry the role zarf-registry:cache"}},
+		"cache certificate with another name": {corpCache(func(l *pki.Leaf) { l.DNSNames = []string{"cache.example.com"} }),
+			[]string{"Secret zarf/corp-cache", "it is not valid for zarf-registry-cache.zarf.svc"}},
+		"cache certificate with the registry's name": {corpCache(func(l *pki.Leaf) {
+			l.DNSNames = append(slices.Clone(l.DNSNames), "zarf-registry.zarf.svc")
+		}), []string{"Secret zarf/corp-cache", "server authentication as zarf-registry.zarf.svc"}},
+		"cache certificate for servers only": {corpCache(func(l *pki.Leaf) {
+			l.Usages = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+		}), []string{"Secret zarf/corp-cache", "do not allow client authentication"}},
 		"no loopback names although proxies serve TLS": {func(b *bench) { b.hook.Settings.PKI.ServeTLS = true },
 			[]string{"Secret zarf/corp-node", "server authentication", "127.0.0.1", "localhost"}},
 		"CA certificate without CA flag": {func(b *bench) {

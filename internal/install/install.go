@@ -329,8 +329,8 @@ func (r *run) missing() []preflight.Finding {
 	}
 	var objects []string
 	o := r.settings
-	if e := o.PKI.Existing; e != nil {
-		for _, name := range []string{e.Server, e.Node, e.Push, e.Authority} {
+	if e := o.Certificates().Existing; e != nil {
+		for _, name := range []string{e.Server, e.Node, e.Push, e.Cache, e.Authority} {
 			if object := "Secret " + name; name != "" && !slices.Contains(objects, object) {
 				objects = append(objects, object)
 			}

@@ -250,7 +250,7 @@ func right(c *corev1.ConfigMap, o injector.Object) bool {
 func (s *Seeder) restartLoaders(ctx context.Context) (int, error) {
 	restarted := 0
 	for _, component := range []string{names.ComponentHealer, names.ComponentRegistry, names.ComponentProxy,
-		names.ComponentNodeConfig} {
+		names.ComponentCache, names.ComponentNodeConfig} {
 		pods, err := s.Cluster.Pods.List(ctx, s.Selector(component))
 		if err != nil {
 			return restarted, fmt.Errorf("listing the %s pods in namespace %s: %w", component, s.Settings.Namespace, err)

@@ -39,10 +39,10 @@ type Requirement struct {
 	Usages []x509.ExtKeyUsage
 	// Role is the Organization constant that it must contain; empty: none.
 	Role string
-	// NotRoles are roles that it must not contain, and NotServer a DNS name that it must not be able to
+	// NotRoles are roles that it must not contain, and NotServers DNS names that it must not be able to
 	// serve: otherwise its many holders could act as the single intended one. Empty: none.
-	NotRoles  []string
-	NotServer string
+	NotRoles   []string
+	NotServers []string
 }
 
 // maxTrust is the maximum number of user CAs. A longer list is probably that of all public CAs,
@@ -105,9 +105,11 @@ func Check(pair KeyPair, trust Bundle, want Requirement, now time.Time) error {
 				role))
 		}
 	}
-	if want.NotServer != "" && allows(leaf, x509.ExtKeyUsageServerAuth) && leaf.VerifyHostname(want.NotServer) == nil {
-		add(fmt.Errorf("it allows server authentication as %s, so its holders could impersonate the server: use separate "+
-			"certificates", want.NotServer))
+	for _, name := range want.NotServers {
+		if allows(leaf, x509.ExtKeyUsageServerAuth) && leaf.VerifyHostname(name) == nil {
+			add(fmt.Errorf("it allows server authentication as %s, so its holders could impersonate the server: use separate "+
+				"certificates", name))
+		}
 	}
 	if !trust.Empty() {
 		for _, err := range checkChain(chain, trust, want.Usages, now) {

@@ -343,12 +343,12 @@ func TestCheck(t *testing.T) {
 			lines: []string{"it also carries the role zarf-registry:server, which its holders must not have: use another " +
 				"certificate for that role"}},
 		"a name that it must not serve": {pair: leaf(root, names("*.zarf.svc")),
-			want: &pki.Requirement{NotServer: "zarf-registry.zarf.svc"},
+			want: &pki.Requirement{NotServers: []string{"zarf-registry.zarf.svc"}},
 			lines: []string{"it allows server authentication as zarf-registry.zarf.svc, so its holders could " +
 				"impersonate the server: use separate certificates"}},
 		"that name without server authentication": {pair: leaf(root,
 			func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }),
-			want: &pki.Requirement{NotServer: "zarf-registry.zarf.svc", NotRoles: []string{node}}},
+			want: &pki.Requirement{NotServers: []string{"zarf-registry.zarf.svc"}, NotRoles: []string{node}}},
 		"an authority as leaf": {pair: leaf(root, func(c *x509.Certificate) { c.IsCA = true }),
 			lines: []string{"it is itself a CA certificate"}},
 		"everything at once": {pair: leaf(root, func(c *x509.Certificate) {

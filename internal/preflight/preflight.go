@@ -227,7 +227,7 @@ func (i *Inspection) inspect(ctx context.Context) ([]Finding, error) {
 
 // certificates checks the Secrets that certificates are issued or copied from.
 func (i *Inspection) certificates(ctx context.Context) ([]Finding, error) {
-	problems, err := i.Certs.Problems(ctx, i.Settings.PKI.PKI)
+	problems, err := i.Certs.Problems(ctx, i.Settings.Certificates())
 	return blockers(checkCertificates, problems), err
 }
 

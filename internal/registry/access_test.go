@@ -130,7 +130,7 @@ func TestAuthorizationOverTLS(t *testing.T) {
 	d := i.pusher().pushBlob("a", "content").String()
 	holder := func(change func(*x509.Certificate)) *tls.Certificate { return i.holder(t, change) }
 	node, push := ca.client(t, pki.OrganizationNode), ca.client(t, pki.OrganizationPush)
-	many := ca.client(t, pki.OrganizationClient)
+	many, cache := ca.client(t, pki.OrganizationClient), ca.client(t, pki.OrganizationCache)
 	both := holder(func(c *x509.Certificate) {
 		c.Subject.Organization = []string{pki.OrganizationNode, pki.OrganizationPush}
 	})
@@ -162,9 +162,11 @@ func TestAuthorizationOverTLS(t *testing.T) {
 				strings.ToUpper(pki.OrganizationPush)}
 		}), pushUser, pushPassword, accessNone},
 
-		"a node reads": {node, "", "", accessRead},
-		"a node with the push credential still only reads": {node, pushUser, pushPassword, accessRead},
-		"a node with the pull credential only reads":       {node, pullUser, pullPassword, accessRead},
+		"a node reads":  {node, "", "", accessRead},
+		"a cache reads": {cache, "", "", accessRead},
+		"a cache with the push credential still only reads": {cache, pushUser, pushPassword, accessRead},
+		"a node with the push credential still only reads":  {node, pushUser, pushPassword, accessRead},
+		"a node with the pull credential only reads":        {node, pullUser, pullPassword, accessRead},
 		"a node by its organizational unit only reads": {holder(func(c *x509.Certificate) {
 			c.Subject.Organization, c.Subject.OrganizationalUnit = []string{"acme"}, []string{pki.OrganizationNode}
 		}), pushUser, pushPassword, accessRead},

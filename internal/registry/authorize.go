@@ -78,8 +78,8 @@ func (p policy) open() bool { return p.mutualTLS || p.anonymousPull }
 
 // authorize returns nil if method is allowed on the target, or the error to respond with.
 //
-// With mutual TLS, the roles of the certificate (pki.Roles) identify the client: nodes, pushers and
-// clients read; pushers also write if they send a push credential, and clients too, but they neither
+// With mutual TLS, the roles of the certificate (pki.Roles) identify the client: nodes, caches, pushers
+// and clients read; pushers also write if they send a push credential, and clients too, but they neither
 // collect garbage nor change the registry's own repositories ([catalog.Own]), because tools that prune a registry
 // (zarf tools registry prune) delete every image that they do not know. Without it, only the credential counts. A push
 // credential may write and delete in its repositories, or in all. Every reader may read everything, so
@@ -97,8 +97,9 @@ func (p policy) authorize(method string, to target, roles []string, login login)
 	read := !to.upload && (method == http.MethodGet || method == http.MethodHead)
 	if p.mutualTLS {
 		push, client := slices.Contains(roles, pki.OrganizationPush), slices.Contains(roles, pki.OrganizationClient)
+		reader := slices.Contains(roles, pki.OrganizationNode) || slices.Contains(roles, pki.OrganizationCache)
 		switch {
-		case !push && !client && !slices.Contains(roles, pki.OrganizationNode):
+		case !push && !client && !reader:
 			return denied("a client certificate with the roles %q has no access: "+
 				"its organization, organizational unit or URI must be %q or %q", roles, pki.OrganizationNode, pki.OrganizationPush)
 		case to.repository == probeNodePort && !push:

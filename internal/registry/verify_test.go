@@ -171,6 +171,7 @@ func TestWhoReadsUnsignedImages(t *testing.T) {
 		}{
 			"a node":                          {e.node(), false},
 			"a node with the push credential": {e.node().as(pushUser, pushPassword), false},
+			"a cache":                         {e.client(e.ca.client(t, pki.OrganizationCache)), false},
 			"a pusher":                        {e.pusher(), true},
 			"a pusher without its credential": {e.client(e.ca.client(t, pki.OrganizationPush)), true},
 			"a client of Zarf":                {e.client(e.ca.client(t, pki.OrganizationClient)), true},

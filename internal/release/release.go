@@ -51,6 +51,9 @@ func (r *Release) ServerName() string { return ServerName(r.Settings.Name, r.Set
 // ServerName returns the DNS name that every client of a release's registry verifies.
 func ServerName(name, namespace string) string { return name + "." + namespace + ".svc" }
 
+// CacheName returns the DNS name of a release's caches that the proxies verify.
+func CacheName(name, namespace string) string { return ServerName(name+names.SuffixCache, namespace) }
+
 // Annotations returns the annotations of objects that hooks create and keep. They stop Argo CD from
 // pruning these objects: before 3.0 it tracks an Application's objects by default with a label that
 // ours have too, and ours are in no manifest.

@@ -99,7 +99,7 @@ func (r *Release) LoadState(ctx context.Context) (*corev1.Secret, *state.State, 
 	if err != nil || secret == nil {
 		return nil, nil, err
 	}
-	s, err := state.Decode(secret.Data[state.Key])
+	s, err := state.FromData(secret.Data)
 	if err != nil {
 		return nil, nil, exitcode.Refuse("%s, key %s: %w", r.Object("Secret", name), state.Key, err)
 	}
@@ -125,11 +125,10 @@ func (r *Release) NoState() error {
 // SaveState writes the state. It drops keys that earlier releases wrote next to it.
 func (r *Release) SaveState(ctx context.Context, old *corev1.Secret, s state.State) error {
 	s.UpdatedBy, s.UpdatedAt = version.Version, r.Now().UTC().Truncate(0)
-	encoded, err := state.Encode(s)
+	data, err := state.Data(s)
 	if err != nil {
 		return err
 	}
-	data := map[string][]byte{state.Key: encoded}
 	return r.WriteSecret(ctx, old, r.Settings.Name+names.SuffixState, names.ComponentState, corev1.SecretTypeOpaque, data)
 }
 

@@ -202,6 +202,17 @@ func (s *Settings) LabelsNamespace() bool {
 	return s.Preflight.LabelNamespace && (s.Mode == state.ModeProxy || s.ConfiguresNodes())
 }
 
+// Certificates tells where certificates come from, and whether the caches have one.
+func (s *Settings) Certificates() state.PKI {
+	p := s.PKI.PKI
+	p.Cache = s.Cache.Enabled
+	if p.Existing != nil && !p.Cache {
+		existing := *p.Existing
+		existing.Cache, p.Existing = "", &existing
+	}
+	return p
+}
+
 // Programs are the names of those that reach the nodes of an architecture as payload, if the injector
 // is enabled.
 func (s *Settings) Programs(architecture string) []string {
@@ -277,7 +288,8 @@ func (s *Settings) Validate() error {
 	if s.Mode != state.ModeExternal {
 		v.check(s.Port > 0 && s.Port < 1<<16, "invalid port %d: want 1-65535", s.Port)
 		v.source("pki.source", s.PKI.Source)
-		v.add("pki", s.PKI.Validate())
+		certificates := s.Certificates()
+		v.add("pki", certificates.Validate())
 	}
 	v.check(!s.Cache.Enabled || s.Mode == state.ModeProxy, "cache requires mode proxy, not %s", s.Mode)
 	v.add("push", s.Push.validate())

@@ -39,11 +39,14 @@ type PKI struct {
 	// Zarf means that the registry replaces the one of Zarf's init package: Zarf's Secret then holds a client
 	// certificate, and the registry's is valid for port-forwards. Only in internal mode.
 	Zarf bool `json:"zarf,omitempty"`
+	// Cache means that there are caches, which have a certificate too. Data keeps it under KeyCache.
+	Cache bool `json:"-"`
 }
 
 // OwnCA reports whether the release has its own CA, which init-hook creates and stores.
 func (p PKI) OwnCA() bool {
-	return p.Mode == PKIInternal || p.Mode == PKIExistingSecret && p.Existing != nil && p.Existing.Push == ""
+	return p.Mode == PKIInternal || p.Mode == PKIExistingSecret && p.Existing != nil &&
+		(p.Existing.Push == "" || p.Cache && p.Existing.Cache == "")
 }
 
 // ExistingSecrets are names of Secrets in the release's namespace, with tls.crt, tls.key and ca.crt.

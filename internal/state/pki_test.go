@@ -118,3 +118,61 @@ func TestDurationsStandInJSONAsInGo(t *testing.T) {
 		t.Error("a year is a duration")
 	}
 }
+
+func TestCachesStandInAKeyOfTheirOwn(t *testing.T) {
+	withCache := func(p state.PKI) state.PKI {
+		p.Cache = true
+		return p
+	}
+	theirs := internalPKI(func(p *state.PKI) {
+		p.Mode, p.Existing = state.PKIExistingSecret, &state.ExistingSecrets{Server: "x", Node: "y", Cache: "z"}
+	})
+	for name, c := range map[string]struct {
+		pki  state.PKI
+		want string // the content of the key
+	}{
+		"none":                 {internalPKI(), ""},
+		"with our certificate": {withCache(internalPKI()), "{}"},
+		"with the user's":      {withCache(theirs), `{"existingSecret":"z"}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := state.State{Version: state.Version, Phase: state.PhasePrepared, Desired: settings(), PKI: &c.pki}
+			data, err := state.Data(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, ok := data[state.KeyCache]; string(got) != c.want || ok != (c.want != "") {
+				t.Errorf("the key is %q", got)
+			}
+			if strings.Contains(string(data[state.Key]), "cache") {
+				t.Errorf("an earlier release rejects %s", data[state.Key])
+			}
+			got, err := state.FromData(data)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(s, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+	data, err := state.Data(state.State{Phase: state.PhasePrepared, Desired: settings(), PKI: &theirs})
+	if err != nil || len(data) != 1 {
+		t.Errorf("without caches there are %d keys (%v)", len(data), err)
+	}
+	data[state.KeyCache] = []byte("rubbish")
+	if _, err := state.FromData(data); err == nil || !strings.Contains(err.Error(), "key cache.json") {
+		t.Errorf("error is %v", err)
+	}
+	if _, err := state.Data(state.State{}); err == nil {
+		t.Error("an invalid state is encoded")
+	}
+	for want, p := range map[bool]state.PKI{
+		false: {Mode: state.PKIExistingSecret, Cache: true, Existing: &state.ExistingSecrets{Push: "p", Cache: "c"}},
+		true:  {Mode: state.PKIExistingSecret, Cache: true, Existing: &state.ExistingSecrets{Push: "p"}},
+	} {
+		if p.OwnCA() != want {
+			t.Errorf("an own CA with %+v: %t", p.Existing, p.OwnCA())
+		}
+	}
+}

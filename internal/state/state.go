@@ -18,6 +18,9 @@ const (
 	Version = 1
 	// Key is the Secret's key of the JSON.
 	Key = "state.json"
+	// KeyCache is the Secret's key that exists while PKI.Cache is set. It is not part of the JSON, because earlier
+	// releases reject fields that they do not know, and a rollback to one must read the state. They drop the key.
+	KeyCache = "cache.json"
 )
 
 // Mode is how a node's container runtime reaches the registry.
@@ -122,6 +125,48 @@ type HookImage struct {
 	Reference string `json:"reference"`
 	// Architecture is the image's only architecture, as in GOARCH.
 	Architecture string `json:"architecture"`
+}
+
+// cacheRecord is the content of KeyCache.
+type cacheRecord struct {
+	// ExistingSecret is ExistingSecrets.Cache.
+	ExistingSecret string `json:"existingSecret,omitempty"`
+}
+
+// Data validates s and returns the data of the Secret.
+func Data(s State) (map[string][]byte, error) {
+	data, record := map[string][]byte{}, cacheRecord{}
+	if s.PKI != nil && s.PKI.Existing != nil {
+		p, existing := *s.PKI, *s.PKI.Existing
+		record.ExistingSecret, existing.Cache = existing.Cache, ""
+		s.PKI, p.Existing = &p, &existing
+	}
+	var err error
+	if s.PKI != nil && s.PKI.Cache {
+		if data[KeyCache], err = json.Marshal(record); err != nil {
+			return nil, fmt.Errorf("encoding state: %w", err)
+		}
+	}
+	data[Key], err = Encode(s)
+	return data, err
+}
+
+// FromData parses and validates the data of the Secret. Its errors are those of Decode.
+func FromData(data map[string][]byte) (State, error) {
+	s, err := Decode(data[Key])
+	cache, ok := data[KeyCache]
+	if err != nil || !ok || s.PKI == nil {
+		return s, err
+	}
+	var record cacheRecord
+	if err := json.Unmarshal(cache, &record); err != nil {
+		return State{}, fmt.Errorf("decoding state, key %s: %w", KeyCache, err)
+	}
+	s.PKI.Cache = true
+	if s.PKI.Existing != nil {
+		s.PKI.Existing.Cache = record.ExistingSecret
+	}
+	return s, nil
 }
 
 // Encode sets the version, validates s and returns its JSON.

@@ -14,7 +14,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/certs"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
-	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -36,7 +35,7 @@ type Certificate struct {
 // SecretCertificate describes a certificate Secret in detail.
 type SecretCertificate struct {
 	Certificate
-	// For is the owner: authority (the CA), server, node or push.
+	// For is the owner: authority (the CA), server, node, push, cache or client.
 	For         string    `json:"for"`
 	CommonName  string    `json:"commonName,omitempty"`
 	Roles       []string  `json:"roles,omitempty"`
@@ -80,6 +79,9 @@ func (c *collector) leaves() []leaf {
 		{"server", c.Name + names.SuffixServerTLS, pki.OrganizationServer},
 		{"node", c.Name + names.SuffixNodeTLS, pki.OrganizationNode},
 		{"push", c.Name + names.SuffixPushTLS, pki.OrganizationPush},
+	}
+	if c.pki().Cache {
+		all = append(all, leaf{"cache", c.Name + names.SuffixCacheTLS, pki.OrganizationCache})
 	}
 	if c.pki().Zarf {
 		all = append(all, leaf{"client", names.ZarfClientTLS, pki.OrganizationClient})
@@ -253,7 +255,7 @@ func (c *collector) checkLeaf(h *SecretCertificate, pair pki.KeyPair, all []*Sec
 	if h.Why != "" {
 		return
 	}
-	want := certs.Requirement(h.role, release.ServerName(c.Name, c.Namespace), c.pki())
+	want := certs.Requirement(h.role, c.Name, c.Namespace, c.pki())
 	if err := pki.Check(pair, h.trust, want, c.Now()); err != nil {
 		h.Why = sentences(err)
 		return

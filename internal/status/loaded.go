@@ -41,11 +41,11 @@ type CertificateReport struct {
 	Next []string `json:"next"`
 }
 
-// PodCertificates describes what a pod of the registry or a proxy has loaded.
+// PodCertificates describes what a pod of the registry, a proxy or a cache has loaded.
 type PodCertificates struct {
 	Pod  string `json:"pod"`
 	Node string `json:"node,omitempty"`
-	// Component is registry or proxy. Secret is the one that the pod mounts.
+	// Component is registry, proxy or cache. Secret is the one that the pod mounts.
 	Component string `json:"component"`
 	Secret    string `json:"secret"`
 	Ready     bool   `json:"ready"`
@@ -135,13 +135,18 @@ func (c *collector) ask(ctx context.Context, held []*SecretCertificate) ([]PodCe
 	}
 	var found []PodCertificates
 	var pods []corev1.Pod
-	for _, of := range []struct {
+	type component struct {
 		component, suffix string
 		selector          metav1.ListOptions
-	}{
+	}
+	components := []component{
 		{"registry", names.SuffixServerTLS, nodes.RegistryPods(c.Release)},
 		{"proxy", names.SuffixNodeTLS, selector(c.Release, "proxy")},
-	} {
+	}
+	if c.pki().Cache {
+		components = append(components, component{"cache", names.SuffixCacheTLS, selector(c.Release, "cache")})
+	}
+	for _, of := range components {
 		list, err := c.Client.CoreV1().Pods(c.Namespace).List(ctx, of.selector)
 		if err != nil {
 			if err := c.unreadable(fmt.Sprintf("listing the pods of component %s in namespace %s", of.component, c.Namespace),

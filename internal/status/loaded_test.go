@@ -37,8 +37,11 @@ func (c cluster) running(t *testing.T) answers {
 		p.Status.Phase = corev1.PodRunning
 		p.Annotations = map[string]string{names.AnnotationMetricsPort: "9100"}
 		suffix := "node-tls"
-		if strings.HasPrefix(p.Name, "registry") {
+		switch p.Labels[names.LabelComponent] {
+		case names.ComponentRegistry:
 			suffix = "server-tls"
+		case names.ComponentCache:
+			suffix = "cache-tls"
 		}
 		report := c.report(t, suffix)
 		a[p.Name] = func() (*reloadstatus.Report, error) { return report, nil }

@@ -36,8 +36,8 @@ type Options struct {
 	Client                   kubernetes.Interface
 	// Metadata reads names and labels of large objects: payloads, releases.
 	Metadata metadata.Interface
-	// Loaded queries a pod of the registry or a proxy for what it has loaded. Collect
-	// queries only the registry, and may have nil here.
+	// Loaded queries a pod of the registry, a proxy or a cache for what it has loaded. Collect
+	// queries no proxies, and may have nil here.
 	Loaded func(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error)
 	// KubeletStarted returns when a node's kubelet was started. Only Collect uses it. If
 	// it fails, the effect of node configuration is reported as unknown.
@@ -58,6 +58,8 @@ type Report struct {
 	Helm *Revision `json:"helm,omitempty"`
 	// Registry is nil in external mode.
 	Registry *Registry `json:"registry,omitempty"`
+	// Caches is nil if there are none.
+	Caches *Caches `json:"caches,omitempty"`
 	// Healer is nil if it is off.
 	Healer *Healer `json:"healer,omitempty"`
 	Nodes  []Node  `json:"nodes"`
@@ -152,7 +154,7 @@ func (r *Registry) ReadyPods() int {
 	return n
 }
 
-// Pod describes a pod of the registry.
+// Pod describes a pod of the registry, or a cache.
 type Pod struct {
 	Name  string `json:"name"`
 	Node  string `json:"node,omitempty"`
@@ -186,7 +188,7 @@ func Collect(ctx context.Context, o Options) (*Report, error) {
 	}}
 	for _, look := range []func(context.Context) error{
 		c.locate, c.state, c.phase, c.helm, c.workloads, c.installed, c.events,
-		c.registry, c.healer, c.nodes, c.nodeConfig, c.nodePort, c.port, c.certificates, c.payloads, c.leftovers,
+		c.registry, c.caches, c.healer, c.nodes, c.nodeConfig, c.nodePort, c.port, c.certificates, c.payloads, c.leftovers,
 	} {
 		if err := look(ctx); err != nil {
 			return nil, err
@@ -268,7 +270,7 @@ func (c *collector) state(ctx context.Context) error {
 	if failed := secret.Annotations[names.AnnotationRenewalFailed]; failed != "" {
 		c.next("The last renewal of the certificates failed at %s.", strings.TrimSuffix(failed, "."))
 	}
-	s, err := state.Decode(secret.Data[state.Key])
+	s, err := state.FromData(secret.Data)
 	if err != nil {
 		c.next("Secret %s/%s, key %s: %v.", c.Namespace, name, state.Key, err)
 		return nil

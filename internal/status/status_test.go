@@ -140,12 +140,12 @@ func internalPKI() *state.PKI {
 func (c cluster) changeState(t *testing.T, change func(*state.State)) cluster {
 	t.Helper()
 	saved := c["Secret zarf-registry-state"].(*corev1.Secret)
-	s, err := state.Decode(saved.Data[state.Key])
+	s, err := state.FromData(saved.Data)
 	if err != nil {
 		t.Fatal(err)
 	}
 	change(&s)
-	if saved.Data[state.Key], err = state.Encode(s); err != nil {
+	if saved.Data, err = state.Data(s); err != nil {
 		t.Fatal(err)
 	}
 	return c
@@ -246,6 +246,8 @@ func leafOf(t *testing.T, suffix string, authority *pki.CA, from time.Time, life
 			Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}},
 		"node-tls": {Organization: pki.OrganizationNode, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
 		"push-tls": {Organization: pki.OrganizationPush, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
+		"cache-tls": {Organization: pki.OrganizationCache, DNSNames: []string{"zarf-registry-cache.zarf.svc"},
+			Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}},
 	}[suffix]
 	leaf.CommonName, leaf.Lifetime = suffix, lifetime
 	pair, err := authority.Issue(leaf, from)

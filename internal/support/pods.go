@@ -150,7 +150,7 @@ func (c *collector) metrics(ctx context.Context) error {
 		}
 		ask("/metrics", "metrics/"+p.Name+".txt")
 		switch p.Labels[names.LabelComponent] {
-		case names.ComponentRegistry, names.ComponentProxy:
+		case names.ComponentRegistry, names.ComponentProxy, names.ComponentCache:
 			ask(reloadstatus.Path, "metrics/"+p.Name+".loaded.json")
 		}
 	}

@@ -113,6 +113,10 @@ func objects() []runtime.Object {
 	node.Status.Images = []corev1.ContainerImage{{Names: []string{"registry.k8s.io/pause:3.10.1"}}}
 	healer := &corev1.Pod{ObjectMeta: meta("zarf-registry-healer-0", "healer")}
 	healer.Annotations, healer.Status.Phase = registry.Annotations, corev1.PodRunning
+	cache := &corev1.Pod{ObjectMeta: meta("zarf-registry-cache-0", "cache")}
+	cache.Annotations, cache.Status.Phase = registry.Annotations, corev1.PodRunning
+	cache.Status.ContainerStatuses = []corev1.ContainerStatus{
+		{Name: "cache", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
 	elsewhere := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "elsewhere"}}
 	payload := &corev1.ConfigMap{ObjectMeta: meta("payload", "payload"), BinaryData: map[string][]byte{"program": []byte("ELF")}}
 	payload.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "a-field-manager"}}
@@ -123,7 +127,7 @@ func objects() []runtime.Object {
 		secret("zarf-registry-node-config", map[string]string{"registries.yaml": registries, "config.json": fmt.Sprintf(
 			`{"release":"zarf/zarf-registry","mirrors":["docker.io"],"containerd":{"hosts":{"mirror.example":%q}}}`, fmt.Sprintf("[host.\"https://mirror.example\".header]\n  authorization = %q\n", hostsHeader))}),
 		secret("theirs-as-json", map[string]string{"config.json": `{"name": "object-of-2026-with-a-long-name", "value": "` + generated + `"}`}),
-		annotated, registry, healer, node, elsewhere, payload,
+		annotated, registry, healer, cache, node, elsewhere, payload,
 		&appsv1.Deployment{ObjectMeta: meta("zarf-registry", "registry")},
 		&corev1.ConfigMap{ObjectMeta: meta("config", "x"), Data: map[string]string{"config.json": `{"auths":{"h":{"auth":"` + dockerAuth + `"}}}`,
 			"key.pem": privateKey, "certificate": publicCertificate}},
@@ -327,6 +331,9 @@ func TestABundleContainsNoSecret(t *testing.T) {
 	}
 	if strings.Contains(masked["objects/configmaps.yaml"], "a-field-manager") || strings.Contains(masked["objects/pods.yaml"], "elsewhere") {
 		t.Error("objects of others, or managers of fields, are in the bundle")
+	}
+	if masked["metrics/zarf-registry-cache-0.loaded.json"] == "" || masked["logs/zarf-registry-cache-0_cache.log"] == "" {
+		t.Error("the log of a cache, or what it has loaded, is missing")
 	}
 	if masked["metrics/zarf-registry-healer-0.txt"] == "" || masked["metrics/zarf-registry-healer-0.loaded.json"] != "" {
 		t.Error("healers have metrics, and load nothing")

@@ -49,7 +49,8 @@ func TestLeastPrivilege(t *testing.T) {
 	w.sets = append(w.sets, "--set=auth.existingSecret="+pushCredential, "--set=startupTaint="+startupTaint,
 		"--set=registry.garbageCollection.enabled=true", "--set-string=registry.garbageCollection.schedule="+never,
 		"--set=registry.prune.enabled=true", "--set-string=registry.prune.schedule="+never,
-		"--set=registry.prune.olderThan=1h", "--set=rewrite.enabled=true", "--set=rewrite.missing=keep")
+		"--set=registry.prune.olderThan=1h", "--set=rewrite.enabled=true", "--set=rewrite.missing=keep",
+		"--set=cache.replicas=1")
 	// changeCredential changes the user's Secret that the push credential is copied from.
 	changeCredential := func(t *testing.T, password string) {
 		w.putSecret(t, pushCredential, map[string][]byte{"username": []byte("robot"), "password": []byte(password)})
@@ -257,6 +258,10 @@ func (w *world) rotatedBy(t *testing.T, start func() (stop func())) {
 	}
 	watched := map[string]string{"-ca": "tls.crt", "-server-tls": "ca.crt", "-node-tls": "ca.crt", "-push-tls": "ca.crt",
 		"-credentials": "password", "-auth": "htpasswd"}
+	const cacheSecret = "-cache-tls" // in proxy mode only
+	if _, err := w.client.CoreV1().Secrets(namespace).Get(t.Context(), release+cacheSecret, metav1.GetOptions{}); err == nil {
+		watched[cacheSecret] = "ca.crt"
+	}
 	before := map[string][]byte{}
 	for suffix, key := range watched {
 		before[suffix] = w.secret(t, suffix).Data[key]

@@ -304,7 +304,7 @@ names. */ -}}
 {{- end -}}
 
 {{- define "zarf-registry.issuedSecrets" -}}
-{{- list "ca-issued" "server-issued" "node-issued" "push-issued" | toJson -}}
+{{- list "ca-issued" "server-issued" "node-issued" "push-issued" "cache-issued" | toJson -}}
 {{- end -}}
 
 {{- /* The digests of the image that finish pushes, by architecture, as JSON. make images writes the file; a source

@@ -31,9 +31,9 @@ The configuration file has distribution's format; its main section is storage, w
 and inmemory. Environment variables override it: REGISTRY_STORAGE_S3_ACCESSKEY is storage.s3.accesskey. Settings that
 this registry does not support are errors.
 
---listen requires a client certificate. A certificate with the organization zarf-registry:node may read; one with
-zarf-registry:push may read, and write with a user name and a password from --htpasswd; so may one with
-zarf-registry:client, except below zarf-registry/. --plain-listen requires only a user name and a password.
+--listen requires a client certificate. A certificate with the organization zarf-registry:node or zarf-registry:cache
+may read; one with zarf-registry:push may read, and write with a user name and a password from --htpasswd; so may one
+with zarf-registry:client, except below zarf-registry/. --plain-listen requires only a user name and a password.
 Certificates, CAs and users are reloaded when their files change.
 
 A line of --htpasswd may continue with a name for the audit trail, and with the only repositories that the user may

@@ -1,0 +1,238 @@
+package hook_test
+
+import (
+	"bytes"
+	"crypto/x509"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+const cacheSecret = "zarf-registry-cache-tls"
+
+func TestCachesGetACertificate(t *testing.T) {
+	for _, mode := range []state.PKIMode{state.PKIInternal, state.PKICertManager} {
+		t.Run(string(mode), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := installed(t, func(b *bench) { b.installed = true; b.pki(mode) }, caches)
+				cache, node := filesOf(b.secret(cacheSecret)), filesOf(b.secret("zarf-registry-node-tls"))
+				chain, err := pki.ParseChain(cache.certificate)
+				b.must(err)
+				if roles := pki.Roles(chain[0]); !slices.Equal(roles, []string{pki.OrganizationCache}) {
+					t.Errorf("its roles are %q", roles)
+				}
+				for _, name := range []string{"zarf-registry-cache", "zarf-registry-cache.zarf", "zarf-registry-cache.zarf.svc",
+					"zarf-registry-cache.zarf.svc.cluster.local"} {
+					if err := node.verifies(cache, x509.ExtKeyUsageServerAuth, name, b.now); err != nil {
+						t.Errorf("a proxy rejects the cache: %v", err)
+					}
+				}
+				if chain[0].VerifyHostname("zarf-registry.zarf.svc") == nil {
+					t.Error("the cache's certificate is valid for the registry")
+				}
+				server := filesOf(b.secret("zarf-registry-server-tls"))
+				if err := server.verifies(cache, x509.ExtKeyUsageClientAuth, "", b.now); err != nil {
+					t.Errorf("the registry rejects the cache: %v", err)
+				}
+				b.must(b.prepareAndFinish())
+				if w := strings.Join(b.writes(), " "); strings.Contains(w, "-tls") || strings.Contains(w, "certificates") {
+					t.Errorf("nothing has changed, and these were written: %s", w)
+				}
+			})
+		})
+	}
+}
+
+// A cache is a server for the proxies, and they trust a new CA before it shows a certificate of it.
+func TestCARotationWaitsForCaches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t, caches)
+		b.asTheCronJobDoes()
+		b.hook.Timeout = 3 * time.Minute
+		b.deaf = map[string]bool{cachePod: true}
+		b.mustFail(b.rotate(), false, "pod zarf/zarf-registry-cache-1 on node n1: it does not trust")
+		if r := b.state().Rotation; r == nil || r.Phase != state.RotationTrust {
+			t.Errorf("the state records %+v", r)
+		}
+		b.deaf = nil
+		b.must(b.renew())
+		b.checkConverged()
+	})
+}
+
+// Earlier releases, to which a rollback goes, reject fields that they do not know.
+func TestTheRecordOfCachesIsNotPartOfTheState(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t, func(b *bench) {
+			b.corp()
+			b.userCA("corp 2").give("corp-cache")
+			b.pki(state.PKIExistingSecret)
+			b.hook.Settings.PKI.Existing.Cache = "corp-cache"
+		}, caches)
+		if s := string(b.secret("zarf-registry-state").Data[state.Key]); strings.Contains(s, "cache") {
+			t.Errorf("the state is %s", s)
+		}
+		if p := b.state().PKI; !p.Cache || p.Existing.Cache != "corp-cache" {
+			t.Errorf("the state is %+v", p)
+		}
+		b.asTheCronJobDoes()
+		b.userCA("corp 3").give("corp-cache")
+		b.must(b.renew())
+		b.checkConverged()
+	})
+}
+
+func TestTheCertificateOfDisabledCachesIsDeletedOnceNoneRuns(t *testing.T) {
+	for name, c := range map[string]struct {
+		ends time.Duration // when the pod is marked; negative: never
+		kept bool
+	}{
+		"they end a moment later": {3 * time.Second, false},
+		"one stays":               {-1, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := installed(t, caches)
+				noCaches(b)
+				b.mustPrepare()
+				pod := b.get("pods", cachePod).(*corev1.Pod).DeepCopy()
+				b.helm()
+				b.add(pod)
+				if c.ends > 0 {
+					time.AfterFunc(c.ends, func() {
+						now := metav1.Now()
+						b.change(cachePod, func(p *corev1.Pod) { p.DeletionTimestamp, p.Finalizers = &now, []string{"x"} })
+					})
+				}
+				b.mustFinish()
+				if kept := b.get("secrets", cacheSecret) != nil; kept != c.kept {
+					t.Errorf("the Secret is kept: %t\n%s", kept, b.log)
+				}
+				const warning = "keeping the certificate of the caches, because one still runs"
+				if strings.Contains(b.log.String(), warning) != c.kept {
+					t.Errorf("the log is %s", b.log)
+				}
+				b.must(b.prepareAndFinish())
+				b.checkOnlyNeeded()
+			})
+		})
+	}
+}
+
+// Otherwise helm upgrade --wait would wait for caches that cannot start, and never run finish.
+func TestCachesCanStartBeforeAllPodsTrustThem(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t, func(b *bench) { b.corp(); b.pki(state.PKIExistingSecret) })
+		caches(b) // their certificate is of our own CA, which is new
+		b.unwatched = true
+		b.slow = map[string]time.Duration{registryPod: 30 * time.Second}
+		b.mustPrepare()
+		cache, node := filesOf(b.secret(cacheSecret)), filesOf(b.secret("zarf-registry-node-tls"))
+		if err := node.verifies(cache, x509.ExtKeyUsageServerAuth, "zarf-registry-cache.zarf.svc", b.now); err != nil {
+			t.Errorf("a proxy that loads its Secret rejects the cache: %v", err)
+		}
+		server := filesOf(b.secret("zarf-registry-server-tls"))
+		if err := cache.verifies(server, x509.ExtKeyUsageServerAuth, "zarf-registry.zarf.svc", b.now); err != nil {
+			t.Errorf("the cache rejects the registry: %v", err)
+		}
+		if b.state().Rotation == nil {
+			t.Error("no rotation is in progress, so this test does not test anything")
+		}
+		b.helm()
+		b.mustFinish()
+		b.unwatched = false
+		b.checkConverged()
+		if !bytes.Equal(cache.certificate, filesOf(b.secret(cacheSecret)).certificate) {
+			t.Error("another certificate was issued")
+		}
+	})
+}
+
+func TestCachesEndWithAnotherMode(t *testing.T) {
+	for _, mode := range []state.Mode{state.ModeNodePort, state.ModeExternal} {
+		t.Run(string(mode), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := installed(t, caches)
+				noCaches(b)
+				b.upgrade(mode)
+				if there := b.get("secrets", cacheSecret) != nil; there && mode == state.ModeNodePort {
+					t.Error("the Secret remains")
+				}
+				b.must(b.hook.Cleanup(t.Context()))
+				if b.get("secrets", cacheSecret) != nil {
+					t.Error("the Secret remains after cleanup")
+				}
+			})
+		})
+	}
+}
+
+func TestCleanupDeletesTheCertificateOfCaches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t, func(b *bench) { b.installed = true; b.pki(state.PKICertManager) }, caches)
+		b.must(b.hook.Cleanup(t.Context()))
+		for _, name := range []string{cacheSecret, "zarf-registry-cache-issued"} {
+			if b.get("secrets", name) != nil {
+				t.Errorf("Secret %s remains", name)
+			}
+		}
+	})
+}
+
+// Pulls do not need caches.
+func TestFinishReportsCachesThatAreNotReady(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*bench)
+		warned bool
+		want   []string
+	}{
+		"all are ready": {func(*bench) {}, false, []string{"1 caches are ready"}},
+		"one becomes ready late": {func(b *bench) {
+			b.change(cachePod, func(p *corev1.Pod) { p.Status.Conditions = nil })
+			time.AfterFunc(30*time.Second, func() {
+				b.change(cachePod, func(p *corev1.Pod) { p.Status.Conditions = podReady })
+			})
+		}, false, []string{"1 caches are ready", "caches not ready: zarf-registry-cache-1"}},
+		"one cannot start": {func(b *bench) {
+			b.change(cachePod, func(p *corev1.Pod) {
+				p.Status.Conditions = nil
+				p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "cache", State: corev1.ContainerState{
+					Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull", Message: "no such host"}}}}
+			})
+		}, true, []string{`"level":"WARN","msg":"not all caches are ready; proxies pull from the registry instead"`,
+			"pod zarf/zarf-registry-cache-1 on node n1: ErrImagePull: no such host", "0 caches are ready, not all"}},
+		"none exists": {func(b *bench) { b.remove("pods", cachePod) }, true,
+			[]string{"no cache exists", "0 caches are ready, not all"}},
+		"one is on a node that is down": {func(b *bench) {
+			b.add(node("down", notReady))
+			b.add(&corev1.Pod{ObjectMeta: meta("zarf-registry-cache-2", "cache"), Spec: corev1.PodSpec{NodeName: "down"}})
+		}, false, []string{"1 caches are ready"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t)
+				b.hook.Programs = programs{small: true}
+				caches(b)
+				b.begin(state.ModeProxy)
+				c.change(b)
+				b.mustFinish()
+				for _, want := range c.want {
+					if !strings.Contains(b.log.String(), want) {
+						t.Errorf("the log lacks %q:\n%s", want, b.log)
+					}
+				}
+				if warned := strings.Contains(b.log.String(), "not all caches are ready"); warned != c.warned {
+					t.Errorf("it warns: %t", warned)
+				}
+			})
+		})
+	}
+}

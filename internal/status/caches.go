@@ -1,0 +1,112 @@
+package status
+
+import (
+	"cmp"
+	"context"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
+)
+
+// Caches describes the pods that keep copies of what proxies pull.
+type Caches struct {
+	// Ready counts the ready pods of the Wanted. Why says why not all are ready.
+	Ready  int     `json:"ready"`
+	Wanted int     `json:"wanted"`
+	Why    string  `json:"why,omitempty"`
+	Pods   []Cache `json:"pods"`
+}
+
+// Cache describes one of the pods.
+type Cache struct {
+	Pod
+	// Use is the pod's own report. It is nil if it did not respond.
+	Use *reloadstatus.CacheReport `json:"use,omitempty"`
+}
+
+// caches reports the caches. Those that are not ready are worth a next step, although no pull fails.
+func (c *collector) caches(ctx context.Context) error {
+	of := selector(c.Release, names.ComponentCache)
+	deployments, err := c.Client.AppsV1().Deployments(c.Namespace).List(ctx, of)
+	if err != nil {
+		return c.unreadable("listing the Deployments in namespace "+c.Namespace, err)
+	}
+	sets, err := c.Client.AppsV1().DaemonSets(c.Namespace).List(ctx, of)
+	if err != nil {
+		return c.unreadable("listing the DaemonSets in namespace "+c.Namespace, err)
+	}
+	if len(deployments.Items)+len(sets.Items) == 0 {
+		if c.pki().Cache {
+			c.next("The caches are missing, and proxies pull from the registry: run %s.", c.again())
+		}
+		return nil
+	}
+	pods, err := c.Client.CoreV1().Pods(c.Namespace).List(ctx, of)
+	if err != nil {
+		return c.unreadable("listing the caches' pods in namespace "+c.Namespace, err)
+	}
+	r := &Caches{Pods: []Cache{}}
+	c.report.Caches = r
+	changing := false
+	for _, d := range deployments.Items {
+		changing = changing || rollingOut(d)
+		if d.Spec.Replicas == nil {
+			r.Wanted++
+		} else {
+			r.Wanted += int(*d.Spec.Replicas)
+		}
+	}
+	for _, d := range sets.Items {
+		r.Wanted += int(d.Status.DesiredNumberScheduled)
+	}
+	running := slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
+	for _, p := range running {
+		pod := c.pod(p)
+		r.Pods = append(r.Pods, Cache{Pod: pod})
+		if pod.Ready {
+			r.Ready++
+		} else {
+			r.Why = cmp.Or(r.Why, pod.Why)
+		}
+	}
+	c.askCaches(ctx, running)
+	switch {
+	case r.Wanted == 0:
+		r.Why = "none is wanted: scaled to 0 pods, or cache.nodeSelector selects no node"
+	case r.Ready >= r.Wanted:
+		r.Why = ""
+		return nil
+	case changing:
+		return nil
+	}
+	c.next("%d of %d caches are ready (%s), and proxies pull from the registry instead: kubectl --namespace %s describe "+
+		"pods --selector %s shows more.", r.Ready, r.Wanted, orUnknown(r.Why), c.Namespace, of.LabelSelector)
+	return nil
+}
+
+// askCaches queries the ready pods. That requires a permission that the rest of the report does not, so no response
+// is not a problem.
+func (c *collector) askCaches(ctx context.Context, pods []corev1.Pod) {
+	if c.Loaded == nil {
+		return
+	}
+	var group errgroup.Group
+	group.SetLimit(maxConcurrentPods)
+	for i := range pods {
+		cache := &c.report.Caches.Pods[i]
+		if !cache.Ready {
+			continue
+		}
+		group.Go(func() error {
+			if report, err := c.Loaded(ctx, &pods[i]); err == nil {
+				cache.Use = report.Cache
+			}
+			return nil
+		})
+	}
+	_ = group.Wait() // never fails
+}

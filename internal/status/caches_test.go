@@ -1,0 +1,137 @@
+package status_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/status"
+)
+
+// withCaches is a healthy cluster whose state has caches, without their pods.
+func withCaches(t *testing.T) cluster {
+	t.Helper()
+	c := healthy(t, state.ModeProxy).changeState(t, func(s *state.State) { s.PKI.Cache = true })
+	held := c["Secret zarf-registry-ca"].(*corev1.Secret).Data
+	ca, err := pki.ParseCA(pki.KeyPair{Certificate: held["tls.crt"], Key: held["tls.key"]})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.certificate(t, "cache-tls", ca, now, 0)
+	return c
+}
+
+func TestCaches(t *testing.T) {
+	deployment := func(replicas int32, reason string) *appsv1.Deployment {
+		d := &appsv1.Deployment{ObjectMeta: meta("zarf-registry-cache", "cache"),
+			Spec: appsv1.DeploymentSpec{Replicas: &replicas}}
+		d.Status.Conditions = []appsv1.DeploymentCondition{{Type: appsv1.DeploymentProgressing, Reason: reason}}
+		return d
+	}
+	const done = "NewReplicaSetAvailable"
+	for description, c := range map[string]struct {
+		change        func(cluster)
+		ready, wanted int // wanted 0 and no why: there is no section
+		why, next     string
+	}{
+		"none, and none are expected": {func(c cluster) {
+			c.changeState(t, func(s *state.State) { s.PKI.Cache = false })
+		}, 0, 0, "", ""},
+		"missing": {func(cluster) {}, 0, 0, "",
+			"The caches are missing, and proxies pull from the registry: run init-hook install --namespace zarf."},
+		"ready": {func(c cluster) { c.add(deployment(2, done), pod("cache", "n1", true), pod("cache", "n2", true)) }, 2, 2, "",
+			""},
+		"one on each selected node": {func(c cluster) {
+			d := &appsv1.DaemonSet{ObjectMeta: meta("zarf-registry-cache-amd64", "cache")}
+			d.Status.DesiredNumberScheduled = 1
+			c.add(d, pod("cache", "n2", true))
+		}, 1, 1, "", ""},
+		"one is not ready": {func(c cluster) {
+			c.add(deployment(2, done), pod("cache", "n1", true), pod("cache", "n2", false))
+		}, 1, 2, "ErrImagePull: no such host", "1 of 2 caches are ready (ErrImagePull: no such host), and proxies pull from " +
+			"the registry instead: kubectl --namespace zarf describe pods --selector " +
+			"app.kubernetes.io/instance=zarf-registry,app.kubernetes.io/component=cache shows more."},
+		"one is not ready yet": {func(c cluster) { c.add(deployment(1, "ReplicaSetUpdated"), pod("cache", "n1", false)) }, 0, 1,
+			"ErrImagePull: no such host", ""},
+		"no pod exists": {func(c cluster) { c.add(deployment(1, done)) }, 0, 1, "",
+			"0 of 1 caches are ready (no reason reported)"},
+		"scaled to none": {func(c cluster) { c.add(deployment(0, done)) }, 0, 0,
+			"none is wanted: scaled to 0 pods, or cache.nodeSelector selects no node", "0 of 0 caches are ready (none is wanted"},
+	} {
+		t.Run(description, func(t *testing.T) {
+			cluster := withCaches(t)
+			c.change(cluster)
+			r, err := cluster.collect(t)
+			if err != nil {
+				t.Fatal(err)
+			}
+			section := c.wanted > 0 || c.why != ""
+			switch s := r.Caches; {
+			case (s != nil) != section:
+				t.Errorf("the section is %+v", s)
+			case section && (s.Ready != c.ready || s.Wanted != c.wanted || s.Why != c.why):
+				t.Errorf("the section is %+v", s)
+			}
+			if r.Healthy != (c.next == "") || !strings.Contains(strings.Join(r.Next, "\n"), c.next) {
+				t.Errorf("next is %q, want %q", r.Next, c.next)
+			}
+		})
+	}
+}
+
+func TestCachesReportTheirUse(t *testing.T) {
+	c := withCaches(t)
+	replicas := int32(3)
+	ending := pod("cache", "n3", true)
+	ending.DeletionTimestamp, ending.Finalizers = &metav1.Time{Time: now}, []string{"x/y"}
+	c.add(&appsv1.Deployment{ObjectMeta: meta("zarf-registry-cache", "cache"),
+		Spec: appsv1.DeploymentSpec{Replicas: &replicas}}, pod("cache", "n1", true), pod("cache", "n2", true), ending,
+		pod("cache", "n4", false))
+	o := c.options(t)
+	want := &reloadstatus.CacheReport{Size: 10 << 30, Used: 1 << 30, Hits: 5, Misses: 2}
+	o.Loaded = func(_ context.Context, p *corev1.Pod) (*reloadstatus.Report, error) {
+		if p.Name == "cache-n1" {
+			return &reloadstatus.Report{Cache: want}, nil
+		}
+		return nil, errors.New("no permission")
+	}
+	r, err := status.Collect(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, p := range r.Caches.Pods {
+		got = append(got, fmt.Sprint(p.Name, " ", p.Node, " ", p.Ready, " ", p.Use == want))
+	}
+	if all := []string{"cache-n1 n1 true true", "cache-n2 n2 true false", "cache-n4 n4 false false"}; !slices.Equal(got, all) {
+		t.Errorf("caches are %q, want %q", got, all)
+	}
+}
+
+func TestCertificatesOfCaches(t *testing.T) {
+	c := withCaches(t)
+	c.add(pod("cache", "n1", true))
+	r := c.certificates(t, c.running(t))
+	if !r.Healthy || len(r.Secrets) != 5 || r.Secrets[4].For != "cache" || !r.Secrets[4].Valid {
+		t.Errorf("report is %+v", r)
+	}
+	if p := podOf(t, r, "cache-n1"); p.Component != "cache" || p.Secret != "zarf-registry-cache-tls" || !p.LeafHeld ||
+		!p.TrustHeld {
+		t.Errorf("the pod is %+v", p)
+	}
+	c["Secret zarf-registry-cache-tls"].(*corev1.Secret).Data = c["Secret zarf-registry-node-tls"].(*corev1.Secret).Data
+	if r := c.certificates(t, c.running(t)); r.Healthy || !strings.Contains(strings.Join(r.Next, "\n"),
+		"The certificate in Secret zarf/zarf-registry-cache-tls is not usable (it is not valid for zarf-registry-cache.zarf.svc") {
+		t.Errorf("next is %q", r.Next)
+	}
+}
