@@ -257,7 +257,8 @@ func (k *Keeper) source(
 	if err != nil {
 		return sourceLeaf{}, []Problem{badCA(object, err)}, nil
 	}
-	if err := pki.Check(keyPair(secret), bundle, Requirement(role, k.Settings.Name, k.Settings.Namespace, p), k.Now()); err != nil {
+	want := Requirement(role, k.Settings.Name, k.Settings.Namespace, p)
+	if err := pki.Check(keyPair(secret), bundle, want, k.Now()); err != nil {
 		for line := range strings.Lines(err.Error()) {
 			problems = append(problems,
 				Problem{object, "holds no certificate for " + purpose(role) + ": " + strings.TrimSpace(line), "replace it"})

@@ -126,7 +126,7 @@ func (k *Keeper) DeleteUnneeded(ctx context.Context, p state.PKI) (string, error
 // pod could not restart.
 func (k *Keeper) deleteCache(ctx context.Context, p state.PKI) ([]string, error) {
 	name := k.Settings.Name + names.SuffixCacheTLS
-	secret, err := k.Secret(ctx, name)
+	secret, _, err := find[corev1.Secret](ctx, k, "Secret", k.Secrets, name)
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +166,7 @@ func (k *Keeper) awaitNoCache(ctx context.Context) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		i := slices.IndexFunc(pods, func(pod corev1.Pod) bool { return pod.DeletionTimestamp == nil })
+		i := slices.IndexFunc(pods, func(pod corev1.Pod) bool { return !release.PodEnded(pod) })
 		if i < 0 {
 			return "", nil
 		}

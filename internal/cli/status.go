@@ -299,8 +299,8 @@ func cacheLine(c status.Cache) string {
 	if u == nil {
 		return line + ": ready"
 	}
-	line += fmt.Sprintf(": %s of %s used; %d hits, %d misses", space.FormatBytes(u.Used), space.FormatBytes(u.Size), u.Hits,
-		u.Misses)
+	line += fmt.Sprintf(": %s of %s used; %d hits, %d misses", space.FormatBytes(u.Used), space.FormatBytes(u.Size),
+		u.Hits, u.Misses)
 	if u.Stale > 0 {
 		line += fmt.Sprintf(", %d stale answers", u.Stale)
 	}

@@ -156,6 +156,19 @@ func TestCachesCanStartBeforeAllPodsTrustThem(t *testing.T) {
 	})
 }
 
+func TestASecretOfTheUserWithTheNameOfTheCachesIsKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.hook.Programs = programs{small: true}
+		b.putSecret(&corev1.Secret{ObjectMeta: foreignMeta(cacheSecret)})
+		b.upgrade(state.ModeProxy)
+		b.must(b.hook.Cleanup(t.Context()))
+		if b.get("secrets", cacheSecret) == nil {
+			t.Error("it was deleted")
+		}
+	})
+}
+
 func TestCachesEndWithAnotherMode(t *testing.T) {
 	for _, mode := range []state.Mode{state.ModeNodePort, state.ModeExternal} {
 		t.Run(string(mode), func(t *testing.T) {
@@ -211,6 +224,10 @@ func TestFinishReportsCachesThatAreNotReady(t *testing.T) {
 			"pod zarf/zarf-registry-cache-1 on node n1: ErrImagePull: no such host", "0 caches are ready, not all"}},
 		"none exists": {func(b *bench) { b.remove("pods", cachePod) }, true,
 			[]string{"no cache exists", "0 caches are ready, not all"}},
+		"one was evicted": {func(b *bench) {
+			b.add(&corev1.Pod{ObjectMeta: meta("zarf-registry-cache-2", "cache"), Spec: corev1.PodSpec{NodeName: "n2"},
+				Status: corev1.PodStatus{Phase: corev1.PodFailed}})
+		}, false, []string{"1 caches are ready"}},
 		"one is on a node that is down": {func(b *bench) {
 			b.add(node("down", notReady))
 			b.add(&corev1.Pod{ObjectMeta: meta("zarf-registry-cache-2", "cache"), Spec: corev1.PodSpec{NodeName: "down"}})

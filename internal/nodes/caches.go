@@ -48,7 +48,7 @@ func (o *Observer) cachesMissing(ctx context.Context) (ready int, missing string
 	for _, p := range pods {
 		nodeReady, nodeExists := nodes[p.Spec.NodeName]
 		switch {
-		case p.DeletionTimestamp != nil, p.Spec.NodeName != "" && !nodeExists, nodeExists && !nodeReady:
+		case release.PodEnded(p), p.Spec.NodeName != "" && !nodeExists, nodeExists && !nodeReady:
 		case release.PodReady(p):
 			ready++
 		default:

@@ -94,3 +94,9 @@ func PodReady(p corev1.Pod) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})
 }
+
+// PodEnded reports whether a pod no longer serves requests, and never will: it is being deleted, or its containers
+// have ended, as those of an evicted pod.
+func PodEnded(p corev1.Pod) bool {
+	return p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+}

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 )
 
@@ -63,7 +64,7 @@ func (c *collector) caches(ctx context.Context) error {
 	for _, d := range sets.Items {
 		r.Wanted += int(d.Status.DesiredNumberScheduled)
 	}
-	running := slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
+	running := slices.DeleteFunc(pods.Items, release.PodEnded)
 	for _, p := range running {
 		pod := c.pod(p)
 		r.Pods = append(r.Pods, Cache{Pod: pod})

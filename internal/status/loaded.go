@@ -159,8 +159,8 @@ func (c *collector) ask(ctx context.Context, held []*SecretCertificate) ([]PodCe
 			return cmp.Or(cmp.Compare(a.Spec.NodeName, b.Spec.NodeName), cmp.Compare(a.Name, b.Name))
 		})
 		for _, p := range list.Items {
-			if p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
-				continue // it no longer serves requests
+			if release.PodEnded(p) {
+				continue
 			}
 			pods = append(pods, p)
 			found = append(found, PodCertificates{
