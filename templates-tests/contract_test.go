@@ -36,8 +36,29 @@ import (
 // trees returns the command tree of each program that the chart runs.
 var trees = map[string]func() *cobra.Command{
 	"registry":      registryroot.New,
-	"registry-node": noderoot.New,
+	"registry-node": nodeTree,
 	"init-hook":     func() *cobra.Command { return cli.New(io.Discard, io.Discard) },
+}
+
+// nodeTree returns the commands of registry-node, with those of caches.
+func nodeTree() *cobra.Command {
+	tree := noderoot.New()
+	proxy, _, err := tree.Find([]string{"proxy"})
+	if err != nil {
+		panic(err)
+	}
+	proxy.Flags().String("cache", "", "")
+	cache := &cobra.Command{Use: "cache", Args: cobra.NoArgs, Run: func(*cobra.Command, []string) {}}
+	for _, flag := range []string{
+		"listen", "registry", "tls-dir", "dir", "size", "metrics-listen", "log-level", "log-format", "program-version",
+	} {
+		cache.Flags().String(flag, "", "")
+	}
+	cache.Flags().Duration("stale-for", 0, "")
+	cache.Flags().Duration("drain-timeout", 0, "")
+	cache.Flags().Int("ready-fd", 0, "")
+	tree.AddCommand(cache)
+	return tree
 }
 
 // program returns the base name of the program that a container runs, injected or not.
@@ -92,7 +113,7 @@ func TestProgramsParseTheirArguments(t *testing.T) {
 		}
 	}
 	for _, want := range []string{
-		"registry serve", "registry-node proxy", "registry-node configure", "registry-node pause", "init-hook prepare",
+		"registry serve", "registry-node proxy", "registry-node cache", "registry-node configure", "registry-node pause", "init-hook prepare",
 		"init-hook finish", "init-hook cleanup", "init-hook certs renew", "init-hook version", "init-hook check push",
 		"init-hook check tls",
 	} {
@@ -151,7 +172,7 @@ func TestProxyAcceptsItsArguments(t *testing.T) {
 	}
 	for _, combination := range matrix(t) {
 		for _, d := range daemonSets(combination.output, "proxy") {
-			command, rest, err := noderoot.New().Find(d.Spec.Template.Spec.Containers[0].Args)
+			command, rest, err := nodeTree().Find(d.Spec.Template.Spec.Containers[0].Args)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -172,6 +193,14 @@ func TestProxyAcceptsItsArguments(t *testing.T) {
 			name := find[*corev1.Service](t, combination.output, strings.Split(value("registry"), ".")[0])
 			if want := name.Name + "." + name.Namespace + ".svc:5000"; value("registry") != want {
 				t.Errorf("%s: %s: --registry=%s, want %s", combination.name, d.Name, value("registry"), want)
+			}
+			if at := value("cache"); (at != "") != decided(combination.output).Cache.Enabled {
+				t.Errorf("%s: %s: --cache=%s", combination.name, d.Name, at)
+			} else if at != "" {
+				cache := find[*corev1.Service](t, combination.output, strings.Split(at, ".")[0])
+				if want := cache.Name + "." + cache.Namespace + ".svc:5000"; at != want || cache.Name == name.Name {
+					t.Errorf("%s: %s: --cache=%s, want %s", combination.name, d.Name, at, want)
+				}
 			}
 			if grace, drain := *d.Spec.Template.Spec.TerminationGracePeriodSeconds, value("drain-timeout"); drain != "20s" ||
 				grace <= 20 {
@@ -215,7 +244,7 @@ func TestPathsInArgumentsAreMounted(t *testing.T) {
 			c := w.program()
 			for _, arg := range slices.Concat(c.Command, c.Args) {
 				path := arg[strings.LastIndex(arg, "=")+1:]
-				if !strings.HasPrefix(path, "/etc/") && !strings.HasPrefix(path, "/payload") &&
+				if !strings.HasPrefix(path, "/etc/") && !strings.HasPrefix(path, "/var/") && !strings.HasPrefix(path, "/payload") &&
 					!strings.HasPrefix(path, "/program") {
 					continue
 				}
@@ -264,7 +293,7 @@ func TestPayloadID(t *testing.T) {
 		"0123456789ab")
 }
 
-// A packaged chart names payloads by their digests, whatever the image of the Jobs. Proxies hand over
+// A packaged chart names payloads by their digests, whatever the image of the Jobs. Proxies and caches hand over
 // to a changed program, so nothing in them may change with it; other pods must restart.
 func TestPayloadDigests(t *testing.T) {
 	digests := map[string]string{}
@@ -272,7 +301,7 @@ func TestPayloadDigests(t *testing.T) {
 		digests[program] = strings.Repeat(fmt.Sprint(i), 64)
 	}
 	for _, tag := range []string{"", "0.2.0"} {
-		out := rendering{values: proxyMode(t, "initHook.image.tag="+tag), digests: digests}.render(t)
+		out := rendering{values: proxyMode(t, "initHook.image.tag="+tag, "cache.replicas=1"), digests: digests}.render(t)
 		if got := decided(out).Injector.Digests; !maps.Equal(got, digests) {
 			t.Errorf("the Jobs are told the digests %v, not %v", got, digests)
 		}
@@ -287,7 +316,7 @@ func TestPayloadDigests(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			hands := w.program().Args[0] == "proxy"
+			hands := slices.Contains([]string{"proxy", "cache"}, w.program().Args[0])
 			if strings.Contains(string(pod), digests[key][:12]) == hands {
 				t.Errorf("%s: whether it restarts with a changed program is %t", w.object, !hands)
 			}
@@ -296,7 +325,7 @@ func TestPayloadDigests(t *testing.T) {
 			}
 			seen[w.program().Args[0]] = true
 		}
-		for _, command := range []string{"serve", "proxy", "heal"} {
+		for _, command := range []string{"serve", "proxy", "cache", "heal"} {
 			if !seen[command] {
 				t.Errorf("no pod runs %s", command)
 			}

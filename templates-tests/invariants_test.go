@@ -109,6 +109,7 @@ var issued = []string{"-ca-issued", "-server-issued", "-node-issued", "-push-iss
 var podSecrets = map[string][]string{
 	"registry":           {"-auth", "-expose-tls", "-server-tls"},
 	"proxy":              {"-node-tls"},
+	"cache":              {"-cache-tls"},
 	"healer":             {"-node-tls"},
 	"node-config":        {"-node-config", "-node-tls"},
 	"node-restore":       {"-node-config", "-node-tls"},
@@ -635,8 +636,8 @@ var invariants = map[string]func(out *output) []string{
 		}
 		for _, s := range all[*corev1.Service](out) {
 			component := "registry"
-			for _, other := range []string{"proxy", "healer"} {
-				if strings.HasSuffix(s.Name, "-"+other+"-metrics") {
+			for _, other := range []string{"proxy", "cache", "healer"} {
+				if strings.HasSuffix(strings.TrimSuffix(s.Name, "-metrics"), "-"+other) {
 					component = other
 				}
 			}
@@ -661,8 +662,8 @@ var invariants = map[string]func(out *output) []string{
 						continue
 					}
 					component := peer.PodSelector.MatchLabels["app.kubernetes.io/component"]
-					if component == "proxy" && decidedMode(out) != "proxy" {
-						continue // proxies that still serve during a switch are not rendered
+					if slices.Contains([]string{"proxy", "cache"}, component) && decidedMode(out) != "proxy" {
+						continue // proxies that still serve during a switch are not rendered, and caches are after one
 					}
 					wrong = append(
 						wrong,
@@ -674,7 +675,7 @@ var invariants = map[string]func(out *output) []string{
 		return wrong
 	},
 	"no node gets two pods of a component": func(out *output) (wrong []string) {
-		for _, component := range []string{"proxy", "node-config", "node-restore"} {
+		for _, component := range []string{"proxy", "cache", "node-config", "node-restore"} {
 			named := map[string]string{} // by node
 			for _, d := range daemonSets(out, component) {
 				in, notIn := nodeFields(d.Spec.Template.Spec.Affinity)

@@ -28,18 +28,19 @@ var alertNames = []string{
 	"ZarfRegistryReloadFailing", "ZarfRegistryCredentialsFailing",
 	"ZarfRegistryKeysFailing", "ZarfRegistryUnsignedImages", "ZarfRegistryGarbageCollectionFailing",
 	"ZarfRegistryProxyDown", "ZarfRegistryProxyErrors",
+	"ZarfRegistryCacheDown", "ZarfRegistryCacheStale",
 	"ZarfRegistryHealerDown", "ZarfRegistryHealerStuck",
 	"ZarfRegistryProxyMissing", "ZarfRegistryPortNotReserved", "ZarfRegistryJobFailing",
 }
 
-// monitored returns values for proxy mode with all monitoring features and PodMonitors.
+// monitored returns values for proxy mode and a cache with all monitoring features and PodMonitors.
 func monitored(t testing.TB, sets ...string) map[string]any {
 	t.Helper()
 	return proxyMode(
 		t,
 		append(
 			[]string{
-				"networkPolicy.metricsFrom=[{podSelector: {}}]",
+				"cache.replicas=1", "networkPolicy.metricsFrom=[{podSelector: {}}]",
 				"metrics={podMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboard: {enabled: true}}",
 			},
 			sets...,
@@ -131,6 +132,15 @@ func TestMonitorsSelectTheirPods(t *testing.T) {
 			[]string{"zarf-registry", "zarf-registry-healer"},
 		},
 		{
+			"a cache", []string{"metrics.podMonitor.enabled=true", "cache={replicas: 1, metricsPort: 9200}"},
+			[]string{"zarf-registry", "zarf-registry-cache", "zarf-registry-healer", "zarf-registry-proxy"},
+		},
+		{
+			"caches on nodes",
+			[]string{"metrics.serviceMonitor.enabled=true", "cache.nodeSelector={a: b}", "injector.architectures=[amd64]"},
+			[]string{"zarf-registry", "zarf-registry-cache", "zarf-registry-healer", "zarf-registry-proxy"},
+		},
+		{
 			"nodeport mode without a healer",
 			[]string{"metrics.serviceMonitor.enabled=true", "registryProxy=false", "healer.enabled=false"},
 			[]string{"zarf-registry"},
@@ -168,11 +178,11 @@ func TestMonitorsSelectTheirPods(t *testing.T) {
 				t.Errorf("jobs %v, want %v", jobs, test.jobs)
 			}
 			for _, policy := range all[*networkingv1.NetworkPolicy](out) {
-				if policy.Name != "zarf-registry" && (policy.Name != "zarf-registry-proxy" || len(jobs) == 1) {
+				if policy.Name != "zarf-registry" && policy.Name != "zarf-registry-cache" && (policy.Name != "zarf-registry-proxy" || len(jobs) == 1) {
 					continue
 				}
 				if !slices.ContainsFunc(policy.Spec.Ingress, func(r networkingv1.NetworkPolicyIngressRule) bool {
-					return len(r.From) == 1 && slices.Contains([]int{5090, 9102}, r.Ports[0].Port.IntValue())
+					return len(r.From) == 1 && slices.Contains([]int{5090, 9102, 9200}, r.Ports[0].Port.IntValue())
 				}) {
 					t.Errorf("NetworkPolicy %s does not let Prometheus in", policy.Name)
 				}
@@ -307,6 +317,7 @@ var pages = map[string]map[string]string{
 	"proxy.txt": {
 		"namespace": "zarf", "job": "zarf-registry-proxy", "pod": "zarf-registry-proxy-amd64-1", "node": "n1",
 	},
+	"cache.txt":              {"namespace": "zarf", "job": "zarf-registry-cache", "pod": "zarf-registry-cache-1", "node": "n1"},
 	"healer.txt":             {"namespace": "zarf", "job": "zarf-registry-healer", "pod": "zarf-registry-healer-1", "node": "n1"},
 	"kube-state-metrics.txt": {"job": "kube-state-metrics"},
 }
@@ -387,7 +398,7 @@ func TestEveryMetricIsDocumented(t *testing.T) {
 		documented[row[1]+" "+strings.ReplaceAll(strings.TrimSpace(row[2]), "`", "")] = true
 	}
 	told := map[string]bool{}
-	for _, file := range []string{"registry.txt", "proxy.txt", "healer.txt"} {
+	for _, file := range []string{"registry.txt", "proxy.txt", "cache.txt", "healer.txt"} {
 		for _, s := range captured(t, file) {
 			if !strings.HasPrefix(s.name, "zarf_registry_") {
 				continue
@@ -669,7 +680,13 @@ func TestPromtoolAlerts(t *testing.T) {
 		"a registry that was away for 3 minutes": {
 			{"zarf_registry_proxy_requests_total", proxy(map[string]string{"method": "GET", "code": "503"}), "0x20 0+5x3 15x40"},
 		},
-		"no healer": {{"", map[string]string{"job": "zarf-registry-healer"}, ""}},
+		"no cache": {{"", map[string]string{"job": "zarf-registry-cache"}, ""}},
+		"a cache that is down": {
+			{"", map[string]string{"job": "zarf-registry-cache"}, ""}, {"up", pages["cache.txt"], always(0)},
+		},
+		"a cache that restarts": {{"up", pages["cache.txt"], "1x20 0x5 1x40"}},
+		"a stale tag":           {{"zarf_registry_cache_stale_responses_total", pages["cache.txt"], "0x50 1x15"}},
+		"no healer":             {{"", map[string]string{"job": "zarf-registry-healer"}, ""}},
 		"a pod that cannot be healed": {
 			{"zarf_registry_healer_pods_waiting", pages["healer.txt"], always(1)},
 		},
@@ -736,6 +753,9 @@ func TestPromtoolAlerts(t *testing.T) {
 		"pulls of signed images":                       nil,
 		"a proxy that is down":                         {"ZarfRegistryProxyDown"},
 		"a proxy that cannot reach the registry":       {"ZarfRegistryProxyErrors"},
+		"no cache":                                     {"ZarfRegistryCacheDown"},
+		"a cache that is down":                         {"ZarfRegistryCacheDown"},
+		"a stale tag":                                  {"ZarfRegistryCacheStale"},
 		"no healer":                                    {"ZarfRegistryHealerDown"},
 		"a pod that cannot be healed":                  {"ZarfRegistryHealerStuck"},
 		"a node that keeps the startup taint":          {"ZarfRegistryHealerStuck"},

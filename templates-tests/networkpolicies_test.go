@@ -107,9 +107,25 @@ func expectedNetworkPolicies(out *output) map[string]networkingv1.NetworkPolicyS
 			if byRepository(out) {
 				components = append(components, "healer")
 			}
+			replicas, _ := out.value("cache.replicas").(float64)
+			if nodes, _ := out.value("cache.nodeSelector").(map[string]any); replicas > 0 || len(nodes) > 0 {
+				components = append(components, "cache")
+			}
 			for _, component := range components {
 				clients = append(clients, networkingv1.NetworkPolicyPeer{PodSelector: podsOf(component)})
 			}
+		}
+		if decided(out).Cache.Enabled {
+			var proxies []networkingv1.NetworkPolicyPeer
+			if !decided(out).Proxy.HostNetwork {
+				proxies = append(proxies, networkingv1.NetworkPolicyPeer{PodSelector: podsOf("proxy")})
+			}
+			rules := []networkingv1.NetworkPolicyIngressRule{rule(5000, proxies...)}
+			if len(metricsFrom) > 0 {
+				port, _ := out.value("cache.metricsPort").(float64)
+				rules = append(rules, rule(int(port), metricsFrom...))
+			}
+			policy("cache", rules...)
 		}
 		rules := []networkingv1.NetworkPolicyIngressRule{rule(5000, clients...), rule(5001)}
 		for _, by := range []string{"service", "ingress", "gateway"} {

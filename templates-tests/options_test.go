@@ -24,12 +24,12 @@ import (
 // every returns values with which the chart renders all kinds of pods.
 func every(t *testing.T, sets ...string) map[string]any {
 	t.Helper()
-	return proxyMode(t, append([]string{"nodeConfig.mirrors=[docker.io]"}, sets...)...)
+	return proxyMode(t, append([]string{"nodeConfig.mirrors=[docker.io]", "cache.replicas=1"}, sets...)...)
 }
 
 // optionsOf are the paths of the values of each component's pods.
 var optionsOf = map[string]string{
-	"registry": "registry", "proxy": "proxy", "init-hook": "initHook", "certificates": "pki.rotation",
+	"registry": "registry", "proxy": "proxy", "cache": "cache", "init-hook": "initHook", "certificates": "pki.rotation",
 	"node-config": "nodeConfig", "node-restore": "nodeConfig", "healer": "healer",
 }
 
@@ -256,6 +256,17 @@ func TestPortAlertNeedsAReservation(t *testing.T) {
 		}
 		if strings.Contains(text, `"unreservedPort":true`) == want {
 			t.Errorf("reservePort=%s: the Jobs get the opposite", value)
+		}
+	}
+}
+
+func TestCacheAlertsNeedACache(t *testing.T) {
+	for value, want := range map[string]bool{"1": true, "0": false} {
+		text := rendering{values: monitored(t, "cache.replicas="+value)}.render(t).text()
+		for _, alert := range []string{"ZarfRegistryCacheDown", "ZarfRegistryCacheStale"} {
+			if strings.Contains(text, "alert: "+alert) != want {
+				t.Errorf("cache.replicas=%s: %s is there: %t", value, alert, !want)
+			}
 		}
 	}
 }

@@ -46,7 +46,6 @@ func (p permissions) certManager() bool { return p.rotation() && p.pki == "certM
 func (p permissions) ownIssuer() bool {
 	return p.certManager() && p.text("pki.certManager.issuerRef.name") == ""
 }
-func (p permissions) usersIssuer() bool { return p.certManager() && !p.ownIssuer() }
 func (p permissions) podSecurity() bool { return p.value("podSecurity.label") == true }
 
 func (p permissions) zarf() bool { return p.value("zarf.compatible") == true }
@@ -56,7 +55,9 @@ func (p permissions) text(path string) string { s, _ := p.value(path).(string); 
 // renews returns the rule for the Secrets that the certificates CronJob writes.
 func (p permissions) renews() string {
 	names := []string{"-node-tls", "-push-tls", "-server-tls", "-state"}
-	if p.pki == "internal" || p.pki == "existingSecret" && p.text("pki.existingSecret.push") == "" {
+	issues := p.text("pki.existingSecret.push") == "" ||
+		decided(p.output).Cache.Enabled && p.text("pki.existingSecret.cache") == ""
+	if p.pki == "internal" || p.pki == "existingSecret" && issues {
 		names = append(names, "-ca")
 	}
 	if decided(p.output).Cache.Enabled {
@@ -137,12 +138,6 @@ var expectedPermissions = []permission{
 	{"certificates Role", "create,get pods/portforward", permissions.rotation},
 	{"certificates Role", "delete pods", permissions.nodeCA},
 	{"certificates Role", "list daemonsets.apps", permissions.nodeCA},
-	{"certificates Role", "get secrets -ca-issued,-node-issued,-push-issued,-server-issued", permissions.ownIssuer},
-	{"certificates Role", "get secrets -node-issued,-push-issued,-server-issued", permissions.usersIssuer},
-	{"certificates Role", "get certificates.cert-manager.io -ca,-node,-push,-server", permissions.ownIssuer},
-	{"certificates Role", "get certificates.cert-manager.io -node,-push,-server", permissions.usersIssuer},
-	{"certificates Role", "update certificates/status.cert-manager.io -ca,-node,-push,-server", permissions.ownIssuer},
-	{"certificates Role", "update certificates/status.cert-manager.io -node,-push,-server", permissions.usersIssuer},
 	{"certificates Role", "list certificaterequests.cert-manager.io", permissions.certManager},
 	{"certificates Role", "get issuers.cert-manager.io -ca,-selfsigned", permissions.ownIssuer},
 
@@ -163,7 +158,8 @@ var expectedPermissions = []permission{
 	{"prune ClusterRole", "list cronjobs.batch,jobs.batch", permissions.prune},
 }
 
-// userPermissions are the rules for the user's objects that the values name, and for the release's namespace.
+// userPermissions are the rules for the user's objects that the values name, for the release's namespace, and for
+// certificates.
 func (p permissions) userPermissions() map[string][]string {
 	rules := map[string][]string{}
 	reads := func(role string, names ...string) {
@@ -177,10 +173,25 @@ func (p permissions) userPermissions() map[string][]string {
 	if p.rotation() {
 		rules["certificates Role"] = append(rules["certificates Role"], p.renews())
 	}
+	if p.certManager() {
+		issued := []string{"-node", "-push", "-server"}
+		if p.ownIssuer() {
+			issued = append(issued, "-ca")
+		}
+		if decided(p.output).Cache.Enabled {
+			issued = append(issued, "-cache")
+		}
+		slices.Sort(issued)
+		list := strings.Join(issued, ",")
+		rules["certificates Role"] = append(rules["certificates Role"],
+			"get secrets "+strings.ReplaceAll(list, ",", "-issued,")+"-issued",
+			"get certificates.cert-manager.io "+list,
+			"update certificates/status.cert-manager.io "+list)
+	}
 	if p.internal() {
 		sources := append(p.copiedNamed(), text("auth.existingSecret"))
 		if p.pki == "existingSecret" {
-			for _, of := range []string{"server", "node", "push", "ca"} {
+			for _, of := range []string{"server", "node", "push", "cache", "ca"} {
 				sources = append(sources, text("pki.existingSecret."+of))
 			}
 		}

@@ -86,6 +86,16 @@ func TestSchemaRejectsUnknownValuesAndWrongTypes(t *testing.T) {
 		{"proxy.tls=true", "/proxy/tls"},
 		{"proxy.retryTimeout=-1s", "/proxy/retryTimeout"},
 		{"proxy.updateStrategy.maxUnavailable=half", "/proxy/updateStrategy/maxUnavailable"},
+		{"cache.unknown=1", "/cache"},
+		{"cache.replicas=-1", "/cache/replicas"},
+		{"cache.size=10G", "/cache/size"},
+		{"cache.size=1.5Gi", "/cache/size"},
+		{"cache.size=0Gi", "/cache/size"},
+		{"cache.storageClass={name: fast}", "/cache/storageClass"},
+		{"cache.staleFor=a day", "/cache/staleFor"},
+		{"cache.metricsPort=80", "/cache/metricsPort"},
+		{"cache.tolerations=[{effect: Never}]", "/cache/tolerations"},
+		{"pki.existingSecret.cache={name: mine}", "/pki/existingSecret/cache"},
 		{"healer.unknown=1", "/healer"},
 		{"healer.enabled=auto", "/healer/enabled"},
 		{"nodeConfig.unknown=1", "/nodeConfig"},
@@ -179,6 +189,7 @@ func TestSchemaAcceptsCommandLineValues(t *testing.T) {
 		"registry.extraEnv=[{name: A, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]",
 		"nodeConfig.directories=null", "nodeConfig.k3s.registries=''", "nodeConfig.k3s.registries={}",
 		"nodeConfig.crio.ca=false", "nodeConfig.containerd.hosts={}", "nodeConfig=null", "nodeConfig.mirrors=null",
+		"cache.tolerations=null", "cache.tolerations=[]", "cache.resources={requests: {ephemeral-storage: 12Gi}}", "cache=null",
 		"nodeConfig.updateStrategy.maxUnavailable=100%", "nodeConfig.resources={}", "nodeConfig.tolerations=[]",
 		"metrics=null", "metrics.prometheusRule={enabled: true}", "metrics.dashboard={enabled: true, labels: {}}",
 		"networkPolicy.metricsFrom=[{ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16]}}, {podSelector: {}}]",
@@ -272,6 +283,32 @@ var failures = []failure{
 	},
 	{
 		[]string{"proxy.metricsPort=5000"}, "zarf-registry: proxy.metricsPort: the proxy listens on 5000 itself; set another",
+	},
+	{
+		[]string{"cache={replicas: 3, nodeSelector: {a: b}}"},
+		"zarf-registry: cache.nodeSelector: it runs one cache on each selected node, and cache.replicas asks for 3 " +
+			"anywhere; remove one of them",
+	},
+	{
+		[]string{"cache.metricsPort=5000"}, "zarf-registry: cache.metricsPort: the cache listens on 5000 itself; set another",
+	},
+	{
+		[]string{"cache.podLabels={zarf-registry/caches: mine}"},
+		"zarf-registry: cache.podLabels: zarf-registry/caches is reserved for selectors; remove it",
+	},
+	{
+		[]string{"cache.podAnnotations={zarf-registry/metrics-port: '1'}"},
+		"zarf-registry: cache.podAnnotations: zarf-registry/metrics-port is reserved for the chart and its Jobs; remove it",
+	},
+	{
+		[]string{"cache.nodeSelector={kubernetes.io/arch: amd64}"},
+		"zarf-registry: cache.nodeSelector: the chart sets kubernetes.io/arch; remove it and set registry.architecture or " +
+			"injector.architectures",
+	},
+	{
+		[]string{"pki.existingSecret.cache=mine"},
+		"zarf-registry: pki.existingSecret.cache: pki.mode internal (source: default) does not use it; set " +
+			"pki.mode=existingSecret, or remove it",
 	},
 	{
 		[]string{"proxy.updateStrategy.maxUnavailable=0"},

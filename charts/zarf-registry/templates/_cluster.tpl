@@ -58,7 +58,7 @@ depends on; init-hook validates the rest (internal/state). */ -}}
 {{- define "zarf-registry.cluster.state" -}}
 {{- if not (hasKey . "ClusterState") -}}
 {{- $state := dict -}}
-{{- with lookup "v1" "Secret" (include "zarf-registry.namespace" .) (printf "%s-state" (include "zarf-registry.fullname" .)) -}}
+{{- with $secret := lookup "v1" "Secret" (include "zarf-registry.namespace" .) (printf "%s-state" (include "zarf-registry.fullname" .)) -}}
 {{- $saved := dig "data" "state.json" "" . | b64dec | fromJson -}}
 {{- $desired := kindIs "map" $saved.desired | ternary $saved.desired dict -}}
 {{- $pki := kindIs "map" $saved.pki | ternary $saved.pki dict -}}
@@ -97,6 +97,10 @@ depends on; init-hook validates the rest (internal/state). */ -}}
 {{- $state = pick $desired "mode" "address" "ipFamily" -}}
 {{- $_ := set $state "hookImage" (kindIs "map" $saved.hookImage | ternary $saved.hookImage dict) -}}
 {{- $_ := set $state "pki" (pick $pki "mode" "existing" "issuer") -}}
+{{- /* Earlier releases refuse unknown fields of state.json, so what they do not know has a key of its own. */ -}}
+{{- if kindIs "map" $pki.existing -}}
+{{- $_ := set $pki.existing "cache" (dig "data" "cache.json" "" $secret | b64dec | fromJson).existingSecret -}}
+{{- end -}}
 {{- $_ := set $state "nodeDirectories" $directories -}}
 {{- $push := dig "metadata" "annotations" "zarf-registry/push-credentials" "" . | fromJson -}}
 {{- $generated := kindIs "slice" $push.removed | ternary $push.removed list -}}
@@ -406,7 +410,7 @@ the pods again. */ -}}
 {{- $running := dict -}}
 {{- range (lookup "v1" "Pod" (include "zarf-registry.namespace" .) "").items -}}
 {{- $component := include "zarf-registry.cluster.component" (dict "root" $ "object" .) -}}
-{{- $ours := has $component (list "proxy" "node-config" "registry" "healer") -}}
+{{- $ours := has $component (list "proxy" "cache" "node-config" "registry" "healer") -}}
 {{- $node := dig "spec" "nodeName" "" . -}}
 {{- $group := dig "metadata" "labels" "zarf-registry/proxies" "" . -}}
 {{- if and $ours (or (eq $component "proxy") (not (hasKey $running $node))) -}}

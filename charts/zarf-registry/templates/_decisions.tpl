@@ -200,7 +200,7 @@ where the values are silent. */ -}}
 {{- define "zarf-registry.pki" -}}
 {{- $pki := default dict .Values.pki -}}
 {{- $existing := dict -}}
-{{- range $key, $value := dict "server" "server" "node" "node" "push" "push" "authority" "ca" -}}
+{{- range $key, $value := dict "server" "server" "node" "node" "push" "push" "cache" "cache" "authority" "ca" -}}
 {{- $_ := set $existing $key (dig "existingSecret" $value "" $pki) -}}
 {{- end -}}
 {{- $answer := dict "value" "internal" "source" "default" "existing" $existing "issuer" (dig "certManager" "issuerRef" dict $pki) -}}
@@ -224,7 +224,8 @@ where the values are silent. */ -}}
 {{- /* Condition: init-hook issues certificates from a CA of the release's own (state.PKI.OwnCA). */ -}}
 {{- define "zarf-registry.pki.ownCA" -}}
 {{- $pki := include "zarf-registry.pki" . | fromJson -}}
-{{- if or (eq $pki.value "internal") (and (eq $pki.value "existingSecret") (not $pki.existing.push)) -}}true{{- end -}}
+{{- $issues := or (not $pki.existing.push) (and (include "zarf-registry.cache" .) (not $pki.existing.cache)) -}}
+{{- if or (eq $pki.value "internal") (and (eq $pki.value "existingSecret") $issues) -}}true{{- end -}}
 {{- end -}}
 
 {{- /* Certificate settings that are not decisions, as JSON. `helm upgrade --reuse-values` from an older release lacks

@@ -82,6 +82,40 @@ loses the taint. Takes root, tolerations. */ -}}
 {{- end -}}
 {{- end -}}
 
+{{- /* Spreads a component's pods over nodes, as a preference: a pod next to another is better than none. Pods of another
+revision do not count, or a rollout on two nodes could end with both on one. Takes root, component. */ -}}
+{{- define "zarf-registry.pod.spread" -}}
+- topologyKey: kubernetes.io/hostname
+  maxSkew: 1
+  whenUnsatisfiable: ScheduleAnyway
+  labelSelector:
+    matchLabels:
+      {{- include "zarf-registry.selectorLabels" . | nindent 6 }}
+  matchLabelKeys:
+    - pod-template-hash
+{{- end -}}
+
+{{- /* An affinity that spreads a component's pods over zones, as JSON. Not a topology spread constraint: the scheduler
+ignores all constraints on nodes that lack one of their topology labels, and on-premises nodes rarely have a zone. Takes
+root, component. */ -}}
+{{- define "zarf-registry.pod.apart" -}}
+{{- $pods := dict "matchLabels" (include "zarf-registry.selectorLabels" . | fromYaml) -}}
+{{- $term := dict "topologyKey" "topology.kubernetes.io/zone" "labelSelector" $pods -}}
+{{- if semverCompare ">=1.31-0" .root.Capabilities.KubeVersion.Version -}}
+{{- $_ := set $term "matchLabelKeys" (list "pod-template-hash") -}}
+{{- end -}}
+{{- $preferred := list (dict "weight" 100 "podAffinityTerm" $term) -}}
+{{- dict "podAntiAffinity" (dict "preferredDuringSchedulingIgnoredDuringExecution" $preferred) | toJson -}}
+{{- end -}}
+
+{{- /* An affinity that requires one of the given nodes. Takes a list of names. */ -}}
+{{- define "zarf-registry.pod.only" -}}
+nodeAffinity:
+  requiredDuringSchedulingIgnoredDuringExecution:
+    nodeSelectorTerms:
+      {{- include "zarf-registry.pod.nodeTerms" . | trim | nindent 6 }}
+{{- end -}}
+
 {{- /* One node selector term per node. Takes a list of names. */ -}}
 {{- define "zarf-registry.pod.nodeTerms" -}}
 {{- range . }}

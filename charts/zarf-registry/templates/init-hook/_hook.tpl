@@ -86,6 +86,9 @@ init-hook can derive from it is not in here. */ -}}
 {{- end -}}
 {{- $_ := set $settings "anonymousPull" (include "zarf-registry.anonymousPull" . | empty | not) -}}
 {{- $_ := set $settings "proxy" (include "zarf-registry.hook.settings.proxy" . | fromJson) -}}
+{{- if include "zarf-registry.cache" . -}}
+{{- $_ := set $settings "cache" (dict "enabled" true) -}}
+{{- end -}}
 {{- $_ := set $settings "pki" (include "zarf-registry.hook.settings.pki" . | fromJson) -}}
 {{- $_ := set $settings.push "secret" (include "zarf-registry.pushSecret" .) -}}
 {{- with include "zarf-registry.pushCredentials" . | fromJsonArray -}}

@@ -135,7 +135,8 @@ template syntax. Upper-case words after a dollar sign are replaced. */ -}}
 {{- range .rules -}}
 {{- $unreserved := and (eq .alert "ZarfRegistryPortNotReserved") (include "zarf-registry.portOwned" $ | empty) -}}
 {{- $unhealed := and (hasPrefix "ZarfRegistryHealer" .alert) (include "zarf-registry.healer" $ | empty) -}}
-{{- if not (or $unreserved $unhealed (has .alert $rule.disabled)) -}}
+{{- $uncached := and (hasPrefix "ZarfRegistryCache" .alert) (include "zarf-registry.cache" $ | empty) -}}
+{{- if not (or $unreserved $unhealed $uncached (has .alert $rule.disabled)) -}}
 {{- $_ := set . "labels" (merge dict .labels (default dict $rule.alertLabels)) -}}
 {{- $_ := set .annotations "runbook_url" (printf "https://github.com/zarf-dev/zarf-registry/blob/main/docs/monitoring.md#%s" (lower .alert)) -}}
 {{- $rules = append $rules . -}}

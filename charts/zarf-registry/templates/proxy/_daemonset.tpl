@@ -78,10 +78,7 @@ spec:
       {{- end }}
       {{- if .only }}
       affinity:
-        nodeAffinity:
-          requiredDuringSchedulingIgnoredDuringExecution:
-            nodeSelectorTerms:
-              {{- include "zarf-registry.pod.nodeTerms" .only | trim | nindent 14 }}
+        {{- include "zarf-registry.pod.only" .only | nindent 8 }}
       {{- else }}
       {{- with include "zarf-registry.pod.affinity" (dict "excluded" .excluded) }}
       affinity:
@@ -116,6 +113,9 @@ spec:
             - --reuse-port
             {{- end }}
             - --registry={{ $fullname }}.{{ include "zarf-registry.namespace" .root }}.svc:5000
+            {{- if include "zarf-registry.cache" .root }}
+            - --cache={{ include "zarf-registry.cache.address" .root }}
+            {{- end }}
             - --tls-dir=/etc/zarf-registry/tls
             - --tls={{ (include "zarf-registry.tls" .root | fromJson).value }}
             - --retry-timeout={{ $proxy.retryTimeout }}

@@ -17,37 +17,24 @@
 {{- if and (include "zarf-registry.internal" .) (dig "podDisruptionBudget" "enabled" true .Values.registry) -}}true{{- end -}}
 {{- end -}}
 
-{{- /* Spread pods over nodes and zones, as a preference: a registry next to another is better than none. Pods of
-another revision do not count, or a rollout on two nodes could end with both on one. The user's constraints replace
-these; one without labelSelector counts the registry's pods. */ -}}
+{{- /* Spreads pods over nodes. The user's constraints replace this; one without labelSelector counts the registry's
+pods. */ -}}
 {{- define "zarf-registry.registry.spread" -}}
-{{- $pods := include "zarf-registry.registry.pods" . | fromYaml -}}
 {{- if .Values.registry.topologySpreadConstraints -}}
+{{- $pods := dict "matchLabels" (include "zarf-registry.selectorLabels" (dict "root" . "component" "registry") | fromYaml) -}}
 {{- range .Values.registry.topologySpreadConstraints }}
 {{ list (hasKey . "labelSelector" | ternary . (merge (dict "labelSelector" $pods) .)) | toYaml }}
 {{- end }}
 {{- else if include "zarf-registry.registry.spreadByUs" . -}}
-- topologyKey: kubernetes.io/hostname
-  maxSkew: 1
-  whenUnsatisfiable: ScheduleAnyway
-  labelSelector:
-    {{- toYaml $pods | nindent 4 }}
-  matchLabelKeys:
-    - pod-template-hash
+{{- include "zarf-registry.pod.spread" (dict "root" . "component" "registry") -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* The user's affinity, and zones, as JSON. Zones are not a topology spread constraint: the scheduler ignores all
-constraints on nodes that lack one of their topology labels, and on-premises nodes rarely have a zone. */ -}}
+{{- /* The user's affinity, and zones, as JSON. */ -}}
 {{- define "zarf-registry.registry.affinity" -}}
 {{- $affinity := deepCopy (default dict .Values.registry.affinity) -}}
 {{- if include "zarf-registry.registry.spreadByUs" . -}}
-{{- $term := dict "topologyKey" "topology.kubernetes.io/zone" "labelSelector" (include "zarf-registry.registry.pods" . | fromYaml) -}}
-{{- if semverCompare ">=1.31-0" .Capabilities.KubeVersion.Version -}}
-{{- $_ := set $term "matchLabelKeys" (list "pod-template-hash") -}}
-{{- end -}}
-{{- $preferred := list (dict "weight" 100 "podAffinityTerm" $term) -}}
-{{- $_ := set $affinity "podAntiAffinity" (dict "preferredDuringSchedulingIgnoredDuringExecution" $preferred) -}}
+{{- $affinity = mergeOverwrite $affinity (include "zarf-registry.pod.apart" (dict "root" . "component" "registry") | fromJson) -}}
 {{- end -}}
 {{- toJson $affinity -}}
 {{- end -}}
@@ -56,11 +43,6 @@ constraints on nodes that lack one of their topology labels, and on-premises nod
 {{- define "zarf-registry.registry.spreadByUs" -}}
 {{- $affinity := default dict .Values.registry.affinity -}}
 {{- if and (include "zarf-registry.several" .) (not $affinity.podAntiAffinity) (not .Values.registry.topologySpreadConstraints) -}}true{{- end -}}
-{{- end -}}
-
-{{- define "zarf-registry.registry.pods" -}}
-matchLabels:
-  {{- include "zarf-registry.selectorLabels" (dict "root" . "component" "registry") | nindent 2 }}
 {{- end -}}
 
 {{- define "zarf-registry.scale.validate" -}}

@@ -1,0 +1,214 @@
+{{- /* Cache pods stand between the proxies and the registry, in proxy mode. `helm upgrade --reuse-values` from an older
+release lacks their values; the defaults are those of values.yaml. */ -}}
+{{- define "zarf-registry.cache.settings" -}}
+{{- $settings := dict
+  "replicas" 0
+  "nodeSelector" dict
+  "size" "10Gi"
+  "storageClass" ""
+  "staleFor" "0s"
+  "logLevel" "info"
+  "metricsPort" 9102
+  "resources" (dict "requests" (dict "cpu" "50m" "memory" "64Mi") "limits" (dict "memory" "256Mi"))
+  "tolerations" nil
+  "priorityClassName" ""
+  "podAnnotations" dict
+  "podLabels" dict
+  "extraEnv" list -}}
+{{- range $key, $value := default dict .Values.cache -}}
+{{- $_ := set $settings $key $value -}}
+{{- end -}}
+{{- $settings | toJson -}}
+{{- end -}}
+
+{{- /* The values ask for caches: in a Deployment, or in a DaemonSet for each group of nodes. */ -}}
+{{- define "zarf-registry.cache.wanted" -}}
+{{- $settings := include "zarf-registry.cache.settings" . | fromJson -}}
+{{- if or (gt (int $settings.replicas) 0) $settings.nodeSelector -}}true{{- end -}}
+{{- end -}}
+
+{{- /* Condition: the chart deploys caches. */ -}}
+{{- define "zarf-registry.cache" -}}
+{{- if and (include "zarf-registry.proxyMode" .) (include "zarf-registry.cache.wanted" .) -}}true{{- end -}}
+{{- end -}}
+
+{{- define "zarf-registry.cache.deployment" -}}
+{{- if and (include "zarf-registry.cache" .) (gt (int (include "zarf-registry.cache.settings" . | fromJson).replicas) 0) -}}true{{- end -}}
+{{- end -}}
+
+{{- define "zarf-registry.cache.daemonSets" -}}
+{{- if and (include "zarf-registry.cache" .) (include "zarf-registry.cache.settings" . | fromJson).nodeSelector -}}true{{- end -}}
+{{- end -}}
+
+{{- define "zarf-registry.cache.name" -}}
+{{- printf "%s-cache" (include "zarf-registry.fullname" .) -}}
+{{- end -}}
+
+{{- /* Where proxies find the caches. */ -}}
+{{- define "zarf-registry.cache.address" -}}
+{{- printf "%s.%s.svc:5000" (include "zarf-registry.cache.name" .) (include "zarf-registry.namespace" .) -}}
+{{- end -}}
+
+{{- /* Clients reach the caches of their zone, if it has any. PreferSameZone is the name from 1.34; only from 1.35 can no
+feature gate withhold it. Empty below 1.31, whose API server does not know the field. */ -}}
+{{- define "zarf-registry.cache.trafficDistribution" -}}
+{{- $version := .Capabilities.KubeVersion.Version -}}
+{{- if semverCompare ">=1.35-0" $version -}}PreferSameZone
+{{- else if semverCompare ">=1.31-0" $version -}}PreferClose
+{{- end -}}
+{{- end -}}
+
+{{- /* The size of the volume: an eighth more than what the cache stores, for downloads in progress and for what a file
+system needs for itself. Its unit is smaller than that of cache.size, so that it is an integer. */ -}}
+{{- define "zarf-registry.cache.volumeSize" -}}
+{{- $size := (include "zarf-registry.cache.settings" . | fromJson).size -}}
+{{- $smaller := dict "Mi" "Ki" "Gi" "Mi" "Ti" "Gi" -}}
+{{- printf "%d%s" (regexFind "^[0-9]+" $size | atoi | mul 1152) (get $smaller (regexFind "[A-Za-z]+$" $size)) -}}
+{{- end -}}
+
+{{- /* The pod template. Takes root, architecture, pause, selector (labels besides selectorLabels), affinity and spread
+(YAML; may be empty). */ -}}
+{{- define "zarf-registry.cache.template" -}}
+{{- $fullname := include "zarf-registry.fullname" .root }}
+{{- $settings := include "zarf-registry.cache.settings" .root | fromJson }}
+{{- $values := .root.Values -}}
+metadata:
+  labels:
+    {{- include "zarf-registry.podLabels" (dict "root" .root "component" "cache" "selector" .selector "extra" $settings.podLabels) | nindent 4 }}
+  annotations:
+    {{- /* Port on which init-hook asks what the pod has loaded. */}}
+    {{- merge (dict "zarf-registry/metrics-port" (int $settings.metricsPort | toString)) $settings.podAnnotations | toYaml | nindent 4 }}
+spec:
+  serviceAccountName: {{ include "zarf-registry.cache.name" .root }}
+  automountServiceAccountToken: false
+  {{- /* Requests take the registry's address from the environment and do not depend on cluster DNS. */}}
+  enableServiceLinks: true
+  {{- /* --drain-timeout, plus time to exit. */}}
+  terminationGracePeriodSeconds: 30
+  {{- with $settings.priorityClassName }}
+  priorityClassName: {{ . | quote }}
+  {{- end }}
+  {{- with include "zarf-registry.pullSecrets" .root | fromJsonArray }}
+  imagePullSecrets:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  securityContext:
+    {{- include "zarf-registry.pod.securityContext" .root | nindent 4 }}
+  nodeSelector:
+    {{- with .architecture }}
+    kubernetes.io/arch: {{ . }}
+    {{- end }}
+    kubernetes.io/os: linux
+    {{- with $settings.nodeSelector }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- $tolerations := kindIs "slice" $settings.tolerations | ternary $settings.tolerations $values.registry.tolerations }}
+  {{- with include "zarf-registry.pod.tolerations" (dict "root" .root "tolerations" $tolerations) }}
+  tolerations:
+    {{- . | nindent 4 }}
+  {{- end }}
+  {{- with .affinity }}
+  affinity:
+    {{- . | nindent 4 }}
+  {{- end }}
+  {{- with .spread }}
+  topologySpreadConstraints:
+    {{- . | nindent 4 }}
+  {{- end }}
+  containers:
+    - name: cache
+      {{- include "zarf-registry.program.container" (dict "root" .root "program" "registry-node" "image" $values.proxy.image "pause" .pause "supervise" true) | nindent 6 }}
+      args:
+        - cache
+        {{- if $values.injector.enabled }}
+        {{- /* Nothing here changes with the program: the loader hands the port over to a changed one. */}}
+        - --ready-fd=3
+        {{- else }}
+        - --program-version={{ include "zarf-registry.program.version" (dict "root" .root "program" "registry-node" "architecture" .architecture "image" $values.proxy.image) }}
+        {{- end }}
+        - --listen=:5000
+        - --metrics-listen=:{{ $settings.metricsPort }}
+        - --registry={{ $fullname }}.{{ include "zarf-registry.namespace" .root }}.svc:5000
+        - --tls-dir=/etc/zarf-registry/tls
+        - --dir=/var/cache/zarf-registry
+        - --size={{ $settings.size }}
+        - --stale-for={{ $settings.staleFor }}
+        - --drain-timeout=20s
+        - --log-level={{ $settings.logLevel }}
+        - --log-format=json
+      {{- with $settings.extraEnv }}
+      env:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      ports:
+        - name: registry
+          containerPort: 5000
+          protocol: TCP
+        - name: metrics
+          containerPort: {{ $settings.metricsPort }}
+          protocol: TCP
+      {{- /* Two minutes to start: the loader may wait 20 s for chunks, more than once. */}}
+      startupProbe:
+        httpGet:
+          path: /healthz
+          port: metrics
+        periodSeconds: 1
+        failureThreshold: 120
+      livenessProbe:
+        httpGet:
+          path: /healthz
+          port: metrics
+        periodSeconds: 10
+        timeoutSeconds: 5
+        failureThreshold: 3
+      readinessProbe:
+        httpGet:
+          path: /readyz
+          port: metrics
+        periodSeconds: 5
+        timeoutSeconds: 5
+        failureThreshold: 2
+      resources:
+        {{- toYaml $settings.resources | nindent 8 }}
+      securityContext:
+        {{- include "zarf-registry.container.securityContext" .root | nindent 8 }}
+      terminationMessagePolicy: FallbackToLogsOnError
+      volumeMounts:
+        {{- with include "zarf-registry.program.volumeMounts" (dict "root" .root) }}
+        {{- . | nindent 8 }}
+        {{- end }}
+        {{- include "zarf-registry.tls.volumeMount" . | nindent 8 }}
+        - name: cache
+          mountPath: /var/cache/zarf-registry
+  volumes:
+    {{- with include "zarf-registry.program.volumes" (dict "root" .root "program" "registry-node" "architecture" .architecture) }}
+    {{- . | nindent 4 }}
+    {{- end }}
+    {{- include "zarf-registry.tls.volume" (printf "%s-cache-tls" $fullname) | nindent 4 }}
+    - name: cache
+      {{- if $settings.storageClass }}
+      {{- /* Deleted with the pod: another one fetches what it needs. */}}
+      ephemeral:
+        volumeClaimTemplate:
+          spec:
+            accessModes:
+              - ReadWriteOnce
+            storageClassName: {{ $settings.storageClass | quote }}
+            resources:
+              requests:
+                storage: {{ include "zarf-registry.cache.volumeSize" .root }}
+      {{- else }}
+      emptyDir:
+        sizeLimit: {{ include "zarf-registry.cache.volumeSize" .root }}
+      {{- end }}
+{{- end -}}
+
+{{- define "zarf-registry.cache.validate" -}}
+{{- $settings := include "zarf-registry.cache.settings" . | fromJson -}}
+{{- if and (gt (int $settings.replicas) 0) $settings.nodeSelector -}}
+{{- fail (printf "zarf-registry: cache.nodeSelector: it runs one cache on each selected node, and cache.replicas asks for %d anywhere; remove one of them" (int $settings.replicas)) -}}
+{{- end -}}
+{{- if eq (int $settings.metricsPort) 5000 -}}
+{{- fail "zarf-registry: cache.metricsPort: the cache listens on 5000 itself; set another" -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,225 @@
+package templates
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/zarf-dev/zarf-registry/internal/names"
+)
+
+// cachesOf returns the names of the workloads that run caches.
+func cachesOf(out *output) (found []string) {
+	for _, w := range workloads(out) {
+		if w.component() == names.ComponentCache {
+			found = append(found, w.object.String())
+		}
+	}
+	return found
+}
+
+func TestCachesFollowTheirValuesAndTheMode(t *testing.T) {
+	external := []string{"registryProxy=null", "registryURL=registry.example.com"}
+	for description, c := range map[string]struct {
+		sets   []string
+		want   []string
+		refers bool // the notes say why there are none
+	}{
+		"none by default":        {nil, nil, false},
+		"a number":               {[]string{"cache.replicas=2"}, []string{"Deployment zarf-registry-cache"}, false},
+		"none in nodeport mode":  {[]string{"cache.replicas=2", "registryProxy=false"}, nil, true},
+		"none without registry":  {append(external, "cache.nodeSelector={a: b}"), nil, true},
+		"nodeport mode as it is": {[]string{"registryProxy=false"}, nil, false},
+		"nodes, by architecture": {
+			[]string{"cache.nodeSelector={a: b}"},
+			[]string{"DaemonSet zarf-registry-cache-amd64", "DaemonSet zarf-registry-cache-arm64"}, false,
+		},
+		"nodes of one architecture": {
+			[]string{"cache.nodeSelector={a: b}", "injector.architectures=[arm64]"},
+			[]string{"DaemonSet zarf-registry-cache-arm64"}, false,
+		},
+	} {
+		t.Run(description, func(t *testing.T) {
+			out := rendering{values: proxyMode(t, c.sets...)}.render(t)
+			if got := cachesOf(out); !slices.Equal(got, c.want) {
+				t.Errorf("caches: %s, want %s", got, c.want)
+			}
+			if got := decided(out).Cache.Enabled; got != (len(c.want) > 0) {
+				t.Errorf("the Jobs are told that there are caches: %t", got)
+			}
+			for _, o := range out.objects {
+				if len(c.want) == 0 && o.GetLabels()[names.LabelComponent] == names.ComponentCache {
+					t.Errorf("%s is rendered", o)
+				}
+			}
+			if got := strings.Contains(out.files["NOTES.txt"], "There are no caches"); got != c.refers {
+				t.Errorf("the notes say that there are none: %t", got)
+			}
+		})
+	}
+}
+
+// A Service with an unknown field, or an unknown value, is refused.
+func TestCachesNearbyByVersion(t *testing.T) {
+	for version, want := range map[string]string{
+		"v1.28.15": "", "v1.30.9": "",
+		"v1.31.0":       corev1.ServiceTrafficDistributionPreferClose,
+		"v1.34.2+k3s1":  corev1.ServiceTrafficDistributionPreferClose,
+		"v1.35.0":       corev1.ServiceTrafficDistributionPreferSameZone,
+		"v1.36.0-gke.1": corev1.ServiceTrafficDistributionPreferSameZone,
+	} {
+		out := rendering{values: proxyMode(t, "cache.replicas=2"), version: version}.render(t)
+		got := ""
+		if d := find[*corev1.Service](t, out, "zarf-registry-cache").Spec.TrafficDistribution; d != nil {
+			got = *d
+		}
+		if got != want {
+			t.Errorf("Kubernetes %s: trafficDistribution %q, want %q", version, got, want)
+		}
+	}
+}
+
+// A volume must hold more than the content: downloads in progress, and what a file system needs for itself.
+func TestCacheVolumes(t *testing.T) {
+	for _, c := range []struct{ size, flag, volume string }{
+		{"64Mi", "--size=64MiB", "72Mi"}, {"10Gi", "--size=10GiB", "11520Mi"}, {"1Ti", "--size=1TiB", "1152Gi"},
+	} {
+		for _, class := range []string{"", "fast"} {
+			out := rendering{
+				values: proxyMode(t, "cache.replicas=1", "cache.size="+c.size, "cache.storageClass='"+class+"'"),
+			}.render(t)
+			pod := find[*appsv1.Deployment](t, out, "zarf-registry-cache").Spec.Template.Spec
+			if !slices.Contains(pod.Containers[0].Args, c.flag) {
+				t.Errorf("%s: arguments %s", c.size, pod.Containers[0].Args)
+			}
+			i := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == "cache" })
+			volume := pod.Volumes[i]
+			var got resource.Quantity
+			if class == "" {
+				got = *volume.EmptyDir.SizeLimit
+			} else {
+				claim := volume.Ephemeral.VolumeClaimTemplate.Spec
+				got = claim.Resources.Requests[corev1.ResourceStorage]
+				if *claim.StorageClassName != class {
+					t.Errorf("storage class %s", *claim.StorageClassName)
+				}
+			}
+			if want := resource.MustParse(c.volume); got.Cmp(want) != 0 {
+				t.Errorf("%s: a volume of %s, want %s", c.size, &got, c.volume)
+			}
+		}
+	}
+}
+
+// A node gets a cache in an image that it has.
+func TestCachesOnNodesUseTheNodesImages(t *testing.T) {
+	out := rendering{
+		values: proxyMode(t, "cache.nodeSelector={rack: switch}", "injector.architectures=[amd64]"),
+		cluster: newCluster(kubernetes(corev1.IPv4Protocol),
+			node("a", "amd64", "registry.k8s.io/pause:3.9"), node("b", "amd64", "registry.k8s.io/pause:3.10")),
+	}.render(t)
+	images := map[string]string{}
+	for _, d := range daemonSets(out, names.ComponentCache) {
+		spec := d.Spec.Template.Spec
+		in, _ := nodeFields(spec.Affinity)
+		images[spec.Containers[0].Image] = strings.Join(in, ",")
+		if diff := cmp.Diff(map[string]string{
+			"kubernetes.io/arch": "amd64", "kubernetes.io/os": "linux", "rack": "switch",
+		}, spec.NodeSelector); diff != "" {
+			t.Errorf("%s: node selector:\n%s", d.Name, diff)
+		}
+	}
+	if diff := cmp.Diff(map[string]string{
+		"registry.k8s.io/pause:3.9": "a", "registry.k8s.io/pause:3.10": "",
+	}, images); diff != "" {
+		t.Errorf("the nodes of each image:\n%s", diff)
+	}
+}
+
+// What a cache is for: one of several is left when a node or a zone is lost, and the others when it is replaced.
+func TestCachesAreApart(t *testing.T) {
+	out := rendering{values: proxyMode(t, "cache.replicas=3", "registry.replicas=3", shared)}.render(t)
+	caches, registry := find[*appsv1.Deployment](t, out, "zarf-registry-cache"), registryOf(t, out)
+	own := func(d *appsv1.Deployment) (terms []map[string]string) {
+		spec := d.Spec.Template.Spec
+		for _, c := range spec.TopologySpreadConstraints {
+			if c.WhenUnsatisfiable != corev1.ScheduleAnyway {
+				t.Errorf("%s: pods may not start: %v", d.Name, c)
+			}
+			terms = append(terms, map[string]string{c.TopologyKey: c.LabelSelector.MatchLabels[names.LabelComponent]})
+		}
+		for _, p := range spec.Affinity.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution {
+			component := p.PodAffinityTerm.LabelSelector.MatchLabels[names.LabelComponent]
+			terms = append(terms, map[string]string{p.PodAffinityTerm.TopologyKey: component})
+		}
+		return terms
+	}
+	for _, d := range []*appsv1.Deployment{caches, registry} {
+		component := d.Labels[names.LabelComponent]
+		if diff := cmp.Diff([]map[string]string{
+			{corev1.LabelHostname: component}, {corev1.LabelTopologyZone: component},
+		}, own(d)); diff != "" {
+			t.Errorf("%s:\n%s", d.Name, diff)
+		}
+	}
+	if r := caches.Spec.Strategy.RollingUpdate; r.MaxSurge.IntValue() != 0 || r.MaxUnavailable.IntValue() != 1 {
+		t.Errorf("strategy %v", r)
+	}
+	budgets := func(sets ...string) (found []string) {
+		for _, b := range all[*policyv1.PodDisruptionBudget](rendering{values: proxyMode(t, sets...)}.render(t)) {
+			found = append(found, b.Name)
+		}
+		return found
+	}
+	for replicas, want := range map[string]bool{"1": false, "2": true} {
+		if got := slices.Contains(budgets("cache.replicas="+replicas), "zarf-registry-cache"); got != want {
+			t.Errorf("%s caches: a disruption budget: %t", replicas, got)
+		}
+	}
+}
+
+func TestCachesTolerateWhatTheRegistryTolerates(t *testing.T) {
+	const registrys = "registry.tolerations=[{key: storage, operator: Exists}]"
+	for set, want := range map[string][]string{
+		"cache.tolerations=null": {"storage"}, "cache.tolerations=[]": nil,
+		"cache.tolerations=[{key: cache, operator: Exists}]": {"cache"},
+	} {
+		out := rendering{values: proxyMode(t, registrys, "cache.replicas=1", set)}.render(t)
+		var keys []string
+		for _, toleration := range find[*appsv1.Deployment](t, out, "zarf-registry-cache").Spec.Template.Spec.Tolerations {
+			keys = append(keys, toleration.Key)
+		}
+		if !slices.Equal(keys, want) {
+			t.Errorf("%s: tolerated %s, want %s", set, keys, want)
+		}
+	}
+}
+
+// A payload is for one architecture, an image for all.
+func TestCachesRunWhereTheirProgramDoes(t *testing.T) {
+	for description, c := range map[string]struct {
+		sets []string
+		want string
+	}{
+		"injected": {[]string{"registry.architecture=arm64"}, "arm64"},
+		"an image": {[]string{"injector.enabled=false"}, ""},
+	} {
+		out := rendering{values: proxyMode(t, append(c.sets, "cache.replicas=1")...)}.render(t)
+		pod := find[*appsv1.Deployment](t, out, "zarf-registry-cache").Spec.Template.Spec
+		if got := pod.NodeSelector[corev1.LabelArchStable]; got != c.want {
+			t.Errorf("%s: architecture %q, want %q", description, got, c.want)
+		}
+		injected := slices.Contains(pod.Containers[0].Args, "--ready-fd=3")
+		if version := slices.ContainsFunc(pod.Containers[0].Args, func(arg string) bool {
+			return strings.HasPrefix(arg, "--program-version=")
+		}); injected != (c.want != "") || version == injected {
+			t.Errorf("%s: arguments %s", description, pod.Containers[0].Args)
+		}
+	}
+}
