@@ -88,7 +88,7 @@ func TestCachesNearbyByVersion(t *testing.T) {
 // A volume must hold more than the content: downloads in progress, and what a file system needs for itself.
 func TestCacheVolumes(t *testing.T) {
 	for _, c := range []struct{ size, flag, volume string }{
-		{"64Mi", "--size=64MiB", "72Mi"}, {"10Gi", "--size=10GiB", "11520Mi"}, {"1Ti", "--size=1TiB", "1152Gi"},
+		{"64Mi", "--size=64Mi", "72Mi"}, {"10Gi", "--size=10Gi", "11520Mi"}, {"1Ti", "--size=1Ti", "1152Gi"},
 	} {
 		for _, class := range []string{"", "fast"} {
 			out := rendering{
