@@ -18,6 +18,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -344,6 +345,42 @@ func TestContentIsFetchedOnce(t *testing.T) {
 }
 
 // Wrong content never becomes complete, and is not kept.
+// TestDeadlinesBeginWithAChunk reads the last byte of a blob while it is being fetched, as images warm does: the time
+// that a client has to take a chunk must not pass while the registry sends it.
+func TestDeadlinesBeginWithAChunk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := openStore(t.TempDir(), 1<<20, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		data := random(chunkSize + 1)
+		b, _, err := s.get(digest.FromBytes(data), int64(len(data)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sent, content := io.Pipe()
+		go func() { _ = s.write(b, func() (io.ReadCloser, error) { return sent, nil }) }()
+		deadlines := 0
+		r := s.reader(t.Context(), b, func() { deadlines++ })
+		var last []byte
+		go func() {
+			defer r.Close()
+			_, _ = r.Seek(-1, io.SeekEnd)
+			last, _ = io.ReadAll(r)
+		}()
+		_, _ = content.Write(data[:chunkSize])
+		synctest.Wait()
+		if deadlines != 0 {
+			t.Error("the deadline is set before the chunk is there")
+		}
+		_, _ = content.Write(data[chunkSize:])
+		synctest.Wait()
+		if deadlines != 1 || !bytes.Equal(last, data[chunkSize:]) {
+			t.Errorf("%d deadlines, %d bytes", deadlines, len(last))
+		}
+	})
+}
+
 func TestWrongContentIsNotKept(t *testing.T) {
 	for _, size := range []int{100, 4*chunkSize + 5} {
 		f := start(t)

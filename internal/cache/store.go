@@ -380,7 +380,7 @@ type reader struct {
 	store  *store
 	blob   *blob
 	ctx    context.Context //nolint:containedctx // of one request, which reads
-	before func()          // called before each chunk
+	before func()          // called before each chunk is returned, when there is one
 
 	offset int64
 	buffer *[chunkSize]byte
@@ -423,11 +423,11 @@ func (r *reader) Read(p []byte) (int, error) {
 		return 0, io.EOF
 	}
 	if i := int(r.offset / chunkSize); i != r.index {
-		r.before()
 		if r.part, r.err = r.store.chunk(r.ctx, r.blob, i, r.buffer); r.err != nil {
 			return 0, r.err
 		}
 		r.index = i
+		r.before()
 	}
 	n := copy(p, r.part[r.offset-int64(r.index)*chunkSize:])
 	r.offset, r.delivered = r.offset+int64(n), r.delivered+int64(n)
