@@ -385,10 +385,10 @@ func (p *Puller) pod(node string) *corev1.Pod {
 			ImagePullPolicy: corev1.PullIfNotPresent,
 			Command:         []string{command},
 			SecurityContext: release.RestrictedContainer(),
-			// For quotas, which may require them.
+			// Quotas may require both. Without a request the pod fits on any node; with less memory, CRI-O refuses.
 			Resources: corev1.ResourceRequirements{
 				Requests: corev1.ResourceList{
-					corev1.ResourceCPU: resource.MustParse("1m"), corev1.ResourceMemory: resource.MustParse("1Mi"),
+					corev1.ResourceCPU: resource.MustParse("0"), corev1.ResourceMemory: resource.MustParse("0"),
 				},
 				Limits: corev1.ResourceList{
 					corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("16Mi"),

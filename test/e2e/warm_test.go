@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -30,26 +31,33 @@ func TestWarm(t *testing.T) {
 	must(t, "install in proxy mode", func(t *testing.T) {
 		w.helmChart(t, "install", proxyMode)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
-		w.push(t, w.makeArchive(t, "example.com/warm/one:1", 8<<20))
-		w.push(t, w.makeArchive(t, "example.com/warm/two:1", 8<<20))
+		w.push(t, w.makeArchive(t, "example.com/team/shop:2", 8<<20))
+		w.push(t, w.makeArchive(t, "example.com/team/web:1", 8<<20))
 	})
-	one, two := w.address+"/warm/one:1", w.address+"/warm/two:1"
+	one, two := w.address+"/team/shop:2", w.address+"/team/web:1"
 	must(t, "a node pulls", func(t *testing.T) {
-		w.warm(t, 0, "warm/one:1", "--nodes=kubernetes.io/hostname=n1")
+		w.warm(t, 0, "team/shop:2", "--nodes=kubernetes.io/hostname=n1")
 		w.noWarmPods(t)
 		if !w.holds(t, "n1", one) || w.holds(t, "n2", one) {
 			t.Error("not n1 alone has the image")
 		}
 	})
 	must(t, "all nodes pull what they lack, and nothing runs", func(t *testing.T) {
-		var got warmed
-		decode(t, w.warm(t, 0, "example.com/warm/one:1", two, "--all-nodes", "--output=json"), &got)
-		got.are(t, "n1", one, warm.Present)
-		got.are(t, "n1", two, warm.Pulled)
-		got.are(t, "n2", one, warm.Pulled)
-		got.are(t, "n2", two, warm.Pulled)
+		// What docs/images.md shows.
+		out := w.warm(t, 0, "team/shop:2", "team/web:1", "--all-nodes")
+		for _, want := range []string{"n1 +" + one + " +0.0 +already there", "n1 +" + two + ` +\d+\.\d +pulled`,
+			"n2 +" + one + ` +\d+\.\d +pulled`, "n2 +" + two + ` +\d+\.\d +pulled`} {
+			if !regexp.MustCompile("(?m)^" + want + "$").MatchString(out) {
+				t.Errorf("it does not print %q", want)
+			}
+		}
 		w.noWarmPods(t)
-		w.warm(t, 0, "warm/one:1", "warm/two:1", "--all-nodes")
+		var got warmed
+		decode(t, w.warm(t, 0, "example.com/team/shop:2", two, "--all-nodes", "--output=json"), &got)
+		for _, node := range w.nodes {
+			got.are(t, node, one, warm.Present)
+			got.are(t, node, two, warm.Present)
+		}
 		for _, image := range []string{one, two} {
 			if !w.holds(t, "n1", image) || !w.holds(t, "n2", image) {
 				t.Errorf("not all nodes have %s", image)
@@ -77,9 +85,9 @@ func TestWarm(t *testing.T) {
 	})
 	must(t, "what cannot be warmed is refused", func(t *testing.T) {
 		for want, args := range map[string][]string{
-			"the registry does not have " + w.address + "/warm/three:1": {"warm/three:1", "--all-nodes"},
-			"set cache.replicas":                     {"warm/one:1"},
-			"no Linux node matches --nodes gpu=none": {"warm/one:1", "--nodes=gpu=none"},
+			"the registry does not have " + w.address + "/team/web:2": {"team/web:2", "--all-nodes"},
+			"set cache.replicas":                     {"team/shop:2"},
+			"no Linux node matches --nodes gpu=none": {"team/shop:2", "--nodes=gpu=none"},
 		} {
 			if _, said := w.warms(t, 3, args...); !strings.Contains(said, want) {
 				t.Errorf("images warm %v does not say %q", args, want)
@@ -91,7 +99,7 @@ func TestWarm(t *testing.T) {
 		w.provoked = append(w.provoked, "/warm/other:1")
 		w.push(t, otherArchitecture(t, "example.com/warm/other:1"))
 		var got warmed
-		decode(t, w.warm(t, 1, "warm/other:1", "warm/one:1", "--nodes=kubernetes.io/hostname=n1", "-o", "json"), &got)
+		decode(t, w.warm(t, 1, "warm/other:1", "team/shop:2", "--nodes=kubernetes.io/hostname=n1", "-o", "json"), &got)
 		got.are(t, "n1", w.address+"/warm/other:1", warm.Failed)
 		got.are(t, "n1", one, warm.Present)
 		if len(got.Nodes) > 0 && !strings.Contains(got.Nodes[0].Remedy, "platform") {
@@ -114,7 +122,7 @@ func TestWarm(t *testing.T) {
 				if left != 2 {
 					t.Errorf("%d pods are left, want 2: nothing is checked", left)
 				}
-				w.warm(t, 0, "warm/one:1", "--all-nodes")
+				w.warm(t, 0, "team/shop:2", "--all-nodes")
 			}
 			w.noWarmPods(t)
 		}
