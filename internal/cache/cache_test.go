@@ -26,6 +26,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
+	"github.com/zarf-dev/zarf-registry/internal/warm"
 )
 
 // longest bounds waiting for what must happen. No test passes because it expires.
@@ -379,6 +380,31 @@ func TestDeadlinesBeginWithAChunk(t *testing.T) {
 			t.Errorf("%d deadlines, %d bytes", deadlines, len(last))
 		}
 	})
+}
+
+// TestWarmUp fills a cache as init-hook images warm does.
+func TestWarmUp(t *testing.T) {
+	f := start(t)
+	large, empty, manifest := random(3*chunkSize+17), []byte{}, []byte(`{"schemaVersion":2}`)
+	byDigest := "/v2/team/app/manifests/" + digest.FromBytes(manifest).String()
+	f.add(large, blobPath(large))
+	f.add(empty, blobPath(empty))
+	f.add(manifest, byDigest)
+	missing := blobPath(random(17))
+	results := warm.Fill(t.Context(),
+		[]warm.Cache{{Pod: "c", Transport: f.as(t, pki.OrganizationPush).Transport, Host: f.Addr().String()}},
+		[]warm.Image{{Reference: "app:1", Paths: []string{byDigest, blobPath(large), blobPath(empty)}},
+			{Reference: "app:2", Paths: []string{missing}}}, quiet)
+	if len(results) != 2 || results[0].Outcome != warm.Filled || results[1].Outcome != warm.Failed ||
+		!strings.Contains(results[1].Message, "404") {
+		t.Errorf("%+v", results)
+	}
+	for path, data := range map[string][]byte{byDigest: manifest, blobPath(large): large, blobPath(empty): empty} {
+		f.get(t, path, data)
+		if n := f.count("GET", path); n != 1 {
+			t.Errorf("the registry sent %s %d times", path, n)
+		}
+	}
 }
 
 func TestWrongContentIsNotKept(t *testing.T) {

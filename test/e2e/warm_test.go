@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -112,11 +113,13 @@ func TestWarm(t *testing.T) {
 			image := fmt.Sprintf("warm/stopped-%d:1", signal)
 			w.push(t, w.makeArchive(t, "example.com/"+image, 4<<20))
 			cmd := w.command(t, w.hook, "images", "warm", image, "--all-nodes")
+			var said bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &said, &said
 			w.stopOnce(t, cmd, "pods", func() bool { return len(w.warmPods(t)) == 2 })
 			if err := errors.Join(cmd.Process.Signal(signal), cmd.Process.Signal(syscall.SIGCONT)); err != nil {
 				t.Fatal(err)
 			}
-			t.Logf("stopped by %s: %v", signal, cmd.Wait())
+			t.Logf("stopped by %s: %v\n%s", signal, cmd.Wait(), &said)
 			left := len(w.warmPods(t))
 			if signal == syscall.SIGKILL {
 				if left != 2 {
