@@ -18,6 +18,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -25,6 +26,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
+	"github.com/zarf-dev/zarf-registry/internal/warm"
 )
 
 // longest bounds waiting for what must happen. No test passes because it expires.
@@ -348,6 +350,67 @@ func TestContentIsFetchedOnce(t *testing.T) {
 }
 
 // Wrong content never becomes complete, and is not kept.
+// TestDeadlinesBeginWithAChunk reads the last byte of a blob while it is being fetched, as images warm does: the time
+// that a client has to take a chunk must not pass while the registry sends it.
+func TestDeadlinesBeginWithAChunk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := openStore(t.TempDir(), 1<<20, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		data := random(chunkSize + 1)
+		b, _, err := s.get(digest.FromBytes(data), int64(len(data)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sent, content := io.Pipe()
+		go func() { _ = s.write(b, func() (io.ReadCloser, error) { return sent, nil }) }()
+		deadlines := 0
+		r := s.reader(t.Context(), b, func() { deadlines++ })
+		var last []byte
+		go func() {
+			defer r.Close()
+			_, _ = r.Seek(-1, io.SeekEnd)
+			last, _ = io.ReadAll(r)
+		}()
+		_, _ = content.Write(data[:chunkSize])
+		synctest.Wait()
+		if deadlines != 0 {
+			t.Error("the deadline is set before the chunk is there")
+		}
+		_, _ = content.Write(data[chunkSize:])
+		synctest.Wait()
+		if deadlines != 1 || !bytes.Equal(last, data[chunkSize:]) {
+			t.Errorf("%d deadlines, %d bytes", deadlines, len(last))
+		}
+	})
+}
+
+// TestWarmUp fills a cache as init-hook images warm does.
+func TestWarmUp(t *testing.T) {
+	f := start(t)
+	large, empty, manifest := random(3*chunkSize+17), []byte{}, []byte(`{"schemaVersion":2}`)
+	byDigest := "/v2/team/app/manifests/" + digest.FromBytes(manifest).String()
+	f.add(large, blobPath(large))
+	f.add(empty, blobPath(empty))
+	f.add(manifest, byDigest)
+	missing := blobPath(random(17))
+	results := warm.Fill(t.Context(),
+		[]warm.Cache{{Pod: "c", Transport: f.as(t, pki.OrganizationPush).Transport, Host: f.Addr().String()}},
+		[]warm.Image{{Reference: "app:1", Paths: []string{byDigest, blobPath(large), blobPath(empty)}},
+			{Reference: "app:2", Paths: []string{missing}}}, quiet)
+	if len(results) != 2 || results[0].Outcome != warm.Filled || results[1].Outcome != warm.Failed ||
+		!strings.Contains(results[1].Message, "404") {
+		t.Errorf("%+v", results)
+	}
+	for path, data := range map[string][]byte{byDigest: manifest, blobPath(large): large, blobPath(empty): empty} {
+		f.get(t, path, data)
+		if n := f.count("GET", path); n != 1 {
+			t.Errorf("the registry sent %s %d times", path, n)
+		}
+	}
+}
+
 func TestWrongContentIsNotKept(t *testing.T) {
 	for _, size := range []int{100, 4*chunkSize + 5} {
 		f := start(t)

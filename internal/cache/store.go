@@ -426,8 +426,8 @@ func (r *reader) Read(p []byte) (int, error) {
 		if r.part, r.err = r.store.chunk(r.ctx, r.blob, i, r.buffer); r.err != nil {
 			return 0, r.err
 		}
-		r.before()
 		r.index = i
+		r.before()
 	}
 	n := copy(p, r.part[r.offset-int64(r.index)*chunkSize:])
 	r.offset += int64(n)

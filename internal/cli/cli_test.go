@@ -32,7 +32,8 @@ func TestVersionIsTheReleaseAlone(t *testing.T) {
 func TestEveryCommandHelpsWithAnExample(t *testing.T) {
 	for _, command := range [][]string{{"install"}, {"preflight"}, {"status"}, {"heal"},
 		{"support-bundle"}, {"prepare"}, {"finish"}, {"cleanup"},
-		{"images", "pull"}, {"images", "push"}, {"images", "copy"}, {"images", "list"}, {"images", "cache", "info"},
+		{"images", "pull"}, {"images", "push"}, {"images", "copy"}, {"images", "list"}, {"images", "warm"},
+		{"images", "cache", "info"},
 		{"images", "cache", "verify"}, {"images", "cache", "prune"}, {"certs", "show"}, {"certs", "ca"}, {"certs", "renew"},
 		{"certs", "rotate"}, {"credentials", "list"}, {"credentials", "rotate"}} {
 		code, out, _ := run(t, append(command, "--help")...)
@@ -159,7 +160,8 @@ func TestShellsCanComplete(t *testing.T) {
 		}
 	}
 	for _, command := range [][]string{{"install"}, {"preflight"}, {"status"}, {"images", "pull"}, {"images", "push"},
-		{"images", "copy"}, {"images", "list"}, {"images", "cache", "info"}, {"certs", "show"}, {"credentials", "list"},
+		{"images", "copy"}, {"images", "list"}, {"images", "warm"}, {"images", "cache", "info"}, {"certs", "show"},
+		{"credentials", "list"},
 		{"credentials", "rotate"}, {"support-bundle"}} {
 		_, out, _ := run(t, append(append([]string{"__complete"}, command...), "--output", "")...)
 		if !strings.HasPrefix(out, "text\njson\n") {

@@ -67,6 +67,7 @@ type registryAccess struct {
 	transport *http.Transport // for requests to the registry
 	access    release.PushAccess
 	address   string // that image references in pods begin with
+	mode      state.Mode
 }
 
 func (c *registryAccess) close() { c.transport.CloseIdleConnections() }
@@ -96,7 +97,7 @@ func (f *clusterFlags) connect(ctx context.Context) (*registryAccess, error) {
 	if err != nil {
 		return nil, err
 	}
-	access, address, err := f.readAccess(ctx, client)
+	access, desired, err := f.readAccess(ctx, client)
 	if err != nil {
 		return nil, err
 	}
@@ -105,7 +106,7 @@ func (f *clusterFlags) connect(ctx context.Context) (*registryAccess, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &registryAccess{config, client, registry, transport, access, address}, nil
+	return &registryAccess{config, client, registry, transport, access, desired.Address, desired.Mode}, nil
 }
 
 // presentCredential reads the push credential each time the registry requests one, so that
@@ -124,10 +125,9 @@ func (f *clusterFlags) presentCredential(client kubernetes.Interface, access rel
 	}
 }
 
-// readAccess reads certificate and credential for pushing, and the address that image
-// references begin with.
+// readAccess reads certificate and credential for pushing, and how nodes reach the registry.
 func (f *clusterFlags) readAccess(ctx context.Context, client kubernetes.Interface) (
-	release.PushAccess, string, error) {
+	release.PushAccess, state.Settings, error) {
 	read := func(suffix string) (*corev1.Secret, error) {
 		name := f.name + suffix
 		secret, err := client.CoreV1().Secrets(f.namespace).Get(ctx, name, metav1.GetOptions{})
@@ -142,23 +142,23 @@ func (f *clusterFlags) readAccess(ctx context.Context, client kubernetes.Interfa
 	}
 	saved, err := read(names.SuffixState)
 	if err != nil {
-		return release.PushAccess{}, "", err
+		return release.PushAccess{}, state.Settings{}, err
 	}
 	s, err := state.Decode(saved.Data[state.Key])
 	if err != nil {
-		return release.PushAccess{}, "", fmt.Errorf("Secret %s/%s: %w", f.namespace, saved.Name, err)
+		return release.PushAccess{}, state.Settings{}, fmt.Errorf("Secret %s/%s: %w", f.namespace, saved.Name, err)
 	}
 	if s.Desired.Mode == state.ModeExternal {
-		return release.PushAccess{}, "", fmt.Errorf("the cluster uses the external registry %s and has none of its own: "+
+		return release.PushAccess{}, state.Settings{}, fmt.Errorf("the cluster uses the external registry %s and has none of its own: "+
 			"select the external one with --to (and --prefix for a path in it) or --from", s.Desired.Address)
 	}
 	certificate, err := read(names.SuffixPushTLS)
 	if err != nil {
-		return release.PushAccess{}, "", err
+		return release.PushAccess{}, state.Settings{}, err
 	}
 	credentials, err := read(names.SuffixCredentials)
 	if err != nil {
-		return release.PushAccess{}, "", err
+		return release.PushAccess{}, state.Settings{}, err
 	}
-	return release.NewPushAccess(f.name, f.namespace, certificate, credentials), s.Desired.Address, nil
+	return release.NewPushAccess(f.name, f.namespace, certificate, credentials), s.Desired, nil
 }

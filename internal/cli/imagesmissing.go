@@ -329,14 +329,10 @@ func (s *imageSearch) report(needs []*workloads.Need, all bool) *missingReport {
 // search finds an image by the name under which nodes pull it from the registry.
 func (s *imageSearch) search(n images.Name) neededImage {
 	image := neededImage{Reference: n.String(), Lacks: []string{}}
-	path := n.Path
 	if !s.isOurs(n.Registry) {
-		path, image.Origin = s.prefix.Join(path), image.Reference
+		image.Origin = image.Reference
 	}
-	m := s.find(path, n.Tag, n.Digest)
-	if m == nil {
-		m = s.find(path, n.ZarfTag, n.Digest)
-	}
+	m, _ := s.locate(n)
 	switch {
 	case m == nil:
 	case m.Problem != "":
@@ -348,6 +344,21 @@ func (s *imageSearch) search(n images.Name) neededImage {
 		}
 	}
 	return image
+}
+
+// locate returns the manifest that a name leads to in the registry, nil if there is none, and its name there.
+func (s *imageSearch) locate(n images.Name) (*catalog.Manifest, images.Name) {
+	ours := images.Name{Registry: s.address, Path: n.Path, Digest: n.Digest, Tag: n.Tag}
+	if !s.isOurs(n.Registry) {
+		ours.Path = s.prefix.Join(n.Path)
+	}
+	m := s.find(ours.Path, n.Tag, n.Digest)
+	if m == nil {
+		if m = s.find(ours.Path, n.ZarfTag, n.Digest); m != nil {
+			ours.Tag = n.ZarfTag
+		}
+	}
+	return m, ours
 }
 
 // available returns the platforms of an image that are in the registry, which may lack manifests of an index.

@@ -30,7 +30,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 )
 
-// registryPort is the registry's port with mutual TLS, the same in every mode.
+// registryPort is the port with mutual TLS of the registry and of caches, the same in every mode.
 const registryPort = 5000
 
 const (
@@ -91,7 +91,23 @@ func (r *Registry) Transport(access release.PushAccess) (*http.Transport, error)
 	return &http.Transport{TLSClientConfig: config, DialContext: r.DialContext}, nil
 }
 
-// Host is the registry's HOST:PORT in requests.
+// CacheTransport returns an HTTP transport for one cache pod, through the API server, with the certificates of access,
+// whose ServerName is that of the caches' Service. It keeps up to idle unused connections.
+func (r *Registry) CacheTransport(access release.PushAccess, pod *corev1.Pod, idle int) (*http.Transport, error) {
+	config, err := tlsConfig(access)
+	if err != nil {
+		return nil, err
+	}
+	return &http.Transport{
+		TLSClientConfig: config,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return r.Forward(ctx, pod, registryPort)
+		},
+		MaxIdleConnsPerHost: idle,
+	}, nil
+}
+
+// Host is the HOST:PORT in requests to what access is for.
 func Host(access release.PushAccess) string {
 	return fmt.Sprintf("%s:%d", access.ServerName, registryPort)
 }

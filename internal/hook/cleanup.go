@@ -31,7 +31,8 @@ func (h *Hook) Cleanup(ctx context.Context) error {
 			r.verifier.DeletePods()
 			return "none remain", nil
 		}},
-		{Name: "delete test pods", Run: r.deleteTestPods, Why: "helm test keeps its pod for helm test --logs"},
+		{Name: "delete other pods", Run: r.deleteOtherPods,
+			Why: "helm test keeps its pods for helm test --logs, and images warm its own if it is killed"},
 		{Name: "delete the NodePort Service", Run: r.deleteService,
 			Why: "it owns the node port until the end, and Helm does not know it"},
 		{Name: "delete the proxies", Run: r.deleteProxies,
@@ -132,17 +133,21 @@ func (r *run) deleteProxies(ctx context.Context) (string, error) {
 	return r.DeleteDaemonSets(ctx, sets.Items)
 }
 
-func (r *run) deleteTestPods(ctx context.Context) (string, error) {
-	pods, err := r.Cluster.Pods.List(ctx, r.Selector(names.ComponentTest))
-	if err != nil {
-		return "", fmt.Errorf("listing the pods of helm test in namespace %s: %w", r.Settings.Namespace, err)
-	}
-	for _, pod := range pods.Items {
-		if err := r.DeletePod(ctx, &pod); err != nil {
-			return "", err
+func (r *run) deleteOtherPods(ctx context.Context) (string, error) {
+	deleted := 0
+	for _, component := range []string{names.ComponentTest, names.ComponentWarm} {
+		pods, err := r.Cluster.Pods.List(ctx, r.Selector(component))
+		if err != nil {
+			return "", fmt.Errorf("listing the %s pods in namespace %s: %w", component, r.Settings.Namespace, err)
 		}
+		for _, pod := range pods.Items {
+			if err := r.DeletePod(ctx, &pod); err != nil {
+				return "", err
+			}
+		}
+		deleted += len(pods.Items)
 	}
-	return fmt.Sprintf("deleted %d pods", len(pods.Items)), nil
+	return fmt.Sprintf("deleted %d pods", deleted), nil
 }
 
 func (r *run) deleteSecrets(ctx context.Context) (string, error) {

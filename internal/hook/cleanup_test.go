@@ -79,6 +79,7 @@ func TestCleanupDeletesOnlyObjectsOfTheRelease(t *testing.T) {
 			b.add(&corev1.Pod{ObjectMeta: meta("zarf-registry-test-pull", "test")})
 			b.add(&corev1.Pod{ObjectMeta: meta("zarf-registry-test-tls", "test")})
 			b.add(&corev1.Pod{ObjectMeta: otherRelease("other-test-tls", "test")})
+			b.add(&corev1.Pod{ObjectMeta: meta("zarf-registry-warm-killed", "warm")})
 			for range 2 { // the second run finds nothing to delete
 				if err := b.hook.Cleanup(t.Context()); err != nil {
 					t.Fatal(err)
@@ -86,8 +87,8 @@ func TestCleanupDeletesOnlyObjectsOfTheRelease(t *testing.T) {
 				b.checkClean("Secret foreign", "Secret zarf-registry-push-tls", "ConfigMap other-payload",
 					"Service other-nodeport", "DaemonSet other-proxy")
 				if b.get("pods", "zarf-registry-test-pull") != nil || b.get("pods", "zarf-registry-test-tls") != nil ||
-					b.get("pods", "other-test-tls") == nil {
-					t.Error("a helm test pod of this release remains, or one of another release was deleted")
+					b.get("pods", "zarf-registry-warm-killed") != nil || b.get("pods", "other-test-tls") == nil {
+					t.Error("a pod of helm test or images warm of this release remains, or one of another release was deleted")
 				}
 			}
 		})

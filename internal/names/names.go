@@ -93,6 +93,7 @@ const (
 	ComponentNodeRestore  = "node-restore"
 	ComponentHealer       = "healer"
 	ComponentTest         = "test"
+	ComponentWarm         = "warm"
 	ComponentHosting      = "local-registry-hosting"
 )
 

@@ -251,13 +251,13 @@ func (v *Verifier) failures(open map[string]string, image string, limit time.Dur
 			complaint = "its kubelet reported nothing within " + limit.String()
 		}
 		errs = append(errs, fmt.Errorf("node %s could not pull %s: %s; %s", open[pod], image, complaint,
-			advice(v.Settings.Mode, complaint)))
+			Advice(v.Settings.Mode, complaint)))
 	}
 	return errors.Join(errs...)
 }
 
-// advice returns what to do about a kubelet's complaint.
-func advice(mode state.Mode, complaint string) string {
+// Advice returns what to do about a kubelet's complaint about the pull of an image.
+func Advice(mode state.Mode, complaint string) string {
 	nodePort := mode == state.ModeNodePort
 	switch has := func(sign string) bool { return strings.Contains(complaint, sign) }; {
 	case has("gave HTTP response to HTTPS client") && nodePort:

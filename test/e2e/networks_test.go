@@ -74,6 +74,7 @@ var scenarios = map[string][]network{
 	"e2e-unattended":    {ipv4},
 	"e2e-upgrade":       {ipv4},
 	"e2e-volumes":       {ipv4},
+	"e2e-warm":          {ipv4},
 	"e2e-workstation":   {ipv4},
 	"e2e-zarf":          {ipv4},
 	"e2e-zarf-ipv6":     {ipv6},
