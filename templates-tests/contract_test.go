@@ -36,29 +36,8 @@ import (
 // trees returns the command tree of each program that the chart runs.
 var trees = map[string]func() *cobra.Command{
 	"registry":      registryroot.New,
-	"registry-node": nodeTree,
+	"registry-node": noderoot.New,
 	"init-hook":     func() *cobra.Command { return cli.New(io.Discard, io.Discard) },
-}
-
-// nodeTree returns the commands of registry-node, with those of caches.
-func nodeTree() *cobra.Command {
-	tree := noderoot.New()
-	proxy, _, err := tree.Find([]string{"proxy"})
-	if err != nil {
-		panic(err)
-	}
-	proxy.Flags().String("cache", "", "")
-	cache := &cobra.Command{Use: "cache", Args: cobra.NoArgs, Run: func(*cobra.Command, []string) {}}
-	for _, flag := range []string{
-		"listen", "registry", "tls-dir", "dir", "size", "metrics-listen", "log-level", "log-format", "program-version",
-	} {
-		cache.Flags().String(flag, "", "")
-	}
-	cache.Flags().Duration("stale-for", 0, "")
-	cache.Flags().Duration("drain-timeout", 0, "")
-	cache.Flags().Int("ready-fd", 0, "")
-	tree.AddCommand(cache)
-	return tree
 }
 
 // program returns the base name of the program that a container runs, injected or not.
@@ -172,7 +151,7 @@ func TestProxyAcceptsItsArguments(t *testing.T) {
 	}
 	for _, combination := range matrix(t) {
 		for _, d := range daemonSets(combination.output, "proxy") {
-			command, rest, err := nodeTree().Find(d.Spec.Template.Spec.Containers[0].Args)
+			command, rest, err := noderoot.New().Find(d.Spec.Template.Spec.Containers[0].Args)
 			if err != nil {
 				t.Fatal(err)
 			}
