@@ -18,10 +18,14 @@ var update = flag.Bool("update", false, "write the captured metrics of templates
 
 // testMetrics scrapes every pod and compares the names of metrics and labels with the captured
 // pages, which the tests of alerts, dashboard and docs/monitoring.md use. Pages are captured from
-// an exposed registry, which has more metrics.
+// an exposed registry with a cache, which have more metrics.
 func testMetrics(t *testing.T, w *world, exposed bool) {
 	w.testClusterOnly(t)
-	for component, port := range map[string]string{"registry": "5090", "proxy": "9102", "healer": "9103"} {
+	ports := map[string]string{"registry": "5090", "proxy": "9102", "healer": "9103"}
+	if exposed {
+		ports["cache"] = "9102"
+	}
+	for component, port := range ports {
 		file := filepath.Join("../../templates-tests/testdata/metrics", component+".txt")
 		pods := w.pods(t, component)
 		if len(pods) == 0 {
@@ -40,7 +44,7 @@ func testMetrics(t *testing.T, w *world, exposed bool) {
 			}
 			want, got := metricNames(string(captured)), metricNames(page)
 			for _, name := range slices.Sorted(maps.Keys(want)) {
-				if !got[name] && !arbitrary.MatchString(name) && (exposed || !strings.HasPrefix(name, "zarf_registry_exposed_")) {
+				if !got[name] && !arbitrary.MatchString(name) && (exposed || !ofMore.MatchString(name)) {
 					t.Errorf("%s lacks metric %s", p.Name, name)
 				}
 			}
@@ -56,6 +60,9 @@ func testMetrics(t *testing.T, w *world, exposed bool) {
 // arbitrary matches metrics that depend on past events or on the Go version: not every pod has
 // them.
 var arbitrary = regexp.MustCompile(`^(go_|process_|promhttp_|registry_|zarf_registry_(proxy_requests_total|http_))`)
+
+// ofMore matches metrics of an exposed registry, and of proxies with caches.
+var ofMore = regexp.MustCompile(`^zarf_registry_(exposed|proxy_cache)_`)
 
 // scrape returns a pod's metrics. It connects from the pod's node, which every NetworkPolicy
 // allows.

@@ -55,6 +55,7 @@ var scenarios = map[string][]network{
 
 	"e2e-argo":          {ipv4},
 	"e2e-certificates":  {ipv4},
+	"e2e-cache":         {ipv4},
 	"e2e-chart-testing": {ipv4},
 	"e2e-clients":       {ipv4},
 	"e2e-crio":          {ipv4},
