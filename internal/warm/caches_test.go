@@ -50,6 +50,11 @@ func (c *fakeCache) RoundTrip(r *http.Request) (*http.Response, error) {
 		http.Error(w, "no space", http.StatusServiceUnavailable)
 	case strings.HasSuffix(path, "/gone"):
 		http.Error(w, "blob unknown", http.StatusNotFound)
+	case strings.Contains(path, "/manifests/"):
+		if r.Header.Get("Range") != "" || r.Header.Get("Accept") == "" {
+			return nil, errors.New("a manifest is requested as a blob")
+		}
+		http.ServeContent(w, r, "", time.Time{}, strings.NewReader("{}"))
 	case strings.HasSuffix(path, "/ignores"):
 		r.Header.Del("Range")
 		fallthrough
@@ -92,7 +97,8 @@ func TestCachesAreFilled(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				path := "/v2/a/blobs/" + name
-				results, cache := fill(t, t.Context(), Image{"a:1", []string{"/v2/a/manifests/m", path}}, Image{"b:1", []string{"/v2/b"}})
+				results, cache := fill(t, t.Context(), Image{"a:1", []string{"/v2/a/manifests/m", path}},
+					Image{"b:1", []string{"/v2/b/blobs/b"}})
 				if len(results) != 2 || results[1].Outcome != Filled || results[1].Image != "b:1" {
 					t.Fatalf("%+v", results)
 				}
@@ -104,7 +110,7 @@ func TestCachesAreFilled(t *testing.T) {
 				if cache.requests[path] != c.requests {
 					t.Errorf("%d requests, want %d", cache.requests[path], c.requests)
 				}
-				if cache.received > 3 {
+				if cache.received > 4 { // a manifest, and a byte of each blob
 					t.Errorf("%d bytes were transferred", cache.received)
 				}
 			})

@@ -143,6 +143,7 @@ func TestWarm(t *testing.T) {
 		got.are(t, "n2", w.address+"/warm/port:1", warm.Pulled)
 	})
 	must(t, "helm uninstall deletes the pods of a run that was killed", func(t *testing.T) {
+		w.provoked = append(w.provoked, "/warm/killed:2") // nothing serves it any more
 		stop(t, "warm/killed:2", syscall.SIGKILL)
 		w.uninstall(t)
 	})
