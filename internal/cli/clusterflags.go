@@ -149,8 +149,8 @@ func (f *clusterFlags) readAccess(ctx context.Context, client kubernetes.Interfa
 		return release.PushAccess{}, state.Settings{}, fmt.Errorf("Secret %s/%s: %w", f.namespace, saved.Name, err)
 	}
 	if s.Desired.Mode == state.ModeExternal {
-		return release.PushAccess{}, state.Settings{}, fmt.Errorf("the cluster uses the external registry %s and has none of its own: "+
-			"select the external one with --to (and --prefix for a path in it) or --from", s.Desired.Address)
+		return release.PushAccess{}, state.Settings{}, fmt.Errorf("the cluster uses the external registry %s and has "+
+			"none of its own: select the external one with --to (and --prefix for a path in it) or --from", s.Desired.Address)
 	}
 	certificate, err := read(names.SuffixPushTLS)
 	if err != nil {

@@ -177,7 +177,8 @@ func (s *imageSearch) stored(wanted []images.Name) (found []*catalog.Manifest, r
 		m, ours := s.locate(n)
 		switch {
 		case m == nil:
-			errs = append(errs, fmt.Errorf("the registry does not have %s: init-hook images list --untagged lists what it has", ours))
+			errs = append(errs, fmt.Errorf("the registry does not have %s: init-hook images list --untagged lists what it has",
+				ours))
 		case m.Problem != "":
 			errs = append(errs, fmt.Errorf("%s cannot be read: %s: push it again", ours, m.Problem))
 		case !slices.Contains(references, ours.String()):
@@ -191,7 +192,9 @@ func (s *imageSearch) stored(wanted []images.Name) (found []*catalog.Manifest, r
 }
 
 // cachePods returns the caches that are ready. It refuses if nothing can be warmed.
-func (f *warmFlags) cachePods(ctx context.Context, client kubernetes.Interface, log *slog.Logger) ([]corev1.Pod, error) {
+func (f *warmFlags) cachePods(ctx context.Context, client kubernetes.Interface, log *slog.Logger) (
+	[]corev1.Pod, error,
+) {
 	list, err := client.CoreV1().Pods(f.cluster.namespace).List(ctx,
 		metav1.ListOptions{LabelSelector: names.Selector(f.cluster.release, names.ComponentCache)})
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -52,7 +53,8 @@ type Image struct {
 }
 
 // Fill makes each cache fetch the images, and returns once each holds them or failed, by cache and image. It
-// requests the last byte of each blob, which a cache sends when it has verified the whole. ctx bounds it.
+// requests manifests, and the last byte of each blob, which a cache sends when it has verified the whole. ctx
+// bounds it.
 func Fill(ctx context.Context, caches []Cache, images []Image, log *slog.Logger) []Result {
 	results := make([][]Result, len(caches))
 	var g errgroup.Group
@@ -76,9 +78,9 @@ func (c Cache) fill(ctx context.Context, images []Image, log *slog.Logger) []Res
 	for i, image := range images {
 		result, left := &results[i], len(image.Paths)
 		*result = Result{Name: c.Pod, Image: image.Reference, Outcome: Filled}
-		for _, path := range image.Paths {
+		for _, target := range image.Paths {
 			g.Go(func() error {
-				err := c.request(ctx, path)
+				err := c.request(ctx, target)
 				mu.Lock()
 				defer mu.Unlock()
 				if err != nil && result.Outcome == Filled {
@@ -109,29 +111,33 @@ func (c Cache) report(log *slog.Logger, r Result) {
 var errRefused = errors.New("refused")
 
 // request returns when the cache holds what a path names.
-func (c Cache) request(ctx context.Context, path string) error {
+func (c Cache) request(ctx context.Context, target string) error {
 	var err error
 	for try := range requestTries {
 		if try > 0 && release.Sleep(ctx, requestPause) != nil {
 			break
 		}
-		if err = c.requestOnce(ctx, path); err == nil || errors.Is(err, errRefused) {
+		if err = c.requestOnce(ctx, target); err == nil || errors.Is(err, errRefused) {
 			break
 		}
 	}
 	if err != nil {
-		err = fmt.Errorf("%s: %w", path, cmp.Or(context.Cause(ctx), err))
+		err = fmt.Errorf("%s: %w", target, cmp.Or(context.Cause(ctx), err))
 	}
 	return err
 }
 
-func (c Cache) requestOnce(ctx context.Context, path string) error {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+c.Host+path, nil)
+func (c Cache) requestOnce(ctx context.Context, target string) error {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+c.Host+target, nil)
 	if err != nil {
 		return err
 	}
-	r.Header.Set("Accept", oci.Accept)
-	r.Header.Set("Range", "bytes=-1")
+	manifest := path.Base(path.Dir(target)) == "manifests"
+	if manifest {
+		r.Header.Set("Accept", oci.Accept)
+	} else {
+		r.Header.Set("Range", "bytes=-1")
+	}
 	response, err := c.Transport.RoundTrip(r)
 	if err != nil {
 		return err
@@ -139,7 +145,8 @@ func (c Cache) requestOnce(ctx context.Context, path string) error {
 	defer response.Body.Close()
 	switch {
 	case response.StatusCode == http.StatusPartialContent,
-		response.StatusCode == http.StatusOK && response.ContentLength == 0: // an empty blob has no last byte
+		// Registries send manifests whole, and an empty blob has no last byte.
+		response.StatusCode == http.StatusOK && (manifest || response.ContentLength == 0):
 		_, err = io.Copy(io.Discard, response.Body)
 		return err
 	case response.StatusCode == http.StatusOK:

@@ -56,6 +56,8 @@ type Puller struct {
 	// Limit is how long a pod may exist, should this program be killed.
 	Limit time.Duration
 	Log   *slog.Logger
+
+	blind bool // events cannot be listed, which was logged
 }
 
 // attempt is a node's pod.
@@ -144,10 +146,13 @@ func (p *Puller) look(ctx context.Context, open map[string]*attempt) {
 	var reported map[containerKey]*report
 	if needed {
 		events, err := p.Events.List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind=Pod"})
-		if err != nil {
-			p.Log.Debug("cannot list events", "error", err)
-		} else {
+		switch {
+		case err == nil:
 			reported = reports(events.Items)
+		case !p.blind && ctx.Err() == nil:
+			p.blind = true
+			p.Log.Warn("cannot list events: which images were there already is unknown, and failed pulls are retried until "+
+				"the time is over", "error", err)
 		}
 	}
 	for name, a := range open {

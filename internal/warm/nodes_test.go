@@ -1,6 +1,7 @@
 package warm
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -254,6 +255,26 @@ func TestImagesOfAPodAreJudgedByThemselves(t *testing.T) {
 			t.Errorf("%+v", results)
 		}
 	})
+}
+
+func TestWithoutEventsNodesPull(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &fakeCluster{}
+		p := newPuller(c)
+		var logged bytes.Buffer
+		p.Events, p.Log = noEvents{}, slog.New(slog.NewTextHandler(&logged, nil))
+		results := p.Pull(t.Context(), []corev1.Node{node("has it"), node("containerd")})
+		if len(results) != 2 || results[0].Outcome != Pulled || results[1].Outcome != Pulled ||
+			strings.Count(logged.String(), "cannot list events") != 1 {
+			t.Errorf("%+v, log %s", results, &logged)
+		}
+	})
+}
+
+type noEvents struct{}
+
+func (noEvents) List(context.Context, metav1.ListOptions) (*corev1.EventList, error) {
+	return nil, errors.New("forbidden")
 }
 
 func TestPodsMayDoNothing(t *testing.T) {

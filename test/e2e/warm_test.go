@@ -3,7 +3,6 @@ package e2e
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -108,27 +107,31 @@ func TestWarm(t *testing.T) {
 		}
 		w.noWarmPods(t)
 	})
-	must(t, "pods of runs that are stopped go", func(t *testing.T) {
-		for _, signal := range []syscall.Signal{syscall.SIGINT, syscall.SIGKILL} {
-			image := fmt.Sprintf("warm/stopped-%d:1", signal)
-			w.push(t, w.makeArchive(t, "example.com/"+image, 4<<20))
-			cmd := w.command(t, w.hook, "images", "warm", image, "--all-nodes")
-			var said bytes.Buffer
-			cmd.Stdout, cmd.Stderr = &said, &said
-			w.stopOnce(t, cmd, "pods", func() bool { return len(w.warmPods(t)) == 2 })
-			if err := errors.Join(cmd.Process.Signal(signal), cmd.Process.Signal(syscall.SIGCONT)); err != nil {
-				t.Fatal(err)
-			}
-			t.Logf("stopped by %s: %v\n%s", signal, cmd.Wait(), &said)
-			left := len(w.warmPods(t))
-			if signal == syscall.SIGKILL {
-				if left != 2 {
-					t.Errorf("%d pods are left, want 2: nothing is checked", left)
-				}
-				w.warm(t, 0, "team/shop:2", "--all-nodes")
-			}
-			w.noWarmPods(t)
+	// stop stops a run with a signal while it has pods, and returns how many it leaves.
+	stop := func(t *testing.T, image string, signal syscall.Signal) int {
+		t.Helper()
+		w.push(t, w.makeArchive(t, "example.com/"+image, 4<<20))
+		cmd := w.command(t, w.hook, "images", "warm", image, "--all-nodes")
+		var said bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &said, &said
+		w.stopOnce(t, cmd, "pods", func() bool { return len(w.warmPods(t)) == 2 })
+		if err := errors.Join(cmd.Process.Signal(signal), cmd.Process.Signal(syscall.SIGCONT)); err != nil {
+			t.Fatal(err)
 		}
+		t.Logf("stopped by %s: %v\n%s", signal, cmd.Wait(), &said)
+		return len(w.warmPods(t))
+	}
+	must(t, "a run that is interrupted deletes its pods", func(t *testing.T) {
+		if left := stop(t, "warm/interrupted:1", syscall.SIGINT); left != 0 {
+			t.Errorf("%d pods are left", left)
+		}
+	})
+	must(t, "the next run deletes the pods of one that was killed", func(t *testing.T) {
+		if left := stop(t, "warm/killed:1", syscall.SIGKILL); left != 2 {
+			t.Errorf("%d pods are left, want 2: nothing is checked", left)
+		}
+		w.warm(t, 0, "team/shop:2", "--all-nodes")
+		w.noWarmPods(t)
 	})
 	must(t, "nodes pull from the node port", func(t *testing.T) {
 		w.helmChart(t, "upgrade", nodePortMode)
@@ -139,7 +142,11 @@ func TestWarm(t *testing.T) {
 		got.are(t, "n1", w.address+"/warm/port:1", warm.Pulled)
 		got.are(t, "n2", w.address+"/warm/port:1", warm.Pulled)
 	})
-	must(t, "helm uninstall leaves only the volume", w.uninstall)
+	must(t, "helm uninstall deletes the pods of a run that was killed", func(t *testing.T) {
+		w.provoked = append(w.provoked, "/warm/killed:2") // nothing serves it any more
+		stop(t, "warm/killed:2", syscall.SIGKILL)
+		w.uninstall(t)
+	})
 }
 
 // warmed is what images warm prints.
