@@ -38,12 +38,14 @@ type options struct {
 	layers         int
 	rate           int64 // of a link in bits per second; 0: not limited
 	cases          *regexp.Regexp
+	logs           string // file for the logs of caches and proxies
 }
 
 func parse(args []string) (o options, err error) {
 	flags := flag.NewFlagSet("herd", flag.ContinueOnError)
 	o.Register(flags)
-	flags.StringVar(&o.dir, "dir", "", "directory for up to 1 GB of temporary files (default: in memory)")
+	flags.StringVar(&o.dir, "dir", memoryDir, "directory for up to 1 GB of temporary files; the default is in memory, and ends with the "+
+		"benchmark")
 	flags.StringVar(&o.registry, "registry", "bin/registry", "path of the project's registry")
 	flags.StringVar(&o.node, "registry-node", "bin/registry-node", "path of registry-node")
 	flags.IntVar(&o.nodes, "nodes", 50, "number of nodes, at most 250")
@@ -51,6 +53,7 @@ func parse(args []string) (o options, err error) {
 	flags.IntVar(&o.layers, "layers", 4, "number of its layers")
 	mbit := flags.Int64("rate", 400, "what the registry and each cache may send, in Mbit/s; 0: not limited")
 	run := flags.String("run", "", "regular expression that selects cases (default: all)")
+	flags.StringVar(&o.logs, "logs", "", "file to append the logs of caches and proxies to (default: none)")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}

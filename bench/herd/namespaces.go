@@ -50,7 +50,10 @@ func enter(ctx context.Context, args []string) error {
 // netnsDir is where ip-netns(8) keeps named network namespaces.
 const netnsDir = "/run/netns"
 
-// isolate prepares the mounts of the new namespaces. /run holds the lock of iptables besides named namespaces.
+// memoryDir is a file system in memory that ends with the namespaces.
+const memoryDir = "/run"
+
+// isolate prepares the mounts of the new namespaces. /run also holds the lock of iptables, so nobody else waits for it.
 func isolate() error {
 	for _, m := range []struct {
 		system, on string
@@ -58,8 +61,7 @@ func isolate() error {
 	}{
 		{"", "/", unix.MS_REC | unix.MS_PRIVATE}, // mounts stay inside
 		{"proc", "/proc", 0},
-		{"tmpfs", "/run", 0},
-		{"tmpfs", "/dev/shm", 0},
+		{"tmpfs", memoryDir, 0},
 	} {
 		if err := unix.Mount(m.system, m.on, m.system, m.flags, ""); err != nil {
 			return fmt.Errorf("mounting %s on %s: %w", m.system, m.on, err)

@@ -8,7 +8,7 @@ import (
 // nginxConfig returns the configuration of nginx as a cache: what a digest names is fetched once and kept, everything
 // else is requested from the registry. /readyz is for the benchmark.
 func (s *stage) nginxConfig(dir string) string {
-	return strings.NewReplacer("DIR", dir, "TLS", s.path("cache-tls"), "NAME", registryName,
+	return strings.NewReplacer("DIR", dir, "CERTS", s.path("cache-tls"), "NAME", registryName,
 		"REGISTRY", fmt.Sprintf("%s:%d", registryService, port), "LISTEN", fmt.Sprint(port),
 		"METRICS", fmt.Sprint(metricsPort)).Replace(nginxConfig)
 }
@@ -43,17 +43,17 @@ http {
     server {
         listen LISTEN ssl;
         ssl_protocols TLSv1.3;
-        ssl_certificate TLS/tls.crt;
-        ssl_certificate_key TLS/tls.key;
-        ssl_client_certificate TLS/ca.crt;
+        ssl_certificate CERTS/tls.crt;
+        ssl_certificate_key CERTS/tls.key;
+        ssl_client_certificate CERTS/ca.crt;
         ssl_verify_client on;
         proxy_http_version 1.1;
         proxy_set_header Connection "";
         proxy_set_header Host NAME;
         proxy_ssl_protocols TLSv1.3;
-        proxy_ssl_certificate TLS/tls.crt;
-        proxy_ssl_certificate_key TLS/tls.key;
-        proxy_ssl_trusted_certificate TLS/ca.crt;
+        proxy_ssl_certificate CERTS/tls.crt;
+        proxy_ssl_certificate_key CERTS/tls.key;
+        proxy_ssl_trusted_certificate CERTS/ca.crt;
         proxy_ssl_verify on;
         proxy_ssl_server_name on;
         proxy_ssl_name NAME;

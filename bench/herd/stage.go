@@ -171,8 +171,8 @@ func (s *stage) ready(ctx context.Context, m member) error {
 		if err == nil {
 			return nil
 		}
-		if time.Now().After(deadline) || ctx.Err() != nil {
-			return fmt.Errorf("%s is not ready: %w%s", m.name, err, s.unexpected())
+		if s.unexpected() != "" || time.Now().After(deadline) || ctx.Err() != nil {
+			return fmt.Errorf("%s is not ready: %w", m.name, err)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
@@ -262,6 +262,7 @@ func (s *stage) stop() (err error) {
 		err = errors.Join(err, s.registry.Stop())
 	}
 	http.DefaultClient.CloseIdleConnections()
+	err = errors.Join(err, s.writeLogs())
 	for _, dir := range s.mounts {
 		err = errors.Join(err, unix.Unmount(dir, 0))
 	}
@@ -269,4 +270,21 @@ func (s *stage) stop() (err error) {
 		err = errors.Join(err, os.RemoveAll(s.path(m.name)))
 	}
 	return err
+}
+
+// writeLogs appends what caches and proxies have logged to the file of -logs. They have ended.
+func (s *stage) writeLogs() error {
+	if s.logs == "" {
+		return nil
+	}
+	f, err := os.OpenFile(s.logs, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	for kind, all := range map[string][]*registries.Process{"cache": s.cached, "proxy": s.proxies} {
+		for n, p := range all {
+			fmt.Fprintf(f, "# %s: %s %d\n%s", s.Name, kind, n+1, p.Output())
+		}
+	}
+	return f.Close()
 }
