@@ -51,7 +51,7 @@ func parse(args []string) (o options, err error) {
 	flags.IntVar(&o.nodes, "nodes", 50, "number of nodes, at most 250")
 	flags.Int64Var(&o.imageBytes, "image", 64e6, "size of the image in bytes")
 	flags.IntVar(&o.layers, "layers", 4, "number of its layers")
-	mbit := flags.Int64("rate", 400, "what the registry and each cache may send, in Mbit/s; 0: not limited")
+	mbit := flags.Int64("rate", 250, "what the registry and each cache may send, in Mbit/s; 0: not limited")
 	run := flags.String("run", "", "regular expression that selects cases (default: all)")
 	flags.StringVar(&o.logs, "logs", "", "file to append the logs of caches and proxies to (default: none)")
 	if err := flags.Parse(args); err != nil {

@@ -142,9 +142,10 @@ func (m member) limit(ctx context.Context, rate int64) error {
 	if rate == 0 {
 		return nil
 	}
-	// The burst holds the largest packet before segmentation, and the queue those of all connections.
+	// The burst holds the largest packet before segmentation. Longer queues starve some connections: the kernel lets a
+	// slow one have only a few packets in them.
 	return execute(ctx, "", "tc", "-netns", m.name, "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate",
-		fmt.Sprintf("%dbit", rate), "burst", "256kb", "limit", "16mb")
+		fmt.Sprintf("%dbit", rate), "burst", "256kb", "latency", "30ms")
 }
 
 // route writes rules like kube-proxy's for the Services of the registry and of caches: each new connection gets an
