@@ -2,6 +2,8 @@ package proxy
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"io"
 	"net/http"
 	"net/netip"
@@ -192,18 +194,78 @@ func TestRegistryAwayWithCaches(t *testing.T) {
 	}
 }
 
-func TestPace(t *testing.T) {
-	var p pace
-	for range 9 {
-		if p.slow(slowBody/10, slowInterval/10) {
-			t.Fatal("slow too early")
+// A body that takes long comes from one cache after the other. If two are too slow, the rest comes from the registry.
+func TestTurns(t *testing.T) {
+	blob := newBlob(5_000_000)
+	busy := func(w http.ResponseWriter, r *http.Request) { store{blob}.ServeHTTP(slowWriter{w}, r) }
+	trickle := func(w http.ResponseWriter, r *http.Request) {
+		blob.setHeader(w)
+		http.ServeContent(trickling{w, r.Context()}, r, "", time.Time{}, bytes.NewReader(blob.data))
+	}
+	for name, tt := range map[string]struct {
+		cache                    http.HandlerFunc
+		turn                     time.Duration
+		atLeast, direct, resumed int64
+	}{
+		"busy caches": {busy, 5 * time.Millisecond, 3, 0, 0},
+		"slow caches": {trickle, 100 * time.Millisecond, 2, 1, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cached, direct := &counting{Handler: tt.cache}, &counting{Handler: store{blob}}
+			f, _ := startWithCache(t, direct, cached, func(p *Proxy) { p.cacheLimits.turn = tt.turn })
+			f.pull(t, blob)
+			if n := cached.requests.Load(); n < tt.atLeast {
+				t.Errorf("%d requests to caches", n)
+			}
+			if n := direct.requests.Load(); n != tt.direct {
+				t.Errorf("%d requests to the registry, want %d", n, tt.direct)
+			}
+			if n := f.proxy.metrics.resumes.Get(); n != uint64(tt.resumed) {
+				t.Errorf("%d resumes, want %d", n, tt.resumed)
+			}
+		})
+	}
+}
+
+// trickling sends a few bytes at a time.
+type trickling struct {
+	http.ResponseWriter
+	ctx context.Context
+}
+
+func (c trickling) Write(p []byte) (n int, err error) {
+	for n < len(p) && err == nil {
+		var m int
+		m, err = c.ResponseWriter.Write(p[n:min(n+10, len(p))])
+		n += m
+		if err == nil {
+			err = http.NewResponseController(c.ResponseWriter).Flush()
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-c.ctx.Done():
+			err = c.ctx.Err()
 		}
 	}
-	if p.slow(slowBody/10, slowInterval/10) {
-		t.Error("exactly fast enough counts as slow")
+	return n, err
+}
+
+func TestPace(t *testing.T) {
+	const turn = 10 * time.Second
+	var p pace
+	for range 9 {
+		if err := p.add(slowBody, turn/10, turn); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if p.slow(0, slowInterval/2) || !p.slow(slowBody/2, slowInterval/2) {
-		t.Error("half of the bytes is not slow")
+	if err := p.add(slowBody, turn/10, turn); !errors.Is(err, errTurn) {
+		t.Errorf("exactly fast enough: %v", err)
+	}
+	if p != (pace{}) {
+		t.Errorf("not reset: %+v", p)
+	}
+	if err := p.add(10*slowBody-1, turn, turn); !errors.Is(err, errSlow) {
+		t.Errorf("too slow: %v", err)
 	}
 	if p != (pace{}) {
 		t.Errorf("not reset: %+v", p)

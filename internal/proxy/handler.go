@@ -139,12 +139,14 @@ func (p *Proxy) refuse(w http.ResponseWriter, status int, code, message string) 
 // errPaused: see slots.
 var errPaused = errors.New("another request took its connection while the client did not read")
 
-// stream copies the body to the client. It resumes the body when it breaks off, and when another request
-// took its connection.
+// stream copies the body to the client. It resumes the body when it breaks off, when another request took
+// its connection, and when it is another cache's turn.
 func (p *Proxy) stream(w http.ResponseWriter, request *request, resp *response) (sent int64, err error) {
 	ctx := request.Context()
 	client, _ := ctx.Value(clientKey{}).(*clientConn)
 	whole := &interruptedBody{first: resp.Response}
+	_, err = resumable(resp.Response)
+	movable := err == nil
 	var speed pace
 	var skip int64 // bytes the client already has of a body that restarted from its beginning
 	var fast int64 // bytes the client has taken without delay
@@ -152,8 +154,8 @@ func (p *Proxy) stream(w http.ResponseWriter, request *request, resp *response) 
 		buffer := p.buffers.get(resp.ContentLength, fast >= fastAfter)
 		began := time.Now()
 		n, cause := resp.fill(*buffer)
-		if cause == nil && resp.upstream == p.cache && speed.slow(n, time.Since(began)) {
-			cause = errSlow
+		if cause == nil && resp.upstream == p.cache && movable {
+			cause = speed.add(n, time.Since(began), resp.upstream.limits.turn)
 		}
 		part := (*buffer)[:n]
 		if skip > 0 {
@@ -197,18 +199,26 @@ func (p *Proxy) stream(w http.ResponseWriter, request *request, resp *response) 
 		case cause == nil:
 			continue
 		}
-		if resp.upstream == p.cache && !paused {
-			whole.brokeAtCache(cause)
-			speed = pace{}
+		if resp.upstream == p.cache && !planned(cause) {
+			whole.brokeAtCache()
 		}
+		speed = pace{}
 		if resp, skip, err = p.resume(request, whole, sent, cause); err != nil {
 			return sent, err
 		}
 	}
 }
 
-// errSlow: a cache that is too slow may be overloaded, or its disk may be failing.
-var errSlow = errors.New("the cache is too slow")
+var (
+	// errTurn: if bodies stayed where their connections were made at random, some caches would be done while
+	// others are busy, and a node that chose a busy one would be the last.
+	errTurn = errors.New("it is another cache's turn")
+	// errSlow: a cache that is too slow may be overloaded, or its disk may be failing.
+	errSlow = errors.New("the cache is too slow")
+)
+
+// planned reports whether a body was interrupted without a failure.
+func planned(cause error) bool { return errors.Is(cause, errPaused) || errors.Is(cause, errTurn) }
 
 // pace measures how fast a cache delivers a body.
 type pace struct {
@@ -216,15 +226,18 @@ type pace struct {
 	waited time.Duration
 }
 
-// slow adds n bytes for which the proxy has waited.
-func (p *pace) slow(n int, waited time.Duration) bool {
+// add adds n bytes for which the proxy has waited. After each turn of waiting, it returns errTurn or errSlow.
+func (p *pace) add(n int, waited, turn time.Duration) error {
 	p.bytes, p.waited = p.bytes+int64(n), p.waited+waited
-	if p.waited < slowInterval {
-		return false
+	if p.waited < turn {
+		return nil
 	}
-	slow := p.bytes < slowBody
+	bytes := p.bytes
 	*p = pace{}
-	return slow
+	if float64(bytes) < slowBody*turn.Seconds() {
+		return errSlow
+	}
+	return errTurn
 }
 
 func send(w http.ResponseWriter, part []byte, flush bool) (written int, err error) {

@@ -42,6 +42,15 @@ func validatorsFrom(r *http.Response) validators {
 	return v
 }
 
+// resumable returns the bytes of the blob that a response carries. It fails if its body cannot be resumed.
+func resumable(r *http.Response) (httprange.ContentRange, error) {
+	whole, err := contentRangeOf(r)
+	if err == nil && validatorsFrom(r) == (validators{}) {
+		err = errors.New("the response has neither a strong ETag nor a digest")
+	}
+	return whole, err
+}
+
 // interruptedBody is a body that broke off at least once.
 type interruptedBody struct {
 	first  *http.Response
@@ -52,10 +61,10 @@ type interruptedBody struct {
 }
 
 // brokeAtCache notes that a cache did not deliver all. The cache may have been killed, or may have dropped
-// corrupt content, so that the next request to caches succeeds. It is made once.
-func (b *interruptedBody) brokeAtCache(cause error) {
+// corrupt content, and another one may be faster, so that the next request to caches succeeds. It is made once.
+func (b *interruptedBody) brokeAtCache() {
 	b.cached++
-	b.direct = b.cached > 1 || errors.Is(cause, errSlow)
+	b.direct = b.cached > 1
 }
 
 // resume continues a body that broke off after sent bytes. It returns the response whose body
@@ -69,11 +78,11 @@ func (p *Proxy) resume(
 	if ctx.Err() != nil {
 		return nil, 0, ctx.Err()
 	}
-	paused := errors.Is(cause, errPaused)
+	planned := planned(cause)
 	body.first.Body = http.NoBody // keeps nothing of the connection
 	defer func() {
 		switch {
-		case err == nil && !paused:
+		case err == nil && !planned:
 			p.metrics.resumes.Inc()
 		case err == nil:
 		case ctx.Err() == nil:
@@ -81,19 +90,16 @@ func (p *Proxy) resume(
 			err = fmt.Errorf("body broke off after %d bytes (%w) and cannot be resumed: %w", sent, cause, err)
 		}
 	}()
-	whole, err := contentRangeOf(body.first)
+	whole, err := resumable(body.first)
 	if err != nil {
 		return nil, 0, err
 	}
 	want := validatorsFrom(body.first)
-	if want == (validators{}) {
-		return nil, 0, errors.New("the response has neither a strong ETag nor a digest")
-	}
 	rest := httprange.ContentRange{Start: whole.Start + sent, End: whole.End, Size: whole.Size}
-	if !paused {
+	if !planned {
 		p.log.Warn("body broke off, resuming it", "path", request.URL.Path, "bytes", sent, "error", cause)
 	}
-	if paused || body.budget == nil || sent-body.sent >= progressSize {
+	if planned || body.budget == nil || sent-body.sent >= progressSize {
 		body.budget = p.newRetryBudget()
 	} else if err := body.budget.wait(ctx, cause); err != nil {
 		return nil, 0, err
