@@ -194,10 +194,11 @@ func TestRegistryAwayWithCaches(t *testing.T) {
 	}
 }
 
-// A body that takes long comes from one cache after the other. If two are too slow, the rest comes from the registry.
+// A body that takes long comes from one cache after the other, if they have it. If two are too slow, the rest comes from the registry.
 func TestTurns(t *testing.T) {
 	blob := newBlob(5_000_000)
 	busy := func(w http.ResponseWriter, r *http.Request) { store{blob}.ServeHTTP(slowWriter{w}, r) }
+	failing := func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "full", http.StatusServiceUnavailable) }
 	trickle := func(w http.ResponseWriter, r *http.Request) {
 		blob.setHeader(w)
 		http.ServeContent(trickling{w, r.Context()}, r, "", time.Time{}, bytes.NewReader(blob.data))
@@ -208,6 +209,7 @@ func TestTurns(t *testing.T) {
 		atLeast, direct, resumed int64
 	}{
 		"busy caches": {busy, 5 * time.Millisecond, 3, 0, 0},
+		"others fail": {firstThen(busy, failing).ServeHTTP, 5 * time.Millisecond, 2, 0, 0},
 		"slow caches": {trickle, 100 * time.Millisecond, 2, 1, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -254,18 +256,18 @@ func TestPace(t *testing.T) {
 	const turn = 10 * time.Second
 	var p pace
 	for range 9 {
-		if err := p.add(slowBody, turn/10, turn); err != nil {
-			t.Fatal(err)
+		if ends, err := p.add(slowBody, turn/10, turn); ends || err != nil {
+			t.Fatal(ends, err)
 		}
 	}
-	if err := p.add(slowBody, turn/10, turn); !errors.Is(err, errTurn) {
-		t.Errorf("exactly fast enough: %v", err)
+	if ends, err := p.add(slowBody, turn/10, turn); !ends || err != nil {
+		t.Errorf("exactly fast enough: %v, %v", ends, err)
 	}
 	if p != (pace{}) {
 		t.Errorf("not reset: %+v", p)
 	}
-	if err := p.add(10*slowBody-1, turn, turn); !errors.Is(err, errSlow) {
-		t.Errorf("too slow: %v", err)
+	if ends, err := p.add(10*slowBody-1, turn, turn); ends || !errors.Is(err, errSlow) {
+		t.Errorf("too slow: %v, %v", ends, err)
 	}
 	if p != (pace{}) {
 		t.Errorf("not reset: %+v", p)

@@ -144,9 +144,7 @@ var errPaused = errors.New("another request took its connection while the client
 func (p *Proxy) stream(w http.ResponseWriter, request *request, resp *response) (sent int64, err error) {
 	ctx := request.Context()
 	client, _ := ctx.Value(clientKey{}).(*clientConn)
-	whole := &interruptedBody{first: resp.Response}
-	_, err = resumable(resp.Response)
-	movable := err == nil
+	whole := newInterruptedBody(resp.Response)
 	var speed pace
 	var skip int64 // bytes the client already has of a body that restarted from its beginning
 	var fast int64 // bytes the client has taken without delay
@@ -154,8 +152,9 @@ func (p *Proxy) stream(w http.ResponseWriter, request *request, resp *response) 
 		buffer := p.buffers.get(resp.ContentLength, fast >= fastAfter)
 		began := time.Now()
 		n, cause := resp.fill(*buffer)
-		if cause == nil && resp.upstream == p.cache && movable {
-			cause = speed.add(n, time.Since(began), resp.upstream.limits.turn)
+		turn := false
+		if cause == nil && resp.upstream == p.cache && whole.unresumable == nil {
+			turn, cause = speed.add(n, time.Since(began), resp.upstream.limits.turn)
 		}
 		part := (*buffer)[:n]
 		if skip > 0 {
@@ -196,48 +195,45 @@ func (p *Proxy) stream(w http.ResponseWriter, request *request, resp *response) 
 			return sent, nil
 		case paused:
 			cause = errPaused
+		case turn:
+			if resp, skip, cause = p.takeTurn(request, whole, sent, resp, skip); cause == nil {
+				continue
+			}
 		case cause == nil:
 			continue
-		}
-		if resp.upstream == p.cache && !planned(cause) {
+		case resp.upstream == p.cache:
 			whole.brokeAtCache()
+			speed = pace{}
 		}
-		speed = pace{}
 		if resp, skip, err = p.resume(request, whole, sent, cause); err != nil {
 			return sent, err
 		}
 	}
 }
 
-var (
-	// errTurn: if bodies stayed where their connections were made at random, some caches would be done while
-	// others are busy, and a node that chose a busy one would be the last.
-	errTurn = errors.New("it is another cache's turn")
-	// errSlow: a cache that is too slow may be overloaded, or its disk may be failing.
-	errSlow = errors.New("the cache is too slow")
-)
+// errSlow: a cache that is too slow may be overloaded, or its disk may be failing.
+var errSlow = errors.New("the cache is too slow")
 
-// planned reports whether a body was interrupted without a failure.
-func planned(cause error) bool { return errors.Is(cause, errPaused) || errors.Is(cause, errTurn) }
-
-// pace measures how fast a cache delivers a body.
+// pace measures how fast caches deliver a body, and when it is another one's turn. If bodies stayed where their
+// connections were made, at random, some caches would be done while others are busy, and the nodes there would be the
+// last.
 type pace struct {
 	bytes  int64
 	waited time.Duration
 }
 
-// add adds n bytes for which the proxy has waited. After each turn of waiting, it returns errTurn or errSlow.
-func (p *pace) add(n int, waited, turn time.Duration) error {
+// add adds n bytes for which the proxy has waited. Each turn ends with true, or with errSlow.
+func (p *pace) add(n int, waited, turn time.Duration) (bool, error) {
 	p.bytes, p.waited = p.bytes+int64(n), p.waited+waited
 	if p.waited < turn {
-		return nil
+		return false, nil
 	}
 	bytes := p.bytes
 	*p = pace{}
 	if float64(bytes) < slowBody*turn.Seconds() {
-		return errSlow
+		return false, errSlow
 	}
-	return errTurn
+	return true, nil
 }
 
 func send(w http.ResponseWriter, part []byte, flush bool) (written int, err error) {

@@ -42,22 +42,42 @@ func validatorsFrom(r *http.Response) validators {
 	return v
 }
 
-// resumable returns the bytes of the blob that a response carries. It fails if its body cannot be resumed.
-func resumable(r *http.Response) (httprange.ContentRange, error) {
-	whole, err := contentRangeOf(r)
-	if err == nil && validatorsFrom(r) == (validators{}) {
-		err = errors.New("the response has neither a strong ETag nor a digest")
-	}
-	return whole, err
+// interruptedBody is a body that may break off.
+type interruptedBody struct {
+	whole       httprange.ContentRange // what the client gets
+	want        validators
+	unresumable error // why nothing else continues it
+	sent        int64 // bytes sent when it last broke off
+	budget      *retryBudget
+	cached      int  // how many times it broke off at a cache
+	direct      bool // the rest comes from the registry
 }
 
-// interruptedBody is a body that broke off at least once.
-type interruptedBody struct {
-	first  *http.Response
-	sent   int64 // bytes sent when it last broke off
-	budget *retryBudget
-	cached int  // how many times it broke off at a cache
-	direct bool // the rest comes from the registry
+func newInterruptedBody(first *http.Response) *interruptedBody {
+	b := &interruptedBody{want: validatorsFrom(first)}
+	b.whole, b.unresumable = contentRangeOf(first)
+	if b.unresumable == nil && b.want == (validators{}) {
+		b.unresumable = errors.New("the response has neither a strong ETag nor a digest")
+	}
+	return b
+}
+
+// continuation returns the request for what follows sent bytes, and what judges the response.
+func (b *interruptedBody) continuation(ctx context.Context, r *request, sent int64) (
+	*request, func(*http.Response) (verdict, error),
+) {
+	rest := httprange.ContentRange{Start: b.whole.Start + sent, End: b.whole.End, Size: b.whole.Size}
+	return continuation(ctx, r, rest, b.want.etag), func(r *http.Response) (verdict, error) {
+		return judgeContinuation(r, rest, b.want)
+	}
+}
+
+// skip returns how many bytes of the response to a continuation the client already has.
+func (b *interruptedBody) skip(r *http.Response, sent int64) int64 {
+	if r.StatusCode == http.StatusOK {
+		return b.whole.Start + sent
+	}
+	return 0
 }
 
 // brokeAtCache notes that a cache did not deliver all. The cache may have been killed, or may have dropped
@@ -78,11 +98,10 @@ func (p *Proxy) resume(
 	if ctx.Err() != nil {
 		return nil, 0, ctx.Err()
 	}
-	planned := planned(cause)
-	body.first.Body = http.NoBody // keeps nothing of the connection
+	paused := errors.Is(cause, errPaused)
 	defer func() {
 		switch {
-		case err == nil && !planned:
+		case err == nil && !paused:
 			p.metrics.resumes.Inc()
 		case err == nil:
 		case ctx.Err() == nil:
@@ -90,32 +109,43 @@ func (p *Proxy) resume(
 			err = fmt.Errorf("body broke off after %d bytes (%w) and cannot be resumed: %w", sent, cause, err)
 		}
 	}()
-	whole, err := resumable(body.first)
-	if err != nil {
-		return nil, 0, err
+	if body.unresumable != nil {
+		return nil, 0, body.unresumable
 	}
-	want := validatorsFrom(body.first)
-	rest := httprange.ContentRange{Start: whole.Start + sent, End: whole.End, Size: whole.Size}
-	if !planned {
+	if !paused {
 		p.log.Warn("body broke off, resuming it", "path", request.URL.Path, "bytes", sent, "error", cause)
 	}
-	if planned || body.budget == nil || sent-body.sent >= progressSize {
+	if paused || body.budget == nil || sent-body.sent >= progressSize {
 		body.budget = p.newRetryBudget()
 	} else if err := body.budget.wait(ctx, cause); err != nil {
 		return nil, 0, err
 	}
 	body.sent, body.budget.direct = sent, body.direct
-
-	resp, err = p.fetch(continuation(ctx, request, rest, want.etag), body.budget, func(r *http.Response) (verdict, error) {
-		return judgeContinuation(r, rest, want)
-	})
-	if err != nil {
+	rest, judge := body.continuation(ctx, request, sent)
+	if resp, err = p.fetch(rest, body.budget, judge); err != nil {
 		return nil, 0, err
 	}
-	if resp.StatusCode == http.StatusOK {
-		skip = rest.Start
+	return resp, body.skip(resp.Response, sent), nil
+}
+
+// takeTurn continues a body at another cache, and at the same one if that fails. It fails if meanwhile another
+// request took the connection.
+func (p *Proxy) takeTurn(
+	request *request, body *interruptedBody, sent int64, resp *response, skip int64,
+) (*response, int64, error) {
+	p.slots.lend(resp) // or all could wait for each other
+	rest, judge := body.continuation(request.Context(), request, sent)
+	next, err := p.askCache(rest, judge)
+	kept := p.slots.reclaim(resp)
+	switch {
+	case err != nil && kept:
+		return resp, skip, nil
+	case err != nil:
+		return nil, 0, errPaused
+	case kept:
+		resp.discard()
 	}
-	return resp, skip, nil
+	return next, body.skip(next.Response, sent), nil
 }
 
 // continuation requests rest. The client's own conditions are dropped: they have already been

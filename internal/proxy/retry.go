@@ -117,29 +117,37 @@ func (p *Proxy) fetchCached(
 	if p.cache == nil || budget.direct || time.Now().UnixNano() < p.cacheRetryAt.Load() || !cache.Serves(request.URL.Path) {
 		return nil
 	}
-	resp, err := p.cache.roundTrip(request)
-	if err == nil {
-		p.cacheFailures.Store(0)
-		v := retry
-		if resp.Header.Get(headerAPIVersion) == "" {
-			err = fmt.Errorf("the cache at %s responded with %s", resp.conn.RemoteAddr(), resp.Status)
-		} else {
-			v, err = judge(resp.Response)
-		}
-		if v == accept {
-			p.metrics.cacheServed.Inc()
-			return resp
-		}
-		resp.discard()
-	} else if request.Context().Err() == nil && p.cacheFailures.Add(1) > 1 {
-		// One of several may be away until its endpoint is removed.
-		p.cacheRetryAt.Store(time.Now().Add(cachePause).UnixNano())
-	}
-	if request.Context().Err() == nil {
+	resp, err := p.askCache(request, judge)
+	if err != nil && request.Context().Err() == nil {
 		p.metrics.cacheFailed.Inc()
 		p.log.Warn("cache unavailable, requesting from the registry", "error", err)
 	}
-	return nil
+	return resp
+}
+
+// askCache requests from a cache. It fails if the response is not what judge accepts.
+func (p *Proxy) askCache(request *request, judge func(*http.Response) (verdict, error)) (*response, error) {
+	resp, err := p.cache.roundTrip(request)
+	if err != nil {
+		// One of several may be away until its endpoint is removed.
+		if request.Context().Err() == nil && p.cacheFailures.Add(1) > 1 {
+			p.cacheRetryAt.Store(time.Now().Add(cachePause).UnixNano())
+		}
+		return nil, err
+	}
+	p.cacheFailures.Store(0)
+	v := retry
+	if resp.Header.Get(headerAPIVersion) == "" {
+		err = fmt.Errorf("the cache at %s responded with %s", resp.conn.RemoteAddr(), resp.Status)
+	} else {
+		v, err = judge(resp.Response)
+	}
+	if v != accept {
+		resp.discard()
+		return nil, err
+	}
+	p.metrics.cacheServed.Inc()
+	return resp, nil
 }
 
 // backoff doubles from firstDelay to lastDelay. Jitter of up to half of it spreads requests that
