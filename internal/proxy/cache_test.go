@@ -45,7 +45,10 @@ func (c *counting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.Handler.ServeHTTP(w, r)
 }
 
-// Caches are asked first for what they serve. Whatever else they respond, the registry is asked.
+// full is the response of a cache that has no room.
+var full = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "full", 503) })
+
+// Caches are asked first for what they serve. Whatever else two of them respond, the registry is asked.
 func TestCachesFirst(t *testing.T) {
 	blob := newBlob(300_000)
 	withAPI := func(status int) http.HandlerFunc {
@@ -63,10 +66,11 @@ func TestCachesFirst(t *testing.T) {
 		"a blob":                             {blob.path(), store{blob}, 200, 1, 0},
 		"not for caches":                     {"/v2/repository/tags/list", store{blob}, 404, 0, 1},
 		"the registry's 404 through a cache": {"/v2/repository/manifests/none", store{}, 404, 1, 0},
-		"the cache is full":                  {blob.path(), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "full", 503) }), 200, 1, 1},
-		"the cache denies":                   {blob.path(), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(403) }), 200, 1, 1},
-		"no cache at this address":           {blob.path(), http.NotFoundHandler(), 200, 1, 1},
-		"the cache panics":                   {blob.path(), http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }), 200, 1, 1},
+		"all caches are full":                {blob.path(), full, 200, 2, 1},
+		"the cache denies":                   {blob.path(), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(403) }), 200, 2, 1},
+		"no cache at this address":           {blob.path(), http.NotFoundHandler(), 200, 2, 1},
+		"the cache panics":                   {blob.path(), http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }), 200, 2, 1},
+		"one cache is full":                  {blob.path(), firstThen(full, store{blob}.ServeHTTP), 200, 2, 0},
 		"the registry is overloaded":         {blob.path(), withAPI(429), 429, 1, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -112,7 +116,7 @@ func TestCacheBreaksOff(t *testing.T) {
 	}{
 		"twice":         {half, "cache |cache 1000000-4999999|registry 2000000-4999999"},
 		"once":          {store{blob}.ServeHTTP, "cache |cache 1000000-4999999"},
-		"other content": {func(w http.ResponseWriter, _ *http.Request) { other.setHeader(w); _, _ = w.Write(other.data) }, "cache |cache 1000000-4999999|registry 1000000-4999999"},
+		"other content": {func(w http.ResponseWriter, _ *http.Request) { other.setHeader(w); _, _ = w.Write(other.data) }, "cache |cache 1000000-4999999|cache 1000000-4999999|registry 1000000-4999999"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			log = nil
@@ -198,7 +202,6 @@ func TestRegistryAwayWithCaches(t *testing.T) {
 func TestTurns(t *testing.T) {
 	blob := newBlob(5_000_000)
 	busy := func(w http.ResponseWriter, r *http.Request) { store{blob}.ServeHTTP(slowWriter{w}, r) }
-	failing := func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "full", http.StatusServiceUnavailable) }
 	trickle := func(w http.ResponseWriter, r *http.Request) {
 		blob.setHeader(w)
 		http.ServeContent(trickling{w, r.Context()}, r, "", time.Time{}, bytes.NewReader(blob.data))
@@ -209,7 +212,7 @@ func TestTurns(t *testing.T) {
 		atLeast, direct, resumed int64
 	}{
 		"busy caches": {busy, 5 * time.Millisecond, 3, 0, 0},
-		"others fail": {firstThen(busy, failing).ServeHTTP, 5 * time.Millisecond, 2, 0, 0},
+		"others fail": {firstThen(busy, full).ServeHTTP, 5 * time.Millisecond, 2, 0, 0},
 		"slow caches": {trickle, 100 * time.Millisecond, 2, 1, 2},
 	} {
 		t.Run(name, func(t *testing.T) {

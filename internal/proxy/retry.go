@@ -108,21 +108,28 @@ func (p *Proxy) fetch(
 	}
 }
 
-// fetchCached asks a cache. It returns nil if the registry is to be asked: if there are no caches, or the
-// one that was asked does not respond with what judge accepts. A cache fails for itself: only the registry's
-// refusals count.
+// fetchCached asks a cache and, if that fails, another one: the load that a single cache cannot carry would be
+// too much for the registry, if all others are busy. It returns nil if the registry is to be asked: if there are
+// no caches, or none responds with what judge accepts. A cache fails for itself: only the registry's refusals
+// count.
 func (p *Proxy) fetchCached(
 	request *request, budget *retryBudget, judge func(*http.Response) (verdict, error),
 ) *response {
-	if p.cache == nil || budget.direct || time.Now().UnixNano() < p.cacheRetryAt.Load() || !cache.Serves(request.URL.Path) {
+	if p.cache == nil || budget.direct || !cache.Serves(request.URL.Path) {
 		return nil
 	}
-	resp, err := p.askCache(request, judge)
-	if err != nil && request.Context().Err() == nil {
+	for attempt := 0; attempt < 2 && time.Now().UnixNano() >= p.cacheRetryAt.Load(); attempt++ {
+		resp, err := p.askCache(request, judge)
+		if err == nil {
+			return resp
+		}
+		if request.Context().Err() != nil {
+			return nil
+		}
 		p.metrics.cacheFailed.Inc()
-		p.log.Warn("cache unavailable, requesting from the registry", "error", err)
+		p.log.Warn("cache unavailable, requesting elsewhere", "error", err)
 	}
-	return resp
+	return nil
 }
 
 // askCache requests from a cache. It fails if the response is not what judge accepts.
