@@ -315,7 +315,7 @@ bench-scale-s3: build $(TESTCLUSTER) ## Measure the same pulls with images in S3
 	$(BENCH_REPORT) scale-s3
 
 .PHONY: bench-herd
-bench-herd: build ## Measure 50 nodes that pull at once: caches, failing caches, nginx; 6 minutes for each run (BENCH_FLAGS="-n 3")
+bench-herd: build ## Measure 50 nodes that pull at once: caches, failing caches, nginx; 10 minutes for each run (BENCH_FLAGS="-n 3")
 	@hack/deps.sh bench
 	$(BENCHBUILD) ./herd
 	dist/bench-herd -n 1 -registry bin/registry -registry-node bin/registry-node -write bench/herd $(BENCH_FLAGS)

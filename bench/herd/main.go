@@ -147,7 +147,7 @@ const (
 	slow          // its link
 )
 
-// slowRate is that of the link of a slow cache, in bits per second: a pull from it alone would take nine minutes.
+// slowRate is that of the link of a slow cache, in bits per second: a pull from it alone takes nine minutes.
 const slowRate = 1e6
 
 // testcase is one row of the report.
@@ -214,7 +214,8 @@ func how(b *benchmark) string {
 		"endpoints as with kube-proxy's iptables rules. Everything runs on one machine, with new processes and empty caches "+
 		"in each case, and storage in memory. Clients verify all digests, and do not retry. Copies from the registry are "+
 		"bytes of response bodies, in sizes of the image. What the links allow is the time in which the caches' links, or "+
-		"without caches the registry's, can carry the image to all nodes, without any overhead. Memory is the peak.",
+		"without caches the registry's, can carry the image to all nodes, without any overhead. The links are the "+
+		"bottleneck as long as the CPUs are not always busy. Memory is the peak.",
 		b.nodes, float64(b.imageBytes)/1e6, b.layers, layersAtOnce, limit)
 }
 

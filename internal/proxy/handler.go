@@ -195,7 +195,7 @@ func (p *Proxy) stream(w http.ResponseWriter, request *request, resp *response) 
 			return sent, nil
 		case paused:
 			cause = errPaused
-		case turn:
+		case turn && whole.cached == 0: // the next one may be as slow
 			if resp, skip, cause = p.takeTurn(request, whole, sent, resp, skip); cause == nil {
 				continue
 			}
