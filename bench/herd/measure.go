@@ -49,6 +49,10 @@ func (b *benchmark) measure(ctx context.Context, c testcase) (err error) {
 	if err := s.start(ctx); err != nil {
 		return err
 	}
+	sentBefore, err := s.sentByRegistry(ctx) // to the cache that is to be corrupted
+	if err != nil {
+		return err
+	}
 	linksBefore, err := sentBy()
 	if err != nil {
 		return err
@@ -103,9 +107,11 @@ func (b *benchmark) measure(ctx context.Context, c testcase) (err error) {
 	for name, n := range linksBefore {
 		links[name] -= n
 	}
-	if err := s.reportPulls(ctx, o, links); err != nil {
+	sent, err := s.sentByRegistry(ctx)
+	if err != nil {
 		return err
 	}
+	s.reportPulls(o, links, sent-sentBefore)
 	share, err := results.BusyShare(before, after)
 	if err != nil {
 		return err
@@ -113,11 +119,8 @@ func (b *benchmark) measure(ctx context.Context, c testcase) (err error) {
 	return s.reportResources(share)
 }
 
-func (s *stage) reportPulls(ctx context.Context, o outcome, links map[string]int64) error {
-	sent, err := s.sentByRegistry(ctx)
-	if err != nil {
-		return err
-	}
+// reportPulls reports when the nodes were done, and what links and the registry have sent.
+func (s *stage) reportPulls(o outcome, links map[string]int64, sent int64) {
 	add := func(what, unit string, value float64) { s.report.Add(tablePulls, s.Name, what, unit, value) }
 	slices.Sort(o.took)
 	last := o.took[len(o.took)-1].Seconds()
@@ -138,7 +141,6 @@ func (s *stage) reportPulls(ctx context.Context, o outcome, links map[string]int
 		}
 		add("busiest cache, × their mean", "", float64(most)*float64(s.caches)/float64(sum))
 	}
-	return nil
 }
 
 // linkRates returns what the links of the sources can carry, in bits per second.
