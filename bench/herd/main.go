@@ -2,9 +2,9 @@
 // pull it at the same moment: without caches, with caches, with caches of which one fails, and with nginx as a cache.
 //
 // The registry, each cache and each node have a network namespace of their own, with links to a bridge. What the
-// registry and the caches send is limited by token buckets, so the links are the bottleneck and not the CPUs, which all
-// share. The programs are the real ones, with mutual TLS; only the container runtimes are clients in this process. Disks
-// are memory.
+// registry and the caches send is limited by token buckets, so the links are the bottleneck and not the CPUs,
+// which all share. The programs are the real ones, with mutual TLS; only the container runtimes are clients in
+// this process. Disks are memory.
 //
 // Everything is in namespaces that end with the process, so a crash leaves nothing behind.
 package main
@@ -44,8 +44,8 @@ type options struct {
 func parse(args []string) (o options, err error) {
 	flags := flag.NewFlagSet("herd", flag.ContinueOnError)
 	o.Register(flags)
-	flags.StringVar(&o.dir, "dir", memoryDir, "directory for up to 1 GB of temporary files; the default is in memory, and ends with the "+
-		"benchmark")
+	flags.StringVar(&o.dir, "dir", memoryDir, "directory for up to 1 GB of temporary files; the default is in memory, and "+
+		"ends with the benchmark")
 	flags.StringVar(&o.registry, "registry", "bin/registry", "path of the project's registry")
 	flags.StringVar(&o.node, "registry-node", "bin/registry-node", "path of registry-node")
 	flags.IntVar(&o.nodes, "nodes", 50, "number of nodes, at most 250")
@@ -113,7 +113,8 @@ func inside(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	for _, c := range all {
 		report.Subjects, names = append(report.Subjects, c.Subject), append(names, c.Name)
 	}
-	report.Subjects = append(report.Subjects, results.Subject{Name: subjectAll, About: "all of them together, except nginx"})
+	report.Subjects = append(report.Subjects,
+		results.Subject{Name: subjectAll, About: "all of them together, except nginx"})
 	if err := b.prepare(ctx); err != nil {
 		return fmt.Errorf("pushing the image: %w", err)
 	}
@@ -176,7 +177,8 @@ func (o options) selected(ctx context.Context) (all []testcase, err error) {
 	add("5 caches, one slow", fmt.Sprintf("its link has %.0f Mbit/s", slowRate/1e6), most, slow)
 	for _, n := range []int{1, 3} {
 		c := testcase{Subject: results.Subject{Name: fmt.Sprintf("%d nginx", n),
-			About: "`proxy_cache` with `proxy_cache_lock` for what digests name, in place of the caches"}, caches: n, nginx: true}
+			About: "`proxy_cache` with `proxy_cache_lock` for what digests name, in place of the caches"},
+			caches: n, nginx: true}
 		if c.Version, err = nginxVersion(ctx); errors.Is(err, exec.ErrNotFound) {
 			fmt.Fprintf(os.Stderr, "\nMISSING, not measured: %s: make bench-herd installs it\n\n", c.Name)
 			continue

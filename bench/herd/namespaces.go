@@ -104,7 +104,8 @@ func newFabric(ctx context.Context, nodes int) (*fabric, error) {
 		f.nodes = append(f.nodes, newMember("node", 3, n+1))
 	}
 	var script strings.Builder
-	fmt.Fprintln(&script, "link set lo up\nlink add fabric type bridge\naddress add 10.77.0.1/16 dev fabric\nlink set fabric up")
+	script.WriteString("link set lo up\nlink add fabric type bridge\naddress add 10.77.0.1/16 dev fabric\n" +
+		"link set fabric up\n")
 	for _, m := range f.members() {
 		fmt.Fprintf(&script, "netns add %s\nlink add %s type veth peer name eth0 netns %s\nlink set %s master fabric up\n",
 			m.name, m.port, m.name, m.port)
@@ -123,8 +124,8 @@ func newFabric(ctx context.Context, nodes int) (*fabric, error) {
 		if err := execute(ctx, "", program, args...); err != nil {
 			return err
 		}
-		return execute(ctx, fmt.Sprintf("link set lo up\naddress add %s/16 dev eth0\nlink set eth0 up\nroute add %s dev eth0\n",
-			m.address, serviceRange), "ip", "-netns", m.name, "-batch", "-")
+		return execute(ctx, fmt.Sprintf("link set lo up\naddress add %s/16 dev eth0\nlink set eth0 up\n"+
+			"route add %s dev eth0\n", m.address, serviceRange), "ip", "-netns", m.name, "-batch", "-")
 	})
 }
 
@@ -152,7 +153,8 @@ func (m member) limit(ctx context.Context, rate int64) error {
 // endpoint at random.
 func (f *fabric) route(ctx context.Context, members, caches []member) error {
 	var rules strings.Builder
-	fmt.Fprintf(&rules, "*nat\n:REGISTRY - [0:0]\n:CACHES - [0:0]\n-A OUTPUT -d %s/32 -p tcp -m tcp --dport %d -j REGISTRY\n"+
+	fmt.Fprintf(&rules, "*nat\n:REGISTRY - [0:0]\n:CACHES - [0:0]\n"+
+		"-A OUTPUT -d %s/32 -p tcp -m tcp --dport %d -j REGISTRY\n"+
 		"-A OUTPUT -d %s/32 -p tcp -m tcp --dport %d -j CACHES\n-A REGISTRY -p tcp -j DNAT --to-destination %s:%d\n",
 		registryService, port, cacheService, port, f.registry.address, port)
 	for n, c := range caches {

@@ -96,7 +96,8 @@ func (i image) pull(ctx context.Context, client *http.Client, server string, del
 }
 
 // verified gets content. Its error is errWrong if all of it arrived, but is not what the digest names.
-func verified(ctx context.Context, client *http.Client, base, accept string, d ocispec.Descriptor, delivered io.Writer) error {
+func verified(ctx context.Context, client *http.Client, base, accept string, d ocispec.Descriptor,
+	delivered io.Writer) error {
 	verifier := d.Digest.Verifier()
 	if _, err := registries.Get(ctx, client, http.MethodGet, base+d.Digest.String(), accept, d.Size,
 		io.MultiWriter(verifier, delivered)); err != nil {

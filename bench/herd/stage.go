@@ -29,7 +29,10 @@ const (
 )
 
 // environment names the ClusterIPs, as the kubelet does.
-var environment = []string{"ZARF_REGISTRY_SERVICE_HOST=" + registryService, "ZARF_REGISTRY_CACHE_SERVICE_HOST=" + cacheService}
+var environment = []string{
+	"ZARF_REGISTRY_SERVICE_HOST=" + registryService,
+	"ZARF_REGISTRY_CACHE_SERVICE_HOST=" + cacheService,
+}
 
 func (b *benchmark) path(name string) string { return filepath.Join(b.dir, name) }
 

@@ -62,20 +62,15 @@ func newInterruptedBody(first *http.Response) *interruptedBody {
 	return b
 }
 
-// continuation returns the request for what follows sent bytes, and what judges the response.
-func (b *interruptedBody) continuation(ctx context.Context, r *request, sent int64) (
-	*request, func(*http.Response) (verdict, error),
-) {
-	rest := httprange.ContentRange{Start: b.whole.Start + sent, End: b.whole.End, Size: b.whole.Size}
-	return continuation(ctx, r, rest, b.want.etag), func(r *http.Response) (verdict, error) {
-		return judgeContinuation(r, rest, b.want)
-	}
+// rest returns what follows sent bytes.
+func (b *interruptedBody) rest(sent int64) httprange.ContentRange {
+	return httprange.ContentRange{Start: b.whole.Start + sent, End: b.whole.End, Size: b.whole.Size}
 }
 
 // skip returns how many bytes of the response to a continuation the client already has.
 func (b *interruptedBody) skip(r *http.Response, sent int64) int64 {
 	if r.StatusCode == http.StatusOK {
-		return b.whole.Start + sent
+		return b.rest(sent).Start
 	}
 	return 0
 }
@@ -121,8 +116,10 @@ func (p *Proxy) resume(
 		return nil, 0, err
 	}
 	body.sent, body.budget.direct = sent, body.direct
-	rest, judge := body.continuation(ctx, request, sent)
-	if resp, err = p.fetch(rest, body.budget, judge); err != nil {
+	rest := body.rest(sent)
+	resp, err = p.fetch(continuation(ctx, request, rest, body.want.etag), body.budget,
+		func(r *http.Response) (verdict, error) { return judgeContinuation(r, rest, body.want) })
+	if err != nil {
 		return nil, 0, err
 	}
 	return resp, body.skip(resp.Response, sent), nil
@@ -134,8 +131,9 @@ func (p *Proxy) takeTurn(
 	request *request, body *interruptedBody, sent int64, resp *response, skip int64,
 ) (*response, int64, error) {
 	p.slots.lend(resp) // or all could wait for each other
-	rest, judge := body.continuation(request.Context(), request, sent)
-	next, err := p.askCache(rest, judge)
+	rest := body.rest(sent)
+	next, err := p.askCache(continuation(request.Context(), request, rest, body.want.etag),
+		func(r *http.Response) (verdict, error) { return judgeContinuation(r, rest, body.want) })
 	kept := p.slots.reclaim(resp)
 	switch {
 	case err != nil && kept:
