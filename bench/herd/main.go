@@ -44,8 +44,8 @@ type options struct {
 func parse(args []string) (o options, err error) {
 	flags := flag.NewFlagSet("herd", flag.ContinueOnError)
 	o.Register(flags)
-	flags.StringVar(&o.dir, "dir", memoryDir, "directory for up to 1 GB of temporary files; the default is in memory, and "+
-		"ends with the benchmark")
+	flags.StringVar(&o.dir, "dir", memoryDir, "directory for up to 1 GB of temporary files; the default is in memory "+
+		"and ends with the benchmark")
 	flags.StringVar(&o.registry, "registry", "bin/registry", "path of the project's registry")
 	flags.StringVar(&o.node, "registry-node", "bin/registry-node", "path of registry-node")
 	flags.IntVar(&o.nodes, "nodes", 50, "number of nodes, at most 250")
