@@ -257,23 +257,37 @@ func (c trickling) Write(p []byte) (n int, err error) {
 
 func TestPace(t *testing.T) {
 	const turn = 10 * time.Second
+	const enough = 10 * slowBody
 	var p pace
 	for range 9 {
 		if ends, err := p.add(slowBody, turn/10, turn); ends || err != nil {
 			t.Fatal(ends, err)
 		}
 	}
-	if ends, err := p.add(slowBody, turn/10, turn); !ends || err != nil {
-		t.Errorf("exactly fast enough: %v, %v", ends, err)
+	for _, tt := range []struct {
+		about  string
+		failed bool
+		bytes  int
+		ends   bool
+		err    error
+	}{
+		{"exactly fast enough, with the bytes so far", false, slowBody, true, nil},
+		{"too slow", false, enough - 1, false, errSlow},
+		{"no cache has failed", false, 9 * enough, true, nil},
+		{"one has failed, and this one is half as fast as the best", true, 9 * enough / 2, false, nil},
+		{"one has failed, and this one is less than half as fast", true, 9*enough/2 - 1, true, nil},
+		{"one has failed, and this one is the best", true, 20 * enough, false, nil},
+		{"that one has become slower", true, 9 * enough, true, nil},
+		{"too slow again", true, 0, false, errSlow},
+	} {
+		p.failed = tt.failed
+		if ends, err := p.add(tt.bytes, turn, turn); ends != tt.ends || !errors.Is(err, tt.err) {
+			t.Errorf("%s: %v, %v", tt.about, ends, err)
+		}
 	}
-	if p != (pace{}) {
-		t.Errorf("not reset: %+v", p)
-	}
-	if ends, err := p.add(10*slowBody-1, turn, turn); ends || !errors.Is(err, errSlow) {
-		t.Errorf("too slow: %v, %v", ends, err)
-	}
-	if p != (pace{}) {
-		t.Errorf("not reset: %+v", p)
+	p = pace{failed: true}
+	if ends, err := p.add(enough, turn, turn); !ends || err != nil {
+		t.Errorf("one has failed, and none has been fast: %v, %v", ends, err)
 	}
 }
 

@@ -195,7 +195,7 @@ func (p *Proxy) stream(w http.ResponseWriter, request *request, resp *response) 
 			return sent, nil
 		case paused:
 			cause = errPaused
-		case turn && whole.cached == 0: // the next one may be as slow
+		case turn:
 			if resp, skip, cause = p.takeTurn(request, whole, sent, resp, skip); cause == nil {
 				continue
 			}
@@ -203,7 +203,7 @@ func (p *Proxy) stream(w http.ResponseWriter, request *request, resp *response) 
 			continue
 		case resp.upstream == p.cache:
 			whole.brokeAtCache()
-			speed = pace{}
+			speed = pace{best: speed.best, failed: true}
 		}
 		if resp, skip, err = p.resume(request, whole, sent, cause); err != nil {
 			return sent, err
@@ -220,20 +220,25 @@ var errSlow = errors.New("the cache is too slow")
 type pace struct {
 	bytes  int64
 	waited time.Duration
+
+	best   int64 // bytes of the best turn so far
+	failed bool  // a cache has: the next one may be as bad
 }
 
-// add adds n bytes for which the proxy has waited. Each turn ends with true, or with errSlow.
+// add adds n bytes for which the proxy has waited. Each turn ends with true if another cache may be better, or with
+// errSlow.
 func (p *pace) add(n int, waited, turn time.Duration) (bool, error) {
 	p.bytes, p.waited = p.bytes+int64(n), p.waited+waited
 	if p.waited < turn {
 		return false, nil
 	}
-	bytes := p.bytes
-	*p = pace{}
+	bytes, best := p.bytes, p.best
+	p.bytes, p.waited = 0, 0
 	if float64(bytes) < slowBody*turn.Seconds() {
 		return false, errSlow
 	}
-	return true, nil
+	p.best = max(best, bytes)
+	return !p.failed || best == 0 || bytes < best/2, nil
 }
 
 func send(w http.ResponseWriter, part []byte, flush bool) (written int, err error) {
