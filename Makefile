@@ -283,7 +283,7 @@ BENCH_REPORT ?= cd bench && go run ./report .
 
 .PHONY: bench
 bench: ## Run all benchmarks, write bench/RESULTS.md and check the targets; the machine must be quiet (BENCH_FLAGS="-n 1")
-	for name in proxy registry bootstrap scale scale-s3 healer garbage thin images; do \
+	for name in proxy registry bootstrap scale scale-s3 herd healer garbage thin images; do \
 	  $(MAKE) --no-print-directory bench-$$name BENCH_REPORT=true; \
 	done
 	$(BENCH_REPORT)
@@ -313,6 +313,13 @@ bench-scale-s3: build $(TESTCLUSTER) ## Measure the same pulls with images in S3
 	@mkdir -p bench/scale-s3
 	dist/bench-scale-s3 -clusters= -s3 "$$($(TESTCLUSTER) tool versitygw)" -registry bin/registry -write bench/scale-s3 $(BENCH_FLAGS)
 	$(BENCH_REPORT) scale-s3
+
+.PHONY: bench-herd
+bench-herd: build ## Measure 50 nodes that pull at once: caches, failing caches, nginx; 10 minutes for each run (BENCH_FLAGS="-n 3")
+	@hack/deps.sh bench
+	$(BENCHBUILD) ./herd
+	dist/bench-herd -n 1 -registry bin/registry -registry-node bin/registry-node -write bench/herd $(BENCH_FLAGS)
+	$(BENCH_REPORT) herd
 
 .PHONY: bench-healer
 bench-healer: build ## Measure a healer at rest with 5000 nodes (BENCH_FLAGS="-n 1")

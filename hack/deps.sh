@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs missing Debian packages for building and testing, with the argument bench also those for make bench-proxy, and
-# with clients those for make e2e. Fails without root or apt-get if packages are missing.
+# Installs missing Debian packages for building and testing, with the argument bench also those for make bench-proxy and
+# make bench-herd, and with clients those for make e2e. Fails without root or apt-get if packages are missing.
 set -euo pipefail
 
 # command=package

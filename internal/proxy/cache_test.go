@@ -2,6 +2,8 @@ package proxy
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"io"
 	"net/http"
 	"net/netip"
@@ -43,7 +45,10 @@ func (c *counting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.Handler.ServeHTTP(w, r)
 }
 
-// Caches are asked first for what they serve. Whatever else they respond, the registry is asked.
+// full is the response of a cache that has no room.
+var full = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "full", 503) })
+
+// Caches are asked first for what they serve. Whatever else two of them respond, the registry is asked.
 func TestCachesFirst(t *testing.T) {
 	blob := newBlob(300_000)
 	withAPI := func(status int) http.HandlerFunc {
@@ -61,10 +66,11 @@ func TestCachesFirst(t *testing.T) {
 		"a blob":                             {blob.path(), store{blob}, 200, 1, 0},
 		"not for caches":                     {"/v2/repository/tags/list", store{blob}, 404, 0, 1},
 		"the registry's 404 through a cache": {"/v2/repository/manifests/none", store{}, 404, 1, 0},
-		"the cache is full":                  {blob.path(), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "full", 503) }), 200, 1, 1},
-		"the cache denies":                   {blob.path(), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(403) }), 200, 1, 1},
-		"no cache at this address":           {blob.path(), http.NotFoundHandler(), 200, 1, 1},
-		"the cache panics":                   {blob.path(), http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }), 200, 1, 1},
+		"all caches are full":                {blob.path(), full, 200, 2, 1},
+		"the cache denies":                   {blob.path(), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(403) }), 200, 2, 1},
+		"no cache at this address":           {blob.path(), http.NotFoundHandler(), 200, 2, 1},
+		"the cache panics":                   {blob.path(), http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }), 200, 2, 1},
+		"one cache is full":                  {blob.path(), firstThen(full, store{blob}.ServeHTTP), 200, 2, 0},
 		"the registry is overloaded":         {blob.path(), withAPI(429), 429, 1, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -110,7 +116,7 @@ func TestCacheBreaksOff(t *testing.T) {
 	}{
 		"twice":         {half, "cache |cache 1000000-4999999|registry 2000000-4999999"},
 		"once":          {store{blob}.ServeHTTP, "cache |cache 1000000-4999999"},
-		"other content": {func(w http.ResponseWriter, _ *http.Request) { other.setHeader(w); _, _ = w.Write(other.data) }, "cache |cache 1000000-4999999|registry 1000000-4999999"},
+		"other content": {func(w http.ResponseWriter, _ *http.Request) { other.setHeader(w); _, _ = w.Write(other.data) }, "cache |cache 1000000-4999999|cache 1000000-4999999|registry 1000000-4999999"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			log = nil
@@ -192,21 +198,96 @@ func TestRegistryAwayWithCaches(t *testing.T) {
 	}
 }
 
-func TestPace(t *testing.T) {
-	var p pace
-	for range 9 {
-		if p.slow(slowBody/10, slowInterval/10) {
-			t.Fatal("slow too early")
+// A body that takes long comes from one cache after the other, if they have it. If two are too slow, the rest comes from the registry.
+func TestTurns(t *testing.T) {
+	blob := newBlob(5_000_000)
+	busy := func(w http.ResponseWriter, r *http.Request) { store{blob}.ServeHTTP(slowWriter{w}, r) }
+	trickle := func(w http.ResponseWriter, r *http.Request) {
+		blob.setHeader(w)
+		http.ServeContent(trickling{w, r.Context()}, r, "", time.Time{}, bytes.NewReader(blob.data))
+	}
+	for name, tt := range map[string]struct {
+		cache                    http.HandlerFunc
+		turn                     time.Duration
+		atLeast, direct, resumed int64
+	}{
+		"busy caches": {busy, 5 * time.Millisecond, 3, 0, 0},
+		"others fail": {firstThen(busy, full).ServeHTTP, 5 * time.Millisecond, 2, 0, 0},
+		"slow caches": {trickle, 100 * time.Millisecond, 2, 1, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cached, direct := &counting{Handler: tt.cache}, &counting{Handler: store{blob}}
+			f, _ := startWithCache(t, direct, cached, func(p *Proxy) { p.cacheLimits.turn = tt.turn })
+			f.pull(t, blob)
+			if n := cached.requests.Load(); n < tt.atLeast {
+				t.Errorf("%d requests to caches", n)
+			}
+			if n := direct.requests.Load(); n != tt.direct {
+				t.Errorf("%d requests to the registry, want %d", n, tt.direct)
+			}
+			if n := f.proxy.metrics.resumes.Get(); n != uint64(tt.resumed) {
+				t.Errorf("%d resumes, want %d", n, tt.resumed)
+			}
+		})
+	}
+}
+
+// trickling sends a few bytes at a time.
+type trickling struct {
+	http.ResponseWriter
+	ctx context.Context
+}
+
+func (c trickling) Write(p []byte) (n int, err error) {
+	for n < len(p) && err == nil {
+		var m int
+		m, err = c.ResponseWriter.Write(p[n:min(n+10, len(p))])
+		n += m
+		if err == nil {
+			err = http.NewResponseController(c.ResponseWriter).Flush()
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-c.ctx.Done():
+			err = c.ctx.Err()
 		}
 	}
-	if p.slow(slowBody/10, slowInterval/10) {
-		t.Error("exactly fast enough counts as slow")
+	return n, err
+}
+
+func TestPace(t *testing.T) {
+	const turn = 10 * time.Second
+	const enough = 10 * slowBody
+	var p pace
+	for range 9 {
+		if ends, err := p.add(slowBody, turn/10, turn); ends || err != nil {
+			t.Fatal(ends, err)
+		}
 	}
-	if p.slow(0, slowInterval/2) || !p.slow(slowBody/2, slowInterval/2) {
-		t.Error("half of the bytes is not slow")
+	for _, tt := range []struct {
+		about  string
+		failed bool
+		bytes  int
+		ends   bool
+		err    error
+	}{
+		{"exactly fast enough, with the bytes so far", false, slowBody, true, nil},
+		{"too slow", false, enough - 1, false, errSlow},
+		{"no cache has failed", false, 9 * enough, true, nil},
+		{"one has failed, and this one is half as fast as the best", true, 9 * enough / 2, false, nil},
+		{"one has failed, and this one is less than half as fast", true, 9*enough/2 - 1, true, nil},
+		{"one has failed, and this one is the best", true, 20 * enough, false, nil},
+		{"that one has become slower", true, 9 * enough, true, nil},
+		{"too slow again", true, 0, false, errSlow},
+	} {
+		p.failed = tt.failed
+		if ends, err := p.add(tt.bytes, turn, turn); ends != tt.ends || !errors.Is(err, tt.err) {
+			t.Errorf("%s: %v, %v", tt.about, ends, err)
+		}
 	}
-	if p != (pace{}) {
-		t.Errorf("not reset: %+v", p)
+	p = pace{failed: true}
+	if ends, err := p.add(enough, turn, turn); !ends || err != nil {
+		t.Errorf("one has failed, and none has been fast: %v, %v", ends, err)
 	}
 }
 

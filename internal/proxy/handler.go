@@ -139,12 +139,12 @@ func (p *Proxy) refuse(w http.ResponseWriter, status int, code, message string) 
 // errPaused: see slots.
 var errPaused = errors.New("another request took its connection while the client did not read")
 
-// stream copies the body to the client. It resumes the body when it breaks off, and when another request
-// took its connection.
+// stream copies the body to the client. It resumes the body when it breaks off, when another request took
+// its connection, and when it is another cache's turn.
 func (p *Proxy) stream(w http.ResponseWriter, request *request, resp *response) (sent int64, err error) {
 	ctx := request.Context()
 	client, _ := ctx.Value(clientKey{}).(*clientConn)
-	whole := &interruptedBody{first: resp.Response}
+	whole := newInterruptedBody(resp.Response)
 	var speed pace
 	var skip int64 // bytes the client already has of a body that restarted from its beginning
 	var fast int64 // bytes the client has taken without delay
@@ -152,8 +152,9 @@ func (p *Proxy) stream(w http.ResponseWriter, request *request, resp *response) 
 		buffer := p.buffers.get(resp.ContentLength, fast >= fastAfter)
 		began := time.Now()
 		n, cause := resp.fill(*buffer)
-		if cause == nil && resp.upstream == p.cache && speed.slow(n, time.Since(began)) {
-			cause = errSlow
+		turn := false
+		if cause == nil && resp.upstream == p.cache && whole.unresumable == nil {
+			turn, cause = speed.add(n, time.Since(began), resp.upstream.limits.turn)
 		}
 		part := (*buffer)[:n]
 		if skip > 0 {
@@ -194,12 +195,15 @@ func (p *Proxy) stream(w http.ResponseWriter, request *request, resp *response) 
 			return sent, nil
 		case paused:
 			cause = errPaused
+		case turn:
+			if resp, skip, cause = p.takeTurn(request, whole, sent, resp, skip); cause == nil {
+				continue
+			}
 		case cause == nil:
 			continue
-		}
-		if resp.upstream == p.cache && !paused {
-			whole.brokeAtCache(cause)
-			speed = pace{}
+		case resp.upstream == p.cache:
+			whole.brokeAtCache()
+			speed = pace{best: speed.best, failed: true}
 		}
 		if resp, skip, err = p.resume(request, whole, sent, cause); err != nil {
 			return sent, err
@@ -210,21 +214,31 @@ func (p *Proxy) stream(w http.ResponseWriter, request *request, resp *response) 
 // errSlow: a cache that is too slow may be overloaded, or its disk may be failing.
 var errSlow = errors.New("the cache is too slow")
 
-// pace measures how fast a cache delivers a body.
+// pace measures how fast caches deliver a body, and when it is another one's turn. If bodies stayed where their
+// connections were made, at random, some caches would be done while others are busy, and the nodes there would be the
+// last.
 type pace struct {
 	bytes  int64
 	waited time.Duration
+
+	best   int64 // bytes of the best turn so far
+	failed bool  // a cache has: the next one may be as bad
 }
 
-// slow adds n bytes for which the proxy has waited.
-func (p *pace) slow(n int, waited time.Duration) bool {
+// add adds n bytes for which the proxy has waited. Each turn ends with true if another cache may be better, or with
+// errSlow.
+func (p *pace) add(n int, waited, turn time.Duration) (bool, error) {
 	p.bytes, p.waited = p.bytes+int64(n), p.waited+waited
-	if p.waited < slowInterval {
-		return false
+	if p.waited < turn {
+		return false, nil
 	}
-	slow := p.bytes < slowBody
-	*p = pace{}
-	return slow
+	bytes, best := p.bytes, p.best
+	p.bytes, p.waited = 0, 0
+	if float64(bytes) < slowBody*turn.Seconds() {
+		return false, errSlow
+	}
+	p.best = max(best, bytes)
+	return !p.failed || best == 0 || bytes < best/2, nil
 }
 
 func send(w http.ResponseWriter, part []byte, flush bool) (written int, err error) {

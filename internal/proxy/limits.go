@@ -17,6 +17,7 @@ type limits struct {
 	handshake time.Duration // for the TLS handshake on it
 	head      time.Duration // for the registry to start its response
 	stall     time.Duration // without progress, before a body counts as broken off
+	turn      time.Duration // of waiting for a body, before the rest comes from another cache
 }
 
 var defaultLimits = limits{
@@ -44,15 +45,14 @@ var defaultCacheLimits = limits{
 	handshake: 5 * time.Second,
 	head:      10 * time.Second,
 	stall:     5 * time.Second,
+	turn:      5 * time.Second, // costs a handshake
 }
 
 const (
 	// cachePause is how long caches are not asked after a connection to them failed.
 	cachePause = 5 * time.Second
-	// slowBody is how much of a body a cache must deliver in slowInterval, of the time that the proxy waits
-	// for it: 64 KiB/s. Otherwise the rest comes from elsewhere.
-	slowBody     = 640 << 10
-	slowInterval = 10 * time.Second
+	// slowBody is how much of a body a cache must deliver in a second of limits.turn: otherwise it has failed.
+	slowBody = 64 << 10
 
 	// maxHeaderBytes bounds a request's header. Runtimes send less than 1 KiB.
 	maxHeaderBytes = 32 << 10

@@ -42,20 +42,44 @@ func validatorsFrom(r *http.Response) validators {
 	return v
 }
 
-// interruptedBody is a body that broke off at least once.
+// interruptedBody is a body that may break off.
 type interruptedBody struct {
-	first  *http.Response
-	sent   int64 // bytes sent when it last broke off
-	budget *retryBudget
-	cached int  // how many times it broke off at a cache
-	direct bool // the rest comes from the registry
+	whole       httprange.ContentRange // what the client gets
+	want        validators
+	unresumable error // why nothing else continues it
+	sent        int64 // bytes sent when it last broke off
+	budget      *retryBudget
+	cached      int  // how many times it broke off at a cache
+	direct      bool // the rest comes from the registry
+}
+
+func newInterruptedBody(first *http.Response) *interruptedBody {
+	b := &interruptedBody{want: validatorsFrom(first)}
+	b.whole, b.unresumable = contentRangeOf(first)
+	if b.unresumable == nil && b.want == (validators{}) {
+		b.unresumable = errors.New("the response has neither a strong ETag nor a digest")
+	}
+	return b
+}
+
+// rest returns what follows sent bytes.
+func (b *interruptedBody) rest(sent int64) httprange.ContentRange {
+	return httprange.ContentRange{Start: b.whole.Start + sent, End: b.whole.End, Size: b.whole.Size}
+}
+
+// skip returns how many bytes of the response to a continuation the client already has.
+func (b *interruptedBody) skip(r *http.Response, sent int64) int64 {
+	if r.StatusCode == http.StatusOK {
+		return b.rest(sent).Start
+	}
+	return 0
 }
 
 // brokeAtCache notes that a cache did not deliver all. The cache may have been killed, or may have dropped
-// corrupt content, so that the next request to caches succeeds. It is made once.
-func (b *interruptedBody) brokeAtCache(cause error) {
+// corrupt content, and another one may be faster, so that the next request to caches succeeds. It is made once.
+func (b *interruptedBody) brokeAtCache() {
 	b.cached++
-	b.direct = b.cached > 1 || errors.Is(cause, errSlow)
+	b.direct = b.cached > 1
 }
 
 // resume continues a body that broke off after sent bytes. It returns the response whose body
@@ -70,7 +94,6 @@ func (p *Proxy) resume(
 		return nil, 0, ctx.Err()
 	}
 	paused := errors.Is(cause, errPaused)
-	body.first.Body = http.NoBody // keeps nothing of the connection
 	defer func() {
 		switch {
 		case err == nil && !paused:
@@ -81,15 +104,9 @@ func (p *Proxy) resume(
 			err = fmt.Errorf("body broke off after %d bytes (%w) and cannot be resumed: %w", sent, cause, err)
 		}
 	}()
-	whole, err := contentRangeOf(body.first)
-	if err != nil {
-		return nil, 0, err
+	if body.unresumable != nil {
+		return nil, 0, body.unresumable
 	}
-	want := validatorsFrom(body.first)
-	if want == (validators{}) {
-		return nil, 0, errors.New("the response has neither a strong ETag nor a digest")
-	}
-	rest := httprange.ContentRange{Start: whole.Start + sent, End: whole.End, Size: whole.Size}
 	if !paused {
 		p.log.Warn("body broke off, resuming it", "path", request.URL.Path, "bytes", sent, "error", cause)
 	}
@@ -99,17 +116,34 @@ func (p *Proxy) resume(
 		return nil, 0, err
 	}
 	body.sent, body.budget.direct = sent, body.direct
-
-	resp, err = p.fetch(continuation(ctx, request, rest, want.etag), body.budget, func(r *http.Response) (verdict, error) {
-		return judgeContinuation(r, rest, want)
-	})
+	rest := body.rest(sent)
+	resp, err = p.fetch(continuation(ctx, request, rest, body.want.etag), body.budget,
+		func(r *http.Response) (verdict, error) { return judgeContinuation(r, rest, body.want) })
 	if err != nil {
 		return nil, 0, err
 	}
-	if resp.StatusCode == http.StatusOK {
-		skip = rest.Start
+	return resp, body.skip(resp.Response, sent), nil
+}
+
+// takeTurn continues a body at another cache, and at the same one if that fails. It fails if meanwhile another
+// request took the connection.
+func (p *Proxy) takeTurn(
+	request *request, body *interruptedBody, sent int64, resp *response, skip int64,
+) (*response, int64, error) {
+	p.slots.lend(resp) // or all could wait for each other
+	rest := body.rest(sent)
+	next, err := p.askCache(continuation(request.Context(), request, rest, body.want.etag),
+		func(r *http.Response) (verdict, error) { return judgeContinuation(r, rest, body.want) })
+	kept := p.slots.reclaim(resp)
+	switch {
+	case err != nil && kept:
+		return resp, skip, nil
+	case err != nil:
+		return nil, 0, errPaused
+	case kept:
+		resp.discard()
 	}
-	return resp, skip, nil
+	return next, body.skip(next.Response, sent), nil
 }
 
 // continuation requests rest. The client's own conditions are dropped: they have already been

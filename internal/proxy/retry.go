@@ -108,38 +108,53 @@ func (p *Proxy) fetch(
 	}
 }
 
-// fetchCached asks a cache. It returns nil if the registry is to be asked: if there are no caches, or the
-// one that was asked does not respond with what judge accepts. A cache fails for itself: only the registry's
-// refusals count.
+// fetchCached asks a cache and, if that fails, another one: the load that a single cache cannot carry would be
+// too much for the registry, if all others are busy. It returns nil if the registry is to be asked: if there are
+// no caches, or none responds with what judge accepts. A cache fails for itself: only the registry's refusals
+// count.
 func (p *Proxy) fetchCached(
 	request *request, budget *retryBudget, judge func(*http.Response) (verdict, error),
 ) *response {
-	if p.cache == nil || budget.direct || time.Now().UnixNano() < p.cacheRetryAt.Load() || !cache.Serves(request.URL.Path) {
+	if p.cache == nil || budget.direct || !cache.Serves(request.URL.Path) {
 		return nil
 	}
-	resp, err := p.cache.roundTrip(request)
-	if err == nil {
-		p.cacheFailures.Store(0)
-		v := retry
-		if resp.Header.Get(headerAPIVersion) == "" {
-			err = fmt.Errorf("the cache at %s responded with %s", resp.conn.RemoteAddr(), resp.Status)
-		} else {
-			v, err = judge(resp.Response)
-		}
-		if v == accept {
-			p.metrics.cacheServed.Inc()
+	for attempt := 0; attempt < 2 && time.Now().UnixNano() >= p.cacheRetryAt.Load(); attempt++ {
+		resp, err := p.askCache(request, judge)
+		if err == nil {
 			return resp
 		}
-		resp.discard()
-	} else if request.Context().Err() == nil && p.cacheFailures.Add(1) > 1 {
-		// One of several may be away until its endpoint is removed.
-		p.cacheRetryAt.Store(time.Now().Add(cachePause).UnixNano())
-	}
-	if request.Context().Err() == nil {
+		if request.Context().Err() != nil {
+			return nil
+		}
 		p.metrics.cacheFailed.Inc()
-		p.log.Warn("cache unavailable, requesting from the registry", "error", err)
+		p.log.Warn("cache unavailable, requesting elsewhere", "error", err)
 	}
 	return nil
+}
+
+// askCache requests from a cache. It fails if the response is not what judge accepts.
+func (p *Proxy) askCache(request *request, judge func(*http.Response) (verdict, error)) (*response, error) {
+	resp, err := p.cache.roundTrip(request)
+	if err != nil {
+		// One of several may be away until its endpoint is removed.
+		if request.Context().Err() == nil && p.cacheFailures.Add(1) > 1 {
+			p.cacheRetryAt.Store(time.Now().Add(cachePause).UnixNano())
+		}
+		return nil, err
+	}
+	p.cacheFailures.Store(0)
+	v := retry
+	if resp.Header.Get(headerAPIVersion) == "" {
+		err = fmt.Errorf("the cache at %s responded with %s", resp.conn.RemoteAddr(), resp.Status)
+	} else {
+		v, err = judge(resp.Response)
+	}
+	if v != accept {
+		resp.discard()
+		return nil, err
+	}
+	p.metrics.cacheServed.Inc()
+	return resp, nil
 }
 
 // backoff doubles from firstDelay to lastDelay. Jitter of up to half of it spreads requests that

@@ -26,6 +26,7 @@ type Certificates struct {
 	// Dir holds the server's tls.crt, tls.key and ca.crt.
 	Dir string
 
+	ca         *pki.CA
 	node, push tls.Certificate
 	roots      *x509.CertPool
 }
@@ -37,13 +38,7 @@ func NewCertificates(dir string) (*Certificates, error) {
 	if err != nil {
 		return nil, err
 	}
-	server, err := ca.Issue(pki.Leaf{CommonName: "server", Organization: pki.OrganizationServer,
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		Usages:      []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}, now)
-	if err != nil {
-		return nil, err
-	}
-	c := &Certificates{Dir: dir, roots: x509.NewCertPool()}
+	c := &Certificates{Dir: dir, ca: ca, roots: x509.NewCertPool()}
 	c.roots.AddCert(ca.Certificate())
 	for role, into := range map[string]*tls.Certificate{pki.OrganizationNode: &c.node, pki.OrganizationPush: &c.push} {
 		pair, err := ca.Issue(pki.Leaf{CommonName: "client", Organization: role,
@@ -55,16 +50,27 @@ func NewCertificates(dir string) (*Certificates, error) {
 			return nil, err
 		}
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, err
+	return c, c.Write(dir, pki.Leaf{CommonName: "server", Organization: pki.OrganizationServer,
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		Usages:      []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+}
+
+// Write issues another certificate, and writes its tls.crt, tls.key and ca.crt to dir.
+func (c *Certificates) Write(dir string, leaf pki.Leaf) error {
+	pair, err := c.ca.Issue(leaf, time.Now())
+	if err != nil {
+		return err
 	}
-	for name, content := range map[string][]byte{"tls.crt": server.Certificate, "tls.key": server.Key,
-		"ca.crt": ca.KeyPair().Certificate} {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	for name, content := range map[string][]byte{"tls.crt": pair.Certificate, "tls.key": pair.Key,
+		"ca.crt": c.ca.KeyPair().Certificate} {
 		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return c, nil
+	return nil
 }
 
 // Node returns the TLS configuration of a client that may read. Each has its own session cache.

@@ -68,11 +68,16 @@ func StartOurs(ctx context.Context, program, dir, driver string, c *Certificates
 			return nil, err
 		}
 	}
-	return Start(ctx, address, c, program, "serve", "--config="+filepath.Join(dir, "config.yml"), "--listen="+address,
-		"--tls-dir="+c.Dir,
-		"--htpasswd="+filepath.Join(dir, "htpasswd"), "--upload-secret="+filepath.Join(dir, "upload-secret"),
-		"--plain-listen=127.0.0.1:0", "--pull-htpasswd="+filepath.Join(dir, "no-such-file"),
-		"--health-listen=127.0.0.1:0", "--metrics-listen=127.0.0.1:0", "--log-level=info", "--log-format=json")
+	return Start(ctx, address, c, program, ServeArgs(dir, address, c.Dir)...)
+}
+
+// ServeArgs returns the arguments of bin/registry that StartOurs uses, with the configuration that it has written to
+// dir. Later flags override them.
+func ServeArgs(dir, listen, tlsDir string) []string {
+	return []string{"serve", "--config=" + filepath.Join(dir, "config.yml"), "--listen=" + listen, "--tls-dir=" + tlsDir,
+		"--htpasswd=" + filepath.Join(dir, "htpasswd"), "--upload-secret=" + filepath.Join(dir, "upload-secret"),
+		"--plain-listen=127.0.0.1:0", "--pull-htpasswd=" + filepath.Join(dir, "no-such-file"),
+		"--health-listen=127.0.0.1:0", "--metrics-listen=127.0.0.1:0", "--log-level=info", "--log-format=json"}
 }
 
 // Start starts a program that serves at address, and waits until it answers.
@@ -156,11 +161,19 @@ func (p *Process) Stop() error {
 	select {
 	case <-p.ended:
 	case <-time.After(stopTimeout):
-		_ = p.command.Process.Kill()
-		<-p.ended
+		p.Kill()
 	}
 	return nil
 }
+
+// Kill kills the process and waits for it.
+func (p *Process) Kill() {
+	_ = p.command.Process.Kill() // fails if it has ended
+	<-p.ended
+}
+
+// PID returns the ID of the process.
+func (p *Process) PID() int { return p.command.Process.Pid }
 
 // CPU returns the CPU time of the process since its start, in seconds.
 func (p *Process) CPU() (float64, error) { return processes.CPU(p.command.Process.Pid) }

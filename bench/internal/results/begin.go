@@ -46,9 +46,9 @@ func (o *Options) Begin(ctx context.Context) (*Report, error) {
 	}
 	machine, err := ThisMachine(), error(nil)
 	if o.Force {
-		machine.Busy, err = busy(ctx, readStat, forcedFor)
+		machine.Busy, err = busy(ctx, ReadStat, forcedFor)
 	} else {
-		machine.Busy, err = quiet(ctx, readStat, quietTime, quietWait)
+		machine.Busy, err = quiet(ctx, ReadStat, quietTime, quietWait)
 	}
 	if err != nil {
 		return nil, err
@@ -88,17 +88,18 @@ func busy(ctx context.Context, read func() (string, error), window time.Duration
 	if err != nil {
 		return 0, err
 	}
-	return busyShare(before, after)
+	return BusyShare(before, after)
 }
 
-func readStat() (string, error) {
+// ReadStat returns /proc/stat, for BusyShare.
+func ReadStat() (string, error) {
 	raw, err := os.ReadFile("/proc/stat")
 	return string(raw), err
 }
 
-// busyShare returns the share of CPU time that was not idle between two readings of /proc/stat. Waiting
+// BusyShare returns the share of CPU time that was not idle between two readings of /proc/stat. Waiting
 // for a disk counts as busy, because somebody uses that disk.
-func busyShare(before, after string) (float64, error) {
+func BusyShare(before, after string) (float64, error) {
 	idleBefore, allBefore, err := cpuTimes(before)
 	if err != nil {
 		return 0, err

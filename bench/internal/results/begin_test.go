@@ -26,7 +26,7 @@ func TestBusyShare(t *testing.T) {
 		"too few":               {"cpu  100 0 50 850\n", -1},
 		"another kernel's file": {"processor 1\n", -1},
 	} {
-		got, err := busyShare(before, tt.after)
+		got, err := BusyShare(before, tt.after)
 		if tt.want < 0 && err == nil || tt.want >= 0 && (err != nil || math.Abs(got-tt.want) > 1e-9) {
 			t.Errorf("%s: %v, %v, want %v", name, got, err, tt.want)
 		}

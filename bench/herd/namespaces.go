@@ -1,0 +1,251 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// insideMode as the first argument tells the program that it has namespaces of its own.
+	insideMode = "inside-namespaces"
+	// endTimeout is for the processes inside to end after SIGTERM.
+	endTimeout = 30 * time.Second
+)
+
+// enter runs this program again, with the arguments, as the first process of new network, mount and PID namespaces. The
+// kernel ends them, and everything in them, with that process, and that process with this one.
+func enter(ctx context.Context, args []string) error {
+	if os.Geteuid() != 0 {
+		return errors.New("network namespaces need root")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	runtime.LockOSThread() // Pdeathsig is sent when the thread ends
+	defer runtime.UnlockOSThread()
+	command := exec.CommandContext(ctx, self, append([]string{insideMode}, args...)...)
+	command.Stdout, command.Stderr = os.Stdout, os.Stderr
+	command.Cancel = func() error { return command.Process.Signal(syscall.SIGTERM) }
+	command.WaitDelay = endTimeout
+	command.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL,
+	}
+	return command.Run()
+}
+
+// netnsDir is where ip-netns(8) keeps named network namespaces.
+const netnsDir = "/run/netns"
+
+// memoryDir is a file system in memory that ends with the namespaces.
+const memoryDir = "/run"
+
+// isolate prepares the mounts of the new namespaces. /run also holds the lock of iptables, so nobody else waits for it.
+func isolate() error {
+	for _, m := range []struct {
+		system, on string
+		flags      uintptr
+	}{
+		{"", "/", unix.MS_REC | unix.MS_PRIVATE}, // mounts stay inside
+		{"proc", "/proc", 0},
+		{"tmpfs", memoryDir, 0},
+	} {
+		if err := unix.Mount(m.system, m.on, m.system, m.flags, ""); err != nil {
+			return fmt.Errorf("mounting %s on %s: %w", m.system, m.on, err)
+		}
+	}
+	return os.Mkdir(netnsDir, 0o755)
+}
+
+const (
+	// maxCaches is how many namespaces for caches there are.
+	maxCaches = 5
+	// port is that of the registry, of caches and of their Services; metricsPort that of metrics.
+	port, metricsPort = 5000, 9102
+	// serviceRange contains the ClusterIPs, which only rules of iptables know.
+	serviceRange = "10.96.0.0/24"
+)
+
+// ClusterIPs of the Services.
+const registryService, cacheService = "10.96.0.10", "10.96.0.11"
+
+// member is a network namespace with a link to the bridge.
+type member struct {
+	name    string
+	address netip.Addr
+	port    string // the bridge's interface
+}
+
+// fabric is the network: the members, and a bridge between them in the namespace of this process.
+type fabric struct {
+	registry      member
+	caches, nodes []member
+}
+
+func newFabric(ctx context.Context, nodes int) (*fabric, error) {
+	f := &fabric{registry: newMember("registry", 1, 1)}
+	for n := range maxCaches {
+		f.caches = append(f.caches, newMember("cache", 2, n+1))
+	}
+	for n := range nodes {
+		f.nodes = append(f.nodes, newMember("node", 3, n+1))
+	}
+	var script strings.Builder
+	script.WriteString("link set lo up\nlink add fabric type bridge\naddress add 10.77.0.1/16 dev fabric\n" +
+		"link set fabric up\n")
+	for _, m := range f.members() {
+		fmt.Fprintf(&script, "netns add %s\nlink add %s type veth peer name eth0 netns %s\nlink set %s master fabric up\n",
+			m.name, m.port, m.name, m.port)
+	}
+	if err := execute(ctx, script.String(), "ip", "-batch", "-"); err != nil {
+		return nil, err
+	}
+	// The bridge need not pass what it forwards to iptables.
+	err := os.WriteFile("/proc/sys/net/bridge/bridge-nf-call-iptables", []byte("0"), 0)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	return f, each(f.members(), func(m member) error {
+		// Machines differ. Every namespace may use this one; cubic behaves like it where round trips take milliseconds.
+		program, args := m.command("sh", "-c", "echo reno > /proc/sys/net/ipv4/tcp_congestion_control")
+		if err := execute(ctx, "", program, args...); err != nil {
+			return err
+		}
+		return execute(ctx, fmt.Sprintf("link set lo up\naddress add %s/16 dev eth0\nlink set eth0 up\n"+
+			"route add %s dev eth0\n", m.address, serviceRange), "ip", "-netns", m.name, "-batch", "-")
+	})
+}
+
+func newMember(kind string, network byte, n int) member {
+	return member{name: fmt.Sprintf("%s-%d", kind, n), address: netip.AddrFrom4([4]byte{10, 77, network, byte(n)}),
+		port: fmt.Sprintf("%s%d", kind, n)}
+}
+
+func (f *fabric) members() []member {
+	return append(append([]member{f.registry}, f.caches...), f.nodes...)
+}
+
+// limit sets what a member may send, in bits per second; 0: not limited.
+func (m member) limit(ctx context.Context, rate int64) error {
+	if rate == 0 {
+		return nil
+	}
+	// The burst holds the largest packet before segmentation. Longer queues starve some connections: the kernel lets a
+	// slow one have only a few packets in them.
+	return execute(ctx, "", "tc", "-netns", m.name, "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate",
+		fmt.Sprintf("%dbit", rate), "burst", "256kb", "latency", "30ms")
+}
+
+// route writes rules like kube-proxy's for the Services of the registry and of caches: each new connection gets an
+// endpoint at random.
+func (f *fabric) route(ctx context.Context, members, caches []member) error {
+	var rules strings.Builder
+	fmt.Fprintf(&rules, "*nat\n:REGISTRY - [0:0]\n:CACHES - [0:0]\n"+
+		"-A OUTPUT -d %s/32 -p tcp -m tcp --dport %d -j REGISTRY\n"+
+		"-A OUTPUT -d %s/32 -p tcp -m tcp --dport %d -j CACHES\n-A REGISTRY -p tcp -j DNAT --to-destination %s:%d\n",
+		registryService, port, cacheService, port, f.registry.address, port)
+	for n, c := range caches {
+		chance := ""
+		if left := len(caches) - n; left > 1 {
+			chance = fmt.Sprintf(" -m statistic --mode random --probability %.8f", 1/float64(left))
+		}
+		fmt.Fprintf(&rules, "-A CACHES -p tcp%s -j DNAT --to-destination %s:%d\n", chance, c.address, port)
+	}
+	rules.WriteString("COMMIT\n")
+	return each(members, func(m member) error {
+		program, args := m.command("iptables-restore")
+		return execute(ctx, rules.String(), program, args...)
+	})
+}
+
+// command returns the command line that runs a program in the namespace, without a process in between.
+func (m member) command(program string, args ...string) (string, []string) {
+	return "nsenter", append([]string{"--net=" + filepath.Join(netnsDir, m.name), program}, args...)
+}
+
+// dial connects from the namespace.
+func (m member) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	there, err := os.Open(filepath.Join(netnsDir, m.name))
+	if err != nil {
+		return nil, err
+	}
+	defer there.Close()
+	runtime.LockOSThread()
+	here, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		runtime.UnlockOSThread()
+		return nil, err
+	}
+	defer here.Close()
+	if err := unix.Setns(int(there.Fd()), unix.CLONE_NEWNET); err != nil {
+		runtime.UnlockOSThread()
+		return nil, err
+	}
+	var dialer net.Dialer
+	c, err := dialer.DialContext(ctx, network, address)
+	// The thread must go back and not end: it may be the parent of processes, which the kernel would kill.
+	if err := unix.Setns(int(here.Fd()), unix.CLONE_NEWNET); err != nil {
+		panic(err)
+	}
+	runtime.UnlockOSThread()
+	return c, err
+}
+
+// each calls f for all members, a few at a time.
+func each(members []member, f func(member) error) error {
+	var group errgroup.Group
+	group.SetLimit(4)
+	for _, m := range members {
+		group.Go(func() error {
+			if err := f(m); err != nil {
+				return fmt.Errorf("%s: %w", m.name, err)
+			}
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
+// execute runs a program to its end with text as its input.
+func execute(ctx context.Context, input, program string, args ...string) error {
+	command := exec.CommandContext(ctx, program, args...)
+	command.Stdin = strings.NewReader(input)
+	if out, err := command.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s %s: %w: %s", program, strings.Join(args, " "), err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+// sentBy returns how many bytes a member's link has carried, by the name of the bridge's interface.
+func sentBy() (map[string]int64, error) {
+	raw, err := os.ReadFile("/proc/net/dev")
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]int64{}
+	for line := range strings.Lines(string(raw)) {
+		name, counters, ok := strings.Cut(line, ":")
+		if !ok {
+			continue // the heading
+		}
+		var received int64
+		if _, err := fmt.Sscan(counters, &received); err != nil {
+			return nil, fmt.Errorf("invalid net/dev: %q", line)
+		}
+		all[strings.TrimSpace(name)] = received
+	}
+	return all, nil
+}
