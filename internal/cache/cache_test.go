@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -164,7 +165,7 @@ func start(t *testing.T, change ...func(*Config)) *fixture {
 func (f *fixture) run(t *testing.T, change ...func(*Config)) {
 	t.Helper()
 	config := Config{
-		Listen: "127.0.0.1:0", MetricsListen: "127.0.0.1:0", Registry: "registry.zarf.svc:" + port(f.registry.address),
+		Listen: "127.0.0.1:0", MetricsListen: "127.0.0.1:0", Registry: "registry.zarf.svc:" + port(f.address),
 		Source: source(t, f.ca, pki.OrganizationCache, "cache.zarf.svc"), Dir: f.dir, Size: 64 << 20, Logger: quiet,
 		Getenv: func(name string) string { return map[string]string{"REGISTRY_SERVICE_HOST": "127.0.0.1"}[name] },
 	}
@@ -267,7 +268,7 @@ func TestResponsesAreTheRegistrys(t *testing.T) {
 	direct := &fixture{registry: f.registry, Cache: &Cache{listener: f.listener}, client: f.as(t, pki.OrganizationNode)}
 	direct.client.Transport.(*http.Transport).TLSClientConfig.ServerName = "registry.zarf.svc"
 	direct.client.Transport.(*http.Transport).DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "tcp", f.registry.address)
+		return (&net.Dialer{}).DialContext(ctx, "tcp", f.address)
 	}
 	etag := `"` + digest.FromBytes(large).String() + `"`
 	for _, path := range []string{
@@ -331,8 +332,9 @@ func TestContentIsFetchedOnce(t *testing.T) {
 			_, err = io.ReadFull(response.Body, got)
 			first.Done() // before the registry has sent the rest
 			rest, restErr := io.ReadAll(response.Body)
-			if err != nil || restErr != nil || !bytes.Equal(append(got, rest...), data) {
-				t.Errorf("%v, %v, %d bytes", err, restErr, len(got)+len(rest))
+			got = slices.Concat(got, rest)
+			if err != nil || restErr != nil || !bytes.Equal(got, data) {
+				t.Errorf("%v, %v, %d bytes", err, restErr, len(got))
 			}
 		})
 	}
@@ -343,9 +345,9 @@ func TestContentIsFetchedOnce(t *testing.T) {
 	if n := f.count("GET", blobPath(data)); n != 1 {
 		t.Errorf("%d requests for the blob", n)
 	}
-	if f.Cache.metrics.misses.Get() != 1 || f.Cache.metrics.hits.Get() != 49 || f.Cache.metrics.saved.Get() != uint64(49*len(data)) {
-		t.Errorf("misses %d, hits %d, saved %d bytes", f.Cache.metrics.misses.Get(), f.Cache.metrics.hits.Get(),
-			f.Cache.metrics.saved.Get())
+	if f.metrics.misses.Get() != 1 || f.metrics.hits.Get() != 49 || f.metrics.saved.Get() != uint64(49*len(data)) {
+		t.Errorf("misses %d, hits %d, saved %d bytes", f.metrics.misses.Get(), f.metrics.hits.Get(),
+			f.metrics.saved.Get())
 	}
 }
 
@@ -439,13 +441,13 @@ func TestFlippedByteOnDisk(t *testing.T) {
 	data := random(4*chunkSize + 5)
 	f.add(data, blobPath(data))
 	f.get(t, blobPath(data), data)
-	flip(t, f.Cache.store.path(digest.FromBytes(data)), 2*chunkSize+7)
+	flip(t, f.store.path(digest.FromBytes(data)), 2*chunkSize+7)
 	response, body, err := f.do(t, "GET", blobPath(data))
 	if err == nil || response.StatusCode != http.StatusOK || !bytes.HasPrefix(data, body) || len(body) != 2*chunkSize {
 		t.Errorf("%v, %s, %d bytes, a beginning: %t", err, response.Status, len(body), bytes.HasPrefix(data, body))
 	}
-	if f.Cache.metrics.corrupt.Get() != 1 {
-		t.Errorf("corrupt: %d", f.Cache.metrics.corrupt.Get())
+	if f.metrics.corrupt.Get() != 1 {
+		t.Errorf("corrupt: %d", f.metrics.corrupt.Get())
 	}
 	f.get(t, blobPath(data), data)
 	if n := f.count("GET", blobPath(data)); n != 2 {
@@ -475,10 +477,10 @@ func TestRestart(t *testing.T) {
 	f.get(t, blobPath(damaged), damaged)
 	f.stop()
 	for name, content := range map[string]string{
-		filepath.Base(f.Cache.store.path(digest.FromBytes(damaged))) + sumsSuffix: "12",
-		"sha256-" + strings.Repeat("a", 64) + partSuffix:                          "part",
-		"sha256-" + strings.Repeat("b", 64):                                       "no sums",
-		"other":                                                                   "",
+		filepath.Base(f.store.path(digest.FromBytes(damaged))) + sumsSuffix: "12",
+		"sha256-" + strings.Repeat("a", 64) + partSuffix:                    "part",
+		"sha256-" + strings.Repeat("b", 64):                                 "no sums",
+		"other":                                                             "",
 	} {
 		if err := os.WriteFile(filepath.Join(f.dir, name), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
@@ -520,7 +522,7 @@ func TestBound(t *testing.T) {
 	if n := f.count("GET", blobPath(blobs[1])); n != 2 {
 		t.Errorf("the least recently used blob was fetched %d times", n)
 	}
-	if used, n := f.Cache.store.usage(); used > 10*chunkSize || n != 2 {
+	if used, n := f.store.usage(); used > 10*chunkSize || n != 2 {
 		t.Errorf("%d bytes of %d blobs", used, n)
 	}
 	large := random(11 * chunkSize)
@@ -529,11 +531,11 @@ func TestBound(t *testing.T) {
 		t.Error("the response looks like the registry's")
 	}
 	// Blobs in use stay.
-	b, _, err := f.Cache.store.get(digest.FromBytes(blobs[1]), int64(len(blobs[1])))
+	b, _, err := f.store.get(digest.FromBytes(blobs[1]), int64(len(blobs[1])))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Cache.store.release(b)
+	defer f.store.release(b)
 	seven := random(7 * chunkSize)
 	f.add(seven, blobPath(seven))
 	f.status(t, blobPath(seven), http.StatusServiceUnavailable)
@@ -549,7 +551,7 @@ func TestFullFileSystem(t *testing.T) {
 	f.add(large, blobPath(large))
 	f.status(t, blobPath(large), http.StatusServiceUnavailable)
 	f.status(t, blobPath(small), http.StatusServiceUnavailable) // nothing is stored for a while
-	f.Cache.store.fullUntil = time.Time{}
+	f.store.fullUntil = time.Time{}
 	f.get(t, blobPath(small), small)
 }
 
@@ -570,7 +572,7 @@ func TestRegistryDecides(t *testing.T) {
 	f.get(t, byDigest, first)
 	f.remove(byDigest)
 	f.get(t, byDigest, first) // confirmed a moment ago
-	f.Cache.confirmFor = 0
+	f.confirmFor = 0
 	response := f.status(t, byDigest, http.StatusNotFound)
 	if response.Header.Get(headerAPIVersion) == "" {
 		t.Error("the response is not the registry's")
@@ -592,7 +594,7 @@ func TestStale(t *testing.T) {
 		for _, path := range []string{tag, byDigest, blobPath(layer), "/v2/"} {
 			f.status(t, path, http.StatusOK)
 		}
-		f.Cache.confirmFor = 0
+		f.confirmFor = 0
 		away := map[string]func(){
 			"killed": f.kill,
 			"not ready": func() {
@@ -602,7 +604,7 @@ func TestStale(t *testing.T) {
 		}
 		for _, how := range []string{"not ready", "responding", "killed"} {
 			away[how]()
-			f.Cache.retryAt.Store(0)
+			f.retryAt.Store(0)
 			for _, path := range []string{tag, byDigest, blobPath(layer), "/v2/"} {
 				if how != "responding" && staleFor == 0 {
 					f.status(t, path, http.StatusServiceUnavailable)
@@ -618,7 +620,7 @@ func TestStale(t *testing.T) {
 				f.status(t, "/v2/team/app/manifests/never-asked", http.StatusServiceUnavailable)
 			}
 		}
-		f.Cache.staleFor = min(staleFor, time.Nanosecond)
+		f.staleFor = min(staleFor, time.Nanosecond)
 		f.status(t, tag, http.StatusServiceUnavailable)
 	}
 }
@@ -678,7 +680,7 @@ func TestFetchFails(t *testing.T) {
 		!bytes.Equal(body, data[:2*chunkSize]) {
 		t.Errorf("%v, %s, %d bytes", err, response.Status, len(body))
 	}
-	if used, n := f.Cache.store.usage(); used != 0 || n != 0 {
+	if used, n := f.store.usage(); used != 0 || n != 0 {
 		t.Errorf("%d bytes of %d blobs are left", used, n)
 	}
 	f.override(nil)
@@ -771,9 +773,9 @@ func TestSuccessor(t *testing.T) {
 	if n := f.count("GET", blobPath(data)); n != 1 {
 		t.Errorf("%d requests for the blob", n)
 	}
-	f.Cache.config.Dir = "/dev/null"
+	f.config.Dir = "/dev/null"
 	f.stop()
-	if err := f.Cache.Listen(t.Context()); err == nil || !strings.Contains(err.Error(), "/dev/null") {
+	if err := f.Listen(t.Context()); err == nil || !strings.Contains(err.Error(), "/dev/null") {
 		t.Errorf("Listen() = %v", err)
 	}
 }
@@ -830,7 +832,7 @@ func TestDrain(t *testing.T) {
 	}()
 	<-held
 	go f.stop()
-	for f.Cache.draining.Load() == false {
+	for f.draining.Load() == false {
 		time.Sleep(time.Millisecond)
 	}
 	if response, err := http.Get("http://" + f.MetricsAddr().String() + "/readyz"); err != nil ||

@@ -80,7 +80,9 @@ func (c *Cache) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var refused *refusal
 	switch {
 	case errors.As(err, &refused):
-		c.relay(w, r)
+		if err := c.relay(w, r); err != nil {
+			c.unavailable(w, r, err)
+		}
 	case err != nil:
 		c.unavailable(w, r, err)
 	case r.Method == http.MethodHead:
@@ -96,11 +98,15 @@ func mayRead(roles []string) bool {
 
 // serveBase responds to /v2/ as the registry does, and while stale content is served in its place.
 func (c *Cache) serveBase(w http.ResponseWriter, r *http.Request) {
-	if !c.unreachable() && c.relay(w, r) == nil {
+	err := errUnreachable
+	if !c.unreachable() {
+		err = c.relay(w, r)
+	}
+	if err == nil {
 		return
 	}
 	if time.Since(time.Unix(0, c.reached.Load())) > c.staleFor {
-		c.unavailable(w, r, errUnreachable)
+		c.unavailable(w, r, err)
 		return
 	}
 	w.Header().Set(headerAPIVersion, "registry/2.0")
@@ -133,17 +139,13 @@ func (c *Cache) ask(ctx context.Context, method, path string, header http.Header
 	return response, nil
 }
 
-// relay passes a request on, and the response back. It returns an error if there is none.
+// relay passes a request on, and the response back. It returns an error if there is no response.
 func (c *Cache) relay(w http.ResponseWriter, r *http.Request) error {
 	response, err := c.ask(r.Context(), r.Method, r.URL.Path, r.Header)
 	if err != nil {
-		if c.staleFor == 0 || r.URL.Path != "/v2/" {
-			c.unavailable(w, r, err)
-			return nil
-		}
 		return err
 	}
-	defer response.Body.Close() //nolint:errcheck // it was read
+	defer response.Body.Close()
 	for name, values := range endToEnd(response.Header) {
 		w.Header()[name] = values
 	}
@@ -268,7 +270,8 @@ func (c *Cache) serveContent(w http.ResponseWriter, r *http.Request, t target, c
 	http.ServeContent(w, r, "", time.Time{}, content)
 	if content.err != nil {
 		if r.Context().Err() == nil {
-			c.log.Warn("cannot complete the response, breaking the client's connection", "path", r.URL.Path, "error", content.err)
+			c.log.Warn("cannot complete the response, breaking the client's connection", "path", r.URL.Path,
+				"error", content.err)
 		}
 		panic(http.ErrAbortHandler)
 	}
@@ -298,7 +301,8 @@ func (c *Cache) fetch(t target, b *blob, header http.Header) {
 	})
 	if err != nil && c.ctx.Err() == nil {
 		c.metrics.fetchErrors.Inc()
-		c.log.Warn("cannot fetch content from the registry", "repository", t.repository, "digest", b.digest.String(), "error", err)
+		c.log.Warn("cannot fetch content from the registry", "repository", t.repository, "digest", b.digest.String(),
+			"error", err)
 	}
 }
 

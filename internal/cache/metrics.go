@@ -97,10 +97,12 @@ func (c *Cache) admin() http.Handler {
 		metrics.WriteProcessMetrics(w)
 	})
 	mux.Handle("GET "+reloadstatus.Path, reloadstatus.Handler(func() reloadstatus.Report {
+		m := c.metrics
 		used, _ := c.store.usage()
-		return reloadstatus.Report{Program: c.config.Program, Certificates: c.config.Source.Report(), Cache: &reloadstatus.CacheReport{
-			Size: c.config.Size, Used: used, Hits: c.metrics.hits.Get(), Misses: c.metrics.misses.Get(), Stale: c.metrics.stale.Get(),
-		}}
+		use := &reloadstatus.CacheReport{
+			Size: c.config.Size, Used: used, Hits: m.hits.Get(), Misses: m.misses.Get(), Stale: m.stale.Get(),
+		}
+		return reloadstatus.Report{Program: c.config.Program, Certificates: c.config.Source.Report(), Cache: use}
 	}))
 	return mux
 }

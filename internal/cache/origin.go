@@ -137,7 +137,7 @@ func (o *origin) open(ctx context.Context, path string, size int64, header http.
 func (b *body) Close() error {
 	if b.current != nil {
 		b.current.cancel()
-		_ = b.current.ReadCloser.Close()
+		_ = b.current.Close()
 		b.current = nil
 	}
 	return nil

@@ -111,7 +111,9 @@ func openStore(dir string, size int64, counters *cacheMetrics) (*store, error) {
 			return nil, err
 		}
 	}
-	slices.SortFunc(adopted, func(a, b found) int { return cmp.Or(a.used.Compare(b.used), cmp.Compare(a.digest, b.digest)) })
+	slices.SortFunc(adopted, func(a, b found) int {
+		return cmp.Or(a.used.Compare(b.used), cmp.Compare(a.digest, b.digest))
+	})
 	for _, f := range adopted {
 		s.blobs[f.digest], s.used = f.blob, s.used+f.size
 		f.element = s.order.PushBack(f.blob)
@@ -267,7 +269,7 @@ func (s *store) write(b *blob, open func() (io.ReadCloser, error)) (err error) {
 	if err != nil {
 		return err
 	}
-	defer content.Close() //nolint:errcheck // it was read
+	defer content.Close()
 	verifier := b.digest.Verifier()
 	buffer := chunks.Get().(*[chunkSize]byte)
 	defer chunks.Put(buffer)

@@ -64,7 +64,8 @@ func startCluster(t *testing.T, cached bool, between func(address string) string
 	}
 	config := Config{
 		Listen: []string{"127.0.0.1:0"}, Registry: net.JoinHostPort(registrytest.Name, port(behind.Address)),
-		Source: files(pki.OrganizationNode, loopback), RetryTimeout: longest, DrainTimeout: longest, Logger: quiet, Getenv: getenv,
+		Source: files(pki.OrganizationNode, loopback), RetryTimeout: longest, DrainTimeout: longest, Logger: quiet,
+		Getenv: getenv,
 	}
 	if cached {
 		c, err := cache.New(cache.Config{
