@@ -595,6 +595,7 @@ func TestStale(t *testing.T) {
 			f.status(t, path, http.StatusOK)
 		}
 		f.confirmFor = 0
+		accept := []string{"Accept", "application/vnd.oci.image.index.v1+json"} // others than above
 		away := map[string]func(){
 			"killed": f.kill,
 			"not ready": func() {
@@ -615,6 +616,9 @@ func TestStale(t *testing.T) {
 				if response.Header.Get(headerAPIVersion) == "" || path != "/v2/" && stale != (how != "responding") {
 					t.Errorf("%s, %s: %v", how, path, response.Header)
 				}
+			}
+			if response, _, _ := f.do(t, "GET", tag, accept...); (response.StatusCode == http.StatusOK) != (staleFor > 0 || how == "responding") {
+				t.Errorf("%s, with other types: %s", how, response.Status)
 			}
 			if how == "killed" {
 				f.status(t, "/v2/team/app/manifests/never-asked", http.StatusServiceUnavailable)

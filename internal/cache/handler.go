@@ -160,7 +160,8 @@ func (c *Cache) relay(w http.ResponseWriter, r *http.Request) error {
 // deleted, or signatures may be required now. Content that the registry has just confirmed is not asked for
 // again; tags always are, so that a pull sees every earlier push.
 func (c *Cache) confirm(ctx context.Context, t target, header http.Header) (*confirmation, error) {
-	key := strings.Join(append([]string{t.repository, strconv.FormatBool(t.blob), t.reference}, header["Accept"]...), "\n")
+	path := t.path(t.reference)
+	key := strings.Join(append([]string{path}, header["Accept"]...), "\n") // the registry's response depends on both
 	last, known := c.confirmations.Get(key)
 	immutable := isDigest(t.reference)
 	if immutable && known && time.Since(last.at) < c.confirmFor {
@@ -181,11 +182,17 @@ func (c *Cache) confirm(ctx context.Context, t target, header http.Header) (*con
 	switch {
 	case err == nil:
 		c.confirmations.Add(key, now)
+		c.confirmations.Add(path, now)
 		return now, nil
 	case errors.As(err, &refused):
 		c.confirmations.Remove(key)
+		c.confirmations.Remove(path)
 		return nil, err
-	case ctx.Err() == nil && known && time.Since(last.at) <= c.staleFor:
+	}
+	if !known { // what another client with other types got
+		last, known = c.confirmations.Get(path)
+	}
+	if ctx.Err() == nil && known && time.Since(last.at) <= c.staleFor {
 		c.metrics.stale.Inc()
 		c.log.Warn("the registry is unreachable, serving what it served last", "repository", t.repository,
 			"reference", t.reference, "age", time.Since(last.at).Round(time.Second).String(), "error", err)

@@ -265,7 +265,11 @@ func (s *imageSearch) contents(found []*catalog.Manifest, references []string, l
 		if lacks := s.platforms.Lacking(s.available(m)); len(m.Platforms) > 0 && len(lacks) > 0 {
 			log.Warn("the registry does not have the image for all nodes", "image", references[i], "lacks", lacks)
 		}
-		all = append(all, warm.Image{Reference: references[i], Paths: s.paths(m)})
+		paths := s.paths(m)
+		if n, err := images.ParseName(references[i]); err == nil && n.Digest == "" { // for cache.staleFor
+			paths = append(paths, "/v2/"+m.Repository+"/manifests/"+n.Tag)
+		}
+		all = append(all, warm.Image{Reference: references[i], Paths: paths})
 	}
 	return all
 }
