@@ -89,5 +89,6 @@ certificates are reloaded. On SIGTERM the cache waits for requests in flight, at
 	return command
 }
 
-// cacheMemoryLimit is when Go collects garbage more often than when memory in use has doubled, in bytes.
-const cacheMemoryLimit = 96 << 20
+// cacheMemoryLimit is when Go collects garbage more often than when memory in use has doubled, in bytes. As many
+// clients as may connect need 180 MiB, and the kernel's buffers the rest of a pod's 512 MiB.
+const cacheMemoryLimit = 192 << 20

@@ -9,7 +9,7 @@ release lacks their values; the defaults are those of values.yaml. */ -}}
   "staleFor" "0s"
   "logLevel" "info"
   "metricsPort" 9102
-  "resources" (dict "requests" (dict "cpu" "50m" "memory" "64Mi") "limits" (dict "memory" "256Mi"))
+  "resources" (dict "requests" (dict "cpu" "50m" "memory" "64Mi") "limits" (dict "memory" "512Mi"))
   "tolerations" nil
   "priorityClassName" ""
   "podAnnotations" dict
