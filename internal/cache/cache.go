@@ -41,7 +41,7 @@ const (
 	// the shutdown.
 	DefaultDrainTimeout = 20 * time.Second
 	// maxConnections is how many clients may be connected: 341 nodes with three layers each. One that reads
-	// slowly takes 180 KiB, and as much in the kernel. Proxies close idle ones after ten seconds.
+	// slowly takes 120 KiB, and as much in the kernel. Proxies close idle ones after ten seconds.
 	maxConnections = 1024
 	// unsentSize is how much the kernel keeps for a client that does not read (TCP_NOTSENT_LOWAT).
 	// Otherwise it is 4 MB.

@@ -24,7 +24,7 @@ import (
 
 const (
 	// chunkSize is how much of a blob is written, verified and delivered at a time.
-	chunkSize = 128 << 10
+	chunkSize = 64 << 10
 	// fullInterval is how long nothing is stored after the file system had no space.
 	fullInterval = 10 * time.Second
 	// partSuffix and sumsSuffix follow a blob's name in the names of files.
@@ -41,7 +41,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // store is a bounded directory of blobs. Its files are, for a blob with the digest ALGORITHM:HEX:
 //
 //	ALGORITHM-HEX       the content
-//	ALGORITHM-HEX.sums  a CRC-32C (Castagnoli) of each 128 KiB of it, 4 bytes each, little endian
+//	ALGORITHM-HEX.sums  a CRC-32C (Castagnoli) of each 64 KiB of it, 4 bytes each, little endian
 //	ALGORITHM-HEX.part  content that is not complete, or not verified
 //
 // A blob gets its name when its digest was verified. Afterwards the sums tell whether the disk

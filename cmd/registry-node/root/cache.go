@@ -90,5 +90,5 @@ certificates are reloaded. On SIGTERM the cache waits for requests in flight, at
 }
 
 // cacheMemoryLimit is when Go collects garbage more often than when memory in use has doubled, in bytes. As many
-// clients as may connect need 180 MiB, and the kernel's buffers the rest of a pod's 512 MiB.
+// clients as may connect need 120 MiB, and the kernel's buffers the rest of a pod's 512 MiB.
 const cacheMemoryLimit = 192 << 20
