@@ -66,6 +66,7 @@ func TestCachesFetchThePlatformsOfTheNodes(t *testing.T) {
 		"all":                     append(append([]string{manifest("team/multi1")}, amd64...), manifest("team/multiarm64")),
 		"linux/s390x":             {manifest("team/multi1")},
 	} {
+		want = append(want, "/v2/team/multi/manifests/1") // the tag, for cache.staleFor
 		if s.platforms, err = images.ParsePlatforms(platforms); err != nil {
 			t.Fatal(err)
 		}

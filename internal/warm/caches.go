@@ -48,7 +48,7 @@ type Cache struct {
 // Image is an image that caches fetch.
 type Image struct {
 	Reference string
-	// Paths are those of the image's manifests and blobs by digest, such as /v2/app/blobs/sha256:….
+	// Paths are those of the image's manifests and blobs by digest, such as /v2/app/blobs/sha256:…, and of its tag.
 	Paths []string
 }
 
