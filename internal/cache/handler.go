@@ -2,13 +2,11 @@ package cache
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -27,14 +25,6 @@ const (
 	unreachableFor = 3 * time.Second
 	// writeTimeout is for a client to take a chunk.
 	writeTimeout = time.Minute
-)
-
-// Codes of the OCI distribution specification, section "Error Codes", and UNAVAILABLE, which
-// distribution adds for 503.
-const (
-	codeDenied      = "DENIED"
-	codeUnsupported = "UNSUPPORTED"
-	codeUnavailable = "UNAVAILABLE"
 )
 
 // confirmation is what the registry has said about the content that a target names.
@@ -58,18 +48,18 @@ func (c *Cache) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.metrics.inFlight.Add(1)
 	defer c.metrics.inFlight.Add(-1)
 	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 || !mayRead(pki.Roles(r.TLS.PeerCertificates[0])) {
-		fail(w, http.StatusForbidden, codeDenied, fmt.Sprintf("caches serve clients whose certificate has the role %q or %q",
-			pki.OrganizationNode, pki.OrganizationPush))
+		http.Error(w, fmt.Sprintf("caches serve clients whose certificate has the role %q or %q",
+			pki.OrganizationNode, pki.OrganizationPush), http.StatusForbidden)
 		return
 	}
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		w.Header().Set("Allow", "GET, HEAD")
-		fail(w, http.StatusMethodNotAllowed, codeUnsupported, "caches are read-only")
+		http.Error(w, "caches are read-only", http.StatusMethodNotAllowed)
 		return
 	}
 	t, ok := parsePath(r.URL.Path)
 	if !ok {
-		fail(w, http.StatusServiceUnavailable, codeUnavailable, "caches serve blobs and manifests: ask the registry")
+		http.Error(w, "caches serve blobs and manifests: ask the registry", http.StatusServiceUnavailable)
 		return
 	}
 	if t.repository == "" {
@@ -319,24 +309,5 @@ func (c *Cache) unavailable(w http.ResponseWriter, r *http.Request, err error) {
 		c.metrics.unavailable.Inc()
 		c.log.Warn("cannot serve from the cache", "path", r.URL.Path, "error", err)
 	}
-	fail(w, http.StatusServiceUnavailable, "", err.Error())
-}
-
-// fail sends an error: in the format of the OCI distribution specification if it has a code.
-func fail(w http.ResponseWriter, status int, code, message string) {
-	if code == "" {
-		http.Error(w, message, status)
-		return
-	}
-	type ociError struct {
-		Code    string `json:"code"`
-		Message string `json:"message"`
-	}
-	body, _ := json.Marshal(struct {
-		Errors []ociError `json:"errors"`
-	}{[]ociError{{code, message}}})
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
-	w.WriteHeader(status)
-	_, _ = w.Write(body)
+	http.Error(w, err.Error(), http.StatusServiceUnavailable)
 }

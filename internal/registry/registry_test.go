@@ -205,7 +205,7 @@ func (i *instance) run() {
 		if err := i.stop(); err != nil {
 			i.t.Errorf("server: %v", err)
 		}
-		settle()
+		settle(i.root)
 	})
 	if i.server.plain != nil {
 		if _, err := os.Stat(i.pull); err == nil {

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -22,8 +23,12 @@ import (
 // tests are in its bucket, so tests can still look at files, and change them.
 var s3 *s3test.Server
 
-// s3Requests is locked for reading during a request to S3.
-var s3Requests sync.RWMutex
+// s3Requests is locked for reading during a request to S3. It guards s3Ended, the paths in S3 of registries that have
+// stopped.
+var (
+	s3Requests sync.RWMutex
+	s3Ended    []string
+)
 
 // runTests runs the tests, with S3 if it is available.
 func runTests(m *testing.M) (code int, err error) {
@@ -62,6 +67,10 @@ func runTests(m *testing.M) (code int, err error) {
 	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s3Requests.RLock()
 		defer s3Requests.RUnlock()
+		if slices.ContainsFunc(s3Ended, func(path string) bool { return strings.HasPrefix(r.URL.Path, path) }) {
+			http.Error(w, "the registry has stopped", http.StatusGone)
+			return
+		}
 		// A context that nobody can cancel would make the proxy watch the connection instead.
 		ctx, cancel := context.WithCancel(context.WithoutCancel(r.Context()))
 		defer cancel()
@@ -81,11 +90,16 @@ func storageAt(root string, more ...string) string {
 	return "storage: {" + strings.Join(append([]string{driver}, more...), ", ") + "}\n"
 }
 
-// settle waits until S3 has carried out all requests: it goes on with those that the end of a registry interrupts, which
-// makes the removal of the directory fail.
-func settle() {
+// settle waits until S3 has carried out all requests of a registry that has stopped, and refuses those that arrive later:
+// they would make the removal of its directory fail.
+func settle(root string) {
+	if s3 == nil {
+		return
+	}
 	s3Requests.Lock()
 	defer s3Requests.Unlock()
+	bucket := os.TempDir()
+	s3Ended = append(s3Ended, "/"+filepath.Base(bucket)+strings.TrimPrefix(root, bucket)+"/")
 }
 
 // older waits until what is stored is older than what will be stored: S3 tells some times in whole seconds only.

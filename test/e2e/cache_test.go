@@ -128,21 +128,9 @@ func testStale(t *testing.T, w *world, image string) {
 }
 
 // caches waits until exactly n caches exist, all ready, and returns them.
-func (w *world) caches(t *testing.T, n int) (pods []corev1.Pod) {
+func (w *world) caches(t *testing.T, n int) []corev1.Pod {
 	t.Helper()
-	eventually(t, 2*time.Minute, fmt.Sprintf("%d caches to be ready, and no others", n), func() error {
-		pods = w.pods(t, "cache")
-		for _, p := range pods {
-			if p.DeletionTimestamp != nil || !ready(p) {
-				return fmt.Errorf("%s is not ready, or terminating", p.Name)
-			}
-		}
-		if len(pods) != n {
-			return fmt.Errorf("there are %d", len(pods))
-		}
-		return nil
-	})
-	return pods
+	return w.readyPods(t, "cache", n)
 }
 
 // cachesServe fails if nodes do not pull through caches, or if status does not tell.

@@ -93,9 +93,14 @@ func TestReplicas(t *testing.T) {
 // replicas waits until exactly n registry pods exist, all ready, and returns them.
 func (w *world) replicas(t *testing.T, n int) []corev1.Pod {
 	t.Helper()
-	var pods []corev1.Pod
-	eventually(t, 2*time.Minute, fmt.Sprintf("%d registry pods to be ready, and no others", n), func() error {
-		pods = w.pods(t, "registry")
+	return w.readyPods(t, "registry", n)
+}
+
+// readyPods waits until a component has exactly n pods, all ready, and returns them.
+func (w *world) readyPods(t *testing.T, component string, n int) (pods []corev1.Pod) {
+	t.Helper()
+	eventually(t, 2*time.Minute, fmt.Sprintf("%d pods of the %s to be ready, and no others", n, component), func() error {
+		pods = w.pods(t, component)
 		for _, p := range pods {
 			if p.DeletionTimestamp != nil || !ready(p) {
 				return fmt.Errorf("%s is not ready, or terminating", p.Name)
