@@ -63,6 +63,8 @@ func prepareRoot(log *slog.Logger, root string, readOnly bool) error {
 		if file, err = os.CreateTemp(root, ".write-check-"); err == nil {
 			_ = file.Close()
 			err = os.Remove(file.Name())
+		} else if failed, ok := errors.AsType[*fs.PathError](err); ok {
+			err = failed.Err // without the name, which is another one each time
 		}
 	}
 	// A full volume must not prevent pulls.
