@@ -581,6 +581,28 @@ func TestRegistryDecides(t *testing.T) {
 	f.status(t, strings.Replace(byDigest, "team/app", "team/other", 1), http.StatusNotFound)
 }
 
+// The registry decides by the types that a client accepts, also about content that it has just confirmed to others.
+func TestTypesDecide(t *testing.T) {
+	f := start(t, func(c *Config) { c.StaleFor = time.Hour })
+	index := []byte(`{"manifests":[]}`)
+	path := "/v2/team/app/manifests/" + digest.FromBytes(index).String()
+	f.add(index, path)
+	f.override(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Accept") == "" {
+			w.Header().Set(headerAPIVersion, "registry/2.0")
+			w.WriteHeader(http.StatusNotFound)
+			return
+		}
+		f.serve(w, r)
+	})
+	for range 2 {
+		if response, _, err := f.do(t, "GET", path, "Accept", "index"); err != nil || response.StatusCode != http.StatusOK {
+			t.Errorf("with the type: %v, %s", err, response.Status)
+		}
+		f.status(t, path, http.StatusNotFound)
+	}
+}
+
 // While the registry is unreachable, caches serve what it served last, for a limited time.
 func TestStale(t *testing.T) {
 	const tag = "/v2/team/app/manifests/latest"

@@ -151,7 +151,7 @@ func (c *Cache) relay(w http.ResponseWriter, r *http.Request) error {
 // again; tags always are, so that a pull sees every earlier push.
 func (c *Cache) confirm(ctx context.Context, t target, header http.Header) (*confirmation, error) {
 	path := t.path(t.reference)
-	key := strings.Join(append([]string{path}, header["Accept"]...), "\n") // the registry's response depends on both
+	key := path + "\n" + strings.Join(header["Accept"], "\n") // the registry's response depends on both
 	last, known := c.confirmations.Get(key)
 	immutable := isDigest(t.reference)
 	if immutable && known && time.Since(last.at) < c.confirmFor {
@@ -172,7 +172,9 @@ func (c *Cache) confirm(ctx context.Context, t target, header http.Header) (*con
 	switch {
 	case err == nil:
 		c.confirmations.Add(key, now)
-		c.confirmations.Add(path, now)
+		if c.staleFor > 0 {
+			c.confirmations.Add(path, now)
+		}
 		return now, nil
 	case errors.As(err, &refused):
 		c.confirmations.Remove(key)
