@@ -346,7 +346,7 @@ func (s *imageSearch) search(n images.Name) neededImage {
 	return image
 }
 
-// locate returns the manifest that a name leads to in the registry, nil if there is none, and its name there.
+// locate returns the manifest that a name refers to in the registry, or nil, and its name there.
 func (s *imageSearch) locate(n images.Name) (*catalog.Manifest, images.Name) {
 	ours := images.Name{Registry: s.address, Path: n.Path, Digest: n.Digest, Tag: n.Tag}
 	if !s.isOurs(n.Registry) {
