@@ -63,7 +63,7 @@ func (b *benchmark) measure(ctx context.Context, c testcase) (err error) {
 	}
 	half, broken := make(chan struct{}), make(chan error, 1)
 	delivered := &progress{reached: func() { close(half) }}
-	delivered.left.Store(int64(b.nodes) * b.image.bytes / 2)
+	delivered.left.Store(int64(b.nodes) * b.image.Bytes / 2)
 	herd, end := context.WithCancel(ctx)
 	defer end()
 	go func() {
@@ -126,12 +126,12 @@ func (s *stage) reportPulls(o outcome, links map[string]int64, sent int64) {
 	last := o.took[len(o.took)-1].Seconds()
 	add(measureFailed, "", float64(o.failed))
 	add(measureWrong, "", float64(o.wrong))
-	add("copies from the registry", "", float64(sent)/float64(s.image.bytes))
+	add("copies from the registry", "", float64(sent)/float64(s.image.Bytes))
 	add("first done", "s", o.took[0].Seconds())
 	add("median done", "s", o.took[len(o.took)/2].Seconds())
 	add("last done", "s", last)
 	if s.rate > 0 {
-		allowed := float64(s.image.bytes) * 8 * float64(s.nodes) / s.linkRates()
+		allowed := float64(s.image.Bytes) * 8 * float64(s.nodes) / s.linkRates()
 		add("last done, × what the links allow", "", last/allowed)
 	}
 	if s.caches > 1 {

@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
 
@@ -20,44 +19,18 @@ import (
 const (
 	// layersAtOnce is the number of concurrent downloads of containerd (max_concurrent_downloads).
 	layersAtOnce = 3
-	configBytes  = 2000
 	repository   = "bench/herd"
 	tag          = "v1"
 )
 
 // image is the pushed image.
-type image struct {
-	manifest ocispec.Descriptor
-	blobs    []ocispec.Descriptor // first the configuration
-	bytes    int64                // total size
-}
+type image struct{ registries.Image }
 
-func (b *benchmark) push(ctx context.Context, to *registries.Process) (i image, err error) {
+func (b *benchmark) push(ctx context.Context, to *registries.Process) (image, error) {
 	client := registries.NewClient(b.certificates.Push())
 	defer client.CloseIdleConnections()
-	for n := range 1 + b.layers {
-		bytes := int64(configBytes)
-		if n > 0 {
-			bytes = b.imageBytes / int64(b.layers)
-		}
-		content := func() io.Reader { return registries.Random(uint64(n), bytes) }
-		d, err := digest.SHA256.FromReader(content())
-		if err != nil {
-			return i, err
-		}
-		if err := registries.Push(ctx, client, to, repository, content(), bytes, d); err != nil {
-			return i, err
-		}
-		i.blobs = append(i.blobs, ocispec.Descriptor{Digest: d, Size: bytes})
-		i.bytes += bytes
-	}
-	manifest, desc, err := registries.Manifest(i.blobs[0], i.blobs[1:]...)
-	if err != nil {
-		return i, err
-	}
-	i.manifest = desc
-	i.bytes += desc.Size
-	return i, registries.PushManifest(ctx, client, to, repository, tag, desc.MediaType, manifest)
+	i, err := registries.PushImage(ctx, client, to, repository, tag, 0, b.layers, b.imageBytes/int64(b.layers))
+	return image{i}, err
 }
 
 // progress calls reached once so many bytes have been written.
@@ -79,17 +52,17 @@ var errWrong = errors.New("wrong content")
 // pull sends the requests of a container runtime that pulls the image, once each, and verifies what it gets.
 func (i image) pull(ctx context.Context, client *http.Client, server string, delivered io.Writer) error {
 	base := server + "/v2/" + repository
-	accept := i.manifest.MediaType
-	if _, err := registries.Get(ctx, client, http.MethodHead, base+"/manifests/"+tag, accept, i.manifest.Size,
+	accept := i.Manifest.MediaType
+	if _, err := registries.Get(ctx, client, http.MethodHead, base+"/manifests/"+tag, accept, i.Manifest.Size,
 		io.Discard); err != nil {
 		return err
 	}
-	if err := verified(ctx, client, base+"/manifests/", accept, i.manifest, delivered); err != nil {
+	if err := verified(ctx, client, base+"/manifests/", accept, i.Manifest, delivered); err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(layersAtOnce)
-	for _, d := range i.blobs {
+	for _, d := range i.Blobs {
 		group.Go(func() error { return verified(ctx, client, base+"/blobs/", "", d, delivered) })
 	}
 	return group.Wait()

@@ -190,7 +190,7 @@ func (s *stage) corrupt(ctx context.Context, m member) error {
 	if err := s.image.pull(ctx, client, fmt.Sprintf("https://%s:%d", m.address, port), io.Discard); err != nil {
 		return err
 	}
-	for _, d := range s.image.blobs {
+	for _, d := range s.image.Blobs {
 		if err := flip(filepath.Join(s.path(m.name), strings.Replace(d.Digest.String(), ":", "-", 1))); err != nil {
 			return err
 		}

@@ -183,19 +183,19 @@ func (g *garbage) push(ctx, pushing context.Context, pusher int) error {
 
 // pushImage pushes an image like a client that skips what the registry has, and again if the registry refuses it.
 func (g *garbage) pushImage(ctx context.Context, tag string, blobs [][]byte, contains bool) error {
-	i := image{repository: garbageRepository}
+	i := image{Repository: garbageRepository}
 	for _, content := range blobs {
-		i.blobs = append(i.blobs, ocispec.Descriptor{Digest: digest.FromBytes(content), Size: int64(len(content))})
+		i.Blobs = append(i.Blobs, ocispec.Descriptor{Digest: digest.FromBytes(content), Size: int64(len(content))})
 	}
-	text, manifest, err := registries.Manifest(i.blobs[0], i.blobs[1:]...)
+	text, manifest, err := registries.Manifest(i.Blobs[0], i.Blobs[1:]...)
 	if err != nil {
 		return err
 	}
-	i.manifest = manifest
+	i.Manifest = manifest
 	upload := func(skip bool) error {
-		for n, b := range i.blobs {
+		for n, b := range i.Blobs {
 			if skip {
-				status, _, err := g.send(ctx, http.MethodHead, "/v2/"+i.repository+"/blobs/"+b.Digest.String(), "", "")
+				status, _, err := g.send(ctx, http.MethodHead, "/v2/"+i.Repository+"/blobs/"+b.Digest.String(), "", "")
 				if err != nil {
 					return err
 				}
@@ -203,7 +203,7 @@ func (g *garbage) pushImage(ctx context.Context, tag string, blobs [][]byte, con
 					continue
 				}
 			}
-			if err := registries.Push(ctx, g.client, g.process, i.repository, bytes.NewReader(blobs[n]), b.Size,
+			if err := registries.Push(ctx, g.client, g.process, i.Repository, bytes.NewReader(blobs[n]), b.Size,
 				b.Digest); err != nil && !strings.Contains(err.Error(), "503") {
 				return err
 			}
@@ -215,7 +215,7 @@ func (g *garbage) pushImage(ctx context.Context, tag string, blobs [][]byte, con
 	}
 	began := time.Now()
 	for refused := 0; ; refused++ {
-		status, body, err := g.send(ctx, http.MethodPut, "/v2/"+i.repository+"/manifests/"+tag, manifest.MediaType, text)
+		status, body, err := g.send(ctx, http.MethodPut, "/v2/"+i.Repository+"/manifests/"+tag, manifest.MediaType, text)
 		switch {
 		case err != nil:
 			return err
@@ -294,10 +294,10 @@ func (g *garbage) incomplete(ctx context.Context, certificates *registries.Certi
 	client := registries.NewClient(certificates.Node())
 	defer client.CloseIdleConnections()
 	for _, i := range g.images {
-		at := g.process.URL("/v2/" + i.repository)
-		_, err := registries.Get(ctx, client, http.MethodGet, at+"/manifests/"+i.manifest.Digest.String(),
-			i.manifest.MediaType, i.manifest.Size, io.Discard)
-		for _, b := range i.blobs {
+		at := g.process.URL("/v2/" + i.Repository)
+		_, err := registries.Get(ctx, client, http.MethodGet, at+"/manifests/"+i.Manifest.Digest.String(),
+			i.Manifest.MediaType, i.Manifest.Size, io.Discard)
+		for _, b := range i.Blobs {
 			if err == nil {
 				_, err = registries.Get(ctx, client, http.MethodGet, at+"/blobs/"+b.Digest.String(), "", b.Size, io.Discard)
 			}

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/opencontainers/go-digest"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
@@ -30,20 +29,13 @@ const (
 	layersOfImage = 3
 	// differentImages is large enough that two nodes seldom pull the same image at the same time.
 	differentImages = 100
-	configBytes     = 2000
 
 	tableSame      = "Pulls of the same image"
 	tableDifferent = "Pulls of different images"
 	tableHerd      = "Thundering herd"
 )
 
-// image is a pushed image.
-type image struct {
-	repository string
-	manifest   ocispec.Descriptor
-	blobs      []ocispec.Descriptor // first the configuration
-	bytes      int64                // total size, including the manifest
-}
+type image = registries.Image
 
 // push pushes all images to the registry's storage, and verifies one of them.
 func (b *benchmark) push(ctx context.Context) (err error) {
@@ -77,9 +69,9 @@ func (b *benchmark) push(ctx context.Context) (err error) {
 	node := newNode(b.certificates, new(traffic))
 	defer node.CloseIdleConnections()
 	for _, i := range b.images[:min(1, len(b.images))] {
-		for _, d := range i.blobs {
+		for _, d := range i.Blobs {
 			hash := digest.SHA256.Hash()
-			if _, err := registries.Get(ctx, node, http.MethodGet, process.URL("/v2/"+i.repository+"/blobs/"+d.Digest.String()),
+			if _, err := registries.Get(ctx, node, http.MethodGet, process.URL("/v2/"+i.Repository+"/blobs/"+d.Digest.String()),
 				"", d.Size, hash); err != nil {
 				return err
 			}
@@ -97,30 +89,7 @@ func (b *benchmark) start(ctx context.Context) (*registries.Process, error) {
 
 func pushImage(ctx context.Context, client *http.Client, process *registries.Process, repository string, seed uint64,
 	size int) (image, error) {
-	i := image{repository: repository}
-	for n := range 1 + layersOfImage {
-		bytes := int64(configBytes)
-		if n > 0 {
-			bytes = int64(size / layersOfImage)
-		}
-		content := func() io.Reader { return registries.Random(seed<<8|uint64(n), bytes) }
-		d, err := digest.SHA256.FromReader(content())
-		if err != nil {
-			return i, err
-		}
-		if err := registries.Push(ctx, client, process, repository, content(), bytes, d); err != nil {
-			return i, err
-		}
-		i.blobs = append(i.blobs, ocispec.Descriptor{Digest: d, Size: bytes})
-		i.bytes += bytes
-	}
-	manifest, desc, err := registries.Manifest(i.blobs[0], i.blobs[1:]...)
-	if err != nil {
-		return i, err
-	}
-	i.manifest = desc
-	i.bytes += desc.Size
-	return i, registries.PushManifest(ctx, client, process, repository, "v1", desc.MediaType, manifest)
+	return registries.PushImage(ctx, client, process, repository, "v1", seed, layersOfImage, int64(size/layersOfImage))
 }
 
 // The settings of the proxies on nodes (internal/proxy).
@@ -150,17 +119,17 @@ func (t *traffic) get(ctx context.Context, client *http.Client, method, url, acc
 
 // pull sends the requests of a container runtime that pulls an image through its node's proxy.
 func (t *traffic) pull(ctx context.Context, client *http.Client, process *registries.Process, i image) error {
-	url := process.URL("/v2/" + i.repository)
+	url := process.URL("/v2/" + i.Repository)
 	for _, request := range []struct{ method, name string }{{http.MethodHead, "v1"},
-		{http.MethodGet, i.manifest.Digest.String()}} {
-		if err := t.get(ctx, client, request.method, url+"/manifests/"+request.name, i.manifest.MediaType,
-			i.manifest.Size); err != nil {
+		{http.MethodGet, i.Manifest.Digest.String()}} {
+		if err := t.get(ctx, client, request.method, url+"/manifests/"+request.name, i.Manifest.MediaType,
+			i.Manifest.Size); err != nil {
 			return err
 		}
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(layersAtOnce)
-	for _, d := range i.blobs {
+	for _, d := range i.Blobs {
 		group.Go(func() error {
 			return t.get(ctx, client, http.MethodGet, url+"/blobs/"+d.Digest.String(), "", d.Size)
 		})
@@ -261,7 +230,7 @@ func (b *benchmark) measure(ctx context.Context, nodes int, images func(node int
 					o.failure = err
 				} else {
 					o.took = append(o.took, took)
-					o.received += i.bytes
+					o.received += i.Bytes
 				}
 				mu.Unlock()
 			}

@@ -28,9 +28,9 @@ import (
 
 	lru "github.com/hashicorp/golang-lru/v2"
 	"golang.org/x/sync/singleflight"
-	"golang.org/x/sys/unix"
 
 	"github.com/zarf-dev/zarf-registry/internal/connlimit"
+	"github.com/zarf-dev/zarf-registry/internal/listen"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/serviceaddress"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
@@ -43,8 +43,7 @@ const (
 	// maxConnections is how many clients may be connected: 341 nodes with three layers each. One that reads
 	// slowly takes 120 KiB, and as much in the kernel. Proxies close idle ones after ten seconds.
 	maxConnections = 1024
-	// unsentSize is how much the kernel keeps for a client that does not read (TCP_NOTSENT_LOWAT).
-	// Otherwise it is 4 MB.
+	// unsentSize is how much the kernel keeps for a client that does not read.
 	unsentSize = chunkSize
 	// maxIdle is how many idle connections to the registry are kept.
 	maxIdle = 32
@@ -53,10 +52,6 @@ const (
 	// lameDuck is how long new connections are accepted after /readyz fails: until the proxies' nodes
 	// have noticed.
 	lameDuck = 2 * time.Second
-
-	// portTimeout is how long a cache waits for its port, and portInterval how often it tries.
-	portTimeout  = time.Minute
-	portInterval = 5 * time.Millisecond
 
 	readTimeout = 10 * time.Second
 	idleTimeout = 30 * time.Second // longer than proxies keep a connection
@@ -176,32 +171,13 @@ func (c *Cache) Listen(ctx context.Context) (err error) {
 	return nil
 }
 
-// limitUnsent sets unsentSize for a listener, whose connections inherit it.
-func limitUnsent(_, _ string, c syscall.RawConn) error {
-	var failed error
-	err := c.Control(func(fd uintptr) {
-		failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsentSize)
-	})
-	return errors.Join(err, failed)
-}
-
 func (c *Cache) listenWhenFree(ctx context.Context, address string) (net.Listener, error) {
-	config := net.ListenConfig{Control: limitUnsent}
-	end := time.Now().Add(portTimeout)
-	for waiting := false; ; waiting = true {
-		l, err := config.Listen(ctx, "tcp", address)
-		if !errors.Is(err, syscall.EADDRINUSE) || time.Now().After(end) {
-			return l, err
-		}
-		if !waiting {
-			c.config.Logger.Info("the port is in use, waiting for the previous cache to end", "address", address)
-		}
-		select {
-		case <-ctx.Done():
-			return nil, err
-		case <-time.After(portInterval):
-		}
+	config := net.ListenConfig{
+		Control: func(_, _ string, c syscall.RawConn) error { return listen.LimitUnsent(c, unsentSize) },
 	}
+	return listen.WhenFree(ctx, c.config.Logger, address, func() (net.Listener, error) {
+		return config.Listen(ctx, "tcp", address)
+	})
 }
 
 // Addr returns the address that Listen opened, and MetricsAddr that of the metrics port, or nil.

@@ -217,14 +217,6 @@ func (c *Cache) head(ctx context.Context, t target, header http.Header) (*confir
 	return &confirmation{header: forClients, digest: d, size: response.ContentLength, at: at}, nil
 }
 
-func (t target) path(reference string) string {
-	kind := "manifests"
-	if t.blob {
-		kind = "blobs"
-	}
-	return "/v2/" + t.repository + "/" + kind + "/" + reference
-}
-
 // setHeader sets what the registry has sent with the content, and a warning about stale content (RFC 7234,
 // section 5.5.1).
 func setHeader(header http.Header, confirmed *confirmation) {
@@ -292,11 +284,7 @@ func (w noRanges) WriteHeader(status int) {
 // fetch fills b from the registry. It goes on when the client that caused it disconnects: others may follow.
 func (c *Cache) fetch(t target, b *blob, header http.Header) {
 	err := c.store.write(b, func() (io.ReadCloser, error) {
-		body, err := c.origin.open(c.ctx, t.path(b.digest.String()), b.size, header)
-		if err != nil {
-			return nil, err
-		}
-		return body, nil
+		return c.origin.open(c.ctx, t.path(b.digest.String()), b.size, header)
 	})
 	if err != nil && c.ctx.Err() == nil {
 		c.metrics.fetchErrors.Inc()

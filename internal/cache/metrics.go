@@ -3,6 +3,7 @@ package cache
 import (
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"runtime"
 	"sync/atomic"
@@ -41,7 +42,7 @@ func newCacheMetrics(c *Cache) *cacheMetrics {
 		resumes:      set.NewCounter(prefix + "fetch_resumes_total"),
 	}
 	source := c.config.Source
-	for name, value := range map[string]func() float64{
+	gauges := map[string]func() float64{
 		"requests_in_flight": func() float64 { return float64(m.inFlight.Load()) },
 		"connections":        func() float64 { return float64(c.connections.Open()) },
 		"size_bytes":         func() float64 { return float64(c.config.Size) },
@@ -53,11 +54,9 @@ func newCacheMetrics(c *Cache) *cacheMetrics {
 			_, blobs := c.store.usage()
 			return float64(blobs)
 		},
-		"certificate_expiry_timestamp_seconds": func() float64 { return float64(source.Current().Leaf.NotAfter.Unix()) },
-		"certificate_lifetime_seconds":         func() float64 { return source.Current().Lifetime().Seconds() },
-		"authority_expiry_timestamp_seconds":   func() float64 { return float64(source.Current().CAExpiry().Unix()) },
-		"certificate_generation":               func() float64 { return float64(source.Current().Generation) },
-	} {
+	}
+	maps.Copy(gauges, source.Gauges())
+	for name, value := range gauges {
 		set.NewGauge(prefix+name, value)
 	}
 	set.NewGauge(fmt.Sprintf("%sbuild_info{version=%q,goversion=%q}", prefix, c.config.Version, runtime.Version()),

@@ -9,10 +9,10 @@ import (
 	"net"
 	"net/http"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
+	"github.com/zarf-dev/zarf-registry/internal/hopbyhop"
 	"github.com/zarf-dev/zarf-registry/internal/httprange"
 	"github.com/zarf-dev/zarf-registry/internal/serviceaddress"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
@@ -128,9 +128,12 @@ type body struct {
 }
 
 // open requests content, with the client's headers.
-func (o *origin) open(ctx context.Context, path string, size int64, header http.Header) (*body, error) {
+func (o *origin) open(ctx context.Context, path string, size int64, header http.Header) (io.ReadCloser, error) {
 	b := &body{origin: o, ctx: ctx, path: path, header: header, size: size}
-	return b, b.request()
+	if err := b.request(); err != nil {
+		return nil, err
+	}
+	return b, nil
 }
 
 // Close ends the request. It returns nil.
@@ -152,15 +155,8 @@ func (b *body) request() error {
 		return err
 	}
 	b.current = &stallReader{ReadCloser: response.Body, cancel: cancel}
-	want, got := httprange.ContentRange{Start: b.offset, End: b.size, Size: b.size}, httprange.ContentRange{}
-	switch response.StatusCode {
-	case http.StatusOK:
-		got = httprange.ContentRange{End: response.ContentLength, Size: response.ContentLength}
-	case http.StatusPartialContent:
-		got, err = httprange.Parse(response.Header.Get("Content-Range"))
-	default:
-		err = fmt.Errorf("the registry responded with %s", response.Status)
-	}
+	want := httprange.ContentRange{Start: b.offset, End: b.size, Size: b.size}
+	got, err := httprange.Of(response)
 	if err == nil && got != want {
 		err = fmt.Errorf("the registry sent %s, want %s", got, want)
 	}
@@ -208,19 +204,13 @@ func (r *stallReader) Read(p []byte) (int, error) {
 	return r.ReadCloser.Read(p)
 }
 
-// hopByHop are the headers of a single connection, and those that the server sets itself.
-var hopByHop = []string{"Connection", "Keep-Alive", "Transfer-Encoding", "Trailer", "Upgrade", "Date"}
-
-// endToEnd returns the headers that are for the client.
+// endToEnd returns the headers that are for the client. The server sets the date itself.
 func endToEnd(from http.Header) http.Header {
-	to := from.Clone()
-	for _, value := range from.Values("Connection") {
-		for name := range strings.SplitSeq(value, ",") {
-			to.Del(strings.TrimSpace(name))
+	to := http.Header{}
+	for name, values := range from {
+		if name != "Date" && !hopbyhop.Is(from, name) {
+			to[name] = values
 		}
-	}
-	for _, name := range hopByHop {
-		to.Del(name)
 	}
 	return to
 }

@@ -42,4 +42,13 @@ func parsePath(path string) (target, bool) {
 	return t, true
 }
 
+// path returns the path of something in the target's repository, of the target's kind.
+func (t target) path(reference string) string {
+	kind := "manifests"
+	if t.blob {
+		kind = "blobs"
+	}
+	return "/v2/" + t.repository + "/" + kind + "/" + reference
+}
+
 func isDigest(reference string) bool { return digest.Digest(reference).Validate() == nil }

@@ -242,7 +242,7 @@ func (f *warmFlags) selectNodes(ctx context.Context, client kubernetes.Interface
 func (f *warmFlags) fill(ctx context.Context, c *registryAccess, pods []corev1.Pod, contents []warm.Image,
 	log *slog.Logger) ([]warm.Result, error) {
 	access := c.access
-	access.ServerName = release.ServerName(f.cluster.name+names.SuffixCache, f.cluster.namespace)
+	access.ServerName = release.CacheName(f.cluster.name, f.cluster.namespace)
 	var caches []warm.Cache
 	for i := range pods {
 		transport, err := c.registry.CacheTransport(access, &pods[i], warm.RequestsPerCache)

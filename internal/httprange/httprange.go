@@ -3,7 +3,9 @@
 package httprange
 
 import (
+	"errors"
 	"fmt"
+	"net/http"
 	"strconv"
 	"strings"
 )
@@ -44,6 +46,27 @@ func Parse(header string) (ContentRange, error) {
 		r.Size = int64(size)
 	}
 	return r, nil
+}
+
+// Of returns the bytes that the body of a response carries. It fails if they are unknown: then a body that
+// breaks off cannot be resumed.
+func Of(r *http.Response) (ContentRange, error) {
+	if r.ContentLength < 0 {
+		return ContentRange{}, errors.New("the response has no length")
+	}
+	switch r.StatusCode {
+	case http.StatusOK:
+		return ContentRange{End: r.ContentLength, Size: r.ContentLength}, nil
+	case http.StatusPartialContent:
+		header := r.Header.Get("Content-Range")
+		got, err := Parse(header)
+		if err == nil && got.End-got.Start != r.ContentLength {
+			err = fmt.Errorf("Content-Range %q does not match Content-Length %d", header, r.ContentLength)
+		}
+		return got, err
+	default:
+		return ContentRange{}, fmt.Errorf("the response has status %s", r.Status)
+	}
 }
 
 // String returns the value of the Content-Range header.

@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/zarf-dev/zarf-registry/internal/hopbyhop"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
 )
@@ -437,7 +438,7 @@ func FuzzAnswer(f *testing.F) {
 			}
 			dropNamed(want.Header, want.Header)
 			// net/http writes these as they are for this connection
-			for _, name := range append([]string{"Content-Length", "Date"}, hopByHop...) {
+			for _, name := range append([]string{"Content-Length", "Date"}, hopbyhop.Headers...) {
 				delete(want.Header, name)
 				delete(response.Header, name)
 			}

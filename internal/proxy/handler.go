@@ -10,6 +10,8 @@ import (
 	"os"
 	"strconv"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/hopbyhop"
 )
 
 const (
@@ -108,7 +110,7 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request) (code int, n int
 
 func copyHeader(to, from http.Header) {
 	for name, values := range from {
-		if !dropFromResponse[name] && !namedBy(from, name) {
+		if !hopbyhop.Is(from, name) {
 			to[name] = values
 		}
 	}

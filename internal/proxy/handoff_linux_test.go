@@ -9,7 +9,7 @@ import (
 func TestHandOff(t *testing.T) {
 	accepts := func(address string) (net.Listener, <-chan net.Conn) {
 		t.Helper()
-		l, err := listen(t.Context(), address, true)
+		l, err := open(t.Context(), address, true)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -93,9 +93,6 @@ const (
 	// would reset the connection, and the client might never see the response.
 	lingerTimeout = 500 * time.Millisecond
 
-	// portTimeout is how long a proxy waits for its port: until it counts as available (10 s), and the
-	// previous one has drained (DefaultDrainTimeout), on a slow node.
-	portTimeout = time.Minute
 	// idleLifetime is how long an unused connection to the registry is kept. It spans the pauses
 	// within a pull. A longer lifetime would occasionally save a handshake of a few milliseconds, but
 	// cost the registry memory for every node of the cluster.

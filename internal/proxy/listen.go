@@ -8,9 +8,10 @@ import (
 	"net"
 	"net/netip"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/zarf-dev/zarf-registry/internal/listen"
 )
 
 // listenNetwork returns the network for an address in the form of Config.Listen: tcp6 for an IPv6
@@ -37,28 +38,16 @@ func listenNetwork(address string) (string, error) {
 	}
 }
 
-// listenWhenFree is like listen, but waits for a predecessor that cannot share the port because it runs
-// as another user (SO_REUSEPORT). The predecessor answers the probes of this pod's readiness too, so it
-// ends soon, and this process has the port within a millisecond.
+// listenWhenFree is like open, but waits for a predecessor that cannot share the port because it runs as another user
+// (SO_REUSEPORT). The predecessor answers the probes of this pod's readiness too, so it ends soon.
 func listenWhenFree(ctx context.Context, address string, reusePort bool, log *slog.Logger) (net.Listener, error) {
-	end := time.Now().Add(portTimeout)
-	for waiting := false; ; waiting = true {
-		l, err := listen(ctx, address, reusePort)
-		if !reusePort || !errors.Is(err, syscall.EADDRINUSE) || time.Now().After(end) {
-			return l, err
-		}
-		if !waiting {
-			log.Info("the port is in use, waiting for the previous proxy to end", "address", address)
-		}
-		select {
-		case <-ctx.Done():
-			return nil, err
-		case <-time.After(time.Millisecond):
-		}
+	if !reusePort {
+		return open(ctx, address, false)
 	}
+	return listen.WhenFree(ctx, log, address, func() (net.Listener, error) { return open(ctx, address, true) })
 }
 
-func listen(ctx context.Context, address string, reusePort bool) (net.Listener, error) {
+func open(ctx context.Context, address string, reusePort bool) (net.Listener, error) {
 	network, err := listenNetwork(address)
 	if err != nil {
 		return nil, err
@@ -69,10 +58,10 @@ func listen(ctx context.Context, address string, reusePort bool) (net.Listener, 
 	config.SetMultipathTCP(false) // a node has a single path, and handOff's socket option exists for TCP only
 	config.Control = func(_, _ string, c syscall.RawConn) error {
 		// Accepted connections inherit it.
-		if err := setOption(c, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsentSize); err != nil || !reusePort {
+		if err := listen.LimitUnsent(c, unsentSize); err != nil || !reusePort {
 			return err
 		}
-		return setOption(c, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
+		return listen.SetOption(c, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
 	}
 	l, err := config.Listen(ctx, network, address)
 	if err != nil {
@@ -85,12 +74,4 @@ func listen(ctx context.Context, address string, reusePort bool) (net.Listener, 
 // family.
 func addressUnavailable(err error) bool {
 	return errors.Is(err, syscall.EADDRNOTAVAIL) || errors.Is(err, syscall.EAFNOSUPPORT)
-}
-
-func setOption(c syscall.RawConn, level, option, value int) error {
-	var err error
-	if e := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, value) }); e != nil {
-		return e
-	}
-	return err
 }

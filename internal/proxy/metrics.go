@@ -3,6 +3,7 @@ package proxy
 import (
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"runtime"
 	"strconv"
@@ -84,16 +85,13 @@ func newProxyMetrics(p *Proxy) *proxyMetrics {
 			taken, _ := p.slots.counts()
 			return float64(taken)
 		},
-		"connections":                          func() float64 { return float64(p.connections.Open()) },
-		"buffered_bytes":                       func() float64 { return float64(p.buffers.bytes.Load()) },
-		"certificate_expiry_timestamp_seconds": func() float64 { return float64(source.Current().Leaf.NotAfter.Unix()) },
-		"certificate_lifetime_seconds":         func() float64 { return source.Current().Lifetime().Seconds() },
-		"authority_expiry_timestamp_seconds":   func() float64 { return float64(source.Current().CAExpiry().Unix()) },
-		"certificate_generation":               func() float64 { return float64(source.Current().Generation) },
+		"connections":    func() float64 { return float64(p.connections.Open()) },
+		"buffered_bytes": func() float64 { return float64(p.buffers.bytes.Load()) },
 		"upstream_last_success_timestamp_seconds": func() float64 {
 			return float64(p.upstream.lastSuccess.Load()) / float64(time.Second)
 		},
 	}
+	maps.Copy(gauges, source.Gauges())
 	for name, value := range gauges {
 		set.NewGauge(prefix+name, value)
 	}

@@ -6,9 +6,10 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"net/textproto"
 	"net/url"
 	"strings"
+
+	"github.com/zarf-dev/zarf-registry/internal/hopbyhop"
 )
 
 const (
@@ -56,7 +57,7 @@ func (r *request) write(b *bytes.Buffer, registry string) {
 	field(" HTTP/1.1\r\nHost: ", cmp.Or(r.Host, registry), "\r\n")
 	field("X-Forwarded-Proto: ", r.scheme, "\r\n")
 	for name, values := range r.Header {
-		if dropFromRequest[name] || namedBy(r.Header, name) {
+		if dropFromRequest[name] || hopbyhop.NamedBy(r.Header, name) {
 			continue
 		}
 		for _, value := range values {
@@ -97,23 +98,13 @@ func fromOtherSite(header http.Header) bool {
 	return false
 }
 
-// hopByHop are the headers of a single connection (RFC 9110, section 7.6.1). Those that Connection
-// names are added to them.
-var hopByHop = []string{
-	"Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authentication-Info",
-	"Proxy-Authorization", "Proxy-Connection",
-	"Te", "Trailer", "Transfer-Encoding", "Upgrade",
-}
-
 // dropFromRequest are the client headers that are not forwarded. Credentials are among them: the
 // node's certificate authorizes a pull, and credentials that a runtime holds for some registry on
 // loopback must not reach another registry's log or memory.
 var dropFromRequest = set(append([]string{
 	"Authorization", "Cookie", "Content-Length", "Expect", "Forwarded", "Host",
 	"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Port", "X-Forwarded-Proto", "X-Real-Ip",
-}, hopByHop...))
-
-var dropFromResponse = set(hopByHop)
+}, hopbyhop.Headers...))
 
 func set(names []string) map[string]bool {
 	m := make(map[string]bool, len(names))
@@ -121,16 +112,4 @@ func set(names []string) map[string]bool {
 		m[name] = true
 	}
 	return m
-}
-
-// namedBy reports whether the Connection header in h names the header name.
-func namedBy(h http.Header, name string) bool {
-	for _, value := range h["Connection"] {
-		for named := range strings.SplitSeq(value, ",") {
-			if strings.EqualFold(textproto.TrimString(named), name) {
-				return true
-			}
-		}
-	}
-	return false
 }

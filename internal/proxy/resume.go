@@ -7,29 +7,9 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/zarf-dev/zarf-registry/internal/hopbyhop"
 	"github.com/zarf-dev/zarf-registry/internal/httprange"
 )
-
-// contentRangeOf returns the bytes of the blob that a response carries. It fails if they are unknown,
-// in which case the body cannot be resumed.
-func contentRangeOf(r *http.Response) (httprange.ContentRange, error) {
-	if r.ContentLength < 0 {
-		return httprange.ContentRange{}, errors.New("the response has no length")
-	}
-	switch r.StatusCode {
-	case http.StatusOK:
-		return httprange.ContentRange{End: r.ContentLength, Size: r.ContentLength}, nil
-	case http.StatusPartialContent:
-		header := r.Header.Get("Content-Range")
-		got, err := httprange.Parse(header)
-		if err == nil && got.End-got.Start != r.ContentLength {
-			err = fmt.Errorf("Content-Range %q does not match Content-Length %d", header, r.ContentLength)
-		}
-		return got, err
-	default:
-		return httprange.ContentRange{}, fmt.Errorf("the response has status %s", r.Status)
-	}
-}
 
 // validators identify the bytes of a body: two responses with equal validators carry the same blob.
 type validators struct{ etag, digest string }
@@ -55,7 +35,7 @@ type interruptedBody struct {
 
 func newInterruptedBody(first *http.Response) *interruptedBody {
 	b := &interruptedBody{want: validatorsFrom(first)}
-	b.whole, b.unresumable = contentRangeOf(first)
+	b.whole, b.unresumable = httprange.Of(first)
 	if b.unresumable == nil && b.want == (validators{}) {
 		b.unresumable = errors.New("the response has neither a strong ETag nor a digest")
 	}
@@ -151,7 +131,7 @@ func (p *Proxy) takeTurn(
 func continuation(ctx context.Context, r *request, rest httprange.ContentRange, etag string) *request {
 	out := &request{r.Clone(ctx), r.scheme}
 	for name := range out.Header {
-		if namedBy(r.Header, name) {
+		if hopbyhop.NamedBy(r.Header, name) {
 			out.Header.Del(name)
 		}
 	}
@@ -176,7 +156,7 @@ func judgeContinuation(r *http.Response, rest httprange.ContentRange, want valid
 	if r.StatusCode != http.StatusPartialContent && r.StatusCode != http.StatusOK {
 		return refuse, fmt.Errorf("the registry responded with %s", r.Status)
 	}
-	got, err := contentRangeOf(r)
+	got, err := httprange.Of(r)
 	if err != nil {
 		return refuse, err
 	}

@@ -5,13 +5,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/zarf-dev/zarf-registry/internal/listen"
 )
 
 // setSocket sets the options of a connection to the registry. It breaks if data or keepalive probes are not
 // acknowledged for that time (TCP_USER_TIMEOUT).
 func setSocket(c syscall.RawConn, gone time.Duration) error {
-	if err := setOption(c, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveSize); err != nil {
+	if err := listen.SetOption(c, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveSize); err != nil {
 		return err
 	}
-	return setOption(c, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(gone/time.Millisecond))
+	return listen.SetOption(c, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(gone/time.Millisecond))
 }

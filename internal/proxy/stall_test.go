@@ -239,7 +239,7 @@ func TestConnectionLimit(t *testing.T) {
 
 // The kernel keeps little for a client that does not read.
 func TestUnsentDataIsLimited(t *testing.T) {
-	l, err := listen(t.Context(), "127.0.0.1:0", false)
+	l, err := open(t.Context(), "127.0.0.1:0", false)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -145,6 +145,16 @@ func (s *Source) Current() *Material { return s.current.Load() }
 // counts.
 func (s *Source) ReloadErrors() uint64 { return s.failures.Load() }
 
+// Gauges returns metrics of the certificates in use, by name. Times are Unix times in seconds.
+func (s *Source) Gauges() map[string]func() float64 {
+	return map[string]func() float64{
+		"certificate_expiry_timestamp_seconds": func() float64 { return float64(s.Current().Leaf.NotAfter.Unix()) },
+		"certificate_lifetime_seconds":         func() float64 { return s.Current().Lifetime().Seconds() },
+		"authority_expiry_timestamp_seconds":   func() float64 { return float64(s.Current().CAExpiry().Unix()) },
+		"certificate_generation":               func() float64 { return float64(s.Current().Generation) },
+	}
+}
+
 // OnChange registers fn to be called with each later generation once it is in use, in the goroutine
 // that reloads. fn must not call OnChange or Reload.
 func (s *Source) OnChange(fn func(*Material)) {

@@ -1,10 +1,12 @@
 package registries
 
 import (
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"io"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -33,6 +35,47 @@ func Manifest(config ocispec.Descriptor, layers ...ocispec.Descriptor) (string, 
 	raw, err := json.Marshal(manifest)
 	return string(raw), ocispec.Descriptor{MediaType: manifest.MediaType, Digest: digest.FromBytes(raw),
 		Size: int64(len(raw))}, err
+}
+
+// Image is an image that PushImage has pushed.
+type Image struct {
+	Repository string
+	Manifest   ocispec.Descriptor
+	Blobs      []ocispec.Descriptor // first the configuration
+	Bytes      int64                // total size, including the manifest
+}
+
+// configBytes is the size of an image's configuration.
+const configBytes = 2000
+
+// PushImage pushes an image with a tag. Its layers have so many incompressible bytes each, which depend only on the
+// seed, on the number of the layer and on its size.
+func PushImage(ctx context.Context, client *http.Client, p *Process, repository, tag string, seed uint64, layers int,
+	layerBytes int64) (Image, error) {
+	i := Image{Repository: repository}
+	for n := range 1 + layers {
+		bytes := int64(configBytes)
+		if n > 0 {
+			bytes = layerBytes
+		}
+		content := func() io.Reader { return Random(seed<<8|uint64(n), bytes) }
+		d, err := digest.SHA256.FromReader(content())
+		if err != nil {
+			return i, err
+		}
+		if err := Push(ctx, client, p, repository, content(), bytes, d); err != nil {
+			return i, err
+		}
+		i.Blobs = append(i.Blobs, ocispec.Descriptor{Digest: d, Size: bytes})
+		i.Bytes += bytes
+	}
+	manifest, desc, err := Manifest(i.Blobs[0], i.Blobs[1:]...)
+	if err != nil {
+		return i, err
+	}
+	i.Manifest = desc
+	i.Bytes += desc.Size
+	return i, PushManifest(ctx, client, p, repository, tag, desc.MediaType, manifest)
 }
 
 // Prepare creates a [StorageDir], and certificates in it. The caller removes the directory, also after an error.

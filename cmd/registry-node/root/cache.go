@@ -1,7 +1,6 @@
 package root
 
 import (
-	"context"
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
@@ -56,14 +55,7 @@ certificates are reloaded. On SIGTERM the cache waits for requests in flight, at
 			if ready != 0 {
 				tellReady(logger, ready) // the previous cache must end before this one listens
 			}
-			if err := c.Listen(command.Context()); err != nil {
-				return err
-			}
-			logger.Info("starting", "version", config.Version)
-			watch, cancel := context.WithCancel(context.WithoutCancel(command.Context()))
-			defer cancel()
-			go config.Source.Run(watch) // until the last request has been answered
-			return c.Run(command.Context())
+			return serve(command.Context(), c, config.Source, logger, config.Version)
 		},
 	}
 	flags := command.Flags()

@@ -71,14 +71,7 @@ With --cache, blobs and manifests come from a cache pod, and from the registry i
 			if err != nil {
 				return &exitcode.Refusal{Err: err}
 			}
-			if err := p.Listen(command.Context()); err != nil {
-				return err
-			}
-			logger.Info("starting", "version", config.Version)
-			watch, cancel := context.WithCancel(context.WithoutCancel(command.Context()))
-			defer cancel()
-			go config.Source.Run(watch) // until the last request has been answered
-			return p.Run(command.Context())
+			return serve(command.Context(), p, config.Source, logger, config.Version)
 		},
 	}
 	flags := command.Flags()
@@ -112,6 +105,25 @@ With --cache, blobs and manifests come from a cache pod, and from the registry i
 // memoryLimit is when Go collects garbage more often than when memory in use has doubled, in bytes. Pulls
 // need less. With as many clients as may connect, the rest of a pod's 128 MiB is for the kernel's buffers.
 const memoryLimit = 48 << 20
+
+// server is a proxy or a cache.
+type server interface {
+	Listen(ctx context.Context) error
+	Run(ctx context.Context) error
+}
+
+// serve runs a server until ctx ends and it has drained. It reloads certificates until the last request has been
+// answered.
+func serve(ctx context.Context, s server, source *tlsfiles.Source, log *slog.Logger, version string) error {
+	if err := s.Listen(ctx); err != nil {
+		return err
+	}
+	log.Info("starting", "version", version)
+	watch, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	go source.Run(watch)
+	return s.Run(ctx)
+}
 
 // registerVersion adds the flag --program-version.
 func registerVersion(flags *pflag.FlagSet, version *string) {

@@ -1,0 +1,54 @@
+// Package listen helps programs to listen where a predecessor still does. It does not choose addresses.
+package listen
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// timeout is how long a program waits for its port: until its pod counts as available (10 s), and the previous program
+// has drained (20 s), on a slow node.
+const timeout = time.Minute
+
+// WhenFree calls listen until it succeeds, as long as the address is in use by a predecessor, for at most a minute. It
+// has the port within a millisecond after the predecessor.
+func WhenFree(
+	ctx context.Context, log *slog.Logger, address string, listen func() (net.Listener, error),
+) (net.Listener, error) {
+	end := time.Now().Add(timeout)
+	for waiting := false; ; waiting = true {
+		l, err := listen()
+		if !errors.Is(err, syscall.EADDRINUSE) || time.Now().After(end) {
+			return l, err
+		}
+		if !waiting {
+			log.Info("the port is in use, waiting for the previous program to end", "address", address)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+// LimitUnsent limits how many bytes the kernel keeps for a client that does not read (TCP_NOTSENT_LOWAT). Connections
+// inherit it from their listener. Otherwise it is up to 4 MB.
+func LimitUnsent(c syscall.RawConn, bytes int) error {
+	return SetOption(c, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, bytes)
+}
+
+// SetOption sets an option of a socket.
+func SetOption(c syscall.RawConn, level, option, value int) error {
+	var err error
+	if e := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, value) }); e != nil {
+		return e
+	}
+	return err
+}
