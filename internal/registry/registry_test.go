@@ -154,6 +154,7 @@ func start(t testing.TB, ca testCA, root string, changes ...func(*Options)) *ins
 func open(t testing.TB, ca testCA, root string, changes ...func(*Options)) *instance {
 	t.Helper()
 	dir := t.TempDir()
+	t.Cleanup(useS3(root))
 	i := &instance{t: t, ca: ca, root: root, tlsDir: filepath.Join(dir, "tls"), logs: &lockedBuffer{}}
 	if err := os.Mkdir(i.tlsDir, 0o700); err != nil {
 		t.Fatal(err)
@@ -205,7 +206,6 @@ func (i *instance) run() {
 		if err := i.stop(); err != nil {
 			i.t.Errorf("server: %v", err)
 		}
-		settle(i.root)
 	})
 	if i.server.plain != nil {
 		if _, err := os.Stat(i.pull); err == nil {

@@ -9,7 +9,6 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -23,11 +22,11 @@ import (
 // tests are in its bucket, so tests can still look at files, and change them.
 var s3 *s3test.Server
 
-// s3Requests is locked for reading during a request to S3. It guards s3Ended, the paths in S3 of registries that have
-// stopped.
+// s3Requests is locked for reading during a request to S3. It guards s3Registries, which counts the running registries by
+// their path in S3. Those that have stopped count 0.
 var (
-	s3Requests sync.RWMutex
-	s3Ended    []string
+	s3Requests   sync.RWMutex
+	s3Registries = map[string]int{}
 )
 
 // runTests runs the tests, with S3 if it is available.
@@ -67,9 +66,11 @@ func runTests(m *testing.M) (code int, err error) {
 	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s3Requests.RLock()
 		defer s3Requests.RUnlock()
-		if slices.ContainsFunc(s3Ended, func(path string) bool { return strings.HasPrefix(r.URL.Path, path) }) {
-			http.Error(w, "the registry has stopped", http.StatusGone)
-			return
+		for path, running := range s3Registries {
+			if running == 0 && strings.HasPrefix(r.URL.Path, path) {
+				http.Error(w, "the registry has stopped", http.StatusGone)
+				return
+			}
 		}
 		// A context that nobody can cancel would make the proxy watch the connection instead.
 		ctx, cancel := context.WithCancel(context.WithoutCancel(r.Context()))
@@ -90,16 +91,22 @@ func storageAt(root string, more ...string) string {
 	return "storage: {" + strings.Join(append([]string{driver}, more...), ", ") + "}\n"
 }
 
-// settle waits until S3 has carried out all requests of a registry that has stopped, and refuses those that arrive later:
-// they would make the removal of its directory fail.
-func settle(root string) {
-	if s3 == nil {
-		return
+// useS3 lets a registry use its root directory in S3, and returns what must be called when it has stopped. That waits until
+// S3 has carried out all requests. If no other registry uses the directory, it also makes S3 refuse later requests: they
+// would make the removal of the directory fail. The root is empty if a test configures the storage itself.
+func useS3(root string) (stopped func()) {
+	if s3 == nil || root == "" {
+		return func() {}
 	}
-	s3Requests.Lock()
-	defer s3Requests.Unlock()
 	bucket := os.TempDir()
-	s3Ended = append(s3Ended, "/"+filepath.Base(bucket)+strings.TrimPrefix(root, bucket)+"/")
+	path := "/" + filepath.Base(bucket) + strings.TrimPrefix(root, bucket) + "/"
+	count := func(change int) {
+		s3Requests.Lock()
+		defer s3Requests.Unlock()
+		s3Registries[path] += change
+	}
+	count(1)
+	return func() { count(-1) }
 }
 
 // older waits until what is stored is older than what will be stored: S3 tells some times in whole seconds only.
