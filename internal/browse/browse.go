@@ -23,8 +23,8 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/catalog"
-	"github.com/zarf-dev/zarf-registry/internal/meter"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/internal/space"
 	"github.com/zarf-dev/zarf-registry/internal/status"
 )
 
@@ -67,7 +67,7 @@ type Server struct {
 func New(source Source, host, token string) *Server {
 	s := &Server{source: source, host: host, token: token, mux: http.NewServeMux()}
 	s.templates = template.Must(template.New("").Funcs(template.FuncMap{
-		"bytes": meter.FormatBytes, "short": shortDigest, "time": formatTime,
+		"bytes": space.FormatBytes, "short": shortDigest, "time": formatTime,
 		"join": func(list []string) string { return strings.Join(list, ", ") },
 	}).ParseFS(assets, "assets/*.html"))
 	base := "/" + token

@@ -19,8 +19,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
-	"github.com/zarf-dev/zarf-registry/internal/meter"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
+	"github.com/zarf-dev/zarf-registry/internal/space"
 )
 
 // listFlags are the flags of images list.
@@ -278,7 +278,7 @@ func printList(w io.Writer, list []listed) error {
 	row("SOURCE", "REFERENCE", "DIGEST", "PLATFORMS", "SIZE")
 	for _, l := range list {
 		row(l.Source, cmp.Or(l.Reference, "-"), l.Digest.String(), cmp.Or(strings.Join(l.Platforms, ","), "-"),
-			meter.FormatBytes(l.Size))
+			space.FormatBytes(l.Size))
 	}
 	return table.Flush()
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/zarf-dev/zarf-registry/internal/catalog"
-	"github.com/zarf-dev/zarf-registry/internal/meter"
+	"github.com/zarf-dev/zarf-registry/internal/space"
 	"github.com/zarf-dev/zarf-registry/internal/workloads"
 )
 
@@ -165,7 +165,7 @@ func printStored(w io.Writer, list []listed) error {
 	fmt.Fprintln(table, "REFERENCE\tPLATFORMS\tSIZE\tUNSHARED\tSIGNATURES\tSBOMS\tPUSHED\tUSED BY")
 	for _, l := range list {
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", l.Reference, cmp.Or(strings.Join(l.Platforms, ","), "-"),
-			meter.FormatBytes(l.Size), l.cells())
+			space.FormatBytes(l.Size), l.cells())
 	}
 	return table.Flush()
 }
@@ -176,7 +176,7 @@ func printRepositories(w io.Writer, list []listedRepository) error {
 	fmt.Fprintln(table, "REPOSITORY\tIMAGES\tTAGS\tPLATFORMS\tSIZE\tUNSHARED\tSIGNATURES\tSBOMS\tPUSHED\tUSED BY")
 	for _, r := range list {
 		fmt.Fprintf(table, "%s\t%d\t%d\t%s\t%s\t%s\n", r.Repository, r.Images, r.Tags,
-			cmp.Or(strings.Join(r.Platforms, ","), "-"), meter.FormatBytes(r.Size), r.cells())
+			cmp.Or(strings.Join(r.Platforms, ","), "-"), space.FormatBytes(r.Size), r.cells())
 	}
 	return table.Flush()
 }
@@ -189,7 +189,7 @@ func (f *storedFacts) cells() string {
 	case f.UsedBy == nil:
 		users = "unknown"
 	}
-	return strings.Join([]string{meter.FormatBytes(f.Unshared), strconv.Itoa(f.Signatures), strconv.Itoa(f.SBOMs),
+	return strings.Join([]string{space.FormatBytes(f.Unshared), strconv.Itoa(f.Signatures), strconv.Itoa(f.SBOMs),
 		f.Pushed.Format(time.DateOnly), users}, "\t")
 }
 

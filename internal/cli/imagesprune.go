@@ -19,7 +19,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/gc"
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
-	"github.com/zarf-dev/zarf-registry/internal/meter"
+	"github.com/zarf-dev/zarf-registry/internal/space"
 	"github.com/zarf-dev/zarf-registry/internal/workloads"
 )
 
@@ -280,7 +280,7 @@ func (f *removalFlags) print(w io.Writer, what *removal) error {
 		fmt.Fprintln(table, "REFERENCE\tPUSHED\tSIZE")
 		for _, image := range what.Images {
 			for i, ref := range image.References {
-				size := meter.FormatBytes(image.Size)
+				size := space.FormatBytes(image.Size)
 				if i > 0 {
 					size = "the same image"
 				}
@@ -303,14 +303,14 @@ func (f *removalFlags) print(w io.Writer, what *removal) error {
 		plural(what.Manifests-len(what.Changed), "manifest")))
 	switch {
 	case what.Collected != nil:
-		said = append(said, "garbage collection freed "+meter.FormatBytes(what.Collected.Bytes))
+		said = append(said, "garbage collection freed "+space.FormatBytes(what.Collected.Bytes))
 	case what.DryRun && f.collect:
-		said = append(said, "garbage collection would free "+meter.FormatBytes(what.Frees.Bytes))
+		said = append(said, "garbage collection would free "+space.FormatBytes(what.Frees.Bytes))
 	case len(what.Images) > 0:
-		said = append(said, "init-hook garbage-collect "+frees+" "+meter.FormatBytes(what.Frees.Bytes))
+		said = append(said, "init-hook garbage-collect "+frees+" "+space.FormatBytes(what.Frees.Bytes))
 	}
 	if what.Frees.LaterBytes > 0 {
-		said = append(said, fmt.Sprintf("%s more after the grace period of %s", meter.FormatBytes(what.Frees.LaterBytes),
+		said = append(said, fmt.Sprintf("%s more after the grace period of %s", space.FormatBytes(what.Frees.LaterBytes),
 			f.request.Grace))
 	}
 	if len(what.Changed) > 0 {

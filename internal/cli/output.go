@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/zarf-dev/zarf-registry/internal/meter"
+	"github.com/zarf-dev/zarf-registry/internal/space"
 )
 
 // silent is an error that the output already explains; it is not printed.
@@ -50,7 +50,7 @@ func countedBytes(n int, bytes int64) string {
 	if n == 0 {
 		return "0"
 	}
-	return fmt.Sprintf("%d (%s)", n, meter.FormatBytes(bytes))
+	return fmt.Sprintf("%d (%s)", n, space.FormatBytes(bytes))
 }
 
 // plural formats a number of things, whose plural ends in s.

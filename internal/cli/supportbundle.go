@@ -20,8 +20,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
-	"github.com/zarf-dev/zarf-registry/internal/meter"
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/space"
 	"github.com/zarf-dev/zarf-registry/internal/status"
 	"github.com/zarf-dev/zarf-registry/internal/support"
 )
@@ -173,7 +173,7 @@ func writeBundle(ctx context.Context, path string, options support.Options) (_ *
 func printBundle(w io.Writer, b bundle) error {
 	size := ""
 	if b.Size > 0 {
-		size = ", " + meter.FormatBytes(b.Size)
+		size = ", " + space.FormatBytes(b.Size)
 	}
 	fmt.Fprintf(w, "%s: %d files%s\n", b.Path, len(b.Files), size)
 	if len(b.Missing) > 0 {

@@ -75,7 +75,7 @@ func (m *Meter) Update(p images.Progress) {
 		m.begun, m.moved, m.last = now, now, p
 		if !m.terminal {
 			m.shown = now
-			fmt.Fprintf(m.w, "%s%s\n", imageCount("", p), FormatBytes(p.Total))
+			fmt.Fprintf(m.w, "%s%s\n", imageCount("", p), space.FormatBytes(p.Total))
 		}
 	}
 	pause := linePause
@@ -193,15 +193,15 @@ func (m *Meter) bar(p images.Progress, width int) string {
 }
 
 func (m *Meter) figures(p images.Progress) string {
-	s := fmt.Sprintf("%s of %s", FormatBytes(p.Done+p.Skipped), FormatBytes(p.Total))
+	s := fmt.Sprintf("%s of %s", space.FormatBytes(p.Done+p.Skipped), space.FormatBytes(p.Total))
 	if m.rate >= 1 {
-		s += fmt.Sprintf(", %s/s", FormatBytes(int64(m.rate)))
+		s += fmt.Sprintf(", %s/s", space.FormatBytes(int64(m.rate)))
 		if left := float64(p.Total-p.Done-p.Skipped) / m.rate; left < maxLeft.Seconds() {
 			s += fmt.Sprintf(", %s left", (time.Duration(left * float64(time.Second))).Round(time.Second))
 		}
 	}
 	if p.Skipped > 0 {
-		s += fmt.Sprintf(", %s already there", FormatBytes(p.Skipped))
+		s += fmt.Sprintf(", %s already there", space.FormatBytes(p.Skipped))
 	}
 	return s
 }
@@ -214,11 +214,11 @@ func moved(sent, received, skipped int64) string {
 		what string
 	}{{received, "received"}, {sent, "sent"}, {skipped, "already there"}} {
 		if part.n > 0 {
-			parts = append(parts, FormatBytes(part.n)+" "+part.what)
+			parts = append(parts, space.FormatBytes(part.n)+" "+part.what)
 		}
 	}
 	if len(parts) == 0 {
-		return FormatBytes(0)
+		return space.FormatBytes(0)
 	}
 	return strings.Join(parts, ", ")
 }
@@ -238,6 +238,3 @@ func formatImageCount(images int) string {
 	}
 	return fmt.Sprintf("%d images", images)
 }
-
-// FormatBytes formats a number of bytes with a decimal unit, such as 12.3 MB.
-func FormatBytes(n int64) string { return space.FormatBytes(n) }

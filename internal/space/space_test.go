@@ -76,3 +76,20 @@ func TestDescribe(t *testing.T) {
 		t.Error("the remedy does not depend on the limit")
 	}
 }
+
+func TestFormatBytes(t *testing.T) {
+	for n, want := range map[int64]string{
+		0:                   "0 B",
+		999:                 "999 B",
+		1000:                "1.0 kB",
+		999_949:             "999.9 kB",
+		999_950:             "1.0 MB",
+		12_345_678:          "12.3 MB",
+		2 << 30:             "2.1 GB",
+		9223372036854775807: "9.2 EB",
+	} {
+		if got := FormatBytes(n); got != want {
+			t.Errorf("FormatBytes(%d) = %s, want %s", n, got, want)
+		}
+	}
+}

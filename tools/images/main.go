@@ -20,7 +20,7 @@ import (
 	"syscall"
 
 	"github.com/zarf-dev/zarf-registry/internal/images"
-	"github.com/zarf-dev/zarf-registry/internal/meter"
+	"github.com/zarf-dev/zarf-registry/internal/space"
 	"github.com/zarf-dev/zarf-registry/tools/program"
 )
 
@@ -132,6 +132,6 @@ func writeArchive(ctx context.Context, out io.Writer, store *images.Store, image
 	if err := os.Rename(f.Name(), name); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "%s\n  %s\n  %s, %s\n", image.Reference, image.Descriptor.Digest, name, meter.FormatBytes(image.Size))
+	fmt.Fprintf(out, "%s\n  %s\n  %s, %s\n", image.Reference, image.Descriptor.Digest, name, space.FormatBytes(image.Size))
 	return nil
 }

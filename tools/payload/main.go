@@ -24,7 +24,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/injector"
-	"github.com/zarf-dev/zarf-registry/internal/meter"
+	"github.com/zarf-dev/zarf-registry/internal/space"
 	"github.com/zarf-dev/zarf-registry/tools/program"
 )
 
@@ -112,7 +112,7 @@ func finish(work, output, digestFile string) error {
 			return err
 		}
 		kept = append(kept, loaderName)
-		fmt.Printf("%-28s %s\n", loaderName, meter.FormatBytes(int64(len(loader))))
+		fmt.Printf("%-28s %s\n", loaderName, space.FormatBytes(int64(len(loader))))
 		for _, name := range images.ProgramNames {
 			layerName := name + "-" + arch + ".tar.gz"
 			layer, err := os.ReadFile(filepath.Join(output, layerName))
@@ -120,7 +120,7 @@ func finish(work, output, digestFile string) error {
 				return err
 			}
 			kept = append(kept, layerName)
-			line := fmt.Sprintf("%-28s %s", layerName, meter.FormatBytes(int64(len(layer))))
+			line := fmt.Sprintf("%-28s %s", layerName, space.FormatBytes(int64(len(layer))))
 			p := injector.Program{Name: name, Architecture: arch}
 			content, err := injector.Inflate(name, layer)
 			if err != nil {

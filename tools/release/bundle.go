@@ -17,7 +17,7 @@ import (
 
 	"github.com/klauspost/compress/gzip"
 
-	"github.com/zarf-dev/zarf-registry/internal/meter"
+	"github.com/zarf-dev/zarf-registry/internal/space"
 )
 
 const (
@@ -59,7 +59,7 @@ func (r release) pack(dir string, out io.Writer) (err error) {
 		return err
 	}
 	digest := hex.EncodeToString(sum.Sum(nil))
-	fmt.Fprintf(out, "%-36s %10s  %s\n", name, meter.FormatBytes(info.Size()), digest)
+	fmt.Fprintf(out, "%-36s %10s  %s\n", name, space.FormatBytes(info.Size()), digest)
 	return writeFile(filepath.Join(dir, name+suffixSum), fmt.Appendf(nil, "%s  %s\n", digest, name))
 }
 

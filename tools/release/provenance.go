@@ -14,7 +14,7 @@ import (
 	"runtime/debug"
 	"slices"
 
-	"github.com/zarf-dev/zarf-registry/internal/meter"
+	"github.com/zarf-dev/zarf-registry/internal/space"
 )
 
 const (
@@ -147,7 +147,7 @@ func writeSums(dir string, out io.Writer) error {
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(out, "%-36s %10s  %s\n", name, meter.FormatBytes(info.Size()), sums[name])
+		fmt.Fprintf(out, "%-36s %10s  %s\n", name, space.FormatBytes(info.Size()), sums[name])
 	}
 	return writeFile(filepath.Join(dir, fileSums), lines)
 }
