@@ -9,6 +9,8 @@ import (
 	admissionregv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/zarf-dev/zarf-registry/internal/names"
 )
 
 func TestRewriteIsOffByDefault(t *testing.T) {
@@ -51,6 +53,21 @@ func TestRewritePolicy(t *testing.T) {
 	}
 	if want := []string{"CREATE pods", "UPDATE pods/ephemeralcontainers"}; !slices.Equal(rules, want) {
 		t.Errorf("it acts on %v, want %v", rules, want)
+	}
+}
+
+// init-hook status tries the policy with an image of this registry.
+func TestRewrittenHost(t *testing.T) {
+	for registries, want := range map[string]string{
+		`["*"]`: "docker.io", `["*", "!docker.io"]`: "quay.io", `["!quay.io", "*", "!docker.io"]`: "registry.example.com",
+		`["!docker.io", "docker.io", ghcr.io]`: "ghcr.io", `["*", "registry.lan:5000"]`: "registry.lan:5000",
+		`["!quay.io"]`: "", `["!docker.io", "docker.io"]`: "",
+	} {
+		out := rendering{values: proxyMode(t, "rewrite={enabled: true, registries: "+registries+"}")}.render(t)
+		policy := all[*admissionregv1.MutatingAdmissionPolicy](out)[0]
+		if got := policy.Annotations[names.AnnotationRewrittenHost]; got != want {
+			t.Errorf("%s: %q, want %q", registries, got, want)
+		}
 	}
 }
 

@@ -484,6 +484,24 @@ n4    0                         -                     unknown              it wa
               c-4: not ready: ErrImagePull
 `)
 	r.Caches = nil
+	for _, tt := range []struct {
+		rewriting status.Rewriting
+		want      string
+	}{
+		{status.Rewriting{Policy: "p", Effective: new(true)}, "p, takes effect"},
+		{status.Rewriting{Policy: "p", Effective: new(false), Why: "web:1 stays"}, "p, does not take effect: web:1 stays"},
+		{status.Rewriting{Policy: "p", Why: "it is forbidden"}, "p, not tried: it is forbidden"},
+	} {
+		r.Rewriting = &tt.rewriting
+		out.Reset()
+		if err := printStatus(&out, r); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(trimmed(out.String()), "\nrewriting     "+tt.want+"\n") {
+			t.Errorf("want %q in:\n%s", tt.want, out.String())
+		}
+	}
+	r.Rewriting = nil
 
 	r.Healthy, r.Helm = false, nil
 	r.State.Phase, r.State.Current, r.State.Desired.HostNetwork = state.PhasePrepared, &nodePort, true

@@ -129,6 +129,9 @@ func printStatus(w io.Writer, r *status.Report) error {
 		}
 	}
 	fmt.Fprintf(table, "healer\t%s\n", healerLine(r.Healer))
+	if r.Rewriting != nil {
+		fmt.Fprintf(table, "rewriting\t%s\n", rewritingLine(r.Rewriting))
+	}
 	for i, p := range r.Payloads {
 		label := ""
 		if i == 0 {
@@ -316,6 +319,16 @@ func healerLine(h *status.Healer) string {
 		line += "; without an image: " + strings.Join(h.Waiting, ", ")
 	}
 	return line
+}
+
+func rewritingLine(r *status.Rewriting) string {
+	switch {
+	case r.Effective == nil:
+		return fmt.Sprintf("%s, not tried: %s", r.Policy, r.Why)
+	case *r.Effective:
+		return r.Policy + ", takes effect"
+	}
+	return fmt.Sprintf("%s, does not take effect: %s", r.Policy, r.Why)
 }
 
 func payloadLine(p status.Payload) string {

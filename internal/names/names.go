@@ -41,6 +41,8 @@ const (
 	SuffixZarfUsers = "-zarf-users"
 	// SuffixNodePort is the suffix of the NodePort Service, which owns the node port in both modes.
 	SuffixNodePort = "-nodeport"
+	// SuffixRepositories is the suffix of the ConfigMap with the names of the registry's repositories.
+	SuffixRepositories = "-repositories"
 	// SuffixIssued is the suffix of a Secret that cert-manager writes, after its Certificate's name.
 	SuffixIssued = "-issued"
 )
@@ -124,6 +126,8 @@ const (
 	// AnnotationOwnImages on the state Secret lists the digests of the images that this and previous releases of
 	// init-hook push, newest first, separated by spaces.
 	AnnotationOwnImages = "zarf-registry/own-images"
+	// AnnotationRewrittenHost on the policy that rewrites references is a registry that it rewrites.
+	AnnotationRewrittenHost = "zarf-registry/rewritten-host"
 	// AnnotationReleaseName and AnnotationReleaseNamespace are Helm's: the release's name, and the
 	// namespace of its record.
 	AnnotationReleaseName      = "meta.helm.sh/release-name"

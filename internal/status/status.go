@@ -62,7 +62,9 @@ type Report struct {
 	Caches *Caches `json:"caches,omitempty"`
 	// Healer is nil if it is off.
 	Healer *Healer `json:"healer,omitempty"`
-	Nodes  []Node  `json:"nodes"`
+	// Rewriting is nil if no policy rewrites image references, or if reading it is forbidden.
+	Rewriting *Rewriting `json:"rewriting,omitempty"`
+	Nodes     []Node     `json:"nodes"`
 	// NodeConfig has an entry for each node whose container runtime is configured.
 	NodeConfig   []NodeConfig  `json:"nodeConfig"`
 	Certificates []Certificate `json:"certificates"`
@@ -188,7 +190,8 @@ func Collect(ctx context.Context, o Options) (*Report, error) {
 	}}
 	for _, look := range []func(context.Context) error{
 		c.locate, c.state, c.phase, c.helm, c.workloads, c.installed, c.events,
-		c.registry, c.caches, c.healer, c.nodes, c.nodeConfig, c.nodePort, c.port, c.certificates, c.payloads, c.leftovers,
+		c.registry, c.caches, c.healer, c.rewriting, c.nodes, c.nodeConfig, c.nodePort, c.port, c.certificates, c.payloads,
+		c.leftovers,
 	} {
 		if err := look(ctx); err != nil {
 			return nil, err

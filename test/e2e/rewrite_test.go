@@ -247,6 +247,20 @@ func TestRewrite(t *testing.T) {
 			return nil
 		})
 	})
+	must(t, "init-hook status says whether the policy takes effect", func(t *testing.T) {
+		const policy = namespace + "-" + release + "-rewrite"
+		w.isHealthy(t)
+		_, text := w.status(t)
+		if !strings.Contains(text, policy+", takes effect\n") {
+			t.Errorf("with the policy: %s", text)
+		}
+		// As if the API server did not evaluate it.
+		output(t, w.command(t, w.kubectl, "delete", "mutatingadmissionpolicybinding", policy))
+		report, text := w.status(t)
+		if len(report.Next) != 1 || !strings.HasPrefix(report.Next[0], "MutatingAdmissionPolicy "+policy+" does not take effect") {
+			t.Errorf("without its binding: %s", text)
+		}
+	})
 	must(t, "helm uninstall restores normal behaviour", func(t *testing.T) {
 		output(t, w.command(t, w.kubectl, "delete", "-f", manifest, "--now"))
 		w.uninstall(t)

@@ -86,6 +86,20 @@ defaults are those of values.yaml. */ -}}
 {{- default $default (include "zarf-registry.rewrite.settings" . | fromJson).pullSecret -}}
 {{- end -}}
 
+{{- /* A registry that is rewritten; nothing if none is. init-hook status asks the API server for a pod with an image of
+it. */ -}}
+{{- define "zarf-registry.rewrite.example" -}}
+{{- $registries := (include "zarf-registry.rewrite.settings" . | fromJson).registries -}}
+{{- $candidates := has "*" $registries | ternary (concat $registries (list "docker.io" "quay.io" "registry.example.com")) $registries -}}
+{{- $examples := list -}}
+{{- range $candidates -}}
+{{- if not (or (eq . "*") (hasPrefix "!" .) (has (printf "!%s" .) $registries)) -}}
+{{- $examples = append $examples . -}}
+{{- end -}}
+{{- end -}}
+{{- with $examples -}}{{- first . -}}{{- end -}}
+{{- end -}}
+
 {{- /* A CEL expression: whether the registry in variable m.host is rewritten. All registries means those that nodes
 reach over the network: a loopback address is another registry on the nodes. This registry's other names stay. */ -}}
 {{- define "zarf-registry.rewrite.selected" -}}
