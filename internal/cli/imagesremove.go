@@ -1,0 +1,219 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/zarf-dev/zarf-registry/internal/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/cluster"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/internal/gc"
+	"github.com/zarf-dev/zarf-registry/internal/logging"
+	"github.com/zarf-dev/zarf-registry/internal/space"
+	"github.com/zarf-dev/zarf-registry/internal/workloads"
+)
+
+// removalFlags are the flags of commands that delete images from the cluster's registry.
+type removalFlags struct {
+	cluster clusterFlags
+	dryRun  bool
+	collect bool
+	request gc.Request
+	output  string
+	log     logging.Options
+}
+
+func (f *removalFlags) register(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	f.cluster.register(flags)
+	flags.BoolVar(&f.dryRun, "dry-run", false, "only print what would be deleted, and how many bytes that would free")
+	flags.BoolVar(&f.collect, "garbage-collect", true, "then collect garbage; otherwise no space is freed until that runs")
+	flags.DurationVar(&f.request.Grace, "grace-period", gc.DefaultGrace,
+		"minimum age before garbage collection removes content")
+	flags.DurationVar(&f.request.Timeout, "timeout", gc.DefaultTimeout, "time limit for garbage collection")
+	outputFlag(cmd, &f.output)
+	progressFlags(flags, &f.log)
+}
+
+func (f *removalFlags) validate() error {
+	return errors.Join(f.cluster.validate(), f.request.Validate(), validOutput(f.output))
+}
+
+// removal is what a command deletes, in the form of --output json.
+type removal struct {
+	DryRun bool `json:"dryRun"`
+	// Images are those to delete. Kept are the others that the command considered.
+	Images []removedImage `json:"images"`
+	Kept   []keptImage    `json:"kept,omitempty"`
+	// Untagged are references to delete whose images have other tags and are kept.
+	Untagged []string `json:"untagged,omitempty"`
+	// Manifests counts all deleted manifests: images, the platforms of indexes, signatures.
+	Manifests int `json:"manifests"`
+	// Frees is what garbage collection is expected to free, with garbage that exists already.
+	Frees catalog.Freed `json:"frees"`
+	// Collected is the result of garbage collection, if it ran.
+	Collected *gc.Result `json:"collected,omitempty"`
+	// Changed are the manifests that were not deleted, because they were pushed again meanwhile.
+	Changed []string `json:"changed,omitempty"`
+}
+
+type removedImage struct {
+	// References begin with the registry's address: one by each tag, or one by the digest.
+	References []string  `json:"references"`
+	Digest     string    `json:"digest"`
+	Pushed     time.Time `json:"pushed"`
+	Size       int64     `json:"size"` // in bytes, each blob counted once
+}
+
+type keptImage struct {
+	References []string `json:"references"`
+	Digest     string   `json:"digest"`
+	Why        string   `json:"why"`
+}
+
+// choice is what to delete.
+type choice struct {
+	decisions []catalog.Decision // of all images
+	untagged  []tagged           // tags to delete of images that are kept
+}
+
+type tagged struct{ repository, tag string }
+
+// remove deletes what choose returns, and collects garbage.
+func (f *removalFlags) remove(cmd *cobra.Command, choose func(*catalog.Catalog, *workloads.Set) (choice, error)) error {
+	log, err := newProgress(cmd.ErrOrStderr(), &f.log)
+	if err != nil {
+		return &exitcode.Refusal{Err: err}
+	}
+	ctx := cmd.Context()
+	c, content, err := f.cluster.connectToCatalog(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	// The workloads are listed after the catalog is read, so a workload that uses an image which was just pushed counts.
+	used, err := workloads.List(ctx, c.client)
+	if err != nil {
+		return fmt.Errorf("%w: nothing was deleted, because it is unknown which images are in use", err)
+	}
+	chosen, err := choose(content, used)
+	if err != nil {
+		return &exitcode.Refusal{Err: err}
+	}
+	doomed := catalog.Doomed(chosen.decisions)
+	what := newRemoval(f.dryRun, c.address, content, chosen, doomed)
+	what.Frees = content.Frees(doomed, f.request.Grace)
+	if !f.dryRun {
+		for _, t := range chosen.untagged {
+			if err := cluster.DeleteManifest(ctx, c.transport, c.access, t.repository, t.tag, time.Time{}); err != nil {
+				return fmt.Errorf("deleting tag %s:%s: %w", t.repository, t.tag, err)
+			}
+		}
+		if err := f.carryOut(ctx, c, content.At, doomed, what, log); err != nil {
+			return err
+		}
+	}
+	return render(cmd.OutOrStdout(), f.output, what, f.print, nil)
+}
+
+func (f *removalFlags) carryOut(ctx context.Context, c *registryAccess, since time.Time, doomed []*catalog.Manifest,
+	what *removal, log *slog.Logger) error {
+	for i, m := range doomed {
+		name := m.Repository + "@" + m.Digest.String()
+		err := cluster.DeleteManifest(ctx, c.transport, c.access, m.Repository, m.Digest.String(), since)
+		if errors.Is(err, cluster.ErrChanged) {
+			log.Warn("kept a manifest that changed meanwhile", "manifest", name, "error", err)
+			what.Changed = append(what.Changed, name)
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("deleting %s: %w; %d of %d manifests are deleted: run the command again", name, err, i,
+				len(doomed))
+		}
+		log.Debug("deleted", "manifest", name)
+	}
+	if !f.collect || len(doomed) == 0 {
+		return nil
+	}
+	return c.betweenRollouts(ctx, f.request, func(ctx context.Context) error {
+		log.Info("collecting garbage")
+		result, err := collectGarbage(ctx, c.transport, c.access, f.request, log, func(gc.Removed) error { return nil })
+		if err != nil {
+			return fmt.Errorf("%d manifests are deleted, but their content is not freed: %w", len(doomed)-len(what.Changed), err)
+		}
+		what.Collected = &result
+		return nil
+	})
+}
+
+func newRemoval(dryRun bool, address string, content *catalog.Catalog, chosen choice,
+	doomed []*catalog.Manifest) *removal {
+	what := &removal{DryRun: dryRun, Images: []removedImage{}, Manifests: len(doomed)}
+	for _, t := range chosen.untagged {
+		what.Untagged = append(what.Untagged, address+"/"+t.repository+":"+t.tag)
+	}
+	for _, d := range chosen.decisions {
+		refs := d.Image.References(address)
+		if d.Kept != "" {
+			what.Kept = append(what.Kept, keptImage{refs, d.Image.Digest.String(), d.Kept})
+			continue
+		}
+		what.Images = append(what.Images, removedImage{refs, d.Image.Digest.String(), d.Image.Pushed,
+			content.Size(d.Image.Members)})
+	}
+	return what
+}
+
+func (f *removalFlags) print(w io.Writer, what *removal) error {
+	if len(what.Images) > 0 {
+		table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		fmt.Fprintln(table, "REFERENCE\tPUSHED\tSIZE")
+		for _, image := range what.Images {
+			for i, ref := range image.References {
+				size := space.FormatBytes(image.Size)
+				if i > 0 {
+					size = "the same image"
+				}
+				fmt.Fprintf(table, "%s\t%s\t%s\n", ref, image.Pushed.UTC().Format(time.RFC3339), size)
+			}
+		}
+		if err := table.Flush(); err != nil {
+			return err
+		}
+	}
+	for _, ref := range what.Untagged {
+		fmt.Fprintf(w, "%s: its image has other tags and is kept\n", ref)
+	}
+	var said []string
+	did, frees := "deleted", "frees"
+	if what.DryRun {
+		did, frees = "would delete", "would free"
+	}
+	said = append(said, fmt.Sprintf("%s %s with %s", did, plural(len(what.Images), "image"),
+		plural(what.Manifests-len(what.Changed), "manifest")))
+	switch {
+	case what.Collected != nil:
+		said = append(said, "garbage collection freed "+space.FormatBytes(what.Collected.Bytes))
+	case what.DryRun && f.collect:
+		said = append(said, "garbage collection would free "+space.FormatBytes(what.Frees.Bytes))
+	case len(what.Images) > 0:
+		said = append(said, "init-hook garbage-collect "+frees+" "+space.FormatBytes(what.Frees.Bytes))
+	}
+	if what.Frees.LaterBytes > 0 {
+		said = append(said, fmt.Sprintf("%s more after the grace period of %s", space.FormatBytes(what.Frees.LaterBytes),
+			f.request.Grace))
+	}
+	if len(what.Changed) > 0 {
+		said = append(said, plural(len(what.Changed), "manifest")+" pushed again meanwhile, and kept")
+	}
+	_, err := fmt.Fprintln(w, strings.Join(said, "; "))
+	return err
+}
