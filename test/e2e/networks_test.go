@@ -70,6 +70,8 @@ var scenarios = map[string][]network{
 	"e2e-preflight":     {ipv6},
 	"e2e-replicas":      {ipv4},
 	"e2e-rewrite":       {ipv4},
+	"e2e-rewrite-beta":  {ipv4},
+	"e2e-rewrite-off":   {ipv4},
 	"e2e-rights":        {ipv4},
 	"e2e-signatures":    {ipv4},
 	"e2e-unattended":    {ipv4},

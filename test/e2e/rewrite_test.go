@@ -268,6 +268,40 @@ func TestRewrite(t *testing.T) {
 	})
 }
 
+// TestRewriteBeta rewrites with the beta version of the API, and with an API server that accepts the policy without
+// evaluating it.
+func TestRewriteBeta(t *testing.T) {
+	if !long() {
+		t.Skip("SKIPPED, NOTHING CHECKED: make e2e-long builds Kubernetes 1.34 for it")
+	}
+	const disabled = "--disable-admission-plugins=MutatingAdmissionPolicy"
+	for name, flags := range map[string][]string{"e2e-rewrite-beta": nil, "e2e-rewrite-off": {disabled}} {
+		t.Run(name, func(t *testing.T) {
+			args := []string{"--nodes", "1", "--kubernetes", "1.34"}
+			for _, flag := range append(flags, "--feature-gates=MutatingAdmissionPolicy=true",
+				"--runtime-config=admissionregistration.k8s.io/v1beta1=true") {
+				args = append(args, "--api-server-flag="+flag)
+			}
+			w := ownCluster(t, name, layout{open: true, args: args})
+			w.helmChart(t, "install", proxyMode, "--set=rewrite.enabled=true")
+			report, text := w.status(t)
+			evaluated := flags == nil
+			if report.Healthy != evaluated || report.Rewriting == nil || report.Rewriting.Effective == nil ||
+				*report.Rewriting.Effective != evaluated {
+				t.Errorf("status: %s", text)
+			}
+			want := "nginx:1"
+			if evaluated {
+				want = w.address + "/library/nginx:1"
+			}
+			if got := w.admitted(t, pod("trial", "", "nginx:1")).Spec.Containers[0].Image; got != want {
+				t.Errorf("the image of a pod becomes %s, want %s", got, want)
+			}
+			w.uninstall(t)
+		})
+	}
+}
+
 // TestRewriteMissing rewrites only references to repositories that the registry has, and then refuses pods with others.
 func TestRewriteMissing(t *testing.T) {
 	w := ownCluster(t, "e2e-missing", layout{args: []string{"--nodes", "1"}})

@@ -93,6 +93,8 @@ func newUp(a *app) *cobra.Command {
 		"node grace period until a silent node becomes NotReady; the default in production is 50s")
 	flags.StringVar(&options.AuditPolicy, "audit-policy", "",
 		"audit policy file for the API server, which then writes log/audit.log (default: no audit log)")
+	flags.StringArrayVar(&options.APIServerFlags, "api-server-flag", nil,
+		"further flag of the API server, as --NAME=VALUE; repeatable")
 	flags.Int64Var(&options.VolumesSize, "volumes-size", 0,
 		"total size of all volumes in bytes, in memory (default: limited by the disk)")
 	flags.BoolVar(&replace, "replace", false, "remove a cluster of the same name first")

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -70,9 +71,9 @@ func (c *Cluster) etcd() Process {
 func (c *Cluster) apiServer() Process {
 	config := func(file string) string { return c.path(configDir, file) }
 	family := c.Options.Family
-	var audit []string
+	more := slices.Clone(c.Options.APIServerFlags)
 	if c.Options.AuditPolicy != "" {
-		audit = []string{"--audit-policy-file=" + config(auditPolicyFile), "--audit-log-path=" + c.path(logDir, "audit.log")}
+		more = append(more, "--audit-policy-file="+config(auditPolicyFile), "--audit-log-path="+c.path(logDir, "audit.log"))
 	}
 	return Process{ID: apiServer, Args: append([]string{
 		apiServer,
@@ -97,7 +98,7 @@ func (c *Cluster) apiServer() Process {
 		"--kubelet-preferred-address-types=InternalIP",
 		"--allow-privileged=true",
 		"--v=1",
-	}, audit...)}
+	}, more...)}
 }
 
 func (c *Cluster) controllerManager() Process {

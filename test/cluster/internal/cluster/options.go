@@ -72,6 +72,8 @@ type Options struct {
 	// AuditPolicy is an audit policy file for the API server, which then writes audit.log next to the
 	// logs. Empty: no audit log.
 	AuditPolicy string `json:"-"`
+	// APIServerFlags are further flags of the API server, as --NAME=VALUE.
+	APIServerFlags []string `json:"apiServerFlags,omitempty"`
 	// VolumesSize is the total size of all volumes in bytes, in memory; 0 means limited by the disk.
 	VolumesSize int64 `json:"volumesSize"`
 }
@@ -138,6 +140,11 @@ func (o Options) Validate() error {
 	if o.NodeGrace < DefaultNodeGrace {
 		errs = append(errs, fmt.Errorf("invalid --node-grace %s: want at least %s, four kubelet reports", o.NodeGrace,
 			DefaultNodeGrace))
+	}
+	for _, flag := range o.APIServerFlags {
+		if !strings.HasPrefix(flag, "--") {
+			errs = append(errs, fmt.Errorf("invalid --api-server-flag %q: want --NAME=VALUE", flag))
+		}
 	}
 	if o.VolumesSize < 0 {
 		errs = append(errs, fmt.Errorf("invalid --volumes-size %d: want a number of bytes, or 0", o.VolumesSize))

@@ -40,6 +40,8 @@ func TestValidateOptions(t *testing.T) {
 		"no host port mode": {func(o *Options) { o.PortMap = "" }, "--portmap"},
 		"node grace below the minimum": {func(o *Options) { o.NodeGrace = DefaultNodeGrace - 1 },
 			"--node-grace"},
+		"API server flag without dashes": {func(o *Options) { o.APIServerFlags = []string{"v=2"} },
+			"--api-server-flag"},
 		"negative volumes size": {func(o *Options) { o.VolumesSize = -1 }, "--volumes-size"},
 		"pause image without a tag": {func(o *Options) { o.PauseImage = "registry.k8s.io/pause" },
 			"pause image"},
