@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
 // rewriteDelay is how long API servers may take to follow a policy or its parameters. They look at policies once a
@@ -69,7 +70,9 @@ func (c *collector) rewriting(ctx context.Context) error {
 		if time.Now().After(end) {
 			break
 		}
-		time.Sleep(rewriteDelay / 10)
+		if err := release.Sleep(ctx, rewriteDelay/10); err != nil {
+			return err
+		}
 	}
 	r.Why = fmt.Sprintf("of a new pod in namespace %s, the image %s stays", trial.Namespace, image)
 	c.next("MutatingAdmissionPolicy %s does not take effect (%s): start the API server with "+

@@ -256,10 +256,14 @@ func TestRewrite(t *testing.T) {
 		}
 		// As if the API server did not evaluate it.
 		output(t, w.command(t, w.kubectl, "delete", "mutatingadmissionpolicybinding", policy))
-		report, text := w.status(t)
-		if len(report.Next) != 1 || !strings.HasPrefix(report.Next[0], "MutatingAdmissionPolicy "+policy+" does not take effect") {
-			t.Errorf("without its binding: %s", text)
-		}
+		eventually(t, time.Minute, "the policy not to take effect", func() error {
+			report, text := w.status(t)
+			if len(report.Next) != 1 ||
+				!strings.HasPrefix(report.Next[0], "MutatingAdmissionPolicy "+policy+" does not take effect") {
+				return fmt.Errorf("status: %s", text)
+			}
+			return nil
+		})
 	})
 	must(t, "helm uninstall restores normal behaviour", func(t *testing.T) {
 		output(t, w.command(t, w.kubectl, "delete", "-f", manifest, "--now"))
