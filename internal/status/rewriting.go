@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	v1beta1 "k8s.io/api/admissionregistration/v1beta1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -76,31 +77,25 @@ func (c *collector) rewriting(ctx context.Context) error {
 	}
 	r.Why = fmt.Sprintf("of a new pod in namespace %s, the image %s stays", trial.Namespace, image)
 	c.next("MutatingAdmissionPolicy %s does not take effect (%s): start the API server with "+
-		"--feature-gates=MutatingAdmissionPolicy=true and without --disable-admission-plugins=MutatingAdmissionPolicy; if it "+
-		"runs so, run %s, which renders the policy and its binding again.", policy.Name, r.Why, c.again())
+		"--feature-gates=MutatingAdmissionPolicy=true and without --disable-admission-plugins=MutatingAdmissionPolicy; if "+
+		"it runs so, run %s, which renders the policy and its binding again.", policy.Name, r.Why, c.again())
 	return nil
 }
 
 // rewritePolicy returns the release's policy, or nil if there is none, or if reading it is forbidden.
 func (c *collector) rewritePolicy(ctx context.Context) (*rewritePolicy, error) {
 	name := fmt.Sprintf("%s-%s-rewrite", c.Namespace, c.Name)
-	p := &rewritePolicy{}
-	policy, err := c.Client.AdmissionregistrationV1().MutatingAdmissionPolicies().Get(ctx, name, metav1.GetOptions{})
+	stable, err := c.Client.AdmissionregistrationV1().MutatingAdmissionPolicies().Get(ctx, name, metav1.GetOptions{})
 	if err == nil {
-		p.ObjectMeta, p.byRepository = policy.ObjectMeta, policy.Spec.ParamKind != nil
-		if m := policy.Spec.MatchConstraints; m != nil {
-			p.namespaces = m.NamespaceSelector
-		}
-		return p, nil
+		return &rewritePolicy{stable.ObjectMeta, stable.Spec.MatchConstraints.NamespaceSelector,
+			stable.Spec.ParamKind != nil}, nil
 	}
-	if apierrors.IsNotFound(err) { // before Kubernetes 1.36, the version is
-		policy, beta := c.Client.AdmissionregistrationV1beta1().MutatingAdmissionPolicies().Get(ctx, name, metav1.GetOptions{})
-		if err = beta; err == nil {
-			p.ObjectMeta, p.byRepository = policy.ObjectMeta, policy.Spec.ParamKind != nil
-			if m := policy.Spec.MatchConstraints; m != nil {
-				p.namespaces = m.NamespaceSelector
-			}
-			return p, nil
+	if apierrors.IsNotFound(err) { // as all objects of a version that is not served
+		var beta *v1beta1.MutatingAdmissionPolicy
+		beta, err = c.Client.AdmissionregistrationV1beta1().MutatingAdmissionPolicies().Get(ctx, name, metav1.GetOptions{})
+		if err == nil {
+			return &rewritePolicy{beta.ObjectMeta, beta.Spec.MatchConstraints.NamespaceSelector,
+				beta.Spec.ParamKind != nil}, nil
 		}
 	}
 	if apierrors.ReasonForError(err) == metav1.StatusReasonUnknown {
