@@ -239,8 +239,10 @@ func (p *Proxy) MetricsAddr() net.Addr {
 // in flight or until a successor has the port, the listeners close, and what was written is
 // delivered. It returns nil after it has drained, even if requests were cut off.
 func (p *Proxy) Run(ctx context.Context) error {
+	var unanswered unanswered
 	server := &http.Server{
 		Handler:           connlimit.Handler(p),
+		ConnState:         unanswered.note,
 		ReadHeaderTimeout: p.limits.readHeader,
 		ReadTimeout:       p.limits.read,
 		IdleTimeout:       p.limits.idle,
@@ -268,8 +270,8 @@ func (p *Proxy) Run(ctx context.Context) error {
 	}
 
 	failed := make(chan error, len(p.listeners)+1)
-	var serving sync.WaitGroup
-	serve := func(server *http.Server, l net.Listener) {
+	var accepting, administering sync.WaitGroup
+	serve := func(serving *sync.WaitGroup, server *http.Server, l net.Listener) {
 		serving.Go(func() {
 			if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 				failed <- fmt.Errorf("serving on %s: %w", l.Addr(), err)
@@ -279,10 +281,10 @@ func (p *Proxy) Run(ctx context.Context) error {
 	for _, l := range p.listeners {
 		p.config.Logger.Info("listening", "address", l.Addr().String(), "tls", p.config.ServeTLS,
 			"registry", p.upstream.address.String())
-		serve(server, p.connections.Listener(front.listener(p.deliveries.Listener(l))))
+		serve(&accepting, server, p.connections.Listener(front.listener(p.deliveries.Listener(l))))
 	}
 	if p.metricsListener != nil {
-		serve(admin, p.metricsListener)
+		serve(&administering, admin, p.metricsListener)
 	}
 	p.listening.Store(true)
 	if p.config.Ready != nil {
@@ -312,6 +314,12 @@ func (p *Proxy) Run(ctx context.Context) error {
 		server.SetKeepAlivesEnabled(false)
 		p.quiesce()
 	}
+	// The server drops requests that it reads after Shutdown has begun, so those of accepted connections come first.
+	for _, l := range p.listeners {
+		_ = l.Close()
+	}
+	accepting.Wait()
+	unanswered.wait(draining)
 	if server.Shutdown(draining) != nil {
 		p.config.Logger.Warn("drain timeout exceeded, requests cut off", "requests", p.metrics.inFlight.Load())
 		_ = server.Close()
@@ -320,7 +328,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 		p.config.Logger.Warn("drain timeout exceeded, responses not delivered", "connections", left)
 	}
 	_ = admin.Close()
-	serving.Wait()
+	administering.Wait()
 	p.upstream.close()
 	if p.cache != nil {
 		p.cache.close()
@@ -339,6 +347,51 @@ func (p *Proxy) quiesce() {
 	for (p.metrics.inFlight.Load() > 0 || p.deliveries.Pending() > 0) && time.Now().Before(deadline) {
 		time.Sleep(quiesceInterval)
 	}
+}
+
+// silentAfter is how long a connection without a request delays the end, as in net/http.
+const silentAfter = 5 * time.Second
+
+// unanswered are the connections whose client waits for a response, or has not sent a request yet. The zero value is
+// ready for use.
+type unanswered struct {
+	mu    sync.Mutex
+	conns map[net.Conn]time.Time // when it was accepted; zero once there is a request
+}
+
+// note is for http.Server.ConnState.
+func (u *unanswered) note(c net.Conn, s http.ConnState) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	switch s {
+	case http.StateNew:
+		if u.conns == nil {
+			u.conns = map[net.Conn]time.Time{}
+		}
+		u.conns[c] = time.Now()
+	case http.StateActive:
+		u.conns[c] = time.Time{}
+	default:
+		delete(u.conns, c)
+	}
+}
+
+// wait waits until there are none, apart from silent ones, or until ctx ends.
+func (u *unanswered) wait(ctx context.Context) {
+	for ctx.Err() == nil && u.any() {
+		time.Sleep(quiesceInterval)
+	}
+}
+
+func (u *unanswered) any() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for _, accepted := range u.conns {
+		if accepted.IsZero() || time.Since(accepted) < silentAfter {
+			return true
+		}
+	}
+	return false
 }
 
 // acceptGrace is how long connections that started before the hand-off have to be accepted.

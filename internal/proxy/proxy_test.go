@@ -200,6 +200,37 @@ func TestDrainEnds(t *testing.T) {
 	}
 }
 
+// A busy node may accept a connection long before it reads the request.
+func TestDrainAnswersAcceptedConnections(t *testing.T) {
+	content := newBlob(1000)
+	f := start(t, store{content})
+	c := f.dial(t)
+	defer c.Close()
+	eventually(t, "the connection is accepted", func() bool { return f.proxy.connections.Open() == 1 })
+	stopped := make(chan error, 1)
+	go func() { stopped <- f.stop() }()
+	eventually(t, "the listener is closed", func() bool {
+		other, err := net.Dial("tcp", f.address())
+		if err == nil {
+			_ = other.Close()
+		}
+		return err != nil
+	})
+	time.Sleep(100 * time.Millisecond) // by now, the server has looked at its connections several times
+	fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n", content.path())
+	_ = c.SetDeadline(time.Now().Add(longest))
+	response, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(response.Body); err != nil || !bytes.Equal(got, content.data) || !response.Close {
+		t.Errorf("%d bytes, %v, close: %t", len(got), err, response.Close)
+	}
+	if err := <-stopped; err != nil {
+		t.Errorf("Run() = %v", err)
+	}
+}
+
 func TestListenerFailure(t *testing.T) {
 	f := start(t, store{})
 	config := f.proxy.config
