@@ -82,7 +82,7 @@ func (c *collector) rewriting(ctx context.Context) error {
 	return nil
 }
 
-// rewritePolicy returns the release's policy, or nil if there is none, or if reading it is forbidden.
+// rewritePolicy reads the release's policy. It returns nil if the policy does not exist or may not be read.
 func (c *collector) rewritePolicy(ctx context.Context) (*rewritePolicy, error) {
 	name := fmt.Sprintf("%s-%s-rewrite", c.Namespace, c.Name)
 	stable, err := c.Client.AdmissionregistrationV1().MutatingAdmissionPolicies().Get(ctx, name, metav1.GetOptions{})
