@@ -1,21 +1,33 @@
-# Commands of the project; `make` lists them. They need Go, and root on Debian or Ubuntu to install other
-# packages.
+# Commands of the project; `make` lists them. They need Go, and what is more than make test needs root on Debian or
+# Ubuntu to install packages.
 
 SHELL       := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
 # Programs depend neither on the path of the clone, so Go's build cache serves other clones, too, nor on its commit, so
-# bin/init-hook is the one in the image.
+# bin/init-hook is the one in the image. Without cgo, programs, tests and tools share the build cache, and Go alone builds
+# them; the race detector sets it.
 export GOFLAGS := $(GOFLAGS) -trimpath -buildvcs=false
+export CGO_ENABLED ?= 0
 
 CHART    := charts/zarf-registry
 VERSION  ?= $(shell sed -n 's/^appVersion: *"\{0,1\}\([^"]*\)"\{0,1\}/\1/p' $(CHART)/Chart.yaml)
 REGISTRY ?= ghcr.io/zarf-dev/zarf-registry
 LDFLAGS  := -s -w -X github.com/zarf-dev/zarf-registry/internal/version.Version=$(VERSION)
-GOBUILD  := CGO_ENABLED=0 go build -ldflags "$(LDFLAGS)"
+GOBUILD  := go build -ldflags "$(LDFLAGS)"
 # Builds a benchmark: $(BENCHBUILD) ./proxy writes dist/bench-proxy.
 BENCHBUILD = cd bench && $(GOBUILD) -o ../dist/$(@F)
+
+# The networks of the table in test/e2e/networks_test.go.
+NETWORKS := $(foreach family,IPv4 IPv6 DualStack,$(family)-iptables $(family)-nftables)
+
+# What programs are built for. make demo builds for this machine only.
+ARCHITECTURES ?= amd64 arm64
+ARCHITECTURE  := $(shell go env GOARCH)
+empty :=
+comma := ,
+FOR = -architectures $(subst $(empty) $(empty),$(comma),$(strip $(ARCHITECTURES)))
 
 # The test cluster; see test/cluster/README.md.
 NAME       ?= zarf-registry
@@ -23,40 +35,42 @@ NODES      ?= 2
 IP_FAMILY  ?= IPv4
 KUBE_PROXY ?= iptables
 TESTCLUSTER := bin/testcluster
+TOOL = "$$($(CURDIR)/$(TESTCLUSTER) tool $(1))"
+# Helm of the root module's version, which shares most packages with init-hook.
+HELM := bin/helm
 
 # cert-manager's controllers; see test/certmanager/README.md. Vet, test and build use the same flags, so that
 # its dependencies, which take minutes to compile, are compiled once.
 CERTMANAGER    := bin/testcertmanager
-CERTMANAGER_GO := cd test/certmanager && CGO_ENABLED=0 go
 
 # How long each fuzz target runs, and a regular expression that selects targets.
 FUZZ_TIME ?= 1m
 FUZZ_RUN  ?=
 
-# Modules beside the root module, apart from test/kyverno, of which only unit-all downloads the many dependencies.
+# Modules beside the root module.
 MODULES := bench test/cluster test/certmanager
 
 # Reports known vulnerabilities in code that the programs reach.
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
-# Packages whose tests interrupt a run at every write, simulate many CA rotations or compress programs, which is
-# too slow with the race detector. make unit tests them without it, and all other packages with it.
+# Packages without a race to find: make race leaves them out. Those in the second line interrupt a run at every write,
+# simulate many CA rotations or compress programs, which is too slow with the race detector; make test-all runs them.
 NO_RACE := ./internal/hook ./internal/certs ./internal/pki ./tools/release
 
-# Runs go test: $(call GOTEST,unit-bench) writes dist/unit-bench.json, for tools/skips. It prints the lines of
-# go test for packages, and in the end failures and skipped tests. make lint runs go vet. Results of
-# another clone do not count (-count=1).
-GOTEST = "$$($(CURDIR)/$(TESTCLUSTER) tool gotestsum)" --format standard-quiet --jsonfile $(CURDIR)/dist/$(1).json -- -vet=off -count=1
+# Runs go test and prints results of packages, failures and skipped tests: $(call TEST,./...). make lint and make
+# test run go vet. Results never come from the cache (-count=1), and without DWARF linking takes half the time.
+TEST = go test -json -vet=off -count=1 -ldflags=-w $(1) | go run $(CURDIR)/tools/testsummary
 
 # Paths of the build output for tests and the demo.
 export E2E_TESTCLUSTER := $(CURDIR)/$(TESTCLUSTER)
 export E2E_CERTMANAGER := $(CURDIR)/$(CERTMANAGER)
 export E2E_INIT_HOOK   := $(CURDIR)/bin/init-hook
+export E2E_HELM        := $(CURDIR)/$(HELM)
 export E2E_IMAGES      := $(CURDIR)/dist/images
 export E2E_CHART       := $(CURDIR)/$(CHART)
 
 # Generates the chart's README, with values in the order of values.yaml.
-HELM_DOCS = "$$($(TESTCLUSTER) tool helm-docs)" --chart-search-root charts --sort-values-order file --log-level error
+HELM_DOCS = $(call TOOL,helm-docs) --chart-search-root charts --sort-values-order file --log-level error
 
 ##@ General
 .PHONY: help
@@ -64,31 +78,65 @@ help: ## List the commands
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: build images $(TESTCLUSTER) ## Boot a cluster (or use KUBECONFIG), install, push, and run a pod
+demo: ## Boot a cluster (or use KUBECONFIG), install, push, and run a pod; ten minutes on a new machine
+	@hack/deps.sh build $(if $(KUBECONFIG),,cluster)
+	$(MAKE) --no-print-directory -j2 ARCHITECTURES=$(ARCHITECTURE) demo-programs $(HELM) $(if $(KUBECONFIG),$(TESTCLUSTER),demo-cluster)
 	test/demo.sh
 
-.PHONY: test
-test: verify-files lint unit registrycheck-short e2e soak-short ## All checks before a merge; about half an hour on two cores
+.PHONY: demo-programs demo-cluster
+demo-programs: images
+	install bin/images/init-hook-$(ARCHITECTURE) bin/init-hook
+demo-cluster: $(TESTCLUSTER)
+	$(TESTCLUSTER) build --dns=false --network-policy=false
 
+.PHONY: test
+test: ## Unit and chart tests; needs only Go and takes five minutes on two cores
+	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "run gofmt on:"; echo "$$unformatted"; exit 1; }
+	go vet ./... && cd test/cluster && go vet ./...
+	{ go test -json -vet=off -count=1 -ldflags=-w -short ./... || true; \
+	  cd test/cluster && go test -json -vet=off -count=1 -ldflags=-w -short ./... || true; } | go run ./tools/testsummary
+
+.PHONY: check
+check: test check-rest ## All checks before a merge; half an hour on two cores, an hour on a new machine (needs root)
+
+.PHONY: check-rest
+check-rest: # make check without make test
+	$(MAKE) --no-print-directory lint
+	$(MAKE) --no-print-directory race
+	$(MAKE) --no-print-directory s3
+	$(MAKE) --no-print-directory registrycheck-short
+	$(MAKE) --no-print-directory e2e E2E_TIER=core
+	$(MAKE) --no-print-directory soak-short
+
+# The parts of make test-all, dealt to shards in turn; end-to-end tests at full length are split among all shards.
+PARTS := check race-all unit-all arm64 fuzz registrycheck registrycheck-s3 registrycheck-planted soak mutants $(NETWORKS:%=e2e-%)
+SHARD ?= 1/1
 .PHONY: test-all
-test-all: verify-files lint unit unit-all arm64 fuzz registrycheck registrycheck-planted e2e-long e2e-networks soak mutants ## All checks at full length, with fuzzing, random faults and mutants; takes hours
+test-all: ## All checks at full length, with fuzzing, random faults and mutants; takes hours (SHARD=2/6: a sixth of them)
+	@failed=; i=0; for part in $(PARTS); do \
+	  i=$$((i + 1)); [ $$((i % $(notdir $(SHARD)))) = $$(($(patsubst %/,%,$(dir $(SHARD))) % $(notdir $(SHARD)))) ] || continue; \
+	  echo "==> make $$part"; $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; \
+	done; \
+	echo "==> make e2e-long, shard $(SHARD)"; $(MAKE) --no-print-directory e2e-long E2E_SHARD=$(SHARD) || failed="$$failed e2e-long"; \
+	[ -z "$$failed" ] || { echo "failed:$$failed"; exit 1; }
 
 ##@ Build
 .PHONY: deps
-deps: ## Install missing Debian packages for building and testing (needs root)
-	@hack/deps.sh
+deps: ## Install missing Debian packages for everything (needs root)
+	@hack/deps.sh build cross race cluster lint emulate clients bench
 
 .PHONY: payload
-payload: deps ## Build the programs that init-hook embeds, and the chart's list of their digests
-	go run ./tools/payload
+payload: ## Build the programs that init-hook embeds, and the chart's list of their digests (ARCHITECTURES=amd64)
+	@hack/deps.sh build $(if $(filter-out $(ARCHITECTURE),$(ARCHITECTURES)),cross)
+	go run ./tools/payload $(FOR)
 
 .PHONY: build
 build: payload ## Build init-hook, registry and registry-node for this machine into bin/
 	$(GOBUILD) -o bin/ ./cmd/...
 
 .PHONY: images
-images: payload ## Build the images as OCI archives for amd64 and arm64 in dist/images, reproducibly
-	go run ./tools/images --version $(VERSION) --registry $(REGISTRY) --output dist/images
+images: payload ## Build the images as OCI archives in dist/images, reproducibly (ARCHITECTURES=amd64)
+	go run ./tools/images --version $(VERSION) --registry $(REGISTRY) --output dist/images $(FOR)
 
 .PHONY: chart
 chart: images ## Package the chart into dist/, reproducibly
@@ -104,38 +152,38 @@ bundle: ## Pack the bundle of a release again, with the signature of its checksu
 	go run ./tools/release -bundle-only -version $(VERSION) -output dist/release
 
 ##@ Check
-.PHONY: unit
-unit: images $(TESTCLUSTER) ## Unit tests, with the race detector where it is fast enough
-	@mkdir -p dist
-	@# -short skips tests with blobs of 2 GiB.
-	$(call GOTEST,unit-race) -race -short $$(go list ./cmd/... ./internal/... ./tools/... ./test/e2e/rights ./test/e2e/soak | grep -vxF "$$(go list $(NO_RACE))")
-	PROMTOOL="$$($(TESTCLUSTER) tool promtool)" OCI_CONFORMANCE="$$($(TESTCLUSTER) tool conformance)" VERSITYGW="$$($(TESTCLUSTER) tool versitygw)" \
-		$(call GOTEST,unit) -timeout 30m ./loader/... $(NO_RACE) ./templates-tests/... ./docs/... ./test/conformance ./test/arm64
-	@# The registry's tests again, on S3.
-	VERSITYGW="$$($(TESTCLUSTER) tool versitygw)" $(call GOTEST,unit-s3) -short ./internal/registry
-	cd bench && $(call GOTEST,unit-bench) ./...
-	cd test/cluster && $(call GOTEST,unit-cluster) -race ./...
-	cd test/certmanager && CGO_ENABLED=0 $(call GOTEST,unit-certmanager) ./...
-	go run ./tools/skips dist/unit-race.json dist/unit.json dist/unit-s3.json dist/unit-bench.json dist/unit-cluster.json dist/unit-certmanager.json
+.PHONY: race
+race: payload ## Unit tests with the race detector, where it is fast enough
+	@hack/deps.sh race
+	export CGO_ENABLED=1; $(call TEST,-race -short $$(go list ./cmd/... ./internal/... ./test/e2e/soak | grep -vxF "$$(go list $(NO_RACE))"))
+
+.PHONY: s3
+s3: payload $(TESTCLUSTER) ## The registry's unit tests again, on S3
+	VERSITYGW=$(call TOOL,versitygw) $(call TEST,-short ./internal/registry)
+
+.PHONY: race-all
+race-all: payload ## Unit tests with the race detector that make race leaves out
+	@hack/deps.sh race
+	export CGO_ENABLED=1; $(call TEST,-race -short -timeout 30m $(NO_RACE))
 
 .PHONY: unit-all
-unit-all: payload $(TESTCLUSTER) ## Unit tests that make unit skips: blobs of 2 GiB, the race detector for the other packages, Kyverno's engine
-	@mkdir -p dist
-	$(call GOTEST,unit-all-race) -race -short -timeout 30m $(NO_RACE)
-	$(call GOTEST,unit-all) -timeout 30m ./cmd/registry-node ./internal/blobstore ./internal/images ./internal/proxy ./internal/remote
-	cd test/kyverno && go mod tidy -diff && $(call GOTEST,unit-all-kyverno) ./...
-	go run ./tools/skips dist/unit-all-race.json dist/unit-all.json dist/unit-all-kyverno.json
+unit-all: images $(TESTCLUSTER) ## Unit tests that make test skips: blobs of 2 GiB, the OCI conformance suite, promtool, the loader, cert-manager
+	PROMTOOL=$(call TOOL,promtool) OCI_CONFORMANCE=$(call TOOL,conformance) VERSITYGW=$(call TOOL,versitygw) \
+		$(call TEST,-timeout 30m ./cmd/... ./internal/... ./loader ./templates-tests ./test/conformance ./tools/...)
+	cd bench && $(call TEST,./...)
+	cd test/certmanager && go vet ./... && $(call TEST,./...)
 
 .PHONY: arm64
 arm64: images $(TESTCLUSTER) ## Unit tests of the programs for arm64, emulated by qemu (test/arm64/README.md)
-	@mkdir -p bin dist
-	CGO_ENABLED=0 go build -o bin/emulate ./tools/emulate
-	@# With pages of 64 KiB, which some kernels for arm64 have; make unit runs it with 4 KiB.
-	QEMU_PAGESIZE=65536 $(call GOTEST,arm64-pull) ./test/arm64
-	GOARCH=arm64 bin/emulate $(call GOTEST,arm64) -short -timeout 2h \
+	@hack/deps.sh emulate
+	@mkdir -p bin
+	go build -o bin/emulate ./tools/emulate
+	$(call TEST,./test/arm64)
+	@# With pages of 64 KiB, which some kernels for arm64 have.
+	QEMU_PAGESIZE=65536 $(call TEST,./test/arm64)
+	GOARCH=arm64 bin/emulate go test -json -vet=off -count=1 -short -timeout 2h \
 		-skip "^($$(awk '!/^#/ && NF { printf "%s%s", separator, $$2; separator = "|" }' test/arm64/unsupported.txt))$$" \
-		./cmd/... ./internal/...
-	go run ./tools/skips dist/arm64-pull.json dist/arm64.json
+		./cmd/... ./internal/... | go run ./tools/testsummary
 
 .PHONY: fuzz
 fuzz: payload ## Run each fuzz target for FUZZ_TIME (FUZZ_TIME=10m FUZZ_RUN=FuzzMask)
@@ -160,7 +208,11 @@ STORAGE ?=
 REGISTRYCHECK = unshare --mount go test ./test/registrycheck -count=1 -v -timeout 24h -parallel 4 -args
 .PHONY: registrycheck
 registrycheck: $(if $(STORAGE),$(TESTCLUSTER)) ## Check histories of concurrent clients under faults (SEEDS=1 SEED=42 STORAGE=s3; docs/consistency.md)
-	$(REGISTRYCHECK) -seeds $(SEEDS) -seed $(SEED) $(if $(filter s3,$(STORAGE)),-s3 "$$($(TESTCLUSTER) tool versitygw)")
+	$(REGISTRYCHECK) -seeds $(SEEDS) -seed $(SEED) $(if $(filter s3,$(STORAGE)),-s3 $(call TOOL,versitygw))
+
+.PHONY: registrycheck-s3
+registrycheck-s3:
+	$(MAKE) --no-print-directory registrycheck STORAGE=s3
 
 .PHONY: registrycheck-short
 registrycheck-short: ## The same with four seeds, which have most faults
@@ -171,15 +223,11 @@ registrycheck-planted: ## Check that the consistency checker finds planted bugs
 	$(REGISTRYCHECK) -test.run TestPlanted -planted
 
 .PHONY: lint
-lint: payload $(TESTCLUSTER) wording ## Run wording, gofmt, go vet, golangci-lint, helm lint, ct lint and kubeconform
-	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "run gofmt on:"; echo "$$unformatted"; exit 1; }
-	go vet ./...
+lint: $(TESTCLUSTER) $(HELM) wording verify-files ## Run wording, golangci-lint, helm lint, ct lint and kubeconform
 	cd bench && go vet ./...
-	cd test/cluster && go vet ./...
-	$(CERTMANAGER_GO) vet ./...
-	"$$($(TESTCLUSTER) tool golangci-lint)" run --allow-parallel-runners ./...
-	cd bench && "$$($(CURDIR)/$(TESTCLUSTER) tool golangci-lint)" run --allow-parallel-runners ./...
-	"$$($(TESTCLUSTER) tool helm)" lint --strict $(CHART) --set registryProxy=true
+	$(call TOOL,golangci-lint) run --allow-parallel-runners ./...
+	cd bench && $(call TOOL,golangci-lint) run --allow-parallel-runners ./...
+	$(HELM) lint --strict $(CHART) --set registryProxy=true
 	$(MAKE) --no-print-directory ct-lint kubeconform
 
 .PHONY: wording
@@ -187,20 +235,21 @@ wording: ## Check for words and long lines to avoid (hack/wording.sh)
 	hack/wording.sh
 
 .PHONY: ct-lint
-ct-lint: $(TESTCLUSTER) ## Run ct lint: yamllint, helm lint with every values file in ci/, and the chart's version
-	PATH="$$(dirname "$$($(TESTCLUSTER) tool helm)"):$$PATH" hack/ct-lint.sh "$$($(TESTCLUSTER) tool ct)" $(CHART)
+ct-lint: $(TESTCLUSTER) $(HELM) ## Run ct lint: yamllint, helm lint with every values file in ci/, and the chart's version
+	@hack/deps.sh lint
+	PATH="$(CURDIR)/bin:$$PATH" hack/ct-lint.sh $(call TOOL,ct) $(CHART)
 
 .PHONY: kubeconform
-kubeconform: $(TESTCLUSTER) ## Validate the rendered chart against the schemas of three Kubernetes minors
-	hack/kubeconform.sh $(TESTCLUSTER) $(CHART)
+kubeconform: $(TESTCLUSTER) $(HELM) ## Validate the rendered chart against the schemas of three Kubernetes minors
+	hack/kubeconform.sh $(TESTCLUSTER) $(HELM) $(CHART)
 
 .PHONY: ct-install
-ct-install: ## Run ct install with every values file in ci/ (make e2e uses two of them)
+ct-install: ## Run ct install with every values file in ci/ (make check uses two of them)
 	$(MAKE) --no-print-directory e2e-long E2E_RUN=TestChartTesting
 
 .PHONY: alerts
 alerts: $(TESTCLUSTER) ## Test the chart's alerts and dashboard with promtool on captured metrics
-	PROMTOOL="$$($(TESTCLUSTER) tool promtool)" go test ./templates-tests -run Promtool -count=1
+	PROMTOOL=$(call TOOL,promtool) go test ./templates-tests -run Promtool -count=1
 
 .PHONY: generate
 generate: $(TESTCLUSTER) ## Update generated files: go.mod, golden files, the chart's schema and README
@@ -225,33 +274,26 @@ verify-files: $(TESTCLUSTER) # make verify without unit tests
 	$(HELM_DOCS) --dry-run | diff -u $(CHART)/README.md -
 
 .PHONY: e2e
-e2e: build images $(TESTCLUSTER) $(CERTMANAGER) ## End-to-end tests on test clusters, or on the cluster of KUBECONFIG (E2E_RUN=TestHelm)
-	@hack/deps.sh clients
-	@# Build tools before clusters use the CPU.
-	@for tool in age-keygen cosign crane critest ct helm helm4 kubectl sops versitygw zarf $(if $(E2E_LONG),crio helm-3.18 helm-3.21 kube-proxy-1.34 oras regctl); do $(TESTCLUSTER) tool $$tool >/dev/null; done
-	@$(TESTCLUSTER) build --kubernetes 1.28 --runtime containerd-1.7,crio-1.34
+e2e: build images $(TESTCLUSTER) $(HELM) $(CERTMANAGER) ## End-to-end tests on test clusters, or on the cluster of KUBECONFIG (E2E_RUN=TestHelm)
+	@hack/deps.sh cluster
 	@mkdir -p dist # dist/e2e.json contains the complete log.
-	"$$($(TESTCLUSTER) tool gotestsum)" --format testname --jsonfile dist/e2e.json -- ./test/e2e -count=1 -timeout $(if $(E2E_LONG),180m,60m) $(if $(E2E_RUN),-run '$(E2E_RUN)',-skip '^Test(Soak|Cell)$$')
+	go test -json ./test/e2e -count=1 -timeout $(if $(E2E_LONG),180m,60m) $(if $(E2E_RUN),-run '$(E2E_RUN)',-skip '^Test(Soak|Cell)$$') | \
+	  tee dist/e2e.json | go run ./tools/testsummary
 	@sed -n 's/.*"Test":"\([^"]*\)".*\(figure: .*\|SHORTENED: .*\)\\n".*/\1: \2/p' dist/e2e.json | sort
-	go run ./tools/skips dist/e2e.json
 
 .PHONY: e2e-long
 e2e-long: export E2E_LONG = 1
 e2e-long: e2e ## End-to-end tests at full length, such as a mode switch interrupted at every step
 
-# The networks of the table in test/e2e/networks_test.go.
-NETWORKS := $(foreach family,IPv4 IPv6 DualStack,$(family)/iptables $(family)/nftables)
-.PHONY: e2e-networks
-e2e-networks: ## The deep end-to-end scenarios on each network that they support (E2E_NETWORK=IPv6/nftables make e2e: one)
-	@failed=; for network in $(NETWORKS); do \
-	  E2E_NETWORK=$$network $(MAKE) --no-print-directory e2e || failed="$$failed $$network"; \
-	done; [ -z "$$failed" ] || { echo "failed on$$failed"; exit 1; }
+.PHONY: e2e-networks $(NETWORKS:%=e2e-%)
+e2e-networks: $(NETWORKS:%=e2e-%) ## The deep end-to-end scenarios on each network that they support (E2E_NETWORK=IPv6/nftables make e2e: one)
+$(NETWORKS:%=e2e-%): e2e-%:
+	E2E_NETWORK=$(subst -,/,$*) $(MAKE) --no-print-directory e2e
 
 # Options of tools/matrix: MATRIX_FLAGS="-slice 1/4", MATRIX_FLAGS="-run k1.28".
 MATRIX_FLAGS ?=
 .PHONY: matrix
 matrix: build images $(TESTCLUSTER) ## Test each supported configuration and write docs/compatibility.md; resumable, takes an hour
-	@for tool in helm helm-3.18 helm-3.21 helm4 kubectl versitygw; do $(TESTCLUSTER) tool $$tool >/dev/null; done
 	go run ./tools/matrix $(MATRIX_FLAGS)
 
 .PHONY: matrix-check
@@ -269,8 +311,8 @@ soak: export SOAK_TIME := $(SOAK_TIME)
 soak: export SOAK_SEED := $(SOAK_SEED)
 soak: export SOAK_FIRST := $(SOAK_FIRST)
 soak: export SOAK_LAYOUT := $(SOAK_LAYOUT)
-soak: build images $(TESTCLUSTER) $(if $(filter cert-manager,$(SOAK_LAYOUT)),$(CERTMANAGER)) ## Inject random faults during pulls and pushes (SOAK_TIME=1h SOAK_SEED=42 SOAK_LAYOUT=replicas; docs/soak.md)
-	@for tool in helm kubectl; do $(TESTCLUSTER) tool $$tool >/dev/null; done
+soak: build images $(TESTCLUSTER) $(HELM) $(if $(filter cert-manager,$(SOAK_LAYOUT)),$(CERTMANAGER)) ## Inject random faults during pulls and pushes (SOAK_TIME=1h SOAK_SEED=42 SOAK_LAYOUT=replicas; docs/soak.md)
+	@hack/deps.sh cluster
 	@# A single package, because it measures recovery times. -timeout raises go test's default.
 	go test ./test/e2e -run '^TestSoak$$' -count=1 -v -timeout 24h
 
@@ -311,7 +353,7 @@ bench-scale: build ## Measure one registry with up to 1000 nodes, and prepare wi
 bench-scale-s3: build $(TESTCLUSTER) ## Measure the same pulls with images in S3 (BENCH_FLAGS="-n 1")
 	$(BENCHBUILD) ./scale
 	@mkdir -p bench/scale-s3
-	dist/bench-scale-s3 -clusters= -s3 "$$($(TESTCLUSTER) tool versitygw)" -registry bin/registry -write bench/scale-s3 $(BENCH_FLAGS)
+	dist/bench-scale-s3 -clusters= -s3 $(call TOOL,versitygw) -registry bin/registry -write bench/scale-s3 $(BENCH_FLAGS)
 	$(BENCH_REPORT) scale-s3
 
 .PHONY: bench-herd
@@ -341,15 +383,14 @@ bench-thin: build ## Compare thin with full archives of 1000 images (BENCH_FLAGS
 	$(BENCH_REPORT) thin
 
 .PHONY: bench-bootstrap
-bench-bootstrap: build images $(TESTCLUSTER) ## Measure each phase of an installation on a test cluster (BENCH_FLAGS="-n 1")
-	@$(TESTCLUSTER) tool helm >/dev/null
+bench-bootstrap: build images $(TESTCLUSTER) $(HELM) ## Measure each phase of an installation on a test cluster (BENCH_FLAGS="-n 1")
 	$(BENCHBUILD) ./bootstrap
 	dist/bench-bootstrap -testcluster $(TESTCLUSTER) -write bench/bootstrap $(BENCH_FLAGS)
 	$(BENCH_REPORT) bootstrap
 
 .PHONY: bench-images
-bench-images: build images $(TESTCLUSTER) ## Compare pushes, and pulls by a node, through a cluster with crane, skopeo and regctl (BENCH_FLAGS="-n 1")
-	@for tool in helm kubectl crane regctl; do $(TESTCLUSTER) tool $$tool >/dev/null; done
+bench-images: build images $(TESTCLUSTER) $(HELM) ## Compare pushes, and pulls by a node, through a cluster with crane, skopeo and regctl (BENCH_FLAGS="-n 1")
+	@for tool in kubectl crane regctl; do $(TESTCLUSTER) tool $$tool >/dev/null; done
 	$(BENCHBUILD) ./images
 	dist/bench-images -init-hook bin/init-hook -testcluster $(TESTCLUSTER) -write bench/images $(BENCH_FLAGS)
 	$(BENCH_REPORT) images
@@ -357,6 +398,7 @@ bench-images: build images $(TESTCLUSTER) ## Compare pushes, and pulls by a node
 ##@ Test cluster
 .PHONY: cluster-up
 cluster-up: $(TESTCLUSTER) ## Boot a multi-node Kubernetes cluster on this machine (NAME= NODES= IP_FAMILY= KUBE_PROXY=)
+	@hack/deps.sh cluster
 	$(TESTCLUSTER) up --name $(NAME) --nodes $(NODES) --ip-family $(IP_FAMILY) --kube-proxy $(KUBE_PROXY)
 
 .PHONY: cluster-down
@@ -364,12 +406,17 @@ cluster-down: $(TESTCLUSTER) ## Remove the cluster (NAME=)
 	$(TESTCLUSTER) down --name $(NAME)
 
 .PHONY: $(TESTCLUSTER)
-$(TESTCLUSTER): deps
-	cd test/cluster && CGO_ENABLED=0 go build -o $(CURDIR)/$@ ./cmd/testcluster
+$(TESTCLUSTER):
+	cd test/cluster && go build -o $(CURDIR)/$@ ./cmd/testcluster
 
+.PHONY: $(HELM)
+$(HELM):
+	go build -ldflags "-s -w -X helm.sh/helm/v3/internal/version.version=$$(go list -m -f '{{.Version}}' helm.sh/helm/v3)" -o $@ helm.sh/helm/v3/cmd/helm
+
+# Scenarios that need it build it: its dependencies take minutes to compile.
 .PHONY: $(CERTMANAGER)
-$(CERTMANAGER): deps
-	$(CERTMANAGER_GO) build -ldflags "-s -w" -o $(CURDIR)/$@ ./cmd/testcertmanager
+$(CERTMANAGER):
+	cd test/certmanager && go build -ldflags "-s -w" -o $(CURDIR)/$@ ./cmd/testcertmanager
 
 .PHONY: clean
 clean: ## Remove build output, but keep the cache of the test cluster

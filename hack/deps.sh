@@ -1,37 +1,56 @@
 #!/usr/bin/env bash
-# Installs missing Debian packages for building and testing, with the argument bench also those for make bench-proxy and
-# make bench-herd, and with clients those for make e2e. Fails without root or apt-get if packages are missing.
+# Installs missing Debian packages of the named groups:
+#   build     compiler of the loader
+#   cross     compiler of the loader for the other architecture
+#   race      compiler for the race detector
+#   cluster   the test cluster
+#   lint      ct lint
+#   emulate   programs for arm64 on amd64
+#   clients   container clients of the end-to-end tests
+#   bench     proxies that benchmarks compare
+# Fails without root or apt-get if packages are missing.
 set -euo pipefail
 
-# command=package
-needs=(
-  gcc=gcc                                   # loader, race detector, runc
-  aarch64-linux-gnu-gcc=gcc-aarch64-linux-gnu # loader for arm64
-  qemu-aarch64-static=qemu-user-static      # tests of the arm64 loader
-  pkg-config=pkg-config                     # runc
-  ip=iproute2 iptables=iptables nft=nftables conntrack=conntrack ipset=ipset # the test cluster's network
-  ethtool=ethtool ebtables=ebtables nsenter=util-linux ss=iproute2 modprobe=kmod
-  skopeo=skopeo                             # a client in tests and benchmarks
-  yamllint=yamllint git=git                 # ct lint, tests
+declare -A groups=( # command=package
+  [build]="gcc=gcc"
+  [cross]="aarch64-linux-gnu-gcc=gcc-aarch64-linux-gnu"
+  [race]="gcc=gcc /usr/include/stdlib.h=libc6-dev"
+  [cluster]="gcc=gcc /usr/include/stdlib.h=libc6-dev pkg-config=pkg-config /usr/include/seccomp.h=libseccomp-dev ip=iproute2
+    iptables=iptables nft=nftables conntrack=conntrack ipset=ipset ethtool=ethtool ebtables=ebtables nsenter=util-linux
+    modprobe=kmod"
+  [lint]="yamllint=yamllint git=git"
+  [emulate]="qemu-aarch64-static=qemu-user-static"
+  [clients]="skopeo=skopeo dockerd=docker.io podman=podman buildah=buildah chromedriver=chromium-driver"
+  [bench]="skopeo=skopeo socat=socat stunnel4=stunnel4 haproxy=haproxy nginx=nginx
+    /usr/lib/nginx/modules/ngx_stream_module.so=libnginx-mod-stream"
 )
-[ "${1-}" != clients ] || needs+=(dockerd=docker.io podman=podman buildah=buildah chromedriver=chromium-driver)
-[ "${1-}" != bench ] || needs+=(socat=socat stunnel4=stunnel4 haproxy=haproxy nginx=nginx)
+if [ "$(uname -m)" = aarch64 ]; then
+  groups[cross]="x86_64-linux-gnu-gcc=gcc-x86-64-linux-gnu"
+fi
+
 missing=()
-for need in "${needs[@]}"; do
-  command -v "${need%%=*}" >/dev/null || missing+=("${need#*=}")
+for group in "$@"; do
+  [ -n "${groups[$group]-}" ] || { echo "unknown group $group: want one of ${!groups[*]}" >&2; exit 2; }
+  for need in ${groups[$group]}; do
+    command=${need%%=*}
+    case $command in
+      /*) [ -e "$command" ] || missing+=("${need#*=}") ;;
+      *) command -v "$command" >/dev/null || missing+=("${need#*=}") ;;
+    esac
+  done
 done
-[ -e /usr/include/seccomp.h ] || missing+=(libseccomp-dev) # runc
-[ -e /usr/lib/x86_64-linux-gnu/libc.a ] || [ -e /usr/lib/aarch64-linux-gnu/libc.a ] || missing+=(libc6-dev)
-[ "${1-}" != bench ] || [ -e /usr/lib/nginx/modules/ngx_stream_module.so ] || missing+=(libnginx-mod-stream)
 [ ${#missing[@]} -eq 0 ] && exit 0
 
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
   echo "missing packages: ${missing[*]}: install them, or run this script as root on Debian or Ubuntu" >&2
   exit 1
 fi
+# Targets of one make, and shards, may install at the same time.
+exec 9>/var/lock/zarf-registry-deps
+flock 9
 echo "installing ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
-if [ -n "${1-}" ] && [ ! -e /usr/sbin/policy-rc.d ]; then # do not start services
+if [ ! -e /usr/sbin/policy-rc.d ]; then # do not start services
   trap 'rm -f /usr/sbin/policy-rc.d' EXIT
   printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
   chmod +x /usr/sbin/policy-rc.d

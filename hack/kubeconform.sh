@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Renders the chart with every values file for three Kubernetes versions, and validates it against their
 # schemas: the oldest that Chart.yaml allows, one in between, and the newest.
-#   hack/kubeconform.sh TESTCLUSTER CHART
+#   hack/kubeconform.sh TESTCLUSTER HELM CHART
 set -euo pipefail
-testcluster=$1 chart=$2
+testcluster=$1 helm=$2 chart=$3
 versions=(1.28.15 1.34.5 1.36.3)
 # Custom resources have no schema here. The template tests check them.
 custom=Certificate,Issuer,ServiceMonitor,PodMonitor,PrometheusRule,HTTPRoute,BackendTLSPolicy,TLSRoute,SecurityContextConstraints
@@ -11,7 +11,6 @@ custom=Certificate,Issuer,ServiceMonitor,PodMonitor,PrometheusRule,HTTPRoute,Bac
 grep -q "^kubeVersion: .>=${versions[0]%.*}\.0" "$chart/Chart.yaml" || { echo "the minimum kubeVersion of $chart/Chart.yaml is not ${versions[0]%.*}: update $0 or Chart.yaml" >&2; exit 1; }
 schemas=${ZARF_REGISTRY_CACHE:-/var/cache/zarf-registry}/schemas
 go run ./tools/schemas --output "$schemas" "${versions[@]/#/v}"
-helm=$("$testcluster" tool helm)
 kubeconform=$("$testcluster" tool kubeconform)
 rendered=$(mktemp -d)
 trap 'rm -rf "$rendered"' EXIT

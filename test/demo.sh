@@ -18,8 +18,7 @@ show() { printf '    $ %s\n' "$*"; "$@" 2>&1 | sed 's/^/    /'; }
 on_node() { local node=$1; shift; "$testcluster" exec --name "$name" "$node" -- "$@"; }
 
 kubectl=$("$testcluster" tool kubectl)
-helm=$("$testcluster" tool helm)
-PATH=$(dirname "$kubectl"):$(dirname "$helm"):$PWD/bin:$PATH
+PATH=$(dirname "$kubectl"):$PWD/bin:$PATH
 
 if [ -z "${KUBECONFIG:-}" ]; then
   own=yes
@@ -50,7 +49,7 @@ step "What runs now: the registry on one node, a proxy on each"
 show kubectl -n "$namespace" get pods -o wide
 
 step "Make an image that exists nowhere else, and push it"
-CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o "$work/tool" ./test/e2e/tool
+go build -trimpath -ldflags '-s -w' -o "$work/tool" ./test/e2e/tool
 go run ./tools/archive --reference example.com/demo/hello:1 --output "$work/hello.tar" "$work/tool"
 show init-hook images push "$work/hello.tar"
 

@@ -228,8 +228,8 @@ func NewSpec(repository, name, version string) Spec {
 }
 
 // ProgramImages builds the images of the payload's programs ([ProgramNames]) from the files
-// NAME-ARCHITECTURE.tar.gz in layers, which are not copied. Digests depend only on the layers and the
-// version, so the release's archives and the registry in a cluster have the same. It does not inflate layers
+// NAME-ARCHITECTURE.tar.gz in layers, which are not copied. Images have the architectures that layers
+// has; one without all programs is an error. Digests depend only on the layers and the version, so the release's archives and the registry in a cluster have the same. It does not inflate layers
 // that [injector.InflatedFile] describes.
 func ProgramImages(layers fs.FS, repository, version string) (*Store, []Image, error) {
 	store := &Store{}
@@ -237,10 +237,17 @@ func ProgramImages(layers fs.FS, repository, version string) (*Store, []Image, e
 	if err != nil {
 		return nil, nil, err
 	}
+	architectures := slices.DeleteFunc(slices.Clone(Architectures), func(arch string) bool {
+		files, err := fs.Glob(layers, "*-"+arch+".tar.gz")
+		return err == nil && len(files) == 0
+	})
+	if len(architectures) == 0 {
+		return nil, nil, errors.New("no programs were built into this program")
+	}
 	var built []Image
 	for _, name := range ProgramNames {
 		var variants []Variant
-		for _, arch := range Architectures {
+		for _, arch := range architectures {
 			layer, err := gzipLayer(layers, name+"-"+arch+".tar.gz", contents[name+"-"+arch])
 			if errors.Is(err, fs.ErrNotExist) {
 				return nil, nil, fmt.Errorf("image of %s for %s: its layer was not built into this program: %w", name, arch, err)

@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"github.com/zarf-dev/zarf-registry/internal/images"
@@ -42,7 +43,9 @@ func run(ctx context.Context) error {
 	payload := flag.String("payload", "internal/embedded/dist", "folder with the payload")
 	work := flag.String("work", "bin/images", "folder to write the programs to")
 	digests := flag.String("digests", "charts/zarf-registry/files/init-hook.json", "file to write the digests to")
+	list := flag.String("architectures", strings.Join(images.Architectures, ","), "architectures to build for")
 	flag.Parse()
+	architectures := strings.Split(*list, ",")
 	if flag.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q", flag.Arg(0))
 	}
@@ -54,7 +57,7 @@ func run(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, arch := range images.Architectures {
+	for _, arch := range architectures {
 		file := filepath.Join(*work, initHook+"-"+arch)
 		if err := program.Build(ctx, "./cmd/"+initHook, "linux/"+arch, *version, file); err != nil {
 			return err
@@ -63,16 +66,16 @@ func run(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := writeDigests(*digests, *work, *version); err != nil {
+	if err := writeDigests(*digests, *work, *version, architectures); err != nil {
 		return err
 	}
-	return write(ctx, os.Stdout, os.DirFS(*work), os.DirFS(*payload), *registry, *version, *output)
+	return write(ctx, os.Stdout, os.DirFS(*work), os.DirFS(*payload), *registry, *version, *output, architectures)
 }
 
 // writeDigests writes the digests of the images that finish pushes, by architecture.
-func writeDigests(file, work, version string) error {
+func writeDigests(file, work, version string, architectures []string) error {
 	digests := map[string]string{}
-	for _, arch := range images.Architectures {
+	for _, arch := range architectures {
 		_, image, err := images.SelfImage(filepath.Join(work, initHook+"-"+arch), arch, "docker.io/zarf-registry", initHook,
 			version)
 		if err != nil {
@@ -88,9 +91,10 @@ func writeDigests(file, work, version string) error {
 }
 
 // write writes an archive for each image and prints its name, digest and size.
-func write(ctx context.Context, out io.Writer, work, payload fs.FS, registry, version, output string) error {
+func write(ctx context.Context, out io.Writer, work, payload fs.FS, registry, version, output string,
+	architectures []string) error {
 	var variants []images.Variant
-	for _, arch := range images.Architectures {
+	for _, arch := range architectures {
 		layer, err := images.GzipLayer(work, initHook+"-"+arch+".tar.gz")
 		if err != nil {
 			return fmt.Errorf("image of %s for %s: %w", initHook, arch, err)

@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sync/errgroup"
@@ -44,7 +45,9 @@ func run(ctx context.Context) error {
 	output := flag.String("output", "internal/embedded/dist", "folder to write the payload to")
 	digests := flag.String("digests", "charts/zarf-registry/files/programs.json", "file to write the digests to")
 	work := flag.String("work", "bin/payload", "folder to write the programs to")
+	list := flag.String("architectures", strings.Join(images.Architectures, ","), "architectures to build for")
 	flag.Parse()
+	architectures := strings.Split(*list, ",")
 	if flag.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q", flag.Arg(0))
 	}
@@ -53,10 +56,10 @@ func run(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := buildLoader(ctx, *work); err != nil {
+	if err := buildLoader(ctx, *work, architectures); err != nil {
 		return err
 	}
-	for _, arch := range images.Architectures {
+	for _, arch := range architectures {
 		for _, name := range injected {
 			if err := program.Build(ctx, "./cmd/"+name, "linux/"+arch, "", filepath.Join(*work, name+"-"+arch)); err != nil {
 				return err
@@ -66,7 +69,7 @@ func run(ctx context.Context) error {
 
 	var layers errgroup.Group
 	layers.SetLimit(runtime.NumCPU())
-	for _, arch := range images.Architectures {
+	for _, arch := range architectures {
 		for _, name := range images.ProgramNames {
 			layers.Go(func() error {
 				file := filepath.Join(*work, name+"-"+arch)
@@ -77,16 +80,17 @@ func run(ctx context.Context) error {
 	if err := layers.Wait(); err != nil {
 		return err
 	}
-	return finish(*work, *output, *digests)
+	return finish(*work, *output, *digests, architectures)
 }
 
 // buildLoader builds the C programs with the loader's Makefile.
-func buildLoader(ctx context.Context, work string) error {
+func buildLoader(ctx context.Context, work string, architectures []string) error {
 	out, err := filepath.Abs(work)
 	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, "make", "--no-print-directory", "-C", "loader", "OUT="+out)
+	cmd := exec.CommandContext(ctx, "make",
+		append([]string{"--no-print-directory", "-C", "loader", "OUT=" + out}, architectures...)...)
 	// Do not inherit the flags of a make that runs this program.
 	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MAKELEVEL=")
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
@@ -99,10 +103,10 @@ func buildLoader(ctx context.Context, work string) error {
 // finish copies the loaders, writes the digests, and prints sizes. It encodes each payload like init-hook, to
 // detect a program that has become too large. It removes all other files from output, because the whole folder
 // is embedded.
-func finish(work, output, digestFile string) error {
+func finish(work, output, digestFile string, architectures []string) error {
 	digests, contents := map[string]string{}, map[string]injector.Inflated{}
 	kept := []string{".gitignore", injector.InflatedFile}
-	for _, arch := range images.Architectures {
+	for _, arch := range architectures {
 		loaderName := "loader-" + arch
 		loader, err := os.ReadFile(filepath.Join(work, loaderName))
 		if err != nil {

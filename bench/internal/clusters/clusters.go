@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"os/exec"
 	"strconv"
 	"strings"
@@ -36,11 +37,9 @@ func Up(ctx context.Context, testcluster, name string, args ...string) (*Cluster
 	if os.Getuid() != 0 {
 		return nil, errors.New("the test cluster needs root")
 	}
-	c := &Cluster{program: testcluster, name: name}
+	// make builds Helm beside testcluster.
+	c := &Cluster{program: testcluster, name: name, helm: filepath.Join(filepath.Dir(testcluster), "helm")}
 	var err error
-	if c.helm, err = c.Tool(ctx, "helm"); err != nil {
-		return nil, err
-	}
 	if _, err := c.Output(ctx, testcluster, append([]string{"up", "--name", name, "--replace"}, args...)...); err != nil {
 		return c, err
 	}

@@ -47,7 +47,7 @@ func TestClusterRecipesBuildAllPrograms(t *testing.T) {
 	for _, want := range []string{
 		"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl",
 		"containerd", "containerd-shim-runc-v2", "ctr", "crictl", "runc", "bridge", "loopback", "portmap", "host-local",
-		"coredns", "kube-router", "helm", "pause",
+		"coredns", "kube-router", "pause",
 	} {
 		if !slices.Contains(got, want) {
 			t.Errorf("no recipe builds %s", want)
@@ -68,10 +68,8 @@ func TestToolsArePinned(t *testing.T) {
 			t.Errorf("%s: the recipe builds %v", name, recipe.ProgramNames())
 		}
 	}
-	for _, name := range []string{"helm", "kubectl"} {
-		if _, err := Tool(name); err != nil {
-			t.Error(err)
-		}
+	if _, err := Tool("kubectl"); err != nil {
+		t.Error(err)
 	}
 	if _, err := Tool("socat"); err == nil || !strings.Contains(err.Error(), "golangci-lint") {
 		t.Errorf("the error for an unknown tool does not list the known ones: %v", err)

@@ -279,7 +279,6 @@ func ClusterRecipes() []Recipe {
 			Programs:  programs("sigs.k8s.io/cri-tools/cmd", "crictl"),
 			Variables: []string{"sigs.k8s.io/cri-tools/pkg/version.Version=" + criToolsVersion},
 		},
-		tools["helm"],
 	}
 }
 

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// tools are pinned programs for developing this repository, built when they are first used. Only
-// helm is part of every cluster.
+// tools are pinned programs for developing this repository, built when they are first used. Helm is not one of them:
+// make bin/helm builds it from the root module.
 var tools = map[string]Recipe{
 	"age":        tool("age", "filippo.io/age", "v1.3.2", "filippo.io/age/cmd/age"),
 	"age-keygen": tool("age-keygen", "filippo.io/age", "v1.3.2", "filippo.io/age/cmd/age-keygen"),
@@ -26,8 +26,6 @@ var tools = map[string]Recipe{
 	"golangci-lint": tool("golangci-lint", "github.com/golangci/golangci-lint/v2", "v2.15.0",
 		"github.com/golangci/golangci-lint/v2/cmd/golangci-lint", "main.version=2.15.0"),
 	"gotestsum": tool("gotestsum", "gotest.tools/gotestsum", "v1.13.0", "gotest.tools/gotestsum"),
-	"helm": tool("helm", "helm.sh/helm/v3", "v3.22.0", "helm.sh/helm/v3/cmd/helm",
-		"helm.sh/helm/v3/internal/version.version=v3.22.0"),
 	// The oldest Helm that is tested, and the last one that does not roll back when an object is missing.
 	"helm-3.18": tool("helm-3.18", "helm.sh/helm/v3", "v3.18.6", "helm.sh/helm/v3/cmd/helm",
 		"helm.sh/helm/v3/internal/version.version=v3.18.6"),

@@ -2,21 +2,23 @@ package cli
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/spf13/cobra"
 
 	"github.com/zarf-dev/zarf-registry/test/cluster/internal/build"
+	"github.com/zarf-dev/zarf-registry/test/cluster/internal/cluster"
 )
 
 func newBuild(a *app) *cobra.Command {
-	var kubernetes string
+	options := cluster.Options{}
 	var runtimes []string
 	cmd := &cobra.Command{
 		Use:   "build",
 		Short: "Build all components of a cluster into the cache",
 		Long: `Build all components of a cluster: Kubernetes, etcd, containerd, runc, the CNI
-plugins, CoreDNS, kube-router, and helm and crictl for the tests. The first build
-takes about ten minutes on two cores. "up" builds missing components too.
+plugins, CoreDNS, kube-router and crictl. The first build takes about ten minutes on
+two cores. "up" builds missing components too.
 
 The cache is ` + build.DefaultCacheDir + `, or the directory that ` + build.CacheVariable + ` names.`,
 		Example: `  testcluster build
@@ -27,7 +29,7 @@ The cache is ` + build.DefaultCacheDir + `, or the directory that ` + build.Cach
 			if err != nil {
 				return err
 			}
-			common, ofNodes, err := components(kubernetes, runtimes)
+			common, ofNodes, err := components(options, runtimes)
 			if err != nil {
 				return err
 			}
@@ -39,15 +41,17 @@ The cache is ` + build.DefaultCacheDir + `, or the directory that ` + build.Cach
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&kubernetes, "kubernetes", build.DefaultKubernetes, "version of Kubernetes")
+	flags.StringVar(&options.Kubernetes, "kubernetes", build.DefaultKubernetes, "version of Kubernetes")
 	flags.StringSliceVar(&runtimes, "runtime", []string{build.DefaultRuntime}, "container runtimes")
+	flags.BoolVar(&options.NetworkPolicy, "network-policy", true, "build kube-router, which enforces NetworkPolicy objects")
+	flags.BoolVar(&options.DNS, "dns", true, "build CoreDNS")
 	return cmd
 }
 
-// components returns the recipes of a cluster with a version of Kubernetes, and those of the container runtimes of its
+// components returns the recipes of what a cluster with these options runs, and those of the container runtimes of its
 // nodes.
-func components(kubernetes string, runtimes []string) (common, ofNodes []build.Recipe, err error) {
-	version, err := build.Kubernetes(kubernetes)
+func components(options cluster.Options, runtimes []string) (common, ofNodes []build.Recipe, err error) {
+	version, err := build.Kubernetes(options.Kubernetes)
 	if err != nil {
 		return nil, nil, fmt.Errorf("--kubernetes: %w", err)
 	}
@@ -58,5 +62,12 @@ func components(kubernetes string, runtimes []string) (common, ofNodes []build.R
 		}
 		ofNodes = append(ofNodes, recipe)
 	}
-	return append(build.ClusterRecipes(), version), ofNodes, nil
+	common = append(build.ClusterRecipes(), version)
+	if options.CNI == cluster.Flannel {
+		common = append(common, build.FlannelRecipes()...)
+	}
+	common = slices.DeleteFunc(common, func(r build.Recipe) bool {
+		return r.Name == build.CoreDNS && !options.DNS || r.Name == build.KubeRouter && !options.NetworkPolicy
+	})
+	return common, ofNodes, nil
 }

@@ -16,7 +16,7 @@ func newTool(a *app) *cobra.Command {
 		Long: `Print the path of a tool in the version that this repository is tested with, building
 it into the cache first if needed. Available tools: ` + strings.Join(build.ToolNames(), ", ") + `.`,
 		Example: `  $(testcluster tool golangci-lint) run
-  $(testcluster tool helm) lint --strict charts/zarf-registry`,
+  $(testcluster tool kubectl) get nodes`,
 		Args:      cobra.ExactArgs(1),
 		ValidArgs: build.ToolNames(),
 		RunE: func(cmd *cobra.Command, args []string) error {

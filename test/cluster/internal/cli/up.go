@@ -104,16 +104,10 @@ func newUp(a *app) *cobra.Command {
 // ensure builds what a cluster with these options needs, and returns its programs for cluster.Up.
 func (a *app) ensure(ctx context.Context, options cluster.Options) (map[string]string, error) {
 	runtimes := slices.AppendSeq([]string{options.Runtime}, maps.Values(options.Runtimes))
-	common, ofNodes, err := components(options.Kubernetes, runtimes)
+	common, ofNodes, err := components(options, runtimes)
 	if err != nil {
 		return nil, err
 	}
-	if options.CNI == cluster.Flannel {
-		common = append(common, build.FlannelRecipes()...)
-	}
-	common = slices.DeleteFunc(common, func(r build.Recipe) bool {
-		return r.Name == build.CoreDNS && !options.DNS || r.Name == build.KubeRouter && !options.NetworkPolicy
-	})
 	cache, err := build.OpenCache(a.log)
 	if err != nil {
 		return nil, err
