@@ -26,7 +26,7 @@ const (
 // TestZarfInit deploys examples/zarf-init: Zarf's registry is this one, in proxy mode with mutual TLS, on nodes that
 // hold only pause images.
 func TestZarfInit(t *testing.T) {
-	w := ownCluster(t, "e2e-zarf-init", layout{bare: true, long: true})
+	w := ownCluster(t, "e2e-zarf-init", layout{bare: true})
 	z := newZarf(t, w)
 	initPackage := z.examplePackage(t)
 	z.initInternal(t, initPackage)
