@@ -21,9 +21,7 @@ const (
 
 // TestCRIO pulls with a CRI-O on each node, beside the containerd that the cluster uses.
 func TestCRIO(t *testing.T) {
-	if !long() {
-		t.Skip("SKIPPED, NOTHING CHECKED: make e2e-long builds CRI-O")
-	}
+	onlyInLongRuns(t)
 	w := ownCluster(t, "e2e-crio", layout{open: true})
 	const image = "e2e/crio:1"
 	onEachNode := func(t *testing.T, f func(t *testing.T, node string)) {
@@ -104,9 +102,7 @@ func TestCRIO(t *testing.T) {
 
 // TestCRIONodes has kubelets on CRI-O: 1.34, and one that refuses plain HTTP on loopback as 1.35 does.
 func TestCRIONodes(t *testing.T) {
-	if !long() {
-		t.Skip("SKIPPED, NOTHING CHECKED: make e2e-long builds CRI-O")
-	}
+	onlyInLongRuns(t)
 	w := ownCluster(t, "e2e-crio-nodes", layout{open: true,
 		args: []string{"--nodes", "3", "--runtime", "n2=crio-1.34", "--runtime", "n3=crio-1.35"}})
 	w.logVersions(t)

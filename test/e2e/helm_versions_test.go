@@ -9,9 +9,7 @@ import (
 
 // TestHelmVersions installs, switches and rolls back with older versions of Helm than TestHelm.
 func TestHelmVersions(t *testing.T) {
-	if !long() {
-		t.Skip("SKIPPED, NOTHING CHECKED: make e2e-long builds other versions of Helm")
-	}
+	onlyInLongRuns(t)
 	w := ownCluster(t, "e2e-helm-versions", layout{open: true})
 	for i, version := range []string{"3.18", "3.21"} {
 		w.helm = strings.TrimSpace(run(t, w.testcluster, "tool", "helm-"+version))

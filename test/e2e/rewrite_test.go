@@ -275,9 +275,7 @@ func TestRewrite(t *testing.T) {
 // TestRewriteBeta rewrites with the beta version of the API, and with an API server that accepts the policy without
 // evaluating it.
 func TestRewriteBeta(t *testing.T) {
-	if !long() {
-		t.Skip("SKIPPED, NOTHING CHECKED: make e2e-long builds Kubernetes 1.34 for it")
-	}
+	onlyInLongRuns(t)
 	const disabled = "--disable-admission-plugins=MutatingAdmissionPolicy"
 	for name, flags := range map[string][]string{"e2e-rewrite-beta": nil, "e2e-rewrite-off": {disabled}} {
 		t.Run(name, func(t *testing.T) {

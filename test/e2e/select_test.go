@@ -19,6 +19,20 @@ import (
 // long reports whether scenarios run at full length, as make e2e-long does.
 func long() bool { return os.Getenv("E2E_LONG") != "" }
 
+// onlyInLongRuns skips a scenario in other runs, unless -run names it alone.
+func onlyInLongRuns(t *testing.T) {
+	t.Helper()
+	if !long() && !named(scenarioOf(t)) {
+		t.Skipf("SKIPPED, NOTHING CHECKED: make e2e-long, or make e2e E2E_RUN=^%s$, runs it", scenarioOf(t))
+	}
+}
+
+// named reports whether -run names one scenario, or steps of it.
+func named(scenario string) bool {
+	test, _, _ := strings.Cut(flag.Lookup("test.run").Value.String(), "/")
+	return strings.Trim(test, "^$") == scenario
+}
+
 // ranks orders the scenarios of this run: the longest begins first.
 var ranks = map[string]int{}
 
@@ -53,7 +67,7 @@ func choose() error {
 			return err
 		}
 		for _, s := range scenarios.All {
-			if selects.MatchString(s.Test) {
+			if selects.MatchString(s.Test) && (!s.Long || long() || named(s.Test)) {
 				chosen = append(chosen, s)
 			}
 		}

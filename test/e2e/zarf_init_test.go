@@ -107,7 +107,7 @@ func TestZarfInit(t *testing.T) {
 
 // TestZarfInitIPv6 does the same where no node port can work.
 func TestZarfInitIPv6(t *testing.T) {
-	notInShortRuns(t)
+	onlyInLongRuns(t)
 	w := ownCluster(t, "e2e-zarf-init6", layout{bare: true, open: true})
 	z := newZarf(t, w)
 	z.initInternal(t, z.examplePackage(t))

@@ -56,7 +56,7 @@ func TestZarf(t *testing.T) {
 
 // TestZarfIPv6 does so on a cluster where only proxies can work.
 func TestZarfIPv6(t *testing.T) {
-	notInShortRuns(t)
+	onlyInLongRuns(t)
 	w := ownCluster(t, "e2e-zarf-ipv6", layout{open: true, namespace: "registry"})
 	z := newZarf(t, w)
 	w.sets = append(w.sets, withPodCredential)
