@@ -118,7 +118,7 @@ func (g *guide) follow(t *testing.T, page, heading string, atLeast int) {
 }
 
 // pageVersion matches the version of a release's file.
-var pageVersion = regexp.MustCompile(`(zarf-registry-(?:bundle-)?)[0-9]+\.[0-9]+\.[0-9]+(?:-[a-z]+[.0-9]*)?(\b)`)
+var pageVersion = regexp.MustCompile(`(zarf-registry-(?:bundle-)?)[0-9]+\.[0-9]+\.[0-9]+(?:-[a-z]+(?:\.[0-9]+)*)?(\b)`)
 
 // ofVersion replaces the version in names of a release's files, unless the version is empty.
 func ofVersion(command, version string) string {

@@ -103,15 +103,19 @@ func selected() ([]scenarios.Scenario, error) {
 		all = slices.DeleteFunc(slices.Clone(all), func(s scenarios.Scenario) bool { return s.Test != "TestMainJob" })
 		fmt.Fprintln(os.Stderr, "not selected: all scenarios but TestMainJob need test clusters; unset KUBECONFIG")
 	}
-	files, err := scenarios.Files(".")
-	if err != nil {
-		return nil, err
-	}
 	tier := os.Getenv("E2E_TIER")
 	if tier != "" && tier != "core" {
 		return nil, fmt.Errorf("invalid E2E_TIER %q: want core, or nothing for all scenarios", tier)
 	}
-	chosen, others, err := scenarios.Selection{Core: tier == "core", Changed: changed(), Files: files, Long: long(),
+	files, err := scenarios.Files(".")
+	if err != nil {
+		return nil, err
+	}
+	different, err := changed()
+	if err != nil {
+		return nil, err
+	}
+	chosen, others, err := scenarios.Selection{Core: tier == "core", Changed: different, Files: files, Long: long(),
 		Network: os.Getenv("E2E_NETWORK"), Shard: os.Getenv("E2E_SHARD")}.Select(all)
 	if err != nil {
 		return nil, err
@@ -130,20 +134,22 @@ func selected() ([]scenarios.Scenario, error) {
 }
 
 // changed lists the files that differ from the commit in E2E_CHANGED_SINCE, and none outside of a clone.
-func changed() []string {
+func changed() ([]string, error) {
 	base := os.Getenv("E2E_CHANGED_SINCE")
 	if base == "" {
-		return nil
+		return nil, nil
 	}
-	git := exec.Command("git", "diff", "--name-only", base)
+	if _, _, err := try(exec.Command("git", "rev-parse", "--git-dir")); err != nil {
+		fmt.Fprintln(os.Stderr, "not in a clone: E2E_CHANGED_SINCE selects nothing")
+		return nil, nil
+	}
+	git := exec.Command("git", "diff", "--name-only", base, "--")
 	git.Dir = filepath.Join("..", "..")
 	out, errOut, err := try(git)
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "E2E_CHANGED_SINCE=%s: %v: %s; no other scenarios than those of the core\n", base, err,
-			strings.TrimSpace(errOut))
-		return nil
+		return nil, fmt.Errorf("E2E_CHANGED_SINCE=%s: %w: %s", base, err, strings.TrimSpace(errOut))
 	}
-	return strings.Fields(out)
+	return strings.Fields(out), nil
 }
 
 // prepare builds what scenarios need before any cluster needs the CPU, and installs the packages of clients.
