@@ -22,6 +22,7 @@ import (
 
 // testBrowse opens the pages of images browse in headless Chromium, and uses them with the keyboard.
 func testBrowse(t *testing.T, w *world) {
+	needsClients(t)
 	w.push(t, w.makeArchive(t, "example.com/browse/used:1", 1<<20))
 	w.push(t, w.makeArchive(t, "example.com/browse/unused:1", 1<<20))
 	w.scheduled(t, "browse", "registry.example.com/browse/used:1")

@@ -20,13 +20,13 @@ import (
 // TestCache puts caches between the proxies and the registry, and kills, replaces and rotates them while every node
 // pulls. At the end the registry's node is lost, and the others pull what their caches know.
 func TestCache(t *testing.T) {
-	w := ownCluster(t, "e2e-cache", layout{long: true, args: []string{"--nodes", "3", "--runtime", "n2=crio-1.34"}})
+	w := ownCluster(t, "e2e-cache", layout{args: []string{"--nodes", "3", "--runtime", "n2=crio-1.34"}})
 	// The last node has the registry, and is lost at the end.
 	pinned := "--set=registry.nodeSelector.kubernetes\\.io/hostname=n3"
 	const two, stale = "--set=cache.replicas=2", "--set=cache.staleFor=1h"
 	var image string
 	must(t, "install with two caches", func(t *testing.T) {
-		w.helmChart(t, "install", proxyMode, pinned, two)
+		w.apply(t, proxyMode, pinned, two)
 		w.isHealthy(t)
 		w.caches(t, 2)
 		image = w.pushHello(t)
@@ -49,7 +49,7 @@ func TestCache(t *testing.T) {
 		for _, node := range []string{"n1", "n2"} {
 			w.kubectlRun(t, "label", "node", node, "e2e/cache=yes")
 		}
-		w.helmChart(t, "upgrade", proxyMode, pinned, stale, "--set=cache.nodeSelector.e2e/cache=yes")
+		w.apply(t, proxyMode, pinned, stale, "--set=cache.nodeSelector.e2e/cache=yes")
 		for _, p := range w.caches(t, 2) {
 			if p.Spec.NodeName == "n3" {
 				t.Errorf("%s runs on %s", p.Name, p.Spec.NodeName)
@@ -67,7 +67,7 @@ func TestCache(t *testing.T) {
 	})
 	must(t, "the registry's node is lost: nodes pull what caches know", func(t *testing.T) { testStale(t, w, image) })
 	w.underLoop(t, "caches are turned off", func(t *testing.T) {
-		w.helmChart(t, "upgrade", proxyMode, pinned)
+		w.apply(t, proxyMode, pinned)
 		w.caches(t, 0)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
 		_, err := w.client.CoreV1().Secrets(w.namespace).Get(t.Context(), release+"-cache-tls", metav1.GetOptions{})
@@ -75,11 +75,6 @@ func TestCache(t *testing.T) {
 			t.Errorf("the certificate of caches is left: %v", err)
 		}
 		w.isHealthy(t)
-	})
-	must(t, "helm uninstall with caches leaves only the volume", func(t *testing.T) {
-		w.helmChart(t, "upgrade", proxyMode, pinned, two)
-		w.caches(t, 2)
-		w.uninstall(t)
 	})
 }
 

@@ -3,7 +3,6 @@ package e2e
 import (
 	"encoding/json"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/test/e2e/scenarios"
 )
 
 // A cell is a configuration of make matrix, which passes it as JSON in E2E_CELL.
@@ -35,23 +35,13 @@ func TestCell(t *testing.T) {
 		t.Fatalf("E2E_CELL: %v", err)
 	}
 	family, kubeProxy, _ := strings.Cut(c.Network, "/")
-	previous := previousRelease(t)
-	scenarios[c.Cluster] = []network{{family, kubeProxy}}
-	w := ownCluster(t, c.Cluster, layout{
-		args: append(c.Up, "--load", "n1="+filepath.Join(previous, "init-hook.tar"))})
+	w := ownCluster(t, c.Cluster, layout{network: &network{Family: family, KubeProxy: kubeProxy}, args: c.Up})
 	w.helm = strings.TrimSpace(run(t, w.testcluster, "tool", c.Helm))
 	w.logVersions(t)
-	w.waitForImage(t, "n1", "init-hook:"+previousVersion)
 	runtimes := strings.Join(c.Up, " ")
-	previousValues := []string{proxyMode, noRotation}
-	if strings.Contains(runtimes, "crio-") { // whose host ports do not answer on 127.0.0.1, which that release did not know
-		previousValues = append(previousValues, "--set=proxy.hostNetwork=true")
-	}
 	storage := storageOn(c.Storage)
-	if c.Storage == "s3" { // that release cannot store in it, because its CA is private: the upgrade moves the images
+	if c.Storage == "s3" {
 		storage = w.installOnS3(t)
-	} else {
-		previousValues = append(previousValues, storage)
 	}
 	var image string
 
@@ -72,7 +62,7 @@ func TestCell(t *testing.T) {
 		w.firstPull(t, "late", image, time.Minute)
 		w.runPod(t, pod("first-late", "late", image))
 	})
-	needsTLS, hasNodePorts := strings.Contains(runtimes, "crio-1.35"), slices.Contains(nodePorts, w.network)
+	needsTLS, hasNodePorts := strings.Contains(runtimes, "crio-1.35"), slices.Contains(scenarios.NodePorts, w.network)
 	switch {
 	case needsTLS:
 		must(t, "mode switch", func(t *testing.T) {
@@ -92,25 +82,22 @@ func TestCell(t *testing.T) {
 			w.pullEverywhere(t, image)
 		})
 	}
+	must(t, "upgrade", func(t *testing.T) {
+		w.pushSmallAndSlow(t)
+		tag := chartVersion(t, built(t, "E2E_CHART"))
+		w.underLoad(t, "under load", nothingFails, func(t *testing.T) {
+			w.restartsNothing(t, func() {
+				output(t, w.command(t, w.helm, append([]string{"upgrade", release, otherVersion(t, built(t, "E2E_CHART")), "-n",
+					namespace, "--timeout", "5m", proxyMode, storage, "--set=initHook.image.tag=" + tag}, w.sets...)...))
+			})
+		})
+		w.isHealthy(t)
+		w.pullEverywhere(t, image)
+	})
 	must(t, "uninstall", w.uninstall)
 	if !needsTLS && !hasNodePorts {
 		must(t, "mode switch", w.nodePortNeedsProxy)
 	}
-	must(t, "upgrade", func(t *testing.T) {
-		output(t, w.command(t, w.helm, append([]string{"install", release, filepath.Join(previous, "chart"), "-n",
-			namespace, "--timeout", "5m"}, previousValues...)...))
-		w.pushHello(t)
-		w.pushSmallAndSlow(t)
-		if c.Storage == "s3" {
-			// Into an empty directory: the bucket has images of the first release.
-			storage += ",registry.storage.s3.copyFromVolume=true,registry.storage.s3.rootDirectory=/upgraded"
-		}
-		const accept = refusals | losses // its proxies do not drain
-		w.underLoad(t, "under load", accept, func(t *testing.T) { w.helmChart(t, "upgrade", proxyMode, storage) })
-		w.isHealthy(t)
-		w.pullEverywhere(t, image)
-	})
-	must(t, "uninstall after the upgrade", w.uninstall)
 }
 
 // logVersions logs what the nodes run, for make matrix.

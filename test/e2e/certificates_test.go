@@ -35,26 +35,13 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// TestCertificates replaces every certificate in every supported way while the container runtime of
-// every node pulls. No pull may fail, and no pod of the registry or of the proxies may be replaced
-// or restarted.
+// TestCertificates replaces certificates, the CA and its source while the container runtime of every node pulls. No
+// pull may fail, and no pod of the registry or of the proxies may be replaced or restarted.
 func TestCertificates(t *testing.T) {
-	w := ownCluster(t, "e2e-certificates", layout{long: true, open: true})
-	must(t, "install in proxy mode", func(t *testing.T) {
-		w.helmChart(t, "install", proxyMode)
-		w.pushHello(t)
-		w.pushFresh(t)
-	})
+	w := ownCluster(t, "e2e-certificates", layout{open: true})
+	w.installForRotation(t)
 	must(t, "pods listen on the documented ports only", func(t *testing.T) { testPorts(t, w) })
-	underLoop := func(name string, f func(t *testing.T)) {
-		w.underLoop(t, name, func(t *testing.T) {
-			before := w.restarts(t)
-			f(t)
-			if after := w.restarts(t); before != after {
-				t.Errorf("pods before:\n%s\nafter:\n%s", before, after)
-			}
-		})
-	}
+	underLoop := w.underLoopWithoutRestart(t)
 
 	underLoop("certs rotate", func(t *testing.T) {
 		before := w.certificates(t)
@@ -88,10 +75,29 @@ func TestCertificates(t *testing.T) {
 		w.certs(t, "renew")
 		w.changed(t, before, "node")
 	})
-	underLoop("helm upgrade without a value renews certificates past half of their lifetime", func(t *testing.T) {
+	w.startCertManager(t)
+	underLoop("helm upgrade to certManager", func(t *testing.T) {
+		before := w.certificates(t)
+		w.helmChart(t, "upgrade", "--set=pki.mode=certManager")
+		w.changed(t, before, "server", "node", "push")
+		w.comesFrom(t, state.PKICertManager)
+	})
+
+	must(t, "credentials rotate", func(t *testing.T) { testCredentials(t, w) })
+	must(t, "a strict client trusts the proxies only with our CA", func(t *testing.T) { testStrictClient(t, w) })
+}
+
+// TestCertificateSources does the same with the certificates' other sources, with certificates that expire, and with
+// credentials for some repositories.
+func TestCertificateSources(t *testing.T) {
+	w := ownCluster(t, "e2e-certificate-sources", layout{open: true})
+	w.installForRotation(t)
+	underLoop := w.underLoopWithoutRestart(t)
+
+	underLoop("init-hook install without a value renews certificates past half of their lifetime", func(t *testing.T) {
 		w.age(t, 200*24*time.Hour, 365*24*time.Hour)
 		before := w.certificates(t)
-		w.helmChart(t, "upgrade", noMode)
+		w.apply(t, noMode)
 		w.changed(t, before, "server", "node", "push")
 	})
 
@@ -101,9 +107,9 @@ func TestCertificates(t *testing.T) {
 		w.changed(t, before)
 	})
 	w.startCertManager(t)
-	underLoop("helm upgrade to certManager", func(t *testing.T) {
+	underLoop("init-hook install switches to certManager", func(t *testing.T) {
 		before := w.certificates(t)
-		w.helmChart(t, "upgrade", "--set=pki.mode=certManager")
+		w.apply(t, "--set=pki.mode=certManager")
 		w.changed(t, before, "server", "node", "push")
 		w.comesFrom(t, state.PKICertManager)
 	})
@@ -168,28 +174,37 @@ func TestCertificates(t *testing.T) {
 		w.certs(t, "renew") // until then, the failure is a problem
 		w.changed(t, before)
 	})
-	underLoop("helm upgrade back to internal", func(t *testing.T) {
+	underLoop("init-hook install switches back to internal", func(t *testing.T) {
 		before := w.certificates(t)
-		w.helmChart(t, "upgrade", "--set=pki.mode=internal")
+		w.apply(t, "--set=pki.mode=internal")
 		w.changed(t, before, "server", "node") // the internal CA had issued the push certificate already
 		w.comesFrom(t, state.PKIInternal)
 	})
 
-	must(t, "credentials rotate", func(t *testing.T) { testCredentials(t, w) })
 	must(t, "push credentials are limited to their repositories", func(t *testing.T) { testNamedCredentials(t, w) })
-	must(t, "a strict client trusts the proxies only with our CA", func(t *testing.T) { testStrictClient(t, w) })
-	must(t, "helm uninstall leaves only the volume and the user's Secrets", func(t *testing.T) {
-		secrets := w.client.CoreV1().Secrets(namespace)
-		for _, name := range []string{"corp-server", "corp-node"} {
-			if _, err := secrets.Get(t.Context(), name, metav1.GetOptions{}); err != nil {
-				t.Error(err)
-			}
-			if err := secrets.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		w.uninstall(t)
+}
+
+// installForRotation installs in proxy mode, and pushes what loops pull.
+func (w *world) installForRotation(t *testing.T) {
+	t.Helper()
+	must(t, "install in proxy mode", func(t *testing.T) {
+		w.apply(t, proxyMode)
+		w.pushHello(t)
+		w.pushFresh(t)
 	})
+}
+
+// underLoopWithoutRestart returns a function that runs a step under a loop, during which no pod may restart.
+func (w *world) underLoopWithoutRestart(t *testing.T) func(name string, f func(t *testing.T)) {
+	return func(name string, f func(t *testing.T)) {
+		w.underLoop(t, name, func(t *testing.T) {
+			before := w.restarts(t)
+			f(t)
+			if after := w.restarts(t); before != after {
+				t.Errorf("pods before:\n%s\nafter:\n%s", before, after)
+			}
+		})
+	}
 }
 
 // certs runs init-hook certs, which must succeed, and returns its output.
@@ -559,7 +574,7 @@ func (c pushClient) uploads(t *testing.T, credential *corev1.Secret, repository 
 // testNamedCredentials adds push credentials, rotates one and removes them.
 func testNamedCredentials(t *testing.T, w *world) {
 	w.putSecret(t, "corp-push", map[string][]byte{"username": []byte("robot"), "password": []byte("correct horse")})
-	w.helmChart(t, "upgrade", "--set=auth.push[0].name=ci", "--set=auth.push[0].repositories={e2e}",
+	w.apply(t, "--set=auth.push[0].name=ci", "--set=auth.push[0].repositories={e2e}",
 		"--set=auth.push[1].name=corp", "--set=auth.push[1].existingSecret=corp-push")
 	pod := w.waitForRegistry(t, "")
 	client := w.pushClient(t, pod)
@@ -589,7 +604,7 @@ func testNamedCredentials(t *testing.T, w *world) {
 		t.Error("the audit trail lacks a push")
 	}
 
-	w.helmChart(t, "upgrade", "--set=auth.push=null")
+	w.apply(t, "--set=auth.push=null")
 	client = w.pushClient(t, w.waitForRegistry(t, ""))
 	client.uploads(t, ci, "e2e/hello", http.StatusUnauthorized)
 	client.uploads(t, corp, "other", http.StatusUnauthorized)
@@ -619,7 +634,7 @@ exec skopeo --insecure-policy copy "docker://$1/e2e/hello:1" dir:/etc/containers
 	if out, err := skopeo(ca); err == nil {
 		t.Errorf("with proxy.tls=auto and containerd, the proxy serves TLS: %s", out)
 	}
-	w.helmChart(t, "upgrade", "--set=proxy.tls=always")
+	w.apply(t, "--set=proxy.tls=always")
 	out, err := skopeo(ca)
 	if err != nil {
 		t.Errorf("with our CA: %v: %s", err, out)
@@ -640,7 +655,7 @@ func TestUnattended(t *testing.T) {
 	w.provoked = []string{w.address + "/zarf-registry/init-hook"} // the CronJob's, before the installation is complete
 	const lifetime = 10 * time.Minute
 	must(t, "install", func(t *testing.T) {
-		w.helmChart(t, "install", proxyMode, "--set=pki.lifetime.certificate=10m", "--set=pki.lifetime.authority=20m",
+		w.apply(t, proxyMode, "--set=pki.lifetime.certificate=10m", "--set=pki.lifetime.authority=20m",
 			"--set=pki.rotation.schedule=* * * * *")
 		w.pushFresh(t)
 	})
@@ -683,5 +698,4 @@ func TestUnattended(t *testing.T) {
 			t.Errorf("the CronJob has not succeeded: %v", err)
 		}
 	})
-	must(t, "helm uninstall leaves only the volume", w.uninstall)
 }

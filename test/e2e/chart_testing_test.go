@@ -30,7 +30,7 @@ func TestChartTesting(t *testing.T) {
 	for _, image := range []string{"registry", "registry-node"} {
 		args = append(args, "--load", "n1="+filepath.Join(images, image+".tar")) // for injector.enabled=false
 	}
-	w := ownCluster(t, "e2e-chart-testing", layout{args: args, long: true})
+	w := ownCluster(t, "e2e-chart-testing", layout{args: args})
 	ct := strings.TrimSpace(run(t, w.testcluster, "tool", "ct"))
 	chart, values := chartToInstall(t)
 	w.chartTestingNeeds(t)

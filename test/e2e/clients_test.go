@@ -279,6 +279,7 @@ type workbench struct {
 
 // TestClients uses the registry with the programs that people use, at all entry points. make e2e covers some of them.
 func TestClients(t *testing.T) {
+	needsClients(t)
 	w := ownCluster(t, "e2e-clients", layout{open: true, args: []string{"--nodes", "1"}})
 	b := newWorkbench(t, w)
 	host := w.nodeAddresses(t, b.node)[0]
@@ -295,7 +296,7 @@ func TestClients(t *testing.T) {
 	w.putSecret(t, "outside-users", htpasswd(t, "ci", "reads"))
 
 	must(t, "install in proxy mode, with anonymous pulls from outside", func(t *testing.T) {
-		w.helmChart(t, "install", append(exposed, proxyMode, "--set=expose.anonymousPull=true")...)
+		w.apply(t, append(exposed, proxyMode, "--set=expose.anonymousPull=true")...)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
 	})
 	var pusher user
@@ -331,13 +332,13 @@ func TestClients(t *testing.T) {
 	}
 	var puller user
 	must(t, "upgrade to nodeport mode, without anonymous pulls from outside", func(t *testing.T) {
-		w.helmChart(t, "upgrade", append(exposed, nodePortMode)...)
+		w.apply(t, append(exposed, nodePortMode)...)
 		w.isIn(t, state.ModeNodePort, state.SourceValue)
 		puller.name, puller.password = w.credential(t, "-pull")
 	})
 	b.matrix(t, access{nodePort, w.address, puller, pusher}, access{exposedEntry, outside, ci, pusher})
 	must(t, "upgrade to anonymous pulls from the node port", func(t *testing.T) {
-		w.helmChart(t, "upgrade", append(exposed, nodePortMode, "--set=auth.anonymousPull=true")...)
+		w.apply(t, append(exposed, nodePortMode, "--set=auth.anonymousPull=true")...)
 	})
 	b.matrix(t, access{nodePortOpen, w.address, puller, pusher})
 }

@@ -38,8 +38,7 @@ func (w *world) other(t *testing.T) target {
 // the next run must complete the switch, and no pull may fail in between.
 func TestCrash(t *testing.T) {
 	// A pause of the API server of 20 s must not make nodes NotReady, as in production.
-	w := ownCluster(t, "e2e-crash", layout{long: true, open: true,
-		args: append([]string{"--node-grace", "50s"}, oldestKubernetes...)})
+	w := ownCluster(t, "e2e-crash", layout{open: true, args: []string{"--node-grace", "50s"}})
 	runs := map[state.Mode]installRun{}
 	must(t, "install, and switch modes twice undisturbed", func(t *testing.T) {
 		w.mustInstall(t, toNodePort.flag)
@@ -62,7 +61,6 @@ func TestCrash(t *testing.T) {
 		must(t, "the pod of the Job "+phase+" killed under helm upgrade", func(t *testing.T) { testJobKilled(t, w, phase) })
 	}
 	must(t, "the registry killed during a switch to proxy mode", func(t *testing.T) { testRegistryKilled(t, w) })
-	must(t, "helm uninstall leaves only the volume", w.uninstall)
 }
 
 // A moment is a time in a run: a delay after a step has completed.
@@ -128,7 +126,7 @@ func testKilled(t *testing.T, w *world, runs map[state.Mode]installRun) {
 	const points = 10
 	rounds := []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}
 	if !long() {
-		rounds = []int{0, 5, 8}
+		rounds = []int{4}
 		t.Logf("SHORTENED: killed at %d of %d moments; make e2e-long tries all of them", len(rounds), points)
 	}
 	for _, i := range rounds {

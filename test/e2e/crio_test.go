@@ -21,9 +21,7 @@ const (
 
 // TestCRIO pulls with a CRI-O on each node, beside the containerd that the cluster uses.
 func TestCRIO(t *testing.T) {
-	if !long() {
-		t.Skip("SKIPPED, NOTHING CHECKED: make e2e-long builds CRI-O")
-	}
+	onlyInLongRuns(t)
 	w := ownCluster(t, "e2e-crio", layout{open: true})
 	const image = "e2e/crio:1"
 	onEachNode := func(t *testing.T, f func(t *testing.T, node string)) {
@@ -50,26 +48,31 @@ func TestCRIO(t *testing.T) {
 		}
 	}
 	mirrors := func(more ...string) []string {
-		return append([]string{"--set=nodeConfig.mirrors={gcr.io,registry.k8s.io,k8s.gcr.io}",
-			"--set=nodeConfig.runtimes={containerd,crio}"}, more...)
+		return append([]string{"--set=nodeConfig.mirrors={example.com}", "--set=nodeConfig.runtimes={containerd,crio}"},
+			more...)
+	}
+	mirrored := func(t *testing.T, node string) {
+		t.Helper()
+		if out, err := w.crictlPull(t, node, crioSocket, "example.com/"+image); err != nil {
+			t.Errorf("CRI-O of %s, from the mirror: %v: %s", node, err, out)
+		}
 	}
 
 	must(t, "install in proxy mode, with mirrors", func(t *testing.T) {
-		w.helmChart(t, "install", mirrors(proxyMode)...)
+		w.apply(t, mirrors(proxyMode)...)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
 	})
-	tests := newCritest(t, w)
 	throughProxy := func(t *testing.T) {
 		user, password := w.credential(t, "-credentials")
 		onEachNode(t, func(t *testing.T, node string) {
 			pulls(t, node)
 			pulls(t, node, "--creds", user+":"+password)
-			tests.passes(t, node, crioSocket)
+			mirrored(t, node)
 		})
 	}
 	must(t, "then CRI-O pulls through the proxy of its node, over plain HTTP", throughProxy)
 	must(t, "upgrade to proxies that serve TLS", func(t *testing.T) {
-		w.helmChart(t, "upgrade", mirrors("--set=proxy.tls=always")...)
+		w.apply(t, mirrors("--set=proxy.tls=always")...)
 	})
 	must(t, "then CRI-O pulls over TLS", throughProxy)
 	must(t, "upgrade to nodeport mode", func(t *testing.T) {
@@ -85,24 +88,21 @@ func TestCRIO(t *testing.T) {
 		})
 	})
 	must(t, "upgrade to anonymous pulls from the node port", func(t *testing.T) {
-		w.helmChart(t, "upgrade", mirrors("--set=auth.anonymousPull=true")...)
+		w.apply(t, mirrors("--set=auth.anonymousPull=true")...)
 	})
 	must(t, "then CRI-O pulls without a credential, and with one", func(t *testing.T) {
 		user, password := w.credential(t, "-pull")
 		onEachNode(t, func(t *testing.T, node string) {
 			pulls(t, node)
 			pulls(t, node, "--creds", user+":"+password)
-			tests.passes(t, node, crioSocket)
+			mirrored(t, node)
 		})
 	})
-	must(t, "helm uninstall leaves only the volume", w.uninstall)
 }
 
 // TestCRIONodes has kubelets on CRI-O: 1.34, and one that refuses plain HTTP on loopback as 1.35 does.
 func TestCRIONodes(t *testing.T) {
-	if !long() {
-		t.Skip("SKIPPED, NOTHING CHECKED: make e2e-long builds CRI-O")
-	}
+	onlyInLongRuns(t)
 	w := ownCluster(t, "e2e-crio-nodes", layout{open: true,
 		args: []string{"--nodes", "3", "--runtime", "n2=crio-1.34", "--runtime", "n3=crio-1.35"}})
 	w.logVersions(t)
@@ -144,7 +144,6 @@ func TestCRIONodes(t *testing.T) {
 			w.runPod(t, pod("mirrored-"+node, node, "example.com/e2e/hello:1"))
 		}
 	})
-	must(t, "helm uninstall leaves only the volume", w.uninstall)
 }
 
 // startCRIO runs a CRI-O with the socket crioSocket on a node until the test ends. It runs no pods.

@@ -4,7 +4,7 @@
 //
 // Without those builds, or where no cluster can be booted, all tests are skipped with a message.
 // Scenarios that need the test cluster (to add nodes, to enter a node's network namespace) are
-// skipped on a cluster of KUBECONFIG.
+// skipped on a cluster of KUBECONFIG. Package scenarios lists all scenarios; [choose] selects those of a run.
 package e2e
 
 import (
@@ -12,6 +12,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"net"
@@ -52,6 +53,7 @@ type world struct {
 	sets       []string // arguments of every helm install and upgrade
 	provoked   []string // parts of messages about failed pulls that noFailedPulls accepts
 	kept       []string // objects of the test in the namespace, which an uninstall leaves
+	explained  *sync.Once
 	// Paths of programs; tool is the static test program.
 	testcluster, helm, kubectl, hook, tool string
 }
@@ -60,19 +62,19 @@ type world struct {
 // keep two cores busy, and three leave a quarter of the time idle.
 var busy = make(chan struct{}, 4)
 
-// place waits for a place in busy and keeps it until the test ends.
+// place waits for a place in busy and keeps it until the test ends. The longest scenario begins first, so that none is
+// left over at the end.
 func place(t *testing.T) {
+	time.Sleep(time.Duration(ranks[scenarioOf(t)]) * 20 * time.Millisecond)
 	busy <- struct{}{}
 	t.Cleanup(func() { <-busy })
 }
 
 // layout describes a test cluster. The zero value has two nodes and the init-hook image
-// on n1. The cluster's network comes from [scenarios].
+// on n1. The cluster's network comes from package scenarios, unless the layout names one.
 type layout struct {
 	// bare does not load the init-hook image: nodes hold only pause images.
 	bare bool
-	// long starts the scenario first, because it takes longer than others.
-	long bool
 	// open turns NetworkPolicy enforcement off, which takes a sixth of a cluster's CPU time.
 	// Clusters with IPv6 are always open: kube-router 2.1.0 enforces nothing there, because its ip6tables
 	// rules name sets without their prefix ("Set KUBE-DST-… doesn't exist", it exists as
@@ -82,12 +84,9 @@ type layout struct {
 	aside bool
 	// namespace is the release's, if it is not the usual one.
 	namespace string
+	network   *network
 	args      []string // more arguments for testcluster up
 }
-
-// oldestKubernetes are arguments of testcluster up for the oldest supported version, with the container runtime of
-// its time.
-var oldestKubernetes = []string{"--kubernetes", "1.28", "--runtime", "containerd-1.7"}
 
 // built returns a path from the environment variable that make e2e sets.
 func built(t *testing.T, variable string) string {
@@ -110,11 +109,10 @@ func ownCluster(t *testing.T, name string, l layout) *world {
 		t.Skip("SKIPPED, NOTHING CHECKED: this scenario needs a test cluster of its own; unset KUBECONFIG")
 	}
 	t.Parallel()
-	networkOf(t, name) // skips before it waits for a place
+	if l.network == nil {
+		networkOf(t, name) // skips before it waits for a place
+	}
 	if !l.aside {
-		if !l.long {
-			time.Sleep(time.Second) // all start at the same time
-		}
 		place(t)
 	}
 	w := newWorld(t, name, l)
@@ -130,17 +128,26 @@ func newWorld(t *testing.T, name string, l layout) *world {
 		testcluster: built(t, "E2E_TESTCLUSTER"),
 		hook:        built(t, "E2E_INIT_HOOK"),
 		tool:        buildTool(t),
-		network:     networkOf(t, name),
 		namespace:   cmp.Or(l.namespace, namespace),
 		policies:    true,
+		explained:   &sync.Once{},
+	}
+	if l.network != nil {
+		w.network = *l.network
+	} else {
+		w.network = networkOf(t, name)
+	}
+	worlds.Store(t.Name(), w)
+	if err := os.RemoveAll(failures(t)); err != nil {
+		t.Fatal(err)
 	}
 	w.address = net.JoinHostPort(w.loopback(), "31999")
 	if kubeconfig := os.Getenv("KUBECONFIG"); kubeconfig != "" {
 		t.Logf("using the cluster of KUBECONFIG=%s; scenarios that need the test cluster are skipped", kubeconfig)
 		w.kubeconfig = kubeconfig
 	} else {
-		if runtime.GOOS != "linux" || os.Getuid() != 0 {
-			t.Skip("SKIPPED, NOTHING CHECKED: booting a cluster needs Linux and root; set KUBECONFIG to use another")
+		if err := boots(); err != nil {
+			t.Skip("SKIPPED, NOTHING CHECKED: " + err.Error())
 		}
 		w.name = name
 		w.up(t, l)
@@ -169,23 +176,31 @@ func newWorld(t *testing.T, name string, l layout) *world {
 	return w
 }
 
+// boots returns why this machine boots no test clusters.
+func boots() error {
+	if runtime.GOOS != "linux" || os.Getuid() != 0 {
+		return errors.New("booting a cluster needs Linux and root; set KUBECONFIG to use another")
+	}
+	return nil
+}
+
 // up boots the test cluster and removes it at the end of the test.
 func (w *world) up(t *testing.T, l layout) {
 	t.Helper()
 	begin := time.Now()
 	// Volumes on the host's disk would be as full as that disk, and status reports it from 85 % on.
-	args := []string{"up", "--name", w.name, "--replace", "--ip-family", w.network.family,
-		"--kube-proxy", w.network.kubeProxy, "--volumes-size", strconv.Itoa(8 << 30)}
+	args := []string{"up", "--name", w.name, "--replace", "--ip-family", w.network.Family,
+		"--kube-proxy", w.network.KubeProxy, "--volumes-size", strconv.Itoa(8 << 30)}
 	if !l.bare {
 		args = append(args, "--load", "n1="+filepath.Join(built(t, "E2E_IMAGES"), "init-hook.tar"))
 	}
-	if w.policies = !l.open && w.network.family == "IPv4"; !w.policies {
+	if w.policies = !l.open && w.network.Family == "IPv4"; !w.policies {
 		args = append(args, "--network-policy=false")
 	}
 	// Before up, which may fail half-way.
 	t.Cleanup(func() {
-		if t.Failed() && w.client != nil {
-			t.Logf("logs of the cluster: %s; last events:\n%s", w.saveLogs(t), w.lastEvents(t))
+		if t.Failed() {
+			explain(t, "the end")
 		}
 		if t.Failed() && os.Getenv("E2E_KEEP") != "" {
 			t.Logf("kept: %s down --name %s", w.testcluster, w.name)
@@ -202,6 +217,7 @@ func (w *world) up(t *testing.T, l layout) {
 func must(t *testing.T, name string, f func(t *testing.T)) {
 	t.Helper()
 	if !t.Run(name, f) {
+		explain(t, name)
 		t.Fatalf("%q failed, and later steps build on it", name)
 	}
 }
@@ -209,32 +225,6 @@ func must(t *testing.T, name string, f func(t *testing.T)) {
 // stateOf returns a path below the directory with the state of the test cluster.
 func (w *world) stateOf(elements ...string) string {
 	return filepath.Join("/var/lib/zarf-registry-test", w.name, filepath.Join(elements...))
-}
-
-// saveLogs copies logs and events before the cluster is removed.
-func (w *world) saveLogs(t *testing.T) string {
-	dir, err := os.MkdirTemp("", "zarf-registry-e2e-")
-	if err != nil {
-		return err.Error()
-	}
-	for file, args := range map[string][]string{
-		"pods":                   {"get", "pods", "-A", "-o", "yaml"},
-		"events":                 {"get", "events", "-A", "--sort-by=.lastTimestamp"},
-		"secrets-and-configmaps": {"get", "secrets,configmaps", "-A"},
-	} {
-		out, _ := w.command(t, w.kubectl, args...).CombinedOutput()
-		os.WriteFile(filepath.Join(dir, file), out, 0o600)
-	}
-	pods, err := w.client.CoreV1().Pods(w.namespace).List(context.Background(), metav1.ListOptions{})
-	if err == nil {
-		for _, p := range pods.Items {
-			out, _ := w.command(t, w.kubectl, "-n", w.namespace, "logs", "--all-containers", "--prefix",
-				p.Name).CombinedOutput()
-			os.WriteFile(filepath.Join(dir, p.Name+".log"), out, 0o600)
-		}
-	}
-	exec.Command("cp", "-r", w.stateOf("log"), dir).Run()
-	return dir
 }
 
 // lastEvents returns the last events of the release's namespace, for runs of which only the test's
@@ -326,8 +316,9 @@ func TestMain(m *testing.M) {
 	}
 	flag.Parse()
 	// busy limits how many of them are busy.
-	if err := flag.Set("test.parallel", "100"); err != nil {
-		panic(err)
+	if err := errors.Join(flag.Set("test.parallel", "100"), choose()); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
 	}
 	code := m.Run()
 	os.RemoveAll(dir)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/test/e2e/scenarios"
 )
 
 // outside is a machine outside the cluster that reaches a node port.
@@ -179,9 +180,9 @@ func TestExpose(t *testing.T) {
 		}
 	})
 	mode := state.ModeProxy
-	if slices.Contains(nodePorts, w.network) {
+	if slices.Contains(scenarios.NodePorts, w.network) {
 		must(t, "the exposed port is the same in nodeport mode", func(t *testing.T) {
-			w.helmChart(t, "upgrade", append(exposed, nodePortMode)...)
+			w.apply(t, append(exposed, nodePortMode)...)
 			o.must(t, o.crane, "digest", image)
 			// The pull credential of the node port works here too.
 			pull := w.secret(t, "-pull").Data
@@ -193,14 +194,14 @@ func TestExpose(t *testing.T) {
 		mode = state.ModeNodePort
 	}
 	must(t, "without the values the port is closed", func(t *testing.T) {
-		w.helmChart(t, "upgrade", "--reset-values")
+		w.apply(t)
 		if got := o.status(t, "https://"+o.address+"/v2/"); !strings.Contains(got, "curl: (") {
 			t.Errorf("the port still answers: %s", got)
 		}
 		w.isIn(t, mode, state.SourceState) // verified by a pull on the node
 	})
 	must(t, "helm uninstall leaves the user's Secrets", func(t *testing.T) {
-		output(t, w.command(t, w.helm, "uninstall", release, "-n", namespace, "--timeout", "3m", "--wait"))
+		w.helmUninstall(t)
 		w.nothingLeft(t, "persistentvolumeclaim/"+release, "secret/outside-tls", "secret/outside-users")
 	})
 }

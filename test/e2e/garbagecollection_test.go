@@ -15,7 +15,7 @@ import (
 // TestGarbageCollection collects the blobs of images whose tags were moved, while nodes pull and
 // images are pushed, and interrupts a collection in every way.
 func TestGarbageCollection(t *testing.T) {
-	w := ownCluster(t, "e2e-garbage", layout{long: true, args: []string{"--nodes", "1",
+	w := ownCluster(t, "e2e-garbage", layout{args: []string{"--nodes", "1",
 		"--volumes-size", strconv.Itoa(volumesSize)}})
 	const cronJob = "--set=registry.garbageCollection.enabled=true,registry.garbageCollection.gracePeriod=0s" +
 		",registry.garbageCollection.deleteUntagged=true"
@@ -52,7 +52,7 @@ func TestGarbageCollection(t *testing.T) {
 	}
 
 	must(t, "helm install", func(t *testing.T) {
-		w.helmChart(t, "install", proxyMode, cronJob, never)
+		w.apply(t, proxyMode, cronJob, never)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
 		w.pushHello(t)
 		w.pushFresh(t)
@@ -139,7 +139,6 @@ func TestGarbageCollection(t *testing.T) {
 		w.isHealthy(t)
 	})
 	w.fullVolume(t)
-	must(t, "helm uninstall leaves only the volume", w.uninstall)
 }
 
 // collectedJSON is the output of garbage-collect.

@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/test/e2e/scenarios"
 )
 
 const (
@@ -32,7 +33,7 @@ const (
 // TestHealer replaces all nodes, one by one, by nodes with a pause image that the chart does not
 // know, while pods are pulled.
 func TestHealer(t *testing.T) {
-	w := ownCluster(t, "e2e-healer", layout{long: true, args: []string{"--pause-image", knownPause}})
+	w := ownCluster(t, "e2e-healer", layout{args: []string{"--pause-image", knownPause}})
 	w.provoked = []string{knownPause} // by the nodes that do not have it
 	w.sets = append(w.sets, "--set=startupTaint="+startupTaint)
 	image := ""
@@ -137,7 +138,7 @@ func TestHealer(t *testing.T) {
 		w.pullEverywhere(t, image)
 		w.isHealthy(t)
 	})
-	if slices.Contains(nodePorts, w.network) {
+	if slices.Contains(scenarios.NodePorts, w.network) {
 		must(t, "in nodeport mode, the registry's readiness removes the startup taint", func(t *testing.T) {
 			w.helmChart(t, "upgrade", "--wait", nodePortMode)
 			w.isIn(t, state.ModeNodePort, state.SourceValue)
@@ -147,7 +148,6 @@ func TestHealer(t *testing.T) {
 			w.isHealthy(t)
 		})
 	}
-	must(t, "helm uninstall leaves only the volume", w.uninstall)
 }
 
 // firstPull adds a node and fails unless it pulls in time after it has become ready.

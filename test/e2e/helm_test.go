@@ -25,7 +25,7 @@ import (
 // and roll back on failure. It switches modes while every node pulls, and no pull may fail.
 func TestHelm(t *testing.T) {
 	// helm template cannot find out which nodes have the image: both do.
-	w := ownCluster(t, "e2e-helm", layout{long: true, open: true,
+	w := ownCluster(t, "e2e-helm", layout{open: true,
 		args: []string{"--load", "n2=" + filepath.Join(built(t, "E2E_IMAGES"), "init-hook.tar")}})
 	helm3, helm4 := w.helm, strings.TrimSpace(run(t, w.testcluster, "tool", "helm4"))
 	newer := newerChart(t)
@@ -53,8 +53,7 @@ func TestHelm(t *testing.T) {
 		return options
 	}
 	if !long() {
-		t.Log("SHORTENED: Helm 3 rolls back a refused install, and Helm 4 an upgrade; no rollback to proxy mode; " +
-			"no second installation with kubectl")
+		t.Log("SHORTENED: Helm 3 rolls back a refused install, and Helm 4 an upgrade; no rollback to proxy mode")
 	}
 
 	must(t, "a refused installation is rolled back and leaves nothing", func(t *testing.T) {
@@ -144,24 +143,6 @@ func TestHelm(t *testing.T) {
 		output(t, w.command(t, helm4, "rollback", release, before, "-n", namespace, "--timeout", "4m"))
 		w.isIn(t, state.ModeNodePort, state.SourceValue)
 	})
-	must(t, "kubectl apply of the whole output of helm template deletes nothing", func(t *testing.T) {
-		secrets := func() string {
-			return output(t, w.command(t, w.kubectl, "get", "secrets", "-n", namespace, "-o",
-				"jsonpath={range .items[*]}{.metadata.name} {.metadata.uid}\n{end}"))
-		}
-		before := secrets()
-		all := output(t, w.command(t, w.helm, "template", release, here, "-n", namespace, "--skip-tests",
-			"--kube-version=1.36.0", nodePortMode, noRotation, "--set=ipFamily="+w.network.family))
-		w.kubectlApply(t, all)
-		w.waitForJob(t, "cleanup", false)
-		w.waitForJob(t, "prepare", true)
-		if after := secrets(); after != before {
-			t.Errorf("Secrets were %s and are %s", before, after)
-		}
-		w.waitForJob(t, "finish", true)
-		mustWith(t, helm4, newer, "upgrade", "--reuse-values", "--force-conflicts", "--server-side=true")
-		w.isIn(t, state.ModeNodePort, state.SourceValue)
-	})
 	must(t, "uninstalled by Helm 4", func(t *testing.T) {
 		w.helm = helm4
 		w.uninstall(t)
@@ -179,13 +160,41 @@ func TestHelm(t *testing.T) {
 		w.pullEverywhere(t, w.address+"/e2e/hello:1")
 	})
 	w.loopbackOnly(t)
-	must(t, "helm upgrade without registryProxy keeps proxy mode and restarts nothing", func(t *testing.T) {
-		w.restartsNothing(t, func() { w.helmChart(t, "upgrade", noMode) })
-		w.isIn(t, state.ModeProxy, state.SourceState)
-	})
 	must(t, "helm uninstall in the middle of a switch leaves only the volume", func(t *testing.T) {
 		w.killSwitch(t)
 		w.uninstall(t)
+	})
+}
+
+// TestTemplates installs with helm template and kubectl, as docs/gitops.md describes for users who have no more.
+func TestTemplates(t *testing.T) {
+	// helm template cannot find out which nodes have the image: both do.
+	w := ownCluster(t, "e2e-templates", layout{open: true,
+		args: []string{"--load", "n2=" + filepath.Join(built(t, "E2E_IMAGES"), "init-hook.tar")}})
+	helm4 := strings.TrimSpace(run(t, w.testcluster, "tool", "helm4"))
+	must(t, "helm install", func(t *testing.T) { w.helmChart(t, "install", nodePortMode) })
+	must(t, "kubectl apply of the whole output of helm template deletes nothing", func(t *testing.T) {
+		secrets := func() string {
+			return output(t, w.command(t, w.kubectl, "get", "secrets", "-n", namespace, "-o",
+				"jsonpath={range .items[*]}{.metadata.name} {.metadata.uid}\n{end}"))
+		}
+		before := secrets()
+		all := output(t, w.command(t, w.helm, "template", release, built(t, "E2E_CHART"), "-n", namespace, "--skip-tests",
+			"--kube-version=1.36.0", nodePortMode, noRotation, "--set=ipFamily="+w.network.Family))
+		w.kubectlApply(t, all)
+		w.waitForJob(t, "cleanup", false)
+		w.waitForJob(t, "prepare", true)
+		if after := secrets(); after != before {
+			t.Errorf("Secrets were %s and are %s", before, after)
+		}
+		w.waitForJob(t, "finish", true)
+		output(t, w.command(t, helm4, "upgrade", release, newerChart(t), "-n", namespace, "--timeout=4m", "--reuse-values",
+			"--force-conflicts", "--server-side=true"))
+		w.isIn(t, state.ModeNodePort, state.SourceValue)
+	})
+	must(t, "helm uninstall", func(t *testing.T) {
+		w.helmUninstall(t)
+		w.kubectlRun(t, "delete", "persistentvolumeclaim", "-n", namespace, release)
 	})
 	must(t, "helm template and kubectl, step by step", func(t *testing.T) { testTemplates(t, w) })
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -155,7 +156,8 @@ func (w *world) loopReports(t *testing.T, env []string,
 	t.Helper()
 	w.testClusterOnly(t)
 	stopFile := filepath.Join(t.TempDir(), "stop")
-	outs := make([]string, len(w.nodes))
+	nodes := slices.Clone(w.nodes)
+	outs := make([]string, len(nodes))
 	errs := make([]error, len(w.nodes))
 	var wait sync.WaitGroup
 	ended := make(chan struct{}, len(w.nodes))
@@ -174,7 +176,12 @@ func (w *world) loopReports(t *testing.T, env []string,
 		return err
 	})
 	// End the loops even if the test fails in between.
-	t.Cleanup(func() { end() })
+	t.Cleanup(func() {
+		end()
+		if t.Failed() {
+			keepRecords(t, nodes, outs)
+		}
+	})
 	eventually(t, 2*time.Minute, "every node to pull", func() error {
 		begun, err := filepath.Glob(stopFile + ".begun-*")
 		if err != nil || len(begun)+len(ended) < len(w.nodes) {
@@ -200,5 +207,23 @@ func (w *world) loopReports(t *testing.T, env []string,
 			reports[node] = r
 		}
 		return reports
+	}
+}
+
+// keepRecords keeps what the loops of a failed step printed, which lists each failure.
+func keepRecords(t *testing.T, nodes, outs []string) {
+	dir := failures(t)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Log(err)
+	}
+	for i, out := range outs {
+		file, err := os.CreateTemp(dir, "loop-"+nodes[i]+"-*.json")
+		if err == nil {
+			_, err = file.WriteString(out)
+			err = errors.Join(err, file.Close())
+		}
+		if err != nil {
+			t.Logf("keeping the record of a loop: %v", err)
+		}
 	}
 }

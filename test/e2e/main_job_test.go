@@ -70,7 +70,7 @@ func TestMainJob(t *testing.T) {
 	must(t, "every node pulls through its loopback address", func(t *testing.T) {
 		w.pullEverywhere(t, w.address+"/e2e/hello:1")
 	})
-	t.Run("the proxies are small", func(t *testing.T) {
+	w.Run(t, "the proxies are small", func(t *testing.T) {
 		w.testClusterOnly(t)
 		for _, p := range w.pods(t, "proxy") {
 			_, after, found := strings.Cut(w.scrape(t, p, "9102"), "\nprocess_resident_memory_bytes ")
@@ -81,25 +81,44 @@ func TestMainJob(t *testing.T) {
 			t.Logf("figure: proxy on %s, after its first pulls: %s bytes resident", p.Spec.NodeName, resident)
 		}
 	})
-	t.Run("changing the ClusterIP and deleting the registry pod during a pull loop fails no pull",
+	w.Run(t, "changing the ClusterIP and deleting the registry pod during a pull loop fails no pull",
 		func(t *testing.T) { testRegistryRestart(t, w) })
-	t.Run("a proxy that ends delivers the responses it has written", func(t *testing.T) { testSlowClient(t, w) })
-	t.Run("a client that stalls on 1000 downloads delays no other", func(t *testing.T) { testStalledDownloads(t, w) })
-	t.Run("a Service that takes the port is reported", func(t *testing.T) { testPortTaken(t, w) })
-	t.Run("the registry moves to a node that never ran it", func(t *testing.T) { testRegistryMoves(t, w) })
-	t.Run("a node added later pulls without another run of the hook", func(t *testing.T) { testNodeAdded(t, w) })
-	t.Run("the registry's node is lost", func(t *testing.T) { testRegistryNodeLost(t, w) })
-	t.Run("the registry's node reboots", func(t *testing.T) { testNodeReboots(t, w) })
-	t.Run("the pods expose the metrics that alerts and dashboard use", func(t *testing.T) { testMetrics(t, w, false) })
-	t.Run("images copy and images list", func(t *testing.T) { testCopyAndList(t, w) })
-	t.Run("images missing", func(t *testing.T) { testMissing(t, w) })
-	t.Run("images list, delete and prune", func(t *testing.T) { testLifecycle(t, w) })
-	t.Run("images export, in pieces, restores", func(t *testing.T) { testExport(t, w) })
-	t.Run("images browse", func(t *testing.T) { testBrowse(t, w) })
-	t.Run("images inventory and a thin archive", func(t *testing.T) { testThinArchive(t, w) })
-	t.Run("an interrupted push resumes", func(t *testing.T) { testInterruptedPush(t, w) })
-	t.Run("a push continues when the registry's pod dies", func(t *testing.T) { testPushOutlivesPod(t, w) })
-	t.Run("an invalid archive is refused before anything is sent", func(t *testing.T) {
+	w.Run(t, "a proxy that ends delivers the responses it has written", func(t *testing.T) { testSlowClient(t, w) })
+	w.Run(t, "a client that stalls on 1000 downloads delays no other", func(t *testing.T) { testStalledDownloads(t, w) })
+	w.Run(t, "a Service that takes the port is reported", func(t *testing.T) { testPortTaken(t, w) })
+	w.Run(t, "the registry moves to a node that never ran it", func(t *testing.T) { testRegistryMoves(t, w) })
+	w.Run(t, "a node added later pulls without another run of the hook", func(t *testing.T) { testNodeAdded(t, w) })
+	w.Run(t, "the registry's node is lost", func(t *testing.T) { testRegistryNodeLost(t, w) })
+	w.Run(t, "the registry's node reboots", func(t *testing.T) { testNodeReboots(t, w) })
+	w.Run(t, "the pods expose the metrics that alerts and dashboard use", func(t *testing.T) { testMetrics(t, w, false) })
+	w.Run(t, "the proxy is reachable on its node's loopback address only", func(t *testing.T) { testReach(t, w) })
+	w.Run(t, "the registry authorizes clients", func(t *testing.T) { testAuthorization(t, w) })
+	w.Run(t, "helm upgrade without changes restarts nothing", func(t *testing.T) {
+		w.restartsNothing(t, func() { w.helmChart(t, "upgrade", proxyMode) })
+	})
+	w.Run(t, "a second install is refused and changes nothing", func(t *testing.T) {
+		w.restartsNothing(t, func() { w.helmChartFails(t, []string{"name that is still in use"}, "install", proxyMode) })
+	})
+	w.Run(t, "a broken payload is reported and recovers", func(t *testing.T) { testBrokenPayload(t, w) })
+	must(t, "helm uninstall leaves only the volume", w.uninstall)
+}
+
+// TestImages uses the commands of init-hook images, which reach the registry through the API server.
+func TestImages(t *testing.T) {
+	w := ownCluster(t, "e2e-images", layout{open: true, args: []string{"--nodes", "1"}})
+	must(t, "install", func(t *testing.T) {
+		w.apply(t, proxyMode)
+		w.pushHello(t)
+	})
+	w.Run(t, "images copy and images list", func(t *testing.T) { testCopyAndList(t, w) })
+	w.Run(t, "images missing", func(t *testing.T) { testMissing(t, w) })
+	w.Run(t, "images list, delete and prune", func(t *testing.T) { testLifecycle(t, w) })
+	w.Run(t, "images export, in pieces, restores", func(t *testing.T) { testExport(t, w) })
+	w.Run(t, "images browse", func(t *testing.T) { testBrowse(t, w) })
+	w.Run(t, "images inventory and a thin archive", func(t *testing.T) { testThinArchive(t, w) })
+	w.Run(t, "an interrupted push resumes", func(t *testing.T) { testInterruptedPush(t, w) })
+	w.Run(t, "a push continues when the registry's pod dies", func(t *testing.T) { testPushOutlivesPod(t, w) })
+	w.Run(t, "an invalid archive is refused before anything is sent", func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "rubbish.tar")
 		if err := os.WriteFile(file, []byte("rubbish"), 0o600); err != nil {
 			t.Fatal(err)
@@ -109,17 +128,7 @@ func TestMainJob(t *testing.T) {
 			t.Errorf("the error is %v: %s", err, errOut)
 		}
 	})
-	t.Run("the proxy is reachable on its node's loopback address only", func(t *testing.T) { testReach(t, w) })
-	t.Run("the registry authorizes clients", func(t *testing.T) { testAuthorization(t, w) })
-	t.Run("helm upgrade without changes restarts nothing", func(t *testing.T) {
-		w.restartsNothing(t, func() { w.helmChart(t, "upgrade", proxyMode) })
-	})
-	t.Run("a second install is refused and changes nothing", func(t *testing.T) {
-		w.restartsNothing(t, func() { w.helmChartFails(t, []string{"name that is still in use"}, "install", proxyMode) })
-	})
-	t.Run("a broken payload is reported and recovers", func(t *testing.T) { testBrokenPayload(t, w) })
-	t.Run("missing permissions are named", func(t *testing.T) { testPermissions(t, w) })
-	must(t, "helm uninstall leaves only the volume", w.uninstall)
+	w.Run(t, "missing permissions are named", func(t *testing.T) { testPermissions(t, w) })
 }
 
 // reportInstall logs figures of the installation.
@@ -331,7 +340,7 @@ func testReach(t *testing.T, w *world) {
 	pods := map[string]corev1.Pod{} // by address
 	for component := range listens {
 		for _, p := range w.pods(t, component) {
-			if hostNetwork := component == "proxy" && w.network.family == "IPv6"; p.Spec.HostNetwork != hostNetwork {
+			if hostNetwork := component == "proxy" && w.network.Family == "IPv6"; p.Spec.HostNetwork != hostNetwork {
 				t.Errorf("pod %s uses the host network: %t, want %t", p.Name, p.Spec.HostNetwork, hostNetwork)
 			}
 			if !p.Spec.HostNetwork {
@@ -618,6 +627,17 @@ func testSlowClient(t *testing.T, w *world) {
 func testPortTaken(t *testing.T, w *world) { w.portIsOurs(t) }
 
 func testRegistryMoves(t *testing.T, w *world) {
+	claim, err := w.client.CoreV1().PersistentVolumeClaims(namespace).Get(t.Context(), release, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	volume, err := w.client.CoreV1().PersistentVolumes().Get(t.Context(), claim.Spec.VolumeName, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w.name == "" && volume.Spec.NodeAffinity != nil { // as those of kind and K3s
+		t.Skip("SKIPPED, NOTHING CHECKED: the volume of the registry is bound to a node")
+	}
 	old := w.pods(t, "registry")[0]
 	cordon := func(on bool) {
 		patch := fmt.Sprintf(`{"spec":{"unschedulable":%t}}`, on)

@@ -6,134 +6,38 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/test/e2e/scenarios"
 )
 
-// network is the network of a test cluster: its IP family (IPv4, IPv6 or DualStack) and
-// kube-proxy's mode (iptables or nftables).
-type network struct{ family, kubeProxy string }
-
-func (n network) String() string { return n.family + "/" + n.kubeProxy }
-
-var (
-	ipv4, ipv4nft           = network{"IPv4", "iptables"}, network{"IPv4", "nftables"}
-	ipv6, ipv6nft           = network{"IPv6", "iptables"}, network{"IPv6", "nftables"}
-	dualStack, dualStackNFT = network{"DualStack", "iptables"}, network{"DualStack", "nftables"}
-
-	everywhere = []network{ipv4, ipv4nft, ipv6, ipv6nft, dualStack, dualStackNFT}
-	// nodePorts are those where kube-proxy serves node ports on the loopback address: 127.0.0.1 with
-	// iptables.
-	nodePorts = []network{ipv4, dualStack}
-	withIPv4  = []network{ipv4, ipv4nft, dualStack, dualStackNFT}
-)
-
-// scenarios says on which network each cluster runs. make test runs each scenario once, on the first
-// network; make e2e-networks runs those with more, the deep ones, on all of theirs. Scenarios that switch
-// modes need node ports, and expose.hosts accepts no IPv6 address. On IPv6, proxies use the host network and
-// are updated with maxSurge, which Kubernetes 1.36.3 may stall for minutes after nodes have been removed, as
-// TestHealer does. NetworkPolicies are enforced on IPv4, unless the layout is open.
-//
-//	cluster          deep scenarios
-//	e2e              late node, registry killed, registry moved, its node lost, node reboot, reachability
-//	e2e-crash        crash recovery
-//	e2e-expose       expose
-//	e2e-garbage      garbage collection
-//	e2e-healer       late node with another pause image, registry moved, all nodes replaced
-//	e2e-helm         switch, rollback
-//	e2e-node-config  node configuration, late node
-//	e2e-nodes        late node without a healer, where only proxies can work
-//	e2e-port         switch, crash recovery of a switch, rollback
-var scenarios = map[string][]network{
-	"e2e":             first(ipv4nft, everywhere),
-	"e2e-crash":       first(ipv4, nodePorts),
-	"e2e-expose":      first(dualStack, withIPv4),
-	"e2e-garbage":     first(ipv6, everywhere),
-	"e2e-healer":      first(dualStackNFT, withIPv4),
-	"e2e-helm":        first(dualStack, nodePorts),
-	"e2e-node-config": first(dualStackNFT, everywhere),
-	"e2e-nodes":       {ipv6nft, ipv6},
-	"e2e-port":        first(ipv4, nodePorts),
-
-	"e2e-argo":          {ipv4},
-	"e2e-certificates":  {ipv4},
-	"e2e-cache":         {ipv4},
-	"e2e-chart-testing": {ipv4},
-	"e2e-clients":       {ipv4},
-	"e2e-crio":          {ipv4},
-	"e2e-crio-nodes":    {ipv4},
-	"e2e-disaster":      {ipv4},
-	"e2e-external":      {ipv4nft},
-	"e2e-helm-versions": {ipv4},
-	"e2e-kube-proxy":    {ipv4},
-	"e2e-migration":     {ipv4},
-	"e2e-missing":       {ipv4},
-	"e2e-policies":      {dualStackNFT},
-	"e2e-preflight":     {ipv6},
-	"e2e-replicas":      {ipv4},
-	"e2e-rewrite":       {ipv4},
-	"e2e-rewrite-beta":  {ipv4},
-	"e2e-rewrite-off":   {ipv4},
-	"e2e-rights":        {ipv4},
-	"e2e-signatures":    {ipv4},
-	"e2e-unattended":    {ipv4},
-	"e2e-upgrade":       {ipv4},
-	"e2e-volumes":       {ipv4},
-	"e2e-warm":          {ipv4},
-	"e2e-workstation":   {ipv4},
-	"e2e-zarf":          {ipv4},
-	"e2e-zarf-ipv6":     {ipv6},
-	"e2e-zarf-init":     {ipv4},
-	"e2e-zarf-init6":    {ipv6nft},
-	"soak":              {ipv4},
-}
-
-// first returns the networks with that one first.
-func first(n network, all []network) []network {
-	rest := slices.DeleteFunc(slices.Clone(all), func(other network) bool { return other == n })
-	return append([]network{n}, rest...)
-}
+// network is the network of a test cluster.
+type network = scenarios.Network
 
 // networkOf returns the network for a cluster: that of E2E_NETWORK, for which only deep scenarios run, or
 // its first one.
 func networkOf(t *testing.T, cluster string) network {
 	t.Helper()
-	networks := scenarios[cluster]
-	if len(networks) == 0 {
+	scenario, ok := scenarios.ByCluster(cluster)
+	if !ok {
 		t.Fatalf("cluster %s is not in the table of scenarios", cluster)
 	}
 	want := os.Getenv("E2E_NETWORK")
 	if want == "" {
-		return networks[0]
+		return scenario.Networks[0]
 	}
-	if !slices.ContainsFunc(everywhere, func(n network) bool { return n.String() == want }) {
-		t.Fatalf("invalid E2E_NETWORK %q: want one of %v", want, everywhere)
+	i := slices.IndexFunc(scenario.Networks, func(n network) bool { return n.String() == want })
+	if i < 0 || !scenario.Deep() {
+		t.Skipf("SKIPPED, NOTHING CHECKED: %s runs on %v, not on E2E_NETWORK=%s", cluster, scenario.Networks, want)
 	}
-	i := slices.IndexFunc(networks, func(n network) bool { return n.String() == want })
-	if i < 0 || len(networks) == 1 {
-		t.Skipf("SKIPPED, NOTHING CHECKED: %s runs on %v, not on E2E_NETWORK=%s", cluster, networks, want)
-	}
-	return networks[i]
+	return scenario.Networks[i]
 }
 
 // loopback returns the host of w.address.
 func (w *world) loopback() string {
-	if w.network.family == "IPv6" {
+	if w.network.Family == "IPv6" {
 		return "::1"
 	}
 	return "127.0.0.1"
-}
-
-func TestEveryNetworkIsCovered(t *testing.T) {
-	deep := map[network]bool{}
-	for _, networks := range scenarios {
-		if len(networks) > 1 {
-			deep[networks[0]] = true
-		}
-	}
-	for _, n := range everywhere {
-		if !deep[n] {
-			t.Errorf("make test runs no deep scenario on %s", n)
-		}
-	}
 }
 
 // nodePortNeedsProxy checks that nodeport mode fails with a helpful message on a cluster
@@ -205,6 +109,3 @@ func (w *world) globalAddresses(t *testing.T, node string) (addresses []string) 
 	}
 	return addresses
 }
-
-// long reports whether scenarios run at full length, as make e2e-long does.
-func long() bool { return os.Getenv("E2E_LONG") != "" }

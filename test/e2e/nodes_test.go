@@ -58,8 +58,8 @@ func TestNodes(t *testing.T) {
 			return nil
 		})
 	})
-	must(t, "the next helm upgrade repairs it", func(t *testing.T) {
-		w.helmChart(t, "upgrade", noMode)
+	must(t, "the next upgrade repairs it", func(t *testing.T) {
+		w.apply(t, noMode)
 		w.isIn(t, state.ModeProxy, state.SourceState)
 		w.pullEverywhere(t, w.address+"/e2e/hello:1")
 		w.isHealthy(t)

@@ -77,7 +77,7 @@ func TestPolicies(t *testing.T) {
 		w.pullEverywhere(t, w.pushHello(t))
 	})
 	must(t, "another IP family moves proxies and nodes' files to [::1]", func(t *testing.T) {
-		w.helmChart(t, "upgrade", append(settings, noMode, "--set=ipFamily=IPv6")...)
+		w.apply(t, append(settings, noMode, "--set=ipFamily=IPv6")...)
 		previous := w.address
 		w.address = "[::1]:31999"
 		w.isIn(t, state.ModeProxy, state.SourceState)

@@ -2,8 +2,6 @@ package e2e
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -18,7 +16,7 @@ import (
 // TestPort checks that the release owns its node port in both modes, and that a switch, which is a
 // patch of one Service, fails neither a pull nor a connection.
 func TestPort(t *testing.T) {
-	w := ownCluster(t, "e2e-port", layout{long: true, open: true, args: oldestKubernetes})
+	w := ownCluster(t, "e2e-port", layout{open: true})
 	helm3, helm4 := w.helm, strings.TrimSpace(run(t, w.testcluster, "tool", "helm4"))
 	helm4Upgrades := func(t *testing.T, args ...string) {
 		t.Helper()
@@ -26,17 +24,10 @@ func TestPort(t *testing.T) {
 		defer func() { w.helm = helm3 }()
 		w.helmChart(t, "upgrade", args...)
 	}
-	uid := ""
-	must(t, "helm install refuses to rewrite references where Kubernetes cannot", func(t *testing.T) {
-		w.helmChartFails(t, []string{"rewrite.enabled: this cluster serves no MutatingAdmissionPolicy"}, "install",
-			nodePortMode, "--set=rewrite.enabled=true")
-		w.nothingLeft(t)
-	})
 	must(t, "in nodeport mode no other Service gets the port", func(t *testing.T) {
-		w.helmChart(t, "install", nodePortMode)
+		w.apply(t, nodePortMode)
 		w.pushFresh(t)
 		w.portIsOurs(t)
-		uid = string(w.portService(t).UID)
 	})
 	w.underLoop(t, "Helm 3 switches to proxy mode, and the Job is killed when the proxies take over",
 		func(t *testing.T) {
@@ -74,26 +65,16 @@ func TestPort(t *testing.T) {
 			}
 			w.isIn(t, state.ModeNodePort, state.SourceValue)
 		})
-	must(t, "a chart that renders the Service adopts it, and an upgrade from that chart keeps it", func(t *testing.T) {
-		previous := previousChart(t)
-		output(t, w.command(t, helm3, "upgrade", release, previous, "-n", namespace, "--timeout=4m", nodePortMode,
-			noRotation))
-		if long() {
-			rendering := w.revision(t)
-			w.helmChart(t, "upgrade", nodePortMode)
-			w.rollback(t, rendering)
-		} else {
-			t.Log("SHORTENED: no upgrade in nodeport mode, and no rollback to that chart")
-		}
-		w.underLoop(t, "Helm 4, to proxy mode", func(t *testing.T) { helm4Upgrades(t, proxyMode) })
-		if s := w.portService(t); string(s.UID) != uid {
+	must(t, "init-hook switches to proxy mode and keeps the Service", func(t *testing.T) {
+		uid := w.portService(t).UID
+		w.apply(t, proxyMode)
+		if w.portService(t).UID != uid {
 			t.Error("the Service was deleted in between")
 		}
-		w.isHealthy(t)
 	})
 	must(t, "a deleted reservation is reported, and so is who takes the port", func(t *testing.T) { testTaken(t, w) })
-	must(t, "helm uninstall leaves only the volume", func(t *testing.T) {
-		w.uninstall(t)
+	must(t, "helm uninstall releases the port", func(t *testing.T) {
+		w.helmUninstall(t)
 		if err := w.takePort(t); err != nil {
 			t.Error(err)
 		}
@@ -129,7 +110,7 @@ func testTaken(t *testing.T, w *world) {
 	if err := w.client.CoreV1().Services("default").Delete(t.Context(), "other", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.helmChart(t, "upgrade", noMode)
+	w.apply(t, noMode)
 	w.isHealthy(t)
 	w.portIsOurs(t)
 }
@@ -209,27 +190,4 @@ func (w *world) blockOnce(t *testing.T, served bool) (unblock func()) {
 			t.Fatal(err)
 		}
 	}
-}
-
-// previousChart returns a copy of the chart that renders the NodePort Service, as charts did before
-// the Jobs owned it.
-func previousChart(t *testing.T) string {
-	t.Helper()
-	dir := newerChart(t)
-	const service = `apiVersion: v1
-kind: Service
-metadata:
-  {{- include "zarf-registry.metadata" (dict "root" . "name" (printf "%s-nodeport" (include "zarf-registry.fullname" .)) "component" "registry") | nindent 2 }}
-spec:
-  type: NodePort
-  ipFamilyPolicy: PreferDualStack
-  selector:
-    {{- include "zarf-registry.selectorLabels" (dict "root" . "component" "registry") | nindent 4 }}
-  ports:
-    - {name: registry, port: 5001, targetPort: plain, nodePort: {{ .Values.port }}, protocol: TCP, appProtocol: http}
-`
-	if err := os.WriteFile(filepath.Join(dir, "templates", "nodeport-service.yaml"), []byte(service), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return dir
 }

@@ -84,7 +84,57 @@ func TestPreflight(t *testing.T) {
 		w.preflight(t, 0, "--registry-proxy")
 	})
 	w.nodePortNeedsProxy(t)
+	w.usesExternal(t)
 	w.wrongOwner(t)
+}
+
+// usesExternal uses an external registry before and after the chart's own.
+func (w *world) usesExternal(t *testing.T) {
+	const external = "registry.example.com/team"
+	const volume = "persistentvolumeclaim/" + release // of the installation before
+	remembered := func(t *testing.T, decidedBy state.Source, leaves ...string) {
+		t.Helper()
+		s := w.saved(t)
+		if s.Phase != state.PhaseReady || s.Current == nil || s.Current.Mode != state.ModeExternal ||
+			s.Current.Address != external || s.Desired.DecidedBy != decidedBy {
+			t.Errorf("the state is %s", mustJSON(s))
+		}
+		if report, text := w.status(t); !report.Healthy {
+			t.Errorf("not healthy: %s", text)
+		}
+		if made := w.made(t); !slices.Equal(made, leaves) {
+			t.Errorf("objects: %v, want %v", made, leaves)
+		}
+		for _, node := range w.nodes {
+			if w.dial(t, node, w.address) == nil {
+				t.Errorf("something answers at %s of node %s", w.address, node)
+			}
+		}
+	}
+	must(t, "with an external registry, helm install creates only the state", func(t *testing.T) {
+		w.helmChart(t, "install", "--set=registryURL=https://"+external+"/")
+		remembered(t, state.SourceValue, "secret/"+release+"-state", volume)
+	})
+	must(t, "registryURL together with registryProxy is refused", func(t *testing.T) {
+		w.helmChartFails(t, []string{"registryURL", "registryProxy"}, "upgrade", proxyMode, "--set=registryURL="+external)
+		remembered(t, state.SourceValue, "secret/"+release+"-state", volume)
+	})
+	must(t, "an upgrade without either keeps the external registry", func(t *testing.T) {
+		w.apply(t, noMode)
+		remembered(t, state.SourceState, "secret/"+release+"-state", volume)
+	})
+	must(t, "an upgrade to the chart's own registry", func(t *testing.T) {
+		w.apply(t, proxyMode)
+		w.isIn(t, state.ModeProxy, state.SourceValue)
+		w.pullEverywhere(t, w.pushHello(t))
+	})
+	must(t, "an upgrade back to the external one leaves the volume and the Secrets", func(t *testing.T) {
+		w.apply(t, "--set=registryURL="+external)
+		remembered(t, state.SourceValue, "secret/"+release+"-auth", "secret/"+release+"-ca",
+			"secret/"+release+"-credentials", "secret/"+release+"-node-tls", "secret/"+release+"-push-tls",
+			"secret/"+release+"-server-tls", "secret/"+release+"-state", volume)
+	})
+	w.startOver(t)
 }
 
 // preflight runs init-hook preflight, which must end with that exit code, and returns the number of

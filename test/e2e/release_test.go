@@ -224,13 +224,19 @@ func writeImages(t *testing.T, store *images.Store, list ...images.Image) string
 	return archive.Name()
 }
 
+// helmUninstall uninstalls the release.
+func (w *world) helmUninstall(t *testing.T) {
+	t.Helper()
+	begin := time.Now()
+	output(t, w.command(t, w.helm, "uninstall", release, "-n", w.namespace, "--timeout", "3m", "--wait"))
+	t.Logf("figure: helm uninstall returned after %.1f s", time.Since(begin).Seconds())
+}
+
 // uninstall uninstalls the release and fails unless only its volume claim, if it had one, is left.
 func (w *world) uninstall(t *testing.T) {
 	t.Helper()
-	begin := time.Now()
 	volumes := strings.Fields(output(t, w.command(t, w.kubectl, "get", "pvc", "-n", w.namespace, "-o", "name")))
-	output(t, w.command(t, w.helm, "uninstall", release, "-n", w.namespace, "--timeout", "3m", "--wait"))
-	t.Logf("figure: helm uninstall returned after %.1f s", time.Since(begin).Seconds())
+	w.helmUninstall(t)
 	w.nothingLeft(t, append(volumes, w.kept...)...)
 	if w.name == "" {
 		return
@@ -246,9 +252,14 @@ func (w *world) uninstall(t *testing.T) {
 // object elsewhere has the release's name.
 func (w *world) nothingLeft(t *testing.T, but ...string) {
 	t.Helper()
-	kinds := strings.Fields(output(t, w.command(t, w.kubectl, "api-resources", "--verbs=list,delete", "-o", "name")))
-	if len(kinds) < 20 {
-		t.Fatalf("the cluster lists only %d kinds", len(kinds))
+	kinds := map[string]string{} // by whether they are in namespaces
+	for _, namespaced := range []string{"true", "false"} {
+		list := strings.Fields(output(t, w.command(t, w.kubectl, "api-resources", "--verbs=list,delete", "-o", "name",
+			"--namespaced="+namespaced)))
+		if len(list) < 10 {
+			t.Fatalf("the cluster lists only %v", list)
+		}
+		kinds[namespaced] = strings.Join(list, ",")
 	}
 	eventually(t, time.Minute, "everything to be gone", func() error {
 		// Pods go last, and listing them is cheap.
@@ -257,11 +268,13 @@ func (w *world) nothingLeft(t *testing.T, but ...string) {
 			return fmt.Errorf("%d pods are left (%v)", len(pods.Items), err)
 		}
 		var left []string
-		for line := range strings.SplitSeq(output(t, w.command(t, w.kubectl, "get", strings.Join(kinds, ","), "-n",
-			w.namespace, "-o", "name", "--ignore-not-found")), "\n") {
-			line = strings.TrimSpace(line)
-			if line != "" && !ofTheNamespace(line) && (strings.Contains(line, release) || !clusterScoped(line)) {
-				left = append(left, line)
+		for namespaced, list := range kinds {
+			for line := range strings.SplitSeq(output(t, w.command(t, w.kubectl, "get", list, "-n", w.namespace, "-o", "name",
+				"--ignore-not-found")), "\n") {
+				line = strings.TrimSpace(line)
+				if line != "" && !ofTheNamespace(line) && (strings.Contains(line, release) || namespaced == "true") {
+					left = append(left, line)
+				}
 			}
 		}
 		// The hosting ConfigMap and the permission to write it are in another namespace.
@@ -272,8 +285,9 @@ func (w *world) nothingLeft(t *testing.T, but ...string) {
 				left = append(left, "kube-public "+line)
 			}
 		}
-		if !slices.Equal(left, but) {
-			return fmt.Errorf("%v are left, want %v", left, but)
+		slices.Sort(left)
+		if want := slices.Sorted(slices.Values(but)); !slices.Equal(left, want) {
+			return fmt.Errorf("%v are left, want %v", left, want)
 		}
 		return nil
 	})
@@ -286,16 +300,4 @@ func ofTheNamespace(object string) bool {
 	return slices.ContainsFunc([]string{"event", "serviceaccount/default", "configmap/kube-root-ca.crt", "lease",
 		"podmetrics"},
 		func(prefix string) bool { return strings.HasPrefix(object, prefix) })
-}
-
-// clusterScoped reports whether kubectl printed an object outside namespaces. It is the cluster's
-// unless it has the release's name.
-func clusterScoped(object string) bool {
-	return slices.ContainsFunc([]string{"namespace/", "node/", "persistentvolume/", "storageclass", "clusterrole",
-		"priorityclass", "flowschema", "prioritylevelconfiguration",
-		"apiservice", "csinode", "csidriver", "mutatingwebhook", "validatingwebhook", "validatingadmission",
-		"mutatingadmission", "customresourcedefinition", "certificatesigningrequest",
-		"runtimeclass", "ingressclass", "volumeattach", "servicecidr", "ipaddress", "deviceclass", "resourceslice",
-		"volumeattributesclass", "clustertrustbundle", "storageversion", "component"},
-		func(kind string) bool { return strings.HasPrefix(object, kind) })
 }

@@ -30,14 +30,14 @@ import (
 // TestReplicas runs two registry pods on a shared volume, on nodes with containerd and with CRI-O, and replaces, kills,
 // drains and switches them while every node pulls. Then they move to S3.
 func TestReplicas(t *testing.T) {
-	w := ownCluster(t, "e2e-replicas", layout{long: true, args: []string{"--runtime", "n2=crio-1.34"}})
+	w := ownCluster(t, "e2e-replicas", layout{args: []string{"--runtime", "n2=crio-1.34"}})
 	const two, shared = "--set=registry.replicas=2", "--set=registry.persistence.accessModes={ReadWriteMany}"
 	must(t, "replicas are refused with a ReadWriteOnce volume", func(t *testing.T) {
 		w.helmChartFails(t, []string{"zarf-registry: registry.replicas:", "ReadWriteMany"}, "install", nodePortMode, two)
 	})
 	var image string
 	must(t, "install two in nodeport mode", func(t *testing.T) {
-		w.helmChart(t, "install", nodePortMode, two, shared)
+		w.apply(t, nodePortMode, two, shared)
 		w.replicas(t, 2)
 		w.isHealthy(t)
 		if _, text := w.status(t); !strings.Contains(text, "2 pods ready, on node n1, n2") &&
@@ -47,6 +47,7 @@ func TestReplicas(t *testing.T) {
 		image = w.pushHello(t)
 		w.pullEverywhere(t, image)
 		w.pushFresh(t)
+		w.plainPorts(t, true)
 	})
 	must(t, "an upload continues at another pod, and at one that started after a credential rotation",
 		func(t *testing.T) { testUploadMoves(t, w) })
@@ -56,7 +57,7 @@ func TestReplicas(t *testing.T) {
 		t.Log("SHORTENED: a rollout in proxy mode only")
 	}
 	w.underLoop(t, "a switch to proxy mode closes the plain port of both", func(t *testing.T) {
-		w.helmChart(t, "upgrade", proxyMode, two, shared)
+		w.apply(t, proxyMode, two, shared)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
 		w.plainPorts(t, false)
 	})
@@ -67,27 +68,29 @@ func TestReplicas(t *testing.T) {
 	})
 	w.underLoop(t, "both nodes are drained, one after the other", func(t *testing.T) { testDrain(t, w) })
 	must(t, "a push survives the death of its pod", func(t *testing.T) { testPushOutlivesPod(t, w) })
-	w.underLoop(t, "certs rotate --ca", func(t *testing.T) {
-		w.certs(t, "rotate", "--ca")
-		w.isHealthy(t)
-	})
-	w.underLoop(t, "a switch to nodeport mode opens the plain port of both", func(t *testing.T) {
-		w.helmChart(t, "upgrade", nodePortMode, two, shared)
-		w.isIn(t, state.ModeNodePort, state.SourceValue)
-		w.plainPorts(t, true)
-	})
+	if long() {
+		w.underLoop(t, "certs rotate --ca", func(t *testing.T) {
+			w.certs(t, "rotate", "--ca")
+			w.isHealthy(t)
+		})
+		w.underLoop(t, "a switch to nodeport mode opens the plain port of both", func(t *testing.T) {
+			w.apply(t, nodePortMode, two, shared)
+			w.isIn(t, state.ModeNodePort, state.SourceValue)
+			w.plainPorts(t, true)
+		})
+		w.apply(t, proxyMode, two, shared)
+	} else {
+		t.Log("SHORTENED: no CA rotation, and no switch back to nodeport mode")
+	}
 	must(t, "an autoscaler takes over", func(t *testing.T) {
-		w.helmChart(t, "upgrade", nodePortMode, shared,
-			"--set=registry.autoscaling.enabled=true,registry.autoscaling.minReplicas=3")
-		w.replicas(t, 3)
-		w.helmChart(t, "upgrade", nodePortMode, shared,
-			"--set=registry.autoscaling.enabled=true,registry.autoscaling.minReplicas=3")
-		w.replicas(t, 3)
-		w.plainPorts(t, true)
+		for range 2 { // the second upgrade leaves the number to the autoscaler
+			w.apply(t, proxyMode, shared, "--set=registry.autoscaling.enabled=true,registry.autoscaling.minReplicas=3")
+			w.replicas(t, 3)
+		}
+		w.plainPorts(t, false)
 		w.isHealthy(t)
 	})
 	t.Run("S3", func(t *testing.T) { testS3(t, w, image, shared) })
-	must(t, "helm uninstall leaves only the volume", w.uninstall)
 }
 
 // replicas waits until exactly n registry pods exist, all ready, and returns them.

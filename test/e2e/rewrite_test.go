@@ -217,16 +217,16 @@ func TestRewrite(t *testing.T) {
 	t.Run("pod creation takes hardly longer", func(t *testing.T) {
 		w.timeCreation(t, "docker.io/library/nginx:1")
 	})
-	must(t, "helm upgrade turns it off, and running pods stay", func(t *testing.T) {
+	must(t, "an upgrade turns it off, and running pods stay", func(t *testing.T) {
 		before := podOfShop(t)
-		w.helmChart(t, "upgrade", nodePortMode, "--set=rewrite.enabled=false")
+		w.apply(t, nodePortMode, "--set=rewrite.enabled=false")
 		w.isNotRewritten(t)
 		if after := podOfShop(t); after.UID != before.UID || after.Status.ContainerStatuses[0].RestartCount > 0 {
 			t.Error("the pod was restarted")
 		}
 	})
 	must(t, "with mirrors, the same Deployment runs, and the operator replaces nothing", func(t *testing.T) {
-		w.helmChart(t, "upgrade", proxyMode, "--set=rewrite.enabled=false", "--set=nodeConfig.mirrors={docker.io,quay.io}")
+		w.apply(t, proxyMode, "--set=rewrite.enabled=false", "--set=nodeConfig.mirrors={docker.io,quay.io}")
 		output(t, w.command(t, w.kubectl, "delete", "pod", "--selector=app=shop", "--now"))
 		for _, c := range podOfShop(t).Spec.Containers {
 			if c.Image != rewritten[c.Name][0] {
@@ -237,8 +237,8 @@ func TestRewrite(t *testing.T) {
 			t.Errorf("it is replaced %d times", n)
 		}
 	})
-	must(t, "helm upgrade turns it on again in proxy mode, where pods need no Secret", func(t *testing.T) {
-		w.helmChart(t, "upgrade", proxyMode, "--set=rewrite.enabled=true")
+	must(t, "an upgrade turns it on again in proxy mode, where pods need no Secret", func(t *testing.T) {
+		w.apply(t, proxyMode, "--set=rewrite.enabled=true")
 		eventually(t, time.Minute, "the policy to take effect", func() error {
 			if p := w.admitted(t, pod("trial", "", "nginx:1")); p.Spec.Containers[0].Image != w.address+"/library/nginx:1" ||
 				len(p.Spec.ImagePullSecrets) > 0 {
@@ -267,7 +267,7 @@ func TestRewrite(t *testing.T) {
 	})
 	must(t, "helm uninstall restores normal behaviour", func(t *testing.T) {
 		output(t, w.command(t, w.kubectl, "delete", "-f", manifest, "--now"))
-		w.uninstall(t)
+		w.helmUninstall(t)
 		w.isNotRewritten(t)
 	})
 }
@@ -275,9 +275,7 @@ func TestRewrite(t *testing.T) {
 // TestRewriteBeta rewrites with the beta version of the API, and with an API server that accepts the policy without
 // evaluating it.
 func TestRewriteBeta(t *testing.T) {
-	if !long() {
-		t.Skip("SKIPPED, NOTHING CHECKED: make e2e-long builds Kubernetes 1.34 for it")
-	}
+	onlyInLongRuns(t)
 	const disabled = "--disable-admission-plugins=MutatingAdmissionPolicy"
 	for name, flags := range map[string][]string{"e2e-rewrite-beta": nil, "e2e-rewrite-off": {disabled}} {
 		t.Run(name, func(t *testing.T) {
@@ -345,7 +343,7 @@ func TestRewriteMissing(t *testing.T) {
 	}
 
 	must(t, "what the registry lacks stays", func(t *testing.T) {
-		w.helmChart(t, "install", rewrite("keep")...)
+		w.apply(t, rewrite("keep")...)
 		if got := image(t, "quay.io/acme/absent:1"); got != "quay.io/acme/absent:1" {
 			t.Errorf("it becomes %s", got)
 		}
@@ -402,7 +400,7 @@ func TestRewriteMissing(t *testing.T) {
 				}
 			}
 		}()
-		w.helmChart(t, "upgrade", append(rewrite("deny"), "--set=commonAnnotations.example\\.com/upgrade=second")...)
+		w.apply(t, append(rewrite("deny"), "--set=commonAnnotations.example\\.com/upgrade=second")...)
 		changes.Stop()
 		<-ended
 		if changed == 0 {
@@ -462,8 +460,8 @@ func TestRewriteMissing(t *testing.T) {
 		})
 		w.timeCreation(t, known)
 	})
-	must(t, "helm upgrade brings the healers back, in nodeport mode", func(t *testing.T) {
-		w.helmChart(t, "upgrade", append([]string{nodePortMode}, rewrite("keep")[1:]...)...)
+	must(t, "an upgrade brings the healers back, in nodeport mode", func(t *testing.T) {
+		w.apply(t, append([]string{nodePortMode}, rewrite("keep")[1:]...)...)
 		t.Logf("figure: new pods are rewritten after a push by %v", push(t).Round(10*time.Millisecond))
 		if got := image(t, "quay.io/department-9/a-team/component-00009:1"); !strings.HasPrefix(got, "quay.io/") {
 			t.Errorf("the healer has left a name that the registry lacks: it becomes %s", got)

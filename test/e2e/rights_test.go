@@ -122,6 +122,7 @@ func TestLeastPrivilege(t *testing.T) {
 	})
 	must(t, "helm uninstall leaves only the user's Secret", func(t *testing.T) {
 		output(t, w.command(t, w.helm, "uninstall", release, "-n", namespace, "--timeout=3m", "--wait"))
+		w.nothingLeft(t, "secret/"+pushCredential, "persistentvolumeclaim/"+release)
 	})
 	must(t, "each ServiceAccount has the rights that it used, and no others", func(t *testing.T) {
 		log, err := os.Open(filepath.Join(filepath.Dir(w.kubeconfig), "log", "audit.log"))

@@ -97,12 +97,12 @@ func testS3(t *testing.T, w *world, image, claim string) {
 		copyLogs(t, "nothing to do")
 	})
 	must(t, "two registries share the bucket", func(t *testing.T) {
-		w.helmChart(t, "upgrade", proxyMode, values, "--set=registry.replicas=2")
+		w.apply(t, proxyMode, values, "--set=registry.replicas=2")
 		w.replicas(t, 2)
 		testUploadMoves(t, w)
 	})
 	w.underLoop(t, "a rollout of three", func(t *testing.T) {
-		w.helmChart(t, "upgrade", proxyMode, values, "--set=registry.replicas=3")
+		w.apply(t, proxyMode, values, "--set=registry.replicas=3")
 		w.replicas(t, 3)
 		w.rollOut(t)
 	})

@@ -178,8 +178,8 @@ func TestSignatures(t *testing.T) {
 			t.Errorf("the registry reports %s", mustJSON(got))
 		}
 	})
-	must(t, "helm upgrade enforces signatures once the stored images are verified", func(t *testing.T) {
-		w.helmChart(t, "upgrade", values("enforce")...)
+	must(t, "an upgrade enforces signatures once the stored images are verified", func(t *testing.T) {
+		w.apply(t, values("enforce")...)
 		eventually(t, time.Minute, "signatures to be enforced", func() error {
 			if got := s.verification(t); !got.Enforced || got.UnsignedTags == nil || *got.UnsignedTags != 1 {
 				return fmt.Errorf("the registry reports %s", mustJSON(got))
@@ -256,8 +256,8 @@ func TestSignatures(t *testing.T) {
 		t.Log("SHORTENED: signatures are not turned off again")
 		return
 	}
-	must(t, "helm upgrade turns it off", func(t *testing.T) {
-		w.helmChart(t, "upgrade", values("off")...)
+	must(t, "an upgrade turns it off", func(t *testing.T) {
+		w.apply(t, values("off")...)
 		s.runs(t, "e2e/unsigned:1")
 	})
 }

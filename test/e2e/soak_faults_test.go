@@ -92,8 +92,9 @@ func (s *soaking) inject(t *testing.T, step soak.Step) {
 		s.switchMode(t)
 	case soak.Upgrade:
 		current := s.w.revision(t)
-		output(t, s.w.command(t, s.w.helm, append([]string{"upgrade", release, filepath.Join(s.previous, "chart"), "-n",
-			namespace, "--timeout", "5m", s.mode()}, s.w.sets...)...))
+		output(t, s.w.command(t, s.w.helm, append([]string{"upgrade", release, otherVersion(t, built(t, "E2E_CHART")), "-n",
+			namespace, "--timeout", "5m", s.mode(), "--set=initHook.image.tag=" + chartVersion(t, built(t, "E2E_CHART"))},
+			s.w.sets...)...))
 		s.w.rollback(t, current)
 	case soak.AddNode:
 		s.w.addNode(t, step.Node)
@@ -151,9 +152,8 @@ func (s *soaking) loseNode(t *testing.T, replaced bool) {
 	s.unwatch(lost)
 	s.w.removeNode(t, lost)
 	s.w.addNode(t, lost)
-	if lost == "n1" { // the Jobs of all versions run there
-		s.cluster(t, "load", "--nodes", lost, "--wait", filepath.Join(built(t, "E2E_IMAGES"), "init-hook.tar"),
-			filepath.Join(s.previous, "init-hook.tar"))
+	if lost == "n1" { // Jobs run there
+		s.cluster(t, "load", "--nodes", lost, "--wait", filepath.Join(built(t, "E2E_IMAGES"), "init-hook.tar"))
 	}
 	s.answers(t, lost)
 }

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,7 +26,6 @@ type soaking struct {
 	began   time.Time
 	account *soak.Account
 
-	previous    string   // the folder of the previous release
 	certManager bool     // issues the certificates
 	without     []string // kinds of faults that the layout excludes
 
@@ -98,10 +96,6 @@ func TestSoak(t *testing.T) {
 	size := 512<<20 + int64(atMost.Minutes()*float64(32<<20))
 	// The node grace period is longer than any fault but the loss of a node.
 	args := []string{"--node-grace", "50s", "--volumes-size", strconv.FormatInt(size, 10)}
-	if !short { // whose sequence has no upgrade
-		s.previous = previousRelease(t)
-		args = append(args, "--load", "n1="+filepath.Join(s.previous, "init-hook.tar"))
-	}
 	s.w = newWorld(t, "soak", layout{args: args})
 	s.layOut(t, os.Getenv("SOAK_LAYOUT"))
 	must(t, "install in proxy mode", func(t *testing.T) { s.w.helmChart(t, "install", proxyMode) })
@@ -179,8 +173,7 @@ func (s *soaking) layOut(t *testing.T, name string) {
 	case "replicas":
 		s.w.sets = append(s.w.sets, "--set=registry.replicas=2", "--set=registry.persistence.accessModes={ReadWriteMany}")
 	case "s3":
-		// Nothing is on the volume, and the previous release has no value for the CA of this S3.
-		s.without = []string{soak.FillVolume, soak.Upgrade}
+		s.without = []string{soak.FillVolume} // nothing is on the volume
 		s.w.sets = append(s.w.sets, "--set=registry.replicas=2", s.w.installOnS3(t))
 	case "cert-manager":
 		s.certManager = true

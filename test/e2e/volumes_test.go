@@ -19,9 +19,7 @@ import (
 // TestVolumes installs on volumes that can get lost: on a node, or between nodes. init-hook status names claim, pod
 // and node, and the commands that it advises help.
 func TestVolumes(t *testing.T) {
-	if !long() {
-		t.Skip("SKIPPED, NOTHING CHECKED: make e2e-long; make e2e covers a volume with wrong permissions in TestPreflight")
-	}
+	onlyInLongRuns(t)
 	w := ownCluster(t, "e2e-volumes", layout{open: true})
 	w.wrongOwner(t)
 	must(t, "a volume on a node that is cordoned", func(t *testing.T) {

@@ -29,7 +29,7 @@ func TestWarm(t *testing.T) {
 	}
 	w := ownCluster(t, "e2e-warm", layout{open: true, args: args})
 	must(t, "install in proxy mode", func(t *testing.T) {
-		w.helmChart(t, "install", proxyMode)
+		w.apply(t, proxyMode)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
 		w.push(t, w.makeArchive(t, "example.com/team/shop:2", 8<<20))
 		w.push(t, w.makeArchive(t, "example.com/team/web:1", 8<<20))
@@ -134,7 +134,7 @@ func TestWarm(t *testing.T) {
 		w.noWarmPods(t)
 	})
 	must(t, "nodes pull from the node port", func(t *testing.T) {
-		w.helmChart(t, "upgrade", nodePortMode)
+		w.apply(t, nodePortMode)
 		w.isIn(t, state.ModeNodePort, state.SourceValue)
 		w.push(t, w.makeArchive(t, "example.com/warm/port:1", 8))
 		var got warmed

@@ -57,6 +57,6 @@ func TestWorkstation(t *testing.T) {
 			t.Errorf("the state is %s", mustJSON(s))
 		}
 	})
-	must(t, "helm uninstall leaves only the volume", w.uninstall)
+	must(t, "helm uninstall", w.helmUninstall)
 	must(t, "docs/install.md, with nothing but a bundle", w.followsInstallGuide)
 }

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"hash/crc32"
 	"os"
@@ -28,15 +27,6 @@ type zarf struct {
 	w             *world
 	program, home string
 	rewritten     bool // by the chart's policy, before the agent sees a pod
-}
-
-// notInShortRuns skips a scenario when all run at their usual length, which is minutes shorter then: TestZarf and
-// TestZarfInit remain.
-func notInShortRuns(t *testing.T) {
-	t.Helper()
-	if !long() && flag.Lookup("test.run").Value.String() == "" {
-		t.Skip("SKIPPED, NOTHING CHECKED: make e2e-long, or make e2e E2E_RUN=TestZarf, runs it")
-	}
 }
 
 func newZarf(t *testing.T, w *world) *zarf {

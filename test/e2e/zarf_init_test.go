@@ -26,7 +26,7 @@ const (
 // TestZarfInit deploys examples/zarf-init: Zarf's registry is this one, in proxy mode with mutual TLS, on nodes that
 // hold only pause images.
 func TestZarfInit(t *testing.T) {
-	w := ownCluster(t, "e2e-zarf-init", layout{bare: true, long: true})
+	w := ownCluster(t, "e2e-zarf-init", layout{bare: true})
 	z := newZarf(t, w)
 	initPackage := z.examplePackage(t)
 	z.initInternal(t, initPackage)
@@ -107,7 +107,7 @@ func TestZarfInit(t *testing.T) {
 
 // TestZarfInitIPv6 does the same where no node port can work.
 func TestZarfInitIPv6(t *testing.T) {
-	notInShortRuns(t)
+	onlyInLongRuns(t)
 	w := ownCluster(t, "e2e-zarf-init6", layout{bare: true, open: true})
 	z := newZarf(t, w)
 	z.initInternal(t, z.examplePackage(t))

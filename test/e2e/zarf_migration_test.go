@@ -36,8 +36,8 @@ const rounds = 10
 // TestZarfMigration replaces the registry that zarf init has deployed in nodeport mode, as docs/zarf.md describes,
 // while every node pulls.
 func TestZarfMigration(t *testing.T) {
-	notInShortRuns(t)
-	w := ownCluster(t, "e2e-migration", layout{bare: true, long: true, open: true, namespace: "registry"})
+	onlyInLongRuns(t)
+	w := ownCluster(t, "e2e-migration", layout{bare: true, open: true, namespace: "registry"})
 	m := &migration{world: w, zarf: newZarf(t, w)}
 	initPackage := m.initPackage(t)
 	must(t, "pods pull from Zarf's registry", func(t *testing.T) {

@@ -14,11 +14,11 @@ import (
 
 // TestZarf lets Zarf use the release as its external registry, in nodeport mode, in proxy mode and after the way back.
 func TestZarf(t *testing.T) {
-	w := ownCluster(t, "e2e-zarf", layout{long: true, open: true, namespace: "registry"})
+	w := ownCluster(t, "e2e-zarf", layout{open: true, namespace: "registry"})
 	z := newZarf(t, w)
 	w.sets = append(w.sets, withPodCredential)
-	must(t, "helm install", func(t *testing.T) {
-		w.helmChart(t, "install", nodePortMode)
+	must(t, "install", func(t *testing.T) {
+		w.apply(t, nodePortMode)
 		w.isIn(t, state.ModeNodePort, state.SourceValue)
 	})
 	must(t, "zarf init", func(t *testing.T) { z.initialize(t, z.agentPackage(t)) })
@@ -56,7 +56,7 @@ func TestZarf(t *testing.T) {
 
 // TestZarfIPv6 does so on a cluster where only proxies can work.
 func TestZarfIPv6(t *testing.T) {
-	notInShortRuns(t)
+	onlyInLongRuns(t)
 	w := ownCluster(t, "e2e-zarf-ipv6", layout{open: true, namespace: "registry"})
 	z := newZarf(t, w)
 	w.sets = append(w.sets, withPodCredential)

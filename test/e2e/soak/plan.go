@@ -103,9 +103,8 @@ var Kinds = []Kind{
 	{Name: "rotate the credential", Recovery: 10 * time.Second, Excused: 3 * time.Second, Pushes: true,
 		Classes: []Class{Unauthorized}},
 	{Name: Switch, Recovery: 10 * time.Second},
-	// A node refuses connections while its proxy is replaced, and proxies of the previous release end without
-	// delivering.
-	{Name: Upgrade, Recovery: 10 * time.Second, Proxy: Everywhere, NodePort: Everywhere, Classes: gone},
+	// To a version with the same programs.
+	{Name: Upgrade, Recovery: 10 * time.Second},
 	{Name: AddNode, Recovery: 13 * time.Second},
 	{Name: RemoveNode, Recovery: 30 * time.Second, Proxy: OnTarget, NodePort: Everywhere, Classes: gone, OnNode: true},
 	{Name: "reboot a node", Recovery: 40 * time.Second, Proxy: OnTarget, NodePort: Everywhere, Classes: gone, Outage: true,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"net/url"
 	"os"
@@ -17,13 +18,20 @@ import (
 type count struct {
 	Attempts int           `json:"attempts"`
 	Failures int           `json:"failures"`
-	Broken   int           `json:"broken"`          // responses that began and did not end, and timeouts
-	First    string        `json:"first,omitempty"` // the first failure
-	Longest  time.Duration `json:"longest"`         // the slowest attempt that succeeded
-	Gap      time.Duration `json:"gap"`             // the longest time between two successes
-	Bytes    int64         `json:"bytes"`           // 0 if the container runtime pulls
+	Broken   int           `json:"broken"`           // responses that began and did not end, and timeouts
+	First    string        `json:"first,omitempty"`  // the first failure
+	Longest  time.Duration `json:"longest"`          // the slowest attempt that succeeded
+	Gap      time.Duration `json:"gap"`              // the longest time between two successes
+	Bytes    int64         `json:"bytes"`            // 0 if the container runtime pulls
+	Record   []string      `json:"record,omitempty"` // failures, and attempts that took seconds
 	last     time.Time     // the last success
 }
+
+// Limits of a record.
+const (
+	slowAttempt = 2 * time.Second
+	records     = 1000
+)
 
 // add adds an attempt that has ended.
 func (c *count) add(begin time.Time, bytes int64, err error) {
@@ -37,14 +45,25 @@ func (c *count) add(begin time.Time, bytes int64, err error) {
 		if c.First == "" {
 			c.First = begin.Format(time.RFC3339Nano) + ": " + err.Error()
 		}
+		c.record(begin, err.Error())
 		return
 	}
 	now := time.Now()
+	if took := now.Sub(begin); took > slowAttempt {
+		c.record(begin, "succeeded")
+	}
 	c.Longest = max(c.Longest, now.Sub(begin))
 	if !c.last.IsZero() {
 		c.Gap = max(c.Gap, now.Sub(c.last))
 	}
 	c.last = now
+}
+
+func (c *count) record(begin time.Time, result string) {
+	if len(c.Record) < records {
+		c.Record = append(c.Record, fmt.Sprintf("%s, %.2f s: %s", begin.Format(time.RFC3339Nano), time.Since(begin).Seconds(),
+			result))
+	}
 }
 
 // report is what a loop prints at its end.

@@ -1,0 +1,147 @@
+package scenarios
+
+// The versions that some clusters run beside the default ones.
+const (
+	// Oldest is the oldest supported version of Kubernetes, with the container runtime of its time.
+	Oldest = "--kubernetes 1.30 --runtime containerd-1.7"
+	crio   = "--runtime crio-1.34"
+)
+
+// chart returns patterns of the chart's templates.
+func chart(parts ...string) []string {
+	for i, part := range parts {
+		parts[i] = "charts/zarf-registry/templates/" + part
+	}
+	return parts
+}
+
+// internal returns the folders of internal packages.
+func internal(packages ...string) []string {
+	for i, name := range packages {
+		packages[i] = "internal/" + name
+	}
+	return packages
+}
+
+// and joins lists of paths.
+func and(lists ...[]string) (all []string) {
+	for _, list := range lists {
+		all = append(all, list...)
+	}
+	return all
+}
+
+// All are all scenarios. The deep ones, which support more than one network:
+//
+//	TestMainJob            late node, registry killed, registry moved, its node lost, node reboot, reachability
+//	TestCrash              crash recovery
+//	TestExpose             expose
+//	TestGarbageCollection  garbage collection
+//	TestHealer             late node with another pause image, registry moved, all nodes replaced
+//	TestHelm               switch, rollback
+//	TestNodeConfig         node configuration, late node
+//	TestNodes              late node without a healer, where only proxies can work
+//	TestPort               switch, crash recovery of a switch, rollback
+//
+// Scenarios that switch modes need node ports, and expose.hosts accepts no IPv6 address. On IPv6, proxies use the
+// host network and are updated with maxSurge, which Kubernetes 1.36.3 may stall for minutes after nodes have been
+// removed, as TestHealer does. NetworkPolicies are enforced on IPv4, unless the layout is open.
+var All = []Scenario{
+	// The core.
+	{Test: "TestMainJob", Clusters: []string{"e2e"}, Networks: first(ipv4nft, Everywhere), Core: true, Minutes: 3.4},
+	{Test: "TestHelm", Clusters: []string{"e2e-helm"}, Networks: first(dualStack, NodePorts), Core: true, Minutes: 6,
+		Tools: []string{"helm4"}},
+	{Test: "TestCertificates", Clusters: []string{"e2e-certificates"}, Networks: []Network{ipv4}, Core: true,
+		Minutes: 3.4},
+	{Test: "TestCrash", Clusters: []string{"e2e-crash"}, Networks: first(ipv4, NodePorts), Core: true, Minutes: 3.6},
+	{Test: "TestPort", Clusters: []string{"e2e-port"}, Networks: first(ipv4, NodePorts), Core: true, Minutes: 3,
+		Tools: []string{"helm4"}},
+	{Test: "TestNodeConfig", Clusters: []string{"e2e-node-config"}, Networks: first(dualStackNFT, Everywhere), Core: true,
+		Minutes: 5},
+	{Test: "TestWorkstation", Clusters: []string{"e2e-workstation"}, Networks: []Network{ipv4}, Core: true, Minutes: 3.7,
+		Tools: []string{"cosign"}},
+	{Test: "TestUpgrade", Clusters: []string{"e2e-upgrade"}, Networks: []Network{ipv4}, Core: true, Minutes: 3},
+	{Test: "TestNodes", Clusters: []string{"e2e-nodes"}, Networks: []Network{ipv6nft, ipv6}, Core: true, Minutes: 2.4},
+	{Test: "TestChartTesting", Clusters: []string{"e2e-chart-testing"}, Networks: []Network{ipv4}, Core: true,
+		Minutes: 3, Tools: []string{"ct"}},
+
+	// Others run before a merge that changes what concerns them.
+	{Test: "TestArgo", Clusters: []string{"e2e-argo"}, Networks: []Network{ipv4}, Minutes: 2.5,
+		Paths: and(chart("init-hook", "_*.tpl"), []string{"docs/gitops.md"})},
+	{Test: "TestCache", Clusters: []string{"e2e-cache"}, Networks: []Network{ipv4}, Minutes: 3.6, Versions: []string{crio},
+		Paths: and(chart("cache"), internal("cache", "proxy", "warm"))},
+	{Test: "TestCertificateSources", Clusters: []string{"e2e-certificate-sources"}, Networks: []Network{ipv4},
+		Minutes: 4.2, Paths: and(internal("certs", "certmanager", "pki", "tlsfiles"), chart("certificates"),
+			[]string{"test/certmanager"})},
+	{Test: "TestClients", Clusters: []string{"e2e-clients"}, Networks: []Network{ipv4}, Minutes: 2.4, Clients: true,
+		Tools: []string{"crane"}, LongTools: []string{"regctl", "oras", "cosign", "crio", "containerd-shim-runc-v2"},
+		Paths: and(internal("registry", "dockerdaemon"), chart("expose"), []string{"docs/clients.md"})},
+	{Test: "TestDisaster", Clusters: []string{"e2e-disaster"}, Networks: []Network{ipv4}, Minutes: 5,
+		Paths: append(internal("status", "hook", "state", "certs"), "docs/disaster-recovery.md")},
+	{Test: "TestExpose", Clusters: []string{"e2e-expose"}, Networks: first(dualStack, withIPv4), Minutes: 2.7,
+		Tools: []string{"crane"}, Paths: and(chart("expose"), internal("registry"))},
+	{Test: "TestGarbageCollection", Clusters: []string{"e2e-garbage"}, Networks: first(ipv6, Everywhere), Minutes: 5,
+		Paths: and(chart("garbage-collection", "prune"), internal("gc", "blobstore", "space"),
+			[]string{"test/e2e/fullvolume_test.go"})},
+	{Test: "TestHealer", Clusters: []string{"e2e-healer"}, Networks: first(dualStackNFT, withIPv4), Minutes: 5.7,
+		Paths: and(chart("healer", "proxy"), internal("heal", "nodeimages"))},
+	{Test: "TestImages", Clusters: []string{"e2e-images"}, Networks: []Network{ipv4}, Minutes: 2.1, Clients: true,
+		Paths: append(internal("images", "remote", "oci", "catalog", "browse", "inventory", "blob", "cli"),
+			"test/e2e/browse_test.go", "test/e2e/lifecycle_test.go", "test/e2e/missing_test.go")},
+	{Test: "TestLeastPrivilege", Clusters: []string{"e2e-rights"}, Networks: []Network{ipv4}, Minutes: 4.4,
+		Paths: append(chart("*/*role*.yaml", "*/cronjob.yaml", "init-hook"), "test/e2e/rights")},
+	{Test: "TestOldestKubernetes", Clusters: []string{"e2e-oldest"}, Networks: []Network{ipv4}, Minutes: 2.5,
+		Versions: []string{Oldest}, Paths: append(internal("plan", "cluster", "verify"), "charts/zarf-registry/Chart.yaml",
+			"test/cluster/internal/build")},
+	{Test: "TestPolicies", Clusters: []string{"e2e-policies"}, Networks: []Network{dualStackNFT}, Minutes: 2,
+		Paths: []string{"docs/policies"}},
+	{Test: "TestPreflight", Clusters: []string{"e2e-preflight"}, Networks: []Network{ipv6}, Minutes: 5.5,
+		Paths: append(internal("preflight", "plan", "status"), "test/e2e/volumes_test.go")},
+	{Test: "TestReplicas", Clusters: []string{"e2e-replicas"}, Networks: []Network{ipv4}, Minutes: 5.4,
+		Versions: []string{crio}, Tools: []string{"versitygw"},
+		Paths: append(internal("registry", "blobstore", "s3test"), "test/e2e/s3_test.go",
+			"charts/zarf-registry/templates/registry")},
+	{Test: "TestRewrite", Clusters: []string{"e2e-rewrite"}, Networks: []Network{ipv4}, Minutes: 3, Paths: chart("rewrite")},
+	{Test: "TestRewriteMissing", Clusters: []string{"e2e-missing"}, Networks: []Network{ipv4}, Minutes: 2.1,
+		Paths: and(chart("rewrite"), internal("catalog"))},
+	{Test: "TestSignatures", Clusters: []string{"e2e-signatures"}, Networks: []Network{ipv4}, Minutes: 3,
+		Tools: []string{"cosign", "crane"},
+		Paths: append(internal("signature"), "charts/zarf-registry/templates/registry/_verify.tpl", "internal/registry")},
+	{Test: "TestTemplates", Clusters: []string{"e2e-templates"}, Networks: []Network{ipv4}, Minutes: 2.5,
+		Tools: []string{"helm4"}, Paths: append(chart("init-hook"), "docs/gitops.md")},
+	// It mostly waits, beside the others.
+	{Test: "TestUnattended", Clusters: []string{"e2e-unattended"}, Networks: []Network{ipv4}, Minutes: 1,
+		Paths: append(internal("certs", "pki"), "charts/zarf-registry/templates/certificates")},
+	{Test: "TestWarm", Clusters: []string{"e2e-warm"}, Networks: []Network{ipv4}, Minutes: 3.1,
+		Paths: internal("warm")},
+	{Test: "TestZarf", Clusters: []string{"e2e-zarf"}, Networks: []Network{ipv4}, Minutes: 6.5, Tools: []string{"zarf"},
+		Paths: append(internal("plan"), zarf...)},
+	{Test: "TestZarfInit", Clusters: []string{"e2e-zarf-init"}, Networks: []Network{ipv4}, Minutes: 3.8,
+		Tools: []string{"zarf"}, Paths: append([]string{"examples"}, zarf...)},
+
+	// Long runs.
+	{Test: "TestCRIO", Clusters: []string{"e2e-crio"}, Networks: []Network{ipv4}, Long: true, Minutes: 5,
+		Tools: []string{"crio", "containerd-shim-runc-v2"}},
+	{Test: "TestCRIONodes", Clusters: []string{"e2e-crio-nodes"}, Networks: []Network{ipv4}, Long: true, Minutes: 6,
+		Versions: []string{crio}},
+	{Test: "TestHelmVersions", Clusters: []string{"e2e-helm-versions"}, Networks: []Network{ipv4}, Long: true, Minutes: 8,
+		Tools: []string{"helm-3.18", "helm-3.21"}},
+	{Test: "TestKubeProxyVersions", Clusters: []string{"e2e-kube-proxy"}, Networks: []Network{ipv4}, Long: true,
+		Minutes: 5, Tools: []string{"kube-proxy-1.34"}},
+	{Test: "TestRewriteBeta", Clusters: []string{"e2e-rewrite-beta", "e2e-rewrite-off"}, Networks: []Network{ipv4},
+		Long: true, Minutes: 5, Versions: []string{"--kubernetes 1.34"}},
+	{Test: "TestVolumes", Clusters: []string{"e2e-volumes"}, Networks: []Network{ipv4}, Long: true, Minutes: 5},
+	{Test: "TestZarfIPv6", Clusters: []string{"e2e-zarf-ipv6"}, Networks: []Network{ipv6}, Long: true, Minutes: 4,
+		Tools: []string{"zarf"}},
+	{Test: "TestZarfInitIPv6", Clusters: []string{"e2e-zarf-init6"}, Networks: []Network{ipv6nft}, Long: true, Minutes: 4,
+		Tools: []string{"zarf"}},
+	{Test: "TestZarfMigration", Clusters: []string{"e2e-migration"}, Networks: []Network{ipv4}, Long: true, Minutes: 6,
+		Tools: []string{"zarf"}},
+
+	// make soak and make matrix build what these need.
+	{Test: "TestSoak", Clusters: []string{"soak"}, Networks: []Network{ipv4}, Alone: true},
+	{Test: "TestCell", Alone: true},
+}
+
+// zarf are the paths that concern Zarf.
+var zarf = []string{"charts/zarf-registry/templates/zarf", "docs/zarf.md", "test/e2e/zarf_cli_test.go"}
