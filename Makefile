@@ -139,17 +139,14 @@ arm64: images $(TESTCLUSTER) ## Unit tests of the programs for arm64, emulated b
 
 .PHONY: fuzz
 fuzz: payload ## Run each fuzz target for FUZZ_TIME (FUZZ_TIME=10m FUZZ_RUN=FuzzMask)
-	go run ./tools/fuzz -time $(FUZZ_TIME) -run '$(FUZZ_RUN)'
+	hack/fuzz.sh $(FUZZ_TIME) '$(FUZZ_RUN)'
 
-.PHONY: fuzz-corpus
-fuzz-corpus: payload ## Add inputs found by make fuzz that reach new code to the committed corpora (FUZZ_RUN=FuzzMask)
-	go run ./tools/fuzz -corpus -run '$(FUZZ_RUN)'
-
-# The seed of the sample of mutants.
-MUTANTS_SEED ?= 1
+# Packages that make mutants changes, and the runner.
+MUTANTS  ?= $(foreach p,proxy registry preflight certs hook,./internal/$p)
+GREMLINS := github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0
 .PHONY: mutants
-mutants: payload ## Change the code in 200 small ways and report what no unit test notices (MUTANTS_SEED=2)
-	CGO_ENABLED=0 go run ./tools/mutants -seed $(MUTANTS_SEED) $(MUTANTS_FLAGS) $(foreach p,proxy registry preflight certs hook,./internal/$p)
+mutants: payload ## Change the code in small ways and report what no unit test notices (MUTANTS=./internal/httprange)
+	for package in $(MUTANTS); do go run $(GREMLINS) unleash --workers 1 $$package; done
 
 # How many seeds the consistency checker tries, and the first.
 SEEDS ?= 100
