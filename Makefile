@@ -14,8 +14,8 @@ VERSION  ?= $(shell sed -n 's/^appVersion: *"\{0,1\}\([^"]*\)"\{0,1\}/\1/p' $(CH
 REGISTRY ?= ghcr.io/zarf-dev/zarf-registry
 LDFLAGS  := -s -w -X github.com/zarf-dev/zarf-registry/internal/version.Version=$(VERSION)
 GOBUILD  := CGO_ENABLED=0 go build -ldflags "$(LDFLAGS)"
-# Builds a benchmark: $(BENCHBUILD) ./proxy writes dist/bench-proxy.
-BENCHBUILD = cd bench && $(GOBUILD) -o ../dist/$(@F)
+# Builds a benchmark: $(BENCHBUILD) ./proxy writes dist/bench-proxy, which writes its results to dist/bench/proxy.
+BENCHBUILD = mkdir -p dist/bench/$(@:bench-%=%) && cd bench && $(GOBUILD) -o ../dist/$(@F)
 
 # The test cluster; see test/cluster/README.md.
 NAME       ?= zarf-registry
@@ -275,11 +275,11 @@ soak: build images $(TESTCLUSTER) $(if $(filter cert-manager,$(SOAK_LAYOUT)),$(C
 soak-short: ## Inject a fixed sequence of faults in 90 s
 	$(MAKE) --no-print-directory soak SOAK_TIME=short
 
-# Writes bench/RESULTS.md and fails if a target of the named benchmarks is missed and not listed with a reason.
-BENCH_REPORT ?= cd bench && go run ./report .
+# Writes dist/bench/RESULTS.md and fails if a target of the named benchmarks is missed and not listed with a reason.
+BENCH_REPORT ?= cd bench && go run ./report ../dist/bench
 
 .PHONY: bench
-bench: ## Run all benchmarks, write bench/RESULTS.md and check the targets; the machine must be quiet (BENCH_FLAGS="-n 1")
+bench: ## Run all benchmarks, write dist/bench/RESULTS.md and check the targets; the machine must be quiet (BENCH_FLAGS="-n 1")
 	for name in proxy registry bootstrap scale scale-s3 herd healer garbage thin images; do \
 	  $(MAKE) --no-print-directory bench-$$name BENCH_REPORT=true; \
 	done
@@ -289,66 +289,64 @@ bench: ## Run all benchmarks, write bench/RESULTS.md and check the targets; the 
 bench-proxy: payload $(TESTCLUSTER) ## Compare the proxy with socat, stunnel, haproxy, nginx, ghostunnel and a naive one (BENCH_FLAGS="-n 1")
 	@hack/deps.sh bench
 	$(BENCHBUILD) ./proxy
-	dist/bench-proxy -registry-node bin/payload/registry-node-$$(go env GOARCH) -testcluster $(TESTCLUSTER) -write bench/proxy $(BENCH_FLAGS)
+	dist/bench-proxy -registry-node bin/payload/registry-node-$$(go env GOARCH) -testcluster $(TESTCLUSTER) -write dist/bench/proxy $(BENCH_FLAGS)
 	$(BENCH_REPORT) proxy
 
 .PHONY: bench-registry
 bench-registry: build ## Compare the registry with plain distribution: pushes, pulls, small requests (BENCH_FLAGS="-n 1")
 	$(BENCHBUILD) ./registry
-	dist/bench-registry -registry bin/registry -write bench/registry $(BENCH_FLAGS)
+	dist/bench-registry -registry bin/registry -write dist/bench/registry $(BENCH_FLAGS)
 	$(BENCH_REPORT) registry
 
 .PHONY: bench-scale
 bench-scale: build ## Measure one registry with up to 1000 nodes, and prepare with 5000 nodes (BENCH_FLAGS="-n 1")
 	$(BENCHBUILD) ./scale
-	dist/bench-scale -registry bin/registry -init-hook bin/init-hook -write bench/scale $(BENCH_FLAGS)
+	dist/bench-scale -registry bin/registry -init-hook bin/init-hook -write dist/bench/scale $(BENCH_FLAGS)
 	$(BENCH_REPORT) scale
 
 .PHONY: bench-scale-s3
 bench-scale-s3: build $(TESTCLUSTER) ## Measure the same pulls with images in S3 (BENCH_FLAGS="-n 1")
 	$(BENCHBUILD) ./scale
-	@mkdir -p bench/scale-s3
-	dist/bench-scale-s3 -clusters= -s3 "$$($(TESTCLUSTER) tool versitygw)" -registry bin/registry -write bench/scale-s3 $(BENCH_FLAGS)
+	dist/bench-scale-s3 -clusters= -s3 "$$($(TESTCLUSTER) tool versitygw)" -registry bin/registry -write dist/bench/scale-s3 $(BENCH_FLAGS)
 	$(BENCH_REPORT) scale-s3
 
 .PHONY: bench-herd
 bench-herd: build ## Measure 50 nodes that pull at once: caches, failing caches, nginx; 10 minutes for each run (BENCH_FLAGS="-n 3")
 	@hack/deps.sh bench
 	$(BENCHBUILD) ./herd
-	dist/bench-herd -n 1 -registry bin/registry -registry-node bin/registry-node -write bench/herd $(BENCH_FLAGS)
+	dist/bench-herd -n 1 -registry bin/registry -registry-node bin/registry-node -write dist/bench/herd $(BENCH_FLAGS)
 	$(BENCH_REPORT) herd
 
 .PHONY: bench-healer
 bench-healer: build ## Measure a healer at rest with 5000 nodes (BENCH_FLAGS="-n 1")
 	$(BENCHBUILD) ./scale
-	dist/bench-healer -nodes= -herds= -clusters= -healers 5000 -registry-node bin/registry-node -write bench/healer $(BENCH_FLAGS)
+	dist/bench-healer -nodes= -herds= -clusters= -healers 5000 -registry-node bin/registry-node -write dist/bench/healer $(BENCH_FLAGS)
 	$(BENCH_REPORT) healer
 
 .PHONY: bench-garbage
 bench-garbage: build ## Measure how long pushes wait while garbage of 100,000 blobs is collected (BENCH_FLAGS="-n 1")
 	$(BENCHBUILD) ./scale
-	@mkdir -p bench/garbage
-	dist/bench-garbage -nodes= -herds= -clusters= -garbage 100000 -registry bin/registry -write bench/garbage $(BENCH_FLAGS)
+	dist/bench-garbage -nodes= -herds= -clusters= -garbage 100000 -registry bin/registry -write dist/bench/garbage $(BENCH_FLAGS)
 	$(BENCH_REPORT) garbage
 
 .PHONY: bench-thin
 bench-thin: build ## Compare thin with full archives of 1000 images (BENCH_FLAGS="-n 1")
 	$(BENCHBUILD) ./thin
-	dist/bench-thin -registry bin/registry -write bench/thin $(BENCH_FLAGS)
+	dist/bench-thin -registry bin/registry -write dist/bench/thin $(BENCH_FLAGS)
 	$(BENCH_REPORT) thin
 
 .PHONY: bench-bootstrap
 bench-bootstrap: build images $(TESTCLUSTER) ## Measure each phase of an installation on a test cluster (BENCH_FLAGS="-n 1")
 	@$(TESTCLUSTER) tool helm >/dev/null
 	$(BENCHBUILD) ./bootstrap
-	dist/bench-bootstrap -testcluster $(TESTCLUSTER) -write bench/bootstrap $(BENCH_FLAGS)
+	dist/bench-bootstrap -testcluster $(TESTCLUSTER) -write dist/bench/bootstrap $(BENCH_FLAGS)
 	$(BENCH_REPORT) bootstrap
 
 .PHONY: bench-images
 bench-images: build images $(TESTCLUSTER) ## Compare pushes, and pulls by a node, through a cluster with crane, skopeo and regctl (BENCH_FLAGS="-n 1")
 	@for tool in helm kubectl crane regctl; do $(TESTCLUSTER) tool $$tool >/dev/null; done
 	$(BENCHBUILD) ./images
-	dist/bench-images -init-hook bin/init-hook -testcluster $(TESTCLUSTER) -write bench/images $(BENCH_FLAGS)
+	dist/bench-images -init-hook bin/init-hook -testcluster $(TESTCLUSTER) -write dist/bench/images $(BENCH_FLAGS)
 	$(BENCH_REPORT) images
 
 ##@ Test cluster
