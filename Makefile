@@ -141,12 +141,13 @@ arm64: images $(TESTCLUSTER) ## Unit tests of the programs for arm64, emulated b
 fuzz: payload ## Run each fuzz target for FUZZ_TIME (FUZZ_TIME=10m FUZZ_RUN=FuzzMask)
 	hack/fuzz.sh $(FUZZ_TIME) '$(FUZZ_RUN)'
 
-# Packages that make mutants changes, and the runner.
+# Packages that make mutants changes, the runner and its flags, such as --diff main: only changed lines.
 MUTANTS  ?= $(foreach p,proxy registry preflight certs hook,./internal/$p)
+MUTANTS_FLAGS ?=
 GREMLINS := github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0
 .PHONY: mutants
 mutants: payload ## Change the code in small ways and report what no unit test notices (MUTANTS=./internal/httprange)
-	for package in $(MUTANTS); do go run $(GREMLINS) unleash --workers 1 $$package; done
+	for package in $(MUTANTS); do go run $(GREMLINS) unleash --workers 1 $(MUTANTS_FLAGS) $$package; done
 
 # How many seeds the consistency checker tries, and the first.
 SEEDS ?= 100
@@ -178,6 +179,7 @@ lint: payload $(TESTCLUSTER) wording ## Run wording, gofmt, go vet, golangci-lin
 	cd bench && "$$($(CURDIR)/$(TESTCLUSTER) tool golangci-lint)" run --allow-parallel-runners ./...
 	"$$($(TESTCLUSTER) tool helm)" lint --strict $(CHART) --set registryProxy=true
 	$(MAKE) --no-print-directory ct-lint kubeconform
+	go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.7
 
 .PHONY: wording
 wording: ## Check for words and long lines to avoid (hack/wording.sh)
@@ -244,16 +246,11 @@ e2e-networks: ## The deep end-to-end scenarios on each network that they support
 	  E2E_NETWORK=$$network $(MAKE) --no-print-directory e2e || failed="$$failed $$network"; \
 	done; [ -z "$$failed" ] || { echo "failed on$$failed"; exit 1; }
 
-# Options of tools/matrix: MATRIX_FLAGS="-slice 1/4", MATRIX_FLAGS="-run k1.28".
-MATRIX_FLAGS ?=
+# A regular expression that selects configurations: MATRIX='k1.36.*crio'.
+MATRIX ?=
 .PHONY: matrix
-matrix: build images $(TESTCLUSTER) ## Test each supported configuration and write docs/compatibility.md; resumable, takes an hour
-	@for tool in helm helm-3.18 helm-3.21 helm4 kubectl versitygw; do $(TESTCLUSTER) tool $$tool >/dev/null; done
-	go run ./tools/matrix $(MATRIX_FLAGS)
-
-.PHONY: matrix-check
-matrix-check: ## Run the matrix again and compare with docs/compatibility.json
-	$(MAKE) --no-print-directory matrix MATRIX_FLAGS="-check $(MATRIX_FLAGS)"
+matrix: build images $(TESTCLUSTER) ## Test each configuration, and write rows of docs/compatibility.md to dist/matrix; takes an hour
+	hack/matrix.sh '$(MATRIX)'
 
 # How long faults are injected, the seed of their sequence (empty: random), the faults that come first
 # (SOAK_FIRST="rotate,kill a proxy"), and the installation: empty, replicas, s3 or cert-manager.
