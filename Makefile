@@ -95,7 +95,7 @@ chart: images ## Package the chart into dist/, reproducibly
 	go run ./tools/release -chart-only -version $(VERSION) -output dist
 
 .PHONY: release
-release: images ## Build a release in dist/release: chart, programs, images, SBOMs, provenance, bundle (docs/release.md)
+release: images ## Build a release in dist/release: chart, programs, images, SBOMs, bundle (docs/release.md)
 	go run ./tools/release -version $(VERSION) -registry $(REGISTRY) -output dist/release $(RELEASE_FLAGS)
 	cd dist/release && sha256sum --check --quiet SHA256SUMS *.sha256
 
