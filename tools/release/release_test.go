@@ -26,6 +26,15 @@ import (
 
 const chartDir = "../../charts/zarf-registry"
 
+// version is the chart's, as the release requires.
+var version = func() string {
+	c, err := loader.LoadDir(chartDir)
+	if err != nil {
+		panic(err)
+	}
+	return c.Metadata.Version
+}()
+
 var commitTime = time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
 
 // built creates the output of make images, with one small Go program in place of all programs.
@@ -33,7 +42,7 @@ func built(t *testing.T) release {
 	t.Helper()
 	dir := t.TempDir()
 	r := release{
-		version: "0.1.0", registry: "example.com/zarf", chart: chartDir, darwin: true,
+		version: version, registry: "example.com/zarf", chart: chartDir, darwin: true,
 		archives: filepath.Join(dir, "images"), programs: filepath.Join(dir, "programs"),
 		embedded: filepath.Join(dir, "embedded"),
 		output:   filepath.Join(dir, "release"), source: source{time: commitTime},
@@ -47,7 +56,7 @@ func built(t *testing.T) release {
 	build := func(platform, file string) {
 		// A program with dependencies, like the real ones.
 		if err := program.Build(t.Context(), "github.com/zarf-dev/zarf-registry/tools/release/testdata/program", platform,
-			"0.1.0", file); err != nil {
+			version, file); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -118,12 +127,14 @@ func TestRelease(t *testing.T) {
 	}
 	want := []string{
 		"SHA256SUMS",
-		"init-hook-darwin-amd64", "init-hook-darwin-amd64.cdx.json", "init-hook-darwin-arm64", "init-hook-darwin-arm64.cdx.json",
+		"init-hook-darwin-amd64", "init-hook-darwin-amd64.cdx.json",
+		"init-hook-darwin-arm64", "init-hook-darwin-arm64.cdx.json",
 		"init-hook-linux-amd64", "init-hook-linux-amd64.cdx.json", "init-hook-linux-arm64", "init-hook-linux-arm64.cdx.json",
 		"init-hook.tar", "init-hook.tar.cdx.json", "probe.tar", "probe.tar.cdx.json",
-		"registry-node.tar", "registry-node.tar.cdx.json", "registry.tar", "registry.tar.cdx.json", "zarf-registry-0.1.0.tgz",
+		"registry-node.tar", "registry-node.tar.cdx.json", "registry.tar", "registry.tar.cdx.json",
+		"zarf-registry-" + version + ".tgz",
 	}
-	bundle := []string{"zarf-registry-bundle-0.1.0.tar.gz", "zarf-registry-bundle-0.1.0.tar.gz.sha256"}
+	bundle := []string{"zarf-registry-bundle-" + version + ".tar.gz", "zarf-registry-bundle-" + version + ".tar.gz.sha256"}
 	want = slices.Sorted(slices.Values(append(want, bundle...)))
 	if got := slices.Sorted(maps.Keys(first)); !slices.Equal(got, want) {
 		t.Fatalf("files:\n%v\nnot\n%v", got, want)
@@ -315,7 +326,7 @@ func refusals(t *testing.T, r release) {
 		change func(*release)
 		want   string
 	}{
-		"another version than the chart's": {func(r *release) { r.version = "0.2.0" }, "change Chart.yaml"},
+		"another version than the chart's": {func(r *release) { r.version += "-rc.1" }, "change Chart.yaml"},
 		"no version":                       {func(r *release) { r.version = "" }, "-version is missing"},
 		"images for another registry": {func(r *release) { r.registry = "example.com/other" },
 			"run make images again"},
