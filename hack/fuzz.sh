@@ -4,13 +4,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 found='' failed=''
-# Only packages with a target, because go test -list compiles the tests.
-for package in $(grep -rl --include='*_test.go' '^func Fuzz' cmd internal loader tools | xargs -n 1 dirname | sort -u); do
-  for target in $(go test -list "${2:-.}" "./$package" | grep '^Fuzz' || true); do
-    found=1
-    echo "$package $target"
-    go test "./$package" -run '^$' -fuzz "^$target\$" -fuzztime "$1" || failed+=" $target"
-  done
-done
+# Not go test -list, which compiles the tests of each package.
+while IFS=: read -r file _ target; do
+  [[ $target =~ ${2:-.} ]] || continue
+  found=1
+  echo "$(dirname "$file") $target"
+  go test "./$(dirname "$file")" -run '^$' -fuzz "^$target\$" -fuzztime "$1" </dev/null || failed+=" $target"
+done < <(grep -rHo --include='*_test.go' '^func Fuzz\w*' cmd internal loader tools | sed 's/func /:/')
 [ -n "$found" ] || { echo "no fuzz target matches ${2:-.}" >&2; exit 1; }
 [ -z "$failed" ] || { echo "failed:$failed; inputs are in testdata/fuzz" >&2; exit 1; }
