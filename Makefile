@@ -16,8 +16,8 @@ VERSION  ?= $(shell sed -n 's/^appVersion: *"\{0,1\}\([^"]*\)"\{0,1\}/\1/p' $(CH
 REGISTRY ?= ghcr.io/zarf-dev/zarf-registry
 LDFLAGS  := -s -w -X github.com/zarf-dev/zarf-registry/internal/version.Version=$(VERSION)
 GOBUILD  := go build -ldflags "$(LDFLAGS)"
-# Builds a benchmark: $(BENCHBUILD) ./proxy writes dist/bench-proxy.
-BENCHBUILD = cd bench && $(GOBUILD) -o ../dist/$(@F)
+# Builds a benchmark: $(BENCHBUILD) ./proxy writes dist/bench-proxy, which writes its results to dist/bench/proxy.
+BENCHBUILD = mkdir -p dist/bench/$(@:bench-%=%) && cd bench && $(GOBUILD) -o ../dist/$(@F)
 
 # The networks of the table in test/e2e/networks_test.go.
 NETWORKS := $(foreach family,IPv4 IPv6 DualStack,$(family)-iptables $(family)-nftables)
@@ -109,10 +109,10 @@ check-rest: # make check without make test
 	$(MAKE) --no-print-directory soak-short
 
 # The parts of make test-all, dealt to shards in turn; end-to-end tests at full length are split among all shards.
-PARTS := check race-all unit-all arm64 fuzz registrycheck registrycheck-s3 registrycheck-planted soak mutants $(NETWORKS:%=e2e-%)
+PARTS := check race-all unit-all arm64 fuzz registrycheck registrycheck-s3 registrycheck-planted soak $(NETWORKS:%=e2e-%)
 SHARD ?= 1/1
 .PHONY: test-all
-test-all: ## All checks at full length, with fuzzing, random faults and mutants; takes hours (SHARD=2/6: a sixth of them)
+test-all: ## All checks at full length, with fuzzing and random faults; takes hours (SHARD=2/6: a sixth of them)
 	@failed=; i=0; for part in $(PARTS); do \
 	  i=$$((i + 1)); [ $$((i % $(notdir $(SHARD)))) = $$(($(patsubst %/,%,$(dir $(SHARD))) % $(notdir $(SHARD)))) ] || continue; \
 	  echo "==> make $$part"; $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; \
@@ -143,7 +143,7 @@ chart: images ## Package the chart into dist/, reproducibly
 	go run ./tools/release -chart-only -version $(VERSION) -output dist
 
 .PHONY: release
-release: images ## Build a release in dist/release: chart, programs, images, SBOMs, provenance, bundle (docs/release.md)
+release: images ## Build a release in dist/release: chart, programs, images, SBOMs, bundle (docs/release.md)
 	go run ./tools/release -version $(VERSION) -registry $(REGISTRY) -output dist/release $(RELEASE_FLAGS)
 	cd dist/release && sha256sum --check --quiet SHA256SUMS *.sha256
 
@@ -187,17 +187,15 @@ arm64: images $(TESTCLUSTER) ## Unit tests of the programs for arm64, emulated b
 
 .PHONY: fuzz
 fuzz: payload ## Run each fuzz target for FUZZ_TIME (FUZZ_TIME=10m FUZZ_RUN=FuzzMask)
-	go run ./tools/fuzz -time $(FUZZ_TIME) -run '$(FUZZ_RUN)'
+	hack/fuzz.sh $(FUZZ_TIME) '$(FUZZ_RUN)'
 
-.PHONY: fuzz-corpus
-fuzz-corpus: payload ## Add inputs found by make fuzz that reach new code to the committed corpora (FUZZ_RUN=FuzzMask)
-	go run ./tools/fuzz -corpus -run '$(FUZZ_RUN)'
-
-# The seed of the sample of mutants.
-MUTANTS_SEED ?= 1
+# Packages that make mutants changes, the runner and its flags, such as --diff main: only changed lines.
+MUTANTS  ?= $(foreach p,proxy registry preflight certs hook,./internal/$p)
+MUTANTS_FLAGS ?=
+GREMLINS := github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0
 .PHONY: mutants
-mutants: payload ## Change the code in 200 small ways and report what no unit test notices (MUTANTS_SEED=2)
-	CGO_ENABLED=0 go run ./tools/mutants -seed $(MUTANTS_SEED) $(MUTANTS_FLAGS) $(foreach p,proxy registry preflight certs hook,./internal/$p)
+mutants: payload ## Change the code in small ways and report what no unit test notices (MUTANTS=./internal/httprange)
+	for package in $(MUTANTS); do go run $(GREMLINS) unleash --workers 1 $(MUTANTS_FLAGS) $$package; done
 
 # How many seeds the consistency checker tries, and the first.
 SEEDS ?= 100
@@ -229,6 +227,7 @@ lint: $(TESTCLUSTER) $(HELM) wording verify-files ## Run wording, golangci-lint,
 	cd bench && $(call TOOL,golangci-lint) run --allow-parallel-runners ./...
 	$(HELM) lint --strict $(CHART) --set registryProxy=true
 	$(MAKE) --no-print-directory ct-lint kubeconform
+	go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.7
 
 .PHONY: wording
 wording: ## Check for words and long lines to avoid (hack/wording.sh)
@@ -290,15 +289,11 @@ e2e-networks: $(NETWORKS:%=e2e-%) ## The deep end-to-end scenarios on each netwo
 $(NETWORKS:%=e2e-%): e2e-%:
 	E2E_NETWORK=$(subst -,/,$*) $(MAKE) --no-print-directory e2e
 
-# Options of tools/matrix: MATRIX_FLAGS="-slice 1/4", MATRIX_FLAGS="-run k1.28".
-MATRIX_FLAGS ?=
+# A regular expression that selects configurations: MATRIX='k1.36.*crio'.
+MATRIX ?=
 .PHONY: matrix
-matrix: build images $(TESTCLUSTER) ## Test each supported configuration and write docs/compatibility.md; resumable, takes an hour
-	go run ./tools/matrix $(MATRIX_FLAGS)
-
-.PHONY: matrix-check
-matrix-check: ## Run the matrix again and compare with docs/compatibility.json
-	$(MAKE) --no-print-directory matrix MATRIX_FLAGS="-check $(MATRIX_FLAGS)"
+matrix: build images $(TESTCLUSTER) $(HELM) ## Test each configuration, and write rows of docs/compatibility.md to dist/matrix; takes an hour
+	hack/matrix.sh '$(MATRIX)'
 
 # How long faults are injected, the seed of their sequence (empty: random), the faults that come first
 # (SOAK_FIRST="rotate,kill a proxy"), and the installation: empty, replicas, s3 or cert-manager.
@@ -320,11 +315,11 @@ soak: build images $(TESTCLUSTER) $(HELM) $(if $(filter cert-manager,$(SOAK_LAYO
 soak-short: ## Inject a fixed sequence of faults in 90 s
 	$(MAKE) --no-print-directory soak SOAK_TIME=short
 
-# Writes bench/RESULTS.md and fails if a target of the named benchmarks is missed and not listed with a reason.
-BENCH_REPORT ?= cd bench && go run ./report .
+# Writes dist/bench/RESULTS.md and fails if a target of the named benchmarks is missed and not listed with a reason.
+BENCH_REPORT ?= cd bench && go run ./report ../dist/bench
 
 .PHONY: bench
-bench: ## Run all benchmarks, write bench/RESULTS.md and check the targets; the machine must be quiet (BENCH_FLAGS="-n 1")
+bench: ## Run all benchmarks, write dist/bench/RESULTS.md and check the targets; the machine must be quiet (BENCH_FLAGS="-n 1")
 	for name in proxy registry bootstrap scale scale-s3 herd healer garbage thin images; do \
 	  $(MAKE) --no-print-directory bench-$$name BENCH_REPORT=true; \
 	done
@@ -334,65 +329,63 @@ bench: ## Run all benchmarks, write bench/RESULTS.md and check the targets; the 
 bench-proxy: payload $(TESTCLUSTER) ## Compare the proxy with socat, stunnel, haproxy, nginx, ghostunnel and a naive one (BENCH_FLAGS="-n 1")
 	@hack/deps.sh bench
 	$(BENCHBUILD) ./proxy
-	dist/bench-proxy -registry-node bin/payload/registry-node-$$(go env GOARCH) -testcluster $(TESTCLUSTER) -write bench/proxy $(BENCH_FLAGS)
+	dist/bench-proxy -registry-node bin/payload/registry-node-$$(go env GOARCH) -testcluster $(TESTCLUSTER) -write dist/bench/proxy $(BENCH_FLAGS)
 	$(BENCH_REPORT) proxy
 
 .PHONY: bench-registry
 bench-registry: build ## Compare the registry with plain distribution: pushes, pulls, small requests (BENCH_FLAGS="-n 1")
 	$(BENCHBUILD) ./registry
-	dist/bench-registry -registry bin/registry -write bench/registry $(BENCH_FLAGS)
+	dist/bench-registry -registry bin/registry -write dist/bench/registry $(BENCH_FLAGS)
 	$(BENCH_REPORT) registry
 
 .PHONY: bench-scale
 bench-scale: build ## Measure one registry with up to 1000 nodes, and prepare with 5000 nodes (BENCH_FLAGS="-n 1")
 	$(BENCHBUILD) ./scale
-	dist/bench-scale -registry bin/registry -init-hook bin/init-hook -write bench/scale $(BENCH_FLAGS)
+	dist/bench-scale -registry bin/registry -init-hook bin/init-hook -write dist/bench/scale $(BENCH_FLAGS)
 	$(BENCH_REPORT) scale
 
 .PHONY: bench-scale-s3
 bench-scale-s3: build $(TESTCLUSTER) ## Measure the same pulls with images in S3 (BENCH_FLAGS="-n 1")
 	$(BENCHBUILD) ./scale
-	@mkdir -p bench/scale-s3
-	dist/bench-scale-s3 -clusters= -s3 $(call TOOL,versitygw) -registry bin/registry -write bench/scale-s3 $(BENCH_FLAGS)
+	dist/bench-scale-s3 -clusters= -s3 $(call TOOL,versitygw) -registry bin/registry -write dist/bench/scale-s3 $(BENCH_FLAGS)
 	$(BENCH_REPORT) scale-s3
 
 .PHONY: bench-herd
 bench-herd: build ## Measure 50 nodes that pull at once: caches, failing caches, nginx; 10 minutes for each run (BENCH_FLAGS="-n 3")
 	@hack/deps.sh bench
 	$(BENCHBUILD) ./herd
-	dist/bench-herd -n 1 -registry bin/registry -registry-node bin/registry-node -write bench/herd $(BENCH_FLAGS)
+	dist/bench-herd -n 1 -registry bin/registry -registry-node bin/registry-node -write dist/bench/herd $(BENCH_FLAGS)
 	$(BENCH_REPORT) herd
 
 .PHONY: bench-healer
 bench-healer: build ## Measure a healer at rest with 5000 nodes (BENCH_FLAGS="-n 1")
 	$(BENCHBUILD) ./scale
-	dist/bench-healer -nodes= -herds= -clusters= -healers 5000 -registry-node bin/registry-node -write bench/healer $(BENCH_FLAGS)
+	dist/bench-healer -nodes= -herds= -clusters= -healers 5000 -registry-node bin/registry-node -write dist/bench/healer $(BENCH_FLAGS)
 	$(BENCH_REPORT) healer
 
 .PHONY: bench-garbage
 bench-garbage: build ## Measure how long pushes wait while garbage of 100,000 blobs is collected (BENCH_FLAGS="-n 1")
 	$(BENCHBUILD) ./scale
-	@mkdir -p bench/garbage
-	dist/bench-garbage -nodes= -herds= -clusters= -garbage 100000 -registry bin/registry -write bench/garbage $(BENCH_FLAGS)
+	dist/bench-garbage -nodes= -herds= -clusters= -garbage 100000 -registry bin/registry -write dist/bench/garbage $(BENCH_FLAGS)
 	$(BENCH_REPORT) garbage
 
 .PHONY: bench-thin
 bench-thin: build ## Compare thin with full archives of 1000 images (BENCH_FLAGS="-n 1")
 	$(BENCHBUILD) ./thin
-	dist/bench-thin -registry bin/registry -write bench/thin $(BENCH_FLAGS)
+	dist/bench-thin -registry bin/registry -write dist/bench/thin $(BENCH_FLAGS)
 	$(BENCH_REPORT) thin
 
 .PHONY: bench-bootstrap
 bench-bootstrap: build images $(TESTCLUSTER) $(HELM) ## Measure each phase of an installation on a test cluster (BENCH_FLAGS="-n 1")
 	$(BENCHBUILD) ./bootstrap
-	dist/bench-bootstrap -testcluster $(TESTCLUSTER) -write bench/bootstrap $(BENCH_FLAGS)
+	dist/bench-bootstrap -testcluster $(TESTCLUSTER) -write dist/bench/bootstrap $(BENCH_FLAGS)
 	$(BENCH_REPORT) bootstrap
 
 .PHONY: bench-images
 bench-images: build images $(TESTCLUSTER) $(HELM) ## Compare pushes, and pulls by a node, through a cluster with crane, skopeo and regctl (BENCH_FLAGS="-n 1")
 	@for tool in kubectl crane regctl; do $(TESTCLUSTER) tool $$tool >/dev/null; done
 	$(BENCHBUILD) ./images
-	dist/bench-images -init-hook bin/init-hook -testcluster $(TESTCLUSTER) -write bench/images $(BENCH_FLAGS)
+	dist/bench-images -init-hook bin/init-hook -testcluster $(TESTCLUSTER) -write dist/bench/images $(BENCH_FLAGS)
 	$(BENCH_REPORT) images
 
 ##@ Test cluster

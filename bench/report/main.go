@@ -1,4 +1,4 @@
-// Command report renders bench/RESULTS.md from the reports in the benchmarks' directories. The page has a
+// Command report renders RESULTS.md in a directory from the benchmarks' reports in its subdirectories. The page has a
 // table of targets with the measured values, and the tables of each benchmark. The exit code is 1 if a target
 // was missed, unless it is listed in missed.go, or not measured.
 package main
@@ -17,7 +17,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 )
 
-// benchmarks are the directories of the benchmarks in bench/, in the order of the page.
+// benchmarks are the directories of the reports, in the order of the page.
 var benchmarks = []struct{ dir, title string }{
 	{"proxy", "The proxy compared with other proxies"},
 	{"registry", "The registry compared with distribution"},
@@ -33,7 +33,7 @@ var benchmarks = []struct{ dir, title string }{
 
 func main() {
 	if len(os.Args) < 2 {
-		fmt.Fprintln(os.Stderr, "usage: report BENCH_DIRECTORY [BENCHMARK...]")
+		fmt.Fprintln(os.Stderr, "usage: report DIRECTORY [BENCHMARK...]")
 		os.Exit(1)
 	}
 	if err := run(os.Args[1], os.Args[2:], os.Stderr); err != nil {

@@ -89,3 +89,26 @@ func TestProgramsMatchTheirArchitecture(t *testing.T) {
 		}
 	}
 }
+
+// TestSizes keeps what a cluster stores of the programs small: their compressed layers become ConfigMaps in etcd, whose
+// quota is 2 GiB by default and whose backups contain them, and each node fetches registry-node before it can pull.
+// The design aims at 13 MB in etcd and 3.5 MB for a node. The limits are what amd64, the larger one, needs today:
+// 14.3 and 3.8 MB.
+func TestSizes(t *testing.T) {
+	for _, architecture := range embedded.Architectures {
+		total := 0
+		for _, name := range []string{"registry", "registry-node", "probe"} {
+			layer, err := embedded.Load(name, architecture)
+			if err != nil {
+				t.Skipf("SKIPPED, NOTHING WAS TESTED: %v", err)
+			}
+			total += len(layer)
+			if limit := 3_850_000; name == "registry-node" && len(layer) > limit {
+				t.Errorf("registry-node for %s has %d bytes, the limit is %d", architecture, len(layer), limit)
+			}
+		}
+		if limit := 14_500_000; total > limit {
+			t.Errorf("all programs for %s have %d bytes, the limit is %d", architecture, total, limit)
+		}
+	}
+}

@@ -1,12 +1,11 @@
-// Command release builds the files of a release from the output of make images: the chart's package,
-// init-hook for workstations, the image archives, a software bill of materials (CycloneDX) for each
-// program and image, a provenance statement (in-toto, SLSA), SHA256SUMS of all files, and a bundle, an
-// archive of all of these. The same commit and toolchain give the same bytes. It does not sign or upload
-// anything; see docs/release.md.
+// Command release builds the files of a release from the output of make images: the chart's package, init-hook for
+// workstations, the image archives, a software bill of materials (CycloneDX) for each program and image, SHA256SUMS
+// of all files, and a bundle, an archive of all of these. The same commit and toolchain give the same bytes. It does
+// not sign or upload anything; see docs/release.md.
 //
-// make release runs it in the repository's root, after make images. With -bundle-only it only packs the
-// bundle again, to include a signature of SHA256SUMS. With -chart-only it writes only the chart's package.
-// Both accept uncommitted changes.
+// make release runs it in the repository's root, after make images. With -bundle-only it only packs the bundle again,
+// to include a signature of SHA256SUMS. With -chart-only it writes only the chart's package. Both accept uncommitted
+// changes.
 package main
 
 import (
@@ -47,16 +46,14 @@ type release struct {
 	archives string // folder of the image archives
 	// programs and embedded are the folders of init-hook and of the programs that it embeds.
 	programs, embedded string
-	builder            string // URI of the builder
-	darwin             bool   // include init-hook for macOS
+	darwin             bool // include init-hook for macOS
 	source             source
 	output             string
 }
 
 // source is the source of the release.
 type source struct {
-	commit string
-	time   time.Time // time of the commit; the files contain no other time
+	time time.Time // time of the commit; the files contain no other time
 	// changed means that files differ from the commit.
 	changed bool
 }
@@ -69,7 +66,6 @@ func run(ctx context.Context) error {
 	flag.StringVar(&r.archives, "images", "dist/images", "folder of the image archives")
 	flag.StringVar(&r.programs, "programs", "bin/images", "folder of init-hook for each architecture")
 	flag.StringVar(&r.embedded, "payload", "bin/payload", "folder of the programs that init-hook embeds")
-	flag.StringVar(&r.builder, "builder", builderLocal, "`URI` of the builder for the provenance statement")
 	flag.StringVar(&r.output, "output", "dist/release", "folder of the release; its content is replaced")
 	flag.BoolVar(&r.darwin, "darwin", true, "include init-hook for macOS, which takes minutes to compile")
 	bundleOnly := flag.Bool("bundle-only", false, "only pack the bundle in the output again, with a signature")
@@ -111,7 +107,7 @@ func run(ctx context.Context) error {
 	return r.make(os.Stdout)
 }
 
-// readSource reads the commit from git. SOURCE_DATE_EPOCH, if set, replaces the commit's time
+// readSource reads the time of the commit from git. SOURCE_DATE_EPOCH, if set, replaces the commit's time
 // (https://reproducible-builds.org/specs/source-date-epoch/).
 func readSource(ctx context.Context) (source, error) {
 	git := func(args ...string) (string, error) {
@@ -124,9 +120,6 @@ func readSource(ctx context.Context) (source, error) {
 	}
 	var s source
 	var err error
-	if s.commit, err = git("rev-parse", "HEAD"); err != nil {
-		return source{}, err
-	}
 	seconds := os.Getenv("SOURCE_DATE_EPOCH")
 	if seconds == "" {
 		if seconds, err = git("log", "-1", "--format=%ct"); err != nil {
@@ -175,7 +168,6 @@ func (r release) make(out io.Writer) (err error) {
 			return err
 		}
 	}
-	var imageSubjects []subject
 	for _, name := range append([]string{initHook}, images.ProgramNames...) {
 		archive := filepath.Join(r.archives, name+".tar")
 		image, err := r.imageComponent(name, archive)
@@ -185,17 +177,12 @@ func (r release) make(out io.Writer) (err error) {
 		for _, arch := range images.Architectures {
 			image.embeds = append(image.embeds, built[name+"-"+arch])
 		}
-		imageSubjects = append(imageSubjects,
-			subject{Name: image.reference, Digest: map[string]string{"sha256": image.digest}})
 		if err := copyFile(archive, filepath.Join(work, name+".tar"), 0o644); err != nil {
 			return err
 		}
 		if err := r.writeSBOM(filepath.Join(work, name+".tar"+suffixSBOM), image); err != nil {
 			return err
 		}
-	}
-	if err := r.writeProvenance(work, imageSubjects, built); err != nil {
-		return err
 	}
 	if err := writeSums(work, out); err != nil {
 		return err

@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"debug/buildinfo"
 	"debug/macho"
-	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -28,11 +27,10 @@ const suffixSBOM = ".cdx.json"
 
 // component is a program or an image with its parts.
 type component struct {
-	kind      string // application, container or library
-	name      string
-	version   string
-	purl      string
-	reference string // of an image
+	kind    string // application, container or library
+	name    string
+	version string
+	purl    string
 	// digest is the SHA-256 hash of a program's file or of an image's index.
 	digest  string
 	arch    string
@@ -129,7 +127,7 @@ func (r release) imageComponent(name, archive string) (_ *component, err error) 
 	digest := items[0].Descriptor.Digest
 	repository := strings.TrimSuffix(want, ":"+r.version)
 	return &component{
-		kind: "container", name: name, version: r.version, reference: want, digest: digest.Encoded(),
+		kind: "container", name: name, version: r.version, digest: digest.Encoded(),
 		purl: "pkg:oci/" + name + "@" + url.QueryEscape(digest.String()) + "?repository_url=" + url.QueryEscape(repository) +
 			"&tag=" + url.QueryEscape(r.version),
 	}, nil
@@ -238,16 +236,6 @@ func (c *component) parts() (parts []bomComponent, dependencies []bomDependency)
 
 func modulePURL(m *debug.Module) string {
 	return "pkg:golang/" + m.Path + "@" + url.PathEscape(m.Version)
-}
-
-// dirHash returns a module's checksum as in-toto's dirHash
-// (https://github.com/in-toto/attestation/blob/main/spec/v1/digest_set.md).
-func dirHash(m *debug.Module) (string, error) {
-	sum, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(m.Sum, "h1:"))
-	if err != nil || len(sum) != sha256.Size {
-		return "", fmt.Errorf("module %s has the unsupported checksum %q", m.Path, m.Sum)
-	}
-	return hex.EncodeToString(sum), nil
 }
 
 func (r release) writeSBOM(name string, c *component) error {

@@ -1,5 +1,5 @@
-// Package results defines the report of a benchmark, which is stored as RESULTS.json in the benchmark's
-// directory and rendered by bench/report.
+// Package results defines the report of a benchmark, which is stored as RESULTS.json in a directory of the
+// benchmark and rendered by bench/report.
 package results
 
 import (
@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FileName is the name of a report in its benchmark's directory.
+// FileName is the name of a report in the directory of a benchmark.
 const FileName = "RESULTS.json"
 
 // Report is the result of a benchmark. It is not safe for concurrent use.

@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# Runs TestCell on the configurations below whose line matches a regular expression, one after another, and writes
+# the rows of docs/compatibility.md to dist/matrix/rows.md, and logs beside it: hack/matrix.sh 'k1.36.*crio'
+# Every pair of Kubernetes and runtime is a cell; networks, CNI plugins, taints, mixed nodes, versions of Helm and
+# storage are spread over those cells.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+mkdir -p dist/matrix
+sources=$(git ls-files -s charts cmd internal loader test go.mod go.sum | sha256sum | cut -c1-12)
+failed=''
+# Kubernetes, runtime, network, Helm, storage, and the rest of the arguments of testcluster up.
+while read -r version runtime network helm storage more; do
+  name=$(tr '[:upper:]/ ' '[:lower:]--' <<<"k$version $runtime $network $helm $storage${more:+ $more}" |
+    sed 's/--cni-//; s/--runtime-n2=/n2-/; s/--taint.*/tainted/; s/-helm-standard/-standard/')
+  grep -qE -- "${1:-.}" <<<"$name" || continue
+  up="\"--kubernetes\", \"$version\", \"--runtime\", \"$runtime\""
+  for argument in $more; do up+=", \"$argument\""; done
+  E2E_CELL="{\"Cluster\": \"cell\", \"Network\": \"$network\", \"Up\": [$up], \"Helm\": \"$helm\","
+  E2E_CELL+=" \"Storage\": \"$storage\"}"
+  export E2E_CELL
+  log=dist/matrix/$name.log
+  echo "$name"
+  if [[ $network = */ipvs && ! -e /proc/net/ip_vs ]]; then
+    row='reasoned' steps='the kernel of the test machine has no IPVS (/proc/net/ip_vs)'
+  elif go test ./test/e2e -run '^TestCell$' -count=1 -timeout 20m -v >"$log" 2>&1 </dev/null &&
+    grep -q '^--- PASS: TestCell ' "$log"; then
+    row='tested' steps="$(grep -c '^    --- PASS' "$log") passed"
+    [[ "$runtime $more" != *crio-1.35* ]] || row='simulated' # CRI-O 1.34 that demands TLS as 1.35 does
+  else
+    failed+=" $name"
+    step=$(sed -n 's/^    --- FAIL: TestCell\/\(\S*\).*/\1/p' "$log")
+    [ -n "$step" ] || continue # it did not run
+    row='known broken' steps="\"${step//_/ }\" failed"
+  fi
+  echo "| $name | $row | $(date -u +%F) | $sources | $steps |" | tee -a dist/matrix/rows.md
+done <<'CELLS'
+1.30 containerd-1.7 IPv4/iptables      helm      standard --cni flannel
+1.30 containerd-2.1 DualStack/iptables helm-3.18 standard --runtime n2=containerd-2.4
+1.30 containerd-2.4 IPv4/iptables      helm-3.21 local    --taint n1=node-role.kubernetes.io/control-plane=:NoSchedule
+1.30 crio-1.34      DualStack/iptables helm4     s3
+1.30 crio-1.35      IPv4/iptables      helm      standard --runtime n2=containerd-1.7
+1.31 containerd-1.7 IPv6/iptables      helm-3.21 attached --runtime n2=containerd-2.1
+1.31 containerd-2.1 IPv4/nftables      helm4     local    --taint n1=node-role.kubernetes.io/control-plane=:NoSchedule
+1.31 containerd-2.4 IPv6/nftables      helm      standard
+1.31 crio-1.34      DualStack/nftables helm-3.18 standard --runtime n2=crio-1.35
+1.31 crio-1.35      IPv4/nftables      helm-3.21 attached --taint n1=node-role.kubernetes.io/control-plane=:NoSchedule
+1.34 containerd-1.7 IPv6/iptables      helm      local    --taint n1=node-role.kubernetes.io/control-plane=:NoSchedule
+1.34 containerd-2.1 IPv6/nftables      helm-3.18 standard
+1.34 containerd-2.4 DualStack/nftables helm-3.21 standard --runtime n2=crio-1.34
+1.34 crio-1.34      DualStack/iptables helm4     attached --taint n1=node-role.kubernetes.io/control-plane=:NoSchedule
+1.34 crio-1.35      IPv4/nftables      helm      local    --cni flannel
+1.36 containerd-1.7 IPv6/iptables      helm-3.21 standard
+1.36 containerd-2.1 IPv6/nftables      helm4     standard --runtime n2=containerd-2.4
+1.36 containerd-2.4 DualStack/nftables helm      attached --taint n1=node-role.kubernetes.io/control-plane=:NoSchedule
+1.36 crio-1.34      IPv4/iptables      helm-3.18 local    --cni flannel
+1.36 crio-1.35      DualStack/iptables helm-3.21 s3       --runtime n2=containerd-1.7
+1.37 containerd-1.7 IPv6/iptables      helm      standard --runtime n2=containerd-2.1
+1.37 containerd-2.1 IPv4/nftables      helm-3.18 attached --taint n1=node-role.kubernetes.io/control-plane=:NoSchedule
+1.37 containerd-2.4 IPv6/nftables      helm-3.21 local
+1.37 crio-1.34      DualStack/nftables helm4     s3       --runtime n2=crio-1.35
+1.37 crio-1.35      IPv4/iptables      helm      standard --taint n1=node-role.kubernetes.io/control-plane=:NoSchedule
+1.36 crio-1.34      IPv6/nftables      helm      standard
+1.36 containerd-2.4 IPv4/ipvs          helm      standard
+1.36 containerd-2.4 IPv6/ipvs          helm      standard
+1.36 containerd-2.4 DualStack/ipvs     helm      standard
+CELLS
+[ -z "$failed" ] || { echo "failed:$failed; logs are in dist/matrix" >&2; exit 1; }
