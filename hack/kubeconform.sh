@@ -4,7 +4,7 @@
 #   hack/kubeconform.sh TESTCLUSTER HELM CHART
 set -euo pipefail
 testcluster=$1 helm=$2 chart=$3
-versions=(1.28.15 1.34.5 1.36.3)
+versions=(1.30.14 1.34.5 1.36.3)
 # Custom resources have no schema here. The template tests check them.
 custom=Certificate,Issuer,ServiceMonitor,PodMonitor,PrometheusRule,HTTPRoute,BackendTLSPolicy,TLSRoute,SecurityContextConstraints
 

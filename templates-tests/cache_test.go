@@ -68,7 +68,7 @@ func TestCachesFollowTheirValuesAndTheMode(t *testing.T) {
 // A Service with an unknown field, or an unknown value, is refused.
 func TestCachesNearbyByVersion(t *testing.T) {
 	for version, want := range map[string]string{
-		"v1.28.15": "", "v1.30.9": "",
+		"v1.30.9":       "",
 		"v1.31.0":       corev1.ServiceTrafficDistributionPreferClose,
 		"v1.34.2+k3s1":  corev1.ServiceTrafficDistributionPreferClose,
 		"v1.35.0":       corev1.ServiceTrafficDistributionPreferSameZone,

@@ -22,8 +22,6 @@ func TestHealerByVersion(t *testing.T) {
 	}{
 		"on, from 1.30":                 {"v1.30.0", nil, true, true},
 		"on, of a distribution":         {"v1.30.2+k3s1", nil, true, true},
-		"off, before":                   {"v1.29.14", nil, false, false},
-		"on request, without a policy":  {"v1.29.14", []string{"healer.enabled=true"}, true, false},
 		"off on request":                {"v1.36.0", []string{"healer.enabled=false"}, false, false},
 		"off without injected programs": {"v1.36.0", []string{"injector.enabled=false"}, false, false},
 		"on in nodeport mode":           {"v1.36.0", []string{"registryProxy=false"}, true, true},
@@ -100,13 +98,6 @@ func TestStartupTaint(t *testing.T) {
 				t.Error("nothing was checked")
 			}
 		})
-	}
-	unlimited := rendering{values: proxyMode(t, "startupTaint="+key, "healer.enabled=true"), version: "v1.29.14"}.render(t)
-	if n := len(all[*admissionv1.ValidatingAdmissionPolicy](unlimited)); n != 0 {
-		t.Errorf("%d policies on Kubernetes 1.29", n)
-	}
-	if _, err := (rendering{values: proxyMode(t, "startupTaint="+key), version: "v1.29.14"}).try(t); err == nil {
-		t.Error("accepted without a healer on Kubernetes 1.29")
 	}
 }
 

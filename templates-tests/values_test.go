@@ -224,7 +224,7 @@ var failures = []failure{
 	{
 		[]string{"startupTaint=starting", "healer.enabled=false"},
 		"zarf-registry: startupTaint: no healer removes starting from the nodes: it needs injector.enabled=true, " +
-			"something to run on the nodes, and healer.enabled=true or null (null: Kubernetes 1.30 and later); change those, " +
+			"something to run on the nodes, and not healer.enabled=false; change those, " +
 			"or remove startupTaint and the taint",
 	},
 	{

@@ -73,7 +73,7 @@ func forward(ctx context.Context, config *rest.Config, client kubernetes.Interfa
 }
 
 // newDialer prefers WebSocket and falls back to SPDY if the API server or a proxy in front of it does
-// not support it (Kubernetes 1.30 and older).
+// not support it (Kubernetes 1.30).
 func newDialer(config *rest.Config, target *url.URL) (httpstream.Dialer, error) {
 	websocket, err := portforward.NewSPDYOverWebsocketDialerForStreaming(target, config)
 	if err != nil {

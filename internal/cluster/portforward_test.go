@@ -64,7 +64,7 @@ func TestPortForwardErrorNamesThePort(t *testing.T) {
 	}
 }
 
-// Kubernetes 1.30 and older refuse WebSocket. A refusal of SPDY, too, is the error.
+// Kubernetes 1.30 refuses WebSocket. A refusal of SPDY, too, is the error.
 func TestPortForwardFallsBackToSPDY(t *testing.T) {
 	var requests []string
 	dial := forwarder(t, func(w http.ResponseWriter, r *http.Request) {

@@ -69,10 +69,6 @@ func runtimeVersion(v string) func(*corev1.Node) {
 	return func(n *corev1.Node) { n.Status.NodeInfo.ContainerRuntimeVersion = v }
 }
 
-func kubelet(v string) func(*corev1.Node) {
-	return func(n *corev1.Node) { n.Status.NodeInfo.KubeletVersion = v }
-}
-
 func architecture(v string) func(*corev1.Node) {
 	return func(n *corev1.Node) { n.Status.NodeInfo.Architecture = v }
 }
@@ -254,10 +250,7 @@ func TestPreflightFinds(t *testing.T) {
 		"CRI-O on an IPv6-only cluster": {objects: nodes{node("n1"), node("n2", runtimeVersion("cri-o://1.34.9"))},
 			options: []func(*settings.Settings){hostNetwork, family(state.IPv6)}, check: "ip-family", severity: blocker,
 			want: []string{"node n2", "CRI-O accepts no image reference", "IPv6", "--set registryURL="}},
-		"Kubernetes 1.28 on an IPv6-only cluster": {objects: nodes{node("n1"), node("n2", kubelet("v1.28.15"))},
-			options: []func(*settings.Settings){hostNetwork, family(state.IPv6)}, check: "ip-family", severity: blocker,
-			want: []string{"node n2", "Kubernetes 1.28 accepts no image reference", "--set registryURL="}},
-		"Kubernetes 1.29 on an IPv6-only cluster": {objects: nodes{node("n1", kubelet("v1.29.0"))},
+		"no finding for containerd on an IPv6-only cluster": {objects: nodes{node("n1")},
 			options: []func(*settings.Settings){hostNetwork, family(state.IPv6)}},
 		"no finding for CRI-O 1.34": {objects: nodes{node("n2", runtimeVersion("cri-o://1.34.9"))},
 			options: []func(*settings.Settings){hostNetwork}},

@@ -35,7 +35,7 @@ func ClaimOf(p corev1.PodSpec) string {
 
 // Advice returns which claim, volume and nodes a complaint of a pod is about, and what to do. It returns "" if the
 // complaint, from the pod's status or its newest event, is not about its claim. It recognizes the messages of
-// Kubernetes 1.28 to 1.37.
+// Kubernetes 1.30 to 1.37.
 func (v Volumes) Advice(p corev1.Pod, complaint string) string {
 	name := ClaimOf(p.Spec)
 	if name == "" {

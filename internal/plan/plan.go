@@ -73,21 +73,12 @@ func HostPortUnreachable(n corev1.Node) string {
 	return "CRI-O serves host ports itself, and answers none of those on the loopback address"
 }
 
-var kubeletVersion = regexp.MustCompile(`^v1\.(\d+)\.`)
-
-// IPv6Unsupported returns why a node cannot pull from an IPv6 address, or "" if it can. Kubernetes uses a parser
-// that knows such references since 1.29 (github.com/kubernetes/kubernetes/issues/104491).
+// IPv6Unsupported returns why a node cannot pull from an IPv6 address, or "" if it can.
 func IPv6Unsupported(n corev1.Node) string {
-	const refuses = " accepts no image reference that begins with an IPv6 address"
-	if runsCRIO(n) {
-		return "CRI-O" + refuses
+	if !runsCRIO(n) {
+		return ""
 	}
-	if m := kubeletVersion.FindStringSubmatch(n.Status.NodeInfo.KubeletVersion); m != nil {
-		if minor, _ := strconv.Atoi(m[1]); minor < 29 {
-			return "Kubernetes 1.28" + refuses
-		}
-	}
-	return ""
+	return "CRI-O accepts no image reference that begins with an IPv6 address"
 }
 
 func runsCRIO(n corev1.Node) bool {

@@ -71,8 +71,7 @@ func (i *Inspection) ipv6() []Finding {
 		return nil
 	}
 	return []Finding{{Check: checkIPFamily, Severity: Blocker, Object: release.ListNodes(nodes), Cause: cause,
-		Remedy: "use nodes with containerd and Kubernetes 1.29 or later, or a registry with a host name: " +
-			"--set registryURL=https://HOST"}}
+		Remedy: "use nodes with containerd, or a registry with a host name: --set registryURL=https://HOST"}}
 }
 
 // criO finds nodes that accept no plain HTTP on the loopback address.

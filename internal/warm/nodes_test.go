@@ -96,7 +96,7 @@ func event(kind, reason, message string, count int32) corev1.Event {
 		InvolvedObject: corev1.ObjectReference{FieldPath: "spec.containers{image-0}"}}
 }
 
-// kubelet is what kubelets of Kubernetes 1.28 to 1.36 report with containerd and CRI-O.
+// kubelet is what kubelets of Kubernetes 1.30 to 1.36 report with containerd and CRI-O.
 func kubelet(node string, age time.Duration) (s corev1.PodStatus, events []corev1.Event) {
 	c := corev1.ContainerStatus{Name: "image-0", Image: image, State: waiting("ContainerCreating", "")}
 	pulledEvent := event("Normal", "Pulled",

@@ -17,16 +17,10 @@ release lacks its values; the defaults are those of values.yaml. */ -}}
 {{- $settings | toJson -}}
 {{- end -}}
 
-{{- /* A ValidatingAdmissionPolicy can limit the healer's rights: from Kubernetes 1.30. */ -}}
-{{- define "zarf-registry.healer.policed" -}}
-{{- if semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version -}}true{{- end -}}
-{{- end -}}
-
-{{- /* The chart deploys healers. Without the policy only on request. */ -}}
+{{- /* The chart deploys healers. */ -}}
 {{- define "zarf-registry.healer" -}}
 {{- $enabled := (include "zarf-registry.healer.settings" . | fromJson).enabled -}}
-{{- $wanted := kindIs "bool" $enabled | ternary $enabled (include "zarf-registry.healer.policed" . | empty | not) -}}
-{{- if and $wanted .Values.injector.enabled (include "zarf-registry.injects" .) -}}true{{- end -}}
+{{- if and (ne $enabled false) .Values.injector.enabled (include "zarf-registry.injects" .) -}}true{{- end -}}
 {{- end -}}
 
 {{- define "zarf-registry.healer.name" -}}
@@ -59,7 +53,7 @@ release lacks its values; the defaults are those of values.yaml. */ -}}
 {{- fail (printf "zarf-registry: startupTaint: %s is Kubernetes' own; set a key of yours, such as zarf.dev/registry-not-ready" .) -}}
 {{- end -}}
 {{- if not (include "zarf-registry.healer" $) -}}
-{{- fail (printf "zarf-registry: startupTaint: no healer removes %s from the nodes: it needs injector.enabled=true, something to run on the nodes, and healer.enabled=true or null (null: Kubernetes 1.30 and later); change those, or remove startupTaint and the taint" .) -}}
+{{- fail (printf "zarf-registry: startupTaint: no healer removes %s from the nodes: it needs injector.enabled=true, something to run on the nodes, and not healer.enabled=false; change those, or remove startupTaint and the taint" .) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -35,7 +35,7 @@ const DefaultKubernetes = "1.36"
 
 // kubernetesVersions are the patch releases of the minor versions of Kubernetes that clusters can run.
 var kubernetesVersions = map[string]string{
-	"1.28": "v1.28.15", // the oldest supported
+	"1.30": "v1.30.14", // the oldest supported
 	"1.31": "v1.31.4",
 	"1.34": "v1.34.4",
 	"1.36": "v1.36.3",

@@ -22,7 +22,7 @@ two cores. "up" builds missing components too.
 
 The cache is ` + build.DefaultCacheDir + `, or the directory that ` + build.CacheVariable + ` names.`,
 		Example: `  testcluster build
-  testcluster build --kubernetes 1.28 --runtime containerd-1.7`,
+  testcluster build --kubernetes 1.30 --runtime containerd-1.7`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cache, err := build.OpenCache(a.log)

@@ -24,7 +24,7 @@ func newUp(a *app) *cobra.Command {
 		Example: `  testcluster up
   testcluster up --name six --nodes 3 --ip-family IPv6 --kube-proxy nftables --portmap nftables
   testcluster up --pause-image n2=docker.io/rancher/mirrored-pause:3.6
-  testcluster up --kubernetes 1.28 --runtime containerd-1.7 --runtime n2=containerd-2.1
+  testcluster up --kubernetes 1.30 --runtime containerd-1.7 --runtime n2=containerd-2.1
   testcluster up --taint n1=node-role.kubernetes.io/control-plane=:NoSchedule
   testcluster up --load n1=dist/images/init-hook.tar`,
 		Args:    cobra.NoArgs,

@@ -30,7 +30,7 @@ func TestValidateOptions(t *testing.T) {
 		"more nodes than addresses": {func(o *Options) { o.Nodes = maxNodes + 1 }, "--nodes"},
 		"unknown IP family":         {func(o *Options) { o.Family = "ipv4" }, "--ip-family"},
 		"unknown kube-proxy mode":   {func(o *Options) { o.KubeProxy = "userspace" }, "--kube-proxy"},
-		"nftables before 1.31":      {func(o *Options) { o.KubeProxy, o.Kubernetes = NFTables, "1.28" }, "1.31"},
+		"nftables before 1.31":      {func(o *Options) { o.KubeProxy, o.Kubernetes = NFTables, "1.30" }, "1.31"},
 		"unknown CNI":               {func(o *Options) { o.CNI = "calico" }, "--cni"},
 		"flannel on IPv6":           {func(o *Options) { o.CNI, o.Family = Flannel, IPv6 }, "--ip-family"},
 		"unknown runtime":           {func(o *Options) { o.Runtime = "docker" }, "container runtime"},
