@@ -33,7 +33,7 @@ CERTMANAGER_GO := cd test/certmanager && CGO_ENABLED=0 go
 FUZZ_TIME ?= 1m
 FUZZ_RUN  ?=
 
-# Modules beside the root module, apart from test/kyverno, of which only unit-all downloads the many dependencies.
+# Modules beside the root module.
 MODULES := bench test/cluster test/certmanager
 
 # Reports known vulnerabilities in code that the programs reach.
@@ -119,12 +119,11 @@ unit: images $(TESTCLUSTER) ## Unit tests, with the race detector where it is fa
 	go run ./tools/skips dist/unit-race.json dist/unit.json dist/unit-s3.json dist/unit-bench.json dist/unit-cluster.json dist/unit-certmanager.json
 
 .PHONY: unit-all
-unit-all: payload $(TESTCLUSTER) ## Unit tests that make unit skips: blobs of 2 GiB, the race detector for the other packages, Kyverno's engine
+unit-all: payload $(TESTCLUSTER) ## Unit tests that make unit skips: blobs of 2 GiB, the race detector for the other packages
 	@mkdir -p dist
 	$(call GOTEST,unit-all-race) -race -short -timeout 30m $(NO_RACE)
 	$(call GOTEST,unit-all) -timeout 30m ./cmd/registry-node ./internal/blobstore ./internal/images ./internal/proxy ./internal/remote
-	cd test/kyverno && go mod tidy -diff && $(call GOTEST,unit-all-kyverno) ./...
-	go run ./tools/skips dist/unit-all-race.json dist/unit-all.json dist/unit-all-kyverno.json
+	go run ./tools/skips dist/unit-all-race.json dist/unit-all.json
 
 .PHONY: arm64
 arm64: images $(TESTCLUSTER) ## Unit tests of the programs for arm64, emulated by qemu (test/arm64/README.md)
