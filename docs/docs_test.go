@@ -374,12 +374,14 @@ func TestGoTests(t *testing.T) {
 
 var (
 	testName = regexp.MustCompile("`((?:Test|Fuzz|Benchmark)[A-Z]\\w*)(/[^`]+)?`")
+	// Tests join names with these.
+	namePart = regexp.MustCompile(`/|,_`)
 	testFile = regexp.MustCompile("`([A-Za-z0-9_./-]+_test\\.go)`")
 	testFunc = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark)\w+)\(`)
 )
 
-// TestNamedTestsExist checks that test files, tests and subtests between backticks exist: the name of a subtest is in
-// some test of the same package.
+// TestNamedTestsExist checks that test files, tests and subtests between backticks exist: each part of the name of a
+// subtest is in some test of the same package.
 func TestNamedTestsExist(t *testing.T) {
 	packages, declared := map[string]string{}, map[string][]string{}
 	err := filepath.WalkDir(top, func(name string, d fs.DirEntry, err error) error {
@@ -410,7 +412,7 @@ func TestNamedTestsExist(t *testing.T) {
 				if len(declared[m[1]]) == 0 {
 					t.Errorf("%s: test %s does not exist", l.at(name), m[1])
 				}
-				for _, subtest := range strings.Split(m[2], "/") {
+				for _, subtest := range namePart.Split(m[2], -1) {
 					if !slices.ContainsFunc(declared[m[1]], func(dir string) bool { return strings.Contains(packages[dir], subtest) }) {
 						t.Errorf("%s: %s has no subtest %q", l.at(name), m[1], subtest)
 					}

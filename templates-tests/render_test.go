@@ -496,8 +496,17 @@ type combination struct {
 	*output
 }
 
-// matrix renders every values file in every cluster, once for all tests. Tests must not modify the
-// result.
+// everywhere are the values files that matrix renders in every cluster, others in those of elsewhere: they add what does
+// not depend on the cluster.
+var (
+	everywhere = []string{
+		"cache", "default", "everything", "explicit", "external", "hostnetwork", "node-config", "node-config-mirrors",
+		"nodeport", "proxy",
+	}
+	elsewhere = []string{"no cluster", "a cluster that remembers nodeport mode", "a cluster of all sorts"}
+)
+
+// matrix renders the values files in clusters, once for all tests. Tests must not modify the result.
 func matrix(t testing.TB) []combination {
 	t.Helper()
 	matrixOnce.Do(func() {
@@ -505,6 +514,9 @@ func matrix(t testing.TB) []combination {
 		var renderings []rendering
 		for file, values := range ciValues(t) {
 			for where, cluster := range clusters() {
+				if !slices.Contains(everywhere, file) && !slices.Contains(elsewhere, where) {
+					continue
+				}
 				all = append(all, combination{file + " in " + where, file, where, nil})
 				renderings = append(renderings, rendering{values: values, cluster: cluster()})
 			}
