@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -32,6 +33,13 @@ func TestMain(m *testing.M) {
 	case "strict":
 		fmt.Fprintln(os.Stderr, "LOADER_TEST_ROLE=strict:", execStrictly(os.Args[1:]))
 		os.Exit(1)
+	}
+	// A shell cannot trap a signal that its parent ignores, as nohup does with SIGHUP. Caught ones have the default action
+	// in new programs.
+	for _, s := range []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM} {
+		if signal.Ignored(s) {
+			signal.Notify(make(chan os.Signal, 1), s)
+		}
 	}
 	flag.Parse()
 	// Most of these tests wait.

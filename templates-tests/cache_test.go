@@ -25,6 +25,7 @@ func cachesOf(out *output) (found []string) {
 }
 
 func TestCachesFollowTheirValuesAndTheMode(t *testing.T) {
+	t.Parallel()
 	external := []string{"registryProxy=null", "registryURL=registry.example.com"}
 	for description, c := range map[string]struct {
 		sets   []string
@@ -67,6 +68,7 @@ func TestCachesFollowTheirValuesAndTheMode(t *testing.T) {
 
 // A Service with an unknown field, or an unknown value, is refused.
 func TestCachesNearbyByVersion(t *testing.T) {
+	t.Parallel()
 	for version, want := range map[string]string{
 		"v1.30.9":       "",
 		"v1.31.0":       corev1.ServiceTrafficDistributionPreferClose,
@@ -87,6 +89,7 @@ func TestCachesNearbyByVersion(t *testing.T) {
 
 // A volume must hold more than the content: downloads in progress, and what a file system needs for itself.
 func TestCacheVolumes(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ size, flag, volume string }{
 		{"64Mi", "--size=64Mi", "72Mi"}, {"10Gi", "--size=10Gi", "11520Mi"}, {"1Ti", "--size=1Ti", "1152Gi"},
 	} {
@@ -119,6 +122,7 @@ func TestCacheVolumes(t *testing.T) {
 
 // A node gets a cache in an image that it has.
 func TestCachesOnNodesUseTheNodesImages(t *testing.T) {
+	t.Parallel()
 	out := rendering{
 		values: proxyMode(t, "cache.nodeSelector={rack: switch}", "injector.architectures=[amd64]"),
 		cluster: newCluster(kubernetes(corev1.IPv4Protocol),
@@ -144,6 +148,7 @@ func TestCachesOnNodesUseTheNodesImages(t *testing.T) {
 
 // What a cache is for: one of several is left when a node or a zone is lost, and the others when it is replaced.
 func TestCachesAreApart(t *testing.T) {
+	t.Parallel()
 	out := rendering{values: proxyMode(t, "cache.replicas=3", "registry.replicas=3", shared)}.render(t)
 	caches, registry := find[*appsv1.Deployment](t, out, "zarf-registry-cache"), registryOf(t, out)
 	own := func(d *appsv1.Deployment) (terms []map[string]string) {
@@ -185,6 +190,7 @@ func TestCachesAreApart(t *testing.T) {
 }
 
 func TestCachesTolerateWhatTheRegistryTolerates(t *testing.T) {
+	t.Parallel()
 	const registrys = "registry.tolerations=[{key: storage, operator: Exists}]"
 	for set, want := range map[string][]string{
 		"cache.tolerations=null": {"storage"}, "cache.tolerations=[]": nil,
@@ -203,6 +209,7 @@ func TestCachesTolerateWhatTheRegistryTolerates(t *testing.T) {
 
 // A payload is for one architecture, an image for all.
 func TestCachesRunWhereTheirProgramDoes(t *testing.T) {
+	t.Parallel()
 	for description, c := range map[string]struct {
 		sets []string
 		want string

@@ -40,6 +40,7 @@ func remembersCertificates(mode state.PKIMode, edits ...func(*state.PKI)) *clust
 }
 
 func TestPKIModeDefaultsToTheStateThenInternal(t *testing.T) {
+	t.Parallel()
 	usersSecrets := func(p *state.PKI) {
 		p.Existing = &state.ExistingSecrets{Server: "s", Node: "n", Push: "p", Authority: "a"}
 	}
@@ -124,6 +125,7 @@ func TestPKIModeDefaultsToTheStateThenInternal(t *testing.T) {
 }
 
 func TestCertificateLifetimesComeFromValuesOnly(t *testing.T) {
+	t.Parallel()
 	out := rendering{
 		values:  proxyMode(t, "pki.lifetime={certificate: 10m, authority: 1h}"),
 		cluster: remembersCertificates(state.PKIInternal),
@@ -136,6 +138,7 @@ func TestCertificateLifetimesComeFromValuesOnly(t *testing.T) {
 
 // Values for another mode would be ignored silently, whatever selected the mode.
 func TestRejectsSecretsAndIssuersOfAnotherPKIMode(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		cluster *cluster
 		set     string
@@ -163,6 +166,7 @@ func TestRejectsSecretsAndIssuersOfAnotherPKIMode(t *testing.T) {
 }
 
 func TestExistingPushCredentialIsPassedToTheJobs(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []string{"true", "false"} {
 		out := rendering{values: with(t, nil, "registryProxy="+mode, "auth.existingSecret=mine")}.render(t)
 		if secret := decided(out).Push.Secret; secret != "mine" {
@@ -175,6 +179,7 @@ func TestExistingPushCredentialIsPassedToTheJobs(t *testing.T) {
 }
 
 func TestNamedPushCredentialsArePassedToTheJobs(t *testing.T) {
+	t.Parallel()
 	values := []string{"registryProxy=true", "auth.push=[{name: ci, repositories: [team-a, shared/base]}, {name: team, " +
 		"existingSecret: mine}]"}
 	out := rendering{values: with(t, nil, values...)}.render(t)
@@ -232,120 +237,8 @@ func rights(rules ...rbacv1.PolicyRule) map[string]string {
 	return found
 }
 
-func TestCertificatesCronJobHasMinimalPermissions(t *testing.T) {
-	always := map[string]string{
-		"secrets zarf-registry-state":      "get update",
-		"secrets zarf-registry-server-tls": "get update",
-		"secrets zarf-registry-node-tls":   "get update",
-		"secrets zarf-registry-push-tls":   "get update",
-		"pods *":                           "list",
-		"pods/portforward *":               "get create",
-		"nodes *":                          "list",
-	}
-	ownCA := map[string]string{"secrets zarf-registry-ca": "get update"}
-	copied := map[string]string{
-		"secrets s": "get", "secrets m": "get", "secrets c": "get",
-		"secrets zarf-registry-credentials": "get update", "secrets zarf-registry-auth": "get update",
-	}
-	certManager := map[string]string{
-		"secrets zarf-registry-server-issued":                      "get",
-		"secrets zarf-registry-node-issued":                        "get",
-		"secrets zarf-registry-push-issued":                        "get",
-		"cert-manager.io/certificates zarf-registry-server":        "get",
-		"cert-manager.io/certificates zarf-registry-node":          "get",
-		"cert-manager.io/certificates zarf-registry-push":          "get",
-		"cert-manager.io/certificates/status zarf-registry-server": "update",
-		"cert-manager.io/certificates/status zarf-registry-node":   "update",
-		"cert-manager.io/certificates/status zarf-registry-push":   "update",
-		"cert-manager.io/certificaterequests *":                    "list",
-	}
-	ownIssuer := map[string]string{
-		"secrets zarf-registry-ca-issued":                      "get",
-		"cert-manager.io/certificates zarf-registry-ca":        "get",
-		"cert-manager.io/certificates/status zarf-registry-ca": "update",
-		"cert-manager.io/issuers zarf-registry-selfsigned":     "get",
-		"cert-manager.io/issuers zarf-registry-ca":             "get",
-	}
-	for name, test := range map[string]struct {
-		sets []string
-		more []map[string]string
-	}{
-		"internal":      {nil, []map[string]string{ownCA}},
-		"nodeport mode": {[]string{"registryProxy=false"}, []map[string]string{ownCA}},
-		"existing Secrets": {[]string{"pki.mode=existingSecret", "pki.existingSecret={server: s, node: m, push: p, ca: " +
-			"s}", "auth.existingSecret=c"}, []map[string]string{copied, {"secrets p": "get"}}},
-		"existing Secrets without a push certificate": {[]string{"pki.mode=existingSecret",
-			"pki.existingSecret={server: s, node: m}", "auth.existingSecret=c"}, []map[string]string{copied, ownCA}},
-		"cert-manager with the chart's issuer": {[]string{"pki.mode=certManager"},
-			[]map[string]string{certManager, ownIssuer}},
-		"cert-manager with an existing Issuer": {
-			[]string{"pki.mode=certManager", "pki.certManager.issuerRef.name=i"}, []map[string]string{certManager},
-		},
-		"cert-manager with a ClusterIssuer": {
-			[]string{"pki.mode=certManager", "pki.certManager.issuerRef={name: i, kind: ClusterIssuer}"},
-			[]map[string]string{certManager},
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			out := rendering{values: proxyMode(t, test.sets...)}.render(t)
-			want := map[string]string{}
-			for _, part := range append(test.more, always) {
-				for key, verbs := range part {
-					want[key] = verbs
-				}
-			}
-			got := rights(append(
-				find[*rbacv1.Role](t, out, "zarf-registry-certificates").Rules,
-				find[*rbacv1.ClusterRole](t, out, "zarf-zarf-registry-certificates").Rules...,
-			)...)
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("permissions (-want +got):\n%s", diff)
-			}
-			// The Jobs run the same code, so they need all of the CronJob's permissions.
-			jobs := rights(append(
-				find[*rbacv1.Role](t, out, "zarf-registry-hook").Rules,
-				find[*rbacv1.ClusterRole](t, out, "zarf-zarf-registry-hook").Rules...,
-			)...)
-			for key, verbs := range got {
-				if !subset(strings.Fields(verbs), strings.Fields(jobs[key])...) {
-					t.Errorf("the CronJob may %s %s, the Jobs only %s", verbs, key, jobs[key])
-				}
-			}
-		})
-	}
-}
-
-func TestJobsCanOnlyReadUserSecrets(t *testing.T) {
-	granted := func(sets ...string) map[string]string {
-		return rights(
-			find[*rbacv1.Role](t, rendering{values: proxyMode(t, sets...)}.render(t), "zarf-registry-hook").Rules...,
-		)
-	}
-	got := granted(
-		"pki.mode=existingSecret", "pki.existingSecret={server: s, node: m, push: p, ca: a}", "auth.existingSecret=c",
-	)
-	for _, name := range []string{"s", "m", "p", "a", "c"} {
-		if verbs := got["secrets "+name]; verbs != "get" {
-			t.Errorf("%s: %q", name, verbs)
-		}
-	}
-	without := granted()
-	for _, suffix := range issued {
-		if verbs := without["secrets zarf-registry"+suffix]; verbs != "get delete" {
-			t.Errorf("%s: %q", suffix, verbs)
-		}
-	}
-	if len(got) != len(without)+5 {
-		t.Errorf("%d permissions, %d without existing Secrets", len(got), len(without))
-	}
-	if verbs := granted(
-		"pki.mode=certManager", "pki.certManager.issuerRef.name=i",
-	)["cert-manager.io/issuers i"]; verbs != "get" {
-		t.Errorf("the existing issuer: %q", verbs)
-	}
-}
-
 func TestCertificatesCronJobRequiresASchedule(t *testing.T) {
+	t.Parallel()
 	for _, sets := range [][]string{{"pki.rotation.schedule=''"}, {"registryURL=registry.example.com"}} {
 		for _, o := range (rendering{values: with(t, nil, sets...)}).render(t).objects {
 			if o.GetLabels()["app.kubernetes.io/component"] == "certificates" {
@@ -392,6 +285,7 @@ func near(spec corev1.PodSpec) (component string, nodes []string) {
 }
 
 func TestCertificatesCronJobImageMatchesItsNodes(t *testing.T) {
+	t.Parallel()
 	const pushed = "127.0.0.1:31999/zarf-registry/init-hook:0.1.0"
 	digest := "sha256:" + strings.Repeat("a", 64)
 	notReady := node("r", "arm64")
@@ -519,6 +413,7 @@ func TestCertificatesCronJobImageMatchesItsNodes(t *testing.T) {
 // Who may push can move a tag. The digest of the image that finish pushes is in the package of the chart, and in
 // the state once it was pushed; earlier releases recorded none.
 func TestTheImageInTheRegistryIsReferredToByDigest(t *testing.T) {
+	t.Parallel()
 	const name = "127.0.0.1:31999/zarf-registry/init-hook"
 	digest := func(digit string) string { return "sha256:" + strings.Repeat(digit, 64) }
 	packaged := map[string]string{"amd64": digest("a"), "arm64": digest("b")}
@@ -590,6 +485,7 @@ func TestTheImageInTheRegistryIsReferredToByDigest(t *testing.T) {
 
 // The CronJob pulls from the registry like any other pod.
 func TestCertificatesCronJobPullSecretsFollowTheMode(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		sets    []string
 		secrets string
@@ -636,6 +532,7 @@ func TestCertificatesCronJobPullSecretsFollowTheMode(t *testing.T) {
 
 // The chart must reject the names of all Secrets that the Jobs create.
 func TestRejectsNamesOfGeneratedSecrets(t *testing.T) {
+	t.Parallel()
 	suffixes := []string{
 		names.SuffixState, names.SuffixCA, names.SuffixServerTLS, names.SuffixNodeTLS, names.SuffixPushTLS,
 		names.SuffixCacheTLS, names.SuffixCredentials, names.SuffixRegistryAuth, names.SuffixPull,

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -17,15 +16,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	noderoot "github.com/zarf-dev/zarf-registry/cmd/registry-node/root"
 	registryroot "github.com/zarf-dev/zarf-registry/cmd/registry/root"
 	"github.com/zarf-dev/zarf-registry/internal/cli"
-	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/injector"
-	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/proxy"
@@ -62,6 +58,7 @@ func commands(out *output) (found []command) {
 }
 
 func TestProgramsParseTheirArguments(t *testing.T) {
+	t.Parallel()
 	parsed := map[string]int{}
 	for _, combination := range matrix(t) {
 		for _, c := range commands(combination.output) {
@@ -127,6 +124,7 @@ func TestJobsAcceptTheirArguments(t *testing.T) {
 
 // The arguments of the proxy are consistent if it could start to listen.
 func TestProxyAcceptsItsArguments(t *testing.T) {
+	t.Parallel()
 	dir, now := t.TempDir(), time.Now()
 	ca, err := pki.NewCA("test", now, time.Hour)
 	if err != nil {
@@ -190,6 +188,7 @@ func TestProxyAcceptsItsArguments(t *testing.T) {
 }
 
 func TestRegistryAcceptsItsConfiguration(t *testing.T) {
+	t.Parallel()
 	for name, values := range ciValues(t) {
 		for _, m := range all[*corev1.ConfigMap](rendering{values: values}.render(t)) {
 			if m.Labels["app.kubernetes.io/component"] != "registry" {
@@ -217,6 +216,7 @@ func TestRegistryAcceptsItsConfiguration(t *testing.T) {
 
 // All files and directories in arguments are mounted.
 func TestPathsInArgumentsAreMounted(t *testing.T) {
+	t.Parallel()
 	named := 0
 	for name, values := range ciValues(t) {
 		for _, w := range workloads(rendering{values: values}.render(t)) {
@@ -242,6 +242,7 @@ func TestPathsInArgumentsAreMounted(t *testing.T) {
 }
 
 func TestPayloadID(t *testing.T) {
+	t.Parallel()
 	for tag, want := range map[string]string{
 		"0.1.0":                              "0.1.0",
 		"v1.2.3-RC.1":                        "v1.2.3-rc.1",
@@ -275,6 +276,7 @@ func TestPayloadID(t *testing.T) {
 // A packaged chart names payloads by their digests, whatever the image of the Jobs. Proxies and caches hand over
 // to a changed program, so nothing in them may change with it; other pods must restart.
 func TestPayloadDigests(t *testing.T) {
+	t.Parallel()
 	digests := map[string]string{}
 	for i, program := range []string{"registry-amd64", "registry-arm64", "registry-node-amd64", "registry-node-arm64"} {
 		digests[program] = strings.Repeat(fmt.Sprint(i), 64)
@@ -313,6 +315,7 @@ func TestPayloadDigests(t *testing.T) {
 }
 
 func TestEveryMountedPayloadIsSeeded(t *testing.T) {
+	t.Parallel()
 	mounts := 0
 	for _, c := range matrix(t) {
 		settings := decided(c.output)
@@ -367,6 +370,7 @@ func payloadsAreNamed(t *testing.T, out *output, id func(injector.Program) strin
 
 // The enum of the schema lists exactly the existing checks.
 func TestEveryPreflightCheckCanBeIgnored(t *testing.T) {
+	t.Parallel()
 	for _, check := range append(preflight.Checks(), "all") {
 		out := rendering{values: proxyMode(t, "initHook.ignorePreflight=["+check+"]")}.render(t)
 		if ignored := decided(out).Preflight.Ignore; !slices.Equal(ignored, []string{check}) {
@@ -389,75 +393,5 @@ func TestEveryPreflightCheckCanBeIgnored(t *testing.T) {
 	}
 	if diff := cmp.Diff(append([]string{"all"}, preflight.Checks()...), named); diff != "" {
 		t.Errorf("preflight checks (-), in the schema (+):\n%s", diff)
-	}
-}
-
-// The permissions of the Jobs are exactly those that the hook package uses.
-func TestJobPermissionsMatchTheirClient(t *testing.T) {
-	out := rendering{values: proxyMode(t, "podSecurity.label=true")}.render(t)
-	granted := map[string][]string{}
-	grant := func(rules []rbacv1.PolicyRule) {
-		for _, rule := range rules {
-			for _, resource := range rule.Resources {
-				granted[resource] = append(granted[resource], rule.Verbs...)
-			}
-		}
-	}
-	grant(find[*rbacv1.Role](t, out, "zarf-registry-hook").Rules)
-	grant(find[*rbacv1.ClusterRole](t, out, "zarf-zarf-registry-hook").Rules)
-	grant(find[*rbacv1.Role](t, out, "zarf-zarf-registry-hook-hosting").Rules)
-	used := map[string][]string{}
-	var collect func(reflect.Type)
-	collect = func(cluster reflect.Type) {
-		for _, field := range reflect.VisibleFields(cluster) {
-			if field.Type.Kind() == reflect.Struct {
-				collect(field.Type)
-				continue
-			}
-			resource := strings.ToLower(field.Name)
-			for _, prefix := range []string{"all", "hosting", "verify"} {
-				resource = strings.TrimPrefix(resource, prefix)
-			}
-			resource = strings.Replace(resource, "mapnames", "maps", 1)
-			for i := range field.Type.NumMethod() {
-				verb := strings.ToLower(field.Type.Method(i).Name)
-				if verb == "updatestatus" {
-					used[resource+"/status"] = append(used[resource+"/status"], "update")
-					continue
-				}
-				used[resource] = append(used[resource], verb)
-			}
-		}
-	}
-	collect(reflect.TypeFor[hook.Cluster]())
-	// hook.Registry asks pods for their reload status.
-	used["pods/portforward"] = []string{"get", "create"}
-	for _, verbs := range []map[string][]string{granted, used} {
-		for resource := range verbs {
-			slices.Sort(verbs[resource])
-			verbs[resource] = slices.Compact(verbs[resource])
-		}
-	}
-	if diff := cmp.Diff(used, granted); diff != "" {
-		t.Errorf("used (-), granted (+):\n%s", diff)
-	}
-	var secretNames []string
-	for _, suffix := range []string{
-		names.SuffixState, names.SuffixCA, names.SuffixServerTLS, names.SuffixNodeTLS, names.SuffixPushTLS,
-		names.SuffixCacheTLS, names.SuffixCredentials, names.SuffixRegistryAuth, names.SuffixPull,
-	} {
-		secretNames = append(secretNames, "zarf-registry"+suffix)
-	}
-	for _, rule := range find[*rbacv1.Role](t, out, "zarf-registry-hook").Rules {
-		if slices.Contains(rule.Resources, "secrets") && slices.Contains(rule.Verbs, "update") {
-			if diff := cmp.Diff(secretNames, rule.ResourceNames); diff != "" {
-				t.Errorf("generated Secrets (-), granted (+):\n%s", diff)
-			}
-		}
-	}
-	for _, rule := range find[*rbacv1.Role](t, renderedFile(t, "proxy"), "zarf-registry-hook").Rules {
-		if slices.Contains(rule.Resources, "namespaces") {
-			t.Error("the Jobs may change the namespace without podSecurity.label=true")
-		}
 	}
 }

@@ -25,6 +25,7 @@ func distributions(t testing.TB) map[string]map[string]any {
 }
 
 func TestDistributionValuesKeepTheInvariants(t *testing.T) {
+	t.Parallel()
 	for name, values := range distributions(t) {
 		for where, cluster := range clusters() {
 			out, err := rendering{values: values, cluster: cluster()}.try(t)
@@ -43,6 +44,7 @@ func TestDistributionValuesKeepTheInvariants(t *testing.T) {
 }
 
 func TestDistributionsPageListsEveryValuesFile(t *testing.T) {
+	t.Parallel()
 	page, err := os.ReadFile("../docs/distributions.md")
 	if err != nil {
 		t.Fatal(err)
@@ -74,6 +76,7 @@ func onOpenShift(t *testing.T, values map[string]any) *output {
 }
 
 func TestOpenShiftSecurityContextConstraints(t *testing.T) {
+	t.Parallel()
 	const crio = "nodeConfig.mirrors=[docker.io]"
 	bindings := func(out *output) map[string]string {
 		found := map[string]string{}

@@ -27,6 +27,7 @@ func exposure(out *output) []string {
 }
 
 func TestNothingIsExposedByDefault(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []string{"registryProxy=true", "registryProxy=false", "registryURL=registry.example.com"} {
 		out := rendering{values: with(t, nil, mode)}.render(t)
 		if found := exposure(out); len(found) > 0 || strings.Contains(out.text(), "--expose") ||
@@ -37,6 +38,7 @@ func TestNothingIsExposedByDefault(t *testing.T) {
 }
 
 func TestExposeCreatesTheExpectedObjects(t *testing.T) {
+	t.Parallel()
 	const hosts, tls = "expose.hosts=[registry.example.com]", "expose.tls.existingSecret=mine"
 	gateway := "expose.gateway={enabled: true, parentRefs: [{name: edge}]}"
 	for name, test := range map[string]struct {
@@ -78,6 +80,7 @@ func TestExposeCreatesTheExpectedObjects(t *testing.T) {
 }
 
 func TestExposeServiceFollowsItsValues(t *testing.T) {
+	t.Parallel()
 	out := renderedFile(t, "expose")
 	s := find[*corev1.Service](t, out, "zarf-registry-expose")
 	port := s.Spec.Ports[0]
@@ -101,6 +104,7 @@ func TestExposeServiceFollowsItsValues(t *testing.T) {
 }
 
 func TestExposedListenerUsesItsCertificateAndUsers(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		args    []string
 		secrets map[string]string // by volume
@@ -137,6 +141,7 @@ func TestExposedListenerUsesItsCertificateAndUsers(t *testing.T) {
 }
 
 func TestIngressAndHTTPRouteUseTLS(t *testing.T) {
+	t.Parallel()
 	out := renderedFile(t, "expose-ingress")
 	i := find[*networkingv1.Ingress](t, out, "zarf-registry-expose")
 	backend := i.Spec.Rules[0].HTTP.Paths[0].Backend.Service
@@ -222,6 +227,7 @@ rules:
 }
 
 func TestNetworkPolicyLimitsTheExposedPort(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		from string
 		want int
@@ -248,6 +254,7 @@ func TestNetworkPolicyLimitsTheExposedPort(t *testing.T) {
 
 // prepare checks the Secrets without which the registry would not start.
 func TestPrepareChecksExposeSecrets(t *testing.T) {
+	t.Parallel()
 	out := rendering{
 		values: proxyMode(
 			t, "expose.service.enabled=true", "expose.hosts=[a.example.com, b.example.com]", "expose.tls.existingSecret=mine",
@@ -279,6 +286,7 @@ func TestPrepareChecksExposeSecrets(t *testing.T) {
 }
 
 func TestLocalRegistryHosting(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		sets  []string
 		told  bool

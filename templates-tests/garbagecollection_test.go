@@ -6,10 +6,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	batchv1 "k8s.io/api/batch/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 )
 
 func TestGarbageCollectionCronJob(t *testing.T) {
+	t.Parallel()
 	const on = "registry.garbageCollection.enabled=true"
 	for name, sets := range map[string][]string{
 		"by default":             {"registryProxy=true"},
@@ -55,26 +55,6 @@ func TestGarbageCollectionCronJob(t *testing.T) {
 			if o.GetLabels()["app.kubernetes.io/component"] == "garbage-collection" && o.hook() != "" {
 				t.Errorf("%s is a hook, which Helm deletes after each upgrade", o)
 			}
-		}
-	}
-}
-
-func TestGarbageCollectionHasMinimalPermissions(t *testing.T) {
-	out := rendering{values: proxyMode(t, "registry.garbageCollection.enabled=true")}.render(t)
-	got := rights(find[*rbacv1.Role](t, out, "zarf-registry-gc").Rules...)
-	want := map[string]string{
-		"secrets zarf-registry-state":       "get",
-		"secrets zarf-registry-push-tls":    "get",
-		"secrets zarf-registry-credentials": "get",
-		"pods *":                            "list",
-		"pods/portforward *":                "get create",
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("permissions (-want +got):\n%s", diff)
-	}
-	for _, r := range all[*rbacv1.ClusterRole](out) {
-		if r.Labels["app.kubernetes.io/component"] == "garbage-collection" {
-			t.Errorf("unexpected ClusterRole %s", r.Name)
 		}
 	}
 }

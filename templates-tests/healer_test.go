@@ -14,6 +14,7 @@ import (
 )
 
 func TestHealerByVersion(t *testing.T) {
+	t.Parallel()
 	for description, c := range map[string]struct {
 		version string
 		sets    []string
@@ -51,6 +52,7 @@ func TestHealerByVersion(t *testing.T) {
 }
 
 func TestStartupTaint(t *testing.T) {
+	t.Parallel()
 	const key = "zarf.dev/registry-not-ready"
 	for description, c := range map[string]struct {
 		sets  []string
@@ -102,6 +104,7 @@ func TestStartupTaint(t *testing.T) {
 }
 
 func TestHealerPolicy(t *testing.T) {
+	t.Parallel()
 	out := rendering{values: proxyMode(t, "namespaceOverride=images", "fullnameOverride=mine")}.render(t)
 	policy := all[*admissionv1.ValidatingAdmissionPolicy](out)[0]
 	binding := all[*admissionv1.ValidatingAdmissionPolicyBinding](out)[0]
@@ -139,6 +142,7 @@ func TestHealerPolicy(t *testing.T) {
 
 // Every container of a pod that may meet an unknown node runs the loader, so that the healer can help.
 func TestHealerCanHealEveryContainer(t *testing.T) {
+	t.Parallel()
 	checked := 0
 	for _, c := range matrix(t) {
 		if len(healers(c.output)) == 0 {
@@ -163,6 +167,7 @@ func TestHealerCanHealEveryContainer(t *testing.T) {
 
 // A pod's affinity cannot be changed: with the healer no node is excluded because of its images.
 func TestHealerTurnsExcludedNodesIntoAPreference(t *testing.T) {
+	t.Parallel()
 	out := rendering{values: proxyMode(t), cluster: newCluster(kubernetes(corev1.IPv4Protocol),
 		node("a", "amd64", "registry.k8s.io/pause:3.9"), node("b", "amd64", "registry.k8s.io/pause:3.10"))}.render(t)
 	for _, d := range all[*appsv1.Deployment](out) {
@@ -181,6 +186,7 @@ func TestHealerTurnsExcludedNodesIntoAPreference(t *testing.T) {
 
 // The healer chooses for one node what the chart chooses for a cluster of that node.
 func TestHealerChoosesLikeTheChart(t *testing.T) {
+	t.Parallel()
 	for _, names := range [][]string{
 		{"registry.k8s.io/pause:3.9", "registry.k8s.io/pause:3.10.1", "docker.io/rancher/mirrored-pause:3.6"},
 		{"b.example/pause:3.6", "a.example/pause:3.6"},

@@ -20,6 +20,7 @@ func testPods(out *output) map[string]*corev1.Pod {
 }
 
 func TestHelmTestPods(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		values map[string]any
 		want   []string // pods
@@ -96,6 +97,7 @@ func TestHelmTestPods(t *testing.T) {
 }
 
 func TestHelmTestPodsFollowTheirValues(t *testing.T) {
+	t.Parallel()
 	out := rendering{
 		values: proxyMode(
 			t, "tests.timeout=90s", "tests.resources={requests: {cpu: 11m, memory: 33Mi}}", "initHook.nodeSelector={a: b}",

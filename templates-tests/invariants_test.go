@@ -896,18 +896,30 @@ var invariants = map[string]func(out *output) []string{
 	"every role has exactly its rules": wrongPermissions,
 }
 
-// Every values file in every cluster, and with a short and a very long release name.
+// The matrix, and every values file with a very long release name, some also with a short one.
 func TestEveryRenderingKeepsTheInvariants(t *testing.T) {
+	t.Parallel()
 	combinations := slices.Clone(matrix(t))
+	var more []combination
+	var renderings []rendering
 	for file, values := range ciValues(t) {
 		if file == "zarf" {
 			continue // Zarf looks for a release of another name
 		}
-		for _, release := range []string{"r", strings.Repeat("long-", 10) + "abc"} {
-			out := rendering{release: release, values: values, cluster: clusters()["a cluster of all sorts"]()}.render(t)
-			combinations = append(combinations, combination{name: file + " as " + release, output: out})
+		releases := []string{strings.Repeat("long-", 10) + "abc"}
+		if slices.Contains(everywhere, file) {
+			releases = append(releases, "r")
+		}
+		for _, release := range releases {
+			more = append(more, combination{name: file + " as " + release})
+			renderings = append(renderings,
+				rendering{release: release, values: values, cluster: clusters()["a cluster of all sorts"]()})
 		}
 	}
+	for i, out := range renderAll(t, renderings) {
+		more[i].output = out
+	}
+	combinations = append(combinations, more...)
 	for _, c := range combinations {
 		if n, least := len(workloads(c.output)), map[string]int{
 			"proxy": 5, "nodeport": 4, "external": 3,

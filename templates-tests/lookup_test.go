@@ -44,6 +44,7 @@ func proxies(out *output, architecture string) []string {
 }
 
 func TestProxiesRunInThePauseImagesOfTheirNodes(t *testing.T) {
+	t.Parallel()
 	const k8s = "registry.k8s.io/pause:"
 	windows := node("w", "amd64", k8s+"9.9")
 	windows.Status.NodeInfo.OperatingSystem = "windows"
@@ -338,6 +339,7 @@ func running(architecture, image string) *appsv1.Deployment {
 }
 
 func TestRegistryKeepsItsArchitectureAndPauseImage(t *testing.T) {
+	t.Parallel()
 	const k8s = "registry.k8s.io/pause:"
 	for name, test := range map[string]struct {
 		objects      []runtime.Object
@@ -443,6 +445,7 @@ func TestRegistryKeepsItsArchitectureAndPauseImage(t *testing.T) {
 
 // The terms of a node selector are alternatives, so every term must exclude a node.
 func TestExcludedNodesAreAddedToEveryAffinityTerm(t *testing.T) {
+	t.Parallel()
 	values := with(t, ciValues(t)["everything"], "healer.enabled=false", "startupTaint=")
 	cluster := newCluster(
 		kubernetes(corev1.IPv4Protocol), node("a", "amd64", "registry.k8s.io/pause:3.9"),
@@ -464,6 +467,7 @@ func TestExcludedNodesAreAddedToEveryAffinityTerm(t *testing.T) {
 }
 
 func TestIPFamilyIsDetected(t *testing.T) {
+	t.Parallel()
 	dual := node("a", "amd64")
 	dual.Spec.PodCIDRs = []string{"fd00:244::/64", "10.244.0.0/24"}
 	single := node("a", "amd64")
@@ -546,6 +550,7 @@ func TestIPFamilyIsDetected(t *testing.T) {
 }
 
 func TestRejectsHostPortOnIPv6Clusters(t *testing.T) {
+	t.Parallel()
 	_, err := rendering{
 		values: proxyMode(t, "proxy.hostNetwork=false"), cluster: newCluster(kubernetes(corev1.IPv6Protocol)),
 	}.try(t)
@@ -555,6 +560,7 @@ func TestRejectsHostPortOnIPv6Clusters(t *testing.T) {
 }
 
 func TestProxyServesTLSForCRIO(t *testing.T) {
+	t.Parallel()
 	for runtimeVersion, want := range map[string]string{
 		"containerd://2.1.4":       "never",
 		"cri-o://1.34.9":           "never",
@@ -582,6 +588,7 @@ func TestProxyServesTLSForCRIO(t *testing.T) {
 }
 
 func TestProxiesUseTheNodesNetworkOnCRIO(t *testing.T) {
+	t.Parallel()
 	for runtimeVersion, want := range map[string]bool{
 		"containerd://2.1.4": false,
 		"cri-o://1.28.0":     true,
@@ -606,6 +613,7 @@ func TestProxiesUseTheNodesNetworkOnCRIO(t *testing.T) {
 }
 
 func TestPauseImagesHaveOneRule(t *testing.T) {
+	t.Parallel()
 	const other = "a.example/other:1"
 	for image, want := range map[string]bool{
 		"registry.k8s.io/pause:3.10.1":                            true,
@@ -630,6 +638,7 @@ func TestPauseImagesHaveOneRule(t *testing.T) {
 }
 
 func TestJobsRunOnNodesWithTheirImage(t *testing.T) {
+	t.Parallel()
 	notReady := node("c", "amd64", hookImage)
 	notReady.Status.Conditions[0].Status = corev1.ConditionFalse
 	nodes := []runtime.Object{
@@ -680,6 +689,7 @@ func TestJobsRunOnNodesWithTheirImage(t *testing.T) {
 // With explicit values the chart looks up only the state Secret, and `helm template` renders the same for
 // GitOps as `helm install`.
 func TestExplicitValuesNeedNoLookup(t *testing.T) {
+	t.Parallel()
 	values := ciValues(t)["explicit"]
 	alone := rendering{values: values}.render(t).text()
 	for where, make := range clusters() {
@@ -698,6 +708,7 @@ func TestExplicitValuesNeedNoLookup(t *testing.T) {
 
 // In a large cluster lookups are slow: one for each kind, not one for each template.
 func TestEachResourceIsLookedUpOnce(t *testing.T) {
+	t.Parallel()
 	cluster := newCluster(kubernetes(corev1.IPv4Protocol), node("a", "amd64", "registry.k8s.io/pause:3.10"))
 	rendering{values: proxyMode(t), cluster: cluster}.render(t)
 	times := map[string]int{}
@@ -715,6 +726,7 @@ func TestEachResourceIsLookedUpOnce(t *testing.T) {
 // Processes on the node's network can share the port of a proxy with the same user. Proxies of previous
 // releases, to which a rollback must be possible, run as 65532 and end if their port is in use.
 func TestProxiesOnTheNodesNetworkHaveTheirOwnUser(t *testing.T) {
+	t.Parallel()
 	installed := func(values ...string) []*appsv1.DaemonSet {
 		return daemonSets(rendering{values: proxyMode(t, values...)}.render(t), "proxy")
 	}

@@ -49,6 +49,7 @@ func monitored(t testing.TB, sets ...string) map[string]any {
 }
 
 func TestMonitoringIsDisabledByDefault(t *testing.T) {
+	t.Parallel()
 	for _, combination := range matrix(t) {
 		for _, o := range combination.objects {
 			if strings.HasPrefix(o.file, "metrics/") && !strings.HasPrefix(combination.file, "monitoring") &&
@@ -74,6 +75,7 @@ func TestMonitoringIsDisabledByDefault(t *testing.T) {
 
 // Monitors must select existing Services, and pods with a port named metrics.
 func TestMonitorsSelectTheirPods(t *testing.T) {
+	t.Parallel()
 	pods := func(out *output, selector map[string]string) (found []corev1.PodTemplateSpec) {
 		for _, w := range workloads(out) {
 			if labels.SelectorFromSet(selector).Matches(labels.Set(w.pod.Labels)) {
@@ -192,6 +194,7 @@ func TestMonitorsSelectTheirPods(t *testing.T) {
 }
 
 func TestMonitoringFollowsItsValues(t *testing.T) {
+	t.Parallel()
 	base := monitored(t)
 	for _, test := range []struct{ set, file, want string }{
 		{"metrics.service.enabled=true", "metrics/proxy-service.yaml", "clusterIP: None"},
@@ -327,6 +330,7 @@ var selector = regexp.MustCompile(`\b([a-z][a-z0-9_]*_[a-z0-9_]*|up)\{`)
 // Every metric in alerts and panels must be exported by a real pod, and be selected by namespace and
 // job, so that several registries do not mix.
 func TestAlertsAndPanelsUseExistingMetrics(t *testing.T) {
+	t.Parallel()
 	exist := map[string]bool{"up": true} // Prometheus adds it for each target
 	for file := range pages {
 		for _, s := range captured(t, file) {
@@ -359,6 +363,7 @@ func TestAlertsAndPanelsUseExistingMetrics(t *testing.T) {
 }
 
 func TestEveryAlertIsDocumented(t *testing.T) {
+	t.Parallel()
 	b, err := os.ReadFile("../docs/monitoring.md")
 	if err != nil {
 		t.Fatal(err)
@@ -387,6 +392,7 @@ func TestEveryAlertIsDocumented(t *testing.T) {
 
 // The table of docs/monitoring.md lists exactly the project's own metrics.
 func TestEveryMetricIsDocumented(t *testing.T) {
+	t.Parallel()
 	b, err := os.ReadFile("../docs/monitoring.md")
 	if err != nil {
 		t.Fatal(err)
@@ -570,6 +576,7 @@ func promtoolTests(t *testing.T, groups any, cases map[string][]change, want map
 
 // Each alert fires for its own cause, and for no other.
 func TestPromtoolAlerts(t *testing.T) {
+	t.Parallel()
 	const lifetime = 1000000.0
 	registry := func(more map[string]string) map[string]string {
 		labels := maps.Clone(pages["registry.txt"])
@@ -796,6 +803,7 @@ func TestPromtoolAlerts(t *testing.T) {
 
 // Every query of the dashboard has a result on the captured series.
 func TestPromtoolDashboardQueries(t *testing.T) {
+	t.Parallel()
 	var rules []any
 	var want []string
 	for name, expression := range panels(t) {

@@ -83,6 +83,7 @@ func leftFiles(mode state.Mode, directories ...string) runtime.Object {
 }
 
 func TestNodeConfiguration(t *testing.T) {
+	t.Parallel()
 	const registries = "nodeConfig.k3s.registries={mirrors: {docker.io: {endpoint: [https://a.example]}}}"
 	release := func(c noderuntime.Config) noderuntime.Config {
 		c.Release = "zarf/zarf-registry"
@@ -386,6 +387,7 @@ func TestNodeConfiguration(t *testing.T) {
 }
 
 func TestRegistriesYAMLIsUnchanged(t *testing.T) {
+	t.Parallel()
 	const text = "# of ours\nmirrors:\n  docker.io: # first\n    endpoint: ['https://a.example']\n\n"
 	for name, test := range map[string]struct{ value, want string }{
 		"a string":                   {mustYAML(t, text), text},
@@ -421,6 +423,7 @@ func TestRegistriesYAMLIsUnchanged(t *testing.T) {
 // Helm decodes 0123 as 83 and 12345678901234567890 as 1.2345678901234567e+19, which nodes would then
 // use as passwords.
 func TestRejectsUnquotedRegistriesText(t *testing.T) {
+	t.Parallel()
 	const end = ": must be a string, but Helm parsed a number or boolean; put " +
 		"it in quotes, or use --set-string"
 	for value, want := range map[string]string{
@@ -479,6 +482,7 @@ func TestRejectsUnquotedRegistriesText(t *testing.T) {
 }
 
 func TestReferencedCertificateDirectoriesAreMounted(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		tls  string
 		want []string
@@ -673,6 +677,7 @@ func nodeSets(out *output) (wrong []string) {
 // Without the healer (TestHealerCanHealEveryContainer), the main container runs the node's pause image.
 // It runs the injected program only on nodes without one.
 func TestNodeConfigPodsPauseAfterwards(t *testing.T) {
+	t.Parallel()
 	const k8s = "registry.k8s.io/pause:3.10"
 	small := holding("b", "amd64", image(9e6, "quay.io/small:1"))
 	for name, test := range map[string]struct {
@@ -756,6 +761,7 @@ func TestNodeConfigPodsPauseAfterwards(t *testing.T) {
 
 // On K3s servers, /etc/rancher/k3s contains an administrator's kubeconfig.
 func TestControlPlaneNodesWithAKubeconfigAreLeftOut(t *testing.T) {
+	t.Parallel()
 	const registries = "nodeConfig.k3s.registries={mirrors: {}}"
 	agents := []corev1.NodeSelectorRequirement{
 		{Key: "node-role.kubernetes.io/control-plane", Operator: corev1.NodeSelectorOpDoesNotExist},
@@ -817,6 +823,7 @@ func TestControlPlaneNodesWithAKubeconfigAreLeftOut(t *testing.T) {
 
 // Who may read pods must not be able to test guesses of passwords.
 func TestPodsDoNotRevealPasswords(t *testing.T) {
+	t.Parallel()
 	const mirrors = "nodeConfig.mirrors=[docker.io]"
 	// rest is everything else of the pod.
 	type result struct{ sum, checksum, salt, content, rest string }
@@ -895,6 +902,7 @@ func TestPodsDoNotRevealPasswords(t *testing.T) {
 
 // Credentials in the values appear in the two Secrets only.
 func TestCredentialsAreInSecretsOnly(t *testing.T) {
+	t.Parallel()
 	secrets := []string{"hush-user", "hush-word", "hush-token", "hush-header", "hush-endpoint"}
 	registries := map[string]any{
 		"mirrors": map[string]any{"docker.io": map[string]any{"endpoint": []any{"https://u:hush-endpoint@a.example"}}},
@@ -951,6 +959,7 @@ func TestCredentialsAreInSecretsOnly(t *testing.T) {
 
 // Helm prints error messages, which may end up in logs.
 func TestErrorsDoNotContainCredentials(t *testing.T) {
+	t.Parallel()
 	for _, sets := range [][]string{
 		{"nodeConfig.k3s.registries=[hush-word]"},
 		{"nodeConfig.k3s.registries=1234567890"},
@@ -971,6 +980,7 @@ func TestErrorsDoNotContainCredentials(t *testing.T) {
 }
 
 func TestChangedNodeConfigurationReplacesItsPods(t *testing.T) {
+	t.Parallel()
 	checksums := func(t *testing.T, objects []runtime.Object, sets ...string) []string {
 		t.Helper()
 		r := rendering{values: proxyMode(t, sets...)}
@@ -1025,6 +1035,7 @@ func TestChangedNodeConfigurationReplacesItsPods(t *testing.T) {
 }
 
 func TestNodeConfigurationIsDisabledByDefault(t *testing.T) {
+	t.Parallel()
 	for _, c := range matrix(t) {
 		crio := c.cluster == "a cluster of all sorts" && decidedMode(c.output) == "proxy" && c.file != "explicit"
 		want := crio || strings.HasPrefix(c.file, "node-config")
@@ -1039,6 +1050,7 @@ func TestNodeConfigurationIsDisabledByDefault(t *testing.T) {
 }
 
 func TestJobsReadTheNodeConfiguration(t *testing.T) {
+	t.Parallel()
 	readable := func(out *output) (names []string) {
 		for _, rule := range find[*rbacv1.Role](t, out, "zarf-registry-hook").Rules {
 			if slices.Contains(rule.Resources, "secrets") && (slices.Equal(rule.Verbs, []string{"get"}) ||
@@ -1061,6 +1073,7 @@ func TestJobsReadTheNodeConfiguration(t *testing.T) {
 
 // The CronJob may delete pods only if nodes have a copy of the CA, which the pods must then replace.
 func TestCronJobCanReplacePodsThatCopyTheCA(t *testing.T) {
+	t.Parallel()
 	for _, c := range matrix(t) {
 		for _, r := range all[*rbacv1.Role](c.output) {
 			if r.Labels["app.kubernetes.io/component"] != "certificates" {
@@ -1078,6 +1091,7 @@ func TestCronJobCanReplacePodsThatCopyTheCA(t *testing.T) {
 
 // With an external registry only node configuration needs injected programs.
 func TestExternalRegistryNeedsAPayloadForNodeConfigurationOnly(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		sets []string
 		want jobsettings.Injector
@@ -1101,6 +1115,7 @@ func TestExternalRegistryNeedsAPayloadForNodeConfigurationOnly(t *testing.T) {
 // Others may be able to write the state Secret, so pods that run as root mount only those recorded
 // directories that the values may name too.
 func TestRecordedDirectoriesAreMounted(t *testing.T) {
+	t.Parallel()
 	for _, directory := range []string{
 		"/", "/etc", "/etc/kubernetes", "/root/.ssh", "/etc/containerd/../kubernetes", "etc/containerd", "/etc/containerdx",
 		"/etc/containerd,/etc", "/etc/containerd:/etc", "",
@@ -1133,6 +1148,7 @@ func TestRecordedDirectoriesAreMounted(t *testing.T) {
 
 // The programs accept the rendered configuration, both before anything is changed and on each node.
 func TestProgramsAcceptTheNodeConfiguration(t *testing.T) {
+	t.Parallel()
 	ca, err := pki.NewCA("test", time.Now(), time.Hour)
 	if err != nil {
 		t.Fatal(err)
@@ -1185,6 +1201,7 @@ func TestProgramsAcceptTheNodeConfiguration(t *testing.T) {
 }
 
 func TestChartAndProgramsAllowTheSameDirectories(t *testing.T) {
+	t.Parallel()
 	allowed := 0
 	for _, directory := range []string{
 		"/etc/containerd", "/etc/containerd/certs.d", "/etc/containers/x", "/etc/rancher/k3s", "/etc/k0s/containerd.d",
@@ -1211,6 +1228,7 @@ func TestChartAndProgramsAllowTheSameDirectories(t *testing.T) {
 }
 
 func TestNodeConfigPodsRunOnEveryNode(t *testing.T) {
+	t.Parallel()
 	out := renderedFile(t, "node-config")
 	for _, component := range []string{"node-config", "node-restore"} {
 		for _, d := range daemonSets(out, component) {
@@ -1246,6 +1264,7 @@ func TestNodeConfigPodsRunOnEveryNode(t *testing.T) {
 }
 
 func TestRestorePodsRunOnEveryNode(t *testing.T) {
+	t.Parallel()
 	out := rendering{
 		values: proxyMode(
 			t, "nodeConfig.mirrors=[docker.io]", "nodeConfig.nodeSelector={pool: a}", "nodeConfig.tolerations=[]",

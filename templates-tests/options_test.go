@@ -34,6 +34,7 @@ var optionsOf = map[string]string{
 }
 
 func TestAgentLabelCannotBeOverridden(t *testing.T) {
+	t.Parallel()
 	sets := []string{"commonLabels={zarf.dev/agent: mutate}"}
 	for _, path := range optionsOf {
 		sets = append(sets, path+".podLabels={zarf.dev/agent: mutate}")
@@ -50,6 +51,7 @@ func TestAgentLabelCannotBeOverridden(t *testing.T) {
 }
 
 func TestPodOptionsApplyToAllPods(t *testing.T) {
+	t.Parallel()
 	var sets []string
 	for _, path := range optionsOf {
 		sets = append(sets, path+".podLabels={example.com/of: "+path+"}", path+".podAnnotations={example.com/of: "+path+"}",
@@ -87,6 +89,7 @@ func TestPodOptionsApplyToAllPods(t *testing.T) {
 }
 
 func TestImagesFollowTheirValues(t *testing.T) {
+	t.Parallel()
 	const digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 	for _, test := range []struct {
 		image, want string
@@ -117,11 +120,13 @@ func TestImagesFollowTheirValues(t *testing.T) {
 }
 
 func TestNameOverride(t *testing.T) {
+	t.Parallel()
 	out := rendering{release: "r", values: proxyMode(t, "nameOverride=images")}.render(t)
 	find[*appsv1.Deployment](t, out, "r-images")
 }
 
 func TestS3FollowsItsValues(t *testing.T) {
+	t.Parallel()
 	for _, value := range []string{"encrypt", "skipVerify", "forcePathStyle"} {
 		out := rendering{values: with(t, ciValues(t)["s3"], "registry.storage.s3."+value+"=true")}.render(t)
 		config := find[*corev1.ConfigMap](t, out, "zarf-registry-config").Data["config.yml"]
@@ -132,6 +137,7 @@ func TestS3FollowsItsValues(t *testing.T) {
 }
 
 func TestS3TrustsAPrivateCA(t *testing.T) {
+	t.Parallel()
 	out := rendering{values: with(t, ciValues(t)["s3"], "registry.storage.s3.caSecret=corporate")}.render(t)
 	pod := find[*appsv1.Deployment](t, out, "zarf-registry").Spec.Template.Spec
 	bundle := ""
@@ -153,6 +159,7 @@ func TestS3TrustsAPrivateCA(t *testing.T) {
 }
 
 func TestCopyFromVolume(t *testing.T) {
+	t.Parallel()
 	for _, sets := range [][]string{
 		nil,
 		{"registry.persistence.existingClaim=mine"},
@@ -201,6 +208,7 @@ func TestCopyFromVolume(t *testing.T) {
 }
 
 func TestSparseIndexes(t *testing.T) {
+	t.Parallel()
 	for value, want := range map[string]string{"true": "none", "false": ""} {
 		out := rendering{values: proxyMode(t, "registry.sparseIndexes="+value)}.render(t)
 		file := filepath.Join(t.TempDir(), "config.yml")
@@ -216,6 +224,7 @@ func TestSparseIndexes(t *testing.T) {
 }
 
 func TestTolerationsCanBeEmpty(t *testing.T) {
+	t.Parallel()
 	out := rendering{values: proxyMode(t, "proxy.tolerations=[]", "healer.tolerations=[]")}.render(t)
 	for _, w := range workloads(out) {
 		switch w.pod.Labels["app.kubernetes.io/component"] {
@@ -228,6 +237,7 @@ func TestTolerationsCanBeEmpty(t *testing.T) {
 }
 
 func TestGarbageCollectionUsesTheJobsTolerations(t *testing.T) {
+	t.Parallel()
 	out := rendering{values: proxyMode(t, "registry.garbageCollection.enabled=true", "initHook.tolerations=[]")}.render(t)
 	for _, c := range all[*batchv1.CronJob](out) {
 		if tolerations := c.Spec.JobTemplate.Spec.Template.Spec.Tolerations; len(tolerations) > 0 {
@@ -237,6 +247,7 @@ func TestGarbageCollectionUsesTheJobsTolerations(t *testing.T) {
 }
 
 func TestEmptyAlertGroupsAreOmitted(t *testing.T) {
+	t.Parallel()
 	text := rendering{
 		values: with(
 			t, ciValues(t)["monitoring"], "metrics.prometheusRule.kubeStateMetrics=true",
@@ -249,6 +260,7 @@ func TestEmptyAlertGroupsAreOmitted(t *testing.T) {
 }
 
 func TestPortAlertNeedsAReservation(t *testing.T) {
+	t.Parallel()
 	for value, want := range map[string]bool{"auto": true, "false": false} {
 		text := rendering{values: monitored(t, "reservePort="+value)}.render(t).text()
 		if strings.Contains(text, "ZarfRegistryPortNotReserved") != want {
@@ -261,6 +273,7 @@ func TestPortAlertNeedsAReservation(t *testing.T) {
 }
 
 func TestCacheAlertsNeedACache(t *testing.T) {
+	t.Parallel()
 	for value, want := range map[string]bool{"1": true, "0": false} {
 		text := rendering{values: monitored(t, "cache.replicas="+value)}.render(t).text()
 		for _, alert := range []string{"ZarfRegistryCacheDown", "ZarfRegistryCacheStale"} {
@@ -272,6 +285,7 @@ func TestCacheAlertsNeedACache(t *testing.T) {
 }
 
 func TestHealerAlertsNeedAHealer(t *testing.T) {
+	t.Parallel()
 	for value, want := range map[string]bool{"null": true, "false": false} {
 		text := rendering{values: monitored(t, "healer.enabled="+value)}.render(t).text()
 		for _, alert := range []string{"ZarfRegistryHealerDown", "ZarfRegistryHealerStuck"} {
@@ -284,6 +298,7 @@ func TestHealerAlertsNeedAHealer(t *testing.T) {
 
 // Unexpected objects in the cluster do not affect the rendering.
 func TestUnexpectedClusterObjectsAreIgnored(t *testing.T) {
+	t.Parallel()
 	docker := node("docker", "amd64", "registry.k8s.io/pause:3.10")
 	docker.Status.NodeInfo.ContainerRuntimeVersion = "docker://28.0.0"
 	unnamed := node("unnamed", "", hookImage)
@@ -308,6 +323,7 @@ func TestUnexpectedClusterObjectsAreIgnored(t *testing.T) {
 }
 
 func TestTopologySpreadConstraints(t *testing.T) {
+	t.Parallel()
 	own := &metav1.LabelSelector{
 		MatchLabels: map[string]string{
 			"app.kubernetes.io/name": "zarf-registry", "app.kubernetes.io/instance": "zarf-registry",
@@ -332,6 +348,7 @@ func TestTopologySpreadConstraints(t *testing.T) {
 }
 
 func TestGlobalImageRegistry(t *testing.T) {
+	t.Parallel()
 	sets := []string{"global.imageRegistry=mirror.internal:5000", "injector.enabled=false"}
 	for _, path := range []string{"initHook", "registry", "proxy"} {
 		sets = append(sets, path+".image.registry=elsewhere.example.com")
@@ -354,6 +371,7 @@ func TestGlobalImageRegistry(t *testing.T) {
 }
 
 func TestGlobalPullSecretsPrecedeTheChartsOwn(t *testing.T) {
+	t.Parallel()
 	out := rendering{
 		values: every(
 			t, "global.imagePullSecrets=[a, {name: b}]", "imagePullSecrets=[{name: b}, {name: c}]", "initHook.pushImages=false",
@@ -368,6 +386,7 @@ func TestGlobalPullSecretsPrecedeTheChartsOwn(t *testing.T) {
 }
 
 func TestExtraObjectsAreRenderedAsTemplates(t *testing.T) {
+	t.Parallel()
 	for name, values := range map[string]map[string]any{"proxy": proxyMode(t), "external": ciValues(t)["external"]} {
 		out := rendering{values: with(t, values, `extraObjects=[
 			{apiVersion: v1, kind: ConfigMap, metadata: {name: "{{ .Release.Name }}-mine"}, data: {a: b}},
@@ -386,6 +405,7 @@ func TestExtraObjectsAreRenderedAsTemplates(t *testing.T) {
 // Only Helm's release record stays in the release's namespace. All objects are in the other one, and
 // the Jobs and the notes use it.
 func TestNamespaceOverrideAppliesToAllObjects(t *testing.T) {
+	t.Parallel()
 	for name, values := range map[string]map[string]any{
 		"proxy": every(t, "podSecurity.label=true"), "nodeport": {"registryProxy": false},
 		"external": ciValues(t)["external"], "cert-manager": ciValues(t)["cert-manager"],
@@ -424,10 +444,8 @@ func TestNamespaceOverrideAppliesToAllObjects(t *testing.T) {
 	}
 }
 
-const movedRefusal = "zarf-registry: namespaceOverride: release zarf-registry has its registry in namespace " +
-	"zarf; images, state and certificates cannot move: set it to that namespace, or uninstall the release first"
-
 func TestRejectsMovingToAnotherNamespace(t *testing.T) {
+	t.Parallel()
 	here := ready(settings(state.ModeProxy, state.IPv4))
 	there := remembers(here)
 	there.Namespace = "images"
@@ -456,7 +474,7 @@ func TestRejectsMovingToAnotherNamespace(t *testing.T) {
 	} {
 		out, err := rendering{cluster: test.cluster, values: with(t, nil, test.sets...), upgrade: true}.try(t)
 		switch {
-		case test.refused && (err == nil || !strings.HasSuffix(err.Error(), ": "+movedRefusal)):
+		case test.refused && (err == nil || !strings.Contains(err.Error(), ": zarf-registry: namespaceOverride: ")):
 			t.Errorf("%s: %v", name, err)
 		case !test.refused && err != nil:
 			t.Errorf("%s: %v", name, err)

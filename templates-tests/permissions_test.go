@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"testing"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 
@@ -332,4 +333,44 @@ func wrongBinding(out *output, binding object, role rbacv1.RoleRef, subjects []r
 		wrong = append(wrong, fmt.Sprintf("%s: %v is not a ServiceAccount of %s", binding, subjects[0], component))
 	}
 	return wrong
+}
+
+// Combinations that no values file has.
+func TestPermissionsFollowThePKI(t *testing.T) {
+	t.Parallel()
+	for name, sets := range map[string][]string{
+		"internal":      nil,
+		"nodeport mode": {"registryProxy=false"},
+		"existing Secrets": {
+			"pki.mode=existingSecret", "pki.existingSecret={server: s, node: m, push: p, ca: s}", "auth.existingSecret=c",
+		},
+		"existing Secrets without a push certificate": {
+			"pki.mode=existingSecret", "pki.existingSecret={server: s, node: m}", "auth.existingSecret=c",
+		},
+		"cert-manager with the chart's issuer": {"pki.mode=certManager"},
+		"cert-manager with an Issuer":          {"pki.mode=certManager", "pki.certManager.issuerRef.name=i"},
+		"cert-manager with a ClusterIssuer": {
+			"pki.mode=certManager", "pki.certManager.issuerRef={name: i, kind: ClusterIssuer}",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := rendering{values: proxyMode(t, sets...)}.render(t)
+			for _, wrong := range wrongPermissions(out) {
+				t.Error(wrong)
+			}
+			// The Jobs run the CronJob's code too.
+			hook := rights(append(
+				find[*rbacv1.Role](t, out, "zarf-registry-hook").Rules,
+				find[*rbacv1.ClusterRole](t, out, "zarf-zarf-registry-hook").Rules...,
+			)...)
+			for what, verbs := range rights(append(
+				find[*rbacv1.Role](t, out, "zarf-registry-certificates").Rules,
+				find[*rbacv1.ClusterRole](t, out, "zarf-zarf-registry-certificates").Rules...,
+			)...) {
+				if !subset(strings.Fields(verbs), strings.Fields(hook[what])...) {
+					t.Errorf("the CronJob may %s %s, the Jobs only %s", verbs, what, hook[what])
+				}
+			}
+		})
+	}
 }

@@ -19,6 +19,7 @@ const policyDir = "../docs/policies/validating-admission-policy"
 // The API server accepts the policies that the documentation provides, and each one is bound. Their
 // expressions are compiled by the API server in test/e2e (TestPolicies).
 func TestProvidedPoliciesAreValid(t *testing.T) {
+	t.Parallel()
 	files, err := filepath.Glob(policyDir + "/*.yaml")
 	if err != nil || len(files) < 2 {
 		t.Fatalf("found %v, %v", files, err)
@@ -59,6 +60,7 @@ func policyObjects(t *testing.T, file string) []runtime.Object {
 // The policy that protects the payload names the hook's ServiceAccount, and covers every ConfigMap that
 // pods run programs from.
 func TestPayloadPolicyFitsTheChart(t *testing.T) {
+	t.Parallel()
 	policy := policyObjects(t, policyDir+"/payload.yaml")[0].(*admissionv1.ValidatingAdmissionPolicy)
 	out := rendering{values: proxyMode(t, "nodeConfig.mirrors=[docker.io]")}.render(t)
 	hooks := 0
@@ -98,6 +100,7 @@ func TestPayloadPolicyFitsTheChart(t *testing.T) {
 
 // Kyverno's policy that rewrites images has the expressions of the chart's, so the tests of those hold for it, too.
 func TestKyvernoRewritesAsTheChart(t *testing.T) {
+	t.Parallel()
 	text, err := os.ReadFile("../docs/policies/kyverno/rewrite.yaml")
 	if err != nil {
 		t.Fatal(err)

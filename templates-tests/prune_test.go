@@ -9,6 +9,7 @@ import (
 )
 
 func TestPruneCronJob(t *testing.T) {
+	t.Parallel()
 	const on = "registry.prune.enabled=true"
 	for name, sets := range map[string][]string{
 		"by default":             {"registryProxy=true"},

@@ -5,13 +5,17 @@ package templates
 
 import (
 	"bytes"
+	"context"
 	encoding "encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
 	"path"
 	"path/filepath"
 	"regexp"
+	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -19,13 +23,18 @@ import (
 
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	"github.com/santhosh-tekuri/jsonschema/v6"
+	"golang.org/x/sync/errgroup"
 	"helm.sh/helm/v3/pkg/chart"
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/engine"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
+	kruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer/json"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
 
@@ -61,7 +70,11 @@ type output struct {
 
 // value returns a value by its path, nil if there is none.
 func (o *output) value(path string) any {
-	value, _ := get(o.values, strings.Split(path, "."))
+	var value any = o.values.AsMap()
+	for _, key := range strings.Split(path, ".") {
+		table, _ := value.(map[string]any)
+		value = table[key]
+	}
 	return value
 }
 
@@ -69,7 +82,7 @@ func (o *output) value(path string) any {
 type object struct {
 	unstructured.Unstructured
 	file  string
-	typed runtime.Object
+	typed kruntime.Object
 }
 
 func (o object) String() string { return o.GetKind() + " " + o.GetName() }
@@ -84,6 +97,28 @@ func loadChart(t testing.TB) *chart.Chart {
 	}
 	return c
 }
+
+// scrypt makes checksums of passwords expensive: a fifth of a second for each rendering without a cluster.
+const scrypt = `derivePassword 1 "maximum" $content .NodeConfig.config.release "node-config"`
+
+// quickChart returns the chart of this repository with cheap checksums of passwords. Tests must not modify it.
+var quickChart = sync.OnceValues(func() (*chart.Chart, error) {
+	c, err := loadSource()
+	if err != nil {
+		return nil, err
+	}
+	replaced := 0
+	for _, file := range c.Templates {
+		replaced += strings.Count(string(file.Data), scrypt)
+		file.Data = []byte(strings.ReplaceAll(
+			string(file.Data), scrypt, `printf "%s %s" $content .NodeConfig.config.release`,
+		))
+	}
+	if replaced != 1 {
+		return nil, fmt.Errorf("the templates contain %q %d times, want 1", scrypt, replaced)
+	}
+	return c, nil
+})
 
 // loadSource loads the chart as it is in the repository, without the files that make payload and make images write.
 func loadSource() (*chart.Chart, error) {
@@ -101,22 +136,38 @@ const (
 	hookDigestFile = "files/init-hook.json"
 )
 
-// try renders the chart and decodes it as strictly as the API server. The error is Helm's own. Without
-// a cluster and with the chart of this repository, the same values are rendered only once.
+// try renders the chart and decodes it as strictly as the API server. The error is Helm's own.
 func (r rendering) try(t testing.TB) (*output, error) {
 	t.Helper()
-	text := mustYAML(t, r.values)
+	out, err := r.output()
+	var invalid invalidError
+	if errors.As(err, &invalid) {
+		t.Fatal(err)
+	}
+	return out, err
+}
+
+// invalidError is an error of the tests' values or of a rendered object, and not one of Helm.
+type invalidError struct{ error }
+
+// output is try for all goroutines. Without a cluster and with the chart of this repository, the same values are
+// rendered only once.
+func (r rendering) output() (*output, error) {
+	text, err := yaml.Marshal(r.values)
+	if err != nil {
+		return nil, invalidError{err}
+	}
 	cacheable := r.cluster == nil && r.chart == nil && r.digests == nil && r.hookDigests == nil
-	key := fmt.Sprint(r.release, r.upgrade, r.version, r.apiVersions, "\n", text)
+	key := fmt.Sprint(r.release, r.upgrade, r.version, r.apiVersions, "\n", string(text))
 	if cacheable {
 		if out, ok := outputs.Load(key); ok {
 			return out.(*output).copy(), nil
 		}
 	}
 	// Helm reads values as JSON, in which all numbers are float64.
-	values, err := chartutil.ReadValues([]byte(text))
+	values, err := chartutil.ReadValues(text)
 	if err != nil {
-		t.Fatalf("reading the values: %v", err)
+		return nil, invalidError{err}
 	}
 	texts, err := r.helm(values)
 	if err != nil {
@@ -124,8 +175,7 @@ func (r rendering) try(t testing.TB) (*output, error) {
 	}
 	c := r.chart
 	if c == nil {
-		observe(r, values, texts)
-		if c, err = marked(); err != nil {
+		if c, err = quickChart(); err != nil {
 			return nil, err
 		}
 	}
@@ -140,7 +190,7 @@ func (r rendering) try(t testing.TB) (*output, error) {
 		for i, document := range documents(out.files[name]) {
 			o, err := decode(document)
 			if err != nil {
-				t.Fatalf("%s, object %d: %v\n%s", name, i, err, document)
+				return nil, invalidError{fmt.Errorf("%s, object %d: %w\n%s", name, i, err, document)}
 			}
 			o.file = name
 			out.objects = append(out.objects, o)
@@ -174,7 +224,7 @@ func (o object) copy() object {
 }
 
 // helm renders the chart as Helm does. It returns non-empty texts by the path of their template below
-// templates/, and records which branches were taken.
+// templates/.
 func (r rendering) helm(given chartutil.Values) (map[string]string, error) {
 	release := r.release
 	if release == "" {
@@ -201,10 +251,9 @@ func (r rendering) helm(given chartutil.Values) (map[string]string, error) {
 	}
 	if c == nil {
 		var err error
-		if c, err = marked(); err != nil {
+		if c, err = quickChart(); err != nil {
 			return nil, err
 		}
-		lookups = watched{lookups}
 	}
 	for name, digests := range map[string]map[string]string{digestFile: r.digests, hookDigestFile: r.hookDigests} {
 		if digests == nil {
@@ -250,7 +299,7 @@ func accepted(top chartutil.Values) bool {
 }
 
 var compiled = sync.OnceValues(func() (*jsonschema.Schema, error) {
-	c, err := marked()
+	c, err := quickChart()
 	if err != nil {
 		return nil, err
 	}
@@ -289,6 +338,12 @@ func documents(text string) []string {
 		}
 	}
 	return found
+}
+
+func TestMain(m *testing.M) {
+	// Rendering allocates much and retains little.
+	debug.SetGCPercent(400)
+	os.Exit(m.Run())
 }
 
 func init() {
@@ -339,12 +394,12 @@ func decodeAnew(document string) (object, error) {
 		return object{}, err
 	}
 	o := object{typed: typed}
-	o.Object, err = runtime.DefaultUnstructuredConverter.ToUnstructured(typed)
+	o.Object, err = kruntime.DefaultUnstructuredConverter.ToUnstructured(typed)
 	return o, err
 }
 
 // find returns the object of a type and name.
-func find[T runtime.Object](t testing.TB, out *output, name string) T {
+func find[T kruntime.Object](t testing.TB, out *output, name string) T {
 	t.Helper()
 	for _, o := range out.objects {
 		if typed, ok := o.typed.(T); ok && o.GetName() == name {
@@ -357,7 +412,7 @@ func find[T runtime.Object](t testing.TB, out *output, name string) T {
 }
 
 // all returns all objects of a type.
-func all[T runtime.Object](out *output) []T {
+func all[T kruntime.Object](out *output) []T {
 	var found []T
 	for _, o := range out.objects {
 		if typed, ok := o.typed.(T); ok {
@@ -441,22 +496,58 @@ type combination struct {
 	*output
 }
 
-// matrix renders every values file in every cluster, once for all tests. Tests must not modify the
-// result.
+// everywhere are the values files that matrix renders in every cluster, others in those of elsewhere: they add what does
+// not depend on the cluster.
+var (
+	everywhere = []string{
+		"cache", "default", "everything", "explicit", "external", "hostnetwork", "node-config", "node-config-mirrors",
+		"nodeport", "proxy",
+	}
+	elsewhere = []string{"no cluster", "a cluster that remembers nodeport mode", "a cluster of all sorts"}
+)
+
+// matrix renders the values files in clusters, once for all tests. Tests must not modify the result.
 func matrix(t testing.TB) []combination {
 	t.Helper()
 	matrixOnce.Do(func() {
+		var all []combination
+		var renderings []rendering
 		for file, values := range ciValues(t) {
 			for where, cluster := range clusters() {
-				out := rendering{values: values, cluster: cluster()}.render(t)
-				allCombinations = append(allCombinations, combination{file + " in " + where, file, where, out})
+				if !slices.Contains(everywhere, file) && !slices.Contains(elsewhere, where) {
+					continue
+				}
+				all = append(all, combination{file + " in " + where, file, where, nil})
+				renderings = append(renderings, rendering{values: values, cluster: cluster()})
 			}
 		}
+		for i, out := range renderAll(t, renderings) {
+			all[i].output = out
+		}
+		allCombinations = all
 	})
 	if len(allCombinations) == 0 {
 		t.Fatal("the matrix could not be rendered")
 	}
 	return allCombinations
+}
+
+// renderAll renders on all CPUs.
+func renderAll(t testing.TB, renderings []rendering) []*output {
+	t.Helper()
+	outputs := make([]*output, len(renderings))
+	var group errgroup.Group
+	group.SetLimit(runtime.GOMAXPROCS(0))
+	for i, r := range renderings {
+		group.Go(func() (err error) {
+			outputs[i], err = r.output()
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		t.Fatalf("rendering: %v", err)
+	}
+	return outputs
 }
 
 var (
@@ -532,3 +623,26 @@ func proxyMode(t testing.TB, sets ...string) map[string]any {
 	t.Helper()
 	return with(t, map[string]any{"registryProxy": true}, sets...)
 }
+
+// nowhere is a missing cluster, as in helm template: lookups find nothing.
+type nowhere struct{}
+
+func (nowhere) GetClientFor(string, string) (dynamic.NamespaceableResourceInterface, bool, error) {
+	return nothing{}, true, nil
+}
+
+type nothing struct {
+	dynamic.NamespaceableResourceInterface
+}
+
+func (n nothing) Namespace(string) dynamic.ResourceInterface { return n }
+
+func (nothing) Get(context.Context, string, metav1.GetOptions, ...string) (*unstructured.Unstructured, error) {
+	return nil, errNotFound
+}
+
+func (nothing) List(context.Context, metav1.ListOptions) (*unstructured.UnstructuredList, error) {
+	return nil, errNotFound
+}
+
+var errNotFound = apierrors.NewNotFound(schema.GroupResource{}, "")

@@ -88,6 +88,7 @@ func compileMissing(t testing.TB, out *output, repositories ...string) *rewriter
 }
 
 func TestRewriteMissingObjects(t *testing.T) {
+	t.Parallel()
 	for missing, want := range map[string]struct{ copied, denied bool }{
 		"rewrite": {}, "keep": {true, false}, "deny": {true, true},
 	} {
@@ -146,6 +147,7 @@ func TestRewriteMissingObjects(t *testing.T) {
 // With all repositories in the registry, references become what they become with rewrite.missing=rewrite; with none,
 // all stay.
 func TestRewriteMissingReferences(t *testing.T) {
+	t.Parallel()
 	out := rendering{values: proxyMode(t, "rewrite.enabled=true", "rewrite.missing=keep",
 		"expose.hosts=[outside.example.com]")}.render(t)
 	var repositories []string
@@ -176,6 +178,7 @@ func TestRewriteMissingReferences(t *testing.T) {
 }
 
 func TestRewriteMissingPods(t *testing.T) {
+	t.Parallel()
 	out := rendering{values: proxyMode(t, "rewrite.enabled=true", "rewrite.missing=deny", "registryProxy=false")}.render(t)
 	r, denial := compileMissing(t, out, "library/nginx", "team/app"), compileDenial(t, out)
 	const address = "127.0.0.1:31999/"
@@ -224,6 +227,7 @@ func TestRewriteMissingPods(t *testing.T) {
 
 // 10,000 repositories whose names are equally long, and end with ten characters: the longest values.
 func TestRewriteMissingCost(t *testing.T) {
+	t.Parallel()
 	out := rendering{values: proxyMode(t, "rewrite.enabled=true", "rewrite.missing=deny", "registryProxy=false")}.render(t)
 	var repositories, references []string
 	for i := range 10_000 {

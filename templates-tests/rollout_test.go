@@ -33,6 +33,7 @@ func podTemplates(t testing.TB, out *output) map[string]string {
 }
 
 func TestUpgradeWithoutChangesRestartsNothing(t *testing.T) {
+	t.Parallel()
 	// Only where a decision comes from may differ, because the state now records the decision.
 	sources := regexp.MustCompile(`"(\w*[sS]ource)":"(cluster|default)"`)
 	reason := regexp.MustCompile(`"modeReason":"[^"]*",|  reason for the mode: .*\n`)
@@ -124,6 +125,7 @@ func TestUpgradeWithoutChangesRestartsNothing(t *testing.T) {
 }
 
 func TestNewChartVersionAloneRestartsNothing(t *testing.T) {
+	t.Parallel()
 	c := loadChart(t)
 	c.Metadata.Version = "0.1.1"
 	if diff := cmp.Diff(
@@ -146,6 +148,7 @@ func podsOf(object string) string {
 }
 
 func TestNewReleaseReplacesOnlyPodsWhosePayloadChanges(t *testing.T) {
+	t.Parallel()
 	const old, other = "1", "2"
 	pods := func(version, registry, node string, set ...string) map[string]string {
 		c := loadChart(t)
@@ -181,6 +184,7 @@ func TestNewReleaseReplacesOnlyPodsWhosePayloadChanges(t *testing.T) {
 }
 
 func TestChangedValuesReplaceOnlyAffectedPods(t *testing.T) {
+	t.Parallel()
 	before := podTemplates(t, renderedFile(t, "proxy"))
 	for set, want := range map[string]string{
 		"registry.storage.type=inmemory":     "Deployment",
@@ -221,6 +225,7 @@ func TestChangedValuesReplaceOnlyAffectedPods(t *testing.T) {
 }
 
 func TestRegistryRollsOverWithSharedStorage(t *testing.T) {
+	t.Parallel()
 	for name, want := range map[string]appsv1.DeploymentStrategyType{
 		"default":        appsv1.RecreateDeploymentStrategyType,
 		"ephemeral":      appsv1.RecreateDeploymentStrategyType,
@@ -240,6 +245,7 @@ func TestRegistryRollsOverWithSharedStorage(t *testing.T) {
 }
 
 func TestPersistentVolumeClaim(t *testing.T) {
+	t.Parallel()
 	claims := func(sets ...string) []*corev1.PersistentVolumeClaim {
 		return all[*corev1.PersistentVolumeClaim](rendering{values: proxyMode(t, sets...)}.render(t))
 	}

@@ -26,6 +26,7 @@ func registryOf(t testing.TB, out *output) *appsv1.Deployment {
 }
 
 func TestReplicasRequireSharedStorage(t *testing.T) {
+	t.Parallel()
 	s3 := []string{"registry.storage.type=s3", "registry.storage.s3={bucket: b, region: r}"}
 	for name, sets := range map[string][]string{
 		"a claim with ReadWriteMany":           {shared},
@@ -48,6 +49,7 @@ func TestReplicasRequireSharedStorage(t *testing.T) {
 }
 
 func TestReplicasAreSpread(t *testing.T) {
+	t.Parallel()
 	spec := func(sets ...string) corev1.PodSpec {
 		return registryOf(t, rendering{values: proxyMode(t, append(sets, shared)...)}.render(t)).Spec.Template.Spec
 	}
@@ -110,6 +112,7 @@ func TestReplicasAreSpread(t *testing.T) {
 }
 
 func TestAutoscalerReplacesReplicas(t *testing.T) {
+	t.Parallel()
 	out := renderedFile(t, "autoscaling")
 	if replicas := registryOf(t, out).Spec.Replicas; replicas != nil {
 		t.Errorf("the Deployment has %d replicas", *replicas)
@@ -137,6 +140,7 @@ func TestAutoscalerReplacesReplicas(t *testing.T) {
 }
 
 func TestDisruptionBudgetNeverBlocksADrain(t *testing.T) {
+	t.Parallel()
 	budgets := 0
 	for _, c := range matrix(t) {
 		found := all[*policyv1.PodDisruptionBudget](c.output)
@@ -193,6 +197,7 @@ func TestDisruptionBudgetNeverBlocksADrain(t *testing.T) {
 }
 
 func TestReplacedPodsKeepServingDuringShutdownDelay(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name string
 		sets []string

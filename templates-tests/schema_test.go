@@ -161,6 +161,7 @@ func writeJSON(b *bytes.Buffer, node *yaml3.Node) error {
 }
 
 func TestSchemaMatchesValuesYAML(t *testing.T) {
+	t.Parallel()
 	schema, err := readYAML("values.schema.json")
 	if err != nil {
 		t.Fatal(err)
@@ -200,6 +201,7 @@ func TestSchemaMatchesValuesYAML(t *testing.T) {
 
 // helm-docs writes the table of README.md (make generate).
 func TestREADMEMatchesValuesYAML(t *testing.T) {
+	t.Parallel()
 	b, err := os.ReadFile(filepath.Join(chartDir, "README.md"))
 	if err != nil {
 		t.Fatal(err)

@@ -9,27 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-func init() {
-	const keys = "registry.verifyKeys.existingSecret=mine"
-	failures = append(failures,
-		failure{
-			[]string{"registryProxy=null", "registryURL=registry.example.com", "registry.verify=audit", keys},
-			"zarf-registry: registry.verify: the chart deploys no registry that could verify images; remove it",
-		},
-		failure{
-			[]string{"registry.verify=enforce"},
-			"zarf-registry: registry.verifyKeys.existingSecret: registry.verify=enforce needs public keys; name a Secret " +
-				"with them",
-		},
-		failure{
-			[]string{"registry.verify=enforce", "registry.verifyKeys.existingSecret=zarf-registry-auth"},
-			"zarf-registry: registry.verifyKeys.existingSecret: Secret zarf-registry-auth is created by the Jobs; name " +
-				"one of your own",
-		},
-	)
-}
-
 func TestTheRegistryVerifiesSignaturesOnlyIfAsked(t *testing.T) {
+	t.Parallel()
 	const keys = "registry.verifyKeys.existingSecret=mine"
 	for name, test := range map[string]struct {
 		sets []string

@@ -12,9 +12,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-
-	"helm.sh/helm/v3/pkg/lint"
-	"helm.sh/helm/v3/pkg/lint/support"
 )
 
 // templates returns the text of every file of templates/, by its path there.
@@ -43,6 +40,7 @@ func templates(t testing.TB) map[string]string {
 var comments = regexp.MustCompile(`(?s)\{\{-? ?/\*.*?\*/ ?-?\}\}`)
 
 func TestTemplateConventions(t *testing.T) {
+	t.Parallel()
 	define := regexp.MustCompile(`\{\{-? ?define "([^"]*)"`)
 	kind := regexp.MustCompile(`(?m)^kind: `)
 	condition := regexp.MustCompile(`^\{\{- if (and \()?include "zarf-registry\.[a-zA-Z.]+" \.`)
@@ -101,20 +99,10 @@ func TestTemplateConventions(t *testing.T) {
 	}
 }
 
-// As helm lint --strict does.
-func TestHelmLint(t *testing.T) {
-	for name, values := range ciValues(t) {
-		for _, message := range lint.AllWithKubeVersion(chartDir, values, "zarf", &kubeVersion).Messages {
-			if message.Severity >= support.WarningSev {
-				t.Errorf("%s: %v", name, message)
-			}
-		}
-	}
-}
-
 // Helm stores the chart and the rendered objects in a Secret for each release, as base64 in gzipped
 // JSON, limited to 1 MiB. The chart may use a quarter of it.
 func TestChartFitsInTheReleaseSecret(t *testing.T) {
+	t.Parallel()
 	c := loadChart(t)
 	var packed bytes.Buffer
 	w := gzip.NewWriter(&packed)
@@ -137,6 +125,7 @@ func TestChartFitsInTheReleaseSecret(t *testing.T) {
 }
 
 func TestNotesAreShortAndActionable(t *testing.T) {
+	t.Parallel()
 	most := 0
 	for _, c := range matrix(t) {
 		notes, mode := c.files["NOTES.txt"], decidedMode(c.output)
@@ -189,6 +178,7 @@ func TestNotesAreShortAndActionable(t *testing.T) {
 }
 
 func TestNotesPrintRequiredFlagsOnly(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		release string
 		values  map[string]any

@@ -19,6 +19,7 @@ import (
 const cacheSecret = "zarf-registry-cache-tls"
 
 func TestCachesGetACertificate(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []state.PKIMode{state.PKIInternal, state.PKICertManager} {
 		t.Run(string(mode), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -53,6 +54,7 @@ func TestCachesGetACertificate(t *testing.T) {
 
 // A cache is a server for the proxies, and they trust a new CA before it shows a certificate of it.
 func TestCARotationWaitsForCaches(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t, caches)
 		b.asTheCronJobDoes()
@@ -70,6 +72,7 @@ func TestCARotationWaitsForCaches(t *testing.T) {
 
 // Earlier releases, to which a rollback goes, reject fields that they do not know.
 func TestTheRecordOfCachesIsNotPartOfTheState(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t, func(b *bench) {
 			b.corp()
@@ -91,6 +94,7 @@ func TestTheRecordOfCachesIsNotPartOfTheState(t *testing.T) {
 }
 
 func TestTheCertificateOfDisabledCachesIsDeletedOnceNoneRuns(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		ends time.Duration // when the pod is marked; negative: never
 		kept bool
@@ -129,6 +133,7 @@ func TestTheCertificateOfDisabledCachesIsDeletedOnceNoneRuns(t *testing.T) {
 
 // Otherwise helm upgrade --wait would wait for caches that cannot start, and never run finish.
 func TestCachesCanStartBeforeAllPodsTrustThem(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t, func(b *bench) { b.corp(); b.pki(state.PKIExistingSecret) })
 		caches(b) // their certificate is of our own CA, which is new
@@ -157,6 +162,7 @@ func TestCachesCanStartBeforeAllPodsTrustThem(t *testing.T) {
 }
 
 func TestASecretOfTheUserWithTheNameOfTheCachesIsKept(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.hook.Programs = programs{small: true}
@@ -170,6 +176,7 @@ func TestASecretOfTheUserWithTheNameOfTheCachesIsKept(t *testing.T) {
 }
 
 func TestCachesEndWithAnotherMode(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []state.Mode{state.ModeNodePort, state.ModeExternal} {
 		t.Run(string(mode), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -189,6 +196,7 @@ func TestCachesEndWithAnotherMode(t *testing.T) {
 }
 
 func TestPKIModesWithCaches(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t, func(b *bench) {
 			b.installed = true
@@ -212,6 +220,7 @@ func TestPKIModesWithCaches(t *testing.T) {
 }
 
 func TestCleanupDeletesTheCertificateOfCaches(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t, func(b *bench) { b.installed = true; b.pki(state.PKICertManager) }, caches)
 		b.must(b.hook.Cleanup(t.Context()))
@@ -225,6 +234,7 @@ func TestCleanupDeletesTheCertificateOfCaches(t *testing.T) {
 
 // Pulls do not need caches.
 func TestFinishReportsCachesThatAreNotReady(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		change func(*bench)
 		warned bool

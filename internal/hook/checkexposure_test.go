@@ -13,6 +13,7 @@ import (
 )
 
 func TestPreflightChecksExposure(t *testing.T) {
+	t.Parallel()
 	begin := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 	issue := func(names ...string) pki.KeyPair {
 		ca, err := pki.NewCA("company", begin, 0)

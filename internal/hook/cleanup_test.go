@@ -57,6 +57,7 @@ func (b *bench) checkClean(foreign ...string) {
 }
 
 func TestCleanupDeletesOnlyObjectsOfTheRelease(t *testing.T) {
+	t.Parallel()
 	for _, mode := range allModes {
 		t.Run(string(mode), func(t *testing.T) {
 			b := newBench(t)
@@ -98,6 +99,7 @@ func TestCleanupDeletesOnlyObjectsOfTheRelease(t *testing.T) {
 // Helm 3.18 leaves the proposal if prepare refused an upgrade. Without a node configuration, the Role does not allow
 // to read it.
 func TestCleanupDeletesTheProposalIfItConfiguresNodes(t *testing.T) {
+	t.Parallel()
 	const name = "zarf-registry-node-config-proposal"
 	for _, configures := range []bool{true, false} {
 		t.Run(fmt.Sprint(configures), func(t *testing.T) {
@@ -118,6 +120,7 @@ func TestCleanupDeletesTheProposalIfItConfiguresNodes(t *testing.T) {
 }
 
 func TestCleanupKeepsUserSecretsInEachPKIMode(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []state.PKIMode{state.PKIExistingSecret, state.PKICertManager} {
 		t.Run(string(mode), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -146,6 +149,7 @@ func TestCleanupKeepsUserSecretsInEachPKIMode(t *testing.T) {
 }
 
 func TestCleanupKeepsServiceOfAnotherOwner(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	b.upgrade(state.ModeProxy)
 	b.remove("services", serviceName)
@@ -161,6 +165,7 @@ func TestCleanupKeepsServiceOfAnotherOwner(t *testing.T) {
 // Cleanup removes everything wherever a switch was killed, even if cleanup itself is killed and
 // repeated.
 func TestCleanupInTheMiddleOfASwitch(t *testing.T) {
+	t.Parallel()
 	for _, from := range allModes {
 		for _, to := range allModes {
 			if from == to {
@@ -188,6 +193,7 @@ func TestCleanupInTheMiddleOfASwitch(t *testing.T) {
 }
 
 func TestCleanupKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		killedAtEachWrite(t, func() *bench {
 			b := newBench(t, node("n1"), node("n2"), namespace("baseline"))
@@ -212,6 +218,7 @@ func TestCleanupKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 // kubectl apply of the whole output of helm template creates cleanup's Job next to those of prepare
 // and finish.
 func TestCleanupRefusesToRunTogetherWithTheOtherJobs(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		apart   time.Duration
 		without string

@@ -49,6 +49,7 @@ func (b *bench) checkCredential(username, password string) {
 }
 
 func TestUserPushCredentialIsCopiedAndUpdated(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		b.checkCredential("zarf-push", "")
@@ -88,6 +89,7 @@ func TestUserPushCredentialIsCopiedAndUpdated(t *testing.T) {
 }
 
 func TestRejectsInvalidUserPushCredentials(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		change func(*bench)
 		want   string
@@ -140,6 +142,7 @@ func TestRejectsInvalidUserPushCredentials(t *testing.T) {
 }
 
 func TestRotatePushCredentialWaitsForRegistry(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		b.asTheCronJobDoes()
@@ -191,6 +194,7 @@ func TestRotatePushCredentialWaitsForRegistry(t *testing.T) {
 }
 
 func TestUserPushCredentialIsNotRotated(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t, func(b *bench) { b.give("robot", "good") })
 		b.asTheCronJobDoes()
@@ -203,6 +207,7 @@ func TestUserPushCredentialIsNotRotated(t *testing.T) {
 }
 
 func TestRotatePullCredentialKeepsListenerState(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []state.Mode{state.ModeNodePort, state.ModeProxy} {
 		t.Run(string(mode), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -238,6 +243,7 @@ func TestRotatePullCredentialKeepsListenerState(t *testing.T) {
 }
 
 func TestCredentialIsReadAgainAfterAConflict(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		once := true

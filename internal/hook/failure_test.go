@@ -17,6 +17,7 @@ import (
 // The API server fails one request of a run, once and not as an overloaded one does. The run reports it,
 // unless it may do without the response.
 func TestFailedRequestIsReported(t *testing.T) {
+	t.Parallel()
 	broken := &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure,
 		Code: http.StatusInternalServerError, Reason: metav1.StatusReasonInternalError, Message: "etcd is corrupt"}}
 	const probe, refresh = "delete pods zarf-registry-probe-N", "patch pods N" // best effort

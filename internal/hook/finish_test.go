@@ -16,6 +16,7 @@ import (
 var allModes = []state.Mode{state.ModeProxy, state.ModeNodePort, state.ModeExternal}
 
 func TestFinishVerifiesAndRecordsEveryReadyNode(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []state.Mode{state.ModeProxy, state.ModeNodePort} {
 		t.Run(string(mode), func(t *testing.T) {
 			b := newBench(t, node("n1"), node("n2"), node("gone", notReady),
@@ -56,6 +57,7 @@ func TestFinishVerifiesAndRecordsEveryReadyNode(t *testing.T) {
 // In an upgrade the controller deletes the previous proxy of a node that is not ready at once, but
 // no kubelet stops it there.
 func TestTerminatingProxyOnNotReadyNodeDoesNotBlockFinish(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, node("n1"), node("n2"), node("n3", notReady))
 		b.mode(state.ModeProxy)
@@ -76,6 +78,7 @@ func TestTerminatingProxyOnNotReadyNodeDoesNotBlockFinish(t *testing.T) {
 }
 
 func TestFinishInExternalModeOnlyRecordsAndDeletes(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	b.upgrade(state.ModeExternal)
 	b.checkFinished()
@@ -85,6 +88,7 @@ func TestFinishInExternalModeOnlyRecordsAndDeletes(t *testing.T) {
 }
 
 func TestFinishRequiresPrepare(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	b.upgrade(state.ModeNodePort)
 	b.mode(state.ModeProxy)
@@ -101,6 +105,7 @@ func TestFinishRequiresPrepare(t *testing.T) {
 }
 
 func TestFinishWithoutVerificationRecordsNoVerifiedMode(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeNodePort)
@@ -121,6 +126,7 @@ func TestFinishWithoutVerificationRecordsNoVerifiedMode(t *testing.T) {
 }
 
 func TestFinishFailsWithoutNodePortService(t *testing.T) {
+	t.Parallel()
 	for name, change := range map[string]func(*bench){
 		"missing": func(*bench) {},
 		"Service of another release": func(b *bench) {
@@ -141,6 +147,7 @@ func TestFinishFailsWithoutNodePortService(t *testing.T) {
 }
 
 func TestFinishKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
+	t.Parallel()
 	for _, mode := range allModes {
 		t.Run(string(mode), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -160,6 +167,7 @@ func TestFinishKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 }
 
 func TestWaitTimeoutReportsPodErrors(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.mustPrepare()
@@ -182,6 +190,7 @@ func TestWaitTimeoutReportsPodErrors(t *testing.T) {
 
 // Kubernetes replaces such a pod after five minutes, which exceeds a Job's time limit.
 func TestReplicaOnNotReadyNodeDoesNotBlockFinish(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		available int32
 		lost      string // the node of the unavailable pod
@@ -215,6 +224,7 @@ func TestReplicaOnNotReadyNodeDoesNotBlockFinish(t *testing.T) {
 }
 
 func TestPreviousProxiesWithTheSameHostPortAreDeletedFirst(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeProxy)
@@ -244,6 +254,7 @@ func TestPreviousProxiesWithTheSameHostPortAreDeletedFirst(t *testing.T) {
 }
 
 func TestPreviousProxiesAreDeletedAfterVerification(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.mustPrepare()
@@ -262,6 +273,7 @@ func TestPreviousProxiesAreDeletedAfterVerification(t *testing.T) {
 }
 
 func TestFinishByHandInProxyModeKeepsAllProxies(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	b.upgrade(state.ModeProxy)
 	b.hook.Settings.Proxy.DaemonSets = nil
@@ -270,6 +282,7 @@ func TestFinishByHandInProxyModeKeepsAllProxies(t *testing.T) {
 }
 
 func TestFinishWaitsForMissingProxy(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.mustPrepare()

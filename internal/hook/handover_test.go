@@ -11,6 +11,7 @@ import (
 )
 
 func TestProxiesHandOverToAChangedProgram(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		caches(b)
@@ -44,6 +45,7 @@ func TestProxiesHandOverToAChangedProgram(t *testing.T) {
 
 // The loader keeps the previous program if the new one does not become ready.
 func TestAProxyThatKeepsThePreviousProgramFailsFinish(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeProxy)
@@ -64,6 +66,7 @@ func TestAProxyThatKeepsThePreviousProgramFailsFinish(t *testing.T) {
 }
 
 func TestProxiesThatCannotBeAskedHoldUpNothing(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeProxy)

@@ -10,6 +10,7 @@ import (
 
 // The chart's CronJobs refer to the image that finish pushes by its digest.
 func TestAnInitHookWithAnotherImageThanTheChartsIsRefused(t *testing.T) {
+	t.Parallel()
 	ours, another := "sha256:"+strings.Repeat("a", 64), "sha256:"+strings.Repeat("b", 64)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)

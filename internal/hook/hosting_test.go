@@ -32,6 +32,7 @@ func (b *bench) hosting() map[string]string {
 }
 
 func TestAdvertisesRegistry(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		mode    state.Mode
 		arrange func(*settings.Settings)
@@ -73,6 +74,7 @@ func TestAdvertisesRegistry(t *testing.T) {
 }
 
 func TestAdvertisementFollowsTheRelease(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	b.upgrade(state.ModeProxy)
 	b.hook.Settings.Expose.Address = "registry.example.com"
@@ -108,6 +110,7 @@ func TestAdvertisementFollowsTheRelease(t *testing.T) {
 }
 
 func TestKeepsAdvertisementOfAnotherRegistry(t *testing.T) {
+	t.Parallel()
 	const theirs = "host: \"localhost:5000\"\n"
 	for name, meta := range map[string]metav1.ObjectMeta{
 		"created by hand": {},
@@ -138,6 +141,7 @@ func TestKeepsAdvertisementOfAnotherRegistry(t *testing.T) {
 
 // Once the first release is uninstalled, the next upgrade of the second writes the ConfigMap.
 func TestSecondReleaseAdvertisesAfterTheFirstIsUninstalled(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	b.add(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "local-registry-hosting", Namespace: "kube-public"},
 		Data: map[string]string{"localRegistryHosting.v1": "host: a\n"}})
@@ -152,6 +156,7 @@ func TestSecondReleaseAdvertisesAfterTheFirstIsUninstalled(t *testing.T) {
 }
 
 func TestMissingPermissionToAdvertiseIsNoError(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	b.forbid = func(action string) error {
 		if strings.Contains(action, "local-registry-hosting") {

@@ -32,6 +32,7 @@ func (b *bench) nodeFindings() []preflight.Finding {
 }
 
 func TestPreflightChecksNodeConfiguration(t *testing.T) {
+	t.Parallel()
 	const k3sDirectory = "/etc/rancher/k3s"
 	k3s := func(b *bench, registries string) {
 		config := noderuntime.Config{Release: "zarf/zarf-registry", Directories: []string{k3sDirectory},
@@ -109,6 +110,7 @@ func TestPreflightChecksNodeConfiguration(t *testing.T) {
 }
 
 func TestPreflightNamesMissingPermissionForNodeConfiguration(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	b.configureNodes(false)
 	b.hook.NodeConfigData = nil
@@ -123,6 +125,7 @@ func TestPreflightNamesMissingPermissionForNodeConfiguration(t *testing.T) {
 }
 
 func TestPreflightNamesDirectoriesForgottenByBlindRendering(t *testing.T) {
+	t.Parallel()
 	for name, mode := range map[string]state.Mode{"in proxy mode": state.ModeProxy,
 		"in external mode": state.ModeExternal} {
 		t.Run(name, func(t *testing.T) {
@@ -163,6 +166,7 @@ func server(n *corev1.Node) {
 }
 
 func TestPreflightNamesControlPlaneNodesThatAreLeftOut(t *testing.T) {
+	t.Parallel()
 	recorded := savedWith(t, func(s *state.State) {
 		s.NodeConfig = &state.NodeConfig{Directories: []string{"/etc/rancher/k3s"}}
 	})
@@ -200,6 +204,7 @@ func TestPreflightNamesControlPlaneNodesThatAreLeftOut(t *testing.T) {
 // Control-plane nodes may have files of a version that configured them too, which helm uninstall
 // restores.
 func TestDirectoriesStayRecordedWhileControlPlaneNodesAreLeftOut(t *testing.T) {
+	t.Parallel()
 	for _, agentsOnly := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			b := newBench(t, node("n1"), node("n2", server), savedWith(t, func(s *state.State) {
@@ -224,6 +229,7 @@ func TestDirectoriesStayRecordedWhileControlPlaneNodesAreLeftOut(t *testing.T) {
 }
 
 func TestPrepareSavesAllDirectoriesThatPodsMayWriteTo(t *testing.T) {
+	t.Parallel()
 	for _, mode := range allModes {
 		t.Run(string(mode), func(t *testing.T) {
 			b := newBench(t, node("n1"), node("n2"), savedWith(t, func(s *state.State) {
@@ -252,6 +258,7 @@ func TestPrepareSavesAllDirectoriesThatPodsMayWriteTo(t *testing.T) {
 }
 
 func TestPreflightDryRunsNodeConfigPods(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		for _, mode := range []state.Mode{state.ModeNodePort, state.ModeExternal} {
 			b := newBench(t, node("n1"), node("n2"), namespace("baseline"))
@@ -271,6 +278,7 @@ func TestPreflightDryRunsNodeConfigPods(t *testing.T) {
 }
 
 func TestNoCRIOFindingWithMatchingNodeConfiguration(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		tls    string
 		change func(*bench)
@@ -303,6 +311,7 @@ func TestNoCRIOFindingWithMatchingNodeConfiguration(t *testing.T) {
 }
 
 func TestMissingNodeProgramIsABlockerInExternalMode(t *testing.T) {
+	t.Parallel()
 	b := newBench(t, node("n1", architecture("arm64")))
 	b.configureNodes(false)
 	b.mode(state.ModeExternal)

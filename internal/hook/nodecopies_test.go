@@ -27,6 +27,7 @@ func strict(t *testing.T, change ...func(*bench)) *bench {
 
 // checkNodesTrust checks each write.
 func TestNodesFollowRotation(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := strict(t)
 		b.checkNodesFollow("n1", "n2")
@@ -62,6 +63,7 @@ func TestNodesFollowRotation(t *testing.T) {
 }
 
 func TestNodesFollowEveryCAChange(t *testing.T) {
+	t.Parallel()
 	// Killing at each write takes ten times as long, so only two cases do; all write in the same
 	// order.
 	for name, killed := range map[string]bool{
@@ -111,6 +113,7 @@ func TestNodesFollowEveryCAChange(t *testing.T) {
 }
 
 func TestNodeWithoutCurrentCAsBlocksRotation(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := strict(t)
 		b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": {ExitCode: 1,
@@ -144,6 +147,7 @@ func TestNodeWithoutCurrentCAsBlocksRotation(t *testing.T) {
 
 // A node whose disk stays full must not make the certificates of all nodes expire.
 func TestNodeWithoutCurrentCAsIsSkippedBeforeExpiry(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := strict(t)
 		b.unwatched = true
@@ -173,6 +177,7 @@ func (b *bench) nodeSetOf() *appsv1.DaemonSet {
 }
 
 func TestMissingPermissionToDeletePodsIsReportedWithTheCommand(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := strict(t)
 		b.asTheCronJobDoes()
@@ -193,6 +198,7 @@ func TestMissingPermissionToDeletePodsIsReportedWithTheCommand(t *testing.T) {
 }
 
 func TestReturningNodeGetsCurrentCAs(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := strict(t)
 		b.unwatched = true
@@ -219,6 +225,7 @@ func TestReturningNodeGetsCurrentCAs(t *testing.T) {
 
 // Renewing leaves under the same CA does not depend on nodes.
 func TestRenewalUnderTheSameCADoesNotWaitForNodes(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := strict(t)
 		b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": {ExitCode: 1}}
@@ -238,6 +245,7 @@ func TestRenewalUnderTheSameCADoesNotWaitForNodes(t *testing.T) {
 }
 
 func TestCopiesOnNodesThatCannotBeRead(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t, func(b *bench) { b.configureNodes(true) })
 		b.client.PrependReactor("list", "daemonsets", func(kubetesting.Action) (bool, runtime.Object, error) {
@@ -250,6 +258,7 @@ func TestCopiesOnNodesThatCannotBeRead(t *testing.T) {
 
 // Without files on nodes, the permissions for updating them are not needed.
 func TestWithoutCAsOnNodesNodePodsAreIgnored(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]func(*bench){
 		"no node configuration":          func(*bench) {},
 		"node configuration without CAs": func(b *bench) { b.configureNodes(false) },

@@ -34,6 +34,7 @@ func constraints(object runtime.Object) error {
 }
 
 func TestOpenShiftConstraints(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	b.add(kubernetesService("10.96.0.1"))
 	b.admit = constraints

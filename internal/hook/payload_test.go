@@ -21,6 +21,7 @@ import (
 )
 
 func TestChunkZeroIsWrittenLast(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	b.mustPrepare()
 	last := map[string]string{}
@@ -40,6 +41,7 @@ func TestChunkZeroIsWrittenLast(t *testing.T) {
 }
 
 func TestPayloadIsNamedByItsDigest(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	b.upgrade(state.ModeProxy) // from a source checkout, without digests
 	digests := map[string]string{}
@@ -83,6 +85,7 @@ func TestPayloadIsNamedByItsDigest(t *testing.T) {
 }
 
 func TestDamagedChunkIsReplacedAndWaitingPodsRestart(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	b.mustPrepare()
 	name := "zarf-registry-payload-registry-node-amd64-01"
@@ -129,6 +132,7 @@ func TestDamagedChunkIsReplacedAndWaitingPodsRestart(t *testing.T) {
 }
 
 func TestSeedRetriesWhileAPIServerIsOverloaded(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	var mu sync.Mutex
 	answers := []error{
@@ -154,6 +158,7 @@ func TestSeedRetriesWhileAPIServerIsOverloaded(t *testing.T) {
 }
 
 func TestRunsThatWriteTheSamePayload(t *testing.T) {
+	t.Parallel()
 	const chunk = "zarf-registry-payload-registry-node-amd64-00"
 	other, b := newBench(t), newBench(t)
 	other.mustPrepare()
@@ -182,6 +187,7 @@ func (crossPrograms) Payload(program, architecture string) (*injector.Payload, e
 
 // The invariants of the chart say that pods mount the payload of the architecture that they select.
 func TestPayloadIsForTheArchitecturesOfTheNodes(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		nodes    []string
 		registry string

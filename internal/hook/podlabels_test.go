@@ -10,6 +10,7 @@ import (
 // The bench checks the label of each created pod. This test makes sure that there is one of each
 // kind.
 func TestCreatedPodsHaveTheLabelThatZarfAgentIgnores(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.add(kubernetesService("10.96.0.1"))

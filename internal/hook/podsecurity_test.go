@@ -63,6 +63,7 @@ func podSecurityAt(b *bench) func(runtime.Object) error {
 }
 
 func TestPodSecurityFindingSaysHowToLabelTheNamespace(t *testing.T) {
+	t.Parallel()
 	for name, hostNetwork := range map[string]bool{"hostPort (": false, "host namespaces (": true} {
 		b := newBench(t, node("n1"), namespace("baseline"))
 		b.hook.Settings.Proxy.HostNetwork = hostNetwork
@@ -77,6 +78,7 @@ func TestPodSecurityFindingSaysHowToLabelTheNamespace(t *testing.T) {
 }
 
 func TestPodSecurityAdmitsNodePortMode(t *testing.T) {
+	t.Parallel()
 	b := newBench(t, node("n1"), node("n2"), namespace("restricted"))
 	b.admit = podSecurityAt(b)
 	b.hook.Settings.Preflight.LabelNamespace = true
@@ -87,6 +89,7 @@ func TestPodSecurityAdmitsNodePortMode(t *testing.T) {
 }
 
 func TestNamespaceLabelIsSetOnRequestAndRestored(t *testing.T) {
+	t.Parallel()
 	for name, before := range map[string]string{"a level": "baseline", "no level": ""} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -115,6 +118,7 @@ func TestNamespaceLabelIsSetOnRequestAndRestored(t *testing.T) {
 }
 
 func TestNamespaceLabelChangedByOthersIsKept(t *testing.T) {
+	t.Parallel()
 	b := newBench(t, node("n1"), node("n2"), namespace("baseline"))
 	b.admit = podSecurityAt(b)
 	b.hook.Settings.Preflight.LabelNamespace = true
@@ -133,6 +137,7 @@ func TestNamespaceLabelChangedByOthersIsKept(t *testing.T) {
 }
 
 func TestNamespaceIsLabelledOnlyIfThatHelps(t *testing.T) {
+	t.Parallel()
 	b := newBench(t, node("n1"), namespace("restricted"))
 	b.hook.Settings.Preflight.LabelNamespace = true
 	b.mustPrepare() // the cluster does not enforce it
@@ -156,6 +161,7 @@ func TestNamespaceIsLabelledOnlyIfThatHelps(t *testing.T) {
 }
 
 func TestCleanupKeepsNamespaceLabelUnlessRequested(t *testing.T) {
+	t.Parallel()
 	b := newBench(t, node("n1"), namespace("baseline"))
 	b.mustPrepare()
 	if err := b.hook.Cleanup(t.Context()); err != nil {
@@ -168,6 +174,7 @@ func TestCleanupKeepsNamespaceLabelUnlessRequested(t *testing.T) {
 
 // The namespace's owner may change its label between reading and writing.
 func TestNamespaceThatChangesIsNotOverwritten(t *testing.T) {
+	t.Parallel()
 	b := newBench(t, node("n1"), namespace("baseline"))
 	b.hook.Settings.Preflight.LabelNamespace = true
 	b.admit = podSecurityAt(b)

@@ -136,6 +136,7 @@ func invalidPort(message string) error {
 }
 
 func TestPreflightFinds(t *testing.T) {
+	t.Parallel()
 	const blocker, warning = preflight.Blocker, preflight.Warning
 	type nodes = []runtime.Object
 	for name, c := range map[string]struct {
@@ -410,6 +411,7 @@ func TestPreflightFinds(t *testing.T) {
 }
 
 func TestPrepareReportsAllBlockersAndAllCanBeIgnored(t *testing.T) {
+	t.Parallel()
 	b := newBench(t, node("n1", runtimeVersion("cri-o://1.35.0"), images("registry.k8s.io/pause:3.9")), otherService())
 	b.hook.Settings.Injector.PauseImageSource = state.SourceDefault
 	b.hook.Settings.Proxy.HostNetwork = true
@@ -430,6 +432,7 @@ func TestPrepareReportsAllBlockersAndAllCanBeIgnored(t *testing.T) {
 }
 
 func TestPreflightNamesMissingPermission(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		verb, resource string
 		left           string // the ignored check; empty: an error
@@ -460,6 +463,7 @@ func TestPreflightNamesMissingPermission(t *testing.T) {
 
 // Without the permission to list Services, the release's own may be the one that has the port.
 func TestPreflightDoesNotBlameTheOwnService(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []state.Mode{state.ModeProxy, state.ModeNodePort} {
 		b := newBench(t)
 		b.upgrade(mode)
@@ -478,6 +482,7 @@ func TestPreflightDoesNotBlameTheOwnService(t *testing.T) {
 }
 
 func TestPreflightWaitsForNewNamespace(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		missing := apierrors.NewForbidden(corev1.Resource("pods"), "x",
 			errors.New(`error looking up service account zarf/default: serviceaccount "default" not found`))
@@ -502,6 +507,7 @@ func TestPreflightWaitsForNewNamespace(t *testing.T) {
 }
 
 func TestOverloadedAPIServerIsNoFinding(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, node("n1"))
 		b.admit = refusePods(apierrors.NewServiceUnavailable("starting"))

@@ -105,6 +105,7 @@ func checkPull(b *bench, s *corev1.Secret, open bool) {
 }
 
 func TestPrepareCreatesAllObjectsThatTheChartNeeds(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	b.mustPrepare()
 	b.checkPrepared()
@@ -119,6 +120,7 @@ func TestPrepareCreatesAllObjectsThatTheChartNeeds(t *testing.T) {
 }
 
 func TestPrepareTwiceWritesOnce(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	b.mustPrepare()
 	b.forget()
@@ -130,6 +132,7 @@ func TestPrepareTwiceWritesOnce(t *testing.T) {
 }
 
 func TestCertificatesAreKeptUntilHalfOfTheirLifetime(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	b.mustPrepare()
 	before, ca := b.secret("zarf-registry-server-tls").Data["tls.crt"], b.secret("zarf-registry-ca").Data["tls.crt"]
@@ -150,6 +153,7 @@ func TestCertificatesAreKeptUntilHalfOfTheirLifetime(t *testing.T) {
 }
 
 func TestPrepareInNodePortModeCreatesPullCredential(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	b.mode(state.ModeNodePort)
 	b.mustPrepare()
@@ -172,6 +176,7 @@ func TestPrepareInNodePortModeCreatesPullCredential(t *testing.T) {
 }
 
 func TestPrepareInExternalModeOnlySavesState(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	b.mode(state.ModeExternal)
 	b.mustPrepare()
@@ -186,6 +191,7 @@ func TestPrepareInExternalModeOnlySavesState(t *testing.T) {
 }
 
 func TestUploadSigningKeySurvivesCredentialRotation(t *testing.T) {
+	t.Parallel()
 	const name, key = "zarf-registry-credentials", "upload-secret"
 	b := newBench(t)
 	b.mustPrepare()
@@ -228,6 +234,7 @@ func TestUploadSigningKeySurvivesCredentialRotation(t *testing.T) {
 }
 
 func TestPullCredentialFollowsAddress(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	b.mode(state.ModeNodePort)
 	b.mustPrepare()
@@ -244,6 +251,7 @@ func TestPullCredentialFollowsAddress(t *testing.T) {
 }
 
 func TestPrepareWaitsForListenerOfRunningRegistry(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeProxy)
@@ -280,6 +288,7 @@ func TestPrepareWaitsForListenerOfRunningRegistry(t *testing.T) {
 }
 
 func TestPrepareDoesNotWaitForPodsOfAChartWithoutTheListener(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	b.add(&corev1.Pod{ObjectMeta: meta("zarf-registry-0", "registry"), Status: corev1.PodStatus{Conditions: podReady},
 		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "registry",
@@ -289,6 +298,7 @@ func TestPrepareDoesNotWaitForPodsOfAChartWithoutTheListener(t *testing.T) {
 }
 
 func TestPrepareKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []state.Mode{state.ModeProxy, state.ModeNodePort, state.ModeExternal} {
 		t.Run(string(mode), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -340,6 +350,7 @@ func savedWith(t *testing.T, change func(*state.State)) *corev1.Secret {
 }
 
 func TestPrepareRefusesBeforeItChangesAnything(t *testing.T) {
+	t.Parallel()
 	const local = "127.0.0.1:31999"
 	byDefault := func(mode state.Mode) func(*settings.Settings) {
 		return func(o *settings.Settings) { o.Mode, o.ModeSource = mode, state.SourceDefault }
@@ -425,6 +436,7 @@ func TestPrepareRefusesBeforeItChangesAnything(t *testing.T) {
 }
 
 func TestPrepareAcceptsExplicitOrUnchangedSettings(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		saved  *corev1.Secret
 		change func(*settings.Settings)
@@ -461,6 +473,7 @@ func TestPrepareAcceptsExplicitOrUnchangedSettings(t *testing.T) {
 // A Job's image must be pullable: finish records it after the push. prepare records it only if the
 // same process runs finish.
 func TestHookImageIsRecordedByThePusher(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	b.mustPrepare()
 	if got := b.state().HookImage; got != nil {
@@ -481,6 +494,7 @@ func TestHookImageIsRecordedByThePusher(t *testing.T) {
 
 // The record survives every writer of the state.
 func TestPKIStateSurvivesLaterWrites(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	b.corp()
 	b.pki(state.PKIExistingSecret)

@@ -78,6 +78,7 @@ func (b *bench) checkNamed(teamPassword string) {
 }
 
 func TestNamedPushCredentials(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		push := bytes.Clone(b.password("zarf-registry-credentials"))
@@ -164,6 +165,7 @@ func lastLine(text []byte) []byte {
 // The chart's values are needed only once: what commands without them need is recorded, where earlier releases
 // ignore it.
 func TestNamedPushCredentialsAreRecorded(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		if got := b.secret("zarf-registry-state").Annotations["zarf-registry/push-credentials"]; got != "" {
@@ -187,6 +189,7 @@ func TestNamedPushCredentialsAreRecorded(t *testing.T) {
 }
 
 func TestNamedPushCredentialsThatCannotWork(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		change func(*bench)
 		want   string
@@ -217,6 +220,7 @@ func TestNamedPushCredentialsThatCannotWork(t *testing.T) {
 
 // A chart that was rendered without the cluster does not grant the deletion.
 func TestARemovedCredentialThatCannotBeDeletedIsNamed(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t, named)
 		b.hook.Settings.Push.Credentials = nil

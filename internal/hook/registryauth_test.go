@@ -39,6 +39,7 @@ func (b *bench) checkAuth(open bool) {
 }
 
 func TestTheRegistrysSecretHasHashesOnly(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.hook.Programs = programs{small: true}
@@ -64,6 +65,7 @@ func TestTheRegistrysSecretHasHashesOnly(t *testing.T) {
 
 // Earlier releases did not create that Secret. Their registry serves the node port until finish has switched.
 func TestAnUpgradeCopiesTheCredentialsForTheRegistry(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.hook.Programs = programs{small: true}
@@ -89,6 +91,7 @@ func (b *bench) mayNotCreate() {
 }
 
 func TestTheCronJobReportsMissingSecretsAndCreatesNone(t *testing.T) {
+	t.Parallel()
 	for missing, renewed := range map[string][]string{
 		"server-tls": {"node-tls", "push-tls"},
 		"node-tls":   {"server-tls", "push-tls"},
@@ -130,6 +133,7 @@ func TestTheCronJobReportsMissingSecretsAndCreatesNone(t *testing.T) {
 
 // Who may annotate pods may also change their images.
 func TestTheCronJobAnnotatesNoPods(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		b.asTheCronJobDoes()
@@ -145,6 +149,7 @@ func TestTheCronJobAnnotatesNoPods(t *testing.T) {
 }
 
 func TestTheCronJobNeedsTheRegistrysSecretToCopyACredential(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t, func(b *bench) { b.give("robot", "correct horse") })
 		b.give("robot", "battery staple")

@@ -26,6 +26,7 @@ func configured(t *testing.T, mode state.Mode) *bench {
 }
 
 func TestCleanupRestoresNodeFilesFirst(t *testing.T) {
+	t.Parallel()
 	for _, mode := range allModes {
 		t.Run(string(mode), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -49,6 +50,7 @@ func TestCleanupRestoresNodeFilesFirst(t *testing.T) {
 // The pods belong to the last revision. prepare may have been refused before it wrote that
 // revision's payload, and the previous one had none.
 func TestCleanupSeedsPayloadOfRestorePods(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := configured(t, state.ModeProxy)
 		for _, index := range []string{"00", "01"} {
@@ -77,6 +79,7 @@ func TestCleanupSeedsPayloadOfRestorePods(t *testing.T) {
 func (b *bench) helmAgain() { b.add(b.nodeSet("node-restore", []string{"n1", "n2"})) }
 
 func TestCleanupDoesNotWaitForUnneededRestorePods(t *testing.T) {
+	t.Parallel()
 	for name, setUp := range map[string]func(*testing.T) *bench{
 		"an installation that prepare refused": func(t *testing.T) *bench { return newBench(t) },
 		"cleanup that ended after all files were restored": func(t *testing.T) *bench {
@@ -119,6 +122,7 @@ func TestCleanupDoesNotWaitForUnneededRestorePods(t *testing.T) {
 
 // Helm was stopped between prepare and the first object of the chart.
 func TestCleanupOfReleaseThatWasNeverApplied(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.configureNodes(false)
@@ -135,6 +139,7 @@ func TestCleanupOfReleaseThatWasNeverApplied(t *testing.T) {
 
 // helm rollback to a revision without node configuration keeps the files.
 func TestCleanupNamesFilesThatAreNotRestored(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := configured(t, state.ModeProxy)
 		b.hook.Settings.NodeConfig.Directories, b.hook.Settings.NodeConfig.DaemonSets, b.hook.Settings.NodeConfig.CA = nil,
@@ -149,6 +154,7 @@ func TestCleanupNamesFilesThatAreNotRestored(t *testing.T) {
 }
 
 func TestCleanupNamesNodesThatNeedAK3sRestart(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := configured(t, state.ModeNodePort)
 		b.reports = map[string]noderuntime.Report{"n1": {Registries: &noderuntime.RegistriesReport{Path: "/etc/rancher/k3s/registries.yaml", Changed: b.now, Gone: true}}}
@@ -162,6 +168,7 @@ func TestCleanupNamesNodesThatNeedAK3sRestart(t *testing.T) {
 }
 
 func TestCleanupWaitsForSlowNodes(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := configured(t, state.ModeNodePort)
 		set := b.nodeSet("node-restore", []string{"n1", "n2"})
@@ -180,6 +187,7 @@ func TestCleanupWaitsForSlowNodes(t *testing.T) {
 }
 
 func TestCleanupNamesNodeThatCannotRestoreFiles(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		end    corev1.ContainerStateTerminated
 		atOnce bool
@@ -217,6 +225,7 @@ func TestCleanupNamesNodeThatCannotRestoreFiles(t *testing.T) {
 }
 
 func TestCleanupSkipsNodesThatAreNotReady(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := configured(t, state.ModeNodePort)
 		if err := b.tracker.Update(resource("nodes"), node("n2", notReady), ""); err != nil {
@@ -235,6 +244,7 @@ func TestCleanupSkipsNodesThatAreNotReady(t *testing.T) {
 
 // A pod that had not finished may have written files after they were restored.
 func TestFilesAreRestoredAgainWhereAnUnfinishedPodMayHaveWritten(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := configured(t, state.ModeProxy)
 		for _, pod := range b.nodePods() {
@@ -255,6 +265,7 @@ func TestFilesAreRestoredAgainWhereAnUnfinishedPodMayHaveWritten(t *testing.T) {
 }
 
 func TestCleanupNamesPodsThatDoNotTerminate(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := configured(t, state.ModeNodePort)
 		b.uninstall("n1", "n2")
@@ -271,6 +282,7 @@ func TestCleanupNamesPodsThatDoNotTerminate(t *testing.T) {
 }
 
 func TestCleanupOfNodesKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
+	t.Parallel()
 	for _, mode := range allModes {
 		t.Run(string(mode), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -64,6 +64,7 @@ func (b *bench) asTheCronJobDoes() {
 
 // checkTrust checks each write.
 func TestCARotation(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		b.asTheCronJobDoes()
@@ -249,6 +250,7 @@ func installedBefore(t *testing.T, name string) *bench {
 }
 
 func TestChangeConverges(t *testing.T) {
+	t.Parallel()
 	for name, c := range changes {
 		t.Run(name, func(t *testing.T) {
 			for speed, slow := range map[string]time.Duration{"at once": 0, "late": 10 * time.Second} {
@@ -279,6 +281,7 @@ func TestChangeConverges(t *testing.T) {
 }
 
 func TestChangeKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
+	t.Parallel()
 	for name, c := range changes {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -303,6 +306,7 @@ func TestChangeKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 
 // Wherever a PKI mode change is killed, the user can return to the previous mode or choose another.
 func TestChangeKilledAtAnyWriteCanBeReverted(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const name = "internal to existingSecret"
 		killedAtEachWrite(t, func() *bench { return installedBefore(t, name) }, (*bench).prepareAndFinish, func(b *bench) {
@@ -316,6 +320,7 @@ func TestChangeKilledAtAnyWriteCanBeReverted(t *testing.T) {
 
 // Otherwise the CronJob would undo a change after which prepare was killed.
 func TestPKISettingsAreSavedBeforeCertificatesChange(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installedBefore(t, "internal to existingSecret")
 		b.after = func(write string) {
@@ -328,6 +333,7 @@ func TestPKISettingsAreSavedBeforeCertificatesChange(t *testing.T) {
 }
 
 func TestInstallationKilledAtAnyWrite(t *testing.T) {
+	t.Parallel()
 	for name, c := range changes {
 		if c.before == nil {
 			continue
@@ -351,6 +357,7 @@ func TestInstallationKilledAtAnyWrite(t *testing.T) {
 
 // The CronJob and an upgrade run at the same time; one starts at each write of the other.
 func TestConcurrentRuns(t *testing.T) {
+	t.Parallel()
 	for name, c := range changes {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -402,6 +409,7 @@ func TestConcurrentRuns(t *testing.T) {
 }
 
 func TestEndlessConflictIsAnError(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		b.now = b.now.Add(pki.DefaultLeafLifetime * 2 / 3)
@@ -415,6 +423,7 @@ func TestEndlessConflictIsAnError(t *testing.T) {
 }
 
 func TestLeafRenewalDoesNotWaitForPods(t *testing.T) {
+	t.Parallel()
 	b := installed(t)
 	b.now = b.now.Add(pki.DefaultLeafLifetime * 2 / 3)
 	b.mute = map[string]error{registryPod: errors.New("no")}
@@ -427,6 +436,7 @@ func TestLeafRenewalDoesNotWaitForPods(t *testing.T) {
 }
 
 func TestPrepareDoesNotWaitForPodsAndFinishContinuesRotation(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		b.corp()
@@ -456,6 +466,7 @@ func TestPrepareDoesNotWaitForPodsAndFinishContinuesRotation(t *testing.T) {
 }
 
 func TestFinishWarnsOnWaitTimeoutAndCronJobContinuesRotation(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		b.corp()
@@ -485,6 +496,7 @@ func TestFinishWarnsOnWaitTimeoutAndCronJobContinuesRotation(t *testing.T) {
 }
 
 func TestRenewWaitTimeoutNamesThePods(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		change func(*bench)
 		want   []string
@@ -534,6 +546,7 @@ func (b *bench) change(pod string, change func(*corev1.Pod)) {
 }
 
 func TestPodsThatServeNoClientDoNotBlockRotation(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		change func(*bench)
 		log    string
@@ -572,6 +585,7 @@ func TestPodsThatServeNoClientDoNotBlockRotation(t *testing.T) {
 }
 
 func TestMissingPermissionToAnnotatePodsIsNoError(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		b.forbid = func(write string) error {
@@ -594,6 +608,7 @@ func TestMissingPermissionToAnnotatePodsIsNoError(t *testing.T) {
 }
 
 func TestOnlyOutdatedPodsAreQueriedAgain(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		b.slow = map[string]time.Duration{"proxy-n2": 30 * time.Second}
@@ -606,6 +621,7 @@ func TestOnlyOutdatedPodsAreQueriedAgain(t *testing.T) {
 }
 
 func TestForcedRotationContinuesOneInProgress(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		b.deaf = map[string]bool{"proxy-n2": true}
@@ -626,6 +642,7 @@ func TestForcedRotationContinuesOneInProgress(t *testing.T) {
 }
 
 func TestForcedLeafRenewalReplacesLeavesOnce(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		b.asTheCronJobDoes()
@@ -649,6 +666,7 @@ func TestForcedLeafRenewalReplacesLeavesOnce(t *testing.T) {
 }
 
 func TestRotationRefusals(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		before func(*bench)
 		run    func(*bench) error
@@ -701,6 +719,7 @@ func TestRotationRefusals(t *testing.T) {
 }
 
 func TestRenewInExternalModeDoesNothing(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	b.upgrade(state.ModeExternal)
 	b.forget()
@@ -720,6 +739,7 @@ func TestRenewInExternalModeDoesNothing(t *testing.T) {
 }
 
 func TestWaitForPodsSurvivesAPIServerRestart(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		b.slow = map[string]time.Duration{"proxy-n2": 30 * time.Second}
@@ -740,6 +760,7 @@ func TestWaitForPodsSurvivesAPIServerRestart(t *testing.T) {
 }
 
 func TestRotationWithCertManager(t *testing.T) {
+	t.Parallel()
 	for name, rotateCA := range map[string]bool{"leaves": false, "CA": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -761,6 +782,7 @@ func TestRotationWithCertManager(t *testing.T) {
 
 // Mistakes of the user are reported before anything changes, and change nothing later.
 func TestRejectsInvalidUserCertificates(t *testing.T) {
+	t.Parallel()
 	edit := func(name string, change func(*corev1.Secret)) func(*bench) {
 		return func(b *bench) { b.changeSecret(name, change) }
 	}
@@ -923,6 +945,7 @@ func TestRejectsInvalidUserCertificates(t *testing.T) {
 // Pods of earlier releases have no status endpoint. Prepare continues without them, and helm
 // upgrade replaces them before finish asks.
 func TestUpgradeFromReleaseWithoutStatusEndpoint(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		for _, pod := range []string{registryPod, "proxy-n1", "proxy-n2"} {
@@ -949,6 +972,7 @@ func TestUpgradeFromReleaseWithoutStatusEndpoint(t *testing.T) {
 
 // Messages and the state stay readable in a large cluster.
 func TestOnlyTheFirstOfManyPodsAreNamed(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		for n := range 40 {
@@ -974,6 +998,7 @@ func TestOnlyTheFirstOfManyPodsAreNamed(t *testing.T) {
 
 // Two runs with different goals would continue forever.
 func TestRunGivesUpIfItsChangesAreRevertedEachTime(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
 		b.unwatched = true

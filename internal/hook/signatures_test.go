@@ -40,6 +40,7 @@ func verifies(t *testing.T) func(*bench) {
 }
 
 func TestPreflightChecksPublicKeys(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		data map[string][]byte // nil: there is no Secret
 		want []string          // of the one finding; nil: no finding
@@ -80,6 +81,7 @@ func hookImage(n int) (string, *state.HookImage) {
 }
 
 func TestTheRegistryKnowsTheImagesOfAllReleases(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		first, image := hookImage(16)
 		b := installed(t, func(b *bench) { b.registry.image = image })
@@ -116,6 +118,7 @@ func TestTheRegistryKnowsTheImagesOfAllReleases(t *testing.T) {
 }
 
 func TestFinishWaitsUntilTheRegistryKnowsItsOwnImages(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t, verifies(t))
 		upgrade := func(n int) error {

@@ -23,6 +23,7 @@ import (
 )
 
 func TestSwitchBetweenAllModes(t *testing.T) {
+	t.Parallel()
 	for _, from := range allModes {
 		for _, to := range allModes {
 			t.Run(string(from)+" to "+string(to), func(t *testing.T) {
@@ -42,6 +43,7 @@ func TestSwitchBetweenAllModes(t *testing.T) {
 }
 
 func TestSwitchKeepsPullCredential(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeNodePort)
@@ -60,6 +62,7 @@ func TestSwitchKeepsPullCredential(t *testing.T) {
 // Prepare or Finish of a switch is killed at each of its writes. Then the same upgrade runs again,
 // or the user switches back.
 func TestSwitchKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
+	t.Parallel()
 	for _, from := range allModes {
 		for _, to := range allModes {
 			if from == to {
@@ -100,6 +103,7 @@ func TestSwitchKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 const noHostPort = "dial tcp 127.0.0.1:31999: connect: connection refused"
 
 func TestFailedSwitchServesThePreviousModeAgain(t *testing.T) {
+	t.Parallel()
 	for _, to := range []state.Mode{state.ModeProxy, state.ModeNodePort} {
 		t.Run("to "+string(to), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -142,6 +146,7 @@ func TestFailedSwitchServesThePreviousModeAgain(t *testing.T) {
 // A run that was killed after the verification may have closed the listener. If the next run's
 // verification fails, serving the node port without the listener would not help.
 func TestSwitchBackOpensTheListener(t *testing.T) {
+	t.Parallel()
 	for _, left := range []string{"patch services " + serviceName, "update secrets zarf-registry-pull",
 		"update secrets zarf-registry-auth"} {
 		t.Run("killed after "+left, func(t *testing.T) {
@@ -172,6 +177,7 @@ func TestSwitchBackOpensTheListener(t *testing.T) {
 }
 
 func TestInterruptedSwitchGoesBack(t *testing.T) {
+	t.Parallel()
 	for name, end := range map[string]func(*bench, context.CancelFunc){
 		"by a signal":    func(_ *bench, cancel context.CancelFunc) { time.AfterFunc(10*time.Second, cancel) },
 		"by its timeout": func(b *bench, _ context.CancelFunc) { b.hook.Timeout = 10 * time.Second },
@@ -197,6 +203,7 @@ func TestInterruptedSwitchGoesBack(t *testing.T) {
 }
 
 func TestSwitchGoesBackDuringAPIServerRestart(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeNodePort)
@@ -218,6 +225,7 @@ func TestSwitchGoesBackDuringAPIServerRestart(t *testing.T) {
 }
 
 func TestFailureToSwitchBackIsReported(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeNodePort)
@@ -237,6 +245,7 @@ func unlabels(action kubetesting.Action) bool {
 
 // kube-proxy sees the label before the endpoints go: it would otherwise reject connections.
 func TestPortIsReservedBeforeItsEndpointsGo(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeNodePort)
@@ -263,6 +272,7 @@ func TestPortIsReservedBeforeItsEndpointsGo(t *testing.T) {
 
 // Endpoints come before the rules: kube-proxy would otherwise reject connections.
 func TestNodePortIsServedOnceItHasEndpoints(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeProxy)
@@ -293,6 +303,7 @@ func TestNodePortIsServedOnceItHasEndpoints(t *testing.T) {
 
 // kube-proxy before Kubernetes 1.36 ignores EndpointSlices with the Service's label.
 func TestNodePortIsServedOnceKubeProxySeesItsEndpoints(t *testing.T) {
+	t.Parallel()
 	for _, forbidden := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			b := newBench(t)
@@ -325,6 +336,7 @@ func TestNodePortIsServedOnceKubeProxySeesItsEndpoints(t *testing.T) {
 }
 
 func TestSwitchWithoutEndpointsKeepsProxies(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeProxy)
@@ -342,6 +354,7 @@ func TestSwitchWithoutEndpointsKeepsProxies(t *testing.T) {
 
 // The failing switch is killed too, also while it switches back.
 func TestFailingSwitchKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		failing := func(b *bench) error {
 			b.failing = map[string]string{"n2": noHostPort}
@@ -381,6 +394,7 @@ func TestFailingSwitchKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 }
 
 func TestFailedSwitchToNodePortKeepsProxies(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeProxy)
@@ -405,6 +419,7 @@ func TestFailedSwitchToNodePortKeepsProxies(t *testing.T) {
 }
 
 func TestListenerIsClosedBeforeModeIsRecorded(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeNodePort)
@@ -425,6 +440,7 @@ func TestListenerIsClosedBeforeModeIsRecorded(t *testing.T) {
 }
 
 func TestPayloadOfTerminatingProxiesIsCollected(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeProxy)
@@ -451,6 +467,7 @@ func upgradedFrom(b *bench, mode state.Mode) {
 }
 
 func TestUpgradeAdoptsRenderedService(t *testing.T) {
+	t.Parallel()
 	for _, to := range []state.Mode{state.ModeNodePort, state.ModeProxy} {
 		t.Run(string(to), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -476,6 +493,7 @@ func TestUpgradeAdoptsRenderedService(t *testing.T) {
 }
 
 func TestUpgradeInProxyModeReservesThePort(t *testing.T) {
+	t.Parallel()
 	for _, to := range []state.Mode{state.ModeNodePort, state.ModeProxy} {
 		t.Run(string(to), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -496,6 +514,7 @@ func TestUpgradeInProxyModeReservesThePort(t *testing.T) {
 }
 
 func TestMissingServiceInNodePortModeIsServedAtOnce(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeNodePort)
@@ -510,6 +529,7 @@ func TestMissingServiceInNodePortModeIsServedAtOnce(t *testing.T) {
 }
 
 func TestPortIsNotReserved(t *testing.T) {
+	t.Parallel()
 	forbidden := apierrors.NewForbidden(corev1.Resource("services"), "x", errors.New("exceeded quota: none"))
 	for name, c := range map[string]struct {
 		unreserved bool
@@ -551,6 +571,7 @@ func TestPortIsNotReserved(t *testing.T) {
 }
 
 func TestServiceIsDeletedAfterVerificationIfThePortIsNotReserved(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.hook.Settings.UnreservedPort = true
@@ -571,6 +592,7 @@ func TestServiceIsDeletedAfterVerificationIfThePortIsNotReserved(t *testing.T) {
 }
 
 func TestPrepareNamesServiceThatTookThePort(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	b.upgrade(state.ModeProxy)
 	b.remove("services", serviceName)
@@ -592,6 +614,7 @@ func TestPrepareNamesServiceThatTookThePort(t *testing.T) {
 }
 
 func TestPortChangeMovesTheReservation(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeProxy)

@@ -14,6 +14,7 @@ import (
 )
 
 func TestFailedPullNamesTheNodeAndRecordsNothing(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		mode    state.Mode
 		says    string
@@ -55,6 +56,7 @@ func TestFailedPullNamesTheNodeAndRecordsNothing(t *testing.T) {
 }
 
 func TestVerificationContinuesWhileOneNodeMaySucceed(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.begin(state.ModeNodePort)
@@ -68,6 +70,7 @@ func TestVerificationContinuesWhileOneNodeMaySucceed(t *testing.T) {
 }
 
 func TestFailureReasonComesFromTheEventWithDetails(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, node("n1"))
 		b.mustPrepare()
@@ -91,6 +94,7 @@ func TestFailureReasonComesFromTheEventWithDetails(t *testing.T) {
 }
 
 func TestNodesWithoutAProbeImageAreSkipped(t *testing.T) {
+	t.Parallel()
 	other := func(n *corev1.Node) { n.Status.NodeInfo.Architecture = "s390x" }
 	b := newBench(t, node("n1"), node("n2"), node("n3", other))
 	b.upgrade(state.ModeNodePort)
@@ -101,6 +105,7 @@ func TestNodesWithoutAProbeImageAreSkipped(t *testing.T) {
 }
 
 func TestNoEligibleNodeRecordsNoVerifiedMode(t *testing.T) {
+	t.Parallel()
 	b := newBench(t, node("n1", notReady))
 	b.mustPrepare()
 	b.helm("n1")

@@ -24,6 +24,7 @@ func refused(text string) corev1.ContainerStateTerminated {
 }
 
 func TestFinishWaitsForNodesAndSavesDirectoriesInUse(t *testing.T) {
+	t.Parallel()
 	for _, mode := range allModes {
 		t.Run(string(mode), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -51,6 +52,7 @@ func TestFinishWaitsForNodesAndSavesDirectoriesInUse(t *testing.T) {
 }
 
 func TestNotReadyNodesDoNotBlockFinishAndTheirDirectoriesAreKept(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, node("n1"), node("n2"), node("n3", notReady), savedWith(t, func(s *state.State) {
 			s.NodeConfig = &state.NodeConfig{Directories: []string{"/etc/rancher/k3s"}}
@@ -75,6 +77,7 @@ func TestNotReadyNodesDoNotBlockFinishAndTheirDirectoriesAreKept(t *testing.T) {
 // In an upgrade the controller deletes the previous pod of a node that is not ready at once, but no
 // kubelet stops it there.
 func TestTerminatingPodOnNotReadyNodeDoesNotBlockFinish(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, node("n1"), node("n2"), node("n3", notReady))
 		b.configureNodes(false)
@@ -99,6 +102,7 @@ func TestTerminatingPodOnNotReadyNodeDoesNotBlockFinish(t *testing.T) {
 
 // The controller counts pods of the previous configuration but does not say where they are.
 func TestPreviousPodOnReadyNodeBlocksFinish(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, node("n1"), node("n2"), node("n3", notReady))
 		b.configureNodes(false)
@@ -120,6 +124,7 @@ func TestPreviousPodOnReadyNodeBlocksFinish(t *testing.T) {
 
 // A poll of a large cluster is expensive for this process and for the API server.
 func TestSlowPollsAreLessFrequent(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.configureNodes(false)
@@ -140,6 +145,7 @@ func TestSlowPollsAreLessFrequent(t *testing.T) {
 }
 
 func TestRefusingNodeIsReportedAtOnce(t *testing.T) {
+	t.Parallel()
 	for _, mode := range allModes {
 		t.Run(string(mode), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -174,6 +180,7 @@ func TestRefusingNodeIsReportedAtOnce(t *testing.T) {
 }
 
 func TestFailingNodesAreRetriedUntilTimeout(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		end  corev1.ContainerStateTerminated
 		want string
@@ -213,6 +220,7 @@ func TestFailingNodesAreRetriedUntilTimeout(t *testing.T) {
 }
 
 func TestOnlyTheFirstOfManyRefusingNodesAreNamed(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.configureNodes(false)
@@ -237,6 +245,7 @@ func TestOnlyTheFirstOfManyRefusingNodesAreNamed(t *testing.T) {
 
 // A pod from before the upgrade says nothing about the new configuration.
 func TestRefusalOfPreviousConfigurationIsIgnored(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.configureNodes(false)
@@ -269,6 +278,7 @@ func TestRefusalOfPreviousConfigurationIsIgnored(t *testing.T) {
 }
 
 func TestNodeWarningsAndK3sRestartsAreLogged(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.configureNodes(false)
@@ -310,6 +320,7 @@ func TestNodeWarningsAndK3sRestartsAreLogged(t *testing.T) {
 }
 
 func TestFinishWaitsForMissingNodeConfiguration(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		change func(*bench)
 		want   string
@@ -355,6 +366,7 @@ func TestFinishWaitsForMissingNodeConfiguration(t *testing.T) {
 }
 
 func TestFinishWithNodesKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
+	t.Parallel()
 	for _, mode := range allModes {
 		t.Run(string(mode), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -81,6 +81,7 @@ func (b *bench) checkZarf() {
 }
 
 func TestZarfsClientsGetACertificate(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t, asZarf)
 		b.checkZarf()
@@ -112,6 +113,7 @@ func TestZarfsClientsGetACertificate(t *testing.T) {
 }
 
 func TestZarfsPushUserWrites(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t, asZarf)
 		check := func(password string) {

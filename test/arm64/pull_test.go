@@ -50,7 +50,10 @@ const (
 // proxy's program changes between the pulls.
 func TestPull(t *testing.T) {
 	if err := emulate.Check(); err != nil {
-		t.Skip("programs for arm64 do not run here:", err)
+		t.Skipf("needs programs for arm64 to run here (%v): run make arm64, which installs qemu", err)
+	}
+	if _, err := embedded.Loader(architecture); err != nil {
+		t.Skip("needs programs for arm64: run make payload")
 	}
 	dir := t.TempDir()
 	hash, err := bcrypt.GenerateFromPassword([]byte(password), bcrypt.MinCost)

@@ -45,6 +45,9 @@ type report struct {
 }
 
 func TestSeeds(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs a minute: run make registrycheck-short")
+	}
 	program := build(t, nil)
 	var mu sync.Mutex
 	var reports []*report

@@ -1,0 +1,157 @@
+package registry
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// The official suite tests the OCI distribution specification (test/conformance). These are tests of what it leaves
+// open.
+
+func TestValidatorsOfContent(t *testing.T) {
+	i := start(t, newTestCA(t), t.TempDir())
+	d, _ := i.pusher().pushImage("pull/me", "v1", "the layer")
+	layer, node := digest.FromString("the layer").String(), i.node()
+	for path, want := range map[string]string{
+		"/v2/pull/me/manifests/v1": d.String(), "/v2/pull/me/blobs/" + layer: layer,
+	} {
+		tag := node.must(http.StatusOK, "HEAD", path, nil).Header.Get("ETag")
+		if tag != `"`+want+`"` {
+			t.Errorf("%s: ETag %s", path, tag)
+		}
+		node.must(http.StatusNotModified, "GET", path, nil, "If-None-Match", tag)
+	}
+	blob := "/v2/pull/me/blobs/" + layer
+	for header, want := range map[string]string{"bytes=4-": "layer", "bytes=-2": "er", "bytes=4-100": "layer"} {
+		if got := node.must(http.StatusPartialContent, "GET", blob, nil, "Range", header); got.body != want {
+			t.Errorf("%s: %q", header, got.body)
+		}
+	}
+	node.must(http.StatusRequestedRangeNotSatisfiable, "GET", blob, nil, "Range", "bytes=9-")
+}
+
+func TestOnlyTheAPIIsServed(t *testing.T) {
+	node := start(t, newTestCA(t), t.TempDir()).node()
+	node.Transport.(*http.Transport).ForceAttemptHTTP2 = true
+	if got := node.must(http.StatusOK, "GET", "/v2/", nil); got.Proto != "HTTP/1.1" {
+		t.Errorf("protocol is %s", got.Proto)
+	}
+	for _, path := range []string{"/", "/metrics", "/healthz", "/debug/health", "/debug/pprof/", "/debug/vars"} {
+		node.must(http.StatusNotFound, "GET", path, nil)
+	}
+}
+
+// The registry does not know its external host, and does not believe headers that name one.
+func TestLocationsAreRelative(t *testing.T) {
+	i := start(t, newTestCA(t), t.TempDir())
+	c := i.pusher()
+	octets := []string{"Content-Type", "application/octet-stream"}
+	forwarded := []string{"X-Forwarded-Proto", "http", "X-Forwarded-Host", "elsewhere.example", "Forwarded",
+		"host=elsewhere.example;proto=http"}
+	location := func(a answer) string {
+		t.Helper()
+		got := a.Header.Get("Location")
+		if parsed, err := url.Parse(got); err != nil || parsed.Host != "" || !strings.HasPrefix(got, "/v2/") {
+			t.Fatalf("Location %q is not a relative URL", got)
+		}
+		return got
+	}
+	begin := func() string {
+		t.Helper()
+		return location(c.must(http.StatusAccepted, "POST", "/v2/push/me/blobs/uploads/", nil, forwarded...))
+	}
+	part := location(c.must(http.StatusAccepted, "PATCH", begin(), strings.NewReader("first"),
+		append(octets, "Content-Range", "0-4")...))
+	status := location(c.must(http.StatusNoContent, "GET", part, nil, forwarded...))
+	blob := location(c.must(http.StatusCreated, "PUT", status+"&digest="+digest.FromString("firstlast").String(),
+		strings.NewReader("last"), append(octets, forwarded...)...))
+	if got := i.node().must(http.StatusOK, "GET", blob, nil); got.body != "firstlast" {
+		t.Errorf("the blob is %q", got.body)
+	}
+	d := c.pushBlob("first", "shared").String()
+	location(c.must(http.StatusCreated, "POST", "/v2/second/blobs/uploads/?mount="+d+"&from=first", nil, forwarded...))
+	manifest, content := c.pushImage("push/me", "v1", "x")
+	if got := location(c.must(http.StatusCreated, "PUT", "/v2/push/me/manifests/v1", strings.NewReader(content),
+		append(forwarded, "Content-Type", "application/vnd.oci.image.manifest.v1+json")...)); !strings.HasSuffix(
+		got, "/manifests/"+manifest.String()) {
+		t.Errorf("Location %q", got)
+	}
+
+	// The state in a URL belongs to its upload.
+	one, _, _ := strings.Cut(begin(), "?")
+	other, state, _ := strings.Cut(begin(), "?")
+	if one == other {
+		t.Fatal("two uploads have one URL")
+	}
+	c.must(http.StatusNotFound, "PATCH", one+"?"+state, strings.NewReader("x"), octets...)
+}
+
+func TestListsAreOrderedAndPaged(t *testing.T) {
+	i := start(t, newTestCA(t), t.TempDir())
+	c, node := i.pusher(), i.node()
+	// By path, as S3 lists them, v1-a and v1.0 precede v1.
+	want := []string{"v1", "v1-a", "v1.0", "v2", "v3"}
+	for _, tag := range want {
+		c.pushImage("many/tags", tag, "same")
+	}
+	// list follows the links of pages, which must be relative.
+	list := func(path, field string) (all []string, pages int) {
+		t.Helper()
+		for path != "" {
+			a := node.must(http.StatusOK, "GET", path, nil)
+			var body map[string]any
+			if err := json.Unmarshal([]byte(a.body), &body); err != nil {
+				t.Fatal(err)
+			}
+			for _, entry := range body[field].([]any) {
+				all = append(all, entry.(string))
+			}
+			pages++
+			path = ""
+			if link := a.Header.Get("Link"); link != "" {
+				target, _, _ := strings.Cut(strings.TrimPrefix(link, "<"), ">")
+				if !strings.HasPrefix(target, "/v2/") || !strings.Contains(link, `rel="next"`) {
+					t.Fatalf("Link %q is not relative", link)
+				}
+				path = target
+			}
+		}
+		return all, pages
+	}
+	for path, pages := range map[string]int{"/v2/many/tags/tags/list": 1, "/v2/many/tags/tags/list?n=2": 3} {
+		if got, n := list(path, "tags"); !slices.Equal(got, want) || n != pages {
+			t.Errorf("%s: %v in %d pages, want %v in %d", path, got, n, want, pages)
+		}
+	}
+	if got, _ := list("/v2/many/tags/tags/list?last=v2", "tags"); !slices.Equal(got, want[4:]) {
+		t.Errorf("tags after v2: %v", got)
+	}
+	c.pushImage("another", "v1", "x")
+	c.pushImage("another-one", "v1", "x")
+	got, pages := list("/v2/_catalog?n=1", "repositories")
+	slices.Sort(got) // S3 lists another-one first
+	if !slices.Equal(got, []string{"another", "another-one", "many/tags"}) || pages < 3 {
+		t.Errorf("catalog %v in %d pages", got, pages)
+	}
+}
+
+func TestDeletedContentCanBePushedAgain(t *testing.T) {
+	i := start(t, newTestCA(t), t.TempDir())
+	c, node := i.pusher(), i.node()
+	d, _ := c.pushImage("delete/me", "v1", "layer")
+	blob := "/v2/delete/me/blobs/" + digest.FromString("layer").String()
+	c.must(http.StatusAccepted, "DELETE", "/v2/delete/me/manifests/v1", nil)
+	node.must(http.StatusOK, "GET", "/v2/delete/me/manifests/"+d.String(), nil) // by digest it is still there
+	c.must(http.StatusAccepted, "DELETE", "/v2/delete/me/manifests/"+d.String(), nil)
+	node.must(http.StatusOK, "GET", blob, nil)
+	c.must(http.StatusAccepted, "DELETE", blob, nil)
+	node.must(http.StatusNotFound, "GET", blob, nil)
+	c.pushImage("delete/me", "v1", "layer")
+	node.must(http.StatusOK, "GET", "/v2/delete/me/manifests/v1", nil)
+}
