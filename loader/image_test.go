@@ -269,7 +269,10 @@ func TestPassesOnTheVariablesOfThePodOnly(t *testing.T) {
 		}, append([]string{cmd.Path}, cmd.Args[1:]...)...)
 		wantResult(t, inMountNamespace(t, `mount -t tmpfs none /media; exec "$@"`, cmd), result{stdout: fmt.Sprintf(
 			"%q\n%q\n", []string{p.target, "x"},
-			[]string{"EMPTY=", "KEPT=a=b", roleVariable + "=print", fmt.Sprintf("ZARF_REGISTRY_PROGRAM=%x", programSum(t, payload))},
+			[]string{
+				"EMPTY=", "KEPT=a=b", roleVariable + "=print",
+				fmt.Sprintf("ZARF_REGISTRY_PROGRAM=%x", programSum(t, payload)),
+			},
 		)})
 	})
 }

@@ -6,17 +6,17 @@
  *	loader [-s] [-w SECONDS] [--mount=PATH]... [--env=NAME]... DIR TARGET [ARG...]
  *
  * It runs as /payload/loader, from a volume of ConfigMaps, in a pod whose image is the pause image. It reads
- * DIR/manifest, joins DIR/chunk-00, chunk-01, ..., which are a gzip-compressed image layer, extracts the program, writes
- * it to TARGET and executes it with the ARGs and ZARF_REGISTRY_PROGRAM, the program's SHA-256 in hexadecimal. A chunk is
- * inflated only after its SHA-256 has been verified, and the program is renamed to TARGET only after its own SHA-256 has
- * been verified.
+ * DIR/manifest, joins DIR/chunk-00, chunk-01, ..., which are a gzip-compressed image layer, extracts the program,
+ * writes it to TARGET and executes it with the ARGs and ZARF_REGISTRY_PROGRAM, the program's SHA-256 in hexadecimal.
+ * A chunk is inflated only after its SHA-256 has been verified, and the program is renamed to TARGET only after its
+ * own SHA-256 has been verified.
  *
- * The image must not influence the program. --mount names each mount of the pod. The loader starts nothing unless each of
- * them is mounted once, at that path, with no other mount above or below it: an image places mounts with VOLUME, and
- * moves those of the pod with symbolic links. Mounts elsewhere are allowed: runtimes and admission webhooks add some.
- * With --mount, the program gets only the environment variables that --env names, because others may be the image's.
- * Without, there is no check, and the program gets all variables: pods of an older chart may start a newer loader. An
- * image that replaces the loader itself cannot be detected here.
+ * The image must not influence the program. --mount names each mount of the pod. The loader starts nothing unless
+ * each of them is mounted once, at that path, with no other mount above or below it: an image places mounts with
+ * VOLUME, and moves those of the pod with symbolic links. Mounts elsewhere are allowed: runtimes and admission
+ * webhooks add some. With --mount, the program gets only the environment variables that --env names, because others
+ * may be the image's. Without, there is no check, and the program gets all variables: pods of an older chart may
+ * start a newer loader. An image that replaces the loader itself cannot be detected here.
  *
  * It waits up to SECONDS in total (default 20) for a missing or damaged manifest or chunk, checking twice a second:
  * kubelets see new ConfigMaps one by one. Each check opens the files by path, because a kubelet replaces all files of a
@@ -33,8 +33,8 @@
  *   - When the successor is ready, the current program gets SIGTERM and ends in its own time. If the successor ends
  *     first, or is not ready in time, the current program goes on. The next attempt is at the next change of the
  *     manifest, or after a minute if the payload was the reason.
- *   - On SIGTERM, or another signal that an image may name as STOPSIGNAL, all programs get SIGTERM, and the loader exits
- *     after them. Its exit status is the current program's, or 128 + the number of the signal that killed it. If the
+ *   - On SIGTERM, or another signal that an image may name as STOPSIGNAL, all programs get SIGTERM, and the loader
+ *     exits after them. Its exit status is the current program's, or 128 + the number of the signal that killed it. If the
  *     current program ends by itself, the loader kills the others and exits.
  */
 #include "sys.h"
@@ -717,8 +717,8 @@ static unsigned retry_in;         /* seconds */
 static int terminating;
 static int exit_status; /* of the current program */
 
-/* All that images name as STOPSIGNAL, except SIGKILL: process 1 would ignore what it does not handle. Those of httpd and
-   systemd are SIGWINCH and SIGRTMIN+3. */
+/* All that images name as STOPSIGNAL, except SIGKILL: process 1 would ignore what it does not handle. Those of httpd
+   and systemd are SIGWINCH and SIGRTMIN+3. */
 static const signal_set handled_signals =
 	1ull << (SIGHUP - 1) | 1ull << (SIGINT - 1) | 1ull << (SIGQUIT - 1) | 1ull << (SIGUSR1 - 1) |
 	1ull << (SIGUSR2 - 1) | 1ull << (SIGTERM - 1) | 1ull << (SIGCHLD - 1) | 1ull << (SIGWINCH - 1) |

@@ -804,7 +804,7 @@ func TestNeedsFewSystemCalls(t *testing.T) {
 		p := newPod(t, encode(t, m, layerOf(t, readFile(t, m.probe))))
 		wantResult(t, run(t, strictly(p.payload, p.target)), result{})
 		wantResult(t, run(t, strictly("-s", p.payload, p.target)), result{})
-		wantResult(t, run(t, strictly("--mount=/mnt/absent", p.payload, p.target)), refused("/mnt/absent is not mounted there"))
+		wantResult(t, run(t, strictly("--mount=/absent", p.payload, p.target)), refused("/absent is not mounted there"))
 		if err := os.Remove(p.manifest()); err != nil {
 			t.Fatal(err)
 		}

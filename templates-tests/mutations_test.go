@@ -59,6 +59,11 @@ var mutations = map[string]struct {
 		old:  "automountServiceAccountToken: false",
 		edit: "automountServiceAccountToken: true",
 	},
+	"the loader knows all mounts and variables of its container, and the image chooses no folder": {
+		file: "_pod.tpl",
+		old:  "range .env",
+		edit: "range list",
+	},
 	"hooks have the weight and the delete policy of their kind": {
 		file: "init-hook/_hook.tpl",
 		old:  `"weight" "-20"`,
