@@ -34,8 +34,8 @@
  *     first, or is not ready in time, the current program goes on. The next attempt is at the next change of the
  *     manifest, or after a minute if the payload was the reason.
  *   - On SIGTERM, or another signal that an image may name as STOPSIGNAL, all programs get SIGTERM, and the loader
- *     exits after them. Its exit status is the current program's, or 128 + the number of the signal that killed it. If the
- *     current program ends by itself, the loader kills the others and exits.
+ *     exits after them. Its exit status is the current program's, or 128 + the number of the signal that killed it.
+ *     If the current program ends by itself, the loader kills the others and exits.
  */
 #include "sys.h"
 
