@@ -3,13 +3,20 @@
 /*
  * The loader runs a program on a node that has no image but the pause image.
  *
- *	loader [-s] [-w SECONDS] DIR TARGET [ARG...]
+ *	loader [-s] [-w SECONDS] [--mount=PATH]... [--env=NAME]... DIR TARGET [ARG...]
  *
  * It runs as /payload/loader, from a volume of ConfigMaps, in a pod whose image is the pause image. It reads
- * DIR/manifest, joins DIR/chunk-00, chunk-01, ..., which are a gzip-compressed image layer, extracts the program, writes
- * it to TARGET and executes it with the ARGs, its own environment and ZARF_REGISTRY_PROGRAM, the program's SHA-256 in
- * hexadecimal. A chunk is inflated only after its SHA-256 has
- * been verified, and the program is renamed to TARGET only after its own SHA-256 has been verified.
+ * DIR/manifest, joins DIR/chunk-00, chunk-01, ..., which are a gzip-compressed image layer, extracts the program,
+ * writes it to TARGET and executes it with the ARGs and ZARF_REGISTRY_PROGRAM, the program's SHA-256 in hexadecimal.
+ * A chunk is inflated only after its SHA-256 has been verified, and the program is renamed to TARGET only after its
+ * own SHA-256 has been verified.
+ *
+ * The image must not influence the program. --mount names each mount of the pod. The loader starts nothing unless
+ * each of them is mounted once, at that path, with no other mount above or below it: an image places mounts with
+ * VOLUME, and moves those of the pod with symbolic links. Mounts elsewhere are allowed: runtimes and admission
+ * webhooks add some. With --mount, the program gets only the environment variables that --env names, because others
+ * may be the image's. Without, there is no check, and the program gets all variables: pods of an older chart may
+ * start a newer loader. An image that replaces the loader itself cannot be detected here.
  *
  * It waits up to SECONDS in total (default 20) for a missing or damaged manifest or chunk, checking twice a second:
  * kubelets see new ConfigMaps one by one. Each check opens the files by path, because a kubelet replaces all files of a
@@ -26,9 +33,9 @@
  *   - When the successor is ready, the current program gets SIGTERM and ends in its own time. If the successor ends
  *     first, or is not ready in time, the current program goes on. The next attempt is at the next change of the
  *     manifest, or after a minute if the payload was the reason.
- *   - SIGTERM, SIGINT and SIGHUP are passed on to all programs, and the loader exits after them. Its exit status is the
- *     current program's, or 128 + the number of the signal that killed it. If the current program ends by itself, the
- *     loader kills the others and exits.
+ *   - On SIGTERM, or another signal that an image may name as STOPSIGNAL, all programs get SIGTERM, and the loader
+ *     exits after them. Its exit status is the current program's, or 128 + the number of the signal that killed it.
+ *     If the current program ends by itself, the loader kills the others and exits.
  */
 #include "sys.h"
 
@@ -46,6 +53,7 @@ enum exit_code {
 	EXIT_NO_SPACE = 107,     /* no space for TARGET */
 	EXIT_TARGET = 108,       /* TARGET cannot be written for another reason */
 	EXIT_EXEC = 109,         /* TARGET is valid but cannot be executed, or there can be no process for it */
+	EXIT_MOUNT = 110,        /* a mount is not where the pod has it, or another one covers it */
 };
 
 enum {
@@ -54,6 +62,8 @@ enum {
 	CHECKS_PER_SECOND = 2,
 
 	MAX_PATH = 4096, /* PATH_MAX, with the NUL */
+
+	MAX_NAMES = 256, /* of mounts, and of variables */
 
 	/* Limit of the data after the program: up to 511 bytes of padding and the two empty blocks that end a tar; some
 	   writers pad to 20 blocks. */
@@ -79,6 +89,10 @@ static char temporary[MAX_PATH];
 static int temporary_exists;
 static char **program_arguments; /* from TARGET on */
 static char **inherited_environment;
+static const char *mounts[MAX_NAMES];
+static unsigned mount_count;
+static const char *variables[MAX_NAMES];
+static unsigned variable_count;
 static unsigned checks_left;
 static int announced;
 
@@ -530,7 +544,7 @@ __attribute__((noreturn)) static void usage(const char *what)
 {
 	start_line();
 	put(what);
-	fail(EXIT_USAGE, "usage: loader [-s] [-w SECONDS] DIR TARGET [ARG...]");
+	fail(EXIT_USAGE, "usage: loader [-s] [-w SECONDS] [--mount=PATH]... [--env=NAME]... DIR TARGET [ARG...]");
 }
 
 static unsigned parse_wait(const char *text)
@@ -542,6 +556,115 @@ static unsigned parse_wait(const char *text)
 	if (size == 0 || text[size] || seconds > MAX_WAIT)
 		usage("-w takes a number of seconds from 0 to 3600");
 	return seconds;
+}
+
+static void add_name(const char **names, unsigned *count, const char *name)
+{
+	if (*count == MAX_NAMES)
+		usage("more than 256 mounts or variables");
+	names[(*count)++] = name;
+}
+
+/* Reads the mount points of the container into the buffer, each with NUL. Returns their size. */
+static size_t read_mount_points(void)
+{
+	static const char path[] = "/proc/self/mountinfo";
+	int fd = sys_open(path, O_RDONLY | O_NONBLOCK, 0);
+	long n = fd < 0 ? fd : sys_filesystem(fd);
+	size_t size = 0, points = 0;
+	if (n == PROC_SUPER_MAGIC) /* and no file of the image */
+		while ((n = sys_read(fd, buffer + size, sizeof buffer - size)) > 0)
+			size += (size_t)n;
+	else if (n >= 0)
+		n = -ENOENT;
+	if (n < 0 || size == sizeof buffer) {
+		start_line();
+		put(path);
+		put(": ");
+		put_errno(n < 0 ? (int)-n : E2BIG);
+		fail(EXIT_MOUNT, "the loader needs the container's own /proc");
+	}
+	sys_close(fd);
+	/* A line is "ID PARENT DEVICE ROOT MOUNT-POINT ...", with white space and backslashes in paths as 3 octal digits.
+	   The mount points overwrite what has been read. */
+	for (size_t at = 0, field = 0; at < size; at++) {
+		uint8_t c = buffer[at];
+		if (c == ' ' || c == '\n') {
+			if (field == 4)
+				buffer[points++] = 0;
+			field = c == ' ' ? field + 1 : 0;
+		} else if (field == 4) {
+			if (c == '\\' && size - at > 3) {
+				c = (uint8_t)((buffer[at + 1] - '0') << 6 | (buffer[at + 2] - '0') << 3 | (buffer[at + 3] - '0'));
+				at += 3;
+			}
+			buffer[points++] = c;
+		}
+	}
+	return points;
+}
+
+/* Whether a path is below a directory other than "/". */
+static int below(const char *path, const char *dir)
+{
+	size_t size = length(dir);
+	return equal(path, dir, size) && path[size] == '/';
+}
+
+/* Whether path equals one of the mounts that --mount names. */
+static int is_named(const char *path)
+{
+	for (unsigned i = 0; i < mount_count; i++)
+		if (equal(path, mounts[i], length(path) + 1))
+			return 1;
+	return 0;
+}
+
+__attribute__((noreturn)) static void refuse(const char *point, const char *relation, const char *path)
+{
+	start_line();
+	put("the image influences the pod's mounts: ");
+	put(point);
+	put(relation);
+	put(path);
+	fail(EXIT_MOUNT, "set injector.image to an image without volumes and links, such as the node's pause image");
+}
+
+/* With links in a path of the pod, the mount has another mount point. With a mount point once in the list, and no
+   unnamed mount above it, the path leads to that mount: runtimes mount the pod's volumes from the root downwards. */
+static void check_mounts(void)
+{
+	size_t size = mount_count ? read_mount_points() : 0;
+	for (unsigned i = 0; i < mount_count; i++) {
+		const char *path = mounts[i];
+		unsigned found = 0;
+		for (size_t at = 0; at < size; at += length((char *)buffer + at) + 1) {
+			const char *point = (char *)buffer + at;
+			if (equal(point, path, length(path) + 1))
+				found++;
+			else if (below(point, path) && !is_named(point))
+				refuse(point, " is a mount below ", path);
+			else if (below(path, point) && !is_named(point))
+				refuse(point, " is a mount above ", path);
+		}
+		if (found == 0)
+			refuse(path, " is not mounted there", "");
+		if (found > 1)
+			refuse(path, " is mounted more than once", "");
+	}
+}
+
+/* Whether a variable is passed on to the program. */
+static int is_passed(const char *variable)
+{
+	if (!mount_count)
+		return 1;
+	for (unsigned i = 0; i < variable_count; i++) {
+		size_t size = length(variables[i]);
+		if (equal(variable, variables[i], size) && variable[size] == '=')
+			return 1;
+	}
+	return 0;
 }
 
 /* Executes the program of the manifest, with the variable ZARF_REGISTRY_PROGRAM. */
@@ -557,7 +680,7 @@ __attribute__((noreturn)) static void execute(void)
 		size++;
 	char *environment[size + 2], **next = environment;
 	for (size_t i = 0; i < size; i++)
-		if (!equal(inherited_environment[i], name, sizeof name - 1))
+		if (is_passed(inherited_environment[i]) && !equal(inherited_environment[i], name, sizeof name - 1))
 			*next++ = inherited_environment[i];
 	*next++ = variable;
 	*next = NULL;
@@ -594,8 +717,12 @@ static unsigned retry_in;         /* seconds */
 static int terminating;
 static int exit_status; /* of the current program */
 
+/* All that images name as STOPSIGNAL, except SIGKILL: process 1 would ignore what it does not handle. Those of httpd
+   and systemd are SIGWINCH and SIGRTMIN+3. */
 static const signal_set handled_signals =
-	1ull << (SIGHUP - 1) | 1ull << (SIGINT - 1) | 1ull << (SIGTERM - 1) | 1ull << (SIGCHLD - 1);
+	1ull << (SIGHUP - 1) | 1ull << (SIGINT - 1) | 1ull << (SIGQUIT - 1) | 1ull << (SIGUSR1 - 1) |
+	1ull << (SIGUSR2 - 1) | 1ull << (SIGTERM - 1) | 1ull << (SIGCHLD - 1) | 1ull << (SIGWINCH - 1) |
+	1ull << (SIGPWR - 1) | ~0ull << (SIGRTMIN - 1);
 static signal_set inherited_mask;
 
 /* Starts a process that loads and executes the program of the manifest. Returns -errno if that fails. */
@@ -784,9 +911,9 @@ __attribute__((noreturn)) static void supervise(unsigned wait)
 	}
 	for (;;) {
 		int signal = sys_signal_wait(&handled_signals, 1);
-		if (signal == SIGTERM || signal == SIGINT || signal == SIGHUP) {
+		if (signal > 0 && signal != SIGCHLD) {
 			terminating = 1;
-			send_all(signal);
+			send_all(SIGTERM);
 		}
 		reap();
 		if (terminating)
@@ -814,6 +941,10 @@ __attribute__((noreturn, used)) void start(long *stack)
 			supervised = 1;
 		else if (equal(*next, "-w", 3))
 			wait = parse_wait(*++next);
+		else if (equal(*next, "--mount=", 8))
+			add_name(mounts, &mount_count, *next + 8);
+		else if (equal(*next, "--env=", 6))
+			add_name(variables, &variable_count, *next + 6);
 		else
 			usage("unknown option");
 	}
@@ -827,6 +958,7 @@ __attribute__((noreturn, used)) void start(long *stack)
 	inherited_environment = argv + argc + 1;
 	checks_left = wait * CHECKS_PER_SECOND;
 
+	check_mounts();
 	if (supervised)
 		supervise(wait);
 	load_and_execute();

@@ -20,7 +20,8 @@ import (
 )
 
 // roleVariable gives the test binary another role: a program to be loaded ("print"), or one that
-// applies a seccomp filter to itself and executes another program ("strict").
+// applies a seccomp filter to itself and executes another program ("strict"), or a runtime that starts a container
+// ("container").
 const roleVariable = "LOADER_TEST_ROLE"
 
 func TestMain(m *testing.M) {
@@ -32,6 +33,9 @@ func TestMain(m *testing.M) {
 		return
 	case "strict":
 		fmt.Fprintln(os.Stderr, "LOADER_TEST_ROLE=strict:", execStrictly(os.Args[1:]))
+		os.Exit(1)
+	case "container":
+		fmt.Fprintln(os.Stderr, "LOADER_TEST_ROLE=container:", runContainer(os.Args[1]))
 		os.Exit(1)
 	}
 	// A shell cannot trap a signal that its parent ignores, as nohup does with SIGHUP. Caught ones have the default action
@@ -59,7 +63,7 @@ func execStrictly(argv []string) error {
 		unix.SYS_READ, unix.SYS_WRITE, unix.SYS_CLOSE, unix.SYS_OPENAT, unix.SYS_UNLINKAT, unix.SYS_RENAMEAT,
 		unix.SYS_FACCESSAT, unix.SYS_FCHMOD, unix.SYS_CLOCK_NANOSLEEP, unix.SYS_EXECVE, unix.SYS_EXIT_GROUP,
 		unix.SYS_RT_SIGPROCMASK, unix.SYS_RT_SIGTIMEDWAIT, unix.SYS_CLONE, unix.SYS_WAIT4, unix.SYS_KILL, unix.SYS_PIPE2,
-		unix.SYS_DUP3,
+		unix.SYS_DUP3, unix.SYS_FSTATFS,
 	}
 	filter := []unix.SockFilter{{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0}} // the system call number
 	for i, number := range allowed {

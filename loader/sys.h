@@ -23,6 +23,7 @@ enum {
 	SYS_KILL = 62,
 	SYS_FCHMOD = 91,
 	SYS_RT_SIGTIMEDWAIT = 128,
+	SYS_FSTATFS = 138,
 	SYS_CLOCK_NANOSLEEP = 230,
 	SYS_EXIT_GROUP = 231,
 	SYS_OPENAT = 257,
@@ -58,6 +59,7 @@ enum {
 	SYS_DUP3 = 24,
 	SYS_UNLINKAT = 35,
 	SYS_RENAMEAT = 38,
+	SYS_FSTATFS = 44,
 	SYS_FACCESSAT = 48,
 	SYS_FCHMOD = 52,
 	SYS_OPENAT = 56,
@@ -122,7 +124,21 @@ enum { O_RDONLY = 0, O_WRONLY = 1, O_CREAT = 0100, O_EXCL = 0200, O_NONBLOCK = 0
 
 enum { AT_FDCWD = -100, X_OK = 1, CLOCK_MONOTONIC = 1, WNOHANG = 1 };
 
-enum { SIGHUP = 1, SIGINT = 2, SIGKILL = 9, SIGTERM = 15, SIGCHLD = 17 };
+enum { PROC_SUPER_MAGIC = 0x9fa0 };
+
+enum {
+	SIGHUP = 1,
+	SIGINT = 2,
+	SIGQUIT = 3,
+	SIGKILL = 9,
+	SIGUSR1 = 10,
+	SIGUSR2 = 12,
+	SIGTERM = 15,
+	SIGCHLD = 17,
+	SIGWINCH = 28,
+	SIGPWR = 30,
+	SIGRTMIN = 34,
+};
 
 /* A set of signals: bit SIGNAL - 1. */
 typedef uint64_t signal_set;
@@ -147,6 +163,14 @@ static inline long sys_write(int fd, const void *data, size_t size)
 static inline int sys_close(int fd)
 {
 	return (int)sys4(SYS_CLOSE, fd, 0, 0, 0);
+}
+
+/* The type of an open file's file system. */
+static inline long sys_filesystem(int fd)
+{
+	long status[15]; /* struct statfs: the type comes first */
+	long result = sys4(SYS_FSTATFS, fd, (long)status, 0, 0);
+	return result < 0 ? result : status[0];
 }
 
 static inline int sys_fchmod(int fd, int mode)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"path"
 	"reflect"
 	"regexp"
 	"slices"
@@ -165,6 +166,17 @@ func fullNameOf(out *output) string {
 
 // proxyUser is the user of proxies on the node's network, where processes of one user can share a port.
 const proxyUser = 60847
+
+// podIdentity are the variables that the webhooks of EKS set, for S3.
+var podIdentity = []string{
+	"AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_STS_REGIONAL_ENDPOINTS",
+	"AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+}
+
+// serviceHost is the variable in which the kubelet puts the address of a Service.
+func serviceHost(service string) string {
+	return strings.ToUpper(strings.ReplaceAll(service, "-", "_")) + "_SERVICE_HOST"
+}
 
 // invariants hold for every rendering. Each returns its violations.
 var invariants = map[string]func(out *output) []string{
@@ -353,15 +365,65 @@ var invariants = map[string]func(out *output) []string{
 		for _, w := range workloads(out) {
 			_, job := w.object.typed.(*batchv1.Job)
 			_, cronJob := w.object.typed.(*batchv1.CronJob)
-			job = job || cronJob || w.component() == "healer"
+			job = job || cronJob
 			if !is(w.pod.Spec.AutomountServiceAccountToken, job) {
 				wrong = append(wrong, fmt.Sprintf("%s: automountServiceAccountToken is not %t", w.object, job))
 			}
+			tokens := 0
 			for _, v := range w.pod.Spec.Volumes {
 				if v.Projected != nil && slices.ContainsFunc(v.Projected.Sources, func(s corev1.VolumeProjection) bool {
 					return s.ServiceAccountToken != nil
 				}) {
-					wrong = append(wrong, fmt.Sprintf("%s: volume %s has a token", w.object, v.Name))
+					tokens++
+				}
+			}
+			// The loader verifies all mounts of the healer, and API servers add none of the chart's.
+			if (tokens > 0) != (w.component() == "healer") {
+				wrong = append(wrong, fmt.Sprintf("%s: %d volumes have a token", w.object, tokens))
+			}
+		}
+		return wrong
+	},
+	"the loader knows all mounts and variables of its container, and the image chooses no folder": func(out *output) (
+		wrong []string,
+	) {
+		// Those that the kubelet or an admission webhook sets, and the programs read.
+		injected := map[string][]string{
+			"proxy":    {serviceHost(fullNameOf(out)), serviceHost(fullNameOf(out) + "-cache")},
+			"cache":    {serviceHost(fullNameOf(out))},
+			"healer":   {"KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"},
+			"registry": podIdentity,
+		}
+		for _, w := range workloads(out) {
+			for _, c := range containers(w.pod.Spec) {
+				if len(c.Command) == 0 || c.Command[0] != "/payload/loader" {
+					continue
+				}
+				mounts, variables := []string{"/etc/hosts", "/etc/resolv.conf"}, []string{}
+				for _, m := range c.VolumeMounts {
+					mounts = append(mounts, path.Clean(m.MountPath))
+				}
+				for _, e := range c.Env {
+					variables = append(variables, e.Name)
+				}
+				var knownMounts, knownVariables []string
+				for _, argument := range c.Command {
+					if mount, ok := strings.CutPrefix(argument, "--mount="); ok {
+						knownMounts = append(knownMounts, mount)
+					}
+					variable, ok := strings.CutPrefix(argument, "--env=")
+					if ok && !(slices.Contains(injected[w.component()], variable) && !slices.Contains(variables, variable)) {
+						knownVariables = append(knownVariables, variable)
+					}
+				}
+				slices.Sort(variables)
+				slices.Sort(knownVariables)
+				slices.Sort(mounts)
+				slices.Sort(knownMounts)
+				if !slices.Equal(knownMounts, mounts) || !slices.Equal(knownVariables, slices.Compact(variables)) ||
+					len(c.EnvFrom) > 0 || c.WorkingDir != "/" {
+					wrong = append(wrong, fmt.Sprintf("%s: %s: mounts %v, known %v; variables %v, known %v; working folder %q",
+						w.object, c.Name, mounts, knownMounts, variables, knownVariables, c.WorkingDir))
 				}
 			}
 		}

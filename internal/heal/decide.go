@@ -1,6 +1,6 @@
 // Package heal replaces the image of the release's own pods that wait for an image which their node
 // does not have, with one that the node reports. Only containers that run the loader are changed: the
-// program comes from the payload, and any image will do.
+// program comes from the payload.
 //
 // It also removes the startup taint from nodes on which pods can pull, and copies the names of the registry's
 // repositories to a ConfigMap, for the policy that rewrites references.

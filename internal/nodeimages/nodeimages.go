@@ -42,8 +42,9 @@ func Complete(images []Image) bool {
 }
 
 // Choose returns the image for injected programs on a node that reports these: the newest pause
-// image, else the smallest image. It leaves out those in except and returns "" if none remains. Any
-// image works, because none of its programs is used.
+// image, else the smallest image. It leaves out those in except and returns "" if none remains. None
+// of the image's programs is used, and the loader excludes its variables and volumes. It cannot exclude an
+// image that replaces the loader itself.
 func Choose(images []Image, except ...string) string {
 	type candidate struct{ name, rank string }
 	var pauses, others []candidate

@@ -26,7 +26,7 @@ const (
 	payloadWriters = 4
 )
 
-// These are the loader's exit codes; any other is the program's.
+// These are the loader's exit codes that another payload may repair.
 const (
 	loaderExitFirst = 101
 	loaderExitLast  = 109

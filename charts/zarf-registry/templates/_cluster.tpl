@@ -307,8 +307,7 @@ array. */ -}}
   exceptions  image → nodes: nodes with other pause images, by their newest one; and nodes that report images but no
               pause image, by the image that their pods run in, else by the smallest image that they have in common.
               While a proxy runs as an exception, it stays one: others would restart too
-The kubelet reports only the 50 largest images, and pause is the smallest; CRI-O may have none. Any image works, since
-its programs are not used. If no node reports a pause image, the image that most pods run in, else the smallest common
+The kubelet reports only the 50 largest images, and pause is the smallest; CRI-O may have none. If no node reports a pause image, the image that most pods run in, else the smallest common
 one, serves all nodes. Takes root, architecture. */ -}}
 {{- define "zarf-registry.cluster.pause" -}}
 {{- $key := printf "ClusterPause-%s" .architecture -}}

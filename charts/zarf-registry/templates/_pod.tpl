@@ -127,10 +127,17 @@ nodeAffinity:
 {{- end }}
 {{- end -}}
 
-{{- /* Image and command of a container: the payload in the node's pause image, or the program's own image. With supervise,
-the loader starts a changed payload beside the running program. Takes root, program, image (the program's own), pause,
-supervise. */ -}}
+{{- /* What a container that runs a program consists of: the payload in the node's pause image or the program's own image,
+environment and mounts. With supervise, the loader starts a changed payload beside the running program. The loader
+passes on only the variables of env and those that the kubelet or an admission webhook sets and the program reads
+(injected): an image may set any others. It also verifies the mounts. Takes root, program, image (the program's own),
+pause, supervise, env (list), injected (list of names), mounts (YAML, besides those of the payload). */ -}}
 {{- define "zarf-registry.program.container" -}}
+{{- $mounts := list (include "zarf-registry.program.volumeMounts" (dict "root" .root)) (default "" .mounts | trim) | compact | join "\n" -}}
+{{- $variables := default list .injected -}}
+{{- range .env -}}
+{{- $variables = append $variables .name -}}
+{{- end -}}
 {{- if .root.Values.injector.enabled -}}
 image: {{ .pause | quote }}
 imagePullPolicy: IfNotPresent
@@ -139,14 +146,45 @@ command:
   {{- if .supervise }}
   - -s
   {{- end }}
+  {{- /* Kubelet and runtime mount these two in every container, and programs resolve names with them. */}}
+  {{- range concat (list "/etc/hosts" "/etc/resolv.conf") (include "zarf-registry.program.mountPaths" $mounts | fromJsonArray) }}
+  - {{ printf "--mount=%s" . | quote }}
+  {{- end }}
+  {{- range $variables | uniq }}
+  - {{ printf "--env=%s" . | quote }}
+  {{- end }}
   - /payload
   - /program/{{ .program }}
+{{- /* Runtimes create the image's, even in a volume. */}}
+workingDir: /
 {{- else -}}
 image: {{ include "zarf-registry.image" . | quote }}
 imagePullPolicy: {{ .image.pullPolicy }}
 command:
   - /{{ .program }}
+{{- end }}
+{{- with .env }}
+env:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $mounts }}
+volumeMounts:
+  {{- . | nindent 2 }}
+{{- end }}
 {{- end -}}
+
+{{- /* The paths of mounts, as JSON. Takes YAML. */ -}}
+{{- define "zarf-registry.program.mountPaths" -}}
+{{- $paths := list -}}
+{{- range fromYamlArray . -}}
+{{- $paths = append $paths (clean .mountPath) -}}
+{{- end -}}
+{{- $paths | toJson -}}
+{{- end -}}
+
+{{- /* The variable with the address of a Service that the kubelet sets. Takes the Service's name. */ -}}
+{{- define "zarf-registry.program.serviceHost" -}}
+{{- printf "%s_SERVICE_HOST" (upper . | replace "-" "_") -}}
 {{- end -}}
 
 {{- /* Takes root. */ -}}

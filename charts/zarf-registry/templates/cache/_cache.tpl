@@ -66,6 +66,13 @@ system needs for itself. Its unit is smaller than that of cache.size, so that it
 {{- printf "%d%s" (regexFind "^[0-9]+" $size | atoi | mul 1152) (get $smaller (regexFind "[A-Za-z]+$" $size)) -}}
 {{- end -}}
 
+{{- /* What a cache mounts, besides the payload. */ -}}
+{{- define "zarf-registry.cache.volumeMounts" -}}
+{{- include "zarf-registry.tls.volumeMount" . }}
+- name: cache
+  mountPath: /var/cache/zarf-registry
+{{- end -}}
+
 {{- /* The pod template. Takes root, architecture, pause, selector (labels besides selectorLabels), affinity and spread
 (YAML; may be empty). */ -}}
 {{- define "zarf-registry.cache.template" -}}
@@ -115,9 +122,10 @@ spec:
   topologySpreadConstraints:
     {{- . | nindent 4 }}
   {{- end }}
+  {{- $hosts := list (include "zarf-registry.program.serviceHost" $fullname) }}
   containers:
     - name: cache
-      {{- include "zarf-registry.program.container" (dict "root" .root "program" "registry-node" "image" $values.proxy.image "pause" .pause "supervise" true) | nindent 6 }}
+      {{- include "zarf-registry.program.container" (dict "root" .root "program" "registry-node" "image" $values.proxy.image "pause" .pause "supervise" true "env" $settings.extraEnv "injected" $hosts "mounts" (include "zarf-registry.cache.volumeMounts" .)) | nindent 6 }}
       args:
         - cache
         {{- if $values.injector.enabled }}
@@ -136,10 +144,6 @@ spec:
         - --drain-timeout=20s
         - --log-level={{ $settings.logLevel }}
         - --log-format=json
-      {{- with $settings.extraEnv }}
-      env:
-        {{- toYaml . | nindent 8 }}
-      {{- end }}
       ports:
         - name: registry
           containerPort: 5000
@@ -173,13 +177,6 @@ spec:
       securityContext:
         {{- include "zarf-registry.container.securityContext" .root | nindent 8 }}
       terminationMessagePolicy: FallbackToLogsOnError
-      volumeMounts:
-        {{- with include "zarf-registry.program.volumeMounts" (dict "root" .root) }}
-        {{- . | nindent 8 }}
-        {{- end }}
-        {{- include "zarf-registry.tls.volumeMount" . | nindent 8 }}
-        - name: cache
-          mountPath: /var/cache/zarf-registry
   volumes:
     {{- with include "zarf-registry.program.volumes" (dict "root" .root "program" "registry-node" "architecture" .architecture) }}
     {{- . | nindent 4 }}

@@ -57,3 +57,13 @@ release lacks its values; the defaults are those of values.yaml. */ -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
+
+{{- /* What the healer mounts, besides the payload. */ -}}
+{{- define "zarf-registry.healer.volumeMounts" -}}
+- name: service-account
+  mountPath: /etc/zarf-registry/service-account
+  readOnly: true
+{{- if include "zarf-registry.rewrite.byRepository" . }}
+{{ include "zarf-registry.tls.volumeMount" . }}
+{{- end }}
+{{- end -}}

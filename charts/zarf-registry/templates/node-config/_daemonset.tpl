@@ -81,7 +81,7 @@ spec:
       {{- end }}
       initContainers:
         - name: configure
-          {{- include "zarf-registry.program.container" (dict "root" .root "program" "registry-node" "image" $values.proxy.image "pause" .pause) | nindent 10 }}
+          {{- include "zarf-registry.program.container" (dict "root" .root "program" "registry-node" "image" $values.proxy.image "pause" .pause "env" $settings.extraEnv "mounts" (include "zarf-registry.nodeConfig.volumeMounts" $config)) | nindent 10 }}
           args:
             - configure
             - --config-dir=/etc/zarf-registry/node-config
@@ -91,10 +91,6 @@ spec:
             {{- else }}
             - --config-sum={{ include "zarf-registry.nodeConfig.sum" .root }}
             {{- end }}
-          {{- with $settings.extraEnv }}
-          env:
-            {{- toYaml . | nindent 12 }}
-          {{- end }}
           resources:
             {{- toYaml $settings.resources | nindent 12 }}
           {{- /* Root, because it owns the files; without capabilities that is its only privilege. SELinux denies
@@ -114,22 +110,6 @@ spec:
             seccompProfile:
               type: RuntimeDefault
           terminationMessagePolicy: FallbackToLogsOnError
-          volumeMounts:
-            {{- with include "zarf-registry.program.volumeMounts" (dict "root" .root) }}
-            {{- . | nindent 12 }}
-            {{- end }}
-            - name: config
-              mountPath: /etc/zarf-registry/node-config
-              readOnly: true
-            {{- range $i, $directory := $config.directories }}
-            - name: directory-{{ $i }}
-              mountPath: {{ printf "/host%s" $directory | quote }}
-            {{- end }}
-            {{- range $i, $directory := $config.tlsDirectories }}
-            - name: certificates-{{ $i }}
-              mountPath: {{ printf "/host%s" $directory | quote }}
-              readOnly: true
-            {{- end }}
       containers:
         - name: pause
           {{- if $pause }}
@@ -145,12 +125,6 @@ spec:
           securityContext:
             {{- include "zarf-registry.container.securityContext" .root | nindent 12 }}
           terminationMessagePolicy: FallbackToLogsOnError
-          {{- if not $pause }}
-          {{- with include "zarf-registry.program.volumeMounts" (dict "root" .root) }}
-          volumeMounts:
-            {{- . | nindent 12 }}
-          {{- end }}
-          {{- end }}
       volumes:
         {{- with include "zarf-registry.program.volumes" (dict "root" .root "program" "registry-node" "architecture" .architecture) }}
         {{- . | nindent 8 }}
@@ -191,6 +165,22 @@ spec:
             path: {{ $directory | quote }}
             type: DirectoryOrCreate
         {{- end }}
+{{- end -}}
+
+{{- /* What the program mounts, besides the payload. Takes the node configuration. */ -}}
+{{- define "zarf-registry.nodeConfig.volumeMounts" -}}
+- name: config
+  mountPath: /etc/zarf-registry/node-config
+  readOnly: true
+{{- range $i, $directory := .directories }}
+- name: directory-{{ $i }}
+  mountPath: {{ printf "/host%s" $directory | quote }}
+{{- end }}
+{{- range $i, $directory := .tlsDirectories }}
+- name: certificates-{{ $i }}
+  mountPath: {{ printf "/host%s" $directory | quote }}
+  readOnly: true
+{{- end }}
 {{- end -}}
 
 {{- /* An affinity without control-plane nodes. Takes one. */ -}}

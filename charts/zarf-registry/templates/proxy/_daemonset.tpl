@@ -85,9 +85,13 @@ spec:
         {{- . | nindent 8 }}
       {{- end }}
       {{- end }}
+      {{- $hosts := list (include "zarf-registry.program.serviceHost" $fullname) }}
+      {{- if include "zarf-registry.cache" .root }}
+      {{- $hosts = append $hosts (include "zarf-registry.program.serviceHost" (include "zarf-registry.cache.name" .root)) }}
+      {{- end }}
       containers:
         - name: proxy
-          {{- include "zarf-registry.program.container" (dict "root" .root "program" "registry-node" "image" $proxy.image "pause" .pause "supervise" true) | nindent 10 }}
+          {{- include "zarf-registry.program.container" (dict "root" .root "program" "registry-node" "image" $proxy.image "pause" .pause "supervise" true "env" $proxy.extraEnv "injected" $hosts "mounts" (include "zarf-registry.tls.volumeMount" .)) | nindent 10 }}
           args:
             - proxy
             {{- if $values.injector.enabled }}
@@ -122,10 +126,6 @@ spec:
             - --drain-timeout=20s
             - --log-level={{ $proxy.logLevel }}
             - --log-format=json
-          {{- with $proxy.extraEnv }}
-          env:
-            {{- toYaml . | nindent 12 }}
-          {{- end }}
           {{- if $hostPort }}
           ports:
             - name: registry
@@ -167,11 +167,6 @@ spec:
           securityContext:
             {{- include "zarf-registry.container.securityContext" .root | nindent 12 }}
           terminationMessagePolicy: FallbackToLogsOnError
-          volumeMounts:
-            {{- with include "zarf-registry.program.volumeMounts" (dict "root" .root) }}
-            {{- . | nindent 12 }}
-            {{- end }}
-            {{- include "zarf-registry.tls.volumeMount" . | nindent 12 }}
       volumes:
         {{- with include "zarf-registry.program.volumes" (dict "root" .root "program" "registry-node" "architecture" .architecture) }}
         {{- . | nindent 8 }}
