@@ -53,6 +53,10 @@ func (c *Cache) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			pki.OrganizationNode, pki.OrganizationPush), http.StatusForbidden)
 		return
 	}
+	if err := c.clients.Verify(w, r); err != nil {
+		http.Error(w, err.Error(), http.StatusForbidden)
+		return
+	}
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		w.Header().Set("Allow", "GET, HEAD")
 		http.Error(w, "caches are read-only", http.StatusMethodNotAllowed)
