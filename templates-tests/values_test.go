@@ -660,6 +660,12 @@ var failures = []failure{
 			"least 1",
 	},
 	{
+		[]string{"auth.push=[{name: ci, repositories: [team-a, base/go]}]", "nodeConfig.mirrors=[docker.io]"},
+		"zarf-registry: auth.push: credential ci may write team-a, base/go, where nodes also pull images of other " +
+			"registries, because of nodeConfig.mirrors; set mayReplaceMirrored of the credential to true if it may replace " +
+			"these, or remove one of both",
+	},
+	{
 		[]string{"registryProxy=false", "nodeConfig.mirrors=[docker.io]"},
 		"zarf-registry: nodeConfig.mirrors: the node port requires a credential, and runtimes send none to mirrors; set " +
 			"registryProxy=true or auth.anonymousPull=true",
