@@ -253,6 +253,9 @@ var refusals = []struct {
 	{"rewrite.missing", []string{"rewrite.enabled=true", "rewrite.missing=deny", "healer.enabled=false"}},
 	{"auth.push", []string{"auth.push=[{name: a}, {name: a}]"}},
 	{"auth.push", []string{"auth.push=[{name: pull}]"}},
+	{"auth.push", []string{
+		"auth.push=[{name: ci, repositories: [team-a, base/go]}]", "nodeConfig.mirrors=[docker.io]",
+	}},
 	{"existingSecret of b in auth.push", []string{
 		"auth.push=[{name: a}, {name: b, existingSecret: zarf-registry-credentials-a}]",
 	}},

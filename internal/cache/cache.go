@@ -85,6 +85,8 @@ type Config struct {
 	Logger *slog.Logger
 	// Getenv defaults to os.Getenv.
 	Getenv func(string) string
+	// Now defaults to time.Now. It is for clients' certificates.
+	Now func() time.Time
 }
 
 // Cache is a server for a single use: New, Listen, Run.
@@ -97,6 +99,7 @@ type Cache struct {
 	confirmations *lru.Cache[string, *confirmation]
 	flights       singleflight.Group
 	connections   *connlimit.Limiter
+	clients       *tlsfiles.Clients
 	confirmFor    time.Duration // confirmFor, the constant
 	staleFor      time.Duration
 
@@ -131,6 +134,9 @@ func New(config Config) (*Cache, error) {
 	if config.Getenv == nil {
 		config.Getenv = os.Getenv
 	}
+	if config.Now == nil {
+		config.Now = time.Now
+	}
 	address, err := serviceaddress.Parse(config.Registry, config.Getenv)
 	if err != nil {
 		return nil, fmt.Errorf("registry %w", err)
@@ -143,6 +149,7 @@ func New(config Config) (*Cache, error) {
 	if c.confirmations, err = lru.New[string, *confirmation](maxConfirmations); err != nil {
 		return nil, err
 	}
+	c.clients = tlsfiles.NewClients(config.Source, config.Now)
 	config.Source.OnChange(func(*tlsfiles.Material) { c.origin.current() })
 	return c, nil
 }
@@ -206,8 +213,9 @@ func (c *Cache) Run(ctx context.Context) error {
 		Protocols:         &protocols,
 		ErrorLog:          errorLog,
 		ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
-			return connlimit.Context(ctx, conn.(*tls.Conn).NetConn())
+			return c.clients.Context(connlimit.Context(ctx, conn.(*tls.Conn).NetConn()))
 		},
+		ConnState: c.clients.State,
 	}
 	admin := &http.Server{
 		Handler: c.admin(), ReadHeaderTimeout: readTimeout, ReadTimeout: readTimeout, WriteTimeout: readTimeout,

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptrace"
 	"slices"
 	"strings"
 	"time"
@@ -50,6 +51,10 @@ func (c *Cache) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 || !mayRead(pki.Roles(r.TLS.PeerCertificates[0])) {
 		http.Error(w, fmt.Sprintf("caches serve clients whose certificate has the role %q or %q",
 			pki.OrganizationNode, pki.OrganizationPush), http.StatusForbidden)
+		return
+	}
+	if err := c.clients.Verify(w, r); err != nil {
+		http.Error(w, err.Error(), http.StatusForbidden)
 		return
 	}
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
@@ -111,17 +116,28 @@ func (c *Cache) unreachable() bool {
 	return c.staleFor > 0 && time.Now().UnixNano() < c.retryAt.Load()
 }
 
-// ask sends a request to the registry. An error means that stale content may be served.
+// ask sends a request to the registry. An error means that stale content of the same target may be served, and of all
+// others if the registry is unreachable. An error of its own, or a response that takes too long, may be due to what one
+// client asks for, or has pushed.
 func (c *Cache) ask(ctx context.Context, method, path string, header http.Header) (*http.Response, error) {
-	response, err := c.origin.do(ctx, method, path, header, 0)
+	connected := false
+	traced := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GetConn: func(string) { connected = false }, // also when a request is sent again
+		GotConn: func(httptrace.GotConnInfo) { connected = true },
+	})
+	response, err := c.origin.do(traced, method, path, header, 0)
+	unreachable := err != nil && !connected
 	if err == nil && unavailable(response) {
 		_ = response.Body.Close()
+		unreachable = fromGateway(response)
 		err = fmt.Errorf("the registry responded with %s", response.Status)
 	}
 	if err != nil {
 		if ctx.Err() == nil {
 			c.metrics.originErrors.Inc()
-			c.retryAt.Store(time.Now().Add(unreachableFor).UnixNano())
+			if unreachable {
+				c.retryAt.Store(time.Now().Add(unreachableFor).UnixNano())
+			}
 		}
 		return nil, err
 	}
@@ -186,7 +202,7 @@ func (c *Cache) confirm(ctx context.Context, t target, header http.Header) (*con
 	}
 	if ctx.Err() == nil && known && time.Since(last.at) <= c.staleFor {
 		c.metrics.stale.Inc()
-		c.log.Warn("the registry is unreachable, serving what it served last", "repository", t.repository,
+		c.log.Warn("the registry does not respond, serving what it served last", "repository", t.repository,
 			"reference", t.reference, "age", time.Since(last.at).Round(time.Second).String(), "error", err)
 		stale := *last
 		stale.stale = true

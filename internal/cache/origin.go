@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -113,6 +114,16 @@ func (o *origin) do(ctx context.Context, method, path string, from http.Header, 
 // unavailable reports whether a response tells that the registry cannot respond now, or that an
 // intermediary could not reach it.
 func unavailable(r *http.Response) bool { return r.StatusCode >= http.StatusInternalServerError }
+
+// fromGateway reports whether an intermediary says that it cannot reach the registry, whose own responses have a header
+// or are JSON.
+func fromGateway(r *http.Response) bool {
+	switch r.StatusCode {
+	case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return r.Header.Get(headerAPIVersion) == "" && !strings.HasPrefix(r.Header.Get("Content-Type"), "application/json")
+	}
+	return false
+}
 
 // body is the content of a blob. It resumes when it breaks off.
 type body struct {

@@ -130,9 +130,21 @@ func unfit(executable string, architectures []string) string {
 // probeImage returns the repository of the image that verifies a mode.
 func probeImage(mode state.Mode) string { return imagesBelow + "/probe-" + string(mode) }
 
-// ProbeImage returns the reference of the image that verifies a mode.
-func (r *hookRegistry) ProbeImage(mode state.Mode) string {
-	return probeImage(mode) + ":" + version.Version
+// probeTag returns the reference by which the image that verifies a mode is pushed.
+func probeTag(mode state.Mode) string { return probeImage(mode) + ":" + version.Version }
+
+// ProbeImage returns the reference of the image that verifies a mode, with its digest: others may move the tag.
+func (r *hookRegistry) ProbeImage(mode state.Mode) (string, error) {
+	list, err := r.images()
+	if err != nil {
+		return "", err
+	}
+	for _, image := range list {
+		if image.Reference == pushedHost+probeTag(mode) {
+			return probeTag(mode) + "@" + image.Descriptor.Digest.String(), nil
+		}
+	}
+	return "", fmt.Errorf("this program has no image %s", probeTag(mode))
 }
 
 // HookImage returns init-hook's own image, or nil if there is none.
@@ -201,7 +213,7 @@ func (r *hookRegistry) images() ([]images.Item, error) {
 		}
 		// One image under two names: the registry serves each of them in one mode only.
 		for _, mode := range []state.Mode{state.ModeProxy, state.ModeNodePort} {
-			image.Reference = pushedHost + r.ProbeImage(mode)
+			image.Reference = pushedHost + probeTag(mode)
 			made = append(made, images.Item{Image: image, Content: carried})
 		}
 	}

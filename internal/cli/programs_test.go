@@ -34,7 +34,12 @@ func TestTheProbeHasANameForEachWay(t *testing.T) {
 	for _, image := range list {
 		digests[strings.TrimPrefix(image.Reference, "docker.io/")] = image.Descriptor.Digest.String()
 	}
-	proxy, nodePort := r.ProbeImage(state.ModeProxy), r.ProbeImage(state.ModeNodePort)
+	proxy, nodePort := probeTag(state.ModeProxy), probeTag(state.ModeNodePort)
+	for mode, tag := range map[state.Mode]string{state.ModeProxy: proxy, state.ModeNodePort: nodePort} {
+		if image, err := r.ProbeImage(mode); err != nil || image != tag+"@"+digests[tag] {
+			t.Errorf("nodes verify with %s, %v, want the digest %s", image, err, digests[tag])
+		}
+	}
 	if proxy != "zarf-registry/probe-proxy:"+version.Version ||
 		nodePort != "zarf-registry/probe-nodeport:"+version.Version {
 		t.Errorf("the probes are %s and %s", proxy, nodePort)

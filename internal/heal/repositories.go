@@ -1,6 +1,8 @@
 package heal
 
 import (
+	"cmp"
+	"container/heap"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -65,13 +67,20 @@ const (
 // EncodeRepositories returns the data of the ConfigMap, and how many of the names do not fit. The order of the names
 // does not matter.
 //
+// Names with the same first component have one owner: whoever may write to acme can create thousands of repositories
+// there. So the space is for the names of the component that has least of it, and a component that needs no more than
+// an equal part of the space gets that.
+//
 // The API server converts all keys and values of a policy's parameters for each pod, which takes 1 µs or more for each
 // key, but hardly longer for long values. Searching a value takes CEL the longer, the longer it is. So the names are
 // distributed over 251 keys (see repositoryKey). Each value begins and ends with a line feed, as do the names in it.
 func EncodeRepositories(repositories []string) (data map[string]string, left int) {
+	owners := ownersOf(repositories)
 	named := map[string][]string{}
 	size := 0
-	for _, name := range slices.Sorted(slices.Values(repositories)) {
+	for len(owners) > 0 {
+		first := owners[0]
+		name := first.names[0]
 		key := repositoryKey(name)
 		grows := len(name) + 1
 		if named[key] == nil {
@@ -79,16 +88,65 @@ func EncodeRepositories(repositories []string) (data map[string]string, left int
 		}
 		if size+grows > MaxRepositoryData {
 			left++
-			continue
+		} else {
+			size += grows
+			first.used += len(name) + 1
+			named[key] = append(named[key], name)
 		}
-		size += grows
-		named[key] = append(named[key], name)
+		if first.names = first.names[1:]; len(first.names) == 0 {
+			heap.Pop(&owners)
+		} else {
+			heap.Fix(&owners, 0)
+		}
 	}
 	data = map[string]string{}
 	for key, names := range named {
+		slices.Sort(names)
 		data[key] = "\n" + strings.Join(names, "\n") + "\n"
 	}
 	return data, left
+}
+
+// owner is the first component of the names of repositories.
+type owner struct {
+	component string
+	names     []string // the rest, sorted
+	used      int      // bytes
+}
+
+// owners is a heap whose first element has used least.
+type owners []*owner
+
+func ownersOf(repositories []string) (o owners) {
+	byComponent := map[string]*owner{}
+	for _, name := range slices.Sorted(slices.Values(repositories)) {
+		component, _, _ := strings.Cut(name, "/")
+		if byComponent[component] == nil {
+			byComponent[component] = &owner{component: component}
+			o = append(o, byComponent[component])
+		}
+		byComponent[component].names = append(byComponent[component].names, name)
+	}
+	heap.Init(&o)
+	return o
+}
+
+func (o owners) Len() int { return len(o) }
+
+func (o owners) Less(i, j int) bool {
+	return cmp.Or(cmp.Compare(o[i].used, o[j].used), cmp.Compare(o[i].component, o[j].component)) < 0
+}
+
+func (o owners) Swap(i, j int) { o[i], o[j] = o[j], o[i] }
+
+// Push implements heap.Interface.
+func (o *owners) Push(x any) { *o = append(*o, x.(*owner)) }
+
+// Pop implements heap.Interface.
+func (o *owners) Pop() any {
+	last := (*o)[len(*o)-1]
+	*o = (*o)[:len(*o)-1]
+	return last
 }
 
 // repositoryKey returns the key of a name, as the policy computes it in CEL: the sum of its characters' indexes in an

@@ -340,3 +340,23 @@ func TestTheRegistryIsListedWithANodesCertificate(t *testing.T) {
 		t.Errorf("without a certificate: %v", err)
 	}
 }
+
+// Whoever may write below one component cannot displace others from the list with many or long names.
+func TestOneOwnerDoesNotFillTheListOfRepositories(t *testing.T) {
+	var names, others []string
+	for i := range 20_000 {
+		names = append(names, fmt.Sprintf("acme/%0250d", i))
+	}
+	for i := range 5000 {
+		others = append(others, fmt.Sprintf("library/component-%05d", i), fmt.Sprintf("z%05d/app", i))
+	}
+	data, left := EncodeRepositories(slices.Concat(names, others))
+	for _, name := range others {
+		if !strings.Contains(data[repositoryKey(name)], "\n"+name+"\n") {
+			t.Fatalf("%s is left out, of %d", name, left)
+		}
+	}
+	if left == 0 || left == len(names) {
+		t.Errorf("%d names are left", left)
+	}
+}

@@ -128,8 +128,8 @@ func (r *registry) OwnImages() ([]string, error) {
 	}
 	return own, nil
 }
-func (*registry) ProbeImage(mode state.Mode) string {
-	return "zarf-registry/probe-" + string(mode) + ":dev"
+func (*registry) ProbeImage(mode state.Mode) (string, error) {
+	return "zarf-registry/probe-" + string(mode) + ":dev", nil
 }
 func (r *registry) PlainOpen(context.Context, *corev1.Pod) (bool, error) {
 	return r.open && r.unreachable == nil, r.unreachable

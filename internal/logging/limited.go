@@ -1,6 +1,7 @@
 package logging
 
 import (
+	"context"
 	"log/slog"
 	"sync"
 	"time"
@@ -10,7 +11,7 @@ import (
 // away, every waiting request would log its own.
 const limitedInterval = 10 * time.Second
 
-// Limited logs warnings: each message at most once in ten seconds, with the number of suppressed
+// Limited logs warnings and errors: each message at most once in ten seconds, with the number of suppressed
 // entries. Its methods may be called concurrently.
 type Limited struct {
 	log *slog.Logger
@@ -30,7 +31,12 @@ func NewLimited(log *slog.Logger) *Limited {
 }
 
 // Warn logs a warning, or counts it if the same message was logged a short time ago.
-func (l *Limited) Warn(message string, args ...any) {
+func (l *Limited) Warn(message string, args ...any) { l.write(slog.LevelWarn, message, args) }
+
+// Error is Warn for errors.
+func (l *Limited) Error(message string, args ...any) { l.write(slog.LevelError, message, args) }
+
+func (l *Limited) write(level slog.Level, message string, args []any) {
 	now := time.Now()
 	l.mu.Lock()
 	s := l.seen[message]
@@ -49,5 +55,5 @@ func (l *Limited) Warn(message string, args ...any) {
 	if suppressed > 0 {
 		args = append(args, "suppressed", suppressed)
 	}
-	l.log.Warn(message, args...)
+	l.log.Log(context.Background(), level, message, args...)
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path"
 	"slices"
 	"sync"
@@ -23,8 +24,9 @@ import (
 //	REPOSITORY/_referrers/ALGORITHM/SUBJECT/ALGORITHM/REFERRER/descriptor.json
 //	REPOSITORY/_indexes/ALGORITHM/CHILD/ALGORITHM/INDEX/descriptor.json
 //
-// and its content the descriptor of the manifest that refers. A manifest's back links are written before its
-// push is acknowledged. They are removed after the manifest: a back link counts only while the manifest
+// and its content the descriptor of the manifest that refers, with annotations only in a link to a referrer and only
+// if they are small: they are as large as a client likes, an index has thousands of back links, and lists of referrers
+// are read by everyone. A manifest's back links are written before its push is acknowledged. They are removed after the manifest: a back link counts only while the manifest
 // exists, so one that remains after a crash does no harm, and garbage collection removes it.
 //
 // Earlier releases, and distribution itself, write no back links. At each start, the registry adds those of
@@ -34,26 +36,42 @@ const (
 	indexLinks    = "_indexes"
 )
 
-// storageConcurrency is how many files are read or written at once.
-const storageConcurrency = 16
+const (
+	// storageConcurrency is how many files are read or written at once, manifestConcurrency how many manifests, which
+	// may have 4 MiB.
+	storageConcurrency  = 16
+	manifestConcurrency = 4
+	// maxLink is the size of a back link, in bytes. Those of earlier releases are larger if the annotations are.
+	maxLink = 64 << 10
+	// maxType is the length of an artifact type: of two names with 127 characters (RFC 6838, section 4.2) and a slash.
+	maxType = 255
+)
+
+// backReference is the content of a back link.
+type backReference struct {
+	v1.Descriptor
+	// Incomplete means that the annotations are too large for a link: they are in the manifest.
+	Incomplete bool `json:"incomplete,omitempty"`
+}
 
 // described is what a manifest says about itself and others.
 type described struct {
 	mediaType, artifactType string
-	annotations             map[string]string
+	annotations             json.RawMessage
 	subject                 digest.Digest
 	children                []digest.Digest // the manifests of an index
 }
 
-// describe returns an error if the content is not a manifest, or refers to something with an invalid digest.
+// describe returns an error if the content is not a manifest, refers to something with an invalid digest, or has a type
+// that cannot be one.
 func describe(content []byte) (described, error) {
 	var m struct {
-		MediaType    string            `json:"mediaType"`
-		ArtifactType string            `json:"artifactType"`
-		Config       *v1.Descriptor    `json:"config"`
-		Manifests    []v1.Descriptor   `json:"manifests"`
-		Subject      *v1.Descriptor    `json:"subject"`
-		Annotations  map[string]string `json:"annotations"`
+		MediaType    string          `json:"mediaType"`
+		ArtifactType string          `json:"artifactType"`
+		Config       *v1.Descriptor  `json:"config"`
+		Manifests    []v1.Descriptor `json:"manifests"`
+		Subject      *v1.Descriptor  `json:"subject"`
+		Annotations  json.RawMessage `json:"annotations"`
 	}
 	if err := json.Unmarshal(content, &m); err != nil {
 		return described{}, err
@@ -61,6 +79,9 @@ func describe(content []byte) (described, error) {
 	d := described{mediaType: m.MediaType, artifactType: m.ArtifactType, annotations: m.Annotations}
 	if d.artifactType == "" && m.Config != nil {
 		d.artifactType = m.Config.MediaType
+	}
+	if max(len(d.artifactType), len(d.mediaType)) > maxType {
+		return described{}, fmt.Errorf("a media type or artifact type has more than %d characters", maxType)
 	}
 	if m.Subject != nil {
 		if err := m.Subject.Digest.Validate(); err != nil {
@@ -87,11 +108,17 @@ func backLinkPath(links string, to digest.Digest) string {
 	return links + "/" + digestPath(to) + "/descriptor.json"
 }
 
-// backLinks returns the paths of a manifest's back links, and their content.
-func backLinks(repository string, manifest v1.Descriptor, content []byte) (paths []string, link []byte, err error) {
+// storedLink is a back link with its path.
+type storedLink struct {
+	path    string
+	content []byte
+}
+
+// backLinks returns a manifest's back links.
+func backLinks(repository string, manifest v1.Descriptor, content []byte) ([]storedLink, error) {
 	m, err := describe(content)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	manifest.MediaType = cmp.Or(manifest.MediaType, m.mediaType)
 	if manifest.MediaType == "" { // optional in OCI manifests
@@ -101,33 +128,58 @@ func backLinks(repository string, manifest v1.Descriptor, content []byte) (paths
 		}
 	}
 	manifest.Size = int64(len(content))
-	manifest.ArtifactType, manifest.Annotations = m.artifactType, m.annotations
-	if link, err = json.Marshal(manifest); err != nil {
-		return nil, nil, err
+	manifest.ArtifactType = m.artifactType
+	var links []storedLink
+	add := func(kind string, from digest.Digest, link []byte) {
+		links = append(links, storedLink{backLinkPath(backLinkDir(repository, kind, from), manifest.Digest), link})
 	}
-	add := func(kind string, from digest.Digest) {
-		paths = append(paths, backLinkPath(backLinkDir(repository, kind, from), manifest.Digest))
+	if len(m.children) > 0 {
+		link, err := json.Marshal(backReference{Descriptor: manifest})
+		if err != nil {
+			return nil, err
+		}
+		for _, child := range m.children {
+			add(indexLinks, child, link)
+		}
 	}
 	if m.subject != "" {
-		add(referrerLinks, m.subject)
+		referrer := backReference{Descriptor: manifest, Incomplete: true}
+		link, err := json.Marshal(referrer)
+		if err != nil {
+			return nil, err
+		}
+		if len(link)+len(m.annotations) <= maxLink {
+			referrer.Incomplete = false
+			if referrer.Annotations, err = annotationsOf(m.annotations); err != nil {
+				return nil, err
+			}
+			if link, err = json.Marshal(referrer); err != nil {
+				return nil, err
+			}
+		}
+		add(referrerLinks, m.subject, link)
 	}
-	for _, child := range m.children {
-		add(indexLinks, child)
+	slices.SortFunc(links, func(a, b storedLink) int { return cmp.Compare(a.path, b.path) })
+	return slices.CompactFunc(links, func(a, b storedLink) bool { return a.path == b.path }), nil
+}
+
+func annotationsOf(encoded json.RawMessage) (annotations map[string]string, err error) {
+	if len(encoded) == 0 {
+		return nil, nil
 	}
-	slices.Sort(paths)
-	return slices.Compact(paths), link, nil
+	return annotations, json.Unmarshal(encoded, &annotations)
 }
 
 // addBackLinks writes the back links to a manifest.
 func (s *blobSource) addBackLinks(
 	ctx context.Context, repository string, manifest v1.Descriptor, content []byte,
 ) error {
-	paths, link, err := backLinks(repository, manifest, content)
+	links, err := backLinks(repository, manifest, content)
 	if err != nil {
 		return err
 	}
-	return inParallel(ctx, paths, storageConcurrency, func(ctx context.Context, path string) error {
-		return s.driver.PutContent(ctx, path, link)
+	return inParallel(ctx, links, storageConcurrency, func(ctx context.Context, link storedLink) error {
+		return s.driver.PutContent(ctx, link.path, link.content)
 	})
 }
 
@@ -135,12 +187,12 @@ func (s *blobSource) addBackLinks(
 func (s *blobSource) removeBackLinks(
 	ctx context.Context, repository string, manifest v1.Descriptor, content []byte,
 ) error {
-	paths, _, err := backLinks(repository, manifest, content)
+	links, err := backLinks(repository, manifest, content)
 	if err != nil {
 		return nil //nolint:nilerr // a manifest of an earlier release, which has none
 	}
-	return inParallel(ctx, paths, storageConcurrency, func(ctx context.Context, name string) error {
-		err := s.driver.Delete(ctx, path.Dir(name))
+	return inParallel(ctx, links, storageConcurrency, func(ctx context.Context, link storedLink) error {
+		err := s.driver.Delete(ctx, path.Dir(link.path))
 		if errors.As(err, new(storagedriver.PathNotFoundError)) {
 			return nil
 		}
@@ -148,119 +200,165 @@ func (s *blobSource) removeBackLinks(
 	})
 }
 
-// referrersOf returns the descriptors of the manifests whose subject is given, ordered by digest.
-func (s *blobSource) referrersOf(
-	ctx context.Context, repository string, subject digest.Digest,
-) ([]v1.Descriptor, error) {
-	return s.referring(ctx, repository, referrerLinks, subject)
-}
-
-// indexesOf returns the digests of the indexes that contain a manifest.
-func (s *blobSource) indexesOf(ctx context.Context, repository string, child digest.Digest) ([]digest.Digest, error) {
-	indexes, err := s.referring(ctx, repository, indexLinks, child)
-	var digests []digest.Digest
-	for _, index := range indexes {
-		digests = append(digests, index.Digest)
-	}
+// indexesOf returns the digests of indexes that contain a manifest, limit at most.
+func (s *blobSource) indexesOf(
+	ctx context.Context, repository string, child digest.Digest, limit int,
+) (digests []digest.Digest, err error) {
+	err = s.eachReferring(ctx, repository, indexLinks, child, "", func(link backReference) (more bool, err error) {
+		digests = append(digests, link.Digest)
+		return len(digests) < limit, nil
+	})
 	return digests, err
 }
 
-// referring returns the existing manifests that back links of a kind lead to.
-func (s *blobSource) referring(
-	ctx context.Context, repository, kind string, from digest.Digest,
-) (found []v1.Descriptor, err error) {
+// eachReferring calls yield for existing manifests that back links of a kind lead to, ordered by digest, until it
+// returns false. It begins after last. It reads hardly more than it yields.
+func (s *blobSource) eachReferring(
+	ctx context.Context, repository, kind string, from, last digest.Digest, yield func(backReference) (more bool, err error),
+) error {
 	links := backLinkDir(repository, kind, from)
-	candidates, read := links, s.readBackLink
+	candidates, read, atOnce := links, s.readBackLink, storageConcurrency
 	if !s.rebuilt.Load() {
-		candidates, read = revisionsDir(repository), s.deriveBackLink
+		candidates, read, atOnce = revisionsDir(repository), s.deriveBackLink, manifestConcurrency
 	}
 	digests, err := s.listDigests(ctx, candidates)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	var mu sync.Mutex
-	err = inParallel(ctx, digests, storageConcurrency, func(ctx context.Context, d digest.Digest) error {
-		link, err := read(ctx, repository, links, d)
-		if link == nil || err != nil {
+	if digests, err = s.withoutTwins(ctx, repository, digests); err != nil {
+		return err
+	}
+	slices.Sort(digests)
+	after, found := slices.BinarySearch(digests, last)
+	if found {
+		after++
+	}
+	for batch := range slices.Chunk(digests[after:], atOnce) {
+		read := func(ctx context.Context, d digest.Digest) (*backReference, error) {
+			return read(ctx, repository, links, d)
+		}
+		results, err := inOrder(ctx, batch, read)
+		if err != nil {
 			return err
 		}
-		var manifest v1.Descriptor
-		if err := json.Unmarshal(link, &manifest); err != nil {
-			return fmt.Errorf("back link from %s to %s: %w", links, d, err)
+		for _, link := range results {
+			if link == nil {
+				continue
+			}
+			if more, err := yield(*link); err != nil || !more {
+				return err
+			}
 		}
-		mu.Lock()
-		defer mu.Unlock()
-		found = append(found, manifest)
-		return nil
-	})
-	if err != nil {
-		return nil, err
 	}
-	slices.SortFunc(found, func(a, b v1.Descriptor) int { return cmp.Compare(a.Digest, b.Digest) })
-	return s.withoutTwins(ctx, repository, found)
+	return nil
 }
 
-// readBackLink returns the content of the back link to a manifest, or nil if the manifest does not exist.
-func (s *blobSource) readBackLink(ctx context.Context, repository, links string, to digest.Digest) ([]byte, error) {
+// inOrder calls do for each item, for all at once, and returns the results in the same order.
+func inOrder[T, R any](ctx context.Context, items []T, do func(context.Context, T) (R, error)) ([]R, error) {
+	results := make([]R, len(items))
+	indexes := make([]int, len(items))
+	for i := range indexes {
+		indexes[i] = i
+	}
+	err := inParallel(ctx, indexes, len(items), func(ctx context.Context, i int) (err error) {
+		results[i], err = do(ctx, items[i])
+		return err
+	})
+	return results, err
+}
+
+// readBackLink returns the back link to a manifest, or nil if the manifest does not exist.
+func (s *blobSource) readBackLink(ctx context.Context, repository, links string, to digest.Digest) (*backReference, error) {
 	if exists, err := s.exists(ctx, revisionPath(repository, to)); err != nil || !exists {
 		return nil, err
 	}
-	content, err := s.driver.GetContent(ctx, backLinkPath(links, to))
-	if errors.As(err, new(storagedriver.PathNotFoundError)) {
+	path := backLinkPath(links, to)
+	content, err := s.readFile(ctx, path, maxLink)
+	switch {
+	case errors.Is(err, errTooLong): // of an earlier release
+		return s.deriveBackLink(ctx, repository, links, to)
+	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil // the manifest was just deleted
+	case err != nil:
+		return nil, err
 	}
-	return content, err
+	return decodeBackLink(path, content)
 }
 
-// deriveBackLink reads a manifest, and returns what the content of the back link to it would be, or nil if it would
-// have none.
-func (s *blobSource) deriveBackLink(ctx context.Context, repository, links string, to digest.Digest) ([]byte, error) {
-	paths, link, err := s.backLinksOf(ctx, repository, to)
-	if err != nil || !slices.Contains(paths, backLinkPath(links, to)) {
-		return nil, err
+func decodeBackLink(path string, content []byte) (*backReference, error) {
+	link := new(backReference)
+	if err := json.Unmarshal(content, link); err != nil {
+		return nil, fmt.Errorf("back link %s: %w", path, err)
 	}
 	return link, nil
 }
 
+// deriveBackLink reads a manifest, and returns what the back link to it would be, or nil if it would have none.
+func (s *blobSource) deriveBackLink(
+	ctx context.Context, repository, links string, to digest.Digest,
+) (*backReference, error) {
+	derived, err := s.backLinksOf(ctx, repository, to)
+	path := backLinkPath(links, to)
+	i := slices.IndexFunc(derived, func(link storedLink) bool { return link.path == path })
+	if err != nil || i < 0 {
+		return nil, err
+	}
+	return decodeBackLink(path, derived[i].content)
+}
+
+// complete adds the annotations to an incomplete back link. They are large: one request reads them at a time.
+func (s *blobSource) complete(ctx context.Context, repository string, link *backReference) error {
+	s.completing.Lock()
+	defer s.completing.Unlock()
+	content, err := s.manifestContent(ctx, repository, link.Digest)
+	if err != nil {
+		return err
+	}
+	m, err := describe(content)
+	if err == nil {
+		link.Annotations, err = annotationsOf(m.annotations)
+	}
+	return err
+}
+
 // backLinksOf returns the back links of a stored manifest; none if it was deleted, or if it is not a manifest as this
 // release understands it.
-func (s *blobSource) backLinksOf(
-	ctx context.Context, repository string, d digest.Digest,
-) (paths []string, link []byte, err error) {
+func (s *blobSource) backLinksOf(ctx context.Context, repository string, d digest.Digest) ([]storedLink, error) {
 	content, err := s.manifestContent(ctx, repository, d)
 	if errors.Is(err, errUnknownManifest) {
-		return nil, nil, nil
+		return nil, nil
 	}
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	paths, link, err = backLinks(repository, v1.Descriptor{Digest: d}, content)
+	links, err := backLinks(repository, v1.Descriptor{Digest: d}, content)
 	if err != nil {
 		s.log.Warn("manifest is not listed as a referrer", "repository", repository, "digest", d.String(), "error", err)
-		return nil, nil, nil
+		return nil, nil
 	}
-	return paths, link, nil
+	return links, nil
 }
 
 // withoutTwins removes SHA-256 digests of manifests that were pushed by another digest, which is also in the list.
 func (s *blobSource) withoutTwins(
-	ctx context.Context, repository string, manifests []v1.Descriptor,
-) ([]v1.Descriptor, error) {
+	ctx context.Context, repository string, manifests []digest.Digest,
+) ([]digest.Digest, error) {
+	var mu sync.Mutex
 	twins := map[digest.Digest]bool{}
-	for _, m := range manifests {
-		if m.Digest.Algorithm() == digest.Canonical {
-			continue
+	err := inParallel(ctx, manifests, storageConcurrency, func(ctx context.Context, d digest.Digest) error {
+		if d.Algorithm() == digest.Canonical {
+			return nil
 		}
-		twin, err := s.readLink(ctx, revisionPath(repository, m.Digest))
+		twin, err := s.readLink(ctx, revisionPath(repository, d))
 		if errors.Is(err, distribution.ErrBlobUnknown) {
-			continue // just deleted or garbage-collected
+			return nil // just deleted or garbage-collected
 		}
-		if err != nil {
-			return nil, err
-		}
+		mu.Lock()
+		defer mu.Unlock()
 		twins[twin] = true
-	}
-	return slices.DeleteFunc(manifests, func(m v1.Descriptor) bool { return twins[m.Digest] }), nil
+		return err
+	})
+	return slices.DeleteFunc(manifests, func(d digest.Digest) bool { return twins[d] }), err
 }
 
 // listDigests returns the digests that the directories ALGORITHM/HEX in dir stand for; none if it is missing.

@@ -69,6 +69,8 @@ type blobSource struct {
 	// back links or is gone.
 	linking sync.RWMutex
 	rebuilt atomic.Bool // all manifests have back links
+	// completing is locked while the annotations of a manifest are read for a list of referrers.
+	completing sync.Mutex
 }
 
 // tagged returns the digest of a tag's manifest, or "" if there is none.

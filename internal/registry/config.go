@@ -48,9 +48,7 @@ func (e *ConfigError) Error() string {
 //
 // It overrides settings that this registry depends on: relative URLs (clients inside and outside the
 // cluster use different addresses), deletion enabled (for garbage collection), and no redirects to the
-// storage (nodes cannot reach it and do not trust its CA). It sets defaults for upload purging, and
-// allows any URL for layers that are stored elsewhere, such as non-distributable layers of Windows
-// images, unless the file restricts these URLs.
+// storage (nodes cannot reach it and do not trust its CA). It sets defaults for upload purging.
 //
 // It returns a ConfigError that lists all unknown keys and all settings that distribution's server
 // supports and this one ignores: users would assume that an ignored setting works.
@@ -75,10 +73,6 @@ func LoadConfig(path string) (*configuration.Configuration, error) {
 	config.HTTP.RelativeURLs = true
 	config.Storage["delete"] = configuration.Parameters{"enabled": true}
 	config.Storage["redirect"] = configuration.Parameters{"disable": true}
-	// Without a setting, distribution allows no URL and refuses the image.
-	if urls := &config.Validation.Manifests.URLs; len(urls.Allow) == 0 && len(urls.Deny) == 0 {
-		urls.Allow = []string{"^https?://"}
-	}
 	return config, nil
 }
 

@@ -184,25 +184,31 @@ func TestLoadConfigRejects(t *testing.T) {
 	})
 }
 
-// An image with foreign layers, which are not stored here, is accepted unless the configuration
-// restricts their URLs.
+// Nodes request the URLs of foreign layers, which are not stored here. So an image with them is refused unless the
+// configuration allows the URLs, as in distribution.
 func TestForeignLayers(t *testing.T) {
 	const (
 		oci    = "application/vnd.oci.image.manifest.v1+json"
 		docker = "application/vnd.docker.distribution.manifest.v2+json"
+
+		allowed = "validation: {manifests: {urls: {allow: ['^https://example\\.com/']}}}\n"
 	)
 	for name, tt := range map[string]struct {
 		validation, manifest, config, layer string
 		want                                int
 	}{
-		"OCI's": {"", oci, "application/vnd.oci.image.config.v1+json",
+		"by default": {"", oci, "application/vnd.oci.image.config.v1+json",
+			"application/vnd.oci.image.layer.nondistributable.v1.tar+gzip", http.StatusBadRequest},
+		"docker's by default": {"", docker, "application/vnd.docker.container.image.v1+json",
+			"application/vnd.docker.image.rootfs.foreign.diff.tar.gzip", http.StatusBadRequest},
+		"OCI's": {allowed, oci, "application/vnd.oci.image.config.v1+json",
 			"application/vnd.oci.image.layer.nondistributable.v1.tar+gzip", http.StatusCreated},
-		"docker's": {"", docker, "application/vnd.docker.container.image.v1+json",
+		"docker's": {allowed, docker, "application/vnd.docker.container.image.v1+json",
 			"application/vnd.docker.image.rootfs.foreign.diff.tar.gzip", http.StatusCreated},
 		"elsewhere than allowed": {
 			"validation: {manifests: {urls: {allow: ['^https://other\\.example/']}}}\n",
 			oci, "application/vnd.oci.image.config.v1+json", "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip",
-			http.StatusInternalServerError,
+			http.StatusBadRequest,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -64,7 +64,7 @@ func (m manifestStore) checkUnmodified(ctx context.Context, d digest.Digest) err
 		request.changed = denied("%s@%s was pushed again at %s", name, d, link.ModTime().UTC().Format(time.RFC3339))
 		return request.changed
 	}
-	indexes, err := m.source.indexesOf(ctx, name, d)
+	indexes, err := m.source.indexesOf(ctx, name, d, 1)
 	if err != nil {
 		return err
 	}

@@ -158,7 +158,7 @@ func TestSHA512Manifests(t *testing.T) {
 			if got := digestsOf(found); !slices.Equal(got, []digest.Digest{signature}) {
 				t.Errorf("%s referrers %v, want %v", source, got, signature)
 			}
-			indexes, err := i.server.source.indexesOf(t.Context(), "a", d)
+			indexes, err := i.server.source.indexesOf(t.Context(), "a", d, 10)
 			if err != nil || !slices.Equal(indexes, []digest.Digest{index}) {
 				t.Errorf("%s indexes %v, %v, want %v", source, indexes, err, index)
 			}

@@ -2,11 +2,9 @@ package registry
 
 import (
 	"context"
-	"crypto/x509"
 	"errors"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -41,19 +39,19 @@ var forwarded = []string{
 // front is the front end of one listener: it authorizes requests, limits how long they stall, and logs
 // and counts them.
 type front struct {
-	name         string // of the listener, in logs and metrics
-	policy       policy
-	certificates *tlsfiles.Source // nil without mutual TLS
-	credentials  *credentials
-	tokens       *tokens
-	tagged       func(ctx context.Context, repository, tag string) digest.Digest // of a manifest, "" if unknown
-	next         http.Handler
-	metrics      *metrics
-	log          *slog.Logger
-	draining     *atomic.Bool
+	name        string // of the listener, in logs and metrics
+	policy      policy
+	clients     *tlsfiles.Clients // nil without mutual TLS
+	credentials *credentials
+	tokens      *tokens
+	tagged      func(ctx context.Context, repository, tag string) digest.Digest // of a manifest, "" if unknown
+	next        http.Handler
+	metrics     *metrics
+	log         *slog.Logger
+	draining    *atomic.Bool
 	// verification is nil unless signatures are verified.
 	verification *verification
-	now          func() time.Time // for certificates and tokens
+	now          func() time.Time // for tokens
 	idleTimeout  time.Duration
 }
 
@@ -118,8 +116,8 @@ type callerKey struct{}
 // admit returns the request to serve, if it is allowed.
 func (f *front) admit(w http.ResponseWriter, r *http.Request, to target, caller *caller) (*http.Request, error) {
 	if f.policy.mutualTLS {
-		if err := f.reverify(w, r); err != nil {
-			return nil, err
+		if err := f.clients.Verify(w, r); err != nil {
+			return nil, denied("%v", err)
 		}
 		certificate := r.TLS.PeerCertificates[0]
 		caller.roles, caller.certificate = pki.Roles(certificate), certificate.Subject.String()
@@ -185,41 +183,6 @@ func (f *front) refuse(w http.ResponseWriter, r *http.Request, to target, err er
 		w.Header().Set("WWW-Authenticate", f.challenge(r, to))
 	}
 	writeError(w, err)
-}
-
-type generationKey struct{}
-
-// connContext stores the certificates that are in use when a connection is opened.
-func (f *front) connContext(ctx context.Context, _ net.Conn) context.Context {
-	return context.WithValue(ctx, generationKey{}, f.certificates.Current())
-}
-
-// reverify verifies a client certificate again, if it may have expired or the CAs may have changed since
-// the connection was opened. A connection of a previous generation serves no further request.
-func (f *front) reverify(w http.ResponseWriter, r *http.Request) error {
-	now, current := f.now(), f.certificates.Current()
-	chain := r.TLS.PeerCertificates
-	stale := r.Context().Value(generationKey{}) != current
-	if stale {
-		w.Header().Set("Connection", "close")
-	} else if now.Before(chain[0].NotAfter) {
-		return nil
-	}
-	intermediates := x509.NewCertPool()
-	for _, certificate := range chain[1:] {
-		intermediates.AddCert(certificate)
-	}
-	_, err := chain[0].Verify(x509.VerifyOptions{
-		Roots:         current.CAPool,
-		Intermediates: intermediates,
-		CurrentTime:   now,
-		KeyUsages:     []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	})
-	if err != nil {
-		w.Header().Set("Connection", "close")
-		return denied("the client certificate of this connection is no longer accepted: %v", err)
-	}
-	return nil
 }
 
 func (f *front) logRequest(r *http.Request, code int, e *exchange, caller *caller, took time.Duration) {

@@ -305,7 +305,7 @@ func TestConnectionsAndSessionsEndWithTheirCA(t *testing.T) {
 	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
 		t.Run(tls.VersionName(version), func(t *testing.T) {
 			i := open(t, before, t.TempDir())
-			i.server.idle.linger = time.Hour // otherwise the connections may be closed before the next request
+			i.server.clients.Linger = time.Hour // otherwise the connections may be closed before the next request
 			i.run()
 			roots := before.pool()
 			roots.AddCert(after.Certificate())

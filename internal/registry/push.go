@@ -2,10 +2,13 @@ package registry
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/distribution/distribution/v3"
@@ -31,6 +34,9 @@ type push struct {
 
 type pushKey struct{}
 
+// blockSize is what a small file occupies on most file systems, in bytes.
+const blockSize = 4 << 10
+
 // withPushes adds to manifest uploads: digests other than SHA-256, tags as parameters of a push by digest, and
 // the response header OCI-Subject.
 func withPushes(next http.Handler) http.Handler {
@@ -54,10 +60,29 @@ func withPushes(next http.Handler) http.Handler {
 			writeError(w, err)
 			return
 		}
+		response := &pushResponse{ResponseWriter: w, push: p, manifests: "/v2/" + to.repository + "/manifests/"}
+		if body, ok := r.Body.(*arrivingBody); ok { // the space is limited
+			links, err := backLinks(to.repository, v1.Descriptor{MediaType: r.Header.Get("Content-Type"),
+				Digest: cmp.Or(p.named, p.digests[0])}, content)
+			if err != nil {
+				writeError(w, errcode.ErrorCodeManifestInvalid.WithDetail(err.Error()))
+				return
+			}
+			written, occupied := int64(0), int64(0)
+			for _, link := range links {
+				written += int64(len(link.content))
+				occupied += max(int64(len(link.content)), blockSize)
+			}
+			if err := body.reserve(occupied); err != nil {
+				writeError(w, err)
+				return
+			}
+			response.created = func() { body.space.arrived(written, 0) }
+		}
 		r = r.WithContext(context.WithValue(r.Context(), pushKey{}, p))
 		r.Body = readCloser{bytes.NewReader(content), r.Body}
 		r.URL = &url.URL{Path: strings.TrimSuffix(r.URL.Path, to.manifest) + stored}
-		next.ServeHTTP(&pushResponse{w, p, "/v2/" + to.repository + "/manifests/"}, r)
+		next.ServeHTTP(response, r)
 	})
 }
 
@@ -101,10 +126,14 @@ type pushResponse struct {
 	http.ResponseWriter
 	push      push
 	manifests string // the path of the repository's manifests
+	created   func() // called for a push that succeeds, unless nil
 }
 
 func (r *pushResponse) WriteHeader(status int) {
 	if status == http.StatusCreated {
+		if r.created != nil {
+			r.created()
+		}
 		header := r.Header()
 		if r.push.named != "" {
 			header.Set("Docker-Content-Digest", r.push.named.String())
@@ -150,6 +179,10 @@ func (m manifestStore) put(
 	m.source.linking.RLock()
 	defer m.source.linking.RUnlock()
 	stored, err := m.ManifestService.Put(ctx, manifest, options...)
+	if hasForbiddenURLs(err) {
+		return "", errcode.ErrorCodeManifestInvalid.WithMessage("a layer of the image is stored at a URL from which this " +
+			"registry does not let nodes pull")
+	}
 	if err != nil {
 		return "", err
 	}
@@ -173,6 +206,14 @@ func (m manifestStore) put(
 		}
 	}
 	return stored, nil
+}
+
+// hasForbiddenURLs reports whether distribution refuses a manifest for the URLs of a layer, which would be a 500.
+func hasForbiddenURLs(err error) bool {
+	var problems distribution.ErrManifestVerification
+	return errors.As(err, &problems) && slices.ContainsFunc(problems, func(problem error) bool {
+		return strings.HasSuffix(problem.Error(), "URL on layer")
+	})
 }
 
 // Delete removes a manifest, with all its digests and the tags of those that the caller did not name.

@@ -89,10 +89,10 @@ func (s *blobSource) rebuild(ctx context.Context) error {
 // rebuildLink adds what the link of a manifest or of a blob needs.
 func (s *blobSource) rebuildLink(ctx context.Context, name string) error {
 	if m := revisionLink.FindStringSubmatch(name); m != nil {
-		paths, link, err := s.backLinksOf(ctx, m[1], pathDigest(m[2], m[3]))
-		for _, path := range paths {
+		links, err := s.backLinksOf(ctx, m[1], pathDigest(m[2], m[3]))
+		for _, link := range links {
 			if err == nil {
-				err = s.driver.PutContent(ctx, path, link)
+				err = s.driver.PutContent(ctx, link.path, link.content)
 			}
 		}
 		return err

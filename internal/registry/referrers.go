@@ -1,7 +1,9 @@
 package registry
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -63,14 +65,13 @@ func withReferrers(source *blobSource, next http.Handler) http.Handler {
 			}
 			limit = min(limit, maxReferrers)
 		}
-		found, err := source.referrersOf(r.Context(), repository, d)
+		artifactType := query.Get("artifactType")
+		page, more, err := source.referrers(r.Context(), repository, d, artifactType, digest.Digest(query.Get("last")), limit)
 		if err != nil {
 			source.log.Error("listing referrers failed", "repository", repository, "subject", subject, "error", err)
 			writeError(w, errcode.ErrorCodeUnknown.WithMessage("listing referrers failed: see the registry's log"))
 			return
 		}
-		artifactType := query.Get("artifactType")
-		page, more := pageOf(found, artifactType, query.Get("last"), limit)
 		header := w.Header()
 		if artifactType != "" {
 			header.Set("OCI-Filters-Applied", "artifactType")
@@ -97,20 +98,36 @@ func withReferrers(source *blobSource, next http.Handler) http.Handler {
 	})
 }
 
-// pageOf returns the referrers after last, which are ordered by digest, and whether there are more.
-func pageOf(found []v1.Descriptor, artifactType, last string, limit int) (page []v1.Descriptor, more bool) {
+// referrers returns the referrers of a subject after last, ordered by digest, and whether there are more.
+func (s *blobSource) referrers(
+	ctx context.Context, repository string, subject digest.Digest, artifactType string, last digest.Digest, limit int,
+) (page []v1.Descriptor, more bool, err error) {
 	page = []v1.Descriptor{}
 	size := 0
-	for _, d := range found {
-		if d.Digest.String() <= last || artifactType != "" && d.ArtifactType != artifactType {
-			continue
+	err = s.eachReferring(ctx, repository, referrerLinks, subject, last, func(link backReference) (bool, error) {
+		if artifactType != "" && link.ArtifactType != artifactType {
+			return true, nil
 		}
-		encoded, _ := json.Marshal(d) // was decoded
+		if len(page) == limit {
+			more = true
+			return false, nil
+		}
+		if link.Incomplete {
+			if err := s.complete(ctx, repository, &link); err != nil {
+				if errors.Is(err, errUnknownManifest) { // just deleted
+					err = nil
+				}
+				return err == nil, err
+			}
+		}
+		encoded, _ := json.Marshal(link.Descriptor) // was decoded
 		size += len(encoded) + 1
-		if len(page) == limit || len(page) > 0 && size > oci.MaxManifestSize-1024 { // the rest of the index
-			return page, true
+		if len(page) > 0 && size > oci.MaxManifestSize-1024 { // the rest of the index
+			more = true
+			return false, nil
 		}
-		page = append(page, d)
-	}
-	return page, false
+		page = append(page, link.Descriptor)
+		return true, nil
+	})
+	return page, more, err
 }

@@ -257,7 +257,7 @@ func TestReferrersOfEarlierReleases(t *testing.T) {
 		if got := digestsOf(found); !slices.Equal(got, []digest.Digest{signature}) {
 			t.Errorf("referrers %v, want %v", got, signature)
 		}
-		indexes, err := i.server.source.indexesOf(t.Context(), "a", subject)
+		indexes, err := i.server.source.indexesOf(t.Context(), "a", subject, 10)
 		if err != nil || !slices.Equal(indexes, []digest.Digest{index}) {
 			t.Errorf("indexes %v, %v, want %v", indexes, err, index)
 		}

@@ -62,10 +62,10 @@ type Server struct {
 	source       *blobSource
 	leases       *leaseClient
 	verification *verification
-	collecting   sync.Mutex       // held while this process collects garbage
-	certificates *tlsfiles.Source // nil without Options.Listen
-	exposed      *tlsfiles.Source // for Options.ExposeTLSDir; nil if ExposeListen uses the certificate of Listen
-	idle         *idleConnections // nil without Options.Listen
+	collecting   sync.Mutex        // held while this process collects garbage
+	certificates *tlsfiles.Source  // nil without Options.Listen
+	exposed      *tlsfiles.Source  // for Options.ExposeTLSDir; nil if ExposeListen uses the certificate of Listen
+	clients      *tlsfiles.Clients // nil without Options.Listen
 	credentials  *credentials
 	tokens       *tokens
 	plain        *plainListener                // nil unless it follows Options.PullHtpasswd
@@ -117,7 +117,7 @@ func (s *Server) openCertificates() (err error) {
 		if s.certificates, err = tlsfiles.Open(s.options.TLSDir, tlsfiles.WithLogger(s.log)); err != nil {
 			return err
 		}
-		s.idle = newIdleConnections(s.certificates)
+		s.clients = tlsfiles.NewClients(s.certificates, func() time.Time { return s.now() })
 		s.metrics.watchCertificates(s.certificates)
 	}
 	if s.options.ExposeTLSDir != "" {
@@ -242,13 +242,13 @@ func (s *Server) Serve(ctx context.Context) error {
 func (s *Server) endpoints() (registry, diagnostics []*endpoint) {
 	if s.options.Listen != "" {
 		front := s.front(listenerTLS, policy{mutualTLS: true})
-		front.certificates = s.certificates
+		front.clients = s.clients
 		e := s.endpoint(front, s.options.Listen)
 		e.server.TLSConfig = tlsfiles.ServerConfig(s.certificates, tls.RequireAndVerifyClientCert, "http/1.1")
 		e.server.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
-			return front.connContext(connlimit.Context(ctx, c), c)
+			return s.clients.Context(connlimit.Context(ctx, c))
 		}
-		e.server.ConnState = s.idle.state
+		e.server.ConnState = s.clients.State
 		registry = append(registry, e)
 	}
 	if s.options.PlainListen != "" && s.plain == nil {

@@ -329,8 +329,8 @@ func (s *storageSpace) limit(next http.Handler) http.Handler {
 			writeError(w, err)
 			return
 		}
-		body := &arrivingBody{ReadCloser: r.Body, space: s, expected: max(r.ContentLength, 0),
-			stream: to.upload && r.ContentLength < 0}
+		body := &arrivingBody{ReadCloser: r.Body, space: s, own: catalog.Own(to.repository),
+			expected: max(r.ContentLength, 0), stream: to.upload && r.ContentLength < 0}
 		defer body.finish()
 		failed := new(atomic.Pointer[error])
 		r = r.WithContext(context.WithValue(r.Context(), noSpaceKey{}, failed))
@@ -357,6 +357,7 @@ func (s *storageSpace) exceeded() bool {
 type arrivingBody struct {
 	io.ReadCloser
 	space    *storageSpace
+	own      bool // the repository is the project's
 	expected int64
 	// stream means an upload whose client does not say how large it is, as docker and skopeo. It may use the quota up,
 	// but not exceed it, and then fails as on a full file system.
@@ -374,6 +375,15 @@ func (b *arrivingBody) Read(p []byte) (int, error) {
 		b.space.arrived(int64(n), expected)
 	}
 	return n, err
+}
+
+// reserve admits what the push makes the registry write in addition. It is called after the body was read.
+func (b *arrivingBody) reserve(bytes int64) error {
+	err := b.space.admit(b.own, bytes)
+	if err == nil {
+		b.expected += bytes
+	}
+	return err
 }
 
 // finish gives up what has not come.

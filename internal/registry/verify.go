@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"io"
 	"io/fs"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,8 +19,8 @@ import (
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
-	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/signature"
 )
@@ -39,8 +41,11 @@ const (
 	// verifyTimeout bounds a verification, which reads some files of a kilobyte.
 	verifyTimeout = 30 * time.Second
 	// maxVerifications bounds the memory of concurrent verifications: each has an image's manifest, and a signature or
-	// an SBOM, of some megabytes at most.
-	maxVerifications = 8
+	// an SBOM, of some megabytes at most. Repositories with the same first component, which one credential may write,
+	// have maxShare of them at once: what is slow there delays no others.
+	maxVerifications, maxShare = 8, 4
+	// shares is how many of these limits there are: two owners rarely have the same.
+	shares = 256
 	// maxIndexes is how many indexes are asked whether they cover an image, maxNesting how many levels of them.
 	maxIndexes, maxNesting = 16, 3
 	// logAgain is how often the log repeats that an image is not signed, maxLogged of how many it knows.
@@ -55,6 +60,8 @@ type verification struct {
 	ownFile string // of the digests of the project's own images; may be empty
 	log     *slog.Logger
 	now     func() time.Time
+	// failures are logged for requests, of which there may be many.
+	failures *logging.Limited
 	// indexes means that back links are being rebuilt: see blobSource.rebuilt.
 	indexes bool
 
@@ -66,6 +73,8 @@ type verification struct {
 	enforcing atomic.Bool
 	unsigned  atomic.Int64 // tags, at the last audit; -1 before it
 	slots     chan struct{}
+	shares    [shares]chan struct{} // see share
+	seed      maphash.Seed
 	counts    [4]atomic.Uint64 // of requests, by outcome
 
 	mu     sync.Mutex
@@ -77,7 +86,10 @@ func newVerification(o Options, source *blobSource) *verification {
 		mode: o.Verify, source: source, keysDir: o.VerifyKeys, ownFile: o.OwnImages, log: o.Log, now: time.Now,
 		indexes: !readOnly(o.Config.Storage),
 		decided: make(chan struct{}), slots: make(chan struct{}, maxVerifications),
-		logged: map[repositoryDigest]time.Time{},
+		logged: map[repositoryDigest]time.Time{}, failures: logging.NewLimited(o.Log), seed: maphash.MakeSeed(),
+	}
+	for i := range v.shares {
+		v.shares[i] = make(chan struct{}, maxShare)
 	}
 	v.unsigned.Store(-1)
 	v.current.Store(&trusted{})
@@ -121,15 +133,23 @@ func (v *verification) check(ctx context.Context, repository string, d digest.Di
 	if found, ok := t.results.get(repository, d, v.now()); ok {
 		return found, nil
 	}
-	select {
-	case v.slots <- struct{}{}:
-		defer func() { <-v.slots }()
-	case <-ctx.Done():
-		return verdict{outcome: outcomeFailed}, ctx.Err()
+	for _, slots := range []chan struct{}{v.share(repository), v.slots} {
+		select {
+		case slots <- struct{}{}:
+			defer func() { <-slots }()
+		case <-ctx.Done():
+			return verdict{outcome: outcomeFailed}, ctx.Err()
+		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
 	defer cancel()
 	return v.judge(ctx, t, repository, d, maxNesting)
+}
+
+// share returns the slots of a repository's owner.
+func (v *verification) share(repository string) chan struct{} {
+	owner, _, _ := strings.Cut(repository, "/")
+	return v.shares[maphash.String(v.seed, owner)%shares]
 }
 
 // judge verifies a manifest, and remembers the verdict.
@@ -178,11 +198,11 @@ func (v *verification) judgeContent(
 		return unsigned, nil
 	}
 	for _, d := range digests {
-		indexes, err := v.source.indexesOf(ctx, repository, d)
+		indexes, err := v.source.indexesOf(ctx, repository, d, maxIndexes)
 		if err != nil {
 			return verdict{}, err
 		}
-		for _, index := range indexes[:min(len(indexes), maxIndexes)] {
+		for _, index := range indexes {
 			switch by, err := v.judge(ctx, t, repository, index, nesting-1); {
 			case errors.Is(err, errUnknownManifest): // just deleted
 			case err != nil:
@@ -226,13 +246,15 @@ func (v *verification) require(r *http.Request, to target) (*http.Request, error
 			return nil, errcode.ErrorCodeManifestUnknown.WithDetail(referenceTo(to.repository, to.manifest))
 		}
 		return r, nil
+	case errors.As(err, new(errcode.Error)): // distribution would refuse it, too
+		return nil, err
 	case err != nil && ctx.Err() != nil:
 		return nil, ctx.Err()
 	}
 	v.counts[found.outcome].Add(1)
 	switch {
 	case err != nil:
-		v.log.Error("verifying an image failed", "image", referenceTo(to.repository, to.manifest), "error", err)
+		v.failures.Error("verifying an image failed", "image", referenceTo(to.repository, to.manifest), "error", err)
 		if enforcing {
 			return nil, unavailable("the signature of image %s could not be verified: see the registry's log",
 				referenceTo(to.repository, to.manifest))
@@ -300,10 +322,14 @@ func (v *verification) logUnsigned(repository, name string, d digest.Digest, fou
 	}
 }
 
-// resolve returns the digest of a manifest, by which it can be served.
+// resolve returns the digest of a manifest, by which it can be served. The error is an [errcode.Error] if the reference
+// is neither a tag nor a digest: routes accept some that are not.
 func (s *blobSource) resolve(ctx context.Context, to target) (digest.Digest, error) {
 	if d, err := digest.Parse(to.manifest); err == nil {
 		return d, nil
+	}
+	if strings.Contains(to.manifest, ":") {
+		return "", errcode.ErrorCodeDigestInvalid.WithMessage("invalid digest").WithDetail(to.manifest)
 	}
 	d, err := s.readLink(ctx, tagPath(to.repository, to.manifest))
 	if errors.Is(err, distribution.ErrBlobUnknown) {
@@ -317,6 +343,27 @@ func (s *blobSource) manifest(ctx context.Context, repository string, d digest.D
 	content, err := s.manifestContent(ctx, repository, d)
 	if err == nil && d.Algorithm().FromBytes(content) != d {
 		return nil, fmt.Errorf("manifest %s is damaged: push it again", d)
+	}
+	return content, err
+}
+
+// errTooLong means that a file is longer than expected.
+var errTooLong = errors.New("the file is too long")
+
+// readFile returns the content of a file. The error is [fs.ErrNotExist] if it does not exist, errTooLong if it is longer
+// than limit.
+func (s *blobSource) readFile(ctx context.Context, path string, limit int64) ([]byte, error) {
+	reader, err := s.driver.Reader(ctx, path, 0)
+	if errors.As(err, new(storagedriver.PathNotFoundError)) {
+		return nil, fs.ErrNotExist
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = reader.Close() }()
+	content, err := io.ReadAll(io.LimitReader(reader, limit+1))
+	if err == nil && int64(len(content)) > limit {
+		return nil, errTooLong
 	}
 	return content, err
 }
@@ -340,16 +387,8 @@ func (s *blobSource) manifestContent(ctx context.Context, repository string, d d
 // readBlob returns the content of a blob. The error is [fs.ErrNotExist] if it does not exist, or if it is larger
 // than limit.
 func (s *blobSource) readBlob(ctx context.Context, d digest.Digest, limit int64) ([]byte, error) {
-	reader, err := s.driver.Reader(ctx, blobPath(d), 0)
-	if errors.As(err, new(storagedriver.PathNotFoundError)) {
-		return nil, fs.ErrNotExist
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = reader.Close() }()
-	content, err := io.ReadAll(io.LimitReader(reader, limit+1))
-	if err == nil && int64(len(content)) > limit {
+	content, err := s.readFile(ctx, blobPath(d), limit)
+	if errors.Is(err, errTooLong) {
 		return nil, fs.ErrNotExist
 	}
 	return content, err
@@ -380,6 +419,17 @@ func (r repositoryContent) Tagged(ctx context.Context, tag string) (digest.Diges
 	return d, err
 }
 
-func (r repositoryContent) Referrers(ctx context.Context, subject digest.Digest) ([]v1.Descriptor, error) {
-	return r.source.referrersOf(ctx, r.name, subject)
+// Referrers implements [signature.Repository].
+func (r repositoryContent) Referrers(
+	ctx context.Context, subject digest.Digest, types []string, limit int,
+) (found []digest.Digest, err error) {
+	left := maxReferrers
+	err = r.source.eachReferring(ctx, r.name, referrerLinks, subject, "", func(link backReference) (more bool, err error) {
+		if slices.Contains(types, link.ArtifactType) && len(found) < limit {
+			found = append(found, link.Digest)
+		}
+		left--
+		return left > 0 && len(found) < limit, nil
+	})
+	return found, err
 }

@@ -126,7 +126,7 @@ func (v *verification) audit(ctx context.Context) error {
 		return nil
 	}
 	group, running := errgroup.WithContext(ctx)
-	group.SetLimit(maxVerifications / 2) // the rest is for clients
+	group.SetLimit(maxShare / 2) // the rest is for clients
 	for _, tag := range tags {
 		group.Go(func() error { return check(running, tag) })
 	}

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"io/fs"
 	"slices"
+	"strconv"
+	"strings"
 
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
@@ -29,8 +31,8 @@ type document struct {
 
 // IsCarrier reports whether a manifest carries signatures or attestations, or lists referrers, and nothing that can
 // run. Media types alone do not decide, because a runtime may unpack a layer whatever its type: all of a
-// carrier's layers are JSON documents, which are neither archives nor programs. An error means that the
-// repository could not be read.
+// carrier's layers are JSON documents that are not archives, too. Its config does not decide either, because
+// cosign's signatures have that of an image. An error means that the repository could not be read.
 func IsCarrier(ctx context.Context, repository Repository, manifest []byte) (bool, error) {
 	var d document
 	if json.Unmarshal(manifest, &d) != nil {
@@ -54,7 +56,7 @@ func IsCarrier(ctx context.Context, repository Repository, manifest []byte) (boo
 		if err != nil {
 			return false, err
 		}
-		if left -= int64(len(content)); !json.Valid(content) {
+		if left -= int64(len(content)); !json.Valid(content) || isArchive(content) {
 			return false, nil
 		}
 	}
@@ -66,4 +68,33 @@ func IsCarrier(ctx context.Context, repository Repository, manifest []byte) (boo
 // is verified when it is pulled.
 func isReferrersList(manifests []v1.Descriptor) bool {
 	return !slices.ContainsFunc(manifests, func(m v1.Descriptor) bool { return m.ArtifactType == "" || m.Platform != nil })
+}
+
+// isArchive reports whether content begins as a tar archive does, which a JSON document can: the oldest kind of header
+// needs no other bytes than text. What is compressed is not valid JSON. Readers of archives differ in what they
+// tolerate, so the checksum decides alone, in any form that one of them accepts.
+func isArchive(content []byte) bool {
+	const size, from, to = 512, 148, 156 // of a header, and of the checksum in it
+	if len(content) < size {
+		return false
+	}
+	sum, signed := int64(0), int64(0)
+	for i, b := range content[:size] {
+		if i >= from && i < to {
+			b = ' '
+		}
+		sum += int64(b)
+		if signed += int64(b); b >= 0x80 { // as some implementations have computed it
+			signed -= 0x100
+		}
+	}
+	field := content[from:to]
+	if field[0]&0x80 != 0 { // a binary number, of which the sum takes two bytes
+		last := int64(field[6])<<8 | int64(field[7])
+		return last == sum&0xffff || last == signed&0xffff
+	}
+	digits := strings.TrimLeft(string(field), " \x00")
+	digits = digits[:len(digits)-len(strings.TrimLeft(digits, "01234567"))]
+	n, err := strconv.ParseInt(digits, 8, 64)
+	return err == nil && (n == sum || n == signed)
 }

@@ -50,8 +50,9 @@ type Repository interface {
 	Read(ctx context.Context, d digest.Digest, limit int64) ([]byte, error)
 	// Tagged returns the digest of a tag's manifest; "" if the tag does not exist.
 	Tagged(ctx context.Context, tag string) (digest.Digest, error)
-	// Referrers returns the manifests whose subject is given.
-	Referrers(ctx context.Context, subject digest.Digest) ([]v1.Descriptor, error)
+	// Referrers returns manifests whose subject is given and whose artifact type is one of types, limit at most. It
+	// need not consider all of the referrers, if there are many.
+	Referrers(ctx context.Context, subject digest.Digest, types []string, limit int) ([]digest.Digest, error)
 }
 
 // Result is what is known about an image.
@@ -86,15 +87,12 @@ type search struct {
 
 func (s *search) referrers(ctx context.Context) error {
 	for _, d := range s.digests {
-		found, err := s.repository.Referrers(ctx, d)
+		found, err := s.repository.Referrers(ctx, d, []string{typeBundle, typeReferrer}, max(s.left, 0))
 		if err != nil {
 			return fmt.Errorf("listing the referrers of %s: %w", d, err)
 		}
 		for _, referrer := range found {
-			if referrer.ArtifactType != typeBundle && referrer.ArtifactType != typeReferrer {
-				continue
-			}
-			if err := s.signature(ctx, referrer.Digest); err != nil || s.result.By != nil {
+			if err := s.signature(ctx, referrer); err != nil || s.result.By != nil {
 				return err
 			}
 		}

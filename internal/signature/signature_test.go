@@ -1,6 +1,7 @@
 package signature
 
 import (
+	"archive/tar"
 	"cmp"
 	"context"
 	"crypto"
@@ -61,13 +62,15 @@ func (m *memory) Tagged(_ context.Context, tag string) (digest.Digest, error) {
 	return m.Tags[tag], m.failure
 }
 
-func (m *memory) Referrers(_ context.Context, subject digest.Digest) (found []v1.Descriptor, err error) {
+func (m *memory) Referrers(
+	_ context.Context, subject digest.Digest, types []string, limit int,
+) (found []digest.Digest, err error) {
 	for _, d := range m.Manifests {
 		var manifest v1.Manifest
 		if json.Unmarshal([]byte(m.Content[d]), &manifest) == nil && manifest.Subject != nil &&
-			manifest.Subject.Digest == subject {
-			artifactType := cmp.Or(manifest.ArtifactType, manifest.Config.MediaType)
-			found = append(found, v1.Descriptor{Digest: d, ArtifactType: artifactType})
+			manifest.Subject.Digest == subject && len(found) < limit &&
+			slices.Contains(types, cmp.Or(manifest.ArtifactType, manifest.Config.MediaType)) {
+			found = append(found, d)
 		}
 	}
 	return found, m.failure
@@ -319,7 +322,7 @@ func TestHostileRepositories(t *testing.T) {
 			repository.refer(d, typeBundle, typeBundle, fmt.Sprintf("%d", i), nil)
 		}
 		found, err := verify(repository)
-		if err != nil || found.Others != maxSignatures || repository.reads > 11*maxSignatures {
+		if err != nil || found.Others != maxSignatures || repository.reads > 2*maxSignatures {
 			t.Errorf("Verify() = %+v, %v after %d reads", found, err, repository.reads)
 		}
 	})
@@ -389,6 +392,7 @@ func TestCarriers(t *testing.T) {
 
 	repository := &memory{Content: map[digest.Digest]string{}}
 	archive, document := repository.add("\x1f\x8b\x08"), repository.add(`{"signed":true}`)
+	both := repository.add(polyglot(t))
 	large := repository.add(`"` + strings.Repeat("x", maxCarried) + `"`)
 	half := repository.add(`"` + strings.Repeat("x", maxCarried/2) + `"`)
 	layer := func(kind string, d digest.Digest) string { return fmt.Sprintf(`{"mediaType":%q,"digest":%q}`, kind, d) }
@@ -422,6 +426,7 @@ func TestCarriers(t *testing.T) {
 		"a document that is no manifest":      {`{}`, false},
 		"an SBOM":                             {`{"layers":[` + layer("text/spdx+json", document) + `]}`, true},
 		"an SBOM that is not JSON, and hence": {`{"layers":[` + layer("text/spdx", document) + `]}`, false},
+		"an archive that is a document, too":  {`{"layers":[` + layer("text/spdx+json", both) + `]}`, false},
 	} {
 		is, err := IsCarrier(t.Context(), repository, []byte(tt.manifest))
 		if err != nil || is != tt.want {
@@ -532,4 +537,29 @@ func FuzzVerify(f *testing.F) {
 			t.Errorf("IsCarrier() = %v, %v", is, err)
 		}
 	})
+}
+
+// polyglot is a JSON document that is also an archive with a file outside its directory.
+func polyglot(t *testing.T) string {
+	t.Helper()
+	body := " a file from an unsigned layer"
+	body += strings.Repeat(" ", 1024-2-len(body)) + `"]`
+	header := []byte(strings.Repeat(" ", 512))
+	name := `["/` + strings.Repeat("./", 44) + "etc/motd"
+	copy(header, name)
+	copy(header[100:], "0000644 0000000 0000000 ")
+	copy(header[124:], fmt.Sprintf("%011o ", len(body)))
+	copy(header[136:], "00000000000 ")
+	header[156] = '0'
+	sum := 0
+	for _, b := range header {
+		sum += int(b)
+	}
+	copy(header[148:], fmt.Sprintf("%06o  ", sum))
+	content := string(header) + body
+	entry, err := tar.NewReader(strings.NewReader(content)).Next()
+	if !json.Valid([]byte(content)) || err != nil || !strings.Contains(entry.Name, "etc/motd") {
+		t.Fatalf("valid JSON: %t; as an archive: %+v, %v", json.Valid([]byte(content)), entry, err)
+	}
+	return content
 }

@@ -32,10 +32,10 @@ type Pods interface {
 
 // Images names the image to pull.
 type Images interface {
-	// ProbeImage is the "<repository>:<tag>" of the tiny image for a mode: the registry serves
+	// ProbeImage is the "<repository>:<tag>@<digest>" of the tiny image for a mode: the registry serves
 	// zarf-registry/probe-proxy to proxies only, and zarf-registry/probe-nodeport at the plain
 	// listener only, so that a pull cannot succeed by the other path.
-	ProbeImage(mode state.Mode) string
+	ProbeImage(mode state.Mode) (string, error)
 }
 
 // Verifier verifies pulls. Its fields must be set.
@@ -73,9 +73,13 @@ func (v *Verifier) Nodes(ctx context.Context, switching bool) (verified []string
 		return nil, "", errors.New(
 			"no node can be verified: none is ready and able to pull; check the nodes, and in proxy mode the proxy DaemonSets")
 	}
+	image, err := v.Images.ProbeImage(v.Settings.Mode)
+	if err != nil {
+		return nil, "", err
+	}
+	image = v.Settings.Address + "/" + image
 	v.DeletePods() // from a run that was killed
 
-	image := v.Settings.Address + "/" + v.Images.ProbeImage(v.Settings.Mode)
 	begin := v.Now()
 	for nodes := range slices.Chunk(eligible, batchSize) {
 		if err := v.batch(ctx, nodes, image, switching); err != nil {

@@ -3,6 +3,7 @@ package warm
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"fmt"
 	"log/slog"
 	"regexp"
@@ -37,8 +38,9 @@ const (
 	eventGrace = 5 * time.Second
 	// deadlineSlack keeps a pod's own deadline, for when this program is killed, out of the way.
 	deadlineSlack = time.Minute
-	// command exists in no image, so nothing of one runs.
-	command = "/zarf-registry-warm"
+	// commandPrefix is that of the containers' command, which exists in no image, so that nothing of one runs: the
+	// rest is random, because an image could contain any name that is known.
+	commandPrefix = "/zarf-registry-warm-"
 )
 
 // Puller makes nodes pull images, with a pod on each that has a container for each image. Its fields must be
@@ -318,7 +320,7 @@ func (p *Puller) failOpen(ended context.Context, open map[string]*attempt) {
 			case r.Outcome != "":
 			case a.failing[i] != "":
 				p.fail(a, i, cause+": "+a.failing[i], p.advice(a.failing[i]))
-			case warning != "" && !strings.Contains(warning, command): // that is about another image
+			case warning != "" && !strings.Contains(warning, commandPrefix): // that is about another image
 				p.fail(a, i, cause+": "+warning, adviceNode)
 			default:
 				p.fail(a, i, cause, adviceAgain)
@@ -388,7 +390,7 @@ func (p *Puller) pod(node string) *corev1.Pod {
 			Name:            containerName(i),
 			Image:           image,
 			ImagePullPolicy: corev1.PullIfNotPresent,
-			Command:         []string{command},
+			Command:         []string{commandPrefix + rand.Text()},
 			SecurityContext: release.RestrictedContainer(),
 			// Quotas may require both. Without a request the pod fits on any node; with less memory, CRI-O refuses.
 			Resources: corev1.ResourceRequirements{

@@ -1,0 +1,80 @@
+package cache
+
+import (
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// One repository whose requests fail, or take too long, does not make a cache serve stale content of the others.
+func TestErrorsOfOneRepository(t *testing.T) {
+	const tag = "/v2/team/app/manifests/latest"
+	hang := make(chan struct{})
+	t.Cleanup(func() { close(hang) })
+	for name, respond := range map[string]http.HandlerFunc{
+		"503 of the registry": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set(headerAPIVersion, "registry/2.0")
+			w.WriteHeader(http.StatusServiceUnavailable)
+		},
+		"503 of its front": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusServiceUnavailable)
+		},
+		"500 of the registry": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set(headerAPIVersion, "registry/2.0")
+			w.WriteHeader(http.StatusInternalServerError)
+		},
+		"a broken connection": func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
+		"no response":         func(http.ResponseWriter, *http.Request) { <-hang },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := start(t, func(c *Config) { c.StaleFor = time.Hour })
+			first, second := []byte(`{"n":1}`), []byte(`{"n":2}`)
+			mine := "/v2/tenant/app/manifests/latest"
+			f.add(first, tag, "/v2/team/app/manifests/"+digest.FromBytes(first).String(), mine,
+				"/v2/tenant/app/manifests/"+digest.FromBytes(first).String())
+			f.get(t, tag, first)
+			f.get(t, mine, first)
+			var asked atomic.Int64
+			f.override(func(w http.ResponseWriter, r *http.Request) {
+				if strings.HasPrefix(r.URL.Path, "/v2/tenant/") {
+					asked.Add(1)
+					respond(w, r)
+					return
+				}
+				f.serve(w, r)
+			})
+			f.status(t, "/v2/tenant/app/manifests/other", http.StatusServiceUnavailable)
+			if asked.Load() == 0 {
+				t.Fatal("the registry was not asked")
+			}
+			f.add(second, tag, "/v2/team/app/manifests/"+digest.FromBytes(second).String())
+			f.get(t, tag, second)
+			// What fails itself is served as it was.
+			if response := f.status(t, mine, http.StatusOK); response.Header.Get("Warning") == "" {
+				t.Errorf("without a warning: %v", response.Header)
+			}
+		})
+	}
+}
+
+// An intermediary that responds for the registry does not reach it.
+func TestGatewayErrorsAreOfTheRegistry(t *testing.T) {
+	const tag = "/v2/team/app/manifests/latest"
+	for _, status := range []int{http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout} {
+		f := start(t, func(c *Config) { c.StaleFor = time.Hour })
+		f.add([]byte("{}"), tag, "/v2/team/app/manifests/"+digest.FromString("{}").String())
+		f.status(t, tag, http.StatusOK)
+		f.override(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) })
+		f.status(t, "/v2/team/app/manifests/other", http.StatusServiceUnavailable)
+		asked := f.count("HEAD", tag)
+		if response := f.status(t, tag, http.StatusOK); response.Header.Get("Warning") == "" || f.count("HEAD", tag) != asked {
+			t.Errorf("%d: %v", status, response.Header)
+		}
+	}
+}

@@ -1,0 +1,328 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
+	"github.com/opencontainers/go-digest"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+const inMemory = "version: 0.1\nstorage: {inmemory: {}}\n"
+
+// observedDriver calls before with the path of what is read.
+type observedDriver struct {
+	storagedriver.StorageDriver
+	before func(path string)
+}
+
+func (d observedDriver) GetContent(ctx context.Context, path string) ([]byte, error) {
+	d.before(path)
+	return d.StorageDriver.GetContent(ctx, path)
+}
+
+func (d observedDriver) Reader(ctx context.Context, path string, offset int64) (io.ReadCloser, error) {
+	d.before(path)
+	return d.StorageDriver.Reader(ctx, path, offset)
+}
+
+// observe calls before with the path of each file that the registry's front reads as a whole.
+func observe(i *instance, before func(path string)) {
+	i.server.source.driver = observedDriver{i.server.source.driver, before}
+}
+
+// A name that is neither a tag nor a digest is the client's error, not one of the storage.
+func TestInvalidReferencesAreNoFailures(t *testing.T) {
+	i := enforcing(t, t.TempDir(), newSigner(t))
+	for name, want := range map[string]int{
+		"md5:" + strings.Repeat("0", 32):    http.StatusBadRequest,
+		"sha256:" + strings.Repeat("A", 64): http.StatusBadRequest,
+		"sha256:" + strings.Repeat("0", 63): http.StatusBadRequest,
+		"sha256:abc":                        http.StatusBadRequest,
+		"a+b:" + strings.Repeat("0", 64):    http.StatusBadRequest,
+		"sha256:" + strings.Repeat("0", 64): http.StatusNotFound,
+		strings.Repeat("x", 128):            http.StatusNotFound,
+	} {
+		if a := i.node().read(http.MethodGet, "a", name); a.StatusCode != want {
+			t.Errorf("%s: status %d, want %d: %s", name, a.StatusCode, want, a.body)
+		}
+	}
+	if logs := i.logs.String(); strings.Contains(logs, "verifying an image failed") || strings.Contains(logs, `"level":"ERROR"`) {
+		t.Errorf("logged:\n%s", logs)
+	}
+	if n := i.metric(`zarf_registry_verifications_total{result="failed"}`); n != 0 {
+		t.Errorf("%v failures are counted", n)
+	}
+}
+
+// Who pulls an image that cannot be verified again and again does not fill the log.
+func TestFailuresOfVerificationsAreLoggedOnce(t *testing.T) {
+	filesystemOnly(t)
+	root := t.TempDir()
+	i := enforcing(t, root, newSigner(t))
+	d, _ := i.pusher().pushImage("a", "v1", "layer")
+	writeFile(t, filepath.Join(root, blobPath(d)), []byte("damaged"))
+	for range 20 {
+		if a := i.node().read(http.MethodGet, "a", "v1"); a.StatusCode != http.StatusServiceUnavailable {
+			t.Fatalf("status %d: %s", a.StatusCode, a.body)
+		}
+	}
+	if n := strings.Count(i.logs.String(), "verifying an image failed"); n != 1 {
+		t.Errorf("logged %d times", n)
+	}
+}
+
+// linkSizes returns the number of a repository's back links of a kind, and the size of the largest.
+func linkSizes(t *testing.T, root, repository, kind string) (n int, largest int64) {
+	t.Helper()
+	links, err := filepath.Glob(filepath.Join(root, repositoriesPath, repository, kind, "*/*/*/*/descriptor.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, link := range links {
+		info, err := os.Stat(link)
+		if err != nil {
+			t.Fatal(err)
+		}
+		largest = max(largest, info.Size())
+	}
+	return len(links), largest
+}
+
+// An index is not copied for each of its images, nor a referrer into the list of its subject.
+func TestBackLinksAreSmall(t *testing.T) {
+	filesystemOnly(t)
+	root := t.TempDir()
+	i := start(t, newTestCA(t), root)
+	c := i.pusher()
+	var children []any
+	for n := range 3 {
+		d, _ := c.pushImage("a", fmt.Sprintf("v%d", n), fmt.Sprintf("layer %d", n))
+		children = append(children, map[string]any{"mediaType": ociManifest, "digest": d, "size": 1})
+	}
+	large := strings.Repeat("x", 1<<20)
+	c.put("a", "multi", ociIndex, map[string]any{"manifests": children, "annotations": map[string]string{"x": large}})
+	if n, largest := linkSizes(t, root, "a", indexLinks); n != 3 || largest > 512 {
+		t.Errorf("%d links to the index, of up to %d bytes", n, largest)
+	}
+	subject, _ := c.pushImage("b", "v1", "layer")
+	small := strings.Repeat("x", 32<<10)
+	for n, text := range []string{"few", small, large, large + "y"} {
+		c.put("b", "", ociManifest, artifact(subject, fmt.Sprintf("application/x-%d", n), "x", text))
+	}
+	if n, largest := linkSizes(t, root, "b", referrerLinks); n != 4 || largest < 32<<10 || largest > 64<<10 {
+		t.Errorf("%d links to referrers, of up to %d bytes", n, largest)
+	}
+	// Clients get all annotations, also those in links of an earlier release.
+	check := func() {
+		t.Helper()
+		found, _ := i.node().referrers("/v2/b/referrers/" + subject.String())
+		var sizes []int
+		for _, d := range found {
+			sizes = append(sizes, len(d.Annotations["x"]))
+		}
+		if slices.Sort(sizes); !slices.Equal(sizes, []int{3, 32 << 10, 1 << 20, 1<<20 + 1}) {
+			t.Errorf("annotations of %v bytes", sizes)
+		}
+	}
+	check()
+	links, _ := filepath.Glob(filepath.Join(root, repositoriesPath, "b", referrerLinks, "*/*/*/*/descriptor.json"))
+	for _, link := range links {
+		hex := digest.Digest("sha256:" + filepath.Base(filepath.Dir(link)))
+		content, err := i.server.source.manifestContent(t.Context(), "b", hex)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var m v1.Manifest
+		if err := json.Unmarshal(content, &m); err != nil {
+			t.Fatal(err)
+		}
+		earlier, err := json.Marshal(v1.Descriptor{MediaType: ociManifest, Digest: hex, Size: int64(len(content)),
+			ArtifactType: m.ArtifactType, Annotations: m.Annotations})
+		if err != nil {
+			t.Fatal(err)
+		}
+		writeFile(t, link, earlier)
+	}
+	check()
+}
+
+func TestTypesAreShort(t *testing.T) {
+	i := start(t, newTestCA(t), t.TempDir())
+	c := i.pusher()
+	subject, _ := c.pushImage("a", "v1", "layer")
+	manifest, err := json.Marshal(artifact(subject, "application/"+strings.Repeat("x", 300)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest = append([]byte(`{"schemaVersion":2,"mediaType":"`+ociManifest+`",`), manifest[1:]...)
+	a := c.must(http.StatusBadRequest, "PUT", "/v2/a/manifests/long", bytes.NewReader(manifest), "Content-Type", ociManifest)
+	mentions(t, a.body, "MANIFEST_INVALID", "artifact type")
+}
+
+// A page is cut before what it lists is read.
+func TestPagesReadWhatTheySend(t *testing.T) {
+	const all = 200
+	i := open(t, newTestCA(t), "", func(o *Options) { o.Config = loadConfig(t, inMemory).Config })
+	var reads atomic.Int64
+	observe(i, func(path string) {
+		if strings.Contains(path, referrerLinks) {
+			reads.Add(1)
+		}
+	})
+	i.run()
+	subject, _ := i.pusher().pushImage("a", "v1", "layer")
+	fillReferrers(t, i, "a", subject, all)
+	eventually(t, "back links are rebuilt", i.server.source.rebuilt.Load)
+	reads.Store(0)
+	a := i.node().must(http.StatusOK, "GET", "/v2/a/referrers/"+subject.String()+"?n=1", nil)
+	if n := reads.Load(); n > 2*storageConcurrency || a.Header.Get("Link") == "" {
+		t.Errorf("%d of %d links were read for a page of one: %v", n, all, a.Header)
+	}
+	if found, _ := i.node().referrers("/v2/a/referrers/" + subject.String() + "?n=50"); len(found) != all {
+		t.Errorf("%d referrers, want %d", len(found), all)
+	}
+}
+
+// fillReferrers stores referrers of a subject as pushes do, but faster.
+func fillReferrers(t *testing.T, i *instance, repository string, subject digest.Digest, n int) {
+	t.Helper()
+	source := i.server.source
+	for k := range n {
+		content, err := json.Marshal(artifact(subject, "application/x", "n", fmt.Sprint(k)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := digest.FromBytes(content)
+		for path, content := range map[string][]byte{blobPath(d): content, revisionPath(repository, d): []byte(d)} {
+			if err := source.driver.PutContent(t.Context(), path, content); err != nil {
+				t.Fatal(err)
+			}
+		}
+		err = source.addBackLinks(t.Context(), repository, v1.Descriptor{MediaType: ociManifest, Digest: d}, content)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// What a manifest makes the registry write, apart from itself, must fit into the storage, too.
+func TestBackLinksCountAgainstTheQuota(t *testing.T) {
+	i := open(t, newTestCA(t), "", func(o *Options) {
+		o.Quota = 300_000
+		o.Config = loadConfig(t, inMemory+"validation: {manifests: {indexes: {platforms: none}}}\n").Config
+	})
+	i.server.leases.times = quick
+	i.run()
+	eventually(t, "the content is measured", func() bool { return i.server.space.report().Quota != nil })
+	c := i.pusher()
+	var children []any
+	for n := range 100 {
+		children = append(children, map[string]any{"mediaType": ociManifest, "size": 1,
+			"digest": digest.FromString(fmt.Sprint(n)), "platform": map[string]any{"os": "linux", "architecture": "amd64"}})
+	}
+	index, err := json.Marshal(map[string]any{"schemaVersion": 2, "mediaType": ociIndex, "manifests": children})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := c.must(http.StatusInsufficientStorage, "PUT", "/v2/a/manifests/multi", bytes.NewReader(index), "Content-Type", ociIndex)
+	mentions(t, a.body, "INSUFFICIENT_STORAGE", "of the quota", "registry.storage.quota")
+	if expected := i.server.space.expected; expected != 0 {
+		t.Errorf("%d bytes are expected although nothing is in progress", expected)
+	}
+	d, _ := c.pushImage("a", "v1", "layer")
+	before := i.used()
+	c.pushIndex("a", "two", d)
+	if grown := i.used() - before; grown < 300 || grown > 1000 {
+		t.Errorf("an index of one image takes %d bytes", grown)
+	}
+	if expected := i.server.space.expected; expected != 0 {
+		t.Errorf("%d bytes are expected although nothing is in progress", expected)
+	}
+}
+
+func TestVerificationReadsFewReferrers(t *testing.T) {
+	const all = 1500
+	s := newSigner(t)
+	_, change := verified(t, VerifyEnforce, s)
+	i := open(t, newTestCA(t), "", change, func(o *Options) { o.Config = loadConfig(t, inMemory).Config })
+	var reads atomic.Int64
+	observe(i, func(path string) {
+		if strings.Contains(path, referrerLinks) {
+			reads.Add(1)
+		}
+	})
+	i.run()
+	i.waitEnforcing()
+	_, manifest := i.pusher().pushImage("a", "v1", "layer")
+	subject := digest.FromString(manifest)
+	fillReferrers(t, i, "a", subject, all)
+	i.server.verification.changed("a")
+	reads.Store(0)
+	if a := i.node().read(http.MethodGet, "a", "v1"); a.StatusCode != http.StatusForbidden {
+		t.Errorf("status %d: %s", a.StatusCode, a.body)
+	}
+	if n := reads.Load(); n > 1100 {
+		t.Errorf("%d of %d links were read", n, all)
+	}
+}
+
+// One repository, or several of one owner, leave verifications to the others.
+func TestOneRepositoryDoesNotHoldAllVerifications(t *testing.T) {
+	s := newSigner(t)
+	_, change := verified(t, VerifyEnforce, s)
+	i := open(t, newTestCA(t), t.TempDir(), change)
+	var held atomic.Bool
+	var waiting atomic.Int64
+	release := make(chan struct{})
+	observe(i, func(path string) {
+		if held.Load() && strings.Contains(path, "/repositories/slow/") && strings.Contains(path, "/_manifests/revisions/") {
+			waiting.Add(1)
+			<-release
+		}
+	})
+	i.run()
+	i.waitEnforcing()
+	for _, repository := range []string{"slow/a", "slow/b", "other/app"} {
+		_, manifest := i.pusher().pushImage(repository, "v1", "layer "+repository)
+		s.attach(i.pusher(), repository, manifest)
+	}
+	held.Store(true)
+	done := make(chan struct{})
+	for n := range 2 * maxVerifications {
+		node := i.node()
+		go func() {
+			node.read(http.MethodGet, []string{"slow/a", "slow/b"}[n%2], "v1")
+			done <- struct{}{}
+		}()
+	}
+	eventually(t, "verifications wait", func() bool { return waiting.Load() >= maxVerifications/2 })
+	time.Sleep(100 * time.Millisecond)
+	answered := make(chan answer, 1)
+	node := i.node()
+	go func() { answered <- node.read(http.MethodGet, "other/app", "v1") }()
+	select {
+	case a := <-answered:
+		if a.StatusCode != http.StatusOK {
+			t.Errorf("status %d: %s", a.StatusCode, a.body)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("an image of another repository waits")
+	}
+	close(release)
+	for range 2 * maxVerifications {
+		<-done
+	}
+}
