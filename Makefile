@@ -19,7 +19,7 @@ GOBUILD  := go build -ldflags "$(LDFLAGS)"
 # Builds a benchmark: $(BENCHBUILD) ./proxy writes dist/bench-proxy, which writes its results to dist/bench/proxy.
 BENCHBUILD = mkdir -p dist/bench/$(@:bench-%=%) && cd bench && $(GOBUILD) -o ../dist/$(@F)
 
-# The networks of the table in test/e2e/networks_test.go.
+# The networks of the table in test/e2e/scenarios.
 NETWORKS := $(foreach family,IPv4 IPv6 DualStack,$(family)-iptables $(family)-nftables)
 
 # What programs are built for. make demo builds for this machine only.
@@ -167,9 +167,10 @@ race-all: payload ## Unit tests with the race detector that make race leaves out
 	export CGO_ENABLED=1; $(call TEST,-race -short -timeout 30m $(NO_RACE))
 
 .PHONY: unit-all
-unit-all: images $(TESTCLUSTER) ## Unit tests that make test skips: blobs of 2 GiB, the OCI conformance suite, promtool, the loader, cert-manager
+unit-all: images $(TESTCLUSTER) $(HELM) ## Unit tests that make test skips: blobs of 2 GiB, the OCI conformance suite, promtool, the loader, cert-manager
 	PROMTOOL=$(call TOOL,promtool) OCI_CONFORMANCE=$(call TOOL,conformance) VERSITYGW=$(call TOOL,versitygw) \
 		$(call TEST,-timeout 30m ./cmd/... ./internal/... ./loader ./templates-tests ./test/conformance ./tools/...)
+	PATH="$(CURDIR)/bin:$$(dirname $(call TOOL,sops)):$$(dirname $(call TOOL,age-keygen)):$$PATH" $(call TEST,./test/sops)
 	cd bench && $(call TEST,./...)
 	cd test/certmanager && go vet ./... && $(call TEST,./...)
 
@@ -276,7 +277,9 @@ verify-files: $(TESTCLUSTER) # make verify without unit tests
 e2e: build images $(TESTCLUSTER) $(HELM) $(CERTMANAGER) ## End-to-end tests on test clusters, or on the cluster of KUBECONFIG (E2E_RUN=TestHelm)
 	@hack/deps.sh cluster
 	@mkdir -p dist # dist/e2e.json contains the complete log.
-	go test -json ./test/e2e -count=1 -timeout $(if $(E2E_LONG),180m,60m) $(if $(E2E_RUN),-run '$(E2E_RUN)',-skip '^Test(Soak|Cell)$$') | \
+	@# First what the scenarios need is built, which takes more time than the tests on a new machine.
+	E2E_PREPARE=1 go test -vet=off -ldflags=-w ./test/e2e -count=1 -timeout 120m -v $(if $(E2E_RUN),-run '$(E2E_RUN)')
+	go test -json -vet=off -ldflags=-w ./test/e2e -count=1 -timeout $(if $(E2E_LONG),180m,60m) $(if $(E2E_RUN),-run '$(E2E_RUN)') | \
 	  tee dist/e2e.json | go run ./tools/testsummary
 	@sed -n 's/.*"Test":"\([^"]*\)".*\(figure: .*\|SHORTENED: .*\)\\n".*/\1: \2/p' dist/e2e.json | sort
 

@@ -358,7 +358,11 @@ func newWorkbench(t *testing.T, w *world) *workbench {
 		if !long() && !slices.ContainsFunc(clients, func(p program) bool { return p.name == name && p.short }) {
 			continue
 		}
-		if err := os.Symlink(strings.TrimSpace(run(t, w.testcluster, "tool", name)), filepath.Join(bin, name)); err != nil {
+		path := w.helm
+		if name != "helm" {
+			path = strings.TrimSpace(run(t, w.testcluster, "tool", name))
+		}
+		if err := os.Symlink(path, filepath.Join(bin, name)); err != nil {
 			t.Fatal(err)
 		}
 	}

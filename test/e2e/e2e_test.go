@@ -160,7 +160,7 @@ func newWorld(t *testing.T, name string, l layout) *world {
 	if w.client, err = kubernetes.NewForConfig(w.config); err != nil {
 		t.Fatal(err)
 	}
-	w.helm = strings.TrimSpace(run(t, w.testcluster, "tool", "helm"))
+	w.helm = built(t, "E2E_HELM")
 	w.kubectl = strings.TrimSpace(run(t, w.testcluster, "tool", "kubectl"))
 	list, err := w.client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
 	if err != nil {

@@ -155,7 +155,7 @@ func changed() ([]string, error) {
 // prepare builds what scenarios need before any cluster needs the CPU, and installs the packages of clients.
 func prepare(chosen []scenarios.Scenario) error {
 	testcluster := os.Getenv("E2E_TESTCLUSTER")
-	tools, versions, clients := []string{"helm", "kubectl"}, []string{""}, false
+	tools, versions, clients := []string{"kubectl"}, []string{""}, false
 	for _, s := range chosen {
 		tools, versions, clients = append(tools, s.Tools...), append(versions, s.Versions...), clients || s.Clients
 		if long() {

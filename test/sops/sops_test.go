@@ -87,7 +87,7 @@ func newSOPSDir(t *testing.T) *sopsDir {
 	}
 	for _, tool := range []string{"sops", "age-keygen", "helm"} {
 		if _, err := exec.LookPath(tool); err != nil {
-			t.Skipf("SKIPPED, NOTHING CHECKED: %v: bin/testcluster tool %s builds it", err, tool)
+			t.Skipf("SKIPPED, NOTHING CHECKED: %v: make unit-all builds it", err)
 		}
 	}
 	s := &sopsDir{dir: t.TempDir(), chart: chart}

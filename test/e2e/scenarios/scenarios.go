@@ -55,7 +55,7 @@ type Scenario struct {
 	Alone bool
 	// Minutes is how long it takes where four scenarios share two cores.
 	Minutes float64
-	// Tools are those of testcluster, beside helm and kubectl, and LongTools those of long runs.
+	// Tools are those of testcluster, beside kubectl, and LongTools those of long runs.
 	Tools, LongTools []string
 	// Versions are arguments of testcluster build for what clusters run beside the default versions.
 	Versions []string

@@ -27,7 +27,6 @@ func TestRecipeKeyDependsOnEveryField(t *testing.T) {
 		"source":    func(r *Recipe) { r.Sources = map[string]string{"main.go": "package main"} },
 		"inside":    func(r *Recipe) { r.Inside = true },
 		"edits":     func(r *Recipe) { r.Edits = []Edit{{"a.go", "b", "c"}} },
-		"test":      func(r *Recipe) { r.Test = true },
 		"sums":      func(r *Recipe) { r.Sums = []string{"a v1 h1:x"} },
 	} {
 		changed := base

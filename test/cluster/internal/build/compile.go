@@ -37,9 +37,6 @@ func (c *Cache) compile(ctx context.Context, r Recipe, work string) error {
 	// A single call for all programs named like their package, so that shared packages are compiled
 	// once and linking overlaps.
 	args := []string{"build", "-v", "-trimpath", "-ldflags", linkerFlags(r)}
-	if r.Test {
-		args = append([]string{"test", "-c"}, args[1:]...)
-	}
 	if len(r.Tags) > 0 {
 		args = append(args, "-tags", strings.Join(r.Tags, ","))
 	}

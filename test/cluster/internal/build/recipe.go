@@ -151,8 +151,6 @@ type Recipe struct {
 	Inside bool `json:",omitempty"`
 	// Edits change files of the copy that Inside makes.
 	Edits []Edit `json:",omitempty"`
-	// Test builds the only program from its package's tests.
-	Test bool `json:",omitempty"`
 	// Sums are lines for go.sum, for modules that are missing in the checksum database.
 	Sums []string `json:",omitempty"`
 	// Tags and Variables (package.name=value) are passed to the Go tool.

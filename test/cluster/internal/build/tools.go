@@ -18,8 +18,7 @@ var tools = map[string]Recipe{
 		"github.com/google/go-containerregistry/cmd/crane"),
 	"cosign": tool("cosign", "github.com/sigstore/cosign/v3", "v3.1.3", "github.com/sigstore/cosign/v3/cmd/cosign",
 		"sigs.k8s.io/release-utils/version.gitVersion=v3.1.3"),
-	"crio":    runtimes["crio-1.34"],
-	"critest": critest,
+	"crio": runtimes["crio-1.34"],
 	"ct": tool("ct", "github.com/helm/chart-testing/v3", "v3.14.0", "github.com/helm/chart-testing/v3/ct",
 		"github.com/helm/chart-testing/v3/ct/cmd.Version=v3.14.0"),
 	"ghostunnel": ghostunnel,
@@ -48,13 +47,6 @@ var tools = map[string]Recipe{
 	"versitygw": tool("versitygw", "github.com/versity/versitygw", "v1.8.0",
 		"github.com/versity/versitygw/cmd/versitygw", "main.Version=v1.8.0"),
 	"zarf": zarf,
-}
-
-// critest is a test of its module: its flags are those of a test binary, such as -ginkgo.focus.
-var critest = Recipe{
-	Name: "critest", Module: "sigs.k8s.io/cri-tools", Version: criToolsVersion, Test: true,
-	Programs:  programs("sigs.k8s.io/cri-tools/cmd", "critest"),
-	Variables: []string{"sigs.k8s.io/cri-tools/pkg/version.Version=" + criToolsVersion},
 }
 
 // promtool checks rules only: without service discovery it needs no client libraries of clouds and
