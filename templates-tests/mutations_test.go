@@ -91,9 +91,9 @@ var mutations = map[string]struct {
 		edit:   `include "zarf-registry.fullname" .`,
 	},
 	"the Jobs know the images of injected programs": {
-		file: "_decisions.tpl",
-		old:  `append $images .pause`,
-		edit: `append $images "example.com/pause:1"`,
+		file: "init-hook/_hook.tpl",
+		old:  `"reference" $pause.value`,
+		edit: `"reference" "example.com/pause:1"`,
 	},
 	"every volume is mounted, and every mount has a volume and no subPath": {
 		file: "registry/deployment.yaml",
@@ -112,7 +112,7 @@ var mutations = map[string]struct {
 	},
 	"injected programs never pull an image": {
 		file: "_pod.tpl",
-		old:  "imagePullPolicy: IfNotPresent",
+		old:  "imagePullPolicy: {{ .pause.pullPolicy }}",
 		edit: "imagePullPolicy: Always",
 	},
 	"selectors match their own pods only": {
@@ -122,9 +122,9 @@ var mutations = map[string]struct {
 	},
 	"no node gets two pods of a component": {
 		values: "node-config",
-		file:   "_decisions.tpl",
-		old:    `"excluded" $excluded)`,
-		edit:   `"excluded" list)`,
+		file:   "node-config/_daemonset.tpl",
+		old:    "kubernetes.io/arch: {{ .architecture }}",
+		edit:   "kubernetes.io/arch: amd64",
 	},
 	"names are valid and unique": {
 		file: "_helpers.tpl",
