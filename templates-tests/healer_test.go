@@ -6,11 +6,9 @@ import (
 	"testing"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/heal"
-	"github.com/zarf-dev/zarf-registry/internal/nodeimages"
 )
 
 func TestHealerByVersion(t *testing.T) {
@@ -162,47 +160,5 @@ func TestHealerCanHealEveryContainer(t *testing.T) {
 	}
 	if checked == 0 {
 		t.Error("nothing was checked")
-	}
-}
-
-// A pod's affinity cannot be changed: with the healer no node is excluded because of its images.
-func TestHealerTurnsExcludedNodesIntoAPreference(t *testing.T) {
-	t.Parallel()
-	out := rendering{values: proxyMode(t), cluster: newCluster(kubernetes(corev1.IPv4Protocol),
-		node("a", "amd64", "registry.k8s.io/pause:3.9"), node("b", "amd64", "registry.k8s.io/pause:3.10"))}.render(t)
-	for _, d := range all[*appsv1.Deployment](out) {
-		affinity := d.Spec.Template.Spec.Affinity
-		if affinity == nil || affinity.NodeAffinity == nil ||
-			affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
-			t.Fatalf("%s: affinity %v", d.Name, affinity)
-		}
-		terms := affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution
-		field := terms[len(terms)-1].Preference.MatchFields[0]
-		if field.Operator != corev1.NodeSelectorOpNotIn || !slices.Equal(field.Values, []string{"a"}) {
-			t.Errorf("%s prefers %v", d.Name, terms)
-		}
-	}
-}
-
-// The healer chooses for one node what the chart chooses for a cluster of that node.
-func TestHealerChoosesLikeTheChart(t *testing.T) {
-	t.Parallel()
-	for _, names := range [][]string{
-		{"registry.k8s.io/pause:3.9", "registry.k8s.io/pause:3.10.1", "docker.io/rancher/mirrored-pause:3.6"},
-		{"b.example/pause:3.6", "a.example/pause:3.6"},
-		{"registry.k8s.io/pause:latest", "registry.k8s.io/pause:v3"},
-		{"z.example/tool:1", "b.example/pause@sha256:" + strings.Repeat("1", 64)},
-		{"z.example/tool:1", "a.example/tool:1"},
-		{"127.0.0.1:31999/x:1", "z.example/tool:1", "a.example/tool@sha256:" + strings.Repeat("1", 64)},
-	} {
-		n := node("a", "amd64", names...)
-		var images []nodeimages.Image
-		for _, image := range n.Status.Images {
-			images = append(images, nodeimages.Image{Names: image.Names, SizeBytes: image.SizeBytes})
-		}
-		out := rendering{values: proxyMode(t), cluster: newCluster(kubernetes(corev1.IPv4Protocol), n)}.render(t)
-		if chart, healer := decided(out).Injector.PauseImages[0], nodeimages.Choose(images); chart != healer {
-			t.Errorf("%s: the chart chooses %s, the healer %s", names, chart, healer)
-		}
 	}
 }

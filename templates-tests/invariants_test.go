@@ -535,22 +535,19 @@ var invariants = map[string]func(out *output) []string{
 		return wrong
 	},
 	"the Jobs know the images of injected programs": func(out *output) (wrong []string) {
-		var want []string
+		want, known := map[string]bool{}, map[string]bool{}
 		for _, w := range workloads(out) {
-			if c := w.program(); c.Command[0] == "/payload/loader" && !slices.Contains(want, c.Image) {
-				want = append(want, c.Image)
+			if c := w.program(); c.Command[0] == "/payload/loader" {
+				want[w.pod.Spec.NodeSelector["kubernetes.io/arch"]+" "+c.Image] = true
 			}
 		}
-		known := slices.Clone(decided(out).Injector.PauseImages)
-		for _, d := range deployments(out, "registry") {
-			if c := d.Spec.Template.Spec.Containers[0]; len(known) > 0 && known[0] != c.Image {
-				wrong = append(wrong, fmt.Sprintf("the registry's image %s is not the first of %s", c.Image, known))
-			}
+		for architecture, image := range decided(out).Injector.PauseImages {
+			known[architecture+" "+image.Reference] = true
 		}
-		slices.Sort(want)
-		slices.Sort(known)
-		if !slices.Equal(want, known) {
-			wrong = append(wrong, fmt.Sprintf("rendered %s, known to the Jobs %s", want, known))
+		for image := range want {
+			if !known[image] {
+				wrong = append(wrong, image+" is not known to the Jobs")
+			}
 		}
 		return wrong
 	},
@@ -676,7 +673,11 @@ var invariants = map[string]func(out *output) []string{
 		for _, w := range workloads(out) {
 			for _, c := range containers(w.pod.Spec) {
 				injected := len(c.Command) > 0 && c.Command[0] == "/payload/loader"
-				if (injected || c.Name == "pause" && payload(w.pod.Spec) != nil) && c.ImagePullPolicy != corev1.PullIfNotPresent {
+				want := corev1.PullIfNotPresent
+				if len(healers(out)) > 0 && out.value("injector.image") == "" {
+					want = corev1.PullNever
+				}
+				if injected && c.ImagePullPolicy != want {
 					wrong = append(wrong, fmt.Sprintf("%s: imagePullPolicy %s", w.object, c.ImagePullPolicy))
 				}
 			}
@@ -738,28 +739,16 @@ var invariants = map[string]func(out *output) []string{
 	},
 	"no node gets two pods of a component": func(out *output) (wrong []string) {
 		for _, component := range []string{"proxy", "cache", "node-config", "node-restore"} {
-			named := map[string]string{} // by node
+			of := map[string]string{} // by architecture
 			for _, d := range daemonSets(out, component) {
-				in, notIn := nodeFields(d.Spec.Template.Spec.Affinity)
-				for _, node := range in {
-					if other := named[node]; other != "" {
-						wrong = append(wrong, fmt.Sprintf("node %s belongs to %s and %s", node, other, d.Name))
-					}
-					named[node] = d.Name
+				architecture := d.Spec.Template.Spec.NodeSelector["kubernetes.io/arch"]
+				if of[architecture] != "" || architecture == "" {
+					wrong = append(wrong, fmt.Sprintf("%s and %s are for nodes of %q", of[architecture], d.Name, architecture))
 				}
-				if len(in) > 0 && len(notIn) > 0 {
-					wrong = append(wrong, d.Name+": it both requires and excludes nodes")
-				}
-			}
-			for _, d := range daemonSets(out, component) {
-				in, notIn := nodeFields(d.Spec.Template.Spec.Affinity)
-				for node, other := range named {
-					sameArchitecture := strings.HasPrefix(other, d.Name+"-")
-					if len(in) == 0 && sameArchitecture != slices.Contains(notIn, node) {
-						wrong = append(
-							wrong, fmt.Sprintf("%s: %s, which is for %s, is left out: %t", d.Name, node, other, !sameArchitecture),
-						)
-					}
+				of[architecture] = d.Name
+				// The rest of the affinity leaves nodes out by their labels: none is for some nodes by name.
+				if in, notIn := nodeFields(d.Spec.Template.Spec.Affinity); len(in)+len(notIn) > 0 {
+					wrong = append(wrong, fmt.Sprintf("%s is for %s and not for %s", d.Name, in, notIn))
 				}
 			}
 		}

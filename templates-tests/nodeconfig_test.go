@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/nodeimages"
 	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	jobsettings "github.com/zarf-dev/zarf-registry/internal/settings"
@@ -674,88 +675,26 @@ func nodeSets(out *output) (wrong []string) {
 	return wrong
 }
 
-// Without the healer (TestHealerCanHealEveryContainer), the main container runs the node's pause image.
-// It runs the injected program only on nodes without one.
+// The main container never runs its image's own program: with the healer that image may change.
 func TestNodeConfigPodsPauseAfterwards(t *testing.T) {
 	t.Parallel()
-	const k8s = "registry.k8s.io/pause:3.10"
-	small := holding("b", "amd64", image(9e6, "quay.io/small:1"))
-	for name, test := range map[string]struct {
-		values []string
-		nodes  []runtime.Object
-		want   []string
-	}{
-		"pause": {
-			nil, []runtime.Object{node("a", "amd64", k8s)}, []string{k8s + " configure | " + k8s},
-		},
-		"an unknown node": {nil, nil, []string{k8s + ".1 configure | " + k8s + ".1"}},
-		"RKE2": {
-			nil, []runtime.Object{node("a", "amd64", "docker.io/rancher/mirrored-pause:3.6")},
-			[]string{"docker.io/rancher/mirrored-pause:3.6 configure | docker.io/rancher/mirrored-pause:3.6"},
-		},
-		"another image": {
-			nil, []runtime.Object{small}, []string{"quay.io/small:1 configure | quay.io/small:1 loader pause"},
-		},
-		"both": {
-			nil, []runtime.Object{node("a", "amd64", k8s), small},
-			[]string{k8s + " configure | " + k8s, "quay.io/small:1 configure | quay.io/small:1 loader pause"},
-		},
-		"an image of the values": {
-			[]string{"injector.image=example.com/busybox:1"}, nil,
-			[]string{"example.com/busybox:1 configure | example.com/busybox:1 loader pause"},
-		},
-		"ordinary images": {
-			[]string{"injector.enabled=false"}, []runtime.Object{node("a", "amd64", k8s)},
-			[]string{"registry-node configure | " + k8s},
-		},
-		"ordinary images, unknown nodes": {
-			[]string{"injector.enabled=false"}, nil, []string{"registry-node configure | registry-node pause"},
-		},
-		"ordinary images, another image": {
-			[]string{"injector.enabled=false"}, []runtime.Object{small},
-			[]string{"registry-node configure | registry-node pause"},
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			r := rendering{
-				values: proxyMode(t, append(test.values, "nodeConfig.mirrors=[docker.io]", "injector.architectures=[amd64]",
-					"healer.enabled=false")...),
+	for _, sets := range [][]string{nil, {"healer.enabled=false"}, {"injector.enabled=false"}} {
+		out := rendering{values: proxyMode(t, append(sets, "nodeConfig.mirrors=[docker.io]")...),
+			cluster: newCluster(kubernetes(corev1.IPv4Protocol), node("a", "amd64", "registry.k8s.io/pause:3.10"))}.render(t)
+		found := daemonSets(out, "node-config")
+		for _, d := range found {
+			c := d.Spec.Template.Spec.Containers[0]
+			want := "/payload/loader"
+			if sets != nil && sets[0] == "injector.enabled=false" {
+				want = "/registry-node"
 			}
-			if test.nodes != nil {
-				r.cluster = newCluster(append(test.nodes, kubernetes(corev1.IPv4Protocol))...)
+			if c.Command[0] != want || !slices.Equal(c.Args, []string{"pause"}) {
+				t.Errorf("%s: %s runs %s %s", sets, d.Name, c.Command, c.Args)
 			}
-			const own = "ghcr.io/zarf-dev/zarf-registry/registry-node:0.1.0"
-			says := func(c corev1.Container) string {
-				switch {
-				case c.Command == nil:
-					return c.Image
-				case c.Command[0] == "/registry-node" && c.Image == own:
-					return "registry-node " + c.Args[0]
-				case c.Name == "pause":
-					return c.Image + " loader " + c.Args[0]
-				default:
-					return c.Image + " " + c.Args[0]
-				}
-			}
-			var got []string
-			out := r.render(t)
-			for _, d := range daemonSets(out, "node-config") {
-				spec := d.Spec.Template.Spec
-				line := says(spec.InitContainers[0]) + " | " + says(spec.Containers[0])
-				got = append(got, line)
-				if mounts := spec.Containers[0].VolumeMounts; (len(mounts) > 0) != strings.Contains(line, "loader pause") {
-					t.Errorf("%s: the pause container has %v", d.Name, mounts)
-				}
-			}
-			slices.Sort(got)
-			slices.Sort(test.want)
-			if diff := cmp.Diff(test.want, got); diff != "" {
-				t.Error(diff)
-			}
-			if wrong := append(nodePods(out), nodeSets(out)...); len(wrong) > 0 {
-				t.Error(wrong)
-			}
-		})
+		}
+		if wrong := append(nodePods(out), nodeSets(out)...); len(wrong) > 0 || len(found) != 2 {
+			t.Errorf("%s: %d DaemonSets: %s", sets, len(found), wrong)
+		}
 	}
 }
 
@@ -767,17 +706,13 @@ func TestControlPlaneNodesWithAKubeconfigAreLeftOut(t *testing.T) {
 		{Key: "node-role.kubernetes.io/control-plane", Operator: corev1.NodeSelectorOpDoesNotExist},
 		{Key: "node-role.kubernetes.io/etcd", Operator: corev1.NodeSelectorOpDoesNotExist},
 	}
-	small := holding("b", "amd64", image(9e6, "quay.io/small:1"))
 	for name, test := range map[string]struct {
 		values  []string
 		objects []runtime.Object
 		leftOut bool
 	}{
-		"K3s' registries":   {[]string{registries}, []runtime.Object{k3sNode("a")}, true},
-		"RKE2's registries": {[]string{registries}, []runtime.Object{rke2Node("a")}, true},
-		"nodes with different images": {
-			[]string{registries}, []runtime.Object{node("a", "amd64", "registry.k8s.io/pause:3.10"), small}, true,
-		},
+		"K3s' registries":     {[]string{registries}, []runtime.Object{k3sNode("a")}, true},
+		"RKE2's registries":   {[]string{registries}, []runtime.Object{rke2Node("a")}, true},
 		"a Secret":            {[]string{"nodeConfig.k3s.existingSecret=mine"}, nil, true},
 		"included":            {[]string{registries, "nodeConfig.k3s.controlPlane=true"}, nil, false},
 		"a narrow directory":  {[]string{registries, "nodeConfig.k3s.path=/etc/rancher/k3s/private/registries.yaml"}, nil, false},
@@ -1098,14 +1033,14 @@ func TestExternalRegistryNeedsAPayloadForNodeConfigurationOnly(t *testing.T) {
 	}{
 		"nothing on nodes": {nil, jobsettings.Injector{}},
 		"a file on nodes": {[]string{"nodeConfig.k3s.existingSecret=mine"}, jobsettings.Injector{
-			Enabled: true, PayloadID: "0.1.0", PauseImages: []string{"registry.k8s.io/pause:3.10.1"},
-			PauseImageSource: state.SourceDefault, Healer: true,
+			Enabled: true, PayloadID: "0.1.0", Healer: true,
 		}},
 		"with ordinary images": {
 			[]string{"nodeConfig.k3s.existingSecret=mine", "injector.enabled=false"}, jobsettings.Injector{PayloadID: "0.1.0"},
 		},
 	} {
 		d := decided(rendering{values: with(t, nil, append(test.sets, "registryURL=registry.example.com")...)}.render(t))
+		d.Injector.PauseImages, d.Injector.PauseRules = nil, nodeimages.Rules{} // TestPauseImages
 		if diff := cmp.Diff(test.want, d.Injector); diff != "" || !slices.Equal(d.Architectures, []string{"amd64", "arm64"}) {
 			t.Errorf("%s: the Jobs are told (-want +got), for %s:\n%s", name, d.Architectures, diff)
 		}

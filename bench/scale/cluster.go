@@ -31,6 +31,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/bench/internal/processes"
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/nodeimages"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
@@ -41,6 +42,14 @@ const (
 	// imagesOnNode is the maximum number of images that a kubelet reports (nodeStatusMaxImages).
 	imagesOnNode = 50
 	pauseImage   = "registry.k8s.io/pause:3.10.1"
+)
+
+// The decision of the chart about the nodes' pause images.
+var (
+	pauseRules  = nodeimages.Rules{References: []string{pauseImage}, Digest: "^$", Name: "^$", Own: "^$"}
+	pauseChoice = settings.PauseImage{Source: state.SourceState,
+		PauseImage: state.PauseImage{Reference: pauseImage, Reason: state.PauseName}}
+	pauseImages = map[string]settings.PauseImage{"amd64": pauseChoice, "arm64": pauseChoice}
 )
 
 // cluster is an API server with nodes. It stores the objects that clients write; no controllers run. It
@@ -317,7 +326,7 @@ func (b *benchmark) prepare(ctx context.Context, nodes int) error {
 		Mode: state.ModeProxy, ModeSource: state.SourceValue, Address: "127.0.0.1:31999", Port: 31999,
 		IPFamily: state.IPv4, IPFamilySource: state.SourceDefault, Architectures: []string{"amd64", "arm64"},
 		Injector: settings.Injector{
-			Enabled: true, PayloadID: "bench", PauseImages: []string{pauseImage}, PauseImageSource: state.SourceCluster,
+			Enabled: true, PayloadID: "bench", PauseImages: pauseImages, PauseRules: pauseRules,
 		},
 		PKI: settings.PKI{Source: state.SourceValue, PKI: state.PKI{
 			Mode: state.PKIInternal, LeafLifetime: state.Duration(pki.DefaultLeafLifetime),

@@ -24,6 +24,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/cmd/registry/root"
 	kube "github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/heal"
+	"github.com/zarf-dev/zarf-registry/internal/nodeimages"
 )
 
 // TestMain runs the registry, the healer and init-hook, which are the test binary. Its init-hook only lists nodes,
@@ -68,7 +69,8 @@ func readNodes(args []string) error {
 func runHealer(args []string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	config := heal.Config{Logger: slog.Default(), Now: time.Now, Startup: heal.Startup{Until: heal.UntilProxy}}
+	config := heal.Config{Logger: slog.Default(), Now: time.Now, Startup: heal.Startup{Until: heal.UntilProxy},
+		Rules: func() (nodeimages.Rules, error) { return pauseRules, nil }}
 	flags := flag.NewFlagSet("heal", flag.ContinueOnError)
 	namespace, release := flags.String("namespace", "", ""), flags.String("release", "", "")
 	dir := flags.String("service-account-dir", "", "")

@@ -29,12 +29,12 @@ func newHeal() *cobra.Command {
 		Use:   "heal",
 		Short: "Give the release's pods an image that their node has",
 		Long: `heal does once what the chart's healer does all the time: pods of the release that wait for an
-image which their node does not have get one that the node reports. Run it where the healer
+image which their node does not have get a trusted pause image that the node reports. Run it where the healer
 is off, or cannot start because the nodes of all healers were replaced at once. With the value
 startupTaint, it also removes that taint from the nodes on which pods can pull.
 
 It changes only containers that run an injected program, and needs permission to list and patch
-pods, list Deployments and create events in the namespace, and to get nodes; with startupTaint,
+pods, get ConfigMaps, list Deployments and create events in the namespace, and to get nodes; with startupTaint,
 also to list and patch nodes.
 
 Exit codes: 0 if no pod is left that needs another image and no node has the taint, 1 otherwise.`,
@@ -87,7 +87,11 @@ func healClient(config *rest.Config) (*heal.Client, error) {
 
 // heal prints what was done, also if it fails half-way.
 func (f *healFlags) heal(ctx context.Context, client *heal.Client, stdout io.Writer) error {
-	pods, failed := heal.Once(ctx, client, f.dryRun)
+	rules, err := client.Rules(ctx, f.cluster.name)
+	if err != nil {
+		return err
+	}
+	pods, failed := heal.Once(ctx, client, rules, f.dryRun)
 	nodes := []heal.NodeResult{}
 	if failed == nil {
 		var startup heal.Startup
@@ -109,7 +113,7 @@ func (f *healFlags) heal(ctx context.Context, client *heal.Client, stdout io.Wri
 	if failed != nil && len(pods)+len(nodes) == 0 {
 		return failed
 	}
-	err := render(stdout, f.output, healed{DryRun: f.dryRun, Pods: pods, Nodes: nodes}, printHealed, left)
+	err = render(stdout, f.output, healed{DryRun: f.dryRun, Pods: pods, Nodes: nodes}, printHealed, left)
 	if failed != nil {
 		return failed
 	}

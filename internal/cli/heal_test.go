@@ -13,6 +13,9 @@ import (
 	"k8s.io/client-go/rest"
 )
 
+// pauseRules is the ConfigMap that says which images may be used.
+const pauseRules = `{"data":{"references":"a/pause:1","digest":"^$","name":"^b/pause:","own":"^$"}}`
+
 func TestHeal(t *testing.T) {
 	const pod = `{"items":[{"metadata":{"name":"p","uid":"u","resourceVersion":"7"},"status":{"phase":"Pending"},
 		"spec":{"nodeName":"n1","containers":[{"name":"proxy","image":"a/pause:1","command":["/payload/loader"]}]}}]}`
@@ -50,6 +53,8 @@ func TestHeal(t *testing.T) {
 					_, _ = w.Write([]byte(c.pods))
 				case "GET /prefix/apis/apps/v1/namespaces/zarf/deployments":
 					_, _ = w.Write([]byte(`{"items":[]}`))
+				case "GET /prefix/api/v1/namespaces/zarf/configmaps/zarf-registry-pause-images":
+					_, _ = w.Write([]byte(pauseRules))
 				case "GET /prefix/api/v1/nodes/n1":
 					_, _ = w.Write([]byte(c.images))
 				case "PATCH /prefix/api/v1/namespaces/zarf/pods/p":
@@ -74,6 +79,7 @@ func TestHeal(t *testing.T) {
 			}
 			client.Namespace, client.Release = "zarf", "zarf-registry"
 			var out bytes.Buffer
+			c.flags.cluster.name = "zarf-registry"
 			err = c.flags.heal(t.Context(), client, &out)
 			if (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) {
 				t.Errorf("%v, want %q", err, c.err)
@@ -124,6 +130,8 @@ func TestHealRemovesTheStartupTaint(t *testing.T) {
 				case "GET /apis/apps/v1/namespaces/zarf/deployments":
 					answer = `{"items":[{"spec":{"template":{"spec":{"containers":[
 						{"args":["heal","--startup-taint=a","--startup-taint-until=node"]}]}}}}]}`
+				case "GET /api/v1/namespaces/zarf/configmaps/zarf-registry-pause-images":
+					answer = pauseRules
 				case "GET /api/v1/nodes":
 					answer = `{"items":[` + c.nodes + `]}`
 				case "PATCH /api/v1/nodes/n1":
@@ -141,6 +149,7 @@ func TestHealRemovesTheStartupTaint(t *testing.T) {
 			}
 			client.Namespace, client.Release = "zarf", "zarf-registry"
 			var out bytes.Buffer
+			c.flags.cluster.name = "zarf-registry"
 			err = c.flags.heal(t.Context(), client, &out)
 			if (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) {
 				t.Errorf("%v, want %q", err, c.err)

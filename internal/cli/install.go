@@ -284,6 +284,9 @@ func (f *chartFlags) printPlan(w io.Writer, c *chart.Chart, plan *install.Plan, 
 				c.Metadata.Version)
 		}
 		fmt.Fprintln(w, plan.Settings.Decision()+".")
+		for _, line := range plan.Settings.Injector.Decisions() {
+			fmt.Fprintln(w, line+".")
+		}
 		printFindings(w, plan.Findings)
 		fmt.Fprintf(w, "\nblockers: %d, warnings: %d; no changes were made\n", blockers, len(plan.Findings)-blockers)
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/install"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
+	"github.com/zarf-dev/zarf-registry/internal/nodeimages"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
@@ -211,7 +212,7 @@ func jobSettings(changes ...func(*settings.Settings)) settings.Settings {
 	s := settings.Settings{
 		Namespace: "a", Release: "b", Name: "c", Mode: state.ModeProxy, ModeSource: state.SourceState,
 		Address: "127.0.0.1:31999", Port: 31999, IPFamily: state.IPv4, IPFamilySource: state.SourceDefault,
-		Injector: settings.Injector{Enabled: true, PayloadID: "1", PauseImageSource: state.SourceDefault},
+		Injector: settings.Injector{Enabled: true, PayloadID: "1", PauseRules: nodeimages.Rules{Digest: "^$", Name: "^$", Own: "^$"}},
 		PKI: settings.PKI{Source: state.SourceValue, PKI: state.PKI{
 			Mode: state.PKIInternal, LeafLifetime: state.Duration(2160 * time.Hour),
 			AuthorityLifetime: state.Duration(8760 * time.Hour), ClusterDomain: "example.org",

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -107,6 +108,16 @@ func printStatus(w io.Writer, r *status.Report) error {
 			s.UpdatedBy)
 	} else {
 		fmt.Fprint(table, "mode\tunknown\n")
+	}
+	if s := r.State; s != nil {
+		for i, architecture := range slices.Sorted(maps.Keys(s.PauseImages)) {
+			label := ""
+			if i == 0 {
+				label = "pause image"
+			}
+			image := s.PauseImages[architecture]
+			fmt.Fprintf(table, "%s\t%s: %s (%s)\n", label, architecture, image.Reference, image.Reason)
+		}
 	}
 	if h := r.Helm; h != nil {
 		fmt.Fprintf(table, "release\t%s, revision %d, %s\n", r.Release, h.Revision, h.Status)

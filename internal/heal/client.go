@@ -14,10 +14,12 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/nodeimages"
 )
 
 const (
@@ -202,6 +204,57 @@ func (c *Client) list(ctx context.Context, query url.Values) ([]Pod, error) {
 type change[T any] struct {
 	object T
 	gone   bool // it was deleted, or does not match any more
+}
+
+// inUse returns the images in which injected programs of the release run, those on a node first.
+func (c *Client) inUse(ctx context.Context, node string) ([]string, error) {
+	pods, err := c.list(ctx, url.Values{"fieldSelector": {"status.phase=Running"}, "labelSelector": {c.labels()},
+		"resourceVersion": {"0"}}) // from the API server's cache
+	if err != nil {
+		return nil, err
+	}
+	var here, elsewhere []string
+	for _, p := range pods {
+		for _, container := range slices.Concat(p.Spec.Containers, p.Spec.InitContainers) {
+			switch {
+			case len(container.Command) == 0 || container.Command[0] != loader:
+			case p.Spec.NodeName == node:
+				here = append(here, container.Image)
+			default:
+				elsewhere = append(elsewhere, container.Image)
+			}
+		}
+	}
+	slices.Sort(elsewhere)
+	return slices.Concat(here, slices.Compact(elsewhere)), nil
+}
+
+// decide decides about a pod.
+func (c *Client) decide(ctx context.Context, p Pod, rules nodeimages.Rules) (Decision, []nodeimages.Image, error) {
+	n, err := c.node(ctx, p.Spec.NodeName)
+	if err != nil {
+		return Decision{}, nil, err
+	}
+	images, inUse := n.Status.Images, []string(nil)
+	if len(images) > 0 && !rules.Complete(images) {
+		if inUse, err = c.inUse(ctx, p.Spec.NodeName); err != nil {
+			return Decision{}, nil, err
+		}
+	}
+	return Decide(p, images, rules, inUse), images, nil
+}
+
+// Rules returns which images may be used, from the release's ConfigMap. name is the chart's full name.
+func (c *Client) Rules(ctx context.Context, name string) (nodeimages.Rules, error) {
+	var configMap struct {
+		Data map[string]string `json:"data"`
+	}
+	object := name + names.SuffixPauseImages
+	path := "/api/v1/namespaces/" + url.PathEscape(c.Namespace) + "/configmaps/" + url.PathEscape(object)
+	if err := c.do(ctx, http.MethodGet, path, nil, "", nil, &configMap); err != nil {
+		return nodeimages.Rules{}, fmt.Errorf("reading ConfigMap %s/%s: %w", c.Namespace, object, err)
+	}
+	return nodeimages.FromData(configMap.Data)
 }
 
 // watch sends the objects that a query selects, and then each change of them, to changes. It returns

@@ -1,6 +1,6 @@
 // Package heal replaces the image of the release's own pods that wait for an image which their node
-// does not have, with one that the node reports. Only containers that run the loader are changed: the
-// program comes from the payload.
+// does not have, with one that the node reports and that may carry programs (nodeimages). Only containers
+// that run the loader are changed: the program comes from the payload.
 //
 // It also removes the startup taint from nodes on which pods can pull, and copies the names of the registry's
 // repositories to a ConfigMap, for the policy that rewrites references.
@@ -23,8 +23,8 @@ const (
 	// loader is the first word of the command of injected programs.
 	loader = "/payload/loader"
 	// maxReplacements limits how many images of a pod are replaced. The first replacement works, unless
-	// that image is deleted in the meantime.
-	maxReplacements = 3
+	// that image is deleted in the meantime, or the node reports only some of its images.
+	maxReplacements = 10
 	// maxListed is the number of images in a message. An event has at most 1024 characters.
 	maxListed = 5
 )
@@ -170,11 +170,11 @@ func (p Pod) Waits() (waits, failing bool) {
 
 // Decide decides about a pod whose node reports images. A container needs another image if the kubelet
 // cannot get its image, or if the node does not have it: a pull from a registry that does not answer
-// fails only after minutes.
-func Decide(p Pod, images []nodeimages.Image) Decision {
+// fails only after minutes. inUse are images of the release's other pods.
+func Decide(p Pod, images []nodeimages.Image, rules nodeimages.Rules, inUse []string) Decision {
 	var d Decision
 	lacks := func(w waiting) bool {
-		return len(images) == 0 || nodeimages.Complete(images) && !nodeimages.Reported(images, w.image)
+		return len(images) == 0 || rules.Complete(images) && !nodeimages.Reported(images, w.image)
 	}
 	list := p.waiting()
 	first := slices.IndexFunc(list, func(w waiting) bool { return w.failing })
@@ -191,7 +191,7 @@ func Decide(p Pod, images []nodeimages.Image) Decision {
 		}
 	}
 	previous := p.previous()
-	d.Image = nodeimages.Choose(images, append(previous, d.Before)...)
+	d.Image = rules.Choose(images, inUse, append(previous, d.Before)...)
 	node := "node " + p.Spec.NodeName
 	switch {
 	case nodeimages.Reported(images, d.Before):
@@ -204,14 +204,18 @@ func Decide(p Pod, images []nodeimages.Image) Decision {
 		d.Action, d.Reason = Wait, node+" does not report any image yet"
 	case d.Image == "" || len(previous) >= maxReplacements:
 		d.Action, d.Image = Report, ""
-		d.Reason = fmt.Sprintf("%s does not have image %s, and no other image is left to try; it reports %s", node,
-			d.Before, listed(images))
+		d.Reason = fmt.Sprintf("%s does not have image %s, and no other trusted pause image is left to try; it "+
+			"reports %s", node, d.Before, listed(images))
 		if len(previous) > 0 {
 			d.Reason += "; replaced before: " + strings.Join(previous, ", ")
 		}
+		d.Reason += "; load a pause image on the node, or set injector.image"
 	default:
 		d.Action = Replace
 		d.Reason = fmt.Sprintf("%s does not have image %s: replaced with %s, which it has", node, d.Before, d.Image)
+		if !nodeimages.Reported(images, d.Image) {
+			d.Reason = fmt.Sprintf("%s does not have image %s: replaced with %s, which it may have", node, d.Before, d.Image)
+		}
 	}
 	return d
 }

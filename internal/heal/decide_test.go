@@ -38,8 +38,11 @@ const (
 	running = `{"phase":"Running","containerStatuses":[{"name":"proxy","state":{"running":{}}}]}`
 )
 
+// rules trust the pause images of one repository, and one more image.
+var rules = nodeimages.Rules{References: []string{"r/own:1"}, Digest: "^$", Name: "^b/pause:[0-9.]+$", Own: "^$"}
+
 func TestDecide(t *testing.T) {
-	pauses := []nodeimages.Image{{Names: []string{"b/pause@sha256:aa", "b/pause:3.9"}, SizeBytes: 1},
+	pauses := []nodeimages.Image{{Names: []string{"evil/pause:999"}}, {Names: []string{"b/pause:3.9"}, SizeBytes: 1},
 		{Names: []string{"b/pause:3.10"}, SizeBytes: 1}}
 	truncated := make([]nodeimages.Image, nodeimages.MaxReported)
 	truncated[9] = nodeimages.Image{Names: []string{"c/tool:1"}, SizeBytes: 5}
@@ -52,7 +55,7 @@ func TestDecide(t *testing.T) {
 		image      string
 		reason     string
 	}{
-		"every container with the loader gets the newest pause image": {podWith(t, "a/pause:1", backOff), pauses, Replace,
+		"every container with the loader gets a trusted image": {podWith(t, "a/pause:1", backOff), pauses, Replace,
 			both, "b/pause:3.10", "node n1 does not have image a/pause:1: replaced with b/pause:3.10"},
 		"one that has ended keeps its image": {podWith(t, "a/pause:1", later), pauses, Replace, both[1:], "b/pause:3.10", ""},
 		"the kubelet has not tried yet, but the node lacks the image": {podWith(t, "a/pause:1", creating), pauses, Replace,
@@ -61,8 +64,14 @@ func TestDecide(t *testing.T) {
 			nil, "", ""},
 		"a truncated list does not say what the node lacks": {podWith(t, "a/pause:1", creating), truncated, Nothing, nil, "",
 			""},
-		"without a pause image, the smallest image": {podWith(t, "a/pause:1", backOff), truncated, Replace, both, "c/tool:1",
-			""},
+		"a truncated list: what the release uses": {podWith(t, "a/pause:1", backOff), truncated, Replace, both, "r/own:1",
+			"replaced with r/own:1, which it may have"},
+		"then what its other pods use": {podWith(t, "a/pause:1", backOff, "r/own:1"), truncated, Replace, both,
+			"b/pause:3.8", ""},
+		"then nothing": {podWith(t, "a/pause:1", backOff, "r/own:1,b/pause:3.8"), truncated, Report, both, "",
+			"no other trusted pause image is left to try"},
+		"no image that is only called pause": {podWith(t, "a/pause:1", backOff), pauses[:1], Report, both, "",
+			"it reports evil/pause:999; load a pause image on the node, or set injector.image"},
 		"a node that has not reported its images": {podWith(t, "a/pause:1", backOff), nil, Wait, both, "",
 			"node n1 does not report any image yet"},
 		"a new node, before the kubelet has tried": {podWith(t, "a/pause:1", creating), nil, Wait, both, "",
@@ -72,12 +81,13 @@ func TestDecide(t *testing.T) {
 		"what failed is not tried again": {podWith(t, "c/pause:1", backOff, "b/pause:3.10"), pauses, Replace, both,
 			"b/pause:3.9", ""},
 		"all images were tried": {podWith(t, "c/pause:1", backOff, "b/pause:3.10,b/pause:3.9"), pauses, Report, both, "",
-			"it reports b/pause:3.9, b/pause:3.10; replaced before: b/pause:3.10, b/pause:3.9"},
-		"three images were replaced": {podWith(t, "c/pause:1", backOff, "x:1,x:2,x:3"), pauses, Report, both, "", "x:3"},
-		"a pod that runs":            {podWith(t, "a/pause:1", running), pauses, Nothing, nil, "", ""},
+			"it reports evil/pause:999, b/pause:3.9, b/pause:3.10; replaced before: b/pause:3.10, b/pause:3.9"},
+		"ten images were replaced": {podWith(t, "c/pause:1", backOff, "x:1,x:2,x:3,x:4,x:5,x:6,x:7,x:8,x:9,x:10"), pauses,
+			Report, both, "", "x:10"},
+		"a pod that runs": {podWith(t, "a/pause:1", running), pauses, Nothing, nil, "", ""},
 	} {
 		t.Run(description, func(t *testing.T) {
-			d := Decide(c.pod, c.images)
+			d := Decide(c.pod, c.images, rules, []string{"evil/pause:1", "b/pause:3.8"})
 			if d.Action != c.action || d.Image != c.image || !strings.Contains(d.Reason, c.reason) ||
 				strings.Join(d.Containers, " ") != strings.Join(c.containers, " ") {
 				t.Errorf("%+v", d)
@@ -115,7 +125,7 @@ func TestPatch(t *testing.T) {
 			`{"op":"add","path":"/metadata/annotations/zarf-registry~1image-before","value":"x:1,a/pause:1"}]`},
 	} {
 		p := podWith(t, "a/pause:1", later, c.annotations...)
-		got, err := json.Marshal(Decide(p, images).patch(p))
+		got, err := json.Marshal(Decide(p, images, rules, nil).patch(p))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/VictoriaMetrics/metrics"
+
+	"github.com/zarf-dev/zarf-registry/internal/nodeimages"
 )
 
 // Times of a Healer. Tests shorten them.
@@ -37,7 +39,9 @@ var defaultTimes = times{look: 2 * time.Second, retry: time.Second, giveUp: time
 type Config struct {
 	// Connect returns a client. It is called for each watch.
 	Connect func() (*Client, error)
-	Logger  *slog.Logger
+	// Rules returns which images may be used. It is called for each decision, because they change.
+	Rules  func() (nodeimages.Rules, error)
+	Logger *slog.Logger
 	// Startup is the taint to remove from nodes, if any.
 	Startup Startup
 	// Repositories is what to copy for the policy that rewrites references, if anything.
@@ -250,12 +254,16 @@ func (h *Healer) work(ctx context.Context, client *Client) {
 // attend looks at the node of a pod and replaces the pod's image, or reports that it cannot.
 func (h *Healer) attend(ctx context.Context, client *Client, j *job) {
 	log := h.config.Logger.With("pod", j.pod.Metadata.Name, "node", j.pod.Spec.NodeName)
-	n, err := client.node(ctx, j.pod.Spec.NodeName)
+	rules, err := h.config.Rules()
+	if err != nil {
+		log.Error("no image is replaced", "error", err)
+		return
+	}
+	d, images, err := client.decide(ctx, j.pod, rules)
 	if err != nil {
 		log.Warn("looking at a node failed", "error", err)
 		return
 	}
-	d := Decide(j.pod, n.Status.Images)
 	switch last := j.due.IsZero(); {
 	case d.Action == Replace:
 		j.due = time.Time{} // the patch changes the pod, or has met a change
@@ -278,7 +286,7 @@ func (h *Healer) attend(ctx context.Context, client *Client, j *job) {
 			j.due = time.Time{}
 		}
 	case j.failing && (d.Action == Report || last && d.Action == Wait):
-		if d.Action == Wait && len(n.Status.Images) == 0 {
+		if d.Action == Wait && len(images) == 0 {
 			d.Reason += ", and its kubelet cannot get image " + d.Before
 		}
 		h.report(ctx, client, j.pod, d)

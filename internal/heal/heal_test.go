@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"github.com/VictoriaMetrics/metrics"
+
+	"github.com/zarf-dev/zarf-registry/internal/nodeimages"
 )
 
 // server is an API server with one node.
@@ -155,6 +157,9 @@ func (s *server) start(change ...func(*times)) *Healer {
 	h := New(Config{
 		Connect: func() (*Client, error) {
 			return &Client{HTTP: s.http, URL: inMemoryURL, Namespace: "ns", Release: "r", Now: time.Now}, nil
+		},
+		Rules: func() (nodeimages.Rules, error) {
+			return nodeimages.Rules{References: []string{"a/pause:1"}, Digest: "^$", Name: "^b/pause:", Own: "^$"}, nil
 		},
 		Logger: slog.New(slog.DiscardHandler), Now: time.Now,
 	})
@@ -421,7 +426,7 @@ func TestOnceLooksAgain(t *testing.T) {
 	}))
 	defer api.Close()
 	client := &Client{HTTP: api.Client(), URL: api.URL, Namespace: "ns", Release: "r", Now: time.Now}
-	results, err := Once(t.Context(), client, false)
+	results, err := Once(t.Context(), client, rules, false)
 	if err != nil || len(results) != 1 || results[0].Action != Replace || results[0].Pod != "q" || patches != 1 || len(lists) != 0 {
 		t.Errorf("%+v, %v after %d patches; %d lists left", results, err, patches, len(lists))
 	}
@@ -454,7 +459,7 @@ func TestDryRunsLookAgainAtWhatChanges(t *testing.T) {
 	}))
 	defer api.Close()
 	client := &Client{HTTP: api.Client(), URL: api.URL, Namespace: "ns", Release: "r", Now: time.Now}
-	pods, err := Once(t.Context(), client, true)
+	pods, err := Once(t.Context(), client, rules, true)
 	if err != nil || len(pods) != 1 || pods[0].Action != Replace {
 		t.Errorf("pods %+v, %v", pods, err)
 	}
@@ -466,5 +471,36 @@ func TestDryRunsLookAgainAtWhatChanges(t *testing.T) {
 		if n != 2 {
 			t.Errorf("%s: %d patches", path, n)
 		}
+	}
+}
+
+// A node with many images reports only the largest. The healer tries what the release's other pods use there.
+func TestANodeThatReportsOnlySomeOfItsImages(t *testing.T) {
+	var many []string
+	for i := range nodeimages.MaxReported {
+		many = append(many, fmt.Sprintf("{%q:[%q]}", "names", fmt.Sprintf("x/app:%d", i)))
+	}
+	pod := func(node, image string) string {
+		return fmt.Sprintf(`{"spec":{"nodeName":%q,"containers":[{"name":"sidecar","image":"b/pause:9"},
+			{"name":"proxy","image":%q,"command":["/payload/loader"]}]}}`, node, image)
+	}
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Query().Get("fieldSelector") == "status.phase=Running":
+			fmt.Fprintf(w, `{"items":[%s,%s,%s]}`, pod("n2", "b/pause:2"), pod("n2", "b/pause:1"), pod("n1", "b/pause:3"))
+		default:
+			fmt.Fprintf(w, `{"status":{"images":[%s]}}`, strings.Join(many, ","))
+		}
+	}))
+	defer api.Close()
+	client := &Client{HTTP: api.Client(), URL: api.URL, Namespace: "ns", Release: "r", Now: time.Now}
+	tried := []string{"a/pause:1"}
+	for _, want := range []string{"r/own:1", "b/pause:3", "b/pause:1", "b/pause:2", ""} {
+		p := podWith(t, tried[len(tried)-1], backOff, strings.Join(tried[:len(tried)-1], ","))
+		d, _, err := client.decide(t.Context(), p, rules)
+		if err != nil || d.Image != want {
+			t.Errorf("after %s: %+v, %v, want %s", tried, d, err, want)
+		}
+		tried = append(tried, d.Image)
 	}
 }

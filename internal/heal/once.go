@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/nodeimages"
 )
 
 // The passes of Once. For a moment after a replacement, the kubelet still reports the failure of the
@@ -30,10 +32,10 @@ type Result struct {
 // Once replaces the images of the release's pending pods, or says what it would replace with dryRun. It
 // looks again, a few times, while pods wait; in a dry run, only if one changes meanwhile. It returns what
 // it did about the pods that need another image. An error means that no further pod was looked at.
-func Once(ctx context.Context, client *Client, dryRun bool) ([]Result, error) {
+func Once(ctx context.Context, client *Client, rules nodeimages.Rules, dryRun bool) ([]Result, error) {
 	results := []Result{}
 	err := repeat(ctx, func(last bool) (again bool, err error) {
-		found, err := once(ctx, client, dryRun)
+		found, err := once(ctx, client, rules, dryRun)
 		// What was replaced stays in the results, and is not reported as waiting afterwards.
 		results = slices.DeleteFunc(results, func(r Result) bool { return r.Action != Replace || dryRun })
 		for _, r := range found {
@@ -63,7 +65,7 @@ func repeat(ctx context.Context, pass func(last bool) (again bool, err error)) e
 }
 
 // once is one pass of Once.
-func once(ctx context.Context, client *Client, dryRun bool) ([]Result, error) {
+func once(ctx context.Context, client *Client, rules nodeimages.Rules, dryRun bool) ([]Result, error) {
 	pods, err := client.list(ctx, client.pending())
 	if err != nil {
 		return nil, err
@@ -73,12 +75,11 @@ func once(ctx context.Context, client *Client, dryRun bool) ([]Result, error) {
 		if waits, _ := p.Waits(); !waits {
 			continue
 		}
-		n, err := client.node(ctx, p.Spec.NodeName)
+		d, _, err := client.decide(ctx, p, rules)
 		if err != nil {
 			return results, err
 		}
 		changed := false
-		d := Decide(p, n.Status.Images)
 		if d.Action == Nothing {
 			continue
 		}

@@ -36,6 +36,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/injector"
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/nodeimages"
 	"github.com/zarf-dev/zarf-registry/internal/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/payload"
 	"github.com/zarf-dev/zarf-registry/internal/plan"
@@ -54,6 +55,14 @@ const (
 	proxyName   = "zarf-registry-proxy-amd64"
 	registryPod = "zarf-registry-1"
 	cachePod    = "zarf-registry-cache-1"
+)
+
+// The chart's decision about pause images.
+var (
+	knownPause = settings.PauseImage{Source: state.SourceState,
+		PauseImage: state.PauseImage{Reference: pauseImage, Reason: state.PauseDigest}}
+	pauseRules = nodeimages.Rules{References: []string{pauseImage}, Digest: "^$", Name: "^registry[.]k8s[.]io/pause:[0-9.]+$",
+		Own: "^$"}
 )
 
 // payloads consist of several chunks of pseudo-random data, which the fake cluster stores slowly.
@@ -210,8 +219,8 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 			ModeSource: state.SourceValue,
 			Port:       31999, IPFamily: state.IPv4, IPFamilySource: state.SourceCluster,
 			Architectures: []string{"amd64", "arm64"},
-			Injector: settings.Injector{Enabled: true, PayloadID: "0.1.0", PauseImages: []string{pauseImage},
-				PauseImageSource: state.SourceCluster},
+			Injector: settings.Injector{Enabled: true, PayloadID: "0.1.0", PauseImages: map[string]settings.PauseImage{
+				"amd64": knownPause, "arm64": knownPause}, PauseRules: pauseRules},
 			Push:   settings.Push{Images: true},
 			Finish: settings.Finish{Verify: true, LocalRegistryHosting: true},
 			PKI:    settings.PKI{PKI: internalPKI, Source: state.SourceValue},

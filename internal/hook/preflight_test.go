@@ -95,7 +95,19 @@ func family(f state.IPFamily) func(*settings.Settings) {
 
 func unreserved(o *settings.Settings) { o.UnreservedPort = true }
 
-func blindPause(o *settings.Settings) { o.Injector.PauseImageSource = state.SourceDefault }
+func blindPause(o *settings.Settings) {
+	choosePause(o, pauseImage, state.SourceDefault, state.PauseDefault)
+}
+
+// choosePause sets the image of injected pods.
+func choosePause(o *settings.Settings, image string, source state.Source, reason state.PauseReason) {
+	for architecture := range o.Injector.PauseImages {
+		o.Injector.PauseImages[architecture] = settings.PauseImage{Source: source,
+			PauseImage: state.PauseImage{Reference: image, Reason: reason}}
+	}
+}
+
+func healed(o *settings.Settings) { o.Injector.Healer = true }
 
 func refusePods(err error) func(runtime.Object) error {
 	return func(o runtime.Object) error {
@@ -276,13 +288,29 @@ func TestPreflightFinds(t *testing.T) {
 			node("n2", images("registry.k8s.io/pause:3.9", "rancher/mirrored-pause:3.6"))},
 			options: []func(*settings.Settings){blindPause},
 			check:   "pause-image", severity: blocker, want: []string{"nodes n1, n2", pauseImage,
-				"they report registry.k8s.io/pause:3.9, rancher/mirrored-pause:3.6",
-				"--set injector.image=registry.k8s.io/pause:3.9"}},
+				"they report registry.k8s.io/pause:3.9@sha256:1, rancher/mirrored-pause:3.6@sha256:1",
+				"--set injector.image=registry.k8s.io/pause:3.9@sha256:1, or "}},
 		"node without a pause image": {objects: nodes{node("n1"), node("n2", images("docker.io/library/app:1"))},
 			check: "pause-image", severity: warning, want: []string{"node n2", "--set injector.image=IMAGE"}},
 		"no node with a pause image": {objects: nodes{node("n1", images()), node("n2", images())},
 			options: []func(*settings.Settings){blindPause}, check: "pause-image", severity: blocker,
 			want: []string{"no pause image is known", "--set injector.image="}},
+		"only images that nobody knows": {objects: nodes{node("n1", images("a/pause:9", "a/pause@sha256:aa", "b/c:1")),
+			node("n2", images("a/pause:9", "a/pause@sha256:aa"))}, options: []func(*settings.Settings){blindPause, healed},
+			check: "pause-image", severity: blocker, want: []string{"nodes n1, n2", "no node reports an image with the digest of an",
+				"--set injector.image=a/pause@sha256:aa"}},
+		"an image that is trusted by name": {objects: nodes{node("n1")}, options: []func(*settings.Settings){
+			func(o *settings.Settings) { choosePause(o, pauseImage, state.SourceCluster, state.PauseName) }},
+			check: "pause-image", severity: warning, want: []string{"trusted by name", "--set injector.image=" + pauseImage}},
+		"accepts an image that is recorded by its digest": {objects: nodes{node("n1", images("a/p@sha256:aa"))},
+			options: []func(*settings.Settings){func(o *settings.Settings) {
+				choosePause(o, "a/p@sha256:aa", state.SourceState, state.PauseName)
+			}}},
+		"accepts nodes that the healer serves": {objects: nodes{node("n1"), node("n2", images("registry.k8s.io/pause:3.9"))},
+			options: []func(*settings.Settings){healed}},
+		"nodes that the healer cannot serve": {objects: nodes{node("n1"), node("n2", images("a/pause:9"))},
+			options: []func(*settings.Settings){healed}, check: "pause-image", severity: warning,
+			want: []string{"node n2", "they report a/pause:9", "--set injector.image=a/pause:9"}},
 		"ignores truncated image lists": {objects: nodes{node("n1"), node("n2", manyImages)},
 			options: []func(*settings.Settings){blindPause}},
 		"ignores nodes that are not ready": {objects: nodes{node("n1"),
@@ -413,7 +441,7 @@ func TestPreflightFinds(t *testing.T) {
 func TestPrepareReportsAllBlockersAndAllCanBeIgnored(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, node("n1", runtimeVersion("cri-o://1.35.0"), images("registry.k8s.io/pause:3.9")), otherService())
-	b.hook.Settings.Injector.PauseImageSource = state.SourceDefault
+	blindPause(&b.hook.Settings)
 	b.hook.Settings.Proxy.HostNetwork = true
 	err := b.hook.Prepare(t.Context())
 	b.mustFail(err, true, "\n  port: ", "\n  cri-o: ", "\n  pause-image: ")

@@ -3,6 +3,8 @@ package hook
 import (
 	"context"
 	"fmt"
+	"maps"
+	"strings"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/preflight"
@@ -118,7 +120,8 @@ func (p *preparation) record(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("desired is %s", p.Desired.Mode), nil
+	images := p.run.Settings.Injector.Decisions()
+	return strings.Join(append([]string{fmt.Sprintf("desired is %s", p.Desired.Mode)}, images...), "; "), nil
 }
 
 // next returns the state that follows the saved one.
@@ -128,6 +131,7 @@ func (p *preparation) next(saved *state.State) state.State {
 	if saved != nil {
 		s.Current, s.Nodes, s.NodeConfig = saved.Current, saved.Nodes, saved.NodeConfig
 	}
+	s.PauseImages = p.pauseImages(saved)
 	// Pods may write to these directories from now on. Finish removes them from the list.
 	s.NodeConfig = s.NodeConfig.Remember(decided.NodeConfig.Directories...)
 	if p.Desired.Mode == state.ModeExternal {
@@ -142,4 +146,19 @@ func (p *preparation) next(saved *state.State) state.State {
 		s.HookImage = own // the chart is rendered after this, with its digest
 	}
 	return s
+}
+
+// pauseImages returns the images of injected programs, to record. A rendering that could not see the
+// cluster chose by default, and changes nothing that is recorded.
+func (p *preparation) pauseImages(saved *state.State) map[string]state.PauseImage {
+	images := map[string]state.PauseImage{}
+	if saved != nil {
+		maps.Copy(images, saved.PauseImages)
+	}
+	for architecture, image := range p.run.Settings.Injector.PauseImages {
+		if _, recorded := images[architecture]; !recorded || image.Source != state.SourceDefault {
+			images[architecture] = image.PauseImage
+		}
+	}
+	return images
 }

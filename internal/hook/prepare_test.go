@@ -527,3 +527,34 @@ func TestPKIStateSurvivesLaterWrites(t *testing.T) {
 		t.Errorf("in external mode, state is %+v", s)
 	}
 }
+
+// Only an explicit value replaces an image that is recorded. A rendering that saw no cluster records what is new.
+func TestPrepareRecordsPauseImages(t *testing.T) {
+	b := newBench(t)
+	check := func(description, amd64 string, reason state.PauseReason) {
+		t.Helper()
+		b.mustPrepare()
+		got := b.state().PauseImages
+		if want := (state.PauseImage{Reference: amd64, Reason: reason}); got["amd64"] != want || len(got) != 2 {
+			t.Errorf("%s: %v, want %v", description, got, want)
+		}
+	}
+	check("first", pauseImage, state.PauseDigest)
+	b.hook.Settings.Preflight.Ignore = []string{"pause-image"}
+	choosePause(&b.hook.Settings, "a/b@sha256:1", state.SourceDefault, state.PauseDefault)
+	check("blind", pauseImage, state.PauseDigest)
+	choosePause(&b.hook.Settings, "a/b:1", state.SourceValue, state.PauseValue)
+	check("explicit", "a/b:1", state.PauseValue)
+	b.hook.Settings.Preflight.Ignore = nil
+	choosePause(&b.hook.Settings, pauseImage, state.SourceCluster, state.PauseDigest)
+	err := b.hook.Prepare(t.Context())
+	b.mustFail(err, true, "pause-image", "the release uses a/b:1 for amd64 (set by injector.image)")
+	if got := b.state().PauseImages["amd64"].Reference; got != "a/b:1" {
+		t.Errorf("a refused run recorded %s", got)
+	}
+	choosePause(&b.hook.Settings, pauseImage, state.SourceValue, state.PauseValue)
+	check("explicit again", pauseImage, state.PauseValue)
+	if !strings.Contains(b.log.String(), "replaces a/b:1 (set by injector.image) for amd64") {
+		t.Error("the change is not logged")
+	}
+}

@@ -43,6 +43,8 @@ const (
 	SuffixNodePort = "-nodeport"
 	// SuffixRepositories is the suffix of the ConfigMap with the names of the registry's repositories.
 	SuffixRepositories = "-repositories"
+	// SuffixPauseImages is the suffix of the ConfigMap that says which images may carry programs.
+	SuffixPauseImages = "-pause-images"
 	// SuffixIssued is the suffix of a Secret that cert-manager writes, after its Certificate's name.
 	SuffixIssued = "-issued"
 )

@@ -43,6 +43,15 @@ func Reports(n corev1.Node, image string) bool {
 	})
 }
 
+// Images returns the images that a node's kubelet lists.
+func Images(n corev1.Node) []nodeimages.Image {
+	var images []nodeimages.Image
+	for _, image := range n.Status.Images {
+		images = append(images, nodeimages.Image{Names: image.Names, SizeBytes: image.SizeBytes})
+	}
+	return images
+}
+
 // ReportsAll reports whether a node's list of images is complete. The kubelet truncates it to the
 // largest images, so a longer list may lack small ones.
 func ReportsAll(n corev1.Node) bool { return len(n.Status.Images) < nodeimages.MaxReported }

@@ -169,60 +169,102 @@ func (i *Inspection) architecture() []Finding {
 	return findings
 }
 
-// pauseImage finds nodes that hold none of the images that injected pods use.
+// pauseImage judges the images of injected pods.
 func (i *Inspection) pauseImage() []Finding {
-	o := &i.Settings
-	if !o.Injector.Enabled {
+	if !i.Settings.Injector.Enabled {
 		return nil
 	}
-	var without []string
-	reported := map[string]int{} // number of nodes by pause image
-	some, with := false, false
+	var findings []Finding
+	seen := i.Architectures()
+	if len(seen) == 0 { // a finding of its own, but the choice matters too
+		seen = i.Settings.Architectures
+	}
+	for _, architecture := range seen {
+		findings = append(findings, i.pauseImageOf(architecture)...)
+	}
+	return findings
+}
+
+// pauseImageOf judges the image for one architecture: where it comes from, and which nodes lack it.
+func (i *Inspection) pauseImageOf(architecture string) []Finding {
+	injector := &i.Settings.Injector
+	image, rules := injector.PauseImages[architecture], injector.PauseRules
+	object := "image " + image.Reference
+	blind := image.Source == state.SourceDefault
+	var reporting, lacking []string // nodes
+	counts := map[string]int{}      // nodes that lack it, by an image that they report and a person may choose
+	with, trusted := false, false
 	for _, n := range i.nodes {
-		if !plan.NodeReady(n) || len(n.Status.Images) == 0 {
+		if n.Status.NodeInfo.Architecture != architecture || !plan.NodeReady(n) || len(n.Status.Images) == 0 {
 			continue
 		}
-		some = true
-		if slices.ContainsFunc(o.Injector.PauseImages, func(image string) bool { return plan.Reports(n, image) }) {
+		images := plan.Images(n)
+		reporting = append(reporting, n.Name)
+		best := rules.Trusted(images)
+		trusted = trusted || len(best) > 0
+		switch {
+		case nodeimages.Reported(images, image.Reference):
 			with = true
-			continue
-		}
-		for _, image := range n.Status.Images {
-			for _, name := range image.Names {
-				if nodeimages.IsPause(name) && !strings.Contains(name, "@") {
-					reported[name]++
-				}
+		case len(best) > 0 && injector.Healer: // the healer gives it that image
+		case rules.Complete(images):
+			lacking = append(lacking, n.Name)
+			for _, name := range nodeimages.Candidates(images) {
+				counts[name]++
 			}
 		}
-		if plan.ReportsAll(n) {
-			without = append(without, n.Name)
-		}
 	}
-	blind := o.Injector.PauseImageSource == state.SourceDefault
-	switch {
-	case !some && blind:
-		return []Finding{{Check: checkPauseImage, Severity: Blocker, Object: "all nodes",
-			Cause:  "no pause image is known: no node reports any image, and the chart was rendered without cluster access",
-			Remedy: "name the image that the nodes hold: --set injector.image=IMAGE"}}
-	case len(without) == 0:
-		return nil
-	}
-	f := Finding{Check: checkPauseImage, Severity: Warning, Object: release.ListNodes(without)}
-	// In node port mode the registry needs only one node.
-	if blind && (o.Mode == state.ModeProxy || !with) {
-		f.Severity = Blocker
-	}
-	// The most widespread image first; among those, the last by name, which has the highest version.
-	found := slices.SortedFunc(maps.Keys(reported), func(a, b string) int {
-		return cmp.Or(cmp.Compare(reported[b], reported[a]), cmp.Compare(b, a))
+	// The most widespread first; among those, the last by name, which has the highest version.
+	candidates := slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
+		return cmp.Or(cmp.Compare(counts[b], counts[a]), cmp.Compare(b, a))
 	})
-	f.Cause = fmt.Sprintf("injected pods use %s, which these nodes do not report",
-		strings.Join(o.Injector.PauseImages, " or "))
-	if len(found) > 0 {
-		f.Cause += "; they report " + strings.Join(found, ", ")
-		f.Remedy = "--set injector.image=" + found[0]
-	} else {
-		f.Remedy = "name an image that they hold: --set injector.image=IMAGE"
+	var findings []Finding
+	add := func(severity Severity, object, cause string, options ...string) {
+		if len(options) == 0 {
+			options = []string{"IMAGE, an image that the nodes hold and that you trust"}
+		}
+		findings = append(findings, Finding{Check: checkPauseImage, Severity: severity, Object: object, Cause: cause,
+			Remedy: "--set injector.image=" + strings.Join(options, ", or --set injector.image=")})
 	}
-	return []Finding{f}
+	recorded, known := state.PauseImage{}, false
+	if i.Saved != nil {
+		recorded, known = i.Saved.PauseImages[architecture]
+	}
+	changed := known && recorded.Reference != image.Reference
+	switch {
+	case changed && image.Source == state.SourceValue:
+		add(Warning, object, fmt.Sprintf("replaces %s (%s) for %s, so the pods restart", recorded.Reference, recorded.Reason,
+			architecture), recorded.Reference)
+	case changed && strings.Contains(recorded.Reference, "@") && !(blind && recorded.Reason == state.PauseDefault):
+		add(Blocker, object, fmt.Sprintf("the release uses %s for %s (%s), but the chart was rendered without seeing that",
+			recorded.Reference, architecture, recorded.Reason), recorded.Reference)
+	case changed && !strings.Contains(recorded.Reference, "@"):
+		add(Blocker, object, fmt.Sprintf("the release uses %s for %s (%s): a name without a digest, which pulls from this "+
+			"release's registry may change, or which this rendering did not see", recorded.Reference, architecture,
+			recorded.Reason), append(candidates, image.Reference)...)
+	case image.Reason == state.PauseName && (image.Source == state.SourceCluster ||
+		!strings.Contains(image.Reference, "@")):
+		add(Warning, object, "trusted by name: nodes report no image with the digest of an official pause image; if this "+
+			"one is what it should be, set it", image.Reference)
+	case blind && len(i.nodes) > 0 && len(reporting) == 0:
+		add(Blocker, "all nodes", "no pause image is known: no node for "+architecture+" reports any image, and the chart "+
+			"was rendered without cluster access")
+	case blind && !trusted && len(reporting) > 0 && !with:
+		add(Blocker, release.ListNodes(reporting), "no node reports an image with the digest of an official pause image, or "+
+			"in a well-known repository", candidates...)
+		return findings
+	}
+	if len(lacking) == 0 {
+		return findings
+	}
+	severity := Warning
+	// In node port mode the registry needs only one node.
+	if blind && (i.Settings.Mode == state.ModeProxy || !with) {
+		severity = Blocker
+	}
+	cause := fmt.Sprintf("injected pods use %s, which these nodes do not report", image.Reference)
+	if len(candidates) > 0 {
+		cause += "; they report " + strings.Join(candidates, ", ")
+	}
+	add(severity, release.ListNodes(lacking), cause, candidates...)
+	return findings
 }

@@ -194,8 +194,10 @@ func (i *Inspection) privilegedLike() []*corev1.Pod {
 
 func (i *Inspection) podLike(component, repository string) *corev1.Pod {
 	image := "ghcr.io/" + repository // the chart's image without the injector
-	if i.Settings.Injector.Enabled && len(i.Settings.Injector.PauseImages) > 0 {
-		image = i.Settings.Injector.PauseImages[0]
+	for _, architecture := range i.Architectures() {
+		if pause := i.Settings.Injector.PauseImages[architecture]; i.Settings.Injector.Enabled && pause.Reference != "" {
+			image = pause.Reference
+		}
 	}
 	no := false
 	return &corev1.Pod{

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"regexp"
@@ -16,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/zarf-dev/zarf-registry/internal/nodeimages"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -93,9 +95,27 @@ type Injector struct {
 	RegistryArchitecture string `json:"registryArchitecture,omitempty"`
 	// Healer tells whether the chart renders the healer, whose program is registry-node.
 	Healer bool `json:"healer,omitempty"`
-	// PauseImages are the images of injected pods, the registry's first.
-	PauseImages      []string     `json:"pauseImages,omitempty"`
-	PauseImageSource state.Source `json:"pauseImageSource,omitempty"`
+	// PauseImages are the images of injected pods, by architecture.
+	PauseImages map[string]PauseImage `json:"pauseImages,omitempty"`
+	// PauseRules say which other images may take their place.
+	PauseRules nodeimages.Rules `json:"pauseRules,omitzero"`
+}
+
+// PauseImage is an image of injected pods, and where it comes from.
+type PauseImage struct {
+	state.PauseImage
+	Source state.Source `json:"source"`
+}
+
+// Decisions describe the images of injected pods, and where they come from, for people.
+func (i Injector) Decisions() []string {
+	var lines []string
+	for _, architecture := range slices.Sorted(maps.Keys(i.PauseImages)) {
+		image := i.PauseImages[architecture]
+		lines = append(lines, fmt.Sprintf("pause image for %s: %s, source: %s: %s", architecture, image.Reference,
+			image.Source, image.Reason))
+	}
+	return lines
 }
 
 // digestInName is how many digits of a digest the payload's names contain.
@@ -283,7 +303,15 @@ func (s *Settings) Validate() error {
 		v.check(sha256Sum.MatchString(digest), "invalid injector.digests.%s %q: want 64 hexadecimal digits", program, digest)
 	}
 	if s.Injector.Enabled {
-		v.source("injector.pauseImageSource", s.Injector.PauseImageSource)
+		for architecture, image := range s.Injector.PauseImages {
+			v.add("injector.pauseImages."+architecture, image.Validate())
+			v.source("injector.pauseImages."+architecture+".source", image.Source)
+		}
+		for _, architecture := range s.Architectures {
+			_, ok := s.Injector.PauseImages[architecture]
+			v.check(ok, "injector.pauseImages has no image for %s", architecture)
+		}
+		v.add("injector.pauseRules", s.Injector.PauseRules.Validate())
 	}
 	if s.Mode != state.ModeExternal {
 		v.check(s.Port > 0 && s.Port < 1<<16, "invalid port %d: want 1-65535", s.Port)

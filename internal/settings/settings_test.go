@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/zarf-dev/zarf-registry/internal/nodeimages"
 	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -21,8 +22,9 @@ func valid() settings.Settings {
 		Architectures: []string{"amd64"},
 		Proxy:         settings.Proxy{HostNetwork: true, DaemonSets: []string{"zarf-registry-proxy-amd64"}},
 		Cache:         settings.Cache{Enabled: true},
-		Injector: settings.Injector{Enabled: true, PayloadID: "0.1.0", PauseImages: []string{"pause:3.10"},
-			PauseImageSource: state.SourceCluster},
+		Injector: settings.Injector{Enabled: true, PayloadID: "0.1.0", PauseImages: map[string]settings.PauseImage{
+			"amd64": {PauseImage: state.PauseImage{Reference: "pause:3.10", Reason: state.PauseName}, Source: state.SourceCluster},
+		}, PauseRules: nodeimages.Rules{References: []string{"pause:3.10"}, Digest: "^a$", Name: "^b$", Own: "^c$"}},
 		PKI: settings.PKI{Source: state.SourceState, PKI: state.PKI{
 			Mode: state.PKIInternal, LeafLifetime: state.Duration(time.Hour), AuthorityLifetime: state.Duration(2 * time.Hour),
 			ClusterDomain: "cluster.local",

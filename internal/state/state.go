@@ -10,7 +10,9 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
+	"unicode"
 )
 
 const (
@@ -104,6 +106,9 @@ type State struct {
 	// HookImage is init-hook's own image, which finish pushed to the registry for later Jobs; nil if it is not
 	// there.
 	HookImage *HookImage `json:"hookImage,omitempty"`
+	// PauseImages are the images of injected programs by architecture, as in GOARCH. Only an explicit value replaces
+	// one: nodes that join or leave must not restart anything.
+	PauseImages map[string]PauseImage `json:"pauseImages,omitempty"`
 	// PKI is the certificate configuration of the last prepare, for renewals without the chart's values; nil
 	// in external mode.
 	PKI *PKI `json:"pki,omitempty"`
@@ -125,6 +130,42 @@ type HookImage struct {
 	Reference string `json:"reference"`
 	// Architecture is the image's only architecture, as in GOARCH.
 	Architecture string `json:"architecture"`
+}
+
+// PauseImage is an image in which injected programs run.
+type PauseImage struct {
+	Reference string      `json:"reference"`
+	Reason    PauseReason `json:"reason"`
+}
+
+// PauseReason is why an image may carry programs.
+type PauseReason string
+
+// The reasons.
+const (
+	PauseValue   PauseReason = "value"   // the chart's values name it
+	PauseDigest  PauseReason = "digest"  // its digest is that of an official pause image
+	PauseName    PauseReason = "name"    // its repository is a well-known one
+	PauseDefault PauseReason = "default" // official, and no node reported a trusted one
+)
+
+// String describes the reason, for people.
+func (r PauseReason) String() string {
+	return map[PauseReason]string{
+		PauseValue: "set by injector.image", PauseDigest: "the digest of an official pause image",
+		PauseName: "trusted by name", PauseDefault: "the default: no node reported a trusted image",
+	}[r]
+}
+
+// Validate returns an error for an image that nothing can use.
+func (p PauseImage) Validate() error {
+	if p.Reference == "" || strings.ContainsFunc(p.Reference, unicode.IsSpace) {
+		return fmt.Errorf("invalid image %q", p.Reference)
+	}
+	if p.Reason.String() == "" {
+		return fmt.Errorf("image %s: unknown reason %q", p.Reference, string(p.Reason))
+	}
+	return nil
 }
 
 // cacheRecord is the content of KeyCache.
@@ -240,6 +281,11 @@ func (s State) validate() error {
 	if s.NodeConfig != nil {
 		if err := s.NodeConfig.Validate(); err != nil {
 			return fmt.Errorf("nodeConfig: %w", err)
+		}
+	}
+	for architecture, image := range s.PauseImages {
+		if err := image.Validate(); err != nil {
+			return fmt.Errorf("pauseImages.%s: %w", architecture, err)
 		}
 	}
 	if i := s.HookImage; i != nil && (i.Reference == "" || i.Architecture == "") {

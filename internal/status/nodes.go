@@ -114,10 +114,11 @@ func (c *collector) proxy(n corev1.Node, pod corev1.Pod) string {
 		return why // named already
 	}
 	if image := injectedImage(pod); image != "" && !plan.Reports(n, image) {
-		pauses := pauseImages(n)
+		pauses := nodeimages.Candidates(plan.Images(n))
 		if len(pauses) > 0 {
-			c.next("Node %s has the pause image %s, but its proxy uses %s: run init-hook heal, or %s or helm upgrade, which "+
-				"adds a proxy for it.", n.Name, strings.Join(pauses, ", "), image, c.again())
+			c.next("Node %s has the pause image %s, but its proxy uses %s: run init-hook heal; if it says that no trusted "+
+				"pause image is left, load %s on the node, or %s --set injector.image=IMAGE.", n.Name,
+				strings.Join(pauses, ", "), image, image, c.again())
 			return why + "; the node reports " + strings.Join(pauses, ", ") + ", not " + image
 		}
 		c.next("Node %s reports no pause image, and its proxy, which uses %s, is not ready (%s): load that image on the "+
@@ -159,23 +160,6 @@ func injectedImage(pod corev1.Pod) string {
 		}
 	}
 	return ""
-}
-
-// pauseImages returns the pause images that a node reports, by tag if they have one.
-func pauseImages(n corev1.Node) []string {
-	var found []string
-	for _, image := range n.Status.Images {
-		names := slices.DeleteFunc(slices.Clone(image.Names), func(name string) bool {
-			return !nodeimages.IsPause(name)
-		})
-		tagged := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return strings.Contains(name, "@") })
-		if len(tagged) > 0 {
-			names = tagged
-		}
-		found = append(found, names...)
-	}
-	slices.Sort(found)
-	return found
 }
 
 // nodePort checks the Service that owns the node port, and in nodeport mode the pull Secret.

@@ -89,6 +89,8 @@ type State struct {
 	PKI *state.PKI `json:"pki,omitempty"`
 	// Rotation is the CA rotation in progress, or nil.
 	Rotation *state.Rotation `json:"rotation,omitempty"`
+	// PauseImages are the images of injected programs, by architecture.
+	PauseImages map[string]state.PauseImage `json:"pauseImages,omitempty"`
 	// NodeDirectories are directories on nodes that may contain files of the release.
 	NodeDirectories []string  `json:"nodeDirectories,omitempty"`
 	UpdatedBy       string    `json:"updatedBy"`
@@ -280,7 +282,7 @@ func (c *collector) state(ctx context.Context) error {
 	}
 	c.report.State = &State{
 		Phase: s.Phase, Desired: s.Desired, Current: s.Current, Verified: append([]string{}, s.Nodes...),
-		PKI: s.PKI, Rotation: s.Rotation, UpdatedBy: s.UpdatedBy, UpdatedAt: s.UpdatedAt,
+		PKI: s.PKI, Rotation: s.Rotation, PauseImages: s.PauseImages, UpdatedBy: s.UpdatedBy, UpdatedAt: s.UpdatedAt,
 		unreserved: secret.Annotations[names.AnnotationUnreserved],
 		pushed:     s.Phase == state.PhaseReady && s.HookImage != nil,
 	}

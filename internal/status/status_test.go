@@ -559,7 +559,7 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 			"proxy-n2"}},
 		"a node with another pause image": {state.ModeProxy, func(c cluster) {
 			c.add(node("n3", true, otherPause), pod("proxy", "n3", false))
-		}, []string{"Node n3 has the pause image " + otherPause + ", but its proxy uses " + pause}},
+		}, []string{"Node n3 has the pause image registry.k8s.io/pause@sha256:0, but its proxy uses " + pause}},
 		"a node that reports no pause image": {state.ModeProxy, func(c cluster) {
 			c.add(node("n3", true, "docker.io/library/nginx:1"), pod("proxy", "n3", false))
 		}, []string{"--set injector.image=IMAGE"}},

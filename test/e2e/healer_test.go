@@ -25,7 +25,7 @@ import (
 
 const (
 	knownPause = "registry.k8s.io/pause:3.10.1"
-	otherPause = "example.com/k8s/pause:3.9"
+	otherPause = "k8s.gcr.io/pause:3.9"
 	// startupTaint is the key of the taint that keeps ordinary pods off new nodes.
 	startupTaint = "example.com/registry-not-ready"
 )
@@ -430,8 +430,10 @@ func (w *world) healerIsLimited(t *testing.T) {
 	proxy := w.pods(t, "proxy")[0].Name
 	dry := metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}
 	for description, c := range map[string]struct{ pod, patch, refused string }{
-		"the image of a container with the loader": {proxy, `{"spec":{"containers":[{"name":"proxy","image":"a.example/b:1"}]}}`,
-			""},
+		"the image of a container with the loader": {proxy,
+			`{"spec":{"containers":[{"name":"proxy","image":"registry.k8s.io/pause:3.9"}]}}`, ""},
+		"an image that is only called pause": {proxy,
+			`{"spec":{"containers":[{"name":"proxy","image":"localhost:31999/tenant/pause:999.0"}]}}`, "trusted pause images"},
 		"its own annotation": {proxy, `{"metadata":{"annotations":{"zarf-registry/image-before":"a.example/b:1"}}}`, ""},
 		"the image of another container": {other.Name, `{"spec":{"containers":[{"name":"main","image":"a.example/b:1"}]}}`,
 			"images"},

@@ -10,14 +10,13 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-// TestNodes uses proxy mode without a healer on unequal nodes: two pause images, a taint, and a node
-// that joins later with a third pause image.
+// TestNodes uses proxy mode on unequal nodes: two pause images, a taint, and a node that joins later with
+// an image that is only called pause.
 func TestNodes(t *testing.T) {
 	const common, rare, strange = "registry.k8s.io/pause:3.10.1", "docker.io/rancher/mirrored-pause:3.6",
 		"example.com/k8s/pause:3.9"
 	w := ownCluster(t, "e2e-nodes", layout{args: []string{"--pause-image", common, "--pause-image", "n2=" + rare}})
-	w.sets = append(w.sets, "--set=healer.enabled=false")
-	w.provoked = []string{common, rare} // by the node that has neither
+	w.provoked = []string{common, rare, strange} // by the nodes that lack them
 	if long() {
 		w.nodePortNeedsProxy(t)
 	}
@@ -43,13 +42,14 @@ func TestNodes(t *testing.T) {
 		stop()
 		w.changed(t, before, "ca", "server", "node", "push")
 	})
-	must(t, "a node that joins with a third pause image is reported with a remedy", func(t *testing.T) {
+	must(t, "a node that joins with an untrusted pause image is reported with a remedy", func(t *testing.T) {
 		w.addNode(t, "late", "--pause-image", strange)
 		w.waitForImage(t, "late", strange)
 		eventually(t, time.Minute, "init-hook status to report it", func() error {
 			report, text := w.status(t)
 			named := slices.ContainsFunc(report.Next, func(next string) bool {
-				return strings.Contains(next, "late") && strings.Contains(next, strange) && strings.Contains(next, "helm upgrade")
+				return strings.Contains(next, "late") && strings.Contains(next, strange) &&
+					strings.Contains(next, "injector.image")
 			})
 			if report.Healthy || !named || !strings.Contains(text, "late") {
 				return errors.New(text)
@@ -58,8 +58,8 @@ func TestNodes(t *testing.T) {
 			return nil
 		})
 	})
-	must(t, "the next upgrade repairs it", func(t *testing.T) {
-		w.apply(t, noMode)
+	must(t, "the remedy works, on all nodes", func(t *testing.T) {
+		w.apply(t, noMode, "--set=injector.image="+strange)
 		w.isIn(t, state.ModeProxy, state.SourceState)
 		w.pullEverywhere(t, w.address+"/e2e/hello:1")
 		w.isHealthy(t)

@@ -51,6 +51,7 @@ ConfigMaps that kubeadm and EKS write. Of its modes, only iptables serves loopba
   mode, address, ipFamily  the desired settings
   hookImage                reference and architecture of init-hook's image in the registry, if it was pushed
   pki                      source of certificates: mode, existing (names of the user's Secrets), issuer
+  pauseImages              the images of injected programs, by architecture: reference and reason
   nodeDirectories          directories of nodes that may have files of this release
   pushCredentials          names of generated push credentials whose Secrets may exist
 For a Secret that cannot be read, only problem and remedy: validate.yaml fails with them. It covers what rendering
@@ -64,6 +65,7 @@ depends on; init-hook validates the rest (internal/state). */ -}}
 {{- $pki := kindIs "map" $saved.pki | ternary $saved.pki dict -}}
 {{- $nodes := kindIs "map" $saved.nodeConfig | ternary $saved.nodeConfig dict -}}
 {{- $directories := kindIs "slice" $nodes.directories | ternary $nodes.directories list -}}
+{{- $pauses := kindIs "map" $saved.pauseImages | ternary $saved.pauseImages dict -}}
 {{- $problem := "" -}}
 {{- $remedy := "correct it, or delete it and set registryProxy or registryURL, and pki.mode, as it recorded them" -}}
 {{- if hasKey $saved "Error" -}}
@@ -96,6 +98,7 @@ depends on; init-hook validates the rest (internal/state). */ -}}
 {{- else -}}
 {{- $state = pick $desired "mode" "address" "ipFamily" -}}
 {{- $_ := set $state "hookImage" (kindIs "map" $saved.hookImage | ternary $saved.hookImage dict) -}}
+{{- $_ := set $state "pauseImages" $pauses -}}
 {{- $_ := set $state "pki" (pick $pki "mode" "existing" "issuer") -}}
 {{- /* Earlier releases refuse unknown fields of state.json, so what they do not know has a key of its own. */ -}}
 {{- if kindIs "map" $pki.existing -}}
@@ -210,19 +213,13 @@ name. */ -}}
 {{- dig "data" "salt" "" (lookup "v1" "Secret" (include "zarf-registry.namespace" .) (printf "%s-node-config" (include "zarf-registry.fullname" .))) | b64dec -}}
 {{- end -}}
 
-{{- /* Architecture and image of the running registry, as JSON. It stays with its volume for as long as possible. */ -}}
+{{- /* The architecture of the running registry. It stays with its volume for as long as possible. */ -}}
 {{- define "zarf-registry.cluster.registry" -}}
 {{- if not (hasKey . "ClusterRegistry") -}}
-{{- $pod := dig "spec" "template" "spec" dict (lookup "apps/v1" "Deployment" (include "zarf-registry.namespace" .) (include "zarf-registry.fullname" .)) -}}
-{{- $image := "" -}}
-{{- range $pod.containers -}}
-{{- if eq .name "registry" -}}
-{{- $image = .image -}}
+{{- $registry := lookup "apps/v1" "Deployment" (include "zarf-registry.namespace" .) (include "zarf-registry.fullname" .) -}}
+{{- $_ := set . "ClusterRegistry" (dig "spec" "template" "spec" "nodeSelector" "kubernetes.io/arch" "" $registry) -}}
 {{- end -}}
-{{- end -}}
-{{- $_ := set . "ClusterRegistry" (dict "architecture" (dig "nodeSelector" "kubernetes.io/arch" "" $pod) "image" $image) -}}
-{{- end -}}
-{{- .ClusterRegistry | toJson -}}
+{{- .ClusterRegistry -}}
 {{- end -}}
 
 {{- /* The component of an object of this release, nothing for other objects. Takes root, object. */ -}}
@@ -273,7 +270,7 @@ name. */ -}}
 {{- range $node := .ClusterNodes -}}
 {{- $_ := set $present (dig "status" "nodeInfo" "architecture" "" $node) true -}}
 {{- end -}}
-{{- $running := (include "zarf-registry.cluster.registry" . | fromJson).architecture -}}
+{{- $running := include "zarf-registry.cluster.registry" . -}}
 {{- $answer := "" -}}
 {{- range list "arm64" "amd64" $running -}}
 {{- if and (hasKey $present .) (has . $.Values.injector.architectures) -}}
@@ -283,199 +280,53 @@ name. */ -}}
 {{- $answer -}}
 {{- end -}}
 
-{{- /* The names under which a pod can use an image that a node reports: tagged names, or digests if there is no tag.
-Names in this registry are left out: the registry must not depend on itself. Takes the names, returns a JSON
-array. */ -}}
-{{- define "zarf-registry.cluster.imageNames" -}}
-{{- $tagged := list -}}
-{{- $digests := list -}}
-{{- range . -}}
-{{- if not (or (contains "<none>" .) (hasPrefix "127.0.0.1:" .) (hasPrefix "[::1]:" .)) -}}
-{{- if contains "@" . -}}
-{{- $digests = append $digests . -}}
-{{- else -}}
-{{- $tagged = append $tagged . -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-{{- default $digests $tagged | toJson -}}
-{{- end -}}
-
-{{- /* The images that injected programs run in, for one architecture, as JSON:
-  image       the newest pause image that a node reports: new nodes are likely to have it
-  nodes       the nodes that report a pause image
-  exceptions  image → nodes: nodes with other pause images, by their newest one; and nodes that report images but no
-              pause image, by the image that their pods run in, else by the smallest image that they have in common.
-              While a proxy runs as an exception, it stays one: others would restart too
-The kubelet reports only the 50 largest images, and pause is the smallest; CRI-O may have none. If no node reports a pause image, the image that most pods run in, else the smallest common
-one, serves all nodes. Takes root, architecture. */ -}}
+{{- /* The trusted image that most nodes of an architecture report, as JSON: image, and reason (digest or name). Trust by
+digest comes before trust by name, whatever the numbers of nodes. By its digest where a node knows it. Takes root,
+architecture. */ -}}
 {{- define "zarf-registry.cluster.pause" -}}
-{{- $key := printf "ClusterPause-%s" .architecture -}}
-{{- if not (hasKey .root $key) -}}
 {{- include "zarf-registry.cluster.loadNodes" .root -}}
-{{- $nodes := dict -}}
-{{- $count := dict -}}
-{{- $without := dict -}}
-{{- range $name, $node := .root.ClusterNodes -}}
+{{- $table := include "zarf-registry.pause.table" .root | fromJson -}}
+{{- $own := include "zarf-registry.pause.own" .root -}}
+{{- $count := dict "digest" dict "name" dict -}}
+{{- range $node := .root.ClusterNodes -}}
 {{- if eq (dig "status" "nodeInfo" "architecture" "" $node) $.architecture -}}
-{{- $images := list -}}
+{{- $found := dict -}}
 {{- range dig "status" "images" list $node -}}
-{{- $pause := list -}}
+{{- $tags := dict -}}
+{{- $repositories := list -}}
 {{- range .names -}}
-{{- if include "zarf-registry.isPause" . -}}
-{{- $pause = append $pause . -}}
+{{- $parts := splitList "@" . -}}
+{{- if gt (len $parts) 1 -}}
+{{- if and (hasKey $table.digests (last $parts)) (not (regexMatch $own .)) -}}
+{{- $_ := set $found . "digest" -}}
+{{- else if and (has (first $parts) $table.repositories) (hasPrefix "sha256:" (last $parts)) -}}
+{{- $_ := set $found . "name" -}}
+{{- end -}}
+{{- $repositories = append $repositories (first $parts) -}}
+{{- else if gt (splitList ":" . | len) 1 -}}
+{{- $_ := set $tags . (splitList ":" . | first) -}}
 {{- end -}}
 {{- end -}}
-{{- if $pause -}}
-{{- $images = concat $images (include "zarf-registry.cluster.imageNames" $pause | fromJsonArray) -}}
-{{- end -}}
-{{- end -}}
-{{- if $images -}}
-{{- $_ := set $nodes $name ($images | uniq) -}}
-{{- range $images | uniq -}}
-{{- $_ := set $count . (add 1 (default 0 (get $count .))) -}}
-{{- end -}}
-{{- else if dig "status" "images" list $node -}}
-{{- $_ := set $without $name $node -}}
+{{- range $tag, $repository := $tags -}}
+{{- if and (has $repository $table.repositories) (not (has $repository $repositories)) (regexMatch "^[^:]+:[0-9A-Za-z_][0-9A-Za-z_.-]*$" $tag) -}}
+{{- $_ := set $found $tag "name" -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- /* Sort key: newest, then on most nodes, then by name. */ -}}
+{{- range $image, $reason := $found -}}
+{{- $of := get $count $reason -}}
+{{- $_ := set $of $image (add 1 (default 0 (get $of $image))) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $answer := dict "image" "" -}}
+{{- range $reason := list "name" "digest" -}}
 {{- $rank := dict -}}
-{{- range $image, $n := $count -}}
-{{- $version := list -}}
-{{- range regexFind "[0-9]+(\\.[0-9]+)*" (regexFind ":v?[0-9][^/@]*$" $image) | splitList "." -}}
-{{- $version = append $version (printf "%06d" (atoi .)) -}}
-{{- end -}}
-{{- $_ := set $rank (printf "%s %06d %s" (join "." $version) $n $image) $image -}}
-{{- end -}}
-{{- $newest := "" -}}
-{{- with keys $rank | sortAlpha -}}
-{{- $newest = get $rank (last .) -}}
-{{- end -}}
-{{- $running := include "zarf-registry.cluster.running" .root | fromJson -}}
-{{- $own := dict -}}
-{{- range $name, $images := $nodes -}}
-{{- $current := default dict (get $running $name) -}}
-{{- if and $current.group (ne $current.group $.architecture) -}}
-{{- $_ := set $own $name $current.image -}}
-{{- else if not (has $newest $images) -}}
-{{- range keys $rank | sortAlpha -}}
-{{- if has (get $rank .) $images -}}
-{{- $_ := set $own $name (get $rank .) -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-{{- $used := dict -}}
-{{- range $name, $current := $running -}}
-{{- if hasKey $without $name -}}
-{{- $_ := set $own $name $current.image -}}
-{{- $_ := set $used $current.image (add 1 (default 0 (get $used $current.image))) -}}
-{{- $_ := unset $without $name -}}
-{{- end -}}
-{{- end -}}
-{{- if not $newest -}}
-{{- $rank := dict -}}
-{{- range $image, $n := $used -}}
-{{- $_ := set $rank (printf "%06d %s" $n $image) $image -}}
+{{- range $image, $n := get $count $reason -}}
+{{- $_ := set $rank (printf "%06d %s" (sub 999999 $n) $image) $image -}}
 {{- end -}}
 {{- with keys $rank | sortAlpha -}}
-{{- $newest = get $rank (last .) -}}
-{{- end -}}
-{{- end -}}
-{{- with $smallest := include "zarf-registry.cluster.smallest" $without -}}
-{{- $newest = default $smallest $newest -}}
-{{- range keys $without -}}
-{{- $_ := set $own . $smallest -}}
-{{- end -}}
-{{- end -}}
-{{- $exceptions := dict -}}
-{{- range $name, $image := $own -}}
-{{- if ne $image $newest -}}
-{{- $_ := set $exceptions $image (append (default list (get $exceptions $image)) $name) -}}
-{{- end -}}
-{{- end -}}
-{{- $_ := set .root $key (dict "image" $newest "nodes" (keys $nodes | sortAlpha) "exceptions" $exceptions) -}}
-{{- end -}}
-{{- get .root $key | toJson -}}
-{{- end -}}
-
-{{- /* The images that injected programs run in, as JSON: node → image, and group, the label of the node's proxy. The
-node has the image, since the kubelet deletes none that a container uses. An upgrade that chose another one would start
-the pods again. */ -}}
-{{- define "zarf-registry.cluster.running" -}}
-{{- if not (hasKey . "ClusterRunning") -}}
-{{- $running := dict -}}
-{{- range (lookup "v1" "Pod" (include "zarf-registry.namespace" .) "").items -}}
-{{- $component := include "zarf-registry.cluster.component" (dict "root" $ "object" .) -}}
-{{- $ours := has $component (list "proxy" "cache" "node-config" "registry" "healer") -}}
-{{- $node := dig "spec" "nodeName" "" . -}}
-{{- $group := dig "metadata" "labels" "zarf-registry/proxies" "" . -}}
-{{- if and $ours (or (eq $component "proxy") (not (hasKey $running $node))) -}}
-{{- $images := dict -}}
-{{- range .spec.containers -}}
-{{- $_ := set $images .name .image -}}
-{{- end -}}
-{{- range dig "status" "containerStatuses" list . -}}
-{{- if dig "state" "running" "" . -}}
-{{- $_ := set $running $node (dict "image" (get $images .name) "group" $group) -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-{{- $_ := set . "ClusterRunning" $running -}}
-{{- end -}}
-{{- .ClusterRunning | toJson -}}
-{{- end -}}
-
-{{- /* The smallest image that all given nodes report, or nothing. Takes nodes, name → node. */ -}}
-{{- define "zarf-registry.cluster.smallest" -}}
-{{- $count := dict -}}
-{{- $bytes := dict -}}
-{{- range $node := . -}}
-{{- $own := dict -}}
-{{- range dig "status" "images" list $node -}}
-{{- $size := default 0 .sizeBytes -}}
-{{- range include "zarf-registry.cluster.imageNames" .names | fromJsonArray -}}
-{{- $_ := set $own . $size -}}
-{{- end -}}
-{{- end -}}
-{{- range $image, $size := $own -}}
-{{- $_ := set $count $image (add 1 (default 0 (get $count $image))) -}}
-{{- $_ := set $bytes $image (max $size (default 0 (get $bytes $image))) -}}
-{{- end -}}
-{{- end -}}
-{{- /* Sort key: smallest, then tags before digests, then by name. */ -}}
-{{- $rank := dict -}}
-{{- range $image, $n := $count -}}
-{{- if eq (int $n) (len $) -}}
-{{- $_ := set $rank (printf "%016d %t %s" (get $bytes $image) (contains "@" $image) $image) $image -}}
-{{- end -}}
-{{- end -}}
-{{- with keys $rank | sortAlpha -}}
-{{- get $rank (first .) -}}
-{{- end -}}
-{{- end -}}
-
-{{- /* The nodes of an architecture by whether they have an image, as JSON: with, without, unknown. A list of 50 images
-may be truncated, so a missing image means nothing unless the list includes a pause image. Takes root, architecture,
-image. */ -}}
-{{- define "zarf-registry.cluster.holders" -}}
-{{- include "zarf-registry.cluster.loadNodes" .root -}}
-{{- $pauses := (include "zarf-registry.cluster.pause" . | fromJson).nodes -}}
-{{- $answer := dict "with" list "without" list "unknown" list -}}
-{{- range $name, $node := .root.ClusterNodes -}}
-{{- with dig "status" "images" list $node -}}
-{{- if eq (dig "status" "nodeInfo" "architecture" "" $node) $.architecture -}}
-{{- $key := (or (has $name $pauses) (lt (len .) 50)) | ternary "without" "unknown" -}}
-{{- range . -}}
-{{- if has $.image .names -}}
-{{- $key = "with" -}}
-{{- end -}}
-{{- end -}}
-{{- $_ := set $answer $key (append (get $answer $key) $name) -}}
-{{- end -}}
+{{- $answer = dict "image" (get $rank (first .)) "reason" $reason -}}
 {{- end -}}
 {{- end -}}
 {{- $answer | toJson -}}

@@ -87,84 +87,59 @@ answers on ::1, and CRI-O, which serves host ports itself, does not rewrite the 
 {{- end -}}
 {{- end -}}
 
-{{- /* The pause image of one architecture's nodes: value, source, and exceptions (image → names of nodes). Takes root,
-architecture. */ -}}
+{{- /* The image of injected programs on nodes of one architecture: value; source; reason, why it may carry them (value,
+digest, name or default); pullPolicy. What the state records wins over the cluster, so that nodes which join or leave
+change nothing. A recorded name without digest is only as good as the registry behind it. Takes root, architecture. */ -}}
 {{- define "zarf-registry.pause" -}}
-{{- if .root.Values.injector.image -}}
-{{- dict "value" .root.Values.injector.image "source" "value" "exceptions" dict | toJson -}}
+{{- $key := printf "Pause-%s" .architecture -}}
+{{- if not (hasKey .root $key) -}}
+{{- $answer := dict "value" "" "source" "default" "reason" "default" -}}
+{{- $recorded := dict -}}
+{{- if not .root.Values.injector.enabled -}}
+{{- else if .root.Values.injector.image -}}
+{{- $answer = dict "value" .root.Values.injector.image "source" "value" "reason" "value" -}}
 {{- else -}}
+{{- $recorded = get (default dict (include "zarf-registry.cluster.state" .root | fromJson).pauseImages) .architecture | default dict -}}
+{{- if and $recorded.reference (not (contains "@" $recorded.reference)) -}}
+{{- if include "zarf-registry.pause.served" (dict "root" .root "image" $recorded.reference) -}}
+{{- $recorded = dict -}}
+{{- end -}}
+{{- end -}}
 {{- $seen := include "zarf-registry.cluster.pause" . | fromJson -}}
-{{- if $seen.image -}}
-{{- dict "value" $seen.image "source" "cluster" "exceptions" $seen.exceptions | toJson -}}
+{{- if $recorded.reference -}}
+{{- $answer = dict "value" $recorded.reference "source" "state" "reason" $recorded.reason -}}
+{{- else if $seen.image -}}
+{{- $answer = dict "value" $seen.image "source" "cluster" "reason" $seen.reason -}}
 {{- else -}}
-{{- dict "value" "registry.k8s.io/pause:3.10.1" "source" "default" "exceptions" dict | toJson -}}
+{{- $answer = set $answer "value" (include "zarf-registry.pause.table" .root | fromJson).default -}}
 {{- end -}}
 {{- end -}}
+{{- /* Nothing is pulled where the healer finds another image; nodes may be meant to pull an image of the user's. */ -}}
+{{- $never := and (include "zarf-registry.healer" .root) (ne $answer.reason "value") -}}
+{{- $_ := set .root $key (set $answer "pullPolicy" ($never | empty | ternary "IfNotPresent" "Never")) -}}
+{{- end -}}
+{{- get .root $key | toJson -}}
 {{- end -}}
 
-{{- /* The pause image of the registry: value, source, and excluded, the nodes known to lack it. A running registry
-keeps its image while any node can have it: a newer image on a new node must not move the registry away from its volume.
-Empty without the injector. */ -}}
+{{- /* That of the registry, and of what runs beside it. */ -}}
 {{- define "zarf-registry.registry.pause" -}}
-{{- if not .Values.injector.enabled -}}
-{{- dict "value" "" "source" "default" "excluded" list | toJson -}}
-{{- else -}}
-{{- $architecture := (include "zarf-registry.architecture" . | fromJson).value -}}
-{{- $pause := include "zarf-registry.pause" (dict "root" . "architecture" $architecture) | fromJson -}}
-{{- $image := $pause.value -}}
-{{- $excluded := list -}}
-{{- if eq $pause.source "cluster" -}}
-{{- with (include "zarf-registry.cluster.registry" . | fromJson).image -}}
-{{- $holders := include "zarf-registry.cluster.holders" (dict "root" $ "architecture" $architecture "image" .) | fromJson -}}
-{{- if or $holders.with $holders.unknown -}}
-{{- $image = . -}}
-{{- end -}}
-{{- end -}}
-{{- $excluded = (include "zarf-registry.cluster.holders" (dict "root" . "architecture" $architecture "image" $image) | fromJson).without -}}
-{{- end -}}
-{{- dict "value" $image "source" $pause.source "excluded" $excluded | toJson -}}
-{{- end -}}
+{{- include "zarf-registry.pause" (dict "root" . "architecture" (include "zarf-registry.architecture" . | fromJson).value) -}}
 {{- end -}}
 
-{{- /* The nodes in groups by architecture and pause image, as a JSON array: for each architecture one group per
-exception and one for all other nodes. Fields: group (its name, for a label), architecture, pause, source, and only or
-excluded (names of nodes). Without images, one group per architecture. Takes root, images ("true" or ""). */ -}}
-{{- define "zarf-registry.groups" -}}
-{{- $groups := list -}}
-{{- range $architecture := .root.Values.injector.architectures -}}
-{{- $pause := dict "value" "" "source" "default" "exceptions" dict -}}
-{{- if $.images -}}
-{{- $pause = include "zarf-registry.pause" (dict "root" $.root "architecture" $architecture) | fromJson -}}
+{{- /* DaemonSets whose pods run on all nodes, one for each architecture: JSON array of architecture, pause and name.
+Takes root, name (without the architecture). */ -}}
+{{- define "zarf-registry.daemonsets" -}}
+{{- $found := list -}}
+{{- range .root.Values.injector.architectures -}}
+{{- $pause := include "zarf-registry.pause" (dict "root" $.root "architecture" .) | fromJson -}}
+{{- $found = append $found (dict "architecture" . "pause" $pause "name" (printf "%s-%s" $.name .)) -}}
 {{- end -}}
-{{- $excluded := list -}}
-{{- range $image, $nodes := $pause.exceptions -}}
-{{- $excluded = concat $excluded $nodes -}}
-{{- $groups = append $groups (dict "group" (printf "%s-%s" $architecture (sha256sum $image | trunc 8)) "architecture" $architecture "pause" $image "source" $pause.source "only" $nodes) -}}
-{{- end -}}
-{{- $groups = append $groups (dict "group" $architecture "architecture" $architecture "pause" $pause.value "source" $pause.source "excluded" $excluded) -}}
-{{- end -}}
-{{- $groups | toJson -}}
+{{- $found | toJson -}}
 {{- end -}}
 
-{{- /* The proxy DaemonSets of proxy mode: JSON array of groups, each with the name of its DaemonSet. */ -}}
+{{- /* The proxy DaemonSets of proxy mode. */ -}}
 {{- define "zarf-registry.proxies" -}}
-{{- $groups := include "zarf-registry.groups" (dict "root" . "images" (.Values.injector.enabled | ternary "true" "")) | fromJsonArray -}}
-{{- range $groups -}}
-{{- $_ := set . "name" (printf "%s-proxy-%s" (include "zarf-registry.fullname" $) .group) -}}
-{{- end -}}
-{{- $groups | toJson -}}
-{{- end -}}
-
-{{- /* The images that injected programs run in, as a JSON array: the registry's first, then those of the nodes'
-pods. */ -}}
-{{- define "zarf-registry.pauseImages" -}}
-{{- $images := list (include "zarf-registry.registry.pause" . | fromJson).value -}}
-{{- if or (include "zarf-registry.proxyMode" .) (include "zarf-registry.nodeConfig" .) -}}
-{{- range include "zarf-registry.proxies" . | fromJsonArray -}}
-{{- $images = append $images .pause -}}
-{{- end -}}
-{{- end -}}
-{{- $images | uniq | toJson -}}
+{{- include "zarf-registry.daemonsets" (dict "root" . "name" (printf "%s-proxy" (include "zarf-registry.fullname" .))) -}}
 {{- end -}}
 
 {{- /* The image of the Jobs: value; nodes, the ready nodes that report it; pushed, the architecture if it is the image

@@ -1,7 +1,7 @@
 {{- /* Names, labels, images and durations. Nothing here depends on the cluster. */ -}}
 
-{{- /* The prefix of every object name. 42 characters leave room for the longest suffix of a name that is also a label
-value, "-proxy-amd64-" and 8 hex digits, within a label's 63. */ -}}
+{{- /* The prefix of every object name. 42 characters leave room for the suffixes of names that are also label values,
+and for what controllers append, within a label's 63. */ -}}
 {{- define "zarf-registry.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- if .Values.fullnameOverride -}}
@@ -94,11 +94,6 @@ Takes root, image. */ -}}
 {{- $secrets = append $secrets (kindIs "string" . | ternary (dict "name" .) .) -}}
 {{- end -}}
 {{- $secrets | uniq | toJson -}}
-{{- end -}}
-
-{{- /* "true" for a pause image, by its name. */ -}}
-{{- define "zarf-registry.isPause" -}}
-{{- if regexMatch "(^|/)(mirrored-)?pause(-amd64|-arm64)?[:@]" . -}}true{{- end -}}
 {{- end -}}
 
 {{- /* The digests of the payloads by PROGRAM-ARCHITECTURE, as JSON. make payload writes the file; a source checkout has

@@ -30,46 +30,6 @@ seccompProfile:
   type: RuntimeDefault
 {{- end -}}
 
-{{- /* The user's affinity, with the given nodes excluded from each required term. Takes affinity, excluded. */ -}}
-{{- define "zarf-registry.pod.affinity" -}}
-{{- $affinity := deepCopy (default dict .affinity) -}}
-{{- if .excluded -}}
-{{- $fields := list -}}
-{{- range .excluded -}}
-{{- /* A field selector compares with one value only. */ -}}
-{{- $fields = append $fields (dict "key" "metadata.name" "operator" "NotIn" "values" (list .)) -}}
-{{- end -}}
-{{- $terms := list -}}
-{{- range dig "nodeAffinity" "requiredDuringSchedulingIgnoredDuringExecution" "nodeSelectorTerms" (list dict) $affinity -}}
-{{- $terms = append $terms (set . "matchFields" (concat (default list .matchFields) $fields)) -}}
-{{- end -}}
-{{- $node := default dict $affinity.nodeAffinity -}}
-{{- $_ := set $node "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms) -}}
-{{- $_ := set $affinity "nodeAffinity" $node -}}
-{{- end -}}
-{{- with $affinity -}}
-{{- toYaml . -}}
-{{- end -}}
-{{- end -}}
-
-{{- /* An affinity that prefers all other nodes: the user's, with a preference. Takes affinity, nodes (names). */ -}}
-{{- define "zarf-registry.pod.avoid" -}}
-{{- $affinity := deepCopy (default dict .affinity) -}}
-{{- if .nodes -}}
-{{- $fields := list -}}
-{{- range .nodes -}}
-{{- $fields = append $fields (dict "key" "metadata.name" "operator" "NotIn" "values" (list .)) -}}
-{{- end -}}
-{{- $node := default dict $affinity.nodeAffinity -}}
-{{- $terms := default list $node.preferredDuringSchedulingIgnoredDuringExecution -}}
-{{- $_ := set $node "preferredDuringSchedulingIgnoredDuringExecution" (append $terms (dict "weight" 100 "preference" (dict "matchFields" $fields))) -}}
-{{- $_ := set $affinity "nodeAffinity" $node -}}
-{{- end -}}
-{{- with $affinity -}}
-{{- toYaml . -}}
-{{- end -}}
-{{- end -}}
-
 {{- /* The user's tolerations, and one of the startup taint unless they cover it: pods that serve a node must run before it
 loses the taint. Takes root, tolerations. */ -}}
 {{- define "zarf-registry.pod.tolerations" -}}
@@ -108,14 +68,6 @@ root, component. */ -}}
 {{- dict "podAntiAffinity" (dict "preferredDuringSchedulingIgnoredDuringExecution" $preferred) | toJson -}}
 {{- end -}}
 
-{{- /* An affinity that requires one of the given nodes. Takes a list of names. */ -}}
-{{- define "zarf-registry.pod.only" -}}
-nodeAffinity:
-  requiredDuringSchedulingIgnoredDuringExecution:
-    nodeSelectorTerms:
-      {{- include "zarf-registry.pod.nodeTerms" . | trim | nindent 6 }}
-{{- end -}}
-
 {{- /* One node selector term per node. Takes a list of names. */ -}}
 {{- define "zarf-registry.pod.nodeTerms" -}}
 {{- range . }}
@@ -139,8 +91,8 @@ pause, supervise, env (list), injected (list of names), mounts (YAML, besides th
 {{- $variables = append $variables .name -}}
 {{- end -}}
 {{- if .root.Values.injector.enabled -}}
-image: {{ .pause | quote }}
-imagePullPolicy: IfNotPresent
+image: {{ .pause.value | quote }}
+imagePullPolicy: {{ .pause.pullPolicy }}
 command:
   - /payload/loader
   {{- if .supervise }}

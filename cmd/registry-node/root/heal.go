@@ -8,6 +8,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/heal"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
+	"github.com/zarf-dev/zarf-registry/internal/nodeimages"
 )
 
 func healCommand() *cobra.Command {
@@ -15,15 +16,15 @@ func healCommand() *cobra.Command {
 		log                logging.Options
 		namespace, release string
 		credentials        string
+		pauseImages        string
 		config             heal.Config
 	)
 	command := &cobra.Command{
-		Use:   "heal --namespace NAMESPACE --release RELEASE",
+		Use:   "heal --namespace NAMESPACE --release RELEASE --pause-images DIRECTORY",
 		Short: "Give the release's pods an image that their node has",
 		Long: `Watch the pods of a release in one namespace. If a pod that runs an injected program waits for an image which
-its node does not have, replace it with one that the node reports: the newest pause image, else the smallest image. An
-annotation of the pod keeps the previous image, and an event says what was done. Other pods and containers are never
-changed.
+its node does not have, replace it with one that the node reports and that --pause-images allows. An annotation of the
+pod keeps the previous image, and an event says what was done. Other pods and containers are never changed.
 
 With --startup-taint, also remove the taints with that key from nodes on which pods can pull: the node is ready, its
 pod that configures it, if any, is ready, and --startup-taint-until is: the node's proxy, or the registry.
@@ -32,7 +33,7 @@ With --repositories-configmap, also keep the names of the registry's repositorie
 that rewrites references.
 
 The command runs in a pod, with the credentials of its ServiceAccount, until SIGTERM. Several may run at once.`,
-		Example: `  registry-node heal --namespace=zarf --release=zarf-registry --metrics-listen=:9103`,
+		Example: `  registry-node heal --namespace=zarf --release=zarf-registry --pause-images=/etc/zarf-registry/pause-images`,
 		Args:    noArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			logger, err := log.New(command.ErrOrStderr())
@@ -48,6 +49,7 @@ The command runs in a pod, with the credentials of its ServiceAccount, until SIG
 				return &exitcode.Refusal{Err: err}
 			}
 			config.Logger, config.Now = logger, time.Now
+			config.Rules = func() (nodeimages.Rules, error) { return nodeimages.Read(pauseImages) }
 			config.Connect = func() (*heal.Client, error) {
 				client, err := heal.InCluster(credentials, time.Now)
 				if err != nil {
@@ -63,6 +65,7 @@ The command runs in a pod, with the credentials of its ServiceAccount, until SIG
 	flags := command.Flags()
 	flags.StringVar(&namespace, "namespace", "", "`NAMESPACE` of the pods")
 	flags.StringVar(&release, "release", "", "`RELEASE` whose pods are watched")
+	flags.StringVar(&pauseImages, "pause-images", "", "`DIRECTORY` with the rules about images: a mounted ConfigMap")
 	flags.StringVar(&config.Startup.Taint, heal.FlagTaint, "", "`KEY` of the taint to remove from nodes; none if empty")
 	flags.StringVar((*string)(&config.Startup.Until), heal.FlagUntil, string(heal.UntilProxy),
 		"what must be ready: `proxy`, registry or node")
@@ -74,7 +77,7 @@ The command runs in a pod, with the credentials of its ServiceAccount, until SIG
 	flags.StringVar(&credentials, "service-account-dir", heal.ServiceAccountDir,
 		"`DIRECTORY` with the ServiceAccount's token and ca.crt")
 	log.Register(flags)
-	for _, name := range []string{"namespace", "release"} {
+	for _, name := range []string{"namespace", "release", "pause-images"} {
 		if err := command.MarkFlagRequired(name); err != nil {
 			panic(err)
 		}

@@ -63,6 +63,9 @@ release lacks its values; the defaults are those of values.yaml. */ -}}
 - name: service-account
   mountPath: /etc/zarf-registry/service-account
   readOnly: true
+- name: pause-images
+  mountPath: /etc/zarf-registry/pause-images
+  readOnly: true
 {{- if include "zarf-registry.rewrite.byRepository" . }}
 {{ include "zarf-registry.tls.volumeMount" . }}
 {{- end }}

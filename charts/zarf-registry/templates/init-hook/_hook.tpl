@@ -51,8 +51,13 @@ init-hook can derive from it is not in here. */ -}}
 {{- if include "zarf-registry.internal" . -}}
 {{- $_ := set $injector "registryArchitecture" (include "zarf-registry.architecture" . | fromJson).value -}}
 {{- end -}}
-{{- $_ := set $injector "pauseImages" (include "zarf-registry.pauseImages" . | fromJsonArray) -}}
-{{- $_ := set $injector "pauseImageSource" (include "zarf-registry.registry.pause" . | fromJson).source -}}
+{{- $images := dict -}}
+{{- range .Values.injector.architectures -}}
+{{- $pause := include "zarf-registry.pause" (dict "root" $ "architecture" .) | fromJson -}}
+{{- $_ := set $images . (dict "reference" $pause.value "source" $pause.source "reason" $pause.reason) -}}
+{{- end -}}
+{{- $_ := set $injector "pauseImages" $images -}}
+{{- $_ := set $injector "pauseRules" (include "zarf-registry.pause.rules" . | fromJson) -}}
 {{- end -}}
 {{- $settings := dict
   "namespace" (include "zarf-registry.namespace" .)
@@ -280,24 +285,33 @@ rules:
         - 3
 {{- end -}}
 
-{{- /* The nodes that have the image. They are only preferred if the Job may run long after it was rendered, when they
-may be gone, or if the image can be pulled from the registry. Takes root, stale. */ -}}
+{{- /* Control-plane nodes are preferred: the Job's token is worth as much as they are, and any node can report that it
+has the image. The nodes that have it are required, since others may not be able to pull it; but preferred only if the
+Job may run long after it was rendered, when they may be gone, or if the registry has it. Takes root, stale. */ -}}
 {{- define "zarf-registry.hook.affinity" -}}
 {{- $image := include "zarf-registry.hookImage" .root | fromJson -}}
 {{- if .root.Values.initHook.affinity -}}
 {{- toYaml .root.Values.initHook.affinity -}}
-{{- else if and $image.nodes (or .stale $image.pushed) -}}
+{{- else -}}
+{{- $terms := include "zarf-registry.pod.nodeTerms" $image.nodes | fromYamlArray -}}
+{{- $optional := or .stale $image.pushed -}}
 nodeAffinity:
   preferredDuringSchedulingIgnoredDuringExecution:
-    {{- range include "zarf-registry.pod.nodeTerms" $image.nodes | fromYamlArray }}
-    - weight: 100
+    {{- /* Any node is better than one that cannot get the image. */}}
+    - weight: {{ and $optional $terms (not $image.pushed) | empty | ternary 100 10 }}
+      preference:
+        matchExpressions:
+          - key: node-role.kubernetes.io/control-plane
+            operator: Exists
+    {{- range $optional | empty | ternary list $terms }}
+    - weight: {{ $image.pushed | empty | ternary 100 50 }}
       preference:
         {{- toYaml . | nindent 8 }}
     {{- end }}
-{{- else if $image.nodes -}}
-nodeAffinity:
+  {{- if and $terms (not $optional) }}
   requiredDuringSchedulingIgnoredDuringExecution:
     nodeSelectorTerms:
-      {{- include "zarf-registry.pod.nodeTerms" $image.nodes | trim | nindent 6 }}
+      {{- toYaml $terms | nindent 6 }}
+  {{- end }}
 {{- end -}}
 {{- end -}}

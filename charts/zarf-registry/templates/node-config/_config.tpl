@@ -347,14 +347,13 @@ Without a salt, derivePassword (scrypt, salted with the release) makes each gues
 {{- printf "%s\n%s" (include "zarf-registry.nodeConfig.sum" .) $version | sha256sum | trunc 32 -}}
 {{- end -}}
 
-{{- /* The node DaemonSets: JSON array of groups, each with the names of the one that configures and the one that
-restores. Their suffixes are longer than the full name leaves room for. */ -}}
+{{- /* The node DaemonSets, with the name of those that configure and of those that restore. Their suffixes are longer than
+the full name leaves room for. */ -}}
 {{- define "zarf-registry.nodeConfig.daemonsets" -}}
 {{- $fullname := include "zarf-registry.fullname" . | trunc 35 | trimSuffix "-" -}}
-{{- $groups := include "zarf-registry.groups" (dict "root" . "images" "true") | fromJsonArray -}}
-{{- range $groups -}}
-{{- $_ := set . "name" (printf "%s-node-config-%s" $fullname .group) -}}
-{{- $_ := set . "restore" (printf "%s-node-restore-%s" $fullname .group) -}}
+{{- $found := include "zarf-registry.daemonsets" (dict "root" . "name" (printf "%s-node-config" $fullname)) | fromJsonArray -}}
+{{- range $found -}}
+{{- $_ := set . "restore" (printf "%s-node-restore-%s" $fullname .architecture) -}}
 {{- end -}}
-{{- $groups | toJson -}}
+{{- $found | toJson -}}
 {{- end -}}

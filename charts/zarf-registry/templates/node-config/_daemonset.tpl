@@ -1,5 +1,5 @@
-{{- /* A DaemonSet that manages files of a group's nodes. Takes root, a group of "zarf-registry.nodeConfig.daemonsets",
-and restores: it restores the original files, as a hook before the release is deleted. */ -}}
+{{- /* A DaemonSet that manages files of nodes. Takes root, an element of "zarf-registry.nodeConfig.daemonsets", and
+restores: it restores the original files, as a hook before the release is deleted. */ -}}
 {{- define "zarf-registry.nodeConfig.daemonset" -}}
 {{- include "zarf-registry.nodeConfig.load" .root }}
 {{- $fullname := include "zarf-registry.fullname" .root }}
@@ -9,14 +9,11 @@ and restores: it restores the original files, as a hook before the release is de
 {{- $component := .restores | ternary "node-restore" "node-config" }}
 {{- /* DaemonSets with equal selectors would adopt each other's pods. */}}
 {{- $selector := include "zarf-registry.selectorLabels" (dict "root" .root "component" $component) | fromYaml }}
-{{- $_ := set $selector "zarf-registry/nodes" .group }}
+{{- $_ := set $selector "zarf-registry/nodes" .architecture }}
 {{- $annotations := dict }}
 {{- if .restores }}
 {{- $annotations = include "zarf-registry.nodeConfig.hook" (dict "events" "pre-delete") | fromYaml }}
-{{- end }}
-{{- /* With the node's own pause image, nothing of the project stays on the node. The healer changes no container that
-runs its image's own program. */}}
-{{- $pause := and (include "zarf-registry.isPause" .pause) (or $values.injector.enabled (eq .source "cluster")) (not (include "zarf-registry.healer" .root)) -}}
+{{- end -}}
 apiVersion: apps/v1
 kind: DaemonSet
 metadata:
@@ -68,16 +65,16 @@ spec:
       tolerations:
         {{- . | nindent 8 }}
       {{- end }}
-      {{- $affinity := include "zarf-registry.pod.affinity" (dict "excluded" .excluded) }}
-      {{- if .only }}
-      {{- $affinity = dict "nodeAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" (include "zarf-registry.pod.nodeTerms" .only | fromYamlArray))) | toYaml }}
-      {{- end }}
       {{- if and (not .restores) (include "zarf-registry.nodeConfig.agentsOnly" .root) }}
-      {{- $affinity = include "zarf-registry.nodeConfig.agents" (fromYaml $affinity) }}
-      {{- end }}
-      {{- with $affinity }}
       affinity:
-        {{- . | nindent 8 }}
+        nodeAffinity:
+          requiredDuringSchedulingIgnoredDuringExecution:
+            nodeSelectorTerms:
+              - matchExpressions:
+                  - key: node-role.kubernetes.io/control-plane
+                    operator: DoesNotExist
+                  - key: node-role.kubernetes.io/etcd
+                    operator: DoesNotExist
       {{- end }}
       initContainers:
         - name: configure
@@ -112,14 +109,10 @@ spec:
           terminationMessagePolicy: FallbackToLogsOnError
       containers:
         - name: pause
-          {{- if $pause }}
-          image: {{ .pause | quote }}
-          imagePullPolicy: IfNotPresent
-          {{- else }}
+          {{- /* Not the image's own program: the healer may change this image. */}}
           {{- include "zarf-registry.program.container" (dict "root" .root "program" "registry-node" "image" $values.proxy.image "pause" .pause) | nindent 10 }}
           args:
             - pause
-          {{- end }}
           resources:
             {{- toYaml $settings.resources | nindent 12 }}
           securityContext:
@@ -181,16 +174,6 @@ spec:
   mountPath: {{ printf "/host%s" $directory | quote }}
   readOnly: true
 {{- end }}
-{{- end -}}
-
-{{- /* An affinity without control-plane nodes. Takes one. */ -}}
-{{- define "zarf-registry.nodeConfig.agents" -}}
-{{- $roles := list (dict "key" "node-role.kubernetes.io/control-plane" "operator" "DoesNotExist") (dict "key" "node-role.kubernetes.io/etcd" "operator" "DoesNotExist") -}}
-{{- $terms := list -}}
-{{- range dig "nodeAffinity" "requiredDuringSchedulingIgnoredDuringExecution" "nodeSelectorTerms" (list dict) . -}}
-{{- $terms = append $terms (set . "matchExpressions" $roles) -}}
-{{- end -}}
-{{- dict "nodeAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms)) | toYaml -}}
 {{- end -}}
 
 {{- /* Created before the Jobs, which need it, and deleted in any case. Takes events. */ -}}

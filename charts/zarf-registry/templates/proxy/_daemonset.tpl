@@ -1,4 +1,4 @@
-{{- /* A DaemonSet of proxies. Takes root and a group of "zarf-registry.proxies". */ -}}
+{{- /* A DaemonSet of proxies. Takes root and an element of "zarf-registry.proxies". */ -}}
 {{- define "zarf-registry.proxy.daemonset" -}}
 {{- $fullname := include "zarf-registry.fullname" .root }}
 {{- $values := .root.Values }}
@@ -7,7 +7,7 @@
 {{- $family := (include "zarf-registry.ipFamily" .root | fromJson).value }}
 {{- /* DaemonSets with equal selectors would adopt each other's pods. */}}
 {{- $selector := include "zarf-registry.selectorLabels" (dict "root" .root "component" "proxy") | fromYaml }}
-{{- $_ := set $selector "zarf-registry/proxies" .group }}
+{{- $_ := set $selector "zarf-registry/proxies" .architecture }}
 {{- /* Kept when a switch to nodeport mode no longer renders them: nodes pull through them until finish has verified a
 pull through the node port on each, and deletes them. */}}
 {{- $annotations := include "zarf-registry.kept" .root | fromYaml }}
@@ -75,15 +75,6 @@ spec:
       {{- with include "zarf-registry.pod.tolerations" (dict "root" .root "tolerations" $proxy.tolerations) }}
       tolerations:
         {{- . | nindent 8 }}
-      {{- end }}
-      {{- if .only }}
-      affinity:
-        {{- include "zarf-registry.pod.only" .only | nindent 8 }}
-      {{- else }}
-      {{- with include "zarf-registry.pod.affinity" (dict "excluded" .excluded) }}
-      affinity:
-        {{- . | nindent 8 }}
-      {{- end }}
       {{- end }}
       {{- $hosts := list (include "zarf-registry.program.serviceHost" $fullname) }}
       {{- if include "zarf-registry.cache" .root }}

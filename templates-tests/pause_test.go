@@ -1,0 +1,419 @@
+package templates
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	admissionregv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/version"
+	plugincel "k8s.io/apiserver/pkg/admission/plugin/cel"
+	"k8s.io/apiserver/pkg/admission/plugin/policy/validating"
+	celconfig "k8s.io/apiserver/pkg/apis/cel"
+	"k8s.io/apiserver/pkg/cel/environment"
+
+	"github.com/zarf-dev/zarf-registry/internal/nodeimages"
+	jobsettings "github.com/zarf-dev/zarf-registry/internal/settings"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+// Digests of official pause images, and one of another image.
+const (
+	pause39      = "sha256:7031c1b283388d2c2e09b57badb803c05ebed362dc88d84b480cc47f72a21097"
+	pause310     = "sha256:ee6521f290b2168b6e0935a181d4cff9be1ac3f505666ef0e3c98fae8199917a"
+	pause3101    = "sha256:278fb9dbcca9518083ad1e11276933a2e96f23de604a3a08cc3c80002767d24c"
+	unofficial   = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+	k8sPause     = "registry.k8s.io/pause"
+	defaultPause = k8sPause + "@" + pause3101
+)
+
+// named returns a node that reports one image under several names.
+func named(name string, names ...string) *corev1.Node {
+	return holding(name, "amd64", image(3e5, names...))
+}
+
+// recorded returns the state Secret with an image for amd64.
+func recorded(reference string, reason state.PauseReason) *corev1.Secret {
+	return remembers(ready(settings(state.ModeProxy, state.IPv4), func(s *state.State) {
+		s.PauseImages = map[string]state.PauseImage{"amd64": {Reference: reference, Reason: reason}}
+	}))
+}
+
+func TestPauseImages(t *testing.T) {
+	for name, test := range map[string]struct {
+		objects []runtime.Object
+		values  []string
+		want    string
+		source  state.Source
+		reason  state.PauseReason
+		pulled  bool
+	}{
+		"nothing can be seen: an official image": {nil, nil, defaultPause, "default", "default", false},
+		"nodes that report nothing": {
+			[]runtime.Object{node("a", "amd64")}, nil, defaultPause, "default", "default", false,
+		},
+		"the one of most nodes, not the newest": {
+			[]runtime.Object{named("a", k8sPause+"@"+pause39, k8sPause+":3.9"), named("b", k8sPause+"@"+pause39),
+				named("c", k8sPause+"@"+pause310, k8sPause+":3.10")}, nil, k8sPause + "@" + pause39, "cluster", "digest", false,
+		},
+		"of as many nodes, the first by name": {
+			[]runtime.Object{named("a", "b.example/pause@"+pause39), named("b", "a.example/pause@"+pause310)}, nil,
+			"a.example/pause@" + pause310, "cluster", "digest", false,
+		},
+		"an official digest in any repository": {
+			[]runtime.Object{named("a", "mirror.internal:5000/k8s/seed@"+pause39, "mirror.internal:5000/k8s/seed:1")}, nil,
+			"mirror.internal:5000/k8s/seed@" + pause39, "cluster", "digest", false,
+		},
+		"a digest before a name, whatever the numbers": {
+			[]runtime.Object{named("a", k8sPause+":3.9"), named("b", k8sPause+":3.9"), named("c", "a.example/p@"+pause310)}, nil,
+			"a.example/p@" + pause310, "cluster", "digest", false,
+		},
+		"a well-known name without a digest": {
+			[]runtime.Object{named("a", k8sPause+":3.9")}, nil, k8sPause + ":3.9", "cluster", "name", false,
+		},
+		"a well-known name with an unknown digest": {
+			[]runtime.Object{named("a", k8sPause+"@"+unofficial, k8sPause+":9")}, nil, k8sPause + "@" + unofficial, "cluster",
+			"name", false,
+		},
+		"K3s": {
+			[]runtime.Object{named("a", "docker.io/rancher/mirrored-pause:3.6")}, nil, "docker.io/rancher/mirrored-pause:3.6",
+			"cluster", "name", false,
+		},
+		"the recorded one, when other nodes join": {
+			[]runtime.Object{recorded(k8sPause+"@"+pause39, state.PauseDigest), named("a", k8sPause+"@"+pause310)}, nil,
+			k8sPause + "@" + pause39, "state", "digest", false,
+		},
+		"the recorded one, when no node can be seen": {
+			[]runtime.Object{recorded("a.example/x@"+unofficial, state.PauseName)}, nil, "a.example/x@" + unofficial, "state",
+			"name", false,
+		},
+		"a recorded one of the values stays, and may be pulled": {
+			[]runtime.Object{recorded("a.example/x:1", state.PauseValue), named("a", k8sPause+"@"+pause310)}, nil,
+			"a.example/x:1", "state", "value", true,
+		},
+		"a recorded name of a registry that is now served": {
+			[]runtime.Object{recorded(k8sPause+":3.9", state.PauseName), named("a", k8sPause+"@"+pause310)},
+			[]string{"nodeConfig.mirrors=[registry.k8s.io]"}, k8sPause + "@" + pause310, "cluster", "digest", false,
+		},
+		"a recorded digest of a registry that is now served": {
+			[]runtime.Object{recorded(k8sPause+"@"+unofficial, state.PauseName), named("a", k8sPause+"@"+pause310)},
+			[]string{"nodeConfig.mirrors=[registry.k8s.io]"}, k8sPause + "@" + unofficial, "state", "name", false,
+		},
+		"the values": {
+			[]runtime.Object{recorded(k8sPause+"@"+pause39, state.PauseDigest), named("a", k8sPause+"@"+pause39)},
+			[]string{"injector.image=a.example/x:1"}, "a.example/x:1", "value", "value", true,
+		},
+		"without the healer it may be pulled": {
+			[]runtime.Object{named("a", k8sPause+"@"+pause39)}, []string{"healer.enabled=false"}, k8sPause + "@" + pause39,
+			"cluster", "digest", true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := rendering{values: proxyMode(t, append(test.values, "injector.architectures=[amd64]")...),
+				cluster: newCluster(append(test.objects, kubernetes(corev1.IPv4Protocol))...)}.render(t)
+			want := jobsettings.PauseImage{Source: test.source,
+				PauseImage: state.PauseImage{Reference: test.want, Reason: test.reason}}
+			if diff := cmp.Diff(want, decided(out).Injector.PauseImages["amd64"]); diff != "" {
+				t.Error(diff)
+			}
+			policy := map[bool]corev1.PullPolicy{false: corev1.PullNever, true: corev1.PullIfNotPresent}[test.pulled]
+			checked := 0
+			for _, w := range workloads(out) {
+				for _, c := range containers(w.pod.Spec) {
+					if len(c.Command) > 0 && c.Command[0] == "/payload/loader" {
+						checked++
+						if c.Image != test.want || c.ImagePullPolicy != policy {
+							t.Errorf("%s: image %s, %s", w.object, c.Image, c.ImagePullPolicy)
+						}
+					}
+				}
+			}
+			if checked < 2 {
+				t.Errorf("%d containers were checked", checked)
+			}
+		})
+	}
+}
+
+// hostile are images that must not carry programs. All of them, and a good one, are on every node.
+var hostile = []string{
+	"localhost:31999/tenant/pause:999.0", "localhost/tenant/pause:999.0", "LOCALHOST:31999/pause@" + pause3101,
+	"localhost.:31999/pause@" + pause3101, "127.0.0.1:31999/pause@" + pause3101, "127.1:31999/pause@" + pause3101,
+	"127.0.0.2/pause@" + pause3101, "0177.0.0.1:5000/pause@" + pause3101, "0x7f.1:5000/pause@" + pause3101,
+	"2130706433:5000/pause@" + pause3101, "[::1]:31999/pause@" + pause3101, "[::ffff:127.0.0.1]:5000/pause@" + pause3101,
+	"0.0.0.0:31999/pause@" + pause3101, "192.0.2.7:31999/pause@" + pause3101, "node-1.example:31999/pause@" + pause3101,
+	"zarf-registry.zarf.svc:5000/pause@" + pause3101, "zarf-registry.zarf.svc.cluster.local:5000/pause@" + pause3101,
+	"zarf-registry-nodeport.zarf.svc/pause@" + pause3101, "images.example.com/pause@" + pause3101,
+	"IMAGES.example.com.:443/pause@" + pause3101, "127.0.0.1:31999/registry.k8s.io/pause:3.10",
+	"docker.io/tenant/pause:999", "docker.io/library/pause:999", "pause:999", "tenant/pause:999",
+	"evil.example/registry.k8s.io/pause:1", "registry.k8s.io.evil/pause:1", "registry.k8s.io/pause/x:1",
+	"registry.k8s.io/pausex:1", "registry.k8s.io/x/pause:1", "xregistry.k8s.io/pause:1", "registryxk8s.io/pause:1",
+	"REGISTRY.K8S.IO/pause:1", "registry.k8s.io/Pause:1", "registry.k8s.io:443/pause:1", "registry.k8s.io./pause:1",
+	"registry.k8s.io/pause", "registry.k8s.io/pause:", "registry.k8s.io/pause:1/x:2", "registry.k8s.io/pause@md5:00",
+	"evil.example/pause@" + unofficial, "602401143452.dkr.ecr.us-west-2.amazonaws.com/eks/pause:3.10",
+	"666666666666.dkr.ecr.us-west-2.amazonaws.com/eks/pause:3.10", "quay.io/small:1", "<none>@<none>", "<none>:<none>",
+}
+
+// friendly are images that may carry programs.
+var friendly = []string{
+	"registry.k8s.io/pause@" + pause39, "mirror.internal:5000/x/y@" + pause310, "192.0.2.7:5000/pause@" + pause3101,
+	"docker.io/tenant/any@" + pause39, "registry.k8s.io/pause:3.10", "registry.k8s.io/pause@" + unofficial,
+	"k8s.gcr.io/pause:3.2", "docker.io/rancher/mirrored-pause:3.6", "mcr.microsoft.com/oss/kubernetes/pause:3.6",
+	"mcr.microsoft.com/oss/v2/kubernetes/pause:3.6", "gke.gcr.io/pause:3.8", "public.ecr.aws/eks-distro/kubernetes/pause:3.10",
+}
+
+const exposed = "expose={service: {enabled: true}, hosts: [images.example.com], tls: {existingSecret: tls}}"
+
+// The chart, init-hook with the healer, and the healer's policy follow one rule.
+func TestPauseImagesHaveOneRule(t *testing.T) {
+	values := proxyMode(t, "injector.architectures=[amd64]", exposed)
+	out := rendering{values: values}.render(t)
+	rules := decided(out).Injector.PauseRules
+	var data map[string]string
+	for _, c := range all[*corev1.ConfigMap](out) {
+		if c.Name == "zarf-registry-pause-images" {
+			data = c.Data
+		}
+	}
+	mounted, err := nodeimages.FromData(data)
+	if diff := cmp.Diff(rules, mounted); diff != "" || err != nil {
+		t.Errorf("the healer has other rules than the Jobs: %v\n%s", err, diff)
+	}
+	policy := compileHealer(t, out)
+	check := func(image string, want bool) {
+		if got := rules.Trust(image) != nodeimages.None; got != want {
+			t.Errorf("init-hook trusts %s: %t", image, got)
+		}
+		if got := policy.allows(t, k8sPause+"@"+pause39, image); got != want {
+			t.Errorf("the policy allows %s: %t", image, got)
+		}
+	}
+	chosen := func(nodes ...runtime.Object) jobsettings.PauseImage {
+		cluster := newCluster(append(nodes, kubernetes(corev1.IPv4Protocol))...)
+		return decided(rendering{values: values, cluster: cluster}.render(t)).Injector.PauseImages["amd64"]
+	}
+	for _, image := range hostile {
+		check(image, false)
+	}
+	if got := chosen(node("a", "amd64", hostile...)); got.Source != state.SourceDefault {
+		t.Errorf("the chart uses %+v", got)
+	}
+	for _, image := range friendly {
+		check(image, true)
+		if got := chosen(node("a", "amd64", image)); got.Reference != image || got.Source != state.SourceCluster {
+			t.Errorf("the chart does not use %s: %+v", image, got)
+		}
+	}
+	// All at once: pods of tenants that ran before the first installation.
+	both := chosen(node("a", "amd64", append(slices.Clone(hostile), k8sPause+":3.9")...), node("b", "amd64", hostile...))
+	if both.Reference != k8sPause+":3.9" {
+		t.Errorf("beside hostile images the chart uses %s", both.Reference)
+	}
+}
+
+// A name is only as good as the registry behind it.
+func TestServedRegistriesAreNotTrustedByName(t *testing.T) {
+	const k8s, hub = "registry.k8s.io/pause:3.9", "docker.io/rancher/mirrored-pause:3.6"
+	for set, want := range map[string]map[string]bool{
+		"nodeConfig.mirrors=[registry.k8s.io]":                                                    {k8s: false, hub: true},
+		"nodeConfig.mirrors=[docker.io]":                                                          {k8s: true, hub: false},
+		"nodeConfig.mirrors=['*']":                                                                {k8s: false, hub: false},
+		"nodeConfig.mirrors=['*', '!registry.k8s.io']":                                            {k8s: true, hub: false},
+		"nodeConfig.containerd.hosts={registry.k8s.io: '# x'}":                                    {k8s: false, hub: true},
+		"nodeConfig.containerd.hosts={_default: '# x'}":                                           {k8s: false, hub: false},
+		"nodeConfig.k3s.registries={mirrors: {docker.io: {}}}":                                    {k8s: true, hub: false},
+		"nodeConfig.k3s.registries='mirrors: {\"*\": {}}'":                                        {k8s: false, hub: false},
+		"nodeConfig.k3s.existingSecret=mine":                                                      {k8s: false, hub: false},
+		"rewrite={enabled: true}":                                                                 {k8s: false, hub: false},
+		"rewrite={enabled: true, registries: [quay.io]}":                                          {k8s: true, hub: true},
+		"rewrite={enabled: true, registries: [index.docker.io]}":                                  {k8s: true, hub: false},
+		"expose={service: {enabled: true}, hosts: [registry.k8s.io], tls: {existingSecret: tls}}": {k8s: false, hub: true},
+	} {
+		values := proxyMode(t, "injector.architectures=[amd64]", set)
+		for image, trusted := range want {
+			out := rendering{values: values, cluster: newCluster(kubernetes(corev1.IPv4Protocol),
+				node("a", "amd64", image), node("b", "amd64", "a.example/x@"+unofficial))}.render(t)
+			d := decided(out).Injector
+			if got := d.PauseImages["amd64"].Reference == image; got != trusted {
+				t.Errorf("%s: the chart uses %s", set, d.PauseImages["amd64"].Reference)
+			}
+			d.PauseRules.References = nil
+			if got := d.PauseRules.Trust(image) == nodeimages.ByName; got != trusted {
+				t.Errorf("%s: init-hook trusts %s: %t", set, image, got)
+			}
+		}
+	}
+}
+
+// An upgrade without a change renders the same, whatever nodes joined or left since: nothing restarts.
+func TestNodesThatJoinChangeNothing(t *testing.T) {
+	values := proxyMode(t, "nodeConfig.mirrors=[docker.io]", "cache.replicas=1")
+	first := []runtime.Object{kubernetes(corev1.IPv4Protocol), named("a", k8sPause+"@"+pause39, k8sPause+":3.9")}
+	before := rendering{values: values, cluster: newCluster(first...)}.render(t)
+	saved := remembers(ready(settings(state.ModeProxy, state.IPv4), func(s *state.State) {
+		s.PauseImages = map[string]state.PauseImage{}
+		for architecture, image := range decided(before).Injector.PauseImages {
+			s.PauseImages[architecture] = image.PauseImage
+		}
+	}))
+	arm := node("e", "arm64", k8sPause+":3.10")
+	for description, nodes := range map[string][]runtime.Object{
+		"the same":        {first[1]},
+		"newer ones":      {first[1], named("b", k8sPause+"@"+pause310), named("c", k8sPause+"@"+pause310)},
+		"only others":     {named("b", "a.example/p@"+pause310)},
+		"a crowded one":   {first[1], crowded("d", "amd64")},
+		"another machine": {first[1], arm},
+	} {
+		cluster := newCluster(append(nodes, saved, first[0], running("amd64"))...)
+		after := rendering{values: values, cluster: cluster, upgrade: true}.render(t)
+		if diff := cmp.Diff(installed(before), installed(after)); diff != "" {
+			t.Errorf("%s:\n%s", description, diff)
+		}
+	}
+}
+
+// installed returns the objects that stay, without the CronJob, whose image finish pushes.
+func installed(out *output) map[string]any {
+	found := map[string]any{}
+	for _, o := range out.objects {
+		if o.hook() == "" && o.GetKind() != "CronJob" {
+			found[o.String()] = o.Object
+		}
+	}
+	return found
+}
+
+// healerPolicy is the policy that limits the healer, compiled as the API server does.
+type healerPolicy struct {
+	*rewriter
+	validations plugincel.ConditionEvaluator
+}
+
+func compileHealer(t testing.TB, out *output) healerPolicy {
+	t.Helper()
+	policy := all[*admissionregv1.ValidatingAdmissionPolicy](out)[0]
+	options := plugincel.OptionalVariableDeclarations{}
+	// What Kubernetes 1.30, the first version with such policies, accepts in new objects.
+	compiler, err := plugincel.NewCompositedCompiler(environment.MustBaseEnvSet(version.MajorMinor(1, 29)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range policy.Spec.Variables {
+		result := compiler.CompileAndStoreVariable(&validating.Variable{Name: v.Name, Expression: v.Expression}, options,
+			environment.NewExpressions)
+		if result.Error != nil {
+			t.Fatalf("variable %s: %v", v.Name, result.Error)
+		}
+	}
+	var expressions []plugincel.ExpressionAccessor
+	for _, v := range policy.Spec.Validations {
+		expressions = append(expressions, &validating.ValidationCondition{Expression: v.Expression})
+	}
+	p := healerPolicy{&rewriter{compiler: compiler}, compiler.CompileCondition(expressions, options, environment.NewExpressions)}
+	if errs := p.validations.CompilationErrors(); len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	return p
+}
+
+// admits evaluates the policy for a change of a pod.
+func (p healerPolicy) admits(t testing.TB, before, after *corev1.Pod) bool {
+	t.Helper()
+	q, err := requestOf(after, before)
+	if err != nil {
+		t.Fatal(err)
+	}
+	results, _, err := p.validations.ForInput(p.compiler.CreateContext(context.Background()), q.versioned, q.request,
+		plugincel.OptionalVariableBindings{}, nil, celconfig.RuntimeCELCostBudget)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, result := range results {
+		if result.Error != nil {
+			t.Fatal(result.Error)
+		}
+		if result.EvalResult.Value() != true {
+			return false
+		}
+	}
+	return true
+}
+
+// allows evaluates the policy for an image in place of another.
+func (p healerPolicy) allows(t testing.TB, before, after string) bool {
+	t.Helper()
+	pod := func(image string) *corev1.Pod {
+		pod := podOf("example.com/other:1", image)
+		pod.Spec.Containers[1].Command = []string{"/payload/loader", "/payload"}
+		return pod
+	}
+	return p.admits(t, pod(before), pod(after))
+}
+
+func TestHealerMayUseTrustedImagesOnly(t *testing.T) {
+	out := rendering{values: proxyMode(t, "injector.image=example.com/it's/\"mine\":1")}.render(t)
+	p := compileHealer(t, out)
+	official := k8sPause + "@" + pause39
+	for image, want := range map[string]bool{
+		official: true, "example.com/it's/\"mine\":1": true, "example.com/mine:1": false,
+	} {
+		if got := p.allows(t, k8sPause+":3.9", image); got != want {
+			t.Errorf("%q is allowed: %t", image, got)
+		}
+	}
+	if !p.allows(t, "example.com/unknown:1", "example.com/unknown:1") {
+		t.Error("a pod whose image is unknown cannot be changed otherwise")
+	}
+	before, after := podOf("a:1"), podOf(official)
+	if p.admits(t, before, after) {
+		t.Error("a container without the loader can be changed")
+	}
+	// One of two containers gets another image.
+	before, after = podOf("a:1", "a:1"), podOf(official, "evil.example/pause:1")
+	for _, pod := range []*corev1.Pod{before, after} {
+		for i := range pod.Spec.Containers {
+			pod.Spec.Containers[i].Command = []string{"/payload/loader"}
+		}
+	}
+	if p.admits(t, before, after) {
+		t.Error("only the first container is checked")
+	}
+}
+
+// The file is data that somebody edits.
+func TestTableOfPauseImages(t *testing.T) {
+	var table struct {
+		Source, Default string
+		Digests         map[string]string
+		Repositories    []string
+	}
+	for _, f := range loadChart(t).Files {
+		if f.Name == "files/pause-images.json" {
+			if err := json.Unmarshal(f.Data, &table); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	rules := decided(rendering{values: proxyMode(t)}.render(t)).Injector.PauseRules
+	if rules.References = nil; rules.Trust(table.Default) != nodeimages.ByDigest {
+		t.Errorf("the default %q is not trusted", table.Default)
+	}
+	for digest := range table.Digests {
+		if len(digest) != len(pause39) || rules.Trust("a.example/b@"+digest) != nodeimages.ByDigest {
+			t.Errorf("digest %s is not trusted", digest)
+		}
+	}
+	for _, repository := range table.Repositories {
+		if strings.ContainsAny(repository, "*@:") || rules.Trust(repository+":1") != nodeimages.ByName {
+			t.Errorf("repository %s is not trusted", repository)
+		}
+	}
+	if len(table.Digests) < 10 || !slices.IsSorted(table.Repositories) || table.Source == "" {
+		t.Errorf("the table is %+v", table)
+	}
+}
