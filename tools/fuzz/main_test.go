@@ -21,7 +21,7 @@ func TestEveryTargetIsFound(t *testing.T) {
 	grep.Dir = "../.."
 	written, err := grep.Output()
 	if err != nil {
-		t.Skip("not a git checkout: ", err)
+		t.Skipf("needs a git checkout (%v): clone the repository", err)
 	}
 	t.Chdir("../..")
 	targets, err := discover(t.Context(), []string{"./..."}, regexp.MustCompile(""))
