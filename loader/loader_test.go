@@ -766,7 +766,7 @@ func TestUnsuitableVolumes(t *testing.T) {
 // seccomp: not root, no capabilities, no new privileges, a read-only root file system.
 func TestRunsInARestrictedPod(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("SKIPPED, NOTHING WAS TESTED: requires root to change the user")
+		t.Skip("needs to change the user: run it as root")
 	}
 	need(t, "setpriv")
 	onEachMachine(t, func(t *testing.T, m machine) {

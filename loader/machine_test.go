@@ -114,7 +114,7 @@ var (
 func need(tb testing.TB, tool string) {
 	tb.Helper()
 	if _, err := exec.LookPath(tool); err != nil {
-		tb.Skipf("SKIPPED, NOTHING WAS TESTED: %s is not installed", tool)
+		tb.Skipf("needs %s: run make deps", tool)
 	}
 }
 
@@ -238,7 +238,7 @@ func inMountNamespace(t *testing.T, script string, command *exec.Cmd) result {
 		options = append(options, "-r")
 	}
 	if err := exec.Command("unshare", append(options, "true")...).Run(); err != nil {
-		t.Skipf("SKIPPED, NOTHING WAS TESTED: cannot create a mount namespace: %v", err)
+		t.Skipf("needs a mount namespace (%v): run it as root", err)
 	}
 	return run(t, exec.Command("unshare", slices.Concat(options, []string{"sh", "-ec", script, "sh"}, command.Args)...))
 }

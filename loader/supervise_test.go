@@ -484,7 +484,7 @@ func TestEndDuringAHandOver(t *testing.T) {
 func TestSupervisorAsProcess1(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
-		t.Skip("SKIPPED, NOTHING WAS TESTED: requires root for a PID namespace")
+		t.Skip("needs a PID namespace: run it as root")
 	}
 	onEachMachine(t, func(t *testing.T, m machine) {
 		t.Parallel()

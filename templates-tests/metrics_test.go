@@ -437,7 +437,7 @@ func promtool(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	program := os.Getenv("PROMTOOL")
 	if program == "" {
-		t.Skip("SKIPPED, NOTHING CHECKED: PROMTOOL is not set; run make alerts")
+		t.Skip("needs promtool: run make alerts")
 	}
 	out, err := exec.Command(program, args...).CombinedOutput()
 	var exit *exec.ExitError

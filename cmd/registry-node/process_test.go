@@ -262,7 +262,7 @@ func gzipped(t testing.TB, file string) int {
 // buffers.
 func TestMemoryOfStalledDownloads(t *testing.T) {
 	if testing.Short() {
-		t.Skip("SKIPPED, NOTHING CHECKED: it needs seconds of CPU time")
+		t.Skip("needs seconds of CPU time: run it without -short")
 	}
 	w := newWorld(t)
 	p := w.startProxy(t, build(t, "."))
@@ -280,7 +280,7 @@ func TestMemoryOfStalledDownloads(t *testing.T) {
 	}
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Process.Pid))
 	if err != nil {
-		t.Skipf("SKIPPED, NOTHING CHECKED: %v", err)
+		t.Skipf("needs /proc (%v): run it on Linux", err)
 	}
 	peak := regexp.MustCompile(`VmHWM:\s+(\d+) kB`).FindSubmatch(status)
 	if peak == nil {

@@ -356,14 +356,14 @@ func inNamespace(t *testing.T) bool {
 		return true
 	}
 	if os.Getuid() != 0 {
-		t.Skip("SKIPPED: only root can mount file systems; this needs one that is full or read-only")
+		t.Skip("needs to mount a file system that is full or read-only: run it as root")
 	}
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
 	cmd.Env = append(os.Environ(), raceExit, variable+"="+t.Name())
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	out, err := cmd.CombinedOutput()
 	if errors.Is(err, syscall.EPERM) {
-		t.Skip("SKIPPED: this root may not make mount namespaces:", err)
+		t.Skipf("needs a mount namespace (%v): run it as root of the machine", err)
 	}
 	if err != nil || !bytes.Contains(out, []byte("--- PASS: "+t.Name())) {
 		t.Errorf("%v\n%s", err, out)

@@ -11,7 +11,7 @@ import (
 func mountSmall(t *testing.T, dir string, size int64) {
 	t.Helper()
 	if os.Getuid() != 0 {
-		t.Skip("SKIPPED, NOTHING CHECKED: mounting a small file system needs root")
+		t.Skip("needs to mount a small file system: run it as root")
 	}
 	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size="+strconv.FormatInt(size, 10)); err != nil {
 		t.Fatal(err)

@@ -82,7 +82,7 @@ func TestTheCarriedChartHasTheDigestsOfTheCarriedPrograms(t *testing.T) {
 	}
 	i := slices.IndexFunc(carried.Files, func(f *chart.File) bool { return f.Name == "files/programs.json" })
 	if i < 0 {
-		t.Skip("SKIPPED, NOTHING CHECKED: the chart has no files/programs.json; run make payload")
+		t.Skip("needs files/programs.json of the chart: run make payload")
 	}
 	var digests map[string]string
 	if err := json.Unmarshal(carried.Files[i].Data, &digests); err != nil {

@@ -13,7 +13,7 @@ import (
 func mount(t *testing.T, source, target, kind string, flags uintptr, data string) {
 	t.Helper()
 	if err := syscall.Mount(source, target, kind, flags, data); err != nil {
-		t.Skipf("SKIPPED: mounting is not possible here: %v", err)
+		t.Skipf("needs to mount (%v): run it as root", err)
 	}
 	t.Cleanup(func() {
 		if err := syscall.Unmount(target, syscall.MNT_DETACH); err != nil {
@@ -28,7 +28,7 @@ func TestReadOnlyFileSystem(t *testing.T) {
 	dir := filepath.Join(host, k3s)
 	mount(t, dir, dir, "", syscall.MS_BIND, "")
 	if err := syscall.Mount("", dir, "", syscall.MS_BIND|syscall.MS_REMOUNT|syscall.MS_RDONLY, ""); err != nil {
-		t.Skipf("SKIPPED: remounting is not possible here: %v", err)
+		t.Skipf("needs to mount (%v): run it as root", err)
 	}
 	before := snapshot(t, host)
 	_, err := run(options(host), Wants{Files: []File{want(yaml, "new\n"), want(docker, "d\n")}})

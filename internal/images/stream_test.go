@@ -630,7 +630,7 @@ func TestOpenStreamKeepsOneCopy(t *testing.T) {
 func TestRealEngine(t *testing.T) {
 	engine, err := dockerdaemon.Open(t.Context())
 	if err != nil {
-		t.Skipf("NOT TESTED against a real engine: set DOCKER_HOST to one, or start docker: %v", err)
+		t.Skipf("needs an engine: set DOCKER_HOST to one, or start docker: %v", err)
 	}
 	defer engine.Close()
 	api, err := client.New(client.WithHost(engine.Host()))

@@ -321,7 +321,7 @@ func requireIPv6(t *testing.T) {
 	t.Helper()
 	l, err := net.Listen("tcp6", "[::1]:0")
 	if err != nil {
-		t.Skipf("SKIPPED: this machine has no IPv6 loopback, nothing about IPv6 was checked: %v", err)
+		t.Skipf("needs an IPv6 loopback address (%v): run it on a machine with one", err)
 	}
 	_ = l.Close()
 }

@@ -2,9 +2,11 @@ package proxy
 
 import (
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"syscall"
 	"testing"
 	"time"
 
@@ -13,6 +15,19 @@ import (
 
 // A registry whose node or pod disappears in the middle of a body closes no connection: nothing answers anymore.
 func TestResumeBodiesOfRegistriesThatDisappear(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	probe, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer probe.Close()
+	if err := dropPackets(probe.(*net.TCPConn)); err != nil {
+		t.Skipf("needs socket filters (%v): run it as root", err)
+	}
 	content := newBlob(300_000)
 	f := start(t, firstThen(func(w http.ResponseWriter, _ *http.Request) {
 		c, _, err := http.NewResponseController(w).Hijack()
@@ -26,7 +41,9 @@ func TestResumeBodiesOfRegistriesThatDisappear(t *testing.T) {
 		_ = w.Header().Write(c)
 		_, _ = fmt.Fprintf(c, "\r\n%s", content.data[:123_456])
 		time.Sleep(200 * time.Millisecond) // for the acknowledgement
-		dropPackets(t, c.(*tls.Conn).NetConn())
+		if err := dropPackets(c.(*tls.Conn).NetConn().(*net.TCPConn)); err != nil {
+			t.Error(err)
+		}
 	}, store{content}.ServeHTTP), func(p *Proxy) { p.limits.gone = time.Second })
 	begin := time.Now()
 	response, body, err := f.get(content.path())
@@ -40,17 +57,14 @@ func TestResumeBodiesOfRegistriesThatDisappear(t *testing.T) {
 }
 
 // dropPackets makes a connection drop all packets that arrive, so it neither acknowledges nor resets.
-func dropPackets(t *testing.T, c net.Conn) {
-	t.Helper()
-	raw, err := c.(*net.TCPConn).SyscallConn()
+func dropPackets(c syscall.Conn) error {
+	raw, err := c.SyscallConn()
 	if err != nil {
-		t.Error(err)
-		return
+		return err
 	}
 	filter := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: 0} // accept 0 bytes
-	if e := raw.Control(func(fd uintptr) {
+	controlled := raw.Control(func(fd uintptr) {
 		err = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &filter})
-	}); e != nil || err != nil {
-		t.Errorf("attaching a filter: %v, %v", e, err)
-	}
+	})
+	return errors.Join(controlled, err)
 }

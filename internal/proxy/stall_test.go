@@ -54,7 +54,7 @@ func finish(c net.Conn, b blob) error {
 // connections. Those that are left complete when their client reads on.
 func TestThousandStalledDownloads(t *testing.T) {
 	if testing.Short() {
-		t.Skip("SKIPPED, NOTHING CHECKED: it needs seconds of CPU time")
+		t.Skip("needs seconds of CPU time: run it without -short")
 	}
 	large, small := newBlob(4<<20), newBlob(1<<10)
 	handler := &counted{Handler: store{large, small}}

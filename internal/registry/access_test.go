@@ -175,7 +175,7 @@ func TestAuthorizationOverTLS(t *testing.T) {
 		"a pusher without a credential reads":                {push, "", "", accessReadOrLogin},
 		"a pusher with a wrong password reads":               {push, pushUser, pushPassword + "!", accessReadOrLogin},
 		"a pusher with an empty password reads":              {push, pushUser, "", accessReadOrLogin},
-		"a pusher with an unknown user reads":                {push, "nobody", pushPassword, accessReadOrLogin},
+		"a pusher with an unknown user reads":                {push, "who-is-this", pushPassword, accessReadOrLogin},
 		"a pusher with the push user and another's password": {push, pushUser, pullPassword, accessReadOrLogin},
 		"a pusher with the pull credential reads":            {push, pullUser, pullPassword, accessRead},
 		"a pusher with the push credential has full access":  {push, pushUser, pushPassword, accessFull},
@@ -197,7 +197,7 @@ func TestAuthorizationOverTLS(t *testing.T) {
 			c.try(d, tt.access)
 		})
 	}
-	for _, secret := range []string{pushPassword, pullPassword, "Basic ", "nobody"} {
+	for _, secret := range []string{pushPassword, pullPassword, "Basic ", "who-is-this"} {
 		if strings.Contains(i.logs.String(), secret) {
 			t.Errorf("the logs contain %q", secret)
 		}
@@ -236,7 +236,7 @@ func TestAuthorizationWithoutTLS(t *testing.T) {
 		}{
 			"without a credential":        {"", "", nobody},
 			"with a wrong password":       {pushUser, "wrong", nobody},
-			"with an unknown user":        {"nobody", pushPassword, nobody},
+			"with an unknown user":        {"who-is-this", pushPassword, nobody},
 			"with the pull credential":    {pullUser, pullPassword, accessRead},
 			"with the push credential":    {pushUser, pushPassword, accessFull},
 			"with a password of 73 bytes": {pushUser, strings.Repeat("x", 73), nobody},

@@ -14,7 +14,7 @@ func TestReadinessExplainsWhyS3Fails(t *testing.T) {
 	nothing := freeport.Loopback(t)
 	endpoint := func(t *testing.T) string {
 		if s3 == nil {
-			t.Skipf("set %s to the output of bin/testcluster tool versitygw", s3test.ProgramVariable)
+			t.Skipf("needs versitygw: set %s to the output of bin/testcluster tool versitygw", s3test.ProgramVariable)
 		}
 		return s3.Endpoint
 	}

@@ -318,7 +318,7 @@ func smallVolume(t *testing.T, options string) string {
 	filesystemOnly(t)
 	root := t.TempDir()
 	if err := unix.Mount("tmpfs", root, "tmpfs", 0, options); err != nil {
-		t.Skipf("SKIPPED, full volumes are not tested: mounting one: %v", err)
+		t.Skipf("needs to mount full volumes (%v): run it as root", err)
 	}
 	t.Cleanup(func() {
 		if err := unix.Unmount(root, unix.MNT_DETACH); err != nil {

@@ -71,7 +71,7 @@ func TestPrepareRoot(t *testing.T) {
 		root := t.TempDir()
 		// Two inodes: the directory's and one more.
 		if err := unix.Mount("tmpfs", root, "tmpfs", 0, "nr_inodes=2"); err != nil {
-			t.Skipf("SKIPPED, full and read-only volumes are not tested: mounting one: %v", err)
+			t.Skipf("needs to mount full and read-only volumes (%v): run it as root", err)
 		}
 		t.Cleanup(func() {
 			if err := unix.Unmount(root, 0); err != nil {

@@ -405,7 +405,7 @@ func largeFile(t *testing.T, size int64) (string, ocispec.Descriptor) {
 // in either direction.
 func TestPushOverALinkThatBreaksEvery200MB(t *testing.T) {
 	if testing.Short() {
-		t.Skip("NOT RUN with -short: 2 GiB pushed and pulled over a link that breaks every 200 MB")
+		t.Skip("needs minutes, for 2 GiB over a link that breaks every 200 MB: run it without -short")
 	}
 	const size = 2 << 30
 	path, desc := largeFile(t, size)

@@ -34,7 +34,7 @@ func suite(t *testing.T) string {
 	t.Helper()
 	path := os.Getenv("OCI_CONFORMANCE")
 	if path == "" {
-		t.Skip("set OCI_CONFORMANCE to the output of bin/testcluster tool conformance")
+		t.Skip("needs the suite: set OCI_CONFORMANCE to the output of bin/testcluster tool conformance")
 	}
 	return path
 }
@@ -48,7 +48,7 @@ func TestRegistry(t *testing.T) {
 func TestRegistryOnS3(t *testing.T) {
 	program, versitygw := suite(t), os.Getenv(s3test.ProgramVariable)
 	if versitygw == "" {
-		t.Skipf("set %s to the output of bin/testcluster tool versitygw", s3test.ProgramVariable)
+		t.Skipf("needs versitygw: set %s to the output of bin/testcluster tool versitygw", s3test.ProgramVariable)
 	}
 	bucket := filepath.Join(t.TempDir(), "bucket")
 	if err := os.Mkdir(bucket, 0o700); err != nil {

@@ -94,7 +94,7 @@ const plantedSeeds = 20
 
 func TestPlanted(t *testing.T) {
 	if !*planted {
-		t.Skip("run with -planted: it takes minutes")
+		t.Skip("needs minutes: run make registrycheck-planted")
 	}
 	const atOnce = 4
 	for _, b := range bugs {

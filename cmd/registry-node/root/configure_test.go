@@ -84,7 +84,7 @@ func (m *machine) configure(config noderuntime.Config, secrets map[string]string
 	for _, name := range []string{noderuntime.KeyConfig, noderuntime.KeyRegistries, noderuntime.KeyCA} {
 		file := filepath.Join(m.config, name)
 		if content, ok := all[name]; ok {
-			err = os.WriteFile(file, []byte(content), 0o400)
+			err = os.WriteFile(file, []byte(content), 0o600)
 		} else if err = os.Remove(file); os.IsNotExist(err) {
 			err = nil
 		}
@@ -560,7 +560,7 @@ func TestConfigureFails(t *testing.T) {
 	m.mustRun()
 	folder := filepath.Join(m.host, certsD, "quay.io")
 	if err := syscall.Mount(folder, folder, "", syscall.MS_BIND, ""); err != nil {
-		t.Skipf("SKIPPED: mounting is not possible here: %v", err)
+		t.Skipf("needs to mount (%v): run it as root", err)
 	}
 	t.Cleanup(func() { _ = syscall.Unmount(folder, syscall.MNT_DETACH) })
 	code, stdout, stderr, report := m.run("--restore")
