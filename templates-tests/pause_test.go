@@ -167,11 +167,11 @@ var friendly = []string{
 	"mcr.microsoft.com/oss/v2/kubernetes/pause:3.6", "gke.gcr.io/pause:3.8", "public.ecr.aws/eks-distro/kubernetes/pause:3.10",
 }
 
-const exposed = "expose={service: {enabled: true}, hosts: [images.example.com], tls: {existingSecret: tls}}"
+const exposedService = "expose={service: {enabled: true}, hosts: [images.example.com], tls: {existingSecret: tls}}"
 
 // The chart, init-hook with the healer, and the healer's policy follow one rule.
 func TestPauseImagesHaveOneRule(t *testing.T) {
-	values := proxyMode(t, "injector.architectures=[amd64]", exposed)
+	values := proxyMode(t, "injector.architectures=[amd64]", exposedService)
 	out := rendering{values: values}.render(t)
 	rules := decided(out).Injector.PauseRules
 	var data map[string]string

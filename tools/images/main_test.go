@@ -34,7 +34,7 @@ func TestArchives(t *testing.T) {
 	one, two := t.TempDir(), t.TempDir()
 	var out bytes.Buffer
 	for _, dir := range []string{one, two} {
-		if err := write(t.Context(), &out, layers(t, initHook), payload, registry, version, dir); err != nil {
+		if err := write(t.Context(), &out, layers(t, initHook), payload, registry, version, dir, images.Architectures); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -75,7 +75,7 @@ func TestArchives(t *testing.T) {
 	}
 
 	delete(payload, "probe-arm64.tar.gz")
-	err = write(t.Context(), &out, layers(t, initHook), payload, registry, version, one)
+	err = write(t.Context(), &out, layers(t, initHook), payload, registry, version, one, images.Architectures)
 	if err == nil || !strings.Contains(err.Error(), "image of probe for arm64") ||
 		!strings.Contains(err.Error(), "make payload") {
 		t.Errorf("error without a part of the payload: %v", err)
