@@ -1,0 +1,71 @@
+package e2e
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestPauseImages verifies that neither a pod of another namespace nor a node that joins changes which image carries
+// the project's programs.
+func TestPauseImages(t *testing.T) {
+	const evil, late = "localhost:31999/tenant/pause:999.0", "registry.k8s.io/pause:3.9"
+	w := ownCluster(t, "e2e-pause-images", layout{bare: true})
+	archive := w.makeArchive(t, evil, 0)
+	image := ""
+	hostile := func(t *testing.T) {
+		output(t, w.command(t, w.testcluster, "load", "--name", w.name, "--nodes", "n1,n2", "--wait", archive))
+		for _, node := range []string{"n1", "n2"} {
+			output(t, w.command(t, w.kubectl, "run", "evil-"+node, "--image="+evil, "--image-pull-policy=Never",
+				`--overrides={"spec":{"nodeName":"`+node+`"}}`))
+		}
+	}
+	must(t, "hostile pods before the first installation change nothing", func(t *testing.T) {
+		hostile(t)
+		w.mustInstall(t, proxyMode)
+		if used := w.usedImages(t); !slices.ContainsFunc(used, func(s string) bool {
+			return strings.Contains(s, "registry.k8s.io/pause@")
+		}) || strings.Contains(strings.Join(used, " "), "tenant") {
+			t.Errorf("the release's pods use %s", used)
+		}
+		image = w.pushHello(t)
+	})
+	before := w.usedImages(t)
+	must(t, "an upgrade with hostile pods restarts nothing", func(t *testing.T) {
+		w.apply(t, noMode)
+		if after := w.usedImages(t); !slices.Equal(before, after) {
+			t.Errorf("before:\n%s\nafter:\n%s", strings.Join(before, "\n"), strings.Join(after, "\n"))
+		}
+	})
+	must(t, "a node with another pause image is served within 15 s", func(t *testing.T) {
+		w.firstPull(t, "late", image, 15*time.Second, "--pause-image", late)
+	})
+	before = w.usedImages(t)
+	pulls := func(t *testing.T) (stop func()) { return w.pullLoop(t, "e2e/hello:1") }
+	during(t, "an upgrade after it joined restarts nothing", pulls, func(t *testing.T) {
+		w.apply(t, noMode)
+		if after := w.usedImages(t); !slices.Equal(before, after) {
+			t.Errorf("before:\n%s\nafter:\n%s", strings.Join(before, "\n"), strings.Join(after, "\n"))
+		}
+	})
+}
+
+// usedImages lists the release's pods with their restarts and images.
+func (w *world) usedImages(t *testing.T) (used []string) {
+	t.Helper()
+	for _, component := range []string{"registry", "proxy", "healer"} {
+		for _, p := range w.pods(t, component) {
+			var restarts int32
+			for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
+				restarts += s.RestartCount
+			}
+			for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
+				used = append(used, fmt.Sprintf("%s on %s, %d restarts: %s", p.Name, p.Spec.NodeName, restarts, c.Image))
+			}
+		}
+	}
+	slices.Sort(used)
+	return used
+}
