@@ -67,7 +67,7 @@ const (
 // EncodeRepositories returns the data of the ConfigMap, and how many of the names do not fit. The order of the names
 // does not matter.
 //
-// Names with the same first component have one owner: whoever may write to acme can create thousands of repositories
+// Names with the same first component have one owner: a credential for acme can create thousands of repositories
 // there. So the space is for the names of the component that has least of it, and a component that needs no more than
 // an equal part of the space gets that.
 //

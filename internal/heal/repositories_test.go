@@ -341,7 +341,7 @@ func TestTheRegistryIsListedWithANodesCertificate(t *testing.T) {
 	}
 }
 
-// Whoever may write below one component cannot displace others from the list with many or long names.
+// A credential for one component cannot displace others from the list with many or long names.
 func TestOneOwnerDoesNotFillTheListOfRepositories(t *testing.T) {
 	var names, others []string
 	for i := range 20_000 {

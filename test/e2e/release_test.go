@@ -33,6 +33,10 @@ const (
 	noMode       = "--set=initHook.resources.requests.cpu=40m"
 )
 
+// namedPause names the nodes' pause image, which is trusted by its name: with rewriting, pulls from its registry may
+// reach this release's registry.
+const namedPause = "--set=injector.image=" + knownPause
+
 // noRotation keeps the hourly CronJob from running at any time, also while nothing serves its image.
 const noRotation = "--set=pki.rotation.schedule=@yearly"
 

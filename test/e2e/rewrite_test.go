@@ -97,7 +97,7 @@ func TestRewrite(t *testing.T) {
 
 	w.onlyPause(t, w.nodes[0])
 	must(t, "init-hook install, and images push", func(t *testing.T) {
-		w.mustInstall(t, "--set=registryProxy=false", "--set=rewrite.enabled=true")
+		w.mustInstall(t, "--set=registryProxy=false", "--set=rewrite.enabled=true", namedPause)
 		w.isIn(t, state.ModeNodePort, state.SourceValue)
 		program, err := os.ReadFile(w.tool)
 		if err != nil {
@@ -285,7 +285,7 @@ func TestRewriteBeta(t *testing.T) {
 				args = append(args, "--api-server-flag="+flag)
 			}
 			w := ownCluster(t, name, layout{open: true, args: args})
-			w.helmChart(t, "install", proxyMode, "--set=rewrite.enabled=true")
+			w.helmChart(t, "install", proxyMode, "--set=rewrite.enabled=true", namedPause)
 			report, text := w.status(t)
 			evaluated := flags == nil
 			if report.Healthy != evaluated || report.Rewriting == nil || report.Rewriting.Effective == nil ||
@@ -314,7 +314,7 @@ func TestRewriteMissing(t *testing.T) {
 		t.Fatal(err)
 	}
 	rewrite := func(missing string) []string {
-		return []string{proxyMode, "--set=rewrite.enabled=true", "--set=rewrite.missing=" + missing}
+		return []string{proxyMode, "--set=rewrite.enabled=true", "--set=rewrite.missing=" + missing, namedPause}
 	}
 	image := func(t *testing.T, ref string) string {
 		t.Helper()

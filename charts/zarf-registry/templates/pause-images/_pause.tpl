@@ -1,5 +1,6 @@
 {{- /* Which images may carry the project's programs. An image decides how a program starts: it can replace the loader.
-So content is trusted, not names: whoever runs pods decides which names nodes report, and a compromised node reports any.
+So content is trusted, not names: users who run pods decide which names nodes report, and a compromised node reports
+any.
 
 Three implementations follow one rule: these templates, internal/nodeimages, and the healer's admission policy. Tests of
 templates-tests compare them. */ -}}
