@@ -412,7 +412,7 @@ var invariants = map[string]func(out *output) []string{
 						knownMounts = append(knownMounts, mount)
 					}
 					variable, ok := strings.CutPrefix(argument, "--env=")
-					if ok && !(slices.Contains(injected[w.component()], variable) && !slices.Contains(variables, variable)) {
+					if ok && (!slices.Contains(injected[w.component()], variable) || slices.Contains(variables, variable)) {
 						knownVariables = append(knownVariables, variable)
 					}
 				}

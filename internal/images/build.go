@@ -230,8 +230,9 @@ func NewSpec(repository, name, version string) Spec {
 
 // ProgramImages builds the images of the payload's programs ([ProgramNames]) from the files
 // NAME-ARCHITECTURE.tar.gz in layers, which are not copied. Images have the architectures that layers
-// has; one without all programs is an error. Digests depend only on the layers and the version, so the release's archives and the registry in a cluster have the same. It does not inflate layers
-// that [injector.InflatedFile] describes.
+// has; one without all programs is an error. Digests depend only on the layers and the version, so the
+// release's archives and the registry in a cluster have the same. It does not inflate layers that
+// [injector.InflatedFile] describes.
 func ProgramImages(layers fs.FS, repository, version string) (*Store, []Image, error) {
 	store := &Store{}
 	contents, err := injector.ReadInflated(layers)

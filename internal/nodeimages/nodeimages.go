@@ -51,7 +51,8 @@ const (
 
 // FromData returns the rules in the data of a ConfigMap.
 func FromData(data map[string]string) (Rules, error) {
-	r := Rules{References: strings.Fields(data["references"]), Digest: data["digest"], Name: data["name"], Own: data["own"]}
+	references := strings.Fields(data["references"])
+	r := Rules{References: references, Digest: data["digest"], Name: data["name"], Own: data["own"]}
 	return r, r.Validate()
 }
 

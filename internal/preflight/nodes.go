@@ -234,7 +234,7 @@ func (i *Inspection) pauseImageOf(architecture string) []Finding {
 	case changed && image.Source == state.SourceValue:
 		add(Warning, object, fmt.Sprintf("replaces %s (%s) for %s, so the pods restart", recorded.Reference, recorded.Reason,
 			architecture), recorded.Reference)
-	case changed && strings.Contains(recorded.Reference, "@") && !(blind && recorded.Reason == state.PauseDefault):
+	case changed && strings.Contains(recorded.Reference, "@") && (!blind || recorded.Reason != state.PauseDefault):
 		add(Blocker, object, fmt.Sprintf("the release uses %s for %s (%s), but the chart was rendered without seeing that",
 			recorded.Reference, architecture, recorded.Reason), recorded.Reference)
 	case changed && !strings.Contains(recorded.Reference, "@"):

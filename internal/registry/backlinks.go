@@ -26,8 +26,8 @@ import (
 //
 // and its content the descriptor of the manifest that refers, with annotations only in a link to a referrer and only
 // if they are small: they are as large as a client likes, an index has thousands of back links, and lists of referrers
-// are read by everyone. A manifest's back links are written before its push is acknowledged. They are removed after the manifest: a back link counts only while the manifest
-// exists, so one that remains after a crash does no harm, and garbage collection removes it.
+// are read by everyone. A manifest's back links are written before its push is acknowledged. They are removed after
+// the manifest: a back link counts only while the manifest exists, so one that remains after a crash does no harm, and garbage collection removes it.
 //
 // Earlier releases, and distribution itself, write no back links. At each start, the registry adds those of
 // manifests that were pushed since it last did so (rebuild). Until it has finished, manifests are read instead.
@@ -214,7 +214,8 @@ func (s *blobSource) indexesOf(
 // eachReferring calls yield for existing manifests that back links of a kind lead to, ordered by digest, until it
 // returns false. It begins after last. It reads hardly more than it yields.
 func (s *blobSource) eachReferring(
-	ctx context.Context, repository, kind string, from, last digest.Digest, yield func(backReference) (more bool, err error),
+	ctx context.Context, repository, kind string, from, last digest.Digest,
+	yield func(backReference) (more bool, err error),
 ) error {
 	links := backLinkDir(repository, kind, from)
 	candidates, read, atOnce := links, s.readBackLink, storageConcurrency
@@ -268,7 +269,9 @@ func inOrder[T, R any](ctx context.Context, items []T, do func(context.Context, 
 }
 
 // readBackLink returns the back link to a manifest, or nil if the manifest does not exist.
-func (s *blobSource) readBackLink(ctx context.Context, repository, links string, to digest.Digest) (*backReference, error) {
+func (s *blobSource) readBackLink(ctx context.Context, repository, links string, to digest.Digest) (
+	*backReference, error,
+) {
 	if exists, err := s.exists(ctx, revisionPath(repository, to)); err != nil || !exists {
 		return nil, err
 	}

@@ -350,8 +350,8 @@ func (s *blobSource) manifest(ctx context.Context, repository string, d digest.D
 // errTooLong means that a file is longer than expected.
 var errTooLong = errors.New("the file is too long")
 
-// readFile returns the content of a file. The error is [fs.ErrNotExist] if it does not exist, errTooLong if it is longer
-// than limit.
+// readFile returns the content of a file. The error is [fs.ErrNotExist] if it does not exist, errTooLong if it is
+// longer than limit.
 func (s *blobSource) readFile(ctx context.Context, path string, limit int64) ([]byte, error) {
 	reader, err := s.driver.Reader(ctx, path, 0)
 	if errors.As(err, new(storagedriver.PathNotFoundError)) {

@@ -33,7 +33,8 @@ With --repositories-configmap, also keep the names of the registry's repositorie
 that rewrites references.
 
 The command runs in a pod, with the credentials of its ServiceAccount, until SIGTERM. Several may run at once.`,
-		Example: `  registry-node heal --namespace=zarf --release=zarf-registry --pause-images=/etc/zarf-registry/pause-images`,
+		Example: `  registry-node heal --namespace=zarf --release=zarf-registry \
+    --pause-images=/etc/zarf-registry/pause-images`,
 		Args:    noArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			logger, err := log.New(command.ErrOrStderr())

@@ -100,7 +100,7 @@ func (s Selection) Select(all []Scenario) (selected []Scenario, others map[strin
 			others[scenario.Test] = "it runs alone"
 		case scenario.Long && !s.Long:
 			others[scenario.Test] = "make e2e-long runs it"
-		case s.Network != "" && !(scenario.Deep() && slices.ContainsFunc(scenario.Networks, s.is)):
+		case s.Network != "" && (!scenario.Deep() || !slices.ContainsFunc(scenario.Networks, s.is)):
 			others[scenario.Test] = "it does not run on " + s.Network
 		case s.Core && !scenario.Core && !scenario.concerned(s.Changed, s.Files[scenario.Test]):
 			others[scenario.Test] = "it is no core scenario, and no changed file concerns it"
