@@ -35,7 +35,7 @@ that rewrites references.
 The command runs in a pod, with the credentials of its ServiceAccount, until SIGTERM. Several may run at once.`,
 		Example: `  registry-node heal --namespace=zarf --release=zarf-registry \
     --pause-images=/etc/zarf-registry/pause-images`,
-		Args:    noArgs,
+		Args: noArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			logger, err := log.New(command.ErrOrStderr())
 			if err != nil {
