@@ -90,7 +90,6 @@ func TestChartTesting(t *testing.T) {
 		for _, name := range slices.Sorted(slices.Values(chartTestingSecrets)) {
 			needs = append(needs, "secret/"+name)
 		}
-		needs = append(needs, "clusterissuer.cert-manager.io/company")
 		w.nothingLeft(t, append(volumes, needs...)...)
 		if w.dial(t, w.nodes[0], w.address) == nil {
 			t.Errorf("something still answers at %s", w.address)
