@@ -48,7 +48,8 @@ func TestNodes(t *testing.T) {
 		eventually(t, time.Minute, "init-hook status to report it", func() error {
 			report, text := w.status(t)
 			named := slices.ContainsFunc(report.Next, func(next string) bool {
-				return strings.Contains(next, "late") && strings.Contains(next, strange) &&
+				repository, _, _ := strings.Cut(strange, ":")
+				return strings.Contains(next, "late") && strings.Contains(next, repository+"@sha256:") &&
 					strings.Contains(next, "injector.image")
 			})
 			if report.Healthy || !named || !strings.Contains(text, "late") {
