@@ -124,7 +124,7 @@ test-all: ## All checks at full length, with fuzzing and random faults; takes ho
 ##@ Build
 .PHONY: deps
 deps: ## Install missing Debian packages for everything (needs root)
-	@hack/deps.sh build cross race cluster lint emulate clients bench
+	@hack/deps.sh build cross race cluster e2e lint emulate clients bench
 
 .PHONY: payload
 payload: ## Build the programs that init-hook embeds, and the chart's list of their digests (ARCHITECTURES=amd64)
@@ -276,7 +276,7 @@ verify-files: $(TESTCLUSTER) # make verify without unit tests
 
 .PHONY: e2e
 e2e: build images $(TESTCLUSTER) $(HELM) $(CERTMANAGER) ## End-to-end tests on test clusters, or on the cluster of KUBECONFIG (E2E_RUN=TestHelm)
-	@hack/deps.sh cluster
+	@hack/deps.sh cluster e2e
 	@mkdir -p dist # dist/e2e.json contains the complete log.
 	@# First what the scenarios need is built, which takes more time than the tests on a new machine.
 	E2E_PREPARE=1 go test -vet=off -ldflags=-w ./test/e2e -count=1 -timeout 120m -v $(if $(E2E_RUN),-run '$(E2E_RUN)')

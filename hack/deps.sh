@@ -6,6 +6,7 @@
 #   cluster   the test cluster
 #   lint      ct lint
 #   emulate   programs for arm64 on amd64
+#   e2e       a strict client of the core scenarios
 #   clients   container clients of the end-to-end tests
 #   bench     proxies that benchmarks compare
 # Fails without root or apt-get if packages are missing.
@@ -20,6 +21,7 @@ declare -A groups=( # command=package
     modprobe=kmod"
   [lint]="yamllint=yamllint git=git"
   [emulate]="qemu-aarch64-static=qemu-user-static"
+  [e2e]="skopeo=skopeo"
   [clients]="skopeo=skopeo dockerd=docker.io podman=podman buildah=buildah chromedriver=chromium-driver"
   [bench]="skopeo=skopeo socat=socat stunnel4=stunnel4 haproxy=haproxy nginx=nginx
     /usr/lib/nginx/modules/ngx_stream_module.so=libnginx-mod-stream"
