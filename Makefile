@@ -53,13 +53,15 @@ MODULES := bench test/cluster test/certmanager
 # Reports known vulnerabilities in code that the programs reach.
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
-# Packages without a race to find: make race leaves them out. Those in the second line interrupt a run at every write,
-# simulate many CA rotations or compress programs, which is too slow with the race detector; make test-all runs them.
+# Packages whose tests interrupt a run at every write, simulate many CA rotations or compress programs, which is too slow
+# with the race detector: make race leaves them out, make race-all runs them.
 NO_RACE := ./internal/hook ./internal/certs ./internal/pki ./tools/release
 
-# Runs go test and prints results of packages, failures and skipped tests: $(call TEST,./...). make lint and make
-# test run go vet. Results never come from the cache (-count=1), and without DWARF linking takes half the time.
-TEST = go test -json -vet=off -count=1 -ldflags=-w $(1) | go run $(CURDIR)/tools/testsummary
+# Results never come from the cache (-count=1), linking takes half the time without DWARF, and make test and make lint
+# run go vet.
+GOTEST := go test -json -vet=off -count=1 -ldflags=-w
+# Prints results of packages, failures and skipped tests: $(call TEST,./...).
+TEST = $(GOTEST) $(1) | go run $(CURDIR)/tools/testsummary
 
 # Paths of the build output for tests and the demo.
 export E2E_TESTCLUSTER := $(CURDIR)/$(TESTCLUSTER)
@@ -94,8 +96,7 @@ test: ## Unit and chart tests; needs only Go and takes five minutes on two cores
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "run gofmt on:"; echo "$$unformatted"; exit 1; }
 	go vet ./... && cd test/cluster && go vet ./...
 	@# Without the variables of make e2e, end-to-end scenarios skip themselves.
-	unset $${!E2E_@}; { go test -json -vet=off -count=1 -ldflags=-w -short ./... || true; \
-	  cd test/cluster && go test -json -vet=off -count=1 -ldflags=-w -short ./... || true; } | go run ./tools/testsummary
+	unset $${!E2E_@}; { $(GOTEST) -short ./... || true; cd test/cluster && $(GOTEST) -short ./... || true; } | go run ./tools/testsummary
 
 .PHONY: check
 check: test check-rest ## All checks before a merge; half an hour on two cores, an hour on a new machine (needs root)
@@ -183,7 +184,7 @@ arm64: images $(TESTCLUSTER) ## Unit tests of the programs for arm64, emulated b
 	$(call TEST,./test/arm64)
 	@# With pages of 64 KiB, which some kernels for arm64 have.
 	QEMU_PAGESIZE=65536 $(call TEST,./test/arm64)
-	GOARCH=arm64 bin/emulate go test -json -vet=off -count=1 -short -timeout 2h \
+	GOARCH=arm64 bin/emulate $(GOTEST) -short -timeout 2h \
 		-skip "^($$(awk '!/^#/ && NF { printf "%s%s", separator, $$2; separator = "|" }' test/arm64/unsupported.txt))$$" \
 		./cmd/... ./internal/... | go run ./tools/testsummary
 
@@ -280,7 +281,7 @@ e2e: build images $(TESTCLUSTER) $(HELM) $(CERTMANAGER) ## End-to-end tests on t
 	@mkdir -p dist # dist/e2e.json contains the complete log.
 	@# First what the scenarios need is built, which takes more time than the tests on a new machine.
 	E2E_PREPARE=1 go test -vet=off -ldflags=-w ./test/e2e -count=1 -timeout 120m -v $(if $(E2E_RUN),-run '$(E2E_RUN)')
-	go test -json -vet=off -ldflags=-w ./test/e2e -count=1 -timeout $(if $(E2E_LONG),180m,60m) $(if $(E2E_RUN),-run '$(E2E_RUN)') | \
+	$(GOTEST) ./test/e2e -timeout $(if $(E2E_LONG),180m,60m) $(if $(E2E_RUN),-run '$(E2E_RUN)') | \
 	  tee dist/e2e.json | go run ./tools/testsummary
 	@sed -n 's/.*"Test":"\([^"]*\)".*\(figure: .*\|SHORTENED: .*\)\\n".*/\1: \2/p' dist/e2e.json | sort
 
@@ -410,7 +411,6 @@ $(TESTCLUSTER):
 $(HELM):
 	go build -ldflags "-s -w -X helm.sh/helm/v3/internal/version.version=$$(go list -m -f '{{.Version}}' helm.sh/helm/v3)" -o $@ helm.sh/helm/v3/cmd/helm
 
-# Scenarios that need it build it: its dependencies take minutes to compile.
 .PHONY: $(CERTMANAGER)
 $(CERTMANAGER):
 	cd test/certmanager && go build -ldflags "-s -w" -o $(CURDIR)/$@ ./cmd/testcertmanager

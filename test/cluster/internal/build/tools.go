@@ -24,7 +24,6 @@ var tools = map[string]Recipe{
 	"ghostunnel": ghostunnel,
 	"golangci-lint": tool("golangci-lint", "github.com/golangci/golangci-lint/v2", "v2.15.0",
 		"github.com/golangci/golangci-lint/v2/cmd/golangci-lint", "main.version=2.15.0"),
-	"gotestsum": tool("gotestsum", "gotest.tools/gotestsum", "v1.13.0", "gotest.tools/gotestsum"),
 	// The oldest Helm that is tested, and the last one that does not roll back when an object is missing.
 	"helm-3.18": tool("helm-3.18", "helm.sh/helm/v3", "v3.18.6", "helm.sh/helm/v3/cmd/helm",
 		"helm.sh/helm/v3/internal/version.version=v3.18.6"),
