@@ -483,6 +483,63 @@ func TestTheImageInTheRegistryIsReferredToByDigest(t *testing.T) {
 	}
 }
 
+// A tag can be moved. The digest of the published image is in the package of the chart.
+func TestTheJobsUseThePublishedImageByDigest(t *testing.T) {
+	t.Parallel()
+	digest := func(digit string) string { return "sha256:" + strings.Repeat(digit, 64) }
+	index := map[string]string{"index": digest("1"), "amd64": digest("a")}
+	repository := strings.TrimSuffix(hookImage, ":0.1.0")
+	published := repository + "@" + digest("1")
+	const mirror = "registry.example.com/init-hook"
+	mirrored := []string{"initHook.image.registry=registry.example.com", "initHook.image.repository=init-hook"}
+	empty := node("a", "amd64")
+	pulled := node("b", "amd64", published)
+	for title, test := range map[string]struct {
+		nodes  []runtime.Object
+		values []string
+		want   string
+		on     []string // the required nodes
+	}{
+		"no node has it":   {[]runtime.Object{empty}, nil, published, nil},
+		"rendered offline": {nil, nil, published, nil},
+		"a node pulled it by its tag": {[]runtime.Object{empty, node("b", "amd64", published, hookImage)}, nil,
+			published, []string{"b"}},
+		"a node loaded it": {[]runtime.Object{empty, node("b", "amd64", hookImage)}, nil, hookImage, []string{"b"}},
+		"a node reports another image": {
+			[]runtime.Object{node("a", "amd64", hookImage, repository+"@"+digest("2")), pulled}, nil,
+			published, []string{"b"}},
+		"another tag": {[]runtime.Object{empty}, []string{"initHook.image.tag=0.2.0"}, repository + ":0.2.0",
+			nil},
+		"a copy in another registry": {[]runtime.Object{empty}, mirrored, mirror + ":0.1.0", nil},
+		"an exact copy that a node has": {[]runtime.Object{empty, node("b", "amd64", mirror+"@"+digest("1"))}, mirrored,
+			mirror + "@" + digest("1"), []string{"b"}},
+		"the user's digest": {[]runtime.Object{empty}, []string{"initHook.image.digest=" + digest("3")},
+			repository + "@" + digest("3"), nil},
+		"the user's nodes": {[]runtime.Object{empty, pulled}, []string{"initHook.nodeSelector={disk: fast}"}, published,
+			nil},
+	} {
+		t.Run(title, func(t *testing.T) {
+			r := rendering{values: proxyMode(t, test.values...), hookDigests: index}
+			if test.nodes != nil {
+				r.cluster = newCluster(test.nodes...)
+			}
+			out := r.render(t)
+			for _, job := range []string{"prepare", "finish"} {
+				spec := find[*batchv1.Job](t, out, "zarf-registry-"+job).Spec.Template.Spec
+				if got := spec.Containers[0].Image; got != test.want {
+					t.Errorf("the image of %s is %s, want %s", job, got, test.want)
+				}
+				if in, _ := nodeFields(spec.Affinity); !slices.Equal(in, test.on) {
+					t.Errorf("%s requires the nodes %v, want %v", job, in, test.on)
+				}
+			}
+			if _, found := decided(out).Push.HookDigests["index"]; found {
+				t.Error("the digests by architecture contain the index")
+			}
+		})
+	}
+}
+
 // The CronJob pulls from the registry like any other pod.
 func TestCertificatesCronJobPullSecretsFollowTheMode(t *testing.T) {
 	t.Parallel()

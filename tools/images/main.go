@@ -66,15 +66,16 @@ func run(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := writeDigests(*digests, *work, *version, architectures); err != nil {
+	index, err := write(ctx, os.Stdout, os.DirFS(*work), os.DirFS(*payload), *registry, *version, *output, architectures)
+	if err != nil {
 		return err
 	}
-	return write(ctx, os.Stdout, os.DirFS(*work), os.DirFS(*payload), *registry, *version, *output, architectures)
+	return writeDigests(*digests, *work, *version, index, architectures)
 }
 
-// writeDigests writes the digests of the images that finish pushes, by architecture.
-func writeDigests(file, work, version string, architectures []string) error {
-	digests := map[string]string{}
+// writeDigests writes the digests of the images that finish pushes, by architecture, and of the published index.
+func writeDigests(file, work, version, index string, architectures []string) error {
+	digests := map[string]string{"index": index}
 	for _, arch := range architectures {
 		_, image, err := images.SelfImage(filepath.Join(work, initHook+"-"+arch), arch, "docker.io/zarf-registry", initHook,
 			version)
@@ -90,35 +91,35 @@ func writeDigests(file, work, version string, architectures []string) error {
 	return program.WriteFile(file, append(list, '\n'), 0o644)
 }
 
-// write writes an archive for each image and prints its name, digest and size.
+// write writes an archive for each image, prints its name, digest and size, and returns the digest of init-hook's index.
 func write(ctx context.Context, out io.Writer, work, payload fs.FS, registry, version, output string,
-	architectures []string) error {
+	architectures []string) (string, error) {
 	var variants []images.Variant
 	for _, arch := range architectures {
 		layer, err := images.GzipLayer(work, initHook+"-"+arch+".tar.gz")
 		if err != nil {
-			return fmt.Errorf("image of %s for %s: %w", initHook, arch, err)
+			return "", fmt.Errorf("image of %s for %s: %w", initHook, arch, err)
 		}
 		variants = append(variants, images.Variant{Architecture: arch, Layer: layer})
 	}
 	store := &images.Store{}
 	hook, err := store.Build(images.NewSpec(registry, initHook, version), variants...)
 	if err != nil {
-		return err
+		return "", err
 	}
 	programs, list, err := images.ProgramImages(payload, registry, version)
 	if err != nil {
-		return fmt.Errorf("%w (make payload builds the programs)", err)
+		return "", fmt.Errorf("%w (make payload builds the programs)", err)
 	}
 	if err := writeArchive(ctx, out, store, hook, filepath.Join(output, initHook+".tar")); err != nil {
-		return err
+		return "", err
 	}
 	for i, image := range list {
 		if err := writeArchive(ctx, out, programs, image, filepath.Join(output, images.ProgramNames[i]+".tar")); err != nil {
-			return err
+			return "", err
 		}
 	}
-	return nil
+	return hook.Descriptor.Digest.String(), nil
 }
 
 func writeArchive(ctx context.Context, out io.Writer, store *images.Store, image images.Image,

@@ -33,8 +33,11 @@ func TestArchives(t *testing.T) {
 	payload := layers(t, images.ProgramNames...)
 	one, two := t.TempDir(), t.TempDir()
 	var out bytes.Buffer
+	var index string
 	for _, dir := range []string{one, two} {
-		if err := write(t.Context(), &out, layers(t, initHook), payload, registry, version, dir, images.Architectures); err != nil {
+		var err error
+		index, err = write(t.Context(), &out, layers(t, initHook), payload, registry, version, dir, images.Architectures)
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -64,6 +67,8 @@ func TestArchives(t *testing.T) {
 		}
 		if digest := list[0].Descriptor.Digest.String(); strings.Count(out.String(), digest) != 2 {
 			t.Errorf("%s: digest %s was not printed:\n%s", name, digest, out.String())
+		} else if name == initHook && digest != index {
+			t.Errorf("%s: the digest is %s, want %s", name, index, digest)
 		}
 		if err := src.Close(); err != nil {
 			t.Error(err)
@@ -75,7 +80,7 @@ func TestArchives(t *testing.T) {
 	}
 
 	delete(payload, "probe-arm64.tar.gz")
-	err = write(t.Context(), &out, layers(t, initHook), payload, registry, version, one, images.Architectures)
+	_, err = write(t.Context(), &out, layers(t, initHook), payload, registry, version, one, images.Architectures)
 	if err == nil || !strings.Contains(err.Error(), "image of probe for arm64") ||
 		!strings.Contains(err.Error(), "make payload") {
 		t.Errorf("error without a part of the payload: %v", err)

@@ -143,14 +143,25 @@ Takes root, name (without the architecture). */ -}}
 {{- end -}}
 
 {{- /* The image of the Jobs: value; nodes, the ready nodes that report it; pushed, the architecture if it is the image
-that finish pushed into this registry. The pushed image serves clusters where no node has the configured one. It must be
-of the configured version, since it carries the payload, and its address must not change in the upgrade that the Jobs
-are part of. A nodeSelector or affinity for the Jobs excludes it. */ -}}
+that finish pushed into this registry. The published image is named by digest where nodes report that digest, or none
+reports its tag; archives and copies in other registries may have other digests. The pushed image serves clusters where
+no node has the configured one. It must be of the configured version, since it carries the payload, and its address must
+not change in the upgrade that the Jobs are part of. A nodeSelector or affinity for the Jobs excludes it. */ -}}
 {{- define "zarf-registry.hookImage" -}}
 {{- $configured := .Values.initHook.image -}}
-{{- $answer := dict "value" (include "zarf-registry.image" (dict "root" . "image" $configured)) "nodes" list "pushed" "" -}}
+{{- $tagged := include "zarf-registry.image" (dict "root" . "image" $configured) -}}
+{{- $answer := dict "value" $tagged "nodes" list "pushed" "" -}}
+{{- $nodes := include "zarf-registry.cluster.ready" (dict "root" . "image" $tagged) | fromJsonArray -}}
+{{- with (include "zarf-registry.hookDigests" . | fromJson).index -}}
+{{- $image := include "zarf-registry.image" (dict "root" $ "image" (merge (dict "digest" .) $configured)) -}}
+{{- $found := include "zarf-registry.cluster.ready" (dict "root" $ "image" $image) | fromJsonArray -}}
+{{- if and (not $configured.digest) (or $found (and (not $nodes) (hasPrefix "ghcr.io/zarf-dev/" $image))) -}}
+{{- $_ := set $answer "value" $image -}}
+{{- $nodes = $found -}}
+{{- end -}}
+{{- end -}}
 {{- if not (or .Values.initHook.nodeSelector .Values.initHook.affinity) -}}
-{{- $_ := set $answer "nodes" (include "zarf-registry.cluster.ready" (dict "root" . "image" $answer.value) | fromJsonArray) -}}
+{{- $_ := set $answer "nodes" $nodes -}}
 {{- if not (or $answer.nodes $configured.digest (eq $configured.pullPolicy "Never")) -}}
 {{- $state := include "zarf-registry.cluster.state" . | fromJson -}}
 {{- $address := include "zarf-registry.address" . -}}
@@ -282,8 +293,9 @@ names. */ -}}
 {{- list "ca-issued" "server-issued" "node-issued" "push-issued" "cache-issued" | toJson -}}
 {{- end -}}
 
-{{- /* The digests of the image that finish pushes, by architecture, as JSON. make images writes the file; a source
-checkout, and the chart that init-hook carries, have none. They are of this version only. */ -}}
+{{- /* The digests of init-hook's images as JSON: of the images that finish pushes, by architecture, and of the
+published index. make images writes the file; a source checkout, and the chart that init-hook carries, have none. They
+are of this version only. */ -}}
 {{- define "zarf-registry.hookDigests" -}}
 {{- if has .Values.initHook.image.tag (list "" nil .Chart.AppVersion) -}}
 {{- .Files.Get "files/init-hook.json" | default "{}" -}}

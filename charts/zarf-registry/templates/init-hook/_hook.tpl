@@ -79,7 +79,7 @@ init-hook can derive from it is not in here. */ -}}
   "finish" (dict
     "verify" .Values.initHook.prove
     "localRegistryHosting" (include "zarf-registry.advertised" . | empty | not)) -}}
-{{- with include "zarf-registry.hookDigests" . | fromJson -}}
+{{- with omit (include "zarf-registry.hookDigests" . | fromJson) "index" -}}
 {{- $_ := set $settings.push "hookDigests" . -}}
 {{- end -}}
 {{- with include "zarf-registry.releaseNamespace" . -}}
