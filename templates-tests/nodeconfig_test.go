@@ -32,10 +32,12 @@ import (
 
 const (
 	containerdCerts = "/etc/containerd/certs.d"
-	k3sCerts        = "/var/lib/rancher/k3s/agent/etc/containerd/certs.d"
-	rke2Certs       = "/var/lib/rancher/rke2/agent/etc/containerd/certs.d"
-	crioCerts       = "/etc/containers/certs.d"
-	crioConf        = "/etc/containers/registries.conf.d"
+	// listedCerts is what containerd's transfer service makes of the default config_path since 2.2.
+	listedCerts = "/etc/containerd/certs.d:/etc/docker/certs.d"
+	k3sCerts    = "/var/lib/rancher/k3s/agent/etc/containerd/certs.d"
+	rke2Certs   = "/var/lib/rancher/rke2/agent/etc/containerd/certs.d"
+	crioCerts   = "/etc/containers/certs.d"
+	crioConf    = "/etc/containers/registries.conf.d"
 )
 
 // nodeConfig returns the configuration for the pods that write node files, the zero value if there is
@@ -114,16 +116,16 @@ func TestNodeConfiguration(t *testing.T) {
 		"mirrors with unknown runtimes": {
 			[]string{"nodeConfig.mirrors=[docker.io]"}, nil,
 			release(noderuntime.Config{
-				Directories: []string{containerdCerts}, Mirrors: []string{"docker.io"},
-				Containerd: noderuntime.Containerd{Directories: []string{containerdCerts}},
+				Directories: []string{containerdCerts, listedCerts}, Mirrors: []string{"docker.io"},
+				Containerd: noderuntime.Containerd{Directories: []string{containerdCerts, listedCerts}},
 			}),
 			"",
 		},
 		"mirrors with containerd": {
 			[]string{"nodeConfig.mirrors=[docker.io, '*', '!quay.io']"}, []runtime.Object{node("a", "amd64")},
 			release(noderuntime.Config{
-				Directories: []string{containerdCerts}, Mirrors: []string{"docker.io", "*", "!quay.io"},
-				Containerd: noderuntime.Containerd{Directories: []string{containerdCerts}},
+				Directories: []string{containerdCerts, listedCerts}, Mirrors: []string{"docker.io", "*", "!quay.io"},
+				Containerd: noderuntime.Containerd{Directories: []string{containerdCerts, listedCerts}},
 			}),
 			"",
 		},
@@ -153,8 +155,8 @@ func TestNodeConfiguration(t *testing.T) {
 		"mirrors with several runtimes": {
 			[]string{"nodeConfig.mirrors=[docker.io]"}, []runtime.Object{crioNode("a", "1.35.0"), node("b", "arm64")},
 			release(noderuntime.Config{
-				Directories: []string{containerdCerts, crioCerts, crioConf}, Mirrors: []string{"docker.io"},
-				Containerd: noderuntime.Containerd{Directories: []string{containerdCerts}},
+				Directories: []string{containerdCerts, listedCerts, crioCerts, crioConf}, Mirrors: []string{"docker.io"},
+				Containerd: noderuntime.Containerd{Directories: []string{containerdCerts, listedCerts}},
 				CRIO:       noderuntime.CRIO{CertsDirectory: crioCerts, ConfDirectory: crioConf},
 			}),
 			"",
@@ -183,9 +185,9 @@ func TestNodeConfiguration(t *testing.T) {
 			},
 			nil,
 			release(noderuntime.Config{
-				Directories: []string{containerdCerts}, TLSDirectories: []string{"/etc/pki/a", "/opt/b"},
+				Directories: []string{containerdCerts, listedCerts}, TLSDirectories: []string{"/etc/pki/a", "/opt/b"},
 				Containerd: noderuntime.Containerd{
-					Directories: []string{containerdCerts},
+					Directories: []string{containerdCerts, listedCerts},
 					Hosts: map[string]string{
 						"a.example": "[host.'https://b.example']\n  ca = ['/etc/pki/a/ca.pem', \"/opt/b/ca.pem\"]\n  client = " +
 							"[[\"/opt/b/tls/c.crt\", \"/opt/b/tls/c.key\"]]\n  header = {a = '/root/secret/value'}\n",
@@ -311,22 +313,23 @@ func TestNodeConfiguration(t *testing.T) {
 		"mirrors with an anonymous node port": {
 			[]string{"registryProxy=false", "auth.anonymousPull=true", "nodeConfig.mirrors=[docker.io]"}, nil,
 			release(noderuntime.Config{
-				Directories: []string{containerdCerts}, Mirrors: []string{"docker.io"},
-				Containerd: noderuntime.Containerd{Directories: []string{containerdCerts}},
+				Directories: []string{containerdCerts, listedCerts}, Mirrors: []string{"docker.io"},
+				Containerd: noderuntime.Containerd{Directories: []string{containerdCerts, listedCerts}},
 			}),
 			"",
 		},
 		"mirrors on IPv6": {
 			[]string{"ipFamily=IPv6", "port=32000", "nodeConfig.mirrors=[docker.io]"}, nil,
 			release(noderuntime.Config{
-				Address: "[::1]:32000", Directories: []string{containerdCerts}, Mirrors: []string{"docker.io"},
-				Containerd: noderuntime.Containerd{Directories: []string{containerdCerts}},
+				Address: "[::1]:32000", Directories: []string{containerdCerts, listedCerts}, Mirrors: []string{"docker.io"},
+				Containerd: noderuntime.Containerd{Directories: []string{containerdCerts, listedCerts}},
 			}),
 			"",
 		},
 		"recorded directories": {
-			nil, []runtime.Object{node("a", "amd64"), leftFiles(state.ModeProxy, containerdCerts, "/etc/rancher/k3s")},
-			release(noderuntime.Config{Directories: []string{containerdCerts, "/etc/rancher/k3s"}}), "none",
+			nil, []runtime.Object{node("a", "amd64"),
+				leftFiles(state.ModeProxy, containerdCerts, listedCerts, "/etc/rancher/k3s")},
+			release(noderuntime.Config{Directories: []string{containerdCerts, listedCerts, "/etc/rancher/k3s"}}), "none",
 		},
 		"recorded directories in nodeport mode": {
 			[]string{"registryProxy=null"}, []runtime.Object{leftFiles(state.ModeNodePort, containerdCerts)},
@@ -336,10 +339,10 @@ func TestNodeConfiguration(t *testing.T) {
 			[]string{"nodeConfig.mirrors=[docker.io]"},
 			[]runtime.Object{node("a", "amd64"), leftFiles(state.ModeProxy, containerdCerts, crioConf)},
 			release(noderuntime.Config{
-				Directories: []string{containerdCerts, crioConf}, Mirrors: []string{"docker.io"},
-				Containerd: noderuntime.Containerd{Directories: []string{containerdCerts}},
+				Directories: []string{containerdCerts, listedCerts, crioConf}, Mirrors: []string{"docker.io"},
+				Containerd: noderuntime.Containerd{Directories: []string{containerdCerts, listedCerts}},
 			}),
-			containerdCerts,
+			containerdCerts + "," + listedCerts,
 		},
 		"directories of the values": {
 			[]string{"nodeConfig.directories=[/etc/crio/x/, /etc/k0s]"}, nil,

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,7 +35,6 @@ const (
 // know, while pods are pulled.
 func TestHealer(t *testing.T) {
 	w := ownCluster(t, "e2e-healer", layout{args: []string{"--pause-image", knownPause}})
-	w.provoked = []string{knownPause} // by the nodes that do not have it
 	w.sets = append(w.sets, "--set=startupTaint="+startupTaint)
 	image := ""
 	must(t, "installed with healers on nodes with the startup taint", func(t *testing.T) {
@@ -113,7 +113,7 @@ func TestHealer(t *testing.T) {
 		})
 		output(t, w.command(t, w.kubectl, "taint", "nodes", "new2", startupTaint+"=:NoSchedule"))
 		h := w.heal(t)
-		if len(h.Pods) != 1 || h.Pods[0].Before != knownPause {
+		if len(h.Pods) != 1 || h.Pods[0].Before != w.chosenPause(t) {
 			t.Errorf("healed %s", mustJSON(h.Pods))
 		}
 		if len(h.Nodes) != 1 || h.Nodes[0].Node != "new2" || h.Nodes[0].Action != "remove" {
@@ -349,7 +349,7 @@ func (w *world) eventSays(t *testing.T, node string) {
 		if p.Spec.NodeName != node {
 			continue
 		}
-		if got := p.Annotations["zarf-registry/image-before"]; got != knownPause {
+		if got := p.Annotations["zarf-registry/image-before"]; got != w.chosenPause(t) {
 			t.Errorf("the annotation of %s is %q", p.Name, got)
 		}
 		eventually(t, 20*time.Second, "an event", func() error {
@@ -359,7 +359,7 @@ func (w *world) eventSays(t *testing.T, node string) {
 				return err
 			}
 			if len(list.Items) != 1 || !strings.Contains(list.Items[0].Message, node) ||
-				!strings.Contains(list.Items[0].Message, knownPause) || !strings.Contains(list.Items[0].Message, otherPause) {
+				!strings.Contains(list.Items[0].Message, w.chosenPause(t)) || !strings.Contains(list.Items[0].Message, otherPause) {
 				return errors.New(mustJSON(list.Items))
 			}
 			t.Logf("the event of %s: %s", p.Name, list.Items[0].Message)
@@ -368,6 +368,17 @@ func (w *world) eventSays(t *testing.T, node string) {
 		return
 	}
 	t.Errorf("node %s has no proxy", node)
+}
+
+// chosenPause returns the image that the chart has chosen, which the DaemonSet names by its digest.
+func (w *world) chosenPause(t *testing.T) string {
+	t.Helper()
+	set, err := w.client.AppsV1().DaemonSets(namespace).Get(t.Context(), "zarf-registry-proxy-"+runtime.GOARCH,
+		metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return set.Spec.Template.Spec.Containers[0].Image
 }
 
 // healed is the output of init-hook heal.

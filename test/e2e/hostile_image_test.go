@@ -3,6 +3,7 @@ package e2e
 import (
 	"archive/tar"
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"path"
@@ -118,6 +119,9 @@ func TestHostileImage(t *testing.T) {
 				pod, err := w.client.CoreV1().Pods(w.namespace).Get(t.Context(), target.Name, metav1.GetOptions{})
 				if err != nil {
 					return err
+				}
+				if len(pod.Status.ContainerStatuses) == 0 {
+					return errors.New("it has no status yet")
 				}
 				status := pod.Status.ContainerStatuses[0]
 				if hostile.refused == "" {

@@ -42,7 +42,14 @@ are those of values.yaml. */ -}}
 {{- /* "true" for a directory that may be written to: the configuration directories of container runtimes. */ -}}
 {{- define "zarf-registry.nodeConfig.allowed" -}}
 {{- $roots := "^/(etc/(containerd|containers|rancher|k0s|crio)|var/lib/rancher|var/snap/(microk8s|k8s))(/|$)" -}}
-{{- if and (include "zarf-registry.nodeConfig.isPath" .) (regexMatch $roots .) -}}true{{- end -}}
+{{- $listed := include "zarf-registry.nodeConfig.containerd.listed" . -}}
+{{- if or (eq . $listed) (and (include "zarf-registry.nodeConfig.isPath" .) (regexMatch $roots .)) -}}true{{- end -}}
+{{- end -}}
+
+{{- /* Where config_path is unset, containerd since 2.2 uses the list /etc/containerd/certs.d:/etc/docker/certs.d, which
+its transfer service takes for the name of one directory (containerd/containerd#12808). */ -}}
+{{- define "zarf-registry.nodeConfig.containerd.listed" -}}
+/etc/containerd/certs.d:/etc/docker/certs.d
 {{- end -}}
 
 {{- /* The nodes' runtimes: JSON array. If unknown: k3s if that is configured, else containerd. */ -}}
@@ -82,6 +89,7 @@ are those of values.yaml. */ -}}
 {{- range include "zarf-registry.nodeConfig.runtimes" . | fromJsonArray -}}
 {{- if eq . "containerd" -}}
 {{- $directories = append $directories "/etc/containerd/certs.d" -}}
+{{- $directories = append $directories (include "zarf-registry.nodeConfig.containerd.listed" $) -}}
 {{- else if ne . "crio" -}}
 {{- $directories = append $directories (include "zarf-registry.nodeConfig.livePath" $) -}}
 {{- end -}}

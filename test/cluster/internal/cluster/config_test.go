@@ -95,13 +95,17 @@ func TestContainerdConfigUsesTheNodesPauseImage(t *testing.T) {
 	c := testCluster(t, IPv4)
 	for version, want := range map[containerd][]string{
 		"1.7": {`sandbox_image = "example.com/pause:1"`, `bin_dir = "` + c.path(binDir) + `"`},
+		"2.1": {`sandbox = "example.com/pause:1"`},
 		"2.4": {`sandbox = "example.com/pause:1"`, `bin_dirs = ["` + c.path(binDir) + `"]`},
 	} {
 		config := version.config(c, Node{Name: "n1", Index: 1, PauseImage: "example.com/pause:1"})
-		for _, want := range append(want, `config_path = "/etc/containerd/certs.d"`, "restrict_oom_score_adj = true") {
+		for _, want := range append(want, "restrict_oom_score_adj = true") {
 			if !strings.Contains(config, want) {
 				t.Errorf("%s: %s is not in\n%s", version, want, config)
 			}
+		}
+		if got := strings.Contains(config, `config_path = "/etc/containerd/certs.d"`); got != (version != "2.4") {
+			t.Errorf("%s: config_path is set: %t", version, got)
 		}
 	}
 }

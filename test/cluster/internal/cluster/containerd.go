@@ -61,9 +61,7 @@ state = "/run/containerd"
   snapshotter = "overlayfs"
   [plugins."io.containerd.cri.v1.images".pinned_images]
     sandbox = %[2]q
-  [plugins."io.containerd.cri.v1.images".registry]
-    config_path = "/etc/containerd/certs.d"
-
+%[4]s
 [plugins."io.containerd.cri.v1.runtime"]
   # Where root lacks CAP_SYS_RESOURCE, lowering a process's score is refused.
   restrict_oom_score_adj = true
@@ -74,7 +72,18 @@ state = "/run/containerd"
     runtime_type = "io.containerd.runc.v2"
     [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
       SystemdCgroup = false
-`, containerdSocket, n.PauseImage, c.path(binDir))
+`, containerdSocket, n.PauseImage, c.path(binDir), r.registry())
+}
+
+// registry returns the section that makes containerd read hosts.toml. Since 2.2 it is absent, as in the configuration of
+// kubeadm's nodes, because containerd then has a default.
+func (r containerd) registry() string {
+	if r == "2.0" || r == "2.1" {
+		return `  [plugins."io.containerd.cri.v1.images".registry]
+    config_path = "/etc/containerd/certs.d"
+`
+	}
+	return ""
 }
 
 // configV2 is what containerd 1 reads.
