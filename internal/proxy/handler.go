@@ -87,15 +87,22 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request) (code int, n int
 		return p.refuse(w, http.StatusForbidden, codeDenied,
 			"this endpoint serves the container runtime of its node, not web pages of other sites"), 0, nil
 	}
-	request := newRequest(r)
-	resp, err := p.fetch(request, p.newRetryBudget(), judgeFirst)
+	request, budget, status := newRequest(r), p.newRetryBudget(), http.StatusServiceUnavailable
+	if isContainerd(r) && budget.timeout > 0 {
+		budget.timeout = min(budget.timeout/containerdRequests, p.limits.patience)
+		request.answerBy, status = budget.began.Add(p.limits.patience), http.StatusTooManyRequests
+	}
+	resp, err := p.fetch(request, budget, judgeFirst)
 	if err != nil && r.Context().Err() != nil {
 		return statusClientGone, 0, r.Context().Err()
 	}
 	if err != nil {
 		p.log.Warn("registry unavailable, giving up", "error", err)
 		w.Header().Set("Retry-After", retryAfter)
-		return p.refuse(w, http.StatusServiceUnavailable, codeUnavailable,
+		if errors.Is(err, errTooManyWaiting) {
+			status = http.StatusServiceUnavailable // do not repeat it at once
+		}
+		return p.refuse(w, status, codeUnavailable,
 			fmt.Sprintf("the registry %s is unavailable: %v", p.upstream.address, err)), 0, nil
 	}
 	copyHeader(w.Header(), resp.Header)

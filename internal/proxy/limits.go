@@ -10,6 +10,7 @@ type limits struct {
 	write      time.Duration // for one write to a client, of at most bufferSize bytes
 	waiting    int64         // requests that wait for the registry
 	quiet      time.Duration // without a request, before the proxy counts as idle
+	patience   time.Duration // for a response to containerd to start
 
 	unwatched time.Duration // for the start of a response, before the client's disconnect is watched for
 	dial      time.Duration // for a connection to the registry
@@ -27,6 +28,7 @@ var defaultLimits = limits{
 	write:      60 * time.Second, // at least about 4 KiB/s
 	waiting:    1000,             // about 20 KiB each; a pulling node has tens of requests in flight
 	quiet:      10 * time.Second, // longer than the pauses within a pull
+	patience:   28 * time.Second, // containerd waits 30 s
 
 	unwatched: 20 * time.Millisecond,
 	dial:      3 * time.Second,  // takes milliseconds within a cluster

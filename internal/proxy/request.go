@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"net/url"
 	"strings"
+	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/hopbyhop"
 )
@@ -21,6 +22,7 @@ const (
 type request struct {
 	*http.Request // the client's, unmodified; write omits what is not for the registry
 	scheme        string
+	answerBy      time.Time // when the client gives up unless a response has started; zero: it does not
 }
 
 func newRequest(r *http.Request) *request {
@@ -28,7 +30,7 @@ func newRequest(r *http.Request) *request {
 	if c, ok := r.Context().Value(clientKey{}).(*clientConn); ok && c.tls.Load() != nil {
 		scheme = "https"
 	}
-	return &request{r, scheme}
+	return &request{Request: r, scheme: scheme}
 }
 
 // write serializes the request for the registry. http.Request.Write needs a request and a header of

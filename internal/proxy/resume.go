@@ -129,7 +129,7 @@ func (p *Proxy) takeTurn(
 // continuation requests rest. The client's own conditions are dropped: they have already been
 // evaluated.
 func continuation(ctx context.Context, r *request, rest httprange.ContentRange, etag string) *request {
-	out := &request{r.Clone(ctx), r.scheme}
+	out := &request{Request: r.Clone(ctx), scheme: r.scheme}
 	for name := range out.Header {
 		if hopbyhop.NamedBy(r.Header, name) {
 			out.Header.Del(name)

@@ -19,6 +19,13 @@ const (
 	lastDelay  = 2 * time.Second
 )
 
+// What containerd (core/remotes/docker) does while a response does not start: since 2.3 it gives up after 30 s, for good.
+// It repeats a request that was answered with 429 at once, so that it makes five in all, and one that was answered with
+// 503 only once, and only at the last host. So each of its requests waits a fifth of the retry timeout.
+const containerdRequests = 5
+
+func isContainerd(r *http.Request) bool { return strings.HasPrefix(r.UserAgent(), "containerd/") }
+
 var errTooManyWaiting = errors.New("too many waiting requests")
 
 // verdict is a decision about a response.
@@ -34,12 +41,15 @@ const (
 type retryBudget struct {
 	proxy    *Proxy
 	began    time.Time
+	timeout  time.Duration
 	attempts int  // failed attempts
 	waiting  bool // counted in Proxy.waiting
 	direct   bool // not from caches
 }
 
-func (p *Proxy) newRetryBudget() *retryBudget { return &retryBudget{proxy: p, began: time.Now()} }
+func (p *Proxy) newRetryBudget() *retryBudget {
+	return &retryBudget{proxy: p, began: time.Now(), timeout: p.config.RetryTimeout}
+}
 
 // wait pauses after a failed attempt. It returns an error if there must be no further attempt: the
 // context has ended, the retry timeout would be exceeded, or too many requests are waiting.
@@ -48,7 +58,7 @@ func (b *retryBudget) wait(ctx context.Context, cause error) error {
 		return ctx.Err()
 	}
 	delay := backoff(b.attempts)
-	if time.Since(b.began)+delay > b.proxy.config.RetryTimeout {
+	if time.Since(b.began)+delay > b.timeout {
 		return cause
 	}
 	if !b.waiting {

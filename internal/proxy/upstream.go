@@ -429,7 +429,11 @@ func (u *upstream) exchange(c *conn, request *request, began time.Time) (_ *resp
 	if _, err := c.reader.Peek(1); errors.Is(err, os.ErrDeadlineExceeded) {
 		resp.watch(request.Context())
 	}
-	if err := c.raw.SetReadDeadline(began.Add(u.limits.head)); err != nil {
+	deadline := began.Add(u.limits.head)
+	if !request.answerBy.IsZero() && request.answerBy.Before(deadline) {
+		deadline = request.answerBy
+	}
+	if err := c.raw.SetReadDeadline(deadline); err != nil {
 		return nil, err
 	}
 	if resp.Response, err = c.readHead(request.Request); err != nil { //nolint:bodyclose // the caller closes it

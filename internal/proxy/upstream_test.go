@@ -315,6 +315,61 @@ func TestRegistryUnavailable(t *testing.T) {
 	}
 }
 
+// containerd repeats a request that was answered with 429, and gives up on one that is not answered within 30 s.
+func TestContainerdIsAskedToRepeatItsRequest(t *testing.T) {
+	ask := func(t *testing.T, f *fixture, agent string) *http.Response {
+		t.Helper()
+		request, err := http.NewRequest(http.MethodGet, f.url("/v2/a/manifests/1"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Header.Set("User-Agent", agent)
+		response, body, err := do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if response.StatusCode >= 400 {
+			checkOCIError(t, response, body, "UNAVAILABLE", registryName+":"+f.port())
+		}
+		return response
+	}
+	for agent, want := range map[string]int{
+		"containerd/v2.4.2": http.StatusTooManyRequests, "containerd/1.7.29": http.StatusTooManyRequests,
+		"cri-o/1.36": http.StatusServiceUnavailable, "": http.StatusServiceUnavailable,
+	} {
+		t.Run("a registry that is away: "+agent, func(t *testing.T) {
+			f := start(t, store{}, retryFor(time.Second/2))
+			f.kill()
+			if got := ask(t, f, agent); got.StatusCode != want {
+				t.Errorf("%s, want %d", got.Status, want)
+			}
+		})
+	}
+	t.Run("without waiting", func(t *testing.T) {
+		f := start(t, store{}, retryFor(0))
+		f.kill()
+		if got := ask(t, f, "containerd/v2.4.2"); got.StatusCode != http.StatusServiceUnavailable {
+			t.Error(got.Status)
+		}
+	})
+	t.Run("too many requests wait", func(t *testing.T) {
+		f := start(t, store{}, retryFor(5*time.Second), func(p *Proxy) { p.limits.waiting = 0 })
+		f.kill()
+		if got := ask(t, f, "containerd/v2.4.2"); got.StatusCode != http.StatusServiceUnavailable {
+			t.Error(got.Status)
+		}
+	})
+	t.Run("a registry that is silent", func(t *testing.T) {
+		end := make(chan struct{})
+		silent := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-end })
+		f := start(t, silent, func(p *Proxy) { p.limits.patience = 100 * time.Millisecond })
+		t.Cleanup(func() { close(end) })
+		if got := ask(t, f, "containerd/v2.4.2"); got.StatusCode != http.StatusTooManyRequests {
+			t.Error(got.Status)
+		}
+	})
+}
+
 func TestIntermediaryResponses(t *testing.T) {
 	for name, tt := range map[string]struct {
 		broken func(w http.ResponseWriter)

@@ -41,7 +41,7 @@ func TestChartTesting(t *testing.T) {
 			t.Fatal(err)
 		}
 		// Each takes about a minute where four clusters share two cores.
-		cmd := w.longCommand(t, time.Duration(len(values))*3*time.Minute, ct, "install", "--config", config, "--charts",
+		cmd := w.longCommand(t, time.Duration(len(values))*6*time.Minute, ct, "install", "--config", config, "--charts",
 			chart, "--namespace", namespace, "--helm-extra-set-args", noRotation)
 		helm, ran := recordHelm(t, w.helm)
 		cmd.Env = append(cmd.Env, "PATH="+filepath.Dir(helm)+":"+filepath.Dir(w.kubectl)+":"+os.Getenv("PATH"))
