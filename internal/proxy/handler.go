@@ -89,7 +89,7 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request) (code int, n int
 	}
 	request, budget, status := newRequest(r), p.newRetryBudget(), http.StatusServiceUnavailable
 	if isContainerd(r) && budget.timeout > 0 {
-		budget.timeout = min(budget.timeout/containerdRequests, p.limits.patience)
+		budget.timeout = min(budget.timeout/containerdRepeats, p.limits.patience)
 		request.answerBy, status = budget.began.Add(p.limits.patience), http.StatusTooManyRequests
 	}
 	resp, err := p.fetch(request, budget, judgeFirst)

@@ -20,9 +20,9 @@ const (
 )
 
 // What containerd (core/remotes/docker) does while a response does not start: since 2.3 it gives up after 30 s, for good.
-// It repeats a request that was answered with 429 at once, so that it makes five in all, and one that was answered with
-// 503 only once, and only at the last host. So each of its requests waits a fifth of the retry timeout.
-const containerdRequests = 5
+// It repeats a request that was answered with 429 four times, at once, and one that was answered with 503 once, at the
+// last host only. So a request waits a fourth of the retry timeout, and the last one begins when that is over.
+const containerdRepeats = 4
 
 func isContainerd(r *http.Request) bool { return strings.HasPrefix(r.UserAgent(), "containerd/") }
 
