@@ -251,15 +251,29 @@ func TestCertificatesCronJobRequiresASchedule(t *testing.T) {
 	job := c.Spec.JobTemplate.Spec
 	args := job.Template.Spec.Containers[0].Args
 	want := []string{
-		"certs", "renew", "--namespace=zarf", "--release=zarf-registry", "--name=zarf-registry", "--timeout=5m",
-		"--log-format=json",
+		"certs", "renew", "--namespace=zarf", "--release=zarf-registry", "--name=zarf-registry", "--in-cluster",
+		"--timeout=5m", "--log-format=json",
 	}
-	if c.Spec.Schedule != "@daily" || *job.ActiveDeadlineSeconds != 330 || !slices.Equal(args, want) {
+	// Two attempts of 5 minutes each, and a minute to start.
+	if c.Spec.Schedule != "@daily" || *job.ActiveDeadlineSeconds != 660 || !slices.Equal(args, want) {
 		t.Errorf("%s, %d s, %s", c.Spec.Schedule, *job.ActiveDeadlineSeconds, args)
 	}
 	for _, o := range out.objects {
 		if o.GetLabels()["app.kubernetes.io/component"] == "certificates" && o.hook() != "" {
 			t.Errorf("%s is a hook, which Helm deletes after each upgrade", o)
+		}
+	}
+}
+
+// The program counts its timeout from the start of its Job, so that no attempt meets the Job's deadline.
+func TestHookJobsTellTheProgramThatTheyRunIt(t *testing.T) {
+	t.Parallel()
+	out := rendering{values: proxyMode(t, "initHook.timeout=2m")}.render(t)
+	for _, step := range []string{"prepare", "finish", "cleanup"} {
+		job := find[*batchv1.Job](t, out, "zarf-registry-"+step).Spec
+		if args := job.Template.Spec.Containers[0].Args; *job.ActiveDeadlineSeconds != 165 ||
+			!slices.Contains(args, "--in-cluster") || !slices.Contains(args, "--timeout=2m") {
+			t.Errorf("%s: %d s, %s", step, *job.ActiveDeadlineSeconds, args)
 		}
 	}
 }

@@ -29,9 +29,9 @@ func TestGarbageCollectionCronJob(t *testing.T) {
 		deadline int64
 		args     []string
 	}{
-		"defaults": {nil, "30 3 * * 0", 1830, []string{"--grace-period=24h", "--delete-untagged=false", "--timeout=30m"}},
+		"defaults": {nil, "30 3 * * 0", 3660, []string{"--grace-period=24h", "--delete-untagged=false", "--timeout=30m"}},
 		"all values set": {[]string{"registry.garbageCollection={schedule: '@daily', deleteUntagged: true, gracePeriod: " +
-			"0s, timeout: 2m}"}, "@daily", 150,
+			"0s, timeout: 2m}"}, "@daily", 300,
 			[]string{"--grace-period=0s", "--delete-untagged=true", "--timeout=2m"}},
 	} {
 		out := rendering{values: proxyMode(t, append(test.sets, on)...)}.render(t)

@@ -25,9 +25,9 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/pull"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
-	"github.com/zarf-dev/zarf-registry/internal/warm"
 )
 
 // longest bounds waiting for what must happen. No test passes because it expires.
@@ -397,11 +397,11 @@ func TestWarmUp(t *testing.T) {
 	f.add(empty, blobPath(empty))
 	f.add(manifest, byDigest)
 	missing := blobPath(random(17))
-	results := warm.Fill(t.Context(),
-		[]warm.Cache{{Pod: "c", Transport: f.as(t, pki.OrganizationPush).Transport, Host: f.Addr().String()}},
-		[]warm.Image{{Reference: "app:1", Paths: []string{byDigest, blobPath(large), blobPath(empty)}},
+	results := pull.Fill(t.Context(),
+		[]pull.Cache{{Pod: "c", Transport: f.as(t, pki.OrganizationPush).Transport, Host: f.Addr().String()}},
+		[]pull.Image{{Reference: "app:1", Paths: []string{byDigest, blobPath(large), blobPath(empty)}},
 			{Reference: "app:2", Paths: []string{missing}}}, quiet)
-	if len(results) != 2 || results[0].Outcome != warm.Filled || results[1].Outcome != warm.Failed ||
+	if len(results) != 2 || results[0].Outcome != pull.Filled || results[1].Outcome != pull.Failed ||
 		!strings.Contains(results[1].Message, "404") {
 		t.Errorf("%+v", results)
 	}

@@ -87,7 +87,7 @@ would fail in the same way.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd, func(h *hook.Hook, ctx context.Context) error {
 				keeper := h.Certs()
-				keeper.CronJob = f.access.InPod()
+				keeper.CronJob = f.inCluster
 				return keeper.Renew(ctx)
 			})
 		},

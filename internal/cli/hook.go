@@ -34,7 +34,9 @@ type hookFlags struct {
 	document string // of the settings, as the chart renders it
 	timeout  time.Duration
 	access   cluster.Access
-	log      logging.Options
+	// inCluster means that the chart runs the command, in the pod of a Job.
+	inCluster bool
+	log       logging.Options
 }
 
 func (f *hookFlags) prepare() *cobra.Command {
@@ -146,6 +148,9 @@ func (f *hookFlags) target(flags *pflag.FlagSet) {
 func (f *hookFlags) limits(flags *pflag.FlagSet) {
 	accessFlags(flags, &f.access)
 	flags.DurationVar(&f.timeout, "timeout", 5*time.Minute, "time limit for the whole run")
+	// A toolbox pod, or that of a CI system, has neither the rights nor the network policies of the chart's Jobs.
+	flags.BoolVar(&f.inCluster, "in-cluster", false, "the command runs in a Job of the chart")
+	_ = flags.MarkHidden("in-cluster") // fails only for an unknown flag
 }
 
 // validate rejects flags that are wrong in any cluster, and reads the settings.
@@ -176,30 +181,55 @@ func (f *hookFlags) run(cmd *cobra.Command, phase func(*hook.Hook, context.Conte
 	if err != nil {
 		return err
 	}
-	h, err := newHook(cmd.Context(), f.settings, c, log)
+	c.inCluster = f.inCluster
+	ctx, stop := cmd.Context(), context.CancelFunc(func() {})
+	if f.inCluster && f.document != "" {
+		ctx, stop = f.limitByJob(ctx, c.client, f.settings.Name+"-"+cmd.Name(), log)
+	}
+	defer stop()
+	h, err := newHook(ctx, f.settings, c, log)
 	if err != nil {
 		return err
 	}
 	h.Timeout = f.timeout
-	return phase(h, cmd.Context())
+	return phase(h, ctx)
 }
 
-// connection is a cluster, and how it was chosen.
+// limitByJob bounds a run of a Job. All attempts share the Job's time: one that exceeded its deadline would lose its
+// pod and log.
+func (f *hookFlags) limitByJob(ctx context.Context, client kubernetes.Interface, name string, log *slog.Logger) (
+	context.Context, context.CancelFunc,
+) {
+	begin := time.Now()
+	job, err := client.BatchV1().Jobs(f.settings.Namespace).Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case err != nil:
+		log.Warn("cannot read this run's Job: the time limit begins now, although there may have been other attempts",
+			"job", name, "error", err.Error())
+	case job.Status.StartTime != nil:
+		begin = job.Status.StartTime.Time
+	}
+	return context.WithDeadlineCause(ctx, begin.Add(f.timeout),
+		fmt.Errorf("not done within %s of the start of Job %s/%s, including earlier attempts; their pods have their logs",
+			f.timeout, f.settings.Namespace, name))
+}
+
+// connection is a cluster.
 type connection struct {
-	access cluster.Access
-	config *rest.Config
-	client kubernetes.Interface
+	config    *rest.Config
+	client    kubernetes.Interface
+	inCluster bool // this process runs in a Job of the chart
 }
 
 func connect(access cluster.Access) (connection, error) {
 	config, client, err := cluster.Connect(access)
-	return connection{access, config, client}, err
+	return connection{config: config, client: client}, err
 }
 
-// kubeletConfig returns a function that reads the configuration of a node's kubelet, or nil in a pod: the
-// Jobs have no right to nodes/proxy, which allows much more.
+// kubeletConfig returns a function that reads the configuration of a node's kubelet, or nil in a Job, which has no
+// right to nodes/proxy, because that allows much more.
 func (c connection) kubeletConfig() func(ctx context.Context, node string) ([]byte, error) {
-	if c.access.InPod() {
+	if c.inCluster {
 		return nil
 	}
 	return func(ctx context.Context, node string) ([]byte, error) {

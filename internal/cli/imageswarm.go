@@ -22,11 +22,12 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/plan"
+	"github.com/zarf-dev/zarf-registry/internal/pull"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
-	"github.com/zarf-dev/zarf-registry/internal/warm"
 )
 
 // warmFlags are the flags of images warm.
@@ -91,8 +92,8 @@ tried: an invalid reference, an image that the registry lacks, or neither caches
 // warmReport is the output of images warm.
 type warmReport struct {
 	// Caches are the results by cache pod and image, and Nodes by node and image.
-	Caches []warm.Result `json:"caches"`
-	Nodes  []warm.Result `json:"nodes"`
+	Caches []pull.Result `json:"caches"`
+	Nodes  []pull.Result `json:"nodes"`
 }
 
 func (f *warmFlags) run(cmd *cobra.Command, args []string) error {
@@ -121,11 +122,11 @@ func (f *warmFlags) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	nodes, err := f.selectNodes(ctx, c.client)
+	selected, err := f.selectNodes(ctx, c.client)
 	if err != nil {
 		return err
 	}
-	report := &warmReport{Caches: []warm.Result{}, Nodes: []warm.Result{}}
+	report := &warmReport{Caches: []pull.Result{}, Nodes: []pull.Result{}}
 	if len(pods) > 0 {
 		if s.platforms, err = platformsOfNodes(ctx, c, log); err != nil {
 			return err
@@ -134,16 +135,17 @@ func (f *warmFlags) run(cmd *cobra.Command, args []string) error {
 			return err
 		}
 	}
-	if len(nodes) > 0 {
-		p := warm.Puller{
+	if len(selected) > 0 {
+		p := pull.Puller{
 			Pods: c.client.CoreV1().Pods(f.cluster.namespace), Events: c.client.CoreV1().Events(f.cluster.namespace),
+			Ready:     (&nodes.Observer{Cluster: nodes.Cluster{Nodes: c.client.CoreV1().Nodes()}}).NodesReady,
 			Namespace: f.cluster.namespace, Release: f.cluster.release, Mode: c.mode,
 			Images: references, Limit: f.timeout, Log: log,
 		}
 		if c.mode == state.ModeNodePort {
 			p.PullSecret = f.cluster.name + names.SuffixPull
 		}
-		report.Nodes = p.Pull(ctx, nodes)
+		report.Nodes = p.Pull(ctx, selected)
 	}
 	return printWarm(cmd.OutOrStdout(), f.output, report)
 }
@@ -239,28 +241,28 @@ func (f *warmFlags) selectNodes(ctx context.Context, client kubernetes.Interface
 	return nodes, nil
 }
 
-func (f *warmFlags) fill(ctx context.Context, c *registryAccess, pods []corev1.Pod, contents []warm.Image,
-	log *slog.Logger) ([]warm.Result, error) {
+func (f *warmFlags) fill(ctx context.Context, c *registryAccess, pods []corev1.Pod, contents []pull.Image,
+	log *slog.Logger) ([]pull.Result, error) {
 	access := c.access
 	access.ServerName = release.CacheName(f.cluster.name, f.cluster.namespace)
-	var caches []warm.Cache
+	var caches []pull.Cache
 	for i := range pods {
-		transport, err := c.registry.CacheTransport(access, &pods[i], warm.RequestsPerCache)
+		transport, err := c.registry.CacheTransport(access, &pods[i], pull.RequestsPerCache)
 		if err != nil {
 			return nil, err
 		}
 		defer transport.CloseIdleConnections()
-		caches = append(caches, warm.Cache{
+		caches = append(caches, pull.Cache{
 			Pod: pods[i].Name, Object: "pod " + f.cluster.namespace + "/" + pods[i].Name,
 			Transport: transport, Host: cluster.Host(access),
 		})
 	}
-	return warm.Fill(ctx, caches, contents, log), nil
+	return pull.Fill(ctx, caches, contents, log), nil
 }
 
 // contents returns what caches fetch of images.
-func (s *imageSearch) contents(found []*catalog.Manifest, references []string, log *slog.Logger) []warm.Image {
-	var all []warm.Image
+func (s *imageSearch) contents(found []*catalog.Manifest, references []string, log *slog.Logger) []pull.Image {
+	var all []pull.Image
 	for i, m := range found {
 		if lacks := s.platforms.Lacking(s.available(m)); len(m.Platforms) > 0 && len(lacks) > 0 {
 			log.Warn("the registry does not have the image for all nodes", "image", references[i], "lacks", lacks)
@@ -269,7 +271,7 @@ func (s *imageSearch) contents(found []*catalog.Manifest, references []string, l
 		if n, err := images.ParseName(references[i]); err == nil && n.Digest == "" { // for cache.staleFor
 			paths = append(paths, "/v2/"+m.Repository+"/manifests/"+n.Tag)
 		}
-		all = append(all, warm.Image{Reference: references[i], Paths: paths})
+		all = append(all, pull.Image{Reference: references[i], Paths: paths})
 	}
 	return all
 }
@@ -295,7 +297,7 @@ func (s *imageSearch) paths(m *catalog.Manifest) []string {
 func printWarm(w io.Writer, output string, report *warmReport) error {
 	var failed []string
 	for _, r := range slices.Concat(report.Caches, report.Nodes) {
-		if r.Outcome == warm.Failed {
+		if r.Outcome == pull.Failed {
 			failed = append(failed, r.Name)
 		}
 	}
@@ -303,7 +305,7 @@ func printWarm(w io.Writer, output string, report *warmReport) error {
 		table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 		for _, part := range []struct {
 			title   string
-			results []warm.Result
+			results []pull.Result
 		}{{"CACHE", report.Caches}, {"NODE", report.Nodes}} {
 			if len(part.results) > 0 {
 				fmt.Fprintf(table, "%s\tIMAGE\tSECONDS\tRESULT\n", part.title)

@@ -17,7 +17,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/names"
-	"github.com/zarf-dev/zarf-registry/internal/warm"
+	"github.com/zarf-dev/zarf-registry/internal/pull"
 )
 
 // named parses references.
@@ -139,8 +139,8 @@ func TestCachesAndNodesAreSelected(t *testing.T) {
 }
 
 func TestWarmIsPrinted(t *testing.T) {
-	report := &warmReport{Caches: []warm.Result{{Name: "r-cache-1", Image: "a:1", Outcome: warm.Filled, Seconds: 1.25}},
-		Nodes: []warm.Result{{Name: "n1", Image: "a:1", Outcome: warm.Present}}}
+	report := &warmReport{Caches: []pull.Result{{Name: "r-cache-1", Image: "a:1", Outcome: pull.Filled, Seconds: 1.25}},
+		Nodes: []pull.Result{{Name: "n1", Image: "a:1", Outcome: pull.Present}}}
 	var out bytes.Buffer
 	if err := printWarm(&out, "text", report); err != nil {
 		t.Error(err)
@@ -150,7 +150,7 @@ r-cache-1  a:1    1.2      filled
 NODE       IMAGE  SECONDS  RESULT
 n1         a:1    0.0      already there
 `)
-	report.Nodes[0] = warm.Result{Name: "n1", Image: "a:1", Outcome: warm.Failed, Message: "refused", Remedy: "help"}
+	report.Nodes[0] = pull.Result{Name: "n1", Image: "a:1", Outcome: pull.Failed, Message: "refused", Remedy: "help"}
 	out.Reset()
 	err := printWarm(&out, "text", report)
 	if _, quiet := errors.AsType[*silent](err); !quiet || !strings.HasSuffix(out.String(), "failed: refused; help\n") {

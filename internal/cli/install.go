@@ -203,7 +203,7 @@ func (f *chartFlags) installer(cmd *cobra.Command) (*install.Installer, error) {
 		Client: client,
 		Parse:  parseJob,
 		NewHook: func(ctx context.Context, s settings.Settings, nodeConfig map[string][]byte) (install.Hook, error) {
-			h, err := newHook(ctx, s, connection{f.access, config, client}, log)
+			h, err := newHook(ctx, s, connection{config: config, client: client}, log)
 			if err != nil {
 				return nil, err
 			}

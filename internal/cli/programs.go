@@ -64,7 +64,7 @@ type hookRegistry struct {
 // permission outside the namespace: to list nodes.
 func newHookRegistry(ctx context.Context, s settings.Settings, c connection, log *slog.Logger) (*hookRegistry, error) {
 	r := &hookRegistry{Registry: cluster.NewRegistry(c.config, c.client, s.Namespace, s.Release), log: log}
-	r.Direct = c.access.InPod()
+	r.Direct = c.inCluster
 	if !s.Push.Images {
 		r.missing = "this command pushes no images"
 		return r, nil

@@ -6,7 +6,6 @@ package cluster
 import (
 	"errors"
 	"fmt"
-	"os"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -55,11 +54,6 @@ func Connect(a Access) (*rest.Config, kubernetes.Interface, error) {
 		return nil, nil, fmt.Errorf("using the kubeconfig: %w", err)
 	}
 	return config, paged{client}, nil
-}
-
-// InPod reports whether this process runs in a pod of the cluster that a selects.
-func (a Access) InPod() bool {
-	return os.Getenv("KUBERNETES_SERVICE_HOST") != "" && a == (Access{}) && os.Getenv("KUBECONFIG") == ""
 }
 
 // Advice returns what to do about an error of the API server, or "" if the error says it all.

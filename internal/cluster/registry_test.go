@@ -136,26 +136,6 @@ func TestRolloutIsDetected(t *testing.T) {
 	}
 }
 
-func TestInPod(t *testing.T) {
-	for name, c := range map[string]struct {
-		service, kubeconfig string
-		access              Access
-		want                bool
-	}{
-		"a pod":                           {service: "10.0.0.1", want: true},
-		"a workstation":                   {},
-		"a pod for another cluster":       {service: "10.0.0.1", access: Access{Kubeconfig: "x"}},
-		"a pod with KUBECONFIG":           {service: "10.0.0.1", kubeconfig: "x"},
-		"a pod with a kubeconfig context": {service: "10.0.0.1", access: Access{Context: "x"}},
-	} {
-		t.Setenv("KUBERNETES_SERVICE_HOST", c.service)
-		t.Setenv("KUBECONFIG", c.kubeconfig)
-		if got := c.access.InPod(); got != c.want {
-			t.Errorf("%s: %t", name, got)
-		}
-	}
-}
-
 func TestListeningDirect(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("needs all of 127.0.0.0/8")

@@ -537,7 +537,7 @@ func (b *bench) pull(pod *corev1.Pod) {
 		message = "unexpected status from HEAD request: 403 Forbidden"
 	}
 	pod.Status.Phase = corev1.PodPending
-	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull", Message: message}}}}
+	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: pod.Spec.Containers[0].Name, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull", Message: message}}}}
 }
 
 // canPull reports whether each node can pull. kube-proxy's rules for a node port take precedence over

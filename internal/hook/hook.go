@@ -1,7 +1,7 @@
 // Package hook implements the chart's hook Jobs as ordered steps: Prepare before the chart is
 // applied, Finish after it, Cleanup before it is deleted. Each can be killed at any point and run
 // again. The package owns the order of the steps; the packages preflight, certs, payload, nodes and
-// verify do most of the work. It touches no field of an object that the chart renders.
+// pull do most of the work. It touches no field of an object that the chart renders.
 package hook
 
 import (
@@ -19,10 +19,10 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/payload"
 	"github.com/zarf-dev/zarf-registry/internal/preflight"
+	"github.com/zarf-dev/zarf-registry/internal/pull"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/steps"
-	"github.com/zarf-dev/zarf-registry/internal/verify"
 )
 
 // Hook runs the phases. All fields must be set unless documented otherwise. A Hook keeps no state
@@ -54,7 +54,7 @@ type Cluster struct {
 	Certs       certs.Cluster
 	Payload     payload.Cluster
 	Preflight   preflight.Cluster
-	VerifyPods  verify.Pods
+	VerifyPods  pull.Pods
 	Deployments nodes.Deployments
 	Jobs        Jobs
 	Services    Services
@@ -115,7 +115,7 @@ type run struct {
 	registry Registry
 	certs    *certs.Keeper
 	payload  *payload.Seeder
-	verifier *verify.Verifier
+	verifier *pull.Verifier
 
 	nodeConfigData map[string][]byte
 	finishFollows  bool
@@ -131,7 +131,7 @@ func (h *Hook) start() *run {
 		registry: h.Registry,
 		certs:    &certs.Keeper{Observer: observer, Cluster: h.Cluster.Certs, Registry: h.Registry, Timeout: h.Timeout},
 		payload:  &payload.Seeder{Release: r, Cluster: h.Cluster.Payload, Programs: h.Programs},
-		verifier: &verify.Verifier{Observer: observer, Pods: h.Cluster.VerifyPods, Images: h.Registry},
+		verifier: &pull.Verifier{Observer: observer, Pods: h.Cluster.VerifyPods, Images: h.Registry},
 
 		nodeConfigData: h.NodeConfigData,
 		finishFollows:  h.FinishFollows,

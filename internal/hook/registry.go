@@ -12,15 +12,15 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/payload"
+	"github.com/zarf-dev/zarf-registry/internal/pull"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
-	"github.com/zarf-dev/zarf-registry/internal/verify"
 )
 
 // Registry is the part of a registry that the steps use.
 type Registry interface {
 	certs.Registry
-	verify.Images
+	pull.Images
 	// PushProgramImages pushes the project's own images below zarf-registry/ and returns them as
 	// "<repository>:<tag>". It skips blobs that the registry already has.
 	PushProgramImages(ctx context.Context, access release.PushAccess) ([]string, error)

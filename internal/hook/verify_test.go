@@ -78,12 +78,13 @@ func TestFailureReasonComesFromTheEventWithDetails(t *testing.T) {
 		b.failing = map[string]string{"n1": "Back-off pulling image"}
 		go func() {
 			after(10 * time.Second)
-			for i, message := range []string{"Failed to pull image: x509: certificate signed by unknown authority",
+			for i, message := range []string{`Failed to pull image "i": x509: certificate signed by unknown authority`,
 				"Error: ErrImagePull", "Error: ImagePullBackOff"} {
 				b.add(&corev1.Event{ObjectMeta: metav1.ObjectMeta{Name: message[:9] + string(rune('a'+i)), Namespace: "zarf"},
 					Type: "Warning", Reason: "Failed", Message: message,
-					InvolvedObject: corev1.ObjectReference{Kind: "Pod", Name: b.probePods[0].Name},
-					LastTimestamp:  metav1.NewTime(b.now.Add(time.Duration(i) * time.Second))})
+					InvolvedObject: corev1.ObjectReference{Kind: "Pod", Name: b.probePods[0].Name,
+						FieldPath: "spec.containers{image-0}"},
+					LastTimestamp: metav1.NewTime(b.now.Add(time.Duration(i) * time.Second))})
 			}
 			b.add(&corev1.Event{ObjectMeta: metav1.ObjectMeta{Name: "normal", Namespace: "zarf"}, Type: "Normal",
 				Reason: "Pulling", Message: "Pulling image", LastTimestamp: metav1.NewTime(b.now.Add(time.Minute)),
@@ -99,7 +100,7 @@ func TestNodesWithoutAProbeImageAreSkipped(t *testing.T) {
 	b := newBench(t, node("n1"), node("n2"), node("n3", other))
 	b.upgrade(state.ModeNodePort)
 	b.checkFinished()
-	if !strings.Contains(b.log.String(), "skipping a node: there is no image for its architecture") {
+	if !strings.Contains(b.log.String(), "there is no image for their architecture s390x") {
 		t.Error("the log lacks the message")
 	}
 }

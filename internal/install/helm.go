@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"helm.sh/helm/v3/pkg/action"
 	"helm.sh/helm/v3/pkg/chart"
@@ -90,8 +91,34 @@ func (r *run) readRelease() error {
 	return nil
 }
 
-// recover marks a revision that an interrupted run left pending as failed. Helm refuses to touch it otherwise.
+// idle returns an error if another Helm operation may be changing the release: the newest revision is pending, and
+// younger than the time limit of a run.
+func (r *run) idle() error {
+	if r.last == nil || !r.last.Info.Status.IsPending() {
+		return nil
+	}
+	since, limit := r.last.Info.LastDeployed, r.Options.Timeout
+	if r.Now().Sub(since.Time) >= limit {
+		return nil
+	}
+	return fmt.Errorf("revision %d of release %s is %s since %s: another helm or init-hook install is changing the release, "+
+		"or was killed. Wait until it has finished, then run this again. If it was killed, run this again after %s "+
+		"(--timeout %s), or now after kubectl --namespace %s delete secret sh.helm.release.v1.%s.v%d", r.last.Version,
+		r.last.Name, r.last.Info.Status, since.Format(time.RFC3339), since.Add(limit).Format(time.RFC3339), limit,
+		r.Options.Namespace, r.last.Name, r.last.Version)
+}
+
+// recover marks a revision that an interrupted run left pending as failed. Helm refuses to touch it otherwise. It
+// reads the release again, because another operation may have begun since.
 func (r *run) recover(context.Context) (string, error) {
+	seen := r.last
+	if err := errors.Join(r.readRelease(), r.idle()); err != nil {
+		return "", err
+	}
+	if r.last != nil && (seen == nil || r.last.Version != seen.Version) {
+		return "", fmt.Errorf("another process has changed release %s, whose revision is %d now: run this again",
+			r.last.Name, r.last.Version)
+	}
 	if r.last == nil || !r.last.Info.Status.IsPending() {
 		return "nothing: no interrupted run found", nil
 	}

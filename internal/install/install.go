@@ -218,6 +218,9 @@ func (r *run) readStep(ctx context.Context) (string, error) {
 	if err := r.read(ctx); err != nil {
 		return "", err
 	}
+	if err := r.idle(); err != nil {
+		return "", err
+	}
 	if r.last == nil {
 		return "not found: this is a new installation", nil
 	}
@@ -311,6 +314,10 @@ func (r *run) createNamespace(ctx context.Context) (string, error) {
 		}
 		object, err := r.Client.CoreV1().Namespaces().Create(ctx,
 			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: p.name}}, metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) { // another run was faster
+			did = append(did, p.name+" exists")
+			continue
+		}
 		if err != nil {
 			return "", errors.Join(fmt.Errorf("creating namespace %s: %w", p.name, err), r.deleteNamespaces())
 		}
@@ -340,7 +347,7 @@ func (r *run) missing() []preflight.Finding {
 	if i := o.PKI.Issuer; i != nil && i.Kind == "Issuer" && i.Group == "cert-manager.io" {
 		objects = append(objects, "Issuer "+i.Name)
 	}
-	secrets := []string{o.Push.Secret, o.NodeConfig.RegistriesSecret, o.Expose.TLSSecret}
+	secrets := []string{o.Push.Secret, o.NodeConfig.RegistriesSecret, o.Expose.TLSSecret, o.Verify.KeysSecret}
 	for _, credential := range o.Push.Credentials {
 		secrets = append(secrets, credential.Secret)
 	}

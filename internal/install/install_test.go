@@ -20,6 +20,7 @@ import (
 	"helm.sh/helm/v3/pkg/release"
 	"helm.sh/helm/v3/pkg/storage"
 	"helm.sh/helm/v3/pkg/storage/driver"
+	helmtime "helm.sh/helm/v3/pkg/time"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -357,6 +358,8 @@ func TestWhatTheUserBringsNeedsItsNamespaceFirst(t *testing.T) {
 			"it cannot contain Secret my-cache"},
 		"a push credential": {settings.Settings{Push: settings.Push{Secret: "my-password"}},
 			"it cannot contain Secret my-password"},
+		"public keys": {settings.Settings{Verify: settings.Verify{KeysSecret: "my-keys"}},
+			"it cannot contain Secret my-keys"},
 		"an Issuer": {settings.Settings{PKI: settings.PKI{PKI: state.PKI{Issuer: &state.Issuer{Name: "corp",
 			Kind: "Issuer", Group: "cert-manager.io"}}}}, "it cannot contain Issuer corp"},
 		"a ClusterIssuer": {settings.Settings{PKI: settings.PKI{PKI: state.PKI{Issuer: &state.Issuer{Name: "corp",
@@ -395,6 +398,20 @@ func TestWhatTheUserBringsNeedsItsNamespaceFirst(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestTheNamespaceMayBeCreatedMeanwhile(t *testing.T) {
+	b := newBench(t)
+	b.client.PrependReactor("create", "namespaces", func(kubetesting.Action) (bool, runtime.Object, error) {
+		return false, nil, b.client.Tracker().Add(namespace())
+	})
+	b.findings = []preflight.Finding{{Check: "port", Severity: preflight.Blocker}}
+	if _, err := b.Installer.Run(t.Context()); err == nil || strings.Contains(err.Error(), "creating namespace") {
+		t.Errorf("error is %v, want the blocker", err)
+	}
+	b.wantNamespace(true) // it belongs to the other run
+	b.findings = nil
+	b.mustRun()
 }
 
 func TestPlanChangesNothing(t *testing.T) {
@@ -445,6 +462,7 @@ func TestWhatAKilledRunLeftIsRecovered(t *testing.T) {
 			b := newBench(t, namespace())
 			b.mustRun()
 			b.set(status)
+			b.Now = func() time.Time { return time.Now().Add(b.Options.Timeout) }
 			result := b.mustRun()
 			if !result.Upgraded || result.Revision != 2 {
 				t.Errorf("result is %+v", result)
@@ -477,6 +495,57 @@ func TestWhatAKilledRunLeftIsRecovered(t *testing.T) {
 		}
 		b.wantHistory("superseded", "failed", "deployed")
 	})
+}
+
+func TestALiveOperationOfHelmIsLeftAlone(t *testing.T) {
+	live := func(b *bench) {
+		other := *b.last()
+		other.Version++
+		other.Info = &release.Info{Status: release.StatusPendingUpgrade, LastDeployed: helmtime.Now()}
+		if err := b.Helm.Releases.Create(&other); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, begin := range map[string]func(*bench){
+		"that began before": live,
+		"that begins after the release was read": func(b *bench) {
+			b.during["preflight"] = func() { live(b) }
+		},
+		"that begins and ends after the release was read": func(b *bench) {
+			b.during["preflight"] = func() {
+				live(b)
+				b.set(release.StatusDeployed)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, namespace())
+			b.mustRun()
+			begin(b)
+			job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-prepare"}}
+			if _, err := b.client.BatchV1().Jobs("zarf").Create(t.Context(), job, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			b.events = nil
+			_, err := b.Installer.Run(t.Context())
+			if err == nil || !strings.Contains(err.Error(), "run this again") {
+				t.Errorf("error is %v", err)
+			}
+			if b.last().Info.Status == release.StatusPendingUpgrade &&
+				!strings.Contains(err.Error(), "kubectl --namespace zarf delete secret sh.helm.release.v1.zarf-registry.v2") {
+				t.Errorf("the error does not say how to go on at once: %v", err)
+			}
+			if s := b.last().Info.Status; s == release.StatusFailed || b.last().Version != 2 {
+				t.Errorf("revision %d is %s", b.last().Version, s)
+			}
+			if slices.Contains(b.events, "prepare") {
+				t.Error("prepare ran")
+			}
+			if _, err := b.client.BatchV1().Jobs("zarf").Get(t.Context(), job.Name, metav1.GetOptions{}); err != nil {
+				t.Errorf("the Job of the other operation: %v", err)
+			}
+		})
+	}
 }
 
 func TestAnUninstalledReleaseIsInstalledAnew(t *testing.T) {

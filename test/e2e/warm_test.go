@@ -17,8 +17,8 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	pulls "github.com/zarf-dev/zarf-registry/internal/pull"
 	"github.com/zarf-dev/zarf-registry/internal/state"
-	"github.com/zarf-dev/zarf-registry/internal/warm"
 )
 
 // TestWarm makes nodes pull ahead of a rollout: with containerd, and in long runs also with CRI-O.
@@ -55,8 +55,8 @@ func TestWarm(t *testing.T) {
 		var got warmed
 		decode(t, w.warm(t, 0, "example.com/team/shop:2", two, "--all-nodes", "--output=json"), &got)
 		for _, node := range w.nodes {
-			got.are(t, node, one, warm.Present)
-			got.are(t, node, two, warm.Present)
+			got.are(t, node, one, pulls.Present)
+			got.are(t, node, two, pulls.Present)
 		}
 		for _, image := range []string{one, two} {
 			if !w.holds(t, "n1", image) || !w.holds(t, "n2", image) {
@@ -100,8 +100,8 @@ func TestWarm(t *testing.T) {
 		w.push(t, otherArchitecture(t, "example.com/warm/other:1"))
 		var got warmed
 		decode(t, w.warm(t, 1, "warm/other:1", "team/shop:2", "--nodes=kubernetes.io/hostname=n1", "-o", "json"), &got)
-		got.are(t, "n1", w.address+"/warm/other:1", warm.Failed)
-		got.are(t, "n1", one, warm.Present)
+		got.are(t, "n1", w.address+"/warm/other:1", pulls.Failed)
+		got.are(t, "n1", one, pulls.Present)
 		if len(got.Nodes) > 0 && !strings.Contains(got.Nodes[0].Remedy, "platform") {
 			t.Errorf("the remedy is %q", got.Nodes[0].Remedy)
 		}
@@ -139,8 +139,8 @@ func TestWarm(t *testing.T) {
 		w.push(t, w.makeArchive(t, "example.com/warm/port:1", 8))
 		var got warmed
 		decode(t, w.warm(t, 0, "warm/port:1", "--all-nodes", "--output=json"), &got)
-		got.are(t, "n1", w.address+"/warm/port:1", warm.Pulled)
-		got.are(t, "n2", w.address+"/warm/port:1", warm.Pulled)
+		got.are(t, "n1", w.address+"/warm/port:1", pulls.Pulled)
+		got.are(t, "n2", w.address+"/warm/port:1", pulls.Pulled)
 	})
 	must(t, "helm uninstall deletes the pods of a run that was killed", func(t *testing.T) {
 		w.provoked = append(w.provoked, "/warm/killed:2") // nothing serves it any more
@@ -150,13 +150,13 @@ func TestWarm(t *testing.T) {
 }
 
 // warmed is what images warm prints.
-type warmed struct{ Caches, Nodes []warm.Result }
+type warmed struct{ Caches, Nodes []pulls.Result }
 
 // are fails unless a node has the result.
-func (got warmed) are(t *testing.T, node, image string, want warm.Outcome) {
+func (got warmed) are(t *testing.T, node, image string, want pulls.Outcome) {
 	t.Helper()
-	if !slices.ContainsFunc(got.Nodes, func(r warm.Result) bool {
-		return r.Name == node && r.Image == image && r.Outcome == want && (want != warm.Pulled || r.Seconds > 0)
+	if !slices.ContainsFunc(got.Nodes, func(r pulls.Result) bool {
+		return r.Name == node && r.Image == image && r.Outcome == want && (want != pulls.Pulled || r.Seconds > 0)
 	}) {
 		t.Errorf("%s on %s is not %s: %+v", image, node, want, got.Nodes)
 	}

@@ -54,8 +54,9 @@ spec:
       labels:
         {{- include "zarf-registry.podLabels" (dict "root" .root "component" .component) | nindent 8 }}
     spec:
-      {{- /* As for the other Jobs: 30 s after the program's own timeout. */}}
-      activeDeadlineSeconds: {{ add (include "zarf-registry.seconds" $settings.timeout) 30 }}
+      {{- /* Both attempts with their own timeout, and a minute to start: a Job that exceeds its deadline loses its pod and
+      log. Nothing waits for this Job. */}}
+      activeDeadlineSeconds: {{ add (mul 2 (include "zarf-registry.seconds" $settings.timeout)) 60 }}
       ttlSecondsAfterFinished: 3600
       {{- /* One retry, in case the registry was restarting. The next run comes soon. */}}
       backoffLimit: 1

@@ -195,9 +195,10 @@ kind: Job
 metadata:
   {{- include "zarf-registry.metadata" (dict "root" .root "name" (printf "%s-%s" (include "zarf-registry.fullname" .root) .step) "component" "init-hook" "annotations" $annotations) | nindent 2 }}
 spec:
-  {{- /* The program stops at its own timeout and reports why; this deadline is for pods that never start. It is 30 s
-  longer, since a Job that exceeds its deadline loses its pod and log. */}}
-  activeDeadlineSeconds: {{ add (include "zarf-registry.seconds" $hook.timeout) 30 }}
+  {{- /* The program counts its timeout from the Job's start, over all attempts, and reports why it stops; this deadline
+  is for pods that never start. A Job that exceeds its deadline loses its pod and log, so it leaves 45 s to report,
+  switch back and delete pods. */}}
+  activeDeadlineSeconds: {{ add (include "zarf-registry.seconds" $hook.timeout) 45 }}
   {{- /* Failed Jobs keep their log for a week; Helm deletes the others. */}}
   ttlSecondsAfterFinished: 604800
   {{- /* A run continues the previous one, so retries help, except after a refusal (exit code 3). Evicted pods and lost
@@ -259,6 +260,7 @@ spec:
             - {{ .step }}
             {{- list (include "zarf-registry.hook.settings" .root | printf "--settings=%s") | toYaml | nindent 12 }}
             - --timeout={{ $hook.timeout }}
+            - --in-cluster
             - --log-format=json
           {{- with $hook.extraEnv }}
           env:

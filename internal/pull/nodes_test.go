@@ -1,4 +1,4 @@
-package warm
+package pull
 
 import (
 	"bytes"
@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -25,7 +26,11 @@ import (
 type fakeCluster struct {
 	mu      sync.Mutex
 	created int
-	most    int // pods at once
+	most    int            // pods at once
+	seen    map[string]int // pods by node
+	nodes   []string
+	quota   int // pods that may exist; 0 is no limit
+	refuse  func(*corev1.Pod) error
 	pods    map[string]corev1.Pod
 	events  []corev1.Event
 	kubelet func(node string, age time.Duration) (corev1.PodStatus, []corev1.Event)
@@ -54,6 +59,18 @@ func (c *fakeCluster) List(context.Context, metav1.ListOptions) (*corev1.PodList
 func (c *fakeCluster) Create(_ context.Context, pod *corev1.Pod, _ metav1.CreateOptions) (*corev1.Pod, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.quota > 0 && len(c.pods) >= c.quota {
+		return nil, apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "", errors.New("exceeded quota: pods"))
+	}
+	if c.refuse != nil {
+		if err := c.refuse(pod); err != nil {
+			return nil, err
+		}
+	}
+	if c.seen == nil {
+		c.seen = map[string]int{}
+	}
+	c.seen[pod.Spec.NodeName]++
 	if pod.Spec.NodeName == "denies" {
 		return nil, apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "", errors.New("exceeded quota"))
 	}
@@ -70,6 +87,19 @@ func (c *fakeCluster) Delete(_ context.Context, name string, _ metav1.DeleteOpti
 	defer c.mu.Unlock()
 	delete(c.pods, name)
 	return nil
+}
+
+// ready is asked in the middle of a pull: some nodes have changed since it began.
+func (c *fakeCluster) ready(context.Context) (map[string]bool, error) {
+	ready := map[string]bool{"reboots": false} // "is removed" is gone
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, node := range slices.AppendSeq(slices.Clone(c.nodes), maps.Keys(c.seen)) {
+		if node != "reboots" && node != "is removed" {
+			ready[node] = true
+		}
+	}
+	return ready, nil
 }
 
 type fakeEvents struct{ *fakeCluster }
@@ -166,7 +196,7 @@ func node(name string) corev1.Node {
 func newPuller(c *fakeCluster) *Puller {
 	c.pods = map[string]corev1.Pod{"killed": {ObjectMeta: metav1.ObjectMeta{Name: "killed"}}}
 	c.kubelet = kubelet
-	return &Puller{Pods: c, Events: fakeEvents{c}, Namespace: "zarf", Release: "r", Mode: state.ModeProxy,
+	return &Puller{Pods: c, Events: fakeEvents{c}, Ready: c.ready, Namespace: "zarf", Release: "r", Mode: state.ModeProxy,
 		Images: []string{image}, Limit: time.Minute, Log: slog.New(slog.DiscardHandler)}
 }
 
@@ -182,9 +212,10 @@ func TestNodesPull(t *testing.T) {
 		"name":         {Outcome: Failed, Seconds: 3, Message: "InvalidImageName: couldn't parse", Remedy: "proxy pod"},
 		"forgets":      {Outcome: Failed, Seconds: 3, Message: "ContainerStatusUnknown", Remedy: "kubectl describe node"},
 		"admits none":  {Outcome: Failed, Message: "OutOfpods: too many pods", Remedy: "kubectl describe node"},
-		"deletes":      {Outcome: Failed, Seconds: 2, Message: "its pod was deleted", Remedy: "run the command again"},
+		"deletes":      {Outcome: Failed, Seconds: 1.5, Message: "its pod was deleted", Remedy: "run the command again"},
 		"denies":       {Outcome: Failed, Message: "creating a pod for it: ", Remedy: ""},
 		"down":         {Outcome: Failed, Message: "the node is not ready", Remedy: "kubectl describe node"},
+		"reboots":      {Outcome: Failed, Seconds: 10, Message: "gone or no longer ready", Remedy: "kubectl describe node"},
 		"hangs":        {Outcome: Failed, Seconds: 60, Message: "too slow", Remedy: "run the command again"},
 		"sandbox": {Outcome: Failed, Seconds: 60, Message: "too slow: FailedCreatePodSandBox: no addresses",
 			Remedy: "kubectl describe node"},

@@ -1,4 +1,4 @@
-package warm
+package pull
 
 import (
 	"cmp"
@@ -22,15 +22,22 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/plan"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
-	"github.com/zarf-dev/zarf-registry/internal/verify"
 )
 
 const (
-	// nodesAtOnce is how many nodes pull at once, as in a verification; each costs a pod.
+	// nodesAtOnce is how many nodes pull at once; each costs a pod.
 	nodesAtOnce = 50
 	// pollInterval is how often pods and events are listed: a kubelet needs about a second for an image that it
 	// has.
-	pollInterval = time.Second
+	pollInterval = 500 * time.Millisecond
+	// readyInterval is how often nodes are listed. It is about as long as a node that is away remains unnoticed.
+	readyInterval = 10 * time.Second
+	// createTime bounds the attempts to create a pod, while the API server restarts or other pods use up a quota.
+	createTime = 30 * time.Second
+	// restarts is how often a verification creates the pod of a node again that was deleted or that the kubelet
+	// rejected: it may have no room only while other pods terminate. restartPause is the time in between.
+	restarts     = 2
+	restartPause = 5 * time.Second
 	// maxAttempts is how often a kubelet tries to pull an image before its node has failed: at once, and after
 	// 10 s and 20 s.
 	maxAttempts = 3
@@ -43,12 +50,21 @@ const (
 	commandPrefix = "/zarf-registry-warm-"
 )
 
-// Puller makes nodes pull images, with a pod on each that has a container for each image. Its fields must be
+// Pods lists, creates and deletes pods.
+type Pods interface {
+	List(ctx context.Context, opts metav1.ListOptions) (*corev1.PodList, error)
+	Create(ctx context.Context, pod *corev1.Pod, opts metav1.CreateOptions) (*corev1.Pod, error)
+	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
+}
+
+// Puller makes nodes pull images, with a pod on each that has a container for each image. Its exported fields must be
 // set, apart from PullSecret.
 type Puller struct {
 	// Pods and Events are scoped to Namespace, which is the release's.
-	Pods               verify.Pods
-	Events             nodes.Events
+	Pods   Pods
+	Events nodes.Events
+	// Ready maps each node to whether it is ready.
+	Ready              func(context.Context) (map[string]bool, error)
 	Namespace, Release string
 	Mode               state.Mode
 	// PullSecret is the name of the Secret to pull with. Proxy mode needs none.
@@ -59,19 +75,38 @@ type Puller struct {
 	Limit time.Duration
 	Log   *slog.Logger
 
-	blind bool // events cannot be listed, which was logged
+	verify *verification // nil unless pulls are verified
+
+	blind bool      // events cannot be listed, which was logged
+	plain bool      // a LimitRange sets the pods' resources
+	asked time.Time // when the nodes were listed
+	ready map[string]bool
+}
+
+// verification is how a Puller verifies pulls of one image: the image's own program runs, and no node is tried after
+// one has failed.
+type verification struct {
+	pod func() *corev1.Pod // without container
+	// limit bounds the pull of each node.
+	limit time.Duration
+	// hopeless reports whether no retry helps a pull with this complaint. Nil: a retry may always help.
+	hopeless func(complaint string) bool
 }
 
 // attempt is a node's pod.
 type attempt struct {
-	begun   time.Time
-	results []Result    // by image; those that are not finished have no outcome
-	pulled  []time.Time // by image: when the pod's status told
-	failing []string    // by image: what the kubelet has reported last
+	node     string
+	tried    time.Time // when a pod was first to be created, and when one was; zero until then
+	begun    time.Time
+	results  []Result    // by image; those that are not finished have no outcome
+	pulled   []time.Time // by image: when the pod's status told
+	failing  []string    // by image: what the kubelet has reported last
+	restarts int
+	pause    time.Time // until then, no pod is created
 }
 
 func (p *Puller) newAttempt(node string) *attempt {
-	a := &attempt{begun: time.Now(), results: make([]Result, len(p.Images)), pulled: make([]time.Time, len(p.Images)),
+	a := &attempt{node: node, results: make([]Result, len(p.Images)), pulled: make([]time.Time, len(p.Images)),
 		failing: make([]string, len(p.Images))}
 	for i, image := range p.Images {
 		a.results[i] = Result{Name: node, Image: image}
@@ -83,44 +118,51 @@ func (a *attempt) done() bool {
 	return !slices.ContainsFunc(a.results, func(r Result) bool { return r.Outcome == "" })
 }
 
+func (a *attempt) failed() bool {
+	return slices.ContainsFunc(a.results, func(r Result) bool { return r.Outcome == Failed })
+}
+
 // Pull returns the results of all nodes and images, in their order. When ctx ends, what is not finished has
 // failed with its cause. It deletes its pods, and those of a run that was killed: only one run may exist.
 func (p *Puller) Pull(ctx context.Context, on []corev1.Node) []Result {
 	p.deletePods()
 	defer p.deletePods()
-	var all []*attempt
-	open := map[string]*attempt{} // by pod
-	waiting := on
-	for len(waiting)+len(open) > 0 && ctx.Err() == nil {
-		for len(waiting) > 0 && len(open) < nodesAtOnce {
-			a := p.newAttempt(waiting[0].Name)
-			all = append(all, a)
-			if !plan.NodeReady(waiting[0]) {
-				p.failRest(a, "the node is not ready", adviceNode)
-			} else if pod, err := p.Pods.Create(ctx, p.pod(waiting[0].Name), metav1.CreateOptions{}); err != nil {
-				p.failRest(a, "creating a pod for it: "+err.Error(), "")
-			} else {
-				open[pod.Name] = a
-			}
-			waiting = waiting[1:]
+	p.asked, p.ready = time.Now(), nil
+	var all, waiting []*attempt
+	for _, n := range on {
+		a := p.newAttempt(n.Name)
+		all = append(all, a)
+		if plan.NodeReady(n) {
+			waiting = append(waiting, a)
+		} else {
+			p.skip(a, "the node is not ready")
 		}
-		p.look(ctx, open)
+	}
+	open := map[string]*attempt{} // by pod
+	for len(waiting)+len(open) > 0 && ctx.Err() == nil {
+		waiting = p.start(ctx, waiting, open)
+		again := p.look(ctx, open)
+		p.giveUp(ctx, open)
+		failed := false
 		for name, a := range open {
-			if a.done() {
+			if a.done() || slices.Contains(again, a) {
+				failed = failed || a.failed()
 				delete(open, name)
 				p.deletePod(name)
 			}
+		}
+		waiting = append(again, waiting...)
+		if failed && p.verify != nil {
+			waiting = nil // the others may take hours
 		}
 		if len(waiting)+len(open) > 0 {
 			_ = release.Sleep(ctx, pollInterval) // its error is that of ctx
 		}
 	}
 	if len(open) > 0 {
-		p.failOpen(ctx, open)
+		p.failOpen(ctx, open, context.Cause(ctx).Error())
 	}
-	for _, node := range waiting {
-		a := p.newAttempt(node.Name)
-		all = append(all, a)
+	for _, a := range waiting {
 		p.failRest(a, "not begun: "+context.Cause(ctx).Error(), adviceAgain)
 	}
 	var results []Result
@@ -130,19 +172,70 @@ func (p *Puller) Pull(ctx context.Context, on []corev1.Node) []Result {
 	return results
 }
 
-// look updates the attempts from what the kubelets report.
-func (p *Puller) look(ctx context.Context, open map[string]*attempt) {
+// start creates pods for as many nodes as may pull at once, and returns the nodes that still wait.
+func (p *Puller) start(ctx context.Context, waiting []*attempt, open map[string]*attempt) (still []*attempt) {
+	for i, a := range waiting {
+		if len(open) >= nodesAtOnce {
+			return append(still, waiting[i:]...)
+		}
+		if time.Now().Before(a.pause) {
+			still = append(still, a)
+			continue
+		}
+		if a.tried.IsZero() {
+			a.tried = time.Now()
+		}
+		pod, err := p.create(ctx, a.node)
+		switch {
+		case err == nil:
+			open[pod.Name] = a
+			if a.begun.IsZero() {
+				a.begun = time.Now()
+			}
+		case (release.IsTransient(err) || quotaExceeded(err)) && (len(open) > 0 || time.Since(a.tried) < createTime):
+			return append(still, waiting[i:]...)
+		default:
+			p.failRest(a, "creating a pod for it: "+err.Error(), "")
+		}
+	}
+	return still
+}
+
+// create creates the pod of a node. If a LimitRange rejects its resources, it leaves them to the LimitRange.
+func (p *Puller) create(ctx context.Context, node string) (created *corev1.Pod, err error) {
+	for {
+		pod := p.pod(node)
+		err = release.RetryOverload(ctx, func() error {
+			created, err = p.Pods.Create(ctx, pod, metav1.CreateOptions{})
+			return err
+		})
+		if p.plain || !apierrors.IsForbidden(err) || !limited.MatchString(err.Error()) {
+			return created, err
+		}
+		p.plain = true
+	}
+}
+
+// limited matches the messages of Kubernetes' plugin/pkg/admission/limitranger.
+var limited = regexp.MustCompile(`(minimum|maximum) (cpu|memory) (usage|limit)|to request ratio`)
+
+func quotaExceeded(err error) bool {
+	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota")
+}
+
+// look updates the attempts from what the kubelets report, and returns those whose pod is to be created again.
+func (p *Puller) look(ctx context.Context, open map[string]*attempt) (again []*attempt) {
 	pods, err := p.Pods.List(ctx, p.selector())
 	if err != nil {
 		p.Log.Debug("cannot list pods, trying again", "error", err)
-		return
+		return nil
 	}
 	byName := map[string]*corev1.Pod{}
 	needed := false // events are, which are many
 	for i := range pods.Items {
 		byName[pods.Items[i].Name] = &pods.Items[i]
 		needed = needed || slices.ContainsFunc(pods.Items[i].Status.ContainerStatuses, func(c corev1.ContainerStatus) bool {
-			return pulled(c) || complaint(c) != ""
+			return pulled(c) && p.verify == nil || complaint(c) != ""
 		})
 	}
 	var reported map[containerKey]*report
@@ -157,25 +250,72 @@ func (p *Puller) look(ctx context.Context, open map[string]*attempt) {
 				"the time is over", "error", err)
 		}
 	}
+	if time.Since(p.asked) >= readyInterval {
+		p.asked = time.Now()
+		if ready, err := p.Ready(ctx); err == nil {
+			p.ready = ready
+		}
+	}
 	for name, a := range open {
 		pod := byName[name]
-		if pod == nil || pod.DeletionTimestamp != nil {
-			p.failRest(a, "its pod was deleted, as another run of this command does", adviceAgain)
-			continue
-		}
-		for i := range a.results {
-			if a.results[i].Outcome == "" {
-				p.judge(a, i, pod, reported[containerKey{name, containerName(i)}])
+		lost := pod == nil || pod.DeletionTimestamp != nil
+		if !lost {
+			for i := range a.results {
+				if a.results[i].Outcome == "" {
+					p.judge(a, i, pod, reported[containerKey{name, containerName(i)}])
+				}
 			}
 		}
-		if pod.Status.Phase == corev1.PodFailed && pod.Status.Reason != "" { // the kubelet does not run it
-			p.failRest(a, pod.Status.Reason+": "+pod.Status.Message, adviceNode)
+		switch rejected := !lost && pod.Status.Phase == corev1.PodFailed && pod.Status.Reason != ""; {
+		case a.done():
+		case p.ready != nil && !p.ready[a.node]:
+			p.skip(a, "the node is gone or no longer ready")
+		case !lost && !rejected:
+		case p.verify != nil && a.restarts < restarts:
+			a.restarts++
+			a.pause = time.Now().Add(restartPause)
+			again = append(again, a)
+		case lost:
+			p.failRest(a, "its pod was deleted, as another run of this command does", adviceAgain)
+		default:
+			p.skip(a, "its kubelet rejected the pod: "+pod.Status.Reason+": "+pod.Status.Message)
+		}
+	}
+	return again
+}
+
+// giveUp fails the attempts of a verification that took too long, or all if none can succeed.
+func (p *Puller) giveUp(ctx context.Context, open map[string]*attempt) {
+	if p.verify == nil {
+		return
+	}
+	late, hopeless := map[string]*attempt{}, true
+	for name, a := range open {
+		if a.done() {
+			continue
+		}
+		took := time.Since(a.begun)
+		if took >= p.verify.limit && (a.failing[0] != "" || took >= silentTimeout) {
+			late[name] = a
+		}
+		hopeless = hopeless && took >= hopelessAfter && p.verify.hopeless != nil && p.verify.hopeless(a.failing[0])
+	}
+	switch {
+	case len(late) > 0:
+		p.failOpen(ctx, late, "not in time")
+	case hopeless:
+		for _, a := range open {
+			p.failRest(a, a.failing[0], p.advice(a.failing[0]))
 		}
 	}
 }
 
 // judge finishes an image whose pull has ended.
 func (p *Puller) judge(a *attempt, i int, pod *corev1.Pod, r *report) {
+	if p.verify != nil && ran(pod) {
+		p.finish(&a.results[i], Pulled, time.Since(a.begun))
+		return
+	}
 	at := slices.IndexFunc(pod.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool {
 		return c.Name == containerName(i)
 	})
@@ -188,6 +328,11 @@ func (p *Puller) judge(a *attempt, i int, pod *corev1.Pod, r *report) {
 	status := pod.Status.ContainerStatuses[at]
 	says := complaint(status)
 	switch {
+	case p.verify != nil && status.State.Running == nil && pulled(status):
+		a.failing[i] = "the image was pulled but could not run: " + nodes.PodComplaint(*pod)
+		if status.State.Terminated != nil {
+			p.fail(a, i, a.failing[i], adviceNode)
+		}
 	case pulled(status):
 		if a.pulled[i].IsZero() {
 			a.pulled[i] = time.Now()
@@ -204,7 +349,7 @@ func (p *Puller) judge(a *attempt, i int, pod *corev1.Pod, r *report) {
 		t := status.State.Terminated
 		p.fail(a, i, t.Reason+": "+t.Message, adviceNode)
 	case says == "":
-	case r.failures >= maxAttempts, strings.HasPrefix(says, "InvalidImageName"):
+	case p.verify == nil && r.failures >= maxAttempts, strings.HasPrefix(says, "InvalidImageName"):
 		message := oneLine(cmp.Or(r.failure, says))
 		p.fail(a, i, message, p.advice(message))
 	default:
@@ -236,6 +381,15 @@ func complaint(c corev1.ContainerStatus) string {
 		return ""
 	}
 	return w.Reason + ": " + w.Message
+}
+
+// ran reports whether a pod's container has run. A kubelet takes two more seconds to report that the pod has
+// succeeded.
+func ran(p *corev1.Pod) bool {
+	return p.Status.Phase == corev1.PodSucceeded || slices.ContainsFunc(p.Status.ContainerStatuses,
+		func(c corev1.ContainerStatus) bool {
+			return c.State.Running != nil || c.State.Terminated != nil && c.State.Terminated.ExitCode == 0
+		})
 }
 
 type containerKey struct{ pod, container string }
@@ -286,13 +440,34 @@ func reports(events []corev1.Event) map[containerKey]*report {
 
 func (p *Puller) finish(r *Result, outcome Outcome, took time.Duration) {
 	r.Outcome, r.Seconds = outcome, seconds(took)
+	if p.verify != nil {
+		return // the release has a line for all nodes
+	}
 	p.Log.Info(string(outcome), "node", r.Name, "image", r.Image, "seconds", r.Seconds)
 }
 
 func (p *Puller) fail(a *attempt, i int, message, remedy string) {
 	r := &a.results[i]
-	r.Outcome, r.Seconds, r.Message, r.Remedy = Failed, seconds(time.Since(a.begun)), oneLine(message), remedy
+	r.Outcome, r.Message, r.Remedy = Failed, oneLine(message), remedy
+	if !a.begun.IsZero() {
+		r.Seconds = seconds(time.Since(a.begun))
+	}
+	if p.verify != nil {
+		return // the error says it
+	}
 	p.Log.Warn("failed", "node", r.Name, "image", r.Image, "error", r.Message)
+}
+
+// skip finishes a node that cannot pull now. That fails no verification.
+func (p *Puller) skip(a *attempt, message string) {
+	if p.verify == nil {
+		p.failRest(a, message, adviceNode)
+		return
+	}
+	for i := range a.results {
+		a.results[i].Outcome, a.results[i].Message = skipped, oneLine(message)
+	}
+	p.Log.Warn("skipping a node, whose pulls are not verified", "node", a.node, "why", oneLine(message))
 }
 
 // failRest fails what is not finished.
@@ -304,15 +479,14 @@ func (p *Puller) failRest(a *attempt, message, remedy string) {
 	}
 }
 
-// failOpen fails what is not finished when ctx has ended, with what the kubelets have reported last.
-func (p *Puller) failOpen(ended context.Context, open map[string]*attempt) {
+// failOpen fails what is not finished for a cause, with what the kubelets have reported last. ctx may have ended.
+func (p *Puller) failOpen(ended context.Context, open map[string]*attempt, cause string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ended), 10*time.Second)
 	defer cancel()
 	warnings := map[string]string{}
 	if events, err := p.Events.List(ctx, nodes.PodWarnings()); err == nil {
 		warnings = nodes.NewestWarnings(events.Items)
 	}
-	cause := context.Cause(ended).Error()
 	for pod, a := range open {
 		for i, r := range a.results {
 			warning := warnings[pod]
@@ -320,6 +494,10 @@ func (p *Puller) failOpen(ended context.Context, open map[string]*attempt) {
 			case r.Outcome != "":
 			case a.failing[i] != "":
 				p.fail(a, i, cause+": "+a.failing[i], p.advice(a.failing[i]))
+			case warning != "" && p.verify != nil:
+				p.fail(a, i, cause+": "+warning, p.advice(warning))
+			case p.verify != nil:
+				p.fail(a, i, cause+", and its kubelet reported nothing", p.advice(""))
 			case warning != "" && !strings.Contains(warning, commandPrefix): // that is about another image
 				p.fail(a, i, cause+": "+warning, adviceNode)
 			default:
@@ -337,6 +515,7 @@ const (
 // advice returns what to do about a kubelet's complaint about a pull.
 func (p *Puller) advice(complaint string) string {
 	switch has := func(sign string) bool { return strings.Contains(complaint, sign) }; {
+	case p.verify != nil:
 	case has("is not signed by"):
 		return "sign the image with a key of registry.verifyKeys"
 	case has("no match for platform"), has("no image found in"): // containerd, CRI-O
@@ -346,62 +525,73 @@ func (p *Puller) advice(complaint string) string {
 	case has("not found"), has("manifest unknown"):
 		return "the image was deleted meanwhile: push it again"
 	}
-	return verify.Advice(p.Mode, complaint)
+	return advice(p.Mode, complaint)
 }
 
 func containerName(i int) string { return "image-" + strconv.Itoa(i) }
 
 func (p *Puller) selector() metav1.ListOptions {
-	return metav1.ListOptions{LabelSelector: names.Selector(p.Release, names.ComponentWarm)}
+	component := names.ComponentWarm
+	if p.verify != nil {
+		component = names.ComponentProbe
+	}
+	return metav1.ListOptions{LabelSelector: names.Selector(p.Release, component)}
+}
+
+// warming returns the pod that brings images onto a node, without its containers.
+func (p *Puller) warming() *corev1.Pod {
+	yes := true
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			GenerateName: p.Release + "-warm-", Labels: names.PodLabels(p.Release, names.ComponentWarm),
+		},
+		// No user: the kubelet then refuses to run an image as root, after it has pulled it, and OpenShift admits the pod.
+		Spec: corev1.PodSpec{SecurityContext: &corev1.PodSecurityContext{
+			RunAsNonRoot: &yes, SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+		}},
+	}
 }
 
 // pod returns the pod that makes a node pull.
 func (p *Puller) pod(node string) *corev1.Pod {
-	no, yes, second, limit := false, true, int64(1), int64((p.Limit + deadlineSlack).Seconds())
-	var secrets []corev1.LocalObjectReference
-	if p.PullSecret != "" {
-		secrets = []corev1.LocalObjectReference{{Name: p.PullSecret}}
+	no, second, limit := false, int64(1), int64((p.Limit + deadlineSlack).Seconds())
+	pod := p.warming()
+	if p.verify != nil {
+		pod = p.verify.pod()
 	}
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{
-			GenerateName: p.Release + "-warm-",
-			Namespace:    p.Namespace,
-			Labels:       names.PodLabels(p.Release, names.ComponentWarm),
-		},
-		Spec: corev1.PodSpec{
-			// Set directly: the scheduler plays no part in a pull.
-			NodeName:                      node,
-			Tolerations:                   []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-			RestartPolicy:                 corev1.RestartPolicyNever,
-			AutomountServiceAccountToken:  &no,
-			EnableServiceLinks:            &no,
-			TerminationGracePeriodSeconds: &second,
-			ActiveDeadlineSeconds:         &limit,
-			ImagePullSecrets:              secrets,
-			// No user: the kubelet then refuses to run an image as root, after it has pulled it, and OpenShift
-			// admits the pod.
-			SecurityContext: &corev1.PodSecurityContext{
-				RunAsNonRoot: &yes, SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
-			},
-		},
+	pod.Namespace = p.Namespace
+	s := &pod.Spec
+	// Set directly: the scheduler plays no part in a pull.
+	s.NodeName = node
+	s.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+	s.RestartPolicy = corev1.RestartPolicyNever
+	s.AutomountServiceAccountToken, s.EnableServiceLinks = &no, &no
+	s.TerminationGracePeriodSeconds, s.ActiveDeadlineSeconds = &second, &limit
+	if p.PullSecret != "" {
+		s.ImagePullSecrets = []corev1.LocalObjectReference{{Name: p.PullSecret}}
 	}
 	for i, image := range p.Images {
-		pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{
+		c := corev1.Container{
 			Name:            containerName(i),
 			Image:           image,
-			ImagePullPolicy: corev1.PullIfNotPresent,
-			Command:         []string{commandPrefix + rand.Text()},
+			ImagePullPolicy: corev1.PullAlways,
 			SecurityContext: release.RestrictedContainer(),
+		}
+		if p.verify == nil {
+			c.ImagePullPolicy, c.Command = corev1.PullIfNotPresent, []string{commandPrefix + rand.Text()}
+		}
+		if !p.plain {
 			// Quotas may require both. Without a request the pod fits on any node; with less memory, CRI-O refuses.
-			Resources: corev1.ResourceRequirements{
+			c.Resources = corev1.ResourceRequirements{
 				Requests: corev1.ResourceList{
 					corev1.ResourceCPU: resource.MustParse("0"), corev1.ResourceMemory: resource.MustParse("0"),
 				},
 				Limits: corev1.ResourceList{
 					corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("16Mi"),
 				},
-			},
-		})
+			}
+		}
+		s.Containers = append(s.Containers, c)
 	}
 	return pod
 }

@@ -1,6 +1,6 @@
-// Package warm brings images of the registry to where a rollout will need them: into cache pods, and onto
-// nodes. It does not decide which images, caches or nodes.
-package warm
+// Package pull brings images of the registry to where they are needed: into cache pods and onto nodes, ahead of a
+// rollout; and it verifies that nodes can pull. It does not decide which images, caches or nodes.
+package pull
 
 import (
 	"strings"
@@ -44,12 +44,16 @@ func oneLine(message string) string { return strings.Join(strings.Fields(message
 
 // String returns the outcome, with message and remedy.
 func (r Result) String() string {
-	text := string(r.Outcome)
-	if r.Message != "" {
-		text += ": " + r.Message
+	if reason := r.reason(); reason != "" {
+		return string(r.Outcome) + ": " + reason
 	}
-	if r.Remedy != "" {
-		text += "; " + r.Remedy
+	return string(r.Outcome)
+}
+
+// reason returns the message with the remedy.
+func (r Result) reason() string {
+	if r.Remedy == "" {
+		return r.Message
 	}
-	return text
+	return r.Message + "; " + r.Remedy
 }

@@ -1,0 +1,48 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+)
+
+func TestAttemptsOfAJobShareItsTime(t *testing.T) {
+	for name, c := range map[string]struct {
+		name string
+		ago  time.Duration
+		want time.Duration
+	}{
+		"the first attempt":         {"r-finish", 2 * time.Second, 238 * time.Second},
+		"a later one gets the rest": {"r-finish", 3 * time.Minute, time.Minute},
+		"one that comes too late":   {"r-finish", 5 * time.Minute, 0},
+		"a Job that does not exist": {"other", time.Minute, 4 * time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := &hookFlags{timeout: 4 * time.Minute}
+				f.settings.Namespace = "zarf"
+				begin := time.Now()
+				client := fake.NewClientset(&batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: c.name, Namespace: "zarf"},
+					Status: batchv1.JobStatus{StartTime: &metav1.Time{Time: begin.Add(-c.ago)}}})
+				ctx, stop := f.limitByJob(t.Context(), client, "r-finish", slog.New(slog.DiscardHandler))
+				defer stop()
+				<-ctx.Done()
+				if took := time.Since(begin); took != c.want {
+					t.Errorf("the run may take %s, want %s", took, c.want)
+				}
+				if why := context.Cause(ctx).Error(); !errors.Is(ctx.Err(), context.DeadlineExceeded) ||
+					!strings.Contains(why, "not done within 4m0s of the start of Job zarf/r-finish") {
+					t.Errorf("the cause is %s", why)
+				}
+			})
+		})
+	}
+}
