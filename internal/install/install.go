@@ -341,6 +341,9 @@ func (r *run) missing() []preflight.Finding {
 		objects = append(objects, "Issuer "+i.Name)
 	}
 	secrets := []string{o.Push.Secret, o.NodeConfig.RegistriesSecret, o.Expose.TLSSecret}
+	if s3 := o.Storage.S3; s3 != nil {
+		secrets = append(secrets, s3.Secret, s3.CASecret)
+	}
 	for _, credential := range o.Push.Credentials {
 		secrets = append(secrets, credential.Secret)
 	}
@@ -348,6 +351,9 @@ func (r *run) missing() []preflight.Finding {
 		if name != "" {
 			objects = append(objects, "Secret "+name)
 		}
+	}
+	if claim := o.Storage.Claim; claim.Existing {
+		objects = append(objects, "PersistentVolumeClaim "+claim.Name)
 	}
 	if len(objects) == 0 {
 		return nil
