@@ -136,7 +136,14 @@ func (r *run) apply(ctx context.Context) (string, error) {
 		r.applied, err = install.RunWithContext(helm, r.Options.Chart, r.values())
 	}
 	if err != nil {
-		return "", r.explainHelm("applying the chart", err)
+		err = r.explainHelm("applying the chart", err)
+		if r.applied == nil {
+			return "", err
+		}
+		if advice := r.withoutCleanup(); advice != nil {
+			err = errors.Join(err, r.Helm.Releases.Update(r.applied), advice)
+		}
+		return "", err
 	}
 	err = r.readSettings(r.applied)
 	if err != nil {

@@ -127,7 +127,10 @@ func (i *Installer) Plan(ctx context.Context) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	findings = append(r.missing(), findings...)
+	findings = slices.Concat(r.missing(), findings, r.rejected(ctx, manifest))
+	slices.SortStableFunc(findings, func(a, b preflight.Finding) int {
+		return strings.Compare(string(a.Severity), string(b.Severity)) // "blocker" sorts before "warning"
+	})
 	return &Plan{Settings: r.settings, Findings: findings, Upgrade: r.upgrade(), Manifest: manifest}, nil
 }
 
@@ -181,6 +184,7 @@ type run struct {
 	present  *release.Release // what Helm compares with and whose values it reuses; nil for an installation
 	deployed bool             // present has the status deployed, not failed
 
+	manifest   string            // as rendered before prepare
 	settings   settings.Settings // of the Jobs as last rendered
 	nodeConfig map[string][]byte // data of the Secret as last rendered
 	hook       Hook
@@ -286,7 +290,8 @@ func (r *run) render(ctx context.Context) (manifest string, err error) {
 }
 
 func (r *run) renderStep(ctx context.Context) (string, error) {
-	if _, err := r.render(ctx); err != nil {
+	var err error
+	if r.manifest, err = r.render(ctx); err != nil {
 		return "", err
 	}
 	return r.settings.Decision(), nil
@@ -376,6 +381,7 @@ func (r *run) preflight(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", errors.Join(err, r.deleteNamespaces())
 	}
+	findings = append(findings, r.rejected(ctx, r.manifest)...)
 	blockers := Blockers(findings)
 	if len(blockers) > 0 {
 		return "", errors.Join(&Blocked{findings}, r.deleteNamespaces())
