@@ -329,6 +329,15 @@ func TestMistakes(t *testing.T) {
 			return nil
 		}, check: "admission", want: []string{"exceeded quota: small"}},
 
+		// Pull secrets.
+		"pull secret that does not exist": {settings: func(s *settings.Settings) { s.PullSecrets = []string{"regcred"} },
+			check: "pull-secrets", warning: true, want: []string{"Secret zarf/regcred", "does not exist, but imagePullSecrets",
+				"kubectl -n zarf create secret docker-registry regcred"}},
+		"pull secret of another type": {objects: []runtime.Object{&corev1.Secret{ObjectMeta: metav1.ObjectMeta{
+			Name: "regcred", Namespace: "zarf"}, Data: map[string][]byte{"password": []byte("a")}}},
+			settings: func(s *settings.Settings) { s.PullSecrets = []string{"regcred"} },
+			check:    "pull-secrets", warning: true, want: []string{"has no key .dockerconfigjson"}},
+
 		// The image of injected pods.
 		"an injector.image that no node has": {settings: func(s *settings.Settings) {
 			choosePause(s, "example.com/pause:9", state.SourceValue, state.PauseName)
@@ -426,6 +435,8 @@ func TestPrepareReplacesAClaimWithoutAVolume(t *testing.T) {
 	nope := func(change ...func(*corev1.PersistentVolumeClaim)) *corev1.PersistentVolumeClaim {
 		return claimed("zarf-registry", "nope", change...)
 	}
+	lost := func(c *corev1.PersistentVolumeClaim) { c.Status.Phase = corev1.ClaimLost }
+	ofSize := func(size string) func(*settings.Claim) { return func(c *settings.Claim) { c.Size = size } }
 	notOurs := func(c *corev1.PersistentVolumeClaim) { c.Labels = nil }
 	for name, c := range map[string]struct {
 		claim    *corev1.PersistentVolumeClaim
@@ -434,11 +445,11 @@ func TestPrepareReplacesAClaimWithoutAVolume(t *testing.T) {
 	}{
 		"another StorageClass":         {nope(), ownClaim(ofClass("standard")), true},
 		"the default StorageClass":     {nope(), ownClaim(), true},
-		"another size":                 {claimed("zarf-registry", "standard"), ownClaim(func(c *settings.Claim) { c.Size = "1Gi" }), true},
+		"another size":                 {claimed("zarf-registry", "standard"), ownClaim(ofSize("1Gi")), true},
 		"the same":                     {claimed("zarf-registry", "standard"), ownClaim(), false},
 		"the same, explicitly":         {claimed("zarf-registry", "standard"), ownClaim(ofClass("standard")), false},
 		"the claim of a volume":        {claimed("zarf-registry", "standard", bound), ownClaim(), false},
-		"a claim that lost its volume": {nope(bound, func(c *corev1.PersistentVolumeClaim) { c.Status.Phase = corev1.ClaimLost }), ownClaim(), false},
+		"a claim that lost its volume": {nope(bound, lost), ownClaim(), false},
 		"a claim of someone else":      {nope(notOurs), ownClaim(), false},
 		"the user's claim":             {claimed("images", "nope"), existingClaim, false},
 		"none":                         {claimed("unrelated", "nope"), ownClaim(), false},

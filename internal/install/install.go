@@ -392,9 +392,10 @@ func (r *run) preflight(ctx context.Context) (string, error) {
 	return "no blockers", nil
 }
 
-// deleteNamespaces deletes the namespaces that this run created, which are still empty.
+// deleteNamespaces deletes the namespaces that this run created, which are still empty. It waits until they are gone:
+// the next run refuses a namespace that is being deleted.
 func (r *run) deleteNamespaces() error {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // also when the run was interrupted
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second) // also when the run was interrupted
 	defer cancel()
 	var errs []error
 	for _, p := range r.namespaces {
@@ -406,6 +407,12 @@ func (r *run) deleteNamespaces() error {
 		if err != nil && !apierrors.IsNotFound(err) {
 			errs = append(errs, fmt.Errorf("deleting namespace %s, which this run created: %w: kubectl delete namespace %s",
 				p.name, err, p.name))
+			continue
+		}
+		for err == nil && ctx.Err() == nil {
+			if _, err = r.Client.CoreV1().Namespaces().Get(ctx, p.name, metav1.GetOptions{}); err == nil {
+				time.Sleep(200 * time.Millisecond)
+			}
 		}
 	}
 	return errors.Join(errs...)

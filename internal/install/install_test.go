@@ -803,8 +803,8 @@ func TestTheCarriedChartIsTheOneInTheTree(t *testing.T) {
 	}
 }
 
-// helm uninstall waits for the Job cleanup. If its image is in the registry that an installation was to deploy, and that
-// never started, no node can have it.
+// helm uninstall waits for the Job cleanup. If its image is in the registry that an installation was to deploy, and
+// that never started, no node can have it.
 func TestAFailedFirstInstallationCanBeUninstalled(t *testing.T) {
 	const image = "127.0.0.1:31999/zarf-registry/init-hook:dev"
 	holding := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Status: corev1.NodeStatus{
@@ -936,10 +936,31 @@ func TestObjectsThatTheAPIServerRejectsAreBlockers(t *testing.T) {
 			if !slices.Equal(plan.Findings, want) {
 				t.Errorf("findings are %v, want %v", plan.Findings, want)
 			}
-			if _, err := b.Installer.Run(t.Context()); c.want == preflight.Blocker && (err == nil || !strings.Contains(err.Error(), taken) ||
+			_, err = b.Installer.Run(t.Context())
+			if c.want == preflight.Blocker && (err == nil || !strings.Contains(err.Error(), taken) ||
 				slices.Contains(b.events, "prepare")) {
 				t.Errorf("the run: %v, after %q", err, b.events)
 			}
 		})
+	}
+}
+
+// The next run refuses a namespace that is being deleted, and the user runs the corrected command at once.
+func TestABlockedRunWaitsUntilItsNamespaceIsGone(t *testing.T) {
+	b := newBench(t)
+	b.findings = []preflight.Finding{{Check: "storage", Severity: preflight.Blocker}}
+	deleted, terminating := false, 2 // reads that still find it
+	b.client.PrependReactor("*", "namespaces", func(a kubetesting.Action) (bool, runtime.Object, error) {
+		switch {
+		case a.GetVerb() == "delete":
+			deleted = true
+		case a.GetVerb() == "get" && deleted && terminating > 0:
+			terminating--
+			return true, namespace(), nil
+		}
+		return false, nil, nil
+	})
+	if _, err := b.Installer.Run(t.Context()); err == nil || !deleted || terminating > 0 {
+		t.Errorf("the run ended with %v while its namespace was left", err)
 	}
 }

@@ -19,8 +19,8 @@ import (
 // replaceTime bounds the wait until a deleted claim is gone.
 const replaceTime = 30 * time.Second
 
-// ReplaceClaim deletes the chart's claim if it never got a volume and differs from what the chart wants, because a claim
-// cannot be changed. Helm creates it again. The claim of a volume is never deleted.
+// ReplaceClaim deletes the chart's claim if it never got a volume and differs from what the chart wants, because a
+// claim cannot be changed. Helm creates it again. The claim of a volume is never deleted.
 func (i *Inspection) ReplaceClaim(ctx context.Context) (string, error) {
 	wanted := i.Settings.Storage.Claim
 	if wanted.Name == "" || wanted.Existing {

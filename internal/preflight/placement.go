@@ -78,13 +78,16 @@ func (i *Inspection) placementOf(w settings.Workload, s settings.Scheduling) []F
 			toleration)
 	}
 	everywhere := w.Component == names.ComponentProxy || w.Component == names.ComponentNodeConfig
-	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage} {
+	for _, name := range []corev1.ResourceName{
+		corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage,
+	} {
 		request := s.Resources.Requests[name]
 		if limit, ok := s.Resources.Limits[name]; ok && request.IsZero() {
 			request = limit // the API server's default
 		}
-		before, none := keep(func(n corev1.Node) bool { return offers(n, name).Cmp(request) >= 0 })
-		small := slices.DeleteFunc(slices.Clone(before), func(n corev1.Node) bool { return offers(n, name).Cmp(request) >= 0 })
+		fits := func(n corev1.Node) bool { return offers(n, name).Cmp(request) >= 0 }
+		before, none := keep(fits)
+		small := slices.DeleteFunc(slices.Clone(before), fits)
 		if len(small) == 0 || !none && !everywhere {
 			continue
 		}

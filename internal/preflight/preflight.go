@@ -74,6 +74,7 @@ const (
 	checkPlacement   = "placement"
 	checkPriority    = "priority-class"
 	checkStorage     = "storage"
+	checkPullSecrets = "pull-secrets"
 	// These check what the user provides.
 	checkCertificates = "certificates"
 	checkCredentials  = "credentials"
@@ -90,7 +91,7 @@ func Checks() []string {
 	return []string{
 		checkPodSecurity, checkAdmission, checkAlwaysPull, checkPort, checkPortRange,
 		checkIPFamily, checkCRIO, checkHostPort, checkArch, checkPayload, checkPauseImage, checkAddress,
-		checkPlacement, checkPriority, checkStorage,
+		checkPlacement, checkPriority, checkStorage, checkPullSecrets,
 		checkCertificates, checkCredentials, checkNodeConfig, checkExpose, checkSignatures,
 	}
 }
@@ -231,7 +232,7 @@ func (i *Inspection) inspect(ctx context.Context) ([]Finding, error) {
 			i.lookAtStorage, i.lookAtS3)
 	}
 	if ours || i.Settings.ConfiguresNodes() {
-		looks = append(looks, i.lookAtPriorityClasses, i.tryPods, i.lookAtKubelets)
+		looks = append(looks, i.lookAtPriorityClasses, i.tryPods, i.lookAtKubelets, i.lookAtPullSecrets)
 	}
 	findings := i.address()
 	for _, look := range looks {

@@ -44,7 +44,8 @@ func (i *Inspection) missingPriorityClass(name string) Finding {
 		}
 	}
 	return Finding{Check: checkPriority, Severity: Blocker, Object: "PriorityClass " + name,
-		Cause: fmt.Sprintf("does not exist, and without it the API server rejects the pods of %s", strings.Join(values, ", ")),
+		Cause: fmt.Sprintf("does not exist, and without it the API server rejects the pods of %s",
+			strings.Join(values, ", ")),
 		Remedy: fmt.Sprintf("name one that exists (kubectl get priorityclasses): %s; or create it",
 			strings.Join(set, " "))}
 }

@@ -239,8 +239,8 @@ func (i *Inspection) class(ctx context.Context, class *string, value string,
 	case claim != nil:
 		cause = fmt.Sprintf("%s, which has no volume, names it, and",
 			i.Object("PersistentVolumeClaim", claim.Name))
-		remedy = fmt.Sprintf("delete the claim and create it with a StorageClass that exists (%s), or name another: --set %s=CLAIM",
-			strings.Join(known, ", "), valueExisting)
+		remedy = fmt.Sprintf("delete the claim and create it with a StorageClass that exists (%s), or name another: "+
+			"--set %s=CLAIM", strings.Join(known, ", "), valueExisting)
 	case class == nil:
 		cause = value + " is null, and"
 	case name == "":
@@ -254,8 +254,8 @@ func (i *Inspection) class(ctx context.Context, class *string, value string,
 	default:
 		cause += " it does not exist"
 	}
-	f := Finding{Check: checkStorage, Severity: Blocker, Object: object, Cause: cause + ", so the claim would get no volume",
-		Remedy: remedy}
+	f := Finding{Check: checkStorage, Severity: Blocker, Object: object, Remedy: remedy,
+		Cause: cause + ", so the claim would get no volume"}
 	if value == valueClass {
 		f.Remedy += "; or without a volume, and images lost with the pod: --set registry.persistence.enabled=false"
 	}
@@ -310,9 +310,10 @@ func (i *Inspection) volumeFor(ctx context.Context, class string, claim *corev1.
 	}), nil
 }
 
-// ours reports whether an object is of this release.
+// ours reports whether an object is of this release, or Helm would adopt it.
 func (i *Inspection) ours(o metav1.Object) bool {
-	return o.GetLabels()[names.LabelInstance] == i.Settings.Release
+	return o.GetLabels()[names.LabelInstance] == i.Settings.Release ||
+		o.GetAnnotations()[names.AnnotationReleaseName] == i.Settings.Release
 }
 
 func className(claim *corev1.PersistentVolumeClaim) string {

@@ -109,6 +109,9 @@ init-hook can derive from it is not in here. */ -}}
 {{- with include "zarf-registry.hook.settings.workloads" . | fromJsonArray -}}
 {{- $_ := set $settings "workloads" . -}}
 {{- end -}}
+{{- with include "zarf-registry.hook.settings.pullSecrets" . | fromJsonArray -}}
+{{- $_ := set $settings "pullSecrets" . -}}
+{{- end -}}
 {{- with include "zarf-registry.hook.settings.storage" . | fromJson -}}
 {{- $_ := set $settings "storage" . -}}
 {{- end -}}
@@ -171,6 +174,17 @@ its values. */ -}}
 {{- $rendered = append $rendered $one -}}
 {{- end -}}
 {{- toJson $rendered -}}
+{{- end -}}
+
+{{- /* The names of the pull secrets of the registry and the proxies, as a JSON array. Injected programs need none. */ -}}
+{{- define "zarf-registry.hook.settings.pullSecrets" -}}
+{{- $names := list -}}
+{{- if and (not .Values.injector.enabled) (include "zarf-registry.injects" .) -}}
+{{- range include "zarf-registry.pullSecrets" . | fromJsonArray -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+{{- end -}}
+{{- uniq $names | toJson -}}
 {{- end -}}
 
 {{- /* Where the registry stores images, as JSON; empty if it needs neither a claim nor S3. Without an endpoint if the
