@@ -47,6 +47,10 @@ func (p permissions) certManager() bool { return p.rotation() && p.pki == "certM
 func (p permissions) ownIssuer() bool {
 	return p.certManager() && p.text("pki.certManager.issuerRef.name") == ""
 }
+func (p permissions) claim() bool    { return decided(p.output).Storage.Claim.Name != "" }
+func (p permissions) ownClaim() bool { return p.claim() && !decided(p.output).Storage.Claim.Existing }
+func (p permissions) classes() bool  { return p.claim() || decided(p.output).Storage.CacheClass != "" }
+
 func (p permissions) podSecurity() bool { return p.value("podSecurity.label") == true }
 
 func (p permissions) zarf() bool { return p.value("zarf.compatible") == true }
@@ -102,6 +106,8 @@ func (p permissions) byRepository() bool { return byRepository(p.output) }
 var expectedPermissions = []permission{
 	{"init-hook ClusterRole", "list nodes", nil},
 	{"init-hook ClusterRole", "list services", nil},
+	{"init-hook ClusterRole", "list storageclasses.storage.k8s.io", permissions.classes},
+	{"init-hook ClusterRole", "list persistentvolumes", permissions.claim},
 
 	{"init-hook Role in kube-public", "delete,get,update configmaps local-registry-hosting", permissions.hosting},
 	{"init-hook Role in kube-public", "create configmaps", permissions.hosting},
@@ -120,6 +126,7 @@ var expectedPermissions = []permission{
 	{"init-hook Role", "create,delete,list,patch pods", nil},
 	{"init-hook Role", "create,get pods/portforward", nil},
 	{"init-hook Role", "list events", nil},
+	{"init-hook Role", "delete,get persistentvolumeclaims -", permissions.ownClaim},
 	{"init-hook Role", "create services", nil},
 	{"init-hook Role", "delete,get,patch services -nodeport", nil},
 	{"init-hook Role", "list,patch endpointslices.discovery.k8s.io", nil},
@@ -209,6 +216,13 @@ func (p permissions) userPermissions() map[string][]string {
 				reads("init-hook Role", append(exposed, text("expose.pullUsersSecret"))...)
 				break
 			}
+		}
+		if p.value("registry.storage.type") == "s3" {
+			reads("init-hook Role", text("registry.storage.s3.existingSecret"), text("registry.storage.s3.caSecret"))
+		}
+		reads("init-hook Role", decided(p.output).PullSecrets...)
+		if claim := decided(p.output).Storage.Claim; claim.Existing {
+			rules["init-hook Role"] = append(rules["init-hook Role"], "get persistentvolumeclaims "+claim.Name)
 		}
 		if mode := p.value("registry.verify"); mode == "audit" || mode == "enforce" {
 			reads("init-hook Role", text("registry.verifyKeys.existingSecret"))

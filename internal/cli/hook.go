@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -268,6 +269,10 @@ func newHook(ctx context.Context, s settings.Settings, c connection, log *slog.L
 		return nil, fmt.Errorf("using the kubeconfig: %w", err)
 	}
 	namespace, core, apps := s.Namespace, c.client.CoreV1(), c.client.AppsV1()
+	var priorityClasses preflight.PriorityClasses
+	if !c.access.InPod() {
+		priorityClasses = c.client.SchedulingV1().PriorityClasses()
+	}
 	return &hook.Hook{
 		Settings: s,
 		Cluster: hook.Cluster{
@@ -290,6 +295,10 @@ func newHook(ctx context.Context, s settings.Settings, c connection, log *slog.L
 			Preflight: preflight.Cluster{
 				Namespaces: core.Namespaces(), AllServices: core.Services(metav1.NamespaceAll), Services: core.Services(namespace),
 				Pods: core.Pods(namespace), KubeletConfig: c.kubeletConfig(),
+				Claims: core.PersistentVolumeClaims(namespace), Volumes: core.PersistentVolumes(),
+				StorageClasses:  c.client.StorageV1().StorageClasses(),
+				PriorityClasses: priorityClasses,
+				Dial:            (&net.Dialer{}).DialContext, InPod: c.access.InPod(),
 			},
 			VerifyPods:        core.Pods(namespace),
 			Deployments:       apps.Deployments(namespace),

@@ -254,7 +254,9 @@ func clusterOf(client *fake.Clientset) hook.Cluster {
 		Payload: payload.Cluster{ConfigMaps: core.ConfigMaps("zarf"),
 			ConfigMapNames: metadataClient{core.ConfigMaps("zarf")}, Pods: pods},
 		Preflight: preflight.Cluster{Namespaces: core.Namespaces(), AllServices: core.Services(""),
-			Services: core.Services("zarf"), Pods: pods},
+			Services: core.Services("zarf"), Pods: pods, Claims: core.PersistentVolumeClaims("zarf"),
+			Volumes: core.PersistentVolumes(), StorageClasses: client.StorageV1().StorageClasses(),
+			PriorityClasses: client.SchedulingV1().PriorityClasses()},
 		VerifyPods:  pods,
 		Deployments: apps.Deployments("zarf"), Jobs: client.BatchV1().Jobs("zarf"),
 		Services:          services{core.Services("zarf")},
@@ -486,6 +488,7 @@ func (b *bench) selectFields(list runtime.Object, selector fields.Selector) {
 		set := fields.Set{"metadata.name": metaOf(o).GetName()}
 		if e, ok := o.(*corev1.Event); ok {
 			set["involvedObject.kind"], set["type"] = e.InvolvedObject.Kind, e.Type
+			set["involvedObject.name"] = e.InvolvedObject.Name
 		}
 		for _, r := range selector.Requirements() {
 			if !set.Has(r.Field) {

@@ -30,6 +30,8 @@ func (h *Hook) Prepare(ctx context.Context) error {
 			Why: "settings that cannot work, or would silently undo the saved mode, are refused before anything changes"},
 		{Name: "preflight", Run: i.Check,
 			Why: "all blockers are reported at once, before anything changes"},
+		{Name: "replace the claim", Run: steps.OnlyIf(ours, i.ReplaceClaim),
+			Why: "a claim that never got a volume cannot be corrected, and Helm creates it again"},
 		{Name: "label the namespace", Run: steps.OnlyIf(h.Settings.LabelsNamespace(), i.LabelNamespace),
 			Why: "podSecurity.label=true: Pod Security must admit host ports and host directories"},
 		{Name: "issue the certificates", Run: steps.OnlyIf(ours, p.certificates),

@@ -19,11 +19,14 @@ import (
 	"helm.sh/helm/v3/pkg/storage/driver"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/zarf-dev/zarf-registry/charts"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/plan"
 )
 
 // LoadChart reads a chart from a directory or a .tgz file. An empty path means the embedded chart.
@@ -159,7 +162,14 @@ func (r *run) apply(ctx context.Context) (string, error) {
 		r.applied, err = install.RunWithContext(helm, r.Options.Chart, r.values())
 	}
 	if err != nil {
-		return "", r.explainHelm("applying the chart", err)
+		err = r.explainHelm("applying the chart", err)
+		if r.applied == nil {
+			return "", err
+		}
+		if advice := r.withoutCleanup(); advice != nil {
+			err = errors.Join(err, r.Helm.Releases.Update(r.applied), advice)
+		}
+		return "", err
 	}
 	err = r.readSettings(r.applied)
 	if err != nil {
@@ -173,17 +183,69 @@ func (r *run) apply(ctx context.Context) (string, error) {
 func (r *run) markFailed(cause error) error {
 	// One line: helm history shows it in a table.
 	r.applied.SetStatus(release.StatusFailed, "finish failed: "+strings.ReplaceAll(cause.Error(), "\n", "; "))
+	advice := r.withoutCleanup()
 	if err := r.Helm.Releases.Update(r.applied); err != nil {
 		return fmt.Errorf("marking revision %d of release %s as failed: %w", r.applied.Version, r.applied.Name, err)
 	}
 	if !r.deployed {
-		return nil
+		return advice
 	}
 	r.present.Info.Status = release.StatusDeployed
 	if err := r.Helm.Releases.Update(r.present); err != nil {
 		return fmt.Errorf("marking revision %d of release %s as deployed: %w", r.present.Version, r.present.Name, err)
 	}
 	return nil
+}
+
+// withoutCleanup removes the Job cleanup from the record of a release that has never worked, if the Job's image is in
+// the registry that does not run: helm uninstall would wait for the Job in vain. It returns what the user must do
+// instead, or nil.
+func (r *run) withoutCleanup() error {
+	if r.deployed {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // also when the run was interrupted
+	defer cancel()
+	cleanup := func(h *release.Hook) bool {
+		return h.Kind == "Job" && slices.Contains(h.Events, release.HookPreDelete)
+	}
+	i := slices.IndexFunc(r.applied.Hooks, cleanup)
+	if i < 0 || r.startsJob(ctx, r.applied.Hooks[i]) {
+		return nil
+	}
+	r.applied.Hooks = slices.DeleteFunc(r.applied.Hooks, cleanup)
+	return fmt.Errorf("to uninstall it instead: helm uninstall %s --namespace %s, then init-hook cleanup%s",
+		r.Options.Release, r.Options.Namespace, r.cleanupFlags())
+}
+
+// cleanupFlags are those with which init-hook cleanup finds this release.
+func (r *run) cleanupFlags() string {
+	flags := " --namespace " + r.objects().name
+	if r.Options.Release != names.Chart {
+		flags += " --release " + r.Options.Release
+	}
+	if r.settings.Name != names.Chart {
+		flags += " --name " + r.settings.Name
+	}
+	return flags
+}
+
+// startsJob reports whether a node has the image of a Job or may be able to pull it.
+func (r *run) startsJob(ctx context.Context, hook *release.Hook) bool {
+	var job batchv1.Job
+	if err := yaml.Unmarshal([]byte(hook.Manifest), &job); err != nil || len(job.Spec.Template.Spec.Containers) == 0 {
+		return true
+	}
+	image := job.Spec.Template.Spec.Containers[0].Image
+	if !strings.HasPrefix(image, r.settings.Address+"/") {
+		return true
+	}
+	nodes, err := r.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil || slices.ContainsFunc(nodes.Items, func(n corev1.Node) bool { return plan.Reports(n, image) }) {
+		return true
+	}
+	registry, err := r.Client.AppsV1().Deployments(r.objects().name).Get(ctx, r.settings.Name, metav1.GetOptions{})
+	return err != nil && !apierrors.IsNotFound(err) || err == nil && registry.Status.AvailableReplicas > 0
 }
 
 // upgrade reports whether there is a release to upgrade.

@@ -127,7 +127,10 @@ func (i *Installer) Plan(ctx context.Context) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	findings = append(r.missing(), findings...)
+	findings = slices.Concat(r.missing(), findings, r.rejected(ctx, manifest))
+	slices.SortStableFunc(findings, func(a, b preflight.Finding) int {
+		return strings.Compare(string(a.Severity), string(b.Severity)) // "blocker" sorts before "warning"
+	})
 	return &Plan{Settings: r.settings, Findings: findings, Upgrade: r.upgrade(), Manifest: manifest}, nil
 }
 
@@ -181,6 +184,7 @@ type run struct {
 	present  *release.Release // what Helm compares with and whose values it reuses; nil for an installation
 	deployed bool             // present has the status deployed, not failed
 
+	manifest   string            // as rendered before prepare
 	settings   settings.Settings // of the Jobs as last rendered
 	nodeConfig map[string][]byte // data of the Secret as last rendered
 	hook       Hook
@@ -289,7 +293,8 @@ func (r *run) render(ctx context.Context) (manifest string, err error) {
 }
 
 func (r *run) renderStep(ctx context.Context) (string, error) {
-	if _, err := r.render(ctx); err != nil {
+	var err error
+	if r.manifest, err = r.render(ctx); err != nil {
 		return "", err
 	}
 	return r.settings.Decision(), nil
@@ -348,6 +353,9 @@ func (r *run) missing() []preflight.Finding {
 		objects = append(objects, "Issuer "+i.Name)
 	}
 	secrets := []string{o.Push.Secret, o.NodeConfig.RegistriesSecret, o.Expose.TLSSecret, o.Verify.KeysSecret}
+	if s3 := o.Storage.S3; s3 != nil {
+		secrets = append(secrets, s3.Secret, s3.CASecret)
+	}
 	for _, credential := range o.Push.Credentials {
 		secrets = append(secrets, credential.Secret)
 	}
@@ -355,6 +363,9 @@ func (r *run) missing() []preflight.Finding {
 		if name != "" {
 			objects = append(objects, "Secret "+name)
 		}
+	}
+	if claim := o.Storage.Claim; claim.Existing {
+		objects = append(objects, "PersistentVolumeClaim "+claim.Name)
 	}
 	if len(objects) == 0 {
 		return nil
@@ -377,6 +388,7 @@ func (r *run) preflight(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", errors.Join(err, r.deleteNamespaces())
 	}
+	findings = append(findings, r.rejected(ctx, r.manifest)...)
 	blockers := Blockers(findings)
 	if len(blockers) > 0 {
 		return "", errors.Join(&Blocked{findings}, r.deleteNamespaces())
@@ -387,9 +399,10 @@ func (r *run) preflight(ctx context.Context) (string, error) {
 	return "no blockers", nil
 }
 
-// deleteNamespaces deletes the namespaces that this run created, which are still empty.
+// deleteNamespaces deletes the namespaces that this run created, which are still empty. It waits until they are gone:
+// the next run refuses a namespace that is being deleted.
 func (r *run) deleteNamespaces() error {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // also when the run was interrupted
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second) // also when the run was interrupted
 	defer cancel()
 	var errs []error
 	for _, p := range r.namespaces {
@@ -401,6 +414,12 @@ func (r *run) deleteNamespaces() error {
 		if err != nil && !apierrors.IsNotFound(err) {
 			errs = append(errs, fmt.Errorf("deleting namespace %s, which this run created: %w: kubectl delete namespace %s",
 				p.name, err, p.name))
+			continue
+		}
+		for err == nil && ctx.Err() == nil {
+			if _, err = r.Client.CoreV1().Namespaces().Get(ctx, p.name, metav1.GetOptions{}); err == nil {
+				time.Sleep(200 * time.Millisecond)
+			}
 		}
 	}
 	return errors.Join(errs...)

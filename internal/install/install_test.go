@@ -1,12 +1,15 @@
 package install_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"maps"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,18 +19,25 @@ import (
 	"helm.sh/helm/v3/pkg/action"
 	"helm.sh/helm/v3/pkg/chart"
 	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/kube"
 	kubefake "helm.sh/helm/v3/pkg/kube/fake"
 	"helm.sh/helm/v3/pkg/release"
 	"helm.sh/helm/v3/pkg/storage"
 	"helm.sh/helm/v3/pkg/storage/driver"
 	helmtime "helm.sh/helm/v3/pkg/time"
+	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/kubernetes/scheme"
+	restfake "k8s.io/client-go/rest/fake"
 	kubetesting "k8s.io/client-go/testing"
+	"sigs.k8s.io/yaml"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/install"
@@ -859,5 +869,167 @@ func TestTheCarriedChartIsTheOneInTheTree(t *testing.T) {
 	}
 	if _, err := install.LoadChart("/nonexistent"); err == nil || !strings.Contains(err.Error(), "/nonexistent") {
 		t.Errorf("error is %v", err)
+	}
+}
+
+// helm uninstall waits for the Job cleanup. If its image is in the registry that an installation was to deploy, and
+// that never started, no node can have it.
+func TestAFailedFirstInstallationCanBeUninstalled(t *testing.T) {
+	const image = "127.0.0.1:31999/zarf-registry/init-hook:dev"
+	holding := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Status: corev1.NodeStatus{
+		Images: []corev1.ContainerImage{{Names: []string{image}}}}}
+	registry := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry", Namespace: "zarf"},
+		Status: appsv1.DeploymentStatus{AvailableReplicas: 1}}
+	for name, c := range map[string]struct {
+		objects []runtime.Object
+		image   string
+		before  bool // an installation that works
+		removed bool
+	}{
+		"no node has the image":       {image: image, removed: true},
+		"a node has the image":        {image: image, objects: []runtime.Object{holding}},
+		"the registry serves it":      {image: image, objects: []runtime.Object{registry}},
+		"the image is elsewhere":      {image: "ghcr.io/zarf-dev/zarf-registry/init-hook:dev"},
+		"the installation has worked": {image: image, before: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, append(c.objects, namespace())...)
+			b.Options.Chart.Templates = append(b.Options.Chart.Templates, &chart.File{Name: "templates/cleanup.yaml",
+				Data: []byte(`{apiVersion: batch/v1, kind: Job, metadata: {name: c, annotations: {helm.sh/hook: pre-delete}},
+  spec: {template: {spec: {containers: [{name: c, image: "` + c.image + `", args: [cleanup]}]}}}}`)})
+			b.Parse = func(args []string) (settings.Settings, error) {
+				s, err := parse(args)
+				s.Address = "127.0.0.1:31999"
+				return s, err
+			}
+			if c.before {
+				b.mustRun()
+			}
+			b.finish = errors.New("the registry has no volume")
+			_, err := b.Installer.Run(t.Context())
+			if err == nil {
+				t.Fatal("it succeeded")
+			}
+			const advice = "to uninstall it instead: helm uninstall zarf-registry --namespace zarf, then init-hook cleanup " +
+				"--namespace zarf"
+			if got := strings.Contains(err.Error(), advice); got != c.removed {
+				t.Errorf("the error is %v; with advice: %t, want %t", err, got, c.removed)
+			}
+			has := slices.ContainsFunc(b.last().Hooks, func(h *release.Hook) bool { return h.Name == "c" })
+			if has == c.removed {
+				t.Errorf("the release has the Job: %t", has)
+			}
+		})
+	}
+}
+
+// rejecting builds the objects of a manifest with a client that asks answer for the API server's response.
+type rejecting struct {
+	*kubefake.PrintingKubeClient
+	answer func(*http.Request) *metav1.Status
+}
+
+func (r rejecting) Build(manifest io.Reader, _ bool) (kube.ResourceList, error) {
+	content, err := io.ReadAll(manifest)
+	if err != nil {
+		return nil, err
+	}
+	object := &unstructured.Unstructured{}
+	if err := yaml.Unmarshal(content, &object.Object); err != nil {
+		return nil, err
+	}
+	client := &restfake.RESTClient{NegotiatedSerializer: scheme.Codecs.WithoutConversion(),
+		Client: restfake.CreateHTTPClient(func(request *http.Request) (*http.Response, error) {
+			status, err := json.Marshal(r.answer(request))
+			return &http.Response{StatusCode: http.StatusUnprocessableEntity, Body: io.NopCloser(bytes.NewReader(status)),
+				Header: http.Header{"Content-Type": {"application/json"}}}, err
+		})}
+	kind := object.GroupVersionKind()
+	return kube.ResourceList{{Client: client, Namespace: "zarf", Name: object.GetName(), Object: object,
+		Mapping: &meta.RESTMapping{Resource: kind.GroupVersion().WithResource(strings.ToLower(kind.Kind) + "s"),
+			GroupVersionKind: kind, Scope: meta.RESTScopeNamespace}}}, nil
+}
+
+// The API server judges the rendered objects before anything changes.
+func TestObjectsThatTheAPIServerRejectsAreBlockers(t *testing.T) {
+	status := func(reason metav1.StatusReason, message string) *metav1.Status {
+		return &metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure,
+			Reason: reason, Message: message, Code: http.StatusUnprocessableEntity}
+	}
+	const taken = "spec.ports[0].nodePort: Invalid value: 30000: provided port is already allocated"
+	for name, c := range map[string]struct {
+		answer  *metav1.Status
+		ignored bool
+		want    preflight.Severity // empty: no finding
+	}{
+		"rejected":            {answer: status(metav1.StatusReasonInvalid, taken), want: preflight.Blocker},
+		"rejected, ignored":   {answer: status(metav1.StatusReasonInvalid, taken), ignored: true, want: preflight.Warning},
+		"it exists":           {answer: status(metav1.StatusReasonAlreadyExists, "exists")},
+		"no namespace yet":    {answer: status(metav1.StatusReasonNotFound, "namespaces \"zarf\" not found")},
+		"a webhook refuses":   {answer: status(metav1.StatusReasonBadRequest, "webhook does not support dry run")},
+		"an API server rests": {answer: status(metav1.StatusReasonInternalError, "etcd")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, namespace())
+			b.Options.Chart.Templates = append(b.Options.Chart.Templates, &chart.File{Name: "templates/expose/service.yaml",
+				Data: []byte("apiVersion: v1\nkind: Service\nmetadata: {name: exposed}\n")})
+			b.Helm.KubeClient = rejecting{&kubefake.PrintingKubeClient{Out: io.Discard},
+				func(request *http.Request) *metav1.Status {
+					if request.Method == http.MethodGet { // Helm, while it renders
+						return status(metav1.StatusReasonNotFound, "not found")
+					}
+					if request.Method != http.MethodPost || request.URL.Query().Get("dryRun") != metav1.DryRunAll {
+						t.Errorf("request %s %s is no dry run", request.Method, request.URL)
+					}
+					if !strings.HasSuffix(request.URL.Path, "/services") {
+						return status(metav1.StatusReasonAlreadyExists, "exists")
+					}
+					return c.answer
+				}}
+			b.Parse = func(args []string) (settings.Settings, error) {
+				s, err := parse(args)
+				if c.ignored {
+					s.Preflight.Ignore = []string{"admission"}
+				}
+				return s, err
+			}
+			plan, err := b.Plan(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := []preflight.Finding{{Check: "admission", Severity: c.want, Object: "Service zarf/exposed",
+				Cause: "the API server rejects it: " + taken, Remedy: "correct the values under expose that this is about"}}
+			if c.want == "" {
+				want = nil
+			}
+			if !slices.Equal(plan.Findings, want) {
+				t.Errorf("findings are %v, want %v", plan.Findings, want)
+			}
+			_, err = b.Installer.Run(t.Context())
+			if c.want == preflight.Blocker && (err == nil || !strings.Contains(err.Error(), taken) ||
+				slices.Contains(b.events, "prepare")) {
+				t.Errorf("the run: %v, after %q", err, b.events)
+			}
+		})
+	}
+}
+
+// The next run refuses a namespace that is being deleted, and the user runs the corrected command at once.
+func TestABlockedRunWaitsUntilItsNamespaceIsGone(t *testing.T) {
+	b := newBench(t)
+	b.findings = []preflight.Finding{{Check: "storage", Severity: preflight.Blocker}}
+	deleted, terminating := false, 2 // reads that still find it
+	b.client.PrependReactor("*", "namespaces", func(a kubetesting.Action) (bool, runtime.Object, error) {
+		switch {
+		case a.GetVerb() == "delete":
+			deleted = true
+		case a.GetVerb() == "get" && deleted && terminating > 0:
+			terminating--
+			return true, namespace(), nil
+		}
+		return false, nil, nil
+	})
+	if _, err := b.Installer.Run(t.Context()); err == nil || !deleted || terminating > 0 {
+		t.Errorf("the run ended with %v while its namespace was left", err)
 	}
 }

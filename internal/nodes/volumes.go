@@ -19,6 +19,8 @@ type Volumes struct {
 	Pods []corev1.Pod
 	// Nodes are all nodes, nil if unknown.
 	Nodes []corev1.Node
+	// Why is the newest event of the pods' claim, "" if unknown.
+	Why string
 	// Volume is the volume of the pods' claim, nil if unknown.
 	Volume *corev1.PersistentVolume
 }
@@ -52,6 +54,10 @@ func (v Volumes) Advice(p corev1.Pod, complaint string) string {
 	case strings.Contains(complaint, "olume") && strings.Contains(complaint, "node affinity"):
 		return v.bound(claim, deletion)
 	case strings.Contains(complaint, "PersistentVolumeClaims"), strings.Contains(complaint, "persistentvolumeclaim"):
+		if v.Why != "" {
+			return fmt.Sprintf("%s has no volume (%s): %s describe persistentvolumeclaim %s shows more", claim, v.Why, kubectl,
+				name)
+		}
 		return fmt.Sprintf("%s has no volume: %s describe persistentvolumeclaim %s shows why", claim, kubectl, name)
 	case strings.Contains(complaint, ".rootdirectory") && strings.Contains(complaint, "permission denied"):
 		return fmt.Sprintf("the directory is the volume%s of %s: change its owner in the storage, or, to use another "+
@@ -123,12 +129,7 @@ func (v Volumes) bound(claim, deletion string) string {
 	}
 	var where, states []string
 	for _, term := range v.Volume.Spec.NodeAffinity.Required.NodeSelectorTerms {
-		selector := labels.NewSelector()
-		for _, e := range term.MatchExpressions {
-			if r, err := labels.NewRequirement(e.Key, operators[e.Operator], e.Values); err == nil {
-				selector = selector.Add(*r)
-			}
-		}
+		selector := TermSelector(term)
 		where = append(where, selector.String())
 		for _, n := range v.Nodes {
 			if selector.Matches(labels.Set(n.Labels)) {
@@ -144,6 +145,17 @@ func (v Volumes) bound(claim, deletion string) string {
 	}
 	slices.Sort(states)
 	return volume + ": " + strings.Join(slices.Compact(states), "; ")
+}
+
+// TermSelector returns the selector of labels in a term. It leaves out what the API would reject, and fields.
+func TermSelector(term corev1.NodeSelectorTerm) labels.Selector {
+	selector := labels.NewSelector()
+	for _, e := range term.MatchExpressions {
+		if r, err := labels.NewRequirement(e.Key, operators[e.Operator], e.Values); err == nil {
+			selector = selector.Add(*r)
+		}
+	}
+	return selector
 }
 
 // operators translates the operators of a node selector that have the same meaning for labels.

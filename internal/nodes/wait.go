@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
@@ -58,6 +59,9 @@ func (o *Observer) complaints(component string) string {
 	}
 	byPod := o.Warnings(ctx)
 	volumes := Volumes{Pods: pods}
+	if i := slices.IndexFunc(pods, func(p corev1.Pod) bool { return ClaimOf(p.Spec) != "" }); i >= 0 {
+		volumes.Why = o.claimEvent(ctx, ClaimOf(pods[i].Spec))
+	}
 	if nodes, err := o.Cluster.Nodes.List(ctx, metav1.ListOptions{}); err == nil {
 		volumes.Nodes = nodes.Items
 	}
@@ -75,6 +79,9 @@ func (o *Observer) complaints(component string) string {
 		}
 	}
 	if len(lines) == 0 {
+		lines = o.controllerWarnings(ctx, component) // perhaps they cannot create pods
+	}
+	if len(lines) == 0 {
 		return ""
 	}
 	slices.Sort(lines)
@@ -90,12 +97,51 @@ func (o *Observer) Warnings(ctx context.Context) map[string]string {
 	return NewestWarnings(events.Items)
 }
 
+// controllerWarnings returns the newest warning of each controller of a component's pods.
+func (o *Observer) controllerWarnings(ctx context.Context, component string) []string {
+	events, err := o.Cluster.Events.List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind!=Pod,type=Warning"})
+	if err != nil {
+		return nil
+	}
+	name := o.Settings.Name
+	if component != names.ComponentRegistry {
+		name += "-" + component
+	}
+	var lines []string
+	for _, kind := range []string{"Deployment", "ReplicaSet", "DaemonSet"} {
+		newest := NewestWarnings(slices.DeleteFunc(slices.Clone(events.Items), func(e corev1.Event) bool {
+			controller := e.InvolvedObject.Name
+			switch {
+			case kind == "ReplicaSet": // the name of its Deployment, and a hash
+				controller = controller[:max(strings.LastIndexByte(controller, '-'), 0)]
+			case kind == "DaemonSet" && strings.HasPrefix(controller, name+"-"): // of an architecture
+				controller = name
+			}
+			return e.InvolvedObject.Kind != kind || controller != name
+		}))
+		for controller, warning := range newest {
+			lines = append(lines, o.Object(kind, controller)+": "+warning)
+		}
+	}
+	return lines
+}
+
+// claimEvent returns the newest event of a claim, which may not be a warning, or "".
+func (o *Observer) claimEvent(ctx context.Context, claim string) string {
+	list, err := o.Cluster.Events.List(ctx, metav1.ListOptions{
+		FieldSelector: "involvedObject.kind=PersistentVolumeClaim,involvedObject.name=" + claim})
+	if err != nil {
+		return ""
+	}
+	return NewestWarnings(list.Items)[claim]
+}
+
 // PodWarnings selects the warning events of pods.
 func PodWarnings() metav1.ListOptions {
 	return metav1.ListOptions{FieldSelector: "involvedObject.kind=Pod,type=Warning"}
 }
 
-// NewestWarnings returns the text of the newest event of each pod, ignoring those without details.
+// NewestWarnings returns the text of the newest event of each object, ignoring those of pods without details.
 func NewestWarnings(events []corev1.Event) map[string]string {
 	slices.SortStableFunc(events, func(a, b corev1.Event) int { return a.LastTimestamp.Compare(b.LastTimestamp.Time) })
 	newest := map[string]string{}

@@ -193,7 +193,7 @@ func (i *Inspection) pauseImageOf(architecture string) []Finding {
 	blind := image.Source == state.SourceDefault
 	var reporting, lacking []string // nodes
 	counts := map[string]int{}      // nodes that lack it, by an image that they report and a person may choose
-	with, trusted := false, false
+	with, trusted, complete := false, false, true
 	for _, n := range i.nodes {
 		if n.Status.NodeInfo.Architecture != architecture || !plan.NodeReady(n) || len(n.Status.Images) == 0 {
 			continue
@@ -202,6 +202,7 @@ func (i *Inspection) pauseImageOf(architecture string) []Finding {
 		reporting = append(reporting, n.Name)
 		best := rules.Trusted(images)
 		trusted = trusted || len(best) > 0
+		complete = complete && rules.Complete(images)
 		switch {
 		case nodeimages.Reported(images, image.Reference):
 			with = true
@@ -228,6 +229,12 @@ func (i *Inspection) pauseImageOf(architecture string) []Finding {
 	recorded, known := state.PauseImage{}, false
 	if i.Saved != nil {
 		recorded, known = i.Saved.PauseImages[architecture]
+	}
+	if image.Source == state.SourceValue && len(reporting) > 0 && !with && complete {
+		// The healer helps no pod either: it runs in the same image.
+		add(Blocker, object, fmt.Sprintf("injector.image: no node reports it (%s), so no injected pod would start",
+			release.ListNodes(reporting)), candidates...)
+		return findings
 	}
 	changed := known && recorded.Reference != image.Reference
 	switch {

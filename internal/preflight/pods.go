@@ -3,13 +3,11 @@ package preflight
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
@@ -29,6 +27,13 @@ func (i *Inspection) tryPods(ctx context.Context) ([]Finding, error) {
 		pods = append(pods, i.registryLike())
 	}
 	pods = append(pods, i.privilegedLike()...)
+	for _, w := range i.Settings.Workloads {
+		switch w.Component {
+		case names.ComponentRegistry, names.ComponentProxy, names.ComponentNodeConfig:
+		default:
+			pods = append(pods, i.podLike(w.Component, "zarf-dev/zarf-registry/registry-node"))
+		}
+	}
 	var findings []Finding
 	for _, pod := range pods {
 		what := strings.ReplaceAll(pod.Spec.Containers[0].Name, "-", " ")
@@ -38,6 +43,9 @@ func (i *Inspection) tryPods(ctx context.Context) ([]Finding, error) {
 		switch {
 		case err == nil:
 			findings = append(findings, i.changed(pod, answer)...)
+			continue
+		case priorityClassMissing(err):
+			findings = append(findings, i.missingPriorityClass(pod.Spec.PriorityClassName))
 			continue
 		case namespaceMissing(err):
 			f.Severity = Warning
@@ -72,12 +80,7 @@ func (i *Inspection) tryPods(ctx context.Context) ([]Finding, error) {
 		}
 		findings = append(findings, f)
 	}
-	seen := map[Finding]bool{} // several pods may have the same finding
-	return slices.DeleteFunc(findings, func(f Finding) bool {
-		again := seen[f]
-		seen[f] = true
-		return again
-	}), nil
+	return findings, nil
 }
 
 // changed finds changes by admission that break the injector.
@@ -151,7 +154,6 @@ func (i *Inspection) registryLike() *corev1.Pod {
 // proxyLike returns a pod that admission treats like the proxies.
 func (i *Inspection) proxyLike() *corev1.Pod {
 	pod := i.podLike(names.ComponentProxy, "zarf-dev/zarf-registry/registry-node")
-	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 	if i.Settings.Proxy.HostNetwork || i.Settings.IPFamily == state.IPv6 {
 		pod.Spec.HostNetwork = true
 		pod.Spec.DNSPolicy = corev1.DNSClusterFirstWithHostNet
@@ -165,7 +167,6 @@ func (i *Inspection) proxyLike() *corev1.Pod {
 // nodeConfigLike returns a pod that admission treats like the pods that configure nodes.
 func (i *Inspection) nodeConfigLike() *corev1.Pod {
 	pod := i.podLike(names.ComponentNodeConfig, "zarf-dev/zarf-registry/registry-node")
-	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 	// The directories belong to root on the nodes.
 	root, no := int64(0), false
 	pod.Spec.SecurityContext.RunAsUser, pod.Spec.SecurityContext.RunAsGroup, pod.Spec.SecurityContext.RunAsNonRoot = &root,
@@ -199,6 +200,8 @@ func (i *Inspection) podLike(component, repository string) *corev1.Pod {
 			image = pause.Reference
 		}
 	}
+	w, _ := i.Settings.Workload(component)
+	scheduling, _, _ := w.Decode() // placement reports what cannot be decoded
 	no := false
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
@@ -208,14 +211,14 @@ func (i *Inspection) podLike(component, repository string) *corev1.Pod {
 		},
 		Spec: corev1.PodSpec{
 			AutomountServiceAccountToken: &no,
+			PriorityClassName:            w.PriorityClassName,
+			NodeSelector:                 w.NodeSelector,
+			Tolerations:                  scheduling.Tolerations,
 			SecurityContext:              i.RestrictedPod(),
 			Containers: []corev1.Container{{
 				Name: component, Image: image, ImagePullPolicy: corev1.PullIfNotPresent,
 				SecurityContext: release.RestrictedContainer(),
-				// The chart's own requests, which a quota may require.
-				Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
-					corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("32Mi"),
-				}},
+				Resources:       scheduling.Resources,
 			}},
 		},
 	}

@@ -4,10 +4,13 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -68,6 +71,10 @@ const (
 	checkPayload     = "payload"
 	checkPauseImage  = "pause-image"
 	checkAddress     = "address"
+	checkPlacement   = "placement"
+	checkPriority    = "priority-class"
+	checkStorage     = "storage"
+	checkPullSecrets = "pull-secrets"
 	// These check what the user provides.
 	checkCertificates = "certificates"
 	checkCredentials  = "credentials"
@@ -84,6 +91,7 @@ func Checks() []string {
 	return []string{
 		checkPodSecurity, checkAdmission, checkAlwaysPull, checkPort, checkPortRange,
 		checkIPFamily, checkCRIO, checkHostPort, checkArch, checkPayload, checkPauseImage, checkAddress,
+		checkPlacement, checkPriority, checkStorage, checkPullSecrets,
 		checkCertificates, checkCredentials, checkNodeConfig, checkExpose, checkSignatures,
 	}
 }
@@ -97,6 +105,16 @@ type Cluster struct {
 	AllServices ServiceLister
 	Services    ServiceCreator
 	Pods        PodCreator
+	// Claims is scoped to the release's namespace.
+	Claims         Claims
+	StorageClasses StorageClassLister
+	Volumes        VolumeLister
+	// PriorityClasses is nil if this identity is not meant to read them, as in the Jobs.
+	PriorityClasses PriorityClasses
+	// Dial connects to an address. Nil if connections are not to be tried.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// InPod tells that Dial connects from a pod of the cluster, as the registry will.
+	InPod bool
 	// KubeletConfig returns the configuration of a node's kubelet, as its endpoint /configz does. Nil if
 	// this identity is not meant to read it, as in the Jobs.
 	KubeletConfig func(ctx context.Context, node string) ([]byte, error)
@@ -123,6 +141,27 @@ type ServiceCreator interface {
 // PodCreator creates pods, with dry runs only.
 type PodCreator interface {
 	Create(ctx context.Context, pod *corev1.Pod, opts metav1.CreateOptions) (*corev1.Pod, error)
+}
+
+// Claims reads and deletes PersistentVolumeClaims.
+type Claims interface {
+	Get(ctx context.Context, name string, opts metav1.GetOptions) (*corev1.PersistentVolumeClaim, error)
+	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
+}
+
+// StorageClassLister lists StorageClasses.
+type StorageClassLister interface {
+	List(ctx context.Context, opts metav1.ListOptions) (*storagev1.StorageClassList, error)
+}
+
+// VolumeLister lists PersistentVolumes.
+type VolumeLister interface {
+	List(ctx context.Context, opts metav1.ListOptions) (*corev1.PersistentVolumeList, error)
+}
+
+// PriorityClasses reads PriorityClasses.
+type PriorityClasses interface {
+	Get(ctx context.Context, name string, opts metav1.GetOptions) (*schedulingv1.PriorityClass, error)
 }
 
 // Inspection collects what prepare must know before it changes anything. Its exported fields must
@@ -189,10 +228,11 @@ func (i *Inspection) inspect(ctx context.Context) ([]Finding, error) {
 	ours := i.Settings.Mode != state.ModeExternal
 	looks := []func(context.Context) ([]Finding, error){i.lookAtNodeConfig}
 	if ours {
-		looks = append(looks, i.lookAtServices, i.certificates, i.pushSecret, i.lookAtExposure, i.lookAtSignatures)
+		looks = append(looks, i.lookAtServices, i.certificates, i.pushSecret, i.lookAtExposure, i.lookAtSignatures,
+			i.lookAtStorage, i.lookAtS3)
 	}
 	if ours || i.Settings.ConfiguresNodes() {
-		looks = append(looks, i.tryPods, i.lookAtKubelets)
+		looks = append(looks, i.lookAtPriorityClasses, i.tryPods, i.lookAtKubelets, i.lookAtPullSecrets)
 	}
 	findings := i.address()
 	for _, look := range looks {
@@ -208,8 +248,9 @@ func (i *Inspection) inspect(ctx context.Context) ([]Finding, error) {
 		findings = append(findings, i.hostPort()...)
 	}
 	if ours || i.Settings.ConfiguresNodes() {
-		findings = slices.Concat(findings, i.architecture(), i.pauseImage())
+		findings = slices.Concat(findings, i.architecture(), i.pauseImage(), i.placement())
 	}
+	findings = distinct(findings)
 	for n, f := range findings {
 		if slices.Contains(i.Settings.Preflight.Ignore, f.Check) || slices.Contains(i.Settings.Preflight.Ignore, ignoreAll) {
 			findings[n].Severity = Warning
@@ -223,6 +264,16 @@ func (i *Inspection) inspect(ctx context.Context) ([]Finding, error) {
 		return cmp.Compare(slices.Index(Checks(), a.Check), slices.Index(Checks(), b.Check))
 	})
 	return findings, nil
+}
+
+// distinct leaves out findings that several checks, or several pods, have in common.
+func distinct(findings []Finding) []Finding {
+	seen := map[Finding]bool{}
+	return slices.DeleteFunc(findings, func(f Finding) bool {
+		again := seen[f]
+		seen[f] = true
+		return again
+	})
 }
 
 // certificates checks the Secrets that certificates are issued or copied from.

@@ -54,6 +54,13 @@ type Settings struct {
 	// from SecurityContextConstraints, which the chart binds.
 	OpenShift bool `json:"openShift,omitempty"`
 
+	// Workloads are the pods that the chart renders.
+	Workloads []Workload `json:"workloads,omitempty"`
+	// PullSecrets are the names of those with which nodes pull the images of the registry and the proxies. Empty if
+	// their programs are injected.
+	PullSecrets []string `json:"pullSecrets,omitempty"`
+
+	Storage    Storage    `json:"storage,omitzero"`
 	Proxy      Proxy      `json:"proxy,omitzero"`
 	Cache      Cache      `json:"cache,omitzero"`
 	Injector   Injector   `json:"injector,omitzero"`
@@ -327,6 +334,10 @@ func (s *Settings) Validate() error {
 			"push: the name zarf of a credential is that of Zarf's")
 	}
 	v.add("nodeConfig", s.NodeConfig.validate())
+	v.add("storage", s.Storage.validate())
+	for _, w := range s.Workloads {
+		v.check(w.Values != "" && w.Component != "", "workloads: %q of component %q: both are needed", w.Values, w.Component)
+	}
 	return v.err()
 }
 

@@ -106,6 +106,15 @@ init-hook can derive from it is not in here. */ -}}
 {{- else -}}
 {{- $_ := set $settings "registryURL" $mode.url -}}
 {{- end -}}
+{{- with include "zarf-registry.hook.settings.workloads" . | fromJsonArray -}}
+{{- $_ := set $settings "workloads" . -}}
+{{- end -}}
+{{- with include "zarf-registry.hook.settings.pullSecrets" . | fromJsonArray -}}
+{{- $_ := set $settings "pullSecrets" . -}}
+{{- end -}}
+{{- with include "zarf-registry.hook.settings.storage" . | fromJson -}}
+{{- $_ := set $settings "storage" . -}}
+{{- end -}}
 {{- with $mode.reason -}}
 {{- $_ := set $settings "modeReason" . -}}
 {{- end -}}
@@ -113,6 +122,107 @@ init-hook can derive from it is not in here. */ -}}
 {{- $_ := set $settings "nodeConfig" (include "zarf-registry.hook.settings.nodeConfig" . | fromJson) -}}
 {{- end -}}
 {{- toJson $settings -}}
+{{- end -}}
+
+{{- /* What the values say about the placement and size of each workload's pods, as a JSON array. values is the path of
+its values. */ -}}
+{{- define "zarf-registry.hook.settings.workloads" -}}
+{{- $all := list -}}
+{{- $hook := .Values.initHook -}}
+{{- if include "zarf-registry.internal" . -}}
+{{- $registry := .Values.registry -}}
+{{- $all = append $all (dict "values" "registry" "component" "registry" "from" $registry "tolerations" $registry.tolerations "affinity" $registry.affinity "architecture" (or .Values.injector.enabled (ne $registry.architecture "auto") | ternary (include "zarf-registry.architecture" . | fromJson).value "")) -}}
+{{- end -}}
+{{- if include "zarf-registry.proxyMode" . -}}
+{{- $all = append $all (dict "values" "proxy" "component" "proxy" "from" .Values.proxy "tolerations" .Values.proxy.tolerations) -}}
+{{- end -}}
+{{- if include "zarf-registry.cache" . -}}
+{{- $cache := include "zarf-registry.cache.settings" . | fromJson -}}
+{{- $tolerations := kindIs "invalid" $cache.tolerations | ternary .Values.registry.tolerations $cache.tolerations -}}
+{{- $all = append $all (dict "values" "cache" "component" "cache" "from" $cache "tolerations" $tolerations) -}}
+{{- end -}}
+{{- if include "zarf-registry.healer" . -}}
+{{- $healer := include "zarf-registry.healer.settings" . | fromJson -}}
+{{- $all = append $all (dict "values" "healer" "component" "healer" "from" $healer "tolerations" $healer.tolerations) -}}
+{{- end -}}
+{{- if include "zarf-registry.nodeConfig" . -}}
+{{- $node := include "zarf-registry.nodeConfig.settings" . | fromJson -}}
+{{- $all = append $all (dict "values" "nodeConfig" "component" "node-config" "from" $node "tolerations" $node.tolerations) -}}
+{{- end -}}
+{{- if include "zarf-registry.certificates" . -}}
+{{- $pki := include "zarf-registry.pki.settings" . | fromJson -}}
+{{- $all = append $all (dict "values" "pki.rotation" "component" "certificates" "from" (pick $pki "resources" "priorityClassName") "tolerations" $hook.tolerations) -}}
+{{- end -}}
+{{- $all = append $all (dict "values" "initHook" "component" "init-hook" "from" $hook "tolerations" $hook.tolerations "affinity" $hook.affinity) -}}
+{{- $rendered := list -}}
+{{- range $all -}}
+{{- $one := dict "values" .values "component" .component -}}
+{{- with .architecture -}}
+{{- $_ := set $one "architecture" . -}}
+{{- end -}}
+{{- range $key, $value := pick .from "priorityClassName" "nodeSelector" "resources" -}}
+{{- if $value -}}
+{{- $_ := set $one $key $value -}}
+{{- end -}}
+{{- end -}}
+{{- with include "zarf-registry.pod.tolerations" (dict "root" $ "tolerations" .tolerations) | fromYamlArray -}}
+{{- $_ := set $one "tolerations" . -}}
+{{- end -}}
+{{- with dig "nodeAffinity" "requiredDuringSchedulingIgnoredDuringExecution" "nodeSelectorTerms" list (default dict .affinity) -}}
+{{- $_ := set $one "nodeTerms" . -}}
+{{- end -}}
+{{- $rendered = append $rendered $one -}}
+{{- end -}}
+{{- toJson $rendered -}}
+{{- end -}}
+
+{{- /* The names of the pull secrets of the registry and the proxies, as a JSON array. Injected programs need none. */ -}}
+{{- define "zarf-registry.hook.settings.pullSecrets" -}}
+{{- $names := list -}}
+{{- if and (not .Values.injector.enabled) (include "zarf-registry.injects" .) -}}
+{{- range include "zarf-registry.pullSecrets" . | fromJsonArray -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+{{- end -}}
+{{- uniq $names | toJson -}}
+{{- end -}}
+
+{{- /* Where the registry stores images, as JSON; empty if it needs neither a claim nor S3. Without an endpoint if the
+registry connects through an HTTP proxy, because only the proxy may reach it. */ -}}
+{{- define "zarf-registry.hook.settings.storage" -}}
+{{- $storage := dict -}}
+{{- if include "zarf-registry.internal" . -}}
+{{- with .Values.registry -}}
+{{- if include "zarf-registry.mountsClaim" $ -}}
+{{- $claim := .persistence -}}
+{{- if $claim.existingClaim -}}
+{{- $_ := set $storage "claim" (dict "name" $claim.existingClaim "existing" true) -}}
+{{- else -}}
+{{- $wanted := dict "name" (include "zarf-registry.fullname" $) "accessModes" $claim.accessModes "size" $claim.size -}}
+{{- if not (kindIs "invalid" $claim.storageClass) -}}
+{{- $_ := set $wanted "storageClass" $claim.storageClass -}}
+{{- end -}}
+{{- $_ := set $storage "claim" $wanted -}}
+{{- end -}}
+{{- if include "zarf-registry.several" $ -}}
+{{- $_ := set $storage.claim "shared" true -}}
+{{- end -}}
+{{- end -}}
+{{- if eq .storage.type "s3" -}}
+{{- $s3 := .storage.s3 -}}
+{{- $_ := set $storage "s3" (dict "endpoint" $s3.regionEndpoint "secret" $s3.existingSecret "caSecret" $s3.caSecret) -}}
+{{- range .extraEnv -}}
+{{- if has (upper .name) (list "HTTP_PROXY" "HTTPS_PROXY") -}}
+{{- $_ := set $storage.s3 "endpoint" "" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- with (include "zarf-registry.cache" . | empty | ternary dict (include "zarf-registry.cache.settings" . | fromJson)).storageClass -}}
+{{- $_ := set $storage "cacheClass" . -}}
+{{- end -}}
+{{- toJson $storage -}}
 {{- end -}}
 
 {{- define "zarf-registry.hook.settings.proxy" -}}

@@ -1,0 +1,77 @@
+package install
+
+import (
+	"context"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"helm.sh/helm/v3/pkg/releaseutil"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/preflight"
+)
+
+// rejected creates the objects of the manifest that do not exist with a dry run, and returns what the API server
+// rejects: node ports that are taken, addresses and names that are malformed, and rights that this identity lacks.
+// Without it, Helm would report the first one after prepare.
+func (r *run) rejected(ctx context.Context, manifest string) []preflight.Finding {
+	documents := releaseutil.SplitManifests(manifest)
+	keys := make([]string, 0, len(documents))
+	for key := range documents {
+		keys = append(keys, key)
+	}
+	slices.Sort(keys)
+	var findings []preflight.Finding
+	for _, key := range keys {
+		objects, err := r.Helm.KubeClient.Build(strings.NewReader(documents[key]), false)
+		if err != nil { // rendering has built all of them, so the API server may be restarting
+			continue
+		}
+		for _, o := range objects {
+			scoped := o.Mapping.Scope.Name() == meta.RESTScopeNameNamespace
+			err := o.Client.Post().NamespaceIfScoped(o.Namespace, scoped).Resource(o.Mapping.Resource.Resource).
+				VersionedParams(&metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}, metav1.ParameterCodec).
+				Body(o.Object).Do(ctx).Error()
+			if !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) && !apierrors.IsBadRequest(err) ||
+				strings.Contains(err.Error(), "does not support dry run") {
+				continue // nil; it exists; its namespace does not; or Helm finds out
+			}
+			object := o.Mapping.GroupVersionKind.Kind + " " + o.Name
+			if scoped {
+				object = fmt.Sprintf("%s %s/%s", o.Mapping.GroupVersionKind.Kind, o.Namespace, o.Name)
+			}
+			f := preflight.Finding{Check: "admission", Severity: preflight.Blocker, Object: object,
+				Cause:  "the API server rejects it: " + err.Error(),
+				Remedy: fmt.Sprintf("correct the values under %s that this is about", valuesOf(documents[key]))}
+			if slices.ContainsFunc(r.settings.Preflight.Ignore, func(check string) bool {
+				return check == f.Check || check == "all"
+			}) {
+				f.Severity = preflight.Warning
+			}
+			findings = append(findings, f)
+		}
+	}
+	return findings
+}
+
+// valuesOf returns the path of the values for the template of a rendered document, as its first line names it.
+func valuesOf(document string) string {
+	const source = "# Source: "
+	line, _, _ := strings.Cut(strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(document), "---")), "\n")
+	folder := path.Base(path.Dir(strings.TrimPrefix(line, source)))
+	for _, known := range [][2]string{{"certificates", "pki"}, {"extra", "extraObjects"},
+		{"garbage-collection", "registry.garbageCollection"}, {"init-hook", "initHook"}, {"node-config", "nodeConfig"},
+		{"prune", "registry.prune"}, {"pause-images", "injector"}} {
+		if folder == known[0] {
+			return known[1]
+		}
+	}
+	if !strings.HasPrefix(line, source) {
+		return "its name"
+	}
+	return folder
+}
