@@ -30,6 +30,7 @@ type push struct {
 	subject digest.Digest
 	// digests are the manifest's own, needs what it refers to, apart from its subject, which may be missing.
 	digests, needs []digest.Digest
+	described      described
 }
 
 type pushKey struct{}
@@ -99,7 +100,8 @@ func newPush(name string, query url.Values, content []byte) (p push, stored stri
 	if err != nil {
 		return push{}, "", errcode.ErrorCodeManifestInvalid.WithDetail(err.Error())
 	}
-	p = push{subject: m.subject, digests: []digest.Digest{digest.FromBytes(content)}, needs: r.needs}
+	p = push{subject: m.subject, digests: []digest.Digest{digest.FromBytes(content)}, needs: r.needs,
+		described: m}
 	d := digest.Digest(name)
 	if d.Validate() != nil {
 		return p, name, nil
@@ -176,9 +178,15 @@ func (m manifestStore) put(
 	if err := m.source.need(ctx, m.repository.Named().Name(), asked.needs); err != nil {
 		return "", err
 	}
+	if err := m.source.lacking(ctx, m.repository.Named().Name(), asked.described); err != nil {
+		if missing, ok := errors.AsType[distribution.ErrManifestBlobUnknown](err); ok {
+			err = distribution.ErrManifestVerification{missing}
+		}
+		return "", err
+	}
 	m.source.linking.RLock()
 	defer m.source.linking.RUnlock()
-	stored, err := m.ManifestService.Put(ctx, manifest, options...)
+	stored, err := m.ManifestService.Put(replacing(ctx, blobPath(asked.digests[0])), manifest, options...)
 	if hasForbiddenURLs(err) {
 		return "", errcode.ErrorCodeManifestInvalid.WithMessage("a layer of the image is stored at a URL from which this " +
 			"registry does not let nodes pull")

@@ -210,7 +210,7 @@ func NewHandler(config *configuration.Configuration, log *slog.Logger) (http.Han
 // extended returns distribution's handler with what the OCI distribution specification has beyond it, apart from
 // pushes of manifests.
 func extended(app *handlers.App, source *blobSource) http.Handler {
-	return withReferrers(source, withAnyMediaType(withSinglePosts(withMounts(app))))
+	return withReferrers(source, withAnyMediaType(withCompleteness(withSinglePosts(withMounts(app)))))
 }
 
 // newApp returns distribution's handler, which panics on an invalid configuration.
@@ -220,7 +220,8 @@ func newApp(config *configuration.Configuration, log *slog.Logger) (app *handler
 			err = fmt.Errorf("configuration: %v", p)
 		}
 	}()
-	source = &blobSource{log: log}
+	platforms := config.Validation.Manifests.Indexes.Platforms
+	source = &blobSource{log: log, sparse: platforms == "none" || platforms == "list"}
 	useUnbufferedBlobs(config, source)
 	return handlers.NewApp(context.Background(), config), source, nil
 }

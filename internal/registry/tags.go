@@ -33,6 +33,15 @@ func (t *currentTags) Tag(ctx context.Context, tag string, manifest v1.Descripto
 	return err
 }
 
+// Get returns the manifest of the tag. A damaged link is no tag: a push replaces it.
+func (t *currentTags) Get(ctx context.Context, tag string) (v1.Descriptor, error) {
+	manifest, err := t.TagService.Get(ctx, tag)
+	if isDamaged(err) {
+		return v1.Descriptor{}, distribution.ErrTagUnknown{Tag: tag}
+	}
+	return manifest, err
+}
+
 // Lookup returns the tags of a manifest. Only a deletion calls it.
 func (t *currentTags) Lookup(ctx context.Context, manifest v1.Descriptor) ([]string, error) {
 	t.deleted = manifest.Digest
