@@ -30,7 +30,12 @@ type inventory struct {
 	canonical map[digest.Digest]digest.Digest
 	blobs     map[digest.Digest]*storedBlob // by SHA-256 digest
 	order     []digest.Digest               // of blobs, as they were found
+	// damagedTag is called for a tag whose link contains no digest. Without it, that is an error, because it is unknown
+	// what the tag keeps.
+	damagedTag func(repositoryTag)
 }
+
+type repositoryTag struct{ repository, tag string }
 
 type repositoryDigest struct {
 	repository string
@@ -108,6 +113,10 @@ func (i *inventory) readRepositories(ctx context.Context) (links []blobLink, err
 			d, err := readLink(ctx, i.driver, name)
 			if errors.Is(err, distribution.ErrBlobUnknown) {
 				return nil // the tag was just deleted
+			}
+			if i.damagedTag != nil && isDamaged(err) {
+				i.damagedTag(repositoryTag{m[1], m[2]})
+				return nil
 			}
 			if err != nil {
 				return err

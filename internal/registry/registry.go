@@ -62,7 +62,8 @@ type Server struct {
 	source       *blobSource
 	leases       *leaseClient
 	verification *verification
-	collecting   sync.Mutex        // held while this process collects garbage
+	collecting   sync.Mutex // held while this process collects garbage
+	scrubber     *scrubber
 	certificates *tlsfiles.Source  // nil without Options.Listen
 	exposed      *tlsfiles.Source  // for Options.ExposeTLSDir; nil if ExposeListen uses the certificate of Listen
 	clients      *tlsfiles.Clients // nil without Options.Listen
@@ -175,6 +176,8 @@ func (s *Server) openStorage() (err error) {
 	s.leases = newLeaseClient(s.source.driver, root)
 	s.source.leases = s.leases
 	s.metrics.watchCollections(s.leases)
+	s.scrubber = &scrubber{source: s.source, log: s.log}
+	s.metrics.watchScrub(s.scrubber)
 	return nil
 }
 
@@ -300,7 +303,7 @@ func (s *Server) front(name string, policy policy) *front {
 	next := withPushes(withManifestLock(s.source, extended(s.app, s.source)))
 	next = s.space.limit(withConditionalDeletes(next))
 	if policy.mutualTLS {
-		next = s.withCatalog(s.withSpace(s.withGarbageCollection(next)))
+		next = s.withCatalog(s.withSpace(s.withScrub(s.withGarbageCollection(next))))
 	}
 	f := &front{
 		name:        name,
@@ -328,6 +331,7 @@ func (s *Server) serve(ctx context.Context, registry, diagnostics []*endpoint) e
 	// Not waited for, because the storage may hang.
 	go s.health.run(background)
 	go s.leases.follow(background, s.health.interval)
+	go s.scrubber.follow(background, scrubFollowPeriod)
 	go s.space.followContent(background, s.source.driver)
 	var writing sync.WaitGroup
 	writing.Go(func() { s.space.followVolume(background, !readOnly(s.options.Config.Storage)) })
@@ -469,7 +473,8 @@ func (s *Server) metricsHandler() http.Handler {
 
 // reloadReport describes the certificates and credentials in use, and what follows them.
 func (s *Server) reloadReport() reloadstatus.Report {
-	report := reloadstatus.Report{Credentials: s.credentials.report(), Collection: s.leases.report()}
+	report := reloadstatus.Report{Credentials: s.credentials.report(), Collection: s.leases.report(),
+		Scrub: s.scrubber.status()}
 	if err := s.health.err(time.Now()); err != nil {
 		report.Storage = err.Error()
 	} else {
