@@ -67,9 +67,9 @@ type blobSource struct {
 	log    *slog.Logger
 	space  *storageSpace // nil in tests of clients
 	sparse bool          // indexes may lack manifests
-	// linking is locked while a manifest is deleted, and read-locked while one is written, so that a manifest has
-	// back links or is gone.
-	linking sync.RWMutex
+	// linking is locked for a repository while one of its manifests is deleted, and read-locked while one is written, so
+	// that a manifest has back links or is gone.
+	linking repositoryLocks
 	rebuilt atomic.Bool // all manifests have back links
 	// completing is locked while the annotations of a manifest are read for a list of referrers.
 	completing sync.Mutex

@@ -52,8 +52,8 @@ func withPushes(next http.Handler) http.Handler {
 			return
 		}
 		content, err := io.ReadAll(io.LimitReader(r.Body, oci.MaxManifestSize+1))
-		if err != nil {
-			writeError(w, err)
+		if err != nil { // the client has disconnected, or sends nothing
+			writeError(w, errCanceled)
 			return
 		}
 		p, stored, err := newPush(to.manifest, r.URL.Query(), content)
@@ -184,8 +184,9 @@ func (m manifestStore) put(
 		}
 		return "", err
 	}
-	m.source.linking.RLock()
-	defer m.source.linking.RUnlock()
+	linking := m.source.linking.of(m.repository.Named().Name())
+	linking.RLock()
+	defer linking.RUnlock()
 	stored, err := m.ManifestService.Put(replacing(ctx, blobPath(asked.digests[0])), manifest, options...)
 	if hasForbiddenURLs(err) {
 		return "", errcode.ErrorCodeManifestInvalid.WithMessage("a layer of the image is stored at a URL from which this " +
@@ -226,8 +227,9 @@ func hasForbiddenURLs(err error) bool {
 
 // Delete removes a manifest, with all its digests and the tags of those that the caller did not name.
 func (m manifestStore) Delete(ctx context.Context, d digest.Digest) error {
-	m.source.linking.Lock()
-	defer m.source.linking.Unlock()
+	linking := m.source.linking.of(m.repository.Named().Name())
+	linking.Lock()
+	defer linking.Unlock()
 	manifest, err := m.Get(ctx, d)
 	if err != nil {
 		return m.ManifestService.Delete(ctx, d)

@@ -96,6 +96,13 @@ func (t *currentTags) List(ctx context.Context, limit int, last string) ([]strin
 	return tags, io.EOF
 }
 
+// repositoryLocks are locks for repositories. A few share one. The zero value is not locked.
+type repositoryLocks [64]sync.RWMutex
+
+func (l *repositoryLocks) of(repository string) *sync.RWMutex {
+	return &l[maphash.String(tagSeed, repository)%uint64(len(l))]
+}
+
 // tagLocks serialize changes of a tag. A few tags share a lock. The zero value is not locked.
 type tagLocks [64]sync.Mutex
 
