@@ -145,9 +145,11 @@ func (c *Cache) ask(ctx context.Context, method, path string, header http.Header
 	return response, nil
 }
 
-// relay passes a request on, and the response back. It returns an error if there is no response.
+// relay passes a request on, and the response back, which may be a layer. It returns an error if there is no response.
 func (c *Cache) relay(w http.ResponseWriter, r *http.Request) error {
-	response, err := c.ask(r.Context(), r.Method, r.URL.Path, r.Header)
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	response, err := c.ask(ctx, r.Method, r.URL.Path, r.Header)
 	if err != nil {
 		return err
 	}
@@ -156,10 +158,22 @@ func (c *Cache) relay(w http.ResponseWriter, r *http.Request) error {
 		w.Header()[name] = values
 	}
 	w.WriteHeader(response.StatusCode)
-	if _, err := io.Copy(w, response.Body); err != nil {
+	to := deadlineWriter{w, http.NewResponseController(w)}
+	if _, err := io.Copy(to, &stallReader{response.Body, cancel}); err != nil {
 		panic(http.ErrAbortHandler)
 	}
 	return nil
+}
+
+// deadlineWriter renews the deadline of each write.
+type deadlineWriter struct {
+	io.Writer
+	control *http.ResponseController
+}
+
+func (w deadlineWriter) Write(p []byte) (int, error) {
+	_ = w.control.SetWriteDeadline(time.Now().Add(writeTimeout))
+	return w.Writer.Write(p)
 }
 
 // confirm asks the registry what a target names, and whether it still serves that: an image may have been

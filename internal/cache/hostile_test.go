@@ -1,7 +1,10 @@
 package cache
 
 import (
+	"context"
+	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -77,4 +80,44 @@ func TestGatewayErrorsAreOfTheRegistry(t *testing.T) {
 			t.Errorf("%d: %v", status, response.Header)
 		}
 	}
+}
+
+// A response that is passed on must not take forever, in either direction.
+func TestRelayedResponsesStall(t *testing.T) {
+	f := start(t)
+	f.override(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Length", "10")
+		_, _ = io.WriteString(w, "01234")
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), longest)
+	defer cancel()
+	r := httptest.NewRequestWithContext(ctx, http.MethodGet, "/v2/", nil)
+	w := &deadlines{ResponseRecorder: httptest.NewRecorder()}
+	func() {
+		defer func() {
+			if recovered := recover(); recovered != http.ErrAbortHandler { //nolint:errorlint // as net/http compares it
+				t.Errorf("recovered %v", recovered)
+			}
+		}()
+		t.Errorf("relay() = %v", f.relay(w, r))
+	}()
+	if ctx.Err() != nil {
+		t.Error("the registry may stall a response")
+	}
+	if until := time.Until(w.last); until < writeTimeout-longest || until > writeTimeout {
+		t.Errorf("the client's deadline is in %s", until)
+	}
+}
+
+// deadlines is a response whose deadline is recorded.
+type deadlines struct {
+	*httptest.ResponseRecorder
+	last time.Time
+}
+
+func (d *deadlines) SetWriteDeadline(t time.Time) error {
+	d.last = t
+	return nil
 }

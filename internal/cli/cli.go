@@ -86,7 +86,7 @@ garbage-collect and images prune, and helm test runs check.`,
 func newImages() *cobra.Command {
 	cmd := group("images", "Pull, push, copy, list and delete images",
 		newImagesPull(), newImagesPush(), newImagesCopy(), newImagesList(), newImagesMissing(), newImagesDelete(),
-		newImagesPrune(), newImagesInventory(), newImagesExport(), newImagesBrowse(), newImagesWarm(),
+		newImagesPrune(), newImagesInventory(), newImagesVerify(), newImagesExport(), newImagesBrowse(), newImagesWarm(),
 		newImagesCache())
 	// A retry would fail on the same command line.
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitcode.Refusal{Err: err} })

@@ -138,13 +138,8 @@ func collectGarbage(
 	ctx context.Context, transport http.RoundTripper, access release.PushAccess, request gc.Request, log *slog.Logger,
 	report func(gc.Removed) error,
 ) (result gc.Result, err error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	silence := time.AfterFunc(collectionSilence, func() {
-		cancel(fmt.Errorf("the registry sent no event for %s: check the log of its pod, then run it again",
-			collectionSilence))
-	})
-	defer silence.Stop()
+	ctx, silence, stop := untilSilence(ctx)
+	defer stop()
 	err = cluster.Collect(ctx, transport, access, request, func(e gc.Event) error {
 		silence.Reset(collectionSilence)
 		switch {
@@ -166,6 +161,20 @@ func collectGarbage(
 		return gc.Result{}, fmt.Errorf("collecting garbage: %w", err)
 	}
 	return result, nil
+}
+
+// untilSilence returns a context that ends if the registry sends no event for collectionSilence, and the timer to reset
+// at each event.
+func untilSilence(ctx context.Context) (context.Context, *time.Timer, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	silence := time.AfterFunc(collectionSilence, func() {
+		cancel(fmt.Errorf("the registry sent no event for %s: check the log of its pod, then run it again",
+			collectionSilence))
+	})
+	return ctx, silence, func() {
+		silence.Stop()
+		cancel(nil)
+	}
 }
 
 func printCollected(w io.Writer, c collected) error {

@@ -132,6 +132,10 @@ func printStatus(w io.Writer, r *status.Report) error {
 		if g.Space != nil {
 			fmt.Fprintf(table, "\tstorage: %s\n", space.Describe(g.Space.Tightest()))
 		}
+		if g.Scrub != nil {
+			fmt.Fprintf(table, "\tcontent: verified %s, %s\n", g.Scrub.FinishedAt.Format(time.DateOnly),
+				plural(g.Scrub.Problems, "problem"))
+		}
 	}
 	if r.Caches != nil {
 		fmt.Fprintf(table, "caches\t%s\n", readyLine(r.Caches.Ready, r.Caches.Wanted, r.Caches.Why))

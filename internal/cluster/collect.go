@@ -11,6 +11,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/gc"
 	"github.com/zarf-dev/zarf-registry/internal/release"
+	"github.com/zarf-dev/zarf-registry/internal/scrub"
 )
 
 // maxErrorBody limits how many bytes of an error response are quoted.
@@ -22,8 +23,37 @@ func Collect(
 	ctx context.Context, transport http.RoundTripper, access release.PushAccess, request gc.Request,
 	handle func(gc.Event) error,
 ) error {
-	response, err := send(ctx, transport, access, http.MethodPost,
-		url.URL{Path: gc.Path, RawQuery: request.Query().Encode()}, nil)
+	return readEvents(ctx, transport, access, url.URL{Path: gc.Path, RawQuery: request.Query().Encode()},
+		"garbage collection", func(e gc.Event) (bool, error) {
+			if e.Error != "" {
+				return false, errors.New(e.Error)
+			}
+			return e.Result == nil, handle(e)
+		})
+}
+
+// Scrub asks the registry to read all that it stores and passes each event to handle. An error that the registry
+// reports in its last event is returned.
+func Scrub(
+	ctx context.Context, transport http.RoundTripper, access release.PushAccess, request scrub.Request,
+	handle func(scrub.Event) error,
+) error {
+	return readEvents(ctx, transport, access, url.URL{Path: scrub.Path, RawQuery: request.Query().Encode()},
+		"images verify", func(e scrub.Event) (bool, error) {
+			if e.Error != "" {
+				return false, errors.New(e.Error)
+			}
+			return e.Result == nil, handle(e)
+		})
+}
+
+// readEvents posts a request and passes the lines of the response to handle until it reports that there are no more, or
+// an error. What is what older releases do not support.
+func readEvents[E any](
+	ctx context.Context, transport http.RoundTripper, access release.PushAccess, target url.URL, what string,
+	handle func(E) (more bool, err error),
+) error {
+	response, err := send(ctx, transport, access, http.MethodPost, target, nil)
 	if err != nil {
 		return err
 	}
@@ -31,26 +61,21 @@ func Collect(
 	switch response.StatusCode {
 	case http.StatusOK:
 	case http.StatusNotFound:
-		return errors.New("the registry's release does not support garbage collection: upgrade it with init-hook install")
+		return fmt.Errorf("the registry's release does not support %s: upgrade it with init-hook install", what)
 	default:
 		return responseError(response)
 	}
 	events := json.NewDecoder(response.Body)
 	for {
-		var e gc.Event
+		var e E
 		switch err := events.Decode(&e); {
 		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 			return errors.New("the registry stopped before it had finished: check its pod's log, then run it again")
 		case err != nil:
 			return fmt.Errorf("reading the registry's response: %w", err)
-		case e.Error != "":
-			return errors.New(e.Error)
 		}
-		if err := handle(e); err != nil {
+		if more, err := handle(e); err != nil || !more {
 			return err
-		}
-		if e.Result != nil {
-			return nil
 		}
 	}
 }

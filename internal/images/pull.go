@@ -61,9 +61,6 @@ func (p *imagePull) pull(ctx context.Context, out Output, slots *semaphore.Weigh
 	if err != nil {
 		return p.progress.result, err
 	}
-	if err := ctx.Err(); err != nil {
-		return p.progress.result, err
-	}
 	if err := out.image(ctx, p.Item); err != nil {
 		return p.progress.result, err
 	}

@@ -136,7 +136,7 @@ func (p *pusher) complete(ctx context.Context, images []*imagePush) error {
 			if err != nil {
 				return fmt.Errorf("image %s: %w", image.name(), err)
 			}
-			return ctx.Err() // which may have ended forEachBlob early
+			return nil
 		})
 	}
 	if err := group.Wait(); err != nil {

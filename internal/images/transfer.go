@@ -1,6 +1,7 @@
 package images
 
 import (
+	"cmp"
 	"context"
 	"sync"
 
@@ -111,22 +112,22 @@ func forEachImage[T any](ctx context.Context, opts Options, r *run, images []T,
 }
 
 // forEachBlob calls do for each of an image's blobs, limited by the slots that images share. It calls
-// started when the last blob has its slot.
+// started when the last blob has its slot. It returns an error if ctx ends before all are done.
 func forEachBlob(ctx context.Context, slots *semaphore.Weighted, blobs []ocispec.Descriptor, started func(),
 	do func(context.Context, ocispec.Descriptor) error) error {
-	group, ctx := errgroup.WithContext(ctx)
+	group, running := errgroup.WithContext(ctx)
 	for _, desc := range blobs {
-		if err := slots.Acquire(ctx, 1); err != nil {
-			break // the group or the caller reports the error
+		if err := slots.Acquire(running, 1); err != nil {
+			break // reported below
 		}
 		group.Go(func() error {
 			defer slots.Release(1)
-			if err := do(ctx, desc); err != nil {
+			if err := do(running, desc); err != nil {
 				return wrapDescriptor(desc, err)
 			}
 			return nil
 		})
 	}
 	started()
-	return group.Wait()
+	return cmp.Or(group.Wait(), ctx.Err())
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/semaphore"
 	"oras.land/oras-go/v2/content"
 	"oras.land/oras-go/v2/errdef"
 
@@ -837,5 +838,19 @@ func TestPullLeavesTheTagsOfOtherTools(t *testing.T) {
 	}
 	if list := mustOpen(t, dir).Images(); len(list) != 1 || list[0].Reference != refs[0] {
 		t.Errorf("the layout has %+v", list)
+	}
+}
+
+func TestForEachBlobReportsAnEarlyEnd(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	done := 0
+	err := forEachBlob(ctx, semaphore.NewWeighted(1), make([]ocispec.Descriptor, 3), func() {},
+		func(context.Context, ocispec.Descriptor) error {
+			done++
+			cancel()
+			return nil
+		})
+	if !errors.Is(err, context.Canceled) || done == 3 {
+		t.Errorf("%v after %d of 3 blobs", err, done)
 	}
 }

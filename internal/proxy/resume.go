@@ -93,6 +93,7 @@ func (p *Proxy) resume(
 	if paused || body.budget == nil || sent-body.sent >= progressSize {
 		body.budget = p.newRetryBudget()
 	} else if err := body.budget.wait(ctx, cause); err != nil {
+		body.budget.end()
 		return nil, 0, err
 	}
 	body.sent, body.budget.direct = sent, body.direct

@@ -2,6 +2,9 @@ package proxy
 
 import (
 	"bytes"
+	"context"
+	"errors"
+	"io"
 	"math/rand/v2"
 	"net/http"
 	"strconv"
@@ -293,5 +296,24 @@ func TestSlowBodies(t *testing.T) {
 	}
 	if got := f.metric(`upstream_resumes_total{result="ok"}`); got != 0 {
 		t.Errorf("%v bodies were resumed although they had not broken off", got)
+	}
+}
+
+// A client that disconnects while its body waits to be resumed no longer counts as waiting.
+func TestResumeEndsWaiting(t *testing.T) {
+	f := start(t, store{})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer time.AfterFunc(50*time.Millisecond, cancel).Stop()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://registry/v2/a/blobs/x", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body := &interruptedBody{want: validators{etag: `"x"`}, budget: f.proxy.newRetryBudget()}
+	body.budget.attempts = 10 // the next one is a second away
+	if _, _, err := f.proxy.resume(&request{r, "https"}, body, 1, io.ErrUnexpectedEOF); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	if n := f.metric("requests_waiting"); n != 0 {
+		t.Errorf("%f requests wait", n)
 	}
 }

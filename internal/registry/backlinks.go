@@ -60,7 +60,8 @@ type described struct {
 	mediaType, artifactType string
 	annotations             json.RawMessage
 	subject                 digest.Digest
-	children                []digest.Digest // the manifests of an index
+	// blobs are the configuration and the layers, children the manifests of an index.
+	blobs, children []v1.Descriptor
 }
 
 // describe returns an error if the content is not a manifest, refers to something with an invalid digest, or has a type
@@ -70,6 +71,7 @@ func describe(content []byte) (described, error) {
 		MediaType    string          `json:"mediaType"`
 		ArtifactType string          `json:"artifactType"`
 		Config       *v1.Descriptor  `json:"config"`
+		Layers       []v1.Descriptor `json:"layers"`
 		Manifests    []v1.Descriptor `json:"manifests"`
 		Subject      *v1.Descriptor  `json:"subject"`
 		Annotations  json.RawMessage `json:"annotations"`
@@ -94,8 +96,17 @@ func describe(content []byte) (described, error) {
 		if err := child.Digest.Validate(); err != nil {
 			return described{}, fmt.Errorf("manifest %q of the index: %w", child.Digest, err)
 		}
-		d.children = append(d.children, child.Digest)
+		d.children = append(d.children, child)
 	}
+	if m.Config != nil {
+		d.blobs = append(d.blobs, *m.Config)
+	}
+	for _, blob := range append(d.blobs, m.Layers...) {
+		if err := blob.Digest.Validate(); err != nil {
+			return described{}, fmt.Errorf("blob %q: %w", blob.Digest, err)
+		}
+	}
+	d.blobs = append(d.blobs, m.Layers...)
 	return d, nil
 }
 
@@ -140,7 +151,7 @@ func backLinks(repository string, manifest v1.Descriptor, content []byte) ([]sto
 			return nil, err
 		}
 		for _, child := range m.children {
-			add(indexLinks, child, link)
+			add(indexLinks, child.Digest, link)
 		}
 	}
 	if m.subject != "" {

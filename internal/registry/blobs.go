@@ -28,8 +28,8 @@ import (
 
 // Distribution allocates a buffer of 4 MiB for each blob that it serves: for a small blob that costs
 // more than the rest of the request, and a hundred concurrent pulls need 400 MiB. This middleware
-// serves blobs directly from the storage driver, mounts stored blobs (mount.go), and notes which blobs
-// clients rely on (inuse.go).
+// serves blobs directly from the storage driver, finds only those that are intact (intact.go), mounts stored
+// blobs (mount.go), and notes which blobs clients rely on (inuse.go).
 const unbufferedBlobs = "zarf-registry-unbuffered-blobs"
 
 func init() {
@@ -54,6 +54,7 @@ func newBlobNamespace(
 func useUnbufferedBlobs(config *configuration.Configuration, source *blobSource) {
 	config.Middleware = map[string][]configuration.Middleware{
 		"registry": {{Name: unbufferedBlobs, Options: configuration.Parameters{"source": source}}},
+		"storage":  {{Name: intactContent}},
 	}
 }
 
@@ -65,9 +66,10 @@ type blobSource struct {
 	tags   tagLocks
 	log    *slog.Logger
 	space  *storageSpace // nil in tests of clients
-	// linking is locked while a manifest is deleted, and read-locked while one is written, so that a manifest has
-	// back links or is gone.
-	linking sync.RWMutex
+	sparse bool          // indexes may lack manifests
+	// linking is locked for a repository while one of its manifests is deleted, and read-locked while one is written, so
+	// that a manifest has back links or is gone.
+	linking repositoryLocks
 	rebuilt atomic.Bool // all manifests have back links
 	// completing is locked while the annotations of a manifest are read for a list of referrers.
 	completing sync.Mutex
@@ -78,6 +80,9 @@ func (s *blobSource) tagged(ctx context.Context, repository, tag string) digest.
 	d, _ := s.readLink(ctx, tagPath(repository, tag)) // the request reports the error
 	return d
 }
+
+// octetStream is the media type of all blobs: only manifests know it.
+const octetStream = "application/octet-stream"
 
 type blobNamespace struct {
 	distribution.Namespace
@@ -119,7 +124,7 @@ type blobRepository struct {
 }
 
 func (r blobRepository) Blobs(ctx context.Context) distribution.BlobStore {
-	return blobStore{r.Repository.Blobs(ctx), r.Named(), r.source}
+	return blobStore{r.Repository.Blobs(ctx), r.Named(), r.source, &foundBlob{}}
 }
 
 func (r blobRepository) Manifests(
@@ -137,34 +142,60 @@ type blobStore struct {
 	distribution.BlobStore
 	name   reference.Named // of the repository
 	source *blobSource
+	last   *foundBlob // that Stat found: distribution looks each blob up several times
 }
 
-// Stat returns the blob's size and media type. Unlike distribution, it keeps a digest other than SHA-256.
+type foundBlob struct {
+	v1.Descriptor
+	stored digest.Digest
+}
+
+// Stat returns the descriptor of a blob that is intact, as far as its size tells. Unlike distribution, it keeps a
+// digest other than SHA-256.
 func (s blobStore) Stat(ctx context.Context, d digest.Digest) (v1.Descriptor, error) {
-	blob, err := s.BlobStore.Stat(ctx, d)
-	blob.Digest = d
-	return blob, err
+	if s.last.Digest == d {
+		return s.last.Descriptor, nil
+	}
+	return s.stat(ctx, d, false)
+}
+
+// stat looks the blob up again. It notes first, if relied is set, that a client relies on the result.
+func (s blobStore) stat(ctx context.Context, d digest.Digest, relied bool) (v1.Descriptor, error) {
+	*s.last = foundBlob{}
+	stored, err := s.source.readLink(ctx, layerPath(s.name.Name(), d))
+	if isDamaged(err) {
+		err = distribution.ErrBlobUnknown
+	}
+	if err != nil {
+		return v1.Descriptor{}, err
+	}
+	if relied {
+		s.source.use.note(stored)
+	}
+	size, _, err := s.source.size(ctx, stored)
+	if err != nil {
+		return v1.Descriptor{}, err
+	}
+	*s.last = foundBlob{v1.Descriptor{MediaType: octetStream, Digest: d, Size: size}, stored}
+	return s.last.Descriptor, nil
 }
 
 // ServeBlob responds with the blob, or with the range that r requests.
 func (s blobStore) ServeBlob(ctx context.Context, w http.ResponseWriter, r *http.Request, d digest.Digest) error {
-	stored := d
-	if d.Algorithm() != digest.Canonical {
-		if link, err := s.BlobStore.Stat(ctx, d); err == nil {
-			stored = link.Digest
-		}
-	}
+	var blob v1.Descriptor
+	var err error
 	if r.Method == http.MethodHead { // a push that skips existing blobs
-		s.source.use.note(stored)
+		blob, err = s.stat(ctx, d, true)
+	} else {
+		blob, err = s.Stat(ctx, d)
 	}
-	blob, err := s.Stat(ctx, d)
 	if errors.Is(err, distribution.ErrBlobUnknown) {
 		return errcode.ErrorCodeBlobUnknown.WithDetail(d) // removed since distribution looked it up
 	}
 	if err != nil {
 		return err
 	}
-	content := &blobContent{ctx: ctx, driver: s.source.driver, path: blobPath(stored), size: blob.Size}
+	content := &blobContent{ctx: ctx, driver: s.source.driver, path: blobPath(s.last.stored), size: blob.Size}
 	defer content.close()
 	header := w.Header()
 	header.Set("Content-Type", blob.MediaType)
@@ -298,25 +329,28 @@ func (w *blobWriter) Cancel(ctx context.Context) error {
 	return err
 }
 
-// Commit finishes the upload. If the blob exists, distribution keeps the old one, whatever its age.
+// Commit finishes the upload. It replaces an existing blob, which may be damaged.
 func (w *blobWriter) Commit(ctx context.Context, provisional v1.Descriptor) (v1.Descriptor, error) {
 	if err := w.source.leases.admitBlob(ctx, provisional.Digest); err != nil {
 		return v1.Descriptor{}, err
 	}
 	w.source.use.note(provisional.Digest)
-	existed := false
+	replaced := int64(0)
 	if w.source.space.hasQuota() && provisional.Digest.Algorithm() == digest.Canonical {
-		existed, _ = w.source.exists(ctx, blobPath(provisional.Digest)) // the next walk corrects the rest
+		// The next walk corrects the rest.
+		if old, err := w.source.driver.Stat(ctx, blobPath(provisional.Digest)); err == nil {
+			replaced = old.Size()
+		}
 	}
-	blob, err := w.BlobWriter.Commit(ctx, provisional)
+	blob, err := w.BlobWriter.Commit(replacing(ctx, anyBlob), provisional)
 	w.note(err)
-	if err == nil && existed {
-		w.source.space.removed(w.received)
+	if err == nil {
+		w.source.space.removed(replaced)
 	}
 	if err != nil || blob.Digest == provisional.Digest {
 		return blob, err
 	}
-	// Only now is the SHA-256 digest known. A collection may have removed the blob that distribution kept.
+	// Only now is the SHA-256 digest known. A collection may have removed the blob.
 	w.source.use.note(blob.Digest)
 	if found, err := w.source.exists(ctx, blobPath(blob.Digest)); err != nil || !found {
 		return v1.Descriptor{}, cmp.Or(err, unavailable("the blob was garbage-collected during the upload: push it again"))

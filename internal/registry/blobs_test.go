@@ -11,25 +11,38 @@ import (
 	"testing"
 	"testing/iotest"
 
-	"github.com/distribution/distribution/v3"
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
+	"github.com/distribution/distribution/v3/registry/storage/driver/inmemory"
+	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// tenBytes is a store in which every blob has ten bytes.
-type tenBytes struct{ distribution.BlobStore }
+var repositoryA = func() reference.Named {
+	name, err := reference.WithName("a")
+	if err != nil {
+		panic(err)
+	}
+	return name
+}()
 
-func (tenBytes) Stat(_ context.Context, d digest.Digest) (v1.Descriptor, error) {
-	return v1.Descriptor{MediaType: "application/octet-stream", Digest: d, Size: 10}, nil
-}
-
-// oneFile is a driver in which every path leads to the same bytes, or to none.
+// oneFile is a driver in which every path leads to the same bytes, or to none, and every link to a blob of ten bytes.
 type oneFile struct {
 	storagedriver.StorageDriver
 	content io.Reader
 	err     error
+}
+
+func (f oneFile) GetContent(_ context.Context, path string) ([]byte, error) {
+	if !layerLink.MatchString(path) {
+		return nil, storagedriver.PathNotFoundError{Path: path}
+	}
+	return []byte(digest.FromString("x")), nil
+}
+
+func (f oneFile) Stat(_ context.Context, path string) (storagedriver.FileInfo, error) {
+	return storagedriver.FileInfoInternal{FileInfoFields: storagedriver.FileInfoFields{Path: path, Size: 10}}, nil
 }
 
 func (f oneFile) Reader(context.Context, string, int64) (io.ReadCloser, error) {
@@ -50,8 +63,8 @@ func TestUnreadableBlobsAbortTheResponse(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			logs := &lockedBuffer{}
-			store := blobStore{BlobStore: tenBytes{}, source: &blobSource{driver: tt.file,
-				log: slog.New(slog.NewTextHandler(logs, nil))}}
+			store := blobStore{name: repositoryA, source: &blobSource{driver: tt.file,
+				log: slog.New(slog.NewTextHandler(logs, nil))}, last: &foundBlob{}}
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if err := store.ServeBlob(r.Context(), w, r, digest.FromString("x")); err != nil {
 					t.Errorf("ServeBlob() = %v, which would be written into the blob", err)
@@ -75,18 +88,13 @@ func TestUnreadableBlobsAbortTheResponse(t *testing.T) {
 	}
 }
 
-// noBlobs is a store from which every blob was removed.
-type noBlobs struct{ distribution.BlobStore }
-
-func (noBlobs) Stat(context.Context, digest.Digest) (v1.Descriptor, error) {
-	return v1.Descriptor{}, distribution.ErrBlobUnknown
-}
-
-// Distribution looks a blob up before it is served, and a collection may remove it in between.
+// Distribution looks a blob up before it is served, and a collection may remove it in between. A client that asks
+// whether it exists relies on the answer.
 func TestBlobRemovedBeforeItIsServed(t *testing.T) {
 	for _, d := range []digest.Digest{digest.FromString("x"), digest.SHA512.FromString("x")} {
-		store := blobStore{noBlobs{}, nil, &blobSource{log: slog.New(slog.DiscardHandler)}}
-		request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil)
+		store := blobStore{name: repositoryA, source: &blobSource{driver: inmemory.New(),
+			log: slog.New(slog.DiscardHandler)}, last: &foundBlob{v1.Descriptor{Digest: d, Size: 1}, d}}
+		request := httptest.NewRequestWithContext(t.Context(), http.MethodHead, "/", nil)
 		err := store.ServeBlob(t.Context(), httptest.NewRecorder(), request, d)
 		var coded errcode.Error
 		if !errors.As(err, &coded) || coded.Code != errcode.ErrorCodeBlobUnknown {

@@ -26,7 +26,7 @@ import (
 
 // withCatalog serves the catalog, one request at a time: it reads all manifests.
 func (s *Server) withCatalog(next http.Handler) http.Handler {
-	var reading sync.Mutex
+	reading := make(chan struct{}, 1)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != catalog.Path {
 			next.ServeHTTP(w, r)
@@ -40,28 +40,41 @@ func (s *Server) withCatalog(next http.Handler) http.Handler {
 		case who == nil || !slices.Contains(who.roles, pki.OrganizationPush):
 			writeError(w, denied("the catalog needs a client certificate with the role %q", pki.OrganizationPush))
 		default:
-			reading.Lock()
-			defer reading.Unlock()
-			s.serveCatalog(w, r)
+			s.serveCatalog(w, r, reading)
 		}
 	})
 }
 
-func (s *Server) serveCatalog(w http.ResponseWriter, r *http.Request) {
-	w.Header().Set("Content-Type", "application/x-ndjson")
-	w.Header().Set("Cache-Control", "no-store")
-	buffered := bufio.NewWriter(w)
-	encoder := json.NewEncoder(buffered)
-	began := time.Now()
-	last := catalog.Event{End: &began}
-	err := readCatalog(r.Context(), &inventory{driver: s.source.driver}, func(e catalog.Event) error {
-		return encoder.Encode(e)
+// serveCatalog waits until reading is free, which has one place.
+func (s *Server) serveCatalog(w http.ResponseWriter, r *http.Request, reading chan struct{}) {
+	stream(r.Context(), s, w, nil, func(ctx context.Context, send func(any)) {
+		select {
+		case reading <- struct{}{}:
+			defer func() { <-reading }()
+		case <-ctx.Done():
+			return
+		}
+		buffered := bufio.NewWriter(sender(send))
+		encoder := json.NewEncoder(buffered)
+		began := time.Now()
+		last := catalog.Event{End: &began}
+		err := readCatalog(ctx, &inventory{driver: s.source.driver}, func(e catalog.Event) error {
+			return encoder.Encode(e)
+		})
+		if err != nil {
+			s.log.Error("reading the catalog failed", "error", err)
+			last = catalog.Event{Error: err.Error()}
+		}
+		_ = errors.Join(encoder.Encode(last), buffered.Flush()) // a sender does not fail
 	})
-	if err != nil {
-		s.log.Error("reading the catalog failed", "error", err)
-		last = catalog.Event{Error: err.Error()}
-	}
-	_ = errors.Join(encoder.Encode(last), buffered.Flush()) // the client may have disconnected
+}
+
+// sender sends what is written.
+type sender func(any)
+
+func (s sender) Write(p []byte) (int, error) {
+	s(slices.Clone(p))
+	return len(p), nil
 }
 
 // readCatalog calls report for all blobs and then all manifests, ordered by repository and digest.

@@ -1,12 +1,15 @@
 package registry
 
 import (
+	"context"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/catalog"
@@ -167,4 +170,59 @@ func TestConditionalDeletion(t *testing.T) {
 	c.must(http.StatusAccepted, "DELETE", path+child.String(), nil, since(time.Now().Add(time.Minute))...)
 	c.must(http.StatusNotFound, "GET", path+child.String(), nil)
 	c.must(http.StatusCreated, "PUT", path+"1", strings.NewReader(text), "Content-Type", ociManifest)
+}
+
+// blockingDriver lists nothing until it is released.
+type blockingDriver struct {
+	storagedriver.StorageDriver
+	release chan struct{}
+}
+
+func (d blockingDriver) List(ctx context.Context, path string) ([]string, error) {
+	<-d.release
+	return d.StorageDriver.List(ctx, path)
+}
+
+func (d blockingDriver) Walk(ctx context.Context, path string, f storagedriver.WalkFn,
+	options ...func(*storagedriver.WalkOptions)) error {
+	<-d.release
+	return d.StorageDriver.Walk(ctx, path, f, options...)
+}
+
+// While the storage is read, the connection is not silent, and clients that wait for their turn may leave.
+func TestCatalogOfASlowStorage(t *testing.T) {
+	i := open(t, newTestCA(t), t.TempDir())
+	driver := blockingDriver{i.server.source.driver, make(chan struct{})}
+	i.server.source.rebuilt.Store(true)
+	i.run()
+	i.server.source.driver = driver
+	c := i.pusher()
+	get := func(ctx context.Context) (*http.Response, error) {
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base+catalog.Path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.SetBasicAuth(pushUser, pushPassword)
+		return c.Do(r)
+	}
+	first, err := get(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Body.Close()
+	byte := make([]byte, 1)
+	if _, err := io.ReadFull(first.Body, byte); err != nil || byte[0] != '\n' {
+		t.Fatalf("%q, %v", byte, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if second, err := get(ctx); err == nil {
+		second.Body.Close()
+		t.Error("a second client was served")
+	}
+	eventually(t, "the second client has left", func() bool { return i.inFlight("tls") == 1 })
+	close(driver.release)
+	if content, err := catalog.Read(first.Body); err != nil || len(content.Manifests) != 0 {
+		t.Errorf("%+v, %v", content, err)
+	}
 }

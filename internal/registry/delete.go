@@ -19,9 +19,10 @@ type deletion struct {
 
 type deletionKey struct{}
 
-// withConditionalDeletes lets clients delete a manifest by digest with the header If-Unmodified-Since (RFC 9110,
-// section 13.1.4), so that a client that has read the catalog does not delete what was pushed meanwhile. The response
-// is 412 if the manifest was pushed at or after that second, or if an index in its repository refers to it.
+// withConditionalDeletes lets clients delete a manifest by digest with the header If-Unmodified-Since, so that a client
+// that has read the catalog does not delete what was pushed meanwhile. Unlike in HTTP, the response is 412 also if an
+// index in the repository refers to the manifest, and an invalid date is refused: ignoring it could delete too much.
+// A manifest that was pushed in that very second counts as pushed later.
 func withConditionalDeletes(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header := r.Header.Get("If-Unmodified-Since")
@@ -39,7 +40,7 @@ func withConditionalDeletes(next http.Handler) http.Handler {
 		response := &bufferedResponse{ResponseWriter: w}
 		next.ServeHTTP(response, r.WithContext(context.WithValue(r.Context(), deletionKey{}, d)))
 		if d.changed != nil {
-			clear(w.Header())
+			clearHeader(w.Header())
 			writeError(withStatus{w, http.StatusPreconditionFailed}, d.changed)
 			return
 		}

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -19,11 +20,18 @@ func unavailable(format string, args ...any) error {
 // errTooLarge means that a manifest is larger than oci.MaxManifestSize.
 var errTooLarge = errcode.ErrorCodeSizeInvalid.WithMessage("a manifest may have at most 4 MiB")
 
+// errCanceled is the response to a client that has disconnected.
+var errCanceled = errcode.ErrorCodeUnavailable.WithMessage("the request was canceled")
+
 // writeError responds with err as an OCI error.
 func writeError(w http.ResponseWriter, err error) {
 	var coded errcode.Error
-	if !errors.As(err, &coded) { // the client has disconnected
-		coded = errcode.ErrorCodeUnavailable.WithMessage("the request was canceled")
+	switch {
+	case errors.As(err, &coded):
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		coded = errCanceled
+	default:
+		coded = errcode.ErrorCodeUnknown.WithMessage(err.Error())
 	}
 	switch coded.Code {
 	case errcode.ErrorCodeSizeInvalid:
@@ -34,6 +42,15 @@ func writeError(w http.ResponseWriter, err error) {
 		w.Header().Set("Retry-After", "10")
 	}
 	_ = errcode.ServeJSON(w, coded) // the client may have disconnected
+}
+
+// clearHeader removes what was set for another response, but not that the connection ends with this one.
+func clearHeader(header http.Header) {
+	connection := header["Connection"]
+	clear(header)
+	if connection != nil {
+		header["Connection"] = connection
+	}
 }
 
 // withStatus responds with another status than the one that belongs to an error code.

@@ -108,6 +108,7 @@ type caller struct {
 	credential       string // the name of the one that was accepted
 	who              *user  // the user of that one
 	anonymous        bool   // without a credential, or with an empty one
+	pushes           bool   // may push; known of HEAD requests for manifests
 }
 
 // callerKey is the context key of a request's caller.
@@ -127,10 +128,25 @@ func (f *front) admit(w http.ResponseWriter, r *http.Request, to target, caller 
 	if err := f.policy.authorize(r.Method, to, caller.roles, login); err != nil {
 		return nil, err
 	}
+	caller.pushes = f.pushes(r, to, caller, login)
 	if f.verification == nil || !f.verifies(r, to, caller, login) {
 		return r, nil
 	}
 	return f.verification.require(r, to)
+}
+
+// pushes reports whether a client that asks whether a manifest exists may push one.
+func (f *front) pushes(r *http.Request, to target, caller *caller, login login) bool {
+	if to.manifest == "" || r.Method != http.MethodHead {
+		return false
+	}
+	if f.policy.mutualTLS {
+		return slices.Contains(caller.roles, pki.OrganizationPush) || slices.Contains(caller.roles, pki.OrganizationClient)
+	}
+	if caller.who == nil { // everyone may read
+		_, _ = login.verify() // a wrong credential counts as no credential
+	}
+	return caller.who != nil && caller.who.role == rolePush
 }
 
 // verifies reports whether a client reads signed images only: nodes and clients without a credential do. Those that may

@@ -1,12 +1,16 @@
 package registry
 
 import (
+	"context"
+	"fmt"
 	"net/http"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/gc"
@@ -143,4 +147,50 @@ func TestGarbageCollectWithoutContent(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	})
+}
+
+// countingDriver counts how many files are read at once.
+type countingDriver struct {
+	storagedriver.StorageDriver
+	mu           sync.Mutex
+	running, max int
+}
+
+func (d *countingDriver) GetContent(ctx context.Context, path string) ([]byte, error) {
+	d.mu.Lock()
+	d.running++
+	d.max = max(d.max, d.running)
+	d.mu.Unlock()
+	time.Sleep(20 * time.Millisecond) // as long as a request to S3 takes
+	defer func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.running--
+	}()
+	return d.StorageDriver.GetContent(ctx, path)
+}
+
+// Object storage takes long for each file, so a large registry could not be marked in time.
+func TestMarkingReadsInParallel(t *testing.T) {
+	i := start(t, newTestCA(t), t.TempDir())
+	c := i.pusher()
+	for n := range 20 {
+		c.pushImage("a", fmt.Sprint(n), fmt.Sprint(n))
+	}
+	driver := &countingDriver{StorageDriver: i.server.source.driver}
+	stored := &inventory{driver: driver}
+	if err := stored.read(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if driver.max < 2 || len(stored.tagged) != 20 {
+		t.Errorf("read %d of 20 tags, %d at once", len(stored.tagged), driver.max)
+	}
+	driver.max = 0
+	m, err := stored.mark(t.Context(), true, time.Now(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if driver.max < 2 || len(m.references) != 20 || len(m.keep) != 20+20+1 {
+		t.Errorf("read %d of 20 manifests, %d at once; kept %d", len(m.references), driver.max, len(m.keep))
+	}
 }

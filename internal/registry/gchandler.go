@@ -2,20 +2,15 @@ package registry
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 
 	"github.com/zarf-dev/zarf-registry/internal/gc"
 )
-
-// keepAlivePeriod is how often a silent response repeats its phase: load balancers in front of an API
-// server close connections that are idle for a minute or more.
-const keepAlivePeriod = 5 * time.Second
 
 // withGarbageCollection serves garbage-collection requests, one at a time. Clients that may write may
 // send them.
@@ -51,20 +46,19 @@ func (s *Server) withGarbageCollection(next http.Handler) http.Handler {
 
 // collect collects garbage for a caller and streams the events. It aborts when the client disconnects.
 func (s *Server) collect(ctx context.Context, request gc.Request, who *caller, w http.ResponseWriter) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	w.Header().Set("Content-Type", "application/x-ndjson")
-	w.Header().Set("Cache-Control", "no-store")
-	events := make(chan gc.Event)
-	go func() {
-		defer close(events)
+	var phase atomic.Pointer[gc.Event]
+	phase.Store(&gc.Event{Phase: gc.Marking})
+	stream(ctx, s, w, func() any { return phase.Load() }, func(ctx context.Context, send func(any)) {
 		started := time.Now()
 		report := func(e gc.Event) {
 			if e.Removed != nil && !request.DryRun {
 				logPrune(ctx, s.log, *e.Removed, who.audit())
 				s.space.removed(e.Removed.Bytes)
 			}
-			events <- e
+			if e.Phase != "" {
+				phase.Store(&e)
+			}
+			send(e)
 		}
 		result, err := collect(ctx, s.leases, &s.source.use, request, report)
 		log := s.log.With("dryRun", request.DryRun, "deleteUntagged", request.DeleteUntagged,
@@ -77,33 +71,6 @@ func (s *Server) collect(ctx context.Context, request gc.Request, who *caller, w
 		} else {
 			log.Info("garbage collected")
 		}
-		events <- last
-	}()
-
-	encoder, control := json.NewEncoder(w), http.NewResponseController(w)
-	send := func(e gc.Event) {
-		if err := errors.Join(encoder.Encode(e), control.Flush()); err != nil {
-			cancel(fmt.Errorf("the client disconnected: %w", err))
-		}
-	}
-	ticker := time.NewTicker(keepAlivePeriod)
-	defer ticker.Stop()
-	var phase gc.Event
-	for {
-		select {
-		case e, ok := <-events:
-			if !ok {
-				return
-			}
-			if e.Phase != "" {
-				phase = e
-			}
-			send(e)
-		case <-ticker.C:
-			if s.draining.Load() {
-				cancel(errors.New("the registry is shutting down"))
-			}
-			send(phase)
-		}
-	}
+		send(last)
+	})
 }

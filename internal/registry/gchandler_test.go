@@ -697,8 +697,9 @@ func TestCollectionKeepsReferencedContent(t *testing.T) {
 	}
 	config := of(c.pushBlob("a", "{}"), "application/vnd.oci.image.config.v1+json")
 	simple := func(name string, more ...string) map[string]any {
-		m := map[string]any{"config": config, "layers": []any{of(c.pushBlob("a", "layer of "+name),
-			"application/vnd.oci.image.layer.v1.tar")}}
+		layer := of(c.pushBlob("a", "layer of "+name), "application/vnd.oci.image.layer.v1.tar")
+		layer["size"] = len("layer of " + name)
+		m := map[string]any{"config": config, "layers": []any{layer}}
 		if len(more) > 0 {
 			m["subject"] = of(digest.Digest(more[0]), ociManifest)
 		}

@@ -62,6 +62,11 @@ func blobPath(d digest.Digest) string {
 	return blobDir(d) + "/data"
 }
 
+// sizePath is the path of the record of a blob's size.
+func sizePath(d digest.Digest) string {
+	return blobDir(d) + "/size.json"
+}
+
 func blobDir(d digest.Digest) string {
 	return blobsPath + "/" + d.Algorithm().String() + "/" + d.Encoded()[:2] + "/" + d.Encoded()
 }

@@ -42,7 +42,7 @@ func withManifestLock(source *blobSource, next http.Handler) http.Handler {
 			_ = a.confirm(r.Context(), source.leases.times.validity)
 		}
 		if a.refused != nil {
-			clear(w.Header())
+			clearHeader(w.Header())
 			writeError(w, a.refused)
 			return
 		}

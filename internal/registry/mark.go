@@ -9,6 +9,7 @@ import (
 	"maps"
 	"path"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/distribution/distribution/v3"
@@ -30,7 +31,12 @@ type inventory struct {
 	canonical map[digest.Digest]digest.Digest
 	blobs     map[digest.Digest]*storedBlob // by SHA-256 digest
 	order     []digest.Digest               // of blobs, as they were found
+	// damagedTag is called for a tag whose link contains no digest. Without it, that is an error, because it is unknown
+	// what the tag keeps.
+	damagedTag func(repositoryTag)
 }
+
+type repositoryTag struct{ repository, tag string }
 
 type repositoryDigest struct {
 	repository string
@@ -57,8 +63,11 @@ func (b *storedBlob) young(cutoff time.Time) bool { return b.newest.After(cutoff
 func (i *inventory) read(ctx context.Context) error {
 	i.tagged, i.history = map[repositoryDigest][]string{}, map[repositoryDigest][]string{}
 	i.backLinks, i.canonical = map[repositoryDigest][]string{}, map[digest.Digest]digest.Digest{}
-	links, err := i.readRepositories(ctx)
+	links, tags, err := i.readRepositories(ctx)
 	if err != nil {
+		return err
+	}
+	if err := i.readTags(ctx, tags); err != nil {
 		return err
 	}
 	digestLinks, err := i.readBlobs(ctx)
@@ -83,7 +92,7 @@ type blobLink struct {
 	at     time.Time
 }
 
-func (i *inventory) readRepositories(ctx context.Context) (links []blobLink, err error) {
+func (i *inventory) readRepositories(ctx context.Context) (links []blobLink, tags []repositoryTag, err error) {
 	err = walkFiles(ctx, i.driver, repositoriesPath, func(info storagedriver.FileInfo) error {
 		name := info.Path()
 		if m := revisionLink.FindStringSubmatch(name); m != nil {
@@ -105,19 +114,33 @@ func (i *inventory) readRepositories(ctx context.Context) (links []blobLink, err
 			}
 			links = append(links, blobLink{stored, path.Dir(name), info.ModTime()})
 		} else if m := currentLink.FindStringSubmatch(name); m != nil {
-			d, err := readLink(ctx, i.driver, name)
-			if errors.Is(err, distribution.ErrBlobUnknown) {
-				return nil // the tag was just deleted
-			}
-			if err != nil {
-				return err
-			}
-			key := repositoryDigest{m[1], d}
-			i.tagged[key] = append(i.tagged[key], m[2])
+			tags = append(tags, repositoryTag{m[1], m[2]})
 		}
 		return nil
 	})
-	return links, err
+	return links, tags, err
+}
+
+// readTags reads what tags refer to.
+func (i *inventory) readTags(ctx context.Context, tags []repositoryTag) error {
+	var mu sync.Mutex
+	return inParallel(ctx, tags, storageConcurrency, func(ctx context.Context, t repositoryTag) error {
+		d, err := readLink(ctx, i.driver, tagPath(t.repository, t.tag))
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case errors.Is(err, distribution.ErrBlobUnknown):
+			return nil // the tag was just deleted
+		case i.damagedTag != nil && isDamaged(err):
+			i.damagedTag(t)
+			return nil
+		case err != nil:
+			return err
+		}
+		key := repositoryDigest{t.repository, d}
+		i.tagged[key] = append(i.tagged[key], t.tag)
+		return nil
+	})
 }
 
 func (i *inventory) readBlobs(ctx context.Context) (links []blobLink, err error) {
@@ -186,6 +209,7 @@ func (i *inventory) mark(
 		inventory: i, references: map[digest.Digest]references{}, referrers: map[digest.Digest][]digest.Digest{},
 		keep: map[digest.Digest]bool{},
 	}
+	var unknown []digest.Digest
 	for _, manifest := range i.manifests {
 		d := i.stored(manifest.digest)
 		if _, done := m.references[d]; done || i.blobs[d] == nil { // a missing manifest refers to nothing
@@ -193,12 +217,22 @@ func (i *inventory) mark(
 		}
 		r, ok := known[d]
 		if !ok {
-			var err error
-			if r, err = i.readReferences(ctx, d); err != nil {
-				return nil, err
-			}
+			unknown = append(unknown, d)
 		}
 		m.references[d] = r
+	}
+	var mu sync.Mutex
+	err := inParallel(ctx, unknown, storageConcurrency, func(ctx context.Context, d digest.Digest) error {
+		r, err := i.readReferences(ctx, d)
+		mu.Lock()
+		defer mu.Unlock()
+		m.references[d] = r
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	for d, r := range m.references {
 		if r.subject != "" {
 			subject := i.stored(r.subject)
 			m.referrers[subject] = append(m.referrers[subject], d)

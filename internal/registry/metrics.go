@@ -188,6 +188,24 @@ func (m *metrics) watchCollections(leases *leaseClient) {
 		last(func(r leaseRecord) float64 { return float64(r.Result.Blobs) }))
 }
 
+func (m *metrics) watchScrub(s *scrubber) {
+	m.gauge("zarf_registry_scrub_problems",
+		"Stored content that the last init-hook images verify found missing or damaged, and that was not pushed again "+
+			"since; -1 if there was none.", nil, func() float64 {
+			if status := s.status(); status != nil {
+				return float64(status.Problems)
+			}
+			return -1
+		})
+	m.gauge("zarf_registry_scrub_last_success_timestamp_seconds",
+		"Unix time at which the last init-hook images verify ended; 0 if there was none.", nil, func() float64 {
+			if status := s.status(); status != nil {
+				return float64(status.FinishedAt.Unix())
+			}
+			return 0
+		})
+}
+
 func (m *metrics) watchVerification(v *verification) {
 	for result := range v.counts {
 		m.counter("zarf_registry_verifications_total",

@@ -91,9 +91,7 @@ func (m mountStored) Apply(v any) error {
 
 // stored returns the SHA-256 digest and the size of a stored blob, and notes that a client relies on it. It asks
 // the driver, because a cache may still contain blobs that were garbage-collected. What another process is about to
-// remove does not count as stored. An empty file counts only
-// as the empty blob, because a crash can leave an empty file. If the storage fails, ok is false, and the
-// upload will report the error.
+// remove does not count as stored. If the storage fails, ok is false, and the upload will report the error.
 func (s *blobSource) stored(ctx context.Context, named digest.Digest) (d digest.Digest, size int64, ok bool) {
 	if named == "" {
 		return "", 0, false
@@ -106,9 +104,6 @@ func (s *blobSource) stored(ctx context.Context, named digest.Digest) (d digest.
 		return "", 0, false
 	}
 	s.use.note(d)
-	info, err := s.driver.Stat(ctx, blobPath(d))
-	if err != nil || info.IsDir() || info.Size() == 0 && d != digest.FromBytes(nil) {
-		return "", 0, false
-	}
-	return d, info.Size(), true
+	size, _, err = s.size(ctx, d)
+	return d, size, err == nil
 }

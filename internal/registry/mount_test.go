@@ -183,11 +183,12 @@ func TestUploadParametersComeFromTheURL(t *testing.T) {
 func TestMountOfABlobWithoutData(t *testing.T) {
 	for name, tt := range map[string]struct {
 		damage func(data string) error
-		mended bool // by an upload; distribution does not replace existing files
+		mended bool // by an upload
 	}{
 		"missing data":      {os.Remove, true},
 		"missing directory": {func(data string) error { return os.RemoveAll(filepath.Dir(data)) }, true},
-		"empty data":        {func(data string) error { return os.Truncate(data, 0) }, false},
+		"empty data":        {func(data string) error { return os.Truncate(data, 0) }, true},
+		"data cut off":      {func(data string) error { return os.Truncate(data, 3) }, true},
 		"a directory in place of the data": {func(data string) error { return errors.Join(os.Remove(data), os.Mkdir(data, 0o700)) },
 			false},
 	} {

@@ -30,6 +30,7 @@ type push struct {
 	subject digest.Digest
 	// digests are the manifest's own, needs what it refers to, apart from its subject, which may be missing.
 	digests, needs []digest.Digest
+	described      described
 }
 
 type pushKey struct{}
@@ -51,8 +52,8 @@ func withPushes(next http.Handler) http.Handler {
 			return
 		}
 		content, err := io.ReadAll(io.LimitReader(r.Body, oci.MaxManifestSize+1))
-		if err != nil {
-			writeError(w, err)
+		if err != nil { // the client has disconnected, or sends nothing
+			writeError(w, errCanceled)
 			return
 		}
 		p, stored, err := newPush(to.manifest, r.URL.Query(), content)
@@ -99,7 +100,8 @@ func newPush(name string, query url.Values, content []byte) (p push, stored stri
 	if err != nil {
 		return push{}, "", errcode.ErrorCodeManifestInvalid.WithDetail(err.Error())
 	}
-	p = push{subject: m.subject, digests: []digest.Digest{digest.FromBytes(content)}, needs: r.needs}
+	p = push{subject: m.subject, digests: []digest.Digest{digest.FromBytes(content)}, needs: r.needs,
+		described: m}
 	d := digest.Digest(name)
 	if d.Validate() != nil {
 		return p, name, nil
@@ -176,9 +178,16 @@ func (m manifestStore) put(
 	if err := m.source.need(ctx, m.repository.Named().Name(), asked.needs); err != nil {
 		return "", err
 	}
-	m.source.linking.RLock()
-	defer m.source.linking.RUnlock()
-	stored, err := m.ManifestService.Put(ctx, manifest, options...)
+	if err := m.source.lacking(ctx, m.repository.Named().Name(), asked.described); err != nil {
+		if missing, ok := errors.AsType[distribution.ErrManifestBlobUnknown](err); ok {
+			err = distribution.ErrManifestVerification{missing}
+		}
+		return "", err
+	}
+	linking := m.source.linking.of(m.repository.Named().Name())
+	linking.RLock()
+	defer linking.RUnlock()
+	stored, err := m.ManifestService.Put(replacing(ctx, blobPath(asked.digests[0])), manifest, options...)
 	if hasForbiddenURLs(err) {
 		return "", errcode.ErrorCodeManifestInvalid.WithMessage("a layer of the image is stored at a URL from which this " +
 			"registry does not let nodes pull")
@@ -218,8 +227,9 @@ func hasForbiddenURLs(err error) bool {
 
 // Delete removes a manifest, with all its digests and the tags of those that the caller did not name.
 func (m manifestStore) Delete(ctx context.Context, d digest.Digest) error {
-	m.source.linking.Lock()
-	defer m.source.linking.Unlock()
+	linking := m.source.linking.of(m.repository.Named().Name())
+	linking.Lock()
+	defer linking.Unlock()
 	manifest, err := m.Get(ctx, d)
 	if err != nil {
 		return m.ManifestService.Delete(ctx, d)

@@ -62,7 +62,8 @@ type Server struct {
 	source       *blobSource
 	leases       *leaseClient
 	verification *verification
-	collecting   sync.Mutex        // held while this process collects garbage
+	collecting   sync.Mutex // held while this process collects garbage
+	scrubber     *scrubber
 	certificates *tlsfiles.Source  // nil without Options.Listen
 	exposed      *tlsfiles.Source  // for Options.ExposeTLSDir; nil if ExposeListen uses the certificate of Listen
 	clients      *tlsfiles.Clients // nil without Options.Listen
@@ -175,6 +176,8 @@ func (s *Server) openStorage() (err error) {
 	s.leases = newLeaseClient(s.source.driver, root)
 	s.source.leases = s.leases
 	s.metrics.watchCollections(s.leases)
+	s.scrubber = &scrubber{source: s.source, log: s.log}
+	s.metrics.watchScrub(s.scrubber)
 	return nil
 }
 
@@ -210,7 +213,7 @@ func NewHandler(config *configuration.Configuration, log *slog.Logger) (http.Han
 // extended returns distribution's handler with what the OCI distribution specification has beyond it, apart from
 // pushes of manifests.
 func extended(app *handlers.App, source *blobSource) http.Handler {
-	return withReferrers(source, withAnyMediaType(withSinglePosts(withMounts(app))))
+	return withReferrers(source, withAnyMediaType(withCompleteness(withSinglePosts(withMounts(app)))))
 }
 
 // newApp returns distribution's handler, which panics on an invalid configuration.
@@ -220,7 +223,8 @@ func newApp(config *configuration.Configuration, log *slog.Logger) (app *handler
 			err = fmt.Errorf("configuration: %v", p)
 		}
 	}()
-	source = &blobSource{log: log}
+	platforms := config.Validation.Manifests.Indexes.Platforms
+	source = &blobSource{log: log, sparse: platforms == "none" || platforms == "list"}
 	useUnbufferedBlobs(config, source)
 	return handlers.NewApp(context.Background(), config), source, nil
 }
@@ -299,7 +303,7 @@ func (s *Server) front(name string, policy policy) *front {
 	next := withPushes(withManifestLock(s.source, extended(s.app, s.source)))
 	next = s.space.limit(withConditionalDeletes(next))
 	if policy.mutualTLS {
-		next = s.withCatalog(s.withSpace(s.withGarbageCollection(next)))
+		next = s.withCatalog(s.withSpace(s.withScrub(s.withGarbageCollection(next))))
 	}
 	f := &front{
 		name:        name,
@@ -327,6 +331,7 @@ func (s *Server) serve(ctx context.Context, registry, diagnostics []*endpoint) e
 	// Not waited for, because the storage may hang.
 	go s.health.run(background)
 	go s.leases.follow(background, s.health.interval)
+	go s.scrubber.follow(background, scrubFollowPeriod)
 	go s.space.followContent(background, s.source.driver)
 	var writing sync.WaitGroup
 	writing.Go(func() { s.space.followVolume(background, !readOnly(s.options.Config.Storage)) })
@@ -468,7 +473,8 @@ func (s *Server) metricsHandler() http.Handler {
 
 // reloadReport describes the certificates and credentials in use, and what follows them.
 func (s *Server) reloadReport() reloadstatus.Report {
-	report := reloadstatus.Report{Credentials: s.credentials.report(), Collection: s.leases.report()}
+	report := reloadstatus.Report{Credentials: s.credentials.report(), Collection: s.leases.report(),
+		Scrub: s.scrubber.status()}
 	if err := s.health.err(time.Now()); err != nil {
 		report.Storage = err.Error()
 	} else {

@@ -427,7 +427,7 @@ func (r *noSpaceResponse) WriteHeader(status int) {
 	}
 	if !r.replaced {
 		r.replaced = true
-		clear(r.Header())
+		clearHeader(r.Header())
 		writeError(r.ResponseWriter, *failed)
 	}
 }

@@ -33,6 +33,15 @@ func (t *currentTags) Tag(ctx context.Context, tag string, manifest v1.Descripto
 	return err
 }
 
+// Get returns the manifest of the tag. A damaged link is no tag: a push replaces it.
+func (t *currentTags) Get(ctx context.Context, tag string) (v1.Descriptor, error) {
+	manifest, err := t.TagService.Get(ctx, tag)
+	if isDamaged(err) {
+		return v1.Descriptor{}, distribution.ErrTagUnknown{Tag: tag}
+	}
+	return manifest, err
+}
+
 // Lookup returns the tags of a manifest. Only a deletion calls it.
 func (t *currentTags) Lookup(ctx context.Context, manifest v1.Descriptor) ([]string, error) {
 	t.deleted = manifest.Digest
@@ -85,6 +94,13 @@ func (t *currentTags) List(ctx context.Context, limit int, last string) ([]strin
 		return tags[:limit], nil
 	}
 	return tags, io.EOF
+}
+
+// repositoryLocks are locks for repositories. A few share one. The zero value is not locked.
+type repositoryLocks [64]sync.RWMutex
+
+func (l *repositoryLocks) of(repository string) *sync.RWMutex {
+	return &l[maphash.String(tagSeed, repository)%uint64(len(l))]
 }
 
 // tagLocks serialize changes of a tag. A few tags share a lock. The zero value is not locked.

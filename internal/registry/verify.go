@@ -342,7 +342,7 @@ func (s *blobSource) resolve(ctx context.Context, to target) (digest.Digest, err
 func (s *blobSource) manifest(ctx context.Context, repository string, d digest.Digest) ([]byte, error) {
 	content, err := s.manifestContent(ctx, repository, d)
 	if err == nil && d.Algorithm().FromBytes(content) != d {
-		return nil, fmt.Errorf("manifest %s is damaged: push it again", d)
+		return nil, fmt.Errorf("manifest %s %w", d, errDamaged)
 	}
 	return content, err
 }

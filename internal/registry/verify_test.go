@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -329,6 +330,9 @@ func TestResultsOfAVerificationBeforeAChangeDoNotCount(t *testing.T) {
 	if _, ok := r.get("a", d, now); ok {
 		t.Error("a result from before the change counts")
 	}
+	if r.size != 0 {
+		t.Errorf("%d results count that are not in memory", r.size)
+	}
 	r.put(r.of("a"), d, verdict{}, now)
 	if _, ok := r.get("a", d, now); !ok {
 		t.Error("a result from after the change does not count")
@@ -336,8 +340,8 @@ func TestResultsOfAVerificationBeforeAChangeDoNotCount(t *testing.T) {
 	for n := range maxResults + 1 {
 		r.put(r.of("b"), digest.FromString(fmt.Sprint(n)), verdict{}, now)
 	}
-	if len(r.known["b"]) > 10 {
-		t.Errorf("%d results in memory", len(r.known["b"]))
+	if n := len(r.known["b"].known); n > 10 {
+		t.Errorf("%d results in memory", n)
 	}
 }
 
@@ -687,4 +691,56 @@ func BenchmarkVerified(b *testing.B) {
 		slices.Sort(took)
 		b.ReportMetric(float64(took[len(took)*99/100].Nanoseconds()), "p99-ns")
 	})
+}
+
+// The kubelet replaces the generation of a mounted Secret while keys are read.
+func TestKeysAreOfOneGeneration(t *testing.T) {
+	dir := t.TempDir()
+	mount := func(n int) {
+		t.Helper()
+		generation := fmt.Sprintf("..%d", n)
+		for _, err := range []error{
+			os.Mkdir(filepath.Join(dir, generation), 0o700),
+			os.WriteFile(filepath.Join(dir, generation, "a.pub"), []byte(fmt.Sprint(n)), 0o600),
+			os.WriteFile(filepath.Join(dir, generation, "b.pub"), []byte(fmt.Sprint(n)), 0o600),
+			os.Symlink(generation, filepath.Join(dir, "..data_tmp")),
+			os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")),
+			os.RemoveAll(filepath.Join(dir, fmt.Sprintf("..%d", n-1))),
+		} {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	mount(0)
+	for _, name := range []string{"a.pub", "b.pub"} {
+		if err := os.Symlink("..data/"+name, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			files, err := readDir(dir)
+			if err != nil && !errors.Is(err, errReplaced) {
+				t.Error(err)
+				return
+			}
+			if err == nil && (len(files) != 2 || string(files["a.pub"]) != string(files["b.pub"])) {
+				t.Errorf("read %s", files)
+				return
+			}
+		}
+	}()
+	for n := 1; n < 300; n++ {
+		mount(n)
+	}
+	close(stop)
+	<-stopped
 }

@@ -95,8 +95,24 @@ func (t *trusted) loadKeys(dir string) error {
 	return nil
 }
 
-// readDir reads the files of a directory. Names with a leading dot are the kubelet's.
-func readDir(dir string) (map[string][]byte, error) {
+// errReplaced means that a directory is replaced faster than it can be read.
+var errReplaced = errors.New("its files are being replaced")
+
+// readDir reads the files of a directory, which come from one generation if the kubelet mounts a Secret there: see
+// tlsfiles. The kubelet removes a generation right after it has mounted the next one.
+func readDir(dir string) (files map[string][]byte, err error) {
+	for range 4 {
+		link, _ := os.Readlink(filepath.Join(dir, "..data")) // missing in a plain directory
+		files, err = readFiles(filepath.Join(dir, link))
+		if now, _ := os.Readlink(filepath.Join(dir, "..data")); now == link {
+			return files, err
+		}
+	}
+	return nil, errReplaced
+}
+
+// readFiles reads the files of a directory. Names with a leading dot are the kubelet's.
+func readFiles(dir string) (map[string][]byte, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err

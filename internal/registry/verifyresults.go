@@ -22,11 +22,14 @@ const (
 // empty.
 type results struct {
 	mu    sync.Mutex
-	known map[string]repositoryResults
+	known map[string]*repositoryResults
 	size  int
 }
 
-type repositoryResults map[digest.Digest]result
+type repositoryResults struct {
+	repository string
+	known      map[digest.Digest]result
+}
 
 type result struct {
 	verdict verdict
@@ -36,41 +39,50 @@ type result struct {
 func (r *results) get(repository string, d digest.Digest, now time.Time) (verdict, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	found, ok := r.known[repository][d]
+	in := r.known[repository]
+	if in == nil {
+		return verdict{}, false
+	}
+	found, ok := in.known[d]
 	return found.verdict, ok && now.Before(found.until)
 }
 
 // of returns where to put results about a repository. Those that are put there after a forget do not count: the
 // change may have come after the verification had read the repository.
-func (r *results) of(repository string) repositoryResults {
+func (r *results) of(repository string) *repositoryResults {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.known == nil || r.size >= maxResults {
-		r.known, r.size = map[string]repositoryResults{}, 0
+		r.known, r.size = map[string]*repositoryResults{}, 0
 	}
 	if r.known[repository] == nil {
-		r.known[repository] = repositoryResults{}
+		r.known[repository] = &repositoryResults{repository, map[digest.Digest]result{}}
 	}
 	return r.known[repository]
 }
 
 // put remembers a verdict about what was read at a time.
-func (r *results) put(to repositoryResults, d digest.Digest, found verdict, at time.Time) {
+func (r *results) put(to *repositoryResults, d digest.Digest, found verdict, at time.Time) {
 	keep := keepAccepted
 	if found.outcome == outcomeUnsigned {
 		keep = keepDenied
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, replaced := to[d]; !replaced {
+	if r.known[to.repository] != to {
+		return // it was forgotten meanwhile
+	}
+	if _, replaced := to.known[d]; !replaced {
 		r.size++
 	}
-	to[d] = result{found, at.Add(keep)}
+	to.known[d] = result{found, at.Add(keep)}
 }
 
 func (r *results) forget(repository string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.size -= len(r.known[repository])
-	delete(r.known, repository)
+	if known := r.known[repository]; known != nil {
+		r.size -= len(known.known)
+		delete(r.known, repository)
+	}
 }

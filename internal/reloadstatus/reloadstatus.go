@@ -36,6 +36,8 @@ type Report struct {
 	Empty bool `json:"empty,omitempty"`
 	// Collection is nil for proxies.
 	Collection *Collection `json:"collection,omitempty"`
+	// Scrub is the result of the last complete reading of all content; nil for proxies, and before the first.
+	Scrub *Scrub `json:"scrub,omitempty"`
 	// Space is how full the storage is. It is nil for proxies, and where no limit is known.
 	Space *space.Report `json:"space,omitempty"`
 	// Verification is nil for proxies, and where signatures are not verified.
@@ -80,6 +82,18 @@ type Collection struct {
 	SucceededAt *time.Time `json:"succeededAt,omitempty"`
 	// Problem is the error of the last collection; empty if it succeeded.
 	Problem string `json:"problem,omitempty"`
+}
+
+// MaxScrubImages limits Scrub.Images.
+const MaxScrubImages = 20
+
+// Scrub is the result of the last complete reading of all content, by any replica.
+type Scrub struct {
+	FinishedAt time.Time `json:"finishedAt"`
+	// Problems counts what was missing or damaged, and was not pushed again since.
+	Problems int `json:"problems"`
+	// Images need that content, as REPOSITORY:TAG or REPOSITORY@DIGEST, sorted; at most MaxScrubImages.
+	Images []string `json:"images,omitempty"`
 }
 
 // Handler responds to every request with the result of report. The caller restricts methods.

@@ -29,10 +29,11 @@ type document struct {
 	Manifests []v1.Descriptor `json:"manifests"`
 }
 
-// IsCarrier reports whether a manifest carries signatures or attestations, or lists referrers, and nothing that can
-// run. Media types alone do not decide, because a runtime may unpack a layer whatever its type: all of a
-// carrier's layers are JSON documents that are not archives, too. Its config does not decide either, because
-// cosign's signatures have that of an image. An error means that the repository could not be read.
+// IsCarrier reports whether a manifest carries signatures or attestations, or lists referrers, and no files that could
+// run: a runtime that starts it as an image gets an empty root file system. Media types alone do not decide, because a
+// runtime may unpack a layer whatever its type: all of a carrier's layers are JSON documents that are not archives,
+// too. Its config does not decide either, because cosign's signatures have that of an image. An error means that the
+// repository could not be read.
 func IsCarrier(ctx context.Context, repository Repository, manifest []byte) (bool, error) {
 	var d document
 	if json.Unmarshal(manifest, &d) != nil {

@@ -551,6 +551,32 @@ func TestLostContentIsReportedOnceImagesWerePushed(t *testing.T) {
 	}
 }
 
+func TestDamagedContent(t *testing.T) {
+	const push = "The registry's storage lacks content, or has damaged content, of a:v1 b:v2: push these images again."
+	for name, test := range map[string]struct {
+		answer *reloadstatus.Scrub
+		next   string
+	}{
+		"nothing was ever verified": {nil, ""},
+		"everything is intact":      {&reloadstatus.Scrub{FinishedAt: now}, ""},
+		"images are damaged":        {&reloadstatus.Scrub{FinishedAt: now, Problems: 2, Images: []string{"a:v1", "b:v2"}}, push},
+		"garbage is damaged": {&reloadstatus.Scrub{FinishedAt: now, Problems: 1}, "The registry's storage has damaged " +
+			"content that no image needs: init-hook garbage-collect --namespace zarf removes it."},
+	} {
+		o := healthy(t, state.ModeProxy).options(t)
+		o.Loaded = func(context.Context, *corev1.Pod) (*reloadstatus.Report, error) {
+			return &reloadstatus.Report{Collection: &reloadstatus.Collection{}, Scrub: test.answer}, nil
+		}
+		r, err := status.Collect(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Registry.Scrub != test.answer || strings.Join(r.Next, " ") != test.next || r.Healthy != (test.next == "") {
+			t.Errorf("%s: %+v, next %q", name, r.Registry.Scrub, r.Next)
+		}
+	}
+}
+
 func TestHowGarbageCollectionStands(t *testing.T) {
 	for name, test := range map[string]struct {
 		answer *reloadstatus.Collection

@@ -141,6 +141,8 @@ type Registry struct {
 	Claim *Claim `json:"claim,omitempty"`
 	// Collection is the state of garbage collection. It is nil if no pod responded.
 	Collection *reloadstatus.Collection `json:"collection,omitempty"`
+	// Scrub is the result of the last complete init-hook images verify. It is nil if there was none, or if no pod responded.
+	Scrub *reloadstatus.Scrub `json:"scrub,omitempty"`
 	// Space is how full the storage is. It is nil if no pod responded, or if no limit is known.
 	Space *space.Report `json:"space,omitempty"`
 	// Verification is the state of signatures. It is nil if none are verified, or if no pod responded.
@@ -488,6 +490,10 @@ func (c *collector) collection(ctx context.Context, pods []corev1.Pod) {
 		}
 		c.report.Registry.Collection, c.report.Registry.Verification = report.Collection, report.Verification
 		c.space(report.Space)
+		if scrub := report.Scrub; scrub != nil {
+			c.report.Registry.Scrub = scrub
+			c.scrub(scrub)
+		}
 		if s := c.report.State; report.Empty && s != nil && s.pushed {
 			c.report.Registry.Empty = true
 			c.next("The registry's storage has lost its content: run %s, which pushes the project's images, and push yours "+
@@ -502,6 +508,19 @@ func (c *collector) collection(ctx context.Context, pods []corev1.Pod) {
 				oneLine(problem), c.Namespace)
 		}
 		return
+	}
+}
+
+// scrub adds a next step if stored content is missing or damaged.
+func (c *collector) scrub(report *reloadstatus.Scrub) {
+	switch {
+	case report.Problems == 0:
+	case len(report.Images) == 0:
+		c.next("The registry's storage has damaged content that no image needs: init-hook garbage-collect --namespace %s "+
+			"removes it.", c.Namespace)
+	default:
+		c.next("The registry's storage lacks content, or has damaged content, of %s: push these images again.",
+			strings.Join(report.Images, " "))
 	}
 }
 

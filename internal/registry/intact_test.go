@@ -1,0 +1,169 @@
+package registry
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/internal/space"
+)
+
+// overwrite replaces a file in the storage.
+func (i *instance) overwrite(path, content string) {
+	i.t.Helper()
+	if err := i.server.source.driver.PutContent(context.Background(), path, []byte(content)); err != nil {
+		i.t.Fatal(err)
+	}
+}
+
+func TestDamagedBlobsDoNotExist(t *testing.T) {
+	for name, content := range map[string]string{"empty": "", "cut off": "lay", "too long": "layer and more"} {
+		t.Run(name, func(t *testing.T) {
+			i := start(t, newTestCA(t), t.TempDir())
+			c := i.pusher()
+			d, manifest := c.pushImage("a", "v1", "layer")
+			layer := digest.FromString("layer")
+			i.overwrite(blobPath(layer), content)
+
+			path := "/v2/a/blobs/" + layer.String()
+			for who, client := range map[string]client{"a pusher": c, "a node": i.node()} {
+				for _, method := range []string{"HEAD", "GET"} {
+					if a := client.must(http.StatusNotFound, method, path, nil); method == "GET" && a.code() != "BLOB_UNKNOWN" {
+						t.Errorf("%s: %s", who, a.body)
+					}
+				}
+			}
+			c.must(http.StatusAccepted, "POST", "/v2/b/blobs/uploads/?mount="+layer.String(), nil)
+			c.must(http.StatusAccepted, "POST", "/v2/b/blobs/uploads/?mount="+layer.String()+"&from=a", nil)
+			query := strings.NewReader(fmt.Sprintf(`{"digests":[%q]}`, layer))
+			if a := c.must(http.StatusOK, "POST", space.Path, query); !strings.Contains(a.body, layer.String()) {
+				t.Errorf("missing are %s", a.body)
+			}
+			for _, reference := range []string{"v1", d.String()} {
+				a := c.must(http.StatusBadRequest, "PUT", "/v2/a/manifests/"+reference, strings.NewReader(manifest),
+					"Content-Type", ociManifest)
+				if a.code() != "MANIFEST_BLOB_UNKNOWN" || !strings.Contains(a.body, layer.String()) {
+					t.Errorf("%s", a.body)
+				}
+			}
+
+			c.pushBlob("b", "layer")
+			if a := i.node().must(http.StatusOK, "GET", path, nil); a.body != "layer" {
+				t.Errorf("the layer is %q", a.body)
+			}
+			c.must(http.StatusCreated, "PUT", "/v2/a/manifests/v1", strings.NewReader(manifest), "Content-Type", ociManifest)
+		})
+	}
+}
+
+// Only clients that may push are told that an incomplete image does not exist. Nodes would need more requests for each
+// pull, and learn it from the blob.
+func TestIncompleteManifestsDoNotExistForPushers(t *testing.T) {
+	i := start(t, newTestCA(t), t.TempDir())
+	c := i.pusher()
+	d, _ := c.pushImage("a", "v1", "layer")
+	index, _ := c.put("a", "multi", ociIndex, map[string]any{"manifests": []any{
+		map[string]any{"mediaType": ociManifest, "digest": d, "size": 1},
+	}})
+	local := i.plain().as(pushUser, pushPassword)
+	local.base = "http://" + i.addresses["loopback"]
+	references := []string{"v1", "multi", d.String(), index.String()}
+	head := func(want int, clients ...client) {
+		t.Helper()
+		for _, client := range clients {
+			for _, reference := range references {
+				client.must(want, "HEAD", "/v2/a/manifests/"+reference, nil)
+			}
+		}
+	}
+	head(http.StatusOK, c, local, i.node())
+	i.overwrite(blobPath(digest.FromString("layer")), "lay")
+	head(http.StatusNotFound, c, local, i.plain().as(pushUser, pushPassword))
+	head(http.StatusOK, i.node(), i.plain().as(pullUser, pullPassword))
+	for _, reference := range references {
+		c.must(http.StatusOK, "GET", "/v2/a/manifests/"+reference, nil)
+	}
+	c.pushBlob("a", "layer")
+	head(http.StatusOK, c, local)
+}
+
+func TestDamagedManifests(t *testing.T) {
+	for name, content := range map[string]string{
+		"empty": "", "cut off": `{"schemaVersion":2,`,
+		"another": `{"schemaVersion":2,"mediaType":"` + ociManifest + `","config":{},"layers":[]}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			i := start(t, newTestCA(t), t.TempDir())
+			c := i.pusher()
+			d, manifest := c.pushImage("a", "v1", "layer")
+			index := map[string]any{"manifests": []any{map[string]any{"mediaType": ociManifest, "digest": d, "size": 1}}}
+			c.put("a", "multi", ociIndex, index)
+			i.overwrite(blobPath(d), content)
+			for _, method := range []string{"HEAD", "GET"} {
+				for _, reference := range []string{"v1", d.String()} {
+					i.node().must(http.StatusNotFound, method, "/v2/a/manifests/"+reference, nil)
+					c.must(http.StatusNotFound, method, "/v2/a/manifests/"+reference, nil)
+				}
+			}
+			c.must(http.StatusNotFound, "HEAD", "/v2/a/manifests/multi", nil)
+			c.must(http.StatusCreated, "PUT", "/v2/a/manifests/"+d.String(), strings.NewReader(manifest), "Content-Type",
+				ociManifest)
+			if a := i.node().must(http.StatusOK, "GET", "/v2/a/manifests/v1", nil); a.body != manifest {
+				t.Errorf("the manifest is %s", a.body)
+			}
+			c.must(http.StatusOK, "HEAD", "/v2/a/manifests/multi", nil)
+		})
+	}
+}
+
+// A manifest with a wrong size is refused: nodes could not pull the image.
+func TestWrongSizesAreRefused(t *testing.T) {
+	i := start(t, newTestCA(t), t.TempDir())
+	c := i.pusher()
+	_, manifest := c.pushImage("a", "v1", "layer")
+	wrong := strings.Replace(manifest, `"size":5`, `"size":6`, 1)
+	for _, recorded := range []bool{true, false} {
+		if !recorded {
+			if err := i.server.source.driver.Delete(t.Context(), sizePath(digest.FromString("layer"))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		a := c.must(http.StatusBadRequest, "PUT", "/v2/a/manifests/v2", strings.NewReader(wrong), "Content-Type", ociManifest)
+		if a.code() != "MANIFEST_INVALID" || !strings.Contains(a.body, "has 5 bytes, and the manifest says 6") {
+			t.Errorf("%s", a.body)
+		}
+	}
+	path := "/v2/a/blobs/" + digest.FromString("layer").String()
+	if a := i.node().must(http.StatusOK, "GET", path, nil); a.body != "layer" {
+		t.Errorf("the layer is %q", a.body)
+	}
+}
+
+// A push while an intact blob is read replaces it without harm.
+func TestReplacingWhileReading(t *testing.T) {
+	i := start(t, newTestCA(t), t.TempDir())
+	c, node := i.pusher(), i.node()
+	content := random(1 << 20)
+	d := c.pushBlob("a", content)
+	done := make(chan error)
+	go func() {
+		defer close(done)
+		for range 30 {
+			a, err := node.send("GET", "/v2/a/blobs/"+d.String(), nil)
+			if err != nil || a.StatusCode != http.StatusOK || a.body != content {
+				done <- fmt.Errorf("status %d, %d bytes, %w", a.StatusCode, len(a.body), err)
+				return
+			}
+		}
+	}()
+	for range 10 {
+		c.pushBlob("b", content)
+	}
+	for err := range done {
+		t.Error(err)
+	}
+}

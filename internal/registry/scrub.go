@@ -1,0 +1,537 @@
+package registry
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/distribution/distribution/v3"
+	"github.com/distribution/distribution/v3/registry/api/errcode"
+	"github.com/opencontainers/go-digest"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/scrub"
+)
+
+// scrubPath is the record of the last scrub, next to leasePath.
+const scrubPath = "/docker/registry/v2/zarf-registry/scrub.json"
+
+const (
+	// scrubSavePeriod is how often a scrub records how far it has come.
+	scrubSavePeriod = 30 * time.Second
+	// scrubResume is how old the beginning of a scrub may be that another one continues.
+	scrubResume = 7 * 24 * time.Hour
+	// scrubFollowPeriod is how often the record is read, and its problems checked again.
+	scrubFollowPeriod = time.Minute
+	// maxScrubProblems limits the record.
+	maxScrubProblems = 1000
+)
+
+// scrubRecord is the content of scrubPath.
+type scrubRecord struct {
+	Began time.Time `json:"began"`
+	// Last is the blob that was read last. They are read in the order of their digests.
+	Last digest.Digest `json:"last,omitempty"`
+	// Finished is when the last complete scrub ended, and Problems are the first that it found.
+	Finished time.Time       `json:"finished,omitzero"`
+	Problems []scrub.Problem `json:"problems,omitempty"`
+}
+
+// scrubber reads everything that is stored. It removes nothing: damaged blobs are marked (intact.go), so that clients
+// push them again.
+type scrubber struct {
+	source  *blobSource
+	log     *slog.Logger
+	running sync.Mutex // held during a scrub
+	// last is the record, with the problems that remain; nil before it was read.
+	last atomic.Pointer[scrubRecord]
+}
+
+// withScrub serves requests to read all content, one at a time.
+func (s *Server) withScrub(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != scrub.Path {
+			next.ServeHTTP(w, r)
+			return
+		}
+		if r.Method != http.MethodPost {
+			w.Header().Set("Allow", http.MethodPost)
+			writeError(w, errcode.ErrorCodeUnsupported.WithMessage("reading all content requires POST"))
+			return
+		}
+		request, err := scrub.ParseQuery(r.URL.Query())
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		if !s.scrubber.running.TryLock() {
+			http.Error(w, "the content is already being read: wait until that has finished", http.StatusConflict)
+			return
+		}
+		defer s.scrubber.running.Unlock()
+		var progress atomic.Pointer[scrub.Progress]
+		progress.Store(&scrub.Progress{})
+		stream(r.Context(), s, w, func() any { return scrub.Event{Progress: progress.Load()} },
+			func(ctx context.Context, send func(any)) {
+				result, err := s.scrubber.run(ctx, request, progress.Store, func(p scrub.Problem) {
+					s.log.Warn("stored content is "+p.Kind, "digest", p.Digest.String(), "images", fmt.Sprint(p.Images))
+					send(scrub.Event{Problem: &p})
+				})
+				last := scrub.Event{Result: &result}
+				if err != nil {
+					s.log.Error("reading all content failed", "error", err)
+					last = scrub.Event{Error: err.Error()}
+				} else {
+					s.log.Info("read all content", "blobs", result.Blobs, "bytes", result.Bytes, "problems", result.Problems)
+				}
+				send(last)
+			})
+	})
+}
+
+// scrubRun is one scrub.
+type scrubRun struct {
+	*scrubber
+	inventory
+	pace     *pace
+	progress func(*scrub.Progress)
+	report   func(scrub.Problem)
+
+	record   scrubRecord
+	result   scrub.Result
+	problems []scrub.Problem
+
+	mu sync.Mutex
+	// parents are the manifests that need content, in each repository; missing is what lacks a link there.
+	parents   map[repositoryDigest][]digest.Digest
+	revisions map[repositoryDigest]bool // the manifests of repositories
+	missing   map[repositoryDigest]bool
+	// checked are the manifests that were compared with their digest, and whether they have it.
+	checked map[digest.Digest]bool
+}
+
+// run reads everything and reports problems.
+func (s *scrubber) run(
+	ctx context.Context, request scrub.Request, progress func(*scrub.Progress), report func(scrub.Problem),
+) (scrub.Result, error) {
+	r := &scrubRun{
+		scrubber: s, inventory: inventory{driver: s.source.driver}, pace: newPace(request.Rate), progress: progress,
+		report: report, parents: map[repositoryDigest][]digest.Digest{}, missing: map[repositoryDigest]bool{},
+		checked: map[digest.Digest]bool{}, revisions: map[repositoryDigest]bool{},
+	}
+	var err error
+	if r.record, err = s.read(ctx); err != nil {
+		return scrub.Result{}, err
+	}
+	if r.record.Last == "" || time.Since(r.record.Began) > scrubResume {
+		r.record.Began, r.record.Last = time.Now().UTC(), ""
+	}
+	if err := r.all(ctx); err != nil {
+		return scrub.Result{}, cause(ctx, err)
+	}
+	return r.result, nil
+}
+
+func (r *scrubRun) all(ctx context.Context) error {
+	var damagedTags []repositoryTag
+	r.damagedTag = func(tag repositoryTag) { damagedTags = append(damagedTags, tag) }
+	if err := r.inventory.read(ctx); err != nil {
+		return fmt.Errorf("reading the storage: %w", err)
+	}
+	for _, tag := range damagedTags {
+		r.found(scrub.Problem{Kind: scrub.Damaged, Images: []scrub.Image{{Repository: tag.repository, Tag: tag.tag}}})
+	}
+	for _, m := range r.manifests {
+		r.revisions[m.repositoryDigest] = true
+	}
+	if err := r.readManifests(ctx); err != nil {
+		return err
+	}
+	if err := r.readBlobs(ctx); err != nil {
+		return err
+	}
+	if err := r.reportMissing(ctx); err != nil {
+		return err
+	}
+	r.record.Last, r.record.Finished, r.record.Problems = "", time.Now().UTC(), r.problems
+	r.result.Problems = len(r.problems)
+	if len(r.problems) > maxScrubProblems {
+		r.record.Problems = r.problems[:maxScrubProblems]
+	}
+	r.last.Store(&r.record)
+	return r.save(ctx)
+}
+
+// readManifests compares manifests with their digests, and finds out what they need.
+func (r *scrubRun) readManifests(ctx context.Context) error {
+	return inParallel(ctx, r.manifests, manifestConcurrency, func(ctx context.Context, m storedManifest) error {
+		stored := r.stored(m.digest)
+		b := r.blobs[stored]
+		if b == nil {
+			r.lacks(m.repositoryDigest, m.digest)
+			return nil
+		}
+		content, err := r.source.readBlob(ctx, stored, oci.MaxManifestSize)
+		if errors.Is(err, fs.ErrNotExist) {
+			r.lacks(m.repositoryDigest, m.digest)
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := r.pace.wait(ctx, int64(len(content))); err != nil {
+			return err
+		}
+		intact := stored.Algorithm().FromBytes(content) == stored
+		r.mu.Lock()
+		r.checked[stored] = intact
+		r.mu.Unlock()
+		if !intact {
+			return nil
+		}
+		described, err := describe(content)
+		if err != nil {
+			return nil //nolint:nilerr // not a manifest as this registry understands it
+		}
+		for _, blob := range described.blobs {
+			if err := r.needs(ctx, m.repositoryDigest, blob, layerPath(m.repository, blob.Digest)); err != nil {
+				return err
+			}
+		}
+		for _, child := range described.children {
+			if err := r.needs(ctx, m.repositoryDigest, child, revisionPath(m.repository, child.Digest)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// needs records that a manifest needs content, to which the repository has a link.
+func (r *scrubRun) needs(ctx context.Context, m repositoryDigest, content v1.Descriptor, link string) error {
+	if oci.IsNonDistributable(content.MediaType) {
+		return nil
+	}
+	stored, err := r.source.readLink(ctx, link)
+	switch {
+	case errors.Is(err, distribution.ErrBlobUnknown) && r.source.sparse && oci.IsManifestOrIndex(content.MediaType):
+		return nil
+	case errors.Is(err, distribution.ErrBlobUnknown), isDamaged(err):
+		r.lacks(repositoryDigest{m.repository, content.Digest}, m.digest)
+		return nil
+	case err != nil:
+		return err
+	}
+	key := repositoryDigest{m.repository, stored}
+	r.mu.Lock()
+	r.parents[key] = append(r.parents[key], m.digest)
+	r.mu.Unlock()
+	if r.blobs[stored] == nil {
+		r.lacks(key, m.digest)
+	}
+	return nil
+}
+
+// lacks records that a repository does not have content that a manifest needs.
+func (r *scrubRun) lacks(content repositoryDigest, manifest digest.Digest) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.missing[content] = true
+	if manifest != content.digest {
+		r.parents[content] = append(r.parents[content], manifest)
+	}
+}
+
+// readBlobs reads the blobs that were not read before an interruption.
+func (r *scrubRun) readBlobs(ctx context.Context) error {
+	order := slices.Sorted(slices.Values(r.order))
+	progress := scrub.Progress{}
+	for _, d := range order {
+		progress.Total += r.blobs[d].size
+	}
+	saved := time.Now()
+	for _, d := range order {
+		intact, known := r.checked[d]
+		var err error
+		switch {
+		case known:
+		case d <= r.record.Last:
+			_, _, err = r.source.size(ctx, d)
+			intact = err == nil
+		default:
+			intact, err = examine(ctx, r.driver, d, func(content io.Reader) io.Reader {
+				return pacedReader{ctx, content, r.pace, func(n int) {
+					progress.Bytes += int64(n)
+					r.progress(new(progress))
+				}}
+			})
+			progress.Bytes -= r.blobs[d].size // counted below
+		}
+		progress.Bytes += r.blobs[d].size
+		r.progress(new(progress))
+		if err == nil || errors.Is(err, distribution.ErrBlobUnknown) {
+			if !intact && r.exists(ctx, d) {
+				r.found(scrub.Problem{Kind: scrub.Damaged, Digest: d, Images: r.imagesNeeding(d)})
+			}
+		} else {
+			return cause(ctx, errors.Join(fmt.Errorf("reading %s: %w", d, err), r.save(ctx)))
+		}
+		r.result.Blobs++
+		r.result.Bytes += r.blobs[d].size
+		if d > r.record.Last {
+			r.record.Last = d
+		}
+		if time.Since(saved) > scrubSavePeriod {
+			saved = time.Now()
+			if err := r.save(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// exists reports whether a blob has not been removed since the inventory was read.
+func (r *scrubRun) exists(ctx context.Context, d digest.Digest) bool {
+	found, err := r.source.exists(ctx, blobPath(d))
+	return found || err != nil
+}
+
+// imagesNeeding returns the images that need stored content.
+func (r *scrubRun) imagesNeeding(d digest.Digest) []scrub.Image {
+	in := map[string]bool{}
+	for key := range r.parents {
+		if key.digest == d {
+			in[key.repository] = true
+		}
+	}
+	for _, m := range r.manifests {
+		if r.stored(m.digest) == d {
+			in[m.repository] = true
+		}
+	}
+	images := []scrub.Image{}
+	for repository := range in {
+		images = append(images, r.images(repositoryDigest{repository, d})...)
+	}
+	return sorted(images)
+}
+
+// sorted returns each image once.
+func sorted(images []scrub.Image) []scrub.Image {
+	slices.SortFunc(images, func(a, b scrub.Image) int { return cmp.Compare(a.String(), b.String()) })
+	return slices.Compact(images)
+}
+
+// images returns the images of a repository that need content: tags, and manifests to which nothing refers.
+func (r *scrubRun) images(content repositoryDigest) []scrub.Image {
+	images := []scrub.Image{}
+	seen := map[digest.Digest]bool{}
+	for queue := []digest.Digest{content.digest}; len(queue) > 0; {
+		d := queue[len(queue)-1]
+		queue = queue[:len(queue)-1]
+		if seen[d] {
+			continue
+		}
+		seen[d] = true
+		key := repositoryDigest{content.repository, d}
+		for _, tag := range r.tagged[key] {
+			images = append(images, scrub.Image{Repository: content.repository, Tag: tag, Digest: d})
+		}
+		parents := r.parents[key]
+		if len(parents) == 0 && len(r.tagged[key]) == 0 && r.revisions[key] {
+			images = append(images, scrub.Image{Repository: content.repository, Digest: d})
+		}
+		queue = append(queue, parents...)
+	}
+	return images
+}
+
+// reportMissing reports what is still missing: meanwhile, images were deleted, and content was pushed.
+func (r *scrubRun) reportMissing(ctx context.Context) error {
+	problems := map[digest.Digest]*scrub.Problem{}
+	for content := range r.missing {
+		p := problems[content.digest]
+		if p == nil {
+			p = &scrub.Problem{Kind: scrub.Missing, Digest: content.digest}
+			problems[content.digest] = p
+		}
+		p.Images = append(p.Images, r.images(content)...)
+	}
+	for _, d := range slices.Sorted(maps.Keys(problems)) {
+		p := problems[d]
+		p.Images = sorted(p.Images)
+		remaining, err := r.remains(ctx, *p)
+		if err != nil {
+			return err
+		}
+		if remaining {
+			r.found(*p)
+		}
+	}
+	return nil
+}
+
+func (r *scrubRun) found(p scrub.Problem) {
+	r.problems = append(r.problems, p)
+	r.report(p)
+}
+
+// save writes the record, also if the client has just disconnected.
+func (r *scrubRun) save(ctx context.Context) error {
+	content, err := json.Marshal(r.record)
+	if err != nil {
+		return err
+	}
+	return r.source.driver.PutContent(context.WithoutCancel(ctx), scrubPath, content)
+}
+
+// read returns the zero value if nothing was ever scrubbed, or if the record is damaged.
+func (s *scrubber) read(ctx context.Context) (record scrubRecord, err error) {
+	content, err := s.source.driver.GetContent(ctx, scrubPath)
+	if isNotFound(err) {
+		return scrubRecord{}, nil
+	}
+	if err == nil && json.Unmarshal(content, &record) != nil {
+		record = scrubRecord{}
+	}
+	return record, err
+}
+
+// remains reports whether a problem was neither repaired by a push nor removed with its images. It reads no blobs.
+func (s *scrubber) remains(ctx context.Context, p scrub.Problem) (bool, error) {
+	if p.Digest == "" {
+		d, err := s.source.readLink(ctx, tagPath(p.Images[0].Repository, p.Images[0].Tag))
+		if d != "" || errors.Is(err, distribution.ErrBlobUnknown) {
+			return false, nil
+		}
+		return true, nil
+	}
+	if len(p.Images) == 0 {
+		_, _, err := s.source.size(ctx, p.Digest)
+		found, failed := s.source.exists(ctx, blobPath(p.Digest))
+		return err != nil && found, failed
+	}
+	for _, image := range p.Images {
+		content, err := s.source.manifest(ctx, image.Repository, image.Digest)
+		if errors.Is(err, errUnknownManifest) {
+			found, err := s.source.exists(ctx, revisionPath(image.Repository, image.Digest))
+			if err != nil || found {
+				return found, err
+			}
+			continue // it was deleted
+		}
+		if isDamaged(err) {
+			return true, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		m, err := describe(content)
+		if err != nil {
+			continue // not a manifest as this registry understands it
+		}
+		err = s.source.lacking(ctx, image.Repository, m)
+		if errors.As(err, new(distribution.ErrManifestBlobUnknown)) {
+			return true, nil
+		}
+		if err != nil && !errors.As(err, new(errcode.Error)) {
+			return false, err
+		}
+	}
+	return false, nil
+}
+
+// follow reads the record at intervals until ctx ends, and checks its problems again.
+func (s *scrubber) follow(ctx context.Context, interval time.Duration) {
+	for {
+		s.refresh(ctx)
+		if sleep(ctx, interval) != nil {
+			return
+		}
+	}
+}
+
+func (s *scrubber) refresh(ctx context.Context) {
+	record, err := s.read(ctx)
+	if err != nil {
+		return // storageHealth reports it
+	}
+	record.Problems = slices.DeleteFunc(record.Problems, func(p scrub.Problem) bool {
+		remaining, err := s.remains(ctx, p)
+		return err == nil && !remaining
+	})
+	s.last.Store(&record)
+}
+
+// status returns the result of the last complete scrub; nil if there was none.
+func (s *scrubber) status() *reloadstatus.Scrub {
+	record := s.last.Load()
+	if record == nil || record.Finished.IsZero() {
+		return nil
+	}
+	status := &reloadstatus.Scrub{FinishedAt: record.Finished, Problems: len(record.Problems)}
+	for _, p := range record.Problems {
+		for _, image := range p.Images {
+			status.Images = append(status.Images, image.String())
+		}
+	}
+	slices.Sort(status.Images)
+	status.Images = slices.Compact(status.Images)
+	if len(status.Images) > reloadstatus.MaxScrubImages {
+		status.Images = status.Images[:reloadstatus.MaxScrubImages]
+	}
+	return status
+}
+
+// pace limits how fast something is read. It is safe for concurrent use.
+type pace struct {
+	rate int64 // bytes per second
+	mu   sync.Mutex
+	next time.Time // when what was read so far may have been read
+}
+
+func newPace(rate int64) *pace { return &pace{rate: rate, next: time.Now()} }
+
+// wait waits after n bytes were read.
+func (p *pace) wait(ctx context.Context, n int64) error {
+	p.mu.Lock()
+	now := time.Now()
+	if p.next.Before(now) {
+		p.next = now
+	}
+	p.next = p.next.Add(time.Duration(float64(n) / float64(p.rate) * float64(time.Second)))
+	wait := p.next.Sub(now)
+	p.mu.Unlock()
+	return sleep(ctx, wait)
+}
+
+// pacedReader reads at a pace.
+type pacedReader struct {
+	ctx     context.Context
+	content io.Reader
+	pace    *pace
+	read    func(n int)
+}
+
+func (r pacedReader) Read(p []byte) (int, error) {
+	n, err := r.content.Read(p)
+	r.read(n)
+	if failed := r.pace.wait(r.ctx, int64(n)); failed != nil {
+		return n, failed
+	}
+	return n, err
+}

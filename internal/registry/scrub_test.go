@@ -1,0 +1,226 @@
+package registry
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/internal/gc"
+	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/scrub"
+)
+
+// scrub reads all content and returns the problems, one per line, and the result.
+func (c client) scrub() (problems []string, result scrub.Result) {
+	c.t.Helper()
+	a := c.must(http.StatusOK, "POST", scrub.Path+"?rate=1000000000", nil)
+	decoder := json.NewDecoder(strings.NewReader(a.body))
+	for {
+		var e scrub.Event
+		if err := decoder.Decode(&e); errors.Is(err, io.EOF) {
+			c.t.Fatalf("no result: %s", a.body)
+		} else if err != nil {
+			c.t.Fatal(err)
+		}
+		switch {
+		case e.Error != "":
+			c.t.Fatal(e.Error)
+		case e.Problem != nil:
+			problems = append(problems, e.Problem.String())
+		case e.Result != nil:
+			return problems, *e.Result
+		}
+	}
+}
+
+// flip returns content of the same size with another digest.
+func flip(content string) string { return "X" + content[1:] }
+
+func TestScrub(t *testing.T) {
+	i := start(t, newTestCA(t), t.TempDir())
+	c, driver := i.pusher(), i.server.source.driver
+	ctx := t.Context()
+	var digests []any
+	for _, name := range []string{"one", "two", "three", "four", "five", "six", "seven"} {
+		d, _ := c.pushImage("a", name, "layer of "+name)
+		digests = append(digests, map[string]any{"mediaType": ociManifest, "digest": d, "size": 1})
+	}
+	c.pushImage("b", "v1", "layer of one")
+	c.put("a", "multi", ociIndex, map[string]any{"manifests": digests[:2]})
+	untagged, manifest := c.pushImage("a", "six", "layer of untagged")
+	c.pushImage("a", "six", "layer of six")
+	garbage := c.pushBlob("a", "garbage")
+	if problems, result := c.scrub(); len(problems) > 0 || result.Problems != 0 || result.Bytes == 0 {
+		t.Fatalf("%q, %+v", problems, result)
+	}
+
+	layer := func(name string) digest.Digest { return digest.FromString("layer of " + name) }
+	remove := func(path string) {
+		t.Helper()
+		if err := driver.Delete(ctx, path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, threeManifest := c.manifestOf("a", "three")
+	three := digest.FromString(threeManifest)
+	i.overwrite(blobPath(layer("one")), flip("layer of one"))
+	remove(blobPath(layer("two")))
+	i.overwrite(blobPath(three), flip(threeManifest))
+	remove(layerPath("a", layer("four")))
+	i.overwrite(layerPath("a", layer("five")), "")
+	i.overwrite(tagPath("a", "seven"), "")
+	i.overwrite(blobPath(layer("untagged")), "short")
+	i.overwrite(blobPath(garbage), flip("garbage"))
+	want := []string{
+		"damaged " + garbage.String() + " (no image needs it)",
+		"damaged " + layer("one").String() + " a:multi a:one b:v1",
+		"damaged " + layer("untagged").String() + " a@" + untagged.String(),
+		"damaged " + three.String() + " a:three",
+		"damaged tag a:seven",
+		"missing " + layer("five").String() + " a:five",
+		"missing " + layer("four").String() + " a:four",
+		"missing " + layer("two").String() + " a:multi a:two",
+	}
+	slices.Sort(want)
+	for range 2 {
+		problems, result := c.scrub()
+		slices.Sort(problems)
+		if !slices.Equal(problems, want) || result.Problems != len(want) {
+			t.Errorf("%s\nwant\n%s\n%+v", strings.Join(problems, "\n"), strings.Join(want, "\n"), result)
+		}
+		if got := i.metric("zarf_registry_scrub_problems"); got != float64(len(want)) {
+			t.Errorf("the metric is %f", got)
+		}
+	}
+	status := i.loaded().Scrub
+	if status == nil || status.Problems != len(want) || !slices.Contains(status.Images, "a:three") ||
+		time.Since(status.FinishedAt) > time.Minute {
+		t.Errorf("status %+v", status)
+	}
+
+	// Content of the right size is known to be damaged now, so a push replaces it.
+	for _, name := range []string{"one", "two", "three", "four", "five", "seven"} {
+		c.must(http.StatusNotFound, "HEAD", "/v2/a/manifests/"+name, nil)
+		if name == "one" {
+			c.must(http.StatusNotFound, "HEAD", "/v2/a/blobs/"+layer(name).String(), nil)
+			c.must(http.StatusNotFound, "GET", "/v2/a/blobs/"+layer(name).String(), nil)
+		}
+		c.pushImage("a", name, "layer of "+name)
+	}
+	c.pushBlob("a", "layer of untagged")
+	c.must(http.StatusCreated, "PUT", "/v2/a/manifests/"+untagged.String(), strings.NewReader(manifest), "Content-Type",
+		ociManifest)
+	collectNow(t, i.root, gc.Request{})
+	i.server.scrubber.refresh(t.Context())
+	if got := i.metric("zarf_registry_scrub_problems"); got != 0 {
+		t.Errorf("after the repair, the metric is %f: %v", got, i.server.scrubber.last.Load())
+	}
+	if status := i.loaded().Scrub; status == nil || status.Problems != 0 || status.Images != nil {
+		t.Errorf("status %+v", status)
+	}
+	if problems, _ := c.scrub(); len(problems) > 0 {
+		t.Errorf("%q", problems)
+	}
+}
+
+// manifestOf returns the media type and the content of a manifest.
+func (c client) manifestOf(repository, reference string) (mediaType, content string) {
+	c.t.Helper()
+	a := c.must(http.StatusOK, "GET", "/v2/"+repository+"/manifests/"+reference, nil)
+	return a.Header.Get("Content-Type"), a.body
+}
+
+// An image that is deleted is no problem any more.
+func TestScrubForgetsDeletedImages(t *testing.T) {
+	i := start(t, newTestCA(t), t.TempDir())
+	c := i.pusher()
+	d, _ := c.pushImage("a", "v1", "layer")
+	i.overwrite(blobPath(digest.FromString("layer")), "Layer")
+	if problems, _ := c.scrub(); len(problems) != 1 {
+		t.Fatalf("%q", problems)
+	}
+	c.must(http.StatusAccepted, "DELETE", "/v2/a/manifests/"+d.String(), nil)
+	i.server.scrubber.refresh(t.Context())
+	if got := i.metric("zarf_registry_scrub_problems"); got != 0 {
+		t.Errorf("the metric is %f", got)
+	}
+}
+
+// A scrub that was interrupted continues, at its rate, and reports what it had found.
+func TestScrubContinues(t *testing.T) {
+	i := start(t, newTestCA(t), t.TempDir())
+	c := i.pusher()
+	c.pushImage("a", "v1", "layer")
+	var last digest.Digest
+	for n := range 20 {
+		content := random(100_000) + string(rune('a'+n))
+		last = max(last, c.pushBlob("a", content))
+	}
+	i.overwrite(blobPath(digest.FromString("layer")), "Layer")
+	ctx, cancel := context.WithCancel(t.Context())
+	read := int64(0)
+	progress := func(p *scrub.Progress) {
+		if read = p.Bytes; read > 1_000_000 {
+			cancel()
+		}
+	}
+	began := time.Now()
+	_, err := i.server.scrubber.run(ctx, scrub.Request{Rate: 4_000_000}, progress, func(scrub.Problem) {})
+	if !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	if took := time.Since(began); took < 200*time.Millisecond {
+		t.Errorf("read %d bytes in %s", read, took)
+	}
+	record, err := i.server.scrubber.read(t.Context())
+	if err != nil || record.Last == "" || record.Last >= last || !record.Finished.IsZero() {
+		t.Fatalf("record %+v, %v", record, err)
+	}
+	// What was read is not read again, so this damage remains unnoticed until the next one.
+	damaged := record.Last
+	i.overwrite(blobPath(damaged), strings.Repeat("x", i.sizeOf(damaged)))
+	want := []string{"damaged " + digest.FromString("layer").String() + " a:v1"}
+	if problems, _ := c.scrub(); !slices.Equal(problems, want) {
+		t.Errorf("%q, want %q", problems, want)
+	}
+	if problems, _ := c.scrub(); len(problems) != 2 {
+		t.Errorf("then %q", problems)
+	}
+}
+
+func (i *instance) sizeOf(d digest.Digest) int {
+	i.t.Helper()
+	info, err := i.server.source.driver.Stat(context.Background(), blobPath(d))
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	return int(info.Size())
+}
+
+func TestScrubNeedsThePushCredential(t *testing.T) {
+	i := start(t, newTestCA(t), t.TempDir())
+	i.node().must(http.StatusForbidden, "POST", scrub.Path, nil)
+	i.pusher().as("", "").must(http.StatusUnauthorized, "POST", scrub.Path, nil)
+	c := i.pusher()
+	c.must(http.StatusMethodNotAllowed, "GET", scrub.Path, nil)
+	for _, query := range []string{"?rate=0", "?rate=x", "?speed=1", "?rate=1&rate=2"} {
+		c.must(http.StatusBadRequest, "POST", scrub.Path+query, nil)
+	}
+	i.server.scrubber.running.Lock()
+	c.must(http.StatusConflict, "POST", scrub.Path, nil)
+	i.server.scrubber.running.Unlock()
+	if got := i.metric("zarf_registry_scrub_problems"); got != -1 {
+		t.Errorf("before the first, the metric is %f", got)
+	}
+	if got := i.loaded().Scrub; got != (*reloadstatus.Scrub)(nil) {
+		t.Errorf("status %+v", got)
+	}
+}
