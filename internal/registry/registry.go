@@ -222,6 +222,7 @@ func newApp(config *configuration.Configuration, log *slog.Logger) (app *handler
 	}()
 	source = &blobSource{log: log}
 	useUnbufferedBlobs(config, source)
+	useDurableFiles(config)
 	return handlers.NewApp(context.Background(), config), source, nil
 }
 
