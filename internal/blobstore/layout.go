@@ -100,7 +100,8 @@ func (s *Store) names() ([]string, error) {
 	return found[:min(len(found), maxNames)], nil
 }
 
-// writeNew creates a file at the store's root atomically, unless it exists.
+// writeNew creates a file at the store's root atomically and durably, unless it exists: a directory that has lost its
+// oci-layout would not be opened again.
 func (s *Store) writeNew(name string, content any) error {
 	path := filepath.Join(s.dir, name)
 	if _, err := os.Stat(path); err == nil {
@@ -117,10 +118,16 @@ func (s *Store) writeNew(name string, content any) error {
 	defer func() { _ = os.Remove(temp) }()
 	// Unlike a rename, a link does not replace a file that another process has just created. Not every file system
 	// has links.
-	if err := os.Link(temp, path); err == nil || errors.Is(err, fs.ErrExist) {
-		return nil
+	if err := os.Link(temp, path); err != nil && !errors.Is(err, fs.ErrExist) {
+		if err := os.Rename(temp, path); err != nil {
+			return err
+		}
 	}
-	return os.Rename(temp, path)
+	dir, err := os.Open(s.dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
 }
 
 // replaceFile replaces a file at the store's root atomically.

@@ -36,6 +36,7 @@ var children = map[string]func(dir string, arg int) error{
 	"churn":      churn,
 	"slow":       slow,
 	"temp":       temp,
+	"fill":       fill,
 }
 
 func TestMain(m *testing.M) {

@@ -29,8 +29,8 @@ type Options struct {
 	// MaxSize is how many bytes the store may hold before the least recently used blobs are evicted. 0 is
 	// unlimited.
 	MaxSize int64
-	// Trust is how long a verified blob is used without being read again, also by later processes, while
-	// inode, size and times of its file stay the same. Damage by a bad disk then shows later, or in
+	// Trust is how long a verified blob is used without being read again, also by later processes until the next
+	// boot, while inode, size and times of its file stay the same. Damage by a bad disk then shows later, or in
 	// [Store.Verify]. 0 makes each process verify each blob before its first use.
 	Trust time.Duration
 	// Log gets a line for each damaged blob and each eviction. Nil discards it.
@@ -48,7 +48,8 @@ type Options struct {
 //
 // Blobs get their names by rename(2) or link(2), so a process may be killed at any time. They are not
 // synced to the disk: damage by a power failure is found at the next use, because every process
-// verifies a blob before its first use, except with [Options.Trust].
+// verifies a blob before its first use, and [Options.Trust] does not outlast a boot. index.json can then
+// name blobs that are missing.
 //
 // It is safe for concurrent use, also by several processes on one directory.
 type Store struct {
@@ -68,6 +69,7 @@ type Store struct {
 	link  func(from, to string) error             // os.Link, unless a test replaces it
 	write func(f *os.File, b []byte) (int, error) // (*os.File).Write, unless a test replaces it
 	now   func() time.Time                        // time.Now, unless a test replaces it
+	boot  func() string                           // bootID, unless a test replaces it
 }
 
 // Open opens the store in dir and creates it if necessary. It rejects a directory that is not
@@ -95,6 +97,7 @@ func open(dir string, opts Options) (*Store, error) {
 		link:       os.Link,
 		write:      (*os.File).Write,
 		now:        time.Now,
+		boot:       bootID,
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)

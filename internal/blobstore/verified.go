@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -16,7 +17,7 @@ import (
 
 // verifiedFile is where a store with [Options.Trust] records verified blobs:
 //
-//	{"sha256:…": {"inode": 12, "size": 345, "mtime": 1, "ctime": 1, "at": 1}, …}
+//	{"sha256:…": {"inode": 12, "size": 345, "mtime": 1, "ctime": 1, "at": 1, "boot": "…"}, …}
 //
 // Times are in nanoseconds since 1970. A process that can write this file can also write blobs.
 const verifiedFile = "verified.json"
@@ -29,6 +30,17 @@ type verification struct {
 	Ctime int64  `json:"ctime"`
 	// At is when the file was read, or written by this package.
 	At int64 `json:"at"`
+	// Boot identifies the boot of the system. What was read or written may not have been on the disk yet, and a cut of
+	// the power loses it, although the file may still have its size and times.
+	Boot string `json:"boot"`
+}
+
+// bootFile has another content after each boot of Linux. Other systems have none.
+const bootFile = "/proc/sys/kernel/random/boot_id"
+
+func bootID() string {
+	id, _ := os.ReadFile(bootFile)
+	return strings.TrimSpace(string(id))
 }
 
 // minAge is how old a file's times must be for later changes to be visible in them: file systems take
@@ -53,11 +65,11 @@ func (s *Store) readVerified() map[digest.Digest]verification {
 	if found == nil { // JSON's null
 		return map[digest.Digest]verification{}
 	}
-	now := time.Now()
+	now, boot := time.Now(), s.boot()
 	oldest, newest := now.Add(-s.trust).UnixNano(), now.UnixNano()
 	for d, p := range found {
 		// Future times were recorded before the clock was set back.
-		if oci.CheckDigest(d) != nil || p.At < oldest || p.At > newest {
+		if oci.CheckDigest(d) != nil || p.At < oldest || p.At > newest || p.Boot != boot {
 			delete(found, d)
 		}
 	}
@@ -82,7 +94,7 @@ func (s *Store) saveVerified() error {
 	if s.trust <= 0 {
 		return nil
 	}
-	found := s.readVerified()
+	found, boot := s.readVerified(), s.boot()
 	s.mu.Lock()
 	now := s.now()
 	for d, st := range s.verified {
@@ -95,7 +107,8 @@ func (s *Store) saveVerified() error {
 			delete(found, d)
 			continue
 		}
-		found[d] = verification{Inode: st.inode, Size: st.size, Mtime: mtime, Ctime: ctime, At: s.verifiedAt[d]}
+		found[d] = verification{Inode: st.inode, Size: st.size, Mtime: mtime, Ctime: ctime, At: s.verifiedAt[d],
+			Boot: boot}
 	}
 	s.mu.Unlock()
 	for d := range found {

@@ -96,6 +96,15 @@ func TestTrust(t *testing.T) {
 			},
 			trust: time.Hour,
 		},
+		"what was verified before the last boot is read again": {
+			between: func(t *testing.T, s *Store) {
+				overwrite(t, s.path(desc.Digest), wrong)
+				time.Sleep(2 * minAge)
+				lie(t, s, time.Now())
+				s.boot = func() string { return "an earlier one" }
+			},
+			trust: time.Hour,
+		},
 		"what was written to is read again": {
 			after: func(t *testing.T, path string) { overwrite(t, path, wrong) },
 			trust: time.Hour,

@@ -1,9 +1,11 @@
 package registry
 
 import (
+	"encoding/binary"
 	"fmt"
 	"io"
 	"net/http"
+	"runtime"
 	"testing"
 )
 
@@ -57,4 +59,27 @@ func BenchmarkReferrers(b *testing.B) {
 			}
 		})
 	}
+}
+
+// BenchmarkPush measures uploads in one request each, over one connection and over eight. TMPDIR should be on a disk.
+func BenchmarkPush(b *testing.B) {
+	i := start(b, newTestCA(b), b.TempDir())
+	for name, size := range map[string]int{"1 KiB": 1 << 10, "256 MiB": 256 << 20} {
+		b.Run(name, func(b *testing.B) {
+			c, content := i.pusher(), []byte(random(size))
+			b.SetBytes(int64(size))
+			for n := 0; b.Loop(); n++ {
+				binary.BigEndian.PutUint64(content, uint64(n))
+				c.pushBlob("a", string(content))
+			}
+		})
+	}
+	b.Run("1 KiB, 8 at once", func(b *testing.B) {
+		b.SetParallelism(8 / runtime.GOMAXPROCS(0))
+		b.RunParallel(func(p *testing.PB) {
+			for c := i.pusher(); p.Next(); {
+				c.pushBlob("a", random(1<<10))
+			}
+		})
+	})
 }

@@ -226,6 +226,7 @@ func newApp(config *configuration.Configuration, log *slog.Logger) (app *handler
 	platforms := config.Validation.Manifests.Indexes.Platforms
 	source = &blobSource{log: log, sparse: platforms == "none" || platforms == "list"}
 	useUnbufferedBlobs(config, source)
+	useDurableFiles(config)
 	return handlers.NewApp(context.Background(), config), source, nil
 }
 

@@ -38,6 +38,9 @@ func openDriver(ctx context.Context, storage configuration.Storage) (storagedriv
 	if err != nil {
 		return nil, fmt.Errorf("storage.%s: %w", storage.Type(), err)
 	}
+	if root, ok := filesystemRoot(storage); ok {
+		return durable(driver, root), nil
+	}
 	return driver, nil
 }
 

@@ -46,6 +46,7 @@ func (s *sweeper) sweep(ctx context.Context, m *marking, list condemnedSet, cuto
 	}
 	stray := m.strayLinks()
 	defer s.use.sweep(m, cutoff)()
+	ctx, syncRemovals := withRemovals(ctx)
 	for _, manifest := range manifests {
 		key := manifest.repositoryDigest
 		paths := slices.Concat(m.history[key], []string{manifest.path}, m.backLinks[key])
@@ -60,12 +61,16 @@ func (s *sweeper) sweep(ctx context.Context, m *marking, list condemnedSet, cuto
 			}
 		}
 	}
+	// After a power cut, no manifest may be back without its blobs.
+	if err := syncRemovals(); err != nil {
+		return err
+	}
 	for _, d := range blobs {
 		if err := s.blob(ctx, d, m.blobs[d]); err != nil {
 			return err
 		}
 	}
-	return nil
+	return syncRemovals()
 }
 
 // manifest removes a manifest from its repository: the paths that belong to it. Its blob, which has the stored digest,
