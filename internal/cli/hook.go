@@ -270,7 +270,7 @@ func newHook(ctx context.Context, s settings.Settings, c connection, log *slog.L
 	}
 	namespace, core, apps := s.Namespace, c.client.CoreV1(), c.client.AppsV1()
 	var priorityClasses preflight.PriorityClasses
-	if !c.access.InPod() {
+	if !c.inCluster {
 		priorityClasses = c.client.SchedulingV1().PriorityClasses()
 	}
 	return &hook.Hook{
@@ -298,7 +298,7 @@ func newHook(ctx context.Context, s settings.Settings, c connection, log *slog.L
 				Claims: core.PersistentVolumeClaims(namespace), Volumes: core.PersistentVolumes(),
 				StorageClasses:  c.client.StorageV1().StorageClasses(),
 				PriorityClasses: priorityClasses,
-				Dial:            (&net.Dialer{}).DialContext, InPod: c.access.InPod(),
+				Dial:            (&net.Dialer{}).DialContext, InPod: c.inCluster,
 			},
 			VerifyPods:        core.Pods(namespace),
 			Deployments:       apps.Deployments(namespace),

@@ -310,7 +310,7 @@ func TestResumeEndsWaiting(t *testing.T) {
 	}
 	body := &interruptedBody{want: validators{etag: `"x"`}, budget: f.proxy.newRetryBudget()}
 	body.budget.attempts = 10 // the next one is a second away
-	if _, _, err := f.proxy.resume(&request{r, "https"}, body, 1, io.ErrUnexpectedEOF); !errors.Is(err, context.Canceled) {
+	if _, _, err := f.proxy.resume(&request{Request: r, scheme: "https"}, body, 1, io.ErrUnexpectedEOF); !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
 	if n := f.metric("requests_waiting"); n != 0 {
