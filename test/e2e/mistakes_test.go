@@ -57,7 +57,7 @@ func TestMistakes(t *testing.T) {
 		t.Fatal(err)
 	}
 	must(t, "a provisioner that does not exist, and the installation is uninstalled", func(t *testing.T) {
-		text := w.failsToInstall(t, "45s", []string{"has no volume (", "example.com/none", "then init-hook cleanup"},
+		text := w.failsToInstall(t, "60s", []string{"has no volume (", "example.com/none", "then init-hook cleanup"},
 			storageOn("slow"))
 		begin := time.Now()
 		w.helmUninstall(t)
@@ -74,14 +74,14 @@ func TestMistakes(t *testing.T) {
 	})
 	w.startOver(t)
 	must(t, "the corrected command after a failed one", func(t *testing.T) {
-		w.failsToInstall(t, "45s", []string{"example.com/none"}, storageOn("slow"))
+		w.failsToInstall(t, "60s", []string{"example.com/none"}, storageOn("slow"))
 		w.mustInstall(t, proxyMode, storageOn("standard"))
 		w.isHealthy(t)
 		w.claimHas(t, "standard")
 	})
 	w.startOver(t)
 	must(t, "the wait names the event of a controller", func(t *testing.T) {
-		w.failsToInstall(t, "45s", []string{"ReplicaSet " + w.namespace + "/" + release + "-", "no PriorityClass with name gone"},
+		w.failsToInstall(t, "90s", []string{"ReplicaSet " + w.namespace + "/" + release + "-", "no PriorityClass with name gone"},
 			"--set=registry.priorityClassName=gone", "--set=initHook.ignorePreflight={priority-class}")
 		w.mustInstall(t, proxyMode, "--reset-values")
 		w.isHealthy(t)
