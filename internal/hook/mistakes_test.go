@@ -342,7 +342,7 @@ func TestMistakes(t *testing.T) {
 		"an injector.image that no node has": {settings: func(s *settings.Settings) {
 			choosePause(s, "example.com/pause:9", state.SourceValue, state.PauseName)
 		}, check: "pause-image", want: []string{"image example.com/pause:9", "injector.image: no node reports it (node n1)",
-			"--set injector.image="}},
+			"--set injector.image=" + pauseImage}},
 		"an injector.image that some node may have": {nodes: []runtime.Object{node("n1", manyImages)},
 			settings: func(s *settings.Settings) {
 				choosePause(s, "example.com/pause@sha256:"+strings.Repeat("a", 64), state.SourceValue, state.PauseDigest)
@@ -509,6 +509,8 @@ func TestFailedWaitNamesTheCausesOfControllers(t *testing.T) {
 			Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable",
 				Message: "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims."}}}}
 	pending.Spec.NodeName = ""
+	unready := pending.DeepCopy()
+	unready.Spec.Volumes, unready.Status = nil, corev1.PodStatus{Phase: corev1.PodRunning}
 	for name, c := range map[string]struct {
 		objects []runtime.Object
 		want    string
@@ -519,6 +521,9 @@ func TestFailedWaitNamesTheCausesOfControllers(t *testing.T) {
 			event("ReplicaSet", "zarf-registry-healer-77", "FailedCreate", "of the healer")},
 			want: "ReplicaSet zarf/zarf-registry-5d8f: FailedCreate: no PriorityClass with name high was found",
 			not:  "of the healer"},
+		"probe": {objects: []runtime.Object{unready,
+			event("Pod", "zarf-registry-5-1", "Unhealthy", "Readiness probe failed: HTTP probe failed with statuscode: 503")},
+			want: "statuscode: 503: kubectl --namespace zarf logs zarf-registry-5-1 says why"},
 		"claim": {objects: []runtime.Object{pending,
 			event("PersistentVolumeClaim", "zarf-registry", "ExternalProvisioning", "waiting for example.com/none")},
 			want: "PersistentVolumeClaim zarf/zarf-registry has no volume (ExternalProvisioning: waiting for example.com/none)"},

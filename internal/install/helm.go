@@ -163,11 +163,8 @@ func (r *run) apply(ctx context.Context) (string, error) {
 	}
 	if err != nil {
 		err = r.explainHelm("applying the chart", err)
-		if r.applied == nil {
-			return "", err
-		}
-		if advice := r.withoutCleanup(); advice != nil {
-			err = errors.Join(err, r.Helm.Releases.Update(r.applied), advice)
+		if r.applied != nil && r.withoutCleanup() {
+			err = errors.Join(err, r.Helm.Releases.Update(r.applied))
 		}
 		return "", err
 	}
@@ -183,12 +180,12 @@ func (r *run) apply(ctx context.Context) (string, error) {
 func (r *run) markFailed(cause error) error {
 	// One line: helm history shows it in a table.
 	r.applied.SetStatus(release.StatusFailed, "finish failed: "+strings.ReplaceAll(cause.Error(), "\n", "; "))
-	advice := r.withoutCleanup()
+	r.withoutCleanup()
 	if err := r.Helm.Releases.Update(r.applied); err != nil {
 		return fmt.Errorf("marking revision %d of release %s as failed: %w", r.applied.Version, r.applied.Name, err)
 	}
 	if !r.deployed {
-		return advice
+		return nil
 	}
 	r.present.Info.Status = release.StatusDeployed
 	if err := r.Helm.Releases.Update(r.present); err != nil {
@@ -198,11 +195,11 @@ func (r *run) markFailed(cause error) error {
 }
 
 // withoutCleanup removes the Job cleanup from the record of a release that has never worked, if the Job's image is in
-// the registry that does not run: helm uninstall would wait for the Job in vain. It returns what the user must do
-// instead, or nil.
-func (r *run) withoutCleanup() error {
+// the registry that does not run: helm uninstall would wait for the Job in vain. It reports whether it did, and then sets
+// advice.
+func (r *run) withoutCleanup() bool {
 	if r.deployed {
-		return nil
+		return false
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // also when the run was interrupted
 	defer cancel()
@@ -211,11 +208,12 @@ func (r *run) withoutCleanup() error {
 	}
 	i := slices.IndexFunc(r.applied.Hooks, cleanup)
 	if i < 0 || r.startsJob(ctx, r.applied.Hooks[i]) {
-		return nil
+		return false
 	}
 	r.applied.Hooks = slices.DeleteFunc(r.applied.Hooks, cleanup)
-	return fmt.Errorf("to uninstall it instead: helm uninstall %s --namespace %s, then init-hook cleanup%s",
+	r.advice = fmt.Errorf("to uninstall it instead: helm uninstall %s --namespace %s, then init-hook cleanup%s",
 		r.Options.Release, r.Options.Namespace, r.cleanupFlags())
+	return true
 }
 
 // cleanupFlags are those with which init-hook cleanup finds this release.

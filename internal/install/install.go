@@ -160,7 +160,7 @@ func (i *Installer) Run(ctx context.Context) (*Result, error) {
 			err = ctx.Err() // Helm does not always notice
 		}
 		if err != nil {
-			return nil, r.explain(ctx, err)
+			return nil, errors.Join(r.explain(ctx, err), r.advice)
 		}
 		if s.name != "" {
 			i.Log.Info("step done", "phase", "install", "step", s.name, "did", did, "why", s.why, "took",
@@ -188,6 +188,7 @@ type run struct {
 	settings   settings.Settings // of the Jobs as last rendered
 	nodeConfig map[string][]byte // data of the Secret as last rendered
 	hook       Hook
+	advice     error // how to uninstall what failed, nil if as usual
 	applied    *release.Release
 }
 

@@ -72,8 +72,12 @@ func (o *Observer) complaints(component string) string {
 		}
 		if complaint := cmp.Or(PodComplaint(p), byPod[p.Name]); complaint != "" {
 			line := fmt.Sprintf("%s on node %s: %s", o.Object("pod", p.Name), orNone(p.Spec.NodeName), complaint)
-			if advice := volumes.Advice(p, complaint); advice != "" {
+			switch advice := volumes.Advice(p, complaint); {
+			case advice != "":
 				line += ": " + advice
+			case component == names.ComponentRegistry && strings.Contains(complaint, "Readiness probe failed"):
+				// The probe does not say more. The storage may not answer.
+				line += fmt.Sprintf(": kubectl --namespace %s logs %s says why", p.Namespace, p.Name)
 			}
 			lines = append(lines, line)
 		}

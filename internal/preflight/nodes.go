@@ -232,6 +232,11 @@ func (i *Inspection) pauseImageOf(architecture string) []Finding {
 	}
 	if image.Source == state.SourceValue && len(reporting) > 0 && !with && complete {
 		// The healer helps no pod either: it runs in the same image.
+		for _, n := range i.nodes {
+			candidates = append(candidates, nodeimages.Candidates(plan.Images(n))...)
+		}
+		slices.Sort(candidates)
+		candidates = slices.Compact(candidates)
 		add(Blocker, object, fmt.Sprintf("injector.image: no node reports it (%s), so no injected pod would start",
 			release.ListNodes(reporting)), candidates...)
 		return findings

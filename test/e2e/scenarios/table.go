@@ -132,6 +132,7 @@ var All = []Scenario{
 		Tools: []string{"helm-3.18", "helm-3.21"}},
 	{Test: "TestKubeProxyVersions", Clusters: []string{"e2e-kube-proxy"}, Networks: []Network{ipv4}, Long: true,
 		Minutes: 5, Tools: []string{"kube-proxy-1.34"}},
+	{Test: "TestMistakes", Clusters: []string{"e2e-mistakes"}, Networks: []Network{ipv4}, Long: true, Minutes: 5},
 	{Test: "TestRewriteBeta", Clusters: []string{"e2e-rewrite-beta", "e2e-rewrite-off"}, Networks: []Network{ipv4},
 		Long: true, Minutes: 5, Versions: []string{"--kubernetes 1.34"}},
 	{Test: "TestVolumes", Clusters: []string{"e2e-volumes"}, Networks: []Network{ipv4}, Long: true, Minutes: 5},
