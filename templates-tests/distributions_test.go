@@ -43,6 +43,16 @@ func TestDistributionValuesKeepTheInvariants(t *testing.T) {
 	}
 }
 
+// GKE rejects the system priority classes outside of kube-system.
+func TestGKEPodsHaveNoSystemPriority(t *testing.T) {
+	t.Parallel()
+	for _, w := range workloads(rendering{values: distributions(t)["gke"]}.render(t)) {
+		if class := w.pod.Spec.PriorityClassName; strings.HasPrefix(class, "system-") {
+			t.Errorf("%s has the priority class %s", w.object, class)
+		}
+	}
+}
+
 func TestDistributionsPageListsEveryValuesFile(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../docs/distributions.md")

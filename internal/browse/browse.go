@@ -197,15 +197,15 @@ func (s *Server) page(name string, make func(*http.Request, *model) (any, error)
 		if v.Model, err = s.load(r.Context()); err == nil {
 			v.Data, err = make(r, v.Model)
 		}
-		code := http.StatusOK
+		shown, code := name, http.StatusOK
 		if err != nil {
-			name, v.Error, code = "error.html", err.Error(), http.StatusBadGateway
+			shown, v.Error, code = "error.html", err.Error(), http.StatusBadGateway
 			if errors.Is(err, errNotFound) {
 				code = http.StatusNotFound
 			}
 		}
 		var out bytes.Buffer
-		if err := s.templates.ExecuteTemplate(&out, name, v); err != nil {
+		if err := s.templates.ExecuteTemplate(&out, shown, v); err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}

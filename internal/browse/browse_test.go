@@ -143,7 +143,11 @@ func TestPagesAreReadAgainOnRequest(t *testing.T) {
 		t.Errorf("status %d", code)
 	}
 	from.err = nil
-	get(t, s, "")
+	code, page = get(t, s, "")
+	contains(t, page, "app-005")
+	if code != http.StatusOK {
+		t.Errorf("status %d after the error", code)
+	}
 	get(t, s, "state")
 	r := httptest.NewRequest(http.MethodPost, "http://127.0.0.1:8080/secret/refresh", strings.NewReader("page=state"))
 	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")

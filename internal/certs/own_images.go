@@ -22,18 +22,16 @@ const maxOwnImages = 100
 // there, and hands all to the registry, which serves them to nodes without a signature. previous may be the digest
 // of an earlier release's image; such releases recorded none.
 func (k *Keeper) RecordOwnImages(ctx context.Context, digests []string, previous string) error {
-	recorded, err := k.ownImages(ctx)
-	if err != nil {
-		return err
-	}
-	all := slices.Clone(digests)
-	for _, d := range append(recorded, previous) {
-		if d != "" && !slices.Contains(all, d) {
-			all = append(all, d)
+	err := k.AnnotateState(ctx, names.AnnotationOwnImages, func(recorded string) (string, error) {
+		all := slices.Clone(digests)
+		for _, d := range append(strings.Fields(recorded), previous) {
+			if d != "" && !slices.Contains(all, d) {
+				all = append(all, d)
+			}
 		}
-	}
-	all = all[:min(len(all), maxOwnImages)]
-	if err := k.AnnotateState(ctx, names.AnnotationOwnImages, strings.Join(all, " ")); err != nil {
+		return strings.Join(all[:min(len(all), maxOwnImages)], " "), nil
+	})
+	if err != nil {
 		return err
 	}
 	return k.WriteRegistryAuth(ctx)

@@ -81,38 +81,44 @@ func (k *Keeper) pushRecord(ctx context.Context) (r pushRecord, err error) {
 	if err != nil || secret == nil || secret.Annotations[names.AnnotationPushCredentials] == "" {
 		return pushRecord{}, err
 	}
-	if err := json.Unmarshal([]byte(secret.Annotations[names.AnnotationPushCredentials]), &r); err != nil {
+	if r, err = parseRecord(secret.Annotations[names.AnnotationPushCredentials]); err != nil {
 		return pushRecord{}, exitcode.Refuse("%s, annotation %s: %w: run helm upgrade, init-hook install or "+
 			"init-hook prepare to write it again", k.Object("Secret", secret.Name), names.AnnotationPushCredentials, err)
 	}
 	return r, nil
 }
 
+func parseRecord(text string) (r pushRecord, err error) {
+	if text != "" {
+		err = json.Unmarshal([]byte(text), &r)
+	}
+	return r, err
+}
+
 // RecordNamed records the named credentials, after WriteNamed and after the state was saved, for commands
 // without the chart's values.
 func (k *Keeper) RecordNamed(ctx context.Context, wanted []settings.PushCredential) error {
-	previous, err := k.pushRecord(ctx)
-	if err != nil && !exitcode.IsRefusal(err) { // what cannot be read is written again
-		return err
-	}
-	removed := append(generated(previous.Credentials), previous.Removed...)
-	slices.Sort(removed)
-	removed = slices.DeleteFunc(slices.Compact(removed), func(name string) bool {
-		return slices.Contains(generated(wanted), name)
+	return k.changeRecord(ctx, func(r *pushRecord) {
+		removed := append(generated(r.Credentials), r.Removed...)
+		slices.Sort(removed)
+		r.Credentials, r.Removed = wanted, slices.DeleteFunc(slices.Compact(removed), func(name string) bool {
+			return slices.Contains(generated(wanted), name)
+		})
 	})
-	return k.saveRecord(ctx, pushRecord{wanted, removed})
 }
 
-func (k *Keeper) saveRecord(ctx context.Context, r pushRecord) error {
-	text := ""
-	if len(r.Credentials) > 0 || len(r.Removed) > 0 {
-		encoded, err := json.Marshal(r)
+func (k *Keeper) changeRecord(ctx context.Context, change func(*pushRecord)) error {
+	return k.AnnotateState(ctx, names.AnnotationPushCredentials, func(current string) (string, error) {
+		r, err := parseRecord(current)
 		if err != nil {
-			return err
+			r = pushRecord{} // what cannot be read is written again
 		}
-		text = string(encoded)
-	}
-	return k.AnnotateState(ctx, names.AnnotationPushCredentials, text)
+		if change(&r); len(r.Credentials) == 0 && len(r.Removed) == 0 {
+			return "", nil
+		}
+		encoded, err := json.Marshal(r)
+		return string(encoded), err
+	})
 }
 
 // loadTimeout is how long FinishNamed waits. Kubelets of annotated pods need a few seconds.
@@ -179,8 +185,10 @@ func (k *Keeper) deleteRemoved(ctx context.Context, record pushRecord) (string, 
 			return "", fmt.Errorf("deleting %s: %w", k.Object("Secret", name), err)
 		}
 	}
-	record.Removed = nil
-	if err := k.saveRecord(ctx, record); err != nil {
+	err := k.changeRecord(ctx, func(r *pushRecord) {
+		r.Removed = slices.DeleteFunc(r.Removed, func(name string) bool { return slices.Contains(record.Removed, name) })
+	})
+	if err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("deleted %d Secrets: %s", len(deleted), release.List(deleted)), nil

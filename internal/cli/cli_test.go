@@ -55,6 +55,7 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 	}{
 		"unknown command":      {[]string{"prepaer"}, 1, `unknown command "prepaer"`},
 		"unknown flag":         {[]string{"prepare", "--colour"}, 1, "unknown flag: --colour"},
+		"impossible name":      {[]string{"cleanup", "--name", "1x"}, 3, `invalid name "1x"`},
 		"impossible namespace": {[]string{"cleanup", "--namespace", "Not_One"}, 3, `invalid namespace "Not_One"`},
 		"impossible release":   {[]string{"cleanup", "--release", "Not One"}, 3, `invalid release name "Not One"`},
 		"settings that are no JSON": {[]string{"prepare", "--settings", "rubbish"}, 3,

@@ -108,10 +108,10 @@ func (p *preparation) record(ctx context.Context) (string, error) {
 		return p.run.SaveState(ctx, secret, p.next(saved))
 	})
 	if err == nil {
-		err = p.run.AnnotateState(ctx, names.AnnotationUnreserved, p.unreserved)
+		err = p.run.AnnotateState(ctx, names.AnnotationUnreserved, release.Always(p.unreserved))
 	}
 	if err == nil {
-		err = p.run.AnnotateState(ctx, names.AnnotationRenewalFailed, "") // this run has renewed
+		err = p.run.AnnotateState(ctx, names.AnnotationRenewalFailed, release.Always("")) // this run has renewed
 	}
 	if err == nil && p.Desired.Mode != state.ModeExternal {
 		err = p.certs.RecordNamed(ctx, p.run.Settings.Push.Credentials)

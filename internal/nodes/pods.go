@@ -3,7 +3,6 @@ package nodes
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -111,19 +110,7 @@ type nodeWait struct {
 // run waits. It returns a Refusal as soon as a node refuses, because a retry would fail the
 // same way.
 func (w *nodeWait) run(ctx context.Context) error {
-	var refused error
-	err := w.Wait(ctx, w.what, func() (string, error) {
-		missing, err := w.look(ctx)
-		if refusal, is := errors.AsType[*exitcode.Refusal](err); is {
-			refused = refusal
-			return "", nil
-		}
-		return missing, err
-	}, w.component)
-	if refused != nil {
-		return refused
-	}
-	return err
+	return w.Wait(ctx, w.what, func() (string, error) { return w.look(ctx) }, w.component)
 }
 
 func (w *nodeWait) look(ctx context.Context) (missing string, err error) {

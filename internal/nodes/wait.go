@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
@@ -24,7 +25,8 @@ const (
 )
 
 // Wait polls until check finds nothing missing, less often the longer a poll takes. If the context
-// ends first, the error says what was missing and what is wrong with the component's pods.
+// ends first, the error says what was missing and what is wrong with the component's pods. It returns errors of check
+// that a retry does not change: refusals, missing permissions, rejected requests.
 func (o *Observer) Wait(ctx context.Context, what string, check func() (missing string, err error),
 	component string) error {
 	reported := ""
@@ -33,6 +35,8 @@ func (o *Observer) Wait(ctx context.Context, what string, check func() (missing 
 		missing, err := check()
 		rest := min(max(release.PollInterval, restFactor*time.Since(begin)), longestRest)
 		switch {
+		case exitcode.IsRefusal(err), release.MissingPermission(err), release.Rejected(err):
+			return release.RefuseForbidden(err)
 		case err != nil && ctx.Err() == nil:
 			// The API server may be restarting, so treat this as unknown.
 			missing = err.Error()

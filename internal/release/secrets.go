@@ -144,10 +144,16 @@ func (r *Release) UpdateState(ctx context.Context, change func(*state.State) boo
 	})
 }
 
-// AnnotateState sets an annotation of the state Secret, or deletes it if the value is empty.
-func (r *Release) AnnotateState(ctx context.Context, annotation, value string) error {
+// AnnotateState sets an annotation of the state Secret, or deletes it if the value is empty. change returns the value
+// for the current one. After a conflict it is called again.
+func (r *Release) AnnotateState(ctx context.Context, annotation string,
+	change func(current string) (string, error)) error {
 	return RetryOnConflict(ctx, func() error {
 		secret, _, err := r.RequireState(ctx)
+		if err != nil {
+			return err
+		}
+		value, err := change(secret.Annotations[annotation])
 		if err != nil || secret.Annotations[annotation] == value {
 			return err
 		}
@@ -163,4 +169,9 @@ func (r *Release) AnnotateState(ctx context.Context, annotation, value string) e
 		}
 		return nil
 	})
+}
+
+// Always returns a change of [Release.AnnotateState] to a value, whatever the current one is.
+func Always(value string) func(string) (string, error) {
+	return func(string) (string, error) { return value, nil }
 }

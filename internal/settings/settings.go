@@ -268,7 +268,7 @@ func Parse(document []byte) (Settings, error) {
 }
 
 var (
-	// dnsLabel is RFC 1123's label, required of namespaces and Services.
+	// dnsLabel is RFC 1123's label, required of namespaces. Services need that of RFC 1035, which begins with a letter.
 	dnsLabel  = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 	sha256Sum = regexp.MustCompile(`^[0-9a-f]{64}$`)
 	// repositoryName is a name of the distribution specification.
@@ -283,7 +283,8 @@ func (s *Settings) ValidateRelease() error {
 	var v validation
 	v.check(dnsLabel.MatchString(s.Namespace), "invalid namespace %q: want a DNS label", s.Namespace)
 	v.check(releaseName.MatchString(s.Release), "invalid release name %q", s.Release)
-	v.check(dnsLabel.MatchString(s.Name), "invalid name %q: want a DNS label", s.Name)
+	v.check(dnsLabel.MatchString(s.Name) && s.Name[0] >= 'a',
+		"invalid name %q: want a DNS label that begins with a letter", s.Name)
 	return v.err()
 }
 

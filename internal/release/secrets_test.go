@@ -1,0 +1,55 @@
+package release
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/fake"
+	kubetesting "k8s.io/client-go/testing"
+
+	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/settings"
+	"github.com/zarf-dev/zarf-registry/internal/state"
+)
+
+func TestAnnotationsOfTheStateKeepWhatOthersWriteMeanwhile(t *testing.T) {
+	data, err := state.Data(state.State{Version: state.Version, Phase: state.PhasePrepared, Desired: state.Settings{
+		Mode: state.ModeExternal, Address: "registry.example.com", IPFamily: state.IPv4, DecidedBy: state.SourceValue}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "r" + names.SuffixState, Namespace: "zarf",
+		Labels:      names.Labels("r", names.ComponentState),
+		Annotations: map[string]string{"list": "a"}}, Data: data}
+	client := fake.NewClientset(secret)
+	raced := false
+	client.PrependReactor("update", "secrets", func(kubetesting.Action) (bool, runtime.Object, error) {
+		if raced {
+			return false, nil, nil
+		}
+		raced = true
+		other := secret.DeepCopy()
+		other.Annotations["list"] = "a b"
+		if err := client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("secrets"), other, "zarf"); err != nil {
+			t.Error(err)
+		}
+		return true, nil, apierrors.NewConflict(schema.GroupResource{Resource: "secrets"}, other.Name, nil)
+	})
+	r := &Release{Settings: settings.Settings{Namespace: "zarf", Name: "r", Release: "r"}, Secrets: client.CoreV1().Secrets("zarf"),
+		Log: slog.New(slog.DiscardHandler), Now: time.Now}
+	err = r.AnnotateState(t.Context(), "list", func(current string) (string, error) { return current + " c", nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := r.Secrets.Get(context.Background(), secret.Name, metav1.GetOptions{})
+	if err != nil || got.Annotations["list"] != "a b c" {
+		t.Errorf("%v, %v", got.Annotations, err)
+	}
+}
