@@ -25,8 +25,8 @@ import (
 // directory. Distribution's driver syncs files and, after it has written a small one, its directory, but neither the
 // directory after a move or a removal nor the parents of new directories.
 //
-// Nobody sees a file before it is durable: what a client is told exists, and what other content comes to rely on, is
-// not lost. Uploads in progress are not durable, because their client begins again; what has arrived is
+// Nobody sees a change before it is durable: what a client is told, and what other content comes to rely on, is not
+// lost. Uploads in progress are not durable, because their client begins again; what has arrived is
 // synced only before the state of its digest is stored, which would otherwise vouch for it.
 //
 // It reads through distribution's driver. Writing is its own, because a wrapper around distribution's would keep its
@@ -114,7 +114,8 @@ type durableFiles struct {
 		count map[string]int
 	}
 	mu sync.Mutex
-	// pending are files that have got their name but whose directory is not synced. The channel is closed then.
+	// pending are files and directories that have got their name or were removed, but whose parent is not synced. The
+	// channel is closed then.
 	pending map[string]chan struct{}
 	// complete are the files of uploads that have all their content and are synced.
 	complete map[string]bool
@@ -199,15 +200,21 @@ func (f *durableFiles) Delete(ctx context.Context, name string) error {
 	} else if err != nil {
 		return err
 	}
+	removed, grouped := ctx.Value(removalsKey{}).(*removals)
+	if !inUpload(name) {
+		f.syncLeftovers()
+		if !grouped {
+			defer f.change(target)()
+		}
+	}
 	if err := os.RemoveAll(target); err != nil {
 		return err
 	}
-	if inUpload(name) {
+	switch {
+	case inUpload(name):
 		f.forget(target)
 		return nil
-	}
-	f.syncLeftovers()
-	if removed, ok := ctx.Value(removalsKey{}).(*removals); ok {
+	case grouped:
 		removed.add(filepath.Dir(target))
 		return nil
 	}
@@ -316,35 +323,45 @@ func (f *durableFiles) rename(from, to string, made *madeParents) error {
 	if !made.lasting {
 		return os.Rename(from, to)
 	}
-	done := make(chan struct{})
-	f.mu.Lock()
-	before := f.pending[to]
-	f.pending[to] = done
-	f.mu.Unlock()
-	defer func() {
-		if before != nil {
-			<-before
-		}
-		f.mu.Lock()
-		if f.pending[to] == done {
-			delete(f.pending, to)
-		}
-		f.mu.Unlock()
-		close(done)
-	}()
+	defer f.change(to)()
 	if err := os.Rename(from, to); err != nil {
 		return err
 	}
 	return made.sync(filepath.Dir(to))
 }
 
-// settle waits until a file is durable that is about to be read.
-func (f *durableFiles) settle(name string) {
+// change begins a change of a file or a directory. Those who are about to read it wait until it ends.
+func (f *durableFiles) change(target string) (end func()) {
+	done := make(chan struct{})
 	f.mu.Lock()
-	pending := f.pending[f.path(name)]
+	before := f.pending[target]
+	f.pending[target] = done
 	f.mu.Unlock()
-	if pending != nil {
-		<-pending
+	return func() {
+		if before != nil {
+			<-before
+		}
+		f.mu.Lock()
+		if f.pending[target] == done {
+			delete(f.pending, target)
+		}
+		f.mu.Unlock()
+		close(done)
+	}
+}
+
+// settle waits until changes are durable of a file that is about to be read.
+func (f *durableFiles) settle(name string) {
+	var pending []chan struct{}
+	f.mu.Lock()
+	for part := f.path(name); len(f.pending) > 0 && len(part) > len(f.root); part = filepath.Dir(part) {
+		if done := f.pending[part]; done != nil {
+			pending = append(pending, done)
+		}
+	}
+	f.mu.Unlock()
+	for _, done := range pending {
+		<-done
 	}
 }
 

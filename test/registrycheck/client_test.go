@@ -613,9 +613,12 @@ func (c *client) collectOffline(e *event, run collection, racing func()) {
 	command := c.cluster.command("garbage-collect", c.cluster.program.registry, "garbage-collect",
 		"--config="+c.cluster.config, "--grace-period="+run.grace.String(), fmt.Sprintf("--delete-untagged=%t", run.untagged))
 	output, err := command.StdoutPipe()
+	c.cluster.outage.Lock()
 	if err == nil {
 		err = command.Start()
 	}
+	c.cluster.collector = command.Process
+	c.cluster.outage.Unlock()
 	if err != nil {
 		c.cluster.t.Error(err)
 		return

@@ -45,10 +45,14 @@ type cluster struct {
 	program programs
 	dir     string
 	volume  string // a file system in memory
+	disk    string // a file in memory with the file system, if the power can be cut
 	config  string
 	servers []*server
 	proxy   string // address
 	push    tlsfilestest.Files
+
+	outage    sync.Mutex  // held while the power is off
+	collector *os.Process // the last registry garbage-collect
 }
 
 // addresses numbers the loopback addresses of clusters. Each cluster has its own, which no outgoing connection
@@ -64,14 +68,11 @@ func newCluster(t *testing.T, program programs, p *plan, h *history) *cluster {
 
 	c.volume = filepath.Join(c.dir, "volume")
 	c.mkdir(c.volume)
-	if err := syscall.Mount("tmpfs", c.volume, "tmpfs", 0, "size="+volumeSize); err != nil {
-		t.Fatalf("mount a volume at %s: %v: run as root", c.volume, err)
+	if slices.Contains(p.kinds, cutPower) {
+		c.createDisk()
+	} else {
+		c.mountMemory(c.volume, "size="+volumeSize)
 	}
-	t.Cleanup(func() {
-		if err := syscall.Unmount(c.volume, syscall.MNT_DETACH); err != nil {
-			t.Errorf("unmount %s: %v", c.volume, err)
-		}
-	})
 	hash, err := bcrypt.GenerateFromPassword([]byte(password), bcrypt.MinCost)
 	if err != nil {
 		t.Fatal(err)
@@ -271,6 +272,8 @@ func (c *cluster) inject(f fault) {
 		s.restart(f.Duration)
 	case pauseProcess:
 		s.pause(f.Duration)()
+	case cutPower:
+		c.cutPower(f.Duration)
 	case fillDisk:
 		path := filepath.Join(c.volume, "ballast")
 		file, err := os.Create(path)
@@ -371,6 +374,8 @@ func (c *cluster) litter() {
 	if *s3 != "" {
 		return
 	}
+	c.outage.Lock()
+	defer c.outage.Unlock()
 	long := time.Now().Add(-time.Hour)
 	for range litterBlobs {
 		content := cryptorand.Text()

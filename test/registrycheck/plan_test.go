@@ -229,6 +229,7 @@ const (
 	killProcess  = "kill"
 	pauseProcess = "pause"
 	fillDisk     = "full disk"
+	cutPower     = "power"
 	cut          = "cut"
 )
 
@@ -256,6 +257,11 @@ func newPlan(seed uint64, operations int) *plan {
 		}
 	}
 	p.cut = slices.Contains(p.kinds, cut)
+
+	// A process may show another one, on the same file system, what is lost then.
+	if p.replicas == 1 && seed/32%2 == 0 && *s3 == "" {
+		p.kinds = append(p.kinds, cutPower)
+	}
 
 	number := max(1, operations/180)
 	const racing = 10
@@ -341,7 +347,7 @@ func newPlan(seed uint64, operations int) *plan {
 		}
 		f := fault{name: kinds[random.IntN(len(kinds))], server: random.IntN(p.replicas), after: random.IntN(rest)}
 		switch f.name {
-		case killProcess:
+		case killProcess, cutPower:
 			f.Duration = time.Duration(random.IntN(200)) * time.Millisecond
 		case pauseProcess:
 			f.Duration = pauseTime(random)

@@ -1,0 +1,101 @@
+package registrycheck
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// diskSize leaves as much for content as volumeSize, next to the journal.
+const diskSize = 64 << 20
+
+// goDown is EXT4_IOC_SHUTDOWN, which XFS has, too. With noFlush, the file system at once writes nothing any more: what
+// only the page cache has is lost, and so is the part of the journal that was not committed.
+const goDown, noFlush = 0x8004587d, 2
+
+func (c *cluster) mountMemory(dir, options string) {
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, options); err != nil {
+		c.t.Fatalf("mount a volume at %s: %v: run as root", dir, err)
+	}
+	c.t.Cleanup(func() {
+		if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
+			c.t.Errorf("unmount %s: %v", dir, err)
+		}
+	})
+}
+
+// createDisk mounts an ext4 file system on a disk that loses nothing.
+func (c *cluster) createDisk() {
+	memory := filepath.Join(c.dir, "memory")
+	c.mkdir(memory)
+	c.mountMemory(memory, "")
+	c.disk = filepath.Join(memory, "disk")
+	err := os.WriteFile(c.disk, nil, 0o600)
+	if err == nil {
+		err = os.Truncate(c.disk, diskSize)
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.run("mkfs.ext4", "-q", "-m", "0", "-J", "size=4", "-N", "16384", c.disk)
+	c.mountDisk()
+	c.t.Cleanup(c.unmountDisk)
+}
+
+// run runs a program of the system.
+func (c *cluster) run(name string, args ...string) {
+	if output, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		c.t.Errorf("%s: %v: %s", name, err, output)
+	}
+}
+
+func (c *cluster) mountDisk() { c.run("mount", "-o", "loop", c.disk, c.volume) }
+
+// unmountDisk waits until nothing uses the file system any more.
+func (c *cluster) unmountDisk() {
+	for began := time.Now(); ; time.Sleep(5 * time.Millisecond) {
+		err := syscall.Unmount(c.volume, 0)
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, syscall.EBUSY) || time.Since(began) > startTimeout {
+			c.t.Errorf("unmount %s: %v", c.volume, err)
+			return
+		}
+	}
+}
+
+// cutPower ends all processes, loses what they have not synced, and starts them again after so long.
+func (c *cluster) cutPower(d time.Duration) {
+	for _, s := range c.servers {
+		s.faults.Lock()
+		defer s.faults.Unlock()
+	}
+	c.outage.Lock()
+	defer c.outage.Unlock()
+	if c.collector != nil {
+		_ = c.collector.Kill() // it may have ended
+	}
+	for _, s := range c.servers {
+		s.kill()
+	}
+	root, err := os.Open(c.volume)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(int(root.Fd()), goDown, noFlush)
+		_ = root.Close()
+	}
+	if err != nil {
+		c.t.Errorf("shut down the file system: %v", err)
+	}
+	c.unmountDisk()
+	c.mountDisk()
+	time.Sleep(d)
+	for _, s := range c.servers {
+		s.start()
+	}
+}
