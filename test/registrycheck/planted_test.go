@@ -73,14 +73,19 @@ var bugs = []bug{
 		"		if false {\n",
 	}},
 	{"links are written in place", change{
-		distribution + "/registry/storage/driver/filesystem/driver.go",
-		"	tempPath := fmt.Sprintf(\"%s.%s.tmp\", subPath, uuid.NewString())\n",
-		"	_, tempPath := uuid.NewString, subPath\n",
+		"internal/registry/durable.go",
+		"	file, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)\n",
+		"	temporary = target\n	file, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o666)\n",
 	}},
 	{"a collector continues without its lease", change{
 		"internal/registry/sweep.go",
 		"		if err := s.leaseErr(); err != nil {\n			return err\n		}\n",
 		"",
+	}},
+	{"uploads are not synced", change{
+		"internal/registry/durable.go",
+		"	if err := w.file.Sync(); err != nil {\n",
+		"	if err := error(nil); err != nil {\n",
 	}},
 	{"the grace period does not protect uploads", change{
 		"internal/registry/gc.go",
