@@ -1142,7 +1142,7 @@ func TestChartAndProgramsAllowTheSameDirectories(t *testing.T) {
 	t.Parallel()
 	allowed := 0
 	for _, directory := range []string{
-		"/etc/containerd", "/etc/containerd/certs.d", "/etc/containers/x", "/etc/rancher/k3s", "/etc/k0s/containerd.d",
+		"/etc/containerd", "/etc/containerd/certs.d", listedCerts, "/etc/containers/x", "/etc/rancher/k3s", "/etc/k0s/containerd.d",
 		"/etc/crio", "/var/lib/rancher/a/b", "/var/snap/microk8s/current/args/certs.d", "/var/snap/k8s/common",
 		"/etc", "/etc/containerdx", "/var/lib", "/var/lib/kubelet", "/var/snap", "/var/snap/other", "/opt", "/",
 		"/etc/containerd/../shadow", "/etc/containerd/./x", "etc/containerd",
@@ -1160,7 +1160,7 @@ func TestChartAndProgramsAllowTheSameDirectories(t *testing.T) {
 			allowed++
 		}
 	}
-	if allowed != 9 {
+	if allowed != 10 {
 		t.Errorf("%d are allowed", allowed)
 	}
 }

@@ -23,8 +23,9 @@ import (
 )
 
 const (
-	// certsDir is the folder with hosts.toml of the test cluster's container runtime.
-	certsDir = "/etc/containerd/certs.d"
+	// certsDir is the first directory of containerd's default config_path, and listedDir what its transfer service reads.
+	certsDir  = "/etc/containerd/certs.d"
+	listedDir = certsDir + ":/etc/docker/certs.d"
 	// corpHost is a registry that is not in DNS; corporateEndpoint is its loopback address on n1.
 	corpHost          = "registry.corp.example"
 	corporateEndpoint = "127.0.0.1:31998"
@@ -275,7 +276,7 @@ nodeConfig:
   crio: {ca: true}
   k3s:
     livePath: %s
-    %s`, certsDir, k3s)
+    %s`, listedDir, k3s)
 }
 
 // testStrictNodes uses skopeo, which reads the same files as CRI-O and podman, for the registry's
