@@ -911,7 +911,7 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 		"an unknown log format": {push("--log-format", "xml"), `invalid --log-format "xml": want json, text or auto`},
 		"a namespace":           {push("-n", "Not_One"), `invalid namespace "Not_One": want a DNS label`},
 		"a release":             {duplicate("--release", "Not One"), `invalid release name "Not One"`},
-		"a chart's name":        {[]string{"list", "--name", "a.b"}, `invalid name "a.b": want a DNS label`},
+		"a chart's name":        {[]string{"list", "--name", "a.b"}, `invalid name "a.b": want a DNS label that begins with a letter`},
 		"an architecture alone": {pull("--platform", "amd64"),
 			`--platform: platform "amd64": want OS/ARCHITECTURE as in linux/amd64, several separated by commas, or all`},
 		"a cache and none": {pull("--no-cache", "--cache-size", "1GB"),

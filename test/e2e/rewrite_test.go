@@ -238,7 +238,7 @@ func TestRewrite(t *testing.T) {
 		}
 	})
 	must(t, "an upgrade turns it on again in proxy mode, where pods need no Secret", func(t *testing.T) {
-		w.apply(t, proxyMode, "--set=rewrite.enabled=true")
+		w.apply(t, proxyMode, "--set=rewrite.enabled=true", namedPause)
 		eventually(t, time.Minute, "the policy to take effect", func() error {
 			if p := w.admitted(t, pod("trial", "", "nginx:1")); p.Spec.Containers[0].Image != w.address+"/library/nginx:1" ||
 				len(p.Spec.ImagePullSecrets) > 0 {
