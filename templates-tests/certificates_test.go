@@ -515,7 +515,7 @@ func TestTheJobsUseThePublishedImageByDigest(t *testing.T) {
 		on     []string // the required nodes
 	}{
 		"no node has it":   {[]runtime.Object{empty}, nil, published, nil},
-		"rendered offline": {nil, nil, published, nil},
+		"rendered offline": {nil, nil, hookImage, nil},
 		"a node pulled it by its tag": {[]runtime.Object{empty, node("b", "amd64", published, hookImage)}, nil,
 			published, []string{"b"}},
 		"a node loaded it": {[]runtime.Object{empty, node("b", "amd64", hookImage)}, nil, hookImage, []string{"b"}},
@@ -529,7 +529,7 @@ func TestTheJobsUseThePublishedImageByDigest(t *testing.T) {
 			mirror + "@" + digest("1"), []string{"b"}},
 		"the user's digest": {[]runtime.Object{empty}, []string{"initHook.image.digest=" + digest("3")},
 			repository + "@" + digest("3"), nil},
-		"the user's nodes": {[]runtime.Object{empty, pulled}, []string{"initHook.nodeSelector={disk: fast}"}, published,
+		"the user's nodes": {[]runtime.Object{empty, pulled}, []string{"initHook.nodeSelector={disk: fast}"}, hookImage,
 			nil},
 	} {
 		t.Run(title, func(t *testing.T) {

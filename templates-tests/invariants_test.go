@@ -812,7 +812,9 @@ var invariants = map[string]func(out *output) []string{
 					func(p *admissionv1.ValidatingAdmissionPolicy) bool { return !strings.Contains(p.Name, "-healer") })
 				limited := nodes && len(policies) == 2 &&
 					slices.Equal(rule.Verbs, []string{"get", "watch", "patch"})
-				if !reads && !limited && (!subset(rule.Resources, "nodes", "services") || !slices.Equal(rule.Verbs, []string{"list"})) {
+				lists := slices.Equal(rule.Verbs, []string{"list"}) &&
+					subset(rule.Resources, "nodes", "services", "storageclasses", "persistentvolumes")
+				if !reads && !limited && !lists {
 					wrong = append(wrong, fmt.Sprintf("%s: %s %s", r.Name, rule.Verbs, rule.Resources))
 				}
 			}
@@ -844,6 +846,7 @@ var invariants = map[string]func(out *output) []string{
 				}
 				named := subset(
 					rule.Resources, "jobs", "services", "namespaces", "certificates", "certificates/status", "issuers",
+					"persistentvolumeclaims",
 				) &&
 					(len(rule.ResourceNames) > 0 || slices.Equal(rule.Verbs, []string{"create"}))
 				// Kubernetes names EndpointSlices.

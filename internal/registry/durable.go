@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -50,12 +51,11 @@ func init() {
 	}
 }
 
-// useDurableFiles configures the middleware, if the storage is a file system.
+// useDurableFiles configures the middleware, if the storage is a file system. The others use it.
 func useDurableFiles(config *configuration.Configuration) {
 	if root, ok := filesystemRoot(config.Storage); ok {
-		config.Middleware["storage"] = []configuration.Middleware{
-			{Name: durableFilesystem, Options: configuration.Parameters{"root": root}},
-		}
+		files := configuration.Middleware{Name: durableFilesystem, Options: configuration.Parameters{"root": root}}
+		config.Middleware["storage"] = slices.Insert(config.Middleware["storage"], 0, files)
 	}
 }
 

@@ -146,22 +146,19 @@ Takes root, name (without the architecture). */ -}}
 that finish pushed into this registry. The published image is named by digest where nodes report that digest, or none
 reports its tag; archives and copies in other registries may have other digests. The pushed image serves clusters where
 no node has the configured one. It must be of the configured version, since it carries the payload, and its address must
-not change in the upgrade that the Jobs are part of. A nodeSelector or affinity for the Jobs excludes it. */ -}}
+not change in the upgrade that the Jobs are part of. A nodeSelector or affinity for the Jobs excludes both. */ -}}
 {{- define "zarf-registry.hookImage" -}}
 {{- $configured := .Values.initHook.image -}}
-{{- $tagged := include "zarf-registry.image" (dict "root" . "image" $configured) -}}
-{{- $answer := dict "value" $tagged "nodes" list "pushed" "" -}}
-{{- $nodes := include "zarf-registry.cluster.ready" (dict "root" . "image" $tagged) | fromJsonArray -}}
-{{- with (include "zarf-registry.hookDigests" . | fromJson).index -}}
-{{- $image := include "zarf-registry.image" (dict "root" $ "image" (merge (dict "digest" .) $configured)) -}}
-{{- $found := include "zarf-registry.cluster.ready" (dict "root" $ "image" $image) | fromJsonArray -}}
-{{- if and (not $configured.digest) (or $found (and (not $nodes) (hasPrefix "ghcr.io/zarf-dev/" $image))) -}}
-{{- $_ := set $answer "value" $image -}}
-{{- $nodes = $found -}}
-{{- end -}}
-{{- end -}}
+{{- $answer := dict "value" (include "zarf-registry.image" (dict "root" . "image" $configured)) "nodes" list "pushed" "" -}}
 {{- if not (or .Values.initHook.nodeSelector .Values.initHook.affinity) -}}
-{{- $_ := set $answer "nodes" $nodes -}}
+{{- $_ := set $answer "nodes" (include "zarf-registry.cluster.ready" (dict "root" . "image" $answer.value) | fromJsonArray) -}}
+{{- with and (not $configured.digest) .ClusterNodes (include "zarf-registry.hookDigests" . | fromJson).index -}}
+{{- $image := include "zarf-registry.image" (dict "root" $ "image" (merge (dict "digest" .) $configured)) -}}
+{{- $nodes := include "zarf-registry.cluster.ready" (dict "root" $ "image" $image) | fromJsonArray -}}
+{{- if or $nodes (and (not $answer.nodes) (hasPrefix "ghcr.io/zarf-dev/" $image)) -}}
+{{- $answer = merge (dict "value" $image "nodes" $nodes) $answer -}}
+{{- end -}}
+{{- end -}}
 {{- if not (or $answer.nodes $configured.digest (eq $configured.pullPolicy "Never")) -}}
 {{- $state := include "zarf-registry.cluster.state" . | fromJson -}}
 {{- $address := include "zarf-registry.address" . -}}
