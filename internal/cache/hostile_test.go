@@ -97,7 +97,7 @@ func TestRelayedResponsesStall(t *testing.T) {
 	w := &deadlines{ResponseRecorder: httptest.NewRecorder()}
 	func() {
 		defer func() {
-			if recovered := recover(); recovered != http.ErrAbortHandler { //nolint:errorlint // as net/http compares it
+			if recovered := recover(); recovered != http.ErrAbortHandler {
 				t.Errorf("recovered %v", recovered)
 			}
 		}()

@@ -67,7 +67,8 @@ func (k *Keeper) recordRenewal(ctx context.Context, failure error) {
 	// The failure may be that the time is over.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	if err := k.AnnotateState(ctx, names.AnnotationRenewalFailed, release.Always(strings.ToValidUTF8(why, ""))); err != nil {
+	reason := release.Always(strings.ToValidUTF8(why, ""))
+	if err := k.AnnotateState(ctx, names.AnnotationRenewalFailed, reason); err != nil {
 		k.Log.Info("cannot record the outcome", "error", err.Error())
 	}
 }

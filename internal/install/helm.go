@@ -104,8 +104,8 @@ func (r *run) idle() error {
 	if r.Now().Sub(since.Time) >= limit {
 		return nil
 	}
-	return fmt.Errorf("revision %d of release %s is %s since %s: another helm or init-hook install is changing the release, "+
-		"or was killed. Wait until it has finished, then run this again. If it was killed, run this again after %s "+
+	return fmt.Errorf("revision %d of release %s is %s since %s: another helm or init-hook install is changing the "+
+		"release, or was killed. Wait until it has finished, then run this again. If it was killed, run this again after %s "+
 		"(--timeout %s), or now after kubectl --namespace %s delete secret sh.helm.release.v1.%s.v%d", r.last.Version,
 		r.last.Name, r.last.Info.Status, since.Format(time.RFC3339), since.Add(limit).Format(time.RFC3339), limit,
 		r.Options.Namespace, r.last.Name, r.last.Version)
@@ -195,8 +195,8 @@ func (r *run) markFailed(cause error) error {
 }
 
 // withoutCleanup removes the Job cleanup from the record of a release that has never worked, if the Job's image is in
-// the registry that does not run: helm uninstall would wait for the Job in vain. It reports whether it did, and then sets
-// advice.
+// the registry that does not run: helm uninstall would wait for the Job in vain. It reports whether it did, and then
+// sets advice.
 func (r *run) withoutCleanup() bool {
 	if r.deployed {
 		return false

@@ -26,7 +26,8 @@ type Process struct {
 }
 
 // Start runs a program and records what it does to the files below dir, which exists; what is there already counts as
-// synced. The variables are added to the environment. It skips the test where the kernel does not allow to trace a child.
+// synced. The variables are added to the environment. It skips the test where the kernel does not allow to trace a
+// child.
 func Start(t testing.TB, dir string, variables []string, argv ...string) *Process {
 	t.Helper()
 	output, err := os.Create(filepath.Join(t.TempDir(), "output"))

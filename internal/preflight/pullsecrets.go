@@ -22,7 +22,7 @@ func (i *Inspection) lookAtPullSecrets(ctx context.Context) ([]Finding, error) {
 		switch {
 		case secret == nil:
 		case len(secret.Data[corev1.DockerConfigJsonKey]) == 0 && len(secret.Data[corev1.DockerConfigKey]) == 0:
-			f.Cause = "has no key .dockerconfigjson, so nodes would pull without a credential, although imagePullSecrets names it"
+			f.Cause = "has no key .dockerconfigjson, so nodes would pull without a credential"
 		default:
 			continue
 		}

@@ -19,8 +19,8 @@ const (
 	lastDelay  = 2 * time.Second
 )
 
-// What containerd (core/remotes/docker) does while a response does not start: since 2.3 it gives up after 30 s, for good.
-// It repeats a request that was answered with 429 four times, at once, and one that was answered with 503 once, at the
+// What containerd (core/remotes/docker) does while a response does not start: since 2.3 it gives up after 30 s. It
+// repeats a request that was answered with 429 four times, at once, and one that was answered with 503 once, at the
 // last host only. So a request waits a fourth of the retry timeout, and the last one begins when that is over.
 const containerdRepeats = 4
 

@@ -141,7 +141,8 @@ type Registry struct {
 	Claim *Claim `json:"claim,omitempty"`
 	// Collection is the state of garbage collection. It is nil if no pod responded.
 	Collection *reloadstatus.Collection `json:"collection,omitempty"`
-	// Scrub is the result of the last complete init-hook images verify. It is nil if there was none, or if no pod responded.
+	// Scrub is the result of the last complete init-hook images verify. It is nil if there was none, or if no pod
+	// responded.
 	Scrub *reloadstatus.Scrub `json:"scrub,omitempty"`
 	// Space is how full the storage is. It is nil if no pod responded, or if no limit is known.
 	Space *space.Report `json:"space,omitempty"`

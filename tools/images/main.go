@@ -91,7 +91,8 @@ func writeDigests(file, work, version, index string, architectures []string) err
 	return program.WriteFile(file, append(list, '\n'), 0o644)
 }
 
-// write writes an archive for each image, prints its name, digest and size, and returns the digest of init-hook's index.
+// write writes an archive for each image, prints its name, digest and size, and returns the digest of init-hook's
+// index.
 func write(ctx context.Context, out io.Writer, work, payload fs.FS, registry, version, output string,
 	architectures []string) (string, error) {
 	var variants []images.Variant
