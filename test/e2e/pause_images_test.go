@@ -50,6 +50,16 @@ func TestPauseImages(t *testing.T) {
 			t.Errorf("before:\n%s\nafter:\n%s", strings.Join(before, "\n"), strings.Join(after, "\n"))
 		}
 	})
+	during(t, "a changed template replaces its proxy without a failed pull", pulls, func(t *testing.T) {
+		w.apply(t, noMode, "--set=proxy.podAnnotations.changed=yes")
+		w.rolloutsEnd(t)
+		after := strings.Join(w.usedImages(t), "\n")
+		for _, pod := range before {
+			if strings.Contains(pod, "-proxy-") && strings.Contains(pod, " on late,") && strings.Contains(after, pod) {
+				t.Errorf("not replaced: %s", pod)
+			}
+		}
+	})
 }
 
 // usedImages lists the release's pods with their restarts and images.
