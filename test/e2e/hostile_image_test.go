@@ -90,7 +90,19 @@ var hostileImages = map[string]hostileImage{
 
 // TestHostileImage gives running pods hostile images, as the healer's token could: whatever chooses images is bypassed.
 func TestHostileImage(t *testing.T) {
-	w := ownCluster(t, "e2e-hostile", layout{})
+	testHostileImages(t, ownCluster(t, "e2e-hostile", layout{}))
+}
+
+// TestHostileImageRuntimes is the same with other container runtimes, which interpret images in other ways.
+func TestHostileImageRuntimes(t *testing.T) {
+	for _, name := range []string{"containerd-1.7", "containerd-2.1", "crio-1.34"} {
+		t.Run(name, func(t *testing.T) {
+			testHostileImages(t, ownCluster(t, "e2e-hostile-"+strings.ReplaceAll(name, ".", "-"), layout{args: []string{"--runtime", name}}))
+		})
+	}
+}
+
+func testHostileImages(t *testing.T, w *world) {
 	image := ""
 	must(t, "installed", func(t *testing.T) {
 		w.helmChart(t, "install", "--wait", proxyMode)
