@@ -256,7 +256,7 @@ func (c *client) getManifest(server int, repository, tag string, d digest.Digest
 	e, answer := c.record(read, r)
 	if e.Outcome == absent && e.Head && server >= 0 {
 		// For a client that may push, a manifest without what it needs does not exist. GET tells whether it is stored.
-		e.Outcome, r.method = unknown, http.MethodGet
+		e.Kind, r.method = askManifest, http.MethodGet
 		e, answer = c.record(read, r)
 	}
 	if e.Outcome != done {

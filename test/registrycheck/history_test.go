@@ -12,6 +12,7 @@ import (
 const (
 	putManifest    = "put manifest"
 	getManifest    = "get manifest"
+	askManifest    = "ask for manifest" // HEAD, answered with 404: it is missing, or something that it needs
 	deleteTag      = "delete tag"
 	deleteManifest = "delete manifest"
 	uploadBlob     = "upload blob"
