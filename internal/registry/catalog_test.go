@@ -194,8 +194,8 @@ func TestCatalogOfASlowStorage(t *testing.T) {
 	i := open(t, newTestCA(t), t.TempDir())
 	driver := blockingDriver{i.server.source.driver, make(chan struct{})}
 	i.server.source.rebuilt.Store(true)
-	i.run()
 	i.server.source.driver = driver
+	i.run()
 	c := i.pusher()
 	get := func(ctx context.Context) (*http.Response, error) {
 		r, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base+catalog.Path, nil)
