@@ -2,9 +2,12 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -15,6 +18,8 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
@@ -107,6 +112,22 @@ func (f *clusterFlags) connect(ctx context.Context) (*registryAccess, error) {
 		return nil, err
 	}
 	return &registryAccess{config, client, registry, transport, access, desired.Address, desired.Mode}, nil
+}
+
+// begin refuses invalid flags, of which the command has found the others, and connects to the cluster's registry. The
+// caller closes the access.
+func (f *clusterFlags) begin(
+	cmd *cobra.Command, options *logging.Options, invalid error,
+) (*registryAccess, *slog.Logger, error) {
+	if err := errors.Join(f.validate(), invalid); err != nil {
+		return nil, nil, &exitcode.Refusal{Err: err}
+	}
+	log, err := newProgress(cmd.ErrOrStderr(), options)
+	if err != nil {
+		return nil, nil, &exitcode.Refusal{Err: err}
+	}
+	c, err := f.connect(cmd.Context())
+	return c, log, err
 }
 
 // presentCredential reads the push credential each time the registry requests one, so that

@@ -14,7 +14,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
-	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/scrub"
@@ -82,14 +81,7 @@ func (v verified) images() (names []string) {
 }
 
 func (f *verifyFlags) run(cmd *cobra.Command) error {
-	if err := errors.Join(f.cluster.validate(), f.request.Validate(), validOutput(f.output)); err != nil {
-		return &exitcode.Refusal{Err: err}
-	}
-	log, err := newProgress(cmd.ErrOrStderr(), &f.log)
-	if err != nil {
-		return &exitcode.Refusal{Err: err}
-	}
-	c, err := f.cluster.connect(cmd.Context())
+	c, log, err := f.cluster.begin(cmd, &f.log, errors.Join(f.request.Validate(), validOutput(f.output)))
 	if err != nil {
 		return err
 	}

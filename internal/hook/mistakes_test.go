@@ -301,7 +301,7 @@ func TestMistakes(t *testing.T) {
 		"limit without a request": {nodes: []runtime.Object{node("n1", allocatable("4", "8Gi"))}, settings: placed(
 			func(w *settings.Workload) { w.Resources = json.RawMessage(`{"limits":{"cpu":"5"}}`) }), check: "placement",
 			want: []string{"registry.resources.requests.cpu: 5 is more"}},
-		"quantity that is none": {settings: placed(func(w *settings.Workload) {
+		"invalid quantity": {settings: placed(func(w *settings.Workload) {
 			w.Resources = json.RawMessage(`{"requests":{"memory":"64K"}}`)
 		}), check: "placement", want: []string{"value registry.resources"}},
 
