@@ -203,13 +203,14 @@ mutants: payload ## Change the code in small ways and report what no unit test n
 # How many seeds the consistency checker tries, and the first.
 SEEDS ?= 100
 SEED  ?= 1
-# With STORAGE=s3, the registry stores in S3.
+# With STORAGE=s3, the registry stores in S3; with STORAGE=xfs, power cuts happen to XFS.
 STORAGE ?=
 # Seeds mostly wait, so more of them than cores run at once. Their mounts end with them.
 REGISTRYCHECK = unshare --mount go test ./test/registrycheck -count=1 -v -timeout 24h -parallel 4 -args
 .PHONY: registrycheck
-registrycheck: $(if $(STORAGE),$(TESTCLUSTER)) ## Check histories of concurrent clients under faults (SEEDS=1 SEED=42 STORAGE=s3; docs/consistency.md)
-	$(REGISTRYCHECK) -seeds $(SEEDS) -seed $(SEED) $(if $(filter s3,$(STORAGE)),-s3 $(call TOOL,versitygw))
+registrycheck: $(if $(filter s3,$(STORAGE)),$(TESTCLUSTER)) ## Check histories of concurrent clients under faults (SEEDS=1 SEED=42 STORAGE=s3|xfs; docs/consistency.md)
+	@hack/deps.sh disks
+	$(REGISTRYCHECK) -seeds $(SEEDS) -seed $(SEED) $(if $(filter s3,$(STORAGE)),-s3 $(call TOOL,versitygw)) $(if $(filter xfs,$(STORAGE)),-xfs)
 
 .PHONY: registrycheck-s3
 registrycheck-s3:

@@ -5,6 +5,7 @@
 #   race      compiler for the race detector
 #   cluster   the test cluster
 #   lint      ct lint
+#   disks     file systems of the consistency checker
 #   emulate   programs for arm64 on amd64
 #   e2e       a strict client of the core scenarios
 #   clients   container clients of the end-to-end tests
@@ -20,6 +21,7 @@ declare -A groups=( # command=package
     iptables=iptables nft=nftables conntrack=conntrack ipset=ipset ethtool=ethtool ebtables=ebtables nsenter=util-linux
     modprobe=kmod"
   [lint]="yamllint=yamllint git=git"
+  [disks]="mkfs.ext4=e2fsprogs mkfs.xfs=xfsprogs"
   [emulate]="qemu-aarch64-static=qemu-user-static"
   [e2e]="skopeo=skopeo"
   [clients]="skopeo=skopeo dockerd=docker.io podman=podman buildah=buildah chromedriver=chromium-driver"

@@ -589,6 +589,11 @@ func (s session) operations(t *testing.T) (worked []string) {
 		return worked
 	}
 	s.works(t, s.at.pusher, s.own, s.client.pull) // what was pushed
+	if !s.client.artifact {
+		s.damage(t)
+		s.works(t, s.at.pusher, s.own, s.client.push)
+		s.works(t, s.at.pusher, s.own, s.client.pull) // what was repaired
+	}
 	try(list, s.at.pusher, s.own)
 	if try(remove, s.at.pusher, s.own); s.client.can(remove) {
 		if out, err := s.run(t, s.at.pusher, s.own, s.client.pull); err == nil {
@@ -596,6 +601,27 @@ func (s session) operations(t *testing.T) (worked []string) {
 		}
 	}
 	return worked
+}
+
+// damage empties the stored config and layers of what the client has pushed.
+func (s session) damage(t *testing.T) {
+	t.Helper()
+	api := s.workbench.client.CoreV1()
+	claim, err := api.PersistentVolumeClaims(namespace).Get(t.Context(), release, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	volume, err := api.PersistentVolumes().Get(t.Context(), claim.Spec.VolumeName, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.shell(t, s.node, `cd "$1/docker/registry/v2"
+for link in "repositories/$2/_layers/sha256"/*; do
+  digest=${link##*/}
+  data=blobs/sha256/$(echo "$digest" | cut -c 1-2)/$digest/data
+  test -s "$data"
+  : >"$data"
+done`, volume.Spec.HostPath.Path, s.own)
 }
 
 func (s session) logIn(t *testing.T, as user) {

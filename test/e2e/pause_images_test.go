@@ -1,11 +1,14 @@
 package e2e
 
 import (
+	"crypto/rand"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // TestPauseImages verifies that neither a pod of another namespace nor a node that joins changes which image carries
@@ -69,6 +72,35 @@ func TestPauseImages(t *testing.T) {
 			if strings.Contains(pod, "-proxy-") && strings.Contains(after, pod) {
 				t.Errorf("not replaced: %s", pod)
 			}
+		}
+	})
+	// A kubelet reports its 50 largest images only.
+	must(t, "an upgrade restarts nothing after nodes ceased to report their pause image", func(t *testing.T) {
+		files := map[string][]byte{}
+		for i := range 50 {
+			content := make([]byte, 2<<20)
+			rand.Read(content)
+			files[fmt.Sprintf("example.com/large:%d", i)] = content
+		}
+		output(t, w.command(t, w.testcluster, "load", "--name", w.name, writeArchive(t, files)))
+		eventually(t, 2*time.Minute, "nodes to report other images only", func() error {
+			nodes, err := w.client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+			if err != nil {
+				return err
+			}
+			for _, n := range nodes.Items {
+				for _, image := range n.Status.Images {
+					if strings.Contains(strings.Join(image.Names, " "), "/pause") {
+						return fmt.Errorf("%s reports %s", n.Name, image.Names)
+					}
+				}
+			}
+			return nil
+		})
+		before := w.usedImages(t)
+		w.apply(t, noMode, "--set=proxy.podAnnotations.changed=yes")
+		if after := w.usedImages(t); !slices.Equal(before, after) {
+			t.Errorf("before:\n%s\nafter:\n%s", strings.Join(before, "\n"), strings.Join(after, "\n"))
 		}
 	})
 }

@@ -3,8 +3,6 @@ package registrycheck
 import (
 	"bufio"
 	"bytes"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -559,15 +557,12 @@ func (c *client) collect(run collection, racing func()) {
 }
 
 func (c *client) collectOnline(e *event, run collection, s *server, racing func()) {
-	certificate, err := tls.X509KeyPair(c.cluster.push["tls.crt"], c.cluster.push["tls.key"])
+	httpClient, err := c.cluster.pushClient()
 	if err != nil {
 		c.cluster.t.Error(err)
 		return
 	}
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(c.cluster.push["ca.crt"])
-	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{certificate}}}
-	defer transport.CloseIdleConnections()
+	defer httpClient.CloseIdleConnections()
 	query := gc.Request{DeleteUntagged: run.untagged, Grace: run.grace, Timeout: requestTimeout}.Query()
 	message, err := http.NewRequest(http.MethodPost, "https://"+s.tls+gc.Path+"?"+query.Encode(), nil)
 	if err != nil {
@@ -575,7 +570,7 @@ func (c *client) collectOnline(e *event, run collection, s *server, racing func(
 		return
 	}
 	message.SetBasicAuth(userName, password)
-	answer, err := (&http.Client{Transport: transport}).Do(message)
+	answer, err := httpClient.Do(message)
 	if err != nil {
 		e.Error = err.Error()
 		return

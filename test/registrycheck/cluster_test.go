@@ -3,11 +3,14 @@ package registrycheck
 import (
 	"bytes"
 	cryptorand "crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -169,6 +172,18 @@ func (c *cluster) command(name, program string, args ...string) *exec.Cmd {
 	command.Stderr = log
 	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	return command
+}
+
+// pushClient returns a client that has the push credential's certificate.
+func (c *cluster) pushClient() (*http.Client, error) {
+	certificate, err := tls.X509KeyPair(c.push["tls.crt"], c.push["tls.key"])
+	if err != nil {
+		return nil, err
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(c.push["ca.crt"])
+	config := &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{certificate}}
+	return &http.Client{Transport: &http.Transport{TLSClientConfig: config}}, nil
 }
 
 func (c *cluster) waitFor(address string) {

@@ -67,6 +67,8 @@ type pool struct {
 	byName  map[digest.Digest]*item // manifests, by SHA-256 and by SHA-512 digest
 	// Only collections deal with the last item and the last two blobs, which it needs: it often is garbage.
 	victim *item
+	// damaged belongs to the damager.
+	damaged *item
 }
 
 func newPool(random *rand.Rand) *pool {
@@ -114,6 +116,7 @@ func newPool(random *rand.Rand) *pool {
 	config := p.blob(fmt.Appendf(nil, `{"victim":%d}`, random.Uint64()))
 	p.image(config, []*blob{p.blob(fmt.Appendf(nil, "layer %d", random.Uint64()))}, "", nil)
 	p.victim = p.items[len(p.items)-1]
+	p.damagedImage(random)
 	return p
 }
 
@@ -231,6 +234,8 @@ const (
 	fillDisk     = "full disk"
 	cutPower     = "power"
 	cut          = "cut"
+	// damageContent is not one of the faults at a time: damager carries it out.
+	damageContent = "damage"
 )
 
 // plan is everything that a seed determines.
@@ -244,6 +249,7 @@ type plan struct {
 	clients     [][]operation
 	collections []collection
 	faults      []fault
+	damages     []damage
 }
 
 // newPlan returns the plan of about so many operations. The seed determines layout and faults: one process and
@@ -357,6 +363,9 @@ func newPlan(seed uint64, operations int) *plan {
 		p.faults = append(p.faults, f)
 	}
 	slices.SortFunc(p.faults, func(a, b fault) int { return a.after - b.after })
+	if seed%3 == 0 {
+		p.planDamage(rest)
+	}
 	return p
 }
 
@@ -413,6 +422,6 @@ func (p *plan) sum() string {
 		fmt.Fprintln(h, c.server, c.untagged, c.grace, c.after, c.phase, c.pause, c.kill, c.race, len(c.prepare),
 			len(c.racing))
 	}
-	fmt.Fprintln(h, p.faults)
+	fmt.Fprintln(h, p.faults, p.damages)
 	return hex.EncodeToString(h.Sum(nil))
 }

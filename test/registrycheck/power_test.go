@@ -11,8 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// diskSize leaves as much for content as volumeSize, next to the journal.
-const diskSize = 64 << 20
+// The sizes of disks with ext4, which leaves as much for content as volumeSize, next to the journal, and with XFS, which
+// needs more.
+const ext4Size, xfsSize = 64 << 20, 320 << 20
 
 // goDown is EXT4_IOC_SHUTDOWN, which XFS has, too. With noFlush, the file system at once writes nothing any more: what
 // only the page cache has is lost, and so is the part of the journal that was not committed.
@@ -29,20 +30,24 @@ func (c *cluster) mountMemory(dir, options string) {
 	})
 }
 
-// createDisk mounts an ext4 file system on a disk that loses nothing.
+// createDisk mounts a file system on a disk that loses nothing.
 func (c *cluster) createDisk() {
 	memory := filepath.Join(c.dir, "memory")
 	c.mkdir(memory)
 	c.mountMemory(memory, "")
 	c.disk = filepath.Join(memory, "disk")
+	size, mkfs := int64(ext4Size), []string{"mkfs.ext4", "-q", "-m", "0", "-J", "size=4", "-N", "16384"}
+	if *xfs {
+		size, mkfs = xfsSize, []string{"mkfs.xfs", "-q"}
+	}
 	err := os.WriteFile(c.disk, nil, 0o600)
 	if err == nil {
-		err = os.Truncate(c.disk, diskSize)
+		err = os.Truncate(c.disk, size)
 	}
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	c.run("mkfs.ext4", "-q", "-m", "0", "-J", "size=4", "-N", "16384", c.disk)
+	c.run(mkfs[0], append(mkfs[1:], c.disk)...)
 	c.mountDisk()
 	c.t.Cleanup(c.unmountDisk)
 }

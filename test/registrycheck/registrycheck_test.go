@@ -33,6 +33,7 @@ var (
 	operations = flag.Int("operations", 1000, "number of operations of each seed")
 	planted    = flag.Bool("planted", false, "check that planted bugs are found")
 	s3         = flag.String("s3", "", "path of versitygw: the registry stores in S3")
+	xfs        = flag.Bool("xfs", false, "cut the power of a volume with XFS instead of ext4")
 	output     = flag.String("output", top+"/dist/registrycheck", "directory for the histories of violations")
 )
 
@@ -138,6 +139,13 @@ func execute(c *cluster, p *plan) {
 		for _, f := range p.faults {
 			reached(f.after)
 			c.inject(f)
+		}
+	})
+	running.Go(func() {
+		d := c.newDamager()
+		for _, x := range p.damages {
+			reached(x.after)
+			d.do(x)
 		}
 	})
 	running.Go(func() {

@@ -135,6 +135,7 @@ var All = []Scenario{
 		Tools: []string{"helm-3.18", "helm-3.21"}},
 	{Test: "TestKubeProxyVersions", Clusters: []string{"e2e-kube-proxy"}, Networks: []Network{ipv4}, Long: true,
 		Minutes: 5, Tools: []string{"kube-proxy-1.34"}},
+	{Test: "TestLargeImage", Clusters: []string{"e2e-large"}, Networks: []Network{ipv4}, Long: true, Minutes: 8},
 	{Test: "TestMistakes", Clusters: []string{"e2e-mistakes"}, Networks: []Network{ipv4}, Long: true, Minutes: 5},
 	{Test: "TestRewriteBeta", Clusters: []string{"e2e-rewrite-beta", "e2e-rewrite-off"}, Networks: []Network{ipv4},
 		Long: true, Minutes: 5, Versions: []string{"--kubernetes 1.34"}},
