@@ -78,7 +78,17 @@ func TestLeastPrivilege(t *testing.T) {
 			output(t, w.command(t, w.kubectl, "-n", namespace, "create", "job", job,
 				"--from=cronjob/"+release+"-certificates"))
 			// It waits for kubelets to refresh Secrets by themselves, and need not finish.
-			return func() { output(t, w.command(t, w.kubectl, "-n", namespace, "delete", "job", job)) }
+			return func() {
+				eventually(t, time.Minute, "the Job to ask what pods have loaded", func() error {
+					for _, r := range w.auditLog(t) {
+						if strings.HasSuffix(r.Account, "-certificates") && r.Resource == "pods/portforward" {
+							return nil
+						}
+					}
+					return errors.New("it has not")
+				})
+				output(t, w.command(t, w.kubectl, "-n", namespace, "delete", "job", job))
+			}
 		})
 		w.certs(t, "renew")
 		w.isHealthy(t)
@@ -125,15 +135,7 @@ func TestLeastPrivilege(t *testing.T) {
 		w.nothingLeft(t, "secret/"+pushCredential, "persistentvolumeclaim/"+release)
 	})
 	must(t, "each ServiceAccount has the rights that it used, and no others", func(t *testing.T) {
-		log, err := os.Open(filepath.Join(filepath.Dir(w.kubeconfig), "log", "audit.log"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer log.Close()
-		requests, err := rights.ReadAuditLog(log, namespace)
-		if err != nil {
-			t.Fatal(err)
-		}
+		requests := w.auditLog(t)
 		all := granted()
 		t.Logf("figure: %d rights, %d different requests, %d exceptions", len(all), len(requests), len(rights.Exceptions))
 		if len(all) < 50 || len(requests) < 50 {
@@ -143,6 +145,21 @@ func TestLeastPrivilege(t *testing.T) {
 			t.Error(problem)
 		}
 	})
+}
+
+// auditLog returns the requests of the release's ServiceAccounts until now.
+func (w *world) auditLog(t *testing.T) []rights.Request {
+	t.Helper()
+	log, err := os.Open(filepath.Join(filepath.Dir(w.kubeconfig), "log", "audit.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	requests, err := rights.ReadAuditLog(log, namespace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return requests
 }
 
 // watchGrants collects the release's roles and bindings, which for hooks exist only while Helm runs them, until
