@@ -58,7 +58,7 @@ func TestLargeImage(t *testing.T) {
 				t.Fatalf("%v: %s", err, out)
 			}
 			t.Logf("figure: pulled after %.1f s", time.Since(begin).Seconds())
-			w.shell(t, w.nodes[1], "crictl --runtime-endpoint "+containerdSocket+` rmi "$1"`, large)
+			w.shell(t, w.nodes[1], "crictl --timeout 2m --runtime-endpoint "+containerdSocket+` rmi "$1"`, large)
 		}
 	})
 	w.pullEverywhere(t, small)
