@@ -93,10 +93,9 @@ func TestHostileImage(t *testing.T) {
 	testHostileImages(t, ownCluster(t, "e2e-hostile", layout{}))
 }
 
-// TestHostileImageRuntimes is the same with older versions of containerd. CRI-O refuses the layers of these archives,
-// which contain some paths twice.
+// TestHostileImageRuntimes is the same with older versions of containerd, and with CRI-O.
 func TestHostileImageRuntimes(t *testing.T) {
-	for _, name := range []string{"containerd-1.7", "containerd-2.1"} {
+	for _, name := range []string{"containerd-1.7", "containerd-2.1", "crio-1.34"} {
 		t.Run(name, func(t *testing.T) {
 			testHostileImages(t, ownCluster(t, "e2e-hostile-"+strings.ReplaceAll(name, ".", "-"), layout{args: []string{"--runtime", name}}))
 		})
@@ -188,10 +187,12 @@ func (h hostileImage) archive(t *testing.T, reference string) string {
 			t.Fatal(err)
 		}
 	}
+	added := map[string]bool{} // CRI-O refuses a layer with a path twice
 	folders := func(file string) {
 		var parents []string
-		for dir := path.Dir(file); dir != "/"; dir = path.Dir(dir) {
+		for dir := path.Dir(file); dir != "/" && !added[dir]; dir = path.Dir(dir) {
 			parents = append([]string{dir}, parents...)
+			added[dir] = true
 		}
 		for _, dir := range parents {
 			add(tar.Header{Typeflag: tar.TypeDir, Name: dir, Mode: 0o755}, "")
