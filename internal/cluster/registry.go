@@ -59,8 +59,6 @@ type Registry struct {
 
 	mu   sync.Mutex
 	last string // the pod that was dialed last
-
-	lost lostPods
 }
 
 // NewRegistry returns a Registry that is reached through the API server.
@@ -134,11 +132,7 @@ func tlsConfig(access release.PushAccess) (*tls.Config, error) {
 func (r *Registry) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	pods, err := r.readyPods(ctx)
 	if r.Direct && len(pods) < 2 { // or none that may be listed
-		conn, dialErr := DialService(ctx, network, address)
-		if dialErr != nil || len(pods) == 0 {
-			return conn, dialErr
-		}
-		return r.watch(conn, pods[0].Name), nil
+		return DialService(ctx, network, address)
 	}
 	if err != nil {
 		return nil, err
@@ -280,7 +274,7 @@ func (r *Registry) dialFirst(ctx context.Context, pods []corev1.Pod) (net.Conn, 
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			r.last = pods[i].Name
-			return r.watch(conn, pods[i].Name), nil
+			return conn, nil
 		}
 		first = cmp.Or(first, err)
 		if ctx.Err() != nil {
