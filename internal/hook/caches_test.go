@@ -10,7 +10,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/state"
@@ -93,44 +92,6 @@ func TestTheRecordOfCachesIsNotPartOfTheState(t *testing.T) {
 	})
 }
 
-func TestTheCertificateOfDisabledCachesIsDeletedOnceNoneRuns(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		ends time.Duration // when the pod is marked; negative: never
-		kept bool
-	}{
-		"they end a moment later": {3 * time.Second, false},
-		"one stays":               {-1, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := installed(t, caches)
-				noCaches(b)
-				b.mustPrepare()
-				pod := b.get("pods", cachePod).(*corev1.Pod).DeepCopy()
-				b.helm()
-				b.add(pod)
-				if c.ends > 0 {
-					time.AfterFunc(c.ends, func() {
-						now := metav1.Now()
-						b.change(cachePod, func(p *corev1.Pod) { p.DeletionTimestamp, p.Finalizers = &now, []string{"x"} })
-					})
-				}
-				b.mustFinish()
-				if kept := b.get("secrets", cacheSecret) != nil; kept != c.kept {
-					t.Errorf("the Secret is kept: %t\n%s", kept, b.log)
-				}
-				const warning = "keeping the certificate of the caches, because one still runs"
-				if strings.Contains(b.log.String(), warning) != c.kept {
-					t.Errorf("the log is %s", b.log)
-				}
-				b.must(b.prepareAndFinish())
-				b.checkOnlyNeeded()
-			})
-		})
-	}
-}
-
 // Otherwise helm upgrade --wait would wait for caches that cannot start, and never run finish.
 func TestCachesCanStartBeforeAllPodsTrustThem(t *testing.T) {
 	t.Parallel()
@@ -183,9 +144,6 @@ func TestCachesEndWithAnotherMode(t *testing.T) {
 				b := installed(t, caches)
 				noCaches(b)
 				b.upgrade(mode)
-				if there := b.get("secrets", cacheSecret) != nil; there && mode == state.ModeNodePort {
-					t.Error("the Secret remains")
-				}
 				b.must(b.hook.Cleanup(t.Context()))
 				if b.get("secrets", cacheSecret) != nil {
 					t.Error("the Secret remains after cleanup")
