@@ -342,6 +342,15 @@ func (c cluster) collect(t *testing.T, deny ...string) (*status.Report, error) {
 	return status.Collect(t.Context(), c.options(t, deny...))
 }
 
+func (c cluster) must(t *testing.T, deny ...string) *status.Report {
+	t.Helper()
+	r, err := c.collect(t, deny...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
 func (c cluster) options(t *testing.T, deny ...string) status.Options {
 	t.Helper()
 	scheme := metadatafake.NewTestScheme()
