@@ -534,13 +534,13 @@ next
 func TestTheOriginOfCertificatesIsALine(t *testing.T) {
 	rotation := &state.Rotation{Phase: state.RotationTrust, Since: time.Date(2026, 11, 21, 14, 3, 11, 0, time.UTC)}
 	for want, s := range map[string]*status.State{
-		"internal, issued by an earlier release":                              {},
+		"unknown": {},
 		"certManager, no CA rotation in progress":                             {PKI: &state.PKI{Mode: state.PKICertManager}},
 		"existingSecret, CA rotation since 2026-11-21T14:03:11Z, phase trust": {PKI: &state.PKI{Mode: state.PKIExistingSecret}, Rotation: rotation},
 	} {
 		same(t, "line", pkiLine(s), want)
 	}
-	same(t, "without a state", pkiLine(nil), "internal, issued by an earlier release")
+	same(t, "without a state", pkiLine(nil), "unknown")
 }
 
 func TestCertificatesArePrintedForPeople(t *testing.T) {

@@ -235,7 +235,7 @@ func configMessage(n status.NodeConfig) string {
 func pkiLine(s *status.State) string {
 	switch {
 	case s == nil || s.PKI == nil:
-		return "internal, issued by an earlier release"
+		return "unknown"
 	case s.Rotation == nil:
 		return string(s.PKI.Mode) + ", no CA rotation in progress"
 	}

@@ -7,7 +7,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -18,7 +17,6 @@ import (
 	"syscall"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -38,13 +36,7 @@ const (
 	dialTimeout = 10 * time.Second
 	// listeningTimeout bounds Listening: a port answers at once, or packets are dropped.
 	listeningTimeout = 5 * time.Second
-	// revisionPoll is shorter than the time a pod needs from its creation to its first request.
-	revisionPoll = 2 * time.Second
 )
-
-// ErrRollout means that a rollout of the registry is in progress.
-var ErrRollout = errors.New("a rollout of the registry is in progress, and one of its releases may not support " +
-	"garbage collection: run it again when the rollout has finished")
 
 // Registry reaches the registry pods of a release. It keeps using one pod while that pod is ready and
 // answers: on a shared volume, other pods may see new files late, because their nodes cache
@@ -205,60 +197,6 @@ func (r *Registry) get(
 	}
 	defer response.Body.Close()
 	return read(response)
-}
-
-// AwaitRollout waits until all pods of the registry have one revision, at most for timeout. During an
-// upgrade or a rollback, pods of another release might accept manifests while others collect.
-func (r *Registry) AwaitRollout(ctx context.Context, timeout time.Duration) error {
-	end := time.Now().Add(timeout)
-	for {
-		err := r.checkRollout(ctx)
-		if !errors.Is(err, ErrRollout) || time.Now().After(end) {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(revisionPoll):
-		}
-	}
-}
-
-// WatchRollout returns a context that ends with ErrRollout when pods of another revision appear.
-// Failed requests are ignored.
-func (r *Registry) WatchRollout(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	go func() {
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(revisionPoll):
-			}
-			if err := r.checkRollout(ctx); errors.Is(err, ErrRollout) {
-				cancel(err)
-			}
-		}
-	}()
-	return ctx, func() { cancel(nil) }
-}
-
-// checkRollout returns ErrRollout if pods that serve, start or drain have different revisions.
-func (r *Registry) checkRollout(ctx context.Context) error {
-	pods, err := r.pods(ctx)
-	if err != nil {
-		return err
-	}
-	revisions := map[string]string{}
-	for _, p := range pods {
-		if p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed {
-			revisions[p.Labels[appsv1.DefaultDeploymentUniqueLabelKey]] = p.Name
-		}
-	}
-	if len(revisions) > 1 {
-		return fmt.Errorf("%w (%s)", ErrRollout, strings.Join(slices.Sorted(maps.Values(revisions)), ", "))
-	}
-	return nil
 }
 
 // dialFirst dials pods in order until one answers, and remembers it. The error is that of the first.

@@ -336,7 +336,7 @@ func (s *Server) serve(ctx context.Context, registry, diagnostics []*endpoint) e
 	var writing sync.WaitGroup
 	writing.Go(func() { s.space.followVolume(background, !readOnly(s.options.Config.Storage)) })
 	if !readOnly(s.options.Config.Storage) {
-		writing.Go(func() { s.source.followRebuilds(background, rebuildAgain) })
+		writing.Go(func() { s.source.keepRebuilding(background) })
 	}
 	writing.Go(func() { s.verification.run(background) })
 	if s.verification.on() {
