@@ -12,7 +12,7 @@ import (
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/powercut"
+	"github.com/zarf-dev/zarf-registry/test/powercut"
 )
 
 const recordedBlobs = 6
