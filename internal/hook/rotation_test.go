@@ -673,7 +673,7 @@ func TestRotationRefusals(t *testing.T) {
 		"state without certificates": {func(b *bench) {
 			s := b.state()
 			s.PKI = nil
-			data, _ := state.Encode(s)
+			data, _ := state.Encode(s, nil)
 			b.changeSecret("zarf-registry-state", func(s *corev1.Secret) { s.Data["state.json"] = data })
 		}, (*bench).renew, []string{"has no PKI settings", "helm upgrade"}},
 		"certificates of the user": {func(b *bench) { b.corp(); b.pki(state.PKIExistingSecret); b.upgrade(state.ModeProxy) },

@@ -272,18 +272,18 @@ func (c *collector) state(ctx context.Context) error {
 	if secret == nil {
 		return nil
 	}
-	if failed := secret.Annotations[names.AnnotationRenewalFailed]; failed != "" {
-		c.next("The last renewal of the certificates failed at %s.", strings.TrimSuffix(failed, "."))
-	}
-	s, err := state.FromData(secret.Data)
+	s, err := state.Decode(secret.Data[state.Key])
 	if err != nil {
 		c.next("Secret %s/%s, key %s: %v.", c.Namespace, name, state.Key, err)
 		return nil
 	}
+	if s.RenewalFailed != "" {
+		c.next("The last renewal of the certificates failed at %s.", strings.TrimSuffix(s.RenewalFailed, "."))
+	}
 	c.report.State = &State{
 		Phase: s.Phase, Desired: s.Desired, Current: s.Current, Verified: append([]string{}, s.Nodes...),
 		PKI: s.PKI, Rotation: s.Rotation, PauseImages: s.PauseImages, UpdatedBy: s.UpdatedBy, UpdatedAt: s.UpdatedAt,
-		unreserved: secret.Annotations[names.AnnotationUnreserved],
+		unreserved: s.PortNotReserved,
 		pushed:     s.Phase == state.PhaseReady && s.HookImage != nil,
 	}
 	if s.NodeConfig != nil {
