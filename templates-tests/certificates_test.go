@@ -44,10 +44,8 @@ func TestPKIModeDefaultsToTheStateThenInternal(t *testing.T) {
 	usersSecrets := func(p *state.PKI) {
 		p.Existing = &state.ExistingSecrets{Server: "s", Node: "n", Push: "p", Authority: "a"}
 	}
-	withCaches := remembers(
-		ready(settings(state.ModeProxy, state.IPv4), certificatesFrom(state.PKIExistingSecret, usersSecrets)),
-	)
-	withCaches.Data["cache.json"] = []byte(`{"existingSecret":"c"}`)
+	withCaches := remembers(ready(settings(state.ModeProxy, state.IPv4),
+		certificatesFrom(state.PKIExistingSecret, usersSecrets, func(p *state.PKI) { p.Existing.Cache = "c" })))
 	caches := func(name string) func(*state.PKI) { return func(p *state.PKI) { p.Existing.Cache = name } }
 	usersIssuer := func(p *state.PKI) {
 		p.Issuer = &state.Issuer{Name: "company", Kind: "ClusterIssuer", Group: "cert-manager.io"}
@@ -183,7 +181,7 @@ func TestNamedPushCredentialsArePassedToTheJobs(t *testing.T) {
 	values := []string{"registryProxy=true", "auth.push=[{name: ci, repositories: [team-a, shared/base]}, {name: team, " +
 		"existingSecret: mine}]"}
 	out := rendering{values: with(t, nil, values...)}.render(t)
-	want := []jobsettings.PushCredential{{Name: "ci", Repositories: []string{"team-a", "shared/base"}}, {Name: "team",
+	want := []state.PushCredential{{Name: "ci", Repositories: []string{"team-a", "shared/base"}}, {Name: "team",
 		Secret: "mine"}}
 	if diff := cmp.Diff(want, decided(out).Push.Credentials, cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("the Jobs are told (-want +got):\n%s", diff)
@@ -207,9 +205,11 @@ func TestNamedPushCredentialsArePassedToTheJobs(t *testing.T) {
 	}
 
 	// Finish deletes the Secret of a credential that is no longer there.
-	saved := remembers(ready(settings(state.ModeProxy, state.IPv4), certificatesFrom(state.PKIInternal)))
-	saved.Annotations = map[string]string{names.AnnotationPushCredentials: `{"credentials":[{"name":"gone"},` +
-		`{"name":"theirs","secret":"mine"}],"removed":["older"]}`}
+	saved := remembers(ready(settings(state.ModeProxy, state.IPv4), certificatesFrom(state.PKIInternal),
+		func(s *state.State) {
+			s.PushCredentials = state.PushCredentials{
+				Named: []state.PushCredential{{Name: "gone"}, {Name: "theirs", Secret: "mine"}}, Removed: []string{"older"}}
+		}))
 	granted = hook(rendering{cluster: newCluster(kubernetes(corev1.IPv4Protocol), saved)}.render(t))
 	if granted[key+"gone"] != "get update delete" || granted[key+"older"] != "get update delete" ||
 		granted[key+"theirs"] != "" {

@@ -118,7 +118,7 @@ func ready(s state.Settings, edits ...func(*state.State)) state.State {
 
 // remembers returns the state Secret as the hook writes it.
 func remembers(s state.State) *corev1.Secret {
-	data, err := state.Encode(s)
+	data, err := state.Encode(s, nil)
 	if err != nil {
 		panic(err) // a mistake in the test
 	}

@@ -193,7 +193,7 @@ func TestRegistryURLIsNormalized(t *testing.T) {
 
 func TestRejectsInvalidState(t *testing.T) {
 	t.Parallel()
-	data, err := state.Encode(ready(settings(state.ModeProxy, state.IPv4)))
+	data, err := state.Encode(ready(settings(state.ModeProxy, state.IPv4)), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1061,7 +1061,7 @@ func TestRecordedDirectoriesAreMounted(t *testing.T) {
 		data, err := state.Encode(ready(
 			settings(state.ModeProxy, state.IPv4),
 			func(s *state.State) { s.NodeConfig = &state.NodeConfig{Directories: []string{"/etc/k0s"}} },
-		))
+		), nil)
 		if err != nil {
 			t.Fatal(err)
 		}

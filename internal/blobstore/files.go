@@ -67,7 +67,6 @@ func (s *Store) verify(ctx context.Context, d digest.Digest, trust bool) (*os.Fi
 	}
 	s.mu.Lock()
 	s.verified[d] = st // the state before it was read, to notice concurrent changes
-	s.verifiedAt[d] = time.Now().UnixNano()
 	s.mu.Unlock()
 	return f, st, nil
 }
@@ -156,7 +155,6 @@ func (s *Store) remember(d digest.Digest, st stamp) {
 	defer s.mu.Unlock()
 	s.used[d] = true
 	s.verified[d] = st
-	s.verifiedAt[d] = time.Now().UnixNano()
 }
 
 // bufferSize makes system calls cheap compared to hashing, and fits into a core's cache.

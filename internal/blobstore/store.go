@@ -15,7 +15,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -29,10 +28,6 @@ type Options struct {
 	// MaxSize is how many bytes the store may hold before the least recently used blobs are evicted. 0 is
 	// unlimited.
 	MaxSize int64
-	// Trust is how long a verified blob is used without being read again, also by later processes until the next
-	// boot, while inode, size and times of its file stay the same. Damage by a bad disk then shows later, or in
-	// [Store.Verify]. 0 makes each process verify each blob before its first use.
-	Trust time.Duration
 	// Log gets a line for each damaged blob and each eviction. Nil discards it.
 	Log *slog.Logger
 }
@@ -41,35 +36,29 @@ type Options struct {
 //
 //	oci-layout
 //	index.json                 created empty if missing
-//	verified.json              what was verified, and when, with [Options.Trust]
 //	blobs/<algorithm>/<hex>    complete and verified; mode 0444
 //	ingest/<algorithm>-<hex>   partial download of a blob; locked by the downloading process
 //	ingest/tmp-<random>        content whose digest is not known yet; locked as well
 //
 // Blobs get their names by rename(2) or link(2), so a process may be killed at any time. They are not
 // synced to the disk: damage by a power failure is found at the next use, because every process
-// verifies a blob before its first use, and [Options.Trust] does not outlast a boot. index.json can then
-// name blobs that are missing.
+// verifies a blob before its first use. index.json can then name blobs that are missing.
 //
 // It is safe for concurrent use, also by several processes on one directory.
 type Store struct {
 	dir     string
 	maxSize int64
-	trust   time.Duration
 	log     *slog.Logger
 	temp    *os.File // the locked directory, if Close removes it
 
-	mu         sync.Mutex
-	busy       map[digest.Digest]chan struct{} // closed when the goroutine that works on the digest is done
-	verified   map[digest.Digest]stamp         // the state of blobs' files when they were verified
-	verifiedAt map[digest.Digest]int64         // when that was, in nanoseconds since 1970
-	used       map[digest.Digest]bool          // not to be evicted
-	added      int64                           // bytes since the last eviction
+	mu       sync.Mutex
+	busy     map[digest.Digest]chan struct{} // closed when the goroutine that works on the digest is done
+	verified map[digest.Digest]stamp         // the state of blobs' files when they were verified
+	used     map[digest.Digest]bool          // not to be evicted
+	added    int64                           // bytes since the last eviction
 
 	link  func(from, to string) error             // os.Link, unless a test replaces it
 	write func(f *os.File, b []byte) (int, error) // (*os.File).Write, unless a test replaces it
-	now   func() time.Time                        // time.Now, unless a test replaces it
-	boot  func() string                           // bootID, unless a test replaces it
 }
 
 // Open opens the store in dir and creates it if necessary. It rejects a directory that is not
@@ -89,15 +78,12 @@ func open(dir string, opts Options) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{
-		dir: dir, maxSize: opts.MaxSize, trust: opts.Trust, log: opts.Log,
-		busy:       map[digest.Digest]chan struct{}{},
-		verified:   map[digest.Digest]stamp{},
-		verifiedAt: map[digest.Digest]int64{},
-		used:       map[digest.Digest]bool{},
-		link:       os.Link,
-		write:      (*os.File).Write,
-		now:        time.Now,
-		boot:       bootID,
+		dir: dir, maxSize: opts.MaxSize, log: opts.Log,
+		busy:     map[digest.Digest]chan struct{}{},
+		verified: map[digest.Digest]stamp{},
+		used:     map[digest.Digest]bool{},
+		link:     os.Link,
+		write:    (*os.File).Write,
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
@@ -108,7 +94,6 @@ func open(dir string, opts Options) (*Store, error) {
 		}
 		return nil, err
 	}
-	s.loadVerified()
 	return s, nil
 }
 
@@ -129,10 +114,6 @@ func (s *Store) Close() error {
 		clear(s.used)
 		s.mu.Unlock()
 		_, err = s.evict()
-	}
-	if err := s.saveVerified(); err != nil { // an error costs only time
-		s.log.Warn("cannot record verified blobs; they will be verified again", "file", filepath.Join(s.dir, verifiedFile),
-			"error", err)
 	}
 	_ = os.Remove(filepath.Join(s.dir, ingestDir)) // if it is empty; it is recreated on demand
 	return err

@@ -1,7 +1,6 @@
 package certs
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,7 +12,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release"
-	"github.com/zarf-dev/zarf-registry/internal/settings"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/steps"
 )
@@ -67,8 +65,13 @@ func (k *Keeper) recordRenewal(ctx context.Context, failure error) {
 	// The failure may be that the time is over.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	reason := release.Always(strings.ToValidUTF8(why, ""))
-	if err := k.AnnotateState(ctx, names.AnnotationRenewalFailed, reason); err != nil {
+	why = strings.ToValidUTF8(why, "")
+	err := k.UpdateState(ctx, func(s *state.State) bool {
+		changed := s.RenewalFailed != why
+		s.RenewalFailed = why
+		return changed
+	})
+	if err != nil {
 		k.Log.Info("cannot record the outcome", "error", err.Error())
 	}
 }
@@ -79,7 +82,7 @@ func (c *command) copyCredentials(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	copies := slices.DeleteFunc(record.Credentials, func(n settings.PushCredential) bool { return n.Secret == "" })
+	copies := slices.DeleteFunc(record.Named, func(n state.PushCredential) bool { return n.Secret == "" })
 	change := authChange{push: c.saved.PushSecret != "", named: c.replaceNamed(copies)}
 	if !change.push && len(copies) == 0 {
 		return "nothing: no credential is a copy", nil
@@ -168,9 +171,8 @@ func (c *command) readState(ctx context.Context) (string, error) {
 	case c.external():
 		return nothingExternal, nil
 	case saved.PKI == nil:
-		return "", exitcode.Refuse("%s has no PKI settings, because release %s wrote it: run helm upgrade, init-hook "+
-			"install or init-hook prepare first",
-			c.Object("Secret", c.Settings.Name+names.SuffixState), cmp.Or(saved.UpdatedBy, "unknown"))
+		return "", exitcode.Refuse("%s has no PKI settings: run helm upgrade, init-hook install or init-hook prepare first",
+			c.Object("Secret", c.Settings.Name+names.SuffixState))
 	}
 	c.rotating = saved.Rotation != nil
 	if c.rotating {

@@ -17,14 +17,14 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
-	"github.com/zarf-dev/zarf-registry/internal/settings"
+	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
 // credentialRotation replaces one credential.
 type credentialRotation struct {
 	*command
 	credential Credential
-	named      *settings.PushCredential // nil for the push and the pull credential
+	named      *state.PushCredential // nil for the push and the pull credential
 	// htpasswd is the file that the registry must load. It is nil if the plain listener is closed.
 	htpasswd []byte
 	nodes    nodes.ReadyNodes
@@ -53,7 +53,7 @@ func (c *credentialRotation) refuse(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if c.named = record.find(string(c.credential)); c.named == nil {
+		if c.named = record.Find(string(c.credential)); c.named == nil {
 			return exitcode.Refuse("unknown credential %q: see init-hook credentials list", c.credential)
 		}
 		source = c.named.Secret
@@ -89,7 +89,7 @@ func (c *credentialRotation) write(ctx context.Context) (string, error) {
 	}
 	named := keepNamed
 	if c.credential != PushCredential && c.credential != PullCredential {
-		named = c.replaceNamed([]settings.PushCredential{*c.named})
+		named = c.replaceNamed([]state.PushCredential{*c.named})
 	}
 	htpasswd, err := c.copyRegistryAuth(ctx, authChange{push: true, pull: true, named: named})
 	if err != nil {

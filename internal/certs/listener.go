@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
 	"time"
 
@@ -97,8 +96,7 @@ func (k *Keeper) plainPods(ctx context.Context, open bool) (pods int, wrong map[
 	}
 	wrong = map[string]string{}
 	for _, pod := range list {
-		// Pods of an earlier chart have no such listener, and Helm is about to replace them.
-		if pod.DeletionTimestamp != nil || !release.PodReady(pod) || !hasPort(pod, release.PlainPortName) {
+		if pod.DeletionTimestamp != nil || !release.PodReady(pod) {
 			continue
 		}
 		pods++
@@ -112,10 +110,4 @@ func (k *Keeper) plainPods(ctx context.Context, open bool) (pods int, wrong map[
 		}
 	}
 	return pods, wrong, nil
-}
-
-func hasPort(pod corev1.Pod, name string) bool {
-	return slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool {
-		return slices.ContainsFunc(c.Ports, func(p corev1.ContainerPort) bool { return p.Name == name })
-	})
 }

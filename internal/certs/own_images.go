@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/release"
@@ -18,32 +17,25 @@ import (
 // accepted.
 const maxOwnImages = 100
 
-// RecordOwnImages records the digests of the project's own images in the state, in front of those that are already
-// there, and hands all to the registry, which serves them to nodes without a signature. previous may be the digest
-// of an earlier release's image; such releases recorded none.
-func (k *Keeper) RecordOwnImages(ctx context.Context, digests []string, previous string) error {
-	err := k.AnnotateState(ctx, names.AnnotationOwnImages, func(recorded string) (string, error) {
-		all := slices.Clone(digests)
-		for _, d := range append(strings.Fields(recorded), previous) {
-			if d != "" && !slices.Contains(all, d) {
-				all = append(all, d)
-			}
+// OwnImages returns the digests of the project's own images to record: these, and then those that are recorded.
+func OwnImages(digests, recorded []string) []string {
+	all := slices.Clone(digests)
+	for _, d := range recorded {
+		if !slices.Contains(all, d) {
+			all = append(all, d)
 		}
-		return strings.Join(all[:min(len(all), maxOwnImages)], " "), nil
-	})
-	if err != nil {
-		return err
 	}
-	return k.WriteRegistryAuth(ctx)
+	return all[:min(len(all), maxOwnImages)]
 }
 
-// ownImages returns the recorded digests; none if there is no state yet.
+// ownImages returns the recorded digests, which the registry serves to nodes without a signature; none if there is no
+// state yet.
 func (k *Keeper) ownImages(ctx context.Context) ([]string, error) {
-	secret, err := k.Secret(ctx, k.Settings.Name+names.SuffixState)
-	if err != nil || secret == nil {
+	_, s, err := k.LoadState(ctx)
+	if err != nil || s == nil {
 		return nil, err
 	}
-	return strings.Fields(secret.Annotations[names.AnnotationOwnImages]), nil
+	return s.OwnImages, nil
 }
 
 // AwaitOwnImages waits until all ready registry pods that verify signatures know the recorded digests. It returns the

@@ -4,12 +4,9 @@ import (
 	"context"
 	"fmt"
 	"reflect"
-	"slices"
 	"strings"
 	"time"
 
-	certmanagerv1 "github.com/cert-manager/cert-manager/pkg/apis/certmanager/v1"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -77,12 +74,8 @@ func (k *Keeper) FinishRotation(ctx context.Context, p state.PKI) (finished bool
 	return true, r.did(), nil
 }
 
-// cacheTimeout is how long DeleteUnneeded waits for caches that the chart no longer renders: Kubernetes marks
-// them a moment after what runs them is deleted.
-const cacheTimeout = 20 * time.Second
-
-// DeleteUnneeded deletes the objects of PKI modes that are no longer in use, and the certificate of caches
-// that are disabled. Call it only when nothing trusts their certificates any more.
+// DeleteUnneeded deletes the objects of PKI modes that are no longer in use. Call it only when nothing trusts their
+// certificates any more.
 func (k *Keeper) DeleteUnneeded(ctx context.Context, p state.PKI) (string, error) {
 	var did []string
 	if name := k.Settings.Name + names.SuffixCA; !p.OwnCA() {
@@ -109,69 +102,8 @@ func (k *Keeper) DeleteUnneeded(ctx context.Context, p state.PKI) (string, error
 			did = append(did, deleted)
 		}
 	}
-	if !p.Cache {
-		deleted, err := k.deleteCache(ctx, p)
-		if err != nil {
-			return "", err
-		}
-		did = append(did, deleted...)
-	}
 	if len(did) == 0 {
 		return "nothing to delete", nil
 	}
 	return strings.Join(did, ", "), nil
-}
-
-// deleteCache deletes the certificate of the caches, unless one of them still runs. Without its Secret, such a
-// pod could not restart.
-func (k *Keeper) deleteCache(ctx context.Context, p state.PKI) ([]string, error) {
-	name := k.Settings.Name + names.SuffixCacheTLS
-	secret, _, err := find[corev1.Secret](ctx, k, "Secret", k.Secrets, name)
-	if err != nil {
-		return nil, err
-	}
-	if secret != nil {
-		pod, err := k.awaitNoCache(ctx)
-		if err != nil {
-			return nil, err
-		}
-		if pod != "" {
-			k.Log.Warn("keeping the certificate of the caches, because one still runs; the next upgrade deletes it",
-				"secret", name, "pod", pod)
-			return []string{"kept " + k.Object("Secret", name) + ", which " + pod + " mounts"}, nil
-		}
-	}
-	var deleted []string
-	if p.Mode == state.PKICertManager {
-		if deleted, err = remove(ctx, k, certmanagerv1.CertificateKind, k.Cluster.Certificates,
-			[]string{names.SuffixCache}); err != nil {
-			return nil, err
-		}
-	}
-	secrets, err := remove(ctx, k, "Secret", k.Secrets,
-		[]string{names.SuffixCacheTLS, names.SuffixCache + names.SuffixIssued})
-	deleted = append(deleted, secrets...)
-	if len(deleted) == 0 || err != nil {
-		return nil, err
-	}
-	return []string{"deleted " + strings.Join(deleted, ", ")}, nil
-}
-
-// awaitNoCache waits until no cache runs, and returns the name of one that still does.
-func (k *Keeper) awaitNoCache(ctx context.Context) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, waitTimeout(ctx, cacheTimeout))
-	defer cancel()
-	for {
-		pods, err := k.ListPods(ctx, names.ComponentCache)
-		if err != nil {
-			return "", err
-		}
-		i := slices.IndexFunc(pods, func(pod corev1.Pod) bool { return !release.PodEnded(pod) })
-		if i < 0 {
-			return "", nil
-		}
-		if release.Sleep(ctx, release.PollInterval) != nil {
-			return k.Object("pod", pods[i].Name), nil
-		}
-	}
 }

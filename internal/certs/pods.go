@@ -3,7 +3,6 @@ package certs
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -43,9 +42,6 @@ func waitTimeout(ctx context.Context, limit time.Duration) time.Duration {
 
 // QueryPod asks a pod what it has loaded.
 func (k *Keeper) QueryPod(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
-	if pod.Annotations[names.AnnotationMetricsPort] == "" {
-		return nil, errors.New("its release does not report what it has loaded; helm upgrade replaces it")
-	}
 	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
 	report, err := k.Registry.Loaded(ctx, pod)

@@ -3,9 +3,9 @@ package certs
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -18,31 +18,13 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/release"
-	"github.com/zarf-dev/zarf-registry/internal/settings"
+	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
 // Besides the push credential, which may write everything, there are named ones, which may write to some
 // repositories. Each generated one has a Secret of its own, so that it can be given to somebody without
 // the others. In the registry's htpasswd file a line of a named credential is
 // USER:HASH:NAME[:REPOSITORY,…]; the line of the push credential is USER:HASH.
-
-// pushRecord is the content of the state Secret's annotation.
-type pushRecord struct {
-	Credentials []settings.PushCredential `json:"credentials,omitempty"`
-	// Removed are the names of generated credentials that the registry no longer accepts, and whose Secrets
-	// finish deletes.
-	Removed []string `json:"removed,omitempty"`
-}
-
-// find returns the credential with the name, or nil.
-func (r pushRecord) find(name string) *settings.PushCredential {
-	for i := range r.Credentials {
-		if r.Credentials[i].Name == name {
-			return &r.Credentials[i]
-		}
-	}
-	return nil
-}
 
 // namedSecret returns the name of the Secret of a generated credential.
 func (k *Keeper) namedSecret(credential string) string {
@@ -56,7 +38,7 @@ func (k *Keeper) NamedSecrets(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	var found []string
-	for _, credential := range generated(record.Credentials) {
+	for _, credential := range record.Generated() {
 		found = append(found, k.namedSecret(credential))
 	}
 	for _, credential := range record.Removed {
@@ -65,59 +47,27 @@ func (k *Keeper) NamedSecrets(ctx context.Context) ([]string, error) {
 	return found, nil
 }
 
-// generated returns the names of the credentials that are not copies.
-func generated(list []settings.PushCredential) (found []string) {
-	for _, c := range list {
-		if c.Secret == "" {
-			found = append(found, c.Name)
-		}
+// pushRecord returns the recorded credentials. There are none if there is no state yet.
+func (k *Keeper) pushRecord(ctx context.Context) (state.PushCredentials, error) {
+	_, s, err := k.LoadState(ctx)
+	if err != nil || s == nil {
+		return state.PushCredentials{}, err
 	}
-	return found
+	return s.PushCredentials, nil
 }
 
-// pushRecord reads the annotation. It is empty if there is no state yet.
-func (k *Keeper) pushRecord(ctx context.Context) (r pushRecord, err error) {
-	secret, err := k.Secret(ctx, k.Settings.Name+names.SuffixState)
-	if err != nil || secret == nil || secret.Annotations[names.AnnotationPushCredentials] == "" {
-		return pushRecord{}, err
-	}
-	if r, err = parseRecord(secret.Annotations[names.AnnotationPushCredentials]); err != nil {
-		return pushRecord{}, exitcode.Refuse("%s, annotation %s: %w: run helm upgrade, init-hook install or "+
-			"init-hook prepare to write it again", k.Object("Secret", secret.Name), names.AnnotationPushCredentials, err)
-	}
-	return r, nil
+// RecordNamed records the named credentials, for commands without the chart's values.
+func (k *Keeper) RecordNamed(ctx context.Context, wanted []state.PushCredential) error {
+	return k.changeRecord(ctx, func(p state.PushCredentials) state.PushCredentials { return p.Replace(wanted) })
 }
 
-func parseRecord(text string) (r pushRecord, err error) {
-	if text != "" {
-		err = json.Unmarshal([]byte(text), &r)
-	}
-	return r, err
-}
-
-// RecordNamed records the named credentials, after WriteNamed and after the state was saved, for commands
-// without the chart's values.
-func (k *Keeper) RecordNamed(ctx context.Context, wanted []settings.PushCredential) error {
-	return k.changeRecord(ctx, func(r *pushRecord) {
-		removed := append(generated(r.Credentials), r.Removed...)
-		slices.Sort(removed)
-		r.Credentials, r.Removed = wanted, slices.DeleteFunc(slices.Compact(removed), func(name string) bool {
-			return slices.Contains(generated(wanted), name)
-		})
-	})
-}
-
-func (k *Keeper) changeRecord(ctx context.Context, change func(*pushRecord)) error {
-	return k.AnnotateState(ctx, names.AnnotationPushCredentials, func(current string) (string, error) {
-		r, err := parseRecord(current)
-		if err != nil {
-			r = pushRecord{} // what cannot be read is written again
-		}
-		if change(&r); len(r.Credentials) == 0 && len(r.Removed) == 0 {
-			return "", nil
-		}
-		encoded, err := json.Marshal(r)
-		return string(encoded), err
+func (k *Keeper) changeRecord(
+	ctx context.Context, change func(state.PushCredentials) state.PushCredentials,
+) error {
+	return k.UpdateState(ctx, func(s *state.State) bool {
+		before := s.PushCredentials
+		s.PushCredentials = change(before)
+		return !reflect.DeepEqual(before, s.PushCredentials)
 	})
 }
 
@@ -132,7 +82,7 @@ func (k *Keeper) FinishNamed(ctx context.Context) (string, error) {
 		return "", err
 	}
 	zarf := k.Settings.PKI.Zarf
-	if len(record.Credentials) == 0 && len(record.Removed) == 0 && !zarf {
+	if len(record.Named) == 0 && len(record.Removed) == 0 && !zarf {
 		return "nothing: there are none", nil
 	}
 	if zarf {
@@ -167,7 +117,7 @@ func (k *Keeper) FinishNamed(ctx context.Context) (string, error) {
 }
 
 // deleteRemoved deletes the Secrets of removed credentials. If it may not, it names them.
-func (k *Keeper) deleteRemoved(ctx context.Context, record pushRecord) (string, error) {
+func (k *Keeper) deleteRemoved(ctx context.Context, record state.PushCredentials) (string, error) {
 	var deleted []string
 	for _, credential := range record.Removed {
 		name := k.namedSecret(credential)
@@ -185,8 +135,11 @@ func (k *Keeper) deleteRemoved(ctx context.Context, record pushRecord) (string, 
 			return "", fmt.Errorf("deleting %s: %w", k.Object("Secret", name), err)
 		}
 	}
-	err := k.changeRecord(ctx, func(r *pushRecord) {
-		r.Removed = slices.DeleteFunc(r.Removed, func(name string) bool { return slices.Contains(record.Removed, name) })
+	err := k.changeRecord(ctx, func(p state.PushCredentials) state.PushCredentials {
+		p.Removed = slices.DeleteFunc(slices.Clone(p.Removed), func(name string) bool {
+			return slices.Contains(record.Removed, name)
+		})
+		return p
 	})
 	if err != nil {
 		return "", err
@@ -196,8 +149,8 @@ func (k *Keeper) deleteRemoved(ctx context.Context, record pushRecord) (string, 
 
 // WriteNamed generates the named push credentials, or copies them from the user's Secrets, and writes the
 // registry's Secret. The registry then accepts no others.
-func (k *Keeper) WriteNamed(ctx context.Context, wanted []settings.PushCredential) error {
-	for _, credential := range generated(wanted) {
+func (k *Keeper) WriteNamed(ctx context.Context, wanted []state.PushCredential) error {
+	for _, credential := range (state.PushCredentials{Named: wanted}).Generated() {
 		if err := k.generate(ctx, credential); err != nil {
 			return err
 		}
@@ -245,7 +198,7 @@ func (k *Keeper) generate(ctx context.Context, credential string) error {
 
 // namedLines returns the lines of the credentials. Copies keep the hash that current has for them, if it is
 // right.
-func (k *Keeper) namedLines(ctx context.Context, list []settings.PushCredential, current []byte) ([]byte, error) {
+func (k *Keeper) namedLines(ctx context.Context, list []state.PushCredential, current []byte) ([]byte, error) {
 	var lines bytes.Buffer
 	for _, credential := range list {
 		line, err := k.namedLine(ctx, credential, current)
@@ -257,7 +210,7 @@ func (k *Keeper) namedLines(ctx context.Context, list []settings.PushCredential,
 	return lines.Bytes(), nil
 }
 
-func (k *Keeper) namedLine(ctx context.Context, credential settings.PushCredential, current []byte) ([]byte, error) {
+func (k *Keeper) namedLine(ctx context.Context, credential state.PushCredential, current []byte) ([]byte, error) {
 	var line []byte
 	if credential.Secret == "" {
 		name := k.namedSecret(credential.Name)
@@ -311,7 +264,7 @@ func keepNamed(_ context.Context, current []byte) ([]byte, error) {
 }
 
 // replaceNamed replaces the lines of those credentials that current has. It adds and removes none.
-func (k *Keeper) replaceNamed(list []settings.PushCredential) func(context.Context, []byte) ([]byte, error) {
+func (k *Keeper) replaceNamed(list []state.PushCredential) func(context.Context, []byte) ([]byte, error) {
 	return func(ctx context.Context, current []byte) ([]byte, error) {
 		var lines bytes.Buffer
 		kept, err := keepNamed(ctx, current)
@@ -320,7 +273,7 @@ func (k *Keeper) replaceNamed(list []settings.PushCredential) func(context.Conte
 		}
 		for line := range bytes.Lines(kept) {
 			name := bytes.Split(bytes.TrimSpace(line), []byte(":"))[2]
-			if replaced := (pushRecord{Credentials: list}).find(string(name)); replaced != nil {
+			if replaced := (state.PushCredentials{Named: list}).Find(string(name)); replaced != nil {
 				if line, err = k.namedLine(ctx, *replaced, current); err != nil {
 					return nil, err
 				}
@@ -349,7 +302,7 @@ func uniqueUsers(htpasswd []byte) error {
 }
 
 // NamedProblems returns what is wrong with the user's Secrets for named credentials.
-func (k *Keeper) NamedProblems(ctx context.Context, list []settings.PushCredential) ([]Problem, error) {
+func (k *Keeper) NamedProblems(ctx context.Context, list []state.PushCredential) ([]Problem, error) {
 	var all []Problem
 	for _, credential := range list {
 		if credential.Secret == "" {
@@ -397,7 +350,7 @@ func (k *Keeper) ListCredentials(ctx context.Context) ([]CredentialInfo, error) 
 		push.Secret, push.Copied = c.saved.PushSecret, true
 	}
 	list = append(list, push)
-	for _, n := range record.Credentials {
+	for _, n := range record.Named {
 		info := CredentialInfo{Name: n.Name, Secret: n.Secret, Copied: n.Secret != "", Writes: true,
 			Repositories: n.Repositories}
 		if !info.Copied {

@@ -24,9 +24,8 @@ import (
 
 // apiServer answers for Secrets of the namespace zarf, and notes what it is asked.
 type apiServer struct {
-	kubeconfig  string
-	secrets     map[string]map[string][]byte // data, by name
-	annotations map[string]string            // of the state's Secret
+	kubeconfig string
+	secrets    map[string]map[string][]byte // data, by name
 
 	mutex sync.Mutex
 	asked []string
@@ -63,9 +62,6 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 				Labels: map[string]string{"app.kubernetes.io/managed-by": "init-hook"}},
 			Data: data,
 		}
-		if data[state.Key] != nil {
-			secret.Annotations = a.annotations
-		}
 		_ = json.NewEncoder(w).Encode(secret)
 		return
 	}
@@ -85,7 +81,7 @@ func saved(t *testing.T, change func(*state.State)) map[string]map[string][]byte
 			AuthorityLifetime: state.Duration(2 * time.Hour)},
 	}
 	change(&s)
-	encoded, err := state.Encode(s)
+	encoded, err := state.Encode(s, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,14 +178,17 @@ func TestCertificatesOfAnExternalRegistryAreNone(t *testing.T) {
 }
 
 func TestCredentialsAreListedAndCompleted(t *testing.T) {
-	secrets := saved(t, func(s *state.State) { s.PushSecret = "my-password" })
+	secrets := saved(t, func(s *state.State) {
+		s.PushSecret = "my-password"
+		s.PushCredentials = state.PushCredentials{Named: []state.PushCredential{
+			{Name: "ci", Repositories: []string{"team-a", "shared/base"}}, {Name: "team", Secret: "team"}},
+			Removed: []string{"old"}}
+	})
 	for name, user := range map[string]string{"my-password": "robot", "zarf-registry-credentials-ci": "ci",
 		"zarf-registry-credentials": "robot", "team": "team-user"} {
 		secrets[name] = map[string][]byte{"username": []byte(user), "password": []byte("correct horse")}
 	}
 	server := newAPIServer(t, secrets)
-	server.annotations = map[string]string{"zarf-registry/push-credentials": `{"credentials":[` +
-		`{"name":"ci","repositories":["team-a","shared/base"]},{"name":"team","secret":"team"}],"removed":["old"]}`}
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	list := func(args ...string) string {
 		var out, errOut bytes.Buffer

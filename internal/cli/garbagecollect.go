@@ -21,8 +21,6 @@ const (
 	// collectionSilence is how long the registry may send no event before it counts as
 	// gone. It sends one every 5 seconds.
 	collectionSilence = time.Minute
-	// rolloutTimeout is how long a rollout in progress may delay a collection.
-	rolloutTimeout = 2 * time.Minute
 )
 
 // collectFlags are the flags of garbage-collect.
@@ -85,24 +83,7 @@ func (f *collectFlags) run(cmd *cobra.Command) error {
 		return err
 	}
 	defer c.close()
-	return c.betweenRollouts(cmd.Context(), f.request, func(ctx context.Context) error {
-		return f.collect(ctx, c.transport, c.access, cmd.OutOrStdout(), log)
-	})
-}
-
-// betweenRollouts calls do, whose context ends when a rollout of the registry begins. A dry run need not wait for one.
-func (c *registryAccess) betweenRollouts(
-	ctx context.Context, request gc.Request, do func(context.Context) error,
-) error {
-	if request.DryRun {
-		return do(ctx)
-	}
-	if err := c.registry.AwaitRollout(ctx, rolloutTimeout); err != nil {
-		return fmt.Errorf("collecting garbage: %w", err)
-	}
-	ctx, stop := c.registry.WatchRollout(ctx)
-	defer stop()
-	return do(ctx)
+	return f.collect(cmd.Context(), c.transport, c.access, cmd.OutOrStdout(), log)
 }
 
 // collect runs a collection and prints what it removes.

@@ -36,7 +36,6 @@ func TestGarbageCollect(t *testing.T) {
 			"blob sha256:b 12 bytes\n", "disk gone"},
 		"one that stops early":      {collectFlags{output: "text"}, 200, phases + blob, "", "stopped before it had finished"},
 		"one that truncates a line": {collectFlags{output: "text"}, 200, `{"res`, "", "stopped before it had finished"},
-		"one of a previous release": {collectFlags{output: "text"}, 404, "", "", "does not support garbage collection"},
 		"one that is busy": {collectFlags{output: "text"}, 409, "collected already\n", "",
 			"409 Conflict: collected already"},
 	} {

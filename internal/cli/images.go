@@ -39,10 +39,6 @@ const (
 	// defaultCacheSize holds the images of a few applications.
 	defaultCacheSize = "20GB"
 
-	// cacheTrust is how long an unchanged blob in the cache counts as verified: a day's
-	// work on the same images.
-	cacheTrust = 24 * time.Hour
-
 	// nodesTimeout bounds the query for the nodes' platforms, so that the kubeconfig of
 	// an unreachable cluster does not delay a pull.
 	nodesTimeout = 3 * time.Second
@@ -263,7 +259,7 @@ func (r *imageRun) cache() (*blobstore.Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	store, err := blobstore.Open(dir, blobstore.Options{MaxSize: r.cacheSize, Trust: cacheTrust, Log: r.log})
+	store, err := blobstore.Open(dir, blobstore.Options{MaxSize: r.cacheSize, Log: r.log})
 	if err != nil {
 		return nil, err
 	}

@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	"oras.land/oras-go/v2/errdef"
 
-	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
@@ -95,11 +94,7 @@ func (f *listFlags) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	if host == "" && len(args) == 0 {
-		err := r.listCluster(cmd, f)
-		if !errors.Is(err, cluster.ErrNoCatalog) || f.untagged || f.repositories {
-			return errors.Join(err, r.end())
-		}
-		r.log.Info("listing tags only", "reason", err)
+		return errors.Join(r.listCluster(cmd, f), r.end())
 	}
 	list, err := func() ([]listed, error) {
 		if len(args) > 0 {

@@ -39,8 +39,7 @@ type listedRepository struct {
 	*storedFacts
 }
 
-// listCluster lists what the cluster's registry contains. The error is [cluster.ErrNoCatalog] if an earlier release of
-// the registry runs.
+// listCluster lists what the cluster's registry contains.
 func (r *imageRun) listCluster(cmd *cobra.Command, f *listFlags) error {
 	ctx := cmd.Context()
 	c, content, err := r.cluster.connectToCatalog(ctx)

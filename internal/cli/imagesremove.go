@@ -143,15 +143,13 @@ func (f *removalFlags) carryOut(ctx context.Context, c *registryAccess, since ti
 	if !f.collect || len(doomed) == 0 {
 		return nil
 	}
-	return c.betweenRollouts(ctx, f.request, func(ctx context.Context) error {
-		log.Info("collecting garbage")
-		result, err := collectGarbage(ctx, c.transport, c.access, f.request, log, func(gc.Removed) error { return nil })
-		if err != nil {
-			return fmt.Errorf("%d manifests are deleted, but their content is not freed: %w", len(doomed)-len(what.Changed), err)
-		}
-		what.Collected = &result
-		return nil
-	})
+	log.Info("collecting garbage")
+	result, err := collectGarbage(ctx, c.transport, c.access, f.request, log, func(gc.Removed) error { return nil })
+	if err != nil {
+		return fmt.Errorf("%d manifests are deleted, but their content is not freed: %w", len(doomed)-len(what.Changed), err)
+	}
+	what.Collected = &result
+	return nil
 }
 
 func newRemoval(dryRun bool, address string, content *catalog.Catalog, chosen choice,

@@ -447,9 +447,9 @@ n1    yes    proxy  yes       yes
 		{Node: "n1", Written: 1, Unchanged: 2, WrittenAt: time.Date(2026, 11, 21, 14, 3, 11, 0, time.UTC),
 			Effect: status.EffectYes},
 		{Node: "n2", Restored: 1, Removed: 2, Effect: status.EffectRestart, Restart: "sudo systemctl restart k3s",
-			Warnings: []string{"a", "b"}},
+			Why: "unless restarted since x", Warnings: []string{"a", "b"}},
 		{Node: "n3", Effect: status.EffectFailed, Error: "no", Warnings: []string{"a"}},
-		{Node: "n4", Effect: status.EffectUnknown, Why: "it was not asked", Restart: "sudo systemctl restart k3s"},
+		{Node: "n4", Effect: status.EffectUnknown, Why: "no report"},
 	}
 	out.Reset()
 	if err := printStatus(&out, r); err != nil {
@@ -457,11 +457,11 @@ n1    yes    proxy  yes       yes
 	}
 	_, text, _ := strings.Cut(trimmed(out.String()), "n1    yes    proxy  yes       yes\n")
 	same(t, "with node configuration", text, `
-NODE  FILES                     WRITTEN               EFFECT               MESSAGE
+NODE  FILES                     WRITTEN               EFFECT           MESSAGE
 n1    3                         2026-11-21T14:03:11Z  in effect
-n2    0, 1 restored, 2 removed  -                     waits for a restart  sudo systemctl restart k3s; 2 warnings, first: a
-n3    0                         -                     failed               no; warning: a
-n4    0                         -                     unknown              it was not asked
+n2    0, 1 restored, 2 removed  -                     after a restart  sudo systemctl restart k3s; unless restarted since x; 2 warnings, first: a
+n3    0                         -                     failed           no; warning: a
+n4    0                         -                     unknown          no report
 `)
 	r.NodeConfig = nil
 
@@ -534,13 +534,13 @@ next
 func TestTheOriginOfCertificatesIsALine(t *testing.T) {
 	rotation := &state.Rotation{Phase: state.RotationTrust, Since: time.Date(2026, 11, 21, 14, 3, 11, 0, time.UTC)}
 	for want, s := range map[string]*status.State{
-		"internal, issued by an earlier release":                              {},
+		"unknown": {},
 		"certManager, no CA rotation in progress":                             {PKI: &state.PKI{Mode: state.PKICertManager}},
 		"existingSecret, CA rotation since 2026-11-21T14:03:11Z, phase trust": {PKI: &state.PKI{Mode: state.PKIExistingSecret}, Rotation: rotation},
 	} {
 		same(t, "line", pkiLine(s), want)
 	}
-	same(t, "without a state", pkiLine(nil), "internal, issued by an earlier release")
+	same(t, "without a state", pkiLine(nil), "unknown")
 }
 
 func TestCertificatesArePrintedForPeople(t *testing.T) {

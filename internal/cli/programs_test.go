@@ -116,7 +116,7 @@ func TestPushingToAnExternalRegistryIsRefusedClearly(t *testing.T) {
 		Phase: state.PhasePrepared,
 		Desired: state.Settings{Mode: state.ModeExternal, Address: "registry.example.com/team", IPFamily: state.IPv4,
 			MTLS: "internal", DecidedBy: state.SourceValue},
-	})
+	}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

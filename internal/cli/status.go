@@ -77,7 +77,7 @@ func (f *clusterFlags) collectStatus(ctx context.Context, config *rest.Config, c
 	return status.Collect(ctx, status.Options{
 		Namespace: f.namespace, Release: f.release, Name: f.name,
 		Client: client, Metadata: names, Loaded: registry.Loaded,
-		KubeletStarted: status.KubeletStarted(client.CoreV1().RESTClient()), Now: time.Now,
+		Now: time.Now,
 	})
 }
 
@@ -216,7 +216,7 @@ func writtenLine(n status.NodeConfig) string {
 // several warnings.
 func configMessage(n status.NodeConfig) string {
 	var messages []string
-	for _, message := range []string{n.Error, cmp.Or(n.Why, n.Restart)} {
+	for _, message := range []string{n.Error, n.Restart, n.Why} {
 		if message != "" {
 			messages = append(messages, message)
 		}
@@ -235,7 +235,7 @@ func configMessage(n status.NodeConfig) string {
 func pkiLine(s *status.State) string {
 	switch {
 	case s == nil || s.PKI == nil:
-		return "internal, issued by an earlier release"
+		return "unknown"
 	case s.Rotation == nil:
 		return string(s.PKI.Mode) + ", no CA rotation in progress"
 	}
@@ -276,9 +276,6 @@ func claimLine(c *status.Claim) string {
 	}
 	if c.StorageClass != "" {
 		line += ", StorageClass " + c.StorageClass
-	}
-	if c.Why != "" && c.Phase != "" {
-		line += ": " + c.Why
 	}
 	return line
 }

@@ -14,9 +14,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
-// ErrNoCatalog means that the registry is of a release without a catalog.
-var ErrNoCatalog = errors.New("the registry's release has no catalog: upgrade it with init-hook install")
-
 // ErrChanged means that a manifest was not deleted, because it was pushed again or became part of an index.
 var ErrChanged = errors.New("not deleted")
 
@@ -27,13 +24,10 @@ func Catalog(ctx context.Context, transport http.RoundTripper, access release.Pu
 		return nil, fmt.Errorf("reading the registry's catalog: %w", err)
 	}
 	defer response.Body.Close()
-	switch response.StatusCode {
-	case http.StatusOK:
-		return catalog.Read(response.Body)
-	case http.StatusNotFound:
-		return nil, ErrNoCatalog
+	if response.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("reading the registry's catalog: %w", responseError(response))
 	}
-	return nil, fmt.Errorf("reading the registry's catalog: %w", responseError(response))
+	return catalog.Read(response.Body)
 }
 
 // DeleteManifest deletes a manifest by its digest, with all of its tags, unless it was pushed since, or an index refers

@@ -24,7 +24,7 @@ func Collect(
 	handle func(gc.Event) error,
 ) error {
 	return readEvents(ctx, transport, access, url.URL{Path: gc.Path, RawQuery: request.Query().Encode()},
-		"garbage collection", func(e gc.Event) (bool, error) {
+		func(e gc.Event) (bool, error) {
 			if e.Error != "" {
 				return false, errors.New(e.Error)
 			}
@@ -39,7 +39,7 @@ func Scrub(
 	handle func(scrub.Event) error,
 ) error {
 	return readEvents(ctx, transport, access, url.URL{Path: scrub.Path, RawQuery: request.Query().Encode()},
-		"images verify", func(e scrub.Event) (bool, error) {
+		func(e scrub.Event) (bool, error) {
 			if e.Error != "" {
 				return false, errors.New(e.Error)
 			}
@@ -48,9 +48,9 @@ func Scrub(
 }
 
 // readEvents posts a request and passes the lines of the response to handle until it reports that there are no more, or
-// an error. What is what older releases do not support.
+// an error.
 func readEvents[E any](
-	ctx context.Context, transport http.RoundTripper, access release.PushAccess, target url.URL, what string,
+	ctx context.Context, transport http.RoundTripper, access release.PushAccess, target url.URL,
 	handle func(E) (more bool, err error),
 ) error {
 	response, err := send(ctx, transport, access, http.MethodPost, target, nil)
@@ -58,11 +58,7 @@ func readEvents[E any](
 		return err
 	}
 	defer response.Body.Close()
-	switch response.StatusCode {
-	case http.StatusOK:
-	case http.StatusNotFound:
-		return fmt.Errorf("the registry's release does not support %s: upgrade it with init-hook install", what)
-	default:
+	if response.StatusCode != http.StatusOK {
 		return responseError(response)
 	}
 	events := json.NewDecoder(response.Body)

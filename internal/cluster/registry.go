@@ -7,7 +7,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -18,7 +17,6 @@ import (
 	"syscall"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -38,13 +36,7 @@ const (
 	dialTimeout = 10 * time.Second
 	// listeningTimeout bounds Listening: a port answers at once, or packets are dropped.
 	listeningTimeout = 5 * time.Second
-	// revisionPoll is shorter than the time a pod needs from its creation to its first request.
-	revisionPoll = 2 * time.Second
 )
-
-// ErrRollout means that a rollout of the registry is in progress.
-var ErrRollout = errors.New("a rollout of the registry is in progress, and one of its releases may not support " +
-	"garbage collection: run it again when the rollout has finished")
 
 // Registry reaches the registry pods of a release. It keeps using one pod while that pod is ready and
 // answers: on a shared volume, other pods may see new files late, because their nodes cache
@@ -59,8 +51,6 @@ type Registry struct {
 
 	mu   sync.Mutex
 	last string // the pod that was dialed last
-
-	lost lostPods
 }
 
 // NewRegistry returns a Registry that is reached through the API server.
@@ -134,11 +124,7 @@ func tlsConfig(access release.PushAccess) (*tls.Config, error) {
 func (r *Registry) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	pods, err := r.readyPods(ctx)
 	if r.Direct && len(pods) < 2 { // or none that may be listed
-		conn, dialErr := DialService(ctx, network, address)
-		if dialErr != nil || len(pods) == 0 {
-			return conn, dialErr
-		}
-		return r.watch(conn, pods[0].Name), nil
+		return DialService(ctx, network, address)
 	}
 	if err != nil {
 		return nil, err
@@ -213,60 +199,6 @@ func (r *Registry) get(
 	return read(response)
 }
 
-// AwaitRollout waits until all pods of the registry have one revision, at most for timeout. During an
-// upgrade or a rollback, pods of another release might accept manifests while others collect.
-func (r *Registry) AwaitRollout(ctx context.Context, timeout time.Duration) error {
-	end := time.Now().Add(timeout)
-	for {
-		err := r.checkRollout(ctx)
-		if !errors.Is(err, ErrRollout) || time.Now().After(end) {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(revisionPoll):
-		}
-	}
-}
-
-// WatchRollout returns a context that ends with ErrRollout when pods of another revision appear.
-// Failed requests are ignored.
-func (r *Registry) WatchRollout(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	go func() {
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(revisionPoll):
-			}
-			if err := r.checkRollout(ctx); errors.Is(err, ErrRollout) {
-				cancel(err)
-			}
-		}
-	}()
-	return ctx, func() { cancel(nil) }
-}
-
-// checkRollout returns ErrRollout if pods that serve, start or drain have different revisions.
-func (r *Registry) checkRollout(ctx context.Context) error {
-	pods, err := r.pods(ctx)
-	if err != nil {
-		return err
-	}
-	revisions := map[string]string{}
-	for _, p := range pods {
-		if p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed {
-			revisions[p.Labels[appsv1.DefaultDeploymentUniqueLabelKey]] = p.Name
-		}
-	}
-	if len(revisions) > 1 {
-		return fmt.Errorf("%w (%s)", ErrRollout, strings.Join(slices.Sorted(maps.Values(revisions)), ", "))
-	}
-	return nil
-}
-
 // dialFirst dials pods in order until one answers, and remembers it. The error is that of the first.
 func (r *Registry) dialFirst(ctx context.Context, pods []corev1.Pod) (net.Conn, error) {
 	dial := r.Forward
@@ -280,7 +212,7 @@ func (r *Registry) dialFirst(ctx context.Context, pods []corev1.Pod) (net.Conn, 
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			r.last = pods[i].Name
-			return r.watch(conn, pods[i].Name), nil
+			return conn, nil
 		}
 		first = cmp.Or(first, err)
 		if ctx.Err() != nil {

@@ -103,39 +103,6 @@ func TestRegistryKeepsUsingOnePod(t *testing.T) {
 	}
 }
 
-func TestRolloutIsDetected(t *testing.T) {
-	revision := func(hash string, phase corev1.PodPhase) func(*corev1.Pod) {
-		return func(p *corev1.Pod) {
-			p.Labels["pod-template-hash"], p.Status.Phase = hash, phase
-		}
-	}
-	ending := func(p *corev1.Pod) { p.DeletionTimestamp, p.Finalizers = &metav1.Time{}, []string{"x"} }
-	client := fake.NewClientset(registryPod("a", revision("1", corev1.PodRunning)),
-		registryPod("b", revision("1", corev1.PodRunning)),
-		registryPod("evicted", revision("0", corev1.PodFailed)))
-	pods := &Registry{Client: client, Namespace: "zarf", Release: "zarf-registry"}
-	if err := pods.AwaitRollout(t.Context(), 0); err != nil {
-		t.Errorf("two pods of one revision: %v", err)
-	}
-	ctx, stop := pods.WatchRollout(t.Context())
-	defer stop()
-	if err := client.Tracker().Add(registryPod("c", revision("2", corev1.PodPending))); err != nil {
-		t.Fatal(err)
-	}
-	if err := pods.AwaitRollout(t.Context(), 0); !errors.Is(err, ErrRollout) {
-		t.Errorf("a rollout starts: %v", err)
-	}
-	<-ctx.Done()
-	if err := context.Cause(ctx); !errors.Is(err, ErrRollout) {
-		t.Errorf("a rollout during a collection: %v", err)
-	}
-	pods.Client = fake.NewClientset(registryPod("a", revision("1", corev1.PodRunning), ending),
-		registryPod("c", revision("2", corev1.PodRunning)))
-	if err := pods.AwaitRollout(t.Context(), 0); !errors.Is(err, ErrRollout) {
-		t.Errorf("a previous pod drains: %v", err)
-	}
-}
-
 func TestListeningDirect(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("needs all of 127.0.0.0/8")

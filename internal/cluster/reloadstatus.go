@@ -27,9 +27,6 @@ const (
 	maxReloadStatus = 1 << 20
 )
 
-// errNoReloadStatus is the error of pods of releases without a reload status.
-var errNoReloadStatus = errors.New("its release does not report a reload status")
-
 // Loaded returns the reload status of a pod of the registry, a proxy or a cache. It always goes through the
 // API server: the port is on a loopback interface, or behind a NetworkPolicy.
 func (r *Registry) Loaded(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
@@ -49,7 +46,7 @@ func (r *Registry) PlainOpen(ctx context.Context, pod *corev1.Pod) (bool, error)
 		switch {
 		case err == nil && report.PlainOpen != nil:
 			return *report.PlainOpen, nil
-		case err != nil && !errors.Is(err, errNoReloadStatus):
+		case err != nil:
 			return false, err
 		}
 	}
@@ -76,7 +73,7 @@ func (r *Registry) Fetch(ctx context.Context, pod *corev1.Pod, path string, w io
 func metricsPort(pod *corev1.Pod) (int, error) {
 	text, ok := pod.Annotations[names.AnnotationMetricsPort]
 	if !ok {
-		return 0, errNoReloadStatus
+		return 0, fmt.Errorf("annotation %s is missing", names.AnnotationMetricsPort)
 	}
 	port, err := strconv.Atoi(text)
 	if err != nil || port < 1 || port > 65535 {
@@ -107,11 +104,7 @@ func (r *Registry) reloadStatus(ctx context.Context, pod *corev1.Pod) (report *r
 }
 
 func decodeReloadStatus(response *http.Response) (*reloadstatus.Report, error) {
-	switch response.StatusCode {
-	case http.StatusOK:
-	case http.StatusNotFound:
-		return nil, errNoReloadStatus
-	default:
+	if response.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("response %s", response.Status)
 	}
 	body, err := io.ReadAll(io.LimitReader(response.Body, maxReloadStatus+1))

@@ -70,7 +70,7 @@ func TestLoaded(t *testing.T) {
 	}{
 		"a report":                 {200, string(content), ""},
 		"a newer release's report": {200, `{"more": 1, ` + string(content[1:]), ""},
-		"not found":                {404, "404 page not found", "its release does not report a reload status"},
+		"not found":                {404, "404 page not found", "response 404 Not Found"},
 		"not ready":                {503, "starting", "response 503 Service Unavailable"},
 		"no JSON":                  {200, "# metrics", "invalid character"},
 		"trailing data":            {200, string(content) + "{}", "after top-level value"},
@@ -130,8 +130,6 @@ func TestPlainOpen(t *testing.T) {
 		"open":                               {&yes, 200, podWithPort("9100"), true, ""},
 		"closed":                             {&no, 200, podWithPort("9100"), false, ""},
 		"a registry that does not report it": {nil, 200, podWithPort("9100"), true, ""},
-		"a registry without a reload status": {nil, 404, podWithPort("9100"), true, ""},
-		"a pod without the annotation":       {nil, 200, &corev1.Pod{}, true, ""},
 		"a registry that does not answer":    {&yes, 503, podWithPort("9100"), false, "response 503"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -167,8 +165,8 @@ func TestLoadedNamesThePod(t *testing.T) {
 		err  error
 		want string
 	}{
-		"of a previous release": {without, nil, nil,
-			"reading the reload status of pod zarf/p: its release does not report a reload status"},
+		"without a port": {without, nil, nil,
+			"reading the reload status of pod zarf/p: annotation zarf-registry/metrics-port is missing"},
 		"with a word for a port": {podWithPort("metrics"), nil, nil,
 			`reading the reload status of pod zarf/p: annotation zarf-registry/metrics-port: invalid port "metrics"`},
 		"with an impossible port": {podWithPort("65536"), nil, nil, `invalid port "65536"`},

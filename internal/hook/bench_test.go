@@ -856,7 +856,7 @@ func (b *bench) secret(name string) *corev1.Secret {
 
 func (b *bench) state() state.State {
 	b.Helper()
-	s, err := state.FromData(b.secret("zarf-registry-state").Data)
+	s, err := state.Decode(b.secret("zarf-registry-state").Data[state.Key])
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -986,14 +986,11 @@ func (b *bench) checkPort() {
 		state.ModeProxy: "reserved", state.ModeNodePort: "plain"}[mode] {
 		b.Errorf("in %s mode, the NodePort Service is %+v", mode, s)
 	}
-	for key, want := range map[string]string{"helm.sh/resource-policy": "keep",
-		"meta.helm.sh/release-name": "zarf-registry", "meta.helm.sh/release-namespace": "zarf",
-		"argocd.argoproj.io/sync-options": "Prune=false"} {
-		if s.Annotations[key] != want {
-			b.Errorf("annotation %s of the NodePort Service is %q, want %q", key, s.Annotations[key], want)
-		}
+	const key, want = "argocd.argoproj.io/sync-options", "Prune=false"
+	if s.Annotations[key] != want {
+		b.Errorf("annotation %s of the NodePort Service is %q, want %q", key, s.Annotations[key], want)
 	}
-	if s.Labels["app.kubernetes.io/managed-by"] != "Helm" || s.Labels["app.kubernetes.io/instance"] != "zarf-registry" {
+	if s.Labels["app.kubernetes.io/managed-by"] != "init-hook" || s.Labels["app.kubernetes.io/instance"] != "zarf-registry" {
 		b.Errorf("the NodePort Service has the labels %v", s.Labels)
 	}
 }

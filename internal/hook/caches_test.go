@@ -10,7 +10,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/state"
@@ -70,8 +69,7 @@ func TestCARotationWaitsForCaches(t *testing.T) {
 	})
 }
 
-// Earlier releases, to which a rollback goes, reject fields that they do not know.
-func TestTheRecordOfCachesIsNotPartOfTheState(t *testing.T) {
+func TestTheUsersCertificateOfCachesIsRenewedWithoutTheValues(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t, func(b *bench) {
@@ -80,9 +78,6 @@ func TestTheRecordOfCachesIsNotPartOfTheState(t *testing.T) {
 			b.pki(state.PKIExistingSecret)
 			b.hook.Settings.PKI.Existing.Cache = "corp-cache"
 		}, caches)
-		if s := string(b.secret("zarf-registry-state").Data[state.Key]); strings.Contains(s, "cache") {
-			t.Errorf("the state is %s", s)
-		}
 		if p := b.state().PKI; !p.Cache || p.Existing.Cache != "corp-cache" {
 			t.Errorf("the state is %+v", p)
 		}
@@ -91,44 +86,6 @@ func TestTheRecordOfCachesIsNotPartOfTheState(t *testing.T) {
 		b.must(b.renew())
 		b.checkConverged()
 	})
-}
-
-func TestTheCertificateOfDisabledCachesIsDeletedOnceNoneRuns(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		ends time.Duration // when the pod is marked; negative: never
-		kept bool
-	}{
-		"they end a moment later": {3 * time.Second, false},
-		"one stays":               {-1, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := installed(t, caches)
-				noCaches(b)
-				b.mustPrepare()
-				pod := b.get("pods", cachePod).(*corev1.Pod).DeepCopy()
-				b.helm()
-				b.add(pod)
-				if c.ends > 0 {
-					time.AfterFunc(c.ends, func() {
-						now := metav1.Now()
-						b.change(cachePod, func(p *corev1.Pod) { p.DeletionTimestamp, p.Finalizers = &now, []string{"x"} })
-					})
-				}
-				b.mustFinish()
-				if kept := b.get("secrets", cacheSecret) != nil; kept != c.kept {
-					t.Errorf("the Secret is kept: %t\n%s", kept, b.log)
-				}
-				const warning = "keeping the certificate of the caches, because one still runs"
-				if strings.Contains(b.log.String(), warning) != c.kept {
-					t.Errorf("the log is %s", b.log)
-				}
-				b.must(b.prepareAndFinish())
-				b.checkOnlyNeeded()
-			})
-		})
-	}
 }
 
 // Otherwise helm upgrade --wait would wait for caches that cannot start, and never run finish.
@@ -183,9 +140,6 @@ func TestCachesEndWithAnotherMode(t *testing.T) {
 				b := installed(t, caches)
 				noCaches(b)
 				b.upgrade(mode)
-				if there := b.get("secrets", cacheSecret) != nil; there && mode == state.ModeNodePort {
-					t.Error("the Secret remains")
-				}
 				b.must(b.hook.Cleanup(t.Context()))
 				if b.get("secrets", cacheSecret) != nil {
 					t.Error("the Secret remains after cleanup")

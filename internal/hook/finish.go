@@ -168,7 +168,7 @@ func (f *finishing) rotate(ctx context.Context) (did string, err error) {
 		return "", err
 	}
 	if s.PKI == nil {
-		return "nothing: a release without PKI settings ran prepare", nil
+		return "nothing: the state has no PKI settings", nil
 	}
 	f.rotated, did, err = f.certs.FinishRotation(ctx, *s.PKI)
 	return did, err

@@ -524,9 +524,9 @@ func TestFailedWaitNamesTheCausesOfControllers(t *testing.T) {
 		"probe": {objects: []runtime.Object{unready,
 			event("Pod", "zarf-registry-5-1", "Unhealthy", "Readiness probe failed: HTTP probe failed with statuscode: 503")},
 			want: "statuscode: 503: kubectl --namespace zarf logs zarf-registry-5-1 says why"},
-		"claim": {objects: []runtime.Object{pending,
-			event("PersistentVolumeClaim", "zarf-registry", "ExternalProvisioning", "waiting for example.com/none")},
-			want: "PersistentVolumeClaim zarf/zarf-registry has no volume (ExternalProvisioning: waiting for example.com/none)"},
+		"claim": {objects: []runtime.Object{pending},
+			want: "pod has unbound immediate PersistentVolumeClaims.: kubectl --namespace zarf describe pod/zarf-registry-5-1 " +
+				"persistentvolumeclaim/zarf-registry shows more"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -6,7 +6,7 @@ import (
 	"maps"
 	"strings"
 
-	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/certs"
 	"github.com/zarf-dev/zarf-registry/internal/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
@@ -95,29 +95,25 @@ func (p *preparation) seed(ctx context.Context) (string, error) {
 }
 
 func (p *preparation) record(ctx context.Context) (string, error) {
-	var previous *state.HookImage
-	err := release.RetryOnConflict(ctx, func() error {
+	var own []string
+	internal, err := p.Desired.Mode != state.ModeExternal, error(nil)
+	if internal {
+		if own, err = p.registry.OwnImages(); err != nil {
+			return "", err
+		}
+	}
+	err = release.RetryOnConflict(ctx, func() error {
 		// Read the state again: the step that issues certificates writes it, and so does the CronJob.
 		secret, saved, err := p.run.LoadState(ctx)
 		if err != nil {
 			return err
 		}
-		if saved != nil {
-			previous = saved.HookImage
-		}
-		return p.run.SaveState(ctx, secret, p.next(saved))
+		s := p.next(saved)
+		s.OwnImages = certs.OwnImages(own, s.OwnImages)
+		return p.run.SaveState(ctx, secret, s)
 	})
-	if err == nil {
-		err = p.run.AnnotateState(ctx, names.AnnotationUnreserved, release.Always(p.unreserved))
-	}
-	if err == nil {
-		err = p.run.AnnotateState(ctx, names.AnnotationRenewalFailed, release.Always("")) // this run has renewed
-	}
-	if err == nil && p.Desired.Mode != state.ModeExternal {
-		err = p.certs.RecordNamed(ctx, p.run.Settings.Push.Credentials)
-	}
-	if err == nil && p.Desired.Mode != state.ModeExternal {
-		err = p.recordOwnImages(ctx, previous)
+	if err == nil && internal {
+		err = p.certs.WriteRegistryAuth(ctx)
 	}
 	if err != nil {
 		return "", err
@@ -129,9 +125,10 @@ func (p *preparation) record(ctx context.Context) (string, error) {
 // next returns the state that follows the saved one.
 func (p *preparation) next(saved *state.State) state.State {
 	decided := &p.run.Settings
-	s := state.State{Phase: state.PhasePrepared, Desired: p.Desired}
+	s := state.State{Phase: state.PhasePrepared, Desired: p.Desired, PortNotReserved: p.unreserved}
 	if saved != nil {
 		s.Current, s.Nodes, s.NodeConfig = saved.Current, saved.Nodes, saved.NodeConfig
+		s.PushCredentials, s.OwnImages = saved.PushCredentials, saved.OwnImages
 	}
 	s.PauseImages = p.pauseImages(saved)
 	// Pods may write to these directories from now on. Finish removes them from the list.
@@ -141,6 +138,7 @@ func (p *preparation) next(saved *state.State) state.State {
 	}
 	certificates := decided.Certificates()
 	s.PKI, s.PushSecret = &certificates, decided.Push.Secret
+	s.PushCredentials = s.PushCredentials.Replace(decided.Push.Credentials)
 	if saved != nil {
 		s.HookImage, s.Rotation = saved.HookImage, saved.Rotation
 	}

@@ -2,7 +2,6 @@ package hook_test
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"maps"
 	"slices"
@@ -18,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/zarf-dev/zarf-registry/internal/certs"
-	"github.com/zarf-dev/zarf-registry/internal/settings"
+	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
 const generatedSecret = "zarf-registry-credentials-ci"
@@ -27,7 +26,7 @@ const generatedSecret = "zarf-registry-credentials-ci"
 func named(b *bench) {
 	b.Helper()
 	b.giveTeam("team-user", "correct horse")
-	b.hook.Settings.Push.Credentials = []settings.PushCredential{
+	b.hook.Settings.Push.Credentials = []state.PushCredential{
 		{Name: "ci", Repositories: []string{"team-a", "shared/base"}}, {Name: "team", Secret: "team-credential"},
 	}
 }
@@ -70,7 +69,7 @@ func (b *bench) checkNamed(teamPassword string) {
 			b.Error("a password was logged")
 		}
 	}
-	// Earlier releases read this Secret, and Zarf does.
+	// Zarf reads this Secret.
 	if data := b.secret("zarf-registry-credentials").Data; bytes.Count(data["htpasswd"], []byte("\n")) != 1 ||
 		!slices.Equal(slices.Sorted(maps.Keys(data)), []string{"htpasswd", "password", "upload-secret", "username"}) {
 		b.Errorf("the Secret of the push credential changed: %q", slices.Sorted(maps.Keys(data)))
@@ -162,28 +161,18 @@ func lastLine(text []byte) []byte {
 	return lines[len(lines)-1]
 }
 
-// The chart's values are needed only once: what commands without them need is recorded, where earlier releases
-// ignore it.
+// The chart's values are needed only once: what commands without them need is recorded.
 func TestNamedPushCredentialsAreRecorded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := installed(t)
-		if got := b.secret("zarf-registry-state").Annotations["zarf-registry/push-credentials"]; got != "" {
-			t.Errorf("without named credentials the state records %q", got)
+		if got := b.state().PushCredentials; len(got.Named) > 0 {
+			t.Errorf("without named credentials the state records %+v", got)
 		}
-		before := b.state()
 		named(b)
 		b.must(b.prepareAndFinish())
-		var record struct{ Credentials []settings.PushCredential }
-		recorded := b.secret("zarf-registry-state").Annotations["zarf-registry/push-credentials"]
-		b.must(json.Unmarshal([]byte(recorded), &record))
-		if diff := cmp.Diff(b.hook.Settings.Push.Credentials, record.Credentials); diff != "" {
+		if diff := cmp.Diff(b.hook.Settings.Push.Credentials, b.state().PushCredentials.Named); diff != "" {
 			t.Errorf("recorded (-want +got):\n%s", diff)
-		}
-		after := b.state()
-		before.UpdatedAt = after.UpdatedAt
-		if diff := cmp.Diff(before, after); diff != "" {
-			t.Errorf("the state, which earlier releases read, changed:\n%s", diff)
 		}
 	})
 }

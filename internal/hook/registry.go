@@ -65,20 +65,6 @@ func (f *finishing) push(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%s; %d registry pods need no signatures for them", did, pods), nil
 }
 
-// recordOwnImages records the digests of the project's own images: of this release, and of previous, the image of an
-// earlier release, which may have recorded none.
-func (r *run) recordOwnImages(ctx context.Context, previous *state.HookImage) error {
-	own, err := r.registry.OwnImages()
-	if err != nil {
-		return err
-	}
-	before := ""
-	if previous != nil {
-		_, before, _ = strings.Cut(previous.Reference, "@")
-	}
-	return r.certs.RecordOwnImages(ctx, own, before)
-}
-
 // hookImage returns init-hook's own image, nil if it is not pushed. It refuses an init-hook whose image
 // is not the one that the chart refers to.
 func (r *run) hookImage() (*state.HookImage, error) {

@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/zarf-dev/zarf-registry/internal/certs"
-	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
@@ -63,8 +62,8 @@ func TestTheRegistrysSecretHasHashesOnly(t *testing.T) {
 	})
 }
 
-// Earlier releases did not create that Secret. Their registry serves the node port until finish has switched.
-func TestAnUpgradeCopiesTheCredentialsForTheRegistry(t *testing.T) {
+// The registry serves the node port until finish has switched.
+func TestASwitchWritesTheRegistrysSecretThatWasDeleted(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -117,13 +116,13 @@ func TestTheCronJobReportsMissingSecretsAndCreatesNone(t *testing.T) {
 					}
 				}
 				// The CronJob's pod, and its log, do not stay.
-				recorded := b.secret("zarf-registry-state").Annotations[names.AnnotationRenewalFailed]
+				recorded := b.state().RenewalFailed
 				if !strings.Contains(recorded, message) || !strings.HasPrefix(recorded, b.now.UTC().Format(time.RFC3339)+": ") {
 					t.Errorf("the state Secret records %q", recorded)
 				}
 				b.forbid = nil
 				b.must(b.renew())
-				if left := b.secret("zarf-registry-state").Annotations[names.AnnotationRenewalFailed]; left != "" {
+				if left := b.state().RenewalFailed; left != "" {
 					t.Errorf("after a successful renewal the state Secret records %q", left)
 				}
 			})

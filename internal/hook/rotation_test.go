@@ -18,7 +18,6 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/certs"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
-	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/settings"
@@ -505,8 +504,6 @@ func TestRenewWaitTimeoutNamesThePods(t *testing.T) {
 			[]string{"pod zarf/proxy-n2 on node n2: it does not trust"}},
 		"pods cannot be asked": {func(b *bench) { b.mute = map[string]error{registryPod: errors.New("i/o timeout")} },
 			[]string{"pod zarf/zarf-registry-1 on node n1: cannot query what it has loaded: i/o timeout"}},
-		"pods of an earlier release": {func(b *bench) { b.change("proxy-n1", func(p *corev1.Pod) { p.Annotations = nil }) },
-			[]string{"pod zarf/proxy-n1 on node n1: its release does not report what it has loaded"}},
 		"pods report an error": {func(b *bench) {
 			b.deaf = map[string]bool{"proxy-n2": true}
 			b.pods["proxy-n2"].problem = "permission denied"
@@ -527,7 +524,6 @@ func TestRenewWaitTimeoutNamesThePods(t *testing.T) {
 				}
 				clear(b.deaf)
 				clear(b.mute)
-				b.change("proxy-n1", func(p *corev1.Pod) { p.Annotations = map[string]string{names.AnnotationMetricsPort: "9100"} })
 				b.must(b.renew())
 				b.checkConverged()
 			})
@@ -677,7 +673,7 @@ func TestRotationRefusals(t *testing.T) {
 		"state without certificates": {func(b *bench) {
 			s := b.state()
 			s.PKI = nil
-			data, _ := state.Encode(s)
+			data, _ := state.Encode(s, nil)
 			b.changeSecret("zarf-registry-state", func(s *corev1.Secret) { s.Data["state.json"] = data })
 		}, (*bench).renew, []string{"has no PKI settings", "helm upgrade"}},
 		"certificates of the user": {func(b *bench) { b.corp(); b.pki(state.PKIExistingSecret); b.upgrade(state.ModeProxy) },
@@ -940,34 +936,6 @@ func TestRejectsInvalidUserCertificates(t *testing.T) {
 			})
 		})
 	}
-}
-
-// Pods of earlier releases have no status endpoint. Prepare continues without them, and helm
-// upgrade replaces them before finish asks.
-func TestUpgradeFromReleaseWithoutStatusEndpoint(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		b := installed(t)
-		for _, pod := range []string{registryPod, "proxy-n1", "proxy-n2"} {
-			b.change(pod, func(p *corev1.Pod) { p.Annotations = nil })
-		}
-		b.mustPrepare()
-		if got, want := b.writes(), []string{"update secrets zarf-registry-state"}; !slices.Equal(got, want) {
-			t.Errorf("with nothing due it wrote %q, want %q", got, want)
-		}
-		b.corp()
-		b.pki(state.PKIExistingSecret)
-		b.mustPrepare()
-		if r := b.state().Rotation; r == nil || r.Phase != state.RotationTrust ||
-			!strings.Contains(r.Waiting, "its release does not report what it has loaded") {
-			t.Errorf("the state records %+v", r)
-		}
-		b.remove("pods", registryPod, "proxy-n1", "proxy-n2")
-		b.helm()
-		b.mustFinish()
-		b.checkConverged()
-		b.checkOnlyNeeded()
-	})
 }
 
 // Messages and the state stay readable in a large cluster.

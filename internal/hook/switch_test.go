@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	kubetesting "k8s.io/client-go/testing"
 
-	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/plan"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
@@ -454,51 +453,14 @@ func TestPayloadOfTerminatingProxiesIsCollected(t *testing.T) {
 	})
 }
 
-// upgradedFrom simulates the objects of a chart that renders the NodePort Service.
-func upgradedFrom(b *bench, mode state.Mode) {
-	b.upgrade(mode)
-	b.remove("services", serviceName)
-	if mode == state.ModeNodePort {
-		s := nodePortService()
-		s.Annotations = nil
-		b.add(s)
-	}
-	b.forget()
-}
-
-func TestUpgradeAdoptsRenderedService(t *testing.T) {
+func TestMissingServiceInProxyModeReservesThePort(t *testing.T) {
 	t.Parallel()
 	for _, to := range []state.Mode{state.ModeNodePort, state.ModeProxy} {
 		t.Run(string(to), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t)
-				upgradedFrom(b, state.ModeNodePort)
-				before := b.service().UID
-				b.watched = true
-				b.mode(to)
-				b.mustPrepare()
-				// Helm would delete it now.
-				if s := b.service(); s.UID != before || s.Annotations["helm.sh/resource-policy"] != "keep" || !b.served() {
-					t.Errorf("the Service is %+v", s)
-				}
-				b.helm()
-				b.mustFinish()
-				b.checkFinished()
-				if b.service().UID != before {
-					t.Error("it was created again")
-				}
-			})
-		})
-	}
-}
-
-func TestUpgradeInProxyModeReservesThePort(t *testing.T) {
-	t.Parallel()
-	for _, to := range []state.Mode{state.ModeNodePort, state.ModeProxy} {
-		t.Run(string(to), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := newBench(t)
-				upgradedFrom(b, state.ModeProxy)
+				b.upgrade(state.ModeProxy)
+				b.remove("services", serviceName)
 				b.watched = true
 				b.mode(to)
 				b.mustPrepare()
@@ -553,7 +515,7 @@ func TestPortIsNotReserved(t *testing.T) {
 				if s := b.service(); s != nil {
 					t.Errorf("the Service is %+v", s)
 				}
-				if got := b.secret("zarf-registry-state").Annotations[names.AnnotationUnreserved]; got != c.recorded {
+				if got := b.state().PortNotReserved; got != c.recorded {
 					t.Errorf("recorded is %q, want %q", got, c.recorded)
 				}
 				if c.err != nil {
@@ -562,7 +524,7 @@ func TestPortIsNotReserved(t *testing.T) {
 				b.hook.Settings.UnreservedPort = false
 				b.upgrade(state.ModeProxy)
 				b.checkFinished()
-				if got, set := b.secret("zarf-registry-state").Annotations[names.AnnotationUnreserved]; set {
+				if got := b.state().PortNotReserved; got != "" {
 					t.Errorf("recorded is still %q", got)
 				}
 			})

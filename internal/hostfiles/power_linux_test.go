@@ -6,7 +6,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/zarf-dev/zarf-registry/internal/powercut"
+	"github.com/zarf-dev/zarf-registry/test/powercut"
 )
 
 // recordedHost makes the test program carry out a run, whose file operations are recorded, in a node's directories.

@@ -552,9 +552,8 @@ func TestOpenAndOpenStreamAgree(t *testing.T) {
 	two := dockerdaemontest.Image{Names: []string{"two:2", "two:latest"}, Layers: []dockerdaemontest.Layer{layer(1, 5000),
 		layer(0, 0)}}
 	for name, files := range map[string]dockerdaemontest.Files{
-		"before 25":                    dockerdaemontest.Legacy(one, two),
-		"from 25 on":                   dockerdaemontest.Modern(one, two),
-		"since 25, an image by its ID": dockerdaemontest.Modern(one, dockerdaemontest.Image{Layers: two.Layers}),
+		"before 25":  dockerdaemontest.Legacy(one, two),
+		"from 25 on": dockerdaemontest.Modern(one, two),
 		"containerd's": dockerdaemontest.Containerd(
 			dockerdaemontest.Index{Name: "one:1", Images: []dockerdaemontest.Image{one}, Absent: []string{"arm64"},
 				Attested: true},

@@ -10,7 +10,6 @@ import (
 	"io"
 	"io/fs"
 	"path"
-	"slices"
 
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
@@ -166,71 +165,3 @@ func readAll(b blob.Blob) ([]byte, error) {
 
 // dockerManifestFile lists the images of a docker archive.
 const dockerManifestFile = "manifest.json"
-
-// layoutUnreliable reports whether an archive's OCI layout contradicts its manifest.json, which is
-// what docker itself reads. Engine 25.0.0 writes an image's layers in random order
-// (https://github.com/moby/moby/issues/47150). 25.0 to 25.0.2 omit images that are saved by ID or
-// digest (issue 47210), and later engines omit all but the first of them (issue 51389). Unreadable
-// files are reported when they are loaded.
-func layoutUnreliable(f files) bool {
-	var saved []dockerImage
-	var index ocispec.Index
-	source := &Source{files: f}
-	if source.readJSON(dockerManifestFile, &saved) != nil || source.readJSON(ocispec.ImageIndexFile, &index) != nil {
-		return false
-	}
-	manifests := map[string][]ocispec.Manifest{} // by the path of their config
-	source.collectManifests(index.Manifests, manifests, map[digest.Digest]bool{})
-	for _, image := range saved {
-		if _, isBlob := oci.ParseBlobPath(image.Config); !isBlob {
-			// The two descriptions are unrelated.
-			return false
-		}
-		if !slices.ContainsFunc(manifests[image.Config], image.hasLayersOf) {
-			return true
-		}
-	}
-	return false
-}
-
-// collectManifests finds the manifests of images that exist, by the paths of their configs.
-func (s *Source) collectManifests(list []ocispec.Descriptor, found map[string][]ocispec.Manifest,
-	seen map[digest.Digest]bool) {
-	for _, desc := range list {
-		if desc.Digest.Validate() != nil || seen[desc.Digest] {
-			continue
-		}
-		seen[desc.Digest] = true
-		switch {
-		case oci.IsIndex(desc.MediaType):
-			var index ocispec.Index
-			if s.readJSON(oci.BlobPath(desc.Digest), &index) == nil {
-				s.collectManifests(index.Manifests, found, seen)
-			}
-		case oci.IsManifest(desc.MediaType):
-			var manifest ocispec.Manifest
-			if s.readJSON(oci.BlobPath(desc.Digest), &manifest) == nil && manifest.Config.Digest.Validate() == nil {
-				config := oci.BlobPath(manifest.Config.Digest)
-				found[config] = append(found[config], manifest)
-			}
-		}
-	}
-}
-
-// hasLayersOf reports whether a manifest has the image's layers. manifest.json lists the content of
-// foreign layers, the manifest their original descriptors.
-func (d dockerImage) hasLayersOf(manifest ocispec.Manifest) bool {
-	return slices.EqualFunc(manifest.Layers, d.Layers, func(layer ocispec.Descriptor, name string) bool {
-		return oci.IsNonDistributable(layer.MediaType) || layer.Digest.Validate() == nil && oci.BlobPath(layer.Digest) == name
-	})
-}
-
-// dockerOnly hides the OCI layout of an archive.
-type dockerOnly struct{ files }
-
-func (w dockerOnly) file(name string) (blob.Blob, error) {
-	if name == ocispec.ImageIndexFile || name == ocispec.ImageLayoutFile {
-		return blob.Blob{}, fs.ErrNotExist
-	}
-	return w.files.file(name)
-}

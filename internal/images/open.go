@@ -68,9 +68,6 @@ func (s *Source) load(ctx context.Context, where string) error {
 		_, err := s.files.file(name)
 		return err == nil
 	}
-	if layoutUnreliable(s.files) {
-		s.files = dockerOnly{s.files}
-	}
 	const indexFile, layoutFile, dockerFile = ocispec.ImageIndexFile, ocispec.ImageLayoutFile, "manifest.json"
 	var err error
 	switch {

@@ -179,26 +179,6 @@ func TestOpenStreamReadsEngineArchives(t *testing.T) {
 		"an engine since 25, a foreign layer": {
 			dockerdaemontest.Modern(foreign), "OCI archive", []streamed{{Reference: hub + "windows:1", Layers: digests(app)}},
 		},
-		"an engine since 25 that leaves images out of its layout": {
-			dockerdaemontest.Modern(two, nameless), "docker archive",
-			[]streamed{{Reference: "two:2", Layers: digests(base, tool, empty, tool)}, {Layers: digests(tool, base)}},
-		},
-		"engine 25.0.0, layers in any order": {
-			changeBlob(t, dockerdaemontest.Modern(two), "index.json",
-				func(m *ocispec.Manifest) { slices.Reverse(m.Layers) }), "docker archive",
-			[]streamed{{Reference: "two:2", Layers: digests(base, tool, empty, tool)}},
-		},
-		"engine 25.0.0, no layers": {
-			changeBlob(t, dockerdaemontest.Modern(two), "index.json",
-				func(m *ocispec.Manifest) { m.Layers = nil }), "docker archive",
-			[]streamed{{Reference: "two:2", Layers: digests(base, tool, empty, tool)}},
-		},
-		"engine 25.0.2, an image by its ID in no layout": {
-			with(dockerdaemontest.Modern(nameless),
-				dockerdaemontest.File{Name: "index.json",
-					Data: []byte(`{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":null}`)}),
-			"docker archive", []streamed{{Layers: digests(tool, base)}},
-		},
 		"containerd's store, one platform of several": {
 			dockerdaemontest.Containerd(dockerdaemontest.Index{Name: "one:1", Images: []dockerdaemontest.Image{one},
 				Absent: []string{"arm64", "s390x"}, Attested: true}),
@@ -285,29 +265,6 @@ func with(files dockerdaemontest.Files, more ...dockerdaemontest.File) dockerdae
 	for _, f := range more {
 		files[f.Name] = f
 	}
-	return files
-}
-
-// changeBlob changes the only manifest of the index in the entries.
-func changeBlob(t *testing.T, files dockerdaemontest.Files, indexName string,
-	change func(*ocispec.Manifest)) dockerdaemontest.Files {
-	t.Helper()
-	var index ocispec.Index
-	var manifest ocispec.Manifest
-	if err := json.Unmarshal(files[indexName].Data, &index); err != nil {
-		t.Fatal(err)
-	}
-	old := oci.BlobPath(index.Manifests[0].Digest)
-	if err := json.Unmarshal(files[old].Data, &manifest); err != nil {
-		t.Fatal(err)
-	}
-	change(&manifest)
-	raw := asJSON(t, manifest)
-	index.Manifests[0].Digest, index.Manifests[0].Size = digest.FromBytes(raw), int64(len(raw))
-	files = with(files,
-		dockerdaemontest.File{Name: oci.BlobPath(digest.FromBytes(raw)), Data: raw},
-		dockerdaemontest.File{Name: indexName, Data: asJSON(t, index)})
-	delete(files, old)
 	return files
 }
 

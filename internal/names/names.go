@@ -118,24 +118,12 @@ const (
 	// AnnotationOwner on a ConfigMap outside the release's namespace is NAMESPACE/RELEASE. A label
 	// value cannot contain a slash.
 	AnnotationOwner = "zarf-registry/owner"
-	// AnnotationUnreserved on the state Secret is why proxy mode needs no Service that reserves the port.
-	AnnotationUnreserved = "zarf-registry/port-not-reserved"
-	// AnnotationRenewalFailed on the state Secret is when and why the last certs renew failed. The failed pod
-	// of the CronJob does not stay.
-	AnnotationRenewalFailed = "zarf-registry/renewal-failed"
-	// AnnotationPushCredentials on the state Secret lists the named push credentials, as JSON.
-	AnnotationPushCredentials = "zarf-registry/push-credentials"
-	// AnnotationOwnImages on the state Secret lists the digests of the images that this and previous releases of
-	// init-hook push, newest first, separated by spaces.
-	AnnotationOwnImages = "zarf-registry/own-images"
 	// AnnotationRewrittenHost on the policy that rewrites references is a registry that it rewrites.
 	AnnotationRewrittenHost = "zarf-registry/rewritten-host"
 	// AnnotationReleaseName and AnnotationReleaseNamespace are Helm's: the release's name, and the
 	// namespace of its record.
 	AnnotationReleaseName      = "meta.helm.sh/release-name"
 	AnnotationReleaseNamespace = "meta.helm.sh/release-namespace"
-	// AnnotationResourcePolicy is Helm's. "keep" keeps an object that is no longer rendered.
-	AnnotationResourcePolicy = "helm.sh/resource-policy"
 )
 
 // Labels returns the labels of an object that a hook creates.

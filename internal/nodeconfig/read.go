@@ -45,8 +45,8 @@ func (r *run) awaitSum(ctx context.Context) error {
 }
 
 func hasSum(dir, sum string) (bool, error) {
-	mounted, err := os.ReadFile(filepath.Join(dir, keySum)) // none: of a chart that had no sums
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	mounted, err := os.ReadFile(filepath.Join(dir, keySum))
+	if err != nil {
 		return false, fmt.Errorf("reading the configuration: %w", err)
 	}
 	return string(mounted) == sum, nil

@@ -62,13 +62,6 @@ func (o *Observer) complaints(component string) string {
 		return ""
 	}
 	byPod := o.Warnings(ctx)
-	volumes := Volumes{Pods: pods}
-	if i := slices.IndexFunc(pods, func(p corev1.Pod) bool { return ClaimOf(p.Spec) != "" }); i >= 0 {
-		volumes.Why = o.claimEvent(ctx, ClaimOf(pods[i].Spec))
-	}
-	if nodes, err := o.Cluster.Nodes.List(ctx, metav1.ListOptions{}); err == nil {
-		volumes.Nodes = nodes.Items
-	}
 	var lines []string
 	for _, p := range pods {
 		if release.PodReady(p) {
@@ -76,7 +69,7 @@ func (o *Observer) complaints(component string) string {
 		}
 		if complaint := cmp.Or(PodComplaint(p), byPod[p.Name]); complaint != "" {
 			line := fmt.Sprintf("%s on node %s: %s", o.Object("pod", p.Name), orNone(p.Spec.NodeName), complaint)
-			switch advice := volumes.Advice(p, complaint); {
+			switch advice := DescribeClaim(p); {
 			case advice != "":
 				line += ": " + advice
 			case component == names.ComponentRegistry && strings.Contains(complaint, "Readiness probe failed"):
@@ -132,16 +125,6 @@ func (o *Observer) controllerWarnings(ctx context.Context, component string) []s
 		}
 	}
 	return lines
-}
-
-// claimEvent returns the newest event of a claim, which may not be a warning, or "".
-func (o *Observer) claimEvent(ctx context.Context, claim string) string {
-	list, err := o.Cluster.Events.List(ctx, metav1.ListOptions{
-		FieldSelector: "involvedObject.kind=PersistentVolumeClaim,involvedObject.name=" + claim})
-	if err != nil {
-		return ""
-	}
-	return NewestWarnings(list.Items)[claim]
 }
 
 // PodWarnings selects the warning events of pods.

@@ -100,14 +100,11 @@ func (i *Inspection) undoing(saved state.Settings) error {
 		return exitcode.Refuse("the cluster's registry is set up for %s, "+blind+": name it, --set ipFamily=%s",
 			saved.IPFamily, o.IPFamily, saved.IPFamily)
 	}
-	used := saved.MTLS
-	if i.Saved.PKI != nil {
-		used = i.Saved.PKI.Mode
-	}
-	if o.PKI.Source == state.SourceDefault && used != "" && used != o.PKI.Mode && o.Mode != state.ModeExternal {
+	if p := i.Saved.PKI; p != nil && o.PKI.Source == state.SourceDefault && p.Mode != o.PKI.Mode &&
+		o.Mode != state.ModeExternal {
 		return exitcode.Refuse("the cluster uses certificates of mode %s, "+blind+
 			": name the mode, --set pki.mode=%s to keep it, or --set pki.mode=%s to change it",
-			used, o.PKI.Mode, used, o.PKI.Mode)
+			p.Mode, o.PKI.Mode, p.Mode, o.PKI.Mode)
 	}
 	return nil
 }

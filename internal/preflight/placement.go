@@ -8,9 +8,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
-	"github.com/zarf-dev/zarf-registry/internal/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/settings"
 )
@@ -58,7 +58,7 @@ func (i *Inspection) placementOf(w settings.Workload, s settings.Scheduling) []F
 	}
 	terms := func(n corev1.Node) bool {
 		return len(s.NodeTerms) == 0 || slices.ContainsFunc(s.NodeTerms, func(t corev1.NodeSelectorTerm) bool {
-			return nodes.TermSelector(t).Matches(labels.Set(n.Labels))
+			return termSelector(t).Matches(labels.Set(n.Labels))
 		})
 	}
 	if before, none := keep(terms); none {
@@ -143,4 +143,22 @@ func nodeNames(list []corev1.Node) []string {
 		names = append(names, n.Name)
 	}
 	return names
+}
+
+// termSelector returns the selector of labels in a term. It leaves out what the API would reject, and fields.
+func termSelector(term corev1.NodeSelectorTerm) labels.Selector {
+	selector := labels.NewSelector()
+	for _, e := range term.MatchExpressions {
+		if r, err := labels.NewRequirement(e.Key, operators[e.Operator], e.Values); err == nil {
+			selector = selector.Add(*r)
+		}
+	}
+	return selector
+}
+
+// operators translates the operators of a node selector that have the same meaning for labels.
+var operators = map[corev1.NodeSelectorOperator]selection.Operator{
+	corev1.NodeSelectorOpIn: selection.In, corev1.NodeSelectorOpNotIn: selection.NotIn,
+	corev1.NodeSelectorOpExists: selection.Exists, corev1.NodeSelectorOpDoesNotExist: selection.DoesNotExist,
+	corev1.NodeSelectorOpGt: selection.GreaterThan, corev1.NodeSelectorOpLt: selection.LessThan,
 }

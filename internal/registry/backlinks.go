@@ -30,8 +30,7 @@ import (
 // the manifest: a back link counts only while the manifest exists, so one that remains after a crash does no harm, and
 // garbage collection removes it.
 //
-// Earlier releases, and distribution itself, write no back links. At each start, the registry adds those of
-// manifests that were pushed since it last did so (rebuild). Until it has finished, manifests are read instead.
+// Distribution itself writes no back links. At each start, the registry adds those of manifests that were pushed since it last did so (rebuild). Until it has finished, manifests are read instead.
 const (
 	referrerLinks = "_referrers"
 	indexLinks    = "_indexes"
@@ -42,7 +41,7 @@ const (
 	// may have 4 MiB.
 	storageConcurrency  = 16
 	manifestConcurrency = 4
-	// maxLink is the size of a back link, in bytes. Those of earlier releases are larger if the annotations are.
+	// maxLink is the maximum size of a back link, in bytes.
 	maxLink = 64 << 10
 	// maxType is the length of an artifact type: of two names with 127 characters (RFC 6838, section 4.2) and a slash.
 	maxType = 255
@@ -201,7 +200,7 @@ func (s *blobSource) removeBackLinks(
 ) error {
 	links, err := backLinks(repository, manifest, content)
 	if err != nil {
-		return nil //nolint:nilerr // a manifest of an earlier release, which has none
+		return nil //nolint:nilerr // a manifest that distribution accepted
 	}
 	return inParallel(ctx, links, storageConcurrency, func(ctx context.Context, link storedLink) error {
 		err := s.driver.Delete(ctx, path.Dir(link.path))
@@ -290,8 +289,6 @@ func (s *blobSource) readBackLink(ctx context.Context, repository, links string,
 	path := backLinkPath(links, to)
 	content, err := s.readFile(ctx, path, maxLink)
 	switch {
-	case errors.Is(err, errTooLong): // of an earlier release
-		return s.deriveBackLink(ctx, repository, links, to)
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil // the manifest was just deleted
 	case err != nil:

@@ -42,7 +42,7 @@ func decodeCondemned(content []byte) condemnedSet {
 
 // foreign reports whether another process has published a list and may be sweeping.
 func (c *leaseClient) foreign(r *leaseReading) bool {
-	return r.record.Condemned != "" && r.record.Held && c.own.Load() != r.record.ID
+	return r.record.Held && c.own.Load() != r.record.ID
 }
 
 // readCondemned reads the list with a digest. It returns nil if that list does not exist: the collection has just

@@ -310,7 +310,6 @@ func TestRecordsThatBlockEveryManifest(t *testing.T) {
 
 func TestSweptBetweenTwoReadings(t *testing.T) {
 	never := leaseRecord{}
-	old := leaseRecord{ID: "old"} // of a release without a list
 	list := digest.FromString("list")
 	held := func(id, previous string) leaseRecord {
 		return leaseRecord{ID: id, Previous: previous, Held: true, Condemned: list}
@@ -324,10 +323,6 @@ func TestSweptBetweenTwoReadings(t *testing.T) {
 		"the first collection":               {never, held("a", ""), sweptListed},
 		"it has ended":                       {never, ended("a", ""), sweptAnything},
 		"it has ended, and there was none":   {never, leaseRecord{ID: "a", Condemned: emptyList}, sweptNothing},
-		"a collection of an old release":     {never, leaseRecord{ID: "old", Held: true}, sweptAnything},
-		"it has ended, too":                  {never, old, sweptAnything},
-		"nothing since an old release":       {old, old, sweptNothing},
-		"the next one after an old release":  {old, held("a", "old"), sweptListed},
 		"the list was known":                 {held("a", ""), held("a", ""), sweptNothing},
 		"the list was known, and it ended":   {held("a", ""), ended("a", ""), sweptNothing},
 		"the list was known, and a new one":  {held("a", ""), held("b", "a"), sweptListed},

@@ -22,7 +22,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/gc"
-	"github.com/zarf-dev/zarf-registry/internal/powercut"
+	"github.com/zarf-dev/zarf-registry/test/powercut"
 )
 
 const (

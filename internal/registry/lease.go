@@ -53,8 +53,7 @@ import (
 //     of a condemned blob, and a mount becomes an upload. HEAD requests tell the truth, because pulls send them,
 //     too: if the blob is removed then, the manifest is refused.
 //
-// Releases before this protocol wait with every manifest while the record is held, and their collectors rely on
-// that: a record without a list blocks every manifest, and so does one whose list is missing or another one.
+// A record whose list is missing or another one, or that cannot be read, blocks every manifest.
 //
 // A record that has not changed for leaseDuration, which is more than renewDeadline, belongs to a dead collector.
 // Clocks are never compared: each process measures when it saw a record change. A collector removes nothing once
@@ -100,8 +99,8 @@ type leaseRecord struct {
 	Heartbeat int `json:"beat"`
 	// Previous is the ID of the collection before.
 	Previous string `json:"previous,omitempty"`
-	// Condemned is the digest of the list. Releases that block every manifest have none.
-	Condemned digest.Digest `json:"condemned,omitempty"`
+	// Condemned is the digest of the list.
+	Condemned digest.Digest `json:"condemned"`
 	// Succeeded is the Unix time of the last successful collection. Failure is the error of the last
 	// collection, empty if it succeeded.
 	Succeeded int64     `json:"succeeded,omitempty"`

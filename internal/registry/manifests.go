@@ -64,9 +64,7 @@ func withAnyMediaType(next http.Handler) http.Handler {
 
 // admit waits until a manifest that needs these digests may be written.
 func (c *leaseClient) admit(ctx context.Context, needs []digest.Digest) (*leaseReading, error) {
-	return c.wait(ctx, func(r *leaseReading) bool {
-		return r.record.Condemned == "" || c.threatens(r, needs) // by a release that relies on it
-	})
+	return c.wait(ctx, func(r *leaseReading) bool { return c.threatens(r, needs) })
 }
 
 // wait waits while the lease is held in a way that blocks the caller.
@@ -145,7 +143,7 @@ func sweptBetween(before, now leaseRecord) sweptContent {
 		return sweptAnything
 	case now.Condemned == emptyList:
 		return sweptNothing
-	case now.Condemned != "" && now.Held:
+	case now.Held:
 		return sweptListed
 	}
 	return sweptAnything

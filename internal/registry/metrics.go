@@ -123,21 +123,6 @@ func (m *metrics) watchPlain(p *plainListener) {
 func (m *metrics) watchStorage(h *storageHealth) {
 	m.gauge("zarf_registry_storage_healthy", "1 while the storage responds, else 0.", nil,
 		func() float64 { return boolean(h.err(time.Now()) == nil) })
-	if h.root == "" {
-		return
-	}
-	bytes := func(of func(volume) uint64) func() float64 {
-		return func() float64 {
-			if v := h.volume.Load(); v != nil {
-				return float64(of(*v))
-			}
-			return 0
-		}
-	}
-	m.gauge("zarf_registry_storage_size_bytes", "Size of the registry's filesystem.", nil,
-		bytes(func(v volume) uint64 { return v.size }))
-	m.gauge("zarf_registry_storage_free_bytes", "Bytes of that filesystem that are available to the registry.", nil,
-		bytes(func(v volume) uint64 { return v.free }))
 }
 
 func (m *metrics) watchSpace(s *storageSpace) {

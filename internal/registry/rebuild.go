@@ -15,28 +15,20 @@ import (
 // rebuiltPath is the record of the last rebuild, next to leasePath.
 const rebuiltPath = "/docker/registry/v2/zarf-registry/back-links.json"
 
-// rebuildAgain is when a registry rebuilds again: during an upgrade with several replicas, those of the previous
-// release accept pushes until they are replaced.
-const rebuildAgain = 15 * time.Minute
-
-// followRebuilds rebuilds back links until it has succeeded, and again after rebuildAgain.
-func (s *blobSource) followRebuilds(ctx context.Context, again time.Duration) {
+// keepRebuilding rebuilds back links until it has succeeded.
+func (s *blobSource) keepRebuilding(ctx context.Context) {
 	const retry = 10 * time.Second
-	for wait := time.Duration(0); ; {
-		if sleep(ctx, wait) != nil {
+	for {
+		err := s.rebuild(ctx)
+		if err == nil {
+			s.rebuilt.Store(true)
 			return
 		}
-		err := s.rebuild(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return
-		case err != nil:
+		if ctx.Err() == nil {
 			s.log.Error("indexing referrers failed, retrying", "error", err)
-			wait = retry
-		case s.rebuilt.Swap(true):
+		}
+		if sleep(ctx, retry) != nil {
 			return
-		default:
-			wait = again
 		}
 	}
 }
@@ -47,7 +39,7 @@ type rebuildRecord struct {
 	Since time.Time `json:"since"`
 }
 
-// rebuild adds the links that earlier releases did not write: back links, and those from other digests to SHA-256.
+// rebuild adds the links that distribution does not write: back links, and those from other digests to SHA-256.
 func (s *blobSource) rebuild(ctx context.Context) error {
 	var last rebuildRecord
 	content, err := s.driver.GetContent(ctx, rebuiltPath)

@@ -218,8 +218,7 @@ func TestReferrersHavePages(t *testing.T) {
 	}
 }
 
-// removeBackLinksOf makes a storage what an earlier release leaves: without back links, and without the record of
-// a rebuild.
+// removeBackLinksOf makes a storage what distribution leaves: without back links, and without the record of a rebuild.
 func removeBackLinksOf(t *testing.T, root string) {
 	t.Helper()
 	links, err := filepath.Glob(root + repositoriesPath + "/*/_[ri]*")
@@ -233,7 +232,7 @@ func removeBackLinksOf(t *testing.T, root string) {
 	}
 }
 
-func TestReferrersOfEarlierReleases(t *testing.T) {
+func TestReferrersOfDistribution(t *testing.T) {
 	root := t.TempDir()
 	earlier := start(t, newTestCA(t), root)
 	c := earlier.pusher()
@@ -280,7 +279,7 @@ func TestReferrersOfEarlierReleases(t *testing.T) {
 			t.Errorf("back links %v", links)
 		}
 	})
-	t.Run("are indexed again after a downgrade", func(t *testing.T) {
+	t.Run("are indexed again after distribution has served the storage", func(t *testing.T) {
 		dir := root + repositoriesPath + "/a/_referrers"
 		if err := os.RemoveAll(dir); err != nil {
 			t.Fatal(err)

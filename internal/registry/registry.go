@@ -30,7 +30,6 @@ import (
 	"net/http"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -337,7 +336,7 @@ func (s *Server) serve(ctx context.Context, registry, diagnostics []*endpoint) e
 	var writing sync.WaitGroup
 	writing.Go(func() { s.space.followVolume(background, !readOnly(s.options.Config.Storage)) })
 	if !readOnly(s.options.Config.Storage) {
-		writing.Go(func() { s.source.followRebuilds(background, rebuildAgain) })
+		writing.Go(func() { s.source.keepRebuilding(background) })
 	}
 	writing.Go(func() { s.verification.run(background) })
 	if s.verification.on() {
@@ -422,47 +421,26 @@ func (s *Server) followPullUsers(ctx context.Context) {
 // does not repair the storage; and /readyz, which reports whether clients should send requests here.
 func (s *Server) healthHandler() http.Handler {
 	return getOnly(map[string]http.Handler{
-		"/healthz": healthCheck(func() error { return nil }, succeed),
+		"/healthz": healthCheck(func() error { return nil }),
 		"/readyz": healthCheck(func() error {
 			if s.draining.Load() {
 				return errors.New("shutting down")
 			}
 			return s.health.err(time.Now())
-		}, s.warnKubelet),
+		}),
 	})
 }
 
-// healthCheck responds 503 with the error of check, or as success does.
-func healthCheck(check func() error, success http.HandlerFunc) http.Handler {
+// healthCheck responds 503 with the error of check, or 200.
+func healthCheck(check func() error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "no-store")
 		if err := check(); err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 			return
 		}
-		success(w, r)
+		_, _ = io.WriteString(w, "ok\n") // the client may have disconnected
 	})
-}
-
-func succeed(w http.ResponseWriter, _ *http.Request) {
-	_, _ = io.WriteString(w, "ok\n") // the client may have disconnected
-}
-
-// warnKubelet succeeds, and makes the kubelet create an event when the storage is nearly full. This process has no
-// access to the Kubernetes API. But a kubelet does not follow a redirect to another host: it creates the event
-// ProbeWarning with the body (k8s.io/kubernetes/pkg/probe/http), and the probe succeeds.
-func (s *Server) warnKubelet(w http.ResponseWriter, r *http.Request) {
-	warning := ""
-	if strings.HasPrefix(r.UserAgent(), "kube-probe/") {
-		warning = s.space.takeWarning()
-	}
-	if warning == "" {
-		succeed(w, r)
-		return
-	}
-	w.Header().Set("Location", "https://warning.invalid/")
-	w.WriteHeader(http.StatusFound)
-	_, _ = io.WriteString(w, warning) // the client may have disconnected
 }
 
 func (s *Server) metricsHandler() http.Handler {

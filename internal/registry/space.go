@@ -82,7 +82,6 @@ type storageSpace struct {
 
 	warned   int // the level of the last warning: 0, space.NearlyFull or space.Full
 	warnedAt time.Time
-	warning  string // the last one, until takeWarning
 }
 
 // walkChanges are what changes during a walk through the content.
@@ -133,12 +132,12 @@ func (s *storageSpace) measureVolume() {
 	s.received -= before
 }
 
-// followVolume measures the file system at intervals until ctx ends, keeps reserves for garbage collection, and warns.
+// followVolume measures the file system at intervals until ctx ends, keeps ballast for garbage collection, and warns.
 func (s *storageSpace) followVolume(ctx context.Context, writable bool) {
 	for {
 		s.measureVolume()
 		if s.root != "" && writable {
-			keepReserves(s.root)
+			keepBallast(s.root)
 		}
 		s.warn()
 		if sleep(ctx, volumePeriod) != nil {
@@ -263,15 +262,6 @@ func (s *storageSpace) warn() {
 	}
 	s.log.Warn(message, "limit", scope, "used", usage.Used, "of", usage.Limit, "percent", int(percent),
 		"remedy", space.Remedy(scope))
-	s.warning = fmt.Sprintf("%s: %s: %s", message, space.Describe(scope, usage), space.Remedy(scope))
-}
-
-// takeWarning returns the last warning once, and otherwise "".
-func (s *storageSpace) takeWarning() (warning string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	warning, s.warning = s.warning, ""
-	return warning
 }
 
 // admit returns the error to respond with if a push of so many bytes more does not fit, unless it is into the project's

@@ -281,35 +281,7 @@ func TestFullStorageIsLogged(t *testing.T) {
 		if out.Len() > 0 {
 			mentions(t, out.String(), "level=WARN", "limit=quota", "of=1000", "remedy=")
 		}
-		if got := s.takeWarning(); !strings.Contains(got, step.want) || (got != "") != (step.want != "") {
-			t.Errorf("%d used: the kubelet gets %q, want %q", step.used, got, step.want)
-		}
 	}
-}
-
-func TestKubeletsGetAWarningOfNearlyFullStorageOnce(t *testing.T) {
-	i := start(t, newTestCA(t), t.TempDir())
-	health := i.diagnostics("health")
-	health.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	is := func(code int, userAgent, body string) {
-		t.Helper()
-		a := health.must(code, "GET", "/readyz", nil, "User-Agent", userAgent)
-		if !strings.HasPrefix(a.body, body) {
-			t.Errorf("%s: %q", userAgent, a.body)
-		}
-		if location := a.Header.Get("Location"); (location != "") != (code == http.StatusFound) {
-			t.Errorf("Location: %q", location)
-		}
-	}
-	const kubelet = "kube-probe/1.36"
-	i.waitReady()
-	is(http.StatusOK, kubelet, "ok")
-	i.server.space.mu.Lock()
-	i.server.space.warning = "the storage is nearly full: 86.0 %"
-	i.server.space.mu.Unlock()
-	is(http.StatusOK, "curl/8.0", "ok")
-	is(http.StatusFound, kubelet, "the storage is nearly full: 86.0 %")
-	is(http.StatusOK, kubelet, "ok")
 }
 
 // smallVolume mounts a file system of so many bytes.
@@ -353,12 +325,12 @@ func fill(t *testing.T, root string) (remove func()) {
 	}
 }
 
-// reservesExist waits until the registry can write its lease to a full file system.
-func reservesExist(t *testing.T, root string) {
+// ballastExists waits until the registry can write its lease to a full file system.
+func ballastExists(t *testing.T, root string) {
 	t.Helper()
-	eventually(t, "there are reserves", func() bool {
-		for _, name := range reserveNames {
-			if info, err := os.Stat(filepath.Join(root, reservesDir, name)); err != nil || info.Size() != reserveSize {
+	eventually(t, "there is ballast", func() bool {
+		for _, path := range ballast(root) {
+			if info, err := os.Stat(path); err != nil || info.Size() != ballastSize {
 				return false
 			}
 		}
@@ -366,7 +338,7 @@ func reservesExist(t *testing.T, root string) {
 	})
 }
 
-// A volume is used up by others. The very first collection has no previous lease to change places with.
+// A volume is used up by others. The very first collection has no previous lease, whose inode would be free after the write.
 func TestCompletelyFullVolume(t *testing.T) {
 	for name, collections := range map[string]int{"a first collection": 0, "a second collection": 1} {
 		t.Run(name, func(t *testing.T) {
@@ -378,7 +350,7 @@ func TestCompletelyFullVolume(t *testing.T) {
 			for range collections {
 				c.collect(gc.Request{})
 			}
-			reservesExist(t, root)
+			ballastExists(t, root)
 			location := c.must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
 			fill(t, root)
 
@@ -414,7 +386,7 @@ func TestCompletelyFullVolume(t *testing.T) {
 			if r := i.read(t); r.record.Held || r.record.Succeeded == 0 || r.record.Result.Bytes < 1<<20 {
 				t.Errorf("%+v", r.record)
 			}
-			reservesExist(t, root)
+			ballastExists(t, root)
 			i.server.space.measureVolume()
 			c.pushImage("a", "new", random(100_000))
 		})
@@ -438,8 +410,8 @@ func TestRecordsOnAFullFileSystem(t *testing.T) {
 			put := func(text string) error {
 				return putRecord(t.Context(), leases.driver, root, leasePath, record(text))
 			}
-			keepReserves(root)
-			reservesExist(t, root)
+			keepBallast(root)
+			ballastExists(t, root)
 			size := 1 << 17
 			if name == "no inodes" {
 				size = 0
@@ -466,57 +438,15 @@ func TestRecordsOnAFullFileSystem(t *testing.T) {
 					t.Errorf("read %s, want %s", got, text)
 				}
 			}
-			entries, err := os.ReadDir(filepath.Join(root, reservesDir))
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, entry := range entries {
-				if strings.Contains(entry.Name(), "taken") {
-					t.Errorf("%s is left", entry.Name())
-				}
-			}
-			if err := put(strings.Repeat("x", reserveSize)); err == nil {
-				t.Error("a record that does not fit was written")
-			}
-			if got := read(t, leases); got != "fourth" {
-				t.Errorf("%s replaced the record", got)
-			}
-			for _, reserve := range reserveNames {
-				_ = os.Remove(filepath.Join(root, reservesDir, reserve))
+			for _, path := range ballast(root) {
+				_ = os.Remove(path)
 			}
 			exhaust()
 			if err := put("fifth"); err == nil || !noSpace(err) {
-				t.Errorf("without reserves: %v", err)
+				t.Errorf("without ballast: %v", err)
 			} else {
-				mentions(t, err.Error(), "delete an image", "reserve-1")
+				mentions(t, err.Error(), "delete an image")
 			}
 		})
-	}
-}
-
-func TestStaleFilesNextToTheReservesAreRemoved(t *testing.T) {
-	filesystemOnly(t)
-	root := t.TempDir()
-	keepReserves(root)
-	dir := filepath.Join(root, reservesDir)
-	for _, name := range []string{"old.tmp", "reserve-0.taken-OLD", "old.json"} {
-		path := writeFile(t, filepath.Join(dir, name), nil)
-		at := time.Now().Add(-2 * staleAge)
-		if err := os.Chtimes(path, at, at); err != nil {
-			t.Fatal(err)
-		}
-	}
-	writeFile(t, filepath.Join(dir, "new.tmp"), nil)
-	keepReserves(root)
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var names []string
-	for _, entry := range entries {
-		names = append(names, entry.Name())
-	}
-	if got := strings.Join(names, " "); got != "new.tmp old.json reserve-0 reserve-1" {
-		t.Errorf("%s", got)
 	}
 }

@@ -18,7 +18,6 @@ import (
 	_ "github.com/distribution/distribution/v3/registry/storage/driver/inmemory"
 	_ "github.com/distribution/distribution/v3/registry/storage/driver/s3-aws"
 	_ "golang.org/x/crypto/x509roots/fallback" // for S3 over public TLS, because the image contains no CA certificates
-	"golang.org/x/sys/unix"
 
 	"github.com/zarf-dev/zarf-registry/internal/catalog"
 )
@@ -104,8 +103,8 @@ func isEmpty(driver storagedriver.StorageDriver) bool {
 	return errors.As(err, new(storagedriver.PathNotFoundError))
 }
 
-// storageHealth checks at intervals that the storage responds, and measures a filesystem's size. Hanging
-// counts as failing: the time since the last success decides.
+// storageHealth checks at intervals that the storage responds. Hanging counts as failing: the time since the last
+// success decides.
 //
 // It does not write. A full volume calls for an alert; failing readiness would stop pulls too.
 type storageHealth struct {
@@ -118,11 +117,7 @@ type storageHealth struct {
 
 	success atomic.Pointer[time.Time] // the last
 	failure atomic.Pointer[error]     // of the last check; nil if it succeeded
-	volume  atomic.Pointer[volume]
 }
-
-// volume is the size of a filesystem, in bytes.
-type volume struct{ size, free uint64 }
 
 func newStorageHealth(
 	config *configuration.Configuration, driver storagedriver.StorageDriver, log *slog.Logger,
@@ -166,13 +161,6 @@ func (h *storageHealth) check(ctx context.Context) {
 	// In an empty bucket, this path does not exist.
 	if errors.As(err, new(storagedriver.PathNotFoundError)) && h.root == "" {
 		err = nil
-	}
-	if h.root != "" && err == nil {
-		var stat unix.Statfs_t
-		if err = unix.Statfs(h.root, &stat); err == nil {
-			unit := uint64(stat.Bsize)
-			h.volume.Store(&volume{size: stat.Blocks * unit, free: stat.Bavail * unit})
-		}
 	}
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return // the process is shutting down

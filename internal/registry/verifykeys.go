@@ -135,7 +135,7 @@ func (t *trusted) loadOwn(file string) error {
 		return nil
 	}
 	data, err := os.ReadFile(file)
-	if errors.Is(err, fs.ErrNotExist) { // an earlier init-hook has written none
+	if errors.Is(err, fs.ErrNotExist) { // nothing is recorded yet
 		return nil
 	}
 	if err != nil {

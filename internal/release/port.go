@@ -1,8 +1,6 @@
 package release
 
 import (
-	"cmp"
-
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -23,16 +21,10 @@ const (
 )
 
 // PortService returns the NodePort Service, which owns the node port in both modes. Either kube-proxy
-// serves it, or it only reserves the port for the proxies. It carries the metadata by which Helm
-// adopts it in a rollback to a chart version that renders it.
+// serves it, or it only reserves the port for the proxies.
 func (r *Release) PortService(reserved bool) *corev1.Service {
 	s := &r.Settings
 	labels := r.Labels(names.ComponentRegistry)
-	labels[names.LabelManagedBy] = "Helm"
-	annotations := Annotations()
-	annotations[names.AnnotationResourcePolicy] = "keep"
-	annotations[names.AnnotationReleaseName] = s.Release
-	annotations[names.AnnotationReleaseNamespace] = cmp.Or(s.ReleaseNamespace, s.Namespace)
 	target := PlainPortName
 	if reserved {
 		labels[plan.LabelProxyName] = names.Chart
@@ -41,7 +33,7 @@ func (r *Release) PortService(reserved bool) *corev1.Service {
 	policy, http := corev1.IPFamilyPolicyPreferDualStack, "http"
 	return &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: s.Name + names.SuffixNodePort, Namespace: s.Namespace, Labels: labels, Annotations: annotations,
+			Name: s.Name + names.SuffixNodePort, Namespace: s.Namespace, Labels: labels, Annotations: Annotations(),
 		},
 		Spec: corev1.ServiceSpec{
 			Type: corev1.ServiceTypeNodePort, IPFamilyPolicy: &policy,

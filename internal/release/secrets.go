@@ -85,7 +85,7 @@ func (r *Release) WriteSecret(ctx context.Context, old *corev1.Secret, name, com
 	if changed.Annotations == nil {
 		changed.Annotations = map[string]string{}
 	}
-	maps.Copy(changed.Annotations, Annotations()) // earlier releases set none
+	maps.Copy(changed.Annotations, Annotations())
 	if _, err := r.Secrets.Update(ctx, changed, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("updating %s: %w", r.Object("Secret", name), err)
 	}
@@ -99,7 +99,7 @@ func (r *Release) LoadState(ctx context.Context) (*corev1.Secret, *state.State, 
 	if err != nil || secret == nil {
 		return nil, nil, err
 	}
-	s, err := state.FromData(secret.Data)
+	s, err := state.Decode(secret.Data[state.Key])
 	if err != nil {
 		return nil, nil, exitcode.Refuse("%s, key %s: %w", r.Object("Secret", name), state.Key, err)
 	}
@@ -122,14 +122,19 @@ func (r *Release) NoState() error {
 		r.Object("Secret", r.Settings.Name+names.SuffixState))
 }
 
-// SaveState writes the state. It drops keys that earlier releases wrote next to it.
+// SaveState writes the state. Old is the Secret that was read, or nil.
 func (r *Release) SaveState(ctx context.Context, old *corev1.Secret, s state.State) error {
 	s.UpdatedBy, s.UpdatedAt = version.Version, r.Now().UTC().Truncate(0)
-	data, err := state.Data(s)
+	var previous []byte
+	if old != nil {
+		previous = old.Data[state.Key]
+	}
+	data, err := state.Encode(s, previous)
 	if err != nil {
 		return err
 	}
-	return r.WriteSecret(ctx, old, r.Settings.Name+names.SuffixState, names.ComponentState, corev1.SecretTypeOpaque, data)
+	return r.WriteSecret(ctx, old, r.Settings.Name+names.SuffixState, names.ComponentState, corev1.SecretTypeOpaque,
+		map[string][]byte{state.Key: data})
 }
 
 // UpdateState changes the saved state, unless change returns false. After a conflict it reads and
@@ -142,36 +147,4 @@ func (r *Release) UpdateState(ctx context.Context, change func(*state.State) boo
 		}
 		return r.SaveState(ctx, secret, *s)
 	})
-}
-
-// AnnotateState sets an annotation of the state Secret, or deletes it if the value is empty. change returns the value
-// for the current one. After a conflict it is called again.
-func (r *Release) AnnotateState(ctx context.Context, annotation string,
-	change func(current string) (string, error)) error {
-	return RetryOnConflict(ctx, func() error {
-		secret, _, err := r.RequireState(ctx)
-		if err != nil {
-			return err
-		}
-		value, err := change(secret.Annotations[annotation])
-		if err != nil || secret.Annotations[annotation] == value {
-			return err
-		}
-		changed := secret.DeepCopy()
-		if changed.Annotations == nil {
-			changed.Annotations = map[string]string{}
-		}
-		if changed.Annotations[annotation] = value; value == "" {
-			delete(changed.Annotations, annotation)
-		}
-		if _, err := r.Secrets.Update(ctx, changed, metav1.UpdateOptions{}); err != nil {
-			return fmt.Errorf("updating %s: %w", r.Object("Secret", secret.Name), err)
-		}
-		return nil
-	})
-}
-
-// Always returns a change of [Release.AnnotateState] to a value, whatever the current one is.
-func Always(value string) func(string) (string, error) {
-	return func(string) (string, error) { return value, nil }
 }

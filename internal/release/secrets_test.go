@@ -1,8 +1,10 @@
 package release
 
 import (
+	"bytes"
 	"context"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -19,15 +21,14 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/state"
 )
 
-func TestAnnotationsOfTheStateKeepWhatOthersWriteMeanwhile(t *testing.T) {
-	data, err := state.Data(state.State{Version: state.Version, Phase: state.PhasePrepared, Desired: state.Settings{
-		Mode: state.ModeExternal, Address: "registry.example.com", IPFamily: state.IPv4, DecidedBy: state.SourceValue}})
+func TestTheStateKeepsWhatOthersWriteMeanwhile(t *testing.T) {
+	data, err := state.Encode(state.State{Version: state.Version, Phase: state.PhasePrepared, Desired: state.Settings{
+		Mode: state.ModeExternal, Address: "registry.example.com", IPFamily: state.IPv4, DecidedBy: state.SourceValue}}, []byte(`{"later":1}`))
 	if err != nil {
 		t.Fatal(err)
 	}
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "r" + names.SuffixState, Namespace: "zarf",
-		Labels:      names.Labels("r", names.ComponentState),
-		Annotations: map[string]string{"list": "a"}}, Data: data}
+		Labels: names.Labels("r", names.ComponentState)}, Data: map[string][]byte{state.Key: data}}
 	client := fake.NewClientset(secret)
 	raced := false
 	client.PrependReactor("update", "secrets", func(kubetesting.Action) (bool, runtime.Object, error) {
@@ -36,7 +37,7 @@ func TestAnnotationsOfTheStateKeepWhatOthersWriteMeanwhile(t *testing.T) {
 		}
 		raced = true
 		other := secret.DeepCopy()
-		other.Annotations["list"] = "a b"
+		other.Data[state.Key] = bytes.Replace(data, []byte(`"later": 1`), []byte(`"later": 2, "nodes": ["n1"]`), 1)
 		if err := client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("secrets"), other, "zarf"); err != nil {
 			t.Error(err)
 		}
@@ -44,12 +45,20 @@ func TestAnnotationsOfTheStateKeepWhatOthersWriteMeanwhile(t *testing.T) {
 	})
 	r := &Release{Settings: settings.Settings{Namespace: "zarf", Name: "r", Release: "r"}, Secrets: client.CoreV1().Secrets("zarf"),
 		Log: slog.New(slog.DiscardHandler), Now: time.Now}
-	err = r.AnnotateState(t.Context(), "list", func(current string) (string, error) { return current + " c", nil })
+	err = r.UpdateState(t.Context(), func(s *state.State) bool {
+		s.RenewalFailed = "no"
+		return true
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	got, err := r.Secrets.Get(context.Background(), secret.Name, metav1.GetOptions{})
-	if err != nil || got.Annotations["list"] != "a b c" {
-		t.Errorf("%v, %v", got.Annotations, err)
+	if err != nil || len(got.Data) != 1 {
+		t.Fatalf("%v, %v", got, err)
+	}
+	for _, want := range []string{`"later": 2`, `"n1"`, `"renewalFailed": "no"`} {
+		if !strings.Contains(string(got.Data[state.Key]), want) {
+			t.Errorf("%s is missing in %s", want, got.Data[state.Key])
+		}
 	}
 }

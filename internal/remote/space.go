@@ -16,8 +16,8 @@ import (
 // maxSpaceAnswer limits what is read of a response, in bytes: a digest takes at most 140.
 const maxSpaceAnswer = space.MaxDigests * 160
 
-// Space returns how full the registry's storage is. It is nil if the registry does not tell, as those of other projects
-// and of earlier releases.
+// Space returns how full the registry's storage is. It is nil if the registry does not tell, as those of other
+// projects.
 func (r *Registry) Space(ctx context.Context) (*space.Report, error) {
 	var report space.Report
 	ok, err := r.space(ctx, http.MethodGet, nil, &report)

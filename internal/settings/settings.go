@@ -153,16 +153,7 @@ type Push struct {
 	// Empty: the chart does not know them.
 	HookDigests map[string]string `json:"hookDigests,omitempty"`
 	// Credentials are more push credentials.
-	Credentials []PushCredential `json:"credentials,omitempty"`
-}
-
-// PushCredential is a push credential with a name.
-type PushCredential struct {
-	Name string `json:"name"`
-	// Secret is the user's Secret with the credential. Empty: prepare generates one.
-	Secret string `json:"secret,omitempty"`
-	// Repositories are those that it may write, and all below them. Empty: all.
-	Repositories []string `json:"repositories,omitempty"`
+	Credentials []state.PushCredential `json:"credentials,omitempty"`
 }
 
 // Expose describes the access for clients outside of the cluster. It is empty without one.
@@ -331,7 +322,7 @@ func (s *Settings) Validate() error {
 	v.add("push", s.Push.validate())
 	if s.PKI.Zarf {
 		v.check(s.Mode == state.ModeProxy, "pki.zarf requires mode proxy, not %s", s.Mode)
-		v.check(!slices.ContainsFunc(s.Push.Credentials, func(c PushCredential) bool { return c.Name == "zarf" }),
+		v.check(!slices.ContainsFunc(s.Push.Credentials, func(c state.PushCredential) bool { return c.Name == "zarf" }),
 			"push: the name zarf of a credential is that of Zarf's")
 	}
 	v.add("nodeConfig", s.NodeConfig.validate())

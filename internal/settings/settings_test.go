@@ -29,7 +29,7 @@ func valid() settings.Settings {
 			Mode: state.PKIInternal, LeafLifetime: state.Duration(time.Hour), AuthorityLifetime: state.Duration(2 * time.Hour),
 			ClusterDomain: "cluster.local",
 		}},
-		Push: settings.Push{Images: true, Credentials: []settings.PushCredential{
+		Push: settings.Push{Images: true, Credentials: []state.PushCredential{
 			{Name: "ci", Repositories: []string{"team-a", "shared/base"}}, {Name: "team", Secret: "mine"},
 		}},
 		Expose: settings.Expose{TLSSecret: "outside", Hosts: []string{"registry.example.com"}},

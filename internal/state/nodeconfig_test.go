@@ -34,7 +34,7 @@ func TestNodeConfigIsEncodedAndValidatedInEveryMode(t *testing.T) {
 		NodeConfig: &state.NodeConfig{Directories: []string{"/etc/containerd/certs.d", "/etc/rancher/k3s"}},
 		Desired: state.Settings{Mode: state.ModeExternal, Address: "registry.example.com", IPFamily: state.IPv4,
 			DecidedBy: state.SourceValue}}
-	data, err := state.Encode(s)
+	data, err := state.Encode(s, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +63,7 @@ func TestNodeConfigIsEncodedAndValidatedInEveryMode(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s.NodeConfig = &state.NodeConfig{Directories: c.directories}
-			if _, err := state.Encode(s); err == nil || !strings.Contains(err.Error(), c.want) {
+			if _, err := state.Encode(s, nil); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error is %v, want one with %q", err, c.want)
 			}
 		})

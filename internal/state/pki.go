@@ -39,8 +39,8 @@ type PKI struct {
 	// Zarf means that the registry replaces the one of Zarf's init package: Zarf's Secret then holds a client
 	// certificate, and the registry's is valid for port-forwards. Only in internal mode.
 	Zarf bool `json:"zarf,omitempty"`
-	// Cache means that there are caches, which have a certificate too. Data keeps it under KeyCache.
-	Cache bool `json:"-"`
+	// Cache means that there are caches, which have a certificate too.
+	Cache bool `json:"cache,omitempty"`
 }
 
 // OwnCA reports whether the release has its own CA, which init-hook creates and stores.
@@ -55,7 +55,7 @@ type ExistingSecrets struct {
 	Node   string `json:"node"`
 	// Push may be empty: then init-hook issues that certificate, with its own CA.
 	Push string `json:"push,omitempty"`
-	// Cache may be empty, with the same effect. Data keeps it under KeyCache.
+	// Cache may be empty, with the same effect.
 	Cache string `json:"cache,omitempty"`
 	// Authority is an optional Secret with ca.crt, for Secrets without that key.
 	Authority string `json:"authority,omitempty"`

@@ -29,6 +29,11 @@ func TestWhatIsKnownOfCertificatesIsKept(t *testing.T) {
 	for name, p := range map[string]state.PKI{
 		"internal":                internalPKI(),
 		"with Zarf's certificate": internalPKI(func(p *state.PKI) { p.Zarf = true }),
+		"with caches":             internalPKI(func(p *state.PKI) { p.Cache = true }),
+		"with the user's certificate for caches": internalPKI(func(p *state.PKI) {
+			p.Mode, p.Cache = state.PKIExistingSecret, true
+			p.Existing = &state.ExistingSecrets{Server: "x", Node: "y", Cache: "z"}
+		}),
 		"existing Secrets": internalPKI(func(p *state.PKI) {
 			p.Mode, p.Existing,
 				p.ServeTLS = state.PKIExistingSecret, existing, true
@@ -44,7 +49,7 @@ func TestWhatIsKnownOfCertificatesIsKept(t *testing.T) {
 				PushSecret: "corp-credential",
 				Rotation: &state.Rotation{Phase: state.RotationReissue, Reason: "it was asked for",
 					Since: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC), Waiting: "pod zarf/x"}}
-			data, err := state.Encode(s)
+			data, err := state.Encode(s, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -93,14 +98,14 @@ func TestPKIValidateRejects(t *testing.T) {
 			if err := p.Validate(); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error is %v, want one with %q", err, c.want)
 			}
-			if _, err := state.Encode(state.State{Phase: state.PhasePrepared, Desired: settings(), PKI: &p}); err == nil ||
+			if _, err := state.Encode(state.State{Phase: state.PhasePrepared, Desired: settings(), PKI: &p}, nil); err == nil ||
 				!strings.Contains(err.Error(), "pki: ") {
 				t.Errorf("it is encoded: %v", err)
 			}
 		})
 	}
 	s := state.State{Phase: state.PhasePrepared, Desired: settings(), Rotation: &state.Rotation{Phase: "waning"}}
-	if _, err := state.Encode(s); err == nil || !strings.Contains(err.Error(), `rotation: unknown phase "waning"`) {
+	if _, err := state.Encode(s, nil); err == nil || !strings.Contains(err.Error(), `rotation: unknown phase "waning"`) {
 		t.Errorf("error is %v", err)
 	}
 }
@@ -119,54 +124,7 @@ func TestDurationsStandInJSONAsInGo(t *testing.T) {
 	}
 }
 
-func TestCachesStandInAKeyOfTheirOwn(t *testing.T) {
-	withCache := func(p state.PKI) state.PKI {
-		p.Cache = true
-		return p
-	}
-	theirs := internalPKI(func(p *state.PKI) {
-		p.Mode, p.Existing = state.PKIExistingSecret, &state.ExistingSecrets{Server: "x", Node: "y", Cache: "z"}
-	})
-	for name, c := range map[string]struct {
-		pki  state.PKI
-		want string // the content of the key
-	}{
-		"none":                 {internalPKI(), ""},
-		"with our certificate": {withCache(internalPKI()), "{}"},
-		"with the user's":      {withCache(theirs), `{"existingSecret":"z"}`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := state.State{Version: state.Version, Phase: state.PhasePrepared, Desired: settings(), PKI: &c.pki}
-			data, err := state.Data(s)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got, ok := data[state.KeyCache]; string(got) != c.want || ok != (c.want != "") {
-				t.Errorf("the key is %q", got)
-			}
-			if strings.Contains(string(data[state.Key]), "cache") {
-				t.Errorf("an earlier release rejects %s", data[state.Key])
-			}
-			got, err := state.FromData(data)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(s, got); diff != "" {
-				t.Error(diff)
-			}
-		})
-	}
-	data, err := state.Data(state.State{Phase: state.PhasePrepared, Desired: settings(), PKI: &theirs})
-	if err != nil || len(data) != 1 {
-		t.Errorf("without caches there are %d keys (%v)", len(data), err)
-	}
-	data[state.KeyCache] = []byte("rubbish")
-	if _, err := state.FromData(data); err == nil || !strings.Contains(err.Error(), "key cache.json") {
-		t.Errorf("error is %v", err)
-	}
-	if _, err := state.Data(state.State{}); err == nil {
-		t.Error("an invalid state is encoded")
-	}
+func TestOwnCA(t *testing.T) {
 	for want, p := range map[bool]state.PKI{
 		false: {Mode: state.PKIExistingSecret, Cache: true, Existing: &state.ExistingSecrets{Push: "p", Cache: "c"}},
 		true:  {Mode: state.PKIExistingSecret, Cache: true, Existing: &state.ExistingSecrets{Push: "p"}},

@@ -1,28 +1,29 @@
 // Package state defines the persistent state of a release: the settings that the last install or upgrade
-// requested, and those that were last verified. It encodes, decodes and validates the versioned JSON in
-// the key state.json of the Secret <fullname>-state. It does not access the cluster.
+// requested, those that were last verified, and what commands need that do not have the chart's values. It encodes,
+// decodes and validates the versioned JSON in the key state.json of the Secret <fullname>-state. It does not access the
+// cluster.
 package state
 
 import (
-	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
 	"unicode"
+
+	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
 const (
-	// Version is the format that this release writes. Newer formats are errors.
+	// Version is the format that this release reads and writes. A new field needs no new version: older programs keep
+	// fields at the top level that they do not know.
 	Version = 1
-	// Key is the Secret's key of the JSON.
+	// Key is the Secret's only key, of the JSON.
 	Key = "state.json"
-	// KeyCache is the Secret's key that exists while PKI.Cache is set. It is not part of the JSON, because earlier
-	// releases reject fields that they do not know, and a rollback to one must read the state. They drop the key.
-	KeyCache = "cache.json"
 )
 
 // Mode is how a node's container runtime reaches the registry.
@@ -116,6 +117,15 @@ type State struct {
 	Rotation *Rotation `json:"rotation,omitempty"`
 	// PushSecret is the user's Secret that the push credential is copied from; empty if init-hook generates it.
 	PushSecret string `json:"pushSecret,omitempty"`
+	// PushCredentials are the named push credentials.
+	PushCredentials PushCredentials `json:"pushCredentials,omitzero"`
+	// OwnImages are the digests of the images that this and previous releases of init-hook push, newest first.
+	OwnImages []string `json:"ownImages,omitempty"`
+	// PortNotReserved is why proxy mode needs no Service that reserves the port; empty if it needs one.
+	PortNotReserved string `json:"portNotReserved,omitempty"`
+	// RenewalFailed is when and why the last certs renew failed; empty if it succeeded. The failed pod of the CronJob
+	// does not stay.
+	RenewalFailed string `json:"renewalFailed,omitempty"`
 	// NodeConfig is nil if the release has no files on nodes.
 	NodeConfig *NodeConfig `json:"nodeConfig,omitempty"`
 	// UpdatedBy is the version of init-hook that wrote the state, UpdatedAt when.
@@ -125,8 +135,7 @@ type State struct {
 
 // HookImage is an image inside the registry.
 type HookImage struct {
-	// Reference is "<repository>:<tag>@<digest>", without the registry's address. Earlier releases wrote no
-	// digest, and read one as part of the tag.
+	// Reference is "<repository>:<tag>@<digest>", without the registry's address.
 	Reference string `json:"reference"`
 	// Architecture is the image's only architecture, as in GOARCH.
 	Architecture string `json:"architecture"`
@@ -168,82 +177,62 @@ func (p PauseImage) Validate() error {
 	return nil
 }
 
-// cacheRecord is the content of KeyCache.
-type cacheRecord struct {
-	// ExistingSecret is ExistingSecrets.Cache.
-	ExistingSecret string `json:"existingSecret,omitempty"`
-}
-
-// Data validates s and returns the data of the Secret.
-func Data(s State) (map[string][]byte, error) {
-	data, record := map[string][]byte{}, cacheRecord{}
-	if s.PKI != nil && s.PKI.Existing != nil {
-		p, existing := *s.PKI, *s.PKI.Existing
-		record.ExistingSecret, existing.Cache = existing.Cache, ""
-		s.PKI, p.Existing = &p, &existing
-	}
-	var err error
-	if s.PKI != nil && s.PKI.Cache {
-		if data[KeyCache], err = json.Marshal(record); err != nil {
-			return nil, fmt.Errorf("encoding state: %w", err)
-		}
-	}
-	data[Key], err = Encode(s)
-	return data, err
-}
-
-// FromData parses and validates the data of the Secret. Its errors are those of Decode.
-func FromData(data map[string][]byte) (State, error) {
-	s, err := Decode(data[Key])
-	cache, ok := data[KeyCache]
-	if err != nil || !ok || s.PKI == nil {
-		return s, err
-	}
-	var record cacheRecord
-	if err := json.Unmarshal(cache, &record); err != nil {
-		return State{}, fmt.Errorf("decoding state, key %s: %w", KeyCache, err)
-	}
-	s.PKI.Cache = true
-	if s.PKI.Existing != nil {
-		s.PKI.Existing.Cache = record.ExistingSecret
-	}
-	return s, nil
-}
-
-// Encode sets the version, validates s and returns its JSON.
-func Encode(s State) ([]byte, error) {
+// Encode sets the version, validates s and returns its JSON. previous is the document that it replaces, or nil: fields
+// at its top level that this release does not know are kept.
+func Encode(s State, previous []byte) ([]byte, error) {
 	s.Version = Version
 	if err := s.validate(); err != nil {
 		return nil, fmt.Errorf("encoding state: %w", err)
 	}
-	data, err := json.MarshalIndent(s, "", "  ")
+	var document any = s
+	if kept := unknownFields(previous); len(kept) > 0 {
+		own, err := json.Marshal(s)
+		if err == nil {
+			err = json.Unmarshal(own, &kept)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("encoding state: %w", err)
+		}
+		document = kept
+	}
+	data, err := json.MarshalIndent(document, "", "  ")
 	if err != nil {
 		return nil, fmt.Errorf("encoding state: %w", err)
 	}
 	return append(data, '\n'), nil
 }
 
-// Decode parses and validates JSON from Encode. Newer versions, unknown fields and invalid values are
-// errors, so that no program overwrites a state that it does not understand.
+// unknownFields returns the fields at the top level of a document that State does not have.
+func unknownFields(document []byte) map[string]json.RawMessage {
+	fields := map[string]json.RawMessage{}
+	if json.Unmarshal(document, &fields) != nil {
+		return nil
+	}
+	for field := range reflect.TypeFor[State]().Fields() {
+		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+		delete(fields, name)
+	}
+	return fields
+}
+
+// Decode parses and validates JSON from Encode. Another version and invalid values are errors, so that no program
+// overwrites a state that it does not understand. Unknown fields are ignored.
 func Decode(data []byte) (State, error) {
-	var version struct {
-		Version int `json:"version"`
+	var header struct {
+		Version   int    `json:"version"`
+		UpdatedBy string `json:"updatedBy"`
 	}
-	if err := json.Unmarshal(data, &version); err != nil {
+	if err := json.Unmarshal(data, &header); err != nil {
 		return State{}, fmt.Errorf("decoding state: %w", err)
 	}
-	if version.Version > Version {
-		return State{}, fmt.Errorf("decoding state: version %d is newer than %d, the latest that this release supports: "+
-			"use the release that wrote it, or a newer one", version.Version, Version)
+	if header.Version != Version {
+		return State{}, fmt.Errorf("its format has version %d, written by %s, and this program (%s) supports version %d: "+
+			"use the release that wrote it, or a newer one", header.Version, cmp.Or(header.UpdatedBy, "an unknown release"),
+			version.Version, Version)
 	}
-	decoder := json.NewDecoder(bytes.NewReader(data))
-	decoder.DisallowUnknownFields()
 	var s State
-	if err := decoder.Decode(&s); err != nil {
+	if err := json.Unmarshal(data, &s); err != nil {
 		return State{}, fmt.Errorf("decoding state: %w", err)
-	}
-	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return State{}, errors.New("decoding state: data after the JSON object")
 	}
 	if err := s.validate(); err != nil {
 		return State{}, fmt.Errorf("decoding state: %w", err)
@@ -252,9 +241,6 @@ func Decode(data []byte) (State, error) {
 }
 
 func (s State) validate() error {
-	if s.Version < 1 {
-		return fmt.Errorf("invalid version %d", s.Version)
-	}
 	if !slices.Contains([]Phase{PhasePrepared, PhaseReady}, s.Phase) {
 		return fmt.Errorf("unknown phase %q", s.Phase)
 	}

@@ -2,6 +2,7 @@ package state_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"reflect"
 	"strings"
 	"testing"
@@ -36,7 +37,7 @@ func TestDecodeReturnsWhatWasEncoded(t *testing.T) {
 				DecidedBy: state.SourceState}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			data, err := state.Encode(s)
+			data, err := state.Encode(s, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -65,13 +66,13 @@ func TestDecodeRejects(t *testing.T) {
 		return changed
 	}
 	for name, c := range map[string]struct{ data, want string }{
-		"empty":               {"", "unexpected end"},
-		"not JSON":            {"rubbish", "invalid character"},
-		"cut short":           {valid[:40], "unexpected end"},
-		"two of them":         {valid + "{}", "after top-level value"},
-		"newer version":       {replace(`"version":1`, `"version":2,"colour":"blue"`), "newer than 1"},
-		"no version":          {replace(`"version":1,`, ``), "version 0"},
-		"unknown field":       {replace(`"phase"`, `"colour":"blue","phase"`), "unknown field"},
+		"empty":       {"", "unexpected end"},
+		"not JSON":    {"rubbish", "invalid character"},
+		"cut short":   {valid[:40], "unexpected end"},
+		"two of them": {valid + "{}", "after top-level value"},
+		"newer version": {strings.Replace(replace(`"version":1`, `"version":2`), `"updatedBy":""`, `"updatedBy":"9.8.7"`, 1),
+			"its format has version 2, written by 9.8.7, and this program (dev) supports version 1: use the release that wrote it"},
+		"no version":          {replace(`"version":1,`, ``), "version 0, written by an unknown release"},
 		"unknown mode":        {replace(`"proxy"`, `"carrier pigeon"`), "carrier pigeon"},
 		"unknown phase":       {replace(`"prepared"`, `"waning"`), "waning"},
 		"unknown family":      {replace(`"IPv4"`, `"IPX"`), "IPX"},
@@ -89,6 +90,44 @@ func TestDecodeRejects(t *testing.T) {
 				t.Errorf("error is %v, want one with %q", err, c.want)
 			}
 		})
+	}
+}
+
+// A later release adds fields. A program of an older one, such as a workstation's, keeps them.
+func TestUnknownFieldsAreKept(t *testing.T) {
+	later := []byte(`{"version":1,"phase":"prepared","colour":{"name":"blue"},"pushSecret":"old","desired":{"mode":"proxy",` +
+		`"address":"127.0.0.1:31999","port":31999,"ipFamily":"IPv4"},"updatedBy":"9.8.7","updatedAt":"2026-11-20T12:00:00Z"}`)
+	s, err := state.Decode(later)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.PushSecret, s.RenewalFailed = "", "no"
+	data, err := state.Encode(s, later)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var fields map[string]any
+	if err := json.Unmarshal(data, &fields); err != nil {
+		t.Fatal(err)
+	}
+	if colour, _ := fields["colour"].(map[string]any); colour["name"] != "blue" || fields["renewalFailed"] != "no" ||
+		fields["pushSecret"] != nil {
+		t.Errorf("it is %s", data)
+	}
+	if again, err := state.Decode(data); err != nil || again.RenewalFailed != "no" {
+		t.Errorf("%+v, %v", again, err)
+	}
+	if own, err := state.Encode(s, []byte("rubbish")); err != nil || bytes.Contains(own, []byte("colour")) {
+		t.Errorf("%s, %v", own, err)
+	}
+}
+
+func TestPushCredentialsThatAreReplaced(t *testing.T) {
+	p := state.PushCredentials{Named: []state.PushCredential{{Name: "a"}, {Name: "b"}, {Name: "copy", Secret: "x"}},
+		Removed: []string{"b", "old"}}
+	next := p.Replace([]state.PushCredential{{Name: "a"}, {Name: "old"}, {Name: "new", Secret: "y"}})
+	if got := strings.Join(next.Removed, " "); got != "b" || len(next.Named) != 3 {
+		t.Errorf("%+v", next)
 	}
 }
 
@@ -115,7 +154,7 @@ func FuzzDecode(f *testing.F) {
 		UpdatedAt: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC),
 	}
 	for _, s := range []state.State{{Phase: state.PhasePrepared, Desired: settings()}, full} {
-		data, err := state.Encode(s)
+		data, err := state.Encode(s, nil)
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -142,7 +181,7 @@ func FuzzDecode(f *testing.F) {
 				t.Errorf("decoded settings without an address or port: %+v", settings)
 			}
 		}
-		again, err := state.Encode(s)
+		again, err := state.Encode(s, nil)
 		if err != nil {
 			t.Fatalf("decoded but cannot be encoded: %v", err)
 		}
@@ -153,7 +192,7 @@ func FuzzDecode(f *testing.F) {
 		if diff := cmp.Diff(s, read, cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("the state changed (-before +after):\n%s", diff)
 		}
-		if third, err := state.Encode(read); err != nil || !bytes.Equal(third, again) {
+		if third, err := state.Encode(read, nil); err != nil || !bytes.Equal(third, again) {
 			t.Errorf("encoding is not stable:\n%s\nand\n%s\n%v", again, third, err)
 		}
 	})

@@ -119,8 +119,7 @@ func (c *collector) rotation() {
 		s.Rotation.Since.Format(time.RFC3339), s.Rotation.Phase, waiting, c.renew())
 }
 
-// pki returns how certificates are issued. A state of an earlier release does not record
-// it; those releases had only the internal mode.
+// pki returns how certificates are issued: without a state, as by default.
 func (c *collector) pki() state.PKI {
 	if s := c.report.State; s != nil && s.PKI != nil {
 		return *s.PKI

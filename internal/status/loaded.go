@@ -65,8 +65,6 @@ type problem int
 
 const (
 	none problem = iota
-	// outdated: an earlier release created it, which has no status endpoint.
-	outdated
 	// silent: it does not respond.
 	silent
 	// behind: it has not loaded the content of its Secret.
@@ -210,10 +208,7 @@ func (c *collector) askPod(ctx context.Context, f *PodCertificates, pod *corev1.
 	report, err := c.Loaded(ctx, pod)
 	if err != nil {
 		f.Why = oneLine(err.Error())
-		switch _, can := pod.Annotations[names.AnnotationMetricsPort]; {
-		case !can:
-			f.problem = outdated
-		case f.Ready:
+		if f.Ready {
 			f.problem = silent // a pod that is not ready need not respond
 		}
 		return
@@ -277,7 +272,6 @@ func (c *collector) advisePods(found []PodCertificates) {
 		{silent, "does not answer",
 			fmt.Sprintf("this requires permission to get and create pods/portforward, and a node that the API server can "+
 				"reach; kubectl --namespace %s logs POD shows its state", c.Namespace)},
-		{outdated, "runs a previous release", c.again() + " upgrades it"},
 	} {
 		var pods []string
 		why := ""

@@ -209,15 +209,6 @@ func TestWhatAPodHasNotLoadedIsNamedWithWhatToDo(t *testing.T) {
 			c["Pod proxy-n2"].(*corev1.Pod).Status.Conditions = nil
 			a["proxy-n2"] = func() (*reloadstatus.Report, error) { return nil, errors.New("connection refused") }
 		}, "proxy-n2", "connection refused", nil},
-		"a previous release": {func(c cluster, a answers) {
-			c["Pod proxy-n2"].(*corev1.Pod).Annotations = nil
-			a["proxy-n2"] = func() (*reloadstatus.Report, error) {
-				return nil,
-					errors.New("it runs a release that cannot be asked")
-			}
-		}, "proxy-n2", "it runs a release that cannot be asked",
-			[]string{"Pod zarf/proxy-n2 runs a previous release (it runs a release that cannot be asked): init-hook install " +
-				"--namespace zarf upgrades it"}},
 		"a node that is not ready": {func(c cluster, a answers) {
 			c.add(node("n2", false))
 			delete(a, "proxy-n2") // to ask it would take its time
@@ -587,8 +578,8 @@ func TestHowGarbageCollectionStands(t *testing.T) {
 		"it is being collected":      {&reloadstatus.Collection{Running: true, SucceededAt: &now}, nil, ""},
 		"the last collection failed": {&reloadstatus.Collection{Problem: "disk\ngone"}, nil,
 			"The last garbage collection failed (disk gone): init-hook garbage-collect --namespace zarf runs it again."},
-		"a registry of a previous release": {nil, nil, ""},
-		"who may not ask":                  {nil, errors.New("forbidden"), ""},
+		"a registry that does not say": {nil, nil, ""},
+		"who may not ask":              {nil, errors.New("forbidden"), ""},
 	} {
 		o := healthy(t, state.ModeProxy).options(t)
 		o.Loaded = func(_ context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {

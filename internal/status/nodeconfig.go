@@ -9,9 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
@@ -33,11 +31,10 @@ type NodeConfig struct {
 	// WrittenAt is when the newest file was written. It is zero if there is none.
 	WrittenAt time.Time `json:"writtenAt,omitzero"`
 	Effect    Effect    `json:"effect"`
-	// Restart is the command on the node that restarts K3s or RKE2, if that is or may be
-	// required; "" if the distribution is unknown.
+	// Restart is the command on the node that restarts K3s or RKE2, if the effect needs that.
 	Restart  string   `json:"restart,omitempty"`
 	Warnings []string `json:"warnings"`
-	// Error is why the last run failed. Why says why the effect is unknown or missing.
+	// Error is why the last run failed. Why says why the effect is unknown or missing, or when a restart is not needed.
 	Error string `json:"error,omitempty"`
 	Why   string `json:"why,omitempty"`
 
@@ -51,24 +48,11 @@ type Effect string
 const (
 	EffectYes         Effect = "in effect"
 	EffectCredentials Effect = "in effect; credentials after a restart"
-	EffectRestart     Effect = "waits for a restart"
+	EffectRestart     Effect = "after a restart"
 	EffectUnknown     Effect = "unknown"
 	// EffectNotYet: no run has finished, so the node still has its previous files.
 	EffectNotYet Effect = "not yet written"
 	EffectFailed Effect = "failed"
-)
-
-// waits reports whether K3s or RKE2 should be restarted.
-func (e Effect) waits() bool { return e == EffectCredentials || e == EffectRestart }
-
-const (
-	// kubeletsAtOnce bounds parallel queries of kubelets: the metrics of K3s have
-	// megabytes, and all pass through the API server.
-	kubeletsAtOnce = 8
-	// kubeletsTime bounds the queries of all kubelets.
-	kubeletsTime = time.Minute
-	// kubeletTime bounds one query. A kubelet responds in far less than a second.
-	kubeletTime = 5 * time.Second
 )
 
 // nodeConfig reports the results of the pods that configure nodes.
@@ -107,9 +91,7 @@ func (c *collector) nodeConfig(ctx context.Context) error {
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		c.report.NodeConfig = append(c.report.NodeConfig, c.configured(name, names[name]))
 	}
-	if err := c.effects(ctx, nodes); err != nil {
-		return err
-	}
+	c.effects(nodes)
 	c.adviseNodeConfig(nodes)
 	return nil
 }
@@ -130,7 +112,7 @@ func newest(pods []corev1.Pod) map[string]corev1.Pod {
 	return byNode
 }
 
-// configured describes a node as far as possible without querying its kubelet.
+// configured describes a node by the last run of its pod.
 func (c *collector) configured(node string, pod corev1.Pod) NodeConfig {
 	n := NodeConfig{Node: node, Pod: pod.Name, Warnings: []string{}}
 	if pod.Name == "" {
@@ -176,59 +158,24 @@ func lastRun(pod corev1.Pod) (*corev1.ContainerStateTerminated, bool) {
 	return nil, false
 }
 
-// effects determines which nodes wait for a restart of K3s or RKE2, which read
+// effects names the nodes whose K3s or RKE2 must have been restarted since their files changed. Both read
 // registries.yaml only when they start.
-func (c *collector) effects(ctx context.Context, nodes map[string]corev1.Node) error {
-	asking, cancel := context.WithTimeoutCause(ctx, kubeletsTime,
-		fmt.Errorf("kubelets did not answer within %s", kubeletsTime))
-	defer cancel()
-	var group errgroup.Group
-	group.SetLimit(kubeletsAtOnce)
+func (c *collector) effects(nodes map[string]corev1.Node) {
 	for i := range c.report.NodeConfig {
 		n := &c.report.NodeConfig[i]
 		if n.Effect != EffectYes || n.registries == nil {
 			continue
 		}
-		if n.registries.Live && !n.registries.Auth {
+		switch {
+		case !n.registries.Live:
+			n.Effect = EffectRestart
+		case n.registries.Auth:
+			n.Effect = EffectCredentials
+		default:
 			continue // containerd reads it without a restart
 		}
-		node, known := nodes[n.Node]
-		group.Go(func() error {
-			c.effect(asking, n, known && !plan.NodeReady(node))
-			if n.Effect != EffectYes {
-				n.Restart = restart(node)
-			}
-			return ctx.Err()
-		})
-	}
-	if group.Wait() != nil {
-		return context.Cause(ctx)
-	}
-	return nil
-}
-
-// effect compares the times of registries.yaml and of the kubelet's start. K3s and its
-// kubelet are one process; RKE2 starts the kubelet after reading the file.
-func (c *collector) effect(ctx context.Context, n *NodeConfig, down bool) {
-	if down {
-		n.Effect, n.Why = EffectUnknown, "node not ready; start time of the kubelet unknown"
-		return
-	}
-	ctx, cancel := context.WithTimeoutCause(ctx, kubeletTime, fmt.Errorf("no answer within %s", kubeletTime))
-	defer cancel()
-	started, err := c.KubeletStarted(ctx, n.Node)
-	switch cause := context.Cause(ctx); {
-	case apierrors.IsForbidden(err):
-		n.Effect, n.Why = EffectUnknown, "start time of K3s unknown: requires permission to get nodes/proxy"
-	case err != nil && cause != nil:
-		n.Effect, n.Why = EffectUnknown, "start time of K3s unknown: "+cause.Error()
-	case err != nil:
-		n.Effect, n.Why = EffectUnknown, "start time of K3s unknown: "+oneLine(err.Error())
-	case started.After(n.registries.Changed):
-	case n.registries.Live:
-		n.Effect = EffectCredentials
-	default:
-		n.Effect = EffectRestart
+		n.Restart = cmp.Or(restart(nodes[n.Node]), "restart the K3s or RKE2 service")
+		n.Why = "unless restarted since " + n.registries.Changed.UTC().Format(time.RFC3339)
 	}
 }
 
@@ -249,8 +196,8 @@ func restart(n corev1.Node) string {
 	return ""
 }
 
-// adviseNodeConfig adds the next steps, one sentence for all nodes that need the same. An
-// unknown effect is not a problem, because a query requires an extra permission.
+// adviseNodeConfig adds the next steps, one sentence for all nodes that need the same. A restart is none: whether one
+// has been done is not known.
 func (c *collector) adviseNodeConfig(nodes map[string]corev1.Node) {
 	ready := func(n NodeConfig) bool {
 		node, known := nodes[n.Node]
@@ -275,13 +222,6 @@ func (c *collector) adviseNodeConfig(nodes map[string]corev1.Node) {
 		c.next("The container runtime of %s could not be configured (%s): fix the values with helm upgrade, or the node; "+
 			"the pod retries by itself. "+
 			"kubectl --namespace %s logs %s --all-containers shows the full log.", s, s.reason, c.Namespace, s.pod)
-	}
-	for _, s := range c.sharing(func(n NodeConfig) (string, bool) { return n.Restart, n.Effect.waits() }) {
-		how := "restart the K3s or RKE2 service"
-		if s.reason != "" {
-			how = "run " + s.reason
-		}
-		c.next("K3s and RKE2 read registries.yaml only when they start: %s on %s.", how, s)
 	}
 }
 

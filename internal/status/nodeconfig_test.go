@@ -1,21 +1,16 @@
 package status_test
 
 import (
-	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
 	"github.com/zarf-dev/zarf-registry/internal/state"
@@ -74,49 +69,20 @@ func kubelet(n *corev1.Node, version string, roles ...string) *corev1.Node {
 	return n
 }
 
-// collectStarted looks at the cluster; started says when kubelets were.
-func (c cluster) collectStarted(t *testing.T, started func(node string) (time.Time, error),
-	deny ...string) *status.Report {
-	t.Helper()
-	o := c.options(t, deny...)
-	o.KubeletStarted = func(_ context.Context, node string) (time.Time, error) { return started(node) }
-	r, err := status.Collect(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
-}
-
-func notAsked(t *testing.T) func(string) (time.Time, error) {
-	return func(node string) (time.Time, error) {
-		t.Errorf("the kubelet of node %s was asked", node)
-		return time.Time{}, errors.New("no")
-	}
-}
-
-func at(when time.Time) func(string) (time.Time, error) {
-	return func(string) (time.Time, error) { return when, nil }
-}
-
 func TestWithoutNodeConfigurationThereIsNothingToSay(t *testing.T) {
-	r := healthy(t, state.ModeProxy).collectStarted(t, notAsked(t))
+	r := healthy(t, state.ModeProxy).must(t)
 	if data, err := json.Marshal(r); err != nil || !strings.Contains(string(data), `"nodeConfig":[]`) {
 		t.Errorf("%s, %v", data, err)
 	}
 }
 
 func TestAConfiguredNode(t *testing.T) {
-	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "nodes/proxy"}, "n1", errors.New("no"))
-	fails := func(err error) func(string) (time.Time, error) {
-		return func(string) (time.Time, error) { return time.Time{}, err }
-	}
 	files := message(noderuntime.Report{Written: 1, Unchanged: 2, Restored: 3, Removed: 4, Changed: written,
 		Warnings: []string{"one\nline"}})
 	for name, c := range map[string]struct {
 		exit    int32
 		message string
 		change  func(*corev1.Pod)
-		started func(string) (time.Time, error)
 		want    status.NodeConfig
 		next    string
 	}{
@@ -125,34 +91,14 @@ func TestAConfiguredNode(t *testing.T) {
 				Warnings: []string{"one line"}}},
 		"with a report of a newer release": {message: `{"written":1,"more":true}`,
 			want: status.NodeConfig{Written: 1, Effect: "in effect"}},
-		"whose K3s was started later": {message: registries(false, true), started: at(written.Add(time.Second)),
-			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "in effect"}},
-		"whose K3s was started before": {message: registries(false, false), started: at(written.Add(-time.Second)),
-			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "waits for a restart",
-				Restart: "sudo systemctl restart k3s-agent"},
-			next: "K3s and RKE2 read registries.yaml only when they start: run sudo systemctl restart k3s-agent on node n1."},
-		"whose K3s was started at the same moment": {message: registries(false, false), started: at(written),
-			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "waits for a restart",
-				Restart: "sudo systemctl restart k3s-agent"},
-			next: "restart k3s-agent on node n1."},
+		"whose K3s reads it when it starts": {message: registries(false, false),
+			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "after a restart",
+				Restart: "sudo systemctl restart k3s-agent", Why: "unless restarted since " + written.Format(time.RFC3339)}},
 		"whose containerd has the same already": {message: registries(true, false),
 			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "in effect"}},
 		"whose containerd has all but the credentials": {message: registries(true, true),
-			started: at(written.Add(-time.Second)),
 			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "in effect; credentials after a restart",
-				Restart: "sudo systemctl restart k3s-agent"},
-			next: "restart k3s-agent on node n1."},
-		"whose containerd has all since K3s was started": {message: registries(true, true), started: at(now),
-			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "in effect"}},
-		"whose kubelet may not be asked": {message: registries(false, false),
-			started: fails(fmt.Errorf("asking: %w", forbidden)),
-			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "unknown",
-				Restart: "sudo systemctl restart k3s-agent",
-				Why:     "start time of K3s unknown: requires permission to get nodes/proxy"}},
-		"whose kubelet does not answer": {message: registries(true, true), started: fails(errors.New("no\nroute")),
-			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "unknown",
-				Restart: "sudo systemctl restart k3s-agent",
-				Why:     "start time of K3s unknown: no route"}},
+				Restart: "sudo systemctl restart k3s-agent", Why: "unless restarted since " + written.Format(time.RFC3339)}},
 		"that refuses": {exit: 2, message: message(noderuntime.Report{Error: "key x:\nunknown", Unchanged: 1,
 			Changed: written}),
 			want: status.NodeConfig{Unchanged: 1, WrittenAt: written, Effect: "failed", Error: "key x: unknown"},
@@ -184,11 +130,7 @@ func TestAConfiguredNode(t *testing.T) {
 			if c.change != nil {
 				c.change(p)
 			}
-			if c.started == nil {
-				c.started = notAsked(t)
-			}
-			r := healthy(t, state.ModeExternal).configure(t, 1, 1).add(p, kubelet(node("n1", true), k3s)).collectStarted(t,
-				c.started)
+			r := healthy(t, state.ModeExternal).configure(t, 1, 1).add(p, kubelet(node("n1", true), k3s)).must(t)
 			c.want.Node, c.want.Pod = "n1", "node-config-n1"
 			if c.want.Warnings == nil {
 				c.want.Warnings = []string{}
@@ -221,18 +163,12 @@ func TestTheCommandThatRestarts(t *testing.T) {
 		{k3s, "worker", "sudo systemctl restart k3s-agent"},
 		{"v1.36.3+rke2r1", "control-plane", "sudo systemctl restart rke2-server"},
 		{"v1.36.3+rke2r1", "worker", "sudo systemctl restart rke2-agent"},
-		{"v1.36.3", "control-plane", ""},
+		{"v1.36.3", "control-plane", "restart the K3s or RKE2 service"},
 	} {
 		t.Run(c.version+", "+c.role, func(t *testing.T) {
 			r := healthy(t, state.ModeExternal).configure(t, 1, 1).
-				add(configPod("n1", 0, registries(false, false)), kubelet(node("n1", true), c.version, c.role)).
-				collectStarted(t, at(written.Add(-time.Hour)))
-			how := "run " + c.want + " on node n1."
-			if c.want == "" {
-				how = "restart the K3s or RKE2 service on node n1."
-			}
-			if len(r.NodeConfig) != 1 || r.NodeConfig[0].Restart != c.want || len(r.Next) != 1 ||
-				!strings.HasSuffix(r.Next[0], how) {
+				add(configPod("n1", 0, registries(false, false)), kubelet(node("n1", true), c.version, c.role)).must(t)
+			if len(r.NodeConfig) != 1 || r.NodeConfig[0].Restart != c.want || len(r.Next) != 0 {
 				t.Errorf("%+v, next %q", r.NodeConfig, r.Next)
 			}
 		})
@@ -242,41 +178,21 @@ func TestTheCommandThatRestarts(t *testing.T) {
 func TestManyNodesShareASentence(t *testing.T) {
 	c := healthy(t, state.ModeExternal).configure(t, 30, 30)
 	for i := range 12 {
-		agent, server, broken := fmt.Sprintf("a%02d", i), fmt.Sprintf("s%02d", i%2), fmt.Sprintf("x%02d", i)
-		c.add(kubelet(node(agent, true), k3s), configPod(agent, 0, registries(i%2 == 0, true)))
-		c.add(kubelet(node(server, true), k3s, "control-plane"), configPod(server, 0, registries(false, true)))
+		broken := fmt.Sprintf("x%02d", i)
 		c.add(node(broken, true), configPod(broken, 2, message(noderuntime.Report{Error: "no"})))
 	}
-	var asked, most atomic.Int32
-	r := c.collectStarted(t, func(string) (time.Time, error) {
-		most.Store(max(most.Load(), asked.Add(1)))
-		time.Sleep(time.Millisecond)
-		asked.Add(-1)
-		return written.Add(-time.Hour), nil
-	})
-	want := []string{
-		"The container runtime of nodes x00, x01, x02, x03, x04, x05, x06, x07, x08, x09 and 2 more could not be " +
-			"configured (no): ",
-		"run sudo systemctl restart k3s-agent on nodes a00, a01, a02, a03, a04, a05, a06, a07, a08, a09 and 2 more.",
-		"run sudo systemctl restart k3s on nodes s00, s01.",
-	}
-	if len(r.Next) != len(want) {
-		t.Fatalf("next is\n%s", strings.Join(r.Next, "\n"))
-	}
-	for i, w := range want {
-		if !strings.Contains(r.Next[i], w) {
-			t.Errorf("next is %q, want %q", r.Next[i], w)
-		}
-	}
-	if m := most.Load(); m < 1 || m > 8 {
-		t.Errorf("%d kubelets were asked at once", m)
+	r := c.must(t)
+	const want = "The container runtime of nodes x00, x01, x02, x03, x04, x05, x06, x07, x08, x09 and 2 more could not be " +
+		"configured (no): "
+	if len(r.Next) != 1 || !strings.Contains(r.Next[0], want) {
+		t.Errorf("next is %q, want %q", r.Next, want)
 	}
 }
 
 func TestNodesWithoutAPodThatConfiguresThem(t *testing.T) {
 	done := configPod("n1", 0, message(noderuntime.Report{Written: 1}))
 	missing := healthy(t, state.ModeExternal).configure(t, 2, 1).add(done, node("n3", false))
-	r := missing.collectStarted(t, notAsked(t))
+	r := missing.must(t)
 	if len(r.NodeConfig) != 2 || r.NodeConfig[1].Node != "n2" || r.NodeConfig[1].Effect != status.EffectNotYet ||
 		r.NodeConfig[1].Why == "" {
 		t.Errorf("node configuration is %+v", r.NodeConfig)
@@ -289,8 +205,7 @@ func TestNodesWithoutAPodThatConfiguresThem(t *testing.T) {
 		t.Errorf("next is %q", r.Next)
 	}
 	// Of its own will the user has some nodes left alone.
-	if r := healthy(t, state.ModeExternal).configure(t, 1, 1).add(done).collectStarted(t,
-		notAsked(t)); len(r.NodeConfig) != 1 || !r.Healthy {
+	if r := healthy(t, state.ModeExternal).configure(t, 1, 1).add(done).must(t); len(r.NodeConfig) != 1 || !r.Healthy {
 		t.Errorf("node configuration is %+v, next %q", r.NodeConfig, r.Next)
 	}
 }
@@ -303,18 +218,17 @@ func TestOfSeveralPodsOfANodeTheNewestCounts(t *testing.T) {
 	}
 	ending.DeletionTimestamp, ending.Finalizers = &metav1.Time{Time: now}, []string{"keep"}
 	evicted.Status.Phase = corev1.PodFailed
-	r := healthy(t, state.ModeExternal).configure(t, 1, 1).add(old, fresh, ending, evicted).collectStarted(t, notAsked(t))
+	r := healthy(t, state.ModeExternal).configure(t, 1, 1).add(old, fresh, ending, evicted).must(t)
 	if len(r.NodeConfig) != 1 || r.NodeConfig[0].Written != 7 || !r.Healthy {
 		t.Errorf("node configuration is %+v, next %q", r.NodeConfig, r.Next)
 	}
 }
 
-func TestANodeThatIsDownIsNotAskedWhenItsKubeletWasStarted(t *testing.T) {
+func TestNodesThatAreDownNeedNoOtherStep(t *testing.T) {
 	c := healthy(t, state.ModeExternal).configure(t, 2, 2)
 	c.add(node("n1", false), configPod("n1", 0, registries(false, false)), node("n2", false), configPod("n2", 1, "no"))
-	r := c.collectStarted(t, notAsked(t))
-	if n := r.NodeConfig; len(n) != 2 || n[0].Effect != status.EffectUnknown || !strings.Contains(n[0].Why, "not ready") ||
-		n[1].Effect != status.EffectFailed {
+	r := c.must(t)
+	if n := r.NodeConfig; len(n) != 2 || n[1].Effect != status.EffectFailed {
 		t.Errorf("node configuration is %+v", r.NodeConfig)
 	}
 	if len(r.Next) != 2 || !strings.HasPrefix(r.Next[0], "Node n1 is not ready") ||
@@ -328,8 +242,7 @@ func TestNodeConfigurationThatMayNotBeReadIsNamed(t *testing.T) {
 		"list daemonsets": "listing the DaemonSets of node configuration in namespace zarf",
 		"list pods":       "listing the pods of node configuration in namespace zarf",
 	} {
-		r := healthy(t, state.ModeExternal).configure(t, 1, 1).add(configPod("n1", 0, "{}")).collectStarted(t, notAsked(t),
-			deny)
+		r := healthy(t, state.ModeExternal).configure(t, 1, 1).add(configPod("n1", 0, "{}")).must(t, deny)
 		if !slices.ContainsFunc(r.Unreadable, func(s string) bool { return strings.HasPrefix(s, want) }) ||
 			len(r.NodeConfig) > 0 {
 			t.Errorf("%s: unreadable is %q, node configuration %+v", deny, r.Unreadable, r.NodeConfig)
@@ -337,7 +250,7 @@ func TestNodeConfigurationThatMayNotBeReadIsNamed(t *testing.T) {
 	}
 	// Without the nodes there are still their pods.
 	r := healthy(t, state.ModeExternal).configure(t, 2, 1).add(
-		configPod("n1", 0, registries(false, false))).collectStarted(t, at(now.Add(-2*time.Hour)), "list nodes")
+		configPod("n1", 0, registries(false, false))).must(t, "list nodes")
 	if len(r.NodeConfig) != 1 || r.NodeConfig[0].Effect != status.EffectRestart {
 		t.Errorf("node configuration is %+v", r.NodeConfig)
 	}
@@ -346,7 +259,7 @@ func TestNodeConfigurationThatMayNotBeReadIsNamed(t *testing.T) {
 func TestPodsOfNodeConfigurationNeedTheirPayload(t *testing.T) {
 	c := healthy(t, state.ModeExternal).configure(t, 1, 1).add(configPod("n1", 0, "{}")).drop(
 		"ConfigMap " + nodeLoad + "-01")
-	if r := c.collectStarted(t, notAsked(t)); len(r.Payloads) != 1 || r.Payloads[0].Complete || len(r.Next) != 1 {
+	if r := c.must(t); len(r.Payloads) != 1 || r.Payloads[0].Complete || len(r.Next) != 1 {
 		t.Errorf("payloads are %+v, next %q", r.Payloads, r.Next)
 	}
 }
@@ -357,7 +270,7 @@ func TestFilesThatNothingLooksAfterAreNamed(t *testing.T) {
 			s.NodeConfig = &state.NodeConfig{Directories: []string{"/etc/containerd/certs.d", "/etc/rancher/k3s"}}
 		})
 	}
-	r := remembers().collectStarted(t, notAsked(t))
+	r := remembers().must(t)
 	want := "Nodes may still hold files of the release in /etc/containerd/certs.d, /etc/rancher/k3s, and nothing " +
 		"manages them: " +
 		"helm upgrade with --set 'nodeConfig.directories={/etc/containerd/certs.d,/etc/rancher/k3s}' restores the " +
@@ -365,11 +278,11 @@ func TestFilesThatNothingLooksAfterAreNamed(t *testing.T) {
 	if len(r.Next) != 1 || r.Next[0] != want || len(r.State.NodeDirectories) != 2 {
 		t.Errorf("next is %q", r.Next)
 	}
-	if r := remembers().configure(t, 0, 0).collectStarted(t, notAsked(t)); !r.Healthy {
+	if r := remembers().configure(t, 0, 0).must(t); !r.Healthy {
 		t.Errorf("with a DaemonSet next is %q", r.Next)
 	}
 	during := remembers().changeState(t, func(s *state.State) { s.Phase = state.PhasePrepared })
-	if r := during.collectStarted(t, notAsked(t)); len(r.Next) != 1 || strings.Contains(r.Next[0], "Nodes may still") {
+	if r := during.must(t); len(r.Next) != 1 || strings.Contains(r.Next[0], "Nodes may still") {
 		t.Errorf("during a run next is %q", r.Next)
 	}
 }

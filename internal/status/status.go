@@ -39,10 +39,7 @@ type Options struct {
 	// Loaded queries a pod of the registry, a proxy or a cache for what it has loaded. Collect
 	// queries no proxies, and may have nil here.
 	Loaded func(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error)
-	// KubeletStarted returns when a node's kubelet was started. Only Collect uses it. If
-	// it fails, the effect of node configuration is reported as unknown.
-	KubeletStarted func(ctx context.Context, node string) (time.Time, error)
-	Now            func() time.Time
+	Now    func() time.Time
 }
 
 // Report is the result of Collect. Its JSON is the output of init-hook status.
@@ -275,18 +272,18 @@ func (c *collector) state(ctx context.Context) error {
 	if secret == nil {
 		return nil
 	}
-	if failed := secret.Annotations[names.AnnotationRenewalFailed]; failed != "" {
-		c.next("The last renewal of the certificates failed at %s.", strings.TrimSuffix(failed, "."))
-	}
-	s, err := state.FromData(secret.Data)
+	s, err := state.Decode(secret.Data[state.Key])
 	if err != nil {
 		c.next("Secret %s/%s, key %s: %v.", c.Namespace, name, state.Key, err)
 		return nil
 	}
+	if s.RenewalFailed != "" {
+		c.next("The last renewal of the certificates failed at %s.", strings.TrimSuffix(s.RenewalFailed, "."))
+	}
 	c.report.State = &State{
 		Phase: s.Phase, Desired: s.Desired, Current: s.Current, Verified: append([]string{}, s.Nodes...),
 		PKI: s.PKI, Rotation: s.Rotation, PauseImages: s.PauseImages, UpdatedBy: s.UpdatedBy, UpdatedAt: s.UpdatedAt,
-		unreserved: secret.Annotations[names.AnnotationUnreserved],
+		unreserved: s.PortNotReserved,
 		pushed:     s.Phase == state.PhaseReady && s.HookImage != nil,
 	}
 	if s.NodeConfig != nil {
@@ -416,13 +413,13 @@ func (c *collector) registry(ctx context.Context) error {
 		}
 		pods = &corev1.PodList{}
 	}
-	volumes := c.claim(ctx, pods.Items)
+	c.claim(ctx)
 	more := fmt.Sprintf("kubectl --namespace %s describe pods --selector "+
 		"app.kubernetes.io/instance=%s,app.kubernetes.io/component=registry shows more", c.Namespace, c.Release)
 	for _, p := range pods.Items {
 		pod := c.pod(p)
 		if !pod.Ready && pod.Why != ending {
-			more = cmp.Or(c.volumeAdvice(p, pod.Why, volumes), more)
+			more = cmp.Or(c.claimAdvice(p), more)
 			if problem := c.storage(ctx, p); problem != "" {
 				pod.Why, more = problem, "it is ready again once its storage responds"
 			}

@@ -140,12 +140,12 @@ func internalPKI() *state.PKI {
 func (c cluster) changeState(t *testing.T, change func(*state.State)) cluster {
 	t.Helper()
 	saved := c["Secret zarf-registry-state"].(*corev1.Secret)
-	s, err := state.FromData(saved.Data)
+	s, err := state.Decode(saved.Data[state.Key])
 	if err != nil {
 		t.Fatal(err)
 	}
 	change(&s)
-	if saved.Data, err = state.Data(s); err != nil {
+	if saved.Data[state.Key], err = state.Encode(s, nil); err != nil {
 		t.Fatal(err)
 	}
 	return c
@@ -162,7 +162,7 @@ func (c cluster) state(t *testing.T, phase state.Phase, desired, current state.M
 		present := settings(current)
 		s.Current = &present
 	}
-	encoded, err := state.Encode(s)
+	encoded, err := state.Encode(s, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -203,14 +203,14 @@ func healthy(t *testing.T, mode state.Mode) cluster {
 }
 
 // unreserved is what prepare records with reservePort=false.
-func (c cluster) unreserved() {
-	c["Secret zarf-registry-state"].(*corev1.Secret).Annotations = map[string]string{
-		names.AnnotationUnreserved: "reservePort=false"}
+func (c cluster) unreserved(t *testing.T) {
+	t.Helper()
+	c.changeState(t, func(s *state.State) { s.PortNotReserved = "reservePort=false" })
 }
 
 func TestAnUnreservedPortIsHealthyIfThatIsIntended(t *testing.T) {
 	c := healthy(t, state.ModeProxy)
-	c.unreserved()
+	c.unreserved(t)
 	c.drop("Service zarf-registry-nodeport")
 	if r, err := c.collect(t); err != nil || !r.Healthy {
 		t.Errorf("next is %v (%v)", r, err)
@@ -220,8 +220,9 @@ func TestAnUnreservedPortIsHealthyIfThatIsIntended(t *testing.T) {
 // The pod of the CronJob, which has the log, does not stay.
 func TestAFailedRenewalIsReported(t *testing.T) {
 	c := healthy(t, state.ModeProxy)
-	c["Secret zarf-registry-state"].(*corev1.Secret).Annotations = map[string]string{names.AnnotationRenewalFailed: "2026-11-22T10:17:04Z: " +
-		"renew: Secret zarf/zarf-registry-ca is missing: run helm upgrade."}
+	c.changeState(t, func(s *state.State) {
+		s.RenewalFailed = "2026-11-22T10:17:04Z: renew: Secret zarf/zarf-registry-ca is missing: run helm upgrade."
+	})
 	r, err := c.collect(t)
 	want := "The last renewal of the certificates failed at 2026-11-22T10:17:04Z: renew: Secret zarf/zarf-registry-ca is " +
 		"missing: run helm upgrade."
@@ -340,6 +341,15 @@ func TestTheReleaseMayHaveAnotherNamespaceThanItsObjects(t *testing.T) {
 func (c cluster) collect(t *testing.T, deny ...string) (*status.Report, error) {
 	t.Helper()
 	return status.Collect(t.Context(), c.options(t, deny...))
+}
+
+func (c cluster) must(t *testing.T, deny ...string) *status.Report {
+	t.Helper()
+	r, err := c.collect(t, deny...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
 }
 
 func (c cluster) options(t *testing.T, deny ...string) status.Options {
@@ -504,7 +514,7 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 		}, []string{"--name full"}},
 		"a state from the future": {state.ModeProxy, func(c cluster) {
 			c.add(secret("state", map[string][]byte{state.Key: []byte(`{"version": 2}`)}))
-		}, []string{"version 2 is newer than 1"}},
+		}, []string{"its format has version 2, written by an unknown release"}},
 		"helm's last run failed": {state.ModeProxy, func(c cluster) {
 			c.add(revision(11, "failed"))
 		}, []string{"revision 11 is failed, helm history zarf-registry --namespace zarf shows why"}},
@@ -604,7 +614,7 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 			c["Service zarf-registry-nodeport"].(*corev1.Service).Labels[plan.LabelProxyName] = "other"
 		}, []string{"has the label service.kubernetes.io/service-proxy-name, so kube-proxy does not serve it"}},
 		"what nodeport mode left": {state.ModeProxy, func(c cluster) {
-			c.unreserved()
+			c.unreserved(t)
 			c.add(secret("pull", map[string][]byte{"htpasswd": []byte("x")}))
 		}, []string{"Objects of another mode remain: Service zarf/zarf-registry-nodeport, the key htpasswd of Secret " +
 			"zarf/zarf-registry-pull"}},

@@ -39,14 +39,6 @@ func (w *world) fullVolume(t *testing.T) {
 		w.isHealthy(t)
 		fillTo(t, filler, 86)
 		says(t, "The registry's storage is nearly full (86.", "refused from 95 %")
-		eventually(t, time.Minute, "an event", func() error {
-			said := output(t, w.command(t, w.kubectl, "get", "events", "-n", w.namespace, "--field-selector=reason=ProbeWarning"))
-			if !strings.Contains(said, "the storage is nearly full: 86.") {
-				return fmt.Errorf("the events: %s", said)
-			}
-			t.Logf("figure: events: %s", said)
-			return nil
-		})
 		used, limit := w.volumeMetric(t, "used"), w.volumeMetric(t, "limit")
 		t.Logf("figure: %.0f of %.0f bytes are used", used, limit)
 		if limit != volumesSize || used/limit < .855 || used/limit > .88 {

@@ -57,7 +57,7 @@ func TestMistakes(t *testing.T) {
 		t.Fatal(err)
 	}
 	must(t, "a provisioner that does not exist, and the installation is uninstalled", func(t *testing.T) {
-		text := w.failsToInstall(t, "60s", []string{"has no volume (", "example.com/none", "then init-hook cleanup"},
+		text := w.failsToInstall(t, "60s", []string{"unbound immediate PersistentVolumeClaims", "then init-hook cleanup"},
 			storageOn("slow"))
 		begin := time.Now()
 		w.helmUninstall(t)

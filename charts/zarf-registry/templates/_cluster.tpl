@@ -100,14 +100,10 @@ depends on; init-hook validates the rest (internal/state). */ -}}
 {{- $_ := set $state "hookImage" (kindIs "map" $saved.hookImage | ternary $saved.hookImage dict) -}}
 {{- $_ := set $state "pauseImages" $pauses -}}
 {{- $_ := set $state "pki" (pick $pki "mode" "existing" "issuer") -}}
-{{- /* Earlier releases refuse unknown fields of state.json, so what they do not know has a key of its own. */ -}}
-{{- if kindIs "map" $pki.existing -}}
-{{- $_ := set $pki.existing "cache" (dig "data" "cache.json" "" $secret | b64dec | fromJson).existingSecret -}}
-{{- end -}}
 {{- $_ := set $state "nodeDirectories" $directories -}}
-{{- $push := dig "metadata" "annotations" "zarf-registry/push-credentials" "" . | fromJson -}}
+{{- $push := kindIs "map" $saved.pushCredentials | ternary $saved.pushCredentials dict -}}
 {{- $generated := kindIs "slice" $push.removed | ternary $push.removed list -}}
-{{- range kindIs "slice" $push.credentials | ternary $push.credentials list -}}
+{{- range kindIs "slice" $push.named | ternary $push.named list -}}
 {{- if not .secret -}}
 {{- $generated = append $generated .name -}}
 {{- end -}}
