@@ -12,9 +12,8 @@ func TestGarbageCollectionCronJob(t *testing.T) {
 	t.Parallel()
 	const on = "registry.garbageCollection.enabled=true"
 	for name, sets := range map[string][]string{
-		"by default":             {"registryProxy=true"},
-		"an external registry":   {"registryURL=registry.example.com", on},
-		"values without the key": {"registryProxy=true", "registry.garbageCollection=null"},
+		"by default":           {"registryProxy=true"},
+		"an external registry": {"registryURL=registry.example.com", on},
 	} {
 		for _, o := range (rendering{values: with(t, nil, sets...)}).render(t).objects {
 			if o.GetLabels()["app.kubernetes.io/component"] == "garbage-collection" {

@@ -121,9 +121,4 @@ func TestHelmTestPodsFollowTheirValues(t *testing.T) {
 	if len(pods) != 3 {
 		t.Errorf("%d pods", len(pods))
 	}
-	// As with helm upgrade --reuse-values.
-	reused := rendering{values: proxyMode(t, "tests=null")}.render(t)
-	if len(testPods(reused)) != 3 || *testPods(reused)["tls"].Spec.ActiveDeadlineSeconds != 120 {
-		t.Errorf("without the key tests: %v", testPods(reused))
-	}
 }

@@ -12,9 +12,8 @@ func TestPruneCronJob(t *testing.T) {
 	t.Parallel()
 	const on = "registry.prune.enabled=true"
 	for name, sets := range map[string][]string{
-		"by default":             {"registryProxy=true"},
-		"an external registry":   {"registryURL=registry.example.com", on, "registry.prune.keepLast=1"},
-		"values without the key": {"registryProxy=true", "registry.prune=null"},
+		"by default":           {"registryProxy=true"},
+		"an external registry": {"registryURL=registry.example.com", on, "registry.prune.keepLast=1"},
 	} {
 		for _, o := range (rendering{values: with(t, nil, sets...)}).render(t).objects {
 			if o.GetLabels()["app.kubernetes.io/component"] == "prune" {

@@ -189,11 +189,6 @@ func TestDisruptionBudgetNeverBlocksADrain(t *testing.T) {
 			t.Errorf("%s: maxUnavailable is %s", set, got)
 		}
 	}
-	// As with --reuse-values.
-	find[*policyv1.PodDisruptionBudget](
-		t, rendering{values: proxyMode(t, "registry.podDisruptionBudget=null", "registry.autoscaling=null")}.render(t),
-		"zarf-registry",
-	)
 }
 
 func TestReplacedPodsKeepServingDuringShutdownDelay(t *testing.T) {

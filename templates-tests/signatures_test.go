@@ -20,7 +20,6 @@ func TestTheRegistryVerifiesSignaturesOnlyIfAsked(t *testing.T) {
 		"keys alone":           {[]string{keys}, ""},
 		"off":                  {[]string{keys, `registry.verify="off"`}, ""},
 		"off, which is false":  {[]string{keys, "registry.verify=false"}, ""},
-		"without the value":    {[]string{keys, "registry.verify=null"}, ""},
 		"audit":                {[]string{keys, "registry.verify=audit"}, "audit"},
 		"enforce":              {[]string{keys, "registry.verify=enforce"}, "enforce"},
 		"enforce at node port": {[]string{keys, "registry.verify=enforce", "registryProxy=false"}, "enforce"},

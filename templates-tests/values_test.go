@@ -188,10 +188,10 @@ func TestSchemaAcceptsCommandLineValues(t *testing.T) {
 		"initHook.timeout=1h30m", "initHook.image.tag=v1.2.3-rc.1_x", "initHook.tolerations=[]", "fullnameOverride=images",
 		"registry.extraEnv=[{name: A, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]",
 		"nodeConfig.directories=null", "nodeConfig.k3s.registries=''", "nodeConfig.k3s.registries={}",
-		"nodeConfig.crio.ca=false", "nodeConfig.containerd.hosts={}", "nodeConfig=null", "nodeConfig.mirrors=null",
-		"cache.tolerations=null", "cache.tolerations=[]", "cache.resources={requests: {ephemeral-storage: 12Gi}}", "cache=null",
+		"nodeConfig.crio.ca=false", "nodeConfig.containerd.hosts={}", "nodeConfig.mirrors=null",
+		"cache.tolerations=null", "cache.tolerations=[]", "cache.resources={requests: {ephemeral-storage: 12Gi}}",
 		"nodeConfig.updateStrategy.maxUnavailable=100%", "nodeConfig.resources={}", "nodeConfig.tolerations=[]",
-		"metrics=null", "metrics.prometheusRule={enabled: true}", "metrics.dashboard={enabled: true, labels: {}}",
+		"metrics.prometheusRule={enabled: true}", "metrics.dashboard={enabled: true, labels: {}}",
 		"networkPolicy.metricsFrom=[{ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16]}}, {podSelector: {}}]",
 	} {
 		rendering{values: proxyMode(t, set)}.render(t)

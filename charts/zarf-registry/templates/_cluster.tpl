@@ -230,37 +230,18 @@ name. */ -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* Sets .ClusterProxies to the DaemonSets of this release's proxies. */ -}}
-{{- define "zarf-registry.cluster.loadProxies" -}}
-{{- if not (hasKey . "ClusterProxies") -}}
-{{- $proxies := list -}}
-{{- range (lookup "apps/v1" "DaemonSet" (include "zarf-registry.namespace" .) "").items -}}
-{{- if eq (include "zarf-registry.cluster.component" (dict "root" $ "object" .)) "proxy" -}}
-{{- $proxies = append $proxies . -}}
-{{- end -}}
-{{- end -}}
-{{- $_ := set . "ClusterProxies" $proxies -}}
-{{- end -}}
-{{- end -}}
-
 {{- /* "true" if proxies of this release exist. */ -}}
 {{- define "zarf-registry.cluster.proxies" -}}
-{{- include "zarf-registry.cluster.loadProxies" . -}}
-{{- if .ClusterProxies -}}true{{- end -}}
-{{- end -}}
-
-{{- /* "true" if proxies of this release run on the node's network as user 65532 and do not wait for their port. */ -}}
-{{- define "zarf-registry.cluster.proxiesShareUser" -}}
-{{- include "zarf-registry.cluster.loadProxies" . -}}
+{{- if not (hasKey . "ClusterProxies") -}}
 {{- $found := "" -}}
-{{- range .ClusterProxies -}}
-{{- $pod := .spec.template.spec -}}
-{{- $waits := hasKey (default dict .metadata.annotations) "zarf-registry/waits-for-port" -}}
-{{- if and (not $waits) (dig "hostNetwork" false $pod) (eq (dig "securityContext" "runAsUser" 0 $pod | int) 65532) -}}
+{{- range (lookup "apps/v1" "DaemonSet" (include "zarf-registry.namespace" .) "").items -}}
+{{- if eq (include "zarf-registry.cluster.component" (dict "root" $ "object" .)) "proxy" -}}
 {{- $found = "true" -}}
 {{- end -}}
 {{- end -}}
-{{- $found -}}
+{{- $_ := set . "ClusterProxies" $found -}}
+{{- end -}}
+{{- .ClusterProxies -}}
 {{- end -}}
 
 {{- /* The architecture of the registry: that of the running one if possible, else amd64 before arm64. */ -}}

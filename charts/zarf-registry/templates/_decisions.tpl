@@ -181,12 +181,12 @@ not change in the upgrade that the Jobs are part of. A nodeSelector or affinity 
 whose name may be empty. A mode from the values takes only what the values name; a recorded mode keeps what was recorded
 where the values are silent. */ -}}
 {{- define "zarf-registry.pki" -}}
-{{- $pki := default dict .Values.pki -}}
+{{- $pki := .Values.pki -}}
 {{- $existing := dict -}}
 {{- range $key, $value := dict "server" "server" "node" "node" "push" "push" "cache" "cache" "authority" "ca" -}}
-{{- $_ := set $existing $key (dig "existingSecret" $value "" $pki) -}}
+{{- $_ := set $existing $key (get $pki.existingSecret $value) -}}
 {{- end -}}
-{{- $answer := dict "value" "internal" "source" "default" "existing" $existing "issuer" (dig "certManager" "issuerRef" dict $pki) -}}
+{{- $answer := dict "value" "internal" "source" "default" "existing" $existing "issuer" $pki.certManager.issuerRef -}}
 {{- if $pki.mode -}}
 {{- $answer = merge (dict "value" $pki.mode "source" "value") $answer -}}
 {{- else -}}
@@ -211,32 +211,15 @@ where the values are silent. */ -}}
 {{- if or (eq $pki.value "internal") (and (eq $pki.value "existingSecret") $issues) -}}true{{- end -}}
 {{- end -}}
 
-{{- /* Certificate settings that are not decisions, as JSON. `helm upgrade --reuse-values` from an older release lacks
-them; the defaults are those of values.yaml. */ -}}
-{{- define "zarf-registry.pki.settings" -}}
-{{- $pki := default dict .Values.pki -}}
-{{- $resources := dict "requests" (dict "cpu" "20m" "memory" "64Mi") "limits" (dict "memory" "512Mi") -}}
-{{- dict
-  "leaf" (dig "lifetime" "certificate" "8760h" $pki)
-  "authority" (dig "lifetime" "authority" "43800h" $pki)
-  "schedule" (dig "rotation" "schedule" "17 * * * *" $pki)
-  "timeout" (dig "rotation" "timeout" "10m" $pki)
-  "resources" (dig "rotation" "resources" $resources $pki)
-  "priorityClassName" (dig "rotation" "priorityClassName" "" $pki)
-  "extraEnv" (dig "rotation" "extraEnv" list $pki)
-  "podAnnotations" (dig "rotation" "podAnnotations" dict $pki)
-  "podLabels" (dig "rotation" "podLabels" dict $pki) | toJson -}}
-{{- end -}}
-
 {{- /* The user's Secret with the push credential; may be empty. */ -}}
 {{- define "zarf-registry.pushSecret" -}}
-{{- dig "existingSecret" "" (default dict .Values.auth) -}}
+{{- .Values.auth.existingSecret -}}
 {{- end -}}
 
 {{- /* More push credentials: JSON array of name, secret (of the user; may be empty), repositories. */ -}}
 {{- define "zarf-registry.pushCredentials" -}}
 {{- $list := list -}}
-{{- range dig "push" list (default dict .Values.auth) -}}
+{{- range .Values.auth.push -}}
 {{- $list = append $list (dict "name" .name "secret" (default "" .existingSecret) "repositories" (default list .repositories)) -}}
 {{- end -}}
 {{- $list | toJson -}}
@@ -371,7 +354,7 @@ which then records no hookImage), or if a user's affinity leaves the architectur
 {{- if eq (include "zarf-registry.mode" . | fromJson).value "nodeport" -}}true{{- end -}}
 {{- end -}}
 
-{{- /* In proxy mode too, a Service owns the node port. `--reuse-values` from an older release lacks reservePort. */ -}}
+{{- /* In proxy mode too, a Service owns the node port. */ -}}
 {{- define "zarf-registry.portOwned" -}}
 {{- if or (include "zarf-registry.nodePortMode" .) (ne (toString .Values.reservePort) "false") -}}true{{- end -}}
 {{- end -}}
@@ -386,9 +369,8 @@ which then records no hookImage), or if a user's affinity leaves the architectur
 {{- if and (include "zarf-registry.internal" .) (eq (include "zarf-registry.hostNetwork" .) "false") -}}true{{- end -}}
 {{- end -}}
 
-{{- /* `helm upgrade --reuse-values` from an older release lacks auth. */ -}}
 {{- define "zarf-registry.anonymousPull" -}}
-{{- if (default dict .Values.auth).anonymousPull -}}true{{- end -}}
+{{- if .Values.auth.anonymousPull -}}true{{- end -}}
 {{- end -}}
 
 {{- /* finish announces the registry in kube-public (KEP-1755). */ -}}
@@ -397,7 +379,7 @@ which then records no hookImage), or if a user's affinity leaves the architectur
 {{- end -}}
 
 {{- define "zarf-registry.podSecurityLabel" -}}
-{{- if (default dict .Values.podSecurity).label -}}true{{- end -}}
+{{- if .Values.podSecurity.label -}}true{{- end -}}
 {{- end -}}
 
 {{- /* The user's cert-manager issuer is an object in the release's namespace. */ -}}
@@ -409,7 +391,7 @@ which then records no hookImage), or if a user's affinity leaves the architectur
 
 {{- /* A CronJob renews certificates. */ -}}
 {{- define "zarf-registry.certificates" -}}
-{{- if and (include "zarf-registry.internal" .) (include "zarf-registry.pki.settings" . | fromJson).schedule -}}true{{- end -}}
+{{- if and (include "zarf-registry.internal" .) .Values.pki.rotation.schedule -}}true{{- end -}}
 {{- end -}}
 
 {{- define "zarf-registry.makesClaim" -}}
@@ -423,8 +405,7 @@ which then records no hookImage), or if a user's affinity leaves the architectur
 {{- end -}}
 {{- end -}}
 
-{{- /* Condition: the registry's pod copies images from the volume to S3. `--reuse-values` from an older release lacks
-it. */ -}}
+{{- /* Condition: the registry's pod copies images from the volume to S3. */ -}}
 {{- define "zarf-registry.copiesFromVolume" -}}
 {{- with .Values.registry.storage -}}
 {{- if and (eq .type "s3") .s3.copyFromVolume -}}true{{- end -}}

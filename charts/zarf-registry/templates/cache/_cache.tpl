@@ -1,30 +1,8 @@
-{{- /* Cache pods stand between the proxies and the registry, in proxy mode. `helm upgrade --reuse-values` from an older
-release lacks their values; the defaults are those of values.yaml. */ -}}
-{{- define "zarf-registry.cache.settings" -}}
-{{- $settings := dict
-  "replicas" 0
-  "nodeSelector" dict
-  "size" "10Gi"
-  "storageClass" ""
-  "staleFor" "0s"
-  "logLevel" "info"
-  "metricsPort" 9102
-  "resources" (dict "requests" (dict "cpu" "50m" "memory" "64Mi") "limits" (dict "memory" "512Mi"))
-  "tolerations" nil
-  "priorityClassName" ""
-  "podAnnotations" dict
-  "podLabels" dict
-  "extraEnv" list -}}
-{{- range $key, $value := default dict .Values.cache -}}
-{{- $_ := set $settings $key $value -}}
-{{- end -}}
-{{- $settings | toJson -}}
-{{- end -}}
+{{- /* Cache pods stand between the proxies and the registry, in proxy mode. */ -}}
 
 {{- /* The values ask for caches: in a Deployment, or in a DaemonSet for each group of nodes. */ -}}
 {{- define "zarf-registry.cache.wanted" -}}
-{{- $settings := include "zarf-registry.cache.settings" . | fromJson -}}
-{{- if or (gt (int $settings.replicas) 0) $settings.nodeSelector -}}true{{- end -}}
+{{- if or (gt (int .Values.cache.replicas) 0) .Values.cache.nodeSelector -}}true{{- end -}}
 {{- end -}}
 
 {{- /* Condition: the chart deploys caches. */ -}}
@@ -33,11 +11,11 @@ release lacks their values; the defaults are those of values.yaml. */ -}}
 {{- end -}}
 
 {{- define "zarf-registry.cache.deployment" -}}
-{{- if and (include "zarf-registry.cache" .) (gt (int (include "zarf-registry.cache.settings" . | fromJson).replicas) 0) -}}true{{- end -}}
+{{- if and (include "zarf-registry.cache" .) (gt (int .Values.cache.replicas) 0) -}}true{{- end -}}
 {{- end -}}
 
 {{- define "zarf-registry.cache.daemonSets" -}}
-{{- if and (include "zarf-registry.cache" .) (include "zarf-registry.cache.settings" . | fromJson).nodeSelector -}}true{{- end -}}
+{{- if and (include "zarf-registry.cache" .) .Values.cache.nodeSelector -}}true{{- end -}}
 {{- end -}}
 
 {{- define "zarf-registry.cache.name" -}}
@@ -61,7 +39,7 @@ feature gate withhold it. Empty below 1.31, whose API server does not know the f
 {{- /* The size of the volume: an eighth more than what the cache stores, for downloads in progress and for what a file
 system needs for itself. Its unit is smaller than that of cache.size, so that it is an integer. */ -}}
 {{- define "zarf-registry.cache.volumeSize" -}}
-{{- $size := (include "zarf-registry.cache.settings" . | fromJson).size -}}
+{{- $size := .Values.cache.size -}}
 {{- $smaller := dict "Mi" "Ki" "Gi" "Mi" "Ti" "Gi" -}}
 {{- printf "%d%s" (regexFind "^[0-9]+" $size | atoi | mul 1152) (get $smaller (regexFind "[A-Za-z]+$" $size)) -}}
 {{- end -}}
@@ -77,14 +55,14 @@ system needs for itself. Its unit is smaller than that of cache.size, so that it
 (YAML; may be empty). */ -}}
 {{- define "zarf-registry.cache.template" -}}
 {{- $fullname := include "zarf-registry.fullname" .root }}
-{{- $settings := include "zarf-registry.cache.settings" .root | fromJson }}
-{{- $values := .root.Values -}}
+{{- $values := .root.Values }}
+{{- $settings := $values.cache -}}
 metadata:
   labels:
     {{- include "zarf-registry.podLabels" (dict "root" .root "component" "cache" "selector" .selector "extra" $settings.podLabels) | nindent 4 }}
   annotations:
     {{- /* Port on which init-hook asks what the pod has loaded. */}}
-    {{- merge (dict "zarf-registry/metrics-port" (int $settings.metricsPort | toString)) $settings.podAnnotations | toYaml | nindent 4 }}
+    {{- merge (dict "zarf-registry/metrics-port" (int $settings.metricsPort | toString)) (default dict $settings.podAnnotations) | toYaml | nindent 4 }}
 spec:
   serviceAccountName: {{ include "zarf-registry.cache.name" .root }}
   automountServiceAccountToken: false
@@ -201,7 +179,7 @@ spec:
 {{- end -}}
 
 {{- define "zarf-registry.cache.validate" -}}
-{{- $settings := include "zarf-registry.cache.settings" . | fromJson -}}
+{{- $settings := .Values.cache -}}
 {{- if and (gt (int $settings.replicas) 0) $settings.nodeSelector -}}
 {{- fail (printf "zarf-registry: cache.nodeSelector: it runs one cache on each selected node, and cache.replicas asks for %d anywhere; remove one of them" (int $settings.replicas)) -}}
 {{- end -}}

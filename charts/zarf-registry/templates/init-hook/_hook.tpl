@@ -137,21 +137,18 @@ its values. */ -}}
 {{- $all = append $all (dict "values" "proxy" "component" "proxy" "from" .Values.proxy "tolerations" .Values.proxy.tolerations) -}}
 {{- end -}}
 {{- if include "zarf-registry.cache" . -}}
-{{- $cache := include "zarf-registry.cache.settings" . | fromJson -}}
+{{- $cache := .Values.cache -}}
 {{- $tolerations := kindIs "invalid" $cache.tolerations | ternary .Values.registry.tolerations $cache.tolerations -}}
 {{- $all = append $all (dict "values" "cache" "component" "cache" "from" $cache "tolerations" $tolerations) -}}
 {{- end -}}
 {{- if include "zarf-registry.healer" . -}}
-{{- $healer := include "zarf-registry.healer.settings" . | fromJson -}}
-{{- $all = append $all (dict "values" "healer" "component" "healer" "from" $healer "tolerations" $healer.tolerations) -}}
+{{- $all = append $all (dict "values" "healer" "component" "healer" "from" .Values.healer "tolerations" .Values.healer.tolerations) -}}
 {{- end -}}
 {{- if include "zarf-registry.nodeConfig" . -}}
-{{- $node := include "zarf-registry.nodeConfig.settings" . | fromJson -}}
-{{- $all = append $all (dict "values" "nodeConfig" "component" "node-config" "from" $node "tolerations" $node.tolerations) -}}
+{{- $all = append $all (dict "values" "nodeConfig" "component" "node-config" "from" .Values.nodeConfig "tolerations" .Values.nodeConfig.tolerations) -}}
 {{- end -}}
 {{- if include "zarf-registry.certificates" . -}}
-{{- $pki := include "zarf-registry.pki.settings" . | fromJson -}}
-{{- $all = append $all (dict "values" "pki.rotation" "component" "certificates" "from" (pick $pki "resources" "priorityClassName") "tolerations" $hook.tolerations) -}}
+{{- $all = append $all (dict "values" "pki.rotation" "component" "certificates" "from" .Values.pki.rotation "tolerations" $hook.tolerations) -}}
 {{- end -}}
 {{- $all = append $all (dict "values" "initHook" "component" "init-hook" "from" $hook "tolerations" $hook.tolerations "affinity" $hook.affinity) -}}
 {{- $rendered := list -}}
@@ -219,7 +216,7 @@ registry connects through an HTTP proxy, because only the proxy may reach it. */
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- with (include "zarf-registry.cache" . | empty | ternary dict (include "zarf-registry.cache.settings" . | fromJson)).storageClass -}}
+{{- with include "zarf-registry.cache" . | empty | ternary "" .Values.cache.storageClass -}}
 {{- $_ := set $storage "cacheClass" . -}}
 {{- end -}}
 {{- toJson $storage -}}
@@ -237,12 +234,11 @@ registry connects through an HTTP proxy, because only the proxy may reach it. */
 
 {{- define "zarf-registry.hook.settings.pki" -}}
 {{- $pki := include "zarf-registry.pki" . | fromJson -}}
-{{- $values := include "zarf-registry.pki.settings" . | fromJson -}}
 {{- $settings := dict
   "mode" $pki.value
   "source" $pki.source
-  "leafLifetime" $values.leaf
-  "authorityLifetime" $values.authority
+  "leafLifetime" .Values.pki.lifetime.certificate
+  "authorityLifetime" .Values.pki.lifetime.authority
   "clusterDomain" .Values.clusterDomain
   "serveTLS" (eq (include "zarf-registry.tls" . | fromJson).value "always") -}}
 {{- if eq $pki.value "existingSecret" -}}
@@ -260,13 +256,13 @@ registry connects through an HTTP proxy, because only the proxy may reach it. */
 {{- define "zarf-registry.hook.settings.expose" -}}
 {{- $settings := dict -}}
 {{- if include "zarf-registry.expose" . -}}
-{{- $expose := include "zarf-registry.expose.settings" . | fromJson -}}
+{{- $expose := .Values.expose -}}
 {{- $settings = dict
   "hosts" $expose.hosts
-  "usersSecret" $expose.usersSecret
+  "usersSecret" $expose.pullUsersSecret
   "address" (include "zarf-registry.expose.address" .) -}}
-{{- if not $expose.issuer.name -}}
-{{- $_ := set $settings "tlsSecret" $expose.tlsSecret -}}
+{{- if not $expose.tls.certManager.issuerRef.name -}}
+{{- $_ := set $settings "tlsSecret" (include "zarf-registry.expose.tlsSecret" .) -}}
 {{- end -}}
 {{- end -}}
 {{- toJson $settings -}}

@@ -1,31 +1,16 @@
-{{- /* Prometheus and Grafana. `helm upgrade --reuse-values` from an older release lacks these values; the defaults are
-those of values.yaml. */ -}}
-
-{{- define "zarf-registry.metrics.settings" -}}
-{{- $monitor := dict "enabled" false "interval" "" "scrapeTimeout" "" "labels" dict "relabelings" list "metricRelabelings" list -}}
-{{- $defaults := dict
-  "service" (dict "enabled" false "annotations" dict)
-  "serviceMonitor" $monitor
-  "podMonitor" (deepCopy $monitor)
-  "prometheusRule" (dict "enabled" false "labels" dict "alertLabels" dict "disabled" list "kubeStateMetrics" true
-    "thresholds" (dict "volumeFreePercent" 15 "certificateLifePercent" 30 "errorPercent" 5))
-  "dashboard" (dict "enabled" false "labels" dict "annotations" dict) -}}
-{{- mergeOverwrite $defaults (deepCopy (default dict .Values.metrics)) | toJson -}}
-{{- end -}}
-
 {{- /* Conditions: templates begin with one. */ -}}
 
 {{- define "zarf-registry.metrics.serviceMonitor" -}}
-{{- if and (include "zarf-registry.internal" .) (include "zarf-registry.metrics.settings" . | fromJson).serviceMonitor.enabled -}}true{{- end -}}
+{{- if and (include "zarf-registry.internal" .) .Values.metrics.serviceMonitor.enabled -}}true{{- end -}}
 {{- end -}}
 
 {{- define "zarf-registry.metrics.podMonitor" -}}
-{{- if and (include "zarf-registry.internal" .) (include "zarf-registry.metrics.settings" . | fromJson).podMonitor.enabled -}}true{{- end -}}
+{{- if and (include "zarf-registry.internal" .) .Values.metrics.podMonitor.enabled -}}true{{- end -}}
 {{- end -}}
 
 {{- /* A ServiceMonitor finds pods through a Service. */ -}}
 {{- define "zarf-registry.metrics.service" -}}
-{{- if or (include "zarf-registry.metrics.serviceMonitor" .) (and (include "zarf-registry.internal" .) (include "zarf-registry.metrics.settings" . | fromJson).service.enabled) -}}true{{- end -}}
+{{- if or (include "zarf-registry.metrics.serviceMonitor" .) (and (include "zarf-registry.internal" .) .Values.metrics.service.enabled) -}}true{{- end -}}
 {{- end -}}
 
 {{- /* With hostNetwork, proxies serve metrics on the node's loopback interface, which Prometheus cannot reach. */ -}}
@@ -34,16 +19,16 @@ those of values.yaml. */ -}}
 {{- end -}}
 
 {{- define "zarf-registry.metrics.prometheusRule" -}}
-{{- if and (include "zarf-registry.internal" .) (include "zarf-registry.metrics.settings" . | fromJson).prometheusRule.enabled -}}true{{- end -}}
+{{- if and (include "zarf-registry.internal" .) .Values.metrics.prometheusRule.enabled -}}true{{- end -}}
 {{- end -}}
 
 {{- define "zarf-registry.metrics.dashboard" -}}
-{{- if and (include "zarf-registry.internal" .) (include "zarf-registry.metrics.settings" . | fromJson).dashboard.enabled -}}true{{- end -}}
+{{- if and (include "zarf-registry.internal" .) .Values.metrics.dashboard.enabled -}}true{{- end -}}
 {{- end -}}
 
 {{- /* A headless Service, only for discovery. Takes root, component, suffix, port. */ -}}
 {{- define "zarf-registry.metrics.headless" -}}
-{{- $settings := include "zarf-registry.metrics.settings" .root | fromJson -}}
+{{- $settings := .root.Values.metrics -}}
 metadata:
   {{- include "zarf-registry.metadata" (dict "root" .root "name" (printf "%s%s-metrics" (include "zarf-registry.fullname" .root) .suffix) "component" (printf "%s-metrics" .component) "annotations" $settings.service.annotations) | nindent 2 }}
 spec:
@@ -89,7 +74,7 @@ metricRelabelings:
 
 {{- /* The body of a ServiceMonitor. Takes root, component, suffix. */ -}}
 {{- define "zarf-registry.metrics.serviceMonitor.body" -}}
-{{- $monitor := (include "zarf-registry.metrics.settings" .root | fromJson).serviceMonitor -}}
+{{- $monitor := .root.Values.metrics.serviceMonitor -}}
 {{- $name := printf "%s%s" (include "zarf-registry.fullname" .root) .suffix -}}
 metadata:
   {{- include "zarf-registry.metadata" (dict "root" .root "name" $name "component" .component "labels" $monitor.labels) | nindent 2 }}
@@ -104,7 +89,7 @@ spec:
 
 {{- /* The body of a PodMonitor. Takes root, component, suffix. */ -}}
 {{- define "zarf-registry.metrics.podMonitor.body" -}}
-{{- $monitor := (include "zarf-registry.metrics.settings" .root | fromJson).podMonitor -}}
+{{- $monitor := .root.Values.metrics.podMonitor -}}
 {{- $name := printf "%s%s" (include "zarf-registry.fullname" .root) .suffix -}}
 metadata:
   {{- include "zarf-registry.metadata" (dict "root" .root "name" $name "component" .component "labels" $monitor.labels) | nindent 2 }}
@@ -120,7 +105,7 @@ spec:
 {{- /* The groups of files/alerts.yaml for this release, as JSON. The file is not a template: Prometheus has its own
 template syntax. Upper-case words after a dollar sign are replaced. */ -}}
 {{- define "zarf-registry.metrics.alerts" -}}
-{{- $rule := (include "zarf-registry.metrics.settings" . | fromJson).prometheusRule -}}
+{{- $rule := .Values.metrics.prometheusRule -}}
 {{- $file := .Files.Get "files/alerts.yaml"
   | replace "$NAMESPACE" (include "zarf-registry.namespace" .)
   | replace "$NAME" (include "zarf-registry.fullname" .)
@@ -151,7 +136,7 @@ template syntax. Upper-case words after a dollar sign are replaced. */ -}}
 {{- end -}}
 
 {{- define "zarf-registry.metrics.validate" -}}
-{{- $settings := include "zarf-registry.metrics.settings" . | fromJson -}}
+{{- $settings := .Values.metrics -}}
 {{- if include "zarf-registry.internal" . -}}
 {{- if and $settings.serviceMonitor.enabled $settings.podMonitor.enabled -}}
 {{- fail "zarf-registry: metrics.podMonitor.enabled: metrics.serviceMonitor.enabled scrapes the same pods; set one of them to false" -}}

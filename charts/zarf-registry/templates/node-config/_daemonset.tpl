@@ -4,8 +4,8 @@ restores: it restores the original files, as a hook before the release is delete
 {{- include "zarf-registry.nodeConfig.load" .root }}
 {{- $fullname := include "zarf-registry.fullname" .root }}
 {{- $config := .root.NodeConfig.config }}
-{{- $settings := include "zarf-registry.nodeConfig.settings" .root | fromJson }}
 {{- $values := .root.Values }}
+{{- $settings := $values.nodeConfig }}
 {{- $component := .restores | ternary "node-restore" "node-config" }}
 {{- /* DaemonSets with equal selectors would adopt each other's pods. */}}
 {{- $selector := include "zarf-registry.selectorLabels" (dict "root" .root "component" $component) | fromYaml }}
@@ -23,7 +23,7 @@ spec:
   updateStrategy:
     type: RollingUpdate
     rollingUpdate:
-      maxUnavailable: {{ $settings.maxUnavailable }}
+      maxUnavailable: {{ $settings.updateStrategy.maxUnavailable }}
   selector:
     matchLabels:
       {{- toYaml $selector | nindent 6 }}

@@ -10,10 +10,7 @@
 {{- $_ := set $selector "zarf-registry/proxies" .architecture }}
 {{- /* Kept when a switch to nodeport mode no longer renders them: nodes pull through them until finish has verified a
 pull through the node port on each, and deletes them. */}}
-{{- $annotations := include "zarf-registry.kept" .root | fromYaml }}
-{{- if not $hostPort }}
-{{- $_ := set $annotations "zarf-registry/waits-for-port" "true" }}
-{{- end -}}
+{{- $annotations := include "zarf-registry.kept" .root | fromYaml -}}
 apiVersion: apps/v1
 kind: DaemonSet
 metadata:
@@ -65,7 +62,10 @@ spec:
         {{- toYaml . | nindent 8 }}
       {{- end }}
       securityContext:
-        {{- include "zarf-registry.pod.securityContextOf" (dict "root" .root "user" (include "zarf-registry.proxy.user" .root)) | nindent 8 }}
+        {{- /* On the node's network, every process of the same user can share the port (SO_REUSEPORT). So proxies there
+        have a user of their own: 60847 is in a range that neither distributions nor systemd, container images by
+        convention, or the kubelet's user namespaces use. */}}
+        {{- include "zarf-registry.pod.securityContextOf" (dict "root" .root "user" (empty $hostPort | ternary 60847 65532)) | nindent 8 }}
       nodeSelector:
         kubernetes.io/arch: {{ .architecture }}
         kubernetes.io/os: linux
@@ -163,20 +163,6 @@ spec:
         {{- . | nindent 8 }}
         {{- end }}
         {{- include "zarf-registry.tls.volume" (printf "%s-node-tls" $fullname) | nindent 8 }}
-{{- end -}}
-
-{{- /* On the node's network, every process of the same user can share the port (SO_REUSEPORT). So proxies there have a
-user of their own: 60847 is in a range that neither distributions nor systemd, container images by convention, or the
-kubelet's user namespaces use.
-
-Proxies of 0.1.0 and before exit if another user has their port, so `helm rollback` to them would not finish. The first
-upgrade keeps their user, and the next one changes it. */ -}}
-{{- define "zarf-registry.proxy.user" -}}
-{{- if or (include "zarf-registry.hostPort" .) (include "zarf-registry.cluster.proxiesShareUser" .) -}}
-65532
-{{- else -}}
-60847
-{{- end -}}
 {{- end -}}
 
 {{- /* Takes root, path. */ -}}

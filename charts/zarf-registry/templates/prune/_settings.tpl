@@ -1,24 +1,6 @@
-{{- /* Pruning settings. `helm upgrade --reuse-values` from an older release lacks them; the defaults are those of
-values.yaml. */ -}}
-{{- define "zarf-registry.prune.settings" -}}
-{{- $set := default dict .Values.registry.prune -}}
-{{- $resources := dict "requests" (dict "cpu" "10m" "memory" "64Mi") "limits" (dict "memory" "256Mi") -}}
-{{- dict
-  "enabled" (dig "enabled" false $set)
-  "schedule" (dig "schedule" "30 2 * * 0" $set)
-  "olderThan" (dig "olderThan" "" $set)
-  "keepLast" (dig "keepLast" 0 $set | int)
-  "match" (dig "match" list $set)
-  "keep" (dig "keep" list $set)
-  "untagged" (dig "untagged" false $set)
-  "gracePeriod" (dig "gracePeriod" "24h" $set)
-  "timeout" (dig "timeout" "30m" $set)
-  "resources" (dig "resources" $resources $set) | toJson -}}
-{{- end -}}
-
 {{- /* The chart renders a CronJob that prunes images. */ -}}
 {{- define "zarf-registry.prune" -}}
-{{- if and (include "zarf-registry.internal" .) (include "zarf-registry.prune.settings" . | fromJson).enabled -}}true{{- end -}}
+{{- if and (include "zarf-registry.internal" .) .Values.registry.prune.enabled -}}true{{- end -}}
 {{- end -}}
 
 {{- define "zarf-registry.prune.name" -}}
@@ -31,7 +13,7 @@ values.yaml. */ -}}
 
 {{- /* The flags of init-hook images prune: JSON array. */ -}}
 {{- define "zarf-registry.prune.flags" -}}
-{{- $settings := include "zarf-registry.prune.settings" . | fromJson -}}
+{{- $settings := .Values.registry.prune -}}
 {{- $flags := list (printf "--grace-period=%s" $settings.gracePeriod) -}}
 {{- with $settings.olderThan -}}
 {{- $flags = append $flags (printf "--older-than=%s" .) -}}
@@ -53,7 +35,7 @@ values.yaml. */ -}}
 
 {{- /* Takes root, cron (the pattern of a schedule). */ -}}
 {{- define "zarf-registry.prune.validate" -}}
-{{- $settings := include "zarf-registry.prune.settings" .root | fromJson -}}
+{{- $settings := .root.Values.registry.prune -}}
 {{- if not (regexMatch .cron $settings.schedule) -}}
 {{- fail (printf "zarf-registry: registry.prune.schedule: %q is not a cron schedule; set five fields such as 30 2 * * 0, or @weekly" $settings.schedule) -}}
 {{- end -}}

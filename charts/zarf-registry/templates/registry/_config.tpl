@@ -30,7 +30,7 @@ validation:
 {{- end -}}
 
 {{- /* What a container that uses the storage needs for S3: env, volumeMounts, volumes, and injected (variables that a
-webhook sets). `--reuse-values` from an older release lacks caSecret. */ -}}
+webhook sets). */ -}}
 {{- define "zarf-registry.s3" -}}
 {{- $env := list -}}
 {{- $mounts := list -}}

@@ -1,6 +1,6 @@
 {{- /* Signatures of images: what is rendered, and what cannot work. */ -}}
 
-{{- /* off, audit or enforce. YAML reads off as false. `helm upgrade --reuse-values` from an older release lacks it. */ -}}
+{{- /* off, audit or enforce. YAML reads off as false. */ -}}
 {{- define "zarf-registry.verify.mode" -}}
 {{- default "off" .Values.registry.verify -}}
 {{- end -}}
@@ -12,7 +12,7 @@
 
 {{- /* The user's Secret with public keys. */ -}}
 {{- define "zarf-registry.verify.secret" -}}
-{{- dig "verifyKeys" "existingSecret" "" .Values.registry -}}
+{{- .Values.registry.verifyKeys.existingSecret -}}
 {{- end -}}
 
 {{- /* Arguments of the registry. */ -}}
