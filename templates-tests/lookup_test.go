@@ -230,13 +230,13 @@ func TestJobsRunOnNodesWithTheirImage(t *testing.T) {
 	}{
 		"ready nodes that report it":  {nodes, nil, []string{"b", "d"}},
 		"any node if none reports it": {nodes[:2], nil, nil},
-		"the image of the values":     {nodes, []string{"initHook.image.tag=other"}, nil},
+		"the image of the values":     {nodes, []string{"image.tag=other"}, nil},
 		"by a digest": {
 			append(
 				[]runtime.Object{node("e", "amd64", "ghcr.io/zarf-dev/zarf-registry/init-hook@sha256:"+strings.Repeat("a", 64))},
 				nodes...,
 			),
-			[]string{"initHook.image.digest=sha256:" + strings.Repeat("a", 64)}, []string{"e"},
+			[]string{"image.digests.init-hook=sha256:" + strings.Repeat("a", 64)}, []string{"e"},
 		},
 		"the node selector": {nodes, []string{"initHook.nodeSelector={disk: fast}"}, nil},
 	} {

@@ -364,7 +364,7 @@ func TestProxyValuesAreValidatedInProxyModeOnly(t *testing.T) {
 			t.Errorf("%s is accepted in proxy mode", sets)
 		}
 	}
-	for _, sets := range [][]string{{"registry.replicas=2"}, {"registry.storage.type=s3"}, {"initHook.image.tag=1..2"}} {
+	for _, sets := range [][]string{{"registry.replicas=2"}, {"registry.storage.type=s3"}, {"image.tag=1..2"}} {
 		rendering{values: with(t, nil, append(sets, "registryURL=registry.example.com")...)}.render(t)
 		if _, err := (rendering{values: with(t, nil, sets...)}).try(t); err == nil {
 			t.Errorf("%s is accepted in nodeport mode", sets)
@@ -432,15 +432,15 @@ func TestJobsUseThePushedImageIfNoNodeHasTheConfiguredOne(t *testing.T) {
 			[]runtime.Object{a, remembers(ready(settings(state.ModeProxy, state.IPv4)))}, nil, "", nil,
 		},
 		"another version": {
-			[]runtime.Object{a, node("d", "amd64", pushed), knows(state.ModeProxy)}, []string{"initHook.image.tag=0.2.0"}, "",
+			[]runtime.Object{a, node("d", "amd64", pushed), knows(state.ModeProxy)}, []string{"image.tag=0.2.0"}, "",
 			nil,
 		},
 		"a digest": {
-			[]runtime.Object{a, knows(state.ModeProxy)}, []string{"initHook.image.digest=sha256:" + strings.Repeat("a", 64)}, "",
+			[]runtime.Object{a, knows(state.ModeProxy)}, []string{"image.digests.init-hook=sha256:" + strings.Repeat("a", 64)}, "",
 			nil,
 		},
 		"pulls are disabled": {
-			[]runtime.Object{a, knows(state.ModeProxy)}, []string{"initHook.image.pullPolicy=Never"}, "", nil,
+			[]runtime.Object{a, knows(state.ModeProxy)}, []string{"image.pullPolicy=Never"}, "", nil,
 		},
 		"the address changes during the upgrade": {
 			[]runtime.Object{a, knows(state.ModeProxy)}, []string{"port=32000"}, "", nil,

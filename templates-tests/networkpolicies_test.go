@@ -82,9 +82,6 @@ func expectedNetworkPolicies(out *output) map[string]networkingv1.NetworkPolicyS
 		if out.value("registry.garbageCollection.enabled") == true {
 			policy("garbage-collection")
 		}
-		if out.value("registry.prune.enabled") == true {
-			policy("prune")
-		}
 		if out.value("tests.enabled") != false {
 			policy("test")
 		}

@@ -33,7 +33,9 @@ func (p permissions) rotation() bool  { return p.internal() && p.value("pki.rota
 func (p permissions) gc() bool {
 	return p.internal() && p.value("registry.garbageCollection.enabled") == true
 }
-func (p permissions) prune() bool { return p.internal() && p.value("registry.prune.enabled") == true }
+func (p permissions) prune() bool {
+	return p.gc() && p.value("registry.garbageCollection.prune.olderThan") != ""
+}
 func (p permissions) nodeConfig() bool {
 	return len(daemonSets(p.output, "node-config"))+len(daemonSets(p.output, "node-restore")) > 0
 }
@@ -156,14 +158,17 @@ var expectedPermissions = []permission{
 	{"healer Role", "get,update configmaps -repositories", permissions.byRepository},
 
 	{"garbage-collection Role", "get secrets -credentials,-push-tls,-state", permissions.gc},
-	{"garbage-collection Role", "list pods", permissions.gc},
+	{"garbage-collection Role", "list pods", func(p permissions) bool { return p.gc() && !p.prune() }},
 	{"garbage-collection Role", "create,get pods/portforward", permissions.gc},
 
-	{"prune Role", "get secrets -credentials,-push-tls,-state", permissions.prune},
-	{"prune Role", "create,get pods/portforward", permissions.prune},
-	{"prune ClusterRole", "list pods,replicationcontrollers", permissions.prune},
-	{"prune ClusterRole", "list daemonsets.apps,deployments.apps,replicasets.apps,statefulsets.apps", permissions.prune},
-	{"prune ClusterRole", "list cronjobs.batch,jobs.batch", permissions.prune},
+	{"garbage-collection ClusterRole", "list pods", permissions.prune},
+	{"garbage-collection ClusterRole", "list replicationcontrollers", permissions.prune},
+	{"garbage-collection ClusterRole", "list deployments.apps", permissions.prune},
+	{"garbage-collection ClusterRole", "list replicasets.apps", permissions.prune},
+	{"garbage-collection ClusterRole", "list statefulsets.apps", permissions.prune},
+	{"garbage-collection ClusterRole", "list daemonsets.apps", permissions.prune},
+	{"garbage-collection ClusterRole", "list jobs.batch", permissions.prune},
+	{"garbage-collection ClusterRole", "list cronjobs.batch", permissions.prune},
 }
 
 // userPermissions are the rules for the user's objects that the values name, for the release's namespace, and for

@@ -148,18 +148,19 @@ reports its tag; archives and copies in other registries may have other digests.
 no node has the configured one. It must be of the configured version, since it carries the payload, and its address must
 not change in the upgrade that the Jobs are part of. A nodeSelector or affinity for the Jobs excludes both. */ -}}
 {{- define "zarf-registry.hookImage" -}}
-{{- $configured := .Values.initHook.image -}}
-{{- $answer := dict "value" (include "zarf-registry.image" (dict "root" . "image" $configured)) "nodes" list "pushed" "" -}}
+{{- $configured := .Values.image -}}
+{{- $digest := get $configured.digests "init-hook" -}}
+{{- $answer := dict "value" (include "zarf-registry.image" (dict "root" . "program" "init-hook")) "nodes" list "pushed" "" -}}
 {{- if not (or .Values.initHook.nodeSelector .Values.initHook.affinity) -}}
 {{- $_ := set $answer "nodes" (include "zarf-registry.cluster.ready" (dict "root" . "image" $answer.value) | fromJsonArray) -}}
-{{- with and (not $configured.digest) .ClusterNodes (include "zarf-registry.hookDigests" . | fromJson).index -}}
-{{- $image := include "zarf-registry.image" (dict "root" $ "image" (merge (dict "digest" .) $configured)) -}}
+{{- with and (not $digest) .ClusterNodes (include "zarf-registry.hookDigests" . | fromJson).index -}}
+{{- $image := include "zarf-registry.image" (dict "root" $ "program" "init-hook" "digest" .) -}}
 {{- $nodes := include "zarf-registry.cluster.ready" (dict "root" $ "image" $image) | fromJsonArray -}}
 {{- if or $nodes (and (not $answer.nodes) (hasPrefix "ghcr.io/zarf-dev/" $image)) -}}
 {{- $answer = merge (dict "value" $image "nodes" $nodes) $answer -}}
 {{- end -}}
 {{- end -}}
-{{- if not (or $answer.nodes $configured.digest (eq $configured.pullPolicy "Never")) -}}
+{{- if not (or $answer.nodes $digest (eq $configured.pullPolicy "Never")) -}}
 {{- $state := include "zarf-registry.cluster.state" . | fromJson -}}
 {{- $address := include "zarf-registry.address" . -}}
 {{- $tag := printf ":%s" (default .Chart.AppVersion $configured.tag) -}}
@@ -277,7 +278,7 @@ names. */ -}}
 published index. make images writes the file; a source checkout, and the chart that init-hook carries, have none. They
 are of this version only. */ -}}
 {{- define "zarf-registry.hookDigests" -}}
-{{- if has .Values.initHook.image.tag (list "" nil .Chart.AppVersion) -}}
+{{- if has .Values.image.tag (list "" nil .Chart.AppVersion) -}}
 {{- .Files.Get "files/init-hook.json" | default "{}" -}}
 {{- else -}}
 {}
@@ -305,8 +306,8 @@ which then records no hookImage), or if a user's affinity leaves the architectur
 {{- define "zarf-registry.certificates.image" -}}
 {{- $hook := .Values.initHook -}}
 {{- $image := include "zarf-registry.hookImage" . | fromJson -}}
-{{- $answer := dict "value" (include "zarf-registry.image" (dict "root" . "image" $hook.image)) "pushed" "" "architecture" "" "pin" "" -}}
-{{- $pushed := and $hook.pushImages (ne $hook.image.pullPolicy "Never") -}}
+{{- $answer := dict "value" (include "zarf-registry.image" (dict "root" . "program" "init-hook")) "pushed" "" "architecture" "" "pin" "" -}}
+{{- $pushed := and $hook.pushImages (ne .Values.image.pullPolicy "Never") -}}
 {{- $architecture := default (dig "kubernetes.io/arch" "" $hook.nodeSelector) $image.pushed -}}
 {{- if and $pushed (not $architecture) -}}
 {{- $state := include "zarf-registry.cluster.state" . | fromJson -}}
@@ -329,7 +330,7 @@ which then records no hookImage), or if a user's affinity leaves the architectur
 {{- end -}}
 {{- if $pushed -}}
 {{- /* The tag of the pushed image: the version, which a digest does not contain. */ -}}
-{{- $tag := $hook.image.digest | empty | ternary (default .Chart.AppVersion $hook.image.tag) .Chart.AppVersion -}}
+{{- $tag := get .Values.image.digests "init-hook" | empty | ternary (default .Chart.AppVersion .Values.image.tag) .Chart.AppVersion -}}
 {{- $digest := include "zarf-registry.hookDigest" (dict "root" . "tag" $tag "architecture" $architecture) -}}
 {{- $version := empty $digest | ternary (printf ":%s" $tag) (printf "@%s" $digest) -}}
 {{- $_ := set $answer "value" (printf "%s/zarf-registry/init-hook%s" (include "zarf-registry.address" .) $version) -}}

@@ -56,13 +56,14 @@ system needs for itself. Its unit is smaller than that of cache.size, so that it
 {{- define "zarf-registry.cache.template" -}}
 {{- $fullname := include "zarf-registry.fullname" .root }}
 {{- $values := .root.Values }}
-{{- $settings := $values.cache -}}
+{{- $settings := $values.cache }}
+{{- $pod := include "zarf-registry.pod.values" (dict "root" .root) | fromJson -}}
 metadata:
   labels:
-    {{- include "zarf-registry.podLabels" (dict "root" .root "component" "cache" "selector" .selector "extra" $settings.podLabels) | nindent 4 }}
+    {{- include "zarf-registry.podLabels" (dict "root" .root "component" "cache" "selector" .selector "extra" $pod.podLabels) | nindent 4 }}
   annotations:
     {{- /* Port on which init-hook asks what the pod has loaded. */}}
-    {{- merge (dict "zarf-registry/metrics-port" (int $settings.metricsPort | toString)) (default dict $settings.podAnnotations) | toYaml | nindent 4 }}
+    {{- merge (dict "zarf-registry/metrics-port" (int $settings.metricsPort | toString)) $pod.podAnnotations | toYaml | nindent 4 }}
 spec:
   serviceAccountName: {{ include "zarf-registry.cache.name" .root }}
   automountServiceAccountToken: false
@@ -70,7 +71,7 @@ spec:
   enableServiceLinks: true
   {{- /* --drain-timeout, plus time to exit. */}}
   terminationGracePeriodSeconds: 30
-  {{- with $settings.priorityClassName }}
+  {{- with $pod.priorityClassName }}
   priorityClassName: {{ . | quote }}
   {{- end }}
   {{- with include "zarf-registry.pullSecrets" .root | fromJsonArray }}
@@ -103,14 +104,14 @@ spec:
   {{- $hosts := list (include "zarf-registry.program.serviceHost" $fullname) }}
   containers:
     - name: cache
-      {{- include "zarf-registry.program.container" (dict "root" .root "program" "registry-node" "image" $values.proxy.image "pause" .pause "supervise" true "env" $settings.extraEnv "injected" $hosts "mounts" (include "zarf-registry.cache.volumeMounts" .)) | nindent 6 }}
+      {{- include "zarf-registry.program.container" (dict "root" .root "program" "registry-node" "pause" .pause "supervise" true "env" $pod.extraEnv "injected" $hosts "mounts" (include "zarf-registry.cache.volumeMounts" .)) | nindent 6 }}
       args:
         - cache
         {{- if $values.injector.enabled }}
         {{- /* Nothing here changes with the program: the loader hands the port over to a changed one. */}}
         - --ready-fd=3
         {{- else }}
-        - --program-version={{ include "zarf-registry.program.version" (dict "root" .root "program" "registry-node" "architecture" .architecture "image" $values.proxy.image) }}
+        - --program-version={{ include "zarf-registry.program.version" (dict "root" .root "program" "registry-node" "architecture" .architecture) }}
         {{- end }}
         - --listen=:5000
         - --metrics-listen=:{{ $settings.metricsPort }}

@@ -148,7 +148,7 @@ its values. */ -}}
 {{- $all = append $all (dict "values" "nodeConfig" "component" "node-config" "from" .Values.nodeConfig "tolerations" .Values.nodeConfig.tolerations) -}}
 {{- end -}}
 {{- if include "zarf-registry.certificates" . -}}
-{{- $all = append $all (dict "values" "pki.rotation" "component" "certificates" "from" .Values.pki.rotation "tolerations" $hook.tolerations) -}}
+{{- $all = append $all (dict "values" "initHook" "component" "certificates" "from" (pick $hook "resources") "tolerations" $hook.tolerations) -}}
 {{- end -}}
 {{- $all = append $all (dict "values" "initHook" "component" "init-hook" "from" $hook "tolerations" $hook.tolerations "affinity" $hook.affinity) -}}
 {{- $rendered := list -}}
@@ -157,10 +157,13 @@ its values. */ -}}
 {{- with .architecture -}}
 {{- $_ := set $one "architecture" . -}}
 {{- end -}}
-{{- range $key, $value := pick .from "priorityClassName" "nodeSelector" "resources" -}}
+{{- range $key, $value := pick .from "nodeSelector" "resources" -}}
 {{- if $value -}}
 {{- $_ := set $one $key $value -}}
 {{- end -}}
+{{- end -}}
+{{- with (include "zarf-registry.pod.values" (dict "root" $ "values" .from) | fromJson).priorityClassName -}}
+{{- $_ := set $one "priorityClassName" . -}}
 {{- end -}}
 {{- with include "zarf-registry.pod.tolerations" (dict "root" $ "tolerations" .tolerations) | fromYamlArray -}}
 {{- $_ := set $one "tolerations" . -}}
@@ -208,7 +211,7 @@ registry connects through an HTTP proxy, because only the proxy may reach it. */
 {{- if eq .storage.type "s3" -}}
 {{- $s3 := .storage.s3 -}}
 {{- $_ := set $storage "s3" (dict "endpoint" $s3.regionEndpoint "secret" $s3.existingSecret "caSecret" $s3.caSecret) -}}
-{{- range .extraEnv -}}
+{{- range (include "zarf-registry.pod.values" (dict "root" $ "values" .) | fromJson).extraEnv -}}
 {{- if has (upper .name) (list "HTTP_PROXY" "HTTPS_PROXY") -}}
 {{- $_ := set $storage.s3 "endpoint" "" -}}
 {{- end -}}
@@ -294,6 +297,7 @@ was rendered), and architecture, where only one will do. */ -}}
 {{- define "zarf-registry.hook.job" -}}
 {{- $image := include "zarf-registry.hookImage" .root | fromJson -}}
 {{- $hook := .root.Values.initHook -}}
+{{- $pod := include "zarf-registry.pod.values" (dict "root" .root) | fromJson -}}
 {{- $annotations := include "zarf-registry.hook.annotations" (dict "events" .events "weight" "0") | fromYaml -}}
 {{- $_ := set $annotations "helm.sh/hook-output-log-policy" "hook-failed" -}}
 apiVersion: batch/v1
@@ -315,8 +319,8 @@ spec:
   template:
     metadata:
       labels:
-        {{- include "zarf-registry.podLabels" (dict "root" .root "component" "init-hook" "extra" $hook.podLabels) | nindent 8 }}
-      {{- with $hook.podAnnotations }}
+        {{- include "zarf-registry.podLabels" (dict "root" .root "component" "init-hook" "extra" $pod.podLabels) | nindent 8 }}
+      {{- with $pod.podAnnotations }}
       annotations:
         {{- toYaml . | nindent 8 }}
       {{- end }}
@@ -327,7 +331,7 @@ spec:
       automountServiceAccountToken: true
       {{- /* Pushes take the registry's address from the environment and do not depend on cluster DNS. */}}
       enableServiceLinks: true
-      {{- with $hook.priorityClassName }}
+      {{- with $pod.priorityClassName }}
       priorityClassName: {{ . | quote }}
       {{- end }}
       {{- $secrets := include "zarf-registry.pullSecrets" .root | fromJsonArray }}
@@ -359,7 +363,7 @@ spec:
       containers:
         - name: init-hook
           image: {{ $image.value | quote }}
-          imagePullPolicy: {{ $hook.image.pullPolicy }}
+          imagePullPolicy: {{ .root.Values.image.pullPolicy }}
           command:
             - /init-hook
           args:
@@ -368,7 +372,7 @@ spec:
             - --timeout={{ $hook.timeout }}
             - --in-cluster
             - --log-format=json
-          {{- with $hook.extraEnv }}
+          {{- with $pod.extraEnv }}
           env:
             {{- toYaml . | nindent 12 }}
           {{- end }}

@@ -3,6 +3,7 @@
 {{- $fullname := include "zarf-registry.fullname" .root }}
 {{- $values := .root.Values }}
 {{- $proxy := $values.proxy }}
+{{- $pod := include "zarf-registry.pod.values" (dict "root" .root "values" $proxy) | fromJson }}
 {{- $hostPort := include "zarf-registry.hostPort" .root }}
 {{- $family := (include "zarf-registry.ipFamily" .root | fromJson).value }}
 {{- /* DaemonSets with equal selectors would adopt each other's pods. */}}
@@ -39,10 +40,10 @@ spec:
   template:
     metadata:
       labels:
-        {{- include "zarf-registry.podLabels" (dict "root" .root "component" "proxy" "selector" $selector "extra" $proxy.podLabels) | nindent 8 }}
+        {{- include "zarf-registry.podLabels" (dict "root" .root "component" "proxy" "selector" $selector "extra" $pod.podLabels) | nindent 8 }}
       annotations:
         {{- /* Port on which init-hook asks what the pod has loaded. */}}
-        {{- merge (dict "zarf-registry/metrics-port" (int $proxy.metricsPort | toString)) (default dict $proxy.podAnnotations) | toYaml | nindent 8 }}
+        {{- merge (dict "zarf-registry/metrics-port" (int $proxy.metricsPort | toString)) $pod.podAnnotations | toYaml | nindent 8 }}
     spec:
       serviceAccountName: {{ $fullname }}-proxy
       automountServiceAccountToken: false
@@ -54,7 +55,7 @@ spec:
       {{- end }}
       {{- /* --drain-timeout, plus time to exit. */}}
       terminationGracePeriodSeconds: 30
-      {{- with $proxy.priorityClassName }}
+      {{- with $pod.priorityClassName }}
       priorityClassName: {{ . | quote }}
       {{- end }}
       {{- with include "zarf-registry.pullSecrets" .root | fromJsonArray }}
@@ -82,14 +83,14 @@ spec:
       {{- end }}
       containers:
         - name: proxy
-          {{- include "zarf-registry.program.container" (dict "root" .root "program" "registry-node" "image" $proxy.image "pause" .pause "supervise" true "env" $proxy.extraEnv "injected" $hosts "mounts" (include "zarf-registry.tls.volumeMount" .)) | nindent 10 }}
+          {{- include "zarf-registry.program.container" (dict "root" .root "program" "registry-node" "pause" .pause "supervise" true "env" $pod.extraEnv "injected" $hosts "mounts" (include "zarf-registry.tls.volumeMount" .)) | nindent 10 }}
           args:
             - proxy
             {{- if $values.injector.enabled }}
             {{- /* Nothing here changes with the program: the loader hands the port over to a changed one. */}}
             - --ready-fd=3
             {{- else }}
-            - --program-version={{ include "zarf-registry.program.version" (dict "root" .root "program" "registry-node" "architecture" .architecture "image" $proxy.image) }}
+            - --program-version={{ include "zarf-registry.program.version" (dict "root" .root "program" "registry-node" "architecture" .architecture) }}
             {{- end }}
             {{- if $hostPort }}
             - --listen=:5000

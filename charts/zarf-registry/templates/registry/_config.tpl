@@ -37,7 +37,7 @@ webhook sets). */ -}}
 {{- $volumes := list -}}
 {{- $injected := list -}}
 {{- $set := list -}}
-{{- range .Values.registry.extraEnv -}}
+{{- range (include "zarf-registry.pod.values" (dict "root" . "values" .Values.registry) | fromJson).extraEnv -}}
 {{- $set = append $set .name -}}
 {{- end -}}
 {{- $injector := .Values.injector.enabled -}}

@@ -89,7 +89,7 @@ spec:
   containers:
     - name: init-hook
       image: {{ $image.value | quote }}
-      imagePullPolicy: {{ .pull | empty | ternary ($image.pushed | empty | ternary $hook.image.pullPolicy "IfNotPresent") "Always" }}
+      imagePullPolicy: {{ .pull | empty | ternary ($image.pushed | empty | ternary .root.Values.image.pullPolicy "IfNotPresent") "Always" }}
       command:
         - /init-hook
       args:
