@@ -119,8 +119,7 @@ func expectedNetworkPolicies(out *output) map[string]networkingv1.NetworkPolicyS
 			}
 			rules := []networkingv1.NetworkPolicyIngressRule{rule(5000, proxies...)}
 			if len(metricsFrom) > 0 {
-				port, _ := out.value("cache.metricsPort").(float64)
-				rules = append(rules, rule(int(port), metricsFrom...))
+				rules = append(rules, rule(9102, metricsFrom...))
 			}
 			policy("cache", rules...)
 		}

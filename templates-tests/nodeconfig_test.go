@@ -287,17 +287,15 @@ func TestNodeConfiguration(t *testing.T) {
 			release(noderuntime.Config{Directories: []string{crioCerts}, CRIO: noderuntime.CRIO{CertsDirectory: crioCerts}}), "",
 		},
 		"CRI-O 1.34, enabled": {
-			[]string{"proxy.tls=always", "nodeConfig.crio.ca=true", "nodeConfig.crio.certsPath=/etc/containers/own.d"},
+			[]string{"proxy.tls=always", "nodeConfig.crio.ca=true"},
 			[]runtime.Object{crioNode("a", "1.34.0")},
-			release(noderuntime.Config{
-				Directories: []string{"/etc/containers/own.d"}, CRIO: noderuntime.CRIO{CertsDirectory: "/etc/containers/own.d"},
-			}),
+			release(noderuntime.Config{Directories: []string{crioCerts}, CRIO: noderuntime.CRIO{CertsDirectory: crioCerts}}),
 			"",
 		},
 		"plain HTTP for CRI-O": {
-			[]string{"nodeConfig.crio.insecure=true", "nodeConfig.crio.confPath=/etc/crio/conf"}, nil,
+			[]string{"nodeConfig.crio.insecure=true"}, nil,
 			release(noderuntime.Config{
-				Directories: []string{"/etc/crio/conf"}, CRIO: noderuntime.CRIO{ConfDirectory: "/etc/crio/conf", Insecure: true},
+				Directories: []string{crioConf}, CRIO: noderuntime.CRIO{ConfDirectory: crioConf, Insecure: true},
 			}),
 			"",
 		},
@@ -947,8 +945,8 @@ func TestChangedNodeConfigurationReplacesItsPods(t *testing.T) {
 		}
 	}
 	for _, set := range []string{
-		"nodeConfig.updateStrategy.maxUnavailable=1", "commonAnnotations={a: b}", "registry.logLevel=debug",
-		"proxy.logLevel=debug", "priorityClassName=high", "pki.mode=certManager", "podSecurity.label=true",
+		"nodeConfig.updateStrategy.maxUnavailable=1", "commonAnnotations={a: b}", "logLevel=debug",
+		"priorityClassName=high", "pki.mode=certManager", "podSecurity.label=true",
 	} {
 		if !slices.Equal(before, checksums(t, nil, append(slices.Clone(base), set)...)) {
 			t.Errorf("%s changes the checksum", set)

@@ -188,7 +188,7 @@ func TestChangedValuesReplaceOnlyAffectedPods(t *testing.T) {
 	before := podTemplates(t, renderedFile(t, "proxy"))
 	for set, want := range map[string]string{
 		"registry.storage.type=inmemory":     "Deployment",
-		"registry.logLevel=debug":            "Deployment",
+		"logLevel=debug":                     "Deployment Healer Proxies",
 		"registry.podAnnotations={a: b}":     "Deployment",
 		"proxy.tls=always":                   "Proxies",
 		"auth.anonymousPull=true":            "Deployment",
@@ -212,7 +212,6 @@ func TestChangedValuesReplaceOnlyAffectedPods(t *testing.T) {
 		"registry.serviceAccount.annotations={a: b}":                       "",
 		"proxy.updateStrategy.maxUnavailable=2":                            "",
 		"registry.persistence.accessModes=[ReadWriteMany]":                 "Deployment", // it gets a shutdown delay
-		"registry.podDisruptionBudget.maxUnavailable=2":                    "",
 	} {
 		after := podTemplates(t, rendering{values: proxyMode(t, set)}.render(t))
 		for object := range before {

@@ -63,7 +63,7 @@ metadata:
     {{- include "zarf-registry.podLabels" (dict "root" .root "component" "cache" "selector" .selector "extra" $pod.podLabels) | nindent 4 }}
   annotations:
     {{- /* Port on which init-hook asks what the pod has loaded. */}}
-    {{- merge (dict "zarf-registry/metrics-port" (int $settings.metricsPort | toString)) $pod.podAnnotations | toYaml | nindent 4 }}
+    {{- merge (dict "zarf-registry/metrics-port" "9102") $pod.podAnnotations | toYaml | nindent 4 }}
 spec:
   serviceAccountName: {{ include "zarf-registry.cache.name" .root }}
   automountServiceAccountToken: false
@@ -114,21 +114,21 @@ spec:
         - --program-version={{ include "zarf-registry.program.version" (dict "root" .root "program" "registry-node" "architecture" .architecture) }}
         {{- end }}
         - --listen=:5000
-        - --metrics-listen=:{{ $settings.metricsPort }}
+        - --metrics-listen=:9102
         - --registry={{ $fullname }}.{{ include "zarf-registry.namespace" .root }}.svc:5000
         - --tls-dir=/etc/zarf-registry/tls
         - --dir=/var/cache/zarf-registry
         - --size={{ $settings.size }}
         - --stale-for={{ $settings.staleFor }}
         - --drain-timeout=20s
-        - --log-level={{ $settings.logLevel }}
+        - --log-level={{ $values.logLevel }}
         - --log-format=json
       ports:
         - name: registry
           containerPort: 5000
           protocol: TCP
         - name: metrics
-          containerPort: {{ $settings.metricsPort }}
+          containerPort: 9102
           protocol: TCP
       {{- /* Two minutes to start: the loader may wait 20 s for chunks, more than once. */}}
       startupProbe:
@@ -183,8 +183,5 @@ spec:
 {{- $settings := .Values.cache -}}
 {{- if and (gt (int $settings.replicas) 0) $settings.nodeSelector -}}
 {{- fail (printf "zarf-registry: cache.nodeSelector: it runs one cache on each selected node, and cache.replicas asks for %d anywhere; remove one of them" (int $settings.replicas)) -}}
-{{- end -}}
-{{- if eq (int $settings.metricsPort) 5000 -}}
-{{- fail "zarf-registry: cache.metricsPort: the cache listens on 5000 itself; set another" -}}
 {{- end -}}
 {{- end -}}

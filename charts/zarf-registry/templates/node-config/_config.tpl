@@ -201,17 +201,17 @@ like some. */ -}}
 {{- end -}}
 {{- end -}}
 {{- if include "zarf-registry.nodeConfig.ca" . -}}
-{{- $_ := set $config.crio "certsDirectory" (clean $settings.crio.certsPath) -}}
-{{- $inUse = append $inUse (clean $settings.crio.certsPath) -}}
+{{- $_ := set $config.crio "certsDirectory" "/etc/containers/certs.d" -}}
+{{- $inUse = append $inUse $config.crio.certsDirectory -}}
 {{- end -}}
 {{- $conf := $settings.crio.insecure -}}
 {{- if and $settings.mirrors (not $conf) -}}
 {{- $conf = has "crio" (include "zarf-registry.nodeConfig.runtimes" . | fromJsonArray) -}}
 {{- end -}}
 {{- if $conf -}}
-{{- $_ := set $config.crio "confDirectory" (clean $settings.crio.confPath) -}}
+{{- $_ := set $config.crio "confDirectory" "/etc/containers/registries.conf.d" -}}
 {{- $_ := set $config.crio "insecure" $settings.crio.insecure -}}
-{{- $inUse = append $inUse (clean $settings.crio.confPath) -}}
+{{- $inUse = append $inUse $config.crio.confDirectory -}}
 {{- end -}}
 {{- /* Directories that may have files of previous revisions. A rendering that cannot see the cluster depends on the
 value. */ -}}

@@ -116,7 +116,7 @@ spec:
             - --tls={{ (include "zarf-registry.tls" .root | fromJson).value }}
             - --retry-timeout={{ $proxy.retryTimeout }}
             - --drain-timeout=20s
-            - --log-level={{ $proxy.logLevel }}
+            - --log-level={{ $values.logLevel }}
             - --log-format=json
           {{- if $hostPort }}
           ports:

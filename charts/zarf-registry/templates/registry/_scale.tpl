@@ -47,9 +47,6 @@ pods. */ -}}
 
 {{- define "zarf-registry.scale.validate" -}}
 {{- $registry := .Values.registry -}}
-{{- if and (include "zarf-registry.disruptionBudget" .) (regexMatch "^0+%?$" (toString $registry.podDisruptionBudget.maxUnavailable)) -}}
-{{- fail "zarf-registry: registry.podDisruptionBudget.maxUnavailable: nodes with a registry pod could not be drained; set it to at least 1, or podDisruptionBudget.enabled=false" -}}
-{{- end -}}
 {{- $path := "replicas" -}}
 {{- if include "zarf-registry.autoscaled" . -}}
 {{- $path = "autoscaling.maxReplicas" -}}
