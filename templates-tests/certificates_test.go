@@ -127,7 +127,7 @@ func TestPKIModeDefaultsToTheStateThenInternal(t *testing.T) {
 func TestCertificateLifetimesComeFromValuesOnly(t *testing.T) {
 	t.Parallel()
 	out := rendering{
-		values:  proxyMode(t, "pki.lifetime={certificate: 10m, authority: 1h}"),
+		values:  proxyMode(t, "pki.lifetime={certificate: 10m, ca: 1h}"),
 		cluster: remembersCertificates(state.PKIInternal),
 	}.render(t)
 	if pki := decided(out).PKI; pki.LeafLifetime.String() != "10m0s" || pki.AuthorityLifetime.String() != "1h0m0s" ||

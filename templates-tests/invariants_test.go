@@ -490,7 +490,7 @@ var invariants = map[string]func(out *output) []string{
 		for _, s := range all[*corev1.Service](out) {
 			port := s.Spec.Ports[0]
 			inside := s.Spec.Type == corev1.ServiceTypeClusterIP && port.NodePort == 0 &&
-				slices.Contains([]string{"registry", "metrics"}, port.TargetPort.String())
+				port.TargetPort.String() == "registry"
 			if inside || port.TargetPort.String() == "exposed" {
 				continue
 			}
@@ -699,7 +699,7 @@ var invariants = map[string]func(out *output) []string{
 		for _, s := range all[*corev1.Service](out) {
 			component := "registry"
 			for _, other := range []string{"proxy", "cache", "healer"} {
-				if strings.HasSuffix(strings.TrimSuffix(s.Name, "-metrics"), "-"+other) {
+				if strings.HasSuffix(s.Name, "-"+other) {
 					component = other
 				}
 			}

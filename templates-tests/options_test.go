@@ -271,7 +271,7 @@ func TestEmptyAlertGroupsAreOmitted(t *testing.T) {
 	t.Parallel()
 	text := rendering{
 		values: with(
-			t, ciValues(t)["monitoring"], "metrics.prometheusRule.kubeStateMetrics=true",
+			t, ciValues(t)["monitoring"],
 			"metrics.prometheusRule.disabled=[ZarfRegistryProxyMissing, ZarfRegistryPortNotReserved, ZarfRegistryJobFailing]",
 		),
 	}.render(t).text()

@@ -26,8 +26,10 @@ type permissions struct {
 	mode, pki string
 }
 
-func (p permissions) internal() bool  { return p.mode != "external" }
-func (p permissions) hosting() bool   { return p.internal() && p.value("localRegistryHosting") != false }
+func (p permissions) internal() bool { return p.mode != "external" }
+func (p permissions) hosting() bool {
+	return p.internal() && (p.value("localRegistryHosting") == true || p.value("zarf.compatible") == true)
+}
 func (p permissions) noHosting() bool { return !p.hosting() }
 func (p permissions) rotation() bool  { return p.internal() && p.value("pki.rotation.schedule") != "" }
 func (p permissions) gc() bool {
@@ -229,8 +231,8 @@ func (p permissions) userPermissions() map[string][]string {
 		if claim := decided(p.output).Storage.Claim; claim.Existing {
 			rules["init-hook Role"] = append(rules["init-hook Role"], "get persistentvolumeclaims "+claim.Name)
 		}
-		if mode := p.value("registry.verify"); mode == "audit" || mode == "enforce" {
-			reads("init-hook Role", text("registry.verifyKeys.existingSecret"))
+		if mode := p.value("registry.signatures.mode"); mode == "audit" || mode == "enforce" {
+			reads("init-hook Role", text("registry.signatures.existingSecret"))
 		}
 		issuer := "pki.certManager.issuerRef."
 		ofCertManager := p.pki == "certManager" && text(issuer+"group") == "cert-manager.io"

@@ -202,7 +202,7 @@ func TestChangedValuesReplaceOnlyAffectedPods(t *testing.T) {
 		"initHook.timeout=3m":                "",
 		"pki={mode: certManager}":            "",
 		"pki={mode: existingSecret, existingSecret: {server: a, node: b}}": "",
-		"pki.lifetime={certificate: 10m, authority: 1h}":                   "",
+		"pki.lifetime={certificate: 10m, ca: 1h}":                          "",
 		"pki.rotation.schedule=''":                                         "",
 		"auth.existingSecret=mine":                                         "",
 		"networkPolicy.enabled=false":                                      "",

@@ -29,7 +29,7 @@ func TestSchemaRejectsUnknownValuesAndWrongTypes(t *testing.T) {
 		{"pki.unknown=1", "/pki"},
 		{"pki.mode=vault", "/pki/mode"},
 		{"pki.lifetime.certificate=1 year", "/pki/lifetime/certificate"},
-		{"pki.lifetime.authority=1", "/pki/lifetime/authority"},
+		{"pki.lifetime.ca=1", "/pki/lifetime/ca"},
 		{"pki.rotation.schedule=5", "/pki/rotation/schedule"},
 		{"pki.rotation.timeout=1d", "/pki/rotation/timeout"},
 		{"initHook.resources.unknown={}", "/initHook/resources"},
@@ -136,16 +136,10 @@ func TestSchemaRejectsUnknownValuesAndWrongTypes(t *testing.T) {
 		{"registry.storage.quota=50GB", "/registry/storage/quota"},
 		{"registry.storage.quota='0'", "/registry/storage/quota"},
 		{"metrics.unknown=1", "/metrics"},
-		{"metrics.service.annotations={a: 1}", "/metrics/service/annotations"},
-		{"metrics.serviceMonitor.interval=30", "/metrics/serviceMonitor/interval"},
-		{"metrics.serviceMonitor.relabelings=[{action: invent}]", "/metrics/serviceMonitor/relabelings"},
+		{"metrics.podMonitor.interval=30", "/metrics/podMonitor/interval"},
+		{"metrics.podMonitor.relabelings=[{action: invent}]", "/metrics/podMonitor/relabelings"},
 		{"metrics.podMonitor.scrapeTimeout=soon", "/metrics/podMonitor/scrapeTimeout"},
 		{"metrics.podMonitor.labels=[a]", "/metrics/podMonitor/labels"},
-		{"metrics.prometheusRule.thresholds.volumeFreePercent=0", "/metrics/prometheusRule/thresholds/volumeFreePercent"},
-		{
-			"metrics.prometheusRule.thresholds.certificateLifePercent=50",
-			"/metrics/prometheusRule/thresholds/certificateLifePercent",
-		},
 		{"metrics.prometheusRule.disabled=ZarfRegistryDown", "/metrics/prometheusRule/disabled"},
 		{"metrics.dashboard.enabled=yes please", "/metrics/dashboard/enabled"},
 		{"networkPolicy.metricsFrom=[{}]", "/networkPolicy/metricsFrom"},
@@ -178,7 +172,7 @@ func TestSchemaAcceptsCommandLineValues(t *testing.T) {
 		"proxy.resources.requests.cpu=1", "proxy.resources.requests.cpu=0.5", "proxy.updateStrategy.maxUnavailable=25%",
 		"pki.mode=null", "pki.rotation.schedule=''", "pki.rotation.schedule='@every 30m'",
 		"pki.rotation.schedule='0,30 */2 1-5 JAN mon-fri'", "pki.rotation.schedule='@hourly'",
-		"pki.lifetime={certificate: 6m, authority: 12m}",
+		"pki.lifetime={certificate: 6m, ca: 12m}",
 		"initHook.timeout=1h30m", "image.tag=v1.2.3-rc.1_x", "initHook.tolerations=[]", "fullnameOverride=images",
 		"registry.extraEnv=[{name: A, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]",
 		"nodeConfig.directories=null", "nodeConfig.k3s.registries=''", "nodeConfig.k3s.registries={}",
@@ -265,7 +259,7 @@ var refusals = []struct {
 	{"secrets.htpasswd", append(zarf, "secrets.htpasswd='zarf-push:secret'")},
 	{"pki.lifetime.certificate", []string{"pki.lifetime.certificate=5m59s"}},
 	{"pki.lifetime.certificate", []string{"pki.mode=certManager", "pki.lifetime.certificate=59m"}},
-	{"pki.lifetime.authority", []string{"pki.lifetime.authority=17519h"}},
+	{"pki.lifetime.ca", []string{"pki.lifetime.ca=17519h"}},
 	{"pki.rotation.schedule", []string{"pki.rotation.schedule=17 * * *"}},
 	{"pki.rotation.schedule", []string{"pki.rotation.schedule=0 17 * * * *"}},
 	{"pki.rotation.schedule", []string{"pki.rotation.schedule=once in a blue moon"}},
@@ -341,11 +335,7 @@ var refusals = []struct {
 	{"image.tag", []string{
 		"registryProxy=null", external, "nodeConfig.k3s.existingSecret=mine", "image.tag=1..2",
 	}},
-	{"metrics.podMonitor.enabled", []string{
-		"networkPolicy.enabled=false", "metrics={serviceMonitor: {enabled: true}, podMonitor: {enabled: true}}",
-	}},
 	{"networkPolicy.metricsFrom", []string{"metrics.podMonitor.enabled=true"}},
-	{"networkPolicy.metricsFrom", []string{"metrics.serviceMonitor.enabled=true"}},
 	{"metrics.prometheusRule.disabled", []string{"metrics.prometheusRule.disabled=[TooLoud]"}},
 	{"metrics.podMonitor.labels", []string{"metrics.podMonitor.labels={app.kubernetes.io/name: mine}"}},
 	{"registry.persistence.existingClaim", []string{
@@ -381,12 +371,12 @@ var refusals = []struct {
 	{"expose.pullUsersSecret", []string{
 		exposed, "expose.tls.existingSecret=mine", "expose.pullUsersSecret=zarf-registry-pull",
 	}},
-	{"registry.verify", []string{
-		"registryProxy=null", external, "registry.verify=audit", "registry.verifyKeys.existingSecret=mine",
+	{"registry.signatures.mode", []string{
+		"registryProxy=null", external, "registry.signatures.mode=audit", "registry.signatures.existingSecret=mine",
 	}},
-	{"registry.verifyKeys.existingSecret", []string{"registry.verify=enforce"}},
-	{"registry.verifyKeys.existingSecret", []string{
-		"registry.verify=enforce", "registry.verifyKeys.existingSecret=zarf-registry-auth",
+	{"registry.signatures.existingSecret", []string{"registry.signatures.mode=enforce"}},
+	{"registry.signatures.existingSecret", []string{
+		"registry.signatures.mode=enforce", "registry.signatures.existingSecret=zarf-registry-auth",
 	}},
 }
 

@@ -49,7 +49,7 @@ func TestLeastPrivilege(t *testing.T) {
 	w.sets = append(w.sets, "--set=auth.existingSecret="+pushCredential, "--set=startupTaint="+startupTaint,
 		"--set=registry.garbageCollection.enabled=true", "--set-string=registry.garbageCollection.schedule="+never,
 		"--set=registry.garbageCollection.prune.olderThan=1h", "--set=rewrite.enabled=true", "--set=rewrite.missing=keep", namedPause,
-		"--set=cache.replicas=1")
+		"--set=cache.replicas=1", "--set=localRegistryHosting=true")
 	// changeCredential changes the user's Secret that the push credential is copied from.
 	changeCredential := func(t *testing.T, password string) {
 		w.putSecret(t, pushCredential, map[string][]byte{"username": []byte("robot"), "password": []byte(password)})

@@ -376,7 +376,8 @@ which then records no hookImage), or if a user's affinity leaves the architectur
 
 {{- /* finish announces the registry in kube-public (KEP-1755). */ -}}
 {{- define "zarf-registry.advertised" -}}
-{{- if and (include "zarf-registry.internal" .) (ne (toString .Values.localRegistryHosting) "false") -}}true{{- end -}}
+{{- $wanted := kindIs "bool" .Values.localRegistryHosting | ternary .Values.localRegistryHosting .Values.zarf.compatible -}}
+{{- if and (include "zarf-registry.internal" .) $wanted -}}true{{- end -}}
 {{- end -}}
 
 {{- define "zarf-registry.podSecurityLabel" -}}

@@ -1,16 +1,5 @@
-{{- /* Conditions: templates begin with one. */ -}}
-
-{{- define "zarf-registry.metrics.serviceMonitor" -}}
-{{- if and (include "zarf-registry.internal" .) .Values.metrics.serviceMonitor.enabled -}}true{{- end -}}
-{{- end -}}
-
 {{- define "zarf-registry.metrics.podMonitor" -}}
 {{- if and (include "zarf-registry.internal" .) .Values.metrics.podMonitor.enabled -}}true{{- end -}}
-{{- end -}}
-
-{{- /* A ServiceMonitor finds pods through a Service. */ -}}
-{{- define "zarf-registry.metrics.service" -}}
-{{- if or (include "zarf-registry.metrics.serviceMonitor" .) (and (include "zarf-registry.internal" .) .Values.metrics.service.enabled) -}}true{{- end -}}
 {{- end -}}
 
 {{- /* With hostNetwork, proxies serve metrics on the node's loopback interface, which Prometheus cannot reach. */ -}}
@@ -26,27 +15,8 @@
 {{- if and (include "zarf-registry.internal" .) .Values.metrics.dashboard.enabled -}}true{{- end -}}
 {{- end -}}
 
-{{- /* A headless Service, only for discovery. Takes root, component, suffix, port. */ -}}
-{{- define "zarf-registry.metrics.headless" -}}
-{{- $settings := .root.Values.metrics -}}
-metadata:
-  {{- include "zarf-registry.metadata" (dict "root" .root "name" (printf "%s%s-metrics" (include "zarf-registry.fullname" .root) .suffix) "component" (printf "%s-metrics" .component) "annotations" $settings.service.annotations) | nindent 2 }}
-spec:
-  type: ClusterIP
-  clusterIP: None
-  ipFamilyPolicy: PreferDualStack
-  selector:
-    {{- include "zarf-registry.selectorLabels" (dict "root" .root "component" .component) | nindent 4 }}
-  ports:
-    - name: metrics
-      port: {{ .port }}
-      targetPort: metrics
-      protocol: TCP
-      appProtocol: http
-{{- end -}}
-
 {{- /* How a target is scraped. Alerts and the dashboard use the labels job, namespace and node, so these are the same
-for every kind of discovery. Takes root, job, monitor (its values). */ -}}
+for every kind of discovery. Takes job, monitor (its values). */ -}}
 {{- define "zarf-registry.metrics.endpoint" -}}
 port: metrics
 path: /metrics
@@ -72,21 +42,6 @@ metricRelabelings:
 {{- end }}
 {{- end -}}
 
-{{- /* The body of a ServiceMonitor. Takes root, component, suffix. */ -}}
-{{- define "zarf-registry.metrics.serviceMonitor.body" -}}
-{{- $monitor := .root.Values.metrics.serviceMonitor -}}
-{{- $name := printf "%s%s" (include "zarf-registry.fullname" .root) .suffix -}}
-metadata:
-  {{- include "zarf-registry.metadata" (dict "root" .root "name" $name "component" .component "labels" $monitor.labels) | nindent 2 }}
-spec:
-  selector:
-    matchLabels:
-      {{- include "zarf-registry.selectorLabels" (dict "root" .root "component" (printf "%s-metrics" .component)) | nindent 6 }}
-  endpoints:
-    -
-      {{- include "zarf-registry.metrics.endpoint" (dict "job" $name "monitor" $monitor) | nindent 6 }}
-{{- end -}}
-
 {{- /* The body of a PodMonitor. Takes root, component, suffix. */ -}}
 {{- define "zarf-registry.metrics.podMonitor.body" -}}
 {{- $monitor := .root.Values.metrics.podMonitor -}}
@@ -109,13 +64,9 @@ template syntax. Upper-case words after a dollar sign are replaced. */ -}}
 {{- $file := .Files.Get "files/alerts.yaml"
   | replace "$NAMESPACE" (include "zarf-registry.namespace" .)
   | replace "$NAME" (include "zarf-registry.fullname" .)
-  | replace "$VOLUME_FREE_PERCENT" (int $rule.thresholds.volumeFreePercent | toString)
-  | replace "$CERTIFICATE_LIFE_PERCENT" (int $rule.thresholds.certificateLifePercent | toString)
-  | replace "$ERROR_PERCENT" (int $rule.thresholds.errorPercent | toString)
   | fromYaml -}}
 {{- $groups := list -}}
 {{- range $file.groups -}}
-{{- if or $rule.kubeStateMetrics (ne .name "zarf-registry-kube-state-metrics") -}}
 {{- $rules := list -}}
 {{- range .rules -}}
 {{- $unreserved := and (eq .alert "ZarfRegistryPortNotReserved") (include "zarf-registry.portOwned" $ | empty) -}}
@@ -131,22 +82,14 @@ template syntax. Upper-case words after a dollar sign are replaced. */ -}}
 {{- $groups = append $groups (dict "name" .name "rules" $rules) -}}
 {{- end -}}
 {{- end -}}
-{{- end -}}
 {{- $groups | toJson -}}
 {{- end -}}
 
 {{- define "zarf-registry.metrics.validate" -}}
 {{- $settings := .Values.metrics -}}
 {{- if include "zarf-registry.internal" . -}}
-{{- if and $settings.serviceMonitor.enabled $settings.podMonitor.enabled -}}
-{{- fail "zarf-registry: metrics.podMonitor.enabled: metrics.serviceMonitor.enabled scrapes the same pods; set one of them to false" -}}
-{{- end -}}
-{{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.metricsFrom) -}}
-{{- range list "serviceMonitor" "podMonitor" -}}
-{{- if (get $settings .).enabled -}}
-{{- fail (printf "zarf-registry: networkPolicy.metricsFrom: metrics.%s.enabled needs access to the metrics; name the pods of your Prometheus, or set networkPolicy.enabled=false" .) -}}
-{{- end -}}
-{{- end -}}
+{{- if and $settings.podMonitor.enabled .Values.networkPolicy.enabled (not .Values.networkPolicy.metricsFrom) -}}
+{{- fail "zarf-registry: networkPolicy.metricsFrom: metrics.podMonitor.enabled needs access to the metrics; name the pods of your Prometheus, or set networkPolicy.enabled=false" -}}
 {{- end -}}
 {{- $known := list -}}
 {{- range (.Files.Get "files/alerts.yaml" | fromYaml).groups -}}
@@ -159,7 +102,7 @@ template syntax. Upper-case words after a dollar sign are replaced. */ -}}
 {{- fail (printf "zarf-registry: metrics.prometheusRule.disabled: unknown alert %q; set names of %s" . (join ", " $known)) -}}
 {{- end -}}
 {{- end -}}
-{{- range $path, $labels := dict "metrics.serviceMonitor.labels" $settings.serviceMonitor.labels "metrics.podMonitor.labels" $settings.podMonitor.labels "metrics.prometheusRule.labels" $settings.prometheusRule.labels "metrics.dashboard.labels" $settings.dashboard.labels -}}
+{{- range $path, $labels := dict "metrics.podMonitor.labels" $settings.podMonitor.labels "metrics.prometheusRule.labels" $settings.prometheusRule.labels "metrics.dashboard.labels" $settings.dashboard.labels -}}
 {{- range $key, $_ := $labels -}}
 {{- if hasPrefix "app.kubernetes.io/" $key -}}
 {{- fail (printf "zarf-registry: %s: %s is reserved for the chart; remove it" $path $key) -}}
