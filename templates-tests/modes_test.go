@@ -123,6 +123,27 @@ func TestModeDefaultsToTheStateThenNodePort(t *testing.T) {
 	}
 }
 
+// kube-proxy's default mode is nftables from Kubernetes 1.40.
+func TestTheDefaultModeFollowsKubeProxysDefault(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		version string
+		cluster *cluster
+		want    state.Mode
+	}{
+		{"v1.39.2", kubeProxy(`mode: ""`), state.ModeNodePort},
+		{"v1.40.0", kubeProxy(`mode: ""`), state.ModeProxy},
+		{"v1.40.0-beta.1", kubeProxy("clusterCIDR: 10.0.0.0/8"), state.ModeProxy},
+		{"v1.40.0", kubeProxy("mode: iptables"), state.ModeNodePort},
+		{"v1.40.0", newCluster(kubernetes(corev1.IPv4Protocol)), state.ModeNodePort}, // unknown
+	} {
+		out := rendering{cluster: test.cluster, version: test.version}.render(t)
+		if got := decided(out).Mode; got != test.want {
+			t.Errorf("on %s: %s, want %s", test.version, got, test.want)
+		}
+	}
+}
+
 // kubeProxy returns a new IPv4 cluster whose kube-proxy has this configuration, as kubeadm stores it.
 func kubeProxy(config string, objects ...runtime.Object) *cluster {
 	return newCluster(append(objects, kubernetes(corev1.IPv4Protocol), &corev1.ConfigMap{

@@ -30,14 +30,19 @@ Each object is read once per rendering and kept in the root context, so all temp
 {{- end -}}
 
 {{- /* Why kube-proxy serves no node port on 127.0.0.1. Empty if it does, or if its configuration is in neither of the
-ConfigMaps that kubeadm and EKS write. Of its modes, only iptables serves loopback addresses. */ -}}
+ConfigMaps that kubeadm and EKS write. Of its modes, only iptables serves loopback addresses: the default up to
+Kubernetes 1.39 (docs/decisions/0014-default-mode.md). */ -}}
 {{- define "zarf-registry.cluster.noLoopback" -}}
 {{- if not (hasKey . "ClusterNoLoopback") -}}
 {{- $reason := "" -}}
 {{- range $name, $key := dict "kube-proxy" "config.conf" "kube-proxy-config" "config" -}}
 {{- $config := dig "data" $key "" (lookup "v1" "ConfigMap" "kube-system" $name) | fromYaml -}}
-{{- if has (get $config "mode") (list "ipvs" "nftables") -}}
-{{- $reason = printf "kube-proxy runs in %s mode, which serves no node port on 127.0.0.1" $config.mode -}}
+{{- $mode := get $config "mode" -}}
+{{- if and $config (not $mode) (semverCompare ">=1.40-0" $.Capabilities.KubeVersion.Version) -}}
+{{- $mode = "nftables" -}}
+{{- end -}}
+{{- if has $mode (list "ipvs" "nftables") -}}
+{{- $reason = printf "kube-proxy runs in %s mode, which serves no node port on 127.0.0.1" $mode -}}
 {{- else if eq (dig "iptables" "localhostNodePorts" "" $config | toString) "false" -}}
 {{- $reason = "kube-proxy's localhostNodePorts is false, so it serves no node port on 127.0.0.1" -}}
 {{- end -}}
