@@ -258,9 +258,9 @@ func TestPayloadID(t *testing.T) {
 		"1" + strings.Repeat("-", 126) + "x": "1",
 		"1..2":                               "", "1.-2": "", "1-.2": "", "1._2": "", "___": "", // invalid in a ConfigMap's name
 	} {
-		out, err := rendering{values: proxyMode(t, "initHook.image.tag="+mustYAML(t, tag))}.try(t)
+		out, err := rendering{values: proxyMode(t, "image.tag="+mustYAML(t, tag))}.try(t)
 		if want == "" {
-			if err == nil || !strings.Contains(err.Error(), "initHook.image.tag") {
+			if err == nil || !strings.Contains(err.Error(), "image.tag") {
 				t.Errorf("tag %s: %v", tag, err)
 			}
 			continue
@@ -272,7 +272,7 @@ func TestPayloadID(t *testing.T) {
 		payloadIs(t, out, want)
 	}
 	digest := "sha256:" + strings.Repeat("0123456789abcdef", 4)
-	payloadIs(t, rendering{values: proxyMode(t, "initHook.image.tag=ignored", "initHook.image.digest="+digest)}.render(t),
+	payloadIs(t, rendering{values: proxyMode(t, "image.tag=ignored", "image.digests.init-hook="+digest)}.render(t),
 		"0123456789ab")
 }
 
@@ -285,7 +285,7 @@ func TestPayloadDigests(t *testing.T) {
 		digests[program] = strings.Repeat(fmt.Sprint(i), 64)
 	}
 	for _, tag := range []string{"", "0.2.0"} {
-		out := rendering{values: proxyMode(t, "initHook.image.tag="+tag, "cache.replicas=1"), digests: digests}.render(t)
+		out := rendering{values: proxyMode(t, "image.tag="+tag, "cache.replicas=1"), digests: digests}.render(t)
 		if got := decided(out).Injector.Digests; !maps.Equal(got, digests) {
 			t.Errorf("the Jobs are told the digests %v, not %v", got, digests)
 		}

@@ -117,7 +117,6 @@ func TestOpenShiftSecurityContextConstraints(t *testing.T) {
 		"an external registry": {
 			onOpenShift(t, with(t, nil, "registryURL=registry.example.com")), map[string]string{},
 		},
-		"values without the key (reuse-values)": {onOpenShift(t, proxyMode(t, "openshift=null")), proxy},
 	} {
 		if diff := cmp.Diff(test.want, bindings(test.out)); diff != "" {
 			t.Errorf("%s: %s", name, diff)

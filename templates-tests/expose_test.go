@@ -292,14 +292,11 @@ func TestLocalRegistryHosting(t *testing.T) {
 		told  bool
 		verbs []string // in kube-public
 	}{
-		"by default": {[]string{"registryProxy=true"}, true, []string{"get", "update", "delete", "create"}},
-		"disabled": {
-			[]string{"registryProxy=true", "localRegistryHosting=false"}, false, []string{"get", "delete"},
+		"by default": {[]string{"registryProxy=true"}, false, []string{"get", "delete"}},
+		"enabled": {
+			[]string{"registryProxy=true", "localRegistryHosting=true"}, true, []string{"get", "update", "delete", "create"},
 		},
 		"an external registry": {[]string{"registryURL=registry.example.com"}, false, []string{"get", "delete"}},
-		"values without the key": {
-			[]string{"registryProxy=true", "localRegistryHosting=null"}, true, []string{"get", "update", "delete", "create"},
-		},
 	} {
 		out := rendering{values: with(t, nil, test.sets...)}.render(t)
 		if told := decided(out).Finish.LocalRegistryHosting; told != test.told {

@@ -2,6 +2,7 @@ package templates
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -12,9 +13,8 @@ func TestGarbageCollectionCronJob(t *testing.T) {
 	t.Parallel()
 	const on = "registry.garbageCollection.enabled=true"
 	for name, sets := range map[string][]string{
-		"by default":             {"registryProxy=true"},
-		"an external registry":   {"registryURL=registry.example.com", on},
-		"values without the key": {"registryProxy=true", "registry.garbageCollection=null"},
+		"by default":           {"registryProxy=true"},
+		"an external registry": {"registryURL=registry.example.com", on},
 	} {
 		for _, o := range (rendering{values: with(t, nil, sets...)}).render(t).objects {
 			if o.GetLabels()["app.kubernetes.io/component"] == "garbage-collection" {
@@ -27,19 +27,24 @@ func TestGarbageCollectionCronJob(t *testing.T) {
 		sets     []string
 		schedule string
 		deadline int64
+		command  string
 		args     []string
 	}{
-		"defaults": {nil, "30 3 * * 0", 3660, []string{"--grace-period=24h", "--delete-untagged=false", "--timeout=30m"}},
-		"all values set": {[]string{"registry.garbageCollection={schedule: '@daily', deleteUntagged: true, gracePeriod: " +
-			"0s, timeout: 2m}"}, "@daily", 300,
-			[]string{"--grace-period=0s", "--delete-untagged=true", "--timeout=2m"}},
+		"defaults": {nil, "30 3 * * 0", 3660, "garbage-collect", []string{"--grace-period=24h", "--timeout=30m"}},
+		"one rule": {[]string{"registry.garbageCollection.prune.keepLast=3"}, "30 3 * * 0", 3660, "images prune",
+			[]string{"--grace-period=24h", "--keep-last=3", "--timeout=30m"}},
+		"all values set": {[]string{"registry.garbageCollection={schedule: '@daily', gracePeriod: 0s, timeout: 2m, prune: " +
+			"{olderThan: 90d, keepLast: 2, match: ['ci/*', '*:dev-*'], keep: [ci/base], untagged: true}}"},
+			"@daily", 300, "images prune",
+			[]string{"--grace-period=0s", "--older-than=90d", "--keep-last=2", "--match=ci/*", "--match=*:dev-*",
+				"--keep=ci/base", "--untagged", "--timeout=2m"}},
 	} {
 		out := rendering{values: proxyMode(t, append(test.sets, on)...)}.render(t)
 		c := find[*batchv1.CronJob](t, out, "zarf-registry-gc")
 		job := c.Spec.JobTemplate.Spec
 		args := job.Template.Spec.Containers[0].Args
 		want := slices.Concat(
-			[]string{"garbage-collect", "--namespace=zarf", "--release=zarf-registry", "--name=zarf-registry"}, test.args,
+			strings.Fields(test.command), []string{"--namespace=zarf", "--release=zarf-registry", "--name=zarf-registry"}, test.args,
 			[]string{"--log-format=json"},
 		)
 		if c.Spec.Schedule != test.schedule || *job.ActiveDeadlineSeconds != test.deadline {

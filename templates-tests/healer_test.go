@@ -32,7 +32,6 @@ func TestHealerByVersion(t *testing.T) {
 				"registryProxy=null", "registryURL=registry.example.com", "nodeConfig.containerd.hosts={a.example: ''}",
 			}, true, true,
 		},
-		"with values of a release before it": {"v1.36.0", []string{"healer=null"}, true, true},
 	} {
 		t.Run(description, func(t *testing.T) {
 			out := rendering{values: proxyMode(t, c.sets...), version: c.version}.render(t)

@@ -118,7 +118,6 @@ var podSecrets = map[string][]string{
 	"init-hook":          {"-pull"},
 	"certificates":       {"-pull"},
 	"garbage-collection": {"-pull"},
-	"prune":              {"-pull"},
 }
 
 // secretsOf returns the names of all Secrets to which a pod refers.
@@ -491,7 +490,7 @@ var invariants = map[string]func(out *output) []string{
 		for _, s := range all[*corev1.Service](out) {
 			port := s.Spec.Ports[0]
 			inside := s.Spec.Type == corev1.ServiceTypeClusterIP && port.NodePort == 0 &&
-				slices.Contains([]string{"registry", "metrics"}, port.TargetPort.String())
+				port.TargetPort.String() == "registry"
 			if inside || port.TargetPort.String() == "exposed" {
 				continue
 			}
@@ -700,7 +699,7 @@ var invariants = map[string]func(out *output) []string{
 		for _, s := range all[*corev1.Service](out) {
 			component := "registry"
 			for _, other := range []string{"proxy", "cache", "healer"} {
-				if strings.HasSuffix(strings.TrimSuffix(s.Name, "-metrics"), "-"+other) {
+				if strings.HasSuffix(s.Name, "-"+other) {
 					component = other
 				}
 			}
@@ -814,7 +813,10 @@ var invariants = map[string]func(out *output) []string{
 					slices.Equal(rule.Verbs, []string{"get", "watch", "patch"})
 				lists := slices.Equal(rule.Verbs, []string{"list"}) &&
 					subset(rule.Resources, "nodes", "services", "storageclasses", "persistentvolumes")
-				if !reads && !limited && !lists {
+				workloads := r.Labels["app.kubernetes.io/component"] == "garbage-collection" &&
+					slices.Equal(rule.Verbs, []string{"list"}) && subset(rule.Resources, "pods", "replicationcontrollers",
+					"deployments", "replicasets", "statefulsets", "daemonsets", "jobs", "cronjobs")
+				if !reads && !limited && !lists && !workloads {
 					wrong = append(wrong, fmt.Sprintf("%s: %s %s", r.Name, rule.Verbs, rule.Resources))
 				}
 			}
@@ -838,7 +840,7 @@ var invariants = map[string]func(out *output) []string{
 				}
 				replaces := nodesHaveTheCA(out) && slices.Equal(rule.Resources, []string{"pods"}) &&
 					slices.Equal(rule.Verbs, []string{"delete"})
-				if stays := []string{"certificates", "garbage-collection", "prune"}; slices.Contains(
+				if stays := []string{"certificates", "garbage-collection"}; slices.Contains(
 					stays, r.Labels["app.kubernetes.io/component"],
 				) &&
 					!replaces && !subset(rule.Verbs, "get", "list", "create", "update") {

@@ -230,13 +230,13 @@ func TestJobsRunOnNodesWithTheirImage(t *testing.T) {
 	}{
 		"ready nodes that report it":  {nodes, nil, []string{"b", "d"}},
 		"any node if none reports it": {nodes[:2], nil, nil},
-		"the image of the values":     {nodes, []string{"initHook.image.tag=other"}, nil},
+		"the image of the values":     {nodes, []string{"image.tag=other"}, nil},
 		"by a digest": {
 			append(
 				[]runtime.Object{node("e", "amd64", "ghcr.io/zarf-dev/zarf-registry/init-hook@sha256:"+strings.Repeat("a", 64))},
 				nodes...,
 			),
-			[]string{"initHook.image.digest=sha256:" + strings.Repeat("a", 64)}, []string{"e"},
+			[]string{"image.digests.init-hook=sha256:" + strings.Repeat("a", 64)}, []string{"e"},
 		},
 		"the node selector": {nodes, []string{"initHook.nodeSelector={disk: fast}"}, nil},
 	} {
@@ -321,60 +321,20 @@ func TestEachResourceIsLookedUpOnce(t *testing.T) {
 	}
 }
 
-// Processes on the node's network can share the port of a proxy with the same user. Proxies of previous
-// releases, to which a rollback must be possible, run as 65532 and end if their port is in use.
+// Processes on the node's network can share the port of a proxy with the same user.
 func TestProxiesOnTheNodesNetworkHaveTheirOwnUser(t *testing.T) {
 	t.Parallel()
-	installed := func(values ...string) []*appsv1.DaemonSet {
-		return daemonSets(rendering{values: proxyMode(t, values...)}.render(t), "proxy")
-	}
-	previous := func(change func(d *appsv1.DaemonSet)) []runtime.Object {
-		var objects []runtime.Object
-		for _, d := range installed("proxy.hostNetwork=true") {
-			user := int64(65532)
-			d.Spec.Template.Spec.SecurityContext.RunAsUser = &user
-			delete(d.Annotations, "zarf-registry/waits-for-port")
-			change(d)
-			objects = append(objects, d)
-		}
-		return objects
-	}
-	for name, tt := range map[string]struct {
-		before []runtime.Object
-		values string
-		want   int64
-	}{
-		"a new release":            {nil, "proxy.hostNetwork=true", proxyUser},
-		"a new release on IPv6":    {nil, "ipFamily=IPv6", proxyUser},
-		"host ports":               {nil, "proxy.hostNetwork=false", 65532},
-		"after a previous release": {previous(func(*appsv1.DaemonSet) {}), "proxy.hostNetwork=true", 65532},
-		"after an upgrade from it": {previous(func(d *appsv1.DaemonSet) {
-			d.Annotations["zarf-registry/waits-for-port"] = "true"
-		}), "proxy.hostNetwork=true", proxyUser},
-		"after a previous release with host ports": {previous(func(d *appsv1.DaemonSet) {
-			d.Spec.Template.Spec.HostNetwork = false
-		}), "proxy.hostNetwork=true", proxyUser},
-		"beside another release": {previous(func(d *appsv1.DaemonSet) {
-			d.Labels["app.kubernetes.io/instance"] = "another"
-		}), "proxy.hostNetwork=true", proxyUser},
-		"beside other DaemonSets": {previous(func(d *appsv1.DaemonSet) {
-			d.Labels = nil
-		}), "proxy.hostNetwork=true", proxyUser},
+	for set, want := range map[string]int64{
+		"proxy.hostNetwork=true": proxyUser, "ipFamily=IPv6": proxyUser, "proxy.hostNetwork=false": 65532,
 	} {
-		t.Run(name, func(t *testing.T) {
-			out := rendering{values: proxyMode(t, tt.values), cluster: newCluster(tt.before...), upgrade: tt.before != nil}.render(t)
-			proxies := daemonSets(out, "proxy")
-			if len(proxies) == 0 {
-				t.Error("there are no proxies")
+		proxies := daemonSets(rendering{values: proxyMode(t, set)}.render(t), "proxy")
+		if len(proxies) == 0 {
+			t.Errorf("%s: there are no proxies", set)
+		}
+		for _, d := range proxies {
+			if c := d.Spec.Template.Spec.SecurityContext; !is(c.RunAsUser, want) || !is(c.FSGroup, want) {
+				t.Errorf("%s: %s runs as %d with the group %d, want %d", set, d.Name, *c.RunAsUser, *c.FSGroup, want)
 			}
-			for _, d := range proxies {
-				if c := d.Spec.Template.Spec.SecurityContext; !is(c.RunAsUser, tt.want) || !is(c.FSGroup, tt.want) {
-					t.Errorf("%s runs as %d with the group %d, want %d", d.Name, *c.RunAsUser, *c.FSGroup, tt.want)
-				}
-				if _, waits := d.Annotations["zarf-registry/waits-for-port"]; waits != d.Spec.Template.Spec.HostNetwork {
-					t.Errorf("%s waits for its port: %t", d.Name, waits)
-				}
-			}
-		})
+		}
 	}
 }

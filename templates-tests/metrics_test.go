@@ -52,8 +52,7 @@ func TestMonitoringIsDisabledByDefault(t *testing.T) {
 	t.Parallel()
 	for _, combination := range matrix(t) {
 		for _, o := range combination.objects {
-			if strings.HasPrefix(o.file, "metrics/") && !strings.HasPrefix(combination.file, "monitoring") &&
-				combination.file != "podmonitor" {
+			if strings.HasPrefix(o.file, "metrics/") && !strings.HasPrefix(combination.file, "monitoring") {
 				t.Errorf("%s: %s", combination.name, o)
 			}
 		}
@@ -61,7 +60,7 @@ func TestMonitoringIsDisabledByDefault(t *testing.T) {
 	for name, values := range map[string]map[string]any{
 		"external mode": with(
 			t, nil, "registryURL=registry.example.com",
-			"metrics={service: {enabled: true}, podMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboard: "+
+			"metrics={podMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboard: "+
 				"{enabled: true}}",
 		),
 	} {
@@ -126,25 +125,21 @@ func TestMonitorsSelectTheirPods(t *testing.T) {
 			[]string{"zarf-registry", "zarf-registry-healer", "zarf-registry-proxy"},
 		},
 		{
-			"ServiceMonitors", []string{"metrics.serviceMonitor.enabled=true"},
-			[]string{"zarf-registry", "zarf-registry-healer", "zarf-registry-proxy"},
-		},
-		{
 			"hostNetwork", []string{"metrics.podMonitor.enabled=true", "proxy.hostNetwork=true"},
 			[]string{"zarf-registry", "zarf-registry-healer"},
 		},
 		{
-			"a cache", []string{"metrics.podMonitor.enabled=true", "cache={replicas: 1, metricsPort: 9200}"},
+			"a cache", []string{"metrics.podMonitor.enabled=true", "cache.replicas=1"},
 			[]string{"zarf-registry", "zarf-registry-cache", "zarf-registry-healer", "zarf-registry-proxy"},
 		},
 		{
 			"caches on nodes",
-			[]string{"metrics.serviceMonitor.enabled=true", "cache.nodeSelector={a: b}", "injector.architectures=[amd64]"},
+			[]string{"metrics.podMonitor.enabled=true", "cache.nodeSelector={a: b}", "injector.architectures=[amd64]"},
 			[]string{"zarf-registry", "zarf-registry-cache", "zarf-registry-healer", "zarf-registry-proxy"},
 		},
 		{
 			"nodeport mode without a healer",
-			[]string{"metrics.serviceMonitor.enabled=true", "registryProxy=false", "healer.enabled=false"},
+			[]string{"metrics.podMonitor.enabled=true", "registryProxy=false", "healer.enabled=false"},
 			[]string{"zarf-registry"},
 		},
 	} {
@@ -158,23 +153,6 @@ func TestMonitorsSelectTheirPods(t *testing.T) {
 				e := m.Spec.PodMetricsEndpoints[0]
 				jobs = append(jobs, endpoint(t, m.Name, *e.Port, e.RelabelConfigs))
 			}
-			for _, m := range all[*monitoringv1.ServiceMonitor](out) {
-				found := 0
-				for _, s := range all[*corev1.Service](out) {
-					if labels.SelectorFromSet(m.Spec.Selector.MatchLabels).Matches(labels.Set(s.Labels)) {
-						found++
-						hasPort(t, out, s.Name, s.Spec.Selector)
-						if s.Spec.ClusterIP != corev1.ClusterIPNone || s.Spec.Ports[0].Name != "metrics" {
-							t.Errorf("Service %s: %+v", s.Name, s.Spec)
-						}
-					}
-				}
-				if found != 1 {
-					t.Errorf("%s finds %d Services", m.Name, found)
-				}
-				e := m.Spec.Endpoints[0]
-				jobs = append(jobs, endpoint(t, m.Name, e.Port, e.RelabelConfigs))
-			}
 			slices.Sort(jobs)
 			if !slices.Equal(jobs, test.jobs) {
 				t.Errorf("jobs %v, want %v", jobs, test.jobs)
@@ -184,7 +162,7 @@ func TestMonitorsSelectTheirPods(t *testing.T) {
 					continue
 				}
 				if !slices.ContainsFunc(policy.Spec.Ingress, func(r networkingv1.NetworkPolicyIngressRule) bool {
-					return len(r.From) == 1 && slices.Contains([]int{5090, 9102, 9200}, r.Ports[0].Port.IntValue())
+					return len(r.From) == 1 && slices.Contains([]int{5090, 9102}, r.Ports[0].Port.IntValue())
 				}) {
 					t.Errorf("NetworkPolicy %s does not let Prometheus in", policy.Name)
 				}
@@ -197,7 +175,6 @@ func TestMonitoringFollowsItsValues(t *testing.T) {
 	t.Parallel()
 	base := monitored(t)
 	for _, test := range []struct{ set, file, want string }{
-		{"metrics.service.enabled=true", "metrics/proxy-service.yaml", "clusterIP: None"},
 		{"metrics.podMonitor.interval=15s", "metrics/proxy-podmonitor.yaml", `interval: "15s"`},
 		{"metrics.podMonitor.scrapeTimeout=5s", "metrics/registry-podmonitor.yaml", `scrapeTimeout: "5s"`},
 		{"metrics.podMonitor.labels={prometheus: main}", "metrics/registry-podmonitor.yaml", "prometheus: main"},
@@ -213,10 +190,6 @@ func TestMonitoringFollowsItsValues(t *testing.T) {
 		{"metrics.prometheusRule.alertLabels={team: platform}", "metrics/prometheusrule.yaml", "team: platform"},
 		{"metrics.prometheusRule.alertLabels={severity: none}", "metrics/prometheusrule.yaml", "severity: critical"},
 		{"metrics.prometheusRule.disabled=[ZarfRegistryDown]", "metrics/prometheusrule.yaml", "!ZarfRegistryDown"},
-		{"metrics.prometheusRule.kubeStateMetrics=false", "metrics/prometheusrule.yaml", "!kube_"},
-		{"metrics.prometheusRule.thresholds.volumeFreePercent=21", "metrics/prometheusrule.yaml", "< 21 / 3"},
-		{"metrics.prometheusRule.thresholds.certificateLifePercent=33", "metrics/prometheusrule.yaml", "< 33 / 3"},
-		{"metrics.prometheusRule.thresholds.errorPercent=7", "metrics/prometheusrule.yaml", "> 7\n"},
 		{"metrics.dashboard.labels={dashboards: mine}", "metrics/dashboard-configmap.yaml", "dashboards: mine"},
 		{"metrics.dashboard.annotations={grafana_folder: mine}", "metrics/dashboard-configmap.yaml", "grafana_folder: mine"},
 		{"fullnameOverride=images", "metrics/prometheusrule.yaml", `job="images-proxy"`},

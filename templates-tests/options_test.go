@@ -27,20 +27,17 @@ func every(t *testing.T, sets ...string) map[string]any {
 	return proxyMode(t, append([]string{"nodeConfig.mirrors=[docker.io]", "cache.replicas=1"}, sets...)...)
 }
 
-// optionsOf are the paths of the values of each component's pods.
-var optionsOf = map[string]string{
-	"registry": "registry", "proxy": "proxy", "cache": "cache", "init-hook": "initHook", "certificates": "pki.rotation",
+// resourcesOf are the paths of the values with the resources of each component's pods.
+var resourcesOf = map[string]string{
+	"registry": "registry", "proxy": "proxy", "cache": "cache", "init-hook": "initHook", "certificates": "initHook",
 	"node-config": "nodeConfig", "node-restore": "nodeConfig", "healer": "healer",
 }
 
 func TestAgentLabelCannotBeOverridden(t *testing.T) {
 	t.Parallel()
-	sets := []string{"commonLabels={zarf.dev/agent: mutate}"}
-	for _, path := range optionsOf {
-		sets = append(sets, path+".podLabels={zarf.dev/agent: mutate}")
-	}
-	out := rendering{values: every(t, sets...)}.render(t)
-	if len(workloads(out)) < len(optionsOf) {
+	out := rendering{values: every(t, "commonLabels={zarf.dev/agent: mutate}", "podLabels={zarf.dev/agent: mutate}",
+		"registry.podLabels={zarf.dev/agent: mutate}", "proxy.podLabels={zarf.dev/agent: mutate}")}.render(t)
+	if len(workloads(out)) < len(resourcesOf) {
 		t.Fatalf("%d workloads", len(workloads(out)))
 	}
 	for _, w := range workloads(out) {
@@ -52,38 +49,58 @@ func TestAgentLabelCannotBeOverridden(t *testing.T) {
 
 func TestPodOptionsApplyToAllPods(t *testing.T) {
 	t.Parallel()
-	var sets []string
-	for _, path := range optionsOf {
-		sets = append(sets, path+".podLabels={example.com/of: "+path+"}", path+".podAnnotations={example.com/of: "+path+"}",
-			path+".extraEnv=[{name: OF, value: "+path+"}]", path+".priorityClassName=of-"+strings.ToLower(path),
-			path+".resources={requests: {cpu: 7m, memory: 7Mi}, limits: {memory: 77Mi}}")
+	sets := []string{
+		"podLabels={all: all, some: all}", "podAnnotations={all: all, some: all}", "priorityClassName=all",
+		"extraEnv=[{name: ALL, value: all}, {name: SOME, value: all}]", "registry.extraEnv=[{name: SOME, value: registry}]",
+	}
+	for _, path := range []string{"registry", "proxy"} {
+		sets = append(sets, path+".podLabels={some: "+path+"}", path+".podAnnotations={some: "+path+"}")
+	}
+	for _, path := range []string{"registry", "proxy", "healer"} {
+		sets = append(sets, path+".priorityClassName="+path)
+	}
+	for _, path := range resourcesOf {
+		sets = append(sets, path+".resources={requests: {cpu: 7m, memory: 7Mi}, limits: {memory: 77Mi}}")
 	}
 	found := map[string]bool{}
 	for _, w := range workloads(rendering{values: every(t, sets...)}.render(t)) {
-		if w.component() == "test" {
+		component := w.component()
+		if component == "test" {
 			continue // pods of helm test
 		}
-		path := optionsOf[w.component()]
-		if path == "" {
-			t.Errorf("%s: optionsOf lacks component %q", w.object, w.component())
+		if resourcesOf[component] == "" {
+			t.Errorf("%s: resourcesOf lacks component %q", w.object, component)
 			continue
 		}
-		found[w.component()] = true
-		c := w.program()
-		got := []string{
-			w.pod.Labels["example.com/of"], w.pod.Annotations["example.com/of"],
-			strings.TrimPrefix(w.pod.Spec.PriorityClassName, "of-"),
-			fmt.Sprint(slices.Contains(c.Env, corev1.EnvVar{Name: "OF", Value: path})), c.Resources.Requests.Cpu().String(),
-			c.Resources.Limits.Memory().String(),
+		found[component] = true
+		// expected is what a component with the value has, and all others.
+		expected := func(with ...string) string {
+			if slices.Contains(with, component) {
+				return component
+			}
+			return "all"
 		}
-		if diff := cmp.Diff([]string{path, path, strings.ToLower(path), "true", "7m", "77Mi"}, got); diff != "" {
-			t.Errorf(
-				"%s, labels, annotations, priority, environment, requests and limits of %s (-), of the pod (+):\n%s", w.object,
-				path, diff,
-			)
+		c := w.program()
+		env := map[string]string{}
+		if strings.HasPrefix(component, "node-") { // they have none
+			env["ALL"], env["SOME"] = "all", "all"
+		}
+		for _, e := range c.Env {
+			env[e.Name] = e.Value
+		}
+		got := []string{
+			w.pod.Labels["all"], w.pod.Labels["some"], w.pod.Annotations["all"], w.pod.Annotations["some"], env["ALL"],
+			env["SOME"], w.pod.Spec.PriorityClassName, c.Resources.Requests.Cpu().String(), c.Resources.Limits.Memory().String(),
+		}
+		if diff := cmp.Diff([]string{
+			"all", expected("registry", "proxy"), "all", expected("registry", "proxy"), "all", expected("registry"),
+			expected("registry", "proxy", "healer"), "7m", "77Mi",
+		}, got); diff != "" {
+			t.Errorf("%s, labels, annotations, environment, priority, requests and limits of the values (-), of the pod (+):\n%s",
+				w.object, diff)
 		}
 	}
-	if len(found) != len(optionsOf) {
+	if len(found) != len(resourcesOf) {
 		t.Errorf("pods of %v only", found)
 	}
 }
@@ -96,19 +113,23 @@ func TestImagesFollowTheirValues(t *testing.T) {
 		policy      corev1.PullPolicy
 	}{
 		{
-			"{registry: mirror.internal:5000, repository: a/b, tag: v1, pullPolicy: Always}", "mirror.internal:5000/a/b:v1",
+			"{registry: mirror.internal:5000, repository: a/b, tag: v1, pullPolicy: Always}", "mirror.internal:5000/a/b/%s:v1",
 			corev1.PullAlways,
 		},
-		{"{registry: '', repository: a/b, digest: '" + digest + "', pullPolicy: Never}", "a/b@" + digest, corev1.PullNever},
+		{
+			"{registry: '', repository: a, digests: {registry: '" + digest + "', registry-node: '" + digest + "'}, " +
+				"pullPolicy: Never}", "a/%s@" + digest, corev1.PullNever,
+		},
 	} {
 		out := rendering{
-			values: proxyMode(t, "injector.enabled=false", "registry.image="+test.image, "proxy.image="+test.image),
+			values: proxyMode(t, "injector.enabled=false", "image="+test.image),
 		}.render(t)
 		seen := 0
 		for _, w := range workloads(out) {
 			if c := w.program(); w.component() == "registry" || w.component() == "proxy" {
 				seen++
-				if c.Image != test.want || c.ImagePullPolicy != test.policy {
+				name := map[string]string{"registry": "registry", "proxy": "registry-node"}[w.component()]
+				if c.Image != fmt.Sprintf(test.want, name) || c.ImagePullPolicy != test.policy {
 					t.Errorf("%s: %s, %s", w.object, c.Image, c.ImagePullPolicy)
 				}
 			}
@@ -250,7 +271,7 @@ func TestEmptyAlertGroupsAreOmitted(t *testing.T) {
 	t.Parallel()
 	text := rendering{
 		values: with(
-			t, ciValues(t)["monitoring"], "metrics.prometheusRule.kubeStateMetrics=true",
+			t, ciValues(t)["monitoring"],
 			"metrics.prometheusRule.disabled=[ZarfRegistryProxyMissing, ZarfRegistryPortNotReserved, ZarfRegistryJobFailing]",
 		),
 	}.render(t).text()
@@ -349,9 +370,8 @@ func TestTopologySpreadConstraints(t *testing.T) {
 
 func TestGlobalImageRegistry(t *testing.T) {
 	t.Parallel()
-	sets := []string{"global.imageRegistry=mirror.internal:5000", "injector.enabled=false"}
-	for _, path := range []string{"initHook", "registry", "proxy"} {
-		sets = append(sets, path+".image.registry=elsewhere.example.com")
+	sets := []string{
+		"global.imageRegistry=mirror.internal:5000", "injector.enabled=false", "image.registry=elsewhere.example.com",
 	}
 	images := map[string]bool{}
 	for _, w := range workloads(rendering{values: every(t, sets...)}.render(t)) {

@@ -26,14 +26,18 @@ type permissions struct {
 	mode, pki string
 }
 
-func (p permissions) internal() bool  { return p.mode != "external" }
-func (p permissions) hosting() bool   { return p.internal() && p.value("localRegistryHosting") != false }
+func (p permissions) internal() bool { return p.mode != "external" }
+func (p permissions) hosting() bool {
+	return p.internal() && (p.value("localRegistryHosting") == true || p.value("zarf.compatible") == true)
+}
 func (p permissions) noHosting() bool { return !p.hosting() }
 func (p permissions) rotation() bool  { return p.internal() && p.value("pki.rotation.schedule") != "" }
 func (p permissions) gc() bool {
 	return p.internal() && p.value("registry.garbageCollection.enabled") == true
 }
-func (p permissions) prune() bool { return p.internal() && p.value("registry.prune.enabled") == true }
+func (p permissions) prune() bool {
+	return p.gc() && p.value("registry.garbageCollection.prune.olderThan") != ""
+}
 func (p permissions) nodeConfig() bool {
 	return len(daemonSets(p.output, "node-config"))+len(daemonSets(p.output, "node-restore")) > 0
 }
@@ -156,14 +160,17 @@ var expectedPermissions = []permission{
 	{"healer Role", "get,update configmaps -repositories", permissions.byRepository},
 
 	{"garbage-collection Role", "get secrets -credentials,-push-tls,-state", permissions.gc},
-	{"garbage-collection Role", "list pods", permissions.gc},
+	{"garbage-collection Role", "list pods", func(p permissions) bool { return p.gc() && !p.prune() }},
 	{"garbage-collection Role", "create,get pods/portforward", permissions.gc},
 
-	{"prune Role", "get secrets -credentials,-push-tls,-state", permissions.prune},
-	{"prune Role", "create,get pods/portforward", permissions.prune},
-	{"prune ClusterRole", "list pods,replicationcontrollers", permissions.prune},
-	{"prune ClusterRole", "list daemonsets.apps,deployments.apps,replicasets.apps,statefulsets.apps", permissions.prune},
-	{"prune ClusterRole", "list cronjobs.batch,jobs.batch", permissions.prune},
+	{"garbage-collection ClusterRole", "list pods", permissions.prune},
+	{"garbage-collection ClusterRole", "list replicationcontrollers", permissions.prune},
+	{"garbage-collection ClusterRole", "list deployments.apps", permissions.prune},
+	{"garbage-collection ClusterRole", "list replicasets.apps", permissions.prune},
+	{"garbage-collection ClusterRole", "list statefulsets.apps", permissions.prune},
+	{"garbage-collection ClusterRole", "list daemonsets.apps", permissions.prune},
+	{"garbage-collection ClusterRole", "list jobs.batch", permissions.prune},
+	{"garbage-collection ClusterRole", "list cronjobs.batch", permissions.prune},
 }
 
 // userPermissions are the rules for the user's objects that the values name, for the release's namespace, and for
@@ -224,8 +231,8 @@ func (p permissions) userPermissions() map[string][]string {
 		if claim := decided(p.output).Storage.Claim; claim.Existing {
 			rules["init-hook Role"] = append(rules["init-hook Role"], "get persistentvolumeclaims "+claim.Name)
 		}
-		if mode := p.value("registry.verify"); mode == "audit" || mode == "enforce" {
-			reads("init-hook Role", text("registry.verifyKeys.existingSecret"))
+		if mode := p.value("registry.signatures.mode"); mode == "audit" || mode == "enforce" {
+			reads("init-hook Role", text("registry.signatures.existingSecret"))
 		}
 		issuer := "pki.certManager.issuerRef."
 		ofCertManager := p.pki == "certManager" && text(issuer+"group") == "cert-manager.io"

@@ -181,19 +181,6 @@ func TestDisruptionBudgetNeverBlocksADrain(t *testing.T) {
 	if budgets == 0 {
 		t.Fatal("nothing was checked")
 	}
-	for set, want := range map[string]string{
-		"registry.podDisruptionBudget.maxUnavailable=2": "2", "registry.podDisruptionBudget.maxUnavailable=50%": "50%",
-	} {
-		b := find[*policyv1.PodDisruptionBudget](t, rendering{values: proxyMode(t, set)}.render(t), "zarf-registry")
-		if got := b.Spec.MaxUnavailable.String(); got != want {
-			t.Errorf("%s: maxUnavailable is %s", set, got)
-		}
-	}
-	// As with --reuse-values.
-	find[*policyv1.PodDisruptionBudget](
-		t, rendering{values: proxyMode(t, "registry.podDisruptionBudget=null", "registry.autoscaling=null")}.render(t),
-		"zarf-registry",
-	)
 }
 
 func TestReplacedPodsKeepServingDuringShutdownDelay(t *testing.T) {

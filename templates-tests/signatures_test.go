@@ -11,19 +11,18 @@ import (
 
 func TestTheRegistryVerifiesSignaturesOnlyIfAsked(t *testing.T) {
 	t.Parallel()
-	const keys = "registry.verifyKeys.existingSecret=mine"
+	const keys = "registry.signatures.existingSecret=mine"
 	for name, test := range map[string]struct {
 		sets []string
 		mode string // empty: nothing is verified
 	}{
 		"by default":           {nil, ""},
 		"keys alone":           {[]string{keys}, ""},
-		"off":                  {[]string{keys, `registry.verify="off"`}, ""},
-		"off, which is false":  {[]string{keys, "registry.verify=false"}, ""},
-		"without the value":    {[]string{keys, "registry.verify=null"}, ""},
-		"audit":                {[]string{keys, "registry.verify=audit"}, "audit"},
-		"enforce":              {[]string{keys, "registry.verify=enforce"}, "enforce"},
-		"enforce at node port": {[]string{keys, "registry.verify=enforce", "registryProxy=false"}, "enforce"},
+		"off":                  {[]string{keys, `registry.signatures.mode="off"`}, ""},
+		"off, which is false":  {[]string{keys, "registry.signatures.mode=false"}, ""},
+		"audit":                {[]string{keys, "registry.signatures.mode=audit"}, "audit"},
+		"enforce":              {[]string{keys, "registry.signatures.mode=enforce"}, "enforce"},
+		"enforce at node port": {[]string{keys, "registry.signatures.mode=enforce", "registryProxy=false"}, "enforce"},
 	} {
 		out := rendering{values: proxyMode(t, test.sets...)}.render(t)
 		spec := find[*appsv1.Deployment](t, out, "zarf-registry").Spec.Template.Spec

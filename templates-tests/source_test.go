@@ -69,7 +69,7 @@ func TestTemplateConventions(t *testing.T) {
 			file != "NOTES.txt" {
 			t.Errorf("%s: use include \"zarf-registry.namespace\" instead of .Release.Namespace", file)
 		}
-		if found := random.FindString(strings.ReplaceAll(code, salt, "")); found != "" {
+		if found := random.FindString(strings.NewReplacer(salt, "", ".secrets.htpasswd", "").Replace(code)); found != "" {
 			t.Errorf("%s: %q changes at every upgrade", file, found)
 		}
 		if strings.Contains(file, "/") && strings.HasSuffix(file, ".yaml") {

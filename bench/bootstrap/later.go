@@ -252,7 +252,7 @@ func measureSwitch(ctx context.Context, c *cluster, report *results.Report) erro
 // hostNetwork switches the proxies to host network. It measures nothing.
 func hostNetwork(ctx context.Context, c *cluster, _ *results.Report) error {
 	_, err := c.helmChart(ctx, "upgrade", "--set=registryProxy=true", "--set=proxy.hostNetwork=true",
-		"--set=initHook.prove=false", "--set=initHook.pushImages=false")
+		"--set=initHook.verifyPulls=false", "--set=initHook.pushImages=false")
 	return errors.Join(err, c.WaitFor(ctx, "the proxies with host network",
 		func() (bool, error) { return c.proxiesReady(ctx, len(c.nodes), nil) }))
 }

@@ -111,8 +111,8 @@ func TestTheCarriedChartAndTheCommandsFitTogether(t *testing.T) {
 		prove  bool
 	}{
 		"proxy": {map[string]any{"registryProxy": true}, state.ModeProxy, state.SourceValue, true},
-		"nodeport": {map[string]any{"registryProxy": false, "initHook": map[string]any{"prove": false}}, state.ModeNodePort,
-			state.SourceValue, false},
+		"nodeport": {map[string]any{"registryProxy": false, "initHook": map[string]any{"verifyPulls": false}},
+			state.ModeNodePort, state.SourceValue, false},
 		"default":  {nil, state.ModeNodePort, state.SourceDefault, true},
 		"external": {map[string]any{"registryURL": "registry.example.com/team"}, state.ModeExternal, state.SourceValue, true},
 	} {

@@ -151,10 +151,10 @@ func (f *finishing) record(ctx context.Context) (string, error) {
 			s.Phase, s.Current, s.Nodes = state.PhaseReady, &desired, f.verified
 			did = fmt.Sprintf("current is %s, verified on %d nodes", desired.Mode, len(f.verified))
 		case s.Current != nil && s.Current.Same(desired):
-			did = "the verified mode is unchanged: verification is disabled (initHook.prove=false)"
+			did = "the verified mode is unchanged: verification is disabled (initHook.verifyPulls=false)"
 		default:
 			s.Current, s.Nodes = nil, nil
-			did = "no mode is verified: verification is disabled (initHook.prove=false)"
+			did = "no mode is verified: verification is disabled (initHook.verifyPulls=false)"
 		}
 		return true // from here on nothing switches back
 	})

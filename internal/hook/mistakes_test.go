@@ -313,10 +313,10 @@ func TestMistakes(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Name: "high"}}},
 			settings: placed(func(w *settings.Workload) { w.PriorityClassName = "high" })},
 		"PriorityClass of several values": {settings: func(s *settings.Settings) {
-			for _, component := range []string{"proxy", "healer"} {
+			for _, component := range []string{"proxy", "healer", "cache", "init-hook"} {
 				s.Workloads = append(s.Workloads, workload(component, func(w *settings.Workload) { w.PriorityClassName = "high" }))
 			}
-		}, check: "priority-class", want: []string{"proxy.priorityClassName, healer.priorityClassName"}},
+		}, check: "priority-class", want: []string{"proxy.priorityClassName, healer.priorityClassName, priorityClassName;"}},
 
 		// The API server's answer to the real pods.
 		"quota without room": {settings: placed(func(w *settings.Workload) {

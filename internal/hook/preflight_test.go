@@ -69,6 +69,10 @@ func runtimeVersion(v string) func(*corev1.Node) {
 	return func(n *corev1.Node) { n.Status.NodeInfo.ContainerRuntimeVersion = v }
 }
 
+func kubelet(v string) func(*corev1.Node) {
+	return func(n *corev1.Node) { n.Status.NodeInfo.KubeletVersion = v }
+}
+
 func architecture(v string) func(*corev1.Node) {
 	return func(n *corev1.Node) { n.Status.NodeInfo.Architecture = v }
 }
@@ -271,6 +275,12 @@ func TestPreflightFinds(t *testing.T) {
 			check: "host-port", severity: warning, want: []string{"node n2", "--set proxy.hostNetwork=true"}},
 		"no finding for CRI-O 1.34 with node ports": {objects: nodes{node("n2", runtimeVersion("cri-o://1.34.9"))},
 			options: []func(*settings.Settings){modeOf(state.ModeNodePort)}},
+		"node ports before nftables is the default": {objects: nodes{node("n1", kubelet("v1.37.9")),
+			node("n2", kubelet("v1.38.0+k3s1"))}, options: []func(*settings.Settings){modeOf(state.ModeNodePort)},
+			check: "host-port", severity: warning, want: []string{"node n2:", "Kubernetes 1.40", "--set registryProxy=true"}},
+		"no finding for node ports on earlier nodes": {objects: nodes{node("n1", kubelet("v1.37.9"))},
+			options: []func(*settings.Settings){modeOf(state.ModeNodePort)}},
+		"no finding for proxies on later nodes": {objects: nodes{node("n1", kubelet("v1.40.0"))}},
 
 		"some nodes of an unsupported architecture": {objects: nodes{node("n1"), node("n2", architecture("s390x")),
 			node("n3", architecture("s390x"))}, check: "architecture", severity: warning,

@@ -65,7 +65,7 @@ func valuesOf(document string) string {
 	folder := path.Base(path.Dir(strings.TrimPrefix(line, source)))
 	for _, known := range [][2]string{{"certificates", "pki"}, {"extra", "extraObjects"},
 		{"garbage-collection", "registry.garbageCollection"}, {"init-hook", "initHook"}, {"node-config", "nodeConfig"},
-		{"prune", "registry.prune"}, {"pause-images", "injector"}} {
+		{"pause-images", "injector"}} {
 		if folder == known[0] {
 			return known[1]
 		}

@@ -101,6 +101,16 @@ func (i *Inspection) criO() []Finding {
 	return []Finding{f}
 }
 
+// nodePort finds nodes whose node ports stop answering on loopback with an upgrade of Kubernetes.
+func (i *Inspection) nodePort() []Finding {
+	nodes, cause := i.nodesWith(plan.NodePortEnds)
+	if i.Settings.Mode != state.ModeNodePort || len(nodes) == 0 {
+		return nil
+	}
+	return []Finding{{Check: checkHostPort, Severity: Warning, Object: release.ListNodes(nodes), Cause: cause,
+		Remedy: "before that upgrade, --set registryProxy=true, or set mode: iptables in kube-proxy's configuration"}}
+}
+
 // hostPort finds nodes whose proxies cannot be reached.
 func (i *Inspection) hostPort() []Finding {
 	if i.Settings.Mode != state.ModeProxy || i.Settings.Proxy.HostNetwork {

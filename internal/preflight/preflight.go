@@ -246,6 +246,7 @@ func (i *Inspection) inspect(ctx context.Context) ([]Finding, error) {
 		findings = append(findings, i.ipv6()...)
 		findings = append(findings, i.criO()...)
 		findings = append(findings, i.hostPort()...)
+		findings = append(findings, i.nodePort()...)
 	}
 	if ours || i.Settings.ConfiguresNodes() {
 		findings = slices.Concat(findings, i.architecture(), i.pauseImage(), i.placement())

@@ -3,11 +3,13 @@ package preflight
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
@@ -34,13 +36,19 @@ func (i *Inspection) lookAtPriorityClasses(ctx context.Context) ([]Finding, erro
 	return findings, nil
 }
 
-// missingPriorityClass names all values with a PriorityClass that does not exist.
+// missingPriorityClass names all values with a PriorityClass that does not exist. Other components than these have no
+// value of their own.
 func (i *Inspection) missingPriorityClass(name string) Finding {
+	own := []string{names.ComponentRegistry, names.ComponentProxy, names.ComponentHealer}
 	var values, set []string
 	for _, w := range i.Settings.Workloads {
-		if w.PriorityClassName == name {
-			values = append(values, w.Values+".priorityClassName")
-			set = append(set, fmt.Sprintf("--set %s.priorityClassName=NAME", w.Values))
+		value := "priorityClassName"
+		if slices.Contains(own, w.Component) {
+			value = w.Values + "." + value
+		}
+		if w.PriorityClassName == name && !slices.Contains(values, value) {
+			values = append(values, value)
+			set = append(set, fmt.Sprintf("--set %s=NAME", value))
 		}
 	}
 	return Finding{Check: checkPriority, Severity: Blocker, Object: "PriorityClass " + name,

@@ -16,7 +16,7 @@ func (i *Inspection) lookAtSignatures(ctx context.Context) ([]Finding, error) {
 	blocker := Finding{Check: checkSignatures, Severity: Blocker, Object: i.Object("Secret", name),
 		Cause: "does not exist, and without public keys no image counts as signed",
 		Remedy: fmt.Sprintf("kubectl -n %s create secret generic %s --from-file=cosign.pub, or name another: "+
-			"--set registry.verifyKeys.existingSecret=…", i.Settings.Namespace, name)}
+			"--set registry.signatures.existingSecret=…", i.Settings.Namespace, name)}
 	secret, err := i.ReadSecret(ctx, name)
 	if err != nil {
 		return nil, err

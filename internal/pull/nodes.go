@@ -517,7 +517,7 @@ func (p *Puller) advice(complaint string) string {
 	switch has := func(sign string) bool { return strings.Contains(complaint, sign) }; {
 	case p.verify != nil:
 	case has("is not signed by"):
-		return "sign the image with a key of registry.verifyKeys"
+		return "sign the image with a key of registry.signatures"
 	case has("no match for platform"), has("no image found in"): // containerd, CRI-O
 		return "push the image for the platform of this node, or select other nodes"
 	case has("no space left on device"):

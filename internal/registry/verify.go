@@ -284,7 +284,7 @@ func (v *verification) denial(to target, d digest.Digest, found verdict) error {
 	}
 	keys := v.current.Load().keys
 	if len(keys) == 0 {
-		text.WriteString(" cannot be verified, because the registry has no valid public key (registry.verifyKeys)")
+		text.WriteString(" cannot be verified, because the registry has no valid public key (registry.signatures)")
 		return denied("%s", text)
 	}
 	const shown = 4

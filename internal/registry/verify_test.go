@@ -475,7 +475,7 @@ func TestWithoutValidKeysNothingIsSigned(t *testing.T) {
 	i.waitEnforcing()
 	i.pusher().pushImage("a", "v1", "layer")
 	a := i.node().read(http.MethodGet, "a", "v1")
-	if a.StatusCode != http.StatusForbidden || !strings.Contains(a.body, "no valid public key (registry.verifyKeys)") {
+	if a.StatusCode != http.StatusForbidden || !strings.Contains(a.body, "no valid public key (registry.signatures)") {
 		t.Errorf("status %d, %s", a.StatusCode, a.body)
 	}
 	if got := i.loaded().Verification.Problem; !strings.Contains(got, "no public key: add the public key of cosign") {

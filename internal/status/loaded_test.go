@@ -451,7 +451,7 @@ func TestHowSignaturesStand(t *testing.T) {
 		"enforced":         {&reloadstatus.Verification{Enforced: true, UnsignedTags: &unsigned}, ""},
 		"nothing verified": {nil, ""},
 		"invalid keys": {&reloadstatus.Verification{Problem: "a.pub:\nempty"}, "The registry cannot load what it verifies " +
-			"images with (a.pub: empty): correct the Secret of registry.verifyKeys, or run init-hook install --namespace zarf, which checks it."},
+			"images with (a.pub: empty): correct the Secret of registry.signatures, or run init-hook install --namespace zarf, which checks it."},
 	} {
 		o := healthy(t, state.ModeProxy).options(t)
 		o.Loaded = func(context.Context, *corev1.Pod) (*reloadstatus.Report, error) {

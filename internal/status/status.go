@@ -498,7 +498,7 @@ func (c *collector) collection(ctx context.Context, pods []corev1.Pod) {
 				"again, from a backup or from their archives.", c.again())
 		}
 		if v := report.Verification; v != nil && v.Problem != "" {
-			c.next("The registry cannot load what it verifies images with (%s): correct the Secret of registry.verifyKeys, "+
+			c.next("The registry cannot load what it verifies images with (%s): correct the Secret of registry.signatures, "+
 				"or run %s, which checks it.", oneLine(v.Problem), c.again())
 		}
 		if problem := report.Collection.Problem; problem != "" {

@@ -655,7 +655,7 @@ func TestUnattended(t *testing.T) {
 	w.provoked = []string{w.address + "/zarf-registry/init-hook"} // the CronJob's, before the installation is complete
 	const lifetime = 10 * time.Minute
 	must(t, "install", func(t *testing.T) {
-		w.apply(t, proxyMode, "--set=pki.lifetime.certificate=10m", "--set=pki.lifetime.authority=20m",
+		w.apply(t, proxyMode, "--set=pki.lifetime.certificate=10m", "--set=pki.lifetime.ca=20m",
 			"--set=pki.rotation.schedule=* * * * *")
 		w.pushFresh(t)
 	})

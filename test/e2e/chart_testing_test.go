@@ -152,7 +152,7 @@ func chartToInstall(t *testing.T) (chart string, values []string) {
 
 // testFailingHelmTest gives the pod that pushes a wrong password.
 func testFailingHelmTest(t *testing.T, w *world) {
-	w.helmChart(t, "install", proxyMode, "--set=registry.persistence.enabled=false", "--set=tests.timeout=20s")
+	w.helmChart(t, "install", proxyMode, "--set=registry.persistence.enabled=false")
 	helmTest := func(flags ...string) (string, error) {
 		out, errOut, err := try(w.command(t, w.helm, append([]string{"test", release, "-n", namespace}, flags...)...))
 		return out + errOut, err

@@ -72,7 +72,8 @@ func TestExpose(t *testing.T) {
 		t.Fatal(err)
 	}
 	image := o.address + "/e2e/hello:1"
-	exposed := append(exposedAt(host), "--set=cache.replicas=1") // for its metrics
+	// A cache for its metrics.
+	exposed := append(exposedAt(host), "--set=cache.replicas=1", "--set=localRegistryHosting=true")
 
 	if _, err := w.client.CoreV1().Namespaces().Create(t.Context(),
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {

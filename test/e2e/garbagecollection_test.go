@@ -18,7 +18,7 @@ func TestGarbageCollection(t *testing.T) {
 	w := ownCluster(t, "e2e-garbage", layout{args: []string{"--nodes", "1",
 		"--volumes-size", strconv.Itoa(volumesSize)}})
 	const cronJob = "--set=registry.garbageCollection.enabled=true,registry.garbageCollection.gracePeriod=0s" +
-		",registry.garbageCollection.deleteUntagged=true"
+		",registry.garbageCollection.prune.untagged=true"
 	// Only the steps below collect.
 	const never = "--set-string=registry.garbageCollection.schedule=0 0 31 12 *"
 	const noise = 8 << 20

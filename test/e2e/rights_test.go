@@ -48,9 +48,8 @@ func TestLeastPrivilege(t *testing.T) {
 	w.provoked = []string{missing}
 	w.sets = append(w.sets, "--set=auth.existingSecret="+pushCredential, "--set=startupTaint="+startupTaint,
 		"--set=registry.garbageCollection.enabled=true", "--set-string=registry.garbageCollection.schedule="+never,
-		"--set=registry.prune.enabled=true", "--set-string=registry.prune.schedule="+never,
-		"--set=registry.prune.olderThan=1h", "--set=rewrite.enabled=true", "--set=rewrite.missing=keep", namedPause,
-		"--set=cache.replicas=1")
+		"--set=registry.garbageCollection.prune.olderThan=1h", "--set=rewrite.enabled=true", "--set=rewrite.missing=keep", namedPause,
+		"--set=cache.replicas=1", "--set=localRegistryHosting=true")
 	// changeCredential changes the user's Secret that the push credential is copied from.
 	changeCredential := func(t *testing.T, password string) {
 		w.putSecret(t, pushCredential, map[string][]byte{"username": []byte("robot"), "password": []byte(password)})
@@ -66,8 +65,7 @@ func TestLeastPrivilege(t *testing.T) {
 		w.losesTaint(t, w.nodes[0])
 	})
 	must(t, "push", func(t *testing.T) { w.pushHello(t) })
-	must(t, "garbage collection", func(t *testing.T) { w.runCronJob(t, release+"-gc") })
-	must(t, "pruning", func(t *testing.T) { w.runCronJob(t, release+"-prune") })
+	must(t, "pruning and garbage collection", func(t *testing.T) { w.runCronJob(t, release+"-gc") })
 	must(t, "a renewal by the CronJob, which leaves nothing behind", func(t *testing.T) {
 		w.runCronJob(t, release+"-certificates")
 	})

@@ -158,8 +158,8 @@ func TestSignatures(t *testing.T) {
 	values := func(mode string) []string {
 		return []string{proxyMode, "--set=expose.hosts={" + host + "}", "--set=expose.service.enabled=true",
 			"--set=expose.service.type=NodePort", "--set=expose.service.nodePort=30443",
-			"--set=expose.tls.existingSecret=outside-tls", "--set=expose.anonymousPull=true", "--set=registry.verify=" + mode,
-			"--set=registry.verifyKeys.existingSecret=cosign-keys"}
+			"--set=expose.tls.existingSecret=outside-tls", "--set=expose.anonymousPull=true", "--set=registry.signatures.mode=" + mode,
+			"--set=registry.signatures.existingSecret=cosign-keys"}
 	}
 
 	must(t, "helm install without the Secret changes nothing", func(t *testing.T) {

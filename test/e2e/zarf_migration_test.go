@@ -25,8 +25,8 @@ const zarfRegistry = "zarf-docker-registry"
 
 // The values of the release while Zarf's registry still has the port, and after that.
 const (
-	besideZarf = "--set=reservePort=false,initHook.prove=false,initHook.ignorePreflight={port}"
-	afterZarf  = "--set=reservePort=auto,initHook.prove=true,initHook.ignorePreflight=null"
+	besideZarf = "--set=reservePort=false,initHook.verifyPulls=false,initHook.ignorePreflight={port}"
+	afterZarf  = "--set=reservePort=auto,initHook.verifyPulls=true,initHook.ignorePreflight=null"
 )
 
 // rounds is the number of images that the container runtimes pull in turn. Zarf's registry takes 70 ms of CPU time

@@ -30,14 +30,19 @@ Each object is read once per rendering and kept in the root context, so all temp
 {{- end -}}
 
 {{- /* Why kube-proxy serves no node port on 127.0.0.1. Empty if it does, or if its configuration is in neither of the
-ConfigMaps that kubeadm and EKS write. Of its modes, only iptables serves loopback addresses. */ -}}
+ConfigMaps that kubeadm and EKS write. Of its modes, only iptables serves loopback addresses: the default up to
+Kubernetes 1.39 (docs/decisions/0014-default-mode.md). */ -}}
 {{- define "zarf-registry.cluster.noLoopback" -}}
 {{- if not (hasKey . "ClusterNoLoopback") -}}
 {{- $reason := "" -}}
 {{- range $name, $key := dict "kube-proxy" "config.conf" "kube-proxy-config" "config" -}}
 {{- $config := dig "data" $key "" (lookup "v1" "ConfigMap" "kube-system" $name) | fromYaml -}}
-{{- if has (get $config "mode") (list "ipvs" "nftables") -}}
-{{- $reason = printf "kube-proxy runs in %s mode, which serves no node port on 127.0.0.1" $config.mode -}}
+{{- $mode := get $config "mode" -}}
+{{- if and $config (not $mode) (semverCompare ">=1.40-0" $.Capabilities.KubeVersion.Version) -}}
+{{- $mode = "nftables" -}}
+{{- end -}}
+{{- if has $mode (list "ipvs" "nftables") -}}
+{{- $reason = printf "kube-proxy runs in %s mode, which serves no node port on 127.0.0.1" $mode -}}
 {{- else if eq (dig "iptables" "localhostNodePorts" "" $config | toString) "false" -}}
 {{- $reason = "kube-proxy's localhostNodePorts is false, so it serves no node port on 127.0.0.1" -}}
 {{- end -}}
@@ -226,37 +231,18 @@ name. */ -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* Sets .ClusterProxies to the DaemonSets of this release's proxies. */ -}}
-{{- define "zarf-registry.cluster.loadProxies" -}}
-{{- if not (hasKey . "ClusterProxies") -}}
-{{- $proxies := list -}}
-{{- range (lookup "apps/v1" "DaemonSet" (include "zarf-registry.namespace" .) "").items -}}
-{{- if eq (include "zarf-registry.cluster.component" (dict "root" $ "object" .)) "proxy" -}}
-{{- $proxies = append $proxies . -}}
-{{- end -}}
-{{- end -}}
-{{- $_ := set . "ClusterProxies" $proxies -}}
-{{- end -}}
-{{- end -}}
-
 {{- /* "true" if proxies of this release exist. */ -}}
 {{- define "zarf-registry.cluster.proxies" -}}
-{{- include "zarf-registry.cluster.loadProxies" . -}}
-{{- if .ClusterProxies -}}true{{- end -}}
-{{- end -}}
-
-{{- /* "true" if proxies of this release run on the node's network as user 65532 and do not wait for their port. */ -}}
-{{- define "zarf-registry.cluster.proxiesShareUser" -}}
-{{- include "zarf-registry.cluster.loadProxies" . -}}
+{{- if not (hasKey . "ClusterProxies") -}}
 {{- $found := "" -}}
-{{- range .ClusterProxies -}}
-{{- $pod := .spec.template.spec -}}
-{{- $waits := hasKey (default dict .metadata.annotations) "zarf-registry/waits-for-port" -}}
-{{- if and (not $waits) (dig "hostNetwork" false $pod) (eq (dig "securityContext" "runAsUser" 0 $pod | int) 65532) -}}
+{{- range (lookup "apps/v1" "DaemonSet" (include "zarf-registry.namespace" .) "").items -}}
+{{- if eq (include "zarf-registry.cluster.component" (dict "root" $ "object" .)) "proxy" -}}
 {{- $found = "true" -}}
 {{- end -}}
 {{- end -}}
-{{- $found -}}
+{{- $_ := set . "ClusterProxies" $found -}}
+{{- end -}}
+{{- .ClusterProxies -}}
 {{- end -}}
 
 {{- /* The architecture of the registry: that of the running one if possible, else amd64 before arm64. */ -}}

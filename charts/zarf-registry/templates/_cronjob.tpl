@@ -29,12 +29,13 @@
 {{- toYaml $selector -}}
 {{- end -}}
 
-{{- /* A CronJob. Takes root, name (also of its ServiceAccount), component, settings (schedule, timeout, resources;
-optional: podLabels, podAnnotations, priorityClassName, extraEnv), command (list), flags (list). */ -}}
+{{- /* A CronJob. Takes root, name (also of its ServiceAccount), component, settings (schedule, timeout), command
+(list), flags (list). */ -}}
 {{- define "zarf-registry.cronjob" -}}
 {{- $settings := .settings -}}
 {{- $image := include "zarf-registry.certificates.image" .root | fromJson -}}
 {{- $hook := .root.Values.initHook -}}
+{{- $pod := include "zarf-registry.pod.values" (dict "root" .root) | fromJson -}}
 apiVersion: batch/v1
 kind: CronJob
 metadata:
@@ -65,8 +66,8 @@ spec:
       template:
         metadata:
           labels:
-            {{- include "zarf-registry.podLabels" (dict "root" .root "component" .component "extra" $settings.podLabels) | nindent 12 }}
-          {{- with $settings.podAnnotations }}
+            {{- include "zarf-registry.podLabels" (dict "root" .root "component" .component "extra" $pod.podLabels) | nindent 12 }}
+          {{- with $pod.podAnnotations }}
           annotations:
             {{- toYaml . | nindent 12 }}
           {{- end }}
@@ -75,7 +76,7 @@ spec:
           serviceAccountName: {{ .name }}
           automountServiceAccountToken: true
           enableServiceLinks: false
-          {{- with $settings.priorityClassName }}
+          {{- with $pod.priorityClassName }}
           priorityClassName: {{ . | quote }}
           {{- end }}
           {{- with include "zarf-registry.cronjob.pullSecrets" .root }}
@@ -95,7 +96,7 @@ spec:
           containers:
             - name: init-hook
               image: {{ $image.value | quote }}
-              imagePullPolicy: {{ $image.pushed | empty | ternary $hook.image.pullPolicy "IfNotPresent" }}
+              imagePullPolicy: {{ $image.pushed | empty | ternary .root.Values.image.pullPolicy "IfNotPresent" }}
               command:
                 - /init-hook
               args:
@@ -108,12 +109,12 @@ spec:
                 {{- end }}
                 - --timeout={{ $settings.timeout }}
                 - --log-format=json
-              {{- with $settings.extraEnv }}
+              {{- with $pod.extraEnv }}
               env:
                 {{- toYaml . | nindent 16 }}
               {{- end }}
               resources:
-                {{- toYaml $settings.resources | nindent 16 }}
+                {{- toYaml $hook.resources | nindent 16 }}
               securityContext:
                 {{- include "zarf-registry.container.securityContext" .root | nindent 16 }}
               terminationMessagePolicy: FallbackToLogsOnError

@@ -148,18 +148,19 @@ reports its tag; archives and copies in other registries may have other digests.
 no node has the configured one. It must be of the configured version, since it carries the payload, and its address must
 not change in the upgrade that the Jobs are part of. A nodeSelector or affinity for the Jobs excludes both. */ -}}
 {{- define "zarf-registry.hookImage" -}}
-{{- $configured := .Values.initHook.image -}}
-{{- $answer := dict "value" (include "zarf-registry.image" (dict "root" . "image" $configured)) "nodes" list "pushed" "" -}}
+{{- $configured := .Values.image -}}
+{{- $digest := get $configured.digests "init-hook" -}}
+{{- $answer := dict "value" (include "zarf-registry.image" (dict "root" . "program" "init-hook")) "nodes" list "pushed" "" -}}
 {{- if not (or .Values.initHook.nodeSelector .Values.initHook.affinity) -}}
 {{- $_ := set $answer "nodes" (include "zarf-registry.cluster.ready" (dict "root" . "image" $answer.value) | fromJsonArray) -}}
-{{- with and (not $configured.digest) .ClusterNodes (include "zarf-registry.hookDigests" . | fromJson).index -}}
-{{- $image := include "zarf-registry.image" (dict "root" $ "image" (merge (dict "digest" .) $configured)) -}}
+{{- with and (not $digest) .ClusterNodes (include "zarf-registry.hookDigests" . | fromJson).index -}}
+{{- $image := include "zarf-registry.image" (dict "root" $ "program" "init-hook" "digest" .) -}}
 {{- $nodes := include "zarf-registry.cluster.ready" (dict "root" $ "image" $image) | fromJsonArray -}}
 {{- if or $nodes (and (not $answer.nodes) (hasPrefix "ghcr.io/zarf-dev/" $image)) -}}
 {{- $answer = merge (dict "value" $image "nodes" $nodes) $answer -}}
 {{- end -}}
 {{- end -}}
-{{- if not (or $answer.nodes $configured.digest (eq $configured.pullPolicy "Never")) -}}
+{{- if not (or $answer.nodes $digest (eq $configured.pullPolicy "Never")) -}}
 {{- $state := include "zarf-registry.cluster.state" . | fromJson -}}
 {{- $address := include "zarf-registry.address" . -}}
 {{- $tag := printf ":%s" (default .Chart.AppVersion $configured.tag) -}}
@@ -181,12 +182,12 @@ not change in the upgrade that the Jobs are part of. A nodeSelector or affinity 
 whose name may be empty. A mode from the values takes only what the values name; a recorded mode keeps what was recorded
 where the values are silent. */ -}}
 {{- define "zarf-registry.pki" -}}
-{{- $pki := default dict .Values.pki -}}
+{{- $pki := .Values.pki -}}
 {{- $existing := dict -}}
 {{- range $key, $value := dict "server" "server" "node" "node" "push" "push" "cache" "cache" "authority" "ca" -}}
-{{- $_ := set $existing $key (dig "existingSecret" $value "" $pki) -}}
+{{- $_ := set $existing $key (get $pki.existingSecret $value) -}}
 {{- end -}}
-{{- $answer := dict "value" "internal" "source" "default" "existing" $existing "issuer" (dig "certManager" "issuerRef" dict $pki) -}}
+{{- $answer := dict "value" "internal" "source" "default" "existing" $existing "issuer" $pki.certManager.issuerRef -}}
 {{- if $pki.mode -}}
 {{- $answer = merge (dict "value" $pki.mode "source" "value") $answer -}}
 {{- else -}}
@@ -211,32 +212,15 @@ where the values are silent. */ -}}
 {{- if or (eq $pki.value "internal") (and (eq $pki.value "existingSecret") $issues) -}}true{{- end -}}
 {{- end -}}
 
-{{- /* Certificate settings that are not decisions, as JSON. `helm upgrade --reuse-values` from an older release lacks
-them; the defaults are those of values.yaml. */ -}}
-{{- define "zarf-registry.pki.settings" -}}
-{{- $pki := default dict .Values.pki -}}
-{{- $resources := dict "requests" (dict "cpu" "20m" "memory" "64Mi") "limits" (dict "memory" "512Mi") -}}
-{{- dict
-  "leaf" (dig "lifetime" "certificate" "8760h" $pki)
-  "authority" (dig "lifetime" "authority" "43800h" $pki)
-  "schedule" (dig "rotation" "schedule" "17 * * * *" $pki)
-  "timeout" (dig "rotation" "timeout" "10m" $pki)
-  "resources" (dig "rotation" "resources" $resources $pki)
-  "priorityClassName" (dig "rotation" "priorityClassName" "" $pki)
-  "extraEnv" (dig "rotation" "extraEnv" list $pki)
-  "podAnnotations" (dig "rotation" "podAnnotations" dict $pki)
-  "podLabels" (dig "rotation" "podLabels" dict $pki) | toJson -}}
-{{- end -}}
-
 {{- /* The user's Secret with the push credential; may be empty. */ -}}
 {{- define "zarf-registry.pushSecret" -}}
-{{- dig "existingSecret" "" (default dict .Values.auth) -}}
+{{- .Values.auth.existingSecret -}}
 {{- end -}}
 
 {{- /* More push credentials: JSON array of name, secret (of the user; may be empty), repositories. */ -}}
 {{- define "zarf-registry.pushCredentials" -}}
 {{- $list := list -}}
-{{- range dig "push" list (default dict .Values.auth) -}}
+{{- range .Values.auth.push -}}
 {{- $list = append $list (dict "name" .name "secret" (default "" .existingSecret) "repositories" (default list .repositories)) -}}
 {{- end -}}
 {{- $list | toJson -}}
@@ -294,7 +278,7 @@ names. */ -}}
 published index. make images writes the file; a source checkout, and the chart that init-hook carries, have none. They
 are of this version only. */ -}}
 {{- define "zarf-registry.hookDigests" -}}
-{{- if has .Values.initHook.image.tag (list "" nil .Chart.AppVersion) -}}
+{{- if has .Values.image.tag (list "" nil .Chart.AppVersion) -}}
 {{- .Files.Get "files/init-hook.json" | default "{}" -}}
 {{- else -}}
 {}
@@ -322,8 +306,8 @@ which then records no hookImage), or if a user's affinity leaves the architectur
 {{- define "zarf-registry.certificates.image" -}}
 {{- $hook := .Values.initHook -}}
 {{- $image := include "zarf-registry.hookImage" . | fromJson -}}
-{{- $answer := dict "value" (include "zarf-registry.image" (dict "root" . "image" $hook.image)) "pushed" "" "architecture" "" "pin" "" -}}
-{{- $pushed := and $hook.pushImages (ne $hook.image.pullPolicy "Never") -}}
+{{- $answer := dict "value" (include "zarf-registry.image" (dict "root" . "program" "init-hook")) "pushed" "" "architecture" "" "pin" "" -}}
+{{- $pushed := and $hook.pushImages (ne .Values.image.pullPolicy "Never") -}}
 {{- $architecture := default (dig "kubernetes.io/arch" "" $hook.nodeSelector) $image.pushed -}}
 {{- if and $pushed (not $architecture) -}}
 {{- $state := include "zarf-registry.cluster.state" . | fromJson -}}
@@ -346,7 +330,7 @@ which then records no hookImage), or if a user's affinity leaves the architectur
 {{- end -}}
 {{- if $pushed -}}
 {{- /* The tag of the pushed image: the version, which a digest does not contain. */ -}}
-{{- $tag := $hook.image.digest | empty | ternary (default .Chart.AppVersion $hook.image.tag) .Chart.AppVersion -}}
+{{- $tag := get .Values.image.digests "init-hook" | empty | ternary (default .Chart.AppVersion .Values.image.tag) .Chart.AppVersion -}}
 {{- $digest := include "zarf-registry.hookDigest" (dict "root" . "tag" $tag "architecture" $architecture) -}}
 {{- $version := empty $digest | ternary (printf ":%s" $tag) (printf "@%s" $digest) -}}
 {{- $_ := set $answer "value" (printf "%s/zarf-registry/init-hook%s" (include "zarf-registry.address" .) $version) -}}
@@ -371,7 +355,7 @@ which then records no hookImage), or if a user's affinity leaves the architectur
 {{- if eq (include "zarf-registry.mode" . | fromJson).value "nodeport" -}}true{{- end -}}
 {{- end -}}
 
-{{- /* In proxy mode too, a Service owns the node port. `--reuse-values` from an older release lacks reservePort. */ -}}
+{{- /* In proxy mode too, a Service owns the node port. */ -}}
 {{- define "zarf-registry.portOwned" -}}
 {{- if or (include "zarf-registry.nodePortMode" .) (ne (toString .Values.reservePort) "false") -}}true{{- end -}}
 {{- end -}}
@@ -386,18 +370,18 @@ which then records no hookImage), or if a user's affinity leaves the architectur
 {{- if and (include "zarf-registry.internal" .) (eq (include "zarf-registry.hostNetwork" .) "false") -}}true{{- end -}}
 {{- end -}}
 
-{{- /* `helm upgrade --reuse-values` from an older release lacks auth. */ -}}
 {{- define "zarf-registry.anonymousPull" -}}
-{{- if (default dict .Values.auth).anonymousPull -}}true{{- end -}}
+{{- if .Values.auth.anonymousPull -}}true{{- end -}}
 {{- end -}}
 
 {{- /* finish announces the registry in kube-public (KEP-1755). */ -}}
 {{- define "zarf-registry.advertised" -}}
-{{- if and (include "zarf-registry.internal" .) (ne (toString .Values.localRegistryHosting) "false") -}}true{{- end -}}
+{{- $wanted := kindIs "bool" .Values.localRegistryHosting | ternary .Values.localRegistryHosting .Values.zarf.compatible -}}
+{{- if and (include "zarf-registry.internal" .) $wanted -}}true{{- end -}}
 {{- end -}}
 
 {{- define "zarf-registry.podSecurityLabel" -}}
-{{- if (default dict .Values.podSecurity).label -}}true{{- end -}}
+{{- if .Values.podSecurity.label -}}true{{- end -}}
 {{- end -}}
 
 {{- /* The user's cert-manager issuer is an object in the release's namespace. */ -}}
@@ -409,7 +393,7 @@ which then records no hookImage), or if a user's affinity leaves the architectur
 
 {{- /* A CronJob renews certificates. */ -}}
 {{- define "zarf-registry.certificates" -}}
-{{- if and (include "zarf-registry.internal" .) (include "zarf-registry.pki.settings" . | fromJson).schedule -}}true{{- end -}}
+{{- if and (include "zarf-registry.internal" .) .Values.pki.rotation.schedule -}}true{{- end -}}
 {{- end -}}
 
 {{- define "zarf-registry.makesClaim" -}}
@@ -423,8 +407,7 @@ which then records no hookImage), or if a user's affinity leaves the architectur
 {{- end -}}
 {{- end -}}
 
-{{- /* Condition: the registry's pod copies images from the volume to S3. `--reuse-values` from an older release lacks
-it. */ -}}
+{{- /* Condition: the registry's pod copies images from the volume to S3. */ -}}
 {{- define "zarf-registry.copiesFromVolume" -}}
 {{- with .Values.registry.storage -}}
 {{- if and (eq .type "s3") .s3.copyFromVolume -}}true{{- end -}}

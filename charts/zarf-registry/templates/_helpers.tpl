@@ -74,17 +74,15 @@ argocd.argoproj.io/sync-options: {{ append $options "Prune=false" | compact | un
 {{- end -}}
 
 {{- /* An image reference. With a digest, the tag is omitted: runtimes ignore it, and nodes report both separately.
-Takes root, image. */ -}}
+Takes root, program (the image's name), digest (default: that of the values). */ -}}
 {{- define "zarf-registry.image" -}}
-{{- $version := printf ":%s" (default .root.Chart.AppVersion .image.tag) -}}
-{{- if .image.digest -}}
-{{- $version = printf "@%s" .image.digest -}}
+{{- $image := .root.Values.image -}}
+{{- $version := printf ":%s" (default .root.Chart.AppVersion $image.tag) -}}
+{{- with default (get $image.digests .program) .digest -}}
+{{- $version = printf "@%s" . -}}
 {{- end -}}
-{{- with default .image.registry (default dict .root.Values.global).imageRegistry -}}
-{{- printf "%s/%s%s" . $.image.repository $version -}}
-{{- else -}}
-{{- printf "%s%s" .image.repository $version -}}
-{{- end -}}
+{{- $registry := default $image.registry (default dict .root.Values.global).imageRegistry -}}
+{{- printf "%s%s" (list $registry $image.repository .program | compact | join "/") $version -}}
 {{- end -}}
 
 {{- /* Pull secrets: global ones first, then the chart's. JSON array of references. */ -}}
@@ -110,21 +108,19 @@ program, architecture. */ -}}
 {{- end -}}
 
 {{- /* The version that a program reports. It changes only with the payload or the image. Takes root, program,
-architecture, image (the program's own). */ -}}
+architecture. */ -}}
 {{- define "zarf-registry.program.version" -}}
-{{- $image := .image.digest | default .image.tag | default .root.Chart.AppVersion -}}
+{{- $image := get .root.Values.image.digests .program | default .root.Values.image.tag | default .root.Chart.AppVersion -}}
 {{- ternary (include "zarf-registry.program.payloadID" .) $image .root.Values.injector.enabled -}}
 {{- end -}}
 
 {{- /* The same without a digest: it changes with the version, and has at most 20 characters. */ -}}
 {{- define "zarf-registry.payloadID" -}}
-{{- with .Values.initHook.image -}}
-{{- if .digest -}}
-{{- .digest | trimPrefix "sha256:" | trunc 12 -}}
+{{- with get .Values.image.digests "init-hook" -}}
+{{- . | trimPrefix "sha256:" | trunc 12 -}}
 {{- else -}}
-{{- $id := default $.Chart.AppVersion .tag | lower | replace "_" "-" | trunc 20 -}}
+{{- $id := default .Chart.AppVersion .Values.image.tag | lower | replace "_" "-" | trunc 20 -}}
 {{- regexReplaceAll "[-.]+$" $id "" -}}
-{{- end -}}
 {{- end -}}
 {{- end -}}
 

@@ -30,6 +30,28 @@ seccompProfile:
   type: RuntimeDefault
 {{- end -}}
 
+{{- /* The user's podLabels, podAnnotations, extraEnv and priorityClassName for the pods of a component, as JSON: those of
+all pods, and the component's own, which take precedence. Takes root, values (the component's; may be omitted). */ -}}
+{{- define "zarf-registry.pod.values" -}}
+{{- $all := .root.Values -}}
+{{- $own := default dict .values -}}
+{{- $names := list -}}
+{{- range $own.extraEnv -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+{{- $env := list -}}
+{{- range $all.extraEnv -}}
+{{- if not (has .name $names) -}}
+{{- $env = append $env . -}}
+{{- end -}}
+{{- end -}}
+{{- dict
+  "podLabels" (merge dict (default dict $own.podLabels) (default dict $all.podLabels))
+  "podAnnotations" (merge dict (default dict $own.podAnnotations) (default dict $all.podAnnotations))
+  "extraEnv" (default list $own.extraEnv | concat $env | default list)
+  "priorityClassName" (default $all.priorityClassName $own.priorityClassName) | toJson -}}
+{{- end -}}
+
 {{- /* The user's tolerations, and one of the startup taint unless they cover it: pods that serve a node must run before it
 loses the taint. Takes root, tolerations. */ -}}
 {{- define "zarf-registry.pod.tolerations" -}}
@@ -82,8 +104,8 @@ root, component. */ -}}
 {{- /* What a container that runs a program consists of: the payload in the node's pause image or the program's own image,
 environment and mounts. With supervise, the loader starts a changed payload beside the running program. The loader
 passes on only the variables of env and those that the kubelet or an admission webhook sets and the program reads
-(injected): an image may set any others. It also verifies the mounts. Takes root, program, image (the program's own),
-pause, supervise, env (list), injected (list of names), mounts (YAML, besides those of the payload). */ -}}
+(injected): an image may set any others. It also verifies the mounts. Takes root, program, pause, supervise, env (list),
+injected (list of names), mounts (YAML, besides those of the payload). */ -}}
 {{- define "zarf-registry.program.container" -}}
 {{- $mounts := list (include "zarf-registry.program.volumeMounts" (dict "root" .root)) (default "" .mounts | trim) | compact | join "\n" -}}
 {{- $variables := default list .injected -}}
@@ -111,7 +133,7 @@ command:
 workingDir: /
 {{- else -}}
 image: {{ include "zarf-registry.image" . | quote }}
-imagePullPolicy: {{ .image.pullPolicy }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 command:
   - /{{ .program }}
 {{- end }}

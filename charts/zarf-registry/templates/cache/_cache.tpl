@@ -1,30 +1,8 @@
-{{- /* Cache pods stand between the proxies and the registry, in proxy mode. `helm upgrade --reuse-values` from an older
-release lacks their values; the defaults are those of values.yaml. */ -}}
-{{- define "zarf-registry.cache.settings" -}}
-{{- $settings := dict
-  "replicas" 0
-  "nodeSelector" dict
-  "size" "10Gi"
-  "storageClass" ""
-  "staleFor" "0s"
-  "logLevel" "info"
-  "metricsPort" 9102
-  "resources" (dict "requests" (dict "cpu" "50m" "memory" "64Mi") "limits" (dict "memory" "512Mi"))
-  "tolerations" nil
-  "priorityClassName" ""
-  "podAnnotations" dict
-  "podLabels" dict
-  "extraEnv" list -}}
-{{- range $key, $value := default dict .Values.cache -}}
-{{- $_ := set $settings $key $value -}}
-{{- end -}}
-{{- $settings | toJson -}}
-{{- end -}}
+{{- /* Cache pods stand between the proxies and the registry, in proxy mode. */ -}}
 
 {{- /* The values ask for caches: in a Deployment, or in a DaemonSet for each group of nodes. */ -}}
 {{- define "zarf-registry.cache.wanted" -}}
-{{- $settings := include "zarf-registry.cache.settings" . | fromJson -}}
-{{- if or (gt (int $settings.replicas) 0) $settings.nodeSelector -}}true{{- end -}}
+{{- if or (gt (int .Values.cache.replicas) 0) .Values.cache.nodeSelector -}}true{{- end -}}
 {{- end -}}
 
 {{- /* Condition: the chart deploys caches. */ -}}
@@ -33,11 +11,11 @@ release lacks their values; the defaults are those of values.yaml. */ -}}
 {{- end -}}
 
 {{- define "zarf-registry.cache.deployment" -}}
-{{- if and (include "zarf-registry.cache" .) (gt (int (include "zarf-registry.cache.settings" . | fromJson).replicas) 0) -}}true{{- end -}}
+{{- if and (include "zarf-registry.cache" .) (gt (int .Values.cache.replicas) 0) -}}true{{- end -}}
 {{- end -}}
 
 {{- define "zarf-registry.cache.daemonSets" -}}
-{{- if and (include "zarf-registry.cache" .) (include "zarf-registry.cache.settings" . | fromJson).nodeSelector -}}true{{- end -}}
+{{- if and (include "zarf-registry.cache" .) .Values.cache.nodeSelector -}}true{{- end -}}
 {{- end -}}
 
 {{- define "zarf-registry.cache.name" -}}
@@ -61,7 +39,7 @@ feature gate withhold it. Empty below 1.31, whose API server does not know the f
 {{- /* The size of the volume: an eighth more than what the cache stores, for downloads in progress and for what a file
 system needs for itself. Its unit is smaller than that of cache.size, so that it is an integer. */ -}}
 {{- define "zarf-registry.cache.volumeSize" -}}
-{{- $size := (include "zarf-registry.cache.settings" . | fromJson).size -}}
+{{- $size := .Values.cache.size -}}
 {{- $smaller := dict "Mi" "Ki" "Gi" "Mi" "Ti" "Gi" -}}
 {{- printf "%d%s" (regexFind "^[0-9]+" $size | atoi | mul 1152) (get $smaller (regexFind "[A-Za-z]+$" $size)) -}}
 {{- end -}}
@@ -77,14 +55,15 @@ system needs for itself. Its unit is smaller than that of cache.size, so that it
 (YAML; may be empty). */ -}}
 {{- define "zarf-registry.cache.template" -}}
 {{- $fullname := include "zarf-registry.fullname" .root }}
-{{- $settings := include "zarf-registry.cache.settings" .root | fromJson }}
-{{- $values := .root.Values -}}
+{{- $values := .root.Values }}
+{{- $settings := $values.cache }}
+{{- $pod := include "zarf-registry.pod.values" (dict "root" .root) | fromJson -}}
 metadata:
   labels:
-    {{- include "zarf-registry.podLabels" (dict "root" .root "component" "cache" "selector" .selector "extra" $settings.podLabels) | nindent 4 }}
+    {{- include "zarf-registry.podLabels" (dict "root" .root "component" "cache" "selector" .selector "extra" $pod.podLabels) | nindent 4 }}
   annotations:
     {{- /* Port on which init-hook asks what the pod has loaded. */}}
-    {{- merge (dict "zarf-registry/metrics-port" (int $settings.metricsPort | toString)) $settings.podAnnotations | toYaml | nindent 4 }}
+    {{- merge (dict "zarf-registry/metrics-port" "9102") $pod.podAnnotations | toYaml | nindent 4 }}
 spec:
   serviceAccountName: {{ include "zarf-registry.cache.name" .root }}
   automountServiceAccountToken: false
@@ -92,7 +71,7 @@ spec:
   enableServiceLinks: true
   {{- /* --drain-timeout, plus time to exit. */}}
   terminationGracePeriodSeconds: 30
-  {{- with $settings.priorityClassName }}
+  {{- with $pod.priorityClassName }}
   priorityClassName: {{ . | quote }}
   {{- end }}
   {{- with include "zarf-registry.pullSecrets" .root | fromJsonArray }}
@@ -125,31 +104,31 @@ spec:
   {{- $hosts := list (include "zarf-registry.program.serviceHost" $fullname) }}
   containers:
     - name: cache
-      {{- include "zarf-registry.program.container" (dict "root" .root "program" "registry-node" "image" $values.proxy.image "pause" .pause "supervise" true "env" $settings.extraEnv "injected" $hosts "mounts" (include "zarf-registry.cache.volumeMounts" .)) | nindent 6 }}
+      {{- include "zarf-registry.program.container" (dict "root" .root "program" "registry-node" "pause" .pause "supervise" true "env" $pod.extraEnv "injected" $hosts "mounts" (include "zarf-registry.cache.volumeMounts" .)) | nindent 6 }}
       args:
         - cache
         {{- if $values.injector.enabled }}
         {{- /* Nothing here changes with the program: the loader hands the port over to a changed one. */}}
         - --ready-fd=3
         {{- else }}
-        - --program-version={{ include "zarf-registry.program.version" (dict "root" .root "program" "registry-node" "architecture" .architecture "image" $values.proxy.image) }}
+        - --program-version={{ include "zarf-registry.program.version" (dict "root" .root "program" "registry-node" "architecture" .architecture) }}
         {{- end }}
         - --listen=:5000
-        - --metrics-listen=:{{ $settings.metricsPort }}
+        - --metrics-listen=:9102
         - --registry={{ $fullname }}.{{ include "zarf-registry.namespace" .root }}.svc:5000
         - --tls-dir=/etc/zarf-registry/tls
         - --dir=/var/cache/zarf-registry
         - --size={{ $settings.size }}
         - --stale-for={{ $settings.staleFor }}
         - --drain-timeout=20s
-        - --log-level={{ $settings.logLevel }}
+        - --log-level={{ $values.logLevel }}
         - --log-format=json
       ports:
         - name: registry
           containerPort: 5000
           protocol: TCP
         - name: metrics
-          containerPort: {{ $settings.metricsPort }}
+          containerPort: 9102
           protocol: TCP
       {{- /* Two minutes to start: the loader may wait 20 s for chunks, more than once. */}}
       startupProbe:
@@ -201,11 +180,8 @@ spec:
 {{- end -}}
 
 {{- define "zarf-registry.cache.validate" -}}
-{{- $settings := include "zarf-registry.cache.settings" . | fromJson -}}
+{{- $settings := .Values.cache -}}
 {{- if and (gt (int $settings.replicas) 0) $settings.nodeSelector -}}
 {{- fail (printf "zarf-registry: cache.nodeSelector: it runs one cache on each selected node, and cache.replicas asks for %d anywhere; remove one of them" (int $settings.replicas)) -}}
-{{- end -}}
-{{- if eq (int $settings.metricsPort) 5000 -}}
-{{- fail "zarf-registry: cache.metricsPort: the cache listens on 5000 itself; set another" -}}
 {{- end -}}
 {{- end -}}

@@ -1,27 +1,14 @@
 {{- /* Access from outside of the cluster: what is rendered, and what cannot work. */ -}}
 
-{{- /* The expose values with defaults, as JSON: service, ingress, gateway, backendTLS; hosts; issuer; tlsSecret and
-usersSecret, the names of the Secrets that the registry mounts (may be empty); anonymousPull. `helm upgrade
---reuse-values` from an older release lacks them. */ -}}
-{{- define "zarf-registry.expose.settings" -}}
-{{- $expose := default dict .Values.expose -}}
-{{- $service := merge (deepCopy (default dict $expose.service)) (dict "enabled" false "type" "LoadBalancer" "port" 443) -}}
-{{- $gateway := default dict $expose.gateway -}}
-{{- $issuer := merge (deepCopy (dig "tls" "certManager" "issuerRef" dict $expose)) (dict "kind" "Issuer" "group" "cert-manager.io") -}}
-{{- $secret := dig "tls" "existingSecret" "" $expose -}}
-{{- if and $issuer.name (not $secret) -}}
-{{- $secret = printf "%s-expose-tls" (include "zarf-registry.fullname" .) -}}
+{{- /* The Secret with the certificate for clients outside; may be empty. */ -}}
+{{- define "zarf-registry.expose.tlsSecret" -}}
+{{- with .Values.expose.tls -}}
+{{- if or .existingSecret (not .certManager.issuerRef.name) -}}
+{{- .existingSecret -}}
+{{- else -}}
+{{- printf "%s-expose-tls" (include "zarf-registry.fullname" $) -}}
 {{- end -}}
-{{- dict
-  "service" $service
-  "ingress" (default dict $expose.ingress)
-  "gateway" $gateway
-  "backendTLS" (dict "enabled" (dig "backendTLSPolicy" "enabled" true $gateway) "caConfigMap" (dig "backendTLSPolicy" "caConfigMap" "" $gateway))
-  "hosts" (default list $expose.hosts)
-  "issuer" $issuer
-  "tlsSecret" $secret
-  "usersSecret" (default "" $expose.pullUsersSecret)
-  "anonymousPull" (default false $expose.anonymousPull) | toJson -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "zarf-registry.expose.name" -}}
@@ -30,7 +17,7 @@ usersSecret, the names of the Secrets that the registry mounts (may be empty); a
 
 {{- /* Access from outside of the cluster is enabled. */ -}}
 {{- define "zarf-registry.expose.asked" -}}
-{{- $expose := include "zarf-registry.expose.settings" . | fromJson -}}
+{{- $expose := .Values.expose -}}
 {{- if or $expose.service.enabled $expose.ingress.enabled $expose.gateway.enabled -}}true{{- end -}}
 {{- end -}}
 
@@ -39,25 +26,25 @@ usersSecret, the names of the Secrets that the registry mounts (may be empty); a
 {{- end -}}
 
 {{- define "zarf-registry.expose.ingress" -}}
-{{- if and (include "zarf-registry.expose" .) (include "zarf-registry.expose.settings" . | fromJson).ingress.enabled -}}true{{- end -}}
+{{- if and (include "zarf-registry.expose" .) .Values.expose.ingress.enabled -}}true{{- end -}}
 {{- end -}}
 
 {{- define "zarf-registry.expose.gateway" -}}
-{{- if and (include "zarf-registry.expose" .) (include "zarf-registry.expose.settings" . | fromJson).gateway.enabled -}}true{{- end -}}
+{{- if and (include "zarf-registry.expose" .) .Values.expose.gateway.enabled -}}true{{- end -}}
 {{- end -}}
 
 {{- define "zarf-registry.expose.backendTLS" -}}
-{{- if and (include "zarf-registry.expose.gateway" .) (include "zarf-registry.expose.settings" . | fromJson).backendTLS.enabled -}}true{{- end -}}
+{{- if and (include "zarf-registry.expose.gateway" .) .Values.expose.gateway.backendTLSPolicy.enabled -}}true{{- end -}}
 {{- end -}}
 
 {{- /* cert-manager issues the certificate. */ -}}
 {{- define "zarf-registry.expose.certificate" -}}
-{{- if and (include "zarf-registry.expose" .) (include "zarf-registry.expose.settings" . | fromJson).issuer.name -}}true{{- end -}}
+{{- if and (include "zarf-registry.expose" .) .Values.expose.tls.certManager.issuerRef.name -}}true{{- end -}}
 {{- end -}}
 
 {{- /* The registry's address for clients outside, HOST[:PORT]; empty if unknown. Only with zarf-registry.expose. */ -}}
 {{- define "zarf-registry.expose.address" -}}
-{{- $expose := include "zarf-registry.expose.settings" . | fromJson -}}
+{{- $expose := .Values.expose -}}
 {{- $host := first $expose.hosts -}}
 {{- $service := $expose.service -}}
 {{- if not $host -}}
@@ -75,11 +62,11 @@ writes. */ -}}
 {{- define "zarf-registry.expose.secrets" -}}
 {{- $names := list -}}
 {{- if include "zarf-registry.expose" . -}}
-{{- $expose := include "zarf-registry.expose.settings" . | fromJson -}}
-{{- if not $expose.issuer.name -}}
-{{- $names = append $names $expose.tlsSecret -}}
+{{- $expose := .Values.expose -}}
+{{- if not $expose.tls.certManager.issuerRef.name -}}
+{{- $names = append $names (include "zarf-registry.expose.tlsSecret" .) -}}
 {{- end -}}
-{{- $names = append $names $expose.usersSecret -}}
+{{- $names = append $names $expose.pullUsersSecret -}}
 {{- end -}}
 {{- $names | compact | uniq | toJson -}}
 {{- end -}}
@@ -87,12 +74,12 @@ writes. */ -}}
 {{- /* Arguments of the registry. */ -}}
 {{- define "zarf-registry.expose.args" -}}
 {{- if include "zarf-registry.expose" . -}}
-{{- $expose := include "zarf-registry.expose.settings" . | fromJson -}}
+{{- $expose := .Values.expose -}}
 - --expose-listen=:5443
-{{- if $expose.tlsSecret }}
+{{- if include "zarf-registry.expose.tlsSecret" . }}
 - --expose-tls-dir=/etc/zarf-registry/expose-tls
 {{- end }}
-{{- if $expose.usersSecret }}
+{{- if $expose.pullUsersSecret }}
 - --expose-htpasswd=/etc/zarf-registry/expose-users/htpasswd
 {{- end }}
 {{- if $expose.anonymousPull }}
@@ -103,13 +90,13 @@ writes. */ -}}
 
 {{- define "zarf-registry.expose.volumeMounts" -}}
 {{- if include "zarf-registry.expose" . -}}
-{{- $expose := include "zarf-registry.expose.settings" . | fromJson -}}
-{{- if $expose.tlsSecret }}
+{{- $expose := .Values.expose -}}
+{{- if include "zarf-registry.expose.tlsSecret" . }}
 - name: expose-tls
   mountPath: /etc/zarf-registry/expose-tls
   readOnly: true
 {{- end }}
-{{- if $expose.usersSecret }}
+{{- if $expose.pullUsersSecret }}
 - name: expose-users
   mountPath: /etc/zarf-registry/expose-users
   readOnly: true
@@ -119,8 +106,8 @@ writes. */ -}}
 
 {{- define "zarf-registry.expose.volumes" -}}
 {{- if include "zarf-registry.expose" . -}}
-{{- $expose := include "zarf-registry.expose.settings" . | fromJson -}}
-{{- with $expose.tlsSecret }}
+{{- $expose := .Values.expose -}}
+{{- with include "zarf-registry.expose.tlsSecret" . }}
 - name: expose-tls
   secret:
     secretName: {{ . | quote }}
@@ -131,7 +118,7 @@ writes. */ -}}
       - key: tls.key
         path: tls.key
 {{- end }}
-{{- with $expose.usersSecret }}
+{{- with $expose.pullUsersSecret }}
 - name: expose-users
   secret:
     secretName: {{ . | quote }}
@@ -147,19 +134,19 @@ writes. */ -}}
 
 {{- define "zarf-registry.expose.validate" -}}
 {{- if include "zarf-registry.expose.asked" . -}}
-{{- $expose := include "zarf-registry.expose.settings" . | fromJson -}}
+{{- $expose := .Values.expose -}}
 {{- $service := $expose.service -}}
 {{- if not (include "zarf-registry.internal" .) -}}
 {{- fail "zarf-registry: expose: an external registry cannot be exposed; remove it" -}}
 {{- end -}}
-{{- if and $expose.issuer.name (dig "tls" "existingSecret" "" .Values.expose) -}}
+{{- if and $expose.tls.certManager.issuerRef.name $expose.tls.existingSecret -}}
 {{- fail "zarf-registry: expose.tls.existingSecret: cert-manager issues the certificate (expose.tls.certManager.issuerRef.name); remove one of them" -}}
 {{- end -}}
-{{- if and $service.enabled (not $expose.tlsSecret) -}}
+{{- if and $service.enabled (not (include "zarf-registry.expose.tlsSecret" .)) -}}
 {{- fail "zarf-registry: expose.tls.existingSecret: clients outside verify the host name, which the registry's own certificate lacks; set it, or expose.tls.certManager.issuerRef.name" -}}
 {{- end -}}
 {{- if not $expose.hosts -}}
-{{- if $expose.issuer.name -}}
+{{- if $expose.tls.certManager.issuerRef.name -}}
 {{- fail "zarf-registry: expose.hosts: cert-manager needs names for the certificate; set them" -}}
 {{- else if or $expose.ingress.enabled $expose.gateway.enabled -}}
 {{- fail "zarf-registry: expose.hosts: Ingress and HTTPRoute need host names; set them" -}}
@@ -168,7 +155,7 @@ writes. */ -}}
 {{- if and $expose.gateway.enabled (not $expose.gateway.parentRefs) -}}
 {{- fail "zarf-registry: expose.gateway.parentRefs: an HTTPRoute needs a Gateway; name it" -}}
 {{- end -}}
-{{- if and (include "zarf-registry.expose.backendTLS" .) (not $expose.tlsSecret) (not $expose.backendTLS.caConfigMap) -}}
+{{- if and (include "zarf-registry.expose.backendTLS" .) (not (include "zarf-registry.expose.tlsSecret" .)) (not $expose.gateway.backendTLSPolicy.caConfigMap) -}}
 {{- fail "zarf-registry: expose.gateway.backendTLSPolicy.caConfigMap: gateways do not trust the CA of the registry's own certificate; set expose.tls, or name a ConfigMap with that CA, which init-hook certs ca prints" -}}
 {{- end -}}
 {{- if $service.enabled -}}
@@ -194,7 +181,7 @@ writes. */ -}}
 {{- range concat (include "zarf-registry.madeSecrets" . | fromJsonArray) (include "zarf-registry.issuedSecrets" . | fromJsonArray) -}}
 {{- $ours = append $ours (printf "%s-%s" (include "zarf-registry.fullname" $) .) -}}
 {{- end -}}
-{{- range $path, $name := dict "tls.existingSecret" $expose.tlsSecret "pullUsersSecret" $expose.usersSecret "ingress.tlsSecret" (default "" $expose.ingress.tlsSecret) -}}
+{{- range $path, $name := dict "tls.existingSecret" (include "zarf-registry.expose.tlsSecret" .) "pullUsersSecret" $expose.pullUsersSecret "ingress.tlsSecret" (default "" $expose.ingress.tlsSecret) -}}
 {{- if has $name $ours -}}
 {{- fail (printf "zarf-registry: expose.%s: Secret %s is created by the Jobs; name one of your own" $path $name) -}}
 {{- end -}}

@@ -1,26 +1,6 @@
-{{- /* The healer gives the chart's own pods an image that their node has. `helm upgrade --reuse-values` from an older
-release lacks its values; the defaults are those of values.yaml. */ -}}
-{{- define "zarf-registry.healer.settings" -}}
-{{- $settings := dict
-  "enabled" nil
-  "logLevel" "info"
-  "resources" (dict "requests" (dict "cpu" "5m" "memory" "16Mi") "limits" (dict "memory" "64Mi"))
-  "nodeSelector" dict
-  "tolerations" (list (dict "key" "node-role.kubernetes.io/control-plane" "operator" "Exists"))
-  "priorityClassName" "system-cluster-critical"
-  "podAnnotations" dict
-  "podLabels" dict
-  "extraEnv" list -}}
-{{- range $key, $value := default dict .Values.healer -}}
-{{- $_ := set $settings $key $value -}}
-{{- end -}}
-{{- $settings | toJson -}}
-{{- end -}}
-
-{{- /* The chart deploys healers. */ -}}
+{{- /* The chart deploys healers, which give its own pods an image that their node has. */ -}}
 {{- define "zarf-registry.healer" -}}
-{{- $enabled := (include "zarf-registry.healer.settings" . | fromJson).enabled -}}
-{{- if and (ne $enabled false) .Values.injector.enabled (include "zarf-registry.injects" .) -}}true{{- end -}}
+{{- if and (ne (toString .Values.healer.enabled) "false") .Values.injector.enabled (include "zarf-registry.injects" .) -}}true{{- end -}}
 {{- end -}}
 
 {{- define "zarf-registry.healer.name" -}}
@@ -40,7 +20,7 @@ release lacks its values; the defaults are those of values.yaml. */ -}}
 {{- end -}}
 
 {{- define "zarf-registry.healer.validate" -}}
-{{- if and (eq (toString (include "zarf-registry.healer.settings" . | fromJson).enabled) "true") (not .Values.injector.enabled) -}}
+{{- if and (eq (toString .Values.healer.enabled) "true") (not .Values.injector.enabled) -}}
 {{- fail "zarf-registry: healer.enabled: no pod uses an image of its node with injector.enabled=false; remove it" -}}
 {{- end -}}
 {{- with .Values.startupTaint -}}

@@ -77,7 +77,7 @@ init-hook can derive from it is not in here. */ -}}
     "ignore" (default list .Values.initHook.ignorePreflight)
     "labelNamespace" (include "zarf-registry.podSecurityLabel" . | empty | not))
   "finish" (dict
-    "verify" .Values.initHook.prove
+    "verify" .Values.initHook.verifyPulls
     "localRegistryHosting" (include "zarf-registry.advertised" . | empty | not)) -}}
 {{- with omit (include "zarf-registry.hookDigests" . | fromJson) "index" -}}
 {{- $_ := set $settings.push "hookDigests" . -}}
@@ -137,21 +137,18 @@ its values. */ -}}
 {{- $all = append $all (dict "values" "proxy" "component" "proxy" "from" .Values.proxy "tolerations" .Values.proxy.tolerations) -}}
 {{- end -}}
 {{- if include "zarf-registry.cache" . -}}
-{{- $cache := include "zarf-registry.cache.settings" . | fromJson -}}
+{{- $cache := .Values.cache -}}
 {{- $tolerations := kindIs "invalid" $cache.tolerations | ternary .Values.registry.tolerations $cache.tolerations -}}
 {{- $all = append $all (dict "values" "cache" "component" "cache" "from" $cache "tolerations" $tolerations) -}}
 {{- end -}}
 {{- if include "zarf-registry.healer" . -}}
-{{- $healer := include "zarf-registry.healer.settings" . | fromJson -}}
-{{- $all = append $all (dict "values" "healer" "component" "healer" "from" $healer "tolerations" $healer.tolerations) -}}
+{{- $all = append $all (dict "values" "healer" "component" "healer" "from" .Values.healer "tolerations" .Values.healer.tolerations) -}}
 {{- end -}}
 {{- if include "zarf-registry.nodeConfig" . -}}
-{{- $node := include "zarf-registry.nodeConfig.settings" . | fromJson -}}
-{{- $all = append $all (dict "values" "nodeConfig" "component" "node-config" "from" $node "tolerations" $node.tolerations) -}}
+{{- $all = append $all (dict "values" "nodeConfig" "component" "node-config" "from" .Values.nodeConfig "tolerations" .Values.nodeConfig.tolerations) -}}
 {{- end -}}
 {{- if include "zarf-registry.certificates" . -}}
-{{- $pki := include "zarf-registry.pki.settings" . | fromJson -}}
-{{- $all = append $all (dict "values" "pki.rotation" "component" "certificates" "from" (pick $pki "resources" "priorityClassName") "tolerations" $hook.tolerations) -}}
+{{- $all = append $all (dict "values" "initHook" "component" "certificates" "from" (pick $hook "resources") "tolerations" $hook.tolerations) -}}
 {{- end -}}
 {{- $all = append $all (dict "values" "initHook" "component" "init-hook" "from" $hook "tolerations" $hook.tolerations "affinity" $hook.affinity) -}}
 {{- $rendered := list -}}
@@ -160,10 +157,13 @@ its values. */ -}}
 {{- with .architecture -}}
 {{- $_ := set $one "architecture" . -}}
 {{- end -}}
-{{- range $key, $value := pick .from "priorityClassName" "nodeSelector" "resources" -}}
+{{- range $key, $value := pick .from "nodeSelector" "resources" -}}
 {{- if $value -}}
 {{- $_ := set $one $key $value -}}
 {{- end -}}
+{{- end -}}
+{{- with (include "zarf-registry.pod.values" (dict "root" $ "values" .from) | fromJson).priorityClassName -}}
+{{- $_ := set $one "priorityClassName" . -}}
 {{- end -}}
 {{- with include "zarf-registry.pod.tolerations" (dict "root" $ "tolerations" .tolerations) | fromYamlArray -}}
 {{- $_ := set $one "tolerations" . -}}
@@ -211,7 +211,7 @@ registry connects through an HTTP proxy, because only the proxy may reach it. */
 {{- if eq .storage.type "s3" -}}
 {{- $s3 := .storage.s3 -}}
 {{- $_ := set $storage "s3" (dict "endpoint" $s3.regionEndpoint "secret" $s3.existingSecret "caSecret" $s3.caSecret) -}}
-{{- range .extraEnv -}}
+{{- range (include "zarf-registry.pod.values" (dict "root" $ "values" .) | fromJson).extraEnv -}}
 {{- if has (upper .name) (list "HTTP_PROXY" "HTTPS_PROXY") -}}
 {{- $_ := set $storage.s3 "endpoint" "" -}}
 {{- end -}}
@@ -219,7 +219,7 @@ registry connects through an HTTP proxy, because only the proxy may reach it. */
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- with (include "zarf-registry.cache" . | empty | ternary dict (include "zarf-registry.cache.settings" . | fromJson)).storageClass -}}
+{{- with include "zarf-registry.cache" . | empty | ternary "" .Values.cache.storageClass -}}
 {{- $_ := set $storage "cacheClass" . -}}
 {{- end -}}
 {{- toJson $storage -}}
@@ -237,12 +237,11 @@ registry connects through an HTTP proxy, because only the proxy may reach it. */
 
 {{- define "zarf-registry.hook.settings.pki" -}}
 {{- $pki := include "zarf-registry.pki" . | fromJson -}}
-{{- $values := include "zarf-registry.pki.settings" . | fromJson -}}
 {{- $settings := dict
   "mode" $pki.value
   "source" $pki.source
-  "leafLifetime" $values.leaf
-  "authorityLifetime" $values.authority
+  "leafLifetime" .Values.pki.lifetime.certificate
+  "authorityLifetime" .Values.pki.lifetime.ca
   "clusterDomain" .Values.clusterDomain
   "serveTLS" (eq (include "zarf-registry.tls" . | fromJson).value "always") -}}
 {{- if eq $pki.value "existingSecret" -}}
@@ -260,13 +259,13 @@ registry connects through an HTTP proxy, because only the proxy may reach it. */
 {{- define "zarf-registry.hook.settings.expose" -}}
 {{- $settings := dict -}}
 {{- if include "zarf-registry.expose" . -}}
-{{- $expose := include "zarf-registry.expose.settings" . | fromJson -}}
+{{- $expose := .Values.expose -}}
 {{- $settings = dict
   "hosts" $expose.hosts
-  "usersSecret" $expose.usersSecret
+  "usersSecret" $expose.pullUsersSecret
   "address" (include "zarf-registry.expose.address" .) -}}
-{{- if not $expose.issuer.name -}}
-{{- $_ := set $settings "tlsSecret" $expose.tlsSecret -}}
+{{- if not $expose.tls.certManager.issuerRef.name -}}
+{{- $_ := set $settings "tlsSecret" (include "zarf-registry.expose.tlsSecret" .) -}}
 {{- end -}}
 {{- end -}}
 {{- toJson $settings -}}
@@ -298,6 +297,7 @@ was rendered), and architecture, where only one will do. */ -}}
 {{- define "zarf-registry.hook.job" -}}
 {{- $image := include "zarf-registry.hookImage" .root | fromJson -}}
 {{- $hook := .root.Values.initHook -}}
+{{- $pod := include "zarf-registry.pod.values" (dict "root" .root) | fromJson -}}
 {{- $annotations := include "zarf-registry.hook.annotations" (dict "events" .events "weight" "0") | fromYaml -}}
 {{- $_ := set $annotations "helm.sh/hook-output-log-policy" "hook-failed" -}}
 apiVersion: batch/v1
@@ -319,8 +319,8 @@ spec:
   template:
     metadata:
       labels:
-        {{- include "zarf-registry.podLabels" (dict "root" .root "component" "init-hook" "extra" $hook.podLabels) | nindent 8 }}
-      {{- with $hook.podAnnotations }}
+        {{- include "zarf-registry.podLabels" (dict "root" .root "component" "init-hook" "extra" $pod.podLabels) | nindent 8 }}
+      {{- with $pod.podAnnotations }}
       annotations:
         {{- toYaml . | nindent 8 }}
       {{- end }}
@@ -331,7 +331,7 @@ spec:
       automountServiceAccountToken: true
       {{- /* Pushes take the registry's address from the environment and do not depend on cluster DNS. */}}
       enableServiceLinks: true
-      {{- with $hook.priorityClassName }}
+      {{- with $pod.priorityClassName }}
       priorityClassName: {{ . | quote }}
       {{- end }}
       {{- $secrets := include "zarf-registry.pullSecrets" .root | fromJsonArray }}
@@ -363,7 +363,7 @@ spec:
       containers:
         - name: init-hook
           image: {{ $image.value | quote }}
-          imagePullPolicy: {{ $hook.image.pullPolicy }}
+          imagePullPolicy: {{ .root.Values.image.pullPolicy }}
           command:
             - /init-hook
           args:
@@ -372,7 +372,7 @@ spec:
             - --timeout={{ $hook.timeout }}
             - --in-cluster
             - --log-format=json
-          {{- with $hook.extraEnv }}
+          {{- with $pod.extraEnv }}
           env:
             {{- toYaml . | nindent 12 }}
           {{- end }}

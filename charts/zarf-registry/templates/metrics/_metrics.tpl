@@ -1,31 +1,5 @@
-{{- /* Prometheus and Grafana. `helm upgrade --reuse-values` from an older release lacks these values; the defaults are
-those of values.yaml. */ -}}
-
-{{- define "zarf-registry.metrics.settings" -}}
-{{- $monitor := dict "enabled" false "interval" "" "scrapeTimeout" "" "labels" dict "relabelings" list "metricRelabelings" list -}}
-{{- $defaults := dict
-  "service" (dict "enabled" false "annotations" dict)
-  "serviceMonitor" $monitor
-  "podMonitor" (deepCopy $monitor)
-  "prometheusRule" (dict "enabled" false "labels" dict "alertLabels" dict "disabled" list "kubeStateMetrics" true
-    "thresholds" (dict "volumeFreePercent" 15 "certificateLifePercent" 30 "errorPercent" 5))
-  "dashboard" (dict "enabled" false "labels" dict "annotations" dict) -}}
-{{- mergeOverwrite $defaults (deepCopy (default dict .Values.metrics)) | toJson -}}
-{{- end -}}
-
-{{- /* Conditions: templates begin with one. */ -}}
-
-{{- define "zarf-registry.metrics.serviceMonitor" -}}
-{{- if and (include "zarf-registry.internal" .) (include "zarf-registry.metrics.settings" . | fromJson).serviceMonitor.enabled -}}true{{- end -}}
-{{- end -}}
-
 {{- define "zarf-registry.metrics.podMonitor" -}}
-{{- if and (include "zarf-registry.internal" .) (include "zarf-registry.metrics.settings" . | fromJson).podMonitor.enabled -}}true{{- end -}}
-{{- end -}}
-
-{{- /* A ServiceMonitor finds pods through a Service. */ -}}
-{{- define "zarf-registry.metrics.service" -}}
-{{- if or (include "zarf-registry.metrics.serviceMonitor" .) (and (include "zarf-registry.internal" .) (include "zarf-registry.metrics.settings" . | fromJson).service.enabled) -}}true{{- end -}}
+{{- if and (include "zarf-registry.internal" .) .Values.metrics.podMonitor.enabled -}}true{{- end -}}
 {{- end -}}
 
 {{- /* With hostNetwork, proxies serve metrics on the node's loopback interface, which Prometheus cannot reach. */ -}}
@@ -34,34 +8,15 @@ those of values.yaml. */ -}}
 {{- end -}}
 
 {{- define "zarf-registry.metrics.prometheusRule" -}}
-{{- if and (include "zarf-registry.internal" .) (include "zarf-registry.metrics.settings" . | fromJson).prometheusRule.enabled -}}true{{- end -}}
+{{- if and (include "zarf-registry.internal" .) .Values.metrics.prometheusRule.enabled -}}true{{- end -}}
 {{- end -}}
 
 {{- define "zarf-registry.metrics.dashboard" -}}
-{{- if and (include "zarf-registry.internal" .) (include "zarf-registry.metrics.settings" . | fromJson).dashboard.enabled -}}true{{- end -}}
-{{- end -}}
-
-{{- /* A headless Service, only for discovery. Takes root, component, suffix, port. */ -}}
-{{- define "zarf-registry.metrics.headless" -}}
-{{- $settings := include "zarf-registry.metrics.settings" .root | fromJson -}}
-metadata:
-  {{- include "zarf-registry.metadata" (dict "root" .root "name" (printf "%s%s-metrics" (include "zarf-registry.fullname" .root) .suffix) "component" (printf "%s-metrics" .component) "annotations" $settings.service.annotations) | nindent 2 }}
-spec:
-  type: ClusterIP
-  clusterIP: None
-  ipFamilyPolicy: PreferDualStack
-  selector:
-    {{- include "zarf-registry.selectorLabels" (dict "root" .root "component" .component) | nindent 4 }}
-  ports:
-    - name: metrics
-      port: {{ .port }}
-      targetPort: metrics
-      protocol: TCP
-      appProtocol: http
+{{- if and (include "zarf-registry.internal" .) .Values.metrics.dashboard.enabled -}}true{{- end -}}
 {{- end -}}
 
 {{- /* How a target is scraped. Alerts and the dashboard use the labels job, namespace and node, so these are the same
-for every kind of discovery. Takes root, job, monitor (its values). */ -}}
+for every kind of discovery. Takes job, monitor (its values). */ -}}
 {{- define "zarf-registry.metrics.endpoint" -}}
 port: metrics
 path: /metrics
@@ -87,24 +42,9 @@ metricRelabelings:
 {{- end }}
 {{- end -}}
 
-{{- /* The body of a ServiceMonitor. Takes root, component, suffix. */ -}}
-{{- define "zarf-registry.metrics.serviceMonitor.body" -}}
-{{- $monitor := (include "zarf-registry.metrics.settings" .root | fromJson).serviceMonitor -}}
-{{- $name := printf "%s%s" (include "zarf-registry.fullname" .root) .suffix -}}
-metadata:
-  {{- include "zarf-registry.metadata" (dict "root" .root "name" $name "component" .component "labels" $monitor.labels) | nindent 2 }}
-spec:
-  selector:
-    matchLabels:
-      {{- include "zarf-registry.selectorLabels" (dict "root" .root "component" (printf "%s-metrics" .component)) | nindent 6 }}
-  endpoints:
-    -
-      {{- include "zarf-registry.metrics.endpoint" (dict "job" $name "monitor" $monitor) | nindent 6 }}
-{{- end -}}
-
 {{- /* The body of a PodMonitor. Takes root, component, suffix. */ -}}
 {{- define "zarf-registry.metrics.podMonitor.body" -}}
-{{- $monitor := (include "zarf-registry.metrics.settings" .root | fromJson).podMonitor -}}
+{{- $monitor := .root.Values.metrics.podMonitor -}}
 {{- $name := printf "%s%s" (include "zarf-registry.fullname" .root) .suffix -}}
 metadata:
   {{- include "zarf-registry.metadata" (dict "root" .root "name" $name "component" .component "labels" $monitor.labels) | nindent 2 }}
@@ -120,17 +60,13 @@ spec:
 {{- /* The groups of files/alerts.yaml for this release, as JSON. The file is not a template: Prometheus has its own
 template syntax. Upper-case words after a dollar sign are replaced. */ -}}
 {{- define "zarf-registry.metrics.alerts" -}}
-{{- $rule := (include "zarf-registry.metrics.settings" . | fromJson).prometheusRule -}}
+{{- $rule := .Values.metrics.prometheusRule -}}
 {{- $file := .Files.Get "files/alerts.yaml"
   | replace "$NAMESPACE" (include "zarf-registry.namespace" .)
   | replace "$NAME" (include "zarf-registry.fullname" .)
-  | replace "$VOLUME_FREE_PERCENT" (int $rule.thresholds.volumeFreePercent | toString)
-  | replace "$CERTIFICATE_LIFE_PERCENT" (int $rule.thresholds.certificateLifePercent | toString)
-  | replace "$ERROR_PERCENT" (int $rule.thresholds.errorPercent | toString)
   | fromYaml -}}
 {{- $groups := list -}}
 {{- range $file.groups -}}
-{{- if or $rule.kubeStateMetrics (ne .name "zarf-registry-kube-state-metrics") -}}
 {{- $rules := list -}}
 {{- range .rules -}}
 {{- $unreserved := and (eq .alert "ZarfRegistryPortNotReserved") (include "zarf-registry.portOwned" $ | empty) -}}
@@ -146,22 +82,14 @@ template syntax. Upper-case words after a dollar sign are replaced. */ -}}
 {{- $groups = append $groups (dict "name" .name "rules" $rules) -}}
 {{- end -}}
 {{- end -}}
-{{- end -}}
 {{- $groups | toJson -}}
 {{- end -}}
 
 {{- define "zarf-registry.metrics.validate" -}}
-{{- $settings := include "zarf-registry.metrics.settings" . | fromJson -}}
+{{- $settings := .Values.metrics -}}
 {{- if include "zarf-registry.internal" . -}}
-{{- if and $settings.serviceMonitor.enabled $settings.podMonitor.enabled -}}
-{{- fail "zarf-registry: metrics.podMonitor.enabled: metrics.serviceMonitor.enabled scrapes the same pods; set one of them to false" -}}
-{{- end -}}
-{{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.metricsFrom) -}}
-{{- range list "serviceMonitor" "podMonitor" -}}
-{{- if (get $settings .).enabled -}}
-{{- fail (printf "zarf-registry: networkPolicy.metricsFrom: metrics.%s.enabled needs access to the metrics; name the pods of your Prometheus, or set networkPolicy.enabled=false" .) -}}
-{{- end -}}
-{{- end -}}
+{{- if and $settings.podMonitor.enabled .Values.networkPolicy.enabled (not .Values.networkPolicy.metricsFrom) -}}
+{{- fail "zarf-registry: networkPolicy.metricsFrom: metrics.podMonitor.enabled needs access to the metrics; name the pods of your Prometheus, or set networkPolicy.enabled=false" -}}
 {{- end -}}
 {{- $known := list -}}
 {{- range (.Files.Get "files/alerts.yaml" | fromYaml).groups -}}
@@ -174,7 +102,7 @@ template syntax. Upper-case words after a dollar sign are replaced. */ -}}
 {{- fail (printf "zarf-registry: metrics.prometheusRule.disabled: unknown alert %q; set names of %s" . (join ", " $known)) -}}
 {{- end -}}
 {{- end -}}
-{{- range $path, $labels := dict "metrics.serviceMonitor.labels" $settings.serviceMonitor.labels "metrics.podMonitor.labels" $settings.podMonitor.labels "metrics.prometheusRule.labels" $settings.prometheusRule.labels "metrics.dashboard.labels" $settings.dashboard.labels -}}
+{{- range $path, $labels := dict "metrics.podMonitor.labels" $settings.podMonitor.labels "metrics.prometheusRule.labels" $settings.prometheusRule.labels "metrics.dashboard.labels" $settings.dashboard.labels -}}
 {{- range $key, $_ := $labels -}}
 {{- if hasPrefix "app.kubernetes.io/" $key -}}
 {{- fail (printf "zarf-registry: %s: %s is reserved for the chart; remove it" $path $key) -}}

@@ -1,39 +1,6 @@
 {{- /* The node configuration and its directories, computed once per rendering and kept in the root context. Messages
 never contain what the user wrote: it may be secret. */ -}}
 
-{{- /* nodeConfig with defaults, as JSON. `helm upgrade --reuse-values` from an older release lacks them; the defaults
-are those of values.yaml. */ -}}
-{{- define "zarf-registry.nodeConfig.settings" -}}
-{{- $values := default dict .Values.nodeConfig -}}
-{{- dict
-  "mirrors" (dig "mirrors" list $values)
-  "force" (dig "force" false $values)
-  "runtimes" (dig "runtimes" list $values)
-  "directories" (dig "directories" nil $values)
-  "tlsDirectories" (dig "tlsDirectories" list $values)
-  "registries" (dig "k3s" "registries" nil $values | default dict)
-  "existingSecret" (dig "k3s" "existingSecret" "" $values)
-  "existingSecretKey" (dig "k3s" "existingSecretKey" "registries.yaml" $values)
-  "path" (dig "k3s" "path" "" $values)
-  "controlPlane" (dig "k3s" "controlPlane" false $values)
-  "live" (dig "k3s" "live" true $values)
-  "livePath" (dig "k3s" "livePath" "" $values)
-  "containerdPath" (dig "containerd" "path" "" $values)
-  "hosts" (dig "containerd" "hosts" dict $values)
-  "ca" (dig "crio" "ca" "auto" $values)
-  "insecure" (dig "crio" "insecure" false $values)
-  "certsPath" (dig "crio" "certsPath" "/etc/containers/certs.d" $values)
-  "confPath" (dig "crio" "confPath" "/etc/containers/registries.conf.d" $values)
-  "maxUnavailable" (dig "updateStrategy" "maxUnavailable" "10%" $values)
-  "nodeSelector" (dig "nodeSelector" dict $values)
-  "tolerations" (dig "tolerations" (list (dict "operator" "Exists")) $values)
-  "resources" (dig "resources" (dict "requests" (dict "cpu" "1m" "memory" "8Mi") "limits" (dict "memory" "64Mi")) $values)
-  "priorityClassName" (dig "priorityClassName" "" $values)
-  "extraEnv" (dig "extraEnv" list $values)
-  "podAnnotations" (dig "podAnnotations" dict $values)
-  "podLabels" (dig "podLabels" dict $values) | toJson -}}
-{{- end -}}
-
 {{- /* "true" for a path that can be mounted: absolute, without . and .., and without separators of lists. */ -}}
 {{- define "zarf-registry.nodeConfig.isPath" -}}
 {{- if and (regexMatch "^(/[^/:,\\\\[:cntrl:]]+)+/?$" .) (not (regexMatch "/\\.\\.?(/|$)" .)) -}}true{{- end -}}
@@ -54,13 +21,13 @@ its transfer service takes for the name of one directory (containerd/containerd#
 
 {{- /* The nodes' runtimes: JSON array. If unknown: k3s if that is configured, else containerd. */ -}}
 {{- define "zarf-registry.nodeConfig.runtimes" -}}
-{{- $settings := include "zarf-registry.nodeConfig.settings" . | fromJson -}}
+{{- $settings := .Values.nodeConfig -}}
 {{- $runtimes := $settings.runtimes -}}
 {{- if not $runtimes -}}
 {{- $runtimes = include "zarf-registry.cluster.runtimes" . | fromJsonArray -}}
 {{- end -}}
 {{- if not $runtimes -}}
-{{- $runtimes = list (or $settings.registries $settings.existingSecret | empty | ternary "containerd" "k3s") -}}
+{{- $runtimes = list (or $settings.k3s.registries $settings.k3s.existingSecret | empty | ternary "containerd" "k3s") -}}
 {{- end -}}
 {{- $runtimes | toJson -}}
 {{- end -}}
@@ -72,7 +39,7 @@ its transfer service takes for the name of one directory (containerd/containerd#
 {{- end -}}
 
 {{- define "zarf-registry.nodeConfig.livePath" -}}
-{{- with (include "zarf-registry.nodeConfig.settings" . | fromJson).livePath -}}
+{{- with .Values.nodeConfig.k3s.livePath -}}
 {{- clean . -}}
 {{- else -}}
 {{- printf "/var/lib/rancher/%s/agent/etc/containerd/certs.d" (include "zarf-registry.nodeConfig.distribution" .) -}}
@@ -81,10 +48,10 @@ its transfer service takes for the name of one directory (containerd/containerd#
 
 {{- /* containerd's configuration directories on all nodes: JSON array. */ -}}
 {{- define "zarf-registry.nodeConfig.containerd" -}}
-{{- $settings := include "zarf-registry.nodeConfig.settings" . | fromJson -}}
+{{- $settings := .Values.nodeConfig -}}
 {{- $directories := list -}}
-{{- if $settings.containerdPath -}}
-{{- $directories = list (clean $settings.containerdPath) -}}
+{{- if $settings.containerd.path -}}
+{{- $directories = list (clean $settings.containerd.path) -}}
 {{- else -}}
 {{- range include "zarf-registry.nodeConfig.runtimes" . | fromJsonArray -}}
 {{- if eq . "containerd" -}}
@@ -101,9 +68,9 @@ its transfer service takes for the name of one directory (containerd/containerd#
 {{- /* "true" if nodes must trust the proxies' certificates: CRI-O that refuses plain HTTP from loopback needs
 it. */ -}}
 {{- define "zarf-registry.nodeConfig.ca" -}}
-{{- $settings := include "zarf-registry.nodeConfig.settings" . | fromJson -}}
-{{- if kindIs "bool" $settings.ca -}}
-{{- if $settings.ca -}}true{{- end -}}
+{{- $settings := .Values.nodeConfig -}}
+{{- if kindIs "bool" $settings.crio.ca -}}
+{{- if $settings.crio.ca -}}true{{- end -}}
 {{- else if and (include "zarf-registry.proxyMode" .) (eq (include "zarf-registry.tls" . | fromJson).value "always") -}}
 {{- if $settings.runtimes -}}
 {{- if has "crio" $settings.runtimes -}}true{{- end -}}
@@ -114,9 +81,9 @@ it. */ -}}
 {{- /* Directories of the certificates that the configuration names: JSON array. Paths that cannot be mounted are left
 out, and not checked. */ -}}
 {{- define "zarf-registry.nodeConfig.certificates" -}}
-{{- $settings := include "zarf-registry.nodeConfig.settings" . | fromJson -}}
+{{- $settings := .Values.nodeConfig -}}
 {{- $files := list -}}
-{{- $registries := $settings.registries -}}
+{{- $registries := default dict $settings.k3s.registries -}}
 {{- if kindIs "string" $registries -}}
 {{- $registries = fromYaml $registries -}}
 {{- end -}}
@@ -130,7 +97,7 @@ out, and not checked. */ -}}
 {{- end -}}
 {{- end -}}
 {{- /* Only the values of these two keys of hosts.toml: nothing else in it may leak. */ -}}
-{{- range $text := $settings.hosts -}}
+{{- range $text := $settings.containerd.hosts -}}
 {{- range regexFindAll "(?m)^[ \\t]*(ca|client)[ \\t]*=[^=]*" (toString $text) -1 -}}
 {{- range regexFindAll "[\"']/[^\"'\\n]+[\"']" . -1 -}}
 {{- $files = append $files (trimAll "\"'" .) -}}
@@ -152,7 +119,7 @@ out, and not checked. */ -}}
 read such a value already, 0123 as 83 and 1.50 as 1.5, and what was written is lost. Hosts are named as far as they look
 like some. */ -}}
 {{- define "zarf-registry.nodeConfig.unquoted" -}}
-{{- $registries := (include "zarf-registry.nodeConfig.settings" . | fromJson).registries -}}
+{{- $registries := .Values.nodeConfig.k3s.registries -}}
 {{- $texts := dict -}}
 {{- if kindIs "map" $registries -}}
 {{- range $section, $sections := dict
@@ -193,39 +160,39 @@ like some. */ -}}
   registries   registries.yaml of the values, empty where there is none */ -}}
 {{- define "zarf-registry.nodeConfig.load" -}}
 {{- if not (hasKey . "NodeConfig") -}}
-{{- $settings := include "zarf-registry.nodeConfig.settings" . | fromJson -}}
+{{- $settings := .Values.nodeConfig -}}
 {{- $config := dict "release" (printf "%s/%s" (include "zarf-registry.namespace" .) .Release.Name) "force" $settings.force "containerd" dict "k3s" dict "crio" dict -}}
 {{- if include "zarf-registry.internal" . -}}
 {{- $_ := set $config "address" (include "zarf-registry.address" .) -}}
 {{- end -}}
 {{- $inUse := list -}}
 {{- $registries := "" -}}
-{{- if or $settings.registries $settings.existingSecret -}}
-{{- $registries = kindIs "string" $settings.registries | ternary $settings.registries (empty $settings.registries | ternary "" (toYaml $settings.registries | printf "%s\n")) -}}
-{{- $file := $settings.path -}}
+{{- if or $settings.k3s.registries $settings.k3s.existingSecret -}}
+{{- $registries = kindIs "string" $settings.k3s.registries | ternary $settings.k3s.registries (empty $settings.k3s.registries | ternary "" (toYaml $settings.k3s.registries | printf "%s\n")) -}}
+{{- $file := $settings.k3s.path -}}
 {{- if not $file -}}
 {{- $file = printf "/etc/rancher/%s/registries.yaml" (include "zarf-registry.nodeConfig.distribution" .) -}}
 {{- end -}}
 {{- $k3s := dict "file" (clean $file) -}}
 {{- $inUse = append $inUse (dir (clean $file)) -}}
-{{- if $settings.existingSecret -}}
-{{- $_ := set $k3s "existingSecret" $settings.existingSecret -}}
-{{- $_ := set $k3s "existingSecretKey" $settings.existingSecretKey -}}
+{{- if $settings.k3s.existingSecret -}}
+{{- $_ := set $k3s "existingSecret" $settings.k3s.existingSecret -}}
+{{- $_ := set $k3s "existingSecretKey" $settings.k3s.existingSecretKey -}}
 {{- end -}}
-{{- if $settings.live -}}
+{{- if $settings.k3s.live -}}
 {{- $_ := set $k3s "live" true -}}
 {{- $_ := set $k3s "liveDirectory" (include "zarf-registry.nodeConfig.livePath" .) -}}
 {{- $inUse = append $inUse $k3s.liveDirectory -}}
 {{- end -}}
 {{- $_ := set $config "k3s" $k3s -}}
 {{- end -}}
-{{- if or $settings.mirrors $settings.hosts -}}
+{{- if or $settings.mirrors $settings.containerd.hosts -}}
 {{- $containerd := dict -}}
 {{- with include "zarf-registry.nodeConfig.containerd" . | fromJsonArray -}}
 {{- $_ := set $containerd "directories" . -}}
 {{- $inUse = concat $inUse . -}}
 {{- end -}}
-{{- with $settings.hosts -}}
+{{- with $settings.containerd.hosts -}}
 {{- $_ := set $containerd "hosts" . -}}
 {{- end -}}
 {{- $_ := set $config "containerd" $containerd -}}
@@ -234,17 +201,17 @@ like some. */ -}}
 {{- end -}}
 {{- end -}}
 {{- if include "zarf-registry.nodeConfig.ca" . -}}
-{{- $_ := set $config.crio "certsDirectory" (clean $settings.certsPath) -}}
-{{- $inUse = append $inUse (clean $settings.certsPath) -}}
+{{- $_ := set $config.crio "certsDirectory" "/etc/containers/certs.d" -}}
+{{- $inUse = append $inUse $config.crio.certsDirectory -}}
 {{- end -}}
-{{- $conf := $settings.insecure -}}
+{{- $conf := $settings.crio.insecure -}}
 {{- if and $settings.mirrors (not $conf) -}}
 {{- $conf = has "crio" (include "zarf-registry.nodeConfig.runtimes" . | fromJsonArray) -}}
 {{- end -}}
 {{- if $conf -}}
-{{- $_ := set $config.crio "confDirectory" (clean $settings.confPath) -}}
-{{- $_ := set $config.crio "insecure" $settings.insecure -}}
-{{- $inUse = append $inUse (clean $settings.confPath) -}}
+{{- $_ := set $config.crio "confDirectory" "/etc/containers/registries.conf.d" -}}
+{{- $_ := set $config.crio "insecure" $settings.crio.insecure -}}
+{{- $inUse = append $inUse $config.crio.confDirectory -}}
 {{- end -}}
 {{- /* Directories that may have files of previous revisions. A rendering that cannot see the cluster depends on the
 value. */ -}}
@@ -291,7 +258,7 @@ value. */ -}}
 administrator's kubeconfig or keys. Directories that are no longer in use are restored on every node. */ -}}
 {{- define "zarf-registry.nodeConfig.agentsOnly" -}}
 {{- include "zarf-registry.nodeConfig.load" . -}}
-{{- if not (include "zarf-registry.nodeConfig.settings" . | fromJson).controlPlane -}}
+{{- if not .Values.nodeConfig.k3s.controlPlane -}}
 {{- $found := false -}}
 {{- range concat .NodeConfig.inUse (default list .NodeConfig.config.tlsDirectories) -}}
 {{- $found = or $found (regexMatch "^/(etc(/rancher(/(k3s|rke2))?)?|var(/lib(/rancher(/(k3s|rke2)(/server(/.*)?)?)?)?)?)$" .) -}}
@@ -349,7 +316,7 @@ Without a salt, derivePassword (scrypt, salted with the release) makes each gues
 {{- /* Pods are replaced when this changes. Includes the user's Secret if it can be seen. */ -}}
 {{- define "zarf-registry.nodeConfig.checksum" -}}
 {{- $version := "" -}}
-{{- with (include "zarf-registry.nodeConfig.settings" . | fromJson).existingSecret -}}
+{{- with .Values.nodeConfig.k3s.existingSecret -}}
 {{- $version = include "zarf-registry.cluster.secretVersion" (dict "root" $ "name" .) -}}
 {{- end -}}
 {{- printf "%s\n%s" (include "zarf-registry.nodeConfig.sum" .) $version | sha256sum | trunc 32 -}}

@@ -4,8 +4,9 @@ restores: it restores the original files, as a hook before the release is delete
 {{- include "zarf-registry.nodeConfig.load" .root }}
 {{- $fullname := include "zarf-registry.fullname" .root }}
 {{- $config := .root.NodeConfig.config }}
-{{- $settings := include "zarf-registry.nodeConfig.settings" .root | fromJson }}
 {{- $values := .root.Values }}
+{{- $settings := $values.nodeConfig }}
+{{- $pod := include "zarf-registry.pod.values" (dict "root" .root) | fromJson }}
 {{- $component := .restores | ternary "node-restore" "node-config" }}
 {{- /* DaemonSets with equal selectors would adopt each other's pods. */}}
 {{- $selector := include "zarf-registry.selectorLabels" (dict "root" .root "component" $component) | fromYaml }}
@@ -23,24 +24,24 @@ spec:
   updateStrategy:
     type: RollingUpdate
     rollingUpdate:
-      maxUnavailable: {{ $settings.maxUnavailable }}
+      maxUnavailable: {{ $settings.updateStrategy.maxUnavailable }}
   selector:
     matchLabels:
       {{- toYaml $selector | nindent 6 }}
   template:
     metadata:
       labels:
-        {{- include "zarf-registry.podLabels" (dict "root" .root "component" $component "selector" $selector "extra" $settings.podLabels) | nindent 8 }}
+        {{- include "zarf-registry.podLabels" (dict "root" .root "component" $component "selector" $selector "extra" $pod.podLabels) | nindent 8 }}
       annotations:
-        {{- $program := include "zarf-registry.program.version" (dict "root" .root "program" "registry-node" "architecture" .architecture "image" $values.proxy.image) }}
-        {{- merge (dict "zarf-registry/node-config-checksum" (include "zarf-registry.nodeConfig.checksum" .root) "zarf-registry/program" $program) (default dict $settings.podAnnotations) | toYaml | nindent 8 }}
+        {{- $program := include "zarf-registry.program.version" (dict "root" .root "program" "registry-node" "architecture" .architecture) }}
+        {{- merge (dict "zarf-registry/node-config-checksum" (include "zarf-registry.nodeConfig.checksum" .root) "zarf-registry/program" $program) $pod.podAnnotations | toYaml | nindent 8 }}
     spec:
       serviceAccountName: {{ $fullname }}-node-config
       automountServiceAccountToken: false
       enableServiceLinks: false
       {{- /* pause stops at once, and writing files can be interrupted at any point. */}}
       terminationGracePeriodSeconds: 5
-      {{- with $settings.priorityClassName }}
+      {{- with $pod.priorityClassName }}
       priorityClassName: {{ . | quote }}
       {{- end }}
       {{- with include "zarf-registry.pullSecrets" .root | fromJsonArray }}
@@ -78,7 +79,7 @@ spec:
       {{- end }}
       initContainers:
         - name: configure
-          {{- include "zarf-registry.program.container" (dict "root" .root "program" "registry-node" "image" $values.proxy.image "pause" .pause "env" $settings.extraEnv "mounts" (include "zarf-registry.nodeConfig.volumeMounts" $config)) | nindent 10 }}
+          {{- include "zarf-registry.program.container" (dict "root" .root "program" "registry-node" "pause" .pause "mounts" (include "zarf-registry.nodeConfig.volumeMounts" $config)) | nindent 10 }}
           args:
             - configure
             - --config-dir=/etc/zarf-registry/node-config
@@ -110,7 +111,7 @@ spec:
       containers:
         - name: pause
           {{- /* Not the image's own program: the healer may change this image. */}}
-          {{- include "zarf-registry.program.container" (dict "root" .root "program" "registry-node" "image" $values.proxy.image "pause" .pause) | nindent 10 }}
+          {{- include "zarf-registry.program.container" (dict "root" .root "program" "registry-node" "pause" .pause) | nindent 10 }}
           args:
             - pause
           resources:

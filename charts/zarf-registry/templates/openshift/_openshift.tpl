@@ -2,7 +2,7 @@
 
 {{- /* Asks Capabilities instead of lookup: helm template and Argo CD set them with --api-versions. */ -}}
 {{- define "zarf-registry.openshift" -}}
-{{- $enabled := toString (default dict .Values.openshift).enabled -}}
+{{- $enabled := toString .Values.openshift.enabled -}}
 {{- if or (eq $enabled "true") (and (ne $enabled "false") (.Capabilities.APIVersions.Has "security.openshift.io/v1")) -}}true{{- end -}}
 {{- end -}}
 

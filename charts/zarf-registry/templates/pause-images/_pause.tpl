@@ -28,7 +28,7 @@ not depend on itself. */ -}}
 {{- $service := printf "%s(-[a-z]+)?" (include "zarf-registry.fullname" . | regexQuoteMeta) -}}
 {{- $hosts = append $hosts (printf "%s([.]%s([.][^/:]*)?)?" $service (include "zarf-registry.namespace" . | regexQuoteMeta)) -}}
 {{- $hosts = append $hosts (printf "[^/]*:%d" (int .Values.port)) -}}
-{{- range (include "zarf-registry.expose.settings" . | fromJson).hosts -}}
+{{- range .Values.expose.hosts -}}
 {{- $hosts = append $hosts (regexQuoteMeta .) -}}
 {{- end -}}
 {{- end -}}
@@ -38,18 +38,18 @@ not depend on itself. */ -}}
 {{- /* "true" if pulls of an image may reach this release's registry: by its own addresses, mirrors, or rewriting. What
 the chart cannot read counts. Takes root, image. */ -}}
 {{- define "zarf-registry.pause.served" -}}
-{{- $node := include "zarf-registry.nodeConfig.settings" .root | fromJson -}}
-{{- $registries := concat $node.mirrors (keys $node.hosts) -}}
-{{- if $node.registries -}}
-{{- $mirrors := (kindIs "string" $node.registries | ternary (fromYaml (toString $node.registries)) $node.registries).mirrors -}}
+{{- $node := .root.Values.nodeConfig -}}
+{{- $registries := concat (default list $node.mirrors) (default dict $node.containerd.hosts | keys) -}}
+{{- with $node.k3s.registries -}}
+{{- $mirrors := (kindIs "string" . | ternary (fromYaml (toString .)) .).mirrors -}}
 {{- $registries = concat $registries (kindIs "map" $mirrors | ternary $mirrors dict | keys) -}}
 {{- end -}}
-{{- if $node.existingSecret -}}
+{{- if $node.k3s.existingSecret -}}
 {{- $registries = append $registries "*" -}}
 {{- end -}}
 {{- $rewritten := list -}}
 {{- if include "zarf-registry.rewrite" .root -}}
-{{- $rewritten = (include "zarf-registry.rewrite.settings" .root | fromJson).registries -}}
+{{- $rewritten = .root.Values.rewrite.registries -}}
 {{- end -}}
 {{- $host := include "zarf-registry.pause.host" (splitList "/" .image | first) -}}
 {{- $served := regexMatch (include "zarf-registry.pause.own" .root) .image -}}

@@ -3,6 +3,7 @@
 {{- $fullname := include "zarf-registry.fullname" .root }}
 {{- $values := .root.Values }}
 {{- $proxy := $values.proxy }}
+{{- $pod := include "zarf-registry.pod.values" (dict "root" .root "values" $proxy) | fromJson }}
 {{- $hostPort := include "zarf-registry.hostPort" .root }}
 {{- $family := (include "zarf-registry.ipFamily" .root | fromJson).value }}
 {{- /* DaemonSets with equal selectors would adopt each other's pods. */}}
@@ -10,10 +11,7 @@
 {{- $_ := set $selector "zarf-registry/proxies" .architecture }}
 {{- /* Kept when a switch to nodeport mode no longer renders them: nodes pull through them until finish has verified a
 pull through the node port on each, and deletes them. */}}
-{{- $annotations := include "zarf-registry.kept" .root | fromYaml }}
-{{- if not $hostPort }}
-{{- $_ := set $annotations "zarf-registry/waits-for-port" "true" }}
-{{- end -}}
+{{- $annotations := include "zarf-registry.kept" .root | fromYaml -}}
 apiVersion: apps/v1
 kind: DaemonSet
 metadata:
@@ -42,10 +40,10 @@ spec:
   template:
     metadata:
       labels:
-        {{- include "zarf-registry.podLabels" (dict "root" .root "component" "proxy" "selector" $selector "extra" $proxy.podLabels) | nindent 8 }}
+        {{- include "zarf-registry.podLabels" (dict "root" .root "component" "proxy" "selector" $selector "extra" $pod.podLabels) | nindent 8 }}
       annotations:
         {{- /* Port on which init-hook asks what the pod has loaded. */}}
-        {{- merge (dict "zarf-registry/metrics-port" (int $proxy.metricsPort | toString)) (default dict $proxy.podAnnotations) | toYaml | nindent 8 }}
+        {{- merge (dict "zarf-registry/metrics-port" (int $proxy.metricsPort | toString)) $pod.podAnnotations | toYaml | nindent 8 }}
     spec:
       serviceAccountName: {{ $fullname }}-proxy
       automountServiceAccountToken: false
@@ -57,7 +55,7 @@ spec:
       {{- end }}
       {{- /* --drain-timeout, plus time to exit. */}}
       terminationGracePeriodSeconds: 30
-      {{- with $proxy.priorityClassName }}
+      {{- with $pod.priorityClassName }}
       priorityClassName: {{ . | quote }}
       {{- end }}
       {{- with include "zarf-registry.pullSecrets" .root | fromJsonArray }}
@@ -65,7 +63,10 @@ spec:
         {{- toYaml . | nindent 8 }}
       {{- end }}
       securityContext:
-        {{- include "zarf-registry.pod.securityContextOf" (dict "root" .root "user" (include "zarf-registry.proxy.user" .root)) | nindent 8 }}
+        {{- /* On the node's network, every process of the same user can share the port (SO_REUSEPORT). So proxies there
+        have a user of their own: 60847 is in a range that neither distributions nor systemd, container images by
+        convention, or the kubelet's user namespaces use. */}}
+        {{- include "zarf-registry.pod.securityContextOf" (dict "root" .root "user" (empty $hostPort | ternary 60847 65532)) | nindent 8 }}
       nodeSelector:
         kubernetes.io/arch: {{ .architecture }}
         kubernetes.io/os: linux
@@ -82,14 +83,14 @@ spec:
       {{- end }}
       containers:
         - name: proxy
-          {{- include "zarf-registry.program.container" (dict "root" .root "program" "registry-node" "image" $proxy.image "pause" .pause "supervise" true "env" $proxy.extraEnv "injected" $hosts "mounts" (include "zarf-registry.tls.volumeMount" .)) | nindent 10 }}
+          {{- include "zarf-registry.program.container" (dict "root" .root "program" "registry-node" "pause" .pause "supervise" true "env" $pod.extraEnv "injected" $hosts "mounts" (include "zarf-registry.tls.volumeMount" .)) | nindent 10 }}
           args:
             - proxy
             {{- if $values.injector.enabled }}
             {{- /* Nothing here changes with the program: the loader hands the port over to a changed one. */}}
             - --ready-fd=3
             {{- else }}
-            - --program-version={{ include "zarf-registry.program.version" (dict "root" .root "program" "registry-node" "architecture" .architecture "image" $proxy.image) }}
+            - --program-version={{ include "zarf-registry.program.version" (dict "root" .root "program" "registry-node" "architecture" .architecture) }}
             {{- end }}
             {{- if $hostPort }}
             - --listen=:5000
@@ -115,7 +116,7 @@ spec:
             - --tls={{ (include "zarf-registry.tls" .root | fromJson).value }}
             - --retry-timeout={{ $proxy.retryTimeout }}
             - --drain-timeout=20s
-            - --log-level={{ $proxy.logLevel }}
+            - --log-level={{ $values.logLevel }}
             - --log-format=json
           {{- if $hostPort }}
           ports:
@@ -163,20 +164,6 @@ spec:
         {{- . | nindent 8 }}
         {{- end }}
         {{- include "zarf-registry.tls.volume" (printf "%s-node-tls" $fullname) | nindent 8 }}
-{{- end -}}
-
-{{- /* On the node's network, every process of the same user can share the port (SO_REUSEPORT). So proxies there have a
-user of their own: 60847 is in a range that neither distributions nor systemd, container images by convention, or the
-kubelet's user namespaces use.
-
-Proxies of 0.1.0 and before exit if another user has their port, so `helm rollback` to them would not finish. The first
-upgrade keeps their user, and the next one changes it. */ -}}
-{{- define "zarf-registry.proxy.user" -}}
-{{- if or (include "zarf-registry.hostPort" .) (include "zarf-registry.cluster.proxiesShareUser" .) -}}
-65532
-{{- else -}}
-60847
-{{- end -}}
 {{- end -}}
 
 {{- /* Takes root, path. */ -}}

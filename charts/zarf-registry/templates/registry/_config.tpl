@@ -30,14 +30,14 @@ validation:
 {{- end -}}
 
 {{- /* What a container that uses the storage needs for S3: env, volumeMounts, volumes, and injected (variables that a
-webhook sets). `--reuse-values` from an older release lacks caSecret. */ -}}
+webhook sets). */ -}}
 {{- define "zarf-registry.s3" -}}
 {{- $env := list -}}
 {{- $mounts := list -}}
 {{- $volumes := list -}}
 {{- $injected := list -}}
 {{- $set := list -}}
-{{- range .Values.registry.extraEnv -}}
+{{- range (include "zarf-registry.pod.values" (dict "root" . "values" .Values.registry) | fromJson).extraEnv -}}
 {{- $set = append $set .name -}}
 {{- end -}}
 {{- $injector := .Values.injector.enabled -}}

@@ -2,7 +2,7 @@
 
 {{- /* "true" if the autoscaler sets the number of pods. */ -}}
 {{- define "zarf-registry.autoscaled" -}}
-{{- if and (include "zarf-registry.internal" .) (dig "autoscaling" "enabled" false .Values.registry) -}}true{{- end -}}
+{{- if and (include "zarf-registry.internal" .) .Values.registry.autoscaling.enabled -}}true{{- end -}}
 {{- end -}}
 
 {{- /* "true" if there can be more than one pod. */ -}}
@@ -14,7 +14,7 @@
 
 {{- /* "true" if drains evict one registry pod at a time. */ -}}
 {{- define "zarf-registry.disruptionBudget" -}}
-{{- if and (include "zarf-registry.internal" .) (dig "podDisruptionBudget" "enabled" true .Values.registry) -}}true{{- end -}}
+{{- if and (include "zarf-registry.internal" .) .Values.registry.podDisruptionBudget.enabled -}}true{{- end -}}
 {{- end -}}
 
 {{- /* Spreads pods over nodes. The user's constraints replace this; one without labelSelector counts the registry's
@@ -47,10 +47,6 @@ pods. */ -}}
 
 {{- define "zarf-registry.scale.validate" -}}
 {{- $registry := .Values.registry -}}
-{{- $budget := default dict $registry.podDisruptionBudget -}}
-{{- if and (include "zarf-registry.disruptionBudget" .) (regexMatch "^0+%?$" (toString (dig "maxUnavailable" 1 $budget))) -}}
-{{- fail "zarf-registry: registry.podDisruptionBudget.maxUnavailable: nodes with a registry pod could not be drained; set it to at least 1, or podDisruptionBudget.enabled=false" -}}
-{{- end -}}
 {{- $path := "replicas" -}}
 {{- if include "zarf-registry.autoscaled" . -}}
 {{- $path = "autoscaling.maxReplicas" -}}

@@ -1,8 +1,8 @@
 {{- /* Signatures of images: what is rendered, and what cannot work. */ -}}
 
-{{- /* off, audit or enforce. YAML reads off as false. `helm upgrade --reuse-values` from an older release lacks it. */ -}}
+{{- /* off, audit or enforce. YAML reads off as false. */ -}}
 {{- define "zarf-registry.verify.mode" -}}
-{{- default "off" .Values.registry.verify -}}
+{{- default "off" .Values.registry.signatures.mode -}}
 {{- end -}}
 
 {{- /* Condition: the registry verifies signatures. */ -}}
@@ -12,7 +12,7 @@
 
 {{- /* The user's Secret with public keys. */ -}}
 {{- define "zarf-registry.verify.secret" -}}
-{{- dig "verifyKeys" "existingSecret" "" .Values.registry -}}
+{{- .Values.registry.signatures.existingSecret -}}
 {{- end -}}
 
 {{- /* Arguments of the registry. */ -}}
@@ -48,14 +48,14 @@
 {{- if ne $mode "off" -}}
 {{- $secret := include "zarf-registry.verify.secret" . -}}
 {{- if not (include "zarf-registry.internal" .) -}}
-{{- fail "zarf-registry: registry.verify: the chart deploys no registry that could verify images; remove it" -}}
+{{- fail "zarf-registry: registry.signatures.mode: the chart deploys no registry that could verify images; remove it" -}}
 {{- end -}}
 {{- if not $secret -}}
-{{- fail (printf "zarf-registry: registry.verifyKeys.existingSecret: registry.verify=%s needs public keys; name a Secret with them" $mode) -}}
+{{- fail (printf "zarf-registry: registry.signatures.existingSecret: registry.signatures.mode=%s needs public keys; name a Secret with them" $mode) -}}
 {{- end -}}
 {{- range concat (include "zarf-registry.madeSecrets" . | fromJsonArray) (include "zarf-registry.issuedSecrets" . | fromJsonArray) -}}
 {{- if eq $secret (printf "%s-%s" (include "zarf-registry.fullname" $) .) -}}
-{{- fail (printf "zarf-registry: registry.verifyKeys.existingSecret: Secret %s is created by the Jobs; name one of your own" $secret) -}}
+{{- fail (printf "zarf-registry: registry.signatures.existingSecret: Secret %s is created by the Jobs; name one of your own" $secret) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -1,32 +1,18 @@
 {{- /* Rewriting of image references in new pods, by the API server. */ -}}
 
-{{- /* The rewrite values with defaults, as JSON. `helm upgrade --reuse-values` from an older release lacks them; the
-defaults are those of values.yaml. */ -}}
-{{- define "zarf-registry.rewrite.settings" -}}
-{{- $settings := dict
-  "enabled" false
-  "missing" "rewrite"
-  "registries" (list "*")
-  "excludedNamespaces" (list "kube-system" "kube-flannel" "calico-system" "calico-apiserver" "tigera-operator" "cilium") -}}
-{{- range $key, $value := default dict .Values.rewrite -}}
-{{- $_ := set $settings $key $value -}}
-{{- end -}}
-{{- $settings | toJson -}}
-{{- end -}}
-
 {{- define "zarf-registry.rewrite" -}}
-{{- if (include "zarf-registry.rewrite.settings" . | fromJson).enabled -}}true{{- end -}}
+{{- if .Values.rewrite.enabled -}}true{{- end -}}
 {{- end -}}
 
 {{- /* Only references to repositories that the registry has are rewritten. The healer copies their names. */ -}}
 {{- define "zarf-registry.rewrite.byRepository" -}}
-{{- $settings := include "zarf-registry.rewrite.settings" . | fromJson -}}
+{{- $settings := .Values.rewrite -}}
 {{- if and $settings.enabled (ne $settings.missing "rewrite") -}}true{{- end -}}
 {{- end -}}
 
 {{- /* Pods with other references to rewritten registries are refused. */ -}}
 {{- define "zarf-registry.rewrite.denies" -}}
-{{- $settings := include "zarf-registry.rewrite.settings" . | fromJson -}}
+{{- $settings := .Values.rewrite -}}
 {{- if and $settings.enabled (eq $settings.missing "deny") -}}true{{- end -}}
 {{- end -}}
 
@@ -58,7 +44,7 @@ defaults are those of values.yaml. */ -}}
 {{- if not (include "zarf-registry.rewrite.apiVersion" .) -}}
 {{- fail "zarf-registry: rewrite.enabled: this cluster serves no MutatingAdmissionPolicy; Kubernetes has it from 1.36, and 1.34 and 1.35 if the API server is started for it (docs/rewriting.md#versions); or set rewrite.enabled=false, and use nodeConfig.mirrors" -}}
 {{- end -}}
-{{- $settings := include "zarf-registry.rewrite.settings" . | fromJson -}}
+{{- $settings := .Values.rewrite -}}
 {{- /* As in image references: a name without dot and port would be a repository of Docker Hub. */ -}}
 {{- $label := "[a-zA-Z0-9]([-a-zA-Z0-9]*[a-zA-Z0-9])?" -}}
 {{- $host := printf "^!?(%s(\\.%s)+(:[0-9]+)?|%s:[0-9]+|localhost|\\[[0-9a-fA-F:]+\\](:[0-9]+)?)$" $label $label $label -}}
@@ -83,13 +69,13 @@ defaults are those of values.yaml. */ -}}
 {{- if and (include "zarf-registry.nodePortMode" .) (not (include "zarf-registry.anonymousPull" .)) -}}
 {{- $default = printf "%s-pull" (include "zarf-registry.fullname" .) -}}
 {{- end -}}
-{{- default $default (include "zarf-registry.rewrite.settings" . | fromJson).pullSecret -}}
+{{- default $default .Values.rewrite.pullSecret -}}
 {{- end -}}
 
 {{- /* A registry that is rewritten; nothing if none is. init-hook status asks the API server for a pod with an image of
 it. */ -}}
 {{- define "zarf-registry.rewrite.example" -}}
-{{- $registries := (include "zarf-registry.rewrite.settings" . | fromJson).registries -}}
+{{- $registries := .Values.rewrite.registries -}}
 {{- $candidates := has "*" $registries | ternary (concat $registries (list "docker.io" "quay.io" "registry.example.com")) $registries -}}
 {{- $examples := list -}}
 {{- range $candidates -}}
@@ -106,7 +92,7 @@ reach over the network: a loopback address is another registry on the nodes. Thi
 {{- $all := false -}}
 {{- $only := list -}}
 {{- $except := list -}}
-{{- range (include "zarf-registry.rewrite.settings" . | fromJson).registries -}}
+{{- range .Values.rewrite.registries -}}
 {{- $host := trimPrefix "!" . | replace "index.docker.io" "docker.io" -}}
 {{- if eq . "*" -}}
 {{- $all = true -}}
@@ -119,7 +105,7 @@ reach over the network: a loopback address is another registry on the nodes. Thi
 {{- $own := list (include "zarf-registry.address" . | splitList "/" | first) -}}
 {{- if include "zarf-registry.internal" . -}}
 {{- $service := printf "%s.%s.svc" (include "zarf-registry.fullname" .) (include "zarf-registry.namespace" .) -}}
-{{- $own = concat (list $service (printf "%s.%s" $service .Values.clusterDomain)) (include "zarf-registry.expose.settings" . | fromJson).hosts -}}
+{{- $own = concat (list $service (printf "%s.%s" $service .Values.clusterDomain)) .Values.expose.hosts -}}
 {{- end -}}
 {{- if $except -}}
 !(m.host in {{ include "zarf-registry.rewrite.strings" $except }}) &&
@@ -146,7 +132,7 @@ m.host in {{ include "zarf-registry.rewrite.strings" $only }}
 {{- /* Which pods a policy is about, and the references in them that name a rewritten registry: a part of its spec. */ -}}
 {{- define "zarf-registry.rewrite.references" -}}
 {{- $address := include "zarf-registry.address" . -}}
-{{- $settings := include "zarf-registry.rewrite.settings" . | fromJson -}}
+{{- $settings := .Values.rewrite -}}
 {{- $selector := default dict $settings.namespaceSelector -}}
 {{- $exempt := prepend $settings.excludedNamespaces (include "zarf-registry.namespace" .) | uniq -}}
 {{- /* With the API server's defaults: otherwise a server-side diff, such as Argo CD's, conflicts. */}}

@@ -1,19 +1,8 @@
 {{- /* The pods of `helm test`. */ -}}
 
-{{- /* The test settings, as JSON. `helm upgrade --reuse-values` from an older release lacks them; the defaults are
-those of values.yaml. */ -}}
-{{- define "zarf-registry.tests.settings" -}}
-{{- $tests := default dict .Values.tests -}}
-{{- $resources := dict "requests" (dict "cpu" "10m" "memory" "32Mi") "limits" (dict "memory" "128Mi") -}}
-{{- dict
-  "enabled" (dig "enabled" true $tests)
-  "timeout" (dig "timeout" "1m" $tests)
-  "resources" (dig "resources" $resources $tests) | toJson -}}
-{{- end -}}
-
 {{- /* Condition: the chart deploys a registry, and tests are enabled. */ -}}
 {{- define "zarf-registry.tests" -}}
-{{- if and (include "zarf-registry.internal" .) (include "zarf-registry.tests.settings" . | fromJson).enabled -}}true{{- end -}}
+{{- if and (include "zarf-registry.internal" .) .Values.tests.enabled -}}true{{- end -}}
 {{- end -}}
 
 {{- /* Condition: init-hook's image is in the registry, so starting a pod of it pulls through the node's address. */ -}}
@@ -48,7 +37,7 @@ helm.sh/hook-output-log-policy: hook-failed
 - --push-dir=/etc/zarf-registry/push
 - --node-dir=/etc/zarf-registry/node
 - --credentials-dir=/etc/zarf-registry/credentials
-- --timeout={{ (include "zarf-registry.tests.settings" . | fromJson).timeout }}
+- --timeout=1m
 {{- end -}}
 
 {{- /* The node port range is unknown here; the default is 30000-32767. */ -}}
@@ -66,7 +55,6 @@ helm.sh/hook-output-log-policy: hook-failed
 {{- /* A pod. Takes root, test (the suffix of the name), args (list), more (helpers that return more arguments), secrets
 ("true" mounts the clients' Secrets), pull ("true" pulls the image in each run). */ -}}
 {{- define "zarf-registry.tests.pod" -}}
-{{- $settings := include "zarf-registry.tests.settings" .root | fromJson -}}
 {{- $image := include "zarf-registry.certificates.image" .root | fromJson -}}
 {{- $hook := .root.Values.initHook -}}
 {{- $fullname := include "zarf-registry.fullname" .root -}}
@@ -77,7 +65,7 @@ metadata:
 spec:
   {{- /* The program stops at its own timeout and reports why. A pod whose image cannot be pulled stops a minute later,
   before Helm's timeout, which would report nothing. */}}
-  activeDeadlineSeconds: {{ add (include "zarf-registry.seconds" $settings.timeout) 60 }}
+  activeDeadlineSeconds: 120
   restartPolicy: Never
   serviceAccountName: {{ include "zarf-registry.tests.serviceAccount" .root }}
   automountServiceAccountToken: false
@@ -100,7 +88,7 @@ spec:
   containers:
     - name: init-hook
       image: {{ $image.value | quote }}
-      imagePullPolicy: {{ .pull | empty | ternary ($image.pushed | empty | ternary $hook.image.pullPolicy "IfNotPresent") "Always" }}
+      imagePullPolicy: {{ .pull | empty | ternary ($image.pushed | empty | ternary .root.Values.image.pullPolicy "IfNotPresent") "Always" }}
       command:
         - /init-hook
       args:
@@ -111,7 +99,11 @@ spec:
         {{- end }}
         {{- end }}
       resources:
-        {{- toYaml $settings.resources | nindent 8 }}
+        requests:
+          cpu: 10m
+          memory: 32Mi
+        limits:
+          memory: 128Mi
       securityContext:
         {{- include "zarf-registry.container.securityContext" .root | nindent 8 }}
       terminationMessagePolicy: FallbackToLogsOnError
@@ -130,12 +122,4 @@ spec:
         defaultMode: 0440
     {{- end }}
       {{- end }}
-{{- end -}}
-
-{{- /* Checks of the test settings. */ -}}
-{{- define "zarf-registry.tests.validate" -}}
-{{- $timeout := (include "zarf-registry.tests.settings" . | fromJson).timeout -}}
-{{- if lt (include "zarf-registry.seconds" $timeout | int) 10 -}}
-{{- fail (printf "zarf-registry: tests.timeout: %s is too short for a pod to reach the registry; set it to at least 10s" $timeout) -}}
-{{- end -}}
 {{- end -}}

@@ -1,17 +1,12 @@
-{{- /* The registry in place of the one of Zarf's init package. `helm upgrade --reuse-values` from an older release lacks
-these values. */ -}}
+{{- /* The registry in place of the one of Zarf's init package. */ -}}
 
 {{- /* Condition. The names of Zarf's registry are those of the release. */ -}}
 {{- define "zarf-registry.zarf" -}}
-{{- if and (default dict .Values.zarf).compatible (include "zarf-registry.internal" .) -}}true{{- end -}}
-{{- end -}}
-
-{{- define "zarf-registry.zarf.users" -}}
-{{- dig "htpasswd" "" (default dict .Values.secrets) -}}
+{{- if and .Values.zarf.compatible (include "zarf-registry.internal" .) -}}true{{- end -}}
 {{- end -}}
 
 {{- define "zarf-registry.zarf.validate" -}}
-{{- if (default dict .Values.zarf).compatible -}}
+{{- if .Values.zarf.compatible -}}
 {{- $mode := (include "zarf-registry.mode" . | fromJson).value -}}
 {{- if ne $mode "proxy" -}}
 {{- fail (printf "zarf-registry: zarf.compatible: Zarf is supported in proxy mode only, and the mode is %s; set registryProxy=true" $mode) -}}
@@ -31,7 +26,7 @@ these values. */ -}}
 {{- end -}}
 {{- end -}}
 {{- $line := "[^:#\\s][^:\\s]*:\\$2[aby]\\$[0-9]{2}\\$[./A-Za-z0-9]{53}" -}}
-{{- if not (regexMatch (printf "^%s(\\s+%s)*\\s*$" $line $line) (include "zarf-registry.zarf.users" .)) -}}
+{{- if not (regexMatch (printf "^%s(\\s+%s)*\\s*$" $line $line) .Values.secrets.htpasswd) -}}
 {{- fail "zarf-registry: secrets.htpasswd: zarf.compatible needs Zarf's users as lines USER:HASH, hashed with bcrypt; set it to ###ZARF_HTPASSWD### in a values file that Zarf evaluates" -}}
 {{- end -}}
 {{- end -}}
