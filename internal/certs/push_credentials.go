@@ -82,8 +82,8 @@ func (k *Keeper) pushRecord(ctx context.Context) (r pushRecord, err error) {
 		return pushRecord{}, err
 	}
 	if r, err = parseRecord(secret.Annotations[names.AnnotationPushCredentials]); err != nil {
-		return pushRecord{}, exitcode.Refuse("%s, annotation %s: %w: run helm upgrade, init-hook install or "+
-			"init-hook prepare to write it again", k.Object("Secret", secret.Name), names.AnnotationPushCredentials, err)
+		return pushRecord{}, exitcode.Refuse("%s, annotation %s: %w: run helm upgrade, zarf-registry install or "+
+			"zarf-registry prepare to write it again", k.Object("Secret", secret.Name), names.AnnotationPushCredentials, err)
 	}
 	return r, nil
 }

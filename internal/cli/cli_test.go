@@ -19,13 +19,49 @@ func run(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	var out, errOut bytes.Buffer
-	code = cli.Run(args, &out, &errOut)
+	code = cli.Run("zarf-registry", args, &out, &errOut)
 	return code, out.String(), errOut.String()
 }
 
 func TestVersionIsTheReleaseAlone(t *testing.T) {
 	if code, out, _ := run(t, "version"); code != 0 || out != version.Version+"\n" {
 		t.Errorf("exit code %d, output %q", code, out)
+	}
+}
+
+func TestTheHelpFitsAScreen(t *testing.T) {
+	for program, name := range map[string]string{
+		"zarf-registry": "zarf-registry", "/usr/local/bin/zarf-registry-linux-amd64": "zarf-registry",
+		"/init-hook": "init-hook", "/root/.krew/bin/kubectl-zarf_registry": "kubectl zarf-registry",
+	} {
+		var out, examples bytes.Buffer
+		if code := cli.Run(program, []string{"--help"}, &out, &out); code != 0 {
+			t.Errorf("%s: exit code %d", program, code)
+		}
+		lines := strings.Split(strings.TrimRight(out.String(), "\n"), "\n")
+		for _, line := range lines {
+			if len(line) > 80 {
+				t.Errorf("%s: longer than 80 columns: %s", program, line)
+			}
+		}
+		if len(lines) > 24 {
+			t.Errorf("%s: %d lines", program, len(lines))
+		}
+		for _, want := range []string{"Usage: " + name + " COMMAND\n", "\n  install ", "images push", "\n  status ",
+			"what to do if not", "\n  heal "} {
+			if !strings.Contains(out.String(), want) {
+				t.Errorf("%s: the help lacks %q:\n%s", program, want, &out)
+			}
+		}
+		for _, job := range []string{"prepare", "finish", "cleanup", "check "} {
+			if strings.Contains(out.String(), "\n  "+job) {
+				t.Errorf("%s: the help shows the Jobs' command %s:\n%s", program, job, &out)
+			}
+		}
+		cli.Run(program, []string{"images", "push", "--help"}, &examples, &examples)
+		if want := "Examples:\n  " + name + " images push app.tar\n"; !strings.Contains(examples.String(), want) {
+			t.Errorf("%s: the help of images push lacks %q:\n%s", program, want, &examples)
+		}
 	}
 }
 
@@ -37,7 +73,7 @@ func TestEveryCommandHelpsWithAnExample(t *testing.T) {
 		{"images", "cache", "verify"}, {"images", "cache", "prune"}, {"certs", "show"}, {"certs", "ca"}, {"certs", "renew"},
 		{"certs", "rotate"}, {"credentials", "list"}, {"credentials", "rotate"}} {
 		code, out, _ := run(t, append(command, "--help")...)
-		if code != 0 || !strings.Contains(out, "Examples:\n  init-hook "+strings.Join(command, " ")) {
+		if code != 0 || !strings.Contains(out, "Examples:\n  zarf-registry "+strings.Join(command, " ")) {
 			t.Errorf("%v: exit code %d, help:\n%s", command, code, out)
 		}
 	}
@@ -94,7 +130,7 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 		"heal: unknown output":            {[]string{"heal", "-o", "wide"}, 3, `invalid --output "wide"`},
 		"heal: impossible namespace":      {[]string{"heal", "-n", "Not_One"}, 3, `invalid namespace "Not_One"`},
 		"heal: no cluster":                {[]string{"heal"}, 1, "--kubeconfig or KUBECONFIG"},
-		"images: unknown command":         {[]string{"images", "pul"}, 1, `unknown command "pul" for "init-hook images"`},
+		"images: unknown command":         {[]string{"images", "pul"}, 1, `unknown command "pul" for "zarf-registry images"`},
 		"support-bundle: unknown output":  {[]string{"support-bundle", "--output", "yaml"}, 3, `invalid --output "yaml"`},
 		"support-bundle: impossible name": {[]string{"support-bundle", "--name", "a.b"}, 3, `invalid name "a.b"`},
 		"support-bundle: no time":         {[]string{"support-bundle", "--timeout", "0s"}, 3, "invalid --timeout 0s"},
@@ -104,7 +140,7 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 		"support-bundle: two results on stdout": {[]string{"support-bundle", "-o", "-", "--output", "json"}, 3,
 			"both write to stdout"},
 		"support-bundle: no cluster": {[]string{"support-bundle"}, 1, "--kubeconfig or KUBECONFIG"},
-		"certs: unknown command":     {[]string{"certs", "renw"}, 1, `unknown command "renw" for "init-hook certs"`},
+		"certs: unknown command":     {[]string{"certs", "renw"}, 1, `unknown command "renw" for "zarf-registry certs"`},
 		"certs show: unknown output": {[]string{"certs", "show", "-o", "wide"}, 3, `invalid --output "wide"`},
 		"certs show: no time":        {[]string{"certs", "show", "--timeout", "0s"}, 3, "want a positive duration"},
 		"certs show: no cluster":     {[]string{"certs", "show"}, 1, "--kubeconfig or KUBECONFIG"},
@@ -156,7 +192,7 @@ func TestAGroupOfCommandsSaysWhatIsInIt(t *testing.T) {
 
 func TestShellsCanComplete(t *testing.T) {
 	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
-		if code, out, _ := run(t, "completion", shell); code != 0 || !strings.Contains(out, "init-hook") {
+		if code, out, _ := run(t, "completion", shell); code != 0 || !strings.Contains(out, "zarf-registry") {
 			t.Errorf("%s: exit code %d, %d bytes", shell, code, len(out))
 		}
 	}

@@ -38,7 +38,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/dockerdaemon/dockerdaemontest"
 )
 
-// imageCommand runs a command line of init-hook images on a machine without a
+// imageCommand runs a command line of zarf-registry images on a machine without a
 // cluster, with a cache and a home of its own.
 type imageCommand struct {
 	t    *testing.T
@@ -943,7 +943,7 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 		"stdin twice": {pull("-f", "-", "-f", "-"),
 			"--file: stdin can be read only once: for the password or for one list of references"},
 		"a name without a password": {pull("--username", "u"),
-			`--username requires --password-stdin: echo "$PASSWORD" | init-hook … --username NAME --password-stdin`},
+			`--username requires --password-stdin: echo "$PASSWORD" | zarf-registry … --username NAME --password-stdin`},
 		"a password without a name": {push("--password-stdin"), "--password-stdin requires --username"},
 		"no password": {pull("--username", "u", "--password-stdin"),
 			"--password-stdin: stdin is empty: pipe the password into it"},

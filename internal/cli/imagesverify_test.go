@@ -36,7 +36,7 @@ func TestImagesVerify(t *testing.T) {
 			"damaged sha256:d a/b:v1 c@sha256:n\nmissing sha256:e a/b:v1\nread 3 blobs (2.0 kB): 2 problems\n\nnext\n" +
 				"  - Push these images again: a/b:v1 c@sha256:n\n", "1 problems"},
 		"garbage is damaged": {"text", 200, garbage + result("1"), "damaged sha256:g (no image needs it)\n" +
-			"read 3 blobs (2.0 kB): 1 problems\n\nnext\n  - No image needs the damaged content: init-hook garbage-collect " +
+			"read 3 blobs (2.0 kB): 1 problems\n\nnext\n  - No image needs the damaged content: zarf-registry garbage-collect " +
 			"removes it.\n", "1 problems"},
 		"a registry that fails":  {"text", 200, damaged + `{"error":"disk gone"}`, "damaged sha256:d", "disk gone"},
 		"one that stops early":   {"text", 200, progress, "", "stopped before it had finished"},

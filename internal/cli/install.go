@@ -54,10 +54,10 @@ func newInstall() *cobra.Command {
 	f := &installFlags{}
 	cmd := &cobra.Command{
 		Use:   "install",
-		Short: "Install or upgrade the registry from this machine; nodes need no image but pause",
+		Short: "Install, upgrade or switch; nodes need no image but pause",
 		Long: `install runs the embedded chart's hook Jobs and helm from this machine: preflight,
 certificates, payload, the chart itself, the push of the project's images, and a verified
-pull on every node. Nodes need no image but pause, not even init-hook's.
+pull on every node. Nodes need no image but pause, not even this program's.
 
 The release is an ordinary one: helm upgrade, helm rollback and helm uninstall can continue
 it. An existing release is upgraded; it keeps its values, and the given ones override them.
@@ -65,11 +65,11 @@ To continue an interrupted run, run the same command again.
 
 Without --registry-proxy and --registry-url the mode does not change; a new cluster gets
 nodeport mode.`,
-		Example: `  init-hook install --registry-proxy
-  init-hook install --namespace zarf --values values.yaml --set registry.persistence.size=100Gi
-  init-hook install --registry-proxy=false             # switch to nodeport mode
-  init-hook install --registry-url registry.example.com/team
-  init-hook install --dry-run --output json`,
+		Example: `  zarf-registry install --registry-proxy
+  zarf-registry install --namespace zarf --values values.yaml --set registry.persistence.size=100Gi
+  zarf-registry install --registry-proxy=false             # switch to nodeport mode
+  zarf-registry install --registry-url registry.example.com/team
+  zarf-registry install --dry-run --output json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
@@ -84,15 +84,15 @@ func newPreflight() *cobra.Command {
 	f := &chartFlags{}
 	cmd := &cobra.Command{
 		Use:   "preflight",
-		Short: "Check for everything that would prevent an installation or upgrade",
+		Short: "Check the cluster before an installation or upgrade",
 		Long: `preflight renders the chart with the given values and checks the cluster for everything
 that would prevent an installation, as install and the chart's prepare Job do. It changes
 nothing. Each finding has a cause and a remedy.
 
 Exit codes: 0 if there are no blockers, 1 if there are, 3 if the flags or values cannot work
 on any cluster.`,
-		Example: `  init-hook preflight --registry-proxy
-  init-hook preflight --values values.yaml --output json`,
+		Example: `  zarf-registry preflight --registry-proxy
+  zarf-registry preflight --values values.yaml --output json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.runPreflight(cmd) },
 	}
@@ -132,7 +132,7 @@ func (f *chartFlags) validate() error {
 	// Helm would look for the release elsewhere.
 	if d := os.Getenv("HELM_DRIVER"); d != "" && d != "secret" && d != "secrets" {
 		errs = append(errs,
-			fmt.Errorf("HELM_DRIVER is %q: init-hook stores releases only in Secrets: unset it or use helm", d))
+			fmt.Errorf("HELM_DRIVER is %q: zarf-registry stores releases only in Secrets: unset it or use helm", d))
 	}
 	return errors.Join(errs...)
 }
@@ -182,7 +182,7 @@ func (f *chartFlags) installer(cmd *cobra.Command) (*install.Installer, error) {
 		return nil, &exitcode.Refusal{Err: err}
 	}
 	if c.AppVersion() != version.Version {
-		log.Warn("the versions of chart and init-hook differ", "chart", c.AppVersion(), "init-hook", version.Version)
+		log.Warn("the versions of chart and program differ", "chart", c.AppVersion(), "program", version.Version)
 	}
 	// Each warning of the API server is printed once, and not in klog's format.
 	rest.SetDefaultWarningHandler(rest.NewWarningWriter(cmd.ErrOrStderr(), rest.WarningWriterOptions{Deduplicate: true}))
@@ -331,13 +331,13 @@ Images come from {{.Address}}.
 {{else}}
 Images come from {{.Address}} on every node:
 
-  push   init-hook images push{{.Flags}} ARCHIVE...
+  push   zarf-registry images push{{.Flags}} ARCHIVE...
   use    image: {{.Address}}/REPOSITORY:TAG
 {{- if .PullSecret}}
          imagePullSecrets: [{name: {{.PullSecret}}}], after copying Secret {{.Objects}}/{{.PullSecret}} to the pod's namespace
 {{- end}}
 {{- end}}
-  check  init-hook status{{.Flags}}
+  check  zarf-registry status{{.Flags}}
 `))
 
 func (f *chartFlags) printResult(w io.Writer, result *install.Result) error {

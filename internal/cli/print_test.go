@@ -120,33 +120,33 @@ func TestTheResultSaysHowToPushAndPull(t *testing.T) {
 
 Images come from 127.0.0.1:31999 on every node:
 
-  push   init-hook images push ARCHIVE...
+  push   zarf-registry images push ARCHIVE...
   use    image: 127.0.0.1:31999/REPOSITORY:TAG
-  check  init-hook status
+  check  zarf-registry status
 `},
 		"nodeport": {nodePort, `zarf-registry 0.1.0 is installed: nodeport mode, release zarf-registry in namespace other, revision 1.
 
 Images come from 127.0.0.1:31999 on every node:
 
-  push   init-hook images push --namespace other --name full ARCHIVE...
+  push   zarf-registry images push --namespace other --name full ARCHIVE...
   use    image: 127.0.0.1:31999/REPOSITORY:TAG
          imagePullSecrets: [{name: full-pull}], after copying Secret other/full-pull to the pod's namespace
-  check  init-hook status --namespace other --name full
+  check  zarf-registry status --namespace other --name full
 `},
 		"nodeport without a credential": {anonymous,
 			`zarf-registry 0.1.0 is installed: nodeport mode, release zarf-registry in namespace other, revision 1.
 
 Images come from 127.0.0.1:31999 on every node:
 
-  push   init-hook images push --namespace other --name full ARCHIVE...
+  push   zarf-registry images push --namespace other --name full ARCHIVE...
   use    image: 127.0.0.1:31999/REPOSITORY:TAG
-  check  init-hook status --namespace other --name full
+  check  zarf-registry status --namespace other --name full
 `},
 		"external": {external, `zarf-registry 0.1.0 is installed: external mode, release zarf-registry in namespace zarf, revision 1.
 
 Images come from registry.example.com/team.
 
-  check  init-hook status
+  check  zarf-registry status
 `},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -429,7 +429,7 @@ func TestStatusIsPrintedAsATable(t *testing.T) {
 
 mode          proxy, verified
 address       127.0.0.1:31999 (IPv4)
-source        value; written 2026-11-21T14:03:11Z by init-hook 0.1.0
+source        value; written 2026-11-21T14:03:11Z by zarf-registry 0.1.0
 release       zarf-registry, revision 3, deployed
 registry      ready on node n1
 healer        2 of 2 pods ready
@@ -519,7 +519,7 @@ n4    0                         -                     unknown              it wa
 
 mode      proxy, switching from nodeport
 address   127.0.0.1:31999 (IPv4, host network)
-source    value; written 2026-11-21T14:03:11Z by init-hook 0.1.0
+source    value; written 2026-11-21T14:03:11Z by zarf-registry 0.1.0
 release   zarf-registry, not managed by Helm
 registry  not ready: no pod exists
 healer    1 of 2 pods ready: ErrImagePull; without an image: a, b
@@ -699,7 +699,7 @@ func TestTheAuthoritiesArePrintedAsTheyAreTrusted(t *testing.T) {
 	secret.Data["ca.crt"] = []byte("rubbish")
 	for want, client := range map[string]*fake.Clientset{
 		"Secret zarf/full-node-tls not found: either zarf-registry is not installed": fake.NewClientset(),
-		"run init-hook certs renew --name full to repair it":                         fake.NewClientset(secret),
+		"run zarf-registry certs renew --name full to repair it":                     fake.NewClientset(secret),
 	} {
 		out.Reset()
 		if err := f.printCA(t.Context(), &out, client); err == nil || out.Len() > 0 || !strings.Contains(err.Error(), want) {

@@ -49,7 +49,7 @@ func newSupportBundle() *cobra.Command {
 	f := &bundleFlags{}
 	cmd := &cobra.Command{
 		Use:   "support-bundle",
-		Short: "Write status, objects, events, logs and metrics into one archive, with secrets masked",
+		Short: "Write what a bug report needs into one archive, masked",
 		Long: `support-bundle writes what a bug report needs into one archive: status and preflight, the
 release's objects, nodes, events, logs of all containers, also of their previous run, Helm's
 values, history and manifest, metrics, and a summary. It changes nothing.
@@ -62,9 +62,9 @@ Objects that this identity may not read, and pods that do not answer, are missin
 summary.txt says which, and so does the output.
 
 Exit codes: 0 if the archive was written, 1 if not, 3 if the command line is invalid.`,
-		Example: `  init-hook support-bundle
-  init-hook support-bundle --out bundle.tar.gz --since 24h
-  init-hook support-bundle --out - | ssh workstation 'cat >bundle.tar.gz'`,
+		Example: `  zarf-registry support-bundle
+  zarf-registry support-bundle --out bundle.tar.gz --since 24h
+  zarf-registry support-bundle --out - | ssh workstation 'cat >bundle.tar.gz'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
@@ -216,7 +216,7 @@ func (f *bundleFlags) reports(stderr io.Writer, config *rest.Config, client kube
 	}
 }
 
-// writePreflight writes what init-hook preflight prints for the values of the release.
+// writePreflight writes what zarf-registry preflight prints for the values of the release.
 func (f *bundleFlags) writePreflight(ctx context.Context, client kubernetes.Interface, w, stderr io.Writer) error {
 	flags := &chartFlags{}
 	cmd := &cobra.Command{}

@@ -15,7 +15,7 @@ import (
 )
 
 // ErrNoCatalog means that the registry is of a release without a catalog.
-var ErrNoCatalog = errors.New("the registry's release has no catalog: upgrade it with init-hook install")
+var ErrNoCatalog = errors.New("the registry's release has no catalog: upgrade it with zarf-registry install")
 
 // ErrChanged means that a manifest was not deleted, because it was pushed again or became part of an index.
 var ErrChanged = errors.New("not deleted")

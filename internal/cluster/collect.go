@@ -61,7 +61,7 @@ func readEvents[E any](
 	switch response.StatusCode {
 	case http.StatusOK:
 	case http.StatusNotFound:
-		return fmt.Errorf("the registry's release does not support %s: upgrade it with init-hook install", what)
+		return fmt.Errorf("the registry's release does not support %s: upgrade it with zarf-registry install", what)
 	default:
 		return responseError(response)
 	}

@@ -125,7 +125,7 @@ func (v Volumes) attachedTo(but string) string {
 func (v Volumes) bound(claim, deletion string) string {
 	if v.Volume == nil || v.Nodes == nil || v.Volume.Spec.NodeAffinity == nil ||
 		v.Volume.Spec.NodeAffinity.Required == nil {
-		return "the volume of " + claim + " can only be used on some nodes, which init-hook status lists"
+		return "the volume of " + claim + " can only be used on some nodes, which zarf-registry status lists"
 	}
 	var where, states []string
 	for _, term := range v.Volume.Spec.NodeAffinity.Required.NodeSelectorTerms {

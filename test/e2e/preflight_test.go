@@ -27,11 +27,11 @@ func TestPreflight(t *testing.T) {
 		_, text := w.preflight(t, 1, "--registry-proxy")
 		for _, word := range words {
 			if !strings.Contains(text, word) {
-				t.Errorf("init-hook preflight does not report %q", word)
+				t.Errorf("zarf-registry preflight does not report %q", word)
 			}
 		}
 		if after := w.everything(t); !slices.Equal(before, after) {
-			t.Errorf("init-hook preflight changed objects; before:\n%s\nafter:\n%s", strings.Join(before, "\n"),
+			t.Errorf("zarf-registry preflight changed objects; before:\n%s\nafter:\n%s", strings.Join(before, "\n"),
 				strings.Join(after, "\n"))
 		}
 		objects := w.made(t)
@@ -137,7 +137,7 @@ func (w *world) usesExternal(t *testing.T) {
 	w.startOver(t)
 }
 
-// preflight runs init-hook preflight, which must end with that exit code, and returns the number of
+// preflight runs zarf-registry preflight, which must end with that exit code, and returns the number of
 // blockers and the text output.
 func (w *world) preflight(t *testing.T, code int, args ...string) (blockers int, text string) {
 	t.Helper()

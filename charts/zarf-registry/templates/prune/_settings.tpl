@@ -29,7 +29,7 @@ values.yaml. */ -}}
 {{- printf "%s-%s" (include "zarf-registry.namespace" .) (include "zarf-registry.prune.name" .) -}}
 {{- end -}}
 
-{{- /* The flags of init-hook images prune: JSON array. */ -}}
+{{- /* The flags of zarf-registry images prune: JSON array. */ -}}
 {{- define "zarf-registry.prune.flags" -}}
 {{- $settings := include "zarf-registry.prune.settings" . | fromJson -}}
 {{- $flags := list (printf "--grace-period=%s" $settings.gracePeriod) -}}

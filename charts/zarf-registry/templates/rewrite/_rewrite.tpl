@@ -86,7 +86,7 @@ defaults are those of values.yaml. */ -}}
 {{- default $default (include "zarf-registry.rewrite.settings" . | fromJson).pullSecret -}}
 {{- end -}}
 
-{{- /* A registry that is rewritten; nothing if none is. init-hook status asks the API server for a pod with an image of
+{{- /* A registry that is rewritten; nothing if none is. zarf-registry status asks the API server for a pod with an image of
 it. */ -}}
 {{- define "zarf-registry.rewrite.example" -}}
 {{- $registries := (include "zarf-registry.rewrite.settings" . | fromJson).registries -}}
