@@ -161,7 +161,7 @@ Exit codes: 0 on success, 1 on failure, 3 if a retry would fail in the same way.
 				return &exitcode.Refusal{Err: err}
 			}
 			return f.run(cmd, func(h *hook.Hook, ctx context.Context) error {
-				if err := h.Certs().RotateCredential(ctx, credential); err != nil || output != "json" {
+				if err := h.Certs().RotateCredential(ctx, credential); err != nil || !isData(output) {
 					return err
 				}
 				list, err := h.Certs().ListCredentials(ctx)
@@ -169,7 +169,7 @@ Exit codes: 0 on success, 1 on failure, 3 if a retry would fail in the same way.
 					return err
 				}
 				list = slices.DeleteFunc(list, func(c certs.CredentialInfo) bool { return c.Name != string(credential) })
-				return printJSON(cmd.OutOrStdout(), list)
+				return printData(cmd.OutOrStdout(), output, list)
 			})
 		},
 	}

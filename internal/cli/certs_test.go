@@ -166,7 +166,7 @@ func TestCertificatesOfAnExternalRegistryAreNone(t *testing.T) {
 		s.Current, s.PKI = &s.Desired, nil
 	}))
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
-	for output, want := range map[string]string{"text": "uses the external registry registry.example.com",
+	for output, want := range map[string]string{"table": "uses the external registry registry.example.com",
 		"json": `"external": "registry.example.com"`} {
 		var out, errOut bytes.Buffer
 		code := cli.Run("zarf-registry", []string{"certs", "show", "--output", output, "--kubeconfig", server.kubeconfig}, &out, &errOut)

@@ -71,7 +71,7 @@ func New(stdout, stderr io.Writer) *cobra.Command {
 		title    string
 		commands []*cobra.Command
 	}{
-		{"Set up:", []*cobra.Command{newInstall(), newPreflight()}},
+		{"Set up:", []*cobra.Command{newInstall(), newUninstall()}},
 		{"Images:", []*cobra.Command{newImages(), newGarbageCollect()}},
 		{"Check and fix:", []*cobra.Command{newStatus(), newHeal(), newCerts(), newCredentials(), newSupportBundle()}},
 		{"Other:", []*cobra.Command{newVersion()}},

@@ -66,11 +66,10 @@ func TestTheHelpFitsAScreen(t *testing.T) {
 }
 
 func TestEveryCommandHelpsWithAnExample(t *testing.T) {
-	for _, command := range [][]string{{"install"}, {"preflight"}, {"status"}, {"heal"},
+	for _, command := range [][]string{{"install"}, {"uninstall"}, {"status"}, {"heal"},
 		{"support-bundle"}, {"prepare"}, {"finish"}, {"cleanup"},
 		{"images", "pull"}, {"images", "push"}, {"images", "copy"}, {"images", "list"}, {"images", "warm"},
-		{"images", "cache", "info"},
-		{"images", "cache", "verify"}, {"images", "cache", "prune"}, {"certs", "show"}, {"certs", "ca"}, {"certs", "renew"},
+		{"images", "cache", "info"}, {"images", "cache", "verify"}, {"images", "cache", "prune"}, {"certs", "show"}, {"certs", "ca"}, {"certs", "renew"},
 		{"certs", "rotate"}, {"credentials", "list"}, {"credentials", "rotate"}} {
 		code, out, _ := run(t, append(command, "--help")...)
 		if code != 0 || !strings.Contains(out, "Examples:\n  zarf-registry "+strings.Join(command, " ")) {
@@ -113,31 +112,31 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 		"install: impossible release":    {[]string{"install", "--release", "Not One"}, 3, `invalid release name "Not One"`},
 		"install: a release too long": {[]string{"install", "--release", strings.Repeat("a", 54)}, 3,
 			"invalid release name"},
-		"install: unknown output":      {[]string{"install", "-o", "yaml"}, 3, `invalid --output "yaml"`},
-		"install: unknown log format":  {[]string{"install", "--log-format", "xml"}, 3, `invalid --log-format "xml"`},
-		"install: no such values":      {[]string{"install", "-f", "/nonexistent.yaml"}, 3, "/nonexistent.yaml"},
-		"install: values of rubbish":   {[]string{"install", "--set", "a[b=c"}, 3, "--set"},
-		"install: no such chart":       {[]string{"install", "--chart", "/nonexistent"}, 3, "/nonexistent"},
-		"install: not true, not false": {[]string{"install", "--registry-proxy=maybe"}, 1, "--registry-proxy"},
-		"install: an argument":         {[]string{"install", "zarf-registry"}, 1, `unknown command "zarf-registry"`},
-		"install: no cluster":          {[]string{"install"}, 1, "--kubeconfig or KUBECONFIG"},
-		"preflight: impossible release": {[]string{"preflight", "--release", "Not One"}, 3,
-			`invalid release name "Not One"`},
-		"preflight: no cluster":           {[]string{"preflight", "--registry-proxy"}, 1, "--kubeconfig or KUBECONFIG"},
-		"preflight: install's own flags":  {[]string{"preflight", "--dry-run"}, 1, "unknown flag: --dry-run"},
+		"install: unknown output":         {[]string{"install", "-o", "wide"}, 3, `invalid --output "wide"`},
+		"install: unknown log format":     {[]string{"install", "--log-format", "xml"}, 3, `invalid --log-format "xml"`},
+		"install: no such values":         {[]string{"install", "-f", "/nonexistent.yaml"}, 3, "/nonexistent.yaml"},
+		"install: values of rubbish":      {[]string{"install", "--set", "a[b=c"}, 3, "--set"},
+		"install: no such chart":          {[]string{"install", "--chart", "/nonexistent"}, 3, "/nonexistent"},
+		"install: not true, not false":    {[]string{"install", "--registry-proxy=maybe"}, 1, "--registry-proxy"},
+		"install: an argument":            {[]string{"install", "zarf-registry"}, 1, `unknown command "zarf-registry"`},
+		"install: no cluster":             {[]string{"install"}, 1, "--kubeconfig or KUBECONFIG"},
+		"install --dry-run: no cluster":   {[]string{"install", "--dry-run"}, 1, "--kubeconfig or KUBECONFIG"},
+		"uninstall: no time":              {[]string{"uninstall", "--timeout", "0s"}, 3, "want a positive duration"},
+		"uninstall: impossible release":   {[]string{"uninstall", "--release", "Not One"}, 3, `invalid release name "Not One"`},
+		"uninstall: no cluster":           {[]string{"uninstall"}, 1, "--kubeconfig or KUBECONFIG"},
 		"status: unknown output":          {[]string{"status", "-o", "wide"}, 3, `invalid --output "wide"`},
 		"status: no cluster":              {[]string{"status"}, 1, "--kubeconfig or KUBECONFIG"},
 		"heal: unknown output":            {[]string{"heal", "-o", "wide"}, 3, `invalid --output "wide"`},
 		"heal: impossible namespace":      {[]string{"heal", "-n", "Not_One"}, 3, `invalid namespace "Not_One"`},
 		"heal: no cluster":                {[]string{"heal"}, 1, "--kubeconfig or KUBECONFIG"},
 		"images: unknown command":         {[]string{"images", "pul"}, 1, `unknown command "pul" for "zarf-registry images"`},
-		"support-bundle: unknown output":  {[]string{"support-bundle", "--output", "yaml"}, 3, `invalid --output "yaml"`},
+		"support-bundle: unknown output":  {[]string{"support-bundle", "--output", "xml"}, 3, `invalid --output "xml"`},
 		"support-bundle: impossible name": {[]string{"support-bundle", "--name", "a.b"}, 3, `invalid name "a.b"`},
 		"support-bundle: no time":         {[]string{"support-bundle", "--timeout", "0s"}, 3, "invalid --timeout 0s"},
 		"support-bundle: no lines":        {[]string{"support-bundle", "--tail", "0"}, 3, "invalid --tail 0"},
 		"support-bundle: less than a second": {[]string{"support-bundle", "--since", "10ms"}, 3,
 			"invalid --since 10ms"},
-		"support-bundle: two results on stdout": {[]string{"support-bundle", "-o", "-", "--output", "json"}, 3,
+		"support-bundle: two results on stdout": {[]string{"support-bundle", "--out", "-", "--output", "json"}, 3,
 			"both write to stdout"},
 		"support-bundle: no cluster": {[]string{"support-bundle"}, 1, "--kubeconfig or KUBECONFIG"},
 		"certs: unknown command":     {[]string{"certs", "renw"}, 1, `unknown command "renw" for "zarf-registry certs"`},
@@ -196,12 +195,12 @@ func TestShellsCanComplete(t *testing.T) {
 			t.Errorf("%s: exit code %d, %d bytes", shell, code, len(out))
 		}
 	}
-	for _, command := range [][]string{{"install"}, {"preflight"}, {"status"}, {"images", "pull"}, {"images", "push"},
+	for _, command := range [][]string{{"install"}, {"status"}, {"images", "pull"}, {"images", "push"},
 		{"images", "copy"}, {"images", "list"}, {"images", "warm"}, {"images", "cache", "info"}, {"certs", "show"},
 		{"credentials", "list"},
 		{"credentials", "rotate"}, {"support-bundle"}} {
 		_, out, _ := run(t, append(append([]string{"__complete"}, command...), "--output", "")...)
-		if !strings.HasPrefix(out, "text\njson\n") {
+		if !strings.HasPrefix(out, "table\njson\nyaml\n") {
 			t.Errorf("%v --output completes to %q", command, out)
 		}
 	}

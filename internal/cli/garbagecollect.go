@@ -112,7 +112,7 @@ func (f *collectFlags) collect(
 	what := collected{DryRun: f.request.DryRun, Removed: []gc.Removed{}}
 	var err error
 	what.Result, err = collectGarbage(ctx, transport, access, f.request, log, func(removed gc.Removed) error {
-		if f.output == "text" {
+		if f.output == formatTable {
 			_, err := fmt.Fprintln(stdout, removed)
 			return err
 		}

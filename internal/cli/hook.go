@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -99,13 +100,15 @@ name of the release replaces the settings of the chart.`,
 	return cmd
 }
 
-// parseJob reads the settings from the arguments of the rendered prepare Job, its command first.
+// parseJob reads the settings from the arguments of a rendered Job, its command first.
 func parseJob(args []string) (settings.Settings, error) {
 	f := &hookFlags{}
-	cmd := f.prepare()
-	if len(args) == 0 || args[0] != cmd.Name() {
+	jobs := []*cobra.Command{f.prepare(), f.cleanup()}
+	i := slices.IndexFunc(jobs, func(cmd *cobra.Command) bool { return len(args) > 0 && args[0] == cmd.Name() })
+	if i < 0 {
 		return settings.Settings{}, fmt.Errorf("no Job of the chart has the arguments %q", args)
 	}
+	cmd := jobs[i]
 	if err := cmd.ParseFlags(args[1:]); err != nil {
 		return settings.Settings{}, fmt.Errorf("the chart passes %s an argument that this program does not support: "+
 			"use the chart of the same version: %w", args[0], err)

@@ -32,8 +32,8 @@ What is pushed while export runs may be missing. An image that is deleted meanwh
 error. Blobs are kept in the cache; to continue an interrupted export, run it again.
 
 Exit codes: 0 if everything is exported, 1 on failure, 3 if the command line is invalid.`,
-		Example: `  zarf-registry images export -o backup.tar
-  zarf-registry images export -o backup.tar --split 4G
+		Example: `  zarf-registry images export --out backup.tar
+  zarf-registry images export --out backup.tar --split 4G
   zarf-registry images push backup.tar                    # restores it`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },

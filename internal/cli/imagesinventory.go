@@ -31,13 +31,13 @@ Blobs that are no longer needed, and which garbage collection may remove, are no
 
 Exit codes: 0 on success, 1 on failure, 3 if the command line is invalid.`,
 		Example: `  zarf-registry images inventory --out inventory.bin
-  zarf-registry images pull -f images.txt --have inventory.bin -o thin.tar   # outside
+  zarf-registry images pull -f images.txt --have inventory.bin --out thin.tar   # outside
   zarf-registry images push thin.tar                                         # inside`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
 	f.cluster.register(cmd.Flags())
-	cmd.Flags().StringVarP(&f.out, "out", "o", "", "`FILE` to write, or - for stdout")
+	cmd.Flags().StringVar(&f.out, "out", "", "`FILE` to write, or - for stdout")
 	return cmd
 }
 

@@ -69,7 +69,7 @@ because the command line or a manifest is invalid.`,
 		Example: `  helm template shop ./shop | zarf-registry images missing -
   zarf-registry images missing manifests/ crds.yaml
   zarf-registry images missing -o list > images.txt
-  zarf-registry images pull -f images.txt -o images.tar   # outside
+  zarf-registry images pull -f images.txt --out images.tar   # outside
   kubectl get prometheuses,alertmanagers -A -o yaml | zarf-registry images missing -`,
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}

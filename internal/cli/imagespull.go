@@ -61,12 +61,12 @@ names, digests, bytes and seconds of each image. If an image fails, the images a
 layout are still printed. Progress goes to stderr.
 
 Exit codes: 0 if all images were pulled, 1 if one failed, 3 if the command line is invalid.`,
-		Example: `  zarf-registry images pull nginx:1.27 ghcr.io/stefanprodan/podinfo:6.7.1 -o images.tar
-  zarf-registry images pull -f images.txt -o layout --platform linux/amd64,linux/arm64
-  zarf-registry images pull --referrers ghcr.io/stefanprodan/charts/podinfo:6.7.1 -o chart.tar
-  zarf-registry images pull -f images.txt --have inventory.bin -o thin.tar
-  zarf-registry images pull -f images.txt -o app.tar --split 4G
-  zarf-registry images pull docker-daemon:team/app:1 -o app.tar`,
+		Example: `  zarf-registry images pull nginx:1.27 ghcr.io/stefanprodan/podinfo:6.7.1 --out images.tar
+  zarf-registry images pull -f images.txt --out layout --platform linux/amd64,linux/arm64
+  zarf-registry images pull --referrers ghcr.io/stefanprodan/charts/podinfo:6.7.1 --out chart.tar
+  zarf-registry images pull -f images.txt --have inventory.bin --out thin.tar
+  zarf-registry images pull -f images.txt --out app.tar --split 4G
+  zarf-registry images pull docker-daemon:team/app:1 --out app.tar`,
 		ValidArgsFunction: completeReferences,
 		RunE:              func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
@@ -181,7 +181,7 @@ type archiveFlags struct {
 }
 
 func (f *archiveFlags) register(flags *pflag.FlagSet) {
-	flags.StringVarP(&f.out, "out", "o", "",
+	flags.StringVar(&f.out, "out", "",
 		"`PATH` of the output: an archive if it ends in .tar, otherwise a layout directory")
 	sizeFlag(flags, &f.split, "split", "", "write an archive in pieces of at most `SIZE`, such as 4G, for media")
 }

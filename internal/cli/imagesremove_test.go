@@ -143,7 +143,7 @@ func TestInvalidRemovalsAreRefused(t *testing.T) {
 		{[]string{"prune", "--untagged", "--keep=A"}, "--keep"},
 		{[]string{"prune", "--untagged", "--keep-list=" + list}, "Bad Name"},
 		{[]string{"prune", "--untagged", "--keep-list=" + list + "x"}, "no such file"},
-		{[]string{"prune", "--untagged", "--output=yaml"}, "--output"},
+		{[]string{"prune", "--untagged", "--output=xml"}, "--output"},
 		{[]string{"prune", "--untagged", "--grace-period=-1h"}, "grace period"},
 		{[]string{"delete"}, "nothing to delete"},
 		{[]string{"delete", "Bad Name"}, "Bad Name"},

@@ -107,7 +107,7 @@ func (f *verifyFlags) verify(
 			}
 		case e.Problem != nil:
 			what.Problems = append(what.Problems, *e.Problem)
-			if f.output == "text" {
+			if f.output == formatTable {
 				_, err := fmt.Fprintln(stdout, *e.Problem)
 				return err
 			}

@@ -45,7 +45,7 @@ var proxyOptions = settings.Settings{
 }
 
 func TestPreflightIsPrintedWithCauseAndRemedy(t *testing.T) {
-	f := &chartFlags{namespace: "zarf", release: "zarf-registry", output: "text"}
+	f := &chartFlags{namespace: "zarf", release: "zarf-registry", output: "table"}
 	c := &chart.Chart{Metadata: &chart.Metadata{Version: "0.1.0"}}
 	plan := &install.Plan{Settings: proxyOptions, Manifest: "kind: A\n", Findings: []preflight.Finding{
 		{Check: "port", Severity: preflight.Blocker, Object: "Service default/web", Cause: "it has the port",
@@ -53,11 +53,12 @@ func TestPreflightIsPrintedWithCauseAndRemedy(t *testing.T) {
 		{Check: "cri-o", Severity: preflight.Warning, Cause: "a <strange> runtime", Remedy: "one line\nand another"},
 	}}
 	var out bytes.Buffer
-	err := f.printPlan(&out, c, plan, false)
+	err := f.printPlan(&out, c, plan)
 	if _, ok := errors.AsType[*silent](err); !ok {
 		t.Errorf("a blocker gives the error %v", err)
 	}
-	same(t, "text", out.String(), `proxy mode at 127.0.0.1:31999, source: value.
+	same(t, "text", out.String(), `Dry run: would install release zarf-registry in namespace zarf with chart 0.1.0.
+proxy mode at 127.0.0.1:31999, source: value.
 
 blocker  port: Service default/web
   cause:  it has the port
@@ -73,30 +74,25 @@ blockers: 1, warnings: 1; no changes were made
 
 	out.Reset()
 	plan.Findings = plan.Findings[1:]
-	if err := f.printPlan(&out, c, plan, true); err != nil {
+	if err := f.printPlan(&out, c, plan); err != nil {
 		t.Errorf("a warning gives the error %v", err)
-	}
-	if want := "Dry run: would install release zarf-registry in namespace zarf with chart 0.1.0.\n"; !strings.HasPrefix(
-		out.String(), want) {
-		t.Errorf("the dry run prints\n%s", &out)
 	}
 
 	out.Reset()
 	f.output = "json"
 	plan.Findings = nil
-	if err := f.printPlan(&out, c, plan, false); err != nil {
+	if err := f.printPlan(&out, c, plan); err != nil {
 		t.Fatal(err)
 	}
 	same(t, "JSON", out.String(), `{
   "mode": "proxy",
   "address": "127.0.0.1:31999",
-  "findings": []
+  "findings": [],
+  "upgrade": false,
+  "chart": "0.1.0",
+  "manifest": "kind: A\n"
 }
 `)
-	out.Reset()
-	if err := f.printPlan(&out, c, plan, true); err != nil {
-		t.Fatal(err)
-	}
 	var printed map[string]any
 	if err := json.Unmarshal(out.Bytes(), &printed); err != nil || printed["upgrade"] != false ||
 		printed["manifest"] != "kind: A\n" {
@@ -150,7 +146,7 @@ Images come from registry.example.com/team.
 `},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := &chartFlags{namespace: c.options.Namespace, release: "zarf-registry", output: "text"}
+			f := &chartFlags{namespace: c.options.Namespace, release: "zarf-registry", output: "table"}
 			result := &install.Result{Settings: c.options, Revision: 1, ChartVersion: "0.1.0", AppVersion: "0.1.0"}
 			var out bytes.Buffer
 			if err := f.printResult(&out, result); err != nil {
@@ -248,12 +244,15 @@ func TestArgumentsOfAJobAreParsedAsTheJobWould(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("settings (-want +got):\n%s", diff)
 	}
+	if cleanup, err := parseJob(jobArguments(t, "cleanup", want)); err != nil || !cmp.Equal(want, cleanup) {
+		t.Errorf("cleanup: %+v, %v", cleanup, err)
+	}
 	for name, c := range map[string]struct {
 		args []string
 		want string
 	}{
 		"nothing":         {nil, "no Job"},
-		"another command": {[]string{"cleanup"}, "no Job"},
+		"another command": {[]string{"finish"}, "no Job"},
 		"an unknown flag": {[]string{"prepare", "--colour=red"}, "use the chart of the same version"},
 		"no settings":     {[]string{"prepare"}, "invalid --settings: decoding settings: EOF"},
 		"an unknown setting": {[]string{"prepare", `--settings={"colour":"red"}`},

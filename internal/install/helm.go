@@ -211,21 +211,9 @@ func (r *run) withoutCleanup() bool {
 		return false
 	}
 	r.applied.Hooks = slices.DeleteFunc(r.applied.Hooks, cleanup)
-	r.advice = fmt.Errorf("to uninstall it instead: helm uninstall %s --namespace %s, then zarf-registry cleanup%s",
-		r.Options.Release, r.Options.Namespace, r.cleanupFlags())
+	r.advice = fmt.Errorf("to uninstall it instead: zarf-registry uninstall --namespace %s --release %s",
+		r.Options.Namespace, r.Options.Release)
 	return true
-}
-
-// cleanupFlags are those with which zarf-registry cleanup finds this release.
-func (r *run) cleanupFlags() string {
-	flags := " --namespace " + r.objects().name
-	if r.Options.Release != names.Chart {
-		flags += " --release " + r.Options.Release
-	}
-	if r.settings.Name != names.Chart {
-		flags += " --name " + r.settings.Name
-	}
-	return flags
 }
 
 // startsJob reports whether a node has the image of a Job or may be able to pull it.
@@ -315,7 +303,7 @@ func jobArguments(rel *release.Release, step string) ([]string, error) {
 			}
 		}
 	}
-	return nil, fmt.Errorf("the chart renders no Job that runs init-hook %s: "+
+	return nil, fmt.Errorf("the chart renders no Job that runs zarf-registry %s: "+
 		"use the chart of the same version as this program", step)
 }
 

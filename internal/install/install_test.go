@@ -910,8 +910,7 @@ func TestAFailedFirstInstallationCanBeUninstalled(t *testing.T) {
 			if err == nil {
 				t.Fatal("it succeeded")
 			}
-			const advice = "to uninstall it instead: helm uninstall zarf-registry --namespace zarf, then zarf-registry cleanup " +
-				"--namespace zarf"
+			const advice = "to uninstall it instead: zarf-registry uninstall --namespace zarf --release zarf-registry"
 			if got := strings.Contains(err.Error(), advice); got != c.removed {
 				t.Errorf("the error is %v; with advice: %t, want %t", err, got, c.removed)
 			}

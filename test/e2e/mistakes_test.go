@@ -41,7 +41,7 @@ func TestMistakes(t *testing.T) {
 			_, text := w.preflight(t, 1, append([]string{"--registry-proxy"}, c.sets...)...)
 			for _, word := range c.words {
 				if !strings.Contains(text, word) {
-					t.Errorf("zarf-registry preflight does not report %q: %s", word, text)
+					t.Errorf("zarf-registry install --dry-run does not report %q: %s", word, text)
 				}
 			}
 		})
@@ -57,7 +57,7 @@ func TestMistakes(t *testing.T) {
 		t.Fatal(err)
 	}
 	must(t, "a provisioner that does not exist, and the installation is uninstalled", func(t *testing.T) {
-		text := w.failsToInstall(t, "60s", []string{"has no volume (", "example.com/none", "then zarf-registry cleanup"},
+		text := w.failsToInstall(t, "60s", []string{"has no volume (", "example.com/none", "zarf-registry uninstall"},
 			storageOn("slow"))
 		begin := time.Now()
 		w.helmUninstall(t)
