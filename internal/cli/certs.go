@@ -3,7 +3,6 @@ package cli
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -126,7 +125,6 @@ fail in the same way.`,
 }
 
 func (f *hookFlags) credentialsRotate() *cobra.Command {
-	var pull bool
 	var output string
 	cmd := &cobra.Command{
 		Use:   "rotate [NAME]",
@@ -134,9 +132,8 @@ func (f *hookFlags) credentialsRotate() *cobra.Command {
 		Long: `rotate generates a new password and returns when the registry accepts it and rejects the
 previous one. It restarts nothing. zarf-registry images push uses the new password automatically.
 
-NAME is one that credentials list shows; without it, the credential is push. --pull is the same
-as the name pull, the password for pulls through a node port. Update copies of its Secret in
-other namespaces afterwards.
+NAME is one that credentials list shows, or pull, the password for pulls through a node port:
+update copies of its Secret in other namespaces afterwards. Without NAME, it is push.
 
 It does not replace a credential from the user's Secret (auth.existingSecret, or existingSecret
 in auth.push); certs renew copies that one.
@@ -144,17 +141,12 @@ in auth.push); certs renew copies that one.
 Exit codes: 0 on success, 1 on failure, 3 if a retry would fail in the same way.`,
 		Example: `  zarf-registry credentials rotate
   zarf-registry credentials rotate ci
-  zarf-registry credentials rotate --pull`,
+  zarf-registry credentials rotate pull`,
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: f.completeCredentials,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			credential := certs.PushCredential
-			switch {
-			case pull && len(args) > 0:
-				return &exitcode.Refusal{Err: errors.New("--pull and NAME both name a credential: use one")}
-			case pull:
-				credential = certs.PullCredential
-			case len(args) > 0:
+			if len(args) > 0 {
 				credential = certs.Credential(args[0])
 			}
 			if err := validOutput(output); err != nil {
@@ -175,7 +167,6 @@ Exit codes: 0 on success, 1 on failure, 3 if a retry would fail in the same way.
 	}
 	f.common(cmd.Flags())
 	outputFlag(cmd, &output)
-	cmd.Flags().BoolVar(&pull, "pull", false, "replace the pull password instead")
 	return cmd
 }
 

@@ -121,7 +121,7 @@ func TestCommandsAboutCertificatesAskTheHook(t *testing.T) {
 		"rotate the authority of another": {[]string{"certs", "rotate", "--ca"}, issuer, 3, "ClusterIssuer corp"},
 		"credentials without a state":     {[]string{"credentials", "rotate"}, nil, 3, "Secret zarf/zarf-registry-state"},
 		"credentials that are the user's": {[]string{"credentials", "rotate"}, existing, 3, "my-password"},
-		"credentials that are not there":  {[]string{"credentials", "rotate", "--pull"}, existing, 3, "zarf-registry-pull"},
+		"credentials that are not there":  {[]string{"credentials", "rotate", "pull"}, existing, 3, "zarf-registry-pull"},
 		"a credential that is unknown": {[]string{"credentials", "rotate", "nobody"}, func(*state.State) {}, 3,
 			`unknown credential "nobody": see zarf-registry credentials list`},
 		"a credential that is unknown, as JSON": {[]string{"credentials", "rotate", "nobody", "--output=json"},

@@ -38,6 +38,8 @@ func Run(program string, args []string, stdout, stderr io.Writer) int {
 }
 
 func execute(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
+	began := false
+	noteBegin(root, &began)
 	if err := root.ExecuteContext(ctx); err != nil {
 		if _, printed := errors.AsType[*silent](err); printed {
 			return exitcode.Failed
@@ -47,12 +49,25 @@ func execute(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
 			fmt.Fprintf(stderr, "%s\n", advice)
 		}
 		_, blocked := errors.AsType[*install.Blocked](err)
-		if blocked || exitcode.IsRefusal(err) {
+		if blocked || !began || exitcode.IsRefusal(err) { // what never began has a wrong command line
 			return exitcode.Refused
 		}
 		return exitcode.Failed
 	}
 	return 0
+}
+
+// noteBegin sets began when a command of the tree runs: cobra has accepted its flags and arguments.
+func noteBegin(cmd *cobra.Command, began *bool) {
+	if run := cmd.RunE; run != nil {
+		cmd.RunE = func(cmd *cobra.Command, args []string) error {
+			*began = true
+			return run(cmd, args)
+		}
+	}
+	for _, c := range cmd.Commands() {
+		noteBegin(c, began)
+	}
 }
 
 // New returns the command tree. Results go to stdout, logs and progress to stderr.
@@ -147,13 +162,10 @@ func rename(root *cobra.Command, file string) {
 }
 
 func newImages() *cobra.Command {
-	cmd := group("images", "Push, pull, list, copy and delete images (images push app.tar)",
+	return group("images", "Push, pull, list, copy and delete images (images push app.tar)",
 		newImagesPush(), newImagesPull(), newImagesCopy(), newImagesList(), newImagesMissing(), newImagesDelete(),
 		newImagesPrune(), newImagesInventory(), newImagesVerify(), newImagesExport(), newImagesBrowse(), newImagesWarm(),
 		newImagesCache())
-	// A retry would fail on the same command line.
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitcode.Refusal{Err: err} })
-	return cmd
 }
 
 func newCerts() *cobra.Command {

@@ -41,7 +41,7 @@ func TestWorkstation(t *testing.T) {
 	})
 	must(t, "a new pull credential works at once, and the previous one no longer does", func(t *testing.T) {
 		previous := w.pullSecret(t).Data["password"]
-		output(t, w.command(t, w.hook, "credentials", "rotate", "--pull"))
+		output(t, w.command(t, w.hook, "credentials", "rotate", "pull"))
 		if bytes.Equal(previous, w.pullSecret(t).Data["password"]) {
 			t.Error("the password did not change")
 		}
