@@ -6,7 +6,7 @@ SHELL       := bash
 .DEFAULT_GOAL := help
 
 # Programs depend neither on the path of the clone, so Go's build cache serves other clones, too, nor on its commit, so
-# bin/init-hook is the one in the image. Without cgo, programs, tests and tools share the build cache, and Go alone builds
+# bin/zarf-registry is the one in the image. Without cgo, programs, tests and tools share the build cache, and Go alone builds
 # them; the race detector sets it.
 export GOFLAGS := $(GOFLAGS) -trimpath -buildvcs=false
 export CGO_ENABLED ?= 0
@@ -66,7 +66,7 @@ TEST = $(GOTEST) $(1) | go run $(CURDIR)/tools/testsummary
 # Paths of the build output for tests and the demo.
 export E2E_TESTCLUSTER := $(CURDIR)/$(TESTCLUSTER)
 export E2E_CERTMANAGER := $(CURDIR)/$(CERTMANAGER)
-export E2E_INIT_HOOK   := $(CURDIR)/bin/init-hook
+export E2E_ZARF_REGISTRY := $(CURDIR)/bin/zarf-registry
 export E2E_HELM        := $(CURDIR)/$(HELM)
 export E2E_IMAGES      := $(CURDIR)/dist/images
 export E2E_CHART       := $(CURDIR)/$(CHART)
@@ -87,7 +87,7 @@ demo: ## Boot a cluster (or use KUBECONFIG), install, push, and run a pod; ten m
 
 .PHONY: demo-programs demo-cluster
 demo-programs: images
-	install bin/images/init-hook-$(ARCHITECTURE) bin/init-hook
+	install bin/images/init-hook-$(ARCHITECTURE) bin/zarf-registry
 demo-cluster: $(TESTCLUSTER)
 	$(TESTCLUSTER) build --dns=false --network-policy=false
 
@@ -133,8 +133,9 @@ payload: ## Build the programs that init-hook embeds, and the chart's list of th
 	go run ./tools/payload $(FOR)
 
 .PHONY: build
-build: payload ## Build init-hook, registry and registry-node for this machine into bin/
+build: payload ## Build zarf-registry, registry and registry-node for this machine into bin/
 	$(GOBUILD) -o bin/ ./cmd/...
+	mv bin/init-hook bin/zarf-registry
 
 .PHONY: images
 images: payload ## Build the images as OCI archives in dist/images, reproducibly (ARCHITECTURES=amd64)
@@ -347,7 +348,7 @@ bench-registry: build ## Compare the registry with plain distribution: pushes, p
 .PHONY: bench-scale
 bench-scale: build ## Measure one registry with up to 1000 nodes, and prepare with 5000 nodes (BENCH_FLAGS="-n 1")
 	$(BENCHBUILD) ./scale
-	dist/bench-scale -registry bin/registry -init-hook bin/init-hook -write dist/bench/scale $(BENCH_FLAGS)
+	dist/bench-scale -registry bin/registry -init-hook bin/zarf-registry -write dist/bench/scale $(BENCH_FLAGS)
 	$(BENCH_REPORT) scale
 
 .PHONY: bench-scale-s3
@@ -391,7 +392,7 @@ bench-bootstrap: build images $(TESTCLUSTER) $(HELM) ## Measure each phase of an
 bench-images: build images $(TESTCLUSTER) $(HELM) ## Compare pushes, and pulls by a node, through a cluster with crane, skopeo and regctl (BENCH_FLAGS="-n 1")
 	@for tool in kubectl crane regctl; do $(TESTCLUSTER) tool $$tool >/dev/null; done
 	$(BENCHBUILD) ./images
-	dist/bench-images -init-hook bin/init-hook -testcluster $(TESTCLUSTER) -write dist/bench/images $(BENCH_FLAGS)
+	dist/bench-images -init-hook bin/zarf-registry -testcluster $(TESTCLUSTER) -write dist/bench/images $(BENCH_FLAGS)
 	$(BENCH_REPORT) images
 
 ##@ Test cluster

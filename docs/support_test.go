@@ -50,7 +50,7 @@ func TestEveryFeatureHasAMark(t *testing.T) {
 			}
 		}
 		for _, name := range quoted.FindAllString(cells[3], -1) {
-			namedCommands = append(namedCommands, strings.TrimPrefix(strings.Trim(name, "`"), "init-hook "))
+			namedCommands = append(namedCommands, strings.TrimPrefix(strings.Trim(name, "`"), "zarf-registry "))
 		}
 	}
 	if rows < 20 {
@@ -63,7 +63,7 @@ func TestEveryFeatureHasAMark(t *testing.T) {
 	}
 	for _, command := range cli.New(io.Discard, io.Discard).Commands() {
 		if name := command.Name(); name != "help" && name != "completion" && !slices.Contains(namedCommands, name) {
-			t.Errorf("command init-hook %s has no mark", name)
+			t.Errorf("command zarf-registry %s has no mark", name)
 		}
 	}
 }

@@ -81,7 +81,7 @@ enum {
 };
 #endif
 
-static const char repair[] = "re-run helm upgrade or init-hook prepare to repair the payload";
+static const char repair[] = "re-run helm upgrade or zarf-registry prepare to repair the payload";
 
 static const char *directory;
 static const char *target;
@@ -499,7 +499,7 @@ static int write_target(void)
 	}
 
 	/* All chunks match the manifest, so the payload was built incorrectly. Waiting does not help. */
-	static const char rebuild[] = "re-run helm upgrade or init-hook prepare; "
+	static const char rebuild[] = "re-run helm upgrade or zarf-registry prepare; "
 		"if it stays, this payload was built wrong: use another version";
 	uint8_t sum[32];
 	sha256_final(&t.hash, sum);

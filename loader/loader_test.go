@@ -267,8 +267,8 @@ func raw(m machine, layer []byte, change func(*injector.Manifest)) *injector.Pay
 }
 
 func TestFailures(t *testing.T) {
-	const repair = ": re-run helm upgrade or init-hook prepare to repair the payload\n"
-	const rebuild = ": re-run helm upgrade or init-hook prepare; if it stays, this payload was built wrong: use " +
+	const repair = ": re-run helm upgrade or zarf-registry prepare to repair the payload\n"
+	const rebuild = ": re-run helm upgrade or zarf-registry prepare; if it stays, this payload was built wrong: use " +
 		"another version\n"
 	program := script("program", 2_500_000)
 	layer := layerOf(t, program)
@@ -642,7 +642,7 @@ func TestGivesUpWaiting(t *testing.T) {
 		}
 		wantResult(t, run(t, m.command("-w", "1", p.payload, p.target)), result{code: 102, stderr: "" +
 			"zarf-registry loader: chunk 01: missing: waiting up to 1 s for it to come right\n" +
-			"zarf-registry loader: chunk 01: missing: re-run helm upgrade or init-hook prepare to repair the payload\n"})
+			"zarf-registry loader: chunk 01: missing: re-run helm upgrade or zarf-registry prepare to repair the payload\n"})
 		if names := p.written(t); len(names) > 0 {
 			t.Errorf("written: %v", names)
 		}
@@ -810,7 +810,7 @@ func TestNeedsFewSystemCalls(t *testing.T) {
 		}
 		wantResult(t, run(t, strictly("-w", "1", p.payload, p.target)), result{code: 102, stderr: "" +
 			"zarf-registry loader: manifest: missing: waiting up to 1 s for it to come right\n" +
-			"zarf-registry loader: manifest: missing: re-run helm upgrade or init-hook prepare to repair the payload\n"})
+			"zarf-registry loader: manifest: missing: re-run helm upgrade or zarf-registry prepare to repair the payload\n"})
 
 		// The filter must work: a shell needs more calls.
 		if got := run(t, func() *exec.Cmd {

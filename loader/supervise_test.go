@@ -381,7 +381,7 @@ func TestHandOverOfADamagedPayload(t *testing.T) {
 			payload := s.payload("b")
 			problem := damaged(s, payload)
 			s.want(problem+"waiting up to 1 s for it to come right",
-				problem+"re-run helm upgrade or init-hook prepare to repair the payload", keepsAfter(104))
+				problem+"re-run helm upgrade or zarf-registry prepare to repair the payload", keepsAfter(104))
 			s.deliver(payload)
 			finish(s)
 		})

@@ -182,7 +182,7 @@ func TestRewriteMissingPods(t *testing.T) {
 	out := rendering{values: proxyMode(t, "rewrite.enabled=true", "rewrite.missing=deny", "registryProxy=false")}.render(t)
 	r, denial := compileMissing(t, out, "library/nginx", "team/app"), compileDenial(t, out)
 	const address = "127.0.0.1:31999/"
-	const hint = ": push it with init-hook images push, or label the pod or its namespace zarf-registry/rewrite=disabled"
+	const hint = ": push it with zarf-registry images push, or label the pod or its namespace zarf-registry/rewrite=disabled"
 	for description, c := range map[string]struct {
 		pod     *corev1.Pod
 		want    []string // the images of its containers

@@ -44,7 +44,7 @@ func TestRewritePolicy(t *testing.T) {
 	}
 }
 
-// init-hook status tries the policy with an image of this registry.
+// zarf-registry status tries the policy with an image of this registry.
 func TestRewrittenHost(t *testing.T) {
 	t.Parallel()
 	for registries, want := range map[string]string{

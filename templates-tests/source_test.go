@@ -147,7 +147,7 @@ func TestNotesAreShortAndActionable(t *testing.T) {
 				flags += " --name " + name
 			}
 			says = append(
-				says, "\n  init-hook images push"+flags+" ARCHIVE...\n", "\n  init-hook status"+flags+"\n", "helm test ", ":3",
+				says, "\n  zarf-registry images push"+flags+" ARCHIVE...\n", "\n  zarf-registry status"+flags+"\n", "helm test ", ":3",
 			)
 			if strings.HasPrefix(c.file, "expose") {
 				says = append(says, "\n  from outside:     registry.example.com")
@@ -156,7 +156,7 @@ func TestNotesAreShortAndActionable(t *testing.T) {
 			if (mode == "nodeport" && !anonymous) != strings.Contains(notes, pull) {
 				t.Errorf("%s: the notes mention a credential that is not needed, or lack one that is:\n%s", c.name, notes)
 			}
-			if (c.file == "no-rotation") != strings.Contains(notes, "or run init-hook certs renew, before") {
+			if (c.file == "no-rotation") != strings.Contains(notes, "or run zarf-registry certs renew, before") {
 				t.Errorf("%s: wrong hint about certificate renewal in the notes:\n%s", c.name, notes)
 			}
 		}
@@ -197,7 +197,7 @@ func TestNotesPrintRequiredFlagsOnly(t *testing.T) {
 				release: c.release, values: with(t, c.values, "pki.rotation.schedule=''"),
 			}.render(t).files["NOTES.txt"]
 			for _, want := range []string{
-				"  init-hook images push%s ARCHIVE...\n", "  init-hook status%s\n", "run init-hook certs renew%s, before",
+				"  zarf-registry images push%s ARCHIVE...\n", "  zarf-registry status%s\n", "run zarf-registry certs renew%s, before",
 			} {
 				if want = fmt.Sprintf(want, c.flags); !strings.Contains(notes, want) {
 					t.Errorf("the notes lack %q:\n%s", want, notes)

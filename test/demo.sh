@@ -51,7 +51,7 @@ show kubectl -n "$namespace" get pods -o wide
 step "Make an image that exists nowhere else, and push it"
 go build -trimpath -ldflags '-s -w' -o "$work/tool" ./test/e2e/tool
 go run ./tools/archive --reference example.com/demo/hello:1 --output "$work/hello.tar" "$work/tool"
-show init-hook images push "$work/hello.tar"
+show zarf-registry images push "$work/hello.tar"
 
 step "Run it on node $other, whose image comes through that node's own loopback address"
 kubectl delete pod hello --ignore-not-found >/dev/null

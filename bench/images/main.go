@@ -62,7 +62,7 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	flags.StringVar(&o.dir, "dir", os.TempDir(), "directory for up to 13 GB of temporary files")
 	flags.Float64Var(&o.scale, "scale", 1, "scale of the layer sizes; 1 is 1.48 GB in total, and 1 GB for nodes")
 	flags.Uint64Var(&o.content, "content", 1, "seed of the layers")
-	flags.StringVar(&o.initHook, "init-hook", "bin/init-hook", "path of init-hook")
+	flags.StringVar(&o.initHook, "init-hook", "bin/zarf-registry", "path of init-hook")
 	flags.StringVar(&o.testcluster, "testcluster", "bin/testcluster",
 		"path of testcluster, which boots the cluster and builds crane, helm, kubectl and regctl")
 	flags.StringVar(&o.images, "images", "dist/images", "directory with init-hook.tar")

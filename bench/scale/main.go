@@ -63,7 +63,7 @@ func parse(args []string) (o options, err error) {
 	o.Register(flags)
 	flags.StringVar(&o.dir, "dir", "", "directory for temporary files (default: /dev/shm, in memory)")
 	flags.StringVar(&o.registry, "registry", "bin/registry", "path of the project's registry")
-	flags.StringVar(&o.hook, "init-hook", "bin/init-hook", "path of init-hook")
+	flags.StringVar(&o.hook, "init-hook", "bin/zarf-registry", "path of init-hook")
 	flags.StringVar(&o.s3, "s3", "", "path of versitygw: the registry stores in S3 (default: in a directory)")
 	flags.StringVar(&o.node, "registry-node", "bin/registry-node", "path of registry-node")
 	flags.DurationVar(&o.rest, "rest", time.Minute, "how long a healer is measured")

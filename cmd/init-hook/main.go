@@ -1,5 +1,5 @@
-// Command init-hook installs, verifies and administers the cluster's registry, in the chart's hook Jobs and
-// on workstations.
+// Command init-hook installs, verifies and administers the cluster's registry. On workstations it is called
+// zarf-registry; in the image of the chart's Jobs, init-hook.
 package main
 
 import (
@@ -9,5 +9,5 @@ import (
 )
 
 func main() {
-	os.Exit(cli.Run(os.Args[1:], os.Stdout, os.Stderr))
+	os.Exit(cli.Run(os.Args[0], os.Args[1:], os.Stdout, os.Stderr))
 }

@@ -388,7 +388,7 @@ func TestDeadlinesBeginWithAChunk(t *testing.T) {
 	})
 }
 
-// TestWarmUp fills a cache as init-hook images warm does.
+// TestWarmUp fills a cache as zarf-registry images warm does.
 func TestWarmUp(t *testing.T) {
 	f := start(t)
 	large, empty, manifest := random(3*chunkSize+17), []byte{}, []byte(`{"schemaVersion":2}`)

@@ -322,7 +322,7 @@ func (k *Keeper) userSecret(
 	case secret == nil:
 		return nil, []Problem{{object, "does not exist", remedy}}, nil
 	case foreign && secret.Labels[names.LabelManagedBy] == names.Manager:
-		return nil, []Problem{{object, "was created by init-hook, which overwrites and deletes it",
+		return nil, []Problem{{object, "was created by zarf-registry, which overwrites and deletes it",
 			"name your own Secret"}}, nil
 	}
 	return secret, nil, nil

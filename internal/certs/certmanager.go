@@ -314,7 +314,7 @@ func (k *Keeper) issueAgain(ctx context.Context, i issued) error {
 	now := metav1.NewTime(k.Now())
 	condition := certmanagerv1.CertificateCondition{
 		Type: certmanagerv1.CertificateConditionIssuing, Status: cmmeta.ConditionTrue,
-		Reason: reasonManuallyTriggered, Message: "init-hook asked for a new certificate",
+		Reason: reasonManuallyTriggered, Message: "zarf-registry asked for a new certificate",
 		ObservedGeneration: i.Generation, LastTransitionTime: &now,
 	}
 	if previous := (issued{changed, nil}).condition(condition.Type); previous == nil {

@@ -212,7 +212,7 @@ func ensure[T any, P object[T]](ctx context.Context, k *Keeper, kind string, api
 		changed, err := api.Update(ctx, have, metav1.UpdateOptions{})
 		if release.MissingPermission(err) {
 			// The CronJob's identity may not. What cert-manager issues is checked before it is used.
-			k.Log.Warn("an object of cert-manager is not as init-hook made it; helm upgrade repairs it", "object", name,
+			k.Log.Warn("an object of cert-manager is not as zarf-registry made it; helm upgrade repairs it", "object", name,
 				"fields", fields)
 			have, _, err = find[T, P](ctx, k, kind, api, want.GetName())
 			if err == nil && have == nil {
@@ -303,7 +303,7 @@ func remove[T any, P object[T]](
 		case have == nil:
 			continue
 		case !ours:
-			k.Log.Warn("keeping an object that init-hook did not create", "object", k.Object(kind, name))
+			k.Log.Warn("keeping an object that zarf-registry did not create", "object", k.Object(kind, name))
 			continue
 		}
 		err = api.Delete(ctx, name, *metav1.NewPreconditionDeleteOptions(string(have.GetUID())))

@@ -791,7 +791,7 @@ func TestCertManagerObjectsOfOthersAreNeverTouched(t *testing.T) {
 				b.controller = nil
 				add(b)
 				_, took, err := b.run(ownIssuer())
-				wantError(t, err, object+" exists and was not created by init-hook: rename or delete it, or install under "+
+				wantError(t, err, object+" exists and was not created by zarf-registry: rename or delete it, or install under "+
 					"another name (--set fullnameOverride=…)")
 				if !refused(err) || took > 0 {
 					t.Errorf("refused: %t, after %s", refused(err), took)
@@ -824,12 +824,12 @@ func TestASecretThatTookTheNameOfOursIsNotTouched(t *testing.T) {
 		b.controller = nil
 		b.secrets["zarf-registry-node-issued"] = &corev1.Secret{Data: map[string][]byte{"tls.crt": []byte("theirs")}}
 		_, _, err := b.run(corpIssuer())
-		wantError(t, err, "Secret zarf/zarf-registry-node-issued exists and was not created by init-hook")
+		wantError(t, err, "Secret zarf/zarf-registry-node-issued exists and was not created by zarf-registry")
 		// cert-manager wrote it, but for a Certificate that no longer exists and was not ours.
 		b.secrets["zarf-registry-node-issued"].Annotations = map[string]string{"cert-manager.io/certificate-name": "zarf-registry-node"}
 		delete(b.objects, "certificates/zarf-registry-node")
 		_, _, err = b.run(corpIssuer())
-		wantError(t, err, "Secret zarf/zarf-registry-node-issued exists and was not created by init-hook")
+		wantError(t, err, "Secret zarf/zarf-registry-node-issued exists and was not created by zarf-registry")
 		if b.objects["certificates/zarf-registry-node"] != nil {
 			t.Error("a Certificate was made, and cert-manager would overwrite the Secret")
 		}
@@ -1311,7 +1311,7 @@ func TestTheAuthorityOfAUsersIssuerIsNotOurs(t *testing.T) {
 		p := corpIssuer()
 		c := &command{Keeper: b.keeper, saved: &state.State{PKI: &p}}
 		_, err := c.request(b.Context(), &rotation{}, true)
-		wantError(t, err, "the CA belongs to ClusterIssuer corp, not to this release: replace it there, then run init-hook "+
+		wantError(t, err, "the CA belongs to ClusterIssuer corp, not to this release: replace it there, then run zarf-registry "+
 			"certs rotate")
 		if !refused(err) || len(b.writes) > 0 {
 			t.Errorf("refused: %t, wrote %v", refused(err), b.writes)
@@ -1358,7 +1358,7 @@ func TestARenewalThatDoesNotComeIsAnError(t *testing.T) {
 		"the issuer refuses": {func(b *cmBench) { b.controller = b.fail }, "was not issued: cert-manager gave up at",
 			true},
 		"nobody looks": {func(b *cmBench) { b.controller = nil },
-			"is not ready after 1m30s: ManuallyTriggered: init-hook asked for a new certificate", false},
+			"is not ready after 1m30s: ManuallyTriggered: zarf-registry asked for a new certificate", false},
 		"the same certificate": {func(b *cmBench) {
 			b.controller = func(c *certmanagerv1.Certificate) {
 				dropCondition(c,
@@ -1641,9 +1641,9 @@ func TestPreflightOfCertManager(t *testing.T) {
 			b.store("issuers", "Issuer", &certmanagerv1.Issuer{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-ca"}})
 			b.secrets["zarf-registry-push-issued"] = &corev1.Secret{}
 			b.controller = nil
-		}, []string{"Issuer zarf/zarf-registry-ca: init-hook did not create it, and needs that name; rename or delete it",
-			"Certificate zarf/zarf-registry-node: init-hook did not create it",
-			"Secret zarf/zarf-registry-push-issued: init-hook did not create it"}},
+		}, []string{"Issuer zarf/zarf-registry-ca: zarf-registry did not create it, and needs that name; rename or delete it",
+			"Certificate zarf/zarf-registry-node: zarf-registry did not create it",
+			"Secret zarf/zarf-registry-push-issued: zarf-registry did not create it"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmTest(t, func(t *testing.T, b *cmBench) {

@@ -55,7 +55,7 @@ func (k *Keeper) Renew(ctx context.Context) error {
 // maxRecorded is how much of an error the state Secret keeps, in bytes.
 const maxRecorded = 1000
 
-// recordRenewal records why a renewal failed, for init-hook status, or that it did not.
+// recordRenewal records why a renewal failed, for zarf-registry status, or that it did not.
 func (k *Keeper) recordRenewal(ctx context.Context, failure error) {
 	why := ""
 	if failure != nil {
@@ -171,7 +171,7 @@ func (c *command) readState(ctx context.Context) (string, error) {
 	case c.external():
 		return nothingExternal, nil
 	case saved.PKI == nil:
-		return "", exitcode.Refuse("%s has no PKI settings: run helm upgrade, init-hook install or init-hook prepare first",
+		return "", exitcode.Refuse("%s has no PKI settings: run helm upgrade, zarf-registry install or zarf-registry prepare first",
 			c.Object("Secret", c.Settings.Name+names.SuffixState))
 	}
 	c.rotating = saved.Rotation != nil
@@ -188,7 +188,7 @@ func (c *command) request(ctx context.Context, r *rotation, ca bool) (string, er
 		return nothingExternal, nil
 	}
 	p := *c.saved.PKI
-	r.reason = "init-hook certs rotate asked for it"
+	r.reason = "zarf-registry certs rotate asked for it"
 	if p.Mode == state.PKIExistingSecret {
 		var sources []string
 		for _, l := range c.leaves(p) {
@@ -196,11 +196,11 @@ func (c *command) request(ctx context.Context, r *rotation, ca bool) (string, er
 				sources = append(sources, c.Object("Secret", name))
 			}
 		}
-		return "", exitcode.Refuse("the certificates are copies of %s: renew them there, then run init-hook certs renew",
+		return "", exitcode.Refuse("the certificates are copies of %s: renew them there, then run zarf-registry certs renew",
 			strings.Join(sources, ", "))
 	}
 	if ca && p.Issuer != nil {
-		return "", exitcode.Refuse("the CA belongs to %s %s, not to this release: replace it there, then run init-hook "+
+		return "", exitcode.Refuse("the CA belongs to %s %s, not to this release: replace it there, then run zarf-registry "+
 			"certs rotate, which reissues all certificates", p.Issuer.Kind, p.Issuer.Name)
 	}
 	if ca && c.rotating {
@@ -248,7 +248,7 @@ func (c *command) rotate(ctx context.Context, r *rotation) (string, error) {
 	}
 	if len(waiting) > 0 {
 		return "", fmt.Errorf("not all pods have loaded the certificates; all of them keep working: %s; see the logs of "+
-			"the pods; init-hook certs renew, or the CronJob, continues the rotation", release.List(waiting))
+			"the pods; zarf-registry certs renew, or the CronJob, continues the rotation", release.List(waiting))
 	}
 	if r.observed {
 		return r.did() + "; all pods have loaded them", nil

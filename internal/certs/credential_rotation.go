@@ -54,12 +54,12 @@ func (c *credentialRotation) refuse(ctx context.Context) error {
 			return err
 		}
 		if c.named = record.Find(string(c.credential)); c.named == nil {
-			return exitcode.Refuse("unknown credential %q: see init-hook credentials list", c.credential)
+			return exitcode.Refuse("unknown credential %q: see zarf-registry credentials list", c.credential)
 		}
 		source = c.named.Secret
 	}
 	if source != "" {
-		return exitcode.Refuse("the credential %s is a copy of %s: change it there, then run init-hook certs renew",
+		return exitcode.Refuse("the credential %s is a copy of %s: change it there, then run zarf-registry certs renew",
 			c.credential, c.Object("Secret", source))
 	}
 	return nil
@@ -79,7 +79,7 @@ func (c *credentialRotation) write(ctx context.Context) (string, error) {
 			return exitcode.Refuse("%s does not exist: only nodeport mode has a pull credential", c.Object("Secret", name))
 		}
 		if secret == nil {
-			return exitcode.Refuse("%s is missing: run helm upgrade, init-hook install or init-hook prepare to create it",
+			return exitcode.Refuse("%s is missing: run helm upgrade, zarf-registry install or zarf-registry prepare to create it",
 				c.Object("Secret", name))
 		}
 		return c.replace(ctx, secret)

@@ -72,7 +72,7 @@ func (k *Keeper) foreignObjects(ctx context.Context, wanted certManagerWanted) (
 	add := func(kind, name string, foreign bool) {
 		if foreign {
 			problems = append(problems, Problem{Object: k.Object(kind, name),
-				Cause:  "init-hook did not create it, and needs that name",
+				Cause:  "zarf-registry did not create it, and needs that name",
 				Remedy: "rename or delete it, or install under another name: --set fullnameOverride=…"})
 		}
 	}

@@ -107,7 +107,7 @@ func (k *Keeper) registryAuth(
 }
 
 func (k *Keeper) missingSecret(suffix string) error {
-	return exitcode.Refuse("%s is missing: run helm upgrade, init-hook install or init-hook prepare to create it",
+	return exitcode.Refuse("%s is missing: run helm upgrade, zarf-registry install or zarf-registry prepare to create it",
 		k.Object("Secret", k.Settings.Name+suffix))
 }
 

@@ -3,7 +3,6 @@ package cli
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -33,8 +32,8 @@ them need these: container runtimes that use HTTPS on the loopback address
 (/etc/containers/certs.d/127.0.0.1:31999/ca.crt), skopeo, crane, curl.
 
 During a CA rotation it prints the previous and the new CA.`,
-		Example: `  init-hook certs ca
-  init-hook certs ca > /etc/containers/certs.d/127.0.0.1:31999/ca.crt`,
+		Example: `  zarf-registry certs ca
+  zarf-registry certs ca > /etc/containers/certs.d/127.0.0.1:31999/ca.crt`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, c, stop, err := f.connect(cmd)
@@ -63,7 +62,7 @@ func (f *hookFlags) printCA(ctx context.Context, w io.Writer, client kubernetes.
 	}
 	bundle, err := pki.ParseBundle(secret.Data[names.KeyCA])
 	if err != nil {
-		return fmt.Errorf("Secret %s/%s, key %s: %w: run init-hook certs renew%s to repair it",
+		return fmt.Errorf("Secret %s/%s, key %s: %w: run zarf-registry certs renew%s to repair it",
 			namespace, name, names.KeyCA, err, releaseArguments(namespace, f.settings.Release, f.settings.Name))
 	}
 	_, err = w.Write(bundle.PEM())
@@ -81,8 +80,8 @@ CronJob and every helm upgrade do the same.
 
 Exit codes: 0 on success, 1 on failure or timeout (the next run continues), 3 if a retry
 would fail in the same way.`,
-		Example: `  init-hook certs renew
-  init-hook certs renew --namespace zarf --timeout 15m`,
+		Example: `  zarf-registry certs renew
+  zarf-registry certs renew --namespace zarf --timeout 15m`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd, func(h *hook.Hook, ctx context.Context) error {
@@ -113,8 +112,8 @@ It does not replace certificates from the user's Secrets (pki.mode=existingSecre
 
 Exit codes: 0 on success, 1 on failure or timeout (certs renew continues), 3 if a retry would
 fail in the same way.`,
-		Example: `  init-hook certs rotate
-  init-hook certs rotate --ca --timeout 15m`,
+		Example: `  zarf-registry certs rotate
+  zarf-registry certs rotate --ca --timeout 15m`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd, func(h *hook.Hook, ctx context.Context) error { return h.Certs().Rotate(ctx, ca) })
@@ -126,42 +125,35 @@ fail in the same way.`,
 }
 
 func (f *hookFlags) credentialsRotate() *cobra.Command {
-	var pull bool
 	var output string
 	cmd := &cobra.Command{
 		Use:   "rotate [NAME]",
 		Short: "Replace the push password, or that of another credential",
 		Long: `rotate generates a new password and returns when the registry accepts it and rejects the
-previous one. It restarts nothing. init-hook images push uses the new password automatically.
+previous one. It restarts nothing. zarf-registry images push uses the new password automatically.
 
-NAME is one that credentials list shows; without it, the credential is push. --pull is the same
-as the name pull, the password for pulls through a node port. Update copies of its Secret in
-other namespaces afterwards.
+NAME is one that credentials list shows, or pull, the password for pulls through a node port:
+update copies of its Secret in other namespaces afterwards. Without NAME, it is push.
 
 It does not replace a credential from the user's Secret (auth.existingSecret, or existingSecret
 in auth.push); certs renew copies that one.
 
 Exit codes: 0 on success, 1 on failure, 3 if a retry would fail in the same way.`,
-		Example: `  init-hook credentials rotate
-  init-hook credentials rotate ci
-  init-hook credentials rotate --pull`,
+		Example: `  zarf-registry credentials rotate
+  zarf-registry credentials rotate ci
+  zarf-registry credentials rotate pull`,
 		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: f.completeCredentials,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			credential := certs.PushCredential
-			switch {
-			case pull && len(args) > 0:
-				return &exitcode.Refusal{Err: errors.New("--pull and NAME both name a credential: use one")}
-			case pull:
-				credential = certs.PullCredential
-			case len(args) > 0:
+			if len(args) > 0 {
 				credential = certs.Credential(args[0])
 			}
 			if err := validOutput(output); err != nil {
 				return &exitcode.Refusal{Err: err}
 			}
 			return f.run(cmd, func(h *hook.Hook, ctx context.Context) error {
-				if err := h.Certs().RotateCredential(ctx, credential); err != nil || output != "json" {
+				if err := h.Certs().RotateCredential(ctx, credential); err != nil || !isData(output) {
 					return err
 				}
 				list, err := h.Certs().ListCredentials(ctx)
@@ -169,13 +161,12 @@ Exit codes: 0 on success, 1 on failure, 3 if a retry would fail in the same way.
 					return err
 				}
 				list = slices.DeleteFunc(list, func(c certs.CredentialInfo) bool { return c.Name != string(credential) })
-				return printJSON(cmd.OutOrStdout(), list)
+				return printData(cmd.OutOrStdout(), output, list)
 			})
 		},
 	}
 	f.common(cmd.Flags())
 	outputFlag(cmd, &output)
-	cmd.Flags().BoolVar(&pull, "pull", false, "replace the pull password instead")
 	return cmd
 }
 
@@ -212,8 +203,8 @@ func (f *hookFlags) credentialsList() *cobra.Command {
 nodeport mode uses. Each password is in the key password of its Secret. It changes nothing.
 
 Exit codes: 0 on success, 1 on failure, 3 if a retry would fail in the same way.`,
-		Example: `  init-hook credentials list
-  init-hook credentials list --output json | jq -r '.[] | select(.copied | not) | .name'`,
+		Example: `  zarf-registry credentials list
+  zarf-registry credentials list --output json | jq -r '.[] | select(.copied | not) | .name'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := validOutput(output); err != nil {
@@ -249,7 +240,7 @@ func printCredentials(w io.Writer, list []certs.CredentialInfo) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprint(table, "NAME\tUSER\tSECRET\tROTATED BY\tWRITES TO\n")
 	for _, c := range list {
-		by, to := "init-hook", "nothing"
+		by, to := "zarf-registry", "nothing"
 		if c.Copied {
 			by = "you"
 		}

@@ -117,9 +117,9 @@ func TestCommandsAboutCertificatesAskTheHook(t *testing.T) {
 		"rotate the authority of another": {[]string{"certs", "rotate", "--ca"}, issuer, 3, "ClusterIssuer corp"},
 		"credentials without a state":     {[]string{"credentials", "rotate"}, nil, 3, "Secret zarf/zarf-registry-state"},
 		"credentials that are the user's": {[]string{"credentials", "rotate"}, existing, 3, "my-password"},
-		"credentials that are not there":  {[]string{"credentials", "rotate", "--pull"}, existing, 3, "zarf-registry-pull"},
+		"credentials that are not there":  {[]string{"credentials", "rotate", "pull"}, existing, 3, "zarf-registry-pull"},
 		"a credential that is unknown": {[]string{"credentials", "rotate", "nobody"}, func(*state.State) {}, 3,
-			`unknown credential "nobody": see init-hook credentials list`},
+			`unknown credential "nobody": see zarf-registry credentials list`},
 		"a credential that is unknown, as JSON": {[]string{"credentials", "rotate", "nobody", "--output=json"},
 			func(*state.State) {}, 3, `unknown credential "nobody"`},
 		"the list without a state": {[]string{"credentials", "list"}, nil, 3, "Secret zarf/zarf-registry-state"},
@@ -138,7 +138,7 @@ func TestCommandsAboutCertificatesAskTheHook(t *testing.T) {
 			server := newAPIServer(t, secrets)
 			t.Setenv("KUBERNETES_SERVICE_HOST", "")
 			var out, errOut bytes.Buffer
-			code := cli.Run(append(c.args, "--kubeconfig", server.kubeconfig), &out, &errOut)
+			code := cli.Run("zarf-registry", append(c.args, "--kubeconfig", server.kubeconfig), &out, &errOut)
 			if code != c.code || !strings.Contains(errOut.String(), c.want) || out.Len() > 0 {
 				t.Errorf("exit code %d, want %d; output %q, error:\n%swant %q", code, c.code, &out, &errOut, c.want)
 			}
@@ -162,16 +162,16 @@ func TestCertificatesOfAnExternalRegistryAreNone(t *testing.T) {
 		s.Current, s.PKI = &s.Desired, nil
 	}))
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
-	for output, want := range map[string]string{"text": "uses the external registry registry.example.com",
+	for output, want := range map[string]string{"table": "uses the external registry registry.example.com",
 		"json": `"external": "registry.example.com"`} {
 		var out, errOut bytes.Buffer
-		code := cli.Run([]string{"certs", "show", "--output", output, "--kubeconfig", server.kubeconfig}, &out, &errOut)
+		code := cli.Run("zarf-registry", []string{"certs", "show", "--output", output, "--kubeconfig", server.kubeconfig}, &out, &errOut)
 		if code != 0 || !strings.Contains(out.String(), want) {
 			t.Errorf("%s: exit code %d, output:\n%s\nerror:\n%s", output, code, &out, &errOut)
 		}
 	}
 	var out, errOut bytes.Buffer
-	if code := cli.Run([]string{"certs", "ca", "--kubeconfig", server.kubeconfig}, &out, &errOut); code != 1 ||
+	if code := cli.Run("zarf-registry", []string{"certs", "ca", "--kubeconfig", server.kubeconfig}, &out, &errOut); code != 1 ||
 		out.Len() > 0 || !strings.Contains(errOut.String(), "external registry, which needs no certificates") {
 		t.Errorf("certs ca: exit code %d, output %q, error:\n%s", code, &out, &errOut)
 	}
@@ -192,7 +192,7 @@ func TestCredentialsAreListedAndCompleted(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	list := func(args ...string) string {
 		var out, errOut bytes.Buffer
-		if code := cli.Run(append(args, "--kubeconfig", server.kubeconfig), &out, &errOut); code != 0 {
+		if code := cli.Run("zarf-registry", append(args, "--kubeconfig", server.kubeconfig), &out, &errOut); code != 0 {
 			t.Errorf("%v: exit code %d, error:\n%s", args, code, &errOut)
 		}
 		if strings.Contains(out.String(), "correct horse") || strings.Contains(out.String(), "Y29ycmVjdCBob3JzZQ") {
@@ -200,10 +200,10 @@ func TestCredentialsAreListedAndCompleted(t *testing.T) {
 		}
 		return out.String()
 	}
-	want := `NAME  USER       SECRET                        ROTATED BY  WRITES TO
-push  robot      my-password                   you         everything
-ci    ci         zarf-registry-credentials-ci  init-hook   team-a, shared/base
-team  team-user  team                          you         everything
+	want := `NAME  USER       SECRET                        ROTATED BY     WRITES TO
+push  robot      my-password                   you            everything
+ci    ci         zarf-registry-credentials-ci  zarf-registry  team-a, shared/base
+team  team-user  team                          you            everything
 `
 	if got := list("credentials", "list"); got != want {
 		t.Errorf("the list is\n%swant\n%s", got, want)
@@ -218,7 +218,7 @@ team  team-user  team                          you         everything
 		t.Errorf("as JSON: %v", got)
 	}
 	var out bytes.Buffer
-	cli.Run([]string{"__complete", "credentials", "rotate", "--kubeconfig", server.kubeconfig, ""}, &out, &bytes.Buffer{})
+	cli.Run("zarf-registry", []string{"__complete", "credentials", "rotate", "--kubeconfig", server.kubeconfig, ""}, &out, &bytes.Buffer{})
 	if got := out.String(); !strings.HasPrefix(got, "ci\n:") {
 		t.Errorf("rotate completes to %q", got)
 	}

@@ -37,9 +37,9 @@ to get and create pods/portforward.
 Fingerprints are SHA-256, in text shortened to 16 digits.
 
 Exit codes: 0 if nothing needs attention, 1 otherwise.`,
-		Example: `  init-hook certs show
-  watch init-hook certs show
-  init-hook certs show --output json | jq '.pods[] | select(.leafHeld | not)'`,
+		Example: `  zarf-registry certs show
+  watch zarf-registry certs show
+  zarf-registry certs show --output json | jq '.pods[] | select(.leafHeld | not)'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}

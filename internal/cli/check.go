@@ -39,7 +39,7 @@ func (f *checkFlags) tls() *cobra.Command {
 		Long: `tls connects to the registry with the node and push certificates, without a certificate and
 with one from another CA. It fails if any of them may do more or less than it should. It
 needs no permissions in the cluster, only the mounted Secrets.`,
-		Example: `  init-hook check tls --registry zarf-registry.zarf.svc:5000 --push-dir /etc/zarf-registry/push \
+		Example: `  zarf-registry check tls --registry zarf-registry.zarf.svc:5000 --push-dir /etc/zarf-registry/push \
     --node-dir /etc/zarf-registry/node --credentials-dir /etc/zarf-registry/credentials`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd, probe.CheckTLS) },
@@ -60,7 +60,7 @@ func (f *checkFlags) push() *cobra.Command {
 		Long: `push writes a small image with random content to the repository ` + probe.Repository + `, pulls it
 with a node's certificate, and deletes it. It needs no permissions in the cluster, only the
 mounted Secrets. Its blobs (20 KiB) stay on the volume until the next garbage collection.`,
-		Example: `  init-hook check push --registry zarf-registry.zarf.svc:5000 --push-dir /etc/zarf-registry/push \
+		Example: `  zarf-registry check push --registry zarf-registry.zarf.svc:5000 --push-dir /etc/zarf-registry/push \
     --node-dir /etc/zarf-registry/node --credentials-dir /etc/zarf-registry/credentials`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -129,7 +129,7 @@ func (f *checkFlags) run(cmd *cobra.Command, do func(context.Context, probe.Targ
 		err = errors.Join(err, context.Cause(ctx))
 	}
 	if err != nil {
-		return fmt.Errorf("%w\ncheck init-hook status and the log of the registry pod", err)
+		return fmt.Errorf("%w\ncheck zarf-registry status and the log of the registry pod", err)
 	}
 	return nil
 }

@@ -1,7 +1,6 @@
-// Package cli implements init-hook's command tree: the commands of the chart's hook
-// Jobs and those for a workstation. It parses flags, connects the packages that do
-// the work, and turns errors into messages and exit codes. It contains no logic
-// about the registry.
+// Package cli implements the command tree of zarf-registry: the commands for a workstation, and
+// those of the chart's Jobs, which the help hides. It parses flags, connects the packages that do
+// the work, and turns errors into messages and exit codes. It contains no logic about the registry.
 package cli
 
 import (
@@ -11,6 +10,8 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -21,17 +22,24 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
+// The help shows commands in the order of the code: what is needed first stands first.
+func init() { cobra.EnableCommandSorting = false }
+
 // Run executes the command line and returns the process's exit code: 0 on success,
-// otherwise one of the codes of package exitcode.
-func Run(args []string, stdout, stderr io.Writer) int {
+// otherwise one of the codes of package exitcode. The help calls the program by the name
+// of the file that was started.
+func Run(program string, args []string, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	root := New(stdout, stderr)
+	rename(root, filepath.Base(program))
 	root.SetArgs(args)
 	return execute(ctx, root, stderr)
 }
 
 func execute(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
+	began := false
+	noteBegin(root, &began)
 	if err := root.ExecuteContext(ctx); err != nil {
 		if _, printed := errors.AsType[*silent](err); printed {
 			return exitcode.Failed
@@ -41,7 +49,7 @@ func execute(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
 			fmt.Fprintf(stderr, "%s\n", advice)
 		}
 		_, blocked := errors.AsType[*install.Blocked](err)
-		if blocked || exitcode.IsRefusal(err) {
+		if blocked || !began || exitcode.IsRefusal(err) { // what never began has a wrong command line
 			return exitcode.Refused
 		}
 		return exitcode.Failed
@@ -49,57 +57,124 @@ func execute(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
 	return 0
 }
 
+// noteBegin sets began when a command of the tree runs: cobra has accepted its flags and arguments.
+func noteBegin(cmd *cobra.Command, began *bool) {
+	if run := cmd.RunE; run != nil {
+		cmd.RunE = func(cmd *cobra.Command, args []string) error {
+			*began = true
+			return run(cmd, args)
+		}
+	}
+	for _, c := range cmd.Commands() {
+		noteBegin(c, began)
+	}
+}
+
 // New returns the command tree. Results go to stdout, logs and progress to stderr.
 func New(stdout, stderr io.Writer) *cobra.Command {
 	root := &cobra.Command{
-		Use:   "init-hook",
-		Short: "Set up, verify and fill an image registry inside a Kubernetes cluster",
-		Long: `init-hook is the companion of the zarf-registry chart. From a workstation, run install,
-preflight, status, images, certs, credentials, garbage-collect, heal and support-bundle. The
-chart's hook Jobs run prepare, finish and cleanup, its CronJobs run certs renew,
-garbage-collect and images prune, and helm test runs check.`,
+		Use:           programName,
+		Short:         "An image registry inside a Kubernetes cluster, which all nodes can pull from",
 		Version:       version.Version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	root.AddCommand(
-		newInstall(),
-		newPreflight(),
-		newStatus(),
-		(&hookFlags{}).prepare(),
-		(&hookFlags{}).finish(),
-		(&hookFlags{}).cleanup(),
-		newImages(),
-		newCerts(),
-		newCredentials(),
-		newCheck(),
-		newGarbageCollect(),
-		newHeal(),
-		newSupportBundle(),
-		newVersion(),
-	)
+	root.SetUsageTemplate(usage)
+	for _, g := range []struct {
+		title    string
+		commands []*cobra.Command
+	}{
+		{"Set up:", []*cobra.Command{newInstall(), newUninstall()}},
+		{"Images:", []*cobra.Command{newImages(), newGarbageCollect()}},
+		{"Check and fix:", []*cobra.Command{newStatus(), newHeal(), newCerts(), newCredentials(), newSupportBundle()}},
+		{"Other:", []*cobra.Command{newVersion()}},
+	} {
+		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
+		for _, cmd := range g.commands {
+			cmd.GroupID = g.title
+			root.AddCommand(cmd)
+		}
+		root.SetHelpCommandGroupID(g.title) // the last one
+		root.SetCompletionCommandGroupID(g.title)
+	}
+	// The chart runs these.
+	for _, cmd := range []*cobra.Command{
+		(&hookFlags{}).prepare(), (&hookFlags{}).finish(), (&hookFlags{}).cleanup(), newCheck(),
+	} {
+		cmd.Hidden = true
+		root.AddCommand(cmd)
+	}
 	return root
 }
 
+// usage is the template of the help. Each line of the program's own fits 80 columns, and all of them 24 lines.
+const usage = `Usage: {{if .HasAvailableSubCommands}}{{.CommandPath}} COMMAND{{else}}{{.UseLine}}{{end}}
+{{- if .HasExample}}
+
+Examples:
+{{.Example}}
+{{- end}}
+{{- $all := .Commands}}
+{{- range $group := .Groups}}
+
+{{.Title}}
+{{- range $all}}{{if and (eq .GroupID $group.ID) .IsAvailableCommand}}
+  {{rpad .Name .NamePadding}} {{.Short}}
+{{- end}}{{end}}
+{{- else}}{{if .HasAvailableSubCommands}}
+
+Commands:
+{{- range $all}}{{if .IsAvailableCommand}}
+  {{rpad .Name .NamePadding}} {{.Short}}
+{{- end}}{{end}}
+{{- end}}{{end}}
+{{- if .HasParent}}{{if .HasAvailableLocalFlags}}
+
+Flags:
+{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}
+{{- end}}{{end}}
+{{- if .HasAvailableSubCommands}}
+
+COMMAND --help shows more.
+{{- end}}
+`
+
+// programName is the program's name in messages and documentation.
+const programName = "zarf-registry"
+
+// rename makes the help call the program by the name of its file, if that is one of its names: downloads have others.
+func rename(root *cobra.Command, file string) {
+	name, known := map[string]string{"init-hook": "init-hook", "kubectl-zarf_registry": "kubectl zarf-registry"}[file]
+	if !known {
+		return
+	}
+	root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: name}
+	var examples func(cmd *cobra.Command)
+	examples = func(cmd *cobra.Command) {
+		cmd.Example = strings.ReplaceAll(cmd.Example, programName+" ", name+" ")
+		for _, c := range cmd.Commands() {
+			examples(c)
+		}
+	}
+	examples(root)
+}
+
 func newImages() *cobra.Command {
-	cmd := group("images", "Pull, push, copy, list and delete images",
-		newImagesPull(), newImagesPush(), newImagesCopy(), newImagesList(), newImagesMissing(), newImagesDelete(),
+	return group("images", "Push, pull, list, copy and delete images (images push app.tar)",
+		newImagesPush(), newImagesPull(), newImagesCopy(), newImagesList(), newImagesMissing(), newImagesDelete(),
 		newImagesPrune(), newImagesInventory(), newImagesVerify(), newImagesExport(), newImagesBrowse(), newImagesWarm(),
 		newImagesCache())
-	// A retry would fail on the same command line.
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitcode.Refusal{Err: err} })
-	return cmd
 }
 
 func newCerts() *cobra.Command {
-	return group("certs", "Manage the certificates of registry, proxies and push clients",
+	return group("certs", "Show, renew and rotate certificates",
 		(&certsShowFlags{}).command(), (&hookFlags{}).certsCA(), (&hookFlags{}).certsRenew(), (&hookFlags{}).certsRotate())
 }
 
 func newCredentials() *cobra.Command {
-	return group("credentials", "Manage the credentials of the registry",
+	return group("credentials", "List and rotate the passwords for pushing and pulling",
 		(&hookFlags{}).credentialsList(), (&hookFlags{}).credentialsRotate())
 }
 

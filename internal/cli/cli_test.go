@@ -19,7 +19,7 @@ func run(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	var out, errOut bytes.Buffer
-	code = cli.Run(args, &out, &errOut)
+	code = cli.Run("zarf-registry", args, &out, &errOut)
 	return code, out.String(), errOut.String()
 }
 
@@ -29,15 +29,50 @@ func TestVersionIsTheReleaseAlone(t *testing.T) {
 	}
 }
 
+func TestTheHelpFitsAScreen(t *testing.T) {
+	for program, name := range map[string]string{
+		"zarf-registry": "zarf-registry", "/usr/local/bin/zarf-registry-linux-amd64": "zarf-registry",
+		"/init-hook": "init-hook", "/root/.krew/bin/kubectl-zarf_registry": "kubectl zarf-registry",
+	} {
+		var out, examples bytes.Buffer
+		if code := cli.Run(program, []string{"--help"}, &out, &out); code != 0 {
+			t.Errorf("%s: exit code %d", program, code)
+		}
+		lines := strings.Split(strings.TrimRight(out.String(), "\n"), "\n")
+		for _, line := range lines {
+			if len(line) > 80 {
+				t.Errorf("%s: longer than 80 columns: %s", program, line)
+			}
+		}
+		if len(lines) > 24 {
+			t.Errorf("%s: %d lines", program, len(lines))
+		}
+		for _, want := range []string{"Usage: " + name + " COMMAND\n", "\n  install ", "images push", "\n  status ",
+			"what to do if not", "\n  heal "} {
+			if !strings.Contains(out.String(), want) {
+				t.Errorf("%s: the help lacks %q:\n%s", program, want, &out)
+			}
+		}
+		for _, job := range []string{"prepare", "finish", "cleanup", "check "} {
+			if strings.Contains(out.String(), "\n  "+job) {
+				t.Errorf("%s: the help shows the Jobs' command %s:\n%s", program, job, &out)
+			}
+		}
+		cli.Run(program, []string{"images", "push", "--help"}, &examples, &examples)
+		if want := "Examples:\n  " + name + " images push app.tar\n"; !strings.Contains(examples.String(), want) {
+			t.Errorf("%s: the help of images push lacks %q:\n%s", program, want, &examples)
+		}
+	}
+}
+
 func TestEveryCommandHelpsWithAnExample(t *testing.T) {
-	for _, command := range [][]string{{"install"}, {"preflight"}, {"status"}, {"heal"},
+	for _, command := range [][]string{{"install"}, {"uninstall"}, {"status"}, {"heal"},
 		{"support-bundle"}, {"prepare"}, {"finish"}, {"cleanup"},
 		{"images", "pull"}, {"images", "push"}, {"images", "copy"}, {"images", "list"}, {"images", "warm"},
-		{"images", "cache", "info"},
-		{"images", "cache", "verify"}, {"images", "cache", "prune"}, {"certs", "show"}, {"certs", "ca"}, {"certs", "renew"},
+		{"images", "cache", "info"}, {"images", "cache", "verify"}, {"images", "cache", "prune"}, {"certs", "show"}, {"certs", "ca"}, {"certs", "renew"},
 		{"certs", "rotate"}, {"credentials", "list"}, {"credentials", "rotate"}} {
 		code, out, _ := run(t, append(command, "--help")...)
-		if code != 0 || !strings.Contains(out, "Examples:\n  init-hook "+strings.Join(command, " ")) {
+		if code != 0 || !strings.Contains(out, "Examples:\n  zarf-registry "+strings.Join(command, " ")) {
 			t.Errorf("%v: exit code %d, help:\n%s", command, code, out)
 		}
 	}
@@ -53,8 +88,8 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 		code int
 		want string
 	}{
-		"unknown command":      {[]string{"prepaer"}, 1, `unknown command "prepaer"`},
-		"unknown flag":         {[]string{"prepare", "--colour"}, 1, "unknown flag: --colour"},
+		"unknown command":      {[]string{"prepaer"}, 3, `unknown command "prepaer"`},
+		"unknown flag":         {[]string{"prepare", "--colour"}, 3, "unknown flag: --colour"},
 		"impossible name":      {[]string{"cleanup", "--name", "1x"}, 3, `invalid name "1x"`},
 		"impossible namespace": {[]string{"cleanup", "--namespace", "Not_One"}, 3, `invalid namespace "Not_One"`},
 		"impossible release":   {[]string{"cleanup", "--release", "Not One"}, 3, `invalid release name "Not One"`},
@@ -62,8 +97,8 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 			"invalid --settings: decoding settings: "},
 		"settings with an unknown field": {[]string{"finish", "--settings", `{"colour":"red"}`}, 3, `unknown field "colour"`},
 		"settings that are invalid":      {[]string{"cleanup", "--settings", "{}"}, 3, `invalid mode ""`},
-		"no settings":                    {[]string{"prepare"}, 1, `required flag(s) "settings" not set`},
-		"settings and a namespace":       {[]string{"cleanup", "--settings", "{}", "-n", "a"}, 1, "[namespace settings]"},
+		"no settings":                    {[]string{"prepare"}, 3, `required flag(s) "settings" not set`},
+		"settings and a namespace":       {[]string{"cleanup", "--settings", "{}", "-n", "a"}, 3, "[namespace settings]"},
 		"no time":                        {[]string{"cleanup", "--timeout", "0s"}, 3, "want a positive duration"},
 		"unknown log format":             {[]string{"cleanup", "--log-format", "xml"}, 3, `invalid --log-format "xml"`},
 		"no cluster":                     {[]string{"cleanup"}, 1, "--kubeconfig or KUBECONFIG"},
@@ -77,38 +112,38 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 		"install: impossible release":    {[]string{"install", "--release", "Not One"}, 3, `invalid release name "Not One"`},
 		"install: a release too long": {[]string{"install", "--release", strings.Repeat("a", 54)}, 3,
 			"invalid release name"},
-		"install: unknown output":      {[]string{"install", "-o", "yaml"}, 3, `invalid --output "yaml"`},
-		"install: unknown log format":  {[]string{"install", "--log-format", "xml"}, 3, `invalid --log-format "xml"`},
-		"install: no such values":      {[]string{"install", "-f", "/nonexistent.yaml"}, 3, "/nonexistent.yaml"},
-		"install: values of rubbish":   {[]string{"install", "--set", "a[b=c"}, 3, "--set"},
-		"install: no such chart":       {[]string{"install", "--chart", "/nonexistent"}, 3, "/nonexistent"},
-		"install: not true, not false": {[]string{"install", "--registry-proxy=maybe"}, 1, "--registry-proxy"},
-		"install: an argument":         {[]string{"install", "zarf-registry"}, 1, `unknown command "zarf-registry"`},
-		"install: no cluster":          {[]string{"install"}, 1, "--kubeconfig or KUBECONFIG"},
-		"preflight: impossible release": {[]string{"preflight", "--release", "Not One"}, 3,
-			`invalid release name "Not One"`},
-		"preflight: no cluster":           {[]string{"preflight", "--registry-proxy"}, 1, "--kubeconfig or KUBECONFIG"},
-		"preflight: install's own flags":  {[]string{"preflight", "--dry-run"}, 1, "unknown flag: --dry-run"},
+		"install: unknown output":         {[]string{"install", "-o", "wide"}, 3, `invalid --output "wide"`},
+		"install: unknown log format":     {[]string{"install", "--log-format", "xml"}, 3, `invalid --log-format "xml"`},
+		"install: no such values":         {[]string{"install", "-f", "/nonexistent.yaml"}, 3, "/nonexistent.yaml"},
+		"install: values of rubbish":      {[]string{"install", "--set", "a[b=c"}, 3, "--set"},
+		"install: no such chart":          {[]string{"install", "--chart", "/nonexistent"}, 3, "/nonexistent"},
+		"install: not true, not false":    {[]string{"install", "--registry-proxy=maybe"}, 3, "--registry-proxy"},
+		"install: an argument":            {[]string{"install", "zarf-registry"}, 3, `unknown command "zarf-registry"`},
+		"install: no cluster":             {[]string{"install"}, 1, "--kubeconfig or KUBECONFIG"},
+		"install --dry-run: no cluster":   {[]string{"install", "--dry-run"}, 1, "--kubeconfig or KUBECONFIG"},
+		"uninstall: no time":              {[]string{"uninstall", "--timeout", "0s"}, 3, "want a positive duration"},
+		"uninstall: impossible release":   {[]string{"uninstall", "--release", "Not One"}, 3, `invalid release name "Not One"`},
+		"uninstall: no cluster":           {[]string{"uninstall"}, 1, "--kubeconfig or KUBECONFIG"},
 		"status: unknown output":          {[]string{"status", "-o", "wide"}, 3, `invalid --output "wide"`},
 		"status: no cluster":              {[]string{"status"}, 1, "--kubeconfig or KUBECONFIG"},
 		"heal: unknown output":            {[]string{"heal", "-o", "wide"}, 3, `invalid --output "wide"`},
 		"heal: impossible namespace":      {[]string{"heal", "-n", "Not_One"}, 3, `invalid namespace "Not_One"`},
 		"heal: no cluster":                {[]string{"heal"}, 1, "--kubeconfig or KUBECONFIG"},
-		"images: unknown command":         {[]string{"images", "pul"}, 1, `unknown command "pul" for "init-hook images"`},
-		"support-bundle: unknown output":  {[]string{"support-bundle", "--output", "yaml"}, 3, `invalid --output "yaml"`},
+		"images: unknown command":         {[]string{"images", "pul"}, 3, `unknown command "pul" for "zarf-registry images"`},
+		"support-bundle: unknown output":  {[]string{"support-bundle", "--output", "xml"}, 3, `invalid --output "xml"`},
 		"support-bundle: impossible name": {[]string{"support-bundle", "--name", "a.b"}, 3, `invalid name "a.b"`},
 		"support-bundle: no time":         {[]string{"support-bundle", "--timeout", "0s"}, 3, "invalid --timeout 0s"},
 		"support-bundle: no lines":        {[]string{"support-bundle", "--tail", "0"}, 3, "invalid --tail 0"},
 		"support-bundle: less than a second": {[]string{"support-bundle", "--since", "10ms"}, 3,
 			"invalid --since 10ms"},
-		"support-bundle: two results on stdout": {[]string{"support-bundle", "-o", "-", "--output", "json"}, 3,
+		"support-bundle: two results on stdout": {[]string{"support-bundle", "--out", "-", "--output", "json"}, 3,
 			"both write to stdout"},
 		"support-bundle: no cluster": {[]string{"support-bundle"}, 1, "--kubeconfig or KUBECONFIG"},
-		"certs: unknown command":     {[]string{"certs", "renw"}, 1, `unknown command "renw" for "init-hook certs"`},
+		"certs: unknown command":     {[]string{"certs", "renw"}, 3, `unknown command "renw" for "zarf-registry certs"`},
 		"certs show: unknown output": {[]string{"certs", "show", "-o", "wide"}, 3, `invalid --output "wide"`},
 		"certs show: no time":        {[]string{"certs", "show", "--timeout", "0s"}, 3, "want a positive duration"},
 		"certs show: no cluster":     {[]string{"certs", "show"}, 1, "--kubeconfig or KUBECONFIG"},
-		"certs ca: no JSON":          {[]string{"certs", "ca", "--output", "json"}, 1, "unknown flag: --output"},
+		"certs ca: no JSON":          {[]string{"certs", "ca", "--output", "json"}, 3, "unknown flag: --output"},
 		"certs ca: impossible name":  {[]string{"certs", "ca", "--name", "a.b"}, 3, `invalid name "a.b"`},
 		"certs ca: no cluster":       {[]string{"certs", "ca"}, 1, "--kubeconfig or KUBECONFIG"},
 		"certs renew: no time":       {[]string{"certs", "renew", "--timeout", "-1s"}, 3, "want a positive duration"},
@@ -116,14 +151,14 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 		"certs renew: no cluster":    {[]string{"certs", "renew"}, 1, "--kubeconfig or KUBECONFIG"},
 		"certs renew: unknown format": {[]string{"certs", "renew", "--log-format", "xml"}, 3,
 			`invalid --log-format "xml"`},
-		"certs rotate: an argument": {[]string{"certs", "rotate", "ca"}, 1, `unknown command "ca"`},
+		"certs rotate: an argument": {[]string{"certs", "rotate", "ca"}, 3, `unknown command "ca"`},
 		"certs rotate: no cluster":  {[]string{"certs", "rotate", "--ca"}, 1, "--kubeconfig or KUBECONFIG"},
-		"credentials: unknown flag": {[]string{"credentials", "rotate", "--push"}, 1, "unknown flag: --push"},
-		"credentials: two names": {[]string{"credentials", "rotate", "ci", "--pull"}, 3,
-			"--pull and NAME both name a credential: use one"},
+		"credentials: unknown flag": {[]string{"credentials", "rotate", "--push"}, 3, "unknown flag: --push"},
+		"credentials: two names": {[]string{"credentials", "rotate", "ci", "pull"}, 3,
+			"accepts at most 1 arg"},
 		"credentials: unknown output":      {[]string{"credentials", "rotate", "-o", "wide"}, 3, `invalid --output "wide"`},
 		"credentials list: unknown output": {[]string{"credentials", "list", "-o", "wide"}, 3, `invalid --output "wide"`},
-		"credentials: no cluster":          {[]string{"credentials", "rotate", "--pull"}, 1, "--kubeconfig or KUBECONFIG"},
+		"credentials: no cluster":          {[]string{"credentials", "rotate", "pull"}, 1, "--kubeconfig or KUBECONFIG"},
 		"one name for two": {[]string{"images", "push", "--reference", "a:1", rubbish, rubbish}, 3,
 			"--reference names a single image"},
 	} {
@@ -156,16 +191,16 @@ func TestAGroupOfCommandsSaysWhatIsInIt(t *testing.T) {
 
 func TestShellsCanComplete(t *testing.T) {
 	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
-		if code, out, _ := run(t, "completion", shell); code != 0 || !strings.Contains(out, "init-hook") {
+		if code, out, _ := run(t, "completion", shell); code != 0 || !strings.Contains(out, "zarf-registry") {
 			t.Errorf("%s: exit code %d, %d bytes", shell, code, len(out))
 		}
 	}
-	for _, command := range [][]string{{"install"}, {"preflight"}, {"status"}, {"images", "pull"}, {"images", "push"},
+	for _, command := range [][]string{{"install"}, {"status"}, {"images", "pull"}, {"images", "push"},
 		{"images", "copy"}, {"images", "list"}, {"images", "warm"}, {"images", "cache", "info"}, {"certs", "show"},
 		{"credentials", "list"},
 		{"credentials", "rotate"}, {"support-bundle"}} {
 		_, out, _ := run(t, append(append([]string{"__complete"}, command...), "--output", "")...)
-		if !strings.HasPrefix(out, "text\njson\n") {
+		if !strings.HasPrefix(out, "table\njson\nyaml\n") {
 			t.Errorf("%v --output completes to %q", command, out)
 		}
 	}

@@ -59,7 +59,7 @@ func (f *clusterFlags) open(ctx context.Context, options remote.Options) (*remot
 func (f *clusterFlags) openRegistry(c *registryAccess, options remote.Options) (*remote.Registry, error) {
 	options.Credential = f.presentCredential(c.client, c.access)
 	options.LoginHint = fmt.Sprintf(
-		"if Secret %s/%s%s has just changed, retry in a minute; otherwise run init-hook credentials rotate",
+		"if Secret %s/%s%s has just changed, retry in a minute; otherwise run zarf-registry credentials rotate",
 		f.namespace, f.name, names.SuffixCredentials)
 	return c.registry.Open(c.access, options)
 }

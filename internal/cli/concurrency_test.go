@@ -85,7 +85,7 @@ func TestTransfersAreLimited(t *testing.T) {
 			}
 			archive := filepath.Join(c.home, "images.tar")
 			source := newCounter(t, from, "/blobs/", limit)
-			run(source, "pull", append(append(transfer, at(source)...), "-o", archive)...)
+			run(source, "pull", append(append(transfer, at(source)...), "--out", archive)...)
 
 			target := newCounter(t, newTestRegistry(t, false, "", ""), "/blobs/", limit)
 			run(target, "push", archive, "--to", target.host(), "--image-concurrency", "2")

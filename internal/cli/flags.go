@@ -50,14 +50,10 @@ func releaseArguments(namespace, release, name string) string {
 	return arguments
 }
 
-// outputFlag adds --output, which accepts text, json and more. Its shorthand is -o, unless another flag has that.
+// outputFlag adds --output, which accepts table, json, yaml and more.
 func outputFlag(cmd *cobra.Command, output *string, more ...string) {
-	short := "o"
-	if cmd.Flags().ShorthandLookup(short) != nil {
-		short = ""
-	}
 	accepted, usage := outputs(more)
-	cmd.Flags().StringVarP(output, "output", short, "text", usage)
+	cmd.Flags().StringVarP(output, "output", "o", formatTable, "output `FORMAT`: "+usage)
 	complete(cmd, "output", accepted...)
 }
 
@@ -70,7 +66,7 @@ func validOutput(output string, more ...string) error {
 
 // outputs returns what --output accepts, and how to say it.
 func outputs(more []string) (accepted []string, usage string) {
-	accepted = append([]string{"text", "json"}, more...)
+	accepted = append([]string{formatTable, formatJSON, formatYAML}, more...)
 	last := len(accepted) - 1
 	return accepted, strings.Join(accepted[:last], ", ") + " or " + accepted[last]
 }

@@ -35,7 +35,7 @@ func newGarbageCollect() *cobra.Command {
 	f := &collectFlags{}
 	cmd := &cobra.Command{
 		Use:   "garbage-collect",
-		Short: "Remove unreferenced blobs and manifests from the cluster's registry",
+		Short: "Free the space of what was deleted",
 		Long: `garbage-collect asks the cluster's registry to delete blobs that no image uses. Deleting an
 image, or pushing another one under its tag, does not free space by itself. The connection is
 a port-forward with mutual TLS and the push credential. With
@@ -52,9 +52,9 @@ It prints a line for each removed object and a summary, or an object with both w
 --output json.
 
 Exit codes: 0 on success, 1 on failure or timeout, 3 if a retry would fail in the same way.`,
-		Example: `  init-hook garbage-collect --dry-run
-  init-hook garbage-collect
-  init-hook garbage-collect --delete-untagged --grace-period 720h`,
+		Example: `  zarf-registry garbage-collect --dry-run
+  zarf-registry garbage-collect
+  zarf-registry garbage-collect --delete-untagged --grace-period 720h`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
@@ -93,7 +93,7 @@ func (f *collectFlags) collect(
 	what := collected{DryRun: f.request.DryRun, Removed: []gc.Removed{}}
 	var err error
 	what.Result, err = collectGarbage(ctx, transport, access, f.request, log, func(removed gc.Removed) error {
-		if f.output == "text" {
+		if f.output == formatTable {
 			_, err := fmt.Fprintln(stdout, removed)
 			return err
 		}

@@ -26,17 +26,17 @@ func TestGarbageCollect(t *testing.T) {
 		out    string
 		err    string
 	}{
-		"what is removed is told": {collectFlags{output: "text"}, 200, phases + manifest + blob + result,
+		"what is removed is told": {collectFlags{output: "table"}, 200, phases + manifest + blob + result,
 			"manifest a/b@sha256:m\nblob sha256:b 12 bytes\nremoved 1 (12 B), 1 of them manifests; kept 3 blobs within the " +
 				"grace period\n", ""},
-		"nothing is removed by dry": {collectFlags{output: "text", request: gc.Request{DryRun: true}}, 200,
+		"nothing is removed by dry": {collectFlags{output: "table", request: gc.Request{DryRun: true}}, 200,
 			`{"result":{"kept":0}}`, "would remove 0, 0 of them manifests; kept 0 blobs within the grace period\n", ""},
 		"all of it as JSON": {collectFlags{output: "json"}, 200, phases + blob + result, `"removed"`, ""},
-		"a registry that fails": {collectFlags{output: "text"}, 200, blob + `{"error":"disk gone"}`,
+		"a registry that fails": {collectFlags{output: "table"}, 200, blob + `{"error":"disk gone"}`,
 			"blob sha256:b 12 bytes\n", "disk gone"},
-		"one that stops early":      {collectFlags{output: "text"}, 200, phases + blob, "", "stopped before it had finished"},
-		"one that truncates a line": {collectFlags{output: "text"}, 200, `{"res`, "", "stopped before it had finished"},
-		"one that is busy": {collectFlags{output: "text"}, 409, "collected already\n", "",
+		"one that stops early":      {collectFlags{output: "table"}, 200, phases + blob, "", "stopped before it had finished"},
+		"one that truncates a line": {collectFlags{output: "table"}, 200, `{"res`, "", "stopped before it had finished"},
+		"one that is busy": {collectFlags{output: "table"}, 409, "collected already\n", "",
 			"409 Conflict: collected already"},
 	} {
 		t.Run(description, func(t *testing.T) {
@@ -80,7 +80,7 @@ func (r redirected) RoundTrip(request *http.Request) (*http.Response, error) {
 }
 
 func TestGarbageCollectRefuses(t *testing.T) {
-	for _, args := range [][]string{{"--grace-period=-1h"}, {"--timeout=0s"}, {"--output=yaml"}, {"--namespace=A"},
+	for _, args := range [][]string{{"--grace-period=-1h"}, {"--timeout=0s"}, {"--output=xml"}, {"--namespace=A"},
 		{"now"}} {
 		var out, errOut bytes.Buffer
 		root := New(&out, &errOut)

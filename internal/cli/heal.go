@@ -27,7 +27,7 @@ func newHeal() *cobra.Command {
 	f := &healFlags{}
 	cmd := &cobra.Command{
 		Use:   "heal",
-		Short: "Give the release's pods an image that their node has",
+		Short: "Correct pods whose node lacks their image",
 		Long: `heal does once what the chart's healer does all the time: pods of the release that wait for an
 image which their node does not have get a trusted pause image that the node reports. Run it where the healer
 is off, or cannot start because the nodes of all healers were replaced at once. With the value
@@ -38,8 +38,8 @@ pods, get ConfigMaps, list Deployments and create events in the namespace, and t
 also to list and patch nodes.
 
 Exit codes: 0 if no pod is left that needs another image and no node has the taint, 1 otherwise.`,
-		Example: `  init-hook heal
-  init-hook heal --dry-run --output json`,
+		Example: `  zarf-registry heal
+  zarf-registry heal --dry-run --output json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}

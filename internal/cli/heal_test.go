@@ -30,17 +30,17 @@ func TestHeal(t *testing.T) {
 		err     string
 		silent  bool
 	}{
-		"nothing to do": {healFlags{output: "text"}, `{"items":[]}`, images, 0, 0,
+		"nothing to do": {healFlags{output: "table"}, `{"items":[]}`, images, 0, 0,
 			"no pod of the release needs another image\n", "", false},
-		"a pod is healed": {healFlags{output: "text"}, pod, images, 0, 1,
+		"a pod is healed": {healFlags{output: "table"}, pod, images, 0, 1,
 			"p healed: node n1 does not have image a/pause:1: replaced with b/pause:2, which it has\n", "", false},
-		"dry": {healFlags{output: "text", dryRun: true}, pod, images, 0, 1, "p would be healed: ", "", false},
+		"dry": {healFlags{output: "table", dryRun: true}, pod, images, 0, 1, "p would be healed: ", "", false},
 		"as JSON": {healFlags{output: "json"}, pod, images, 0, 1, `"action": "replace",
       "before": "a/pause:1",
       "image": "b/pause:2",`, "", false},
-		"a pod that changes all the time": {healFlags{output: "text"}, pod, images, 422, 10, "run the command again",
+		"a pod that changes all the time": {healFlags{output: "table"}, pod, images, 422, 10, "run the command again",
 			"1 problems", true},
-		"no right": {healFlags{output: "text"}, pod, images, 403, 1, "", "policy says no (HTTP 403)", false},
+		"no right": {healFlags{output: "table"}, pod, images, 403, 1, "", "policy says no (HTTP 403)", false},
 	} {
 		t.Run(description, func(t *testing.T) {
 			patches, events := 0, 0
@@ -113,9 +113,9 @@ func TestHealRemovesTheStartupTaint(t *testing.T) {
 		out   string
 		err   string
 	}{
-		"removed": {healFlags{output: "text"}, fmt.Sprintf(node, "n1", "True"),
+		"removed": {healFlags{output: "table"}, fmt.Sprintf(node, "n1", "True"),
 			"no pod of the release needs another image\nnode n1 lost taint a: pods can pull on it\n", ""},
-		"dry": {healFlags{output: "text", dryRun: true}, fmt.Sprintf(node, "n1", "True") + "," + fmt.Sprintf(node, "n2", "False"),
+		"dry": {healFlags{output: "table", dryRun: true}, fmt.Sprintf(node, "n1", "True") + "," + fmt.Sprintf(node, "n2", "False"),
 			"node n1 would lose taint a: pods can pull on it\nnode n2 keeps taint a: the node is not ready\n", "1 problems"},
 		"as JSON": {healFlags{output: "json"}, fmt.Sprintf(node, "n1", "True"), `"node": "n1",
       "action": "remove",

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -48,7 +49,7 @@ func (f *hookFlags) prepare() *cobra.Command {
 would prevent the installation, creates certificates and credentials, writes the programs' payload
 into ConfigMaps and records the desired mode. It does not change what is already right, so it can
 run again at any time.`,
-		Example: `  init-hook prepare --settings "$(cat settings.json)"`,
+		Example: `  zarf-registry prepare --settings "$(cat settings.json)"`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd, (*hook.Hook).Prepare)
@@ -66,7 +67,7 @@ func (f *hookFlags) finish() *cobra.Command {
 project's own images into the registry, waits until nodes are configured, and runs a pod on every
 node whose image is pulled through the loopback address. Only then it records the mode as current
 and removes what the previous mode left.`,
-		Example: `  init-hook finish --settings "$(cat settings.json)"`,
+		Example: `  zarf-registry finish --settings "$(cat settings.json)"`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd, (*hook.Hook).Finish)
@@ -82,7 +83,7 @@ func (f *hookFlags) cleanup() *cobra.Command {
 		Short: "Remove everything that prepare and finish created, except the registry's data",
 		Long: `cleanup runs before the release is uninstalled. After helm uninstall --no-hooks, run it by hand: the
 name of the release replaces the settings of the chart.`,
-		Example: `  init-hook cleanup --namespace zarf`,
+		Example: `  zarf-registry cleanup --namespace zarf`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd, (*hook.Hook).Cleanup)
@@ -99,15 +100,17 @@ name of the release replaces the settings of the chart.`,
 	return cmd
 }
 
-// parseJob reads the settings from the arguments of the rendered prepare Job, its command first.
+// parseJob reads the settings from the arguments of a rendered Job, its command first.
 func parseJob(args []string) (settings.Settings, error) {
 	f := &hookFlags{}
-	cmd := f.prepare()
-	if len(args) == 0 || args[0] != cmd.Name() {
+	jobs := []*cobra.Command{f.prepare(), f.cleanup()}
+	i := slices.IndexFunc(jobs, func(cmd *cobra.Command) bool { return len(args) > 0 && args[0] == cmd.Name() })
+	if i < 0 {
 		return settings.Settings{}, fmt.Errorf("no Job of the chart has the arguments %q", args)
 	}
+	cmd := jobs[i]
 	if err := cmd.ParseFlags(args[1:]); err != nil {
-		return settings.Settings{}, fmt.Errorf("the chart passes %s an argument that this init-hook does not support: "+
+		return settings.Settings{}, fmt.Errorf("the chart passes %s an argument that this program does not support: "+
 			"use the chart of the same version: %w", args[0], err)
 	}
 	if err := cmd.ValidateArgs(cmd.Flags().Args()); err != nil {

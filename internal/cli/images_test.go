@@ -38,7 +38,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/dockerdaemon/dockerdaemontest"
 )
 
-// imageCommand runs a command line of init-hook images on a machine without a
+// imageCommand runs a command line of zarf-registry images on a machine without a
 // cluster, with a cache and a home of its own.
 type imageCommand struct {
 	t    *testing.T
@@ -257,7 +257,7 @@ func TestImagesGoFromRegistryToArchiveToRegistry(t *testing.T) {
 		0o600); err != nil {
 		t.Fatal(err)
 	}
-	out := c.run("pull", "-f", list, from.host()+"/team/single:2", "-o", archive, "--plain-http", "--platform", "all")
+	out := c.run("pull", "-f", list, from.host()+"/team/single:2", "--out", archive, "--plain-http", "--platform", "all")
 	same(t, "pull prints", out, from.host()+"/team/single:2\n"+from.host()+"/team/multi:1\n")
 
 	to := newTestRegistry(t, true, "robot", "a long secret")
@@ -289,7 +289,7 @@ func TestZarfTags(t *testing.T) {
 	from, to := newTestRegistry(t, false, "", ""), newTestRegistry(t, false, "", "")
 	digest := from.put(t, "team/app:1", runtime.GOARCH)
 	archive := filepath.Join(c.home, "app.tar")
-	c.run("pull", from.host()+"/team/app:1", "-o", archive, "--plain-http")
+	c.run("pull", from.host()+"/team/app:1", "--out", archive, "--plain-http")
 	name := "zarf.dev/team/app:1"
 	pushed := to.host() + "/team/app:1\n" + to.host() + "/team/app:1-zarf-2854962264\n"
 	for _, args := range [][]string{
@@ -306,9 +306,9 @@ func TestResultsAsJSON(t *testing.T) {
 	from, to := newTestRegistry(t, false, "", ""), newTestRegistry(t, false, "", "")
 	digest := from.put(t, "app:1", runtime.GOARCH)
 	for name, args := range map[string][]string{
-		"pull to a layout": {"pull", from.host() + "/app:1", "-o", filepath.Join(c.home, "layout"), "--plain-http",
+		"pull to a layout": {"pull", from.host() + "/app:1", "--out", filepath.Join(c.home, "layout"), "--plain-http",
 			"--no-cache"},
-		"pull to an archive": {"pull", from.host() + "/app:1", "-o", filepath.Join(c.home, "a.tar"), "--plain-http",
+		"pull to an archive": {"pull", from.host() + "/app:1", "--out", filepath.Join(c.home, "a.tar"), "--plain-http",
 			"--no-cache"},
 		"copy": {"copy", from.host() + "/app:1", "--to", to.host(), "--plain-http", "--from-plain-http", "--no-cache"},
 	} {
@@ -355,7 +355,7 @@ func TestPullingAgainTakesWhatIsThere(t *testing.T) {
 	}
 	from.front.Store(&count)
 	pull := func(out string) {
-		c.run("pull", from.host()+"/app:1", "--plain-http", "-o", filepath.Join(c.home, out))
+		c.run("pull", from.host()+"/app:1", "--plain-http", "--out", filepath.Join(c.home, out))
 	}
 	pull("first")
 	if blobs.Load() == 0 {
@@ -403,14 +403,14 @@ func TestCredentialsComeFromWhereUsersLoggedIn(t *testing.T) {
 		` && echo '{"ServerURL":"'$host'","Username":"robot","Secret":"from a keychain"}'`)
 	c := newImageCommand(t, map[string]string{".docker/config.json": `{"credHelpers":{"` + from.host() + `":"fake"}}`})
 	from.put(t, "app:1", runtime.GOARCH)
-	c.run("pull", from.host()+"/app:1", "--ca-file", from.caFile(t), "-o", filepath.Join(c.home, "out"))
+	c.run("pull", from.host()+"/app:1", "--ca-file", from.caFile(t), "--out", filepath.Join(c.home, "out"))
 
 	c = newImageCommand(t, map[string]string{"run/containers/auth.json": loggedIn(from.host(), "robot",
 		"from a keychain")})
-	c.run("pull", from.host()+"/app:1", "--ca-file", from.caFile(t), "-o", filepath.Join(c.home, "out"))
+	c.run("pull", from.host()+"/app:1", "--ca-file", from.caFile(t), "--out", filepath.Join(c.home, "out"))
 
 	c = newImageCommand(t, map[string]string{".docker/config.json": `{"credHelpers":{"` + from.host() + `":"absent"}}`})
-	message, _ := c.fails(1, "", "pull", from.host()+"/app:1", "--ca-file", from.caFile(t), "-o",
+	message, _ := c.fails(1, "", "pull", from.host()+"/app:1", "--ca-file", from.caFile(t), "--out",
 		filepath.Join(c.home, "out"))
 	if !strings.Contains(message, "credential helper docker-credential-absent, configured for "+from.host()+" in "+c.home+
 		"/.docker/config.json: not in PATH") {
@@ -440,7 +440,7 @@ func TestRegistriesThatCannotBeReachedSayWhatToDo(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.t = t
-			message, printed := c.fails(1, tc.stdin, append([]string{"pull", "-o", out, "--platform", "all", "--retries", "0"},
+			message, printed := c.fails(1, tc.stdin, append([]string{"pull", "--out", out, "--platform", "all", "--retries", "0"},
 				tc.args...)...)
 			if !strings.Contains(message, tc.want) || strings.Contains(message, "wrong one") || printed != "" {
 				t.Errorf("it prints %q and says\n%swant %q", printed, message, tc.want)
@@ -484,7 +484,7 @@ func TestAJSONLogIsJSONAlone(t *testing.T) {
 	from.put(t, "app:1", runtime.GOARCH)
 	from.put(t, "other:1", runtime.GOARCH)
 	code, _, errOut := c.context(t.Context(), "", "pull", from.host()+"/app:1", from.host()+"/other:1", "--plain-http",
-		"-o", filepath.Join(c.home, "a.tar"), "--log-format", "json")
+		"--out", filepath.Join(c.home, "a.tar"), "--log-format", "json")
 	if code != 0 || !strings.Contains(errOut, `"msg":"2 images, `) ||
 		!strings.Contains(errOut, `"msg":"`+from.host()+"/app:1: ") {
 		t.Errorf("exit code %d\n%s", code, errOut)
@@ -510,7 +510,7 @@ func TestAnInterruptedRunSaysHowToGoOn(t *testing.T) {
 		return false
 	}
 	from.front.Store(&stop)
-	args := []string{"pull", from.host() + "/app:1", "--plain-http", "-o", filepath.Join(c.home, "a.tar")}
+	args := []string{"pull", from.host() + "/app:1", "--plain-http", "--out", filepath.Join(c.home, "a.tar")}
 	code, out, errOut := c.context(ctx, "", args...)
 	if code != 1 || out != "" ||
 		!strings.HasSuffix(errOut, "Error: interrupted: run the same command again to continue\n") {
@@ -551,7 +551,7 @@ func TestImagesComeFromTheDockerEngine(t *testing.T) {
 		}
 	}
 	archive := filepath.Join(c.home, "app.tar")
-	same(t, "pull prints", c.run("pull", "docker-daemon:team/app:1", "-o", archive), "docker.io/team/app:1\n")
+	same(t, "pull prints", c.run("pull", "docker-daemon:team/app:1", "--out", archive), "docker.io/team/app:1\n")
 	for _, source := range []string{archive, "docker-daemon:team/app:1"} {
 		if out := c.run("list", source); !strings.Contains(out, "docker.io/team/app:1") || !strings.Contains(out, pushed) ||
 			strings.Contains(out, "other") {
@@ -619,7 +619,7 @@ current-context: a
 	from := newTestRegistry(t, false, "", "")
 	from.putIndex(t, "app:1")
 	pull := func(more ...string) []string {
-		return append([]string{"pull", from.host() + "/app:1", "--plain-http", "-o", filepath.Join(c.home, "app.tar")},
+		return append([]string{"pull", from.host() + "/app:1", "--plain-http", "--out", filepath.Join(c.home, "app.tar")},
 			more...)
 	}
 	for _, more := range [][]string{{"--kubeconfig", kubeconfig}, nil} {
@@ -653,7 +653,7 @@ func TestListShowsWhatIsThere(t *testing.T) {
 	index := reg.putIndex(t, "team/multi:1")
 	single := reg.put(t, "team/single:2", "amd64")
 	archive := filepath.Join(c.home, "one.tar")
-	c.pipe("secret", "pull", "-o", archive, "--ca-file", reg.caFile(t), "--username", "robot", "--password-stdin",
+	c.pipe("secret", "pull", "--out", archive, "--ca-file", reg.caFile(t), "--username", "robot", "--password-stdin",
 		reg.host()+"/team/single:2", "--platform", "all")
 
 	from := []string{"list", "--from", reg.host(), "--ca-file", reg.caFile(t), "--username", "robot", "--password-stdin"}
@@ -748,7 +748,7 @@ func TestTheCacheIsLookedAfter(t *testing.T) {
 	c := newImageCommand(t, nil)
 	from := newTestRegistry(t, false, "", "")
 	from.put(t, "app:1", runtime.GOARCH)
-	c.run("pull", from.host()+"/app:1", "--plain-http", "-o", filepath.Join(c.home, "out.tar"))
+	c.run("pull", from.host()+"/app:1", "--plain-http", "--out", filepath.Join(c.home, "out.tar"))
 	cache := filepath.Join(c.home, "cache")
 
 	var info struct {
@@ -815,7 +815,7 @@ func TestTheCacheIsWhereUsersWantIt(t *testing.T) {
 		return err == nil
 	}
 	pull := func(args ...string) {
-		c.run(append([]string{"pull", from.host() + "/app:1", "--plain-http", "-o", filepath.Join(c.home, "out.tar")},
+		c.run(append([]string{"pull", from.host() + "/app:1", "--plain-http", "--out", filepath.Join(c.home, "out.tar")},
 			args...)...)
 	}
 	pull("--no-cache")
@@ -887,7 +887,7 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 	if err := os.Mkdir(directory, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	pull := func(args ...string) []string { return append([]string{"pull", "nginx", "-o", out}, args...) }
+	pull := func(args ...string) []string { return append([]string{"pull", "nginx", "--out", out}, args...) }
 	push := func(args ...string) []string { return append([]string{"push", "app.tar"}, args...) }
 	duplicate := func(args ...string) []string { return append([]string{"copy", "nginx"}, args...) }
 	for name, tc := range map[string]struct {
@@ -907,7 +907,7 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 		"a size without an end": {pull("--cache-size", "9EB"),
 			`invalid argument "9EB" for "--cache-size" flag: want a size such as 20GB, 1.5TB or 500MiB`},
 		"an unknown flag":       {pull("--colour"), "unknown flag: --colour"},
-		"an unknown output":     {pull("--output", "yaml"), `invalid --output "yaml": want text or json`},
+		"an unknown output":     {pull("--output", "xml"), `invalid --output "xml": want table, json or yaml`},
 		"an unknown log format": {push("--log-format", "xml"), `invalid --log-format "xml": want json, text or auto`},
 		"a namespace":           {push("-n", "Not_One"), `invalid namespace "Not_One": want a DNS label`},
 		"a release":             {duplicate("--release", "Not One"), `invalid release name "Not One"`},
@@ -916,22 +916,22 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 			`--platform: platform "amd64": want OS/ARCHITECTURE as in linux/amd64, several separated by commas, or all`},
 		"a cache and none": {pull("--no-cache", "--cache-size", "1GB"),
 			"--no-cache cannot be combined with --cache-dir or --cache-size"},
-		"nothing to pull": {[]string{"pull", "-o", out},
+		"nothing to pull": {[]string{"pull", "--out", out},
 			"no images given: name them as arguments or in a list with --file"},
 		"nothing to copy": {[]string{"copy"}, "no images given: name them as arguments or in a list with --file"},
 		"nothing to push": {[]string{"push"},
 			"nothing to push: name archives, layout directories or docker-daemon:NAME"},
 		"no place to pull to": {[]string{"pull", "nginx"},
 			"--out is required: want a layout directory, or an archive that ends in .tar"},
-		"a compressed archive": {[]string{"pull", "nginx", "-o", out + ".tar.gz"},
+		"a compressed archive": {[]string{"pull", "nginx", "--out", out + ".tar.gz"},
 			"invalid --out " + out + ".tar.gz: archives are not compressed, because layers already are: use .tar"},
-		"a file for a layout": {[]string{"pull", "nginx", "-o", noPEM},
+		"a file for a layout": {[]string{"pull", "nginx", "--out", noPEM},
 			"invalid --out " + noPEM + ": it is a file; archives end in .tar, and layouts are directories"},
-		"a directory for an archive": {[]string{"pull", "nginx", "-o", directory},
+		"a directory for an archive": {[]string{"pull", "nginx", "--out", directory},
 			"invalid --out " + directory + ": it ends in .tar, but is a directory"},
-		"no directory for it": {[]string{"pull", "nginx", "-o", out + "/deep/layout"},
+		"no directory for it": {[]string{"pull", "nginx", "--out", out + "/deep/layout"},
 			"invalid --out " + out + "/deep/layout: directory " + out + "/deep does not exist"},
-		"no reference": {[]string{"pull", "https://ghcr.io/a", "-o", out},
+		"no reference": {[]string{"pull", "https://ghcr.io/a", "--out", out},
 			`image reference "https://ghcr.io/a": invalid reference format`},
 		"no reference in a list": {pull("-f", badList), "--file: " + badList +
 			`:2: image reference "my nginx": invalid reference format`},
@@ -943,7 +943,7 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 		"stdin twice": {pull("-f", "-", "-f", "-"),
 			"--file: stdin can be read only once: for the password or for one list of references"},
 		"a name without a password": {pull("--username", "u"),
-			`--username requires --password-stdin: echo "$PASSWORD" | init-hook … --username NAME --password-stdin`},
+			`--username requires --password-stdin: echo "$PASSWORD" | zarf-registry … --username NAME --password-stdin`},
 		"a password without a name": {push("--password-stdin"), "--password-stdin requires --username"},
 		"no password": {pull("--username", "u", "--password-stdin"),
 			"--password-stdin: stdin is empty: pipe the password into it"},
@@ -1006,7 +1006,7 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 			`invalid argument "-1h" for "--older-than" flag: want a duration such as 90m, 720h or 30d`},
 		"prune to a word": {[]string{"cache", "prune", "--size", "little"},
 			`invalid argument "little" for "--size" flag: want a size such as 20GB, 1.5TB or 500MiB`},
-		"an output for the cache": {[]string{"cache", "info", "--output", "wide"}, `invalid --output "wide": want text or json`},
+		"an output for the cache": {[]string{"cache", "info", "--output", "wide"}, `invalid --output "wide": want table, json or yaml`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.t = t
@@ -1029,7 +1029,7 @@ func TestArchivesInPieces(t *testing.T) {
 	from, to := newTestRegistry(t, false, "", ""), newTestRegistry(t, false, "", "")
 	single := from.put(t, "team/single:2", "amd64")
 	archive := filepath.Join(c.home, "images.tar")
-	c.run("pull", from.host()+"/team/single:2", "-o", archive, "--split", "1MiB", "--plain-http", "--platform", "all")
+	c.run("pull", from.host()+"/team/single:2", "--out", archive, "--split", "1MiB", "--plain-http", "--platform", "all")
 	if _, err := os.Stat(archive); err == nil {
 		t.Error("the archive is in one file")
 	}

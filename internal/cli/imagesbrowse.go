@@ -40,12 +40,12 @@ func newImagesBrowse() *cobra.Command {
 with their layers, signatures, SBOMs and users, nodes, certificates and storage. They are
 read-only, and load nothing from the internet.
 
-The connection to the cluster is that of init-hook images list. Only who knows the printed
+The connection to the cluster is that of zarf-registry images list. Only who knows the printed
 URL can open the pages.
 
 Exit codes: 0 when it is interrupted, 1 on failure.`,
-		Example: `  init-hook images browse
-  init-hook images browse --port 8080`,
+		Example: `  zarf-registry images browse
+  zarf-registry images browse --port 8080`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}

@@ -34,8 +34,8 @@ func newCacheInfo() *cobra.Command {
 		Short: "Show the cache's directory, size and last use",
 		Long: `info shows the directory of the cache, its size, the size of interrupted downloads, which a
 later run resumes, and when its blobs were used. It removes nothing.`,
-		Example: `  init-hook images cache info
-  init-hook images cache info --output json | jq .bytes`,
+		Example: `  zarf-registry images cache info
+  zarf-registry images cache info --output json | jq .bytes`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd, func(ctx context.Context, store *blobstore.Store, _ *imageRun) error {
@@ -74,8 +74,8 @@ they are downloaded again when needed. Running it is optional: blobs are verifie
 anyway, unchanged files once a day.
 
 Exit codes: 0 if all blobs are intact, 1 if some were damaged or verify failed.`,
-		Example: `  init-hook images cache verify
-  init-hook images cache verify --output json | jq -r '.corrupt[]'`,
+		Example: `  zarf-registry images cache verify
+  zarf-registry images cache verify --output json | jq -r '.corrupt[]'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd, func(ctx context.Context, store *blobstore.Store, r *imageRun) error {
@@ -115,9 +115,9 @@ func newCachePrune() *cobra.Command {
 		Long: `prune removes blobs and interrupted downloads from the cache, the least recently used first:
 down to a size, beyond an age, both, or all. It may remove a blob that another process is
 about to use; that process downloads it again. Downloads in progress are kept.`,
-		Example: `  init-hook images cache prune --size 5GB
-  init-hook images cache prune --older-than 30d --dry-run
-  init-hook images cache prune --all`,
+		Example: `  zarf-registry images cache prune --size 5GB
+  zarf-registry images cache prune --older-than 30d --dry-run
+  zarf-registry images cache prune --all`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.checkPrune(cmd); err != nil {

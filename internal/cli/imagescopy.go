@@ -49,10 +49,10 @@ If the images do not fit into the cluster's registry, nothing is sent.
 
 Exit codes: 0 if all images are in the registry, 1 if one failed, 3 if the command line is
 invalid or the images do not fit.`,
-		Example: `  init-hook images copy nginx:1.27
-  init-hook images copy -f images.txt --platform all --referrers
-  echo "$TOKEN" | init-hook images copy ghcr.io/team/app:1 --username robot --password-stdin
-  init-hook images copy --to registry.example.com:5000 --prefix mirror nginx:1.27`,
+		Example: `  zarf-registry images copy nginx:1.27
+  zarf-registry images copy -f images.txt --platform all --referrers
+  echo "$TOKEN" | zarf-registry images copy ghcr.io/team/app:1 --username robot --password-stdin
+  zarf-registry images copy --to registry.example.com:5000 --prefix mirror nginx:1.27`,
 		ValidArgsFunction: completeReferences,
 		RunE:              func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}

@@ -32,14 +32,14 @@ unless another image needs these, and then collects garbage.
 A tag is deleted with its image, or alone if the image has other tags. A digest is deleted with
 all of its tags.
 
-delete refuses to delete images that a workload uses, as init-hook images prune defines it,
+delete refuses to delete images that a workload uses, as zarf-registry images prune defines it,
 unless --force is given.
 
 Exit codes: 0 on success, 1 on failure, 3 if nothing was deleted because a reference is
 invalid, unknown or in use.`,
-		Example: `  init-hook images delete 127.0.0.1:31999/team/app:1
-  init-hook images delete team/app:1 team/app:2 --dry-run
-  init-hook images delete team/app@sha256:6f4d…`,
+		Example: `  zarf-registry images delete 127.0.0.1:31999/team/app:1
+  zarf-registry images delete team/app:1 team/app:2 --dry-run
+  zarf-registry images delete team/app@sha256:6f4d…`,
 		Args: minimumArgs(1, "nothing to delete: name images by tag or digest"),
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
@@ -79,7 +79,7 @@ func (f *deleteFlags) choose(content *catalog.Catalog, used *workloads.Set, args
 	for i, n := range names {
 		at := slices.IndexFunc(decisions, func(d catalog.Decision) bool { return isNamed(args[i], n, d.Image) })
 		if at < 0 {
-			errs = append(errs, fmt.Errorf("%s: not found; init-hook images list --untagged lists what exists", args[i]))
+			errs = append(errs, fmt.Errorf("%s: not found; zarf-registry images list --untagged lists what exists", args[i]))
 			continue
 		}
 		whole[at] = whole[at] || n.Digest != ""

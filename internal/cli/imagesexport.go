@@ -26,15 +26,15 @@ func newImagesExport() *cobra.Command {
 registry into an OCI archive (--out ends in .tar) or an OCI layout directory: as a backup, or
 to move to another registry. The registry's own repositories, zarf-registry/, are left out.
 
-init-hook images push restores it, into this or another registry, under the same names.
+zarf-registry images push restores it, into this or another registry, under the same names.
 
 What is pushed while export runs may be missing. An image that is deleted meanwhile is an
 error. Blobs are kept in the cache; to continue an interrupted export, run it again.
 
 Exit codes: 0 if everything is exported, 1 on failure, 3 if the command line is invalid.`,
-		Example: `  init-hook images export -o backup.tar
-  init-hook images export -o backup.tar --split 4G
-  init-hook images push backup.tar                    # restores it`,
+		Example: `  zarf-registry images export --out backup.tar
+  zarf-registry images export --out backup.tar --split 4G
+  zarf-registry images push backup.tar                    # restores it`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}

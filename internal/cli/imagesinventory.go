@@ -24,20 +24,20 @@ func newImagesInventory() *cobra.Command {
 		Short: "Write which blobs the cluster's registry has, so that pulls outside leave them out",
 		Long: `inventory writes a list of all blobs in the cluster's registry, of six bytes each: a registry
 with 1,000 images fits into 100 kB. It names no images. Carry it outside, where
-init-hook images pull --have leaves out what it lists; init-hook images push then completes
+zarf-registry images pull --have leaves out what it lists; zarf-registry images push then completes
 the images from what the registry has.
 
 Blobs that are no longer needed, and which garbage collection may remove, are not listed.
 
 Exit codes: 0 on success, 1 on failure, 3 if the command line is invalid.`,
-		Example: `  init-hook images inventory --out inventory.bin
-  init-hook images pull -f images.txt --have inventory.bin -o thin.tar   # outside
-  init-hook images push thin.tar                                         # inside`,
+		Example: `  zarf-registry images inventory --out inventory.bin
+  zarf-registry images pull -f images.txt --have inventory.bin --out thin.tar   # outside
+  zarf-registry images push thin.tar                                         # inside`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
 	f.cluster.register(cmd.Flags())
-	cmd.Flags().StringVarP(&f.out, "out", "o", "", "`FILE` to write, or - for stdout")
+	cmd.Flags().StringVar(&f.out, "out", "", "`FILE` to write, or - for stdout")
 	return cmd
 }
 

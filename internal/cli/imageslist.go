@@ -42,18 +42,18 @@ are not listed.
 
 Of the cluster's registry, it also shows the bytes that no other image shares, the numbers of
 signatures and SBOMs, when the image was last pushed, and which workloads use it, as
-init-hook images prune --help defines it. --repositories adds up each repository.
+zarf-registry images prune --help defines it. --repositories adds up each repository.
 
 Many registries do not support listing repositories, among them Docker Hub and ghcr.io.
 
 Manifests are kept in the cache.
 
 Exit codes: 0 on success, 1 on failure, 3 if the command line is invalid.`,
-		Example: `  init-hook images list
-  init-hook images list --repositories
-  init-hook images list app.tar
-  init-hook images list --from registry.example.com:5000
-  init-hook images list --output json | jq -r '.[] | select(.usedBy == []).reference'`,
+		Example: `  zarf-registry images list
+  zarf-registry images list --repositories
+  zarf-registry images list app.tar
+  zarf-registry images list --from registry.example.com:5000
+  zarf-registry images list --output json | jq -r '.[] | select(.usedBy == []).reference'`,
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
 	flags := cmd.Flags()

@@ -61,16 +61,16 @@ rewritten references lead to, or the tag that Zarf makes of it; and if that has 
 of all nodes. What belongs to the registry itself does not count, nor do the workloads of
 kube-system, whose images come with the nodes (--exclude-namespace).
 
---output list prints the missing references for init-hook images pull -f. Those that name
+--output list prints the missing references for zarf-registry images pull -f. Those that name
 only the registry itself are comments: where their images come from is not known.
 
 Exit codes: 0 if nothing is missing, 1 if something is or on failure, 3 if nothing was tried,
 because the command line or a manifest is invalid.`,
-		Example: `  helm template shop ./shop | init-hook images missing -
-  init-hook images missing manifests/ crds.yaml
-  init-hook images missing -o list > images.txt
-  init-hook images pull -f images.txt -o images.tar   # outside
-  kubectl get prometheuses,alertmanagers -A -o yaml | init-hook images missing -`,
+		Example: `  helm template shop ./shop | zarf-registry images missing -
+  zarf-registry images missing manifests/ crds.yaml
+  zarf-registry images missing -o list > images.txt
+  zarf-registry images pull -f images.txt --out images.tar   # outside
+  kubectl get prometheuses,alertmanagers -A -o yaml | zarf-registry images missing -`,
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
 	flags := cmd.Flags()

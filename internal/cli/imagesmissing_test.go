@@ -132,7 +132,7 @@ func TestMissingImagesArePrinted(t *testing.T) {
 		"docker.io/team/rewritten:1", "127.0.0.1:31999/team/rewritten:1",
 		"docker.io/library/redis:8", "127.0.0.1:31999/library/redis:8-zarf-1028528839",
 		"127.0.0.1:31999/zarf-registry/init-hook:0.0.1"}
-	out, log, err := missing(t, "text", false, refs...)
+	out, log, err := missing(t, "table", false, refs...)
 	same(t, "text", out, `REFERENCE                                        IN THE REGISTRY      NEEDED BY
 127.0.0.1:31999/library/redis:8-zarf-1028528839  no                   Pod p10
 127.0.0.1:31999/team/lost:1                      no                   Pod p6
@@ -176,14 +176,14 @@ quay.io/team/single:1  # Pod p0
 		t.Error(diff)
 	}
 
-	for output, want := range map[string]string{"text": "0 of 1 images missing\n", "list": "",
+	for output, want := range map[string]string{"table": "0 of 1 images missing\n", "list": "",
 		"json": "{\n  \"platforms\": [\n    \"linux/amd64\",\n    \"linux/arm64\"\n  ],\n  \"references\": 1,\n" +
 			"  \"missing\": 0,\n  \"images\": []\n}\n"} {
 		if out, log, err := missing(t, output, false, refs[1]); err != nil || out != want || log != "" {
 			t.Errorf("%s of no missing images: %q, log %q, error %v", output, out, log, err)
 		}
 	}
-	if out, _, err := missing(t, "text", false, refs[4]); err != nil || !strings.Contains(out, "0 of 0") {
+	if out, _, err := missing(t, "table", false, refs[4]); err != nil || !strings.Contains(out, "0 of 0") {
 		t.Errorf("a possible image: error %v, output %s", err, out)
 	}
 }
@@ -270,7 +270,7 @@ func TestInvalidSearchesAreRefused(t *testing.T) {
 		{[]string{values}, values + ": document 1: not a Kubernetes manifest"},
 		{[]string{values + "x"}, "no such file"},
 		{[]string{"-"}, "no Kubernetes manifest in -"},
-		{[]string{"--output=yaml"}, "want text, json or list"},
+		{[]string{"--output=xml"}, "want table, json, yaml or list"},
 		{[]string{"--platform=amd64"}, "--platform"},
 		{[]string{"--prefix=A"}, "prefix"},
 		{[]string{"--namespace=A"}, "amespace"},

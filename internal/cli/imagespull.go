@@ -31,7 +31,7 @@ func newImagesPull() *cobra.Command {
 		Use:   "pull REFERENCE...",
 		Short: "Pull images into an OCI layout directory or archive",
 		Long: `pull downloads images from registries into an OCI layout directory or, if --out ends in
-.tar, into an OCI archive. init-hook images push, skopeo, crane and ORAS can read both. Any
+.tar, into an OCI archive. zarf-registry images push, skopeo, crane and ORAS can read both. Any
 OCI artifact can be pulled: container images, indexes, Helm charts, signatures.
 
 References have the form of docker pull: nginx means docker.io/library/nginx:latest.
@@ -43,10 +43,10 @@ completely. A missing image is an error before anything is transferred.
 Images in an existing layout are kept, except those with the same name. An existing archive
 is replaced once all images are complete.
 
-With --have, an archive is thin: it leaves out what init-hook images inventory has listed in
-the cluster. Only init-hook images push reads it.
+With --have, an archive is thin: it leaves out what zarf-registry images inventory has listed in
+the cluster. Only zarf-registry images push reads it.
 
-With --split, an archive consists of pieces: OUT.001 and so on. init-hook images push and list
+With --split, an archive consists of pieces: OUT.001 and so on. zarf-registry images push and list
 accept any of them if all are in the same directory, under any names; they verify each, and
 name those that are missing or damaged.
 
@@ -61,18 +61,18 @@ names, digests, bytes and seconds of each image. If an image fails, the images a
 layout are still printed. Progress goes to stderr.
 
 Exit codes: 0 if all images were pulled, 1 if one failed, 3 if the command line is invalid.`,
-		Example: `  init-hook images pull nginx:1.27 ghcr.io/stefanprodan/podinfo:6.7.1 -o images.tar
-  init-hook images pull -f images.txt -o layout --platform linux/amd64,linux/arm64
-  init-hook images pull --referrers ghcr.io/stefanprodan/charts/podinfo:6.7.1 -o chart.tar
-  init-hook images pull -f images.txt --have inventory.bin -o thin.tar
-  init-hook images pull -f images.txt -o app.tar --split 4G
-  init-hook images pull docker-daemon:team/app:1 -o app.tar`,
+		Example: `  zarf-registry images pull nginx:1.27 ghcr.io/stefanprodan/podinfo:6.7.1 --out images.tar
+  zarf-registry images pull -f images.txt --out layout --platform linux/amd64,linux/arm64
+  zarf-registry images pull --referrers ghcr.io/stefanprodan/charts/podinfo:6.7.1 --out chart.tar
+  zarf-registry images pull -f images.txt --have inventory.bin --out thin.tar
+  zarf-registry images pull -f images.txt --out app.tar --split 4G
+  zarf-registry images pull docker-daemon:team/app:1 --out app.tar`,
 		ValidArgsFunction: completeReferences,
 		RunE:              func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
 	f.register(cmd.Flags())
 	cmd.Flags().StringVar(&f.have, "have", "",
-		"leave out of an archive what the registry has, by the inventory in `FILE` (init-hook images inventory)")
+		"leave out of an archive what the registry has, by the inventory in `FILE` (zarf-registry images inventory)")
 	f.selectionFlags(cmd)
 	f.transferFlags(cmd.Flags())
 	f.cacheFlags(cmd)
@@ -181,7 +181,7 @@ type archiveFlags struct {
 }
 
 func (f *archiveFlags) register(flags *pflag.FlagSet) {
-	flags.StringVarP(&f.out, "out", "o", "",
+	flags.StringVar(&f.out, "out", "",
 		"`PATH` of the output: an archive if it ends in .tar, otherwise a layout directory")
 	sizeFlag(flags, &f.split, "split", "", "write an archive in pieces of at most `SIZE`, such as 4G, for media")
 }

@@ -82,7 +82,7 @@ Zarf's agent changes nginx in pods to library/nginx:latest-zarf-3793515731. With
 images are found under such tags too. Of a Zarf package, only the images are read; its
 checksums are verified, its signature is not.
 
-A thin archive, which init-hook images pull --have wrote, is completed with what the registry
+A thin archive, which zarf-registry images pull --have wrote, is completed with what the registry
 has. If something is missing, nothing is pushed, and the error names the images to pull again.
 
 Any piece of an archive that pull --split wrote stands for all of them in its directory, so
@@ -103,12 +103,12 @@ If the images do not fit into the cluster's registry, nothing is sent.
 
 Exit codes: 0 if all images are in the registry, 1 if one failed, 3 if the command line is
 invalid or the images do not fit.`,
-		Example: `  init-hook images push app.tar
-  init-hook images push --reference example.com/team/app:1 ./layout-directory
-  docker save nginx:1.27 -o nginx.tar && init-hook images push nginx.tar
-  init-hook images push docker-daemon:team/app:1
-  init-hook images push --to registry.example.com --prefix mirror images.tar
-  init-hook images push --zarf-tags zarf-package-podinfo-amd64-6.7.1.tar.zst`,
+		Example: `  zarf-registry images push app.tar
+  zarf-registry images push --reference example.com/team/app:1 ./layout-directory
+  docker save nginx:1.27 -o nginx.tar && zarf-registry images push nginx.tar
+  zarf-registry images push docker-daemon:team/app:1
+  zarf-registry images push --to registry.example.com --prefix mirror images.tar
+  zarf-registry images push --zarf-tags zarf-package-podinfo-amd64-6.7.1.tar.zst`,
 		Args: minimumArgs(1, "nothing to push: name archives, layout directories or "+images.DaemonPrefix+"NAME"),
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
@@ -204,7 +204,7 @@ func (r *imageRun) sources(ctx context.Context, sources []string, reference stri
 func (r *imageRun) open(ctx context.Context, path string) (*images.Source, error) {
 	source, err := images.Open(ctx, path)
 	if errors.Is(err, fs.ErrNotExist) && images.CheckReference(path) == nil {
-		err = fmt.Errorf("%w: push accepts archives and layout directories; use init-hook images copy for images in "+
+		err = fmt.Errorf("%w: push accepts archives and layout directories; use zarf-registry images copy for images in "+
 			"registries", err)
 	}
 	if err == nil {

@@ -203,7 +203,7 @@ func (f *removalFlags) print(w io.Writer, what *removal) error {
 	case what.DryRun && f.collect:
 		said = append(said, "garbage collection would free "+space.FormatBytes(what.Frees.Bytes))
 	case len(what.Images) > 0:
-		said = append(said, "init-hook garbage-collect "+frees+" "+space.FormatBytes(what.Frees.Bytes))
+		said = append(said, "zarf-registry garbage-collect "+frees+" "+space.FormatBytes(what.Frees.Bytes))
 	}
 	if what.Frees.LaterBytes > 0 {
 		said = append(said, fmt.Sprintf("%s more after the grace period of %s", space.FormatBytes(what.Frees.LaterBytes),

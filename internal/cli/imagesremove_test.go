@@ -102,9 +102,9 @@ func TestRemovalIsPrinted(t *testing.T) {
 		want   string
 	}{
 		{func() {}, "would delete 1 image with 1 manifest; garbage collection would free 1.0 kB"},
-		{func() { f.collect = false }, "would delete 1 image with 1 manifest; init-hook garbage-collect would free 1.0 kB"},
+		{func() { f.collect = false }, "would delete 1 image with 1 manifest; zarf-registry garbage-collect would free 1.0 kB"},
 		{func() { what.DryRun, what.Frees.LaterBytes = false, 5 },
-			"deleted 1 image with 1 manifest; init-hook garbage-collect frees 1.0 kB; 5 B more after the grace period of 1h0m0s"},
+			"deleted 1 image with 1 manifest; zarf-registry garbage-collect frees 1.0 kB; 5 B more after the grace period of 1h0m0s"},
 		{func() { what.Collected, what.Changed, what.Frees.LaterBytes = &gc.Result{Bytes: 990}, []string{"x"}, 0 },
 			"deleted 1 image with 0 manifests; garbage collection freed 990 B; 1 manifest pushed again meanwhile, and kept"},
 	} {
@@ -143,7 +143,7 @@ func TestInvalidRemovalsAreRefused(t *testing.T) {
 		{[]string{"prune", "--untagged", "--keep=A"}, "--keep"},
 		{[]string{"prune", "--untagged", "--keep-list=" + list}, "Bad Name"},
 		{[]string{"prune", "--untagged", "--keep-list=" + list + "x"}, "no such file"},
-		{[]string{"prune", "--untagged", "--output=yaml"}, "--output"},
+		{[]string{"prune", "--untagged", "--output=xml"}, "--output"},
 		{[]string{"prune", "--untagged", "--grace-period=-1h"}, "grace period"},
 		{[]string{"delete"}, "nothing to delete"},
 		{[]string{"delete", "Bad Name"}, "Bad Name"},

@@ -45,13 +45,13 @@ meanwhile. It removes nothing, but pulls of damaged content fail with status 404
 on, and pushes replace it. If this command, the registry or its node is interrupted, the next
 run continues where it ended.
 
-init-hook status shows the problems of the last complete run that were not repaired since.
+zarf-registry status shows the problems of the last complete run that were not repaired since.
 
 Exit codes: 0 if all content is intact, 1 if some is not or verify failed, 3 if the command
 line is invalid.`,
-		Example: `  init-hook images verify
-  init-hook images verify --rate 200M
-  init-hook images verify --output json | jq -r '.problems[].images[] | .repository + ":" + .tag'`,
+		Example: `  zarf-registry images verify
+  zarf-registry images verify --rate 200M
+  zarf-registry images verify --output json | jq -r '.problems[].images[] | .repository + ":" + .tag'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
@@ -107,7 +107,7 @@ func (f *verifyFlags) verify(
 			}
 		case e.Problem != nil:
 			what.Problems = append(what.Problems, *e.Problem)
-			if f.output == "text" {
+			if f.output == formatTable {
 				_, err := fmt.Fprintln(stdout, *e.Problem)
 				return err
 			}
@@ -127,7 +127,7 @@ func (f *verifyFlags) verify(
 		next = append(next, "Push these images again: "+strings.Join(images, " "))
 	}
 	if len(what.Problems) > 0 && len(next) == 0 {
-		next = append(next, "No image needs the damaged content: init-hook garbage-collect removes it.")
+		next = append(next, "No image needs the damaged content: zarf-registry garbage-collect removes it.")
 	}
 	return render(stdout, f.output, what, func(w io.Writer, v verified) error {
 		fmt.Fprintln(w, v.Result)

@@ -31,16 +31,16 @@ func TestImagesVerify(t *testing.T) {
 		out    string
 		err    string
 	}{
-		"everything is intact": {"text", 200, progress + result("0"), "read 3 blobs (2.0 kB): 0 problems\n", ""},
-		"content is damaged and missing": {"text", 200, damaged + progress + missing + result("2"),
+		"everything is intact": {"table", 200, progress + result("0"), "read 3 blobs (2.0 kB): 0 problems\n", ""},
+		"content is damaged and missing": {"table", 200, damaged + progress + missing + result("2"),
 			"damaged sha256:d a/b:v1 c@sha256:n\nmissing sha256:e a/b:v1\nread 3 blobs (2.0 kB): 2 problems\n\nnext\n" +
 				"  - Push these images again: a/b:v1 c@sha256:n\n", "1 problems"},
-		"garbage is damaged": {"text", 200, garbage + result("1"), "damaged sha256:g (no image needs it)\n" +
-			"read 3 blobs (2.0 kB): 1 problems\n\nnext\n  - No image needs the damaged content: init-hook garbage-collect " +
+		"garbage is damaged": {"table", 200, garbage + result("1"), "damaged sha256:g (no image needs it)\n" +
+			"read 3 blobs (2.0 kB): 1 problems\n\nnext\n  - No image needs the damaged content: zarf-registry garbage-collect " +
 			"removes it.\n", "1 problems"},
-		"a registry that fails":  {"text", 200, damaged + `{"error":"disk gone"}`, "damaged sha256:d", "disk gone"},
-		"one that stops early":   {"text", 200, progress, "", "stopped before it had finished"},
-		"another one is reading": {"text", 409, "already being read\n", "", "already being read"},
+		"a registry that fails":  {"table", 200, damaged + `{"error":"disk gone"}`, "damaged sha256:d", "disk gone"},
+		"one that stops early":   {"table", 200, progress, "", "stopped before it had finished"},
+		"another one is reading": {"table", 409, "already being read\n", "", "already being read"},
 		"as JSON":                {"json", 200, missing + result("1"), "", "1 problems"},
 		"intact, as JSON":        {"json", 200, result("0"), "", ""},
 	} {
@@ -83,7 +83,7 @@ func TestImagesVerify(t *testing.T) {
 }
 
 func TestImagesVerifyRefuses(t *testing.T) {
-	for _, args := range [][]string{{"--rate=0"}, {"--rate=fast"}, {"--output=yaml"}, {"--namespace=A"}} {
+	for _, args := range [][]string{{"--rate=0"}, {"--rate=fast"}, {"--output=xml"}, {"--namespace=A"}} {
 		var out, errOut bytes.Buffer
 		root := New(&out, &errOut)
 		root.SetArgs(append([]string{"images", "verify"}, args...))

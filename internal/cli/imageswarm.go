@@ -69,10 +69,10 @@ list events.
 
 Exit codes: 0 if each cache and node has all images, 1 if something failed, 3 if nothing was
 tried: an invalid reference, an image that the registry lacks, or neither caches nor nodes.`,
-		Example: `  init-hook images warm team/shop:2
-  init-hook images warm team/shop:2 --nodes node-role.kubernetes.io/worker
-  init-hook images warm -f images.txt --all-nodes --timeout 2h
-  init-hook images warm team/shop:2 --all-nodes -o json | jq '.nodes[] | select(.result == "failed")'`,
+		Example: `  zarf-registry images warm team/shop:2
+  zarf-registry images warm team/shop:2 --nodes node-role.kubernetes.io/worker
+  zarf-registry images warm -f images.txt --all-nodes --timeout 2h
+  zarf-registry images warm team/shop:2 --all-nodes -o json | jq '.nodes[] | select(.result == "failed")'`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE:              func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
@@ -179,7 +179,7 @@ func (s *imageSearch) stored(wanted []images.Name) (found []*catalog.Manifest, r
 		m, ours := s.locate(n)
 		switch {
 		case m == nil:
-			errs = append(errs, fmt.Errorf("the registry does not have %s: init-hook images list --untagged lists what it has",
+			errs = append(errs, fmt.Errorf("the registry does not have %s: zarf-registry images list --untagged lists what it has",
 				ours))
 		case m.Problem != "":
 			errs = append(errs, fmt.Errorf("%s cannot be read: %s: push it again", ours, m.Problem))

@@ -142,7 +142,7 @@ func TestWarmIsPrinted(t *testing.T) {
 	report := &warmReport{Caches: []pull.Result{{Name: "r-cache-1", Image: "a:1", Outcome: pull.Filled, Seconds: 1.25}},
 		Nodes: []pull.Result{{Name: "n1", Image: "a:1", Outcome: pull.Present}}}
 	var out bytes.Buffer
-	if err := printWarm(&out, "text", report); err != nil {
+	if err := printWarm(&out, "table", report); err != nil {
 		t.Error(err)
 	}
 	same(t, "text", out.String(), `CACHE      IMAGE  SECONDS  RESULT
@@ -152,14 +152,16 @@ n1         a:1    0.0      already there
 `)
 	report.Nodes[0] = pull.Result{Name: "n1", Image: "a:1", Outcome: pull.Failed, Message: "refused", Remedy: "help"}
 	out.Reset()
-	err := printWarm(&out, "text", report)
+	err := printWarm(&out, "table", report)
 	if _, quiet := errors.AsType[*silent](err); !quiet || !strings.HasSuffix(out.String(), "failed: refused; help\n") {
 		t.Errorf("error %v, output %s", err, &out)
 	}
-	out.Reset()
-	err = printWarm(&out, "json", report)
-	if _, quiet := errors.AsType[*silent](err); !quiet || !strings.Contains(out.String(), `"remedy": "help"`) {
-		t.Errorf("error %v, output %s", err, &out)
+	for output, want := range map[string]string{"json": `"remedy": "help"`, "yaml": "remedy: help\n"} {
+		out.Reset()
+		err = printWarm(&out, output, report)
+		if _, quiet := errors.AsType[*silent](err); !quiet || !strings.Contains(out.String(), want) {
+			t.Errorf("%s: error %v, output %s", output, err, &out)
+		}
 	}
 }
 

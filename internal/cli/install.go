@@ -29,7 +29,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
-// chartFlags are the flags of install and preflight: the release, and the values as in helm.
+// chartFlags name the release, and the values as in helm.
 type chartFlags struct {
 	namespace, release, chart string
 	access                    cluster.Access
@@ -54,49 +54,35 @@ func newInstall() *cobra.Command {
 	f := &installFlags{}
 	cmd := &cobra.Command{
 		Use:   "install",
-		Short: "Install or upgrade the registry from this machine; nodes need no image but pause",
+		Short: "Install, upgrade or switch; nodes need no image but pause",
 		Long: `install runs the embedded chart's hook Jobs and helm from this machine: preflight,
 certificates, payload, the chart itself, the push of the project's images, and a verified
-pull on every node. Nodes need no image but pause, not even init-hook's.
+pull on every node. Nodes need no image but pause, not even this program's.
 
 The release is an ordinary one: helm upgrade, helm rollback and helm uninstall can continue
 it. An existing release is upgraded; it keeps its values, and the given ones override them.
 To continue an interrupted run, run the same command again.
 
+--dry-run renders the chart, and checks the cluster for everything that would prevent an
+installation or upgrade. It changes nothing. Each finding has a cause and a remedy.
+
 Without --registry-proxy and --registry-url the mode does not change; a new cluster gets
-nodeport mode.`,
-		Example: `  init-hook install --registry-proxy
-  init-hook install --namespace zarf --values values.yaml --set registry.persistence.size=100Gi
-  init-hook install --registry-proxy=false             # switch to nodeport mode
-  init-hook install --registry-url registry.example.com/team
-  init-hook install --dry-run --output json`,
+nodeport mode.
+
+Exit codes: 0 on success, 1 on failure and if --dry-run finds blockers, 3 if the flags, the
+values or the cluster do not allow it.`,
+		Example: `  zarf-registry install --registry-proxy
+  zarf-registry install --namespace zarf --values values.yaml --set registry.persistence.size=100Gi
+  zarf-registry install --registry-proxy=false             # switch to nodeport mode
+  zarf-registry install --registry-url registry.example.com/team
+  zarf-registry install --registry-proxy --dry-run       # preflight: changes nothing`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
 	f.register(cmd)
 	cmd.Flags().DurationVar(&f.timeout, "timeout", 10*time.Minute, "time limit for the whole run")
 	cmd.Flags().BoolVar(&f.createNamespace, "create-namespace", true, "create the namespace if it does not exist")
-	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "render the chart and run the preflight, without changing anything")
-	return cmd
-}
-
-func newPreflight() *cobra.Command {
-	f := &chartFlags{}
-	cmd := &cobra.Command{
-		Use:   "preflight",
-		Short: "Check for everything that would prevent an installation or upgrade",
-		Long: `preflight renders the chart with the given values and checks the cluster for everything
-that would prevent an installation, as install and the chart's prepare Job do. It changes
-nothing. Each finding has a cause and a remedy.
-
-Exit codes: 0 if there are no blockers, 1 if there are, 3 if the flags or values cannot work
-on any cluster.`,
-		Example: `  init-hook preflight --registry-proxy
-  init-hook preflight --values values.yaml --output json`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return f.runPreflight(cmd) },
-	}
-	f.register(cmd)
+	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "render the chart and check the cluster, without changing anything")
 	return cmd
 }
 
@@ -132,7 +118,7 @@ func (f *chartFlags) validate() error {
 	// Helm would look for the release elsewhere.
 	if d := os.Getenv("HELM_DRIVER"); d != "" && d != "secret" && d != "secrets" {
 		errs = append(errs,
-			fmt.Errorf("HELM_DRIVER is %q: init-hook stores releases only in Secrets: unset it or use helm", d))
+			fmt.Errorf("HELM_DRIVER is %q: zarf-registry stores releases only in Secrets: unset it or use helm", d))
 	}
 	return errors.Join(errs...)
 }
@@ -182,7 +168,7 @@ func (f *chartFlags) installer(cmd *cobra.Command) (*install.Installer, error) {
 		return nil, &exitcode.Refusal{Err: err}
 	}
 	if c.AppVersion() != version.Version {
-		log.Warn("the versions of chart and init-hook differ", "chart", c.AppVersion(), "init-hook", version.Version)
+		log.Warn("the versions of chart and program differ", "chart", c.AppVersion(), "program", version.Version)
 	}
 	// Each warning of the API server is printed once, and not in klog's format.
 	rest.SetDefaultWarningHandler(rest.NewWarningWriter(cmd.ErrOrStderr(), rest.WarningWriterOptions{Deduplicate: true}))
@@ -227,11 +213,7 @@ func (f *installFlags) run(cmd *cobra.Command) error {
 	if f.dryRun {
 		ctx, cancel := context.WithTimeout(cmd.Context(), f.timeout)
 		defer cancel()
-		plan, err := i.Plan(ctx)
-		if err != nil {
-			return err
-		}
-		return f.printPlan(cmd.OutOrStdout(), i.Options.Chart, plan, true)
+		return f.plan(ctx, cmd.OutOrStdout(), i)
 	}
 	result, err := i.Run(cmd.Context())
 	if err != nil {
@@ -240,49 +222,41 @@ func (f *installFlags) run(cmd *cobra.Command) error {
 	return f.printResult(cmd.OutOrStdout(), result)
 }
 
-func (f *chartFlags) runPreflight(cmd *cobra.Command) error {
-	i, err := f.installer(cmd)
+// plan prints what the installer would do, and returns a silent error if the cluster does not allow it.
+func (f *chartFlags) plan(ctx context.Context, w io.Writer, i *install.Installer) error {
+	plan, err := i.Plan(ctx)
 	if err != nil {
 		return err
 	}
-	plan, err := i.Plan(cmd.Context())
-	if err != nil {
-		return err
-	}
-	return f.printPlan(cmd.OutOrStdout(), i.Options.Chart, plan, false)
+	return f.printPlan(w, i.Options.Chart, plan)
 }
 
-// printedPlan is what install --dry-run and preflight print as JSON.
+// printedPlan is what install --dry-run prints as data.
 type printedPlan struct {
 	Mode     state.Mode          `json:"mode"`
 	Address  string              `json:"address"`
 	Findings []preflight.Finding `json:"findings"`
-	// Set in a dry run only.
-	Upgrade  *bool  `json:"upgrade,omitempty"`
-	Chart    string `json:"chart,omitempty"`
-	Manifest string `json:"manifest,omitempty"`
+	Upgrade  bool                `json:"upgrade"`
+	Chart    string              `json:"chart"`
+	Manifest string              `json:"manifest"`
 }
 
-func (f *chartFlags) printPlan(w io.Writer, c *chart.Chart, plan *install.Plan, dryRun bool) error {
+func (f *chartFlags) printPlan(w io.Writer, c *chart.Chart, plan *install.Plan) error {
 	blockers := len(install.Blockers(plan.Findings))
-	if f.output == "json" {
+	if isData(f.output) {
 		printed := printedPlan{Mode: plan.Settings.Mode, Address: plan.Settings.Address,
-			Findings: append([]preflight.Finding{}, plan.Findings...)}
-		if dryRun {
-			printed.Upgrade, printed.Chart, printed.Manifest = &plan.Upgrade, c.Metadata.Version, plan.Manifest
-		}
-		if err := printJSON(w, printed); err != nil {
+			Findings: append([]preflight.Finding{}, plan.Findings...),
+			Upgrade:  plan.Upgrade, Chart: c.Metadata.Version, Manifest: plan.Manifest}
+		if err := printData(w, f.output, printed); err != nil {
 			return err
 		}
 	} else {
-		if dryRun {
-			action := "install"
-			if plan.Upgrade {
-				action = "upgrade"
-			}
-			fmt.Fprintf(w, "Dry run: would %s release %s in namespace %s with chart %s.\n", action, f.release, f.namespace,
-				c.Metadata.Version)
+		action := "install"
+		if plan.Upgrade {
+			action = "upgrade"
 		}
+		fmt.Fprintf(w, "Dry run: would %s release %s in namespace %s with chart %s.\n", action, f.release, f.namespace,
+			c.Metadata.Version)
 		fmt.Fprintln(w, plan.Settings.Decision()+".")
 		for _, line := range plan.Settings.Injector.Decisions() {
 			fmt.Fprintln(w, line+".")
@@ -331,13 +305,13 @@ Images come from {{.Address}}.
 {{else}}
 Images come from {{.Address}} on every node:
 
-  push   init-hook images push{{.Flags}} ARCHIVE...
+  push   zarf-registry images push{{.Flags}} ARCHIVE...
   use    image: {{.Address}}/REPOSITORY:TAG
 {{- if .PullSecret}}
          imagePullSecrets: [{name: {{.PullSecret}}}], after copying Secret {{.Objects}}/{{.PullSecret}} to the pod's namespace
 {{- end}}
 {{- end}}
-  check  init-hook status{{.Flags}}
+  check  zarf-registry status{{.Flags}}
 `))
 
 func (f *chartFlags) printResult(w io.Writer, result *install.Result) error {
@@ -349,8 +323,8 @@ func (f *chartFlags) printResult(w io.Writer, result *install.Result) error {
 	if o.Mode == state.ModeNodePort && !o.AnonymousPull {
 		printed.PullSecret = o.Name + names.SuffixPull
 	}
-	if f.output == "json" {
-		return printJSON(w, printed)
+	if isData(f.output) {
+		return printData(w, f.output, printed)
 	}
 	return resultText.Execute(w, struct {
 		printedResult

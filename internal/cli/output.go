@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 
+	"sigs.k8s.io/yaml"
+
 	"github.com/zarf-dev/zarf-registry/internal/space"
 )
 
@@ -13,11 +15,21 @@ type silent struct{ err error }
 
 func (e *silent) Error() string { return e.err.Error() }
 
-// render writes a report as JSON or, with write, as text. If next is not empty, it returns
+// The formats of --output. A table may be other text for people.
+const (
+	formatTable = "table"
+	formatJSON  = "json"
+	formatYAML  = "yaml"
+)
+
+// isData reports whether a format of --output is one for programs.
+func isData(output string) bool { return output == formatJSON || output == formatYAML }
+
+// render writes a report as data or, with write, as text. If next is not empty, it returns
 // an error without a message, for the exit code.
 func render[R any](w io.Writer, output string, report R, write func(io.Writer, R) error, next []string) error {
-	if output == "json" {
-		write = func(w io.Writer, report R) error { return printJSON(w, report) }
+	if isData(output) {
+		write = func(w io.Writer, report R) error { return printData(w, output, report) }
 	}
 	if err := write(w, report); err != nil {
 		return err
@@ -26,6 +38,19 @@ func render[R any](w io.Writer, output string, report R, write func(io.Writer, R
 		return &silent{fmt.Errorf("%d problems", len(next))}
 	}
 	return nil
+}
+
+// printData writes a value as JSON or YAML.
+func printData(w io.Writer, output string, value any) error {
+	if output != formatYAML {
+		return printJSON(w, value)
+	}
+	text, err := yaml.Marshal(value)
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(text)
+	return err
 }
 
 func printJSON(w io.Writer, value any) error {

@@ -45,7 +45,7 @@ var proxyOptions = settings.Settings{
 }
 
 func TestPreflightIsPrintedWithCauseAndRemedy(t *testing.T) {
-	f := &chartFlags{namespace: "zarf", release: "zarf-registry", output: "text"}
+	f := &chartFlags{namespace: "zarf", release: "zarf-registry", output: "table"}
 	c := &chart.Chart{Metadata: &chart.Metadata{Version: "0.1.0"}}
 	plan := &install.Plan{Settings: proxyOptions, Manifest: "kind: A\n", Findings: []preflight.Finding{
 		{Check: "port", Severity: preflight.Blocker, Object: "Service default/web", Cause: "it has the port",
@@ -53,11 +53,12 @@ func TestPreflightIsPrintedWithCauseAndRemedy(t *testing.T) {
 		{Check: "cri-o", Severity: preflight.Warning, Cause: "a <strange> runtime", Remedy: "one line\nand another"},
 	}}
 	var out bytes.Buffer
-	err := f.printPlan(&out, c, plan, false)
+	err := f.printPlan(&out, c, plan)
 	if _, ok := errors.AsType[*silent](err); !ok {
 		t.Errorf("a blocker gives the error %v", err)
 	}
-	same(t, "text", out.String(), `proxy mode at 127.0.0.1:31999, source: value.
+	same(t, "text", out.String(), `Dry run: would install release zarf-registry in namespace zarf with chart 0.1.0.
+proxy mode at 127.0.0.1:31999, source: value.
 
 blocker  port: Service default/web
   cause:  it has the port
@@ -73,30 +74,25 @@ blockers: 1, warnings: 1; no changes were made
 
 	out.Reset()
 	plan.Findings = plan.Findings[1:]
-	if err := f.printPlan(&out, c, plan, true); err != nil {
+	if err := f.printPlan(&out, c, plan); err != nil {
 		t.Errorf("a warning gives the error %v", err)
-	}
-	if want := "Dry run: would install release zarf-registry in namespace zarf with chart 0.1.0.\n"; !strings.HasPrefix(
-		out.String(), want) {
-		t.Errorf("the dry run prints\n%s", &out)
 	}
 
 	out.Reset()
 	f.output = "json"
 	plan.Findings = nil
-	if err := f.printPlan(&out, c, plan, false); err != nil {
+	if err := f.printPlan(&out, c, plan); err != nil {
 		t.Fatal(err)
 	}
 	same(t, "JSON", out.String(), `{
   "mode": "proxy",
   "address": "127.0.0.1:31999",
-  "findings": []
+  "findings": [],
+  "upgrade": false,
+  "chart": "0.1.0",
+  "manifest": "kind: A\n"
 }
 `)
-	out.Reset()
-	if err := f.printPlan(&out, c, plan, true); err != nil {
-		t.Fatal(err)
-	}
 	var printed map[string]any
 	if err := json.Unmarshal(out.Bytes(), &printed); err != nil || printed["upgrade"] != false ||
 		printed["manifest"] != "kind: A\n" {
@@ -120,37 +116,37 @@ func TestTheResultSaysHowToPushAndPull(t *testing.T) {
 
 Images come from 127.0.0.1:31999 on every node:
 
-  push   init-hook images push ARCHIVE...
+  push   zarf-registry images push ARCHIVE...
   use    image: 127.0.0.1:31999/REPOSITORY:TAG
-  check  init-hook status
+  check  zarf-registry status
 `},
 		"nodeport": {nodePort, `zarf-registry 0.1.0 is installed: nodeport mode, release zarf-registry in namespace other, revision 1.
 
 Images come from 127.0.0.1:31999 on every node:
 
-  push   init-hook images push --namespace other --name full ARCHIVE...
+  push   zarf-registry images push --namespace other --name full ARCHIVE...
   use    image: 127.0.0.1:31999/REPOSITORY:TAG
          imagePullSecrets: [{name: full-pull}], after copying Secret other/full-pull to the pod's namespace
-  check  init-hook status --namespace other --name full
+  check  zarf-registry status --namespace other --name full
 `},
 		"nodeport without a credential": {anonymous,
 			`zarf-registry 0.1.0 is installed: nodeport mode, release zarf-registry in namespace other, revision 1.
 
 Images come from 127.0.0.1:31999 on every node:
 
-  push   init-hook images push --namespace other --name full ARCHIVE...
+  push   zarf-registry images push --namespace other --name full ARCHIVE...
   use    image: 127.0.0.1:31999/REPOSITORY:TAG
-  check  init-hook status --namespace other --name full
+  check  zarf-registry status --namespace other --name full
 `},
 		"external": {external, `zarf-registry 0.1.0 is installed: external mode, release zarf-registry in namespace zarf, revision 1.
 
 Images come from registry.example.com/team.
 
-  check  init-hook status
+  check  zarf-registry status
 `},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := &chartFlags{namespace: c.options.Namespace, release: "zarf-registry", output: "text"}
+			f := &chartFlags{namespace: c.options.Namespace, release: "zarf-registry", output: "table"}
 			result := &install.Result{Settings: c.options, Revision: 1, ChartVersion: "0.1.0", AppVersion: "0.1.0"}
 			var out bytes.Buffer
 			if err := f.printResult(&out, result); err != nil {
@@ -248,12 +244,15 @@ func TestArgumentsOfAJobAreParsedAsTheJobWould(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("settings (-want +got):\n%s", diff)
 	}
+	if cleanup, err := parseJob(jobArguments(t, "cleanup", want)); err != nil || !cmp.Equal(want, cleanup) {
+		t.Errorf("cleanup: %+v, %v", cleanup, err)
+	}
 	for name, c := range map[string]struct {
 		args []string
 		want string
 	}{
 		"nothing":         {nil, "no Job"},
-		"another command": {[]string{"cleanup"}, "no Job"},
+		"another command": {[]string{"finish"}, "no Job"},
 		"an unknown flag": {[]string{"prepare", "--colour=red"}, "use the chart of the same version"},
 		"no settings":     {[]string{"prepare"}, "invalid --settings: decoding settings: EOF"},
 		"an unknown setting": {[]string{"prepare", `--settings={"colour":"red"}`},
@@ -429,7 +428,7 @@ func TestStatusIsPrintedAsATable(t *testing.T) {
 
 mode          proxy, verified
 address       127.0.0.1:31999 (IPv4)
-source        value; written 2026-11-21T14:03:11Z by init-hook 0.1.0
+source        value; written 2026-11-21T14:03:11Z by zarf-registry 0.1.0
 release       zarf-registry, revision 3, deployed
 registry      ready on node n1
 healer        2 of 2 pods ready
@@ -519,7 +518,7 @@ n4    0                         -                     unknown          no report
 
 mode      proxy, switching from nodeport
 address   127.0.0.1:31999 (IPv4, host network)
-source    value; written 2026-11-21T14:03:11Z by init-hook 0.1.0
+source    value; written 2026-11-21T14:03:11Z by zarf-registry 0.1.0
 release   zarf-registry, not managed by Helm
 registry  not ready: no pod exists
 healer    1 of 2 pods ready: ErrImagePull; without an image: a, b
@@ -699,7 +698,7 @@ func TestTheAuthoritiesArePrintedAsTheyAreTrusted(t *testing.T) {
 	secret.Data["ca.crt"] = []byte("rubbish")
 	for want, client := range map[string]*fake.Clientset{
 		"Secret zarf/full-node-tls not found: either zarf-registry is not installed": fake.NewClientset(),
-		"run init-hook certs renew --name full to repair it":                         fake.NewClientset(secret),
+		"run zarf-registry certs renew --name full to repair it":                     fake.NewClientset(secret),
 	} {
 		out.Reset()
 		if err := f.printCA(t.Context(), &out, client); err == nil || out.Len() > 0 || !strings.Contains(err.Error(), want) {

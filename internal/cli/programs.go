@@ -111,7 +111,7 @@ func (r *hookRegistry) setOwn(executable string) error {
 // the cluster, or "" if it can.
 func unfit(executable string, architectures []string) string {
 	if runtime.GOOS != "linux" {
-		return "this init-hook runs on " + runtime.GOOS
+		return "this program runs on " + runtime.GOOS
 	}
 	if !slices.Contains(architectures, runtime.GOARCH) {
 		return "no node has architecture " + runtime.GOARCH
@@ -122,7 +122,7 @@ func unfit(executable string, architectures []string) string {
 	}
 	defer func() { _ = file.Close() }()
 	if slices.ContainsFunc(file.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
-		return "this init-hook is linked dynamically (built without CGO_ENABLED=0)"
+		return "this program is linked dynamically (built without CGO_ENABLED=0)"
 	}
 	return ""
 }

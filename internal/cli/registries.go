@@ -41,7 +41,7 @@ func (f *registryFlags) register(cmd *cobra.Command, which string) {
 func (f *registryFlags) validate() error {
 	switch {
 	case f.username != "" && !f.passwordStdin:
-		return errors.New("--username requires --password-stdin: echo \"$PASSWORD\" | init-hook … --username NAME " +
+		return errors.New("--username requires --password-stdin: echo \"$PASSWORD\" | zarf-registry … --username NAME " +
 			"--password-stdin")
 	case f.username == "" && f.passwordStdin:
 		return errors.New("--password-stdin requires --username")

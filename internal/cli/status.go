@@ -35,14 +35,14 @@ func newStatus() *cobra.Command {
 	f := &statusFlags{}
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show mode, registry, nodes, certificates and release, and what to do next",
+		Short: "Show whether all nodes can pull, and what to do if not",
 		Long: `status reports the state of the registry, the nodes, the certificates and the release, and
 what to do about each problem. It changes nothing. Objects that this identity may not read
 are reported and skipped.
 
 Exit codes: 0 if nothing needs attention, 1 otherwise.`,
-		Example: `  init-hook status
-  init-hook status --output json | jq .next`,
+		Example: `  zarf-registry status
+  zarf-registry status --output json | jq .next`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
@@ -104,7 +104,7 @@ func printStatus(w io.Writer, r *status.Report) error {
 		}
 		fmt.Fprintf(table, "mode\t%s, %s\n", settings.Mode, phase)
 		fmt.Fprintf(table, "address\t%s (%s%s)\n", settings.Address, settings.IPFamily, network)
-		fmt.Fprintf(table, "source\t%s; written %s by init-hook %s\n", settings.DecidedBy, s.UpdatedAt.Format(time.RFC3339),
+		fmt.Fprintf(table, "source\t%s; written %s by zarf-registry %s\n", settings.DecidedBy, s.UpdatedAt.Format(time.RFC3339),
 			s.UpdatedBy)
 	} else {
 		fmt.Fprint(table, "mode\tunknown\n")

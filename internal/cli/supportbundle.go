@@ -49,7 +49,7 @@ func newSupportBundle() *cobra.Command {
 	f := &bundleFlags{}
 	cmd := &cobra.Command{
 		Use:   "support-bundle",
-		Short: "Write status, objects, events, logs and metrics into one archive, with secrets masked",
+		Short: "Write what a bug report needs into one archive, masked",
 		Long: `support-bundle writes what a bug report needs into one archive: status and preflight, the
 release's objects, nodes, events, logs of all containers, also of their previous run, Helm's
 values, history and manifest, metrics, and a summary. It changes nothing.
@@ -62,15 +62,15 @@ Objects that this identity may not read, and pods that do not answer, are missin
 summary.txt says which, and so does the output.
 
 Exit codes: 0 if the archive was written, 1 if not, 3 if the command line is invalid.`,
-		Example: `  init-hook support-bundle
-  init-hook support-bundle --out bundle.tar.gz --since 24h
-  init-hook support-bundle --out - | ssh workstation 'cat >bundle.tar.gz'`,
+		Example: `  zarf-registry support-bundle
+  zarf-registry support-bundle --out bundle.tar.gz --since 24h
+  zarf-registry support-bundle --out - | ssh workstation 'cat >bundle.tar.gz'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
 	flags := cmd.Flags()
 	f.register(flags)
-	flags.StringVarP(&f.out, "out", "o", "",
+	flags.StringVar(&f.out, "out", "",
 		"`FILE` to write, - for stdout (default zarf-registry-support-TIME.tar.gz)")
 	flags.DurationVar(&f.since, "since", 0, "maximum age of log lines (default: any)")
 	flags.Int64Var(&f.tail, "tail", defaultTail, "number of last lines of each log, -1 for all")
@@ -92,8 +92,8 @@ func (f *bundleFlags) check() error {
 	if f.timeout <= 0 {
 		errs = append(errs, fmt.Errorf("invalid --timeout %s: want a positive duration", f.timeout))
 	}
-	if f.out == "-" && f.output == "json" {
-		errs = append(errs, errors.New("--out - and --output json both write to stdout: write the archive to a file"))
+	if f.out == "-" && isData(f.output) {
+		errs = append(errs, errors.New("--out - and --output both write to stdout: write the archive to a file"))
 	}
 	return errors.Join(errs...)
 }
@@ -216,13 +216,11 @@ func (f *bundleFlags) reports(stderr io.Writer, config *rest.Config, client kube
 	}
 }
 
-// writePreflight writes what init-hook preflight prints for the values of the release.
+// writePreflight writes what zarf-registry install --dry-run prints for the values of the release.
 func (f *bundleFlags) writePreflight(ctx context.Context, client kubernetes.Interface, w, stderr io.Writer) error {
 	flags := &chartFlags{}
 	cmd := &cobra.Command{}
 	flags.register(cmd) // sets the defaults
-	cmd.SetContext(ctx)
-	cmd.SetOut(w)
 	cmd.SetErr(stderr)
 	flags.namespace, flags.release, flags.access = f.namespace, f.release, f.access
 	flags.log.Level = slog.LevelError
@@ -230,7 +228,10 @@ func (f *bundleFlags) writePreflight(ctx context.Context, client kubernetes.Inte
 	if err == nil { // with namespaceOverride, the release is elsewhere
 		flags.namespace = cmp.Or(deployment.Annotations[names.AnnotationReleaseNamespace], flags.namespace)
 	}
-	err = flags.runPreflight(cmd)
+	i, err := flags.installer(cmd)
+	if err == nil {
+		err = flags.plan(ctx, w, i)
+	}
 	if _, blockers := errors.AsType[*silent](err); blockers {
 		return nil // they are in the output
 	}

@@ -283,7 +283,7 @@ func TestWhichEngineIsFound(t *testing.T) {
 			err: "is not valid JSON"},
 		"a configuration with invalid JSON": {config: `{`, err: "docker's configuration: DIR/config.json: is not valid JSON"},
 		"an engine behind ssh": {env: map[string]string{"DOCKER_HOST": "ssh://me@far"},
-			err: "docker save -o images.tar IMAGE…) and push that file (init-hook images push images.tar), or forward the " +
+			err: "docker save -o images.tar IMAGE…) and push that file (zarf-registry images push images.tar), or forward the " +
 				"engine's socket (ssh -nNT -L \"$HOME/docker.sock\":/var/run/docker.sock me@far)"},
 		"a context behind ssh": {env: map[string]string{"DOCKER_CONTEXT": "away"},
 			context: `{"Endpoints":{"docker":{"Host":"ssh://me@far"}}}`,

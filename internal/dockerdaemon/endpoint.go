@@ -113,7 +113,7 @@ func checkHost(host string, secure bool) (string, error) {
 	case "ssh":
 		return "", fmt.Errorf("ssh is not supported: either save the images (docker save -o images.tar IMAGE…) and push "+
 			"that file "+
-			"(init-hook images push images.tar), or forward the engine's socket (ssh -nNT -L "+
+			"(zarf-registry images push images.tar), or forward the engine's socket (ssh -nNT -L "+
 			"\"$HOME/docker.sock\":/var/run/docker.sock %s) and set DOCKER_HOST=unix://$HOME/docker.sock", address)
 	}
 	return "", fmt.Errorf("scheme %s is not supported: use unix:///PATH or tcp://HOST:PORT", scheme)

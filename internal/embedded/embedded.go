@@ -62,7 +62,7 @@ func Inflated(name, architecture string) (injector.Inflated, error) {
 func read(file string) ([]byte, error) {
 	data, err := dist.ReadFile(path.Join("dist", file))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("this init-hook was built without %s: build it with make build, "+
+		return nil, fmt.Errorf("this program was built without %s: build it with make build, "+
 			"or limit the architectures to %v", file, Architectures)
 	}
 	return data, err

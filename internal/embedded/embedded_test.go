@@ -13,16 +13,16 @@ import (
 
 func TestMissingPrograms(t *testing.T) {
 	for want, load := range map[string]func() ([]byte, error){
-		"this init-hook was built without registry-riscv64.tar.gz: ": func() ([]byte, error) {
+		"this program was built without registry-riscv64.tar.gz: ": func() ([]byte, error) {
 			return embedded.Load(
 				"registry", "riscv64",
 			)
 		},
-		"this init-hook was built without nothing-amd64.tar.gz: ": func() ([]byte, error) {
+		"this program was built without nothing-amd64.tar.gz: ": func() ([]byte, error) {
 			return embedded.Load("nothing",
 				"amd64")
 		},
-		"this init-hook was built without loader-riscv64: ": func() ([]byte,
+		"this program was built without loader-riscv64: ": func() ([]byte,
 			error) {
 			return embedded.Loader("riscv64")
 		},

@@ -73,7 +73,7 @@ func InCluster(dir string, now func() time.Time) (*Client, error) {
 	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
 	if host == "" || port == "" {
 		return nil, errors.New("KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT is not set: run this in a pod, " +
-			"or init-hook heal on a workstation")
+			"or zarf-registry heal on a workstation")
 	}
 	file := filepath.Join(dir, "ca.crt")
 	data, err := os.ReadFile(file)

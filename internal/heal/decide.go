@@ -5,7 +5,7 @@
 // It also removes the startup taint from nodes on which pods can pull, and copies the names of the registry's
 // repositories to a ConfigMap, for the policy that rewrites references.
 //
-// It creates nothing except events. The healer runs it in the cluster (Healer), init-hook heal from a
+// It creates nothing except events. The healer runs it in the cluster (Healer), zarf-registry heal from a
 // workstation (Once, Untaint); both decide with Decide and waitsFor.
 package heal
 

@@ -180,7 +180,7 @@ func (r *run) deleteSecrets(ctx context.Context) (string, error) {
 			return "", fmt.Errorf("reading %s: %w", r.Object("Secret", name), err)
 		case name == proposal && secret.Labels[names.LabelInstance] == r.Settings.Release:
 		case secret.Labels[names.LabelManagedBy] != names.Manager:
-			r.Log.Warn("keeping a Secret that was not made by init-hook", "secret", name)
+			r.Log.Warn("keeping a Secret that was not made by zarf-registry", "secret", name)
 			continue
 		}
 		err = r.Secrets.Delete(ctx, name, *metav1.NewPreconditionDeleteOptions(string(secret.UID)))

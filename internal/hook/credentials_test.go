@@ -108,7 +108,7 @@ func TestRejectsInvalidUserPushCredentials(t *testing.T) {
 		"a line break":  {func(b *bench) { b.give("robot", "p\n") }, "has control characters in password"},
 		"invalid UTF-8": {func(b *bench) { b.give("robot\xff", "p") }, "has control characters in username"},
 		"Secret created by init-hook": {func(b *bench) { b.hook.Settings.Push.Secret = "zarf-registry-credentials" },
-			"was created by init-hook"},
+			"was created by zarf-registry"},
 		"two problems": {func(b *bench) { b.give("ro:bot", "") }, "has no key password"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -199,7 +199,7 @@ func TestUserPushCredentialIsNotRotated(t *testing.T) {
 		b := installed(t, func(b *bench) { b.give("robot", "good") })
 		b.asTheCronJobDoes()
 		b.mustFail(b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential), true,
-			"a copy of Secret zarf/corp-credential: change it there, then run init-hook certs renew")
+			"a copy of Secret zarf/corp-credential: change it there, then run zarf-registry certs renew")
 		if w := b.writes(); len(w) != 0 {
 			t.Errorf("it wrote %q", w)
 		}

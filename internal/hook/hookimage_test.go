@@ -20,8 +20,8 @@ func TestAnInitHookWithAnotherImageThanTheChartsIsRefused(t *testing.T) {
 			b.hook.Settings.Push.HookDigests = map[string]string{"amd64": amd64, "arm64": another}
 		}
 		digests(another)
-		b.mustFail(b.hook.Prepare(t.Context()), true, "chart and init-hook are of different builds", ours, another,
-			"use the chart of the same release as init-hook")
+		b.mustFail(b.hook.Prepare(t.Context()), true, "chart and program are of different builds", ours, another,
+			"use the chart of the same release as this program")
 		if w := b.writes(); len(w) != 0 {
 			t.Errorf("it wrote %q", w)
 		}
@@ -32,6 +32,6 @@ func TestAnInitHookWithAnotherImageThanTheChartsIsRefused(t *testing.T) {
 		b.mustPrepare()
 		b.helm()
 		digests(another)
-		b.mustFail(b.hook.Finish(t.Context()), true, "chart and init-hook are of different builds")
+		b.mustFail(b.hook.Finish(t.Context()), true, "chart and program are of different builds")
 	})
 }

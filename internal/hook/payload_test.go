@@ -70,7 +70,7 @@ func TestPayloadIsNamedByItsDigest(t *testing.T) {
 		b.hook.Settings.Preflight.Ignore = ignore
 		b.forget()
 		err := b.hook.Prepare(t.Context())
-		for _, want := range []string{"registry-node for amd64", "chart and init-hook are of different builds",
+		for _, want := range []string{"registry-node for amd64", "chart and program are of different builds",
 			"the chart expects the payload 000000000000", "image.tag"} {
 			if !exitcode.IsRefusal(err) || !strings.Contains(err.Error(), want) {
 				t.Errorf("error is %v, want a refusal with %q", err, want)

@@ -263,7 +263,7 @@ func TestPreflightFinds(t *testing.T) {
 		"CRI-O 2 with TLS": {objects: nodes{node("n2", runtimeVersion("cri-o://2.0.0"))},
 			options: []func(*settings.Settings){hostNetwork, func(o *settings.Settings) { o.PKI.ServeTLS = true }},
 			check:   "cri-o", severity: warning,
-			want: []string{"init-hook certs ca", "/etc/containers/certs.d/127.0.0.1:31999/ca.crt"}},
+			want: []string{"zarf-registry certs ca", "/etc/containers/certs.d/127.0.0.1:31999/ca.crt"}},
 		"CRI-O on an IPv6-only cluster": {objects: nodes{node("n1"), node("n2", runtimeVersion("cri-o://1.34.9"))},
 			options: []func(*settings.Settings){hostNetwork, family(state.IPv6)}, check: "ip-family", severity: blocker,
 			want: []string{"node n2", "CRI-O accepts no image reference", "IPv6", "--set registryURL="}},

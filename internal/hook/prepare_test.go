@@ -368,7 +368,7 @@ func TestPrepareRefusesBeforeItChangesAnything(t *testing.T) {
 			[]string{"decoding state"}},
 		"state Secret of another owner": {[]runtime.Object{node("n1"),
 			&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-state", Namespace: "zarf"}}}, nil,
-			[]string{"was not created by init-hook"}},
+			[]string{"was not created by zarf-registry"}},
 		"blind rendering reverts nodeport mode": {[]runtime.Object{node("n1"),
 			saved(t, state.ModeNodePort, local, state.IPv4)}, byDefault(state.ModeProxy),
 			[]string{"uses nodeport mode", "rendered without seeing", "--set registryProxy=false to keep it",

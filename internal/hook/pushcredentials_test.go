@@ -118,9 +118,9 @@ func TestNamedPushCredentials(t *testing.T) {
 		b.must(b.hook.Certs().RotateCredential(t.Context(), certs.PushCredential))
 		b.checkNamed("battery staple")
 		b.mustFail(b.hook.Certs().RotateCredential(t.Context(), "team"), true,
-			"the credential team is a copy of Secret zarf/team-credential: change it there, then run init-hook certs renew")
+			"the credential team is a copy of Secret zarf/team-credential: change it there, then run zarf-registry certs renew")
 		b.mustFail(b.hook.Certs().RotateCredential(t.Context(), "nobody"), true,
-			`unknown credential "nobody": see init-hook credentials list`)
+			`unknown credential "nobody": see zarf-registry credentials list`)
 
 		list, err := b.hook.Certs().ListCredentials(t.Context())
 		b.must(err)

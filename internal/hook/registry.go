@@ -74,8 +74,8 @@ func (r *run) hookImage() (*state.HookImage, error) {
 	}
 	want := r.Settings.Push.HookDigests[own.Architecture]
 	if _, have, _ := strings.Cut(own.Reference, "@"); want != "" && have != want {
-		return nil, exitcode.Refuse("chart and init-hook are of different builds: the chart refers to init-hook's image %s, "+
-			"and this init-hook's is %s: %s", want, have, payload.RemedyMismatch)
+		return nil, exitcode.Refuse("chart and program are of different builds: the chart refers to init-hook's image %s, "+
+			"and this program's is %s: %s", want, have, payload.RemedyMismatch)
 	}
 	return own, nil
 }
@@ -84,7 +84,7 @@ func (f *finishing) access(ctx context.Context) (release.PushAccess, error) {
 	read := func(suffix, made string) (*corev1.Secret, error) {
 		s, err := f.Secret(ctx, f.Settings.Name+suffix)
 		if err == nil && s == nil {
-			err = fmt.Errorf("%s is missing: run %s again, by helm upgrade or init-hook prepare",
+			err = fmt.Errorf("%s is missing: run %s again, by helm upgrade or zarf-registry prepare",
 				f.Object("Secret", f.Settings.Name+suffix), made)
 		}
 		return s, err

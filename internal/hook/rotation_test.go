@@ -515,7 +515,7 @@ func TestRenewWaitTimeoutNamesThePods(t *testing.T) {
 				c.change(b)
 				b.hook.Timeout = 3 * time.Minute
 				begin := time.Now()
-				b.mustFail(b.rotate(), false, append(c.want, "all of them keep working", "init-hook certs renew")...)
+				b.mustFail(b.rotate(), false, append(c.want, "all of them keep working", "zarf-registry certs renew")...)
 				if took := time.Since(begin); took > 3*time.Minute {
 					t.Errorf("it took %s", took)
 				}
@@ -669,7 +669,7 @@ func TestRotationRefusals(t *testing.T) {
 		want   []string
 	}{
 		"no state": {func(b *bench) { b.remove("secrets", "zarf-registry-state") }, (*bench).renew,
-			[]string{"Secret zarf/zarf-registry-state is missing: run helm upgrade, init-hook install or init-hook prepare first"}},
+			[]string{"Secret zarf/zarf-registry-state is missing: run helm upgrade, zarf-registry install or zarf-registry prepare first"}},
 		"state without certificates": {func(b *bench) {
 			s := b.state()
 			s.PKI = nil
@@ -679,7 +679,7 @@ func TestRotationRefusals(t *testing.T) {
 		"certificates of the user": {func(b *bench) { b.corp(); b.pki(state.PKIExistingSecret); b.upgrade(state.ModeProxy) },
 			(*bench).rotate,
 			[]string{"copies of Secret zarf/corp-server, Secret zarf/corp-node, Secret zarf/corp-push: renew them there, " +
-				"then run init-hook certs renew"}},
+				"then run zarf-registry certs renew"}},
 		"an unknown credential": {func(*bench) {}, func(
 			b *bench) error {
 			return b.hook.Certs().RotateCredential(b.Context(), "x")
@@ -694,11 +694,11 @@ func TestRotationRefusals(t *testing.T) {
 		"foreign Secret with our name": {func(b *bench) {
 			b.changeSecret("zarf-registry-node-tls",
 				func(s *corev1.Secret) { s.Labels = nil })
-		}, (*bench).renew, []string{"Secret zarf/zarf-registry-node-tls exists and was not created by init-hook"}},
+		}, (*bench).renew, []string{"Secret zarf/zarf-registry-node-tls exists and was not created by zarf-registry"}},
 		"foreign CA Secret with our name": {func(b *bench) {
 			b.changeSecret("zarf-registry-ca",
 				func(s *corev1.Secret) { s.Labels = nil })
-		}, (*bench).renew, []string{"Secret zarf/zarf-registry-ca exists and was not created by init-hook"}},
+		}, (*bench).renew, []string{"Secret zarf/zarf-registry-ca exists and was not created by zarf-registry"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -815,7 +815,7 @@ func TestRejectsInvalidUserCertificates(t *testing.T) {
 		"another type": {edit("corp-node", func(s *corev1.Secret) { s.Type = corev1.SecretTypeDockerConfigJson }),
 			[]string{"Secret zarf/corp-node is of type kubernetes.io/dockerconfigjson, not kubernetes.io/tls or Opaque"}},
 		"Secret created by init-hook": {func(b *bench) { b.hook.Settings.PKI.Existing.Server = "zarf-registry-server-tls" },
-			[]string{"Secret zarf/zarf-registry-server-tls was created by init-hook, which overwrites and deletes it"}},
+			[]string{"Secret zarf/zarf-registry-server-tls was created by zarf-registry, which overwrites and deletes it"}},
 		"key of another certificate": {func(b *bench) {
 			key := b.secret("corp-node").Data["tls.key"]
 			b.changeSecret("corp-server", func(s *corev1.Secret) { s.Data["tls.key"] = key })

@@ -104,7 +104,7 @@ func (r *run) idle() error {
 	if r.Now().Sub(since.Time) >= limit {
 		return nil
 	}
-	return fmt.Errorf("revision %d of release %s is %s since %s: another helm or init-hook install is changing the "+
+	return fmt.Errorf("revision %d of release %s is %s since %s: another helm or zarf-registry install is changing the "+
 		"release, or was killed. Wait until it has finished, then run this again. If it was killed, run this again after %s "+
 		"(--timeout %s), or now after kubectl --namespace %s delete secret sh.helm.release.v1.%s.v%d", r.last.Version,
 		r.last.Name, r.last.Info.Status, since.Format(time.RFC3339), since.Add(limit).Format(time.RFC3339), limit,
@@ -127,7 +127,7 @@ func (r *run) recover(context.Context) (string, error) {
 	}
 	was := r.last.Info.Status
 	r.last.SetStatus(release.StatusFailed,
-		fmt.Sprintf("was %s when init-hook install recovered it: its run was interrupted", was))
+		fmt.Sprintf("was %s when zarf-registry install recovered it: its run was interrupted", was))
 	if err := r.Helm.Releases.Update(r.last); err != nil {
 		return "", fmt.Errorf("marking revision %d of release %s as failed: %w", r.last.Version, r.last.Name, err)
 	}
@@ -150,7 +150,7 @@ func (r *run) apply(ctx context.Context) (string, error) {
 		upgrade.DisableHooks = true
 		upgrade.MaxHistory = maxHistory
 		upgrade.Timeout = r.Options.Timeout
-		upgrade.Description = "Upgrade complete (init-hook install)"
+		upgrade.Description = "Upgrade complete (zarf-registry install)"
 		r.applied, err = upgrade.RunWithContext(helm, r.Options.Release, r.Options.Chart, r.values())
 	} else {
 		install := action.NewInstall(r.Helm)
@@ -158,7 +158,7 @@ func (r *run) apply(ctx context.Context) (string, error) {
 		install.Replace = r.last != nil // uninstalled with --keep-history
 		install.DisableHooks = true
 		install.Timeout = r.Options.Timeout
-		install.Description = "Install complete (init-hook install)"
+		install.Description = "Install complete (zarf-registry install)"
 		r.applied, err = install.RunWithContext(helm, r.Options.Chart, r.values())
 	}
 	if err != nil {
@@ -211,21 +211,9 @@ func (r *run) withoutCleanup() bool {
 		return false
 	}
 	r.applied.Hooks = slices.DeleteFunc(r.applied.Hooks, cleanup)
-	r.advice = fmt.Errorf("to uninstall it instead: helm uninstall %s --namespace %s, then init-hook cleanup%s",
-		r.Options.Release, r.Options.Namespace, r.cleanupFlags())
+	r.advice = fmt.Errorf("to uninstall it instead: zarf-registry uninstall --namespace %s --release %s",
+		r.Options.Namespace, r.Options.Release)
 	return true
-}
-
-// cleanupFlags are those with which init-hook cleanup finds this release.
-func (r *run) cleanupFlags() string {
-	flags := " --namespace " + r.objects().name
-	if r.Options.Release != names.Chart {
-		flags += " --release " + r.Options.Release
-	}
-	if r.settings.Name != names.Chart {
-		flags += " --name " + r.settings.Name
-	}
-	return flags
 }
 
 // startsJob reports whether a node has the image of a Job or may be able to pull it.
@@ -315,8 +303,8 @@ func jobArguments(rel *release.Release, step string) ([]string, error) {
 			}
 		}
 	}
-	return nil, fmt.Errorf("the chart renders no Job that runs init-hook %s: "+
-		"use the chart of the same version as init-hook", step)
+	return nil, fmt.Errorf("the chart renders no Job that runs zarf-registry %s: "+
+		"use the chart of the same version as this program", step)
 }
 
 // secretData returns the data of a Secret in a rendered manifest.
@@ -335,7 +323,7 @@ func secretData(manifest, name string) (map[string][]byte, error) {
 		return data, nil
 	}
 	return nil, fmt.Errorf("the chart renders no valid Secret %s, which its Jobs need to configure nodes: "+
-		"use the chart of the same version as init-hook", name)
+		"use the chart of the same version as this program", name)
 }
 
 // explainHelm adds to an error of Helm what it was doing and what to do about it.

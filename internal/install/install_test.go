@@ -639,7 +639,7 @@ func TestWhatCannotBeContinuedIsRefusedWithTheNextStep(t *testing.T) {
 
 func TestAChartThatIsNotThisReleasesIsAnError(t *testing.T) {
 	for name, c := range map[string]struct{ old, new, want string }{
-		"no Jobs":          {"kind: Job", "kind: Pod", "renders no Job that runs init-hook prepare"},
+		"no Jobs":          {"kind: Job", "kind: Pod", "renders no Job that runs zarf-registry prepare"},
 		"an unknown flag":  {"--mode=", "--colour=", "unknown flag: --colour"},
 		"a template error": {`{{ . }}`, `{{ fail "zarf-registry: registryURL: no" }}`, "zarf-registry: registryURL: no"},
 	} {
@@ -910,8 +910,7 @@ func TestAFailedFirstInstallationCanBeUninstalled(t *testing.T) {
 			if err == nil {
 				t.Fatal("it succeeded")
 			}
-			const advice = "to uninstall it instead: helm uninstall zarf-registry --namespace zarf, then init-hook cleanup " +
-				"--namespace zarf"
+			const advice = "to uninstall it instead: zarf-registry uninstall --namespace zarf --release zarf-registry"
 			if got := strings.Contains(err.Error(), advice); got != c.removed {
 				t.Errorf("the error is %v; with advice: %t, want %t", err, got, c.removed)
 			}

@@ -110,7 +110,7 @@ func Read(r io.Reader) (*Set, error) {
 	damaged := errors.New("the inventory is damaged or incomplete: copy it again")
 	switch {
 	case !bytes.HasPrefix(encoded, []byte(header)):
-		return nil, errors.New("this is not an inventory of this version: write one with init-hook images inventory")
+		return nil, errors.New("this is not an inventory of this version: write one with zarf-registry images inventory")
 	case len(encoded) > maxSize:
 		return nil, fmt.Errorf("the inventory is larger than %d bytes", maxSize)
 	case len(encoded) < len(header)+4+checksumSize:

@@ -73,7 +73,7 @@ func (o *Observer) Restore(ctx context.Context, seed func(context.Context) error
 		again: unfinished}
 	if err := w.run(ctx); err != nil {
 		return "", fmt.Errorf("%w; fix the problem on the node and run helm uninstall again, or leave the files as they "+
-			"are: helm uninstall --no-hooks, then init-hook cleanup", err)
+			"are: helm uninstall --no-hooks, then zarf-registry uninstall", err)
 	}
 	o.logReports(w.coverage.pods)
 	if len(w.coverage.down) > 0 {

@@ -95,15 +95,15 @@ func (s *Seeder) Payload(program, architecture string) (*injector.Payload, error
 }
 
 // RemedyMismatch tells what to do about a payload with a Mismatch.
-const RemedyMismatch = "use the chart of the same release as init-hook (its own is embedded: init-hook install), " +
+const RemedyMismatch = "use the chart of the same release as this program (its own is embedded: zarf-registry install), " +
 	"or set image.tag to that of the chart's release"
 
 // Mismatch tells why a payload is not the one that the chart's pods mount. It is empty if it is.
 func (s *Seeder) Mismatch(p *injector.Payload) string {
 	want := s.Settings.Injector.Digests[p.Key()]
 	if have := p.Digest(); want != "" && want != have {
-		return fmt.Sprintf("chart and init-hook are of different builds: the chart expects the payload %.12s, "+
-			"and this init-hook has %.12s", want, have)
+		return fmt.Sprintf("chart and program are of different builds: the chart expects the payload %.12s, "+
+			"and this program has %.12s", want, have)
 	}
 	return ""
 }

@@ -37,7 +37,7 @@ func (i *Inspection) lookAtNodeConfig(ctx context.Context) ([]Finding, error) {
 			return nil, err
 		case secret == nil:
 			block(object, "it does not exist, so the node configuration cannot be checked",
-				"run helm upgrade or init-hook install, which create it while prepare runs")
+				"run helm upgrade or zarf-registry install, which create it while prepare runs")
 			return findings, nil
 		}
 		data = secret.Data
@@ -45,7 +45,7 @@ func (i *Inspection) lookAtNodeConfig(ctx context.Context) ([]Finding, error) {
 	config, err := noderuntime.ParseConfig(data[noderuntime.KeyConfig])
 	if err != nil {
 		block(object, fmt.Sprintf("its key %s cannot be used: %s", noderuntime.KeyConfig, err),
-			"use the chart of this init-hook's own release")
+			"use the chart of this program's own release")
 		return findings, nil
 	}
 	i.nodeConfig = config

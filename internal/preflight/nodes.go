@@ -95,7 +95,7 @@ func (i *Inspection) criO() []Finding {
 		f.Severity = Warning
 		f.Cause = wants + ", and must trust the CA of the proxies"
 		f.Remedy = fmt.Sprintf(
-			"--set nodeConfig.crio.ca=true; or, once there are certificates, write what init-hook certs ca prints to "+
+			"--set nodeConfig.crio.ca=true; or, once there are certificates, write what zarf-registry certs ca prints to "+
 				"/etc/containers/certs.d/%s/ca.crt on each of these nodes", i.Settings.Address)
 	}
 	return []Finding{f}
@@ -155,7 +155,7 @@ func (i *Inspection) architecture() []Finding {
 			f.Severity = Blocker
 			f.Cause += "; no node remains"
 		}
-		f.Remedy = fmt.Sprintf("use an init-hook that carries programs for %s, and add it to injector.architectures", arch)
+		f.Remedy = fmt.Sprintf("use a zarf-registry that carries programs for %s, and add it to injector.architectures", arch)
 		findings = append(findings, f)
 	}
 	if !o.Injector.Enabled {

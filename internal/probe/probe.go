@@ -302,7 +302,7 @@ func (p *prober) explainResponse(response *http.Response, body []byte, image str
 			"%s responds, but the registry behind it does not: %s", p.config.Address, message)
 	case http.StatusNotFound:
 		if image != "" && code != "" {
-			return p.fail(ReasonUnknownImage, "push it with init-hook images push",
+			return p.fail(ReasonUnknownImage, "push it with zarf-registry images push",
 				"the registry has no %s: %s", image, message)
 		}
 		return p.fail(ReasonNotARegistry, "check what listens there (ss -ltnp): another process may use the port",

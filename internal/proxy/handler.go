@@ -69,7 +69,7 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request) (code int, n int
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		w.Header().Set("Allow", "GET, HEAD")
 		return p.refuse(w, http.StatusMethodNotAllowed, codeUnsupported,
-			"this endpoint is read-only: push with \"init-hook images push\""), 0, nil
+			"this endpoint is read-only: push with \"zarf-registry images push\""), 0, nil
 	}
 	// A GET or HEAD body has no meaning in a registry. Refusing it also rules out request smuggling.
 	if r.ContentLength != 0 || len(r.TransferEncoding) > 0 {

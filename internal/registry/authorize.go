@@ -117,7 +117,7 @@ func (p policy) authorize(method string, to target, roles []string, login login)
 	} else if (p.exposed || p.loopback) && (to.repository == probeProxy || to.repository == probeNodePort) {
 		return denied("repository %s is served to nodes only, and this request came from outside the cluster", to.repository)
 	} else if !read && p.loopback && catalog.Own(to.repository) {
-		return denied("repository %s belongs to the registry itself: only init-hook changes it", to.repository)
+		return denied("repository %s belongs to the registry itself: only zarf-registry changes it", to.repository)
 	} else if to.repository == probeProxy {
 		return denied("repository %s is served with TLS only, and this request did not use TLS: pull %s instead",
 			probeProxy, probeNodePort)

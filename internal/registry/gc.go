@@ -19,7 +19,7 @@ func GarbageCollect(
 ) (gc.Result, error) {
 	if config.Storage.Type() == driverInMemory {
 		return gc.Result{}, errors.New("storage.inmemory has nothing to collect here, because it exists only in " +
-			"the running registry: run init-hook garbage-collect")
+			"the running registry: run zarf-registry garbage-collect")
 	}
 	driver, err := openDriver(ctx, config.Storage)
 	if err != nil {

@@ -175,7 +175,7 @@ func (m *metrics) watchCollections(leases *leaseClient) {
 
 func (m *metrics) watchScrub(s *scrubber) {
 	m.gauge("zarf_registry_scrub_problems",
-		"Stored content that the last init-hook images verify found missing or damaged, and that was not pushed again "+
+		"Stored content that the last zarf-registry images verify found missing or damaged, and that was not pushed again "+
 			"since; -1 if there was none.", nil, func() float64 {
 			if status := s.status(); status != nil {
 				return float64(status.Problems)
@@ -183,7 +183,7 @@ func (m *metrics) watchScrub(s *scrubber) {
 			return -1
 		})
 	m.gauge("zarf_registry_scrub_last_success_timestamp_seconds",
-		"Unix time at which the last init-hook images verify ended; 0 if there was none.", nil, func() float64 {
+		"Unix time at which the last zarf-registry images verify ended; 0 if there was none.", nil, func() float64 {
 			if status := s.status(); status != nil {
 				return float64(status.FinishedAt.Unix())
 			}

@@ -53,7 +53,7 @@ func (r *Release) ReadSecret(ctx context.Context, name string) (*corev1.Secret, 
 // NotOurs returns the error for an object that has one of our names but that init-hook did not
 // create.
 func (r *Release) NotOurs(kind, name string) error {
-	return exitcode.Refuse("%s exists and was not created by init-hook: rename or delete it, or install under another "+
+	return exitcode.Refuse("%s exists and was not created by zarf-registry: rename or delete it, or install under another "+
 		"name (--set fullnameOverride=…)",
 		r.Object(kind, name))
 }
@@ -110,7 +110,7 @@ func (r *Release) LoadState(ctx context.Context) (*corev1.Secret, *state.State, 
 func (r *Release) RequireState(ctx context.Context) (*corev1.Secret, *state.State, error) {
 	secret, s, err := r.LoadState(ctx)
 	if err == nil && s == nil {
-		err = fmt.Errorf("%s is missing: run prepare again, by helm upgrade or init-hook prepare",
+		err = fmt.Errorf("%s is missing: run prepare again, by helm upgrade or zarf-registry prepare",
 			r.Object("Secret", r.Settings.Name+names.SuffixState))
 	}
 	return secret, s, err
@@ -118,7 +118,7 @@ func (r *Release) RequireState(ctx context.Context) (*corev1.Secret, *state.Stat
 
 // NoState returns the error of commands that need the state that prepare saves.
 func (r *Release) NoState() error {
-	return exitcode.Refuse("%s is missing: run helm upgrade, init-hook install or init-hook prepare first",
+	return exitcode.Refuse("%s is missing: run helm upgrade, zarf-registry install or zarf-registry prepare first",
 		r.Object("Secret", r.Settings.Name+names.SuffixState))
 }
 

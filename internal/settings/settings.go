@@ -335,7 +335,7 @@ func (s *Settings) Validate() error {
 
 func (p Push) validate() error {
 	var v validation
-	seen := []string{"push", "pull"} // init-hook credentials names the others so
+	seen := []string{"push", "pull"} // zarf-registry credentials names the others so
 	for _, c := range p.Credentials {
 		v.check(dnsLabel.MatchString(c.Name), "invalid name %q of a credential: want a DNS label", c.Name)
 		v.check(!slices.Contains(seen, c.Name), "the name %q of a credential is already used", c.Name)

@@ -118,7 +118,7 @@ func Remedy(scope string) string {
 	if scope == ScopeQuota {
 		raise = "raise registry.storage.quota"
 	}
-	return "delete or prune images, run init-hook garbage-collect, or " + raise
+	return "delete or prune images, run zarf-registry garbage-collect, or " + raise
 }
 
 // Describe returns a usage for messages, such as "96.1 % of the volume is used, 19.2 GB of 20 GB".

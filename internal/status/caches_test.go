@@ -48,7 +48,7 @@ func TestCaches(t *testing.T) {
 			c.changeState(t, func(s *state.State) { s.PKI.Cache = false })
 		}, 0, 0, "", ""},
 		"missing": {func(cluster) {}, 0, 0, "",
-			"The caches are missing, and proxies pull from the registry: run init-hook install --namespace zarf."},
+			"The caches are missing, and proxies pull from the registry: run zarf-registry install --namespace zarf."},
 		"ready": {func(c cluster) { c.add(deployment(2, done), pod("cache", "n1", true), pod("cache", "n2", true)) }, 2, 2, "",
 			""},
 		"one on each selected node": {func(c cluster) {

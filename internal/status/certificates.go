@@ -132,7 +132,7 @@ func (c *collector) renew() string {
 	if s := c.report.State; s == nil || s.PKI == nil {
 		return c.again() // the state does not record yet how certificates are issued
 	}
-	command := "init-hook certs renew --namespace " + c.Namespace
+	command := "zarf-registry certs renew --namespace " + c.Namespace
 	if c.Release != "zarf-registry" {
 		command += " --release " + c.Release
 	}

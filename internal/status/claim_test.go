@@ -62,7 +62,7 @@ func TestClaimsAreNamedWithWhatToDo(t *testing.T) {
 		"the claim was deleted": {func(c cluster) {
 			c.useClaim(corev1.ClaimBound)
 			c.drop("PersistentVolumeClaim zarf-registry")
-		}, "PersistentVolumeClaim zarf/zarf-registry does not exist: run init-hook install --namespace zarf"},
+		}, "PersistentVolumeClaim zarf/zarf-registry does not exist: run zarf-registry install --namespace zarf"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := healthy(t, state.ModeProxy)

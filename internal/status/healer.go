@@ -68,7 +68,7 @@ func (c *collector) healer(ctx context.Context) error {
 		h.Why = ""
 	}
 	if h.Ready == 0 && !rollingOut(deployment) { // one is enough
-		c.next("No healer is ready (%s): kubectl --namespace %s describe deployment %s shows more; meanwhile, init-hook "+
+		c.next("No healer is ready (%s): kubectl --namespace %s describe deployment %s shows more; meanwhile, zarf-registry "+
 			"heal does the same once.", orUnknown(h.Why), c.Namespace, deployment.Name)
 	}
 	return nil

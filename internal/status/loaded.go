@@ -20,7 +20,7 @@ import (
 )
 
 // CertificateReport describes the certificates and what pods have loaded. Its JSON is the
-// output of init-hook certs show.
+// output of zarf-registry certs show.
 type CertificateReport struct {
 	Namespace string `json:"namespace"`
 	Release   string `json:"release"`

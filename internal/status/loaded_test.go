@@ -162,7 +162,7 @@ func TestTheCertificateOfZarfsClients(t *testing.T) {
 	other := newAuthority(t, "ca.private.zarf.dev", now, 0).KeyPair()
 	issue(secret("", map[string][]byte{"tls.crt": other.Certificate, "tls.key": other.Key}), "Zarf Cluster")
 	want := []string{"The certificate in Secret zarf/zarf-registry-client-tls is not usable (Zarf has written another " +
-		"certificate): init-hook certs renew --namespace zarf issues a new one."}
+		"certificate): zarf-registry certs renew --namespace zarf issues a new one."}
 	if r := c.certificates(t, c.running(t)); r.Healthy || !slices.Equal(r.Next, want) {
 		t.Errorf("the next steps are %q, want %q", r.Next, want)
 	}
@@ -199,7 +199,7 @@ func TestWhatAPodHasNotLoadedIsNamedWithWhatToDo(t *testing.T) {
 			a["proxy-n2"] = func() (*reloadstatus.Report, error) { return r, nil }
 		}, "proxy-n2", "tls.key: broken",
 			[]string{"Pod zarf/proxy-n2 cannot load the content of its Secret and keeps the previous one (tls.key: broken): " +
-				"init-hook certs renew --namespace zarf repairs the Secret"}},
+				"zarf-registry certs renew --namespace zarf repairs the Secret"}},
 		"no answer": {func(_ cluster, a answers) {
 			a["proxy-n2"] = func() (*reloadstatus.Report, error) { return nil, errors.New("no answer within 5s") }
 		}, "proxy-n2", "no answer within 5s",
@@ -331,7 +331,7 @@ func TestCopiesAreComparedWithTheirSource(t *testing.T) {
 			c.existing(t, "").add(source("my-server", "server-tls", nil), source("my-node", "", same(c, "node-tls")))
 		}, "", false, "contains another certificate, which is not in use yet",
 			[]string{"Secret zarf/my-server contains another certificate than its copy zarf-registry-server-tls: run " +
-				"init-hook certs renew --namespace zarf"}},
+				"zarf-registry certs renew --namespace zarf"}},
 		"a new one whose authority nobody trusts yet": {func(c cluster) {
 			c.existing(t, "").add(source("my-server", "server-tls", nil), source("my-node", "", same(c, "node-tls")))
 			c.changeState(t, func(s *state.State) { s.Rotation = &state.Rotation{Phase: state.RotationTrust, Since: now} })
@@ -451,7 +451,7 @@ func TestHowSignaturesStand(t *testing.T) {
 		"enforced":         {&reloadstatus.Verification{Enforced: true, UnsignedTags: &unsigned}, ""},
 		"nothing verified": {nil, ""},
 		"invalid keys": {&reloadstatus.Verification{Problem: "a.pub:\nempty"}, "The registry cannot load what it verifies " +
-			"images with (a.pub: empty): correct the Secret of registry.signatures, or run init-hook install --namespace zarf, which checks it."},
+			"images with (a.pub: empty): correct the Secret of registry.signatures, or run zarf-registry install --namespace zarf, which checks it."},
 	} {
 		o := healthy(t, state.ModeProxy).options(t)
 		o.Loaded = func(context.Context, *corev1.Pod) (*reloadstatus.Report, error) {
@@ -491,9 +491,9 @@ func TestFullStorageIsNamedWithWhatToDo(t *testing.T) {
 	for used, want := range map[int64][]string{
 		84_900: nil,
 		85_000: {"The registry's storage is nearly full (85.0 % of the quota is used, 85.0 kB of 100.0 kB; pushes are refused " +
-			"from 95 %): delete or prune images, run init-hook garbage-collect, or raise registry.storage.quota."},
+			"from 95 %): delete or prune images, run zarf-registry garbage-collect, or raise registry.storage.quota."},
 		95_000: {"The registry's storage is full (95.0 % of the quota is used, 95.0 kB of 100.0 kB; pushes are refused): " +
-			"delete or prune images, run init-hook garbage-collect, or raise registry.storage.quota."},
+			"delete or prune images, run zarf-registry garbage-collect, or raise registry.storage.quota."},
 	} {
 		report := &space.Report{Volume: &space.Usage{Used: 1, Limit: 2}, Quota: &space.Usage{Used: used, Limit: 100_000}}
 		o := healthy(t, state.ModeProxy).options(t)
@@ -511,7 +511,7 @@ func TestFullStorageIsNamedWithWhatToDo(t *testing.T) {
 }
 
 func TestLostContentIsReportedOnceImagesWerePushed(t *testing.T) {
-	const next = "The registry's storage has lost its content: run init-hook install --namespace zarf, which pushes the " +
+	const next = "The registry's storage has lost its content: run zarf-registry install --namespace zarf, which pushes the " +
 		"project's images, and push yours again, from a backup or from their archives."
 	pushed := &state.HookImage{Reference: "zarf-registry/init-hook:0.1.0", Architecture: "amd64"}
 	for name, test := range map[string]struct {
@@ -552,7 +552,7 @@ func TestDamagedContent(t *testing.T) {
 		"everything is intact":      {&reloadstatus.Scrub{FinishedAt: now}, ""},
 		"images are damaged":        {&reloadstatus.Scrub{FinishedAt: now, Problems: 2, Images: []string{"a:v1", "b:v2"}}, push},
 		"garbage is damaged": {&reloadstatus.Scrub{FinishedAt: now, Problems: 1}, "The registry's storage has damaged " +
-			"content that no image needs: init-hook garbage-collect --namespace zarf removes it."},
+			"content that no image needs: zarf-registry garbage-collect --namespace zarf removes it."},
 	} {
 		o := healthy(t, state.ModeProxy).options(t)
 		o.Loaded = func(context.Context, *corev1.Pod) (*reloadstatus.Report, error) {
@@ -577,7 +577,7 @@ func TestHowGarbageCollectionStands(t *testing.T) {
 		"nothing was ever collected": {&reloadstatus.Collection{}, nil, ""},
 		"it is being collected":      {&reloadstatus.Collection{Running: true, SucceededAt: &now}, nil, ""},
 		"the last collection failed": {&reloadstatus.Collection{Problem: "disk\ngone"}, nil,
-			"The last garbage collection failed (disk gone): init-hook garbage-collect --namespace zarf runs it again."},
+			"The last garbage collection failed (disk gone): zarf-registry garbage-collect --namespace zarf runs it again."},
 		"a registry that does not say": {nil, nil, ""},
 		"who may not ask":              {nil, errors.New("forbidden"), ""},
 	} {

@@ -116,7 +116,7 @@ func (c *collector) proxy(n corev1.Node, pod corev1.Pod) string {
 	if image := injectedImage(pod); image != "" && !plan.Reports(n, image) {
 		pauses := nodeimages.Candidates(plan.Images(n))
 		if len(pauses) > 0 {
-			c.next("Node %s has the pause image %s, but its proxy uses %s: run init-hook heal; if it says that no trusted "+
+			c.next("Node %s has the pause image %s, but its proxy uses %s: run zarf-registry heal; if it says that no trusted "+
 				"pause image is left, load %s on the node, or %s --set injector.image=IMAGE.", n.Name,
 				strings.Join(pauses, ", "), image, image, c.again())
 			return why + "; the node reports " + strings.Join(pauses, ", ") + ", not " + image

@@ -42,7 +42,7 @@ type Options struct {
 	Now    func() time.Time
 }
 
-// Report is the result of Collect. Its JSON is the output of init-hook status.
+// Report is the result of Collect. Its JSON is the output of zarf-registry status.
 type Report struct {
 	Namespace string `json:"namespace"`
 	Release   string `json:"release"`
@@ -138,7 +138,7 @@ type Registry struct {
 	Claim *Claim `json:"claim,omitempty"`
 	// Collection is the state of garbage collection. It is nil if no pod responded.
 	Collection *reloadstatus.Collection `json:"collection,omitempty"`
-	// Scrub is the result of the last complete init-hook images verify. It is nil if there was none, or if no pod
+	// Scrub is the result of the last complete zarf-registry images verify. It is nil if there was none, or if no pod
 	// responded.
 	Scrub *reloadstatus.Scrub `json:"scrub,omitempty"`
 	// Space is how full the storage is. It is nil if no pod responded, or if no limit is known.
@@ -220,7 +220,7 @@ func (c *collector) next(format string, args ...any) {
 
 // again returns the command that repeats the installation.
 func (c *collector) again() string {
-	command := "init-hook install --namespace " + c.home
+	command := "zarf-registry install --namespace " + c.home
 	if c.Release != "zarf-registry" {
 		command += " --release " + c.Release
 	}
@@ -502,7 +502,7 @@ func (c *collector) collection(ctx context.Context, pods []corev1.Pod) {
 				"or run %s, which checks it.", oneLine(v.Problem), c.again())
 		}
 		if problem := report.Collection.Problem; problem != "" {
-			c.next("The last garbage collection failed (%s): init-hook garbage-collect --namespace %s runs it again.",
+			c.next("The last garbage collection failed (%s): zarf-registry garbage-collect --namespace %s runs it again.",
 				oneLine(problem), c.Namespace)
 		}
 		return
@@ -514,7 +514,7 @@ func (c *collector) scrub(report *reloadstatus.Scrub) {
 	switch {
 	case report.Problems == 0:
 	case len(report.Images) == 0:
-		c.next("The registry's storage has damaged content that no image needs: init-hook garbage-collect --namespace %s "+
+		c.next("The registry's storage has damaged content that no image needs: zarf-registry garbage-collect --namespace %s "+
 			"removes it.", c.Namespace)
 	default:
 		c.next("The registry's storage lacks content, or has damaged content, of %s: push these images again.",

@@ -330,7 +330,7 @@ func TestTheReleaseMayHaveAnotherNamespaceThanItsObjects(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "Helm's revision 11 is failed, helm history zarf-registry --namespace releases shows why: run init-hook " +
+	want := "Helm's revision 11 is failed, helm history zarf-registry --namespace releases shows why: run zarf-registry " +
 		"install --namespace releases."
 	if r.Namespace != "zarf" || r.Helm == nil || r.Helm.Revision != 11 || !slices.Contains(r.Next, want) {
 		t.Errorf("in %s revision %v, next %q, want it to have %q", r.Namespace, r.Helm, r.Next, want)
@@ -502,7 +502,7 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 		"a switch that is not done": {state.ModeNodePort, func(c cluster) {
 			c.state(t, state.PhasePrepared, state.ModeProxy, state.ModeNodePort)
 		}, []string{"from nodeport to proxy mode was started at 2026-11-21T11:00:00Z and is not complete: unless a run is " +
-			"in progress, run init-hook install --namespace zarf"}},
+			"in progress, run zarf-registry install --namespace zarf"}},
 		"an installation that is not done": {state.ModeProxy, func(c cluster) {
 			c.state(t, state.PhasePrepared, state.ModeProxy, "")
 		}, []string{"proxy mode was prepared at 2026-11-21T11:00:00Z and is not verified"}},
@@ -603,7 +603,7 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 		"a port that is not reserved": {state.ModeProxy, func(c cluster) {
 			c.drop("Service zarf-registry-nodeport")
 		}, []string{"Service zarf/zarf-registry-nodeport is missing, so any other Service can take node port 31999 and " +
-			"answer instead of the proxies: run init-hook install --namespace zarf, which creates it"}},
+			"answer instead of the proxies: run zarf-registry install --namespace zarf, which creates it"}},
 		"a reservation of another port": {state.ModeProxy, func(c cluster) {
 			c["Service zarf-registry-nodeport"].(*corev1.Service).Spec.Ports[0].NodePort = 30000
 		}, []string{"does not have node port 31999"}},
@@ -629,10 +629,10 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 			c.authority(t, a, now, 0)
 			c.certificate(t, "node-tls", a, from, 0)
 		}, []string{"Secret zarf/zarf-registry-node-tls expires in 65 days, less than a quarter of its lifetime: " +
-			"init-hook certs renew --namespace zarf issues a new one"}},
+			"zarf-registry certs renew --namespace zarf issues a new one"}},
 		"an authority that ends soon": {state.ModeProxy, func(c cluster) {
 			c.authority(t, newAuthority(t, "old", now.Add(-time.Hour), 70*time.Minute), now, 5*time.Minute)
-		}, []string{"Secret zarf/zarf-registry-ca expires in 10m0s, less than a quarter of its lifetime: init-hook certs " +
+		}, []string{"Secret zarf/zarf-registry-ca expires in 10m0s, less than a quarter of its lifetime: zarf-registry certs " +
 			"renew"}},
 		"a certificate of another authority": {state.ModeProxy, func(c cluster) {
 			data := leafOf(t, "push-tls", otherAuthority, now, 0)
@@ -643,7 +643,7 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 			c.certificate(t, "push-tls", otherAuthority, now, 0)
 		}, []string{
 			"Secret zarf/zarf-registry-push-tls is not usable (it is not signed by a CA in ca.crt of Secret " +
-				"zarf-registry-server-tls): init-hook certs renew --namespace zarf issues a new one",
+				"zarf-registry-server-tls): zarf-registry certs renew --namespace zarf issues a new one",
 			"Secret zarf/zarf-registry-server-tls is not usable (it is not signed by a CA in ca.crt of Secret " +
 				"zarf-registry-push-tls)",
 			"Secret zarf/zarf-registry-node-tls is not usable",
@@ -668,10 +668,10 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 		}, []string{"Secret zarf/zarf-registry-node-tls is not usable (it is not valid for localhost, 127.0.0.1, ::1"}},
 		"a certificate that is missing": {state.ModeProxy, func(c cluster) {
 			c.drop("Secret zarf-registry-server-tls")
-		}, []string{"Secret zarf/zarf-registry-server-tls is not usable (not found): init-hook certs renew --namespace zarf issues a new one"}},
+		}, []string{"Secret zarf/zarf-registry-server-tls is not usable (not found): zarf-registry certs renew --namespace zarf issues a new one"}},
 		"the same where the state does not say how to make one": {state.ModeProxy, func(c cluster) {
 			c.drop("Secret zarf-registry-server-tls").changeState(t, func(s *state.State) { s.PKI = nil })
-		}, []string{"(not found): init-hook install --namespace zarf issues a new one"}},
+		}, []string{"(not found): zarf-registry install --namespace zarf issues a new one"}},
 		"a certificate that is rubbish": {state.ModeProxy, func(c cluster) {
 			c["Secret zarf-registry-node-tls"].(*corev1.Secret).Data["tls.crt"] = []byte("rubbish")
 		}, []string{"Secret zarf/zarf-registry-node-tls is not usable (key tls.crt: "}},
@@ -689,17 +689,17 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 		}, []string{"Secret zarf/zarf-registry-ca is not usable (not found)"}},
 		"a certificate of the user that is missing": {state.ModeProxy, func(c cluster) {
 			c.existing(t, "my-push").drop("Secret zarf-registry-node-tls")
-		}, []string{"(not found): put a valid one into Secret zarf/my-node; init-hook certs renew --namespace zarf then copies it"}},
+		}, []string{"(not found): put a valid one into Secret zarf/my-node; zarf-registry certs renew --namespace zarf then copies it"}},
 		"one that cert-manager does not renew": {state.ModeProxy, func(c cluster) {
 			a := newAuthority(t, "corp", now.Add(-80*24*time.Hour), 0)
 			c.authority(t, a, now, 0).certManager(t)
 			c.certificate(t, "server-tls", a, now.Add(-80*24*time.Hour), 90*24*time.Hour)
-		}, []string{"Secret zarf/zarf-registry-server-tls expires in 10 days, less than a quarter of its lifetime: kubectl --namespace zarf describe certificate zarf-registry-server shows whether cert-manager renews it; init-hook certs renew --namespace zarf then copies it"}},
+		}, []string{"Secret zarf/zarf-registry-server-tls expires in 10 days, less than a quarter of its lifetime: kubectl --namespace zarf describe certificate zarf-registry-server shows whether cert-manager renews it; zarf-registry certs renew --namespace zarf then copies it"}},
 		"a CA rotation that stalls": {state.ModeProxy, func(c cluster) {
 			c.changeState(t, func(s *state.State) {
 				s.Rotation = &state.Rotation{Phase: state.RotationTrust, Since: now.Add(-2 * time.Hour), Waiting: "pod a:\nasleep"}
 			})
-		}, []string{"started at 2026-11-21T10:00:00Z is in phase trust, waiting for: pod a: asleep: run init-hook certs renew --namespace zarf"}},
+		}, []string{"started at 2026-11-21T10:00:00Z is in phase trust, waiting for: pod a: asleep: run zarf-registry certs renew --namespace zarf"}},
 		"a payload without its first part": {state.ModeProxy, func(c cluster) {
 			c.drop("ConfigMap " + registryLoad + "-00")
 		}, []string{"ConfigMap " + registryLoad + "-00 is missing"}},
@@ -776,7 +776,7 @@ func TestNothingInstalledIsAnErrorWithTheNextStep(t *testing.T) {
 		"an empty cluster":                 cluster{}.add(node("n1", true)),
 		"an uninstalled one, with history": cluster{}.add(revision(3, "uninstalled")),
 	} {
-		if _, err := c.collect(t); !errors.Is(err, status.ErrNotInstalled) || !strings.Contains(err.Error(), "init-hook install --namespace zarf") {
+		if _, err := c.collect(t); !errors.Is(err, status.ErrNotInstalled) || !strings.Contains(err.Error(), "zarf-registry install --namespace zarf") {
 			t.Errorf("%s: error is %v", name, err)
 		}
 	}

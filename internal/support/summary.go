@@ -27,7 +27,7 @@ func (c *collector) summary() error {
 		if chart == "" {
 			chart = "unknown: Helm's release does not exist or could not be read"
 		}
-		fmt.Fprintf(table, "init-hook\t%s\nKubernetes\t%s\nchart\t%s\n", version.Version, kubernetes, chart)
+		fmt.Fprintf(table, "program\t%s\nKubernetes\t%s\nchart\t%s\n", version.Version, kubernetes, chart)
 		if err := table.Flush(); err != nil {
 			return err
 		}

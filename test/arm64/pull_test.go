@@ -141,10 +141,10 @@ func TestPull(t *testing.T) {
 	}
 }
 
-// result is a part of what init-hook images prints as JSON for each image.
+// result is a part of what zarf-registry images prints as JSON for each image.
 type result struct{ Reference, Digest string }
 
-// runHook runs a command of init-hook images for a single image.
+// runHook runs a command of zarf-registry images for a single image.
 func runHook(t *testing.T, hook, command string, args ...string) result {
 	t.Helper()
 	cmd := emulate.Command(hook, slices.Concat([]string{"images", command, "--output=json"}, args)...)
@@ -153,10 +153,10 @@ func runHook(t *testing.T, hook, command string, args ...string) result {
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	var results []result
 	if err := cmd.Run(); err != nil {
-		t.Fatalf("init-hook images %s: %v\n%s", command, err, &stderr)
+		t.Fatalf("zarf-registry images %s: %v\n%s", command, err, &stderr)
 	}
 	if err := json.Unmarshal(stdout.Bytes(), &results); err != nil || len(results) != 1 {
-		t.Fatalf("init-hook images %s printed %s: %v", command, &stdout, err)
+		t.Fatalf("zarf-registry images %s printed %s: %v", command, &stdout, err)
 	}
 	return results[0]
 }

@@ -58,7 +58,7 @@ func TestCache(t *testing.T) {
 		w.isHealthy(t)
 	})
 	must(t, "images warm fills both", func(t *testing.T) {
-		t.Logf("figure: init-hook images warm:\n%s", output(t, w.command(t, w.hook, "images", "warm", "-n", w.namespace, image)))
+		t.Logf("figure: zarf-registry images warm:\n%s", output(t, w.command(t, w.hook, "images", "warm", "-n", w.namespace, image)))
 		for _, p := range w.caches(t, 2) {
 			if use := w.use(t, p); use.Used < 1<<20 {
 				t.Errorf("%s: %+v", p.Name, use)
@@ -132,7 +132,7 @@ func (w *world) caches(t *testing.T, n int) []corev1.Pod {
 func (w *world) cachesServe(t *testing.T) {
 	t.Helper()
 	report, text := w.status(t)
-	t.Logf("figure: init-hook status:\n%s", text)
+	t.Logf("figure: zarf-registry status:\n%s", text)
 	if report.Caches == nil || report.Caches.Ready != 2 || report.Caches.Wanted != 2 {
 		t.Fatalf("status: %s", mustJSON(report.Caches))
 	}

@@ -94,7 +94,7 @@ func TestCertificateSources(t *testing.T) {
 	w.installForRotation(t)
 	underLoop := w.underLoopWithoutRestart(t)
 
-	underLoop("init-hook install without a value renews certificates past half of their lifetime", func(t *testing.T) {
+	underLoop("zarf-registry install without a value renews certificates past half of their lifetime", func(t *testing.T) {
 		w.age(t, 200*24*time.Hour, 365*24*time.Hour)
 		before := w.certificates(t)
 		w.apply(t, noMode)
@@ -107,7 +107,7 @@ func TestCertificateSources(t *testing.T) {
 		w.changed(t, before)
 	})
 	w.startCertManager(t)
-	underLoop("init-hook install switches to certManager", func(t *testing.T) {
+	underLoop("zarf-registry install switches to certManager", func(t *testing.T) {
 		before := w.certificates(t)
 		w.apply(t, "--set=pki.mode=certManager")
 		w.changed(t, before, "server", "node", "push")
@@ -174,7 +174,7 @@ func TestCertificateSources(t *testing.T) {
 		w.certs(t, "renew") // until then, the failure is a problem
 		w.changed(t, before)
 	})
-	underLoop("init-hook install switches back to internal", func(t *testing.T) {
+	underLoop("zarf-registry install switches back to internal", func(t *testing.T) {
 		before := w.certificates(t)
 		w.apply(t, "--set=pki.mode=internal")
 		w.changed(t, before, "server", "node") // the internal CA had issued the push certificate already
@@ -207,7 +207,7 @@ func (w *world) underLoopWithoutRestart(t *testing.T) func(name string, f func(t
 	}
 }
 
-// certs runs init-hook certs, which must succeed, and returns its output.
+// certs runs zarf-registry certs, which must succeed, and returns its output.
 func (w *world) certs(t *testing.T, args ...string) string {
 	t.Helper()
 	return output(t, w.command(t, w.hook, append([]string{"certs"}, args...)...))

@@ -117,7 +117,7 @@ func (m moment) at(f func(*exec.Cmd)) func(*exec.Cmd, done) {
 	}
 }
 
-// testKilled sends SIGKILL to init-hook install during prepare, and to the run that continues from
+// testKilled sends SIGKILL to zarf-registry install during prepare, and to the run that continues from
 // there during finish. The third run must complete the switch.
 func testKilled(t *testing.T, w *world, runs map[state.Mode]installRun) {
 	stop := w.freshLoop(t, nothingFails)
@@ -155,7 +155,7 @@ func testKilled(t *testing.T, w *world, runs map[state.Mode]installRun) {
 	}
 }
 
-// converges runs init-hook install again, which must complete the switch.
+// converges runs zarf-registry install again, which must complete the switch.
 func (w *world) converges(t *testing.T, to target) {
 	t.Helper()
 	w.mustInstall(t, to.flag)

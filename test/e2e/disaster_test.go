@@ -44,7 +44,7 @@ func (w *world) restored(t *testing.T, name, backup string) {
 func (w *world) losesVolume(t *testing.T, backup string) {
 	w.kubectlRun(t, "delete", "persistentvolumeclaim", "-n", w.namespace, release, "--wait=false")
 	w.kubectlRun(t, "delete", "pod", "-n", w.namespace, "--selector=app.kubernetes.io/component=registry")
-	w.advises(t, "PersistentVolumeClaim "+w.namespace+"/"+release+" does not exist: run init-hook install")
+	w.advises(t, "PersistentVolumeClaim "+w.namespace+"/"+release+" does not exist: run zarf-registry install")
 	w.restored(t, "lost-volume", backup)
 }
 
@@ -59,7 +59,7 @@ func (w *world) losesContent(t *testing.T, backup string) {
 		t.Fatal(err)
 	}
 	eventually(t, time.Minute, "the content to be removed", func() error { return os.RemoveAll(content) })
-	w.advises(t, "The registry's storage has lost its content: run init-hook install")
+	w.advises(t, "The registry's storage has lost its content: run zarf-registry install")
 	w.restored(t, "lost-content", backup)
 }
 
@@ -68,7 +68,7 @@ func (w *world) losesState(t *testing.T) {
 	w.mustInstall(t, "--reset-values")
 	w.isIn(t, state.ModeProxy, state.SourceState)
 	w.kubectlRun(t, "delete", "secret", "-n", w.namespace, release+"-state")
-	w.advises(t, "Secret "+w.namespace+"/"+release+"-state is missing, so the mode is unknown: init-hook install")
+	w.advises(t, "Secret "+w.namespace+"/"+release+"-state is missing, so the mode is unknown: zarf-registry install")
 	w.mustInstall(t)
 	w.isIn(t, state.ModeProxy, state.SourceCluster)
 	w.isHealthy(t)
@@ -77,7 +77,7 @@ func (w *world) losesState(t *testing.T) {
 func (w *world) losesCA(t *testing.T) {
 	before := w.certificates(t)
 	w.kubectlRun(t, "delete", "secret", "-n", w.namespace, release+"-ca")
-	w.advises(t, "The certificate in Secret "+w.namespace+"/"+release+"-ca is not usable (not found): init-hook certs renew")
+	w.advises(t, "The certificate in Secret "+w.namespace+"/"+release+"-ca is not usable (not found): zarf-registry certs renew")
 	w.certs(t, "renew")
 	eventually(t, 3*time.Minute, "the end of the CA rotation", func() error {
 		if report, text := w.status(t); !report.Healthy || report.State.Rotation != nil {

@@ -56,7 +56,7 @@ func (b *workbench) pushesFromDocker(t *testing.T) {
 		out, errOut, err := push(t, b.dockerHost(), "docker-daemon:"+image)
 		there := b.address + "/docker/layers:1"
 		if err != nil || strings.TrimSpace(out) != there {
-			t.Fatalf("init-hook images push: %v, printed %q, want %q: %s", err, out, there, errOut)
+			t.Fatalf("zarf-registry images push: %v, printed %q, want %q: %s", err, out, there, errOut)
 		}
 		if !strings.Contains(errOut, "reading from the Docker engine") {
 			t.Errorf("it does not say what it reads: %s", errOut)
@@ -79,7 +79,7 @@ func (b *workbench) pushesFromDocker(t *testing.T) {
 		archive := filepath.Join(b.dir, "layers.tar")
 		out := b.shell(t, b.node, `"$1" images pull "docker-daemon:$2" --out "$3" --cache-dir "$3.cache"`, b.hook, image, archive)
 		if !strings.Contains(out, image) {
-			t.Errorf("init-hook images pull printed %q", out)
+			t.Errorf("zarf-registry images pull printed %q", out)
 		}
 		if info, err := os.Stat(archive); err != nil || info.Size() < 64<<20 {
 			t.Errorf("the archive: %v, %+v", err, info)
@@ -103,7 +103,7 @@ func (b *workbench) pushesFromDocker(t *testing.T) {
 		b.shell(t, b.node, `docker save "$1" >"$2"`, image, archive)
 		out, errOut, err := push(t, "", archive)
 		if err != nil || !strings.Contains(out, "/docker/layers:1") {
-			t.Errorf("init-hook images push: %v, %q: %s", err, out, errOut)
+			t.Errorf("zarf-registry images push: %v, %q: %s", err, out, errOut)
 		}
 	})
 }

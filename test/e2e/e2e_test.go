@@ -126,7 +126,7 @@ func newWorld(t *testing.T, name string, l layout) *world {
 	t.Helper()
 	w := &world{
 		testcluster: built(t, "E2E_TESTCLUSTER"),
-		hook:        built(t, "E2E_INIT_HOOK"),
+		hook:        built(t, "E2E_ZARF_REGISTRY"),
 		tool:        buildTool(t),
 		namespace:   cmp.Or(l.namespace, namespace),
 		policies:    true,
@@ -361,7 +361,7 @@ func eventually(t *testing.T, within time.Duration, what string, check func() er
 		if time.Now().After(end) {
 			t.Fatalf("waited %s for %s: %v", within, what, err)
 		}
-		// A check that runs programs, such as init-hook status, takes at most a third of the time.
+		// A check that runs programs, such as zarf-registry status, takes at most a third of the time.
 		time.Sleep(max(200*time.Millisecond, 2*time.Since(begin)))
 	}
 }

@@ -18,7 +18,7 @@ import (
 // volumesSize is enough for the project's own images, 90 MB, and those of the scenario, with most of it free.
 const volumesSize = 600 << 20
 
-// fullVolume fills the volume, which must have volumesSize: init-hook status and metrics tell, pushes are refused while
+// fullVolume fills the volume, which must have volumesSize: zarf-registry status and metrics tell, pushes are refused while
 // there is space left, and on a volume without any, nodes pull and garbage collection makes room.
 func (w *world) fullVolume(t *testing.T) {
 	t.Helper()
@@ -30,8 +30,8 @@ func (w *world) fullVolume(t *testing.T) {
 	archive := w.makeArchive(t, "example.com/e2e/new:1", 1<<20)
 	says := func(t *testing.T, words ...string) {
 		t.Helper()
-		step := w.advises(t, append(words, "of the volume is used", "init-hook garbage-collect", "registry.persistence.size")...)
-		t.Logf("figure: init-hook status: %s", step)
+		step := w.advises(t, append(words, "of the volume is used", "zarf-registry garbage-collect", "registry.persistence.size")...)
+		t.Logf("figure: zarf-registry status: %s", step)
 	}
 	must(t, "a volume of which 86 % are used is reported", func(t *testing.T) {
 		w.push(t, w.makeArchive(t, "example.com/e2e/last:1", 1<<20))
@@ -49,7 +49,7 @@ func (w *world) fullVolume(t *testing.T) {
 		before := w.stored(t)
 		large := w.makeArchive(t, "example.com/e2e/large:1", noise)
 		out, errOut, err := try(w.command(t, w.hook, "images", "push", large))
-		t.Logf("figure: init-hook images push: %s", errOut)
+		t.Logf("figure: zarf-registry images push: %s", errOut)
 		if exit, ok := err.(*exec.ExitError); !ok || exit.ExitCode() != 3 || !strings.Contains(errOut, "nothing was sent") ||
 			!strings.Contains(errOut, "that the registry does not have") {
 			t.Errorf("%v: %s%s", err, out, errOut)

@@ -42,7 +42,7 @@ func TestGarbageCollection(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, time.Minute, "init-hook status to report it", func() error {
+		eventually(t, time.Minute, "zarf-registry status to report it", func() error {
 			if _, text := w.status(t); !strings.Contains(text, "collecting garbage") {
 				return fmt.Errorf("output: %s", text)
 			}

@@ -60,7 +60,7 @@ func TestHealer(t *testing.T) {
 			startupTaint+"=:NoSchedule")
 		w.eventSays(t, "new1")
 		w.ranUndisturbed(t, ordinary, "new1")
-		eventually(t, 30*time.Second, "init-hook status to report a healthy cluster", func() error {
+		eventually(t, 30*time.Second, "zarf-registry status to report a healthy cluster", func() error {
 			out, _, err := try(w.command(t, w.hook, "status"))
 			if err != nil {
 				return fmt.Errorf("%w: %s", err, out)
@@ -100,7 +100,7 @@ func TestHealer(t *testing.T) {
 		}
 		w.pullEverywhere(t, image)
 	})
-	must(t, "without a healer, init-hook heal brings registry and healers back", func(t *testing.T) {
+	must(t, "without a healer, zarf-registry heal brings registry and healers back", func(t *testing.T) {
 		w.scaleHealer(t, 0)
 		before := w.waitForRegistry(t, "")
 		w.deletePod(t, before.Name, 0)
@@ -381,7 +381,7 @@ func (w *world) chosenPause(t *testing.T) string {
 	return set.Spec.Template.Spec.Containers[0].Image
 }
 
-// healed is the output of init-hook heal.
+// healed is the output of zarf-registry heal.
 type healed struct {
 	Pods  []struct{ Pod, Node, Action, Before, Image, Reason string }
 	Nodes []struct{ Node, Action, Taint, Reason string }

@@ -22,7 +22,7 @@ type done struct {
 	at    time.Duration // since the start of the run
 }
 
-// installRun is one run of init-hook install.
+// installRun is one run of zarf-registry install.
 type installRun struct {
 	err   error
 	text  string // stdout and stderr
@@ -30,7 +30,7 @@ type installRun struct {
 	took  time.Duration
 }
 
-// install runs init-hook install. It calls onStep, unless that is nil, for each completed step,
+// install runs zarf-registry install. It calls onStep, unless that is nil, for each completed step,
 // with the command so that it can be killed.
 func (w *world) install(t *testing.T, onStep func(*exec.Cmd, done), args ...string) installRun {
 	t.Helper()
@@ -68,14 +68,14 @@ func (w *world) install(t *testing.T, onStep func(*exec.Cmd, done), args ...stri
 	return r
 }
 
-// mustInstall runs init-hook install, which must succeed.
+// mustInstall runs zarf-registry install, which must succeed.
 func (w *world) mustInstall(t *testing.T, args ...string) installRun {
 	t.Helper()
 	r := w.install(t, nil, args...)
 	if r.err != nil {
-		t.Fatalf("init-hook install %v: %v\n%s", args, r.err, r.text)
+		t.Fatalf("zarf-registry install %v: %v\n%s", args, r.err, r.text)
 	}
-	t.Logf("figure: init-hook install %s returned after %.1f s, including the verified pull on every node",
+	t.Logf("figure: zarf-registry install %s returned after %.1f s, including the verified pull on every node",
 		strings.Join(args, " "), r.took.Seconds())
 	return r
 }
@@ -87,14 +87,14 @@ func (w *world) apply(t *testing.T, args ...string) {
 	w.mustInstall(t, slices.Concat([]string{"--namespace", w.namespace, "--reset-values"}, w.sets, args)...)
 }
 
-// status returns the output of init-hook status, as JSON and as text. The exit code must agree with
+// status returns the output of zarf-registry status, as JSON and as text. The exit code must agree with
 // it.
 func (w *world) status(t *testing.T) (status.Report, string) {
 	t.Helper()
 	var report status.Report
 	out, errOut, err := try(w.command(t, w.hook, "status", "-n", w.namespace, "--output", "json"))
 	if e := json.Unmarshal([]byte(out), &report); e != nil {
-		t.Fatalf("init-hook status: %v, %v: %s%s", err, e, out, errOut)
+		t.Fatalf("zarf-registry status: %v, %v: %s%s", err, e, out, errOut)
 	}
 	text, textErrOut, textErr := try(w.command(t, w.hook, "status", "-n", w.namespace))
 	for _, r := range []struct { // the cluster may have changed in between
@@ -109,7 +109,7 @@ func (w *world) status(t *testing.T) (status.Report, string) {
 	return report, text
 }
 
-// isHealthy fails unless init-hook status reports a healthy cluster.
+// isHealthy fails unless zarf-registry status reports a healthy cluster.
 func (w *world) isHealthy(t *testing.T) {
 	t.Helper()
 	report, text := w.status(t)

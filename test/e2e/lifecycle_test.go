@@ -85,7 +85,7 @@ func testLifecycle(t *testing.T, w *world) {
 	var preview, done, again removalJSON
 	time.Sleep(time.Second) // what was pushed in the same second as the catalog was read is kept
 	decode(t, output(t, w.command(t, w.hook, append(prune, "--dry-run")...)), &preview)
-	t.Logf("images prune:\n%s", output(t, w.command(t, w.hook, append(prune, "--dry-run", "--output=text")...)))
+	t.Logf("images prune:\n%s", output(t, w.command(t, w.hook, append(prune, "--dry-run", "--output=table")...)))
 	if after := w.stored(t).blobs; len(preview.Images) != 2 || preview.Frees.Bytes < 2*size || after != before {
 		t.Errorf("the preview is %+v; %d bytes are stored, %d were before", preview, after, before)
 	}

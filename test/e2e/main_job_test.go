@@ -103,7 +103,7 @@ func TestMainJob(t *testing.T) {
 	must(t, "helm uninstall leaves only the volume", w.uninstall)
 }
 
-// TestImages uses the commands of init-hook images, which reach the registry through the API server.
+// TestImages uses the commands of zarf-registry images, which reach the registry through the API server.
 func TestImages(t *testing.T) {
 	w := ownCluster(t, "e2e-images", layout{open: true, args: []string{"--nodes", "1"}})
 	must(t, "install", func(t *testing.T) {

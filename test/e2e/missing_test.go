@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// missing runs init-hook images missing, which must exit with a code. It returns what that prints.
+// missing runs zarf-registry images missing, which must exit with a code. It returns what that prints.
 func (w *world) missing(t *testing.T, code int, args ...string) string {
 	t.Helper()
 	out, errOut, err := try(w.command(t, w.hook, append([]string{"images", "missing"}, args...)...))

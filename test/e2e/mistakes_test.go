@@ -41,12 +41,12 @@ func TestMistakes(t *testing.T) {
 			_, text := w.preflight(t, 1, append([]string{"--registry-proxy"}, c.sets...)...)
 			for _, word := range c.words {
 				if !strings.Contains(text, word) {
-					t.Errorf("init-hook preflight does not report %q: %s", word, text)
+					t.Errorf("zarf-registry install --dry-run does not report %q: %s", word, text)
 				}
 			}
 		})
 	}
-	must(t, "init-hook install is refused, and changes nothing", func(t *testing.T) {
+	must(t, "zarf-registry install is refused, and changes nothing", func(t *testing.T) {
 		w.failsToInstall(t, "1m", []string{"nothing was changed", "StorageClass nope"}, storageOn("nope"))
 		if _, err := w.client.CoreV1().Namespaces().Get(t.Context(), w.namespace, metav1.GetOptions{}); err == nil {
 			t.Error("the namespace remains")
@@ -57,7 +57,7 @@ func TestMistakes(t *testing.T) {
 		t.Fatal(err)
 	}
 	must(t, "a provisioner that does not exist, and the installation is uninstalled", func(t *testing.T) {
-		text := w.failsToInstall(t, "60s", []string{"unbound immediate PersistentVolumeClaims", "then init-hook cleanup"},
+		text := w.failsToInstall(t, "60s", []string{"unbound immediate PersistentVolumeClaims", "then zarf-registry uninstall"},
 			storageOn("slow"))
 		begin := time.Now()
 		w.helmUninstall(t)
@@ -89,16 +89,16 @@ func TestMistakes(t *testing.T) {
 	w.uninstall(t)
 }
 
-// failsToInstall runs init-hook install, which must fail within about that time, and say all of these words.
+// failsToInstall runs zarf-registry install, which must fail within about that time, and say all of these words.
 func (w *world) failsToInstall(t *testing.T, timeout string, words []string, args ...string) (text string) {
 	t.Helper()
 	r := w.install(t, nil, append([]string{proxyMode, "--timeout=" + timeout}, args...)...)
 	if r.err == nil {
-		t.Fatalf("init-hook install %v succeeded: %s", args, r.text)
+		t.Fatalf("zarf-registry install %v succeeded: %s", args, r.text)
 	}
 	for _, word := range words {
 		if !strings.Contains(r.text, word) {
-			t.Errorf("the error of init-hook install %v lacks %q: %s", args, word, r.text)
+			t.Errorf("the error of zarf-registry install %v lacks %q: %s", args, word, r.text)
 		}
 	}
 	return r.text

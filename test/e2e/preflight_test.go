@@ -27,11 +27,11 @@ func TestPreflight(t *testing.T) {
 		_, text := w.preflight(t, 1, "--registry-proxy")
 		for _, word := range words {
 			if !strings.Contains(text, word) {
-				t.Errorf("init-hook preflight does not report %q", word)
+				t.Errorf("zarf-registry install --dry-run does not report %q", word)
 			}
 		}
 		if after := w.everything(t); !slices.Equal(before, after) {
-			t.Errorf("init-hook preflight changed objects; before:\n%s\nafter:\n%s", strings.Join(before, "\n"),
+			t.Errorf("zarf-registry install --dry-run changed objects; before:\n%s\nafter:\n%s", strings.Join(before, "\n"),
 				strings.Join(after, "\n"))
 		}
 		objects := w.made(t)
@@ -137,12 +137,12 @@ func (w *world) usesExternal(t *testing.T) {
 	w.startOver(t)
 }
 
-// preflight runs init-hook preflight, which must end with that exit code, and returns the number of
+// preflight runs zarf-registry install --dry-run, which must end with that exit code, and returns the number of
 // blockers and the text output.
 func (w *world) preflight(t *testing.T, code int, args ...string) (blockers int, text string) {
 	t.Helper()
-	for _, format := range []string{"json", "text"} {
-		out, errOut, err := try(w.command(t, w.hook, append([]string{"preflight", "--output", format}, args...)...))
+	for _, format := range []string{"json", "table"} {
+		out, errOut, err := try(w.command(t, w.hook, append([]string{"install", "--dry-run", "--output", format}, args...)...))
 		got := 0
 		if exit, failed := errors.AsType[*exec.ExitError](err); failed {
 			got = exit.ExitCode()
@@ -152,7 +152,7 @@ func (w *world) preflight(t *testing.T, code int, args ...string) (blockers int,
 		if got != code {
 			t.Fatalf("the exit code is %d, want %d: %s%s", got, code, out, errOut)
 		}
-		if format == "text" {
+		if format == "table" {
 			text = out + errOut
 			continue
 		}

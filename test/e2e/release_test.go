@@ -136,7 +136,7 @@ func (w *world) carry(t *testing.T, image string) (there, archive string) {
 	} {
 		if got := strings.TrimSpace(output(t, w.command(t, w.hook,
 			append([]string{"images"}, append(args, "--plain-http")...)...))); got != there {
-			t.Errorf("init-hook images %s printed %q, want %q", strings.Join(args, " "), got, there)
+			t.Errorf("zarf-registry images %s printed %q, want %q", strings.Join(args, " "), got, there)
 		}
 	}
 	return there, archive

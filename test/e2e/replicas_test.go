@@ -149,7 +149,7 @@ func (w *world) plainPorts(t *testing.T, open bool) {
 	}
 }
 
-// pushClient sends requests to one pod as init-hook images push does. It reads the credential for
+// pushClient sends requests to one pod as zarf-registry images push does. It reads the credential for
 // each request.
 type pushClient struct {
 	*http.Client

@@ -96,7 +96,7 @@ func TestRewrite(t *testing.T) {
 	}
 
 	w.onlyPause(t, w.nodes[0])
-	must(t, "init-hook install, and images push", func(t *testing.T) {
+	must(t, "zarf-registry install, and images push", func(t *testing.T) {
 		w.mustInstall(t, "--set=registryProxy=false", "--set=rewrite.enabled=true", namedPause)
 		w.isIn(t, state.ModeNodePort, state.SourceValue)
 		program, err := os.ReadFile(w.tool)
@@ -247,7 +247,7 @@ func TestRewrite(t *testing.T) {
 			return nil
 		})
 	})
-	must(t, "init-hook status says whether the policy takes effect", func(t *testing.T) {
+	must(t, "zarf-registry status says whether the policy takes effect", func(t *testing.T) {
 		const policy = namespace + "-" + release + "-rewrite"
 		w.isHealthy(t)
 		_, text := w.status(t)

@@ -91,7 +91,7 @@ func TestSoak(t *testing.T) {
 	})
 	t.Logf("seed %d, faults for %s, layout %q", seed, os.Getenv("SOAK_TIME"), os.Getenv("SOAK_LAYOUT"))
 
-	// The registry also stores the init-hook images of both releases, 90 MB each. An image of some 600 KB is pushed
+	// The registry also stores the zarf-registry images of both releases, 90 MB each. An image of some 600 KB is pushed
 	// every 1.3 s or later.
 	size := 512<<20 + int64(atMost.Minutes()*float64(32<<20))
 	// The node grace period is longer than any fault but the loss of a node.
@@ -253,15 +253,15 @@ func (s *soaking) recover(t *testing.T, repaired time.Time, steps ...soak.Step) 
 	return took
 }
 
-// healthy returns nil if init-hook status reports a healthy cluster with all nodes.
+// healthy returns nil if zarf-registry status reports a healthy cluster with all nodes.
 func (s *soaking) healthy(t *testing.T) error {
 	var report status.Report
 	out, errOut, err := try(s.w.longCommand(t, time.Minute, s.w.hook, "status", "--output", "json"))
 	if e := json.Unmarshal([]byte(out), &report); e != nil {
-		return fmt.Errorf("init-hook status: %v: %s%s", err, out, errOut)
+		return fmt.Errorf("zarf-registry status: %v: %s%s", err, out, errOut)
 	}
 	if !report.Healthy || len(report.Nodes) != len(s.w.nodes) {
-		return fmt.Errorf("init-hook status lists %d nodes and recommends: %s", len(report.Nodes),
+		return fmt.Errorf("zarf-registry status lists %d nodes and recommends: %s", len(report.Nodes),
 			strings.Join(report.Next, "; "))
 	}
 	for _, n := range report.Nodes {

@@ -216,14 +216,14 @@ func (w *world) addSecrets(t *testing.T, secrets map[string]string) {
 	}
 }
 
-// bundleResult is what init-hook support-bundle prints.
+// bundleResult is what zarf-registry support-bundle prints.
 type bundleResult struct {
 	Path string
 	Size int64
 	support.Result
 }
 
-// supportBundle runs init-hook support-bundle, which must succeed, and returns the files of the bundle.
+// supportBundle runs zarf-registry support-bundle, which must succeed, and returns the files of the bundle.
 func (w *world) supportBundle(t *testing.T, kubeconfig string) (map[string]string, bundleResult, time.Duration) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "bundle.tar.gz")

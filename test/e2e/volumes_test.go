@@ -15,7 +15,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/status"
 )
 
-// TestVolumes installs on volumes that can get lost: on a node, or between nodes. init-hook status names claim, pod
+// TestVolumes installs on volumes that can get lost: on a node, or between nodes. zarf-registry status names claim, pod
 // and node, and the commands that it advises help.
 func TestVolumes(t *testing.T) {
 	onlyInLongRuns(t)
@@ -40,7 +40,7 @@ func TestVolumes(t *testing.T) {
 		_, text := w.interrupted(t, words, proxyMode, storageOn("attached"))
 		for _, word := range words {
 			if !strings.Contains(text, word) {
-				t.Errorf("the error of init-hook install lacks %q: %s", word, text)
+				t.Errorf("the error of zarf-registry install lacks %q: %s", word, text)
 			}
 		}
 		w.kubectlRun(t, "taint", "nodes", node, "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute")
@@ -69,7 +69,7 @@ func (w *world) wrongOwner(t *testing.T) {
 		_, text := w.interrupted(t, words, proxyMode, storageOn("root-owned"))
 		for _, word := range append(words, " on node n") {
 			if !strings.Contains(text, word) {
-				t.Errorf("the error of init-hook install lacks %q: %s", word, text)
+				t.Errorf("the error of zarf-registry install lacks %q: %s", word, text)
 			}
 		}
 		w.kubectlRun(t, "delete", "-n", w.namespace, "persistentvolumeclaim/"+release, "pod/"+w.pods(t, "registry")[0].Name)
@@ -79,8 +79,8 @@ func (w *world) wrongOwner(t *testing.T) {
 	w.startOver(t)
 }
 
-// interrupted runs init-hook install until init-hook status says all of that in one of the next steps, and returns the
-// step and the output of init-hook install.
+// interrupted runs zarf-registry install until zarf-registry status says all of that in one of the next steps, and returns the
+// step and the output of zarf-registry install.
 func (w *world) interrupted(t *testing.T, words []string, args ...string) (step, text string) {
 	t.Helper()
 	cmd := w.command(t, w.hook, append([]string{"install", "--timeout=4m", noRotation}, args...)...)
@@ -106,7 +106,7 @@ func (w *world) interrupted(t *testing.T, words []string, args ...string) (step,
 			cmd.Wait()
 		}
 	}()
-	eventually(t, 3*time.Minute, "init-hook install to wait for the registry", func() error {
+	eventually(t, 3*time.Minute, "zarf-registry install to wait for the registry", func() error {
 		if text := read(); !strings.Contains(text, "waiting for the registry: ") {
 			return errors.New(text)
 		}
@@ -116,15 +116,15 @@ func (w *world) interrupted(t *testing.T, words []string, args ...string) (step,
 	w.claimIsBound(t)
 	cmd.Process.Signal(os.Interrupt)
 	if err := cmd.Wait(); err == nil {
-		t.Errorf("init-hook install succeeded: %s", read())
+		t.Errorf("zarf-registry install succeeded: %s", read())
 	}
 	return step, read()
 }
 
-// advises waits until init-hook status says all of that in one of the next steps, and returns the step.
+// advises waits until zarf-registry status says all of that in one of the next steps, and returns the step.
 func (w *world) advises(t *testing.T, words ...string) (step string) {
 	t.Helper()
-	eventually(t, 3*time.Minute, "advice of init-hook status", func() error {
+	eventually(t, 3*time.Minute, "advice of zarf-registry status", func() error {
 		var report status.Report
 		out, errOut, err := try(w.command(t, w.hook, "status", "-n", w.namespace, "--output=json"))
 		if e := json.Unmarshal([]byte(out), &report); e != nil {
@@ -142,13 +142,13 @@ func (w *world) advises(t *testing.T, words ...string) (step string) {
 		return fmt.Errorf("no step says all of %q: %s", words, mustJSON(report.Next))
 	})
 	if text, _, _ := try(w.command(t, w.hook, "status", "-n", w.namespace)); !strings.Contains(text, step) {
-		t.Errorf("init-hook status lacks %q: %s", step, text)
+		t.Errorf("zarf-registry status lacks %q: %s", step, text)
 	}
 	t.Logf("advice: %s", step)
 	return step
 }
 
-// claimIsBound fails unless init-hook status reports a bound claim of the registry.
+// claimIsBound fails unless zarf-registry status reports a bound claim of the registry.
 func (w *world) claimIsBound(t *testing.T) {
 	t.Helper()
 	report, text := w.status(t)

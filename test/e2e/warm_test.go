@@ -162,7 +162,7 @@ func (got warmed) are(t *testing.T, node, image string, want pulls.Outcome) {
 	}
 }
 
-// warms runs init-hook images warm, which must exit with a code.
+// warms runs zarf-registry images warm, which must exit with a code.
 func (w *world) warms(t *testing.T, code int, args ...string) (out, said string) {
 	t.Helper()
 	out, said, err := try(w.command(t, w.hook, append([]string{"images", "warm"}, args...)...))

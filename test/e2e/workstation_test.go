@@ -17,12 +17,12 @@ func TestWorkstation(t *testing.T) {
 			w.onlyPause(t, node)
 		}
 	})
-	must(t, "init-hook install --registry-proxy", func(t *testing.T) {
+	must(t, "zarf-registry install --registry-proxy", func(t *testing.T) {
 		w.mustInstall(t, "--registry-proxy")
 		w.isIn(t, state.ModeProxy, state.SourceValue)
 	})
 	must(t, "both nodes pull", func(t *testing.T) { w.pullEverywhere(t, w.pushHello(t)) })
-	must(t, "init-hook status reports a healthy cluster", func(t *testing.T) {
+	must(t, "zarf-registry status reports a healthy cluster", func(t *testing.T) {
 		w.isHealthy(t)
 		_, text := w.status(t)
 		t.Logf("output:\n%s", text)
@@ -41,7 +41,7 @@ func TestWorkstation(t *testing.T) {
 	})
 	must(t, "a new pull credential works at once, and the previous one no longer does", func(t *testing.T) {
 		previous := w.pullSecret(t).Data["password"]
-		output(t, w.command(t, w.hook, "credentials", "rotate", "--pull"))
+		output(t, w.command(t, w.hook, "credentials", "rotate", "pull"))
 		if bytes.Equal(previous, w.pullSecret(t).Data["password"]) {
 			t.Error("the password did not change")
 		}
@@ -51,7 +51,7 @@ func TestWorkstation(t *testing.T) {
 			t.Errorf("the previous password still pulls: %s", out)
 		}
 	})
-	must(t, "init-hook install without a mode keeps it and restarts nothing", func(t *testing.T) {
+	must(t, "zarf-registry install without a mode keeps it and restarts nothing", func(t *testing.T) {
 		w.restartsNothing(t, func() { w.mustInstall(t) })
 		if s := w.saved(t); s.Current == nil || s.Current.Mode != state.ModeNodePort {
 			t.Errorf("the state is %s", mustJSON(s))

@@ -203,7 +203,7 @@ func (z *zarf) examplePackage(t *testing.T) string {
 		t.Fatal(err)
 	}
 	defer program.Close()
-	installer, err := os.Create(filepath.Join(dir, "init-hook"))
+	installer, err := os.Create(filepath.Join(dir, "zarf-registry"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -272,13 +272,13 @@ func (m *migration) pushToZarf(t *testing.T) {
 	m.toZarf(t, "copy", connected+"/"+m.pinned, "--from-plain-http")
 }
 
-// toZarf runs init-hook images push or copy with Zarf's registry as the destination.
+// toZarf runs zarf-registry images push or copy with Zarf's registry as the destination.
 func (m *migration) toZarf(t *testing.T, args ...string) {
 	t.Helper()
 	m.images(t, m.password(t, "registry"), append(args, "--to", m.forward(t), "--plain-http")...)
 }
 
-// images runs a command of init-hook images, with a password for Zarf's registry unless that is empty.
+// images runs a command of zarf-registry images, with a password for Zarf's registry unless that is empty.
 func (m *migration) images(t *testing.T, password string, args ...string) string {
 	t.Helper()
 	if password != "" {

@@ -137,11 +137,11 @@ func testZarfPackage(t *testing.T, z *zarf) {
 	want := w.agentReference(image)
 	for _, source := range []string{file, unpacked} {
 		if listed := output(t, w.command(t, w.hook, "images", "list", source)); !strings.Contains(listed, image) {
-			t.Errorf("init-hook images list %s printed %s", source, listed)
+			t.Errorf("zarf-registry images list %s printed %s", source, listed)
 		}
 		got := output(t, w.command(t, w.hook, "images", "push", "-n", w.namespace, "--zarf-tags", source))
 		if both := w.address + "/zarf/pushed:1\n" + want + "\n"; got != both {
-			t.Errorf("init-hook images push %s printed %q, want %q", source, got, both)
+			t.Errorf("zarf-registry images push %s printed %q, want %q", source, got, both)
 		}
 	}
 	p := pod("pushed", w.nodes[0], image)

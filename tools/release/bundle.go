@@ -95,7 +95,7 @@ func (r release) packFiles(t *tar.Writer, dir string, want map[string]string) er
 
 // modeOf returns the mode of a file. That on the disk is lost where the files were downloaded.
 func modeOf(name string) int64 {
-	if strings.HasPrefix(name, initHook+"-") && filepath.Ext(name) == "" {
+	if strings.HasPrefix(name, workstationProgram+"-") && filepath.Ext(name) == "" {
 		return 0o755
 	}
 	return 0o644

@@ -36,7 +36,11 @@ func main() {
 	}
 }
 
-const initHook = "init-hook"
+const (
+	initHook = "init-hook"
+	// workstationProgram is the name of the same program in a release.
+	workstationProgram = "zarf-registry"
+)
 
 // release describes what to build and from what.
 type release struct {
@@ -46,7 +50,7 @@ type release struct {
 	archives string // folder of the image archives
 	// programs and embedded are the folders of init-hook and of the programs that it embeds.
 	programs, embedded string
-	darwin             bool // include init-hook for macOS
+	darwin             bool // include zarf-registry for macOS
 	source             source
 	output             string
 }
@@ -67,7 +71,7 @@ func run(ctx context.Context) error {
 	flag.StringVar(&r.programs, "programs", "bin/images", "folder of init-hook for each architecture")
 	flag.StringVar(&r.embedded, "payload", "bin/payload", "folder of the programs that init-hook embeds")
 	flag.StringVar(&r.output, "output", "dist/release", "folder of the release; its content is replaced")
-	flag.BoolVar(&r.darwin, "darwin", true, "include init-hook for macOS, which takes minutes to compile")
+	flag.BoolVar(&r.darwin, "darwin", true, "include zarf-registry for macOS, which takes minutes to compile")
 	bundleOnly := flag.Bool("bundle-only", false, "only pack the bundle in the output again, with a signature")
 	chartOnly := flag.Bool("chart-only", false, "write only the chart's package")
 	allowChanges := flag.Bool("allow-changes", false, "allow files that differ from the commit, for testing")
@@ -207,14 +211,14 @@ type workstation struct {
 func (r release) workstations() (all []workstation) {
 	for _, arch := range images.Architectures {
 		all = append(all, workstation{"linux/" + arch, filepath.Join(r.programs, initHook+"-"+arch),
-			initHook + "-linux-" + arch})
+			workstationProgram + "-linux-" + arch})
 	}
 	if !r.darwin {
 		return all
 	}
 	for _, arch := range images.Architectures {
-		name := initHook + "-darwin-" + arch
-		all = append(all, workstation{"darwin/" + arch, filepath.Join(r.programs, name), name})
+		all = append(all, workstation{"darwin/" + arch, filepath.Join(r.programs, initHook+"-darwin-"+arch),
+			workstationProgram + "-darwin-" + arch})
 	}
 	return all
 }

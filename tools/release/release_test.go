@@ -127,9 +127,10 @@ func TestRelease(t *testing.T) {
 	}
 	want := []string{
 		"SHA256SUMS",
-		"init-hook-darwin-amd64", "init-hook-darwin-amd64.cdx.json",
-		"init-hook-darwin-arm64", "init-hook-darwin-arm64.cdx.json",
-		"init-hook-linux-amd64", "init-hook-linux-amd64.cdx.json", "init-hook-linux-arm64", "init-hook-linux-arm64.cdx.json",
+		"zarf-registry-darwin-amd64", "zarf-registry-darwin-amd64.cdx.json",
+		"zarf-registry-darwin-arm64", "zarf-registry-darwin-arm64.cdx.json",
+		"zarf-registry-linux-amd64", "zarf-registry-linux-amd64.cdx.json",
+		"zarf-registry-linux-arm64", "zarf-registry-linux-arm64.cdx.json",
 		"init-hook.tar", "init-hook.tar.cdx.json", "probe.tar", "probe.tar.cdx.json",
 		"registry-node.tar", "registry-node.tar.cdx.json", "registry.tar", "registry.tar.cdx.json",
 		"zarf-registry-" + version + ".tgz",
@@ -203,7 +204,7 @@ func TestRelease(t *testing.T) {
 			switch {
 			case file == "init-hook.tar":
 				wantPrograms = 10
-			case strings.HasPrefix(file, "init-hook-"):
+			case strings.HasPrefix(file, "zarf-registry-"):
 				wantPrograms = 8
 			}
 			if programs != wantPrograms || (libraries == 0) != strings.HasPrefix(file, "probe") {
@@ -219,7 +220,7 @@ func TestRelease(t *testing.T) {
 			t.Fatal(err)
 		}
 		// Where files were downloaded, their modes are lost.
-		if err := errors.Join(os.Chmod(filepath.Join(r.output, "init-hook-linux-amd64"), 0o644),
+		if err := errors.Join(os.Chmod(filepath.Join(r.output, "zarf-registry-linux-amd64"), 0o644),
 			r.pack(r.output, io.Discard)); err != nil {
 			t.Fatal(err)
 		}
@@ -273,7 +274,7 @@ func bundled(t *testing.T, r release, want map[string]string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		program := strings.HasPrefix(file, "init-hook-") && !strings.HasSuffix(file, suffixSBOM)
+		program := strings.HasPrefix(file, "zarf-registry-") && filepath.Ext(file) == ""
 		if !info.ModTime().Equal(commitTime) || (info.Mode().Perm() == 0o755) != program {
 			t.Errorf("%s: %v, mode %v", file, info.ModTime(), info.Mode())
 		}

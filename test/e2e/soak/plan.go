@@ -34,7 +34,7 @@ type Kind struct {
 	// Classes are the failures that are excused.
 	Classes []Class
 	// Recovery is how long after the repair everything must work again: each node pulls, images are pushed,
-	// and init-hook status reports a healthy cluster. Until then failures are excused. It is three times what
+	// and zarf-registry status reports a healthy cluster. Until then failures are excused. It is three times what
 	// was measured (docs/soak.md), and at least 10 s.
 	Recovery time.Duration
 	// Excused, if not 0, is how long failures are excused instead.

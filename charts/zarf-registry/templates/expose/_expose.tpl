@@ -156,7 +156,7 @@ writes. */ -}}
 {{- fail "zarf-registry: expose.gateway.parentRefs: an HTTPRoute needs a Gateway; name it" -}}
 {{- end -}}
 {{- if and (include "zarf-registry.expose.backendTLS" .) (not (include "zarf-registry.expose.tlsSecret" .)) (not $expose.gateway.backendTLSPolicy.caConfigMap) -}}
-{{- fail "zarf-registry: expose.gateway.backendTLSPolicy.caConfigMap: gateways do not trust the CA of the registry's own certificate; set expose.tls, or name a ConfigMap with that CA, which init-hook certs ca prints" -}}
+{{- fail "zarf-registry: expose.gateway.backendTLSPolicy.caConfigMap: gateways do not trust the CA of the registry's own certificate; set expose.tls, or name a ConfigMap with that CA, which zarf-registry certs ca prints" -}}
 {{- end -}}
 {{- if $service.enabled -}}
 {{- if $service.nodePort -}}

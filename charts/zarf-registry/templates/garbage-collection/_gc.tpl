@@ -17,7 +17,7 @@
 {{- printf "%s-%s" (include "zarf-registry.namespace" .) (include "zarf-registry.gc.name" .) -}}
 {{- end -}}
 
-{{- /* The flags that select images for init-hook images prune: JSON array. */ -}}
+{{- /* The flags that select images for zarf-registry images prune: JSON array. */ -}}
 {{- define "zarf-registry.prune.flags" -}}
 {{- $flags := list -}}
 {{- with .Values.registry.garbageCollection.prune -}}

@@ -72,7 +72,7 @@
 {{- default $default .Values.rewrite.pullSecret -}}
 {{- end -}}
 
-{{- /* A registry that is rewritten; nothing if none is. init-hook status asks the API server for a pod with an image of
+{{- /* A registry that is rewritten; nothing if none is. zarf-registry status asks the API server for a pod with an image of
 it. */ -}}
 {{- define "zarf-registry.rewrite.example" -}}
 {{- $registries := .Values.rewrite.registries -}}
