@@ -57,7 +57,7 @@ func TestMistakes(t *testing.T) {
 		t.Fatal(err)
 	}
 	must(t, "a provisioner that does not exist, and the installation is uninstalled", func(t *testing.T) {
-		text := w.failsToInstall(t, "60s", []string{"unbound immediate PersistentVolumeClaims", "then zarf-registry uninstall"},
+		text := w.failsToInstall(t, "60s", []string{"unbound immediate PersistentVolumeClaims", "zarf-registry uninstall --namespace"},
 			storageOn("slow"))
 		begin := time.Now()
 		w.helmUninstall(t)
