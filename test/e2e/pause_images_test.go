@@ -104,6 +104,10 @@ func TestPauseImages(t *testing.T) {
 			t.Errorf("before:\n%s\nafter:\n%s", strings.Join(before, "\n"), strings.Join(after, "\n"))
 		}
 	})
+	must(t, "zarf-registry uninstall leaves the images only", func(t *testing.T) {
+		output(t, w.command(t, w.hook, "uninstall", "-n", w.namespace))
+		w.nothingLeft(t, "persistentvolumeclaim/"+release)
+	})
 }
 
 // usedImages lists the release's pods with their restarts and images.
