@@ -155,7 +155,7 @@ func TestValuesAboutCertificatesReachTheHook(t *testing.T) {
 		"lifetimes": {map[string]any{
 			"clusterDomain": "example.org",
 			"pki": map[string]any{"mode": "internal", "lifetime": map[string]any{"certificate": "10m",
-				"authority": "1h"}},
+				"ca": "1h"}},
 		}, shorter, state.SourceValue, ""},
 		"existing Secrets": {map[string]any{
 			"pki": map[string]any{"mode": "existingSecret", "existingSecret": map[string]any{"server": "a", "node": "b",
