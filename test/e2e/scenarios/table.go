@@ -82,7 +82,7 @@ var All = []Scenario{
 	{Test: "TestExpose", Clusters: []string{"e2e-expose"}, Networks: first(dualStack, withIPv4), Minutes: 2.7,
 		Tools: []string{"crane"}, Paths: and(chart("expose"), internal("registry"))},
 	{Test: "TestGarbageCollection", Clusters: []string{"e2e-garbage"}, Networks: first(ipv6, Everywhere), Minutes: 5,
-		Paths: and(chart("garbage-collection", "prune"), internal("gc", "blobstore", "space"),
+		Paths: and(chart("garbage-collection"), internal("gc", "blobstore", "space"),
 			[]string{"test/e2e/fullvolume_test.go"})},
 	{Test: "TestHealer", Clusters: []string{"e2e-healer"}, Networks: first(dualStackNFT, withIPv4), Minutes: 5.7,
 		Paths: and(chart("healer", "proxy"), internal("heal", "nodeimages"))},
