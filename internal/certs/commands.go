@@ -171,7 +171,8 @@ func (c *command) readState(ctx context.Context) (string, error) {
 	case c.external():
 		return nothingExternal, nil
 	case saved.PKI == nil:
-		return "", exitcode.Refuse("%s has no PKI settings: run helm upgrade, zarf-registry install or zarf-registry prepare first",
+		return "", exitcode.Refuse("%s has no PKI settings: run helm upgrade, zarf-registry install or "+
+			"zarf-registry prepare first",
 			c.Object("Secret", c.Settings.Name+names.SuffixState))
 	}
 	c.rotating = saved.Rotation != nil

@@ -79,7 +79,8 @@ func (c *credentialRotation) write(ctx context.Context) (string, error) {
 			return exitcode.Refuse("%s does not exist: only nodeport mode has a pull credential", c.Object("Secret", name))
 		}
 		if secret == nil {
-			return exitcode.Refuse("%s is missing: run helm upgrade, zarf-registry install or zarf-registry prepare to create it",
+			return exitcode.Refuse("%s is missing: run helm upgrade, zarf-registry install or "+
+				"zarf-registry prepare to create it",
 				c.Object("Secret", name))
 		}
 		return c.replace(ctx, secret)

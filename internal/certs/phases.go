@@ -66,8 +66,8 @@ func (k *Keeper) FinishRotation(ctx context.Context, p state.PKI) (finished bool
 		return false, "", err
 	}
 	if len(waiting) > 0 {
-		k.Log.Warn("the CA rotation is not finished; everything works, and zarf-registry certs renew, which the CronJob runs, "+
-			"continues it",
+		k.Log.Warn("the CA rotation is not finished; everything works, and zarf-registry certs renew, which the "+
+			"CronJob runs, continues it",
 			"waiting", release.List(waiting))
 		return false, fmt.Sprintf("%s; not finished, waiting for %d pods", r.did(), len(waiting)), nil
 	}

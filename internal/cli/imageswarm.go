@@ -179,7 +179,8 @@ func (s *imageSearch) stored(wanted []images.Name) (found []*catalog.Manifest, r
 		m, ours := s.locate(n)
 		switch {
 		case m == nil:
-			errs = append(errs, fmt.Errorf("the registry does not have %s: zarf-registry images list --untagged lists what it has",
+			errs = append(errs, fmt.Errorf("the registry does not have %s: zarf-registry images list --untagged "+
+				"lists what it has",
 				ours))
 		case m.Problem != "":
 			errs = append(errs, fmt.Errorf("%s cannot be read: %s: push it again", ours, m.Problem))

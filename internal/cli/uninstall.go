@@ -67,6 +67,7 @@ func (f *hookFlags) uninstall(cmd *cobra.Command) error {
 	if !found {
 		did = "does not exist; what was left of it is removed"
 	}
-	_, err = fmt.Fprintf(cmd.OutOrStdout(), "Release %s in namespace %s %s.\n", f.settings.Release, f.settings.Namespace, did)
+	_, err = fmt.Fprintf(cmd.OutOrStdout(), "Release %s in namespace %s %s.\n", f.settings.Release, f.settings.Namespace,
+		did)
 	return err
 }

@@ -15,8 +15,8 @@ import (
 
 // Uninstall does the work of the release's cleanup Job and then removes the chart's objects, as helm uninstall does. It
 // calls cleanup once with the arguments of that Job, or of another one with the same settings: a release that never
-// worked may have no cleanup Job. If the release is gone, there are none. Uninstall reports whether there was a release.
-// Repeated, it continues an interrupted run. The time limit bounds Helm's part.
+// worked may have no cleanup Job. If the release is gone, there are none. Uninstall reports whether there was a
+// release. Repeated, it continues an interrupted run. The time limit bounds Helm's part.
 func Uninstall(ctx context.Context, helm *action.Configuration, name string, limit time.Duration,
 	cleanup func(ctx context.Context, args []string) error,
 ) (found bool, err error) {
@@ -28,8 +28,8 @@ func Uninstall(ctx context.Context, helm *action.Configuration, name string, lim
 		return false, fmt.Errorf("reading release %s: %w", name, err)
 	}
 	if other := rel.Chart.Name(); other != names.Chart {
-		return true, exitcode.Refuse("release %s in namespace %s belongs to the chart %s, not to %s: choose another name with "+
-			"--release or another namespace with --namespace", name, rel.Namespace, other, names.Chart)
+		return true, exitcode.Refuse("release %s in namespace %s belongs to the chart %s, not to %s: choose another name "+
+			"with --release or another namespace with --namespace", name, rel.Namespace, other, names.Chart)
 	}
 	args, err := jobArguments(rel, "cleanup")
 	if err != nil {

@@ -30,7 +30,8 @@ import (
 // the manifest: a back link counts only while the manifest exists, so one that remains after a crash does no harm, and
 // garbage collection removes it.
 //
-// Distribution itself writes no back links. At each start, the registry adds those of manifests that were pushed since it last did so (rebuild). Until it has finished, manifests are read instead.
+// Distribution itself writes no back links. At each start, the registry adds those of manifests that were pushed since
+// it last did so (rebuild). Until it has finished, manifests are read instead.
 const (
 	referrerLinks = "_referrers"
 	indexLinks    = "_indexes"

@@ -13,7 +13,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/gc"
 )
 
-// GarbageCollect removes what no image needs from a registry's storage. The registry may be running. It calls report for every manifest and blob right after removing it.
+// GarbageCollect removes what no image needs from a registry's storage. The registry may be running. It calls report
+// for every manifest and blob right after removing it.
 func GarbageCollect(
 	ctx context.Context, config *configuration.Configuration, request gc.Request, report func(gc.Event),
 ) (gc.Result, error) {

@@ -514,8 +514,8 @@ func (c *collector) scrub(report *reloadstatus.Scrub) {
 	switch {
 	case report.Problems == 0:
 	case len(report.Images) == 0:
-		c.next("The registry's storage has damaged content that no image needs: zarf-registry garbage-collect --namespace %s "+
-			"removes it.", c.Namespace)
+		c.next("The registry's storage has damaged content that no image needs: zarf-registry garbage-collect "+
+			"--namespace %s removes it.", c.Namespace)
 	default:
 		c.next("The registry's storage lacks content, or has damaged content, of %s: push these images again.",
 			strings.Join(report.Images, " "))
