@@ -104,8 +104,8 @@ func printStatus(w io.Writer, r *status.Report) error {
 		}
 		fmt.Fprintf(table, "mode\t%s, %s\n", settings.Mode, phase)
 		fmt.Fprintf(table, "address\t%s (%s%s)\n", settings.Address, settings.IPFamily, network)
-		fmt.Fprintf(table, "source\t%s; written %s by zarf-registry %s\n", settings.DecidedBy, s.UpdatedAt.Format(time.RFC3339),
-			s.UpdatedBy)
+		fmt.Fprintf(table, "source\t%s; written %s by zarf-registry %s\n", settings.DecidedBy,
+			s.UpdatedAt.Format(time.RFC3339), s.UpdatedBy)
 	} else {
 		fmt.Fprint(table, "mode\tunknown\n")
 	}

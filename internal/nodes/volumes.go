@@ -16,8 +16,8 @@ func ClaimOf(p corev1.PodSpec) string {
 	return ""
 }
 
-// DescribeClaim says how to look at the volume claim of a pod that has not started. It returns "" if the pod has started
-// or has no claim.
+// DescribeClaim says how to look at the volume claim of a pod that has not started. It returns "" if the pod has
+// started or has no claim.
 func DescribeClaim(p corev1.Pod) string {
 	name := ClaimOf(p.Spec)
 	if name == "" || p.Status.Phase != corev1.PodPending {

@@ -53,8 +53,8 @@ func (r *Release) ReadSecret(ctx context.Context, name string) (*corev1.Secret, 
 // NotOurs returns the error for an object that has one of our names but that init-hook did not
 // create.
 func (r *Release) NotOurs(kind, name string) error {
-	return exitcode.Refuse("%s exists and was not created by zarf-registry: rename or delete it, or install under another "+
-		"name (--set fullnameOverride=…)",
+	return exitcode.Refuse("%s exists and was not created by zarf-registry: rename or delete it, or install under "+
+		"another name (--set fullnameOverride=…)",
 		r.Object(kind, name))
 }
 
