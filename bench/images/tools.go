@@ -68,7 +68,8 @@ func tools() []tool {
 		return func(j job) [][]string { return commands(j, "") }
 	}
 	ours := func(j job, out string) [][]string {
-		return one([]string{j.program, "images", "pull", "-f", j.path(listFile), "--out", out, "--plain-http", "--platform=all",
+		return one([]string{j.program, "images", "pull", "-f", j.path(listFile), "--out", out, "--plain-http",
+			"--platform=all",
 			"--cache-dir", j.path(cacheDir)})
 	}
 	crane := func(j job, out string) []string {
