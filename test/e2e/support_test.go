@@ -228,7 +228,7 @@ func (w *world) supportBundle(t *testing.T, kubeconfig string) (map[string]strin
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "bundle.tar.gz")
 	begin := time.Now()
-	out, errOut, err := try(w.command(t, w.hook, "support-bundle", "--kubeconfig", kubeconfig, "-n", w.namespace, "-o", path,
+	out, errOut, err := try(w.command(t, w.hook, "support-bundle", "--kubeconfig", kubeconfig, "-n", w.namespace, "--out", path,
 		"--output", "json"))
 	took := time.Since(begin)
 	var result bundleResult
