@@ -82,6 +82,7 @@ func New(stdout, stderr io.Writer) *cobra.Command {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SetUsageTemplate(usage)
+	const otherCommands = "Other:"
 	for _, g := range []struct {
 		title    string
 		commands []*cobra.Command
@@ -89,16 +90,16 @@ func New(stdout, stderr io.Writer) *cobra.Command {
 		{"Set up:", []*cobra.Command{newInstall(), newUninstall()}},
 		{"Images:", []*cobra.Command{newImages(), newGarbageCollect()}},
 		{"Check and fix:", []*cobra.Command{newStatus(), newHeal(), newCerts(), newCredentials(), newSupportBundle()}},
-		{"Other:", []*cobra.Command{newVersion()}},
+		{otherCommands, []*cobra.Command{newVersion()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
 		for _, cmd := range g.commands {
 			cmd.GroupID = g.title
 			root.AddCommand(cmd)
 		}
-		root.SetHelpCommandGroupID(g.title) // the last one
-		root.SetCompletionCommandGroupID(g.title)
 	}
+	root.SetHelpCommandGroupID(otherCommands)
+	root.SetCompletionCommandGroupID(otherCommands)
 	// The chart runs these.
 	for _, cmd := range []*cobra.Command{
 		(&hookFlags{}).prepare(), (&hookFlags{}).finish(), (&hookFlags{}).cleanup(), newCheck(),

@@ -47,11 +47,12 @@ func (f *hookFlags) uninstall(cmd *cobra.Command) error {
 	}
 	found, err := install.Uninstall(ctx, helm, f.settings.Release, f.timeout,
 		func(ctx context.Context, args []string) error {
-			settings := f.settings
+			settings, err := f.settings, error(nil)
 			if args != nil {
-				if settings, err = parseJob(args); err != nil {
-					return err
-				}
+				settings, err = parseJob(args)
+			}
+			if err != nil {
+				return err
 			}
 			h, err := newHook(ctx, settings, c, log)
 			if err != nil {

@@ -72,10 +72,8 @@ func (r *run) readRelease() error {
 	}
 	releaseutil.SortByRevision(history)
 	r.last = history[len(history)-1]
-	if name := r.last.Chart.Name(); name != names.Chart {
-		return exitcode.Refuse(
-			"release %s in namespace %s belongs to the chart %s, not to %s: choose another name with --release or another "+
-				"namespace with --namespace", o.Release, o.Namespace, name, names.Chart)
+	if err := refuseForeign(r.last); err != nil {
+		return err
 	}
 	switch r.last.Info.Status {
 	case release.StatusUninstalling:
@@ -190,6 +188,16 @@ func (r *run) markFailed(cause error) error {
 	r.present.Info.Status = release.StatusDeployed
 	if err := r.Helm.Releases.Update(r.present); err != nil {
 		return fmt.Errorf("marking revision %d of release %s as deployed: %w", r.present.Version, r.present.Name, err)
+	}
+	return nil
+}
+
+// refuseForeign returns an error if a release is of another chart.
+func refuseForeign(rel *release.Release) error {
+	if name := rel.Chart.Name(); name != names.Chart {
+		return exitcode.Refuse(
+			"release %s in namespace %s belongs to the chart %s, not to %s: choose another name with --release or another "+
+				"namespace with --namespace", rel.Name, rel.Namespace, name, names.Chart)
 	}
 	return nil
 }

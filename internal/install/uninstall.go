@@ -8,9 +8,6 @@ import (
 
 	"helm.sh/helm/v3/pkg/action"
 	"helm.sh/helm/v3/pkg/storage/driver"
-
-	"github.com/zarf-dev/zarf-registry/internal/exitcode"
-	"github.com/zarf-dev/zarf-registry/internal/names"
 )
 
 // Uninstall does the work of the release's cleanup Job and then removes the chart's objects, as helm uninstall does. It
@@ -27,9 +24,8 @@ func Uninstall(ctx context.Context, helm *action.Configuration, name string, lim
 	if err != nil {
 		return false, fmt.Errorf("reading release %s: %w", name, err)
 	}
-	if other := rel.Chart.Name(); other != names.Chart {
-		return true, exitcode.Refuse("release %s in namespace %s belongs to the chart %s, not to %s: choose another name "+
-			"with --release or another namespace with --namespace", name, rel.Namespace, other, names.Chart)
+	if err := refuseForeign(rel); err != nil {
+		return true, err
 	}
 	args, err := jobArguments(rel, "cleanup")
 	if err != nil {

@@ -11,7 +11,7 @@ type PushCredential struct {
 	Repositories []string `json:"repositories,omitempty"`
 }
 
-// PushCredentials are the named push credentials of a release. The zero value is none.
+// PushCredentials are the named push credentials of a release. The zero value has none.
 type PushCredentials struct {
 	Named []PushCredential `json:"named,omitempty"`
 	// Removed are the names of generated credentials that the registry no longer accepts, and whose Secrets
