@@ -3,8 +3,6 @@ package e2e
 import (
 	"archive/tar"
 	"crypto/rand"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -133,11 +131,8 @@ func writeLargeLayer(dir, name string, size int64) (d digest.Digest, err error) 
 	if _, err := file.Seek(0, io.SeekStart); err != nil {
 		return "", err
 	}
-	sum := sha256.New()
-	if _, err := io.Copy(sum, file); err != nil {
+	if d, err = digest.FromReader(file); err != nil {
 		return "", err
 	}
-	encoded := hex.EncodeToString(sum.Sum(nil))
-	err = os.Rename(file.Name(), filepath.Join(dir, "blobs", "sha256", encoded))
-	return digest.NewDigestFromEncoded(digest.SHA256, encoded), err
+	return d, os.Rename(file.Name(), filepath.Join(dir, "blobs", "sha256", d.Encoded()))
 }

@@ -37,10 +37,7 @@ func TestPauseImages(t *testing.T) {
 	})
 	before := w.usedImages(t)
 	must(t, "an upgrade with hostile pods restarts nothing", func(t *testing.T) {
-		w.apply(t, noMode)
-		if after := w.usedImages(t); !slices.Equal(before, after) {
-			t.Errorf("before:\n%s\nafter:\n%s", strings.Join(before, "\n"), strings.Join(after, "\n"))
-		}
+		w.upgradeChangesNothing(t, before)
 	})
 	must(t, "a node with another pause image is served within 15 s", func(t *testing.T) {
 		w.firstPull(t, "late", image, 15*time.Second, "--pause-image", late)
@@ -48,10 +45,7 @@ func TestPauseImages(t *testing.T) {
 	before = w.usedImages(t)
 	pulls := func(t *testing.T) (stop func()) { return w.pullLoop(t, "e2e/hello:1") }
 	during(t, "an upgrade after it joined restarts nothing", pulls, func(t *testing.T) {
-		w.apply(t, noMode)
-		if after := w.usedImages(t); !slices.Equal(before, after) {
-			t.Errorf("before:\n%s\nafter:\n%s", strings.Join(before, "\n"), strings.Join(after, "\n"))
-		}
+		w.upgradeChangesNothing(t, before)
 	})
 	// Two pods cannot share a hostPort, so connections are refused while a proxy is replaced: for 2 to 3 s, longer on a
 	// busy machine.
@@ -98,16 +92,21 @@ func TestPauseImages(t *testing.T) {
 			}
 			return nil
 		})
-		before := w.usedImages(t)
-		w.apply(t, noMode, "--set=proxy.podAnnotations.changed=yes")
-		if after := w.usedImages(t); !slices.Equal(before, after) {
-			t.Errorf("before:\n%s\nafter:\n%s", strings.Join(before, "\n"), strings.Join(after, "\n"))
-		}
+		w.upgradeChangesNothing(t, w.usedImages(t), "--set=proxy.podAnnotations.changed=yes")
 	})
 	must(t, "zarf-registry uninstall leaves the images only", func(t *testing.T) {
 		output(t, w.command(t, w.hook, "uninstall", "-n", w.namespace))
 		w.nothingLeft(t, "persistentvolumeclaim/"+release)
 	})
+}
+
+// upgradeChangesNothing upgrades the release, which must leave its pods and their images as they were before.
+func (w *world) upgradeChangesNothing(t *testing.T, before []string, args ...string) {
+	t.Helper()
+	w.restartsNothing(t, func() { w.apply(t, append([]string{noMode}, args...)...) })
+	if after := w.usedImages(t); !slices.Equal(before, after) {
+		t.Errorf("before:\n%s\nafter:\n%s", strings.Join(before, "\n"), strings.Join(after, "\n"))
+	}
 }
 
 // usedImages lists the release's pods with their restarts and images.

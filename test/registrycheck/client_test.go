@@ -557,20 +557,8 @@ func (c *client) collect(run collection, racing func()) {
 }
 
 func (c *client) collectOnline(e *event, run collection, s *server, racing func()) {
-	httpClient, err := c.cluster.pushClient()
-	if err != nil {
-		c.cluster.t.Error(err)
-		return
-	}
-	defer httpClient.CloseIdleConnections()
-	query := gc.Request{DeleteUntagged: run.untagged, Grace: run.grace, Timeout: requestTimeout}.Query()
-	message, err := http.NewRequest(http.MethodPost, "https://"+s.tls+gc.Path+"?"+query.Encode(), nil)
-	if err != nil {
-		c.cluster.t.Error(err)
-		return
-	}
-	message.SetBasicAuth(userName, password)
-	answer, err := httpClient.Do(message)
+	request := gc.Request{DeleteUntagged: run.untagged, Grace: run.grace, Timeout: requestTimeout}
+	answer, err := s.post(gc.Path, request.Query())
 	if err != nil {
 		e.Error = err.Error()
 		return

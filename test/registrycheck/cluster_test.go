@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -174,18 +175,6 @@ func (c *cluster) command(name, program string, args ...string) *exec.Cmd {
 	return command
 }
 
-// pushClient returns a client that has the push credential's certificate.
-func (c *cluster) pushClient() (*http.Client, error) {
-	certificate, err := tls.X509KeyPair(c.push["tls.crt"], c.push["tls.key"])
-	if err != nil {
-		return nil, err
-	}
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(c.push["ca.crt"])
-	config := &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{certificate}}
-	return &http.Client{Transport: &http.Transport{TLSClientConfig: config}}, nil
-}
-
 func (c *cluster) waitFor(address string) {
 	for began := time.Now(); ; time.Sleep(5 * time.Millisecond) {
 		connection, err := net.Dial("tcp", address)
@@ -271,6 +260,28 @@ func pauseFor(process *os.Process, d time.Duration) (wait func()) {
 		close(continued)
 	})
 	return func() { <-continued }
+}
+
+// post sends a request with the push credential and its certificate to the listener with mutual TLS. The caller closes
+// the body of the response.
+func (s *server) post(path string, query url.Values) (*http.Response, error) {
+	files := s.cluster.push
+	certificate, err := tls.X509KeyPair(files["tls.crt"], files["tls.key"])
+	if err != nil {
+		s.cluster.t.Error(err)
+		return nil, err
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(files["ca.crt"])
+	message, err := http.NewRequest(http.MethodPost, "https://"+s.tls+path+"?"+query.Encode(), nil)
+	if err != nil {
+		s.cluster.t.Error(err)
+		return nil, err
+	}
+	message.SetBasicAuth(userName, password)
+	config := &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{certificate}}
+	client := http.Client{Transport: &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}}
+	return client.Do(message)
 }
 
 func (s *server) currentEpoch() int {

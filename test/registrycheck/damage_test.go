@@ -63,8 +63,8 @@ func (c *cluster) newDamager() *damager {
 	return &damager{newClient(c, clients+100), c.plan.pool.damaged}
 }
 
-// do carries out a damage: clients must not be told that the content exists, and the next push must repair it.
-func (d *damager) do(x damage) {
+// carryOut damages the image: clients must not be told that the content exists, and the next push must repair it.
+func (d *damager) carryOut(x damage) {
 	d.random = rand.New(rand.NewPCG(x.seed, 0))
 	d.push(x.server)
 	d.mustBeIntact("before any damage")
@@ -234,18 +234,7 @@ func (d *damager) scrub(server int, damaged *blob, what string) {
 }
 
 func (d *damager) scrubOnce(s *server) (problems []scrub.Problem, err error) {
-	httpClient, err := d.cluster.pushClient()
-	if err != nil {
-		return nil, err
-	}
-	defer httpClient.CloseIdleConnections()
-	query := scrub.Request{Rate: 1 << 30}.Query().Encode()
-	message, err := http.NewRequest(http.MethodPost, "https://"+s.tls+scrub.Path+"?"+query, nil)
-	if err != nil {
-		return nil, err
-	}
-	message.SetBasicAuth(userName, password)
-	answer, err := httpClient.Do(message)
+	answer, err := s.post(scrub.Path, scrub.Request{Rate: 1 << 30}.Query())
 	if err != nil {
 		return nil, err
 	}

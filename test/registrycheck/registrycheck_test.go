@@ -145,7 +145,7 @@ func execute(c *cluster, p *plan) {
 		d := c.newDamager()
 		for _, x := range p.damages {
 			reached(x.after)
-			d.do(x)
+			d.carryOut(x)
 		}
 	})
 	running.Go(func() {
