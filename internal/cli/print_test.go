@@ -444,7 +444,7 @@ n1    yes    proxy  yes       yes
 
 	r.NodeConfig = []status.NodeConfig{
 		{Node: "n1", Written: 1, Unchanged: 2, WrittenAt: time.Date(2026, 11, 21, 14, 3, 11, 0, time.UTC),
-			Effect: status.EffectYes},
+			Effect: status.EffectMirrors},
 		{Node: "n2", Restored: 1, Removed: 2, Effect: status.EffectRestart, Restart: "sudo systemctl restart k3s",
 			Why: "unless restarted since x", Warnings: []string{"a", "b"}},
 		{Node: "n3", Effect: status.EffectFailed, Error: "no", Warnings: []string{"a"}},
@@ -456,11 +456,11 @@ n1    yes    proxy  yes       yes
 	}
 	_, text, _ := strings.Cut(trimmed(out.String()), "n1    yes    proxy  yes       yes\n")
 	same(t, "with node configuration", text, `
-NODE  FILES                     WRITTEN               EFFECT           MESSAGE
-n1    3                         2026-11-21T14:03:11Z  in effect
-n2    0, 1 restored, 2 removed  -                     after a restart  sudo systemctl restart k3s; unless restarted since x; 2 warnings, first: a
-n3    0                         -                     failed           no; warning: a
-n4    0                         -                     unknown          no report
+NODE  FILES                     WRITTEN               EFFECT             MESSAGE
+n1    3                         2026-11-21T14:03:11Z  mirrors in effect
+n2    0, 1 restored, 2 removed  -                     after a restart    sudo systemctl restart k3s; unless restarted since x; 2 warnings, first: a
+n3    0                         -                     failed             no; warning: a
+n4    0                         -                     unknown            no report
 `)
 	r.NodeConfig = nil
 

@@ -171,6 +171,8 @@ type bench struct {
 	noLoopback bool
 	// podsCreated counts the created pods, including dry runs.
 	podsCreated int
+	// ignoresMirrors is the node whose container runtime reads no hosts.toml.
+	ignoresMirrors string
 	// probePods are the verification pods that were created.
 	probePods []*corev1.Pod
 
@@ -529,6 +531,9 @@ func (b *bench) pull(pod *corev1.Pod) {
 	service, served := b.served(), b.endpoints()
 	service = service && !b.noLoopback
 	message := b.failing[pod.Spec.NodeName]
+	if !strings.HasPrefix(image, b.hook.Settings.Address) && pod.Spec.NodeName == b.ignoresMirrors {
+		message = "dial tcp: lookup docker.io: no such host"
+	}
 	switch {
 	case message != "":
 	case service && byNodePort && served, !service && !byNodePort && b.proxied(pod.Spec.NodeName):

@@ -8,6 +8,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/steps"
 )
@@ -29,6 +30,7 @@ type finishing struct {
 	// switching is true if the last verified mode is another one that shares the port.
 	switching bool
 	verified  []string
+	mirrors   *state.Mirrors // nil unless checked
 	// rotated is true if no CA rotation is in progress any more.
 	rotated bool
 }
@@ -47,6 +49,9 @@ func (f *finishing) steps() []steps.Step {
 			Why: "CRI-O needs the CA before it can pull; and a node that refuses is reported"}
 		verifyNodes = steps.Step{Name: "verify pulls", Run: steps.OnlyIf(s.Finish.Verify, f.verify),
 			Why: "only a pull on every node covers network plugin, kube-proxy and container runtime at once"}
+		verifyMirrors = steps.Step{Name: "verify mirrors",
+			Run: steps.OnlyIf(s.Finish.Verify && s.NodeConfig.MirroredHost() != "", f.verifyMirrors),
+			Why: "a container runtime may ignore the files"}
 		record = steps.Step{Name: "record the verified mode", Run: f.record,
 			Why: "the state never claims more than was verified"}
 		closePlain = steps.Step{Name: "close the plain listener", Run: f.certs.ClosePlain,
@@ -78,7 +83,7 @@ func (f *finishing) steps() []steps.Step {
 			{Name: "serve the node port", Run: f.servePort,
 				Why: "kube-proxy answers in the proxies' place; they stay until pulls are verified"},
 			verifyNodes,
-		}), record, deleteProxies, collect, advertise, credentials, rotate, unneeded)
+		}), verifyMirrors, record, deleteProxies, collect, advertise, credentials, rotate, unneeded)
 	case state.ModeExternal:
 		deletePayload := steps.Step{Name: "delete the payload", Run: f.payload.Delete, Why: "nothing starts from it any more"}
 		if s.ConfiguresNodes() {
@@ -101,7 +106,7 @@ func (f *finishing) steps() []steps.Step {
 			{Name: "reserve the node port", Run: f.reservePort,
 				Why: "kube-proxy would answer in the proxies' place; it does again if verification fails"},
 			verifyNodes,
-		}), closePlain, record, release, deleteProxies, collect, advertise, credentials, rotate, caches,
+		}), verifyMirrors, closePlain, record, release, deleteProxies, collect, advertise, credentials, rotate, caches,
 			unneeded)
 	}
 }
@@ -113,6 +118,24 @@ func (f *finishing) waitRegistry(ctx context.Context) (string, error) {
 func (f *finishing) verify(ctx context.Context) (did string, err error) {
 	f.verified, did, err = f.verifier.Nodes(ctx, f.switching)
 	return did, err
+}
+
+// verifyMirrors warns of nodes that ignore their mirrors. Pulls by the registry's own address work there.
+func (f *finishing) verifyMirrors(ctx context.Context) (string, error) {
+	m, err := f.verifier.Mirrors(ctx)
+	if err != nil {
+		return "", err
+	}
+	f.mirrors = m
+	if m == nil {
+		return "nothing: no node is configured", nil
+	}
+	for _, failure := range m.Failed {
+		f.Log.Warn("nodes could not pull from the mirror: their container runtime may not read the files (docs/"+
+			"node-configuration.md#files), or not before it restarts", "nodes", release.ListNodes(failure.Nodes),
+			"image", m.Image, "error", failure.Reason)
+	}
+	return fmt.Sprintf("%d nodes pulled %s from this registry", len(m.Pulled), m.Image), nil
 }
 
 // collect deletes previous payloads. Proxies that the chart no longer renders are about to end.
@@ -143,6 +166,7 @@ func (f *finishing) record(ctx context.Context) (string, error) {
 	did := ""
 	err := f.UpdateState(ctx, func(s *state.State) bool {
 		desired := s.Desired
+		s.Mirrors = f.mirrors
 		switch {
 		case f.Settings.Mode == state.ModeExternal:
 			s.Phase, s.Current, s.Nodes = state.PhaseReady, &desired, nil

@@ -54,6 +54,34 @@ func TestFinishVerifiesAndRecordsEveryReadyNode(t *testing.T) {
 	}
 }
 
+// A container runtime that ignores its mirrors does not fail the release, and is recorded.
+func TestFinishVerifiesMirrors(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, node("n1"), node("n2"))
+	b.configureNodes(false)
+	b.hook.Settings.NodeConfig.Mirrors = []string{"!quay.io", "*", "docker.io"}
+	b.ignoresMirrors = "n2"
+	b.begin(state.ModeProxy)
+	b.helmNodes([]string{"n1", "n2"})
+	b.mustFinish()
+	b.checkFinished()
+	const image = "docker.io/zarf-registry/probe-proxy:dev"
+	m := b.state().Mirrors
+	if m == nil || m.Image != image || !slices.Equal(m.Pulled, []string{"n1"}) || len(m.Failed) != 1 ||
+		!slices.Equal(m.Failed[0].Nodes, []string{"n2"}) || !strings.Contains(m.Failed[0].Reason, "no such host") {
+		t.Errorf("the state has %+v", m)
+	}
+	if log := b.log.String(); !strings.Contains(log, "nodes could not pull from the mirror") {
+		t.Errorf("no warning in %s", log)
+	}
+	b.hook.Settings.NodeConfig.Mirrors = nil
+	b.begin(state.ModeProxy)
+	b.mustFinish()
+	if m := b.state().Mirrors; m != nil {
+		t.Errorf("without mirrors, the state has %+v", m)
+	}
+}
+
 // In an upgrade the controller deletes the previous proxy of a node that is not ready at once, but
 // no kubelet stops it there.
 func TestTerminatingProxyOnNotReadyNodeDoesNotBlockFinish(t *testing.T) {

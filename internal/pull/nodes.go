@@ -84,13 +84,14 @@ type Puller struct {
 }
 
 // verification is how a Puller verifies pulls of one image: the image's own program runs, and no node is tried after
-// one has failed.
+// one has failed, or with everywhere, after as many as are tried at once.
 type verification struct {
 	pod func() *corev1.Pod // without container
 	// limit bounds the pull of each node.
 	limit time.Duration
 	// hopeless reports whether no retry helps a pull with this complaint. Nil: a retry may always help.
-	hopeless func(complaint string) bool
+	hopeless   func(complaint string) bool
+	everywhere bool
 }
 
 // attempt is a node's pod.
@@ -138,21 +139,22 @@ func (p *Puller) Pull(ctx context.Context, on []corev1.Node) []Result {
 			p.skip(a, "the node is not ready")
 		}
 	}
-	open := map[string]*attempt{} // by pod
+	open, failed := map[string]*attempt{}, 0 // open by pod
 	for len(waiting)+len(open) > 0 && ctx.Err() == nil {
 		waiting = p.start(ctx, waiting, open)
 		again := p.look(ctx, open)
 		p.giveUp(ctx, open)
-		failed := false
 		for name, a := range open {
 			if a.done() || slices.Contains(again, a) {
-				failed = failed || a.failed()
+				if a.failed() {
+					failed++
+				}
 				delete(open, name)
 				p.deletePod(name)
 			}
 		}
 		waiting = append(again, waiting...)
-		if failed && p.verify != nil {
+		if p.verify != nil && failed > 0 && (!p.verify.everywhere || failed >= nodesAtOnce) {
 			waiting = nil // the others may take hours
 		}
 		if len(waiting)+len(open) > 0 {

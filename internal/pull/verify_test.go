@@ -191,6 +191,57 @@ func TestVerification(t *testing.T) {
 	}
 }
 
+// podsOf lists the pods that configure nodes.
+type podsOf []string
+
+func (p podsOf) List(context.Context, metav1.ListOptions) (*corev1.PodList, error) {
+	list := &corev1.PodList{}
+	for _, name := range p {
+		list.Items = append(list.Items, corev1.Pod{Spec: corev1.PodSpec{NodeName: name}})
+	}
+	return list, nil
+}
+
+func (podsOf) Delete(context.Context, string, metav1.DeleteOptions) error {
+	return errors.New("not asked for")
+}
+
+func TestMirrors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cluster := &fakeCluster{}
+		v, _ := newVerifier(cluster, "a", "b", "refused", "full", "not configured")
+		v.Settings.NodeConfig.Mirrors = []string{"!quay.io", "*"}
+		v.Cluster.Pods = podsOf{"a", "b", "refused", "full"}
+		begin := time.Now()
+		m, err := v.Mirrors(t.Context())
+		if err != nil || !slices.Equal(m.Pulled, []string{"a", "b"}) || len(m.Failed) != 1 ||
+			!slices.Equal(m.Failed[0].Nodes, []string{"refused"}) || m.Image != "zarf-registry.invalid/team/shop:2" ||
+			!m.CheckedAt.Equal(begin) {
+			t.Errorf("%+v, %v", m, err)
+		}
+		if took := time.Since(begin); took > mirrorTimeout+time.Second {
+			t.Errorf("it took %s", took)
+		}
+		if len(cluster.pods) > 0 || cluster.seen["not configured"] > 0 {
+			t.Errorf("%d pods are left, created %v", len(cluster.pods), cluster.seen)
+		}
+	})
+}
+
+// A runtime of which every node fails costs one attempt on as many nodes as pull at once.
+func TestMirrorsThatNoNodeUses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nodes := slices.Repeat([]string{"refused"}, 3*nodesAtOnce)
+		cluster := &fakeCluster{}
+		v, _ := newVerifier(cluster, nodes...)
+		v.Settings.NodeConfig.Mirrors, v.Cluster.Pods = []string{"docker.io"}, podsOf(nodes)
+		m, err := v.Mirrors(t.Context())
+		if err != nil || len(m.Pulled) > 0 || len(m.Failed) != 1 || cluster.created != nodesAtOnce {
+			t.Errorf("%+v, %v, %d pods", m, err, cluster.created)
+		}
+	})
+}
+
 // Each pod is deleted when its node has pulled, so that listings stay short, and no line names all nodes.
 func TestFiveThousandNodesAreVerified(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

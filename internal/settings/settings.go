@@ -181,6 +181,8 @@ type NodeConfig struct {
 	// DirectoriesInUse are those of Directories that get files. In the others, the pods restore
 	// the original files.
 	DirectoriesInUse []string `json:"directoriesInUse,omitempty"`
+	// Mirrors are the registries for which nodes ask this one first: hosts, "*", and exceptions such as "!quay.io".
+	Mirrors []string `json:"mirrors,omitempty"`
 	// RegistriesSecret is the user's Secret with the registries.yaml of K3s, under RegistriesKey.
 	RegistriesSecret string `json:"registriesSecret,omitempty"`
 	RegistriesKey    string `json:"registriesKey,omitempty"`
@@ -210,6 +212,23 @@ type Finish struct {
 	// LocalRegistryHosting makes finish write the ConfigMap by which tools find the cluster's
 	// registry (KEP-1755).
 	LocalRegistryHosting bool `json:"localRegistryHosting,omitempty"`
+}
+
+// mirroredHost stands for all hosts where "*" is mirrored: it does not exist (RFC 2606).
+const mirroredHost = "zarf-registry.invalid"
+
+// MirroredHost returns a host for which nodes ask this registry first, or "" if there is none.
+func (n NodeConfig) MirroredHost() string {
+	host := ""
+	for _, m := range n.Mirrors {
+		switch {
+		case m == "*":
+			host = mirroredHost
+		case !strings.HasPrefix(m, "!"):
+			return m
+		}
+	}
+	return host
 }
 
 // ConfiguresNodes tells whether the chart renders pods that manage files on nodes.

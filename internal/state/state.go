@@ -128,6 +128,8 @@ type State struct {
 	RenewalFailed string `json:"renewalFailed,omitempty"`
 	// NodeConfig is nil if the release has no files on nodes.
 	NodeConfig *NodeConfig `json:"nodeConfig,omitempty"`
+	// Mirrors is nil if nodes have no mirrors, or none were checked.
+	Mirrors *Mirrors `json:"mirrors,omitempty"`
 	// UpdatedBy is the version of init-hook that wrote the state, UpdatedAt when.
 	UpdatedBy string    `json:"updatedBy"`
 	UpdatedAt time.Time `json:"updatedAt"`

@@ -34,7 +34,8 @@ type NodeConfig struct {
 	// Restart is the command on the node that restarts K3s or RKE2, if the effect needs that.
 	Restart  string   `json:"restart,omitempty"`
 	Warnings []string `json:"warnings"`
-	// Error is why the last run failed. Why says why the effect is unknown or missing, or when a restart is not needed.
+	// Error is why the last run failed. Why says why the effect is unknown or missing, what the kubelet reported where the
+	// mirrors are ignored, or when a restart is not needed.
 	Error string `json:"error,omitempty"`
 	Why   string `json:"why,omitempty"`
 
@@ -46,8 +47,14 @@ type Effect string
 
 // The effects.
 const (
-	EffectYes         Effect = "in effect"
-	EffectCredentials Effect = "in effect; credentials after a restart"
+	// EffectMirrors: after the files were written, the node pulled a mirrored reference from this registry.
+	EffectMirrors Effect = "mirrors in effect"
+	// EffectIgnored: the node could not.
+	EffectIgnored Effect = "mirrors ignored"
+	// EffectWritten: no pull has shown whether the container runtime uses the files.
+	EffectWritten Effect = "written"
+	// EffectCredentials: the files for containerd lack credentials that K3s reads when it starts.
+	EffectCredentials Effect = "written; credentials after a restart"
 	EffectRestart     Effect = "after a restart"
 	EffectUnknown     Effect = "unknown"
 	// EffectNotYet: no run has finished, so the node still has its previous files.
@@ -143,7 +150,7 @@ func (c *collector) configured(node string, pod corev1.Pod) NodeConfig {
 	case report.Error != "":
 		n.Effect, n.Error = EffectFailed, oneLine(report.Error)
 	default:
-		n.Effect = EffectYes
+		n.Effect = EffectWritten
 	}
 	return n
 }
@@ -158,12 +165,16 @@ func lastRun(pod corev1.Pod) (*corev1.ContainerStateTerminated, bool) {
 	return nil, false
 }
 
-// effects names the nodes whose K3s or RKE2 must have been restarted since their files changed. Both read
-// registries.yaml only when they start.
+// effects adds what the last verification of mirrors showed, and names the nodes whose K3s or RKE2 must have been
+// restarted since their files changed. Both read registries.yaml only when they start.
 func (c *collector) effects(nodes map[string]corev1.Node) {
 	for i := range c.report.NodeConfig {
 		n := &c.report.NodeConfig[i]
-		if n.Effect != EffectYes || n.registries == nil {
+		if n.Effect != EffectWritten {
+			continue
+		}
+		c.mirrors(n)
+		if n.registries == nil {
 			continue
 		}
 		switch {
@@ -176,6 +187,23 @@ func (c *collector) effects(nodes map[string]corev1.Node) {
 		}
 		n.Restart = cmp.Or(restart(nodes[n.Node]), "restart the K3s or RKE2 service")
 		n.Why = "unless restarted since " + n.registries.Changed.UTC().Format(time.RFC3339)
+	}
+}
+
+// mirrors adds what a node did with a mirrored reference since its files were written.
+func (c *collector) mirrors(n *NodeConfig) {
+	s := c.report.State
+	if s == nil || s.mirrors == nil || n.WrittenAt.After(s.mirrors.CheckedAt) {
+		return
+	}
+	if slices.Contains(s.mirrors.Pulled, n.Node) {
+		n.Effect = EffectMirrors
+		return
+	}
+	for _, f := range s.mirrors.Failed {
+		if slices.Contains(f.Nodes, n.Node) {
+			n.Effect, n.Why = EffectIgnored, oneLine(f.Reason)
+		}
 	}
 }
 
@@ -216,6 +244,12 @@ func (c *collector) adviseNodeConfig(nodes map[string]corev1.Node) {
 			s, s.reason, c.Namespace, s.pod)
 	}
 	for _, s := range c.sharing(func(n NodeConfig) (string, bool) {
+		return readFiles(nodes[n.Node]), n.Effect == EffectIgnored && ready(n)
+	}) {
+		c.next("The container runtime of %s ignores the mirrors: %s. Then run helm upgrade, which verifies them again.",
+			s, s.reason)
+	}
+	for _, s := range c.sharing(func(n NodeConfig) (string, bool) {
 		return n.Error,
 			n.Effect == EffectFailed && ready(n)
 	}) {
@@ -223,6 +257,17 @@ func (c *collector) adviseNodeConfig(nodes map[string]corev1.Node) {
 			"the pod retries by itself. "+
 			"kubectl --namespace %s logs %s --all-containers shows the full log.", s, s.reason, c.Namespace, s.pod)
 	}
+}
+
+// readFiles tells how a node's container runtime comes to read its files.
+func readFiles(n corev1.Node) string {
+	if command := restart(n); command != "" {
+		return command + " on the node"
+	}
+	if strings.HasPrefix(n.Status.NodeInfo.ContainerRuntimeVersion, "cri-o://") {
+		return "sudo systemctl reload crio on the node"
+	}
+	return `set config_path = "/etc/containerd/certs.d" in the configuration of its containerd, and restart that`
 }
 
 // shared is a group of nodes that need the same for one reason.

@@ -87,17 +87,17 @@ func TestAConfiguredNode(t *testing.T) {
 		next    string
 	}{
 		"with files that are read at each pull": {message: files,
-			want: status.NodeConfig{Written: 1, Unchanged: 2, Restored: 3, Removed: 4, WrittenAt: written, Effect: "in effect",
+			want: status.NodeConfig{Written: 1, Unchanged: 2, Restored: 3, Removed: 4, WrittenAt: written, Effect: "written",
 				Warnings: []string{"one line"}}},
 		"with a report of a newer release": {message: `{"written":1,"more":true}`,
-			want: status.NodeConfig{Written: 1, Effect: "in effect"}},
+			want: status.NodeConfig{Written: 1, Effect: "written"}},
 		"whose K3s reads it when it starts": {message: registries(false, false),
 			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "after a restart",
 				Restart: "sudo systemctl restart k3s-agent", Why: "unless restarted since " + written.Format(time.RFC3339)}},
 		"whose containerd has the same already": {message: registries(true, false),
-			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "in effect"}},
+			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "written"}},
 		"whose containerd has all but the credentials": {message: registries(true, true),
-			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "in effect; credentials after a restart",
+			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "written; credentials after a restart",
 				Restart: "sudo systemctl restart k3s-agent", Why: "unless restarted since " + written.Format(time.RFC3339)}},
 		"that refuses": {exit: 2, message: message(noderuntime.Report{Error: "key x:\nunknown", Unchanged: 1,
 			Changed: written}),
@@ -140,6 +140,38 @@ func TestAConfiguredNode(t *testing.T) {
 			}
 			if c.next == "" && !r.Healthy || c.next != "" && (len(r.Next) != 1 || !strings.Contains(r.Next[0], c.next)) {
 				t.Errorf("next is %q, want %q", r.Next, c.next)
+			}
+		})
+	}
+}
+
+func TestWhetherMirrorsAreInEffectWasObserved(t *testing.T) {
+	for name, c := range map[string]struct {
+		mirrors state.Mirrors
+		runtime string
+		effect  status.Effect
+		next    string
+	}{
+		"pulled": {mirrors: state.Mirrors{CheckedAt: written, Pulled: []string{"n1"}}, effect: status.EffectMirrors},
+		"pulled before the files were written": {effect: status.EffectWritten,
+			mirrors: state.Mirrors{CheckedAt: written.Add(-time.Second), Pulled: []string{"n1"}}},
+		"a new node": {mirrors: state.Mirrors{CheckedAt: written, Pulled: []string{"n2"}}, effect: status.EffectWritten},
+		"containerd ignores them": {runtime: "containerd://2.4.2", effect: status.EffectIgnored,
+			mirrors: state.Mirrors{CheckedAt: written, Failed: []state.MirrorFailure{{Reason: "no host", Nodes: []string{"n1"}}}},
+			next:    `node n1 ignores the mirrors: set config_path = "/etc/containerd/certs.d"`},
+		"CRI-O ignores them": {runtime: "cri-o://1.35.0", effect: status.EffectIgnored,
+			mirrors: state.Mirrors{CheckedAt: written, Failed: []state.MirrorFailure{{Reason: "no host", Nodes: []string{"n1"}}}},
+			next:    "node n1 ignores the mirrors: sudo systemctl reload crio on the node. Then run helm upgrade"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := node("n1", true)
+			n.Status.NodeInfo.ContainerRuntimeVersion = c.runtime
+			r := healthy(t, state.ModeProxy).configure(t, 1, 1).
+				add(n, configPod("n1", 0, message(noderuntime.Report{Written: 1, Changed: written}))).
+				changeState(t, func(s *state.State) { s.Mirrors = &c.mirrors }).must(t)
+			if r.NodeConfig[0].Effect != c.effect || r.Healthy != (c.next == "") ||
+				c.next != "" && !strings.Contains(r.Next[0], c.next) {
+				t.Errorf("%+v, next %q", r.NodeConfig, r.Next)
 			}
 		})
 	}

@@ -93,6 +93,7 @@ type State struct {
 	UpdatedBy       string    `json:"updatedBy"`
 	UpdatedAt       time.Time `json:"updatedAt"`
 
+	mirrors    *state.Mirrors
 	unreserved string // why no Service has to own the node port
 	pushed     bool   // the registry got the project's own images
 }
@@ -285,6 +286,7 @@ func (c *collector) state(ctx context.Context) error {
 		PKI: s.PKI, Rotation: s.Rotation, PauseImages: s.PauseImages, UpdatedBy: s.UpdatedBy, UpdatedAt: s.UpdatedAt,
 		unreserved: s.PortNotReserved,
 		pushed:     s.Phase == state.PhaseReady && s.HookImage != nil,
+		mirrors:    s.Mirrors,
 	}
 	if s.NodeConfig != nil {
 		c.report.State.NodeDirectories = s.NodeConfig.Directories

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,6 +21,8 @@ import (
 
 	"golang.org/x/crypto/bcrypt"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/status"
 )
 
 const (
@@ -51,13 +54,9 @@ func TestNodeConfig(t *testing.T) {
 	runtimes := w.runtimes(t)
 	logs := w.keepLogs(t)
 
+	const mirrored = "registryProxy: true\nproxy: {tls: always}\nnodeConfig: {mirrors: [docker.io]}\n"
 	must(t, "install with a mirror", func(t *testing.T) {
-		said.WriteString(w.helmValues(t, "install", `
-registryProxy: true
-proxy: {tls: always}
-nodeConfig:
-  mirrors: [docker.io]
-`))
+		said.WriteString(w.helmValues(t, "install", mirrored))
 		for _, image := range []string{"docker.io/library/hello:1", "ghcr.io/acme/app:1", "quay.io/acme/other:1"} {
 			w.push(t, w.makeArchive(t, image, 8))
 		}
@@ -76,6 +75,40 @@ nodeConfig:
 			}
 		}
 		w.isHealthy(t)
+	})
+	must(t, "status tells of each node whether it was seen to use the mirror", func(t *testing.T) {
+		effects := func() map[string]status.Effect {
+			found := map[string]status.Effect{}
+			report, shown := w.status(t)
+			for _, n := range report.NodeConfig {
+				found[n.Node] = n.Effect
+			}
+			t.Logf("status:\n%s", shown)
+			return found
+		}
+		want := map[string]status.Effect{}
+		for _, node := range w.nodes {
+			want[node] = status.EffectMirrors
+		}
+		if got := effects(); !maps.Equal(got, want) {
+			t.Errorf("the effects are %v, want %v", got, want)
+		}
+		w.shell(t, "n2", `rm "$1/docker.io/hosts.toml" "$2/docker.io/hosts.toml"`, certsDir, listedDir)
+		said.WriteString(w.helmValues(t, "upgrade", mirrored))
+		want["n2"] = status.EffectIgnored
+		if got := effects(); !maps.Equal(got, want) {
+			t.Errorf("without files on n2, the effects are %v, want %v", got, want)
+		}
+		for _, p := range w.pods(t, "node-config") {
+			if p.Spec.NodeName == "n2" {
+				w.deletePod(t, p.Name, 0) // the next one writes them
+			}
+		}
+		said.WriteString(w.helmValues(t, "upgrade", mirrored))
+		want["n2"] = status.EffectMirrors
+		if got := effects(); !maps.Equal(got, want) {
+			t.Errorf("with the files, the effects are %v, want %v", got, want)
+		}
 	})
 	must(t, "a file that is not ours is kept, and its node is named", func(t *testing.T) {
 		text := w.helmValuesFail(t, []string{"n2", certsDir + "/ghcr.io/hosts.toml", "nodeConfig.force"},

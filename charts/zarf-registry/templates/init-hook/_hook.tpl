@@ -282,6 +282,9 @@ registry connects through an HTTP proxy, because only the proxy may reach it. */
   "directoriesInUse" .NodeConfig.inUse
   "ca" (empty $config.crio.certsDirectory | not)
   "daemonSets" $names -}}
+{{- with $config.mirrors -}}
+{{- $_ := set $settings "mirrors" . -}}
+{{- end -}}
 {{- if include "zarf-registry.nodeConfig.agentsOnly" . -}}
 {{- $_ := set $settings "agentsOnly" true -}}
 {{- end -}}
