@@ -27,6 +27,7 @@ var alertNames = []string{
 	"ZarfRegistryCertificateOverdue", "ZarfRegistryCertificateExpiring", "ZarfRegistryAuthorityExpiring",
 	"ZarfRegistryReloadFailing", "ZarfRegistryCredentialsFailing",
 	"ZarfRegistryKeysFailing", "ZarfRegistryUnsignedImages", "ZarfRegistryGarbageCollectionFailing",
+	"ZarfRegistryContentDamaged",
 	"ZarfRegistryProxyDown", "ZarfRegistryProxyErrors",
 	"ZarfRegistryCacheDown", "ZarfRegistryCacheStale",
 	"ZarfRegistryHealerDown", "ZarfRegistryHealerStuck",
@@ -613,6 +614,7 @@ func TestPromtoolAlerts(t *testing.T) {
 		"4 % errors":                  answers(96, 4),
 		"6 % errors":                  answers(94, 6),
 		"a failed garbage collection": {{"zarf_registry_gc_last_failed", registry(nil), always(1)}},
+		"damaged content":             {{"zarf_registry_scrub_problems", registry(nil), always(2)}},
 		"9 % of the exposed certificate's lifetime is left": {
 			{"zarf_registry_exposed_tls_certificate_lifetime_seconds", registry(nil), always(lifetime)},
 			{"zarf_registry_exposed_tls_certificate_expiry_timestamp_seconds", registry(nil), always(3600 + .09*lifetime)},
@@ -707,6 +709,7 @@ func TestPromtoolAlerts(t *testing.T) {
 	}
 	want := map[string][]string{
 		"no registry pod":             {"ZarfRegistryDown"},
+		"damaged content":             {"ZarfRegistryContentDamaged"},
 		"a failed garbage collection": {"ZarfRegistryGarbageCollectionFailing"},
 		"9 % of the exposed certificate's lifetime is left": {
 			"ZarfRegistryCertificateExpiring", "ZarfRegistryCertificateOverdue",
