@@ -158,7 +158,7 @@ bundle: ## Pack the bundle of a release again, with the signature of its checksu
 .PHONY: race
 race: payload ## Unit tests with the race detector, where it is fast enough
 	@hack/deps.sh race
-	export CGO_ENABLED=1; $(call TEST,-race -short $$(go list ./cmd/... ./internal/... ./test/e2e/soak | grep -vxF "$$(go list $(NO_RACE))"))
+	export CGO_ENABLED=1; $(call TEST,-race -short ./internal/registry $$(go list ./cmd/... ./internal/... ./test/e2e/soak | grep -vxF "$$(go list $(NO_RACE))"))
 
 .PHONY: s3
 s3: payload $(TESTCLUSTER) ## The registry's unit tests again, on S3

@@ -125,6 +125,7 @@ func (c client) try(existing string, access int) {
 
 // TestHandshakes covers clients whose connection is refused.
 func TestAuthorizationOverTLS(t *testing.T) {
+	t.Parallel()
 	ca := newTestCA(t)
 	i := start(t, ca, t.TempDir())
 	d := i.pusher().pushBlob("a", "content").String()
@@ -222,6 +223,7 @@ func (i *instance) holder(t testing.TB, change func(*x509.Certificate)) *tls.Cer
 }
 
 func TestAuthorizationWithoutTLS(t *testing.T) {
+	t.Parallel()
 	ca := newTestCA(t)
 	for _, anonymous := range []bool{false, true} {
 		i := start(t, ca, t.TempDir(), func(o *Options) { o.AnonymousPull = anonymous })
@@ -251,6 +253,7 @@ func TestAuthorizationWithoutTLS(t *testing.T) {
 }
 
 func TestPushAndPullWithoutTLS(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	d, manifest := i.plain().as(pushUser, pushPassword).pushImage("a", "v1", "layer")
 	accept := []string{"Accept", "application/vnd.oci.image.manifest.v1+json"}
@@ -263,6 +266,7 @@ func TestPushAndPullWithoutTLS(t *testing.T) {
 }
 
 func TestDenialsNameRoleAndOperation(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	pusher := i.client(i.ca.client(t, pki.OrganizationPush))
 	for name, tt := range map[string]struct {
@@ -302,6 +306,7 @@ func TestDenialsNameRoleAndOperation(t *testing.T) {
 }
 
 func TestAuthorize(t *testing.T) {
+	t.Parallel()
 	mutual, plain, open := policy{mutualTLS: true}, policy{}, policy{anonymousPull: true}
 	node, push, client := []string{pki.OrganizationNode}, []string{pki.OrganizationPush}, []string{pki.OrganizationClient}
 	both := []string{pki.OrganizationNode, pki.OrganizationPush}
@@ -452,6 +457,7 @@ func TestAuthorize(t *testing.T) {
 }
 
 func TestProbesAreServedOverTheirOwnPathOnly(t *testing.T) {
+	t.Parallel()
 	for _, anonymous := range []bool{false, true} {
 		i := start(t, newTestCA(t), t.TempDir(), func(o *Options) { o.AnonymousPull = anonymous })
 		pusher := i.pusher()
@@ -515,6 +521,7 @@ func TestProbesAreServedOverTheirOwnPathOnly(t *testing.T) {
 }
 
 func TestLogLevelsOfRequests(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	pusher := i.client(i.ca.client(t, pki.OrganizationPush))
 	i.node().must(http.StatusOK, "GET", "/v2/", nil)

@@ -55,6 +55,7 @@ func (i *instance) audited(t *testing.T) (lines []auditLine) {
 }
 
 func TestAuditTrail(t *testing.T) {
+	t.Parallel()
 	i := open(t, newTestCA(t), t.TempDir(), func(o *Options) {
 		line := append(bytes.TrimSpace(htpasswd(t, pushUser, pushPassword)), []byte(":ci\n")...)
 		writeFile(t, o.Htpasswd, line)
@@ -121,6 +122,7 @@ func TestAuditTrail(t *testing.T) {
 
 // TestAuditTrailCannotBeForged puts line ends and attributes into everything that a client chooses.
 func TestAuditTrailCannotBeForged(t *testing.T) {
+	t.Parallel()
 	const forged = "x\r\n" + `{"level":"INFO","msg":"audit","action":"push"}` + "\nlevel=INFO msg=audit action=push"
 	i := start(t, newTestCA(t), t.TempDir())
 	strange := i.holder(t, func(c *x509.Certificate) {
@@ -170,6 +172,7 @@ func TestAuditTrailCannotBeForged(t *testing.T) {
 }
 
 func TestPruneByAnotherProgram(t *testing.T) {
+	t.Parallel()
 	var text bytes.Buffer
 	removed := gc.Removed{Repository: "a/b", Digest: digest.FromString("x").String()}
 	LogPrune(t.Context(), slog.New(slog.NewJSONHandler(&text, nil)), "registry garbage-collect", removed)
@@ -186,6 +189,7 @@ func TestPruneByAnotherProgram(t *testing.T) {
 }
 
 func TestScopedCredentials(t *testing.T) {
+	t.Parallel()
 	e := startExposed(t, func(o *Options) {
 		users := append(htpasswd(t, pushUser, pushPassword), bytes.TrimSpace(htpasswd(t, "robot", "secret"))...)
 		writeFile(t, o.Htpasswd, append(users, []byte(":ci:team-a,shared/base\n")...))
@@ -246,6 +250,7 @@ func TestScopedCredentials(t *testing.T) {
 
 // A change of the file applies to the next request, also with a cached password.
 func TestScopesAreReloaded(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	hash := bytes.TrimSpace(htpasswd(t, pushUser, pushPassword))
 	write := func(scope string) { writeFile(t, i.htpasswd, append(bytes.Clone(hash), []byte(scope+"\n")...)) }

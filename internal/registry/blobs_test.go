@@ -50,6 +50,7 @@ func (f oneFile) Reader(context.Context, string, int64) (io.ReadCloser, error) {
 }
 
 func TestUnreadableBlobsAbortTheResponse(t *testing.T) {
+	t.Parallel()
 	failure := errors.New("disk gone")
 	for name, tt := range map[string]struct {
 		file oneFile
@@ -91,6 +92,7 @@ func TestUnreadableBlobsAbortTheResponse(t *testing.T) {
 // Distribution looks a blob up before it is served, and a collection may remove it in between. A client that asks
 // whether it exists relies on the answer.
 func TestBlobRemovedBeforeItIsServed(t *testing.T) {
+	t.Parallel()
 	for _, d := range []digest.Digest{digest.FromString("x"), digest.SHA512.FromString("x")} {
 		store := blobStore{name: repositoryA, source: &blobSource{driver: inmemory.New(),
 			log: slog.New(slog.DiscardHandler)}, last: &foundBlob{v1.Descriptor{Digest: d, Size: 1}, d}}

@@ -61,6 +61,7 @@ func (c *credentials) stopClock() (advance func(time.Duration)) {
 
 // TestBudgetsOfFailedLogins uses users of cost 4, so a check takes 16 rounds.
 func TestBudgetsOfFailedLogins(t *testing.T) {
+	t.Parallel()
 	const rounds = 16
 	c := openUsers(t, append(htpasswd(t, "push", "secret"), htpasswd(t, "other", "secret")...))
 	advance := c.stopClock()
@@ -100,6 +101,7 @@ func TestBudgetsOfFailedLogins(t *testing.T) {
 
 // TestKnownUsersAreNotDelayed has an attacker who uses up all budgets that the attacker can.
 func TestKnownUsersAreNotDelayed(t *testing.T) {
+	t.Parallel()
 	for name, tt := range map[string]struct {
 		source netip.Addr // the attacker's
 		names  []string
@@ -145,6 +147,7 @@ func TestKnownUsersAreNotDelayed(t *testing.T) {
 }
 
 func TestSuccessfulLoginsCostNothing(t *testing.T) {
+	t.Parallel()
 	c := openUsers(t, htpasswd(t, "push", "secret"))
 	c.stopClock()
 	for range 300 { // a source may fail 256 times
@@ -156,6 +159,7 @@ func TestSuccessfulLoginsCostNothing(t *testing.T) {
 }
 
 func TestAnOldPasswordCostsOnce(t *testing.T) {
+	t.Parallel()
 	c := openUsers(t, htpasswd(t, "push", "secret"))
 	c.stopClock()
 	for range 1000 {
@@ -169,6 +173,7 @@ func TestAnOldPasswordCostsOnce(t *testing.T) {
 }
 
 func TestBudgetsNeedBoundedMemory(t *testing.T) {
+	t.Parallel()
 	c := openUsers(t, htpasswd(t, "push", "secret"))
 	advance := c.stopClock()
 	source := func(i int) origin {
@@ -190,6 +195,7 @@ func TestBudgetsNeedBoundedMemory(t *testing.T) {
 }
 
 func TestNetworks(t *testing.T) {
+	t.Parallel()
 	for address, want := range map[string]string{
 		"10.1.2.3": "10.1.2.3/32", "::ffff:10.1.2.3": "10.1.2.3/32", "2001:db8:1:2:3::4": "2001:db8:1:2::/64",
 		"fe80::1%eth0": "fe80::/64",
@@ -206,6 +212,7 @@ func TestNetworks(t *testing.T) {
 // TestFloodOfWrongPasswords logs in while one address sends wrong passwords of known and unknown users.
 // Their passwords have the cost of a person's, some 50 ms: the flood may cause few checks.
 func TestFloodOfWrongPasswords(t *testing.T) {
+	t.Parallel()
 	const (
 		requests   = 200
 		newcomers  = 3   // users who log in for the first time

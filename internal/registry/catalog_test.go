@@ -50,6 +50,7 @@ func (c client) pushPlatform(repository, layer string) digest.Digest {
 }
 
 func TestCatalogListsEverything(t *testing.T) {
+	t.Parallel()
 	i := startQuick(t, newTestCA(t), t.TempDir())
 	c := i.pusher()
 	if empty := c.contents(); len(empty.Manifests) != 0 || len(empty.Blobs) != 0 || time.Since(empty.At) > time.Hour {
@@ -100,6 +101,7 @@ func TestCatalogListsEverything(t *testing.T) {
 }
 
 func TestCatalogIsForPushersOnly(t *testing.T) {
+	t.Parallel()
 	i := startQuick(t, newTestCA(t), t.TempDir())
 	i.node().must(http.StatusForbidden, "GET", catalog.Path, nil)
 	i.plain().as(pushUser, pushPassword).must(http.StatusNotFound, "GET", catalog.Path, nil)
@@ -108,6 +110,7 @@ func TestCatalogIsForPushersOnly(t *testing.T) {
 
 // What the preview of a deletion says is what the collection after it frees.
 func TestPreviewOfADeletionIsExact(t *testing.T) {
+	t.Parallel()
 	i := startQuick(t, newTestCA(t), t.TempDir())
 	c := i.pusher()
 	c.pushImage("team/a", "kept", "shared layer")
@@ -144,6 +147,7 @@ func TestPreviewOfADeletionIsExact(t *testing.T) {
 }
 
 func TestConditionalDeletion(t *testing.T) {
+	t.Parallel()
 	i := startQuick(t, newTestCA(t), t.TempDir())
 	c := i.pusher()
 	since := func(at time.Time) []string { return []string{"If-Unmodified-Since", at.UTC().Format(http.TimeFormat)} }
@@ -191,6 +195,7 @@ func (d blockingDriver) Walk(ctx context.Context, path string, f storagedriver.W
 
 // While the storage is read, the connection is not silent, and clients that wait for their turn may leave.
 func TestCatalogOfASlowStorage(t *testing.T) {
+	t.Parallel()
 	i := open(t, newTestCA(t), t.TempDir())
 	driver := blockingDriver{i.server.source.driver, make(chan struct{})}
 	i.server.source.rebuilt.Store(true)

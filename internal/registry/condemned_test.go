@@ -100,6 +100,7 @@ func nothing(gc.Event) {}
 
 // Manifests that need garbage arrive in another process, which takes a while to store them.
 func TestPushToAnotherProcessDuringACollection(t *testing.T) {
+	t.Parallel()
 	for name, tt := range map[string]struct {
 		at    time.Duration // since the collection began
 		takes time.Duration
@@ -164,6 +165,7 @@ func TestPushToAnotherProcessDuringACollection(t *testing.T) {
 
 // Everything that the process itself is told during the sweep counts.
 func TestRescueDuringASweep(t *testing.T) {
+	t.Parallel()
 	layerOf := func(_, _, layer digest.Digest) digest.Digest { return layer }
 	imageOf := func(_, image, _ digest.Digest) digest.Digest { return image }
 	indexOf := func(index, _, _ digest.Digest) digest.Digest { return index }
@@ -214,6 +216,7 @@ func TestRescueDuringASweep(t *testing.T) {
 
 // A part of an index was swept when somebody pushes that index: not even a second push may be acknowledged.
 func TestSweptContentIsUnknown(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		m := newTestStorage(t)
 		layer := m.blob("layer")
@@ -256,6 +259,7 @@ func (d slowDriver) Delete(ctx context.Context, name string) error {
 }
 
 func TestOnlyPushesOfTheBlobWaitForItsRemoval(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		m := newTestStorage(t)
 		one := m.blob("one")
@@ -286,6 +290,7 @@ func TestOnlyPushesOfTheBlobWaitForItsRemoval(t *testing.T) {
 }
 
 func TestRecordsThatBlockEveryManifest(t *testing.T) {
+	t.Parallel()
 	for name, list := range map[string]string{
 		"of a release without a list": "",
 		"whose list is missing":       string(digest.FromString("list")),
@@ -309,6 +314,7 @@ func TestRecordsThatBlockEveryManifest(t *testing.T) {
 }
 
 func TestSweptBetweenTwoReadings(t *testing.T) {
+	t.Parallel()
 	never := leaseRecord{}
 	list := digest.FromString("list")
 	held := func(id, previous string) leaseRecord {
@@ -339,6 +345,7 @@ func TestSweptBetweenTwoReadings(t *testing.T) {
 }
 
 func TestListOfGarbage(t *testing.T) {
+	t.Parallel()
 	want := condemnedSet{digest.FromString("a"): {}, digest.SHA512.FromString("a"): {}, digest.FromString("b"): {}}
 	got := decodeCondemned(want.encode())
 	if len(got) != 3 || !got.has(digest.SHA512.FromString("a")) || got.has(digest.FromString("c")) {

@@ -187,6 +187,7 @@ func TestLoadConfigRejects(t *testing.T) {
 // Nodes request the URLs of foreign layers, which are not stored here. So an image with them is refused unless the
 // configuration allows the URLs, as in distribution.
 func TestForeignLayers(t *testing.T) {
+	t.Parallel()
 	const (
 		oci    = "application/vnd.oci.image.manifest.v1+json"
 		docker = "application/vnd.docker.distribution.manifest.v2+json"

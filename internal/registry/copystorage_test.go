@@ -27,6 +27,7 @@ func onVolume(t *testing.T, root string) func(*Options) {
 }
 
 func TestCopyStorage(t *testing.T) {
+	t.Parallel()
 	ca, from, to := newTestCA(t), t.TempDir(), t.TempDir()
 	before := start(t, ca, from, onVolume(t, from))
 	c := before.pusher()
@@ -82,6 +83,7 @@ func TestCopyStorage(t *testing.T) {
 }
 
 func TestCopyStorageFollowsTheSourceUntilItIsComplete(t *testing.T) {
+	t.Parallel()
 	ca, from, to := newTestCA(t), t.TempDir(), t.TempDir()
 	before := start(t, ca, from, onVolume(t, from))
 	c := before.pusher()
@@ -106,6 +108,7 @@ func TestCopyStorageFollowsTheSourceUntilItIsComplete(t *testing.T) {
 }
 
 func TestCopyStorageRefusesADestinationWithImages(t *testing.T) {
+	t.Parallel()
 	ca, from, to := newTestCA(t), t.TempDir(), t.TempDir()
 	start(t, ca, to).pusher().pushImage("a", "v1", "layer")
 	if _, err := copyStorage(t, from, to); err == nil || !strings.Contains(err.Error(), "already has images") {

@@ -60,6 +60,7 @@ func expensiveUser(t testing.TB, name, password string) []byte {
 }
 
 func TestVerify(t *testing.T) {
+	t.Parallel()
 	long := strings.Repeat("x", maxPassword)
 	c := openUsers(t,
 		append([]byte("# users\n\n"), append(htpasswd(t, "push", "secret"),
@@ -98,6 +99,7 @@ func TestVerify(t *testing.T) {
 
 // The first requests of a push are concurrent.
 func TestVerifyCachesPasswords(t *testing.T) {
+	t.Parallel()
 	c := openUsers(t, expensiveUser(t, "push", "secret"))
 	var checks sync.WaitGroup
 	for range 8 {
@@ -115,6 +117,7 @@ func TestVerifyCachesPasswords(t *testing.T) {
 }
 
 func TestWaitingForACheckEndsWithTheRequest(t *testing.T) {
+	t.Parallel()
 	c := openUsers(t, htpasswd(t, "push", "secret"))
 	if _, err := c.login("push", "wrong"); err != nil { // further checks take their turns
 		t.Fatal(err)
@@ -133,6 +136,7 @@ func TestWaitingForACheckEndsWithTheRequest(t *testing.T) {
 }
 
 func TestUnknownUsersCostAsMuchAsWrongPasswords(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	push := writeFile(t, filepath.Join(dir, "push"), append(htpasswd(t, "cheap", "x"), costlyUser(t, "dear", "x", 5)...))
 	outside := writeFile(t, filepath.Join(dir, "outside"), costlyUser(t, "outside", "x", 6))
@@ -161,6 +165,7 @@ func TestUnknownUsersCostAsMuchAsWrongPasswords(t *testing.T) {
 }
 
 func TestInvalidHtpasswd(t *testing.T) {
+	t.Parallel()
 	good := string(htpasswd(t, "a", "secret"))
 	for name, tt := range map[string]struct{ data, want string }{
 		"no user":                   {"# nobody\n", "no users"},
@@ -196,6 +201,7 @@ func TestInvalidHtpasswd(t *testing.T) {
 
 // The steps build on each other.
 func TestCredentialFilesReloadIndependently(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	push, pull := writeFile(t, filepath.Join(dir, "push"), htpasswd(t, "push", "1")),
 		filepath.Join(dir, "pull", "htpasswd")
@@ -275,6 +281,7 @@ func TestCredentialFilesReloadIndependently(t *testing.T) {
 }
 
 func TestSecretDependsOnThePushFileOnly(t *testing.T) {
+	t.Parallel()
 	push, pull := htpasswd(t, "push", "secret"), htpasswd(t, "pull", "secret")
 	secret := openUsers(t, push).secret("x")
 	for name, tt := range map[string]struct {
@@ -296,6 +303,7 @@ func TestSecretDependsOnThePushFileOnly(t *testing.T) {
 }
 
 func TestCachedPasswordsSurviveOtherUsers(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	pull := filepath.Join(dir, "pull")
 	c, err := openCredentials(slog.New(slog.DiscardHandler), writeFile(t, filepath.Join(dir, "push"),
@@ -321,6 +329,7 @@ func TestCachedPasswordsSurviveOtherUsers(t *testing.T) {
 }
 
 func TestCachedPasswordsSurviveChangesOfTheFile(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "push")
 	mine := htpasswd(t, "mine", "secret")
 	c, err := openCredentials(slog.New(slog.DiscardHandler), writeFile(t, path, mine), "", "")
@@ -349,6 +358,7 @@ func TestCachedPasswordsSurviveChangesOfTheFile(t *testing.T) {
 }
 
 func TestNamesAndRepositoriesOfPushUsers(t *testing.T) {
+	t.Parallel()
 	line := func(user, rest string) []byte {
 		return append(bytes.TrimSpace(htpasswd(t, user, "x")), []byte(rest+"\n")...)
 	}
@@ -380,6 +390,7 @@ func TestNamesAndRepositoriesOfPushUsers(t *testing.T) {
 }
 
 func TestPullUsersHaveNoNames(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	push := writeFile(t, filepath.Join(dir, "push"), htpasswd(t, "push", "x"))
 	pull := writeFile(t, filepath.Join(dir, "pull"), append(bytes.TrimSpace(htpasswd(t, "pull", "x")), []byte(":ci")...))

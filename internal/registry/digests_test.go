@@ -44,6 +44,7 @@ func (c client) image512(repository, layer string) map[string]any {
 }
 
 func TestSHA512Blobs(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	c, node := i.pusher(), i.node()
 	begin := func() string {
@@ -124,6 +125,7 @@ func TestSHA512Blobs(t *testing.T) {
 }
 
 func TestSHA512Manifests(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	c, node := i.pusher(), i.node()
 	d, pushed := c.put("a", "sha512?tag=v1&tag=v2", ociManifest, c.image512("a", "layer"))
@@ -197,6 +199,7 @@ func TestSHA512Manifests(t *testing.T) {
 }
 
 func TestTagParameters(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	c, node := i.pusher(), i.node()
 	d, manifest := c.pushImage("a", "v0", "layer")
@@ -223,6 +226,7 @@ func TestTagParameters(t *testing.T) {
 }
 
 func TestManifestThatIsTooLarge(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	got := i.pusher().must(http.StatusRequestEntityTooLarge, "PUT", "/v2/a/manifests/v1",
 		strings.NewReader(`{"annotations":{"x":"`+strings.Repeat("x", oci.MaxManifestSize)+`"}}`), "Content-Type", ociManifest)
@@ -232,6 +236,7 @@ func TestManifestThatIsTooLarge(t *testing.T) {
 }
 
 func TestGarbageCollectionKnowsAllDigests(t *testing.T) {
+	t.Parallel()
 	root := t.TempDir()
 	i := start(t, newTestCA(t), root)
 	c, node := i.pusher(), i.node()
@@ -278,6 +283,7 @@ func TestGarbageCollectionKnowsAllDigests(t *testing.T) {
 
 // Clients that were told that a blob exists under its SHA-512 digest rely on it.
 func TestGarbageCollectionKeepsSHA512BlobsInUse(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	d := digest.SHA512.FromString("layer")
 	i.pusher().pushAs("a", d, "layer")
@@ -300,6 +306,7 @@ func TestGarbageCollectionKeepsSHA512BlobsInUse(t *testing.T) {
 
 // Operators can serve the volume with distribution's registry.
 func TestDistributionReadsTheStorage(t *testing.T) {
+	t.Parallel()
 	root := t.TempDir()
 	i := start(t, newTestCA(t), root)
 	c := i.pusher()

@@ -365,6 +365,7 @@ func (r *recorded) check(cut powercut.Cut, again bool) (problems []string) {
 }
 
 func TestChangesAreSeenWhenTheyAreDurable(t *testing.T) {
+	t.Parallel()
 	root := t.TempDir()
 	driver, err := openDriver(t.Context(), configuration.Storage{driverFilesystem: {"rootdirectory": root}})
 	if err == nil {

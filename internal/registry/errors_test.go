@@ -13,6 +13,7 @@ import (
 )
 
 func TestErrorsAreNamed(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		err    error
 		status int
@@ -33,6 +34,7 @@ func TestErrorsAreNamed(t *testing.T) {
 
 // A registry that shuts down closes connections also if a handler replaces the response.
 func TestReplacedResponsesCloseTheConnection(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	c := i.pusher()
 	d, _ := c.pushImage("a", "v1", "layer")
@@ -52,6 +54,7 @@ func TestReplacedResponsesCloseTheConnection(t *testing.T) {
 
 // A deletion waits for pushes to its own repository only.
 func TestDeletionsWaitForTheirRepository(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	c := i.pusher()
 	locks := &i.server.source.linking

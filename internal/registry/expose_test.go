@@ -73,6 +73,7 @@ func (e exposed) outsider() client {
 }
 
 func TestAuthorizationAtTheExposedListener(t *testing.T) {
+	t.Parallel()
 	e := startExposed(t)
 	d := e.pusher().pushBlob("a", "content").String()
 	pusherCertificate := e.ca.client(t, pki.OrganizationPush)
@@ -107,6 +108,7 @@ func TestAuthorizationAtTheExposedListener(t *testing.T) {
 }
 
 func TestExposedAnonymousPullAffectsOnlyItsListener(t *testing.T) {
+	t.Parallel()
 	e := startExposed(t, func(o *Options) { o.ExposeAnonymousPull = true })
 	d := e.pusher().pushBlob("a", "content").String()
 	e.outsider().must(http.StatusOK, "GET", "/v2/a/blobs/"+d, nil)
@@ -115,6 +117,7 @@ func TestExposedAnonymousPullAffectsOnlyItsListener(t *testing.T) {
 }
 
 func TestProbesAreRefusedAtTheExposedListener(t *testing.T) {
+	t.Parallel()
 	e := startExposed(t, func(o *Options) { o.ExposeAnonymousPull = true })
 	for _, repository := range []string{probeProxy, probeNodePort} {
 		a := e.outsider().as(pushUser, pushPassword).must(http.StatusForbidden, "GET", "/v2/"+repository+"/tags/list", nil)
@@ -125,6 +128,7 @@ func TestProbesAreRefusedAtTheExposedListener(t *testing.T) {
 }
 
 func TestPushAndPullAtTheExposedListener(t *testing.T) {
+	t.Parallel()
 	e := startExposed(t)
 	const mediaType = "application/vnd.oci.image.manifest.v1+json"
 	layer := random(1 << 20)
@@ -141,6 +145,7 @@ func TestPushAndPullAtTheExposedListener(t *testing.T) {
 }
 
 func TestExposedListenerServesItsOwnCertificate(t *testing.T) {
+	t.Parallel()
 	e := startExposed(t)
 	for name, config := range map[string]*tls.Config{
 		"a client that trusts only the cluster's CA": {RootCAs: e.ca.pool(), ServerName: serverName},
@@ -165,12 +170,14 @@ func TestExposedListenerServesItsOwnCertificate(t *testing.T) {
 }
 
 func TestExposedListenerFallsBackToTheRegistryCertificate(t *testing.T) {
+	t.Parallel()
 	e := startExposed(t, func(o *Options) { o.ExposeTLSDir = "" })
 	c := e.from(&tls.Config{RootCAs: e.ca.pool(), ServerName: serverName}).as(outsideUser, outsidePassword)
 	c.must(http.StatusOK, "GET", "/v2/", nil)
 }
 
 func TestExposedListenerReloadsItsFiles(t *testing.T) {
+	t.Parallel()
 	e := startExposed(t)
 	before := e.server.exposed.Current().Leaf.SerialNumber
 	c := e.outsider().as("second", "another password")
@@ -205,6 +212,7 @@ func TestExposedListenerReloadsItsFiles(t *testing.T) {
 }
 
 func TestExposedUserMustNotCollideWithOtherUsers(t *testing.T) {
+	t.Parallel()
 	e := startExposed(t)
 	for _, name := range []string{pushUser, pullUser} {
 		writeFile(t, e.htpasswd, bytes.Join([][]byte{htpasswd(t, name, "mine now"),
@@ -216,6 +224,7 @@ func TestExposedUserMustNotCollideWithOtherUsers(t *testing.T) {
 }
 
 func TestExposeOptionsAreValidated(t *testing.T) {
+	t.Parallel()
 	for name, tt := range map[string]struct {
 		options Options
 		want    string

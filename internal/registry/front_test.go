@@ -84,6 +84,7 @@ func dialPlain(t *testing.T, address string) net.Conn {
 
 // These tests send GET requests with bodies, because they need no credential.
 func TestStalledRequestsEnd(t *testing.T) {
+	t.Parallel()
 	const stall = transferIdleTimeout
 	type result struct {
 		n   int64
@@ -183,6 +184,7 @@ func inBubble(t *testing.T, name string, f func(t *testing.T)) {
 }
 
 func TestFrontRemovesCredentialsAndForwardedHeaders(t *testing.T) {
+	t.Parallel()
 	headers := make(chan http.Header, 1)
 	address, _ := frontServer(t, transferIdleTimeout, func(w http.ResponseWriter, r *http.Request) { headers <- r.Header })
 	request, err := http.NewRequest(http.MethodGet, "http://"+address+"/v2/_catalog", nil)
@@ -210,6 +212,7 @@ func TestFrontRemovesCredentialsAndForwardedHeaders(t *testing.T) {
 }
 
 func TestPanickingHandlersAreCounted(t *testing.T) {
+	t.Parallel()
 	address, f := frontServer(t, transferIdleTimeout, func(http.ResponseWriter,
 		*http.Request) {
 		panic(http.ErrAbortHandler)

@@ -17,6 +17,7 @@ import (
 )
 
 func TestGarbageCollect(t *testing.T) {
+	t.Parallel()
 	ca, root := newTestCA(t), t.TempDir()
 	i := start(t, ca, root)
 	c := i.pusher()
@@ -125,6 +126,7 @@ func fileLeases(t testing.TB, root string) *leaseClient {
 }
 
 func TestGarbageCollectWithoutContent(t *testing.T) {
+	t.Parallel()
 	request, ignore := gc.Request{Timeout: time.Minute}, func(gc.Event) {}
 	t.Run("a registry that was never pushed to", func(t *testing.T) {
 		options := loadConfig(t, "version: 0.1\n"+storageAt(t.TempDir()))
@@ -172,6 +174,7 @@ func (d *countingDriver) GetContent(ctx context.Context, path string) ([]byte, e
 
 // Object storage takes long for each file, so a large registry could not be marked in time.
 func TestMarkingReadsInParallel(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	c := i.pusher()
 	for n := range 20 {

@@ -61,6 +61,7 @@ func (c client) collect(request gc.Request) (events []gc.Event) {
 }
 
 func TestRunningRegistryCollectsGarbage(t *testing.T) {
+	t.Parallel()
 	ca := newTestCA(t)
 	i, other := startQuick(t, ca, t.TempDir()), (*instance)(nil)
 	c := i.pusher()
@@ -118,6 +119,7 @@ func TestRunningRegistryCollectsGarbage(t *testing.T) {
 }
 
 func TestGarbageCollectionRequiresThePushCredential(t *testing.T) {
+	t.Parallel()
 	i := startQuick(t, newTestCA(t), t.TempDir())
 	path := gc.Path + "?dry-run=true"
 	i.node().must(http.StatusForbidden, "POST", path, nil)
@@ -147,6 +149,7 @@ type image struct {
 // grace period shorter than many pushes. Each client deletes an image and pushes its layers again a
 // moment later, when they may be garbage. It continues until there were enough pushes and collections.
 func TestPushesRacingCollections(t *testing.T) {
+	t.Parallel()
 	ca, root := newTestCA(t), t.TempDir()
 	replicas := []*instance{startQuick(t, ca, root), startQuick(t, ca, root)}
 	const enoughTaken, enoughCollections, enoughRemoved = 25, 8, 20
@@ -296,6 +299,7 @@ func (c client) pushRacing(repository, tag string, contents []string) (*image, i
 
 // Another process collects, and may remove a layer.
 func TestManifestsWaitForGarbageThatAnotherProcessCollects(t *testing.T) {
+	t.Parallel()
 	ca := newTestCA(t)
 	i := open(t, ca, t.TempDir())
 	i.server.leases.times = quick
@@ -403,6 +407,7 @@ func (c client) pushedManifest(repository, tag string) (digest.Digest, string) {
 
 // A process hangs before it writes, and a collection begins meanwhile.
 func TestARefusedManifestDoesNotMoveItsTag(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	before, _ := i.pusher().pushImage("a", "v1", "one")
 	_, after := i.pusher().pushImage("a", "v2", "two")
@@ -454,6 +459,7 @@ func (d *brokenDriver) PutContent(ctx context.Context, path string, content []by
 }
 
 func TestCollectorStopsWithoutHeartbeats(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	i.pusher().pushBlob("a", "garbage")
 	leases := fileLeases(t, i.root)
@@ -478,6 +484,7 @@ func TestCollectorStopsWithoutHeartbeats(t *testing.T) {
 }
 
 func TestCollectionStopsWhenTheClientDisconnects(t *testing.T) {
+	t.Parallel()
 	i := startQuick(t, newTestCA(t), t.TempDir())
 	i.server.leases.times.drainPeriod = time.Hour
 	c := i.pusher()
@@ -522,6 +529,7 @@ func (i *instance) read(t testing.TB) *leaseReading {
 }
 
 func TestInvalidLeaseExpires(t *testing.T) {
+	t.Parallel()
 	root := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(root, filepath.Dir(leasePath)), 0o700); err != nil {
 		t.Fatal(err)
@@ -545,6 +553,7 @@ func TestInvalidLeaseExpires(t *testing.T) {
 }
 
 func TestSlowLeaseReadingCountsFromItsBeginning(t *testing.T) {
+	t.Parallel()
 	leases := fileLeases(t, t.TempDir())
 	now := time.Now()
 	r := &leaseReading{record: leaseRecord{Held: true}, changed: now.Add(-time.Hour),
@@ -561,6 +570,7 @@ func TestSlowLeaseReadingCountsFromItsBeginning(t *testing.T) {
 // TestCollectorStopsAfterItLostTheLease simulates a storage that hangs, like an NFS server
 // that restarts: another process may have accepted a manifest meanwhile.
 func TestCollectorStopsAfterItLostTheLease(t *testing.T) {
+	t.Parallel()
 	for name, away := range map[string]func(t *testing.T, leases *leaseClient, driver *brokenDriver){
 		"the storage failed for a while": func(_ *testing.T, _ *leaseClient, driver *brokenDriver) {
 			driver.broken.Store(true)
@@ -619,6 +629,7 @@ func (d *refillingDriver) Delete(ctx context.Context, name string) (err error) {
 }
 
 func TestBlobPushedDuringItsRemovalIsKept(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	c := i.pusher()
 	c.pushBlob("a", "one")
@@ -640,6 +651,7 @@ type readerFunc func([]byte) (int, error)
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
 func TestSlowlySentManifestIsAccepted(t *testing.T) {
+	t.Parallel()
 	root := t.TempDir()
 	sent := strings.NewReader(`{"a": "manifest"}`)
 	var once sync.Once
@@ -675,6 +687,7 @@ func serve(t testing.TB, handler http.Handler, method, path string) *httptest.Re
 }
 
 func TestCollectionKeepsReferencedContent(t *testing.T) {
+	t.Parallel()
 	root := t.TempDir()
 	i := start(t, newTestCA(t), root)
 	c := i.pusher()
@@ -761,6 +774,7 @@ func TestCollectionKeepsReferencedContent(t *testing.T) {
 }
 
 func TestInvalidManifestPreventsCollection(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	c := i.pusher()
 	d, _ := c.pushImage("a", "v1", "layer")
@@ -776,6 +790,7 @@ func TestInvalidManifestPreventsCollection(t *testing.T) {
 }
 
 func TestNextCollectionContinuesAfterATimeout(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	c := i.pusher()
 	for n := range 5 {
@@ -830,6 +845,7 @@ func (d pastDriver) Stat(ctx context.Context, name string) (storagedriver.FileIn
 }
 
 func TestGracePeriodOfAStorageWhoseClockIsBehind(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	i.pusher().pushBlob("a", "just pushed")
 	age(t, i.root, 2*time.Hour)
@@ -868,6 +884,7 @@ func (d vanishingDriver) Walk(ctx context.Context, from string, f storagedriver.
 }
 
 func TestTagDeletedDuringACollection(t *testing.T) {
+	t.Parallel()
 	filesystemOnly(t) // S3 is not listed one directory after another
 	root := t.TempDir()
 	i := start(t, newTestCA(t), root)

@@ -136,6 +136,7 @@ const (
 )
 
 func TestHandshakes(t *testing.T) {
+	t.Parallel()
 	// One CA stays trusted throughout; the others are removed and added.
 	lasting, leaving, coming := tlsfilestest.NewCA(t, "zarf-registry"), tlsfilestest.NewCA(t, "zarf-registry"),
 		tlsfilestest.NewCA(t, "zarf-registry")
@@ -301,6 +302,7 @@ func signedBy(t *testing.T, signer *tls.Certificate) *tls.Certificate {
 
 // Removing a CA ends its connections and TLS sessions.
 func TestConnectionsAndSessionsEndWithTheirCA(t *testing.T) {
+	t.Parallel()
 	before, after := newTestCA(t), newTestCA(t)
 	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
 		t.Run(tls.VersionName(version), func(t *testing.T) {
@@ -346,6 +348,7 @@ func TestConnectionsAndSessionsEndWithTheirCA(t *testing.T) {
 }
 
 func TestClockSkew(t *testing.T) {
+	t.Parallel()
 	const off = 10 * time.Minute
 	for name, tt := range map[string]struct {
 		issuer, peer time.Duration
@@ -396,6 +399,7 @@ func TestClockSkew(t *testing.T) {
 
 // If a mounted Secret becomes invalid, the registry keeps its certificates and reports the error.
 func TestBadFilesWhileTheRegistryRuns(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	good := i.ca.serverFiles(t)
 	failures := uint64(0) // the registry may look by itself, too
@@ -436,6 +440,7 @@ func TestBadFilesWhileTheRegistryRuns(t *testing.T) {
 
 // The registry serves an expired certificate and reports it; clients reject it.
 func TestExpiredServerCertificateIsServed(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	end := time.Now().Add(-time.Hour).Truncate(time.Second).UTC()
 	expired := i.ca.issue(t, pki.Leaf{

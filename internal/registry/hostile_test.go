@@ -45,6 +45,7 @@ func observe(i *instance, before func(path string)) {
 
 // A name that is neither a tag nor a digest is the client's error, not one of the storage.
 func TestInvalidReferencesAreNoFailures(t *testing.T) {
+	t.Parallel()
 	i := enforcing(t, t.TempDir(), newSigner(t))
 	for name, want := range map[string]int{
 		"md5:" + strings.Repeat("0", 32):    http.StatusBadRequest,
@@ -69,6 +70,7 @@ func TestInvalidReferencesAreNoFailures(t *testing.T) {
 
 // Who pulls an image that cannot be verified again and again does not fill the log.
 func TestFailuresOfVerificationsAreLoggedOnce(t *testing.T) {
+	t.Parallel()
 	filesystemOnly(t)
 	root := t.TempDir()
 	i := enforcing(t, root, newSigner(t))
@@ -103,6 +105,7 @@ func linkSizes(t *testing.T, root, repository, kind string) (n int, largest int6
 
 // An index is not copied for each of its images, nor a referrer into the list of its subject.
 func TestBackLinksAreSmall(t *testing.T) {
+	t.Parallel()
 	filesystemOnly(t)
 	root := t.TempDir()
 	i := start(t, newTestCA(t), root)
@@ -137,6 +140,7 @@ func TestBackLinksAreSmall(t *testing.T) {
 }
 
 func TestTypesAreShort(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	c := i.pusher()
 	subject, _ := c.pushImage("a", "v1", "layer")
@@ -151,6 +155,7 @@ func TestTypesAreShort(t *testing.T) {
 
 // A page is cut before what it lists is read.
 func TestPagesReadWhatTheySend(t *testing.T) {
+	t.Parallel()
 	const all = 200
 	i := open(t, newTestCA(t), "", func(o *Options) { o.Config = loadConfig(t, inMemory).Config })
 	var reads atomic.Int64
@@ -197,6 +202,7 @@ func fillReferrers(t *testing.T, i *instance, repository string, subject digest.
 
 // What a manifest makes the registry write, apart from itself, must fit into the storage, too.
 func TestBackLinksCountAgainstTheQuota(t *testing.T) {
+	t.Parallel()
 	i := open(t, newTestCA(t), "", func(o *Options) {
 		o.Quota = 300_000
 		o.Config = loadConfig(t, inMemory+"validation: {manifests: {indexes: {platforms: none}}}\n").Config
@@ -231,6 +237,7 @@ func TestBackLinksCountAgainstTheQuota(t *testing.T) {
 }
 
 func TestVerificationReadsFewReferrers(t *testing.T) {
+	t.Parallel()
 	const all = 1500
 	s := newSigner(t)
 	_, change := verified(t, VerifyEnforce, s)
@@ -258,6 +265,7 @@ func TestVerificationReadsFewReferrers(t *testing.T) {
 
 // One repository, or several of one owner, leave verifications to the others.
 func TestOneRepositoryDoesNotHoldAllVerifications(t *testing.T) {
+	t.Parallel()
 	s := newSigner(t)
 	_, change := verified(t, VerifyEnforce, s)
 	i := open(t, newTestCA(t), t.TempDir(), change)

@@ -21,6 +21,7 @@ func (i *instance) overwrite(path, content string) {
 }
 
 func TestDamagedBlobsDoNotExist(t *testing.T) {
+	t.Parallel()
 	for name, content := range map[string]string{"empty": "", "cut off": "lay", "too long": "layer and more"} {
 		t.Run(name, func(t *testing.T) {
 			i := start(t, newTestCA(t), t.TempDir())
@@ -63,6 +64,7 @@ func TestDamagedBlobsDoNotExist(t *testing.T) {
 // Only clients that may push are told that an incomplete image does not exist. Nodes would need more requests for each
 // pull, and learn it from the blob.
 func TestIncompleteManifestsDoNotExistForPushers(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	c := i.pusher()
 	d, _ := c.pushImage("a", "v1", "layer")
@@ -92,6 +94,7 @@ func TestIncompleteManifestsDoNotExistForPushers(t *testing.T) {
 }
 
 func TestDamagedManifests(t *testing.T) {
+	t.Parallel()
 	for name, content := range map[string]string{
 		"empty": "", "cut off": `{"schemaVersion":2,`,
 		"another": `{"schemaVersion":2,"mediaType":"` + ociManifest + `","config":{},"layers":[]}`,
@@ -122,6 +125,7 @@ func TestDamagedManifests(t *testing.T) {
 
 // A manifest with a wrong size is refused: nodes could not pull the image.
 func TestWrongSizesAreRefused(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	c := i.pusher()
 	_, manifest := c.pushImage("a", "v1", "layer")
@@ -145,6 +149,7 @@ func TestWrongSizesAreRefused(t *testing.T) {
 
 // A push while an intact blob is read replaces it without harm.
 func TestReplacingWhileReading(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	c, node := i.pusher(), i.node()
 	content := random(1 << 20)

@@ -12,6 +12,7 @@ import (
 )
 
 func TestLogsOfDistribution(t *testing.T) {
+	t.Parallel()
 	answered := func(status int) logrus.Fields { return logrus.Fields{"http.response.status": status} }
 	for name, tt := range map[string]struct {
 		level   logrus.Level
@@ -59,6 +60,7 @@ func TestLogsOfDistribution(t *testing.T) {
 }
 
 func TestRouteLogs(t *testing.T) {
+	t.Parallel()
 	var out bytes.Buffer
 	RouteLogs(slog.New(slog.NewJSONHandler(&out, nil)))
 	t.Cleanup(func() { RouteLogs(slog.New(slog.DiscardHandler)) })
@@ -73,6 +75,7 @@ func TestRouteLogs(t *testing.T) {
 }
 
 func TestFailedConnectionsAreLogged(t *testing.T) {
+	t.Parallel()
 	for line, want := range map[string]string{
 		"http: TLS handshake error from 1.2.3.4:5: EOF":                                      "DEBUG",
 		"http: TLS handshake error from 1.2.3.4:5: tls: client didn't provide a certificate": "WARN",

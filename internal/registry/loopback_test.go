@@ -20,6 +20,7 @@ func (i *instance) loopback() client {
 }
 
 func TestAuthorizationAtTheLoopbackListener(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir(), func(o *Options) { o.AnonymousPull = true })
 	d := i.pusher().pushBlob("a", "content").String()
 	for name, tt := range map[string]struct {
@@ -43,6 +44,7 @@ func TestAuthorizationAtTheLoopbackListener(t *testing.T) {
 // TestLoopbackListenerKeepsThePlainPort covers a switch between the modes: the plain listener, at all
 // addresses, opens and closes beside the loopback listener, which has the same port.
 func TestLoopbackListenerKeepsThePlainPort(t *testing.T) {
+	t.Parallel()
 	address := freeport.Loopback(t)
 	_, port, _ := net.SplitHostPort(address)
 	f := openFollowed(t, func(o *Options) {
@@ -77,6 +79,7 @@ func TestLoopbackListenerKeepsThePlainPort(t *testing.T) {
 }
 
 func TestOwnRepositoriesAtTheLoopbackListener(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	pusher := i.pusher()
 	for _, name := range []string{"a", probeNodePort, probeProxy, "zarf-registry/init-hook", "zarf-registrar/b", "zz/c"} {

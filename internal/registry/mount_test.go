@@ -35,6 +35,7 @@ func storages(t *testing.T) map[string]string {
 // TestMountOfACollectedBlob mounts a blob from a repository with a link to it, as a mount during a collection
 // leaves it, after which the content was pushed again by its SHA-256 digest.
 func TestMountOfACollectedBlob(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	c := i.pusher()
 	d := digest.SHA512.FromString("collected")
@@ -49,6 +50,7 @@ func TestMountOfACollectedBlob(t *testing.T) {
 }
 
 func TestMount(t *testing.T) {
+	t.Parallel()
 	const uploads = "/blobs/uploads/"
 	for name, config := range storages(t) {
 		t.Run(name, func(t *testing.T) {
@@ -151,6 +153,7 @@ func TestMount(t *testing.T) {
 // A blob without data is not mounted, even if it is cached.
 // Distribution also reads parameters from the body of a form, and prefers them.
 func TestUploadParametersComeFromTheURL(t *testing.T) {
+	t.Parallel()
 	c := start(t, newTestCA(t), t.TempDir()).pusher()
 	stored, absent := c.pushBlob("a", "content").String(), digest.FromString("absent").String()
 	const form = "application/x-www-form-urlencoded"
@@ -181,6 +184,7 @@ func TestUploadParametersComeFromTheURL(t *testing.T) {
 }
 
 func TestMountOfABlobWithoutData(t *testing.T) {
+	t.Parallel()
 	for name, tt := range map[string]struct {
 		damage func(data string) error
 		mended bool // by an upload
@@ -215,6 +219,7 @@ func TestMountOfABlobWithoutData(t *testing.T) {
 }
 
 func TestMountWhileReadOnly(t *testing.T) {
+	t.Parallel()
 	root := t.TempDir()
 	i := start(t, newTestCA(t), root)
 	d := i.pusher().pushBlob("first", "shared")
@@ -226,6 +231,7 @@ func TestMountWhileReadOnly(t *testing.T) {
 
 // A mount writes the same bytes as distribution's own.
 func TestMountWritesWhatDistributionWrites(t *testing.T) {
+	t.Parallel()
 	for name, driver := range map[string]storagedriver.StorageDriver{
 		"filesystem": filesystem.New(filesystem.DriverParameters{RootDirectory: t.TempDir(), MaxThreads: 25}),
 		"inmemory":   inmemory.New(),

@@ -15,6 +15,7 @@ import (
 
 // A real client pushes an image with several layers, and pulls it as a node.
 func TestPushAndPullWithORAS(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	i := start(t, newTestCA(t), t.TempDir())
 	repository := func(c client, credential auth.Credential) *remote.Repository {

@@ -69,6 +69,7 @@ func (f followed) waitClosed() {
 }
 
 func TestPlainListenerFollowsTheFile(t *testing.T) {
+	t.Parallel()
 	f := openFollowed(t)
 	f.run()
 	f.waitClosed()
@@ -142,6 +143,7 @@ func (c client) mustAny(method, path string) answer {
 }
 
 func TestAnonymousPullFollowsTheFile(t *testing.T) {
+	t.Parallel()
 	f := openFollowed(t, func(o *Options) { o.AnonymousPull = true })
 	f.run()
 	f.waitClosed()
@@ -155,6 +157,7 @@ func TestAnonymousPullFollowsTheFile(t *testing.T) {
 }
 
 func TestExistingFileOpensThePlainListenerAtOnce(t *testing.T) {
+	t.Parallel()
 	f := openFollowed(t)
 	f.addUser(pullUser, pullPassword)
 	f.server.credentials.interval = time.Hour
@@ -166,6 +169,7 @@ func TestExistingFileOpensThePlainListenerAtOnce(t *testing.T) {
 }
 
 func TestInvalidFileDoesNotOpenThePlainListener(t *testing.T) {
+	t.Parallel()
 	f := openFollowed(t, func(o *Options) {
 		tlsfilestest.WriteSecret(t, filepath.Dir(o.PullHtpasswd), tlsfilestest.Files{"htpasswd": []byte("rubbish")})
 	})
@@ -243,6 +247,7 @@ func (u slowUpload) end(content string) error {
 }
 
 func TestRequestsOfAClosedListenerFinish(t *testing.T) {
+	t.Parallel()
 	f := openFollowed(t)
 	f.addUser(pullUser, pullPassword)
 	f.run()
@@ -273,6 +278,7 @@ func TestRequestsOfAClosedListenerFinish(t *testing.T) {
 }
 
 func TestRequestsOfAClosedListenerTimeOut(t *testing.T) {
+	t.Parallel()
 	f := openFollowed(t)
 	f.server.plain.timeout = 50 * time.Millisecond
 	f.addUser(pullUser, pullPassword)
@@ -290,6 +296,7 @@ func TestRequestsOfAClosedListenerTimeOut(t *testing.T) {
 }
 
 func TestShutdownDrainsClosedListeners(t *testing.T) {
+	t.Parallel()
 	for name, tt := range map[string]struct {
 		drain time.Duration
 		ends  bool
@@ -339,6 +346,7 @@ func TestShutdownDrainsClosedListeners(t *testing.T) {
 }
 
 func TestAddressInUseIsRetried(t *testing.T) {
+	t.Parallel()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -363,6 +371,7 @@ func TestAddressInUseIsRetried(t *testing.T) {
 }
 
 func TestFailedListenerIsReopened(t *testing.T) {
+	t.Parallel()
 	f := openFollowed(t)
 	f.addUser(pullUser, pullPassword)
 	f.run()
@@ -385,6 +394,7 @@ func TestFailedListenerIsReopened(t *testing.T) {
 }
 
 func TestPlainListenerWithoutAFileIsAlwaysOpen(t *testing.T) {
+	t.Parallel()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -403,6 +413,7 @@ func TestPlainListenerWithoutAFileIsAlwaysOpen(t *testing.T) {
 
 // An upload is signed with a secret that must not change with the users who pull.
 func TestUploadSurvivesChangesOfPullUsers(t *testing.T) {
+	t.Parallel()
 	ca, root := newTestCA(t), t.TempDir()
 	first := start(t, ca, root)
 	location := first.pusher().must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
@@ -419,6 +430,7 @@ func TestUploadSurvivesChangesOfPullUsers(t *testing.T) {
 
 // While the listener opens and closes, pulls are either served completely or refused.
 func TestOpeningAndClosingUnderLoad(t *testing.T) {
+	t.Parallel()
 	f := openFollowed(t)
 	f.addUser(pullUser, pullPassword)
 	f.run()
@@ -490,6 +502,7 @@ func pullOnce(address, path string) (body string, status int, err error) {
 
 // The kubelet swaps directories while the file is read.
 func TestVolumeUpdatesDoNotCloseThePlainListener(t *testing.T) {
+	t.Parallel()
 	f := openFollowed(t)
 	f.server.credentials.interval = 20 * time.Microsecond
 	f.addUser(pullUser, pullPassword)

@@ -15,6 +15,7 @@ import (
 // open.
 
 func TestValidatorsOfContent(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	d, _ := i.pusher().pushImage("pull/me", "v1", "the layer")
 	layer, node := digest.FromString("the layer").String(), i.node()
@@ -37,6 +38,7 @@ func TestValidatorsOfContent(t *testing.T) {
 }
 
 func TestOnlyTheAPIIsServed(t *testing.T) {
+	t.Parallel()
 	node := start(t, newTestCA(t), t.TempDir()).node()
 	node.Transport.(*http.Transport).ForceAttemptHTTP2 = true
 	if got := node.must(http.StatusOK, "GET", "/v2/", nil); got.Proto != "HTTP/1.1" {
@@ -49,6 +51,7 @@ func TestOnlyTheAPIIsServed(t *testing.T) {
 
 // The registry does not know its external host, and does not believe headers that name one.
 func TestLocationsAreRelative(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	c := i.pusher()
 	octets := []string{"Content-Type", "application/octet-stream"}
@@ -93,6 +96,7 @@ func TestLocationsAreRelative(t *testing.T) {
 }
 
 func TestListsAreOrderedAndPaged(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	c, node := i.pusher(), i.node()
 	// By path, as S3 lists them, v1-a and v1.0 precede v1.
@@ -142,6 +146,7 @@ func TestListsAreOrderedAndPaged(t *testing.T) {
 }
 
 func TestDeletedContentCanBePushedAgain(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	c, node := i.pusher(), i.node()
 	d, _ := c.pushImage("delete/me", "v1", "layer")

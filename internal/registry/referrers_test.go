@@ -85,6 +85,7 @@ func digestsOf(found []v1.Descriptor) (digests []digest.Digest) {
 }
 
 func TestReferrers(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	c, node := i.pusher(), i.node()
 	subject, _ := c.pushImage("a", "v1", "layer")
@@ -173,6 +174,7 @@ func TestReferrers(t *testing.T) {
 }
 
 func TestReferrersHavePages(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	c, node := i.pusher(), i.node()
 	subject, _ := c.pushImage("a", "v1", "layer")
@@ -233,6 +235,7 @@ func removeBackLinksOf(t *testing.T, root string) {
 }
 
 func TestReferrersOfDistribution(t *testing.T) {
+	t.Parallel()
 	root := t.TempDir()
 	earlier := start(t, newTestCA(t), root)
 	c := earlier.pusher()
@@ -313,6 +316,7 @@ func TestReferrersOfDistribution(t *testing.T) {
 }
 
 func TestGarbageCollectionRemovesBackLinks(t *testing.T) {
+	t.Parallel()
 	root := t.TempDir()
 	i := start(t, newTestCA(t), root)
 	c := i.pusher()

@@ -166,6 +166,7 @@ func run(ctx context.Context, program string, args ...string) error {
 
 // Every client repairs an image by pushing it again, whatever of it is missing or damaged.
 func TestPushRepairs(t *testing.T) {
+	t.Parallel()
 	half := func(path string) error {
 		info, err := os.Stat(path)
 		if err != nil {
@@ -238,6 +239,7 @@ func TestPushRepairs(t *testing.T) {
 // Content without a record, as distribution itself or an older backup has it, is repaired as well: the first push that
 // finds another size than the manifest says reads the content.
 func TestPushRepairsContentWithoutRecord(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.Start(t, tlsfilestest.NewCA(t, "ca"))
 	for client, push := range clients {
 		t.Run(client, func(t *testing.T) {

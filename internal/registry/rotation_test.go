@@ -30,6 +30,7 @@ func (i *instance) replaceCertificates(files tlsfilestest.Files) {
 
 // The CA is rotated as by init-hook while clients pull in a loop.
 func TestRotationFailsNoRequest(t *testing.T) {
+	t.Parallel()
 	before, after := newTestCA(t), newTestCA(t)
 	i := start(t, before, t.TempDir())
 	path := "/v2/a/blobs/" + i.pusher().pushBlob("a", random(100<<10)).String()
@@ -125,6 +126,7 @@ func reused(t *testing.T, c client, path string) (a answer, wasOpen bool, err er
 }
 
 func TestOpenConnectionsFollowTheCertificates(t *testing.T) {
+	t.Parallel()
 	before, after := newTestCA(t), newTestCA(t)
 	lingering := func(t *testing.T, linger time.Duration) *instance {
 		i := open(t, before, t.TempDir())
@@ -221,6 +223,7 @@ func TestOpenConnectionsFollowTheCertificates(t *testing.T) {
 }
 
 func TestInvalidCertificatesKeepThePreviousOnes(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	files := i.ca.serverFiles(t)
 	files["tls.key"] = []byte("rubbish")
@@ -235,6 +238,7 @@ func TestInvalidCertificatesKeepThePreviousOnes(t *testing.T) {
 }
 
 func TestUsersAreReloaded(t *testing.T) {
+	t.Parallel()
 	i := open(t, newTestCA(t), t.TempDir())
 	i.server.credentials.interval = time.Millisecond
 	i.run()

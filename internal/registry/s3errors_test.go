@@ -11,6 +11,7 @@ import (
 )
 
 func TestReadinessExplainsWhyS3Fails(t *testing.T) {
+	t.Parallel()
 	nothing := freeport.Loopback(t)
 	endpoint := func(t *testing.T) string {
 		if s3 == nil {

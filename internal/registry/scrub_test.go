@@ -45,6 +45,7 @@ func (c client) scrub() (problems []string, result scrub.Result) {
 func flip(content string) string { return "X" + content[1:] }
 
 func TestScrub(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	c, driver := i.pusher(), i.server.source.driver
 	ctx := t.Context()
@@ -140,6 +141,7 @@ func (c client) manifestOf(repository, reference string) (mediaType, content str
 
 // An image that is deleted is no problem any more.
 func TestScrubForgetsDeletedImages(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	c := i.pusher()
 	d, _ := c.pushImage("a", "v1", "layer")
@@ -156,6 +158,7 @@ func TestScrubForgetsDeletedImages(t *testing.T) {
 
 // A scrub that was interrupted continues, at its rate, and reports what it had found.
 func TestScrubContinues(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	c := i.pusher()
 	c.pushImage("a", "v1", "layer")
@@ -206,6 +209,7 @@ func (i *instance) sizeOf(d digest.Digest) int {
 }
 
 func TestScrubNeedsThePushCredential(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	i.node().must(http.StatusForbidden, "POST", scrub.Path, nil)
 	i.pusher().as("", "").must(http.StatusUnauthorized, "POST", scrub.Path, nil)

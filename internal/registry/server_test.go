@@ -89,6 +89,7 @@ func (i *instance) waitReady() {
 }
 
 func TestHealthAndMetricsServeNothingElse(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	i.waitReady()
 	for name, served := range map[string][]string{"health": {"/healthz", "/readyz"}, "metrics": {"/metrics", "/loaded"}} {
@@ -112,6 +113,7 @@ func TestHealthAndMetricsServeNothingElse(t *testing.T) {
 }
 
 func TestReloadReport(t *testing.T) {
+	t.Parallel()
 	ca, other := newTestCA(t), newTestCA(t)
 	i := open(t, ca, t.TempDir())
 	i.server.credentials.interval = time.Millisecond
@@ -175,6 +177,7 @@ func TestReloadReport(t *testing.T) {
 
 // The SHA-256 of the push file is public, so secrets must not be derived from it.
 func TestSecretsDoNotDependOnTheReport(t *testing.T) {
+	t.Parallel()
 	i := open(t, newTestCA(t), t.TempDir())
 	data, err := os.ReadFile(i.htpasswd)
 	if err != nil {
@@ -203,6 +206,7 @@ func TestSecretsDoNotDependOnTheReport(t *testing.T) {
 }
 
 func TestMetrics(t *testing.T) {
+	t.Parallel()
 	filesystemOnly(t)
 	root := t.TempDir()
 	i := start(t, newTestCA(t), root)
@@ -253,6 +257,7 @@ func TestMetrics(t *testing.T) {
 }
 
 func TestReadiness(t *testing.T) {
+	t.Parallel()
 	root := filepath.Join(t.TempDir(), "storage")
 	i := open(t, newTestCA(t), root, func(o *Options) {
 		o.Config.Health.StorageDriver.Interval = time.Millisecond
@@ -282,6 +287,7 @@ func TestReadiness(t *testing.T) {
 }
 
 func TestStorageHealth(t *testing.T) {
+	t.Parallel()
 	now := time.Now()
 	failure := io.ErrUnexpectedEOF
 	h := &storageHealth{tolerate: 30 * time.Second}
@@ -314,6 +320,7 @@ func TestStorageHealth(t *testing.T) {
 }
 
 func TestRestartKeepsContent(t *testing.T) {
+	t.Parallel()
 	ca, root := newTestCA(t), t.TempDir()
 	first := start(t, ca, root)
 	d, manifest := first.pusher().pushImage("keep/me", "v1", "layer")
@@ -333,6 +340,7 @@ func TestRestartKeepsContent(t *testing.T) {
 }
 
 func TestUploadsMoveBetweenReplicas(t *testing.T) {
+	t.Parallel()
 	ca, root := newTestCA(t), t.TempDir()
 	for name, tt := range map[string]struct {
 		second func(first *Options) func(*Options)
@@ -360,6 +368,7 @@ func TestUploadsMoveBetweenReplicas(t *testing.T) {
 }
 
 func TestUploadsMoveBetweenReplicasWithTheSameUploadSecret(t *testing.T) {
+	t.Parallel()
 	ca, root := newTestCA(t), t.TempDir()
 	secret := func(content string) func(*Options) {
 		file := writeFile(t, filepath.Join(t.TempDir(), "upload-secret"), []byte(content))
@@ -391,6 +400,7 @@ func TestUploadsMoveBetweenReplicasWithTheSameUploadSecret(t *testing.T) {
 }
 
 func TestShutdownLetsRequestsFinish(t *testing.T) {
+	t.Parallel()
 	i := open(t, newTestCA(t), t.TempDir(), func(o *Options) {
 		o.ShutdownDelay, o.DrainTimeout = 42*time.Second, time.Minute
 	})
@@ -450,6 +460,7 @@ func TestShutdownLetsRequestsFinish(t *testing.T) {
 
 // A pod's network namespace, with what is left in its send queues, ends with the last process.
 func TestShutdownDeliversWhatWasWritten(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir(), func(o *Options) { o.DrainTimeout = time.Minute })
 	content := random(100 << 10) // less than unsentSize
 	path := "/v2/a/blobs/" + i.pusher().pushBlob("a", content).String()
@@ -483,6 +494,7 @@ func TestShutdownDeliversWhatWasWritten(t *testing.T) {
 }
 
 func TestShutdownCutsOffRequestsAfterTheTimeout(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir(), func(o *Options) { o.DrainTimeout = 50 * time.Millisecond })
 	c := i.pusher()
 	upload := c.must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
@@ -510,6 +522,7 @@ func TestShutdownCutsOffRequestsAfterTheTimeout(t *testing.T) {
 }
 
 func TestServeNamesTheListenerThatFails(t *testing.T) {
+	t.Parallel()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -524,6 +537,7 @@ func TestServeNamesTheListenerThatFails(t *testing.T) {
 }
 
 func TestOpenRejects(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	file := writeFile(t, filepath.Join(dir, "file"), nil)
 	good := func(t *testing.T) Options {
@@ -582,6 +596,7 @@ func TestOpenRejects(t *testing.T) {
 }
 
 func TestStorageWithoutTheProjectsImagesIsReported(t *testing.T) {
+	t.Parallel()
 	filesystemOnly(t)
 	root := t.TempDir()
 	i := start(t, newTestCA(t), root)
@@ -604,6 +619,7 @@ func TestStorageWithoutTheProjectsImagesIsReported(t *testing.T) {
 }
 
 func TestUnavailableS3DelaysOnlyReadiness(t *testing.T) {
+	t.Parallel()
 	i := open(t, newTestCA(t), t.TempDir(), func(o *Options) {
 		o.Config = loadConfig(t, `
 version: 0.1
@@ -638,6 +654,7 @@ func (z *zeros) Read(p []byte) (int, error) {
 
 // TestLargeBlobsAreStreamed uploads and downloads a blob that does not fit into the allowed memory.
 func TestLargeBlobsAreStreamed(t *testing.T) {
+	t.Parallel()
 	const size, allowed = 128 << 20, 32 << 20
 	i := start(t, newTestCA(t), t.TempDir())
 	hash := digest.Canonical.Digester()
@@ -707,6 +724,7 @@ func TestSmallBlobsNeedLittleMemory(t *testing.T) {
 // On each listener, clients that send nothing, or do not read, hold connections up to its limit. A new
 // client replaces one of them, and no upload in progress, although that is older.
 func TestConnectionLimits(t *testing.T) {
+	t.Parallel()
 	e := openExposed(t, func(o *Options) { o.AnonymousPull, o.ExposeAnonymousPull = true, true })
 	const limit = 4
 	for name := range e.server.connections {
@@ -775,6 +793,7 @@ func TestConnectionLimits(t *testing.T) {
 }
 
 func TestConnectionMetrics(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	i.node().must(http.StatusOK, "GET", "/v2/", nil)
 	for _, line := range []string{
@@ -789,6 +808,7 @@ func TestConnectionMetrics(t *testing.T) {
 
 // The kernel keeps little for a client that does not read.
 func TestUnsentDataIsLimited(t *testing.T) {
+	t.Parallel()
 	e := newEndpoint("test", "127.0.0.1:0", http.NotFoundHandler(), connlimit.New(1), slog.New(slog.DiscardHandler))
 	if err := e.listen(t.Context()); err != nil {
 		t.Fatal(err)

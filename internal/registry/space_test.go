@@ -47,6 +47,7 @@ func mentions(t *testing.T, text string, words ...string) {
 }
 
 func TestFullQuotaRefusesPushes(t *testing.T) {
+	t.Parallel()
 	ca, root := newTestCA(t), t.TempDir()
 	i := startWithQuota(t, ca, root, 200_000)
 	c := i.pusher()
@@ -129,6 +130,7 @@ func TestFullQuotaRefusesPushes(t *testing.T) {
 }
 
 func TestStorageIsReported(t *testing.T) {
+	t.Parallel()
 	filesystemOnly(t)
 	i := startWithQuota(t, newTestCA(t), t.TempDir(), 1_000_000)
 	c := i.pusher()
@@ -177,6 +179,7 @@ func TestStorageIsReported(t *testing.T) {
 }
 
 func TestUploadsInProgressKeepTheirSpace(t *testing.T) {
+	t.Parallel()
 	s := newStorageSpace("", 1000, slog.New(slog.DiscardHandler))
 	if err := s.admit(false, 1<<40); err != nil {
 		t.Fatalf("refused before the content is measured: %v", err)
@@ -226,6 +229,7 @@ func (d walkingDriver) Walk(_ context.Context, _ string, f storagedriver.WalkFn,
 }
 
 func TestMeasuringCountsWhatChangesMeanwhile(t *testing.T) {
+	t.Parallel()
 	s := newStorageSpace("", 10_000, slog.New(slog.DiscardHandler))
 	for description, tt := range map[string]struct {
 		during func()
@@ -249,6 +253,7 @@ func TestMeasuringCountsWhatChangesMeanwhile(t *testing.T) {
 }
 
 func TestFullStorageIsLogged(t *testing.T) {
+	t.Parallel()
 	var out bytes.Buffer
 	s := newStorageSpace("", 1000, slog.New(slog.NewTextHandler(&out, nil)))
 	now := time.Now()
@@ -340,6 +345,7 @@ func ballastExists(t *testing.T, root string) {
 
 // A volume is used up by others. The very first collection has no previous lease, whose inode would be free after the write.
 func TestCompletelyFullVolume(t *testing.T) {
+	t.Parallel()
 	for name, collections := range map[string]int{"a first collection": 0, "a second collection": 1} {
 		t.Run(name, func(t *testing.T) {
 			ca, root := newTestCA(t), smallVolume(t, "size=8m")
@@ -394,6 +400,7 @@ func TestCompletelyFullVolume(t *testing.T) {
 }
 
 func TestRecordsOnAFullFileSystem(t *testing.T) {
+	t.Parallel()
 	record := func(text string) []byte { return []byte(`{"id":"` + text + `"}`) }
 	read := func(t *testing.T, leases *leaseClient) string {
 		t.Helper()

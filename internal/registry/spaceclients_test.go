@@ -26,6 +26,7 @@ import (
 
 // Clients that push to a full registry show what to do, when they begin an upload and in the middle of one.
 func TestClientsShowThatTheRegistryIsFull(t *testing.T) {
+	t.Parallel()
 	i := startWithQuota(t, newTestCA(t), t.TempDir(), 1_000_000)
 	i.pusher().pushImage("a", "v1", random(800_000))
 	address := i.addresses["tls"]
@@ -109,6 +110,7 @@ func (i *instance) remote(t *testing.T) *remote.Registry {
 }
 
 func TestClientAsksForSpace(t *testing.T) {
+	t.Parallel()
 	i := startWithQuota(t, newTestCA(t), t.TempDir(), 1_000_000)
 	i.pusher().pushBlob("a", "stored")
 	r := i.remote(t)

@@ -12,6 +12,7 @@ import (
 )
 
 func TestSparseIndexes(t *testing.T) {
+	t.Parallel()
 	const settings = "validation: {manifests: {indexes: {platforms: none}}}\n"
 	for name, tt := range map[string]struct {
 		settings string

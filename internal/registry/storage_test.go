@@ -33,6 +33,7 @@ func asNobody(t *testing.T, f func() error) error {
 }
 
 func TestPrepareRoot(t *testing.T) {
+	t.Parallel()
 	filesystemOnly(t)
 	discard := slog.New(slog.DiscardHandler)
 	mentions := func(t *testing.T, err error, words ...string) {

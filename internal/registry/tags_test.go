@@ -31,6 +31,7 @@ func (s storedTags) Untag(ctx context.Context, tag string) error {
 
 // TestDeletionKeepsTagsThatMoved moves a tag after a deletion of its manifest has looked it up.
 func TestDeletionKeepsTagsThatMoved(t *testing.T) {
+	t.Parallel()
 	source := &blobSource{driver: inmemory.New()}
 	request := func() distribution.TagService {
 		return &currentTags{TagService: storedTags{source: source}, source: source, repository: "a"}
@@ -71,6 +72,7 @@ func TestDeletionKeepsTagsThatMoved(t *testing.T) {
 }
 
 func TestDeletingAManifestDeletesItsTags(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	c := i.pusher()
 	d, _ := c.pushImage("a", "one", "layer")

@@ -72,6 +72,7 @@ func (c client) with(authorization, method, path string) int {
 }
 
 func TestChallenges(t *testing.T) {
+	t.Parallel()
 	for _, anonymous := range []bool{false, true} {
 		e := startExposed(t, func(o *Options) { o.AnonymousPull, o.ExposeAnonymousPull = anonymous, anonymous })
 		for listener, tt := range map[string]struct {
@@ -124,6 +125,7 @@ func TestChallenges(t *testing.T) {
 
 // TestEmptyCredentialsAreNotFailedLogins sends more of them than any budget allows.
 func TestEmptyCredentialsAreNotFailedLogins(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir(), func(o *Options) { o.AnonymousPull = true })
 	i.server.credentials.stopClock()
 	for range 2 * int(unknownSourceLimit.burst) / 16 {
@@ -146,6 +148,7 @@ func TestEmptyCredentialsAreNotFailedLogins(t *testing.T) {
 }
 
 func TestTokens(t *testing.T) {
+	t.Parallel()
 	e := startExposed(t, func(o *Options) { o.AnonymousPull, o.ExposeAnonymousPull = true, true })
 	const upload = "/v2/a/blobs/uploads/"
 	var issued []string
@@ -212,6 +215,7 @@ func TestTokens(t *testing.T) {
 }
 
 func TestSealedCredentials(t *testing.T) {
+	t.Parallel()
 	now := time.Now()
 	expiry := now.Add(time.Minute)
 	sealer := newTokens("a secret that all replicas share")
@@ -250,6 +254,7 @@ func TestSealedCredentials(t *testing.T) {
 
 // A real client that requests /v2/ first pushes and, with and without a credential, pulls.
 func TestPushAndPullWithGoContainerRegistry(t *testing.T) {
+	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir(), func(o *Options) { o.AnonymousPull = true })
 	pushed, err := images.Image(1<<10, 2)
 	if err != nil {

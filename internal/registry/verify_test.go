@@ -156,6 +156,7 @@ func (i *instance) waitEnforcing() {
 }
 
 func TestWhoReadsUnsignedImages(t *testing.T) {
+	t.Parallel()
 	s := newSigner(t)
 	_, change := verified(t, VerifyEnforce, s)
 	for _, open := range []bool{false, true} {
@@ -230,6 +231,7 @@ func TestWhoReadsUnsignedImages(t *testing.T) {
 }
 
 func TestDenialsNameImageKeysAndRemedy(t *testing.T) {
+	t.Parallel()
 	signers := []signer{newSigner(t), newSigner(t), newSigner(t), newSigner(t), newSigner(t)}
 	i := enforcing(t, t.TempDir(), signers...)
 	d, manifest := i.pusher().pushImage("team/app", "v1", "layer")
@@ -255,6 +257,7 @@ func TestDenialsNameImageKeysAndRemedy(t *testing.T) {
 }
 
 func TestPullRightAfterSigning(t *testing.T) {
+	t.Parallel()
 	s, root := newSigner(t), t.TempDir()
 	i := enforcing(t, root, s)
 	d, manifest := i.pusher().pushImage("a", "v1", "layer")
@@ -290,6 +293,7 @@ func quoted(data []byte) string {
 }
 
 func TestAnotherReplicaSigns(t *testing.T) {
+	t.Parallel()
 	s, root := newSigner(t), t.TempDir()
 	_, change := verified(t, VerifyEnforce, s)
 	here, there := open(t, newTestCA(t), root, change), start(t, newTestCA(t), root, change)
@@ -322,6 +326,7 @@ func TestAnotherReplicaSigns(t *testing.T) {
 }
 
 func TestResultsOfAVerificationBeforeAChangeDoNotCount(t *testing.T) {
+	t.Parallel()
 	var r results
 	d, now := digest.FromString("image"), time.Now()
 	memory := r.of("a")
@@ -346,6 +351,7 @@ func TestResultsOfAVerificationBeforeAChangeDoNotCount(t *testing.T) {
 }
 
 func TestIndexesCoverTheirImages(t *testing.T) {
+	t.Parallel()
 	s := newSigner(t)
 	i := enforcing(t, t.TempDir(), s)
 	p := i.pusher()
@@ -388,6 +394,7 @@ func mustPush(c client, repository string) digest.Digest {
 }
 
 func TestSignaturesNeedNone(t *testing.T) {
+	t.Parallel()
 	s := newSigner(t)
 	i := enforcing(t, t.TempDir(), s)
 	image, manifest := i.pusher().pushImage("a", "v1", "layer")
@@ -403,6 +410,7 @@ func TestSignaturesNeedNone(t *testing.T) {
 
 // TestATagIsResolvedOnce moves the tag between verification and response.
 func TestATagIsResolvedOnce(t *testing.T) {
+	t.Parallel()
 	s := newSigner(t)
 	i := enforcing(t, t.TempDir(), s)
 	_, manifest := i.pusher().pushImage("a", "v1", "layer")
@@ -432,6 +440,7 @@ func TestATagIsResolvedOnce(t *testing.T) {
 }
 
 func TestKeysAreFollowed(t *testing.T) {
+	t.Parallel()
 	before, after := newSigner(t), newSigner(t)
 	dir, change := verified(t, VerifyEnforce, before)
 	i := start(t, newTestCA(t), t.TempDir(), change)
@@ -470,6 +479,7 @@ func TestKeysAreFollowed(t *testing.T) {
 }
 
 func TestWithoutValidKeysNothingIsSigned(t *testing.T) {
+	t.Parallel()
 	_, change := verified(t, VerifyEnforce)
 	i := start(t, newTestCA(t), t.TempDir(), change)
 	i.waitEnforcing()
@@ -484,6 +494,7 @@ func TestWithoutValidKeysNothingIsSigned(t *testing.T) {
 }
 
 func TestOwnImagesNeedNoSignature(t *testing.T) {
+	t.Parallel()
 	s, own := newSigner(t), filepath.Join(t.TempDir(), "own-images")
 	_, change := verified(t, VerifyEnforce, s)
 	i := start(t, newTestCA(t), t.TempDir(), change, func(o *Options) { o.OwnImages = own })
@@ -516,6 +527,7 @@ func TestOwnImagesNeedNoSignature(t *testing.T) {
 }
 
 func TestStoredImagesAreAuditedBeforeSignaturesAreEnforced(t *testing.T) {
+	t.Parallel()
 	s, root := newSigner(t), t.TempDir()
 	plain := start(t, newTestCA(t), root)
 	p := plain.pusher()
@@ -575,6 +587,7 @@ func TestStoredImagesAreAuditedBeforeSignaturesAreEnforced(t *testing.T) {
 }
 
 func TestAuditServesLogsAndCounts(t *testing.T) {
+	t.Parallel()
 	s := newSigner(t)
 	_, change := verified(t, VerifyAudit, s)
 	i := start(t, newTestCA(t), t.TempDir(), change)
@@ -602,6 +615,7 @@ func TestAuditServesLogsAndCounts(t *testing.T) {
 }
 
 func TestAnUnreadableSignatureIsNotAMissingOne(t *testing.T) {
+	t.Parallel()
 	filesystemOnly(t)
 	s, root := newSigner(t), t.TempDir()
 	_, change := verified(t, VerifyEnforce, s)
@@ -635,6 +649,7 @@ func TestAnUnreadableSignatureIsNotAMissingOne(t *testing.T) {
 }
 
 func TestVerifyOptions(t *testing.T) {
+	t.Parallel()
 	for name, tt := range map[string]struct {
 		mode Verify
 		keys string
@@ -695,6 +710,7 @@ func BenchmarkVerified(b *testing.B) {
 
 // The kubelet replaces the generation of a mounted Secret while keys are read.
 func TestKeysAreOfOneGeneration(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	mount := func(n int) {
 		t.Helper()

@@ -531,7 +531,7 @@ func (c *client) referrers(server int, repository string, i *item, paged bool) {
 }
 
 // collect runs a collection. Racing is called in its phase, or at the end if there was no such phase.
-func (c *client) collect(run collection, racing func()) {
+func (c *client) collect(run collection, racing func()) *event {
 	c.cluster.litter()
 	for _, o := range run.prepare {
 		c.do(o)
@@ -554,7 +554,11 @@ func (c *client) collect(run collection, racing func()) {
 		e.Cutoff = e.Return - run.grace
 	}
 	c.history.add(e)
+	return e
 }
+
+// leaseLost is what a collection says whose storage accepted no heartbeat in time, which is a fiftieth of a release's.
+const leaseLost = "lost the lease for garbage collection"
 
 func (c *client) collectOnline(e *event, run collection, s *server, racing func()) {
 	request := gc.Request{DeleteUntagged: run.untagged, Grace: run.grace, Timeout: requestTimeout}
@@ -601,6 +605,8 @@ func (c *client) collectOnline(e *event, run collection, s *server, racing func(
 func (c *client) collectOffline(e *event, run collection, racing func()) {
 	command := c.cluster.command("garbage-collect", c.cluster.program.registry, "garbage-collect",
 		"--config="+c.cluster.config, "--grace-period="+run.grace.String(), fmt.Sprintf("--delete-untagged=%t", run.untagged))
+	var said bytes.Buffer
+	command.Stderr = io.MultiWriter(command.Stderr, &said)
 	output, err := command.StdoutPipe()
 	c.cluster.outage.Lock()
 	if err == nil {
@@ -648,6 +654,9 @@ func (c *client) collectOffline(e *event, run collection, racing func()) {
 	e.Outcome = done
 	if err := command.Wait(); err != nil {
 		e.Error = err.Error()
+		if strings.Contains(said.String(), leaseLost) {
+			e.Error = leaseLost
+		}
 		if !errors.As(err, new(*exec.ExitError)) {
 			c.cluster.t.Error(err)
 		}
