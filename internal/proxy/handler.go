@@ -92,9 +92,18 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request) (code int, n int
 		budget.timeout = min(budget.timeout/containerdRepeats, p.limits.patience)
 		request.answerBy, status = budget.began.Add(p.limits.patience), http.StatusTooManyRequests
 	}
+	ping := isDockerPing(r) && budget.timeout > 0
+	if ping {
+		budget.timeout, request.answerBy = min(budget.timeout, p.limits.ping), budget.began.Add(p.limits.ping)
+	}
 	resp, err := p.fetch(request, budget, judgeFirst)
 	if err != nil && r.Context().Err() != nil {
 		return statusClientGone, 0, r.Context().Err()
+	}
+	if err != nil && ping {
+		w.Header().Set("Docker-Distribution-Api-Version", "registry/2.0")
+		w.WriteHeader(http.StatusOK)
+		return http.StatusOK, 0, nil
 	}
 	if err != nil {
 		p.log.Warn("registry unavailable, giving up", "error", err)

@@ -11,6 +11,7 @@ type limits struct {
 	waiting    int64         // requests that wait for the registry
 	quiet      time.Duration // without a request, before the proxy counts as idle
 	patience   time.Duration // for a response to containerd to start
+	ping       time.Duration // for a response to Docker's ping to start
 
 	unwatched time.Duration // for the start of a response, before the client's disconnect is watched for
 	dial      time.Duration // for a connection to the registry
@@ -29,6 +30,7 @@ var defaultLimits = limits{
 	waiting:    1000,             // about 20 KiB each; a pulling node has tens of requests in flight
 	quiet:      10 * time.Second, // longer than the pauses within a pull
 	patience:   28 * time.Second, // containerd waits 30 s
+	ping:       10 * time.Second, // Docker waits 15 s
 
 	unwatched: 20 * time.Millisecond,
 	dial:      3 * time.Second,  // takes milliseconds within a cluster

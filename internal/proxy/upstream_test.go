@@ -370,6 +370,49 @@ func TestContainerdIsAskedToRepeatItsRequest(t *testing.T) {
 	})
 }
 
+// Docker gives up on a ping that is not answered within 15 s, but waits for the image.
+func TestDockersPingIsAnswered(t *testing.T) {
+	ask := func(t *testing.T, f *fixture, path, agent string) int {
+		t.Helper()
+		request, err := http.NewRequest(http.MethodGet, f.url(path), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Header.Set("User-Agent", agent)
+		response, _, err := do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return response.StatusCode
+	}
+	const docker = "docker/20.10.24 go/go1.19.8 os/linux arch/amd64 UpstreamClient(Docker-Client/20.10.24 \\(linux\\))"
+	end := make(chan struct{})
+	silent := start(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-end }), func(p *Proxy) {
+		p.limits.ping, p.limits.patience = 100*time.Millisecond, time.Hour
+	})
+	t.Cleanup(func() { close(end) })
+	away := start(t, store{}, retryFor(time.Second/2))
+	away.kill()
+	never := start(t, store{}, retryFor(0))
+	never.kill()
+	for name, tt := range map[string]struct {
+		f           *fixture
+		path, agent string
+		want        int
+	}{
+		"silent": {silent, "/v2/", docker, http.StatusOK}, "away": {away, "/v2/", docker, http.StatusOK},
+		"an image":       {away, "/v2/a/manifests/1", docker, http.StatusServiceUnavailable},
+		"another client": {away, "/v2/", "skopeo/1.9", http.StatusServiceUnavailable},
+		"no waiting":     {never, "/v2/", docker, http.StatusServiceUnavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := ask(t, tt.f, tt.path, tt.agent); got != tt.want {
+				t.Errorf("%d, want %d", got, tt.want)
+			}
+		})
+	}
+}
+
 func TestIntermediaryResponses(t *testing.T) {
 	for name, tt := range map[string]struct {
 		broken func(w http.ResponseWriter)
