@@ -34,6 +34,8 @@ type hostileImage struct {
 	refused string
 }
 
+const hostileRepository = "example.com/hostile/pause"
+
 func volume(path string) v1.Config { return v1.Config{Volumes: map[string]struct{}{path: {}}} }
 
 var hostileImages = map[string]hostileImage{
@@ -115,7 +117,7 @@ func testHostileImages(t *testing.T, w *world, volumes bool) {
 	must(t, "all nodes have the images", func(t *testing.T) {
 		args := []string{"load", "--name", w.name}
 		for title, hostile := range hostileImages {
-			reference := fmt.Sprintf("example.com/hostile/pause:%d", len(references))
+			reference := fmt.Sprint(hostileRepository, ":", len(references))
 			references[title] = reference
 			args = append(args, hostile.archive(t, reference))
 		}
@@ -143,7 +145,8 @@ func testHostileImages(t *testing.T, w *world, volumes bool) {
 				}
 				status := pod.Status.ContainerStatuses[0]
 				if hostile.refused == "" {
-					if status.Image != references[title] || !status.Ready {
+					// CRI-O gives any name of the image, and two of them have the same content.
+					if !strings.HasPrefix(status.Image, hostileRepository) || !status.Ready {
 						return fmt.Errorf("the container is %s", mustJSON(status))
 					}
 					return nil
