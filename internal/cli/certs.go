@@ -91,7 +91,7 @@ would fail in the same way.`,
 			})
 		},
 	}
-	f.common(cmd.Flags())
+	f.target(cmd.Flags())
 	return cmd
 }
 
@@ -119,7 +119,7 @@ fail in the same way.`,
 			return f.run(cmd, func(h *hook.Hook, ctx context.Context) error { return h.Certs().Rotate(ctx, ca) })
 		},
 	}
-	f.common(cmd.Flags())
+	f.target(cmd.Flags())
 	cmd.Flags().BoolVar(&ca, "ca", false, "also replace the CA")
 	return cmd
 }
@@ -165,7 +165,7 @@ Exit codes: 0 on success, 1 on failure, 3 if a retry would fail in the same way.
 			})
 		},
 	}
-	f.common(cmd.Flags())
+	f.target(cmd.Flags())
 	outputFlag(cmd, &output)
 	return cmd
 }

@@ -2,6 +2,8 @@ package cli_test
 
 import (
 	"bytes"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -47,7 +49,7 @@ func TestTheHelpFitsAScreen(t *testing.T) {
 		if len(lines) > 24 {
 			t.Errorf("%s: %d lines", program, len(lines))
 		}
-		for _, want := range []string{"Usage: " + name + " COMMAND\n", "\n  install ", "images push", "\n  status ",
+		for _, want := range []string{"Usage: " + name + " COMMAND\n", "\n  install ", " options shows the flags of all commands.\n", "images push", "\n  status ",
 			"what to do if not", "\n  heal "} {
 			if !strings.Contains(out.String(), want) {
 				t.Errorf("%s: the help lacks %q:\n%s", program, want, &out)
@@ -59,8 +61,13 @@ func TestTheHelpFitsAScreen(t *testing.T) {
 			}
 		}
 		cli.Run(program, []string{"images", "push", "--help"}, &examples, &examples)
-		if want := "Examples:\n  " + name + " images push app.tar\n"; !strings.Contains(examples.String(), want) {
-			t.Errorf("%s: the help of images push lacks %q:\n%s", program, want, &examples)
+		for _, want := range []string{"Examples:\n  " + name + " images push app.tar\n", "\n" + name + " options shows "} {
+			if !strings.Contains(examples.String(), want) {
+				t.Errorf("%s: the help of images push lacks %q:\n%s", program, want, &examples)
+			}
+		}
+		if strings.Contains(examples.String(), "--kubeconfig") {
+			t.Errorf("%s: the help of images push shows flags of all commands:\n%s", program, &examples)
 		}
 	}
 }
@@ -98,7 +105,7 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 		"settings with an unknown field": {[]string{"finish", "--settings", `{"colour":"red"}`}, 3, `unknown field "colour"`},
 		"settings that are invalid":      {[]string{"cleanup", "--settings", "{}"}, 3, `invalid mode ""`},
 		"no settings":                    {[]string{"prepare"}, 3, `required flag(s) "settings" not set`},
-		"settings and a namespace":       {[]string{"cleanup", "--settings", "{}", "-n", "a"}, 3, "[namespace settings]"},
+		"settings and a namespace":       {[]string{"cleanup", "--settings", "{}", "-n", "a"}, 3, "--settings cannot be combined with --namespace"},
 		"no time":                        {[]string{"cleanup", "--timeout", "0s"}, 3, "want a positive duration"},
 		"unknown log format":             {[]string{"cleanup", "--log-format", "xml"}, 3, `invalid --log-format "xml"`},
 		"no cluster":                     {[]string{"cleanup"}, 1, "--kubeconfig or KUBECONFIG"},
@@ -171,6 +178,62 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 				t.Errorf("it printed results: %s", out)
 			}
 		})
+	}
+}
+
+// Flags of the cluster select it, and the identity there, in any command that connects to one.
+func TestTheClusterIsSelectedAsInKubectl(t *testing.T) {
+	var asked *http.Request
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked = r
+		http.NotFound(w, r)
+	}))
+	t.Cleanup(server.Close)
+	for _, command := range [][]string{{"certs", "ca"}, {"images", "list"}, {"heal"}} {
+		asked = nil
+		code, _, errOut := run(t, append([]string{"--as", "jane", "--as-group=team", "-s", server.URL, "-n", "there"},
+			command...)...)
+		if code != exitcode.Failed || asked == nil {
+			t.Errorf("%v: exit code %d, %s", command, code, errOut)
+			continue
+		}
+		if as := asked.Header; as.Get("Impersonate-User") != "jane" || as.Get("Impersonate-Group") != "team" ||
+			!strings.Contains(asked.URL.Path, "/namespaces/there/") {
+			t.Errorf("%v asks for %s as %v", command, asked.URL, as)
+		}
+	}
+	for want, args := range map[string][]string{
+		"Invalid timeout value":           {"--request-timeout=soon"},
+		"without impersonating a user":    {"--as-group=team"},
+		`context "absent" does not exist`: {"--context=absent"},
+	} {
+		if code, _, errOut := run(t, append([]string{"status", "-s", server.URL}, args...)...); code != exitcode.Failed ||
+			!strings.Contains(errOut, want) {
+			t.Errorf("%v: exit code %d, %s", args, code, errOut)
+		}
+	}
+}
+
+// Commands that connect to no cluster ignore its flags.
+func TestFlagsOfAllCommands(t *testing.T) {
+	for _, command := range []string{"version", "options"} {
+		if code, _, errOut := run(t, command, "--kubeconfig=/nonexistent", "--context=absent"); code != 0 {
+			t.Errorf("%s: exit code %d, %s", command, code, errOut)
+		}
+		if code, _, errOut := run(t, command, "--log-format=xml"); code != exitcode.Refused {
+			t.Errorf("%s --log-format=xml: exit code %d, %s", command, code, errOut)
+		}
+	}
+	_, out, _ := run(t, "options")
+	for _, flag := range []string{"kubeconfig", "context", "cluster", "user", "as", "as-group", "as-uid", "server", "token",
+		"tls-server-name", "certificate-authority", "client-certificate", "client-key", "insecure-skip-tls-verify",
+		"request-timeout", "namespace", "log-level", "log-format"} {
+		if !strings.Contains(out, "--"+flag+" ") {
+			t.Errorf("options lacks --%s:\n%s", flag, out)
+		}
+	}
+	if strings.Contains(out, "--username") || strings.Contains(out, "--cache-dir") {
+		t.Errorf("options has flags that commands have:\n%s", out)
 	}
 }
 

@@ -23,8 +23,8 @@ type healFlags struct {
 	output  string
 }
 
-func newHeal() *cobra.Command {
-	f := &healFlags{}
+func newHeal(global *globalFlags) *cobra.Command {
+	f := &healFlags{cluster: clusterFlags{globalFlags: global}}
 	cmd := &cobra.Command{
 		Use:   "heal",
 		Short: "Correct pods whose node lacks their image",

@@ -23,7 +23,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/dockerdaemon"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
-	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/meter"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 )
@@ -51,7 +50,6 @@ const (
 type imageFlags struct {
 	cluster clusterFlags
 	output  string
-	log     logging.Options
 
 	concurrency, imageConcurrency, retries int
 
@@ -66,10 +64,8 @@ type imageFlags struct {
 	noCache   bool
 }
 
-// reportFlags adds the flags of output and log.
-func (f *imageFlags) reportFlags(cmd *cobra.Command) {
-	outputFlag(cmd, &f.output)
-	progressFlags(cmd.Flags(), &f.log)
+func newImageFlags(global *globalFlags) imageFlags {
+	return imageFlags{cluster: clusterFlags{globalFlags: global}}
 }
 
 func (f *imageFlags) transferFlags(flags *pflag.FlagSet) {
@@ -116,11 +112,8 @@ func (f *imageFlags) cacheDirFlag(cmd *cobra.Command) {
 // registry or cluster.
 func (f *imageFlags) validate(flags *pflag.FlagSet) error {
 	errs := []error{validOutput(f.output)}
-	if flags.Lookup("namespace") != nil {
+	if flags.Lookup("release") != nil {
 		errs = append(errs, f.cluster.validate())
-	}
-	if flags.Lookup("log-format") != nil && !slices.Contains([]string{"json", "text", "auto"}, f.log.Format) {
-		errs = append(errs, fmt.Errorf("invalid --log-format %q: want json, text or auto", f.log.Format))
 	}
 	if flags.Lookup("platform") != nil && f.platform != "auto" {
 		if _, err := images.ParsePlatforms(f.platform); err != nil {
@@ -197,17 +190,13 @@ type imageRun struct {
 // Registries for which plain returns true are reached without TLS.
 func (f *imageFlags) begin(cmd *cobra.Command, host string, plain func(host string) bool) (*imageRun, error) {
 	r := &imageRun{imageFlags: f, meter: meter.New(cmd.ErrOrStderr())}
-	var err error
-	if r.log, err = newProgress(r.meter, &f.log); err != nil {
-		return nil, &exitcode.Refusal{Err: err}
-	}
-	if f.log.Format != "auto" {
+	r.log = f.cluster.progress(r.meter)
+	if f.cluster.log.Format != "auto" {
 		// In a structured log, progress is made of records too.
-		if r.log, err = newProgress(cmd.ErrOrStderr(), &f.log); err != nil {
-			return nil, &exitcode.Refusal{Err: err}
-		}
+		r.log = f.cluster.progress(cmd.ErrOrStderr())
 		r.meter = meter.New(recorded{r.log})
 	}
+	var err error
 	r.registries, err = f.login.registries(cmd.InOrStdin(), host, plain, r.retryOptions())
 	if err != nil {
 		return nil, &exitcode.Refusal{Err: err}
@@ -329,7 +318,7 @@ func (r *imageRun) platforms(ctx context.Context) (images.Platforms, error) {
 	text, err := "", error(nil)
 	if _, client, connectErr := cluster.Connect(r.cluster.access); connectErr == nil {
 		text, err = nodePlatforms(ctx, client)
-	} else if r.cluster.access != (cluster.Access{}) {
+	} else if r.cluster.selectsCluster() {
 		return nil, connectErr // a cluster was selected explicitly
 	}
 	if ctx.Err() != nil {

@@ -31,8 +31,8 @@ type browseFlags struct {
 	port    int
 }
 
-func newImagesBrowse() *cobra.Command {
-	f := &browseFlags{}
+func newImagesBrowse(global *globalFlags) *cobra.Command {
+	f := &browseFlags{cluster: clusterFlags{globalFlags: global}}
 	cmd := &cobra.Command{
 		Use:   "browse",
 		Short: "Show the content of the cluster's registry in a web browser",

@@ -16,9 +16,9 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/space"
 )
 
-func newImagesCache() *cobra.Command {
-	return group("cache", "Manage the cache that pulls and copies share", newCacheInfo(), newCacheVerify(),
-		newCachePrune())
+func newImagesCache(global *globalFlags) *cobra.Command {
+	return group("cache", "Manage the cache that pulls and copies share", newCacheInfo(global), newCacheVerify(global),
+		newCachePrune(global))
 }
 
 // cacheCommand is one of the cache commands.
@@ -27,8 +27,8 @@ type cacheCommand struct {
 	prune blobstore.PruneOptions
 }
 
-func newCacheInfo() *cobra.Command {
-	f := &cacheCommand{}
+func newCacheInfo(global *globalFlags) *cobra.Command {
+	f := &cacheCommand{imageFlags: newImageFlags(global)}
 	cmd := &cobra.Command{
 		Use:   "info",
 		Short: "Show the cache's directory, size and last use",
@@ -48,7 +48,7 @@ later run resumes, and when its blobs were used. It removes nothing.`,
 		},
 	}
 	f.cacheDirFlag(cmd)
-	f.reportFlags(cmd)
+	outputFlag(cmd, &f.output)
 	return cmd
 }
 
@@ -64,8 +64,8 @@ func printCacheInfo(w io.Writer, info blobstore.Info) error {
 	return table.Flush()
 }
 
-func newCacheVerify() *cobra.Command {
-	f := &cacheCommand{}
+func newCacheVerify(global *globalFlags) *cobra.Command {
+	f := &cacheCommand{imageFlags: newImageFlags(global)}
 	cmd := &cobra.Command{
 		Use:   "verify",
 		Short: "Verify all blobs in the cache and remove damaged ones",
@@ -95,7 +95,7 @@ Exit codes: 0 if all blobs are intact, 1 if some were damaged or verify failed.`
 		},
 	}
 	f.cacheDirFlag(cmd)
-	f.reportFlags(cmd)
+	outputFlag(cmd, &f.output)
 	return cmd
 }
 
@@ -107,8 +107,8 @@ func printCacheReport(w io.Writer, report blobstore.Report) error {
 	return err
 }
 
-func newCachePrune() *cobra.Command {
-	f := &cacheCommand{}
+func newCachePrune(global *globalFlags) *cobra.Command {
+	f := &cacheCommand{imageFlags: newImageFlags(global)}
 	cmd := &cobra.Command{
 		Use:   "prune",
 		Short: "Remove the least recently used blobs from the cache",
@@ -137,7 +137,7 @@ about to use; that process downloads it again. Downloads in progress are kept.`,
 	cmd.Flags().BoolVar(&f.prune.All, "all", false, "remove everything")
 	cmd.Flags().BoolVar(&f.prune.DryRun, "dry-run", false, "only show what would be removed")
 	f.cacheDirFlag(cmd)
-	f.reportFlags(cmd)
+	outputFlag(cmd, &f.output)
 	return cmd
 }
 

@@ -19,8 +19,8 @@ type copyFlags struct {
 	fromPlainHTTP bool
 }
 
-func newImagesCopy() *cobra.Command {
-	f := &copyFlags{}
+func newImagesCopy(global *globalFlags) *cobra.Command {
+	f := &copyFlags{imageFlags: newImageFlags(global)}
 	cmd := &cobra.Command{
 		Use:   "copy REFERENCE...",
 		Short: "Copy images from registries into the cluster's registry",
@@ -65,7 +65,7 @@ invalid or the images do not fit.`,
 		"of all images (default: the login of docker, podman or a credential helper)"
 	cmd.Flags().BoolVar(&f.fromPlainHTTP, "from-plain-http", false, "use HTTP without TLS for the source registries")
 	f.cluster.register(cmd.Flags())
-	f.reportFlags(cmd)
+	outputFlag(cmd, &f.output)
 	return cmd
 }
 

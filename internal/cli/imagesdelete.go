@@ -21,8 +21,8 @@ type deleteFlags struct {
 	force bool
 }
 
-func newImagesDelete() *cobra.Command {
-	f := &deleteFlags{}
+func newImagesDelete(global *globalFlags) *cobra.Command {
+	f := &deleteFlags{removalFlags: newRemovalFlags(global)}
 	cmd := &cobra.Command{
 		Use:   "delete REFERENCE...",
 		Short: "Delete images from the cluster's registry",

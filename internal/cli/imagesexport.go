@@ -17,8 +17,8 @@ type exportFlags struct {
 	pullFlags
 }
 
-func newImagesExport() *cobra.Command {
-	f := &exportFlags{}
+func newImagesExport(global *globalFlags) *cobra.Command {
+	f := &exportFlags{pullFlags: pullFlags{imageFlags: newImageFlags(global)}}
 	cmd := &cobra.Command{
 		Use:   "export",
 		Short: "Write everything that the cluster's registry contains into an archive or layout",
@@ -42,7 +42,7 @@ Exit codes: 0 if everything is exported, 1 on failure, 3 if the command line is 
 	f.transferFlags(cmd.Flags())
 	f.cacheFlags(cmd)
 	f.cluster.register(cmd.Flags())
-	f.reportFlags(cmd)
+	outputFlag(cmd, &f.output)
 	return cmd
 }
 

@@ -29,8 +29,8 @@ type listFlags struct {
 	untagged, repositories bool
 }
 
-func newImagesList() *cobra.Command {
-	f := &listFlags{}
+func newImagesList(global *globalFlags) *cobra.Command {
+	f := &listFlags{imageFlags: newImageFlags(global)}
 	cmd := &cobra.Command{
 		Use:   "list [SOURCE...]",
 		Short: "List images in the cluster's registry, another registry, archives or layouts",
@@ -66,7 +66,7 @@ Exit codes: 0 on success, 1 on failure, 3 if the command line is invalid.`,
 	f.cacheFlags(cmd)
 	f.login.register(cmd, "the registry of --from")
 	f.cluster.register(flags)
-	f.reportFlags(cmd)
+	outputFlag(cmd, &f.output)
 	return cmd
 }
 

@@ -21,7 +21,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
-	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/workloads"
@@ -34,11 +33,10 @@ type missingFlags struct {
 	prefix, platforms string
 	all               bool
 	output            string
-	log               logging.Options
 }
 
-func newImagesMissing() *cobra.Command {
-	f := &missingFlags{}
+func newImagesMissing(global *globalFlags) *cobra.Command {
+	f := &missingFlags{cluster: clusterFlags{globalFlags: global}}
 	cmd := &cobra.Command{
 		Use:   "missing [MANIFEST...]",
 		Short: "List images that manifests or the cluster's workloads need and the registry lacks",
@@ -84,7 +82,6 @@ because the command line or a manifest is invalid.`,
 	flags.BoolVar(&f.all, "all", false, "also list images that the registry has")
 	f.cluster.register(flags)
 	outputFlag(cmd, &f.output, "list")
-	progressFlags(flags, &f.log)
 	return cmd
 }
 
@@ -127,11 +124,9 @@ func (i neededImage) stored() string {
 }
 
 func (f *missingFlags) run(cmd *cobra.Command, args []string) error {
-	log, err := newProgress(cmd.ErrOrStderr(), &f.log)
-	if err != nil {
-		return &exitcode.Refusal{Err: err}
-	}
+	log := f.cluster.progress(cmd.ErrOrStderr())
 	s := &imageSearch{}
+	var err error
 	if s.prefix, s.platforms, err = f.check(cmd, args); err != nil {
 		return &exitcode.Refusal{Err: err}
 	}

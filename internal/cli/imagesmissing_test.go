@@ -226,7 +226,7 @@ func TestManifestsAreRead(t *testing.T) {
 }
 
 func TestWorkloadsOfTheReleaseDoNotCount(t *testing.T) {
-	f := &missingFlags{cluster: clusterFlags{namespace: "zarf", release: "r"}, excluded: []string{"kube-system"}}
+	f := &missingFlags{cluster: clusterFlags{globalFlags: &globalFlags{namespace: "zarf"}, release: "r"}, excluded: []string{"kube-system"}}
 	own := map[string]string{"app.kubernetes.io/instance": "r"}
 	for _, c := range []struct {
 		namespace string

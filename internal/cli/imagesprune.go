@@ -20,8 +20,8 @@ type pruneFlags struct {
 	match, keep, keepLists []string
 }
 
-func newImagesPrune() *cobra.Command {
-	f := &pruneFlags{}
+func newImagesPrune(global *globalFlags) *cobra.Command {
+	f := &pruneFlags{removalFlags: newRemovalFlags(global)}
 	cmd := &cobra.Command{
 		Use:   "prune",
 		Short: "Delete images that nothing uses from the cluster's registry, by rules",

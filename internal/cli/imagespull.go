@@ -25,8 +25,8 @@ type pullFlags struct {
 	inventory *inventory.Set // of have; nil without it
 }
 
-func newImagesPull() *cobra.Command {
-	f := &pullFlags{}
+func newImagesPull(global *globalFlags) *cobra.Command {
+	f := &pullFlags{imageFlags: newImageFlags(global)}
 	cmd := &cobra.Command{
 		Use:   "pull REFERENCE...",
 		Short: "Pull images into an OCI layout directory or archive",
@@ -77,8 +77,7 @@ Exit codes: 0 if all images were pulled, 1 if one failed, 3 if the command line 
 	f.transferFlags(cmd.Flags())
 	f.cacheFlags(cmd)
 	f.login.register(cmd, "the registries")
-	accessFlags(cmd.Flags(), &f.cluster.access)
-	f.reportFlags(cmd)
+	outputFlag(cmd, &f.output)
 	return cmd
 }
 

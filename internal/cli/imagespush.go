@@ -64,8 +64,8 @@ type pushFlags struct {
 	destinationFlags
 }
 
-func newImagesPush() *cobra.Command {
-	f := &pushFlags{}
+func newImagesPush(global *globalFlags) *cobra.Command {
+	f := &pushFlags{imageFlags: newImageFlags(global)}
 	cmd := &cobra.Command{
 		Use:   "push SOURCE...",
 		Short: "Push images from archives, layouts and the Docker engine into the cluster's registry",
@@ -116,7 +116,7 @@ invalid or the images do not fit.`,
 	f.transferFlags(cmd.Flags())
 	f.login.register(cmd, "the registry of --to")
 	f.cluster.register(cmd.Flags())
-	f.reportFlags(cmd)
+	outputFlag(cmd, &f.output)
 	return cmd
 }
 

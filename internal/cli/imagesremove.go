@@ -16,7 +16,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/gc"
-	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/space"
 	"github.com/zarf-dev/zarf-registry/internal/workloads"
 )
@@ -28,7 +27,10 @@ type removalFlags struct {
 	collect bool
 	request gc.Request
 	output  string
-	log     logging.Options
+}
+
+func newRemovalFlags(global *globalFlags) removalFlags {
+	return removalFlags{cluster: clusterFlags{globalFlags: global}}
 }
 
 func (f *removalFlags) register(cmd *cobra.Command) {
@@ -40,7 +42,6 @@ func (f *removalFlags) register(cmd *cobra.Command) {
 		"minimum age before garbage collection removes content")
 	flags.DurationVar(&f.request.Timeout, "timeout", gc.DefaultTimeout, "time limit for garbage collection")
 	outputFlag(cmd, &f.output)
-	progressFlags(flags, &f.log)
 }
 
 func (f *removalFlags) validate() error {
@@ -89,10 +90,7 @@ type tagged struct{ repository, tag string }
 
 // remove deletes what choose returns, and collects garbage.
 func (f *removalFlags) remove(cmd *cobra.Command, choose func(*catalog.Catalog, *workloads.Set) (choice, error)) error {
-	log, err := newProgress(cmd.ErrOrStderr(), &f.log)
-	if err != nil {
-		return &exitcode.Refusal{Err: err}
-	}
+	log := f.cluster.progress(cmd.ErrOrStderr())
 	ctx := cmd.Context()
 	c, content, err := f.cluster.connectToCatalog(ctx)
 	if err != nil {

@@ -3,6 +3,7 @@ package cli
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -31,8 +32,8 @@ type statusFlags struct {
 	output string
 }
 
-func newStatus() *cobra.Command {
-	f := &statusFlags{}
+func newStatus(global *globalFlags) *cobra.Command {
+	f := &statusFlags{clusterFlags: clusterFlags{globalFlags: global}}
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show whether all nodes can pull, and what to do if not",
@@ -52,7 +53,7 @@ Exit codes: 0 if nothing needs attention, 1 otherwise.`,
 }
 
 func (f *statusFlags) run(cmd *cobra.Command) error {
-	if err := validOutput(f.output); err != nil {
+	if err := errors.Join(f.validate(), validOutput(f.output)); err != nil {
 		return &exitcode.Refusal{Err: err}
 	}
 	config, client, err := cluster.Connect(f.access)

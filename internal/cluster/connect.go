@@ -14,13 +14,32 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// Access selects a cluster. The zero value means KUBECONFIG, then ~/.kube/config, then the pod's own
-// service account.
+// Access selects a cluster and an identity. The zero value means KUBECONFIG, then ~/.kube/config, then
+// the pod's own service account.
 type Access struct {
 	// Kubeconfig is the path of a file.
 	Kubeconfig string
-	// Context is a context of the kubeconfig; empty means its current context.
-	Context string
+	// Overrides replace what the kubeconfig contains.
+	Overrides clientcmd.ConfigOverrides
+}
+
+func (a Access) kubeconfig() clientcmd.ClientConfig {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = a.Kubeconfig
+	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &a.Overrides)
+}
+
+// inPod applies what client-go leaves out of a pod's own configuration: whom to impersonate, and the time limit
+// of requests.
+func (a Access) inPod(config *rest.Config) (err error) {
+	if as := a.Overrides.AuthInfo; as.Impersonate != "" {
+		config.Impersonate = rest.ImpersonationConfig{UserName: as.Impersonate, UID: as.ImpersonateUID,
+			Groups: as.ImpersonateGroups}
+	}
+	if a.Overrides.Timeout != "" {
+		config.Timeout, err = clientcmd.ParseTimeout(a.Overrides.Timeout)
+	}
+	return err
 }
 
 const (
@@ -33,15 +52,15 @@ const (
 // Connect reads the kubeconfig and returns a client that pages through large lists. It does no
 // network I/O.
 func Connect(a Access) (*rest.Config, kubernetes.Interface, error) {
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	rules.ExplicitPath = a.Kubeconfig
-	overrides := &clientcmd.ConfigOverrides{CurrentContext: a.Context}
-	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides).ClientConfig()
+	config, err := a.kubeconfig().ClientConfig()
 	if clientcmd.IsEmptyConfig(err) {
 		return nil, nil, errors.New("no cluster configured: set --kubeconfig or KUBECONFIG")
 	}
+	if err == nil {
+		err = a.inPod(config)
+	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("reading the kubeconfig: %w: check --kubeconfig and --context", err)
+		return nil, nil, fmt.Errorf("selecting the cluster: %w: check --kubeconfig and --context", err)
 	}
 	config.QPS, config.Burst = queriesPerSecond, burst
 	// Protobuf costs the API server and this client a fraction of JSON. Only the typed client uses it:
