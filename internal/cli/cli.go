@@ -171,7 +171,7 @@ func newImages(global *globalFlags) *cobra.Command {
 		newImagesPush(global), newImagesPull(global), newImagesCopy(global), newImagesList(global),
 		newImagesMissing(global), newImagesDelete(global), newImagesPrune(global), newImagesInventory(global),
 		newImagesVerify(global), newImagesExport(global), newImagesBrowse(global), newImagesWarm(global),
-		newImagesCache(global))
+		newImagesStore(global))
 }
 
 func newCerts(global *globalFlags) *cobra.Command {

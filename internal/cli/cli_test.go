@@ -76,7 +76,7 @@ func TestEveryCommandHelpsWithAnExample(t *testing.T) {
 	for _, command := range [][]string{{"install"}, {"uninstall"}, {"status"}, {"heal"},
 		{"support-bundle"}, {"prepare"}, {"finish"}, {"cleanup"},
 		{"images", "pull"}, {"images", "push"}, {"images", "copy"}, {"images", "list"}, {"images", "warm"},
-		{"images", "cache", "info"}, {"images", "cache", "verify"}, {"images", "cache", "prune"}, {"certs", "show"}, {"certs", "ca"}, {"certs", "renew"},
+		{"images", "store", "info"}, {"images", "store", "verify"}, {"images", "store", "prune"}, {"certs", "show"}, {"certs", "ca"}, {"certs", "renew"},
 		{"certs", "rotate"}, {"credentials", "list"}, {"credentials", "rotate"}} {
 		code, out, _ := run(t, append(command, "--help")...)
 		if code != 0 || !strings.Contains(out, "Examples:\n  zarf-registry "+strings.Join(command, " ")) {
@@ -232,7 +232,7 @@ func TestFlagsOfAllCommands(t *testing.T) {
 			t.Errorf("options lacks --%s:\n%s", flag, out)
 		}
 	}
-	if strings.Contains(out, "--username") || strings.Contains(out, "--cache-dir") {
+	if strings.Contains(out, "--username") || strings.Contains(out, "--store-dir") {
 		t.Errorf("options has flags that commands have:\n%s", out)
 	}
 }
@@ -259,7 +259,7 @@ func TestShellsCanComplete(t *testing.T) {
 		}
 	}
 	for _, command := range [][]string{{"install"}, {"status"}, {"images", "pull"}, {"images", "push"},
-		{"images", "copy"}, {"images", "list"}, {"images", "warm"}, {"images", "cache", "info"}, {"certs", "show"},
+		{"images", "copy"}, {"images", "list"}, {"images", "warm"}, {"images", "store", "info"}, {"certs", "show"},
 		{"credentials", "list"},
 		{"credentials", "rotate"}, {"support-bundle"}} {
 		_, out, _ := run(t, append(append([]string{"__complete"}, command...), "--output", "")...)

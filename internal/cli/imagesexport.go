@@ -29,7 +29,7 @@ to move to another registry. The registry's own repositories, zarf-registry/, ar
 zarf-registry images push restores it, into this or another registry, under the same names.
 
 What is pushed while export runs may be missing. An image that is deleted meanwhile is an
-error. Blobs are kept in the cache; to continue an interrupted export, run it again.
+error. Blobs are kept in the local store; to continue an interrupted export, run it again.
 
 Exit codes: 0 if everything is exported, 1 on failure, 3 if the command line is invalid.`,
 		Example: `  zarf-registry images export --out backup.tar
@@ -40,7 +40,7 @@ Exit codes: 0 if everything is exported, 1 on failure, 3 if the command line is 
 	}
 	f.register(cmd.Flags())
 	f.transferFlags(cmd.Flags())
-	f.cacheFlags(cmd)
+	f.storeFlags(cmd)
 	f.cluster.register(cmd.Flags())
 	outputFlag(cmd, &f.output)
 	return cmd

@@ -48,7 +48,7 @@ func testMissing(t *testing.T, w *world) {
 		if err := os.WriteFile(file, []byte(list), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		output(t, w.command(t, w.hook, "images", "pull", "--plain-http", "--no-cache", "--file", file, "--out", archive))
+		output(t, w.command(t, w.hook, "images", "pull", "--plain-http", "--no-store", "--file", file, "--out", archive))
 		w.push(t, archive)
 	}
 
