@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
-	"time"
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -170,10 +169,7 @@ Exit codes: 0 on success, 1 on failure, 3 if a retry would fail in the same way.
 	return cmd
 }
 
-// completionTimeout is how long a shell waits for names.
-const completionTimeout = 3 * time.Second
-
-// completeCredentials completes the names of credentials that init-hook rotates.
+// completeCredentials completes the names of credentials that rotate accepts.
 func (f *hookFlags) completeCredentials(
 	cmd *cobra.Command, args []string, _ string,
 ) ([]cobra.Completion, cobra.ShellCompDirective) {

@@ -41,6 +41,7 @@ func (f *globalFlags) attach(cmd *cobra.Command) {
 	f.log.Register(flags)
 	flags.Lookup("log-level").Usage = "Minimum log `LEVEL`: debug, info, warn or error"
 	flags.Lookup("log-format").Usage = "Log `FORMAT`: json, text, or auto (readable lines)"
+	f.completeFlags(cmd)
 	complete(cmd, "log-level", "debug", "info", "warn", "error")
 	complete(cmd, "log-format", "json", "text", "auto")
 }

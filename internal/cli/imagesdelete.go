@@ -40,8 +40,9 @@ invalid, unknown or in use.`,
 		Example: `  zarf-registry images delete 127.0.0.1:31999/team/app:1
   zarf-registry images delete team/app:1 team/app:2 --dry-run
   zarf-registry images delete team/app@sha256:6f4d…`,
-		Args: minimumArgs(1, "nothing to delete: name images by tag or digest"),
-		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
+		Args:              minimumArgs(1, "nothing to delete: name images by tag or digest"),
+		ValidArgsFunction: f.cluster.completeStored(references),
+		RunE:              func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
 	cmd.Flags().BoolVar(&f.force, "force", false, "also delete images that workloads use")
 	f.register(cmd)

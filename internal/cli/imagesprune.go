@@ -63,6 +63,9 @@ it again.`,
 	flags.StringArrayVar(&f.keepLists, "keep-list", nil,
 		"keep images that `LIST` names, one reference per line, with comments after #; can be repeated")
 	flags.BoolVar(&f.rules.Untagged, "untagged", false, "delete only images without a tag")
+	for _, flag := range []string{"match", "keep"} {
+		_ = cmd.RegisterFlagCompletionFunc(flag, f.cluster.completeStored(repositories)) // fails only for an unknown flag
+	}
 	f.register(cmd)
 	return cmd
 }

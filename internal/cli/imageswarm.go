@@ -71,7 +71,7 @@ tried: an invalid reference, an image that the registry lacks, or neither caches
   zarf-registry images warm team/shop:2 --nodes node-role.kubernetes.io/worker
   zarf-registry images warm -f images.txt --all-nodes --timeout 2h
   zarf-registry images warm team/shop:2 --all-nodes -o json | jq '.nodes[] | select(.result == "failed")'`,
-		ValidArgsFunction: cobra.NoFileCompletions,
+		ValidArgsFunction: f.cluster.completeStored(references),
 		RunE:              func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
 	flags := cmd.Flags()

@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
 // Access selects a cluster and an identity. The zero value means KUBECONFIG, then ~/.kube/config, then
@@ -22,6 +23,9 @@ type Access struct {
 	// Overrides replace what the kubeconfig contains.
 	Overrides clientcmd.ConfigOverrides
 }
+
+// RawConfig returns the kubeconfig as it is.
+func (a Access) RawConfig() (clientcmdapi.Config, error) { return a.kubeconfig().RawConfig() }
 
 func (a Access) kubeconfig() clientcmd.ClientConfig {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
