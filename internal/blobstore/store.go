@@ -90,7 +90,8 @@ func open(dir string, opts Options) (*Store, error) {
 	}
 	if err := s.init(); err != nil {
 		if errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EROFS) {
-			err = fmt.Errorf("cannot be written: %w: choose another directory (--store-dir for the local store, or --no-store)", err)
+			err = fmt.Errorf("cannot be written: %w: choose another directory (--store-dir for the local store, or --no-store)",
+				err)
 		}
 		return nil, err
 	}

@@ -37,7 +37,8 @@ It changes only containers that run an injected program, and needs permission to
 pods, get ConfigMaps, list Deployments and create events in the namespace, and to get nodes; with startupTaint,
 also to list and patch nodes.
 
-Exit codes: 0 if no pod is left that needs another image and no node has the taint, 1 otherwise.`,
+Exit codes: 0 if no pod is left that needs another image and no node has the taint, 1 if one is
+or on failure, 3 if the command line is invalid.`,
 		Example: `  zarf-registry heal
   zarf-registry heal --dry-run --output json`,
 		Args: cobra.NoArgs,

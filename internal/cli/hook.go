@@ -192,7 +192,7 @@ func (f *hookFlags) run(cmd *cobra.Command, phase func(*hook.Hook, context.Conte
 }
 
 // limitByJob bounds a run of a Job. All attempts share the Job's time: one that exceeded its deadline would lose its
-// pod and log.
+// pod and log. When the time is over, another attempt would have none, so the cause is a refusal.
 func (f *hookFlags) limitByJob(ctx context.Context, client kubernetes.Interface, name string, log *slog.Logger) (
 	context.Context, context.CancelFunc,
 ) {
@@ -206,8 +206,8 @@ func (f *hookFlags) limitByJob(ctx context.Context, client kubernetes.Interface,
 		begin = job.Status.StartTime.Time
 	}
 	return context.WithDeadlineCause(ctx, begin.Add(f.timeout),
-		fmt.Errorf("not done within %s of the start of Job %s/%s, including earlier attempts; their pods have their logs",
-			f.timeout, f.settings.Namespace, name))
+		exitcode.Refuse("not done within %s of the start of Job %s/%s, including earlier attempts; their pods have their "+
+			"logs", f.timeout, f.settings.Namespace, name))
 }
 
 // connection is a cluster.

@@ -635,7 +635,7 @@ current-context: a
 			t.Errorf("it pulled\n%s", out)
 		}
 	}
-	if message, _ := c.fails(1, "", pull("--context", "absent")...); !strings.Contains(message,
+	if message, _ := c.fails(3, "", pull("--context", "absent")...); !strings.Contains(message,
 		`"absent" does not exist`) {
 		t.Errorf("a context that is not there: %s", message)
 	}

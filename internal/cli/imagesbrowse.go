@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/zarf-dev/zarf-registry/internal/browse"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 	"github.com/zarf-dev/zarf-registry/internal/workloads"
 )
@@ -100,7 +101,7 @@ type browseSource struct {
 
 func (f *browseFlags) open(ctx context.Context) (*browseSource, error) {
 	if err := f.cluster.validate(); err != nil {
-		return nil, err
+		return nil, &exitcode.Refusal{Err: err}
 	}
 	c, err := f.cluster.connect(ctx)
 	if err != nil {

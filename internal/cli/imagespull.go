@@ -126,8 +126,8 @@ func (f *pullFlags) checkOut() error {
 		return fmt.Errorf("invalid --out %s: it is a file; archives end in .tar, and layouts are directories", f.out)
 	}
 	if dir, err := f.storeAt(); err == nil && !f.noStore && samePlace(f.out, dir) {
-		return fmt.Errorf("invalid --out %s: it is the local store of blobs, which keeps no images: choose another directory for either",
-			f.out)
+		return fmt.Errorf("invalid --out %s: it is the local store of blobs, which keeps no images: choose another "+
+			"directory for either", f.out)
 	}
 	if f.split > 0 && !f.archive() {
 		return errors.New("--split requires an archive: --out must end in .tar")

@@ -17,8 +17,8 @@ import (
 )
 
 func newImagesStore(global *globalFlags) *cobra.Command {
-	return group("store", "Manage the local store of blobs that pulls and copies share", newStoreInfo(global), newStoreVerify(global),
-		newStorePrune(global))
+	return group("store", "Manage the local store of blobs that pulls and copies share",
+		newStoreInfo(global), newStoreVerify(global), newStorePrune(global))
 }
 
 // storeCommand is one of the commands about the local store.
@@ -73,7 +73,8 @@ func newStoreVerify(global *globalFlags) *cobra.Command {
 they are downloaded again when needed. Running it is optional: blobs are verified before use
 anyway, unchanged files once a day.
 
-Exit codes: 0 if all blobs are intact, 1 if some were damaged or verify failed.`,
+Exit codes: 0 if all blobs are intact, 1 if some were damaged or verify failed, 3 if the command
+line is invalid.`,
 		Example: `  zarf-registry images store verify
   zarf-registry images store verify --output json | jq -r '.corrupt[]'`,
 		Args: cobra.NoArgs,

@@ -41,7 +41,8 @@ func newStatus(global *globalFlags) *cobra.Command {
 what to do about each problem. It changes nothing. Objects that this identity may not read
 are reported and skipped.
 
-Exit codes: 0 if nothing needs attention, 1 otherwise.`,
+Exit codes: 0 if nothing needs attention, 1 if something does or on failure, 3 if the command
+line is invalid.`,
 		Example: `  zarf-registry status
   zarf-registry status --output json | jq .next`,
 		Args: cobra.NoArgs,

@@ -20,7 +20,9 @@ credentials or programs stay. Unlike helm uninstall, it needs no image on any no
 
 The volume claim stays, unless the values have registry.persistence.retain=false. If the
 release is gone already, uninstall removes what is left of it. To continue an interrupted
-run, run the same command again.`,
+run, run the same command again.
+
+Exit codes: 0 on success, 1 on failure or timeout, 3 if a retry would fail in the same way.`,
 		Example: `  zarf-registry uninstall
   zarf-registry uninstall --namespace registry`,
 		Args: cobra.NoArgs,

@@ -4,15 +4,14 @@
 package cluster
 
 import (
-	"errors"
-	"fmt"
-
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 )
 
 // Access selects a cluster and an identity. The zero value means KUBECONFIG, then ~/.kube/config, then
@@ -54,17 +53,17 @@ const (
 )
 
 // Connect reads the kubeconfig and returns a client that pages through large lists. It does no
-// network I/O.
+// network I/O, so its error is an [exitcode.Refusal].
 func Connect(a Access) (*rest.Config, kubernetes.Interface, error) {
 	config, err := a.kubeconfig().ClientConfig()
 	if clientcmd.IsEmptyConfig(err) {
-		return nil, nil, errors.New("no cluster configured: set --kubeconfig or KUBECONFIG")
+		return nil, nil, exitcode.Refuse("no cluster configured: set --kubeconfig or KUBECONFIG")
 	}
 	if err == nil {
 		err = a.inPod(config)
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("selecting the cluster: %w: check --kubeconfig and --context", err)
+		return nil, nil, exitcode.Refuse("selecting the cluster: %w: check --kubeconfig and --context", err)
 	}
 	config.QPS, config.Burst = queriesPerSecond, burst
 	// Protobuf costs the API server and this client a fraction of JSON. Only the typed client uses it:
@@ -74,7 +73,7 @@ func Connect(a Access) (*rest.Config, kubernetes.Interface, error) {
 	binary.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	client, err := kubernetes.NewForConfig(binary)
 	if err != nil {
-		return nil, nil, fmt.Errorf("using the kubeconfig: %w", err)
+		return nil, nil, exitcode.Refuse("using the kubeconfig: %w", err)
 	}
 	return config, paged{client}, nil
 }
