@@ -128,26 +128,26 @@ func printHealed(w io.Writer, h healed) error {
 		}
 	}
 	for _, p := range h.Pods {
-		what := "cannot be healed"
+		did := "cannot be healed"
 		switch {
 		case p.Action == heal.Replace && h.DryRun:
-			what = "would be healed"
+			did = "would be healed"
 		case p.Action == heal.Replace:
-			what = "healed"
+			did = "healed"
 		}
-		if _, err := fmt.Fprintf(w, "%s %s: %s\n", p.Pod, what, p.Reason); err != nil {
+		if _, err := fmt.Fprintf(w, "%s %s: %s\n", p.Pod, did, p.Reason); err != nil {
 			return err
 		}
 	}
 	for _, n := range h.Nodes {
-		what := "keeps"
+		did := "kept"
 		switch {
 		case n.Action == heal.Remove && h.DryRun:
-			what = "would lose"
+			did = "would be removed"
 		case n.Action == heal.Remove:
-			what = "lost"
+			did = "removed"
 		}
-		if _, err := fmt.Fprintf(w, "node %s %s taint %s: %s\n", n.Node, what, n.Taint, n.Reason); err != nil {
+		if _, err := fmt.Fprintf(w, "node %s: taint %s %s: %s\n", n.Node, n.Taint, did, n.Reason); err != nil {
 			return err
 		}
 	}

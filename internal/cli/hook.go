@@ -65,8 +65,8 @@ func (f *hookFlags) finish() *cobra.Command {
 		Short: "Wait for the rollout, push the project's images, verify a pull on every node, record the mode",
 		Long: `finish runs after the chart is applied. It waits for the registry and the proxies, pushes the
 project's own images into the registry, waits until nodes are configured, and runs a pod on every
-node whose image is pulled through the loopback address. Only then it records the mode as current
-and removes what the previous mode left.`,
+node whose image is pulled through the loopback address. Only then does it record the mode as
+current and remove what the previous mode left.`,
 		Example: `  zarf-registry finish --settings "$(cat settings.json)"`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -41,10 +41,10 @@ func newImagesBrowse(global *globalFlags) *cobra.Command {
 with their layers, signatures, SBOMs and users, nodes, certificates and storage. They are
 read-only, and load nothing from the internet.
 
-The connection to the cluster is that of zarf-registry images list. Only who knows the printed
-URL can open the pages.
+The connection to the cluster is that of zarf-registry images list. Only someone who has the
+printed URL can open the pages.
 
-Exit codes: 0 when it is interrupted, 1 on failure.`,
+Exit codes: 0 when it is interrupted, 1 on failure, 3 if the command line is invalid.`,
 		Example: `  zarf-registry images browse
   zarf-registry images browse --port 8080`,
 		Args: cobra.NoArgs,

@@ -109,8 +109,8 @@ func (f *deleteFlags) choose(content *catalog.Catalog, used *workloads.Set, args
 	return choice{decisions, untagged}, errors.Join(errs...)
 }
 
-// isNamed tells whether a reference is that of an image in the cluster's registry. A reference without a host is first
-// taken as it is, and then as Docker completes it: nginx is library/nginx.
+// isNamed reports whether a reference is that of an image in the cluster's registry. A reference without a host is
+// first taken as it is, and then as Docker completes it: nginx is library/nginx.
 func isNamed(reference string, n images.Name, image *catalog.Image) bool {
 	if n.Digest != "" && !image.Is(n.Digest) || n.Digest == "" && !slices.Contains(image.Tags, n.Tag) {
 		return false

@@ -79,7 +79,7 @@ func exported(content *catalog.Catalog, address string, log *slog.Logger) []stri
 		switch {
 		case catalog.Own(m.Repository):
 		case m.Problem != "":
-			log.Warn("left out what cannot be read", "image", names[0], "error", m.Problem)
+			log.Warn("skipped an unreadable manifest", "image", names[0], "error", m.Problem)
 		default:
 			refs = append(refs, names...)
 		}

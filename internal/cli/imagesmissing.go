@@ -98,7 +98,7 @@ type missingReport struct {
 
 type neededImage struct {
 	Reference string `json:"reference"`
-	// Stored tells whether the registry has the image, and Lacks for which platforms it does not.
+	// Stored reports whether the registry has the image, and Lacks for which platforms it does not.
 	Stored bool     `json:"stored"`
 	Lacks  []string `json:"lacks"`
 	// Possible means that the reference is only in arguments or environment variables. It does not count.
@@ -431,11 +431,11 @@ func printMissing(w io.Writer, report *missingReport) error {
 			return err
 		}
 	}
-	said := fmt.Sprintf("%d of %d images missing", report.Missing, report.References)
+	summary := fmt.Sprintf("%d of %d images missing", report.Missing, report.References)
 	if possible > 0 {
-		said += fmt.Sprintf("; perhaps %d more, which only arguments or variables name", possible)
+		summary += fmt.Sprintf("; possibly %d more, named only in arguments or environment variables", possible)
 	}
-	_, err := fmt.Fprintln(w, said)
+	_, err := fmt.Fprintln(w, summary)
 	return err
 }
 
@@ -451,7 +451,7 @@ func printMissingList(w io.Writer, report *missingReport) error {
 		case !image.missing():
 			continue
 		case image.Possible:
-			reference = "# perhaps " + cmp.Or(image.Origin, image.Reference)
+			reference = "# possibly " + cmp.Or(image.Origin, image.Reference)
 		case image.Origin == "":
 			reference = "# unknown origin: " + image.Reference
 		}

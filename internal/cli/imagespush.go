@@ -257,7 +257,7 @@ func (r *imageRun) push(ctx context.Context, items []images.Item, to *destinatio
 	return results, err
 }
 
-// spaceReporter is a registry that tells how full it is: a [remote.Registry].
+// spaceReporter is a registry that reports how full it is: a [remote.Registry].
 type spaceReporter interface {
 	Space(context.Context) (*space.Report, error)
 	Missing(context.Context, []digest.Digest) ([]digest.Digest, error)

@@ -58,8 +58,8 @@ func printStoreInfo(w io.Writer, info blobstore.Info) error {
 	fmt.Fprintf(table, "blobs\t%s\n", countedBytes(info.Blobs, info.Bytes))
 	fmt.Fprintf(table, "interrupted downloads\t%s\n", countedBytes(info.Partials, info.PartialBytes))
 	if info.OldestUse != nil && info.NewestUse != nil {
-		fmt.Fprintf(table, "longest not used\tsince %s\n", info.OldestUse.UTC().Format(time.RFC3339))
-		fmt.Fprintf(table, "last used\t%s\n", info.NewestUse.UTC().Format(time.RFC3339))
+		fmt.Fprintf(table, "least recently used\t%s\n", info.OldestUse.UTC().Format(time.RFC3339))
+		fmt.Fprintf(table, "most recently used\t%s\n", info.NewestUse.UTC().Format(time.RFC3339))
 	}
 	return table.Flush()
 }

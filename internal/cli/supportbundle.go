@@ -171,16 +171,16 @@ func printBundle(w io.Writer, b bundle) error {
 	}
 	fmt.Fprintf(w, "%s: %d files%s\n", b.Path, len(b.Files), size)
 	if len(b.Missing) > 0 {
-		fmt.Fprintf(w, "\nMISSING from it, %d:\n", len(b.Missing))
+		fmt.Fprintf(w, "\nNot in the archive (%d):\n", len(b.Missing))
 	}
 	for _, what := range b.Missing {
 		fmt.Fprintf(w, "  - %s\n", what)
 	}
 	if !b.SecretsRead {
-		fmt.Fprint(w, "\nThe values of Secrets could not be read: look for them before you send the archive.\n")
+		fmt.Fprint(w, "\nSecrets could not be read, so their values are not masked: check the archive before you send it.\n")
 	}
 	if len(b.Unsearched) > 0 {
-		fmt.Fprint(w, "\nToo short to be searched for, so look for them before you send the archive:\n")
+		fmt.Fprint(w, "\nToo short to be masked; check the archive for these values before you send it:\n")
 	}
 	for _, what := range b.Unsearched {
 		fmt.Fprintf(w, "  - %s\n", what)
