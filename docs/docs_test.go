@@ -203,7 +203,9 @@ func TestCommands(t *testing.T) {
 				continue
 			}
 			checked++
-			if err := parse(cli.New(io.Discard, io.Discard), fields[1:]); err != nil {
+			root := cli.New(io.Discard, io.Discard)
+			root.InitDefaultCompletionCmd()
+			if err := parse(root, fields[1:]); err != nil {
 				t.Errorf("%s: %s: %v", l.at(name), l.text, err)
 			}
 		}

@@ -69,7 +69,7 @@ func tools() []tool {
 	}
 	ours := func(j job, out string) [][]string {
 		return one([]string{j.program, "images", "pull", "-f", j.path(listFile), "--out", out, "--plain-http",
-			"--platform=all", "--cache-dir", j.path(cacheDir)})
+			"--platform=all", "--store-dir", j.path(cacheDir)})
 	}
 	crane := func(j job, out string) []string {
 		return append(append([]string{j.program, "pull", "--insecure", "--format=oci"}, j.references()...), out)

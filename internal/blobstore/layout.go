@@ -42,7 +42,7 @@ func (s *Store) init() error {
 		return err
 	}
 	if s.maxSize > 0 {
-		if err := s.checkCache(); err != nil {
+		if err := s.checkNoImages(); err != nil {
 			return err
 		}
 	}
@@ -208,14 +208,14 @@ func (s *Store) readIndex() (ocispec.Index, error) {
 	return index, err
 }
 
-// checkCache returns an error if index.json lists images.
-func (s *Store) checkCache() error {
+// checkNoImages returns an error if index.json lists images.
+func (s *Store) checkNoImages() error {
 	index, err := s.readIndex()
 	if err != nil {
 		return fmt.Errorf("%s: %w", ocispec.ImageIndexFile, err)
 	}
 	if n := len(index.Manifests); n > 0 {
-		return fmt.Errorf("is not a cache: its %s lists %d manifests, which must stay: choose another directory",
+		return fmt.Errorf("holds images: its %s lists %d manifests, which must stay: choose another directory",
 			ocispec.ImageIndexFile, n)
 	}
 	return nil

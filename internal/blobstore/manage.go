@@ -190,7 +190,7 @@ func (s *Store) Verify(ctx context.Context, progress func(done, total int64)) (R
 // rejects a layout whose index.json lists images.
 func (s *Store) Prune(ctx context.Context, opts PruneOptions) (Pruned, error) {
 	var pruned Pruned
-	if err := s.checkCache(); err != nil {
+	if err := s.checkNoImages(); err != nil {
 		return pruned, fmt.Errorf("blob store %s: %w", s.dir, err)
 	}
 	if !opts.DryRun {

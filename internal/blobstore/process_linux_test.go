@@ -434,7 +434,7 @@ func TestReadOnly(t *testing.T) {
 	}
 	for _, path := range []string{dir, filepath.Join(dir, "new")} {
 		_, err := Open(path, Options{MaxSize: 1})
-		for _, want := range []string{path, "read-only file system", "--cache-dir", "--no-cache"} {
+		for _, want := range []string{path, "read-only file system", "--store-dir", "--no-store"} {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%v\nwant: %s", err, want)
 			}
@@ -514,7 +514,7 @@ func TestPermissions(t *testing.T) {
 	}
 	for _, path := range []string{locked, filepath.Join(locked, "new")} {
 		if _, err := Open(path, Options{}); err == nil || !strings.Contains(err.Error(), "permission denied") ||
-			!strings.Contains(err.Error(), "--no-cache") {
+			!strings.Contains(err.Error(), "--no-store") {
 			t.Error(err)
 		}
 	}

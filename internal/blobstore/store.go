@@ -1,4 +1,4 @@
-// Package blobstore keeps blobs in a directory that is an OCI image layout: a cache shared by several
+// Package blobstore keeps blobs in a directory that is an OCI image layout: a store shared by several
 // processes, a temporary store, or the layout that images are written to. It downloads nothing itself
 // and does not parse blobs.
 package blobstore
@@ -90,7 +90,8 @@ func open(dir string, opts Options) (*Store, error) {
 	}
 	if err := s.init(); err != nil {
 		if errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EROFS) {
-			err = fmt.Errorf("cannot be written: %w: choose another directory (--cache-dir for the cache, or --no-cache)", err)
+			err = fmt.Errorf("cannot be written: %w: choose another directory (--store-dir for the local store, or --no-store)",
+				err)
 		}
 		return nil, err
 	}

@@ -186,11 +186,11 @@ func TestOpenKeepsAnIndex(t *testing.T) {
 	s := openStore(t, dir, Options{})
 	desc := put(t, s, 1, 100)
 	if _, err := s.Prune(ctx, PruneOptions{All: true}); err == nil ||
-		!strings.Contains(err.Error(), "is not a cache: its index.json lists 1 manifests") {
+		!strings.Contains(err.Error(), "holds images: its index.json lists 1 manifests") {
 		t.Error("pruned a layout that has images:", err)
 	}
-	if _, err := Open(dir, Options{MaxSize: 1}); err == nil || !strings.Contains(err.Error(), "is not a cache") {
-		t.Error("opened a layout that has images as a cache:", err)
+	if _, err := Open(dir, Options{MaxSize: 1}); err == nil || !strings.Contains(err.Error(), "holds images") {
+		t.Error("opened a layout that has images as a store:", err)
 	}
 	if raw, err := os.ReadFile(path); err != nil || string(raw) != index {
 		t.Error(string(raw), err)

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
-	"time"
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -91,7 +90,7 @@ would fail in the same way.`,
 			})
 		},
 	}
-	f.common(cmd.Flags())
+	f.target(cmd.Flags())
 	return cmd
 }
 
@@ -119,7 +118,7 @@ fail in the same way.`,
 			return f.run(cmd, func(h *hook.Hook, ctx context.Context) error { return h.Certs().Rotate(ctx, ca) })
 		},
 	}
-	f.common(cmd.Flags())
+	f.target(cmd.Flags())
 	cmd.Flags().BoolVar(&ca, "ca", false, "also replace the CA")
 	return cmd
 }
@@ -165,15 +164,12 @@ Exit codes: 0 on success, 1 on failure, 3 if a retry would fail in the same way.
 			})
 		},
 	}
-	f.common(cmd.Flags())
+	f.target(cmd.Flags())
 	outputFlag(cmd, &output)
 	return cmd
 }
 
-// completionTimeout is how long a shell waits for names.
-const completionTimeout = 3 * time.Second
-
-// completeCredentials completes the names of credentials that init-hook rotates.
+// completeCredentials completes the names of credentials that rotate accepts.
 func (f *hookFlags) completeCredentials(
 	cmd *cobra.Command, args []string, _ string,
 ) ([]cobra.Completion, cobra.ShellCompDirective) {

@@ -36,7 +36,8 @@ to get and create pods/portforward.
 
 Fingerprints are SHA-256, in text shortened to 16 digits.
 
-Exit codes: 0 if nothing needs attention, 1 otherwise.`,
+Exit codes: 0 if nothing needs attention, 1 if something does or on failure, 3 if the command
+line is invalid.`,
 		Example: `  zarf-registry certs show
   watch zarf-registry certs show
   zarf-registry certs show --output json | jq '.pods[] | select(.leafHeld | not)'`,

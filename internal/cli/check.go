@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/probe"
 	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
@@ -117,9 +118,12 @@ func (f *checkFlags) target() (probe.Target, error) {
 // run prints a line for each step. The error repeats the failed steps, because it becomes the
 // pod's termination message.
 func (f *checkFlags) run(cmd *cobra.Command, do func(context.Context, probe.Target, func(probe.Check)) error) error {
+	if f.timeout <= 0 {
+		return exitcode.Refuse("invalid --timeout %s: want a positive duration", f.timeout)
+	}
 	t, err := f.target()
 	if err != nil {
-		return err
+		return &exitcode.Refusal{Err: err}
 	}
 	ctx, cancel := context.WithTimeoutCause(cmd.Context(), f.timeout,
 		fmt.Errorf("not done within %s (--timeout)", f.timeout))

@@ -72,13 +72,16 @@ func noteBegin(cmd *cobra.Command, began *bool) {
 
 // New returns the command tree. Results go to stdout, logs and progress to stderr.
 func New(stdout, stderr io.Writer) *cobra.Command {
+	global := &globalFlags{}
 	root := &cobra.Command{
-		Use:           programName,
-		Short:         "An image registry inside a Kubernetes cluster, which all nodes can pull from",
-		Version:       version.Version,
-		SilenceUsage:  true,
-		SilenceErrors: true,
+		Use:               programName,
+		Short:             "An image registry inside a Kubernetes cluster, which all nodes can pull from",
+		Version:           version.Version,
+		SilenceUsage:      true,
+		SilenceErrors:     true,
+		PersistentPreRunE: func(*cobra.Command, []string) error { return global.validateLog() },
 	}
+	global.attach(root)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SetUsageTemplate(usage)
@@ -87,9 +90,10 @@ func New(stdout, stderr io.Writer) *cobra.Command {
 		title    string
 		commands []*cobra.Command
 	}{
-		{"Set up:", []*cobra.Command{newInstall(), newUninstall()}},
-		{"Images:", []*cobra.Command{newImages(), newGarbageCollect()}},
-		{"Check and fix:", []*cobra.Command{newStatus(), newHeal(), newCerts(), newCredentials(), newSupportBundle()}},
+		{"Set up:", []*cobra.Command{newInstall(global), newUninstall(global)}},
+		{"Images:", []*cobra.Command{newImages(global), newGarbageCollect(global)}},
+		{"Check and fix:", []*cobra.Command{newStatus(global), newHeal(global), newCerts(global), newCredentials(global),
+			newSupportBundle(global)}},
 		{otherCommands, []*cobra.Command{newVersion()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
@@ -98,11 +102,12 @@ func New(stdout, stderr io.Writer) *cobra.Command {
 			root.AddCommand(cmd)
 		}
 	}
+	root.AddCommand(newOptions())
 	root.SetHelpCommandGroupID(otherCommands)
 	root.SetCompletionCommandGroupID(otherCommands)
 	// The chart runs these.
 	for _, cmd := range []*cobra.Command{
-		(&hookFlags{}).prepare(), (&hookFlags{}).finish(), (&hookFlags{}).cleanup(), newCheck(),
+		newHookFlags(global).prepare(), newHookFlags(global).finish(), newHookFlags(global).cleanup(), newCheck(),
 	} {
 		cmd.Hidden = true
 		root.AddCommand(cmd)
@@ -136,10 +141,9 @@ Commands:
 Flags:
 {{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}
 {{- end}}{{end}}
-{{- if .HasAvailableSubCommands}}
 
-COMMAND --help shows more.
-{{- end}}
+{{if .HasAvailableSubCommands}}COMMAND --help shows more; {{end -}}
+{{if .HasParent}}{{.Root.CommandPath}} {{end}}options shows the flags of all commands.
 `
 
 // programName is the program's name in messages and documentation.
@@ -162,21 +166,36 @@ func rename(root *cobra.Command, file string) {
 	examples(root)
 }
 
-func newImages() *cobra.Command {
+func newImages(global *globalFlags) *cobra.Command {
 	return group("images", "Push, pull, list, copy and delete images (images push app.tar)",
-		newImagesPush(), newImagesPull(), newImagesCopy(), newImagesList(), newImagesMissing(), newImagesDelete(),
-		newImagesPrune(), newImagesInventory(), newImagesVerify(), newImagesExport(), newImagesBrowse(), newImagesWarm(),
-		newImagesCache())
+		newImagesPush(global), newImagesPull(global), newImagesCopy(global), newImagesList(global),
+		newImagesMissing(global), newImagesDelete(global), newImagesPrune(global), newImagesInventory(global),
+		newImagesVerify(global), newImagesExport(global), newImagesBrowse(global), newImagesWarm(global),
+		newImagesStore(global))
 }
 
-func newCerts() *cobra.Command {
+func newCerts(global *globalFlags) *cobra.Command {
 	return group("certs", "Show, renew and rotate certificates",
-		(&certsShowFlags{}).command(), (&hookFlags{}).certsCA(), (&hookFlags{}).certsRenew(), (&hookFlags{}).certsRotate())
+		(&certsShowFlags{hookFlags: hookFlags{globalFlags: global}}).command(), newHookFlags(global).certsCA(),
+		newHookFlags(global).certsRenew(), newHookFlags(global).certsRotate())
 }
 
-func newCredentials() *cobra.Command {
+func newCredentials(global *globalFlags) *cobra.Command {
 	return group("credentials", "List and rotate the passwords for pushing and pulling",
-		(&hookFlags{}).credentialsList(), (&hookFlags{}).credentialsRotate())
+		newHookFlags(global).credentialsList(), newHookFlags(global).credentialsRotate())
+}
+
+func newOptions() *cobra.Command {
+	return &cobra.Command{
+		Use:    "options",
+		Short:  "Show the flags of all commands: cluster, namespace and log",
+		Hidden: true, // the end of each help names it
+		Args:   cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "Flags of all commands:\n%s", cmd.InheritedFlags().FlagUsages())
+			return err
+		},
+	}
 }
 
 func newVersion() *cobra.Command {

@@ -2,6 +2,8 @@ package cli_test
 
 import (
 	"bytes"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -47,7 +49,7 @@ func TestTheHelpFitsAScreen(t *testing.T) {
 		if len(lines) > 24 {
 			t.Errorf("%s: %d lines", program, len(lines))
 		}
-		for _, want := range []string{"Usage: " + name + " COMMAND\n", "\n  install ", "images push", "\n  status ",
+		for _, want := range []string{"Usage: " + name + " COMMAND\n", "\n  install ", " options shows the flags of all commands.\n", "images push", "\n  status ",
 			"what to do if not", "\n  heal "} {
 			if !strings.Contains(out.String(), want) {
 				t.Errorf("%s: the help lacks %q:\n%s", program, want, &out)
@@ -59,8 +61,13 @@ func TestTheHelpFitsAScreen(t *testing.T) {
 			}
 		}
 		cli.Run(program, []string{"images", "push", "--help"}, &examples, &examples)
-		if want := "Examples:\n  " + name + " images push app.tar\n"; !strings.Contains(examples.String(), want) {
-			t.Errorf("%s: the help of images push lacks %q:\n%s", program, want, &examples)
+		for _, want := range []string{"Examples:\n  " + name + " images push app.tar\n", "\n" + name + " options shows "} {
+			if !strings.Contains(examples.String(), want) {
+				t.Errorf("%s: the help of images push lacks %q:\n%s", program, want, &examples)
+			}
+		}
+		if strings.Contains(examples.String(), "--kubeconfig") {
+			t.Errorf("%s: the help of images push shows flags of all commands:\n%s", program, &examples)
 		}
 	}
 }
@@ -69,7 +76,7 @@ func TestEveryCommandHelpsWithAnExample(t *testing.T) {
 	for _, command := range [][]string{{"install"}, {"uninstall"}, {"status"}, {"heal"},
 		{"support-bundle"}, {"prepare"}, {"finish"}, {"cleanup"},
 		{"images", "pull"}, {"images", "push"}, {"images", "copy"}, {"images", "list"}, {"images", "warm"},
-		{"images", "cache", "info"}, {"images", "cache", "verify"}, {"images", "cache", "prune"}, {"certs", "show"}, {"certs", "ca"}, {"certs", "renew"},
+		{"images", "store", "info"}, {"images", "store", "verify"}, {"images", "store", "prune"}, {"certs", "show"}, {"certs", "ca"}, {"certs", "renew"},
 		{"certs", "rotate"}, {"credentials", "list"}, {"credentials", "rotate"}} {
 		code, out, _ := run(t, append(command, "--help")...)
 		if code != 0 || !strings.Contains(out, "Examples:\n  zarf-registry "+strings.Join(command, " ")) {
@@ -98,11 +105,15 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 		"settings with an unknown field": {[]string{"finish", "--settings", `{"colour":"red"}`}, 3, `unknown field "colour"`},
 		"settings that are invalid":      {[]string{"cleanup", "--settings", "{}"}, 3, `invalid mode ""`},
 		"no settings":                    {[]string{"prepare"}, 3, `required flag(s) "settings" not set`},
-		"settings and a namespace":       {[]string{"cleanup", "--settings", "{}", "-n", "a"}, 3, "[namespace settings]"},
+		"settings and a namespace":       {[]string{"cleanup", "--settings", "{}", "-n", "a"}, 3, "--settings cannot be combined with --namespace"},
 		"no time":                        {[]string{"cleanup", "--timeout", "0s"}, 3, "want a positive duration"},
 		"unknown log format":             {[]string{"cleanup", "--log-format", "xml"}, 3, `invalid --log-format "xml"`},
-		"no cluster":                     {[]string{"cleanup"}, 1, "--kubeconfig or KUBECONFIG"},
-		"no such kubeconfig":             {[]string{"cleanup", "--kubeconfig", "/nonexistent"}, 1, "/nonexistent"},
+		"check: no time":                 {[]string{"check", "tls", "--registry", "a:1", "--timeout", "0s"}, 3, "want a positive duration"},
+		"check: no files":                {[]string{"check", "tls", "--registry", "a:1", "--push-dir", "/nonexistent"}, 3, "/nonexistent"},
+		"browse: impossible namespace":   {[]string{"images", "browse", "-n", "Not_One"}, 3, `invalid namespace "Not_One"`},
+		"status: impossible namespace":   {[]string{"status", "-n", "Not_One"}, 3, `invalid namespace "Not_One"`},
+		"no cluster":                     {[]string{"cleanup"}, 3, "--kubeconfig or KUBECONFIG"},
+		"no such kubeconfig":             {[]string{"cleanup", "--kubeconfig", "/nonexistent"}, 3, "/nonexistent"},
 		"nothing to push":                {[]string{"images", "push"}, 3, "nothing to push"},
 		"no such archive":                {[]string{"images", "push", "/nonexistent.tar"}, 1, "/nonexistent.tar"},
 		"an archive of rubbish":          {[]string{"images", "push", rubbish}, 1, rubbish},
@@ -119,16 +130,16 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 		"install: no such chart":          {[]string{"install", "--chart", "/nonexistent"}, 3, "/nonexistent"},
 		"install: not true, not false":    {[]string{"install", "--registry-proxy=maybe"}, 3, "--registry-proxy"},
 		"install: an argument":            {[]string{"install", "zarf-registry"}, 3, `unknown command "zarf-registry"`},
-		"install: no cluster":             {[]string{"install"}, 1, "--kubeconfig or KUBECONFIG"},
-		"install --dry-run: no cluster":   {[]string{"install", "--dry-run"}, 1, "--kubeconfig or KUBECONFIG"},
+		"install: no cluster":             {[]string{"install"}, 3, "--kubeconfig or KUBECONFIG"},
+		"install --dry-run: no cluster":   {[]string{"install", "--dry-run"}, 3, "--kubeconfig or KUBECONFIG"},
 		"uninstall: no time":              {[]string{"uninstall", "--timeout", "0s"}, 3, "want a positive duration"},
 		"uninstall: impossible release":   {[]string{"uninstall", "--release", "Not One"}, 3, `invalid release name "Not One"`},
-		"uninstall: no cluster":           {[]string{"uninstall"}, 1, "--kubeconfig or KUBECONFIG"},
+		"uninstall: no cluster":           {[]string{"uninstall"}, 3, "--kubeconfig or KUBECONFIG"},
 		"status: unknown output":          {[]string{"status", "-o", "wide"}, 3, `invalid --output "wide"`},
-		"status: no cluster":              {[]string{"status"}, 1, "--kubeconfig or KUBECONFIG"},
+		"status: no cluster":              {[]string{"status"}, 3, "--kubeconfig or KUBECONFIG"},
 		"heal: unknown output":            {[]string{"heal", "-o", "wide"}, 3, `invalid --output "wide"`},
 		"heal: impossible namespace":      {[]string{"heal", "-n", "Not_One"}, 3, `invalid namespace "Not_One"`},
-		"heal: no cluster":                {[]string{"heal"}, 1, "--kubeconfig or KUBECONFIG"},
+		"heal: no cluster":                {[]string{"heal"}, 3, "--kubeconfig or KUBECONFIG"},
 		"images: unknown command":         {[]string{"images", "pul"}, 3, `unknown command "pul" for "zarf-registry images"`},
 		"support-bundle: unknown output":  {[]string{"support-bundle", "--output", "xml"}, 3, `invalid --output "xml"`},
 		"support-bundle: impossible name": {[]string{"support-bundle", "--name", "a.b"}, 3, `invalid name "a.b"`},
@@ -138,27 +149,27 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 			"invalid --since 10ms"},
 		"support-bundle: two results on stdout": {[]string{"support-bundle", "--out", "-", "--output", "json"}, 3,
 			"both write to stdout"},
-		"support-bundle: no cluster": {[]string{"support-bundle"}, 1, "--kubeconfig or KUBECONFIG"},
+		"support-bundle: no cluster": {[]string{"support-bundle"}, 3, "--kubeconfig or KUBECONFIG"},
 		"certs: unknown command":     {[]string{"certs", "renw"}, 3, `unknown command "renw" for "zarf-registry certs"`},
 		"certs show: unknown output": {[]string{"certs", "show", "-o", "wide"}, 3, `invalid --output "wide"`},
 		"certs show: no time":        {[]string{"certs", "show", "--timeout", "0s"}, 3, "want a positive duration"},
-		"certs show: no cluster":     {[]string{"certs", "show"}, 1, "--kubeconfig or KUBECONFIG"},
+		"certs show: no cluster":     {[]string{"certs", "show"}, 3, "--kubeconfig or KUBECONFIG"},
 		"certs ca: no JSON":          {[]string{"certs", "ca", "--output", "json"}, 3, "unknown flag: --output"},
 		"certs ca: impossible name":  {[]string{"certs", "ca", "--name", "a.b"}, 3, `invalid name "a.b"`},
-		"certs ca: no cluster":       {[]string{"certs", "ca"}, 1, "--kubeconfig or KUBECONFIG"},
+		"certs ca: no cluster":       {[]string{"certs", "ca"}, 3, "--kubeconfig or KUBECONFIG"},
 		"certs renew: no time":       {[]string{"certs", "renew", "--timeout", "-1s"}, 3, "want a positive duration"},
 		"certs renew: impossible":    {[]string{"certs", "renew", "-n", "Not_One"}, 3, `invalid namespace "Not_One"`},
-		"certs renew: no cluster":    {[]string{"certs", "renew"}, 1, "--kubeconfig or KUBECONFIG"},
+		"certs renew: no cluster":    {[]string{"certs", "renew"}, 3, "--kubeconfig or KUBECONFIG"},
 		"certs renew: unknown format": {[]string{"certs", "renew", "--log-format", "xml"}, 3,
 			`invalid --log-format "xml"`},
 		"certs rotate: an argument": {[]string{"certs", "rotate", "ca"}, 3, `unknown command "ca"`},
-		"certs rotate: no cluster":  {[]string{"certs", "rotate", "--ca"}, 1, "--kubeconfig or KUBECONFIG"},
+		"certs rotate: no cluster":  {[]string{"certs", "rotate", "--ca"}, 3, "--kubeconfig or KUBECONFIG"},
 		"credentials: unknown flag": {[]string{"credentials", "rotate", "--push"}, 3, "unknown flag: --push"},
 		"credentials: two names": {[]string{"credentials", "rotate", "ci", "pull"}, 3,
 			"accepts at most 1 arg"},
 		"credentials: unknown output":      {[]string{"credentials", "rotate", "-o", "wide"}, 3, `invalid --output "wide"`},
 		"credentials list: unknown output": {[]string{"credentials", "list", "-o", "wide"}, 3, `invalid --output "wide"`},
-		"credentials: no cluster":          {[]string{"credentials", "rotate", "pull"}, 1, "--kubeconfig or KUBECONFIG"},
+		"credentials: no cluster":          {[]string{"credentials", "rotate", "pull"}, 3, "--kubeconfig or KUBECONFIG"},
 		"one name for two": {[]string{"images", "push", "--reference", "a:1", rubbish, rubbish}, 3,
 			"--reference names a single image"},
 	} {
@@ -171,6 +182,62 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 				t.Errorf("it printed results: %s", out)
 			}
 		})
+	}
+}
+
+// Flags of the cluster select it, and the identity there, in any command that connects to one.
+func TestTheClusterIsSelectedAsInKubectl(t *testing.T) {
+	var asked *http.Request
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked = r
+		http.NotFound(w, r)
+	}))
+	t.Cleanup(server.Close)
+	for _, command := range [][]string{{"certs", "ca"}, {"images", "list"}, {"heal"}} {
+		asked = nil
+		code, _, errOut := run(t, append([]string{"--as", "jane", "--as-group=team", "-s", server.URL, "-n", "there"},
+			command...)...)
+		if code != exitcode.Failed || asked == nil {
+			t.Errorf("%v: exit code %d, %s", command, code, errOut)
+			continue
+		}
+		if as := asked.Header; as.Get("Impersonate-User") != "jane" || as.Get("Impersonate-Group") != "team" ||
+			!strings.Contains(asked.URL.Path, "/namespaces/there/") {
+			t.Errorf("%v asks for %s as %v", command, asked.URL, as)
+		}
+	}
+	for want, args := range map[string][]string{
+		"Invalid timeout value":           {"--request-timeout=soon"},
+		"without impersonating a user":    {"--as-group=team"},
+		`context "absent" does not exist`: {"--context=absent"},
+	} {
+		if code, _, errOut := run(t, append([]string{"status", "-s", server.URL}, args...)...); code != exitcode.Refused ||
+			!strings.Contains(errOut, want) {
+			t.Errorf("%v: exit code %d, %s", args, code, errOut)
+		}
+	}
+}
+
+// Commands that connect to no cluster ignore its flags.
+func TestFlagsOfAllCommands(t *testing.T) {
+	for _, command := range []string{"version", "options"} {
+		if code, _, errOut := run(t, command, "--kubeconfig=/nonexistent", "--context=absent"); code != 0 {
+			t.Errorf("%s: exit code %d, %s", command, code, errOut)
+		}
+		if code, _, errOut := run(t, command, "--log-format=xml"); code != exitcode.Refused {
+			t.Errorf("%s --log-format=xml: exit code %d, %s", command, code, errOut)
+		}
+	}
+	_, out, _ := run(t, "options")
+	for _, flag := range []string{"kubeconfig", "context", "cluster", "user", "as", "as-group", "as-uid", "server", "token",
+		"tls-server-name", "certificate-authority", "client-certificate", "client-key", "insecure-skip-tls-verify",
+		"request-timeout", "namespace", "log-level", "log-format"} {
+		if !strings.Contains(out, "--"+flag+" ") {
+			t.Errorf("options lacks --%s:\n%s", flag, out)
+		}
+	}
+	if strings.Contains(out, "--username") || strings.Contains(out, "--store-dir") {
+		t.Errorf("options has flags that commands have:\n%s", out)
 	}
 }
 
@@ -196,7 +263,7 @@ func TestShellsCanComplete(t *testing.T) {
 		}
 	}
 	for _, command := range [][]string{{"install"}, {"status"}, {"images", "pull"}, {"images", "push"},
-		{"images", "copy"}, {"images", "list"}, {"images", "warm"}, {"images", "cache", "info"}, {"certs", "show"},
+		{"images", "copy"}, {"images", "list"}, {"images", "warm"}, {"images", "store", "info"}, {"certs", "show"},
 		{"credentials", "list"},
 		{"credentials", "rotate"}, {"support-bundle"}} {
 		_, out, _ := run(t, append(append([]string{"__complete"}, command...), "--output", "")...)

@@ -19,7 +19,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
-	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
@@ -29,14 +28,11 @@ import (
 
 // clusterFlags select the release whose registry is used.
 type clusterFlags struct {
-	namespace, release, name string
-	access                   cluster.Access
+	*globalFlags
+	release, name string
 }
 
-func (f *clusterFlags) register(flags *pflag.FlagSet) {
-	releaseFlags(flags, &f.namespace, &f.release, &f.name)
-	accessFlags(flags, &f.access)
-}
+func (f *clusterFlags) register(flags *pflag.FlagSet) { releaseFlags(flags, &f.release, &f.name) }
 
 // validate rejects flags that are wrong in any cluster.
 func (f *clusterFlags) validate() error {
@@ -116,18 +112,12 @@ func (f *clusterFlags) connect(ctx context.Context) (*registryAccess, error) {
 
 // begin refuses invalid flags, of which the command has found the others, and connects to the cluster's registry. The
 // caller closes the access.
-func (f *clusterFlags) begin(
-	cmd *cobra.Command, options *logging.Options, invalid error,
-) (*registryAccess, *slog.Logger, error) {
+func (f *clusterFlags) begin(cmd *cobra.Command, invalid error) (*registryAccess, *slog.Logger, error) {
 	if err := errors.Join(f.validate(), invalid); err != nil {
 		return nil, nil, &exitcode.Refusal{Err: err}
 	}
-	log, err := newProgress(cmd.ErrOrStderr(), options)
-	if err != nil {
-		return nil, nil, &exitcode.Refusal{Err: err}
-	}
 	c, err := f.connect(cmd.Context())
-	return c, log, err
+	return c, f.progress(cmd.ErrOrStderr()), err
 }
 
 // presentCredential reads the push credential each time the registry requests one, so that

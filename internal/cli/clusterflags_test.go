@@ -25,7 +25,7 @@ func TestTheCredentialIsThePresentOne(t *testing.T) {
 		}
 	}
 	client := fake.NewClientset(secret("first"))
-	flags := &clusterFlags{namespace: "zarf", release: "zarf-registry", name: "zarf-registry"}
+	flags := &clusterFlags{&globalFlags{namespace: "zarf"}, "zarf-registry", "zarf-registry"}
 	access := release.NewPushAccess(flags.name, flags.namespace, &corev1.Secret{}, secret("first"))
 	credential := flags.presentCredential(client, access)
 	is := func(when, host string, want auth.Credential) {

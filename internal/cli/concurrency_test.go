@@ -76,7 +76,7 @@ func TestTransfersAreLimited(t *testing.T) {
 					t.Errorf("images %s: %d requests at once, want %d", command, most, limit)
 				}
 			}
-			transfer := []string{"--no-cache", "--platform", "linux/amd64", "--image-concurrency", "2"}
+			transfer := []string{"--no-store", "--platform", "linux/amd64", "--image-concurrency", "2"}
 			at := func(counting *counter) (images []string) {
 				for _, ref := range refs {
 					images = append(images, counting.host()+"/"+ref)
@@ -98,7 +98,7 @@ func TestTransfersAreLimited(t *testing.T) {
 			}
 
 			listed := newCounter(t, from, "/tags/", limit)
-			run(listed, "list", "--from", listed.host(), "--no-cache")
+			run(listed, "list", "--from", listed.host(), "--no-store")
 		})
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 )
@@ -23,18 +22,10 @@ func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// releaseFlags name the release whose objects are meant.
-func releaseFlags(flags *pflag.FlagSet, namespace, release, name *string) {
-	flags.StringVarP(namespace, "namespace", "n", names.Namespace, "namespace of the release's objects")
+// releaseFlags select the release.
+func releaseFlags(flags *pflag.FlagSet, release, name *string) {
 	flags.StringVar(release, "release", names.Chart, "name of the release")
 	flags.StringVar(name, "name", names.Chart, "full name of the chart, the prefix of the names of its objects")
-}
-
-// accessFlags choose the cluster.
-func accessFlags(flags *pflag.FlagSet, access *cluster.Access) {
-	flags.StringVar(&access.Kubeconfig, "kubeconfig", "",
-		"kubeconfig file (default: KUBECONFIG, ~/.kube/config, then the pod's service account)")
-	flags.StringVar(&access.Context, "context", "", "the kubeconfig's context to use (default: its current one)")
 }
 
 // releaseArguments returns the flags that name a release, with a leading space, without those that have their

@@ -13,7 +13,6 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/gc"
-	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
@@ -28,11 +27,10 @@ type collectFlags struct {
 	cluster clusterFlags
 	request gc.Request
 	output  string
-	log     logging.Options
 }
 
-func newGarbageCollect() *cobra.Command {
-	f := &collectFlags{}
+func newGarbageCollect(global *globalFlags) *cobra.Command {
+	f := &collectFlags{cluster: clusterFlags{globalFlags: global}}
 	cmd := &cobra.Command{
 		Use:   "garbage-collect",
 		Short: "Free the space of what was deleted",
@@ -66,7 +64,6 @@ Exit codes: 0 on success, 1 on failure or timeout, 3 if a retry would fail in th
 	flags.DurationVar(&f.request.Grace, "grace-period", gc.DefaultGrace, "minimum age before content is removed")
 	flags.DurationVar(&f.request.Timeout, "timeout", gc.DefaultTimeout, "time limit for the whole run")
 	outputFlag(cmd, &f.output)
-	progressFlags(flags, &f.log)
 	return cmd
 }
 
@@ -78,7 +75,7 @@ type collected struct {
 }
 
 func (f *collectFlags) run(cmd *cobra.Command) error {
-	c, log, err := f.cluster.begin(cmd, &f.log, errors.Join(f.request.Validate(), validOutput(f.output)))
+	c, log, err := f.cluster.begin(cmd, errors.Join(f.request.Validate(), validOutput(f.output)))
 	if err != nil {
 		return err
 	}

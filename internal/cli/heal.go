@@ -23,8 +23,8 @@ type healFlags struct {
 	output  string
 }
 
-func newHeal() *cobra.Command {
-	f := &healFlags{}
+func newHeal(global *globalFlags) *cobra.Command {
+	f := &healFlags{cluster: clusterFlags{globalFlags: global}}
 	cmd := &cobra.Command{
 		Use:   "heal",
 		Short: "Correct pods whose node lacks their image",
@@ -37,7 +37,8 @@ It changes only containers that run an injected program, and needs permission to
 pods, get ConfigMaps, list Deployments and create events in the namespace, and to get nodes; with startupTaint,
 also to list and patch nodes.
 
-Exit codes: 0 if no pod is left that needs another image and no node has the taint, 1 otherwise.`,
+Exit codes: 0 if no pod is left that needs another image and no node has the taint, 1 if one is
+or on failure, 3 if the command line is invalid.`,
 		Example: `  zarf-registry heal
   zarf-registry heal --dry-run --output json`,
 		Args: cobra.NoArgs,
@@ -127,26 +128,26 @@ func printHealed(w io.Writer, h healed) error {
 		}
 	}
 	for _, p := range h.Pods {
-		what := "cannot be healed"
+		did := "cannot be healed"
 		switch {
 		case p.Action == heal.Replace && h.DryRun:
-			what = "would be healed"
+			did = "would be healed"
 		case p.Action == heal.Replace:
-			what = "healed"
+			did = "healed"
 		}
-		if _, err := fmt.Fprintf(w, "%s %s: %s\n", p.Pod, what, p.Reason); err != nil {
+		if _, err := fmt.Fprintf(w, "%s %s: %s\n", p.Pod, did, p.Reason); err != nil {
 			return err
 		}
 	}
 	for _, n := range h.Nodes {
-		what := "keeps"
+		did := "kept"
 		switch {
 		case n.Action == heal.Remove && h.DryRun:
-			what = "would lose"
+			did = "would be removed"
 		case n.Action == heal.Remove:
-			what = "lost"
+			did = "removed"
 		}
-		if _, err := fmt.Fprintf(w, "node %s %s taint %s: %s\n", n.Node, what, n.Taint, n.Reason); err != nil {
+		if _, err := fmt.Fprintf(w, "node %s: taint %s %s: %s\n", n.Node, n.Taint, did, n.Reason); err != nil {
 			return err
 		}
 	}

@@ -114,9 +114,9 @@ func TestHealRemovesTheStartupTaint(t *testing.T) {
 		err   string
 	}{
 		"removed": {healFlags{output: "table"}, fmt.Sprintf(node, "n1", "True"),
-			"no pod of the release needs another image\nnode n1 lost taint a: pods can pull on it\n", ""},
+			"no pod of the release needs another image\nnode n1: taint a removed: pods can pull on it\n", ""},
 		"dry": {healFlags{output: "table", dryRun: true}, fmt.Sprintf(node, "n1", "True") + "," + fmt.Sprintf(node, "n2", "False"),
-			"node n1 would lose taint a: pods can pull on it\nnode n2 keeps taint a: the node is not ready\n", "1 problems"},
+			"node n1: taint a would be removed: pods can pull on it\nnode n2: taint a kept: the node is not ready\n", "1 problems"},
 		"as JSON": {healFlags{output: "json"}, fmt.Sprintf(node, "n1", "True"), `"node": "n1",
       "action": "remove",
       "taint": "a",

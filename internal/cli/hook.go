@@ -22,7 +22,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
-	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/payload"
 	"github.com/zarf-dev/zarf-registry/internal/preflight"
@@ -32,14 +31,15 @@ import (
 // hookFlags are the flags of the commands that the chart's Jobs run, and of those that look after
 // certificates and credentials between upgrades.
 type hookFlags struct {
+	*globalFlags
 	settings settings.Settings
 	document string // of the settings, as the chart renders it
 	timeout  time.Duration
-	access   cluster.Access
 	// inCluster means that the chart runs the command, in the pod of a Job.
 	inCluster bool
-	log       logging.Options
 }
+
+func newHookFlags(global *globalFlags) *hookFlags { return &hookFlags{globalFlags: global} }
 
 func (f *hookFlags) prepare() *cobra.Command {
 	cmd := &cobra.Command{
@@ -65,8 +65,8 @@ func (f *hookFlags) finish() *cobra.Command {
 		Short: "Wait for the rollout, push the project's images, verify a pull on every node, record the mode",
 		Long: `finish runs after the chart is applied. It waits for the registry and the proxies, pushes the
 project's own images into the registry, waits until nodes are configured, and runs a pod on every
-node whose image is pulled through the loopback address. Only then it records the mode as current
-and removes what the previous mode left.`,
+node whose image is pulled through the loopback address. Only then does it record the mode as
+current and remove what the previous mode left.`,
 		Example: `  zarf-registry finish --settings "$(cat settings.json)"`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -90,25 +90,23 @@ name of the release replaces the settings of the chart.`,
 		},
 	}
 	flags := cmd.Flags()
-	f.common(flags)
+	f.target(flags)
 	flags.BoolVar(&f.settings.Preflight.LabelNamespace, "pod-security-label", false,
 		"restore the Pod Security label of the namespace that prepare changed")
 	f.settingsFlag(flags)
-	for _, other := range []string{"namespace", "release", "name", "pod-security-label"} {
-		cmd.MarkFlagsMutuallyExclusive("settings", other)
-	}
 	return cmd
 }
 
 // parseJob reads the settings from the arguments of a rendered Job, its command first.
 func parseJob(args []string) (settings.Settings, error) {
-	f := &hookFlags{}
+	f := newHookFlags(&globalFlags{})
 	jobs := []*cobra.Command{f.prepare(), f.cleanup()}
 	i := slices.IndexFunc(jobs, func(cmd *cobra.Command) bool { return len(args) > 0 && args[0] == cmd.Name() })
 	if i < 0 {
 		return settings.Settings{}, fmt.Errorf("no Job of the chart has the arguments %q", args)
 	}
 	cmd := jobs[i]
+	f.attach(cmd)
 	if err := cmd.ParseFlags(args[1:]); err != nil {
 		return settings.Settings{}, fmt.Errorf("the chart passes %s an argument that this program does not support: "+
 			"use the chart of the same version: %w", args[0], err)
@@ -128,7 +126,6 @@ func (f *hookFlags) job(cmd *cobra.Command) {
 	f.settingsFlag(flags)
 	_ = cmd.MarkFlagRequired("settings") // fails only for an unknown flag
 	f.limits(flags)
-	progressFlags(flags, &f.log)
 }
 
 func (f *hookFlags) settingsFlag(flags *pflag.FlagSet) {
@@ -136,21 +133,14 @@ func (f *hookFlags) settingsFlag(flags *pflag.FlagSet) {
 		"decisions of the chart, as JSON: what it renders into the arguments of its Jobs")
 }
 
-// common adds the flags of commands that need only the names of the release.
-func (f *hookFlags) common(flags *pflag.FlagSet) {
-	f.target(flags)
-	progressFlags(flags, &f.log)
-}
-
-// target adds the flags that select the release and the cluster.
+// target adds the flags of commands that need only the names of the release.
 func (f *hookFlags) target(flags *pflag.FlagSet) {
-	releaseFlags(flags, &f.settings.Namespace, &f.settings.Release, &f.settings.Name)
+	releaseFlags(flags, &f.settings.Release, &f.settings.Name)
 	f.limits(flags)
 }
 
-// limits adds the flags that select the cluster and bound the run.
+// limits adds the flags that bound the run.
 func (f *hookFlags) limits(flags *pflag.FlagSet) {
-	accessFlags(flags, &f.access)
 	flags.DurationVar(&f.timeout, "timeout", 5*time.Minute, "time limit for the whole run")
 	// A toolbox pod, or that of a CI system, has neither the rights nor the network policies of the chart's Jobs.
 	flags.BoolVar(&f.inCluster, "in-cluster", false, "the command runs in a Job of the chart")
@@ -162,9 +152,14 @@ func (f *hookFlags) validate(flags *pflag.FlagSet) error {
 	if f.timeout <= 0 {
 		return fmt.Errorf("invalid --timeout %s: want a positive duration", f.timeout)
 	}
-	named := flags.Lookup("namespace") != nil
-	if named && f.document == "" {
+	if named := flags.Lookup("release") != nil; named && f.document == "" {
+		f.settings.Namespace = f.namespace
 		return f.settings.ValidateRelease()
+	}
+	for _, name := range []string{"namespace", "release", "name", "pod-security-label"} {
+		if flags.Changed(name) {
+			return fmt.Errorf("--settings cannot be combined with --%s", name)
+		}
 	}
 	var err error
 	if f.settings, err = settings.Parse([]byte(f.document)); err != nil {
@@ -177,10 +172,7 @@ func (f *hookFlags) run(cmd *cobra.Command, phase func(*hook.Hook, context.Conte
 	if err := f.validate(cmd.Flags()); err != nil {
 		return &exitcode.Refusal{Err: err}
 	}
-	log, err := newProgress(cmd.ErrOrStderr(), &f.log)
-	if err != nil {
-		return &exitcode.Refusal{Err: err}
-	}
+	log := f.progress(cmd.ErrOrStderr())
 	c, err := connect(f.access)
 	if err != nil {
 		return err
@@ -200,7 +192,7 @@ func (f *hookFlags) run(cmd *cobra.Command, phase func(*hook.Hook, context.Conte
 }
 
 // limitByJob bounds a run of a Job. All attempts share the Job's time: one that exceeded its deadline would lose its
-// pod and log.
+// pod and log. When the time is over, another attempt would have none, so the cause is a refusal.
 func (f *hookFlags) limitByJob(ctx context.Context, client kubernetes.Interface, name string, log *slog.Logger) (
 	context.Context, context.CancelFunc,
 ) {
@@ -214,8 +206,8 @@ func (f *hookFlags) limitByJob(ctx context.Context, client kubernetes.Interface,
 		begin = job.Status.StartTime.Time
 	}
 	return context.WithDeadlineCause(ctx, begin.Add(f.timeout),
-		fmt.Errorf("not done within %s of the start of Job %s/%s, including earlier attempts; their pods have their logs",
-			f.timeout, f.settings.Namespace, name))
+		exitcode.Refuse("not done within %s of the start of Job %s/%s, including earlier attempts; their pods have their "+
+			"logs", f.timeout, f.settings.Namespace, name))
 }
 
 // connection is a cluster.

@@ -12,6 +12,8 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 )
 
 func TestAttemptsOfAJobShareItsTime(t *testing.T) {
@@ -37,6 +39,9 @@ func TestAttemptsOfAJobShareItsTime(t *testing.T) {
 				<-ctx.Done()
 				if took := time.Since(begin); took != c.want {
 					t.Errorf("the run may take %s, want %s", took, c.want)
+				}
+				if !exitcode.IsRefusal(context.Cause(ctx)) {
+					t.Error("the Job would retry")
 				}
 				if why := context.Cause(ctx).Error(); !errors.Is(ctx.Err(), context.DeadlineExceeded) ||
 					!strings.Contains(why, "not done within 4m0s of the start of Job zarf/r-finish") {

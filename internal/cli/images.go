@@ -23,7 +23,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/dockerdaemon"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
-	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/meter"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 )
@@ -36,14 +35,14 @@ const (
 	// maxRetries bounds --retries: with pauses of up to 8 s, 450 retries take an hour.
 	maxRetries = 1000
 
-	// defaultCacheSize holds the images of a few applications.
-	defaultCacheSize = "20GB"
+	// defaultStoreSize holds the images of a few applications.
+	defaultStoreSize = "20GB"
 
 	// nodesTimeout bounds the query for the nodes' platforms, so that the kubeconfig of
 	// an unreachable cluster does not delay a pull.
 	nodesTimeout = 3 * time.Second
 
-	cacheVariable = "ZARF_REGISTRY_IMAGE_CACHE"
+	storeVariable = "ZARF_REGISTRY_IMAGE_STORE"
 )
 
 // imageFlags are the flags that the images commands share. Each command registers
@@ -51,7 +50,6 @@ const (
 type imageFlags struct {
 	cluster clusterFlags
 	output  string
-	log     logging.Options
 
 	concurrency, imageConcurrency, retries int
 
@@ -61,15 +59,13 @@ type imageFlags struct {
 
 	login registryFlags
 
-	cacheDir  string
-	cacheSize int64
-	noCache   bool
+	storeDir  string
+	storeSize int64
+	noStore   bool
 }
 
-// reportFlags adds the flags of output and log.
-func (f *imageFlags) reportFlags(cmd *cobra.Command) {
-	outputFlag(cmd, &f.output)
-	progressFlags(cmd.Flags(), &f.log)
+func newImageFlags(global *globalFlags) imageFlags {
+	return imageFlags{cluster: clusterFlags{globalFlags: global}}
 }
 
 func (f *imageFlags) transferFlags(flags *pflag.FlagSet) {
@@ -98,37 +94,34 @@ func (f *imageFlags) selectionFlags(cmd *cobra.Command) {
 		"include artifacts that refer to the images: signatures, attestations, SBOMs")
 }
 
-func (f *imageFlags) cacheFlags(cmd *cobra.Command) {
-	f.cacheDirFlag(cmd)
-	sizeFlag(cmd.Flags(), &f.cacheSize, "cache-size", defaultCacheSize,
-		"maximum size of the cache, by removing the least recently used blobs; 0 means no limit")
-	cmd.Flags().BoolVar(&f.noCache, "no-cache", false, "do not use the cache")
+func (f *imageFlags) storeFlags(cmd *cobra.Command) {
+	f.storeDirFlag(cmd)
+	sizeFlag(cmd.Flags(), &f.storeSize, "store-size", defaultStoreSize,
+		"maximum size of the local store, by removing the least recently used blobs; 0 means no limit")
+	cmd.Flags().BoolVar(&f.noStore, "no-store", false, "do not use the local store of blobs")
 }
 
-func (f *imageFlags) cacheDirFlag(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.cacheDir, "cache-dir", "",
-		"cache `DIRECTORY`, which several processes can share "+
-			"(default: $"+cacheVariable+", or zarf-registry/images in the user's cache directory)")
-	_ = cmd.MarkFlagDirname("cache-dir") // fails only for an unknown flag
+func (f *imageFlags) storeDirFlag(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.storeDir, "store-dir", "",
+		"`DIRECTORY` of the local store of blobs, which several processes can share "+
+			"(default: $"+storeVariable+", or zarf-registry/images in the user's cache directory)")
+	_ = cmd.MarkFlagDirname("store-dir") // fails only for an unknown flag
 }
 
 // validate checks the values of the flags that the command has, without asking a
 // registry or cluster.
 func (f *imageFlags) validate(flags *pflag.FlagSet) error {
 	errs := []error{validOutput(f.output)}
-	if flags.Lookup("namespace") != nil {
+	if flags.Lookup("release") != nil {
 		errs = append(errs, f.cluster.validate())
-	}
-	if flags.Lookup("log-format") != nil && !slices.Contains([]string{"json", "text", "auto"}, f.log.Format) {
-		errs = append(errs, fmt.Errorf("invalid --log-format %q: want json, text or auto", f.log.Format))
 	}
 	if flags.Lookup("platform") != nil && f.platform != "auto" {
 		if _, err := images.ParsePlatforms(f.platform); err != nil {
 			errs = append(errs, fmt.Errorf("--platform: %w", err))
 		}
 	}
-	if f.noCache && (flags.Changed("cache-dir") || flags.Changed("cache-size")) {
-		errs = append(errs, errors.New("--no-cache cannot be combined with --cache-dir or --cache-size"))
+	if f.noStore && (flags.Changed("store-dir") || flags.Changed("store-size")) {
+		errs = append(errs, errors.New("--no-store cannot be combined with --store-dir or --store-size"))
 	}
 	return errors.Join(append(errs, f.login.validate())...)
 }
@@ -169,17 +162,17 @@ func (f *imageFlags) references(cmd *cobra.Command, args []string) ([]string, er
 	return unique, nil
 }
 
-// cacheAt returns the cache's directory.
-func (f *imageFlags) cacheAt() (string, error) {
-	if f.cacheDir != "" {
-		return f.cacheDir, nil
+// storeAt returns the directory of the local store.
+func (f *imageFlags) storeAt() (string, error) {
+	if f.storeDir != "" {
+		return f.storeDir, nil
 	}
-	if dir := os.Getenv(cacheVariable); dir != "" {
+	if dir := os.Getenv(storeVariable); dir != "" {
 		return dir, nil
 	}
 	dir, err := os.UserCacheDir()
 	if err != nil {
-		return "", fmt.Errorf("no directory for the cache (%w): set --cache-dir or %s", err, cacheVariable)
+		return "", fmt.Errorf("no directory for the local store (%w): set --store-dir or %s", err, storeVariable)
 	}
 	return filepath.Join(dir, "zarf-registry", "images"), nil
 }
@@ -197,17 +190,13 @@ type imageRun struct {
 // Registries for which plain returns true are reached without TLS.
 func (f *imageFlags) begin(cmd *cobra.Command, host string, plain func(host string) bool) (*imageRun, error) {
 	r := &imageRun{imageFlags: f, meter: meter.New(cmd.ErrOrStderr())}
-	var err error
-	if r.log, err = newProgress(r.meter, &f.log); err != nil {
-		return nil, &exitcode.Refusal{Err: err}
-	}
-	if f.log.Format != "auto" {
+	r.log = f.cluster.progress(r.meter)
+	if f.cluster.log.Format != "auto" {
 		// In a structured log, progress is made of records too.
-		if r.log, err = newProgress(cmd.ErrOrStderr(), &f.log); err != nil {
-			return nil, &exitcode.Refusal{Err: err}
-		}
+		r.log = f.cluster.progress(cmd.ErrOrStderr())
 		r.meter = meter.New(recorded{r.log})
 	}
+	var err error
 	r.registries, err = f.login.registries(cmd.InOrStdin(), host, plain, r.retryOptions())
 	if err != nil {
 		return nil, &exitcode.Refusal{Err: err}
@@ -250,16 +239,16 @@ func (r *imageRun) end() error {
 	return errors.Join(errs...)
 }
 
-// cache opens the cache. It returns nil with --no-cache.
-func (r *imageRun) cache() (*blobstore.Store, error) {
-	if r.noCache {
+// store opens the local store. It returns nil with --no-store.
+func (r *imageRun) store() (*blobstore.Store, error) {
+	if r.noStore {
 		return nil, nil
 	}
-	dir, err := r.cacheAt()
+	dir, err := r.storeAt()
 	if err != nil {
 		return nil, err
 	}
-	store, err := blobstore.Open(dir, blobstore.Options{MaxSize: r.cacheSize, Log: r.log})
+	store, err := blobstore.Open(dir, blobstore.Options{MaxSize: r.storeSize, Log: r.log})
 	if err != nil {
 		return nil, err
 	}
@@ -278,9 +267,9 @@ func (r *imageRun) temporary(parent string) (*blobstore.Store, error) {
 	return store, nil
 }
 
-// cacheOr opens the cache or, with --no-cache, a temporary store.
-func (r *imageRun) cacheOr(parent string) (*blobstore.Store, error) {
-	store, err := r.cache()
+// storeOr opens the local store or, with --no-store, a temporary store.
+func (r *imageRun) storeOr(parent string) (*blobstore.Store, error) {
+	store, err := r.store()
 	if store == nil && err == nil {
 		store, err = r.temporary(parent)
 	}
@@ -329,7 +318,7 @@ func (r *imageRun) platforms(ctx context.Context) (images.Platforms, error) {
 	text, err := "", error(nil)
 	if _, client, connectErr := cluster.Connect(r.cluster.access); connectErr == nil {
 		text, err = nodePlatforms(ctx, client)
-	} else if r.cluster.access != (cluster.Access{}) {
+	} else if r.cluster.selectsCluster() {
 		return nil, connectErr // a cluster was selected explicitly
 	}
 	if ctx.Err() != nil {
@@ -387,7 +376,7 @@ func (f *imageFlags) transfer(cmd *cobra.Command, host string, plain func(host s
 	failure = errors.Join(failure, r.end())
 	if failure != nil && cmd.Context().Err() != nil {
 		failure = errors.New("interrupted: run the same command again to continue")
-		if f.noCache {
+		if f.noStore {
 			failure = errors.New("interrupted")
 		}
 	}

@@ -39,7 +39,7 @@ import (
 )
 
 // imageCommand runs a command line of zarf-registry images on a machine without a
-// cluster, with a cache and a home of its own.
+// cluster, with a local store and a home of its own.
 type imageCommand struct {
 	t    *testing.T
 	home string
@@ -50,7 +50,7 @@ func newImageCommand(t *testing.T, logins map[string]string) *imageCommand {
 	home := loginHome(t, logins)
 	t.Setenv("KUBECONFIG", filepath.Join(home, "none")) // not empty: the developer's own would be used
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
-	t.Setenv("ZARF_REGISTRY_IMAGE_CACHE", filepath.Join(home, "cache"))
+	t.Setenv("ZARF_REGISTRY_IMAGE_STORE", filepath.Join(home, "store"))
 	t.Setenv("TMPDIR", t.TempDir())
 	return &imageCommand{t, home}
 }
@@ -307,10 +307,10 @@ func TestResultsAsJSON(t *testing.T) {
 	digest := from.put(t, "app:1", runtime.GOARCH)
 	for name, args := range map[string][]string{
 		"pull to a layout": {"pull", from.host() + "/app:1", "--out", filepath.Join(c.home, "layout"), "--plain-http",
-			"--no-cache"},
+			"--no-store"},
 		"pull to an archive": {"pull", from.host() + "/app:1", "--out", filepath.Join(c.home, "a.tar"), "--plain-http",
-			"--no-cache"},
-		"copy": {"copy", from.host() + "/app:1", "--to", to.host(), "--plain-http", "--from-plain-http", "--no-cache"},
+			"--no-store"},
+		"copy": {"copy", from.host() + "/app:1", "--to", to.host(), "--plain-http", "--from-plain-http", "--no-store"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var results []struct {
@@ -366,7 +366,7 @@ func TestPullingAgainTakesWhatIsThere(t *testing.T) {
 	pull("second")
 	pull("third.tar")
 	if n := blobs.Load(); n != 0 {
-		t.Errorf("%d requests for blobs that are in the cache", n)
+		t.Errorf("%d requests for blobs that are in the local store", n)
 	}
 	path, err := layout.FromPath(filepath.Join(c.home, "second"))
 	if err != nil {
@@ -635,7 +635,7 @@ current-context: a
 			t.Errorf("it pulled\n%s", out)
 		}
 	}
-	if message, _ := c.fails(1, "", pull("--context", "absent")...); !strings.Contains(message,
+	if message, _ := c.fails(3, "", pull("--context", "absent")...); !strings.Contains(message,
 		`"absent" does not exist`) {
 		t.Errorf("a context that is not there: %s", message)
 	}
@@ -749,27 +749,27 @@ func TestTheCacheIsLookedAfter(t *testing.T) {
 	from := newTestRegistry(t, false, "", "")
 	from.put(t, "app:1", runtime.GOARCH)
 	c.run("pull", from.host()+"/app:1", "--plain-http", "--out", filepath.Join(c.home, "out.tar"))
-	cache := filepath.Join(c.home, "cache")
+	store := filepath.Join(c.home, "store")
 
 	var info struct {
 		Dir          string
 		Blobs, Bytes int
 	}
-	if err := json.Unmarshal([]byte(c.run("cache", "info", "--output", "json")), &info); err != nil || info.Dir != cache ||
+	if err := json.Unmarshal([]byte(c.run("store", "info", "--output", "json")), &info); err != nil || info.Dir != store ||
 		info.Blobs != 4 || info.Bytes < 8192 {
 		t.Errorf("info is %+v, %v", info, err)
 	}
-	if out := c.run("cache", "info"); !strings.HasPrefix(out, "directory              "+cache+
+	if out := c.run("store", "info"); !strings.HasPrefix(out, "directory              "+store+
 		"\nblobs                  4 (") || !strings.Contains(out, "\ninterrupted downloads  0\n") {
 		t.Errorf("info prints\n%s", out)
 	}
-	if out := c.run("cache", "verify"); !strings.HasPrefix(out, "intact blobs: 4 (") {
+	if out := c.run("store", "verify"); !strings.HasPrefix(out, "intact blobs: 4 (") {
 		t.Errorf("verify prints\n%s", out)
 	}
 
-	blobs, err := filepath.Glob(filepath.Join(cache, "blobs", "sha256", "*"))
+	blobs, err := filepath.Glob(filepath.Join(store, "blobs", "sha256", "*"))
 	if err != nil || len(blobs) != 4 {
-		t.Fatalf("the cache holds %v, %v", blobs, err)
+		t.Fatalf("the store holds %v, %v", blobs, err)
 	}
 	if err := os.Chmod(blobs[0], 0o600); err != nil {
 		t.Fatal(err)
@@ -777,26 +777,26 @@ func TestTheCacheIsLookedAfter(t *testing.T) {
 	if err := os.WriteFile(blobs[0], []byte("rubbish"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	message, out := c.fails(1, "", "cache", "verify")
+	message, out := c.fails(1, "", "store", "verify")
 	if want := "removed damaged blob sha256:" + filepath.Base(blobs[0]) +
 		"\nintact blobs: 3 ("; !strings.HasPrefix(out, want) ||
 		strings.Contains(message, "Error") {
 		t.Errorf("verify prints\n%s%s", out, message)
 	}
 
-	if out := c.run("cache", "prune", "--all", "--dry-run"); !strings.HasPrefix(out,
+	if out := c.run("store", "prune", "--all", "--dry-run"); !strings.HasPrefix(out,
 		"blobs to be removed                  3 (") {
 		t.Errorf("prune --dry-run prints\n%s", out)
 	}
-	if out := c.run("cache", "prune", "--older-than", "30d"); !strings.HasPrefix(out,
+	if out := c.run("store", "prune", "--older-than", "30d"); !strings.HasPrefix(out,
 		"blobs removed                  0\n") {
 		t.Errorf("prune --older-than prints\n%s", out)
 	}
-	if out := c.run("cache", "prune", "--size", "1"); !strings.HasPrefix(out, "blobs removed                  3 (") ||
+	if out := c.run("store", "prune", "--size", "1"); !strings.HasPrefix(out, "blobs removed                  3 (") ||
 		!strings.HasSuffix(out, "left                           0 B\n") {
 		t.Errorf("prune --size prints\n%s", out)
 	}
-	same(t, "prune --output json", c.run("cache", "prune", "--all", "--output", "json"), `{
+	same(t, "prune --output json", c.run("store", "prune", "--all", "--output", "json"), `{
   "blobs": 0,
   "bytes": 0,
   "partialDownloads": 0,
@@ -818,20 +818,20 @@ func TestTheCacheIsWhereUsersWantIt(t *testing.T) {
 		c.run(append([]string{"pull", from.host() + "/app:1", "--plain-http", "--out", filepath.Join(c.home, "out.tar")},
 			args...)...)
 	}
-	pull("--no-cache")
+	pull("--no-store")
 	if left, _ := filepath.Glob(filepath.Join(c.home, "*")); cmp.Diff(left,
 		[]string{filepath.Join(c.home, "out.tar")}) != "" {
-		t.Errorf("--no-cache leaves %v", left)
+		t.Errorf("--no-store leaves %v", left)
 	}
-	pull("--cache-dir", filepath.Join(c.home, "mine"))
-	if !exists("mine", "blobs") || exists("cache") {
-		t.Error("--cache-dir is not used")
+	pull("--store-dir", filepath.Join(c.home, "mine"))
+	if !exists("mine", "blobs") || exists("store") {
+		t.Error("--store-dir is not used")
 	}
 	pull()
-	if !exists("cache", "blobs") {
-		t.Error("ZARF_REGISTRY_IMAGE_CACHE is not used")
+	if !exists("store", "blobs") {
+		t.Error("ZARF_REGISTRY_IMAGE_STORE is not used")
 	}
-	t.Setenv("ZARF_REGISTRY_IMAGE_CACHE", "")
+	t.Setenv("ZARF_REGISTRY_IMAGE_STORE", "")
 	t.Setenv("XDG_CACHE_HOME", filepath.Join(c.home, "user"))
 	pull()
 	if runtime.GOOS == "linux" && !exists("user", "zarf-registry", "images", "blobs") {
@@ -840,9 +840,9 @@ func TestTheCacheIsWhereUsersWantIt(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(c.home, "file"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if message, _ := c.fails(1, "", "cache", "info", "--cache-dir",
+	if message, _ := c.fails(1, "", "store", "info", "--store-dir",
 		filepath.Join(c.home, "file")); !strings.Contains(message, filepath.Join(c.home, "file")) {
-		t.Errorf("a file as cache: %s", message)
+		t.Errorf("a file as store: %s", message)
 	}
 }
 
@@ -853,12 +853,12 @@ func TestShellsCompleteImages(t *testing.T) {
 	}{
 		"platforms": {[]string{"pull", "--platform", ""},
 			"auto\nall\nlinux/amd64\nlinux/arm64\nlinux/amd64,linux/arm64\n:4\n"},
-		"the Docker engine":           {[]string{"copy", ""}, "docker-daemon:\n:6\n"},
-		"archives, which are files":   {[]string{"push", ""}, ":0\n"},
-		"where to pull to":            {[]string{"pull", "--out", ""}, ":0\n"},
-		"list files":                  {[]string{"pull", "-f", ""}, ":0\n"},
-		"the cache, a directory":      {[]string{"cache", "info", "--cache-dir", ""}, ":16\n"},
-		"certificates by their names": {[]string{"list", "--ca-file", ""}, "pem\ncrt\ncer\n:8\n"},
+		"the Docker engine":            {[]string{"copy", ""}, "docker-daemon:\n:6\n"},
+		"archives, which are files":    {[]string{"push", ""}, ":0\n"},
+		"where to pull to":             {[]string{"pull", "--out", ""}, ":0\n"},
+		"list files":                   {[]string{"pull", "-f", ""}, ":0\n"},
+		"the local store, a directory": {[]string{"store", "info", "--store-dir", ""}, ":16\n"},
+		"certificates by their names":  {[]string{"list", "--ca-file", ""}, "pem\ncrt\ncer\n:8\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
@@ -902,10 +902,10 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 			`invalid argument "101" for "--image-concurrency" flag: want a number from 1 to 100`},
 		"less than no retries": {push("--retries", "-1"),
 			`invalid argument "-1" for "--retries" flag: want a number from 0 to 1000`},
-		"a size without a unit": {pull("--cache-size", "20XB"),
-			`invalid argument "20XB" for "--cache-size" flag: want a size such as 20GB, 1.5TB or 500MiB`},
-		"a size without an end": {pull("--cache-size", "9EB"),
-			`invalid argument "9EB" for "--cache-size" flag: want a size such as 20GB, 1.5TB or 500MiB`},
+		"a size without a unit": {pull("--store-size", "20XB"),
+			`invalid argument "20XB" for "--store-size" flag: want a size such as 20GB, 1.5TB or 500MiB`},
+		"a size without an end": {pull("--store-size", "9EB"),
+			`invalid argument "9EB" for "--store-size" flag: want a size such as 20GB, 1.5TB or 500MiB`},
 		"an unknown flag":       {pull("--colour"), "unknown flag: --colour"},
 		"an unknown output":     {pull("--output", "xml"), `invalid --output "xml": want table, json or yaml`},
 		"an unknown log format": {push("--log-format", "xml"), `invalid --log-format "xml": want json, text or auto`},
@@ -914,8 +914,8 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 		"a chart's name":        {[]string{"list", "--name", "a.b"}, `invalid name "a.b": want a DNS label that begins with a letter`},
 		"an architecture alone": {pull("--platform", "amd64"),
 			`--platform: platform "amd64": want OS/ARCHITECTURE as in linux/amd64, several separated by commas, or all`},
-		"a cache and none": {pull("--no-cache", "--cache-size", "1GB"),
-			"--no-cache cannot be combined with --cache-dir or --cache-size"},
+		"a store and none": {pull("--no-store", "--store-size", "1GB"),
+			"--no-store cannot be combined with --store-dir or --store-size"},
 		"nothing to pull": {[]string{"pull", "--out", out},
 			"no images given: name them as arguments or in a list with --file"},
 		"nothing to copy": {[]string{"copy"}, "no images given: name them as arguments or in a list with --file"},
@@ -977,8 +977,8 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 			`invalid --to "": want HOST[:PORT], such as registry.example.com, 10.0.0.1:5000 or localhost`},
 		"no registry to list": {[]string{"list", "--from", ""},
 			`invalid --from "": want HOST[:PORT], such as registry.example.com, 10.0.0.1:5000 or localhost`},
-		"a layout that is the cache": {pull("--cache-dir", out), "invalid --out " + out +
-			": it is the cache, which keeps no images: choose another directory for either"},
+		"a layout that is the local store": {pull("--store-dir", out), "invalid --out " + out +
+			": it is the local store of blobs, which keeps no images: choose another directory for either"},
 		"a path to list": {[]string{"list", "--from", "a.example/team"},
 			`invalid --from "a.example/team": want HOST[:PORT], such as registry.example.com, 10.0.0.1:5000 or localhost, without a path`},
 		"a registry and an archive": {[]string{"list", "a.tar", "--from", "a.example"},
@@ -997,16 +997,16 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 			`image reference "docker-daemon:": has no name after the colon: want one as in docker-daemon:nginx:1.27`},
 		"an engine to list": {[]string{"list", "docker-daemon:"},
 			`image reference "docker-daemon:": has no name after the colon: want one as in docker-daemon:nginx:1.27`},
-		"nothing to prune": {[]string{"cache", "prune"}, "want --size, --older-than or --all"},
-		"all and some": {[]string{"cache", "prune", "--all", "--size", "1GB"},
+		"nothing to prune": {[]string{"store", "prune"}, "want --size, --older-than or --all"},
+		"all and some": {[]string{"store", "prune", "--all", "--size", "1GB"},
 			"--all cannot be combined with --size or --older-than"},
-		"prune to nothing": {[]string{"cache", "prune", "--size", "0"},
+		"prune to nothing": {[]string{"store", "prune", "--size", "0"},
 			"invalid --size 0: use --all to remove everything"},
-		"prune the future": {[]string{"cache", "prune", "--older-than", "-1h"},
+		"prune the future": {[]string{"store", "prune", "--older-than", "-1h"},
 			`invalid argument "-1h" for "--older-than" flag: want a duration such as 90m, 720h or 30d`},
-		"prune to a word": {[]string{"cache", "prune", "--size", "little"},
+		"prune to a word": {[]string{"store", "prune", "--size", "little"},
 			`invalid argument "little" for "--size" flag: want a size such as 20GB, 1.5TB or 500MiB`},
-		"an output for the cache": {[]string{"cache", "info", "--output", "wide"}, `invalid --output "wide": want table, json or yaml`},
+		"an output for the local store": {[]string{"store", "info", "--output", "wide"}, `invalid --output "wide": want table, json or yaml`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.t = t
@@ -1017,7 +1017,7 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 			}
 		})
 	}
-	for _, path := range []string{"cache", "out"} {
+	for _, path := range []string{"store", "out"} {
 		if _, err := os.Stat(filepath.Join(c.home, path)); err == nil {
 			t.Errorf("what was refused has made %s", path)
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/zarf-dev/zarf-registry/internal/browse"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/remote"
 	"github.com/zarf-dev/zarf-registry/internal/workloads"
 )
@@ -31,8 +32,8 @@ type browseFlags struct {
 	port    int
 }
 
-func newImagesBrowse() *cobra.Command {
-	f := &browseFlags{}
+func newImagesBrowse(global *globalFlags) *cobra.Command {
+	f := &browseFlags{cluster: clusterFlags{globalFlags: global}}
 	cmd := &cobra.Command{
 		Use:   "browse",
 		Short: "Show the content of the cluster's registry in a web browser",
@@ -40,10 +41,10 @@ func newImagesBrowse() *cobra.Command {
 with their layers, signatures, SBOMs and users, nodes, certificates and storage. They are
 read-only, and load nothing from the internet.
 
-The connection to the cluster is that of zarf-registry images list. Only who knows the printed
-URL can open the pages.
+The connection to the cluster is that of zarf-registry images list. Only someone who has the
+printed URL can open the pages.
 
-Exit codes: 0 when it is interrupted, 1 on failure.`,
+Exit codes: 0 when it is interrupted, 1 on failure, 3 if the command line is invalid.`,
 		Example: `  zarf-registry images browse
   zarf-registry images browse --port 8080`,
 		Args: cobra.NoArgs,
@@ -100,7 +101,7 @@ type browseSource struct {
 
 func (f *browseFlags) open(ctx context.Context) (*browseSource, error) {
 	if err := f.cluster.validate(); err != nil {
-		return nil, err
+		return nil, &exitcode.Refusal{Err: err}
 	}
 	c, err := f.cluster.connect(ctx)
 	if err != nil {

@@ -19,14 +19,14 @@ type copyFlags struct {
 	fromPlainHTTP bool
 }
 
-func newImagesCopy() *cobra.Command {
-	f := &copyFlags{}
+func newImagesCopy(global *globalFlags) *cobra.Command {
+	f := &copyFlags{imageFlags: newImageFlags(global)}
 	cmd := &cobra.Command{
 		Use:   "copy REFERENCE...",
 		Short: "Copy images from registries into the cluster's registry",
 		Long: `copy copies images from registries, or with docker-daemon:NAME from the local Docker engine,
 into the cluster's registry, or with --to into another one. It combines pull and push for
-machines that reach both sides. Blobs pass through the cache; blobs that the destination
+machines that reach both sides. Blobs pass through the local store; blobs that the destination
 already has are not downloaded. Any OCI artifact can be copied.
 
 References have the form of docker pull: nginx means docker.io/library/nginx:latest and
@@ -59,13 +59,13 @@ invalid or the images do not fit.`,
 	f.register(cmd)
 	f.selectionFlags(cmd)
 	f.transferFlags(cmd.Flags())
-	f.cacheFlags(cmd)
+	f.storeFlags(cmd)
 	f.login.register(cmd, "the registry of --to")
 	cmd.Flags().Lookup("username").Usage = "user name for the registry of --to or, without it, for the single registry " +
 		"of all images (default: the login of docker, podman or a credential helper)"
 	cmd.Flags().BoolVar(&f.fromPlainHTTP, "from-plain-http", false, "use HTTP without TLS for the source registries")
 	f.cluster.register(cmd.Flags())
-	f.reportFlags(cmd)
+	outputFlag(cmd, &f.output)
 	return cmd
 }
 
@@ -82,7 +82,7 @@ func (f *copyFlags) run(cmd *cobra.Command, args []string) error {
 	}
 	login := cmp.Or(f.host, soleHost(refs))
 	return f.transfer(cmd, login, plain, func(ctx context.Context, r *imageRun) ([]images.Result, error) {
-		store, err := r.cacheOr("")
+		store, err := r.storeOr("")
 		if err != nil {
 			return nil, err
 		}

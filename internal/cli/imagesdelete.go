@@ -21,8 +21,8 @@ type deleteFlags struct {
 	force bool
 }
 
-func newImagesDelete() *cobra.Command {
-	f := &deleteFlags{}
+func newImagesDelete(global *globalFlags) *cobra.Command {
+	f := &deleteFlags{removalFlags: newRemovalFlags(global)}
 	cmd := &cobra.Command{
 		Use:   "delete REFERENCE...",
 		Short: "Delete images from the cluster's registry",
@@ -40,8 +40,9 @@ invalid, unknown or in use.`,
 		Example: `  zarf-registry images delete 127.0.0.1:31999/team/app:1
   zarf-registry images delete team/app:1 team/app:2 --dry-run
   zarf-registry images delete team/app@sha256:6f4d…`,
-		Args: minimumArgs(1, "nothing to delete: name images by tag or digest"),
-		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
+		Args:              minimumArgs(1, "nothing to delete: name images by tag or digest"),
+		ValidArgsFunction: f.cluster.completeStored(references),
+		RunE:              func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
 	cmd.Flags().BoolVar(&f.force, "force", false, "also delete images that workloads use")
 	f.register(cmd)
@@ -108,8 +109,8 @@ func (f *deleteFlags) choose(content *catalog.Catalog, used *workloads.Set, args
 	return choice{decisions, untagged}, errors.Join(errs...)
 }
 
-// isNamed tells whether a reference is that of an image in the cluster's registry. A reference without a host is first
-// taken as it is, and then as Docker completes it: nginx is library/nginx.
+// isNamed reports whether a reference is that of an image in the cluster's registry. A reference without a host is
+// first taken as it is, and then as Docker completes it: nginx is library/nginx.
 func isNamed(reference string, n images.Name, image *catalog.Image) bool {
 	if n.Digest != "" && !image.Is(n.Digest) || n.Digest == "" && !slices.Contains(image.Tags, n.Tag) {
 		return false

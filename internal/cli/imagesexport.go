@@ -17,8 +17,8 @@ type exportFlags struct {
 	pullFlags
 }
 
-func newImagesExport() *cobra.Command {
-	f := &exportFlags{}
+func newImagesExport(global *globalFlags) *cobra.Command {
+	f := &exportFlags{pullFlags: pullFlags{imageFlags: newImageFlags(global)}}
 	cmd := &cobra.Command{
 		Use:   "export",
 		Short: "Write everything that the cluster's registry contains into an archive or layout",
@@ -29,7 +29,7 @@ to move to another registry. The registry's own repositories, zarf-registry/, ar
 zarf-registry images push restores it, into this or another registry, under the same names.
 
 What is pushed while export runs may be missing. An image that is deleted meanwhile is an
-error. Blobs are kept in the cache; to continue an interrupted export, run it again.
+error. Blobs are kept in the local store; to continue an interrupted export, run it again.
 
 Exit codes: 0 if everything is exported, 1 on failure, 3 if the command line is invalid.`,
 		Example: `  zarf-registry images export --out backup.tar
@@ -40,9 +40,9 @@ Exit codes: 0 if everything is exported, 1 on failure, 3 if the command line is 
 	}
 	f.register(cmd.Flags())
 	f.transferFlags(cmd.Flags())
-	f.cacheFlags(cmd)
+	f.storeFlags(cmd)
 	f.cluster.register(cmd.Flags())
-	f.reportFlags(cmd)
+	outputFlag(cmd, &f.output)
 	return cmd
 }
 
@@ -79,7 +79,7 @@ func exported(content *catalog.Catalog, address string, log *slog.Logger) []stri
 		switch {
 		case catalog.Own(m.Repository):
 		case m.Problem != "":
-			log.Warn("left out what cannot be read", "image", names[0], "error", m.Problem)
+			log.Warn("skipped an unreadable manifest", "image", names[0], "error", m.Problem)
 		default:
 			refs = append(refs, names...)
 		}

@@ -17,8 +17,8 @@ type inventoryFlags struct {
 	out     string
 }
 
-func newImagesInventory() *cobra.Command {
-	f := &inventoryFlags{}
+func newImagesInventory(global *globalFlags) *cobra.Command {
+	f := &inventoryFlags{cluster: clusterFlags{globalFlags: global}}
 	cmd := &cobra.Command{
 		Use:   "inventory",
 		Short: "Write which blobs the cluster's registry has, so that pulls outside leave them out",

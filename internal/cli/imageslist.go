@@ -29,8 +29,8 @@ type listFlags struct {
 	untagged, repositories bool
 }
 
-func newImagesList() *cobra.Command {
-	f := &listFlags{}
+func newImagesList(global *globalFlags) *cobra.Command {
+	f := &listFlags{imageFlags: newImageFlags(global)}
 	cmd := &cobra.Command{
 		Use:   "list [SOURCE...]",
 		Short: "List images in the cluster's registry, another registry, archives or layouts",
@@ -46,7 +46,7 @@ zarf-registry images prune --help defines it. --repositories adds up each reposi
 
 Many registries do not support listing repositories, among them Docker Hub and ghcr.io.
 
-Manifests are kept in the cache.
+Manifests are kept in the local store (zarf-registry images store).
 
 Exit codes: 0 on success, 1 on failure, 3 if the command line is invalid.`,
 		Example: `  zarf-registry images list
@@ -63,10 +63,10 @@ Exit codes: 0 on success, 1 on failure, 3 if the command line is invalid.`,
 	numberFlag(flags, &f.concurrency, "oci-concurrency", 1, maxConcurrency, images.DefaultConcurrency,
 		"number of parallel requests")
 	f.retryFlag(flags)
-	f.cacheFlags(cmd)
+	f.storeFlags(cmd)
 	f.login.register(cmd, "the registry of --from")
 	f.cluster.register(flags)
-	f.reportFlags(cmd)
+	outputFlag(cmd, &f.output)
 	return cmd
 }
 
@@ -177,7 +177,7 @@ func (r *imageRun) listRegistry(ctx context.Context, registry *remote.Registry, 
 	if err := registry.Ping(ctx); err != nil {
 		return nil, err
 	}
-	store, err := r.cacheOr("")
+	store, err := r.storeOr("")
 	if err != nil {
 		return nil, err
 	}

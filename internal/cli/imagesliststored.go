@@ -53,7 +53,7 @@ func (r *imageRun) listCluster(cmd *cobra.Command, f *listFlags) error {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case err != nil:
-		r.log.Warn("cannot tell which images are used", "error", err)
+		r.log.Warn("cannot list the workloads, so it is unknown which images are used", "error", err)
 	default:
 		l.using = used.Using
 	}

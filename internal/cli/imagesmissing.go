@@ -21,7 +21,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
-	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/workloads"
@@ -34,11 +33,10 @@ type missingFlags struct {
 	prefix, platforms string
 	all               bool
 	output            string
-	log               logging.Options
 }
 
-func newImagesMissing() *cobra.Command {
-	f := &missingFlags{}
+func newImagesMissing(global *globalFlags) *cobra.Command {
+	f := &missingFlags{cluster: clusterFlags{globalFlags: global}}
 	cmd := &cobra.Command{
 		Use:   "missing [MANIFEST...]",
 		Short: "List images that manifests or the cluster's workloads need and the registry lacks",
@@ -84,7 +82,6 @@ because the command line or a manifest is invalid.`,
 	flags.BoolVar(&f.all, "all", false, "also list images that the registry has")
 	f.cluster.register(flags)
 	outputFlag(cmd, &f.output, "list")
-	progressFlags(flags, &f.log)
 	return cmd
 }
 
@@ -101,7 +98,7 @@ type missingReport struct {
 
 type neededImage struct {
 	Reference string `json:"reference"`
-	// Stored tells whether the registry has the image, and Lacks for which platforms it does not.
+	// Stored reports whether the registry has the image, and Lacks for which platforms it does not.
 	Stored bool     `json:"stored"`
 	Lacks  []string `json:"lacks"`
 	// Possible means that the reference is only in arguments or environment variables. It does not count.
@@ -127,11 +124,9 @@ func (i neededImage) stored() string {
 }
 
 func (f *missingFlags) run(cmd *cobra.Command, args []string) error {
-	log, err := newProgress(cmd.ErrOrStderr(), &f.log)
-	if err != nil {
-		return &exitcode.Refusal{Err: err}
-	}
+	log := f.cluster.progress(cmd.ErrOrStderr())
 	s := &imageSearch{}
+	var err error
 	if s.prefix, s.platforms, err = f.check(cmd, args); err != nil {
 		return &exitcode.Refusal{Err: err}
 	}
@@ -436,11 +431,11 @@ func printMissing(w io.Writer, report *missingReport) error {
 			return err
 		}
 	}
-	said := fmt.Sprintf("%d of %d images missing", report.Missing, report.References)
+	summary := fmt.Sprintf("%d of %d images missing", report.Missing, report.References)
 	if possible > 0 {
-		said += fmt.Sprintf("; perhaps %d more, which only arguments or variables name", possible)
+		summary += fmt.Sprintf("; possibly %d more, named only in arguments or environment variables", possible)
 	}
-	_, err := fmt.Fprintln(w, said)
+	_, err := fmt.Fprintln(w, summary)
 	return err
 }
 
@@ -456,7 +451,7 @@ func printMissingList(w io.Writer, report *missingReport) error {
 		case !image.missing():
 			continue
 		case image.Possible:
-			reference = "# perhaps " + cmp.Or(image.Origin, image.Reference)
+			reference = "# possibly " + cmp.Or(image.Origin, image.Reference)
 		case image.Origin == "":
 			reference = "# unknown origin: " + image.Reference
 		}

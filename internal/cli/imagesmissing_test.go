@@ -140,7 +140,7 @@ docker.io/team/rewritten:1                       no                   Pod p7 and
 ghcr.io/team/gone:2                              no                   Pod p2 and 1 more
 quay.io/team/single:1                            not for linux/arm64  Pod p0
 quay.io/team/sidecar:1                           no                   Pod p4 (argument --image)
-5 of 7 images missing; perhaps 1 more, which only arguments or variables name
+5 of 7 images missing; possibly 1 more, named only in arguments or environment variables
 `)
 	if _, quiet := errors.AsType[*silent](err); !quiet || log != "" {
 		t.Errorf("the error is %v, log %q", err, log)
@@ -153,7 +153,7 @@ docker.io/library/redis:8  # Pod p10
 docker.io/team/rewritten:1  # Pod p7 and 1 more
 ghcr.io/team/gone:2  # Pod p2 and 1 more
 quay.io/team/single:1  # Pod p0
-# perhaps quay.io/team/sidecar:1  # Pod p4 (argument --image)
+# possibly quay.io/team/sidecar:1  # Pod p4 (argument --image)
 `)
 	if err == nil || strings.Count(log, "\n") != 1 || !strings.Contains(log, "team/lost:1") {
 		t.Errorf("the error is %v, log %q", err, log)
@@ -226,7 +226,7 @@ func TestManifestsAreRead(t *testing.T) {
 }
 
 func TestWorkloadsOfTheReleaseDoNotCount(t *testing.T) {
-	f := &missingFlags{cluster: clusterFlags{namespace: "zarf", release: "r"}, excluded: []string{"kube-system"}}
+	f := &missingFlags{cluster: clusterFlags{globalFlags: &globalFlags{namespace: "zarf"}, release: "r"}, excluded: []string{"kube-system"}}
 	own := map[string]string{"app.kubernetes.io/instance": "r"}
 	for _, c := range []struct {
 		namespace string

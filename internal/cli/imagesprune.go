@@ -20,8 +20,8 @@ type pruneFlags struct {
 	match, keep, keepLists []string
 }
 
-func newImagesPrune() *cobra.Command {
-	f := &pruneFlags{}
+func newImagesPrune(global *globalFlags) *cobra.Command {
+	f := &pruneFlags{removalFlags: newRemovalFlags(global)}
 	cmd := &cobra.Command{
 		Use:   "prune",
 		Short: "Delete images that nothing uses from the cluster's registry, by rules",
@@ -63,6 +63,9 @@ it again.`,
 	flags.StringArrayVar(&f.keepLists, "keep-list", nil,
 		"keep images that `LIST` names, one reference per line, with comments after #; can be repeated")
 	flags.BoolVar(&f.rules.Untagged, "untagged", false, "delete only images without a tag")
+	for _, flag := range []string{"match", "keep"} {
+		_ = cmd.RegisterFlagCompletionFunc(flag, f.cluster.completeStored(repositories)) // fails only for an unknown flag
+	}
 	f.register(cmd)
 	return cmd
 }

@@ -25,8 +25,8 @@ type pullFlags struct {
 	inventory *inventory.Set // of have; nil without it
 }
 
-func newImagesPull() *cobra.Command {
-	f := &pullFlags{}
+func newImagesPull(global *globalFlags) *cobra.Command {
+	f := &pullFlags{imageFlags: newImageFlags(global)}
 	cmd := &cobra.Command{
 		Use:   "pull REFERENCE...",
 		Short: "Pull images into an OCI layout directory or archive",
@@ -50,8 +50,8 @@ With --split, an archive consists of pieces: OUT.001 and so on. zarf-registry im
 accept any of them if all are in the same directory, under any names; they verify each, and
 name those that are missing or damaged.
 
-Every blob is verified and kept in the cache for later pulls and copies. To continue an
-interrupted pull, run the same command again; with --no-cache, only a layout continues.
+Every blob is verified and kept in the local store (zarf-registry images store) for later pulls
+and copies. To continue an interrupted pull, run the same command again; with --no-store, only a layout continues.
 
 Credentials come from docker login, podman login and credential helpers (REGISTRY_AUTH_FILE,
 DOCKER_CONFIG), or from --username.
@@ -75,10 +75,9 @@ Exit codes: 0 if all images were pulled, 1 if one failed, 3 if the command line 
 		"leave out of an archive what the registry has, by the inventory in `FILE` (zarf-registry images inventory)")
 	f.selectionFlags(cmd)
 	f.transferFlags(cmd.Flags())
-	f.cacheFlags(cmd)
+	f.storeFlags(cmd)
 	f.login.register(cmd, "the registries")
-	accessFlags(cmd.Flags(), &f.cluster.access)
-	f.reportFlags(cmd)
+	outputFlag(cmd, &f.output)
 	return cmd
 }
 
@@ -126,9 +125,9 @@ func (f *pullFlags) checkOut() error {
 	case err == nil && !info.IsDir():
 		return fmt.Errorf("invalid --out %s: it is a file; archives end in .tar, and layouts are directories", f.out)
 	}
-	if dir, err := f.cacheAt(); err == nil && !f.noCache && samePlace(f.out, dir) {
-		return fmt.Errorf("invalid --out %s: it is the cache, which keeps no images: choose another directory for either",
-			f.out)
+	if dir, err := f.storeAt(); err == nil && !f.noStore && samePlace(f.out, dir) {
+		return fmt.Errorf("invalid --out %s: it is the local store of blobs, which keeps no images: choose another "+
+			"directory for either", f.out)
 	}
 	if f.split > 0 && !f.archive() {
 		return errors.New("--split requires an archive: --out must end in .tar")
@@ -202,7 +201,7 @@ func (f *pullFlags) pull(ctx context.Context, r *imageRun, refs []string) ([]ima
 	if f.archive() {
 		return f.pullArchive(ctx, r, refs)
 	}
-	store, err := r.cache()
+	store, err := r.store()
 	if err != nil {
 		return nil, err
 	}
@@ -230,7 +229,7 @@ func (f *pullFlags) pullArchive(ctx context.Context, r *imageRun, refs []string)
 		archive.Omit(f.inventory.Has)
 	}
 	// The archive's file system must have room for its content anyway.
-	store, err := r.cacheOr(filepath.Dir(f.out))
+	store, err := r.storeOr(filepath.Dir(f.out))
 	if err != nil {
 		return nil, err
 	}

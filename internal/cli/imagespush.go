@@ -64,8 +64,8 @@ type pushFlags struct {
 	destinationFlags
 }
 
-func newImagesPush() *cobra.Command {
-	f := &pushFlags{}
+func newImagesPush(global *globalFlags) *cobra.Command {
+	f := &pushFlags{imageFlags: newImageFlags(global)}
 	cmd := &cobra.Command{
 		Use:   "push SOURCE...",
 		Short: "Push images from archives, layouts and the Docker engine into the cluster's registry",
@@ -116,7 +116,7 @@ invalid or the images do not fit.`,
 	f.transferFlags(cmd.Flags())
 	f.login.register(cmd, "the registry of --to")
 	f.cluster.register(cmd.Flags())
-	f.reportFlags(cmd)
+	outputFlag(cmd, &f.output)
 	return cmd
 }
 
@@ -257,7 +257,7 @@ func (r *imageRun) push(ctx context.Context, items []images.Item, to *destinatio
 	return results, err
 }
 
-// spaceReporter is a registry that tells how full it is: a [remote.Registry].
+// spaceReporter is a registry that reports how full it is: a [remote.Registry].
 type spaceReporter interface {
 	Space(context.Context) (*space.Report, error)
 	Missing(context.Context, []digest.Digest) ([]digest.Digest, error)

@@ -16,7 +16,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/gc"
-	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/space"
 	"github.com/zarf-dev/zarf-registry/internal/workloads"
 )
@@ -28,7 +27,10 @@ type removalFlags struct {
 	collect bool
 	request gc.Request
 	output  string
-	log     logging.Options
+}
+
+func newRemovalFlags(global *globalFlags) removalFlags {
+	return removalFlags{cluster: clusterFlags{globalFlags: global}}
 }
 
 func (f *removalFlags) register(cmd *cobra.Command) {
@@ -40,7 +42,6 @@ func (f *removalFlags) register(cmd *cobra.Command) {
 		"minimum age before garbage collection removes content")
 	flags.DurationVar(&f.request.Timeout, "timeout", gc.DefaultTimeout, "time limit for garbage collection")
 	outputFlag(cmd, &f.output)
-	progressFlags(flags, &f.log)
 }
 
 func (f *removalFlags) validate() error {
@@ -89,10 +90,7 @@ type tagged struct{ repository, tag string }
 
 // remove deletes what choose returns, and collects garbage.
 func (f *removalFlags) remove(cmd *cobra.Command, choose func(*catalog.Catalog, *workloads.Set) (choice, error)) error {
-	log, err := newProgress(cmd.ErrOrStderr(), &f.log)
-	if err != nil {
-		return &exitcode.Refusal{Err: err}
-	}
+	log := f.cluster.progress(cmd.ErrOrStderr())
 	ctx := cmd.Context()
 	c, content, err := f.cluster.connectToCatalog(ctx)
 	if err != nil {
@@ -108,73 +106,73 @@ func (f *removalFlags) remove(cmd *cobra.Command, choose func(*catalog.Catalog, 
 	if err != nil {
 		return &exitcode.Refusal{Err: err}
 	}
-	doomed := catalog.Doomed(chosen.decisions)
-	what := newRemoval(f.dryRun, c.address, content, chosen, doomed)
-	what.Frees = content.Frees(doomed, f.request.Grace)
+	manifests := catalog.Doomed(chosen.decisions)
+	removed := newRemoval(f.dryRun, c.address, content, chosen, manifests)
+	removed.Frees = content.Frees(manifests, f.request.Grace)
 	if !f.dryRun {
 		for _, t := range chosen.untagged {
 			if err := cluster.DeleteManifest(ctx, c.transport, c.access, t.repository, t.tag, time.Time{}); err != nil {
 				return fmt.Errorf("deleting tag %s:%s: %w", t.repository, t.tag, err)
 			}
 		}
-		if err := f.carryOut(ctx, c, content.At, doomed, what, log); err != nil {
+		if err := f.delete(ctx, c, content.At, manifests, removed, log); err != nil {
 			return err
 		}
 	}
-	return render(cmd.OutOrStdout(), f.output, what, f.print, nil)
+	return render(cmd.OutOrStdout(), f.output, removed, f.print, nil)
 }
 
-func (f *removalFlags) carryOut(ctx context.Context, c *registryAccess, since time.Time, doomed []*catalog.Manifest,
-	what *removal, log *slog.Logger) error {
-	for i, m := range doomed {
+func (f *removalFlags) delete(ctx context.Context, c *registryAccess, since time.Time, manifests []*catalog.Manifest,
+	r *removal, log *slog.Logger) error {
+	for i, m := range manifests {
 		name := m.Repository + "@" + m.Digest.String()
 		err := cluster.DeleteManifest(ctx, c.transport, c.access, m.Repository, m.Digest.String(), since)
 		if errors.Is(err, cluster.ErrChanged) {
 			log.Warn("kept a manifest that changed meanwhile", "manifest", name, "error", err)
-			what.Changed = append(what.Changed, name)
+			r.Changed = append(r.Changed, name)
 			continue
 		}
 		if err != nil {
 			return fmt.Errorf("deleting %s: %w; %d of %d manifests are deleted: run the command again", name, err, i,
-				len(doomed))
+				len(manifests))
 		}
 		log.Debug("deleted", "manifest", name)
 	}
-	if !f.collect || len(doomed) == 0 {
+	if !f.collect || len(manifests) == 0 {
 		return nil
 	}
 	log.Info("collecting garbage")
 	result, err := collectGarbage(ctx, c.transport, c.access, f.request, log, func(gc.Removed) error { return nil })
 	if err != nil {
-		return fmt.Errorf("%d manifests are deleted, but their content is not freed: %w", len(doomed)-len(what.Changed), err)
+		return fmt.Errorf("%d manifests are deleted, but their content is not freed: %w", len(manifests)-len(r.Changed), err)
 	}
-	what.Collected = &result
+	r.Collected = &result
 	return nil
 }
 
 func newRemoval(dryRun bool, address string, content *catalog.Catalog, chosen choice,
-	doomed []*catalog.Manifest) *removal {
-	what := &removal{DryRun: dryRun, Images: []removedImage{}, Manifests: len(doomed)}
+	manifests []*catalog.Manifest) *removal {
+	r := &removal{DryRun: dryRun, Images: []removedImage{}, Manifests: len(manifests)}
 	for _, t := range chosen.untagged {
-		what.Untagged = append(what.Untagged, address+"/"+t.repository+":"+t.tag)
+		r.Untagged = append(r.Untagged, address+"/"+t.repository+":"+t.tag)
 	}
 	for _, d := range chosen.decisions {
 		refs := d.Image.References(address)
 		if d.Kept != "" {
-			what.Kept = append(what.Kept, keptImage{refs, d.Image.Digest.String(), d.Kept})
+			r.Kept = append(r.Kept, keptImage{refs, d.Image.Digest.String(), d.Kept})
 			continue
 		}
-		what.Images = append(what.Images, removedImage{refs, d.Image.Digest.String(), d.Image.Pushed,
+		r.Images = append(r.Images, removedImage{refs, d.Image.Digest.String(), d.Image.Pushed,
 			content.Size(d.Image.Members)})
 	}
-	return what
+	return r
 }
 
-func (f *removalFlags) print(w io.Writer, what *removal) error {
-	if len(what.Images) > 0 {
+func (f *removalFlags) print(w io.Writer, r *removal) error {
+	if len(r.Images) > 0 {
 		table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 		fmt.Fprintln(table, "REFERENCE\tPUSHED\tSIZE")
-		for _, image := range what.Images {
+		for _, image := range r.Images {
 			for i, ref := range image.References {
 				size := space.FormatBytes(image.Size)
 				if i > 0 {
@@ -187,31 +185,31 @@ func (f *removalFlags) print(w io.Writer, what *removal) error {
 			return err
 		}
 	}
-	for _, ref := range what.Untagged {
+	for _, ref := range r.Untagged {
 		fmt.Fprintf(w, "%s: its image has other tags and is kept\n", ref)
 	}
-	var said []string
+	var parts []string
 	did, frees := "deleted", "frees"
-	if what.DryRun {
+	if r.DryRun {
 		did, frees = "would delete", "would free"
 	}
-	said = append(said, fmt.Sprintf("%s %s with %s", did, plural(len(what.Images), "image"),
-		plural(what.Manifests-len(what.Changed), "manifest")))
+	parts = append(parts, fmt.Sprintf("%s %s with %s", did, plural(len(r.Images), "image"),
+		plural(r.Manifests-len(r.Changed), "manifest")))
 	switch {
-	case what.Collected != nil:
-		said = append(said, "garbage collection freed "+space.FormatBytes(what.Collected.Bytes))
-	case what.DryRun && f.collect:
-		said = append(said, "garbage collection would free "+space.FormatBytes(what.Frees.Bytes))
-	case len(what.Images) > 0:
-		said = append(said, "zarf-registry garbage-collect "+frees+" "+space.FormatBytes(what.Frees.Bytes))
+	case r.Collected != nil:
+		parts = append(parts, "garbage collection freed "+space.FormatBytes(r.Collected.Bytes))
+	case r.DryRun && f.collect:
+		parts = append(parts, "garbage collection would free "+space.FormatBytes(r.Frees.Bytes))
+	case len(r.Images) > 0:
+		parts = append(parts, "zarf-registry garbage-collect "+frees+" "+space.FormatBytes(r.Frees.Bytes))
 	}
-	if what.Frees.LaterBytes > 0 {
-		said = append(said, fmt.Sprintf("%s more after the grace period of %s", space.FormatBytes(what.Frees.LaterBytes),
+	if r.Frees.LaterBytes > 0 {
+		parts = append(parts, fmt.Sprintf("%s more after the grace period of %s", space.FormatBytes(r.Frees.LaterBytes),
 			f.request.Grace))
 	}
-	if len(what.Changed) > 0 {
-		said = append(said, plural(len(what.Changed), "manifest")+" pushed again meanwhile, and kept")
+	if len(r.Changed) > 0 {
+		parts = append(parts, plural(len(r.Changed), "manifest")+" pushed again meanwhile, and kept")
 	}
-	_, err := fmt.Fprintln(w, strings.Join(said, "; "))
+	_, err := fmt.Fprintln(w, strings.Join(parts, "; "))
 	return err
 }

@@ -14,7 +14,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
-	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/scrub"
 	"github.com/zarf-dev/zarf-registry/internal/space"
@@ -28,11 +27,10 @@ type verifyFlags struct {
 	cluster clusterFlags
 	request scrub.Request
 	output  string
-	log     logging.Options
 }
 
-func newImagesVerify() *cobra.Command {
-	f := &verifyFlags{}
+func newImagesVerify(global *globalFlags) *cobra.Command {
+	f := &verifyFlags{cluster: clusterFlags{globalFlags: global}}
 	cmd := &cobra.Command{
 		Use:   "verify",
 		Short: "Let the cluster's registry read all that it stores, and report damage",
@@ -59,7 +57,6 @@ line is invalid.`,
 	f.cluster.register(flags)
 	sizeFlag(flags, &f.request.Rate, "rate", "50MiB", "read at most `BYTES` per second")
 	outputFlag(cmd, &f.output)
-	progressFlags(flags, &f.log)
 	return cmd
 }
 
@@ -81,7 +78,7 @@ func (v verified) images() (names []string) {
 }
 
 func (f *verifyFlags) run(cmd *cobra.Command) error {
-	c, log, err := f.cluster.begin(cmd, &f.log, errors.Join(f.request.Validate(), validOutput(f.output)))
+	c, log, err := f.cluster.begin(cmd, errors.Join(f.request.Validate(), validOutput(f.output)))
 	if err != nil {
 		return err
 	}

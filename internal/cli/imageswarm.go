@@ -20,7 +20,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
-	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
@@ -38,11 +37,10 @@ type warmFlags struct {
 	allNodes bool
 	timeout  time.Duration
 	output   string
-	log      logging.Options
 }
 
-func newImagesWarm() *cobra.Command {
-	f := &warmFlags{}
+func newImagesWarm(global *globalFlags) *cobra.Command {
+	f := &warmFlags{cluster: clusterFlags{globalFlags: global}}
 	cmd := &cobra.Command{
 		Use:   "warm REFERENCE...",
 		Short: "Bring images into the caches, or onto nodes, ahead of a rollout",
@@ -73,7 +71,7 @@ tried: an invalid reference, an image that the registry lacks, or neither caches
   zarf-registry images warm team/shop:2 --nodes node-role.kubernetes.io/worker
   zarf-registry images warm -f images.txt --all-nodes --timeout 2h
   zarf-registry images warm team/shop:2 --all-nodes -o json | jq '.nodes[] | select(.result == "failed")'`,
-		ValidArgsFunction: cobra.NoFileCompletions,
+		ValidArgsFunction: f.cluster.completeStored(references),
 		RunE:              func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
 	flags := cmd.Flags()
@@ -85,7 +83,6 @@ tried: an invalid reference, an image that the registry lacks, or neither caches
 	flags.DurationVar(&f.timeout, "timeout", 30*time.Minute, "time limit for the whole run")
 	f.cluster.register(flags)
 	outputFlag(cmd, &f.output)
-	progressFlags(flags, &f.log)
 	return cmd
 }
 
@@ -97,10 +94,7 @@ type warmReport struct {
 }
 
 func (f *warmFlags) run(cmd *cobra.Command, args []string) error {
-	log, err := newProgress(cmd.ErrOrStderr(), &f.log)
-	if err != nil {
-		return &exitcode.Refusal{Err: err}
-	}
+	log := f.cluster.progress(cmd.ErrOrStderr())
 	wanted, err := f.check(cmd, args)
 	if err != nil {
 		return &exitcode.Refusal{Err: err}

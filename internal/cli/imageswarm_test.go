@@ -96,7 +96,7 @@ func TestCachesAndNodesAreSelected(t *testing.T) {
 			Status: corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: ready}}}}
 	}
 	log := slog.New(slog.DiscardHandler)
-	f := &warmFlags{cluster: clusterFlags{namespace: "zarf", release: "r"}}
+	f := &warmFlags{cluster: clusterFlags{globalFlags: &globalFlags{namespace: "zarf"}, release: "r"}}
 	client := fake.NewClientset()
 	if _, err := f.cachePods(t.Context(), client, log); !exitcode.IsRefusal(err) ||
 		!strings.Contains(err.Error(), "cache.replicas") {

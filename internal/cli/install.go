@@ -21,7 +21,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/install"
-	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/settings"
@@ -31,10 +30,9 @@ import (
 
 // chartFlags name the release, and the values as in helm.
 type chartFlags struct {
-	namespace, release, chart string
-	access                    cluster.Access
-	log                       logging.Options
-	output                    string
+	*globalFlags
+	release, chart string
+	output         string
 
 	values        helmvalues.Options
 	registryProxy bool
@@ -50,8 +48,8 @@ type installFlags struct {
 	dryRun          bool
 }
 
-func newInstall() *cobra.Command {
-	f := &installFlags{}
+func newInstall(global *globalFlags) *cobra.Command {
+	f := &installFlags{chartFlags: chartFlags{globalFlags: global}}
 	cmd := &cobra.Command{
 		Use:   "install",
 		Short: "Install, upgrade or switch; nodes need no image but pause",
@@ -88,7 +86,6 @@ values or the cluster do not allow it.`,
 
 func (f *chartFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringVarP(&f.namespace, "namespace", "n", "zarf", "namespace of the release")
 	flags.StringVar(&f.release, "release", "zarf-registry", "name of the release")
 	flags.BoolVar(&f.registryProxy, "registry-proxy", false,
 		"how nodes reach the registry: a proxy on each node (true) or a node port (false) (default: do not change the mode)")
@@ -100,9 +97,7 @@ func (f *chartFlags) register(cmd *cobra.Command) {
 		"values `FILE` or URL; can be repeated, the last one wins")
 	flags.BoolVar(&f.resetValues, "reset-values", false, "ignore the values of the last release")
 	flags.StringVar(&f.chart, "chart", "", "chart to use, a `DIRECTORY` or .tgz (default: the embedded one)")
-	accessFlags(flags, &f.access)
 	outputFlag(cmd, &f.output)
-	progressFlags(flags, &f.log)
 }
 
 // validate rejects flags that are wrong in any cluster.
@@ -155,10 +150,7 @@ func (f *chartFlags) installer(cmd *cobra.Command) (*install.Installer, error) {
 	if err := f.validate(); err != nil {
 		return nil, &exitcode.Refusal{Err: err}
 	}
-	log, err := newProgress(cmd.ErrOrStderr(), &f.log)
-	if err != nil {
-		return nil, &exitcode.Refusal{Err: err}
-	}
+	log := f.progress(cmd.ErrOrStderr())
 	values, err := f.merged(cmd.Flags())
 	if err != nil {
 		return nil, &exitcode.Refusal{Err: err}

@@ -122,7 +122,7 @@ func TestPushingToAnExternalRegistryIsRefusedClearly(t *testing.T) {
 	}
 	client := fake.NewClientset(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf",
 		Name: "zarf-registry-state"}, Data: map[string][]byte{state.Key: encoded}})
-	f := &clusterFlags{namespace: "zarf", name: "zarf-registry"}
+	f := &clusterFlags{globalFlags: &globalFlags{namespace: "zarf"}, name: "zarf-registry"}
 	if _, _, err := f.readAccess(t.Context(), client); err == nil ||
 		!strings.Contains(err.Error(), "external registry registry.example.com/team") {
 		t.Errorf("error is %v", err)

@@ -8,26 +8,8 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/spf13/pflag"
-
-	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/preflight"
 )
-
-// progressFlags adds the log flags of a command for interactive use.
-func progressFlags(flags *pflag.FlagSet, options *logging.Options) {
-	options.Register(flags)
-	flags.Lookup("log-level").Usage = "minimum log `LEVEL`: debug, info, warn or error"
-	flags.Lookup("log-format").Usage = "log `FORMAT`: json, text, or auto (readable lines)"
-}
-
-// newProgress returns the logger for these options.
-func newProgress(w io.Writer, options *logging.Options) (*slog.Logger, error) {
-	if options.Format != "auto" {
-		return options.New(w)
-	}
-	return slog.New(&progress{out: &lines{w: w}, level: options.Level}), nil
-}
 
 // progress is a slog.Handler that writes readable lines: one for each completed step, and
 // one for every other record with its attributes.

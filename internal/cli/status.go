@@ -3,6 +3,7 @@ package cli
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -31,8 +32,8 @@ type statusFlags struct {
 	output string
 }
 
-func newStatus() *cobra.Command {
-	f := &statusFlags{}
+func newStatus(global *globalFlags) *cobra.Command {
+	f := &statusFlags{clusterFlags: clusterFlags{globalFlags: global}}
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show whether all nodes can pull, and what to do if not",
@@ -40,7 +41,8 @@ func newStatus() *cobra.Command {
 what to do about each problem. It changes nothing. Objects that this identity may not read
 are reported and skipped.
 
-Exit codes: 0 if nothing needs attention, 1 otherwise.`,
+Exit codes: 0 if nothing needs attention, 1 if something does or on failure, 3 if the command
+line is invalid.`,
 		Example: `  zarf-registry status
   zarf-registry status --output json | jq .next`,
 		Args: cobra.NoArgs,
@@ -52,7 +54,7 @@ Exit codes: 0 if nothing needs attention, 1 otherwise.`,
 }
 
 func (f *statusFlags) run(cmd *cobra.Command) error {
-	if err := validOutput(f.output); err != nil {
+	if err := errors.Join(f.validate(), validOutput(f.output)); err != nil {
 		return &exitcode.Refusal{Err: err}
 	}
 	config, client, err := cluster.Connect(f.access)

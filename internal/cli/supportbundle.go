@@ -19,7 +19,6 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
-	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/names"
 	"github.com/zarf-dev/zarf-registry/internal/space"
 	"github.com/zarf-dev/zarf-registry/internal/status"
@@ -42,11 +41,10 @@ type bundleFlags struct {
 	tail    int64
 	timeout time.Duration
 	output  string
-	log     logging.Options
 }
 
-func newSupportBundle() *cobra.Command {
-	f := &bundleFlags{}
+func newSupportBundle(global *globalFlags) *cobra.Command {
+	f := &bundleFlags{clusterFlags: clusterFlags{globalFlags: global}}
 	cmd := &cobra.Command{
 		Use:   "support-bundle",
 		Short: "Write what a bug report needs into one archive, masked",
@@ -76,7 +74,6 @@ Exit codes: 0 if the archive was written, 1 if not, 3 if the command line is inv
 	flags.Int64Var(&f.tail, "tail", defaultTail, "number of last lines of each log, -1 for all")
 	flags.DurationVar(&f.timeout, "timeout", defaultBundleTimeout, "time limit; what is not read by then is missing")
 	outputFlag(cmd, &f.output)
-	progressFlags(flags, &f.log)
 	return cmd
 }
 
@@ -102,10 +99,7 @@ func (f *bundleFlags) run(cmd *cobra.Command) error {
 	if err := f.check(); err != nil {
 		return &exitcode.Refusal{Err: err}
 	}
-	log, err := newProgress(cmd.ErrOrStderr(), &f.log)
-	if err != nil {
-		return &exitcode.Refusal{Err: err}
-	}
+	log := f.progress(cmd.ErrOrStderr())
 	config, client, err := cluster.Connect(f.access)
 	if err != nil {
 		return err
@@ -177,16 +171,16 @@ func printBundle(w io.Writer, b bundle) error {
 	}
 	fmt.Fprintf(w, "%s: %d files%s\n", b.Path, len(b.Files), size)
 	if len(b.Missing) > 0 {
-		fmt.Fprintf(w, "\nMISSING from it, %d:\n", len(b.Missing))
+		fmt.Fprintf(w, "\nNot in the archive (%d):\n", len(b.Missing))
 	}
 	for _, what := range b.Missing {
 		fmt.Fprintf(w, "  - %s\n", what)
 	}
 	if !b.SecretsRead {
-		fmt.Fprint(w, "\nThe values of Secrets could not be read: look for them before you send the archive.\n")
+		fmt.Fprint(w, "\nSecrets could not be read, so their values are not masked: check the archive before you send it.\n")
 	}
 	if len(b.Unsearched) > 0 {
-		fmt.Fprint(w, "\nToo short to be searched for, so look for them before you send the archive:\n")
+		fmt.Fprint(w, "\nToo short to be masked; check the archive for these values before you send it:\n")
 	}
 	for _, what := range b.Unsearched {
 		fmt.Fprintf(w, "  - %s\n", what)
@@ -218,12 +212,13 @@ func (f *bundleFlags) reports(stderr io.Writer, config *rest.Config, client kube
 
 // writePreflight writes what zarf-registry install --dry-run prints for the values of the release.
 func (f *bundleFlags) writePreflight(ctx context.Context, client kubernetes.Interface, w, stderr io.Writer) error {
-	flags := &chartFlags{}
+	global := *f.globalFlags
+	global.log.Level = slog.LevelError
+	flags := &chartFlags{globalFlags: &global}
 	cmd := &cobra.Command{}
 	flags.register(cmd) // sets the defaults
 	cmd.SetErr(stderr)
-	flags.namespace, flags.release, flags.access = f.namespace, f.release, f.access
-	flags.log.Level = slog.LevelError
+	flags.release = f.release
 	deployment, err := client.AppsV1().Deployments(f.namespace).Get(ctx, f.name, metav1.GetOptions{})
 	if err == nil { // with namespaceOverride, the release is elsewhere
 		flags.namespace = cmp.Or(deployment.Annotations[names.AnnotationReleaseNamespace], flags.namespace)

@@ -24,9 +24,9 @@ func TestTheBundleSaysWhatItLacks(t *testing.T) {
 		"complete": {bundle{"b.tar.gz", 12345, &support.Result{Files: files, SecretsRead: true}}, "b.tar.gz: 2 files, 12.3 kB\n"},
 		"on stdout, with parts missing": {bundle{"-", 0, &support.Result{Files: files, Missing: []string{"events.txt: no"},
 			Unsearched: []string{"Secret zarf/s, key pin"}}},
-			"-: 2 files\n\nMISSING from it, 1:\n  - events.txt: no\n\n" +
-				"The values of Secrets could not be read: look for them before you send the archive.\n\n" +
-				"Too short to be searched for, so look for them before you send the archive:\n  - Secret zarf/s, key pin\n"},
+			"-: 2 files\n\nNot in the archive (1):\n  - events.txt: no\n\n" +
+				"Secrets could not be read, so their values are not masked: check the archive before you send it.\n\n" +
+				"Too short to be masked; check the archive for these values before you send it:\n  - Secret zarf/s, key pin\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer

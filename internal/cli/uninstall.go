@@ -6,12 +6,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/install"
 )
 
-func newUninstall() *cobra.Command {
-	f := &hookFlags{}
+func newUninstall(global *globalFlags) *cobra.Command {
+	f := newHookFlags(global)
 	cmd := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Remove the registry; the volume with its images stays",
@@ -21,13 +20,15 @@ credentials or programs stay. Unlike helm uninstall, it needs no image on any no
 
 The volume claim stays, unless the values have registry.persistence.retain=false. If the
 release is gone already, uninstall removes what is left of it. To continue an interrupted
-run, run the same command again.`,
+run, run the same command again.
+
+Exit codes: 0 on success, 1 on failure or timeout, 3 if a retry would fail in the same way.`,
 		Example: `  zarf-registry uninstall
   zarf-registry uninstall --namespace registry`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.uninstall(cmd) },
 	}
-	f.common(cmd.Flags())
+	f.target(cmd.Flags())
 	return cmd
 }
 
@@ -37,10 +38,7 @@ func (f *hookFlags) uninstall(cmd *cobra.Command) error {
 		return err
 	}
 	defer stop()
-	log, err := newProgress(cmd.ErrOrStderr(), &f.log)
-	if err != nil {
-		return &exitcode.Refusal{Err: err}
-	}
+	log := f.progress(cmd.ErrOrStderr())
 	helm, err := install.Connect(c.config, f.settings.Namespace, log)
 	if err != nil {
 		return err

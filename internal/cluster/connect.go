@@ -4,23 +4,45 @@
 package cluster
 
 import (
-	"errors"
-	"fmt"
-
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 )
 
-// Access selects a cluster. The zero value means KUBECONFIG, then ~/.kube/config, then the pod's own
-// service account.
+// Access selects a cluster and an identity. The zero value means KUBECONFIG, then ~/.kube/config, then
+// the pod's own service account.
 type Access struct {
 	// Kubeconfig is the path of a file.
 	Kubeconfig string
-	// Context is a context of the kubeconfig; empty means its current context.
-	Context string
+	// Overrides replace what the kubeconfig contains.
+	Overrides clientcmd.ConfigOverrides
+}
+
+// RawConfig returns the kubeconfig as it is.
+func (a Access) RawConfig() (clientcmdapi.Config, error) { return a.kubeconfig().RawConfig() }
+
+func (a Access) kubeconfig() clientcmd.ClientConfig {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = a.Kubeconfig
+	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &a.Overrides)
+}
+
+// inPod applies what client-go leaves out of a pod's own configuration: whom to impersonate, and the time limit
+// of requests.
+func (a Access) inPod(config *rest.Config) (err error) {
+	if as := a.Overrides.AuthInfo; as.Impersonate != "" {
+		config.Impersonate = rest.ImpersonationConfig{UserName: as.Impersonate, UID: as.ImpersonateUID,
+			Groups: as.ImpersonateGroups}
+	}
+	if a.Overrides.Timeout != "" {
+		config.Timeout, err = clientcmd.ParseTimeout(a.Overrides.Timeout)
+	}
+	return err
 }
 
 const (
@@ -31,17 +53,17 @@ const (
 )
 
 // Connect reads the kubeconfig and returns a client that pages through large lists. It does no
-// network I/O.
+// network I/O, so its error is an [exitcode.Refusal].
 func Connect(a Access) (*rest.Config, kubernetes.Interface, error) {
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	rules.ExplicitPath = a.Kubeconfig
-	overrides := &clientcmd.ConfigOverrides{CurrentContext: a.Context}
-	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides).ClientConfig()
+	config, err := a.kubeconfig().ClientConfig()
 	if clientcmd.IsEmptyConfig(err) {
-		return nil, nil, errors.New("no cluster configured: set --kubeconfig or KUBECONFIG")
+		return nil, nil, exitcode.Refuse("no cluster configured: set --kubeconfig or KUBECONFIG")
+	}
+	if err == nil {
+		err = a.inPod(config)
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("reading the kubeconfig: %w: check --kubeconfig and --context", err)
+		return nil, nil, exitcode.Refuse("selecting the cluster: %w: check --kubeconfig and --context", err)
 	}
 	config.QPS, config.Burst = queriesPerSecond, burst
 	// Protobuf costs the API server and this client a fraction of JSON. Only the typed client uses it:
@@ -51,7 +73,7 @@ func Connect(a Access) (*rest.Config, kubernetes.Interface, error) {
 	binary.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	client, err := kubernetes.NewForConfig(binary)
 	if err != nil {
-		return nil, nil, fmt.Errorf("using the kubeconfig: %w", err)
+		return nil, nil, exitcode.Refuse("using the kubeconfig: %w", err)
 	}
 	return config, paged{client}, nil
 }

@@ -10,8 +10,11 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 )
 
 const kubeconfig = `apiVersion: v1
@@ -32,21 +35,26 @@ func TestConnectSelectsTheCluster(t *testing.T) {
 	if err := os.WriteFile(broken, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	context := func(name string) clientcmd.ConfigOverrides { return clientcmd.ConfigOverrides{CurrentContext: name} }
 	for name, c := range map[string]struct {
 		access     cluster.Access
 		host, fail string
 	}{
 		"the current context": {cluster.Access{Kubeconfig: file}, "https://a.example", ""},
-		"another context":     {cluster.Access{Kubeconfig: file, Context: "b"}, "https://b.example", ""},
-		"an unknown context": {cluster.Access{Kubeconfig: file, Context: "c"}, "",
+		"another context":     {cluster.Access{Kubeconfig: file, Overrides: context("b")}, "https://b.example", ""},
+		"an unknown context": {cluster.Access{Kubeconfig: file, Overrides: context("c")}, "",
 			`context "c" does not exist`},
+		"another server": {cluster.Access{Kubeconfig: file, Overrides: clientcmd.ConfigOverrides{
+			ClusterInfo: clientcmdapi.Cluster{Server: "https://c.example"}}}, "https://c.example", ""},
+		"no time limit": {cluster.Access{Kubeconfig: file, Overrides: clientcmd.ConfigOverrides{Timeout: "soon"}}, "",
+			"Invalid timeout value"},
 		"a broken file":         {cluster.Access{Kubeconfig: broken}, "", "--kubeconfig"},
 		"no kubeconfig, no pod": {cluster.Access{}, "", "no cluster configured"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			config, client, err := cluster.Connect(c.access)
 			if c.fail != "" {
-				if err == nil || !strings.Contains(err.Error(), c.fail) {
+				if !exitcode.IsRefusal(err) || !strings.Contains(err.Error(), c.fail) {
 					t.Errorf("error is %v, want one with %q", err, c.fail)
 				}
 				return

@@ -8,7 +8,8 @@ import (
 )
 
 const (
-	// Failed means that the command ran and failed. A retry may succeed.
+	// Failed means that the command ran and failed or ran out of time, so that a retry may succeed, or that it found
+	// what it looks for: problems, damage, missing images.
 	Failed = 1
 	// Refused means that the command did nothing, because flags, configuration, the cluster or the
 	// node do not allow it. A retry would fail in the same way, so the chart's Jobs do not retry. It

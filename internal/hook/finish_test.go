@@ -210,7 +210,7 @@ func TestWaitTimeoutReportsPodErrors(t *testing.T) {
 					Terminated: &corev1.ContainerStateTerminated{ExitCode: 102,
 						Message: "zarf-registry loader: chunk 03: missing"}}}}}})
 		b.hook.Timeout = time.Minute
-		b.mustFail(b.hook.Finish(t.Context()), true,
+		b.mustFail(b.hook.Finish(t.Context()), false,
 			"Deployment zarf/zarf-registry: 0 of 1 pods are available", "pod zarf/zarf-registry-2 on node n1",
 			"chunk 03: missing", "not done within 1m0s")
 	})
@@ -241,7 +241,7 @@ func TestReplicaOnNotReadyNodeDoesNotBlockFinish(t *testing.T) {
 				b.add(&corev1.Pod{ObjectMeta: meta("zarf-registry-2", "registry"), Spec: corev1.PodSpec{NodeName: c.lost}})
 				b.hook.Timeout = time.Minute
 				if c.want != "" {
-					b.mustFail(b.hook.Finish(t.Context()), true, c.want)
+					b.mustFail(b.hook.Finish(t.Context()), false, c.want)
 					return
 				}
 				b.mustFinish()
@@ -316,6 +316,6 @@ func TestFinishWaitsForMissingProxy(t *testing.T) {
 		b.mustPrepare()
 		b.helm()
 		b.hook.Settings.Proxy.DaemonSets = []string{proxyName, "zarf-registry-proxy-arm64"}
-		b.mustFail(b.hook.Finish(t.Context()), true, "DaemonSet zarf/zarf-registry-proxy-arm64 is missing")
+		b.mustFail(b.hook.Finish(t.Context()), false, "DaemonSet zarf/zarf-registry-proxy-arm64 is missing")
 	})
 }

@@ -540,7 +540,7 @@ func TestFailedWaitNamesTheCausesOfControllers(t *testing.T) {
 				}
 				b.hook.Timeout = 10 * time.Second
 				err := b.hook.Finish(t.Context())
-				b.mustFail(err, true, "waiting for the registry: Deployment zarf/zarf-registry: 0 of 1 pods are updated", c.want)
+				b.mustFail(err, false, "waiting for the registry: Deployment zarf/zarf-registry: 0 of 1 pods are updated", c.want)
 				if c.not != "" && strings.Contains(fmt.Sprint(err), c.not) {
 					t.Errorf("the error names another component: %v", err)
 				}

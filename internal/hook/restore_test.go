@@ -202,7 +202,7 @@ func TestCleanupNamesNodeThatCannotRestoreFiles(t *testing.T) {
 				b.ends = map[string]corev1.ContainerStateTerminated{"node-restore n2": c.end}
 				b.uninstall("n1", "n2")
 				begin := time.Now()
-				b.mustFail(b.hook.Cleanup(t.Context()), true, "restore the nodes' files: ", "node n2",
+				b.mustFail(b.hook.Cleanup(t.Context()), c.atOnce, "restore the nodes' files: ", "node n2",
 					"/etc/containerd is read-only", "run helm uninstall again", "helm uninstall --no-hooks, then zarf-registry uninstall")
 				if took := time.Since(begin); took < 10*time.Second != c.atOnce {
 					t.Errorf("it took %s", took)

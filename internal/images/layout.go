@@ -37,7 +37,7 @@ func OpenLayout(dir string) (*Layout, error) {
 	return &Layout{store: store}, nil
 }
 
-// Store returns the layout's blobs. It can be [ResolveOptions.Store] if there is no cache.
+// Store returns the layout's blobs. It can be [ResolveOptions.Store] if there is no local store.
 func (l *Layout) Store() *blobstore.Store { return l.store }
 
 // Close releases the layout's resources.
@@ -58,7 +58,7 @@ func (l *Layout) blob(ctx context.Context, from Content, desc ocispec.Descriptor
 	if !ok {
 		return copyBlob(ctx, from, desc, l.store, t)
 	}
-	// The layout may hold a blob that the cache has evicted.
+	// The layout may hold a blob that the local store has evicted.
 	if near.store != l.store && !near.store.Has(desc) && l.store.Has(desc) {
 		if _, err := l.store.Get(ctx, desc); err == nil {
 			t.skip(desc)

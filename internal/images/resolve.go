@@ -29,7 +29,7 @@ type ResolveOptions struct {
 	Registry func(ctx context.Context, host string) (*remote.Registry, error)
 	// Daemon returns images of the Docker daemon. It is called at most once, with all names.
 	Daemon func(ctx context.Context, names []string) (*Source, error)
-	// Store keeps content that was read, for example in the cache.
+	// Store keeps content that was read: the local store, for example.
 	Store *blobstore.Store
 	// Platforms are those to keep of an index that a tag refers to. An index that a digest refers to
 	// stays complete.

@@ -11,6 +11,8 @@ import (
 
 	"github.com/distribution/distribution/v3/configuration"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
+
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 )
 
 // copiedPath is the record of a copy in its destination, next to leasePath.
@@ -85,7 +87,7 @@ func (c *storageCopy) prepare(ctx context.Context) (already bool, err error) {
 			return false, fmt.Errorf("reading the destination: %w", err)
 		}
 		if len(names) > 0 {
-			return false, errors.New("the destination already has images that were not copied from here: " +
+			return false, exitcode.Refuse("the destination already has images that were not copied from here: " +
 				"use another bucket or rootdirectory, or remove them")
 		}
 		return false, c.record(ctx, copyRecord{})

@@ -10,6 +10,7 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/gc"
 )
 
@@ -111,7 +112,7 @@ func TestCopyStorageRefusesADestinationWithImages(t *testing.T) {
 	t.Parallel()
 	ca, from, to := newTestCA(t), t.TempDir(), t.TempDir()
 	start(t, ca, to).pusher().pushImage("a", "v1", "layer")
-	if _, err := copyStorage(t, from, to); err == nil || !strings.Contains(err.Error(), "already has images") {
+	if _, err := copyStorage(t, from, to); !exitcode.IsRefusal(err) || !strings.Contains(err.Error(), "already has images") {
 		t.Errorf("%v", err)
 	}
 	if _, err := os.Stat(filepath.Join(to, copiedPath)); !os.IsNotExist(err) {

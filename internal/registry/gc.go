@@ -10,6 +10,7 @@ import (
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/gc"
 )
 
@@ -19,7 +20,7 @@ func GarbageCollect(
 	ctx context.Context, config *configuration.Configuration, request gc.Request, report func(gc.Event),
 ) (gc.Result, error) {
 	if config.Storage.Type() == driverInMemory {
-		return gc.Result{}, errors.New("storage.inmemory has nothing to collect here, because it exists only in " +
+		return gc.Result{}, exitcode.Refuse("storage.inmemory has nothing to collect here, because it exists only in " +
 			"the running registry: run zarf-registry garbage-collect")
 	}
 	driver, err := openDriver(ctx, config.Storage)

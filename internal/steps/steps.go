@@ -9,8 +9,6 @@ import (
 	"log/slog"
 	"slices"
 	"time"
-
-	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 )
 
 // Work does the work of a step and describes in words what it did.
@@ -43,7 +41,7 @@ type Runner struct {
 }
 
 // Run runs the steps in order until one fails, and returns its error with the names of the phase
-// and the step.
+// and the step, and with the cause if the time is over.
 func (r Runner) Run(ctx context.Context, steps []Step) error {
 	if r.Timeout > 0 {
 		var cancel context.CancelFunc
@@ -58,7 +56,7 @@ func (r Runner) Run(ctx context.Context, steps []Step) error {
 		did, err := s.Run(ctx)
 		if err != nil {
 			if cause := context.Cause(ctx); cause != nil && errors.Is(err, context.DeadlineExceeded) {
-				err = exitcode.Refuse("%w (%w)", err, cause)
+				err = fmt.Errorf("%w (%w)", err, cause)
 			}
 			log.Error("step failed", "why", s.Why, "took", r.since(stepBegin), "error", err.Error())
 			return fmt.Errorf("%s: %s: %w", r.Phase, s.Name, err)

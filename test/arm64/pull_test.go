@@ -124,7 +124,7 @@ func TestPull(t *testing.T) {
 
 	// By the released client, through the changed program.
 	layout := filepath.Join(dir, "layout")
-	pulled := runHook(t, hook, "pull", address+"/"+name, "--plain-http", "--platform=all", "--no-cache", "--out="+layout)
+	pulled := runHook(t, hook, "pull", address+"/"+name, "--plain-http", "--platform=all", "--no-store", "--out="+layout)
 	if pulled.Digest != pushed.Digest {
 		t.Errorf("pulled %s, pushed %s", pulled.Digest, pushed.Digest)
 	}

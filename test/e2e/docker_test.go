@@ -77,7 +77,7 @@ func (b *workbench) pushesFromDocker(t *testing.T) {
 	t.Run("the engine at the default socket", func(t *testing.T) {
 		// The node's socket, which this machine does not have.
 		archive := filepath.Join(b.dir, "layers.tar")
-		out := b.shell(t, b.node, `"$1" images pull "docker-daemon:$2" --out "$3" --cache-dir "$3.cache"`, b.hook, image, archive)
+		out := b.shell(t, b.node, `"$1" images pull "docker-daemon:$2" --out "$3" --store-dir "$3.store"`, b.hook, image, archive)
 		if !strings.Contains(out, image) {
 			t.Errorf("zarf-registry images pull printed %q", out)
 		}

@@ -154,7 +154,7 @@ func testThinArchive(t *testing.T, w *world) {
 		output(t, w.command(t, w.hook, "images", "push", "--to", connected, "--plain-http", archive))
 	}
 	thin := filepath.Join(dir, "thin.tar")
-	pull := []string{"images", "pull", "--plain-http", "--cache-dir", dir + "/cache", "--platform", "linux/amd64", "--have", list,
+	pull := []string{"images", "pull", "--plain-http", "--store-dir", dir + "/store", "--platform", "linux/amd64", "--have", list,
 		"--out", thin}
 	output(t, w.command(t, w.hook, append(pull, refs...)...))
 	if info, err = os.Stat(thin); err != nil || info.Size() > size {
@@ -185,7 +185,7 @@ func testExport(t *testing.T, w *world) {
 	}
 	dir := t.TempDir()
 	export := filepath.Join(dir, "backup.tar")
-	output(t, w.command(t, w.hook, "images", "export", "--out", export, "--split=2MiB", "--no-cache"))
+	output(t, w.command(t, w.hook, "images", "export", "--out", export, "--split=2MiB", "--no-store"))
 	found, err := filepath.Glob(export + ".*")
 	if err != nil || len(found) < 5 {
 		t.Fatalf("the pieces are %q, error %v", found, err)
@@ -198,7 +198,7 @@ func testExport(t *testing.T, w *world) {
 		!strings.Contains(errOut, "these are missing in "+dir+": 3") {
 		t.Errorf("a push without a piece: %v: %s", err, errOut)
 	}
-	output(t, w.command(t, w.hook, "images", "export", "--out", export, "--split=2MiB", "--no-cache"))
+	output(t, w.command(t, w.hook, "images", "export", "--out", export, "--split=2MiB", "--no-store"))
 
 	output(t, w.command(t, w.hook, "images", "prune", "--match=exported/*", "--grace-period=0s"))
 	restored := output(t, w.command(t, w.hook, append([]string{"images", "push"}, found...)...))

@@ -270,7 +270,7 @@ func testCopyAndList(t *testing.T, w *world) {
 	connected := connectedRegistry(t)
 	output(t, w.command(t, w.hook, "images", "push", makeTinyArchive(t, "example.com/e2e/copied", 3), "--to", connected,
 		"--plain-http"))
-	args := []string{"images", "copy", "--from-plain-http", "--prefix=carried", "--cache-dir", t.TempDir()}
+	args := []string{"images", "copy", "--from-plain-http", "--prefix=carried", "--store-dir", t.TempDir()}
 	want := ""
 	for i := range 3 {
 		args = append(args, fmt.Sprintf("%s/e2e/copied-%d", connected, i))
@@ -280,7 +280,7 @@ func testCopyAndList(t *testing.T, w *world) {
 		t.Errorf("copy printed %q, want %q", got, want)
 	}
 	var listed []struct{ Reference string }
-	if err := json.Unmarshal([]byte(output(t, w.command(t, w.hook, "images", "list", "-o", "json", "--cache-dir",
+	if err := json.Unmarshal([]byte(output(t, w.command(t, w.hook, "images", "list", "-o", "json", "--store-dir",
 		t.TempDir()))), &listed); err != nil {
 		t.Fatal(err)
 	}

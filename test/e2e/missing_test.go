@@ -48,7 +48,7 @@ func testMissing(t *testing.T, w *world) {
 		if err := os.WriteFile(file, []byte(list), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		output(t, w.command(t, w.hook, "images", "pull", "--plain-http", "--no-cache", "--file", file, "--out", archive))
+		output(t, w.command(t, w.hook, "images", "pull", "--plain-http", "--no-store", "--file", file, "--out", archive))
 		w.push(t, archive)
 	}
 
@@ -85,9 +85,9 @@ func testMissing(t *testing.T, w *world) {
 	w.push(t, w.makeArchive(t, "docker.io/library/busybox:1.31.1", 8))
 	charts := "../../internal/workloads/testdata/charts"
 	for name, want := range map[string]string{
-		"cert-manager":          "4 of 4 images missing; perhaps 1 more",
+		"cert-manager":          "4 of 4 images missing; possibly 1 more",
 		"ingress-nginx":         "3 of 3 images missing\n",
-		"kube-prometheus-stack": "8 of 9 images missing; perhaps 2 more",
+		"kube-prometheus-stack": "8 of 9 images missing; possibly 2 more",
 	} {
 		if text := w.missing(t, 1, filepath.Join(charts, name+".yaml")); !strings.Contains(text, want) {
 			t.Errorf("%s needs other images than %s", name, want)

@@ -132,7 +132,7 @@ func (w *world) carry(t *testing.T, image string) (there, archive string) {
 	there, archive = connected+"/"+image, filepath.Join(t.TempDir(), "carried.tar")
 	for _, args := range [][]string{
 		{"push", w.makeArchive(t, "example.com/"+image, 8), "--to", connected},
-		{"pull", there, "--out", archive, "--cache-dir", t.TempDir()},
+		{"pull", there, "--out", archive, "--store-dir", t.TempDir()},
 	} {
 		if got := strings.TrimSpace(output(t, w.command(t, w.hook,
 			append([]string{"images"}, append(args, "--plain-http")...)...))); got != there {

@@ -69,7 +69,7 @@ func TestExitCodesAndMessages(t *testing.T) {
 		"a quota with another unit": {[]string{"serve", "--config", config, "--quota=50GB"}, exitcode.Refused,
 			[]string{`--quota: invalid size "50GB"`, "50Gi"}},
 		"garbage collection in memory": {[]string{"garbage-collect", "--config", inMemory},
-			exitcode.Failed, []string{"nothing to collect"}},
+			exitcode.Refused, []string{"nothing to collect"}},
 		"garbage collection of unreadable storage": {[]string{"garbage-collect", "--config", unreadable},
 			exitcode.Failed, []string{"reading the storage"}},
 		"a negative grace period": {[]string{"garbage-collect", "--grace-period=-1h"},

@@ -16,26 +16,26 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/space"
 )
 
-func newImagesCache() *cobra.Command {
-	return group("cache", "Manage the cache that pulls and copies share", newCacheInfo(), newCacheVerify(),
-		newCachePrune())
+func newImagesStore(global *globalFlags) *cobra.Command {
+	return group("store", "Manage the local store of blobs that pulls and copies share",
+		newStoreInfo(global), newStoreVerify(global), newStorePrune(global))
 }
 
-// cacheCommand is one of the cache commands.
-type cacheCommand struct {
+// storeCommand is one of the commands about the local store.
+type storeCommand struct {
 	imageFlags
 	prune blobstore.PruneOptions
 }
 
-func newCacheInfo() *cobra.Command {
-	f := &cacheCommand{}
+func newStoreInfo(global *globalFlags) *cobra.Command {
+	f := &storeCommand{imageFlags: newImageFlags(global)}
 	cmd := &cobra.Command{
 		Use:   "info",
-		Short: "Show the cache's directory, size and last use",
-		Long: `info shows the directory of the cache, its size, the size of interrupted downloads, which a
+		Short: "Show the directory, size and last use of the local store",
+		Long: `info shows the directory of the store, its size, the size of interrupted downloads, which a
 later run resumes, and when its blobs were used. It removes nothing.`,
-		Example: `  zarf-registry images cache info
-  zarf-registry images cache info --output json | jq .bytes`,
+		Example: `  zarf-registry images store info
+  zarf-registry images store info --output json | jq .bytes`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd, func(ctx context.Context, store *blobstore.Store, _ *imageRun) error {
@@ -43,39 +43,40 @@ later run resumes, and when its blobs were used. It removes nothing.`,
 				if err != nil {
 					return err
 				}
-				return render(cmd.OutOrStdout(), f.output, info, printCacheInfo, nil)
+				return render(cmd.OutOrStdout(), f.output, info, printStoreInfo, nil)
 			})
 		},
 	}
-	f.cacheDirFlag(cmd)
-	f.reportFlags(cmd)
+	f.storeDirFlag(cmd)
+	outputFlag(cmd, &f.output)
 	return cmd
 }
 
-func printCacheInfo(w io.Writer, info blobstore.Info) error {
+func printStoreInfo(w io.Writer, info blobstore.Info) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(table, "directory\t%s\n", info.Dir)
 	fmt.Fprintf(table, "blobs\t%s\n", countedBytes(info.Blobs, info.Bytes))
 	fmt.Fprintf(table, "interrupted downloads\t%s\n", countedBytes(info.Partials, info.PartialBytes))
 	if info.OldestUse != nil && info.NewestUse != nil {
-		fmt.Fprintf(table, "longest not used\tsince %s\n", info.OldestUse.UTC().Format(time.RFC3339))
-		fmt.Fprintf(table, "last used\t%s\n", info.NewestUse.UTC().Format(time.RFC3339))
+		fmt.Fprintf(table, "least recently used\t%s\n", info.OldestUse.UTC().Format(time.RFC3339))
+		fmt.Fprintf(table, "most recently used\t%s\n", info.NewestUse.UTC().Format(time.RFC3339))
 	}
 	return table.Flush()
 }
 
-func newCacheVerify() *cobra.Command {
-	f := &cacheCommand{}
+func newStoreVerify(global *globalFlags) *cobra.Command {
+	f := &storeCommand{imageFlags: newImageFlags(global)}
 	cmd := &cobra.Command{
 		Use:   "verify",
-		Short: "Verify all blobs in the cache and remove damaged ones",
-		Long: `verify reads every blob in the cache, compares it with its digest, and removes damaged ones;
+		Short: "Verify all blobs in the local store and remove damaged ones",
+		Long: `verify reads every blob in the local store, compares it with its digest, and removes damaged ones;
 they are downloaded again when needed. Running it is optional: blobs are verified before use
 anyway, unchanged files once a day.
 
-Exit codes: 0 if all blobs are intact, 1 if some were damaged or verify failed.`,
-		Example: `  zarf-registry images cache verify
-  zarf-registry images cache verify --output json | jq -r '.corrupt[]'`,
+Exit codes: 0 if all blobs are intact, 1 if some were damaged or verify failed, 3 if the command
+line is invalid.`,
+		Example: `  zarf-registry images store verify
+  zarf-registry images store verify --output json | jq -r '.corrupt[]'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd, func(ctx context.Context, store *blobstore.Store, r *imageRun) error {
@@ -90,16 +91,16 @@ Exit codes: 0 if all blobs are intact, 1 if some were damaged or verify failed.`
 				for _, d := range report.Corrupt {
 					damaged = append(damaged, d.String())
 				}
-				return render(cmd.OutOrStdout(), f.output, report, printCacheReport, damaged)
+				return render(cmd.OutOrStdout(), f.output, report, printStoreReport, damaged)
 			})
 		},
 	}
-	f.cacheDirFlag(cmd)
-	f.reportFlags(cmd)
+	f.storeDirFlag(cmd)
+	outputFlag(cmd, &f.output)
 	return cmd
 }
 
-func printCacheReport(w io.Writer, report blobstore.Report) error {
+func printStoreReport(w io.Writer, report blobstore.Report) error {
 	for _, d := range report.Corrupt {
 		fmt.Fprintf(w, "removed damaged blob %s\n", d)
 	}
@@ -107,17 +108,17 @@ func printCacheReport(w io.Writer, report blobstore.Report) error {
 	return err
 }
 
-func newCachePrune() *cobra.Command {
-	f := &cacheCommand{}
+func newStorePrune(global *globalFlags) *cobra.Command {
+	f := &storeCommand{imageFlags: newImageFlags(global)}
 	cmd := &cobra.Command{
 		Use:   "prune",
-		Short: "Remove the least recently used blobs from the cache",
-		Long: `prune removes blobs and interrupted downloads from the cache, the least recently used first:
+		Short: "Remove the least recently used blobs from the local store",
+		Long: `prune removes blobs and interrupted downloads from the local store, the least recently used first:
 down to a size, beyond an age, both, or all. It may remove a blob that another process is
 about to use; that process downloads it again. Downloads in progress are kept.`,
-		Example: `  zarf-registry images cache prune --size 5GB
-  zarf-registry images cache prune --older-than 30d --dry-run
-  zarf-registry images cache prune --all`,
+		Example: `  zarf-registry images store prune --size 5GB
+  zarf-registry images store prune --older-than 30d --dry-run
+  zarf-registry images store prune --all`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.checkPrune(cmd); err != nil {
@@ -136,12 +137,12 @@ about to use; that process downloads it again. Downloads in progress are kept.`,
 	ageFlag(cmd.Flags(), &f.prune.OlderThan, "older-than", "remove blobs not used for this long")
 	cmd.Flags().BoolVar(&f.prune.All, "all", false, "remove everything")
 	cmd.Flags().BoolVar(&f.prune.DryRun, "dry-run", false, "only show what would be removed")
-	f.cacheDirFlag(cmd)
-	f.reportFlags(cmd)
+	f.storeDirFlag(cmd)
+	outputFlag(cmd, &f.output)
 	return cmd
 }
 
-func (f *cacheCommand) checkPrune(cmd *cobra.Command) error {
+func (f *storeCommand) checkPrune(cmd *cobra.Command) error {
 	size, age := cmd.Flags().Changed("size"), cmd.Flags().Changed("older-than")
 	switch {
 	case f.prune.All && (size || age):
@@ -154,7 +155,7 @@ func (f *cacheCommand) checkPrune(cmd *cobra.Command) error {
 	return nil
 }
 
-func (f *cacheCommand) printPruned(w io.Writer, p blobstore.Pruned) error {
+func (f *storeCommand) printPruned(w io.Writer, p blobstore.Pruned) error {
 	did := "removed"
 	if f.prune.DryRun {
 		did = "to be removed"
@@ -166,8 +167,8 @@ func (f *cacheCommand) printPruned(w io.Writer, p blobstore.Pruned) error {
 	return table.Flush()
 }
 
-// run opens the cache without a size limit, so that opening it evicts nothing.
-func (f *cacheCommand) run(cmd *cobra.Command, do func(context.Context, *blobstore.Store, *imageRun) error) error {
+// run opens the store without a size limit, so that opening it evicts nothing.
+func (f *storeCommand) run(cmd *cobra.Command, do func(context.Context, *blobstore.Store, *imageRun) error) error {
 	if err := f.validate(cmd.Flags()); err != nil {
 		return &exitcode.Refusal{Err: err}
 	}
@@ -175,7 +176,7 @@ func (f *cacheCommand) run(cmd *cobra.Command, do func(context.Context, *blobsto
 	if err != nil {
 		return err
 	}
-	store, err := r.cache()
+	store, err := r.store()
 	if err == nil {
 		err = do(cmd.Context(), store, r)
 	}

@@ -1,0 +1,114 @@
+package cli
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/zarf-dev/zarf-registry/internal/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/cluster"
+)
+
+// completionTimeout is how long a shell waits for names.
+const completionTimeout = 3 * time.Second
+
+// completeFlags adds completion for the flags of the cluster.
+func (f *globalFlags) completeFlags(cmd *cobra.Command) {
+	for flag, names := range map[string]func(clientcmdapi.Config) []string{
+		"context": func(c clientcmdapi.Config) []string { return slices.Sorted(maps.Keys(c.Contexts)) },
+		"cluster": func(c clientcmdapi.Config) []string { return slices.Sorted(maps.Keys(c.Clusters)) },
+		"user":    func(c clientcmdapi.Config) []string { return slices.Sorted(maps.Keys(c.AuthInfos)) },
+	} {
+		completeNames(cmd, flag, func(context.Context) ([]string, error) {
+			config, err := f.access.RawConfig()
+			return names(config), err
+		})
+	}
+	completeNames(cmd, "namespace", func(ctx context.Context) ([]string, error) {
+		_, client, err := cluster.Connect(f.access)
+		if err != nil {
+			return nil, err
+		}
+		list, err := client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return nil, err
+		}
+		var found []string
+		for _, n := range list.Items {
+			found = append(found, n.Name)
+		}
+		return found, nil
+	})
+}
+
+// completeNames adds completion for a flag's values. An error gives none.
+func completeNames(cmd *cobra.Command, flag string, list func(context.Context) ([]string, error)) {
+	// It fails only for an unknown flag.
+	_ = cmd.RegisterFlagCompletionFunc(flag, completion(func(ctx context.Context, _ string) ([]string, error) {
+		return list(ctx)
+	}))
+}
+
+// completion completes a word with what list returns for it within [completionTimeout], apart from arguments that are
+// given already. An error gives nothing.
+func completion(list func(ctx context.Context, word string) ([]string, error)) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, word string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		ctx, cancel := context.WithTimeout(cmd.Context(), completionTimeout)
+		defer cancel()
+		found, err := list(ctx, word)
+		if err != nil {
+			found = nil
+		}
+		return slices.DeleteFunc(found, func(name string) bool {
+			return !strings.HasPrefix(name, word) || slices.Contains(args, name)
+		}), cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// completeStored completes with what of returns of the content of the cluster's registry.
+func (f *clusterFlags) completeStored(
+	of func(content *catalog.Catalog, address, word string) []string,
+) cobra.CompletionFunc {
+	return completion(func(ctx context.Context, word string) ([]string, error) {
+		c, content, err := f.connectToCatalog(ctx)
+		if err != nil {
+			return nil, err
+		}
+		c.close()
+		return of(content, c.address, word), nil
+	})
+}
+
+// references returns the references of images, without those of the registry itself. They begin with its address if the
+// word is the beginning of one that does.
+func references(content *catalog.Catalog, address, word string) (found []string) {
+	for _, image := range content.Images() {
+		if catalog.Own(image.Repository) {
+			continue
+		}
+		for _, full := range image.References(address) {
+			if short := strings.TrimPrefix(full, address+"/"); strings.HasPrefix(short, word) {
+				found = append(found, short)
+			} else {
+				found = append(found, full)
+			}
+		}
+	}
+	return found
+}
+
+// repositories returns the repositories, without those of the registry itself.
+func repositories(content *catalog.Catalog, _, _ string) (found []string) {
+	for _, image := range content.Images() {
+		if !catalog.Own(image.Repository) {
+			found = append(found, image.Repository)
+		}
+	}
+	return slices.Compact(found) // images are sorted by repository
+}

@@ -1,0 +1,69 @@
+package cli
+
+import (
+	"io"
+	"log/slog"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/zarf-dev/zarf-registry/internal/cluster"
+	"github.com/zarf-dev/zarf-registry/internal/logging"
+	"github.com/zarf-dev/zarf-registry/internal/names"
+)
+
+// globalFlags are the flags of all commands: cluster, namespace and log.
+type globalFlags struct {
+	access    cluster.Access
+	namespace string // of the release and its objects
+	log       logging.Options
+
+	accessFlags *pflag.FlagSet
+}
+
+// attach adds the flags to a command and to those below it. Those of the cluster are kubectl's, from client-go:
+// cli-runtime's ConfigFlags would connect to localhost:8080 if no cluster is configured.
+func (f *globalFlags) attach(cmd *cobra.Command) {
+	f.accessFlags = pflag.NewFlagSet("", pflag.ContinueOnError)
+	f.accessFlags.StringVar(&f.access.Kubeconfig, "kubeconfig", "",
+		"Path to the kubeconfig file (default: KUBECONFIG, ~/.kube/config, then the pod's service account)")
+	kubectl := clientcmd.RecommendedConfigOverrideFlags("")
+	kubectl.ClusterOverrideFlags.APIServer.ShortName = "s"
+	kubectl.ContextOverrideFlags.Namespace.LongName = "" // ours has a default
+	// API servers have no passwords any more, and --username is that of a registry.
+	kubectl.AuthOverrideFlags.Username.LongName, kubectl.AuthOverrideFlags.Password.LongName = "", ""
+	clientcmd.BindOverrideFlags(&f.access.Overrides, f.accessFlags, kubectl)
+
+	flags := cmd.PersistentFlags()
+	flags.AddFlagSet(f.accessFlags)
+	flags.StringVarP(&f.namespace, "namespace", "n", names.Namespace, "Namespace of the release and its objects")
+	f.log.Register(flags)
+	flags.Lookup("log-level").Usage = "Minimum log `LEVEL`: debug, info, warn or error"
+	flags.Lookup("log-format").Usage = "Log `FORMAT`: json, text, or auto (readable lines)"
+	f.completeFlags(cmd)
+	complete(cmd, "log-level", "debug", "info", "warn", "error")
+	complete(cmd, "log-format", "json", "text", "auto")
+}
+
+// validateLog rejects an unknown format of the log.
+func (f *globalFlags) validateLog() error {
+	_, err := f.log.New(io.Discard)
+	return err
+}
+
+// selectsCluster reports whether a flag says which cluster is meant, or how to connect to it.
+func (f *globalFlags) selectsCluster() (selects bool) {
+	f.accessFlags.VisitAll(func(flag *pflag.Flag) { selects = selects || flag.Changed })
+	return selects
+}
+
+// progress returns the logger for validated flags: readable lines, unless a format is given.
+func (f *globalFlags) progress(w io.Writer) *slog.Logger {
+	if f.log.Format != "auto" {
+		if log, err := f.log.New(w); err == nil {
+			return log
+		}
+	}
+	return slog.New(&progress{out: &lines{w: w}, level: f.log.Level})
+}
