@@ -55,7 +55,7 @@ func TestTheRegistryVerifiesSignaturesOnlyIfAsked(t *testing.T) {
 				t.Errorf("%s: volume %+v", name, v)
 			}
 		}
-		if got := decided(out).Verify.KeysSecret; got != secret {
+		if got := decided(out).Signatures.KeysSecret; got != secret {
 			t.Errorf("%s: the hook checks Secret %q, want %q", name, got, secret)
 		}
 	}

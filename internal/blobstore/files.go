@@ -122,7 +122,7 @@ func (s *Store) removeDamaged(d digest.Digest, st stamp, why string) error {
 		_ = os.Link(aside, path)
 	}
 	_ = os.RemoveAll(aside)
-	s.log.Warn("removed a damaged blob", "digest", d.String(), "dir", s.dir, "why", why)
+	s.log.Warn("removed a damaged blob", "digest", d.String(), "dir", s.dir, "reason", why)
 	return gone
 }
 

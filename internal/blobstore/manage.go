@@ -52,11 +52,11 @@ type PruneOptions struct {
 
 // Pruned is the result of [Store.Prune].
 type Pruned struct {
-	Blobs        int   `json:"blobs"`
-	Bytes        int64 `json:"bytes"`
-	Partials     int   `json:"partialDownloads"`
-	PartialBytes int64 `json:"partialBytes"`
-	LeftBytes    int64 `json:"leftBytes"` // of blobs and partial downloads that stay
+	Blobs          int   `json:"blobs"`
+	Bytes          int64 `json:"bytes"`
+	Partials       int   `json:"partialDownloads"`
+	PartialBytes   int64 `json:"partialBytes"`
+	RemainingBytes int64 `json:"remainingBytes"` // of blobs and partial downloads that stay
 }
 
 // file is a blob or a partial download.
@@ -201,7 +201,7 @@ func (s *Store) Prune(ctx context.Context, opts PruneOptions) (Pruned, error) {
 		return pruned, err
 	}
 	for _, f := range files {
-		pruned.LeftBytes += f.size
+		pruned.RemainingBytes += f.size
 	}
 	maxSize := cmp.Or(opts.MaxSize, s.maxSize)
 	now := time.Now()
@@ -210,7 +210,7 @@ func (s *Store) Prune(ctx context.Context, opts PruneOptions) (Pruned, error) {
 			return pruned, err
 		}
 		old := opts.OlderThan > 0 && now.Sub(f.used) > opts.OlderThan
-		much := maxSize > 0 && pruned.LeftBytes > maxSize
+		much := maxSize > 0 && pruned.RemainingBytes > maxSize
 		if !opts.All && !old && !much {
 			continue
 		}
@@ -221,7 +221,7 @@ func (s *Store) Prune(ctx context.Context, opts PruneOptions) (Pruned, error) {
 		if !removed {
 			continue
 		}
-		pruned.LeftBytes -= f.size
+		pruned.RemainingBytes -= f.size
 		if f.partial {
 			pruned.Partials++
 			pruned.PartialBytes += f.size
@@ -294,5 +294,5 @@ func (s *Store) evict() (left int64, err error) {
 		s.log.Info("evicted the least recently used blobs", "dir", s.dir, "blobs", pruned.Blobs, "partialDownloads",
 			pruned.Partials, "bytes", pruned.Bytes+pruned.PartialBytes)
 	}
-	return pruned.LeftBytes, err
+	return pruned.RemainingBytes, err
 }

@@ -197,8 +197,8 @@ func (k *Keeper) sources(
 ) (map[string]sourceLeaf, []Problem, error) {
 	var problems []Problem
 	var fallback []byte // from the Secret that has only ca.crt
-	if from.Authority != "" {
-		secret, found, err := k.sourceSecret(ctx, p, from.Authority, names.KeyCA)
+	if from.CA != "" {
+		secret, found, err := k.sourceSecret(ctx, p, from.CA, names.KeyCA)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -206,7 +206,7 @@ func (k *Keeper) sources(
 		if secret != nil {
 			fallback = secret.Data[names.KeyCA]
 			if _, err := pki.ParseBundle(fallback); len(fallback) > 0 && err != nil {
-				problems = append(problems, badCA(k.Object("Secret", from.Authority), err))
+				problems = append(problems, badCA(k.Object("Secret", from.CA), err))
 				fallback = nil
 			}
 		}
@@ -217,7 +217,7 @@ func (k *Keeper) sources(
 		if name == "" {
 			continue
 		}
-		leaf, found, err := k.source(ctx, p, l.role(), name, from.Authority, fallback)
+		leaf, found, err := k.source(ctx, p, l.role(), name, from.CA, fallback)
 		if err != nil {
 			return nil, nil, err
 		}

@@ -64,7 +64,7 @@ func (k *Keeper) certManagerWanted(p state.PKI) certManagerWanted {
 	} else {
 		selfSigned := issuer
 		selfSigned.Name = k.Settings.Name + suffixSelfSigned
-		ca := k.certificate(names.SuffixCA, time.Duration(p.AuthorityLifetime), certmanagerv1.CertificateSpec{
+		ca := k.certificate(names.SuffixCA, time.Duration(p.CALifetime), certmanagerv1.CertificateSpec{
 			IsCA: true, CommonName: k.Settings.Name + " certificate authority", IssuerRef: selfSigned,
 			Usages: []certmanagerv1.KeyUsage{certmanagerv1.UsageDigitalSignature, certmanagerv1.UsageCertSign,
 				certmanagerv1.UsageCRLSign},

@@ -106,7 +106,7 @@ func newCMBench(t *testing.T) *cmBench {
 // ownIssuer and corpIssuer return settings without and with an issuer of the user.
 func ownIssuer() state.PKI {
 	return state.PKI{Mode: state.PKICertManager, LeafLifetime: state.Duration(365 * 24 * time.Hour),
-		AuthorityLifetime: state.Duration(5 * 365 * 24 * time.Hour), ClusterDomain: "cluster.local"}
+		CALifetime: state.Duration(5 * 365 * 24 * time.Hour), ClusterDomain: "cluster.local"}
 }
 
 func corpIssuer() state.PKI {

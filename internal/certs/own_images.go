@@ -72,8 +72,8 @@ func (k *Keeper) knowOwnImages(ctx context.Context, want string) (know int, othe
 		switch {
 		case err != nil:
 			others[pod.Name] = err.Error()
-		case report.Verification == nil: // of the previous revision, which verified nothing
-		case report.Verification.OwnImages == want:
+		case report.Signatures == nil: // of the previous revision, which verified nothing
+		case report.Signatures.OwnImages == want:
 			know++
 		default:
 			others[pod.Name] = "it knows other digests"

@@ -58,11 +58,11 @@ type removal struct {
 	// Manifests counts all deleted manifests: images, the platforms of indexes, signatures.
 	Manifests int `json:"manifests"`
 	// Frees is what garbage collection is expected to free, with garbage that exists already.
-	Frees catalog.Freed `json:"frees"`
+	Reclaimable catalog.Reclaimable `json:"reclaimable"`
 	// Collected is the result of garbage collection, if it ran.
-	Collected *gc.Result `json:"collected,omitempty"`
+	GarbageCollection *gc.Result `json:"garbageCollection,omitempty"`
 	// Changed are the manifests that were not deleted, because they were pushed again meanwhile.
-	Changed []string `json:"changed,omitempty"`
+	PushedAgain []string `json:"pushedAgain,omitempty"`
 }
 
 type removedImage struct {
@@ -76,7 +76,7 @@ type removedImage struct {
 type keptImage struct {
 	References []string `json:"references"`
 	Digest     string   `json:"digest"`
-	Why        string   `json:"why"`
+	Reason     string   `json:"reason"`
 }
 
 // choice is what to delete.
@@ -110,7 +110,7 @@ func (f *removalFlags) remove(cmd *cobra.Command, choose func(*catalog.Catalog, 
 	}
 	doomed := catalog.Doomed(chosen.decisions)
 	what := newRemoval(f.dryRun, c.address, content, chosen, doomed)
-	what.Frees = content.Frees(doomed, f.request.Grace)
+	what.Reclaimable = content.Reclaimable(doomed, f.request.Grace)
 	if !f.dryRun {
 		for _, t := range chosen.untagged {
 			if err := cluster.DeleteManifest(ctx, c.transport, c.access, t.repository, t.tag, time.Time{}); err != nil {
@@ -131,7 +131,7 @@ func (f *removalFlags) carryOut(ctx context.Context, c *registryAccess, since ti
 		err := cluster.DeleteManifest(ctx, c.transport, c.access, m.Repository, m.Digest.String(), since)
 		if errors.Is(err, cluster.ErrChanged) {
 			log.Warn("kept a manifest that changed meanwhile", "manifest", name, "error", err)
-			what.Changed = append(what.Changed, name)
+			what.PushedAgain = append(what.PushedAgain, name)
 			continue
 		}
 		if err != nil {
@@ -146,9 +146,10 @@ func (f *removalFlags) carryOut(ctx context.Context, c *registryAccess, since ti
 	log.Info("collecting garbage")
 	result, err := collectGarbage(ctx, c.transport, c.access, f.request, log, func(gc.Removed) error { return nil })
 	if err != nil {
-		return fmt.Errorf("%d manifests are deleted, but their content is not freed: %w", len(doomed)-len(what.Changed), err)
+		return fmt.Errorf("%d manifests are deleted, but their content is not freed: %w", len(doomed)-len(what.PushedAgain),
+			err)
 	}
-	what.Collected = &result
+	what.GarbageCollection = &result
 	return nil
 }
 
@@ -196,21 +197,22 @@ func (f *removalFlags) print(w io.Writer, what *removal) error {
 		did, frees = "would delete", "would free"
 	}
 	said = append(said, fmt.Sprintf("%s %s with %s", did, plural(len(what.Images), "image"),
-		plural(what.Manifests-len(what.Changed), "manifest")))
+		plural(what.Manifests-len(what.PushedAgain), "manifest")))
 	switch {
-	case what.Collected != nil:
-		said = append(said, "garbage collection freed "+space.FormatBytes(what.Collected.Bytes))
+	case what.GarbageCollection != nil:
+		said = append(said, "garbage collection freed "+space.FormatBytes(what.GarbageCollection.Bytes))
 	case what.DryRun && f.collect:
-		said = append(said, "garbage collection would free "+space.FormatBytes(what.Frees.Bytes))
+		said = append(said, "garbage collection would free "+space.FormatBytes(what.Reclaimable.Bytes))
 	case len(what.Images) > 0:
-		said = append(said, "zarf-registry garbage-collect "+frees+" "+space.FormatBytes(what.Frees.Bytes))
+		said = append(said, "zarf-registry garbage-collect "+frees+" "+space.FormatBytes(what.Reclaimable.Bytes))
 	}
-	if what.Frees.LaterBytes > 0 {
-		said = append(said, fmt.Sprintf("%s more after the grace period of %s", space.FormatBytes(what.Frees.LaterBytes),
+	if what.Reclaimable.GracePeriodBytes > 0 {
+		said = append(said, fmt.Sprintf("%s more after the grace period of %s",
+			space.FormatBytes(what.Reclaimable.GracePeriodBytes),
 			f.request.Grace))
 	}
-	if len(what.Changed) > 0 {
-		said = append(said, plural(len(what.Changed), "manifest")+" pushed again meanwhile, and kept")
+	if len(what.PushedAgain) > 0 {
+		said = append(said, plural(len(what.PushedAgain), "manifest")+" pushed again meanwhile, and kept")
 	}
 	_, err := fmt.Fprintln(w, strings.Join(said, "; "))
 	return err

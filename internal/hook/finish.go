@@ -45,7 +45,7 @@ func (f *finishing) steps() []steps.Step {
 		configured = steps.Step{Name: "wait for the node configuration",
 			Run: steps.OnlyIf(s.ConfiguresNodes(), f.WaitConfigured),
 			Why: "CRI-O needs the CA before it can pull; and a node that refuses is reported"}
-		verifyNodes = steps.Step{Name: "verify pulls", Run: steps.OnlyIf(s.Finish.Verify, f.verify),
+		verifyNodes = steps.Step{Name: "verify pulls", Run: steps.OnlyIf(s.Finish.VerifyPulls, f.verify),
 			Why: "only a pull on every node covers network plugin, kube-proxy and container runtime at once"}
 		record = steps.Step{Name: "record the verified mode", Run: f.record,
 			Why: "the state never claims more than was verified"}
@@ -145,15 +145,15 @@ func (f *finishing) record(ctx context.Context) (string, error) {
 		desired := s.Desired
 		switch {
 		case f.Settings.Mode == state.ModeExternal:
-			s.Phase, s.Current, s.Nodes = state.PhaseReady, &desired, nil
+			s.Phase, s.Current, s.VerifiedNodes = state.PhaseReady, &desired, nil
 			did = "current is external, which needs no verification"
-		case f.Settings.Finish.Verify:
-			s.Phase, s.Current, s.Nodes = state.PhaseReady, &desired, f.verified
+		case f.Settings.Finish.VerifyPulls:
+			s.Phase, s.Current, s.VerifiedNodes = state.PhaseReady, &desired, f.verified
 			did = fmt.Sprintf("current is %s, verified on %d nodes", desired.Mode, len(f.verified))
 		case s.Current != nil && s.Current.Same(desired):
 			did = "the verified mode is unchanged: verification is disabled (initHook.verifyPulls=false)"
 		default:
-			s.Current, s.Nodes = nil, nil
+			s.Current, s.VerifiedNodes = nil, nil
 			did = "no mode is verified: verification is disabled (initHook.verifyPulls=false)"
 		}
 		return true // from here on nothing switches back

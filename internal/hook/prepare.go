@@ -127,7 +127,7 @@ func (p *preparation) next(saved *state.State) state.State {
 	decided := &p.run.Settings
 	s := state.State{Phase: state.PhasePrepared, Desired: p.Desired, PortNotReserved: p.unreserved}
 	if saved != nil {
-		s.Current, s.Nodes, s.NodeConfig = saved.Current, saved.Nodes, saved.NodeConfig
+		s.Current, s.VerifiedNodes, s.NodeConfig = saved.Current, saved.VerifiedNodes, saved.NodeConfig
 		s.PushCredentials, s.OwnImages = saved.PushCredentials, saved.OwnImages
 	}
 	s.PauseImages = p.pauseImages(saved)

@@ -70,14 +70,14 @@ func (o *Observer) logReports(pods []nodePod) {
 		}
 	}
 	for _, warning := range slices.Sorted(maps.Keys(warnings)) {
-		o.Log.Warn("node configuration", "on", release.ListNodes(warnings[warning]), "warning", warning)
+		o.Log.Warn("node configuration", "nodes", release.ListNodes(warnings[warning]), "warning", warning)
 	}
 	const atStart = "registries.yaml is read when K3s or RKE2 starts"
 	for _, hint := range slices.Sorted(maps.Keys(restarts)) {
-		o.Log.Warn(atStart, "on", release.ListNodes(restarts[hint]), "restart", hint)
+		o.Log.Warn(atStart, "nodes", release.ListNodes(restarts[hint]), "restart", hint)
 	}
 	for _, hint := range slices.Sorted(maps.Keys(idle)) {
-		o.Log.Info(atStart, "on", release.ListNodes(idle[hint]), "restart", hint)
+		o.Log.Info(atStart, "nodes", release.ListNodes(idle[hint]), "restart", hint)
 	}
 }
 

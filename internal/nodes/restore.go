@@ -102,7 +102,7 @@ func (o *Observer) left(directories []string, why string) {
 	if len(directories) > 0 {
 		o.Log.Warn("files of the release may stay on nodes; each says so in its first line, and what was there before is "+
 			"beside it, as FILE.before-zarf-registry",
-			"in", strings.Join(directories, ", "), "why", why)
+			"directories", strings.Join(directories, ", "), "reason", why)
 	}
 }
 

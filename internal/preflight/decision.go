@@ -83,7 +83,7 @@ func (i *Inspection) Decide(context.Context) (string, error) {
 	}
 	i.Desired = state.Settings{Mode: o.Mode, Address: o.Address, IPFamily: o.IPFamily, DecidedBy: o.ModeSource}
 	if !external {
-		i.Desired.Port, i.Desired.HostNetwork, i.Desired.MTLS = o.Port, o.Proxy.HostNetwork, o.PKI.Mode
+		i.Desired.Port, i.Desired.HostNetwork, i.Desired.PKIMode = o.Port, o.Proxy.HostNetwork, o.PKI.Mode
 	}
 	return fmt.Sprintf("%s, IP family: %s", o.Decision(), i.Desired.IPFamily), nil
 }

@@ -467,7 +467,7 @@ func (p *Puller) skip(a *attempt, message string) {
 	for i := range a.results {
 		a.results[i].Outcome, a.results[i].Message = skipped, oneLine(message)
 	}
-	p.Log.Warn("skipping a node, whose pulls are not verified", "node", a.node, "why", oneLine(message))
+	p.Log.Warn("skipping a node, whose pulls are not verified", "node", a.node, "reason", oneLine(message))
 }
 
 // failRest fails what is not finished.

@@ -171,7 +171,7 @@ func (v *Verifier) eligible(ctx context.Context) (eligible []corev1.Node, others
 		}
 	}
 	for reason, names := range why {
-		v.Log.Warn("skipping nodes, whose pulls are not verified", "nodes", release.ListNodes(names), "why", reason)
+		v.Log.Warn("skipping nodes, whose pulls are not verified", "nodes", release.ListNodes(names), "reason", reason)
 		others = append(others, names...)
 	}
 	slices.Sort(others)

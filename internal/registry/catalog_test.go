@@ -130,7 +130,7 @@ func TestPreviewOfADeletionIsExact(t *testing.T) {
 	if len(doomed) != 4 {
 		t.Fatalf("to be deleted: %+v", doomed)
 	}
-	preview := read.Frees(doomed, 0)
+	preview := read.Reclaimable(doomed, 0)
 	for _, m := range doomed {
 		c.must(http.StatusAccepted, "DELETE", "/v2/"+m.Repository+"/manifests/"+m.Digest.String(), nil,
 			"If-Unmodified-Since", read.At.UTC().Format(http.TimeFormat))

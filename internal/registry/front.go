@@ -221,7 +221,7 @@ func (f *front) logRequest(r *http.Request, code int, e *exchange, caller *calle
 	attrs := []slog.Attr{
 		slog.String("listener", f.name), slog.String("method", r.Method), slog.String("path", r.URL.Path),
 		slog.Int("code", code), slog.Int64("received", e.received), slog.Int64("sent", e.sent),
-		slog.String("took", took.String()),
+		slog.String("duration", took.String()),
 		slog.String("remote", r.RemoteAddr), slog.String("agent", r.UserAgent()),
 	}
 	if len(caller.roles) > 0 {

@@ -63,7 +63,7 @@ func (s *Server) collect(ctx context.Context, request gc.Request, who *caller, w
 		result, err := collect(ctx, s.leases, &s.source.use, request, report)
 		log := s.log.With("dryRun", request.DryRun, "deleteUntagged", request.DeleteUntagged,
 			"manifests", result.Manifests, "blobs", result.Blobs, "bytes", result.Bytes, "kept", result.Kept,
-			"took", time.Since(started).String())
+			"duration", time.Since(started).String())
 		last := gc.Event{Result: &result}
 		if err != nil {
 			last = gc.Event{Error: err.Error()}

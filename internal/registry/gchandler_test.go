@@ -99,7 +99,7 @@ func TestRunningRegistryCollectsGarbage(t *testing.T) {
 	// The other replica reads the result from the storage.
 	_, _ = other.server.leases.read(t.Context(), 0)
 	for _, replica := range []*instance{i, other} {
-		report := replica.loaded().Collection
+		report := replica.loaded().GarbageCollection
 		if report.Running || report.SucceededAt == nil || report.SucceededAt.Before(before) || report.Problem != "" {
 			t.Errorf("%+v", report)
 		}
@@ -309,7 +309,7 @@ func TestManifestsWaitForGarbageThatAnotherProcessCollects(t *testing.T) {
 	}
 	eventually(t, "the registry reports it", func() bool {
 		_, _ = i.server.leases.read(t.Context(), 0)
-		return i.loaded().Collection.Running && i.metric("zarf_registry_gc_running") == 1
+		return i.loaded().GarbageCollection.Running && i.metric("zarf_registry_gc_running") == 1
 	})
 	// Everything else is accepted, and pulls are served.
 	c.pushImage("a", "other", "another layer")
@@ -507,7 +507,7 @@ func TestCollectionStopsWhenTheClientDisconnects(t *testing.T) {
 		return !r.record.Held && r.record.Failure != ""
 	})
 	c.pushImage("a", "v1", "layer")
-	if report := i.loaded().Collection; report.SucceededAt != nil || report.Problem == "" {
+	if report := i.loaded().GarbageCollection; report.SucceededAt != nil || report.Problem == "" {
 		t.Errorf("%+v", report)
 	}
 }

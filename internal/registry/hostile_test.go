@@ -62,7 +62,7 @@ func TestInvalidReferencesAreNoFailures(t *testing.T) {
 	if logs := i.logs.String(); strings.Contains(logs, "verifying an image failed") || strings.Contains(logs, `"level":"ERROR"`) {
 		t.Errorf("logged:\n%s", logs)
 	}
-	if n := i.metric(`zarf_registry_verifications_total{result="failed"}`); n != 0 {
+	if n := i.metric(`zarf_registry_signature_verifications_total{result="failed"}`); n != 0 {
 		t.Errorf("%v failures are counted", n)
 	}
 }

@@ -215,9 +215,9 @@ func (c *leaseClient) follow(ctx context.Context, interval time.Duration) {
 }
 
 // report returns the status of garbage collection in the last reading.
-func (c *leaseClient) report() *reloadstatus.Collection {
+func (c *leaseClient) report() *reloadstatus.GarbageCollection {
 	r := c.last.Load()
-	report := &reloadstatus.Collection{Running: c.held(r), Problem: r.record.Failure}
+	report := &reloadstatus.GarbageCollection{Running: c.held(r), Problem: r.record.Failure}
 	if r.record.Succeeded != 0 {
 		at := time.Unix(r.record.Succeeded, 0).UTC()
 		report.SucceededAt = &at

@@ -79,7 +79,7 @@ func TestPlainListenerFollowsTheFile(t *testing.T) {
 		if !strings.Contains(f.metrics(), "zarf_registry_plain_listener_open 0\n") {
 			t.Error("the metric is not 0")
 		}
-		if open := f.loaded().PlainOpen; open == nil || *open {
+		if open := f.loaded().PlainListenerOpen; open == nil || *open {
 			t.Error("the reload status says that it is open")
 		}
 		f.addUser(pullUser, pullPassword)
@@ -90,7 +90,7 @@ func TestPlainListenerFollowsTheFile(t *testing.T) {
 		if !strings.Contains(f.metrics(), "zarf_registry_plain_listener_open 1\n") {
 			t.Error("the metric is not 1")
 		}
-		if open := f.loaded().PlainOpen; open == nil || !*open {
+		if open := f.loaded().PlainListenerOpen; open == nil || !*open {
 			t.Error("the reload status does not say that it is open")
 		}
 		f.plain().must(http.StatusUnauthorized, "GET", path, nil)
@@ -125,8 +125,8 @@ func TestPlainListenerFollowsTheFile(t *testing.T) {
 			t.Errorf("opened %d times and closed %d times in the logs, want %d and %d", opened, closed, n+1, n+2)
 		}
 	}
-	if !strings.Contains(f.logs.String(), `"why":"`+f.pull+` has users"`) ||
-		!strings.Contains(f.logs.String(), `"why":"`+f.pull+` has no users"`) {
+	if !strings.Contains(f.logs.String(), `"reason":"`+f.pull+` has users"`) ||
+		!strings.Contains(f.logs.String(), `"reason":"`+f.pull+` has no users"`) {
 		t.Error("the reasons are not logged")
 	}
 }

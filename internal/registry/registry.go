@@ -355,7 +355,7 @@ func (s *Server) serve(ctx context.Context, registry, diagnostics []*endpoint) e
 
 	failed := make(chan error, len(registry)+len(diagnostics))
 	for _, e := range slices.Concat(diagnostics, registry) {
-		s.log.Info("listening", "for", e.name, "address", e.listener.Addr().String())
+		s.log.Info("listening", "listener", e.name, "address", e.listener.Addr().String())
 		running.Go(func() { failed <- e.serve() })
 	}
 
@@ -452,25 +452,25 @@ func (s *Server) metricsHandler() http.Handler {
 
 // reloadReport describes the certificates and credentials in use, and what follows them.
 func (s *Server) reloadReport() reloadstatus.Report {
-	report := reloadstatus.Report{Credentials: s.credentials.report(), Collection: s.leases.report(),
+	report := reloadstatus.Report{Credentials: s.credentials.report(), GarbageCollection: s.leases.report(),
 		Scrub: s.scrubber.status()}
 	if err := s.health.err(time.Now()); err != nil {
-		report.Storage = err.Error()
+		report.StorageError = err.Error()
 	} else {
-		report.Empty = isEmpty(s.health.driver)
+		report.StorageEmpty = isEmpty(s.health.driver)
 	}
 	if full := s.space.report(); full != (space.Report{}) {
 		report.Space = &full
 	}
 	if s.verification.on() {
-		report.Verification = s.verification.report()
+		report.Signatures = s.verification.report()
 	}
 	if s.certificates != nil {
 		report.Certificates = s.certificates.Report()
 	}
 	if s.plain != nil {
 		open := s.plain.address() != nil
-		report.PlainOpen = &open
+		report.PlainListenerOpen = &open
 	}
 	return report
 }

@@ -260,7 +260,7 @@ func (s *storageSpace) warn() {
 	if level == space.Full {
 		message = "the storage is full, pushes are refused"
 	}
-	s.log.Warn(message, "limit", scope, "used", usage.Used, "of", usage.Limit, "percent", int(percent),
+	s.log.Warn(message, "limit", scope, "usedBytes", usage.Used, "limitBytes", usage.Limit, "percent", int(percent),
 		"remedy", space.Remedy(scope))
 }
 

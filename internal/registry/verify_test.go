@@ -442,22 +442,22 @@ func TestKeysAreFollowed(t *testing.T) {
 	if status() != http.StatusOK {
 		t.Fatal("the image is denied")
 	}
-	first := i.loaded().Verification
+	first := i.loaded().Signatures
 	if !first.Enforced || len(first.Keys) != 1 || first.Problem != "" || first.UnsignedTags == nil {
 		t.Errorf("report %+v", first)
 	}
 
 	writeFile(t, filepath.Join(dir, "key1.pub"), []byte("rubbish"))
-	eventually(t, "the failure is reported", func() bool { return i.loaded().Verification.Problem != "" })
-	if got := i.loaded().Verification; status() != http.StatusOK || !slices.Equal(got.Keys, first.Keys) {
+	eventually(t, "the failure is reported", func() bool { return i.loaded().Signatures.Problem != "" })
+	if got := i.loaded().Signatures; status() != http.StatusOK || !slices.Equal(got.Keys, first.Keys) {
 		t.Errorf("an invalid file changes the keys: %+v", got)
 	}
-	if got := i.metric("zarf_registry_verification_reload_errors_total"); got == 0 {
+	if got := i.metric("zarf_registry_signature_key_reload_errors_total"); got == 0 {
 		t.Error("the failure is not counted")
 	}
 
 	writeFile(t, filepath.Join(dir, "key1.pub"), slices.Concat(before.public, after.public))
-	eventually(t, "both keys are in use", func() bool { return len(i.loaded().Verification.Keys) == 2 })
+	eventually(t, "both keys are in use", func() bool { return len(i.loaded().Signatures.Keys) == 2 })
 	if status() != http.StatusOK {
 		t.Error("the image is denied while both keys are in use")
 	}
@@ -478,7 +478,7 @@ func TestWithoutValidKeysNothingIsSigned(t *testing.T) {
 	if a.StatusCode != http.StatusForbidden || !strings.Contains(a.body, "no valid public key (registry.signatures)") {
 		t.Errorf("status %d, %s", a.StatusCode, a.body)
 	}
-	if got := i.loaded().Verification.Problem; !strings.Contains(got, "no public key: add the public key of cosign") {
+	if got := i.loaded().Signatures.Problem; !strings.Contains(got, "no public key: add the public key of cosign") {
 		t.Errorf("problem %q", got)
 	}
 }
@@ -502,13 +502,13 @@ func TestOwnImagesNeedNoSignature(t *testing.T) {
 	if status("index") != http.StatusOK || status("v2") != http.StatusForbidden {
 		t.Errorf("status %d of the index, %d of another image", status("index"), status("v2"))
 	}
-	loaded := i.loaded().Verification.OwnImages
+	loaded := i.loaded().Signatures.OwnImages
 	if data, err := os.ReadFile(own); err != nil || loaded != digest.FromBytes(data).Encoded() {
 		t.Errorf("report %s, %v", loaded, err)
 	}
 	writeFile(t, own, []byte("rubbish"))
 	eventually(t, "the failure is reported", func() bool {
-		return strings.Contains(i.loaded().Verification.Problem, "rubbish")
+		return strings.Contains(i.loaded().Signatures.Problem, "rubbish")
 	})
 	if status("v1") != http.StatusOK {
 		t.Error("an invalid file changes what is exempt")
@@ -524,7 +524,7 @@ func TestStoredImagesAreAuditedBeforeSignaturesAreEnforced(t *testing.T) {
 	for n := range maxAuditLogs + 5 {
 		p.pushImage("b", fmt.Sprint(n), fmt.Sprint(n))
 	}
-	if plain.loaded().Verification != nil || plain.metric("zarf_registry_unsigned_tags") != -1 {
+	if plain.loaded().Signatures != nil || plain.metric("zarf_registry_unsigned_tags") != -1 {
 		t.Error("a registry that verifies nothing reports results")
 	}
 	unsigned := func(i *instance) bool {
@@ -589,7 +589,7 @@ func TestAuditServesLogsAndCounts(t *testing.T) {
 	}
 	i.pusher().read(http.MethodGet, "a", "unsigned")
 	for result, want := range map[string]float64{"signed": 1, "unsigned": 2, "exempt": 1, "failed": 0} {
-		if got := i.metric(fmt.Sprintf("zarf_registry_verifications_total{result=%q}", result)); got != want {
+		if got := i.metric(fmt.Sprintf("zarf_registry_signature_verifications_total{result=%q}", result)); got != want {
 			t.Errorf("%s: %v, want %v", result, got, want)
 		}
 	}
@@ -626,7 +626,7 @@ func TestAnUnreadableSignatureIsNotAMissingOne(t *testing.T) {
 	if a := i.node().read(http.MethodGet, "a", "v1"); a.StatusCode != http.StatusServiceUnavailable {
 		t.Errorf("a damaged manifest: status %d, %s", a.StatusCode, a.body)
 	}
-	if i.metric(`zarf_registry_verifications_total{result="failed"}`) != 2 {
+	if i.metric(`zarf_registry_signature_verifications_total{result="failed"}`) != 2 {
 		t.Error("the failures are not counted")
 	}
 	if err := i.server.verification.audit(t.Context()); err != nil || i.metric("zarf_registry_unsigned_tags") != 1 {

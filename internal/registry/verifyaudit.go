@@ -142,7 +142,7 @@ func (v *verification) audit(ctx context.Context) error {
 	}
 	if first || unsigned > 0 {
 		v.log.Info("verified the stored images", "tags", len(tags), "unsigned", unsigned,
-			"enforcing", v.enforcing.Load(), "took", v.now().Sub(began).String())
+			"enforcing", v.enforcing.Load(), "duration", v.now().Sub(began).String())
 	}
 	return nil
 }

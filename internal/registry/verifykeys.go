@@ -166,9 +166,9 @@ func (t *trusted) ownDigest() string {
 }
 
 // report describes what is in force.
-func (v *verification) report() *reloadstatus.Verification {
+func (v *verification) report() *reloadstatus.Signatures {
 	t := v.current.Load()
-	r := &reloadstatus.Verification{Enforced: v.enforcing.Load(), Keys: []string{}, OwnImages: t.ownDigest(),
+	r := &reloadstatus.Signatures{Enforced: v.enforcing.Load(), Keys: []string{}, OwnImages: t.ownDigest(),
 		Problem: *v.problem.Load()}
 	for _, key := range t.keys {
 		r.Keys = append(r.Keys, key.Fingerprint)

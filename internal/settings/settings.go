@@ -67,7 +67,7 @@ type Settings struct {
 	PKI        PKI        `json:"pki,omitzero"`
 	Push       Push       `json:"push,omitzero"`
 	Expose     Expose     `json:"expose,omitzero"`
-	Verify     Verify     `json:"verify,omitzero"`
+	Signatures Signatures `json:"signatures,omitzero"`
 	NodeConfig NodeConfig `json:"nodeConfig,omitzero"`
 	Preflight  Preflight  `json:"preflight,omitzero"`
 	Finish     Finish     `json:"finish,omitzero"`
@@ -169,7 +169,7 @@ type Expose struct {
 }
 
 // Verify describes the verification of signatures. It is empty if the registry does not verify any.
-type Verify struct {
+type Signatures struct {
 	// KeysSecret is the user's Secret with public keys. The registry mounts it.
 	KeysSecret string `json:"keysSecret,omitempty"`
 }
@@ -206,7 +206,7 @@ type Preflight struct {
 // Finish controls what happens after the rollout.
 type Finish struct {
 	// Verify makes every node pull an image.
-	Verify bool `json:"verify"`
+	VerifyPulls bool `json:"verifyPulls"`
 	// LocalRegistryHosting makes finish write the ConfigMap by which tools find the cluster's
 	// registry (KEP-1755).
 	LocalRegistryHosting bool `json:"localRegistryHosting,omitempty"`

@@ -113,7 +113,7 @@ func TestHealer(t *testing.T) {
 		})
 		output(t, w.command(t, w.kubectl, "taint", "nodes", "new2", startupTaint+"=:NoSchedule"))
 		h := w.heal(t)
-		if len(h.Pods) != 1 || h.Pods[0].Before != w.chosenPause(t) {
+		if len(h.Pods) != 1 || h.Pods[0].PreviousImage != w.chosenPause(t) {
 			t.Errorf("healed %s", mustJSON(h.Pods))
 		}
 		if len(h.Nodes) != 1 || h.Nodes[0].Node != "new2" || h.Nodes[0].Action != "remove" {
@@ -383,7 +383,7 @@ func (w *world) chosenPause(t *testing.T) string {
 
 // healed is the output of zarf-registry heal.
 type healed struct {
-	Pods  []struct{ Pod, Node, Action, Before, Image, Reason string }
+	Pods  []struct{ Pod, Node, Action, PreviousImage, Image, Reason string }
 	Nodes []struct{ Node, Action, Taint, Reason string }
 }
 
