@@ -208,8 +208,8 @@ func (s *Store) tempName() string {
 }
 
 // ignore returns err unless it is the one to ignore.
-func ignore(err, unless error) error {
-	if errors.Is(err, unless) {
+func ignore(err, target error) error {
+	if errors.Is(err, target) {
 		return nil
 	}
 	return err

@@ -210,8 +210,8 @@ func (s *Store) Prune(ctx context.Context, opts PruneOptions) (Pruned, error) {
 			return pruned, err
 		}
 		old := opts.OlderThan > 0 && now.Sub(f.used) > opts.OlderThan
-		much := maxSize > 0 && pruned.RemainingBytes > maxSize
-		if !opts.All && !old && !much {
+		overLimit := maxSize > 0 && pruned.RemainingBytes > maxSize
+		if !opts.All && !old && !overLimit {
 			continue
 		}
 		removed, err := s.remove(f, opts.DryRun)
@@ -263,15 +263,15 @@ func (s *Store) remove(f file, dry bool) (bool, error) {
 	return true, os.RemoveAll(f.path)
 }
 
-// evictAfter is the part of the limit that a store may grow before it checks its size: small enough
+// evictAfterFraction is the part of the limit that a store may grow before it checks its size: small enough
 // not to fill the disk in a long run, large enough for listing the blobs not to matter.
-const evictAfter = 8
+const evictAfterFraction = 8
 
 // grown evicts if the store has grown considerably since the last eviction.
 func (s *Store) grown(added int64) {
 	s.mu.Lock()
 	s.added += added
-	enough := s.maxSize > 0 && s.added > s.maxSize/evictAfter
+	enough := s.maxSize > 0 && s.added > s.maxSize/evictAfterFraction
 	if enough {
 		s.added = 0
 	}

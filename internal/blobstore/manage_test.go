@@ -229,7 +229,7 @@ func TestEvictsWhileItRuns(t *testing.T) {
 		}
 		most = max(most, info.Bytes+info.PartialBytes)
 	}
-	if most > 1000+1000/evictAfter+100 {
+	if most > 1000+1000/evictAfterFraction+100 {
 		t.Error(most)
 	}
 	if err := s.Close(); err != nil || len(left(t, dir, blobs)) > 0 {

@@ -259,7 +259,7 @@ func TestDoomedKeepsWhatKeptImagesNeed(t *testing.T) {
 	signature.Subject = d("old index")
 
 	rules := catalog.Rules{Match: []catalog.Pattern{pattern(t, "app:old*")}, Used: func(*catalog.Image) []string { return nil }}
-	doomed := catalog.Doomed(b.Decide(rules))
+	doomed := catalog.ManifestsToDelete(b.Decide(rules))
 	at := func(m *catalog.Manifest) int { return slices.Index(doomed, m) }
 	own := b.Manifests[1]
 	if len(doomed) != 5 || at(b.Manifests[0]) >= 0 || at(signature) < 0 || at(old) < 0 || at(old) > at(inner) ||

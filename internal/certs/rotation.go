@@ -31,7 +31,7 @@ const (
 // round reads everything again, calls pki.Next for the next step, and takes that one step. A run
 // can therefore be killed at any point, and another run continues.
 type rotation struct {
-	*Keeper
+	*Manager
 	pki state.PKI
 	// timeout is the total wait timeout for pods. Zero means that pods are queried once.
 	timeout time.Duration

@@ -326,7 +326,8 @@ func (r *imageRun) platforms(ctx context.Context) (images.Platforms, error) {
 	if r.platform != "auto" {
 		return images.ParsePlatforms(r.platform)
 	}
-	text, err := "", error(nil)
+	var text string
+	var err error
 	if _, client, connectErr := cluster.Connect(r.cluster.access); connectErr == nil {
 		text, err = nodePlatforms(ctx, client)
 	} else if r.cluster.access != (cluster.Access{}) {

@@ -108,7 +108,7 @@ func (f *removalFlags) remove(cmd *cobra.Command, choose func(*catalog.Catalog, 
 	if err != nil {
 		return &exitcode.Refusal{Err: err}
 	}
-	doomed := catalog.Doomed(chosen.decisions)
+	doomed := catalog.ManifestsToDelete(chosen.decisions)
 	what := newRemoval(f.dryRun, c.address, content, chosen, doomed)
 	what.Reclaimable = content.Reclaimable(doomed, f.request.Grace)
 	if !f.dryRun {

@@ -74,7 +74,7 @@ func TestDeleteChooses(t *testing.T) {
 			continue
 		}
 		var deleted, untag []string
-		for _, m := range catalog.Doomed(chosen.decisions) {
+		for _, m := range catalog.ManifestsToDelete(chosen.decisions) {
 			deleted = append(deleted, m.Repository)
 		}
 		for _, u := range chosen.untagged {
@@ -93,7 +93,7 @@ func TestRemovalIsPrinted(t *testing.T) {
 		t.Fatal(err)
 	}
 	decisions := content.Decide(catalog.Rules{Match: match, Used: func(*catalog.Image) []string { return nil }})
-	doomed := catalog.Doomed(decisions)
+	doomed := catalog.ManifestsToDelete(decisions)
 	what := newRemoval(true, "127.0.0.1:31999", content, choice{decisions, []tagged{{"nginx", "1"}}}, doomed)
 	what.Reclaimable = content.Reclaimable(doomed, 0)
 	f := &removalFlags{collect: true, request: gc.Request{Grace: time.Hour}}

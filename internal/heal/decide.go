@@ -224,7 +224,7 @@ func Decide(p Pod, images []nodeimages.Image, rules nodeimages.Rules, inUse []st
 
 // previous returns the images of the pod that were replaced.
 func (p Pod) previous() []string {
-	if list := p.Metadata.Annotations[names.AnnotationImageBefore]; list != "" {
+	if list := p.Metadata.Annotations[names.AnnotationPreviousImages]; list != "" {
 		return strings.Split(list, ",")
 	}
 	return nil
@@ -262,7 +262,7 @@ func (d Decision) patch(p Pod) []operation {
 	if p.Metadata.Annotations == nil {
 		operations = append(operations, operation{"add", "/metadata/annotations", map[string]string{}})
 	}
-	key := strings.ReplaceAll(names.AnnotationImageBefore, "/", "~1")
+	key := strings.ReplaceAll(names.AnnotationPreviousImages, "/", "~1")
 	return append(operations, operation{"add", "/metadata/annotations/" + key,
 		strings.Join(append(p.previous(), d.PreviousImage), ",")})
 }

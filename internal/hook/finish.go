@@ -55,11 +55,11 @@ func (f *finishing) steps() []steps.Step {
 			Run: steps.OnlyIf(s.UnreservedPort, f.deleteService), Why: "reservePort=false"}
 		deleteProxies = steps.Step{Name: "delete previous proxies", Run: f.DeletePreviousProxies,
 			Why: "the chart no longer renders them"}
-		collect = steps.Step{Name: "collect previous payloads", Run: f.collect,
+		collect = steps.Step{Name: "delete previous payloads", Run: f.collect,
 			Why: "no pod needs them any more"}
 		advertise = steps.Step{Name: "advertise the registry", Run: f.advertise,
 			Why: "tools that build images look for it in " + HostingNamespace}
-		caches = steps.Step{Name: "look at the caches", Run: steps.OnlyIf(s.Cache.Enabled, f.WaitCaches),
+		caches = steps.Step{Name: "wait for the caches", Run: steps.OnlyIf(s.Cache.Enabled, f.WaitCaches),
 			Why: "without them, proxies pull from the registry"}
 		rotate = steps.Step{Name: "finish the CA rotation", Run: f.rotate,
 			Why: "the previous CA stays trusted until all pods show certificates of the new one"}

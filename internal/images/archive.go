@@ -369,9 +369,9 @@ func (a *archive) add(header *tar.Header, at int64) error {
 	a.named += len(header.Name) + len(header.Linkname)
 	switch {
 	case a.count > maxEntries:
-		return fmt.Errorf("is one too many: an archive may have %d entries, enough for thousands of images", maxEntries)
+		return fmt.Errorf("exceeds the limit of %d entries, enough for thousands of images", maxEntries)
 	case a.named > maxNameBytes:
-		return fmt.Errorf("has a name too many: the names in an archive may have %d bytes", maxNameBytes)
+		return fmt.Errorf("exceeds the limit of %d bytes of names", maxNameBytes)
 	}
 	if len(a.order) < maxNames && name != "." {
 		a.order = append(a.order, name)

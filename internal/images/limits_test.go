@@ -46,9 +46,9 @@ func TestHostileArchives(t *testing.T) {
 		want  string
 	}{
 		"more entries than any image has": {directories(maxEntries+1, func(i int) string { return fmt.Sprint(i, "/") }),
-			"is one too many: an archive may have 100000 entries"},
+			"exceeds the limit of 100000 entries"},
 		"names that fill the memory": {directories(maxNameBytes>>20+1, func(i int) string { return fmt.Sprint(long, i, "/") }),
-			"has a name too many: the names in an archive may have 33554432 bytes"},
+			"exceeds the limit of 33554432 bytes of names"},
 		"a file that is mostly zeros": {file(2 * freeInflation), "unpacks to more than 100 times its size"},
 		"zeros after the end": {func(w io.Writer) error {
 			if err := file(1)(w); err != nil {

@@ -89,8 +89,8 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request) (code int, n int
 	}
 	request, budget, status := newRequest(r), p.newRetryBudget(), http.StatusServiceUnavailable
 	if isContainerd(r) && budget.timeout > 0 {
-		budget.timeout = min(budget.timeout/containerdRepeats, p.limits.patience)
-		request.answerBy, status = budget.began.Add(p.limits.patience), http.StatusTooManyRequests
+		budget.timeout = min(budget.timeout/containerdRepeats, p.limits.waitTimeout)
+		request.answerBy, status = budget.began.Add(p.limits.waitTimeout), http.StatusTooManyRequests
 	}
 	resp, err := p.fetch(request, budget, judgeFirst)
 	if err != nil && r.Context().Err() != nil {
@@ -161,9 +161,9 @@ func (p *Proxy) stream(w http.ResponseWriter, request *request, resp *response) 
 		buffer := p.buffers.get(resp.ContentLength, fast >= fastAfter)
 		began := time.Now()
 		n, cause := resp.fill(*buffer)
-		turn := false
+		switchCache := false
 		if cause == nil && resp.upstream == p.cache && whole.unresumable == nil {
-			turn, cause = speed.add(n, time.Since(began), resp.upstream.limits.turn)
+			switchCache, cause = speed.add(n, time.Since(began), resp.upstream.limits.cacheTurn)
 		}
 		part := (*buffer)[:n]
 		if skip > 0 {
@@ -204,7 +204,7 @@ func (p *Proxy) stream(w http.ResponseWriter, request *request, resp *response) 
 			return sent, nil
 		case paused:
 			cause = errPaused
-		case turn:
+		case switchCache:
 			if resp, skip, cause = p.takeTurn(request, whole, sent, resp, skip); cause == nil {
 				continue
 			}

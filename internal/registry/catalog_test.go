@@ -126,7 +126,7 @@ func TestPreviewOfADeletionIsExact(t *testing.T) {
 		t.Fatal(err)
 	}
 	decisions := read.Decide(catalog.Rules{Match: match, Used: func(*catalog.Image) []string { return nil }})
-	doomed := catalog.Doomed(decisions)
+	doomed := catalog.ManifestsToDelete(decisions)
 	if len(doomed) != 4 {
 		t.Fatalf("to be deleted: %+v", doomed)
 	}

@@ -406,7 +406,7 @@ func TestARefusedManifestDoesNotMoveItsTag(t *testing.T) {
 	i := start(t, newTestCA(t), t.TempDir())
 	before, _ := i.pusher().pushImage("a", "v1", "one")
 	_, after := i.pusher().pushImage("a", "v2", "two")
-	source := &blobSource{leases: fileLeases(t, i.root)}
+	source := &contentStore{leases: fileLeases(t, i.root)}
 	server := withPushes(withManifestLock(source, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		release(condemn(t, fileLeases(t, i.root), digest.FromString("two")))
 		time.Sleep(2 * quick.pollInterval)
@@ -427,7 +427,7 @@ func TestARefusedManifestDoesNotMoveItsTag(t *testing.T) {
 // condemn begins a collection that may remove these digests, and waits until it may sweep.
 func condemn(t testing.TB, leases *leaseClient, digests ...digest.Digest) *lease {
 	t.Helper()
-	list := condemnedSet{}
+	list := garbageSet{}
 	for _, d := range digests {
 		list[d] = struct{}{}
 	}
@@ -529,12 +529,12 @@ func TestInvalidLeaseExpires(t *testing.T) {
 	writeFile(t, filepath.Join(root, leasePath), []byte("{"))
 	leases := fileLeases(t, root)
 	leases.times.waitTimeout, leases.times.leaseDuration = 0, shortLease
-	if w := serve(t, withManifestLock(&blobSource{leases: leases}, http.NotFoundHandler()), "PUT",
+	if w := serve(t, withManifestLock(&contentStore{leases: leases}, http.NotFoundHandler()), "PUT",
 		"/v2/a/manifests/v1"); w.Code != http.StatusServiceUnavailable {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
 	leases.times.waitTimeout = time.Minute
-	if w := serve(t, withManifestLock(&blobSource{leases: leases}, http.NotFoundHandler()), "PUT",
+	if w := serve(t, withManifestLock(&contentStore{leases: leases}, http.NotFoundHandler()), "PUT",
 		"/v2/a/manifests/v1"); w.Code != http.StatusNotFound {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
@@ -651,7 +651,7 @@ func TestSlowlySentManifestIsAccepted(t *testing.T) {
 		return sent.Read(p)
 	})
 	var received string
-	source := &blobSource{leases: fileLeases(t, root)}
+	source := &contentStore{leases: fileLeases(t, root)}
 	server := withPushes(withManifestLock(source, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		content, err := io.ReadAll(r.Body)
 		if err != nil {

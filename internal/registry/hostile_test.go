@@ -233,7 +233,7 @@ func TestBackLinksCountAgainstTheQuota(t *testing.T) {
 func TestVerificationReadsFewReferrers(t *testing.T) {
 	const all = 1500
 	s := newSigner(t)
-	_, change := verified(t, VerifyEnforce, s)
+	_, change := verified(t, SignaturesEnforce, s)
 	i := open(t, newTestCA(t), "", change, func(o *Options) { o.Config = loadConfig(t, inMemory).Config })
 	var reads atomic.Int64
 	observe(i, func(path string) {
@@ -246,7 +246,7 @@ func TestVerificationReadsFewReferrers(t *testing.T) {
 	_, manifest := i.pusher().pushImage("a", "v1", "layer")
 	subject := digest.FromString(manifest)
 	fillReferrers(t, i, "a", subject, all)
-	i.server.verification.changed("a")
+	i.server.signatures.changed("a")
 	reads.Store(0)
 	if a := i.node().read(http.MethodGet, "a", "v1"); a.StatusCode != http.StatusForbidden {
 		t.Errorf("status %d: %s", a.StatusCode, a.body)
@@ -259,7 +259,7 @@ func TestVerificationReadsFewReferrers(t *testing.T) {
 // One repository, or several of one owner, leave verifications to the others.
 func TestOneRepositoryDoesNotHoldAllVerifications(t *testing.T) {
 	s := newSigner(t)
-	_, change := verified(t, VerifyEnforce, s)
+	_, change := verified(t, SignaturesEnforce, s)
 	i := open(t, newTestCA(t), t.TempDir(), change)
 	var held atomic.Bool
 	var waiting atomic.Int64

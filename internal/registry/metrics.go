@@ -191,7 +191,7 @@ func (m *metrics) watchScrub(s *scrubber) {
 		})
 }
 
-func (m *metrics) watchVerification(v *verification) {
+func (m *metrics) watchSignatures(v *signatureVerifier) {
 	for result := range v.counts {
 		m.counter("zarf_registry_signature_verifications_total",
 			"Manifests that nodes and anonymous clients asked for, by whether they are signed.",

@@ -172,7 +172,7 @@ func TestInvalidFileDoesNotOpenThePlainListener(t *testing.T) {
 	listening := f.server.plain
 	ctx, stop := context.WithCancel(context.Background())
 	var following sync.WaitGroup
-	following.Go(func() { f.server.credentials.run(ctx, func() { f.server.followPullUsers(ctx) }) })
+	following.Go(func() { f.server.credentials.run(ctx, func() { f.server.watchPullUsers(ctx) }) })
 	t.Cleanup(func() {
 		stop()
 		following.Wait()

@@ -225,7 +225,7 @@ func TestMetrics(t *testing.T) {
 		`zarf_registry_http_request_duration_seconds_count{listener="tls",method="PUT"} 2`,
 		`zarf_registry_http_received_bytes_total{listener="tls"} 1000`,
 		`zarf_registry_credential_checks_total{result="matched"} 1`,
-		`zarf_registry_credential_checks_total{result="remembered"} 1`,
+		`zarf_registry_credential_checks_total{result="cached"} 1`,
 		`zarf_registry_tls_generation 1`,
 		`zarf_registry_tls_reload_errors_total 0`,
 		`zarf_registry_storage_healthy 1`,

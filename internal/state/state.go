@@ -123,8 +123,8 @@ type State struct {
 	OwnImages []string `json:"ownImages,omitempty"`
 	// PortNotReserved is why proxy mode needs no Service that reserves the port; empty if it needs one.
 	PortNotReserved string `json:"portNotReserved,omitempty"`
-	// RenewalFailed is when and why the last certs renew failed; empty if it succeeded. The failed pod of the CronJob
-	// does not stay.
+	// RenewalFailed is when and why the last certs renew failed; empty if it succeeded. The CronJob does not
+	// keep failed pods.
 	RenewalFailed string `json:"renewalFailed,omitempty"`
 	// NodeConfig is nil if the release has no files on nodes.
 	NodeConfig *NodeConfig `json:"nodeConfig,omitempty"`

@@ -42,7 +42,7 @@ func (c *collector) caches(ctx context.Context) error {
 	}
 	if len(deployments.Items)+len(sets.Items) == 0 {
 		if c.pki().Cache {
-			c.next("The caches are missing, and proxies pull from the registry: run %s.", c.again())
+			c.next("The caches are missing, and proxies pull from the registry: run %s.", c.installCommand())
 		}
 		return nil
 	}

@@ -116,7 +116,7 @@ func (c *collector) rotation() {
 		waiting = ", waiting for: " + oneLine(s.Rotation.Waiting)
 	}
 	c.next("The CA rotation started at %s is in phase %s%s: run %s, which continues it and shows what it waits for.",
-		s.Rotation.Since.Format(time.RFC3339), s.Rotation.Phase, waiting, c.renew())
+		s.Rotation.Since.Format(time.RFC3339), s.Rotation.Phase, waiting, c.renewCommand())
 }
 
 // pki returns how certificates are issued: without a state, as by default.
@@ -127,10 +127,10 @@ func (c *collector) pki() state.PKI {
 	return state.PKI{Mode: state.PKIInternal}
 }
 
-// renew returns the command that repairs a certificate.
-func (c *collector) renew() string {
+// renewCommand returns the command that repairs a certificate.
+func (c *collector) renewCommand() string {
 	if s := c.report.State; s == nil || s.PKI == nil {
-		return c.again() // the state does not record yet how certificates are issued
+		return c.installCommand() // the state does not record yet how certificates are issued
 	}
 	command := "zarf-registry certs renew --namespace " + c.Namespace
 	if c.Release != "zarf-registry" {
@@ -321,12 +321,13 @@ func (c *collector) advise(h *SecretCertificate) {
 func (c *collector) remedy(h *SecretCertificate) string {
 	switch {
 	case h.Source == nil:
-		return c.renew() + " issues a new one"
+		return c.renewCommand() + " issues a new one"
 	case c.pki().Mode == state.PKICertManager:
 		return fmt.Sprintf("kubectl --namespace %s describe certificate %s shows whether cert-manager renews it; %s then "+
-			"copies it", c.Namespace, strings.TrimSuffix(h.Source.Secret, names.SuffixIssued), c.renew())
+			"copies it", c.Namespace, strings.TrimSuffix(h.Source.Secret, names.SuffixIssued), c.renewCommand())
 	default:
-		return fmt.Sprintf("put a valid one into Secret %s/%s; %s then copies it", c.Namespace, h.Source.Secret, c.renew())
+		return fmt.Sprintf("put a valid one into Secret %s/%s; %s then copies it", c.Namespace, h.Source.Secret,
+			c.renewCommand())
 	}
 }
 
@@ -366,7 +367,7 @@ func (c *collector) source(ctx context.Context, h *SecretCertificate) error {
 		return nil // rotation reports itself when it is late
 	}
 	c.next("Secret %s/%s contains another certificate than its copy %s: run %s, which checks and copies it.", c.Namespace,
-		s.Secret, h.Secret, c.renew())
+		s.Secret, h.Secret, c.renewCommand())
 	return nil
 }
 

@@ -198,7 +198,7 @@ func restart(n corev1.Node) string {
 }
 
 // adviseNodeConfig adds the next steps, one sentence for all nodes that need the same. It asks for no restart, because
-// nothing tells whether the service has been restarted.
+// it is unknown whether the service has been restarted.
 func (c *collector) adviseNodeConfig(nodes map[string]corev1.Node) {
 	ready := func(n NodeConfig) bool {
 		node, known := nodes[n.Node]

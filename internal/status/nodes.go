@@ -118,12 +118,12 @@ func (c *collector) proxy(n corev1.Node, pod corev1.Pod) string {
 		if len(pauses) > 0 {
 			c.next("Node %s has the pause image %s, but its proxy uses %s: run zarf-registry heal; if it says that no trusted "+
 				"pause image is left, load %s on the node, or %s --set injector.image=IMAGE.", n.Name,
-				strings.Join(pauses, ", "), image, image, c.again())
+				strings.Join(pauses, ", "), image, image, c.installCommand())
 			return why + "; the node reports " + strings.Join(pauses, ", ") + ", not " + image
 		}
 		c.next("Node %s reports no pause image, and its proxy, which uses %s, is not ready (%s): load that image on the "+
 			"node, or choose one that all nodes have with %s --set injector.image=IMAGE.", n.Name, image, orUnknown(p.Message),
-			c.again())
+			c.installCommand())
 		return why + "; the node does not report " + image
 	}
 	c.next("The proxy of node %s is not ready (%s): kubectl --namespace %s describe pod %s shows more.", n.Name,
@@ -141,7 +141,7 @@ func (c *collector) noProxy(node *Node) {
 	switch {
 	case len(c.objects) == 0:
 		node.Message = "no proxy DaemonSet"
-		c.next("The proxy DaemonSet is missing: run %s.", c.again())
+		c.next("The proxy DaemonSet is missing: run %s.", c.installCommand())
 	case scheduled < wanted:
 		node.Message = "proxy pod does not exist yet"
 		c.next("Node %s has no proxy pod yet: kubectl --namespace %s describe daemonsets --selector "+
@@ -177,18 +177,20 @@ func (c *collector) nodePort(ctx context.Context) error {
 	switch {
 	case apierrors.IsNotFound(err) && proxies:
 		c.next("%s is missing, so any other Service can take node port %d and answer instead of the proxies: run %s, which "+
-			"creates it, or accept this with --set reservePort=false.", object, s.port(), c.again())
+			"creates it, or accept this with --set reservePort=false.", object, s.port(), c.installCommand())
 	case apierrors.IsNotFound(err):
-		c.next("%s is missing, so the node port is closed: run %s.", object, c.again())
+		c.next("%s is missing, so the node port is closed: run %s.", object, c.installCommand())
 	case err != nil:
 		return c.unreadable("reading "+object, err)
 	case !plan.HoldsPort(*service, s.port()):
-		c.next("%s does not have node port %d: run %s.", object, s.port(), c.again())
+		c.next("%s does not have node port %d: run %s.", object, s.port(), c.installCommand())
 	case ignored != proxies && s.Switching(): // named already
 	case proxies && !ignored:
-		c.next("%s has no label %s, so it answers instead of the proxies: run %s.", object, plan.LabelProxyName, c.again())
+		c.next("%s has no label %s, so it answers instead of the proxies: run %s.", object, plan.LabelProxyName,
+			c.installCommand())
 	case !proxies && ignored:
-		c.next("%s has the label %s, so kube-proxy does not serve it: run %s.", object, plan.LabelProxyName, c.again())
+		c.next("%s has the label %s, so kube-proxy does not serve it: run %s.", object, plan.LabelProxyName,
+			c.installCommand())
 	}
 	if proxies {
 		return nil
@@ -199,7 +201,7 @@ func (c *collector) nodePort(ctx context.Context) error {
 	}
 	if missing || secret != nil && len(secret.Data[names.KeyHtpasswd]) == 0 {
 		c.next("Secret %s/%s has no key htpasswd, so the registry's plain listener is closed: run %s.", c.Namespace,
-			c.Name+names.SuffixPull, c.again())
+			c.Name+names.SuffixPull, c.installCommand())
 	}
 	return nil
 }
@@ -243,7 +245,7 @@ func (c *collector) leftovers(ctx context.Context) error {
 	}
 	if len(c.report.Leftovers) > 0 {
 		c.next("Objects of another mode remain: %s: run %s, which removes them.", strings.Join(c.report.Leftovers, ", "),
-			c.again())
+			c.installCommand())
 	}
 	return nil
 }

@@ -60,7 +60,7 @@ func (c *collector) payloads(ctx context.Context) error {
 		c.report.Payloads = append(c.report.Payloads, p)
 		if !p.Complete {
 			c.next("Payload %s/%s is incomplete (%s), so restarting pods will wait: %s writes it.", c.Namespace, name, p.Message,
-				c.again())
+				c.installCommand())
 		}
 	}
 	return nil

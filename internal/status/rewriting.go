@@ -78,7 +78,7 @@ func (c *collector) rewriting(ctx context.Context) error {
 	r.Message = fmt.Sprintf("of a new pod in namespace %s, the image %s stays", trial.Namespace, image)
 	c.next("MutatingAdmissionPolicy %s does not take effect (%s): start the API server with "+
 		"--feature-gates=MutatingAdmissionPolicy=true and without --disable-admission-plugins=MutatingAdmissionPolicy; if "+
-		"it runs so, run %s, which renders the policy and its binding again.", policy.Name, r.Message, c.again())
+		"it runs so, run %s, which renders the policy and its binding again.", policy.Name, r.Message, c.installCommand())
 	return nil
 }
 

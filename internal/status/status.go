@@ -172,8 +172,8 @@ var ErrNotInstalled = errors.New("zarf-registry is not installed")
 // collector gathers a report.
 type collector struct {
 	Options
-	report *Report
-	home   string // the namespace of the Helm release; differs from Namespace with namespaceOverride
+	report           *Report
+	releaseNamespace string // the namespace of the Helm release; differs from Namespace with namespaceOverride
 
 	objects       []appsv1.DaemonSet // of the proxies
 	configObjects []appsv1.DaemonSet // of node configuration
@@ -218,9 +218,9 @@ func (c *collector) next(format string, args ...any) {
 	}
 }
 
-// again returns the command that repeats the installation.
-func (c *collector) again() string {
-	command := "zarf-registry install --namespace " + c.home
+// installCommand returns the command that repeats the installation.
+func (c *collector) installCommand() string {
+	command := "zarf-registry install --namespace " + c.releaseNamespace
 	if c.Release != "zarf-registry" {
 		command += " --release " + c.Release
 	}
@@ -251,10 +251,10 @@ func (c *collector) secret(ctx context.Context, name string) (secret *corev1.Sec
 
 // locate determines the namespace of the Helm release. workloads reports read errors.
 func (c *collector) locate(ctx context.Context) error {
-	c.home = c.Namespace
+	c.releaseNamespace = c.Namespace
 	deployment, err := c.Client.AppsV1().Deployments(c.Namespace).Get(ctx, c.Name, metav1.GetOptions{})
 	if err == nil && deployment.Annotations[names.AnnotationReleaseNamespace] != "" {
-		c.home = deployment.Annotations[names.AnnotationReleaseNamespace]
+		c.releaseNamespace = deployment.Annotations[names.AnnotationReleaseNamespace]
 	}
 	return nil
 }
@@ -266,7 +266,7 @@ func (c *collector) state(ctx context.Context) error {
 		return err
 	}
 	if missing {
-		c.next("Secret %s/%s is missing, so the mode is unknown: %s writes it%s.", c.Namespace, name, c.again(),
+		c.next("Secret %s/%s is missing, so the mode is unknown: %s writes it%s.", c.Namespace, name, c.installCommand(),
 			c.otherName(ctx))
 	}
 	if secret == nil {
@@ -301,10 +301,10 @@ func (c *collector) phase(context.Context) error {
 	since := s.UpdatedAt.Format(time.RFC3339)
 	if s.Switching() {
 		c.next("A switch from %s to %s mode was started at %s and is not complete: unless a run is in progress, run %s, "+
-			"which continues it.", s.Current.Mode, s.Desired.Mode, since, c.again())
+			"which continues it.", s.Current.Mode, s.Desired.Mode, since, c.installCommand())
 	} else {
 		c.next("%s mode was prepared at %s and is not verified: unless a run is in progress, run %s.", s.Desired.Mode, since,
-			c.again())
+			c.installCommand())
 	}
 	return nil
 }
@@ -326,12 +326,12 @@ func selector(release, component string) metav1.ListOptions {
 
 func (c *collector) helm(ctx context.Context) error {
 	list, err := c.Metadata.Resource(schema.GroupVersionResource{Version: "v1", Resource: "secrets"}).Namespace(
-		c.home).List(ctx, metav1.ListOptions{
+		c.releaseNamespace).List(ctx, metav1.ListOptions{
 		LabelSelector: "owner=helm,name=" + c.Release,
 		FieldSelector: "type=helm.sh/release.v1",
 	})
 	if err != nil {
-		return c.unreadable("listing the release's revisions in namespace "+c.home, err)
+		return c.unreadable("listing the release's revisions in namespace "+c.releaseNamespace, err)
 	}
 	for _, s := range list.Items {
 		revision, err := strconv.Atoi(s.Labels["version"])
@@ -345,13 +345,13 @@ func (c *collector) helm(ctx context.Context) error {
 	}
 	switch {
 	case helm.Status == "uninstalling":
-		c.next("The release is being deleted: run helm uninstall %s --namespace %s to finish.", c.Release, c.home)
+		c.next("The release is being deleted: run helm uninstall %s --namespace %s to finish.", c.Release, c.releaseNamespace)
 	case strings.HasPrefix(helm.Status, "pending-"):
 		c.next("Helm's revision %d is %s: unless a run is in progress, run %s, which continues it.", helm.Revision,
-			helm.Status, c.again())
+			helm.Status, c.installCommand())
 	default:
 		c.next("Helm's revision %d is %s, helm history %s --namespace %s shows why: run %s.", helm.Revision, helm.Status,
-			c.Release, c.home, c.again())
+			c.Release, c.releaseNamespace, c.installCommand())
 	}
 	return nil
 }
@@ -384,7 +384,7 @@ func (c *collector) installed(context.Context) error {
 		return nil
 	}
 	return fmt.Errorf("%w in namespace %s as release %s: run %s, or name another with --namespace, --release and --name",
-		ErrNotInstalled, c.Namespace, c.Release, c.again())
+		ErrNotInstalled, c.Namespace, c.Release, c.installCommand())
 }
 
 func (c *collector) external() bool {
@@ -435,7 +435,7 @@ func (c *collector) registry(ctx context.Context) error {
 	case d == nil && len(c.report.Unreadable) > 0:
 	case d == nil:
 		r.Message = "the Deployment is missing"
-		c.next("Deployment %s/%s is missing: run %s.", c.Namespace, c.Name, c.again())
+		c.next("Deployment %s/%s is missing: run %s.", c.Namespace, c.Name, c.installCommand())
 		return nil
 	case d.Spec.Replicas != nil:
 		r.Desired = int(*d.Spec.Replicas)
@@ -495,11 +495,11 @@ func (c *collector) collection(ctx context.Context, pods []corev1.Pod) {
 		if s := c.report.State; report.StorageEmpty && s != nil && s.pushed {
 			c.report.Registry.StorageEmpty = true
 			c.next("The registry's storage has lost its content: run %s, which pushes the project's images, and push yours "+
-				"again, from a backup or from their archives.", c.again())
+				"again, from a backup or from their archives.", c.installCommand())
 		}
 		if v := report.Signatures; v != nil && v.Problem != "" {
 			c.next("The registry cannot load what it verifies images with (%s): correct the Secret of registry.signatures, "+
-				"or run %s, which checks it.", oneLine(v.Problem), c.again())
+				"or run %s, which checks it.", oneLine(v.Problem), c.installCommand())
 		}
 		if problem := report.GarbageCollection.Problem; problem != "" {
 			c.next("The last garbage collection failed (%s): zarf-registry garbage-collect --namespace %s runs it again.",

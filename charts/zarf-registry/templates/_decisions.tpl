@@ -282,7 +282,7 @@ are of this version only. */ -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* The digest of that image, from the chart or the state; empty if unknown. Who may push can move a tag. Takes
+{{- /* The digest of that image, from the chart or the state; empty if unknown. Anyone who may push can move a tag. Takes
 root, tag, architecture. */ -}}
 {{- define "zarf-registry.hookDigest" -}}
 {{- $recorded := default dict (include "zarf-registry.cluster.state" .root | fromJson).hookImage -}}

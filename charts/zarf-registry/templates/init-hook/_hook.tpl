@@ -100,8 +100,8 @@ init-hook can derive from it is not in here. */ -}}
 {{- $_ := set $settings.push "credentials" . -}}
 {{- end -}}
 {{- $_ := set $settings "expose" (include "zarf-registry.hook.settings.expose" . | fromJson) -}}
-{{- if include "zarf-registry.verify" . -}}
-{{- $_ := set $settings "signatures" (dict "keysSecret" (include "zarf-registry.verify.secret" .)) -}}
+{{- if include "zarf-registry.signatures" . -}}
+{{- $_ := set $settings "signatures" (dict "keysSecret" (include "zarf-registry.signatures.secret" .)) -}}
 {{- end -}}
 {{- else -}}
 {{- $_ := set $settings "registryURL" $mode.url -}}

@@ -132,19 +132,19 @@ func (c client) read(method, repository, name string) answer {
 }
 
 // verified are the options of a registry that verifies signatures.
-func verified(t testing.TB, mode Verify, signers ...signer) (dir string, change func(*Options)) {
+func verified(t testing.TB, mode SignatureMode, signers ...signer) (dir string, change func(*Options)) {
 	t.Helper()
 	dir = t.TempDir()
 	for n, s := range signers {
 		writeFile(t, filepath.Join(dir, fmt.Sprintf("key%d.pub", n+1)), s.public)
 	}
-	return dir, func(o *Options) { o.Verify, o.VerifyKeys = mode, dir }
+	return dir, func(o *Options) { o.Signatures, o.SignatureKeys = mode, dir }
 }
 
 // enforcing starts a registry that enforces signatures of the signers.
 func enforcing(t testing.TB, root string, signers ...signer) *instance {
 	t.Helper()
-	_, change := verified(t, VerifyEnforce, signers...)
+	_, change := verified(t, SignaturesEnforce, signers...)
 	i := start(t, newTestCA(t), root, change)
 	i.waitEnforcing()
 	return i
@@ -152,12 +152,12 @@ func enforcing(t testing.TB, root string, signers ...signer) *instance {
 
 func (i *instance) waitEnforcing() {
 	i.t.Helper()
-	eventually(i.t, "signatures are enforced", func() bool { return i.server.verification.enforcing.Load() })
+	eventually(i.t, "signatures are enforced", func() bool { return i.server.signatures.enforcing.Load() })
 }
 
 func TestWhoReadsUnsignedImages(t *testing.T) {
 	s := newSigner(t)
-	_, change := verified(t, VerifyEnforce, s)
+	_, change := verified(t, SignaturesEnforce, s)
 	for _, open := range []bool{false, true} {
 		e := startExposed(t, change, func(o *Options) {
 			o.AnonymousPull, o.ExposeAnonymousPull = open, open
@@ -241,7 +241,7 @@ func TestDenialsNameImageKeysAndRemedy(t *testing.T) {
 	}
 	got := body.Errors[0].Message
 	for n := range 4 {
-		want := i.server.verification.current.Load().keys[n]
+		want := i.server.signatures.current.Load().keys[n]
 		if want.Name != fmt.Sprintf("key%d.pub", n+1) || !strings.Contains(got, want.String()) {
 			t.Errorf("%q does not name %s", got, want)
 		}
@@ -291,13 +291,13 @@ func quoted(data []byte) string {
 
 func TestAnotherReplicaSigns(t *testing.T) {
 	s, root := newSigner(t), t.TempDir()
-	_, change := verified(t, VerifyEnforce, s)
+	_, change := verified(t, SignaturesEnforce, s)
 	here, there := open(t, newTestCA(t), root, change), start(t, newTestCA(t), root, change)
 	now := time.Now()
-	here.server.verification.now = func() time.Time { return now }
-	here.server.verification.enforcing.Store(true)
-	close(here.server.verification.decided)
-	v := here.server.verification
+	here.server.signatures.now = func() time.Time { return now }
+	here.server.signatures.enforcing.Store(true)
+	close(here.server.signatures.decided)
+	v := here.server.signatures
 	d, manifest := there.pusher().pushImage("a", "v1", "layer")
 	outcomes := func(after time.Duration) outcome {
 		t.Helper()
@@ -324,7 +324,7 @@ func TestAnotherReplicaSigns(t *testing.T) {
 func TestResultsOfAVerificationBeforeAChangeDoNotCount(t *testing.T) {
 	var r results
 	d, now := digest.FromString("image"), time.Now()
-	memory := r.of("a")
+	memory := r.forRepository("a")
 	r.forget("a")
 	r.put(memory, d, verdict{}, now)
 	if _, ok := r.get("a", d, now); ok {
@@ -333,12 +333,12 @@ func TestResultsOfAVerificationBeforeAChangeDoNotCount(t *testing.T) {
 	if r.size != 0 {
 		t.Errorf("%d results count that are not in memory", r.size)
 	}
-	r.put(r.of("a"), d, verdict{}, now)
+	r.put(r.forRepository("a"), d, verdict{}, now)
 	if _, ok := r.get("a", d, now); !ok {
 		t.Error("a result from after the change does not count")
 	}
 	for n := range maxResults + 1 {
-		r.put(r.of("b"), digest.FromString(fmt.Sprint(n)), verdict{}, now)
+		r.put(r.forRepository("b"), digest.FromString(fmt.Sprint(n)), verdict{}, now)
 	}
 	if n := len(r.known["b"].known); n > 10 {
 		t.Errorf("%d results in memory", n)
@@ -413,7 +413,7 @@ func TestATagIsResolvedOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return front.verification.require(r, target{repository: "a", manifest: name})
+		return front.signatures.require(r, target{repository: "a", manifest: name})
 	}
 	served, err := request("v1")
 	if err != nil {
@@ -433,7 +433,7 @@ func TestATagIsResolvedOnce(t *testing.T) {
 
 func TestKeysAreFollowed(t *testing.T) {
 	before, after := newSigner(t), newSigner(t)
-	dir, change := verified(t, VerifyEnforce, before)
+	dir, change := verified(t, SignaturesEnforce, before)
 	i := start(t, newTestCA(t), t.TempDir(), change)
 	i.waitEnforcing()
 	_, manifest := i.pusher().pushImage("a", "v1", "layer")
@@ -470,7 +470,7 @@ func TestKeysAreFollowed(t *testing.T) {
 }
 
 func TestWithoutValidKeysNothingIsSigned(t *testing.T) {
-	_, change := verified(t, VerifyEnforce)
+	_, change := verified(t, SignaturesEnforce)
 	i := start(t, newTestCA(t), t.TempDir(), change)
 	i.waitEnforcing()
 	i.pusher().pushImage("a", "v1", "layer")
@@ -485,7 +485,7 @@ func TestWithoutValidKeysNothingIsSigned(t *testing.T) {
 
 func TestOwnImagesNeedNoSignature(t *testing.T) {
 	s, own := newSigner(t), filepath.Join(t.TempDir(), "own-images")
-	_, change := verified(t, VerifyEnforce, s)
+	_, change := verified(t, SignaturesEnforce, s)
 	i := start(t, newTestCA(t), t.TempDir(), change, func(o *Options) { o.OwnImages = own })
 	i.waitEnforcing()
 	child, _ := i.pusher().pushImage("zarf-registry/probe-proxy", "v1", "layer")
@@ -535,9 +535,9 @@ func TestStoredImagesAreAuditedBeforeSignaturesAreEnforced(t *testing.T) {
 		t.Error("off: an unsigned image is denied")
 	}
 
-	dir, change := verified(t, VerifyEnforce, s)
+	dir, change := verified(t, SignaturesEnforce, s)
 	first := open(t, newTestCA(t), root, change)
-	v := first.server.verification
+	v := first.server.signatures
 	if v.indexed() {
 		t.Error("it does not wait for back links")
 	}
@@ -554,16 +554,16 @@ func TestStoredImagesAreAuditedBeforeSignaturesAreEnforced(t *testing.T) {
 		t.Error("the log has no summary")
 	}
 
-	again := open(t, newTestCA(t), root, change).server.verification
+	again := open(t, newTestCA(t), root, change).server.signatures
 	if !again.decide(t.Context()) || !again.enforcing.Load() {
 		t.Error("a restarted registry does not enforce signatures at once")
 	}
 
-	for _, mode := range []Verify{VerifyOff, VerifyAudit} {
+	for _, mode := range []SignatureMode{SignaturesOff, SignaturesAudit} {
 		if err := again.source.driver.PutContent(t.Context(), enforcedPath, []byte("\n")); err != nil {
 			t.Fatal(err)
 		}
-		i := start(t, newTestCA(t), root, func(o *Options) { o.Verify, o.VerifyKeys = mode, dir })
+		i := start(t, newTestCA(t), root, func(o *Options) { o.Signatures, o.SignatureKeys = mode, dir })
 		eventually(t, "the record is removed", func() bool {
 			_, err := os.Stat(filepath.Join(root, enforcedPath))
 			return os.IsNotExist(err)
@@ -576,7 +576,7 @@ func TestStoredImagesAreAuditedBeforeSignaturesAreEnforced(t *testing.T) {
 
 func TestAuditServesLogsAndCounts(t *testing.T) {
 	s := newSigner(t)
-	_, change := verified(t, VerifyAudit, s)
+	_, change := verified(t, SignaturesAudit, s)
 	i := start(t, newTestCA(t), t.TempDir(), change)
 	eventually(t, "the stored images are audited", func() bool { return i.metric("zarf_registry_unsigned_tags") == 0 })
 	_, manifest := i.pusher().pushImage("a", "signed", "signed")
@@ -604,7 +604,7 @@ func TestAuditServesLogsAndCounts(t *testing.T) {
 func TestAnUnreadableSignatureIsNotAMissingOne(t *testing.T) {
 	filesystemOnly(t)
 	s, root := newSigner(t), t.TempDir()
-	_, change := verified(t, VerifyEnforce, s)
+	_, change := verified(t, SignaturesEnforce, s)
 	i := start(t, newTestCA(t), root, change)
 	i.waitEnforcing()
 	d, _ := i.pusher().pushImage("a", "v1", "layer")
@@ -629,26 +629,26 @@ func TestAnUnreadableSignatureIsNotAMissingOne(t *testing.T) {
 	if i.metric(`zarf_registry_signature_verifications_total{result="failed"}`) != 2 {
 		t.Error("the failures are not counted")
 	}
-	if err := i.server.verification.audit(t.Context()); err != nil || i.metric("zarf_registry_unsigned_tags") != 1 {
+	if err := i.server.signatures.audit(t.Context()); err != nil || i.metric("zarf_registry_unsigned_tags") != 1 {
 		t.Errorf("audit() = %v, %v unsigned tags", err, i.metric("zarf_registry_unsigned_tags"))
 	}
 }
 
 func TestVerifyOptions(t *testing.T) {
 	for name, tt := range map[string]struct {
-		mode Verify
+		mode SignatureMode
 		keys string
 		want string
 	}{
 		"nothing":              {"", "", ""},
-		"off":                  {VerifyOff, "", ""},
-		"enforced":             {VerifyEnforce, "keys", ""},
-		"an unknown mode":      {"on", "keys", "invalid --verify on: want off, audit or enforce"},
-		"enforced, keyless":    {VerifyEnforce, "", "--verify=enforce needs --verify-keys"},
-		"audited, keyless":     {VerifyAudit, "", "--verify=audit needs --verify-keys"},
-		"a mode in upper case": {"Enforce", "keys", "invalid --verify Enforce"},
+		"off":                  {SignaturesOff, "", ""},
+		"enforced":             {SignaturesEnforce, "keys", ""},
+		"an unknown mode":      {"on", "keys", "invalid --signatures on: want off, audit or enforce"},
+		"enforced, keyless":    {SignaturesEnforce, "", "--signatures=enforce needs --signature-keys"},
+		"audited, keyless":     {SignaturesAudit, "", "--signatures=audit needs --signature-keys"},
+		"a mode in upper case": {"Enforce", "keys", "invalid --signatures Enforce"},
 	} {
-		o := Options{Listen: ":1", TLSDir: "tls", Htpasswd: "users", Verify: tt.mode, VerifyKeys: tt.keys}
+		o := Options{Listen: ":1", TLSDir: "tls", Htpasswd: "users", Signatures: tt.mode, SignatureKeys: tt.keys}
 		err := o.validate()
 		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v", name, err)
@@ -683,7 +683,7 @@ func BenchmarkVerified(b *testing.B) {
 		var took []time.Duration
 		for b.Loop() {
 			began := time.Now()
-			if _, err := i.server.verification.require(r, target{repository: "a", manifest: "v1"}); err != nil {
+			if _, err := i.server.signatures.require(r, target{repository: "a", manifest: "v1"}); err != nil {
 				b.Fatal(err)
 			}
 			took = append(took, time.Since(began))
