@@ -447,3 +447,31 @@ func describe(head []byte) string {
 	}
 	return "data of an unknown kind"
 }
+
+// offsetReader counts the bytes that were read.
+type offsetReader struct {
+	io.Reader
+	offset int64
+}
+
+// Read implements [io.Reader].
+func (r *offsetReader) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	r.offset += int64(n)
+	return n, err
+}
+
+// errorReader records the first error other than EOF.
+type errorReader struct {
+	io.Reader
+	err error
+}
+
+// Read implements [io.Reader].
+func (r *errorReader) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		r.err = err
+	}
+	return n, err
+}

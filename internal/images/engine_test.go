@@ -7,11 +7,8 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -21,65 +18,10 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/blobstore"
 	"github.com/zarf-dev/zarf-registry/internal/dockerdaemon"
 	"github.com/zarf-dev/zarf-registry/internal/dockerdaemon/dockerdaemontest"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
-
-// newStore returns a temporary store and its otherwise empty parent directory.
-func newStore(t *testing.T) (store *blobstore.Store, parent string) {
-	t.Helper()
-	parent = t.TempDir()
-	store, err := blobstore.OpenTemp(parent)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := store.Close(); err != nil {
-			t.Error(err)
-		}
-		if left, err := os.ReadDir(parent); err != nil || len(left) > 0 {
-			t.Errorf("left behind: %v, %v", left, err)
-		}
-	})
-	return store, parent
-}
-
-// diskFiles returns the sizes of the files in a directory, by path.
-func diskFiles(t *testing.T, dir string) map[string]int64 {
-	t.Helper()
-	found := map[string]int64{}
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		info, err := d.Info()
-		if err != nil {
-			return err
-		}
-		found[strings.TrimPrefix(path, dir+"/")] = info.Size()
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return found
-}
-
-// checkNothingPartial verifies that a store has only complete blobs.
-func checkNothingPartial(t *testing.T, store *blobstore.Store) {
-	t.Helper()
-	for name := range diskFiles(t, store.Dir()) {
-		if strings.HasPrefix(name, "ingest/") {
-			t.Errorf("the store has %s", name)
-		}
-	}
-	report, err := store.Verify(t.Context(), nil)
-	if err != nil || len(report.Corrupt) > 0 {
-		t.Errorf("the store's blobs: %+v, %v", report, err)
-	}
-}
 
 func layer(seed uint64, size int64) dockerdaemontest.Layer {
 	return dockerdaemontest.Layer{Seed: seed, Size: size}
@@ -131,7 +73,7 @@ func describeStreamed(t *testing.T, src *Source) []streamed {
 	return found
 }
 
-func TestOpenStreamReadsEngineArchives(t *testing.T) {
+func TestOpenReadsEngineArchives(t *testing.T) {
 	base, app, tool, empty := layer(1, 70_000), layer(2, 3000), layer(3, 512), layer(0, 0)
 	one := dockerdaemontest.Image{Names: []string{"one:1", "ghcr.io/a/one:latest"},
 		Layers: []dockerdaemontest.Layer{base, app, empty}}
@@ -211,26 +153,18 @@ func TestOpenStreamReadsEngineArchives(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			store, _ := newStore(t)
-			src, err := OpenStream(t.Context(), bytes.NewReader(c.files.Bytes(t)), store)
-			if err != nil {
-				t.Fatal(err)
-			}
+			src := mustOpen(t, writeTemp(t, "docker.tar", c.files.Bytes(t)))
 			if src.Kind() != c.kind {
 				t.Errorf("recognized as an %s, want %s", src.Kind(), c.kind)
 			}
 			if diff := cmp.Diff(c.want, describeStreamed(t, src)); diff != "" {
 				t.Error(diff)
 			}
-			if err := src.Close(); err != nil {
-				t.Error(err)
-			}
-			checkNothingPartial(t, store)
 		})
 	}
 }
 
-func TestOpenStreamIgnoresDataAfterTheTar(t *testing.T) {
+func TestOpenIgnoresDataAfterTheTar(t *testing.T) {
 	image := dockerdaemontest.Image{Names: []string{"one:1"}, Layers: []dockerdaemontest.Layer{layer(1, 70_000),
 		layer(0, 0)}}
 	for kind, files := range map[string]dockerdaemontest.Files{
@@ -246,11 +180,7 @@ func TestOpenStreamIgnoresDataAfterTheTar(t *testing.T) {
 			"with half an end marker": raw[:len(raw)-tarBlock],
 		} {
 			t.Run(kind+", "+how, func(t *testing.T) {
-				store, _ := newStore(t)
-				src, err := OpenStream(t.Context(), bytes.NewReader(stream), store)
-				if err != nil {
-					t.Fatal(err)
-				}
+				src := mustOpen(t, writeTemp(t, "docker.tar", stream))
 				if got := describeStreamed(t, src); src.Kind() != kind || len(got) != 1 || len(got[0].Layers) != 2 {
 					t.Errorf("%s: %+v", src.Kind(), got)
 				}
@@ -259,28 +189,23 @@ func TestOpenStreamIgnoresDataAfterTheTar(t *testing.T) {
 	}
 }
 
-// with returns the entries and others.
-func with(files dockerdaemontest.Files, more ...dockerdaemontest.File) dockerdaemontest.Files {
-	files = maps.Clone(files)
-	for _, f := range more {
-		files[f.Name] = f
-	}
-	return files
-}
-
 // saveAndOpen saves images from the engine in the environment and opens them.
-func saveAndOpen(ctx context.Context, t *testing.T, store *blobstore.Store, refs ...string) (src *Source, err error) {
+func saveAndOpen(ctx context.Context, t *testing.T, refs ...string) (*Source, error) {
 	t.Helper()
 	engine, err := dockerdaemon.Open(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer engine.Close()
-	err = engine.Save(ctx, refs, func(r io.Reader) error {
-		src, err = OpenStream(ctx, r, store)
-		return err
-	})
-	return src, err
+	file, err := os.Create(filepath.Join(t.TempDir(), "docker.tar"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if err := engine.Save(ctx, refs, file); err != nil {
+		return nil, err
+	}
+	return mustOpen(t, file.Name()), nil
 }
 
 func TestImagesFromAnEngine(t *testing.T) {
@@ -303,13 +228,11 @@ func TestImagesFromAnEngine(t *testing.T) {
 		}
 		fails := func(t *testing.T, want string) {
 			t.Helper()
-			store, _ := newStore(t)
-			_, err := saveAndOpen(t.Context(), t, store, "one:1", "two:2")
-			if err == nil || !strings.HasPrefix(err.Error(), "docker engine at unix://") ||
+			_, err := saveAndOpen(t.Context(), t, "one:1", "two:2")
+			if err == nil || !strings.HasPrefix(err.Error(), "Docker engine at unix://") ||
 				!strings.Contains(err.Error(), want) {
 				t.Errorf("error %v\nwant  %s", err, want)
 			}
-			checkNothingPartial(t, store)
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Run("all requested images", func(t *testing.T) {
@@ -320,8 +243,7 @@ func TestImagesFromAnEngine(t *testing.T) {
 					_, err := w.Write(raw)
 					return err
 				})
-				store, _ := newStore(t)
-				src, err := saveAndOpen(t.Context(), t, store, "docker.io/library/one:1", "two:2")
+				src, err := saveAndOpen(t.Context(), t, "docker.io/library/one:1", "two:2")
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -334,7 +256,7 @@ func TestImagesFromAnEngine(t *testing.T) {
 					w.Write(raw[:100_000])
 					return errors.New(`open "/var/lib/docker": no such file`)
 				})
-				fails(t, `save one:1, two:2: image source (stream): the engine failed: open "/var/lib/docker": no such file`)
+				fails(t, `save one:1, two:2: the engine failed: open "/var/lib/docker": no such file`)
 			})
 			t.Run("a connection that is reset", func(t *testing.T) {
 				start(t, func(w io.Writer, _ []string) error {
@@ -342,7 +264,7 @@ func TestImagesFromAnEngine(t *testing.T) {
 					dockerdaemontest.Reset(w)
 					return nil
 				})
-				fails(t, "save one:1, two:2: image source (stream): is truncated: it ends within entry ")
+				fails(t, "save one:1, two:2: unexpected EOF")
 			})
 			t.Run("a connection that is reset after the last byte", func(t *testing.T) {
 				start(t, func(w io.Writer, _ []string) error {
@@ -351,7 +273,7 @@ func TestImagesFromAnEngine(t *testing.T) {
 					dockerdaemontest.Reset(w)
 					return nil
 				})
-				fails(t, "failed after its last entry: unexpected EOF")
+				fails(t, "save one:1, two:2: unexpected EOF")
 			})
 			t.Run("a stream without an end stops with the context", func(t *testing.T) {
 				ctx, cancel := context.WithCancelCause(t.Context())
@@ -370,215 +292,10 @@ func TestImagesFromAnEngine(t *testing.T) {
 						}
 					}
 				})
-				store, _ := newStore(t)
-				if _, err := saveAndOpen(ctx, t, store, "one:1"); !errors.Is(err, enough) {
+				if _, err := saveAndOpen(ctx, t, "one:1"); !errors.Is(err, enough) {
 					t.Errorf("error: %v", err)
 				}
-				checkNothingPartial(t, store)
 			})
-		})
-	}
-}
-
-func TestOpenStreamRejects(t *testing.T) {
-	image := dockerdaemontest.Image{Names: []string{"one:1"}, Layers: []dockerdaemontest.Layer{layer(1, 9000)}}
-	modern, legacy := dockerdaemontest.Modern(image), dockerdaemontest.Legacy(image)
-	whole := modern.Bytes(t)
-	layerFile := oci.BlobPath(image.Layers[0].Digest())
-	data := []byte("data")
-	sha512Name := oci.BlobPath(digest.SHA512.FromBytes(data))
-	// archive/tar does not write sparse files.
-	sparse := makeTar(t, file{name: "a", data: data})
-	copy(sparse[257:], "ustar  \x00")
-	sparse[156] = tar.TypeGNUSparse
-	copy(sparse[148:], headerChecksum(sparse[:tarBlock]))
-
-	for name, c := range map[string]struct {
-		stream []byte
-		err    string
-	}{
-		"nothing": {nil, "is not an image archive: it is empty"},
-		"text":    {[]byte("no tar at all"), "is not an image archive: it is text"},
-		"long text": {bytes.Repeat([]byte("no tar at all\n"), 1000),
-			"is not an image archive: it is text"},
-		"JSON": {[]byte(`{"a":1}`), "is not an image archive: it is JSON text"},
-		"gzip-compressed text": {gzipped(t, []byte("text")),
-			"is not an image archive: it is gzip-compressed data without a tar in it"},
-		"truncated gzip-compressed data": {gzipped(t, whole)[:4000], "is truncated: it ends within entry " +
-			slices.Sorted(maps.Keys(modern))[0]},
-		"an engine's error instead": {dockerdaemontest.StreamError("boom"), "the engine failed: boom"},
-		"an engine's error after a file": {slices.Concat(makeTar(t, file{name: "a", data: data})[:2*tarBlock],
-			dockerdaemontest.StreamError("boom")), "the engine failed: boom"},
-		"an engine's long error after a file": {
-			slices.Concat(makeTar(t, file{name: "a", data: data})[:2*tarBlock],
-				dockerdaemontest.StreamError(strings.Repeat("boom ", 300))),
-			"the engine failed: " + strings.Repeat("boom ", 300),
-		},
-		"an engine's error at the end": {slices.Concat(whole, dockerdaemontest.StreamError("boom")),
-			"the engine failed: boom"},
-		"a tar that ends between files": {bytes.TrimSuffix(whole, make([]byte, 2*tarBlock)),
-			"is truncated: it ends after entry repositories, without the marker of an archive's end"},
-		"a tar without entries": {make([]byte, 2*tarBlock), "is not an image archive: it is a tar without entries"},
-		"a name that leads out": {makeTar(t, file{name: "../a", data: data}),
-			`entry "../a" leads out of the archive`},
-		"a name that leads out and in": {makeTar(t, file{name: "b/../../a", data: data}),
-			`entry "b/../../a" leads out of the archive`},
-		"an absolute name": {makeTar(t, file{name: "/a", data: data}), `entry "/a" is an absolute path`},
-		"a link that leads out": {makeTar(t, file{name: "a/b", link: "../../x"}),
-			`entry "a/b" is a link to "../../x", which leads out of the archive`},
-		"an absolute link": {makeTar(t, file{name: "a", link: "/etc/passwd"}),
-			`entry "a" is a link to "/etc/passwd", which is an absolute path`},
-		"a hard link that leads out": {makeTar(t, file{name: "a", link: "../x", kind: tar.TypeLink}),
-			`entry "a" is a link to "../x", which leads out of the archive`},
-		"a duplicate file": {makeTar(t, file{name: "a", data: data}, file{name: "./a", data: data}),
-			`entry "./a" occurs twice`},
-		"a link with the name of a file": {makeTar(t, file{name: "a", data: data}, file{name: "a", link: "b"}),
-			`entry "a" occurs twice`},
-		"a sparse file": {sparse, `entry "a" is stored as a sparse file: pack the archive without that`},
-		"a tar without images": {makeTar(t, file{name: "a", data: data}, file{name: "b"}),
-			"contains no image: has neither oci-layout and index.json (OCI layout) nor manifest.json (docker archive), but a, b"},
-		"a blob that does not match": {with(modern, dockerdaemontest.File{Name: layerFile, Data: noise(7,
-			9000)}).Bytes(t), "entry " + layerFile + ": does not match its digest: it was altered or damaged"},
-		"a blob with another digest": {makeTar(t, file{name: "blobs/sha256/" + digest.FromString("x").Encoded(),
-			data: data}), "entry blobs/sha256/" + digest.FromString("x").Encoded() +
-			": does not match its digest: it was altered or damaged"},
-		"a SHA-512 blob that does not match": {makeTar(t, file{name: sha512Name, data: []byte("date")}), "entry " + sha512Name +
-			": does not match its digest: it was altered or damaged"},
-		"a missing layer": {without(legacy, "layer.tar").Bytes(t), "docker archive: image one:1: layer " +
-			legacyLayer(legacy) + ": is missing from the source"},
-		"a layer that is a broken link": {
-			with(legacy, dockerdaemontest.File{Name: legacyLayer(legacy), Link: "../x/layer.tar"}).Bytes(t),
-			"docker archive: image one:1: layer: " + legacyLayer(legacy) +
-				": is a link to x/layer.tar, which is not a file in the archive",
-		},
-		"an index that is not JSON": {with(modern, dockerdaemontest.File{Name: "index.json", Data: []byte("{")}).Bytes(t),
-			"OCI archive: index.json: is not valid JSON: unexpected end of JSON input"},
-		"an index of 5 MB": {with(modern, dockerdaemontest.File{Name: "index.json", Data: make([]byte,
-			5<<20)}).Bytes(t), "OCI archive: index.json: has 5242880 bytes: want at most 4194304"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			store, _ := newStore(t)
-			_, err := OpenStream(t.Context(), bytes.NewReader(c.stream), store)
-			if want := "image source (stream): " + c.err; err == nil || err.Error() != want {
-				t.Errorf("error %v\nwant  %s", err, want)
-			}
-			checkNothingPartial(t, store)
-		})
-	}
-}
-
-// headerChecksum returns the checksum field of a tar header.
-func headerChecksum(header []byte) string {
-	sum := 0
-	for i, b := range header {
-		if i >= 148 && i < 156 {
-			b = ' '
-		}
-		sum += int(b)
-	}
-	const digits = "01234567"
-	var field []byte
-	for shift := 15; shift >= 0; shift -= 3 {
-		field = append(field, digits[sum>>shift&7])
-	}
-	return string(field) + "\x00 "
-}
-
-func without(files dockerdaemontest.Files, suffix string) dockerdaemontest.Files {
-	files = maps.Clone(files)
-	maps.DeleteFunc(files, func(name string, _ dockerdaemontest.File) bool { return strings.HasSuffix(name, suffix) })
-	return files
-}
-
-func legacyLayer(files dockerdaemontest.Files) string {
-	for name := range files {
-		if strings.HasSuffix(name, "/layer.tar") {
-			return name
-		}
-	}
-	return ""
-}
-
-func TestOpenStreamOfATruncatedStream(t *testing.T) {
-	shared := layer(1, 4000)
-	one := dockerdaemontest.Image{Names: []string{"one:1"}, Layers: []dockerdaemontest.Layer{shared, layer(2, 700)}}
-	two := dockerdaemontest.Image{Names: []string{"two:1"}, Layers: []dockerdaemontest.Layer{shared}}
-	for name, files := range map[string]dockerdaemontest.Files{
-		"before 25": dockerdaemontest.Legacy(one, two),
-		"since 25":  dockerdaemontest.Modern(one, two),
-		"containerd's": dockerdaemontest.Containerd(dockerdaemontest.Index{Name: "one:1",
-			Images: []dockerdaemontest.Image{one}, Absent: []string{"arm64"}}),
-	} {
-		t.Run(name, func(t *testing.T) {
-			raw := files.Bytes(t)
-			store, _ := newStore(t)
-			// One of the marker's two blocks is enough. A prime step hits all kinds of positions.
-			for cut := 0; cut < len(raw)-tarBlock; cut += 211 {
-				if _, err := OpenStream(t.Context(), bytes.NewReader(raw[:cut]), store); err == nil {
-					t.Errorf("opened a stream that was cut at %d of %d", cut, len(raw))
-				}
-			}
-			checkNothingPartial(t, store)
-		})
-	}
-}
-
-func TestOpenStreamReportsStoreErrors(t *testing.T) {
-	image := dockerdaemontest.Image{Names: []string{"one:1"}, Layers: []dockerdaemontest.Layer{layer(1, 9000)}}
-	store, _ := newStore(t)
-	ingest := filepath.Join(store.Dir(), "ingest")
-	if err := os.RemoveAll(ingest); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(ingest, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	_, err := OpenStream(t.Context(), bytes.NewReader(dockerdaemontest.Legacy(image).Bytes(t)), store)
-	if err == nil || !strings.Contains(err.Error(), " cannot be stored: ") || !strings.Contains(err.Error(), store.Dir()) {
-		t.Errorf("error: %v", err)
-	}
-}
-
-// A stream is written to disk once and uses bounded memory.
-func TestOpenStreamKeepsOneCopy(t *testing.T) {
-	const large = 300 << 20
-	size := int64(large)
-	if testing.Short() {
-		t.Log("in short mode, using 16 MiB instead of 300")
-		size = 16 << 20
-	}
-	parts := []dockerdaemontest.Layer{layer(1, size/2), layer(2, size/4), layer(3, size/4)}
-	one := dockerdaemontest.Image{Names: []string{"one:1"}, Layers: parts}
-	two := dockerdaemontest.Image{Names: []string{"two:2"}, Layers: parts[:2]}
-	for name, files := range map[string]dockerdaemontest.Files{
-		"before 25": dockerdaemontest.Legacy(one, two),
-		"since 25":  dockerdaemontest.Modern(one, two),
-	} {
-		t.Run(name, func(t *testing.T) {
-			pr, pw := io.Pipe()
-			go func() { pw.CloseWithError(files.Write(pw)) }()
-			store, _ := newStore(t)
-			var before, after runtime.MemStats
-			runtime.ReadMemStats(&before)
-			src, err := OpenStream(t.Context(), pr, store)
-			if err != nil {
-				t.Fatal(err)
-			}
-			runtime.ReadMemStats(&after)
-			// All allocations, including freed ones.
-			if allocated := after.TotalAlloc - before.TotalAlloc; allocated > 8<<20 {
-				t.Errorf("allocated %d bytes for a stream of %d", allocated, size)
-			}
-			var onDisk int64
-			for _, n := range diskFiles(t, store.Dir()) {
-				onDisk += n
-			}
-			if onDisk < size || onDisk > size+64<<10 {
-				t.Errorf("%d bytes on disk for a stream of %d", onDisk, size)
-			}
-			if len(src.Images()) != 2 || src.Images()[0].Size < size {
-				t.Errorf("images: %+v", src.Images())
-			}
 		})
 	}
 }
@@ -616,8 +333,7 @@ func TestRealEngine(t *testing.T) {
 			}
 		}
 	})
-	store, _ := newStore(t)
-	src, err := saveAndOpen(t.Context(), t, store, name, other)
+	src, err := saveAndOpen(t.Context(), t, name, other)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -639,7 +355,7 @@ func TestRealEngine(t *testing.T) {
 			t.Errorf("layers of %s: %s", image.Names[0], diff)
 		}
 	}
-	if _, err := saveAndOpen(t.Context(), t, store, "zarf-registry-test/none:1"); err == nil ||
+	if _, err := saveAndOpen(t.Context(), t, "zarf-registry-test/none:1"); err == nil ||
 		!strings.Contains(err.Error(), "docker pull zarf-registry-test/none:1") {
 		t.Errorf("error for a missing image: %v", err)
 	}

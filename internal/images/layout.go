@@ -45,15 +45,6 @@ func (l *Layout) Close() error { return l.store.Close() }
 
 // blob links or copies a blob from the store that it was downloaded to.
 func (l *Layout) blob(ctx context.Context, from Content, desc ocispec.Descriptor, t *imageProgress) error {
-	if source, ok := from.(*Source); ok && source.store != nil && source.store.Has(desc) {
-		if source.store != l.store {
-			if err := l.store.Link(ctx, desc, source.store); err != nil {
-				return err
-			}
-		}
-		t.done(desc)
-		return nil
-	}
 	remote, ok := from.(*remoteContent)
 	if !ok {
 		return copyBlob(ctx, from, desc, l.store, t)

@@ -19,7 +19,6 @@ import (
 	"oras.land/oras-go/v2/errdef"
 
 	"github.com/zarf-dev/zarf-registry/internal/blob"
-	"github.com/zarf-dev/zarf-registry/internal/blobstore"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
@@ -32,7 +31,6 @@ type Source struct {
 	made      Store // generated manifests, and blobs of docker archives, which have no files named by digest
 	images    []Image
 	subjectOf map[digest.Digest]digest.Digest // see findSubjects
-	store     *blobstore.Store                // of a stream: holds the files
 	thin      bool                            // see Archive.Omit
 }
 

@@ -323,8 +323,8 @@ func (u *upstream) connectTo(ctx context.Context, to string, m *tlsfiles.Materia
 
 func (u *upstream) handshake(ctx context.Context, to string, config *tls.Config) (*conn, error) {
 	dialer := net.Dialer{
-		Timeout:         u.limits.dial,
-		Control:         func(_, _ string, c syscall.RawConn) error { return setSocket(c, u.limits.ackTimeout) },
+		Timeout: u.limits.dial,
+		Control: func(_, _ string, c syscall.RawConn) error { return setSocket(c, u.limits.ackTimeout) },
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: u.limits.ackTimeout / 5, Interval: u.limits.ackTimeout / 5,
 			Count: 5},
 	}

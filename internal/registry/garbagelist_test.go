@@ -122,7 +122,7 @@ func TestPushToAnotherProcessDuringACollection(t *testing.T) {
 			code: http.StatusServiceUnavailable, waited: time.Minute, kept: true},
 		"while it waits, without need of garbage": {at: 5500 * time.Millisecond, needs: "kept", code: http.StatusCreated,
 			kept: true},
-		"while it waits":           {at: 5500 * time.Millisecond, needs: "garbage", code: http.StatusCreated,
+		"while it waits": {at: 5500 * time.Millisecond, needs: "garbage", code: http.StatusCreated,
 			waited: 15 * time.Second},
 		"and the sweep takes long": {at: 5500 * time.Millisecond, needs: "garbage", sweep: time.Hour / 2,
 			code: http.StatusServiceUnavailable, waited: 41 * time.Second},
@@ -325,15 +325,15 @@ func TestSweptBetweenTwoReadings(t *testing.T) {
 		before, now leaseRecord
 		want        removedContent
 	}{
-		"nothing changed":                    {never, never, removedNothing},
-		"the first collection":               {never, held("a", ""), removedListed},
-		"it has ended":                       {never, ended("a", ""), removedAnything},
-		"it has ended, and there was none":   {never, leaseRecord{ID: "a", GarbageList: emptyList}, removedNothing},
-		"the list was known":                 {held("a", ""), held("a", ""), removedNothing},
-		"the list was known, and it ended":   {held("a", ""), ended("a", ""), removedNothing},
-		"the list was known, and a new one":  {held("a", ""), held("b", "a"), removedListed},
-		"another one after it":               {held("a", ""), held("c", "b"), removedAnything},
-		"the second without garbage":         {ended("a", ""), leaseRecord{ID: "c", Previous: "b", GarbageList: emptyList},
+		"nothing changed":                   {never, never, removedNothing},
+		"the first collection":              {never, held("a", ""), removedListed},
+		"it has ended":                      {never, ended("a", ""), removedAnything},
+		"it has ended, and there was none":  {never, leaseRecord{ID: "a", GarbageList: emptyList}, removedNothing},
+		"the list was known":                {held("a", ""), held("a", ""), removedNothing},
+		"the list was known, and it ended":  {held("a", ""), ended("a", ""), removedNothing},
+		"the list was known, and a new one": {held("a", ""), held("b", "a"), removedListed},
+		"another one after it":              {held("a", ""), held("c", "b"), removedAnything},
+		"the second without garbage": {ended("a", ""), leaseRecord{ID: "c", Previous: "b", GarbageList: emptyList},
 			removedAnything},
 		"one that began long after the last": {ended("a", ""), held("b", "a"), removedListed},
 	} {
