@@ -59,8 +59,8 @@ func TestCachesFollowTheirValuesAndTheMode(t *testing.T) {
 					t.Errorf("%s is rendered", o)
 				}
 			}
-			if got := strings.Contains(out.files["NOTES.txt"], "There are no caches"); got != c.refers {
-				t.Errorf("the notes say that there are none: %t", got)
+			if got := strings.Contains(out.files["NOTES.txt"], "The values of cache have no effect"); got != c.refers {
+				t.Errorf("the notes say so: %t", got)
 			}
 		})
 	}

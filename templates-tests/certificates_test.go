@@ -22,7 +22,7 @@ import (
 // certificatesFrom records a source of certificates in the state.
 func certificatesFrom(mode state.PKIMode, edits ...func(*state.PKI)) func(*state.State) {
 	p := &state.PKI{
-		Mode: mode, LeafLifetime: state.Duration(2160 * time.Hour), AuthorityLifetime: state.Duration(8760 * time.Hour),
+		Mode: mode, LeafLifetime: state.Duration(2160 * time.Hour), CALifetime: state.Duration(8760 * time.Hour),
 		ClusterDomain: "cluster.local",
 	}
 	for _, edit := range edits {
@@ -42,7 +42,7 @@ func remembersCertificates(mode state.PKIMode, edits ...func(*state.PKI)) *clust
 func TestPKIModeDefaultsToTheStateThenInternal(t *testing.T) {
 	t.Parallel()
 	usersSecrets := func(p *state.PKI) {
-		p.Existing = &state.ExistingSecrets{Server: "s", Node: "n", Push: "p", Authority: "a"}
+		p.Existing = &state.ExistingSecrets{Server: "s", Node: "n", Push: "p", CA: "a"}
 	}
 	withCaches := remembers(ready(settings(state.ModeProxy, state.IPv4),
 		certificatesFrom(state.PKIExistingSecret, usersSecrets, func(p *state.PKI) { p.Existing.Cache = "c" })))
@@ -52,7 +52,7 @@ func TestPKIModeDefaultsToTheStateThenInternal(t *testing.T) {
 	}
 	existing := func(server, node, push, authority string) func(*state.PKI) {
 		return func(p *state.PKI) {
-			p.Existing = &state.ExistingSecrets{Server: server, Node: node, Push: push, Authority: authority}
+			p.Existing = &state.ExistingSecrets{Server: server, Node: node, Push: push, CA: authority}
 		}
 	}
 	issuer := func(name, kind string) func(*state.PKI) {
@@ -61,7 +61,7 @@ func TestPKIModeDefaultsToTheStateThenInternal(t *testing.T) {
 	// The lifetimes are those of the values in any case.
 	pki := func(mode state.PKIMode, source state.Source, edits ...func(*state.PKI)) jobsettings.PKI {
 		p := state.PKI{
-			Mode: mode, LeafLifetime: state.Duration(8760 * time.Hour), AuthorityLifetime: state.Duration(43800 * time.Hour),
+			Mode: mode, LeafLifetime: state.Duration(8760 * time.Hour), CALifetime: state.Duration(43800 * time.Hour),
 			ClusterDomain: "cluster.local",
 		}
 		for _, edit := range edits {
@@ -128,7 +128,7 @@ func TestCertificateLifetimesComeFromValuesOnly(t *testing.T) {
 		values:  proxyMode(t, "pki.lifetime={certificate: 10m, ca: 1h}"),
 		cluster: remembersCertificates(state.PKIInternal),
 	}.render(t)
-	if pki := decided(out).PKI; pki.LeafLifetime.String() != "10m0s" || pki.AuthorityLifetime.String() != "1h0m0s" ||
+	if pki := decided(out).PKI; pki.LeafLifetime.String() != "10m0s" || pki.CALifetime.String() != "1h0m0s" ||
 		pki.Source != state.SourceState {
 		t.Errorf("the Jobs are told %+v", pki)
 	}

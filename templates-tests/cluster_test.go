@@ -91,7 +91,7 @@ func kubernetes(families ...corev1.IPFamily) *corev1.Service {
 
 // settings returns the settings of a mode, with the default address of its IP family.
 func settings(mode state.Mode, family state.IPFamily) state.Settings {
-	s := state.Settings{Mode: mode, IPFamily: family, MTLS: "internal", DecidedBy: state.SourceValue}
+	s := state.Settings{Mode: mode, IPFamily: family, PKIMode: "internal", DecidedBy: state.SourceValue}
 	switch {
 	case mode == state.ModeExternal:
 		s.Address = "registry.example.com/team"

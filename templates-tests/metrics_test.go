@@ -24,7 +24,7 @@ import (
 var alertNames = []string{
 	"ZarfRegistryDown", "ZarfRegistryStorageUnhealthy", "ZarfRegistryVolumeNearlyFull", "ZarfRegistryVolumeFull",
 	"ZarfRegistryVolumeFilling", "ZarfRegistryErrors",
-	"ZarfRegistryCertificateOverdue", "ZarfRegistryCertificateExpiring", "ZarfRegistryAuthorityExpiring",
+	"ZarfRegistryCertificateOverdue", "ZarfRegistryCertificateExpiring", "ZarfRegistryCAExpiring",
 	"ZarfRegistryReloadFailing", "ZarfRegistryCredentialsFailing",
 	"ZarfRegistryKeysFailing", "ZarfRegistryUnsignedImages", "ZarfRegistryGarbageCollectionFailing",
 	"ZarfRegistryContentDamaged",
@@ -632,7 +632,7 @@ func TestPromtoolAlerts(t *testing.T) {
 		"an expiring CA": {
 			{"zarf_registry_tls_certificate_lifetime_seconds", registry(nil), always(lifetime)},
 			{"zarf_registry_tls_certificate_expiry_timestamp_seconds", registry(nil), always(3600 + .9*lifetime)},
-			{"zarf_registry_tls_authority_expiry_timestamp_seconds", registry(nil), always(3600 + .2*lifetime)},
+			{"zarf_registry_tls_ca_expiry_timestamp_seconds", registry(nil), always(3600 + .2*lifetime)},
 		},
 		"certificates that cannot be loaded": {{"zarf_registry_tls_reload_errors_total", registry(nil), "0+1x65"}},
 		"a proxy's certificates that cannot be loaded": {
@@ -645,13 +645,13 @@ func TestPromtoolAlerts(t *testing.T) {
 			{"zarf_registry_credential_reload_errors_total", registry(nil), "0+1x65"},
 		},
 		"public keys that cannot be loaded": {
-			{"zarf_registry_verification_reload_errors_total", registry(nil), "0+1x65"},
+			{"zarf_registry_signature_key_reload_errors_total", registry(nil), "0+1x65"},
 		},
 		"a pull of an unsigned image": {
-			{"zarf_registry_verifications_total", registry(map[string]string{"result": "unsigned"}), "0x50 1x15"},
+			{"zarf_registry_signature_verifications_total", registry(map[string]string{"result": "unsigned"}), "0x50 1x15"},
 		},
 		"pulls of signed images": {
-			{"zarf_registry_verifications_total", registry(map[string]string{"result": "signed"}), "0+1x65"},
+			{"zarf_registry_signature_verifications_total", registry(map[string]string{"result": "signed"}), "0+1x65"},
 		},
 		"a proxy that is down": {
 			{"", map[string]string{"job": "zarf-registry-proxy"}, ""}, {"up", proxy(nil), always(0)},
@@ -727,7 +727,7 @@ func TestPromtoolAlerts(t *testing.T) {
 			"ZarfRegistryCertificateExpiring", "ZarfRegistryCertificateOverdue",
 		},
 		"a proxy kept its old certificate":             {"ZarfRegistryCertificateOverdue"},
-		"an expiring CA":                               {"ZarfRegistryAuthorityExpiring"},
+		"an expiring CA":                               {"ZarfRegistryCAExpiring"},
 		"certificates that cannot be loaded":           {"ZarfRegistryReloadFailing"},
 		"a proxy's certificates that cannot be loaded": {"ZarfRegistryReloadFailing"},
 		"credentials that cannot be loaded":            {"ZarfRegistryCredentialsFailing"},

@@ -27,11 +27,11 @@ func TestTheRegistryVerifiesSignaturesOnlyIfAsked(t *testing.T) {
 		out := rendering{values: proxyMode(t, test.sets...)}.render(t)
 		spec := find[*appsv1.Deployment](t, out, "zarf-registry").Spec.Template.Spec
 		args := slices.DeleteFunc(slices.Clone(spec.Containers[0].Args), func(arg string) bool {
-			return !strings.HasPrefix(arg, "--verify") && !strings.HasPrefix(arg, "--own-images")
+			return !strings.HasPrefix(arg, "--signature") && !strings.HasPrefix(arg, "--own-images")
 		})
 		var want []string
 		if test.mode != "" {
-			want = []string{"--verify=" + test.mode, "--verify-keys=/etc/zarf-registry/verify-keys",
+			want = []string{"--signatures=" + test.mode, "--signature-keys=/etc/zarf-registry/signature-keys",
 				"--own-images=/etc/zarf-registry/credentials/own-images"}
 		}
 		if !slices.Equal(args, want) {
@@ -50,12 +50,12 @@ func TestTheRegistryVerifiesSignaturesOnlyIfAsked(t *testing.T) {
 			// Without keys, the registry must start to serve the project's own images.
 			if v := spec.Volumes[i]; v.Secret.Optional == nil || !*v.Secret.Optional ||
 				!slices.ContainsFunc(spec.Containers[0].VolumeMounts, func(m corev1.VolumeMount) bool {
-					return m.Name == v.Name && m.MountPath == "/etc/zarf-registry/verify-keys" && m.ReadOnly
+					return m.Name == v.Name && m.MountPath == "/etc/zarf-registry/signature-keys" && m.ReadOnly
 				}) {
 				t.Errorf("%s: volume %+v", name, v)
 			}
 		}
-		if got := decided(out).Verify.KeysSecret; got != secret {
+		if got := decided(out).Signatures.KeysSecret; got != secret {
 			t.Errorf("%s: the hook checks Secret %q, want %q", name, got, secret)
 		}
 	}

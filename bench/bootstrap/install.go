@@ -128,8 +128,8 @@ func (l *timeline) pod(p *corev1.Pod, at time.Time, nodes int) (follow bool) {
 
 // line is a line of a hook Job's log.
 type line struct {
-	Time                         time.Time
-	Msg, Phase, Step, Took, Name string
+	Time                             time.Time
+	Msg, Phase, Step, Duration, Name string
 }
 
 // logged processes a line.
@@ -141,7 +141,7 @@ func (l *timeline) logged(raw []byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.note(at.Time, "log %s", raw)
-	took, _ := time.ParseDuration(at.Took)
+	took, _ := time.ParseDuration(at.Duration)
 	_, step, _ := strings.Cut(at.Step, " ")
 	switch at.Msg {
 	case "step done":

@@ -62,14 +62,14 @@ func TestTimeline(t *testing.T) {
 		t.Errorf("%d logs are followed, want one per Job", follows)
 	}
 	log := `{"time":"2026-01-02T12:00:02.5Z","msg":"step done","phase":"prepare","step":"1/8 list the nodes",` +
-		`"took":"100ms"}` + `
+		`"duration":"100ms"}` + `
 {"time":"2026-01-02T12:00:03Z","msg":"waiting","for":"it"}
-{"time":"2026-01-02T12:00:04Z","msg":"step done","phase":"prepare","step":"5/8 issue the certificates","took":"50ms"}
-{"time":"2026-01-02T12:00:05Z","msg":"step done","phase":"prepare","step":"7/8 seed the payload","took":"900ms"}
-{"time":"2026-01-02T12:00:05.1Z","msg":"phase done","phase":"prepare","took":"2.7s"}
-{"time":"2026-01-02T12:00:09Z","msg":"step done","phase":"finish","step":"1/13 read the saved state","took":"10ms"}
-{"time":"2026-01-02T12:00:11Z","msg":"step done","phase":"finish","step":"3/13 push the project's images","took":"1s"}
-{"time":"2026-01-02T12:00:12Z","msg":"step done","phase":"finish","step":"6/13 verify pulls","took":"1s"}
+{"time":"2026-01-02T12:00:04Z","msg":"step done","phase":"prepare","step":"5/8 issue the certificates","duration":"50ms"}
+{"time":"2026-01-02T12:00:05Z","msg":"step done","phase":"prepare","step":"7/8 seed the payload","duration":"900ms"}
+{"time":"2026-01-02T12:00:05.1Z","msg":"phase done","phase":"prepare","duration":"2.7s"}
+{"time":"2026-01-02T12:00:09Z","msg":"step done","phase":"finish","step":"1/13 read the saved state","duration":"10ms"}
+{"time":"2026-01-02T12:00:11Z","msg":"step done","phase":"finish","step":"3/13 push the project's images","duration":"1s"}
+{"time":"2026-01-02T12:00:12Z","msg":"step done","phase":"finish","step":"6/13 verify pulls","duration":"1s"}
 `
 	if err := readLog(strings.NewReader(log), l); err != nil {
 		t.Fatal(err)

@@ -330,7 +330,7 @@ func (b *benchmark) prepare(ctx context.Context, nodes int) error {
 		},
 		PKI: settings.PKI{Source: state.SourceValue, PKI: state.PKI{
 			Mode: state.PKIInternal, LeafLifetime: state.Duration(pki.DefaultLeafLifetime),
-			AuthorityLifetime: state.Duration(pki.DefaultCALifetime), ClusterDomain: "cluster.local",
+			CALifetime: state.Duration(pki.DefaultCALifetime), ClusterDomain: "cluster.local",
 		}},
 		Push: settings.Push{Images: true},
 	})

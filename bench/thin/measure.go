@@ -174,7 +174,7 @@ func (m *measurement) inventory(ctx context.Context, p *registries.Process) (*in
 	if err != nil {
 		return nil, err
 	}
-	encoded := inventory.Of(content).Bytes()
+	encoded := inventory.FromCatalog(content).Bytes()
 	took := time.Since(began)
 	have, err := inventory.Read(bytes.NewReader(encoded))
 	if err != nil {

@@ -122,7 +122,7 @@ func (s *Store) removeDamaged(d digest.Digest, st stamp, why string) error {
 		_ = os.Link(aside, path)
 	}
 	_ = os.RemoveAll(aside)
-	s.log.Warn("removed a damaged blob", "digest", d.String(), "dir", s.dir, "why", why)
+	s.log.Warn("removed a damaged blob", "digest", d.String(), "dir", s.dir, "reason", why)
 	return gone
 }
 
@@ -208,8 +208,8 @@ func (s *Store) tempName() string {
 }
 
 // ignore returns err unless it is the one to ignore.
-func ignore(err, unless error) error {
-	if errors.Is(err, unless) {
+func ignore(err, target error) error {
+	if errors.Is(err, target) {
 		return nil
 	}
 	return err

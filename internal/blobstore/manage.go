@@ -52,11 +52,11 @@ type PruneOptions struct {
 
 // Pruned is the result of [Store.Prune].
 type Pruned struct {
-	Blobs        int   `json:"blobs"`
-	Bytes        int64 `json:"bytes"`
-	Partials     int   `json:"partialDownloads"`
-	PartialBytes int64 `json:"partialBytes"`
-	LeftBytes    int64 `json:"leftBytes"` // of blobs and partial downloads that stay
+	Blobs          int   `json:"blobs"`
+	Bytes          int64 `json:"bytes"`
+	Partials       int   `json:"partialDownloads"`
+	PartialBytes   int64 `json:"partialBytes"`
+	RemainingBytes int64 `json:"remainingBytes"` // of blobs and partial downloads that stay
 }
 
 // file is a blob or a partial download.
@@ -201,7 +201,7 @@ func (s *Store) Prune(ctx context.Context, opts PruneOptions) (Pruned, error) {
 		return pruned, err
 	}
 	for _, f := range files {
-		pruned.LeftBytes += f.size
+		pruned.RemainingBytes += f.size
 	}
 	maxSize := cmp.Or(opts.MaxSize, s.maxSize)
 	now := time.Now()
@@ -210,8 +210,8 @@ func (s *Store) Prune(ctx context.Context, opts PruneOptions) (Pruned, error) {
 			return pruned, err
 		}
 		old := opts.OlderThan > 0 && now.Sub(f.used) > opts.OlderThan
-		much := maxSize > 0 && pruned.LeftBytes > maxSize
-		if !opts.All && !old && !much {
+		overLimit := maxSize > 0 && pruned.RemainingBytes > maxSize
+		if !opts.All && !old && !overLimit {
 			continue
 		}
 		removed, err := s.remove(f, opts.DryRun)
@@ -221,7 +221,7 @@ func (s *Store) Prune(ctx context.Context, opts PruneOptions) (Pruned, error) {
 		if !removed {
 			continue
 		}
-		pruned.LeftBytes -= f.size
+		pruned.RemainingBytes -= f.size
 		if f.partial {
 			pruned.Partials++
 			pruned.PartialBytes += f.size
@@ -263,15 +263,15 @@ func (s *Store) remove(f file, dry bool) (bool, error) {
 	return true, os.RemoveAll(f.path)
 }
 
-// evictAfter is the part of the limit that a store may grow before it checks its size: small enough
+// evictAfterFraction is the part of the limit that a store may grow before it checks its size: small enough
 // not to fill the disk in a long run, large enough for listing the blobs not to matter.
-const evictAfter = 8
+const evictAfterFraction = 8
 
 // grown evicts if the store has grown considerably since the last eviction.
 func (s *Store) grown(added int64) {
 	s.mu.Lock()
 	s.added += added
-	enough := s.maxSize > 0 && s.added > s.maxSize/evictAfter
+	enough := s.maxSize > 0 && s.added > s.maxSize/evictAfterFraction
 	if enough {
 		s.added = 0
 	}
@@ -294,5 +294,5 @@ func (s *Store) evict() (left int64, err error) {
 		s.log.Info("evicted the least recently used blobs", "dir", s.dir, "blobs", pruned.Blobs, "partialDownloads",
 			pruned.Partials, "bytes", pruned.Bytes+pruned.PartialBytes)
 	}
-	return pruned.LeftBytes, err
+	return pruned.RemainingBytes, err
 }

@@ -61,24 +61,26 @@ func TestPrune(t *testing.T) {
 		want  Pruned
 		left  []int
 	}{
-		"nothing without a bound":     {want: Pruned{LeftBytes: 1050}, left: all},
-		"nothing where there is room": {opts: PruneOptions{MaxSize: 1050}, want: Pruned{LeftBytes: 1050}, left: all},
+		"nothing without a bound":     {want: Pruned{RemainingBytes: 1050}, left: all},
+		"nothing where there is room": {opts: PruneOptions{MaxSize: 1050}, want: Pruned{RemainingBytes: 1050}, left: all},
 		"first the oldest, here half one": {opts: PruneOptions{MaxSize: 1049},
-			want: Pruned{Partials: 1, PartialBytes: 50, LeftBytes: 1000}, left: all},
+			want: Pruned{Partials: 1, PartialBytes: 50, RemainingBytes: 1000}, left: all},
 		"down to a size": {opts: PruneOptions{MaxSize: 350},
-			want: Pruned{Blobs: 7, Bytes: 700, Partials: 1, PartialBytes: 50, LeftBytes: 300}, left: []int{0, 1, 2}},
+			want: Pruned{Blobs: 7, Bytes: 700, Partials: 1, PartialBytes: 50, RemainingBytes: 300}, left: []int{0, 1, 2}},
 		"down to the store's size": {store: Options{MaxSize: 350},
-			want: Pruned{Blobs: 7, Bytes: 700, Partials: 1, PartialBytes: 50, LeftBytes: 300}, left: []int{0, 1, 2}},
+			want: Pruned{Blobs: 7, Bytes: 700, Partials: 1, PartialBytes: 50, RemainingBytes: 300}, left: []int{0, 1, 2}},
 		"what is older": {opts: PruneOptions{OlderThan: 8*time.Hour + time.Minute},
-			want: Pruned{Blobs: 2, Bytes: 200, Partials: 1, PartialBytes: 50, LeftBytes: 800}, left: []int{0, 1, 2, 3, 4, 5, 6,
+			want: Pruned{Blobs: 2, Bytes: 200, Partials: 1, PartialBytes: 50, RemainingBytes: 800}, left: []int{0, 1, 2, 3, 4, 5,
+				6,
 				7}},
 		"what is older, and down to a size": {opts: PruneOptions{OlderThan: 8*time.Hour + time.Minute, MaxSize: 600},
-			want: Pruned{Blobs: 4, Bytes: 400, Partials: 1, PartialBytes: 50, LeftBytes: 600}, left: []int{0, 1, 2, 3, 4, 5}},
+			want: Pruned{Blobs: 4, Bytes: 400, Partials: 1, PartialBytes: 50, RemainingBytes: 600}, left: []int{0, 1, 2, 3, 4,
+				5}},
 		"all": {opts: PruneOptions{All: true}, want: Pruned{Blobs: 10, Bytes: 1000, Partials: 1, PartialBytes: 50}},
 		"all but what is in use": {opts: PruneOptions{All: true}, use: []int{3, 9},
-			want: Pruned{Blobs: 8, Bytes: 800, Partials: 1, PartialBytes: 50, LeftBytes: 200}, left: []int{3, 9}},
+			want: Pruned{Blobs: 8, Bytes: 800, Partials: 1, PartialBytes: 50, RemainingBytes: 200}, left: []int{3, 9}},
 		"down to a size that is in use": {opts: PruneOptions{MaxSize: 250}, use: []int{7, 8, 9},
-			want: Pruned{Blobs: 7, Bytes: 700, Partials: 1, PartialBytes: 50, LeftBytes: 300}, left: []int{7, 8, 9}},
+			want: Pruned{Blobs: 7, Bytes: 700, Partials: 1, PartialBytes: 50, RemainingBytes: 300}, left: []int{7, 8, 9}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, blobs := aged(t)
@@ -227,7 +229,7 @@ func TestEvictsWhileItRuns(t *testing.T) {
 		}
 		most = max(most, info.Bytes+info.PartialBytes)
 	}
-	if most > 1000+1000/evictAfter+100 {
+	if most > 1000+1000/evictAfterFraction+100 {
 		t.Error(most)
 	}
 	if err := s.Close(); err != nil || len(left(t, dir, blobs)) > 0 {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/browse"
 	"github.com/zarf-dev/zarf-registry/internal/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/state"
 	"github.com/zarf-dev/zarf-registry/internal/status"
 )
@@ -57,6 +58,8 @@ func (s *source) Load(context.Context) (*browse.Snapshot, error) {
 	}
 	snapshot.Status = &status.Report{Namespace: "zarf", Next: []string{"renew <now>"},
 		State: &status.State{Desired: state.Settings{Mode: state.ModeProxy}},
+		Registry: &status.Registry{Desired: 1, Message: "no pod exists", Claim: &status.Claim{Name: "images", Phase: "Bound"},
+			GarbageCollection: &reloadstatus.GarbageCollection{Problem: "no space"}},
 		Nodes: []status.Node{{Name: "n1", Ready: true}}, Certificates: []status.Certificate{{Secret: "zarf-registry-ca"}}}
 	return snapshot, nil
 }
@@ -126,7 +129,8 @@ func TestImage(t *testing.T) {
 
 func TestState(t *testing.T) {
 	_, page := get(t, browse.New(&source{}, "127.0.0.1:8080", "secret"), "state")
-	contains(t, page, "renew &lt;now&gt;", "zarf-registry-ca", "n1", "proxy")
+	contains(t, page, "renew &lt;now&gt;", "zarf-registry-ca", "n1", "proxy",
+		"no pod exists", "images: Bound", "the last one failed: no space")
 }
 
 func TestUsersMayBeUnknown(t *testing.T) {

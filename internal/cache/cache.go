@@ -1,5 +1,5 @@
 // Package cache is the server of a cache pod, which stands between the proxies of the nodes and the
-// registry: of what many nodes pull, the registry sends one copy to each cache.
+// registry: the registry sends each cache one copy of what many nodes pull.
 //
 // A cache serves GET and HEAD of blobs and manifests over mutual TLS, with the headers of the registry, so
 // that an interrupted body may be resumed at either. Content is stored under its digest, in a bounded

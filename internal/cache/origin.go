@@ -111,7 +111,7 @@ func (o *origin) do(ctx context.Context, method, path string, from http.Header, 
 	return response, nil
 }
 
-// unavailable reports whether a response tells that the registry cannot respond now, or that an
+// unavailable reports whether a response means that the registry cannot respond now, or that an
 // intermediary could not reach it.
 func unavailable(r *http.Response) bool { return r.StatusCode >= http.StatusInternalServerError }
 
@@ -167,7 +167,7 @@ func (b *body) request() error {
 	}
 	b.current = &stallReader{ReadCloser: response.Body, cancel: cancel}
 	want := httprange.ContentRange{Start: b.offset, End: b.size, Size: b.size}
-	got, err := httprange.Of(response)
+	got, err := httprange.FromResponse(response)
 	if err == nil && got != want {
 		err = fmt.Errorf("the registry sent %s, want %s", got, want)
 	}

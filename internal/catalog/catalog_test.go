@@ -158,13 +158,14 @@ func TestFreesCountsWhatTheGracePeriodProtects(t *testing.T) {
 	b.blob("garbage", 1, 9*day)
 	for _, c := range []struct {
 		deleted []*catalog.Manifest
-		want    catalog.Freed
+		want    catalog.Reclaimable
 	}{
-		{nil, catalog.Freed{Blobs: 1, Bytes: 1}},
-		{[]*catalog.Manifest{old}, catalog.Freed{Blobs: 3, Bytes: 111}},
-		{[]*catalog.Manifest{old, young}, catalog.Freed{Blobs: 3, Bytes: 111, LaterBlobs: 2, LaterBytes: 110}},
+		{nil, catalog.Reclaimable{Blobs: 1, Bytes: 1}},
+		{[]*catalog.Manifest{old}, catalog.Reclaimable{Blobs: 3, Bytes: 111}},
+		{[]*catalog.Manifest{old, young}, catalog.Reclaimable{Blobs: 3, Bytes: 111, GracePeriodBlobs: 2,
+			GracePeriodBytes: 110}},
 	} {
-		if got := b.Frees(c.deleted, day); got != c.want {
+		if got := b.Reclaimable(c.deleted, day); got != c.want {
 			t.Errorf("deleting %d: %+v, want %+v", len(c.deleted), got, c.want)
 		}
 	}
@@ -258,7 +259,7 @@ func TestDoomedKeepsWhatKeptImagesNeed(t *testing.T) {
 	signature.Subject = d("old index")
 
 	rules := catalog.Rules{Match: []catalog.Pattern{pattern(t, "app:old*")}, Used: func(*catalog.Image) []string { return nil }}
-	doomed := catalog.Doomed(b.Decide(rules))
+	doomed := catalog.ManifestsToDelete(b.Decide(rules))
 	at := func(m *catalog.Manifest) int { return slices.Index(doomed, m) }
 	own := b.Manifests[1]
 	if len(doomed) != 5 || at(b.Manifests[0]) >= 0 || at(signature) < 0 || at(old) < 0 || at(old) > at(inner) ||

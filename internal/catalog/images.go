@@ -265,19 +265,19 @@ func (c *Catalog) Size(manifests []*Manifest) int64 {
 	return size
 }
 
-// Freed is what garbage collection removes.
-type Freed struct {
+// Reclaimable is what garbage collection removes.
+type Reclaimable struct {
 	// Blobs counts what the next collection removes, and Bytes is its size.
 	Blobs int   `json:"blobs"`
 	Bytes int64 `json:"bytes"`
-	// LaterBlobs and LaterBytes are what the grace period still protects.
-	LaterBlobs int   `json:"laterBlobs"`
-	LaterBytes int64 `json:"laterBytes"`
+	// GracePeriodBlobs and GracePeriodBytes are what the grace period still protects.
+	GracePeriodBlobs int   `json:"gracePeriodBlobs"`
+	GracePeriodBytes int64 `json:"gracePeriodBytes"`
 }
 
 // Frees returns what garbage collection removes once the manifests are deleted, and what it would remove anyway, if it
 // keeps blobs that are not older than grace.
-func (c *Catalog) Frees(deleted []*Manifest, grace time.Duration) Freed {
+func (c *Catalog) Reclaimable(deleted []*Manifest, grace time.Duration) Reclaimable {
 	gone := map[*Manifest]bool{}
 	for _, m := range deleted {
 		gone[m] = true
@@ -289,13 +289,13 @@ func (c *Catalog) Frees(deleted []*Manifest, grace time.Duration) Freed {
 		}
 	}
 	needed := content(kept)
-	var freed Freed
+	var freed Reclaimable
 	for d, b := range c.Blobs {
 		switch {
 		case needed[d]:
 		case b.Written.After(c.At.Add(-grace)):
-			freed.LaterBlobs++
-			freed.LaterBytes += b.Size
+			freed.GracePeriodBlobs++
+			freed.GracePeriodBytes += b.Size
 		default:
 			freed.Blobs++
 			freed.Bytes += b.Size

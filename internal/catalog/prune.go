@@ -101,7 +101,7 @@ func (r Rules) selects(image *Image) bool {
 	return len(r.Match) == 0 || slices.ContainsFunc(r.Match, func(p Pattern) bool { return p.matchesAll(image) })
 }
 
-// newest returns the images that were pushed last in each repository, so many of them.
+// newest returns the images that were pushed last in each repository, at most count of each.
 func newest(images []*Image, count int) map[*Image]bool {
 	tagged := map[string][]*Image{}
 	for _, image := range images {
@@ -119,9 +119,10 @@ func newest(images []*Image, count int) map[*Image]bool {
 	return found
 }
 
-// Doomed returns the manifests to delete with the images of decisions that keep nothing, each index before what it
+// ManifestsToDelete returns the manifests to delete with the images of decisions that keep nothing, each index before
+// what it
 // contains, which is the order in which to delete them. What a kept image needs is not among them.
-func Doomed(decisions []Decision) []*Manifest {
+func ManifestsToDelete(decisions []Decision) []*Manifest {
 	var kept, pruned []*Manifest
 	for _, d := range decisions {
 		if d.Kept != "" {
@@ -134,15 +135,15 @@ func Doomed(decisions []Decision) []*Manifest {
 		repository string
 		digest     digest.Digest
 	}
-	doomed := map[key]*Manifest{}
+	deleted := map[key]*Manifest{}
 	for _, m := range pruned {
 		for _, d := range append(m.Aliases, m.Digest) {
-			doomed[key{m.Repository, d}] = m
+			deleted[key{m.Repository, d}] = m
 		}
 	}
 	for _, m := range kept {
 		for _, d := range append(m.Aliases, m.Digest) {
-			delete(doomed, key{m.Repository, d})
+			delete(deleted, key{m.Repository, d})
 		}
 	}
 	var order []*Manifest // what an index contains before the index
@@ -154,12 +155,12 @@ func Doomed(decisions []Decision) []*Manifest {
 		}
 		seen[m] = true
 		for _, d := range m.Needs {
-			visit(doomed[key{m.Repository, d}])
+			visit(deleted[key{m.Repository, d}])
 		}
 		order = append(order, m)
 	}
 	for _, m := range pruned {
-		visit(doomed[key{m.Repository, m.Digest}])
+		visit(deleted[key{m.Repository, m.Digest}])
 	}
 	slices.Reverse(order)
 	return order

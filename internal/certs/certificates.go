@@ -34,15 +34,15 @@ type secretLeaf struct {
 func (l secretLeaf) role() string { return l.leaf.Organization }
 
 // leaves returns the certificates of a release, as its own CA issues them.
-func (k *Keeper) leaves(p state.PKI) []secretLeaf {
-	serverName, lifetime := k.ServerName(), time.Duration(p.LeafLifetime)
+func (m *Manager) leaves(p state.PKI) []secretLeaf {
+	serverName, lifetime := m.ServerName(), time.Duration(p.LeafLifetime)
 	all := []secretLeaf{
 		{names.SuffixServerTLS, pki.Leaf{
-			CommonName:   k.Settings.Name,
+			CommonName:   m.Settings.Name,
 			Organization: pki.OrganizationServer,
 			DNSNames: []string{
-				k.Settings.Name,
-				k.Settings.Name + "." + k.Settings.Namespace,
+				m.Settings.Name,
+				m.Settings.Name + "." + m.Settings.Namespace,
 				serverName,
 				serverName + "." + p.ClusterDomain,
 			},
@@ -50,7 +50,7 @@ func (k *Keeper) leaves(p state.PKI) []secretLeaf {
 			Lifetime: lifetime,
 		}},
 		{names.SuffixNodeTLS, pki.Leaf{
-			CommonName:   k.Settings.Name + "-proxy",
+			CommonName:   m.Settings.Name + "-proxy",
 			Organization: pki.OrganizationNode,
 			// The proxy serves TLS on the loopback address of its node with the certificate that it presents
 			// to the registry.
@@ -60,20 +60,20 @@ func (k *Keeper) leaves(p state.PKI) []secretLeaf {
 			Lifetime:    lifetime,
 		}},
 		{names.SuffixPushTLS, pki.Leaf{
-			CommonName:   k.Settings.Name + "-push",
+			CommonName:   m.Settings.Name + "-push",
 			Organization: pki.OrganizationPush,
 			Usages:       []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 			Lifetime:     lifetime,
 		}},
 	}
 	if p.Cache {
-		cacheName := release.CacheName(k.Settings.Name, k.Settings.Namespace)
+		cacheName := release.CacheName(m.Settings.Name, m.Settings.Namespace)
 		all = append(all, secretLeaf{names.SuffixCacheTLS, pki.Leaf{
-			CommonName:   k.Settings.Name + names.SuffixCache,
+			CommonName:   m.Settings.Name + names.SuffixCache,
 			Organization: pki.OrganizationCache,
 			DNSNames: []string{
-				k.Settings.Name + names.SuffixCache,
-				k.Settings.Name + names.SuffixCache + "." + k.Settings.Namespace,
+				m.Settings.Name + names.SuffixCache,
+				m.Settings.Name + names.SuffixCache + "." + m.Settings.Namespace,
 				cacheName,
 				cacheName + "." + p.ClusterDomain,
 			},
@@ -87,7 +87,7 @@ func (k *Keeper) leaves(p state.PKI) []secretLeaf {
 		server := &all[0].leaf
 		server.DNSNames, server.IPAddresses = append(server.DNSNames, loopbackName), loopback()
 		all = append(all, secretLeaf{leaf: pki.Leaf{
-			CommonName:   k.Settings.Name + "-client",
+			CommonName:   m.Settings.Name + "-client",
 			Organization: pki.OrganizationClient,
 			Usages:       []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 			Lifetime:     lifetime,
@@ -97,20 +97,20 @@ func (k *Keeper) leaves(p state.PKI) []secretLeaf {
 }
 
 // secretName returns the name of the Secret that holds the certificate.
-func (k *Keeper) secretName(l secretLeaf) string {
+func (m *Manager) secretName(l secretLeaf) string {
 	if l.role() == pki.OrganizationClient {
 		return names.ZarfClientTLS
 	}
-	return k.Settings.Name + l.suffix
+	return m.Settings.Name + l.suffix
 }
 
 // leafSecret reads the Secret that holds the certificate, nil if there is none. Zarf creates that of the
 // client; all others must be ours.
-func (k *Keeper) leafSecret(ctx context.Context, l secretLeaf) (*corev1.Secret, error) {
+func (m *Manager) leafSecret(ctx context.Context, l secretLeaf) (*corev1.Secret, error) {
 	if l.role() == pki.OrganizationClient {
-		return k.ReadSecret(ctx, k.secretName(l))
+		return m.ReadSecret(ctx, m.secretName(l))
 	}
-	return k.Secret(ctx, k.secretName(l))
+	return m.Secret(ctx, m.secretName(l))
 }
 
 const loopbackName = "localhost"
@@ -192,13 +192,13 @@ func SourceSecret(from state.ExistingSecrets, role string) string {
 
 // sources reads the Secrets that certificates are copied from, and returns all their problems. It
 // omits roles without a Secret.
-func (k *Keeper) sources(
+func (m *Manager) sources(
 	ctx context.Context, p state.PKI, from state.ExistingSecrets,
 ) (map[string]sourceLeaf, []Problem, error) {
 	var problems []Problem
 	var fallback []byte // from the Secret that has only ca.crt
-	if from.Authority != "" {
-		secret, found, err := k.sourceSecret(ctx, p, from.Authority, names.KeyCA)
+	if from.CA != "" {
+		secret, found, err := m.sourceSecret(ctx, p, from.CA, names.KeyCA)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -206,18 +206,18 @@ func (k *Keeper) sources(
 		if secret != nil {
 			fallback = secret.Data[names.KeyCA]
 			if _, err := pki.ParseBundle(fallback); len(fallback) > 0 && err != nil {
-				problems = append(problems, badCA(k.Object("Secret", from.Authority), err))
+				problems = append(problems, badCA(m.Object("Secret", from.CA), err))
 				fallback = nil
 			}
 		}
 	}
 	leaves := map[string]sourceLeaf{}
-	for _, l := range k.leaves(p) {
+	for _, l := range m.leaves(p) {
 		name := SourceSecret(from, l.role())
 		if name == "" {
 			continue
 		}
-		leaf, found, err := k.source(ctx, p, l.role(), name, from.Authority, fallback)
+		leaf, found, err := m.source(ctx, p, l.role(), name, from.CA, fallback)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -227,14 +227,14 @@ func (k *Keeper) sources(
 	return leaves, problems, nil
 }
 
-func (k *Keeper) source(
+func (m *Manager) source(
 	ctx context.Context, p state.PKI, role, name, caSecret string, fallback []byte,
 ) (sourceLeaf, []Problem, error) {
-	secret, problems, err := k.sourceSecret(ctx, p, name, keyCertificate, keyPrivateKey)
+	secret, problems, err := m.sourceSecret(ctx, p, name, keyCertificate, keyPrivateKey)
 	if err != nil || secret == nil {
 		return sourceLeaf{}, problems, err
 	}
-	object := k.Object("Secret", name)
+	object := m.Object("Secret", name)
 	trust := secret.Data[names.KeyCA]
 	switch {
 	case len(trust) > 0:
@@ -257,8 +257,8 @@ func (k *Keeper) source(
 	if err != nil {
 		return sourceLeaf{}, []Problem{badCA(object, err)}, nil
 	}
-	want := Requirement(role, k.Settings.Name, k.Settings.Namespace, p)
-	if err := pki.Check(keyPair(secret), bundle, want, k.Now()); err != nil {
+	want := Requirement(role, m.Settings.Name, m.Settings.Namespace, p)
+	if err := pki.Check(keyPair(secret), bundle, want, m.Now()); err != nil {
 		for line := range strings.Lines(err.Error()) {
 			problems = append(problems,
 				Problem{object, "holds no certificate for " + purpose(role) + ": " + strings.TrimSpace(line), "replace it"})
@@ -288,14 +288,14 @@ func purpose(role string) string {
 
 // sourceSecret reads a Secret to copy a certificate from, and returns its problems. The Secret is nil
 // if it cannot be used at all.
-func (k *Keeper) sourceSecret(
+func (m *Manager) sourceSecret(
 	ctx context.Context, p state.PKI, name string, keys ...string,
 ) (*corev1.Secret, []Problem, error) {
-	secret, problems, err := k.userSecret(ctx, name, "create it, or name another", p.Mode == state.PKIExistingSecret)
+	secret, problems, err := m.userSecret(ctx, name, "create it, or name another", p.Mode == state.PKIExistingSecret)
 	if err != nil || secret == nil {
 		return nil, problems, err
 	}
-	object := k.Object("Secret", name)
+	object := m.Object("Secret", name)
 	if secret.Type != corev1.SecretTypeTLS && secret.Type != corev1.SecretTypeOpaque && secret.Type != "" {
 		return nil, []Problem{{object,
 			fmt.Sprintf("is of type %s, not %s or %s", secret.Type, corev1.SecretTypeTLS, corev1.SecretTypeOpaque),
@@ -311,11 +311,11 @@ func (k *Keeper) sourceSecret(
 
 // userSecret reads a Secret that the user names. If it cannot be used, the Secret is nil. If foreign
 // is set, init-hook must not have created it.
-func (k *Keeper) userSecret(
+func (m *Manager) userSecret(
 	ctx context.Context, name, remedy string, foreign bool,
 ) (*corev1.Secret, []Problem, error) {
-	object := k.Object("Secret", name)
-	secret, err := k.ReadSecret(ctx, name)
+	object := m.Object("Secret", name)
+	secret, err := m.ReadSecret(ctx, name)
 	switch {
 	case err != nil:
 		return nil, nil, err

@@ -39,9 +39,9 @@ const (
 // certManagerSources creates or updates our Certificates, and the Issuers if the user has none. It
 // waits until all certificates are issued, and returns the names of the Secrets that cert-manager
 // wrote.
-func (k *Keeper) certManagerSources(ctx context.Context, p state.PKI) (state.ExistingSecrets, error) {
+func (m *Manager) certManagerSources(ctx context.Context, p state.PKI) (state.ExistingSecrets, error) {
 	seen := map[string]bool{}
-	_, err := k.awaitIssued(ctx, k.certManagerWanted(p),
+	_, err := m.awaitIssued(ctx, m.certManagerWanted(p),
 		func(ctx context.Context, i issued) (why string, failed bool, err error) {
 			why, failure := i.notReady(), i.failure()
 			first := !seen[i.Name]
@@ -50,13 +50,13 @@ func (k *Keeper) certManagerSources(ctx context.Context, p state.PKI) (state.Exi
 			case why != "" && first:
 				// The failure is from an earlier run. Its cause may be fixed by now, but cert-manager's backoff
 				// can take hours.
-				why, err = failure, k.issueAgain(ctx, i)
+				why, err = failure, m.issueAgain(ctx, i)
 			case why != "":
 				why, failed = failure, true
 			case first:
-				k.Log.Warn("cert-manager cannot renew a certificate; the current one stays in use",
-					"object", k.Object("Certificate", i.Name), "reason", failure, "until", i.Status.NotAfter.String(),
-					"remedy", fmt.Sprintf("kubectl --namespace %s describe certificate %s", k.Settings.Namespace, i.Name))
+				m.Log.Warn("cert-manager cannot renew a certificate; the current one stays in use",
+					"object", m.Object("Certificate", i.Name), "reason", failure, "until", i.Status.NotAfter.String(),
+					"remedy", fmt.Sprintf("kubectl --namespace %s describe certificate %s", m.Settings.Namespace, i.Name))
 			}
 			seen[i.Name] = !first || err == nil
 			return why, failed, err
@@ -64,38 +64,38 @@ func (k *Keeper) certManagerSources(ctx context.Context, p state.PKI) (state.Exi
 	if err != nil {
 		return state.ExistingSecrets{}, err
 	}
-	return IssuedSecrets(k.Settings.Name), nil
+	return IssuedSecrets(m.Settings.Name), nil
 }
 
 // certManagerRenew triggers a new issuance of all certificates, whether due or not, and waits for
 // it. If ca is set, it starts with the CA, which must be our own.
-func (k *Keeper) certManagerRenew(ctx context.Context, p state.PKI, ca bool) error {
-	wanted := k.certManagerWanted(p)
+func (m *Manager) certManagerRenew(ctx context.Context, p state.PKI, ca bool) error {
+	wanted := m.certManagerWanted(p)
 	leaves := wanted.certificates
 	if p.Issuer == nil {
 		leaves = leaves[1:]
 	}
 	var trust pki.Bundle
 	if ca {
-		all, err := k.reissue(ctx, wanted, wanted.certificates[:1], pki.Bundle{})
+		all, err := m.reissue(ctx, wanted, wanted.certificates[:1], pki.Bundle{})
 		if err != nil {
 			return err
 		}
 		if trust, err = pki.ParseBundle([]byte(all[0].certificatePEM())); err != nil {
-			return fmt.Errorf("the new CA in %s: %w", k.Object("Secret", all[0].Spec.SecretName), err)
+			return fmt.Errorf("the new CA in %s: %w", m.Object("Secret", all[0].Spec.SecretName), err)
 		}
 	}
-	_, err := k.reissue(ctx, wanted, leaves, trust)
+	_, err := m.reissue(ctx, wanted, leaves, trust)
 	return err
 }
 
 // reissue triggers a new issuance of the Certificates that are due, waits for it, and returns all
 // Certificates. The CAs of the new certificates must include those in trust.
-func (k *Keeper) reissue(
+func (m *Manager) reissue(
 	ctx context.Context, wanted certManagerWanted, due []*certmanagerv1.Certificate, trust pki.Bundle,
 ) ([]issued, error) {
 	previous := map[string]string{} // the certificates before the new issuance
-	return k.awaitIssued(ctx, wanted, func(ctx context.Context, i issued) (why string, failed bool, err error) {
+	return m.awaitIssued(ctx, wanted, func(ctx context.Context, i issued) (why string, failed bool, err error) {
 		if !slices.ContainsFunc(due, func(c *certmanagerv1.Certificate) bool { return c.Name == i.Name }) {
 			return "", false, nil
 		}
@@ -118,7 +118,7 @@ func (k *Keeper) reissue(
 			why, request = "the previous CA signed it; another was requested", true
 		}
 		if request {
-			if err := k.issueAgain(ctx, i); err != nil {
+			if err := m.issueAgain(ctx, i); err != nil {
 				return "", false, err
 			}
 			previous[i.Name] = i.certificatePEM()
@@ -129,8 +129,8 @@ func (k *Keeper) reissue(
 
 // DeleteCertManager deletes the objects that init-hook created for cert-manager, and the Secrets
 // that cert-manager wrote for them.
-func (k *Keeper) DeleteCertManager(ctx context.Context) (string, error) {
-	deleted, err := k.deleteCertManagerObjects(ctx, suffixServer, suffixNode, suffixPush, names.SuffixCache,
+func (m *Manager) DeleteCertManager(ctx context.Context) (string, error) {
+	deleted, err := m.deleteCertManagerObjects(ctx, suffixServer, suffixNode, suffixPush, names.SuffixCache,
 		names.SuffixCA)
 	if err != nil {
 		return "", err
@@ -143,31 +143,31 @@ func (k *Keeper) DeleteCertManager(ctx context.Context) (string, error) {
 
 // deleteOwnIssuer deletes our own CA and Issuers after the user has named an issuer. The key of
 // that CA has no more use and should not be left around.
-func (k *Keeper) deleteOwnIssuer(ctx context.Context) error {
-	deleted, err := k.deleteCertManagerObjects(ctx, names.SuffixCA)
+func (m *Manager) deleteOwnIssuer(ctx context.Context) error {
+	deleted, err := m.deleteCertManagerObjects(ctx, names.SuffixCA)
 	if len(deleted) > 0 {
-		k.Log.Info("deleted our own issuer, because the user has named one", "objects", deleted)
+		m.Log.Info("deleted our own issuer, because the user has named one", "objects", deleted)
 	}
 	return err
 }
 
 // deleteCertManagerObjects deletes Certificates and the Issuers, and then the Secrets of the
 // Certificates: cert-manager would write them again while their Certificates exist.
-func (k *Keeper) deleteCertManagerObjects(ctx context.Context, certificates ...string) ([]string, error) {
+func (m *Manager) deleteCertManagerObjects(ctx context.Context, certificates ...string) ([]string, error) {
 	var secrets []string
 	for _, suffix := range certificates {
 		secrets = append(secrets, suffix+names.SuffixIssued)
 	}
-	deleted, err := remove(ctx, k, certmanagerv1.CertificateKind, k.Cluster.Certificates, certificates)
+	deleted, err := remove(ctx, m, certmanagerv1.CertificateKind, m.Cluster.Certificates, certificates)
 	if err != nil {
 		return deleted, err
 	}
-	more, err := remove(ctx, k, certmanagerv1.IssuerKind, k.Cluster.Issuers, []string{names.SuffixCA, suffixSelfSigned})
+	more, err := remove(ctx, m, certmanagerv1.IssuerKind, m.Cluster.Issuers, []string{names.SuffixCA, suffixSelfSigned})
 	deleted = append(deleted, more...)
 	if err != nil {
 		return deleted, err
 	}
-	more, err = remove(ctx, k, "Secret", k.Secrets, secrets)
+	more, err = remove(ctx, m, "Secret", m.Secrets, secrets)
 	return append(deleted, more...), err
 }
 
@@ -181,7 +181,7 @@ type unissued struct {
 
 // awaitIssued creates or updates the objects, and polls the Certificates until check returns no
 // reason to wait for any of them. It then returns them.
-func (k *Keeper) awaitIssued(
+func (m *Manager) awaitIssued(
 	ctx context.Context, wanted certManagerWanted,
 	check func(context.Context, issued) (why string, failed bool, err error),
 ) ([]issued, error) {
@@ -189,7 +189,7 @@ func (k *Keeper) awaitIssued(
 	limited, cancel := context.WithTimeout(ctx, certManagerTimeout)
 	defer cancel()
 	look := func() (all []issued, waiting []unissued, err error) {
-		if all, err = k.ensureCertManager(limited, wanted); err != nil {
+		if all, err = m.ensureCertManager(limited, wanted); err != nil {
 			return nil, nil, err
 		}
 		for _, i := range all {
@@ -219,17 +219,17 @@ func (k *Keeper) awaitIssued(
 			lookErr = err
 		}
 		if n := slices.IndexFunc(waiting, func(u unissued) bool { return u.failed }); n >= 0 {
-			return nil, k.notIssued(ctx, slices.Concat(waiting[n:], waiting[:n]), 0)
+			return nil, m.notIssued(ctx, slices.Concat(waiting[n:], waiting[:n]), 0)
 		}
 		missing := ""
 		switch {
 		case lookErr != nil:
 			missing = lookErr.Error()
 		case len(waiting) > 0:
-			missing = k.Object("Certificate", waiting[0].Name) + ": " + waiting[0].why
+			missing = m.Object("Certificate", waiting[0].Name) + ": " + waiting[0].why
 		}
 		if missing != reported {
-			k.Log.Info("waiting", "for", "cert-manager", "missing", missing)
+			m.Log.Info("waiting", "for", "cert-manager", "missing", missing)
 			reported = missing
 		}
 		if release.Sleep(limited, certManagerPoll) == nil {
@@ -240,9 +240,9 @@ func (k *Keeper) awaitIssued(
 		case len(waiting) == 0:
 			err = fmt.Errorf("waiting %s for cert-manager: %w", took, lookErr)
 		case lookErr != nil:
-			err = fmt.Errorf("%w; and then %w", k.notIssued(ctx, waiting, took), lookErr)
+			err = fmt.Errorf("%w; and then %w", m.notIssued(ctx, waiting, took), lookErr)
 		default:
-			err = k.notIssued(ctx, waiting, took)
+			err = m.notIssued(ctx, waiting, took)
 		}
 		if ctx.Err() != nil {
 			err = fmt.Errorf("%w: %w", err, ctx.Err())
@@ -309,9 +309,9 @@ func (i issued) failure() string {
 
 // issueAgain triggers a new issuance, regardless of the state of the current certificate and of the
 // backoff after a failure.
-func (k *Keeper) issueAgain(ctx context.Context, i issued) error {
+func (m *Manager) issueAgain(ctx context.Context, i issued) error {
 	changed := i.DeepCopy()
-	now := metav1.NewTime(k.Now())
+	now := metav1.NewTime(m.Now())
 	condition := certmanagerv1.CertificateCondition{
 		Type: certmanagerv1.CertificateConditionIssuing, Status: cmmeta.ConditionTrue,
 		Reason: reasonManuallyTriggered, Message: "zarf-registry asked for a new certificate",
@@ -325,11 +325,11 @@ func (k *Keeper) issueAgain(ctx context.Context, i issued) error {
 		}
 		*previous = condition
 	}
-	if _, err := k.Cluster.Certificates.UpdateStatus(ctx, changed, metav1.UpdateOptions{}); err != nil {
-		return fmt.Errorf("requesting a new issuance in the status of %s: %w", k.Object("Certificate", i.Name),
+	if _, err := m.Cluster.Certificates.UpdateStatus(ctx, changed, metav1.UpdateOptions{}); err != nil {
+		return fmt.Errorf("requesting a new issuance in the status of %s: %w", m.Object("Certificate", i.Name),
 			release.RefuseForbidden(err))
 	}
-	k.Log.Info("requested a new certificate from cert-manager", "object", k.Object("Certificate", i.Name))
+	m.Log.Info("requested a new certificate from cert-manager", "object", m.Object("Certificate", i.Name))
 	return nil
 }
 
@@ -344,7 +344,7 @@ func (i issued) trusts(bundle pki.Bundle) bool {
 
 // notIssued returns an error with all details about the first Certificate. The others usually have
 // the same problem, or wait for the first.
-func (k *Keeper) notIssued(ctx context.Context, waiting []unissued, took time.Duration) error {
+func (m *Manager) notIssued(ctx context.Context, waiting []unissued, took time.Duration) error {
 	c := waiting[0]
 	problem := fmt.Sprintf("is not ready after %s: %s", took, c.why)
 	if c.failed {
@@ -363,18 +363,18 @@ func (k *Keeper) notIssued(ctx context.Context, waiting []unissued, took time.Du
 			others += ", " + u.Name
 		}
 	}
-	kubectl := "kubectl --namespace " + k.Settings.Namespace
+	kubectl := "kubectl --namespace " + m.Settings.Namespace
 	return fmt.Errorf("%s %s%s; check its issuer (%s describe %s %s), then %s describe certificate %s%s",
-		k.Object("Certificate", c.Name), problem, k.requestProblem(ctx, c.Name), kubectl, issuer, ref.Name, kubectl, c.Name,
+		m.Object("Certificate", c.Name), problem, m.requestProblem(ctx, c.Name), kubectl, issuer, ref.Name, kubectl, c.Name,
 		others)
 }
 
 // requestProblem returns the problem of the newest CertificateRequest of a Certificate as part of a
 // message. It is "" if there is none or if it cannot be read.
-func (k *Keeper) requestProblem(ctx context.Context, certificate string) string {
+func (m *Manager) requestProblem(ctx context.Context, certificate string) string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second) // ctx may have expired
 	defer cancel()
-	list, err := k.Cluster.CertificateRequests.List(ctx, metav1.ListOptions{})
+	list, err := m.Cluster.CertificateRequests.List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return ""
 	}
@@ -414,5 +414,5 @@ func (k *Keeper) requestProblem(ctx context.Context, certificate string) string 
 	default:
 		problem = "its issuer has not processed it"
 	}
-	return fmt.Sprintf("; %s: %s", k.Object("CertificateRequest", newest.Name), problem)
+	return fmt.Sprintf("; %s: %s", m.Object("CertificateRequest", newest.Name), problem)
 }

@@ -55,27 +55,27 @@ type certManagerWanted struct {
 	certificates []*certmanagerv1.Certificate
 }
 
-func (k *Keeper) certManagerWanted(p state.PKI) certManagerWanted {
+func (m *Manager) certManagerWanted(p state.PKI) certManagerWanted {
 	var wanted certManagerWanted
-	issuer := cmmeta.IssuerReference{Name: k.Settings.Name + names.SuffixCA, Kind: certmanagerv1.IssuerKind,
+	issuer := cmmeta.IssuerReference{Name: m.Settings.Name + names.SuffixCA, Kind: certmanagerv1.IssuerKind,
 		Group: certmanagerv1.SchemeGroupVersion.Group}
 	if p.Issuer != nil {
 		issuer = cmmeta.IssuerReference(*p.Issuer)
 	} else {
 		selfSigned := issuer
-		selfSigned.Name = k.Settings.Name + suffixSelfSigned
-		ca := k.certificate(names.SuffixCA, time.Duration(p.AuthorityLifetime), certmanagerv1.CertificateSpec{
-			IsCA: true, CommonName: k.Settings.Name + " certificate authority", IssuerRef: selfSigned,
+		selfSigned.Name = m.Settings.Name + suffixSelfSigned
+		ca := m.certificate(names.SuffixCA, time.Duration(p.CALifetime), certmanagerv1.CertificateSpec{
+			IsCA: true, CommonName: m.Settings.Name + " certificate authority", IssuerRef: selfSigned,
 			Usages: []certmanagerv1.KeyUsage{certmanagerv1.UsageDigitalSignature, certmanagerv1.UsageCertSign,
 				certmanagerv1.UsageCRLSign},
 		})
 		wanted.certificates = append(wanted.certificates, ca)
-		wanted.issuers = []*certmanagerv1.Issuer{{ObjectMeta: k.certManagerMeta(suffixSelfSigned)},
-			{ObjectMeta: k.certManagerMeta(names.SuffixCA)}}
+		wanted.issuers = []*certmanagerv1.Issuer{{ObjectMeta: m.certManagerMeta(suffixSelfSigned)},
+			{ObjectMeta: m.certManagerMeta(names.SuffixCA)}}
 		wanted.issuers[0].Spec.SelfSigned = &certmanagerv1.SelfSignedIssuer{}
 		wanted.issuers[1].Spec.CA = &certmanagerv1.CAIssuer{SecretName: ca.Spec.SecretName}
 	}
-	for _, l := range k.leaves(p) {
+	for _, l := range m.leaves(p) {
 		spec := certmanagerv1.CertificateSpec{
 			CommonName: l.leaf.CommonName, DNSNames: l.leaf.DNSNames, IssuerRef: issuer,
 			Subject: &certmanagerv1.X509Subject{Organizations: []string{l.role()}},
@@ -89,21 +89,21 @@ func (k *Keeper) certManagerWanted(p state.PKI) certManagerWanted {
 			spec.Usages = append(spec.Usages, keyUsages[usage])
 		}
 		wanted.certificates = append(wanted.certificates,
-			k.certificate(strings.TrimSuffix(l.suffix, "-tls"), time.Duration(p.LeafLifetime), spec))
+			m.certificate(strings.TrimSuffix(l.suffix, "-tls"), time.Duration(p.LeafLifetime), spec))
 	}
 	return wanted
 }
 
-func (k *Keeper) certManagerMeta(suffix string) metav1.ObjectMeta {
-	return metav1.ObjectMeta{Name: k.Settings.Name + suffix, Namespace: k.Settings.Namespace,
-		Labels: k.Labels(names.ComponentCertificates), Annotations: release.Annotations()}
+func (m *Manager) certManagerMeta(suffix string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Name: m.Settings.Name + suffix, Namespace: m.Settings.Namespace,
+		Labels: m.Labels(names.ComponentCertificates), Annotations: release.Annotations()}
 }
 
 // certificate returns a Certificate with the fields that all of our Certificates share.
-func (k *Keeper) certificate(
+func (m *Manager) certificate(
 	suffix string, lifetime time.Duration, spec certmanagerv1.CertificateSpec,
 ) *certmanagerv1.Certificate {
-	meta, revisions := k.certManagerMeta(suffix), int32(1)
+	meta, revisions := m.certManagerMeta(suffix), int32(1)
 	spec.SecretName = meta.Name + names.SuffixIssued
 	spec.SecretTemplate = &certmanagerv1.CertificateSecretTemplate{Labels: meta.Labels, Annotations: meta.Annotations}
 	spec.Duration = &metav1.Duration{Duration: lifetime}
@@ -123,23 +123,23 @@ type issued struct {
 }
 
 // ensureCertManager creates or updates all objects, and returns the Certificates.
-func (k *Keeper) ensureCertManager(ctx context.Context, wanted certManagerWanted) ([]issued, error) {
+func (m *Manager) ensureCertManager(ctx context.Context, wanted certManagerWanted) ([]issued, error) {
 	for _, want := range wanted.issuers {
-		if _, err := ensure(ctx, k, certmanagerv1.IssuerKind, k.Cluster.Issuers, want); err != nil {
+		if _, err := ensure(ctx, m, certmanagerv1.IssuerKind, m.Cluster.Issuers, want); err != nil {
 			return nil, err
 		}
 	}
 	var all []issued
 	for _, want := range wanted.certificates {
 		// Check the Secret first: cert-manager would overwrite one that is not ours.
-		secret, ours, err := k.issuedSecret(ctx, want)
+		secret, ours, err := m.issuedSecret(ctx, want)
 		if err != nil {
 			return nil, err
 		}
 		if secret != nil && !ours {
-			return nil, k.NotOurs("Secret", want.Spec.SecretName)
+			return nil, m.NotOurs("Secret", want.Spec.SecretName)
 		}
-		certificate, err := ensure(ctx, k, certmanagerv1.CertificateKind, k.Cluster.Certificates, want)
+		certificate, err := ensure(ctx, m, certmanagerv1.CertificateKind, m.Cluster.Certificates, want)
 		if err != nil {
 			return nil, err
 		}
@@ -151,12 +151,12 @@ func (k *Keeper) ensureCertManager(ctx context.Context, wanted certManagerWanted
 // issuedSecret returns the Secret of a Certificate, nil if it does not exist. A Secret without our
 // label is ours if cert-manager wrote it for one of our Certificates: its labels may have been
 // changed, and cert-manager is about to restore them.
-func (k *Keeper) issuedSecret(
+func (m *Manager) issuedSecret(
 	ctx context.Context, of *certmanagerv1.Certificate,
 ) (secret *corev1.Secret, ours bool, err error) {
-	secret, ours, err = find(ctx, k, "Secret", k.Secrets, of.Spec.SecretName)
+	secret, ours, err = find(ctx, m, "Secret", m.Secrets, of.Spec.SecretName)
 	if secret != nil && !ours && secret.Annotations[certmanagerv1.CertificateNameKey] == of.Name {
-		_, ours, err = find(ctx, k, certmanagerv1.CertificateKind, k.Cluster.Certificates, of.Name)
+		_, ours, err = find(ctx, m, certmanagerv1.CertificateKind, m.Cluster.Certificates, of.Name)
 	}
 	return secret, ours, err
 }
@@ -168,7 +168,7 @@ type object[T any] interface {
 
 // find returns an object, nil if it does not exist, and whether init-hook created it.
 func find[T any, P object[T]](
-	ctx context.Context, k *Keeper, kind string, api Objects[T], name string,
+	ctx context.Context, k *Manager, kind string, api Objects[T], name string,
 ) (have P, ours bool, err error) {
 	have, err = api.Get(ctx, name, metav1.GetOptions{})
 	switch {
@@ -182,7 +182,7 @@ func find[T any, P object[T]](
 
 // ensure creates an object or updates the fields that differ, and returns its current version. It
 // does not change an object that is being deleted.
-func ensure[T any, P object[T]](ctx context.Context, k *Keeper, kind string, api Objects[T], want P) (P, error) {
+func ensure[T any, P object[T]](ctx context.Context, k *Manager, kind string, api Objects[T], want P) (P, error) {
 	name := k.Object(kind, want.GetName())
 	have, ours, err := find[T, P](ctx, k, kind, api, want.GetName())
 	switch {
@@ -291,7 +291,7 @@ func merge(have, want map[string]any, path string) []string {
 
 // remove deletes the objects with these suffixes that are ours, and returns their kinds and names.
 func remove[T any, P object[T]](
-	ctx context.Context, k *Keeper, kind string, api Objects[T], suffixes []string,
+	ctx context.Context, k *Manager, kind string, api Objects[T], suffixes []string,
 ) ([]string, error) {
 	var deleted []string
 	for _, suffix := range suffixes {

@@ -49,7 +49,7 @@ import (
 // Certificate.
 type cmBench struct {
 	*testing.T
-	keeper  *Keeper
+	keeper  *Manager
 	log     *bytes.Buffer
 	objects map[string]*unstructured.Unstructured // by resource/name
 	secrets map[string]*corev1.Secret
@@ -91,7 +91,7 @@ func newCMBench(t *testing.T) *cmBench {
 		Settings: settings.Settings{Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry"},
 		Secrets:  cmSecrets{b}, Log: slog.New(slog.NewJSONHandler(b.log, nil)), Now: time.Now,
 	}
-	b.keeper = &Keeper{
+	b.keeper = &Manager{
 		Observer: &nodes.Observer{Release: r},
 		Cluster: Cluster{
 			Certificates:        certmanager.Certificates(client, "zarf"),
@@ -106,7 +106,7 @@ func newCMBench(t *testing.T) *cmBench {
 // ownIssuer and corpIssuer return settings without and with an issuer of the user.
 func ownIssuer() state.PKI {
 	return state.PKI{Mode: state.PKICertManager, LeafLifetime: state.Duration(365 * 24 * time.Hour),
-		AuthorityLifetime: state.Duration(5 * 365 * 24 * time.Hour), ClusterDomain: "cluster.local"}
+		CALifetime: state.Duration(5 * 365 * 24 * time.Hour), ClusterDomain: "cluster.local"}
 }
 
 func corpIssuer() state.PKI {
@@ -1309,7 +1309,7 @@ func TestRenewingWhatWasNeverMadeMakesIt(t *testing.T) {
 func TestTheAuthorityOfAUsersIssuerIsNotOurs(t *testing.T) {
 	cmTest(t, func(t *testing.T, b *cmBench) {
 		p := corpIssuer()
-		c := &command{Keeper: b.keeper, saved: &state.State{PKI: &p}}
+		c := &command{Manager: b.keeper, saved: &state.State{PKI: &p}}
 		_, err := c.request(b.Context(), &rotation{}, true)
 		wantError(t, err, "the CA belongs to ClusterIssuer corp, not to this release: replace it there, then run zarf-registry "+
 			"certs rotate")

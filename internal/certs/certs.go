@@ -72,7 +72,7 @@ type Registry interface {
 
 // Keeper manages the certificates and credentials of one release. Observer, Cluster and Registry
 // must be set.
-type Keeper struct {
+type Manager struct {
 	*nodes.Observer
 	Cluster  Cluster
 	Registry Registry
@@ -83,6 +83,6 @@ type Keeper struct {
 	CronJob bool
 }
 
-func (k *Keeper) run(ctx context.Context, phase string, list []steps.Step) error {
-	return steps.Runner{Phase: phase, Log: k.Log, Now: k.Now, Timeout: k.Timeout}.Run(ctx, list)
+func (m *Manager) run(ctx context.Context, phase string, list []steps.Step) error {
+	return steps.Runner{Phase: phase, Log: m.Log, Now: m.Now, Timeout: m.Timeout}.Run(ctx, list)
 }

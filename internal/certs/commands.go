@@ -21,8 +21,8 @@ const commandTimeout = time.Hour
 
 // Renew renews the certificates that are due, continues a CA rotation that is in progress, and
 // copies what has changed in the user's Secrets. It uses the PKI settings in the saved state.
-func (k *Keeper) Renew(ctx context.Context) error {
-	c := &command{Keeper: k}
+func (m *Manager) Renew(ctx context.Context) error {
+	c := &command{Manager: m}
 	// A failure to copy the credential must not prevent the renewal of the certificates, nor the
 	// reverse.
 	var credential error
@@ -32,13 +32,13 @@ func (k *Keeper) Renew(ctx context.Context) error {
 		}
 		did, err := c.copyCredentials(ctx)
 		if err != nil {
-			k.Log.Error("cannot copy the push credential; the current one stays in use", "error", err.Error())
+			m.Log.Error("cannot copy the push credential; the current one stays in use", "error", err.Error())
 			credential = fmt.Errorf("renew: copy the push credential: %w", err)
 			return "nothing: see the error", nil
 		}
 		return did, nil
 	}
-	err := k.run(ctx, "renew", []steps.Step{
+	err := m.run(ctx, "renew", []steps.Step{
 		{Name: "read the saved state", Run: c.readState, Why: "it says where certificates and credentials come from"},
 		{Name: "copy the push credential", Run: copyCredential, Why: "the user may have changed it"},
 		{Name: "renew the certificates", Why: "each is replaced at half of its lifetime, or when its source changes",
@@ -48,7 +48,7 @@ func (k *Keeper) Renew(ctx context.Context) error {
 		{Name: "delete what other PKI modes left", Run: c.deleteUnneeded, Why: "nothing trusts it any more"},
 	})
 	err = errors.Join(err, credential)
-	k.recordRenewal(ctx, err)
+	m.recordRenewal(ctx, err)
 	return err
 }
 
@@ -56,23 +56,23 @@ func (k *Keeper) Renew(ctx context.Context) error {
 const maxRecorded = 1000
 
 // recordRenewal records why a renewal failed, for zarf-registry status, or that it did not.
-func (k *Keeper) recordRenewal(ctx context.Context, failure error) {
+func (m *Manager) recordRenewal(ctx context.Context, failure error) {
 	why := ""
 	if failure != nil {
 		text := strings.Join(strings.Fields(failure.Error()), " ")
-		why = k.Now().UTC().Format(time.RFC3339) + ": " + text[:min(len(text), maxRecorded)]
+		why = m.Now().UTC().Format(time.RFC3339) + ": " + text[:min(len(text), maxRecorded)]
 	}
 	// The failure may be that the time is over.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	why = strings.ToValidUTF8(why, "")
-	err := k.UpdateState(ctx, func(s *state.State) bool {
+	err := m.UpdateState(ctx, func(s *state.State) bool {
 		changed := s.RenewalFailed != why
 		s.RenewalFailed = why
 		return changed
 	})
 	if err != nil {
-		k.Log.Info("cannot record the outcome", "error", err.Error())
+		m.Log.Info("cannot record the outcome", "error", err.Error())
 	}
 }
 
@@ -99,10 +99,10 @@ func (c *command) copyCredentials(ctx context.Context) (string, error) {
 
 // Rotate replaces all certificates, whether due or not. If ca is set, it replaces the CA as well.
 // It returns when every pod has loaded the new certificates.
-func (k *Keeper) Rotate(ctx context.Context, ca bool) error {
-	c := &command{Keeper: k}
+func (m *Manager) Rotate(ctx context.Context, ca bool) error {
+	c := &command{Manager: m}
 	r := &rotation{observed: true}
-	return k.run(ctx, "rotate", []steps.Step{
+	return m.run(ctx, "rotate", []steps.Step{
 		{Name: "read the saved state", Run: c.readState, Why: "it says where certificates come from"},
 		{Name: "request new certificates", Why: "they are replaced even if they are not due",
 			Run: func(ctx context.Context) (string, error) {
@@ -127,8 +127,8 @@ const (
 
 // RotateCredential replaces a generated credential. It returns when the registry accepts the new
 // one.
-func (k *Keeper) RotateCredential(ctx context.Context, credential Credential) error {
-	c := &credentialRotation{command: &command{Keeper: k}, credential: credential}
+func (m *Manager) RotateCredential(ctx context.Context, credential Credential) error {
+	c := &credentialRotation{command: &command{Manager: m}, credential: credential}
 	unlessExternal := func(work steps.Work) steps.Work {
 		return func(ctx context.Context) (string, error) {
 			if c.external() {
@@ -137,7 +137,7 @@ func (k *Keeper) RotateCredential(ctx context.Context, credential Credential) er
 			return work(ctx)
 		}
 	}
-	return k.run(ctx, "rotate credential", []steps.Step{
+	return m.run(ctx, "rotate credential", []steps.Step{
 		{Name: "read the saved state", Run: c.readState, Why: "it says where the credential comes from"},
 		{Name: fmt.Sprintf("replace the %s credential", credential), Run: unlessExternal(c.write),
 			Why: "the previous one loses access"},
@@ -150,7 +150,7 @@ const nothingExternal = "nothing: external mode needs no certificates and creden
 
 // command is one run with the settings that prepare saved.
 type command struct {
-	*Keeper
+	*Manager
 	saved *state.State
 	// rotating reports whether a CA rotation was in progress when the run began.
 	rotating bool
@@ -242,7 +242,7 @@ func (c *command) rotate(ctx context.Context, r *rotation) (string, error) {
 	if c.external() {
 		return nothingExternal, nil
 	}
-	r.Keeper, r.pki, r.timeout = c.Keeper, *c.saved.PKI, waitTimeout(ctx, commandTimeout)
+	r.Manager, r.pki, r.timeout = c.Manager, *c.saved.PKI, waitTimeout(ctx, commandTimeout)
 	waiting, err := r.run(ctx)
 	if err != nil {
 		return "", err

@@ -34,17 +34,17 @@ const (
 
 // WritePush generates the push credential, or copies it from the user's Secret if from names one.
 // copied reports whether the current credential is a copy. The returned text describes what it did.
-func (k *Keeper) WritePush(ctx context.Context, from string, copied bool) (did string, err error) {
+func (m *Manager) WritePush(ctx context.Context, from string, copied bool) (did string, err error) {
 	err = release.RetryOnConflict(ctx, func() error {
-		did, err = k.tryWritePush(ctx, from, copied)
+		did, err = m.tryWritePush(ctx, from, copied)
 		return err
 	})
 	return did, err
 }
 
-func (k *Keeper) tryWritePush(ctx context.Context, from string, copied bool) (string, error) {
-	name := k.Settings.Name + names.SuffixCredentials
-	secret, err := k.Secret(ctx, name)
+func (m *Manager) tryWritePush(ctx context.Context, from string, copied bool) (string, error) {
+	name := m.Settings.Name + names.SuffixCredentials
+	secret, err := m.Secret(ctx, name)
 	if err != nil {
 		return "", err
 	}
@@ -57,7 +57,7 @@ func (k *Keeper) tryWritePush(ctx context.Context, from string, copied bool) (st
 	if from != "" {
 		// A person chose the password, so it may be guessable.
 		cost = bcrypt.DefaultCost
-		source, problems, err := k.pushSource(ctx, from, "")
+		source, problems, err := m.pushSource(ctx, from, "")
 		if err != nil {
 			return "", err
 		}
@@ -66,12 +66,12 @@ func (k *Keeper) tryWritePush(ctx context.Context, from string, copied bool) (st
 		}
 		if !bytes.Equal(data[names.KeyUsername], source[names.KeyUsername]) ||
 			!bytes.Equal(data[names.KeyPassword], source[names.KeyPassword]) {
-			reason = k.Object("Secret", from) + " has another credential"
+			reason = m.Object("Secret", from) + " has another credential"
 			maps.Copy(data, source)
 		}
 	} else {
 		user := pushUser
-		if k.Settings.PKI.Zarf {
+		if m.Settings.PKI.Zarf {
 			user = pushUserBesideZarf
 		}
 		switch {
@@ -100,13 +100,13 @@ func (k *Keeper) tryWritePush(ctx context.Context, from string, copied bool) (st
 		htpasswdCost(data[names.KeyHtpasswd]) < cost {
 		reason = cmp.Or(reason, "its htpasswd does not match its password")
 		if data[names.KeyHtpasswd], err = hashPassword(data[names.KeyUsername], data[names.KeyPassword], cost); err != nil {
-			return "", fmt.Errorf("hashing the password of %s: %w", k.Object("Secret", name), err)
+			return "", fmt.Errorf("hashing the password of %s: %w", m.Object("Secret", name), err)
 		}
 	}
 	if reason == "" {
 		return "it is valid, nothing written", nil
 	}
-	if err := k.WriteSecret(ctx, secret, name, names.ComponentCredentials, corev1.SecretTypeOpaque, data); err != nil {
+	if err := m.WriteSecret(ctx, secret, name, names.ComponentCredentials, corev1.SecretTypeOpaque, data); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("wrote %s: %s", name, reason), nil
@@ -114,9 +114,9 @@ func (k *Keeper) tryWritePush(ctx context.Context, from string, copied bool) (st
 
 // WritePull creates or repairs the Secret for pulls through the node port. The returned text
 // describes what it did.
-func (k *Keeper) WritePull(ctx context.Context) (string, error) {
-	name := k.Settings.Name + names.SuffixPull
-	secret, err := k.Secret(ctx, name)
+func (m *Manager) WritePull(ctx context.Context) (string, error) {
+	name := m.Settings.Name + names.SuffixPull
+	secret, err := m.Secret(ctx, name)
 	if err != nil {
 		return "", err
 	}
@@ -133,24 +133,24 @@ func (k *Keeper) WritePull(ctx context.Context) (string, error) {
 		}
 		data = map[string][]byte{names.KeyUsername: []byte(pullUser), names.KeyPassword: password}
 	}
-	config, err := dockerConfig(k.Settings.Address, string(data[names.KeyUsername]), string(data[names.KeyPassword]))
+	config, err := dockerConfig(m.Settings.Address, string(data[names.KeyUsername]), string(data[names.KeyPassword]))
 	if err != nil {
 		return "", err
 	}
 	if !bytes.Equal(data[corev1.DockerConfigJsonKey], config) {
-		reasons = append(reasons, "it was not for "+k.Settings.Address)
+		reasons = append(reasons, "it was not for "+m.Settings.Address)
 		data[corev1.DockerConfigJsonKey] = config
 	}
 	if !htpasswdMatches(data[names.KeyHtpasswd], data[names.KeyUsername], data[names.KeyPassword]) {
 		reasons = append(reasons, "it had no valid htpasswd")
 		if data[names.KeyHtpasswd], err = newHtpasswd(data[names.KeyUsername], data[names.KeyPassword]); err != nil {
-			return "", fmt.Errorf("hashing the password of %s: %w", k.Object("Secret", name), err)
+			return "", fmt.Errorf("hashing the password of %s: %w", m.Object("Secret", name), err)
 		}
 	}
 	if len(reasons) == 0 {
 		return name + " is up to date", nil
 	}
-	if err := k.WriteSecret(ctx, secret, name, names.ComponentCredentials, corev1.SecretTypeDockerConfigJson,
+	if err := m.WriteSecret(ctx, secret, name, names.ComponentCredentials, corev1.SecretTypeDockerConfigJson,
 		data); err != nil {
 		return "", err
 	}
@@ -170,13 +170,13 @@ func dockerConfig(address, username, password string) ([]byte, error) {
 
 // pushSource reads the user's push credential, or the named one, and returns its problems. Their texts
 // never contain the password.
-func (k *Keeper) pushSource(ctx context.Context, name, credential string) (map[string][]byte, []Problem, error) {
-	object := k.Object("Secret", name)
+func (m *Manager) pushSource(ctx context.Context, name, credential string) (map[string][]byte, []Problem, error) {
+	object := m.Object("Secret", name)
 	remedy := "create it, or name another: --set auth.existingSecret=…"
 	if credential != "" {
 		remedy = fmt.Sprintf("create it, or name another for the credential %s in auth.push", credential)
 	}
-	secret, problems, err := k.userSecret(ctx, name, remedy, true)
+	secret, problems, err := m.userSecret(ctx, name, remedy, true)
 	if err != nil || secret == nil {
 		return nil, problems, err
 	}

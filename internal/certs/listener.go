@@ -19,15 +19,15 @@ const listenerTime = 2 * time.Minute
 
 // OpenPlain creates the pull credential and waits until the registry has opened its plain listener.
 // A registry that does not run yet opens it on startup.
-func (k *Keeper) OpenPlain(ctx context.Context) (string, error) {
-	wrote, err := k.WritePull(ctx)
+func (m *Manager) OpenPlain(ctx context.Context) (string, error) {
+	wrote, err := m.WritePull(ctx)
 	if err != nil {
 		return "", err
 	}
-	if err := k.WriteRegistryAuth(ctx); err != nil {
+	if err := m.WriteRegistryAuth(ctx); err != nil {
 		return "", err
 	}
-	pods, err := k.AwaitPlain(ctx, true)
+	pods, err := m.AwaitPlain(ctx, true)
 	if err != nil {
 		return "", err
 	}
@@ -36,9 +36,9 @@ func (k *Keeper) OpenPlain(ctx context.Context) (string, error) {
 
 // ClosePlain waits until the registry has closed its plain listener. The pull credential stays, so
 // that copies of it in other namespaces are valid again after the next switch to nodeport mode.
-func (k *Keeper) ClosePlain(ctx context.Context) (string, error) {
-	name := k.Settings.Name + names.SuffixPull
-	secret, err := k.Secret(ctx, name)
+func (m *Manager) ClosePlain(ctx context.Context) (string, error) {
+	name := m.Settings.Name + names.SuffixPull
+	secret, err := m.Secret(ctx, name)
 	if err != nil {
 		return "", err
 	}
@@ -48,17 +48,17 @@ func (k *Keeper) ClosePlain(ctx context.Context) (string, error) {
 	if _, open := secret.Data[names.KeyHtpasswd]; open {
 		data := maps.Clone(secret.Data)
 		delete(data, names.KeyHtpasswd)
-		if err := k.WriteSecret(ctx, secret, name, names.ComponentCredentials, corev1.SecretTypeDockerConfigJson,
+		if err := m.WriteSecret(ctx, secret, name, names.ComponentCredentials, corev1.SecretTypeDockerConfigJson,
 			data); err != nil {
 			return "", err
 		}
 	}
 	// Copy and wait even if the key is already gone: the run that deleted it may have been killed before
 	// the listener closed.
-	if err := k.WriteRegistryAuth(ctx); err != nil {
+	if err := m.WriteRegistryAuth(ctx); err != nil {
 		return "", err
 	}
-	pods, err := k.AwaitPlain(ctx, false)
+	pods, err := m.AwaitPlain(ctx, false)
 	if err != nil {
 		return "", err
 	}
@@ -67,30 +67,30 @@ func (k *Keeper) ClosePlain(ctx context.Context) (string, error) {
 
 // AwaitPlain waits until the plain listener is open, or closed, on every ready registry pod. It
 // returns the number of these pods.
-func (k *Keeper) AwaitPlain(ctx context.Context, open bool) (int, error) {
+func (m *Manager) AwaitPlain(ctx context.Context, open bool) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, listenerTime)
 	defer cancel()
-	return k.awaitPods(ctx, func() (int, map[string]string, error) { return k.plainPods(ctx, open) },
+	return m.awaitPods(ctx, func() (int, map[string]string, error) { return m.plainPods(ctx, open) },
 		func(wrong map[string]string, last, ended error) error {
 			want := "open"
 			if !open {
 				want = "close"
 			}
-			complaints := k.complaints(wrong)
+			complaints := m.complaints(wrong)
 			if last != nil {
 				complaints = append(complaints, last.Error())
 			}
 			return fmt.Errorf("waiting for the registry to %s its plain listener, which follows the key %s of %s: %s; see "+
 				"the log of that pod: %w",
-				want, names.KeyPullHtpasswd, k.Object("Secret", k.Settings.Name+names.SuffixRegistryAuth),
+				want, names.KeyPullHtpasswd, m.Object("Secret", m.Settings.Name+names.SuffixRegistryAuth),
 				strings.Join(complaints, "; "), ended)
 		})
 }
 
 // plainPods returns the number of ready registry pods, and a message for each one whose plain
 // listener is not in the wanted state.
-func (k *Keeper) plainPods(ctx context.Context, open bool) (pods int, wrong map[string]string, err error) {
-	list, err := k.ListPods(ctx, names.ComponentRegistry)
+func (m *Manager) plainPods(ctx context.Context, open bool) (pods int, wrong map[string]string, err error) {
+	list, err := m.ListPods(ctx, names.ComponentRegistry)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -100,7 +100,7 @@ func (k *Keeper) plainPods(ctx context.Context, open bool) (pods int, wrong map[
 			continue
 		}
 		pods++
-		switch isOpen, err := k.Registry.PlainOpen(ctx, &pod); {
+		switch isOpen, err := m.Registry.PlainOpen(ctx, &pod); {
 		case err != nil:
 			wrong[pod.Name] = err.Error()
 		case isOpen != open && open:

@@ -30,8 +30,8 @@ func OwnImages(digests, recorded []string) []string {
 
 // ownImages returns the recorded digests, which the registry serves to nodes without a signature; none if there is no
 // state yet.
-func (k *Keeper) ownImages(ctx context.Context) ([]string, error) {
-	_, s, err := k.LoadState(ctx)
+func (m *Manager) ownImages(ctx context.Context) ([]string, error) {
+	_, s, err := m.LoadState(ctx)
 	if err != nil || s == nil {
 		return nil, err
 	}
@@ -40,8 +40,8 @@ func (k *Keeper) ownImages(ctx context.Context) ([]string, error) {
 
 // AwaitOwnImages waits until all ready registry pods that verify signatures know the recorded digests. It returns the
 // number of these pods.
-func (k *Keeper) AwaitOwnImages(ctx context.Context) (int, error) {
-	recorded, err := k.ownImages(ctx)
+func (m *Manager) AwaitOwnImages(ctx context.Context) (int, error) {
+	recorded, err := m.ownImages(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -49,17 +49,17 @@ func (k *Keeper) AwaitOwnImages(ctx context.Context) (int, error) {
 	want := hex.EncodeToString(sum[:])
 	ctx, cancel := context.WithTimeout(ctx, waitTimeout(ctx, loadTimeout))
 	defer cancel()
-	return k.awaitPods(ctx, func() (int, map[string]string, error) { return k.knowOwnImages(ctx, want) },
+	return m.awaitPods(ctx, func() (int, map[string]string, error) { return m.knowOwnImages(ctx, want) },
 		func(others map[string]string, _, ended error) error {
 			return fmt.Errorf("waiting for pods %s to load the key %s of %s, without which they deny the project's own "+
 				"images: see their log: %w", release.List(slices.Sorted(maps.Keys(others))), names.KeyOwnImages,
-				k.Object("Secret", k.Settings.Name+names.SuffixRegistryAuth), ended)
+				m.Object("Secret", m.Settings.Name+names.SuffixRegistryAuth), ended)
 		})
 }
 
 // knowOwnImages returns how many ready pods know the digests, and the others, with what is known about them.
-func (k *Keeper) knowOwnImages(ctx context.Context, want string) (know int, others map[string]string, err error) {
-	pods, err := k.ListPods(ctx, names.ComponentRegistry)
+func (m *Manager) knowOwnImages(ctx context.Context, want string) (know int, others map[string]string, err error) {
+	pods, err := m.ListPods(ctx, names.ComponentRegistry)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -68,12 +68,12 @@ func (k *Keeper) knowOwnImages(ctx context.Context, want string) (know int, othe
 		if pod.DeletionTimestamp != nil || !release.PodReady(pod) {
 			continue
 		}
-		report, err := k.QueryPod(ctx, &pod)
+		report, err := m.QueryPod(ctx, &pod)
 		switch {
 		case err != nil:
 			others[pod.Name] = err.Error()
-		case report.Verification == nil: // of the previous revision, which verified nothing
-		case report.Verification.OwnImages == want:
+		case report.Signatures == nil: // of the previous revision, which verified nothing
+		case report.Signatures.OwnImages == want:
 			know++
 		default:
 			others[pod.Name] = "it knows other digests"

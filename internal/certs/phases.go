@@ -23,19 +23,19 @@ const finishTimeout = 2 * time.Minute
 // If that changes the trusted CAs, FinishRotation completes the CA rotation: only then do pods run
 // that can report what they have loaded. If no state is saved yet, fresh is saved together with the
 // rotation. recorded reports whether the saved state has PKI settings.
-func (k *Keeper) Issue(ctx context.Context, p state.PKI, fresh state.State, recorded bool) (did string, err error) {
-	r := &rotation{Keeper: k, pki: p, fresh: &fresh}
+func (m *Manager) Issue(ctx context.Context, p state.PKI, fresh state.State, recorded bool) (did string, err error) {
+	r := &rotation{Manager: m, pki: p, fresh: &fresh}
 	if _, err := r.copies(ctx); err != nil {
 		return "", err
 	}
 	if p.Mode == state.PKICertManager && p.Issuer != nil {
-		if err := k.deleteOwnIssuer(ctx); err != nil {
+		if err := m.deleteOwnIssuer(ctx); err != nil {
 			return "", err
 		}
 	}
 	if recorded {
 		// From here on the CronJob must use the same settings.
-		err := k.UpdateState(ctx, func(s *state.State) bool {
+		err := m.UpdateState(ctx, func(s *state.State) bool {
 			same := s.PKI != nil && reflect.DeepEqual(*s.PKI, r.pki)
 			s.PKI = &r.pki
 			return !same
@@ -59,14 +59,14 @@ func (k *Keeper) Issue(ctx context.Context, p state.PKI, fresh state.State, reco
 
 // FinishRotation continues a CA rotation where prepare had to stop. It is not an error if pods have
 // not loaded the certificates in time: they keep working, and the CronJob continues the rotation.
-func (k *Keeper) FinishRotation(ctx context.Context, p state.PKI) (finished bool, did string, err error) {
-	r := &rotation{Keeper: k, pki: p, timeout: waitTimeout(ctx, finishTimeout)}
+func (m *Manager) FinishRotation(ctx context.Context, p state.PKI) (finished bool, did string, err error) {
+	r := &rotation{Manager: m, pki: p, timeout: waitTimeout(ctx, finishTimeout)}
 	waiting, err := r.run(ctx)
 	if err != nil {
 		return false, "", err
 	}
 	if len(waiting) > 0 {
-		k.Log.Warn("the CA rotation is not finished; everything works, and zarf-registry certs renew, which the "+
+		m.Log.Warn("the CA rotation is not finished; everything works, and zarf-registry certs renew, which the "+
 			"CronJob runs, continues it",
 			"waiting", release.List(waiting))
 		return false, fmt.Sprintf("%s; not finished, waiting for %d pods", r.did(), len(waiting)), nil
@@ -76,23 +76,23 @@ func (k *Keeper) FinishRotation(ctx context.Context, p state.PKI) (finished bool
 
 // DeleteUnneeded deletes the objects of PKI modes that are no longer in use. Call it only when nothing trusts their
 // certificates any more.
-func (k *Keeper) DeleteUnneeded(ctx context.Context, p state.PKI) (string, error) {
+func (m *Manager) DeleteUnneeded(ctx context.Context, p state.PKI) (string, error) {
 	var did []string
-	if name := k.Settings.Name + names.SuffixCA; !p.OwnCA() {
-		secret, err := k.Secret(ctx, name)
+	if name := m.Settings.Name + names.SuffixCA; !p.OwnCA() {
+		secret, err := m.Secret(ctx, name)
 		if err != nil {
 			return "", err
 		}
 		if secret != nil {
-			err := k.Secrets.Delete(ctx, name, *metav1.NewPreconditionDeleteOptions(string(secret.UID)))
+			err := m.Secrets.Delete(ctx, name, *metav1.NewPreconditionDeleteOptions(string(secret.UID)))
 			if err != nil && !apierrors.IsNotFound(err) {
-				return "", fmt.Errorf("deleting %s: %w", k.Object("Secret", name), err)
+				return "", fmt.Errorf("deleting %s: %w", m.Object("Secret", name), err)
 			}
-			did = append(did, "deleted "+k.Object("Secret", name))
+			did = append(did, "deleted "+m.Object("Secret", name))
 		}
 	}
 	if p.Mode != state.PKICertManager {
-		deleted, err := k.DeleteCertManager(ctx)
+		deleted, err := m.DeleteCertManager(ctx)
 		switch {
 		case release.MissingPermission(err):
 			did = append(did, "no permission to read cert-manager objects, so none were created")

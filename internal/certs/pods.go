@@ -41,10 +41,10 @@ func waitTimeout(ctx context.Context, limit time.Duration) time.Duration {
 }
 
 // QueryPod asks a pod what it has loaded.
-func (k *Keeper) QueryPod(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
+func (m *Manager) QueryPod(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
 	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
-	report, err := k.Registry.Loaded(ctx, pod)
+	report, err := m.Registry.Loaded(ctx, pod)
 	if err != nil {
 		return nil, fmt.Errorf("cannot query what it has loaded: %w", err)
 	}
@@ -54,7 +54,7 @@ func (k *Keeper) QueryPod(ctx context.Context, pod *corev1.Pod) (*reloadstatus.R
 // awaitPods polls until no pod is late, and makes the kubelets of late pods refresh what they mount. look returns
 // the number of good pods, and the late ones. If ctx ends first, awaitPods returns what fail makes of the late
 // pods, of the last look's error, and of ctx's.
-func (k *Keeper) awaitPods(
+func (m *Manager) awaitPods(
 	ctx context.Context, look func() (good int, late map[string]string, err error),
 	fail func(late map[string]string, last, ended error) error,
 ) (good int, err error) {
@@ -66,7 +66,7 @@ func (k *Keeper) awaitPods(
 		}
 		if err == nil && time.Since(refreshed) >= RefreshInterval {
 			refreshed = time.Now()
-			err = k.RefreshPods(ctx, slices.Collect(maps.Keys(late)))
+			err = m.RefreshPods(ctx, slices.Collect(maps.Keys(late)))
 		}
 		if err != nil && ctx.Err() == nil && !release.IsTransient(err) {
 			return 0, err
@@ -79,30 +79,30 @@ func (k *Keeper) awaitPods(
 
 // RefreshPods annotates pods, which makes their kubelets refresh mounted Secrets and ConfigMaps at once.
 // For the CronJob it does nothing: they refresh them by themselves within 90 seconds.
-func (k *Keeper) RefreshPods(ctx context.Context, pods []string) error {
-	if k.CronJob {
+func (m *Manager) RefreshPods(ctx context.Context, pods []string) error {
+	if m.CronJob {
 		return nil
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"annotations": map[string]string{names.AnnotationRefreshed: k.Now().UTC().Format(time.RFC3339Nano)},
+		"annotations": map[string]string{names.AnnotationRefreshed: m.Now().UTC().Format(time.RFC3339Nano)},
 	}})
 	if err != nil {
 		return err
 	}
 	for _, pod := range pods {
-		if _, err := k.Cluster.Pods.Patch(ctx, pod, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil &&
+		if _, err := m.Cluster.Pods.Patch(ctx, pod, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil &&
 			!apierrors.IsNotFound(err) {
-			return fmt.Errorf("annotating %s: %w", k.Object("pod", pod), err)
+			return fmt.Errorf("annotating %s: %w", m.Object("pod", pod), err)
 		}
 	}
 	return nil
 }
 
 // complaints formats what is wrong with pods, by name, for a message.
-func (k *Keeper) complaints(byPod map[string]string) []string {
+func (m *Manager) complaints(byPod map[string]string) []string {
 	var lines []string
 	for _, pod := range slices.Sorted(maps.Keys(byPod)) {
-		lines = append(lines, fmt.Sprintf("%s: %s", k.Object("pod", pod), byPod[pod]))
+		lines = append(lines, fmt.Sprintf("%s: %s", m.Object("pod", pod), byPod[pod]))
 	}
 	return lines
 }

@@ -15,12 +15,12 @@ import (
 )
 
 // Problems returns what prevents certificates from being issued or copied.
-func (k *Keeper) Problems(ctx context.Context, p state.PKI) ([]Problem, error) {
+func (m *Manager) Problems(ctx context.Context, p state.PKI) ([]Problem, error) {
 	switch p.Mode {
 	case state.PKICertManager:
-		return k.certManagerProblems(ctx, p)
+		return m.certManagerProblems(ctx, p)
 	case state.PKIExistingSecret:
-		_, problems, err := k.sources(ctx, p, *p.Existing)
+		_, problems, err := m.sources(ctx, p, *p.Existing)
 		return sentences(problems), err
 	}
 	return nil, nil
@@ -28,8 +28,8 @@ func (k *Keeper) Problems(ctx context.Context, p state.PKI) ([]Problem, error) {
 
 // PushProblems returns what is wrong with the user's Secret for the push credential. name is the
 // name of that Secret.
-func (k *Keeper) PushProblems(ctx context.Context, name string) ([]Problem, error) {
-	_, problems, err := k.pushSource(ctx, name, "")
+func (m *Manager) PushProblems(ctx context.Context, name string) ([]Problem, error) {
+	_, problems, err := m.pushSource(ctx, name, "")
 	return sentences(problems), err
 }
 
@@ -45,51 +45,51 @@ func sentences(problems []Problem) []Problem {
 // ClusterIssuers and external issuers: reading them needs permissions outside the namespace or
 // outside the API of cert-manager, which init-hook does not need otherwise. If one of those is
 // broken, waiting for the Certificates reports it.
-func (k *Keeper) certManagerProblems(ctx context.Context, p state.PKI) ([]Problem, error) {
-	_, err := k.Cluster.CertificateRequests.List(ctx, metav1.ListOptions{Limit: 1})
+func (m *Manager) certManagerProblems(ctx context.Context, p state.PKI) ([]Problem, error) {
+	_, err := m.Cluster.CertificateRequests.List(ctx, metav1.ListOptions{Limit: 1})
 	if apierrors.IsNotFound(err) {
-		return []Problem{{Object: "namespace " + k.Settings.Namespace,
+		return []Problem{{Object: "namespace " + m.Settings.Namespace,
 			Cause: "pki.mode is certManager, and the cluster does not know cert-manager's API",
 			Remedy: "install cert-manager first, see https://cert-manager.io/docs/installation/, " +
 				"or use --set pki.mode=internal"}}, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("listing the CertificateRequests in namespace %s: %w", k.Settings.Namespace,
+		return nil, fmt.Errorf("listing the CertificateRequests in namespace %s: %w", m.Settings.Namespace,
 			release.RefuseForbidden(err))
 	}
-	problems, err := k.foreignObjects(ctx, k.certManagerWanted(p))
+	problems, err := m.foreignObjects(ctx, m.certManagerWanted(p))
 	if err != nil || p.Issuer == nil {
 		return problems, err
 	}
-	found, err := k.checkIssuer(ctx, *p.Issuer)
+	found, err := m.checkIssuer(ctx, *p.Issuer)
 	return append(problems, found...), err
 }
 
 // foreignObjects returns a Problem for each object that has one of our names and was not created by
 // init-hook.
-func (k *Keeper) foreignObjects(ctx context.Context, wanted certManagerWanted) ([]Problem, error) {
+func (m *Manager) foreignObjects(ctx context.Context, wanted certManagerWanted) ([]Problem, error) {
 	var problems []Problem
 	add := func(kind, name string, foreign bool) {
 		if foreign {
-			problems = append(problems, Problem{Object: k.Object(kind, name),
+			problems = append(problems, Problem{Object: m.Object(kind, name),
 				Cause:  "zarf-registry did not create it, and needs that name",
 				Remedy: "rename or delete it, or install under another name: --set fullnameOverride=…"})
 		}
 	}
 	for _, want := range wanted.issuers {
-		have, ours, err := find(ctx, k, certmanagerv1.IssuerKind, k.Cluster.Issuers, want.Name)
+		have, ours, err := find(ctx, m, certmanagerv1.IssuerKind, m.Cluster.Issuers, want.Name)
 		if err != nil {
 			return nil, err
 		}
 		add(certmanagerv1.IssuerKind, want.Name, have != nil && !ours)
 	}
 	for _, want := range wanted.certificates {
-		have, ours, err := find(ctx, k, certmanagerv1.CertificateKind, k.Cluster.Certificates, want.Name)
+		have, ours, err := find(ctx, m, certmanagerv1.CertificateKind, m.Cluster.Certificates, want.Name)
 		if err != nil {
 			return nil, err
 		}
 		add(certmanagerv1.CertificateKind, want.Name, have != nil && !ours)
-		secret, ours, err := k.issuedSecret(ctx, want)
+		secret, ours, err := m.issuedSecret(ctx, want)
 		if err != nil {
 			return nil, err
 		}
@@ -99,12 +99,12 @@ func (k *Keeper) foreignObjects(ctx context.Context, wanted certManagerWanted) (
 }
 
 // checkIssuer checks the user's issuer if it is an Issuer in the namespace.
-func (k *Keeper) checkIssuer(ctx context.Context, ref state.Issuer) ([]Problem, error) {
+func (m *Manager) checkIssuer(ctx context.Context, ref state.Issuer) ([]Problem, error) {
 	if ref.Group != certmanagerv1.SchemeGroupVersion.Group || ref.Kind == certmanagerv1.ClusterIssuerKind {
 		return nil, nil
 	}
 	problem := func(cause, remedy string) ([]Problem, error) {
-		return []Problem{{Object: k.Object(ref.Kind, ref.Name), Cause: cause, Remedy: remedy}}, nil
+		return []Problem{{Object: m.Object(ref.Kind, ref.Name), Cause: cause, Remedy: remedy}}, nil
 	}
 	const another = "name another: --set pki.certManager.issuerRef.name=…"
 	if ref.Kind != certmanagerv1.IssuerKind {
@@ -112,14 +112,14 @@ func (k *Keeper) checkIssuer(ctx context.Context, ref state.Issuer) ([]Problem, 
 			"name Issuer or ClusterIssuer (--set pki.certManager.issuerRef.kind=…), "+
 				"or the group of that kind (--set pki.certManager.issuerRef.group=…)")
 	}
-	issuer, err := k.Cluster.Issuers.Get(ctx, ref.Name, metav1.GetOptions{})
+	issuer, err := m.Cluster.Issuers.Get(ctx, ref.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return problem("it does not exist, and pki.certManager.issuerRef names it", "create it first, or "+another)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading %s: %w", k.Object("Issuer", ref.Name), release.RefuseForbidden(err))
+		return nil, fmt.Errorf("reading %s: %w", m.Object("Issuer", ref.Name), release.RefuseForbidden(err))
 	}
-	describe := fmt.Sprintf("check kubectl --namespace %s describe issuer %s, or %s", k.Settings.Namespace, ref.Name,
+	describe := fmt.Sprintf("check kubectl --namespace %s describe issuer %s, or %s", m.Settings.Namespace, ref.Name,
 		another)
 	n := slices.IndexFunc(issuer.Status.Conditions,
 		func(c certmanagerv1.IssuerCondition) bool { return c.Type == certmanagerv1.IssuerConditionReady })

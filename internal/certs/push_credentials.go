@@ -27,29 +27,29 @@ import (
 // USER:HASH:NAME[:REPOSITORY,…]; the line of the push credential is USER:HASH.
 
 // namedSecret returns the name of the Secret of a generated credential.
-func (k *Keeper) namedSecret(credential string) string {
-	return k.Settings.Name + names.SuffixCredentials + "-" + credential
+func (m *Manager) namedSecret(credential string) string {
+	return m.Settings.Name + names.SuffixCredentials + "-" + credential
 }
 
 // NamedSecrets returns the names of the Secrets that were generated for named credentials.
-func (k *Keeper) NamedSecrets(ctx context.Context) ([]string, error) {
-	record, err := k.pushRecord(ctx)
+func (m *Manager) NamedSecrets(ctx context.Context) ([]string, error) {
+	record, err := m.pushRecord(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var found []string
 	for _, credential := range record.Generated() {
-		found = append(found, k.namedSecret(credential))
+		found = append(found, m.namedSecret(credential))
 	}
 	for _, credential := range record.Removed {
-		found = append(found, k.namedSecret(credential))
+		found = append(found, m.namedSecret(credential))
 	}
 	return found, nil
 }
 
 // pushRecord returns the recorded credentials. There are none if there is no state yet.
-func (k *Keeper) pushRecord(ctx context.Context) (state.PushCredentials, error) {
-	_, s, err := k.LoadState(ctx)
+func (m *Manager) pushRecord(ctx context.Context) (state.PushCredentials, error) {
+	_, s, err := m.LoadState(ctx)
 	if err != nil || s == nil {
 		return state.PushCredentials{}, err
 	}
@@ -57,14 +57,14 @@ func (k *Keeper) pushRecord(ctx context.Context) (state.PushCredentials, error) 
 }
 
 // RecordNamed records the named credentials, for commands without the chart's values.
-func (k *Keeper) RecordNamed(ctx context.Context, wanted []state.PushCredential) error {
-	return k.changeRecord(ctx, func(p state.PushCredentials) state.PushCredentials { return p.Replace(wanted) })
+func (m *Manager) RecordNamed(ctx context.Context, wanted []state.PushCredential) error {
+	return m.changeRecord(ctx, func(p state.PushCredentials) state.PushCredentials { return p.Replace(wanted) })
 }
 
-func (k *Keeper) changeRecord(
+func (m *Manager) changeRecord(
 	ctx context.Context, change func(state.PushCredentials) state.PushCredentials,
 ) error {
-	return k.UpdateState(ctx, func(s *state.State) bool {
+	return m.UpdateState(ctx, func(s *state.State) bool {
 		before := s.PushCredentials
 		s.PushCredentials = change(before)
 		return !reflect.DeepEqual(before, s.PushCredentials)
@@ -76,28 +76,28 @@ const loadTimeout = 2 * time.Minute
 
 // FinishNamed accepts Zarf's credential, if the release replaces Zarf's registry, waits until the registry has
 // loaded the named credentials, and deletes the Secrets of removed ones.
-func (k *Keeper) FinishNamed(ctx context.Context) (string, error) {
-	record, err := k.pushRecord(ctx)
+func (m *Manager) FinishNamed(ctx context.Context) (string, error) {
+	record, err := m.pushRecord(ctx)
 	if err != nil {
 		return "", err
 	}
-	zarf := k.Settings.PKI.Zarf
+	zarf := m.Settings.PKI.Zarf
 	if len(record.Named) == 0 && len(record.Removed) == 0 && !zarf {
 		return "nothing: there are none", nil
 	}
 	if zarf {
-		if err := k.acceptZarf(ctx); err != nil {
+		if err := m.acceptZarf(ctx); err != nil {
 			return "", err
 		}
 	}
-	auth, err := k.Secret(ctx, k.Settings.Name+names.SuffixRegistryAuth)
+	auth, err := m.Secret(ctx, m.Settings.Name+names.SuffixRegistryAuth)
 	if err != nil {
 		return "", err
 	}
 	if auth == nil {
-		return "", k.missingSecret(names.SuffixRegistryAuth)
+		return "", m.missingSecret(names.SuffixRegistryAuth)
 	}
-	wait := &credentialRotation{command: &command{Keeper: k}, credential: PushCredential,
+	wait := &credentialRotation{command: &command{Manager: m}, credential: PushCredential,
 		htpasswd: auth.Data[names.KeyHtpasswd]}
 	limited, stop := context.WithTimeout(ctx, loadTimeout)
 	did, err := wait.await(limited)
@@ -106,36 +106,36 @@ func (k *Keeper) FinishNamed(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if err != nil {
-		k.Log.Warn("the registry has not loaded the push credentials yet", "error", err.Error())
+		m.Log.Warn("the registry has not loaded the push credentials yet", "error", err.Error())
 		did = "not loaded yet: see the warning"
 	}
 	if len(record.Removed) == 0 {
 		return did, nil
 	}
-	deleted, err := k.deleteRemoved(ctx, record)
+	deleted, err := m.deleteRemoved(ctx, record)
 	return did + "; " + deleted, err
 }
 
 // deleteRemoved deletes the Secrets of removed credentials. If it may not, it names them.
-func (k *Keeper) deleteRemoved(ctx context.Context, record state.PushCredentials) (string, error) {
+func (m *Manager) deleteRemoved(ctx context.Context, record state.PushCredentials) (string, error) {
 	var deleted []string
 	for _, credential := range record.Removed {
-		name := k.namedSecret(credential)
-		secret, err := k.Secret(ctx, name)
+		name := m.namedSecret(credential)
+		secret, err := m.Secret(ctx, name)
 		if err == nil && secret != nil {
-			err = k.Secrets.Delete(ctx, name, *metav1.NewPreconditionDeleteOptions(string(secret.UID)))
+			err = m.Secrets.Delete(ctx, name, *metav1.NewPreconditionDeleteOptions(string(secret.UID)))
 		}
 		switch {
 		case err == nil, apierrors.IsNotFound(err):
 			deleted = append(deleted, name)
 		case release.MissingPermission(err): // a chart that was rendered without the cluster does not know the name
-			k.Log.Warn("the registry no longer accepts a removed push credential, but its Secret remains: delete it",
+			m.Log.Warn("the registry no longer accepts a removed push credential, but its Secret remains: delete it",
 				"secret", name, "error", err.Error())
 		case err != nil:
-			return "", fmt.Errorf("deleting %s: %w", k.Object("Secret", name), err)
+			return "", fmt.Errorf("deleting %s: %w", m.Object("Secret", name), err)
 		}
 	}
-	err := k.changeRecord(ctx, func(p state.PushCredentials) state.PushCredentials {
+	err := m.changeRecord(ctx, func(p state.PushCredentials) state.PushCredentials {
 		p.Removed = slices.DeleteFunc(slices.Clone(p.Removed), func(name string) bool {
 			return slices.Contains(record.Removed, name)
 		})
@@ -149,29 +149,29 @@ func (k *Keeper) deleteRemoved(ctx context.Context, record state.PushCredentials
 
 // WriteNamed generates the named push credentials, or copies them from the user's Secrets, and writes the
 // registry's Secret. The registry then accepts no others.
-func (k *Keeper) WriteNamed(ctx context.Context, wanted []state.PushCredential) error {
+func (m *Manager) WriteNamed(ctx context.Context, wanted []state.PushCredential) error {
 	for _, credential := range (state.PushCredentials{Named: wanted}).Generated() {
-		if err := k.generate(ctx, credential); err != nil {
+		if err := m.generate(ctx, credential); err != nil {
 			return err
 		}
 	}
-	_, err := k.copyRegistryAuth(ctx, authChange{push: true, pull: true,
+	_, err := m.copyRegistryAuth(ctx, authChange{push: true, pull: true,
 		named: func(ctx context.Context, current []byte) ([]byte, error) {
-			lines, err := k.namedLines(ctx, wanted, current)
-			if err != nil || !k.Settings.PKI.Zarf {
+			lines, err := m.namedLines(ctx, wanted, current)
+			if err != nil || !m.Settings.PKI.Zarf {
 				return lines, err
 			}
-			zarf, err := k.zarfLine(ctx, current)
+			zarf, err := m.zarfLine(ctx, current)
 			return append(lines, zarf...), err
 		}})
 	return err
 }
 
 // generate creates or repairs the Secret of a named credential.
-func (k *Keeper) generate(ctx context.Context, credential string) error {
-	name := k.namedSecret(credential)
+func (m *Manager) generate(ctx context.Context, credential string) error {
+	name := m.namedSecret(credential)
 	return release.RetryOnConflict(ctx, func() error {
-		secret, err := k.Secret(ctx, name)
+		secret, err := m.Secret(ctx, name)
 		if err != nil {
 			return err
 		}
@@ -190,18 +190,18 @@ func (k *Keeper) generate(ctx context.Context, credential string) error {
 			}
 		}
 		if data[names.KeyHtpasswd], err = newHtpasswd(data[names.KeyUsername], data[names.KeyPassword]); err != nil {
-			return fmt.Errorf("hashing the password of %s: %w", k.Object("Secret", name), err)
+			return fmt.Errorf("hashing the password of %s: %w", m.Object("Secret", name), err)
 		}
-		return k.WriteSecret(ctx, secret, name, names.ComponentCredentials, corev1.SecretTypeOpaque, data)
+		return m.WriteSecret(ctx, secret, name, names.ComponentCredentials, corev1.SecretTypeOpaque, data)
 	})
 }
 
 // namedLines returns the lines of the credentials. Copies keep the hash that current has for them, if it is
 // right.
-func (k *Keeper) namedLines(ctx context.Context, list []state.PushCredential, current []byte) ([]byte, error) {
+func (m *Manager) namedLines(ctx context.Context, list []state.PushCredential, current []byte) ([]byte, error) {
 	var lines bytes.Buffer
 	for _, credential := range list {
-		line, err := k.namedLine(ctx, credential, current)
+		line, err := m.namedLine(ctx, credential, current)
 		if err != nil {
 			return nil, err
 		}
@@ -210,20 +210,20 @@ func (k *Keeper) namedLines(ctx context.Context, list []state.PushCredential, cu
 	return lines.Bytes(), nil
 }
 
-func (k *Keeper) namedLine(ctx context.Context, credential state.PushCredential, current []byte) ([]byte, error) {
+func (m *Manager) namedLine(ctx context.Context, credential state.PushCredential, current []byte) ([]byte, error) {
 	var line []byte
 	if credential.Secret == "" {
-		name := k.namedSecret(credential.Name)
-		secret, err := k.Secret(ctx, name)
+		name := m.namedSecret(credential.Name)
+		secret, err := m.Secret(ctx, name)
 		if err != nil {
 			return nil, err
 		}
 		if secret == nil {
-			return nil, k.missingSecret(names.SuffixCredentials + "-" + credential.Name)
+			return nil, m.missingSecret(names.SuffixCredentials + "-" + credential.Name)
 		}
 		line = bytes.TrimSpace(secret.Data[names.KeyHtpasswd])
 	} else {
-		source, problems, err := k.pushSource(ctx, credential.Secret, credential.Name)
+		source, problems, err := m.pushSource(ctx, credential.Secret, credential.Name)
 		if err != nil {
 			return nil, err
 		}
@@ -240,7 +240,7 @@ func (k *Keeper) namedLine(ctx context.Context, credential state.PushCredential,
 			htpasswdCost(line) < bcrypt.DefaultCost { // a person chose the password
 			line, err = hashPassword(source[names.KeyUsername], source[names.KeyPassword], bcrypt.DefaultCost)
 			if err != nil {
-				return nil, fmt.Errorf("hashing the password of %s: %w", k.Object("Secret", credential.Secret), err)
+				return nil, fmt.Errorf("hashing the password of %s: %w", m.Object("Secret", credential.Secret), err)
 			}
 			line = bytes.TrimSpace(line)
 		}
@@ -264,7 +264,7 @@ func keepNamed(_ context.Context, current []byte) ([]byte, error) {
 }
 
 // replaceNamed replaces the lines of those credentials that current has. It adds and removes none.
-func (k *Keeper) replaceNamed(list []state.PushCredential) func(context.Context, []byte) ([]byte, error) {
+func (m *Manager) replaceNamed(list []state.PushCredential) func(context.Context, []byte) ([]byte, error) {
 	return func(ctx context.Context, current []byte) ([]byte, error) {
 		var lines bytes.Buffer
 		kept, err := keepNamed(ctx, current)
@@ -274,7 +274,7 @@ func (k *Keeper) replaceNamed(list []state.PushCredential) func(context.Context,
 		for line := range bytes.Lines(kept) {
 			name := bytes.Split(bytes.TrimSpace(line), []byte(":"))[2]
 			if replaced := (state.PushCredentials{Named: list}).Find(string(name)); replaced != nil {
-				if line, err = k.namedLine(ctx, *replaced, current); err != nil {
+				if line, err = m.namedLine(ctx, *replaced, current); err != nil {
 					return nil, err
 				}
 			}
@@ -302,13 +302,13 @@ func uniqueUsers(htpasswd []byte) error {
 }
 
 // NamedProblems returns what is wrong with the user's Secrets for named credentials.
-func (k *Keeper) NamedProblems(ctx context.Context, list []state.PushCredential) ([]Problem, error) {
+func (m *Manager) NamedProblems(ctx context.Context, list []state.PushCredential) ([]Problem, error) {
 	var all []Problem
 	for _, credential := range list {
 		if credential.Secret == "" {
 			continue
 		}
-		_, problems, err := k.pushSource(ctx, credential.Secret, credential.Name)
+		_, problems, err := m.pushSource(ctx, credential.Secret, credential.Name)
 		if err != nil {
 			return nil, err
 		}
@@ -332,8 +332,8 @@ type CredentialInfo struct {
 }
 
 // ListCredentials returns the credentials of the release whose Secrets exist.
-func (k *Keeper) ListCredentials(ctx context.Context) ([]CredentialInfo, error) {
-	c := &command{Keeper: k}
+func (m *Manager) ListCredentials(ctx context.Context) ([]CredentialInfo, error) {
+	c := &command{Manager: m}
 	if _, err := c.readState(ctx); err != nil {
 		return nil, err
 	}
@@ -341,11 +341,11 @@ func (k *Keeper) ListCredentials(ctx context.Context) ([]CredentialInfo, error) 
 	if c.external() {
 		return list, nil
 	}
-	record, err := k.pushRecord(ctx)
+	record, err := m.pushRecord(ctx)
 	if err != nil {
 		return nil, err
 	}
-	push := CredentialInfo{Name: string(PushCredential), Secret: k.Settings.Name + names.SuffixCredentials, Writes: true}
+	push := CredentialInfo{Name: string(PushCredential), Secret: m.Settings.Name + names.SuffixCredentials, Writes: true}
 	if c.saved.PushSecret != "" {
 		push.Secret, push.Copied = c.saved.PushSecret, true
 	}
@@ -354,13 +354,13 @@ func (k *Keeper) ListCredentials(ctx context.Context) ([]CredentialInfo, error) 
 		info := CredentialInfo{Name: n.Name, Secret: n.Secret, Copied: n.Secret != "", Writes: true,
 			Repositories: n.Repositories}
 		if !info.Copied {
-			info.Secret = k.namedSecret(n.Name)
+			info.Secret = m.namedSecret(n.Name)
 		}
 		list = append(list, info)
 	}
-	list = append(list, CredentialInfo{Name: string(PullCredential), Secret: k.Settings.Name + names.SuffixPull})
+	list = append(list, CredentialInfo{Name: string(PullCredential), Secret: m.Settings.Name + names.SuffixPull})
 	for i := range list {
-		secret, err := k.ReadSecret(ctx, list[i].Secret)
+		secret, err := m.ReadSecret(ctx, list[i].Secret)
 		if err != nil {
 			return nil, err
 		}

@@ -15,8 +15,8 @@ import (
 // WriteRegistryAuth copies what the registry checks credentials with from the Secrets of the push and
 // the pull credential into the one that its pods mount. A kubelet may read all keys of every Secret
 // that its pods refer to, so that one has no passwords.
-func (k *Keeper) WriteRegistryAuth(ctx context.Context) error {
-	_, err := k.copyRegistryAuth(ctx, authChange{push: true, pull: true, named: keepNamed})
+func (m *Manager) WriteRegistryAuth(ctx context.Context) error {
+	_, err := m.copyRegistryAuth(ctx, authChange{push: true, pull: true, named: keepNamed})
 	return err
 }
 
@@ -29,15 +29,15 @@ type authChange struct {
 }
 
 // copyRegistryAuth writes the registry's Secret, and returns the htpasswd file of push users.
-func (k *Keeper) copyRegistryAuth(ctx context.Context, change authChange) (htpasswd []byte, err error) {
-	name := k.Settings.Name + names.SuffixRegistryAuth
+func (m *Manager) copyRegistryAuth(ctx context.Context, change authChange) (htpasswd []byte, err error) {
+	name := m.Settings.Name + names.SuffixRegistryAuth
 	err = release.RetryOnConflict(ctx, func() error {
 		// First, so that a concurrent change of a source is a conflict.
-		secret, err := k.Secret(ctx, name)
+		secret, err := m.Secret(ctx, name)
 		if err != nil {
 			return err
 		}
-		data, err := k.registryAuth(ctx, secret, change)
+		data, err := m.registryAuth(ctx, secret, change)
 		if err != nil {
 			return err
 		}
@@ -45,30 +45,30 @@ func (k *Keeper) copyRegistryAuth(ctx context.Context, change authChange) (htpas
 		if secret != nil && maps.EqualFunc(secret.Data, data, bytes.Equal) {
 			return nil
 		}
-		return k.WriteSecret(ctx, secret, name, names.ComponentCredentials, corev1.SecretTypeOpaque, data)
+		return m.WriteSecret(ctx, secret, name, names.ComponentCredentials, corev1.SecretTypeOpaque, data)
 	})
 	return htpasswd, err
 }
 
 // registryAuth returns what the registry's Secret should hold.
-func (k *Keeper) registryAuth(
+func (m *Manager) registryAuth(
 	ctx context.Context, current *corev1.Secret, change authChange,
 ) (map[string][]byte, error) {
 	if current == nil {
 		if !change.push || !change.pull {
-			return nil, k.missingSecret(names.SuffixRegistryAuth)
+			return nil, m.missingSecret(names.SuffixRegistryAuth)
 		}
 		current = &corev1.Secret{}
 	}
 	data := map[string][]byte{names.KeyUploadSecret: current.Data[names.KeyUploadSecret]}
 	main := pushLine(current.Data[names.KeyHtpasswd])
 	if change.push {
-		push, err := k.Secret(ctx, k.Settings.Name+names.SuffixCredentials)
+		push, err := m.Secret(ctx, m.Settings.Name+names.SuffixCredentials)
 		if err != nil {
 			return nil, err
 		}
 		if push == nil {
-			return nil, k.missingSecret(names.SuffixCredentials)
+			return nil, m.missingSecret(names.SuffixCredentials)
 		}
 		data[names.KeyUploadSecret], main = push.Data[names.KeyUploadSecret], push.Data[names.KeyHtpasswd]
 	}
@@ -85,7 +85,7 @@ func (k *Keeper) registryAuth(
 	}
 	pull := current.Data[names.KeyPullHtpasswd]
 	if change.pull {
-		secret, err := k.Secret(ctx, k.Settings.Name+names.SuffixPull)
+		secret, err := m.Secret(ctx, m.Settings.Name+names.SuffixPull)
 		if err != nil {
 			return nil, err
 		}
@@ -96,7 +96,7 @@ func (k *Keeper) registryAuth(
 	if pull != nil {
 		data[names.KeyPullHtpasswd] = pull
 	}
-	own, err := k.ownImages(ctx)
+	own, err := m.ownImages(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -106,9 +106,9 @@ func (k *Keeper) registryAuth(
 	return data, nil
 }
 
-func (k *Keeper) missingSecret(suffix string) error {
+func (m *Manager) missingSecret(suffix string) error {
 	return exitcode.Refuse("%s is missing: run helm upgrade, zarf-registry install or zarf-registry prepare to create it",
-		k.Object("Secret", k.Settings.Name+suffix))
+		m.Object("Secret", m.Settings.Name+suffix))
 }
 
 // pushLine returns the line of the push credential.

@@ -31,7 +31,7 @@ const (
 // round reads everything again, calls pki.Next for the next step, and takes that one step. A run
 // can therefore be killed at any point, and another run continues.
 type rotation struct {
-	*Keeper
+	*Manager
 	pki state.PKI
 	// timeout is the total wait timeout for pods. Zero means that pods are queried once.
 	timeout time.Duration
@@ -140,7 +140,7 @@ func (r *rotation) round(ctx context.Context, end time.Time) (done bool, waiting
 			return false, nil, err
 		}
 		var due string
-		if ca, due = usableCA(secret, time.Duration(r.pki.AuthorityLifetime), r.requestedCA, r.Now()); ca == nil {
+		if ca, due = usableCA(secret, time.Duration(r.pki.CALifetime), r.requestedCA, r.Now()); ca == nil {
 			return false, nil, r.writeCA(ctx, secret, due)
 		}
 	}
@@ -169,12 +169,12 @@ func (r *rotation) round(ctx context.Context, end time.Time) (done bool, waiting
 			if err := r.SaveState(ctx, stateSecret, *saved); err != nil {
 				return false, nil, err
 			}
-			r.Log.Info("the CA rotation is complete", "why", next.Why)
+			r.Log.Info("the CA rotation is complete", "reason", next.Why)
 		}
 		r.refreshAll(ctx, held)
 		return true, nil, nil
 	case pki.Wait:
-		r.once("waiting", "for", "pods to load the new Secrets", "missing", release.List(next.Waiting), "why", next.Why)
+		r.once("waiting", "for", "pods to load the new Secrets", "missing", release.List(next.Waiting), "reason", next.Why)
 		r.refreshLate(ctx)
 		return false, next.Waiting, nil
 	case pki.WriteTrust:
@@ -249,7 +249,7 @@ func (r *rotation) recordWaiting(ctx context.Context, waiting []string) error {
 // the trust bundles as long as it is needed. Its key is discarded.
 func (r *rotation) writeCA(ctx context.Context, secret *corev1.Secret, due string) error {
 	name := r.Settings.Name + names.SuffixCA
-	ca, err := pki.NewCA(r.Settings.Name+" certificate authority", r.Now(), time.Duration(r.pki.AuthorityLifetime))
+	ca, err := pki.NewCA(r.Settings.Name+" certificate authority", r.Now(), time.Duration(r.pki.CALifetime))
 	if err != nil {
 		return err
 	}
@@ -369,7 +369,7 @@ func (r *rotation) awaitNodes(
 	}
 	if len(waiting) > 0 {
 		r.once("waiting", "for", "nodes to write the current CAs", "missing", release.List(waiting),
-			"why", "CRI-O must trust the next certificate of the proxies, and no previous CA")
+			"reason", "CRI-O must trust the next certificate of the proxies, and no previous CA")
 	}
 	return waiting, err
 }

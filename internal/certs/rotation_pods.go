@@ -121,7 +121,7 @@ func (r *rotation) query(ctx context.Context, p peer) pki.Loaded {
 		return out
 	}
 	out.Leaf, out.LoadError = report.Certificates.Leaf.SHA256, report.Certificates.Problem
-	for _, ca := range report.Certificates.Authorities {
+	for _, ca := range report.Certificates.TrustedCAs {
 		out.Trust = append(out.Trust, ca.SHA256)
 	}
 	return out

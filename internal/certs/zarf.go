@@ -16,9 +16,9 @@ const zarfCredential = "zarf"
 
 // zarfLine returns the line of Zarf's push user, from the chart's Secret. Before Helm has created that Secret,
 // it is the line that current has, if any.
-func (k *Keeper) zarfLine(ctx context.Context, current []byte) ([]byte, error) {
-	name := k.Settings.Name + names.SuffixZarfUsers
-	secret, err := k.ReadSecret(ctx, name)
+func (m *Manager) zarfLine(ctx context.Context, current []byte) ([]byte, error) {
+	name := m.Settings.Name + names.SuffixZarfUsers
+	secret, err := m.ReadSecret(ctx, name)
 	if err != nil {
 		return nil, err
 	}
@@ -29,15 +29,15 @@ func (k *Keeper) zarfLine(ctx context.Context, current []byte) ([]byte, error) {
 	push = bytes.TrimSpace(push)
 	if user, hash, found := bytes.Cut(push, []byte(":")); !found || len(user) == 0 || bytes.Contains(hash, []byte(":")) {
 		return nil, exitcode.Refuse("%s, key %s: the first line is not USER:HASH: correct the value secrets.htpasswd",
-			k.Object("Secret", name), names.KeyHtpasswd)
+			m.Object("Secret", name), names.KeyHtpasswd)
 	}
 	return append(bytes.Clone(push), ":"+zarfCredential+"\n"...), nil
 }
 
 // acceptZarf writes what the chart's Secret has into the registry's.
-func (k *Keeper) acceptZarf(ctx context.Context) error {
-	_, err := k.copyRegistryAuth(ctx, authChange{named: func(ctx context.Context, current []byte) ([]byte, error) {
-		line, err := k.zarfLine(ctx, current)
+func (m *Manager) acceptZarf(ctx context.Context) error {
+	_, err := m.copyRegistryAuth(ctx, authChange{named: func(ctx context.Context, current []byte) ([]byte, error) {
+		line, err := m.zarfLine(ctx, current)
 		return append(namedZarf(current, false), line...), err
 	}})
 	return err

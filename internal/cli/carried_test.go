@@ -126,7 +126,7 @@ func TestTheCarriedChartAndTheCommandsFitTogether(t *testing.T) {
 			}
 			o := result.Settings
 			if o.Mode != c.mode || o.ModeSource != c.source || o.Name != "zarf-registry" || c.mode != state.ModeExternal &&
-				o.Finish.Verify != c.prove {
+				o.Finish.VerifyPulls != c.prove {
 				t.Errorf("the Jobs are told %+v", o)
 			}
 		})
@@ -138,12 +138,12 @@ func TestTheCarriedChartAndTheCommandsFitTogether(t *testing.T) {
 func TestValuesAboutCertificatesReachTheHook(t *testing.T) {
 	pki := func(mode state.PKIMode) state.PKI {
 		return state.PKI{Mode: mode, LeafLifetime: state.Duration(8760 * time.Hour),
-			AuthorityLifetime: state.Duration(43800 * time.Hour), ClusterDomain: "cluster.local"}
+			CALifetime: state.Duration(43800 * time.Hour), ClusterDomain: "cluster.local"}
 	}
 	shorter, existing, issuer := pki(state.PKIInternal), pki(state.PKIExistingSecret), pki(state.PKICertManager)
-	shorter.LeafLifetime, shorter.AuthorityLifetime, shorter.ClusterDomain = state.Duration(10*time.Minute),
+	shorter.LeafLifetime, shorter.CALifetime, shorter.ClusterDomain = state.Duration(10*time.Minute),
 		state.Duration(time.Hour), "example.org"
-	existing.Existing = &state.ExistingSecrets{Server: "a", Node: "b", Push: "c", Authority: "d"}
+	existing.Existing = &state.ExistingSecrets{Server: "a", Node: "b", Push: "c", CA: "d"}
 	issuer.Issuer = &state.Issuer{Name: "corp", Kind: "ClusterIssuer", Group: "cert-manager.io"}
 	for name, c := range map[string]struct {
 		values map[string]any

@@ -76,9 +76,9 @@ func saved(t *testing.T, change func(*state.State)) map[string]map[string][]byte
 	s := state.State{
 		Phase: state.PhasePrepared,
 		Desired: state.Settings{Mode: state.ModeProxy, Address: "127.0.0.1:31999", Port: 31999, IPFamily: state.IPv4,
-			MTLS: state.PKIInternal, DecidedBy: state.SourceValue},
+			PKIMode: state.PKIInternal, DecidedBy: state.SourceValue},
 		PKI: &state.PKI{Mode: state.PKIInternal, ClusterDomain: "cluster.local", LeafLifetime: state.Duration(time.Hour),
-			AuthorityLifetime: state.Duration(2 * time.Hour)},
+			CALifetime: state.Duration(2 * time.Hour)},
 	}
 	change(&s)
 	encoded, err := state.Encode(s, nil)

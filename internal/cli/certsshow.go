@@ -40,7 +40,7 @@ Exit codes: 0 if nothing needs attention, 1 if something does or on failure, 3 i
 line is invalid.`,
 		Example: `  zarf-registry certs show
   watch zarf-registry certs show
-  zarf-registry certs show --output json | jq '.pods[] | select(.leafHeld | not)'`,
+  zarf-registry certs show --output json | jq '.pods[] | select(.current | not)'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
@@ -103,7 +103,7 @@ func printCertificates(w io.Writer, r *status.CertificateReport) error {
 		}
 	}
 	if len(r.Pods) > 0 {
-		fmt.Fprint(table, "\nPOD\tNODE\tLEAF\tHELD\tTRUSTS\tGENERATION\tLOADED\tERRORS\tMESSAGE\n")
+		fmt.Fprint(table, "\nPOD\tNODE\tLEAF\tCURRENT\tTRUST CURRENT\tGENERATION\tLOADED\tERRORS\tMESSAGE\n")
 		for _, p := range r.Pods {
 			fmt.Fprintln(table, strings.Join(podCells(p), "\t"))
 		}
@@ -128,7 +128,7 @@ func pkiLines(p *state.PKI, r *state.Rotation) [][2]string {
 		lines = [][2]string{{"mode", text}}
 		if p.Mode != state.PKIExistingSecret || p.Existing != nil && p.Existing.Push == "" {
 			lines = append(lines, [2]string{"lifetimes",
-				fmt.Sprintf("certificates %s, CA %s", lifetime(p.LeafLifetime), lifetime(p.AuthorityLifetime))})
+				fmt.Sprintf("certificates %s, CA %s", lifetime(p.LeafLifetime), lifetime(p.CALifetime))})
 		}
 	}
 	if r == nil {
@@ -146,15 +146,15 @@ func lifetime(d state.Duration) string { return status.Remaining(time.Duration(d
 
 func certificateLines(s *status.SecretCertificate) [][2]string {
 	if s.SHA256 == "" {
-		return [][2]string{{"problem", s.Why}, {"source", sourceLine(s.Source)}}
+		return [][2]string{{"problem", s.Message}, {"source", sourceLine(s.Source)}}
 	}
 	subject := s.Subject
 	if len(s.Roles) > 0 {
 		subject += " (" + strings.Join(s.Roles, ", ") + ")"
 	}
 	names := slices.Concat(s.DNSNames, s.IPAddresses, s.URIs)
-	trusts := make([]string, len(s.Authorities))
-	for i, a := range s.Authorities {
+	trusts := make([]string, len(s.TrustedCAs))
+	for i, a := range s.TrustedCAs {
 		trusts[i] = pki.Short(a)
 	}
 	renewal := ""
@@ -176,7 +176,7 @@ func certificateLines(s *status.SecretCertificate) [][2]string {
 			s.NotBefore.UTC().Format(time.RFC3339), s.NotAfter.UTC().Format(time.RFC3339), left)},
 		{"renewal", renewal},
 		{"source", sourceLine(s.Source)},
-		{"problem", s.Why},
+		{"problem", s.Message},
 	}
 }
 
@@ -187,17 +187,17 @@ func sourceLine(s *status.Source) string {
 	case s.Copied:
 		return "Secret " + s.Secret + ", in use"
 	case s.SHA256 == "":
-		return "Secret " + s.Secret + ": " + s.Why
+		return "Secret " + s.Secret + ": " + s.Message
 	}
-	return fmt.Sprintf("Secret %s: %s (%s)", s.Secret, s.Why, pki.Short(s.SHA256))
+	return fmt.Sprintf("Secret %s: %s (%s)", s.Secret, s.Message, pki.Short(s.SHA256))
 }
 
 func podCells(p status.PodCertificates) []string {
-	cells := []string{p.Pod, cmp.Or(p.Node, "-"), "-", "-", "-", "-", "-", "-", p.Why}
+	cells := []string{p.Pod, cmp.Or(p.Node, "-"), "-", "-", "-", "-", "-", "-", p.Message}
 	if p.Loaded != nil {
 		c := p.Loaded.Certificates
 		copy(cells[2:], []string{
-			pki.Short(c.Leaf.SHA256), yesNo(p.LeafHeld), yesNo(p.TrustHeld),
+			pki.Short(c.Leaf.SHA256), yesNo(p.Current), yesNo(p.TrustCurrent),
 			fmt.Sprint(c.Generation), c.LoadedAt.UTC().Format(time.RFC3339), fmt.Sprint(c.ReloadErrors),
 		})
 	}

@@ -36,7 +36,7 @@ func TestHeal(t *testing.T) {
 			"p healed: node n1 does not have image a/pause:1: replaced with b/pause:2, which it has\n", "", false},
 		"dry": {healFlags{output: "table", dryRun: true}, pod, images, 0, 1, "p would be healed: ", "", false},
 		"as JSON": {healFlags{output: "json"}, pod, images, 0, 1, `"action": "replace",
-      "before": "a/pause:1",
+      "previousImage": "a/pause:1",
       "image": "b/pause:2",`, "", false},
 		"a pod that changes all the time": {healFlags{output: "table"}, pod, images, 422, 10, "run the command again",
 			"1 problems", true},

@@ -283,31 +283,36 @@ func (r *imageRun) resolve(ctx context.Context, refs []string, store *blobstore.
 		return nil, err
 	}
 	return images.Resolve(ctx, refs, images.ResolveOptions{
-		Registry: r.registries.get, Daemon: r.daemon(store), Store: store,
+		Registry: r.registries.get, Daemon: r.daemon, Store: store,
 		Platforms: platforms, Referrers: r.referrers, Concurrency: r.concurrency, Log: r.log,
 	})
 }
 
-// daemon returns a function that exports images of the Docker engine into the store.
-func (r *imageRun) daemon(store *blobstore.Store) func(context.Context, []string) (*images.Source, error) {
-	return func(ctx context.Context, names []string) (*images.Source, error) {
-		client, err := dockerdaemon.Open(ctx)
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = client.Close() }()
-		r.log.Info("reading from the Docker engine", "images", strings.Join(names, ","))
-		var source *images.Source
-		err = client.Save(ctx, names, func(stream io.Reader) error {
-			source, err = images.OpenStream(ctx, stream, store)
-			return err
-		})
-		if err != nil {
-			return nil, err
-		}
-		r.atEnd(source.Close)
-		return source, nil
+// daemon saves images of the Docker engine to a temporary file, which it opens.
+func (r *imageRun) daemon(ctx context.Context, names []string) (*images.Source, error) {
+	client, err := dockerdaemon.Open(ctx)
+	if err != nil {
+		return nil, err
 	}
+	defer func() { _ = client.Close() }()
+	r.log.Info("reading from the Docker engine", "images", strings.Join(names, ","))
+	store, err := r.temporary("")
+	if err != nil {
+		return nil, err
+	}
+	file, err := os.Create(filepath.Join(store.Dir(), "docker.tar"))
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(client.Save(ctx, names, file), file.Close()); err != nil {
+		return nil, err
+	}
+	source, err := images.Open(ctx, file.Name())
+	if err != nil {
+		return nil, err
+	}
+	r.atEnd(source.Close)
+	return source, nil
 }
 
 // platforms returns the platforms of --platform. It logs what auto resolves to.
@@ -315,7 +320,8 @@ func (r *imageRun) platforms(ctx context.Context) (images.Platforms, error) {
 	if r.platform != "auto" {
 		return images.ParsePlatforms(r.platform)
 	}
-	text, err := "", error(nil)
+	var text string
+	var err error
 	if _, client, connectErr := cluster.Connect(r.cluster.access); connectErr == nil {
 		text, err = nodePlatforms(ctx, client)
 	} else if r.cluster.selectsCluster() {

@@ -801,7 +801,7 @@ func TestTheCacheIsLookedAfter(t *testing.T) {
   "bytes": 0,
   "partialDownloads": 0,
   "partialBytes": 0,
-  "leftBytes": 0
+  "remainingBytes": 0
 }
 `)
 }

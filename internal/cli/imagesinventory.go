@@ -54,7 +54,7 @@ func (f *inventoryFlags) run(cmd *cobra.Command) error {
 		return err
 	}
 	defer c.close()
-	list := inventory.Of(content)
+	list := inventory.FromCatalog(content)
 	encoded := list.Bytes()
 	if f.out == "-" {
 		_, err = cmd.OutOrStdout().Write(encoded)

@@ -98,9 +98,9 @@ type missingReport struct {
 
 type neededImage struct {
 	Reference string `json:"reference"`
-	// Stored reports whether the registry has the image, and Lacks for which platforms it does not.
-	Stored bool     `json:"stored"`
-	Lacks  []string `json:"lacks"`
+	// Stored reports whether the registry has the image, and MissingPlatforms for which platforms it does not.
+	Stored           bool     `json:"stored"`
+	MissingPlatforms []string `json:"missingPlatforms"`
 	// Possible means that the reference is only in arguments or environment variables. It does not count.
 	Possible bool `json:"possible"`
 	// Origin is where to pull the image from. It is empty if the reference names only the cluster's registry.
@@ -109,7 +109,7 @@ type neededImage struct {
 	Problem  string   `json:"problem,omitempty"`
 }
 
-func (i neededImage) missing() bool { return !i.Stored || len(i.Lacks) > 0 }
+func (i neededImage) missing() bool { return !i.Stored || len(i.MissingPlatforms) > 0 }
 
 func (i neededImage) stored() string {
 	switch {
@@ -117,8 +117,8 @@ func (i neededImage) stored() string {
 		return "cannot be read: " + i.Problem
 	case !i.Stored:
 		return "no"
-	case len(i.Lacks) > 0:
-		return "not for " + strings.Join(i.Lacks, ",")
+	case len(i.MissingPlatforms) > 0:
+		return "not for " + strings.Join(i.MissingPlatforms, ",")
 	}
 	return "yes"
 }
@@ -323,7 +323,7 @@ func (s *imageSearch) report(needs []*workloads.Need, all bool) *missingReport {
 
 // search finds an image by the name under which nodes pull it from the registry.
 func (s *imageSearch) search(n images.Name) neededImage {
-	image := neededImage{Reference: n.String(), Lacks: []string{}}
+	image := neededImage{Reference: n.String(), MissingPlatforms: []string{}}
 	if !s.isOurs(n.Registry) {
 		image.Origin = image.Reference
 	}
@@ -335,7 +335,7 @@ func (s *imageSearch) search(n images.Name) neededImage {
 	default:
 		image.Stored = true
 		if len(m.Platforms) > 0 { // otherwise it is an artifact
-			image.Lacks = append(image.Lacks, s.platforms.Lacking(s.available(m))...)
+			image.MissingPlatforms = append(image.MissingPlatforms, s.platforms.Lacking(s.available(m))...)
 		}
 	}
 	return image

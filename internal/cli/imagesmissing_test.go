@@ -168,9 +168,10 @@ quay.io/team/single:1  # Pod p0
 		t.Fatalf("error %v, output %s", err, out)
 	}
 	want := missingReport{[]string{"linux/amd64", "linux/arm64"}, 3, 2, []neededImage{
-		{Reference: refs[2], Lacks: []string{}, Origin: refs[2], NeededBy: []string{"Pod p2"}},
-		{Reference: refs[1], Stored: true, Lacks: []string{}, Origin: refs[1], NeededBy: []string{"Pod p1"}},
-		{Reference: refs[0], Stored: true, Lacks: []string{"linux/arm64"}, Origin: refs[0], NeededBy: []string{"Pod p0"}},
+		{Reference: refs[2], MissingPlatforms: []string{}, Origin: refs[2], NeededBy: []string{"Pod p2"}},
+		{Reference: refs[1], Stored: true, MissingPlatforms: []string{}, Origin: refs[1], NeededBy: []string{"Pod p1"}},
+		{Reference: refs[0], Stored: true, MissingPlatforms: []string{"linux/arm64"}, Origin: refs[0],
+			NeededBy: []string{"Pod p0"}},
 	}}
 	if diff := cmp.Diff(want, report); diff != "" {
 		t.Error(diff)

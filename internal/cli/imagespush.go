@@ -213,13 +213,9 @@ func (r *imageRun) open(ctx context.Context, path string) (*images.Source, error
 	return source, err
 }
 
-// engine exports images of the Docker engine in one stream.
+// engine saves images of the Docker engine at once.
 func (r *imageRun) engine(ctx context.Context, refs []string) ([]images.Item, error) {
-	store, err := r.temporary("")
-	if err != nil {
-		return nil, err
-	}
-	return images.Resolve(ctx, refs, images.ResolveOptions{Daemon: r.daemon(store), Store: store, Log: r.log})
+	return images.Resolve(ctx, refs, images.ResolveOptions{Daemon: r.daemon, Log: r.log})
 }
 
 // push pushes images to the registry of --to, or to the cluster's. The references in the results begin

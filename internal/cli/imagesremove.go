@@ -59,11 +59,11 @@ type removal struct {
 	// Manifests counts all deleted manifests: images, the platforms of indexes, signatures.
 	Manifests int `json:"manifests"`
 	// Frees is what garbage collection is expected to free, with garbage that exists already.
-	Frees catalog.Freed `json:"frees"`
+	Reclaimable catalog.Reclaimable `json:"reclaimable"`
 	// Collected is the result of garbage collection, if it ran.
-	Collected *gc.Result `json:"collected,omitempty"`
+	GarbageCollection *gc.Result `json:"garbageCollection,omitempty"`
 	// Changed are the manifests that were not deleted, because they were pushed again meanwhile.
-	Changed []string `json:"changed,omitempty"`
+	PushedAgain []string `json:"pushedAgain,omitempty"`
 }
 
 type removedImage struct {
@@ -77,7 +77,7 @@ type removedImage struct {
 type keptImage struct {
 	References []string `json:"references"`
 	Digest     string   `json:"digest"`
-	Why        string   `json:"why"`
+	Reason     string   `json:"reason"`
 }
 
 // choice is what to delete.
@@ -106,9 +106,9 @@ func (f *removalFlags) remove(cmd *cobra.Command, choose func(*catalog.Catalog, 
 	if err != nil {
 		return &exitcode.Refusal{Err: err}
 	}
-	manifests := catalog.Doomed(chosen.decisions)
+	manifests := catalog.ManifestsToDelete(chosen.decisions)
 	removed := newRemoval(f.dryRun, c.address, content, chosen, manifests)
-	removed.Frees = content.Frees(manifests, f.request.Grace)
+	removed.Reclaimable = content.Reclaimable(manifests, f.request.Grace)
 	if !f.dryRun {
 		for _, t := range chosen.untagged {
 			if err := cluster.DeleteManifest(ctx, c.transport, c.access, t.repository, t.tag, time.Time{}); err != nil {
@@ -129,7 +129,7 @@ func (f *removalFlags) delete(ctx context.Context, c *registryAccess, since time
 		err := cluster.DeleteManifest(ctx, c.transport, c.access, m.Repository, m.Digest.String(), since)
 		if errors.Is(err, cluster.ErrChanged) {
 			log.Warn("kept a manifest that changed meanwhile", "manifest", name, "error", err)
-			r.Changed = append(r.Changed, name)
+			r.PushedAgain = append(r.PushedAgain, name)
 			continue
 		}
 		if err != nil {
@@ -144,9 +144,9 @@ func (f *removalFlags) delete(ctx context.Context, c *registryAccess, since time
 	log.Info("collecting garbage")
 	result, err := collectGarbage(ctx, c.transport, c.access, f.request, log, func(gc.Removed) error { return nil })
 	if err != nil {
-		return fmt.Errorf("%d manifests are deleted, but their content is not freed: %w", len(manifests)-len(r.Changed), err)
+		return fmt.Errorf("%d manifests are deleted, but their content is not freed: %w", len(manifests)-len(r.PushedAgain), err)
 	}
-	r.Collected = &result
+	r.GarbageCollection = &result
 	return nil
 }
 
@@ -194,21 +194,21 @@ func (f *removalFlags) print(w io.Writer, r *removal) error {
 		did, frees = "would delete", "would free"
 	}
 	parts = append(parts, fmt.Sprintf("%s %s with %s", did, plural(len(r.Images), "image"),
-		plural(r.Manifests-len(r.Changed), "manifest")))
+		plural(r.Manifests-len(r.PushedAgain), "manifest")))
 	switch {
-	case r.Collected != nil:
-		parts = append(parts, "garbage collection freed "+space.FormatBytes(r.Collected.Bytes))
+	case r.GarbageCollection != nil:
+		parts = append(parts, "garbage collection freed "+space.FormatBytes(r.GarbageCollection.Bytes))
 	case r.DryRun && f.collect:
-		parts = append(parts, "garbage collection would free "+space.FormatBytes(r.Frees.Bytes))
+		parts = append(parts, "garbage collection would free "+space.FormatBytes(r.Reclaimable.Bytes))
 	case len(r.Images) > 0:
-		parts = append(parts, "zarf-registry garbage-collect "+frees+" "+space.FormatBytes(r.Frees.Bytes))
+		parts = append(parts, "zarf-registry garbage-collect "+frees+" "+space.FormatBytes(r.Reclaimable.Bytes))
 	}
-	if r.Frees.LaterBytes > 0 {
-		parts = append(parts, fmt.Sprintf("%s more after the grace period of %s", space.FormatBytes(r.Frees.LaterBytes),
+	if r.Reclaimable.GracePeriodBytes > 0 {
+		parts = append(parts, fmt.Sprintf("%s more after the grace period of %s", space.FormatBytes(r.Reclaimable.GracePeriodBytes),
 			f.request.Grace))
 	}
-	if len(r.Changed) > 0 {
-		parts = append(parts, plural(len(r.Changed), "manifest")+" pushed again meanwhile, and kept")
+	if len(r.PushedAgain) > 0 {
+		parts = append(parts, plural(len(r.PushedAgain), "manifest")+" pushed again meanwhile, and kept")
 	}
 	_, err := fmt.Fprintln(w, strings.Join(parts, "; "))
 	return err

@@ -74,7 +74,7 @@ func TestDeleteChooses(t *testing.T) {
 			continue
 		}
 		var deleted, untag []string
-		for _, m := range catalog.Doomed(chosen.decisions) {
+		for _, m := range catalog.ManifestsToDelete(chosen.decisions) {
 			deleted = append(deleted, m.Repository)
 		}
 		for _, u := range chosen.untagged {
@@ -93,9 +93,9 @@ func TestRemovalIsPrinted(t *testing.T) {
 		t.Fatal(err)
 	}
 	decisions := content.Decide(catalog.Rules{Match: match, Used: func(*catalog.Image) []string { return nil }})
-	doomed := catalog.Doomed(decisions)
+	doomed := catalog.ManifestsToDelete(decisions)
 	what := newRemoval(true, "127.0.0.1:31999", content, choice{decisions, []tagged{{"nginx", "1"}}}, doomed)
-	what.Frees = content.Frees(doomed, 0)
+	what.Reclaimable = content.Reclaimable(doomed, 0)
 	f := &removalFlags{collect: true, request: gc.Request{Grace: time.Hour}}
 	for _, c := range []struct {
 		change func()
@@ -103,9 +103,12 @@ func TestRemovalIsPrinted(t *testing.T) {
 	}{
 		{func() {}, "would delete 1 image with 1 manifest; garbage collection would free 1.0 kB"},
 		{func() { f.collect = false }, "would delete 1 image with 1 manifest; zarf-registry garbage-collect would free 1.0 kB"},
-		{func() { what.DryRun, what.Frees.LaterBytes = false, 5 },
+		{func() { what.DryRun, what.Reclaimable.GracePeriodBytes = false, 5 },
 			"deleted 1 image with 1 manifest; zarf-registry garbage-collect frees 1.0 kB; 5 B more after the grace period of 1h0m0s"},
-		{func() { what.Collected, what.Changed, what.Frees.LaterBytes = &gc.Result{Bytes: 990}, []string{"x"}, 0 },
+		{func() {
+			what.GarbageCollection, what.PushedAgain, what.Reclaimable.GracePeriodBytes = &gc.Result{Bytes: 990}, []string{"x"},
+				0
+		},
 			"deleted 1 image with 0 manifests; garbage collection freed 990 B; 1 manifest pushed again meanwhile, and kept"},
 	} {
 		c.change()

@@ -163,7 +163,7 @@ func (f *storeCommand) printPruned(w io.Writer, p blobstore.Pruned) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(table, "blobs %s\t%s\n", did, countedBytes(p.Blobs, p.Bytes))
 	fmt.Fprintf(table, "interrupted downloads %s\t%s\n", did, countedBytes(p.Partials, p.PartialBytes))
-	fmt.Fprintf(table, "left\t%s\n", space.FormatBytes(p.LeftBytes))
+	fmt.Fprintf(table, "left\t%s\n", space.FormatBytes(p.RemainingBytes))
 	return table.Flush()
 }
 

@@ -260,7 +260,7 @@ func (s *imageSearch) contents(found []*catalog.Manifest, references []string, l
 	var all []pull.Image
 	for i, m := range found {
 		if lacks := s.platforms.Lacking(s.available(m)); len(m.Platforms) > 0 && len(lacks) > 0 {
-			log.Warn("the registry does not have the image for all nodes", "image", references[i], "lacks", lacks)
+			log.Warn("the registry does not have the image for all nodes", "image", references[i], "missing", lacks)
 		}
 		paths := s.paths(m)
 		if n, err := images.ParseName(references[i]); err == nil && n.Digest == "" { // for cache.staleFor

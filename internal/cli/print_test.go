@@ -210,7 +210,7 @@ func jobSettings(changes ...func(*settings.Settings)) settings.Settings {
 		Injector: settings.Injector{Enabled: true, PayloadID: "1", PauseRules: nodeimages.Rules{Digest: "^$", Name: "^$", Own: "^$"}},
 		PKI: settings.PKI{Source: state.SourceValue, PKI: state.PKI{
 			Mode: state.PKIInternal, LeafLifetime: state.Duration(2160 * time.Hour),
-			AuthorityLifetime: state.Duration(8760 * time.Hour), ClusterDomain: "example.org",
+			CALifetime: state.Duration(8760 * time.Hour), ClusterDomain: "example.org",
 		}},
 	}
 	for _, change := range changes {
@@ -291,7 +291,7 @@ func TestInvalidSettingsAreRefused(t *testing.T) {
 		`invalid pki.source "dream"`:               func(s *settings.Settings) { s.PKI.Source = "dream" },
 		"certificate lifetime 0s must be positive": func(s *settings.Settings) { s.PKI.LeafLifetime = 0 },
 		"CA lifetime 2161h0m0s is too short": func(s *settings.Settings) {
-			s.PKI.AuthorityLifetime = state.Duration(2161 * time.Hour)
+			s.PKI.CALifetime = state.Duration(2161 * time.Hour)
 		},
 		"needs the names of the server and node Secrets": func(s *settings.Settings) {
 			s.PKI.Mode, s.PKI.Existing = state.PKIExistingSecret, &state.ExistingSecrets{Server: "a"}
@@ -345,9 +345,9 @@ func TestProgressIsLinesToRead(t *testing.T) {
 	flags := &globalFlags{log: logging.Options{Format: "auto"}}
 	log := flags.progress(&out)
 	step := log.With("phase", "prepare", "step", "1/8 look at the nodes")
-	step.Info("step done", "did", "found 2 nodes", "why", "because", "took", "12ms")
-	step.Error("step failed", "why", "because", "took", "1s", "error", "said at the end")
-	log.Info("phase done", "phase", "prepare", "took", "2s")
+	step.Info("step done", "result", "found 2 nodes", "reason", "because", "duration", "12ms")
+	step.Error("step failed", "reason", "because", "duration", "1s", "error", "said at the end")
+	log.Info("phase done", "phase", "prepare", "duration", "2s")
 	log.Info("waiting", "for", "the registry", "missing", "1 pod")
 	log.Warn("a node does not report the pause image", "node", "n1", "images", []string{"a", "b"})
 	log.Warn("preflight", "check", "cri-o", "object", "node n1", "cause", "it is new", "remedy", "do this")
@@ -361,7 +361,7 @@ prepare  done (2s)
 `)
 	out.Reset()
 	flags.log.Format = "json"
-	flags.progress(&out).Info("step done", "did", "x")
+	flags.progress(&out).Info("step done", "result", "x")
 	if !json.Valid(out.Bytes()) {
 		t.Errorf("--log-format=json writes %q", out.String())
 	}
@@ -371,14 +371,15 @@ func TestTheRegistrysPodsAreCounted(t *testing.T) {
 	pods := []status.Pod{{Node: "n1", Ready: true}, {Node: "n2", Ready: true}, {Node: "n1", Ready: true}, {Node: "n3"}}
 	unsigned := int64(3)
 	for want, g := range map[string]status.Registry{
-		"ready on node n1; unsigned images are denied: 3 tags are unsigned": {Ready: true, Wanted: 1, Pods: pods[:1],
-			Verification: &reloadstatus.Verification{Enforced: true, UnsignedTags: &unsigned}},
-		"ready on node n1; unsigned images are served: not all images are verified yet": {Ready: true, Wanted: 1,
-			Pods: pods[:1], Verification: &reloadstatus.Verification{}},
-		"ready on node n1":                          {Ready: true, Wanted: 1, Pods: pods[:1]},
-		"3 pods ready, on node n1, n2":              {Ready: true, Wanted: 3, Pods: pods[:3]},
-		"1 of 2 pods ready, on node n2: it is gone": {Wanted: 2, Pods: []status.Pod{pods[1], pods[3]}, Why: "it is gone"},
-		"not ready: it is gone":                     {Wanted: 2, Pods: pods[3:], Why: "it is gone"},
+		"ready on node n1; unsigned images are denied: 3 tags are unsigned": {Ready: true, Desired: 1, Pods: pods[:1],
+			Signatures: &reloadstatus.Signatures{Enforced: true, UnsignedTags: &unsigned}},
+		"ready on node n1; unsigned images are served: not all images are verified yet": {Ready: true, Desired: 1,
+			Pods: pods[:1], Signatures: &reloadstatus.Signatures{}},
+		"ready on node n1":             {Ready: true, Desired: 1, Pods: pods[:1]},
+		"3 pods ready, on node n1, n2": {Ready: true, Desired: 3, Pods: pods[:3]},
+		"1 of 2 pods ready, on node n2: it is gone": {Desired: 2, Pods: []status.Pod{pods[1], pods[3]},
+			Message: "it is gone"},
+		"not ready: it is gone": {Desired: 2, Pods: pods[3:], Message: "it is gone"},
 	} {
 		if got := registryLine(&g); got != want {
 			t.Errorf("got %q, want %q", got, want)
@@ -398,14 +399,14 @@ func TestStatusIsPrintedAsATable(t *testing.T) {
 			UpdatedAt: time.Date(2026, 11, 21, 14, 3, 11, 0, time.UTC)},
 		Helm:     &status.Revision{Revision: 3, Status: "deployed"},
 		Registry: &status.Registry{Ready: true, Pods: []status.Pod{{Name: "r", Node: "n1", Ready: true}}},
-		Healer:   &status.Healer{Ready: 2, Wanted: 2},
+		Healer:   &status.Healer{Ready: 2, Desired: 2},
 		Nodes:    []status.Node{{Name: "n1", Ready: true, Via: "proxy", Endpoint: true, Verified: true}},
 		Certificates: []status.Certificate{
 			{Secret: "zarf-registry-ca", Valid: true, DaysLeft: 1800, Left: 1800*24*time.Hour + time.Minute},
 			{Secret: "zarf-registry-server-tls", Valid: true, Left: 9*time.Minute + 20*time.Second},
-			{Secret: "zarf-registry-node-tls", Why: "it has expired", DaysLeft: -2, Left: -26 * time.Hour},
+			{Secret: "zarf-registry-node-tls", Message: "it has expired", DaysLeft: -2, Left: -26 * time.Hour},
 		},
-		Payloads: []status.Payload{{Name: "zarf-registry-payload-0.1.0-registry-amd64", Present: 9, Wanted: 9,
+		Payloads: []status.Payload{{Name: "zarf-registry-payload-0.1.0-registry-amd64", Present: 9, Desired: 9,
 			Complete: true}},
 	}
 	var out bytes.Buffer
@@ -434,9 +435,9 @@ n1    yes    proxy  yes       yes
 		{Node: "n1", Written: 1, Unchanged: 2, WrittenAt: time.Date(2026, 11, 21, 14, 3, 11, 0, time.UTC),
 			Effect: status.EffectMirrors},
 		{Node: "n2", Restored: 1, Removed: 2, Effect: status.EffectRestart, Restart: "sudo systemctl restart k3s",
-			Why: "unless restarted since x", Warnings: []string{"a", "b"}},
+			Message: "unless restarted since x", Warnings: []string{"a", "b"}},
 		{Node: "n3", Effect: status.EffectFailed, Error: "no", Warnings: []string{"a"}},
-		{Node: "n4", Effect: status.EffectUnknown, Why: "no report"},
+		{Node: "n4", Effect: status.EffectUnknown, Message: "no report"},
 	}
 	out.Reset()
 	if err := printStatus(&out, r); err != nil {
@@ -453,11 +454,11 @@ n4    0                         -                     unknown            no repo
 	r.NodeConfig = nil
 
 	use := &reloadstatus.CacheReport{Size: 10_000_000_000, Used: 1_500_000_000, Hits: 900, Misses: 100}
-	r.Caches = &status.Caches{Ready: 3, Wanted: 4, Why: "ErrImagePull", Pods: []status.Cache{
+	r.Caches = &status.Caches{Ready: 3, Desired: 4, Message: "ErrImagePull", Pods: []status.Cache{
 		{Pod: status.Pod{Name: "c-1", Node: "n1", Ready: true}, Use: use},
 		{Pod: status.Pod{Name: "c-2", Node: "n2", Ready: true}, Use: &reloadstatus.CacheReport{Size: 1_000_000_000, Stale: 2}},
 		{Pod: status.Pod{Name: "c-3", Node: "n3", Ready: true}},
-		{Pod: status.Pod{Name: "c-4", Why: "ErrImagePull"}},
+		{Pod: status.Pod{Name: "c-4", Message: "ErrImagePull"}},
 	}}
 	out.Reset()
 	if err := printStatus(&out, r); err != nil {
@@ -477,8 +478,9 @@ n4    0                         -                     unknown            no repo
 		want      string
 	}{
 		{status.Rewriting{Policy: "p", Effective: new(true)}, "p, takes effect"},
-		{status.Rewriting{Policy: "p", Effective: new(false), Why: "web:1 stays"}, "p, does not take effect: web:1 stays"},
-		{status.Rewriting{Policy: "p", Why: "it is forbidden"}, "p, not tried: it is forbidden"},
+		{status.Rewriting{Policy: "p", Effective: new(false), Message: "web:1 stays"},
+			"p, does not take effect: web:1 stays"},
+		{status.Rewriting{Policy: "p", Message: "it is forbidden"}, "p, not tried: it is forbidden"},
 	} {
 		r.Rewriting = &tt.rewriting
 		out.Reset()
@@ -493,9 +495,9 @@ n4    0                         -                     unknown            no repo
 
 	r.Healthy, r.Helm = false, nil
 	r.State.Phase, r.State.Current, r.State.Desired.HostNetwork = state.PhasePrepared, &nodePort, true
-	r.Registry = &status.Registry{Why: "no pod exists"}
-	r.Healer = &status.Healer{Ready: 1, Wanted: 2, Why: "ErrImagePull", Waiting: []string{"a", "b"}}
-	r.Payloads[0].Complete, r.Payloads[0].Why = false, "ConfigMap x is missing"
+	r.Registry = &status.Registry{Message: "no pod exists"}
+	r.Healer = &status.Healer{Ready: 1, Desired: 2, Message: "ErrImagePull", Waiting: []string{"a", "b"}}
+	r.Payloads[0].Complete, r.Payloads[0].Message = false, "ConfigMap x is missing"
 	r.Certificates, r.Nodes = nil, nil
 	r.Next = []string{"Do this.", "Do that."}
 	out.Reset()
@@ -538,8 +540,8 @@ func TestCertificatesArePrintedForPeople(t *testing.T) {
 			Certificate: status.Certificate{Secret: secret, Subject: "CN=zarf-registry,O=" + role,
 				NotAfter: now.Add(365 * 24 * time.Hour), DaysLeft: 365, Left: 365 * 24 * time.Hour, Valid: true},
 			CommonName: "zarf-registry", Roles: []string{role}, Serial: "1f", SHA256: fingerprint("a"), Issuer: "CN=authority",
-			NotBefore:   now.Add(-time.Hour),
-			Authorities: []string{fingerprint("c")},
+			NotBefore:  now.Add(-time.Hour),
+			TrustedCAs: []string{fingerprint("c")},
 		}
 	}
 	server, node := leaf("zarf-registry-server-tls", "zarf-registry:server"),
@@ -552,10 +554,10 @@ func TestCertificatesArePrintedForPeople(t *testing.T) {
 	r := &status.CertificateReport{
 		Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry", Healthy: true,
 		PKI: &state.PKI{Mode: state.PKIInternal, LeafLifetime: state.Duration(8760 * time.Hour),
-			AuthorityLifetime: state.Duration(43800 * time.Hour)},
+			CALifetime: state.Duration(43800 * time.Hour)},
 		Secrets: []*status.SecretCertificate{server},
 		Pods: []status.PodCertificates{{Pod: "zarf-registry-0", Node: "n1", Component: "registry", Loaded: report(12),
-			LeafHeld: true, TrustHeld: true}},
+			Current: true, TrustCurrent: true}},
 	}
 	var out bytes.Buffer
 	if err := printCertificates(&out, r); err != nil {
@@ -577,16 +579,16 @@ Secret zarf-registry-server-tls
   valid    2026-11-21T11:00:00Z to 2027-11-21T12:00:00Z, 365 days left
   renewal  due from 2027-05-22T12:00:00Z
 
-POD              NODE  LEAF              HELD  TRUSTS  GENERATION  LOADED                ERRORS  MESSAGE
-zarf-registry-0  n1    aaaaaaaaaaaaaaaa  yes   yes     12          2026-11-21T12:00:00Z  0
+POD              NODE  LEAF              CURRENT  TRUST CURRENT  GENERATION  LOADED                ERRORS  MESSAGE
+zarf-registry-0  n1    aaaaaaaaaaaaaaaa  yes      yes            12          2026-11-21T12:00:00Z  0
 `)
 
-	node.Valid, node.Why, node.Left, node.NotAfter = false, "it expired at 2026-11-21T11:30:00Z", -30*time.Minute,
+	node.Valid, node.Message, node.Left, node.NotAfter = false, "it expired at 2026-11-21T11:30:00Z", -30*time.Minute,
 		now.Add(-30*time.Minute)
 	node.IPAddresses, node.Source = []string{"127.0.0.1"}, &status.Source{Secret: "mine", SHA256: fingerprint("e"),
-		Why: "it holds another certificate"}
+		Message: "it holds another certificate"}
 	missing := &status.SecretCertificate{Certificate: status.Certificate{Secret: "zarf-registry-push-tls",
-		Why: "not found"}, Source: &status.Source{Secret: "my-push", Why: "not found"}}
+		Message: "not found"}, Source: &status.Source{Secret: "my-push", Message: "not found"}}
 	server.Source = &status.Source{Secret: "my-server", SHA256: fingerprint("a"), Copied: true}
 	server.RenewAt, server.Roles = time.Time{}, nil
 	r.Healthy, r.Secrets = false, []*status.SecretCertificate{server, node, missing}
@@ -596,8 +598,8 @@ zarf-registry-0  n1    aaaaaaaaaaaaaaaa  yes   yes     12          2026-11-21T12
 	r.Pods = append(r.Pods,
 		status.PodCertificates{Pod: "proxy-a", Node: "n2",
 			Loaded: &reloadstatus.Report{Certificates: reloadstatus.Certificates{Generation: 1, LoadedAt: now,
-				Leaf: reloadstatus.Certificate{SHA256: fingerprint("b")}, ReloadErrors: 3}}, Why: "tls.key: broken"},
-		status.PodCertificates{Pod: "proxy-b", Why: "not running yet"})
+				Leaf: reloadstatus.Certificate{SHA256: fingerprint("b")}, ReloadErrors: 3}}, Message: "tls.key: broken"},
+		status.PodCertificates{Pod: "proxy-b", Message: "not running yet"})
 	r.Next = []string{"Do this."}
 	out.Reset()
 	if err := printCertificates(&out, r); err != nil {
@@ -635,10 +637,10 @@ Secret zarf-registry-push-tls
   problem  not found
   source   Secret my-push: not found
 
-POD              NODE  LEAF              HELD  TRUSTS  GENERATION  LOADED                ERRORS  MESSAGE
-zarf-registry-0  n1    aaaaaaaaaaaaaaaa  yes   yes     12          2026-11-21T12:00:00Z  0
-proxy-a          n2    bbbbbbbbbbbbbbbb  no    no      1           2026-11-21T12:00:00Z  3       tls.key: broken
-proxy-b          -     -                 -     -       -           -                     -       not running yet
+POD              NODE  LEAF              CURRENT  TRUST CURRENT  GENERATION  LOADED                ERRORS  MESSAGE
+zarf-registry-0  n1    aaaaaaaaaaaaaaaa  yes      yes            12          2026-11-21T12:00:00Z  0
+proxy-a          n2    bbbbbbbbbbbbbbbb  no       no             1           2026-11-21T12:00:00Z  3       tls.key: broken
+proxy-b          -     -                 -        -              -           -                     -       not running yet
 
 next
   - Do this.
@@ -656,7 +658,7 @@ next
 func TestIssuersAreNamed(t *testing.T) {
 	lines := pkiLines(&state.PKI{
 		Mode: state.PKICertManager, Issuer: &state.Issuer{Name: "corp", Kind: "ClusterIssuer", Group: "cert-manager.io"},
-		LeafLifetime: state.Duration(time.Hour), AuthorityLifetime: state.Duration(90 * time.Minute),
+		LeafLifetime: state.Duration(time.Hour), CALifetime: state.Duration(90 * time.Minute),
 	}, nil)
 	same(t, "lines", fmt.Sprint(lines),
 		"[[mode certManager, issuer ClusterIssuer corp of cert-manager.io] [lifetimes certificates 1h0m, CA 1h30m] "+

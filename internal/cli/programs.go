@@ -179,7 +179,7 @@ func (r *hookRegistry) PushProgramImages(ctx context.Context, access release.Pus
 	}
 
 	if r.own == nil {
-		r.log.Warn("init-hook's own image is not pushed; the Jobs of helm need it from elsewhere (image.registry)", "why",
+		r.log.Warn("init-hook's own image is not pushed; the Jobs of helm need it from elsewhere (image.registry)", "reason",
 			r.missing)
 	}
 

@@ -115,7 +115,7 @@ func TestPushingToAnExternalRegistryIsRefusedClearly(t *testing.T) {
 	encoded, err := state.Encode(state.State{
 		Phase: state.PhasePrepared,
 		Desired: state.Settings{Mode: state.ModeExternal, Address: "registry.example.com/team", IPFamily: state.IPv4,
-			MTLS: "internal", DecidedBy: state.SourceValue},
+			PKIMode: "internal", DecidedBy: state.SourceValue},
 	}, nil)
 	if err != nil {
 		t.Fatal(err)

@@ -73,11 +73,11 @@ func (p *progress) line(r slog.Record, attrs []slog.Attr) string {
 	}
 	switch r.Message {
 	case "step done":
-		return fmt.Sprintf("%-8s %s: %s (%s)", value["phase"], value["step"], value["did"], value["took"])
+		return fmt.Sprintf("%-8s %s: %s (%s)", value["phase"], value["step"], value["result"], value["duration"])
 	case "step failed":
-		return fmt.Sprintf("%-8s %s: failed (%s)", value["phase"], value["step"], value["took"])
+		return fmt.Sprintf("%-8s %s: failed (%s)", value["phase"], value["step"], value["duration"])
 	case "phase done":
-		return fmt.Sprintf("%-8s done (%s)", value["phase"], value["took"])
+		return fmt.Sprintf("%-8s done (%s)", value["phase"], value["duration"])
 	case "waiting":
 		return fmt.Sprintf("         waiting for %s: %s", value["for"], value["missing"])
 	}

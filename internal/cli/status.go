@@ -140,7 +140,7 @@ func printStatus(w io.Writer, r *status.Report) error {
 		}
 	}
 	if r.Caches != nil {
-		fmt.Fprintf(table, "caches\t%s\n", readyLine(r.Caches.Ready, r.Caches.Wanted, r.Caches.Why))
+		fmt.Fprintf(table, "caches\t%s\n", readyLine(r.Caches.Ready, r.Caches.Desired, r.Caches.Message))
 		for _, p := range r.Caches.Pods {
 			fmt.Fprintf(table, "\t%s\n", cacheLine(p))
 		}
@@ -162,7 +162,7 @@ func printStatus(w io.Writer, r *status.Report) error {
 	for _, c := range r.Certificates {
 		line := status.Remaining(c.Left) + " left"
 		if !c.Valid {
-			line = "not usable: " + c.Why
+			line = "not usable: " + c.Message
 		}
 		fmt.Fprintf(table, "\t%s: %s\n", c.Secret, line)
 	}
@@ -175,7 +175,7 @@ func printStatus(w io.Writer, r *status.Report) error {
 		fmt.Fprint(table, "NODE\tREADY\tVIA\tENDPOINT\tVERIFIED\tMESSAGE\n")
 		for _, n := range r.Nodes {
 			fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n",
-				n.Name, yesNo(n.Ready), n.Via, yesNo(n.Endpoint), yesNo(n.Verified), n.Why)
+				n.Name, yesNo(n.Ready), n.Via, yesNo(n.Endpoint), yesNo(n.Verified), n.Message)
 		}
 		if err := table.Flush(); err != nil {
 			return err
@@ -218,7 +218,7 @@ func writtenLine(n status.NodeConfig) string {
 // several warnings.
 func configMessage(n status.NodeConfig) string {
 	var messages []string
-	for _, message := range []string{n.Error, n.Restart, n.Why} {
+	for _, message := range []string{n.Error, n.Restart, n.Message} {
 		if message != "" {
 			messages = append(messages, message)
 		}
@@ -248,7 +248,7 @@ func pkiLine(s *status.State) string {
 func registryLine(g *status.Registry) string {
 	ready := g.ReadyPods()
 	if !g.Ready && ready == 0 {
-		return "not ready: " + g.Why
+		return "not ready: " + g.Message
 	}
 	var nodes []string
 	for _, p := range g.Pods {
@@ -257,13 +257,13 @@ func registryLine(g *status.Registry) string {
 		}
 	}
 	collecting := ""
-	if g.Collection != nil && g.Collection.Running {
+	if g.GarbageCollection != nil && g.GarbageCollection.Running {
 		collecting = "; collecting garbage"
 	}
-	notes := collecting + signaturesNote(g.Verification)
+	notes := collecting + signaturesNote(g.Signatures)
 	switch on := strings.Join(nodes, ", "); {
 	case !g.Ready:
-		return fmt.Sprintf("%d of %d pods ready, on node %s: %s", ready, g.Wanted, on, g.Why) + notes
+		return fmt.Sprintf("%d of %d pods ready, on node %s: %s", ready, g.Desired, on, g.Message) + notes
 	case ready > 1:
 		return fmt.Sprintf("%d pods ready, on node %s", ready, on) + notes
 	default:
@@ -282,7 +282,7 @@ func claimLine(c *status.Claim) string {
 	return line
 }
 
-func signaturesNote(v *reloadstatus.Verification) string {
+func signaturesNote(v *reloadstatus.Signatures) string {
 	if v == nil {
 		return ""
 	}
@@ -310,7 +310,7 @@ func cacheLine(c status.Cache) string {
 		line += " on node " + c.Node
 	}
 	if !c.Ready {
-		return line + ": not ready: " + cmp.Or(c.Why, "no reason reported")
+		return line + ": not ready: " + cmp.Or(c.Message, "no reason reported")
 	}
 	u := c.Use
 	if u == nil {
@@ -328,7 +328,7 @@ func healerLine(h *status.Healer) string {
 	if h == nil {
 		return "off"
 	}
-	line := readyLine(h.Ready, h.Wanted, h.Why)
+	line := readyLine(h.Ready, h.Desired, h.Message)
 	if len(h.Waiting) > 0 {
 		line += "; without an image: " + strings.Join(h.Waiting, ", ")
 	}
@@ -338,16 +338,16 @@ func healerLine(h *status.Healer) string {
 func rewritingLine(r *status.Rewriting) string {
 	switch {
 	case r.Effective == nil:
-		return fmt.Sprintf("%s, not tried: %s", r.Policy, r.Why)
+		return fmt.Sprintf("%s, not tried: %s", r.Policy, r.Message)
 	case *r.Effective:
 		return r.Policy + ", takes effect"
 	}
-	return fmt.Sprintf("%s, does not take effect: %s", r.Policy, r.Why)
+	return fmt.Sprintf("%s, does not take effect: %s", r.Policy, r.Message)
 }
 
 func payloadLine(p status.Payload) string {
 	if !p.Complete {
-		return "incomplete: " + p.Why
+		return "incomplete: " + p.Message
 	}
-	return fmt.Sprintf("complete, %d ConfigMaps", p.Wanted)
+	return fmt.Sprintf("complete, %d ConfigMaps", p.Desired)
 }

@@ -44,8 +44,8 @@ func (r *Registry) PlainOpen(ctx context.Context, pod *corev1.Pod) (bool, error)
 	if !r.Direct {
 		report, err := r.Loaded(ctx, pod)
 		switch {
-		case err == nil && report.PlainOpen != nil:
-			return *report.PlainOpen, nil
+		case err == nil && report.PlainListenerOpen != nil:
+			return *report.PlainListenerOpen, nil
 		case err != nil:
 			return false, err
 		}
@@ -135,15 +135,15 @@ func validateCertificates(c reloadstatus.Certificates) error {
 		return errors.New("no generation")
 	case !sha256Hex.MatchString(c.Leaf.SHA256):
 		return fmt.Errorf("leaf: invalid SHA-256 %q", c.Leaf.SHA256)
-	case len(c.Authorities) == 0:
+	case len(c.TrustedCAs) == 0:
 		return errors.New("no CA")
 	}
-	i := slices.IndexFunc(c.Authorities, func(ca reloadstatus.Certificate) bool {
+	i := slices.IndexFunc(c.TrustedCAs, func(ca reloadstatus.Certificate) bool {
 		return !sha256Hex.MatchString(
 			ca.SHA256)
 	})
 	if i >= 0 {
-		return fmt.Errorf("CA %q: invalid SHA-256 %q", c.Authorities[i].Subject, c.Authorities[i].SHA256)
+		return fmt.Errorf("CA %q: invalid SHA-256 %q", c.TrustedCAs[i].Subject, c.TrustedCAs[i].SHA256)
 	}
 	return nil
 }

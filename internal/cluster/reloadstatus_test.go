@@ -43,7 +43,7 @@ func sampleReport() *reloadstatus.Report {
 	}
 	return &reloadstatus.Report{
 		Certificates: reloadstatus.Certificates{Generation: 3, LoadedAt: at, Leaf: certificate("CN=leaf", "a"),
-			Authorities: []reloadstatus.Certificate{certificate("CN=ca", "b")}, ReloadErrors: 2, Problem: "broken"},
+			TrustedCAs: []reloadstatus.Certificate{certificate("CN=ca", "b")}, ReloadErrors: 2, Problem: "broken"},
 		Credentials: &reloadstatus.Credentials{Push: strings.Repeat("c", 64)},
 	}
 }
@@ -79,10 +79,10 @@ func TestLoaded(t *testing.T) {
 		"empty": {200, `{}`, "no generation"},
 		"a leaf without a fingerprint": {200, edited(func(r *reloadstatus.Report) { r.Certificates.Leaf.SHA256 = "AA:BB" }),
 			`leaf: invalid SHA-256 "AA:BB"`},
-		"no CA": {200, edited(func(r *reloadstatus.Report) { r.Certificates.Authorities = nil }),
+		"no CA": {200, edited(func(r *reloadstatus.Report) { r.Certificates.TrustedCAs = nil }),
 			"no CA"},
 		"a CA without a fingerprint": {200,
-			edited(func(r *reloadstatus.Report) { r.Certificates.Authorities[0].SHA256 = "" }),
+			edited(func(r *reloadstatus.Report) { r.Certificates.TrustedCAs[0].SHA256 = "" }),
 			`CA "CN=ca": invalid SHA-256 ""`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -139,7 +139,7 @@ func TestPlainOpen(t *testing.T) {
 					return
 				}
 				report := sampleReport()
-				report.PlainOpen = c.open
+				report.PlainListenerOpen = c.open
 				w.WriteHeader(c.status)
 				_ = json.NewEncoder(w).Encode(report) // the client may have disconnected
 			}))

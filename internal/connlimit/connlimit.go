@@ -32,7 +32,7 @@ type Limiter struct {
 	dropped atomic.Uint64
 }
 
-// New returns a limiter for so many connections.
+// New returns a limiter for at most limit connections.
 func New(limit int) *Limiter {
 	return &Limiter{limit: limit, timeout: admitTimeout, conns: map[*Conn]struct{}{}, peers: map[string]int{}}
 }

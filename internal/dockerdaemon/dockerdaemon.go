@@ -1,22 +1,30 @@
 // Package dockerdaemon saves images from a Docker engine, or another engine with its API, such as
-// podman. It finds the engine as the docker command does, and requests a save stream. It does not
-// parse the stream, pull images or change the engine.
+// podman. It finds the engine as the docker command does, and saves images to an archive. It does not
+// read the archive, pull images or change the engine.
 package dockerdaemon
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
+	"github.com/docker/cli/cli/context/docker"
+	"github.com/moby/moby/api/types/jsonstream"
 	"github.com/moby/moby/client"
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
+
+	"github.com/zarf-dev/zarf-registry/internal/space"
 )
 
 // Client is a connection to an engine. It is safe for concurrent use until it is closed.
@@ -32,21 +40,21 @@ const answerTimeout = 15 * time.Second
 // Open connects to the engine that the docker command would use: that of DOCKER_HOST, of the docker
 // context in DOCKER_CONTEXT or in currentContext of docker's config.json, or the one at docker's
 // default socket. TLS settings come from DOCKER_TLS_VERIFY and DOCKER_CERT_PATH, or from the context.
-// The certificate of DOCKER_HOST's engine is always verified. The API version is DOCKER_API_VERSION or
-// negotiated, at least 1.40 (engine 19.03).
+// The certificate of DOCKER_HOST's engine is always verified. For ssh:// it runs ssh. The API version is
+// DOCKER_API_VERSION or negotiated, at least 1.40 (engine 19.03).
 //
 // An error names the engine, where its address comes from, and remedies.
 func Open(ctx context.Context) (*Client, error) {
-	at, err := findEndpoint()
+	at, origin, err := findEndpoint()
 	if err != nil {
 		return nil, err
 	}
 	c, err := connect(ctx, at)
 	if err != nil && ctx.Err() != nil {
-		return nil, fmt.Errorf("docker engine at %s: %w", at.host, context.Cause(ctx))
+		return nil, fmt.Errorf("Docker engine at %s: %w", at.Host, context.Cause(ctx))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("docker engine at %s (%s): %w: %s", at.host, at.origin, err, remedies)
+		return nil, fmt.Errorf("Docker engine at %s (%s): %w: %s", at.Host, origin, err, remedies)
 	}
 	return c, nil
 }
@@ -54,22 +62,12 @@ func Open(ctx context.Context) (*Client, error) {
 const remedies = "start it, select another with DOCKER_HOST or a docker context, " +
 	"or use a file written by docker save -o images.tar IMAGE…"
 
-func connect(ctx context.Context, at endpoint) (*Client, error) {
-	// The client's own options from the environment ignore contexts, and do not verify the certificate
-	// unless DOCKER_TLS_VERIFY is set.
-	scheme := "http"
-	if at.tls != nil {
-		scheme = "https"
+func connect(ctx context.Context, at docker.Endpoint) (*Client, error) {
+	options, err := at.ClientOpts()
+	if err != nil {
+		return nil, err
 	}
-	api, err := client.New(
-		client.WithHTTPClient(&http.Client{
-			Transport:     &http.Transport{TLSClientConfig: at.tls},
-			CheckRedirect: client.CheckRedirect,
-		}),
-		client.WithHost(at.host),
-		client.WithScheme(scheme),
-		client.WithAPIVersionFromEnv(),
-	)
+	api, err := client.New(options...)
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +80,7 @@ func connect(ctx context.Context, at endpoint) (*Client, error) {
 		}
 		return nil, err
 	}
-	return &Client{api: api, host: at.host}, nil
+	return &Client{api: api, host: at.Host}, nil
 }
 
 // Close closes idle connections.
@@ -91,89 +89,127 @@ func (c *Client) Close() error { return c.api.Close() }
 // Host returns the engine's address as a URL, such as unix:///var/run/docker.sock.
 func (c *Client) Host() string { return c.host }
 
-// Save requests one save stream of all images and passes it to read, which need not read to its end.
+// Save writes one archive of all images to a file: a docker archive, since engine 25 with an OCI layout.
 // References are parsed as docker does: a name without a tag has the tag latest (never all tags, as
 // with docker save), and IDs may be shortened. If the engine lacks images, the error lists all of
-// them, and read is not called.
+// them. If the file system does not have the space that they need at most, nothing is written.
 //
-// Errors of read are wrapped. When ctx ends, the stream ends and the error is the context's.
-func (c *Client) Save(ctx context.Context, refs []string, read func(io.Reader) error) error {
-	if err := c.save(ctx, refs, read); err != nil {
+// When ctx ends, the error is the context's.
+func (c *Client) Save(ctx context.Context, refs []string, file *os.File) error {
+	if err := c.save(ctx, refs, file); err != nil {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
-		return fmt.Errorf("docker engine at %s: %w", c.host, err)
+		return fmt.Errorf("Docker engine at %s: %w", c.host, err)
 	}
 	return nil
 }
 
-func (c *Client) save(ctx context.Context, refs []string, read func(io.Reader) error) error {
-	names, err := c.names(ctx, refs)
+func (c *Client) save(ctx context.Context, refs []string, file *os.File) error {
+	names, size, err := c.find(ctx, refs)
 	if err != nil {
 		return err
 	}
-	stream, err := c.api.ImageSave(ctx, names)
-	if err != nil {
-		return fmt.Errorf("save %s: %w", strings.Join(names, ", "), err)
+	if err := checkSpace(file, size); err != nil {
+		return err
 	}
-	defer stream.Close()
-	if err := read(stream); err != nil {
+	stream, err := c.api.ImageSave(ctx, names)
+	if err == nil {
+		defer stream.Close()
+		if size, err = io.Copy(file, stream); err == nil {
+			err = engineError(file, size)
+		}
+	}
+	if err != nil {
 		return fmt.Errorf("save %s: %w", strings.Join(names, ", "), err)
 	}
 	return nil
 }
 
-// names returns the engine's names of the images, each once.
-func (c *Client) names(ctx context.Context, refs []string) ([]string, error) {
-	if len(refs) == 0 {
-		return nil, errors.New("no image given")
+// checkSpace returns an error if the file system of a file has less free space than size, in bytes.
+func checkSpace(file *os.File, size int64) error {
+	var stat unix.Statfs_t
+	if unix.Fstatfs(int(file.Fd()), &stat) != nil {
+		return nil // writing reports what is wrong
 	}
-	var names, unknown []string
+	if free := int64(stat.Bavail) * int64(stat.Bsize); free < size {
+		return fmt.Errorf("the images need up to %s, and %s has %s of free space: make room there, or set TMPDIR",
+			space.FormatBytes(size), filepath.Dir(file.Name()), space.FormatBytes(free))
+	}
+	return nil
+}
+
+// tailSize is enough for an engine's error message, in bytes.
+const tailSize = 4 << 10
+
+// engineError returns the error of an engine that failed while it wrote size bytes to a file: it writes a line of
+// JSON and stops. This is not documented; see getImagesGet in moby.
+func engineError(file *os.File, size int64) error {
+	tail := make([]byte, min(size, tailSize))
+	if _, err := file.ReadAt(tail, size-int64(len(tail))); err != nil {
+		return err
+	}
+	var message jsonstream.Message
+	at := bytes.LastIndex(tail, []byte(`{"errorDetail":`))
+	// If something follows, it is content of an image.
+	if at < 0 || json.Unmarshal(tail[at:], &message) != nil || message.Error == nil {
+		return nil
+	}
+	return fmt.Errorf("the engine failed: %w", message.Error)
+}
+
+// find returns the engine's names of the images, each once, and the sum of their sizes in bytes. Layers that several of
+// them share are counted several times.
+func (c *Client) find(ctx context.Context, refs []string) (names []string, size int64, err error) {
+	if len(refs) == 0 {
+		return nil, 0, errors.New("no image given")
+	}
+	var unknown []string
 	for _, ref := range refs {
-		name, err := c.name(ctx, ref)
+		name, bytes, err := c.inspect(ctx, ref)
 		switch {
 		case errdefs.IsNotFound(err):
 			unknown = append(unknown, ref)
 		case err != nil:
-			return nil, fmt.Errorf("image %s: %w", ref, err)
+			return nil, 0, fmt.Errorf("image %s: %w", ref, err)
 		case !slices.Contains(names, name):
-			names = append(names, name)
+			names, size = append(names, name), size+bytes
 		}
 	}
 	switch len(unknown) {
 	case 0:
-		return names, nil
+		return names, size, nil
 	case 1:
-		return nil, fmt.Errorf(
-			"image %s not found: run docker pull %[1]s, or pull it from its registry without the docker engine", unknown[0])
+		return nil, 0, fmt.Errorf(
+			"image %s not found: run docker pull %[1]s, or pull it from its registry without the Docker engine", unknown[0])
 	}
-	return nil, fmt.Errorf("images %s not found: run docker pull for each, or pull them from their registries without "+
-		"the docker engine", strings.Join(unknown, ", "))
+	return nil, 0, fmt.Errorf("images %s not found: run docker pull for each, or pull them from their registries without "+
+		"the Docker engine", strings.Join(unknown, ", "))
 }
 
-// name returns the engine's name of an image. The error is an errdefs not-found error if it does not
+// inspect returns the engine's name of an image, and its size. The error is an errdefs not-found error if it does not
 // exist.
-func (c *Client) name(ctx context.Context, ref string) (string, error) {
+func (c *Client) inspect(ctx context.Context, ref string) (name string, size int64, err error) {
 	parsed, err := reference.ParseAnyReference(ref)
 	if err != nil {
-		return "", err
+		return "", 0, err
 	}
-	name := ref
+	name = ref
 	named, ok := parsed.(reference.Named)
 	if ok {
 		name = reference.FamiliarString(reference.TagNameOnly(named))
 	}
-	_, err = c.api.ImageInspect(ctx, name)
+	image, err := c.api.ImageInspect(ctx, name)
 	if err == nil || !errdefs.IsNotFound(err) || name == ref {
-		return name, err
+		return name, image.Size, err
 	}
 	// A shortened ID looks like a name.
 	found, shortErr := c.api.ImageInspect(ctx, ref)
 	if shortErr != nil {
-		return "", err
+		return "", 0, err
 	}
 	if id, invalid := digest.Parse(found.ID); invalid != nil || !strings.HasPrefix(id.Encoded(), ref) {
-		return "", err
+		return "", 0, err
 	}
-	return found.ID, nil
+	return found.ID, found.Size, nil
 }

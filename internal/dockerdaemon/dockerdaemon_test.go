@@ -1,7 +1,6 @@
 package dockerdaemon
 
 import (
-	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -57,11 +56,29 @@ func mustOpen(t *testing.T) *Client {
 	return c
 }
 
+// save returns what Save writes.
+func save(ctx context.Context, t *testing.T, c *Client, refs ...string) (string, error) {
+	t.Helper()
+	file, err := os.Create(filepath.Join(t.TempDir(), "docker.tar"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if err := c.Save(ctx, refs, file); err != nil {
+		return "", err
+	}
+	raw, err := os.ReadFile(file.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(raw), nil
+}
+
 func TestSave(t *testing.T) {
 	engine := twoImages()
 	engine.ListenUnix(t)
 	c := mustOpen(t)
-	at := "docker engine at " + os.Getenv("DOCKER_HOST") + ": "
+	at := "Docker engine at " + os.Getenv("DOCKER_HOST") + ": "
 	for name, tc := range map[string]struct {
 		refs []string
 		want string
@@ -79,37 +96,32 @@ func TestSave(t *testing.T) {
 		"the beginning of an ID with its algorithm": {refs: []string{"sha256:fedcba987654"},
 			want: "sha256:fedcba987654"},
 		"an unknown image": {refs: []string{"nginx", "nope:1"},
-			err: "image nope:1 not found: run docker pull nope:1, or pull it from its registry without the docker engine"},
+			err: "image nope:1 not found: run docker pull nope:1, or pull it from its registry without the Docker engine"},
 		"all unknown images in one error": {refs: []string{"nope", "nginx", "ghcr.io/no/no:2"},
 			err: "images nope, ghcr.io/no/no:2 not found: run docker pull for each, or pull them from their registries " +
-				"without the docker engine"},
+				"without the Docker engine"},
 		"a name that is not the prefix of an ID": {refs: []string{"abc"},
-			err: "image abc not found: run docker pull abc, or pull it from its registry without the docker engine"},
+			err: "image abc not found: run docker pull abc, or pull it from its registry without the Docker engine"},
 		"an invalid reference": {refs: []string{"Not A Name"},
 			err: "image Not A Name: invalid reference format: repository name (library/Not A Name) must be lowercase"},
 		"nothing": {err: "no image given"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var got []byte
-			called := false
-			err := c.Save(t.Context(), tc.refs, func(r io.Reader) (err error) {
-				called = true
-				got, err = io.ReadAll(r)
-				return err
-			})
+			before := len(engine.Requests())
+			got, err := save(t.Context(), t, c, tc.refs...)
 			if tc.err != "" {
 				if err == nil || err.Error() != at+tc.err {
 					t.Errorf("error %v\nwant  %s", err, at+tc.err)
 				}
-				if called {
-					t.Error("the stream was read")
+				if requests := strings.Join(engine.Requests()[before:], "\n"); strings.Contains(requests, "/images/get") {
+					t.Errorf("images were saved: %s", requests)
 				}
 				return
 			}
 			if err != nil {
 				t.Fatal(err)
 			}
-			if string(got) != tc.want {
+			if got != tc.want {
 				t.Errorf("the engine was asked for %q, want %q", got, tc.want)
 			}
 		})
@@ -121,22 +133,38 @@ func TestSaveFails(t *testing.T) {
 		engine := twoImages()
 		engine.Stream = func(io.Writer, []string) error { return errors.New("layer does not exist") }
 		engine.ListenUnix(t)
-		err := mustOpen(t).Save(t.Context(), []string{"nginx:1"}, func(io.Reader) error {
-			t.Error("a stream was read")
-			return nil
-		})
-		want := "docker engine at " + os.Getenv("DOCKER_HOST") +
+		_, err := save(t.Context(), t, mustOpen(t), "nginx:1")
+		want := "Docker engine at " + os.Getenv("DOCKER_HOST") +
 			": save nginx:1: Error response from daemon: layer does not exist"
 		if err == nil || err.Error() != want {
 			t.Errorf("error %v\nwant  %s", err, want)
 		}
 	})
-	t.Run("an error of the reader is wrapped", func(t *testing.T) {
-		twoImages().ListenUnix(t)
-		mine := errors.New("mine")
-		if err := mustOpen(t).Save(t.Context(), []string{"nginx:1"}, func(io.Reader) error { return mine }); !errors.Is(err,
-			mine) {
-			t.Errorf("error: %v", err)
+	t.Run("an error of the engine within the stream is told", func(t *testing.T) {
+		for name, before := range map[string][]byte{"after a byte": {0}, "after much": make([]byte, 100_000)} {
+			engine := twoImages()
+			engine.Stream = func(w io.Writer, _ []string) error {
+				w.Write(before)
+				return errors.New("layer does not exist")
+			}
+			engine.ListenUnix(t)
+			_, err := save(t.Context(), t, mustOpen(t), "nginx:1")
+			if err == nil || !strings.HasSuffix(err.Error(), ": save nginx:1: the engine failed: layer does not exist") {
+				t.Errorf("%s: error %v", name, err)
+			}
+		}
+	})
+	t.Run("images that are larger than the free space are not saved", func(t *testing.T) {
+		engine := twoImages()
+		engine.Size = 1 << 60
+		engine.ListenUnix(t)
+		_, err := save(t.Context(), t, mustOpen(t), "nginx:1")
+		if err == nil || !strings.Contains(err.Error(), "the images need up to ") ||
+			!strings.HasSuffix(err.Error(), " of free space: make room there, or set TMPDIR") {
+			t.Errorf("error %v", err)
+		}
+		if requests := strings.Join(engine.Requests(), "\n"); strings.Contains(requests, "/images/get") {
+			t.Errorf("images were saved: %s", requests)
 		}
 	})
 	t.Run("a connection that breaks is an error of the stream", func(t *testing.T) {
@@ -147,10 +175,7 @@ func TestSaveFails(t *testing.T) {
 			return nil
 		}
 		engine.ListenUnix(t)
-		err := mustOpen(t).Save(t.Context(), []string{"nginx:1"}, func(r io.Reader) error {
-			_, err := io.Copy(io.Discard, r)
-			return err
-		})
+		_, err := save(t.Context(), t, mustOpen(t), "nginx:1")
 		if !errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Errorf("error: %v", err)
 		}
@@ -168,14 +193,9 @@ func TestSaveFails(t *testing.T) {
 		t.Cleanup(func() { close(stuck) })
 		ctx, cancel := context.WithCancelCause(t.Context())
 		enough := errors.New("enough")
-		err := mustOpen(t).Save(ctx, []string{"nginx:1"}, func(r io.Reader) error {
-			if _, err := io.CopyN(io.Discard, r, 100_000); err != nil {
-				return err
-			}
-			cancel(enough)
-			_, err := io.Copy(io.Discard, r)
-			return err
-		})
+		client := mustOpen(t)
+		time.AfterFunc(100*time.Millisecond, func() { cancel(enough) })
+		_, err := save(ctx, t, client, "nginx:1")
 		if !errors.Is(err, enough) {
 			t.Errorf("error: %v", err)
 		}
@@ -210,7 +230,7 @@ func TestOpenAgreesOnAVersion(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer client.Close()
-			if err := client.Save(t.Context(), []string{"nginx"}, func(io.Reader) error { return nil }); err != nil {
+			if _, err := save(t.Context(), t, client, "nginx"); err != nil {
 				t.Fatal(err)
 			}
 			requests := strings.Join(engine.Requests(), "\n")
@@ -259,8 +279,9 @@ func TestWhichEngineIsFound(t *testing.T) {
 			origin: "DOCKER_HOST"},
 		"DOCKER_HOST without a port": {env: map[string]string{"DOCKER_HOST": "tcp://engine"}, host: "tcp://engine:2375",
 			origin: "DOCKER_HOST"},
-		"DOCKER_HOST with TLS and no port": {env: map[string]string{"DOCKER_HOST": "tcp://[::1]", "DOCKER_TLS_VERIFY": "1"},
-			host: "tcp://[::1]:2376", origin: "DOCKER_HOST"},
+		"DOCKER_HOST with TLS and no port, as docker": {
+			env: map[string]string{"DOCKER_HOST": "tcp://engine", "DOCKER_TLS_VERIFY": "1"}, host: "tcp://engine:2375",
+			origin: "DOCKER_HOST"},
 		"the current context": {config: `{"auths":{},"currentContext":"away"}`, context: away,
 			host: "unix:///run/away.sock", origin: `context "away"`},
 		"DOCKER_CONTEXT": {env: map[string]string{"DOCKER_CONTEXT": "away"}, context: away,
@@ -276,23 +297,21 @@ func TestWhichEngineIsFound(t *testing.T) {
 		"a configuration without a context": {config: `{"auths":{}}`, host: "unix:///var/run/docker.sock",
 			origin: "docker's default"},
 		"an unknown context": {config: `{"currentContext":"gone"}`,
-			err: `docker context "gone" (current in DIR/config.json): not found in DIR: list contexts with docker context ls`},
+			err: `docker context "gone" (current in DIR/config.json): context "gone": context not found: `},
 		"a context of something else": {env: map[string]string{"DOCKER_CONTEXT": "away"},
-			context: `{"Endpoints":{"kubernetes":{"Host":"https://x"}}}`, err: "has no engine address"},
+			context: `{"Endpoints":{"kubernetes":{"Host":"https://x"}}}`, err: "cannot find docker endpoint in context"},
 		"a context with invalid JSON": {env: map[string]string{"DOCKER_CONTEXT": "away"}, context: `{`,
-			err: "is not valid JSON"},
-		"a configuration with invalid JSON": {config: `{`, err: "docker's configuration: DIR/config.json: is not valid JSON"},
-		"an engine behind ssh": {env: map[string]string{"DOCKER_HOST": "ssh://me@far"},
-			err: "docker save -o images.tar IMAGE…) and push that file (zarf-registry images push images.tar), or forward the " +
-				"engine's socket (ssh -nNT -L \"$HOME/docker.sock\":/var/run/docker.sock me@far)"},
+			err: "unexpected end of JSON input"},
+		"a configuration with invalid JSON": {config: `{`, err: "docker's configuration: "},
+		"an engine behind ssh": {env: map[string]string{"DOCKER_HOST": "ssh://me@far"}, host: "ssh://me@far",
+			origin: "DOCKER_HOST"},
 		"a context behind ssh": {env: map[string]string{"DOCKER_CONTEXT": "away"},
-			context: `{"Endpoints":{"docker":{"Host":"ssh://me@far"}}}`,
-			err:     `docker context "away" (from DOCKER_CONTEXT): address ssh://me@far: ssh is not supported`},
-		"another scheme": {env: map[string]string{"DOCKER_HOST": "fd://3"},
-			err: "DOCKER_HOST=fd://3: scheme fd is not supported: use unix:///PATH or tcp://HOST:PORT"},
+			context: `{"Endpoints":{"docker":{"Host":"ssh://me@far"}}}`, host: "ssh://me@far", origin: `context "away"`},
+		"another scheme": {env: map[string]string{"DOCKER_HOST": "ftp://x"},
+			err: "DOCKER_HOST=ftp://x: invalid bind address format: ftp://x"},
 		"a directory of certificates that is not there": {
 			env: map[string]string{"DOCKER_HOST": "tcp://engine",
-				"DOCKER_CERT_PATH": "/does/not/exist"}, err: "DOCKER_CERT_PATH: stat /does/not/exist",
+				"DOCKER_CERT_PATH": "/does/not/exist"}, err: "certificates: stat /does/not/exist",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -306,7 +325,7 @@ func TestWhichEngineIsFound(t *testing.T) {
 			if c.context != "" {
 				writeContext(t, dir, "away", c.context, nil)
 			}
-			got, err := findEndpoint()
+			got, origin, err := findEndpoint()
 			if want := strings.ReplaceAll(c.err, "DIR", dir); c.err != "" {
 				if err == nil || !strings.Contains(err.Error(), want) {
 					t.Errorf("error %v\nwant  %s", err, want)
@@ -316,8 +335,8 @@ func TestWhichEngineIsFound(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got.host != c.host || !strings.Contains(got.origin, c.origin) {
-				t.Errorf("found %s (%s), want %s (%s)", got.host, got.origin, c.host, c.origin)
+			if got.Host != c.host || !strings.Contains(origin, c.origin) {
+				t.Errorf("found %s (%s), want %s (%s)", got.Host, origin, c.host, c.origin)
 			}
 		})
 	}
@@ -341,7 +360,7 @@ func TestOpenWithoutAnEngine(t *testing.T) {
 			if err == nil {
 				t.Fatal("opened an engine that does not exist")
 			}
-			for _, want := range []string{"docker engine at " + host + " (from DOCKER_HOST): ", "docker save -o images.tar"} {
+			for _, want := range []string{"Docker engine at " + host + " (from DOCKER_HOST): ", "docker save -o images.tar"} {
 				if !strings.Contains(err.Error(), want) {
 					t.Errorf("error %q lacks %q", err, want)
 				}
@@ -448,8 +467,8 @@ func TestTLS(t *testing.T) {
 		"a certificate without its key": {files: without("key.pem"), verify: "1",
 			err: "key.pem: no such file"},
 		"an invalid CA": {files: map[string][]byte{"ca.pem": []byte("x")}, verify: "1",
-			err: "ca.pem: contains no certificate"},
-		"no TLS where the engine has it":  {err: "docker engine at " + host},
+			err: "ca.pem seems invalid"},
+		"no TLS where the engine has it":  {err: "Docker engine at " + host},
 		"a context with its certificates": {context: meta("false"), tls: client},
 		"a context with the wrong CA": {context: meta("false"), tls: otherCA,
 			err: "certificate signed by unknown authority"},
@@ -485,15 +504,8 @@ func TestTLS(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer engine.Close()
-			var got bytes.Buffer
-			if err := engine.Save(t.Context(), []string{"nginx"}, func(r io.Reader) error {
-				_, err := got.ReadFrom(r)
-				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
-			if got.String() != "nginx:latest" {
-				t.Errorf("stream: %q", got.String())
+			if got, err := save(t.Context(), t, engine, "nginx"); err != nil || got != "nginx:latest" {
+				t.Errorf("saved %q, %v", got, err)
 			}
 		})
 	}

@@ -321,7 +321,7 @@ func (c *Client) patch(ctx context.Context, path string, operations []operation,
 // it was read.
 func (c *Client) replace(ctx context.Context, p Pod, d Decision, dryRun bool) error {
 	if err := c.patch(ctx, c.pods()+"/"+url.PathEscape(p.Metadata.Name), d.patch(p), dryRun); err != nil {
-		return fmt.Errorf("replacing image %s of pod %s/%s: %w", d.Before, c.Namespace, p.Metadata.Name, err)
+		return fmt.Errorf("replacing image %s of pod %s/%s: %w", d.PreviousImage, c.Namespace, p.Metadata.Name, err)
 	}
 	return nil
 }

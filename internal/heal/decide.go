@@ -113,7 +113,7 @@ type Decision struct {
 	// Containers are the paths of the containers in the pod, as in spec/initContainers/0.
 	Containers []string
 	// Before is the image that is missing, Image its replacement.
-	Before, Image string
+	PreviousImage, Image string
 	// Reason is a sentence for logs and events.
 	Reason string
 }
@@ -184,37 +184,39 @@ func Decide(p Pod, images []nodeimages.Image, rules nodeimages.Rules, inUse []st
 	if first < 0 {
 		return Decision{Action: Nothing}
 	}
-	d.Before = list[first].image
+	d.PreviousImage = list[first].image
 	for _, w := range list {
-		if w.image == d.Before {
+		if w.image == d.PreviousImage {
 			d.Containers = append(d.Containers, w.path)
 		}
 	}
 	previous := p.previous()
-	d.Image = rules.Choose(images, inUse, append(previous, d.Before)...)
+	d.Image = rules.Choose(images, inUse, append(previous, d.PreviousImage)...)
 	node := "node " + p.Spec.NodeName
 	switch {
-	case nodeimages.Reported(images, d.Before):
+	case nodeimages.Reported(images, d.PreviousImage):
 		// The image may have been deleted since the node's last report.
 		d.Action, d.Image = Wait, ""
 		d.Reason = fmt.Sprintf("%s has image %s, but its kubelet pulls it: AlwaysPullImages, or "+
-			"imagePullCredentialsVerificationPolicy, does not let pods use images of the node; it reports %s", node, d.Before,
+			"imagePullCredentialsVerificationPolicy, does not let pods use images of the node; it reports %s", node,
+			d.PreviousImage,
 			listed(images))
 	case len(images) == 0:
 		d.Action, d.Reason = Wait, node+" does not report any image yet"
 	case d.Image == "" || len(previous) >= maxReplacements:
 		d.Action, d.Image = Report, ""
 		d.Reason = fmt.Sprintf("%s does not have image %s, and no other trusted pause image is left to try; it "+
-			"reports %s", node, d.Before, listed(images))
+			"reports %s", node, d.PreviousImage, listed(images))
 		if len(previous) > 0 {
 			d.Reason += "; replaced before: " + strings.Join(previous, ", ")
 		}
 		d.Reason += "; load a pause image on the node, or set injector.image"
 	default:
 		d.Action = Replace
-		d.Reason = fmt.Sprintf("%s does not have image %s: replaced with %s, which it has", node, d.Before, d.Image)
+		d.Reason = fmt.Sprintf("%s does not have image %s: replaced with %s, which it has", node, d.PreviousImage, d.Image)
 		if !nodeimages.Reported(images, d.Image) {
-			d.Reason = fmt.Sprintf("%s does not have image %s: replaced with %s, which it may have", node, d.Before, d.Image)
+			d.Reason = fmt.Sprintf("%s does not have image %s: replaced with %s, which it may have", node, d.PreviousImage,
+				d.Image)
 		}
 	}
 	return d
@@ -222,7 +224,7 @@ func Decide(p Pod, images []nodeimages.Image, rules nodeimages.Rules, inUse []st
 
 // previous returns the images of the pod that were replaced.
 func (p Pod) previous() []string {
-	if list := p.Metadata.Annotations[names.AnnotationImageBefore]; list != "" {
+	if list := p.Metadata.Annotations[names.AnnotationPreviousImages]; list != "" {
 		return strings.Split(list, ",")
 	}
 	return nil
@@ -254,13 +256,13 @@ type operation struct {
 func (d Decision) patch(p Pod) []operation {
 	operations := []operation{{"test", "/metadata/resourceVersion", p.Metadata.ResourceVersion}}
 	for _, path := range d.Containers {
-		operations = append(operations, operation{"test", "/" + path + "/image", d.Before},
+		operations = append(operations, operation{"test", "/" + path + "/image", d.PreviousImage},
 			operation{"replace", "/" + path + "/image", d.Image})
 	}
 	if p.Metadata.Annotations == nil {
 		operations = append(operations, operation{"add", "/metadata/annotations", map[string]string{}})
 	}
-	key := strings.ReplaceAll(names.AnnotationImageBefore, "/", "~1")
+	key := strings.ReplaceAll(names.AnnotationPreviousImages, "/", "~1")
 	return append(operations, operation{"add", "/metadata/annotations/" + key,
-		strings.Join(append(p.previous(), d.Before), ",")})
+		strings.Join(append(p.previous(), d.PreviousImage), ",")})
 }

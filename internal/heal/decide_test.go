@@ -23,7 +23,7 @@ func podWith(t *testing.T, image, status string, annotations ...string) Pod {
 		t.Fatal(err)
 	}
 	if len(annotations) > 0 {
-		p.Metadata.Annotations = map[string]string{"zarf-registry/image-before": annotations[0], "else": "x"}
+		p.Metadata.Annotations = map[string]string{"zarf-registry/previous-images": annotations[0], "else": "x"}
 	}
 	return p
 }
@@ -120,9 +120,9 @@ func TestPatch(t *testing.T) {
 		want        string
 	}{
 		"without annotations": {nil, `{"op":"add","path":"/metadata/annotations","value":{}},` +
-			`{"op":"add","path":"/metadata/annotations/zarf-registry~1image-before","value":"a/pause:1"}]`},
+			`{"op":"add","path":"/metadata/annotations/zarf-registry~1previous-images","value":"a/pause:1"}]`},
 		"after another replacement": {[]string{"x:1"},
-			`{"op":"add","path":"/metadata/annotations/zarf-registry~1image-before","value":"x:1,a/pause:1"}]`},
+			`{"op":"add","path":"/metadata/annotations/zarf-registry~1previous-images","value":"x:1,a/pause:1"}]`},
 	} {
 		p := podWith(t, "a/pause:1", later, c.annotations...)
 		got, err := json.Marshal(Decide(p, images, rules, nil).patch(p))

@@ -271,7 +271,7 @@ func (h *Healer) attend(ctx context.Context, client *Client, j *job) {
 		switch {
 		case err == nil:
 			h.replaced.Inc()
-			log.Info("replaced an image", "before", d.Before, "image", d.Image)
+			log.Info("replaced an image", "previousImage", d.PreviousImage, "image", d.Image)
 			h.record(ctx, client, j.pod, eventReplaced, d.Reason)
 		case conflict(err):
 			h.conflicts.Inc()
@@ -287,7 +287,7 @@ func (h *Healer) attend(ctx context.Context, client *Client, j *job) {
 		}
 	case j.failing && (d.Action == Report || last && d.Action == Wait):
 		if d.Action == Wait && len(images) == 0 {
-			d.Reason += ", and its kubelet cannot get image " + d.Before
+			d.Reason += ", and its kubelet cannot get image " + d.PreviousImage
 		}
 		h.report(ctx, client, j.pod, d)
 	case d.Action == Nothing && !j.failing:
@@ -306,7 +306,7 @@ func (h *Healer) report(ctx context.Context, client *Client, p Pod, d Decision) 
 			delete(h.reported, key)
 		}
 	}
-	key := p.Metadata.UID + " " + d.Before
+	key := p.Metadata.UID + " " + d.PreviousImage
 	if _, done := h.reported[key]; done {
 		return
 	}

@@ -22,9 +22,9 @@ type Result struct {
 	// Action is Replace, also in a dry run, Wait or Report.
 	Action Action `json:"action"`
 	// Before is the image that is missing, Image its replacement.
-	Before string `json:"before"`
-	Image  string `json:"image,omitempty"`
-	Reason string `json:"reason"`
+	PreviousImage string `json:"previousImage"`
+	Image         string `json:"image,omitempty"`
+	Reason        string `json:"reason"`
 
 	changed bool // the patch met a change
 }
@@ -94,8 +94,9 @@ func once(ctx context.Context, client *Client, rules nodeimages.Rules, dryRun bo
 				_ = client.event(ctx, p, eventReplaced, d.Reason)
 			}
 		}
-		results = append(results, Result{Pod: p.Metadata.Name, Node: p.Spec.NodeName, Action: d.Action, Before: d.Before,
-			Image: d.Image, Reason: d.Reason, changed: changed})
+		results = append(results, Result{Pod: p.Metadata.Name, Node: p.Spec.NodeName, Action: d.Action,
+			PreviousImage: d.PreviousImage,
+			Image:         d.Image, Reason: d.Reason, changed: changed})
 	}
 	return results, nil
 }

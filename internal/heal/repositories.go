@@ -209,7 +209,7 @@ func (c *copier) store(ctx context.Context, repositories []string, now time.Time
 	data, left := EncodeRepositories(repositories)
 	if left != c.left && left > 0 {
 		c.log.Error("the names of some repositories do not fit into the ConfigMap: their images are not rewritten",
-			"configmap", c.config.ConfigMap, "repositories", len(repositories), "left", left)
+			"configmap", c.config.ConfigMap, "repositories", len(repositories), "remaining", left)
 	}
 	c.left = left
 	if c.known != nil && maps.Equal(data, c.known) && now.Sub(c.read) < reread {

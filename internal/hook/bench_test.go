@@ -224,7 +224,7 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 			Injector: settings.Injector{Enabled: true, PayloadID: "0.1.0", PauseImages: map[string]settings.PauseImage{
 				"amd64": knownPause, "arm64": knownPause}, PauseRules: pauseRules},
 			Push:   settings.Push{Images: true},
-			Finish: settings.Finish{Verify: true, LocalRegistryHosting: true},
+			Finish: settings.Finish{VerifyPulls: true, LocalRegistryHosting: true},
 			PKI:    settings.PKI{PKI: internalPKI, Source: state.SourceValue},
 		},
 		Timeout:  5 * time.Minute,
@@ -941,8 +941,8 @@ func (b *bench) checkFinished() {
 		s.Desired.Address != b.hook.Settings.Address {
 		b.Errorf("state is %+v", s)
 	}
-	if want := []string{"n1", "n2"}; mode != state.ModeExternal && !slices.Equal(s.Nodes, want) {
-		b.Errorf("verified nodes are %q, want %q", s.Nodes, want)
+	if want := []string{"n1", "n2"}; mode != state.ModeExternal && !slices.Equal(s.VerifiedNodes, want) {
+		b.Errorf("verified nodes are %q, want %q", s.VerifiedNodes, want)
 	}
 	if i := s.HookImage; mode != state.ModeExternal && (i == nil || *i != *b.registry.image) {
 		b.Errorf("the image of later Jobs is %+v", i)

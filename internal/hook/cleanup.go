@@ -39,7 +39,7 @@ func (h *Hook) Cleanup(ctx context.Context) error {
 			Why: "Helm keeps them, because a switch may need them until the end"},
 		{Name: "delete the Jobs", Run: r.deleteJobs, Why: "failed Jobs stayed for their logs"},
 		{Name: "delete the payload", Run: r.payload.Delete, Why: "nothing starts from it any more"},
-		{Name: "withdraw the registry", Run: r.withdraw, Why: "tools must no longer find it"},
+		{Name: "delete the advertisement", Run: r.withdraw, Why: "tools must no longer find it"},
 		{Name: "delete the Secrets", Run: r.deleteSecrets,
 			Why: "state, certificates and credentials end with the release"},
 		{Name: "delete cert-manager's objects", Run: r.deleteCertManager,

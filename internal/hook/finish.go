@@ -47,10 +47,10 @@ func (f *finishing) steps() []steps.Step {
 		configured = steps.Step{Name: "wait for the node configuration",
 			Run: steps.OnlyIf(s.ConfiguresNodes(), f.WaitConfigured),
 			Why: "CRI-O needs the CA before it can pull; and a node that refuses is reported"}
-		verifyNodes = steps.Step{Name: "verify pulls", Run: steps.OnlyIf(s.Finish.Verify, f.verify),
+		verifyNodes = steps.Step{Name: "verify pulls", Run: steps.OnlyIf(s.Finish.VerifyPulls, f.verify),
 			Why: "only a pull on every node covers network plugin, kube-proxy and container runtime at once"}
 		verifyMirrors = steps.Step{Name: "verify mirrors",
-			Run: steps.OnlyIf(s.Finish.Verify && s.NodeConfig.MirroredHost() != "", f.verifyMirrors),
+			Run: steps.OnlyIf(s.Finish.VerifyPulls && s.NodeConfig.MirroredHost() != "", f.verifyMirrors),
 			Why: "a container runtime may ignore the files"}
 		record = steps.Step{Name: "record the verified mode", Run: f.record,
 			Why: "the state never claims more than was verified"}
@@ -60,11 +60,11 @@ func (f *finishing) steps() []steps.Step {
 			Run: steps.OnlyIf(s.UnreservedPort, f.deleteService), Why: "reservePort=false"}
 		deleteProxies = steps.Step{Name: "delete previous proxies", Run: f.DeletePreviousProxies,
 			Why: "the chart no longer renders them"}
-		collect = steps.Step{Name: "collect previous payloads", Run: f.collect,
+		collect = steps.Step{Name: "delete previous payloads", Run: f.collect,
 			Why: "no pod needs them any more"}
 		advertise = steps.Step{Name: "advertise the registry", Run: f.advertise,
 			Why: "tools that build images look for it in " + HostingNamespace}
-		caches = steps.Step{Name: "look at the caches", Run: steps.OnlyIf(s.Cache.Enabled, f.WaitCaches),
+		caches = steps.Step{Name: "wait for the caches", Run: steps.OnlyIf(s.Cache.Enabled, f.WaitCaches),
 			Why: "without them, proxies pull from the registry"}
 		rotate = steps.Step{Name: "finish the CA rotation", Run: f.rotate,
 			Why: "the previous CA stays trusted until all pods show certificates of the new one"}
@@ -169,15 +169,15 @@ func (f *finishing) record(ctx context.Context) (string, error) {
 		s.Mirrors = f.mirrors
 		switch {
 		case f.Settings.Mode == state.ModeExternal:
-			s.Phase, s.Current, s.Nodes = state.PhaseReady, &desired, nil
+			s.Phase, s.Current, s.VerifiedNodes = state.PhaseReady, &desired, nil
 			did = "current is external, which needs no verification"
-		case f.Settings.Finish.Verify:
-			s.Phase, s.Current, s.Nodes = state.PhaseReady, &desired, f.verified
+		case f.Settings.Finish.VerifyPulls:
+			s.Phase, s.Current, s.VerifiedNodes = state.PhaseReady, &desired, f.verified
 			did = fmt.Sprintf("current is %s, verified on %d nodes", desired.Mode, len(f.verified))
 		case s.Current != nil && s.Current.Same(desired):
 			did = "the verified mode is unchanged: verification is disabled (initHook.verifyPulls=false)"
 		default:
-			s.Current, s.Nodes = nil, nil
+			s.Current, s.VerifiedNodes = nil, nil
 			did = "no mode is verified: verification is disabled (initHook.verifyPulls=false)"
 		}
 		return true // from here on nothing switches back

@@ -137,13 +137,13 @@ func TestFinishWithoutVerificationRecordsNoVerifiedMode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeNodePort)
-		b.hook.Settings.Finish.Verify = false
+		b.hook.Settings.Finish.VerifyPulls = false
 		b.upgrade(state.ModeNodePort)
 		if s := b.state(); s.Phase != state.PhasePrepared || s.Current == nil || s.Current.Mode != state.ModeNodePort {
 			t.Errorf("the verified mode was lost: %+v", s)
 		}
 		b.upgrade(state.ModeProxy)
-		if s := b.state(); s.Phase != state.PhasePrepared || s.Current != nil || s.Nodes != nil {
+		if s := b.state(); s.Phase != state.PhasePrepared || s.Current != nil || s.VerifiedNodes != nil {
 			t.Errorf("the state records more than was verified: %+v", s)
 		}
 		if b.proxies() != 1 || b.registry.open {

@@ -106,14 +106,14 @@ func (h *Hook) Preflight(ctx context.Context) ([]preflight.Finding, error) {
 }
 
 // Certs returns the keeper of the release's certificates and credentials.
-func (h *Hook) Certs() *certs.Keeper { return h.start().certs }
+func (h *Hook) Certs() *certs.Manager { return h.start().certs }
 
 // run is one run of a phase.
 type run struct {
 	*nodes.Observer
 	cluster  Cluster
 	registry Registry
-	certs    *certs.Keeper
+	certs    *certs.Manager
 	payload  *payload.Seeder
 	verifier *pull.Verifier
 
@@ -129,7 +129,7 @@ func (h *Hook) start() *run {
 		Observer: observer,
 		cluster:  h.Cluster,
 		registry: h.Registry,
-		certs:    &certs.Keeper{Observer: observer, Cluster: h.Cluster.Certs, Registry: h.Registry, Timeout: h.Timeout},
+		certs:    &certs.Manager{Observer: observer, Cluster: h.Cluster.Certs, Registry: h.Registry, Timeout: h.Timeout},
 		payload:  &payload.Seeder{Release: r, Cluster: h.Cluster.Payload, Programs: h.Programs},
 		verifier: &pull.Verifier{Observer: observer, Pods: h.Cluster.VerifyPods, Images: h.Registry},
 

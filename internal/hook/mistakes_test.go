@@ -110,7 +110,7 @@ func withModes(modes ...corev1.PersistentVolumeAccessMode) func(*corev1.Persiste
 	return func(c *corev1.PersistentVolumeClaim) { c.Spec.AccessModes = modes }
 }
 
-func labelled(key, value string) func(*corev1.Node) {
+func hasProxyNameLabel(key, value string) func(*corev1.Node) {
 	return func(n *corev1.Node) { n.Labels = map[string]string{key: value} }
 }
 
@@ -264,7 +264,7 @@ func TestMistakes(t *testing.T) {
 			w.NodeSelector = map[string]string{"disk": "ssd"}
 		}), check: "placement", want: []string{"node n1", "registry.nodeSelector: no node has the label disk=ssd",
 			"kubectl label node n1 disk=ssd"}},
-		"node selector that matches a node": {nodes: []runtime.Object{node("n1", labelled("disk", "ssd"))},
+		"node selector that matches a node": {nodes: []runtime.Object{node("n1", hasProxyNameLabel("disk", "ssd"))},
 			settings: placed(func(w *settings.Workload) { w.NodeSelector = map[string]string{"disk": "ssd"} })},
 		"affinity that matches no node": {settings: placed(func(w *settings.Workload) {
 			w.NodeTerms = json.RawMessage(`[{"matchExpressions":[{"key":"disk","operator":"In","values":["ssd"]}]}]`)

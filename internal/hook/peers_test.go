@@ -35,8 +35,8 @@ import (
 
 var internalPKI = state.PKI{
 	Mode: state.PKIInternal, LeafLifetime: state.Duration(pki.DefaultLeafLifetime),
-	AuthorityLifetime: state.Duration(pki.DefaultCALifetime),
-	ClusterDomain:     "cluster.local",
+	CALifetime:    state.Duration(pki.DefaultCALifetime),
+	ClusterDomain: "cluster.local",
 }
 
 // files is one generation of a certificate Secret's content.
@@ -220,12 +220,12 @@ func (b *bench) report(pod *corev1.Pod) (*reloadstatus.Report, error) {
 	r := &reloadstatus.Report{Program: p.program, Certificates: reloadstatus.Certificates{Generation: p.generation,
 		Leaf: reloadstatus.Certificate{SHA256: pki.Fingerprint(chain[0])}, Problem: p.problem}}
 	for _, f := range trust.Fingerprints() {
-		r.Certificates.Authorities = append(r.Certificates.Authorities, reloadstatus.Certificate{SHA256: f})
+		r.Certificates.TrustedCAs = append(r.Certificates.TrustedCAs, reloadstatus.Certificate{SHA256: f})
 	}
 	if pod.Labels["app.kubernetes.io/component"] == "registry" {
 		r.Credentials = &reloadstatus.Credentials{Push: p.credentials}
-		if b.hook.Settings.Verify.KeysSecret != "" {
-			r.Verification = &reloadstatus.Verification{OwnImages: p.own}
+		if b.hook.Settings.Signatures.KeysSecret != "" {
+			r.Signatures = &reloadstatus.Signatures{OwnImages: p.own}
 		}
 		if s := b.get("secrets", "zarf-registry-auth"); s != nil {
 			if h := s.(*corev1.Secret).Data["pull-htpasswd"]; h != nil {

@@ -99,7 +99,7 @@ func TestNamespaceLabelIsSetOnRequestAndRestored(t *testing.T) {
 				for range 2 { // the second run must not save our own label as the previous one
 					b.upgrade(state.ModeProxy)
 					n := b.namespace()
-					if got, ok := n.Annotations["zarf-registry/pod-security-enforce-before"]; !ok || got != before ||
+					if got, ok := n.Annotations["zarf-registry/previous-pod-security-enforce"]; !ok || got != before ||
 						n.Labels[enforce] != "privileged" {
 						t.Errorf("namespace has %v, %v", n.Labels, n.Annotations)
 					}

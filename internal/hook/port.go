@@ -60,7 +60,7 @@ func (r *run) nodePort(ctx context.Context) (*corev1.Service, error) {
 
 // changeService makes a Service what it should be, and reports whether it was different.
 func (r *run) changeService(ctx context.Context, s, want *corev1.Service) (changed bool, err error) {
-	if same(s, want) {
+	if serviceMatches(s, want) {
 		return false, nil
 	}
 	labels := map[string]any{plan.LabelProxyName: nil} // null deletes it
@@ -90,7 +90,7 @@ func (r *run) keepingTarget(s *corev1.Service, reserved bool) *corev1.Service {
 }
 
 // same reports whether changeService has nothing to do. Other labels and annotations may stay.
-func same(s, want *corev1.Service) bool {
+func serviceMatches(s, want *corev1.Service) bool {
 	for key, value := range want.Labels {
 		if s.Labels[key] != value {
 			return false
@@ -101,13 +101,13 @@ func same(s, want *corev1.Service) bool {
 			return false
 		}
 	}
-	return labelled(s) == labelled(want) && s.Spec.Type == want.Spec.Type &&
+	return hasProxyNameLabel(s) == hasProxyNameLabel(want) && s.Spec.Type == want.Spec.Type &&
 		equality.Semantic.DeepEqual(s.Spec.Selector, want.Spec.Selector) &&
 		equality.Semantic.DeepEqual(s.Spec.Ports, want.Spec.Ports)
 }
 
 // labelled reports whether kube-proxy ignores a Service.
-func labelled(s *corev1.Service) bool {
+func hasProxyNameLabel(s *corev1.Service) bool {
 	_, on := s.Labels[plan.LabelProxyName]
 	return on
 }
@@ -130,7 +130,7 @@ func (p *preparation) ownPort(ctx context.Context) (string, error) {
 		return p.createService(ctx)
 	}
 	object := r.Object("Service", s.Name)
-	changed, err := r.changeService(ctx, s, r.keepingTarget(s, labelled(s)))
+	changed, err := r.changeService(ctx, s, r.keepingTarget(s, hasProxyNameLabel(s)))
 	switch {
 	case release.PortOutOfRange(err) && proxies: // finish deletes it
 		return p.outOfRange(), nil
@@ -194,7 +194,7 @@ func (f *finishing) servePort(ctx context.Context) (string, error) {
 		return "", exitcode.Refuse("%s of release %s is missing: run helm upgrade, which creates it", object,
 			f.Settings.Release)
 	}
-	changed, err := f.serve(ctx, s, sliceTime)
+	changed, err := f.serveService(ctx, s, sliceTime)
 	if err != nil {
 		return "", err
 	}
@@ -208,8 +208,9 @@ func (f *finishing) servePort(ctx context.Context) (string, error) {
 }
 
 // serve is servePort for a Service. It waits for endpoints for a limited time.
-func (f *finishing) serve(ctx context.Context, s *corev1.Service, limit time.Duration) (changed bool, err error) {
-	hidden := labelled(s)
+func (f *finishing) serveService(ctx context.Context, s *corev1.Service, limit time.Duration) (changed bool,
+	err error) {
+	hidden := hasProxyNameLabel(s)
 	want := f.PortService(false)
 	if hidden {
 		want.Labels[plan.LabelProxyName] = s.Labels[plan.LabelProxyName]
@@ -224,7 +225,7 @@ func (f *finishing) serve(ctx context.Context, s *corev1.Service, limit time.Dur
 	if !hidden {
 		return changed, nil
 	}
-	if err := f.show(ctx, endpoints); err != nil {
+	if err := f.unhideEndpointSlices(ctx, endpoints); err != nil {
 		f.Log.Warn("kube-proxy before Kubernetes 1.36 may refuse connections for a second", "error", err.Error())
 	}
 	if s, err = f.nodePort(ctx); err != nil || s == nil {
@@ -236,7 +237,7 @@ func (f *finishing) serve(ctx context.Context, s *corev1.Service, limit time.Dur
 // show removes the label that hides the Service from its EndpointSlices, to which their controller copies
 // labels. kube-proxy before Kubernetes 1.36 ignores slices with it too, and rejects connections to a Service
 // without endpoints, until it has seen the slices that follow the Service.
-func (f *finishing) show(ctx context.Context, endpoints []discoveryv1.EndpointSlice) error {
+func (f *finishing) unhideEndpointSlices(ctx context.Context, endpoints []discoveryv1.EndpointSlice) error {
 	patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:null}}}`, plan.LabelProxyName)
 	for _, slice := range endpoints {
 		_, err := f.cluster.EndpointSlices.Patch(ctx, slice.Name, types.MergePatchType, patch, metav1.PatchOptions{})
@@ -298,7 +299,7 @@ func (f *finishing) reservePort(ctx context.Context) (string, error) {
 // reserve is reservePort for a Service. It first sets the label, and the target port, which no pod has, when
 // kube-proxy has seen that: kube-proxy refuses connections for a second if it sees first that the endpoints are gone.
 func (f *finishing) reserve(ctx context.Context, s *corev1.Service) (changed bool, err error) {
-	if !labelled(s) {
+	if !hasProxyNameLabel(s) {
 		if _, err := f.changeService(ctx, s, f.keepingTarget(s, true)); err != nil {
 			return false, err
 		}
@@ -379,7 +380,7 @@ func (f *finishing) trySwitchBack(ctx context.Context) (outcome string, err erro
 		}
 		return object + " only reserves the port again", nil
 	}
-	if same(s, f.PortService(false)) {
+	if serviceMatches(s, f.PortService(false)) {
 		return "", nil
 	}
 	// A run that was killed may have closed the listener already.
@@ -391,7 +392,7 @@ func (f *finishing) trySwitchBack(ctx context.Context) (outcome string, err erro
 	if _, err := f.certs.AwaitPlain(listener, true); err != nil {
 		f.Log.Warn("the listener of the node port did not open", "error", err.Error())
 	}
-	if _, err := f.serve(ctx, s, switchBackWait); err != nil {
+	if _, err := f.serveService(ctx, s, switchBackWait); err != nil {
 		f.Log.Warn("the node port may have no endpoints", "error", err.Error())
 		if _, err := f.changeService(ctx, s, f.PortService(false)); err != nil {
 			return "", err

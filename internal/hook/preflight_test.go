@@ -286,7 +286,7 @@ func TestPreflightFinds(t *testing.T) {
 			node("n3", architecture("s390x"))}, check: "architecture", severity: warning,
 			want: []string{"nodes n2, n3", "s390x", "injector.architectures"}},
 		"only nodes of an unsupported architecture": {objects: nodes{node("n2", architecture("s390x"))},
-			check: "architecture", severity: blocker, want: []string{"no node remains"}},
+			check: "architecture", severity: blocker, want: []string{"no other node can run it"}},
 		"program missing in this binary": {objects: nodes{node("n1"), node("n2", architecture("arm64"))},
 			check: "architecture", severity: blocker,
 			want: []string{"program registry for arm64: no payload of registry for arm64"}},

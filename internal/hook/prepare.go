@@ -40,7 +40,7 @@ func (h *Hook) Prepare(ctx context.Context) error {
 			Why: "only its owner may change what the registry serves"},
 		{Name: "open the plain listener", Run: steps.OnlyIf(h.Settings.Mode == state.ModeNodePort, r.certs.OpenPlain),
 			Why: "a node port leads to it, so it must be open first"},
-		{Name: "own the node port", Run: steps.OnlyIf(ours, p.ownPort),
+		{Name: "create the NodePort Service", Run: steps.OnlyIf(ours, p.ownPort),
 			Why: "another Service with it would answer in the registry's place"},
 		{Name: "seed the payload", Run: steps.OnlyIf(injects, p.seed),
 			Why: "nodes that hold only the pause image get the programs from the API server"},
@@ -96,7 +96,8 @@ func (p *preparation) seed(ctx context.Context) (string, error) {
 
 func (p *preparation) record(ctx context.Context) (string, error) {
 	var own []string
-	internal, err := p.Desired.Mode != state.ModeExternal, error(nil)
+	var err error
+	internal := p.Desired.Mode != state.ModeExternal
 	if internal {
 		if own, err = p.registry.OwnImages(); err != nil {
 			return "", err
@@ -127,7 +128,7 @@ func (p *preparation) next(saved *state.State) state.State {
 	decided := &p.run.Settings
 	s := state.State{Phase: state.PhasePrepared, Desired: p.Desired, PortNotReserved: p.unreserved}
 	if saved != nil {
-		s.Current, s.Nodes, s.NodeConfig = saved.Current, saved.Nodes, saved.NodeConfig
+		s.Current, s.VerifiedNodes, s.NodeConfig = saved.Current, saved.VerifiedNodes, saved.NodeConfig
 		s.PushCredentials, s.OwnImages = saved.PushCredentials, saved.OwnImages
 	}
 	s.PauseImages = p.pauseImages(saved)

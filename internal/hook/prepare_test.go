@@ -325,7 +325,7 @@ func savedState(content string) *corev1.Secret {
 
 func saved(t *testing.T, mode state.Mode, address string, family state.IPFamily) *corev1.Secret {
 	t.Helper()
-	settings := state.Settings{Mode: mode, Address: address, IPFamily: family, MTLS: "internal",
+	settings := state.Settings{Mode: mode, Address: address, IPFamily: family, PKIMode: "internal",
 		DecidedBy: state.SourceValue}
 	if mode != state.ModeExternal {
 		settings.Port = 31999
@@ -339,7 +339,7 @@ var issuedPKI = func() state.PKI { p := internalPKI; p.Mode = state.PKICertManag
 func savedWith(t *testing.T, change func(*state.State)) *corev1.Secret {
 	t.Helper()
 	settings := state.Settings{Mode: state.ModeProxy, Address: "127.0.0.1:31999", Port: 31999, IPFamily: state.IPv4,
-		MTLS: "internal", DecidedBy: state.SourceValue}
+		PKIMode: "internal", DecidedBy: state.SourceValue}
 	s := state.State{Phase: state.PhaseReady, Desired: settings, Current: &settings}
 	change(&s)
 	data, err := state.Encode(s, nil)
@@ -501,7 +501,7 @@ func TestPKIStateSurvivesLaterWrites(t *testing.T) {
 		s := b.state()
 		if s.PKI == nil || *s.PKI.Existing != (state.ExistingSecrets{Server: "corp-server", Node: "corp-node"}) ||
 			s.PKI.ClusterDomain != "cluster.local" || s.PushSecret != "corp-credential" ||
-			s.Desired.MTLS != state.PKIExistingSecret {
+			s.Desired.PKIMode != state.PKIExistingSecret {
 			t.Errorf("%s: state is %+v, with %+v", when, s, s.PKI)
 		}
 	}
@@ -518,7 +518,7 @@ func TestPKIStateSurvivesLaterWrites(t *testing.T) {
 	check("after renew")
 	b.hook.Settings = options
 	b.upgrade(state.ModeExternal)
-	if s := b.state(); s.PKI != nil || s.PushSecret != "" || s.Rotation != nil || s.Desired.MTLS != "" {
+	if s := b.state(); s.PKI != nil || s.PushSecret != "" || s.Rotation != nil || s.Desired.PKIMode != "" {
 		t.Errorf("in external mode, state is %+v", s)
 	}
 }

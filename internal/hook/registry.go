@@ -55,7 +55,7 @@ func (f *finishing) push(ctx context.Context) (string, error) {
 		}
 	}
 	did := "the registry has " + strings.Join(images, ", ")
-	if f.Settings.Verify.KeysSecret == "" {
+	if f.Settings.Signatures.KeysSecret == "" {
 		return did, nil
 	}
 	pods, err := f.certs.AwaitOwnImages(ctx)

@@ -131,7 +131,7 @@ func TestCleanupOfReleaseThatWasNeverApplied(t *testing.T) {
 		b.must(b.hook.Cleanup(t.Context()))
 		b.checkClean()
 		if !strings.Contains(b.log.String(),
-			`"in":"/etc/containerd/certs.d","why":"waiting for the pods that restore the nodes' files: DaemonSet zarf/zarf-registry-node-restore-amd64 has no pods`) {
+			`"directories":"/etc/containerd/certs.d","reason":"waiting for the pods that restore the nodes' files: DaemonSet zarf/zarf-registry-node-restore-amd64 has no pods`) {
 			t.Errorf("the log lacks the message:\n%s", b.log)
 		}
 	})
@@ -147,7 +147,7 @@ func TestCleanupNamesFilesThatAreNotRestored(t *testing.T) {
 		b.upgrade(state.ModeProxy)
 		b.must(b.hook.Cleanup(t.Context()))
 		b.checkClean()
-		if !strings.Contains(b.log.String(), `"in":"/etc/containerd/certs.d, /etc/containers/certs.d"`) {
+		if !strings.Contains(b.log.String(), `"directories":"/etc/containerd/certs.d, /etc/containers/certs.d"`) {
 			t.Errorf("the log does not name the files:\n%s", b.log)
 		}
 	})
@@ -161,7 +161,7 @@ func TestCleanupNamesNodesThatNeedAK3sRestart(t *testing.T) {
 		b.uninstall("n1", "n2")
 		b.must(b.hook.Cleanup(t.Context()))
 		if !strings.Contains(b.log.String(),
-			`"on":"node n1","restart":"systemctl restart k3s, on agents k3s-agent: until then the settings of the removed /etc/rancher/k3s/registries.yaml stay in effect"`) {
+			`"nodes":"node n1","restart":"systemctl restart k3s, on agents k3s-agent: until then the settings of the removed /etc/rancher/k3s/registries.yaml stay in effect"`) {
 			t.Errorf("the log lacks the message:\n%s", b.log)
 		}
 	})

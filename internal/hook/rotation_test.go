@@ -103,7 +103,7 @@ var changes = map[string]struct {
 		run:    (*bench).renew,
 	},
 	"CA at half of its lifetime": {
-		before: func(b *bench) { b.hook.Settings.PKI.AuthorityLifetime = 2 * b.hook.Settings.PKI.LeafLifetime },
+		before: func(b *bench) { b.hook.Settings.PKI.CALifetime = 2 * b.hook.Settings.PKI.LeafLifetime },
 		change: func(b *bench) {
 			b.now = b.now.Add(pki.DefaultLeafLifetime * 2 / 3)
 			b.must(b.renew())
@@ -806,11 +806,11 @@ func TestRejectsInvalidUserCertificates(t *testing.T) {
 			[]string{"Secret zarf/corp-server has no key tls.crt", "Secret zarf/corp-server has no key tls.key"}},
 		"no ca.crt anywhere": {edit("corp-server", func(s *corev1.Secret) { delete(s.Data, "ca.crt") }),
 			[]string{"Secret zarf/corp-server has no key ca.crt, and pki.existingSecret.ca names no other"}},
-		"missing CA Secret": {func(b *bench) { b.hook.Settings.PKI.Existing.Authority = "corp-ca" },
+		"missing CA Secret": {func(b *bench) { b.hook.Settings.PKI.Existing.CA = "corp-ca" },
 			[]string{"Secret zarf/corp-ca does not exist"}},
 		"invalid CA Secret": {func(b *bench) {
 			b.putSecret(&corev1.Secret{ObjectMeta: foreignMeta("corp-ca"), Data: map[string][]byte{"ca.crt": []byte("rubbish")}})
-			b.hook.Settings.PKI.Existing.Authority = "corp-ca"
+			b.hook.Settings.PKI.Existing.CA = "corp-ca"
 		}, []string{"Secret zarf/corp-ca has a key ca.crt that cannot be used"}},
 		"another type": {edit("corp-node", func(s *corev1.Secret) { s.Type = corev1.SecretTypeDockerConfigJson }),
 			[]string{"Secret zarf/corp-node is of type kubernetes.io/dockerconfigjson, not kubernetes.io/tls or Opaque"}},

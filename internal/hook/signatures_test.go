@@ -34,7 +34,7 @@ func publicKey(t *testing.T) []byte {
 // verifies makes the release verify signatures.
 func verifies(t *testing.T) func(*bench) {
 	return func(b *bench) {
-		b.hook.Settings.Verify.KeysSecret = "keys"
+		b.hook.Settings.Signatures.KeysSecret = "keys"
 		b.add(&corev1.Secret{ObjectMeta: foreignMeta("keys"), Data: map[string][]byte{"cosign.pub": publicKey(t)}})
 	}
 }
@@ -56,7 +56,7 @@ func TestPreflightChecksPublicKeys(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
 			b.add(kubernetesService("10.96.0.1"))
-			b.hook.Settings.Verify.KeysSecret = "keys"
+			b.hook.Settings.Signatures.KeysSecret = "keys"
 			if c.data != nil {
 				b.add(&corev1.Secret{ObjectMeta: foreignMeta("keys"), Data: c.data})
 			}

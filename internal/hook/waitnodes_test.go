@@ -303,17 +303,17 @@ func TestNodeWarningsAndK3sRestartsAreLogged(t *testing.T) {
 		b.helm(nodes...)
 		b.mustFinish()
 		for _, want := range []string{
-			`"level":"WARN","msg":"node configuration","on":"nodes n1, n2, n3, n4, n5, n6","warning":"docker.io is asked directly"`,
-			`"level":"WARN","msg":"registries.yaml is read when K3s or RKE2 starts","on":"nodes n1, n2","restart":"systemctl restart k3s, on agents k3s-agent: until then containerd lacks the credentials`,
-			`"on":"node n4","restart":"systemctl restart rke2-server, on agents rke2-agent: until then /etc/rancher/rke2/registries.yaml has no effect"`,
-			`"on":"node n5","restart":"systemctl restart k3s, on agents k3s-agent: until then the settings of the removed /etc/rancher/k3s/registries.yaml stay in effect"`,
-			`"level":"INFO","msg":"registries.yaml is read when K3s or RKE2 starts","on":"node n6","restart":"systemctl restart k3s, on agents k3s-agent: containerd already uses the whole file`,
+			`"level":"WARN","msg":"node configuration","nodes":"nodes n1, n2, n3, n4, n5, n6","warning":"docker.io is asked directly"`,
+			`"level":"WARN","msg":"registries.yaml is read when K3s or RKE2 starts","nodes":"nodes n1, n2","restart":"systemctl restart k3s, on agents k3s-agent: until then containerd lacks the credentials`,
+			`"nodes":"node n4","restart":"systemctl restart rke2-server, on agents rke2-agent: until then /etc/rancher/rke2/registries.yaml has no effect"`,
+			`"nodes":"node n5","restart":"systemctl restart k3s, on agents k3s-agent: until then the settings of the removed /etc/rancher/k3s/registries.yaml stay in effect"`,
+			`"level":"INFO","msg":"registries.yaml is read when K3s or RKE2 starts","nodes":"node n6","restart":"systemctl restart k3s, on agents k3s-agent: containerd already uses the whole file`,
 		} {
 			if !strings.Contains(b.log.String(), want) {
 				t.Errorf("the log lacks %s", want)
 			}
 		}
-		if strings.Contains(b.log.String(), `"on":"node n3"`) {
+		if strings.Contains(b.log.String(), `"nodes":"node n3"`) {
 			t.Error("an unchanged node needs a restart")
 		}
 	})

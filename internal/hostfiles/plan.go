@@ -118,16 +118,16 @@ func (t *Tree) Plan(w Wants) (*Plan, error) {
 	}
 	names := slices.Sorted(maps.Keys(p.byName))
 	for _, name := range names {
-		p.leave(p.byName[name])
+		p.planRemovals(p.byName[name])
 	}
 	p.moveAside()
-	p.bringBack()
+	p.planRestores()
 	for _, name := range slices.Sorted(maps.Keys(p.byName)) {
 		if f := p.byName[name]; f.pending() {
 			p.folders = append(p.folders, f)
 		}
 	}
-	p.room()
+	p.checkSpace()
 	if p.problems != nil {
 		return nil, exitcode.Refuse("%s", strings.Join(p.problems, "\n"))
 	}
@@ -242,7 +242,7 @@ func (p *planner) want(file File) {
 	p.wanted[file.Path] = true
 	f := p.byName[d.name(name)]
 	if f == nil {
-		if !p.mayMake(d, name) {
+		if !p.canCreate(d, name) {
 			return
 		}
 		f = &folder{dir: d, name: name}
@@ -260,7 +260,7 @@ func (p *planner) want(file File) {
 }
 
 // mayMake reports whether a missing folder can be created.
-func (p *planner) mayMake(d *directory, name string) bool {
+func (p *planner) canCreate(d *directory, name string) bool {
 	info, err := d.lstat(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -353,7 +353,7 @@ func (p *planner) replace(f *folder, file File, now, before entry) {
 }
 
 // leave plans the removal of obsolete files from a folder.
-func (p *planner) leave(f *folder) {
+func (p *planner) planRemovals(f *folder) {
 	bases := map[string]bool{}
 	for name, kind := range f.entries {
 		base, backup := strings.CutSuffix(name, backupSuffix)
@@ -433,7 +433,7 @@ func (p *planner) moveAside() {
 
 // bringBack plans restoring folders. The release's folder of the same name is removed first, so for
 // a moment there is none.
-func (p *planner) bringBack() {
+func (p *planner) planRestores() {
 	for _, name := range slices.Sorted(maps.Keys(p.hidden)) {
 		f := p.byName[name]
 		if slices.Contains(p.wants.Away, name) || p.wantsIn(name) {
@@ -471,7 +471,7 @@ func (p *planner) wantsIn(folder string) bool {
 }
 
 // room checks that the directories to write to are writable and have enough space.
-func (p *planner) room() {
+func (p *planner) checkSpace() {
 	type need struct {
 		where        string
 		bytes, files int64

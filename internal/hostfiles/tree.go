@@ -79,7 +79,7 @@ func Open(ctx context.Context, o Options) (tree *Tree, err error) {
 			problems = append(problems, fmt.Sprintf("directory %s cannot be opened: %v", name, err))
 			continue
 		}
-		if other := t.twin(d); other != "" {
+		if other := t.alias(d); other != "" {
 			t.same[name] = other
 			d.close()
 			continue
@@ -116,7 +116,7 @@ func (t *Tree) openDirectory(root *os.Root, name string) (*directory, error) {
 
 // twin returns another name of directory d, such as a link on the node. Locking it twice would
 // deadlock.
-func (t *Tree) twin(d *directory) string {
+func (t *Tree) alias(d *directory) string {
 	info, err := d.handle.Stat()
 	if err != nil {
 		return ""

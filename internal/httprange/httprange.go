@@ -50,7 +50,7 @@ func Parse(header string) (ContentRange, error) {
 
 // Of returns the bytes that the body of a response carries. It fails if they are unknown: then a body that
 // breaks off cannot be resumed.
-func Of(r *http.Response) (ContentRange, error) {
+func FromResponse(r *http.Response) (ContentRange, error) {
 	if r.ContentLength < 0 {
 		return ContentRange{}, errors.New("the response has no length")
 	}

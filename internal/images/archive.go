@@ -369,9 +369,9 @@ func (a *archive) add(header *tar.Header, at int64) error {
 	a.named += len(header.Name) + len(header.Linkname)
 	switch {
 	case a.count > maxEntries:
-		return fmt.Errorf("is one too many: an archive may have %d entries, enough for thousands of images", maxEntries)
+		return fmt.Errorf("exceeds the limit of %d entries, enough for thousands of images", maxEntries)
 	case a.named > maxNameBytes:
-		return fmt.Errorf("has a name too many: the names in an archive may have %d bytes", maxNameBytes)
+		return fmt.Errorf("exceeds the limit of %d bytes of names", maxNameBytes)
 	}
 	if len(a.order) < maxNames && name != "." {
 		a.order = append(a.order, name)
@@ -446,4 +446,32 @@ func describe(head []byte) string {
 		return "text"
 	}
 	return "data of an unknown kind"
+}
+
+// offsetReader counts the bytes that were read.
+type offsetReader struct {
+	io.Reader
+	offset int64
+}
+
+// Read implements [io.Reader].
+func (r *offsetReader) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	r.offset += int64(n)
+	return n, err
+}
+
+// errorReader records the first error other than EOF.
+type errorReader struct {
+	io.Reader
+	err error
+}
+
+// Read implements [io.Reader].
+func (r *errorReader) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		r.err = err
+	}
+	return n, err
 }

@@ -30,7 +30,6 @@ import (
 	orasoci "oras.land/oras-go/v2/content/oci"
 
 	"github.com/zarf-dev/zarf-registry/internal/blob"
-	"github.com/zarf-dev/zarf-registry/internal/dockerdaemon/dockerdaemontest"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
@@ -226,14 +225,7 @@ func TestOpenReadsLayoutsOfOtherTools(t *testing.T) {
 	for name, g := range goldens(t) {
 		t.Run(name, func(t *testing.T) {
 			checkSource(t, mustOpen(t, g.dir), g.images)
-			packed := tarOf(t, g.dir)
-			checkSource(t, mustOpen(t, writeTemp(t, "layout.tar", packed)), g.images)
-			store, _ := newStore(t)
-			streamed, err := OpenStream(t.Context(), bytes.NewReader(packed), store)
-			if err != nil {
-				t.Fatal(err)
-			}
-			checkSource(t, streamed, g.images)
+			checkSource(t, mustOpen(t, writeTemp(t, "layout.tar", tarOf(t, g.dir))), g.images)
 		})
 	}
 }
@@ -528,56 +520,11 @@ func TestOpenReadsDockerArchivesOfCrane(t *testing.T) {
 	for _, layer := range manifest.Layers {
 		want = append(want, digest.Digest(layer.Digest.String()))
 	}
-	store, _ := newStore(t)
-	streamed, err := OpenStream(t.Context(), bytes.NewReader(buf.Bytes()), store)
-	if err != nil {
-		t.Fatal(err)
+	got := describeStreamed(t, mustOpen(t, writeTemp(t, "a.tar", buf.Bytes())))
+	if len(got) != 1 || got[0].Reference != "ghcr.io/a/b:1" {
+		t.Fatalf("images: %+v", got)
 	}
-	for how, src := range map[string]*Source{"a file": mustOpen(t, writeTemp(t, "a.tar", buf.Bytes())),
-		"a stream": streamed} {
-		got := describeStreamed(t, src)
-		if len(got) != 1 || got[0].Reference != "ghcr.io/a/b:1" {
-			t.Fatalf("%s: images: %+v", how, got)
-		}
-		if diff := cmp.Diff(want, got[0].Layers); diff != "" {
-			t.Errorf("%s: %s", how, diff)
-		}
-	}
-}
-
-// A docker archive has the same images as a file and as a stream.
-func TestOpenAndOpenStreamAgree(t *testing.T) {
-	one := dockerdaemontest.Image{Names: []string{"one:1"}, Layers: []dockerdaemontest.Layer{layer(1, 5000),
-		layer(2, 100)}}
-	two := dockerdaemontest.Image{Names: []string{"two:2", "two:latest"}, Layers: []dockerdaemontest.Layer{layer(1, 5000),
-		layer(0, 0)}}
-	for name, files := range map[string]dockerdaemontest.Files{
-		"before 25":  dockerdaemontest.Legacy(one, two),
-		"from 25 on": dockerdaemontest.Modern(one, two),
-		"containerd's": dockerdaemontest.Containerd(
-			dockerdaemontest.Index{Name: "one:1", Images: []dockerdaemontest.Image{one}, Absent: []string{"arm64"},
-				Attested: true},
-			dockerdaemontest.Index{Name: "two:2", Images: []dockerdaemontest.Image{two,
-				{Architecture: "arm64", Layers: one.Layers}}, Absent: []string{"s390x"}},
-		),
-	} {
-		t.Run(name, func(t *testing.T) {
-			raw := files.Bytes(t)
-			store, _ := newStore(t)
-			streamed, err := OpenStream(t.Context(), bytes.NewReader(raw), store)
-			if err != nil {
-				t.Fatal(err)
-			}
-			file := mustOpen(t, writeTemp(t, "a.tar", raw))
-			if diff := cmp.Diff(file.Images(), streamed.Images()); diff != "" {
-				t.Error(diff)
-			}
-			if diff := cmp.Diff(describeStreamed(t, file), describeStreamed(t, streamed)); diff != "" {
-				t.Error(diff)
-			}
-			if len(file.Images()) < 2 {
-				t.Errorf("images: %+v", file.Images())
-			}
-		})
+	if diff := cmp.Diff(want, got[0].Layers); diff != "" {
+		t.Error(diff)
 	}
 }

@@ -1,8 +1,8 @@
 // Package images copies container images and other OCI artifacts between registries, OCI layouts,
-// archives and Docker daemons, and builds the project's own images.
+// archives and the Docker engine, and builds the project's own images.
 //
-// A [Source] reads an OCI layout, an OCI archive, a docker archive or a Zarf package from disk ([Open]) or the save
-// stream of a Docker daemon ([OpenStream]). [Resolve] finds images in registries by name. A [Store]
+// A [Source] reads an OCI layout, an OCI archive, a docker archive or a Zarf package ([Open]). [Resolve] finds images
+// in registries by name. A [Store]
 // holds images that this package built ([Store.Build], [ProgramImages]). Each of them yields an [Item]
 // per image, which [Push] sends to a registry and [Pull] writes to a layout or archive ([OpenLayout],
 // [CreateArchive]).

@@ -10,7 +10,7 @@ import (
 
 // list adds an image to an index and replaces the one of the same name, or the same unnamed one.
 // Entries with a tag but no name belong to other tools, which find them by tag; they stay.
-func list(index *ocispec.Index, desc ocispec.Descriptor) {
+func addToIndex(index *ocispec.Index, desc ocispec.Descriptor) {
 	kept := index.Manifests[:0]
 	for _, other := range index.Manifests {
 		name, own := layoutName(other.Annotations), layoutName(desc.Annotations)

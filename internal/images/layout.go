@@ -45,21 +45,12 @@ func (l *Layout) Close() error { return l.store.Close() }
 
 // blob links or copies a blob from the store that it was downloaded to.
 func (l *Layout) blob(ctx context.Context, from Content, desc ocispec.Descriptor, t *imageProgress) error {
-	if source, ok := from.(*Source); ok && source.store != nil && source.store.Has(desc) {
-		if source.store != l.store {
-			if err := l.store.Link(ctx, desc, source.store); err != nil {
-				return err
-			}
-		}
-		t.done(desc)
-		return nil
-	}
-	near, ok := from.(*remoteContent)
+	remote, ok := from.(*remoteContent)
 	if !ok {
 		return copyBlob(ctx, from, desc, l.store, t)
 	}
 	// The layout may hold a blob that the local store has evicted.
-	if near.store != l.store && !near.store.Has(desc) && l.store.Has(desc) {
+	if remote.store != l.store && !remote.store.Has(desc) && l.store.Has(desc) {
 		if _, err := l.store.Get(ctx, desc); err == nil {
 			t.skip(desc)
 			return nil
@@ -69,10 +60,10 @@ func (l *Layout) blob(ctx context.Context, from Content, desc ocispec.Descriptor
 		if err := fetchBlob(ctx, from, desc, t); err != nil {
 			return err
 		}
-		if near.store == l.store {
+		if remote.store == l.store {
 			return nil
 		}
-		err := l.store.Link(ctx, desc, near.store)
+		err := l.store.Link(ctx, desc, remote.store)
 		if !errors.Is(err, fs.ErrNotExist) || attempt == maxRefetches {
 			return err
 		}
@@ -85,7 +76,7 @@ func (l *Layout) image(_ context.Context, item Item) error {
 	if err != nil {
 		return err
 	}
-	return l.store.UpdateIndex(func(index *ocispec.Index) { list(index, desc) })
+	return l.store.UpdateIndex(func(index *ocispec.Index) { addToIndex(index, desc) })
 }
 
 // Archive is an OCI archive that images are written to. [Archive.Write] creates or replaces the file.

@@ -46,9 +46,9 @@ func TestHostileArchives(t *testing.T) {
 		want  string
 	}{
 		"more entries than any image has": {directories(maxEntries+1, func(i int) string { return fmt.Sprint(i, "/") }),
-			"is one too many: an archive may have 100000 entries"},
+			"exceeds the limit of 100000 entries"},
 		"names that fill the memory": {directories(maxNameBytes>>20+1, func(i int) string { return fmt.Sprint(long, i, "/") }),
-			"has a name too many: the names in an archive may have 33554432 bytes"},
+			"exceeds the limit of 33554432 bytes of names"},
 		"a file that is mostly zeros": {file(2 * freeInflation), "unpacks to more than 100 times its size"},
 		"zeros after the end": {func(w io.Writer) error {
 			if err := file(1)(w); err != nil {
@@ -59,15 +59,6 @@ func TestHostileArchives(t *testing.T) {
 		}, "unpacks to more than 100 times its size"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			check := func(how string, s *Source, err error) {
-				t.Helper()
-				if err == nil {
-					_ = s.Close()
-				}
-				if err == nil || !strings.Contains(err.Error(), tt.want) || len(err.Error()) > 500 {
-					t.Errorf("%s: error %.500v, want one with %q", how, err, tt.want)
-				}
-			}
 			for format, compress := range map[string]func(w io.Writer) (io.WriteCloser, error){
 				"gzip": func(w io.Writer) (io.WriteCloser, error) { return gzip.NewWriterLevel(w, gzip.BestSpeed) },
 				"zstd": func(w io.Writer) (io.WriteCloser, error) { return zstd.NewWriter(w) },
@@ -81,9 +72,12 @@ func TestHostileArchives(t *testing.T) {
 					t.Fatal(err)
 				}
 				s, err := Open(t.Context(), writeTemp(t, "archive", packed.Bytes()))
-				check("a file compressed with "+format, s, err)
-				s, err = OpenStream(t.Context(), &packed, openStore(t, t.TempDir()))
-				check("a stream compressed with "+format, s, err)
+				if err == nil {
+					_ = s.Close()
+				}
+				if err == nil || !strings.Contains(err.Error(), tt.want) || len(err.Error()) > 500 {
+					t.Errorf("compressed with %s: error %.500v, want one with %q", format, err, tt.want)
+				}
 			}
 		})
 	}

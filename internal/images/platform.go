@@ -76,7 +76,7 @@ const annotationReference = "vnd.docker.reference.digest"
 // selectManifests returns the manifests of an index to keep. For each platform it selects the best
 // match, such as linux/arm/v6 if there is no linux/arm/v7.
 func (p Platforms) selectManifests(index ocispec.Index) ([]ocispec.Descriptor, error) {
-	storeFile := map[int]bool{}
+	keep := map[int]bool{}
 	for _, want := range p {
 		match := platforms.Only(want)
 		best := -1
@@ -92,11 +92,11 @@ func (p Platforms) selectManifests(index ocispec.Index) ([]ocispec.Descriptor, e
 			return nil, fmt.Errorf("no manifest for %s, only for %s: choose with --platform", platforms.Format(want),
 				Platforms(platformsOf(index.Manifests)))
 		}
-		storeFile[best] = true
+		keep[best] = true
 	}
 	var found []ocispec.Descriptor
 	for i, m := range index.Manifests {
-		if storeFile[i] {
+		if keep[i] {
 			found = append(found, m)
 		}
 	}
@@ -104,8 +104,8 @@ func (p Platforms) selectManifests(index ocispec.Index) ([]ocispec.Descriptor, e
 		return found, nil // a single manifest replaces the index, without attestations
 	}
 	for _, m := range index.Manifests {
-		about := m.Annotations[annotationReference]
-		if slices.ContainsFunc(found, func(kept ocispec.Descriptor) bool { return about == kept.Digest.String() }) {
+		subject := m.Annotations[annotationReference]
+		if slices.ContainsFunc(found, func(kept ocispec.Descriptor) bool { return subject == kept.Digest.String() }) {
 			found = append(found, m)
 		}
 	}

@@ -75,11 +75,11 @@ func newRun(report func(Progress), images int) *run {
 
 // imageProgress tracks the blobs of an image.
 type imageProgress struct {
-	run    *run
-	result Result
-	start  time.Time
-	blobs  map[digest.Digest]*blobProgress
-	hops   int64 // how often a byte is transferred: once, or twice from registry to registry
+	run              *run
+	result           Result
+	start            time.Time
+	blobs            map[digest.Digest]*blobProgress
+	transfersPerByte int64 // how often a byte is transferred: once, or twice from registry to registry
 }
 
 type blobProgress struct {
@@ -90,12 +90,12 @@ type blobProgress struct {
 }
 
 // add adds an image to the run.
-func (r *run) add(image Image, nodes []ocispec.Descriptor, hops int64) *imageProgress {
+func (r *run) add(image Image, nodes []ocispec.Descriptor, transfersPerByte int64) *imageProgress {
 	t := &imageProgress{
-		run:    r,
-		result: Result{Image: image.name(), Digest: image.Descriptor.Digest, Omitted: image.Omitted},
-		blobs:  map[digest.Digest]*blobProgress{},
-		hops:   hops,
+		run:              r,
+		result:           Result{Image: image.name(), Digest: image.Descriptor.Digest, Omitted: image.Omitted},
+		blobs:            map[digest.Digest]*blobProgress{},
+		transfersPerByte: transfersPerByte,
 	}
 	for _, node := range nodes {
 		t.blobs[node.Digest] = &blobProgress{size: node.Size}
@@ -142,7 +142,7 @@ func (t *imageProgress) moved(b *blobProgress, end, total *int64) func(offset, n
 
 // advance counts new bytes of a blob. The caller holds the lock.
 func (t *imageProgress) advance(b *blobProgress) {
-	now := min(b.size, (b.up+b.down)/t.hops)
+	now := min(b.size, (b.up+b.down)/t.transfersPerByte)
 	if b.final || now <= b.counted {
 		return
 	}
@@ -161,7 +161,7 @@ func (t *imageProgress) count(b *blobProgress, upTo int64) {
 func (t *imageProgress) local(desc ocispec.Descriptor) {
 	t.run.mu.Lock()
 	defer t.run.mu.Unlock()
-	if t.hops == 1 {
+	if t.transfersPerByte == 1 {
 		return
 	}
 	b := t.blobs[desc.Digest]

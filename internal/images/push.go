@@ -233,12 +233,12 @@ func (p *pusher) plan(ctx context.Context, item Item) (*imagePush, error) {
 	if err != nil {
 		return nil, err
 	}
-	hops := int64(1)
+	transfersPerByte := int64(1)
 	if _, elsewhere := item.Content.(*remoteContent); elsewhere {
-		hops = 2
+		transfersPerByte = 2
 	}
 	return &imagePush{Item: item, pusher: p, repo: repo, tag: tag, nodes: nodes,
-		progress: p.run.add(item.Image, nodes, hops)}, nil
+		progress: p.run.add(item.Image, nodes, transfersPerByte)}, nil
 }
 
 // push sends what the repository lacks: blobs, then manifests with dependencies first, and the tagged

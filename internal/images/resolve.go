@@ -27,7 +27,7 @@ type ResolveOptions struct {
 	// Registry returns the client for a registry by its host, as returned by [Host]. It may be called
 	// concurrently, and several times for a host.
 	Registry func(ctx context.Context, host string) (*remote.Registry, error)
-	// Daemon returns images of the Docker daemon. It is called at most once, with all names.
+	// Daemon returns images of the Docker engine. It is called at most once, with all names.
 	Daemon func(ctx context.Context, names []string) (*Source, error)
 	// Store keeps content that was read: the local store, for example.
 	Store *blobstore.Store
@@ -43,7 +43,7 @@ type ResolveOptions struct {
 	Log *slog.Logger
 }
 
-// Resolve finds images by name, in registries or in the Docker daemon ([DaemonPrefix]), and reads
+// Resolve finds images by name, in registries or in the Docker engine ([DaemonPrefix]), and reads
 // their manifests to know their size. It reads no other blobs. The items are in the order of the
 // names, each followed by its referrers. Duplicate names yield one item.
 //
@@ -88,7 +88,7 @@ func Resolve(ctx context.Context, refs []string, opts ResolveOptions) ([]Item, e
 			names = append(names, strings.TrimPrefix(refs[i], DaemonPrefix))
 		}
 		if opts.Daemon == nil {
-			return nil, fmt.Errorf("image %s: the Docker daemon is not supported here", refs[local[0]])
+			return nil, fmt.Errorf("image %s: the Docker engine is not supported here", refs[local[0]])
 		}
 		source, err := opts.Daemon(ctx, names)
 		if err != nil {
@@ -143,7 +143,7 @@ func (o ResolveOptions) inRegistry(ctx context.Context, named reference.Named) (
 	if !o.Referrers {
 		return items, nil
 	}
-	about, err := o.referrers(ctx, from, named, item.Descriptor)
+	referrers, err := o.referrers(ctx, from, named, item.Descriptor)
 	if err != nil {
 		return nil, fmt.Errorf("listing referrers: %w", err)
 	}
@@ -157,7 +157,7 @@ func (o ResolveOptions) inRegistry(ctx context.Context, named reference.Named) (
 				"selected: select all to include them", "image", named.String(), "referrers", len(left))
 		}
 	}
-	return append(items, about...), nil
+	return append(items, referrers...), nil
 }
 
 // item finds one image in a repository. whole is what its name refers to, with all platforms.
@@ -265,17 +265,17 @@ func (o ResolveOptions) referrers(ctx context.Context, from *remoteContent, name
 
 // directReferrers finds what refers to a manifest, except what was seen: what the registry lists, and cosign's tags.
 func (o ResolveOptions) directReferrers(ctx context.Context, from *remoteContent, named reference.Named,
-	about digest.Digest, seen map[digest.Digest]bool) ([]Item, error) {
+	referrers digest.Digest, seen map[digest.Digest]bool) ([]Item, error) {
 	o.Platforms = nil
 	repository := reference.TrimNamed(named)
 	var listed []digest.Digest
-	err := from.repo.Referrers(ctx, about, func(page []ocispec.Descriptor) error {
+	err := from.repo.Referrers(ctx, referrers, func(page []ocispec.Descriptor) error {
 		for _, desc := range page {
 			if seen[desc.Digest] || slices.Contains(listed, desc.Digest) {
 				continue
 			}
 			if len(listed) == maxReferrers {
-				return fmt.Errorf("%s has more than %d referrers", about, maxReferrers)
+				return fmt.Errorf("%s has more than %d referrers", referrers, maxReferrers)
 			}
 			listed = append(listed, desc.Digest)
 		}
@@ -301,7 +301,7 @@ func (o ResolveOptions) directReferrers(ctx context.Context, from *remoteContent
 		items = append(items, item)
 	}
 	for _, ending := range cosignTags {
-		tag, err := reference.WithTag(repository, about.Algorithm().String()+"-"+about.Encoded()+ending)
+		tag, err := reference.WithTag(repository, referrers.Algorithm().String()+"-"+referrers.Encoded()+ending)
 		if err != nil {
 			break // SHA-512 digests are too long for a tag
 		}
@@ -317,7 +317,7 @@ func (o ResolveOptions) directReferrers(ctx context.Context, from *remoteContent
 	return items, nil
 }
 
-// fromDaemon finds an image by name in the save stream of a Docker daemon.
+// fromDaemon finds an image by name in what the Docker engine saved.
 func (o ResolveOptions) fromDaemon(ctx context.Context, source *Source, name string) ([]Item, error) {
 	named, err := parseReference(name)
 	if err != nil {
@@ -336,10 +336,10 @@ func (o ResolveOptions) fromDaemon(ctx context.Context, source *Source, name str
 		return []Item{item}, err
 	}
 	if slices.ContainsFunc(source.Images(), func(image Image) bool { return image.Reference == "" }) {
-		return nil, fmt.Errorf("an ID gives the image no name in a registry: run docker tag %s NAME:TAG, and use "+
+		return nil, fmt.Errorf("an image given by its ID has no name in a registry: run docker tag %s NAME:TAG, and use "+
 			"%sNAME:TAG", name, DaemonPrefix)
 	}
-	return nil, fmt.Errorf("the Docker daemon did not send it: got %s", names(source.Images()))
+	return nil, fmt.Errorf("the Docker engine did not send it: got %s", names(source.Images()))
 }
 
 // checkMediaType rejects content that is not a supported manifest or index.

@@ -19,21 +19,19 @@ import (
 	"oras.land/oras-go/v2/errdef"
 
 	"github.com/zarf-dev/zarf-registry/internal/blob"
-	"github.com/zarf-dev/zarf-registry/internal/blobstore"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
 // Source is a layout or archive that is open for reading. It is safe for concurrent use until it is
 // closed.
 type Source struct {
-	path   string
-	kind   string // for messages, as Kind returns it
-	files  files
-	made   Store // generated manifests, and blobs of docker archives, which have no files named by digest
-	images []Image
-	about  map[digest.Digest]digest.Digest // see findSubjects
-	store  *blobstore.Store                // of a stream: holds the files
-	thin   bool                            // see Archive.Omit
+	path      string
+	kind      string // for messages, as Kind returns it
+	files     files
+	made      Store // generated manifests, and blobs of docker archives, which have no files named by digest
+	images    []Image
+	subjectOf map[digest.Digest]digest.Digest // see findSubjects
+	thin      bool                            // see Archive.Omit
 }
 
 var _ content.ReadOnlyStorage = (*Source)(nil)
@@ -98,12 +96,12 @@ func (s *Source) Images() []Image { return slices.Clone(s.images) }
 func (s *Source) choose(reference string) ([]Image, error) {
 	list := s.Images()
 	if reference != "" {
-		one := list[slices.IndexFunc(list, func(image Image) bool { return s.about[image.Descriptor.Digest] == "" })]
+		one := list[slices.IndexFunc(list, func(image Image) bool { return s.subjectOf[image.Descriptor.Digest] == "" })]
 		var referrers []Image
 		for _, image := range list {
 			switch one.Descriptor.Digest {
 			case image.Descriptor.Digest:
-			case s.about[image.Descriptor.Digest]:
+			case s.subjectOf[image.Descriptor.Digest]:
 				referrers = append(referrers, image)
 			default:
 				return nil, fmt.Errorf("--reference names one image, but there are several: %s", names(list))
@@ -261,9 +259,9 @@ func (s *Source) dropIndexMembers(ctx context.Context) error {
 // perhaps through another artifact. It names them as a registry does: by the repository of that image and their own
 // digest.
 func (s *Source) findSubjects(ctx context.Context) error {
-	s.about = map[digest.Digest]digest.Digest{}
+	s.subjectOf = map[digest.Digest]digest.Digest{}
 	images := map[digest.Digest]Image{} // by the digests of their manifests and indexes
-	note := func(part, image Image) error {
+	add := func(part, image Image) error {
 		nodes, err := graph(ctx, s, part.Descriptor)
 		if err != nil {
 			return err
@@ -287,7 +285,7 @@ func (s *Source) findSubjects(ctx context.Context) error {
 		}
 		if manifest.Subject != nil {
 			subjects[i] = manifest.Subject.Digest
-		} else if err := note(image, image); err != nil {
+		} else if err := add(image, image); err != nil {
 			return err
 		}
 	}
@@ -301,13 +299,13 @@ func (s *Source) findSubjects(ctx context.Context) error {
 			}
 			delete(subjects, i)
 			found = true
-			about := &s.images[i]
-			s.about[about.Descriptor.Digest] = image.Descriptor.Digest
+			referrer := &s.images[i]
+			s.subjectOf[referrer.Descriptor.Digest] = image.Descriptor.Digest
 			// The user of an invalid name reports it.
 			if named, err := reference.ParseDockerRef(image.Reference); err == nil {
-				about.Reference = named.Name() + "@" + about.Descriptor.Digest.String()
+				referrer.Reference = named.Name() + "@" + referrer.Descriptor.Digest.String()
 			}
-			if err := note(*about, image); err != nil {
+			if err := add(*referrer, image); err != nil {
 				return err
 			}
 		}

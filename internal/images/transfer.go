@@ -48,7 +48,7 @@ func (o Options) withDefaults() Options {
 
 // forEachImage calls do for each image, started in order, and returns the results of those that
 // succeeded, in order. do calls started when the next image may start. If an image fails, those before
-// it are completed and those after it are cancelled.
+// it are completed and those after it are canceled.
 func forEachImage[T any](ctx context.Context, opts Options, r *run, images []T,
 	do func(ctx context.Context, image T, started func()) (Result, error)) ([]Result, error) {
 	r.started()

@@ -69,7 +69,7 @@ func writeArchive(ctx context.Context, w io.Writer, items []Item, omit func(ocis
 		if err != nil {
 			return err
 		}
-		list(&index, desc)
+		addToIndex(&index, desc)
 	}
 
 	tw := tar.NewWriter(w)

@@ -1,7 +1,6 @@
 package images
 
 import (
-	"bytes"
 	"fmt"
 	"io/fs"
 	"os"
@@ -136,13 +135,6 @@ func TestOpenReadsZarfPackages(t *testing.T) {
 				checkSource(t, src, layout.images)
 			})
 		}
-		t.Run(name+", as a stream", func(t *testing.T) {
-			src, err := OpenStream(t.Context(), bytes.NewReader(zstandard(t, packed)), openStore(t, t.TempDir()))
-			if err != nil {
-				t.Fatal(err)
-			}
-			checkSource(t, src, layout.images)
-		})
 	}
 }
 

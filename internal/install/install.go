@@ -163,7 +163,7 @@ func (i *Installer) Run(ctx context.Context) (*Result, error) {
 			return nil, errors.Join(r.explain(ctx, err), r.advice)
 		}
 		if s.name != "" {
-			i.Log.Info("step done", "phase", "install", "step", s.name, "did", did, "why", s.why, "took",
+			i.Log.Info("step done", "phase", "install", "step", s.name, "result", did, "reason", s.why, "duration",
 				i.Now().Sub(begin).Round(time.Millisecond).String())
 		}
 	}
@@ -343,7 +343,7 @@ func (r *run) missing() []preflight.Finding {
 	var objects []string
 	o := r.settings
 	if e := o.Certificates().Existing; e != nil {
-		for _, name := range []string{e.Server, e.Node, e.Push, e.Cache, e.Authority} {
+		for _, name := range []string{e.Server, e.Node, e.Push, e.Cache, e.CA} {
 			if object := "Secret " + name; name != "" && !slices.Contains(objects, object) {
 				objects = append(objects, object)
 			}
@@ -353,7 +353,7 @@ func (r *run) missing() []preflight.Finding {
 	if i := o.PKI.Issuer; i != nil && i.Kind == "Issuer" && i.Group == "cert-manager.io" {
 		objects = append(objects, "Issuer "+i.Name)
 	}
-	secrets := []string{o.Push.Secret, o.NodeConfig.RegistriesSecret, o.Expose.TLSSecret, o.Verify.KeysSecret}
+	secrets := []string{o.Push.Secret, o.NodeConfig.RegistriesSecret, o.Expose.TLSSecret, o.Signatures.KeysSecret}
 	if s3 := o.Storage.S3; s3 != nil {
 		secrets = append(secrets, s3.Secret, s3.CASecret)
 	}

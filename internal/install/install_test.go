@@ -354,7 +354,7 @@ func TestABlockerLeavesNothingBehind(t *testing.T) {
 }
 
 func TestWhatTheUserBringsNeedsItsNamespaceFirst(t *testing.T) {
-	existing := &state.ExistingSecrets{Server: "my-server", Node: "my-node", Authority: "my-server"}
+	existing := &state.ExistingSecrets{Server: "my-server", Node: "my-node", CA: "my-server"}
 	for name, c := range map[string]struct {
 		options settings.Settings
 		want    string // "" is no blocker
@@ -368,7 +368,7 @@ func TestWhatTheUserBringsNeedsItsNamespaceFirst(t *testing.T) {
 			"it cannot contain Secret my-cache"},
 		"a push credential": {settings.Settings{Push: settings.Push{Secret: "my-password"}},
 			"it cannot contain Secret my-password"},
-		"public keys": {settings.Settings{Verify: settings.Verify{KeysSecret: "my-keys"}},
+		"public keys": {settings.Settings{Signatures: settings.Signatures{KeysSecret: "my-keys"}},
 			"it cannot contain Secret my-keys"},
 		"an Issuer": {settings.Settings{PKI: settings.PKI{PKI: state.PKI{Issuer: &state.Issuer{Name: "corp",
 			Kind: "Issuer", Group: "cert-manager.io"}}}}, "it cannot contain Issuer corp"},

@@ -53,7 +53,7 @@ func New(digests []digest.Digest) *Set {
 
 // Of returns the blobs that images in a registry need, apart from manifests, which thin archives contain. A blob that
 // clients know by a digest other than SHA-256 is left out: the catalog does not have that digest.
-func Of(content *catalog.Catalog) *Set {
+func FromCatalog(content *catalog.Catalog) *Set {
 	manifests := map[digest.Digest]bool{}
 	for _, m := range content.Manifests {
 		manifests[m.Digest] = true

@@ -54,7 +54,7 @@ func TestOfListsWhatImagesNeed(t *testing.T) {
 		},
 		Blobs: map[digest.Digest]catalog.Blob{image: {}, index: {}, layer: {}, garbage: {}},
 	}
-	if list := inventory.Of(content); !list.Has(layer) || list.Len() != 1 {
+	if list := inventory.FromCatalog(content); !list.Has(layer) || list.Len() != 1 {
 		t.Errorf("it lists %d blobs; that of the layer: %t", list.Len(), list.Has(layer))
 	}
 }

@@ -1,6 +1,6 @@
 // Package names holds the names of a release's objects, and the label and annotation keys on them,
-// that several packages share. It renames nothing: existing releases depend on every value here, and
-// the chart's templates repeat them.
+// that several packages share. Releases in clusters depend on every value, and the chart's templates
+// repeat them.
 package names
 
 import "fmt"
@@ -71,8 +71,7 @@ const (
 	KeyOwnImages = "own-images"
 )
 
-// Labels of all objects of a release. Objects are selected by instance and component, not by name:
-// the value nameOverride changes that label.
+// Labels of all objects of a release. Objects are selected by instance and component.
 const (
 	LabelName      = "app.kubernetes.io/name"
 	LabelInstance  = "app.kubernetes.io/instance"
@@ -109,12 +108,12 @@ const (
 	AnnotationNodeConfig = "zarf-registry/node-config-checksum"
 	// AnnotationRefreshed changes on a pod to make its kubelet refresh mounted Secrets at once.
 	AnnotationRefreshed = "zarf-registry/refreshed-at"
-	// AnnotationImageBefore on a pod lists the images that the healer replaced, separated by commas, oldest
+	// AnnotationPreviousImages on a pod lists the images that the healer replaced, separated by commas, oldest
 	// first.
-	AnnotationImageBefore = "zarf-registry/image-before"
-	// AnnotationEnforceBefore on a namespace is the value of its Pod Security label before prepare
+	AnnotationPreviousImages = "zarf-registry/previous-images"
+	// AnnotationPreviousEnforce on a namespace is the value of its Pod Security label before prepare
 	// changed it, empty if it had none.
-	AnnotationEnforceBefore = "zarf-registry/pod-security-enforce-before"
+	AnnotationPreviousEnforce = "zarf-registry/previous-pod-security-enforce"
 	// AnnotationOwner on a ConfigMap outside the release's namespace is NAMESPACE/RELEASE. A label
 	// value cannot contain a slash.
 	AnnotationOwner = "zarf-registry/owner"

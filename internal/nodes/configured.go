@@ -22,7 +22,7 @@ func (o *Observer) WaitConfigured(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("%w; see the log of such a pod (container configure), fix the problem, then run helm "+
 			"upgrade again; nothing was changed on a node that refuses", err)
 	}
-	o.logReports(w.coverage.pods)
+	o.logReports(w.rollout.pods)
 
 	var notReady []string
 	for _, node := range slices.Sorted(maps.Keys(w.ready)) {
@@ -51,7 +51,7 @@ func (o *Observer) WaitConfigured(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("done on %d nodes%s", len(w.coverage.pods), remembered), nil
+	return fmt.Sprintf("done on %d nodes%s", len(w.rollout.pods), remembered), nil
 }
 
 // logReports logs the nodes' warnings and where K3s needs a restart. Nodes with the same message
@@ -70,14 +70,14 @@ func (o *Observer) logReports(pods []nodePod) {
 		}
 	}
 	for _, warning := range slices.Sorted(maps.Keys(warnings)) {
-		o.Log.Warn("node configuration", "on", release.ListNodes(warnings[warning]), "warning", warning)
+		o.Log.Warn("node configuration", "nodes", release.ListNodes(warnings[warning]), "warning", warning)
 	}
 	const atStart = "registries.yaml is read when K3s or RKE2 starts"
 	for _, hint := range slices.Sorted(maps.Keys(restarts)) {
-		o.Log.Warn(atStart, "on", release.ListNodes(restarts[hint]), "restart", hint)
+		o.Log.Warn(atStart, "nodes", release.ListNodes(restarts[hint]), "restart", hint)
 	}
 	for _, hint := range slices.Sorted(maps.Keys(idle)) {
-		o.Log.Info(atStart, "on", release.ListNodes(idle[hint]), "restart", hint)
+		o.Log.Info(atStart, "nodes", release.ListNodes(idle[hint]), "restart", hint)
 	}
 }
 
@@ -99,7 +99,7 @@ func restartHint(p nodePod) (hint string, needed bool) {
 	case r.Live && r.Auth:
 		return command + ": until then containerd lacks the credentials for registries with token authentication", true
 	case r.Live:
-		return command + ": containerd already uses the whole file, so any time will do", false
+		return command + ": containerd already uses the whole file, so restart it at any time", false
 	}
 	return command + ": until then " + r.Path + " has no effect", true
 }

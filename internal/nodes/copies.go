@@ -47,7 +47,7 @@ func (c *CACopies) Outdated(ctx context.Context, fingerprints []string, settled 
 	want := slices.Sorted(slices.Values(fingerprints))
 	var waiting []string
 	for _, set := range sets {
-		covered := cover([]appsv1.DaemonSet{set}, pods, c.Ready.names)
+		covered := rolloutOf([]appsv1.DaemonSet{set}, pods, c.Ready.names)
 		if !c.writesCAs(set, covered) {
 			continue
 		}
@@ -78,7 +78,7 @@ func (c *CACopies) Outdated(ctx context.Context, fingerprints []string, settled 
 
 // writesCAs reports whether the pods of a DaemonSet write CAs to nodes: one of them reported so, or
 // all mount the CAs and none has finished yet.
-func (c *CACopies) writesCAs(set appsv1.DaemonSet, covered coverage) bool {
+func (c *CACopies) writesCAs(set appsv1.DaemonSet, covered rollout) bool {
 	if slices.ContainsFunc(covered.pods, func(p nodePod) bool { return len(p.report.CA) > 0 }) {
 		return true
 	}

@@ -19,7 +19,7 @@ import (
 )
 
 // coverage is the progress of the pods of DaemonSets that write files on nodes.
-type coverage struct {
+type rollout struct {
 	// pods are the pods on ready nodes and those without a node yet.
 	pods []nodePod
 	// down are the nodes that have a pod but are not ready.
@@ -31,17 +31,17 @@ type coverage struct {
 // cover returns the progress of the pods of DaemonSets. Pods on nodes that are not ready never hold
 // up a wait, terminating or not: no kubelet stops them, and their successors start only afterwards.
 // On other nodes terminating pods are ignored.
-func cover(sets []appsv1.DaemonSet, pods []corev1.Pod, ready map[string]bool) coverage {
-	var c coverage
+func rolloutOf(sets []appsv1.DaemonSet, pods []corev1.Pod, ready map[string]bool) rollout {
+	var c rollout
 	for _, set := range sets {
-		have, previous, away := 0, 0, map[string]bool{}
+		have, previous, notReady := 0, 0, map[string]bool{}
 		for _, pod := range pods {
 			isReady, exists := ready[pod.Spec.NodeName]
 			switch {
 			case ownerOf(pod) != set.Name:
 			case pod.Spec.NodeName != "" && !exists:
 			case exists && !isReady:
-				away[pod.Spec.NodeName] = true
+				notReady[pod.Spec.NodeName] = true
 			case pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodFailed:
 			default:
 				have++
@@ -51,7 +51,7 @@ func cover(sets []appsv1.DaemonSet, pods []corev1.Pod, ready map[string]bool) co
 				}
 			}
 		}
-		c.down = slices.AppendSeq(c.down, maps.Keys(away))
+		c.down = slices.AppendSeq(c.down, maps.Keys(notReady))
 		desired := int(set.Status.DesiredNumberScheduled)
 		missing := ""
 		// The number of outdated pods does not say where they are: nodes that are not ready may have the
@@ -59,10 +59,10 @@ func cover(sets []appsv1.DaemonSet, pods []corev1.Pod, ready map[string]bool) co
 		switch outdated := desired - int(set.Status.UpdatedNumberScheduled); {
 		case set.Status.ObservedGeneration < set.Generation:
 			missing = "the controller has not seen the last change"
-		case previous > 0 || outdated > len(away):
+		case previous > 0 || outdated > len(notReady):
 			missing = fmt.Sprintf("%d pods are not updated yet", max(previous, outdated))
-		case have+len(away) < desired:
-			missing = fmt.Sprintf("%d of %d pods exist", have+len(away), desired)
+		case have+len(notReady) < desired:
+			missing = fmt.Sprintf("%d of %d pods exist", have+len(notReady), desired)
 		}
 		if missing != "" && c.missing == "" {
 			c.missing = fmt.Sprintf("DaemonSet %s/%s: %s", set.Namespace, set.Name, missing)
@@ -102,9 +102,9 @@ type nodeWait struct {
 	// again are nodes whose pod must run once more even if it has finished.
 	again map[string]bool
 
-	looked   bool
-	coverage coverage
-	ready    map[string]bool
+	looked  bool
+	rollout rollout
+	ready   map[string]bool
 }
 
 // run waits. It returns a Refusal as soon as a node refuses, because a retry would fail the
@@ -129,7 +129,7 @@ func (w *nodeWait) look(ctx context.Context) (missing string, err error) {
 			return w.Object("DaemonSet", name) + " is missing", nil
 		}
 	}
-	w.coverage = cover(sets, pods, w.ready)
+	w.rollout = rolloutOf(sets, pods, w.ready)
 	if !w.looked {
 		started, err := w.startAnew(ctx)
 		if err != nil {
@@ -144,14 +144,14 @@ func (w *nodeWait) look(ctx context.Context) (missing string, err error) {
 		return "", err
 	}
 	var waiting []string
-	for _, p := range w.coverage.pods {
+	for _, p := range w.rollout.pods {
 		if !p.done {
 			waiting = append(waiting, orNone(p.Spec.NodeName))
 		}
 	}
 	switch {
-	case w.coverage.missing != "":
-		return w.coverage.missing, nil
+	case w.rollout.missing != "":
+		return w.rollout.missing, nil
 	case len(waiting) > 0:
 		return "not done on " + release.ListNodes(waiting), nil
 	}
@@ -162,7 +162,7 @@ func (w *nodeWait) look(ctx context.Context) (missing string, err error) {
 // successors start at once, while the pods themselves would wait for their back-off. Any failure
 // from now on counts.
 func (w *nodeWait) startAnew(ctx context.Context) (started int, err error) {
-	for _, p := range w.coverage.pods {
+	for _, p := range w.rollout.pods {
 		if p.failed == "" && !w.again[p.Spec.NodeName] {
 			continue
 		}
@@ -186,10 +186,10 @@ func (o *Observer) DeletePod(ctx context.Context, pod *corev1.Pod) error {
 // refusals returns an error that names the nodes that refuse.
 func (w *nodeWait) refusals(sets []appsv1.DaemonSet) error {
 	var refusals []string
-	for _, p := range w.coverage.pods {
+	for _, p := range w.rollout.pods {
 		if p.failed != "" && p.exit == exitcode.Refused && madeFrom(p.Pod, sets) {
 			refusals = append(refusals, fmt.Sprintf("node %s refuses: %s (%s)", p.Spec.NodeName,
-				cmp.Or(said("", p.report, true), p.failed), w.Object("pod", p.Name)))
+				cmp.Or(terminationProblem("", p.report, true), p.failed), w.Object("pod", p.Name)))
 		}
 	}
 	if len(refusals) == 0 {

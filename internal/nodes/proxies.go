@@ -69,7 +69,7 @@ func unschedulable(p corev1.Pod) bool {
 func (o *Observer) makeRoom(ctx context.Context, previous []appsv1.DaemonSet) error {
 	did, err := o.DeleteDaemonSets(ctx, previous)
 	if err == nil {
-		o.Log.Info("deleted previous proxies that held the port of new ones", "did", did)
+		o.Log.Info("deleted previous proxies that held the port of new ones", "result", did)
 	}
 	return err
 }

@@ -68,7 +68,7 @@ func (o *Observer) ListPods(ctx context.Context, component string) ([]corev1.Pod
 
 // RunningPods lists the running pods of a component on ready nodes, and logs those on other nodes.
 func (o *Observer) RunningPods(ctx context.Context, nodes *ReadyNodes, component string,
-	away func(*corev1.Pod)) ([]corev1.Pod, error) {
+	onNotReady func(*corev1.Pod)) ([]corev1.Pod, error) {
 	pods, err := o.ListPods(ctx, component)
 	if err != nil || len(pods) == 0 {
 		return nil, release.RefuseForbidden(err)
@@ -82,7 +82,7 @@ func (o *Observer) RunningPods(ctx context.Context, nodes *ReadyNodes, component
 		}
 		ready := nodes.names[pod.Spec.NodeName]
 		if !ready {
-			away(&pod)
+			onNotReady(&pod)
 		}
 		return !ready
 	}), nil

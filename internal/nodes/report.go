@@ -12,7 +12,7 @@ import (
 )
 
 // saidAtMost limits how much of a termination message is quoted, because several nodes may fail.
-const saidAtMost = 1000
+const maxQuoted = 1000
 
 // nodePod is a pod that writes files on its node, with the result that it reports.
 type nodePod struct {
@@ -40,14 +40,14 @@ func readNodePod(pod corev1.Pod) nodePod {
 			continue
 		}
 		report, err := noderuntime.ParseReport(ended.Message)
-		is := err == nil // else it comes from the loader, or is the end of a log
-		if is {
+		isReport := err == nil // else it comes from the loader, or is the end of a log
+		if isReport {
 			n.report, n.began = report, ended.StartedAt
 		}
 		if ended.ExitCode != 0 && !n.done && n.failed == "" {
 			n.exit = ended.ExitCode
 			n.failed = fmt.Sprintf("container %s exited with code %d: %s", c.Name, ended.ExitCode,
-				cmp.Or(said(ended.Message, report, is), "no message"))
+				cmp.Or(terminationProblem(ended.Message, report, isReport), "no message"))
 		}
 	}
 	return n
@@ -55,16 +55,16 @@ func readNodePod(pod corev1.Pod) nodePod {
 
 // said returns the problem in a termination message as one line: the error of a report, or else the
 // end of the message, where logs have their errors.
-func said(message string, report noderuntime.Report, is bool) string {
-	if is {
+func terminationProblem(message string, report noderuntime.Report, isReport bool) string {
+	if isReport {
 		message = report.Error
 	}
 	text := strings.ReplaceAll(strings.TrimSpace(message), "\n", " ")
 	switch {
-	case len(text) <= saidAtMost:
+	case len(text) <= maxQuoted:
 		return text
-	case is:
-		return strings.ToValidUTF8(text[:saidAtMost], "") + " …"
+	case isReport:
+		return strings.ToValidUTF8(text[:maxQuoted], "") + " …"
 	}
-	return "… " + strings.ToValidUTF8(text[len(text)-saidAtMost:], "")
+	return "… " + strings.ToValidUTF8(text[len(text)-maxQuoted:], "")
 }

@@ -75,11 +75,11 @@ func (o *Observer) Restore(ctx context.Context, seed func(context.Context) error
 		return "", fmt.Errorf("%w; fix the problem on the node and run helm uninstall again, or leave the files as they "+
 			"are: helm uninstall --no-hooks, then zarf-registry uninstall", err)
 	}
-	o.logReports(w.coverage.pods)
-	if len(w.coverage.down) > 0 {
+	o.logReports(w.rollout.pods)
+	if len(w.rollout.down) > 0 {
 		o.Log.Warn("nodes are not ready, and files of the release stay on them; what was there before is beside each, as "+
 			"FILE.before-zarf-registry",
-			"nodes", release.ListNodes(w.coverage.down))
+			"nodes", release.ListNodes(w.rollout.down))
 	}
 	if len(directories) > 0 {
 		err := o.UpdateState(ctx, func(s *state.State) bool {
@@ -93,8 +93,8 @@ func (o *Observer) Restore(ctx context.Context, seed func(context.Context) error
 	if _, err := o.DeleteDaemonSets(ctx, sets.Items); err != nil { // Helm deletes them too
 		return "", err
 	}
-	return fmt.Sprintf("done on %d nodes, skipped because they are not ready: %d", len(w.coverage.pods),
-		len(w.coverage.down)), nil
+	return fmt.Sprintf("done on %d nodes, skipped because they are not ready: %d", len(w.rollout.pods),
+		len(w.rollout.down)), nil
 }
 
 // left logs the directories where files may stay that no pod restores.
@@ -102,7 +102,7 @@ func (o *Observer) left(directories []string, why string) {
 	if len(directories) > 0 {
 		o.Log.Warn("files of the release may stay on nodes; each says so in its first line, and what was there before is "+
 			"beside it, as FILE.before-zarf-registry",
-			"in", strings.Join(directories, ", "), "why", why)
+			"directories", strings.Join(directories, ", "), "reason", why)
 	}
 }
 

@@ -83,26 +83,27 @@ func (i *Inspection) Decide(context.Context) (string, error) {
 	}
 	i.Desired = state.Settings{Mode: o.Mode, Address: o.Address, IPFamily: o.IPFamily, DecidedBy: o.ModeSource}
 	if !external {
-		i.Desired.Port, i.Desired.HostNetwork, i.Desired.MTLS = o.Port, o.Proxy.HostNetwork, o.PKI.Mode
+		i.Desired.Port, i.Desired.HostNetwork, i.Desired.PKIMode = o.Port, o.Proxy.HostNetwork, o.PKI.Mode
 	}
 	return fmt.Sprintf("%s, IP family: %s", o.Decision(), i.Desired.IPFamily), nil
 }
 
 // undoing refuses a default that contradicts the saved state, because no value asks for that change.
 func (i *Inspection) undoing(saved state.Settings) error {
-	const blind = "but the chart was rendered without seeing the cluster and fell back to %s"
+	const withoutCluster = "but the chart was rendered without seeing the cluster and fell back to %s"
 	o := &i.Settings
 	if o.ModeSource == state.SourceDefault && saved.Mode != o.Mode {
-		return exitcode.Refuse("the cluster uses %s mode, "+blind+" mode: name the mode, %s to keep it, or %s to switch",
+		return exitcode.Refuse("the cluster uses %s mode, "+withoutCluster+
+			" mode: name the mode, %s to keep it, or %s to switch",
 			saved.Mode, o.Mode, setMode(saved.Mode, saved.Address), setMode(o.Mode, o.RegistryURL))
 	}
 	if o.IPFamilySource == state.SourceDefault && saved.IPFamily != o.IPFamily && o.Mode != state.ModeExternal {
-		return exitcode.Refuse("the cluster's registry is set up for %s, "+blind+": name it, --set ipFamily=%s",
+		return exitcode.Refuse("the cluster's registry is set up for %s, "+withoutCluster+": name it, --set ipFamily=%s",
 			saved.IPFamily, o.IPFamily, saved.IPFamily)
 	}
 	if p := i.Saved.PKI; p != nil && o.PKI.Source == state.SourceDefault && p.Mode != o.PKI.Mode &&
 		o.Mode != state.ModeExternal {
-		return exitcode.Refuse("the cluster uses certificates of mode %s, "+blind+
+		return exitcode.Refuse("the cluster uses certificates of mode %s, "+withoutCluster+
 			": name the mode, --set pki.mode=%s to keep it, or --set pki.mode=%s to change it",
 			p.Mode, o.PKI.Mode, p.Mode, o.PKI.Mode)
 	}

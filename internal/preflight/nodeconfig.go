@@ -102,7 +102,7 @@ func (i *Inspection) leftOut() []Finding {
 		"configured, and keep the files that they have"
 	if len(servers) == len(i.nodes) && (i.Saved == nil || i.Saved.NodeConfig == nil) {
 		f.Severity = Blocker
-		f.Cause += "; no node remains"
+		f.Cause += "; no other node can run it"
 	}
 	f.Remedy = "set nodeConfig.k3s.path to a directory of its own (and K3s' --private-registry to match), or " +
 		"nodeConfig.k3s.controlPlane=true"

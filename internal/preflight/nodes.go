@@ -153,7 +153,7 @@ func (i *Inspection) architecture() []Finding {
 		}
 		if !left {
 			f.Severity = Blocker
-			f.Cause += "; no node remains"
+			f.Cause += "; no other node can run it"
 		}
 		f.Remedy = fmt.Sprintf("use a zarf-registry that carries programs for %s, and add it to injector.architectures", arch)
 		findings = append(findings, f)
@@ -200,7 +200,7 @@ func (i *Inspection) pauseImageOf(architecture string) []Finding {
 	injector := &i.Settings.Injector
 	image, rules := injector.PauseImages[architecture], injector.PauseRules
 	object := "image " + image.Reference
-	blind := image.Source == state.SourceDefault
+	withoutCluster := image.Source == state.SourceDefault
 	var reporting, lacking []string // nodes
 	counts := map[string]int{}      // nodes that lack it, by an image that they report and a person may choose
 	with, trusted, complete := false, false, true
@@ -256,7 +256,8 @@ func (i *Inspection) pauseImageOf(architecture string) []Finding {
 	case changed && image.Source == state.SourceValue:
 		add(Warning, object, fmt.Sprintf("replaces %s (%s) for %s, so the pods restart", recorded.Reference, recorded.Reason,
 			architecture), recorded.Reference)
-	case changed && strings.Contains(recorded.Reference, "@") && (!blind || recorded.Reason != state.PauseDefault):
+	case changed && strings.Contains(recorded.Reference, "@") && (!withoutCluster ||
+		recorded.Reason != state.PauseDefault):
 		add(Blocker, object, fmt.Sprintf("the release uses %s for %s (%s), but the chart was rendered without seeing that",
 			recorded.Reference, architecture, recorded.Reason), recorded.Reference)
 	case changed && !strings.Contains(recorded.Reference, "@"):
@@ -267,10 +268,10 @@ func (i *Inspection) pauseImageOf(architecture string) []Finding {
 		!strings.Contains(image.Reference, "@")):
 		add(Warning, object, "trusted by name: nodes report no image with the digest of an official pause image; if this "+
 			"one is what it should be, set it", image.Reference)
-	case blind && len(i.nodes) > 0 && len(reporting) == 0:
+	case withoutCluster && len(i.nodes) > 0 && len(reporting) == 0:
 		add(Blocker, "all nodes", "no pause image is known: no node for "+architecture+" reports any image, and the chart "+
 			"was rendered without cluster access")
-	case blind && !trusted && len(reporting) > 0 && !with:
+	case withoutCluster && !trusted && len(reporting) > 0 && !with:
 		add(Blocker, release.ListNodes(reporting), "no node reports an image with the digest of an official pause image, or "+
 			"in a well-known repository", candidates...)
 		return findings
@@ -280,7 +281,7 @@ func (i *Inspection) pauseImageOf(architecture string) []Finding {
 	}
 	severity := Warning
 	// In node port mode the registry needs only one node.
-	if blind && (i.Settings.Mode == state.ModeProxy || !with) {
+	if withoutCluster && (i.Settings.Mode == state.ModeProxy || !with) {
 		severity = Blocker
 	}
 	cause := fmt.Sprintf("injected pods use %s, which these nodes do not report", image.Reference)

@@ -24,14 +24,14 @@ const accountTime = 10 * time.Second
 func (i *Inspection) tryPods(ctx context.Context) ([]Finding, error) {
 	var pods []*corev1.Pod
 	if i.Settings.Mode != state.ModeExternal {
-		pods = append(pods, i.registryLike())
+		pods = append(pods, i.registryPod())
 	}
-	pods = append(pods, i.privilegedLike()...)
+	pods = append(pods, i.privilegedPods()...)
 	for _, w := range i.Settings.Workloads {
 		switch w.Component {
 		case names.ComponentRegistry, names.ComponentProxy, names.ComponentNodeConfig:
 		default:
-			pods = append(pods, i.podLike(w.Component, "zarf-dev/zarf-registry/registry-node"))
+			pods = append(pods, i.newPod(w.Component, "zarf-dev/zarf-registry/registry-node"))
 		}
 	}
 	var findings []Finding
@@ -147,13 +147,13 @@ func podSecurity(err error) (violation string, violated bool) {
 }
 
 // registryLike returns a pod that admission treats like the registry's pods.
-func (i *Inspection) registryLike() *corev1.Pod {
-	return i.podLike(names.ComponentRegistry, "zarf-dev/zarf-registry/registry")
+func (i *Inspection) registryPod() *corev1.Pod {
+	return i.newPod(names.ComponentRegistry, "zarf-dev/zarf-registry/registry")
 }
 
 // proxyLike returns a pod that admission treats like the proxies.
 func (i *Inspection) proxyLike() *corev1.Pod {
-	pod := i.podLike(names.ComponentProxy, "zarf-dev/zarf-registry/registry-node")
+	pod := i.newPod(names.ComponentProxy, "zarf-dev/zarf-registry/registry-node")
 	if i.Settings.Proxy.HostNetwork || i.Settings.IPFamily == state.IPv6 {
 		pod.Spec.HostNetwork = true
 		pod.Spec.DNSPolicy = corev1.DNSClusterFirstWithHostNet
@@ -166,7 +166,7 @@ func (i *Inspection) proxyLike() *corev1.Pod {
 
 // nodeConfigLike returns a pod that admission treats like the pods that configure nodes.
 func (i *Inspection) nodeConfigLike() *corev1.Pod {
-	pod := i.podLike(names.ComponentNodeConfig, "zarf-dev/zarf-registry/registry-node")
+	pod := i.newPod(names.ComponentNodeConfig, "zarf-dev/zarf-registry/registry-node")
 	// The directories belong to root on the nodes.
 	root, no := int64(0), false
 	pod.Spec.SecurityContext.RunAsUser, pod.Spec.SecurityContext.RunAsGroup, pod.Spec.SecurityContext.RunAsNonRoot = &root,
@@ -182,7 +182,7 @@ func (i *Inspection) nodeConfigLike() *corev1.Pod {
 }
 
 // privilegedLike returns pods that need the Pod Security level privileged.
-func (i *Inspection) privilegedLike() []*corev1.Pod {
+func (i *Inspection) privilegedPods() []*corev1.Pod {
 	var pods []*corev1.Pod
 	if i.Settings.Mode == state.ModeProxy {
 		pods = append(pods, i.proxyLike())
@@ -193,7 +193,7 @@ func (i *Inspection) privilegedLike() []*corev1.Pod {
 	return pods
 }
 
-func (i *Inspection) podLike(component, repository string) *corev1.Pod {
+func (i *Inspection) newPod(component, repository string) *corev1.Pod {
 	image := "ghcr.io/" + repository // the chart's image without the injector
 	for _, architecture := range i.Architectures() {
 		if pause := i.Settings.Injector.PauseImages[architecture]; i.Settings.Injector.Enabled && pause.Reference != "" {

@@ -69,7 +69,7 @@ func (i *Inspection) LabelNamespace(ctx context.Context) (string, error) {
 // podSecurityViolation returns the first Pod Security violation of a pod that runs on nodes, or ""
 // if all are admitted.
 func (i *Inspection) podSecurityViolation(ctx context.Context) (string, error) {
-	for _, pod := range i.privilegedLike() {
+	for _, pod := range i.privilegedPods() {
 		_, err := i.tryPod(ctx, pod)
 		if violation, violated := podSecurity(err); violated {
 			return violation, nil
@@ -89,7 +89,7 @@ func (i *Inspection) RestoreLabel(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("reading namespace %s: %w", name, release.RefuseForbidden(err))
 	}
-	before, changed := namespace.Annotations[names.AnnotationEnforceBefore]
+	before, changed := namespace.Annotations[names.AnnotationPreviousEnforce]
 	if !changed {
 		return "nothing: it was never changed", nil
 	}
@@ -112,7 +112,7 @@ func (i *Inspection) patchNamespace(ctx context.Context, namespace *corev1.Names
 	}
 	meta := map[string]any{
 		"labels":      map[string]any{labelEnforce: label},
-		"annotations": map[string]any{names.AnnotationEnforceBefore: before},
+		"annotations": map[string]any{names.AnnotationPreviousEnforce: before},
 	}
 	if namespace.ResourceVersion != "" {
 		meta["resourceVersion"] = namespace.ResourceVersion

@@ -113,7 +113,7 @@ type Cluster struct {
 	PriorityClasses PriorityClasses
 	// Dial connects to an address. Nil if connections are not to be tried.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// InPod tells that Dial connects from a pod of the cluster, as the registry will.
+	// InPod means that Dial connects from a pod of the cluster, as the registry will.
 	InPod bool
 	// KubeletConfig returns the configuration of a node's kubelet, as its endpoint /configz does. Nil if
 	// this identity is not meant to read it, as in the Jobs.
@@ -169,7 +169,7 @@ type PriorityClasses interface {
 type Inspection struct {
 	*nodes.Observer
 	Cluster Cluster
-	Certs   *certs.Keeper
+	Certs   *certs.Manager
 	Payload *payload.Seeder
 	// NodeConfigData is the data of the rendered Secret with the node configuration. If nil, Check
 	// reads it from the Secret that the chart creates for it.

@@ -14,7 +14,7 @@ import (
 )
 
 // lookAtPriorityClasses finds PriorityClasses that do not exist. Where this identity may not read them, the dry run of
-// a pod tells, which needs the namespace to exist.
+// a pod shows, which needs the namespace to exist.
 func (i *Inspection) lookAtPriorityClasses(ctx context.Context) ([]Finding, error) {
 	if i.Cluster.PriorityClasses == nil {
 		return nil, nil

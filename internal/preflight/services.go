@@ -78,7 +78,7 @@ func (i *Inspection) ownsPort() bool {
 }
 
 // tryService creates the NodePort Service with a dry run, to see whether the API server accepts it.
-// Proxies work without it. listed tells that no Service of the release has the port.
+// Proxies work without it. listed reports whether no Service of the release has the port.
 func (i *Inspection) tryService(ctx context.Context, listed bool) ([]Finding, error) {
 	err := release.RetryOverload(ctx, func() error {
 		service := i.PortService(i.Settings.Mode == state.ModeProxy)

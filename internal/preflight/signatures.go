@@ -9,7 +9,7 @@ import (
 
 // lookAtSignatures checks the public keys. Without them, the registry would deny all images but the project's own.
 func (i *Inspection) lookAtSignatures(ctx context.Context) ([]Finding, error) {
-	name := i.Settings.Verify.KeysSecret
+	name := i.Settings.Signatures.KeysSecret
 	if name == "" {
 		return nil, nil
 	}

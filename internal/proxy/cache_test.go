@@ -217,7 +217,7 @@ func TestTurns(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			cached, direct := &counting{Handler: tt.cache}, &counting{Handler: store{blob}}
-			f, _ := startWithCache(t, direct, cached, func(p *Proxy) { p.cacheLimits.turn = tt.turn })
+			f, _ := startWithCache(t, direct, cached, func(p *Proxy) { p.cacheLimits.cacheTurn = tt.turn })
 			f.pull(t, blob)
 			if n := cached.requests.Load(); n < tt.atLeast {
 				t.Errorf("%d requests to caches", n)

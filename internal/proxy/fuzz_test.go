@@ -347,7 +347,7 @@ func FuzzSniff(f *testing.F) {
 		const reply = "a response in plain text"
 		for _, config := range []*tls.Config{nil, noting} {
 			tcp := under()
-			c := &clientConn{Conn: tcp, front: &front{proxy: proxy, tls: config}}
+			c := &clientConn{Conn: tcp, front: &protocolMux{proxy: proxy, tls: config}}
 			switch {
 			case len(data) == 0 || data[0] != 0x16:
 				got, err := io.ReadAll(onlyReader{c, buffer})

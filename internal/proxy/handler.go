@@ -89,8 +89,8 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request) (code int, n int
 	}
 	request, budget, status := newRequest(r), p.newRetryBudget(), http.StatusServiceUnavailable
 	if isContainerd(r) && budget.timeout > 0 {
-		budget.timeout = min(budget.timeout/containerdRepeats, p.limits.patience)
-		request.answerBy, status = budget.began.Add(p.limits.patience), http.StatusTooManyRequests
+		budget.timeout = min(budget.timeout/containerdRepeats, p.limits.waitTimeout)
+		request.answerBy, status = budget.began.Add(p.limits.waitTimeout), http.StatusTooManyRequests
 	}
 	ping := isDockerPing(r) && budget.timeout > 0
 	if ping {
@@ -170,9 +170,9 @@ func (p *Proxy) stream(w http.ResponseWriter, request *request, resp *response) 
 		buffer := p.buffers.get(resp.ContentLength, fast >= fastAfter)
 		began := time.Now()
 		n, cause := resp.fill(*buffer)
-		turn := false
+		switchCache := false
 		if cause == nil && resp.upstream == p.cache && whole.unresumable == nil {
-			turn, cause = speed.add(n, time.Since(began), resp.upstream.limits.turn)
+			switchCache, cause = speed.add(n, time.Since(began), resp.upstream.limits.cacheTurn)
 		}
 		part := (*buffer)[:n]
 		if skip > 0 {
@@ -213,7 +213,7 @@ func (p *Proxy) stream(w http.ResponseWriter, request *request, resp *response) 
 			return sent, nil
 		case paused:
 			cause = errPaused
-		case turn:
+		case switchCache:
 			if resp, skip, cause = p.takeTurn(request, whole, sent, resp, skip); cause == nil {
 				continue
 			}

@@ -471,8 +471,8 @@ func TestLoaded(t *testing.T) {
 	report := f.loaded(t)
 	if report.Credentials != nil || report.Certificates.Generation != 1 || report.Certificates.Problem != "" ||
 		report.Certificates.Leaf.SHA256 != pki.Fingerprint(f.source.Current().Leaf) ||
-		len(report.Certificates.Authorities) != 1 ||
-		report.Certificates.Authorities[0].SHA256 != pki.Fingerprint(f.ca.Certificate) {
+		len(report.Certificates.TrustedCAs) != 1 ||
+		report.Certificates.TrustedCAs[0].SHA256 != pki.Fingerprint(f.ca.Certificate) {
 		t.Errorf("%+v", report)
 	}
 	for method, want := range map[string]int{

@@ -4,52 +4,52 @@ import "time"
 
 // limits bound the resources that a client, the registry or a broken network can consume.
 type limits struct {
-	readHeader time.Duration // for a client to send a request header, including its TLS handshake
-	read       time.Duration // for a request with a body, which is refused but read to its end
-	idle       time.Duration // between two requests on a client's connection
-	write      time.Duration // for one write to a client, of at most bufferSize bytes
-	waiting    int64         // requests that wait for the registry
-	quiet      time.Duration // without a request, before the proxy counts as idle
-	patience   time.Duration // for a response to containerd to start
-	ping       time.Duration // for a response to Docker's ping to start
+	readHeader  time.Duration // for a client to send a request header, including its TLS handshake
+	read        time.Duration // for a request with a body, which is refused but read to its end
+	idle        time.Duration // between two requests on a client's connection
+	write       time.Duration // for one write to a client, of at most bufferSize bytes
+	maxWaiting  int64         // requests that wait for the registry
+	quiet       time.Duration // without a request, before the proxy counts as idle
+	waitTimeout time.Duration // for a response to containerd to start
+	ping        time.Duration // for a response to Docker's ping to start
 
-	unwatched time.Duration // for the start of a response, before the client's disconnect is watched for
-	dial      time.Duration // for a connection to the registry
-	gone      time.Duration // for it to acknowledge data or a keepalive probe, before the connection counts as broken
-	handshake time.Duration // for the TLS handshake on it
-	head      time.Duration // for the registry to start its response
-	stall     time.Duration // without progress, before a body counts as broken off
-	turn      time.Duration // of waiting for a body, before the rest comes from another cache
+	disconnectCheckAfter time.Duration // for the start of a response, before the client's disconnect is watched for
+	dial                 time.Duration // for a connection to the registry
+	ackTimeout           time.Duration // for it to acknowledge data or a keepalive probe, or the connection is broken
+	handshake            time.Duration // for the TLS handshake on it
+	head                 time.Duration // for the registry to start its response
+	progressTimeout      time.Duration // without progress, before a body counts as broken off
+	cacheTurn            time.Duration // of waiting for a body, before the rest comes from another cache
 }
 
 var defaultLimits = limits{
-	readHeader: 10 * time.Second, // clients are on this node
-	read:       30 * time.Second,
-	idle:       90 * time.Second, // as long as Go's own clients keep a connection, so that the clients close it
-	write:      60 * time.Second, // at least about 4 KiB/s
-	waiting:    1000,             // about 20 KiB each; a pulling node has tens of requests in flight
-	quiet:      10 * time.Second, // longer than the pauses within a pull
-	patience:   28 * time.Second, // containerd waits 30 s
-	ping:       10 * time.Second, // Docker waits 15 s
+	readHeader:  10 * time.Second, // clients are on this node
+	read:        30 * time.Second,
+	idle:        90 * time.Second, // as long as Go's own clients keep a connection, so that the clients close it
+	write:       60 * time.Second, // at least about 4 KiB/s
+	maxWaiting:  1000,             // about 20 KiB each; a pulling node has tens of requests in flight
+	quiet:       10 * time.Second, // longer than the pauses within a pull
+	waitTimeout: 28 * time.Second, // containerd waits 30 s
+	ping:        10 * time.Second, // Docker waits 15 s
 
-	unwatched: 20 * time.Millisecond,
-	dial:      3 * time.Second,  // takes milliseconds within a cluster
-	gone:      10 * time.Second, // a pod or node that disappears closes no connections
-	handshake: 30 * time.Second, // a registry from which a thousand nodes pull at once may need more than 10 s
-	head:      30 * time.Second, // object storage is slow
-	stall:     30 * time.Second,
+	disconnectCheckAfter: 20 * time.Millisecond,
+	dial:                 3 * time.Second,  // takes milliseconds within a cluster
+	ackTimeout:           10 * time.Second, // a pod or node that disappears closes no connections
+	handshake:            30 * time.Second, // a registry from which a thousand nodes pull at once may need more than 10 s
+	head:                 30 * time.Second, // object storage is slow
+	progressTimeout:      30 * time.Second,
 }
 
 // defaultCacheLimits are those of requests to caches: a request that exceeds them goes to the registry.
 // A cache asks the registry before it responds, for 5 s at most.
 var defaultCacheLimits = limits{
-	unwatched: defaultLimits.unwatched,
-	dial:      time.Second,
-	gone:      5 * time.Second,
-	handshake: 5 * time.Second,
-	head:      10 * time.Second,
-	stall:     5 * time.Second,
-	turn:      5 * time.Second, // costs a handshake
+	disconnectCheckAfter: defaultLimits.disconnectCheckAfter,
+	dial:                 time.Second,
+	ackTimeout:           5 * time.Second,
+	handshake:            5 * time.Second,
+	head:                 10 * time.Second,
+	progressTimeout:      5 * time.Second,
+	cacheTurn:            5 * time.Second, // costs a handshake
 }
 
 const (

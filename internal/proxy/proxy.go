@@ -242,7 +242,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	var unanswered unanswered
 	server := &http.Server{
 		Handler:           connlimit.Handler(p),
-		ConnState:         unanswered.note,
+		ConnState:         unanswered.record,
 		ReadHeaderTimeout: p.limits.readHeader,
 		ReadTimeout:       p.limits.read,
 		IdleTimeout:       p.limits.idle,
@@ -253,7 +253,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 			return context.WithValue(connlimit.Context(ctx, c), clientKey{}, c.(*connlimit.Conn).Conn)
 		},
 	}
-	front := &front{proxy: p}
+	front := &protocolMux{proxy: p}
 	if p.config.ServeTLS {
 		front.tls = tlsfiles.ServerConfig(p.config.Source, clientCertificates)
 	}
@@ -360,7 +360,7 @@ type unanswered struct {
 }
 
 // note is for http.Server.ConnState.
-func (u *unanswered) note(c net.Conn, s http.ConnState) {
+func (u *unanswered) record(c net.Conn, s http.ConnState) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	switch s {

@@ -300,7 +300,7 @@ func TestMetrics(t *testing.T) {
 			"zarf_registry_proxy_certificate_lifetime_seconds %g\n",
 			f.source.Current().Leaf.NotAfter.Sub(f.source.Current().Leaf.NotBefore).Seconds(),
 		),
-		fmt.Sprintf("zarf_registry_proxy_authority_expiry_timestamp_seconds %d\n", f.ca.Certificate.NotAfter.Unix()),
+		fmt.Sprintf("zarf_registry_proxy_ca_expiry_timestamp_seconds %d\n", f.ca.Certificate.NotAfter.Unix()),
 		`zarf_registry_proxy_build_info{version="1.2.3",goversion="go`,
 		"process_resident_memory_bytes ",
 		"go_goroutines ",

@@ -125,7 +125,7 @@ func TestSlowResponseHeader(t *testing.T) {
 		defer c.Close()
 		for _, piece := range []string{"", "HTTP/1.1 200", " OK\r\nContent-Length: 10\r\n", "\r\n", string(content.data[:5]),
 			string(content.data[5:])} {
-			time.Sleep(2 * defaultLimits.unwatched)
+			time.Sleep(2 * defaultLimits.disconnectCheckAfter)
 			_, _ = io.WriteString(c, piece)
 		}
 	}), retryFor(0))

@@ -35,7 +35,7 @@ type interruptedBody struct {
 
 func newInterruptedBody(first *http.Response) *interruptedBody {
 	b := &interruptedBody{want: validatorsFrom(first)}
-	b.whole, b.unresumable = httprange.Of(first)
+	b.whole, b.unresumable = httprange.FromResponse(first)
 	if b.unresumable == nil && b.want == (validators{}) {
 		b.unresumable = errors.New("the response has neither a strong ETag nor a digest")
 	}
@@ -157,7 +157,7 @@ func judgeContinuation(r *http.Response, rest httprange.ContentRange, want valid
 	if r.StatusCode != http.StatusPartialContent && r.StatusCode != http.StatusOK {
 		return refuse, fmt.Errorf("the registry responded with %s", r.Status)
 	}
-	got, err := httprange.Of(r)
+	got, err := httprange.FromResponse(r)
 	if err != nil {
 		return refuse, err
 	}

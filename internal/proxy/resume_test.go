@@ -269,7 +269,7 @@ func TestResumeStalledBodies(t *testing.T) {
 		_, _ = w.Write(content.data[:123_456])
 		_ = http.NewResponseController(w).Flush()
 		<-r.Context().Done()
-	}, store{content}.ServeHTTP), func(p *Proxy) { p.limits.stall = time.Second / 4 })
+	}, store{content}.ServeHTTP), func(p *Proxy) { p.limits.progressTimeout = time.Second / 4 })
 	response, body, err := f.get(content.path())
 	if err := content.check(response, body, err); err != nil {
 		t.Error(err)

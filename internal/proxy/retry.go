@@ -69,7 +69,7 @@ func (b *retryBudget) wait(ctx context.Context, cause error) error {
 		return cause
 	}
 	if !b.waiting {
-		if b.proxy.waiting.Add(1) > b.proxy.limits.waiting {
+		if b.proxy.waiting.Add(1) > b.proxy.limits.maxWaiting {
 			b.proxy.waiting.Add(-1)
 			return fmt.Errorf("%w: %w", errTooManyWaiting, cause)
 		}
@@ -100,17 +100,17 @@ func (b *retryBudget) end() {
 // context's or that of the last attempt at the registry. Each attempt asks a cache first, which may serve
 // what the registry cannot.
 func (p *Proxy) fetch(
-	request *request, budget *retryBudget, judge func(*http.Response) (verdict, error),
+	request *request, budget *retryBudget, classify func(*http.Response) (verdict, error),
 ) (*response, error) {
 	defer budget.end()
 	for {
-		if resp := p.fetchCached(request, budget, judge); resp != nil {
+		if resp := p.fetchCached(request, budget, classify); resp != nil {
 			return resp, nil
 		}
 		resp, err := p.upstream.roundTrip(request)
 		if err == nil {
 			var v verdict
-			if v, err = judge(resp.Response); v == accept {
+			if v, err = classify(resp.Response); v == accept {
 				return resp, nil
 			}
 			resp.discard()
@@ -130,13 +130,13 @@ func (p *Proxy) fetch(
 // no caches, or none responds with what judge accepts. A cache fails for itself: only the registry's refusals
 // count.
 func (p *Proxy) fetchCached(
-	request *request, budget *retryBudget, judge func(*http.Response) (verdict, error),
+	request *request, budget *retryBudget, classify func(*http.Response) (verdict, error),
 ) *response {
 	if p.cache == nil || budget.direct || !cache.Serves(request.URL.Path) {
 		return nil
 	}
 	for attempt := 0; attempt < 2 && time.Now().UnixNano() >= p.cacheRetryAt.Load(); attempt++ {
-		resp, err := p.askCache(request, judge)
+		resp, err := p.askCache(request, classify)
 		if err == nil {
 			return resp
 		}
@@ -150,7 +150,7 @@ func (p *Proxy) fetchCached(
 }
 
 // askCache requests from a cache. It fails if the response is not what judge accepts.
-func (p *Proxy) askCache(request *request, judge func(*http.Response) (verdict, error)) (*response, error) {
+func (p *Proxy) askCache(request *request, classify func(*http.Response) (verdict, error)) (*response, error) {
 	resp, err := p.cache.roundTrip(request)
 	if err != nil {
 		// One of several may be away until its endpoint is removed.
@@ -164,7 +164,7 @@ func (p *Proxy) askCache(request *request, judge func(*http.Response) (verdict, 
 	if resp.Header.Get(headerAPIVersion) == "" {
 		err = fmt.Errorf("the cache at %s responded with %s", resp.conn.RemoteAddr(), resp.Status)
 	} else {
-		v, err = judge(resp.Response)
+		v, err = classify(resp.Response)
 	}
 	if v != accept {
 		resp.discard()

@@ -43,20 +43,20 @@ func (s *slots) take(ctx context.Context) error {
 		s.mu.Unlock()
 		return nil
 	}
-	turn := make(chan struct{})
-	queued := s.queue.PushBack(turn)
+	granted := make(chan struct{})
+	queued := s.queue.PushBack(granted)
 	s.mu.Unlock()
 	s.reassign()
 	ticker := time.NewTicker(queueInterval)
 	defer ticker.Stop()
 	for {
 		select {
-		case <-turn:
+		case <-granted:
 			return nil
 		case <-ticker.C:
 			s.reassign()
 		case <-ctx.Done():
-			s.leave(queued, turn)
+			s.leave(queued, granted)
 			return ctx.Err()
 		}
 	}
@@ -82,11 +82,11 @@ func (s *slots) reassign() {
 }
 
 // leave gives up waiting.
-func (s *slots) leave(queued *list.Element, turn chan struct{}) {
+func (s *slots) leave(queued *list.Element, granted chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	select {
-	case <-turn: // it has just got a slot
+	case <-granted: // it has just got a slot
 		s.giveLocked()
 	default:
 		s.queue.Remove(queued)

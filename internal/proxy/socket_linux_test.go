@@ -44,7 +44,7 @@ func TestResumeBodiesOfRegistriesThatDisappear(t *testing.T) {
 		if err := dropPackets(c.(*tls.Conn).NetConn().(*net.TCPConn)); err != nil {
 			t.Error(err)
 		}
-	}, store{content}.ServeHTTP), func(p *Proxy) { p.limits.gone = time.Second })
+	}, store{content}.ServeHTTP), func(p *Proxy) { p.limits.ackTimeout = time.Second })
 	begin := time.Now()
 	response, body, err := f.get(content.path())
 	if err := content.check(response, body, err); err != nil {

@@ -323,9 +323,10 @@ func (u *upstream) connectTo(ctx context.Context, to string, m *tlsfiles.Materia
 
 func (u *upstream) handshake(ctx context.Context, to string, config *tls.Config) (*conn, error) {
 	dialer := net.Dialer{
-		Timeout:         u.limits.dial,
-		Control:         func(_, _ string, c syscall.RawConn) error { return setSocket(c, u.limits.gone) },
-		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: u.limits.gone / 5, Interval: u.limits.gone / 5, Count: 5},
+		Timeout: u.limits.dial,
+		Control: func(_, _ string, c syscall.RawConn) error { return setSocket(c, u.limits.ackTimeout) },
+		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: u.limits.ackTimeout / 5, Interval: u.limits.ackTimeout / 5,
+			Count: 5},
 	}
 	raw, err := dialer.DialContext(ctx, "tcp", to)
 	if err != nil {
@@ -423,7 +424,7 @@ func (u *upstream) exchange(c *conn, request *request, began time.Time) (_ *resp
 	}
 	c.limited.N = maxHeadBytes
 	// Most responses start at once. While waiting for the others, watch for the client's disconnect.
-	if err := c.raw.SetReadDeadline(began.Add(u.limits.unwatched)); err != nil {
+	if err := c.raw.SetReadDeadline(began.Add(u.limits.disconnectCheckAfter)); err != nil {
 		return nil, err
 	}
 	if _, err := c.reader.Peek(1); errors.Is(err, os.ErrDeadlineExceeded) {
@@ -480,7 +481,7 @@ func (resp *response) fill(buffer []byte) (n int, err error) {
 	if resp.stop == nil { // the whole body arrived with the header
 		return resp.Body.Read(buffer)
 	}
-	if err := resp.conn.raw.SetReadDeadline(time.Now().Add(resp.upstream.limits.stall)); err != nil {
+	if err := resp.conn.raw.SetReadDeadline(time.Now().Add(resp.upstream.limits.progressTimeout)); err != nil {
 		return 0, err
 	}
 	n, err = resp.Body.Read(buffer)

@@ -353,7 +353,7 @@ func TestContainerdIsAskedToRepeatItsRequest(t *testing.T) {
 		}
 	})
 	t.Run("too many requests wait", func(t *testing.T) {
-		f := start(t, store{}, retryFor(5*time.Second), func(p *Proxy) { p.limits.waiting = 0 })
+		f := start(t, store{}, retryFor(5*time.Second), func(p *Proxy) { p.limits.maxWaiting = 0 })
 		f.kill()
 		if got := ask(t, f, "containerd/v2.4.2"); got.StatusCode != http.StatusServiceUnavailable {
 			t.Error(got.Status)
@@ -362,7 +362,7 @@ func TestContainerdIsAskedToRepeatItsRequest(t *testing.T) {
 	t.Run("a registry that is silent", func(t *testing.T) {
 		end := make(chan struct{})
 		silent := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-end })
-		f := start(t, silent, func(p *Proxy) { p.limits.patience = 100 * time.Millisecond })
+		f := start(t, silent, func(p *Proxy) { p.limits.waitTimeout = 100 * time.Millisecond })
 		t.Cleanup(func() { close(end) })
 		if got := ask(t, f, "containerd/v2.4.2"); got.StatusCode != http.StatusTooManyRequests {
 			t.Error(got.Status)
@@ -388,7 +388,7 @@ func TestDockersPingIsAnswered(t *testing.T) {
 	const docker = "docker/20.10.24 go/go1.19.8 os/linux arch/amd64 UpstreamClient(Docker-Client/20.10.24 \\(linux\\))"
 	end := make(chan struct{})
 	silent := start(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-end }), func(p *Proxy) {
-		p.limits.ping, p.limits.patience = 100*time.Millisecond, time.Hour
+		p.limits.ping, p.limits.waitTimeout = 100*time.Millisecond, time.Hour
 	})
 	t.Cleanup(func() { close(end) })
 	away := start(t, store{}, retryFor(time.Second/2))
@@ -451,7 +451,7 @@ func TestIntermediaryResponses(t *testing.T) {
 }
 
 func TestWaitingIsBounded(t *testing.T) {
-	f := start(t, store{}, func(p *Proxy) { p.limits.waiting = 5 })
+	f := start(t, store{}, func(p *Proxy) { p.limits.maxWaiting = 5 })
 	f.kill()
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup

@@ -40,7 +40,7 @@ func (v *Verifier) Mirrors(ctx context.Context) (*state.Mirrors, error) {
 	}
 	m := &state.Mirrors{Image: v.Settings.NodeConfig.MirroredHost() + "/" + image, CheckedAt: v.Now().UTC().Truncate(time.Second)}
 	p := v.puller(m.Image, false)
-	p.verify.limit, p.verify.hopeless, p.verify.everywhere = mirrorTimeout, nil, true
+	p.verify.limit, p.verify.permanent, p.verify.everywhere = mirrorTimeout, nil, true
 	failed := map[string]*state.MirrorFailure{}
 	for _, r := range p.Pull(ctx, eligible) {
 		switch r.Outcome {

@@ -41,7 +41,7 @@ const (
 	// maxAttempts is how often a kubelet tries to pull an image before its node has failed: at once, and after
 	// 10 s and 20 s.
 	maxAttempts = 3
-	// eventGrace is how long a pull's event is awaited after the pod's status tells that it succeeded.
+	// eventGrace is how long a pull's event is awaited after the pod's status says that it succeeded.
 	eventGrace = 5 * time.Second
 	// deadlineSlack keeps a pod's own deadline, for when this program is killed, out of the way.
 	deadlineSlack = time.Minute
@@ -77,10 +77,10 @@ type Puller struct {
 
 	verify *verification // nil unless pulls are verified
 
-	blind bool      // events cannot be listed, which was logged
-	plain bool      // a LimitRange sets the pods' resources
-	asked time.Time // when the nodes were listed
-	ready map[string]bool
+	eventsForbidden bool      // events cannot be listed, which was logged
+	plain           bool      // a LimitRange sets the pods' resources
+	asked           time.Time // when the nodes were listed
+	ready           map[string]bool
 }
 
 // verification is how a Puller verifies pulls of one image: the image's own program runs, and no node is tried after
@@ -89,8 +89,8 @@ type verification struct {
 	pod func() *corev1.Pod // without container
 	// limit bounds the pull of each node.
 	limit time.Duration
-	// hopeless reports whether no retry helps a pull with this complaint. Nil: a retry may always help.
-	hopeless   func(complaint string) bool
+	// permanent reports whether no retry helps a pull with this complaint. Nil: a retry may always help.
+	permanent  func(complaint string) bool
 	everywhere bool
 }
 
@@ -165,7 +165,7 @@ func (p *Puller) Pull(ctx context.Context, on []corev1.Node) []Result {
 		p.failOpen(ctx, open, context.Cause(ctx).Error())
 	}
 	for _, a := range waiting {
-		p.failRest(a, "not begun: "+context.Cause(ctx).Error(), adviceAgain)
+		p.failRemaining(a, "not started: "+context.Cause(ctx).Error(), adviceAgain)
 	}
 	var results []Result
 	for _, a := range all {
@@ -197,7 +197,7 @@ func (p *Puller) start(ctx context.Context, waiting []*attempt, open map[string]
 		case (release.IsTransient(err) || quotaExceeded(err)) && (len(open) > 0 || time.Since(a.tried) < createTime):
 			return append(still, waiting[i:]...)
 		default:
-			p.failRest(a, "creating a pod for it: "+err.Error(), "")
+			p.failRemaining(a, "creating a pod for it: "+err.Error(), "")
 		}
 	}
 	return still
@@ -246,8 +246,8 @@ func (p *Puller) look(ctx context.Context, open map[string]*attempt) (again []*a
 		switch {
 		case err == nil:
 			reported = reports(events.Items)
-		case !p.blind && ctx.Err() == nil:
-			p.blind = true
+		case !p.eventsForbidden && ctx.Err() == nil:
+			p.eventsForbidden = true
 			p.Log.Warn("cannot list events: which images were there already is unknown, and failed pulls are retried until "+
 				"the time is over", "error", err)
 		}
@@ -264,7 +264,7 @@ func (p *Puller) look(ctx context.Context, open map[string]*attempt) (again []*a
 		if !lost {
 			for i := range a.results {
 				if a.results[i].Outcome == "" {
-					p.judge(a, i, pod, reported[containerKey{name, containerName(i)}])
+					p.finishImage(a, i, pod, reported[containerKey{name, containerName(i)}])
 				}
 			}
 		}
@@ -278,7 +278,7 @@ func (p *Puller) look(ctx context.Context, open map[string]*attempt) (again []*a
 			a.pause = time.Now().Add(restartPause)
 			again = append(again, a)
 		case lost:
-			p.failRest(a, "its pod was deleted, as another run of this command does", adviceAgain)
+			p.failRemaining(a, "its pod was deleted, as another run of this command does", adviceAgain)
 		default:
 			p.skip(a, "its kubelet rejected the pod: "+pod.Status.Reason+": "+pod.Status.Message)
 		}
@@ -291,7 +291,7 @@ func (p *Puller) giveUp(ctx context.Context, open map[string]*attempt) {
 	if p.verify == nil {
 		return
 	}
-	late, hopeless := map[string]*attempt{}, true
+	late, permanent := map[string]*attempt{}, true
 	for name, a := range open {
 		if a.done() {
 			continue
@@ -300,20 +300,20 @@ func (p *Puller) giveUp(ctx context.Context, open map[string]*attempt) {
 		if took >= p.verify.limit && (a.failing[0] != "" || took >= silentTimeout) {
 			late[name] = a
 		}
-		hopeless = hopeless && took >= hopelessAfter && p.verify.hopeless != nil && p.verify.hopeless(a.failing[0])
+		permanent = permanent && took >= permanentAfter && p.verify.permanent != nil && p.verify.permanent(a.failing[0])
 	}
 	switch {
 	case len(late) > 0:
 		p.failOpen(ctx, late, "not in time")
-	case hopeless:
+	case permanent:
 		for _, a := range open {
-			p.failRest(a, a.failing[0], p.advice(a.failing[0]))
+			p.failRemaining(a, a.failing[0], p.advice(a.failing[0]))
 		}
 	}
 }
 
-// judge finishes an image whose pull has ended.
-func (p *Puller) judge(a *attempt, i int, pod *corev1.Pod, r *report) {
+// finishImage finishes an image whose pull has ended.
+func (p *Puller) finishImage(a *attempt, i int, pod *corev1.Pod, r *report) {
 	if p.verify != nil && ran(pod) {
 		p.finish(&a.results[i], Pulled, time.Since(a.begun))
 		return
@@ -463,17 +463,17 @@ func (p *Puller) fail(a *attempt, i int, message, remedy string) {
 // skip finishes a node that cannot pull now. That fails no verification.
 func (p *Puller) skip(a *attempt, message string) {
 	if p.verify == nil {
-		p.failRest(a, message, adviceNode)
+		p.failRemaining(a, message, adviceNode)
 		return
 	}
 	for i := range a.results {
 		a.results[i].Outcome, a.results[i].Message = skipped, oneLine(message)
 	}
-	p.Log.Warn("skipping a node, whose pulls are not verified", "node", a.node, "why", oneLine(message))
+	p.Log.Warn("skipping a node, whose pulls are not verified", "node", a.node, "reason", oneLine(message))
 }
 
-// failRest fails what is not finished.
-func (p *Puller) failRest(a *attempt, message, remedy string) {
+// failRemaining fails what is not finished.
+func (p *Puller) failRemaining(a *attempt, message, remedy string) {
 	for i, r := range a.results {
 		if r.Outcome == "" {
 			p.fail(a, i, message, remedy)

@@ -260,7 +260,7 @@ func TestManyNodesPull(t *testing.T) {
 		time.AfterFunc(time.Second, func() { cancel(errors.New("interrupted")) })
 		results := p.Pull(ctx, nodes)
 		if len(results) != 120 || c.created != 170 || len(c.pods) != 0 || results[0].Message != "interrupted" ||
-			results[119].Message != "not begun: interrupted" {
+			results[119].Message != "not started: interrupted" {
 			t.Errorf("%d results, %d pods, %d left, %+v", len(results), c.created, len(c.pods), results[119])
 		}
 	})

@@ -22,7 +22,7 @@ const (
 	Failed Outcome = "failed"
 )
 
-// Result tells about one image at one place.
+// Result is about one image at one place.
 type Result struct {
 	// Name is that of the cache pod or of the node.
 	Name string `json:"name"`

@@ -45,8 +45,8 @@ const (
 	// silentTimeout is switchTimeout for a node whose kubelet reports nothing: the node controller needs 50 seconds to
 	// notice that it is gone, and such nodes are skipped.
 	silentTimeout = verifyTimeout
-	// hopelessAfter is when a verification may end early because no node can succeed: each has tried twice by then.
-	hopelessAfter = 20 * time.Second
+	// permanentAfter is when a verification may end early because no node can succeed: each has tried twice by then.
+	permanentAfter = 20 * time.Second
 	// listedReasons limits how many reasons an error lists.
 	listedReasons = 10
 )
@@ -128,7 +128,7 @@ func (v *Verifier) puller(image string, switching bool) *Puller {
 		check.limit = switchTimeout
 	}
 	if v.Settings.Mode == state.ModeNodePort {
-		check.hopeless = notServed
+		check.permanent = notServed
 		p.PullSecret = v.Settings.Name + names.SuffixPull
 	}
 	return p
@@ -171,7 +171,7 @@ func (v *Verifier) eligible(ctx context.Context) (eligible []corev1.Node, others
 		}
 	}
 	for reason, names := range why {
-		v.Log.Warn("skipping nodes, whose pulls are not verified", "nodes", release.ListNodes(names), "why", reason)
+		v.Log.Warn("skipping nodes, whose pulls are not verified", "nodes", release.ListNodes(names), "reason", reason)
 		others = append(others, names...)
 	}
 	slices.Sort(others)

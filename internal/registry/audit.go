@@ -49,7 +49,7 @@ func (f *front) pending(r *http.Request, to target) *auditPending {
 }
 
 // audit logs the change of a successful request.
-func (f *front) audit(ctx context.Context, change *auditPending, e *exchange, who *caller) {
+func (f *front) audit(ctx context.Context, change *auditPending, e *exchange, caller *caller) {
 	if change == nil || e.code() >= http.StatusMultipleChoices {
 		return
 	}
@@ -58,7 +58,7 @@ func (f *front) audit(ctx context.Context, change *auditPending, e *exchange, wh
 	}
 	// A push by digest may name tags, too.
 	for _, name := range slices.Concat(e.Header().Values("OCI-Tag"), []string{change.name}) {
-		logChange(ctx, f.log, change.action, referenceTo(change.repository, name), change.digest, who.audit())
+		logChange(ctx, f.log, change.action, referenceTo(change.repository, name), change.digest, caller.audit())
 	}
 }
 
@@ -76,24 +76,24 @@ func LogPrune(ctx context.Context, log *slog.Logger, program string, removed gc.
 	logPrune(ctx, log, removed, []slog.Attr{slog.String("program", program)})
 }
 
-func logPrune(ctx context.Context, log *slog.Logger, removed gc.Removed, who []slog.Attr) {
+func logPrune(ctx context.Context, log *slog.Logger, removed gc.Removed, identity []slog.Attr) {
 	name := ""
 	if removed.Repository != "" {
 		name = referenceTo(removed.Repository, removed.Digest)
 	}
-	logChange(ctx, log, actionPrune, name, removed.Digest, who)
+	logChange(ctx, log, actionPrune, name, removed.Digest, identity)
 }
 
 // logChange writes a line of the audit trail, whatever the log's level. The handlers of internal/logging
 // quote values, so no value can end the line or look like another attribute.
-func logChange(ctx context.Context, log *slog.Logger, action, reference, digest string, who []slog.Attr) {
+func logChange(ctx context.Context, log *slog.Logger, action, reference, digest string, identity []slog.Attr) {
 	record := slog.NewRecord(time.Now(), slog.LevelInfo, auditMessage, 0)
 	record.AddAttrs(slog.String("action", action))
 	if reference != "" { // blobs belong to no repository
 		record.AddAttrs(slog.String("reference", reference))
 	}
 	record.AddAttrs(slog.String("digest", digest))
-	record.AddAttrs(who...)
+	record.AddAttrs(identity...)
 	_ = log.Handler().Handle(ctx, record) // there is no other place to report that the log is broken
 }
 

@@ -127,24 +127,24 @@ func (p policy) authorize(method string, to target, roles []string, login login)
 		return nil
 	}
 
-	who, err := login.verify()
+	user, err := login.verify()
 	switch {
 	case err != nil:
 		return err
-	case who == nil && open:
+	case user == nil && open:
 		return errcode.ErrorCodeUnauthorized.WithMessage("logging in requires a valid user name and password; " +
 			"reading requires none")
-	case who == nil && read:
+	case user == nil && read:
 		return errcode.ErrorCodeUnauthorized.WithMessage("reading requires a user name and a password")
-	case who == nil:
+	case user == nil:
 		return errcode.ErrorCodeUnauthorized.WithMessage("writing requires the push credential's user name and password")
 	case read:
 		return nil
-	case who.role < rolePush:
+	case user.role < rolePush:
 		return denied("this user may only pull: %s needs the push credential", to.describe(method))
-	case !who.mayWrite(to.repository):
-		return denied("credential %s may write to %s only: %s in %s needs another one", who.name,
-			strings.Join(who.repositories, ", "), to.describe(method), cmp.Or(to.repository, "no repository"))
+	case !user.mayWrite(to.repository):
+		return denied("credential %s may write to %s only: %s in %s needs another one", user.name,
+			strings.Join(user.repositories, ", "), to.describe(method), cmp.Or(to.repository, "no repository"))
 	}
 	return nil
 }

@@ -183,7 +183,7 @@ func annotationsOf(encoded json.RawMessage) (annotations map[string]string, err 
 }
 
 // addBackLinks writes the back links to a manifest.
-func (s *blobSource) addBackLinks(
+func (s *contentStore) addBackLinks(
 	ctx context.Context, repository string, manifest v1.Descriptor, content []byte,
 ) error {
 	links, err := backLinks(repository, manifest, content)
@@ -196,7 +196,7 @@ func (s *blobSource) addBackLinks(
 }
 
 // removeBackLinks removes the back links to a manifest that was deleted.
-func (s *blobSource) removeBackLinks(
+func (s *contentStore) removeBackLinks(
 	ctx context.Context, repository string, manifest v1.Descriptor, content []byte,
 ) error {
 	links, err := backLinks(repository, manifest, content)
@@ -213,7 +213,7 @@ func (s *blobSource) removeBackLinks(
 }
 
 // indexesOf returns the digests of indexes that contain a manifest, limit at most.
-func (s *blobSource) indexesOf(
+func (s *contentStore) indexesOf(
 	ctx context.Context, repository string, child digest.Digest, limit int,
 ) (digests []digest.Digest, err error) {
 	err = s.eachReferring(ctx, repository, indexLinks, child, "", func(link backReference) (more bool, err error) {
@@ -225,7 +225,7 @@ func (s *blobSource) indexesOf(
 
 // eachReferring calls yield for existing manifests that back links of a kind lead to, ordered by digest, until it
 // returns false. It begins after last. It reads hardly more than it yields.
-func (s *blobSource) eachReferring(
+func (s *contentStore) eachReferring(
 	ctx context.Context, repository, kind string, from, last digest.Digest,
 	yield func(backReference) (more bool, err error),
 ) error {
@@ -238,7 +238,7 @@ func (s *blobSource) eachReferring(
 	if err != nil {
 		return err
 	}
-	if digests, err = s.withoutTwins(ctx, repository, digests); err != nil {
+	if digests, err = s.withoutAliases(ctx, repository, digests); err != nil {
 		return err
 	}
 	slices.Sort(digests)
@@ -281,7 +281,7 @@ func inOrder[T, R any](ctx context.Context, items []T, do func(context.Context, 
 }
 
 // readBackLink returns the back link to a manifest, or nil if the manifest does not exist.
-func (s *blobSource) readBackLink(ctx context.Context, repository, links string, to digest.Digest) (
+func (s *contentStore) readBackLink(ctx context.Context, repository, links string, to digest.Digest) (
 	*backReference, error,
 ) {
 	if exists, err := s.exists(ctx, revisionPath(repository, to)); err != nil || !exists {
@@ -307,7 +307,7 @@ func decodeBackLink(path string, content []byte) (*backReference, error) {
 }
 
 // deriveBackLink reads a manifest, and returns what the back link to it would be, or nil if it would have none.
-func (s *blobSource) deriveBackLink(
+func (s *contentStore) deriveBackLink(
 	ctx context.Context, repository, links string, to digest.Digest,
 ) (*backReference, error) {
 	derived, err := s.backLinksOf(ctx, repository, to)
@@ -320,7 +320,7 @@ func (s *blobSource) deriveBackLink(
 }
 
 // complete adds the annotations to an incomplete back link. They are large: one request reads them at a time.
-func (s *blobSource) complete(ctx context.Context, repository string, link *backReference) error {
+func (s *contentStore) complete(ctx context.Context, repository string, link *backReference) error {
 	s.completing.Lock()
 	defer s.completing.Unlock()
 	content, err := s.manifestContent(ctx, repository, link.Digest)
@@ -336,7 +336,7 @@ func (s *blobSource) complete(ctx context.Context, repository string, link *back
 
 // backLinksOf returns the back links of a stored manifest; none if it was deleted, or if it is not a manifest as this
 // release understands it.
-func (s *blobSource) backLinksOf(ctx context.Context, repository string, d digest.Digest) ([]storedLink, error) {
+func (s *contentStore) backLinksOf(ctx context.Context, repository string, d digest.Digest) ([]storedLink, error) {
 	content, err := s.manifestContent(ctx, repository, d)
 	if errors.Is(err, errUnknownManifest) {
 		return nil, nil
@@ -352,30 +352,30 @@ func (s *blobSource) backLinksOf(ctx context.Context, repository string, d diges
 	return links, nil
 }
 
-// withoutTwins removes SHA-256 digests of manifests that were pushed by another digest, which is also in the list.
-func (s *blobSource) withoutTwins(
+// withoutAliases removes SHA-256 digests of manifests that were pushed by another digest, which is also in the list.
+func (s *contentStore) withoutAliases(
 	ctx context.Context, repository string, manifests []digest.Digest,
 ) ([]digest.Digest, error) {
 	var mu sync.Mutex
-	twins := map[digest.Digest]bool{}
+	aliases := map[digest.Digest]bool{}
 	err := inParallel(ctx, manifests, storageConcurrency, func(ctx context.Context, d digest.Digest) error {
 		if d.Algorithm() == digest.Canonical {
 			return nil
 		}
-		twin, err := s.readLink(ctx, revisionPath(repository, d))
+		alias, err := s.readLink(ctx, revisionPath(repository, d))
 		if errors.Is(err, distribution.ErrBlobUnknown) {
 			return nil // just deleted or garbage-collected
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		twins[twin] = true
+		aliases[alias] = true
 		return err
 	})
-	return slices.DeleteFunc(manifests, func(d digest.Digest) bool { return twins[d] }), err
+	return slices.DeleteFunc(manifests, func(d digest.Digest) bool { return aliases[d] }), err
 }
 
 // listDigests returns the digests that the directories ALGORITHM/HEX in dir stand for; none if it is missing.
-func (s *blobSource) listDigests(ctx context.Context, dir string) (digests []digest.Digest, err error) {
+func (s *contentStore) listDigests(ctx context.Context, dir string) (digests []digest.Digest, err error) {
 	driver := ignoreMissing{s.driver}
 	algorithms, err := driver.List(ctx, dir)
 	if err != nil {
@@ -395,7 +395,7 @@ func (s *blobSource) listDigests(ctx context.Context, dir string) (digests []dig
 	return digests, nil
 }
 
-// inParallel calls do for each item, for so many at once. It returns the first error.
+// inParallel calls do for each item, for at most atOnce of them at a time. It returns the first error.
 func inParallel[T any](ctx context.Context, items []T, atOnce int, do func(context.Context, T) error) error {
 	group, running := errgroup.WithContext(ctx)
 	group.SetLimit(atOnce)

@@ -45,21 +45,21 @@ func newBlobNamespace(
 	if !ok {
 		return nil, errors.New("distribution's registry no longer implements RepositoryRemover")
 	}
-	source := options["source"].(*blobSource)
+	source := options["source"].(*contentStore)
 	source.driver = driver
 	return blobNamespace{namespace, remover, source}, nil
 }
 
 // useUnbufferedBlobs configures the middleware, which sets source.driver.
-func useUnbufferedBlobs(config *configuration.Configuration, source *blobSource) {
+func useUnbufferedBlobs(config *configuration.Configuration, source *contentStore) {
 	config.Middleware = map[string][]configuration.Middleware{
 		"registry": {{Name: unbufferedBlobs, Options: configuration.Parameters{"source": source}}},
 		"storage":  {{Name: intactContent}},
 	}
 }
 
-// blobSource is where blobs are read from.
-type blobSource struct {
+// contentStore is where blobs are read from.
+type contentStore struct {
 	driver storagedriver.StorageDriver // distribution's
 	use    blobsInUse
 	leases *leaseClient // nil of NewHandler, which collects no garbage
@@ -76,7 +76,7 @@ type blobSource struct {
 }
 
 // tagged returns the digest of a tag's manifest, or "" if there is none.
-func (s *blobSource) tagged(ctx context.Context, repository, tag string) digest.Digest {
+func (s *contentStore) tagged(ctx context.Context, repository, tag string) digest.Digest {
 	d, _ := s.readLink(ctx, tagPath(repository, tag)) // the request reports the error
 	return d
 }
@@ -87,7 +87,7 @@ const octetStream = "application/octet-stream"
 type blobNamespace struct {
 	distribution.Namespace
 	distribution.RepositoryRemover
-	source *blobSource
+	source *contentStore
 }
 
 func (n blobNamespace) Repository(ctx context.Context, name reference.Named) (distribution.Repository, error) {
@@ -120,7 +120,7 @@ func (n blobNamespace) Repositories(ctx context.Context, repositories []string, 
 
 type blobRepository struct {
 	distribution.Repository
-	source *blobSource
+	source *contentStore
 }
 
 func (r blobRepository) Blobs(ctx context.Context) distribution.BlobStore {
@@ -141,7 +141,7 @@ func (r blobRepository) Tags(ctx context.Context) distribution.TagService {
 type blobStore struct {
 	distribution.BlobStore
 	name   reference.Named // of the repository
-	source *blobSource
+	source *contentStore
 	last   *foundBlob // that Stat found: distribution looks each blob up several times
 }
 
@@ -170,7 +170,7 @@ func (s blobStore) stat(ctx context.Context, d digest.Digest, relied bool) (v1.D
 		return v1.Descriptor{}, err
 	}
 	if relied {
-		s.source.use.note(stored)
+		s.source.use.record(stored)
 	}
 	size, _, err := s.source.size(ctx, stored)
 	if err != nil {
@@ -265,7 +265,7 @@ func (c *blobContent) close() {
 func (s blobStore) Resume(ctx context.Context, id string) (distribution.BlobWriter, error) {
 	writer, err := s.BlobStore.Resume(ctx, id)
 	if err != nil {
-		noteNoSpace(ctx, err)
+		recordNoSpace(ctx, err)
 		return nil, err
 	}
 	return s.writer(ctx, writer), nil
@@ -280,7 +280,7 @@ type blobWriter struct {
 	distribution.BlobWriter
 	ctx    context.Context // of the request
 	store  blobStore
-	source *blobSource
+	source *contentStore
 	full   bool // the file system has no space for it
 	// received is its size so far. S3's driver tells only what it has sent.
 	received int64
@@ -290,7 +290,7 @@ type blobWriter struct {
 func (w *blobWriter) Write(p []byte) (int, error) {
 	n, err := w.BlobWriter.Write(p)
 	w.received += int64(n)
-	w.note(err)
+	w.recordError(err)
 	return n, err
 }
 
@@ -298,11 +298,11 @@ func (w *blobWriter) Write(p []byte) (int, error) {
 func (w *blobWriter) ReadFrom(r io.Reader) (int64, error) {
 	n, err := w.BlobWriter.ReadFrom(r)
 	w.received += n
-	w.note(err)
+	w.recordError(err)
 	return n, err
 }
 
-func (w *blobWriter) note(err error) { w.full = noteNoSpace(w.ctx, err) || w.full }
+func (w *blobWriter) recordError(err error) { w.full = recordNoSpace(w.ctx, err) || w.full }
 
 // Close removes the upload if it did not fit. Otherwise it would occupy the full file system until it is purged.
 func (w *blobWriter) Close() error {
@@ -334,7 +334,7 @@ func (w *blobWriter) Commit(ctx context.Context, provisional v1.Descriptor) (v1.
 	if err := w.source.leases.admitBlob(ctx, provisional.Digest); err != nil {
 		return v1.Descriptor{}, err
 	}
-	w.source.use.note(provisional.Digest)
+	w.source.use.record(provisional.Digest)
 	replaced := int64(0)
 	if w.source.space.hasQuota() && provisional.Digest.Algorithm() == digest.Canonical {
 		// The next walk corrects the rest.
@@ -343,7 +343,7 @@ func (w *blobWriter) Commit(ctx context.Context, provisional v1.Descriptor) (v1.
 		}
 	}
 	blob, err := w.BlobWriter.Commit(replacing(ctx, anyBlob), provisional)
-	w.note(err)
+	w.recordError(err)
 	if err == nil {
 		w.source.space.removed(replaced)
 	}
@@ -351,7 +351,7 @@ func (w *blobWriter) Commit(ctx context.Context, provisional v1.Descriptor) (v1.
 		return blob, err
 	}
 	// Only now is the SHA-256 digest known. A collection may have removed the blob.
-	w.source.use.note(blob.Digest)
+	w.source.use.record(blob.Digest)
 	if found, err := w.source.exists(ctx, blobPath(blob.Digest)); err != nil || !found {
 		return v1.Descriptor{}, cmp.Or(err, unavailable("the blob was garbage-collected during the upload: push it again"))
 	}

@@ -64,7 +64,7 @@ func TestUnreadableBlobsAbortTheResponse(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			logs := &lockedBuffer{}
-			store := blobStore{name: repositoryA, source: &blobSource{driver: tt.file,
+			store := blobStore{name: repositoryA, source: &contentStore{driver: tt.file,
 				log: slog.New(slog.NewTextHandler(logs, nil))}, last: &foundBlob{}}
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if err := store.ServeBlob(r.Context(), w, r, digest.FromString("x")); err != nil {
@@ -94,7 +94,7 @@ func TestUnreadableBlobsAbortTheResponse(t *testing.T) {
 func TestBlobRemovedBeforeItIsServed(t *testing.T) {
 	t.Parallel()
 	for _, d := range []digest.Digest{digest.FromString("x"), digest.SHA512.FromString("x")} {
-		store := blobStore{name: repositoryA, source: &blobSource{driver: inmemory.New(),
+		store := blobStore{name: repositoryA, source: &contentStore{driver: inmemory.New(),
 			log: slog.New(slog.DiscardHandler)}, last: &foundBlob{v1.Descriptor{Digest: d, Size: 1}, d}}
 		request := httptest.NewRequestWithContext(t.Context(), http.MethodHead, "/", nil)
 		err := store.ServeBlob(t.Context(), httptest.NewRecorder(), request, d)

@@ -85,7 +85,7 @@ func newBudgets() *budgets {
 
 // spending is work for which spend has found a budget.
 type spending struct {
-	of           *budgets
+	budgets      *budgets
 	user, source *budget
 	rounds       float64
 	suspect      bool // there were failures of this user from this source, or the user is unknown
@@ -109,7 +109,7 @@ func (b *budgets) spend(from origin, name string, u *user, mac passwordMAC) (s *
 	if source.spent >= source.burst || total.spent >= total.burst {
 		return nil, false
 	}
-	s = &spending{of: b, user: total, source: source, rounds: u.rounds(), suspect: !known || source.spent > 0}
+	s = &spending{budgets: b, user: total, source: source, rounds: u.rounds(), suspect: !known || source.spent > 0}
 	source.spent += s.rounds
 	total.spent += s.rounds
 	return s, false
@@ -149,16 +149,16 @@ func (b *budgets) sweep(now time.Time) {
 
 // refund returns what was reserved, after a successful check.
 func (s *spending) refund() {
-	s.of.mu.Lock()
-	defer s.of.mu.Unlock()
+	s.budgets.mu.Lock()
+	defer s.budgets.mu.Unlock()
 	s.user.spent = max(0, s.user.spent-s.rounds)
 	s.source.spent = max(0, s.source.spent-s.rounds)
 }
 
 // refuse remembers a wrong password.
 func (s *spending) refuse(u *user, mac passwordMAC) {
-	s.of.mu.Lock()
-	defer s.of.mu.Unlock()
+	s.budgets.mu.Lock()
+	defer s.budgets.mu.Unlock()
 	s.source.of, s.source.refused = u, mac
 }
 

@@ -32,12 +32,12 @@ func (s *Server) withCatalog(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		who, _ := r.Context().Value(callerKey{}).(*caller)
+		caller, _ := r.Context().Value(callerKey{}).(*caller)
 		switch {
 		case r.Method != http.MethodGet:
 			w.Header().Set("Allow", http.MethodGet)
 			writeError(w, errcode.ErrorCodeUnsupported.WithMessage("the catalog requires GET"))
-		case who == nil || !slices.Contains(who.roles, pki.OrganizationPush):
+		case caller == nil || !slices.Contains(caller.roles, pki.OrganizationPush):
 			writeError(w, denied("the catalog needs a client certificate with the role %q", pki.OrganizationPush))
 		default:
 			s.serveCatalog(w, r, reading)
@@ -58,7 +58,7 @@ func (s *Server) serveCatalog(w http.ResponseWriter, r *http.Request, reading ch
 		encoder := json.NewEncoder(buffered)
 		began := time.Now()
 		last := catalog.Event{End: &began}
-		err := readCatalog(ctx, &inventory{driver: s.source.driver}, func(e catalog.Event) error {
+		err := readCatalog(ctx, &contents{driver: s.source.driver}, func(e catalog.Event) error {
 			return encoder.Encode(e)
 		})
 		if err != nil {
@@ -78,7 +78,7 @@ func (s sender) Write(p []byte) (int, error) {
 }
 
 // readCatalog calls report for all blobs and then all manifests, ordered by repository and digest.
-func readCatalog(ctx context.Context, stored *inventory, report func(catalog.Event) error) error {
+func readCatalog(ctx context.Context, stored *contents, report func(catalog.Event) error) error {
 	if err := stored.read(ctx); err != nil {
 		return fmt.Errorf("reading the storage: %w", err)
 	}
@@ -126,7 +126,7 @@ func readCatalog(ctx context.Context, stored *inventory, report func(catalog.Eve
 }
 
 // describeAll returns what the contents of manifests say, by digest.
-func (i *inventory) describeAll(ctx context.Context, digests []digest.Digest) (
+func (i *contents) describeAll(ctx context.Context, digests []digest.Digest) (
 	map[digest.Digest]*catalog.Manifest, error,
 ) {
 	found := map[digest.Digest]*catalog.Manifest{}
@@ -153,7 +153,7 @@ func (i *inventory) describeAll(ctx context.Context, digests []digest.Digest) (
 var predicateAnnotations = []string{"in-toto.io/predicate-type", "predicateType", "dev.sigstore.bundle.predicateType"}
 
 // describe returns what the content of a manifest says.
-func (i *inventory) describe(ctx context.Context, d digest.Digest) (*catalog.Manifest, error) {
+func (i *contents) describe(ctx context.Context, d digest.Digest) (*catalog.Manifest, error) {
 	content, err := i.content(ctx, d)
 	if err != nil {
 		return nil, err
@@ -210,7 +210,7 @@ func (i *inventory) describe(ctx context.Context, d digest.Digest) (*catalog.Man
 }
 
 // content returns a manifest or a configuration. Others are larger than the limit.
-func (i *inventory) content(ctx context.Context, d digest.Digest) ([]byte, error) {
+func (i *contents) content(ctx context.Context, d digest.Digest) ([]byte, error) {
 	b := i.blobs[d]
 	switch {
 	case b == nil:
@@ -222,7 +222,7 @@ func (i *inventory) content(ctx context.Context, d digest.Digest) ([]byte, error
 }
 
 // platform returns that of an image's configuration.
-func (i *inventory) platform(ctx context.Context, d digest.Digest) (*v1.Platform, error) {
+func (i *contents) platform(ctx context.Context, d digest.Digest) (*v1.Platform, error) {
 	content, err := i.content(ctx, d)
 	if err != nil {
 		return nil, err

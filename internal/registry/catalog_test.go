@@ -129,11 +129,11 @@ func TestPreviewOfADeletionIsExact(t *testing.T) {
 		t.Fatal(err)
 	}
 	decisions := read.Decide(catalog.Rules{Match: match, Used: func(*catalog.Image) []string { return nil }})
-	doomed := catalog.Doomed(decisions)
+	doomed := catalog.ManifestsToDelete(decisions)
 	if len(doomed) != 4 {
 		t.Fatalf("to be deleted: %+v", doomed)
 	}
-	preview := read.Frees(doomed, 0)
+	preview := read.Reclaimable(doomed, 0)
 	for _, m := range doomed {
 		c.must(http.StatusAccepted, "DELETE", "/v2/"+m.Repository+"/manifests/"+m.Digest.String(), nil,
 			"If-Unmodified-Since", read.At.UTC().Format(http.TimeFormat))

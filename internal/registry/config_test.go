@@ -184,7 +184,8 @@ func TestLoadConfigRejects(t *testing.T) {
 	})
 }
 
-// Nodes request the URLs of foreign layers, which are not stored here. So an image with them is refused unless the
+// Nodes request the URLs of otherCollects layers, which are not stored here. So an image with them is refused unless
+// the
 // configuration allows the URLs, as in distribution.
 func TestForeignLayers(t *testing.T) {
 	t.Parallel()

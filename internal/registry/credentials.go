@@ -93,7 +93,7 @@ const (
 )
 
 func (r checkResult) String() string {
-	return [...]string{"remembered", "matched", "refused", "busy"}[r]
+	return [...]string{"cached", "matched", "refused", "busy"}[r]
 }
 
 // userTable is one generation of the files.

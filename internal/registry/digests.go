@@ -17,7 +17,7 @@ import (
 
 // canonical returns the SHA-256 digest of what d names in the whole registry, or a
 // [distribution.ErrBlobUnknown].
-func (s *blobSource) canonical(ctx context.Context, d digest.Digest) (digest.Digest, error) {
+func (s *contentStore) canonical(ctx context.Context, d digest.Digest) (digest.Digest, error) {
 	if d.Algorithm() == digest.Canonical {
 		return d, nil
 	}
@@ -25,7 +25,7 @@ func (s *blobSource) canonical(ctx context.Context, d digest.Digest) (digest.Dig
 }
 
 // readLink returns the digest in a link, or a [distribution.ErrBlobUnknown].
-func (s *blobSource) readLink(ctx context.Context, path string) (digest.Digest, error) {
+func (s *contentStore) readLink(ctx context.Context, path string) (digest.Digest, error) {
 	return readLink(ctx, s.driver, path)
 }
 
@@ -45,12 +45,12 @@ func readLink(ctx context.Context, driver storagedriver.StorageDriver, path stri
 }
 
 // link writes a link.
-func (s *blobSource) link(ctx context.Context, path string, to digest.Digest) error {
+func (s *contentStore) link(ctx context.Context, path string, to digest.Digest) error {
 	return s.driver.PutContent(ctx, path, []byte(to))
 }
 
 // exists reports whether a path exists.
-func (s *blobSource) exists(ctx context.Context, path string) (bool, error) {
+func (s *contentStore) exists(ctx context.Context, path string) (bool, error) {
 	_, err := s.driver.Stat(ctx, path)
 	if errors.As(err, new(storagedriver.PathNotFoundError)) {
 		return false, nil

@@ -288,7 +288,7 @@ func TestGarbageCollectionKeepsSHA512BlobsInUse(t *testing.T) {
 	d := digest.SHA512.FromString("layer")
 	i.pusher().pushAs("a", d, "layer")
 	kept := func() bool {
-		m := &marking{inventory: &inventory{}, keep: map[digest.Digest]bool{}}
+		m := &marking{contents: &contents{}, keep: map[digest.Digest]bool{}}
 		i.server.source.use.sweep(m, time.Now().Add(-time.Minute))()
 		return m.keep[digest.FromString("layer")]
 	}

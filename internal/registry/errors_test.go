@@ -59,12 +59,12 @@ func TestDeletionsWaitForTheirRepository(t *testing.T) {
 	c := i.pusher()
 	locks := &i.server.source.linking
 	other := "b"
-	for n := 0; locks.of(other) == locks.of("a"); n++ {
+	for n := 0; locks.forRepository(other) == locks.forRepository("a"); n++ {
 		other = fmt.Sprint("b", n)
 	}
 	d, _ := c.pushImage(other, "v1", "layer")
-	locks.of("a").RLock() // as a push does that takes long
-	defer locks.of("a").RUnlock()
+	locks.forRepository("a").RLock() // as a push does that takes long
+	defer locks.forRepository("a").RUnlock()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

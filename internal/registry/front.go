@@ -49,10 +49,10 @@ type front struct {
 	metrics     *metrics
 	log         *slog.Logger
 	draining    *atomic.Bool
-	// verification is nil unless signatures are verified.
-	verification *verification
-	now          func() time.Time // for tokens
-	idleTimeout  time.Duration
+	// signatures is nil unless signatures are verified.
+	signatures  *signatureVerifier
+	now         func() time.Time // for tokens
+	idleTimeout time.Duration
 }
 
 func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -92,8 +92,8 @@ func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		change := f.pending(r, to)
 		f.next.ServeHTTP(e, admitted.WithContext(context.WithValue(r.Context(), callerKey{}, caller)))
 		f.audit(r.Context(), change, e, caller)
-		if change != nil && f.verification != nil {
-			f.verification.changed(to.repository) // before the client sees the response
+		if change != nil && f.signatures != nil {
+			f.signatures.changed(to.repository) // before the client sees the response
 		}
 	}
 	code = e.code()
@@ -106,7 +106,7 @@ type caller struct {
 	certificate      string // the subject of a client certificate
 	user             string // if known, also with a wrong password
 	credential       string // the name of the one that was accepted
-	who              *user  // the user of that one
+	account          *user  // the user of that one
 	anonymous        bool   // without a credential, or with an empty one
 	pushes           bool   // may push; known of HEAD requests for manifests
 }
@@ -129,10 +129,10 @@ func (f *front) admit(w http.ResponseWriter, r *http.Request, to target, caller 
 		return nil, err
 	}
 	caller.pushes = f.pushes(r, to, caller, login)
-	if f.verification == nil || !f.verifies(r, to, caller, login) {
+	if f.signatures == nil || !f.verifiesSignatures(r, to, caller, login) {
 		return r, nil
 	}
-	return f.verification.require(r, to)
+	return f.signatures.require(r, to)
 }
 
 // pushes reports whether a client that asks whether a manifest exists may push one.
@@ -143,25 +143,25 @@ func (f *front) pushes(r *http.Request, to target, caller *caller, login login) 
 	if f.policy.mutualTLS {
 		return slices.Contains(caller.roles, pki.OrganizationPush) || slices.Contains(caller.roles, pki.OrganizationClient)
 	}
-	if caller.who == nil { // everyone may read
+	if caller.account == nil { // everyone may read
 		_, _ = login.verify() // a wrong credential counts as no credential
 	}
-	return caller.who != nil && caller.who.role == rolePush
+	return caller.account != nil && caller.account.role == rolePush
 }
 
 // verifies reports whether a client reads signed images only: nodes and clients without a credential do. Those that may
 // push read everything, because they sign images; so do users outside the cluster.
-func (f *front) verifies(r *http.Request, to target, caller *caller, login login) bool {
+func (f *front) verifiesSignatures(r *http.Request, to target, caller *caller, login login) bool {
 	if to.manifest == "" || r.Method != http.MethodGet && r.Method != http.MethodHead {
 		return false
 	}
 	if f.policy.mutualTLS {
 		return !slices.Contains(caller.roles, pki.OrganizationPush) && !slices.Contains(caller.roles, pki.OrganizationClient)
 	}
-	if caller.who == nil { // everyone may read
+	if caller.account == nil { // everyone may read
 		_, _ = login.verify() // a wrong credential counts as no credential
 	}
-	return caller.who == nil || caller.who.role == rolePull
+	return caller.account == nil || caller.account.role == rolePull
 }
 
 // login parses the Authorization header: a credential, or a token that stands for one. An empty credential,
@@ -185,11 +185,11 @@ func (f *front) login(r *http.Request, caller *caller) login {
 		if f.credentials.known(from, name) {
 			caller.user = name
 		}
-		who, err := f.credentials.verify(r.Context(), from, name, password)
-		if who != nil {
-			caller.credential, caller.who = who.name, who
+		user, err := f.credentials.verify(r.Context(), from, name, password)
+		if user != nil {
+			caller.credential, caller.account = user.name, user
 		}
-		return who, err
+		return user, err
 	}}
 }
 
@@ -221,7 +221,7 @@ func (f *front) logRequest(r *http.Request, code int, e *exchange, caller *calle
 	attrs := []slog.Attr{
 		slog.String("listener", f.name), slog.String("method", r.Method), slog.String("path", r.URL.Path),
 		slog.Int("code", code), slog.Int64("received", e.received), slog.Int64("sent", e.sent),
-		slog.String("took", took.String()),
+		slog.String("duration", took.String()),
 		slog.String("remote", r.RemoteAddr), slog.String("agent", r.UserAgent()),
 	}
 	if len(caller.roles) > 0 {

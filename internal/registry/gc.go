@@ -99,7 +99,7 @@ func readAndMark(
 	ctx context.Context, driver storagedriver.StorageDriver, request gc.Request, cutoff time.Time,
 	known map[digest.Digest]references,
 ) (*marking, error) {
-	stored := &inventory{driver: driver}
+	stored := &contents{driver: driver}
 	if err := stored.read(ctx); err != nil {
 		return nil, fmt.Errorf("reading the storage: %w", err)
 	}

@@ -181,7 +181,7 @@ func TestMarkingReadsInParallel(t *testing.T) {
 		c.pushImage("a", fmt.Sprint(n), fmt.Sprint(n))
 	}
 	driver := &countingDriver{StorageDriver: i.server.source.driver}
-	stored := &inventory{driver: driver}
+	stored := &contents{driver: driver}
 	if err := stored.read(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -39,20 +39,20 @@ func (s *Server) withGarbageCollection(next http.Handler) http.Handler {
 			return
 		}
 		defer s.collecting.Unlock()
-		who, _ := r.Context().Value(callerKey{}).(*caller)
-		s.collect(r.Context(), request, who, w)
+		caller, _ := r.Context().Value(callerKey{}).(*caller)
+		s.collect(r.Context(), request, caller, w)
 	})
 }
 
 // collect collects garbage for a caller and streams the events. It aborts when the client disconnects.
-func (s *Server) collect(ctx context.Context, request gc.Request, who *caller, w http.ResponseWriter) {
+func (s *Server) collect(ctx context.Context, request gc.Request, caller *caller, w http.ResponseWriter) {
 	var phase atomic.Pointer[gc.Event]
 	phase.Store(&gc.Event{Phase: gc.Marking})
 	stream(ctx, s, w, func() any { return phase.Load() }, func(ctx context.Context, send func(any)) {
 		started := time.Now()
 		report := func(e gc.Event) {
 			if e.Removed != nil && !request.DryRun {
-				logPrune(ctx, s.log, *e.Removed, who.audit())
+				logPrune(ctx, s.log, *e.Removed, caller.audit())
 				s.space.removed(e.Removed.Bytes)
 			}
 			if e.Phase != "" {
@@ -63,7 +63,7 @@ func (s *Server) collect(ctx context.Context, request gc.Request, who *caller, w
 		result, err := collect(ctx, s.leases, &s.source.use, request, report)
 		log := s.log.With("dryRun", request.DryRun, "deleteUntagged", request.DeleteUntagged,
 			"manifests", result.Manifests, "blobs", result.Blobs, "bytes", result.Bytes, "kept", result.Kept,
-			"took", time.Since(started).String())
+			"duration", time.Since(started).String())
 		last := gc.Event{Result: &result}
 		if err != nil {
 			last = gc.Event{Error: err.Error()}

@@ -100,7 +100,7 @@ func TestRunningRegistryCollectsGarbage(t *testing.T) {
 	// The other replica reads the result from the storage.
 	_, _ = other.server.leases.read(t.Context(), 0)
 	for _, replica := range []*instance{i, other} {
-		report := replica.loaded().Collection
+		report := replica.loaded().GarbageCollection
 		if report.Running || report.SucceededAt == nil || report.SucceededAt.Before(before) || report.Problem != "" {
 			t.Errorf("%+v", report)
 		}
@@ -313,7 +313,7 @@ func TestManifestsWaitForGarbageThatAnotherProcessCollects(t *testing.T) {
 	}
 	eventually(t, "the registry reports it", func() bool {
 		_, _ = i.server.leases.read(t.Context(), 0)
-		return i.loaded().Collection.Running && i.metric("zarf_registry_gc_running") == 1
+		return i.loaded().GarbageCollection.Running && i.metric("zarf_registry_gc_running") == 1
 	})
 	// Everything else is accepted, and pulls are served.
 	c.pushImage("a", "other", "another layer")
@@ -411,7 +411,7 @@ func TestARefusedManifestDoesNotMoveItsTag(t *testing.T) {
 	i := start(t, newTestCA(t), t.TempDir())
 	before, _ := i.pusher().pushImage("a", "v1", "one")
 	_, after := i.pusher().pushImage("a", "v2", "two")
-	source := &blobSource{leases: fileLeases(t, i.root)}
+	source := &contentStore{leases: fileLeases(t, i.root)}
 	server := withPushes(withManifestLock(source, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		release(condemn(t, fileLeases(t, i.root), digest.FromString("two")))
 		time.Sleep(2 * quick.pollInterval)
@@ -432,7 +432,7 @@ func TestARefusedManifestDoesNotMoveItsTag(t *testing.T) {
 // condemn begins a collection that may remove these digests, and waits until it may sweep.
 func condemn(t testing.TB, leases *leaseClient, digests ...digest.Digest) *lease {
 	t.Helper()
-	list := condemnedSet{}
+	list := garbageSet{}
 	for _, d := range digests {
 		list[d] = struct{}{}
 	}
@@ -514,7 +514,7 @@ func TestCollectionStopsWhenTheClientDisconnects(t *testing.T) {
 		return !r.record.Held && r.record.Failure != ""
 	})
 	c.pushImage("a", "v1", "layer")
-	if report := i.loaded().Collection; report.SucceededAt != nil || report.Problem == "" {
+	if report := i.loaded().GarbageCollection; report.SucceededAt != nil || report.Problem == "" {
 		t.Errorf("%+v", report)
 	}
 }
@@ -537,12 +537,12 @@ func TestInvalidLeaseExpires(t *testing.T) {
 	writeFile(t, filepath.Join(root, leasePath), []byte("{"))
 	leases := fileLeases(t, root)
 	leases.times.waitTimeout, leases.times.leaseDuration = 0, shortLease
-	if w := serve(t, withManifestLock(&blobSource{leases: leases}, http.NotFoundHandler()), "PUT",
+	if w := serve(t, withManifestLock(&contentStore{leases: leases}, http.NotFoundHandler()), "PUT",
 		"/v2/a/manifests/v1"); w.Code != http.StatusServiceUnavailable {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
 	leases.times.waitTimeout = time.Minute
-	if w := serve(t, withManifestLock(&blobSource{leases: leases}, http.NotFoundHandler()), "PUT",
+	if w := serve(t, withManifestLock(&contentStore{leases: leases}, http.NotFoundHandler()), "PUT",
 		"/v2/a/manifests/v1"); w.Code != http.StatusNotFound {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
@@ -663,7 +663,7 @@ func TestSlowlySentManifestIsAccepted(t *testing.T) {
 		return sent.Read(p)
 	})
 	var received string
-	source := &blobSource{leases: fileLeases(t, root)}
+	source := &contentStore{leases: fileLeases(t, root)}
 	server := withPushes(withManifestLock(source, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		content, err := io.ReadAll(r.Body)
 		if err != nil {

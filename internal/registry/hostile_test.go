@@ -63,7 +63,7 @@ func TestInvalidReferencesAreNoFailures(t *testing.T) {
 	if logs := i.logs.String(); strings.Contains(logs, "verifying an image failed") || strings.Contains(logs, `"level":"ERROR"`) {
 		t.Errorf("logged:\n%s", logs)
 	}
-	if n := i.metric(`zarf_registry_verifications_total{result="failed"}`); n != 0 {
+	if n := i.metric(`zarf_registry_signature_verifications_total{result="failed"}`); n != 0 {
 		t.Errorf("%v failures are counted", n)
 	}
 }
@@ -240,7 +240,7 @@ func TestVerificationReadsFewReferrers(t *testing.T) {
 	t.Parallel()
 	const all = 1500
 	s := newSigner(t)
-	_, change := verified(t, VerifyEnforce, s)
+	_, change := verified(t, SignaturesEnforce, s)
 	i := open(t, newTestCA(t), "", change, func(o *Options) { o.Config = loadConfig(t, inMemory).Config })
 	var reads atomic.Int64
 	observe(i, func(path string) {
@@ -253,7 +253,7 @@ func TestVerificationReadsFewReferrers(t *testing.T) {
 	_, manifest := i.pusher().pushImage("a", "v1", "layer")
 	subject := digest.FromString(manifest)
 	fillReferrers(t, i, "a", subject, all)
-	i.server.verification.changed("a")
+	i.server.signatures.changed("a")
 	reads.Store(0)
 	if a := i.node().read(http.MethodGet, "a", "v1"); a.StatusCode != http.StatusForbidden {
 		t.Errorf("status %d: %s", a.StatusCode, a.body)
@@ -267,7 +267,7 @@ func TestVerificationReadsFewReferrers(t *testing.T) {
 func TestOneRepositoryDoesNotHoldAllVerifications(t *testing.T) {
 	t.Parallel()
 	s := newSigner(t)
-	_, change := verified(t, VerifyEnforce, s)
+	_, change := verified(t, SignaturesEnforce, s)
 	i := open(t, newTestCA(t), t.TempDir(), change)
 	var held atomic.Bool
 	var waiting atomic.Int64

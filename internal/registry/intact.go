@@ -150,7 +150,7 @@ func (r sizeRecord) fits(d digest.Digest, data storagedriver.FileInfo) bool {
 // size returns the size of a blob with a SHA-256 digest, and whether its record has it; or a
 // [distribution.ErrBlobUnknown] if the blob is missing or known to be damaged. Other errors are the storage's. It asks
 // the driver, because a cache may still contain blobs that were garbage-collected.
-func (s *blobSource) size(ctx context.Context, d digest.Digest) (size int64, recorded bool, err error) {
+func (s *contentStore) size(ctx context.Context, d digest.Digest) (size int64, recorded bool, err error) {
 	data, err := s.driver.Stat(ctx, blobPath(d))
 	if isNotFound(err) {
 		return 0, false, distribution.ErrBlobUnknown
@@ -224,7 +224,7 @@ func isNotFound(err error) bool { return errors.As(err, new(storagedriver.PathNo
 // lacking returns a [distribution.ErrManifestBlobUnknown] for something that a manifest in a repository needs and that
 // is missing or damaged, or nil. Other errors are about the manifest's descriptors, or the storage's. It leaves out
 // layers that are not distributed and, if indexes may be sparse, their manifests that the repository does not have.
-func (s *blobSource) lacking(ctx context.Context, repository string, m described) error {
+func (s *contentStore) lacking(ctx context.Context, repository string, m described) error {
 	seen := map[digest.Digest]bool{}
 	unseen := func(all []v1.Descriptor) (list []v1.Descriptor) {
 		for _, desc := range all {
@@ -262,7 +262,7 @@ func (s *blobSource) lacking(ctx context.Context, repository string, m described
 }
 
 // needsChild returns what the manifest of an index says, or an error as lacking does.
-func (s *blobSource) needsChild(ctx context.Context, repository string, child v1.Descriptor) (described, error) {
+func (s *contentStore) needsChild(ctx context.Context, repository string, child v1.Descriptor) (described, error) {
 	_, err := s.readLink(ctx, revisionPath(repository, child.Digest))
 	if errors.Is(err, distribution.ErrBlobUnknown) {
 		// A sparse index may refer to blobs, too.
@@ -289,7 +289,7 @@ func (s *blobSource) needsChild(ctx context.Context, repository string, child v1
 }
 
 // needsBlob returns an error as lacking does.
-func (s *blobSource) needsBlob(ctx context.Context, repository string, blob v1.Descriptor) error {
+func (s *contentStore) needsBlob(ctx context.Context, repository string, blob v1.Descriptor) error {
 	if oci.IsNonDistributable(blob.MediaType) {
 		return nil
 	}
@@ -332,8 +332,8 @@ type completeKey struct{}
 func withCompleteness(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodHead {
-			who, ok := r.Context().Value(callerKey{}).(*caller)
-			if !ok || who.pushes {
+			caller, ok := r.Context().Value(callerKey{}).(*caller)
+			if !ok || caller.pushes {
 				r = r.WithContext(context.WithValue(r.Context(), completeKey{}, true))
 			}
 		}

@@ -27,30 +27,30 @@ import (
 // thing that all replicas share, including replicas that start during a collection. No process needs to
 // contact another:
 //
-//  1. The collector marks what is needed. What is not, and is older than the grace period, is condemned.
-//  2. It writes the list of condemned digests, and then the record, which names the list. It renews the record at every
+//  1. The collector marks what is needed. What is not, and is older than the grace period, is garbage.
+//  2. It writes the list of garbage, and then the record, which names the list. It renews the record at every
 //     heartbeat. There is one collector at a time.
-//  3. From then on, a process does not write a manifest that needs a condemned digest, its own included: see
+//  3. From then on, a process does not write a manifest that needs garbage, its own included: see
 //     below. It reads the record before it writes a manifest. If a step took longer than validity, which is
 //     less than drainPeriod, it reads the record again before it moves a tag and before it responds: if a list
 //     was published since, and the manifest needs something in it, or the list is gone with its collection, it
 //     responds 503 and the manifest does not count as stored.
 //  4. The collector waits for drainPeriod. All manifests that were written without knowledge of the list are
 //     complete then, or will be refused.
-//  5. It marks again. What is needed by now, or was written or linked meanwhile, is condemned no longer. The
+//  5. It marks again. What is needed by now, or was written or linked meanwhile, is no longer garbage. The
 //     rest is needed by nothing, and by no manifest to come, until the record is released. It sweeps the rest.
 //
 // Why nothing is lost: let a manifest be reported as stored, and d be what it needs, be it through an index.
 // If its process knew the list, d is not in it, and only what is in it is removed. If not, the manifest was
 // complete before the second marking, which found it. Otherwise the process has refused it.
 //
-// A manifest that needs a condemned digest:
+// A manifest that needs garbage:
 //
 //   - in the process that collects, rescues it, with all that it needs, from the sweep: see [blobsInUse]. Nothing
 //     waits, apart from a manifest whose very blob is being removed. If a part has been removed, the client
 //     learns that it is unknown and pushes it again. Uploads, mounts and HEAD requests rescue, too.
 //   - in another process, waits until the record is released, and after waitTimeout responds 503. So does an upload
-//     of a condemned blob, and a mount becomes an upload. HEAD requests tell the truth, because pulls send them,
+//     of such a blob, and a mount becomes an upload. HEAD requests tell the truth, because pulls send them,
 //     too: if the blob is removed then, the manifest is refused.
 //
 // A record whose list is missing or another one, or that cannot be read, blocks every manifest.
@@ -83,11 +83,11 @@ var defaultLeaseTimes = leaseTimes{
 	heartbeat:   5 * time.Second, renewDeadline: 30 * time.Second, leaseDuration: time.Minute,
 }
 
-// The paths of the record and of the list of condemned digests. They are next to the directories that distribution
+// The paths of the record and of the list of garbage. They are next to the directories that distribution
 // reads, so that distribution neither lists nor serves them, and below the prefix that bucket policies allow.
 const (
-	leasePath     = "/docker/registry/v2/zarf-registry/garbage-collection.json"
-	condemnedPath = "/docker/registry/v2/zarf-registry/condemned"
+	leasePath       = "/docker/registry/v2/zarf-registry/garbage-collection.json"
+	garbageListPath = "/docker/registry/v2/zarf-registry/garbage-list"
 )
 
 // leaseRecord is the content of leasePath. It stays after a collection, with its result.
@@ -96,11 +96,11 @@ type leaseRecord struct {
 	ID   string `json:"id"`
 	Held bool   `json:"held"`
 	// Heartbeat makes the record change while the collector lives.
-	Heartbeat int `json:"beat"`
+	Heartbeat int `json:"heartbeat"`
 	// Previous is the ID of the collection before.
 	Previous string `json:"previous,omitempty"`
-	// Condemned is the digest of the list.
-	Condemned digest.Digest `json:"condemned"`
+	// GarbageList is the digest of the list.
+	GarbageList digest.Digest `json:"garbageList"`
 	// Succeeded is the Unix time of the last successful collection. Failure is the error of the last
 	// collection, empty if it succeeded.
 	Succeeded int64     `json:"succeeded,omitempty"`
@@ -160,8 +160,8 @@ type leaseReading struct {
 	record  leaseRecord
 	at      time.Time // when the reading began; zero before the first
 	changed time.Time // when this record was first seen
-	// condemned is the list of another process's collection; nil without such a collection, or without its list.
-	condemned condemnedSet
+	// garbage is the list of another process's collection; nil without such a collection, or without its list.
+	garbage garbageSet
 }
 
 // held reports whether the lease was held when the reading began.
@@ -192,9 +192,9 @@ func (c *leaseClient) read(ctx context.Context, age time.Duration) (*leaseReadin
 	if previous.at.IsZero() || r.record != previous.record {
 		r.changed = time.Now()
 	}
-	if c.foreign(r) {
-		if r.condemned = previous.condemned; r.condemned == nil || r.record.Condemned != previous.record.Condemned {
-			if r.condemned, err = c.readCondemned(ctx, r.record.Condemned); err != nil {
+	if c.otherCollects(r) {
+		if r.garbage = previous.garbage; r.garbage == nil || r.record.GarbageList != previous.record.GarbageList {
+			if r.garbage, err = c.readGarbageList(ctx, r.record.GarbageList); err != nil {
 				return nil, err
 			}
 		}
@@ -205,7 +205,7 @@ func (c *leaseClient) read(ctx context.Context, age time.Duration) (*leaseReadin
 
 // follow reads the record at intervals until ctx ends, for metrics and reports, which do not wait for
 // the storage.
-func (c *leaseClient) follow(ctx context.Context, interval time.Duration) {
+func (c *leaseClient) poll(ctx context.Context, interval time.Duration) {
 	for {
 		_, _ = c.read(ctx, interval/2) // manifest uploads report the error
 		if sleep(ctx, interval) != nil {
@@ -215,9 +215,9 @@ func (c *leaseClient) follow(ctx context.Context, interval time.Duration) {
 }
 
 // report returns the status of garbage collection in the last reading.
-func (c *leaseClient) report() *reloadstatus.Collection {
+func (c *leaseClient) report() *reloadstatus.GarbageCollection {
 	r := c.last.Load()
-	report := &reloadstatus.Collection{Running: c.held(r), Problem: r.record.Failure}
+	report := &reloadstatus.GarbageCollection{Running: c.held(r), Problem: r.record.Failure}
 	if r.record.Succeeded != 0 {
 		at := time.Unix(r.record.Succeeded, 0).UTC()
 		report.SucceededAt = &at
@@ -234,7 +234,7 @@ type lease struct {
 	renewed time.Time // when the last successful write began
 	lost    error     // errLeaseLost, errLeaseHeld, or nil
 
-	// behind is by how much the storage's clock, which the times of files are of, is behind, at least 0.
+	// behind is how far the storage's clock, which stamps files, lags; at least 0.
 	behind time.Duration
 
 	stop context.CancelFunc
@@ -243,20 +243,20 @@ type lease struct {
 
 // acquire acquires the lease to remove what is in the list, and waits until no process writes manifests without regard
 // to the list. If another collector holds the lease, it returns errLeaseHeld.
-func (c *leaseClient) acquire(ctx context.Context, list condemnedSet) (*lease, error) {
+func (c *leaseClient) acquire(ctx context.Context, list garbageSet) (*lease, error) {
 	r, err := c.waitUntilFree(ctx)
 	if err != nil {
 		return nil, err
 	}
 	content := list.encode()
 	// A full volume must not prevent the collection. Without the list, other processes block every manifest.
-	_ = c.driver.PutContent(ctx, condemnedPath, content)
+	_ = c.driver.PutContent(ctx, garbageListPath, content)
 	if again, err := c.read(ctx, 0); err != nil || again.record != r.record {
-		return nil, cmp.Or(err, errLeaseHeld) // whose list is lost, which blocks manifests until it has finished
+		return nil, cmp.Or(err, errLeaseHeld) // the other collector's list is lost: manifests wait until it ends
 	}
 	record := r.record
 	record.ID, record.Held, record.Heartbeat = rand.Text(), true, 0
-	record.Previous, record.Condemned = r.record.ID, digest.FromBytes(content)
+	record.Previous, record.GarbageList = r.record.ID, digest.FromBytes(content)
 	c.own.Store(record.ID)
 	l := &lease{client: c, record: record, done: make(chan struct{})}
 	if err := l.write(ctx); err != nil {
@@ -409,8 +409,8 @@ func (l *lease) release(result gc.Result, failure error) {
 		l.record.Succeeded = time.Now().Unix()
 	}
 	l.mu.Unlock()
-	_ = l.client.driver.Delete(ctx, condemnedPath) // the next collection overwrites it
-	_ = l.write(ctx)                               // if this fails, the lease expires
+	_ = l.client.driver.Delete(ctx, garbageListPath) // the next collection overwrites it
+	_ = l.write(ctx)                                 // if this fails, the lease expires
 	_, _ = l.client.read(ctx, 0)
 }
 

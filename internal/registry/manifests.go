@@ -18,7 +18,7 @@ import (
 
 // withManifestLock delays manifest uploads to next that need what another process's collection may remove: see
 // leaseTimes. The body must have been read before: a slow client would use up the time for which a reading is valid.
-func withManifestLock(source *blobSource, next http.Handler) http.Handler {
+func withManifestLock(source *contentStore, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodPut {
 			next.ServeHTTP(w, r)
@@ -29,8 +29,8 @@ func withManifestLock(source *blobSource, next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		asked, _ := r.Context().Value(pushKey{}).(push)
-		a := &admission{source: source, repository: to.repository, needs: slices.Concat(asked.digests, asked.needs)}
+		pushed, _ := r.Context().Value(pushKey{}).(push)
+		a := &admission{source: source, repository: to.repository, needs: slices.Concat(pushed.digests, pushed.needs)}
 		var err error
 		if a.reading, err = source.leases.admit(r.Context(), a.needs); err != nil {
 			writeError(w, err)
@@ -64,7 +64,7 @@ func withAnyMediaType(next http.Handler) http.Handler {
 
 // admit waits until a manifest that needs these digests may be written.
 func (c *leaseClient) admit(ctx context.Context, needs []digest.Digest) (*leaseReading, error) {
-	return c.wait(ctx, func(r *leaseReading) bool { return c.threatens(r, needs) })
+	return c.wait(ctx, func(r *leaseReading) bool { return c.mayRemove(r, needs) })
 }
 
 // wait waits while the lease is held in a way that blocks the caller.
@@ -90,7 +90,7 @@ func (c *leaseClient) wait(ctx context.Context, blocks func(*leaseReading) bool)
 
 // admission is that of a manifest upload. It is in the upload's context.
 type admission struct {
-	source     *blobSource
+	source     *contentStore
 	repository string
 	needs      []digest.Digest
 	reading    *leaseReading // the last one
@@ -111,11 +111,11 @@ func (a *admission) confirm(ctx context.Context, age time.Duration) error {
 		a.refused = unavailable("%v", err)
 		return a.refused
 	}
-	swept := sweptBetween(a.reading.record, r.record)
-	if swept == sweptListed && !leases.threatens(r, a.needs) && a.source.need(ctx, a.repository, a.needs) == nil {
-		swept = sweptNothing
+	swept := removedBetween(a.reading.record, r.record)
+	if swept == removedListed && !leases.mayRemove(r, a.needs) && a.source.need(ctx, a.repository, a.needs) == nil {
+		swept = removedNothing
 	}
-	if swept != sweptNothing {
+	if swept != removedNothing {
 		a.refused = unavailable(
 			"garbage was collected during this push and blobs of this image may be missing: push it again")
 		return a.refused
@@ -124,36 +124,36 @@ func (a *admission) confirm(ctx context.Context, age time.Duration) error {
 	return nil
 }
 
-// sweptContent is what collections may have removed between two readings of the record.
-type sweptContent int
+// removedContent is what collections may have removed between two readings of the record.
+type removedContent int
 
 const (
-	sweptNothing  sweptContent = iota
-	sweptListed                // what is in the list of the second one
-	sweptAnything              // what is in a list that no longer exists
+	removedNothing  removedContent = iota
+	removedListed                  // what is in the list of the second one
+	removedAnything                // what is in a list that no longer exists
 )
 
-// sweptBetween considers only lists that were not known at the first reading: that of the same collection was, unless
+// removedBetween considers only lists that were not known at the first reading: that of the same collection was, unless
 // it had ended.
-func sweptBetween(before, now leaseRecord) sweptContent {
+func removedBetween(before, now leaseRecord) removedContent {
 	switch {
 	case now.ID == before.ID:
-		return sweptNothing
+		return removedNothing
 	case now.Previous != before.ID:
-		return sweptAnything
-	case now.Condemned == emptyList:
-		return sweptNothing
+		return removedAnything
+	case now.GarbageList == emptyList:
+		return removedNothing
 	case now.Held:
-		return sweptListed
+		return removedListed
 	}
-	return sweptAnything
+	return removedAnything
 }
 
 // need rescues what a manifest needs from a collection of this process. It returns a
 // [distribution.ErrManifestVerification] if the collection has removed a part, and nobody has pushed that again.
-func (s *blobSource) need(ctx context.Context, repository string, digests []digest.Digest) error {
+func (s *contentStore) need(ctx context.Context, repository string, digests []digest.Digest) error {
 	var missing distribution.ErrManifestVerification
-	for _, d := range s.use.note(digests...) {
+	for _, d := range s.use.record(digests...) {
 		found, err := s.provides(ctx, repository, d)
 		if err != nil {
 			return err
@@ -169,7 +169,7 @@ func (s *blobSource) need(ctx context.Context, repository string, digests []dige
 }
 
 // provides reports whether clients of a repository can read a blob or a manifest.
-func (s *blobSource) provides(ctx context.Context, repository string, d digest.Digest) (bool, error) {
+func (s *contentStore) provides(ctx context.Context, repository string, d digest.Digest) (bool, error) {
 	for _, link := range []string{layerPath(repository, d), revisionPath(repository, d)} {
 		stored, err := s.readLink(ctx, link)
 		if errors.Is(err, distribution.ErrBlobUnknown) {

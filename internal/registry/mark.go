@@ -18,7 +18,7 @@ import (
 )
 
 // inventory is what the storage holds, apart from unfinished uploads.
-type inventory struct {
+type contents struct {
 	driver    storagedriver.StorageDriver
 	manifests []storedManifest
 	// tagged are the tags of manifests that have any.
@@ -60,7 +60,7 @@ type storedBlob struct {
 // young reports whether the grace period protects the blob.
 func (b *storedBlob) young(cutoff time.Time) bool { return b.newest.After(cutoff) }
 
-func (i *inventory) read(ctx context.Context) error {
+func (i *contents) read(ctx context.Context) error {
 	i.tagged, i.history = map[repositoryDigest][]string{}, map[repositoryDigest][]string{}
 	i.backLinks, i.canonical = map[repositoryDigest][]string{}, map[digest.Digest]digest.Digest{}
 	links, tags, err := i.readRepositories(ctx)
@@ -92,7 +92,7 @@ type blobLink struct {
 	at     time.Time
 }
 
-func (i *inventory) readRepositories(ctx context.Context) (links []blobLink, tags []repositoryTag, err error) {
+func (i *contents) readRepositories(ctx context.Context) (links []blobLink, tags []repositoryTag, err error) {
 	err = walkFiles(ctx, i.driver, repositoriesPath, func(info storagedriver.FileInfo) error {
 		name := info.Path()
 		if m := revisionLink.FindStringSubmatch(name); m != nil {
@@ -122,7 +122,7 @@ func (i *inventory) readRepositories(ctx context.Context) (links []blobLink, tag
 }
 
 // readTags reads what tags refer to.
-func (i *inventory) readTags(ctx context.Context, tags []repositoryTag) error {
+func (i *contents) readTags(ctx context.Context, tags []repositoryTag) error {
 	var mu sync.Mutex
 	return inParallel(ctx, tags, storageConcurrency, func(ctx context.Context, t repositoryTag) error {
 		d, err := readLink(ctx, i.driver, tagPath(t.repository, t.tag))
@@ -143,7 +143,7 @@ func (i *inventory) readTags(ctx context.Context, tags []repositoryTag) error {
 	})
 }
 
-func (i *inventory) readBlobs(ctx context.Context) (links []blobLink, err error) {
+func (i *contents) readBlobs(ctx context.Context) (links []blobLink, err error) {
 	i.blobs = map[digest.Digest]*storedBlob{}
 	err = walkFiles(ctx, i.driver, blobsPath, func(info storagedriver.FileInfo) error {
 		name := info.Path()
@@ -165,7 +165,7 @@ func (i *inventory) readBlobs(ctx context.Context) (links []blobLink, err error)
 
 // resolve returns the SHA-256 digest that the link of a digest contains, and remembers it. It reads no links that
 // distribution resolves by their name.
-func (i *inventory) resolve(ctx context.Context, d digest.Digest, link string) (digest.Digest, error) {
+func (i *contents) resolve(ctx context.Context, d digest.Digest, link string) (digest.Digest, error) {
 	if d.Algorithm() == digest.Canonical {
 		return d, nil
 	}
@@ -180,7 +180,7 @@ func (i *inventory) resolve(ctx context.Context, d digest.Digest, link string) (
 }
 
 // stored returns the digest under which content is stored.
-func (i *inventory) stored(d digest.Digest) digest.Digest {
+func (i *contents) stored(d digest.Digest) digest.Digest {
 	if stored, ok := i.canonical[d]; ok {
 		return stored
 	}
@@ -193,7 +193,7 @@ func pathDigest(algorithm, encoded string) digest.Digest {
 
 // marking is what is needed of an inventory. All digests are those under which content is stored.
 type marking struct {
-	*inventory
+	*contents
 	references map[digest.Digest]references      // of the manifests
 	referrers  map[digest.Digest][]digest.Digest // by subject
 	keep       map[digest.Digest]bool
@@ -202,11 +202,11 @@ type marking struct {
 // mark keeps every manifest, or, if untagged manifests are removed, those pushed after cutoff, those that a tag or
 // a kept index refers to, and those whose subject (in the OCI image specification) is kept; and everything that these
 // refer to. It does not read manifests whose references are known.
-func (i *inventory) mark(
+func (i *contents) mark(
 	ctx context.Context, untagged bool, cutoff time.Time, known map[digest.Digest]references,
 ) (*marking, error) {
 	m := &marking{
-		inventory: i, references: map[digest.Digest]references{}, referrers: map[digest.Digest][]digest.Digest{},
+		contents: i, references: map[digest.Digest]references{}, referrers: map[digest.Digest][]digest.Digest{},
 		keep: map[digest.Digest]bool{},
 	}
 	var unknown []digest.Digest
@@ -246,7 +246,7 @@ func (i *inventory) mark(
 	return m, nil
 }
 
-func (i *inventory) readReferences(ctx context.Context, d digest.Digest) (references, error) {
+func (i *contents) readReferences(ctx context.Context, d digest.Digest) (references, error) {
 	if ctx.Err() != nil {
 		return references{}, context.Cause(ctx)
 	}
@@ -304,8 +304,8 @@ func (m *marking) strayLinks() map[repositoryDigest][]string {
 }
 
 // condemn returns what may be removed: what is not kept and was not written or linked after cutoff.
-func (m *marking) condemn(cutoff time.Time) condemnedSet {
-	list := condemnedSet{}
+func (m *marking) condemn(cutoff time.Time) garbageSet {
+	list := garbageSet{}
 	for _, manifest := range m.manifests {
 		if d := m.stored(manifest.digest); !m.keep[d] {
 			list[d] = struct{}{}

@@ -80,7 +80,7 @@ func (m *metrics) watchCertificates(source *tlsfiles.Source) {
 	m.gauge("zarf_registry_tls_certificate_lifetime_seconds",
 		"Total lifetime of the server certificate in use, for alerts on the remaining fraction.", nil,
 		func() float64 { return source.Current().Lifetime().Seconds() })
-	m.gauge("zarf_registry_tls_authority_expiry_timestamp_seconds",
+	m.gauge("zarf_registry_tls_ca_expiry_timestamp_seconds",
 		"Unix time at which the first of the client CAs in use expires.", nil,
 		func() float64 { return float64(source.Current().CAExpiry().Unix()) })
 	m.gauge("zarf_registry_tls_generation",
@@ -191,9 +191,9 @@ func (m *metrics) watchScrub(s *scrubber) {
 		})
 }
 
-func (m *metrics) watchVerification(v *verification) {
+func (m *metrics) watchSignatures(v *signatureVerifier) {
 	for result := range v.counts {
-		m.counter("zarf_registry_verifications_total",
+		m.counter("zarf_registry_signature_verifications_total",
 			"Manifests that nodes and anonymous clients asked for, by whether they are signed.",
 			prometheus.Labels{"result": outcome(result).String()}, func() float64 { return float64(v.counts[result].Load()) })
 	}
@@ -202,7 +202,7 @@ func (m *metrics) watchVerification(v *verification) {
 	m.gauge("zarf_registry_unsigned_tags",
 		"Tags whose image was not signed when all were last verified, at startup and every hour; -1 before that.", nil,
 		func() float64 { return float64(v.unsigned.Load()) })
-	m.counter("zarf_registry_verification_reload_errors_total",
+	m.counter("zarf_registry_signature_key_reload_errors_total",
 		"Failed loads of the public keys or of the digests of own images; the previous ones stay in force.", nil,
 		func() float64 { return float64(v.reloadErrors.Load()) })
 }

@@ -62,7 +62,7 @@ func (s blobStore) Create(
 		return nil, mounted
 	}
 	if err != nil {
-		noteNoSpace(ctx, err)
+		recordNoSpace(ctx, err)
 		return nil, err
 	}
 	return s.writer(ctx, writer), nil
@@ -92,7 +92,7 @@ func (m mountStored) Apply(v any) error {
 // stored returns the SHA-256 digest and the size of a stored blob, and notes that a client relies on it. It asks
 // the driver, because a cache may still contain blobs that were garbage-collected. What another process is about to
 // remove does not count as stored. If the storage fails, ok is false, and the upload will report the error.
-func (s *blobSource) stored(ctx context.Context, named digest.Digest) (d digest.Digest, size int64, ok bool) {
+func (s *contentStore) stored(ctx context.Context, named digest.Digest) (d digest.Digest, size int64, ok bool) {
 	if named == "" {
 		return "", 0, false
 	}
@@ -100,10 +100,10 @@ func (s *blobSource) stored(ctx context.Context, named digest.Digest) (d digest.
 	if err != nil {
 		return "", 0, false
 	}
-	if s.leases.condemned(d) {
+	if s.leases.mayRemoveBlob(d) {
 		return "", 0, false
 	}
-	s.use.note(d)
+	s.use.record(d)
 	size, _, err = s.size(ctx, d)
 	return d, size, err == nil
 }

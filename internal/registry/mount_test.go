@@ -259,7 +259,7 @@ func TestMountWritesWhatDistributionWrites(t *testing.T) {
 				t.Fatal(err)
 			}
 			ours := blobNamespace{own, own.(distribution.RepositoryRemover),
-				&blobSource{driver: driver, log: slog.New(slog.DiscardHandler)}}
+				&contentStore{driver: driver, log: slog.New(slog.DiscardHandler)}}
 
 			var want, got distribution.ErrBlobMounted
 			if _, err := blobs(own, "distribution").Create(ctx, storage.WithMountFrom(from)); !errors.As(err, &want) {

@@ -67,13 +67,13 @@ type Options struct {
 	// closed until the file has been valid once.
 	PullHtpasswd string
 
-	// Verify is what happens when a node or an anonymous client reads the manifest of an image that is not signed by
-	// one of the keys in VerifyKeys: clients with a certificate for nodes only, users of PullHtpasswd, and
+	// Signatures is what happens when a node or an anonymous client reads the manifest of an image that is not signed by
+	// one of the keys in SignatureKeys: clients with a certificate for nodes only, users of PullHtpasswd, and
 	// clients without a credential.
-	Verify Verify
-	// VerifyKeys is the directory of the public keys, one or more PEM files. If a new version is invalid, the previous
+	Signatures SignatureMode
+	// SignatureKeys is the directory of the public keys, one or more PEM files. If a new version is invalid, the previous
 	// keys stay in force and the error is logged. If there never were valid keys, no image counts as signed.
-	VerifyKeys string
+	SignatureKeys string
 	// OwnImages is the optional file of the SHA-256 digests of the project's own images, which need no signature. The
 	// file may appear.
 	OwnImages string
@@ -113,10 +113,10 @@ func (o *Options) validate() error {
 			"or the certificate of --listen")
 	case o.ExposeListen == "" && (o.ExposeTLSDir != "" || o.ExposeHtpasswd != "" || o.ExposeAnonymousPull):
 		return errors.New("--expose-tls-dir, --expose-htpasswd and --expose-anonymous-pull need --expose-listen")
-	case !slices.Contains([]Verify{"", VerifyOff, VerifyAudit, VerifyEnforce}, o.Verify):
-		return fmt.Errorf("invalid --verify %s: want off, audit or enforce", o.Verify)
-	case (o.Verify == VerifyAudit || o.Verify == VerifyEnforce) && o.VerifyKeys == "":
-		return fmt.Errorf("--verify=%s needs --verify-keys, the directory of public keys", o.Verify)
+	case !slices.Contains([]SignatureMode{"", SignaturesOff, SignaturesAudit, SignaturesEnforce}, o.Signatures):
+		return fmt.Errorf("invalid --signatures %s: want off, audit or enforce", o.Signatures)
+	case (o.Signatures == SignaturesAudit || o.Signatures == SignaturesEnforce) && o.SignatureKeys == "":
+		return fmt.Errorf("--signatures=%s needs --signature-keys, the directory of public keys", o.Signatures)
 	case o.Quota < 0:
 		return errors.New("--quota must not be negative")
 	case o.ShutdownDelay < 0 || o.DrainTimeout < 0:

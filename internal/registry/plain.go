@@ -58,7 +58,7 @@ func (p *plainListener) open(ctx context.Context, why string) {
 	p.serving = o
 	go func() { o.ended <- o.serve() }()
 	p.lastMessage = "opened"
-	p.log.Info("plain listener opened", "address", o.listener.Addr().String(), "why", why)
+	p.log.Info("plain listener opened", "address", o.listener.Addr().String(), "reason", why)
 }
 
 // isServing reports whether the listener is open. If it has failed, isServing cleans it up.
@@ -93,7 +93,7 @@ func (p *plainListener) close(why string) {
 		p.serving = nil
 	}
 	if p.isNewMessage("closed") {
-		p.log.Info("plain listener closed", "why", why)
+		p.log.Info("plain listener closed", "reason", why)
 	}
 }
 

@@ -80,7 +80,7 @@ func TestPlainListenerFollowsTheFile(t *testing.T) {
 		if !strings.Contains(f.metrics(), "zarf_registry_plain_listener_open 0\n") {
 			t.Error("the metric is not 0")
 		}
-		if open := f.loaded().PlainOpen; open == nil || *open {
+		if open := f.loaded().PlainListenerOpen; open == nil || *open {
 			t.Error("the reload status says that it is open")
 		}
 		f.addUser(pullUser, pullPassword)
@@ -91,7 +91,7 @@ func TestPlainListenerFollowsTheFile(t *testing.T) {
 		if !strings.Contains(f.metrics(), "zarf_registry_plain_listener_open 1\n") {
 			t.Error("the metric is not 1")
 		}
-		if open := f.loaded().PlainOpen; open == nil || !*open {
+		if open := f.loaded().PlainListenerOpen; open == nil || !*open {
 			t.Error("the reload status does not say that it is open")
 		}
 		f.plain().must(http.StatusUnauthorized, "GET", path, nil)
@@ -126,8 +126,8 @@ func TestPlainListenerFollowsTheFile(t *testing.T) {
 			t.Errorf("opened %d times and closed %d times in the logs, want %d and %d", opened, closed, n+1, n+2)
 		}
 	}
-	if !strings.Contains(f.logs.String(), `"why":"`+f.pull+` has users"`) ||
-		!strings.Contains(f.logs.String(), `"why":"`+f.pull+` has no users"`) {
+	if !strings.Contains(f.logs.String(), `"reason":"`+f.pull+` has users"`) ||
+		!strings.Contains(f.logs.String(), `"reason":"`+f.pull+` has no users"`) {
 		t.Error("the reasons are not logged")
 	}
 }
@@ -176,7 +176,7 @@ func TestInvalidFileDoesNotOpenThePlainListener(t *testing.T) {
 	listening := f.server.plain
 	ctx, stop := context.WithCancel(context.Background())
 	var following sync.WaitGroup
-	following.Go(func() { f.server.credentials.run(ctx, func() { f.server.followPullUsers(ctx) }) })
+	following.Go(func() { f.server.credentials.run(ctx, func() { f.server.watchPullUsers(ctx) }) })
 	t.Cleanup(func() {
 		stop()
 		following.Wait()

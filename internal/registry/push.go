@@ -158,7 +158,7 @@ func (r *pushResponse) Unwrap() http.ResponseWriter { return r.ResponseWriter }
 type manifestStore struct {
 	distribution.ManifestService
 	repository distribution.Repository
-	source     *blobSource
+	source     *contentStore
 }
 
 // Put stores a manifest. When it returns, the manifest has all its digests, back links and tags.
@@ -166,28 +166,28 @@ func (m manifestStore) Put(
 	ctx context.Context, manifest distribution.Manifest, options ...distribution.ManifestServiceOption,
 ) (digest.Digest, error) {
 	stored, err := m.put(ctx, manifest, options...)
-	noteNoSpace(ctx, err)
+	recordNoSpace(ctx, err)
 	return stored, err
 }
 
 func (m manifestStore) put(
 	ctx context.Context, manifest distribution.Manifest, options ...distribution.ManifestServiceOption,
 ) (digest.Digest, error) {
-	asked, _ := ctx.Value(pushKey{}).(push)
-	m.source.use.note(asked.digests...)
-	if err := m.source.need(ctx, m.repository.Named().Name(), asked.needs); err != nil {
+	pushed, _ := ctx.Value(pushKey{}).(push)
+	m.source.use.record(pushed.digests...)
+	if err := m.source.need(ctx, m.repository.Named().Name(), pushed.needs); err != nil {
 		return "", err
 	}
-	if err := m.source.lacking(ctx, m.repository.Named().Name(), asked.described); err != nil {
+	if err := m.source.lacking(ctx, m.repository.Named().Name(), pushed.described); err != nil {
 		if missing, ok := errors.AsType[distribution.ErrManifestBlobUnknown](err); ok {
 			err = distribution.ErrManifestVerification{missing}
 		}
 		return "", err
 	}
-	linking := m.source.linking.of(m.repository.Named().Name())
+	linking := m.source.linking.forRepository(m.repository.Named().Name())
 	linking.RLock()
 	defer linking.RUnlock()
-	stored, err := m.ManifestService.Put(replacing(ctx, blobPath(asked.digests[0])), manifest, options...)
+	stored, err := m.ManifestService.Put(replacing(ctx, blobPath(pushed.digests[0])), manifest, options...)
 	if hasForbiddenURLs(err) {
 		return "", errcode.ErrorCodeManifestInvalid.WithMessage("a layer of the image is stored at a URL from which this " +
 			"registry does not let nodes pull")
@@ -200,8 +200,8 @@ func (m manifestStore) put(
 		return "", err
 	}
 	name, named := m.repository.Named().Name(), stored
-	if asked.named != "" {
-		named = asked.named
+	if pushed.named != "" {
+		named = pushed.named
 		if err := m.source.link(ctx, revisionPath(name, named), stored); err != nil {
 			return "", err
 		}
@@ -209,7 +209,7 @@ func (m manifestStore) put(
 	if err := m.source.addBackLinks(ctx, name, v1.Descriptor{MediaType: mediaType, Digest: named}, content); err != nil {
 		return "", err
 	}
-	for _, tag := range asked.tags {
+	for _, tag := range pushed.tags {
 		if err := m.repository.Tags(ctx).Tag(ctx, tag, v1.Descriptor{Digest: named}); err != nil {
 			return "", err
 		}
@@ -227,7 +227,7 @@ func hasForbiddenURLs(err error) bool {
 
 // Delete removes a manifest, with all its digests and the tags of those that the caller did not name.
 func (m manifestStore) Delete(ctx context.Context, d digest.Digest) error {
-	linking := m.source.linking.of(m.repository.Named().Name())
+	linking := m.source.linking.forRepository(m.repository.Named().Name())
 	linking.Lock()
 	defer linking.Unlock()
 	manifest, err := m.Get(ctx, d)

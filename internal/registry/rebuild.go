@@ -16,7 +16,7 @@ import (
 const rebuiltPath = "/docker/registry/v2/zarf-registry/back-links.json"
 
 // keepRebuilding rebuilds back links until it has succeeded.
-func (s *blobSource) keepRebuilding(ctx context.Context) {
+func (s *contentStore) keepRebuilding(ctx context.Context) {
 	const retry = 10 * time.Second
 	for {
 		err := s.rebuild(ctx)
@@ -40,7 +40,7 @@ type rebuildRecord struct {
 }
 
 // rebuild adds the links that distribution does not write: back links, and those from other digests to SHA-256.
-func (s *blobSource) rebuild(ctx context.Context) error {
+func (s *contentStore) rebuild(ctx context.Context) error {
 	var last rebuildRecord
 	content, err := s.driver.GetContent(ctx, rebuiltPath)
 	if err == nil {
@@ -79,7 +79,7 @@ func (s *blobSource) rebuild(ctx context.Context) error {
 }
 
 // rebuildLink adds what the link of a manifest or of a blob needs.
-func (s *blobSource) rebuildLink(ctx context.Context, name string) error {
+func (s *contentStore) rebuildLink(ctx context.Context, name string) error {
 	if m := revisionLink.FindStringSubmatch(name); m != nil {
 		links, err := s.backLinksOf(ctx, m[1], pathDigest(m[2], m[3]))
 		for _, link := range links {

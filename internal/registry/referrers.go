@@ -39,7 +39,7 @@ func referrersPath(path string) (repository, subject string, ok bool) {
 
 // withReferrers serves lists of referrers (OCI distribution spec, "Listing Referrers"). A list may have several
 // pages: the parameters are n, the number of descriptors, and last, the digest after which a page begins.
-func withReferrers(source *blobSource, next http.Handler) http.Handler {
+func withReferrers(source *contentStore, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		repository, subject, ok := referrersPath(r.URL.Path)
 		if !ok {
@@ -99,7 +99,7 @@ func withReferrers(source *blobSource, next http.Handler) http.Handler {
 }
 
 // referrers returns the referrers of a subject after last, ordered by digest, and whether there are more.
-func (s *blobSource) referrers(
+func (s *contentStore) referrers(
 	ctx context.Context, repository string, subject digest.Digest, artifactType string, last digest.Digest, limit int,
 ) (page []v1.Descriptor, more bool, err error) {
 	page = []v1.Descriptor{}

@@ -8,7 +8,7 @@
 // slow ones, and draining. Distribution stores and serves. What it lacks of the OCI distribution
 // specification is added here: lists of referrers (referrers.go, backlinks.go), digests other than SHA-256
 // (digests.go), tags as parameters of a push (push.go), uploads in a single request (singlepost.go), and
-// mounts from any repository (mount.go). So are the signatures that images need (verify.go).
+// mounts from any repository (mount.go). So are the signatures that images need (signatures.go).
 //
 // It does not issue certificates, create credentials, expire content or replicate, and it is not a
 // pull-through cache.
@@ -58,9 +58,9 @@ const diagnosticsTimeout = 30 * time.Second
 type Server struct {
 	options      Options
 	app          *handlers.App
-	source       *blobSource
+	source       *contentStore
 	leases       *leaseClient
-	verification *verification
+	signatures   *signatureVerifier
 	collecting   sync.Mutex // held while this process collects garbage
 	scrubber     *scrubber
 	certificates *tlsfiles.Source  // nil without Options.Listen
@@ -169,8 +169,8 @@ func (s *Server) openStorage() (err error) {
 	if s.app, s.source, err = newApp(config, s.log); err != nil {
 		return err
 	}
-	s.verification = newVerification(s.options, s.source)
-	s.metrics.watchVerification(s.verification)
+	s.signatures = newSignatureVerifier(s.options, s.source)
+	s.metrics.watchSignatures(s.signatures)
 	s.source.space = s.space
 	s.leases = newLeaseClient(s.source.driver, root)
 	s.source.leases = s.leases
@@ -211,19 +211,20 @@ func NewHandler(config *configuration.Configuration, log *slog.Logger) (http.Han
 
 // extended returns distribution's handler with what the OCI distribution specification has beyond it, apart from
 // pushes of manifests.
-func extended(app *handlers.App, source *blobSource) http.Handler {
+func extended(app *handlers.App, source *contentStore) http.Handler {
 	return withReferrers(source, withAnyMediaType(withCompleteness(withSinglePosts(withMounts(app)))))
 }
 
 // newApp returns distribution's handler, which panics on an invalid configuration.
-func newApp(config *configuration.Configuration, log *slog.Logger) (app *handlers.App, source *blobSource, err error) {
+func newApp(config *configuration.Configuration, log *slog.Logger) (app *handlers.App, source *contentStore,
+	err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("configuration: %v", p)
 		}
 	}()
 	platforms := config.Validation.Manifests.Indexes.Platforms
-	source = &blobSource{log: log, sparse: platforms == "none" || platforms == "list"}
+	source = &contentStore{log: log, sparse: platforms == "none" || platforms == "list"}
 	useUnbufferedBlobs(config, source)
 	useDurableFiles(config)
 	return handlers.NewApp(context.Background(), config), source, nil
@@ -318,8 +319,8 @@ func (s *Server) front(name string, policy policy) *front {
 		now:         s.now,
 		idleTimeout: s.idleTimeout,
 	}
-	if s.verification.on() {
-		f.verification = s.verification
+	if s.signatures.on() {
+		f.signatures = s.signatures
 	}
 	return f
 }
@@ -327,20 +328,20 @@ func (s *Server) front(name string, policy policy) *front {
 func (s *Server) serve(ctx context.Context, registry, diagnostics []*endpoint) error {
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var running sync.WaitGroup
-	running.Go(func() { s.credentials.run(background, func() { s.followPullUsers(background) }) })
+	running.Go(func() { s.credentials.run(background, func() { s.watchPullUsers(background) }) })
 	// Not waited for, because the storage may hang.
 	go s.health.run(background)
-	go s.leases.follow(background, s.health.interval)
-	go s.scrubber.follow(background, scrubFollowPeriod)
-	go s.space.followContent(background, s.source.driver)
+	go s.leases.poll(background, s.health.interval)
+	go s.scrubber.poll(background, scrubFollowPeriod)
+	go s.space.pollContent(background, s.source.driver)
 	var writing sync.WaitGroup
-	writing.Go(func() { s.space.followVolume(background, !readOnly(s.options.Config.Storage)) })
+	writing.Go(func() { s.space.pollVolume(background, !readOnly(s.options.Config.Storage)) })
 	if !readOnly(s.options.Config.Storage) {
 		writing.Go(func() { s.source.keepRebuilding(background) })
 	}
-	writing.Go(func() { s.verification.run(background) })
-	if s.verification.on() {
-		running.Go(func() { s.verification.follow(background) })
+	writing.Go(func() { s.signatures.run(background) })
+	if s.signatures.on() {
+		running.Go(func() { s.signatures.pollFiles(background) })
 	}
 	if s.certificates != nil {
 		running.Go(func() { s.certificates.Run(background) })
@@ -355,7 +356,7 @@ func (s *Server) serve(ctx context.Context, registry, diagnostics []*endpoint) e
 
 	failed := make(chan error, len(registry)+len(diagnostics))
 	for _, e := range slices.Concat(diagnostics, registry) {
-		s.log.Info("listening", "for", e.name, "address", e.listener.Addr().String())
+		s.log.Info("listening", "listener", e.name, "address", e.listener.Addr().String())
 		running.Go(func() { failed <- e.serve() })
 	}
 
@@ -406,8 +407,8 @@ func (s *Server) drain(endpoints []*endpoint) {
 	draining.Wait()
 }
 
-// followPullUsers opens the plain listener while pull-only users are loaded, and closes it otherwise.
-func (s *Server) followPullUsers(ctx context.Context) {
+// watchPullUsers opens the plain listener while pull-only users are loaded, and closes it otherwise.
+func (s *Server) watchPullUsers(ctx context.Context) {
 	switch {
 	case s.plain == nil:
 	case s.credentials.hasPullUsers():
@@ -452,25 +453,25 @@ func (s *Server) metricsHandler() http.Handler {
 
 // reloadReport describes the certificates and credentials in use, and what follows them.
 func (s *Server) reloadReport() reloadstatus.Report {
-	report := reloadstatus.Report{Credentials: s.credentials.report(), Collection: s.leases.report(),
+	report := reloadstatus.Report{Credentials: s.credentials.report(), GarbageCollection: s.leases.report(),
 		Scrub: s.scrubber.status()}
 	if err := s.health.err(time.Now()); err != nil {
-		report.Storage = err.Error()
+		report.StorageError = err.Error()
 	} else {
-		report.Empty = isEmpty(s.health.driver)
+		report.StorageEmpty = isEmpty(s.health.driver)
 	}
 	if full := s.space.report(); full != (space.Report{}) {
 		report.Space = &full
 	}
-	if s.verification.on() {
-		report.Verification = s.verification.report()
+	if s.signatures.on() {
+		report.Signatures = s.signatures.report()
 	}
 	if s.certificates != nil {
 		report.Certificates = s.certificates.Report()
 	}
 	if s.plain != nil {
 		open := s.plain.address() != nil
-		report.PlainOpen = &open
+		report.PlainListenerOpen = &open
 	}
 	return report
 }

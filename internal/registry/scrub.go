@@ -53,7 +53,7 @@ type scrubRecord struct {
 // scrubber reads everything that is stored. It removes nothing: damaged blobs are marked (intact.go), so that clients
 // push them again.
 type scrubber struct {
-	source  *blobSource
+	source  *contentStore
 	log     *slog.Logger
 	running sync.Mutex // held during a scrub
 	// last is the record, with the problems that remain; nil before it was read.
@@ -105,7 +105,7 @@ func (s *Server) withScrub(next http.Handler) http.Handler {
 // scrubRun is one scrub.
 type scrubRun struct {
 	*scrubber
-	inventory
+	contents
 	pace     *pace
 	progress func(*scrub.Progress)
 	report   func(scrub.Problem)
@@ -128,7 +128,7 @@ func (s *scrubber) run(
 	ctx context.Context, request scrub.Request, progress func(*scrub.Progress), report func(scrub.Problem),
 ) (scrub.Result, error) {
 	r := &scrubRun{
-		scrubber: s, inventory: inventory{driver: s.source.driver}, pace: newPace(request.Rate), progress: progress,
+		scrubber: s, contents: contents{driver: s.source.driver}, pace: newPace(request.Rate), progress: progress,
 		report: report, parents: map[repositoryDigest][]digest.Digest{}, missing: map[repositoryDigest]bool{},
 		checked: map[digest.Digest]bool{}, revisions: map[repositoryDigest]bool{},
 	}
@@ -148,7 +148,7 @@ func (s *scrubber) run(
 func (r *scrubRun) all(ctx context.Context) error {
 	var damagedTags []repositoryTag
 	r.damagedTag = func(tag repositoryTag) { damagedTags = append(damagedTags, tag) }
-	if err := r.inventory.read(ctx); err != nil {
+	if err := r.contents.read(ctx); err != nil {
 		return fmt.Errorf("reading the storage: %w", err)
 	}
 	for _, tag := range damagedTags {
@@ -456,7 +456,7 @@ func (s *scrubber) remains(ctx context.Context, p scrub.Problem) (bool, error) {
 }
 
 // follow reads the record at intervals until ctx ends, and checks its problems again.
-func (s *scrubber) follow(ctx context.Context, interval time.Duration) {
+func (s *scrubber) poll(ctx context.Context, interval time.Duration) {
 	for {
 		s.refresh(ctx)
 		if sleep(ctx, interval) != nil {

@@ -138,7 +138,7 @@ func TestReloadReport(t *testing.T) {
 		report.Certificates.Generation != 1 {
 		t.Errorf("leaf %s, want %s, generation %d", got, want, report.Certificates.Generation)
 	}
-	if got := fingerprints(report.Certificates.Authorities); !slices.Equal(got,
+	if got := fingerprints(report.Certificates.TrustedCAs); !slices.Equal(got,
 		[]string{pki.Fingerprint(ca.Certificate())}) {
 		t.Errorf("authorities %v", got)
 	}
@@ -147,7 +147,7 @@ func TestReloadReport(t *testing.T) {
 	}
 
 	i.replaceCertificates(ca.serverFiles(t, other))
-	if report := i.loaded(); report.Certificates.Generation != 2 || len(report.Certificates.Authorities) != 2 {
+	if report := i.loaded(); report.Certificates.Generation != 2 || len(report.Certificates.TrustedCAs) != 2 {
 		t.Errorf("after a reload: %+v", report.Certificates)
 	}
 	if err := os.Remove(i.pull); err != nil {
@@ -229,7 +229,7 @@ func TestMetrics(t *testing.T) {
 		`zarf_registry_http_request_duration_seconds_count{listener="tls",method="PUT"} 2`,
 		`zarf_registry_http_received_bytes_total{listener="tls"} 1000`,
 		`zarf_registry_credential_checks_total{result="matched"} 1`,
-		`zarf_registry_credential_checks_total{result="remembered"} 1`,
+		`zarf_registry_credential_checks_total{result="cached"} 1`,
 		`zarf_registry_tls_generation 1`,
 		`zarf_registry_tls_reload_errors_total 0`,
 		`zarf_registry_storage_healthy 1`,
@@ -248,7 +248,7 @@ func TestMetrics(t *testing.T) {
 		"zarf_registry_credential_reload_errors_total":           3,
 		"zarf_registry_tls_certificate_expiry_timestamp_seconds": float64(leaf.NotAfter.Unix()),
 		"zarf_registry_tls_certificate_lifetime_seconds":         leaf.NotAfter.Sub(leaf.NotBefore).Seconds(),
-		"zarf_registry_tls_authority_expiry_timestamp_seconds":   float64(i.ca.Certificate().NotAfter.Unix()),
+		"zarf_registry_tls_ca_expiry_timestamp_seconds":          float64(i.ca.Certificate().NotAfter.Unix()),
 	} {
 		if got := i.metric(name); got != want {
 			t.Errorf("%s is %f, want %f", name, got, want)
@@ -602,7 +602,7 @@ func TestStorageWithoutTheProjectsImagesIsReported(t *testing.T) {
 	i := start(t, newTestCA(t), root)
 	is := func(when string, empty bool) {
 		t.Helper()
-		if got := i.loaded().Empty; got != empty {
+		if got := i.loaded().StorageEmpty; got != empty {
 			t.Errorf("%s: empty %t", when, got)
 		}
 	}
@@ -634,7 +634,8 @@ health: {storagedriver: {interval: 20ms}}
 			!strings.Contains(a.body, "not checked")
 	})
 	i.node().must(http.StatusOK, "GET", "/v2/", nil)
-	if a, err := i.diagnostics("metrics").send("GET", "/loaded", nil); err != nil || !strings.Contains(a.body, `"storage":"storage: `) {
+	if a, err := i.diagnostics("metrics").send("GET", "/loaded", nil); err != nil || !strings.Contains(a.body,
+		`"storageError":"storage: `) {
 		t.Errorf("/loaded: %v, %s", err, a.body)
 	}
 }

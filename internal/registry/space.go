@@ -98,10 +98,10 @@ func newStorageSpace(root string, quota int64, log *slog.Logger) *storageSpace {
 func (s *storageSpace) report() space.Report {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.locked()
+	return s.reportLocked()
 }
 
-func (s *storageSpace) locked() (report space.Report) {
+func (s *storageSpace) reportLocked() (report space.Report) {
 	if s.volume != nil {
 		report.Volume = &space.Usage{Used: min(s.volume.Used+s.received, s.volume.Limit), Limit: s.volume.Limit}
 	}
@@ -132,8 +132,8 @@ func (s *storageSpace) measureVolume() {
 	s.received -= before
 }
 
-// followVolume measures the file system at intervals until ctx ends, keeps ballast for garbage collection, and warns.
-func (s *storageSpace) followVolume(ctx context.Context, writable bool) {
+// pollVolume measures the file system at intervals until ctx ends, keeps ballast for garbage collection, and warns.
+func (s *storageSpace) pollVolume(ctx context.Context, writable bool) {
 	for {
 		s.measureVolume()
 		if s.root != "" && writable {
@@ -146,8 +146,8 @@ func (s *storageSpace) followVolume(ctx context.Context, writable bool) {
 	}
 }
 
-// followContent measures the content at intervals until ctx ends. Without a quota it does nothing.
-func (s *storageSpace) followContent(ctx context.Context, driver storagedriver.StorageDriver) {
+// pollContent measures the content at intervals until ctx ends. Without a quota it does nothing.
+func (s *storageSpace) pollContent(ctx context.Context, driver storagedriver.StorageDriver) {
 	for s.quota > 0 {
 		began := s.now()
 		again, err := s.measureContent(ctx, driver)
@@ -260,17 +260,17 @@ func (s *storageSpace) warn() {
 	if level == space.Full {
 		message = "the storage is full, pushes are refused"
 	}
-	s.log.Warn(message, "limit", scope, "used", usage.Used, "of", usage.Limit, "percent", int(percent),
+	s.log.Warn(message, "limit", scope, "usedBytes", usage.Used, "limitBytes", usage.Limit, "percent", int(percent),
 		"remedy", space.Remedy(scope))
 }
 
-// admit returns the error to respond with if a push of so many bytes more does not fit, unless it is into the project's
+// admit returns the error to respond with if a push of bytes more does not fit, unless it is into the project's
 // own repositories. Otherwise it keeps that much for the push: arrived gives it up again. Negative is unknown.
 func (s *storageSpace) admit(own bool, bytes int64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	bytes = max(bytes, 0)
-	report := s.locked()
+	report := s.reportLocked()
 	if scope, usage := report.Lacks(0); scope != "" && !own {
 		return errorCodeFull.WithMessage(fmt.Sprintf("the storage is full: %s, and pushes are refused from %d %%: %s",
 			space.Describe(scope, usage), space.Full, space.Remedy(scope)))
@@ -287,7 +287,7 @@ func (s *storageSpace) admit(own bool, bytes int64) error {
 	return nil
 }
 
-// arrived counts bytes of a push, of which so many were expected.
+// arrived counts bytes of a push, which expected to send that many.
 func (s *storageSpace) arrived(bytes, expected int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -387,8 +387,8 @@ var errQuotaExceeded = fmt.Errorf("the quota is exceeded: %w", syscall.EDQUOT)
 
 type noSpaceKey struct{}
 
-// noteNoSpace makes the response to a push 507, if err says that the file system is full. It reports whether it does.
-func noteNoSpace(ctx context.Context, err error) bool {
+// recordNoSpace makes the response to a push 507, if err says that the file system is full. It reports whether it does.
+func recordNoSpace(ctx context.Context, err error) bool {
 	if err == nil || !noSpace(err) {
 		return false
 	}

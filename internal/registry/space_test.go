@@ -284,7 +284,7 @@ func TestFullStorageIsLogged(t *testing.T) {
 			t.Errorf("%d used: logged %q, want %q", step.used, got, step.want)
 		}
 		if out.Len() > 0 {
-			mentions(t, out.String(), "level=WARN", "limit=quota", "of=1000", "remedy=")
+			mentions(t, out.String(), "level=WARN", "limit=quota", "limitBytes=1000", "remedy=")
 		}
 	}
 }

@@ -26,7 +26,7 @@ type sweeper struct {
 }
 
 // sweep removes what is in the list and not kept. Blobs that were written or linked after cutoff are kept, too.
-func (s *sweeper) sweep(ctx context.Context, m *marking, list condemnedSet, cutoff time.Time) error {
+func (s *sweeper) sweep(ctx context.Context, m *marking, list garbageSet, cutoff time.Time) error {
 	// Pushes change m.keep from here on.
 	var manifests []storedManifest
 	for _, manifest := range m.manifests {

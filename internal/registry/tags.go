@@ -20,7 +20,7 @@ import (
 // cannot do both at once. It belongs to one request.
 type currentTags struct {
 	distribution.TagService
-	source     *blobSource
+	source     *contentStore
 	repository string
 	deleted    digest.Digest // the manifest whose tags the request removes, or ""
 }
@@ -29,7 +29,7 @@ type currentTags struct {
 func (t *currentTags) Tag(ctx context.Context, tag string, manifest v1.Descriptor) error {
 	defer t.source.tags.lock(t.repository, tag)()
 	err := t.TagService.Tag(ctx, tag, manifest)
-	noteNoSpace(ctx, err)
+	recordNoSpace(ctx, err)
 	return err
 }
 
@@ -99,7 +99,7 @@ func (t *currentTags) List(ctx context.Context, limit int, last string) ([]strin
 // repositoryLocks are locks for repositories. A few share one. The zero value is not locked.
 type repositoryLocks [64]sync.RWMutex
 
-func (l *repositoryLocks) of(repository string) *sync.RWMutex {
+func (l *repositoryLocks) forRepository(repository string) *sync.RWMutex {
 	return &l[maphash.String(tagSeed, repository)%uint64(len(l))]
 }
 

@@ -14,7 +14,7 @@ import (
 // storedTags stores tags like distribution. Lookup returns all tags.
 type storedTags struct {
 	distribution.TagService
-	source *blobSource
+	source *contentStore
 }
 
 func (s storedTags) Tag(ctx context.Context, tag string, manifest v1.Descriptor) error {
@@ -32,7 +32,7 @@ func (s storedTags) Untag(ctx context.Context, tag string) error {
 // TestDeletionKeepsTagsThatMoved moves a tag after a deletion of its manifest has looked it up.
 func TestDeletionKeepsTagsThatMoved(t *testing.T) {
 	t.Parallel()
-	source := &blobSource{driver: inmemory.New()}
+	source := &contentStore{driver: inmemory.New()}
 	request := func() distribution.TagService {
 		return &currentTags{TagService: storedTags{source: source}, source: source, repository: "a"}
 	}

@@ -37,7 +37,7 @@ func TestTheStateKeepsWhatOthersWriteMeanwhile(t *testing.T) {
 		}
 		raced = true
 		other := secret.DeepCopy()
-		other.Data[state.Key] = bytes.Replace(data, []byte(`"later": 1`), []byte(`"later": 2, "nodes": ["n1"]`), 1)
+		other.Data[state.Key] = bytes.Replace(data, []byte(`"later": 1`), []byte(`"later": 2, "verifiedNodes": ["n1"]`), 1)
 		if err := client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("secrets"), other, "zarf"); err != nil {
 			t.Error(err)
 		}

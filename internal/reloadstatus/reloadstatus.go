@@ -26,22 +26,23 @@ type Report struct {
 	Certificates Certificates `json:"certificates"`
 	// Credentials is nil for proxies.
 	Credentials *Credentials `json:"credentials,omitempty"`
-	// PlainOpen tells whether the registry's plain listener is open. It is nil for proxies, and where the listener
+	// PlainListenerOpen reports whether the registry's plain listener is open. It is nil for proxies, and where the
+	// listener
 	// follows no file.
-	PlainOpen *bool `json:"plainOpen,omitempty"`
+	PlainListenerOpen *bool `json:"plainListenerOpen,omitempty"`
 	// Storage is the error of the storage, which makes a registry not ready; empty while it responds, and for proxies.
-	Storage string `json:"storage,omitempty"`
+	StorageError string `json:"storageError,omitempty"`
 	// Empty means that the storage has none of the project's own images: init-hook has not pushed them yet, or the
 	// content of the storage was lost. It is false for proxies, and while the storage fails.
-	Empty bool `json:"empty,omitempty"`
-	// Collection is nil for proxies.
-	Collection *Collection `json:"collection,omitempty"`
+	StorageEmpty bool `json:"storageEmpty,omitempty"`
+	// GarbageCollection is nil for proxies.
+	GarbageCollection *GarbageCollection `json:"garbageCollection,omitempty"`
 	// Scrub is the result of the last complete reading of all content; nil for proxies, and before the first.
 	Scrub *Scrub `json:"scrub,omitempty"`
 	// Space is how full the storage is. It is nil for proxies, and where no limit is known.
 	Space *space.Report `json:"space,omitempty"`
-	// Verification is nil for proxies, and where signatures are not verified.
-	Verification *Verification `json:"verification,omitempty"`
+	// Signatures is nil for proxies, and where signatures are not verified.
+	Signatures *Signatures `json:"signatures,omitempty"`
 	// Cache is nil for all but caches.
 	Cache *CacheReport `json:"cache,omitempty"`
 }
@@ -59,8 +60,8 @@ type CacheReport struct {
 	Stale uint64 `json:"stale"`
 }
 
-// Verification is the status of the verification of signatures.
-type Verification struct {
+// Signatures is the status of the verification of signatures.
+type Signatures struct {
 	// Enforced means that images without a signature are denied.
 	Enforced bool `json:"enforced"`
 	// Keys are the SHA-256 digests of the public keys in use (SubjectPublicKeyInfo), in lower-case hexadecimal.
@@ -74,8 +75,8 @@ type Verification struct {
 	Problem string `json:"problem,omitempty"`
 }
 
-// Collection is the status of garbage collection, as last seen by the pod.
-type Collection struct {
+// GarbageCollection is the status of garbage collection, as last seen by the pod.
+type GarbageCollection struct {
 	// Running means that garbage is being collected, by any replica.
 	Running bool `json:"running"`
 	// SucceededAt is the time of the last successful collection; nil if there was none.
@@ -113,8 +114,8 @@ type Certificates struct {
 	LoadedAt time.Time `json:"loadedAt"`
 	// Leaf is the first certificate of tls.crt.
 	Leaf Certificate `json:"leaf"`
-	// Authorities are the CAs of ca.crt, in order.
-	Authorities []Certificate `json:"authorities"`
+	// TrustedCAs are the CAs of ca.crt, in order.
+	TrustedCAs []Certificate `json:"trustedCAs"`
 	// ReloadErrors counts failed loads. Problem is the error of the last load; empty if it succeeded.
 	ReloadErrors uint64 `json:"reloadErrors"`
 	Problem      string `json:"problem,omitempty"`

@@ -11,7 +11,7 @@ import (
 )
 
 // errCancelled ends a body that is no longer wanted.
-var errCancelled = errors.New("upload cancelled")
+var errCanceled = errors.New("upload canceled")
 
 // body is a request's body: the rest of a blob from an offset on. It verifies the blob and withholds the last bytes
 // if they do not match the digest.
@@ -19,7 +19,7 @@ type body struct {
 	upload *upload
 	timer  *idleTimer
 
-	cancelled atomic.Bool
+	canceled atomic.Bool
 
 	mu       sync.Mutex // held during reads
 	src      io.ReadCloser
@@ -64,9 +64,9 @@ func (b *body) Read(p []byte) (int, error) {
 	left := b.upload.desc.Size - b.pos
 	switch {
 	case left == 0:
-		return 0, io.EOF // also when cancelled: the connection can be reused
-	case b.cancelled.Load() || b.released:
-		return 0, errCancelled
+		return 0, io.EOF // also when canceled: the connection can be reused
+	case b.canceled.Load() || b.released:
+		return 0, errCanceled
 	case len(p) == 0:
 		return 0, nil
 	}
@@ -130,7 +130,7 @@ func (b *body) advance(n int64) {
 }
 
 // cancel ends the body with the next read.
-func (b *body) cancel() { b.cancelled.Store(true) }
+func (b *body) cancel() { b.canceled.Store(true) }
 
 // Close implements [io.Closer]. net/http may call it during a read.
 func (b *body) Close() error {

@@ -139,15 +139,15 @@ func (r *Repository) putManifest(ctx context.Context, desc ocispec.Descriptor, r
 
 // checkStored checks under which digest the registry says that it has stored a manifest or blob.
 func (r *Repository) checkStored(ctx context.Context, resp *http.Response, desc ocispec.Descriptor) error {
-	said, err := expectedDigest(resp, desc.Digest.String())
+	got, err := expectedDigest(resp, desc.Digest.String())
 	header := resp.Header.Get(digestHeader)
-	if err != nil || header == "" || header == said.String() {
+	if err != nil || header == "" || header == got.String() {
 		return err
 	}
 	// A registry that knows several algorithms may mention another one.
 	ok, err := r.exists(ctx, desc)
 	if err == nil && !ok {
-		err = protocolErrorf("stored %s under digest %s: it does not support %s", desc.Digest, header, said.Algorithm())
+		err = protocolErrorf("stored %s under digest %s: it does not support %s", desc.Digest, header, got.Algorithm())
 	}
 	return err
 }

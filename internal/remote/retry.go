@@ -37,7 +37,7 @@ func (p *retryPolicy) retry(ctx context.Context, attempt int, resp *http.Respons
 
 // backOff is retry for failures that are known to be transient.
 func (p *retryPolicy) backOff(ctx context.Context, attempt int, resp *http.Response, err error, attrs ...any) bool {
-	// A request whose context was cancelled may fail with any error.
+	// A request whose context was canceled may fail with any error.
 	if attempt >= p.budget || ctx.Err() != nil {
 		return false
 	}

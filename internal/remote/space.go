@@ -27,7 +27,8 @@ func (r *Registry) Space(ctx context.Context) (*space.Report, error) {
 	return &report, nil
 }
 
-// Missing returns which of the blobs no repository of the registry has. The registry must be one that tells its Space.
+// Missing returns which of the blobs no repository of the registry has. The registry must be one that reports its
+// Space.
 func (r *Registry) Missing(ctx context.Context, digests []digest.Digest) ([]digest.Digest, error) {
 	var missing []digest.Digest
 	for len(digests) > 0 {

@@ -67,9 +67,9 @@ type upload struct {
 	contentErr error // about opening, reading or verifying the content; not retried
 }
 
-// maxMisfits limits how often a registry may reject bytes that are correct, because it has stored others or counts
+// maxRejections limits how often a registry may reject bytes that are correct, because it has stored others or counts
 // them differently.
-const maxMisfits = 3
+const maxRejections = 3
 
 func (u *upload) push(ctx context.Context) (mounted bool, err error) {
 	location, err := u.start(ctx)
@@ -84,10 +84,10 @@ func (u *upload) push(ctx context.Context) (mounted bool, err error) {
 		}
 	}
 	var (
-		offset    int64 // where to resume
-		best      int64 // the furthest offset so far
-		misfits   int
-		resumable = true // the registry can resume an upload
+		offset     int64 // where to resume
+		best       int64 // the furthest offset so far
+		rejections int
+		resumable  = true // the registry can resume an upload
 	)
 	for attempt := 0; ; attempt++ {
 		err := u.put(ctx, location, offset)
@@ -98,7 +98,7 @@ func (u *upload) push(ctx context.Context) (mounted bool, err error) {
 			return false, err
 		}
 		code := statusCode(err)
-		misfit := hasErrorCode(err, errcode.ErrorCodeDigestInvalid) || offset > 0 && code/100 == 4 &&
+		rejected := hasErrorCode(err, errcode.ErrorCodeDigestInvalid) || offset > 0 && code/100 == 4 &&
 			code != http.StatusUnauthorized && code != http.StatusForbidden
 		switch {
 		case u.contentErr != nil:
@@ -107,10 +107,10 @@ func (u *upload) push(ctx context.Context) (mounted bool, err error) {
 		case lostUpload(err):
 			location = nil
 		case transient(nil, err):
-		case misfit && misfits < maxMisfits:
+		case rejected && rejections < maxRejections:
 			// The registry may still have been writing when it reported its offset. Ask it once more.
-			misfits++
-			if code != http.StatusRequestedRangeNotSatisfiable || misfits > 1 {
+			rejections++
+			if code != http.StatusRequestedRangeNotSatisfiable || rejections > 1 {
 				resumable = false
 			}
 		default:

@@ -33,7 +33,7 @@ type Settings struct {
 	// Mode is how nodes reach the registry.
 	Mode       state.Mode   `json:"mode"`
 	ModeSource state.Source `json:"modeSource"`
-	// ModeReason tells why a new cluster gets another mode than the default; empty otherwise.
+	// ModeReason is why a new cluster gets another mode than the default; empty otherwise.
 	ModeReason string `json:"modeReason,omitempty"`
 	// RegistryURL is the external registry, HOST[:PORT][/PATH]; empty in other modes.
 	RegistryURL string `json:"registryURL,omitempty"`
@@ -50,7 +50,7 @@ type Settings struct {
 	Architectures []string `json:"architectures,omitempty"`
 	// AnonymousPull allows pulls through a node port without a credential.
 	AnonymousPull bool `json:"anonymousPull,omitempty"`
-	// OpenShift tells that pods get their user from the namespace's range, and their permissions
+	// OpenShift means that pods get their user from the namespace's range, and their permissions
 	// from SecurityContextConstraints, which the chart binds.
 	OpenShift bool `json:"openShift,omitempty"`
 
@@ -67,7 +67,7 @@ type Settings struct {
 	PKI        PKI        `json:"pki,omitzero"`
 	Push       Push       `json:"push,omitzero"`
 	Expose     Expose     `json:"expose,omitzero"`
-	Verify     Verify     `json:"verify,omitzero"`
+	Signatures Signatures `json:"signatures,omitzero"`
 	NodeConfig NodeConfig `json:"nodeConfig,omitzero"`
 	Preflight  Preflight  `json:"preflight,omitzero"`
 	Finish     Finish     `json:"finish,omitzero"`
@@ -75,7 +75,7 @@ type Settings struct {
 
 // Proxy describes the proxies on the nodes.
 type Proxy struct {
-	// HostNetwork tells that proxies use their node's network namespace.
+	// HostNetwork reports whether proxies use their node's network namespace.
 	HostNetwork bool `json:"hostNetwork,omitempty"`
 	// DaemonSets are the names of those that the chart renders. Finish deletes the release's
 	// other proxies. Empty in proxy mode: it keeps all of them.
@@ -84,7 +84,7 @@ type Proxy struct {
 
 // Cache describes the pods that keep copies of what proxies pull.
 type Cache struct {
-	// Enabled tells that the chart renders such pods, in proxy mode only.
+	// Enabled reports whether the chart renders such pods, in proxy mode only.
 	Enabled bool `json:"enabled"`
 }
 
@@ -100,7 +100,7 @@ type Injector struct {
 	Digests map[string]string `json:"digests,omitempty"`
 	// RegistryArchitecture is that of the nodes on which the registry runs, as in GOARCH. Empty for all.
 	RegistryArchitecture string `json:"registryArchitecture,omitempty"`
-	// Healer tells whether the chart renders the healer, whose program is registry-node.
+	// Healer reports whether the chart renders the healer, whose program is registry-node.
 	Healer bool `json:"healer,omitempty"`
 	// PauseImages are the images of injected pods, by architecture.
 	PauseImages map[string]PauseImage `json:"pauseImages,omitempty"`
@@ -137,7 +137,7 @@ func (i Injector) ID(program string) string {
 	return i.PayloadID
 }
 
-// PKI tells where certificates come from. It is empty in external mode.
+// PKI says where certificates come from. It is empty in external mode.
 type PKI struct {
 	state.PKI
 	Source state.Source `json:"source"`
@@ -169,7 +169,7 @@ type Expose struct {
 }
 
 // Verify describes the verification of signatures. It is empty if the registry does not verify any.
-type Verify struct {
+type Signatures struct {
 	// KeysSecret is the user's Secret with public keys. The registry mounts it.
 	KeysSecret string `json:"keysSecret,omitempty"`
 }
@@ -186,7 +186,7 @@ type NodeConfig struct {
 	// RegistriesSecret is the user's Secret with the registries.yaml of K3s, under RegistriesKey.
 	RegistriesSecret string `json:"registriesSecret,omitempty"`
 	RegistriesKey    string `json:"registriesKey,omitempty"`
-	// CA tells that the pods write the CA certificates of the proxies.
+	// CA reports whether the pods write the CA certificates of the proxies.
 	CA bool `json:"ca,omitempty"`
 	// DaemonSets are the names of those that finish waits for. Empty: all of the release that
 	// configure nodes.
@@ -208,7 +208,7 @@ type Preflight struct {
 // Finish controls what happens after the rollout.
 type Finish struct {
 	// Verify makes every node pull an image.
-	Verify bool `json:"verify"`
+	VerifyPulls bool `json:"verifyPulls"`
 	// LocalRegistryHosting makes finish write the ConfigMap by which tools find the cluster's
 	// registry (KEP-1755).
 	LocalRegistryHosting bool `json:"localRegistryHosting,omitempty"`
@@ -231,15 +231,15 @@ func (n NodeConfig) MirroredHost() string {
 	return host
 }
 
-// ConfiguresNodes tells whether the chart renders pods that manage files on nodes.
+// ConfiguresNodes reports whether the chart renders pods that manage files on nodes.
 func (s *Settings) ConfiguresNodes() bool { return len(s.NodeConfig.Directories) > 0 }
 
-// LabelsNamespace tells whether prepare labels the namespace for Pod Security.
+// LabelsNamespace reports whether prepare labels the namespace for Pod Security.
 func (s *Settings) LabelsNamespace() bool {
 	return s.Preflight.LabelNamespace && (s.Mode == state.ModeProxy || s.ConfiguresNodes())
 }
 
-// Certificates tells where certificates come from, and whether the caches have one.
+// Certificates returns where certificates come from, and whether the caches have one.
 func (s *Settings) Certificates() state.PKI {
 	p := s.PKI.PKI
 	p.Cache = s.Cache.Enabled

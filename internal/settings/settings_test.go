@@ -26,7 +26,7 @@ func valid() settings.Settings {
 			"amd64": {PauseImage: state.PauseImage{Reference: "pause:3.10", Reason: state.PauseName}, Source: state.SourceCluster},
 		}, PauseRules: nodeimages.Rules{References: []string{"pause:3.10"}, Digest: "^a$", Name: "^b$", Own: "^c$"}},
 		PKI: settings.PKI{Source: state.SourceState, PKI: state.PKI{
-			Mode: state.PKIInternal, LeafLifetime: state.Duration(time.Hour), AuthorityLifetime: state.Duration(2 * time.Hour),
+			Mode: state.PKIInternal, LeafLifetime: state.Duration(time.Hour), CALifetime: state.Duration(2 * time.Hour),
 			ClusterDomain: "cluster.local",
 		}},
 		Push: settings.Push{Images: true, Credentials: []state.PushCredential{
@@ -38,7 +38,7 @@ func valid() settings.Settings {
 			RegistriesKey: "registries.yaml", CA: true,
 		},
 		Preflight: settings.Preflight{Ignore: []string{"port"}, LabelNamespace: true},
-		Finish:    settings.Finish{Verify: true, LocalRegistryHosting: true},
+		Finish:    settings.Finish{VerifyPulls: true, LocalRegistryHosting: true},
 	}
 }
 

@@ -75,13 +75,13 @@ type Storage struct {
 // Claim describes a PersistentVolumeClaim.
 type Claim struct {
 	Name string `json:"name"`
-	// Existing tells that the claim is the user's. The chart renders others from the fields below.
+	// Existing means that the claim is the user's. The chart renders others from the fields below.
 	Existing bool `json:"existing,omitempty"`
 	// StorageClass is nil for the cluster's default class, and empty for none.
 	StorageClass *string  `json:"storageClass,omitempty"`
 	AccessModes  []string `json:"accessModes,omitempty"`
 	Size         string   `json:"size,omitempty"`
-	// Shared tells that several pods mount it.
+	// Shared means that several pods mount it.
 	Shared bool `json:"shared,omitempty"`
 }
 

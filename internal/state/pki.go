@@ -23,10 +23,10 @@ const (
 // PKI configures the source and the lifetimes of certificates.
 type PKI struct {
 	Mode PKIMode `json:"mode"`
-	// LeafLifetime and AuthorityLifetime apply to certificates that init-hook or cert-manager issues,
+	// LeafLifetime and CALifetime apply to certificates that init-hook or cert-manager issues,
 	// including the push certificate if the user provides none.
-	LeafLifetime      Duration `json:"leafLifetime"`
-	AuthorityLifetime Duration `json:"authorityLifetime"`
+	LeafLifetime Duration `json:"leafLifetime"`
+	CALifetime   Duration `json:"caLifetime"`
 	// Existing are the user's Secrets; only in existingSecret mode.
 	Existing *ExistingSecrets `json:"existing,omitempty"`
 	// Issuer is the user's cert-manager issuer; only in certManager mode, where nil means the release's own.
@@ -58,7 +58,7 @@ type ExistingSecrets struct {
 	// Cache may be empty, with the same effect.
 	Cache string `json:"cache,omitempty"`
 	// Authority is an optional Secret with ca.crt, for Secrets without that key.
-	Authority string `json:"authority,omitempty"`
+	CA string `json:"ca,omitempty"`
 }
 
 // Issuer refers to a cert-manager issuer.
@@ -76,9 +76,9 @@ func (p PKI) Validate() error {
 	switch {
 	case p.LeafLifetime <= 0: // the chart has a minimum that leaves time for renewals
 		return fmt.Errorf("certificate lifetime %s must be positive", p.LeafLifetime)
-	case p.AuthorityLifetime < 2*p.LeafLifetime:
+	case p.CALifetime < 2*p.LeafLifetime:
 		return fmt.Errorf("CA lifetime %s is too short for a certificate lifetime of %s: want at least twice as much, "+
-			"because a certificate never outlives its CA", p.AuthorityLifetime, p.LeafLifetime)
+			"because a certificate never outlives its CA", p.CALifetime, p.LeafLifetime)
 	case (p.Existing != nil) != (p.Mode == PKIExistingSecret):
 		return errors.New("existing Secrets must be set in mode existingSecret, and only there")
 	case p.Existing != nil && (p.Existing.Server == "" || p.Existing.Node == ""):

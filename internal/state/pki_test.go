@@ -13,7 +13,7 @@ import (
 
 func internalPKI(change ...func(*state.PKI)) state.PKI {
 	p := state.PKI{Mode: state.PKIInternal, LeafLifetime: state.Duration(8760 * time.Hour),
-		AuthorityLifetime: state.Duration(43800 * time.Hour), ClusterDomain: "cluster.local"}
+		CALifetime: state.Duration(43800 * time.Hour), ClusterDomain: "cluster.local"}
 	for _, c := range change {
 		c(&p)
 	}
@@ -73,7 +73,7 @@ func TestPKIValidateRejects(t *testing.T) {
 			`unknown mode "vault": want internal, existingSecret or certManager`},
 		"no mode":                 {func(p *state.PKI) { *p = state.PKI{} }, `unknown mode ""`},
 		"no certificate lifetime": {func(p *state.PKI) { p.LeafLifetime = 0 }, "certificate lifetime 0s must be positive"},
-		"a short CA lifetime": {func(p *state.PKI) { p.AuthorityLifetime = p.LeafLifetime },
+		"a short CA lifetime": {func(p *state.PKI) { p.CALifetime = p.LeafLifetime },
 			"want at least twice as much"},
 		"existing Secrets in another mode": {func(p *state.PKI) { p.Existing = existing },
 			"existing Secrets must be set in mode existingSecret, and only there"},

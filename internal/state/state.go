@@ -84,7 +84,7 @@ type Settings struct {
 	// HostNetwork means that proxies use the host network.
 	HostNetwork bool `json:"hostNetwork"`
 	// MTLS is the source of the certificates; empty in external mode, which has none.
-	MTLS PKIMode `json:"mtls"`
+	PKIMode PKIMode `json:"pkiMode"`
 	// DecidedBy is where the mode comes from.
 	DecidedBy Source `json:"decidedBy"`
 }
@@ -103,7 +103,7 @@ type State struct {
 	Desired Settings  `json:"desired"`
 	Current *Settings `json:"current,omitempty"`
 	// Nodes are the names of the nodes that pulled in the last verification.
-	Nodes []string `json:"nodes,omitempty"`
+	VerifiedNodes []string `json:"verifiedNodes,omitempty"`
 	// HookImage is init-hook's own image, which finish pushed to the registry for later Jobs; nil if it is not
 	// there.
 	HookImage *HookImage `json:"hookImage,omitempty"`
@@ -123,8 +123,8 @@ type State struct {
 	OwnImages []string `json:"ownImages,omitempty"`
 	// PortNotReserved is why proxy mode needs no Service that reserves the port; empty if it needs one.
 	PortNotReserved string `json:"portNotReserved,omitempty"`
-	// RenewalFailed is when and why the last certs renew failed; empty if it succeeded. The failed pod of the CronJob
-	// does not stay.
+	// RenewalFailed is when and why the last certs renew failed; empty if it succeeded. The CronJob does not
+	// keep failed pods.
 	RenewalFailed string `json:"renewalFailed,omitempty"`
 	// NodeConfig is nil if the release has no files on nodes.
 	NodeConfig *NodeConfig `json:"nodeConfig,omitempty"`

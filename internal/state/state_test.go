@@ -17,7 +17,7 @@ import (
 func settings() state.Settings {
 	return state.Settings{
 		Mode: state.ModeProxy, Address: "127.0.0.1:31999", Port: 31999,
-		IPFamily: state.IPv4, MTLS: "internal", DecidedBy: state.SourceValue,
+		IPFamily: state.IPv4, PKIMode: "internal", DecidedBy: state.SourceValue,
 	}
 }
 
@@ -25,13 +25,13 @@ func TestDecodeReturnsWhatWasEncoded(t *testing.T) {
 	current := settings()
 	for name, s := range map[string]state.State{
 		"prepared": {Phase: state.PhasePrepared, Desired: settings()},
-		"ready": {Phase: state.PhaseReady, Desired: settings(), Current: &current, Nodes: []string{"n1", "n2"},
+		"ready": {Phase: state.PhaseReady, Desired: settings(), Current: &current, VerifiedNodes: []string{"n1", "n2"},
 			UpdatedBy: "0.1.0", UpdatedAt: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)},
 		"with a hook image": {Phase: state.PhasePrepared, Desired: settings(),
 			HookImage: &state.HookImage{Reference: "zarf-registry/init-hook:0.1.0", Architecture: "amd64"}},
 		"nodeport": {Phase: state.PhasePrepared, Current: &current,
 			Desired: state.Settings{Mode: state.ModeNodePort, Address: "[::1]:31999", Port: 31999, IPFamily: state.IPv6,
-				MTLS: "internal", DecidedBy: state.SourceCluster}},
+				PKIMode: "internal", DecidedBy: state.SourceCluster}},
 		"external, without port and certificates": {Phase: state.PhasePrepared,
 			Desired: state.Settings{Mode: state.ModeExternal, Address: "registry.example.com/team", IPFamily: state.IPv4,
 				DecidedBy: state.SourceState}},
@@ -54,7 +54,7 @@ func TestDecodeReturnsWhatWasEncoded(t *testing.T) {
 }
 
 func TestDecodeRejects(t *testing.T) {
-	valid := `{"version":1,"phase":"prepared","desired":{"mode":"proxy","address":"127.0.0.1:31999","port":31999,"ipFamily":"IPv4","hostNetwork":false,"mtls":"internal","decidedBy":"value"},"updatedBy":"","updatedAt":"2026-11-20T12:00:00Z"}`
+	valid := `{"version":1,"phase":"prepared","desired":{"mode":"proxy","address":"127.0.0.1:31999","port":31999,"ipFamily":"IPv4","hostNetwork":false,"pkiMode":"internal","decidedBy":"value"},"updatedBy":"","updatedAt":"2026-11-20T12:00:00Z"}`
 	if _, err := state.Decode([]byte(valid)); err != nil {
 		t.Fatalf("the valid state is rejected: %v", err)
 	}
@@ -148,7 +148,7 @@ func TestSameIgnoresTheSource(t *testing.T) {
 func FuzzDecode(f *testing.F) {
 	current := settings()
 	full := state.State{
-		Phase: state.PhaseReady, Desired: settings(), Current: &current, Nodes: []string{"a", "b"},
+		Phase: state.PhaseReady, Desired: settings(), Current: &current, VerifiedNodes: []string{"a", "b"},
 		HookImage: &state.HookImage{Reference: "zarf-registry/init-hook:1", Architecture: "arm64"},
 		Rotation:  &state.Rotation{Phase: state.RotationTrust}, PushSecret: "mine", UpdatedBy: "1.0.0",
 		UpdatedAt: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC),

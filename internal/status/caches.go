@@ -15,11 +15,11 @@ import (
 
 // Caches describes the pods that keep copies of what proxies pull.
 type Caches struct {
-	// Ready counts the ready pods of the Wanted. Why says why not all are ready.
-	Ready  int     `json:"ready"`
-	Wanted int     `json:"wanted"`
-	Why    string  `json:"why,omitempty"`
-	Pods   []Cache `json:"pods"`
+	// Ready counts the ready pods of the Desired. Message says why not all are ready.
+	Ready   int     `json:"ready"`
+	Desired int     `json:"desired"`
+	Message string  `json:"message,omitempty"`
+	Pods    []Cache `json:"pods"`
 }
 
 // Cache describes one of the pods.
@@ -42,7 +42,7 @@ func (c *collector) caches(ctx context.Context) error {
 	}
 	if len(deployments.Items)+len(sets.Items) == 0 {
 		if c.pki().Cache {
-			c.next("The caches are missing, and proxies pull from the registry: run %s.", c.again())
+			c.next("The caches are missing, and proxies pull from the registry: run %s.", c.installCommand())
 		}
 		return nil
 	}
@@ -56,13 +56,13 @@ func (c *collector) caches(ctx context.Context) error {
 	for _, d := range deployments.Items {
 		changing = changing || rollingOut(d)
 		if d.Spec.Replicas == nil {
-			r.Wanted++
+			r.Desired++
 		} else {
-			r.Wanted += int(*d.Spec.Replicas)
+			r.Desired += int(*d.Spec.Replicas)
 		}
 	}
 	for _, d := range sets.Items {
-		r.Wanted += int(d.Status.DesiredNumberScheduled)
+		r.Desired += int(d.Status.DesiredNumberScheduled)
 	}
 	running := slices.DeleteFunc(pods.Items, release.PodEnded)
 	for _, p := range running {
@@ -71,21 +71,21 @@ func (c *collector) caches(ctx context.Context) error {
 		if pod.Ready {
 			r.Ready++
 		} else {
-			r.Why = cmp.Or(r.Why, pod.Why)
+			r.Message = cmp.Or(r.Message, pod.Message)
 		}
 	}
 	c.askCaches(ctx, running)
 	switch {
-	case r.Wanted == 0:
-		r.Why = "none is wanted: scaled to 0 pods, or cache.nodeSelector selects no node"
-	case r.Ready >= r.Wanted:
-		r.Why = ""
+	case r.Desired == 0:
+		r.Message = "none is wanted: scaled to 0 pods, or cache.nodeSelector selects no node"
+	case r.Ready >= r.Desired:
+		r.Message = ""
 		return nil
 	case changing:
 		return nil
 	}
 	c.next("%d of %d caches are ready (%s), and proxies pull from the registry instead: kubectl --namespace %s describe "+
-		"pods --selector %s shows more.", r.Ready, r.Wanted, orUnknown(r.Why), c.Namespace, of.LabelSelector)
+		"pods --selector %s shows more.", r.Ready, r.Desired, orUnknown(r.Message), c.Namespace, of.LabelSelector)
 	return nil
 }
 

@@ -79,7 +79,7 @@ func TestCaches(t *testing.T) {
 			switch s := r.Caches; {
 			case (s != nil) != section:
 				t.Errorf("the section is %+v", s)
-			case section && (s.Ready != c.ready || s.Wanted != c.wanted || s.Why != c.why):
+			case section && (s.Ready != c.ready || s.Desired != c.wanted || s.Message != c.why):
 				t.Errorf("the section is %+v", s)
 			}
 			if r.Healthy != (c.next == "") || !strings.Contains(strings.Join(r.Next, "\n"), c.next) {
@@ -122,11 +122,11 @@ func TestCertificatesOfCaches(t *testing.T) {
 	c := withCaches(t)
 	c.add(pod("cache", "n1", true))
 	r := c.certificates(t, c.running(t))
-	if !r.Healthy || len(r.Secrets) != 5 || r.Secrets[4].For != "cache" || !r.Secrets[4].Valid {
+	if !r.Healthy || len(r.Secrets) != 5 || r.Secrets[4].Kind != "cache" || !r.Secrets[4].Valid {
 		t.Errorf("report is %+v", r)
 	}
-	if p := podOf(t, r, "cache-n1"); p.Component != "cache" || p.Secret != "zarf-registry-cache-tls" || !p.LeafHeld ||
-		!p.TrustHeld {
+	if p := podOf(t, r, "cache-n1"); p.Component != "cache" || p.Secret != "zarf-registry-cache-tls" || !p.Current ||
+		!p.TrustCurrent {
 		t.Errorf("the pod is %+v", p)
 	}
 	c["Secret zarf-registry-cache-tls"].(*corev1.Secret).Data = c["Secret zarf-registry-node-tls"].(*corev1.Secret).Data

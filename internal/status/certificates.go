@@ -27,16 +27,16 @@ type Certificate struct {
 	DaysLeft int           `json:"daysLeft"`
 	Left     time.Duration `json:"-"`
 	// Valid reports whether the certificate is in its validity period, is signed by a CA
-	// that its peers trust, and has the required names and usages. Why says why not.
-	Valid bool   `json:"valid"`
-	Why   string `json:"why,omitempty"`
+	// that its peers trust, and has the required names and usages. Message says why not.
+	Valid   bool   `json:"valid"`
+	Message string `json:"message,omitempty"`
 }
 
 // SecretCertificate describes a certificate Secret in detail.
 type SecretCertificate struct {
 	Certificate
 	// For is the owner: authority (the CA), server, node, push, cache or client.
-	For         string    `json:"for"`
+	Kind        string    `json:"kind"`
 	CommonName  string    `json:"commonName,omitempty"`
 	Roles       []string  `json:"roles,omitempty"`
 	DNSNames    []string  `json:"dnsNames,omitempty"`
@@ -48,8 +48,8 @@ type SecretCertificate struct {
 	NotBefore   time.Time `json:"notBefore,omitzero"`
 	// RenewAt is when init-hook or cert-manager renews it. It is zero if the user does.
 	RenewAt time.Time `json:"renewAt,omitzero"`
-	// Authorities are the SHA-256 fingerprints of the certificates in ca.crt.
-	Authorities []string `json:"authorities,omitempty"`
+	// TrustedCAs are the SHA-256 fingerprints of the certificates in ca.crt.
+	TrustedCAs []string `json:"trustedCAs,omitempty"`
 	// Source is the Secret it is copied from. It is nil if init-hook issues it.
 	Source *Source `json:"source,omitempty"`
 
@@ -63,12 +63,12 @@ type Source struct {
 	Secret   string    `json:"secret"`
 	SHA256   string    `json:"sha256,omitempty"`
 	NotAfter time.Time `json:"notAfter,omitzero"`
-	// Copied reports whether its content is in use. Why says why not, or why this is unknown.
-	Copied bool   `json:"copied"`
-	Why    string `json:"why,omitempty"`
+	// Copied reports whether its content is in use. Message says why not, or why this is unknown.
+	Copied  bool   `json:"copied"`
+	Message string `json:"message,omitempty"`
 }
 
-const kindCA = "authority"
+const kindCA = "ca"
 
 // leaf is a leaf certificate: its name in reports, the name of its Secret, and its role.
 type leaf struct{ name, secret, role string }
@@ -116,7 +116,7 @@ func (c *collector) rotation() {
 		waiting = ", waiting for: " + oneLine(s.Rotation.Waiting)
 	}
 	c.next("The CA rotation started at %s is in phase %s%s: run %s, which continues it and shows what it waits for.",
-		s.Rotation.Since.Format(time.RFC3339), s.Rotation.Phase, waiting, c.renew())
+		s.Rotation.Since.Format(time.RFC3339), s.Rotation.Phase, waiting, c.renewCommand())
 }
 
 // pki returns how certificates are issued: without a state, as by default.
@@ -127,10 +127,10 @@ func (c *collector) pki() state.PKI {
 	return state.PKI{Mode: state.PKIInternal}
 }
 
-// renew returns the command that repairs a certificate.
-func (c *collector) renew() string {
+// renewCommand returns the command that repairs a certificate.
+func (c *collector) renewCommand() string {
 	if s := c.report.State; s == nil || s.PKI == nil {
-		return c.again() // the state does not record yet how certificates are issued
+		return c.installCommand() // the state does not record yet how certificates are issued
 	}
 	command := "zarf-registry certs renew --namespace " + c.Namespace
 	if c.Release != "zarf-registry" {
@@ -166,8 +166,8 @@ func (c *collector) held(ctx context.Context) ([]*SecretCertificate, error) {
 			continue
 		}
 		h.role = k.role
-		if k.role == pki.OrganizationClient && h.Why == "" && !slices.Contains(h.Roles, k.role) {
-			h.Why, h.trust = "Zarf has written another certificate", pki.Bundle{} // which nobody else is to trust
+		if k.role == pki.OrganizationClient && h.Message == "" && !slices.Contains(h.Roles, k.role) {
+			h.Message, h.trust = "Zarf has written another certificate", pki.Bundle{} // which nobody else is to trust
 		}
 		if source := sourceName(c.Name, k.role, p); source != "" {
 			h.Source = &Source{Secret: source}
@@ -202,7 +202,7 @@ func sourceName(name, role string, p state.PKI) string {
 // read reads a Secret and describes it without regard to the others. It returns nil if
 // reading is forbidden.
 func (c *collector) read(ctx context.Context, kind, name string) (*SecretCertificate, pki.KeyPair, error) {
-	h := &SecretCertificate{Certificate: Certificate{Secret: name, Why: "not found"}, For: kind}
+	h := &SecretCertificate{Certificate: Certificate{Secret: name, Message: "not found"}, Kind: kind}
 	secret, missing, err := c.secret(ctx, h.Secret)
 	switch {
 	case err != nil:
@@ -213,9 +213,9 @@ func (c *collector) read(ctx context.Context, kind, name string) (*SecretCertifi
 		return nil, pki.KeyPair{}, nil
 	}
 	pair := pki.KeyPair{Certificate: secret.Data[corev1.TLSCertKey], Key: secret.Data[corev1.TLSPrivateKeyKey]}
-	h.Why = ""
+	h.Message = ""
 	if h.chain, err = pki.ParseChain(pair.Certificate); err != nil {
-		h.Why = "key tls.crt: " + err.Error()
+		h.Message = "key tls.crt: " + err.Error()
 		return h, pair, nil
 	}
 	h.describe(h.chain[0], c.Now())
@@ -224,9 +224,9 @@ func (c *collector) read(ctx context.Context, kind, name string) (*SecretCertifi
 		return h, pair, nil
 	}
 	if h.trust, err = pki.ParseBundle(secret.Data[names.KeyCA]); err != nil {
-		h.Why = "key " + names.KeyCA + ": " + err.Error()
+		h.Message = "key " + names.KeyCA + ": " + err.Error()
 	}
-	h.Authorities = h.trust.Fingerprints()
+	h.TrustedCAs = h.trust.Fingerprints()
 	return h, pair, nil
 }
 
@@ -251,17 +251,17 @@ func (h *SecretCertificate) describe(cert *x509.Certificate, now time.Time) {
 // checkLeaf checks whether its peers accept a leaf. Each trusts the ca.crt of its own
 // Secret, and the Secrets are written one by one.
 func (c *collector) checkLeaf(h *SecretCertificate, pair pki.KeyPair, all []*SecretCertificate) {
-	if h.Why != "" {
+	if h.Message != "" {
 		return
 	}
 	want := certs.Requirement(h.role, c.Name, c.Namespace, c.pki())
 	if err := pki.Check(pair, h.trust, want, c.Now()); err != nil {
-		h.Why = sentences(err)
+		h.Message = sentences(err)
 		return
 	}
 	for _, other := range all {
 		if other != h && !other.trust.Empty() && pki.Check(pair, other.trust, pki.Requirement{}, c.Now()) != nil {
-			h.Why = fmt.Sprintf("it is not signed by a CA in %s of Secret %s", names.KeyCA, other.Secret)
+			h.Message = fmt.Sprintf("it is not signed by a CA in %s of Secret %s", names.KeyCA, other.Secret)
 			return
 		}
 	}
@@ -269,28 +269,28 @@ func (c *collector) checkLeaf(h *SecretCertificate, pair pki.KeyPair, all []*Sec
 }
 
 func (c *collector) checkCA(h *SecretCertificate, pair pki.KeyPair, found []*SecretCertificate) {
-	if h.Why != "" {
+	if h.Message != "" {
 		return
 	}
 	_, err := pki.ParseCA(pair)
 	switch now := c.Now(); {
 	case err != nil:
-		h.Why = sentences(err)
+		h.Message = sentences(err)
 	case !now.Before(h.NotAfter):
-		h.Why = "it expired at " + h.NotAfter.Format(time.RFC3339)
+		h.Message = "it expired at " + h.NotAfter.Format(time.RFC3339)
 	case now.Before(h.NotBefore):
-		h.Why = "it is not valid before " + h.NotBefore.Format(time.RFC3339)
+		h.Message = "it is not valid before " + h.NotBefore.Format(time.RFC3339)
 	}
 	// During a rotation, a new CA is written before pods trust it.
-	if s := c.report.State; h.Why == "" && (s == nil || s.Rotation == nil) {
+	if s := c.report.State; h.Message == "" && (s == nil || s.Rotation == nil) {
 		for _, leaf := range found {
 			if !leaf.trust.Empty() && !leaf.trust.Contains(h.trust) {
-				h.Why = fmt.Sprintf("it is not in %s of Secret %s", names.KeyCA, leaf.Secret)
+				h.Message = fmt.Sprintf("it is not in %s of Secret %s", names.KeyCA, leaf.Secret)
 				break
 			}
 		}
 	}
-	h.Valid = h.Why == ""
+	h.Valid = h.Message == ""
 }
 
 // advise adds the next steps for a certificate and sets when it is due.
@@ -310,7 +310,7 @@ func (c *collector) advise(h *SecretCertificate) {
 	}
 	switch {
 	case !h.Valid:
-		c.next("The certificate in Secret %s/%s is not usable (%s): %s.", c.Namespace, h.Secret, h.Why, c.remedy(h))
+		c.next("The certificate in Secret %s/%s is not usable (%s): %s.", c.Namespace, h.Secret, h.Message, c.remedy(h))
 	case old:
 		c.next("The certificate in Secret %s/%s expires in %s, less than a quarter of its lifetime: %s.", c.Namespace,
 			h.Secret, Remaining(h.Left), c.remedy(h))
@@ -321,12 +321,13 @@ func (c *collector) advise(h *SecretCertificate) {
 func (c *collector) remedy(h *SecretCertificate) string {
 	switch {
 	case h.Source == nil:
-		return c.renew() + " issues a new one"
+		return c.renewCommand() + " issues a new one"
 	case c.pki().Mode == state.PKICertManager:
 		return fmt.Sprintf("kubectl --namespace %s describe certificate %s shows whether cert-manager renews it; %s then "+
-			"copies it", c.Namespace, strings.TrimSuffix(h.Source.Secret, names.SuffixIssued), c.renew())
+			"copies it", c.Namespace, strings.TrimSuffix(h.Source.Secret, names.SuffixIssued), c.renewCommand())
 	default:
-		return fmt.Sprintf("put a valid one into Secret %s/%s; %s then copies it", c.Namespace, h.Source.Secret, c.renew())
+		return fmt.Sprintf("put a valid one into Secret %s/%s; %s then copies it", c.Namespace, h.Source.Secret,
+			c.renewCommand())
 	}
 }
 
@@ -341,18 +342,18 @@ func (c *collector) source(ctx context.Context, h *SecretCertificate) error {
 		return err
 	}
 	if secret == nil && !missing {
-		s.Why = "no permission to read it"
+		s.Message = "no permission to read it"
 		return nil
 	}
 	if missing {
-		s.Why = "not found"
+		s.Message = "not found"
 		c.next("Secret %s/%s, from which %s is copied, is missing: %s.", c.Namespace, s.Secret, h.Secret, c.sourceRemedy(h))
 		return nil
 	}
 	chain, err := pki.ParseChain(secret.Data[corev1.TLSCertKey])
 	if err != nil {
-		s.Why = "key tls.crt: " + err.Error()
-		c.next("Secret %s/%s cannot be copied to %s (%s): %s.", c.Namespace, s.Secret, h.Secret, s.Why, c.sourceRemedy(h))
+		s.Message = "key tls.crt: " + err.Error()
+		c.next("Secret %s/%s cannot be copied to %s (%s): %s.", c.Namespace, s.Secret, h.Secret, s.Message, c.sourceRemedy(h))
 		return nil
 	}
 	s.SHA256, s.NotAfter = pki.Fingerprint(chain[0]), chain[0].NotAfter
@@ -360,13 +361,13 @@ func (c *collector) source(ctx context.Context, h *SecretCertificate) error {
 		s.Copied = true
 		return nil
 	}
-	s.Why = "contains another certificate, which is not in use yet"
+	s.Message = "contains another certificate, which is not in use yet"
 	if r := c.report.State.Rotation; r != nil {
-		s.Why += ": the CA rotation comes first"
+		s.Message += ": the CA rotation comes first"
 		return nil // rotation reports itself when it is late
 	}
 	c.next("Secret %s/%s contains another certificate than its copy %s: run %s, which checks and copies it.", c.Namespace,
-		s.Secret, h.Secret, c.renew())
+		s.Secret, h.Secret, c.renewCommand())
 	return nil
 }
 
@@ -374,7 +375,7 @@ func (c *collector) sourceRemedy(h *SecretCertificate) string {
 	if c.pki().Mode == state.PKICertManager {
 		return c.remedy(h)
 	}
-	return fmt.Sprintf("create it, or set pki.existingSecret.%s; until then %s stays unchanged", h.For, h.Secret)
+	return fmt.Sprintf("create it, or set pki.existingSecret.%s; until then %s stays unchanged", h.Kind, h.Secret)
 }
 
 // Remaining formats a remaining time in days or, below two days, precisely.

@@ -53,7 +53,7 @@ func (c *collector) claimAdvice(p corev1.Pod) string {
 		return nodes.DescribeClaim(p)
 	case claim.Phase == "":
 		return fmt.Sprintf("PersistentVolumeClaim %s/%s does not exist: run %s, or check registry.persistence.existingClaim",
-			c.Namespace, claim.Name, c.again())
+			c.Namespace, claim.Name, c.installCommand())
 	case claim.Phase == string(corev1.ClaimLost):
 		return fmt.Sprintf("PersistentVolumeClaim %s/%s has lost its volume %s: restore that, or delete the claim and "+
 			"install again", c.Namespace, claim.Name, claim.Volume)

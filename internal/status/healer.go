@@ -14,10 +14,10 @@ import (
 
 // Healer describes the healer's Deployment.
 type Healer struct {
-	Ready  int `json:"ready"`
-	Wanted int `json:"wanted"`
-	// Why says why not all pods are ready.
-	Why string `json:"why,omitempty"`
+	Ready   int `json:"ready"`
+	Desired int `json:"desired"`
+	// Message says why not all pods are ready.
+	Message string `json:"message,omitempty"`
 	// Waiting are the release's pods whose kubelet cannot get an image.
 	Waiting []string `json:"waiting"`
 }
@@ -36,11 +36,11 @@ func (c *collector) healer(ctx context.Context) error {
 	if err != nil {
 		return c.unreadable("listing the pods in namespace "+c.Namespace, err)
 	}
-	h := &Healer{Wanted: 1, Waiting: []string{}}
+	h := &Healer{Desired: 1, Waiting: []string{}}
 	c.report.Healer = h
 	deployment := list.Items[0]
 	if deployment.Spec.Replicas != nil {
-		h.Wanted = int(*deployment.Spec.Replicas)
+		h.Desired = int(*deployment.Spec.Replicas)
 	}
 	for _, p := range pods.Items {
 		if p.DeletionTimestamp != nil {
@@ -57,19 +57,19 @@ func (c *collector) healer(ctx context.Context) error {
 		}
 		if pod := c.pod(p); pod.Ready {
 			h.Ready++
-		} else if h.Why == "" {
-			h.Why = pod.Why
+		} else if h.Message == "" {
+			h.Message = pod.Message
 		}
 	}
 	switch {
-	case h.Wanted == 0:
-		h.Why = "scaled to 0 pods"
-	case h.Ready >= h.Wanted:
-		h.Why = ""
+	case h.Desired == 0:
+		h.Message = "scaled to 0 pods"
+	case h.Ready >= h.Desired:
+		h.Message = ""
 	}
 	if h.Ready == 0 && !rollingOut(deployment) { // one is enough
 		c.next("No healer is ready (%s): kubectl --namespace %s describe deployment %s shows more; meanwhile, zarf-registry "+
-			"heal does the same once.", orUnknown(h.Why), c.Namespace, deployment.Name)
+			"heal does the same once.", orUnknown(h.Message), c.Namespace, deployment.Name)
 	}
 	return nil
 }

@@ -49,13 +49,13 @@ type PodCertificates struct {
 	Component string `json:"component"`
 	Secret    string `json:"secret"`
 	Ready     bool   `json:"ready"`
-	// Loaded is the response of the pod. If it is nil, Why says why.
+	// Loaded is the response of the pod. If it is nil, Message says why.
 	Loaded *reloadstatus.Report `json:"loaded,omitempty"`
-	// LeafHeld reports whether the pod uses the certificate in the Secret. TrustHeld
+	// Current reports whether the pod uses the certificate in the Secret. TrustCurrent
 	// reports whether it trusts exactly the CAs in ca.crt.
-	LeafHeld  bool   `json:"leafHeld"`
-	TrustHeld bool   `json:"trustHeld"`
-	Why       string `json:"why,omitempty"`
+	Current      bool   `json:"current"`
+	TrustCurrent bool   `json:"trustCurrent"`
+	Message      string `json:"message,omitempty"`
 
 	problem problem
 }
@@ -174,9 +174,9 @@ func (c *collector) ask(ctx context.Context, held []*SecretCertificate) ([]PodCe
 			f := &found[i]
 			switch {
 			case notReady[f.Node]:
-				f.Why = "node not ready"
+				f.Message = "node not ready"
 			case pods[i].Status.Phase != corev1.PodRunning:
-				f.Why = "not running yet"
+				f.Message = "not running yet"
 			default:
 				c.askPod(ctx, f, &pods[i], held)
 			}
@@ -207,7 +207,7 @@ func (c *collector) nodesNotReady(ctx context.Context) (map[string]bool, error) 
 func (c *collector) askPod(ctx context.Context, f *PodCertificates, pod *corev1.Pod, held []*SecretCertificate) {
 	report, err := c.Loaded(ctx, pod)
 	if err != nil {
-		f.Why = oneLine(err.Error())
+		f.Message = oneLine(err.Error())
 		if f.Ready {
 			f.problem = silent // a pod that is not ready need not respond
 		}
@@ -220,18 +220,18 @@ func (c *collector) askPod(ctx context.Context, f *PodCertificates, pod *corev1.
 		messages = append(messages, oneLine(problem))
 	}
 	i := slices.IndexFunc(held, func(h *SecretCertificate) bool { return h.Secret == f.Secret })
-	if i < 0 || held[i].SHA256 == "" || len(held[i].Authorities) == 0 {
-		f.Why = strings.Join(append(messages, "the content of its Secret is unknown"), "; ")
+	if i < 0 || held[i].SHA256 == "" || len(held[i].TrustedCAs) == 0 {
+		f.Message = strings.Join(append(messages, "the content of its Secret is unknown"), "; ")
 		return
 	}
-	trusted := make([]string, len(report.Certificates.Authorities))
-	for n, authority := range report.Certificates.Authorities {
+	trusted := make([]string, len(report.Certificates.TrustedCAs))
+	for n, authority := range report.Certificates.TrustedCAs {
 		trusted[n] = authority.SHA256
 	}
-	f.LeafHeld = report.Certificates.Leaf.SHA256 == held[i].SHA256
-	missing, surplus := without(held[i].Authorities, trusted), without(trusted, held[i].Authorities)
-	f.TrustHeld = missing == 0 && surplus == 0
-	if !f.LeafHeld {
+	f.Current = report.Certificates.Leaf.SHA256 == held[i].SHA256
+	missing, surplus := without(held[i].TrustedCAs, trusted), without(trusted, held[i].TrustedCAs)
+	f.TrustCurrent = missing == 0 && surplus == 0
+	if !f.Current {
 		messages = append(messages, "uses another certificate than the Secret")
 	}
 	if missing > 0 {
@@ -243,7 +243,7 @@ func (c *collector) askPod(ctx context.Context, f *PodCertificates, pod *corev1.
 	if f.problem == none && len(messages) > 0 {
 		f.problem = behind
 	}
-	f.Why = strings.Join(messages, "; ")
+	f.Message = strings.Join(messages, "; ")
 }
 
 // without counts the elements of a that are not in b.
@@ -264,7 +264,8 @@ func (c *collector) advisePods(found []PodCertificates) {
 		what, remedy string
 	}{
 		{failing, "cannot load the content of its Secret and keeps the previous one",
-			fmt.Sprintf("%s repairs the Secret; if that does not help, kubectl --namespace %s logs POD shows more", c.renew(),
+			fmt.Sprintf("%s repairs the Secret; if that does not help, kubectl --namespace %s logs POD shows more",
+				c.renewCommand(),
 				c.Namespace)},
 		{behind, "has not loaded the content of its Secret",
 			fmt.Sprintf("the kubelet delivers it within 90 s; if not, kubectl --namespace %s describe pod POD shows why",
@@ -278,7 +279,7 @@ func (c *collector) advisePods(found []PodCertificates) {
 		for _, f := range found {
 			if f.problem == kind.problem {
 				pods = append(pods, f.Pod)
-				why = cmp.Or(why, f.Why)
+				why = cmp.Or(why, f.Message)
 			}
 		}
 		const named = 3 // the table lists all of them

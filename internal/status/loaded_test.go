@@ -64,7 +64,7 @@ func (c cluster) report(t *testing.T, suffix string) *reloadstatus.Report {
 	r := &reloadstatus.Report{Certificates: reloadstatus.Certificates{Generation: 1, LoadedAt: now,
 		Leaf: reloadstatus.Certificate{SHA256: pki.Fingerprint(chain[0])}}}
 	for _, f := range bundle.Fingerprints() {
-		r.Certificates.Authorities = append(r.Certificates.Authorities, reloadstatus.Certificate{SHA256: f})
+		r.Certificates.TrustedCAs = append(r.Certificates.TrustedCAs, reloadstatus.Certificate{SHA256: f})
 	}
 	return r
 }
@@ -106,25 +106,25 @@ func TestCertificatesAndWhoHasLoadedThem(t *testing.T) {
 		t.Fatalf("%d Secrets", len(r.Secrets))
 	}
 	server := r.Secrets[1]
-	if server.Secret != "zarf-registry-server-tls" || server.For != "server" || server.CommonName != "server-tls" ||
+	if server.Secret != "zarf-registry-server-tls" || server.Kind != "server" || server.CommonName != "server-tls" ||
 		!server.Valid || server.Source != nil ||
 		server.Subject != "CN=server-tls,O=zarf-registry:server" || !strings.HasSuffix(server.Issuer, "CN=test") ||
 		server.DaysLeft != 365 ||
 		!slices.Equal(server.Roles, []string{"zarf-registry:server"}) ||
 		!slices.Equal(server.DNSNames, []string{"zarf-registry.zarf.svc"}) ||
-		len(server.SHA256) != 64 || len(server.Serial) == 0 || len(server.Authorities) != 1 {
+		len(server.SHA256) != 64 || len(server.Serial) == 0 || len(server.TrustedCAs) != 1 {
 		t.Errorf("server is %+v", server)
 	}
 	if want := now.Add(pki.DefaultLeafLifetime / 2); !server.RenewAt.Equal(want) {
 		t.Errorf("it is renewed at %s, want %s", server.RenewAt, want)
 	}
-	if authority := r.Secrets[0]; authority.For != "authority" ||
-		!authority.RenewAt.Equal(now.Add(pki.DefaultCALifetime/2)) || authority.SHA256 != server.Authorities[0] {
+	if authority := r.Secrets[0]; authority.Kind != "ca" ||
+		!authority.RenewAt.Equal(now.Add(pki.DefaultCALifetime/2)) || authority.SHA256 != server.TrustedCAs[0] {
 		t.Errorf("authority is %+v", authority)
 	}
 	var pods []string
 	for _, p := range r.Pods {
-		if !p.LeafHeld || !p.TrustHeld || p.Loaded == nil || p.Why != "" || !p.Ready {
+		if !p.Current || !p.TrustCurrent || p.Loaded == nil || p.Message != "" || !p.Ready {
 			t.Errorf("pod is %+v", p)
 		}
 		pods = append(pods, p.Component+" "+p.Node+" "+p.Secret)
@@ -154,7 +154,7 @@ func TestTheCertificateOfZarfsClients(t *testing.T) {
 		c.add(s)
 	}
 	issue(c["Secret zarf-registry-ca"].(*corev1.Secret), pki.OrganizationClient)
-	if r := c.certificates(t, c.running(t)); !r.Healthy || len(r.Secrets) != 5 || r.Secrets[4].For != "client" ||
+	if r := c.certificates(t, c.running(t)); !r.Healthy || len(r.Secrets) != 5 || r.Secrets[4].Kind != "client" ||
 		!r.Secrets[4].Valid {
 		t.Errorf("report is %+v", r)
 	}
@@ -185,12 +185,12 @@ func TestWhatAPodHasNotLoadedIsNamedWithWhatToDo(t *testing.T) {
 				"the kubelet delivers it within 90 s"}},
 		"previous trust": {func(c cluster, a answers) {
 			r := c.report(t, "node-tls")
-			r.Certificates.Authorities = []reloadstatus.Certificate{certificate}
+			r.Certificates.TrustedCAs = []reloadstatus.Certificate{certificate}
 			a["proxy-n1"] = func() (*reloadstatus.Report, error) { return r, nil }
 		}, "proxy-n1", "CAs of the Secret not trusted yet: 1; previous CAs still trusted: 1", []string{"has not loaded"}},
 		"more trust than there should be": {func(c cluster, a answers) {
 			r := c.report(t, "server-tls")
-			r.Certificates.Authorities = append(r.Certificates.Authorities, certificate)
+			r.Certificates.TrustedCAs = append(r.Certificates.TrustedCAs, certificate)
 			a["registry-n1"] = func() (*reloadstatus.Report, error) { return r, nil }
 		}, "registry-n1", "previous CAs still trusted: 1", []string{"Pod zarf/registry-n1 has not loaded"}},
 		"a Secret that it cannot load": {func(c cluster, a answers) {
@@ -227,7 +227,7 @@ func TestWhatAPodHasNotLoadedIsNamedWithWhatToDo(t *testing.T) {
 			a := cluster.running(t)
 			c.change(cluster, a)
 			r := cluster.certificates(t, a)
-			if p := podOf(t, r, c.pod); p.Why != c.why || p.LeafHeld && p.TrustHeld && c.why != "tls.key: broken" {
+			if p := podOf(t, r, c.pod); p.Message != c.why || p.Current && p.TrustCurrent && c.why != "tls.key: broken" {
 				t.Errorf("pod is %+v, want it to be so because %q", p, c.why)
 			}
 			if r.Healthy != (len(c.next) == 0) || len(r.Next) != len(c.next) {
@@ -359,18 +359,18 @@ func TestCopiesAreComparedWithTheirSource(t *testing.T) {
 			r := cluster.certificates(t, cluster.running(t))
 			byName := map[string]*status.SecretCertificate{}
 			for _, s := range r.Secrets {
-				byName[s.For] = s
+				byName[s.Kind] = s
 			}
 			server, push := byName["server"], byName["push"]
-			if s := server.Source; s == nil || s.Copied != c.copied || !strings.HasPrefix(s.Why, c.why) ||
-				(s.Why == "") != (c.why == "") {
+			if s := server.Source; s == nil || s.Copied != c.copied || !strings.HasPrefix(s.Message, c.why) ||
+				(s.Message == "") != (c.why == "") {
 				t.Errorf("server's source is %+v", server.Source)
 			}
 			if got := push.Source; (got == nil) != (c.push == "") || got != nil && (got.Secret != c.push || !got.Copied) {
 				t.Errorf("push's source is %+v", got)
 			}
-			if (byName["authority"] != nil) != (push.Source == nil) {
-				t.Errorf("authority is %+v", byName["authority"])
+			if (byName["ca"] != nil) != (push.Source == nil) {
+				t.Errorf("authority is %+v", byName["ca"])
 			}
 			// Only who renews it can say when.
 			if certManager := r.PKI.Mode == state.PKICertManager; server.RenewAt.IsZero() == certManager ||
@@ -445,24 +445,24 @@ func TestTimesThatAreLeftReadWell(t *testing.T) {
 func TestHowSignaturesStand(t *testing.T) {
 	unsigned := int64(2)
 	for name, test := range map[string]struct {
-		answer *reloadstatus.Verification
+		answer *reloadstatus.Signatures
 		next   string
 	}{
-		"enforced":         {&reloadstatus.Verification{Enforced: true, UnsignedTags: &unsigned}, ""},
+		"enforced":         {&reloadstatus.Signatures{Enforced: true, UnsignedTags: &unsigned}, ""},
 		"nothing verified": {nil, ""},
-		"invalid keys": {&reloadstatus.Verification{Problem: "a.pub:\nempty"}, "The registry cannot load what it verifies " +
+		"invalid keys": {&reloadstatus.Signatures{Problem: "a.pub:\nempty"}, "The registry cannot load what it verifies " +
 			"images with (a.pub: empty): correct the Secret of registry.signatures, or run zarf-registry install --namespace zarf, which checks it."},
 	} {
 		o := healthy(t, state.ModeProxy).options(t)
 		o.Loaded = func(context.Context, *corev1.Pod) (*reloadstatus.Report, error) {
-			return &reloadstatus.Report{Collection: &reloadstatus.Collection{}, Verification: test.answer}, nil
+			return &reloadstatus.Report{GarbageCollection: &reloadstatus.GarbageCollection{}, Signatures: test.answer}, nil
 		}
 		r, err := status.Collect(t.Context(), o)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r.Registry.Verification != test.answer || strings.Join(r.Next, " ") != test.next {
-			t.Errorf("%s: %+v, next %q", name, r.Registry.Verification, r.Next)
+		if r.Registry.Signatures != test.answer || strings.Join(r.Next, " ") != test.next {
+			t.Errorf("%s: %+v, next %q", name, r.Registry.Signatures, r.Next)
 		}
 	}
 }
@@ -474,16 +474,16 @@ func TestFailingStorageIsNamed(t *testing.T) {
 	c.add(p)
 	o := c.options(t)
 	o.Loaded = func(_ context.Context, pod *corev1.Pod) (*reloadstatus.Report, error) {
-		return &reloadstatus.Report{Storage: "storage: bucket images:\nNoSuchBucket"}, nil
+		return &reloadstatus.Report{StorageError: "storage: bucket images:\nNoSuchBucket"}, nil
 	}
 	r, err := status.Collect(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	const why = "storage: bucket images: NoSuchBucket"
-	if r.Registry.Why != why || !slices.Contains(r.Next,
+	if r.Registry.Message != why || !slices.Contains(r.Next,
 		"The registry is not ready ("+why+"): it is ready again once its storage responds.") {
-		t.Errorf("why %q, next %q", r.Registry.Why, r.Next)
+		t.Errorf("why %q, next %q", r.Registry.Message, r.Next)
 	}
 }
 
@@ -498,7 +498,7 @@ func TestFullStorageIsNamedWithWhatToDo(t *testing.T) {
 		report := &space.Report{Volume: &space.Usage{Used: 1, Limit: 2}, Quota: &space.Usage{Used: used, Limit: 100_000}}
 		o := healthy(t, state.ModeProxy).options(t)
 		o.Loaded = func(context.Context, *corev1.Pod) (*reloadstatus.Report, error) {
-			return &reloadstatus.Report{Collection: &reloadstatus.Collection{}, Space: report}, nil
+			return &reloadstatus.Report{GarbageCollection: &reloadstatus.GarbageCollection{}, Space: report}, nil
 		}
 		r, err := status.Collect(t.Context(), o)
 		if err != nil {
@@ -529,15 +529,15 @@ func TestLostContentIsReportedOnceImagesWerePushed(t *testing.T) {
 			s.Phase, s.HookImage = test.phase, test.image
 		}).options(t)
 		o.Loaded = func(context.Context, *corev1.Pod) (*reloadstatus.Report, error) {
-			return &reloadstatus.Report{Collection: &reloadstatus.Collection{}, Empty: test.empty}, nil
+			return &reloadstatus.Report{GarbageCollection: &reloadstatus.GarbageCollection{}, StorageEmpty: test.empty}, nil
 		}
 		r, err := status.Collect(t.Context(), o)
 		if err != nil {
 			t.Fatal(err)
 		}
 		next := slices.DeleteFunc(r.Next, func(s string) bool { return strings.Contains(s, "is not verified") })
-		if !slices.Equal(next, append([]string{}, test.want...)) || r.Registry.Empty != (test.want != nil) {
-			t.Errorf("%s: empty %t, next %q", name, r.Registry.Empty, next)
+		if !slices.Equal(next, append([]string{}, test.want...)) || r.Registry.StorageEmpty != (test.want != nil) {
+			t.Errorf("%s: empty %t, next %q", name, r.Registry.StorageEmpty, next)
 		}
 	}
 }
@@ -556,7 +556,7 @@ func TestDamagedContent(t *testing.T) {
 	} {
 		o := healthy(t, state.ModeProxy).options(t)
 		o.Loaded = func(context.Context, *corev1.Pod) (*reloadstatus.Report, error) {
-			return &reloadstatus.Report{Collection: &reloadstatus.Collection{}, Scrub: test.answer}, nil
+			return &reloadstatus.Report{GarbageCollection: &reloadstatus.GarbageCollection{}, Scrub: test.answer}, nil
 		}
 		r, err := status.Collect(t.Context(), o)
 		if err != nil {
@@ -570,13 +570,13 @@ func TestDamagedContent(t *testing.T) {
 
 func TestHowGarbageCollectionStands(t *testing.T) {
 	for name, test := range map[string]struct {
-		answer *reloadstatus.Collection
+		answer *reloadstatus.GarbageCollection
 		err    error
 		next   string
 	}{
-		"nothing was ever collected": {&reloadstatus.Collection{}, nil, ""},
-		"it is being collected":      {&reloadstatus.Collection{Running: true, SucceededAt: &now}, nil, ""},
-		"the last collection failed": {&reloadstatus.Collection{Problem: "disk\ngone"}, nil,
+		"nothing was ever collected": {&reloadstatus.GarbageCollection{}, nil, ""},
+		"it is being collected":      {&reloadstatus.GarbageCollection{Running: true, SucceededAt: &now}, nil, ""},
+		"the last collection failed": {&reloadstatus.GarbageCollection{Problem: "disk\ngone"}, nil,
 			"The last garbage collection failed (disk gone): zarf-registry garbage-collect --namespace zarf runs it again."},
 		"a registry that does not say": {nil, nil, ""},
 		"who may not ask":              {nil, errors.New("forbidden"), ""},
@@ -586,14 +586,14 @@ func TestHowGarbageCollectionStands(t *testing.T) {
 			if pod.Name != "registry-n1" {
 				t.Errorf("%s: it asks pod %s", name, pod.Name)
 			}
-			return &reloadstatus.Report{Collection: test.answer}, test.err
+			return &reloadstatus.Report{GarbageCollection: test.answer}, test.err
 		}
 		r, err := status.Collect(t.Context(), o)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r.Registry.Collection != test.answer || strings.Join(r.Next, " ") != test.next {
-			t.Errorf("%s: %+v, next %q", name, r.Registry.Collection, r.Next)
+		if r.Registry.GarbageCollection != test.answer || strings.Join(r.Next, " ") != test.next {
+			t.Errorf("%s: %+v, next %q", name, r.Registry.GarbageCollection, r.Next)
 		}
 	}
 }

@@ -34,10 +34,10 @@ type NodeConfig struct {
 	// Restart is the command on the node that restarts K3s or RKE2, if the effect needs that.
 	Restart  string   `json:"restart,omitempty"`
 	Warnings []string `json:"warnings"`
-	// Error is why the last run failed. Why says why the effect is unknown or missing, what the kubelet reported where the
-	// mirrors are ignored, or when a restart is not needed.
-	Error string `json:"error,omitempty"`
-	Why   string `json:"why,omitempty"`
+	// Error is why the last run failed. Message says why the effect is unknown or missing, what the kubelet reported where
+	// the mirrors are ignored, or when a restart is not needed.
+	Error   string `json:"error,omitempty"`
+	Message string `json:"message,omitempty"`
 
 	registries *noderuntime.RegistriesReport
 }
@@ -123,12 +123,12 @@ func newest(pods []corev1.Pod) map[string]corev1.Pod {
 func (c *collector) configured(node string, pod corev1.Pod) NodeConfig {
 	n := NodeConfig{Node: node, Pod: pod.Name, Warnings: []string{}}
 	if pod.Name == "" {
-		n.Effect, n.Why = EffectNotYet, "pod does not exist yet"
+		n.Effect, n.Message = EffectNotYet, "pod does not exist yet"
 		return n
 	}
 	last, ok := lastRun(pod)
 	if !ok {
-		n.Effect, n.Why = EffectNotYet, orUnknown(c.why(pod))
+		n.Effect, n.Message = EffectNotYet, orUnknown(c.why(pod))
 		return n
 	}
 	report, err := noderuntime.ParseReport(last.Message)
@@ -146,7 +146,7 @@ func (c *collector) configured(node string, pod corev1.Pod) NodeConfig {
 		n.Effect, n.Error = EffectFailed, cmp.Or(oneLine(report.Error), text, fmt.Sprintf("exit code %d", last.ExitCode))
 	case err != nil:
 		// The kubelet may have removed the container since.
-		n.Effect, n.Why = EffectUnknown, "no report; check the pod's log"
+		n.Effect, n.Message = EffectUnknown, "no report; check the pod's log"
 	case report.Error != "":
 		n.Effect, n.Error = EffectFailed, oneLine(report.Error)
 	default:
@@ -186,7 +186,7 @@ func (c *collector) effects(nodes map[string]corev1.Node) {
 			continue // containerd reads it without a restart
 		}
 		n.Restart = cmp.Or(restart(nodes[n.Node]), "restart the K3s or RKE2 service")
-		n.Why = "unless restarted since " + n.registries.Changed.UTC().Format(time.RFC3339)
+		n.Message = "unless restarted since " + n.registries.Changed.UTC().Format(time.RFC3339)
 	}
 }
 
@@ -202,7 +202,7 @@ func (c *collector) mirrors(n *NodeConfig) {
 	}
 	for _, f := range s.mirrors.Failed {
 		if slices.Contains(f.Nodes, n.Node) {
-			n.Effect, n.Why = EffectIgnored, oneLine(f.Reason)
+			n.Effect, n.Message = EffectIgnored, oneLine(f.Reason)
 		}
 	}
 }
@@ -225,7 +225,7 @@ func restart(n corev1.Node) string {
 }
 
 // adviseNodeConfig adds the next steps, one sentence for all nodes that need the same. It asks for no restart, because
-// nothing tells whether the service has been restarted.
+// it is unknown whether the service has been restarted.
 func (c *collector) adviseNodeConfig(nodes map[string]corev1.Node) {
 	ready := func(n NodeConfig) bool {
 		node, known := nodes[n.Node]
@@ -237,7 +237,7 @@ func (c *collector) adviseNodeConfig(nodes map[string]corev1.Node) {
 			s, c.Namespace, c.Release, names.ComponentNodeConfig)
 	}
 	for _, s := range c.sharing(func(n NodeConfig) (string, bool) {
-		return n.Why,
+		return n.Message,
 			n.Effect == EffectNotYet && n.Pod != "" && ready(n)
 	}) {
 		c.next("The container runtime of %s is not configured yet (%s): kubectl --namespace %s describe pod %s shows more.",

@@ -93,12 +93,12 @@ func TestAConfiguredNode(t *testing.T) {
 			want: status.NodeConfig{Written: 1, Effect: "written"}},
 		"whose K3s reads it when it starts": {message: registries(false, false),
 			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "after a restart",
-				Restart: "sudo systemctl restart k3s-agent", Why: "unless restarted since " + written.Format(time.RFC3339)}},
+				Restart: "sudo systemctl restart k3s-agent", Message: "unless restarted since " + written.Format(time.RFC3339)}},
 		"whose containerd has the same already": {message: registries(true, false),
 			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "written"}},
 		"whose containerd has all but the credentials": {message: registries(true, true),
 			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "written; credentials after a restart",
-				Restart: "sudo systemctl restart k3s-agent", Why: "unless restarted since " + written.Format(time.RFC3339)}},
+				Restart: "sudo systemctl restart k3s-agent", Message: "unless restarted since " + written.Format(time.RFC3339)}},
 		"that refuses": {exit: 2, message: message(noderuntime.Report{Error: "key x:\nunknown", Unchanged: 1,
 			Changed: written}),
 			want: status.NodeConfig{Unchanged: 1, WrittenAt: written, Effect: "failed", Error: "key x: unknown"},
@@ -116,12 +116,12 @@ func TestAConfiguredNode(t *testing.T) {
 		"that says of itself that it failed": {message: `{"error":"no"}`,
 			want: status.NodeConfig{Effect: "failed", Error: "no"}, next: "(no)"},
 		"whose kubelet has forgotten the report": {message: "Unable to get init container status",
-			want: status.NodeConfig{Effect: "unknown", Why: "no report; check the pod's log"}},
+			want: status.NodeConfig{Effect: "unknown", Message: "no report; check the pod's log"}},
 		"whose pod waits": {change: func(p *corev1.Pod) {
 			p.Status.InitContainerStatuses[0].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull", Message: "no such\nhost"}}
 			p.Status.InitContainerStatuses[0].Ready = false
 		},
-			want: status.NodeConfig{Effect: "not yet written", Why: "ErrImagePull: no such host"},
+			want: status.NodeConfig{Effect: "not yet written", Message: "ErrImagePull: no such host"},
 			next: "The container runtime of node n1 is not configured yet (ErrImagePull: no such host): kubectl --namespace " +
 				"zarf describe pod node-config-n1"},
 	} {
@@ -226,7 +226,7 @@ func TestNodesWithoutAPodThatConfiguresThem(t *testing.T) {
 	missing := healthy(t, state.ModeExternal).configure(t, 2, 1).add(done, node("n3", false))
 	r := missing.must(t)
 	if len(r.NodeConfig) != 2 || r.NodeConfig[1].Node != "n2" || r.NodeConfig[1].Effect != status.EffectNotYet ||
-		r.NodeConfig[1].Why == "" {
+		r.NodeConfig[1].Message == "" {
 		t.Errorf("node configuration is %+v", r.NodeConfig)
 	}
 	if !slices.ContainsFunc(r.Next, func(s string) bool {

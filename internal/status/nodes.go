@@ -25,14 +25,14 @@ type Node struct {
 	Ready bool `json:"ready"`
 	// Via is how the node pulls: proxy, nodeport or external, or none if no proxy is
 	// scheduled on it.
-	Via string `json:"way"`
+	Via string `json:"via"`
 	// Endpoint reports whether the endpoint appears to work: the proxy is ready, or the
 	// registry behind the node port is.
-	Endpoint bool `json:"open"`
+	Endpoint bool `json:"endpoint"`
 	// Verified reports whether the node pulled in the last verification.
-	Verified bool `json:"proven"`
-	// Why says why the endpoint does not work, or what else is unusual.
-	Why string `json:"why,omitempty"`
+	Verified bool `json:"verified"`
+	// Message says why the endpoint does not work, or what else is unusual.
+	Message string `json:"message,omitempty"`
 }
 
 // viaNone is the only value of Via that is not a mode.
@@ -73,17 +73,17 @@ func (c *collector) node(n corev1.Node, proxies map[string]corev1.Pod) Node {
 	node := Node{Name: n.Name, Ready: plan.NodeReady(n)}
 	s := c.report.State
 	if s != nil {
-		node.Via, node.Verified = string(s.mode()), slices.Contains(s.Verified, n.Name)
+		node.Via, node.Verified = string(s.mode()), slices.Contains(s.VerifiedNodes, n.Name)
 	}
 	if !node.Ready {
-		node.Why = "node not ready"
+		node.Message = "node not ready"
 		c.next("Node %s is not ready and cannot pull: kubectl describe node %s shows why.", n.Name, n.Name)
 	}
 	pod, hasProxy := proxies[n.Name]
 	// During a switch, proxies matter in both directions.
 	if hasProxy && (s == nil || s.mode() == state.ModeProxy || s.Desired.Mode == state.ModeProxy) {
 		if why := c.proxy(n, pod); why != "" && node.Ready {
-			node.Why = why
+			node.Message = why
 		}
 	}
 	switch node.Via {
@@ -91,8 +91,8 @@ func (c *collector) node(n corev1.Node, proxies map[string]corev1.Pod) Node {
 		node.Endpoint = node.Ready
 	case string(state.ModeNodePort):
 		node.Endpoint = node.Ready && c.report.Registry != nil && c.report.Registry.ReadyPods() > 0
-		if node.Ready && !node.Endpoint && node.Why == "" {
-			node.Why = "registry not ready"
+		if node.Ready && !node.Endpoint && node.Message == "" {
+			node.Message = "registry not ready"
 		}
 	case string(state.ModeProxy):
 		node.Endpoint = node.Ready && hasProxy && release.PodReady(pod)
@@ -109,7 +109,7 @@ func (c *collector) proxy(n corev1.Node, pod corev1.Pod) string {
 	if p.Ready {
 		return ""
 	}
-	why := "proxy not ready: " + orUnknown(p.Why)
+	why := "proxy not ready: " + orUnknown(p.Message)
 	if !plan.NodeReady(n) {
 		return why // named already
 	}
@@ -118,16 +118,16 @@ func (c *collector) proxy(n corev1.Node, pod corev1.Pod) string {
 		if len(pauses) > 0 {
 			c.next("Node %s has the pause image %s, but its proxy uses %s: run zarf-registry heal; if it says that no trusted "+
 				"pause image is left, load %s on the node, or %s --set injector.image=IMAGE.", n.Name,
-				strings.Join(pauses, ", "), image, image, c.again())
+				strings.Join(pauses, ", "), image, image, c.installCommand())
 			return why + "; the node reports " + strings.Join(pauses, ", ") + ", not " + image
 		}
 		c.next("Node %s reports no pause image, and its proxy, which uses %s, is not ready (%s): load that image on the "+
-			"node, or choose one that all nodes have with %s --set injector.image=IMAGE.", n.Name, image, orUnknown(p.Why),
-			c.again())
+			"node, or choose one that all nodes have with %s --set injector.image=IMAGE.", n.Name, image, orUnknown(p.Message),
+			c.installCommand())
 		return why + "; the node does not report " + image
 	}
 	c.next("The proxy of node %s is not ready (%s): kubectl --namespace %s describe pod %s shows more.", n.Name,
-		orUnknown(p.Why), c.Namespace, p.Name)
+		orUnknown(p.Message), c.Namespace, p.Name)
 	return why
 }
 
@@ -140,15 +140,15 @@ func (c *collector) noProxy(node *Node) {
 	}
 	switch {
 	case len(c.objects) == 0:
-		node.Why = "no proxy DaemonSet"
-		c.next("The proxy DaemonSet is missing: run %s.", c.again())
+		node.Message = "no proxy DaemonSet"
+		c.next("The proxy DaemonSet is missing: run %s.", c.installCommand())
 	case scheduled < wanted:
-		node.Why = "proxy pod does not exist yet"
+		node.Message = "proxy pod does not exist yet"
 		c.next("Node %s has no proxy pod yet: kubectl --namespace %s describe daemonsets --selector "+
 			"app.kubernetes.io/instance=%s,app.kubernetes.io/component=proxy shows why.", node.Name, c.Namespace, c.Release)
 	default:
 		// Excluded by proxy.nodeSelector or proxy.tolerations.
-		node.Via, node.Why = viaNone, "excluded from proxy scheduling"
+		node.Via, node.Message = viaNone, "excluded from proxy scheduling"
 	}
 }
 
@@ -177,18 +177,20 @@ func (c *collector) nodePort(ctx context.Context) error {
 	switch {
 	case apierrors.IsNotFound(err) && proxies:
 		c.next("%s is missing, so any other Service can take node port %d and answer instead of the proxies: run %s, which "+
-			"creates it, or accept this with --set reservePort=false.", object, s.port(), c.again())
+			"creates it, or accept this with --set reservePort=false.", object, s.port(), c.installCommand())
 	case apierrors.IsNotFound(err):
-		c.next("%s is missing, so the node port is closed: run %s.", object, c.again())
+		c.next("%s is missing, so the node port is closed: run %s.", object, c.installCommand())
 	case err != nil:
 		return c.unreadable("reading "+object, err)
 	case !plan.HoldsPort(*service, s.port()):
-		c.next("%s does not have node port %d: run %s.", object, s.port(), c.again())
+		c.next("%s does not have node port %d: run %s.", object, s.port(), c.installCommand())
 	case ignored != proxies && s.Switching(): // named already
 	case proxies && !ignored:
-		c.next("%s has no label %s, so it answers instead of the proxies: run %s.", object, plan.LabelProxyName, c.again())
+		c.next("%s has no label %s, so it answers instead of the proxies: run %s.", object, plan.LabelProxyName,
+			c.installCommand())
 	case !proxies && ignored:
-		c.next("%s has the label %s, so kube-proxy does not serve it: run %s.", object, plan.LabelProxyName, c.again())
+		c.next("%s has the label %s, so kube-proxy does not serve it: run %s.", object, plan.LabelProxyName,
+			c.installCommand())
 	}
 	if proxies {
 		return nil
@@ -199,7 +201,7 @@ func (c *collector) nodePort(ctx context.Context) error {
 	}
 	if missing || secret != nil && len(secret.Data[names.KeyHtpasswd]) == 0 {
 		c.next("Secret %s/%s has no key htpasswd, so the registry's plain listener is closed: run %s.", c.Namespace,
-			c.Name+names.SuffixPull, c.again())
+			c.Name+names.SuffixPull, c.installCommand())
 	}
 	return nil
 }
@@ -243,7 +245,7 @@ func (c *collector) leftovers(ctx context.Context) error {
 	}
 	if len(c.report.Leftovers) > 0 {
 		c.next("Objects of another mode remain: %s: run %s, which removes them.", strings.Join(c.report.Leftovers, ", "),
-			c.again())
+			c.installCommand())
 	}
 	return nil
 }

@@ -18,13 +18,13 @@ import (
 type Payload struct {
 	// Name is the name of its ConfigMaps without their number.
 	Name string `json:"name"`
-	// Present of Wanted ConfigMaps exist. Wanted is 0 if the first one, which records the
+	// Present of Desired ConfigMaps exist. Desired is 0 if the first one, which records the
 	// number, is missing.
 	Present int `json:"present"`
-	Wanted  int `json:"wanted"`
+	Desired int `json:"desired"`
 	// Complete reports whether all exist. The loader verifies their content.
 	Complete bool   `json:"complete"`
-	Why      string `json:"why,omitempty"`
+	Message  string `json:"message,omitempty"`
 }
 
 // payloads checks the payloads that restarted pods need.
@@ -59,8 +59,8 @@ func (c *collector) payloads(ctx context.Context) error {
 		}
 		c.report.Payloads = append(c.report.Payloads, p)
 		if !p.Complete {
-			c.next("Payload %s/%s is incomplete (%s), so restarting pods will wait: %s writes it.", c.Namespace, name, p.Why,
-				c.again())
+			c.next("Payload %s/%s is incomplete (%s), so restarting pods will wait: %s writes it.", c.Namespace, name, p.Message,
+				c.installCommand())
 		}
 	}
 	return nil
@@ -77,21 +77,21 @@ func (c *collector) payload(ctx context.Context, name string, present map[string
 	first, err := c.Client.CoreV1().ConfigMaps(c.Namespace).Get(ctx, name+"-00", metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		p.Why = "ConfigMap " + name + "-00 is missing"
+		p.Message = "ConfigMap " + name + "-00 is missing"
 		return p, nil
 	case err != nil:
-		p.Why = "could not be read"
+		p.Message = "could not be read"
 		return p, c.unreadable("reading ConfigMap "+c.Namespace+"/"+name+"-00", err)
 	}
 	manifest, err := injector.ParseManifest(first.BinaryData[injector.ManifestKey])
 	if err != nil {
-		p.Why = err.Error()
+		p.Message = err.Error()
 		return p, nil
 	}
-	p.Wanted = len(manifest.Chunks)
-	for i := range p.Wanted {
+	p.Desired = len(manifest.Chunks)
+	for i := range p.Desired {
 		if object := fmt.Sprintf("%s-%02d", name, i); !present[object] {
-			p.Why = "ConfigMap " + object + " is missing"
+			p.Message = "ConfigMap " + object + " is missing"
 			return p, nil
 		}
 	}

@@ -29,9 +29,9 @@ const trialName = "trial"
 type Rewriting struct {
 	Policy string `json:"policy"`
 	// Effective reports whether the API server rewrote a trial pod, which it did not create. It is nil if that could
-	// not be tried. Why says why not.
+	// not be tried. Message says why not.
 	Effective *bool  `json:"effective"`
-	Why       string `json:"why,omitempty"`
+	Message   string `json:"message,omitempty"`
 }
 
 // rewritePolicy is what a trial has to know of the policy, of any version.
@@ -52,7 +52,7 @@ func (c *collector) rewriting(ctx context.Context) error {
 	c.report.Rewriting = r
 	trial, err := c.rewriteTrial(ctx, policy)
 	if err != nil {
-		r.Why = err.Error()
+		r.Message = err.Error()
 		return nil
 	}
 	image := trial.Spec.Containers[0].Image
@@ -60,7 +60,7 @@ func (c *collector) rewriting(ctx context.Context) error {
 		admitted, err := c.Client.CoreV1().Pods(trial.Namespace).Create(ctx, trial,
 			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		if err != nil {
-			r.Why = fmt.Sprintf("the trial was refused: %v", err)
+			r.Message = fmt.Sprintf("the trial was refused: %v", err)
 			return nil
 		}
 		effective := admitted.Annotations["original-image.zarf-registry/"+trialName] == image
@@ -75,10 +75,10 @@ func (c *collector) rewriting(ctx context.Context) error {
 			return err
 		}
 	}
-	r.Why = fmt.Sprintf("of a new pod in namespace %s, the image %s stays", trial.Namespace, image)
+	r.Message = fmt.Sprintf("of a new pod in namespace %s, the image %s stays", trial.Namespace, image)
 	c.next("MutatingAdmissionPolicy %s does not take effect (%s): start the API server with "+
 		"--feature-gates=MutatingAdmissionPolicy=true and without --disable-admission-plugins=MutatingAdmissionPolicy; if "+
-		"it runs so, run %s, which renders the policy and its binding again.", policy.Name, r.Why, c.again())
+		"it runs so, run %s, which renders the policy and its binding again.", policy.Name, r.Message, c.installCommand())
 	return nil
 }
 

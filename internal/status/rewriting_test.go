@@ -117,7 +117,7 @@ func TestRewriting(t *testing.T) {
 					}
 					return
 				}
-				if got == nil || got.Policy != name || got.Why != tt.why || (got.Effective == nil) != (tt.want == nil) ||
+				if got == nil || got.Policy != name || got.Message != tt.why || (got.Effective == nil) != (tt.want == nil) ||
 					tt.want != nil && *got.Effective != *tt.want {
 					t.Errorf("got %+v", got)
 				}

@@ -80,7 +80,7 @@ type State struct {
 	Desired state.Settings  `json:"desired"`
 	Current *state.Settings `json:"current,omitempty"`
 	// Verified are the nodes that pulled in the last verification.
-	Verified []string `json:"proven"`
+	VerifiedNodes []string `json:"verifiedNodes"`
 	// PKI is how certificates are issued. It is nil in external mode, and if an earlier
 	// release, which does not record it, wrote the state.
 	PKI *state.PKI `json:"pki,omitempty"`
@@ -128,24 +128,24 @@ type Revision struct {
 
 // Registry describes the registry's Deployment.
 type Registry struct {
-	// Ready reports whether Wanted pods are ready. Why says why not.
-	Ready  bool   `json:"ready"`
-	Wanted int    `json:"wanted"`
-	Why    string `json:"why,omitempty"`
-	Pods   []Pod  `json:"pods"`
+	// Ready reports whether Desired pods are ready. Message says why not.
+	Ready   bool   `json:"ready"`
+	Desired int    `json:"desired"`
+	Message string `json:"message,omitempty"`
+	Pods    []Pod  `json:"pods"`
 	// Empty means that the storage has lost its content: the project's own images, which were pushed, are missing.
-	Empty bool `json:"empty,omitempty"`
+	StorageEmpty bool `json:"storageEmpty,omitempty"`
 	// Claim is nil if the registry needs no volume, or if reading it is forbidden.
 	Claim *Claim `json:"claim,omitempty"`
 	// Collection is the state of garbage collection. It is nil if no pod responded.
-	Collection *reloadstatus.Collection `json:"collection,omitempty"`
+	GarbageCollection *reloadstatus.GarbageCollection `json:"garbageCollection,omitempty"`
 	// Scrub is the result of the last complete zarf-registry images verify. It is nil if there was none, or if no pod
 	// responded.
 	Scrub *reloadstatus.Scrub `json:"scrub,omitempty"`
 	// Space is how full the storage is. It is nil if no pod responded, or if no limit is known.
 	Space *space.Report `json:"space,omitempty"`
 	// Verification is the state of signatures. It is nil if none are verified, or if no pod responded.
-	Verification *reloadstatus.Verification `json:"verification,omitempty"`
+	Signatures *reloadstatus.Signatures `json:"signatures,omitempty"`
 }
 
 // ReadyPods counts the ready pods. One is enough to serve all requests.
@@ -161,10 +161,10 @@ func (r *Registry) ReadyPods() int {
 
 // Pod describes a pod of the registry, or a cache.
 type Pod struct {
-	Name  string `json:"name"`
-	Node  string `json:"node,omitempty"`
-	Ready bool   `json:"ready"`
-	Why   string `json:"why,omitempty"`
+	Name    string `json:"name"`
+	Node    string `json:"node,omitempty"`
+	Ready   bool   `json:"ready"`
+	Message string `json:"message,omitempty"`
 }
 
 // ErrNotInstalled is the error of Collect and CollectCertificates without an installation.
@@ -173,8 +173,8 @@ var ErrNotInstalled = errors.New("zarf-registry is not installed")
 // collector gathers a report.
 type collector struct {
 	Options
-	report *Report
-	home   string // the namespace of the Helm release; differs from Namespace with namespaceOverride
+	report           *Report
+	releaseNamespace string // the namespace of the Helm release; differs from Namespace with namespaceOverride
 
 	objects       []appsv1.DaemonSet // of the proxies
 	configObjects []appsv1.DaemonSet // of node configuration
@@ -219,9 +219,9 @@ func (c *collector) next(format string, args ...any) {
 	}
 }
 
-// again returns the command that repeats the installation.
-func (c *collector) again() string {
-	command := "zarf-registry install --namespace " + c.home
+// installCommand returns the command that repeats the installation.
+func (c *collector) installCommand() string {
+	command := "zarf-registry install --namespace " + c.releaseNamespace
 	if c.Release != "zarf-registry" {
 		command += " --release " + c.Release
 	}
@@ -252,10 +252,10 @@ func (c *collector) secret(ctx context.Context, name string) (secret *corev1.Sec
 
 // locate determines the namespace of the Helm release. workloads reports read errors.
 func (c *collector) locate(ctx context.Context) error {
-	c.home = c.Namespace
+	c.releaseNamespace = c.Namespace
 	deployment, err := c.Client.AppsV1().Deployments(c.Namespace).Get(ctx, c.Name, metav1.GetOptions{})
 	if err == nil && deployment.Annotations[names.AnnotationReleaseNamespace] != "" {
-		c.home = deployment.Annotations[names.AnnotationReleaseNamespace]
+		c.releaseNamespace = deployment.Annotations[names.AnnotationReleaseNamespace]
 	}
 	return nil
 }
@@ -267,7 +267,7 @@ func (c *collector) state(ctx context.Context) error {
 		return err
 	}
 	if missing {
-		c.next("Secret %s/%s is missing, so the mode is unknown: %s writes it%s.", c.Namespace, name, c.again(),
+		c.next("Secret %s/%s is missing, so the mode is unknown: %s writes it%s.", c.Namespace, name, c.installCommand(),
 			c.otherName(ctx))
 	}
 	if secret == nil {
@@ -282,7 +282,7 @@ func (c *collector) state(ctx context.Context) error {
 		c.next("The last renewal of the certificates failed at %s.", strings.TrimSuffix(s.RenewalFailed, "."))
 	}
 	c.report.State = &State{
-		Phase: s.Phase, Desired: s.Desired, Current: s.Current, Verified: append([]string{}, s.Nodes...),
+		Phase: s.Phase, Desired: s.Desired, Current: s.Current, VerifiedNodes: append([]string{}, s.VerifiedNodes...),
 		PKI: s.PKI, Rotation: s.Rotation, PauseImages: s.PauseImages, UpdatedBy: s.UpdatedBy, UpdatedAt: s.UpdatedAt,
 		unreserved: s.PortNotReserved,
 		pushed:     s.Phase == state.PhaseReady && s.HookImage != nil,
@@ -303,10 +303,10 @@ func (c *collector) phase(context.Context) error {
 	since := s.UpdatedAt.Format(time.RFC3339)
 	if s.Switching() {
 		c.next("A switch from %s to %s mode was started at %s and is not complete: unless a run is in progress, run %s, "+
-			"which continues it.", s.Current.Mode, s.Desired.Mode, since, c.again())
+			"which continues it.", s.Current.Mode, s.Desired.Mode, since, c.installCommand())
 	} else {
 		c.next("%s mode was prepared at %s and is not verified: unless a run is in progress, run %s.", s.Desired.Mode, since,
-			c.again())
+			c.installCommand())
 	}
 	return nil
 }
@@ -328,12 +328,12 @@ func selector(release, component string) metav1.ListOptions {
 
 func (c *collector) helm(ctx context.Context) error {
 	list, err := c.Metadata.Resource(schema.GroupVersionResource{Version: "v1", Resource: "secrets"}).Namespace(
-		c.home).List(ctx, metav1.ListOptions{
+		c.releaseNamespace).List(ctx, metav1.ListOptions{
 		LabelSelector: "owner=helm,name=" + c.Release,
 		FieldSelector: "type=helm.sh/release.v1",
 	})
 	if err != nil {
-		return c.unreadable("listing the release's revisions in namespace "+c.home, err)
+		return c.unreadable("listing the release's revisions in namespace "+c.releaseNamespace, err)
 	}
 	for _, s := range list.Items {
 		revision, err := strconv.Atoi(s.Labels["version"])
@@ -347,13 +347,13 @@ func (c *collector) helm(ctx context.Context) error {
 	}
 	switch {
 	case helm.Status == "uninstalling":
-		c.next("The release is being deleted: run helm uninstall %s --namespace %s to finish.", c.Release, c.home)
+		c.next("The release is being deleted: run helm uninstall %s --namespace %s to finish.", c.Release, c.releaseNamespace)
 	case strings.HasPrefix(helm.Status, "pending-"):
 		c.next("Helm's revision %d is %s: unless a run is in progress, run %s, which continues it.", helm.Revision,
-			helm.Status, c.again())
+			helm.Status, c.installCommand())
 	default:
 		c.next("Helm's revision %d is %s, helm history %s --namespace %s shows why: run %s.", helm.Revision, helm.Status,
-			c.Release, c.home, c.again())
+			c.Release, c.releaseNamespace, c.installCommand())
 	}
 	return nil
 }
@@ -386,7 +386,7 @@ func (c *collector) installed(context.Context) error {
 		return nil
 	}
 	return fmt.Errorf("%w in namespace %s as release %s: run %s, or name another with --namespace, --release and --name",
-		ErrNotInstalled, c.Namespace, c.Release, c.again())
+		ErrNotInstalled, c.Namespace, c.Release, c.installCommand())
 }
 
 func (c *collector) external() bool {
@@ -420,43 +420,43 @@ func (c *collector) registry(ctx context.Context) error {
 		"app.kubernetes.io/instance=%s,app.kubernetes.io/component=registry shows more", c.Namespace, c.Release)
 	for _, p := range pods.Items {
 		pod := c.pod(p)
-		if !pod.Ready && pod.Why != ending {
+		if !pod.Ready && pod.Message != ending {
 			more = cmp.Or(c.claimAdvice(p), more)
 			if problem := c.storage(ctx, p); problem != "" {
-				pod.Why, more = problem, "it is ready again once its storage responds"
+				pod.Message, more = problem, "it is ready again once its storage responds"
 			}
 		}
 		r.Pods = append(r.Pods, pod)
-		if !pod.Ready && (r.Why == "" || r.Why == ending) {
-			r.Why = pod.Why
+		if !pod.Ready && (r.Message == "" || r.Message == ending) {
+			r.Message = pod.Message
 		}
 	}
 	c.collection(ctx, pods.Items)
-	r.Wanted = 1
+	r.Desired = 1
 	switch d := c.deployment; {
 	case d == nil && len(c.report.Unreadable) > 0:
 	case d == nil:
-		r.Why = "the Deployment is missing"
-		c.next("Deployment %s/%s is missing: run %s.", c.Namespace, c.Name, c.again())
+		r.Message = "the Deployment is missing"
+		c.next("Deployment %s/%s is missing: run %s.", c.Namespace, c.Name, c.installCommand())
 		return nil
 	case d.Spec.Replicas != nil:
-		r.Wanted = int(*d.Spec.Replicas)
+		r.Desired = int(*d.Spec.Replicas)
 	}
 	switch ready := r.ReadyPods(); {
-	case r.Wanted == 0:
-		r.Why = "scaled to 0 pods"
+	case r.Desired == 0:
+		r.Message = "scaled to 0 pods"
 		c.next("The registry is scaled to 0 pods: run kubectl --namespace %s scale deployment %s --replicas 1.", c.Namespace,
 			c.Name)
-	case ready >= r.Wanted:
-		r.Ready, r.Why = true, ""
+	case ready >= r.Desired:
+		r.Ready, r.Message = true, ""
 	case len(r.Pods) == 0:
-		r.Why = "no pod exists"
+		r.Message = "no pod exists"
 		c.next("The registry has no pod: kubectl --namespace %s describe deployment %s shows why.", c.Namespace, c.Name)
 	case ready > 0:
-		r.Why = cmp.Or(r.Why, "the others do not exist yet")
-		c.next("%d of %d registry pods are ready and serve all requests (%s): %s.", ready, r.Wanted, r.Why, more)
+		r.Message = cmp.Or(r.Message, "the others do not exist yet")
+		c.next("%d of %d registry pods are ready and serve all requests (%s): %s.", ready, r.Desired, r.Message, more)
 	default:
-		c.next("The registry is not ready (%s): %s.", orUnknown(r.Why), more)
+		c.next("The registry is not ready (%s): %s.", orUnknown(r.Message), more)
 	}
 	return nil
 }
@@ -470,7 +470,7 @@ func (c *collector) storage(ctx context.Context, p corev1.Pod) string {
 	if err != nil {
 		return ""
 	}
-	return oneLine(report.Storage)
+	return oneLine(report.StorageError)
 }
 
 // collection queries the first pod that responds: all share the state in the storage. A
@@ -485,25 +485,25 @@ func (c *collector) collection(ctx context.Context, pods []corev1.Pod) {
 			continue
 		}
 		report, err := c.Loaded(ctx, &p)
-		if err != nil || report.Collection == nil {
+		if err != nil || report.GarbageCollection == nil {
 			continue
 		}
-		c.report.Registry.Collection, c.report.Registry.Verification = report.Collection, report.Verification
+		c.report.Registry.GarbageCollection, c.report.Registry.Signatures = report.GarbageCollection, report.Signatures
 		c.space(report.Space)
 		if scrub := report.Scrub; scrub != nil {
 			c.report.Registry.Scrub = scrub
 			c.scrub(scrub)
 		}
-		if s := c.report.State; report.Empty && s != nil && s.pushed {
-			c.report.Registry.Empty = true
+		if s := c.report.State; report.StorageEmpty && s != nil && s.pushed {
+			c.report.Registry.StorageEmpty = true
 			c.next("The registry's storage has lost its content: run %s, which pushes the project's images, and push yours "+
-				"again, from a backup or from their archives.", c.again())
+				"again, from a backup or from their archives.", c.installCommand())
 		}
-		if v := report.Verification; v != nil && v.Problem != "" {
+		if v := report.Signatures; v != nil && v.Problem != "" {
 			c.next("The registry cannot load what it verifies images with (%s): correct the Secret of registry.signatures, "+
-				"or run %s, which checks it.", oneLine(v.Problem), c.again())
+				"or run %s, which checks it.", oneLine(v.Problem), c.installCommand())
 		}
-		if problem := report.Collection.Problem; problem != "" {
+		if problem := report.GarbageCollection.Problem; problem != "" {
 			c.next("The last garbage collection failed (%s): zarf-registry garbage-collect --namespace %s runs it again.",
 				oneLine(problem), c.Namespace)
 		}
@@ -542,7 +542,7 @@ func (c *collector) space(report *space.Report) {
 func (c *collector) pod(p corev1.Pod) Pod {
 	pod := Pod{Name: p.Name, Node: p.Spec.NodeName, Ready: p.DeletionTimestamp == nil && release.PodReady(p)}
 	if !pod.Ready {
-		pod.Why = c.why(p)
+		pod.Message = c.why(p)
 	}
 	return pod
 }

@@ -121,7 +121,7 @@ func (c cluster) drop(keys ...string) cluster {
 
 // settings of a mode.
 func settings(mode state.Mode) state.Settings {
-	s := state.Settings{Mode: mode, Address: "127.0.0.1:31999", Port: 31999, IPFamily: state.IPv4, MTLS: "internal",
+	s := state.Settings{Mode: mode, Address: "127.0.0.1:31999", Port: 31999, IPFamily: state.IPv4, PKIMode: "internal",
 		DecidedBy: state.SourceValue}
 	if mode == state.ModeExternal {
 		s.Address, s.Port = "registry.example.com/team", 0
@@ -132,7 +132,7 @@ func settings(mode state.Mode) state.Settings {
 func internalPKI() *state.PKI {
 	return &state.PKI{
 		Mode: state.PKIInternal, ClusterDomain: "cluster.local",
-		LeafLifetime: state.Duration(pki.DefaultLeafLifetime), AuthorityLifetime: state.Duration(pki.DefaultCALifetime),
+		LeafLifetime: state.Duration(pki.DefaultLeafLifetime), CALifetime: state.Duration(pki.DefaultCALifetime),
 	}
 }
 
@@ -153,7 +153,7 @@ func (c cluster) changeState(t *testing.T, change func(*state.State)) cluster {
 
 func (c cluster) state(t *testing.T, phase state.Phase, desired, current state.Mode) cluster {
 	t.Helper()
-	s := state.State{Phase: phase, Desired: settings(desired), Nodes: []string{"n1", "n2"}, UpdatedBy: "0.1.0",
+	s := state.State{Phase: phase, Desired: settings(desired), VerifiedNodes: []string{"n1", "n2"}, UpdatedBy: "0.1.0",
 		UpdatedAt: now.Add(-time.Hour)}
 	if desired != state.ModeExternal {
 		s.PKI = internalPKI()
@@ -419,7 +419,7 @@ func TestNothingIsToBeDoneInAHealthyCluster(t *testing.T) {
 					t.Errorf("certificate is %+v", c)
 				}
 			}
-			if len(r.Payloads) > 0 && (r.Payloads[0] != status.Payload{Name: registryLoad, Present: 3, Wanted: 3,
+			if len(r.Payloads) > 0 && (r.Payloads[0] != status.Payload{Name: registryLoad, Present: 3, Desired: 3,
 				Complete: true}) {
 				t.Errorf("payload is %+v", r.Payloads[0])
 			}
@@ -743,7 +743,7 @@ func TestNodesThatNeedNothing(t *testing.T) {
 	}{
 		"a node without a proxy, as the user decided": {func(c cluster) {
 			c.add(node("n3", true, pause))
-		}, status.Node{Name: "n3", Ready: true, Via: "none", Why: "excluded from proxy scheduling"}},
+		}, status.Node{Name: "n3", Ready: true, Via: "none", Message: "excluded from proxy scheduling"}},
 		"a node that was added after the last proof": {func(c cluster) {
 			c.add(node("n3", true, pause), pod("proxy", "n3", true))
 		}, status.Node{Name: "n3", Ready: true, Via: "proxy", Endpoint: true}},
@@ -861,7 +861,8 @@ func TestTheHealer(t *testing.T) {
 				t.Fatal(err)
 			}
 			h := r.Healer
-			if h == nil || h.Ready != c.ready || h.Wanted != int(c.replicas) || h.Why != c.why || len(h.Waiting) != waiting {
+			if h == nil || h.Ready != c.ready || h.Desired != int(c.replicas) || h.Message != c.why ||
+				len(h.Waiting) != waiting {
 				t.Errorf("%+v", h)
 			}
 			if r.Healthy != (c.next == "") || !strings.Contains(strings.Join(r.Next, "\n"), c.next) {

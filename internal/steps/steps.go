@@ -58,12 +58,12 @@ func (r Runner) Run(ctx context.Context, steps []Step) error {
 			if cause := context.Cause(ctx); cause != nil && errors.Is(err, context.DeadlineExceeded) {
 				err = fmt.Errorf("%w (%w)", err, cause)
 			}
-			log.Error("step failed", "why", s.Why, "took", r.since(stepBegin), "error", err.Error())
+			log.Error("step failed", "reason", s.Why, "duration", r.since(stepBegin), "error", err.Error())
 			return fmt.Errorf("%s: %s: %w", r.Phase, s.Name, err)
 		}
-		log.Info("step done", "did", did, "why", s.Why, "took", r.since(stepBegin))
+		log.Info("step done", "result", did, "reason", s.Why, "duration", r.since(stepBegin))
 	}
-	r.Log.Info("phase done", "phase", r.Phase, "took", r.since(begin))
+	r.Log.Info("phase done", "phase", r.Phase, "duration", r.since(begin))
 	return nil
 }
 

@@ -150,7 +150,7 @@ func (s *Source) Gauges() map[string]func() float64 {
 	return map[string]func() float64{
 		"certificate_expiry_timestamp_seconds": func() float64 { return float64(s.Current().Leaf.NotAfter.Unix()) },
 		"certificate_lifetime_seconds":         func() float64 { return s.Current().Lifetime().Seconds() },
-		"authority_expiry_timestamp_seconds":   func() float64 { return float64(s.Current().CAExpiry().Unix()) },
+		"ca_expiry_timestamp_seconds":          func() float64 { return float64(s.Current().CAExpiry().Unix()) },
 		"certificate_generation":               func() float64 { return float64(s.Current().Generation) },
 	}
 }
@@ -188,7 +188,7 @@ func (s *Source) Report() reloadstatus.Certificates {
 		ReloadErrors: s.ReloadErrors(),
 	}
 	for _, ca := range m.CAs {
-		report.Authorities = append(report.Authorities, describe(ca))
+		report.TrustedCAs = append(report.TrustedCAs, describe(ca))
 	}
 	if problem := s.problem.Load(); problem != nil {
 		report.Problem = *problem

@@ -246,15 +246,15 @@ func TestReport(t *testing.T) {
 	if report.Leaf != want {
 		t.Errorf("leaf %+v, want %+v", report.Leaf, want)
 	}
-	if len(report.Authorities) != 2 || report.Authorities[0].Subject != "CN=ca" ||
-		report.Authorities[1].Subject != "CN=other" {
-		t.Errorf("authorities %+v, want ca and other, in file order without duplicates", report.Authorities)
+	if len(report.TrustedCAs) != 2 || report.TrustedCAs[0].Subject != "CN=ca" ||
+		report.TrustedCAs[1].Subject != "CN=other" {
+		t.Errorf("authorities %+v, want ca and other, in file order without duplicates", report.TrustedCAs)
 	}
 	first := source.Current()
 
 	replace(t, source, dir, ca.Files(t, "node", nil))
 	if next := source.Report(); next.Generation != 2 || !next.LoadedAt.After(report.LoadedAt) ||
-		len(next.Authorities) != 1 || next.Leaf.SHA256 == report.Leaf.SHA256 {
+		len(next.TrustedCAs) != 1 || next.Leaf.SHA256 == report.Leaf.SHA256 {
 		t.Errorf("Report() = %+v after a reload", next)
 	}
 	if len(first.CAs) != 2 {

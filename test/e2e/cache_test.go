@@ -133,7 +133,7 @@ func (w *world) cachesServe(t *testing.T) {
 	t.Helper()
 	report, text := w.status(t)
 	t.Logf("figure: zarf-registry status:\n%s", text)
-	if report.Caches == nil || report.Caches.Ready != 2 || report.Caches.Wanted != 2 {
+	if report.Caches == nil || report.Caches.Ready != 2 || report.Caches.Desired != 2 {
 		t.Fatalf("status: %s", mustJSON(report.Caches))
 	}
 	var misses, hits uint64

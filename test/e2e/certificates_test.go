@@ -301,7 +301,7 @@ func (w *world) changed(t *testing.T, before held, which ...string) {
 
 func (w *world) comesFrom(t *testing.T, mode state.PKIMode) {
 	t.Helper()
-	if s := w.saved(t); s.PKI == nil || s.PKI.Mode != mode || s.Desired.MTLS != mode {
+	if s := w.saved(t); s.PKI == nil || s.PKI.Mode != mode || s.Desired.PKIMode != mode {
 		t.Errorf("the state is %s", mustJSON(s))
 	}
 }

@@ -113,7 +113,7 @@ func TestHealer(t *testing.T) {
 		})
 		output(t, w.command(t, w.kubectl, "taint", "nodes", "new2", startupTaint+"=:NoSchedule"))
 		h := w.heal(t)
-		if len(h.Pods) != 1 || h.Pods[0].Before != w.chosenPause(t) {
+		if len(h.Pods) != 1 || h.Pods[0].PreviousImage != w.chosenPause(t) {
 			t.Errorf("healed %s", mustJSON(h.Pods))
 		}
 		if len(h.Nodes) != 1 || h.Nodes[0].Node != "new2" || h.Nodes[0].Action != "remove" {
@@ -333,7 +333,7 @@ func (w *world) healedPods(t *testing.T) (names []string) {
 	t.Helper()
 	for _, component := range []string{"registry", "proxy", "healer"} {
 		for _, p := range w.pods(t, component) {
-			if p.Annotations["zarf-registry/image-before"] != "" {
+			if p.Annotations["zarf-registry/previous-images"] != "" {
 				names = append(names, p.Name)
 			}
 		}
@@ -349,7 +349,7 @@ func (w *world) eventSays(t *testing.T, node string) {
 		if p.Spec.NodeName != node {
 			continue
 		}
-		if got := p.Annotations["zarf-registry/image-before"]; got != w.chosenPause(t) {
+		if got := p.Annotations["zarf-registry/previous-images"]; got != w.chosenPause(t) {
 			t.Errorf("the annotation of %s is %q", p.Name, got)
 		}
 		eventually(t, 20*time.Second, "an event", func() error {
@@ -383,7 +383,7 @@ func (w *world) chosenPause(t *testing.T) string {
 
 // healed is the output of zarf-registry heal.
 type healed struct {
-	Pods  []struct{ Pod, Node, Action, Before, Image, Reason string }
+	Pods  []struct{ Pod, Node, Action, PreviousImage, Image, Reason string }
 	Nodes []struct{ Node, Action, Taint, Reason string }
 }
 
@@ -445,7 +445,7 @@ func (w *world) healerIsLimited(t *testing.T) {
 			`{"spec":{"containers":[{"name":"proxy","image":"registry.k8s.io/pause:3.9"}]}}`, ""},
 		"an image that is only called pause": {proxy,
 			`{"spec":{"containers":[{"name":"proxy","image":"localhost:31999/tenant/pause:999.0"}]}}`, "trusted pause images"},
-		"its own annotation": {proxy, `{"metadata":{"annotations":{"zarf-registry/image-before":"a.example/b:1"}}}`, ""},
+		"its own annotation": {proxy, `{"metadata":{"annotations":{"zarf-registry/previous-images":"a.example/b:1"}}}`, ""},
 		"the image of another container": {other.Name, `{"spec":{"containers":[{"name":"main","image":"a.example/b:1"}]}}`,
 			"images"},
 		"the image of another init container": {other.Name,

@@ -19,12 +19,12 @@ import (
 
 // removalJSON is the output of images delete and images prune.
 type removalJSON struct {
-	Images    []struct{ References []string }
-	Kept      []struct{ References []string }
-	Manifests int
-	Frees     struct{ Bytes int64 }
-	Collected *struct{ Bytes int64 }
-	Changed   []string
+	Images            []struct{ References []string }
+	Kept              []struct{ References []string }
+	Manifests         int
+	Reclaimable       struct{ Bytes int64 }
+	GarbageCollection *struct{ Bytes int64 }
+	PushedAgain       []string
 }
 
 // testLifecycle lists, deletes and prunes images, one of which a CronJob names as it is called outside.
@@ -86,19 +86,19 @@ func testLifecycle(t *testing.T, w *world) {
 	time.Sleep(time.Second) // what was pushed in the same second as the catalog was read is kept
 	decode(t, output(t, w.command(t, w.hook, append(prune, "--dry-run")...)), &preview)
 	t.Logf("images prune:\n%s", output(t, w.command(t, w.hook, append(prune, "--dry-run", "--output=table")...)))
-	if after := w.stored(t).blobs; len(preview.Images) != 2 || preview.Frees.Bytes < 2*size || after != before {
+	if after := w.stored(t).blobs; len(preview.Images) != 2 || preview.Reclaimable.Bytes < 2*size || after != before {
 		t.Errorf("the preview is %+v; %d bytes are stored, %d were before", preview, after, before)
 	}
 	decode(t, output(t, w.command(t, w.hook, prune...)), &done)
 	after := w.stored(t).blobs
 	freed := float64(before - after)
-	t.Logf("figure: prune freed %.0f bytes, its preview was %d", freed, preview.Frees.Bytes)
-	if done.Collected == nil || len(done.Images) != 2 || len(done.Changed) > 0 ||
-		math.Abs(freed-float64(preview.Frees.Bytes)) > 0.01*freed {
+	t.Logf("figure: prune freed %.0f bytes, its preview was %d", freed, preview.Reclaimable.Bytes)
+	if done.GarbageCollection == nil || len(done.Images) != 2 || len(done.PushedAgain) > 0 ||
+		math.Abs(freed-float64(preview.Reclaimable.Bytes)) > 0.01*freed {
 		t.Errorf("it pruned %+v", done)
 	}
 	decode(t, output(t, w.command(t, w.hook, prune...)), &again)
-	if len(again.Images) != 0 || again.Collected != nil {
+	if len(again.Images) != 0 || again.GarbageCollection != nil {
 		t.Errorf("it pruned again: %+v", again)
 	}
 	w.runsEverywhere(t, "lifecycle", w.address+"/life/used:1")

@@ -101,8 +101,8 @@ func (w *world) isIn(t *testing.T, mode state.Mode, decidedBy state.Source) {
 	if s.Phase != state.PhaseReady || s.Current == nil || s.Current.Mode != mode {
 		t.Errorf("phase is %s and current is %s, want %s", s.Phase, mustJSON(s.Current), mode)
 	}
-	if !slices.Equal(s.Nodes, w.nodes) {
-		t.Errorf("verified on the nodes %v, want %v", s.Nodes, w.nodes)
+	if !slices.Equal(s.VerifiedNodes, w.nodes) {
+		t.Errorf("verified on the nodes %v, want %v", s.VerifiedNodes, w.nodes)
 	}
 }
 

@@ -97,7 +97,7 @@ func (s signing) denied(t *testing.T, image string, want ...string) {
 }
 
 // loaded returns what the registry reports about signatures.
-func (s signing) verification(t *testing.T) *reloadstatus.Verification {
+func (s signing) verification(t *testing.T) *reloadstatus.Signatures {
 	t.Helper()
 	var report reloadstatus.Report
 	registry := s.pods(t, "registry")[0]
@@ -109,7 +109,7 @@ func (s signing) verification(t *testing.T) *reloadstatus.Verification {
 	if err := json.Unmarshal([]byte(out), &report); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	return report.Verification
+	return report.Signatures
 }
 
 // useKeys replaces the public keys, and waits until the registry uses them.

@@ -18,7 +18,7 @@ var bugs = []bug{
 	{"garbage is collected without the lease", change{
 		"internal/registry/gc.go",
 		"	if !request.DryRun {\n		if len(list) > 0 {\n",
-		"	if list := condemnedSet(nil); false {\n		if len(list) > 0 {\n",
+		"	if list := garbageSet(nil); false {\n		if len(list) > 0 {\n",
 	}},
 	{"garbage is marked once", change{
 		"internal/registry/gc.go",
@@ -36,8 +36,8 @@ var bugs = []bug{
 		"	return u.removeUnless(d, func() bool { return false }, do)\n",
 	}},
 	{"other processes ignore the list of garbage", change{
-		"internal/registry/condemned.go",
-		"	return c.foreign(r) && (r.condemned == nil || slices.ContainsFunc(digests, r.condemned.has))\n",
+		"internal/registry/garbagelist.go",
+		"	return c.otherCollects(r) && (r.garbage == nil || slices.ContainsFunc(digests, r.garbage.has))\n",
 		"	return false\n",
 	}},
 	{"the tag moves before the manifest is stored", change{
@@ -46,9 +46,9 @@ var bugs = []bug{
 		"	if imh.Tag != \"\" {\n		_ = imh.Repository.Tags(imh).Tag(imh, imh.Tag, desc)\n	}\n" +
 			"	_, err = manifests.Put(imh, manifest, options...)\n",
 	}},
-	{"a mount does not note that the blob is in use", change{
+	{"a mount does not record that the blob is in use", change{
 		"internal/registry/mount.go",
-		"	s.use.note(d)\n",
+		"	s.use.record(d)\n",
 		"",
 	}},
 	{"an upload is finished without a check of its digest", change{

@@ -183,10 +183,7 @@ whose name may be empty. A mode from the values takes only what the values name;
 where the values are silent. */ -}}
 {{- define "zarf-registry.pki" -}}
 {{- $pki := .Values.pki -}}
-{{- $existing := dict -}}
-{{- range $key, $value := dict "server" "server" "node" "node" "push" "push" "cache" "cache" "authority" "ca" -}}
-{{- $_ := set $existing $key (get $pki.existingSecret $value) -}}
-{{- end -}}
+{{- $existing := deepCopy $pki.existingSecret -}}
 {{- $answer := dict "value" "internal" "source" "default" "existing" $existing "issuer" $pki.certManager.issuerRef -}}
 {{- if $pki.mode -}}
 {{- $answer = merge (dict "value" $pki.mode "source" "value") $answer -}}
@@ -285,7 +282,7 @@ are of this version only. */ -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* The digest of that image, from the chart or the state; empty if unknown. Who may push can move a tag. Takes
+{{- /* The digest of that image, from the chart or the state; empty if unknown. Anyone who may push can move a tag. Takes
 root, tag, architecture. */ -}}
 {{- define "zarf-registry.hookDigest" -}}
 {{- $recorded := default dict (include "zarf-registry.cluster.state" .root | fromJson).hookImage -}}

@@ -168,7 +168,7 @@ func TestServe(t *testing.T) {
 			"--htpasswd", write(t, "htpasswd", "me:"+string(hash)+"\n"),
 		}, &stdout, &stderr)
 	}()
-	listening := regexp.MustCompile(`"for":"plain","address":"([^"]+)"`)
+	listening := regexp.MustCompile(`"listener":"plain","address":"([^"]+)"`)
 	var address string
 	for address == "" {
 		select {

@@ -53,10 +53,10 @@ of --pull-htpasswd may read, and nobody reads without a password. It is always o
 read and write; users of --pull-htpasswd and --expose-htpasswd may read. Without --expose-tls-dir it uses the
 certificate of --listen.
 
-With --verify=enforce, manifests are served to certificates for nodes only, users of --pull-htpasswd and anonymous
-clients only if cosign has signed the image, or an index that contains it, with one of the keys in --verify-keys.
+With --signatures=enforce, manifests are served to certificates for nodes only, users of --pull-htpasswd and anonymous
+clients only if cosign has signed the image, or an index that contains it, with one of the keys in --signature-keys.
 Signatures and the images in --own-images need none. All tagged images are verified first; until then, and with
---verify=audit, unsigned images are served, logged and counted. Blobs are served without verification.
+--signatures=audit, unsigned images are served, logged and counted. Blobs are served without verification.
 
 The repository zarf-registry/probe-proxy is served at --listen only, and zarf-registry/probe-nodeport at --plain-listen
 only: a pull from one of them verifies that path. A certificate with zarf-registry:push has access to both.`,
@@ -121,10 +121,10 @@ only: a pull from one of them verifies that path. A certificate with zarf-regist
 		"`ADDRESS` of /healthz and /readyz; empty disables it")
 	flags.StringVar(&options.MetricsListen, "metrics-listen", ":5090",
 		"`ADDRESS` of /metrics and /loaded; empty disables it")
-	flags.StringVar((*string)(&options.Verify), "verify", string(registry.VerifyOff),
+	flags.StringVar((*string)(&options.Signatures), "signatures", string(registry.SignaturesOff),
 		"what to do if nodes or anonymous clients read an image without a signature: off, audit or enforce")
-	flags.StringVar(&options.VerifyKeys, "verify-keys", "",
-		"`DIRECTORY` of PEM files with the public keys for --verify")
+	flags.StringVar(&options.SignatureKeys, "signature-keys", "",
+		"`DIRECTORY` of PEM files with the public keys for --signatures")
 	flags.StringVar(&options.OwnImages, "own-images", "",
 		"`FILE` of the digests of images that need no signature; it may appear later")
 	flags.StringVar(&quota, "quota", "",

@@ -21,6 +21,8 @@ type Engine struct {
 	Version string
 	// Images are the IDs of the images that it has, by name with tag.
 	Images map[string]string
+	// Size is that of each image, in bytes.
+	Size int64
 	// Stream writes the save stream of the images. It may break off with the
 	// functions of this package. One that returns an error is answered as the
 	// engine does it: as an error where nothing was written, else within the stream.
@@ -101,7 +103,7 @@ func (e *Engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			fail(w, http.StatusNotFound, "No such image: "+name)
 			return
 		}
-		answer(w, http.StatusOK, map[string]any{"Id": id, "RepoTags": []string{name}})
+		answer(w, http.StatusOK, map[string]any{"Id": id, "RepoTags": []string{name}, "Size": e.Size})
 	default:
 		fail(w, http.StatusNotFound, "page not found")
 	}

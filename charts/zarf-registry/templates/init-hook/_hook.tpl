@@ -77,7 +77,7 @@ init-hook can derive from it is not in here. */ -}}
     "ignore" (default list .Values.initHook.ignorePreflight)
     "labelNamespace" (include "zarf-registry.podSecurityLabel" . | empty | not))
   "finish" (dict
-    "verify" .Values.initHook.verifyPulls
+    "verifyPulls" .Values.initHook.verifyPulls
     "localRegistryHosting" (include "zarf-registry.advertised" . | empty | not)) -}}
 {{- with omit (include "zarf-registry.hookDigests" . | fromJson) "index" -}}
 {{- $_ := set $settings.push "hookDigests" . -}}
@@ -100,8 +100,8 @@ init-hook can derive from it is not in here. */ -}}
 {{- $_ := set $settings.push "credentials" . -}}
 {{- end -}}
 {{- $_ := set $settings "expose" (include "zarf-registry.hook.settings.expose" . | fromJson) -}}
-{{- if include "zarf-registry.verify" . -}}
-{{- $_ := set $settings "verify" (dict "keysSecret" (include "zarf-registry.verify.secret" .)) -}}
+{{- if include "zarf-registry.signatures" . -}}
+{{- $_ := set $settings "signatures" (dict "keysSecret" (include "zarf-registry.signatures.secret" .)) -}}
 {{- end -}}
 {{- else -}}
 {{- $_ := set $settings "registryURL" $mode.url -}}
@@ -241,7 +241,7 @@ registry connects through an HTTP proxy, because only the proxy may reach it. */
   "mode" $pki.value
   "source" $pki.source
   "leafLifetime" .Values.pki.lifetime.certificate
-  "authorityLifetime" .Values.pki.lifetime.ca
+  "caLifetime" .Values.pki.lifetime.ca
   "clusterDomain" .Values.clusterDomain
   "serveTLS" (eq (include "zarf-registry.tls" . | fromJson).value "always") -}}
 {{- if eq $pki.value "existingSecret" -}}

@@ -86,7 +86,7 @@ webhook sets). */ -}}
 {{- with include "zarf-registry.expose.volumeMounts" . }}
 {{ trim . }}
 {{- end }}
-{{- with include "zarf-registry.verify.volumeMounts" . }}
+{{- with include "zarf-registry.signatures.volumeMounts" . }}
 {{ . }}
 {{- end }}
 {{- if eq .Values.registry.storage.type "filesystem" }}

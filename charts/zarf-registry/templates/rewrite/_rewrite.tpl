@@ -55,7 +55,7 @@
 {{- end -}}
 {{- if include "zarf-registry.rewrite.byRepository" . -}}
 {{- if not (include "zarf-registry.internal" .) -}}
-{{- fail (printf "zarf-registry: rewrite.missing: nobody lists the repositories of an external registry, which %s needs; set rewrite.missing=rewrite" $settings.missing) -}}
+{{- fail (printf "zarf-registry: rewrite.missing: %s needs the list of repositories, which an external registry does not have here; set rewrite.missing=rewrite" $settings.missing) -}}
 {{- else if not (include "zarf-registry.healer" .) -}}
 {{- fail (printf "zarf-registry: rewrite.missing: %s needs the healer, which lists the registry's repositories; set healer.enabled=true and injector.enabled=true, or rewrite.missing=rewrite" $settings.missing) -}}
 {{- end -}}

@@ -30,21 +30,21 @@ const plainRefusal = "HTTP/1.1 400 Bad Request\r\n" +
 	"This port serves plain HTTP only, not TLS\n"
 
 // front distinguishes TLS from plain HTTP on the connections of one port.
-type front struct {
+type protocolMux struct {
 	proxy *Proxy
 	tls   *tls.Config // nil: TLS is refused
 }
 
-func (f *front) listener(l net.Listener) net.Listener { return &frontListener{l, f} }
+func (f *protocolMux) listener(l net.Listener) net.Listener { return &muxListener{l, f} }
 
-type frontListener struct {
+type muxListener struct {
 	net.Listener
-	front *front
+	front *protocolMux
 }
 
 // Accept does not inspect the connection. Its first Read does, in the goroutine that serves the
 // connection and under the deadline of its first request, so a silent client does not block others.
-func (l *frontListener) Accept() (net.Conn, error) {
+func (l *muxListener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
@@ -56,7 +56,7 @@ func (l *frontListener) Accept() (net.Conn, error) {
 // stops reading is cut off, while a slow one may take as long as it needs.
 type clientConn struct {
 	net.Conn // the TCP connection
-	front    *front
+	front    *protocolMux
 	sniffed  bool                     // used by Read only
 	tls      atomic.Pointer[tls.Conn] // Close may run in another goroutine than Read
 }

@@ -25,21 +25,21 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/signature"
 )
 
-// Verify is what happens when a node or an anonymous client reads an image that nobody has signed.
-type Verify string
+// SignatureMode is what happens when a node or an anonymous client reads an image that nobody has signed.
+type SignatureMode string
 
-// The values of Options.Verify. Off is the zero value, too.
+// The values of Options.Signatures. Off is the zero value, too.
 const (
-	VerifyOff Verify = "off"
-	// VerifyAudit serves, logs and counts.
-	VerifyAudit Verify = "audit"
-	// VerifyEnforce denies, once all tagged images have been looked at.
-	VerifyEnforce Verify = "enforce"
+	SignaturesOff SignatureMode = "off"
+	// SignaturesAudit serves, logs and counts.
+	SignaturesAudit SignatureMode = "audit"
+	// SignaturesEnforce denies, once all tagged images have been looked at.
+	SignaturesEnforce SignatureMode = "enforce"
 )
 
 const (
-	// verifyTimeout bounds a verification, which reads some files of a kilobyte.
-	verifyTimeout = 30 * time.Second
+	// signatureTimeout bounds a verification, which reads some files of a kilobyte.
+	signatureTimeout = 30 * time.Second
 	// maxVerifications bounds the memory of concurrent verifications: each has an image's manifest, and a signature or
 	// an SBOM, of some megabytes at most. Repositories with the same first component, which one credential may write,
 	// have maxShare of them at once: what is slow there delays no others.
@@ -52,17 +52,17 @@ const (
 	logAgain, maxLogged = time.Hour, 10_000
 )
 
-// verification verifies the signatures of images that nodes and anonymous clients read.
-type verification struct {
-	mode    Verify
-	source  *blobSource
+// signatureVerifier verifies the signatures of images that nodes and anonymous clients read.
+type signatureVerifier struct {
+	mode    SignatureMode
+	source  *contentStore
 	keysDir string // of public keys
 	ownFile string // of the digests of the project's own images; may be empty
 	log     *slog.Logger
 	now     func() time.Time
 	// failures are logged for requests, of which there may be many.
 	failures *logging.Limited
-	// indexes means that back links are being rebuilt: see blobSource.rebuilt.
+	// indexes means that back links are being rebuilt: see contentStore.rebuilt.
 	indexes bool
 
 	current      atomic.Pointer[trusted]
@@ -81,9 +81,9 @@ type verification struct {
 	logged map[repositoryDigest]time.Time
 }
 
-func newVerification(o Options, source *blobSource) *verification {
-	v := &verification{
-		mode: o.Verify, source: source, keysDir: o.VerifyKeys, ownFile: o.OwnImages, log: o.Log, now: time.Now,
+func newSignatureVerifier(o Options, source *contentStore) *signatureVerifier {
+	v := &signatureVerifier{
+		mode: o.Signatures, source: source, keysDir: o.SignatureKeys, ownFile: o.OwnImages, log: o.Log, now: time.Now,
 		indexes: !readOnly(o.Config.Storage),
 		decided: make(chan struct{}), slots: make(chan struct{}, maxVerifications),
 		logged: map[repositoryDigest]time.Time{}, failures: logging.NewLimited(o.Log), seed: maphash.MakeSeed(),
@@ -100,7 +100,9 @@ func newVerification(o Options, source *blobSource) *verification {
 }
 
 // on reports whether images are verified at all.
-func (v *verification) on() bool { return v.mode == VerifyAudit || v.mode == VerifyEnforce }
+func (v *signatureVerifier) on() bool {
+	return v.mode == SignaturesAudit || v.mode == SignaturesEnforce
+}
 
 // outcome is the result of a verification.
 type outcome int
@@ -128,7 +130,7 @@ type verdict struct {
 var errUnknownManifest = errors.New("unknown manifest")
 
 // check returns the verdict about a manifest. It may be from memory: see results.
-func (v *verification) check(ctx context.Context, repository string, d digest.Digest) (verdict, error) {
+func (v *signatureVerifier) check(ctx context.Context, repository string, d digest.Digest) (verdict, error) {
 	t := v.current.Load()
 	if found, ok := t.results.get(repository, d, v.now()); ok {
 		return found, nil
@@ -141,23 +143,23 @@ func (v *verification) check(ctx context.Context, repository string, d digest.Di
 			return verdict{outcome: outcomeFailed}, ctx.Err()
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
+	ctx, cancel := context.WithTimeout(ctx, signatureTimeout)
 	defer cancel()
-	return v.judge(ctx, t, repository, d, maxNesting)
+	return v.verifyManifest(ctx, t, repository, d, maxNesting)
 }
 
 // share returns the slots of a repository's owner.
-func (v *verification) share(repository string) chan struct{} {
+func (v *signatureVerifier) share(repository string) chan struct{} {
 	owner, _, _ := strings.Cut(repository, "/")
 	return v.shares[maphash.String(v.seed, owner)%shares]
 }
 
-// judge verifies a manifest, and remembers the verdict.
-func (v *verification) judge(
+// verifyManifest verifies a manifest, and remembers the verdict.
+func (v *signatureVerifier) verifyManifest(
 	ctx context.Context, t *trusted, repository string, d digest.Digest, nesting int,
 ) (verdict, error) {
 	now := v.now()
-	memory := t.results.of(repository)
+	memory := t.results.forRepository(repository)
 	if found, ok := t.results.get(repository, d, now); ok {
 		return found, nil
 	}
@@ -165,7 +167,7 @@ func (v *verification) judge(
 	if err != nil {
 		return verdict{outcome: outcomeFailed}, err
 	}
-	found, err := v.judgeContent(ctx, t, repository, content, nesting)
+	found, err := v.verifyContent(ctx, t, repository, content, nesting)
 	if err != nil {
 		return verdict{outcome: outcomeFailed}, fmt.Errorf("verifying %s@%s: %w", repository, d, err)
 	}
@@ -175,7 +177,7 @@ func (v *verification) judge(
 	return found, nil
 }
 
-func (v *verification) judgeContent(
+func (v *signatureVerifier) verifyContent(
 	ctx context.Context, t *trusted, repository string, content []byte, nesting int,
 ) (verdict, error) {
 	digests := []digest.Digest{digest.SHA256.FromBytes(content), digest.SHA512.FromBytes(content)}
@@ -203,7 +205,7 @@ func (v *verification) judgeContent(
 			return verdict{}, err
 		}
 		for _, index := range indexes {
-			switch by, err := v.judge(ctx, t, repository, index, nesting-1); {
+			switch by, err := v.verifyManifest(ctx, t, repository, index, nesting-1); {
 			case errors.Is(err, errUnknownManifest): // just deleted
 			case err != nil:
 				return verdict{}, err
@@ -217,14 +219,14 @@ func (v *verification) judgeContent(
 
 // indexed reports whether referrers and indexes are found without a scan of the repository. Before that, only what
 // must be verified is.
-func (v *verification) indexed() bool { return !v.indexes || v.source.rebuilt.Load() }
+func (v *signatureVerifier) indexed() bool { return !v.indexes || v.source.rebuilt.Load() }
 
 // changed forgets what is known about a repository, after a push to it or a deletion.
-func (v *verification) changed(repository string) { v.current.Load().results.forget(repository) }
+func (v *signatureVerifier) changed(repository string) { v.current.Load().results.forget(repository) }
 
 // require returns the request to serve, or the error to respond with. A tag is resolved once: what was verified
 // is what is served.
-func (v *verification) require(r *http.Request, to target) (*http.Request, error) {
+func (v *signatureVerifier) require(r *http.Request, to target) (*http.Request, error) {
 	ctx := r.Context()
 	select {
 	case <-v.decided:
@@ -276,7 +278,7 @@ func (v *verification) require(r *http.Request, to target) (*http.Request, error
 }
 
 // denial names the image, the keys, and what to do. Kubelets show it in events.
-func (v *verification) denial(to target, d digest.Digest, found verdict) error {
+func (v *signatureVerifier) denial(to target, d digest.Digest, found verdict) error {
 	text := &strings.Builder{}
 	fmt.Fprintf(text, "image %s", referenceTo(to.repository, to.manifest))
 	if to.manifest != d.String() {
@@ -304,7 +306,7 @@ func (v *verification) denial(to target, d digest.Digest, found verdict) error {
 }
 
 // logUnsigned logs an image once per logAgain.
-func (v *verification) logUnsigned(repository, name string, d digest.Digest, found verdict) {
+func (v *signatureVerifier) logUnsigned(repository, name string, d digest.Digest, found verdict) {
 	key, now := repositoryDigest{repository, d}, v.now()
 	v.mu.Lock()
 	last, known := v.logged[key]
@@ -324,7 +326,7 @@ func (v *verification) logUnsigned(repository, name string, d digest.Digest, fou
 
 // resolve returns the digest of a manifest, by which it can be served. The error is an [errcode.Error] if the reference
 // is neither a tag nor a digest: routes accept some that are not.
-func (s *blobSource) resolve(ctx context.Context, to target) (digest.Digest, error) {
+func (s *contentStore) resolve(ctx context.Context, to target) (digest.Digest, error) {
 	if d, err := digest.Parse(to.manifest); err == nil {
 		return d, nil
 	}
@@ -339,7 +341,7 @@ func (s *blobSource) resolve(ctx context.Context, to target) (digest.Digest, err
 }
 
 // manifest returns the content of a repository's manifest, or an error if it is damaged.
-func (s *blobSource) manifest(ctx context.Context, repository string, d digest.Digest) ([]byte, error) {
+func (s *contentStore) manifest(ctx context.Context, repository string, d digest.Digest) ([]byte, error) {
 	content, err := s.manifestContent(ctx, repository, d)
 	if err == nil && d.Algorithm().FromBytes(content) != d {
 		return nil, fmt.Errorf("manifest %s %w", d, errDamaged)
@@ -352,7 +354,7 @@ var errTooLong = errors.New("the file is too long")
 
 // readFile returns the content of a file. The error is [fs.ErrNotExist] if it does not exist, errTooLong if it is
 // longer than limit.
-func (s *blobSource) readFile(ctx context.Context, path string, limit int64) ([]byte, error) {
+func (s *contentStore) readFile(ctx context.Context, path string, limit int64) ([]byte, error) {
 	reader, err := s.driver.Reader(ctx, path, 0)
 	if errors.As(err, new(storagedriver.PathNotFoundError)) {
 		return nil, fs.ErrNotExist
@@ -369,7 +371,7 @@ func (s *blobSource) readFile(ctx context.Context, path string, limit int64) ([]
 }
 
 // manifestContent returns the content of a repository's manifest without verifying it, or errUnknownManifest.
-func (s *blobSource) manifestContent(ctx context.Context, repository string, d digest.Digest) ([]byte, error) {
+func (s *contentStore) manifestContent(ctx context.Context, repository string, d digest.Digest) ([]byte, error) {
 	stored, err := s.readLink(ctx, revisionPath(repository, d))
 	if errors.Is(err, distribution.ErrBlobUnknown) {
 		return nil, errUnknownManifest
@@ -386,7 +388,7 @@ func (s *blobSource) manifestContent(ctx context.Context, repository string, d d
 
 // readBlob returns the content of a blob. The error is [fs.ErrNotExist] if it does not exist, or if it is larger
 // than limit.
-func (s *blobSource) readBlob(ctx context.Context, d digest.Digest, limit int64) ([]byte, error) {
+func (s *contentStore) readBlob(ctx context.Context, d digest.Digest, limit int64) ([]byte, error) {
 	content, err := s.readFile(ctx, blobPath(d), limit)
 	if errors.Is(err, errTooLong) {
 		return nil, fs.ErrNotExist
@@ -396,7 +398,7 @@ func (s *blobSource) readBlob(ctx context.Context, d digest.Digest, limit int64)
 
 // repositoryContent implements [signature.Repository].
 type repositoryContent struct {
-	source *blobSource
+	source *contentStore
 	name   string
 }
 

@@ -62,12 +62,12 @@ func (m *testStorage) has(d digest.Digest) bool {
 }
 
 // process returns a process that uses the storage.
-func (m *testStorage) process() *blobSource {
-	return &blobSource{driver: m.StorageDriver, leases: newLeaseClient(m.StorageDriver, "")}
+func (m *testStorage) process() *contentStore {
+	return &contentStore{driver: m.StorageDriver, leases: newLeaseClient(m.StorageDriver, "")}
 }
 
 // collect collects in a process. It returns when the collection has ended.
-func (m *testStorage) collect(s *blobSource, request gc.Request, report func(gc.Event)) gc.Result {
+func (m *testStorage) collect(s *contentStore, request gc.Request, report func(gc.Event)) gc.Result {
 	m.t.Helper()
 	request.Timeout = time.Hour
 	result, err := collect(m.t.Context(), s.leases, &s.use, request, report)
@@ -78,12 +78,12 @@ func (m *testStorage) collect(s *blobSource, request gc.Request, report func(gc.
 }
 
 // push sends a manifest with these needs to a process. Store stores it.
-func (m *testStorage) push(s *blobSource, needs []digest.Digest, store func()) (code int, took time.Duration) {
+func (m *testStorage) push(s *contentStore, needs []digest.Digest, store func()) (code int, took time.Duration) {
 	m.t.Helper()
 	began := time.Now()
 	handler := withManifestLock(s, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		asked, _ := r.Context().Value(pushKey{}).(push)
-		if err := s.need(r.Context(), "a", asked.needs); err != nil {
+		pushed, _ := r.Context().Value(pushKey{}).(push)
+		if err := s.need(r.Context(), "a", pushed.needs); err != nil {
 			w.WriteHeader(http.StatusBadRequest)
 			return
 		}
@@ -121,9 +121,12 @@ func TestPushToAnotherProcessDuringACollection(t *testing.T) {
 			code: http.StatusServiceUnavailable, waited: 12 * time.Second, kept: true},
 		"so slowly that the list is gone": {at: -time.Second, takes: time.Minute, needs: "kept",
 			code: http.StatusServiceUnavailable, waited: time.Minute, kept: true},
-		"while it waits, without need of garbage": {at: 5500 * time.Millisecond, needs: "kept", code: http.StatusCreated, kept: true},
-		"while it waits":           {at: 5500 * time.Millisecond, needs: "garbage", code: http.StatusCreated, waited: 15 * time.Second},
-		"and the sweep takes long": {at: 5500 * time.Millisecond, needs: "garbage", sweep: time.Hour / 2, code: http.StatusServiceUnavailable, waited: 41 * time.Second},
+		"while it waits, without need of garbage": {at: 5500 * time.Millisecond, needs: "kept", code: http.StatusCreated,
+			kept: true},
+		"while it waits": {at: 5500 * time.Millisecond, needs: "garbage", code: http.StatusCreated,
+			waited: 15 * time.Second},
+		"and the sweep takes long": {at: 5500 * time.Millisecond, needs: "garbage", sweep: time.Hour / 2,
+			code: http.StatusServiceUnavailable, waited: 41 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -233,7 +236,8 @@ func TestSweptContentIsUnknown(t *testing.T) {
 			for range 2 {
 				err := s.need(t.Context(), "a", []digest.Digest{index, image})
 				var missing distribution.ErrManifestVerification
-				if !errors.As(err, &missing) || !slices.Contains(missing, error(distribution.ErrManifestBlobUnknown{Digest: image})) {
+				if !errors.As(err, &missing) || !slices.Contains(missing,
+					error(distribution.ErrManifestBlobUnknown{Digest: image})) {
 					t.Errorf("%v", err)
 				}
 			}
@@ -277,7 +281,7 @@ func TestOnlyPushesOfTheBlobWaitForItsRemoval(t *testing.T) {
 			}
 			for _, d := range []digest.Digest{digest.FromString("other"), first} {
 				began := time.Now()
-				s.use.note(d)
+				s.use.record(d)
 				removing, took = append(removing, d), append(took, time.Since(began))
 			}
 		}()
@@ -299,7 +303,7 @@ func TestRecordsThatBlockEveryManifest(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := newTestStorage(t)
 				s := m.process()
-				write := func(held bool) { m.put(leasePath, fmt.Sprintf(`{"id":"x","held":%t,"condemned":%q}`, held, list)) }
+				write := func(held bool) { m.put(leasePath, fmt.Sprintf(`{"id":"x","held":%t,"garbageList":%q}`, held, list)) }
 				write(true)
 				go func() {
 					time.Sleep(9500 * time.Millisecond)
@@ -318,26 +322,29 @@ func TestSweptBetweenTwoReadings(t *testing.T) {
 	never := leaseRecord{}
 	list := digest.FromString("list")
 	held := func(id, previous string) leaseRecord {
-		return leaseRecord{ID: id, Previous: previous, Held: true, Condemned: list}
+		return leaseRecord{ID: id, Previous: previous, Held: true, GarbageList: list}
 	}
-	ended := func(id, previous string) leaseRecord { return leaseRecord{ID: id, Previous: previous, Condemned: list} }
+	ended := func(id, previous string) leaseRecord {
+		return leaseRecord{ID: id, Previous: previous, GarbageList: list}
+	}
 	for name, tt := range map[string]struct {
 		before, now leaseRecord
-		want        sweptContent
+		want        removedContent
 	}{
-		"nothing changed":                    {never, never, sweptNothing},
-		"the first collection":               {never, held("a", ""), sweptListed},
-		"it has ended":                       {never, ended("a", ""), sweptAnything},
-		"it has ended, and there was none":   {never, leaseRecord{ID: "a", Condemned: emptyList}, sweptNothing},
-		"the list was known":                 {held("a", ""), held("a", ""), sweptNothing},
-		"the list was known, and it ended":   {held("a", ""), ended("a", ""), sweptNothing},
-		"the list was known, and a new one":  {held("a", ""), held("b", "a"), sweptListed},
-		"another one after it":               {held("a", ""), held("c", "b"), sweptAnything},
-		"the second without garbage":         {ended("a", ""), leaseRecord{ID: "c", Previous: "b", Condemned: emptyList}, sweptAnything},
-		"one that began long after the last": {ended("a", ""), held("b", "a"), sweptListed},
+		"nothing changed":                   {never, never, removedNothing},
+		"the first collection":              {never, held("a", ""), removedListed},
+		"it has ended":                      {never, ended("a", ""), removedAnything},
+		"it has ended, and there was none":  {never, leaseRecord{ID: "a", GarbageList: emptyList}, removedNothing},
+		"the list was known":                {held("a", ""), held("a", ""), removedNothing},
+		"the list was known, and it ended":  {held("a", ""), ended("a", ""), removedNothing},
+		"the list was known, and a new one": {held("a", ""), held("b", "a"), removedListed},
+		"another one after it":              {held("a", ""), held("c", "b"), removedAnything},
+		"the second without garbage": {ended("a", ""), leaseRecord{ID: "c", Previous: "b", GarbageList: emptyList},
+			removedAnything},
+		"one that began long after the last": {ended("a", ""), held("b", "a"), removedListed},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := sweptBetween(tt.before, tt.now); got != tt.want {
+			if got := removedBetween(tt.before, tt.now); got != tt.want {
 				t.Errorf("%d, want %d", got, tt.want)
 			}
 		})
@@ -346,8 +353,8 @@ func TestSweptBetweenTwoReadings(t *testing.T) {
 
 func TestListOfGarbage(t *testing.T) {
 	t.Parallel()
-	want := condemnedSet{digest.FromString("a"): {}, digest.SHA512.FromString("a"): {}, digest.FromString("b"): {}}
-	got := decodeCondemned(want.encode())
+	want := garbageSet{digest.FromString("a"): {}, digest.SHA512.FromString("a"): {}, digest.FromString("b"): {}}
+	got := decodeGarbage(want.encode())
 	if len(got) != 3 || !got.has(digest.SHA512.FromString("a")) || got.has(digest.FromString("c")) {
 		t.Errorf("%v", got)
 	}

@@ -30,7 +30,7 @@ type trusted struct {
 }
 
 // follow loads the files again when they change, until ctx ends.
-func (v *verification) follow(ctx context.Context) {
+func (v *signatureVerifier) pollFiles(ctx context.Context) {
 	ticker := time.NewTicker(credentialInterval)
 	defer ticker.Stop()
 	for {
@@ -44,7 +44,7 @@ func (v *verification) follow(ctx context.Context) {
 }
 
 // logLoad logs the result of a load. It logs a persistent failure once, not every second.
-func (v *verification) logLoad(changed bool, err error) {
+func (v *signatureVerifier) logLoad(changed bool, err error) {
 	failure := ""
 	if err != nil {
 		failure = err.Error()
@@ -59,7 +59,7 @@ func (v *verification) logLoad(changed bool, err error) {
 }
 
 // load reads the files and activates the valid ones.
-func (v *verification) load() (changed bool, err error) {
+func (v *signatureVerifier) load() (changed bool, err error) {
 	old := v.current.Load()
 	next := &trusted{keys: old.keys, keysSum: old.keysSum, own: old.own, ownSum: old.ownSum}
 	err = errors.Join(next.loadKeys(v.keysDir), next.loadOwn(v.ownFile))
@@ -166,9 +166,9 @@ func (t *trusted) ownDigest() string {
 }
 
 // report describes what is in force.
-func (v *verification) report() *reloadstatus.Verification {
+func (v *signatureVerifier) report() *reloadstatus.Signatures {
 	t := v.current.Load()
-	r := &reloadstatus.Verification{Enforced: v.enforcing.Load(), Keys: []string{}, OwnImages: t.ownDigest(),
+	r := &reloadstatus.Signatures{Enforced: v.enforcing.Load(), Keys: []string{}, OwnImages: t.ownDigest(),
 		Problem: *v.problem.Load()}
 	for _, key := range t.keys {
 		r.Keys = append(r.Keys, key.Fingerprint)

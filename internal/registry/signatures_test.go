@@ -132,19 +132,19 @@ func (c client) read(method, repository, name string) answer {
 }
 
 // verified are the options of a registry that verifies signatures.
-func verified(t testing.TB, mode Verify, signers ...signer) (dir string, change func(*Options)) {
+func verified(t testing.TB, mode SignatureMode, signers ...signer) (dir string, change func(*Options)) {
 	t.Helper()
 	dir = t.TempDir()
 	for n, s := range signers {
 		writeFile(t, filepath.Join(dir, fmt.Sprintf("key%d.pub", n+1)), s.public)
 	}
-	return dir, func(o *Options) { o.Verify, o.VerifyKeys = mode, dir }
+	return dir, func(o *Options) { o.Signatures, o.SignatureKeys = mode, dir }
 }
 
 // enforcing starts a registry that enforces signatures of the signers.
 func enforcing(t testing.TB, root string, signers ...signer) *instance {
 	t.Helper()
-	_, change := verified(t, VerifyEnforce, signers...)
+	_, change := verified(t, SignaturesEnforce, signers...)
 	i := start(t, newTestCA(t), root, change)
 	i.waitEnforcing()
 	return i
@@ -152,13 +152,13 @@ func enforcing(t testing.TB, root string, signers ...signer) *instance {
 
 func (i *instance) waitEnforcing() {
 	i.t.Helper()
-	eventually(i.t, "signatures are enforced", func() bool { return i.server.verification.enforcing.Load() })
+	eventually(i.t, "signatures are enforced", func() bool { return i.server.signatures.enforcing.Load() })
 }
 
 func TestWhoReadsUnsignedImages(t *testing.T) {
 	t.Parallel()
 	s := newSigner(t)
-	_, change := verified(t, VerifyEnforce, s)
+	_, change := verified(t, SignaturesEnforce, s)
 	for _, open := range []bool{false, true} {
 		e := startExposed(t, change, func(o *Options) {
 			o.AnonymousPull, o.ExposeAnonymousPull = open, open
@@ -243,7 +243,7 @@ func TestDenialsNameImageKeysAndRemedy(t *testing.T) {
 	}
 	got := body.Errors[0].Message
 	for n := range 4 {
-		want := i.server.verification.current.Load().keys[n]
+		want := i.server.signatures.current.Load().keys[n]
 		if want.Name != fmt.Sprintf("key%d.pub", n+1) || !strings.Contains(got, want.String()) {
 			t.Errorf("%q does not name %s", got, want)
 		}
@@ -295,13 +295,13 @@ func quoted(data []byte) string {
 func TestAnotherReplicaSigns(t *testing.T) {
 	t.Parallel()
 	s, root := newSigner(t), t.TempDir()
-	_, change := verified(t, VerifyEnforce, s)
+	_, change := verified(t, SignaturesEnforce, s)
 	here, there := open(t, newTestCA(t), root, change), start(t, newTestCA(t), root, change)
 	now := time.Now()
-	here.server.verification.now = func() time.Time { return now }
-	here.server.verification.enforcing.Store(true)
-	close(here.server.verification.decided)
-	v := here.server.verification
+	here.server.signatures.now = func() time.Time { return now }
+	here.server.signatures.enforcing.Store(true)
+	close(here.server.signatures.decided)
+	v := here.server.signatures
 	d, manifest := there.pusher().pushImage("a", "v1", "layer")
 	outcomes := func(after time.Duration) outcome {
 		t.Helper()
@@ -329,7 +329,7 @@ func TestResultsOfAVerificationBeforeAChangeDoNotCount(t *testing.T) {
 	t.Parallel()
 	var r results
 	d, now := digest.FromString("image"), time.Now()
-	memory := r.of("a")
+	memory := r.forRepository("a")
 	r.forget("a")
 	r.put(memory, d, verdict{}, now)
 	if _, ok := r.get("a", d, now); ok {
@@ -338,12 +338,12 @@ func TestResultsOfAVerificationBeforeAChangeDoNotCount(t *testing.T) {
 	if r.size != 0 {
 		t.Errorf("%d results count that are not in memory", r.size)
 	}
-	r.put(r.of("a"), d, verdict{}, now)
+	r.put(r.forRepository("a"), d, verdict{}, now)
 	if _, ok := r.get("a", d, now); !ok {
 		t.Error("a result from after the change does not count")
 	}
 	for n := range maxResults + 1 {
-		r.put(r.of("b"), digest.FromString(fmt.Sprint(n)), verdict{}, now)
+		r.put(r.forRepository("b"), digest.FromString(fmt.Sprint(n)), verdict{}, now)
 	}
 	if n := len(r.known["b"].known); n > 10 {
 		t.Errorf("%d results in memory", n)
@@ -421,7 +421,7 @@ func TestATagIsResolvedOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return front.verification.require(r, target{repository: "a", manifest: name})
+		return front.signatures.require(r, target{repository: "a", manifest: name})
 	}
 	served, err := request("v1")
 	if err != nil {
@@ -442,7 +442,7 @@ func TestATagIsResolvedOnce(t *testing.T) {
 func TestKeysAreFollowed(t *testing.T) {
 	t.Parallel()
 	before, after := newSigner(t), newSigner(t)
-	dir, change := verified(t, VerifyEnforce, before)
+	dir, change := verified(t, SignaturesEnforce, before)
 	i := start(t, newTestCA(t), t.TempDir(), change)
 	i.waitEnforcing()
 	_, manifest := i.pusher().pushImage("a", "v1", "layer")
@@ -451,22 +451,22 @@ func TestKeysAreFollowed(t *testing.T) {
 	if status() != http.StatusOK {
 		t.Fatal("the image is denied")
 	}
-	first := i.loaded().Verification
+	first := i.loaded().Signatures
 	if !first.Enforced || len(first.Keys) != 1 || first.Problem != "" || first.UnsignedTags == nil {
 		t.Errorf("report %+v", first)
 	}
 
 	writeFile(t, filepath.Join(dir, "key1.pub"), []byte("rubbish"))
-	eventually(t, "the failure is reported", func() bool { return i.loaded().Verification.Problem != "" })
-	if got := i.loaded().Verification; status() != http.StatusOK || !slices.Equal(got.Keys, first.Keys) {
+	eventually(t, "the failure is reported", func() bool { return i.loaded().Signatures.Problem != "" })
+	if got := i.loaded().Signatures; status() != http.StatusOK || !slices.Equal(got.Keys, first.Keys) {
 		t.Errorf("an invalid file changes the keys: %+v", got)
 	}
-	if got := i.metric("zarf_registry_verification_reload_errors_total"); got == 0 {
+	if got := i.metric("zarf_registry_signature_key_reload_errors_total"); got == 0 {
 		t.Error("the failure is not counted")
 	}
 
 	writeFile(t, filepath.Join(dir, "key1.pub"), slices.Concat(before.public, after.public))
-	eventually(t, "both keys are in use", func() bool { return len(i.loaded().Verification.Keys) == 2 })
+	eventually(t, "both keys are in use", func() bool { return len(i.loaded().Signatures.Keys) == 2 })
 	if status() != http.StatusOK {
 		t.Error("the image is denied while both keys are in use")
 	}
@@ -480,7 +480,7 @@ func TestKeysAreFollowed(t *testing.T) {
 
 func TestWithoutValidKeysNothingIsSigned(t *testing.T) {
 	t.Parallel()
-	_, change := verified(t, VerifyEnforce)
+	_, change := verified(t, SignaturesEnforce)
 	i := start(t, newTestCA(t), t.TempDir(), change)
 	i.waitEnforcing()
 	i.pusher().pushImage("a", "v1", "layer")
@@ -488,7 +488,7 @@ func TestWithoutValidKeysNothingIsSigned(t *testing.T) {
 	if a.StatusCode != http.StatusForbidden || !strings.Contains(a.body, "no valid public key (registry.signatures)") {
 		t.Errorf("status %d, %s", a.StatusCode, a.body)
 	}
-	if got := i.loaded().Verification.Problem; !strings.Contains(got, "no public key: add the public key of cosign") {
+	if got := i.loaded().Signatures.Problem; !strings.Contains(got, "no public key: add the public key of cosign") {
 		t.Errorf("problem %q", got)
 	}
 }
@@ -496,7 +496,7 @@ func TestWithoutValidKeysNothingIsSigned(t *testing.T) {
 func TestOwnImagesNeedNoSignature(t *testing.T) {
 	t.Parallel()
 	s, own := newSigner(t), filepath.Join(t.TempDir(), "own-images")
-	_, change := verified(t, VerifyEnforce, s)
+	_, change := verified(t, SignaturesEnforce, s)
 	i := start(t, newTestCA(t), t.TempDir(), change, func(o *Options) { o.OwnImages = own })
 	i.waitEnforcing()
 	child, _ := i.pusher().pushImage("zarf-registry/probe-proxy", "v1", "layer")
@@ -513,13 +513,13 @@ func TestOwnImagesNeedNoSignature(t *testing.T) {
 	if status("index") != http.StatusOK || status("v2") != http.StatusForbidden {
 		t.Errorf("status %d of the index, %d of another image", status("index"), status("v2"))
 	}
-	loaded := i.loaded().Verification.OwnImages
+	loaded := i.loaded().Signatures.OwnImages
 	if data, err := os.ReadFile(own); err != nil || loaded != digest.FromBytes(data).Encoded() {
 		t.Errorf("report %s, %v", loaded, err)
 	}
 	writeFile(t, own, []byte("rubbish"))
 	eventually(t, "the failure is reported", func() bool {
-		return strings.Contains(i.loaded().Verification.Problem, "rubbish")
+		return strings.Contains(i.loaded().Signatures.Problem, "rubbish")
 	})
 	if status("v1") != http.StatusOK {
 		t.Error("an invalid file changes what is exempt")
@@ -536,7 +536,7 @@ func TestStoredImagesAreAuditedBeforeSignaturesAreEnforced(t *testing.T) {
 	for n := range maxAuditLogs + 5 {
 		p.pushImage("b", fmt.Sprint(n), fmt.Sprint(n))
 	}
-	if plain.loaded().Verification != nil || plain.metric("zarf_registry_unsigned_tags") != -1 {
+	if plain.loaded().Signatures != nil || plain.metric("zarf_registry_unsigned_tags") != -1 {
 		t.Error("a registry that verifies nothing reports results")
 	}
 	unsigned := func(i *instance) bool {
@@ -547,9 +547,9 @@ func TestStoredImagesAreAuditedBeforeSignaturesAreEnforced(t *testing.T) {
 		t.Error("off: an unsigned image is denied")
 	}
 
-	dir, change := verified(t, VerifyEnforce, s)
+	dir, change := verified(t, SignaturesEnforce, s)
 	first := open(t, newTestCA(t), root, change)
-	v := first.server.verification
+	v := first.server.signatures
 	if v.indexed() {
 		t.Error("it does not wait for back links")
 	}
@@ -566,16 +566,16 @@ func TestStoredImagesAreAuditedBeforeSignaturesAreEnforced(t *testing.T) {
 		t.Error("the log has no summary")
 	}
 
-	again := open(t, newTestCA(t), root, change).server.verification
+	again := open(t, newTestCA(t), root, change).server.signatures
 	if !again.decide(t.Context()) || !again.enforcing.Load() {
 		t.Error("a restarted registry does not enforce signatures at once")
 	}
 
-	for _, mode := range []Verify{VerifyOff, VerifyAudit} {
+	for _, mode := range []SignatureMode{SignaturesOff, SignaturesAudit} {
 		if err := again.source.driver.PutContent(t.Context(), enforcedPath, []byte("\n")); err != nil {
 			t.Fatal(err)
 		}
-		i := start(t, newTestCA(t), root, func(o *Options) { o.Verify, o.VerifyKeys = mode, dir })
+		i := start(t, newTestCA(t), root, func(o *Options) { o.Signatures, o.SignatureKeys = mode, dir })
 		eventually(t, "the record is removed", func() bool {
 			_, err := os.Stat(filepath.Join(root, enforcedPath))
 			return os.IsNotExist(err)
@@ -589,7 +589,7 @@ func TestStoredImagesAreAuditedBeforeSignaturesAreEnforced(t *testing.T) {
 func TestAuditServesLogsAndCounts(t *testing.T) {
 	t.Parallel()
 	s := newSigner(t)
-	_, change := verified(t, VerifyAudit, s)
+	_, change := verified(t, SignaturesAudit, s)
 	i := start(t, newTestCA(t), t.TempDir(), change)
 	eventually(t, "the stored images are audited", func() bool { return i.metric("zarf_registry_unsigned_tags") == 0 })
 	_, manifest := i.pusher().pushImage("a", "signed", "signed")
@@ -602,7 +602,7 @@ func TestAuditServesLogsAndCounts(t *testing.T) {
 	}
 	i.pusher().read(http.MethodGet, "a", "unsigned")
 	for result, want := range map[string]float64{"signed": 1, "unsigned": 2, "exempt": 1, "failed": 0} {
-		if got := i.metric(fmt.Sprintf("zarf_registry_verifications_total{result=%q}", result)); got != want {
+		if got := i.metric(fmt.Sprintf("zarf_registry_signature_verifications_total{result=%q}", result)); got != want {
 			t.Errorf("%s: %v, want %v", result, got, want)
 		}
 	}
@@ -618,7 +618,7 @@ func TestAnUnreadableSignatureIsNotAMissingOne(t *testing.T) {
 	t.Parallel()
 	filesystemOnly(t)
 	s, root := newSigner(t), t.TempDir()
-	_, change := verified(t, VerifyEnforce, s)
+	_, change := verified(t, SignaturesEnforce, s)
 	i := start(t, newTestCA(t), root, change)
 	i.waitEnforcing()
 	d, _ := i.pusher().pushImage("a", "v1", "layer")
@@ -640,10 +640,10 @@ func TestAnUnreadableSignatureIsNotAMissingOne(t *testing.T) {
 	if a := i.node().read(http.MethodGet, "a", "v1"); a.StatusCode != http.StatusServiceUnavailable {
 		t.Errorf("a damaged manifest: status %d, %s", a.StatusCode, a.body)
 	}
-	if i.metric(`zarf_registry_verifications_total{result="failed"}`) != 2 {
+	if i.metric(`zarf_registry_signature_verifications_total{result="failed"}`) != 2 {
 		t.Error("the failures are not counted")
 	}
-	if err := i.server.verification.audit(t.Context()); err != nil || i.metric("zarf_registry_unsigned_tags") != 1 {
+	if err := i.server.signatures.audit(t.Context()); err != nil || i.metric("zarf_registry_unsigned_tags") != 1 {
 		t.Errorf("audit() = %v, %v unsigned tags", err, i.metric("zarf_registry_unsigned_tags"))
 	}
 }
@@ -651,19 +651,19 @@ func TestAnUnreadableSignatureIsNotAMissingOne(t *testing.T) {
 func TestVerifyOptions(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
-		mode Verify
+		mode SignatureMode
 		keys string
 		want string
 	}{
 		"nothing":              {"", "", ""},
-		"off":                  {VerifyOff, "", ""},
-		"enforced":             {VerifyEnforce, "keys", ""},
-		"an unknown mode":      {"on", "keys", "invalid --verify on: want off, audit or enforce"},
-		"enforced, keyless":    {VerifyEnforce, "", "--verify=enforce needs --verify-keys"},
-		"audited, keyless":     {VerifyAudit, "", "--verify=audit needs --verify-keys"},
-		"a mode in upper case": {"Enforce", "keys", "invalid --verify Enforce"},
+		"off":                  {SignaturesOff, "", ""},
+		"enforced":             {SignaturesEnforce, "keys", ""},
+		"an unknown mode":      {"on", "keys", "invalid --signatures on: want off, audit or enforce"},
+		"enforced, keyless":    {SignaturesEnforce, "", "--signatures=enforce needs --signature-keys"},
+		"audited, keyless":     {SignaturesAudit, "", "--signatures=audit needs --signature-keys"},
+		"a mode in upper case": {"Enforce", "keys", "invalid --signatures Enforce"},
 	} {
-		o := Options{Listen: ":1", TLSDir: "tls", Htpasswd: "users", Verify: tt.mode, VerifyKeys: tt.keys}
+		o := Options{Listen: ":1", TLSDir: "tls", Htpasswd: "users", Signatures: tt.mode, SignatureKeys: tt.keys}
 		err := o.validate()
 		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v", name, err)
@@ -698,7 +698,7 @@ func BenchmarkVerified(b *testing.B) {
 		var took []time.Duration
 		for b.Loop() {
 			began := time.Now()
-			if _, err := i.server.verification.require(r, target{repository: "a", manifest: "v1"}); err != nil {
+			if _, err := i.server.signatures.require(r, target{repository: "a", manifest: "v1"}); err != nil {
 				b.Fatal(err)
 			}
 			took = append(took, time.Since(began))

@@ -49,7 +49,7 @@ func (r *results) get(repository string, d digest.Digest, now time.Time) (verdic
 
 // of returns where to put results about a repository. Those that are put there after a forget do not count: the
 // change may have come after the verification had read the repository.
-func (r *results) of(repository string) *repositoryResults {
+func (r *results) forRepository(repository string) *repositoryResults {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.known == nil || r.size >= maxResults {

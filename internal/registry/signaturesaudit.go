@@ -27,7 +27,7 @@ const (
 const enforcedPath = "/docker/registry/v2/zarf-registry/signatures-enforced"
 
 // run decides whether to enforce signatures, and audits the stored images, until ctx ends.
-func (v *verification) run(ctx context.Context) {
+func (v *signatureVerifier) run(ctx context.Context) {
 	for !v.decide(ctx) {
 		if sleep(ctx, auditRetry) != nil {
 			return
@@ -54,9 +54,9 @@ func (v *verification) run(ctx context.Context) {
 }
 
 // decide finds out whether signatures are already enforced. It reports whether that is known.
-func (v *verification) decide(ctx context.Context) bool {
-	err := error(nil)
-	if v.mode == VerifyEnforce {
+func (v *signatureVerifier) decide(ctx context.Context) bool {
+	var err error
+	if v.mode == SignaturesEnforce {
 		var enforced bool
 		enforced, err = v.source.exists(ctx, enforcedPath)
 		v.enforcing.Store(enforced)
@@ -72,7 +72,7 @@ func (v *verification) decide(ctx context.Context) bool {
 }
 
 // stopEnforcing makes the next registry that enforces signatures audit the stored images first.
-func stopEnforcing(ctx context.Context, source *blobSource) error {
+func stopEnforcing(ctx context.Context, source *contentStore) error {
 	enforced, err := source.exists(ctx, enforcedPath)
 	if err == nil && enforced {
 		err = source.driver.Delete(ctx, enforcedPath)
@@ -84,7 +84,7 @@ func stopEnforcing(ctx context.Context, source *blobSource) error {
 }
 
 // audit verifies all tagged images, logs those that are not signed, and begins to enforce signatures.
-func (v *verification) audit(ctx context.Context) error {
+func (v *signatureVerifier) audit(ctx context.Context) error {
 	began := v.now()
 	var tags []target
 	err := walkFiles(ctx, v.source.driver, repositoriesPath, func(info storagedriver.FileInfo) error {
@@ -134,7 +134,7 @@ func (v *verification) audit(ctx context.Context) error {
 		return err
 	}
 	first := v.unsigned.Swap(int64(unsigned)) < 0
-	if v.mode == VerifyEnforce && !v.enforcing.Swap(true) {
+	if v.mode == SignaturesEnforce && !v.enforcing.Swap(true) {
 		if err := v.source.driver.PutContent(ctx, enforcedPath, []byte("\n")); err != nil {
 			v.log.Warn("signatures are enforced, but after a restart only when all images have been verified again",
 				"error", err)
@@ -142,7 +142,7 @@ func (v *verification) audit(ctx context.Context) error {
 	}
 	if first || unsigned > 0 {
 		v.log.Info("verified the stored images", "tags", len(tags), "unsigned", unsigned,
-			"enforcing", v.enforcing.Load(), "took", v.now().Sub(began).String())
+			"enforcing", v.enforcing.Load(), "duration", v.now().Sub(began).String())
 	}
 	return nil
 }

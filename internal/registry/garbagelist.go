@@ -12,19 +12,19 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// condemnedSet are the digests that a collection may remove, by every name that manifests may have for them. Its
+// garbageSet are the digests that a collection may remove, by every name that manifests may have for them. Its
 // encoding is a line for each.
-type condemnedSet map[digest.Digest]struct{}
+type garbageSet map[digest.Digest]struct{}
 
 // emptyList is the digest of an empty list.
 var emptyList = digest.FromString("")
 
-func (s condemnedSet) has(d digest.Digest) bool {
+func (s garbageSet) has(d digest.Digest) bool {
 	_, ok := s[d]
 	return ok
 }
 
-func (s condemnedSet) encode() []byte {
+func (s garbageSet) encode() []byte {
 	var b strings.Builder
 	for _, d := range slices.Sorted(maps.Keys(s)) {
 		b.WriteString(string(d) + "\n")
@@ -32,23 +32,23 @@ func (s condemnedSet) encode() []byte {
 	return []byte(b.String())
 }
 
-func decodeCondemned(content []byte) condemnedSet {
-	s := condemnedSet{}
+func decodeGarbage(content []byte) garbageSet {
+	s := garbageSet{}
 	for line := range strings.Lines(string(content)) {
 		s[digest.Digest(strings.TrimSuffix(line, "\n"))] = struct{}{}
 	}
 	return s
 }
 
-// foreign reports whether another process has published a list and may be sweeping.
-func (c *leaseClient) foreign(r *leaseReading) bool {
+// otherCollects reports whether another process has published a list and may be removing garbage.
+func (c *leaseClient) otherCollects(r *leaseReading) bool {
 	return r.record.Held && c.own.Load() != r.record.ID
 }
 
-// readCondemned reads the list with a digest. It returns nil if that list does not exist: the collection has just
+// readGarbageList reads the list with a digest. It returns nil if that list does not exist: the collection has just
 // ended, or another collector has begun at the same time.
-func (c *leaseClient) readCondemned(ctx context.Context, want digest.Digest) (condemnedSet, error) {
-	content, err := c.driver.GetContent(ctx, condemnedPath)
+func (c *leaseClient) readGarbageList(ctx context.Context, want digest.Digest) (garbageSet, error) {
+	content, err := c.driver.GetContent(ctx, garbageListPath)
 	if errors.As(err, new(storagedriver.PathNotFoundError)) {
 		return nil, nil
 	}
@@ -58,23 +58,23 @@ func (c *leaseClient) readCondemned(ctx context.Context, want digest.Digest) (co
 	if digest.FromBytes(content) != want {
 		return nil, nil
 	}
-	return decodeCondemned(content), nil
+	return decodeGarbage(content), nil
 }
 
-// threatens reports whether another process's collection may remove one of the digests, or any if the list is
+// mayRemove reports whether another process's collection may remove one of the digests, or any if the list is
 // unknown.
-func (c *leaseClient) threatens(r *leaseReading, digests []digest.Digest) bool {
-	return c.foreign(r) && (r.condemned == nil || slices.ContainsFunc(digests, r.condemned.has))
+func (c *leaseClient) mayRemove(r *leaseReading, digests []digest.Digest) bool {
+	return c.otherCollects(r) && (r.garbage == nil || slices.ContainsFunc(digests, r.garbage.has))
 }
 
-// condemned reports whether another process's collection may remove a blob, as far as known. It does not read the
+// mayRemoveBlob reports whether another process's collection may remove a blob, as far as known. It does not read the
 // storage.
-func (c *leaseClient) condemned(d digest.Digest) bool {
+func (c *leaseClient) mayRemoveBlob(d digest.Digest) bool {
 	if c == nil {
 		return false
 	}
 	r := c.last.Load()
-	return c.held(r) && c.threatens(r, []digest.Digest{d})
+	return c.held(r) && c.mayRemove(r, []digest.Digest{d})
 }
 
 // admitBlob waits while another process's collection may remove a blob that is about to be stored, like admit. A
@@ -84,7 +84,7 @@ func (c *leaseClient) admitBlob(ctx context.Context, d digest.Digest) error {
 		return nil
 	}
 	_, err := c.wait(ctx, func(r *leaseReading) bool {
-		return c.threatens(r, []digest.Digest{d}) || c.foreign(r) && d.Algorithm() != digest.Canonical
+		return c.mayRemove(r, []digest.Digest{d}) || c.otherCollects(r) && d.Algorithm() != digest.Canonical
 	})
 	return err
 }

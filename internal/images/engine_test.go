@@ -1,0 +1,362 @@
+package images
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/moby/moby/client"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/dockerdaemon"
+	"github.com/zarf-dev/zarf-registry/internal/dockerdaemon/dockerdaemontest"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
+)
+
+func layer(seed uint64, size int64) dockerdaemontest.Layer {
+	return dockerdaemontest.Layer{Seed: seed, Size: size}
+}
+
+// streamed describes the expected content of an image in a stream.
+type streamed struct {
+	Reference string
+	Layers    []digest.Digest // of all its platforms
+	Omitted   []string        // architectures
+}
+
+// describeStreamed reads all blobs of a source and describes its images.
+func describeStreamed(t *testing.T, src *Source) []streamed {
+	t.Helper()
+	var found []streamed
+	for _, image := range src.Images() {
+		s := streamed{Reference: image.Reference}
+		for _, p := range image.Omitted {
+			s.Omitted = append(s.Omitted, p.Architecture)
+		}
+		nodes, err := graph(t.Context(), src, image.Descriptor)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if totalSize(nodes) != image.Size || image.Size == 0 {
+			t.Errorf("%s has %d bytes, but its size is %d", image.name(), totalSize(nodes), image.Size)
+		}
+		for _, node := range nodes {
+			raw := fetchAll(t, src, node)
+			var manifest ocispec.Manifest
+			if !oci.IsManifest(node.MediaType) {
+				continue
+			}
+			if err := json.Unmarshal(raw, &manifest); err != nil {
+				t.Fatal(err)
+			}
+			if manifest.Config.MediaType != ocispec.MediaTypeImageConfig {
+				t.Errorf("the configuration is a %s", manifest.Config.MediaType)
+			}
+			for _, l := range manifest.Layers {
+				if !oci.IsNonDistributable(l.MediaType) && strings.HasPrefix(l.MediaType, "application/vnd.oci.image.layer") {
+					s.Layers = append(s.Layers, l.Digest)
+				}
+			}
+		}
+		found = append(found, s)
+	}
+	return found
+}
+
+func TestOpenReadsEngineArchives(t *testing.T) {
+	base, app, tool, empty := layer(1, 70_000), layer(2, 3000), layer(3, 512), layer(0, 0)
+	one := dockerdaemontest.Image{Names: []string{"one:1", "ghcr.io/a/one:latest"},
+		Layers: []dockerdaemontest.Layer{base, app, empty}}
+	two := dockerdaemontest.Image{Names: []string{"two:2"}, Layers: []dockerdaemontest.Layer{base, tool, empty, tool}}
+	nameless := dockerdaemontest.Image{Layers: []dockerdaemontest.Layer{tool, base}}
+	foreign := dockerdaemontest.Image{Names: []string{"windows:1"}, Layers: []dockerdaemontest.Layer{{Seed: 9, Size: 900,
+		Foreign: true}, app}}
+	digests := func(layers ...dockerdaemontest.Layer) (found []digest.Digest) {
+		for _, l := range layers {
+			found = append(found, l.Digest())
+		}
+		return found
+	}
+	packed := func(layers ...dockerdaemontest.Layer) (found []digest.Digest) {
+		for _, l := range layers {
+			found = append(found, digest.FromBytes(dockerdaemontest.Gzip(l)))
+		}
+		return found
+	}
+	const hub = "docker.io/library/"
+	full := []streamed{
+		{Reference: hub + "one:1", Layers: digests(base, app, empty)},
+		{Reference: "ghcr.io/a/one:latest", Layers: digests(base, app, empty)},
+		{Reference: hub + "two:2", Layers: digests(base, tool, empty, tool)},
+	}
+	short := slices.Clone(full)
+	for i := range short {
+		short[i].Reference = strings.TrimPrefix(short[i].Reference, hub)
+	}
+
+	for name, c := range map[string]struct {
+		files dockerdaemontest.Files
+		kind  string
+		want  []streamed
+	}{
+		"an engine before 25, images that share layers": {dockerdaemontest.Legacy(one, two), "docker archive", short},
+		"an engine before 25, an image by its ID": {dockerdaemontest.Legacy(nameless), "docker archive",
+			[]streamed{{Layers: digests(tool, base)}}},
+		"an engine since 25, images that share layers": {
+			dockerdaemontest.Modern(one, two), "OCI archive", full,
+		},
+		"an engine since 25, an image by its ID": {
+			dockerdaemontest.Modern(nameless), "OCI archive", []streamed{{Layers: digests(tool, base)}},
+		},
+		"an engine since 25, a foreign layer": {
+			dockerdaemontest.Modern(foreign), "OCI archive", []streamed{{Reference: hub + "windows:1", Layers: digests(app)}},
+		},
+		"containerd's store, one platform of several": {
+			dockerdaemontest.Containerd(dockerdaemontest.Index{Name: "one:1", Images: []dockerdaemontest.Image{one},
+				Absent: []string{"arm64", "s390x"}, Attested: true}),
+			"OCI archive", []streamed{{Reference: hub + "one:1", Layers: packed(base, app, empty),
+				Omitted: []string{"arm64", "s390x"}}},
+		},
+		"containerd's store, one platform of several, and the manifest alone of another": {
+			dockerdaemontest.Containerd(dockerdaemontest.Index{Name: "one:1", Images: []dockerdaemontest.Image{one},
+				Absent: []string{"s390x"}, Bare: []string{"arm64"}}),
+			"OCI archive", []streamed{{Reference: hub + "one:1", Layers: packed(base, app, empty),
+				Omitted: []string{"s390x", "arm64"}}},
+		},
+		"containerd's store, all platforms": {
+			dockerdaemontest.Containerd(dockerdaemontest.Index{Name: "one:1", Attested: true, Images: []dockerdaemontest.Image{
+				one, {Architecture: "arm64", Layers: []dockerdaemontest.Layer{layer(4, 999)}},
+			}}),
+			"OCI archive", []streamed{{Reference: hub + "one:1", Layers: packed(base, app, empty, layer(4, 999))}},
+		},
+		"containerd's store, several images, one by its ID, a foreign layer": {
+			dockerdaemontest.Containerd(
+				dockerdaemontest.Index{Name: "one:1", Images: []dockerdaemontest.Image{one}},
+				dockerdaemontest.Index{Images: []dockerdaemontest.Image{two}},
+				dockerdaemontest.Index{Name: "windows:1", Images: []dockerdaemontest.Image{foreign}},
+			),
+			"OCI archive", []streamed{
+				{Reference: hub + "one:1", Layers: packed(base, app, empty)},
+				{Layers: packed(base, tool, empty, tool)},
+				{Reference: hub + "windows:1", Layers: packed(app)},
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			src := mustOpen(t, writeTemp(t, "docker.tar", c.files.Bytes(t)))
+			if src.Kind() != c.kind {
+				t.Errorf("recognized as an %s, want %s", src.Kind(), c.kind)
+			}
+			if diff := cmp.Diff(c.want, describeStreamed(t, src)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestOpenIgnoresDataAfterTheTar(t *testing.T) {
+	image := dockerdaemontest.Image{Names: []string{"one:1"}, Layers: []dockerdaemontest.Layer{layer(1, 70_000),
+		layer(0, 0)}}
+	for kind, files := range map[string]dockerdaemontest.Files{
+		"docker archive": dockerdaemontest.Legacy(image),
+		"OCI archive":    dockerdaemontest.Modern(image),
+	} {
+		raw := files.Bytes(t)
+		for how, stream := range map[string][]byte{
+			"compressed":              gzipped(t, raw),
+			"padded":                  append(slices.Clone(raw), make([]byte, 10_000)...),
+			"padded and compressed":   gzipped(t, append(slices.Clone(raw), make([]byte, 10_000)...)),
+			"with text after it":      append(slices.Clone(raw), "text"...),
+			"with half an end marker": raw[:len(raw)-tarBlock],
+		} {
+			t.Run(kind+", "+how, func(t *testing.T) {
+				src := mustOpen(t, writeTemp(t, "docker.tar", stream))
+				if got := describeStreamed(t, src); src.Kind() != kind || len(got) != 1 || len(got[0].Layers) != 2 {
+					t.Errorf("%s: %+v", src.Kind(), got)
+				}
+			})
+		}
+	}
+}
+
+// saveAndOpen saves images from the engine in the environment and opens them.
+func saveAndOpen(ctx context.Context, t *testing.T, refs ...string) (*Source, error) {
+	t.Helper()
+	engine, err := dockerdaemon.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer engine.Close()
+	file, err := os.Create(filepath.Join(t.TempDir(), "docker.tar"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if err := engine.Save(ctx, refs, file); err != nil {
+		return nil, err
+	}
+	return mustOpen(t, file.Name()), nil
+}
+
+func TestImagesFromAnEngine(t *testing.T) {
+	one := dockerdaemontest.Image{Names: []string{"one:1"}, Layers: []dockerdaemontest.Layer{layer(1, 400_000),
+		layer(2, 3000)}}
+	two := dockerdaemontest.Image{Names: []string{"two:2"}, Layers: []dockerdaemontest.Layer{layer(1, 400_000),
+		layer(3, 3000)}}
+	for name, files := range map[string]dockerdaemontest.Files{
+		"before 25": dockerdaemontest.Legacy(one, two),
+		"since 25":  dockerdaemontest.Modern(one, two),
+		"containerd's": dockerdaemontest.Containerd(dockerdaemontest.Index{Name: "one:1",
+			Images: []dockerdaemontest.Image{one}}, dockerdaemontest.Index{Name: "two:2",
+			Images: []dockerdaemontest.Image{two}}),
+	} {
+		raw := files.Bytes(t)
+		start := func(t *testing.T, stream func(w io.Writer, names []string) error) {
+			engine := &dockerdaemontest.Engine{Images: map[string]string{"one:1": string(one.ID()), "two:2": string(two.ID())},
+				Stream: stream}
+			engine.ListenUnix(t)
+		}
+		fails := func(t *testing.T, want string) {
+			t.Helper()
+			_, err := saveAndOpen(t.Context(), t, "one:1", "two:2")
+			if err == nil || !strings.HasPrefix(err.Error(), "Docker engine at unix://") ||
+				!strings.Contains(err.Error(), want) {
+				t.Errorf("error %v\nwant  %s", err, want)
+			}
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Run("all requested images", func(t *testing.T) {
+				start(t, func(w io.Writer, names []string) error {
+					if diff := cmp.Diff([]string{"one:1", "two:2"}, names); diff != "" {
+						t.Error(diff)
+					}
+					_, err := w.Write(raw)
+					return err
+				})
+				src, err := saveAndOpen(t.Context(), t, "docker.io/library/one:1", "two:2")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got := describeStreamed(t, src); len(got) != 2 || len(got[0].Layers) != 2 || len(got[1].Layers) != 2 {
+					t.Errorf("images: %+v", got)
+				}
+			})
+			t.Run("an engine that fails in the middle of a file", func(t *testing.T) {
+				start(t, func(w io.Writer, _ []string) error {
+					w.Write(raw[:100_000])
+					return errors.New(`open "/var/lib/docker": no such file`)
+				})
+				fails(t, `save one:1, two:2: the engine failed: open "/var/lib/docker": no such file`)
+			})
+			t.Run("a connection that is reset", func(t *testing.T) {
+				start(t, func(w io.Writer, _ []string) error {
+					w.Write(raw[:100_000])
+					dockerdaemontest.Reset(w)
+					return nil
+				})
+				fails(t, "save one:1, two:2: unexpected EOF")
+			})
+			t.Run("a connection that is reset after the last byte", func(t *testing.T) {
+				start(t, func(w io.Writer, _ []string) error {
+					w.Write(raw)
+					w.(interface{ Flush() }).Flush()
+					dockerdaemontest.Reset(w)
+					return nil
+				})
+				fails(t, "save one:1, two:2: unexpected EOF")
+			})
+			t.Run("a stream without an end stops with the context", func(t *testing.T) {
+				ctx, cancel := context.WithCancelCause(t.Context())
+				enough := errors.New("enough")
+				start(t, func(w io.Writer, _ []string) error {
+					tw := tar.NewWriter(w)
+					if err := tw.WriteHeader(&tar.Header{Name: "endless", Size: 1 << 50, Typeflag: tar.TypeReg}); err != nil {
+						return err
+					}
+					for written := 0; ; written++ {
+						if _, err := tw.Write(make([]byte, 1<<16)); err != nil {
+							return nil //nolint:nilerr // the client has gone
+						}
+						if written == 64 {
+							cancel(enough)
+						}
+					}
+				})
+				if _, err := saveAndOpen(ctx, t, "one:1"); !errors.Is(err, enough) {
+					t.Errorf("error: %v", err)
+				}
+			})
+		})
+	}
+}
+
+// TestRealEngine loads an image into the engine in the environment, saves it and removes it.
+func TestRealEngine(t *testing.T) {
+	engine, err := dockerdaemon.Open(t.Context())
+	if err != nil {
+		t.Skipf("needs an engine: set DOCKER_HOST to one, or start docker: %v", err)
+	}
+	defer engine.Close()
+	api, err := client.New(client.WithHost(engine.Host()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer api.Close()
+	const name, other = "zarf-registry-test/one:1", "zarf-registry-test/two:2"
+	shared := dockerdaemontest.Layer{Data: makeTar(t, file{name: "shared", data: noise(1, 100_000)})}
+	one := dockerdaemontest.Image{Names: []string{name}, Layers: []dockerdaemontest.Layer{shared, {Data: makeTar(t,
+		file{name: "one", data: noise(2, 1000)})}}}
+	two := dockerdaemontest.Image{Names: []string{other}, Layers: []dockerdaemontest.Layer{shared, {Data: makeTar(t,
+		file{name: "two"})}}}
+	loaded, err := api.ImageLoad(t.Context(), bytes.NewReader(dockerdaemontest.Legacy(one, two).Bytes(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = io.Copy(io.Discard, loaded)
+	if err := errors.Join(err, loaded.Close()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, image := range []string{name, other} {
+			if _, err := api.ImageRemove(context.WithoutCancel(t.Context()), image, client.ImageRemoveOptions{}); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	src, err := saveAndOpen(t.Context(), t, name, other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string][]digest.Digest{}
+	for _, image := range describeStreamed(t, src) {
+		repository, tag, err := Repository(image.Reference)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found[repository+":"+tag] = image.Layers
+	}
+	t.Logf("the engine at %s writes an %s", engine.Host(), src.Kind())
+	for _, image := range []dockerdaemontest.Image{one, two} {
+		var want []digest.Digest
+		for _, l := range image.Layers {
+			want = append(want, l.Digest())
+		}
+		if diff := cmp.Diff(want, found[image.Names[0]]); diff != "" {
+			t.Errorf("layers of %s: %s", image.Names[0], diff)
+		}
+	}
+	if _, err := saveAndOpen(t.Context(), t, "zarf-registry-test/none:1"); err == nil ||
+		!strings.Contains(err.Error(), "docker pull zarf-registry-test/none:1") {
+		t.Errorf("error for a missing image: %v", err)
+	}
+}
