@@ -55,7 +55,7 @@ GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
 # Packages whose tests interrupt a run at every write, simulate many CA rotations or compress programs, which is too slow
 # with the race detector: make race leaves them out, make race-all runs them.
-NO_RACE := ./internal/hook ./internal/certs ./internal/pki ./tools/release
+NO_RACE := ./internal/hook ./internal/hook/certs ./internal/pki ./tools/release
 
 # Results never come from the cache (-count=1), linking takes half the time without DWARF, and make test and make lint
 # run go vet.
@@ -198,7 +198,7 @@ MUTANTS  ?= $(foreach p,proxy registry preflight certs hook,./internal/$p)
 MUTANTS_FLAGS ?=
 GREMLINS := github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0
 .PHONY: mutants
-mutants: payload ## Change the code in small ways and report what no unit test notices (MUTANTS=./internal/httprange)
+mutants: payload ## Change the code in small ways and report what no unit test notices (MUTANTS=./internal/net/httprange)
 	for package in $(MUTANTS); do go run $(GREMLINS) unleash --workers 1 $(MUTANTS_FLAGS) $$package; done
 
 # How many seeds the consistency checker tries, and the first.
@@ -262,7 +262,7 @@ generate: $(TESTCLUSTER) ## Update generated files: go.mod, golden files, the ch
 	$(HELM_DOCS)
 	go test ./templates-tests/... -update
 	go test ./cmd/registry-node/root -run Configure -update
-	go test ./internal/noderuntime -run Example -update
+	go test ./internal/node/noderuntime -run Example -update
 
 .PHONY: vulncheck
 vulncheck: ## Look for known vulnerabilities (needs https://vuln.go.dev)
@@ -420,5 +420,5 @@ $(CERTMANAGER):
 .PHONY: clean
 clean: ## Remove build output, but keep the cache of the test cluster
 	rm -rf bin dist
-	find internal/embedded/dist -type f ! -name .gitignore -delete
+	find internal/payload/embedded/dist -type f ! -name .gitignore -delete
 	rm -f $(CHART)/files/programs.json

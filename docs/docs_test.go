@@ -22,7 +22,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/zarf-dev/zarf-registry/internal/cli"
-	"github.com/zarf-dev/zarf-registry/internal/preflight"
+	"github.com/zarf-dev/zarf-registry/internal/hook/preflight"
 )
 
 const top = ".."

@@ -18,7 +18,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/zarf-dev/zarf-registry/internal/injector"
+	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
 )
 
 // The fuzz targets compare the loader's C code with Go's. Go's fuzzer is guided by the coverage of

@@ -19,7 +19,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/zarf-dev/zarf-registry/internal/injector"
+	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
 )
 
 // script returns a program of at least this size that prints its name and arguments. Noise follows

@@ -2,7 +2,7 @@
 
 /*
  * Parser of the payload's manifest. The encoding is canonical, so a parsed manifest can be written again unchanged; see
- * the package comment of internal/injector, whose ParseManifest accepts exactly the same manifests.
+ * the package comment of internal/payload/injector, whose ParseManifest accepts exactly the same manifests.
  */
 #include <stddef.h>
 #include <stdint.h>

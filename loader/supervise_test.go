@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/zarf-dev/zarf-registry/internal/injector"
+	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
 )
 
 // puppet returns a program that reports its start and signals, and executes the shell commands that

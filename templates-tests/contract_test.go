@@ -21,12 +21,12 @@ import (
 	noderoot "github.com/zarf-dev/zarf-registry/cmd/registry-node/root"
 	registryroot "github.com/zarf-dev/zarf-registry/cmd/registry/root"
 	"github.com/zarf-dev/zarf-registry/internal/cli"
-	"github.com/zarf-dev/zarf-registry/internal/injector"
+	"github.com/zarf-dev/zarf-registry/internal/hook/preflight"
+	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
+	"github.com/zarf-dev/zarf-registry/internal/node/proxy"
+	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
-	"github.com/zarf-dev/zarf-registry/internal/preflight"
-	"github.com/zarf-dev/zarf-registry/internal/proxy"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
-	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
 )
 
 // trees returns the command tree of each program that the chart runs.

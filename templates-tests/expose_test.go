@@ -12,7 +12,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	jobsettings "github.com/zarf-dev/zarf-registry/internal/settings"
+	jobsettings "github.com/zarf-dev/zarf-registry/internal/release/settings"
 )
 
 // exposure returns the objects that expose the registry outside the cluster.

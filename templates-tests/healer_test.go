@@ -8,7 +8,7 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/heal"
+	"github.com/zarf-dev/zarf-registry/internal/node/heal"
 )
 
 func TestHealerByVersion(t *testing.T) {

@@ -22,12 +22,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/zarf-dev/zarf-registry/internal/names"
-	"github.com/zarf-dev/zarf-registry/internal/nodeimages"
-	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
+	"github.com/zarf-dev/zarf-registry/internal/node/noderuntime"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
-	jobsettings "github.com/zarf-dev/zarf-registry/internal/settings"
-	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/release/names"
+	"github.com/zarf-dev/zarf-registry/internal/release/nodeimages"
+	jobsettings "github.com/zarf-dev/zarf-registry/internal/release/settings"
+	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
 const (

@@ -16,7 +16,7 @@ import (
 
 	registryroot "github.com/zarf-dev/zarf-registry/cmd/registry/root"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
-	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
 // Tests of options that are common to many charts: image registry, namespace, labels.

@@ -38,7 +38,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
 
-	jobsettings "github.com/zarf-dev/zarf-registry/internal/settings"
+	jobsettings "github.com/zarf-dev/zarf-registry/internal/release/settings"
 )
 
 const chartDir = "../charts/zarf-registry"

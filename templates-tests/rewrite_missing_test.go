@@ -15,8 +15,8 @@ import (
 	celconfig "k8s.io/apiserver/pkg/apis/cel"
 	"k8s.io/apiserver/pkg/cel/environment"
 
-	"github.com/zarf-dev/zarf-registry/internal/heal"
 	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/node/heal"
 )
 
 // compileDenial compiles the policy that refuses pods.

@@ -12,7 +12,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/bench/internal/processes"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
-	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/release/names"
 )
 
 // tableNodes is the table of pulls by nodes. The targets in bench/report refer to it.

@@ -14,7 +14,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/bench/internal/processes"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
-	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
+	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 )
 
 // TestMain runs the benchmark's child processes, which are the test binary.

@@ -20,7 +20,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
+	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 )
 
 // First arguments of the child processes that run this program.

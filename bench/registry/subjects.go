@@ -22,7 +22,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
-	"github.com/zarf-dev/zarf-registry/internal/freeport"
+	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
 )
 
 // subject is a registry to measure.

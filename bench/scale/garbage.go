@@ -22,7 +22,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
-	"github.com/zarf-dev/zarf-registry/internal/gc"
+	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 )
 
 const (

@@ -23,8 +23,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 	"github.com/zarf-dev/zarf-registry/cmd/registry/root"
 	kube "github.com/zarf-dev/zarf-registry/internal/cluster"
-	"github.com/zarf-dev/zarf-registry/internal/heal"
-	"github.com/zarf-dev/zarf-registry/internal/nodeimages"
+	"github.com/zarf-dev/zarf-registry/internal/node/heal"
+	"github.com/zarf-dev/zarf-registry/internal/release/nodeimages"
 )
 
 // TestMain runs the registry, the healer and init-hook, which are the test binary. Its init-hook only lists nodes,

@@ -92,7 +92,7 @@ func pushImage(ctx context.Context, client *http.Client, process *registries.Pro
 	return registries.PushImage(ctx, client, process, repository, "v1", seed, layersOfImage, int64(size/layersOfImage))
 }
 
-// The settings of the proxies on nodes (internal/proxy).
+// The settings of the proxies on nodes (internal/node/proxy).
 const (
 	retryBudget      = time.Minute
 	handshakeTimeout = 30 * time.Second

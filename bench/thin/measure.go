@@ -17,11 +17,11 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
-	"github.com/zarf-dev/zarf-registry/internal/blobstore"
-	"github.com/zarf-dev/zarf-registry/internal/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/images"
-	"github.com/zarf-dev/zarf-registry/internal/inventory"
-	"github.com/zarf-dev/zarf-registry/internal/remote"
+	"github.com/zarf-dev/zarf-registry/internal/images/blobstore"
+	"github.com/zarf-dev/zarf-registry/internal/images/inventory"
+	"github.com/zarf-dev/zarf-registry/internal/images/remote"
 )
 
 // atOnce is how many requests are sent at once where nothing is measured.

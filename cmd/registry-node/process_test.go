@@ -23,8 +23,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
-	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
+	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
+	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 )
 
 const (

@@ -10,7 +10,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
-	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/release/names"
 )
 
 // globalFlags are the flags of all commands: cluster, namespace and log.

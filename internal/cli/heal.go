@@ -13,7 +13,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
-	"github.com/zarf-dev/zarf-registry/internal/heal"
+	"github.com/zarf-dev/zarf-registry/internal/node/heal"
 )
 
 // healFlags are the flags of heal.

@@ -17,15 +17,15 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 
-	"github.com/zarf-dev/zarf-registry/internal/certmanager"
-	"github.com/zarf-dev/zarf-registry/internal/certs"
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
+	"github.com/zarf-dev/zarf-registry/internal/cluster/certmanager"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
-	"github.com/zarf-dev/zarf-registry/internal/nodes"
-	"github.com/zarf-dev/zarf-registry/internal/payload"
-	"github.com/zarf-dev/zarf-registry/internal/preflight"
-	"github.com/zarf-dev/zarf-registry/internal/settings"
+	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
+	"github.com/zarf-dev/zarf-registry/internal/hook/nodes"
+	"github.com/zarf-dev/zarf-registry/internal/hook/payload"
+	"github.com/zarf-dev/zarf-registry/internal/hook/preflight"
+	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 )
 
 // hookFlags are the flags of the commands that the chart's Jobs run, and of those that look after

@@ -12,10 +12,10 @@ import (
 	"github.com/opencontainers/go-digest"
 	"github.com/spf13/cobra"
 
-	"github.com/zarf-dev/zarf-registry/internal/browse"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
-	"github.com/zarf-dev/zarf-registry/internal/remote"
-	"github.com/zarf-dev/zarf-registry/internal/workloads"
+	"github.com/zarf-dev/zarf-registry/internal/images/remote"
+	"github.com/zarf-dev/zarf-registry/internal/images/workloads"
+	"github.com/zarf-dev/zarf-registry/internal/status/browse"
 )
 
 const (

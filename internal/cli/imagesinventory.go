@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
-	"github.com/zarf-dev/zarf-registry/internal/inventory"
+	"github.com/zarf-dev/zarf-registry/internal/images/inventory"
 )
 
 // inventoryFlags are the flags of images inventory.

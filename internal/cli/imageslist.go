@@ -16,10 +16,10 @@ import (
 	"golang.org/x/sync/errgroup"
 	"oras.land/oras-go/v2/errdef"
 
+	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
-	"github.com/zarf-dev/zarf-registry/internal/remote"
-	"github.com/zarf-dev/zarf-registry/internal/space"
+	"github.com/zarf-dev/zarf-registry/internal/images/remote"
 )
 
 // listFlags are the flags of images list.

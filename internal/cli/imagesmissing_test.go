@@ -20,10 +20,10 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
-	"github.com/zarf-dev/zarf-registry/internal/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
-	"github.com/zarf-dev/zarf-registry/internal/workloads"
+	"github.com/zarf-dev/zarf-registry/internal/images/workloads"
 )
 
 // searchIn searches images for two platforms in a registry that has some.

@@ -13,7 +13,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
-	"github.com/zarf-dev/zarf-registry/internal/inventory"
+	"github.com/zarf-dev/zarf-registry/internal/images/inventory"
 )
 
 // pullFlags are the flags of images pull.

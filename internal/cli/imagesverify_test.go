@@ -9,9 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/zarf-dev/zarf-registry/internal/api/scrub"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/release"
-	"github.com/zarf-dev/zarf-registry/internal/scrub"
 )
 
 func TestImagesVerify(t *testing.T) {

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/zarf-dev/zarf-registry/internal/preflight"
+	"github.com/zarf-dev/zarf-registry/internal/hook/preflight"
 )
 
 // progress is a slog.Handler that writes readable lines: one for each completed step, and

@@ -15,7 +15,7 @@ import (
 	"oras.land/oras-go/v2/registry/remote/auth"
 
 	"github.com/zarf-dev/zarf-registry/internal/images"
-	"github.com/zarf-dev/zarf-registry/internal/remote"
+	"github.com/zarf-dev/zarf-registry/internal/images/remote"
 )
 
 // registryFlags configure access to registries other than the cluster's.

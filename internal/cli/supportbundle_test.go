@@ -12,7 +12,7 @@ import (
 
 	"k8s.io/client-go/kubernetes/fake"
 
-	"github.com/zarf-dev/zarf-registry/internal/support"
+	"github.com/zarf-dev/zarf-registry/internal/status/support"
 )
 
 func TestTheBundleSaysWhatItLacks(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/zarf-dev/zarf-registry/internal/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 

@@ -11,9 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	kubetesting "k8s.io/client-go/testing"
 
-	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
-	"github.com/zarf-dev/zarf-registry/internal/preflight"
-	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/hook/preflight"
+	"github.com/zarf-dev/zarf-registry/internal/node/noderuntime"
+	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
 // nodeFindings returns the findings of the node configuration check and fails on any others.

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	kubetesting "k8s.io/client-go/testing"
 
-	"github.com/zarf-dev/zarf-registry/internal/noderuntime"
+	"github.com/zarf-dev/zarf-registry/internal/node/noderuntime"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
 

@@ -16,11 +16,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
-	"github.com/zarf-dev/zarf-registry/internal/names"
-	"github.com/zarf-dev/zarf-registry/internal/plan"
+	"github.com/zarf-dev/zarf-registry/internal/hook/steps"
 	"github.com/zarf-dev/zarf-registry/internal/release"
-	"github.com/zarf-dev/zarf-registry/internal/state"
-	"github.com/zarf-dev/zarf-registry/internal/steps"
+	"github.com/zarf-dev/zarf-registry/internal/release/names"
+	"github.com/zarf-dev/zarf-registry/internal/release/plan"
+	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
 const (

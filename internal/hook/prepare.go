@@ -6,11 +6,11 @@ import (
 	"maps"
 	"strings"
 
-	"github.com/zarf-dev/zarf-registry/internal/certs"
-	"github.com/zarf-dev/zarf-registry/internal/preflight"
+	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
+	"github.com/zarf-dev/zarf-registry/internal/hook/preflight"
+	"github.com/zarf-dev/zarf-registry/internal/hook/steps"
 	"github.com/zarf-dev/zarf-registry/internal/release"
-	"github.com/zarf-dev/zarf-registry/internal/state"
-	"github.com/zarf-dev/zarf-registry/internal/steps"
+	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
 // Prepare creates everything that the chart's objects need before they can run. It changes nothing

@@ -16,8 +16,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/zarf-dev/zarf-registry/internal/certs"
-	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
+	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
 const generatedSecret = "zarf-registry-credentials-ci"

@@ -8,13 +8,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/certs"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
-	"github.com/zarf-dev/zarf-registry/internal/names"
-	"github.com/zarf-dev/zarf-registry/internal/payload"
-	"github.com/zarf-dev/zarf-registry/internal/pull"
+	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
+	"github.com/zarf-dev/zarf-registry/internal/hook/payload"
+	"github.com/zarf-dev/zarf-registry/internal/hook/pull"
 	"github.com/zarf-dev/zarf-registry/internal/release"
-	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/release/names"
+	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
 // Registry is the part of a registry that the steps use.

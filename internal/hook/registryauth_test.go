@@ -14,8 +14,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/zarf-dev/zarf-registry/internal/certs"
-	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
+	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
 // checkAuth checks that the registry's Secret has what the registry checks credentials with, and no password.

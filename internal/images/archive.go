@@ -17,8 +17,8 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
-	"github.com/zarf-dev/zarf-registry/internal/blob"
-	"github.com/zarf-dev/zarf-registry/internal/blobstore"
+	"github.com/zarf-dev/zarf-registry/internal/images/blob"
+	"github.com/zarf-dev/zarf-registry/internal/images/blobstore"
 )
 
 // files are the files of a source. Names are slash-separated and relative to its root.

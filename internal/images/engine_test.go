@@ -18,8 +18,8 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/dockerdaemon"
-	"github.com/zarf-dev/zarf-registry/internal/dockerdaemon/dockerdaemontest"
+	"github.com/zarf-dev/zarf-registry/internal/images/dockerdaemon"
+	"github.com/zarf-dev/zarf-registry/internal/images/dockerdaemon/dockerdaemontest"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 

@@ -18,7 +18,7 @@ import (
 	"oras.land/oras-go/v2/content"
 	"oras.land/oras-go/v2/errdef"
 
-	"github.com/zarf-dev/zarf-registry/internal/blob"
+	"github.com/zarf-dev/zarf-registry/internal/images/blob"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 

@@ -16,7 +16,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/zarf-dev/zarf-registry/internal/blob"
+	"github.com/zarf-dev/zarf-registry/internal/images/blob"
 )
 
 // Files of a Zarf package. zarf.yaml has the checksum of checksums.txt, which lists those of all other files.

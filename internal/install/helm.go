@@ -25,8 +25,8 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/charts"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
-	"github.com/zarf-dev/zarf-registry/internal/names"
-	"github.com/zarf-dev/zarf-registry/internal/plan"
+	"github.com/zarf-dev/zarf-registry/internal/release/names"
+	"github.com/zarf-dev/zarf-registry/internal/release/plan"
 )
 
 // LoadChart reads a chart from a directory or a .tgz file. An empty path means the embedded chart.

@@ -10,7 +10,7 @@ import (
 	v2 "github.com/distribution/distribution/v3/registry/api/v2"
 	"github.com/gorilla/mux"
 
-	"github.com/zarf-dev/zarf-registry/internal/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
 

@@ -10,8 +10,8 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
+	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
-	"github.com/zarf-dev/zarf-registry/internal/gc"
 )
 
 // copyStorage copies the images of a directory to the storage at root.

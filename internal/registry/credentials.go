@@ -25,7 +25,7 @@ import (
 	"github.com/distribution/reference"
 	"golang.org/x/crypto/bcrypt"
 
-	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
 )
 
 const (

@@ -21,7 +21,7 @@ import (
 	"github.com/distribution/distribution/v3/configuration"
 	"github.com/opencontainers/go-digest"
 
-	"github.com/zarf-dev/zarf-registry/internal/gc"
+	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/test/powercut"
 )
 

@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/zarf-dev/zarf-registry/internal/connlimit"
-	"github.com/zarf-dev/zarf-registry/internal/drain"
+	"github.com/zarf-dev/zarf-registry/internal/net/connlimit"
+	"github.com/zarf-dev/zarf-registry/internal/net/drain"
 )
 
 const (

@@ -16,7 +16,7 @@ import (
 	"github.com/distribution/distribution/v3/registry/storage/driver/inmemory"
 	"github.com/opencontainers/go-digest"
 
-	"github.com/zarf-dev/zarf-registry/internal/gc"
+	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 )
 
 // testStorage is a storage in memory with a repository a. Its files have the time of the bubble.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 
-	"github.com/zarf-dev/zarf-registry/internal/gc"
+	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 )
 
 // withGarbageCollection serves garbage-collection requests, one at a time. Clients that may write may

@@ -9,7 +9,7 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
-	"github.com/zarf-dev/zarf-registry/internal/space"
+	"github.com/zarf-dev/zarf-registry/internal/api/space"
 )
 
 // overwrite replaces a file in the storage.

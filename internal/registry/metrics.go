@@ -8,9 +8,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"github.com/zarf-dev/zarf-registry/internal/connlimit"
-	"github.com/zarf-dev/zarf-registry/internal/space"
-	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
+	"github.com/zarf-dev/zarf-registry/internal/api/space"
+	"github.com/zarf-dev/zarf-registry/internal/net/connlimit"
+	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 )
 
 // metrics are this server's. Those of the process (Go runtime, distribution's storage and cache) are in

@@ -15,7 +15,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/gc"
+	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 )
 
 // put pushes a manifest by digest, with the given algorithm, or by a tag.

@@ -21,8 +21,8 @@ import (
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/crypto/bcrypt"
 
+	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
-	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
 )
 
 const (

@@ -22,8 +22,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 
 	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/registry/registrytest"
-	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
 )
 
 // pushedIndex is an index of two images in a layout, which clients push as a:v1.

@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/zarf-dev/zarf-registry/internal/freeport"
-	"github.com/zarf-dev/zarf-registry/internal/s3test"
+	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
+	"github.com/zarf-dev/zarf-registry/internal/registry/s3test"
 )
 
 // With the path of versitygw in [s3test.ProgramVariable], all tests of this package store in S3: directories for

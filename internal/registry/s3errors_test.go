@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/zarf-dev/zarf-registry/internal/freeport"
-	"github.com/zarf-dev/zarf-registry/internal/s3test"
+	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
+	"github.com/zarf-dev/zarf-registry/internal/registry/s3test"
 )
 
 func TestReadinessExplainsWhyS3Fails(t *testing.T) {

@@ -27,10 +27,10 @@ import (
 	"github.com/opencontainers/go-digest"
 	dto "github.com/prometheus/client_model/go"
 
-	"github.com/zarf-dev/zarf-registry/internal/catalog"
-	"github.com/zarf-dev/zarf-registry/internal/connlimit"
+	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/net/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
-	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
 )
 
 func (i *instance) diagnostics(name string) client {

@@ -16,8 +16,8 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
-	"github.com/zarf-dev/zarf-registry/internal/reloadstatus"
-	"github.com/zarf-dev/zarf-registry/internal/signature"
+	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/registry/signature"
 )
 
 // trusted is one generation of the public keys and of the project's own images, with the results for it.

@@ -22,7 +22,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
-	"github.com/zarf-dev/zarf-registry/internal/signature"
+	"github.com/zarf-dev/zarf-registry/internal/registry/signature"
 )
 
 // SignatureMode is what happens when a node or an anonymous client reads an image that nobody has signed.

@@ -19,8 +19,8 @@ import (
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"golang.org/x/sys/unix"
 
-	"github.com/zarf-dev/zarf-registry/internal/catalog"
-	"github.com/zarf-dev/zarf-registry/internal/space"
+	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/api/space"
 )
 
 const (

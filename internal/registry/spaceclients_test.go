@@ -21,7 +21,7 @@ import (
 	"oras.land/oras-go/v2/registry/remote/auth"
 	"oras.land/oras-go/v2/registry/remote/errcode"
 
-	"github.com/zarf-dev/zarf-registry/internal/remote"
+	"github.com/zarf-dev/zarf-registry/internal/images/remote"
 )
 
 // Clients that push to a full registry show what to do, when they begin an upload and in the middle of one.

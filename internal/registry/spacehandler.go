@@ -8,7 +8,7 @@ import (
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 	"github.com/opencontainers/go-digest"
 
-	"github.com/zarf-dev/zarf-registry/internal/space"
+	"github.com/zarf-dev/zarf-registry/internal/api/space"
 )
 
 // maxSpaceQuery is in bytes: a digest takes at most 140 in JSON.

@@ -19,7 +19,7 @@ import (
 	_ "github.com/distribution/distribution/v3/registry/storage/driver/s3-aws"
 	_ "golang.org/x/crypto/x509roots/fallback" // for S3 over public TLS, because the image contains no CA certificates
 
-	"github.com/zarf-dev/zarf-registry/internal/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
 )
 
 const (

@@ -3,7 +3,7 @@ package release
 import (
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/names"
+	"github.com/zarf-dev/zarf-registry/internal/release/names"
 )
 
 // PushAccess holds what a client inside the cluster needs to push to the registry.

@@ -16,9 +16,9 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	kubetesting "k8s.io/client-go/testing"
 
-	"github.com/zarf-dev/zarf-registry/internal/names"
-	"github.com/zarf-dev/zarf-registry/internal/settings"
-	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/release/names"
+	"github.com/zarf-dev/zarf-registry/internal/release/settings"
+	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
 func TestTheStateKeepsWhatOthersWriteMeanwhile(t *testing.T) {

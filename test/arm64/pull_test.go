@@ -28,12 +28,12 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/crypto/bcrypt"
 
-	"github.com/zarf-dev/zarf-registry/internal/embedded"
-	"github.com/zarf-dev/zarf-registry/internal/freeport"
 	"github.com/zarf-dev/zarf-registry/internal/images"
-	"github.com/zarf-dev/zarf-registry/internal/injector"
+	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
+	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
+	"github.com/zarf-dev/zarf-registry/internal/payload/embedded"
+	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
-	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/test/arm64/emulate"
 )
 

@@ -19,14 +19,14 @@ import (
 
 	"go.yaml.in/yaml/v2"
 
-	"github.com/zarf-dev/zarf-registry/internal/freeport"
+	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
+	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
+	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
+	"github.com/zarf-dev/zarf-registry/internal/node/proxy"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
-	"github.com/zarf-dev/zarf-registry/internal/proxy"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
 	"github.com/zarf-dev/zarf-registry/internal/registry/registrytest"
-	"github.com/zarf-dev/zarf-registry/internal/s3test"
-	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
-	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
+	"github.com/zarf-dev/zarf-registry/internal/registry/s3test"
 )
 
 // suite is the path of the program, which make sets.

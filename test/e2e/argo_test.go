@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	sigsyaml "sigs.k8s.io/yaml"
 
-	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
 // TestArgo behaves as Argo CD does with the chart: it renders without access to the cluster, runs

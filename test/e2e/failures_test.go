@@ -15,7 +15,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/mask"
+	"github.com/zarf-dev/zarf-registry/internal/status/mask"
 )
 
 // worlds are the clusters of running scenarios by the names of their tests.

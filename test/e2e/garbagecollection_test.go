@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
 // TestGarbageCollection collects the blobs of images whose tags were moved, while nodes pull and

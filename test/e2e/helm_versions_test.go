@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
 // TestHelmVersions installs, switches and rolls back with older versions of Helm than TestHelm.

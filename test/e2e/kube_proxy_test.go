@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
 // TestKubeProxyVersions switches modes with kube-proxy 1.34, which selects EndpointSlices by the label

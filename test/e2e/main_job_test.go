@@ -28,7 +28,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
-	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
 // TestMainJob covers the life of an installation in proxy mode on an IPv4 cluster whose nodes hold

@@ -83,7 +83,7 @@ func testMissing(t *testing.T, w *world) {
 
 	// What docs/air-gap.md shows.
 	w.push(t, w.makeArchive(t, "docker.io/library/busybox:1.31.1", 8))
-	charts := "../../internal/workloads/testdata/charts"
+	charts := "../../internal/images/workloads/testdata/charts"
 	for name, want := range map[string]string{
 		"cert-manager":          "4 of 4 images missing; possibly 1 more",
 		"ingress-nginx":         "3 of 3 images missing\n",

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
 // TestNodes uses proxy mode on unequal nodes: two pause images, a taint, and a node that joins later with

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
 // TestPolicies installs under the ValidatingAdmissionPolicies of docs/policies: one that denies host

@@ -9,8 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/plan"
-	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/release/plan"
+	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
 // TestPort checks that the release owns its node port in both modes, and that a switch, which is a

@@ -14,8 +14,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/heal"
-	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/node/heal"
+	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
 // shop is a Deployment as the charts of others write it: it names Docker Hub, quay.io, and images without a host.

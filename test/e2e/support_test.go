@@ -22,7 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/zarf-dev/zarf-registry/internal/support"
+	"github.com/zarf-dev/zarf-registry/internal/status/support"
 )
 
 // testSupportBundle writes bundles, as an administrator and as a user who may only view, while a pod of the release

@@ -9,7 +9,7 @@ import (
 	"regexp"
 	"testing"
 
-	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
 // TestUpgrade upgrades a release to another version while every node pulls, reads slowly, and connects every 20 ms.

@@ -15,10 +15,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	pulls "github.com/zarf-dev/zarf-registry/internal/hook/pull"
 	"github.com/zarf-dev/zarf-registry/internal/images"
-	"github.com/zarf-dev/zarf-registry/internal/names"
-	pulls "github.com/zarf-dev/zarf-registry/internal/pull"
-	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/release/names"
+	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
 // TestWarm makes nodes pull ahead of a rollout: with containerd, and in long runs also with CRI-O.

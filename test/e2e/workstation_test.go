@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/zarf-dev/zarf-registry/internal/state"
+	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
 // TestWorkstation installs from this machine, on nodes that hold only the pause image. Later

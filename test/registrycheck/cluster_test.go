@@ -25,9 +25,9 @@ import (
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/crypto/bcrypt"
 
+	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
-	"github.com/zarf-dev/zarf-registry/internal/s3test"
-	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
+	"github.com/zarf-dev/zarf-registry/internal/registry/s3test"
 )
 
 const (

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/zarf-dev/zarf-registry/internal/scrub"
+	"github.com/zarf-dev/zarf-registry/internal/api/scrub"
 )
 
 // The image that is damaged. Nobody else deals with its repository, nor with its content.

@@ -20,8 +20,8 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/images"
-	"github.com/zarf-dev/zarf-registry/internal/space"
 	"github.com/zarf-dev/zarf-registry/tools/program"
 )
 
@@ -40,7 +40,7 @@ func run(ctx context.Context) error {
 	version := flag.String("version", "dev", "version of the programs and tag of the images")
 	registry := flag.String("registry", "ghcr.io/zarf-dev/zarf-registry", "prefix of the images' names")
 	output := flag.String("output", "dist/images", "folder to write the archives to")
-	payload := flag.String("payload", "internal/embedded/dist", "folder with the payload")
+	payload := flag.String("payload", "internal/payload/embedded/dist", "folder with the payload")
 	work := flag.String("work", "bin/images", "folder to write the programs to")
 	digests := flag.String("digests", "charts/zarf-registry/files/init-hook.json", "file to write the digests to")
 	list := flag.String("architectures", strings.Join(images.Architectures, ","), "architectures to build for")

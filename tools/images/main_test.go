@@ -9,7 +9,7 @@ import (
 	"testing/fstest"
 
 	"github.com/zarf-dev/zarf-registry/internal/images"
-	"github.com/zarf-dev/zarf-registry/internal/injector"
+	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
 )
 
 // layers are stand-ins for the programs' layers.

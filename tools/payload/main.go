@@ -23,9 +23,9 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/images"
-	"github.com/zarf-dev/zarf-registry/internal/injector"
-	"github.com/zarf-dev/zarf-registry/internal/space"
+	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
 	"github.com/zarf-dev/zarf-registry/tools/program"
 )
 
@@ -42,7 +42,7 @@ func main() {
 var injected = []string{"registry", "registry-node"}
 
 func run(ctx context.Context) error {
-	output := flag.String("output", "internal/embedded/dist", "folder to write the payload to")
+	output := flag.String("output", "internal/payload/embedded/dist", "folder to write the payload to")
 	digests := flag.String("digests", "charts/zarf-registry/files/programs.json", "file to write the digests to")
 	work := flag.String("work", "bin/payload", "folder to write the programs to")
 	list := flag.String("architectures", strings.Join(images.Architectures, ","), "architectures to build for")

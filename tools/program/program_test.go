@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/zarf-dev/zarf-registry/internal/injector"
+	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
 )
 
 const hello = "github.com/zarf-dev/zarf-registry/tools/program/testdata/hello"

@@ -20,7 +20,7 @@ import (
 	"helm.sh/helm/v3/pkg/chart/loader"
 
 	"github.com/zarf-dev/zarf-registry/internal/images"
-	"github.com/zarf-dev/zarf-registry/internal/injector"
+	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
 	"github.com/zarf-dev/zarf-registry/tools/program"
 )
 

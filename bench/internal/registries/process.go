@@ -19,8 +19,8 @@ import (
 	"oras.land/oras-go/v2/registry/remote/auth"
 
 	"github.com/zarf-dev/zarf-registry/bench/internal/processes"
-	"github.com/zarf-dev/zarf-registry/internal/freeport"
-	"github.com/zarf-dev/zarf-registry/internal/remote"
+	"github.com/zarf-dev/zarf-registry/internal/images/remote"
+	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
 )
 
 const (

@@ -60,7 +60,7 @@ Kubernetes 1.39 (docs/decisions/0014-default-mode.md). */ -}}
   nodeDirectories          directories of nodes that may have files of this release
   pushCredentials          names of generated push credentials whose Secrets may exist
 For a Secret that cannot be read, only problem and remedy: validate.yaml fails with them. It covers what rendering
-depends on; init-hook validates the rest (internal/state). */ -}}
+depends on; init-hook validates the rest (internal/release/state). */ -}}
 {{- define "zarf-registry.cluster.state" -}}
 {{- if not (hasKey . "ClusterState") -}}
 {{- $state := dict -}}

@@ -262,7 +262,7 @@ names. */ -}}
 {{- end -}}
 
 {{- /* Suffixes of the Secrets that the Jobs create, and of those that cert-manager writes for them
-(internal/names). */ -}}
+(internal/release/names). */ -}}
 {{- define "zarf-registry.madeSecrets" -}}
 {{- list "state" "ca" "server-tls" "node-tls" "push-tls" "cache-tls" "credentials" "auth" "pull" | toJson -}}
 {{- end -}}

@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/zarf-dev/zarf-registry/internal/nodeconfig"
+	"github.com/zarf-dev/zarf-registry/internal/node/nodeconfig"
 )
 
 func configureCommand() *cobra.Command {

@@ -6,9 +6,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
-	"github.com/zarf-dev/zarf-registry/internal/heal"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
-	"github.com/zarf-dev/zarf-registry/internal/nodeimages"
+	"github.com/zarf-dev/zarf-registry/internal/node/heal"
+	"github.com/zarf-dev/zarf-registry/internal/release/nodeimages"
 )
 
 func healCommand() *cobra.Command {

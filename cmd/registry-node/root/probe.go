@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
-	"github.com/zarf-dev/zarf-registry/internal/probe"
+	"github.com/zarf-dev/zarf-registry/internal/node/probe"
 )
 
 func probeCommand() *cobra.Command {

@@ -13,8 +13,8 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
-	"github.com/zarf-dev/zarf-registry/internal/proxy"
-	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
+	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
+	"github.com/zarf-dev/zarf-registry/internal/node/proxy"
 )
 
 func proxyCommand() *cobra.Command {

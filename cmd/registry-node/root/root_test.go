@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
-	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
+	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 )
 
 // runArgs runs a command that ends by itself.

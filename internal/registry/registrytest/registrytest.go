@@ -15,12 +15,12 @@ import (
 	"golang.org/x/crypto/bcrypt"
 	"oras.land/oras-go/v2/registry/remote/auth"
 
-	"github.com/zarf-dev/zarf-registry/internal/freeport"
+	"github.com/zarf-dev/zarf-registry/internal/images/remote"
+	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
+	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
+	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
-	"github.com/zarf-dev/zarf-registry/internal/remote"
-	"github.com/zarf-dev/zarf-registry/internal/tlsfiles"
-	"github.com/zarf-dev/zarf-registry/internal/tlsfiles/tlsfilestest"
 )
 
 // Name is the DNS name in the registry's certificate.

@@ -127,7 +127,7 @@ func names(list []Scenario) (tests []string) {
 func TestSelect(t *testing.T) {
 	list := []Scenario{
 		{Test: "TestA", Core: true, Minutes: 2, Networks: []Network{ipv4, ipv6}},
-		{Test: "TestB", Minutes: 3, Networks: []Network{ipv4}, Paths: []string{"internal/gc", "charts/*/gc.yaml"}},
+		{Test: "TestB", Minutes: 3, Networks: []Network{ipv4}, Paths: []string{"internal/api/gc", "charts/*/gc.yaml"}},
 		{Test: "TestC", Minutes: 1, Long: true, Networks: []Network{ipv6}},
 		{Test: "TestD", Alone: true},
 	}
@@ -138,7 +138,7 @@ func TestSelect(t *testing.T) {
 		"all":                         {Selection{}, "TestB TestA"},
 		"a long run":                  {Selection{Long: true}, "TestB TestA TestC"},
 		"the core":                    {Selection{Core: true}, "TestA"},
-		"a changed file in a folder":  {Selection{Core: true, Changed: []string{"internal/gc/x/y.go"}}, "TestB TestA"},
+		"a changed file in a folder":  {Selection{Core: true, Changed: []string{"internal/api/gc/x/y.go"}}, "TestB TestA"},
 		"a changed file of a pattern": {Selection{Core: true, Changed: []string{"charts/one/gc.yaml"}}, "TestB TestA"},
 		"another changed file":        {Selection{Core: true, Changed: []string{"internal/gcs/y.go"}}, "TestA"},
 		"a scenario's own file": {Selection{Core: true, Changed: []string{"test/e2e/b_test.go"},

@@ -31,7 +31,7 @@ pre-install,pre-upgrade,pre-rollback,post-install,post-upgrade,post-rollback,pre
 {{- include "zarf-registry.hook.annotations" (dict "events" (include "zarf-registry.hook.events" .) "weight" "-10") -}}
 {{- end -}}
 
-{{- /* The decisions of the chart for all Jobs, with their sources: internal/settings, as JSON. It stands in the
+{{- /* The decisions of the chart for all Jobs, with their sources: internal/release/settings, as JSON. It stands in the
 arguments of Jobs, so it names Secrets and holds none. Templates render what init-hook must create or check; what
 init-hook can derive from it is not in here. */ -}}
 {{- define "zarf-registry.hook.settings" -}}

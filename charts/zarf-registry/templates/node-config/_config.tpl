@@ -155,7 +155,7 @@ like some. */ -}}
 {{- end -}}
 
 {{- /* Puts into .NodeConfig
-  config       what the pods are told, internal/noderuntime.Config
+  config       what the pods are told, internal/node/noderuntime.Config
   inUse        the directories that files are written to
   registries   registries.yaml of the values, empty where there is none */ -}}
 {{- define "zarf-registry.nodeConfig.load" -}}

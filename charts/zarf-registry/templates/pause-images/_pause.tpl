@@ -2,7 +2,7 @@
 So content is trusted, not names: users who run pods decide which names nodes report, and a compromised node reports
 any.
 
-Three implementations follow one rule: these templates, internal/nodeimages, and the healer's admission policy. Tests of
+Three implementations follow one rule: these templates, internal/release/nodeimages, and the healer's admission policy. Tests of
 templates-tests compare them. */ -}}
 
 {{- /* files/pause-images.json, with the repositories that this release does not serve, as JSON. */ -}}

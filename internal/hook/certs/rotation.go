@@ -1,0 +1,386 @@
+package certs
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/internal/hook/nodes"
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/release"
+	"github.com/zarf-dev/zarf-registry/internal/release/names"
+	"github.com/zarf-dev/zarf-registry/internal/release/state"
+)
+
+const (
+	// rotationPoll is the interval at which pods are queried while waiting for them.
+	rotationPoll = time.Second
+	// maxWrites limits the writing rounds of one run. A CA rotation takes four, and several rotations
+	// can follow each other. More rounds mean an endless loop.
+	maxWrites = 50
+)
+
+// rotation replaces the content of the certificate Secrets step by step. It keeps no plan: each
+// round reads everything again, calls pki.Next for the next step, and takes that one step. A run
+// can therefore be killed at any point, and another run continues.
+type rotation struct {
+	*Manager
+	pki state.PKI
+	// timeout is the total wait timeout for pods. Zero means that pods are queried once.
+	timeout time.Duration
+	// fresh is saved together with the rotation if no state is saved yet.
+	fresh *state.State
+	// observed makes the run end only when all pods are known to have loaded everything.
+	observed bool
+	// requested are the fingerprints of the certificates to replace even if they are not due.
+	// requestedCA is the fingerprint of the CA to replace.
+	requested   []string
+	requestedCA string
+
+	// from are the Secrets to copy from, nil until known.
+	from *state.ExistingSecrets
+	// reason is why the CA rotation starts, "" if unknown.
+	reason string
+	// wrote are the names of the Secrets that this run has written, in order.
+	wrote []string
+
+	// loaded holds the answers of the pods that have loaded target, by peer.key. late are the names of
+	// the other pods.
+	loaded map[string]pki.Loaded
+	target string
+	late   []string
+	// refreshed is when the kubelets of late pods were last asked to refresh the Secrets.
+	refreshed time.Time
+	logged    map[string]bool
+	nodes     nodes.ReadyNodes
+	// onNodes are the copies of the CAs on the nodes.
+	onNodes *nodes.CACopies
+	// held is what the last round read.
+	held []heldLeaf
+}
+
+// note logs and records that a Secret was written.
+func (r *rotation) note(what, secret, reason string) {
+	r.Log.Info(what, "secret", secret, "reason", reason)
+	if !slices.Contains(r.wrote, secret) {
+		r.wrote = append(r.wrote, secret)
+	}
+}
+
+// did describes what the run has written.
+func (r *rotation) did() string {
+	if len(r.wrote) == 0 {
+		return "all are valid, nothing issued"
+	}
+	return "wrote " + strings.Join(r.wrote, ", ")
+}
+
+// run takes steps until nothing is left to do or the timeout expires. It returns what each pod is
+// still missing then.
+func (r *rotation) run(ctx context.Context) ([]string, error) {
+	end := time.Now().Add(r.timeout)
+	conflicts, writes := 0, 0
+	for {
+		done, waiting, err := r.round(ctx, end)
+		switch {
+		case done:
+			return nil, nil
+		case err == nil && len(waiting) == 0: // the round wrote something
+			if writes++; writes > maxWrites {
+				return nil, fmt.Errorf("the certificates are still not current after %d writes, the last of which wrote %s: does "+
+					"something else write them?", maxWrites, strings.Join(r.wrote, ", "))
+			}
+			conflicts = 0
+			continue
+		case err != nil && release.IsConflict(err) && conflicts < release.MaxConflicts:
+			conflicts++
+			r.Log.Info("conflict with another writer; reading everything again", "error", err.Error())
+			if err := release.Sleep(ctx, release.PollInterval); err != nil {
+				return nil, err
+			}
+			continue
+		case err != nil && (ctx.Err() != nil || !release.IsTransient(err) || !time.Now().Before(end)):
+			return nil, err
+		case err != nil:
+			// The API server may be restarting.
+			r.once("waiting", "for", "the API server", "error", err.Error())
+		case !time.Now().Before(end):
+			return waiting, r.recordWaiting(ctx, waiting)
+		}
+		if err := release.Sleep(ctx, min(rotationPoll, max(0, time.Until(end)))); err != nil {
+			return waiting, err
+		}
+	}
+}
+
+// round reads everything, decides on the next step, and takes it.
+func (r *rotation) round(ctx context.Context, end time.Time) (done bool, waiting []string, err error) {
+	stateSecret, saved, err := r.LoadState(ctx)
+	if err != nil {
+		return false, nil, err
+	}
+	if saved == nil && r.fresh == nil {
+		return false, nil, r.NoState()
+	}
+	copies, err := r.copies(ctx)
+	if err != nil {
+		return false, nil, err
+	}
+	var ca *pki.CA
+	if r.pki.OwnCA() {
+		secret, err := r.Secret(ctx, r.Settings.Name+names.SuffixCA)
+		if err != nil {
+			return false, nil, err
+		}
+		var due string
+		if ca, due = usableCA(secret, time.Duration(r.pki.CALifetime), r.requestedCA, r.Now()); ca == nil {
+			return false, nil, r.writeCA(ctx, secret, due)
+		}
+	}
+	held, err := r.readHeld(ctx, wantedLeaves(r.leaves(r.pki), copies, ca))
+	if err != nil {
+		return false, nil, err
+	}
+	r.held = held
+	position := r.position(held)
+	position.Settled = (saved == nil || saved.Rotation == nil) && !r.observed
+	next := pki.Next(position)
+	if next.Action == pki.Observe || next.Action == pki.Wait {
+		position.Observed = true
+		if position.Loaded, err = r.observe(ctx, held, position, end); err != nil {
+			return false, nil, err
+		}
+		next = pki.Next(position)
+	}
+	if waiting, err = r.awaitNodes(ctx, saved, held, position, next); err != nil || len(waiting) > 0 {
+		return false, waiting, err
+	}
+	switch next.Action {
+	case pki.Done:
+		if saved != nil && saved.Rotation != nil {
+			saved.Rotation = nil
+			if err := r.SaveState(ctx, stateSecret, *saved); err != nil {
+				return false, nil, err
+			}
+			r.Log.Info("the CA rotation is complete", "reason", next.Why)
+		}
+		r.refreshAll(ctx, held)
+		return true, nil, nil
+	case pki.Wait:
+		r.once("waiting", "for", "pods to load the new Secrets", "missing", release.List(next.Waiting), "reason", next.Why)
+		r.refreshLate(ctx)
+		return false, next.Waiting, nil
+	case pki.WriteTrust:
+		phase := state.RotationTrust
+		if next.Drops {
+			phase = state.RotationDrop
+		}
+		if err := r.recordPhase(ctx, stateSecret, saved, phase, held); err != nil {
+			return false, nil, err
+		}
+		return false, nil, r.writeTrust(ctx, held, next)
+	case pki.Reissue:
+		if !position.Settled {
+			if err := r.recordPhase(ctx, stateSecret, saved, state.RotationReissue, held); err != nil {
+				return false, nil, err
+			}
+		}
+		return false, nil, r.reissue(ctx, held, next)
+	}
+	return false, nil, fmt.Errorf("unknown rotation action %q (%s)", next.Action, next.Why)
+}
+
+// recordPhase saves the phase of the CA rotation before anything of that phase is written: another
+// process that finds the Secrets changed must also find that a rotation is in progress.
+func (r *rotation) recordPhase(
+	ctx context.Context, secret *corev1.Secret, saved *state.State, phase state.RotationPhase, held []heldLeaf,
+) error {
+	next := saved
+	if saved == nil {
+		next = r.fresh
+	}
+	begun := next.Rotation
+	switch {
+	case begun != nil && begun.Phase == phase:
+		return nil
+	case begun == nil || phase == state.RotationTrust:
+		reason := r.reason
+		for _, h := range held {
+			if h.due != "" {
+				reason = cmp.Or(reason, fmt.Sprintf("the certificate in %s is due: %s",
+					r.Object("Secret", r.secretName(h.secretLeaf)), h.due))
+			}
+		}
+		begun = &state.Rotation{Reason: cmp.Or(reason, "the trusted CAs change"),
+			Since: r.Now().UTC().Truncate(time.Second)}
+	}
+	changed := *next
+	changed.Rotation = &state.Rotation{Phase: phase, Reason: begun.Reason, Since: begun.Since}
+	r.Log.Info("the CA rotation continues", "rotation", phase, "reason", begun.Reason, "since", begun.Since)
+	return r.SaveState(ctx, secret, changed)
+}
+
+// recordWaiting saves what the CA rotation waits for when the timeout expires.
+func (r *rotation) recordWaiting(ctx context.Context, waiting []string) error {
+	text := release.List(waiting)
+	err := r.UpdateState(ctx, func(s *state.State) bool {
+		if s.Rotation == nil || s.Rotation.Waiting == text {
+			return false
+		}
+		changed := *s.Rotation
+		changed.Waiting = text
+		s.Rotation = &changed
+		return true
+	})
+	if err != nil {
+		r.Log.Warn("cannot record what the CA rotation waits for", "error", err.Error())
+	}
+	return ctx.Err()
+}
+
+// writeCA creates the release's own CA, or replaces it. The certificate of the previous CA stays in
+// the trust bundles as long as it is needed. Its key is discarded.
+func (r *rotation) writeCA(ctx context.Context, secret *corev1.Secret, due string) error {
+	name := r.Settings.Name + names.SuffixCA
+	ca, err := pki.NewCA(r.Settings.Name+" certificate authority", r.Now(), time.Duration(r.pki.CALifetime))
+	if err != nil {
+		return err
+	}
+	if err := r.WriteSecret(ctx, secret, name, names.ComponentCertificates, corev1.SecretTypeTLS,
+		secretData(ca.KeyPair(), nil)); err != nil {
+		return err
+	}
+	r.note("CA created", name, due)
+	r.reason = cmp.Or(r.reason, fmt.Sprintf("the CA in %s is new: %s", r.Object("Secret", name), due))
+	return nil
+}
+
+func (r *rotation) writeTrust(ctx context.Context, held []heldLeaf, next pki.Step) error {
+	for _, h := range held {
+		if h.held.Leaf == nil || h.held.Trust.Equal(next.Trust) {
+			continue
+		}
+		if err := r.write(ctx, h, h.pair, next.Trust); err != nil {
+			return err
+		}
+		r.note("trusted CAs written", r.secretName(h.secretLeaf), next.Why)
+	}
+	return nil
+}
+
+// reissue replaces the certificates. Where the identity may not create a missing Secret, it replaces
+// the others first.
+func (r *rotation) reissue(ctx context.Context, held []heldLeaf, next pki.Step) error {
+	var missing []error
+	for _, h := range held {
+		if !slices.Contains(next.Roles, h.role()) {
+			continue
+		}
+		pair, err := h.make(r.Now())
+		if err != nil {
+			return err
+		}
+		err = r.write(ctx, h, pair, next.Trust)
+		if h.secret == nil && exitcode.IsRefusal(err) {
+			missing = append(missing, err)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		r.note("certificate issued", r.secretName(h.secretLeaf), h.due)
+	}
+	return errors.Join(missing...)
+}
+
+func (r *rotation) write(ctx context.Context, h heldLeaf, pair pki.KeyPair, trust pki.Bundle) error {
+	return r.WriteSecret(ctx, h.secret, r.secretName(h.secretLeaf), names.ComponentCertificates, corev1.SecretTypeTLS,
+		secretData(pair, trust.PEM()))
+}
+
+// startCaches issues the certificate of the caches if they have none, although not all pods trust its CA yet. Their
+// pods need the Secret to start, and Helm may wait for them. Until the rotation continues, proxies that do not trust
+// them pull from the registry.
+func (r *rotation) startCaches(ctx context.Context) error {
+	i := slices.IndexFunc(r.held, func(h heldLeaf) bool { return h.role() == pki.OrganizationCache })
+	if i < 0 || r.held[i].held.Leaf != nil {
+		return nil
+	}
+	var trust pki.Bundle
+	for _, h := range r.held {
+		trust = trust.Union(h.held.Trust).Union(h.trust())
+	}
+	cache := r.held[i]
+	pair, err := cache.make(r.Now())
+	if err != nil {
+		return err
+	}
+	if err := r.write(ctx, cache, pair, trust); err != nil {
+		if release.IsConflict(err) {
+			return nil // somebody else has issued it
+		}
+		return err
+	}
+	r.note("certificate issued", r.secretName(cache.secretLeaf), cache.due)
+	return nil
+}
+
+// awaitNodes makes the copies of the CAs on the nodes follow the ca.crt of the node certificate,
+// and returns what each node that blocks the next step is missing. CRI-O verifies the proxies with
+// these copies, which a pod writes on startup. A proxy may therefore present a certificate of a new
+// CA only once all copies contain that CA, and the rotation has ended only once no copy contains a
+// previous CA.
+//
+// If a certificate that must be replaced is about to expire, the rotation no longer waits for nodes
+// that cannot write: otherwise no node could pull.
+//
+// A renewal by the same CAs does not wait for nodes, nor for pods: it must succeed whatever state
+// they are in. Nodes that were away during a rotation get the current CAs later.
+func (r *rotation) awaitNodes(
+	ctx context.Context, saved *state.State, held []heldLeaf, position pki.Position, next pki.Step,
+) ([]string, error) {
+	if saved == nil || saved.NodeConfig == nil {
+		return nil, nil // the nodes have no copies
+	}
+	i := slices.IndexFunc(held, func(h heldLeaf) bool { return h.role() == pki.OrganizationNode })
+	if i < 0 || held[i].held.Leaf == nil || held[i].held.Trust.Empty() {
+		return nil, nil // there is no bundle to copy
+	}
+	shown := next.Action == pki.Reissue && !position.Settled && slices.Contains(next.Roles, pki.OrganizationNode)
+	if !shown && next.Action != pki.Done {
+		return nil, nil
+	}
+	if r.onNodes == nil {
+		r.onNodes = &nodes.CACopies{Observer: r.Observer, Once: r.once, Ready: &r.nodes}
+	}
+	waiting, err := r.onNodes.Outdated(ctx, held[i].held.Trust.Fingerprints(), position.Settled)
+	if len(waiting) > 0 && shown && nearExpiry(held, next.Roles, r.Now()) {
+		r.once("no longer waiting for nodes: the certificates are about to expire, and then no node could pull; on these, "+
+			"CRI-O trusts no proxy until they are done",
+			"missing", release.List(waiting))
+		return nil, err
+	}
+	if len(waiting) > 0 {
+		r.once("waiting", "for", "nodes to write the current CAs", "missing", release.List(waiting),
+			"reason", "CRI-O must trust the next certificate of the proxies, and no previous CA")
+	}
+	return waiting, err
+}
+
+// nearExpiry reports whether at most a tenth of the lifetime of a certificate to replace is left.
+// Renewal starts at half of the lifetime, and what blocks it is reported from then on.
+func nearExpiry(held []heldLeaf, roles []string, now time.Time) bool {
+	const part = 10
+	return slices.ContainsFunc(held, func(h heldLeaf) bool {
+		leaf := h.held.Leaf
+		return slices.Contains(roles, h.role()) && leaf != nil &&
+			now.After(leaf.NotAfter.Add(-leaf.NotAfter.Sub(leaf.NotBefore)/part))
+	})
+}

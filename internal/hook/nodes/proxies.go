@@ -1,0 +1,176 @@
+package nodes
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/release"
+	"github.com/zarf-dev/zarf-registry/internal/release/names"
+	"github.com/zarf-dev/zarf-registry/internal/release/state"
+)
+
+// WaitProxies waits until each ready node that should have a proxy has a ready one.
+func (o *Observer) WaitProxies(ctx context.Context) (string, error) {
+	covered := 0
+	err := o.Wait(ctx, "the proxies", func() (string, error) {
+		sets, previous, err := o.ProxySets(ctx)
+		if err != nil {
+			return "", err
+		}
+		for _, name := range o.Settings.Proxy.DaemonSets {
+			if !slices.ContainsFunc(sets, func(d appsv1.DaemonSet) bool { return d.Name == name }) {
+				return o.Object("DaemonSet", name) + " is missing", nil
+			}
+		}
+		nodes, err := o.NodesReady(ctx)
+		if err != nil {
+			return "", err
+		}
+		pods, err := o.ProxyPods(ctx)
+		if err != nil {
+			return "", err
+		}
+		if len(previous) > 0 && slices.ContainsFunc(pods, unschedulable) {
+			return "the nodes' port, which previous proxies hold", o.makeRoom(ctx, previous)
+		}
+		var missing string
+		missing, covered = proxiesMissing(sets, pods, nodes)
+		return missing, nil
+	}, names.ComponentProxy)
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%d nodes have a ready proxy", covered), nil
+}
+
+// ProxyPods lists the pods of the proxies that the chart renders.
+func (o *Observer) ProxyPods(ctx context.Context) ([]corev1.Pod, error) {
+	pods, err := o.ListPods(ctx, names.ComponentProxy)
+	return slices.DeleteFunc(pods, func(p corev1.Pod) bool { return !o.UsesProxy(p) }), err
+}
+
+// unschedulable reports whether the scheduler has no place for a proxy. A proxy is bound to one
+// node, so this means that something on that node is in its way.
+func unschedulable(p corev1.Pod) bool {
+	return p.DeletionTimestamp == nil && slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && strings.Contains(c.Message, "free ports")
+	})
+}
+
+// makeRoom deletes previous proxies before pulls through the new ones are verified. Only one pod
+// can have a host port, and a node group that was split or renamed has two that need it.
+func (o *Observer) makeRoom(ctx context.Context, previous []appsv1.DaemonSet) error {
+	did, err := o.DeleteDaemonSets(ctx, previous)
+	if err == nil {
+		o.Log.Info("deleted previous proxies that held the port of new ones", "result", did)
+	}
+	return err
+}
+
+// proxiesMissing describes what the proxies are still waiting for, or returns "". Pods on nodes
+// that are down do not count, and neither does a rollout that only those hold up. Pods of deleted
+// nodes stay for a while and are ignored.
+func proxiesMissing(sets []appsv1.DaemonSet, pods []corev1.Pod, nodes map[string]bool) (missing string, covered int) {
+	podsDown, desired := 0, 0
+	var waiting []string
+	for _, p := range pods {
+		nodeReady, nodeExists := nodes[p.Spec.NodeName]
+		switch {
+		case p.Spec.NodeName != "" && !nodeExists:
+		case nodeExists && !nodeReady:
+			podsDown++ // even if terminating: no kubelet stops it there, and its successor waits for that
+		case p.DeletionTimestamp != nil:
+		case release.PodReady(p):
+			covered++
+		default:
+			waiting = append(waiting, p.Spec.NodeName)
+		}
+	}
+	for _, d := range sets {
+		if d.Status.ObservedGeneration < d.Generation {
+			return fmt.Sprintf("DaemonSet %s/%s: the controller has not seen the last change", d.Namespace, d.Name), covered
+		}
+		desired += int(d.Status.DesiredNumberScheduled)
+		if outdated := int(d.Status.DesiredNumberScheduled - d.Status.UpdatedNumberScheduled); outdated > podsDown {
+			return fmt.Sprintf("DaemonSet %s/%s: %d pods are not updated yet", d.Namespace, d.Name, outdated), covered
+		}
+	}
+	if len(waiting) > 0 {
+		slices.Sort(waiting)
+		return "proxies not ready on nodes " + strings.Join(waiting, ", "), covered
+	}
+	if covered+podsDown < desired {
+		return fmt.Sprintf("%d of %d proxy pods exist", covered+podsDown, desired), covered
+	}
+	return "", covered
+}
+
+// ProxySets lists the release's proxy DaemonSets: those that the chart renders, and those that it
+// no longer renders.
+func (o *Observer) ProxySets(ctx context.Context) (rendered, previous []appsv1.DaemonSet, err error) {
+	list, err := o.Cluster.DaemonSets.List(ctx, o.Selector(names.ComponentProxy))
+	if err != nil {
+		return nil, nil, fmt.Errorf("listing the proxy DaemonSets in namespace %s: %w", o.Settings.Namespace, err)
+	}
+	for _, d := range list.Items {
+		if o.renders(d.Name) {
+			rendered = append(rendered, d)
+		} else {
+			previous = append(previous, d)
+		}
+	}
+	return rendered, previous, nil
+}
+
+// DeletePreviousProxies deletes the proxies that the chart no longer renders. Helm keeps them,
+// because nodes may pull through them until pulls through the new ones are verified.
+func (o *Observer) DeletePreviousProxies(ctx context.Context) (string, error) {
+	_, previous, err := o.ProxySets(ctx)
+	if err != nil {
+		return "", err
+	}
+	return o.DeleteDaemonSets(ctx, previous)
+}
+
+// DeleteDaemonSets deletes DaemonSets. Missing ones are not an error.
+func (o *Observer) DeleteDaemonSets(ctx context.Context, sets []appsv1.DaemonSet) (string, error) {
+	var names []string
+	for _, d := range sets {
+		err := o.Cluster.DaemonSets.Delete(ctx, d.Name,
+			*metav1.NewPreconditionDeleteOptions(string(d.UID)))
+		if err != nil && !apierrors.IsNotFound(err) {
+			return "", fmt.Errorf("deleting %s: %w", o.Object("DaemonSet", d.Name), err)
+		}
+		names = append(names, d.Name)
+	}
+	if len(names) == 0 {
+		return "nothing to delete", nil
+	}
+	return "deleted " + strings.Join(names, ", "), nil
+}
+
+// UsesProxy reports whether a pod is a proxy of a DaemonSet that the chart renders.
+func (o *Observer) UsesProxy(pod corev1.Pod) bool {
+	for _, owner := range pod.OwnerReferences {
+		if owner.Kind == "DaemonSet" {
+			return o.renders(owner.Name)
+		}
+	}
+	return false
+}
+
+// renders reports whether the chart renders a proxy DaemonSet. A user who runs finish by hand in
+// proxy mode need not pass their names; then it is true for all.
+func (o *Observer) renders(daemonSet string) bool {
+	if o.Settings.Mode != state.ModeProxy {
+		return false
+	}
+	return len(o.Settings.Proxy.DaemonSets) == 0 || slices.Contains(o.Settings.Proxy.DaemonSets, daemonSet)
+}

@@ -1,0 +1,94 @@
+package nodes
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/release"
+	"github.com/zarf-dev/zarf-registry/internal/release/names"
+	"github.com/zarf-dev/zarf-registry/internal/release/plan"
+)
+
+// NodesReady maps the name of every Linux node to whether it is ready.
+func (o *Observer) NodesReady(ctx context.Context) (map[string]bool, error) {
+	nodes, err := o.Cluster.Nodes.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("listing nodes: %w", err)
+	}
+	isReady := map[string]bool{}
+	for _, n := range nodes.Items {
+		if plan.Linux(n) {
+			isReady[n.Name] = plan.NodeReady(n)
+		}
+	}
+	return isReady, nil
+}
+
+// PodName formats a pod and its node for messages.
+func (o *Observer) PodName(pod *corev1.Pod) string {
+	return fmt.Sprintf("%s on node %s", o.Object("pod", pod.Name), pod.Spec.NodeName)
+}
+
+// readyAge is how long a list of nodes is considered current.
+const readyAge = 10 * time.Second
+
+// ReadyNodes caches the names of the ready nodes. The list of a large cluster is long, and waits
+// poll every second.
+type ReadyNodes struct {
+	names map[string]bool
+	at    time.Time
+}
+
+// Refresh lists the nodes again if the cached list is outdated.
+func (o *Observer) Refresh(ctx context.Context, known *ReadyNodes) error {
+	if known.names != nil && time.Since(known.at) < readyAge {
+		return nil
+	}
+	names, err := o.NodesReady(ctx)
+	if err != nil {
+		return release.RefuseForbidden(err)
+	}
+	known.names, known.at = names, time.Now()
+	return nil
+}
+
+// ListPods lists the release's pods of a component.
+func (o *Observer) ListPods(ctx context.Context, component string) ([]corev1.Pod, error) {
+	pods, err := o.Cluster.Pods.List(ctx, o.Selector(component))
+	if err != nil {
+		return nil, fmt.Errorf("listing the %s pods in namespace %s: %w", component, o.Settings.Namespace, err)
+	}
+	return pods.Items, nil
+}
+
+// RunningPods lists the running pods of a component on ready nodes, and logs those on other nodes.
+func (o *Observer) RunningPods(ctx context.Context, nodes *ReadyNodes, component string,
+	onNotReady func(*corev1.Pod)) ([]corev1.Pod, error) {
+	pods, err := o.ListPods(ctx, component)
+	if err != nil || len(pods) == 0 {
+		return nil, release.RefuseForbidden(err)
+	}
+	if err := o.Refresh(ctx, nodes); err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(pods, func(pod corev1.Pod) bool {
+		if pod.DeletionTimestamp != nil || pod.Status.Phase != corev1.PodRunning {
+			return true
+		}
+		ready := nodes.names[pod.Spec.NodeName]
+		if !ready {
+			onNotReady(&pod)
+		}
+		return !ready
+	}), nil
+}
+
+// RegistryPods selects the pods of a release's registry.
+func RegistryPods(release string) metav1.ListOptions {
+	return metav1.ListOptions{LabelSelector: names.Selector(release, names.ComponentRegistry)}
+}

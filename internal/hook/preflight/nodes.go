@@ -1,0 +1,293 @@
+package preflight
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/hook/payload"
+	"github.com/zarf-dev/zarf-registry/internal/release"
+	"github.com/zarf-dev/zarf-registry/internal/release/nodeimages"
+	"github.com/zarf-dev/zarf-registry/internal/release/plan"
+	"github.com/zarf-dev/zarf-registry/internal/release/state"
+)
+
+// These checks need only the nodes and the saved state.
+
+// address finds image references that the decision changes.
+func (i *Inspection) address() []Finding {
+	if i.Saved == nil {
+		return nil
+	}
+	before := i.Saved.Desired
+	if i.Saved.Current != nil {
+		before = *i.Saved.Current
+	}
+	now := i.Desired
+	if before.Address == now.Address {
+		return nil
+	}
+	f := Finding{
+		Check: checkAddress, Severity: Warning, Object: "address " + now.Address,
+		Cause: fmt.Sprintf("image references now start with this address, and references that start with %s can no "+
+			"longer be pulled", before.Address),
+		Remedy: fmt.Sprintf("change the references, or keep the address: %s", setAddress(before)),
+	}
+	if now.Mode == state.ModeExternal {
+		f.Cause += "; the registry in the cluster is deleted, its volume is kept"
+	}
+	return []Finding{f}
+}
+
+// setAddress returns the Helm options that set an address.
+func setAddress(s state.Settings) string {
+	if s.Mode == state.ModeExternal {
+		return setMode(s.Mode, s.Address)
+	}
+	return fmt.Sprintf("%s --set registryURL= --set port=%d --set ipFamily=%s", setMode(s.Mode, ""), s.Port, s.IPFamily)
+}
+
+// nodesWith returns the names of the nodes for which a rule has a reason, and the last reason.
+func (i *Inspection) nodesWith(rule func(corev1.Node) string) (nodes []string, reason string) {
+	for _, n := range i.nodes {
+		if r := rule(n); r != "" {
+			nodes, reason = append(nodes, n.Name), r
+		}
+	}
+	return nodes, reason
+}
+
+// ipv6 finds nodes that cannot pull from [::1].
+func (i *Inspection) ipv6() []Finding {
+	if i.Settings.IPFamily != state.IPv6 {
+		return nil
+	}
+	nodes, cause := i.nodesWith(plan.IPv6Unsupported)
+	if len(nodes) == 0 {
+		return nil
+	}
+	return []Finding{{Check: checkIPFamily, Severity: Blocker, Object: release.ListNodes(nodes), Cause: cause,
+		Remedy: "use nodes with containerd, or a registry with a host name: --set registryURL=https://HOST"}}
+}
+
+// criO finds nodes that accept no plain HTTP on the loopback address.
+func (i *Inspection) criO() []Finding {
+	nodes, wants := i.nodesWith(plan.RequiresTLS)
+	if len(nodes) == 0 {
+		return nil
+	}
+	if i.Settings.NodeConfig.CA || i.nodeConfig.CRIO.ConfDirectory != "" && i.nodeConfig.CRIO.Insecure {
+		return nil // the node configuration provides what CRI-O needs
+	}
+	f := Finding{Check: checkCRIO, Severity: Blocker, Object: release.ListNodes(nodes)}
+	switch {
+	case i.Settings.Mode == state.ModeNodePort:
+		f.Cause = wants + ", but a node port serves plain HTTP"
+		f.Remedy = "--set registryProxy=true"
+	case !i.Settings.PKI.ServeTLS:
+		f.Cause = wants + ", but the proxies serve plain HTTP"
+		f.Remedy = "--set proxy.tls=always"
+	default:
+		f.Severity = Warning
+		f.Cause = wants + ", and must trust the CA of the proxies"
+		f.Remedy = fmt.Sprintf(
+			"--set nodeConfig.crio.ca=true; or, once there are certificates, write what zarf-registry certs ca prints to "+
+				"/etc/containers/certs.d/%s/ca.crt on each of these nodes", i.Settings.Address)
+	}
+	return []Finding{f}
+}
+
+// nodePort finds nodes whose node ports stop answering on loopback with an upgrade of Kubernetes.
+func (i *Inspection) nodePort() []Finding {
+	nodes, cause := i.nodesWith(plan.NodePortEnds)
+	if i.Settings.Mode != state.ModeNodePort || len(nodes) == 0 {
+		return nil
+	}
+	return []Finding{{Check: checkHostPort, Severity: Warning, Object: release.ListNodes(nodes), Cause: cause,
+		Remedy: "before that upgrade, --set registryProxy=true, or set mode: iptables in kube-proxy's configuration"}}
+}
+
+// hostPort finds nodes whose proxies cannot be reached.
+func (i *Inspection) hostPort() []Finding {
+	if i.Settings.Mode != state.ModeProxy || i.Settings.Proxy.HostNetwork {
+		return nil
+	}
+	nodes, cause := i.nodesWith(plan.HostPortUnreachable)
+	if len(nodes) == 0 {
+		return nil
+	}
+	// A network plugin may change that: OVN-Kubernetes rewrites the source of such connections.
+	return []Finding{{Check: checkHostPort, Severity: Warning, Object: release.ListNodes(nodes), Cause: cause,
+		Remedy: "--set proxy.hostNetwork=true"}}
+}
+
+// architecture finds nodes whose architecture no program is built for, and programs of another build
+// than the chart.
+func (i *Inspection) architecture() []Finding {
+	o := &i.Settings
+	if o.Mode == state.ModeNodePort && !o.Injector.Enabled {
+		return nil // only the registry runs on the nodes, from an image
+	}
+	without := map[string][]string{}
+	left := false
+	for _, n := range i.nodes {
+		if arch := n.Status.NodeInfo.Architecture; slices.Contains(o.Architectures, arch) {
+			left = true
+		} else {
+			without[arch] = append(without[arch], n.Name)
+		}
+	}
+	var findings []Finding
+	for _, arch := range slices.Sorted(maps.Keys(without)) {
+		f := Finding{Check: checkArch, Severity: Warning, Object: release.ListNodes(without[arch])}
+		f.Cause = fmt.Sprintf("the chart has proxies for %s but not for %s, so these nodes cannot pull",
+			strings.Join(o.Architectures, " and "), arch)
+		if o.Mode == state.ModeNodePort {
+			f.Cause = fmt.Sprintf(
+				"the chart has programs for %s but not for %s, so these nodes cannot run the registry, and their pulls are not "+
+					"verified", strings.Join(o.Architectures, " and "), arch)
+		}
+		if !left {
+			f.Severity = Blocker
+			f.Cause += "; no other node can run it"
+		}
+		f.Remedy = fmt.Sprintf("use a zarf-registry that carries programs for %s, and add it to injector.architectures", arch)
+		findings = append(findings, f)
+	}
+	if !o.Injector.Enabled {
+		return findings
+	}
+	for _, arch := range i.Architectures() {
+		for _, program := range o.Programs(arch) {
+			f := Finding{Severity: Blocker, Object: fmt.Sprintf("program %s for %s", program, arch)}
+			p, err := i.Payload.Payload(program, arch)
+			if err != nil {
+				f.Check, f.Cause = checkArch, err.Error()
+				f.Remedy = "or remove the architecture from injector.architectures"
+			} else {
+				f.Check, f.Cause, f.Remedy = checkPayload, i.Payload.Mismatch(p), payload.RemedyMismatch
+			}
+			if f.Cause != "" {
+				findings = append(findings, f)
+			}
+		}
+	}
+	return findings
+}
+
+// pauseImage judges the images of injected pods.
+func (i *Inspection) pauseImage() []Finding {
+	if !i.Settings.Injector.Enabled {
+		return nil
+	}
+	var findings []Finding
+	seen := i.Architectures()
+	if len(seen) == 0 { // a finding of its own, but the choice matters too
+		seen = i.Settings.Architectures
+	}
+	for _, architecture := range seen {
+		findings = append(findings, i.pauseImageOf(architecture)...)
+	}
+	return findings
+}
+
+// pauseImageOf judges the image for one architecture: where it comes from, and which nodes lack it.
+func (i *Inspection) pauseImageOf(architecture string) []Finding {
+	injector := &i.Settings.Injector
+	image, rules := injector.PauseImages[architecture], injector.PauseRules
+	object := "image " + image.Reference
+	withoutCluster := image.Source == state.SourceDefault
+	var reporting, lacking []string // nodes
+	counts := map[string]int{}      // nodes that lack it, by an image that they report and a person may choose
+	with, trusted, complete := false, false, true
+	for _, n := range i.nodes {
+		if n.Status.NodeInfo.Architecture != architecture || !plan.NodeReady(n) || len(n.Status.Images) == 0 {
+			continue
+		}
+		images := plan.Images(n)
+		reporting = append(reporting, n.Name)
+		best := rules.Trusted(images)
+		trusted = trusted || len(best) > 0
+		complete = complete && rules.Complete(images)
+		switch {
+		case nodeimages.Reported(images, image.Reference):
+			with = true
+		case len(best) > 0 && injector.Healer: // the healer gives it that image
+		case rules.Complete(images):
+			lacking = append(lacking, n.Name)
+			for _, name := range nodeimages.Candidates(images) {
+				counts[name]++
+			}
+		}
+	}
+	// The most widespread first; among those, the last by name, which has the highest version.
+	candidates := slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
+		return cmp.Or(cmp.Compare(counts[b], counts[a]), cmp.Compare(b, a))
+	})
+	var findings []Finding
+	add := func(severity Severity, object, cause string, options ...string) {
+		if len(options) == 0 {
+			options = []string{"IMAGE, an image that the nodes hold and that you trust"}
+		}
+		findings = append(findings, Finding{Check: checkPauseImage, Severity: severity, Object: object, Cause: cause,
+			Remedy: "--set injector.image=" + strings.Join(options, ", or --set injector.image=")})
+	}
+	recorded, known := state.PauseImage{}, false
+	if i.Saved != nil {
+		recorded, known = i.Saved.PauseImages[architecture]
+	}
+	if image.Source == state.SourceValue && len(reporting) > 0 && !with && complete {
+		// The healer helps no pod either: it runs in the same image.
+		for _, n := range i.nodes {
+			candidates = append(candidates, nodeimages.Candidates(plan.Images(n))...)
+		}
+		slices.Sort(candidates)
+		candidates = slices.Compact(candidates)
+		add(Blocker, object, fmt.Sprintf("injector.image: no node reports it (%s), so no injected pod would start",
+			release.ListNodes(reporting)), candidates...)
+		return findings
+	}
+	changed := known && recorded.Reference != image.Reference
+	switch {
+	case changed && image.Source == state.SourceValue:
+		add(Warning, object, fmt.Sprintf("replaces %s (%s) for %s, so the pods restart", recorded.Reference, recorded.Reason,
+			architecture), recorded.Reference)
+	case changed && strings.Contains(recorded.Reference, "@") && (!withoutCluster ||
+		recorded.Reason != state.PauseDefault):
+		add(Blocker, object, fmt.Sprintf("the release uses %s for %s (%s), but the chart was rendered without seeing that",
+			recorded.Reference, architecture, recorded.Reason), recorded.Reference)
+	case changed && !strings.Contains(recorded.Reference, "@"):
+		add(Blocker, object, fmt.Sprintf("the release uses %s for %s (%s): a name without a digest, which pulls from this "+
+			"release's registry may change, or which this rendering did not see", recorded.Reference, architecture,
+			recorded.Reason), append(candidates, image.Reference)...)
+	case image.Reason == state.PauseName && (image.Source == state.SourceCluster ||
+		!strings.Contains(image.Reference, "@")):
+		add(Warning, object, "trusted by name: nodes report no image with the digest of an official pause image; if this "+
+			"one is what it should be, set it", image.Reference)
+	case withoutCluster && len(i.nodes) > 0 && len(reporting) == 0:
+		add(Blocker, "all nodes", "no pause image is known: no node for "+architecture+" reports any image, and the chart "+
+			"was rendered without cluster access")
+	case withoutCluster && !trusted && len(reporting) > 0 && !with:
+		add(Blocker, release.ListNodes(reporting), "no node reports an image with the digest of an official pause image, or "+
+			"in a well-known repository", candidates...)
+		return findings
+	}
+	if len(lacking) == 0 {
+		return findings
+	}
+	severity := Warning
+	// In node port mode the registry needs only one node.
+	if withoutCluster && (i.Settings.Mode == state.ModeProxy || !with) {
+		severity = Blocker
+	}
+	cause := fmt.Sprintf("injected pods use %s, which these nodes do not report", image.Reference)
+	if len(candidates) > 0 {
+		cause += "; they report " + strings.Join(candidates, ", ")
+	}
+	add(severity, release.ListNodes(lacking), cause, candidates...)
+	return findings
+}

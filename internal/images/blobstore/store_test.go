@@ -1,0 +1,1074 @@
+package blobstore
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/images/blob"
+)
+
+var ctx = context.Background()
+
+func openStore(t testing.TB, dir string, opts Options) *Store {
+	t.Helper()
+	s, err := Open(dir, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// content is size bytes that are the same for the same seed, and their descriptor.
+func content(seed byte, size int) ([]byte, ocispec.Descriptor) {
+	raw := make([]byte, size)
+	_, _ = rand.NewChaCha8([32]byte{seed}).Read(raw)
+	return raw, ocispec.Descriptor{Digest: digest.FromBytes(raw), Size: int64(size)}
+}
+
+func put(t testing.TB, s *Store, seed byte, size int) ocispec.Descriptor {
+	t.Helper()
+	raw, desc := content(seed, size)
+	if err := s.Put(ctx, desc, raw); err != nil {
+		t.Fatal(err)
+	}
+	return desc
+}
+
+// from is a fetch out of memory that notes the offsets that it was asked for.
+func from(raw []byte, offsets *[]int64) func(context.Context, int64) (io.ReadCloser, error) {
+	return func(_ context.Context, offset int64) (io.ReadCloser, error) {
+		if offsets != nil {
+			*offsets = append(*offsets, offset)
+		}
+		return io.NopCloser(bytes.NewReader(raw[offset:])), nil
+	}
+}
+
+func noFetch(context.Context, int64) (io.ReadCloser, error) {
+	return nil, errors.New("fetched what is in the store")
+}
+
+// mustRead reads a blob through Get.
+func mustRead(t testing.TB, s *Store, desc ocispec.Descriptor) []byte {
+	t.Helper()
+	b, err := s.Get(ctx, desc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rc, err := b.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rc.Close()
+	if _, ok := rc.(io.Seeker); !ok {
+		t.Errorf("opens as %T", rc)
+	}
+	raw, err := io.ReadAll(rc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return raw
+}
+
+// mustBeSound fails where a file under blobs is not what its name says, and
+// returns how many there are.
+func mustBeSound(t testing.TB, dir string) int {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(dir, "blobs", "*", "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range paths {
+		info, err := os.Lstat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		algorithm := digest.Algorithm(filepath.Base(filepath.Dir(path)))
+		if algorithm.FromBytes(raw).Encoded() != filepath.Base(path) {
+			t.Errorf("%s is wrong", path)
+		}
+		if !info.Mode().IsRegular() || info.Mode()&0o444 != 0o444 {
+			t.Errorf("%s has mode %v", path, info.Mode())
+		}
+	}
+	return len(paths)
+}
+
+// ingested are the names in ingest.
+func ingested(t testing.TB, s *Store) []string {
+	t.Helper()
+	entries, err := os.ReadDir(filepath.Join(s.dir, ingestDir))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func TestOpenCreatesALayout(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a", "b")
+	s := openStore(t, dir, Options{MaxSize: 1})
+	for name, want := range map[string]string{
+		"oci-layout": `{"imageLayoutVersion":"1.0.0"}`,
+		"index.json": `{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[]}`,
+	} {
+		raw, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil || string(raw) != want {
+			t.Errorf("%s: %s %v", name, raw, err)
+		}
+	}
+	if s.Dir() != dir {
+		t.Error(s.Dir())
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != 3 {
+		t.Error("a closed store has more than a layout:", entries, err)
+	}
+}
+
+func TestOpenByManyAtOnce(t *testing.T) {
+	dir := t.TempDir()
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			s, err := Open(dir, Options{MaxSize: 1 << 20})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestOpenKeepsAnIndex(t *testing.T) {
+	const index = `{"schemaVersion":2,"manifests":[{"mediaType":"m","digest":"sha256:00","size":1}],"x":1}`
+	dir := t.TempDir()
+	openStore(t, dir, Options{})
+	path := filepath.Join(dir, "index.json")
+	if err := os.WriteFile(path, []byte(index), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := openStore(t, dir, Options{})
+	desc := put(t, s, 1, 100)
+	if _, err := s.Prune(ctx, PruneOptions{All: true}); err == nil ||
+		!strings.Contains(err.Error(), "holds images: its index.json lists 1 manifests") {
+		t.Error("pruned a layout that has images:", err)
+	}
+	if _, err := Open(dir, Options{MaxSize: 1}); err == nil || !strings.Contains(err.Error(), "holds images") {
+		t.Error("opened a layout that has images as a store:", err)
+	}
+	if raw, err := os.ReadFile(path); err != nil || string(raw) != index {
+		t.Error(string(raw), err)
+	}
+	if !s.Has(desc) {
+		t.Error("the blob is gone")
+	}
+}
+
+func TestOpenRejects(t *testing.T) {
+	for name, tt := range map[string]struct {
+		files map[string]string // a name that ends in / is a directory
+		path  string            // in the directory
+		want  string
+	}{
+		"a file":       {map[string]string{"f": ""}, "f", "is not a directory"},
+		"below a file": {map[string]string{"f": ""}, "f/g", "not a directory"},
+		"another directory": {map[string]string{"a": "", "b/": ""}, ".",
+			"is neither empty nor an OCI layout (it has a, b, but no oci-layout): choose an empty or new directory"},
+		"crane's cache": {map[string]string{"sha256:ba7816bf": "x"}, ".",
+			"it has sha256:ba7816bf, but no oci-layout"},
+		"containerd's content": {map[string]string{"blobs/": "", "ingest/": ""}, ".",
+			"it has blobs, ingest, but no oci-layout"},
+		"many files": {map[string]string{"a": "", "b": "", "c": "", "d": "", "e": ""}, ".",
+			"it has a, b, c, d, but"},
+		"a layout of the future": {map[string]string{"oci-layout": `{"imageLayoutVersion":"9"}`}, ".",
+			`is an OCI layout of unsupported version "9": want "1.0.0"`},
+		"an invalid oci-layout": {map[string]string{"oci-layout": "x"}, ".", "oci-layout: invalid character"},
+		"an invalid index.json": {map[string]string{"oci-layout": `{"imageLayoutVersion":"1.0.0"}`, "index.json": "x"},
+			".", "index.json: invalid character"},
+		"a file in place of the blobs": {map[string]string{"oci-layout": `{"imageLayoutVersion":"1.0.0"}`, "blobs": "x"}, ".",
+			"blobs: not a directory"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			for name, text := range tt.files {
+				var err error
+				if path := filepath.Join(dir, name); strings.HasSuffix(name, "/") {
+					err = os.Mkdir(path, 0o755)
+				} else {
+					err = os.WriteFile(path, []byte(text), 0o644)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			path := filepath.Join(dir, tt.path)
+			_, err := Open(path, Options{MaxSize: 1})
+			if err == nil || !strings.Contains(err.Error(), tt.want) ||
+				!strings.HasPrefix(err.Error(), "blob store "+path+": ") {
+				t.Errorf("%v\nwant: %s", err, tt.want)
+			}
+			for name := range tt.files {
+				if _, err := os.Lstat(filepath.Join(dir, name)); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+func TestOpenAfterAKillInTheMiddleOfOpen(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, newPrefix+"1"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	openStore(t, dir, Options{})
+}
+
+func TestDigestsAndSizes(t *testing.T) {
+	raw, desc := content(1, 1000)
+	sha512 := ocispec.Descriptor{Digest: digest.SHA512.FromBytes(raw), Size: 1000}
+	empty := ocispec.Descriptor{Digest: digest.FromBytes(nil)}
+	for name, tt := range map[string]struct {
+		desc ocispec.Descriptor
+		raw  []byte
+		want string // of the error
+	}{
+		"sha256":    {desc: desc, raw: raw},
+		"sha512":    {desc: sha512, raw: raw},
+		"empty":     {desc: empty},
+		"no digest": {desc: ocispec.Descriptor{Size: 1000}, raw: raw, want: "invalid checksum digest format"},
+		"a path": {desc: ocispec.Descriptor{Digest: digest.Digest("sha256:" + strings.Repeat("../", 21) + "a"),
+			Size: 1000}, raw: raw, want: "invalid checksum digest format"},
+		"a short digest": {desc: ocispec.Descriptor{Digest: "sha256:abcd", Size: 1000}, raw: raw,
+			want: "invalid checksum digest length"},
+		"sha384": {desc: ocispec.Descriptor{Digest: digest.SHA384.FromBytes(raw), Size: 1000}, raw: raw,
+			want: "digest algorithm sha384 is not supported: want sha256 or sha512"},
+		"unknown algorithm": {desc: ocispec.Descriptor{Digest: "md5:900150983cd24fb0d6963f7d28e17f72", Size: 1000}, raw: raw,
+			want: "digest algorithm md5 is not supported: want sha256 or sha512"},
+		"upper case": {desc: ocispec.Descriptor{Digest: digest.Digest("sha256:" +
+			strings.ToUpper(desc.Digest.Encoded())), Size: 1000}, raw: raw, want: "invalid checksum digest format"},
+		"negative size": {desc: ocispec.Descriptor{Digest: desc.Digest, Size: -1}, raw: raw,
+			want: "descriptor with size -1"},
+		"another digest": {desc: ocispec.Descriptor{Digest: empty.Digest, Size: 1000}, raw: raw,
+			want: "does not match its digest"},
+		"empty, another": {desc: ocispec.Descriptor{Digest: desc.Digest}, want: "does not match its digest"},
+		"larger than it is": {desc: ocispec.Descriptor{Digest: desc.Digest, Size: 1001}, raw: raw,
+			want: "ends 1 bytes early"},
+		"smaller than it is": {desc: ocispec.Descriptor{Digest: desc.Digest, Size: 999}, raw: raw,
+			want: "does not match its digest"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := openStore(t, t.TempDir(), Options{})
+			fetched, err := s.Ensure(ctx, tt.desc, from(tt.raw, nil))
+			var wrong *blob.Error
+			switch {
+			case tt.want == "":
+				if err != nil || fetched != tt.desc.Size || !bytes.Equal(mustRead(t, s, tt.desc), tt.raw) || !s.Has(tt.desc) {
+					t.Fatal(fetched, err)
+				}
+				if fetched, err := s.Ensure(ctx, tt.desc, noFetch); err != nil || fetched != 0 {
+					t.Error(fetched, err)
+				}
+			case err == nil || !strings.Contains(err.Error(), tt.want) || !errors.As(err, &wrong):
+				t.Fatal(err)
+			default:
+				if _, err := s.Get(ctx, tt.desc); err == nil || s.Has(tt.desc) {
+					t.Error("it is in the store")
+				}
+			}
+			if mustBeSound(t, s.Dir()) == 0 && tt.want == "" {
+				t.Error("there is no blob")
+			}
+		})
+	}
+}
+
+func TestPutVerifies(t *testing.T) {
+	s := openStore(t, t.TempDir(), Options{})
+	raw, desc := content(1, 100)
+	var wrong *blob.Error
+	for name, other := range map[string][]byte{"longer": append(raw, 1), "shorter": raw[:99],
+		"another": bytes.Repeat([]byte{1}, 100)} {
+		if err := s.Put(ctx, desc, other); !errors.As(err, &wrong) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := s.Put(ctx, desc, raw); err != nil || len(ingested(t, s)) > 0 {
+		t.Error(err, ingested(t, s))
+	}
+}
+
+func flipBit(path string) error {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	raw[len(raw)/2] ^= 1
+	return errors.Join(os.Chmod(path, 0o644), os.WriteFile(path, raw, 0o644))
+}
+
+// damages are what can happen to a blob's file. Each leaves its size as it is where
+// it can.
+var damages = map[string]func(path string) error{
+	"a flipped bit": flipBit,
+	"a flipped bit, and the time put back": func(path string) error {
+		info, err := os.Stat(path)
+		if err != nil {
+			return err
+		}
+		return errors.Join(flipBit(path), os.Chtimes(path, info.ModTime(), info.ModTime()))
+	},
+	"truncated": func(path string) error { return errors.Join(os.Chmod(path, 0o644), os.Truncate(path, 10)) },
+	"emptied":   func(path string) error { return errors.Join(os.Chmod(path, 0o644), os.Truncate(path, 0)) },
+	"grown":     func(path string) error { return errors.Join(os.Chmod(path, 0o644), os.Truncate(path, 1<<20)) },
+	"replaced by an empty directory": func(path string) error {
+		return errors.Join(os.Remove(path), os.Mkdir(path, 0o755))
+	},
+	"replaced by a directory": func(path string) error {
+		return errors.Join(os.Remove(path), os.MkdirAll(filepath.Join(path, "a", "b"), 0o755))
+	},
+	"replaced by a link to a right file": func(path string) error {
+		return errors.Join(os.Rename(path, path+".moved"), os.Symlink(path+".moved", path))
+	},
+	"replaced by a link to nothing": func(path string) error {
+		return errors.Join(os.Remove(path), os.Symlink("nowhere", path))
+	},
+	"replaced by a pipe": func(path string) error { return errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o644)) },
+}
+
+func TestDamagedBlobs(t *testing.T) {
+	raw, desc := content(1, 30_000)
+	for name, damage := range damages {
+		for reader, reopen := range map[string]bool{"this Store": false, "another Store": true} {
+			t.Run(name+", seen by "+reader, func(t *testing.T) {
+				var log bytes.Buffer
+				opts := Options{Log: slog.New(slog.NewTextHandler(&log, nil))}
+				dir := t.TempDir()
+				setUp := func() *Store {
+					s := openStore(t, dir, opts)
+					if err := s.Put(ctx, desc, raw); err != nil {
+						t.Fatal(err)
+					}
+					mustRead(t, s, desc)
+					if err := damage(s.path(desc.Digest)); err != nil {
+						t.Fatal(err)
+					}
+					if reopen {
+						s = openStore(t, dir, opts)
+					}
+					return s
+				}
+				mustBeRight := func(s *Store) {
+					t.Helper()
+					if !bytes.Equal(mustRead(t, s, desc), raw) {
+						t.Error("not repaired")
+					}
+					_ = os.Remove(s.path(desc.Digest) + ".moved")
+					if n := mustBeSound(t, dir); n != 1 || len(ingested(t, s)) > 0 {
+						t.Error(n, ingested(t, s))
+					}
+				}
+
+				s := setUp()
+				if _, err := s.Get(ctx, desc); !errors.Is(err, fs.ErrNotExist) {
+					t.Fatal("Get:", err)
+				}
+				if !strings.Contains(log.String(), desc.Digest.String()) {
+					t.Error("the log does not tell:", log.String())
+				}
+				if _, err := s.Ensure(ctx, desc, from(raw, nil)); err != nil {
+					t.Fatal(err)
+				}
+				mustBeRight(s)
+
+				s = setUp()
+				if fetched, err := s.Ensure(ctx, desc, from(raw, nil)); err != nil || fetched != desc.Size {
+					t.Fatal("Ensure:", fetched, err)
+				}
+				mustBeRight(s)
+
+				s = setUp()
+				if got, err := s.Add(ctx, bytes.NewReader(raw), desc.Size); err != nil || got.Digest != desc.Digest ||
+					got.Size != desc.Size {
+					t.Fatal("Add:", got, err)
+				}
+				mustBeRight(s)
+
+				s = setUp()
+				source := openStore(t, t.TempDir(), Options{})
+				put(t, source, 1, len(raw))
+				if err := s.Link(ctx, desc, source); err != nil {
+					t.Fatal("Link:", err)
+				}
+				mustBeRight(s)
+
+				s = setUp()
+				if report, err := s.Verify(ctx, nil); err != nil || !slices.Equal(report.Corrupt, []digest.Digest{desc.Digest}) ||
+					report.Blobs != 0 {
+					t.Fatal("Verify:", report, err)
+				}
+				if s.Has(desc) {
+					t.Error("the blob still exists")
+				}
+
+				source = setUp()
+				if err := openStore(t, t.TempDir(), Options{}).Link(ctx, desc, source); !errors.Is(err, fs.ErrNotExist) {
+					t.Error("Link of a damaged one:", err)
+				}
+			})
+		}
+	}
+}
+
+func TestDamageRepairedByManyAtOnce(t *testing.T) {
+	dir := t.TempDir()
+	raw, desc := content(1, 10_000)
+	put(t, openStore(t, dir, Options{}), 1, len(raw))
+	for range 20 {
+		var stores []*Store
+		for range 8 {
+			stores = append(stores, openStore(t, dir, Options{}))
+		}
+		if err := flipBit(stores[0].path(desc.Digest)); err != nil {
+			t.Fatal(err)
+		}
+		var fetched atomic.Int64
+		var wg sync.WaitGroup
+		for i, s := range stores {
+			wg.Go(func() {
+				if i == 0 {
+					if _, err := s.Add(ctx, bytes.NewReader(raw), desc.Size); err != nil {
+						t.Error(err)
+					}
+					return
+				}
+				n, err := s.Ensure(ctx, desc, from(raw, nil))
+				if err != nil {
+					t.Error(err)
+				}
+				fetched.Add(n)
+			})
+		}
+		wg.Wait()
+		if n := mustBeSound(t, dir); n != 1 || fetched.Load() > desc.Size || len(ingested(t, stores[0])) > 0 {
+			t.Fatal(n, fetched.Load(), ingested(t, stores[0]))
+		}
+	}
+}
+
+func TestOpenedBlobHasItsSize(t *testing.T) {
+	s := openStore(t, t.TempDir(), Options{})
+	desc := put(t, s, 1, 1000)
+	b, err := s.Get(ctx, desc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := damages["truncated"](s.path(desc.Digest)); err != nil {
+		t.Fatal(err)
+	}
+	var wrong *blob.Error
+	if _, err := b.Open(); !errors.As(err, &wrong) {
+		t.Error(err)
+	}
+}
+
+// A descriptor that lies about the size must not cost the store a right blob.
+func TestAWrongSizeRemovesNothing(t *testing.T) {
+	dir := t.TempDir()
+	desc := put(t, openStore(t, dir, Options{}), 1, 1000)
+	s := openStore(t, dir, Options{})
+	lie := desc
+	lie.Size = 7
+	var wrong *blob.Error
+	if _, err := s.Get(ctx, lie); !errors.As(err, &wrong) || s.Has(lie) {
+		t.Error(err)
+	}
+	if _, err := s.Ensure(ctx, lie, noFetch); !errors.As(err, &wrong) {
+		t.Error(err)
+	}
+	if _, err := s.Get(ctx, desc); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestVerifiedOnce(t *testing.T) {
+	dir := t.TempDir()
+	desc := put(t, openStore(t, dir, Options{}), 1, 1000)
+	old := time.Now().Add(-time.Hour)
+	path := openStore(t, dir, Options{}).path(desc.Digest)
+	if err := os.Chtimes(path, old, old); err != nil {
+		t.Fatal(err)
+	}
+	// To see whether something is hashed, what is known is given another size:
+	// the file would be found to be right again.
+	s := openStore(t, dir, Options{})
+	hashed := func() bool {
+		s.mu.Lock()
+		before := s.verified[desc.Digest]
+		s.mu.Unlock()
+		st, err := stampOf(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return before != st
+	}
+	if !hashed() {
+		t.Fatal("known before it was read")
+	}
+	if mustRead(t, s, desc); hashed() {
+		t.Error("marking it as used makes it unknown")
+	}
+	other := openStore(t, t.TempDir(), Options{})
+	if err := other.Link(ctx, desc, s); err != nil || hashed() {
+		t.Error("a link makes it unknown:", err)
+	}
+	if st, err := stampOf(path); err != nil || other.verified[desc.Digest] != st {
+		t.Error("it is not known where it was linked to:", err)
+	}
+	if info, err := os.Stat(path); err != nil || time.Since(info.ModTime()) > time.Minute {
+		t.Error("it is not marked as used:", info.ModTime(), err)
+	}
+	before := s.verified[desc.Digest]
+	if err := os.Chtimes(path, old, old); err != nil {
+		t.Fatal(err)
+	}
+	if mustRead(t, s, desc); before == s.verified[desc.Digest] || hashed() {
+		t.Error("it is not verified again after somebody changed it")
+	}
+}
+
+func TestEnsureResumes(t *testing.T) {
+	raw, desc := content(1, 1<<20)
+	broken := errors.New("connection reset")
+	half := func(_ context.Context, offset int64) (io.ReadCloser, error) {
+		end := (offset + desc.Size + 1) / 2
+		return io.NopCloser(io.MultiReader(bytes.NewReader(raw[offset:end]), iotest.ErrReader(broken))), nil
+	}
+	partial := func(content []byte) func(*Store) error {
+		return func(s *Store) error {
+			return errors.Join(os.MkdirAll(filepath.Join(s.dir, ingestDir), 0o755),
+				os.WriteFile(filepath.Join(s.dir, ingestDir, partialName(desc.Digest)), content, 0o644))
+		}
+	}
+	wrong := bytes.Repeat([]byte{1}, 1000)
+	for name, tt := range map[string]struct {
+		before func(*Store) error
+		want   []int64 // offsets
+	}{
+		"from the beginning": {func(*Store) error { return nil }, []int64{0}},
+		"from where the reader broke": {func(s *Store) error {
+			n, err := s.Ensure(ctx, desc, half)
+			if err != broken || n != desc.Size/2 {
+				return fmt.Errorf("%d %w", n, err)
+			}
+			return nil
+		}, []int64{desc.Size / 2}},
+		"from where it broke for the second time": {func(s *Store) error {
+			_, err := s.Ensure(ctx, desc, half)
+			n, err2 := s.Ensure(ctx, desc, half)
+			if err != broken || err2 != broken || n != desc.Size/4 {
+				return fmt.Errorf("%d %w %w", n, err, err2)
+			}
+			return nil
+		}, []int64{desc.Size * 3 / 4}},
+		"from where it ended early": {func(s *Store) error {
+			_, err := s.Ensure(ctx, desc, from(raw[:1000], nil))
+			if !errors.Is(err, io.ErrUnexpectedEOF) {
+				return err
+			}
+			return nil
+		}, []int64{1000}},
+		"from an empty one":                            {partial(nil), []int64{0}},
+		"not, when all was there":                      {partial(raw), nil},
+		"restarts if the partial download is too long": {partial(append(slices.Clone(raw), 1)), []int64{0}},
+		"restarts if the partial download is wrong":    {partial(wrong), []int64{1000, 0}},
+		"restarts if the complete download is wrong":   {partial(bytes.Repeat([]byte{1}, len(raw))), []int64{0}},
+		"from the beginning, when asking for it fails": {func(s *Store) error {
+			_, err := s.Ensure(ctx, desc, func(context.Context, int64) (io.ReadCloser, error) { return nil, broken })
+			if err != broken || len(ingested(t, s)) > 0 {
+				return fmt.Errorf("%v %w", ingested(t, s), err)
+			}
+			return nil
+		}, []int64{0}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := openStore(t, t.TempDir(), Options{})
+			if err := tt.before(s); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := s.Get(ctx, desc); !errors.Is(err, fs.ErrNotExist) {
+				t.Fatal("half a blob is got:", err)
+			}
+			var offsets []int64
+			fetched, err := s.Ensure(ctx, desc, from(raw, &offsets))
+			if err != nil || !slices.Equal(offsets, tt.want) || !bytes.Equal(mustRead(t, s, desc), raw) {
+				t.Fatal(fetched, offsets, err)
+			}
+			want := int64(0)
+			for _, offset := range offsets {
+				want += desc.Size - offset
+			}
+			if fetched != want || len(ingested(t, s)) > 0 {
+				t.Error(fetched, ingested(t, s))
+			}
+			mustBeSound(t, s.dir)
+		})
+	}
+}
+
+func TestEnsureFailsAfterOneRetry(t *testing.T) {
+	s := openStore(t, t.TempDir(), Options{})
+	raw, desc := content(1, 1<<20)
+	_, _ = s.Ensure(ctx, desc, from(raw[:1000], nil))
+	other, _ := content(2, 1<<20)
+	var offsets []int64
+	_, err := s.Ensure(ctx, desc, from(other, &offsets))
+	var wrong *blob.Error
+	if !errors.As(err, &wrong) || !slices.Equal(offsets, []int64{1000, 0}) || len(ingested(t, s)) > 0 {
+		t.Error(err, offsets, ingested(t, s))
+	}
+}
+
+func TestEnsureStopsWithItsContext(t *testing.T) {
+	s := openStore(t, t.TempDir(), Options{})
+	raw, desc := content(1, 8<<20)
+	ctx, cancel := context.WithCancel(ctx)
+	n, err := s.Ensure(ctx, desc, func(_ context.Context, offset int64) (io.ReadCloser, error) {
+		r := io.TeeReader(bytes.NewReader(raw), writerFunc(func([]byte) { cancel() }))
+		return io.NopCloser(r), nil
+	})
+	if err != context.Canceled || n == 0 || n == desc.Size || len(ingested(t, s)) != 1 {
+		t.Fatal(n, err)
+	}
+	var offsets []int64
+	if _, err := s.Ensure(context.Background(), desc, from(raw, &offsets)); err != nil ||
+		!slices.Equal(offsets, []int64{n}) {
+		t.Error(offsets, err)
+	}
+}
+
+type writerFunc func([]byte)
+
+func (f writerFunc) Write(b []byte) (int, error) { f(b); return len(b), nil }
+
+func TestEnsureFetchesOnce(t *testing.T) {
+	for name, one := range map[string]bool{"one Store": true, "a Store each": false} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			shared := openStore(t, dir, Options{})
+			raw, desc := content(1, 1<<20)
+			var fetches, bytesFetched atomic.Int64
+			var wg sync.WaitGroup
+			for range 12 {
+				s := shared
+				if !one {
+					s = openStore(t, dir, Options{})
+				}
+				wg.Go(func() {
+					n, err := s.Ensure(ctx, desc, func(ctx context.Context, offset int64) (io.ReadCloser, error) {
+						fetches.Add(1)
+						time.Sleep(20 * time.Millisecond) // so that the others arrive during the download
+						return from(raw, nil)(ctx, offset)
+					})
+					bytesFetched.Add(n)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if _, err := s.Get(ctx, desc); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			wg.Wait()
+			if fetches.Load() != 1 || bytesFetched.Load() != desc.Size {
+				t.Error(fetches.Load(), bytesFetched.Load())
+			}
+			if mustBeSound(t, dir) != 1 || len(ingested(t, shared)) > 0 {
+				t.Error(ingested(t, shared))
+			}
+		})
+	}
+}
+
+func TestWaitingEndsWithTheContext(t *testing.T) {
+	for name, one := range map[string]bool{"for a goroutine": true, "for a lock": false} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			first := openStore(t, dir, Options{})
+			second := first
+			if !one {
+				second = openStore(t, dir, Options{})
+			}
+			raw, desc := content(1, 1000)
+			started, goOn := make(chan struct{}), make(chan struct{})
+			done := make(chan error, 1)
+			go func() {
+				_, err := first.Ensure(ctx, desc, func(ctx context.Context, offset int64) (io.ReadCloser, error) {
+					close(started)
+					<-goOn
+					return from(raw, nil)(ctx, offset)
+				})
+				done <- err
+			}()
+			<-started
+			waiting, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+			defer cancel()
+			if _, err := second.Ensure(waiting, desc, noFetch); !errors.Is(err, context.DeadlineExceeded) {
+				t.Error(err)
+			}
+			close(goOn)
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+			if _, err := second.Ensure(ctx, desc, noFetch); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestDiskFullInjected(t *testing.T) {
+	for name, full := range map[string]error{"no space": syscall.ENOSPC, "quota": syscall.EDQUOT} {
+		t.Run(name, func(t *testing.T) {
+			s := openStore(t, t.TempDir(), Options{})
+			raw, desc := content(1, 4<<20)
+			var room int
+			s.write = func(f *os.File, b []byte) (int, error) {
+				if room -= len(b); room < 0 {
+					n, _ := f.Write(b[:len(b)/2])
+					return n, &fs.PathError{Op: "write", Path: f.Name(), Err: full}
+				}
+				return f.Write(b)
+			}
+			mustSay := func(err error) {
+				t.Helper()
+				if !errors.Is(err, full) || !strings.Contains(err.Error(), "the disk of "+s.dir+" is full") ||
+					len(ingested(t, s)) > 0 {
+					t.Error(err, ingested(t, s))
+				}
+			}
+			room = 2 << 20
+			_, err := s.Ensure(ctx, desc, from(raw, nil))
+			mustSay(err)
+			room = 2 << 20
+			_, err = s.Add(ctx, bytes.NewReader(raw), desc.Size)
+			mustSay(err)
+			room = 1 << 30
+			if _, err := s.Ensure(ctx, desc, from(raw, nil)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestAdd(t *testing.T) {
+	s := openStore(t, t.TempDir(), Options{})
+	raw, want := content(1, 1000)
+	r := bytes.NewReader(append(slices.Clone(raw), "next"...))
+	desc, err := s.Add(ctx, iotest.OneByteReader(r), 1000)
+	if err != nil || desc.Digest != want.Digest || desc.Size != 1000 || desc.MediaType != "" || r.Len() != 4 {
+		t.Fatal(desc, err, r.Len())
+	}
+	if !bytes.Equal(mustRead(t, s, desc), raw) {
+		t.Error("another content")
+	}
+	if info, err := os.Lstat(s.path(desc.Digest)); err != nil || info.Mode() != 0o444 {
+		t.Error(info.Mode(), err)
+	}
+	broken := errors.New("broken")
+	for name, tt := range map[string]struct {
+		r    io.Reader
+		size int64
+		want error
+	}{
+		"shorter":  {bytes.NewReader(raw), 1001, io.ErrUnexpectedEOF},
+		"broken":   {io.MultiReader(bytes.NewReader(raw[:10]), iotest.ErrReader(broken)), 1000, broken},
+		"negative": {bytes.NewReader(raw), -1, nil},
+	} {
+		if _, err := s.Add(ctx, tt.r, tt.size); err == nil || tt.want != nil && !errors.Is(err, tt.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	cancelled, cancel := context.WithCancel(ctx)
+	cancel()
+	if _, err := s.Add(cancelled, bytes.NewReader(raw), 1000); err != context.Canceled {
+		t.Error(err)
+	}
+	if mustBeSound(t, s.dir) != 1 || len(ingested(t, s)) > 0 {
+		t.Error(ingested(t, s))
+	}
+}
+
+func TestMemoryIsFlat(t *testing.T) {
+	s := openStore(t, t.TempDir(), Options{})
+	const size = 64 << 20
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	desc, err := s.Add(ctx, zeros{}, size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	clear(s.verified)
+	if _, err := s.Get(ctx, desc); err != nil {
+		t.Fatal(err)
+	}
+	to := openStore(t, t.TempDir(), Options{})
+	to.link = func(string, string) error { return syscall.EXDEV }
+	if err := to.Link(ctx, desc, s); err != nil {
+		t.Fatal(err)
+	}
+	runtime.ReadMemStats(&after)
+	if got := after.TotalAlloc - before.TotalAlloc; got > size/8 {
+		t.Errorf("%d bytes were allocated for a blob of %d", got, size)
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
+
+func TestLink(t *testing.T) {
+	linked := func(t *testing.T, a, b *Store, desc ocispec.Descriptor) bool {
+		t.Helper()
+		one, err := os.Stat(a.path(desc.Digest))
+		if err != nil {
+			t.Fatal(err)
+		}
+		two, err := os.Stat(b.path(desc.Digest))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return os.SameFile(one, two)
+	}
+	for name, tt := range map[string]struct {
+		before func(t *testing.T, s *Store, raw []byte, desc ocispec.Descriptor)
+		link   error // instead of a link
+		want   bool  // the same file
+	}{
+		"into an empty store":   {want: true},
+		"to another device":     {link: syscall.EXDEV},
+		"where it is forbidden": {link: syscall.EPERM},
+		"with too many links":   {link: syscall.EMLINK},
+		"a right one stays": {before: func(t *testing.T, s *Store, raw []byte, desc ocispec.Descriptor) {
+			if err := s.Put(ctx, desc, raw); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		"a wrong one goes": {before: func(t *testing.T, s *Store, raw []byte, desc ocispec.Descriptor) {
+			_ = os.Mkdir(filepath.Dir(s.path(desc.Digest)), 0o755)
+			if err := os.WriteFile(s.path(desc.Digest), make([]byte, len(raw)), 0o444); err != nil {
+				t.Fatal(err)
+			}
+		}, want: true},
+		"a wrong one goes to another device": {before: func(t *testing.T, s *Store, raw []byte, desc ocispec.Descriptor) {
+			_ = os.Mkdir(filepath.Dir(s.path(desc.Digest)), 0o755)
+			if err := os.WriteFile(s.path(desc.Digest), make([]byte, len(raw)), 0o444); err != nil {
+				t.Fatal(err)
+			}
+		}, link: syscall.EXDEV},
+	} {
+		t.Run(name, func(t *testing.T) {
+			source, target := openStore(t, t.TempDir(), Options{}), openStore(t, t.TempDir(), Options{})
+			raw, _ := content(1, 300<<10)
+			desc := ocispec.Descriptor{Digest: digest.SHA512.FromBytes(raw), Size: int64(len(raw))}
+			if err := target.Link(ctx, desc, source); !errors.Is(err, fs.ErrNotExist) {
+				t.Fatal("of a blob that is not there:", err)
+			}
+			if err := source.Put(ctx, desc, raw); err != nil {
+				t.Fatal(err)
+			}
+			if tt.before != nil {
+				tt.before(t, target, raw, desc)
+			}
+			if tt.link != nil {
+				target.link = func(from, to string) error {
+					return &os.LinkError{Op: "link", Old: from, New: to, Err: tt.link}
+				}
+			}
+			for range 2 {
+				if err := target.Link(ctx, desc, source); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if linked(t, source, target, desc) != tt.want || !bytes.Equal(mustRead(t, target, desc), raw) ||
+				len(ingested(t, target)) > 0 {
+				t.Error("unexpected state", ingested(t, target))
+			}
+			mustBeSound(t, target.dir)
+			if err := target.Link(ctx, desc, target); err != nil {
+				t.Error("to itself:", err)
+			}
+			if err := source.Link(ctx, desc, target); err != nil {
+				t.Error("back:", err)
+			}
+		})
+	}
+}
+
+func TestLinkBothWaysAtOnce(t *testing.T) {
+	a, b := openStore(t, t.TempDir(), Options{}), openStore(t, t.TempDir(), Options{})
+	var wg sync.WaitGroup
+	for seed := range byte(20) {
+		desc := put(t, a, seed, 1000)
+		put(t, b, seed, 1000)
+		wg.Go(func() {
+			if err := a.Link(ctx, desc, b); err != nil {
+				t.Error(err)
+			}
+		})
+		wg.Go(func() {
+			if err := b.Link(ctx, desc, a); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// Another process uses a cache's blobs while they are linked.
+func TestLinkWhileOthersUseTheBlob(t *testing.T) {
+	dir := t.TempDir()
+	source := openStore(t, dir, Options{})
+	raw, desc := content(1, 1000)
+	put(t, source, 1, 1000)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for at := time.Now(); ; at = at.Add(time.Second) {
+			select {
+			case <-stop:
+				return
+			default:
+				_ = os.Chtimes(source.path(desc.Digest), at, at)
+				time.Sleep(time.Millisecond)
+			}
+		}
+	})
+	for range 30 {
+		target := openStore(t, t.TempDir(), Options{})
+		if err := target.Link(ctx, desc, source); err != nil || !bytes.Equal(mustRead(t, target, desc), raw) {
+			t.Error(err)
+		}
+	}
+	close(stop)
+	wg.Wait()
+}
+
+func TestOpenTemp(t *testing.T) {
+	parent := t.TempDir()
+	dead := filepath.Join(parent, tempStorePrefix+"dead")
+	foreign := filepath.Join(parent, "other")
+	for _, dir := range []string{filepath.Join(dead, "blobs"), foreign} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first, err := OpenTemp(parent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	desc := put(t, first, 1, 100)
+	second, err := OpenTemp(parent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(dead); !errors.Is(err, fs.ErrNotExist) {
+		t.Error("leftovers of a killed process are still there")
+	}
+	if info, err := os.Stat(first.Dir()); err != nil || info.Mode().Perm() != 0o700 || !first.Has(desc) {
+		t.Error("the first is gone, or open to others:", err)
+	}
+	b, err := first.Get(ctx, desc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rc, err := b.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rc.Close()
+	if err := errors.Join(first.Close(), second.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if raw, err := io.ReadAll(rc); err != nil || digest.FromBytes(raw) != desc.Digest {
+		t.Error("cannot be read to its end:", err)
+	}
+	entries, err := os.ReadDir(parent)
+	if err != nil || len(entries) != 1 || entries[0].Name() != "other" {
+		t.Error(entries, err)
+	}
+}
+
+func TestOpenTempByManyAtOnce(t *testing.T) {
+	parent := t.TempDir()
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 10 {
+				s, err := OpenTemp(parent)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				raw, desc := content(1, 100)
+				if err := errors.Join(s.Put(ctx, desc, raw), s.Close()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if entries, err := os.ReadDir(parent); err != nil || len(entries) > 0 {
+		t.Error(entries, err)
+	}
+}
+
+func TestJSON(t *testing.T) {
+	s := openStore(t, t.TempDir(), Options{})
+	info, err := s.Info(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := json.Marshal(info)
+	want := fmt.Sprintf(`{"dir":%q,"blobs":0,"bytes":0,"partialDownloads":0,"partialBytes":0}`, s.dir)
+	if err != nil || string(raw) != want {
+		t.Error(string(raw), err)
+	}
+}

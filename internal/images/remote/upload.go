@@ -1,0 +1,336 @@
+package remote
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"oras.land/oras-go/v2/registry/remote/auth"
+	"oras.land/oras-go/v2/registry/remote/errcode"
+
+	"github.com/zarf-dev/zarf-registry/internal/images/blob"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
+)
+
+// PushBlob makes a blob part of the repository. It mounts the blob if the registry has it in another repository (from,
+// unless empty, or any other that the registry considers), and uploads it otherwise. mounted reports which. If from is
+// given and the registry does not mount the blob, PushBlob asks whether the repository has it already; that counts as
+// mounted.
+//
+// open opens the content at its beginning, as often as needed. If it returns an [io.Seeker], resuming is cheap.
+//
+// The content is verified while it is sent. If it does not match desc, the registry does not get its last bytes, and
+// the error is a [blob.Error].
+//
+// An interrupted upload resumes where the registry's copy ends if the registry knows that, and restarts otherwise.
+// [Options.Retries] counts consecutive attempts without progress.
+//
+// progress, unless nil, is called when n bytes at offset were handed to the connection; retries repeat offsets. Calls
+// are not concurrent and end before PushBlob returns.
+func (r *Repository) PushBlob(ctx context.Context, desc ocispec.Descriptor, from string,
+	open func() (io.ReadCloser, error), progress func(offset, n int64)) (mounted bool, err error) {
+	if err := oci.CheckDigest(desc.Digest); err != nil {
+		return false, blob.NewError(err)
+	}
+	if progress == nil {
+		progress = func(int64, int64) {}
+	}
+	u := &upload{repo: r, desc: desc, from: from, open: open, progress: progress,
+		digester: desc.Digest.Algorithm().Digester()}
+	mounted, err = u.push(ctx)
+	if u.contentErr != nil && ctx.Err() == nil {
+		return false, u.contentErr
+	}
+	return mounted, r.registry.wrap(ctx, err)
+}
+
+// upload sends one blob in one or more requests.
+type upload struct {
+	repo     *Repository
+	desc     ocispec.Descriptor
+	from     string
+	open     func() (io.ReadCloser, error)
+	progress func(offset, n int64)
+
+	// Owned by the current body; there is one at a time.
+	digester   digest.Digester
+	hashed     int64 // each byte is hashed once, when it is first sent
+	sent       int64 // the furthest that any body has come
+	contentErr error // about opening, reading or verifying the content; not retried
+}
+
+// maxRejections limits how often a registry may reject bytes that are correct, because it has stored others or counts
+// them differently.
+const maxRejections = 3
+
+func (u *upload) push(ctx context.Context) (mounted bool, err error) {
+	location, err := u.start(ctx)
+	if location == nil || err != nil {
+		return err == nil, err
+	}
+	if u.from != "" {
+		// A registry that does not mount blobs may have this one in the repository already.
+		if ok, err := u.repo.exists(ctx, ocispec.Descriptor{Digest: u.desc.Digest, Size: u.desc.Size}); ok && err == nil {
+			u.cancel(ctx, location)
+			return true, nil
+		}
+	}
+	var (
+		offset     int64 // where to resume
+		best       int64 // the furthest offset so far
+		rejections int
+		resumable  = true // the registry can resume an upload
+	)
+	for attempt := 0; ; attempt++ {
+		err := u.put(ctx, location, offset)
+		if err == nil {
+			return false, nil
+		}
+		if ctx.Err() != nil {
+			return false, err
+		}
+		code := statusCode(err)
+		rejected := hasErrorCode(err, errcode.ErrorCodeDigestInvalid) || offset > 0 && code/100 == 4 &&
+			code != http.StatusUnauthorized && code != http.StatusForbidden
+		switch {
+		case u.contentErr != nil:
+			u.cancel(ctx, location)
+			return false, u.contentErr
+		case lostUpload(err):
+			location = nil
+		case transient(nil, err):
+		case rejected && rejections < maxRejections:
+			// The registry may still have been writing when it reported its offset. Ask it once more.
+			rejections++
+			if code != http.StatusRequestedRangeNotSatisfiable || rejections > 1 {
+				resumable = false
+			}
+		default:
+			u.cancel(ctx, location)
+			return false, err
+		}
+		if !u.repo.registry.retry.backOff(ctx, attempt, nil, err, slog.String("blob", u.desc.Digest.String()),
+			slog.Int64("offset", offset)) {
+			return false, err
+		}
+		offset = 0
+		if location != nil && resumable {
+			offset, location, err = u.resumeOffset(ctx, location)
+			if err != nil {
+				return false, err
+			}
+		}
+		if offset > best {
+			best, attempt = offset, -1
+		}
+		if offset > 0 {
+			continue
+		}
+		// The blob may have arrived although the response was lost. Push-only credentials get a 4xx here.
+		ok, err := u.repo.exists(ctx, ocispec.Descriptor{Digest: u.desc.Digest, Size: u.desc.Size})
+		if ok || err != nil && statusCode(err)/100 != 4 {
+			return false, err
+		}
+		if location, err = u.start(ctx); location == nil || err != nil {
+			return false, err
+		}
+	}
+}
+
+// lostUpload reports whether the registry does not know the upload, because it restarted or because its replicas do
+// not share upload state. A new upload may succeed.
+func lostUpload(err error) bool {
+	return statusCode(err) == http.StatusNotFound || hasErrorCode(err, errcode.ErrorCodeBlobUploadUnknown,
+		errcode.ErrorCodeBlobUploadInvalid)
+}
+
+// start starts an upload and returns its location, or nil if the registry mounted the blob.
+func (u *upload) start(ctx context.Context) (*url.URL, error) {
+	query := url.Values{"mount": {u.desc.Digest.String()}}
+	mountCtx := ctx
+	if u.from != "" {
+		query.Set("from", u.from)
+		from := u.repo.remote.Reference
+		from.Repository = u.from
+		mountCtx = auth.AppendRepositoryScope(ctx, from, auth.ActionPull)
+	}
+	location, err := u.post(mountCtx, "?"+query.Encode())
+	if code := statusCode(err); code/100 == 4 && code != http.StatusTooManyRequests {
+		// The registry may reject the mount only: access to the other repository, or mounts in general.
+		return u.post(ctx, "")
+	}
+	return location, err
+}
+
+func (u *upload) post(ctx context.Context, query string) (*url.URL, error) {
+	req, err := u.repo.newRequest(ctx, http.MethodPost, "blobs/uploads/"+query, nil, auth.ActionPull, auth.ActionPush)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := u.repo.registry.client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case resp.StatusCode == http.StatusCreated && query != "":
+		resp.Body.Close()
+		return nil, u.checkStored(ctx, resp)
+	case resp.StatusCode == http.StatusAccepted:
+		resp.Body.Close()
+		return u.location(resp)
+	}
+	return nil, newResponseError(resp)
+}
+
+// location returns the URL where an upload continues. It gets the registry's credential, so it must be on the same
+// host.
+func (u *upload) location(resp *http.Response) (*url.URL, error) {
+	location, err := resp.Location()
+	if err != nil {
+		return nil, protocolErrorf("returned no valid location for an upload (%v)", withoutURL(err))
+	}
+	if at := resp.Request.URL; location.Scheme != at.Scheme || !sameHost(location, at.Host) {
+		return nil, protocolErrorf("redirected an upload to %s://%s, which is not allowed", location.Scheme, location.Host)
+	}
+	return location, nil
+}
+
+// checkStored checks under which digest the registry has stored the blob.
+func (u *upload) checkStored(ctx context.Context, resp *http.Response) error {
+	return u.repo.checkStored(ctx, resp, ocispec.Descriptor{Digest: u.desc.Digest, Size: u.desc.Size})
+}
+
+// put sends the blob from offset on and completes the upload.
+func (u *upload) put(ctx context.Context, location *url.URL, offset int64) error {
+	ctx = auth.AppendRepositoryScope(ctx, u.repo.remote.Reference, auth.ActionPull, auth.ActionPush)
+	timer := u.repo.registry.timeouts.start(ctx)
+	defer timer.stop()
+	target := *location
+	if target.RawQuery != "" {
+		target.RawQuery += "&"
+	}
+	target.RawQuery += url.Values{"digest": {u.desc.Digest.String()}}.Encode()
+	req, err := http.NewRequestWithContext(withTransfer(timer.ctx, sendsBlob), http.MethodPut, target.String(),
+		http.NoBody)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/octet-stream")
+	var current *body
+	reopen := func() (io.ReadCloser, error) {
+		if current != nil {
+			current.release()
+		}
+		var err error
+		if current, err = u.newBody(offset, timer); err != nil {
+			return nil, err
+		}
+		return current, nil
+	}
+	if _, err := reopen(); err != nil {
+		return err
+	}
+	defer func() { current.release() }()
+	if offset == u.desc.Size {
+		// Nothing is left to send, but the content may be longer than its descriptor says.
+		if err := current.verify(); err != nil {
+			return err
+		}
+		timer.awaitResponse()
+	} else {
+		req.Body, req.GetBody = current, reopen
+		req.ContentLength = u.desc.Size - offset
+		if offset > 0 {
+			req.Header.Set("Content-Range", fmt.Sprintf("%d-%d", offset, u.desc.Size-1))
+		}
+	}
+	resp, err := u.repo.registry.client.Do(req)
+	current.cancel()
+	if err != nil {
+		return timer.cause(err)
+	}
+	if resp.StatusCode != http.StatusCreated && resp.StatusCode != http.StatusNoContent {
+		return timer.cause(newResponseError(resp))
+	}
+	resp.Body.Close()
+	current.release()
+	if u.contentErr == nil && current.pos < u.desc.Size {
+		return protocolErrorf("reported success before the whole blob was sent")
+	}
+	if err := u.checkStored(ctx, resp); err != nil {
+		return err
+	}
+	return u.contentErr
+}
+
+// resumeOffset asks how much of an upload the registry has and where it continues. It returns 0 and nil if the
+// registry has nothing or does not know.
+func (u *upload) resumeOffset(ctx context.Context, location *url.URL) (int64, *url.URL, error) {
+	resp, err := u.atLocation(ctx, http.MethodGet, location)
+	if err != nil {
+		return 0, nil, err
+	}
+	if resp.StatusCode/100 != 2 {
+		err := newResponseError(resp)
+		if transient(nil, err) {
+			return 0, nil, err
+		}
+		return 0, nil, nil
+	}
+	resp.Body.Close()
+	next := location
+	if resp.Header.Get("Location") != "" {
+		if next, err = u.location(resp); err != nil {
+			return 0, nil, err
+		}
+	}
+	// The end is inclusive, so that 0-0 is one byte. distribution reports it for an empty upload as well.
+	first, last, _ := strings.Cut(strings.TrimPrefix(resp.Header.Get("Range"), "bytes="), "-")
+	end, err := strconv.ParseInt(last, 10, 64)
+	if first != "0" || err != nil || end <= 0 || end >= u.sent {
+		return 0, nil, nil
+	}
+	return end + 1, next, nil
+}
+
+func (u *upload) atLocation(ctx context.Context, method string, location *url.URL) (*http.Response, error) {
+	ctx = auth.AppendRepositoryScope(ctx, u.repo.remote.Reference, auth.ActionPull, auth.ActionPush)
+	req, err := http.NewRequestWithContext(ctx, method, location.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	return u.repo.registry.client.Do(req)
+}
+
+// cancelTimeout is short because cancelling is optional.
+const cancelTimeout = 5 * time.Second
+
+// cancel deletes an upload from the registry, unless ctx has ended. Errors are ignored: registries delete abandoned
+// uploads after some days.
+func (u *upload) cancel(ctx context.Context, location *url.URL) {
+	if location == nil {
+		return
+	}
+	ctx, stop := context.WithTimeout(withTransfer(ctx, noRetry), cancelTimeout)
+	defer stop()
+	// The location depends on how much the registry has.
+	resp, err := u.atLocation(ctx, http.MethodGet, location)
+	if err != nil {
+		return
+	}
+	resp.Body.Close()
+	if next, err := u.location(resp); err == nil {
+		location = next
+	}
+	if resp, err := u.atLocation(ctx, http.MethodDelete, location); err == nil {
+		resp.Body.Close()
+	}
+}

@@ -1,0 +1,424 @@
+package heal
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/VictoriaMetrics/metrics"
+
+	"github.com/zarf-dev/zarf-registry/internal/release/nodeimages"
+)
+
+// Times of a Healer. Tests shorten them.
+type times struct {
+	// look is how long a pod may wait before its node is looked at although the kubelet reports no
+	// failure. Most pods start within this time.
+	look time.Duration
+	// retry is the time between the attempts for a pod, because nodes report new images late, and
+	// giveUp the time after which the healer reports that it can do nothing.
+	retry, giveUp time.Duration
+	// reconnect is the time before another watch after one that failed.
+	reconnect time.Duration
+	// poll is the time between two looks at a node with the startup taint, and maxPoll that at a node
+	// which has waited for long. pace is the least time between looks at any nodes.
+	poll, maxPoll, pace time.Duration
+}
+
+// The kubelet reports its images every 10 seconds, or with the first status after a change.
+var defaultTimes = times{look: 2 * time.Second, retry: time.Second, giveUp: time.Minute, reconnect: time.Second,
+	poll: time.Second, maxPoll: 30 * time.Second, pace: 50 * time.Millisecond}
+
+// Config configures a Healer. All fields are required, except Startup, Repositories and Listen.
+type Config struct {
+	// Connect returns a client. It is called for each watch.
+	Connect func() (*Client, error)
+	// Rules returns which images may be used. It is called for each decision, because they change.
+	Rules  func() (nodeimages.Rules, error)
+	Logger *slog.Logger
+	// Startup is the taint to remove from nodes, if any.
+	Startup Startup
+	// Repositories is what to copy for the policy that rewrites references, if anything.
+	Repositories Repositories
+	// Listen is the address of /healthz, /readyz and /metrics; empty for none.
+	Listen string
+	// Now returns the time.
+	Now func() time.Time
+}
+
+// Healer watches the release's pending pods and replaces images, and watches nodes to remove the
+// startup taint. Several healers may run at once: the first patch of an object wins.
+type Healer struct {
+	config Config
+	times  times
+	set    *metrics.Set
+	// list lists the registry's repositories. Tests replace it.
+	list func(context.Context, Repositories) ([]string, error)
+
+	replaced, conflicts, failures, reports, broken *metrics.Counter
+	watching                                       atomic.Bool
+	waiting                                        atomic.Int64
+
+	untainted, untaintConflicts, untaintFailures *metrics.Counter
+	watchingNodes                                atomic.Bool
+	tainted                                      atomic.Int64
+
+	jobs     map[string]*job      // by the pod's UID
+	reported map[string]time.Time // when a pod, with its image, was reported
+}
+
+// job is a pod that waits for an image.
+type job struct {
+	pod     Pod
+	failing bool
+	due     time.Time // of the next attempt; zero if it waits for a change of the pod
+	end     time.Time // of the attempts
+}
+
+const prefix = "zarf_registry_healer_"
+
+// New returns a Healer that has not started.
+func New(config Config) *Healer {
+	set := metrics.NewSet()
+	h := &Healer{
+		config: config, times: defaultTimes, set: set, list: listRegistry,
+		replaced:  set.NewCounter(prefix + `replacements_total{result="ok"}`),
+		conflicts: set.NewCounter(prefix + `replacements_total{result="conflict"}`),
+		failures:  set.NewCounter(prefix + `replacements_total{result="error"}`),
+		reports:   set.NewCounter(prefix + "unresolved_total"),
+		broken:    set.NewCounter(prefix + "watch_errors_total"),
+		reported:  map[string]time.Time{},
+
+		untainted:        set.NewCounter(prefix + `taint_removals_total{result="ok"}`),
+		untaintConflicts: set.NewCounter(prefix + `taint_removals_total{result="conflict"}`),
+		untaintFailures:  set.NewCounter(prefix + `taint_removals_total{result="error"}`),
+	}
+	set.NewGauge(prefix+"nodes_tainted", func() float64 { return float64(h.tainted.Load()) })
+	set.NewGauge(prefix+"pods_waiting", func() float64 { return float64(h.waiting.Load()) })
+	return h
+}
+
+// Run runs until ctx ends. It returns an error only if it cannot listen.
+func (h *Healer) Run(ctx context.Context) error {
+	if h.config.Listen != "" {
+		listener, err := net.Listen("tcp", h.config.Listen)
+		if err != nil {
+			return err
+		}
+		server := &http.Server{Handler: h.handler(), ReadHeaderTimeout: 10 * time.Second,
+			ErrorLog: slog.NewLogLogger(h.config.Logger.Handler(), slog.LevelDebug)}
+		go func() { _ = server.Serve(listener) }()
+		defer func() { _ = server.Close() }()
+	}
+	var group sync.WaitGroup
+	if h.config.Startup.Taint != "" {
+		group.Go(func() { h.keep(ctx, "nodes", &h.watchingNodes, h.nodes) })
+	}
+	if h.config.Repositories.ConfigMap != "" {
+		group.Go(func() { h.copyRepositories(ctx) })
+	}
+	h.keep(ctx, "pods", &h.watching, h.session)
+	group.Wait()
+	return nil
+}
+
+// keep runs sessions until ctx ends.
+func (h *Healer) keep(ctx context.Context, what string, watching *atomic.Bool, session func(context.Context) error) {
+	for ctx.Err() == nil {
+		err := session(ctx)
+		watching.Store(false)
+		if err == nil || ctx.Err() != nil {
+			continue
+		}
+		h.broken.Inc()
+		h.config.Logger.Warn("watching "+what+" failed", "error", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(h.times.reconnect):
+		}
+	}
+}
+
+func (h *Healer) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(http.ResponseWriter, *http.Request) {})
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if !h.watching.Load() {
+			http.Error(w, "not watching pods", http.StatusServiceUnavailable)
+		} else if h.config.Startup.Taint != "" && !h.watchingNodes.Load() {
+			http.Error(w, "not watching nodes", http.StatusServiceUnavailable)
+		}
+	})
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; version=0.0.4")
+		h.set.WritePrometheus(w)
+	})
+	return mux
+}
+
+// session watches pods until the API server ends the watch.
+func (h *Healer) session(ctx context.Context) error {
+	client, err := h.config.Connect()
+	if err != nil {
+		return err
+	}
+	defer client.HTTP.CloseIdleConnections()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	changes := make(chan change[Pod])
+	ended := make(chan error, 1)
+	go func() {
+		ended <- watch(ctx, client, client.pods(), client.pending(), watchTime, func() { h.watching.Store(true) }, changes)
+	}()
+	h.jobs = map[string]*job{} // the watch begins with all pods
+	for {
+		h.waiting.Store(int64(len(h.jobs)))
+		timer := time.NewTimer(h.next())
+		select {
+		case err := <-ended:
+			timer.Stop()
+			return err
+		case c := <-changes:
+			h.note(c)
+		case <-timer.C:
+			h.work(ctx, client)
+		}
+		timer.Stop()
+	}
+}
+
+// next returns the time until the next attempt.
+func (h *Healer) next() time.Duration {
+	next := time.Hour
+	for _, j := range h.jobs {
+		if !j.due.IsZero() {
+			next = min(next, j.due.Sub(h.config.Now()))
+		}
+	}
+	return max(next, 0)
+}
+
+// note records a change of a pod.
+func (h *Healer) note(c change[Pod]) {
+	uid := c.object.Metadata.UID
+	waits, failing := c.object.Waits()
+	if c.gone || !waits {
+		delete(h.jobs, uid)
+		return
+	}
+	now := h.config.Now()
+	j := h.jobs[uid]
+	if j == nil {
+		j = &job{due: now.Add(h.times.look), end: now.Add(h.times.giveUp)}
+		h.jobs[uid] = j
+	}
+	j.pod = c.object
+	if failing && !j.failing {
+		j.end = now.Add(h.times.giveUp)
+	}
+	if failing {
+		j.due = now
+	}
+	j.failing = failing
+}
+
+// work attends to the pods that are due: first one whose kubelet reports a failure. It handles one pod,
+// so that changes of the others are noted in between.
+func (h *Healer) work(ctx context.Context, client *Client) {
+	now := h.config.Now()
+	var chosen *job
+	for _, j := range h.jobs {
+		if j.due.IsZero() || j.due.After(now) {
+			continue
+		}
+		if chosen == nil || j.failing && !chosen.failing || j.failing == chosen.failing && j.due.Before(chosen.due) {
+			chosen = j
+		}
+	}
+	if chosen == nil {
+		return
+	}
+	chosen.due = now.Add(h.times.retry)
+	if now.After(chosen.end) {
+		chosen.due = time.Time{} // until the kubelet reports something new
+	}
+	h.attend(ctx, client, chosen)
+}
+
+// attend looks at the node of a pod and replaces the pod's image, or reports that it cannot.
+func (h *Healer) attend(ctx context.Context, client *Client, j *job) {
+	log := h.config.Logger.With("pod", j.pod.Metadata.Name, "node", j.pod.Spec.NodeName)
+	rules, err := h.config.Rules()
+	if err != nil {
+		log.Error("no image is replaced", "error", err)
+		return
+	}
+	d, images, err := client.decide(ctx, j.pod, rules)
+	if err != nil {
+		log.Warn("looking at a node failed", "error", err)
+		return
+	}
+	switch last := j.due.IsZero(); {
+	case d.Action == Replace:
+		j.due = time.Time{} // the patch changes the pod, or has met a change
+		err := client.replace(ctx, j.pod, d, false)
+		switch {
+		case err == nil:
+			h.replaced.Inc()
+			log.Info("replaced an image", "previousImage", d.PreviousImage, "image", d.Image)
+			h.record(ctx, client, j.pod, eventReplaced, d.Reason)
+		case conflict(err):
+			h.conflicts.Inc()
+			log.Debug("the pod has changed", "error", err)
+			j.due = h.config.Now().Add(h.times.retry) // unless the change arrives first
+		default:
+			h.failures.Inc()
+			log.Error("replacing an image failed", "error", err)
+			j.due = h.config.Now().Add(h.times.retry)
+		}
+		if now := h.config.Now(); now.After(j.end) {
+			j.due = time.Time{}
+		}
+	case j.failing && (d.Action == Report || last && d.Action == Wait):
+		if d.Action == Wait && len(images) == 0 {
+			d.Reason += ", and its kubelet cannot get image " + d.PreviousImage
+		}
+		h.report(ctx, client, j.pod, d)
+	case d.Action == Nothing && !j.failing:
+		j.due = time.Time{} // it waits for something else, and a failure changes the pod
+	}
+}
+
+// reportTime is how long a report is remembered.
+const reportTime = time.Hour
+
+// report records, once for a pod and its image, that the healer can do nothing.
+func (h *Healer) report(ctx context.Context, client *Client, p Pod, d Decision) {
+	now := h.config.Now()
+	for key, when := range h.reported {
+		if now.Sub(when) > reportTime {
+			delete(h.reported, key)
+		}
+	}
+	key := p.Metadata.UID + " " + d.PreviousImage
+	if _, done := h.reported[key]; done {
+		return
+	}
+	h.reported[key] = now
+	h.reports.Inc()
+	h.config.Logger.Warn("a pod needs an image that its node does not have", "pod", p.Metadata.Name, "reason", d.Reason)
+	h.record(ctx, client, p, eventNoImage, d.Reason)
+}
+
+// record creates an event. A failure is only logged.
+func (h *Healer) record(ctx context.Context, client *Client, p Pod, reason, message string) {
+	err := client.event(ctx, p, reason, message)
+	if err != nil && !errors.Is(err, context.Canceled) {
+		h.config.Logger.Warn("recording an event failed", "error", err)
+	}
+}
+
+// starting is a node with the startup taint.
+type starting struct {
+	node  startingNode
+	since time.Time // when it was seen
+	due   time.Time // of the next look; zero if it waits for a change of the node
+}
+
+// nodes watches nodes until the API server ends the watch. Of those without the startup taint nothing is
+// kept.
+func (h *Healer) nodes(ctx context.Context) error {
+	client, err := h.config.Connect()
+	if err != nil {
+		return err
+	}
+	defer client.HTTP.CloseIdleConnections()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	changes := make(chan change[startingNode])
+	ended := make(chan error, 1)
+	go func() {
+		ended <- watch(ctx, client, nodes, url.Values{}, nodeWatchTime, func() { h.watchingNodes.Store(true) }, changes)
+	}()
+	found := map[string]*starting{}
+	for {
+		h.tainted.Store(int64(len(found)))
+		var first *starting
+		for _, s := range found {
+			if !s.due.IsZero() && (first == nil || s.due.Before(first.due)) {
+				first = s
+			}
+		}
+		pause := time.Hour
+		if first != nil {
+			pause = max(first.due.Sub(h.config.Now()), h.times.pace)
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case err := <-ended:
+			timer.Stop()
+			return err
+		case c := <-changes:
+			h.noteNode(found, c)
+		case <-timer.C:
+			if first != nil {
+				h.untaint(ctx, client, first)
+			}
+		}
+		timer.Stop()
+	}
+}
+
+// noteNode records a change of a node.
+func (h *Healer) noteNode(found map[string]*starting, c change[startingNode]) {
+	name := c.object.Metadata.Name
+	if c.gone || !c.object.has(h.config.Startup.Taint) {
+		delete(found, name)
+		return
+	}
+	now := h.config.Now()
+	s := found[name]
+	if s == nil {
+		s = &starting{since: now}
+		found[name] = s
+	}
+	s.node = c.object
+	if !isReady(c.object.Status.Conditions) {
+		s.due = time.Time{}
+	} else if s.due.IsZero() {
+		s.due = now
+	}
+}
+
+// untaint removes the startup taint of a node on which pods can pull.
+func (h *Healer) untaint(ctx context.Context, client *Client, s *starting) {
+	log := h.config.Logger.With("node", s.node.Metadata.Name, "taint", h.config.Startup.Taint)
+	now := h.config.Now()
+	s.due = now.Add(min(max(now.Sub(s.since)/10, h.times.poll), h.times.maxPoll))
+	reason, err := client.waitsFor(ctx, s.node, h.config.Startup.Until)
+	switch {
+	case err != nil:
+		log.Warn("looking at a node failed", "error", err)
+		return
+	case reason != "":
+		log.Debug("the node keeps its taint", "reason", reason)
+		return
+	}
+	switch err := client.removeTaint(ctx, s.node, h.config.Startup.Taint, false); {
+	case err == nil:
+		h.untainted.Inc()
+		log.Info("removed the startup taint")
+	case conflict(err):
+		h.untaintConflicts.Inc()
+		log.Debug("the node has changed", "error", err)
+	default:
+		h.untaintFailures.Inc()
+		log.Error("removing the startup taint failed", "error", err)
+	}
+}

@@ -1,0 +1,219 @@
+// Package nodeconfig implements registry-node configure, which configures a node's container
+// runtime:
+//
+// - it reads the mounted configuration and its secrets - internal/node/noderuntime generates the files
+// and validates the configuration - it detects files that K3s has generated and files that would
+// take precedence over ours - internal/node/hostfiles plans the changes, which are logged with every
+// secret masked and then applied - it writes a report for init-hook
+//
+// Whatever can be rejected is rejected before the first write. The package does not talk to the
+// cluster: the pods that configure nodes have neither a token nor a network.
+package nodeconfig
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/internal/node/hostfiles"
+	"github.com/zarf-dev/zarf-registry/internal/node/noderuntime"
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+)
+
+// Options are the options of Run.
+type Options struct {
+	// ConfigDir contains the files defined in noderuntime, as in a mounted Secret.
+	ConfigDir string
+	// HostRoot is the directory below which the node's directories are mounted, each at its own path.
+	HostRoot string
+	// Sum is the Sum of the configuration to wait for: a new pod's kubelet may mount the previous
+	// version of the Secret. If it is empty, any configuration is used.
+	Sum string
+	// Restore removes every file of the release and restores the previous files.
+	Restore bool
+	// Log receives the progress, with every secret masked.
+	Log io.Writer
+	// Now is the time reported for changes that leave no file.
+	Now time.Time
+}
+
+// Run configures the node. The report is also valid if Run fails, and contains the error.
+func Run(ctx context.Context, o Options) (noderuntime.Report, error) {
+	r := &run{Options: o}
+	err := r.all(ctx)
+	if problems := (noderuntime.Problems)(nil); errors.As(err, &problems) {
+		err = &exitcode.Refusal{Err: err}
+	}
+	if err != nil {
+		r.report.Error = err.Error()
+	}
+	return r.report, err
+}
+
+type run struct {
+	Options
+	inputs  noderuntime.Inputs
+	desired noderuntime.Desired
+	tree    *hostfiles.Tree
+	// live means that K3s' own directory contains the files that K3s would write.
+	live   bool
+	report noderuntime.Report
+}
+
+func (r *run) all(ctx context.Context) error {
+	var err error
+	if err := r.awaitSum(ctx); err != nil {
+		return err
+	}
+	if r.inputs, err = read(r.ConfigDir, r.Restore); err != nil {
+		return &exitcode.Refusal{Err: err}
+	}
+	config := &r.inputs.Config
+	r.report.Release = config.Release
+	r.inputs.CheckTLS = lookBelow(r.HostRoot, slices.Concat(config.Directories, config.TLSDirectories))
+	if r.tree, err = hostfiles.Open(ctx, hostfiles.Options{
+		Root: r.HostRoot, Directories: config.Directories, Release: config.Release, SkipMissing: r.Restore,
+	}); err != nil {
+		return err
+	}
+	defer r.tree.Close()
+	var wants hostfiles.Wants
+	if !r.Restore {
+		if wants, err = r.wants(); err != nil {
+			return err
+		}
+	}
+	plan, err := r.tree.Plan(wants)
+	if err != nil {
+		return err
+	}
+	for _, warning := range plan.Warnings {
+		r.warn("%s", warning)
+	}
+	for _, c := range plan.Changes {
+		if c.Action != hostfiles.Unchanged && r.kind(c.Path) == noderuntime.KindRegistriesConf {
+			r.warn(
+				"CRI-O reads %s only when it starts or reloads: run systemctl reload crio on this node if it uses CRI-O", c.Path,
+			)
+		}
+	}
+	r.announce(plan)
+	err = plan.Apply()
+	r.count(plan)
+	r.conclude(plan, err)
+	return err
+}
+
+func (r *run) warn(format string, args ...any) {
+	r.report.Warnings = append(r.report.Warnings, fmt.Sprintf(format, args...))
+}
+
+// wants returns the desired state of the node.
+func (r *run) wants() (hostfiles.Wants, error) {
+	config := &r.inputs.Config
+	generated, err := r.generated()
+	if err != nil {
+		return hostfiles.Wants{}, err
+	}
+	desired, err := noderuntime.Build(r.inputs)
+	if err != nil {
+		return hostfiles.Wants{}, err
+	}
+	r.desired = *desired
+	r.report.Warnings = append(r.report.Warnings, desired.Warnings...)
+	if err := r.shadowed(); err != nil {
+		return hostfiles.Wants{}, err
+	}
+	out := hostfiles.Wants{Force: config.Force}
+	for _, f := range desired.Files {
+		out.Files = append(out.Files, hostfiles.File{Path: f.Path, Content: f.Content, Mode: f.Mode})
+	}
+	// Files that K3s generated from the previous registries.yaml are removed, as K3s does when it
+	// starts.
+	for _, file := range generated {
+		if slices.ContainsFunc(desired.Files, func(f noderuntime.File) bool { return f.Path == file }) {
+			out.Replace = append(out.Replace, file)
+		} else {
+			out.Away = append(out.Away, path.Dir(file))
+		}
+	}
+	if r.report.CA, err = r.caFingerprints(); err != nil {
+		return hostfiles.Wants{}, &exitcode.Refusal{Err: err}
+	}
+	return out, nil
+}
+
+// generated returns the files that K3s generated from registries.yaml in its containerd's
+// directory. It returns none if live is off or cannot work.
+func (r *run) generated() ([]string, error) {
+	k3s := &r.inputs.Config.K3s
+	if k3s.File == "" || !k3s.Live || k3s.LiveDirectory == "" {
+		return nil, nil
+	}
+	folders, err := r.tree.Folders(k3s.LiveDirectory)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, folder := range folders {
+		file := path.Join(k3s.LiveDirectory, folder, "hosts.toml")
+		content, err := r.tree.Original(file)
+		switch {
+		case err != nil:
+			return nil, err
+		case noderuntime.Embedded(content):
+			r.warn("K3s' embedded registry is enabled (see %s) and only K3s can configure it: nodeConfig.k3s.live has no "+
+				"effect on this node, and %s takes effect when K3s restarts", file, k3s.File)
+			k3s.Live = false
+			return nil, nil
+		case noderuntime.Generated(content):
+			out = append(out, file)
+		}
+	}
+	r.live = true
+	return out, nil
+}
+
+// shadowed refuses files that containerd would not read: it prefers HOST_PORT_ to HOST:PORT, even
+// if that is empty.
+func (r *run) shadowed() error {
+	var problems noderuntime.Problems
+	for _, f := range r.desired.Files {
+		host := path.Base(path.Dir(f.Path))
+		colon := strings.LastIndex(host, ":")
+		if f.Kind != noderuntime.KindHosts || colon <= 0 {
+			continue
+		}
+		other := path.Join(path.Dir(path.Dir(f.Path)), host[:colon]+"_"+host[colon+1:]+"_")
+		there, err := r.tree.Exists(other)
+		if err != nil {
+			return err
+		}
+		if there {
+			problems = append(problems, fmt.Sprintf("%s exists and takes precedence over %s in containerd: "+
+				"move its content to nodeConfig.containerd.hosts and remove it", other, path.Dir(f.Path)))
+		}
+	}
+	if problems != nil {
+		return problems
+	}
+	return nil
+}
+
+// caFingerprints returns the fingerprints of the CAs written for CRI-O.
+func (r *run) caFingerprints() ([]string, error) {
+	if !slices.ContainsFunc(r.desired.Files, func(f noderuntime.File) bool { return f.Kind == noderuntime.KindCA }) {
+		return nil, nil
+	}
+	bundle, err := pki.ParseBundle(r.inputs.CA)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", noderuntime.KeyCA, err)
+	}
+	return bundle.Fingerprints(), nil
+}

@@ -1,0 +1,112 @@
+package nodeconfig
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"gopkg.in/yaml.v2"
+
+	"github.com/zarf-dev/zarf-registry/internal/node/noderuntime"
+)
+
+// sumTime is how long to wait for the expected configuration. Kubelets refresh mounted Secrets
+// within 90 s.
+const sumTime = 3 * time.Minute
+
+// keySum is the key of the chart's Secret that changes with its other keys.
+const keySum = "sum"
+
+// awaitSum waits until the expected configuration is mounted.
+func (r *run) awaitSum(ctx context.Context) error {
+	if r.Sum == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, sumTime)
+	defer cancel()
+	for told := false; ; told = true {
+		is, err := hasSum(r.ConfigDir, r.Sum)
+		if is || err != nil {
+			return err
+		}
+		if !told {
+			fmt.Fprintln(r.Log, "waiting for the kubelet, which has mounted a previous configuration")
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("the kubelet did not mount the expected configuration within %s; the pod retries", sumTime)
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+func hasSum(dir, sum string) (bool, error) {
+	mounted, err := os.ReadFile(filepath.Join(dir, keySum))
+	if err != nil {
+		return false, fmt.Errorf("reading the configuration: %w", err)
+	}
+	return string(mounted) == sum, nil
+}
+
+// generation returns the real directory of a mounted Secret: the kubelet replaces all files at once
+// by changing a link.
+func generation(dir string) string {
+	if target, err := filepath.EvalSymlinks(filepath.Join(dir, "..data")); err == nil {
+		return target
+	}
+	return dir
+}
+
+// read reads the mounted configuration. Restore needs only config.json.
+func read(dir string, restore bool) (noderuntime.Inputs, error) {
+	dir = generation(dir)
+	data, err := os.ReadFile(filepath.Join(dir, noderuntime.KeyConfig))
+	if err != nil {
+		return noderuntime.Inputs{}, fmt.Errorf("reading the configuration: %w", err)
+	}
+	var in noderuntime.Inputs
+	if in.Config, err = noderuntime.ParseConfig(data); err != nil || restore {
+		return in, err
+	}
+	if in.Registries, err = optional(dir, noderuntime.KeyRegistries); err != nil {
+		return in, err
+	}
+	in.CA, err = optional(dir, noderuntime.KeyCA)
+	return in, err
+}
+
+// optional returns nil if the file does not exist. Build decides whether it is required.
+func optional(dir, name string) ([]byte, error) {
+	data, err := os.ReadFile(filepath.Join(dir, name))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("reading the configuration: %w", err)
+	case data == nil:
+		return []byte{}, nil
+	}
+	return data, nil
+}
+
+// hasAuth reports whether a registries.yaml accepted by Build contains credentials.
+func hasAuth(registries []byte) bool {
+	var doc struct {
+		Configs map[string]struct {
+			Auth map[string]any `yaml:"auth"`
+		} `yaml:"configs"`
+	}
+	if yaml.Unmarshal(registries, &doc) != nil {
+		return true // the safe answer: it recommends one restart too many, not one too few
+	}
+	for _, config := range doc.Configs {
+		if len(config.Auth) > 0 {
+			return true
+		}
+	}
+	return false
+}

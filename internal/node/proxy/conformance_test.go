@@ -1,0 +1,539 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/images/remote"
+	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
+	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
+	"github.com/zarf-dev/zarf-registry/internal/node/cache"
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/registry/registrytest"
+)
+
+// Tests of what the OCI distribution specification says about reads, with the registry itself behind the proxy.
+
+// cluster is the registry and a node's proxy.
+type cluster struct {
+	t      *testing.T
+	push   *remote.Repository // repository "read/me"
+	proxy  *Proxy
+	direct *http.Client // bypasses the proxy, with the node's certificate
+	base   string       // of the registry, for direct
+}
+
+const repository = "/v2/read/me/"
+
+// startCluster starts both, and if wanted a cache between them. between, unless nil, replaces the addresses at which these
+// reach each other.
+func startCluster(t *testing.T, cached bool, between func(address string) string) *cluster {
+	t.Helper()
+	ca := tlsfilestest.NewCA(t, "ca")
+	behind := registrytest.Start(t, ca)
+	port := func(address string) string {
+		if between != nil {
+			address = between(address)
+		}
+		_, port, err := net.SplitHostPort(address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return port
+	}
+	getenv := environment{"ZARF_REGISTRY_SERVICE_HOST": "127.0.0.1", "CACHE_SERVICE_HOST": "127.0.0.1"}.get
+	files := func(role string, names []string) *tlsfiles.Source {
+		dir := t.TempDir()
+		tlsfilestest.WriteSecret(t, dir, ca.Files(t, role, names))
+		return openSource(t, dir)
+	}
+	config := Config{
+		Listen: []string{"127.0.0.1:0"}, Registry: net.JoinHostPort(registrytest.Name, port(behind.Address)),
+		Source: files(pki.OrganizationNode, loopback), RetryTimeout: longest, DrainTimeout: longest, Logger: quiet,
+		Getenv: getenv,
+	}
+	if cached {
+		c, err := cache.New(cache.Config{
+			Listen: "127.0.0.1:0", Registry: net.JoinHostPort(registrytest.Name, port(behind.Address)), Dir: t.TempDir(), Size: 1 << 30,
+			Source: files(pki.OrganizationCache, []string{"cache.zarf.svc"}), Logger: quiet, Getenv: getenv,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Listen(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		ended := make(chan error, 1)
+		go func() { ended <- c.Run(ctx) }()
+		t.Cleanup(func() {
+			cancel()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		})
+		config.Cache = net.JoinHostPort("cache.zarf.svc", port(c.Addr().String()))
+	}
+	proxy, err := New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, proxy)
+	push, err := behind.Pusher(t).Repository("read/me")
+	if err != nil {
+		t.Fatal(err)
+	}
+	transport := &http.Transport{TLSClientConfig: behind.TLS(t, pki.OrganizationNode), DisableCompression: true}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &cluster{t, push, proxy, &http.Client{Transport: transport}, "https://" + behind.Address}
+}
+
+// in returns c for a subtest.
+func (c *cluster) in(t *testing.T) *cluster {
+	copied := *c
+	copied.t = t
+	return &copied
+}
+
+func (c *cluster) pushBlob(algorithm digest.Algorithm, mediaType string, content []byte) v1.Descriptor {
+	c.t.Helper()
+	desc := v1.Descriptor{MediaType: mediaType, Digest: algorithm.FromBytes(content), Size: int64(len(content))}
+	open := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(content)), nil }
+	if _, err := c.push.PushBlob(c.t.Context(), desc, "", open, nil); err != nil {
+		c.t.Fatal(err)
+	}
+	return desc
+}
+
+func (c *cluster) pushManifest(algorithm digest.Algorithm, tag, mediaType string, manifest any) (
+	v1.Descriptor, []byte) {
+	c.t.Helper()
+	raw, err := json.Marshal(manifest)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	desc := v1.Descriptor{MediaType: mediaType, Digest: algorithm.FromBytes(raw), Size: int64(len(raw))}
+	if err := c.push.PushManifest(c.t.Context(), desc, raw, tag); err != nil {
+		c.t.Fatal(err)
+	}
+	return desc, raw
+}
+
+// pushImage pushes an image with one layer.
+func (c *cluster) pushImage(algorithm digest.Algorithm, tag string, layer []byte, change func(*v1.Manifest)) (
+	v1.Descriptor, []byte) {
+	c.t.Helper()
+	manifest := v1.Manifest{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageManifest,
+		Config: c.pushBlob(algorithm, v1.MediaTypeImageConfig, []byte(`{"os":"linux","architecture":"amd64"}`)),
+		Layers: []v1.Descriptor{c.pushBlob(algorithm, v1.MediaTypeImageLayerGzip, layer)},
+	}
+	if change != nil {
+		change(&manifest)
+	}
+	return c.pushManifest(algorithm, tag, manifest.MediaType, manifest)
+}
+
+// read is a response and its body.
+type read struct {
+	*http.Response
+	body []byte
+}
+
+// code returns the error code in the body. The specification has upper case letters and underscores.
+func (r read) code() string {
+	var body struct {
+		Errors []struct{ Code, Message string }
+	}
+	if json.Unmarshal(r.body, &body) != nil || len(body.Errors) == 0 || body.Errors[0].Message == "" ||
+		strings.Trim(body.Errors[0].Code, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_") != "" {
+		return ""
+	}
+	return body.Errors[0].Code
+}
+
+// get reads through the proxy.
+func (c *cluster) get(status int, path string, headers ...string) read {
+	c.t.Helper()
+	return c.request(status, http.MethodGet, path, headers...)
+}
+
+// request sends a request through the proxy, and another one to the registry. Their responses must be equal.
+func (c *cluster) request(status int, method, path string, headers ...string) read {
+	c.t.Helper()
+	send := func(client *http.Client, base string) read {
+		c.t.Helper()
+		request, err := http.NewRequestWithContext(c.t.Context(), method, base+path, nil)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		for n := 0; n < len(headers); n += 2 {
+			request.Header.Set(headers[n], headers[n+1])
+		}
+		response, err := client.Do(request)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		defer response.Body.Close()
+		body, err := io.ReadAll(response.Body)
+		if err != nil {
+			c.t.Fatalf("%s %s: %v", method, path, err)
+		}
+		return read{response, body}
+	}
+	transport := &http.Transport{DisableCompression: true}
+	defer transport.CloseIdleConnections()
+	got, want := send(&http.Client{Transport: transport}, "http://"+c.proxy.Addrs()[0].String()), send(c.direct, c.base)
+	if got.StatusCode != status {
+		c.t.Fatalf("%s %s: %s, want %d: %s", method, path, got.Status, status, got.body)
+	}
+	for _, r := range []read{got, want} {
+		r.Header.Del("Date")
+	}
+	if diff := cmp.Diff(want.Header, got.Header); diff != "" || want.StatusCode != status ||
+		want.ContentLength != got.ContentLength || !bytes.Equal(want.body, got.body) {
+		c.t.Errorf("%s %s: the registry responds with %s, %d bytes; headers:\n%s", method, path, want.Status,
+			want.ContentLength, diff)
+	}
+	return got
+}
+
+// algorithms are those of the specification.
+var algorithms = []digest.Algorithm{digest.SHA256, digest.SHA512}
+
+func TestConformancePull(t *testing.T) {
+	for name, cached := range map[string]bool{"from the registry": false, "from a cache": true} {
+		t.Run(name, func(t *testing.T) { testConformancePull(t, startCluster(t, cached, nil)) })
+	}
+}
+
+func testConformancePull(t *testing.T, c *cluster) {
+	layer := []byte("0123456789")
+	for _, algorithm := range algorithms {
+		t.Run(algorithm.String(), func(t *testing.T) {
+			c := c.in(t)
+			tag := "of-" + algorithm.String()
+			image, raw := c.pushImage(algorithm, tag, layer, nil)
+			index, rawIndex := c.pushManifest(algorithm, "index-of-"+algorithm.String(), v1.MediaTypeImageIndex, v1.Index{
+				Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageIndex,
+				Manifests: []v1.Descriptor{image},
+			})
+			blob := algorithm.FromBytes(layer)
+			for name, tt := range map[string]struct {
+				path string
+				want []byte
+				desc v1.Descriptor
+			}{
+				"a manifest by tag":    {"manifests/" + tag, raw, image},
+				"a manifest by digest": {"manifests/" + image.Digest.String(), raw, image},
+				"an index by tag":      {"manifests/index-of-" + algorithm.String(), rawIndex, index},
+				"an index by digest":   {"manifests/" + index.Digest.String(), rawIndex, index},
+				"a blob":               {"blobs/" + blob.String(), layer, v1.Descriptor{Digest: blob}},
+			} {
+				t.Run(name, func(t *testing.T) {
+					c := c.in(t)
+					for _, accept := range []string{v1.MediaTypeImageManifest + ", " + v1.MediaTypeImageIndex, "*/*"} {
+						path := repository + tt.path
+						got, head := c.get(200, path, "Accept", accept), c.request(200, http.MethodHead, path, "Accept", accept)
+						if !bytes.Equal(got.body, tt.want) || len(head.body) != 0 {
+							t.Errorf("body %q and, for HEAD, %q", got.body, head.body)
+						}
+						for _, r := range []read{got, head} {
+							if r.Header.Get("Docker-Content-Digest") != tt.desc.Digest.String() ||
+								r.ContentLength != int64(len(tt.want)) ||
+								tt.desc.MediaType != "" && r.Header.Get("Content-Type") != tt.desc.MediaType {
+								t.Errorf("%s: length %d, headers %v", r.Request.Method, r.ContentLength, r.Header)
+							}
+						}
+						if c.get(http.StatusNotModified, path, "Accept", accept, "If-None-Match", got.Header.Get("Etag")).
+							ContentLength > 0 {
+							t.Error("a response without content has a length")
+						}
+					}
+				})
+			}
+			t.Run("parts of a blob", func(t *testing.T) {
+				c := c.in(t)
+				for header, want := range map[string]string{
+					"bytes=0-0": "0", "bytes=2-4": "234", "bytes=7-": "789", "bytes=-2": "89", "bytes=8-100": "89",
+					"bytes=0-": string(layer),
+				} {
+					got := c.get(http.StatusPartialContent, repository+"blobs/"+blob.String(), "Range", header)
+					first := strings.Index(string(layer), want)
+					if string(got.body) != want || got.Header.Get("Content-Range") != fmt.Sprintf("bytes %d-%d/%d", first,
+						first+len(want)-1, len(layer)) || got.Header.Get("Docker-Content-Digest") != blob.String() {
+						t.Errorf("%s: %q, headers %v", header, got.body, got.Header)
+					}
+				}
+				c.get(http.StatusRequestedRangeNotSatisfiable, repository+"blobs/"+blob.String(), "Range", "bytes=10-")
+				// What is not a range of bytes is ignored.
+				if got := c.get(http.StatusOK, repository+"blobs/"+blob.String()); got.Header.Get("Accept-Ranges") != "bytes" {
+					t.Errorf("headers %v", got.Header)
+				}
+			})
+			t.Run("missing content", func(t *testing.T) {
+				c := c.in(t)
+				absent := algorithm.FromString("absent").String()
+				for path, code := range map[string]string{
+					repository + "manifests/absent":    "MANIFEST_UNKNOWN",
+					repository + "manifests/" + absent: "MANIFEST_UNKNOWN",
+					repository + "blobs/" + absent:     "BLOB_UNKNOWN",
+					"/v2/other/manifests/" + tag:       "MANIFEST_UNKNOWN",
+					"/v2/other/blobs/" + blob.String(): "BLOB_UNKNOWN",
+					"/v2/other/tags/list":              "NAME_UNKNOWN",
+				} {
+					got := c.get(http.StatusNotFound, path)
+					if got.code() != code || !strings.HasPrefix(got.Header.Get("Content-Type"), "application/json") {
+						t.Errorf("%s: code %q, want %q; headers %v", path, got.code(), code, got.Header)
+					}
+					if !strings.HasSuffix(path, "/tags/list") {
+						c.request(http.StatusNotFound, http.MethodHead, path)
+					}
+				}
+			})
+		})
+	}
+	t.Run("the base endpoint", func(t *testing.T) { c.in(t).get(http.StatusOK, "/v2/") })
+	t.Run("a manifest under its digest of either algorithm", func(t *testing.T) {
+		c := c.in(t)
+		image, raw := c.pushImage(digest.SHA512, "", []byte("both"), nil)
+		for _, algorithm := range algorithms {
+			got := c.get(http.StatusOK, repository+"manifests/"+algorithm.FromBytes(raw).String(), "Accept", image.MediaType)
+			if got.Header.Get("Docker-Content-Digest") != algorithm.FromBytes(raw).String() {
+				t.Errorf("headers %v", got.Header)
+			}
+		}
+	})
+}
+
+// nextPage returns the path in a response's Link header, or "". Only relative links lead back to the proxy.
+func (r read) nextPage(t *testing.T) string {
+	t.Helper()
+	link := r.Header.Get("Link")
+	if link == "" {
+		return ""
+	}
+	path, relation, _ := strings.Cut(strings.TrimPrefix(link, "<"), ">")
+	if !strings.HasPrefix(path, "/v2/") || strings.TrimSpace(relation) != `; rel="next"` &&
+		strings.TrimSpace(relation) != `;rel="next"` {
+		t.Fatalf("Link %q", link)
+	}
+	return path
+}
+
+func TestConformanceTags(t *testing.T) {
+	c := startCluster(t, false, nil)
+	var want []string
+	for i, algorithm := range []digest.Algorithm{digest.SHA256, digest.SHA512, digest.SHA256, digest.SHA512, digest.SHA256} {
+		want = append(want, "v"+strconv.Itoa(i))
+		c.pushImage(algorithm, want[i], []byte("layer"), nil)
+	}
+	for query, tt := range map[string]struct {
+		want  []string
+		pages int
+	}{
+		"":             {want, 1},
+		"?n=2":         {want, 3},
+		"?n=5":         {want, 1},
+		"?n=100":       {want, 1},
+		"?n=0":         {[]string{}, 1},
+		"?last=v2":     {want[3:], 1},
+		"?last=v4":     {[]string{}, 1},
+		"?n=1&last=v2": {want[3:], 2},
+	} {
+		t.Run("tags/list"+query, func(t *testing.T) {
+			c := c.in(t)
+			got, pages := []string{}, 0
+			for path := repository + "tags/list" + query; path != ""; pages++ {
+				response := c.get(http.StatusOK, path)
+				var list struct {
+					Name string
+					Tags []string
+				}
+				if err := json.Unmarshal(response.body, &list); err != nil {
+					t.Fatal(err)
+				}
+				if list.Name != "read/me" || list.Tags == nil {
+					t.Errorf("%s: %s", path, response.body)
+				}
+				got = append(got, list.Tags...)
+				path = response.nextPage(t)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" || pages != tt.pages {
+				t.Errorf("%d pages, want %d; tags:\n%s", pages, tt.pages, diff)
+			}
+		})
+	}
+}
+
+func TestConformanceReferrers(t *testing.T) {
+	c := startCluster(t, false, nil)
+	for _, algorithm := range algorithms {
+		t.Run(algorithm.String(), func(t *testing.T) {
+			c := c.in(t)
+			subject, _ := c.pushImage(algorithm, "subject-"+algorithm.String(), []byte("layer"), nil)
+			absent := v1.Descriptor{MediaType: subject.MediaType, Digest: algorithm.FromString("absent"), Size: 6}
+			path := repository + "referrers/" + subject.Digest.String()
+			list := func(path string) (got []v1.Descriptor, pages int) {
+				t.Helper()
+				filtered := strings.Contains(path, "artifactType=")
+				for ; path != ""; pages++ {
+					response := c.get(http.StatusOK, path)
+					c.request(http.StatusOK, http.MethodHead, path)
+					var index v1.Index
+					if err := json.Unmarshal(response.body, &index); err != nil {
+						t.Fatal(err)
+					}
+					if response.Header.Get("Content-Type") != v1.MediaTypeImageIndex || index.SchemaVersion != 2 ||
+						index.MediaType != v1.MediaTypeImageIndex || index.Manifests == nil ||
+						filtered != (response.Header.Get("OCI-Filters-Applied") == "artifactType") {
+						t.Errorf("%s: %s; headers %v", path, response.body, response.Header)
+					}
+					got = append(got, index.Manifests...)
+					path = response.nextPage(t)
+				}
+				return got, pages
+			}
+			for _, none := range []string{path, repository + "referrers/" + absent.Digest.String(),
+				"/v2/other/referrers/" + subject.Digest.String(), path + "?artifactType=example/none"} {
+				if got, pages := list(none); len(got) != 0 || pages != 1 {
+					t.Errorf("%s: %d pages, %v", none, pages, got)
+				}
+			}
+			var want []v1.Descriptor
+			add := func(desc v1.Descriptor, artifactType string, annotations map[string]string) {
+				desc.ArtifactType, desc.Annotations = artifactType, annotations
+				want = append(want, desc)
+			}
+			for i := range 3 {
+				annotations := map[string]string{"number": strconv.Itoa(i)}
+				desc, _ := c.pushImage(algorithm, "", []byte("signature"), func(m *v1.Manifest) {
+					m.Subject, m.ArtifactType, m.Annotations = &subject, "example/signature", annotations
+				})
+				add(desc, "example/signature", annotations)
+			}
+			desc, _ := c.pushImage(algorithm, "", []byte("image"), func(m *v1.Manifest) { m.Subject = &subject })
+			add(desc, v1.MediaTypeImageConfig, nil)
+			desc, _ = c.pushManifest(algorithm, "", v1.MediaTypeImageIndex, v1.Index{
+				Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageIndex, ArtifactType: "example/index",
+				Manifests: []v1.Descriptor{}, Subject: &subject,
+			})
+			add(desc, "example/index", nil)
+			c.pushImage(algorithm, "", []byte("of another one"), func(m *v1.Manifest) { m.Subject = &absent })
+
+			of := func(artifactType string) (some []v1.Descriptor) {
+				for _, d := range want {
+					if d.ArtifactType == artifactType {
+						some = append(some, d)
+					}
+				}
+				return some
+			}
+			for query, tt := range map[string]struct {
+				want  []v1.Descriptor
+				pages int
+			}{
+				"":                                    {want, 1},
+				"?n=2":                                {want, 3},
+				"?artifactType=example/signature":     {of("example/signature"), 1},
+				"?artifactType=example/signature&n=2": {of("example/signature"), 2},
+				"?artifactType=example/index":         {of("example/index"), 1},
+				"?artifactType=" + v1.MediaTypeImageConfig[:len(v1.MediaTypeImageConfig)-5] + "%2Bjson": {
+					of(v1.MediaTypeImageConfig), 1},
+			} {
+				got, pages := list(path + query)
+				byDigest := func(a, b v1.Descriptor) int { return strings.Compare(a.Digest.String(), b.Digest.String()) }
+				slices.SortFunc(got, byDigest)
+				slices.SortFunc(tt.want, byDigest)
+				if diff := cmp.Diff(tt.want, got); diff != "" || pages != tt.pages {
+					t.Errorf("%s: %d pages, want %d; referrers:\n%s", query, pages, tt.pages, diff)
+				}
+			}
+			if got, _ := list(repository + "referrers/" + absent.Digest.String()); len(got) != 1 {
+				t.Errorf("a subject that does not exist has the referrers %v", got)
+			}
+		})
+	}
+	t.Run("an invalid digest", func(t *testing.T) {
+		c := c.in(t)
+		if got := c.get(http.StatusBadRequest, repository+"referrers/sha256:short"); got.code() != "DIGEST_INVALID" {
+			t.Errorf("%s", got.body)
+		}
+	})
+}
+
+// cutConnections relays connections to an address, and breaks each of them off after some bytes of responses.
+func cutConnections(t *testing.T, most int64) func(address string) string {
+	return func(address string) string {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		go func() {
+			for {
+				client, err := l.Accept()
+				if err != nil {
+					return
+				}
+				go func() {
+					defer client.Close()
+					server, err := net.Dial("tcp", address)
+					if err != nil {
+						return
+					}
+					defer server.Close()
+					go func() { _, _ = io.Copy(server, client) }()
+					_, _ = io.CopyN(client, server, rand.Int64N(most))
+				}()
+			}
+		}()
+		return l.Addr().String()
+	}
+}
+
+// Content of the registry itself arrives complete, however often connections break off.
+func TestResumeFromTheRegistry(t *testing.T) {
+	for name, cached := range map[string]bool{"from the registry": false, "from a cache": true} {
+		t.Run(name, func(t *testing.T) { testResume(t, startCluster(t, cached, cutConnections(t, 2<<20))) })
+	}
+}
+
+func testResume(t *testing.T, c *cluster) {
+	for _, algorithm := range algorithms {
+		layer := newBlob(1 << 20).data
+		_, raw := c.pushImage(algorithm, "large-"+algorithm.String(), layer, func(m *v1.Manifest) {
+			m.Annotations = map[string]string{"large": strings.Repeat("x", 1<<20)}
+		})
+		for path, want := range map[string][]byte{
+			"blobs/" + algorithm.FromBytes(layer).String():   layer,
+			"manifests/" + algorithm.FromBytes(raw).String(): raw,
+			"manifests/large-" + algorithm.String():          raw,
+		} {
+			resumed := c.proxy.metrics.resumes.Get()
+			for n := 0; c.proxy.metrics.resumes.Get() < resumed+3; n++ {
+				if n == 1000 {
+					t.Fatalf("%s: no body was resumed: the test checked nothing", path)
+				}
+				if got := c.get(http.StatusOK, repository+path, "Accept", v1.MediaTypeImageManifest); !bytes.Equal(got.body, want) {
+					t.Fatalf("%s: %d bytes, want %d", path, len(got.body), len(want))
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,438 @@
+// Package proxy is the HTTP/1.1 reverse proxy through which the container runtime of a node pulls
+// from the registry. It listens on loopback and forwards requests over mutual TLS.
+//
+// It hides failures that would fail a pull: requests wait and are retried while the registry
+// restarts, interrupted bodies are resumed with a range request, and certificates reload without a
+// restart. A body that cannot be completed always ends with a broken connection, never with a clean
+// end.
+//
+// The proxy serves GET and HEAD only. It does not cache, and it does not authorize: the registry
+// does, by the node's certificate. It does not rewrite responses: status, headers and body pass
+// unchanged.
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/logging"
+	"github.com/zarf-dev/zarf-registry/internal/net/connlimit"
+	"github.com/zarf-dev/zarf-registry/internal/net/drain"
+	"github.com/zarf-dev/zarf-registry/internal/net/serviceaddress"
+	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
+)
+
+// Defaults of the command-line flags.
+const (
+	// DefaultRetryTimeout is longer than a registry pod takes to be deleted, scheduled and ready again
+	// on a node that has none of its files, and shorter than the minute or more without progress after
+	// which runtimes abort a pull.
+	DefaultRetryTimeout = 60 * time.Second
+	// DefaultDrainTimeout leaves ten seconds of a pod's default grace period of 30 s for the rest of
+	// the shutdown.
+	DefaultDrainTimeout = 20 * time.Second
+)
+
+// Config configures a Proxy. Listen, Registry and Source are required.
+type Config struct {
+	// Version is what the log and the metric build_info report.
+	Version string
+	// Program is the SHA-256 of the program, for /loaded. It is empty if the loader did not start it.
+	Program string
+	// Listen lists the addresses to serve on, as host:port. The host is an IP address, bound strictly,
+	// or empty for all addresses of both families. It must not be a name: localhost may resolve to
+	// either family.
+	Listen []string
+	// MetricsListen is the address of /healthz, /readyz, /metrics and /loaded, in the same form. Empty
+	// disables it.
+	MetricsListen string
+	// Registry is the registry's Service as host:port. The host is the DNS name that its certificate
+	// must match. The port may be omitted if the environment names it. The Service's ClusterIP comes
+	// from the environment (<NAME>_SERVICE_HOST and <NAME>_SERVICE_PORT, which the kubelet sets for
+	// Services of the pod's namespace), because a pull must not depend on cluster DNS, whose own image
+	// may be the one to pull. The name is resolved only if the variable is missing or the ClusterIP
+	// cannot be dialed.
+	Registry string
+	// Cache is the Service of the cache pods, as Registry is the registry's. Empty: there are none. What
+	// caches serve is requested from them first, and from the registry if they fail.
+	Cache string
+	// Source provides the client certificate for the registry, the CAs that verify the registry's
+	// certificate, and, with ServeTLS, the server certificate for clients. The caller runs it.
+	Source *tlsfiles.Source
+	// ServeTLS serves TLS next to plain HTTP on the listeners. If it is false, a ClientHello gets a
+	// plain HTTP 400.
+	ServeTLS bool
+	// ReusePort lets another process of the same user listen on the same addresses, so that a successor
+	// can start before this one ends. A successor with another user waits until this one ends.
+	ReusePort bool
+	// RetryTimeout is how long a request waits for an unavailable registry. Zero disables waiting.
+	RetryTimeout time.Duration
+	// DrainTimeout is how long requests in flight, and the delivery of their responses, may take after
+	// Run's context has ended. Zero cuts them off. New requests are accepted until nothing is in
+	// flight, at most for half of it, unless a successor receives them.
+	DrainTimeout time.Duration
+	// Ready, if not nil, is called once Run serves.
+	Ready func()
+	// Idle, if not nil, is called once requests have been followed by some seconds without any.
+	Idle func()
+	// Logger defaults to slog.Default().
+	Logger *slog.Logger
+	// Getenv defaults to os.Getenv.
+	Getenv func(string) string
+}
+
+// Proxy is a server for a single use: New, Listen, Run.
+type Proxy struct {
+	config   Config
+	log      *logging.Limited
+	upstream *upstream // the registry
+	cache    *upstream // nil without caches
+	slots    *slots    // of both
+	metrics  *proxyMetrics
+	limits   limits
+	// cacheLimits are shorter than limits: there is another source.
+	cacheLimits limits
+	buffers     *buffers
+	waiting     atomic.Int64
+
+	cacheFailures atomic.Int32 // in a row
+	cacheRetryAt  atomic.Int64 // Unix time in nanoseconds; until then, caches are not asked
+
+	listening atomic.Bool
+	draining  atomic.Bool
+
+	connections     *connlimit.Limiter
+	deliveries      drain.Deliveries
+	listeners       []net.Listener
+	metricsListener net.Listener
+}
+
+// New validates config. It does no I/O.
+func New(config Config) (*Proxy, error) {
+	switch {
+	case len(config.Listen) == 0:
+		return nil, errors.New("no listen address")
+	case config.Source == nil:
+		return nil, errors.New("no certificates")
+	case config.RetryTimeout < 0:
+		return nil, fmt.Errorf("invalid retry timeout %s: must not be negative", config.RetryTimeout)
+	case config.DrainTimeout < 0:
+		return nil, fmt.Errorf("invalid drain timeout %s: must not be negative", config.DrainTimeout)
+	}
+	for _, address := range config.Listen {
+		if _, err := listenNetwork(address); err != nil {
+			return nil, err
+		}
+	}
+	if config.MetricsListen != "" {
+		if _, err := listenNetwork(config.MetricsListen); err != nil {
+			return nil, err
+		}
+	}
+	if config.Logger == nil {
+		config.Logger = slog.Default()
+	}
+	if config.Getenv == nil {
+		config.Getenv = os.Getenv
+	}
+	address, err := serviceaddress.Parse(config.Registry, config.Getenv)
+	if err != nil {
+		return nil, fmt.Errorf("registry %w", err)
+	}
+	p := &Proxy{
+		config: config, log: logging.NewLimited(config.Logger), limits: defaultLimits, cacheLimits: defaultCacheLimits,
+		buffers: newBuffers(), connections: connlimit.New(maxConnections),
+	}
+	p.metrics = newProxyMetrics(p)
+	p.slots = newSlots(maxUpstream, p.metrics.pauses)
+	p.upstream = newUpstream("registry", address, config.Source, &p.limits, p.metrics.registry, p.slots, p.log)
+	if config.Cache != "" {
+		if address, err = serviceaddress.Parse(config.Cache, config.Getenv); err != nil {
+			return nil, fmt.Errorf("cache %w", err)
+		}
+		p.useCaches(address)
+	}
+	config.Source.OnChange(func(*tlsfiles.Material) {
+		p.upstream.closeOutdated()
+		if p.cache != nil {
+			p.cache.closeOutdated()
+		}
+	})
+	return p, nil
+}
+
+// useCaches makes caches the first source of what they serve.
+func (p *Proxy) useCaches(address serviceaddress.Address) {
+	p.metrics.addCaches()
+	p.cache = newUpstream("cache", address, p.config.Source, &p.cacheLimits, p.metrics.cache, p.slots, p.log)
+	p.cache.lookupHost = nil // the registry is the next to ask, and takes less time
+}
+
+// Listen opens the listeners. It skips addresses that the node lacks with a warning, as long as at
+// least one works.
+func (p *Proxy) Listen(ctx context.Context) (err error) {
+	defer func() {
+		if err != nil {
+			p.closeListeners()
+		}
+	}()
+	var unavailable []error
+	for _, address := range p.config.Listen {
+		l, err := listenWhenFree(ctx, address, p.config.ReusePort, p.config.Logger)
+		if addressUnavailable(err) {
+			p.config.Logger.Warn("address not available on this node, skipping it", "address", address, "error", err)
+			unavailable = append(unavailable, err)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		p.listeners = append(p.listeners, l)
+	}
+	if len(p.listeners) == 0 {
+		return join(unavailable)
+	}
+	if p.config.MetricsListen != "" {
+		p.metricsListener, err = listenWhenFree(ctx, p.config.MetricsListen, p.config.ReusePort, p.config.Logger)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *Proxy) closeListeners() {
+	for _, l := range p.listeners {
+		_ = l.Close()
+	}
+	if p.metricsListener != nil {
+		_ = p.metricsListener.Close()
+	}
+}
+
+// Addrs returns the addresses that Listen opened, in the order of Config.Listen.
+func (p *Proxy) Addrs() []net.Addr {
+	addrs := make([]net.Addr, 0, len(p.listeners))
+	for _, l := range p.listeners {
+		addrs = append(addrs, l.Addr())
+	}
+	return addrs
+}
+
+// MetricsAddr returns the address of the metrics port, or nil if it is not served.
+func (p *Proxy) MetricsAddr() net.Addr {
+	if p.metricsListener == nil {
+		return nil
+	}
+	return p.metricsListener.Addr()
+}
+
+// Run serves until ctx ends, then drains: /readyz fails, new requests are accepted until nothing is
+// in flight or until a successor has the port, the listeners close, and what was written is
+// delivered. It returns nil after it has drained, even if requests were cut off.
+func (p *Proxy) Run(ctx context.Context) error {
+	var unanswered unanswered
+	server := &http.Server{
+		Handler:           connlimit.Handler(p),
+		ConnState:         unanswered.record,
+		ReadHeaderTimeout: p.limits.readHeader,
+		ReadTimeout:       p.limits.read,
+		IdleTimeout:       p.limits.idle,
+		MaxHeaderBytes:    maxHeaderBytes,
+		Protocols:         http1(),
+		ErrorLog:          slog.NewLogLogger(p.config.Logger.Handler(), slog.LevelDebug),
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(connlimit.Context(ctx, c), clientKey{}, c.(*connlimit.Conn).Conn)
+		},
+	}
+	front := &protocolMux{proxy: p}
+	if p.config.ServeTLS {
+		front.tls = tlsfiles.ServerConfig(p.config.Source, clientCertificates)
+	}
+	// The admin server stays up while requests drain, so that /readyz reports it.
+	admin := &http.Server{
+		Handler:           p.admin(),
+		ReadHeaderTimeout: p.limits.readHeader,
+		ReadTimeout:       p.limits.read,
+		WriteTimeout:      p.limits.write,
+		IdleTimeout:       p.limits.idle,
+		MaxHeaderBytes:    maxHeaderBytes,
+		Protocols:         http1(),
+		ErrorLog:          server.ErrorLog,
+	}
+
+	failed := make(chan error, len(p.listeners)+1)
+	var accepting, administering sync.WaitGroup
+	serve := func(serving *sync.WaitGroup, server *http.Server, l net.Listener) {
+		serving.Go(func() {
+			if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+				failed <- fmt.Errorf("serving on %s: %w", l.Addr(), err)
+			}
+		})
+	}
+	for _, l := range p.listeners {
+		p.config.Logger.Info("listening", "address", l.Addr().String(), "tls", p.config.ServeTLS,
+			"registry", p.upstream.address.String())
+		serve(&accepting, server, p.connections.Listener(front.listener(p.deliveries.Listener(l))))
+	}
+	if p.metricsListener != nil {
+		serve(&administering, admin, p.metricsListener)
+	}
+	p.listening.Store(true)
+	if p.config.Ready != nil {
+		p.config.Ready()
+	}
+	if p.config.Idle != nil {
+		watch, cancel := context.WithCancel(ctx)
+		defer cancel()
+		go p.watchIdle(watch)
+	}
+
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+	}
+
+	p.draining.Store(true)
+	p.config.Logger.Info("draining", "requests", p.metrics.inFlight.Load(), "timeout", p.config.DrainTimeout)
+	draining, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.config.DrainTimeout)
+	defer cancel()
+	if p.config.ReusePort {
+		_ = admin.Close() // else it would receive the kubelet's probes of a successor on the same port
+		p.handOff()
+	}
+	if err == nil {
+		server.SetKeepAlivesEnabled(false)
+		p.quiesce()
+	}
+	// The server drops requests that it reads after Shutdown has begun, so those of accepted connections come first.
+	for _, l := range p.listeners {
+		_ = l.Close()
+	}
+	accepting.Wait()
+	unanswered.wait(draining)
+	if server.Shutdown(draining) != nil {
+		p.config.Logger.Warn("drain timeout exceeded, requests cut off", "requests", p.metrics.inFlight.Load())
+		_ = server.Close()
+	}
+	if left := p.deliveries.Wait(draining); left > 0 {
+		p.config.Logger.Warn("drain timeout exceeded, responses not delivered", "connections", left)
+	}
+	_ = admin.Close()
+	administering.Wait()
+	p.upstream.close()
+	if p.cache != nil {
+		p.cache.close()
+	}
+	return err
+}
+
+// quiesceInterval is how often quiesce looks at requests and deliveries.
+const quiesceInterval = 10 * time.Millisecond
+
+// quiesce goes on serving until nothing is in flight and everything is delivered. Without a successor
+// nobody else has the port until this pod is gone, so a closed listener would refuse pulls for as
+// long as others take to end. The second half of the drain timeout is for what is then still left.
+func (p *Proxy) quiesce() {
+	deadline := time.Now().Add(p.config.DrainTimeout / 2)
+	for (p.metrics.inFlight.Load() > 0 || p.deliveries.Pending() > 0) && time.Now().Before(deadline) {
+		time.Sleep(quiesceInterval)
+	}
+}
+
+// silentAfter is how long a connection without a request delays the end, as in net/http.
+const silentAfter = 5 * time.Second
+
+// unanswered are the connections whose client waits for a response, or has not sent a request yet. The zero value is
+// ready for use.
+type unanswered struct {
+	mu    sync.Mutex
+	conns map[net.Conn]time.Time // when it was accepted; zero once there is a request
+}
+
+// note is for http.Server.ConnState.
+func (u *unanswered) record(c net.Conn, s http.ConnState) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	switch s {
+	case http.StateNew:
+		if u.conns == nil {
+			u.conns = map[net.Conn]time.Time{}
+		}
+		u.conns[c] = time.Now()
+	case http.StateActive:
+		u.conns[c] = time.Time{}
+	default:
+		delete(u.conns, c)
+	}
+}
+
+// wait waits until there are none, apart from silent ones, or until ctx ends.
+func (u *unanswered) wait(ctx context.Context) {
+	for ctx.Err() == nil && u.any() {
+		time.Sleep(quiesceInterval)
+	}
+}
+
+func (u *unanswered) any() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for _, accepted := range u.conns {
+		if accepted.IsZero() || time.Since(accepted) < silentAfter {
+			return true
+		}
+	}
+	return false
+}
+
+// acceptGrace is how long connections that started before the hand-off have to be accepted.
+const acceptGrace = 100 * time.Millisecond
+
+// handOff sends new connections to the successor and leaves time to accept the pending ones.
+func (p *Proxy) handOff() {
+	for _, l := range p.listeners {
+		if err := handOff(l); err != nil {
+			p.config.Logger.Warn("cannot hand off the listener, new connections may be reset",
+				"address", l.Addr().String(), "error", err.Error())
+			return
+		}
+	}
+	time.Sleep(acceptGrace)
+}
+
+// watchIdle calls Config.Idle once after each period with requests.
+func (p *Proxy) watchIdle(ctx context.Context) {
+	ticker := time.NewTicker(p.limits.quiet)
+	defer ticker.Stop()
+	var seen, reported uint64
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		n := p.metrics.started.Load()
+		if n == seen && n != reported && p.metrics.inFlight.Load() == 0 {
+			p.config.Idle()
+			reported = n
+		}
+		seen = n
+	}
+}
+
+// http1 disables HTTP/2: flow control of multiplexed streams costs more CPU time than one
+// connection per stream.
+func http1() *http.Protocols {
+	var protocols http.Protocols
+	protocols.SetHTTP1(true)
+	return &protocols
+}

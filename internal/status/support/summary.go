@@ -1,0 +1,70 @@
+package support
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/status/mask"
+	"github.com/zarf-dev/zarf-registry/internal/version"
+)
+
+// summary adds summary.txt, the last file: what the bundle contains, and what it lacks.
+func (c *collector) summary() error {
+	kubernetes := "unknown"
+	if v, err := c.Client.Discovery().ServerVersion(); err != nil {
+		c.failed(context.Background(), "the version of Kubernetes", err)
+	} else {
+		kubernetes = v.GitVersion
+	}
+	return c.file("summary.txt", func(w io.Writer) error {
+		fmt.Fprintf(w, "Support bundle of release %s, namespace %s, written at %s\n\n", c.Release, c.Namespace,
+			c.Now().UTC().Format(time.RFC3339))
+		table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		chart := c.chart
+		if chart == "" {
+			chart = "unknown: Helm's release does not exist or could not be read"
+		}
+		fmt.Fprintf(table, "program\t%s\nKubernetes\t%s\nchart\t%s\n", version.Version, kubernetes, chart)
+		if err := table.Flush(); err != nil {
+			return err
+		}
+		if len(c.nodes) > 0 {
+			fmt.Fprint(table, "\nNODE\tKUBELET\tRUNTIME\tOS\tKERNEL\tARCHITECTURE\n")
+			for _, n := range c.nodes {
+				i := n.Status.NodeInfo
+				fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", n.Name, i.KubeletVersion, i.ContainerRuntimeVersion, i.OSImage,
+					i.KernelVersion, i.Architecture)
+			}
+			if err := table.Flush(); err != nil {
+				return err
+			}
+		}
+		fmt.Fprintf(w, "\nMissing: %d\n", len(c.result.Missing))
+		for _, what := range c.result.Missing {
+			fmt.Fprintf(w, "  - %s\n", what)
+		}
+		c.describeMasking(w)
+		fmt.Fprint(w, "\nFiles, with sizes in bytes\n")
+		for _, f := range c.result.sorted() {
+			fmt.Fprintf(table, "  %s\t%d\n", f.Name, f.Size)
+		}
+		return table.Flush()
+	})
+}
+
+func (c *collector) describeMasking(w io.Writer) {
+	fmt.Fprintf(w, "\nSecrets are replaced by %s: what has the form or the name of a secret, and %d known values,\n"+
+		"in plain, escaped and base64 form.\n", mask.Masked, c.mask.Known())
+	if !c.result.SecretsRead {
+		fmt.Fprint(w, "The values of Secrets could not be read: look for them before you send this.\n")
+	}
+	if len(c.result.Unsearched) > 0 {
+		fmt.Fprintf(w, "Too short to be searched for (less than %d bytes):\n", mask.MinLength)
+	}
+	for _, what := range c.result.Unsearched {
+		fmt.Fprintf(w, "  - %s\n", what)
+	}
+}
