@@ -368,7 +368,7 @@ func TestNodeConfiguration(t *testing.T) {
 				test.inUse = strings.Join(test.want.Directories, ",")
 			}
 			want := jobsettings.NodeConfig{
-				Directories: test.want.Directories, CA: test.want.CRIO.CertsDirectory != "",
+				Directories: test.want.Directories, CA: test.want.CRIO.CertsDirectory != "", Mirrors: test.want.Mirrors,
 				AgentsOnly: strings.HasPrefix(test.want.K3s.File, "/etc/rancher/k3s/") ||
 					strings.HasPrefix(test.want.K3s.File, "/etc/rancher/rke2/"),
 			}
