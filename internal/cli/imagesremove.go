@@ -144,7 +144,8 @@ func (f *removalFlags) delete(ctx context.Context, c *registryAccess, since time
 	log.Info("collecting garbage")
 	result, err := collectGarbage(ctx, c.transport, c.access, f.request, log, func(gc.Removed) error { return nil })
 	if err != nil {
-		return fmt.Errorf("%d manifests are deleted, but their content is not freed: %w", len(manifests)-len(r.PushedAgain), err)
+		return fmt.Errorf("%d manifests are deleted, but their content is not freed: %w",
+			len(manifests)-len(r.PushedAgain), err)
 	}
 	r.GarbageCollection = &result
 	return nil
@@ -204,8 +205,8 @@ func (f *removalFlags) print(w io.Writer, r *removal) error {
 		parts = append(parts, "zarf-registry garbage-collect "+frees+" "+space.FormatBytes(r.Reclaimable.Bytes))
 	}
 	if r.Reclaimable.GracePeriodBytes > 0 {
-		parts = append(parts, fmt.Sprintf("%s more after the grace period of %s", space.FormatBytes(r.Reclaimable.GracePeriodBytes),
-			f.request.Grace))
+		parts = append(parts, fmt.Sprintf("%s more after the grace period of %s",
+			space.FormatBytes(r.Reclaimable.GracePeriodBytes), f.request.Grace))
 	}
 	if len(r.PushedAgain) > 0 {
 		parts = append(parts, plural(len(r.PushedAgain), "manifest")+" pushed again meanwhile, and kept")

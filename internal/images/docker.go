@@ -162,6 +162,3 @@ func readAll(b blob.Blob) ([]byte, error) {
 	defer rc.Close()
 	return io.ReadAll(rc)
 }
-
-// dockerManifestFile lists the images of a docker archive.
-const dockerManifestFile = "manifest.json"

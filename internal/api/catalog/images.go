@@ -275,7 +275,7 @@ type Reclaimable struct {
 	GracePeriodBytes int64 `json:"gracePeriodBytes"`
 }
 
-// Frees returns what garbage collection removes once the manifests are deleted, and what it would remove anyway, if it
+// Reclaimable returns what garbage collection removes once the manifests are deleted, and what it would remove anyway, if it
 // keeps blobs that are not older than grace.
 func (c *Catalog) Reclaimable(deleted []*Manifest, grace time.Duration) Reclaimable {
 	gone := map[*Manifest]bool{}

@@ -70,7 +70,7 @@ type Registry interface {
 	Loaded(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error)
 }
 
-// Keeper manages the certificates and credentials of one release. Observer, Cluster and Registry
+// Manager manages the certificates and credentials of one release. Observer, Cluster and Registry
 // must be set.
 type Manager struct {
 	*nodes.Observer

@@ -38,7 +38,10 @@ func (v *Verifier) Mirrors(ctx context.Context) (*state.Mirrors, error) {
 	if len(eligible) == 0 {
 		return nil, nil
 	}
-	m := &state.Mirrors{Image: v.Settings.NodeConfig.MirroredHost() + "/" + image, CheckedAt: v.Now().UTC().Truncate(time.Second)}
+	m := &state.Mirrors{
+		Image:     v.Settings.NodeConfig.MirroredHost() + "/" + image,
+		CheckedAt: v.Now().UTC().Truncate(time.Second),
+	}
 	p := v.puller(m.Image, false)
 	p.verify.limit, p.verify.permanent, p.verify.everywhere = mirrorTimeout, nil, true
 	failed := map[string]*state.MirrorFailure{}

@@ -132,7 +132,7 @@ func checkSpace(file *os.File, size int64) error {
 	if unix.Fstatfs(int(file.Fd()), &stat) != nil {
 		return nil // writing reports what is wrong
 	}
-	if free := int64(stat.Bavail) * int64(stat.Bsize); free < size {
+	if free := int64(stat.Bavail) * int64(stat.Bsize); free < size { //nolint:unconvert // macOS has another type
 		return fmt.Errorf("the images need up to %s, and %s has %s of free space: make room there, or set TMPDIR",
 			space.FormatBytes(size), filepath.Dir(file.Name()), space.FormatBytes(free))
 	}

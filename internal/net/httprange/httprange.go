@@ -48,7 +48,7 @@ func Parse(header string) (ContentRange, error) {
 	return r, nil
 }
 
-// Of returns the bytes that the body of a response carries. It fails if they are unknown: then a body that
+// FromResponse returns the bytes that the body of a response carries. It fails if they are unknown: then a body that
 // breaks off cannot be resumed.
 func FromResponse(r *http.Response) (ContentRange, error) {
 	if r.ContentLength < 0 {

@@ -26,9 +26,9 @@ const containerdRepeats = 4
 
 func isContainerd(r *http.Request) bool { return strings.HasPrefix(r.UserAgent(), "containerd/") }
 
-// isDockerPing reports whether Docker's daemon asks whether this is a registry, and whether to log in. It waits 15 s, and
-// then gives up; for the image itself it waits without a limit (distribution/registry.go). Once the proxy knows that the
-// registry is away, it answers what the registry would.
+// isDockerPing reports whether Docker's daemon asks whether this is a registry, and whether to log in. It waits 15 s,
+// and then gives up; for the image itself it waits without a limit (distribution/registry.go). Once the proxy knows
+// that the registry is away, it answers what the registry would.
 func isDockerPing(r *http.Request) bool {
 	return r.URL.Path == "/v2/" && strings.HasPrefix(r.UserAgent(), "docker/")
 }

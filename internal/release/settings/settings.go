@@ -168,7 +168,7 @@ type Expose struct {
 	Address string `json:"address,omitempty"`
 }
 
-// Verify describes the verification of signatures. It is empty if the registry does not verify any.
+// Signatures describes their verification. It is empty if the registry does not verify any.
 type Signatures struct {
 	// KeysSecret is the user's Secret with public keys. The registry mounts it.
 	KeysSecret string `json:"keysSecret,omitempty"`
