@@ -1,6 +1,6 @@
 // Command images measures how users and nodes move images into and out of a cluster.
 //
-// Tools: a test cluster runs a release in nodeport mode. init-hook images push connects through the API
+// Tools: a test cluster runs a release in nodeport mode. zarf-registry images push connects through the API
 // server; regctl uses the same port with mutual TLS over kubectl port-forward; the others, and init-hook
 // images pull, the plain port, because they do not present a client certificate or then no credential. Each
 // repetition of a tool starts a new registry pod with empty storage, and the tool with empty caches. It
