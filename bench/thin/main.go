@@ -1,8 +1,8 @@
 // Command thin measures how images that have changed get into a registry that has their previous versions: the
 // inventory of that registry, and a thin archive compared with one that has everything.
 //
-// The registries are processes with mutual TLS. Pulls and pushes are those of zarf-registry images pull and push, in this
-// process and without a cluster: no API server and no network are between them.
+// The registries are processes with mutual TLS. Pulls and pushes are those of zarf-registry images pull and push, in
+// this process and without a cluster: no API server and no network are between them.
 package main
 
 import (
