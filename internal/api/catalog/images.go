@@ -275,8 +275,8 @@ type Reclaimable struct {
 	GracePeriodBytes int64 `json:"gracePeriodBytes"`
 }
 
-// Reclaimable returns what garbage collection removes once the manifests are deleted, and what it would remove anyway, if it
-// keeps blobs that are not older than grace.
+// Reclaimable returns what garbage collection removes once the manifests are deleted, and what it would remove anyway,
+// if it keeps blobs that are not older than grace.
 func (c *Catalog) Reclaimable(deleted []*Manifest, grace time.Duration) Reclaimable {
 	gone := map[*Manifest]bool{}
 	for _, m := range deleted {
