@@ -93,6 +93,7 @@ func TestNodeConfig(t *testing.T) {
 		if got := effects(); !maps.Equal(got, want) {
 			t.Errorf("the effects are %v, want %v", got, want)
 		}
+		w.provoked = append(w.provoked, `"docker.io/zarf-registry/probe-proxy:`)
 		w.shell(t, "n2", `rm "$1/docker.io/hosts.toml" "$2/docker.io/hosts.toml"`, certsDir, listedDir)
 		said.WriteString(w.helmValues(t, "upgrade", mirrored))
 		want["n2"] = status.EffectIgnored
