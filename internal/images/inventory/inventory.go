@@ -51,8 +51,8 @@ func New(digests []digest.Digest) *Set {
 	return s
 }
 
-// FromCatalog returns the blobs that images in a registry need, apart from manifests, which thin archives contain. A blob
-// that clients know by a digest other than SHA-256 is left out: the catalog does not have that digest.
+// FromCatalog returns the blobs that images in a registry need, apart from manifests, which thin archives contain. A
+// blob that clients know by a digest other than SHA-256 is left out: the catalog does not have that digest.
 func FromCatalog(content *catalog.Catalog) *Set {
 	manifests := map[digest.Digest]bool{}
 	for _, m := range content.Manifests {
