@@ -74,7 +74,8 @@ func TestMistakes(t *testing.T) {
 	})
 	w.startOver(t)
 	must(t, "the corrected command after a failed one", func(t *testing.T) {
-		w.failsToInstall(t, "60s", []string{"example.com/none"}, storageOn("slow"))
+		w.failsToInstall(t, "60s", []string{"unbound immediate PersistentVolumeClaims", "persistentvolumeclaim/zarf-registry shows more"},
+			storageOn("slow"))
 		w.mustInstall(t, proxyMode, storageOn("standard"))
 		w.isHealthy(t)
 		w.claimHas(t, "standard")
