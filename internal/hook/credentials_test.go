@@ -242,6 +242,15 @@ func TestRotatePullCredentialKeepsListenerState(t *testing.T) {
 	}
 }
 
+func TestACredentialWithoutDataIsReplaced(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.upgrade(state.ModeNodePort)
+	b.changeSecret("zarf-registry-credentials", func(s *corev1.Secret) { s.Data = nil })
+	b.upgrade(state.ModeNodePort)
+	b.checkCredential("zarf-push", "")
+}
+
 func TestCredentialIsReadAgainAfterAConflict(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -48,10 +48,7 @@ func (m *Manager) tryWritePush(ctx context.Context, from string, copied bool) (s
 	if err != nil {
 		return "", err
 	}
-	data := map[string][]byte{}
-	if secret != nil {
-		data = maps.Clone(secret.Data)
-	}
+	data := dataOf(secret)
 	cost := bcrypt.MinCost
 	reason := ""
 	if from != "" {
@@ -112,6 +109,15 @@ func (m *Manager) tryWritePush(ctx context.Context, from string, copied bool) (s
 	return fmt.Sprintf("wrote %s: %s", name, reason), nil
 }
 
+// dataOf returns a copy of a Secret's data, to be changed. It is empty if there is no Secret, or no data.
+func dataOf(secret *corev1.Secret) map[string][]byte {
+	data := map[string][]byte{}
+	if secret != nil {
+		maps.Copy(data, secret.Data)
+	}
+	return data
+}
+
 // WritePull creates or repairs the Secret for pulls through the node port. The returned text
 // describes what it did.
 func (m *Manager) WritePull(ctx context.Context) (string, error) {
@@ -120,10 +126,7 @@ func (m *Manager) WritePull(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	data := map[string][]byte{}
-	if secret != nil {
-		data = maps.Clone(secret.Data)
-	}
+	data := dataOf(secret)
 	var reasons []string
 	if len(data[names.KeyUsername]) == 0 || len(data[names.KeyPassword]) == 0 {
 		reasons = append(reasons, "it had no credential")

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -175,10 +174,7 @@ func (m *Manager) generate(ctx context.Context, credential string) error {
 		if err != nil {
 			return err
 		}
-		data := map[string][]byte{}
-		if secret != nil {
-			data = maps.Clone(secret.Data)
-		}
+		data := dataOf(secret)
 		valid := string(data[names.KeyUsername]) == credential && len(data[names.KeyPassword]) > 0
 		if valid && htpasswdMatches(data[names.KeyHtpasswd], data[names.KeyUsername], data[names.KeyPassword]) {
 			return nil
