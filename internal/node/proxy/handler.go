@@ -88,22 +88,23 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request) (code int, n int
 			"this endpoint serves the container runtime of its node, not web pages of other sites"), 0, nil
 	}
 	request, budget, status := newRequest(r), p.newRetryBudget(), http.StatusServiceUnavailable
-	if isContainerd(r) && budget.timeout > 0 {
+	switch {
+	case budget.timeout <= 0:
+	case isContainerd(r):
 		budget.timeout = min(budget.timeout/containerdRepeats, p.limits.waitTimeout)
 		request.answerBy, status = budget.began.Add(p.limits.waitTimeout), http.StatusTooManyRequests
-	}
-	ping := isDockerPing(r) && budget.timeout > 0
-	if ping {
-		budget.timeout, request.answerBy = min(budget.timeout, p.limits.ping), budget.began.Add(p.limits.ping)
+	case isDockerPing(r):
+		budget.timeout = min(budget.timeout, p.limits.ping)
+		request.answerBy, status = budget.began.Add(p.limits.ping), http.StatusOK
 	}
 	resp, err := p.fetch(request, budget, judgeFirst)
 	if err != nil && r.Context().Err() != nil {
 		return statusClientGone, 0, r.Context().Err()
 	}
-	if err != nil && ping {
-		w.Header().Set("Docker-Distribution-Api-Version", "registry/2.0")
-		w.WriteHeader(http.StatusOK)
-		return http.StatusOK, 0, nil
+	if err != nil && status == http.StatusOK {
+		w.Header().Set(headerAPIVersion, "registry/2.0")
+		w.WriteHeader(status)
+		return status, 0, nil
 	}
 	if err != nil {
 		p.log.Warn("registry unavailable, giving up", "error", err)

@@ -96,7 +96,7 @@ func (b *retryBudget) end() {
 	}
 }
 
-// fetch sends the request until judge accepts a response or the budget is spent. Its error is the
+// fetch sends the request until classify accepts a response or the budget is spent. Its error is the
 // context's or that of the last attempt at the registry. Each attempt asks a cache first, which may serve
 // what the registry cannot.
 func (p *Proxy) fetch(
@@ -127,7 +127,7 @@ func (p *Proxy) fetch(
 
 // fetchCached asks a cache and, if that fails, another one: the load that a single cache cannot carry would be
 // too much for the registry, if all others are busy. It returns nil if the registry is to be asked: if there are
-// no caches, or none responds with what judge accepts. A cache fails for itself: only the registry's refusals
+// no caches, or none responds with what classify accepts. A cache fails for itself: only the registry's refusals
 // count.
 func (p *Proxy) fetchCached(
 	request *request, budget *retryBudget, classify func(*http.Response) (verdict, error),
@@ -149,7 +149,7 @@ func (p *Proxy) fetchCached(
 	return nil
 }
 
-// askCache requests from a cache. It fails if the response is not what judge accepts.
+// askCache requests from a cache. It fails if the response is not what classify accepts.
 func (p *Proxy) askCache(request *request, classify func(*http.Response) (verdict, error)) (*response, error) {
 	resp, err := p.cache.roundTrip(request)
 	if err != nil {

@@ -315,19 +315,26 @@ func TestRegistryUnavailable(t *testing.T) {
 	}
 }
 
+// askAs requests a path as a client with this User-Agent.
+func (f *fixture) askAs(t *testing.T, agent, path string) (*http.Response, []byte) {
+	t.Helper()
+	request, err := http.NewRequest(http.MethodGet, f.url(path), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("User-Agent", agent)
+	response, body, err := do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response, body
+}
+
 // containerd repeats a request that was answered with 429, and gives up on one that is not answered within 30 s.
 func TestContainerdIsAskedToRepeatItsRequest(t *testing.T) {
 	ask := func(t *testing.T, f *fixture, agent string) *http.Response {
 		t.Helper()
-		request, err := http.NewRequest(http.MethodGet, f.url("/v2/a/manifests/1"), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		request.Header.Set("User-Agent", agent)
-		response, body, err := do(request)
-		if err != nil {
-			t.Fatal(err)
-		}
+		response, body := f.askAs(t, agent, "/v2/a/manifests/1")
 		if response.StatusCode >= 400 {
 			checkOCIError(t, response, body, "UNAVAILABLE", registryName+":"+f.port())
 		}
@@ -372,19 +379,6 @@ func TestContainerdIsAskedToRepeatItsRequest(t *testing.T) {
 
 // Docker gives up on a ping that is not answered within 15 s, but waits for the image.
 func TestDockersPingIsAnswered(t *testing.T) {
-	ask := func(t *testing.T, f *fixture, path, agent string) int {
-		t.Helper()
-		request, err := http.NewRequest(http.MethodGet, f.url(path), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		request.Header.Set("User-Agent", agent)
-		response, _, err := do(request)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return response.StatusCode
-	}
 	const docker = "docker/20.10.24 go/go1.19.8 os/linux arch/amd64 UpstreamClient(Docker-Client/20.10.24 \\(linux\\))"
 	end := make(chan struct{})
 	silent := start(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-end }), func(p *Proxy) {
@@ -406,7 +400,8 @@ func TestDockersPingIsAnswered(t *testing.T) {
 		"no waiting":     {never, "/v2/", docker, http.StatusServiceUnavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := ask(t, tt.f, tt.path, tt.agent); got != tt.want {
+			response, _ := tt.f.askAs(t, tt.agent, tt.path)
+			if got := response.StatusCode; got != tt.want {
 				t.Errorf("%d, want %d", got, tt.want)
 			}
 		})
