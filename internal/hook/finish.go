@@ -122,7 +122,7 @@ func (f *finishing) verify(ctx context.Context) (did string, err error) {
 
 // verifyMirrors warns of nodes that ignore their mirrors. Pulls by the registry's own address work there.
 func (f *finishing) verifyMirrors(ctx context.Context) (string, error) {
-	m, err := f.verifier.Mirrors(ctx)
+	m, err := f.verifier.Mirrors(ctx, f.verified)
 	if err != nil {
 		return "", err
 	}

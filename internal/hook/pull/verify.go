@@ -181,24 +181,39 @@ func (v *Verifier) eligible(ctx context.Context) (eligible []corev1.Node, others
 
 // failures describes the nodes that could not pull, by reason, with what to do about it.
 func failures(failed []Result) error {
-	var reasons []string
-	names := map[string][]string{}
-	for _, r := range failed {
-		reason := fmt.Sprintf("could not pull %s: %s", r.Image, r.reason())
-		if names[reason] == nil {
-			reasons = append(reasons, reason)
-		}
-		names[reason] = append(names[reason], r.Name)
-	}
+	groups := byReason(failed, func(r Result) string {
+		return fmt.Sprintf("could not pull %s: %s", r.Image, r.reason())
+	})
 	var errs []error
-	for i, reason := range reasons {
+	for i, g := range groups {
 		if i == listedReasons {
-			errs = append(errs, fmt.Errorf("and %d other reasons", len(reasons)-i))
+			errs = append(errs, fmt.Errorf("and %d other reasons", len(groups)-i))
 			break
 		}
-		errs = append(errs, errors.New(release.ListNodes(names[reason])+" "+reason))
+		errs = append(errs, errors.New(release.ListNodes(g.Nodes)+" "+g.Reason))
 	}
 	return errors.Join(errs...)
+}
+
+// group is the nodes with the same reason.
+type group struct {
+	Reason string
+	Nodes  []string
+}
+
+// byReason groups results, in the order of the first of each reason.
+func byReason(results []Result, reason func(Result) string) (groups []group) {
+	at := map[string]int{}
+	for _, r := range results {
+		text := reason(r)
+		i, ok := at[text]
+		if !ok {
+			i, groups = len(groups), append(groups, group{Reason: text})
+			at[text] = i
+		}
+		groups[i].Nodes = append(groups[i].Nodes, r.Name)
+	}
+	return groups
 }
 
 const adviceNotServed = "kube-proxy serves no node port on the loopback address there, as in nftables mode, with " +

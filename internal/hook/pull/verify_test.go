@@ -209,11 +209,12 @@ func (podsOf) Delete(context.Context, string, metav1.DeleteOptions) error {
 func TestMirrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cluster := &fakeCluster{}
-		v, _ := newVerifier(cluster, "a", "b", "refused", "full", "not configured")
+		names := []string{"a", "b", "refused", "full", "not configured"}
+		v, _ := newVerifier(cluster, names...)
 		v.Settings.NodeConfig.Mirrors = []string{"!quay.io", "*"}
 		v.Cluster.Pods = podsOf{"a", "b", "refused", "full"}
 		begin := time.Now()
-		m, err := v.Mirrors(t.Context())
+		m, err := v.Mirrors(t.Context(), names)
 		if err != nil || !slices.Equal(m.Pulled, []string{"a", "b"}) || len(m.Failed) != 1 ||
 			!slices.Equal(m.Failed[0].Nodes, []string{"refused"}) || m.Image != "zarf-registry.invalid/team/shop:2" ||
 			!m.CheckedAt.Equal(begin) {
@@ -235,7 +236,7 @@ func TestMirrorsThatNoNodeUses(t *testing.T) {
 		cluster := &fakeCluster{}
 		v, _ := newVerifier(cluster, nodes...)
 		v.Settings.NodeConfig.Mirrors, v.Cluster.Pods = []string{"docker.io"}, podsOf(nodes)
-		m, err := v.Mirrors(t.Context())
+		m, err := v.Mirrors(t.Context(), nodes)
 		if err != nil || len(m.Pulled) > 0 || len(m.Failed) != 1 || cluster.created != nodesAtOnce {
 			t.Errorf("%+v, %v, %d pods", m, err, cluster.created)
 		}
