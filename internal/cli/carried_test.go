@@ -108,7 +108,7 @@ func TestTheCarriedChartAndTheCommandsFitTogether(t *testing.T) {
 		values map[string]any
 		mode   state.Mode
 		source state.Source
-		prove  bool
+		verify bool
 	}{
 		"proxy": {map[string]any{"registryProxy": true}, state.ModeProxy, state.SourceValue, true},
 		"nodeport": {map[string]any{"registryProxy": false, "initHook": map[string]any{"verifyPulls": false}},
@@ -126,7 +126,7 @@ func TestTheCarriedChartAndTheCommandsFitTogether(t *testing.T) {
 			}
 			o := result.Settings
 			if o.Mode != c.mode || o.ModeSource != c.source || o.Name != "zarf-registry" || c.mode != state.ModeExternal &&
-				o.Finish.VerifyPulls != c.prove {
+				o.Finish.VerifyPulls != c.verify {
 				t.Errorf("the Jobs are told %+v", o)
 			}
 		})

@@ -572,7 +572,7 @@ func TestAnUninstalledReleaseIsInstalledAnew(t *testing.T) {
 
 func TestAFailedFinishIsTheReleasesFailureAndCanBeRunAgain(t *testing.T) {
 	b := newBench(t, namespace())
-	b.finish = errors.New("finish: prove by pulling: node n2 could not pull")
+	b.finish = errors.New("finish: verify pulls: node n2 could not pull")
 	if _, err := b.Installer.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "node n2 could not pull") {
 		t.Fatalf("error is %v", err)
 	}

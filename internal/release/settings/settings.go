@@ -217,7 +217,7 @@ type Finish struct {
 // mirroredHost stands for all hosts where "*" is mirrored: it does not exist (RFC 2606).
 const mirroredHost = "zarf-registry.invalid"
 
-// MirroredHost returns a host for which nodes ask this registry first, or "" if there is none.
+// MirroredHost returns a host whose images nodes pull through this registry first. It is empty without mirrors.
 func (n NodeConfig) MirroredHost() string {
 	host := ""
 	for _, m := range n.Mirrors {
