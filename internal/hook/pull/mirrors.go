@@ -16,9 +16,9 @@ import (
 // mirrorTimeout bounds the pull of a mirrored reference on a node whose kubelet reports failures: two attempts.
 const mirrorTimeout = 25 * time.Second
 
-// Mirrors runs a pod with the tiny image on every configured node of those that Nodes has verified, by a reference whose
-// host is mirrored. Only a node that asks this registry first has it: no other registry does. A failure is in the
-// result, and no error, because pulls by the registry's own address work. It returns nil if no node is configured.
+// Mirrors runs a pod with the tiny image on every configured node of those that Nodes has verified, by a reference
+// whose host is mirrored. Only a node that asks this registry first has it: no other registry does. A failure is in
+// the result, and no error, because pulls by the registry's own address work. It returns nil if no node is configured.
 func (v *Verifier) Mirrors(ctx context.Context, verified []string) (*state.Mirrors, error) {
 	image, err := v.Images.ProbeImage(v.Settings.Mode)
 	if err != nil {
