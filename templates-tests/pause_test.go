@@ -142,21 +142,23 @@ func TestPauseImages(t *testing.T) {
 
 // hostile are images that must not carry programs. All of them, and a good one, are on every node.
 var hostile = []string{
-	"localhost:31999/tenant/pause:999.0", "localhost/tenant/pause:999.0", "LOCALHOST:31999/pause@" + pause3101,
-	"localhost.:31999/pause@" + pause3101, "127.0.0.1:31999/pause@" + pause3101, "127.1:31999/pause@" + pause3101,
-	"127.0.0.2/pause@" + pause3101, "0177.0.0.1:5000/pause@" + pause3101, "0x7f.1:5000/pause@" + pause3101,
-	"2130706433:5000/pause@" + pause3101, "[::1]:31999/pause@" + pause3101, "[::ffff:127.0.0.1]:5000/pause@" + pause3101,
-	"0.0.0.0:31999/pause@" + pause3101, "192.0.2.7:31999/pause@" + pause3101, "node-1.example:31999/pause@" + pause3101,
-	"zarf-registry.zarf.svc:5000/pause@" + pause3101, "zarf-registry.zarf.svc.cluster.local:5000/pause@" + pause3101,
-	"zarf-registry-nodeport.zarf.svc/pause@" + pause3101, "images.example.com/pause@" + pause3101,
-	"IMAGES.example.com.:443/pause@" + pause3101, "127.0.0.1:31999/registry.k8s.io/pause:3.10",
-	"docker.io/tenant/pause:999", "docker.io/library/pause:999", "pause:999", "tenant/pause:999",
-	"evil.example/registry.k8s.io/pause:1", "registry.k8s.io.evil/pause:1", "registry.k8s.io/pause/x:1",
+	"localhost:31999/tenant/pause:999.0", "localhost/tenant/pause:999.0", "127.0.0.1:31999/registry.k8s.io/pause:3.10",
+	"127.0.0.1:31999/pause@" + unofficial, "docker.io/tenant/pause:999", "docker.io/library/pause:999", "pause:999",
+	"tenant/pause:999", "evil.example/registry.k8s.io/pause:1", "registry.k8s.io.evil/pause:1", "registry.k8s.io/pause/x:1",
 	"registry.k8s.io/pausex:1", "registry.k8s.io/x/pause:1", "xregistry.k8s.io/pause:1", "registryxk8s.io/pause:1",
 	"REGISTRY.K8S.IO/pause:1", "registry.k8s.io/Pause:1", "registry.k8s.io:443/pause:1", "registry.k8s.io./pause:1",
 	"registry.k8s.io/pause", "registry.k8s.io/pause:", "registry.k8s.io/pause:1/x:2", "registry.k8s.io/pause@md5:00",
 	"evil.example/pause@" + unofficial, "602401143452.dkr.ecr.us-west-2.amazonaws.com/eks/pause:3.10",
 	"666666666666.dkr.ecr.us-west-2.amazonaws.com/eks/pause:3.10", "quay.io/small:1", "<none>@<none>", "<none>:<none>",
+}
+
+// own are addresses of the release's registry. The chart uses none of their images. The healer uses one with a trusted
+// digest, on a node that has it and no other.
+var own = []string{
+	"LOCALHOST:31999", "localhost.:31999", "127.0.0.1:31999", "127.1:31999", "127.0.0.2", "0177.0.0.1:5000", "0x7f.1:5000",
+	"2130706433:5000", "[::1]:31999", "[::ffff:127.0.0.1]:5000", "0.0.0.0:31999", "192.0.2.7:31999", "node-1.example:31999",
+	"zarf-registry.zarf.svc:5000", "zarf-registry.zarf.svc.cluster.local:5000", "zarf-registry-nodeport.zarf.svc",
+	"images.example.com", "IMAGES.example.com.:443",
 }
 
 // friendly are images that may carry programs.
@@ -200,7 +202,15 @@ func TestPauseImagesHaveOneRule(t *testing.T) {
 	for _, image := range hostile {
 		check(image, false)
 	}
-	if got := chosen(node("a", "amd64", hostile...)); got.Source != state.SourceDefault {
+	unusable := slices.Clone(hostile)
+	for _, host := range own {
+		image := host + "/pause@" + pause3101
+		unusable = append(unusable, image)
+		if got := rules.Trust(image); got != nodeimages.ByOwnDigest || !policy.allows(t, k8sPause+"@"+pause39, image) {
+			t.Errorf("trust in %s is %v", image, got)
+		}
+	}
+	if got := chosen(node("a", "amd64", unusable...)); got.Source != state.SourceDefault {
 		t.Errorf("the chart uses %+v", got)
 	}
 	for _, image := range friendly {
@@ -210,7 +220,7 @@ func TestPauseImagesHaveOneRule(t *testing.T) {
 		}
 	}
 	// All at once: pods of tenants that ran before the first installation.
-	both := chosen(node("a", "amd64", append(slices.Clone(hostile), k8sPause+":3.9")...), node("b", "amd64", hostile...))
+	both := chosen(node("a", "amd64", append(unusable, k8sPause+":3.9")...), node("b", "amd64", unusable...))
 	if both.Reference != k8sPause+":3.9" {
 		t.Errorf("beside hostile images the chart uses %s", both.Reference)
 	}

@@ -2,6 +2,7 @@ package hook_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -56,12 +57,14 @@ func manyImages(n *corev1.Node) {
 }
 
 // kubeletConfigs returns the configuration of the named nodes' kubelets. Those of others cannot be read.
-func kubeletConfigs(policy string, names ...string) func(context.Context, string) ([]byte, error) {
+// kubeletConfigs answers with a credential verification policy and its list of allowed images, for the named nodes.
+func kubeletConfigs(policy string, allowed []string, names ...string) func(context.Context, string) ([]byte, error) {
 	return func(_ context.Context, node string) ([]byte, error) {
 		if !slices.Contains(names, node) {
 			return nil, errors.New("forbidden")
 		}
-		return fmt.Appendf(nil, `{"kubeletconfig":{"imagePullCredentialsVerificationPolicy":%q}}`, policy), nil
+		return json.Marshal(map[string]any{"kubeletconfig": map[string]any{
+			"imagePullCredentialsVerificationPolicy": policy, "preloadedImagesVerificationAllowlist": allowed}})
 	}
 }
 
@@ -337,20 +340,28 @@ func TestPreflightFinds(t *testing.T) {
 		"ignores AlwaysPullImages without injector": {objects: nodes{node("n1")},
 			options: []func(*settings.Settings){func(o *settings.Settings) { o.Injector.Enabled = false }},
 			admit:   changePods(func(c *corev1.Container) { c.ImagePullPolicy = corev1.PullAlways })},
-		"kubelets that verify credentials": {objects: nodes{node("n1"), node("n2")}, kubelet: kubeletConfigs("AlwaysVerify",
+		"kubelets that verify credentials": {objects: nodes{node("n1"), node("n2")}, kubelet: kubeletConfigs("AlwaysVerify", nil,
 			"n1", "n2"), check: "always-pull-images", severity: blocker,
 			want: []string{"nodes n1, n2", "AlwaysVerify", "NeverVerifyPreloadedImages"}},
 		"one kubelet that verifies credentials": {objects: nodes{node("n1"), node("n2"), node("n3", notReady)},
-			kubelet: kubeletConfigs("AlwaysVerify", "n2"), check: "always-pull-images", severity: warning,
+			kubelet: kubeletConfigs("AlwaysVerify", nil, "n2"), check: "always-pull-images", severity: warning,
 			want: []string{"node n2"}},
+		"kubelets that verify images which are not listed": {objects: nodes{node("n1"), node("n2")},
+			kubelet: kubeletConfigs("NeverVerifyAllowlistedImages", []string{"registry.k8s.io/paus", "registry.k8s.io/pause/*"},
+				"n1", "n2"), check: "always-pull-images", severity: blocker,
+			want: []string{"nodes n1, n2", "NeverVerifyAllowlistedImages", "add the image's repository"}},
+		"accepts kubelets that list the image": {objects: nodes{node("n1")},
+			kubelet: kubeletConfigs("NeverVerifyAllowlistedImages", []string{"registry.k8s.io/pause"}, "n1")},
+		"accepts kubelets that list the image's registry": {objects: nodes{node("n1")},
+			kubelet: kubeletConfigs("NeverVerifyAllowlistedImages", []string{"registry.k8s.io/*"}, "n1")},
 		"accepts kubelets that verify what they pulled": {objects: nodes{node("n1")},
-			kubelet: kubeletConfigs("NeverVerifyPreloadedImages", "n1")},
-		"skips kubelets that cannot be read": {objects: nodes{node("n1")}, kubelet: kubeletConfigs("AlwaysVerify")},
+			kubelet: kubeletConfigs("NeverVerifyPreloadedImages", nil, "n1")},
+		"skips kubelets that cannot be read": {objects: nodes{node("n1")}, kubelet: kubeletConfigs("AlwaysVerify", nil)},
 		"skips kubelets of nodes that are not ready": {objects: nodes{node("n1"), node("n2", notReady)},
-			kubelet: kubeletConfigs("AlwaysVerify", "n2")},
+			kubelet: kubeletConfigs("AlwaysVerify", nil, "n2")},
 		"ignores kubelets without injector": {objects: nodes{node("n1")},
 			options: []func(*settings.Settings){func(o *settings.Settings) { o.Injector.Enabled = false }},
-			kubelet: kubeletConfigs("AlwaysVerify", "n1")},
+			kubelet: kubeletConfigs("AlwaysVerify", nil, "n1")},
 		"webhook that changes images": {objects: nodes{node("n1")},
 			admit: changePods(func(c *corev1.Container) { c.Image = "mirror.example.com/" + c.Image }), check: "admission",
 			severity: warning, want: []string{"mirror.example.com/" + pauseImage}},

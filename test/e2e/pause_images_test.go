@@ -3,11 +3,13 @@ package e2e
 import (
 	"crypto/rand"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -94,9 +96,42 @@ func TestPauseImages(t *testing.T) {
 		})
 		w.upgradeChangesNothing(t, w.usedImages(t), "--set=proxy.podAnnotations.changed=yes")
 	})
+	must(t, "a node that ran a copy of the pause image from the registry gets a proxy again", func(t *testing.T) {
+		w.mirroredPause(t, "n1")
+	})
 	must(t, "zarf-registry uninstall leaves the images only", func(t *testing.T) {
 		output(t, w.command(t, w.hook, "uninstall", "-n", w.namespace))
 		w.nothingLeft(t, "persistentvolumeclaim/"+release)
+	})
+}
+
+// mirroredPause runs the node's pause image from the registry, and deletes the node's proxy. From Kubernetes 1.35 on, a
+// kubelet that pulled an image under one name pulls it again under any other (kubernetes/kubernetes#138175).
+func (w *world) mirroredPause(t *testing.T, node string) {
+	t.Helper()
+	archive := filepath.Join(t.TempDir(), "pause.tar")
+	if out, err := w.onNode(t, node, "ctr", "-n", "k8s.io", "images", "export", archive, knownPause); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	w.runPod(t, pod("mirrored-pause", node, w.push(t, archive)))
+	proxy := func() corev1.Pod {
+		for _, p := range w.pods(t, "proxy") {
+			if p.Spec.NodeName == node {
+				return p
+			}
+		}
+		return corev1.Pod{}
+	}
+	previous := proxy()
+	w.deletePod(t, previous.Name, 0)
+	begin := time.Now()
+	eventually(t, 2*time.Minute, "another proxy on "+node, func() error {
+		p := proxy()
+		if p.UID == previous.UID || !ready(p) {
+			return fmt.Errorf("%s: %v", p.Name, p.Status.ContainerStatuses)
+		}
+		t.Logf("figure: %.1f s later, a proxy with image %s was ready", time.Since(begin).Seconds(), p.Spec.Containers[0].Image)
+		return nil
 	})
 }
 

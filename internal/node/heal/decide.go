@@ -193,14 +193,20 @@ func Decide(p Pod, images []nodeimages.Image, rules nodeimages.Rules, inUse []st
 	previous := p.previous()
 	d.Image = rules.Choose(images, inUse, append(previous, d.PreviousImage)...)
 	node := "node " + p.Spec.NodeName
+	had := nodeimages.Reported(images, d.PreviousImage)
 	switch {
-	case nodeimages.Reported(images, d.PreviousImage):
+	case had && (d.Image == "" || len(previous) >= maxReplacements):
 		// The image may have been deleted since the node's last report.
 		d.Action, d.Image = Wait, ""
 		d.Reason = fmt.Sprintf("%s has image %s, but its kubelet pulls it: AlwaysPullImages, or "+
 			"imagePullCredentialsVerificationPolicy, does not let pods use images of the node; it reports %s", node,
 			d.PreviousImage,
 			listed(images))
+	case had:
+		// A kubelet that has pulled an image under one name uses it under that name only, also with the default policy:
+		// https://github.com/kubernetes/kubernetes/issues/138175
+		d.Action = Replace
+		d.Reason = fmt.Sprintf("%s has image %s, but its kubelet pulls it: replaced with %s", node, d.PreviousImage, d.Image)
 	case len(images) == 0:
 		d.Action, d.Reason = Wait, node+" does not report any image yet"
 	case d.Image == "" || len(previous) >= maxReplacements:

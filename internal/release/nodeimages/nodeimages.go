@@ -32,7 +32,8 @@ type Rules struct {
 	// References are the images of the release's pods: they are trusted as they are.
 	References []string `json:"references"`
 	// Digest and Name are regular expressions of the images that are trusted by their digest, and by
-	// their repository. Own is one of those that are not trusted by their digest.
+	// their repository. Own is one of those at the release's own registry, which come last: without them the
+	// node would have to pull from itself.
 	Digest string `json:"digest"`
 	Name   string `json:"name"`
 	Own    string `json:"own"`
@@ -46,6 +47,7 @@ const (
 	ByReference Trust = iota
 	ByDigest
 	ByName
+	ByOwnDigest
 	None
 )
 
@@ -107,6 +109,8 @@ func (r Rules) Trust(name string) Trust {
 		return ByDigest
 	case matches(r.Name):
 		return ByName
+	case matches(r.Digest):
+		return ByOwnDigest
 	}
 	return None
 }

@@ -45,7 +45,12 @@ func TestChoose(t *testing.T) {
 		"the next one, of as much trust": {
 			list(image("b/p"+official), image("a/p"+official)), nil, []string{"a/p" + official}, "b/p" + official,
 		},
-		"none of this registry":      {list(image("LOCALHOST/p"+official, "x:31999/p"+official)), nil, nil, ""},
+		"those of this registry last": {
+			list(image("LOCALHOST/p"+official, "registry.k8s.io/pause:3.9")), nil, nil, "registry.k8s.io/pause:3.9",
+		},
+		"one of this registry by its digest": {
+			list(image("x:31999/p"+official, "x:31999/p:9"), image("x:31999/p"+other)), nil, nil, "x:31999/p" + official,
+		},
 		"no image only for its name": {list(image("a/pause:9"), image("a/pause"+other), image("a/small:1")), nil, nil, ""},
 		"nothing if all failed":      {list(image("a/p" + official)), nil, []string{"a/p" + official}, ""},
 		"nothing of no images":       {nil, []string{"example.com/mine:1"}, nil, ""},

@@ -77,14 +77,18 @@ docker.io
 {{- end -}}
 
 {{- /* What the healer, its policy and init-hook need, as JSON: references, the images of the release's pods; digest and
-name, regular expressions of the images that are trusted by their digest or their repository; own, one of those that are
-not trusted by their digest. */ -}}
+name, regular expressions of the images that are trusted by their digest or their repository; own, one of those at this
+release's registry. */ -}}
 {{- define "zarf-registry.pause.rules" -}}
 {{- if not (hasKey . "PauseRules") -}}
 {{- $table := include "zarf-registry.pause.table" . | fromJson -}}
 {{- $references := list -}}
+{{- $digests := keys $table.digests -}}
 {{- range .Values.injector.architectures -}}
 {{- $references = append $references (include "zarf-registry.pause" (dict "root" $ "architecture" .) | fromJson).value -}}
+{{- end -}}
+{{- range $references -}}
+{{- $digests = concat $digests (splitList "@" . | rest) -}}
 {{- end -}}
 {{- $repositories := list -}}
 {{- range $table.repositories -}}
@@ -92,7 +96,7 @@ not trusted by their digest. */ -}}
 {{- end -}}
 {{- $_ := set . "PauseRules" (dict
   "references" ($references | uniq | sortAlpha)
-  "digest" (printf "^[^@]+@(%s)$" (keys $table.digests | sortAlpha | join "|"))
+  "digest" (printf "^[^@]+@(%s)$" ($digests | uniq | sortAlpha | join "|"))
   "name" (printf "^(%s)(:[0-9A-Za-z_][0-9A-Za-z_.-]*|@sha256:[0-9a-f]{64})$" (join "|" $repositories))
   "own" (include "zarf-registry.pause.own" .)) -}}
 {{- end -}}
