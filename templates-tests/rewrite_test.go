@@ -102,8 +102,15 @@ func TestRewriteSelectors(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if pods.Matches(labels.Set{"zarf-registry/rewrite": "disabled"}) || !pods.Matches(labels.Set{"a": "b"}) {
-				t.Errorf("pods are selected by %s", pods)
+			for label, want := range map[string]bool{
+				"a=b": true, "zarf-registry/rewrite=enabled": true, "cnpg.io/podRole=pooler": true,
+				"zarf-registry/rewrite=disabled": false, "cnpg.io/podRole=instance": false, "aerospike.com/cr=x": false,
+				"nifi_cr=x": false, "olm.catalogSource=x": false,
+			} {
+				key, value, _ := strings.Cut(label, "=")
+				if got := pods.Matches(labels.Set{key: value}); got != want {
+					t.Errorf("a pod with label %s: %t", label, got)
+				}
 			}
 		})
 	}

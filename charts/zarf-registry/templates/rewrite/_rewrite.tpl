@@ -154,11 +154,21 @@ matchConstraints:
       {{- with $selector.matchExpressions }}
       {{- toYaml . | nindent 6 }}
       {{- end }}
+  {{- /* Pods whose operator compares their images with its own: it would replace a rewritten pod for ever. */}}
   objectSelector:
     matchExpressions:
       - key: zarf-registry/rewrite
         operator: NotIn
         values: [disabled]
+      - key: cnpg.io/podRole
+        operator: NotIn
+        values: [instance]
+      - key: aerospike.com/cr
+        operator: DoesNotExist
+      - key: nifi_cr
+        operator: DoesNotExist
+      - key: olm.catalogSource
+        operator: DoesNotExist
   resourceRules:
     - apiGroups: [""]
       apiVersions: [v1]
