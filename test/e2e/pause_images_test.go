@@ -71,6 +71,9 @@ func TestPauseImages(t *testing.T) {
 			}
 		}
 	})
+	must(t, "a node that ran a copy of the pause image from the registry gets a proxy again", func(t *testing.T) {
+		w.mirroredPause(t, "n1")
+	})
 	// A kubelet reports its 50 largest images only.
 	must(t, "an upgrade restarts nothing after nodes ceased to report their pause image", func(t *testing.T) {
 		files := map[string][]byte{}
@@ -95,9 +98,6 @@ func TestPauseImages(t *testing.T) {
 			return nil
 		})
 		w.upgradeChangesNothing(t, w.usedImages(t), "--set=proxy.podAnnotations.changed=yes")
-	})
-	must(t, "a node that ran a copy of the pause image from the registry gets a proxy again", func(t *testing.T) {
-		w.mirroredPause(t, "n1")
 	})
 	must(t, "zarf-registry uninstall leaves the images only", func(t *testing.T) {
 		output(t, w.command(t, w.hook, "uninstall", "-n", w.namespace))

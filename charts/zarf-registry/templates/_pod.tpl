@@ -193,8 +193,10 @@ program, architecture. */ -}}
           optional: true
           {{- end }}
       {{- end }}
+{{- /* On disk, the kubelet's directory may be mounted noexec, which runc keeps up to 1.1. */}}
 - name: program
   emptyDir:
+    medium: Memory
     sizeLimit: {{ get $size .program }}
 {{- end -}}
 {{- end -}}

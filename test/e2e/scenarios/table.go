@@ -137,6 +137,8 @@ var All = []Scenario{
 		Minutes: 5, Tools: []string{"kube-proxy-1.34"}},
 	{Test: "TestLargeImage", Clusters: []string{"e2e-large"}, Networks: []Network{ipv4}, Long: true, Minutes: 8},
 	{Test: "TestMistakes", Clusters: []string{"e2e-mistakes"}, Networks: []Network{ipv4}, Long: true, Minutes: 5},
+	{Test: "TestNoExec", Clusters: []string{"e2e-noexec"}, Networks: []Network{ipv4}, Long: true, Minutes: 1,
+		Tools: []string{"runc-1.1"}},
 	{Test: "TestRewriteBeta", Clusters: []string{"e2e-rewrite-beta", "e2e-rewrite-off"}, Networks: []Network{ipv4},
 		Long: true, Minutes: 5, Versions: []string{"--kubernetes 1.34"}},
 	{Test: "TestVolumes", Clusters: []string{"e2e-volumes"}, Networks: []Network{ipv4}, Long: true, Minutes: 5},

@@ -41,7 +41,8 @@ var tools = map[string]Recipe{
 	"promtool": promtool,
 	"regctl": tool("regctl", "github.com/regclient/regclient", "v0.11.7",
 		"github.com/regclient/regclient/cmd/regctl"),
-	"sops": tool("sops", "github.com/getsops/sops/v3", "v3.13.3", "github.com/getsops/sops/v3/cmd/sops"),
+	"runc-1.1": olderRunc,
+	"sops":     tool("sops", "github.com/getsops/sops/v3", "v3.13.3", "github.com/getsops/sops/v3/cmd/sops"),
 	// A gateway from S3 to a directory: the S3 of the tests.
 	"versitygw": tool("versitygw", "github.com/versity/versitygw", "v1.8.0",
 		"github.com/versity/versitygw/cmd/versitygw", "main.Version=v1.8.0"),
@@ -69,6 +70,13 @@ var olderKubeProxy = Recipe{
 	Name: "kube-proxy-1.34", Module: "k8s.io/kubernetes", Version: "v1.34.4", StagingVersion: "v0.34.4",
 	Programs:  map[string]string{"kube-proxy-1.34": "k8s.io/kubernetes/cmd/kube-proxy"},
 	Variables: kubernetesVariables("v1.34.4"),
+}
+
+// olderRunc is of the last minor that keeps noexec of what it mounts into a container to write to.
+var olderRunc = Recipe{
+	Name: "runc-1.1", Module: "github.com/opencontainers/runc", Version: "v1.1.14", CGO: true, Tags: []string{"seccomp"},
+	Programs:  map[string]string{"runc-1.1": "github.com/opencontainers/runc"},
+	Variables: []string{"main.version=1.1.14"},
 }
 
 // ghostunnel is measured by bench/proxy.
