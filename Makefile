@@ -146,7 +146,7 @@ chart: images ## Package the chart into dist/, reproducibly
 	go run ./tools/release -chart-only -version $(VERSION) -output dist
 
 .PHONY: release
-release: images ## Build a release in dist/release: chart, programs, images, SBOMs, bundle (docs/release.md)
+release: images ## Build a release in dist/release: chart, programs, images, SBOMs, bundle (docs/dev/release.md)
 	go run ./tools/release -version $(VERSION) -registry $(REGISTRY) -output dist/release $(RELEASE_FLAGS)
 	cd dist/release && sha256sum --check --quiet SHA256SUMS *.sha256
 
@@ -209,7 +209,7 @@ STORAGE ?=
 # Seeds mostly wait, so more of them than cores run at once. Their mounts end with them.
 REGISTRYCHECK = unshare --mount go test ./test/registrycheck -count=1 -v -timeout 24h -parallel 4 -args
 .PHONY: registrycheck
-registrycheck: $(if $(filter s3,$(STORAGE)),$(TESTCLUSTER)) ## Check histories of concurrent clients under faults (SEEDS=1 SEED=42 STORAGE=s3|xfs; docs/consistency.md)
+registrycheck: $(if $(filter s3,$(STORAGE)),$(TESTCLUSTER)) ## Check histories of concurrent clients under faults (SEEDS=1 SEED=42 STORAGE=s3|xfs; docs/dev/consistency.md)
 	@hack/deps.sh disks
 	$(REGISTRYCHECK) -seeds $(SEEDS) -seed $(SEED) $(if $(filter s3,$(STORAGE)),-s3 $(call TOOL,versitygw)) $(if $(filter xfs,$(STORAGE)),-xfs)
 
@@ -299,7 +299,7 @@ $(NETWORKS:%=e2e-%): e2e-%:
 # A regular expression that selects configurations: MATRIX='k1.36.*crio'.
 MATRIX ?=
 .PHONY: matrix
-matrix: build images $(TESTCLUSTER) $(HELM) ## Test each configuration, and write rows of docs/compatibility.md to dist/matrix; takes an hour
+matrix: build images $(TESTCLUSTER) $(HELM) ## Test each configuration, and write rows of docs/dev/compatibility.md to dist/matrix; takes an hour
 	hack/matrix.sh '$(MATRIX)'
 
 # How long faults are injected, the seed of their sequence (empty: random), the faults that come first
@@ -313,7 +313,7 @@ soak: export SOAK_TIME := $(SOAK_TIME)
 soak: export SOAK_SEED := $(SOAK_SEED)
 soak: export SOAK_FIRST := $(SOAK_FIRST)
 soak: export SOAK_LAYOUT := $(SOAK_LAYOUT)
-soak: build images $(TESTCLUSTER) $(HELM) $(if $(filter cert-manager,$(SOAK_LAYOUT)),$(CERTMANAGER)) ## Inject random faults during pulls and pushes (SOAK_TIME=1h SOAK_SEED=42 SOAK_LAYOUT=replicas; docs/soak.md)
+soak: build images $(TESTCLUSTER) $(HELM) $(if $(filter cert-manager,$(SOAK_LAYOUT)),$(CERTMANAGER)) ## Inject random faults during pulls and pushes (SOAK_TIME=1h SOAK_SEED=42 SOAK_LAYOUT=replicas; docs/dev/soak.md)
 	@hack/deps.sh cluster
 	@# A single package, because it measures recovery times. -timeout raises go test's default.
 	go test ./test/e2e -run '^TestSoak$$' -count=1 -v -timeout 24h

@@ -139,24 +139,26 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// TestIndex checks that every page is linked from the index of its directory.
+// TestIndex checks that every page is linked from the index of its directory, or else of the next one above.
 func TestIndex(t *testing.T) {
 	all := pages(t)
 	for name := range all {
-		dir, file := path.Split(name)
 		if !strings.HasPrefix(name, "docs/") || name == "docs/README.md" {
 			continue
 		}
-		index := path.Join(dir, "README.md")
-		if file == "README.md" {
-			index = path.Join(path.Dir(path.Clean(dir)), "README.md")
+		dir := path.Dir(name)
+		if path.Base(name) == "README.md" {
+			dir = path.Dir(dir)
 		}
-		from, err := filepath.Rel(path.Dir(index), name)
+		for all[path.Join(dir, "README.md")] == "" {
+			dir = path.Dir(dir)
+		}
+		from, err := filepath.Rel(dir, name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !strings.Contains(all[index], "("+filepath.ToSlash(from)) {
-			t.Errorf("%s does not link to %s", index, name)
+		if !strings.Contains(all[path.Join(dir, "README.md")], "("+filepath.ToSlash(from)) {
+			t.Errorf("%s/README.md does not link to %s", dir, name)
 		}
 	}
 }
@@ -430,7 +432,7 @@ func TestNamedTestsExist(t *testing.T) {
 
 // TestTroubleshooting checks that the troubleshooting page has a row for each preflight check.
 func TestTroubleshooting(t *testing.T) {
-	page := pages(t)["docs/troubleshooting.md"]
+	page := pages(t)["docs/reference/troubleshooting.md"]
 	for _, check := range preflight.Checks() {
 		if !strings.Contains(page, "| `"+check+"` |") {
 			t.Errorf("no row for preflight check %s", check)

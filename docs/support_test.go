@@ -17,7 +17,7 @@ import (
 // TestEveryFeatureHasAMark checks the table of features in support.md: it names every top-level value and
 // every command, and only values that exist. TestCommands checks that its commands exist.
 func TestEveryFeatureHasAMark(t *testing.T) {
-	_, section, _ := strings.Cut(pages(t)["docs/support.md"], "\n## Features\n")
+	_, section, _ := strings.Cut(pages(t)["docs/reference/support.md"], "\n## Features\n")
 	var values, schema map[string]any
 	for file, into := range map[string]*map[string]any{"values.yaml": &values, "values.schema.json": &schema} {
 		content, err := os.ReadFile(filepath.Join(top, "charts/zarf-registry", file))
@@ -72,7 +72,7 @@ func TestEveryFeatureHasAMark(t *testing.T) {
 // TestSupportedKubernetes checks that support.md names the oldest version that the chart accepts, and those
 // whose schemas make kubeconform uses.
 func TestSupportedKubernetes(t *testing.T) {
-	page := pages(t)["docs/support.md"]
+	page := pages(t)["docs/reference/support.md"]
 	for file, expression := range map[string]string{
 		"charts/zarf-registry/Chart.yaml": `(?m)^kubeVersion: ">=(1\.\d+)\.0-0"$`,
 		"hack/kubeconform.sh":             `(?m)^versions=\((.*)\)$`,

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs TestCell on the configurations below whose line matches a regular expression, one after another, and writes
-# the rows of docs/compatibility.md to dist/matrix/rows.md, and logs beside it: hack/matrix.sh 'k1.36.*crio'
+# the rows of docs/dev/compatibility.md to dist/matrix/rows.md, and logs beside it: hack/matrix.sh 'k1.36.*crio'
 # Every pair of Kubernetes and runtime is a cell; networks, CNI plugins, taints, mixed nodes, versions of Helm and
 # storage are spread over those cells.
 set -euo pipefail

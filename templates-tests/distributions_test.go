@@ -12,9 +12,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-const valuesOfDistributions = "../docs/values"
+const valuesOfDistributions = "../docs/reference/values"
 
-// distributions returns the values files that docs/distributions.md recommends.
+// distributions returns the values files that docs/reference/distributions.md recommends.
 func distributions(t testing.TB) map[string]map[string]any {
 	t.Helper()
 	found := valuesFiles(t, filepath.Join(valuesOfDistributions, "*.yaml"), ".yaml")
@@ -55,7 +55,7 @@ func TestGKEPodsHaveNoSystemPriority(t *testing.T) {
 
 func TestDistributionsPageListsEveryValuesFile(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("../docs/distributions.md")
+	page, err := os.ReadFile("../docs/reference/distributions.md")
 	if err != nil {
 		t.Fatal(err)
 	}

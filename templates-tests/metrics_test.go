@@ -262,7 +262,7 @@ func captured(t testing.TB, file string) []sample {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("testdata", "metrics", file))
 	if err != nil {
-		t.Fatalf("%v (make e2e E2E_RUN=TestExpose, with -update, captures it: see docs/monitoring.md)", err)
+		t.Fatalf("%v (make e2e E2E_RUN=TestExpose, with -update, captures it: see docs/reference/monitoring.md)", err)
 	}
 	var found []sample
 	line := regexp.MustCompile(`^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)$`)
@@ -338,7 +338,7 @@ func TestAlertsAndPanelsUseExistingMetrics(t *testing.T) {
 
 func TestEveryAlertIsDocumented(t *testing.T) {
 	t.Parallel()
-	b, err := os.ReadFile("../docs/monitoring.md")
+	b, err := os.ReadFile("../docs/reference/monitoring.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -346,7 +346,7 @@ func TestEveryAlertIsDocumented(t *testing.T) {
 	for _, rule := range alerts(t) {
 		names = append(names, rule.Alert)
 		if !regexp.MustCompile(`(?m)^### ` + rule.Alert + `$`).Match(b) {
-			t.Errorf("docs/monitoring.md does not say what to do about %s", rule.Alert)
+			t.Errorf("docs/reference/monitoring.md does not say what to do about %s", rule.Alert)
 		}
 		if rule.For == nil || rule.Labels["severity"] == "" || rule.Annotations["summary"] == "" ||
 			rule.Annotations["description"] == "" ||
@@ -359,15 +359,15 @@ func TestEveryAlertIsDocumented(t *testing.T) {
 	}
 	for _, heading := range regexp.MustCompile(`(?m)^### (ZarfRegistry\w+)$`).FindAllStringSubmatch(string(b), -1) {
 		if !slices.Contains(names, heading[1]) {
-			t.Errorf("docs/monitoring.md documents %s, which does not exist", heading[1])
+			t.Errorf("docs/reference/monitoring.md documents %s, which does not exist", heading[1])
 		}
 	}
 }
 
-// The table of docs/monitoring.md lists exactly the project's own metrics.
+// The table of docs/reference/monitoring.md lists exactly the project's own metrics.
 func TestEveryMetricIsDocumented(t *testing.T) {
 	t.Parallel()
-	b, err := os.ReadFile("../docs/monitoring.md")
+	b, err := os.ReadFile("../docs/reference/monitoring.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -396,12 +396,12 @@ func TestEveryMetricIsDocumented(t *testing.T) {
 	}
 	for metric := range told {
 		if !documented[metric] {
-			t.Errorf("docs/monitoring.md does not have %s", metric)
+			t.Errorf("docs/reference/monitoring.md does not have %s", metric)
 		}
 	}
 	for metric := range documented {
 		if !told[metric] {
-			t.Errorf("docs/monitoring.md has %s, which no pod tells", metric)
+			t.Errorf("docs/reference/monitoring.md has %s, which no pod tells", metric)
 		}
 	}
 }
@@ -771,7 +771,7 @@ func TestPromtoolAlerts(t *testing.T) {
 				"exp_annotations": map[string]string{
 					"summary":     "The volume of registry zarf/zarf-registry is nearly full.",
 					"description": "8.0 % is free, less than 15 %. Pushes are refused from 95 %; pulls still work.",
-					"runbook_url": "https://github.com/zarf-dev/zarf-registry/blob/main/docs/monitoring.md#zarfregistryvolumenearlyfull",
+					"runbook_url": "https://github.com/zarf-dev/zarf-registry/blob/main/docs/reference/monitoring.md#zarfregistryvolumenearlyfull",
 				}}}}}}
 	groups := find[*monitoringv1.PrometheusRule](t, rendering{values: monitored(t)}.render(t), "zarf-registry").Spec.Groups
 	promtoolTests(t, groups, cases, want, message)

@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-const policyDir = "../docs/policies/validating-admission-policy"
+const policyDir = "../docs/reference/policies/validating-admission-policy"
 
 // The API server accepts the policies that the documentation provides, and each one is bound. Their
 // expressions are compiled by the API server in test/e2e (TestPolicies).
@@ -101,7 +101,7 @@ func TestPayloadPolicyFitsTheChart(t *testing.T) {
 // Kyverno's policy that rewrites images has the expressions of the chart's, so the tests of those hold for it, too.
 func TestKyvernoRewritesAsTheChart(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../docs/policies/kyverno/rewrite.yaml")
+	text, err := os.ReadFile("../docs/reference/policies/kyverno/rewrite.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,6 +117,6 @@ func TestKyvernoRewritesAsTheChart(t *testing.T) {
 	want["apiVersion"], want["kind"] = "policies.kyverno.io/v1", "MutatingPolicy"
 	want["metadata"] = map[string]any{"name": "zarf-registry-rewrite"}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("docs/policies/kyverno/rewrite.yaml differs from what the chart renders:\n%s", diff)
+		t.Errorf("docs/reference/policies/kyverno/rewrite.yaml differs from what the chart renders:\n%s", diff)
 	}
 }

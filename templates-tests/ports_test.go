@@ -13,7 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-const securityDocument = "../docs/security.md"
+const securityDocument = "../docs/reference/security.md"
 
 // documentedPort is a row of the table of ports.
 type documentedPort struct {

@@ -1,7 +1,7 @@
 package main
 
 // missed lists the targets that are known to be missed, with the reason, which the page shows. Targets that
-// are missed and not listed here fail the benchmark. docs/performance.md has the profiles.
+// are missed and not listed here fail the benchmark. docs/dev/performance.md has the profiles.
 var missed = []struct{ reason, target string }{
 	{boundConnect, "new connections: ≥ 1 × every other"},
 	{boundConnect, "new connections, p99: ≤ 1 × every other"},
@@ -18,13 +18,13 @@ var missed = []struct{ reason, target string }{
 
 const (
 	boundConnect = "the server of net/http: a second goroutine and three context allocations per request, in addition " +
-		"to the system calls that every proxy needs ([profile](../docs/performance.md#new-connections))"
+		"to the system calls that every proxy needs ([profile](../docs/dev/performance.md#new-connections))"
 	boundKeep = "HTTP is parsed and written twice, unlike in TCP proxies " +
-		"([profile](../docs/performance.md#requests-on-open-connections))"
+		"([profile](../docs/dev/performance.md#requests-on-open-connections))"
 	boundStream = "three quarters of the CPU time are copies in the kernel and AES-GCM in Go " +
-		"([profile](../docs/performance.md#large-bodies))"
+		"([profile](../docs/dev/performance.md#large-bodies))"
 	boundMemory = "7.6 MB are pages of the program's file, of which only `configure` uses 1.1 MB " +
-		"([breakdown](../docs/performance.md#memory))"
+		"([breakdown](../docs/dev/performance.md#memory))"
 )
 
 // reason returns why a target is known to be missed, or "" if it is not.

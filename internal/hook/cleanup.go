@@ -96,7 +96,8 @@ func (r *run) checkJobs(ctx context.Context) (string, error) {
 		return "", exitcode.Refuse(
 			"the Jobs prepare, finish and cleanup were created at the same time, as kubectl apply does with the output of " +
 				"helm template: nothing was deleted; " +
-				"leave out the Jobs with helm template --no-hooks and apply them one after the other, as docs/gitops.md says")
+				"leave out the Jobs with helm template --no-hooks and apply them one after the other, as " +
+				"docs/reference/gitops.md says")
 	}
 	return fine, nil
 }

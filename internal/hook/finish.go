@@ -131,7 +131,7 @@ func (f *finishing) verifyMirrors(ctx context.Context) (string, error) {
 		return "nothing: no node is configured", nil
 	}
 	for _, failure := range m.Failed {
-		f.Log.Warn("nodes could not pull from the mirror: their container runtime may not read the files (docs/"+
+		f.Log.Warn("nodes could not pull from the mirror: their container runtime may not read the files (docs/reference/"+
 			"node-configuration.md#files), or not before it restarts", "nodes", release.ListNodes(failure.Nodes),
 			"image", m.Image, "error", failure.Reason)
 	}

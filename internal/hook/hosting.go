@@ -26,7 +26,8 @@ const (
 	// HostingKey is its only key.
 	HostingKey = "localRegistryHosting.v1"
 
-	hostingHelp = "https://github.com/zarf-dev/zarf-registry/blob/main/docs/expose.md#tools-that-look-for-a-registry"
+	hostingHelp = "https://github.com/zarf-dev/zarf-registry/blob/main/docs/reference/expose.md" +
+		"#tools-that-look-for-a-registry"
 )
 
 // hostingConfigMap returns the ConfigMap that describes this registry. Its host is the address for

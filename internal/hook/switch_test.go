@@ -565,7 +565,8 @@ func TestPrepareNamesServiceThatTookThePort(t *testing.T) {
 	zarfs := otherService()
 	zarfs.Namespace, zarfs.Name = "zarf", "zarf-docker-registry"
 	b.add(zarfs)
-	b.mustFail(b.hook.Prepare(t.Context()), true, "Service zarf/zarf-docker-registry", "it is Zarf's registry: docs/zarf.md")
+	b.mustFail(b.hook.Prepare(t.Context()), true, "Service zarf/zarf-docker-registry",
+		"it is Zarf's registry: docs/reference/zarf.md")
 
 	b = newBench(t) // taken after the preflight
 	b.client.PrependReactor("create", "services", func(a kubetesting.Action) (bool, runtime.Object, error) {

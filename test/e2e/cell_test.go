@@ -24,7 +24,7 @@ type cell struct {
 }
 
 // TestCell runs the life of an installation on one configuration. Its subtests are the steps that
-// docs/compatibility.md lists.
+// docs/dev/compatibility.md lists.
 func TestCell(t *testing.T) {
 	text := os.Getenv("E2E_CELL")
 	if text == "" {

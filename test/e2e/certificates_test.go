@@ -494,7 +494,7 @@ func (c *corporate) issue(t *testing.T, name string, from time.Time, dns []strin
 	}
 }
 
-// testPorts compares the ports that the pods listen on with those in docs/security.md.
+// testPorts compares the ports that the pods listen on with those in docs/reference/security.md.
 func testPorts(t *testing.T, w *world) {
 	w.healersReady(t)
 	want := map[string]string{"registry": "127.0.0.1:5001 5000 5080 5090", "proxy": "5000 9102", "healer": "9103"}

@@ -32,7 +32,7 @@ const (
 
 // entry is an entry point of the registry, as clients see it.
 type entry struct {
-	title     string // of its column in docs/clients.md
+	title     string // of its column in docs/reference/clients.md
 	transport transport
 	anonymous bool // clients without a credential may read
 	readOnly  bool // for everyone
@@ -51,7 +51,7 @@ var (
 	entries = []entry{nodeProxy, nodePort, nodePortOpen, throughForward, withCertificate, exposedEntry, exposedOpenEntry}
 )
 
-// operation is what a client does. Its first letter stands for it in docs/clients.md.
+// operation is what a client does. Its first letter stands for it in docs/reference/clients.md.
 type operation string
 
 const (
@@ -226,7 +226,7 @@ func criPull(socket string) string {
 crictl pull ${USERNAME:+--creds="$USERNAME:$PASSWORD"} "$HOST/$REPOSITORY:1" && crictl rmi "$HOST/$REPOSITORY:1"`, socket)
 }
 
-// matrix returns the table of docs/clients.md.
+// matrix returns the table of docs/reference/clients.md.
 func matrix() string {
 	var table strings.Builder
 	table.WriteString("|client")
@@ -251,7 +251,7 @@ func matrix() string {
 }
 
 func TestClientMatrixIsDocumented(t *testing.T) {
-	const page = "../../docs/clients.md"
+	const page = "../../docs/reference/clients.md"
 	content, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)

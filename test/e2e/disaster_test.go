@@ -13,7 +13,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
-// TestDisaster takes away what a cluster can lose, and follows docs/disaster-recovery.md.
+// TestDisaster takes away what a cluster can lose, and follows docs/reference/disaster-recovery.md.
 func TestDisaster(t *testing.T) {
 	w := ownCluster(t, "e2e-disaster", layout{open: true})
 	backup := filepath.Join(t.TempDir(), "backup.tar")

@@ -59,7 +59,7 @@ var nodePrompt = regexp.MustCompile(`^(n\d+)# (.*)$`)
 // … in place of lines that it leaves out.
 func guideCommands(t *testing.T, page, heading string) []guideCommand {
 	t.Helper()
-	content, err := os.ReadFile(filepath.Join("..", "..", "docs", page))
+	content, err := os.ReadFile(filepath.Join("..", "..", "docs", filepath.FromSlash(page)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +192,7 @@ func shown(want []string, out string) bool {
 	return true
 }
 
-// followsInstallGuide runs the session of docs/install.md with nothing but a bundle, Helm, kubectl and
+// followsInstallGuide runs the session of docs/guide/install.md with nothing but a bundle, Helm, kubectl and
 // cosign. The nodes must hold only pause images.
 func (w *world) followsInstallGuide(t *testing.T) {
 	tool := func(name string) string { return strings.TrimSpace(run(t, w.testcluster, "tool", name)) }
@@ -220,5 +220,5 @@ func (w *world) followsInstallGuide(t *testing.T) {
 	g.version = version
 	output(t, g.command(t, "env", "COSIGN_PASSWORD=", "sh", "-c", `cd "$1" && "$2" generate-key-pair`, "sh", g.dir,
 		tool("cosign")))
-	g.follow(t, "install.md", "## From a release", 15)
+	g.follow(t, "guide/install.md", "## From a release", 15)
 }

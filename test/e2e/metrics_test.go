@@ -17,7 +17,7 @@ import (
 var update = flag.Bool("update", false, "write the captured metrics of templates-tests/testdata/metrics")
 
 // testMetrics scrapes every pod and compares the names of metrics and labels with the captured
-// pages, which the tests of alerts, dashboard and docs/monitoring.md use. Pages are captured from
+// pages, which the tests of alerts, dashboard and docs/reference/monitoring.md use. Pages are captured from
 // an exposed registry with a cache, which have more metrics.
 func testMetrics(t *testing.T, w *world, exposed bool) {
 	w.testClusterOnly(t)

@@ -23,11 +23,11 @@ func TestPolicies(t *testing.T) {
 		}
 		return out
 	}
-	policy, err := os.ReadFile("../../docs/policies/validating-admission-policy/host-access.yaml")
+	policy, err := os.ReadFile("../../docs/reference/policies/validating-admission-policy/host-access.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
-	protection, err := os.ReadFile("../../docs/policies/validating-admission-policy/payload.yaml")
+	protection, err := os.ReadFile("../../docs/reference/policies/validating-admission-policy/payload.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}

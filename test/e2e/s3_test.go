@@ -83,7 +83,7 @@ func testS3(t *testing.T, w *world, image, claim string) {
 		}
 	}
 	must(t, "the images move to S3", func(t *testing.T) {
-		w.kubectlRun(t, "delete", "hpa", "-n", namespace, release) // as docs/scaling.md says
+		w.kubectlRun(t, "delete", "hpa", "-n", namespace, release) // as docs/reference/scaling.md says
 		begin := time.Now()
 		w.helmChart(t, "upgrade", proxyMode, claim, values, "--set=registry.storage.s3.copyFromVolume=true")
 		t.Logf("figure: helm upgrade that copies the volume took %.1f s", time.Since(begin).Seconds())

@@ -43,7 +43,7 @@ func TestWarm(t *testing.T) {
 		}
 	})
 	must(t, "all nodes pull what they lack, and nothing runs", func(t *testing.T) {
-		// What docs/images.md shows.
+		// What docs/reference/images.md shows.
 		out := w.warm(t, 0, "team/shop:2", "team/web:1", "--all-nodes")
 		for _, want := range []string{"n1 +" + one + " +0.0 +already there", "n1 +" + two + ` +\d+\.\d +pulled`,
 			"n2 +" + one + ` +\d+\.\d +pulled`, "n2 +" + two + ` +\d+\.\d +pulled`} {

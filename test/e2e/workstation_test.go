@@ -58,5 +58,5 @@ func TestWorkstation(t *testing.T) {
 		}
 	})
 	must(t, "helm uninstall", w.helmUninstall)
-	must(t, "docs/install.md, with nothing but a bundle", w.followsInstallGuide)
+	must(t, "docs/guide/install.md, with nothing but a bundle", w.followsInstallGuide)
 }

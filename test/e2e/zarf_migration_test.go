@@ -33,8 +33,8 @@ const (
 // for each request's password, so pushing and copying more would take minutes.
 const rounds = 10
 
-// TestZarfMigration replaces the registry that zarf init has deployed in nodeport mode, as docs/zarf.md describes,
-// while every node pulls.
+// TestZarfMigration replaces the registry that zarf init has deployed in nodeport mode, as docs/reference/zarf.md
+// describes, while every node pulls.
 func TestZarfMigration(t *testing.T) {
 	onlyInLongRuns(t)
 	w := ownCluster(t, "e2e-migration", layout{bare: true, open: true, namespace: "registry"})
@@ -51,7 +51,8 @@ func TestZarfMigration(t *testing.T) {
 	stop := m.pullLoop(t, "zarf-pull", m.password(t, "registry-readonly"))
 	must(t, "preflight names Zarf's Service", func(t *testing.T) {
 		_, text := m.preflight(t, 1, "--namespace", m.namespace, "--registry-proxy")
-		if !strings.Contains(text, "Service "+namespace+"/"+zarfRegistry) || !strings.Contains(text, "docs/zarf.md") {
+		if !strings.Contains(text, "Service "+namespace+"/"+zarfRegistry) ||
+			!strings.Contains(text, "docs/reference/zarf.md") {
 			t.Error("it does not")
 		}
 	})

@@ -4,7 +4,7 @@
 // A seed determines what eight clients do, when garbage is collected, and which faults occur. The registry is
 // the real program, one process or two on shared storage, with a proxy. All requests are recorded, and the history
 // is checked afterwards: tags are linearizable, and acknowledged content stays available and intact until it is
-// deleted. docs/consistency.md says what is checked and what is not.
+// deleted. docs/dev/consistency.md says what is checked and what is not.
 //
 //	go test ./test/registrycheck -seeds 100 -run TestSeeds
 //

@@ -1,4 +1,4 @@
-// Package sops follows docs/sops.md with the real sops, age and helm.
+// Package sops follows docs/reference/sops.md with the real sops, age and helm.
 package sops
 
 import (

@@ -1,7 +1,7 @@
 // Command release builds the files of a release from the output of make images: the chart's package, init-hook for
 // workstations, the image archives, a software bill of materials (CycloneDX) for each program and image, SHA256SUMS
 // of all files, and a bundle, an archive of all of these. The same commit and toolchain give the same bytes. It does
-// not sign or upload anything; see docs/release.md.
+// not sign or upload anything; see docs/dev/release.md.
 //
 // make release runs it in the repository's root, after make images. With -bundle-only it only packs the bundle again,
 // to include a signature of SHA256SUMS. With -chart-only it writes only the chart's package. Both accept uncommitted

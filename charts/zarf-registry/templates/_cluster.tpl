@@ -31,7 +31,7 @@ Each object is read once per rendering and kept in the root context, so all temp
 
 {{- /* Why kube-proxy serves no node port on 127.0.0.1. Empty if it does, or if its configuration is in neither of the
 ConfigMaps that kubeadm and EKS write. Of its modes, only iptables serves loopback addresses: the default up to
-Kubernetes 1.39 (docs/decisions/0014-default-mode.md). */ -}}
+Kubernetes 1.39 (docs/dev/decisions/0014-default-mode.md). */ -}}
 {{- define "zarf-registry.cluster.noLoopback" -}}
 {{- if not (hasKey . "ClusterNoLoopback") -}}
 {{- $reason := "" -}}

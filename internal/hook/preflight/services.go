@@ -66,7 +66,7 @@ func (i *Inspection) lookAtServices(ctx context.Context) ([]Finding, error) {
 // otherPort returns the remedy for a Service with the registry's port.
 func otherPort(s corev1.Service) string {
 	if s.Namespace == "zarf" && s.Name == "zarf-docker-registry" {
-		return "it is Zarf's registry: docs/zarf.md says how to replace it while nodes pull"
+		return "it is Zarf's registry: docs/reference/zarf.md says how to replace it while nodes pull"
 	}
 	return fmt.Sprintf("give it another (kubectl --namespace %s edit service %s), or the registry: --set port=PORT",
 		s.Namespace, s.Name)

@@ -61,7 +61,7 @@ func TestRepositoriesAreDistributed(t *testing.T) {
 	}
 }
 
-// The limits that docs/rewriting.md states.
+// The limits that docs/reference/rewriting.md states.
 func TestRepositoriesThatFit(t *testing.T) {
 	for length, fit := range map[int]int{35: 29_000, 103: 10_000} {
 		var names []string

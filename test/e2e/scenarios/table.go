@@ -68,7 +68,7 @@ var All = []Scenario{
 
 	// Others run before a merge that changes what concerns them.
 	{Test: "TestArgo", Clusters: []string{"e2e-argo"}, Networks: []Network{ipv4}, Minutes: 2.5,
-		Paths: and(chart("init-hook", "_*.tpl"), []string{"docs/gitops.md"})},
+		Paths: and(chart("init-hook", "_*.tpl"), []string{"docs/reference/gitops.md"})},
 	{Test: "TestCache", Clusters: []string{"e2e-cache"}, Networks: []Network{ipv4}, Minutes: 3.6, Versions: []string{crio},
 		Paths: and(chart("cache"), internal("node/cache", "node/proxy", "hook/pull"))},
 	{Test: "TestCertificateSources", Clusters: []string{"e2e-certificate-sources"}, Networks: []Network{ipv4},
@@ -76,9 +76,9 @@ var All = []Scenario{
 			[]string{"test/certmanager"})},
 	{Test: "TestClients", Clusters: []string{"e2e-clients"}, Networks: []Network{ipv4}, Minutes: 2.4, Clients: true,
 		Tools: []string{"crane"}, LongTools: []string{"regctl", "oras", "cosign", "crio", "containerd-shim-runc-v2"},
-		Paths: and(internal("registry", "images/dockerdaemon"), chart("expose"), []string{"docs/clients.md"})},
+		Paths: and(internal("registry", "images/dockerdaemon"), chart("expose"), []string{"docs/reference/clients.md"})},
 	{Test: "TestDisaster", Clusters: []string{"e2e-disaster"}, Networks: []Network{ipv4}, Minutes: 5,
-		Paths: append(internal("status", "hook", "release/state", "hook/certs"), "docs/disaster-recovery.md")},
+		Paths: append(internal("status", "hook", "release/state", "hook/certs"), "docs/reference/disaster-recovery.md")},
 	{Test: "TestExpose", Clusters: []string{"e2e-expose"}, Networks: first(dualStack, withIPv4), Minutes: 2.7,
 		Tools: []string{"crane"}, Paths: and(chart("expose"), internal("registry"))},
 	{Test: "TestGarbageCollection", Clusters: []string{"e2e-garbage"}, Networks: first(ipv6, Everywhere), Minutes: 5,
@@ -97,7 +97,7 @@ var All = []Scenario{
 		Versions: []string{Oldest}, Paths: append(internal("release/plan", "cluster", "hook/pull"),
 			"charts/zarf-registry/Chart.yaml", "test/cluster/internal/build")},
 	{Test: "TestPolicies", Clusters: []string{"e2e-policies"}, Networks: []Network{dualStackNFT}, Minutes: 2,
-		Paths: []string{"docs/policies"}},
+		Paths: []string{"docs/reference/policies"}},
 	{Test: "TestPreflight", Clusters: []string{"e2e-preflight"}, Networks: []Network{ipv6}, Minutes: 5.5,
 		Paths: append(internal("hook/preflight", "release/plan", "status"), "test/e2e/volumes_test.go")},
 	{Test: "TestReplicas", Clusters: []string{"e2e-replicas"}, Networks: []Network{ipv4}, Minutes: 5.4,
@@ -112,7 +112,7 @@ var All = []Scenario{
 		Tools: []string{"cosign", "crane"},
 		Paths: append(internal("registry"), "charts/zarf-registry/templates/registry/_signatures.tpl")},
 	{Test: "TestTemplates", Clusters: []string{"e2e-templates"}, Networks: []Network{ipv4}, Minutes: 2.5,
-		Tools: []string{"helm4"}, Paths: append(chart("init-hook"), "docs/gitops.md")},
+		Tools: []string{"helm4"}, Paths: append(chart("init-hook"), "docs/reference/gitops.md")},
 	// It mostly waits, beside the others.
 	{Test: "TestUnattended", Clusters: []string{"e2e-unattended"}, Networks: []Network{ipv4}, Minutes: 1,
 		Paths: append(internal("hook/certs", "pki"), "charts/zarf-registry/templates/certificates")},
@@ -155,4 +155,4 @@ var All = []Scenario{
 }
 
 // zarf are the paths that concern Zarf.
-var zarf = []string{"charts/zarf-registry/templates/zarf", "docs/zarf.md", "test/e2e/zarf_cli_test.go"}
+var zarf = []string{"charts/zarf-registry/templates/zarf", "docs/reference/zarf.md", "test/e2e/zarf_cli_test.go"}

@@ -35,7 +35,7 @@ type Kind struct {
 	Classes []Class
 	// Recovery is how long after the repair everything must work again: each node pulls, images are pushed,
 	// and zarf-registry status reports a healthy cluster. Until then failures are excused. It is three times what
-	// was measured (docs/soak.md), and at least 10 s.
+	// was measured (docs/dev/soak.md), and at least 10 s.
 	Recovery time.Duration
 	// Excused, if not 0, is how long failures are excused instead.
 	Excused time.Duration
@@ -76,7 +76,7 @@ func seconds(from, to int) [2]time.Duration {
 	return [2]time.Duration{time.Duration(from) * time.Second, time.Duration(to) * time.Second}
 }
 
-// Kinds are all kinds. docs/soak.md describes them.
+// Kinds are all kinds. docs/dev/soak.md describes them.
 var Kinds = []Kind{
 	{Name: "kill the registry", Recovery: 50 * time.Second, NodePort: Everywhere, Classes: gone, Outage: true,
 		Variants: []string{"its pod", "its process"}},

@@ -413,16 +413,16 @@ func TestWriteLayoutMatchesItsDigests(t *testing.T) {
 }
 
 func TestAllKindsAreDocumented(t *testing.T) {
-	page, err := os.ReadFile("../../../docs/soak.md")
+	page, err := os.ReadFile("../../../docs/dev/soak.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, k := range Kinds {
 		row := regexp.MustCompile(`(?m)^\|` + k.Name + `\|.*\|(\d+) s\|`).FindSubmatch(page)
 		if row == nil {
-			t.Errorf("docs/soak.md has no row for %q with its time to recover", k.Name)
+			t.Errorf("docs/dev/soak.md has no row for %q with its time to recover", k.Name)
 		} else if want := fmt.Sprint(k.Recovery.Seconds()); string(row[1]) != want {
-			t.Errorf("docs/soak.md gives %q %s s to recover, want %s", k.Name, row[1], want)
+			t.Errorf("docs/dev/soak.md gives %q %s s to recover, want %s", k.Name, row[1], want)
 		}
 	}
 }

@@ -74,7 +74,7 @@ template syntax. Upper-case words after a dollar sign are replaced. */ -}}
 {{- $uncached := and (hasPrefix "ZarfRegistryCache" .alert) (include "zarf-registry.cache" $ | empty) -}}
 {{- if not (or $unreserved $unhealed $uncached (has .alert $rule.disabled)) -}}
 {{- $_ := set . "labels" (merge dict .labels (default dict $rule.alertLabels)) -}}
-{{- $_ := set .annotations "runbook_url" (printf "https://github.com/zarf-dev/zarf-registry/blob/main/docs/monitoring.md#%s" (lower .alert)) -}}
+{{- $_ := set .annotations "runbook_url" (printf "https://github.com/zarf-dev/zarf-registry/blob/main/docs/reference/monitoring.md#%s" (lower .alert)) -}}
 {{- $rules = append $rules . -}}
 {{- end -}}
 {{- end -}}

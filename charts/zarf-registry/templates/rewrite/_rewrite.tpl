@@ -42,7 +42,7 @@
 {{- define "zarf-registry.rewrite.validate" -}}
 {{- if include "zarf-registry.rewrite" . -}}
 {{- if not (include "zarf-registry.rewrite.apiVersion" .) -}}
-{{- fail "zarf-registry: rewrite.enabled: this cluster serves no MutatingAdmissionPolicy; Kubernetes has it from 1.36, and 1.34 and 1.35 if the API server is started for it (docs/rewriting.md#versions); or set rewrite.enabled=false, and use nodeConfig.mirrors" -}}
+{{- fail "zarf-registry: rewrite.enabled: this cluster serves no MutatingAdmissionPolicy; Kubernetes has it from 1.36, and 1.34 and 1.35 if the API server is started for it (docs/reference/rewriting.md#versions); or set rewrite.enabled=false, and use nodeConfig.mirrors" -}}
 {{- end -}}
 {{- $settings := .Values.rewrite -}}
 {{- /* As in image references: a name without dot and port would be a repository of Docker Hub. */ -}}
