@@ -154,7 +154,7 @@ matchConstraints:
       {{- with $selector.matchExpressions }}
       {{- toYaml . | nindent 6 }}
       {{- end }}
-  {{- /* Pods whose operator compares their images with its own: it would replace a rewritten pod for ever. */}}
+  {{- /* Pods whose operator compares their images with its own: it would replace a rewritten pod again and again. */}}
   objectSelector:
     matchExpressions:
       - key: zarf-registry/rewrite
