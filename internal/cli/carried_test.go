@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/zarf-dev/zarf-registry/internal/cluster/programs"
 	"github.com/zarf-dev/zarf-registry/internal/hook/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/install"
 	"github.com/zarf-dev/zarf-registry/internal/payload/embedded"
@@ -90,7 +91,7 @@ func TestTheCarriedChartHasTheDigestsOfTheCarriedPrograms(t *testing.T) {
 	}
 	for _, architecture := range embedded.Architectures {
 		for _, program := range []string{"registry", "registry-node"} {
-			p, err := carriedPrograms{}.Payload(program, architecture)
+			p, err := programs.Embedded{}.Payload(program, architecture)
 			if err != nil {
 				t.Fatal(err)
 			}

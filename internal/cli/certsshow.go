@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"log/slog"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -13,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/metadata"
 
+	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
@@ -62,10 +62,8 @@ func (f *certsShowFlags) run(cmd *cobra.Command) error {
 	if err != nil {
 		return fmt.Errorf("using the kubeconfig: %w", err)
 	}
-	registry, err := newHookRegistry(ctx, f.settings, c, slog.New(slog.DiscardHandler))
-	if err != nil {
-		return err
-	}
+	registry := cluster.NewRegistry(c.config, c.client, f.settings.Namespace, f.settings.Release)
+	registry.Direct = c.inCluster
 	report, err := status.CollectCertificates(ctx, status.Options{
 		Namespace: f.settings.Namespace, Release: f.settings.Release, Name: f.settings.Name,
 		Client: c.client, Metadata: names, Loaded: registry.Loaded, Now: time.Now,

@@ -19,6 +19,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/cluster/certmanager"
+	"github.com/zarf-dev/zarf-registry/internal/cluster/programs"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
@@ -251,7 +252,7 @@ func (f *hookFlags) connect(cmd *cobra.Command) (context.Context, connection, fu
 
 // newHook connects the hook with the cluster and with its registry.
 func newHook(ctx context.Context, s settings.Settings, c connection, log *slog.Logger) (*hook.Hook, error) {
-	registry, err := newHookRegistry(ctx, s, c, log)
+	registry, err := programs.New(ctx, s, c.config, c.client, c.inCluster, log)
 	if err != nil {
 		return nil, err
 	}
@@ -302,7 +303,7 @@ func newHook(ctx context.Context, s settings.Settings, c connection, log *slog.L
 			EndpointSlices:    c.client.DiscoveryV1().EndpointSlices(namespace),
 			HostingConfigMaps: core.ConfigMaps(hook.HostingNamespace),
 		},
-		Programs: carriedPrograms{},
+		Programs: programs.Embedded{},
 		Registry: registry,
 		Log:      log,
 		Now:      time.Now,

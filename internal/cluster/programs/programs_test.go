@@ -1,4 +1,4 @@
-package cli
+package programs
 
 import (
 	"log/slog"
@@ -25,7 +25,7 @@ func TestTheProbeHasANameForEachWay(t *testing.T) {
 	if _, err := embedded.Load("probe", "amd64"); err != nil {
 		t.Skip("needs embedded programs: run make payload")
 	}
-	r := &hookRegistry{log: slog.New(slog.DiscardHandler), missing: "of a test"}
+	r := &Registry{log: slog.New(slog.DiscardHandler), missing: "of a test"}
 	list, err := r.images()
 	if err != nil {
 		t.Fatal(err)
@@ -98,11 +98,10 @@ func TestOwnImageIsForNodesThatCanRunIt(t *testing.T) {
 }
 
 func TestAWorkstationThatPushesAsksForTheNodes(t *testing.T) {
-	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}
 	node.Status.NodeInfo.Architecture = "sparc64"
-	r, err := newHookRegistry(t.Context(), settings.Settings{Namespace: "zarf", Push: settings.Push{Images: true}},
-		connection{client: fake.NewClientset(node), config: &rest.Config{}}, slog.New(slog.DiscardHandler))
+	r, err := New(t.Context(), settings.Settings{Namespace: "zarf", Push: settings.Push{Images: true}},
+		&rest.Config{}, fake.NewClientset(node), false, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,31 +110,11 @@ func TestAWorkstationThatPushesAsksForTheNodes(t *testing.T) {
 	}
 }
 
-func TestPushingToAnExternalRegistryIsRefusedClearly(t *testing.T) {
-	encoded, err := state.Encode(state.State{
-		Phase: state.PhasePrepared,
-		Desired: state.Settings{Mode: state.ModeExternal, Address: "registry.example.com/team", IPFamily: state.IPv4,
-			PKIMode: "internal", DecidedBy: state.SourceValue},
-	}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	client := fake.NewClientset(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf",
-		Name: "zarf-registry-state"}, Data: map[string][]byte{state.Key: encoded}})
-	f := &clusterFlags{globalFlags: &globalFlags{namespace: "zarf"}, name: "zarf-registry"}
-	if _, _, err := f.readAccess(t.Context(), client); err == nil ||
-		!strings.Contains(err.Error(), "external registry registry.example.com/team") {
-		t.Errorf("error is %v", err)
-	}
-}
-
 func TestWhoDoesNotPushNeedsNoNodes(t *testing.T) {
 	client := fake.NewClientset()
-	for _, inside := range []string{"", "10.0.0.1"} {
-		t.Setenv("KUBERNETES_SERVICE_HOST", inside)
-		t.Setenv("KUBECONFIG", "")
-		r, err := newHookRegistry(t.Context(), settings.Settings{Namespace: "zarf"},
-			connection{client: client, config: &rest.Config{}}, slog.New(slog.DiscardHandler))
+	for _, inCluster := range []bool{false, true} {
+		r, err := New(t.Context(), settings.Settings{Namespace: "zarf"}, &rest.Config{}, client, inCluster,
+			slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,4 +1,8 @@
-package cli
+// Package programs gives the hook the project's own programs: as payloads for nodes, and as images that it pushes into
+// the release's registry and verifies with.
+//
+// It decides neither when to push nor what a verification means: package hook does.
+package programs
 
 import (
 	"context"
@@ -12,6 +16,8 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/images"
@@ -30,10 +36,11 @@ const imagesBelow = "zarf-registry"
 // pushedHost stands for the registry in references of images to push, which drops it.
 const pushedHost = "docker.io/"
 
-// carriedPrograms provides the programs embedded in this binary.
-type carriedPrograms struct{}
+// Embedded are the programs embedded in this binary.
+type Embedded struct{}
 
-func (carriedPrograms) Payload(program, architecture string) (*injector.Payload, error) {
+// Payload returns a program for an architecture, as in GOARCH. It fails if the binary was built without it.
+func (Embedded) Payload(program, architecture string) (*injector.Payload, error) {
 	layer, err := embedded.Load(program, architecture)
 	if err != nil {
 		return nil, err
@@ -49,8 +56,8 @@ func (carriedPrograms) Payload(program, architecture string) (*injector.Payload,
 	return injector.EncodeInflated(injector.Program{Name: program, Architecture: architecture}, layer, loader, content)
 }
 
-// hookRegistry implements the hook's view of the registry.
-type hookRegistry struct {
+// Registry is the release's registry, with the images that the hook pushes into it.
+type Registry struct {
 	*cluster.Registry
 	log *slog.Logger
 	// own is init-hook's own image, and ownImage its content. If it is nil, missing says why. They are used
@@ -60,11 +67,12 @@ type hookRegistry struct {
 	missing  string
 }
 
-// newHookRegistry prepares access to the registry. Only pushes from a workstation need a
-// permission outside the namespace: to list nodes.
-func newHookRegistry(ctx context.Context, s settings.Settings, c connection, log *slog.Logger) (*hookRegistry, error) {
-	r := &hookRegistry{Registry: cluster.NewRegistry(c.config, c.client, s.Namespace, s.Release), log: log}
-	r.Direct = c.inCluster
+// New prepares access to the registry, without a connection. inCluster says that this process runs in a pod. Only
+// pushes from a workstation need a permission outside the namespace: to list nodes.
+func New(ctx context.Context, s settings.Settings, config *rest.Config, client kubernetes.Interface, inCluster bool,
+	log *slog.Logger) (*Registry, error) {
+	r := &Registry{Registry: cluster.NewRegistry(config, client, s.Namespace, s.Release), log: log}
+	r.Direct = inCluster
 	if !s.Push.Images {
 		r.missing = "this command pushes no images"
 		return r, nil
@@ -75,7 +83,7 @@ func newHookRegistry(ctx context.Context, s settings.Settings, c connection, log
 	}
 	architectures := []string{runtime.GOARCH}
 	if !r.Direct {
-		nodes, err := c.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return nil, fmt.Errorf("listing nodes: %w", err)
 		}
@@ -93,7 +101,7 @@ func newHookRegistry(ctx context.Context, s settings.Settings, c connection, log
 }
 
 // setOwn makes an image of this program's file.
-func (r *hookRegistry) setOwn(executable string) error {
+func (r *Registry) setOwn(executable string) error {
 	source, image, err := images.SelfImage(executable, runtime.GOARCH, pushedHost+imagesBelow, "init-hook",
 		version.Version)
 	if err != nil {
@@ -134,7 +142,7 @@ func probeImage(mode state.Mode) string { return imagesBelow + "/probe-" + strin
 func probeTag(mode state.Mode) string { return probeImage(mode) + ":" + version.Version }
 
 // ProbeImage returns the reference of the image that verifies a mode, with its digest: others may move the tag.
-func (r *hookRegistry) ProbeImage(mode state.Mode) (string, error) {
+func (r *Registry) ProbeImage(mode state.Mode) (string, error) {
 	list, err := r.images()
 	if err != nil {
 		return "", err
@@ -148,10 +156,10 @@ func (r *hookRegistry) ProbeImage(mode state.Mode) (string, error) {
 }
 
 // HookImage returns init-hook's own image, or nil if there is none.
-func (r *hookRegistry) HookImage() *state.HookImage { return r.own }
+func (r *Registry) HookImage() *state.HookImage { return r.own }
 
 // OwnImages returns the digests of the images that PushProgramImages pushes.
-func (r *hookRegistry) OwnImages() ([]string, error) {
+func (r *Registry) OwnImages() ([]string, error) {
 	list, err := r.images()
 	if err != nil {
 		return nil, err
@@ -167,7 +175,7 @@ func (r *hookRegistry) OwnImages() ([]string, error) {
 
 // PushProgramImages pushes the images of the embedded programs and of init-hook itself,
 // so that Jobs of later upgrades can pull them from the registry.
-func (r *hookRegistry) PushProgramImages(ctx context.Context, access release.PushAccess) ([]string, error) {
+func (r *Registry) PushProgramImages(ctx context.Context, access release.PushAccess) ([]string, error) {
 	registry, err := r.Open(access, remote.Options{Log: r.log})
 	if err != nil {
 		return nil, err
@@ -200,7 +208,7 @@ func (r *hookRegistry) PushProgramImages(ctx context.Context, access release.Pus
 }
 
 // images returns the images that PushProgramImages pushes.
-func (r *hookRegistry) images() ([]images.Item, error) {
+func (r *Registry) images() ([]images.Item, error) {
 	carried, list, err := images.ProgramImages(embedded.Layers(), pushedHost+imagesBelow, version.Version)
 	if err != nil {
 		return nil, err
