@@ -90,8 +90,8 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request) (code int, n int
 	request, budget, status := newRequest(r), p.newRetryBudget(), http.StatusServiceUnavailable
 	switch {
 	case budget.timeout <= 0:
-	case isContainerd(r):
-		budget.timeout = min(budget.timeout/containerdRepeats, p.limits.waitTimeout)
+	case repeatsWhenAsked(r):
+		budget.timeout = min(budget.timeout/repeats, p.limits.waitTimeout)
 		request.answerBy, status = budget.began.Add(p.limits.waitTimeout), http.StatusTooManyRequests
 	case isDockerPing(r):
 		budget.timeout = min(budget.timeout, p.limits.ping)
@@ -108,10 +108,14 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request) (code int, n int
 	}
 	if err != nil {
 		p.log.Warn("registry unavailable, giving up", "error", err)
-		w.Header().Set("Retry-After", retryAfter)
 		if errors.Is(err, errTooManyWaiting) {
 			status = http.StatusServiceUnavailable // do not repeat it at once
 		}
+		pause := retryAfter
+		if status == http.StatusTooManyRequests {
+			pause = "1" // the repeated request waits for the registry
+		}
+		w.Header().Set("Retry-After", pause)
 		return p.refuse(w, status, codeUnavailable,
 			fmt.Sprintf("the registry %s is unavailable: %v", p.upstream.address, err)), 0, nil
 	}

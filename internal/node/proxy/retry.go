@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,10 +22,15 @@ const (
 
 // What containerd (core/remotes/docker) does while a response does not start: since 2.3 it gives up after 30 s. It
 // repeats a request that was answered with 429 four times, at once, and one that was answered with 503 once, at the
-// last host only. So a request waits a fourth of the retry timeout, and the last one begins when that is over.
-const containerdRepeats = 4
+// last host only. The clients with github.com/containers/image repeat a 429 four times too, after Retry-After, and give
+// up on a 503. So a request waits a fourth of the retry timeout, and the last one begins when that is over.
+const repeats = 4
 
-func isContainerd(r *http.Request) bool { return strings.HasPrefix(r.UserAgent(), "containerd/") }
+// repeatsWhenAsked reports whether a request is of such a client.
+func repeatsWhenAsked(r *http.Request) bool {
+	return slices.ContainsFunc([]string{"containerd/", "cri-o/", "containers/", "skopeo/", "Buildah/"},
+		func(client string) bool { return strings.HasPrefix(r.UserAgent(), client) })
+}
 
 // isDockerPing reports whether Docker's daemon asks whether this is a registry, and whether to log in. It waits 15 s,
 // and then gives up; for the image itself it waits without a limit (distribution/registry.go). Once the proxy knows

@@ -330,8 +330,9 @@ func (f *fixture) askAs(t *testing.T, agent, path string) (*http.Response, []byt
 	return response, body
 }
 
-// containerd repeats a request that was answered with 429, and gives up on one that is not answered within 30 s.
-func TestContainerdIsAskedToRepeatItsRequest(t *testing.T) {
+// Container runtimes repeat a request that was answered with 429. containerd gives up on one that is not answered within
+// 30 s, CRI-O on one that was answered with 503.
+func TestRuntimesAreAskedToRepeatTheirRequest(t *testing.T) {
 	ask := func(t *testing.T, f *fixture, agent string) *http.Response {
 		t.Helper()
 		response, body := f.askAs(t, agent, "/v2/a/manifests/1")
@@ -342,13 +343,20 @@ func TestContainerdIsAskedToRepeatItsRequest(t *testing.T) {
 	}
 	for agent, want := range map[string]int{
 		"containerd/v2.4.2": http.StatusTooManyRequests, "containerd/1.7.29": http.StatusTooManyRequests,
-		"cri-o/1.36": http.StatusServiceUnavailable, "": http.StatusServiceUnavailable,
+		"cri-o/1.34.0 go/go1.24.6 os/linux arch/amd64":    http.StatusTooManyRequests,
+		"containers/5.23.1 (github.com/containers/image)": http.StatusTooManyRequests,
+		"skopeo/1.9.3": http.StatusTooManyRequests, "Buildah/1.28.2": http.StatusTooManyRequests,
+		"docker/29.0": http.StatusServiceUnavailable, "": http.StatusServiceUnavailable,
 	} {
 		t.Run("a registry that is away: "+agent, func(t *testing.T) {
 			f := start(t, store{}, retryFor(time.Second/2))
 			f.kill()
-			if got := ask(t, f, agent); got.StatusCode != want {
-				t.Errorf("%s, want %d", got.Status, want)
+			got, pause := ask(t, f, agent), "10"
+			if want == http.StatusTooManyRequests {
+				pause = "1"
+			}
+			if got.StatusCode != want || got.Header.Get("Retry-After") != pause {
+				t.Errorf("%s, Retry-After %s, want %d", got.Status, got.Header.Get("Retry-After"), want)
 			}
 		})
 	}
@@ -396,7 +404,7 @@ func TestDockersPingIsAnswered(t *testing.T) {
 	}{
 		"silent": {silent, "/v2/", docker, http.StatusOK}, "away": {away, "/v2/", docker, http.StatusOK},
 		"an image":       {away, "/v2/a/manifests/1", docker, http.StatusServiceUnavailable},
-		"another client": {away, "/v2/", "skopeo/1.9", http.StatusServiceUnavailable},
+		"another client": {away, "/v2/", "curl/8", http.StatusServiceUnavailable},
 		"no waiting":     {never, "/v2/", docker, http.StatusServiceUnavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
