@@ -99,7 +99,7 @@ func loadChart(t testing.TB) *chart.Chart {
 }
 
 // scrypt makes checksums of passwords expensive: a fifth of a second for each rendering without a cluster.
-const scrypt = `derivePassword 1 "maximum" $content .NodeConfig.config.release "node-config"`
+const scrypt = `derivePassword 1 "maximum" $content $release "node-config"`
 
 // quickChart returns the chart of this repository with cheap checksums of passwords. Tests must not modify it.
 var quickChart = sync.OnceValues(func() (*chart.Chart, error) {
@@ -111,7 +111,7 @@ var quickChart = sync.OnceValues(func() (*chart.Chart, error) {
 	for _, file := range c.Templates {
 		replaced += strings.Count(string(file.Data), scrypt)
 		file.Data = []byte(strings.ReplaceAll(
-			string(file.Data), scrypt, `printf "%s %s" $content .NodeConfig.config.release`,
+			string(file.Data), scrypt, `printf "%s %s" $content $release`,
 		))
 	}
 	if replaced != 1 {

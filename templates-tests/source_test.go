@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -43,12 +44,14 @@ func TestTemplateConventions(t *testing.T) {
 	t.Parallel()
 	define := regexp.MustCompile(`\{\{-? ?define "([^"]*)"`)
 	kind := regexp.MustCompile(`(?m)^kind: `)
-	condition := regexp.MustCompile(`^\{\{- if (and \()?include "zarf-registry\.[a-zA-Z.]+" \.`)
+	// A file decides what it needs, and then whether it renders anything.
+	const decide = `{{- include "zarf-registry.decide" . -}}`
+	condition := regexp.MustCompile(`^\{\{- (if|with)( and)? \.(zr|Values)\.`)
 	random := regexp.MustCompile(
 		`\b(now|randAlpha\w*|randNumeric|randAscii|randBytes|uuidv4|genCA\w*|genSelfSigned\w*|genSignedCert\w*|genPrivateKey|htpasswd|bcrypt|getHostByName)[ )]`,
 	)
 	// The salt stays in a Secret, so it is random only once.
-	const salt = `include "zarf-registry.cluster.salt" . | default (randAlphaNum 32)`
+	const salt = `b64dec | default (randAlphaNum 32)`
 	defined := map[string]string{}
 	for file, text := range templates(t) {
 		code := comments.ReplaceAllString(text, "")
@@ -65,18 +68,24 @@ func TestTemplateConventions(t *testing.T) {
 			t.Errorf("%s: lookup is only allowed in _cluster.tpl", file)
 		}
 		// _cluster.tpl checks the release's previous namespace, and NOTES.txt prints Helm commands.
-		if strings.Contains(code, ".Release.Namespace") && file != "_helpers.tpl" && file != "_cluster.tpl" &&
-			file != "NOTES.txt" {
-			t.Errorf("%s: use include \"zarf-registry.namespace\" instead of .Release.Namespace", file)
+		if strings.Contains(code, ".Release.Namespace") && file != "_decisions.tpl" && file != "_cluster.tpl" &&
+			file != "init-hook/_settings.tpl" && file != "NOTES.txt" {
+			t.Errorf("%s: use .zr.namespace instead of .Release.Namespace", file)
 		}
 		if found := random.FindString(strings.NewReplacer(salt, "", ".secrets.htpasswd", "").Replace(code)); found != "" {
 			t.Errorf("%s: %q changes at every upgrade", file, found)
 		}
-		if strings.Contains(file, "/") && strings.HasSuffix(file, ".yaml") {
-			// The Jobs and their objects are rendered in every mode.
+		if !strings.HasSuffix(file, ".tpl") {
+			rest, decides := strings.CutPrefix(text, decide+"\n")
+			if !decides {
+				t.Errorf("%s: the first line is not %s", file, decide)
+			}
+			// The Jobs and their objects are rendered in every mode, and validation renders nothing.
 			always := strings.HasPrefix(file, "init-hook/") && file != "init-hook/networkpolicy.yaml"
-			if first, _, _ := strings.Cut(text, "\n"); condition.MatchString(first) == always {
-				t.Errorf("%s: the first line is not a condition that includes a named helper: %s", file, first)
+			object := strings.Contains(file, "/") && path.Base(file) != "validate.yaml"
+			if object && condition.MatchString(rest) == always {
+				first, _, _ := strings.Cut(rest, "\n")
+				t.Errorf("%s: the second line is not a condition: %s", file, first)
 			}
 			if n := len(kind.FindAllString(text, -1)); n > 1 {
 				t.Errorf("%s: %d objects", file, n)

@@ -1,39 +1,33 @@
 {{- /* The state of the cluster. This is the only file that calls lookup, so only its output depends on the cluster.
 Without a cluster (helm template, Argo CD) every fact is empty. Nothing is looked up that a value decides.
 
-Each object is read once per rendering and kept in the root context, so all templates see the same cluster. */ -}}
+What is needed more than once is kept in .zr.cluster. */ -}}
 
-{{- /* Sets .ClusterNodes to the Linux nodes: name → node. */ -}}
+{{- /* Sets .zr.cluster.nodes to the Linux nodes: name → node. */ -}}
 {{- define "zarf-registry.cluster.loadNodes" -}}
-{{- if not (hasKey . "ClusterNodes") -}}
+{{- if not (hasKey .zr.cluster "nodes") -}}
 {{- $nodes := dict -}}
 {{- range (lookup "v1" "Node" "" "").items -}}
 {{- if eq (dig "status" "nodeInfo" "operatingSystem" "linux" .) "linux" -}}
 {{- $_ := set $nodes .metadata.name . -}}
 {{- end -}}
 {{- end -}}
-{{- $_ := set . "ClusterNodes" $nodes -}}
+{{- $_ := set .zr.cluster "nodes" $nodes -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* Sets .ClusterService to default/kubernetes, which every cluster has. */ -}}
+{{- /* Sets .zr.cluster.service to default/kubernetes, which every cluster has: only with it does an empty lookup mean that
+an object does not exist. */ -}}
 {{- define "zarf-registry.cluster.loadService" -}}
-{{- if not (hasKey . "ClusterService") -}}
-{{- $_ := set . "ClusterService" (lookup "v1" "Service" "default" "kubernetes") -}}
+{{- if not (hasKey .zr.cluster "service") -}}
+{{- $_ := set .zr.cluster "service" (lookup "v1" "Service" "default" "kubernetes") -}}
 {{- end -}}
-{{- end -}}
-
-{{- /* "true" if a cluster can be seen. Only then does an empty lookup mean that an object does not exist. */ -}}
-{{- define "zarf-registry.cluster.seen" -}}
-{{- include "zarf-registry.cluster.loadService" . -}}
-{{- if .ClusterService -}}true{{- end -}}
 {{- end -}}
 
 {{- /* Why kube-proxy serves no node port on 127.0.0.1. Empty if it does, or if its configuration is in neither of the
 ConfigMaps that kubeadm and EKS write. Of its modes, only iptables serves loopback addresses: the default up to
 Kubernetes 1.39 (docs/dev/decisions/0014-default-mode.md). */ -}}
 {{- define "zarf-registry.cluster.noLoopback" -}}
-{{- if not (hasKey . "ClusterNoLoopback") -}}
 {{- $reason := "" -}}
 {{- range $name, $key := dict "kube-proxy" "config.conf" "kube-proxy-config" "config" -}}
 {{- $config := dig "data" $key "" (lookup "v1" "ConfigMap" "kube-system" $name) | fromYaml -}}
@@ -47,30 +41,26 @@ Kubernetes 1.39 (docs/dev/decisions/0014-default-mode.md). */ -}}
 {{- $reason = "kube-proxy's localhostNodePorts is false, so it serves no node port on 127.0.0.1" -}}
 {{- end -}}
 {{- end -}}
-{{- $_ := set . "ClusterNoLoopback" $reason -}}
-{{- end -}}
-{{- .ClusterNoLoopback -}}
+{{- $reason -}}
 {{- end -}}
 
-{{- /* The recorded state, as JSON; empty if there is none:
+{{- /* Sets .zr.state to the recorded state; empty if there is none:
   mode, address, ipFamily  the desired settings
   hookImage                reference and architecture of init-hook's image in the registry, if it was pushed
   pki                      source of certificates: mode, existing (names of the user's Secrets), issuer
   pauseImages              the images of injected programs, by architecture: reference and reason
   nodeDirectories          directories of nodes that may have files of this release
   pushCredentials          names of generated push credentials whose Secrets may exist
-For a Secret that cannot be read, only problem and remedy: validate.yaml fails with them. It covers what rendering
-depends on; init-hook validates the rest (internal/release/state). */ -}}
-{{- define "zarf-registry.cluster.state" -}}
-{{- if not (hasKey . "ClusterState") -}}
+It validates what rendering depends on; init-hook validates the rest (internal/release/state). */ -}}
+{{- define "zarf-registry.cluster.loadState" -}}
 {{- $state := dict -}}
-{{- with $secret := lookup "v1" "Secret" (include "zarf-registry.namespace" .) (printf "%s-state" (include "zarf-registry.fullname" .)) -}}
+{{- with lookup "v1" "Secret" .zr.namespace (printf "%s-state" .zr.name) -}}
 {{- $saved := dig "data" "state.json" "" . | b64dec | fromJson -}}
-{{- $desired := kindIs "map" $saved.desired | ternary $saved.desired dict -}}
-{{- $pki := kindIs "map" $saved.pki | ternary $saved.pki dict -}}
-{{- $nodes := kindIs "map" $saved.nodeConfig | ternary $saved.nodeConfig dict -}}
-{{- $directories := kindIs "slice" $nodes.directories | ternary $nodes.directories list -}}
-{{- $pauses := kindIs "map" $saved.pauseImages | ternary $saved.pauseImages dict -}}
+{{- $part := dict -}}
+{{- range list "desired" "pki" "nodeConfig" "pauseImages" "hookImage" "pushCredentials" -}}
+{{- $_ := set $part . (kindIs "map" (get $saved .) | ternary (get $saved .) dict) -}}
+{{- end -}}
+{{- $directories := default list $part.nodeConfig.directories -}}
 {{- $problem := "" -}}
 {{- $remedy := "correct it, or delete it and set registryProxy or registryURL, and pki.mode, as it recorded them" -}}
 {{- if hasKey $saved "Error" -}}
@@ -80,15 +70,15 @@ depends on; init-hook validates the rest (internal/release/state). */ -}}
 {{- $remedy = "use the chart that wrote it, or a newer one" -}}
 {{- else if ne (toString $saved.version) "1" -}}
 {{- $problem = printf "its version is %v" $saved.version -}}
-{{- else if not (has $desired.mode (list "proxy" "nodeport" "external")) -}}
-{{- $problem = printf "its mode is invalid: %v" $desired.mode -}}
-{{- else if not (has $desired.ipFamily (list "IPv4" "IPv6" "DualStack")) -}}
-{{- $problem = printf "its IP family is invalid: %v" $desired.ipFamily -}}
-{{- else if not (and (kindIs "string" $desired.address) $desired.address) -}}
+{{- else if not (has $part.desired.mode (list "proxy" "nodeport" "external")) -}}
+{{- $problem = printf "its mode is invalid: %v" $part.desired.mode -}}
+{{- else if not (has $part.desired.ipFamily (list "IPv4" "IPv6" "DualStack")) -}}
+{{- $problem = printf "its IP family is invalid: %v" $part.desired.ipFamily -}}
+{{- else if not (and (kindIs "string" $part.desired.address) $part.desired.address) -}}
 {{- $problem = "it has no address" -}}
-{{- else if and $saved.pki (not (has $pki.mode (list "internal" "existingSecret" "certManager"))) -}}
-{{- $problem = printf "its PKI mode is invalid: %v" $pki.mode -}}
-{{- else if or (not (kindIs "slice" (default list $nodes.directories))) (and $saved.nodeConfig (not (kindIs "map" $saved.nodeConfig))) -}}
+{{- else if and $saved.pki (not (has $part.pki.mode (list "internal" "existingSecret" "certManager"))) -}}
+{{- $problem = printf "its PKI mode is invalid: %v" $part.pki.mode -}}
+{{- else if not (and (kindIs "slice" (default list $directories)) (kindIs "map" (default dict $saved.nodeConfig))) -}}
 {{- $problem = "its node directories are not a list" -}}
 {{- else -}}
 {{- /* These directories are mounted into pods that run as root. */ -}}
@@ -99,75 +89,57 @@ depends on; init-hook validates the rest (internal/release/state). */ -}}
 {{- end -}}
 {{- end -}}
 {{- if $problem -}}
-{{- $state = dict "problem" $problem "remedy" $remedy -}}
-{{- else -}}
-{{- $state = pick $desired "mode" "address" "ipFamily" -}}
-{{- $_ := set $state "hookImage" (kindIs "map" $saved.hookImage | ternary $saved.hookImage dict) -}}
-{{- $_ := set $state "pauseImages" $pauses -}}
-{{- $_ := set $state "pki" (pick $pki "mode" "existing" "issuer") -}}
-{{- $_ := set $state "nodeDirectories" $directories -}}
-{{- $push := kindIs "map" $saved.pushCredentials | ternary $saved.pushCredentials dict -}}
+{{- fail (printf "zarf-registry: Secret %s/%s-state: %s; nothing was changed: %s" $.zr.namespace $.zr.name $problem $remedy) -}}
+{{- end -}}
+{{- $push := $part.pushCredentials -}}
 {{- $generated := kindIs "slice" $push.removed | ternary $push.removed list -}}
 {{- range kindIs "slice" $push.named | ternary $push.named list -}}
 {{- if not .secret -}}
 {{- $generated = append $generated .name -}}
 {{- end -}}
 {{- end -}}
-{{- $_ := set $state "pushCredentials" $generated -}}
+{{- $state = merge (pick $part.desired "mode" "address" "ipFamily") (pick $part "hookImage" "pauseImages" "pki") (dict
+  "nodeDirectories" $directories "pushCredentials" $generated) -}}
 {{- end -}}
-{{- end -}}
-{{- $_ := set . "ClusterState" $state -}}
-{{- end -}}
-{{- .ClusterState | toJson -}}
+{{- $_ := set .zr "state" $state -}}
 {{- end -}}
 
 {{- /* The release's namespace, if the state of this release is there and namespaceOverride names another one. A
 previous namespaceOverride is unknown. */ -}}
 {{- define "zarf-registry.cluster.elsewhere" -}}
-{{- if ne (include "zarf-registry.namespace" .) .Release.Namespace -}}
-{{- if not (include "zarf-registry.cluster.state" . | fromJson) -}}
-{{- $there := lookup "v1" "Secret" .Release.Namespace (printf "%s-state" (include "zarf-registry.fullname" .)) -}}
+{{- if and (ne .zr.namespace .Release.Namespace) (not .zr.state) -}}
+{{- $there := lookup "v1" "Secret" .Release.Namespace (printf "%s-state" .zr.name) -}}
 {{- if eq .Release.Name (dig "metadata" "labels" "app.kubernetes.io/instance" "" $there) -}}
 {{- .Release.Namespace -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- end -}}
-
-{{- /* The recorded IP family. */ -}}
-{{- define "zarf-registry.cluster.savedIPFamily" -}}
-{{- default "" (include "zarf-registry.cluster.state" . | fromJson).ipFamily -}}
-{{- end -}}
 
 {{- /* The IP family. DualStack only if pods have both families: the second address of anything else may not be
 reachable. */ -}}
 {{- define "zarf-registry.cluster.ipFamily" -}}
-{{- if not (hasKey . "ClusterIPFamily") -}}
-{{- $family := "" -}}
 {{- include "zarf-registry.cluster.loadService" . -}}
-{{- with dig "spec" "ipFamilies" list .ClusterService -}}
-{{- $family = first . -}}
+{{- with dig "spec" "ipFamilies" list .zr.cluster.service -}}
+{{- $family := first . -}}
 {{- if gt (dig "spec" "ipFamilies" list (lookup "v1" "Service" "kube-system" "kube-dns") | len) 1 -}}
 {{- $family = "DualStack" -}}
 {{- end -}}
 {{- include "zarf-registry.cluster.loadNodes" $ -}}
-{{- range $node := $.ClusterNodes -}}
+{{- range $node := $.zr.cluster.nodes -}}
 {{- $cidrs := dig "spec" "podCIDRs" list $node | join " " -}}
 {{- if and (contains "." $cidrs) (contains ":" $cidrs) -}}
 {{- $family = "DualStack" -}}
 {{- end -}}
 {{- end -}}
+{{- $family -}}
 {{- end -}}
-{{- $_ := set . "ClusterIPFamily" $family -}}
-{{- end -}}
-{{- .ClusterIPFamily -}}
 {{- end -}}
 
 {{- /* "always" if a node runs CRI-O 1.35 or later, which refuses plain HTTP from loopback addresses. */ -}}
 {{- define "zarf-registry.cluster.tls" -}}
 {{- include "zarf-registry.cluster.loadNodes" . -}}
 {{- $answer := "" -}}
-{{- range $node := .ClusterNodes -}}
+{{- range $node := .zr.cluster.nodes -}}
 {{- with regexFind "^cri-o://v?[0-9]+\\.[0-9]+" (dig "status" "nodeInfo" "containerRuntimeVersion" "" $node) -}}
 {{- $version := trimPrefix "cri-o://" . | trimPrefix "v" | splitList "." -}}
 {{- if or (gt (index $version 0 | atoi) 1) (ge (index $version 1 | atoi) 35) -}}
@@ -178,11 +150,11 @@ reachable. */ -}}
 {{- $answer -}}
 {{- end -}}
 
-{{- /* The nodes' container runtimes, named as in nodeConfig.runtimes: sorted JSON array. */ -}}
-{{- define "zarf-registry.cluster.runtimes" -}}
+{{- /* Sets .zr.cluster.runtimes to the nodes' container runtimes, named as in nodeConfig.runtimes. */ -}}
+{{- define "zarf-registry.cluster.loadRuntimes" -}}
 {{- include "zarf-registry.cluster.loadNodes" . -}}
 {{- $found := dict -}}
-{{- range $node := .ClusterNodes -}}
+{{- range $node := .zr.cluster.nodes -}}
 {{- $runtime := dig "status" "nodeInfo" "containerRuntimeVersion" "" $node -}}
 {{- $kubelet := dig "status" "nodeInfo" "kubeletVersion" "" $node -}}
 {{- if hasPrefix "cri-o://" $runtime -}}
@@ -196,65 +168,49 @@ reachable. */ -}}
 {{- $_ := set $found "containerd" true -}}
 {{- end -}}
 {{- end -}}
-{{- keys $found | sortAlpha | toJson -}}
+{{- $_ := set .zr.cluster "runtimes" (keys $found | sortAlpha) -}}
 {{- end -}}
 
-{{- /* The resource version of a Secret in this namespace; every change of the Secret changes it. Takes root,
+{{- /* The resource version of a Secret in this namespace; every change of the Secret changes it. Takes a list: root,
 name. */ -}}
 {{- define "zarf-registry.cluster.secretVersion" -}}
-{{- $key := printf "ClusterSecretVersion-%s" .name -}}
-{{- if not (hasKey .root $key) -}}
-{{- $_ := set .root $key (dig "metadata" "resourceVersion" "" (lookup "v1" "Secret" (include "zarf-registry.namespace" .root) .name)) -}}
-{{- end -}}
-{{- get .root $key -}}
+{{- dig "metadata" "resourceVersion" "" (lookup "v1" "Secret" (first .).zr.namespace (last .)) -}}
 {{- end -}}
 
-{{- /* The salt in the Secret with the node configuration. */ -}}
+{{- /* The salt in the Secret with the node configuration; a new one if there is none. Empty without a cluster, where a
+random value would differ in each rendering. */ -}}
 {{- define "zarf-registry.cluster.salt" -}}
-{{- dig "data" "salt" "" (lookup "v1" "Secret" (include "zarf-registry.namespace" .) (printf "%s-node-config" (include "zarf-registry.fullname" .))) | b64dec -}}
-{{- end -}}
-
-{{- /* The architecture of the running registry. It stays with its volume for as long as possible. */ -}}
-{{- define "zarf-registry.cluster.registry" -}}
-{{- if not (hasKey . "ClusterRegistry") -}}
-{{- $registry := lookup "apps/v1" "Deployment" (include "zarf-registry.namespace" .) (include "zarf-registry.fullname" .) -}}
-{{- $_ := set . "ClusterRegistry" (dig "spec" "template" "spec" "nodeSelector" "kubernetes.io/arch" "" $registry) -}}
-{{- end -}}
-{{- .ClusterRegistry -}}
-{{- end -}}
-
-{{- /* The component of an object of this release, nothing for other objects. Takes root, object. */ -}}
-{{- define "zarf-registry.cluster.component" -}}
-{{- $labels := default dict .object.metadata.labels -}}
-{{- if eq (get $labels "app.kubernetes.io/instance") .root.Release.Name -}}
-{{- get $labels "app.kubernetes.io/component" -}}
+{{- include "zarf-registry.cluster.loadService" . -}}
+{{- if .zr.cluster.service -}}
+{{- $secret := lookup "v1" "Secret" .zr.namespace (printf "%s-node-config" .zr.name) -}}
+{{- dig "data" "salt" "" $secret | b64dec | default (randAlphaNum 32) -}}
 {{- end -}}
 {{- end -}}
 
 {{- /* "true" if proxies of this release exist. */ -}}
 {{- define "zarf-registry.cluster.proxies" -}}
-{{- if not (hasKey . "ClusterProxies") -}}
 {{- $found := "" -}}
-{{- range (lookup "apps/v1" "DaemonSet" (include "zarf-registry.namespace" .) "").items -}}
-{{- if eq (include "zarf-registry.cluster.component" (dict "root" $ "object" .)) "proxy" -}}
+{{- range (lookup "apps/v1" "DaemonSet" .zr.namespace "").items -}}
+{{- $labels := default dict .metadata.labels -}}
+{{- $ours := eq (get $labels "app.kubernetes.io/instance") $.Release.Name -}}
+{{- if and $ours (eq (get $labels "app.kubernetes.io/component") "proxy") -}}
 {{- $found = "true" -}}
 {{- end -}}
 {{- end -}}
-{{- $_ := set . "ClusterProxies" $found -}}
-{{- end -}}
-{{- .ClusterProxies -}}
+{{- $found -}}
 {{- end -}}
 
-{{- /* The architecture of the registry: that of the running one if possible, else amd64 before arm64. */ -}}
+{{- /* The architecture of the registry: that of the running one if possible, because it stays with its volume, else
+amd64 before arm64. */ -}}
 {{- define "zarf-registry.cluster.architecture" -}}
 {{- include "zarf-registry.cluster.loadNodes" . -}}
 {{- $present := dict -}}
-{{- range $node := .ClusterNodes -}}
+{{- range $node := .zr.cluster.nodes -}}
 {{- $_ := set $present (dig "status" "nodeInfo" "architecture" "" $node) true -}}
 {{- end -}}
-{{- $running := include "zarf-registry.cluster.registry" . -}}
+{{- $registry := lookup "apps/v1" "Deployment" .zr.namespace .zr.name -}}
 {{- $answer := "" -}}
-{{- range list "arm64" "amd64" $running -}}
+{{- range list "arm64" "amd64" (dig "spec" "template" "spec" "nodeSelector" "kubernetes.io/arch" "" $registry) -}}
 {{- if and (hasKey $present .) (has . $.Values.injector.architectures) -}}
 {{- $answer = . -}}
 {{- end -}}
@@ -262,16 +218,17 @@ name. */ -}}
 {{- $answer -}}
 {{- end -}}
 
-{{- /* The trusted image that most nodes of an architecture report, as JSON: image, and reason (digest or name). Trust by
-digest comes before trust by name, whatever the numbers of nodes. By its digest where a node knows it. Takes root,
-architecture. */ -}}
+{{- /* The trusted image that most nodes of an architecture report, as "REASON IMAGE", where reason is digest or name. Trust
+by digest comes before trust by name, whatever the numbers of nodes. By its digest where a node knows it. Takes a list:
+root, architecture. */ -}}
 {{- define "zarf-registry.cluster.pause" -}}
-{{- include "zarf-registry.cluster.loadNodes" .root -}}
-{{- $table := include "zarf-registry.pause.table" .root | fromJson -}}
-{{- $own := include "zarf-registry.pause.own" .root -}}
+{{- $root := first . -}}
+{{- $architecture := last . -}}
+{{- include "zarf-registry.cluster.loadNodes" $root -}}
+{{- $table := $root.zr.pause.table -}}
 {{- $count := dict "digest" dict "name" dict -}}
-{{- range $node := .root.ClusterNodes -}}
-{{- if eq (dig "status" "nodeInfo" "architecture" "" $node) $.architecture -}}
+{{- range $node := $root.zr.cluster.nodes -}}
+{{- if eq (dig "status" "nodeInfo" "architecture" "" $node) $architecture -}}
 {{- $found := dict -}}
 {{- range dig "status" "images" list $node -}}
 {{- $tags := dict -}}
@@ -279,7 +236,7 @@ architecture. */ -}}
 {{- range .names -}}
 {{- $parts := splitList "@" . -}}
 {{- if gt (len $parts) 1 -}}
-{{- if and (hasKey $table.digests (last $parts)) (not (regexMatch $own .)) -}}
+{{- if and (hasKey $table.digests (last $parts)) (not (regexMatch $root.zr.pause.own .)) -}}
 {{- $_ := set $found . "digest" -}}
 {{- else if and (has (first $parts) $table.repositories) (hasPrefix "sha256:" (last $parts)) -}}
 {{- $_ := set $found . "name" -}}
@@ -290,7 +247,8 @@ architecture. */ -}}
 {{- end -}}
 {{- end -}}
 {{- range $tag, $repository := $tags -}}
-{{- if and (has $repository $table.repositories) (not (has $repository $repositories)) (regexMatch "^[^:]+:[0-9A-Za-z_][0-9A-Za-z_.-]*$" $tag) -}}
+{{- $official := and (has $repository $table.repositories) (not (has $repository $repositories)) -}}
+{{- if and $official (regexMatch "^[^:]+:[0-9A-Za-z_][0-9A-Za-z_.-]*$" $tag) -}}
 {{- $_ := set $found $tag "name" -}}
 {{- end -}}
 {{- end -}}
@@ -301,43 +259,48 @@ architecture. */ -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- $answer := dict "image" "" -}}
+{{- $answer := "" -}}
 {{- range $reason := list "name" "digest" -}}
-{{- $rank := dict -}}
+{{- $rank := list -}}
 {{- range $image, $n := get $count $reason -}}
-{{- $_ := set $rank (printf "%06d %s" (sub 999999 $n) $image) $image -}}
+{{- $rank = append $rank (printf "%06d %s" (sub 999999 $n) $image) -}}
 {{- end -}}
-{{- with keys $rank | sortAlpha -}}
-{{- $answer = dict "image" (get $rank (first .)) "reason" $reason -}}
+{{- with $rank | sortAlpha -}}
+{{- $answer = printf "%s %s" $reason (first . | substr 7 -1) -}}
 {{- end -}}
 {{- end -}}
-{{- $answer | toJson -}}
+{{- $answer -}}
 {{- end -}}
 
-{{- /* The ready nodes that report an image: JSON array of names. Takes root, image. */ -}}
+{{- /* The ready nodes that report an image: JSON array of names. Takes a list: root, image. */ -}}
 {{- define "zarf-registry.cluster.ready" -}}
-{{- include "zarf-registry.cluster.loadNodes" .root -}}
+{{- $image := last . -}}
+{{- with first . -}}
+{{- include "zarf-registry.cluster.loadNodes" . -}}
 {{- $names := list -}}
-{{- range $name, $node := .root.ClusterNodes -}}
+{{- range $name, $node := .zr.cluster.nodes -}}
 {{- range include "zarf-registry.cluster.isReady" $node | empty | not | ternary (dig "status" "images" list $node) list -}}
-{{- if has $.image .names -}}
+{{- if has $image .names -}}
 {{- $names = append $names $name -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- $names | uniq | toJson -}}
 {{- end -}}
+{{- end -}}
 
-{{- /* The architectures of nodes: sorted JSON array. Takes root, names (the nodes; empty: the ready nodes that have all
-of labels). */ -}}
+{{- /* The architectures of nodes: sorted JSON array. Takes a list: root, names (the nodes; empty: the ready nodes that
+initHook.nodeSelector selects). */ -}}
 {{- define "zarf-registry.cluster.architectures" -}}
-{{- include "zarf-registry.cluster.loadNodes" .root -}}
+{{- $names := last . -}}
+{{- with first . -}}
+{{- include "zarf-registry.cluster.loadNodes" . -}}
 {{- $found := dict -}}
-{{- range $name, $node := .root.ClusterNodes -}}
-{{- $counts := has $name $.names -}}
-{{- if not $.names -}}
+{{- range $name, $node := .zr.cluster.nodes -}}
+{{- $counts := has $name $names -}}
+{{- if not $names -}}
 {{- $counts = include "zarf-registry.cluster.isReady" $node -}}
-{{- range $key, $value := $.labels -}}
+{{- range $key, $value := (index $ 0).Values.initHook.nodeSelector -}}
 {{- if ne $value (dig "metadata" "labels" $key "\n" $node) -}}
 {{- $counts = "" -}}
 {{- end -}}
@@ -350,6 +313,7 @@ of labels). */ -}}
 {{- end -}}
 {{- end -}}
 {{- keys $found | sortAlpha | toJson -}}
+{{- end -}}
 {{- end -}}
 
 {{- /* "true" for a ready node. */ -}}

@@ -1,45 +1,76 @@
-{{- /* CronJobs that run init-hook. Their image is in the registry itself, once it is there. */ -}}
+{{- /* CronJobs that run init-hook, and the pods of helm test. Their image is in the registry itself, once it is there. */ -}}
 
-{{- /* The pull secrets for that image. */ -}}
-{{- define "zarf-registry.cronjob.pullSecrets" -}}
-{{- $secrets := include "zarf-registry.pullSecrets" . | fromJsonArray -}}
-{{- if (include "zarf-registry.certificates.image" . | fromJson).pushed -}}
-{{- $secrets = list -}}
-{{- if and (include "zarf-registry.nodePortMode" .) (not (include "zarf-registry.anonymousPull" .)) -}}
-{{- $secrets = list (dict "name" (printf "%s-pull" (include "zarf-registry.fullname" .))) -}}
-{{- end -}}
-{{- end -}}
-{{- with $secrets -}}
-{{- toYaml . -}}
-{{- end -}}
-{{- end -}}
-
-{{- /* The nodes that can run that image. */ -}}
-{{- define "zarf-registry.cronjob.nodeSelector" -}}
-{{- $image := include "zarf-registry.certificates.image" . | fromJson -}}
+{{- /* The part of the pod spec that depends on that image: pull secrets, nodes and user. */ -}}
+{{- define "zarf-registry.cronjob.pod" -}}
+{{- $image := .zr.cronJobImage -}}
+{{- $hook := .Values.initHook -}}
+{{- $secrets := .zr.pullSecrets -}}
 {{- $selector := dict "kubernetes.io/os" "linux" -}}
-{{- with $image.architecture -}}
-{{- $_ := set $selector "kubernetes.io/arch" . -}}
+{{- if $image.architecture -}}
+{{- $_ := set $selector "kubernetes.io/arch" $image.architecture -}}
 {{- end -}}
-{{- $selector = merge $selector (default dict .Values.initHook.nodeSelector) -}}
-{{- if and $image.pushed (include "zarf-registry.proxyMode" .) -}}
+{{- $selector = merge $selector $hook.nodeSelector -}}
+{{- if $image.pushed -}}
+{{- $credential := and .zr.nodePortMode (not .Values.auth.anonymousPull) -}}
+{{- $secrets = $credential | ternary (list (dict "name" (printf "%s-pull" .zr.name))) list -}}
 {{- /* Nodes without a proxy cannot pull from the registry. */ -}}
-{{- $selector = merge $selector (default dict .Values.proxy.nodeSelector) -}}
+{{- $selector = merge $selector (.zr.proxyMode | ternary .Values.proxy.nodeSelector dict) -}}
 {{- end -}}
-{{- toYaml $selector -}}
+securityContext:
+  {{- include "zarf-registry.pod.securityContext" (list .) | nindent 2 }}
+{{- with $secrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+nodeSelector:
+  {{- toYaml $selector | nindent 2 }}
+{{- with .zr.pods.initHook.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- /* Prefer the registry's node: it is alive, which the tolerations do not ensure, and has the image from the last run.
+An image from elsewhere prefers the nodes that have it. */}}
+affinity:
+  {{- $near := empty $hook.affinity.podAffinity }}
+  {{- with omit $hook.affinity ($near | ternary "podAffinity" "") }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+  {{- if $near }}
+  podAffinity:
+    preferredDuringSchedulingIgnoredDuringExecution:
+      - weight: 100
+        podAffinityTerm:
+          labelSelector:
+            matchLabels:
+              {{- include "zarf-registry.selectorLabels" (list . "registry") | nindent 14 }}
+          topologyKey: kubernetes.io/hostname
+  {{- end }}
+  {{- with $image.pushed | ternary list .zr.hookImage.nodes }}
+  nodeAffinity:
+    preferredDuringSchedulingIgnoredDuringExecution:
+      {{- range . }}
+      - weight: 100
+        preference:
+          {{- include "zarf-registry.pod.onNode" . | nindent 10 }}
+      {{- end }}
+  {{- end }}
 {{- end -}}
 
-{{- /* A CronJob. Takes root, name (also of its ServiceAccount), component, settings (schedule, timeout), command
-(list), flags (list). */ -}}
+{{- /* A CronJob. Takes a list: root, component, name (also of its ServiceAccount), settings (schedule, timeout), command,
+flags. */ -}}
 {{- define "zarf-registry.cronjob" -}}
-{{- $settings := .settings -}}
-{{- $image := include "zarf-registry.certificates.image" .root | fromJson -}}
-{{- $hook := .root.Values.initHook -}}
-{{- $pod := include "zarf-registry.pod.values" (dict "root" .root) | fromJson -}}
+{{- $component := index . 1 -}}
+{{- $name := index . 2 -}}
+{{- $settings := index . 3 -}}
+{{- $command := index . 4 -}}
+{{- $flags := index . 5 -}}
+{{- with first . -}}
+{{- $image := .zr.cronJobImage -}}
+{{- $pod := .zr.pods.initHook -}}
 apiVersion: batch/v1
 kind: CronJob
 metadata:
-  {{- include "zarf-registry.metadata" (dict "root" .root "name" .name "component" .component) | nindent 2 }}
+  {{- include "zarf-registry.metadata" (list . $component $name) | nindent 2 }}
 spec:
   schedule: {{ $settings.schedule | quote }}
   {{- /* One run at a time: the next one continues where this one stopped. */}}
@@ -53,7 +84,7 @@ spec:
   jobTemplate:
     metadata:
       labels:
-        {{- include "zarf-registry.podLabels" (dict "root" .root "component" .component) | nindent 8 }}
+        {{- include "zarf-registry.podLabels" (list . $component dict) | nindent 8 }}
     spec:
       {{- /* Both attempts with their own timeout, and a minute to start: a Job that exceeds its deadline loses its pod and
       log. Nothing waits for this Job. */}}
@@ -62,60 +93,48 @@ spec:
       {{- /* One retry, in case the registry was restarting. The next run comes soon. */}}
       backoffLimit: 1
       podFailurePolicy:
-        {{- include "zarf-registry.hook.podFailurePolicy" .root | nindent 8 }}
+        {{- include "zarf-registry.hook.podFailurePolicy" . | nindent 8 }}
       template:
         metadata:
           labels:
-            {{- include "zarf-registry.podLabels" (dict "root" .root "component" .component "extra" $pod.podLabels) | nindent 12 }}
-          {{- with $pod.podAnnotations }}
+            {{- include "zarf-registry.podLabels" (list . $component $pod.labels) | nindent 12 }}
+          {{- with $pod.annotations }}
           annotations:
             {{- toYaml . | nindent 12 }}
           {{- end }}
         spec:
           restartPolicy: Never
-          serviceAccountName: {{ .name }}
+          serviceAccountName: {{ $name }}
           automountServiceAccountToken: true
           enableServiceLinks: false
           {{- with $pod.priorityClassName }}
           priorityClassName: {{ . | quote }}
           {{- end }}
-          {{- with include "zarf-registry.cronjob.pullSecrets" .root }}
-          imagePullSecrets:
-            {{- . | nindent 12 }}
-          {{- end }}
-          securityContext:
-            {{- include "zarf-registry.pod.securityContext" .root | nindent 12 }}
-          nodeSelector:
-            {{- include "zarf-registry.cronjob.nodeSelector" .root | nindent 12 }}
-          {{- with include "zarf-registry.pod.tolerations" (dict "root" .root "tolerations" $hook.tolerations) }}
-          tolerations:
-            {{- . | nindent 12 }}
-          {{- end }}
-          affinity:
-            {{- include "zarf-registry.certificates.affinity" .root | nindent 12 }}
+          {{- include "zarf-registry.cronjob.pod" . | nindent 10 }}
           containers:
             - name: init-hook
               image: {{ $image.value | quote }}
-              imagePullPolicy: {{ $image.pushed | empty | ternary .root.Values.image.pullPolicy "IfNotPresent" }}
+              imagePullPolicy: {{ $image.pushed | ternary "IfNotPresent" .Values.image.pullPolicy }}
               command:
                 - /init-hook
               args:
-                {{- toYaml .command | nindent 16 }}
-                - --namespace={{ include "zarf-registry.namespace" .root }}
-                - --release={{ .root.Release.Name }}
-                - --name={{ include "zarf-registry.fullname" .root }}
-                {{- with .flags }}
+                {{- toYaml $command | nindent 16 }}
+                - --namespace={{ .zr.namespace }}
+                - --release={{ .Release.Name }}
+                - --name={{ .zr.name }}
+                {{- with $flags }}
                 {{- toYaml . | nindent 16 }}
                 {{- end }}
                 - --timeout={{ $settings.timeout }}
                 - --log-format=json
-              {{- with $pod.extraEnv }}
+              {{- with $pod.env }}
               env:
                 {{- toYaml . | nindent 16 }}
               {{- end }}
               resources:
-                {{- toYaml $hook.resources | nindent 16 }}
+                {{- toYaml .Values.initHook.resources | nindent 16 }}
               securityContext:
-                {{- include "zarf-registry.container.securityContext" .root | nindent 16 }}
+                {{- include "zarf-registry.container.securityContext" . | nindent 16 }}
               terminationMessagePolicy: FallbackToLogsOnError
+{{- end -}}
 {{- end -}}

@@ -1,145 +1,358 @@
-{{- /* The decisions of the chart. Order: explicit value, recorded state (mode, IP family and PKI mode only), cluster,
-default. A decision is JSON with value and source (value, state, cluster or default). Jobs get the source, so a
-rendering that cannot see the cluster never overwrites what is recorded there. */ -}}
+{{- /* The decisions of the chart. Each file begins with "zarf-registry.decide", which makes them once per rendering and
+keeps them in the root as .zr; everything else reads them there.
 
-{{- /* Takes root; explicit ("" and "auto" mean undecided); saved and fact, the helpers that return the recorded value
-and the cluster's; default. */ -}}
+Order: explicit value, recorded state (mode, IP family and PKI mode only), cluster, default. A decision that the Jobs are
+told has value and source (value, state, cluster or default), so that a rendering which cannot see the cluster never
+overwrites what is recorded there. */ -}}
 {{- define "zarf-registry.decide" -}}
-{{- $saved := "" -}}
-{{- if has .explicit (list nil "" "auto") -}}
-{{- if .saved -}}
-{{- $saved = include .saved .root -}}
-{{- end -}}
-{{- if $saved -}}
-{{- dict "value" $saved "source" "state" | toJson -}}
-{{- else -}}
-{{- with include .fact .root -}}
-{{- dict "value" . "source" "cluster" | toJson -}}
-{{- else -}}
-{{- dict "value" .default "source" "default" | toJson -}}
-{{- end -}}
-{{- end -}}
-{{- else -}}
-{{- dict "value" .explicit "source" "value" | toJson -}}
+{{- if not (hasKey . "zr") -}}
+{{- $_ := set . "zr" (dict "cluster" dict "name" (include "zarf-registry.fullname" .)) -}}
+{{- $_ := set .zr "namespace" (default .Release.Namespace .Values.namespaceOverride) -}}
+{{- include "zarf-registry.cluster.loadState" . -}}
+{{- include "zarf-registry.decide.mode" . -}}
+{{- include "zarf-registry.decide.proxies" . -}}
+{{- include "zarf-registry.decide.registry" . -}}
+{{- include "zarf-registry.decide.expose" . -}}
+{{- include "zarf-registry.decide.nodeConfig" . -}}
+{{- include "zarf-registry.decide.programs" . -}}
+{{- include "zarf-registry.decide.pause" . -}}
+{{- include "zarf-registry.decide.pki" . -}}
+{{- include "zarf-registry.decide.secrets" . -}}
+{{- include "zarf-registry.decide.pods" . -}}
+{{- include "zarf-registry.decide.hookImage" . -}}
+{{- include "zarf-registry.decide.cronJobImage" . -}}
+{{- include "zarf-registry.decide.settings" . -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* How nodes reach the registry: proxy, nodeport or external; for external with url. A new cluster gets nodeport
-mode, unless node ports cannot work on its loopback addresses, or its state was lost in proxy mode; both give reason. */ -}}
-{{- define "zarf-registry.mode" -}}
+{{- /* How nodes reach the registry:
+  ipFamily      IPv4, IPv6 or DualStack
+  mode          proxy, nodeport or external; for external with url. A new cluster gets nodeport mode, unless node ports
+                cannot work on its loopback addresses, or its state was lost in proxy mode; both give reason
+  proxyMode, nodePortMode
+  internal      the chart deploys a registry: both of these modes
+  address       what image references begin with
+  portOwned     a Service owns the node port, in proxy mode too
+  advertised    finish announces the registry in kube-public (KEP-1755) */ -}}
+{{- define "zarf-registry.decide.mode" -}}
+{{- $family := dict "value" .Values.ipFamily "source" "value" -}}
+{{- if and (eq .Values.ipFamily "auto") .zr.state.ipFamily -}}
+{{- $family = dict "value" .zr.state.ipFamily "source" "state" -}}
+{{- else if eq .Values.ipFamily "auto" -}}
+{{- $seen := include "zarf-registry.cluster.ipFamily" . -}}
+{{- $family = dict "value" (default "IPv4" $seen) "source" (empty $seen | ternary "default" "cluster") -}}
+{{- end -}}
+{{- $mode := dict -}}
 {{- if .Values.registryURL -}}
-{{- dict "value" "external" "source" "value" "url" (.Values.registryURL | trimPrefix "https://" | trimSuffix "/") | toJson -}}
+{{- $url := .Values.registryURL | trimPrefix "https://" | trimSuffix "/" -}}
+{{- $mode = dict "value" "external" "source" "value" "url" $url -}}
 {{- else if kindIs "bool" .Values.registryProxy -}}
-{{- dict "value" (.Values.registryProxy | ternary "proxy" "nodeport") "source" "value" | toJson -}}
-{{- else -}}
-{{- $state := include "zarf-registry.cluster.state" . | fromJson -}}
-{{- if eq (default "" $state.mode) "external" -}}
-{{- dict "value" "external" "source" "state" "url" $state.address | toJson -}}
-{{- else if $state.mode -}}
-{{- dict "value" $state.mode "source" "state" | toJson -}}
+{{- $mode = dict "value" (.Values.registryProxy | ternary "proxy" "nodeport") "source" "value" -}}
+{{- else if eq .zr.state.mode "external" -}}
+{{- $mode = dict "value" "external" "source" "state" "url" .zr.state.address -}}
+{{- else if .zr.state.mode -}}
+{{- $mode = dict "value" .zr.state.mode "source" "state" -}}
 {{- else if include "zarf-registry.cluster.proxies" . -}}
 {{- /* The state was lost: an upgrade must not switch the mode. */ -}}
-{{- dict "value" "proxy" "source" "cluster" "reason" "the state is missing, and proxies of this release exist" | toJson -}}
+{{- $reason := "the state is missing, and proxies of this release exist" -}}
+{{- $mode = dict "value" "proxy" "source" "cluster" "reason" $reason -}}
 {{- else -}}
-{{- $mode := dict "value" "nodeport" "source" (include "zarf-registry.cluster.seen" . | empty | ternary "default" "cluster") -}}
-{{- if eq (include "zarf-registry.ipFamily" . | fromJson).value "IPv6" -}}
-{{- $mode = merge (dict "value" "proxy" "reason" "kube-proxy serves no node port on [::1]") $mode -}}
-{{- else -}}
-{{- with include "zarf-registry.cluster.noLoopback" . -}}
-{{- $mode = merge (dict "value" "proxy" "reason" .) $mode -}}
+{{- include "zarf-registry.cluster.loadService" . -}}
+{{- $reason := "kube-proxy serves no node port on [::1]" -}}
+{{- if ne $family.value "IPv6" -}}
+{{- $reason = include "zarf-registry.cluster.noLoopback" . -}}
+{{- end -}}
+{{- $mode = dict "value" "nodeport" "source" (empty .zr.cluster.service | ternary "default" "cluster") -}}
+{{- if $reason -}}
+{{- $mode = merge (dict "value" "proxy" "reason" $reason) $mode -}}
 {{- end -}}
 {{- end -}}
-{{- toJson $mode -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-
-{{- define "zarf-registry.ipFamily" -}}
-{{- include "zarf-registry.decide" (dict "root" . "explicit" .Values.ipFamily "saved" "zarf-registry.cluster.savedIPFamily" "fact" "zarf-registry.cluster.ipFamily" "default" "IPv4") -}}
-{{- end -}}
-
-{{- define "zarf-registry.tls" -}}
-{{- include "zarf-registry.decide" (dict "root" . "explicit" .Values.proxy.tls "fact" "zarf-registry.cluster.tls" "default" "never") -}}
-{{- end -}}
-
-{{- define "zarf-registry.architecture" -}}
-{{- include "zarf-registry.decide" (dict "root" . "explicit" .Values.registry.architecture "fact" "zarf-registry.cluster.architecture" "default" (first .Values.injector.architectures)) -}}
-{{- end -}}
-
-{{- /* Whether the proxies use the node's network, "true" or "false": no packet can be rewritten so that a hostPort
-answers on ::1, and CRI-O, which serves host ports itself, does not rewrite the source of those to 127.0.0.1. */ -}}
-{{- define "zarf-registry.hostNetwork" -}}
-{{- if kindIs "bool" .Values.proxy.hostNetwork -}}
-{{- .Values.proxy.hostNetwork -}}
-{{- else -}}
-{{- or (eq (include "zarf-registry.ipFamily" . | fromJson).value "IPv6") (has "crio" (include "zarf-registry.cluster.runtimes" . | fromJsonArray)) -}}
-{{- end -}}
+{{- $proxyMode := eq $mode.value "proxy" -}}
+{{- $nodePortMode := eq $mode.value "nodeport" -}}
+{{- $internal := or $proxyMode $nodePortMode -}}
+{{- $host := eq $family.value "IPv6" | ternary "[::1]" "127.0.0.1" -}}
+{{- $hosting := .Values.localRegistryHosting -}}
+{{- $_ := merge .zr (dict
+  "ipFamily" $family
+  "mode" $mode
+  "proxyMode" $proxyMode
+  "nodePortMode" $nodePortMode
+  "internal" $internal
+  "address" ($internal | ternary (printf "%s:%d" $host (int .Values.port)) $mode.url)
+  "portOwned" (or $nodePortMode (ne (toString .Values.reservePort) "false"))
+  "advertised" (and $internal (kindIs "bool" $hosting | ternary $hosting .Values.zarf.compatible))) -}}
 {{- end -}}
 
-{{- /* The address that image references begin with. */ -}}
-{{- define "zarf-registry.address" -}}
-{{- $mode := include "zarf-registry.mode" . | fromJson -}}
-{{- if eq $mode.value "external" -}}
-{{- $mode.url -}}
-{{- else -}}
-{{- $host := eq (include "zarf-registry.ipFamily" . | fromJson).value "IPv6" | ternary "[::1]" "127.0.0.1" -}}
-{{- printf "%s:%d" $host (int .Values.port) -}}
+{{- /* The proxies, and what nodes and API server require of pods:
+  tls          whether the proxies serve TLS as well: always or never
+  hostNetwork  the proxies use the node's network: no packet can be rewritten so that a hostPort answers on ::1, and
+               CRI-O, which serves host ports itself, does not rewrite the source of those to 127.0.0.1
+  hostPort     they use a hostPort. In nodeport mode too: proxies may still serve during a switch
+  openshift    users and groups are left to OpenShift. Asks Capabilities instead of lookup: helm template and Argo CD set
+               them with --api-versions */ -}}
+{{- define "zarf-registry.decide.proxies" -}}
+{{- $tls := dict "value" .Values.proxy.tls "source" "value" -}}
+{{- $hostNetwork := .Values.proxy.hostNetwork -}}
+{{- if .zr.internal -}}
+{{- if eq $tls.value "auto" -}}
+{{- $seen := include "zarf-registry.cluster.tls" . -}}
+{{- $tls = dict "value" (default "never" $seen) "source" (empty $seen | ternary "default" "cluster") -}}
+{{- end -}}
+{{- if and (not (kindIs "bool" $hostNetwork)) (ne .zr.ipFamily.value "IPv6") -}}
+{{- include "zarf-registry.cluster.loadRuntimes" . -}}
+{{- $hostNetwork = has "crio" .zr.cluster.runtimes -}}
 {{- end -}}
 {{- end -}}
-
-{{- /* The image of injected programs on nodes of one architecture: value; source; reason, why it may carry them (value,
-digest, name or default); pullPolicy. What the state records wins over the cluster, so that nodes which join or leave
-change nothing. A recorded name without digest is only as good as the registry behind it. Takes root, architecture. */ -}}
-{{- define "zarf-registry.pause" -}}
-{{- $key := printf "Pause-%s" .architecture -}}
-{{- if not (hasKey .root $key) -}}
-{{- $answer := dict "value" "" "source" "default" "reason" "default" -}}
-{{- $recorded := dict -}}
-{{- if not .root.Values.injector.enabled -}}
-{{- else if .root.Values.injector.image -}}
-{{- $answer = dict "value" .root.Values.injector.image "source" "value" "reason" "value" -}}
-{{- else -}}
-{{- $recorded = get (default dict (include "zarf-registry.cluster.state" .root | fromJson).pauseImages) .architecture | default dict -}}
-{{- if and $recorded.reference (not (contains "@" $recorded.reference)) -}}
-{{- if include "zarf-registry.pause.served" (dict "root" .root "image" $recorded.reference) -}}
-{{- $recorded = dict -}}
+{{- $hostNetwork = kindIs "bool" $hostNetwork | ternary $hostNetwork true -}}
+{{- $openshift := toString .Values.openshift.enabled -}}
+{{- if eq $openshift "auto" -}}
+{{- $openshift = .Capabilities.APIVersions.Has "security.openshift.io/v1" | toString -}}
 {{- end -}}
-{{- end -}}
-{{- $seen := include "zarf-registry.cluster.pause" . | fromJson -}}
-{{- if $recorded.reference -}}
-{{- $answer = dict "value" $recorded.reference "source" "state" "reason" $recorded.reason -}}
-{{- else if $seen.image -}}
-{{- $answer = dict "value" $seen.image "source" "cluster" "reason" $seen.reason -}}
-{{- else -}}
-{{- $answer = set $answer "value" (include "zarf-registry.pause.table" .root | fromJson).default -}}
-{{- end -}}
-{{- end -}}
-{{- /* Nothing is pulled where the healer finds another image; nodes may be meant to pull an image of the user's. */ -}}
-{{- $never := and (include "zarf-registry.healer" .root) (ne $answer.reason "value") -}}
-{{- $_ := set .root $key (set $answer "pullPolicy" ($never | empty | ternary "IfNotPresent" "Never")) -}}
-{{- end -}}
-{{- get .root $key | toJson -}}
+{{- $_ := merge .zr (dict
+  "tls" $tls
+  "hostNetwork" $hostNetwork
+  "hostPort" (and .zr.internal (not $hostNetwork))
+  "openshift" (eq $openshift "true")) -}}
 {{- end -}}
 
-{{- /* That of the registry, and of what runs beside it. */ -}}
-{{- define "zarf-registry.registry.pause" -}}
-{{- include "zarf-registry.pause" (dict "root" . "architecture" (include "zarf-registry.architecture" . | fromJson).value) -}}
+{{- /* What the chart deploys beside the registry's Deployment:
+  registry      autoscaled; several, there can be more than one pod; copiesFromVolume, the pod copies images from the
+                volume to S3; mountsClaim, to store images or to copy them; sharedStorage, two pods can run at once, if
+                only during a rollout
+  cache         wanted, the values ask for caches; enabled; deployment, with cache.replicas
+  certificates  name of the CronJob that renews certificates; empty if there is none. At most 52 characters: Jobs append a
+                timestamp
+  gc            enabled, there is a CronJob for garbage collection; prunes, it first deletes the images that a rule selects
+  zarf          the registry is in place of the one of Zarf's init package
+  signatures    audit or enforce; empty if the registry verifies none. YAML reads off as false
+  tests         helm test has pods */ -}}
+{{- define "zarf-registry.decide.registry" -}}
+{{- $registry := .Values.registry -}}
+{{- $cache := .Values.cache -}}
+{{- $claim := $registry.persistence -}}
+{{- $filesystem := eq $registry.storage.type "filesystem" -}}
+{{- $s3 := eq $registry.storage.type "s3" -}}
+{{- $copies := and $s3 $registry.storage.s3.copyFromVolume -}}
+{{- $autoscaled := and .zr.internal $registry.autoscaling.enabled -}}
+{{- $most := $autoscaled | ternary $registry.autoscaling.maxReplicas $registry.replicas -}}
+{{- /* Nothing may write to the volume, or to S3, while a pod copies. */ -}}
+{{- $many := and $filesystem $claim.enabled (has "ReadWriteMany" $claim.accessModes) -}}
+{{- $prune := $registry.garbageCollection.prune -}}
+{{- $gc := and .zr.internal $registry.garbageCollection.enabled -}}
+{{- $certificates := printf "%s-certificates" (.zr.name | trunc 39 | trimSuffix "-") -}}
+{{- $wanted := or (gt (int $cache.replicas) 0) (not (empty $cache.nodeSelector)) -}}
+{{- $signatures := has $registry.signatures.mode (list "audit" "enforce") | ternary $registry.signatures.mode "" -}}
+{{- $_ := merge .zr (dict
+  "registry" (dict
+    "autoscaled" $autoscaled
+    "several" (gt (int $most) 1)
+    "copiesFromVolume" $copies
+    "mountsClaim" (and $claim.enabled (or $filesystem $copies))
+    "sharedStorage" (or (and $s3 (not $copies)) $many))
+  "cache" (dict
+    "wanted" $wanted
+    "enabled" (and .zr.proxyMode $wanted)
+    "deployment" (and .zr.proxyMode (gt (int $cache.replicas) 0)))
+  "certificates" (and .zr.internal .Values.pki.rotation.schedule | empty | ternary "" $certificates)
+  "gc" (dict
+    "enabled" $gc
+    "prunes" (and $gc (not (empty (or $prune.olderThan $prune.keepLast $prune.match $prune.untagged)))))
+  "zarf" (and .Values.zarf.compatible .zr.internal)
+  "signatures" (.zr.internal | ternary $signatures "")
+  "tests" (and .zr.internal .Values.tests.enabled)) -}}
 {{- end -}}
 
-{{- /* DaemonSets whose pods run on all nodes, one for each architecture: JSON array of architecture, pause and name.
-Takes root, name (without the architecture). */ -}}
-{{- define "zarf-registry.daemonsets" -}}
-{{- $found := list -}}
-{{- range .root.Values.injector.architectures -}}
-{{- $pause := include "zarf-registry.pause" (dict "root" $.root "architecture" .) | fromJson -}}
-{{- $found = append $found (dict "architecture" . "pause" $pause "name" (printf "%s-%s" $.name .)) -}}
+{{- /* Access from outside of the cluster, and rewriting:
+  expose   asked, the values ask for it; enabled; tlsSecret, the Secret with the certificate for clients outside, which
+           may be empty; address, HOST[:PORT] for them, empty if unknown
+  rewrite  byRepository, only references to repositories that the registry has are rewritten, whose names the healer
+           copies; denies, pods with other references are refused; name of the policies */ -}}
+{{- define "zarf-registry.decide.expose" -}}
+{{- $expose := .Values.expose -}}
+{{- $service := $expose.service -}}
+{{- $asked := or $service.enabled $expose.ingress.enabled $expose.gateway.enabled -}}
+{{- $host := first $expose.hosts -}}
+{{- $address := "" -}}
+{{- if not $host -}}
+{{- else if or $expose.ingress.enabled $expose.gateway.enabled -}}
+{{- $address = $host -}}
+{{- else if and (eq $service.type "NodePort") $service.nodePort -}}
+{{- $address = printf "%s:%d" $host (int $service.nodePort) -}}
+{{- else if eq $service.type "LoadBalancer" -}}
+{{- $address = eq (int $service.port) 443 | ternary $host (printf "%s:%d" $host (int $service.port)) -}}
 {{- end -}}
-{{- $found | toJson -}}
+{{- $issued := empty $expose.tls.certManager.issuerRef.name | ternary "" (printf "%s-expose-tls" .zr.name) -}}
+{{- $missing := .Values.rewrite.enabled | ternary .Values.rewrite.missing "" -}}
+{{- $_ := merge .zr (dict
+  "expose" (dict
+    "asked" $asked
+    "enabled" (and .zr.internal $asked)
+    "tlsSecret" (default $issued $expose.tls.existingSecret)
+    "address" $address)
+  "rewrite" (dict
+    "byRepository" (has $missing (list "keep" "deny"))
+    "denies" (eq $missing "deny")
+    "name" (printf "%s-%s-rewrite" .zr.namespace .zr.name))) -}}
 {{- end -}}
 
-{{- /* The proxy DaemonSets of proxy mode. */ -}}
-{{- define "zarf-registry.proxies" -}}
-{{- include "zarf-registry.daemonsets" (dict "root" . "name" (printf "%s-proxy" (include "zarf-registry.fullname" .))) -}}
+{{- /* The project's programs on nodes:
+  injects         the Jobs create a payload, because there are any
+  healer          the chart deploys healers, which give its own pods an image that their node has
+  architecture    that of the registry, and of what runs beside it
+  payloadDigests  digests of the payloads by PROGRAM-ARCHITECTURE. make payload writes the file; a source checkout has none
+  payloadID       the part of a payload's names that changes with the version, at most 20 characters, if there is no digest
+  hookDigests     digests of init-hook's images of this version: of those that finish pushes, by architecture, and of the
+                  published index. make images writes the file; a source checkout, and the chart that init-hook carries,
+                  have none */ -}}
+{{- define "zarf-registry.decide.programs" -}}
+{{- $injects := or .zr.internal .zr.nodeConfig.enabled -}}
+{{- $healer := and $injects .Values.injector.enabled (ne (toString .Values.healer.enabled) "false") -}}
+{{- $architecture := dict "value" .Values.registry.architecture "source" "value" -}}
+{{- if and (or .zr.internal $healer) (eq $architecture.value "auto") -}}
+{{- $seen := include "zarf-registry.cluster.architecture" . -}}
+{{- $source := empty $seen | ternary "default" "cluster" -}}
+{{- $architecture = dict "value" (default (first .Values.injector.architectures) $seen) "source" $source -}}
+{{- end -}}
+{{- if and .zr.internal (not (has $architecture.value (append .Values.injector.architectures "auto"))) -}}
+{{- fail (printf "zarf-registry: registry.architecture: %s is not among injector.architectures; add it there" $architecture.value) -}}
+{{- end -}}
+{{- $id := default .Chart.AppVersion .Values.image.tag | lower | replace "_" "-" | trunc 20 -}}
+{{- $id = regexReplaceAll "[-.]+$" $id "" -}}
+{{- with get .Values.image.digests "init-hook" -}}
+{{- $id = . | trimPrefix "sha256:" | trunc 12 -}}
+{{- end -}}
+{{- $hookDigests := "{}" -}}
+{{- if has .Values.image.tag (list "" nil .Chart.AppVersion) -}}
+{{- $hookDigests = .Files.Get "files/init-hook.json" | default "{}" -}}
+{{- end -}}
+{{- $_ := merge .zr (dict
+  "injects" $injects
+  "healer" $healer
+  "architecture" $architecture
+  "payloadDigests" (.Files.Get "files/programs.json" | default "{}" | fromJson)
+  "payloadID" $id
+  "hookDigests" (fromJson $hookDigests)) -}}
+{{- end -}}
+
+{{- /* The source of certificates: value (the PKI mode) and source; existing, the names of the user's Secrets; issuer,
+whose name may be empty; issuerHere, the user's issuer is an object in the release's namespace; ownCA, init-hook issues
+certificates from a CA of the release's own (state.PKI.OwnCA). A mode from the values takes only what the values name; a
+recorded mode keeps what was recorded where the values are silent. */ -}}
+{{- define "zarf-registry.decide.pki" -}}
+{{- $existing := deepCopy .Values.pki.existingSecret -}}
+{{- $issuer := .Values.pki.certManager.issuerRef -}}
+{{- $value := .Values.pki.mode -}}
+{{- $source := "value" -}}
+{{- if not $value -}}
+{{- $value = "internal" -}}
+{{- $source = "default" -}}
+{{- $saved := default dict .zr.state.pki -}}
+{{- with $saved.mode -}}
+{{- $value = . -}}
+{{- $source = "state" -}}
+{{- range $key, $name := $existing -}}
+{{- $_ := set $existing $key (default (dig "existing" $key "" $saved) $name) -}}
+{{- end -}}
+{{- if and $saved.issuer (not $issuer.name) -}}
+{{- $issuer = $saved.issuer -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $here := and (eq (toString $issuer.kind) "Issuer") (eq (toString $issuer.group) "cert-manager.io") -}}
+{{- $issues := or (not $existing.push) (and .zr.cache.enabled (not $existing.cache)) -}}
+{{- $_ := set .zr "pki" (dict
+  "value" $value
+  "source" $source
+  "existing" $existing
+  "issuer" $issuer
+  "issuerHere" (and (eq $value "certManager") (not (empty $issuer.name)) $here)
+  "ownCA" (or (eq $value "internal") (and (eq $value "existingSecret") $issues))) -}}
+{{- end -}}
+
+{{- /* Secrets:
+  pushCredentials  more push credentials: name, secret (of the user; may be empty), repositories
+  secrets          made, suffixes of those that the Jobs create, and issued, of those that cert-manager writes for them
+                   (internal/release/names); named, those of generated push credentials with a name, also of those that
+                   this release had before; sources, the user's, which the Jobs copy; ours, names of the first three;
+                   copiesPush, a push credential is a copy of the user's
+  pullSecrets      references: global ones first, then the chart's */ -}}
+{{- define "zarf-registry.decide.secrets" -}}
+{{- $credentials := list -}}
+{{- $generated := default list .zr.state.pushCredentials -}}
+{{- $copied := list .Values.auth.existingSecret -}}
+{{- range .Values.auth.push -}}
+{{- $secret := default "" .existingSecret -}}
+{{- $credentials = append $credentials (dict "name" .name "secret" $secret "repositories" (default list .repositories)) -}}
+{{- $copied = append $copied $secret -}}
+{{- if not $secret -}}
+{{- $generated = append $generated .name -}}
+{{- end -}}
+{{- end -}}
+{{- $copied = compact $copied -}}
+{{- $named := list -}}
+{{- range $generated | uniq | sortAlpha -}}
+{{- $named = append $named (printf "%s-credentials-%s" $.zr.name .) -}}
+{{- end -}}
+{{- $made := list "state" "ca" "server-tls" "node-tls" "push-tls" "cache-tls" "credentials" "auth" "pull" -}}
+{{- $issued := list "ca-issued" "server-issued" "node-issued" "push-issued" "cache-issued" -}}
+{{- $ours := $named -}}
+{{- range concat $made $issued -}}
+{{- $ours = append $ours (printf "%s-%s" $.zr.name .) -}}
+{{- end -}}
+{{- $sources := $copied -}}
+{{- if eq .zr.pki.value "existingSecret" -}}
+{{- $sources = values .zr.pki.existing | sortAlpha | concat $copied | compact -}}
+{{- end -}}
+{{- $pull := list -}}
+{{- range concat (default list (default dict .Values.global).imagePullSecrets) .Values.imagePullSecrets -}}
+{{- $pull = append $pull (kindIs "string" . | ternary (dict "name" .) .) -}}
+{{- end -}}
+{{- $_ := merge .zr (dict
+  "pushCredentials" $credentials
+  "secrets" (dict
+    "made" $made
+    "issued" $issued
+    "named" $named
+    "sources" (uniq $sources)
+    "ours" $ours
+    "copiesPush" (not (empty $copied)))
+  "pullSecrets" (uniq $pull)) -}}
+{{- end -}}
+
+{{- /* Sets .zr.pods to what the user wants for the pods of a component, by the path of its values:
+  labels, annotations, env, priorityClassName  those of all pods, and the component's own, which take precedence
+  tolerations  the component's, and one of the startup taint unless they cover it: pods that serve a node must run before
+               it loses the taint */ -}}
+{{- define "zarf-registry.decide.pods" -}}
+{{- $all := .Values -}}
+{{- $pods := dict -}}
+{{- range $component := list "registry" "proxy" "cache" "healer" "nodeConfig" "initHook" -}}
+{{- $own := get $all $component -}}
+{{- $names := list -}}
+{{- range $own.extraEnv -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+{{- $env := list -}}
+{{- range $all.extraEnv -}}
+{{- if not (has .name $names) -}}
+{{- $env = append $env . -}}
+{{- end -}}
+{{- end -}}
+{{- $tolerations := default list $own.tolerations -}}
+{{- if and (eq $component "cache") (kindIs "invalid" $own.tolerations) -}}
+{{- $tolerations = $all.registry.tolerations -}}
+{{- end -}}
+{{- if and $all.startupTaint (not (has (dict "operator" "Exists") $tolerations)) -}}
+{{- $tolerations = append $tolerations (dict "key" $all.startupTaint "operator" "Exists") | uniq -}}
+{{- end -}}
+{{- $_ := set $pods $component (dict
+  "labels" (merge dict (default dict $own.podLabels) $all.podLabels)
+  "annotations" (merge dict (default dict $own.podAnnotations) $all.podAnnotations)
+  "env" (concat $env (default list $own.extraEnv))
+  "priorityClassName" (default $all.priorityClassName $own.priorityClassName)
+  "tolerations" $tolerations) -}}
+{{- end -}}
+{{- $_ := set .zr "pods" $pods -}}
 {{- end -}}
 
 {{- /* The image of the Jobs: value; nodes, the ready nodes that report it; pushed, the architecture if it is the image
@@ -147,276 +360,79 @@ that finish pushed into this registry. The published image is named by digest wh
 reports its tag; archives and copies in other registries may have other digests. The pushed image serves clusters where
 no node has the configured one. It must be of the configured version, since it carries the payload, and its address must
 not change in the upgrade that the Jobs are part of. A nodeSelector or affinity for the Jobs excludes both. */ -}}
-{{- define "zarf-registry.hookImage" -}}
+{{- define "zarf-registry.decide.hookImage" -}}
 {{- $configured := .Values.image -}}
 {{- $digest := get $configured.digests "init-hook" -}}
-{{- $answer := dict "value" (include "zarf-registry.image" (dict "root" . "program" "init-hook")) "nodes" list "pushed" "" -}}
+{{- $image := include "zarf-registry.image" (list . "init-hook") -}}
+{{- $nodes := list -}}
+{{- $pushed := "" -}}
 {{- if not (or .Values.initHook.nodeSelector .Values.initHook.affinity) -}}
-{{- $_ := set $answer "nodes" (include "zarf-registry.cluster.ready" (dict "root" . "image" $answer.value) | fromJsonArray) -}}
-{{- with and (not $digest) .ClusterNodes (include "zarf-registry.hookDigests" . | fromJson).index -}}
-{{- $image := include "zarf-registry.image" (dict "root" $ "program" "init-hook" "digest" .) -}}
-{{- $nodes := include "zarf-registry.cluster.ready" (dict "root" $ "image" $image) | fromJsonArray -}}
-{{- if or $nodes (and (not $answer.nodes) (hasPrefix "ghcr.io/zarf-dev/" $image)) -}}
-{{- $answer = merge (dict "value" $image "nodes" $nodes) $answer -}}
+{{- $nodes = include "zarf-registry.cluster.ready" (list . $image) | fromJsonArray -}}
+{{- with and (not $digest) .zr.cluster.nodes .zr.hookDigests.index -}}
+{{- $published := include "zarf-registry.image" (list $ "init-hook" .) -}}
+{{- $holders := include "zarf-registry.cluster.ready" (list $ $published) | fromJsonArray -}}
+{{- if or $holders (and (not $nodes) (hasPrefix "ghcr.io/zarf-dev/" $published)) -}}
+{{- $image = $published -}}
+{{- $nodes = $holders -}}
 {{- end -}}
 {{- end -}}
-{{- if not (or $answer.nodes $digest (eq $configured.pullPolicy "Never")) -}}
-{{- $state := include "zarf-registry.cluster.state" . | fromJson -}}
-{{- $address := include "zarf-registry.address" . -}}
-{{- $tag := printf ":%s" (default .Chart.AppVersion $configured.tag) -}}
-{{- with $state.hookImage -}}
-{{- $digest := regexFind "@sha256:[0-9a-f]{64}$" .reference -}}
-{{- $name := .reference | trimSuffix $digest -}}
-{{- if and .architecture (hasSuffix $tag $name) (ne $state.mode "external") (eq $state.address $address) -}}
-{{- $image := printf "%s/%s" $address (empty $digest | ternary $name (printf "%s%s" ($name | trimSuffix $tag) $digest)) -}}
-{{- $nodes := include "zarf-registry.cluster.ready" (dict "root" $ "image" $image) | fromJsonArray -}}
-{{- $answer = dict "value" $image "nodes" $nodes "pushed" .architecture -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-{{- $answer | toJson -}}
-{{- end -}}
-
-{{- /* The source of certificates: value (the PKI mode) and source; existing, the names of the user's Secrets; issuer,
-whose name may be empty. A mode from the values takes only what the values name; a recorded mode keeps what was recorded
-where the values are silent. */ -}}
-{{- define "zarf-registry.pki" -}}
-{{- $pki := .Values.pki -}}
-{{- $existing := deepCopy $pki.existingSecret -}}
-{{- $answer := dict "value" "internal" "source" "default" "existing" $existing "issuer" $pki.certManager.issuerRef -}}
-{{- if $pki.mode -}}
-{{- $answer = merge (dict "value" $pki.mode "source" "value") $answer -}}
-{{- else -}}
-{{- $saved := default dict (include "zarf-registry.cluster.state" . | fromJson).pki -}}
-{{- with $saved.mode -}}
-{{- $answer = merge (dict "value" . "source" "state") $answer -}}
-{{- range $key, $value := $existing -}}
-{{- $_ := set $existing $key (default (dig "existing" $key "" $saved) $value) -}}
-{{- end -}}
-{{- if and $saved.issuer (not $answer.issuer.name) -}}
-{{- $_ := set $answer "issuer" $saved.issuer -}}
+{{- $usable := not (or $nodes $digest (eq $configured.pullPolicy "Never")) -}}
+{{- $same := and (ne .zr.state.mode "external") (eq .zr.state.address .zr.address) -}}
+{{- with and $usable $same .zr.state.hookImage -}}
+{{- $tag := printf ":%s" (default $.Chart.AppVersion $configured.tag) -}}
+{{- $recorded := regexFind "@sha256:[0-9a-f]{64}$" .reference -}}
+{{- $name := .reference | trimSuffix $recorded -}}
+{{- if and .architecture (hasSuffix $tag $name) -}}
+{{- $path := empty $recorded | ternary $name (printf "%s%s" ($name | trimSuffix $tag) $recorded) -}}
+{{- $image = printf "%s/%s" $.zr.address $path -}}
+{{- $nodes = include "zarf-registry.cluster.ready" (list $ $image) | fromJsonArray -}}
+{{- $pushed = .architecture -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- $answer | toJson -}}
+{{- $_ := set .zr "hookImage" (dict "value" $image "nodes" $nodes "pushed" $pushed) -}}
 {{- end -}}
 
-{{- /* Condition: init-hook issues certificates from a CA of the release's own (state.PKI.OwnCA). */ -}}
-{{- define "zarf-registry.pki.ownCA" -}}
-{{- $pki := include "zarf-registry.pki" . | fromJson -}}
-{{- $issues := or (not $pki.existing.push) (and (include "zarf-registry.cache" .) (not $pki.existing.cache)) -}}
-{{- if or (eq $pki.value "internal") (and (eq $pki.value "existingSecret") $issues) -}}true{{- end -}}
-{{- end -}}
-
-{{- /* The user's Secret with the push credential; may be empty. */ -}}
-{{- define "zarf-registry.pushSecret" -}}
-{{- .Values.auth.existingSecret -}}
-{{- end -}}
-
-{{- /* More push credentials: JSON array of name, secret (of the user; may be empty), repositories. */ -}}
-{{- define "zarf-registry.pushCredentials" -}}
-{{- $list := list -}}
-{{- range .Values.auth.push -}}
-{{- $list = append $list (dict "name" .name "secret" (default "" .existingSecret) "repositories" (default list .repositories)) -}}
-{{- end -}}
-{{- $list | toJson -}}
-{{- end -}}
-
-{{- /* Condition: a push credential is a copy of the user's. */ -}}
-{{- define "zarf-registry.copiesPush" -}}
-{{- $secrets := list (include "zarf-registry.pushSecret" .) -}}
-{{- range include "zarf-registry.pushCredentials" . | fromJsonArray -}}
-{{- $secrets = append $secrets .secret -}}
-{{- end -}}
-{{- if compact $secrets -}}true{{- end -}}
-{{- end -}}
-
-{{- /* The Secrets of generated push credentials with a name, also of those that this release had before: JSON array of
-names. */ -}}
-{{- define "zarf-registry.namedSecrets" -}}
-{{- $names := default list (include "zarf-registry.cluster.state" . | fromJson).pushCredentials -}}
-{{- range include "zarf-registry.pushCredentials" . | fromJsonArray -}}
-{{- if not .secret -}}
-{{- $names = append $names .name -}}
-{{- end -}}
-{{- end -}}
-{{- $secrets := list -}}
-{{- range $names | uniq | sortAlpha -}}
-{{- $secrets = append $secrets (printf "%s-credentials-%s" (include "zarf-registry.fullname" $) .) -}}
-{{- end -}}
-{{- $secrets | toJson -}}
-{{- end -}}
-
-{{- /* The user's Secrets that the Jobs copy: JSON array of names. */ -}}
-{{- define "zarf-registry.sourceSecrets" -}}
-{{- $pki := include "zarf-registry.pki" . | fromJson -}}
-{{- $names := list (include "zarf-registry.pushSecret" .) -}}
-{{- range include "zarf-registry.pushCredentials" . | fromJsonArray -}}
-{{- $names = append $names .secret -}}
-{{- end -}}
-{{- if eq $pki.value "existingSecret" -}}
-{{- $names = values $pki.existing | sortAlpha | concat $names -}}
-{{- end -}}
-{{- $names | compact | uniq | toJson -}}
-{{- end -}}
-
-{{- /* Suffixes of the Secrets that the Jobs create, and of those that cert-manager writes for them
-(internal/release/names). */ -}}
-{{- define "zarf-registry.madeSecrets" -}}
-{{- list "state" "ca" "server-tls" "node-tls" "push-tls" "cache-tls" "credentials" "auth" "pull" | toJson -}}
-{{- end -}}
-
-{{- define "zarf-registry.issuedSecrets" -}}
-{{- list "ca-issued" "server-issued" "node-issued" "push-issued" "cache-issued" | toJson -}}
-{{- end -}}
-
-{{- /* The digests of init-hook's images as JSON: of the images that finish pushes, by architecture, and of the
-published index. make images writes the file; a source checkout, and the chart that init-hook carries, have none. They
-are of this version only. */ -}}
-{{- define "zarf-registry.hookDigests" -}}
-{{- if has .Values.image.tag (list "" nil .Chart.AppVersion) -}}
-{{- .Files.Get "files/init-hook.json" | default "{}" -}}
-{{- else -}}
-{}
-{{- end -}}
-{{- end -}}
-
-{{- /* The digest of that image, from the chart or the state; empty if unknown. Anyone who may push can move a tag. Takes
-root, tag, architecture. */ -}}
-{{- define "zarf-registry.hookDigest" -}}
-{{- $recorded := default dict (include "zarf-registry.cluster.state" .root | fromJson).hookImage -}}
-{{- $prefix := printf "zarf-registry/init-hook:%s@" .tag -}}
-{{- with get (include "zarf-registry.hookDigests" .root | fromJson) .architecture -}}
-{{- . -}}
-{{- else -}}
-{{- if and (eq .architecture (default "" $recorded.architecture)) (hasPrefix $prefix (default "" $recorded.reference)) -}}
-{{- $recorded.reference | trimPrefix $prefix -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-
-{{- /* The image of the CronJob: value; pushed, "true" if it is in this registry; architecture, the only one it can run
-on, empty if all nodes have the same; pin, "true" if finish must run on that architecture too, since finish pushes its
-own image. The pushed image needs no copy on any node. It is not used if nobody pushes it (an incompatible workstation,
-which then records no hookImage), or if a user's affinity leaves the architecture of finish open. */ -}}
-{{- define "zarf-registry.certificates.image" -}}
+{{- /* The image of CronJobs and of the pods of helm test: value; pushed, it is in this registry; architecture, the only
+one it can run on, empty if all nodes have the same; pin, finish must run on that architecture too, since finish pushes
+its own image. The pushed image needs no copy on any node. It is not used if nobody pushes it (an incompatible
+workstation, which then records no hookImage), or if a user's affinity leaves the architecture of finish open. */ -}}
+{{- define "zarf-registry.decide.cronJobImage" -}}
 {{- $hook := .Values.initHook -}}
-{{- $image := include "zarf-registry.hookImage" . | fromJson -}}
-{{- $answer := dict "value" (include "zarf-registry.image" (dict "root" . "program" "init-hook")) "pushed" "" "architecture" "" "pin" "" -}}
-{{- $pushed := and $hook.pushImages (ne .Values.image.pullPolicy "Never") -}}
-{{- $architecture := default (dig "kubernetes.io/arch" "" $hook.nodeSelector) $image.pushed -}}
+{{- $pushed := and .zr.internal $hook.pushImages (ne .Values.image.pullPolicy "Never") -}}
+{{- $architecture := default (get $hook.nodeSelector "kubernetes.io/arch") .zr.hookImage.pushed -}}
+{{- $pin := false -}}
+{{- $recorded := default dict .zr.state.hookImage -}}
 {{- if and $pushed (not $architecture) -}}
-{{- $state := include "zarf-registry.cluster.state" . | fromJson -}}
-{{- $recorded := default dict $state.hookImage -}}
-{{- if has $state.mode (list "proxy" "nodeport") -}}
-{{- $pushed = $recorded.architecture | empty | not -}}
+{{- if has .zr.state.mode (list "proxy" "nodeport") -}}
+{{- $pushed = not (empty $recorded.architecture) -}}
 {{- end -}}
-{{- $present := include "zarf-registry.cluster.architectures" (dict "root" . "names" $image.nodes "labels" $hook.nodeSelector) | fromJsonArray -}}
+{{- $present := include "zarf-registry.cluster.architectures" (list . .zr.hookImage.nodes) | fromJsonArray -}}
 {{- range list "arm64" "amd64" (default "" $recorded.architecture) -}}
 {{- if and (has . $present) (has . $.Values.injector.architectures) -}}
 {{- $architecture = . -}}
 {{- end -}}
 {{- end -}}
 {{- if gt (len $present) 1 -}}
-{{- if or $hook.affinity (not $architecture) -}}
-{{- $pushed = false -}}
-{{- end -}}
-{{- $_ := set $answer "pin" ($pushed | ternary "true" "") -}}
+{{- $pushed = and $pushed (not $hook.affinity) (not (empty $architecture)) -}}
+{{- $pin = $pushed -}}
 {{- end -}}
 {{- end -}}
+{{- $image := include "zarf-registry.image" (list . "init-hook") -}}
 {{- if $pushed -}}
 {{- /* The tag of the pushed image: the version, which a digest does not contain. */ -}}
-{{- $tag := get .Values.image.digests "init-hook" | empty | ternary (default .Chart.AppVersion .Values.image.tag) .Chart.AppVersion -}}
-{{- $digest := include "zarf-registry.hookDigest" (dict "root" . "tag" $tag "architecture" $architecture) -}}
+{{- $tagged := get .Values.image.digests "init-hook" | empty -}}
+{{- $tag := $tagged | ternary (default .Chart.AppVersion .Values.image.tag) .Chart.AppVersion -}}
+{{- /* Its digest, from the chart or the state: anyone who may push can move a tag. */ -}}
+{{- $digest := get .zr.hookDigests $architecture -}}
+{{- $prefix := printf "zarf-registry/init-hook:%s@" $tag -}}
+{{- $reference := default "" $recorded.reference -}}
+{{- if and (not $digest) (eq $architecture (default "" $recorded.architecture)) (hasPrefix $prefix $reference) -}}
+{{- $digest = $reference | trimPrefix $prefix -}}
+{{- end -}}
 {{- $version := empty $digest | ternary (printf ":%s" $tag) (printf "@%s" $digest) -}}
-{{- $_ := set $answer "value" (printf "%s/zarf-registry/init-hook%s" (include "zarf-registry.address" .) $version) -}}
-{{- $_ := set $answer "pushed" "true" -}}
-{{- $_ := set $answer "architecture" $architecture -}}
+{{- $image = printf "%s/zarf-registry/init-hook%s" .zr.address $version -}}
 {{- end -}}
-{{- $answer | toJson -}}
-{{- end -}}
-
-{{- /* Conditions: "true" or empty. Templates begin with one. */ -}}
-
-{{- /* The chart deploys a registry: proxy and nodeport mode. */ -}}
-{{- define "zarf-registry.internal" -}}
-{{- if ne (include "zarf-registry.mode" . | fromJson).value "external" -}}true{{- end -}}
-{{- end -}}
-
-{{- define "zarf-registry.proxyMode" -}}
-{{- if eq (include "zarf-registry.mode" . | fromJson).value "proxy" -}}true{{- end -}}
-{{- end -}}
-
-{{- define "zarf-registry.nodePortMode" -}}
-{{- if eq (include "zarf-registry.mode" . | fromJson).value "nodeport" -}}true{{- end -}}
-{{- end -}}
-
-{{- /* In proxy mode too, a Service owns the node port. */ -}}
-{{- define "zarf-registry.portOwned" -}}
-{{- if or (include "zarf-registry.nodePortMode" .) (ne (toString .Values.reservePort) "false") -}}true{{- end -}}
-{{- end -}}
-
-{{- /* The Jobs create a payload, because programs of the project run on nodes. */ -}}
-{{- define "zarf-registry.injects" -}}
-{{- if or (include "zarf-registry.internal" .) (include "zarf-registry.nodeConfig" .) -}}true{{- end -}}
-{{- end -}}
-
-{{- /* Proxies use a hostPort. True in nodeport mode too: proxies may still serve during a switch. */ -}}
-{{- define "zarf-registry.hostPort" -}}
-{{- if and (include "zarf-registry.internal" .) (eq (include "zarf-registry.hostNetwork" .) "false") -}}true{{- end -}}
-{{- end -}}
-
-{{- define "zarf-registry.anonymousPull" -}}
-{{- if .Values.auth.anonymousPull -}}true{{- end -}}
-{{- end -}}
-
-{{- /* finish announces the registry in kube-public (KEP-1755). */ -}}
-{{- define "zarf-registry.advertised" -}}
-{{- $wanted := kindIs "bool" .Values.localRegistryHosting | ternary .Values.localRegistryHosting .Values.zarf.compatible -}}
-{{- if and (include "zarf-registry.internal" .) $wanted -}}true{{- end -}}
-{{- end -}}
-
-{{- define "zarf-registry.podSecurityLabel" -}}
-{{- if .Values.podSecurity.label -}}true{{- end -}}
-{{- end -}}
-
-{{- /* The user's cert-manager issuer is an object in the release's namespace. */ -}}
-{{- define "zarf-registry.pki.issuerHere" -}}
-{{- $pki := include "zarf-registry.pki" . | fromJson -}}
-{{- $here := and (eq (toString $pki.issuer.kind) "Issuer") (eq (toString $pki.issuer.group) "cert-manager.io") -}}
-{{- if and (eq $pki.value "certManager") $pki.issuer.name $here -}}true{{- end -}}
-{{- end -}}
-
-{{- /* A CronJob renews certificates. */ -}}
-{{- define "zarf-registry.certificates" -}}
-{{- if and (include "zarf-registry.internal" .) .Values.pki.rotation.schedule -}}true{{- end -}}
-{{- end -}}
-
-{{- define "zarf-registry.makesClaim" -}}
-{{- if and (include "zarf-registry.mountsClaim" .) (not .Values.registry.persistence.existingClaim) -}}true{{- end -}}
-{{- end -}}
-
-{{- /* Condition: the registry's pod has a claim, to store images or to copy them to S3. */ -}}
-{{- define "zarf-registry.mountsClaim" -}}
-{{- with .Values.registry -}}
-{{- if and .persistence.enabled (or (eq .storage.type "filesystem") (include "zarf-registry.copiesFromVolume" $)) -}}true{{- end -}}
-{{- end -}}
-{{- end -}}
-
-{{- /* Condition: the registry's pod copies images from the volume to S3. */ -}}
-{{- define "zarf-registry.copiesFromVolume" -}}
-{{- with .Values.registry.storage -}}
-{{- if and (eq .type "s3") .s3.copyFromVolume -}}true{{- end -}}
-{{- end -}}
-{{- end -}}
-
-{{- /* Two registry pods can run at once, if only during a rollout. */ -}}
-{{- define "zarf-registry.sharedStorage" -}}
-{{- with .Values.registry -}}
-{{- $claim := and (eq .storage.type "filesystem") .persistence.enabled -}}
-{{- /* Nothing may write to the volume, or to S3, while a pod copies. */ -}}
-{{- $s3 := and (eq .storage.type "s3") (not (include "zarf-registry.copiesFromVolume" $)) -}}
-{{- if or $s3 (and $claim (has "ReadWriteMany" .persistence.accessModes)) -}}true{{- end -}}
-{{- end -}}
+{{- $_ := set .zr "cronJobImage" (dict
+  "value" $image "pushed" $pushed "architecture" ($pushed | ternary $architecture "") "pin" $pin) -}}
 {{- end -}}

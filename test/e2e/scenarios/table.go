@@ -110,7 +110,7 @@ var All = []Scenario{
 		Paths: and(chart("rewrite"), internal("api/catalog"))},
 	{Test: "TestSignatures", Clusters: []string{"e2e-signatures"}, Networks: []Network{ipv4}, Minutes: 3,
 		Tools: []string{"cosign", "crane"},
-		Paths: append(internal("registry"), "charts/zarf-registry/templates/registry/_signatures.tpl")},
+		Paths: and(internal("registry"), chart("registry"))},
 	{Test: "TestTemplates", Clusters: []string{"e2e-templates"}, Networks: []Network{ipv4}, Minutes: 2.5,
 		Tools: []string{"helm4"}, Paths: append(chart("init-hook"), "docs/reference/gitops.md")},
 	// It mostly waits, beside the others.

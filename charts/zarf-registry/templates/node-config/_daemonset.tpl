@@ -1,24 +1,22 @@
-{{- /* A DaemonSet that manages files of nodes. Takes root, an element of "zarf-registry.nodeConfig.daemonsets", and
-restores: it restores the original files, as a hook before the release is deleted. */ -}}
+{{- /* A DaemonSet that manages files of nodes. Takes a list: root, architecture, restores: it restores the original files,
+as a hook before the release is deleted. */ -}}
 {{- define "zarf-registry.nodeConfig.daemonset" -}}
-{{- include "zarf-registry.nodeConfig.load" .root }}
-{{- $fullname := include "zarf-registry.fullname" .root }}
-{{- $config := .root.NodeConfig.config }}
-{{- $values := .root.Values }}
-{{- $settings := $values.nodeConfig }}
-{{- $pod := include "zarf-registry.pod.values" (dict "root" .root) | fromJson }}
-{{- $component := .restores | ternary "node-restore" "node-config" }}
+{{- $architecture := index . 1 }}
+{{- $restores := index . 2 }}
+{{- with first . }}
+{{- $config := .zr.nodeConfig.config }}
+{{- $settings := .Values.nodeConfig }}
+{{- $pod := .zr.pods.nodeConfig }}
+{{- $program := list . "registry-node" $architecture }}
+{{- $component := $restores | ternary "node-restore" "node-config" }}
 {{- /* DaemonSets with equal selectors would adopt each other's pods. */}}
-{{- $selector := include "zarf-registry.selectorLabels" (dict "root" .root "component" $component) | fromYaml }}
-{{- $_ := set $selector "zarf-registry/nodes" .architecture }}
-{{- $annotations := dict }}
-{{- if .restores }}
-{{- $annotations = include "zarf-registry.nodeConfig.hook" (dict "events" "pre-delete") | fromYaml }}
-{{- end -}}
+{{- $selector := dict "zarf-registry/nodes" $architecture }}
+{{- $annotations := $restores | ternary (include "zarf-registry.nodeConfig.hook" "pre-delete" | fromYaml) dict -}}
 apiVersion: apps/v1
 kind: DaemonSet
 metadata:
-  {{- include "zarf-registry.metadata" (dict "root" .root "name" (.restores | ternary .restore .name) "component" $component "annotations" $annotations) | nindent 2 }}
+  {{- $name := printf "%s-%s-%s" .zr.nodeConfig.name $component $architecture }}
+  {{- include "zarf-registry.metadata" (list . $component $name $annotations) | nindent 2 }}
 spec:
   revisionHistoryLimit: 3
   updateStrategy:
@@ -27,16 +25,17 @@ spec:
       maxUnavailable: {{ $settings.updateStrategy.maxUnavailable }}
   selector:
     matchLabels:
+      {{- include "zarf-registry.selectorLabels" (list . $component) | nindent 6 }}
       {{- toYaml $selector | nindent 6 }}
   template:
     metadata:
       labels:
-        {{- include "zarf-registry.podLabels" (dict "root" .root "component" $component "selector" $selector "extra" $pod.podLabels) | nindent 8 }}
+        {{- include "zarf-registry.podLabels" (list . $component $pod.labels $selector) | nindent 8 }}
       annotations:
-        {{- $program := include "zarf-registry.program.version" (dict "root" .root "program" "registry-node" "architecture" .architecture) }}
-        {{- merge (dict "zarf-registry/node-config-checksum" (include "zarf-registry.nodeConfig.checksum" .root) "zarf-registry/program" $program) $pod.podAnnotations | toYaml | nindent 8 }}
+        {{- $own := dict "zarf-registry/program" (include "zarf-registry.program.version" $program) }}
+        {{- merge $own (dict "zarf-registry/node-config-checksum" .zr.nodeConfig.checksum) $pod.annotations | toYaml | nindent 8 }}
     spec:
-      serviceAccountName: {{ $fullname }}-node-config
+      serviceAccountName: {{ .zr.name }}-node-config
       automountServiceAccountToken: false
       enableServiceLinks: false
       {{- /* pause stops at once, and writing files can be interrupted at any point. */}}
@@ -44,7 +43,7 @@ spec:
       {{- with $pod.priorityClassName }}
       priorityClassName: {{ . | quote }}
       {{- end }}
-      {{- with include "zarf-registry.pullSecrets" .root | fromJsonArray }}
+      {{- with .zr.pullSecrets }}
       imagePullSecrets:
         {{- toYaml . | nindent 8 }}
       {{- end }}
@@ -56,17 +55,17 @@ spec:
         seccompProfile:
           type: RuntimeDefault
       nodeSelector:
-        kubernetes.io/arch: {{ .architecture }}
+        kubernetes.io/arch: {{ $architecture }}
         kubernetes.io/os: linux
-        {{- with .restores | ternary dict $settings.nodeSelector }}
+        {{- with $restores | ternary dict $settings.nodeSelector }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
       {{- /* Restore on every node: any of them may have been configured before. */}}
-      {{- with include "zarf-registry.pod.tolerations" (dict "root" .root "tolerations" (.restores | ternary (list (dict "operator" "Exists")) $settings.tolerations)) }}
+      {{- with $restores | ternary (list (dict "operator" "Exists")) $pod.tolerations }}
       tolerations:
-        {{- . | nindent 8 }}
+        {{- toYaml . | nindent 8 }}
       {{- end }}
-      {{- if and (not .restores) (include "zarf-registry.nodeConfig.agentsOnly" .root) }}
+      {{- if and (not $restores) .zr.nodeConfig.agentsOnly }}
       affinity:
         nodeAffinity:
           requiredDuringSchedulingIgnoredDuringExecution:
@@ -79,15 +78,24 @@ spec:
       {{- end }}
       initContainers:
         - name: configure
-          {{- include "zarf-registry.program.container" (dict "root" .root "program" "registry-node" "pause" .pause "mounts" (include "zarf-registry.nodeConfig.volumeMounts" $config)) | nindent 10 }}
+          {{- $mounts := list (dict "name" "config" "mountPath" "/etc/zarf-registry/node-config" "readOnly" true) }}
+          {{- range $i, $path := $config.directories }}
+          {{- $mounts = append $mounts (dict "name" (printf "directory-%d" $i) "mountPath" (printf "/host%s" $path)) }}
+          {{- end }}
+          {{- range $i, $path := $config.tlsDirectories }}
+          {{- $mount := dict "name" (printf "certificates-%d" $i) "mountPath" (printf "/host%s" $path) "readOnly" true }}
+          {{- $mounts = append $mounts $mount }}
+          {{- end }}
+          {{- include "zarf-registry.program.container" (dict "root" . "program" "registry-node"
+            "architecture" $architecture "mounts" $mounts) | nindent 10 }}
           args:
             - configure
             - --config-dir=/etc/zarf-registry/node-config
             - --host-root=/host
-            {{- if .restores }}
+            {{- if $restores }}
             - --restore
             {{- else }}
-            - --config-sum={{ include "zarf-registry.nodeConfig.sum" .root }}
+            - --config-sum={{ .zr.nodeConfig.sum }}
             {{- end }}
           resources:
             {{- toYaml $settings.resources | nindent 12 }}
@@ -111,16 +119,17 @@ spec:
       containers:
         - name: pause
           {{- /* Not the image's own program: the healer may change this image. */}}
-          {{- include "zarf-registry.program.container" (dict "root" .root "program" "registry-node" "pause" .pause) | nindent 10 }}
+          {{- include "zarf-registry.program.container" (dict "root" . "program" "registry-node"
+            "architecture" $architecture) | nindent 10 }}
           args:
             - pause
           resources:
             {{- toYaml $settings.resources | nindent 12 }}
           securityContext:
-            {{- include "zarf-registry.container.securityContext" .root | nindent 12 }}
+            {{- include "zarf-registry.container.securityContext" . | nindent 12 }}
           terminationMessagePolicy: FallbackToLogsOnError
       volumes:
-        {{- with include "zarf-registry.program.volumes" (dict "root" .root "program" "registry-node" "architecture" .architecture) }}
+        {{- with include "zarf-registry.program.volumes" $program }}
         {{- . | nindent 8 }}
         {{- end }}
         - name: config
@@ -128,7 +137,7 @@ spec:
             defaultMode: 0400
             sources:
               - secret:
-                  name: {{ $fullname }}-node-config
+                  name: {{ .zr.name }}-node-config
               {{- if $config.k3s.existingSecret }}
               {{- /* Optional, so that the program can report what is missing. */}}
               - secret:
@@ -140,7 +149,7 @@ spec:
               {{- end }}
               {{- if $config.crio.certsDirectory }}
               - secret:
-                  name: {{ $fullname }}-node-tls
+                  name: {{ .zr.name }}-node-tls
                   items:
                     - key: ca.crt
                       path: ca.crt
@@ -159,27 +168,12 @@ spec:
             path: {{ $directory | quote }}
             type: DirectoryOrCreate
         {{- end }}
-{{- end -}}
-
-{{- /* What the program mounts, besides the payload. Takes the node configuration. */ -}}
-{{- define "zarf-registry.nodeConfig.volumeMounts" -}}
-- name: config
-  mountPath: /etc/zarf-registry/node-config
-  readOnly: true
-{{- range $i, $directory := .directories }}
-- name: directory-{{ $i }}
-  mountPath: {{ printf "/host%s" $directory | quote }}
-{{- end }}
-{{- range $i, $directory := .tlsDirectories }}
-- name: certificates-{{ $i }}
-  mountPath: {{ printf "/host%s" $directory | quote }}
-  readOnly: true
 {{- end }}
 {{- end -}}
 
 {{- /* Created before the Jobs, which need it, and deleted in any case. Takes events. */ -}}
 {{- define "zarf-registry.nodeConfig.hook" -}}
-helm.sh/hook: {{ .events }}
+helm.sh/hook: {{ . }}
 helm.sh/hook-weight: "-5"
 helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded,hook-failed
 {{- end -}}

@@ -2,31 +2,72 @@
 So content is trusted, not names: users who run pods decide which names nodes report, and a compromised node reports
 any.
 
-Three implementations follow one rule: these templates, internal/release/nodeimages, and the healer's admission policy. Tests of
-templates-tests compare them. */ -}}
+Three implementations follow one rule: these templates, internal/release/nodeimages, and the healer's admission policy.
+Tests of templates-tests compare them. */ -}}
 
-{{- /* files/pause-images.json, with the repositories that this release does not serve, as JSON. */ -}}
-{{- define "zarf-registry.pause.table" -}}
-{{- if not (hasKey . "PauseTable") -}}
+{{- /* Sets .zr.pause:
+  table   files/pause-images.json, with the repositories that this release does not serve
+  images  by architecture, the image of injected programs: value; source; reason, why it may carry them (value, digest,
+          name or default); pullPolicy. Empty if nothing is injected
+  rules   what the healer, its policy and init-hook need: references, the images of the release's pods; digest and name,
+          regular expressions of the images that are trusted by their digest or their repository; own, one of those at
+          this release's registry */ -}}
+{{- define "zarf-registry.decide.pause" -}}
+{{- $_ := set .zr "pause" (dict "own" (include "zarf-registry.pause.own" .)) -}}
 {{- $table := .Files.Get "files/pause-images.json" | fromJson -}}
 {{- $repositories := list -}}
+{{- $quoted := list -}}
 {{- range $table.repositories -}}
-{{- if not (include "zarf-registry.pause.served" (dict "root" $ "image" .)) -}}
+{{- if not (include "zarf-registry.pause.served" (list $ .)) -}}
 {{- $repositories = append $repositories . -}}
+{{- $quoted = append $quoted (regexQuoteMeta .) -}}
 {{- end -}}
 {{- end -}}
-{{- $_ := set . "PauseTable" (set $table "repositories" $repositories) -}}
+{{- $_ := set .zr.pause "table" (set $table "repositories" $repositories) -}}
+{{- $images := dict -}}
+{{- $references := list -}}
+{{- range $architecture := and .zr.injects .Values.injector.enabled | ternary .Values.injector.architectures list -}}
+{{- $image := dict "value" $.Values.injector.image "source" "value" "reason" "value" -}}
+{{- if not $image.value -}}
+{{- /* What the state records wins over the cluster, so that nodes which join or leave change nothing. A recorded name
+without digest is only as good as the registry behind it. */ -}}
+{{- $recorded := get (default dict $.zr.state.pauseImages) $architecture | default dict -}}
+{{- $named := and $recorded.reference (not (contains "@" $recorded.reference)) -}}
+{{- if and $named (include "zarf-registry.pause.served" (list $ $recorded.reference)) -}}
+{{- $recorded = dict -}}
 {{- end -}}
-{{- .PauseTable | toJson -}}
+{{- $seen := include "zarf-registry.cluster.pause" (list $ $architecture) | splitList " " -}}
+{{- if $recorded.reference -}}
+{{- $image = dict "value" $recorded.reference "source" "state" "reason" $recorded.reason -}}
+{{- else if first $seen -}}
+{{- $image = dict "value" (last $seen) "source" "cluster" "reason" (first $seen) -}}
+{{- else -}}
+{{- $image = dict "value" $table.default "source" "default" "reason" "default" -}}
+{{- end -}}
+{{- end -}}
+{{- /* Nothing is pulled where the healer finds another image; nodes may be meant to pull an image of the user's. */ -}}
+{{- $never := and $.zr.healer (ne $image.reason "value") -}}
+{{- $_ := set $images $architecture (set $image "pullPolicy" ($never | ternary "Never" "IfNotPresent")) -}}
+{{- $references = append $references $image.value -}}
+{{- end -}}
+{{- $digests := keys $table.digests -}}
+{{- range $references -}}
+{{- $digests = concat $digests (splitList "@" . | rest) -}}
+{{- end -}}
+{{- $_ := merge .zr.pause (dict "images" $images "rules" (dict
+  "references" ($references | uniq | sortAlpha)
+  "digest" (printf "^[^@]+@(%s)$" ($digests | uniq | sortAlpha | join "|"))
+  "name" (printf "^(%s)(:[0-9A-Za-z_][0-9A-Za-z_.-]*|@sha256:[0-9a-f]{64})$" (join "|" $quoted))
+  "own" .zr.pause.own)) -}}
 {{- end -}}
 
 {{- /* A regular expression of the images at an address of this release's registry, in any spelling: the registry must
 not depend on itself. */ -}}
 {{- define "zarf-registry.pause.own" -}}
 {{- $hosts := list "([^/:]*[.])?localhost" "127[.][^/:]*" "0[0-9a-fx.]*" "[0-9]+" "\\[[^/]*\\]" -}}
-{{- if include "zarf-registry.internal" . -}}
-{{- $service := printf "%s(-[a-z]+)?" (include "zarf-registry.fullname" . | regexQuoteMeta) -}}
-{{- $hosts = append $hosts (printf "%s([.]%s([.][^/:]*)?)?" $service (include "zarf-registry.namespace" . | regexQuoteMeta)) -}}
+{{- if .zr.internal -}}
+{{- $service := printf "%s(-[a-z]+)?" (regexQuoteMeta .zr.name) -}}
+{{- $hosts = append $hosts (printf "%s([.]%s([.][^/:]*)?)?" $service (regexQuoteMeta .zr.namespace)) -}}
 {{- $hosts = append $hosts (printf "[^/]*:%d" (int .Values.port)) -}}
 {{- range .Values.expose.hosts -}}
 {{- $hosts = append $hosts (regexQuoteMeta .) -}}
@@ -36,10 +77,12 @@ not depend on itself. */ -}}
 {{- end -}}
 
 {{- /* "true" if pulls of an image may reach this release's registry: by its own addresses, mirrors, or rewriting. What
-the chart cannot read counts. Takes root, image. */ -}}
+the chart cannot read counts. Takes a list: root, image. */ -}}
 {{- define "zarf-registry.pause.served" -}}
-{{- $node := .root.Values.nodeConfig -}}
-{{- $registries := concat (default list $node.mirrors) (default dict $node.containerd.hosts | keys) -}}
+{{- $image := last . -}}
+{{- with first . -}}
+{{- $node := .Values.nodeConfig -}}
+{{- $registries := concat (default list $node.mirrors) (keys $node.containerd.hosts) -}}
 {{- with $node.k3s.registries -}}
 {{- $mirrors := (kindIs "string" . | ternary (fromYaml (toString .)) .).mirrors -}}
 {{- $registries = concat $registries (kindIs "map" $mirrors | ternary $mirrors dict | keys) -}}
@@ -47,13 +90,9 @@ the chart cannot read counts. Takes root, image. */ -}}
 {{- if $node.k3s.existingSecret -}}
 {{- $registries = append $registries "*" -}}
 {{- end -}}
-{{- $rewritten := list -}}
-{{- if include "zarf-registry.rewrite" .root -}}
-{{- $rewritten = .root.Values.rewrite.registries -}}
-{{- end -}}
-{{- $host := include "zarf-registry.pause.host" (splitList "/" .image | first) -}}
-{{- $served := regexMatch (include "zarf-registry.pause.own" .root) .image -}}
-{{- range list $registries $rewritten -}}
+{{- $host := include "zarf-registry.pause.host" (splitList "/" $image | first) -}}
+{{- $served := regexMatch .zr.pause.own $image -}}
+{{- range list $registries (.Values.rewrite.enabled | ternary .Values.rewrite.registries list) -}}
 {{- $hosts := list -}}
 {{- range . -}}
 {{- $except := hasPrefix "!" . | ternary "!" "" -}}
@@ -63,6 +102,7 @@ the chart cannot read counts. Takes root, image. */ -}}
 {{- $served = or $served $all (has $host $hosts) -}}
 {{- end -}}
 {{- if $served -}}true{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- /* The host of a registry without the port, in the form that all spellings share. Docker Hub's is left out of many
@@ -74,35 +114,4 @@ docker.io
 {{- else -}}
 {{- $host -}}
 {{- end -}}
-{{- end -}}
-
-{{- /* What the healer, its policy and init-hook need, as JSON: references, the images of the release's pods; digest and
-name, regular expressions of the images that are trusted by their digest or their repository; own, one of those at this
-release's registry. */ -}}
-{{- define "zarf-registry.pause.rules" -}}
-{{- if not (hasKey . "PauseRules") -}}
-{{- $table := include "zarf-registry.pause.table" . | fromJson -}}
-{{- $references := list -}}
-{{- $digests := keys $table.digests -}}
-{{- range .Values.injector.architectures -}}
-{{- $references = append $references (include "zarf-registry.pause" (dict "root" $ "architecture" .) | fromJson).value -}}
-{{- end -}}
-{{- range $references -}}
-{{- $digests = concat $digests (splitList "@" . | rest) -}}
-{{- end -}}
-{{- $repositories := list -}}
-{{- range $table.repositories -}}
-{{- $repositories = append $repositories (regexQuoteMeta .) -}}
-{{- end -}}
-{{- $_ := set . "PauseRules" (dict
-  "references" ($references | uniq | sortAlpha)
-  "digest" (printf "^[^@]+@(%s)$" ($digests | uniq | sortAlpha | join "|"))
-  "name" (printf "^(%s)(:[0-9A-Za-z_][0-9A-Za-z_.-]*|@sha256:[0-9a-f]{64})$" (join "|" $repositories))
-  "own" (include "zarf-registry.pause.own" .)) -}}
-{{- end -}}
-{{- .PauseRules | toJson -}}
-{{- end -}}
-
-{{- define "zarf-registry.pause.name" -}}
-{{- printf "%s-pause-images" (include "zarf-registry.fullname" .) -}}
 {{- end -}}

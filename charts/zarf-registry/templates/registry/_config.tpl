@@ -29,85 +29,32 @@ validation:
 {{- end }}
 {{- end -}}
 
-{{- /* What a container that uses the storage needs for S3: env, volumeMounts, volumes, and injected (variables that a
-webhook sets). */ -}}
-{{- define "zarf-registry.s3" -}}
-{{- $env := list -}}
-{{- $mounts := list -}}
-{{- $volumes := list -}}
-{{- $injected := list -}}
+{{- /* The environment of a container that uses S3. */ -}}
+{{- define "zarf-registry.registry.s3Env" -}}
 {{- $set := list -}}
-{{- range (include "zarf-registry.pod.values" (dict "root" . "values" .Values.registry) | fromJson).extraEnv -}}
+{{- range .zr.pods.registry.env -}}
 {{- $set = append $set .name -}}
 {{- end -}}
-{{- $injector := .Values.injector.enabled -}}
-{{- with .Values.registry.storage -}}
-{{- if eq .type "s3" -}}
-{{- if $injector -}}
+{{- $files := list "AWS_CONFIG_FILE" "AWS_SHARED_CREDENTIALS_FILE" "SSL_CERT_DIR" "SSL_CERT_FILE" -}}
 {{- /* The files of the driver's library are the pause image's. Without CA certificates it takes those in the program. */ -}}
-{{- range list "AWS_CONFIG_FILE" "AWS_SHARED_CREDENTIALS_FILE" "SSL_CERT_DIR" "SSL_CERT_FILE" -}}
-{{- if not (has . $set) -}}
-{{- $env = append $env (dict "name" . "value" "/dev/null") -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-{{- with .s3.existingSecret -}}
-{{- $secret := . -}}
-{{- range list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY" -}}
-{{- $env = append $env (dict "name" . "valueFrom" (dict "secretKeyRef" (dict "name" $secret "key" .))) -}}
-{{- end -}}
-{{- else -}}
-{{- /* Those of EKS' two webhooks. */ -}}
-{{- $injected = list "AWS_ROLE_ARN" "AWS_WEB_IDENTITY_TOKEN_FILE" "AWS_REGION" "AWS_DEFAULT_REGION" "AWS_STS_REGIONAL_ENDPOINTS" "AWS_CONTAINER_CREDENTIALS_FULL_URI" "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE" -}}
-{{- end -}}
-{{- with .s3.caSecret -}}
-{{- $env = append $env (dict "name" "AWS_CA_BUNDLE" "value" "/etc/zarf-registry/s3/ca.crt") -}}
-{{- $mounts = append $mounts (dict "name" "s3-ca" "mountPath" "/etc/zarf-registry/s3" "readOnly" true) -}}
-{{- $keys := list (dict "key" "ca.crt" "path" "ca.crt") -}}
-{{- $volumes = append $volumes (dict "name" "s3-ca" "secret" (dict "secretName" . "defaultMode" 288 "items" $keys)) -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-{{- dict "env" $env "injected" $injected "volumeMounts" $mounts "volumes" $volumes | toJson -}}
-{{- end -}}
-
-{{- /* What the registry mounts, besides the payload. */ -}}
-{{- define "zarf-registry.registry.volumeMounts" -}}
-{{- include "zarf-registry.tls.volumeMount" . }}
-- name: config
-  mountPath: /etc/zarf-registry/config
-  readOnly: true
-- name: credentials
-  mountPath: /etc/zarf-registry/credentials
-  readOnly: true
-{{- with (include "zarf-registry.s3" . | fromJson).volumeMounts }}
-{{ toYaml . }}
+{{- range .Values.injector.enabled | ternary $files list }}
+{{- if not (has . $set) }}
+- name: {{ . }}
+  value: /dev/null
 {{- end }}
-{{- with include "zarf-registry.expose.volumeMounts" . }}
-{{ trim . }}
 {{- end }}
-{{- with include "zarf-registry.signatures.volumeMounts" . }}
-{{ . }}
+{{- with .Values.registry.storage.s3 }}
+{{- $secret := .existingSecret }}
+{{- range empty $secret | ternary list (list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY") }}
+- name: {{ . }}
+  valueFrom:
+    secretKeyRef:
+      name: {{ $secret | quote }}
+      key: {{ . }}
 {{- end }}
-{{- if eq .Values.registry.storage.type "filesystem" }}
-- name: storage
-  mountPath: /var/lib/registry
+{{- if .caSecret }}
+- name: AWS_CA_BUNDLE
+  value: /etc/zarf-registry/s3/ca.crt
 {{- end }}
-- name: tmp
-  mountPath: /tmp
-{{- end -}}
-
-{{- /* What copy-storage mounts, besides the payload. */ -}}
-{{- define "zarf-registry.registry.copyVolumeMounts" -}}
-- name: config
-  mountPath: /etc/zarf-registry/config
-  readOnly: true
-{{- with (include "zarf-registry.s3" . | fromJson).volumeMounts }}
-{{ toYaml . }}
 {{- end }}
-- name: storage
-  mountPath: /var/lib/registry
-  readOnly: true
-- name: tmp
-  mountPath: /tmp
 {{- end -}}

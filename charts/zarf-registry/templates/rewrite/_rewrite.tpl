@@ -1,30 +1,5 @@
 {{- /* Rewriting of image references in new pods, by the API server. */ -}}
 
-{{- define "zarf-registry.rewrite" -}}
-{{- if .Values.rewrite.enabled -}}true{{- end -}}
-{{- end -}}
-
-{{- /* Only references to repositories that the registry has are rewritten. The healer copies their names. */ -}}
-{{- define "zarf-registry.rewrite.byRepository" -}}
-{{- $settings := .Values.rewrite -}}
-{{- if and $settings.enabled (ne $settings.missing "rewrite") -}}true{{- end -}}
-{{- end -}}
-
-{{- /* Pods with other references to rewritten registries are refused. */ -}}
-{{- define "zarf-registry.rewrite.denies" -}}
-{{- $settings := .Values.rewrite -}}
-{{- if and $settings.enabled (eq $settings.missing "deny") -}}true{{- end -}}
-{{- end -}}
-
-{{- /* The ConfigMap with the names of repositories. */ -}}
-{{- define "zarf-registry.rewrite.repositories" -}}
-{{- printf "%s-repositories" (include "zarf-registry.fullname" .) -}}
-{{- end -}}
-
-{{- define "zarf-registry.rewrite.name" -}}
-{{- printf "%s-%s-rewrite" (include "zarf-registry.namespace" .) (include "zarf-registry.fullname" .) -}}
-{{- end -}}
-
 {{- /* The API that the cluster serves; nothing if it serves none. v1 if that is unknown, as in helm template. v1alpha1
 (Kubernetes 1.32 and 1.33) is left out: 1.32 lacks the CEL functions that the policy needs. */ -}}
 {{- define "zarf-registry.rewrite.apiVersion" -}}
@@ -37,39 +12,6 @@
 {{- end -}}
 {{- end -}}
 {{- with $served -}}{{- first . -}}{{- end -}}
-{{- end -}}
-
-{{- define "zarf-registry.rewrite.validate" -}}
-{{- if include "zarf-registry.rewrite" . -}}
-{{- if not (include "zarf-registry.rewrite.apiVersion" .) -}}
-{{- fail "zarf-registry: rewrite.enabled: this cluster serves no MutatingAdmissionPolicy; Kubernetes has it from 1.36, and 1.34 and 1.35 if the API server is started for it (docs/reference/rewriting.md#versions); or set rewrite.enabled=false, and use nodeConfig.mirrors" -}}
-{{- end -}}
-{{- $settings := .Values.rewrite -}}
-{{- /* As in image references: a name without dot and port would be a repository of Docker Hub. */ -}}
-{{- $label := "[a-zA-Z0-9]([-a-zA-Z0-9]*[a-zA-Z0-9])?" -}}
-{{- $host := printf "^!?(%s(\\.%s)+(:[0-9]+)?|%s:[0-9]+|localhost|\\[[0-9a-fA-F:]+\\](:[0-9]+)?)$" $label $label $label -}}
-{{- range $settings.registries -}}
-{{- if not (or (eq . "*") (regexMatch $host .)) -}}
-{{- fail (printf "zarf-registry: rewrite.registries: %q is not the host of a registry; set HOST[:PORT] as in image references, such as docker.io, * for all, or !HOST to exclude one" .) -}}
-{{- end -}}
-{{- end -}}
-{{- if include "zarf-registry.rewrite.byRepository" . -}}
-{{- if not (include "zarf-registry.internal" .) -}}
-{{- fail (printf "zarf-registry: rewrite.missing: %s needs the list of repositories, which an external registry does not have here; set rewrite.missing=rewrite" $settings.missing) -}}
-{{- else if not (include "zarf-registry.healer" .) -}}
-{{- fail (printf "zarf-registry: rewrite.missing: %s needs the healer, which lists the registry's repositories; set healer.enabled=true and injector.enabled=true, or rewrite.missing=rewrite" $settings.missing) -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-
-{{- /* The Secret that rewritten pods name to pull; nothing if pulls need no credential. */ -}}
-{{- define "zarf-registry.rewrite.pullSecret" -}}
-{{- $default := "" -}}
-{{- if and (include "zarf-registry.nodePortMode" .) (not (include "zarf-registry.anonymousPull" .)) -}}
-{{- $default = printf "%s-pull" (include "zarf-registry.fullname" .) -}}
-{{- end -}}
-{{- default $default .Values.rewrite.pullSecret -}}
 {{- end -}}
 
 {{- /* A registry that is rewritten; nothing if none is. zarf-registry status asks the API server for a pod with an image of
@@ -102,9 +44,9 @@ reach over the network: a loopback address is another registry on the nodes. Thi
 {{- $only = append $only $host -}}
 {{- end -}}
 {{- end -}}
-{{- $own := list (include "zarf-registry.address" . | splitList "/" | first) -}}
-{{- if include "zarf-registry.internal" . -}}
-{{- $service := printf "%s.%s.svc" (include "zarf-registry.fullname" .) (include "zarf-registry.namespace" .) -}}
+{{- $own := list (.zr.address | splitList "/" | first) -}}
+{{- if .zr.internal -}}
+{{- $service := printf "%s.%s.svc" .zr.name .zr.namespace -}}
 {{- $own = concat (list $service (printf "%s.%s" $service .Values.clusterDomain)) .Values.expose.hosts -}}
 {{- end -}}
 {{- if $except -}}
@@ -131,10 +73,10 @@ m.host in {{ include "zarf-registry.rewrite.strings" $only }}
 
 {{- /* Which pods a policy is about, and the references in them that name a rewritten registry: a part of its spec. */ -}}
 {{- define "zarf-registry.rewrite.references" -}}
-{{- $address := include "zarf-registry.address" . -}}
+{{- $address := .zr.address -}}
 {{- $settings := .Values.rewrite -}}
 {{- $selector := default dict $settings.namespaceSelector -}}
-{{- $exempt := prepend $settings.excludedNamespaces (include "zarf-registry.namespace" .) | uniq -}}
+{{- $exempt := prepend $settings.excludedNamespaces .zr.namespace | uniq -}}
 {{- /* With the API server's defaults: otherwise a server-side diff, such as Argo CD's, conflicts. */}}
 matchConstraints:
   matchPolicy: Equivalent

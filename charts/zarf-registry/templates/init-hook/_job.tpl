@@ -1,0 +1,144 @@
+{{- /* The hook Jobs and the objects that they need. */ -}}
+
+{{- /* The annotations of a hook. Hooks of one weight run in the order of their names, so identity, rights and Jobs have
+different weights. A failed Job stays until the next run, for its log. Takes a list: weight; optional: events (default:
+those of all Jobs). */ -}}
+{{- define "zarf-registry.hook.annotations" -}}
+{{- $all := "pre-install,pre-upgrade,pre-rollback,post-install,post-upgrade,post-rollback,pre-delete" -}}
+helm.sh/hook: {{ append . $all | rest | first }}
+helm.sh/hook-weight: {{ first . | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end -}}
+
+{{- /* One Job. Takes a list: root, step (the command, and the suffix of the name), events. */ -}}
+{{- define "zarf-registry.hook.job" -}}
+{{- $step := index . 1 -}}
+{{- $annotations := include "zarf-registry.hook.annotations" (list 0 (index . 2)) | fromYaml -}}
+{{- $_ := set $annotations "helm.sh/hook-output-log-policy" "hook-failed" -}}
+{{- with first . -}}
+{{- $image := .zr.hookImage -}}
+{{- $hook := .Values.initHook -}}
+{{- $pod := .zr.pods.initHook -}}
+{{- $architecture := $image.pushed -}}
+{{- if and (eq $step "finish") .zr.certificates .zr.cronJobImage.pin -}}
+{{- $architecture = default .zr.cronJobImage.architecture $architecture -}}
+{{- end -}}
+apiVersion: batch/v1
+kind: Job
+metadata:
+  {{- include "zarf-registry.metadata" (list . "init-hook" (printf "%s-%s" .zr.name $step) $annotations) | nindent 2 }}
+spec:
+  {{- /* The program counts its timeout from the Job's start, over all attempts, and reports why it stops; this deadline
+  is for pods that never start. A Job that exceeds its deadline loses its pod and log, so it leaves 45 s to report,
+  switch back and delete pods. */}}
+  activeDeadlineSeconds: {{ add (include "zarf-registry.seconds" $hook.timeout) 45 }}
+  {{- /* Failed Jobs keep their log for a week; Helm deletes the others. */}}
+  ttlSecondsAfterFinished: 604800
+  {{- /* A run continues the previous one, so retries help, except after a refusal (exit code 3). Evicted pods and lost
+  nodes do not count. */}}
+  backoffLimit: 2
+  podFailurePolicy:
+    {{- include "zarf-registry.hook.podFailurePolicy" . | nindent 4 }}
+  template:
+    metadata:
+      labels:
+        {{- include "zarf-registry.podLabels" (list . "init-hook" $pod.labels) | nindent 8 }}
+      {{- with $pod.annotations }}
+      annotations:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+    spec:
+      {{- /* With OnFailure, the pod and its log would be deleted when the Job fails. */}}
+      restartPolicy: Never
+      serviceAccountName: {{ .zr.name }}-hook
+      automountServiceAccountToken: true
+      {{- /* Pushes take the registry's address from the environment and do not depend on cluster DNS. */}}
+      enableServiceLinks: true
+      {{- with $pod.priorityClassName }}
+      priorityClassName: {{ . | quote }}
+      {{- end }}
+      {{- with $image.pushed | empty | ternary .zr.pullSecrets (append .zr.pullSecrets (dict "name" (printf "%s-pull" .zr.name))) }}
+      imagePullSecrets:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      securityContext:
+        {{- include "zarf-registry.pod.securityContext" (list .) | nindent 8 }}
+      nodeSelector:
+        kubernetes.io/os: linux
+        {{- with $architecture }}
+        kubernetes.io/arch: {{ . }}
+        {{- end }}
+        {{- with $hook.nodeSelector }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      {{- with $pod.tolerations }}
+      tolerations:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- /* Control-plane nodes are preferred: the Job's token is worth as much as they are, and any node can report that
+      it has the image. The nodes that have it are required, since others may not be able to pull it; but preferred only
+      if the Job may run long after it was rendered, when they may be gone, or if the registry has it. */}}
+      affinity:
+        {{- if $hook.affinity }}
+        {{- toYaml $hook.affinity | nindent 8 }}
+        {{- else }}
+        {{- $optional := or (eq $step "cleanup") (not (empty $image.pushed)) }}
+        nodeAffinity:
+          preferredDuringSchedulingIgnoredDuringExecution:
+            {{- /* Any node is better than one that cannot get the image. */}}
+            - weight: {{ and $optional $image.nodes (not $image.pushed) | empty | ternary 100 10 }}
+              preference:
+                matchExpressions:
+                  - key: node-role.kubernetes.io/control-plane
+                    operator: Exists
+            {{- range $optional | ternary $image.nodes list }}
+            - weight: {{ $image.pushed | empty | ternary 100 50 }}
+              preference:
+                {{- include "zarf-registry.pod.onNode" . | nindent 16 }}
+            {{- end }}
+          {{- with $optional | ternary list $image.nodes }}
+          requiredDuringSchedulingIgnoredDuringExecution:
+            nodeSelectorTerms:
+              {{- range . }}
+              -
+                {{- include "zarf-registry.pod.onNode" . | nindent 16 }}
+              {{- end }}
+          {{- end }}
+        {{- end }}
+      containers:
+        - name: init-hook
+          image: {{ $image.value | quote }}
+          imagePullPolicy: {{ .Values.image.pullPolicy }}
+          command:
+            - /init-hook
+          args:
+            - {{ $step }}
+            {{- list (toJson .zr.settings | printf "--settings=%s") | toYaml | nindent 12 }}
+            - --timeout={{ $hook.timeout }}
+            - --in-cluster
+            - --log-format=json
+          {{- with $pod.env }}
+          env:
+            {{- toYaml . | nindent 12 }}
+          {{- end }}
+          resources:
+            {{- toYaml $hook.resources | nindent 12 }}
+          securityContext:
+            {{- include "zarf-registry.container.securityContext" . | nindent 12 }}
+          terminationMessagePolicy: FallbackToLogsOnError
+{{- end -}}
+{{- end -}}
+
+{{- define "zarf-registry.hook.podFailurePolicy" -}}
+rules:
+  - action: Ignore
+    onPodConditions:
+      - type: DisruptionTarget
+        status: "True"
+  - action: FailJob
+    onExitCodes:
+      containerName: init-hook
+      operator: In
+      values:
+        - 3
+{{- end -}}
