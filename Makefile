@@ -162,7 +162,7 @@ race: payload ## Unit tests with the race detector, where it is fast enough
 
 .PHONY: s3
 s3: payload $(TESTCLUSTER) ## The registry's unit tests again, on S3
-	VERSITYGW=$(call TOOL,versitygw) $(call TEST,-short ./internal/registry)
+	VERSITYGW=$(call TOOL,versitygw) $(call TEST,-short ./internal/registry/...)
 
 .PHONY: race-all
 race-all: payload ## Unit tests with the race detector that make race leaves out

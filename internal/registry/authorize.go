@@ -12,17 +12,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
-)
-
-// role is what a credential permits, in ascending order.
-type role int
-
-const (
-	roleNone role = iota
-	rolePull
-	// roleExternal may only pull, from outside the cluster.
-	roleExternal
-	rolePush
+	"github.com/zarf-dev/zarf-registry/internal/registry/users"
 )
 
 // Each probe repository is served over one path only: a pull from it verifies that path and no other.
@@ -70,7 +60,7 @@ type login struct {
 	// anonymous means that the header says that the client has no credential.
 	anonymous bool
 	// verify returns the user, or nil without a valid credential. It is slow.
-	verify func() (*user, error)
+	verify func() (*users.User, error)
 }
 
 // open reports whether clients that are admitted read without a credential.
@@ -140,11 +130,11 @@ func (p policy) authorize(method string, to target, roles []string, login login)
 		return errcode.ErrorCodeUnauthorized.WithMessage("writing requires the push credential's user name and password")
 	case read:
 		return nil
-	case user.role < rolePush:
+	case user.Role < users.RolePush:
 		return denied("this user may only pull: %s needs the push credential", to.describe(method))
-	case !user.mayWrite(to.repository):
-		return denied("credential %s may write to %s only: %s in %s needs another one", user.name,
-			strings.Join(user.repositories, ", "), to.describe(method), cmp.Or(to.repository, "no repository"))
+	case !user.MayWrite(to.repository):
+		return denied("credential %s may write to %s only: %s in %s needs another one", user.Name,
+			strings.Join(user.Repositories, ", "), to.describe(method), cmp.Or(to.repository, "no repository"))
 	}
 	return nil
 }

@@ -12,10 +12,10 @@ import (
 	"sync"
 
 	"github.com/distribution/distribution/v3"
-	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
-	"golang.org/x/sync/errgroup"
+
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // A back link leads from a manifest to one that refers to it in the same repository: from a subject to its
@@ -38,10 +38,6 @@ const (
 )
 
 const (
-	// storageConcurrency is how many files are read or written at once, manifestConcurrency how many manifests, which
-	// may have 4 MiB.
-	storageConcurrency  = 16
-	manifestConcurrency = 4
 	// maxLink is the maximum size of a back link, in bytes.
 	maxLink = 64 << 10
 	// maxType is the length of an artifact type: of two names with 127 characters (RFC 6838, section 4.2) and a slash.
@@ -112,12 +108,12 @@ func describe(content []byte) (described, error) {
 
 // backLinkDir is the directory of the back links of a kind that begin at a manifest.
 func backLinkDir(repository, kind string, from digest.Digest) string {
-	return repositoriesPath + "/" + repository + "/" + kind + "/" + digestPath(from)
+	return storage.RepositoriesPath + "/" + repository + "/" + kind + "/" + storage.DigestPath(from)
 }
 
 // backLinkPath is the path of a back link in such a directory.
 func backLinkPath(links string, to digest.Digest) string {
-	return links + "/" + digestPath(to) + "/descriptor.json"
+	return links + "/" + storage.DigestPath(to) + "/descriptor.json"
 }
 
 // storedLink is a back link with its path.
@@ -190,7 +186,7 @@ func (s *contentStore) addBackLinks(
 	if err != nil {
 		return err
 	}
-	return inParallel(ctx, links, storageConcurrency, func(ctx context.Context, link storedLink) error {
+	return storage.InParallel(ctx, links, storage.Concurrency, func(ctx context.Context, link storedLink) error {
 		return s.driver.PutContent(ctx, link.path, link.content)
 	})
 }
@@ -203,9 +199,9 @@ func (s *contentStore) removeBackLinks(
 	if err != nil {
 		return nil //nolint:nilerr // a manifest that distribution accepted
 	}
-	return inParallel(ctx, links, storageConcurrency, func(ctx context.Context, link storedLink) error {
+	return storage.InParallel(ctx, links, storage.Concurrency, func(ctx context.Context, link storedLink) error {
 		err := s.driver.Delete(ctx, path.Dir(link.path))
-		if errors.As(err, new(storagedriver.PathNotFoundError)) {
+		if storage.IsNotFound(err) {
 			return nil
 		}
 		return err
@@ -230,11 +226,11 @@ func (s *contentStore) eachReferring(
 	yield func(backReference) (more bool, err error),
 ) error {
 	links := backLinkDir(repository, kind, from)
-	candidates, read, atOnce := links, s.readBackLink, storageConcurrency
+	candidates, read, atOnce := links, s.readBackLink, storage.Concurrency
 	if !s.rebuilt.Load() {
-		candidates, read, atOnce = revisionsDir(repository), s.deriveBackLink, manifestConcurrency
+		candidates, read, atOnce = storage.RevisionsDir(repository), s.deriveBackLink, storage.ManifestConcurrency
 	}
-	digests, err := s.listDigests(ctx, candidates)
+	digests, err := storage.ListDigests(ctx, s.driver, candidates)
 	if err != nil {
 		return err
 	}
@@ -250,7 +246,7 @@ func (s *contentStore) eachReferring(
 		read := func(ctx context.Context, d digest.Digest) (*backReference, error) {
 			return read(ctx, repository, links, d)
 		}
-		results, err := inOrder(ctx, batch, read)
+		results, err := storage.InOrder(ctx, batch, read)
 		if err != nil {
 			return err
 		}
@@ -266,25 +262,11 @@ func (s *contentStore) eachReferring(
 	return nil
 }
 
-// inOrder calls do for each item, for all at once, and returns the results in the same order.
-func inOrder[T, R any](ctx context.Context, items []T, do func(context.Context, T) (R, error)) ([]R, error) {
-	results := make([]R, len(items))
-	indexes := make([]int, len(items))
-	for i := range indexes {
-		indexes[i] = i
-	}
-	err := inParallel(ctx, indexes, len(items), func(ctx context.Context, i int) (err error) {
-		results[i], err = do(ctx, items[i])
-		return err
-	})
-	return results, err
-}
-
 // readBackLink returns the back link to a manifest, or nil if the manifest does not exist.
 func (s *contentStore) readBackLink(ctx context.Context, repository, links string, to digest.Digest) (
 	*backReference, error,
 ) {
-	if exists, err := s.exists(ctx, revisionPath(repository, to)); err != nil || !exists {
+	if exists, err := s.exists(ctx, storage.RevisionPath(repository, to)); err != nil || !exists {
 		return nil, err
 	}
 	path := backLinkPath(links, to)
@@ -358,11 +340,11 @@ func (s *contentStore) withoutAliases(
 ) ([]digest.Digest, error) {
 	var mu sync.Mutex
 	aliases := map[digest.Digest]bool{}
-	err := inParallel(ctx, manifests, storageConcurrency, func(ctx context.Context, d digest.Digest) error {
+	err := storage.InParallel(ctx, manifests, storage.Concurrency, func(ctx context.Context, d digest.Digest) error {
 		if d.Algorithm() == digest.Canonical {
 			return nil
 		}
-		alias, err := s.readLink(ctx, revisionPath(repository, d))
+		alias, err := s.readLink(ctx, storage.RevisionPath(repository, d))
 		if errors.Is(err, distribution.ErrBlobUnknown) {
 			return nil // just deleted or garbage-collected
 		}
@@ -372,38 +354,4 @@ func (s *contentStore) withoutAliases(
 		return err
 	})
 	return slices.DeleteFunc(manifests, func(d digest.Digest) bool { return aliases[d] }), err
-}
-
-// listDigests returns the digests that the directories ALGORITHM/HEX in dir stand for; none if it is missing.
-func (s *contentStore) listDigests(ctx context.Context, dir string) (digests []digest.Digest, err error) {
-	driver := ignoreMissing{s.driver}
-	algorithms, err := driver.List(ctx, dir)
-	if err != nil {
-		return nil, err
-	}
-	for _, algorithm := range algorithms {
-		names, err := driver.List(ctx, algorithm)
-		if err != nil {
-			return nil, err
-		}
-		for _, name := range names {
-			if d := pathDigest(path.Base(algorithm), path.Base(name)); d.Validate() == nil {
-				digests = append(digests, d)
-			}
-		}
-	}
-	return digests, nil
-}
-
-// inParallel calls do for each item, for at most atOnce of them at a time. It returns the first error.
-func inParallel[T any](ctx context.Context, items []T, atOnce int, do func(context.Context, T) error) error {
-	group, running := errgroup.WithContext(ctx)
-	group.SetLimit(atOnce)
-	for _, item := range items {
-		if running.Err() != nil {
-			break
-		}
-		group.Go(func() error { return do(running, item) })
-	}
-	return cmp.Or(group.Wait(), ctx.Err())
 }

@@ -24,6 +24,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // Distribution allocates a buffer of 4 MiB for each blob that it serves: for a small blob that costs
@@ -77,7 +78,7 @@ type contentStore struct {
 
 // tagged returns the digest of a tag's manifest, or "" if there is none.
 func (s *contentStore) tagged(ctx context.Context, repository, tag string) digest.Digest {
-	d, _ := s.readLink(ctx, tagPath(repository, tag)) // the request reports the error
+	d, _ := s.readLink(ctx, storage.TagPath(repository, tag)) // the request reports the error
 	return d
 }
 
@@ -162,7 +163,7 @@ func (s blobStore) Stat(ctx context.Context, d digest.Digest) (v1.Descriptor, er
 // stat looks the blob up again. It notes first, if relied is set, that a client relies on the result.
 func (s blobStore) stat(ctx context.Context, d digest.Digest, relied bool) (v1.Descriptor, error) {
 	*s.last = foundBlob{}
-	stored, err := s.source.readLink(ctx, layerPath(s.name.Name(), d))
+	stored, err := s.source.readLink(ctx, storage.LayerPath(s.name.Name(), d))
 	if isDamaged(err) {
 		err = distribution.ErrBlobUnknown
 	}
@@ -195,7 +196,7 @@ func (s blobStore) ServeBlob(ctx context.Context, w http.ResponseWriter, r *http
 	if err != nil {
 		return err
 	}
-	content := &blobContent{ctx: ctx, driver: s.source.driver, path: blobPath(s.last.stored), size: blob.Size}
+	content := &blobContent{ctx: ctx, driver: s.source.driver, path: storage.BlobPath(s.last.stored), size: blob.Size}
 	defer content.close()
 	header := w.Header()
 	header.Set("Content-Type", blob.MediaType)
@@ -313,8 +314,8 @@ func (w *blobWriter) Close() error {
 	ctx := context.WithoutCancel(w.ctx)
 	_ = w.BlobWriter.Cancel(ctx) // fails after some errors
 	w.source.space.removed(w.received)
-	err := w.source.driver.Delete(ctx, uploadDir(w.store.name.Name(), w.ID()))
-	if errors.As(err, new(storagedriver.PathNotFoundError)) {
+	err := w.source.driver.Delete(ctx, storage.UploadDir(w.store.name.Name(), w.ID()))
+	if storage.IsNotFound(err) {
 		return nil
 	}
 	return err
@@ -338,7 +339,7 @@ func (w *blobWriter) Commit(ctx context.Context, provisional v1.Descriptor) (v1.
 	replaced := int64(0)
 	if w.source.space.hasQuota() && provisional.Digest.Algorithm() == digest.Canonical {
 		// The next walk corrects the rest.
-		if old, err := w.source.driver.Stat(ctx, blobPath(provisional.Digest)); err == nil {
+		if old, err := w.source.driver.Stat(ctx, storage.BlobPath(provisional.Digest)); err == nil {
 			replaced = old.Size()
 		}
 	}
@@ -352,10 +353,10 @@ func (w *blobWriter) Commit(ctx context.Context, provisional v1.Descriptor) (v1.
 	}
 	// Only now is the SHA-256 digest known. A collection may have removed the blob.
 	w.source.use.record(blob.Digest)
-	if found, err := w.source.exists(ctx, blobPath(blob.Digest)); err != nil || !found {
+	if found, err := w.source.exists(ctx, storage.BlobPath(blob.Digest)); err != nil || !found {
 		return v1.Descriptor{}, cmp.Or(err, unavailable("the blob was garbage-collected during the upload: push it again"))
 	}
-	if err := w.source.link(ctx, digestLinkPath(provisional.Digest), blob.Digest); err != nil {
+	if err := w.source.link(ctx, storage.DigestLinkPath(provisional.Digest), blob.Digest); err != nil {
 		return v1.Descriptor{}, err
 	}
 	blob.Digest = provisional.Digest

@@ -17,6 +17,8 @@ import (
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 var repositoryA = func() reference.Named {
@@ -35,7 +37,7 @@ type oneFile struct {
 }
 
 func (f oneFile) GetContent(_ context.Context, path string) ([]byte, error) {
-	if !layerLink.MatchString(path) {
+	if !storage.LayerLink.MatchString(path) {
 		return nil, storagedriver.PathNotFoundError{Path: path}
 	}
 	return []byte(digest.FromString("x")), nil

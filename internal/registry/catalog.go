@@ -22,6 +22,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // withCatalog serves the catalog, one request at a time: it reads all manifests.
@@ -131,7 +132,7 @@ func (i *contents) describeAll(ctx context.Context, digests []digest.Digest) (
 ) {
 	found := map[digest.Digest]*catalog.Manifest{}
 	var mu sync.Mutex
-	err := inParallel(ctx, digests, storageConcurrency, func(ctx context.Context, d digest.Digest) error {
+	err := storage.InParallel(ctx, digests, storage.Concurrency, func(ctx context.Context, d digest.Digest) error {
 		m, err := i.describe(ctx, d)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)

@@ -8,6 +8,8 @@ import (
 
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // deletion is the deletion of a manifest that must not have changed since a time. It is in the request's context.
@@ -57,7 +59,7 @@ func (m manifestStore) checkUnmodified(ctx context.Context, d digest.Digest) err
 		return nil
 	}
 	name := m.repository.Named().Name()
-	link, err := m.source.driver.Stat(ctx, revisionPath(name, d))
+	link, err := m.source.driver.Stat(ctx, storage.RevisionPath(name, d))
 	if err != nil {
 		return err
 	}

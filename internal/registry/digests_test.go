@@ -19,6 +19,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 var octets = []string{"Content-Type", "application/octet-stream"}
@@ -272,7 +273,7 @@ func TestGarbageCollectionKnowsAllDigests(t *testing.T) {
 	} {
 		node.must(http.StatusNotFound, "GET", path, nil)
 	}
-	if _, err := os.Stat(root + digestLinkPath(unused)); !os.IsNotExist(err) {
+	if _, err := os.Stat(root + storage.DigestLinkPath(unused)); !os.IsNotExist(err) {
 		t.Errorf("the digest's link: %v", err)
 	}
 	c.must(http.StatusAccepted, "POST", "/v2/b/blobs/uploads/?mount="+unused.String(), nil)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/registry/users"
 )
 
 const (
@@ -42,7 +43,7 @@ type front struct {
 	name        string // of the listener, in logs and metrics
 	policy      policy
 	clients     *tlsfiles.Clients // nil without mutual TLS
-	credentials *credentials
+	credentials *users.Users
 	tokens      *tokens
 	tagged      func(ctx context.Context, repository, tag string) digest.Digest // of a manifest, "" if unknown
 	next        http.Handler
@@ -103,12 +104,12 @@ func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 type caller struct {
 	listener, remote string
 	roles            []string
-	certificate      string // the subject of a client certificate
-	user             string // if known, also with a wrong password
-	credential       string // the name of the one that was accepted
-	account          *user  // the user of that one
-	anonymous        bool   // without a credential, or with an empty one
-	pushes           bool   // may push; known of HEAD requests for manifests
+	certificate      string      // the subject of a client certificate
+	user             string      // if known, also with a wrong password
+	credential       string      // the name of the one that was accepted
+	account          *users.User // the user of that one
+	anonymous        bool        // without a credential, or with an empty one
+	pushes           bool        // may push; known of HEAD requests for manifests
 }
 
 // callerKey is the context key of a request's caller.
@@ -146,7 +147,7 @@ func (f *front) pushes(r *http.Request, to target, caller *caller, login login) 
 	if caller.account == nil { // everyone may read
 		_, _ = login.verify() // a wrong credential counts as no credential
 	}
-	return caller.account != nil && caller.account.role == rolePush
+	return caller.account != nil && caller.account.Role == users.RolePush
 }
 
 // verifies reports whether a client reads signed images only: nodes and clients without a credential do. Those that may
@@ -161,7 +162,7 @@ func (f *front) verifiesSignatures(r *http.Request, to target, caller *caller, l
 	if caller.account == nil { // everyone may read
 		_, _ = login.verify() // a wrong credential counts as no credential
 	}
-	return caller.account == nil || caller.account.role == rolePull
+	return caller.account == nil || caller.account.Role == users.RolePull
 }
 
 // login parses the Authorization header: a credential, or a token that stands for one. An empty credential,
@@ -174,20 +175,20 @@ func (f *front) login(r *http.Request, caller *caller) login {
 		anonymous = token == anonymousToken
 		name, password, ok = f.tokens.open(token, f.now())
 	}
-	return login{sent: header != "", anonymous: anonymous, verify: func() (*user, error) {
+	return login{sent: header != "", anonymous: anonymous, verify: func() (*users.User, error) {
 		if !ok || anonymous {
 			return nil, nil
 		}
-		from := origin{listener: f.name, exposed: f.policy.exposed}
+		from := users.Origin{Listener: f.name, Exposed: f.policy.exposed}
 		if address, err := netip.ParseAddrPort(r.RemoteAddr); err == nil {
-			from.source = address.Addr()
+			from.Source = address.Addr()
 		}
-		if f.credentials.known(from, name) {
+		if f.credentials.Known(from, name) {
 			caller.user = name
 		}
-		user, err := f.credentials.verify(r.Context(), from, name, password)
+		user, err := f.credentials.Verify(r.Context(), from, name, password)
 		if user != nil {
-			caller.credential, caller.account = user.name, user
+			caller.credential, caller.account = user.Name, user
 		}
 		return user, err
 	}}

@@ -2,14 +2,14 @@ package registry
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
-	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // garbageSet are the digests that a collection may remove, by every name that manifests may have for them. Its
@@ -49,7 +49,7 @@ func (c *leaseClient) otherCollects(r *leaseReading) bool {
 // ended, or another collector has begun at the same time.
 func (c *leaseClient) readGarbageList(ctx context.Context, want digest.Digest) (garbageSet, error) {
 	content, err := c.driver.GetContent(ctx, garbageListPath)
-	if errors.As(err, new(storagedriver.PathNotFoundError)) {
+	if storage.IsNotFound(err) {
 		return nil, nil
 	}
 	if err != nil {

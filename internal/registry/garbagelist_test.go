@@ -17,6 +17,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // testStorage is a storage in memory with a repository a. Its files have the time of the bubble.
@@ -38,8 +39,8 @@ func (m *testStorage) put(path, content string) {
 func (m *testStorage) blob(content string) digest.Digest {
 	m.t.Helper()
 	d := digest.FromString(content)
-	m.put(blobPath(d), content)
-	m.put(layerPath("a", d), d.String())
+	m.put(storage.BlobPath(d), content)
+	m.put(storage.LayerPath("a", d), d.String())
 	return d
 }
 
@@ -51,13 +52,13 @@ func (m *testStorage) manifest(needs ...digest.Digest) digest.Digest {
 		content = fmt.Sprintf(`{"needs":["%s","%s"]}`, needs[0], needs[1])
 	}
 	d := digest.FromString(content)
-	m.put(blobPath(d), content)
-	m.put(revisionPath("a", d), d.String())
+	m.put(storage.BlobPath(d), content)
+	m.put(storage.RevisionPath("a", d), d.String())
 	return d
 }
 
 func (m *testStorage) has(d digest.Digest) bool {
-	_, err := m.Stat(context.Background(), blobPath(d))
+	_, err := m.Stat(context.Background(), storage.BlobPath(d))
 	return err == nil
 }
 
@@ -190,7 +191,7 @@ func TestRescueDuringASweep(t *testing.T) {
 				image := m.manifest(layer)
 				index := m.manifest(image)
 				garbage := m.blob(`{"name":"garbage"}`)
-				m.put(revisionPath("0", garbage), garbage.String()) // is removed first
+				m.put(storage.RevisionPath("0", garbage), garbage.String()) // is removed first
 				m.blob("more garbage")
 				time.Sleep(time.Minute)
 				needed := tt.needs(index, image, layer)
@@ -276,7 +277,7 @@ func TestOnlyPushesOfTheBlobWaitForItsRemoval(t *testing.T) {
 		go func() {
 			time.Sleep(25 * time.Second) // its link is removed, its data is not
 			first := digest.FromString("two")
-			if _, err := m.Stat(t.Context(), layerPath("a", one)); err != nil {
+			if _, err := m.Stat(t.Context(), storage.LayerPath("a", one)); err != nil {
 				first = one
 			}
 			for _, d := range []digest.Digest{digest.FromString("other"), first} {

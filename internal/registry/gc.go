@@ -2,7 +2,6 @@ package registry
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -12,6 +11,8 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // GarbageCollect removes what no image needs from a registry's storage. The registry may be running. It calls report
@@ -19,17 +20,17 @@ import (
 func GarbageCollect(
 	ctx context.Context, config *configuration.Configuration, request gc.Request, report func(gc.Event),
 ) (gc.Result, error) {
-	if config.Storage.Type() == driverInMemory {
+	if config.Storage.Type() == storage.DriverInMemory {
 		return gc.Result{}, exitcode.Refuse("storage.inmemory has nothing to collect here, because it exists only in " +
 			"the running registry: run zarf-registry garbage-collect")
 	}
-	driver, err := openDriver(ctx, config.Storage)
+	driver, err := storage.Open(ctx, config.Storage)
 	if err != nil {
 		return gc.Result{}, err
 	}
-	root, _ := filesystemRoot(config.Storage)
-	_, err = driver.Stat(ctx, repositoriesPath)
-	if errors.As(err, new(storagedriver.PathNotFoundError)) {
+	root, _ := storage.FilesystemRoot(config.Storage)
+	_, err = driver.Stat(ctx, storage.RepositoriesPath)
+	if storage.IsNotFound(err) {
 		return gc.Result{}, nil // nothing was ever pushed
 	}
 	if err != nil {
@@ -56,12 +57,12 @@ func collect(
 	report(gc.Event{Phase: gc.Marking})
 	if !request.DryRun {
 		if _, err := leases.waitUntilFree(ctx); err != nil {
-			return gc.Result{}, cause(ctx, err)
+			return gc.Result{}, poll.Cause(ctx, err)
 		}
 	}
 	marked, err := readAndMark(ctx, leases.driver, request, cutoff, nil)
 	if err != nil {
-		err = cause(ctx, err)
+		err = poll.Cause(ctx, err)
 		if !request.DryRun {
 			leases.recordFailure(ctx, err)
 		}
@@ -74,7 +75,7 @@ func collect(
 		}
 		lease, err := leases.acquire(ctx, list)
 		if err != nil {
-			return gc.Result{}, cause(ctx, err)
+			return gc.Result{}, poll.Cause(ctx, err)
 		}
 		s.leaseErr = lease.err
 		defer func() { lease.release(result, err) }()
@@ -83,13 +84,13 @@ func collect(
 	if !request.DryRun && len(list) > 0 {
 		report(gc.Event{Phase: gc.Remarking})
 		if marked, err = readAndMark(ctx, leases.driver, request, cutoff, marked.references); err != nil {
-			return gc.Result{}, cause(ctx, err)
+			return gc.Result{}, poll.Cause(ctx, err)
 		}
 	}
 
 	report(gc.Event{Phase: gc.Sweeping})
 	if err := s.sweep(ctx, marked, list, cutoff); err != nil {
-		return result, cause(ctx, fmt.Errorf("removing garbage: %w", err))
+		return result, poll.Cause(ctx, fmt.Errorf("removing garbage: %w", err))
 	}
 	return result, nil
 }
@@ -104,12 +105,4 @@ func readAndMark(
 		return nil, fmt.Errorf("reading the storage: %w", err)
 	}
 	return stored.mark(ctx, request.DeleteUntagged, cutoff, known)
-}
-
-// cause returns the cause of ctx's end, if it has ended, since err only follows from it; otherwise err.
-func cause(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	return err
 }

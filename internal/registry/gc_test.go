@@ -14,6 +14,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 func TestGarbageCollect(t *testing.T) {
@@ -116,7 +117,7 @@ func collectNow(t testing.TB, root string, request gc.Request) (gc.Result, strin
 func fileLeases(t testing.TB, root string) *leaseClient {
 	t.Helper()
 	older()
-	driver, err := openDriver(t.Context(), loadConfig(t, "version: 0.1\n"+storageAt(root)).Config.Storage)
+	driver, err := storage.Open(t.Context(), loadConfig(t, "version: 0.1\n"+storageAt(root)).Config.Storage)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 const (
@@ -751,7 +752,7 @@ func TestCollectionKeepsReferencedContent(t *testing.T) {
 	for _, gone := range []digest.Digest{untagged, orphan, replaced} {
 		c.must(http.StatusNotFound, "GET", "/v2/a/manifests/"+gone.String(), nil, "Accept", ociManifest)
 	}
-	history := filepath.Join(root, repositoriesPath, "a/_manifests/tags/tagged/index/sha256")
+	history := filepath.Join(root, storage.RepositoriesPath, "a/_manifests/tags/tagged/index/sha256")
 	if found, err := os.ReadDir(history); err != nil || len(found) != 1 || found[0].Name() != tagged.Encoded() {
 		t.Errorf("history of the tag: %v, %v", found, err)
 	}
@@ -779,7 +780,7 @@ func TestInvalidManifestPreventsCollection(t *testing.T) {
 	c := i.pusher()
 	d, _ := c.pushImage("a", "v1", "layer")
 	c.pushBlob("a", "garbage")
-	writeFile(t, filepath.Join(i.root, blobPath(d)), []byte("not a manifest"))
+	writeFile(t, filepath.Join(i.root, storage.BlobPath(d)), []byte("not a manifest"))
 	_, err := collect(t.Context(), fileLeases(t, i.root), &blobsInUse{}, gc.Request{Timeout: time.Minute},
 		func(gc.Event) {})
 	if err == nil || !strings.Contains(err.Error(), d.String()) || !strings.Contains(err.Error(), "nothing is removed") {

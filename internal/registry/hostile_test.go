@@ -18,6 +18,8 @@ import (
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 const inMemory = "version: 0.1\nstorage: {inmemory: {}}\n"
@@ -75,7 +77,7 @@ func TestFailuresOfVerificationsAreLoggedOnce(t *testing.T) {
 	root := t.TempDir()
 	i := enforcing(t, root, newSigner(t))
 	d, _ := i.pusher().pushImage("a", "v1", "layer")
-	writeFile(t, filepath.Join(root, blobPath(d)), []byte("damaged"))
+	writeFile(t, filepath.Join(root, storage.BlobPath(d)), []byte("damaged"))
 	for range 20 {
 		if a := i.node().read(http.MethodGet, "a", "v1"); a.StatusCode != http.StatusServiceUnavailable {
 			t.Fatalf("status %d: %s", a.StatusCode, a.body)
@@ -89,7 +91,7 @@ func TestFailuresOfVerificationsAreLoggedOnce(t *testing.T) {
 // linkSizes returns the number of a repository's back links of a kind, and the size of the largest.
 func linkSizes(t *testing.T, root, repository, kind string) (n int, largest int64) {
 	t.Helper()
-	links, err := filepath.Glob(filepath.Join(root, repositoriesPath, repository, kind, "*/*/*/*/descriptor.json"))
+	links, err := filepath.Glob(filepath.Join(root, storage.RepositoriesPath, repository, kind, "*/*/*/*/descriptor.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +172,7 @@ func TestPagesReadWhatTheySend(t *testing.T) {
 	eventually(t, "back links are rebuilt", i.server.source.rebuilt.Load)
 	reads.Store(0)
 	a := i.node().must(http.StatusOK, "GET", "/v2/a/referrers/"+subject.String()+"?n=1", nil)
-	if n := reads.Load(); n > 2*storageConcurrency || a.Header.Get("Link") == "" {
+	if n := reads.Load(); n > 2*storage.Concurrency || a.Header.Get("Link") == "" {
 		t.Errorf("%d of %d links were read for a page of one: %v", n, all, a.Header)
 	}
 	if found, _ := i.node().referrers("/v2/a/referrers/" + subject.String() + "?n=50"); len(found) != all {
@@ -188,7 +190,7 @@ func fillReferrers(t *testing.T, i *instance, repository string, subject digest.
 			t.Fatal(err)
 		}
 		d := digest.FromBytes(content)
-		for path, content := range map[string][]byte{blobPath(d): content, revisionPath(repository, d): []byte(d)} {
+		for path, content := range map[string][]byte{storage.BlobPath(d): content, storage.RevisionPath(repository, d): []byte(d)} {
 			if err := source.driver.PutContent(t.Context(), path, content); err != nil {
 				t.Fatal(err)
 			}

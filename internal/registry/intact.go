@@ -18,6 +18,7 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // Stored content can be lost or cut off, for instance after a crash. Only its digest tells for certain, but reading a
@@ -64,7 +65,7 @@ func replacing(ctx context.Context, path string) context.Context {
 // Stat implements [storagedriver.StorageDriver].
 func (d contentDriver) Stat(ctx context.Context, name string) (storagedriver.FileInfo, error) {
 	replaced, _ := ctx.Value(replaceKey{}).(string)
-	if replaced == name || replaced == anyBlob && blobData.MatchString(name) {
+	if replaced == name || replaced == anyBlob && storage.BlobData.MatchString(name) {
 		return nil, storagedriver.PathNotFoundError{Path: name, DriverName: d.Name()}
 	}
 	return d.StorageDriver.Stat(ctx, name)
@@ -72,11 +73,11 @@ func (d contentDriver) Stat(ctx context.Context, name string) (storagedriver.Fil
 
 // Move implements [storagedriver.StorageDriver]. Distribution moves verified uploads to where blobs are.
 func (d contentDriver) Move(ctx context.Context, from, to string) error {
-	m := blobData.FindStringSubmatch(to)
+	m := storage.BlobData.FindStringSubmatch(to)
 	if m == nil {
 		return d.StorageDriver.Move(ctx, from, to)
 	}
-	blob := pathDigest(m[1], m[2])
+	blob := storage.PathDigest(m[1], m[2])
 	upload, err := d.StorageDriver.Stat(ctx, from)
 	if err != nil {
 		return err
@@ -115,8 +116,8 @@ type storedData struct {
 
 // readSizeRecord returns the zero value if there is no valid record.
 func readSizeRecord(ctx context.Context, driver storagedriver.StorageDriver, d digest.Digest) (sizeRecord, error) {
-	content, err := driver.GetContent(ctx, sizePath(d))
-	if isNotFound(err) {
+	content, err := driver.GetContent(ctx, storage.SizePath(d))
+	if storage.IsNotFound(err) {
 		return sizeRecord{}, nil
 	}
 	var record sizeRecord
@@ -131,7 +132,7 @@ func (r sizeRecord) write(ctx context.Context, driver storagedriver.StorageDrive
 	if err != nil {
 		return err
 	}
-	return driver.PutContent(ctx, sizePath(d), content)
+	return driver.PutContent(ctx, storage.SizePath(d), content)
 }
 
 // fits reports whether a blob's data may be what its digest says.
@@ -151,8 +152,8 @@ func (r sizeRecord) fits(d digest.Digest, data storagedriver.FileInfo) bool {
 // [distribution.ErrBlobUnknown] if the blob is missing or known to be damaged. Other errors are the storage's. It asks
 // the driver, because a cache may still contain blobs that were garbage-collected.
 func (s *contentStore) size(ctx context.Context, d digest.Digest) (size int64, recorded bool, err error) {
-	data, err := s.driver.Stat(ctx, blobPath(d))
-	if isNotFound(err) {
+	data, err := s.driver.Stat(ctx, storage.BlobPath(d))
+	if storage.IsNotFound(err) {
 		return 0, false, distribution.ErrBlobUnknown
 	}
 	if err != nil {
@@ -173,15 +174,15 @@ func (s *contentStore) size(ctx context.Context, d digest.Digest) (size int64, r
 func examine(
 	ctx context.Context, driver storagedriver.StorageDriver, d digest.Digest, read func(io.Reader) io.Reader,
 ) (intact bool, err error) {
-	before, err := driver.Stat(ctx, blobPath(d))
-	if isNotFound(err) {
+	before, err := driver.Stat(ctx, storage.BlobPath(d))
+	if storage.IsNotFound(err) {
 		return false, distribution.ErrBlobUnknown
 	}
 	if err != nil || before.IsDir() {
 		return false, err
 	}
-	reader, err := driver.Reader(ctx, blobPath(d), 0)
-	if isNotFound(err) {
+	reader, err := driver.Reader(ctx, storage.BlobPath(d), 0)
+	if storage.IsNotFound(err) {
 		return false, distribution.ErrBlobUnknown
 	}
 	if err != nil {
@@ -192,8 +193,8 @@ func examine(
 	if _, err := io.Copy(verifier, read(reader)); err != nil {
 		return false, err
 	}
-	after, err := driver.Stat(ctx, blobPath(d))
-	if isNotFound(err) {
+	after, err := driver.Stat(ctx, storage.BlobPath(d))
+	if storage.IsNotFound(err) {
 		return false, distribution.ErrBlobUnknown
 	}
 	if err != nil {
@@ -218,9 +219,6 @@ func examine(
 	return verifier.Verified(), want.write(ctx, driver, d)
 }
 
-// isNotFound reports whether a driver found no file.
-func isNotFound(err error) bool { return errors.As(err, new(storagedriver.PathNotFoundError)) }
-
 // lacking returns a [distribution.ErrManifestBlobUnknown] for something that a manifest in a repository needs and that
 // is missing or damaged, or nil. Other errors are about the manifest's descriptors, or the storage's. It leaves out
 // layers that are not distributed and, if indexes may be sparse, their manifests that the repository does not have.
@@ -241,15 +239,15 @@ func (s *contentStore) lacking(ctx context.Context, repository string, m describ
 			blobs = append(blobs, unseen(m.blobs)...)
 			children = append(children, unseen(m.children)...)
 		}
-		err := inParallel(ctx, blobs, storageConcurrency, func(ctx context.Context, blob v1.Descriptor) error {
+		err := storage.InParallel(ctx, blobs, storage.Concurrency, func(ctx context.Context, blob v1.Descriptor) error {
 			return s.needsBlob(ctx, repository, blob)
 		})
 		if err != nil {
 			return err
 		}
 		level = nil
-		for batch := range slices.Chunk(children, manifestConcurrency) {
-			found, err := inOrder(ctx, batch, func(ctx context.Context, child v1.Descriptor) (described, error) {
+		for batch := range slices.Chunk(children, storage.ManifestConcurrency) {
+			found, err := storage.InOrder(ctx, batch, func(ctx context.Context, child v1.Descriptor) (described, error) {
 				return s.needsChild(ctx, repository, child)
 			})
 			if err != nil {
@@ -263,10 +261,10 @@ func (s *contentStore) lacking(ctx context.Context, repository string, m describ
 
 // needsChild returns what the manifest of an index says, or an error as lacking does.
 func (s *contentStore) needsChild(ctx context.Context, repository string, child v1.Descriptor) (described, error) {
-	_, err := s.readLink(ctx, revisionPath(repository, child.Digest))
+	_, err := s.readLink(ctx, storage.RevisionPath(repository, child.Digest))
 	if errors.Is(err, distribution.ErrBlobUnknown) {
 		// A sparse index may refer to blobs, too.
-		if found, err := s.exists(ctx, layerPath(repository, child.Digest)); s.sparse && (err != nil || !found) {
+		if found, err := s.exists(ctx, storage.LayerPath(repository, child.Digest)); s.sparse && (err != nil || !found) {
 			return described{}, err
 		}
 		return described{}, s.needsBlob(ctx, repository, child)
@@ -295,7 +293,7 @@ func (s *contentStore) needsBlob(ctx context.Context, repository string, blob v1
 	}
 	var size int64
 	recorded, intact := false, false
-	stored, err := s.readLink(ctx, layerPath(repository, blob.Digest))
+	stored, err := s.readLink(ctx, storage.LayerPath(repository, blob.Digest))
 	if err == nil {
 		size, recorded, err = s.size(ctx, stored)
 	}

@@ -18,6 +18,8 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // leaseTimes are the durations of the lease that a garbage collector holds.
@@ -180,7 +182,7 @@ func (c *leaseClient) read(ctx context.Context, age time.Duration) (*leaseReadin
 	r := &leaseReading{at: time.Now(), changed: previous.changed}
 	content, err := c.driver.GetContent(ctx, leasePath)
 	switch {
-	case errors.As(err, new(storagedriver.PathNotFoundError)):
+	case storage.IsNotFound(err):
 	case err != nil:
 		return nil, fmt.Errorf("reading the garbage-collection lease: %w", err)
 	default:
@@ -208,7 +210,7 @@ func (c *leaseClient) read(ctx context.Context, age time.Duration) (*leaseReadin
 func (c *leaseClient) poll(ctx context.Context, interval time.Duration) {
 	for {
 		_, _ = c.read(ctx, interval/2) // manifest uploads report the error
-		if sleep(ctx, interval) != nil {
+		if poll.Sleep(ctx, interval) != nil {
 			return
 		}
 	}
@@ -271,7 +273,7 @@ func (c *leaseClient) acquire(ctx context.Context, list garbageSet) (*lease, err
 	go l.heartbeats(background)
 	if len(list) > 0 {
 		// Others see the list late, and the collector sees late what they have written until then.
-		err = sleep(ctx, c.times.drainPeriod+2*c.propagation)
+		err = poll.Sleep(ctx, c.times.drainPeriod+2*c.propagation)
 	}
 	if err == nil {
 		err = l.checkOwner(ctx)
@@ -313,7 +315,7 @@ func (c *leaseClient) waitUntilFree(ctx context.Context) (*leaseReading, error) 
 		case r.record != first.record:
 			return nil, errLeaseHeld
 		}
-		if err := sleep(ctx, c.times.pollInterval); err != nil {
+		if err := poll.Sleep(ctx, c.times.pollInterval); err != nil {
 			return nil, err
 		}
 		if r, err = c.read(ctx, 0); err != nil {
@@ -325,7 +327,7 @@ func (c *leaseClient) waitUntilFree(ctx context.Context) (*leaseReading, error) 
 // heartbeats renews the lease until ctx ends or another collector has taken it.
 func (l *lease) heartbeats(ctx context.Context) {
 	defer close(l.done)
-	for sleep(ctx, l.client.times.heartbeat) == nil {
+	for poll.Sleep(ctx, l.client.times.heartbeat) == nil {
 		if errors.Is(l.checkOwner(ctx), errLeaseHeld) {
 			return
 		}
@@ -345,7 +347,7 @@ func (l *lease) write(ctx context.Context) error {
 		return err
 	}
 	at := time.Now()
-	if err := putRecord(ctx, l.client.driver, l.client.root, leasePath, content); err != nil {
+	if err := storage.PutRecord(ctx, l.client.driver, l.client.root, leasePath, content); err != nil {
 		return fmt.Errorf("writing the garbage-collection lease: %w", err)
 	}
 	l.mu.Lock()
@@ -393,7 +395,7 @@ const releaseTimeout = 10 * time.Second
 func (l *lease) release(result gc.Result, failure error) {
 	if result.Blobs > 0 || failure != nil {
 		// A manifest must not rely on a blob that another process still sees but that was removed.
-		_ = sleep(context.Background(), l.client.propagation)
+		_ = poll.Sleep(context.Background(), l.client.propagation)
 	}
 	l.stopHeartbeats()
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
@@ -418,15 +420,4 @@ func (l *lease) release(result gc.Result, failure error) {
 func (l *lease) stopHeartbeats() {
 	l.stop()
 	<-l.done
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-timer.C:
-		return nil
-	}
 }

@@ -14,6 +14,8 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // withManifestLock delays manifest uploads to next that need what another process's collection may remove: see
@@ -82,7 +84,7 @@ func (c *leaseClient) wait(ctx context.Context, blocks func(*leaseReading) bool)
 			return nil, unavailable("garbage is being collected by another process, and may include content of this image: " +
 				"retry later")
 		}
-		if err := sleep(ctx, c.times.pollInterval); err != nil {
+		if err := poll.Sleep(ctx, c.times.pollInterval); err != nil {
 			return nil, err
 		}
 	}
@@ -170,7 +172,7 @@ func (s *contentStore) need(ctx context.Context, repository string, digests []di
 
 // provides reports whether clients of a repository can read a blob or a manifest.
 func (s *contentStore) provides(ctx context.Context, repository string, d digest.Digest) (bool, error) {
-	for _, link := range []string{layerPath(repository, d), revisionPath(repository, d)} {
+	for _, link := range []string{storage.LayerPath(repository, d), storage.RevisionPath(repository, d)} {
 		stored, err := s.readLink(ctx, link)
 		if errors.Is(err, distribution.ErrBlobUnknown) {
 			continue
@@ -178,7 +180,7 @@ func (s *contentStore) provides(ctx context.Context, repository string, d digest
 		if err != nil {
 			return false, err
 		}
-		return s.exists(ctx, blobPath(stored))
+		return s.exists(ctx, storage.BlobPath(stored))
 	}
 	return false, nil
 }

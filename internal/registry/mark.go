@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"path"
 	"slices"
@@ -15,6 +14,8 @@ import (
 	"github.com/distribution/distribution/v3"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // inventory is what the storage holds, apart from unfinished uploads.
@@ -93,27 +94,27 @@ type blobLink struct {
 }
 
 func (i *contents) readRepositories(ctx context.Context) (links []blobLink, tags []repositoryTag, err error) {
-	err = walkFiles(ctx, i.driver, repositoriesPath, func(info storagedriver.FileInfo) error {
+	err = storage.WalkFiles(ctx, i.driver, storage.RepositoriesPath, func(info storagedriver.FileInfo) error {
 		name := info.Path()
-		if m := revisionLink.FindStringSubmatch(name); m != nil {
-			d := pathDigest(m[2], m[3])
+		if m := storage.RevisionLink.FindStringSubmatch(name); m != nil {
+			d := storage.PathDigest(m[2], m[3])
 			if _, err := i.resolve(ctx, d, name); err != nil {
 				return err
 			}
 			i.manifests = append(i.manifests, storedManifest{repositoryDigest{m[1], d}, path.Dir(name), info.ModTime()})
-		} else if m := backLink.FindStringSubmatch(name); m != nil {
-			key := repositoryDigest{m[1], pathDigest(m[2], m[3])}
+		} else if m := storage.BackLink.FindStringSubmatch(name); m != nil {
+			key := repositoryDigest{m[1], storage.PathDigest(m[2], m[3])}
 			i.backLinks[key] = append(i.backLinks[key], path.Dir(name))
-		} else if m := historyLink.FindStringSubmatch(name); m != nil {
-			key := repositoryDigest{m[1], pathDigest(m[2], m[3])}
+		} else if m := storage.HistoryLink.FindStringSubmatch(name); m != nil {
+			key := repositoryDigest{m[1], storage.PathDigest(m[2], m[3])}
 			i.history[key] = append(i.history[key], path.Dir(name))
-		} else if m := layerLink.FindStringSubmatch(name); m != nil {
-			stored, err := i.resolve(ctx, pathDigest(m[2], m[3]), name)
+		} else if m := storage.LayerLink.FindStringSubmatch(name); m != nil {
+			stored, err := i.resolve(ctx, storage.PathDigest(m[2], m[3]), name)
 			if err != nil {
 				return err
 			}
 			links = append(links, blobLink{stored, path.Dir(name), info.ModTime()})
-		} else if m := currentLink.FindStringSubmatch(name); m != nil {
+		} else if m := storage.CurrentLink.FindStringSubmatch(name); m != nil {
 			tags = append(tags, repositoryTag{m[1], m[2]})
 		}
 		return nil
@@ -124,8 +125,8 @@ func (i *contents) readRepositories(ctx context.Context) (links []blobLink, tags
 // readTags reads what tags refer to.
 func (i *contents) readTags(ctx context.Context, tags []repositoryTag) error {
 	var mu sync.Mutex
-	return inParallel(ctx, tags, storageConcurrency, func(ctx context.Context, t repositoryTag) error {
-		d, err := readLink(ctx, i.driver, tagPath(t.repository, t.tag))
+	return storage.InParallel(ctx, tags, storage.Concurrency, func(ctx context.Context, t repositoryTag) error {
+		d, err := storage.ReadLink(ctx, i.driver, storage.TagPath(t.repository, t.tag))
 		mu.Lock()
 		defer mu.Unlock()
 		switch {
@@ -145,14 +146,14 @@ func (i *contents) readTags(ctx context.Context, tags []repositoryTag) error {
 
 func (i *contents) readBlobs(ctx context.Context) (links []blobLink, err error) {
 	i.blobs = map[digest.Digest]*storedBlob{}
-	err = walkFiles(ctx, i.driver, blobsPath, func(info storagedriver.FileInfo) error {
+	err = storage.WalkFiles(ctx, i.driver, storage.BlobsPath, func(info storagedriver.FileInfo) error {
 		name := info.Path()
-		if m := blobData.FindStringSubmatch(name); m != nil {
-			d := pathDigest(m[1], m[2])
+		if m := storage.BlobData.FindStringSubmatch(name); m != nil {
+			d := storage.PathDigest(m[1], m[2])
 			i.blobs[d] = &storedBlob{path: path.Dir(name), size: info.Size(), newest: info.ModTime()}
 			i.order = append(i.order, d)
-		} else if m := digestLink.FindStringSubmatch(name); m != nil {
-			stored, err := i.resolve(ctx, pathDigest(m[1], m[2]), name)
+		} else if m := storage.DigestLink.FindStringSubmatch(name); m != nil {
+			stored, err := i.resolve(ctx, storage.PathDigest(m[1], m[2]), name)
 			if err != nil {
 				return err
 			}
@@ -169,7 +170,7 @@ func (i *contents) resolve(ctx context.Context, d digest.Digest, link string) (d
 	if d.Algorithm() == digest.Canonical {
 		return d, nil
 	}
-	stored, err := readLink(ctx, i.driver, link)
+	stored, err := storage.ReadLink(ctx, i.driver, link)
 	if errors.Is(err, distribution.ErrBlobUnknown) {
 		return d, nil // just deleted
 	}
@@ -185,10 +186,6 @@ func (i *contents) stored(d digest.Digest) digest.Digest {
 		return stored
 	}
 	return d
-}
-
-func pathDigest(algorithm, encoded string) digest.Digest {
-	return digest.NewDigestFromEncoded(digest.Algorithm(algorithm), encoded)
 }
 
 // marking is what is needed of an inventory. All digests are those under which content is stored.
@@ -222,7 +219,7 @@ func (i *contents) mark(
 		m.references[d] = r
 	}
 	var mu sync.Mutex
-	err := inParallel(ctx, unknown, storageConcurrency, func(ctx context.Context, d digest.Digest) error {
+	err := storage.InParallel(ctx, unknown, storage.Concurrency, func(ctx context.Context, d digest.Digest) error {
 		r, err := i.readReferences(ctx, d)
 		mu.Lock()
 		defer mu.Unlock()
@@ -371,44 +368,4 @@ func parseReferences(content []byte) (references, error) {
 	}
 	visit(manifest)
 	return r, nil
-}
-
-// walkFiles visits the files below root, which may be missing, apart from unfinished uploads. Tags, and
-// with them directories, may be deleted meanwhile. Drivers that list one directory after another abort
-// their walk when one is missing, and everything after it would look like garbage. S3 has no
-// directories and is listed as a whole.
-func walkFiles(
-	ctx context.Context, driver storagedriver.StorageDriver, root string, visit storagedriver.WalkFn,
-) error {
-	visitFile := func(info storagedriver.FileInfo) error {
-		switch {
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case info.IsDir() && path.Base(info.Path()) == "_uploads":
-			return storagedriver.ErrSkipDir
-		case info.IsDir():
-			return nil
-		}
-		return visit(info)
-	}
-	if driver.Name() != driverS3AWS {
-		return storagedriver.WalkFallback(ctx, ignoreMissing{driver}, root, visitFile)
-	}
-	err := driver.Walk(ctx, root, visitFile)
-	if missing := (storagedriver.PathNotFoundError{}); errors.As(err, &missing) && missing.Path == root {
-		return nil // nothing was ever pushed
-	}
-	return err
-}
-
-// ignoreMissing lists a missing directory as empty.
-type ignoreMissing struct{ storagedriver.StorageDriver }
-
-func (d ignoreMissing) List(ctx context.Context, name string) ([]string, error) {
-	names, err := d.StorageDriver.List(ctx, name)
-	// The driver reports the latter if the directory is removed while it is read.
-	if errors.As(err, new(storagedriver.PathNotFoundError)) || driverFailed(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	return names, err
 }

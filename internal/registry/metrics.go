@@ -11,6 +11,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/net/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+	"github.com/zarf-dev/zarf-registry/internal/registry/users"
 )
 
 // metrics are this server's. Those of the process (Go runtime, distribution's storage and cache) are in
@@ -103,15 +105,15 @@ func (m *metrics) watchExposed(source *tlsfiles.Source) {
 		func() float64 { return float64(source.ReloadErrors()) })
 }
 
-func (m *metrics) watchCredentials(c *credentials) {
-	for result := range c.checks {
+func (m *metrics) watchCredentials(c *users.Users) {
+	for result := range c.Checks {
 		m.counter("zarf_registry_credential_checks_total", "Checks of a user name and a password, by result.",
-			prometheus.Labels{"result": checkResult(result).String()},
-			func() float64 { return float64(c.checks[result].Load()) })
+			prometheus.Labels{"result": users.CheckResult(result).String()},
+			func() float64 { return float64(c.Checks[result].Load()) })
 	}
 	m.counter("zarf_registry_credential_reload_errors_total",
 		"Failed loads of the htpasswd files; the previous users stay in force.", nil,
-		func() float64 { return float64(c.reloadErrors.Load()) })
+		func() float64 { return float64(c.ReloadErrors.Load()) })
 }
 
 func (m *metrics) watchPlain(p *plainListener) {
@@ -120,9 +122,9 @@ func (m *metrics) watchPlain(p *plainListener) {
 		func() float64 { return boolean(p.address() != nil) })
 }
 
-func (m *metrics) watchStorage(h *storageHealth) {
+func (m *metrics) watchStorage(h *storage.Health) {
 	m.gauge("zarf_registry_storage_healthy", "1 while the storage responds, else 0.", nil,
-		func() float64 { return boolean(h.err(time.Now()) == nil) })
+		func() float64 { return boolean(h.Err(time.Now()) == nil) })
 }
 
 func (m *metrics) watchSpace(s *storageSpace) {

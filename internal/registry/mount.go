@@ -9,6 +9,8 @@ import (
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // A client may begin an upload with the blob's digest and leave it to the registry to find the blob
@@ -55,7 +57,7 @@ func (s blobStore) Create(
 	writer, err := s.BlobStore.Create(ctx, options...)
 	var mounted distribution.ErrBlobMounted
 	if errors.As(err, &mounted) && named != stored {
-		if err := s.source.link(ctx, layerPath(s.name.Name(), named), stored); err != nil {
+		if err := s.source.link(ctx, storage.LayerPath(s.name.Name(), named), stored); err != nil {
 			return nil, err
 		}
 		mounted.Descriptor.Digest = named

@@ -14,12 +14,14 @@ import (
 	"testing"
 
 	"github.com/distribution/distribution/v3"
-	"github.com/distribution/distribution/v3/registry/storage"
+	upstream "github.com/distribution/distribution/v3/registry/storage"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/distribution/distribution/v3/registry/storage/driver/filesystem"
 	"github.com/distribution/distribution/v3/registry/storage/driver/inmemory"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // storages are configurations, by name.
@@ -40,7 +42,7 @@ func TestMountOfACollectedBlob(t *testing.T) {
 	c := i.pusher()
 	d := digest.SHA512.FromString("collected")
 	c.pushAs("a", d, "collected")
-	if err := os.Remove(filepath.Join(i.root, digestLinkPath(d))); err != nil {
+	if err := os.Remove(filepath.Join(i.root, storage.DigestLinkPath(d))); err != nil {
 		t.Fatal(err)
 	}
 	begun := c.must(http.StatusAccepted, "POST", "/v2/b/blobs/uploads/?mount="+d.String()+"&from=a", nil)
@@ -203,7 +205,7 @@ func TestMountOfABlobWithoutData(t *testing.T) {
 			c := i.pusher()
 			d := c.pushBlob("first", "shared")
 			c.must(http.StatusOK, "HEAD", "/v2/first/blobs/"+d.String(), nil) // fills the cache
-			if err := tt.damage(filepath.Join(root, blobPath(d))); err != nil {
+			if err := tt.damage(filepath.Join(root, storage.BlobPath(d))); err != nil {
 				t.Fatal(err)
 			}
 			begun := c.must(http.StatusAccepted, "POST", "/v2/second/blobs/uploads/?mount="+d.String(), nil)
@@ -238,7 +240,7 @@ func TestMountWritesWhatDistributionWrites(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := context.Background()
-			own, err := storage.NewRegistry(ctx, driver, storage.EnableDelete)
+			own, err := upstream.NewRegistry(ctx, driver, upstream.EnableDelete)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -262,7 +264,7 @@ func TestMountWritesWhatDistributionWrites(t *testing.T) {
 				&contentStore{driver: driver, log: slog.New(slog.DiscardHandler)}}
 
 			var want, got distribution.ErrBlobMounted
-			if _, err := blobs(own, "distribution").Create(ctx, storage.WithMountFrom(from)); !errors.As(err, &want) {
+			if _, err := blobs(own, "distribution").Create(ctx, upstream.WithMountFrom(from)); !errors.As(err, &want) {
 				t.Fatalf("distribution did not mount: %v", err)
 			}
 			if _, err := blobs(ours, "discovered").Create(context.WithValue(ctx, mountKey{}, stored.Digest)); !errors.As(err,
@@ -300,7 +302,7 @@ func named(t *testing.T, name string) reference.Named {
 // tree returns the files of a repository and their content.
 func tree(t *testing.T, driver storagedriver.StorageDriver, repository string) map[string]string {
 	t.Helper()
-	files, root := map[string]string{}, repositoriesPath+"/"+repository
+	files, root := map[string]string{}, storage.RepositoriesPath+"/"+repository
 	err := driver.Walk(context.Background(), root, func(info storagedriver.FileInfo) error {
 		if info.IsDir() {
 			return nil

@@ -18,6 +18,7 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // push is what a manifest upload asks for beyond what distribution supports. It is in the upload's context.
@@ -187,7 +188,7 @@ func (m manifestStore) put(
 	linking := m.source.linking.forRepository(m.repository.Named().Name())
 	linking.RLock()
 	defer linking.RUnlock()
-	stored, err := m.ManifestService.Put(replacing(ctx, blobPath(pushed.digests[0])), manifest, options...)
+	stored, err := m.ManifestService.Put(replacing(ctx, storage.BlobPath(pushed.digests[0])), manifest, options...)
 	if hasForbiddenURLs(err) {
 		return "", errcode.ErrorCodeManifestInvalid.WithMessage("a layer of the image is stored at a URL from which this " +
 			"registry does not let nodes pull")
@@ -202,7 +203,7 @@ func (m manifestStore) put(
 	name, named := m.repository.Named().Name(), stored
 	if pushed.named != "" {
 		named = pushed.named
-		if err := m.source.link(ctx, revisionPath(name, named), stored); err != nil {
+		if err := m.source.link(ctx, storage.RevisionPath(name, named), stored); err != nil {
 			return "", err
 		}
 	}
@@ -244,7 +245,7 @@ func (m manifestStore) Delete(ctx context.Context, d digest.Digest) error {
 	name := m.repository.Named().Name()
 	for _, algorithm := range []digest.Algorithm{digest.SHA256, digest.SHA384, digest.SHA512} {
 		other := algorithm.FromBytes(content)
-		if found, err := m.source.exists(ctx, revisionPath(name, other)); err != nil || !found {
+		if found, err := m.source.exists(ctx, storage.RevisionPath(name, other)); err != nil || !found {
 			if err != nil {
 				return err
 			}

@@ -10,6 +10,9 @@ import (
 	"github.com/distribution/distribution/v3"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // rebuiltPath is the record of the last rebuild, next to leasePath.
@@ -27,7 +30,7 @@ func (s *contentStore) keepRebuilding(ctx context.Context) {
 		if ctx.Err() == nil {
 			s.log.Error("indexing referrers failed, retrying", "error", err)
 		}
-		if sleep(ctx, retry) != nil {
+		if poll.Sleep(ctx, retry) != nil {
 			return
 		}
 	}
@@ -46,7 +49,7 @@ func (s *contentStore) rebuild(ctx context.Context) error {
 	if err == nil {
 		err = json.Unmarshal(content, &last)
 	}
-	if err != nil && !errors.As(err, new(storagedriver.PathNotFoundError)) {
+	if err != nil && !storage.IsNotFound(err) {
 		return fmt.Errorf("reading %s: %w", rebuiltPath, err)
 	}
 	began := rebuiltPath + ".began"
@@ -59,7 +62,7 @@ func (s *contentStore) rebuild(ctx context.Context) error {
 	}
 
 	var links []string
-	err = walkFiles(ctx, s.driver, repositoriesPath, func(info storagedriver.FileInfo) error {
+	err = storage.WalkFiles(ctx, s.driver, storage.RepositoriesPath, func(info storagedriver.FileInfo) error {
 		if !info.ModTime().Before(last.Since.Add(-time.Minute)) { // a pushed file may get its time before it appears
 			links = append(links, info.Path())
 		}
@@ -68,7 +71,7 @@ func (s *contentStore) rebuild(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = inParallel(ctx, links, storageConcurrency, s.rebuildLink)
+	err = storage.InParallel(ctx, links, storage.Concurrency, s.rebuildLink)
 	if err != nil {
 		return err
 	}
@@ -80,8 +83,8 @@ func (s *contentStore) rebuild(ctx context.Context) error {
 
 // rebuildLink adds what the link of a manifest or of a blob needs.
 func (s *contentStore) rebuildLink(ctx context.Context, name string) error {
-	if m := revisionLink.FindStringSubmatch(name); m != nil {
-		links, err := s.backLinksOf(ctx, m[1], pathDigest(m[2], m[3]))
+	if m := storage.RevisionLink.FindStringSubmatch(name); m != nil {
+		links, err := s.backLinksOf(ctx, m[1], storage.PathDigest(m[2], m[3]))
 		for _, link := range links {
 			if err == nil {
 				err = s.driver.PutContent(ctx, link.path, link.content)
@@ -89,7 +92,7 @@ func (s *contentStore) rebuildLink(ctx context.Context, name string) error {
 		}
 		return err
 	}
-	if m := layerLink.FindStringSubmatch(name); m != nil && m[2] != digest.Canonical.String() {
+	if m := storage.LayerLink.FindStringSubmatch(name); m != nil && m[2] != digest.Canonical.String() {
 		stored, err := s.readLink(ctx, name)
 		if errors.Is(err, distribution.ErrBlobUnknown) {
 			return nil // just deleted
@@ -97,7 +100,7 @@ func (s *contentStore) rebuildLink(ctx context.Context, name string) error {
 		if err != nil || stored.Algorithm() != digest.Canonical {
 			return err
 		}
-		return s.link(ctx, digestLinkPath(pathDigest(m[2], m[3])), stored)
+		return s.link(ctx, storage.DigestLinkPath(storage.PathDigest(m[2], m[3])), stored)
 	}
 	return nil
 }

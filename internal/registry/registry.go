@@ -41,6 +41,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/net/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+	"github.com/zarf-dev/zarf-registry/internal/registry/users"
 )
 
 // The listeners' names in logs and metrics.
@@ -66,11 +68,11 @@ type Server struct {
 	certificates *tlsfiles.Source  // nil without Options.Listen
 	exposed      *tlsfiles.Source  // for Options.ExposeTLSDir; nil if ExposeListen uses the certificate of Listen
 	clients      *tlsfiles.Clients // nil without Options.Listen
-	credentials  *credentials
+	credentials  *users.Users
 	tokens       *tokens
 	plain        *plainListener                // nil unless it follows Options.PullHtpasswd
 	connections  map[string]*connlimit.Limiter // by listener
-	health       *storageHealth
+	health       *storage.Health
 	space        *storageSpace
 	metrics      *metrics
 	log          *slog.Logger
@@ -132,7 +134,7 @@ func (s *Server) openCertificates() (err error) {
 
 func (s *Server) openCredentials() (err error) {
 	o := s.options
-	if s.credentials, err = openCredentials(s.log, o.Htpasswd, o.PullHtpasswd, o.ExposeHtpasswd); err != nil {
+	if s.credentials, err = users.Open(s.log, o.Htpasswd, o.PullHtpasswd, o.ExposeHtpasswd); err != nil {
 		return err
 	}
 	s.metrics.watchCredentials(s.credentials)
@@ -151,17 +153,17 @@ func (s *Server) openStorage() (err error) {
 		}
 	}
 	s.tokens = newTokens(config.HTTP.Secret)
-	root, ok := filesystemRoot(config.Storage)
+	root, ok := storage.FilesystemRoot(config.Storage)
 	if ok {
-		if err := prepareRoot(s.log, root, readOnly(config.Storage)); err != nil {
+		if err := storage.PrepareRoot(s.log, root, storage.ReadOnly(config.Storage)); err != nil {
 			return err
 		}
 	}
-	driver, err := openDriver(context.Background(), config.Storage)
+	driver, err := storage.Open(context.Background(), config.Storage)
 	if err != nil {
 		return err
 	}
-	s.health = newStorageHealth(config, driver, s.log)
+	s.health = storage.NewHealth(config, driver, s.log)
 	s.metrics.watchStorage(s.health)
 	s.space = newStorageSpace(root, s.options.Quota, s.log)
 	s.space.measureVolume()
@@ -186,7 +188,7 @@ const minUploadSecret = 32
 func (s *Server) uploadSecret() (string, error) {
 	path := s.options.UploadSecret
 	if path == "" {
-		return s.credentials.secret("state of uploads"), nil
+		return s.credentials.Secret("state of uploads"), nil
 	}
 	secret, err := os.ReadFile(path)
 	if err != nil {
@@ -226,7 +228,7 @@ func newApp(config *configuration.Configuration, log *slog.Logger) (app *handler
 	platforms := config.Validation.Manifests.Indexes.Platforms
 	source = &contentStore{log: log, sparse: platforms == "none" || platforms == "list"}
 	useUnbufferedBlobs(config, source)
-	useDurableFiles(config)
+	storage.UseDurableFiles(config)
 	return handlers.NewApp(context.Background(), config), source, nil
 }
 
@@ -328,15 +330,15 @@ func (s *Server) front(name string, policy policy) *front {
 func (s *Server) serve(ctx context.Context, registry, diagnostics []*endpoint) error {
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var running sync.WaitGroup
-	running.Go(func() { s.credentials.run(background, func() { s.watchPullUsers(background) }) })
+	running.Go(func() { s.credentials.Run(background, func() { s.watchPullUsers(background) }) })
 	// Not waited for, because the storage may hang.
-	go s.health.run(background)
-	go s.leases.poll(background, s.health.interval)
+	go s.health.Run(background)
+	go s.leases.poll(background, s.health.Interval)
 	go s.scrubber.poll(background, scrubFollowPeriod)
 	go s.space.pollContent(background, s.source.driver)
 	var writing sync.WaitGroup
-	writing.Go(func() { s.space.pollVolume(background, !readOnly(s.options.Config.Storage)) })
-	if !readOnly(s.options.Config.Storage) {
+	writing.Go(func() { s.space.pollVolume(background, !storage.ReadOnly(s.options.Config.Storage)) })
+	if !storage.ReadOnly(s.options.Config.Storage) {
 		writing.Go(func() { s.source.keepRebuilding(background) })
 	}
 	writing.Go(func() { s.signatures.run(background) })
@@ -411,7 +413,7 @@ func (s *Server) drain(endpoints []*endpoint) {
 func (s *Server) watchPullUsers(ctx context.Context) {
 	switch {
 	case s.plain == nil:
-	case s.credentials.hasPullUsers():
+	case s.credentials.HasPullUsers():
 		s.plain.open(ctx, s.options.PullHtpasswd+" has users")
 	default:
 		s.plain.close(s.options.PullHtpasswd + " has no users")
@@ -427,7 +429,7 @@ func (s *Server) healthHandler() http.Handler {
 			if s.draining.Load() {
 				return errors.New("shutting down")
 			}
-			return s.health.err(time.Now())
+			return s.health.Err(time.Now())
 		}),
 	})
 }
@@ -453,12 +455,12 @@ func (s *Server) metricsHandler() http.Handler {
 
 // reloadReport describes the certificates and credentials in use, and what follows them.
 func (s *Server) reloadReport() reloadstatus.Report {
-	report := reloadstatus.Report{Credentials: s.credentials.report(), GarbageCollection: s.leases.report(),
+	report := reloadstatus.Report{Credentials: s.credentials.Report(), GarbageCollection: s.leases.report(),
 		Scrub: s.scrubber.status()}
-	if err := s.health.err(time.Now()); err != nil {
+	if err := s.health.Err(time.Now()); err != nil {
 		report.StorageError = err.Error()
 	} else {
-		report.StorageEmpty = isEmpty(s.health.driver)
+		report.StorageEmpty = storage.IsEmpty(s.source.driver)
 	}
 	if full := s.space.report(); full != (space.Report{}) {
 		report.Space = &full

@@ -24,6 +24,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/api/scrub"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // scrubPath is the record of the last scrub, next to leasePath.
@@ -140,7 +142,7 @@ func (s *scrubber) run(
 		r.record.Began, r.record.Last = time.Now().UTC(), ""
 	}
 	if err := r.all(ctx); err != nil {
-		return scrub.Result{}, cause(ctx, err)
+		return scrub.Result{}, poll.Cause(ctx, err)
 	}
 	return r.result, nil
 }
@@ -177,47 +179,49 @@ func (r *scrubRun) all(ctx context.Context) error {
 
 // readManifests compares manifests with their digests, and finds out what they need.
 func (r *scrubRun) readManifests(ctx context.Context) error {
-	return inParallel(ctx, r.manifests, manifestConcurrency, func(ctx context.Context, m storedManifest) error {
-		stored := r.stored(m.digest)
-		b := r.blobs[stored]
-		if b == nil {
-			r.lacks(m.repositoryDigest, m.digest)
-			return nil
-		}
-		content, err := r.source.readBlob(ctx, stored, oci.MaxManifestSize)
-		if errors.Is(err, fs.ErrNotExist) {
-			r.lacks(m.repositoryDigest, m.digest)
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if err := r.pace.wait(ctx, int64(len(content))); err != nil {
-			return err
-		}
-		intact := stored.Algorithm().FromBytes(content) == stored
-		r.mu.Lock()
-		r.checked[stored] = intact
-		r.mu.Unlock()
-		if !intact {
-			return nil
-		}
-		described, err := describe(content)
-		if err != nil {
-			return nil //nolint:nilerr // not a manifest as this registry understands it
-		}
-		for _, blob := range described.blobs {
-			if err := r.needs(ctx, m.repositoryDigest, blob, layerPath(m.repository, blob.Digest)); err != nil {
-				return err
-			}
-		}
-		for _, child := range described.children {
-			if err := r.needs(ctx, m.repositoryDigest, child, revisionPath(m.repository, child.Digest)); err != nil {
-				return err
-			}
-		}
+	return storage.InParallel(ctx, r.manifests, storage.ManifestConcurrency, r.readManifest)
+}
+
+func (r *scrubRun) readManifest(ctx context.Context, m storedManifest) error {
+	stored := r.stored(m.digest)
+	b := r.blobs[stored]
+	if b == nil {
+		r.lacks(m.repositoryDigest, m.digest)
 		return nil
-	})
+	}
+	content, err := r.source.readBlob(ctx, stored, oci.MaxManifestSize)
+	if errors.Is(err, fs.ErrNotExist) {
+		r.lacks(m.repositoryDigest, m.digest)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := r.pace.wait(ctx, int64(len(content))); err != nil {
+		return err
+	}
+	intact := stored.Algorithm().FromBytes(content) == stored
+	r.mu.Lock()
+	r.checked[stored] = intact
+	r.mu.Unlock()
+	if !intact {
+		return nil
+	}
+	described, err := describe(content)
+	if err != nil {
+		return nil //nolint:nilerr // not a manifest as this registry understands it
+	}
+	for _, blob := range described.blobs {
+		if err := r.needs(ctx, m.repositoryDigest, blob, storage.LayerPath(m.repository, blob.Digest)); err != nil {
+			return err
+		}
+	}
+	for _, child := range described.children {
+		if err := r.needs(ctx, m.repositoryDigest, child, storage.RevisionPath(m.repository, child.Digest)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // needs records that a manifest needs content, to which the repository has a link.
@@ -287,7 +291,7 @@ func (r *scrubRun) readBlobs(ctx context.Context) error {
 				r.found(scrub.Problem{Kind: scrub.Damaged, Digest: d, Images: r.imagesNeeding(d)})
 			}
 		} else {
-			return cause(ctx, errors.Join(fmt.Errorf("reading %s: %w", d, err), r.save(ctx)))
+			return poll.Cause(ctx, errors.Join(fmt.Errorf("reading %s: %w", d, err), r.save(ctx)))
 		}
 		r.result.Blobs++
 		r.result.Bytes += r.blobs[d].size
@@ -306,7 +310,7 @@ func (r *scrubRun) readBlobs(ctx context.Context) error {
 
 // exists reports whether a blob has not been removed since the inventory was read.
 func (r *scrubRun) exists(ctx context.Context, d digest.Digest) bool {
-	found, err := r.source.exists(ctx, blobPath(d))
+	found, err := r.source.exists(ctx, storage.BlobPath(d))
 	return found || err != nil
 }
 
@@ -402,7 +406,7 @@ func (r *scrubRun) save(ctx context.Context) error {
 // read returns the zero value if nothing was ever scrubbed, or if the record is damaged.
 func (s *scrubber) read(ctx context.Context) (record scrubRecord, err error) {
 	content, err := s.source.driver.GetContent(ctx, scrubPath)
-	if isNotFound(err) {
+	if storage.IsNotFound(err) {
 		return scrubRecord{}, nil
 	}
 	if err == nil && json.Unmarshal(content, &record) != nil {
@@ -414,7 +418,7 @@ func (s *scrubber) read(ctx context.Context) (record scrubRecord, err error) {
 // remains reports whether a problem was neither repaired by a push nor removed with its images. It reads no blobs.
 func (s *scrubber) remains(ctx context.Context, p scrub.Problem) (bool, error) {
 	if p.Digest == "" {
-		d, err := s.source.readLink(ctx, tagPath(p.Images[0].Repository, p.Images[0].Tag))
+		d, err := s.source.readLink(ctx, storage.TagPath(p.Images[0].Repository, p.Images[0].Tag))
 		if d != "" || errors.Is(err, distribution.ErrBlobUnknown) {
 			return false, nil
 		}
@@ -422,13 +426,13 @@ func (s *scrubber) remains(ctx context.Context, p scrub.Problem) (bool, error) {
 	}
 	if len(p.Images) == 0 {
 		_, _, err := s.source.size(ctx, p.Digest)
-		found, failed := s.source.exists(ctx, blobPath(p.Digest))
+		found, failed := s.source.exists(ctx, storage.BlobPath(p.Digest))
 		return err != nil && found, failed
 	}
 	for _, image := range p.Images {
 		content, err := s.source.manifest(ctx, image.Repository, image.Digest)
 		if errors.Is(err, errUnknownManifest) {
-			found, err := s.source.exists(ctx, revisionPath(image.Repository, image.Digest))
+			found, err := s.source.exists(ctx, storage.RevisionPath(image.Repository, image.Digest))
 			if err != nil || found {
 				return found, err
 			}
@@ -459,7 +463,7 @@ func (s *scrubber) remains(ctx context.Context, p scrub.Problem) (bool, error) {
 func (s *scrubber) poll(ctx context.Context, interval time.Duration) {
 	for {
 		s.refresh(ctx)
-		if sleep(ctx, interval) != nil {
+		if poll.Sleep(ctx, interval) != nil {
 			return
 		}
 	}
@@ -468,7 +472,7 @@ func (s *scrubber) poll(ctx context.Context, interval time.Duration) {
 func (s *scrubber) refresh(ctx context.Context) {
 	record, err := s.read(ctx)
 	if err != nil {
-		return // storageHealth reports it
+		return // storage.Health reports it
 	}
 	record.Problems = slices.DeleteFunc(record.Problems, func(p scrub.Problem) bool {
 		remaining, err := s.remains(ctx, p)
@@ -516,7 +520,7 @@ func (p *pace) wait(ctx context.Context, n int64) error {
 	p.next = p.next.Add(time.Duration(float64(n) / float64(p.rate) * float64(time.Second)))
 	wait := p.next.Sub(now)
 	p.mu.Unlock()
-	return sleep(ctx, wait)
+	return poll.Sleep(ctx, wait)
 }
 
 // pacedReader reads at a pace.

@@ -16,6 +16,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/api/scrub"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // scrub reads all content and returns the problems, one per line, and the result.
@@ -72,14 +73,14 @@ func TestScrub(t *testing.T) {
 	}
 	_, threeManifest := c.manifestOf("a", "three")
 	three := digest.FromString(threeManifest)
-	i.overwrite(blobPath(layer("one")), flip("layer of one"))
-	remove(blobPath(layer("two")))
-	i.overwrite(blobPath(three), flip(threeManifest))
-	remove(layerPath("a", layer("four")))
-	i.overwrite(layerPath("a", layer("five")), "")
-	i.overwrite(tagPath("a", "seven"), "")
-	i.overwrite(blobPath(layer("untagged")), "short")
-	i.overwrite(blobPath(garbage), flip("garbage"))
+	i.overwrite(storage.BlobPath(layer("one")), flip("layer of one"))
+	remove(storage.BlobPath(layer("two")))
+	i.overwrite(storage.BlobPath(three), flip(threeManifest))
+	remove(storage.LayerPath("a", layer("four")))
+	i.overwrite(storage.LayerPath("a", layer("five")), "")
+	i.overwrite(storage.TagPath("a", "seven"), "")
+	i.overwrite(storage.BlobPath(layer("untagged")), "short")
+	i.overwrite(storage.BlobPath(garbage), flip("garbage"))
 	want := []string{
 		"damaged " + garbage.String() + " (no image needs it)",
 		"damaged " + layer("one").String() + " a:multi a:one b:v1",
@@ -145,7 +146,7 @@ func TestScrubForgetsDeletedImages(t *testing.T) {
 	i := start(t, newTestCA(t), t.TempDir())
 	c := i.pusher()
 	d, _ := c.pushImage("a", "v1", "layer")
-	i.overwrite(blobPath(digest.FromString("layer")), "Layer")
+	i.overwrite(storage.BlobPath(digest.FromString("layer")), "Layer")
 	if problems, _ := c.scrub(); len(problems) != 1 {
 		t.Fatalf("%q", problems)
 	}
@@ -167,7 +168,7 @@ func TestScrubContinues(t *testing.T) {
 		content := random(100_000) + string(rune('a'+n))
 		last = max(last, c.pushBlob("a", content))
 	}
-	i.overwrite(blobPath(digest.FromString("layer")), "Layer")
+	i.overwrite(storage.BlobPath(digest.FromString("layer")), "Layer")
 	ctx, cancel := context.WithCancel(t.Context())
 	read := int64(0)
 	progress := func(p *scrub.Progress) {
@@ -189,7 +190,7 @@ func TestScrubContinues(t *testing.T) {
 	}
 	// What was read is not read again, so this damage remains unnoticed until the next one.
 	damaged := record.Last
-	i.overwrite(blobPath(damaged), strings.Repeat("x", i.sizeOf(damaged)))
+	i.overwrite(storage.BlobPath(damaged), strings.Repeat("x", i.sizeOf(damaged)))
 	want := []string{"damaged " + digest.FromString("layer").String() + " a:v1"}
 	if problems, _ := c.scrub(); !slices.Equal(problems, want) {
 		t.Errorf("%q, want %q", problems, want)
@@ -201,7 +202,7 @@ func TestScrubContinues(t *testing.T) {
 
 func (i *instance) sizeOf(d digest.Digest) int {
 	i.t.Helper()
-	info, err := i.server.source.driver.Stat(context.Background(), blobPath(d))
+	info, err := i.server.source.driver.Stat(context.Background(), storage.BlobPath(d))
 	if err != nil {
 		i.t.Fatal(err)
 	}

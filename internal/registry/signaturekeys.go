@@ -20,6 +20,9 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry/signature"
 )
 
+// reloadInterval is how often the public keys and the digests of own images are read.
+const reloadInterval = time.Second
+
 // trusted is one generation of the public keys and of the project's own images, with the results for it.
 type trusted struct {
 	keys    []signature.Key
@@ -31,7 +34,7 @@ type trusted struct {
 
 // follow loads the files again when they change, until ctx ends.
 func (v *signatureVerifier) pollFiles(ctx context.Context) {
-	ticker := time.NewTicker(credentialInterval)
+	ticker := time.NewTicker(reloadInterval)
 	defer ticker.Stop()
 	for {
 		select {

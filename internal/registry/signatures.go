@@ -17,12 +17,12 @@ import (
 
 	"github.com/distribution/distribution/v3"
 	"github.com/distribution/distribution/v3/registry/api/errcode"
-	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/registry/signature"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // SignatureMode is what happens when a node or an anonymous client reads an image that nobody has signed.
@@ -84,7 +84,7 @@ type signatureVerifier struct {
 func newSignatureVerifier(o Options, source *contentStore) *signatureVerifier {
 	v := &signatureVerifier{
 		mode: o.Signatures, source: source, keysDir: o.SignatureKeys, ownFile: o.OwnImages, log: o.Log, now: time.Now,
-		indexes: !readOnly(o.Config.Storage),
+		indexes: !storage.ReadOnly(o.Config.Storage),
 		decided: make(chan struct{}), slots: make(chan struct{}, maxVerifications),
 		logged: map[repositoryDigest]time.Time{}, failures: logging.NewLimited(o.Log), seed: maphash.MakeSeed(),
 	}
@@ -333,7 +333,7 @@ func (s *contentStore) resolve(ctx context.Context, to target) (digest.Digest, e
 	if strings.Contains(to.manifest, ":") {
 		return "", errcode.ErrorCodeDigestInvalid.WithMessage("invalid digest").WithDetail(to.manifest)
 	}
-	d, err := s.readLink(ctx, tagPath(to.repository, to.manifest))
+	d, err := s.readLink(ctx, storage.TagPath(to.repository, to.manifest))
 	if errors.Is(err, distribution.ErrBlobUnknown) {
 		return "", errUnknownManifest
 	}
@@ -356,7 +356,7 @@ var errTooLong = errors.New("the file is too long")
 // longer than limit.
 func (s *contentStore) readFile(ctx context.Context, path string, limit int64) ([]byte, error) {
 	reader, err := s.driver.Reader(ctx, path, 0)
-	if errors.As(err, new(storagedriver.PathNotFoundError)) {
+	if storage.IsNotFound(err) {
 		return nil, fs.ErrNotExist
 	}
 	if err != nil {
@@ -372,7 +372,7 @@ func (s *contentStore) readFile(ctx context.Context, path string, limit int64) (
 
 // manifestContent returns the content of a repository's manifest without verifying it, or errUnknownManifest.
 func (s *contentStore) manifestContent(ctx context.Context, repository string, d digest.Digest) ([]byte, error) {
-	stored, err := s.readLink(ctx, revisionPath(repository, d))
+	stored, err := s.readLink(ctx, storage.RevisionPath(repository, d))
 	if errors.Is(err, distribution.ErrBlobUnknown) {
 		return nil, errUnknownManifest
 	}
@@ -389,7 +389,7 @@ func (s *contentStore) manifestContent(ctx context.Context, repository string, d
 // readBlob returns the content of a blob. The error is [fs.ErrNotExist] if it does not exist, or if it is larger
 // than limit.
 func (s *contentStore) readBlob(ctx context.Context, d digest.Digest, limit int64) ([]byte, error) {
-	content, err := s.readFile(ctx, blobPath(d), limit)
+	content, err := s.readFile(ctx, storage.BlobPath(d), limit)
 	if errors.Is(err, errTooLong) {
 		return nil, fs.ErrNotExist
 	}

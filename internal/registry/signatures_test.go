@@ -24,6 +24,7 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 const (
@@ -622,7 +623,7 @@ func TestAnUnreadableSignatureIsNotAMissingOne(t *testing.T) {
 	i := start(t, newTestCA(t), root, change)
 	i.waitEnforcing()
 	d, _ := i.pusher().pushImage("a", "v1", "layer")
-	data := filepath.Join(root, blobPath(d))
+	data := filepath.Join(root, storage.BlobPath(d))
 	if err := os.Remove(data); err != nil {
 		t.Fatal(err)
 	}

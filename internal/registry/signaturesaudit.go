@@ -10,6 +10,9 @@ import (
 
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 const (
@@ -29,13 +32,13 @@ const enforcedPath = "/docker/registry/v2/zarf-registry/signatures-enforced"
 // run decides whether to enforce signatures, and audits the stored images, until ctx ends.
 func (v *signatureVerifier) run(ctx context.Context) {
 	for !v.decide(ctx) {
-		if sleep(ctx, auditRetry) != nil {
+		if poll.Sleep(ctx, auditRetry) != nil {
 			return
 		}
 	}
 	for v.on() {
 		for !v.indexed() {
-			if sleep(ctx, time.Second) != nil {
+			if poll.Sleep(ctx, time.Second) != nil {
 				return
 			}
 		}
@@ -47,7 +50,7 @@ func (v *signatureVerifier) run(ctx context.Context) {
 			v.log.Error("verifying the stored images failed, retrying", "error", err, "enforcing", v.enforcing.Load())
 			wait = auditRetry
 		}
-		if sleep(ctx, wait) != nil {
+		if poll.Sleep(ctx, wait) != nil {
 			return
 		}
 	}
@@ -77,7 +80,7 @@ func stopEnforcing(ctx context.Context, source *contentStore) error {
 	if err == nil && enforced {
 		err = source.driver.Delete(ctx, enforcedPath)
 	}
-	if errors.As(err, new(storagedriver.PathNotFoundError)) { // another replica was faster
+	if storage.IsNotFound(err) { // another replica was faster
 		return nil
 	}
 	return err
@@ -87,8 +90,8 @@ func stopEnforcing(ctx context.Context, source *contentStore) error {
 func (v *signatureVerifier) audit(ctx context.Context) error {
 	began := v.now()
 	var tags []target
-	err := walkFiles(ctx, v.source.driver, repositoriesPath, func(info storagedriver.FileInfo) error {
-		if m := currentLink.FindStringSubmatch(info.Path()); m != nil {
+	err := storage.WalkFiles(ctx, v.source.driver, storage.RepositoriesPath, func(info storagedriver.FileInfo) error {
+		if m := storage.CurrentLink.FindStringSubmatch(info.Path()); m != nil {
 			tags = append(tags, target{repository: m[1], manifest: path.Base(path.Dir(path.Dir(info.Path())))})
 		}
 		return nil

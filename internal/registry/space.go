@@ -21,6 +21,8 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
+	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 const (
@@ -121,7 +123,7 @@ func (s *storageSpace) measureVolume() {
 	s.mu.Unlock()
 	var stat unix.Statfs_t
 	if err := unix.Statfs(s.root, &stat); err != nil || stat.Blocks == 0 {
-		return // storageHealth reports the error
+		return // storage.Health reports the error
 	}
 	unit := stat.Bsize
 	// As df does: what is reserved for root is not part of the limit.
@@ -137,10 +139,10 @@ func (s *storageSpace) pollVolume(ctx context.Context, writable bool) {
 	for {
 		s.measureVolume()
 		if s.root != "" && writable {
-			keepBallast(s.root)
+			storage.KeepBallast(s.root)
 		}
 		s.warn()
-		if sleep(ctx, volumePeriod) != nil {
+		if poll.Sleep(ctx, volumePeriod) != nil {
 			return
 		}
 	}
@@ -161,7 +163,7 @@ func (s *storageSpace) pollContent(ctx context.Context, driver storagedriver.Sto
 		case again:
 			wait = contentRetry
 		}
-		if sleep(ctx, wait) != nil {
+		if poll.Sleep(ctx, wait) != nil {
 			return
 		}
 	}
@@ -177,20 +179,20 @@ func (s *storageSpace) measureContent(ctx context.Context, driver storagedriver.
 	s.mu.Unlock()
 	var sum int64
 	if s.root != "" {
-		sum, err = directorySize(ctx, filepath.Join(s.root, storagePath))
+		sum, err = directorySize(ctx, filepath.Join(s.root, storage.RootPath))
 	} else {
-		err = driver.Walk(ctx, storagePath, func(info storagedriver.FileInfo) error {
+		err = driver.Walk(ctx, storage.RootPath, func(info storagedriver.FileInfo) error {
 			if !info.IsDir() {
 				sum += info.Size()
 			}
 			return ctx.Err()
 		})
-		if errors.As(err, new(storagedriver.PathNotFoundError)) {
+		if storage.IsNotFound(err) {
 			err = nil // nothing was ever pushed
 		}
 	}
 	if err != nil {
-		return false, cause(ctx, err)
+		return false, poll.Cause(ctx, err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -389,7 +391,7 @@ type noSpaceKey struct{}
 
 // recordNoSpace makes the response to a push 507, if err says that the file system is full. It reports whether it does.
 func recordNoSpace(ctx context.Context, err error) bool {
-	if err == nil || !noSpace(err) {
+	if err == nil || !storage.NoSpace(err) {
 		return false
 	}
 	if failed, ok := ctx.Value(noSpaceKey{}).(*atomic.Pointer[error]); ok {

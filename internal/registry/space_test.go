@@ -21,6 +21,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // startWithQuota starts a registry and waits until it has measured its content.
@@ -330,12 +331,18 @@ func fill(t *testing.T, root string) (remove func()) {
 	}
 }
 
+// ballast returns the paths of the ballast files.
+func ballast(root string) []string {
+	dir := filepath.Join(root, "docker/registry/v2/zarf-registry")
+	return []string{filepath.Join(dir, "ballast-0"), filepath.Join(dir, "ballast-1")}
+}
+
 // ballastExists waits until the registry can write its lease to a full file system.
 func ballastExists(t *testing.T, root string) {
 	t.Helper()
 	eventually(t, "there is ballast", func() bool {
 		for _, path := range ballast(root) {
-			if info, err := os.Stat(path); err != nil || info.Size() != ballastSize {
+			if info, err := os.Stat(path); err != nil || info.Size() != 4096 {
 				return false
 			}
 		}
@@ -369,7 +376,7 @@ func TestCompletelyFullVolume(t *testing.T) {
 				t.Errorf("%s", a.body)
 			}
 			mentions(t, a.body, "no space left", "registry.persistence.size")
-			if left, err := filepath.Glob(filepath.Join(root, repositoriesPath, "a/_uploads/*")); err != nil || len(left) > 0 {
+			if left, err := filepath.Glob(filepath.Join(root, storage.RepositoriesPath, "a/_uploads/*")); err != nil || len(left) > 0 {
 				t.Errorf("the upload occupies space: %v, %v", left, err)
 			}
 			fill(t, root)
@@ -415,9 +422,9 @@ func TestRecordsOnAFullFileSystem(t *testing.T) {
 			root := smallVolume(t, options)
 			leases := fileLeases(t, root)
 			put := func(text string) error {
-				return putRecord(t.Context(), leases.driver, root, leasePath, record(text))
+				return storage.PutRecord(t.Context(), leases.driver, root, leasePath, record(text))
 			}
-			keepBallast(root)
+			storage.KeepBallast(root)
 			ballastExists(t, root)
 			size := 1 << 17
 			if name == "no inodes" {
@@ -449,7 +456,7 @@ func TestRecordsOnAFullFileSystem(t *testing.T) {
 				_ = os.Remove(path)
 			}
 			exhaust()
-			if err := put("fifth"); err == nil || !noSpace(err) {
+			if err := put("fifth"); err == nil || !storage.NoSpace(err) {
 				t.Errorf("without ballast: %v", err)
 			} else {
 				mentions(t, err.Error(), "delete an image")

@@ -9,6 +9,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // maxSpaceQuery is in bytes: a digest takes at most 140 in JSON.
@@ -61,7 +62,7 @@ func (s *Server) missing(r *http.Request, digests []digest.Digest) (space.Answer
 		}
 		indexes[i] = i
 	}
-	err := inParallel(r.Context(), indexes, storageConcurrency, func(ctx context.Context, i int) error {
+	err := storage.InParallel(r.Context(), indexes, storage.Concurrency, func(ctx context.Context, i int) error {
 		_, _, found[i] = s.source.stored(ctx, digests[i])
 		return ctx.Err()
 	})

@@ -11,6 +11,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // sweeper removes manifests and blobs, unless clients of this process need them.
@@ -46,7 +47,7 @@ func (s *sweeper) sweep(ctx context.Context, m *marking, list garbageSet, cutoff
 	}
 	stray := m.strayLinks()
 	defer s.use.sweep(m, cutoff)()
-	ctx, syncRemovals := withRemovals(ctx)
+	ctx, syncRemovals := storage.WithRemovals(ctx)
 	for _, manifest := range manifests {
 		key := manifest.repositoryDigest
 		paths := slices.Concat(m.history[key], []string{manifest.path}, m.backLinks[key])
@@ -123,8 +124,8 @@ func (s *sweeper) remove(ctx context.Context, paths ...string) error {
 		err := s.driver.Delete(bounded, name)
 		cancel()
 		switch {
-		case err == nil, errors.As(err, new(storagedriver.PathNotFoundError)):
-		case driverFailed(err, syscall.ENOTEMPTY):
+		case err == nil, storage.IsNotFound(err):
+		case storage.FailedWith(err, syscall.ENOTEMPTY):
 			return errConcurrentWrite
 		default:
 			return err

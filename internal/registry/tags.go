@@ -9,9 +9,10 @@ import (
 	"sync"
 
 	"github.com/distribution/distribution/v3"
-	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // currentTags protects pushes against deletions of manifests. Distribution looks up the tags of the deleted
@@ -52,9 +53,9 @@ func (t *currentTags) Lookup(ctx context.Context, manifest v1.Descriptor) ([]str
 func (t *currentTags) Untag(ctx context.Context, tag string) error {
 	defer t.source.tags.lock(t.repository, tag)()
 	if t.deleted != "" {
-		link, err := t.source.driver.GetContent(ctx, tagPath(t.repository, tag))
+		link, err := t.source.driver.GetContent(ctx, storage.TagPath(t.repository, tag))
 		switch {
-		case errors.As(err, new(storagedriver.PathNotFoundError)):
+		case storage.IsNotFound(err):
 			return nil
 		case err != nil:
 			return err
@@ -72,7 +73,7 @@ func (t *currentTags) List(ctx context.Context, limit int, last string) ([]strin
 	tags, err := t.All(ctx) // in this order
 	if errors.As(err, new(distribution.ErrRepositoryUnknown)) {
 		// In S3 there are no empty directories. A repository without tags exists while it has a manifest.
-		exists, failed := t.source.exists(ctx, repositoriesPath+"/"+t.repository+"/_manifests")
+		exists, failed := t.source.exists(ctx, storage.RepositoriesPath+"/"+t.repository+"/_manifests")
 		switch {
 		case failed != nil:
 			return nil, failed

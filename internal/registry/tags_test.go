@@ -9,6 +9,8 @@ import (
 	"github.com/distribution/distribution/v3/registry/storage/driver/inmemory"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // storedTags stores tags like distribution. Lookup returns all tags.
@@ -18,7 +20,7 @@ type storedTags struct {
 }
 
 func (s storedTags) Tag(ctx context.Context, tag string, manifest v1.Descriptor) error {
-	return s.source.driver.PutContent(ctx, tagPath("a", tag), []byte(manifest.Digest))
+	return s.source.driver.PutContent(ctx, storage.TagPath("a", tag), []byte(manifest.Digest))
 }
 
 func (s storedTags) Lookup(context.Context, v1.Descriptor) ([]string, error) {
@@ -26,7 +28,7 @@ func (s storedTags) Lookup(context.Context, v1.Descriptor) ([]string, error) {
 }
 
 func (s storedTags) Untag(ctx context.Context, tag string) error {
-	return s.source.driver.Delete(ctx, tagPath("a", tag))
+	return s.source.driver.Delete(ctx, storage.TagPath("a", tag))
 }
 
 // TestDeletionKeepsTagsThatMoved moves a tag after a deletion of its manifest has looked it up.

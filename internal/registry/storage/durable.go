@@ -1,4 +1,4 @@
-package registry
+package storage
 
 import (
 	"cmp"
@@ -51,9 +51,9 @@ func init() {
 	}
 }
 
-// useDurableFiles configures the middleware, if the storage is a file system. The others use it.
-func useDurableFiles(config *configuration.Configuration) {
-	if root, ok := filesystemRoot(config.Storage); ok {
+// UseDurableFiles configures the middleware, if the storage is a file system. The others use it.
+func UseDurableFiles(config *configuration.Configuration) {
+	if root, ok := FilesystemRoot(config.Storage); ok {
 		files := configuration.Middleware{Name: durableFilesystem, Options: configuration.Parameters{"root": root}}
 		config.Middleware["storage"] = slices.Insert(config.Middleware["storage"], 0, files)
 	}
@@ -497,8 +497,8 @@ type removals struct {
 
 type removalsKey struct{}
 
-// withRemovals returns a context for removals that need not be durable one by one. They are when sync returns.
-func withRemovals(ctx context.Context) (grouped context.Context, sync func() error) {
+// WithRemovals returns a context for removals that need not be durable one by one. They are when sync returns.
+func WithRemovals(ctx context.Context) (grouped context.Context, sync func() error) {
 	r := &removals{dirs: map[string]bool{}}
 	return context.WithValue(ctx, removalsKey{}, r), r.sync
 }

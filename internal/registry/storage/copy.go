@@ -1,4 +1,4 @@
-package registry
+package storage
 
 import (
 	"context"
@@ -36,20 +36,20 @@ type Copied struct {
 	Bytes        int64
 }
 
-// CopyStorage copies the images that a directory stores into an empty storage, with all that the registry keeps about
+// Copy copies the images that a directory stores into an empty storage, with all that the registry keeps about
 // them: everything but unfinished uploads. It calls report after each blob. Nobody may write to either meanwhile.
 //
 // If it is interrupted, it copies only missing blobs the next time. After it has succeeded, it does nothing any more,
 // because the destination may have changed. It checks the content of each blob, and refuses a destination that has
 // images from elsewhere.
-func CopyStorage(
+func Copy(
 	ctx context.Context, directory string, to *configuration.Configuration, report func(Copied),
 ) (Copied, error) {
-	source, err := openDriver(ctx, configuration.Storage{driverFilesystem: {"rootdirectory": directory}})
+	source, err := Open(ctx, configuration.Storage{DriverFilesystem: {"rootdirectory": directory}})
 	if err != nil {
 		return Copied{}, err
 	}
-	destination, err := openDriver(ctx, to.Storage)
+	destination, err := Open(ctx, to.Storage)
 	if err != nil {
 		return Copied{}, err
 	}
@@ -58,10 +58,10 @@ func CopyStorage(
 		return c.copied, explain(to.Storage, err)
 	}
 	// Blobs first, so that an interrupted copy contains no image that lacks some.
-	if err := c.tree(ctx, blobsPath); err != nil {
+	if err := c.tree(ctx, BlobsPath); err != nil {
 		return c.copied, err
 	}
-	if err := c.tree(ctx, repositoriesPath); err != nil {
+	if err := c.tree(ctx, RepositoriesPath); err != nil {
 		return c.copied, err
 	}
 	return c.copied, c.record(ctx, copyRecord{Complete: true})
@@ -81,8 +81,8 @@ func (c *storageCopy) prepare(ctx context.Context) (already bool, err error) {
 	var last copyRecord
 	content, err := c.destination.GetContent(ctx, copiedPath)
 	switch {
-	case errors.As(err, new(storagedriver.PathNotFoundError)):
-		names, err := ignoreMissing{c.destination}.List(ctx, repositoriesPath)
+	case IsNotFound(err):
+		names, err := ignoreMissing{c.destination}.List(ctx, RepositoriesPath)
 		if err != nil {
 			return false, fmt.Errorf("reading the destination: %w", err)
 		}
@@ -100,8 +100,8 @@ func (c *storageCopy) prepare(ctx context.Context) (already bool, err error) {
 	if last.Complete {
 		return true, nil
 	}
-	err = c.destination.Delete(ctx, repositoriesPath)
-	if errors.As(err, new(storagedriver.PathNotFoundError)) {
+	err = c.destination.Delete(ctx, RepositoriesPath)
+	if IsNotFound(err) {
 		err = nil
 	}
 	return false, err
@@ -121,8 +121,8 @@ func (c *storageCopy) record(ctx context.Context, r copyRecord) error {
 // tree copies the files below root.
 func (c *storageCopy) tree(ctx context.Context, root string) error {
 	var blobs, links []string
-	err := walkFiles(ctx, c.source, root, func(info storagedriver.FileInfo) error {
-		if blobData.MatchString(info.Path()) {
+	err := WalkFiles(ctx, c.source, root, func(info storagedriver.FileInfo) error {
+		if BlobData.MatchString(info.Path()) {
 			blobs = append(blobs, info.Path())
 		} else {
 			links = append(links, info.Path())
@@ -132,10 +132,10 @@ func (c *storageCopy) tree(ctx context.Context, root string) error {
 	if err != nil {
 		return fmt.Errorf("reading the source: %w", err)
 	}
-	if err := inParallel(ctx, blobs, copyConcurrency, c.blob); err != nil {
+	if err := InParallel(ctx, blobs, copyConcurrency, c.blob); err != nil {
 		return err
 	}
-	return inParallel(ctx, links, storageConcurrency, c.link)
+	return InParallel(ctx, links, Concurrency, c.link)
 }
 
 func (c *storageCopy) link(ctx context.Context, name string) error {
@@ -162,7 +162,7 @@ func (c *storageCopy) blob(ctx context.Context, name string) error {
 	if err == nil && there.Size() == info.Size() {
 		return nil
 	}
-	if err != nil && !errors.As(err, new(storagedriver.PathNotFoundError)) {
+	if err != nil && !IsNotFound(err) {
 		return fmt.Errorf("reading %s in the destination: %w", name, err)
 	}
 	if err := c.data(ctx, name); err != nil {
@@ -186,12 +186,12 @@ func (c *storageCopy) data(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	want := blobData.FindStringSubmatch(name)
-	verifier := pathDigest(want[1], want[2]).Verifier()
+	want := BlobData.FindStringSubmatch(name)
+	verifier := PathDigest(want[1], want[2]).Verifier()
 	_, err = io.Copy(io.MultiWriter(writer, verifier), reader)
 	if err == nil && !verifier.Verified() {
 		err = fmt.Errorf("its content has another digest: push the images that need blob %s again, or delete them and %s",
-			pathDigest(want[1], want[2]), path.Dir(name))
+			PathDigest(want[1], want[2]), path.Dir(name))
 	}
 	if err != nil {
 		return errors.Join(err, writer.Cancel(context.WithoutCancel(ctx)))

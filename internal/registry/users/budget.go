@@ -1,4 +1,4 @@
-package registry
+package users
 
 import (
 	"crypto/sha256"
@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// origin is where a request comes from.
-type origin struct {
-	listener string
-	// exposed means that the listener also accepts the users who may only pull from outside the cluster.
-	exposed bool
-	// source is the client's address. It may be that of a node or of an ingress, which many clients share.
-	source netip.Addr
+// Origin is where a request comes from.
+type Origin struct {
+	Listener string
+	// Exposed means that the listener also accepts the users who may only pull from outside the cluster.
+	Exposed bool
+	// Source is the client's address. It may be that of a node or of an ingress, which many clients share.
+	Source netip.Addr
 }
 
 // limit is how much bcrypt work failed logins may cause, in rounds. A check takes 2^cost rounds: 1,024 at
@@ -56,7 +56,7 @@ type budget struct {
 	// refused is the last wrong password of this user from this source, so that a client that keeps
 	// sending an old password costs nothing. It ends with the user's hash.
 	refused passwordMAC
-	of      *user
+	of      *User
 	// lane has room for one check. Checks after a failure use their user's, one after the other.
 	lane chan struct{}
 }
@@ -79,10 +79,6 @@ type budgets struct {
 	swept time.Time
 }
 
-func newBudgets() *budgets {
-	return &budgets{now: time.Now, all: map[budgetKey]*budget{}}
-}
-
 // spending is work for which spend has found a budget.
 type spending struct {
 	budgets      *budgets
@@ -93,7 +89,7 @@ type spending struct {
 
 // spend reserves the rounds of a check, from the budget of the user and from that of the source. It returns
 // nil if one of them is used up. If refused, no check is necessary: the password is known to be wrong.
-func (b *budgets) spend(from origin, name string, u *user, mac passwordMAC) (s *spending, refused bool) {
+func (b *budgets) spend(from Origin, name string, u *User, mac passwordMAC) (s *spending, refused bool) {
 	known := name != ""
 	userLimit, sourceLimit := knownLimit, knownSourceLimit
 	if !known {
@@ -101,11 +97,11 @@ func (b *budgets) spend(from origin, name string, u *user, mac passwordMAC) (s *
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	source := b.get(budgetKey{from.listener, name, network(from.source)}, sourceLimit)
+	source := b.get(budgetKey{from.Listener, name, network(from.Source)}, sourceLimit)
 	if source.of == u && source.refused == mac {
 		return nil, true
 	}
-	total := b.get(budgetKey{listener: from.listener, user: name}, userLimit)
+	total := b.get(budgetKey{listener: from.Listener, user: name}, userLimit)
 	if source.spent >= source.burst || total.spent >= total.burst {
 		return nil, false
 	}
@@ -156,7 +152,7 @@ func (s *spending) refund() {
 }
 
 // refuse remembers a wrong password.
-func (s *spending) refuse(u *user, mac passwordMAC) {
+func (s *spending) refuse(u *User, mac passwordMAC) {
 	s.budgets.mu.Lock()
 	defer s.budgets.mu.Unlock()
 	s.source.of, s.source.refused = u, mac

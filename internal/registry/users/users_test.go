@@ -1,8 +1,11 @@
-package registry
+package users
 
 import (
 	"bytes"
 	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -17,14 +20,14 @@ import (
 	"golang.org/x/crypto/bcrypt"
 )
 
-func openUsers(t *testing.T, push []byte, pull ...byte) *credentials {
+func openUsers(t *testing.T, push []byte, pull ...byte) *Users {
 	t.Helper()
 	dir := t.TempDir()
-	pushFile, pullFile := writeFile(t, filepath.Join(dir, "push"), push), ""
+	pushFile, pullFile := write(t, filepath.Join(dir, "push"), push), ""
 	if pull != nil {
-		pullFile = writeFile(t, filepath.Join(dir, "pull"), pull)
+		pullFile = write(t, filepath.Join(dir, "pull"), pull)
 	}
-	c, err := openCredentials(slog.New(slog.DiscardHandler), pushFile, pullFile, "")
+	c, err := Open(slog.New(slog.DiscardHandler), pushFile, pullFile, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,15 +35,29 @@ func openUsers(t *testing.T, push []byte, pull ...byte) *credentials {
 }
 
 // inside is a client of the plain listener.
-var inside = origin{listener: "plain", source: netip.MustParseAddr("10.0.0.1")}
+var inside = Origin{Listener: "plain", Source: netip.MustParseAddr("10.0.0.1")}
 
-// login returns the role of a user, roleNone if the login fails.
-func (c *credentials) login(name, password string) (role, error) {
-	u, err := c.verify(context.Background(), inside, name, password)
+// login returns the role of a user, RoleNone if the login fails.
+func (c *Users) login(name, password string) (Role, error) {
+	u, err := c.Verify(context.Background(), inside, name, password)
 	if u == nil {
-		return roleNone, err
+		return RoleNone, err
 	}
-	return u.role, err
+	return u.Role, err
+}
+
+// line returns a line of an htpasswd file, whose hash is cheap.
+func line(t testing.TB, user, password string) []byte {
+	t.Helper()
+	return costlyUser(t, user, password, bcrypt.MinCost)
+}
+
+func write(t testing.TB, path string, data []byte) string {
+	t.Helper()
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 // costlyUser returns a line of an htpasswd file.
@@ -53,8 +70,8 @@ func costlyUser(t testing.TB, name, password string, cost int) []byte {
 	return fmt.Appendf(nil, "%s:%s\n", name, hash)
 }
 
-// expensiveUser has the cost of a person's password.
-func expensiveUser(t testing.TB, name, password string) []byte {
+// slowUser has the cost of a person's password.
+func slowUser(t testing.TB, name, password string) []byte {
 	t.Helper()
 	return costlyUser(t, name, password, bcrypt.DefaultCost)
 }
@@ -63,25 +80,25 @@ func TestVerify(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("x", maxPassword)
 	c := openUsers(t,
-		append([]byte("# users\n\n"), append(htpasswd(t, "push", "secret"),
-			append(htpasswd(t, "long", long), htpasswd(t, "empty", "")...)...)...),
-		htpasswd(t, "pull", "secret!")...)
+		append([]byte("# users\n\n"), append(line(t, "push", "secret"),
+			append(line(t, "long", long), line(t, "empty", "")...)...)...),
+		line(t, "pull", "secret!")...)
 	for desc, tt := range map[string]struct {
 		name, password string
-		want           role
+		want           Role
 	}{
-		"password of a push user":              {"push", "secret", rolePush},
-		"password of a pull user":              {"pull", "secret!", rolePull},
-		"wrong password":                       {"push", "Secret", roleNone},
-		"no password":                          {"push", "", roleNone},
-		"password of another user":             {"push", "secret!", roleNone},
-		"unknown user":                         {"root", "secret", roleNone},
-		"no user":                              {"", "secret", roleNone},
-		"name and password split elsewhere":    {"pus", "hsecret", roleNone},
-		"password of the maximum length":       {"long", long, rolePush},
-		"longer password with the same prefix": {"long", long + "y", roleNone},
-		"password repeated after a NUL":        {"push", "secret\x00secret", roleNone},
-		"user with an empty password":          {"empty", "", rolePush},
+		"password of a push user":              {"push", "secret", RolePush},
+		"password of a pull user":              {"pull", "secret!", RolePull},
+		"wrong password":                       {"push", "Secret", RoleNone},
+		"no password":                          {"push", "", RoleNone},
+		"password of another user":             {"push", "secret!", RoleNone},
+		"unknown user":                         {"root", "secret", RoleNone},
+		"no user":                              {"", "secret", RoleNone},
+		"name and password split elsewhere":    {"pus", "hsecret", RoleNone},
+		"password of the maximum length":       {"long", long, RolePush},
+		"longer password with the same prefix": {"long", long + "y", RoleNone},
+		"password repeated after a NUL":        {"push", "secret\x00secret", RoleNone},
+		"user with an empty password":          {"empty", "", RolePush},
 	} {
 		t.Run(desc, func(t *testing.T) {
 			for range 2 { // the second time from the cache
@@ -91,7 +108,7 @@ func TestVerify(t *testing.T) {
 			}
 		})
 	}
-	if matched, remembered := c.checks[checkMatched].Load(), c.checks[checkCached].Load(); matched != 4 ||
+	if matched, remembered := c.Checks[checkMatched].Load(), c.Checks[checkCached].Load(); matched != 4 ||
 		remembered != 4 {
 		t.Errorf("%d passwords verified by bcrypt and %d by the cache, want 4 and 4", matched, remembered)
 	}
@@ -100,17 +117,17 @@ func TestVerify(t *testing.T) {
 // The first requests of a push are concurrent.
 func TestVerifyCachesPasswords(t *testing.T) {
 	t.Parallel()
-	c := openUsers(t, expensiveUser(t, "push", "secret"))
+	c := openUsers(t, slowUser(t, "push", "secret"))
 	var checks sync.WaitGroup
 	for range 8 {
 		checks.Go(func() {
-			if got, err := c.login("push", "secret"); got != rolePush || err != nil {
+			if got, err := c.login("push", "secret"); got != RolePush || err != nil {
 				t.Errorf("verify() = %d, %v", got, err)
 			}
 		})
 	}
 	checks.Wait()
-	if matched, remembered := c.checks[checkMatched].Load(), c.checks[checkCached].Load(); matched != 1 ||
+	if matched, remembered := c.Checks[checkMatched].Load(), c.Checks[checkCached].Load(); matched != 1 ||
 		remembered != 7 {
 		t.Errorf("%d passwords verified by bcrypt and %d by the cache, want 1 and 7", matched, remembered)
 	}
@@ -118,7 +135,7 @@ func TestVerifyCachesPasswords(t *testing.T) {
 
 func TestWaitingForACheckEndsWithTheRequest(t *testing.T) {
 	t.Parallel()
-	c := openUsers(t, htpasswd(t, "push", "secret"))
+	c := openUsers(t, line(t, "push", "secret"))
 	if _, err := c.login("push", "wrong"); err != nil { // further checks take their turns
 		t.Fatal(err)
 	}
@@ -126,11 +143,11 @@ func TestWaitingForACheckEndsWithTheRequest(t *testing.T) {
 	lane <- struct{}{}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if got, err := c.verify(ctx, inside, "push", "secret"); got != nil || !errors.Is(err, context.Canceled) {
+	if got, err := c.Verify(ctx, inside, "push", "secret"); got != nil || !errors.Is(err, context.Canceled) {
 		t.Errorf("verify() = %v, %v", got, err)
 	}
 	<-lane
-	if got, err := c.login("push", "secret"); got != rolePush || err != nil {
+	if got, err := c.login("push", "secret"); got != RolePush || err != nil {
 		t.Errorf("verify() = %d, %v", got, err)
 	}
 }
@@ -138,35 +155,35 @@ func TestWaitingForACheckEndsWithTheRequest(t *testing.T) {
 func TestUnknownUsersCostAsMuchAsWrongPasswords(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	push := writeFile(t, filepath.Join(dir, "push"), append(htpasswd(t, "cheap", "x"), costlyUser(t, "dear", "x", 5)...))
-	outside := writeFile(t, filepath.Join(dir, "outside"), costlyUser(t, "outside", "x", 6))
-	c, err := openCredentials(slog.New(slog.DiscardHandler), push, "", outside)
+	push := write(t, filepath.Join(dir, "push"), append(line(t, "cheap", "x"), costlyUser(t, "dear", "x", 5)...))
+	outside := write(t, filepath.Join(dir, "outside"), costlyUser(t, "outside", "x", 6))
+	c, err := Open(slog.New(slog.DiscardHandler), push, "", outside)
 	if err != nil {
 		t.Fatal(err)
 	}
 	table := c.current.Load()
 	for _, dummy := range []struct {
-		*user
+		*User
 		want int
 	}{{table.dummyUser, 5}, {table.exposedDummy, 6}} {
 		if cost, err := bcrypt.Cost(dummy.hash); err != nil || cost != dummy.want || dummy.cost != cost {
 			t.Errorf("a dummy user costs %d, %v, want %d", cost, err, dummy.want)
 		}
 	}
-	if _, err := c.login("nobody", "x"); err != nil || c.checks[checkRefused].Load() != 1 {
+	if _, err := c.login("nobody", "x"); err != nil || c.Checks[checkRefused].Load() != 1 {
 		t.Errorf("no password was compared: %v", err)
 	}
-	exposed := origin{listener: "exposed", exposed: true}
-	for from, want := range map[origin]bool{inside: false, exposed: true} {
-		if got, err := c.verify(t.Context(), from, "outside", "x"); err != nil || (got != nil) != want {
-			t.Errorf("the user of the exposed listener at %s: %v, %v", from.listener, got, err)
+	exposed := Origin{Listener: "exposed", Exposed: true}
+	for from, want := range map[Origin]bool{inside: false, exposed: true} {
+		if got, err := c.Verify(t.Context(), from, "outside", "x"); err != nil || (got != nil) != want {
+			t.Errorf("the user of the exposed listener at %s: %v, %v", from.Listener, got, err)
 		}
 	}
 }
 
 func TestInvalidHtpasswd(t *testing.T) {
 	t.Parallel()
-	good := string(htpasswd(t, "a", "secret"))
+	good := string(line(t, "a", "secret"))
 	for name, tt := range map[string]struct{ data, want string }{
 		"no user":                   {"# nobody\n", "no users"},
 		"a line without a colon":    {good + "secret", "line 2 is not USER:HASH"},
@@ -187,8 +204,8 @@ func TestInvalidHtpasswd(t *testing.T) {
 		"a user twice":              {good + good, `line 2: duplicate user "a"`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			path := writeFile(t, filepath.Join(t.TempDir(), "push"), []byte(tt.data))
-			_, err := openCredentials(slog.New(slog.DiscardHandler), path, "", "")
+			path := write(t, filepath.Join(t.TempDir(), "push"), []byte(tt.data))
+			_, err := Open(slog.New(slog.DiscardHandler), path, "", "")
 			if err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), path) {
 				t.Fatalf("openCredentials() = %v, want an error with %q", err, tt.want)
 			}
@@ -203,19 +220,19 @@ func TestInvalidHtpasswd(t *testing.T) {
 func TestCredentialFilesReloadIndependently(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	push, pull := writeFile(t, filepath.Join(dir, "push"), htpasswd(t, "push", "1")),
+	push, pull := write(t, filepath.Join(dir, "push"), line(t, "push", "1")),
 		filepath.Join(dir, "pull", "htpasswd")
-	c, err := openCredentials(slog.New(slog.DiscardHandler), push, pull, "")
+	c, err := Open(slog.New(slog.DiscardHandler), push, pull, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	secret := c.secret("x")
+	secret := c.Secret("x")
 	put := func(path string, data []byte) func() {
 		return func() {
 			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 				t.Fatal(err)
 			}
-			writeFile(t, path, data)
+			write(t, path, data)
 		}
 	}
 	remove := func(path string) func() {
@@ -234,24 +251,24 @@ func TestCredentialFilesReloadIndependently(t *testing.T) {
 		failure      string
 	}{
 		{"the pull file is missing", func() {}, "push:1:3", false, false, ""},
-		{"the pull file appears", put(pull, htpasswd(t, "pull", "1")), "push:1:3 pull:1:1", true, true, ""},
+		{"the pull file appears", put(pull, line(t, "pull", "1")), "push:1:3 pull:1:1", true, true, ""},
 		{"nothing happens", func() {}, "push:1:3 pull:1:1", true, false, ""},
-		{"it changes", put(pull, htpasswd(t, "pull", "2")), "push:1:3 pull:2:1", true, true, ""},
+		{"it changes", put(pull, line(t, "pull", "2")), "push:1:3 pull:2:1", true, true, ""},
 		{"it breaks", put(pull, []byte("rubbish")), "push:1:3 pull:2:1", true, false, "USER:HASH"},
-		{"the push file changes while the pull file is invalid", put(push, htpasswd(t, "push", "2")), "push:2:3 pull:2:1", true, true,
+		{"the push file changes while the pull file is invalid", put(push, line(t, "push", "2")), "push:2:3 pull:2:1", true, true,
 			"USER:HASH"},
 		{"the pull file is empty", put(pull, nil), "push:2:3 pull:2:1", true, false, "no user"},
 		{"it goes", remove(pull), "push:2:3", false, true, ""},
 		{"the pull file appears and is invalid", put(pull, []byte("rubbish")), "push:2:3", false, false, "USER:HASH"},
-		{"the pull file appears with a push user", put(pull, htpasswd(t, "push", "1")), "push:2:3", false, false,
+		{"the pull file appears with a push user", put(pull, line(t, "push", "1")), "push:2:3", false, false,
 			`user "push" may already push`},
-		{"the pull file is valid", put(pull, htpasswd(t, "pull", "1")), "push:2:3 pull:1:1", true, true, ""},
-		{"a pull user becomes a push user", put(push, htpasswd(t, "pull", "2")), "pull:2:3", true, true,
+		{"the pull file is valid", put(pull, line(t, "pull", "1")), "push:2:3 pull:1:1", true, true, ""},
+		{"a pull user becomes a push user", put(push, line(t, "pull", "2")), "pull:2:3", true, true,
 			`user "pull" may already push`},
-		{"the user is no longer a push user", put(push, htpasswd(t, "push", "1")), "push:1:3 pull:1:1", true, true, ""},
+		{"the user is no longer a push user", put(push, line(t, "push", "1")), "push:1:3 pull:1:1", true, true, ""},
 		{"the push file is removed", remove(push), "push:1:3 pull:1:1", true, false, "no such file"},
 		{"the directory of the pull file is removed", remove(filepath.Dir(pull)), "push:1:3", false, true, "no such file"},
-		{"the push file is back", put(push, htpasswd(t, "push", "2")), "push:2:3", false, true, ""},
+		{"the push file is back", put(push, line(t, "push", "2")), "push:2:3", false, true, ""},
 	} {
 		step.change()
 		changed, err := c.reload()
@@ -262,7 +279,7 @@ func TestCredentialFilesReloadIndependently(t *testing.T) {
 		var users []string
 		for _, name := range []string{"push", "pull"} {
 			for _, password := range []string{"1", "2"} {
-				if has, err := c.login(name, password); err != nil || has != roleNone {
+				if has, err := c.login(name, password); err != nil || has != RoleNone {
 					users = append(users, fmt.Sprintf("%s:%s:%d", name, password, has))
 				}
 			}
@@ -270,34 +287,34 @@ func TestCredentialFilesReloadIndependently(t *testing.T) {
 		if got := strings.Join(users, " "); got != step.users {
 			t.Errorf("%s: users %q, want %q", step.desc, got, step.users)
 		}
-		if c.hasPullUsers() != step.hasPullUsers {
-			t.Errorf("%s: hasPullUsers() = %t", step.desc, c.hasPullUsers())
+		if c.HasPullUsers() != step.hasPullUsers {
+			t.Errorf("%s: hasPullUsers() = %t", step.desc, c.HasPullUsers())
 		}
 	}
-	put(push, htpasswd(t, "push", "1"))()
-	if c.secret("x") == secret {
+	put(push, line(t, "push", "1"))()
+	if c.Secret("x") == secret {
 		t.Error("the secret does not depend on the push users")
 	}
 }
 
 func TestSecretDependsOnThePushFileOnly(t *testing.T) {
 	t.Parallel()
-	push, pull := htpasswd(t, "push", "secret"), htpasswd(t, "pull", "secret")
-	secret := openUsers(t, push).secret("x")
+	push, pull := line(t, "push", "secret"), line(t, "pull", "secret")
+	secret := openUsers(t, push).Secret("x")
 	for name, tt := range map[string]struct {
-		of   *credentials
+		of   *Users
 		same bool
 	}{
 		"same push users":                  {openUsers(t, push), true},
 		"same push users, with pull users": {openUsers(t, push, pull...), true},
-		"other push users":                 {openUsers(t, htpasswd(t, "push", "secret")), false},
+		"other push users":                 {openUsers(t, line(t, "push", "secret")), false},
 		"push and pull users swapped":      {openUsers(t, pull, push...), false},
 	} {
-		if got := tt.of.secret("x") == secret; got != tt.same {
+		if got := tt.of.Secret("x") == secret; got != tt.same {
 			t.Errorf("%s: same secret %t", name, got)
 		}
 	}
-	if openUsers(t, push).secret("y") == secret {
+	if openUsers(t, push).Secret("y") == secret {
 		t.Error("another purpose has the same secret")
 	}
 }
@@ -306,23 +323,23 @@ func TestCachedPasswordsSurviveOtherUsers(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	pull := filepath.Join(dir, "pull")
-	c, err := openCredentials(slog.New(slog.DiscardHandler), writeFile(t, filepath.Join(dir, "push"),
-		htpasswd(t, "push", "secret")), pull, "")
+	c, err := Open(slog.New(slog.DiscardHandler), write(t, filepath.Join(dir, "push"),
+		line(t, "push", "secret")), pull, "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, pullers := range []string{"", "pull"} {
 		if pullers != "" {
-			writeFile(t, pull, htpasswd(t, pullers, "secret"))
+			write(t, pull, line(t, pullers, "secret"))
 			if changed, err := c.reload(); !changed || err != nil {
 				t.Fatalf("reload() = %t, %v", changed, err)
 			}
 		}
-		if got, err := c.login("push", "secret"); got != rolePush || err != nil {
+		if got, err := c.login("push", "secret"); got != RolePush || err != nil {
 			t.Errorf("verify() = %d, %v", got, err)
 		}
 	}
-	if matched, remembered := c.checks[checkMatched].Load(), c.checks[checkCached].Load(); matched != 1 ||
+	if matched, remembered := c.Checks[checkMatched].Load(), c.Checks[checkCached].Load(); matched != 1 ||
 		remembered != 1 {
 		t.Errorf("%d passwords verified by bcrypt and %d by the cache, want 1 and 1", matched, remembered)
 	}
@@ -331,28 +348,28 @@ func TestCachedPasswordsSurviveOtherUsers(t *testing.T) {
 func TestCachedPasswordsSurviveChangesOfTheFile(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "push")
-	mine := htpasswd(t, "mine", "secret")
-	c, err := openCredentials(slog.New(slog.DiscardHandler), writeFile(t, path, mine), "", "")
+	mine := line(t, "mine", "secret")
+	c, err := Open(slog.New(slog.DiscardHandler), write(t, path, mine), "", "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, others := range [][]byte{nil, htpasswd(t, "other", "1"), htpasswd(t, "other", "2")} {
-		writeFile(t, path, append(bytes.Clone(mine), others...))
+	for _, others := range [][]byte{nil, line(t, "other", "1"), line(t, "other", "2")} {
+		write(t, path, append(bytes.Clone(mine), others...))
 		if _, err := c.reload(); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := c.login("mine", "secret"); got != rolePush || err != nil {
+		if got, err := c.login("mine", "secret"); got != RolePush || err != nil {
 			t.Errorf("verify() = %d, %v", got, err)
 		}
 	}
-	if got := c.checks[checkMatched].Load(); got != 1 {
+	if got := c.Checks[checkMatched].Load(); got != 1 {
 		t.Errorf("the password of a user who did not change was checked %d times", got)
 	}
-	writeFile(t, path, htpasswd(t, "mine", "new"))
+	write(t, path, line(t, "mine", "new"))
 	if _, err := c.reload(); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := c.login("mine", "secret"); got != roleNone || err != nil {
+	if got, err := c.login("mine", "secret"); got != RoleNone || err != nil {
 		t.Errorf("the previous password is accepted: %d, %v", got, err)
 	}
 }
@@ -360,7 +377,7 @@ func TestCachedPasswordsSurviveChangesOfTheFile(t *testing.T) {
 func TestNamesAndRepositoriesOfPushUsers(t *testing.T) {
 	t.Parallel()
 	line := func(user, rest string) []byte {
-		return append(bytes.TrimSpace(htpasswd(t, user, "x")), []byte(rest+"\n")...)
+		return append(bytes.TrimSpace(line(t, user, "x")), []byte(rest+"\n")...)
 	}
 	c := openUsers(t, slices.Concat(line("main", ""), line("ops", ":admin"), line("robot", ":ci:team-a,shared/base")))
 	for user, want := range map[string]struct {
@@ -372,17 +389,17 @@ func TestNamesAndRepositoriesOfPushUsers(t *testing.T) {
 		"robot": {"ci", []string{"team-a", "team-a/app", "team-a/app/x", "shared/base"},
 			[]string{"", "team-ab", "team", "x/team-a", "shared", "shared/bases"}},
 	} {
-		u, err := c.verify(t.Context(), inside, user, "x")
-		if err != nil || u == nil || u.name != want.name {
+		u, err := c.Verify(t.Context(), inside, user, "x")
+		if err != nil || u == nil || u.Name != want.name {
 			t.Fatalf("%s: %+v, %v", user, u, err)
 		}
 		for _, repository := range want.writes {
-			if !u.mayWrite(repository) {
+			if !u.MayWrite(repository) {
 				t.Errorf("%s cannot write to %q", user, repository)
 			}
 		}
 		for _, repository := range want.no {
-			if u.mayWrite(repository) {
+			if u.MayWrite(repository) {
 				t.Errorf("%s can write to %q", user, repository)
 			}
 		}
@@ -392,10 +409,37 @@ func TestNamesAndRepositoriesOfPushUsers(t *testing.T) {
 func TestPullUsersHaveNoNames(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	push := writeFile(t, filepath.Join(dir, "push"), htpasswd(t, "push", "x"))
-	pull := writeFile(t, filepath.Join(dir, "pull"), append(bytes.TrimSpace(htpasswd(t, "pull", "x")), []byte(":ci")...))
-	c, err := openCredentials(slog.New(slog.DiscardHandler), push, pull, "")
-	if err != nil || c.hasPullUsers() {
+	push := write(t, filepath.Join(dir, "push"), line(t, "push", "x"))
+	pull := write(t, filepath.Join(dir, "pull"), append(bytes.TrimSpace(line(t, "pull", "x")), []byte(":ci")...))
+	c, err := Open(slog.New(slog.DiscardHandler), push, pull, "")
+	if err != nil || c.HasPullUsers() {
 		t.Errorf("accepted, %v", err)
+	}
+}
+
+// The SHA-256 of the push file is public, so secrets must not be derived from it.
+func TestSecretsDoNotDependOnTheReport(t *testing.T) {
+	t.Parallel()
+	data := line(t, "push", "secret")
+	c := openUsers(t, data)
+	reported := sha256.Sum256(data)
+	const purpose = "a purpose"
+	got := c.Secret(purpose)
+	for name, key := range map[string][]byte{"the sum": reported[:],
+		"the sum as text": []byte(hex.EncodeToString(reported[:])), "the file as a long key, which HMAC sums": data} {
+		mac := hmac.New(sha256.New, key)
+		mac.Write([]byte(purpose))
+		if got == hex.EncodeToString(mac.Sum(nil)) {
+			t.Errorf("the secret is derived from %s", name)
+		}
+	}
+	mac := hmac.New(sha256.New, reported[:])
+	mac.Write([]byte(seedPurpose))
+	if c.current.Load().push.seed == [sha256.Size]byte(mac.Sum(nil)) {
+		t.Error("the seed is derived from the reported digest")
+	}
+	c.current.Load().push.sum = [sha256.Size]byte{}
+	if c.Secret(purpose) != got {
+		t.Error("the secret depends on the reported digest")
 	}
 }

@@ -1,15 +1,10 @@
-package registry
+package users
 
 import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"fmt"
-	"net"
-	"net/http"
 	"net/netip"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,10 +16,10 @@ var attacker = netip.MustParseAddr("10.6.6.6")
 
 // flood spends what n different wrong passwords do, without comparing them, and returns how many were not
 // refused. The last one goes the whole way.
-func (c *credentials) flood(t *testing.T, from origin, name string, n int) (checked int) {
+func (c *Users) flood(t *testing.T, from Origin, name string, n int) (checked int) {
 	t.Helper()
 	table := c.current.Load()
-	u, known := table.find(name, from.exposed), name
+	u, known := table.find(name, from.Exposed), name
 	if u == nil {
 		u, known = table.dummyUser, ""
 	}
@@ -33,7 +28,7 @@ func (c *credentials) flood(t *testing.T, from origin, name string, n int) (chec
 			checked++
 		}
 	}
-	got, err := c.verify(t.Context(), from, name, rand.Text())
+	got, err := c.Verify(t.Context(), from, name, rand.Text())
 	var coded errcode.Error
 	switch {
 	case got != nil:
@@ -47,15 +42,15 @@ func (c *credentials) flood(t *testing.T, from origin, name string, n int) (chec
 }
 
 // at returns an origin with another address.
-func (o origin) at(source netip.Addr) origin {
-	o.source = source
+func (o Origin) at(source netip.Addr) Origin {
+	o.Source = source
 	return o
 }
 
 // stopClock makes the budgets use a clock that stands still, and returns a function that advances it.
-func (c *credentials) stopClock() (advance func(time.Duration)) {
+func (c *Users) stopClock() (advance func(time.Duration)) {
 	now := time.Now()
-	c.budgets.now = func() time.Time { return now }
+	c.Now = func() time.Time { return now }
 	return func(d time.Duration) { now = now.Add(d) }
 }
 
@@ -63,7 +58,7 @@ func (c *credentials) stopClock() (advance func(time.Duration)) {
 func TestBudgetsOfFailedLogins(t *testing.T) {
 	t.Parallel()
 	const rounds = 16
-	c := openUsers(t, append(htpasswd(t, "push", "secret"), htpasswd(t, "other", "secret")...))
+	c := openUsers(t, append(line(t, "push", "secret"), line(t, "other", "secret")...))
 	advance := c.stopClock()
 	foe := inside.at(attacker)
 
@@ -93,7 +88,7 @@ func TestBudgetsOfFailedLogins(t *testing.T) {
 	if got := c.flood(t, inside.at(netip.MustParseAddr("10.2.0.1")), "other", 10); got != 10 {
 		t.Errorf("another user's budget was used: %d of 10 checks", got)
 	}
-	elsewhere := origin{listener: "tls", source: attacker}
+	elsewhere := Origin{Listener: "tls", Source: attacker}
 	if got := c.flood(t, elsewhere, "push", 10) + c.flood(t, elsewhere, "nobody", 10); got != 20 {
 		t.Errorf("another listener's budget was used: %d of 20 checks", got)
 	}
@@ -109,18 +104,18 @@ func TestKnownUsersAreNotDelayed(t *testing.T) {
 		want   bool
 	}{
 		"unknown names from another address":              {attacker, []string{"nobody"}, false, true},
-		"unknown names from the same address":             {inside.source, []string{"nobody"}, false, true},
-		"another user's name from the same address":       {inside.source, []string{"other"}, false, true},
+		"unknown names from the same address":             {inside.Source, []string{"nobody"}, false, true},
+		"another user's name from the same address":       {inside.Source, []string{"other"}, false, true},
 		"the own name from another address":               {attacker, []string{"push"}, false, true},
 		"every name from another address":                 {attacker, []string{"push", "other", "nobody"}, false, true},
-		"the own name from the same address":              {inside.source, []string{"push"}, false, false},
-		"the own name from the same address, after login": {inside.source, []string{"push"}, true, true},
+		"the own name from the same address":              {inside.Source, []string{"push"}, false, false},
+		"the own name from the same address, after login": {inside.Source, []string{"push"}, true, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := openUsers(t, append(htpasswd(t, "push", "secret"), htpasswd(t, "other", "secret")...))
+			c := openUsers(t, append(line(t, "push", "secret"), line(t, "other", "secret")...))
 			c.stopClock()
 			if tt.cached {
-				if got, err := c.login("push", "secret"); got != rolePush || err != nil {
+				if got, err := c.login("push", "secret"); got != RolePush || err != nil {
 					t.Fatal(got, err)
 				}
 			}
@@ -128,11 +123,11 @@ func TestKnownUsersAreNotDelayed(t *testing.T) {
 				c.flood(t, inside.at(tt.source), name, 1000)
 			}
 			// Others take turns after failures; another check is in progress.
-			lane := c.budgets.get(budgetKey{listener: inside.listener, user: "push"}, knownLimit).lane
+			lane := c.budgets.get(budgetKey{listener: inside.Listener, user: "push"}, knownLimit).lane
 			lane <- struct{}{}
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
-			got, err := c.verify(ctx, inside, "push", "secret")
+			got, err := c.Verify(ctx, inside, "push", "secret")
 			<-lane
 			if accepted := got != nil && err == nil; accepted != tt.want {
 				t.Errorf("verify() = %v, %v, want accepted: %t", got, err, tt.want)
@@ -148,11 +143,11 @@ func TestKnownUsersAreNotDelayed(t *testing.T) {
 
 func TestSuccessfulLoginsCostNothing(t *testing.T) {
 	t.Parallel()
-	c := openUsers(t, htpasswd(t, "push", "secret"))
+	c := openUsers(t, line(t, "push", "secret"))
 	c.stopClock()
 	for range 300 { // a source may fail 256 times
 		c.current.Load().push.users["push"].cached.Store(nil)
-		if got, err := c.login("push", "secret"); got != rolePush || err != nil {
+		if got, err := c.login("push", "secret"); got != RolePush || err != nil {
 			t.Fatalf("verify() = %d, %v", got, err)
 		}
 	}
@@ -160,23 +155,23 @@ func TestSuccessfulLoginsCostNothing(t *testing.T) {
 
 func TestAnOldPasswordCostsOnce(t *testing.T) {
 	t.Parallel()
-	c := openUsers(t, htpasswd(t, "push", "secret"))
+	c := openUsers(t, line(t, "push", "secret"))
 	c.stopClock()
 	for range 1000 {
-		if got, err := c.login("push", "old"); got != roleNone || err != nil {
+		if got, err := c.login("push", "old"); got != RoleNone || err != nil {
 			t.Fatalf("verify() = %d, %v", got, err)
 		}
 	}
-	if got, err := c.login("push", "secret"); got != rolePush || err != nil {
+	if got, err := c.login("push", "secret"); got != RolePush || err != nil {
 		t.Errorf("verify() = %d, %v", got, err)
 	}
 }
 
 func TestBudgetsNeedBoundedMemory(t *testing.T) {
 	t.Parallel()
-	c := openUsers(t, htpasswd(t, "push", "secret"))
+	c := openUsers(t, line(t, "push", "secret"))
 	advance := c.stopClock()
-	source := func(i int) origin {
+	source := func(i int) Origin {
 		return inside.at(netip.AddrFrom16([16]byte{0x20, 1, 0, 0, byte(i >> 16), byte(i >> 8), byte(i), 0, 15: byte(i)}))
 	}
 	u, key := c.current.Load().push.users["push"], budgetKey{listener: "plain", user: "push"}
@@ -206,90 +201,5 @@ func TestNetworks(t *testing.T) {
 	}
 	if network(netip.Addr{}).IsValid() {
 		t.Error("no address has a network")
-	}
-}
-
-// TestFloodOfWrongPasswords logs in while one address sends wrong passwords of known and unknown users.
-// Their passwords have the cost of a person's, some 50 ms: the flood may cause few checks.
-func TestFloodOfWrongPasswords(t *testing.T) {
-	t.Parallel()
-	const (
-		requests   = 200
-		newcomers  = 3   // users who log in for the first time
-		perSecond  = 200 // of the flood: with a check for each, they would need 10 cores
-		attackAddr = "127.0.0.2"
-	)
-	users := append(htpasswd(t, pushUser, pushPassword), expensiveUser(t, "reader", "secret")...)
-	for n := range newcomers {
-		users = append(users, expensiveUser(t, fmt.Sprintf("new%d", n), "secret")...)
-	}
-	i := open(t, newTestCA(t), t.TempDir(), func(o *Options) {
-		o.Htpasswd = writeFile(t, o.Htpasswd, users)
-	})
-	i.server.credentials.stopClock() // a slow machine would regain more than it can check
-	i.run()
-	reader := i.plain().as("reader", "secret")
-	reader.must(http.StatusOK, "GET", "/v2/", nil)
-	var refused, busy atomic.Int32
-	stop := i.flood(attackAddr, perSecond, "reader", &refused, &busy)
-	for n := range newcomers {
-		i.plain().as(fmt.Sprintf("new%d", n), "secret").must(http.StatusOK, "GET", "/v2/", nil)
-	}
-	for range requests {
-		reader.must(http.StatusOK, "GET", "/v2/", nil)
-	}
-	eventually(t, "the flood is limited", func() bool { return busy.Load() > 100 })
-	stop()
-	t.Logf("flood: %d wrong passwords checked, %d refused unchecked", refused.Load(), busy.Load())
-	const rounds = 1 << 10 // of a check
-	allowed := int32((knownSourceLimit.burst + unknownSourceLimit.burst) / rounds)
-	if refused.Load() == 0 || refused.Load() > allowed {
-		t.Errorf("%d wrong passwords were checked, want 1-%d", refused.Load(), allowed)
-	}
-}
-
-// flood sends wrong passwords from an address to the plain listener until stop is called: one half with a
-// known name, one half with unknown names.
-func (i *instance) flood(address string, perSecond int, known string, refused, busy *atomic.Int32) (stop func()) {
-	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
-	transport := &http.Transport{DialContext: dialer.DialContext}
-	c := client{Client: &http.Client{Transport: transport}, t: i.t, base: "http://" + i.addresses["plain"]}
-	ctx, cancel := context.WithCancel(i.t.Context())
-	tick := time.NewTicker(time.Second / time.Duration(perSecond))
-	var senders sync.WaitGroup
-	for sender := range 4 {
-		senders.Go(func() {
-			for {
-				select {
-				case <-ctx.Done():
-					return
-				case <-tick.C:
-				}
-				name := known
-				if sender%2 == 0 {
-					name = rand.Text()
-				}
-				a, err := c.as(name, rand.Text()).send("GET", "/v2/", nil)
-				switch {
-				case err != nil:
-					if ctx.Err() == nil {
-						i.t.Error(err)
-					}
-					return
-				case a.StatusCode == http.StatusUnauthorized:
-					refused.Add(1)
-				case a.StatusCode == http.StatusTooManyRequests:
-					busy.Add(1)
-				default:
-					i.t.Errorf("flood: status %d", a.StatusCode)
-				}
-			}
-		})
-	}
-	return func() {
-		cancel()
-		tick.Stop()
-		senders.Wait()
-		transport.CloseIdleConnections()
 	}
 }

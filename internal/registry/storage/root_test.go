@@ -1,4 +1,4 @@
-package registry
+package storage
 
 import (
 	"bytes"
@@ -34,7 +34,6 @@ func asNobody(t *testing.T, f func() error) error {
 
 func TestPrepareRoot(t *testing.T) {
 	t.Parallel()
-	filesystemOnly(t)
 	discard := slog.New(slog.DiscardHandler)
 	mentions := func(t *testing.T, err error, words ...string) {
 		t.Helper()
@@ -49,7 +48,7 @@ func TestPrepareRoot(t *testing.T) {
 	}
 	t.Run("a directory is created and left empty", func(t *testing.T) {
 		root := filepath.Join(t.TempDir(), "a", "b")
-		if err := prepareRoot(discard, root, false); err != nil {
+		if err := PrepareRoot(discard, root, false); err != nil {
 			t.Fatal(err)
 		}
 		if entries, err := os.ReadDir(root); err != nil || len(entries) != 0 {
@@ -62,9 +61,9 @@ func TestPrepareRoot(t *testing.T) {
 		if err := errors.Join(os.Chmod(root, 0o555), os.Chmod(filepath.Dir(root), 0o755)); err != nil {
 			t.Fatal(err)
 		}
-		err := asNobody(t, func() error { return prepareRoot(discard, root, false) })
+		err := asNobody(t, func() error { return PrepareRoot(discard, root, false) })
 		mentions(t, err, root, "uid ", "gid ", "cannot write to it", "permission denied", "fsGroup")
-		if err := asNobody(t, func() error { return prepareRoot(discard, root, true) }); err != nil {
+		if err := asNobody(t, func() error { return PrepareRoot(discard, root, true) }); err != nil {
 			t.Errorf("a read-only registry rejects it too: %v", err)
 		}
 	})
@@ -79,9 +78,11 @@ func TestPrepareRoot(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		writeFile(t, filepath.Join(root, "last"), nil)
+		if err := os.WriteFile(filepath.Join(root, "last"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
 		var out bytes.Buffer
-		if err := prepareRoot(slog.New(slog.NewTextHandler(&out, nil)), root, false); err != nil {
+		if err := PrepareRoot(slog.New(slog.NewTextHandler(&out, nil)), root, false); err != nil {
 			t.Errorf("a full volume stops the registry: %v", err)
 		}
 		if !strings.Contains(out.String(), "volume is full") || !strings.Contains(out.String(), root) {
@@ -90,6 +91,6 @@ func TestPrepareRoot(t *testing.T) {
 		if err := unix.Mount("", root, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
 			t.Fatal(err)
 		}
-		mentions(t, prepareRoot(discard, root, false), root, "read-only file system", "storage.maintenance.readonly")
+		mentions(t, PrepareRoot(discard, root, false), root, "read-only file system", "storage.maintenance.readonly")
 	})
 }

@@ -1,4 +1,7 @@
-package registry
+// Package users verifies user names and passwords against htpasswd files, and limits what failed logins cost.
+//
+// It does not decide what a user may do at a listener, and creates no credentials.
+package users
 
 import (
 	"bytes"
@@ -42,7 +45,18 @@ const (
 	maxPassword = 72
 )
 
-// credentials verifies user names and passwords against htpasswd files, which it reloads when they
+// Role is what a credential permits, in ascending order.
+type Role int
+
+const (
+	RoleNone Role = iota // no valid credential
+	RolePull
+	// roleExternal may only pull, from outside the cluster.
+	roleExternal
+	RolePush
+)
+
+// Users verifies user names and passwords against htpasswd files, which it reloads when they
 // change. All methods are safe for concurrent use.
 //
 // The file of users who may push is required. The file of users who may only pull, and the file of users
@@ -53,9 +67,12 @@ const (
 // thousand requests, each user caches the last password that matched, as an HMAC under a random key of
 // this process: a cached password needs neither bcrypt nor a budget. Failed logins have budgets, so that
 // a flood of wrong passwords costs little CPU time and delays nobody else.
-type credentials struct {
+type Users struct {
+	// Interval is how often the files are read. It and Now, the clock of the budgets, may be changed before Run.
+	Interval time.Duration
+	Now      func() time.Time
+
 	push, pull, exposed string // paths; all but the first may be empty
-	interval            time.Duration
 	log                 *slog.Logger
 	key                 [sha256.Size]byte
 	budgets             *budgets
@@ -64,15 +81,17 @@ type credentials struct {
 	mu      sync.Mutex
 	running map[runningKey]*check
 
-	reloadErrors atomic.Uint64
+	// ReloadErrors counts failed loads of a file.
+	ReloadErrors atomic.Uint64
 	lastFailure  string // the last one logged; used only by the goroutine that reloads
 
-	checks [4]atomic.Uint64 // by checkResult
+	// Checks counts checks of a password by their CheckResult.
+	Checks [4]atomic.Uint64
 }
 
 // runningKey identifies a check. Equal passwords are checked once at a time.
 type runningKey struct {
-	user *user
+	user *User
 	mac  passwordMAC
 }
 
@@ -83,16 +102,17 @@ type check struct {
 	shared  atomic.Bool // a request has counted the match
 }
 
-type checkResult int
+// CheckResult is the result of a check. Its text is the label of a metric.
+type CheckResult int
 
 const (
-	checkCached checkResult = iota
+	checkCached CheckResult = iota
 	checkMatched
 	checkRefused
 	checkBusy
 )
 
-func (r checkResult) String() string {
+func (r CheckResult) String() string {
 	return [...]string{"cached", "matched", "refused", "busy"}[r]
 }
 
@@ -104,53 +124,55 @@ type userTable struct {
 	exposed *userFile
 	// dummyUser stands for every unknown user of the listeners inside the cluster, and exposedDummy for those
 	// of the exposed listener, so that an unknown name takes as long as a wrong password.
-	dummyUser, exposedDummy *user
+	dummyUser, exposedDummy *User
 }
 
 // userFile is one generation of one file. It is immutable apart from its users' caches, whose entries
 // thus end with it.
 type userFile struct {
-	users map[string]*user
+	users map[string]*User
 	cost  int // the highest of its hashes
 	sum   [sha256.Size]byte
 	// seed is what secrets are derived from. It is not sum, because sum is public: it is in the report.
 	seed [sha256.Size]byte
 }
 
-type user struct {
-	role role
+// User is a user of one generation of a file.
+type User struct {
+	Role Role
 	hash []byte
 	cost int
-	// name is the credential's, for the audit trail; the user name if the file has none.
-	name string
-	// repositories are those that a push user may write: each of them, and all below it. Empty means all.
-	repositories []string
+	// Name is the credential's, for the audit trail; the user name if the file has none.
+	Name string
+	// Repositories are those that a push user may write: each of them, and all below it. Empty means all.
+	Repositories []string
 	cached       atomic.Pointer[passwordMAC] // the one that last matched
 }
 
 // rounds is the work of a check.
-func (u *user) rounds() float64 { return float64(int(1) << u.cost) }
+func (u *User) rounds() float64 { return float64(int(1) << u.cost) }
 
-// mayWrite reports whether a push user may write to a repository. The empty name stands for everything
+// MayWrite reports whether a push user may write to a repository. The empty name stands for everything
 // outside of repositories.
-func (u *user) mayWrite(repository string) bool {
-	return len(u.repositories) == 0 || slices.ContainsFunc(u.repositories, func(allowed string) bool {
+func (u *User) MayWrite(repository string) bool {
+	return len(u.Repositories) == 0 || slices.ContainsFunc(u.Repositories, func(allowed string) bool {
 		return repository == allowed || strings.HasPrefix(repository, allowed+"/")
 	})
 }
 
-// openCredentials reads the files for the first time. The push file must be valid; errors in the others
+// Open reads the files for the first time. The push file must be valid; errors in the others
 // are only logged. An empty pull or exposed means no such file.
-func openCredentials(log *slog.Logger, push, pull, exposed string) (*credentials, error) {
-	c := &credentials{
+func Open(log *slog.Logger, push, pull, exposed string) (*Users, error) {
+	c := &Users{
 		push:     push,
 		pull:     pull,
 		exposed:  exposed,
-		interval: credentialInterval,
+		Interval: credentialInterval,
+		Now:      time.Now,
 		log:      log,
-		budgets:  newBudgets(),
 		running:  map[runningKey]*check{},
 	}
+	c.budgets = &budgets{now: func() time.Time { return c.Now() }, all: map[budgetKey]*budget{}}
 	_, _ = rand.Read(c.key[:]) // never fails
 	_, err := c.reload()
 	if c.current.Load() == nil {
@@ -160,9 +182,9 @@ func openCredentials(log *slog.Logger, push, pull, exposed string) (*credentials
 	return c, nil
 }
 
-// run follows the files until ctx ends. It calls loaded at once, and after every reload.
-func (c *credentials) run(ctx context.Context, loaded func()) {
-	ticker := time.NewTicker(c.interval)
+// Run follows the files until ctx ends. It calls loaded at once, and after every reload.
+func (c *Users) Run(ctx context.Context, loaded func()) {
+	ticker := time.NewTicker(c.Interval)
 	defer ticker.Stop()
 	for {
 		loaded()
@@ -176,7 +198,7 @@ func (c *credentials) run(ctx context.Context, loaded func()) {
 }
 
 // logReload logs the result of a reload. It logs a persistent failure once, not every second.
-func (c *credentials) logReload(changed bool, err error) {
+func (c *Users) logReload(changed bool, err error) {
 	previous := c.lastFailure
 	c.lastFailure = ""
 	if err != nil {
@@ -192,24 +214,24 @@ func (c *credentials) logReload(changed bool, err error) {
 
 // reload reads the files and activates the valid ones. It may return both changed and an error, for
 // different files.
-func (c *credentials) reload() (changed bool, err error) {
+func (c *Users) reload() (changed bool, err error) {
 	old := c.current.Load()
 	if old == nil {
 		old = &userTable{}
 	}
 	next := &userTable{}
 	var pushErr, pullErr, exposedErr error
-	if next.push, pushErr = loadUsers(c.push, rolePush, old.push); pushErr != nil {
+	if next.push, pushErr = loadUsers(c.push, RolePush, old.push); pushErr != nil {
 		next.push = old.push
 	}
 	if c.pull != "" {
-		next.pull, pullErr = next.loadPullUsers(c.pull, rolePull, old.pull)
+		next.pull, pullErr = next.loadPullUsers(c.pull, RolePull, old.pull)
 	}
 	if c.exposed != "" {
 		next.exposed, exposedErr = next.loadPullUsers(c.exposed, roleExternal, old.exposed)
 	}
 	if err = errors.Join(pushErr, pullErr, exposedErr); err != nil {
-		c.reloadErrors.Add(1)
+		c.ReloadErrors.Add(1)
 	}
 	if next.push == nil || next.push == old.push && next.pull == old.pull && next.exposed == old.exposed {
 		return false, err
@@ -226,7 +248,7 @@ func (c *credentials) reload() (changed bool, err error) {
 }
 
 // withCost returns a dummy user whose hash has the cost; u if that is the case.
-func (u *user) withCost(cost int) (*user, error) {
+func (u *User) withCost(cost int) (*User, error) {
 	if u != nil && u.cost == cost {
 		return u, nil
 	}
@@ -234,12 +256,12 @@ func (u *user) withCost(cost int) (*user, error) {
 	if err != nil {
 		return nil, fmt.Errorf("hashing the dummy user's password: %w", err)
 	}
-	return &user{hash: hash, cost: cost}, nil
+	return &User{hash: hash, cost: cost}, nil
 }
 
 // loadUsers reads a file. If it has not changed, it returns old. Users whose hash has not changed keep
 // their caches.
-func loadUsers(path string, has role, old *userFile) (*userFile, error) {
+func loadUsers(path string, has Role, old *userFile) (*userFile, error) {
 	data, err := os.ReadFile(path)
 	// The kubelet may have replaced the directory during the lookup, and on a busy machine once more.
 	for range 4 {
@@ -285,8 +307,8 @@ func seedOf(data []byte) [sha256.Size]byte {
 // continue with :NAME, the credential's name, and :REPOSITORY,…, the only repositories that it may write.
 // All of it is in one file, so that no user is ever in force without its restrictions. Errors contain the
 // line number and never the line.
-func parseUsers(data []byte, has role) (*userFile, error) {
-	file := &userFile{users: map[string]*user{}}
+func parseUsers(data []byte, has Role) (*userFile, error) {
+	file := &userFile{users: map[string]*User{}}
 	for i, line := range strings.Split(string(data), "\n") {
 		line = strings.TrimSpace(line)
 		if line == "" || strings.HasPrefix(line, "#") {
@@ -309,13 +331,13 @@ func parseUsers(data []byte, has role) (*userFile, error) {
 }
 
 // parseUser parses a line. Its errors continue "line 1".
-func parseUser(line string, has role) (string, *user, error) {
+func parseUser(line string, has Role) (string, *User, error) {
 	name, rest, ok := strings.Cut(line, ":")
 	if !ok || name == "" {
 		return "", nil, errors.New(" is not USER:HASH")
 	}
 	fields := []string{rest}
-	if has == rolePush {
+	if has == RolePush {
 		fields = strings.Split(rest, ":")
 	}
 	hash := []byte(fields[0])
@@ -328,16 +350,16 @@ func parseUser(line string, has role) (string, *user, error) {
 	case len(fields) > 3:
 		return "", nil, errors.New(" is not USER:HASH:NAME:REPOSITORY,…")
 	}
-	u := &user{role: has, hash: hash, cost: cost, name: name}
+	u := &User{Role: has, hash: hash, cost: cost, Name: name}
 	if len(fields) > 1 {
-		if u.name = fields[1]; !credentialName.MatchString(u.name) {
-			return "", nil, fmt.Errorf(": invalid name %q of a credential", u.name)
+		if u.Name = fields[1]; !credentialName.MatchString(u.Name) {
+			return "", nil, fmt.Errorf(": invalid name %q of a credential", u.Name)
 		}
 	}
 	if len(fields) > 2 {
-		u.repositories = strings.Split(fields[2], ",")
+		u.Repositories = strings.Split(fields[2], ",")
 	}
-	for _, repository := range u.repositories {
+	for _, repository := range u.Repositories {
 		if _, err := reference.WithName(repository); err != nil {
 			return "", nil, fmt.Errorf(": invalid repository %q", repository)
 		}
@@ -349,7 +371,7 @@ func parseUser(line string, has role) (string, *user, error) {
 var credentialName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
 // loadPullUsers reads an optional file of users who may only pull. If the file is invalid, it returns old.
-func (t *userTable) loadPullUsers(path string, has role, old *userFile) (*userFile, error) {
+func (t *userTable) loadPullUsers(path string, has Role, old *userFile) (*userFile, error) {
 	file, err := loadUsers(path, has, old)
 	if err == nil {
 		err = t.collision(path, file)
@@ -407,7 +429,7 @@ func (t *userTable) cost(exposed bool) (cost int) {
 
 // find returns a user that a listener accepts, or nil. If a name is in two files, which can happen only when
 // the first one changes, the first one takes precedence.
-func (t *userTable) find(name string, exposed bool) *user {
+func (t *userTable) find(name string, exposed bool) *User {
 	for _, file := range t.accepted(exposed) {
 		if u := file.users[name]; u != nil {
 			return u
@@ -423,29 +445,29 @@ func (t *userTable) size() (n int) {
 	return n
 }
 
-// hasPullUsers reports whether the pull file is loaded.
-func (c *credentials) hasPullUsers() bool { return c.current.Load().pull != nil }
+// HasPullUsers reports whether the pull file is loaded.
+func (c *Users) HasPullUsers() bool { return c.current.Load().pull != nil }
 
-// verify returns the user, or nil if the user is unknown at the listener or the password is wrong. The only
+// Verify returns the user, or nil if the user is unknown at the listener or the password is wrong. The only
 // errors are TOOMANYREQUESTS, if a budget is used up, and ctx.Err().
-func (c *credentials) verify(ctx context.Context, from origin, name, password string) (*user, error) {
+func (c *Users) Verify(ctx context.Context, from Origin, name, password string) (*User, error) {
 	table := c.current.Load()
 	mac := c.passwordMAC(name, password)
-	u := table.find(name, from.exposed)
+	u := table.find(name, from.Exposed)
 	if u == nil {
 		name, u = "", table.dummyUser
-		if from.exposed {
+		if from.Exposed {
 			u = table.exposedDummy
 		}
 	}
 	if u.hasCached(mac) {
-		c.checks[checkCached].Add(1)
+		c.Checks[checkCached].Add(1)
 		return u, nil
 	}
 
 	running, err := c.compare(from, name, password, u, mac)
 	if err != nil {
-		c.checks[checkBusy].Add(1)
+		c.Checks[checkBusy].Add(1)
 		return nil, err
 	}
 	select {
@@ -455,19 +477,19 @@ func (c *credentials) verify(ctx context.Context, from origin, name, password st
 	}
 	switch {
 	case !running.matched:
-		c.checks[checkRefused].Add(1)
+		c.Checks[checkRefused].Add(1)
 		return nil, nil
 	case running.shared.Swap(true):
-		c.checks[checkCached].Add(1)
+		c.Checks[checkCached].Add(1)
 	default:
-		c.checks[checkMatched].Add(1)
+		c.Checks[checkMatched].Add(1)
 	}
 	return u, nil
 }
 
 // compare begins to compare a password with a user's hash, unless another request has begun. The name is
 // empty if u is a dummy. The first requests of a push arrive together: one of them checks for all.
-func (c *credentials) compare(from origin, name, password string, u *user, mac passwordMAC) (*check, error) {
+func (c *Users) compare(from Origin, name, password string, u *User, mac passwordMAC) (*check, error) {
 	key := runningKey{u, mac}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -513,29 +535,29 @@ func (c *credentials) compare(from origin, name, password string, u *user, mac p
 	return running, nil
 }
 
-func (u *user) hasCached(mac passwordMAC) bool {
+func (u *User) hasCached(mac passwordMAC) bool {
 	cached := u.cached.Load()
 	return cached != nil && hmac.Equal(cached[:], mac[:])
 }
 
-func (c *credentials) passwordMAC(name, password string) passwordMAC {
+func (c *Users) passwordMAC(name, password string) passwordMAC {
 	mac := hmac.New(sha256.New, c.key[:])
 	_ = binary.Write(mac, binary.BigEndian, int64(len(name)))
 	mac.Write([]byte(name + password))
 	return passwordMAC(mac.Sum(nil))
 }
 
-// secret derives a secret for the given purpose from the current push file, not from the pull files, which
+// Secret derives a secret for the given purpose from the current push file, not from the pull files, which
 // may disappear. The file contains hashes with random salts, which cannot be guessed.
-func (c *credentials) secret(purpose string) string {
+func (c *Users) Secret(purpose string) string {
 	seed := c.current.Load().push.seed
 	mac := hmac.New(sha256.New, seed[:])
 	mac.Write([]byte(purpose))
 	return hex.EncodeToString(mac.Sum(nil))
 }
 
-// report returns the digests of the files in force.
-func (c *credentials) report() *reloadstatus.Credentials {
+// Report returns the digests of the files in force.
+func (c *Users) Report() *reloadstatus.Credentials {
 	table := c.current.Load()
 	report := &reloadstatus.Credentials{Push: hex.EncodeToString(table.push.sum[:])}
 	if table.pull != nil {
@@ -544,8 +566,8 @@ func (c *credentials) report() *reloadstatus.Credentials {
 	return report
 }
 
-// known reports whether name is a user of a listener. Only known names may be logged, because people type
+// Known reports whether name is a user of a listener. Only known names may be logged, because people type
 // passwords into the wrong field.
-func (c *credentials) known(from origin, name string) bool {
-	return c.current.Load().find(name, from.exposed) != nil
+func (c *Users) Known(from Origin, name string) bool {
+	return c.current.Load().find(name, from.Exposed) != nil
 }
