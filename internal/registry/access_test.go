@@ -17,6 +17,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/users"
 )
 
@@ -421,12 +422,12 @@ func TestAuthorize(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			repository, upload := strings.CutSuffix(tt.repository, uploads)
-			to := target{repository: repository, upload: upload}
+			to := request.Target{Repository: repository, Upload: upload}
 			switch tt.repository {
 			case base:
-				to = target{base: true}
+				to = request.Target{Base: true}
 			case token:
-				to = target{token: true}
+				to = request.Target{Token: true}
 			}
 			sent := login{sent: tt.credential != absent, anonymous: tt.credential == anonymous}
 			sent.verify = func() (*users.User, error) {
@@ -450,7 +451,7 @@ func TestAuthorize(t *testing.T) {
 	}
 	t.Run("an error of the check is passed on", func(t *testing.T) {
 		failure := errors.New("busy")
-		if err := plain.authorize("GET", target{repository: "a"}, nil,
+		if err := plain.authorize("GET", request.Target{Repository: "a"}, nil,
 			login{verify: func() (*users.User, error) { return nil, failure }}); !errors.Is(err, failure) {
 			t.Errorf("authorize() = %v", err)
 		}

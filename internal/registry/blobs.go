@@ -23,7 +23,7 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
-	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -63,7 +63,7 @@ func useUnbufferedBlobs(config *configuration.Configuration, source *contentStor
 type contentStore struct {
 	driver storagedriver.StorageDriver // distribution's
 	use    blobsInUse
-	leases *leaseClient // nil of NewHandler, which collects no garbage
+	leases *leaseClient // nil in tests, which collect no garbage
 	tags   tagLocks
 	log    *slog.Logger
 	space  *storageSpace // nil in tests of clients
@@ -102,8 +102,7 @@ func (n blobNamespace) Repository(ctx context.Context, name reference.Named) (di
 // Repositories lists repositories after last, in order, and returns [io.EOF] with the last ones. It leaves
 // out the project's own for clients of the loopback listener and those with the client role.
 func (n blobNamespace) Repositories(ctx context.Context, repositories []string, last string) (int, error) {
-	from, ok := ctx.Value(callerKey{}).(*caller)
-	if !ok || from.listener != listenerLoopback && !slices.Equal(from.roles, []string{pki.OrganizationClient}) {
+	if by := request.CallerOf(ctx); by == nil || !by.HidesOwn {
 		return n.Namespace.Repositories(ctx, repositories, last)
 	}
 	for {
@@ -354,7 +353,8 @@ func (w *blobWriter) Commit(ctx context.Context, provisional v1.Descriptor) (v1.
 	// Only now is the SHA-256 digest known. A collection may have removed the blob.
 	w.source.use.record(blob.Digest)
 	if found, err := w.source.exists(ctx, storage.BlobPath(blob.Digest)); err != nil || !found {
-		return v1.Descriptor{}, cmp.Or(err, unavailable("the blob was garbage-collected during the upload: push it again"))
+		return v1.Descriptor{}, cmp.Or(err,
+			request.Unavailable("the blob was garbage-collected during the upload: push it again"))
 	}
 	if err := w.source.link(ctx, storage.DigestLinkPath(provisional.Digest), blob.Digest); err != nil {
 		return v1.Descriptor{}, err

@@ -22,6 +22,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -33,13 +34,14 @@ func (s *Server) withCatalog(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		caller, _ := r.Context().Value(callerKey{}).(*caller)
+		caller := request.CallerOf(r.Context())
 		switch {
 		case r.Method != http.MethodGet:
 			w.Header().Set("Allow", http.MethodGet)
-			writeError(w, errcode.ErrorCodeUnsupported.WithMessage("the catalog requires GET"))
-		case caller == nil || !slices.Contains(caller.roles, pki.OrganizationPush):
-			writeError(w, denied("the catalog needs a client certificate with the role %q", pki.OrganizationPush))
+			request.WriteError(w, errcode.ErrorCodeUnsupported.WithMessage("the catalog requires GET"))
+		case caller == nil || !slices.Contains(caller.Roles, pki.OrganizationPush):
+			request.WriteError(w,
+				request.Denied("the catalog needs a client certificate with the role %q", pki.OrganizationPush))
 		default:
 			s.serveCatalog(w, r, reading)
 		}
@@ -48,7 +50,7 @@ func (s *Server) withCatalog(next http.Handler) http.Handler {
 
 // serveCatalog waits until reading is free, which has one place.
 func (s *Server) serveCatalog(w http.ResponseWriter, r *http.Request, reading chan struct{}) {
-	stream(r.Context(), s, w, nil, func(ctx context.Context, send func(any)) {
+	request.Stream(r.Context(), &s.draining, w, nil, func(ctx context.Context, send func(any)) {
 		select {
 		case reading <- struct{}{}:
 			defer func() { <-reading }()

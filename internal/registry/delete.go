@@ -9,6 +9,7 @@ import (
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -28,33 +29,32 @@ type deletionKey struct{}
 func withConditionalDeletes(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header := r.Header.Get("If-Unmodified-Since")
-		if r.Method != http.MethodDelete || header == "" || digest.Digest(targetOf(r).manifest).Validate() != nil {
+		if r.Method != http.MethodDelete || header == "" || digest.Digest(request.TargetOf(r).Manifest).Validate() != nil {
 			next.ServeHTTP(w, r)
 			return
 		}
 		since, err := http.ParseTime(header)
 		if err != nil {
 			invalid := errcode.ErrorCodeUnsupported.WithMessage(fmt.Sprintf("If-Unmodified-Since: %v", err))
-			writeError(withStatus{w, http.StatusBadRequest}, invalid)
+			request.WriteErrorAs(w, http.StatusBadRequest, invalid)
 			return
 		}
 		d := &deletion{since: since}
-		response := &bufferedResponse{ResponseWriter: w}
+		response := request.Buffer(w)
 		next.ServeHTTP(response, r.WithContext(context.WithValue(r.Context(), deletionKey{}, d)))
 		if d.changed != nil {
-			clearHeader(w.Header())
-			writeError(withStatus{w, http.StatusPreconditionFailed}, d.changed)
+			request.ClearHeader(w.Header())
+			request.WriteErrorAs(w, http.StatusPreconditionFailed, d.changed)
 			return
 		}
-		w.WriteHeader(response.code())
-		_, _ = w.Write(response.body) // the client may have disconnected
+		response.Send(w)
 	})
 }
 
 // checkUnmodified returns an error if the request is conditional and its condition fails. The caller holds
 // m.source.linking, so that no push comes in between.
 func (m manifestStore) checkUnmodified(ctx context.Context, d digest.Digest) error {
-	request, ok := ctx.Value(deletionKey{}).(*deletion)
+	condition, ok := ctx.Value(deletionKey{}).(*deletion)
 	if !ok {
 		return nil
 	}
@@ -63,16 +63,16 @@ func (m manifestStore) checkUnmodified(ctx context.Context, d digest.Digest) err
 	if err != nil {
 		return err
 	}
-	if !link.ModTime().Truncate(time.Second).Before(request.since) {
-		request.changed = denied("%s@%s was pushed again at %s", name, d, link.ModTime().UTC().Format(time.RFC3339))
-		return request.changed
+	if !link.ModTime().Truncate(time.Second).Before(condition.since) {
+		condition.changed = request.Denied("%s@%s was pushed again at %s", name, d, link.ModTime().UTC().Format(time.RFC3339))
+		return condition.changed
 	}
 	indexes, err := m.source.indexesOf(ctx, name, d, 1)
 	if err != nil {
 		return err
 	}
 	if len(indexes) > 0 {
-		request.changed = denied("index %s@%s refers to %s", name, indexes[0], d)
+		condition.changed = request.Denied("index %s@%s refers to %s", name, indexes[0], d)
 	}
-	return request.changed
+	return condition.changed
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/users"
 )
 
@@ -65,13 +66,13 @@ func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	r.Body = requestBody{e}
 	inFlight := f.metrics.inFlight.WithLabelValues(f.name)
 	inFlight.Inc()
-	caller := &caller{listener: f.name, remote: r.RemoteAddr}
+	peer := &peer{Caller: request.Caller{Listener: f.name, Remote: r.RemoteAddr}}
 	code := http.StatusInternalServerError // unless the handler returns
 	defer func() {
 		inFlight.Dec()
 		took := time.Since(started)
 		f.metrics.observe(f.name, r.Method, code, e.received, e.sent, took)
-		f.logRequest(r, code, e, caller, took)
+		f.logRequest(r, code, e, peer, took)
 		e.finish()
 	}()
 
@@ -81,93 +82,86 @@ func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if f.draining.Load() {
 		w.Header().Set("Connection", "close")
 	}
-	to := targetOf(r)
-	switch admitted, err := f.admit(w, r, to, caller); {
+	to := request.Parse(r)
+	switch admitted, err := f.admit(w, r, to, peer); {
 	case err != nil:
 		f.refuse(e, r, to, err)
-	case to.token:
-		f.serveToken(e, r, caller)
+	case to.Token:
+		f.serveToken(e, r, peer)
 	default:
 		r.Header.Del("Authorization")
 		r.Header.Del("Cookie")
 		change := f.pending(r, to)
-		f.next.ServeHTTP(e, admitted.WithContext(context.WithValue(r.Context(), callerKey{}, caller)))
-		f.audit(r.Context(), change, e, caller)
+		f.next.ServeHTTP(e, request.With(admitted, to, &peer.Caller))
+		f.audit(r.Context(), change, e, peer)
 		if change != nil && f.signatures != nil {
-			f.signatures.changed(to.repository) // before the client sees the response
+			f.signatures.changed(to.Repository) // before the client sees the response
 		}
 	}
 	code = e.code()
 }
 
-// caller describes the client of a request, for the log and the audit trail.
-type caller struct {
-	listener, remote string
-	roles            []string
-	certificate      string      // the subject of a client certificate
-	user             string      // if known, also with a wrong password
-	credential       string      // the name of the one that was accepted
-	account          *users.User // the user of that one
-	anonymous        bool        // without a credential, or with an empty one
-	pushes           bool        // may push; known of HEAD requests for manifests
+// peer is the client of a request, with what only the front end needs.
+type peer struct {
+	request.Caller
+	account   *users.User // of the accepted credential
+	anonymous bool        // without a credential, or with an empty one
 }
 
-// callerKey is the context key of a request's caller.
-type callerKey struct{}
-
 // admit returns the request to serve, if it is allowed.
-func (f *front) admit(w http.ResponseWriter, r *http.Request, to target, caller *caller) (*http.Request, error) {
+func (f *front) admit(w http.ResponseWriter, r *http.Request, to request.Target, peer *peer) (*http.Request, error) {
 	if f.policy.mutualTLS {
 		if err := f.clients.Verify(w, r); err != nil {
-			return nil, denied("%v", err)
+			return nil, request.Denied("%v", err)
 		}
 		certificate := r.TLS.PeerCertificates[0]
-		caller.roles, caller.certificate = pki.Roles(certificate), certificate.Subject.String()
+		peer.Roles, peer.Certificate = pki.Roles(certificate), certificate.Subject.String()
 	}
-	login := f.login(r, caller)
-	caller.anonymous = !login.sent || login.anonymous
-	if err := f.policy.authorize(r.Method, to, caller.roles, login); err != nil {
+	peer.HidesOwn = f.policy.loopback || slices.Equal(peer.Roles, []string{pki.OrganizationClient})
+	login := f.login(r, peer)
+	peer.anonymous = !login.sent || login.anonymous
+	if err := f.policy.authorize(r.Method, to, peer.Roles, login); err != nil {
 		return nil, err
 	}
-	caller.pushes = f.pushes(r, to, caller, login)
-	if f.signatures == nil || !f.verifiesSignatures(r, to, caller, login) {
+	peer.Pushes = f.pushes(r, to, peer, login)
+	if f.signatures == nil || !f.verifiesSignatures(r, to, peer, login) {
 		return r, nil
 	}
 	return f.signatures.require(r, to)
 }
 
 // pushes reports whether a client that asks whether a manifest exists may push one.
-func (f *front) pushes(r *http.Request, to target, caller *caller, login login) bool {
-	if to.manifest == "" || r.Method != http.MethodHead {
+func (f *front) pushes(r *http.Request, to request.Target, peer *peer, login login) bool {
+	if to.Manifest == "" || r.Method != http.MethodHead {
 		return false
 	}
 	if f.policy.mutualTLS {
-		return slices.Contains(caller.roles, pki.OrganizationPush) || slices.Contains(caller.roles, pki.OrganizationClient)
+		return slices.Contains(peer.Roles, pki.OrganizationPush) || slices.Contains(peer.Roles, pki.OrganizationClient)
 	}
-	if caller.account == nil { // everyone may read
+	if peer.account == nil { // everyone may read
 		_, _ = login.verify() // a wrong credential counts as no credential
 	}
-	return caller.account != nil && caller.account.Role == users.RolePush
+	return peer.account != nil && peer.account.Role == users.RolePush
 }
 
 // verifies reports whether a client reads signed images only: nodes and clients without a credential do. Those that may
 // push read everything, because they sign images; so do users outside the cluster.
-func (f *front) verifiesSignatures(r *http.Request, to target, caller *caller, login login) bool {
-	if to.manifest == "" || r.Method != http.MethodGet && r.Method != http.MethodHead {
+func (f *front) verifiesSignatures(r *http.Request, to request.Target, peer *peer, login login) bool {
+	if to.Manifest == "" || r.Method != http.MethodGet && r.Method != http.MethodHead {
 		return false
 	}
 	if f.policy.mutualTLS {
-		return !slices.Contains(caller.roles, pki.OrganizationPush) && !slices.Contains(caller.roles, pki.OrganizationClient)
+		return !slices.Contains(peer.Roles, pki.OrganizationPush) && !slices.Contains(peer.Roles, pki.OrganizationClient)
 	}
-	if caller.account == nil { // everyone may read
+	if peer.account == nil { // everyone may read
 		_, _ = login.verify() // a wrong credential counts as no credential
 	}
-	return caller.account == nil || caller.account.Role == users.RolePull
+	return peer.account == nil || peer.account.Role == users.RolePull
 }
 
 // login parses the Authorization header: a credential, or a token that stands for one. An empty credential,
 // which containers/image sends if it has none, is anonymous.
-func (f *front) login(r *http.Request, caller *caller) login {
+func (f *front) login(r *http.Request, peer *peer) login {
 	header := r.Header.Get("Authorization")
 	name, password, ok := r.BasicAuth()
 	anonymous := ok && name == "" && password == ""
@@ -184,32 +178,32 @@ func (f *front) login(r *http.Request, caller *caller) login {
 			from.Source = address.Addr()
 		}
 		if f.credentials.Known(from, name) {
-			caller.user = name
+			peer.User = name
 		}
 		user, err := f.credentials.Verify(r.Context(), from, name, password)
 		if user != nil {
-			caller.credential, caller.account = user.Name, user
+			peer.Credential, peer.account = user.Name, user
 		}
 		return user, err
 	}}
 }
 
 // refuse responds with err. If that is 401, it adds a challenge.
-func (f *front) refuse(w http.ResponseWriter, r *http.Request, to target, err error) {
+func (f *front) refuse(w http.ResponseWriter, r *http.Request, to request.Target, err error) {
 	if coded, ok := errors.AsType[errcode.Error](err); ok && coded.Code == errcode.ErrorCodeUnauthorized {
 		w.Header().Set("WWW-Authenticate", f.challenge(r, to))
 	}
-	writeError(w, err)
+	request.WriteError(w, err)
 }
 
-func (f *front) logRequest(r *http.Request, code int, e *exchange, caller *caller, took time.Duration) {
+func (f *front) logRequest(r *http.Request, code int, e *exchange, peer *peer, took time.Duration) {
 	level := slog.LevelDebug
 	switch {
 	case code == http.StatusServiceUnavailable, code == http.StatusInsufficientStorage: // temporary, and expected
 		level = slog.LevelWarn
 	case code >= http.StatusInternalServerError:
 		level = slog.LevelError
-	case code == http.StatusUnauthorized && caller.anonymous:
+	case code == http.StatusUnauthorized && peer.anonymous:
 		// Clients first ask without a credential.
 	case code == http.StatusUnauthorized, code == http.StatusForbidden, code == http.StatusTooManyRequests:
 		level = slog.LevelWarn
@@ -225,14 +219,14 @@ func (f *front) logRequest(r *http.Request, code int, e *exchange, caller *calle
 		slog.String("duration", took.String()),
 		slog.String("remote", r.RemoteAddr), slog.String("agent", r.UserAgent()),
 	}
-	if len(caller.roles) > 0 {
-		attrs = append(attrs, slog.Any("roles", caller.roles))
+	if len(peer.Roles) > 0 {
+		attrs = append(attrs, slog.Any("roles", peer.Roles))
 	}
-	if len(caller.roles) == 0 && caller.certificate != "" { // nothing else identifies it
-		attrs = append(attrs, slog.String("subject", caller.certificate))
+	if len(peer.Roles) == 0 && peer.Certificate != "" { // nothing else identifies it
+		attrs = append(attrs, slog.String("subject", peer.Certificate))
 	}
-	if caller.user != "" {
-		attrs = append(attrs, slog.String("user", caller.user))
+	if peer.User != "" {
+		attrs = append(attrs, slog.String("user", peer.User))
 	}
 	f.log.LogAttrs(r.Context(), level, "request", attrs...)
 }

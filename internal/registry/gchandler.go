@@ -10,6 +10,8 @@ import (
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
+	"github.com/zarf-dev/zarf-registry/internal/registry/audit"
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 )
 
 // withGarbageCollection serves garbage-collection requests, one at a time. Clients that may write may
@@ -22,10 +24,10 @@ func (s *Server) withGarbageCollection(next http.Handler) http.Handler {
 		}
 		if r.Method != http.MethodPost {
 			w.Header().Set("Allow", http.MethodPost)
-			writeError(w, errcode.ErrorCodeUnsupported.WithMessage("garbage collection requires POST"))
+			request.WriteError(w, errcode.ErrorCodeUnsupported.WithMessage("garbage collection requires POST"))
 			return
 		}
-		request, err := gc.ParseQuery(r.URL.Query())
+		query, err := gc.ParseQuery(r.URL.Query())
 		if err == nil && s.options.Config.Storage["cache"] != nil {
 			err = errors.New("storage.cache is configured and would report blobs that were removed: " +
 				"remove it from the configuration")
@@ -39,20 +41,20 @@ func (s *Server) withGarbageCollection(next http.Handler) http.Handler {
 			return
 		}
 		defer s.collecting.Unlock()
-		caller, _ := r.Context().Value(callerKey{}).(*caller)
-		s.collect(r.Context(), request, caller, w)
+		caller := request.CallerOf(r.Context())
+		s.collect(r.Context(), query, caller, w)
 	})
 }
 
 // collect collects garbage for a caller and streams the events. It aborts when the client disconnects.
-func (s *Server) collect(ctx context.Context, request gc.Request, caller *caller, w http.ResponseWriter) {
+func (s *Server) collect(ctx context.Context, query gc.Request, caller *request.Caller, w http.ResponseWriter) {
 	var phase atomic.Pointer[gc.Event]
 	phase.Store(&gc.Event{Phase: gc.Marking})
-	stream(ctx, s, w, func() any { return phase.Load() }, func(ctx context.Context, send func(any)) {
+	request.Stream(ctx, &s.draining, w, func() any { return phase.Load() }, func(ctx context.Context, send func(any)) {
 		started := time.Now()
 		report := func(e gc.Event) {
-			if e.Removed != nil && !request.DryRun {
-				logPrune(ctx, s.log, *e.Removed, caller.audit())
+			if e.Removed != nil && !query.DryRun {
+				audit.Prune(ctx, s.log, *e.Removed, caller.Audit()...)
 				s.space.removed(e.Removed.Bytes)
 			}
 			if e.Phase != "" {
@@ -60,8 +62,8 @@ func (s *Server) collect(ctx context.Context, request gc.Request, caller *caller
 			}
 			send(e)
 		}
-		result, err := collect(ctx, s.leases, &s.source.use, request, report)
-		log := s.log.With("dryRun", request.DryRun, "deleteUntagged", request.DeleteUntagged,
+		result, err := collect(ctx, s.leases, &s.source.use, query, report)
+		log := s.log.With("dryRun", query.DryRun, "deleteUntagged", query.DeleteUntagged,
 			"manifests", result.Manifests, "blobs", result.Blobs, "bytes", result.Bytes, "kept", result.Kept,
 			"duration", time.Since(started).String())
 		last := gc.Event{Result: &result}

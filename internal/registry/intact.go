@@ -18,6 +18,7 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -330,8 +331,7 @@ type completeKey struct{}
 func withCompleteness(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodHead {
-			caller, ok := r.Context().Value(callerKey{}).(*caller)
-			if !ok || caller.pushes {
+			if caller := request.CallerOf(r.Context()); caller == nil || caller.Pushes {
 				r = r.WithContext(context.WithValue(r.Context(), completeKey{}, true))
 			}
 		}

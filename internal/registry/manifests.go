@@ -3,7 +3,6 @@ package registry
 import (
 	"context"
 	"errors"
-	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -26,30 +26,29 @@ func withManifestLock(source *contentStore, next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		to := targetOf(r)
-		if to.manifest == "" {
+		to := request.TargetOf(r)
+		if to.Manifest == "" {
 			next.ServeHTTP(w, r)
 			return
 		}
 		pushed, _ := r.Context().Value(pushKey{}).(push)
-		a := &admission{source: source, repository: to.repository, needs: slices.Concat(pushed.digests, pushed.needs)}
+		a := &admission{source: source, repository: to.Repository, needs: slices.Concat(pushed.digests, pushed.needs)}
 		var err error
 		if a.reading, err = source.leases.admit(r.Context(), a.needs); err != nil {
-			writeError(w, err)
+			request.WriteError(w, err)
 			return
 		}
-		response := &bufferedResponse{ResponseWriter: w}
+		response := request.Buffer(w)
 		next.ServeHTTP(response, r.WithContext(context.WithValue(r.Context(), admissionKey{}, a)))
-		if a.refused == nil && response.status < http.StatusMultipleChoices {
+		if a.refused == nil && response.Status < http.StatusMultipleChoices {
 			_ = a.confirm(r.Context(), source.leases.times.validity)
 		}
 		if a.refused != nil {
-			clearHeader(w.Header())
-			writeError(w, a.refused)
+			request.ClearHeader(w.Header())
+			request.WriteError(w, a.refused)
 			return
 		}
-		w.WriteHeader(response.code())
-		_, _ = w.Write(response.body) // the client may have disconnected
+		response.Send(w)
 	})
 }
 
@@ -75,14 +74,14 @@ func (c *leaseClient) wait(ctx context.Context, blocks func(*leaseReading) bool)
 	for {
 		r, err := c.read(ctx, c.times.pollInterval)
 		if err != nil {
-			return nil, unavailable("%v", err)
+			return nil, request.Unavailable("%v", err)
 		}
 		if !c.held(r) || !blocks(r) {
 			return r, nil
 		}
 		if time.Now().After(deadline) {
-			return nil, unavailable("garbage is being collected by another process, and may include content of this image: " +
-				"retry later")
+			return nil, request.Unavailable("garbage is being collected by another process, and may include content of this " +
+				"image: retry later")
 		}
 		if err := poll.Sleep(ctx, c.times.pollInterval); err != nil {
 			return nil, err
@@ -110,7 +109,7 @@ func (a *admission) confirm(ctx context.Context, age time.Duration) error {
 	leases := a.source.leases
 	r, err := leases.read(ctx, age)
 	if err != nil {
-		a.refused = unavailable("%v", err)
+		a.refused = request.Unavailable("%v", err)
 		return a.refused
 	}
 	swept := removedBetween(a.reading.record, r.record)
@@ -118,7 +117,7 @@ func (a *admission) confirm(ctx context.Context, age time.Duration) error {
 		swept = removedNothing
 	}
 	if swept != removedNothing {
-		a.refused = unavailable(
+		a.refused = request.Unavailable(
 			"garbage was collected during this push and blobs of this image may be missing: push it again")
 		return a.refused
 	}
@@ -195,36 +194,4 @@ func (t confirmingTags) Tag(ctx context.Context, tag string, manifest v1.Descrip
 		}
 	}
 	return t.TagService.Tag(ctx, tag, manifest)
-}
-
-// readCloser combines a reader and a closer.
-type readCloser struct {
-	io.Reader
-	io.Closer
-}
-
-// bufferedResponse holds back a response. Responses to manifest uploads are small.
-type bufferedResponse struct {
-	http.ResponseWriter
-	status int
-	body   []byte
-}
-
-func (r *bufferedResponse) WriteHeader(status int) {
-	if r.status == 0 {
-		r.status = status
-	}
-}
-
-func (r *bufferedResponse) Write(p []byte) (int, error) {
-	r.WriteHeader(http.StatusOK)
-	r.body = append(r.body, p...)
-	return len(p), nil
-}
-
-func (r *bufferedResponse) code() int {
-	if r.status == 0 {
-		return http.StatusOK
-	}
-	return r.status
 }

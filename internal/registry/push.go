@@ -18,6 +18,7 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -47,27 +48,27 @@ func withPushes(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		to := targetOf(r)
-		if to.manifest == "" {
+		to := request.TargetOf(r)
+		if to.Manifest == "" {
 			next.ServeHTTP(w, r)
 			return
 		}
 		content, err := io.ReadAll(io.LimitReader(r.Body, oci.MaxManifestSize+1))
 		if err != nil { // the client has disconnected, or sends nothing
-			writeError(w, errCanceled)
+			request.WriteError(w, request.ErrCanceled)
 			return
 		}
-		p, stored, err := newPush(to.manifest, r.URL.Query(), content)
+		p, stored, err := newPush(to.Manifest, r.URL.Query(), content)
 		if err != nil {
-			writeError(w, err)
+			request.WriteError(w, err)
 			return
 		}
-		response := &pushResponse{ResponseWriter: w, push: p, manifests: "/v2/" + to.repository + "/manifests/"}
+		response := &pushResponse{ResponseWriter: w, push: p, manifests: "/v2/" + to.Repository + "/manifests/"}
 		if body, ok := r.Body.(*arrivingBody); ok { // the space is limited
-			links, err := backLinks(to.repository, v1.Descriptor{MediaType: r.Header.Get("Content-Type"),
+			links, err := backLinks(to.Repository, v1.Descriptor{MediaType: r.Header.Get("Content-Type"),
 				Digest: cmp.Or(p.named, p.digests[0])}, content)
 			if err != nil {
-				writeError(w, errcode.ErrorCodeManifestInvalid.WithDetail(err.Error()))
+				request.WriteError(w, errcode.ErrorCodeManifestInvalid.WithDetail(err.Error()))
 				return
 			}
 			written, occupied := int64(0), int64(0)
@@ -76,14 +77,14 @@ func withPushes(next http.Handler) http.Handler {
 				occupied += max(int64(len(link.content)), blockSize)
 			}
 			if err := body.reserve(occupied); err != nil {
-				writeError(w, err)
+				request.WriteError(w, err)
 				return
 			}
 			response.created = func() { body.space.arrived(written, 0) }
 		}
 		r = r.WithContext(context.WithValue(r.Context(), pushKey{}, p))
 		r.Body = readCloser{bytes.NewReader(content), r.Body}
-		r.URL = &url.URL{Path: strings.TrimSuffix(r.URL.Path, to.manifest) + stored}
+		r.URL = &url.URL{Path: strings.TrimSuffix(r.URL.Path, to.Manifest) + stored}
 		next.ServeHTTP(response, r)
 	})
 }
@@ -276,4 +277,13 @@ func (m manifestStore) untag(ctx context.Context, d digest.Digest) error {
 		}
 	}
 	return err
+}
+
+// errTooLarge means that a manifest is larger than oci.MaxManifestSize.
+var errTooLarge = errcode.ErrorCodeSizeInvalid.WithMessage("a manifest may have at most 4 MiB")
+
+// readCloser combines a reader and a closer.
+type readCloser struct {
+	io.Reader
+	io.Closer
 }

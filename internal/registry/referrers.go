@@ -6,61 +6,45 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
-	"regexp"
 	"strconv"
-	"strings"
 
 	"github.com/distribution/distribution/v3/registry/api/errcode"
-	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 )
 
 // maxReferrers is the default and the maximum of descriptors in a response. A response also has at most
 // oci.MaxManifestSize bytes, unless it has only one descriptor, because clients read it as a manifest.
 const maxReferrers = 1000
 
-var referrersRoute = regexp.MustCompile(`^/v2/(` + reference.NameRegexp.String() + `)/referrers/([^/]+)$`)
-
-// referrersPath returns the parts of the path of a referrers list.
-func referrersPath(path string) (repository, subject string, ok bool) {
-	if !strings.Contains(path, "/referrers/") { // every request comes here
-		return "", "", false
-	}
-	m := referrersRoute.FindStringSubmatch(path)
-	if m == nil {
-		return "", "", false
-	}
-	return m[1], m[len(m)-1], true
-}
-
 // withReferrers serves lists of referrers (OCI distribution spec, "Listing Referrers"). A list may have several
 // pages: the parameters are n, the number of descriptors, and last, the digest after which a page begins.
 func withReferrers(source *contentStore, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		repository, subject, ok := referrersPath(r.URL.Path)
-		if !ok {
+		repository, subject := request.TargetOf(r).Repository, request.TargetOf(r).Subject
+		if subject == "" {
 			next.ServeHTTP(w, r)
 			return
 		}
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
 			w.Header().Set("Allow", "GET, HEAD")
-			writeError(w, errcode.ErrorCodeUnsupported.WithMessage("referrers can only be listed"))
+			request.WriteError(w, errcode.ErrorCodeUnsupported.WithMessage("referrers can only be listed"))
 			return
 		}
 		d, err := digest.Parse(subject)
 		if err != nil {
-			writeError(w, errcode.ErrorCodeDigestInvalid.WithDetail(subject))
+			request.WriteError(w, errcode.ErrorCodeDigestInvalid.WithDetail(subject))
 			return
 		}
 		query := r.URL.Query()
 		limit := maxReferrers
 		if n := query.Get("n"); n != "" {
 			if limit, err = strconv.Atoi(n); err != nil || limit < 1 {
-				writeError(w, errcode.ErrorCodePaginationNumberInvalid.WithDetail(n))
+				request.WriteError(w, errcode.ErrorCodePaginationNumberInvalid.WithDetail(n))
 				return
 			}
 			limit = min(limit, maxReferrers)
@@ -69,7 +53,7 @@ func withReferrers(source *contentStore, next http.Handler) http.Handler {
 		page, more, err := source.referrers(r.Context(), repository, d, artifactType, digest.Digest(query.Get("last")), limit)
 		if err != nil {
 			source.log.Error("listing referrers failed", "repository", repository, "subject", subject, "error", err)
-			writeError(w, errcode.ErrorCodeUnknown.WithMessage("listing referrers failed: see the registry's log"))
+			request.WriteError(w, errcode.ErrorCodeUnknown.WithMessage("listing referrers failed: see the registry's log"))
 			return
 		}
 		header := w.Header()
@@ -87,7 +71,7 @@ func withReferrers(source *contentStore, next http.Handler) http.Handler {
 			Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageIndex, Manifests: page,
 		})
 		if err != nil {
-			writeError(w, err)
+			request.WriteError(w, err)
 			return
 		}
 		header.Set("Content-Type", v1.MediaTypeImageIndex)

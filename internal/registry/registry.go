@@ -200,17 +200,6 @@ func (s *Server) uploadSecret() (string, error) {
 	return string(secret), nil
 }
 
-// NewHandler returns the registry without its front end: every client may read and write everything.
-// It is for tests and benchmarks of clients. Config comes from LoadConfig; the handler takes ownership
-// of it and cannot be stopped.
-func NewHandler(config *configuration.Configuration, log *slog.Logger) (http.Handler, error) {
-	app, source, err := newApp(config, log)
-	if err != nil {
-		return nil, err
-	}
-	return withPushes(extended(app, source)), nil
-}
-
 // extended returns distribution's handler with what the OCI distribution specification has beyond it, apart from
 // pushes of manifests.
 func extended(app *handlers.App, source *contentStore) http.Handler {

@@ -25,6 +25,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/scrub"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -71,10 +72,10 @@ func (s *Server) withScrub(next http.Handler) http.Handler {
 		}
 		if r.Method != http.MethodPost {
 			w.Header().Set("Allow", http.MethodPost)
-			writeError(w, errcode.ErrorCodeUnsupported.WithMessage("reading all content requires POST"))
+			request.WriteError(w, errcode.ErrorCodeUnsupported.WithMessage("reading all content requires POST"))
 			return
 		}
-		request, err := scrub.ParseQuery(r.URL.Query())
+		query, err := scrub.ParseQuery(r.URL.Query())
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
@@ -86,9 +87,9 @@ func (s *Server) withScrub(next http.Handler) http.Handler {
 		defer s.scrubber.running.Unlock()
 		var progress atomic.Pointer[scrub.Progress]
 		progress.Store(&scrub.Progress{})
-		stream(r.Context(), s, w, func() any { return scrub.Event{Progress: progress.Load()} },
+		request.Stream(r.Context(), &s.draining, w, func() any { return scrub.Event{Progress: progress.Load()} },
 			func(ctx context.Context, send func(any)) {
-				result, err := s.scrubber.run(ctx, request, progress.Store, func(p scrub.Problem) {
+				result, err := s.scrubber.run(ctx, query, progress.Store, func(p scrub.Problem) {
 					s.log.Warn("stored content is "+p.Kind, "digest", p.Digest.String(), "images", fmt.Sprint(p.Images))
 					send(scrub.Event{Problem: &p})
 				})

@@ -21,6 +21,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/signature"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
@@ -226,7 +227,7 @@ func (v *signatureVerifier) changed(repository string) { v.current.Load().result
 
 // require returns the request to serve, or the error to respond with. A tag is resolved once: what was verified
 // is what is served.
-func (v *signatureVerifier) require(r *http.Request, to target) (*http.Request, error) {
+func (v *signatureVerifier) require(r *http.Request, to request.Target) (*http.Request, error) {
 	ctx := r.Context()
 	select {
 	case <-v.decided:
@@ -239,13 +240,13 @@ func (v *signatureVerifier) require(r *http.Request, to target) (*http.Request, 
 	d, err := v.source.resolve(ctx, to)
 	found := verdict{outcome: outcomeFailed}
 	if err == nil {
-		found, err = v.check(ctx, to.repository, d)
+		found, err = v.check(ctx, to.Repository, d)
 	}
 	enforcing := v.enforcing.Load()
 	switch {
 	case errors.Is(err, errUnknownManifest):
 		if enforcing { // it may exist by the time that the request is served
-			return nil, errcode.ErrorCodeManifestUnknown.WithDetail(referenceTo(to.repository, to.manifest))
+			return nil, errcode.ErrorCodeManifestUnknown.WithDetail(request.Reference(to.Repository, to.Manifest))
 		}
 		return r, nil
 	case errors.As(err, new(errcode.Error)): // distribution would refuse it, too
@@ -256,14 +257,14 @@ func (v *signatureVerifier) require(r *http.Request, to target) (*http.Request, 
 	v.counts[found.outcome].Add(1)
 	switch {
 	case err != nil:
-		v.failures.Error("verifying an image failed", "image", referenceTo(to.repository, to.manifest), "error", err)
+		v.failures.Error("verifying an image failed", "image", request.Reference(to.Repository, to.Manifest), "error", err)
 		if enforcing {
-			return nil, unavailable("the signature of image %s could not be verified: see the registry's log",
-				referenceTo(to.repository, to.manifest))
+			return nil, request.Unavailable("the signature of image %s could not be verified: see the registry's log",
+				request.Reference(to.Repository, to.Manifest))
 		}
 		return r, nil
 	case found.outcome == outcomeUnsigned:
-		v.logUnsigned(to.repository, to.manifest, d, found)
+		v.logUnsigned(to.Repository, to.Manifest, d, found)
 		if enforcing {
 			return nil, v.denial(to, d, found)
 		}
@@ -272,22 +273,22 @@ func (v *signatureVerifier) require(r *http.Request, to target) (*http.Request, 
 		return r, nil
 	}
 	pinned, path := r.WithContext(ctx), *r.URL
-	path.Path, path.RawPath = "/v2/"+to.repository+"/manifests/"+d.String(), ""
+	path.Path, path.RawPath = "/v2/"+to.Repository+"/manifests/"+d.String(), ""
 	pinned.URL = &path
 	return pinned, nil
 }
 
 // denial names the image, the keys, and what to do. Kubelets show it in events.
-func (v *signatureVerifier) denial(to target, d digest.Digest, found verdict) error {
+func (v *signatureVerifier) denial(to request.Target, d digest.Digest, found verdict) error {
 	text := &strings.Builder{}
-	fmt.Fprintf(text, "image %s", referenceTo(to.repository, to.manifest))
-	if to.manifest != d.String() {
+	fmt.Fprintf(text, "image %s", request.Reference(to.Repository, to.Manifest))
+	if to.Manifest != d.String() {
 		fmt.Fprintf(text, " (%s)", d)
 	}
 	keys := v.current.Load().keys
 	if len(keys) == 0 {
 		text.WriteString(" cannot be verified, because the registry has no valid public key (registry.signatures)")
-		return denied("%s", text)
+		return request.Denied("%s", text)
 	}
 	const shown = 4
 	var names []string
@@ -301,8 +302,8 @@ func (v *signatureVerifier) denial(to target, d digest.Digest, found verdict) er
 	if found.others > 0 {
 		fmt.Fprintf(text, ", but has %d other signatures", found.others)
 	}
-	fmt.Fprintf(text, ": run cosign sign --key KEY REGISTRY/%s@%s", to.repository, d)
-	return denied("%s", text)
+	fmt.Fprintf(text, ": run cosign sign --key KEY REGISTRY/%s@%s", to.Repository, d)
+	return request.Denied("%s", text)
 }
 
 // logUnsigned logs an image once per logAgain.
@@ -319,21 +320,21 @@ func (v *signatureVerifier) logUnsigned(repository, name string, d digest.Digest
 	}
 	v.mu.Unlock()
 	if again {
-		v.log.Warn("image is not signed", "image", referenceTo(repository, name), "digest", d.String(),
+		v.log.Warn("image is not signed", "image", request.Reference(repository, name), "digest", d.String(),
 			"otherSignatures", found.others, "denied", v.enforcing.Load())
 	}
 }
 
 // resolve returns the digest of a manifest, by which it can be served. The error is an [errcode.Error] if the reference
 // is neither a tag nor a digest: routes accept some that are not.
-func (s *contentStore) resolve(ctx context.Context, to target) (digest.Digest, error) {
-	if d, err := digest.Parse(to.manifest); err == nil {
+func (s *contentStore) resolve(ctx context.Context, to request.Target) (digest.Digest, error) {
+	if d, err := digest.Parse(to.Manifest); err == nil {
 		return d, nil
 	}
-	if strings.Contains(to.manifest, ":") {
-		return "", errcode.ErrorCodeDigestInvalid.WithMessage("invalid digest").WithDetail(to.manifest)
+	if strings.Contains(to.Manifest, ":") {
+		return "", errcode.ErrorCodeDigestInvalid.WithMessage("invalid digest").WithDetail(to.Manifest)
 	}
-	d, err := s.readLink(ctx, storage.TagPath(to.repository, to.manifest))
+	d, err := s.readLink(ctx, storage.TagPath(to.Repository, to.Manifest))
 	if errors.Is(err, distribution.ErrBlobUnknown) {
 		return "", errUnknownManifest
 	}
@@ -414,7 +415,7 @@ func (r repositoryContent) Read(ctx context.Context, d digest.Digest, limit int6
 }
 
 func (r repositoryContent) Tagged(ctx context.Context, tag string) (digest.Digest, error) {
-	d, err := r.source.resolve(ctx, target{repository: r.name, manifest: tag})
+	d, err := r.source.resolve(ctx, request.Target{Repository: r.name, Manifest: tag})
 	if errors.Is(err, errUnknownManifest) {
 		return "", nil
 	}

@@ -24,6 +24,7 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -422,7 +423,7 @@ func TestATagIsResolvedOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return front.signatures.require(r, target{repository: "a", manifest: name})
+		return front.signatures.require(r, request.Target{Repository: "a", Manifest: name})
 	}
 	served, err := request("v1")
 	if err != nil {
@@ -699,7 +700,7 @@ func BenchmarkVerified(b *testing.B) {
 		var took []time.Duration
 		for b.Loop() {
 			began := time.Now()
-			if _, err := i.server.signatures.require(r, target{repository: "a", manifest: "v1"}); err != nil {
+			if _, err := i.server.signatures.require(r, request.Target{Repository: "a", Manifest: "v1"}); err != nil {
 				b.Fatal(err)
 			}
 			took = append(took, time.Since(began))

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -89,10 +90,10 @@ func stopEnforcing(ctx context.Context, source *contentStore) error {
 // audit verifies all tagged images, logs those that are not signed, and begins to enforce signatures.
 func (v *signatureVerifier) audit(ctx context.Context) error {
 	began := v.now()
-	var tags []target
+	var tags []request.Target
 	err := storage.WalkFiles(ctx, v.source.driver, storage.RepositoriesPath, func(info storagedriver.FileInfo) error {
 		if m := storage.CurrentLink.FindStringSubmatch(info.Path()); m != nil {
-			tags = append(tags, target{repository: m[1], manifest: path.Base(path.Dir(path.Dir(info.Path())))})
+			tags = append(tags, request.Target{Repository: m[1], Manifest: path.Base(path.Dir(path.Dir(info.Path())))})
 		}
 		return nil
 	})
@@ -101,14 +102,14 @@ func (v *signatureVerifier) audit(ctx context.Context) error {
 	}
 	var mu sync.Mutex
 	unsigned := 0
-	check := func(ctx context.Context, tag target) error {
+	check := func(ctx context.Context, tag request.Target) error {
 		d, err := v.source.resolve(ctx, tag)
 		if errors.Is(err, errUnknownManifest) {
 			return nil // just deleted
 		}
 		var found verdict
 		if err == nil {
-			found, err = v.check(ctx, tag.repository, d)
+			found, err = v.check(ctx, tag.Repository, d)
 		}
 		switch {
 		case ctx.Err() != nil:
@@ -122,9 +123,9 @@ func (v *signatureVerifier) audit(ctx context.Context) error {
 		switch {
 		case unsigned > maxAuditLogs:
 		case err != nil: // a damaged manifest must not prevent that others are denied
-			v.log.Error("verifying an image failed", "image", referenceTo(tag.repository, tag.manifest), "error", err)
+			v.log.Error("verifying an image failed", "image", request.Reference(tag.Repository, tag.Manifest), "error", err)
 		default:
-			v.logUnsigned(tag.repository, tag.manifest, d, found)
+			v.logUnsigned(tag.Repository, tag.Manifest, d, found)
 		}
 		return nil
 	}

@@ -4,6 +4,8 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 )
 
 // withSinglePosts serves uploads in a single POST (OCI distribution spec, "Single POST"), for which distribution
@@ -12,22 +14,18 @@ func withSinglePosts(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		query := r.URL.Query()
 		d := query.Get("digest")
-		if r.Method != http.MethodPost || d == "" || query.Has("mount") || !targetOf(r).upload {
+		if r.Method != http.MethodPost || d == "" || query.Has("mount") || !request.TargetOf(r).Upload {
 			next.ServeHTTP(w, r)
 			return
 		}
 		begin := r.Clone(r.Context())
 		begin.URL.RawQuery = ""
 		begin.Body, begin.ContentLength = http.NoBody, 0
-		begun := &bufferedResponse{ResponseWriter: withHeader{w, http.Header{}}}
+		begun := request.Detach(w)
 		next.ServeHTTP(begun, begin)
 		location, err := url.Parse(begun.Header().Get("Location"))
-		if begun.status != http.StatusAccepted || err != nil {
-			for name, values := range begun.Header() {
-				w.Header()[name] = values
-			}
-			w.WriteHeader(begun.code())
-			_, _ = w.Write(begun.body) // the client may have disconnected
+		if begun.Status != http.StatusAccepted || err != nil {
+			begun.Send(w)
 			return
 		}
 		finish := r.Clone(r.Context())
@@ -36,11 +34,3 @@ func withSinglePosts(next http.Handler) http.Handler {
 		next.ServeHTTP(w, finish)
 	})
 }
-
-// withHeader has another header than the response that it belongs to.
-type withHeader struct {
-	http.ResponseWriter
-	header http.Header
-}
-
-func (w withHeader) Header() http.Header { return w.header }

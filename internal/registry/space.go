@@ -22,6 +22,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -304,25 +305,25 @@ func (s *storageSpace) arrived(bytes, expected int64) {
 // limit refuses pushes to next that do not fit, and responds 507 to those that the file system refuses.
 func (s *storageSpace) limit(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		to := targetOf(r)
+		to := request.TargetOf(r)
 		switch r.Method {
 		case http.MethodPost, http.MethodPatch, http.MethodPut:
 		default:
-			to = target{}
+			to = request.Target{}
 		}
-		if !to.upload && to.manifest == "" {
+		if !to.Upload && to.Manifest == "" {
 			next.ServeHTTP(w, r)
 			return
 		}
-		if err := s.admit(catalog.Own(to.repository), r.ContentLength); err != nil {
-			if to.upload && r.Method != http.MethodPost {
+		if err := s.admit(catalog.Own(to.Repository), r.ContentLength); err != nil {
+			if to.Upload && r.Method != http.MethodPost {
 				cancelUpload(next, w, r)
 			}
-			writeError(w, err)
+			request.WriteError(w, err)
 			return
 		}
-		body := &arrivingBody{ReadCloser: r.Body, space: s, own: catalog.Own(to.repository),
-			expected: max(r.ContentLength, 0), stream: to.upload && r.ContentLength < 0}
+		body := &arrivingBody{ReadCloser: r.Body, space: s, own: catalog.Own(to.Repository),
+			expected: max(r.ContentLength, 0), stream: to.Upload && r.ContentLength < 0}
 		defer body.finish()
 		failed := new(atomic.Pointer[error])
 		r = r.WithContext(context.WithValue(r.Context(), noSpaceKey{}, failed))
@@ -336,7 +337,7 @@ func (s *storageSpace) limit(next http.Handler) http.Handler {
 func cancelUpload(next http.Handler, w http.ResponseWriter, r *http.Request) {
 	r = r.Clone(r.Context())
 	r.Method, r.Body, r.ContentLength = http.MethodDelete, http.NoBody, 0
-	next.ServeHTTP(&bufferedResponse{ResponseWriter: withHeader{w, http.Header{}}}, r)
+	next.ServeHTTP(request.Detach(w), r)
 }
 
 // exceeded returns whether more than the quota is used.
@@ -419,8 +420,8 @@ func (r *noSpaceResponse) WriteHeader(status int) {
 	}
 	if !r.replaced {
 		r.replaced = true
-		clearHeader(r.Header())
-		writeError(r.ResponseWriter, *failed)
+		request.ClearHeader(r.Header())
+		request.WriteError(r.ResponseWriter, *failed)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -36,13 +37,13 @@ func (s *Server) withSpace(next http.Handler) http.Handler {
 			}
 			answer, err := s.missing(r, query.Digests)
 			if err != nil {
-				writeError(w, err)
+				request.WriteError(w, err)
 				return
 			}
 			response = answer
 		default:
 			w.Header().Set("Allow", "GET, HEAD, POST")
-			writeError(w, errcode.ErrorCodeUnsupported.WithMessage("the storage's space is read with GET or POST"))
+			request.WriteError(w, errcode.ErrorCodeUnsupported.WithMessage("the storage's space is read with GET or POST"))
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
@@ -67,7 +68,7 @@ func (s *Server) missing(r *http.Request, digests []digest.Digest) (space.Answer
 		return ctx.Err()
 	})
 	if err != nil {
-		return answer, unavailable("%v", err)
+		return answer, request.Unavailable("%v", err)
 	}
 	for i, d := range digests {
 		if !found[i] {

@@ -12,6 +12,8 @@ import (
 	"net/http"
 	"strings"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 )
 
 // Docker needs tokens (https://distribution.github.io/distribution/spec/auth/token/) where reading is open to
@@ -19,8 +21,6 @@ import (
 // which needs no URL of the registry: behind a proxy, the registry may not know its own.
 
 const (
-	// tokenPath is where docker exchanges its credential, or none, for a token. No repository has this path.
-	tokenPath = "/v2/token"
 	// anonymousToken stands for no credential.
 	anonymousToken = "anonymous"
 	// tokenLifetime is how long docker uses a token. A token without an expiry has one minute.
@@ -33,24 +33,24 @@ const (
 // challenge returns the WWW-Authenticate header of a response to an unauthorized request. The docker daemon
 // and its command line use only the challenge at /v2/. With its containerd image store, the daemon does not
 // request /v2/, and handles a Basic challenge like other clients.
-func (f *front) challenge(r *http.Request, to target) string {
+func (f *front) challenge(r *http.Request, to request.Target) string {
 	agent := r.UserAgent()
 	docker := strings.HasPrefix(agent, "docker/") || strings.HasPrefix(agent, "Docker-Client/")
-	if !docker || !to.base || !f.policy.open() {
+	if !docker || !to.Base || !f.policy.open() {
 		return `Basic realm="zarf-registry"`
 	}
 	scheme := "http"
 	if r.TLS != nil {
 		scheme = "https"
 	}
-	return fmt.Sprintf("Bearer realm=%q,service=%q", scheme+"://"+r.Host+tokenPath, "zarf-registry")
+	return fmt.Sprintf("Bearer realm=%q,service=%q", scheme+"://"+r.Host+request.TokenPath, "zarf-registry")
 }
 
 // serveToken responds with a token for the credential that was accepted, or with the anonymous one. A token
 // does not yield another one.
-func (f *front) serveToken(w http.ResponseWriter, r *http.Request, caller *caller) {
+func (f *front) serveToken(w http.ResponseWriter, r *http.Request, peer *peer) {
 	token := anonymousToken
-	if name, password, ok := r.BasicAuth(); ok && caller.credential != "" {
+	if name, password, ok := r.BasicAuth(); ok && peer.Credential != "" {
 		token = f.tokens.seal(name, password, f.now().Add(tokenLifetime+tokenLeeway))
 	}
 	w.Header().Set("Content-Type", "application/json")

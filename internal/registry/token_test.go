@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/users"
 )
 
@@ -195,7 +196,7 @@ func TestTokens(t *testing.T) {
 	if got := e.loopback().with("Bearer "+token, "GET", "/v2/_catalog"); got != http.StatusOK {
 		t.Errorf("the loopback listener responds with %d", got)
 	}
-	if a := c.must(http.StatusOK, "GET", tokenPath, nil, "Authorization", "Bearer "+token); !strings.Contains(a.body,
+	if a := c.must(http.StatusOK, "GET", request.TokenPath, nil, "Authorization", "Bearer "+token); !strings.Contains(a.body,
 		`"`+anonymousToken+`"`) {
 		t.Errorf("a token yields %s", a.body)
 	}

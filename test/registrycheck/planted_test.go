@@ -73,7 +73,7 @@ var bugs = []bug{
 		"		if false {\n",
 	}},
 	{"links are written in place", change{
-		"internal/registry/durable.go",
+		"internal/registry/storage/durable.go",
 		"	file, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)\n",
 		"	temporary = target\n	file, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o666)\n",
 	}},
@@ -83,7 +83,7 @@ var bugs = []bug{
 		"",
 	}},
 	{"uploads are not synced", change{
-		"internal/registry/durable.go",
+		"internal/registry/storage/durable.go",
 		"	if err := w.file.Sync(); err != nil {\n",
 		"	if err := error(nil); err != nil {\n",
 	}},

@@ -10,6 +10,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
+	"github.com/zarf-dev/zarf-registry/internal/registry/audit"
 )
 
 func garbageCollectCommand() *cobra.Command {
@@ -78,7 +79,7 @@ func reportRemoved(command *cobra.Command, log *slog.Logger, dryRun bool) func(g
 		}
 		fmt.Fprintln(command.OutOrStdout(), e.Removed)
 		if !dryRun {
-			registry.LogPrune(command.Context(), log, command.CommandPath(), *e.Removed)
+			audit.Prune(command.Context(), log, *e.Removed, slog.String("program", command.CommandPath()))
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package registry
+package request
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"sync/atomic"
 	"time"
 )
 
@@ -14,11 +15,11 @@ import (
 // connections that are idle for a minute or more.
 const keepAlivePeriod = 5 * time.Second
 
-// stream responds with the events that run sends, one line of JSON for each; bytes are lines already. While there are
+// Stream responds with the events that run sends, one line of JSON for each; bytes are lines already. While there are
 // none, it sends what keepAlive returns, or an empty line without keepAlive. The context of run ends when the client
 // disconnects or, with keepAlive, the registry shuts down.
-func stream(
-	ctx context.Context, s *Server, w http.ResponseWriter, keepAlive func() any,
+func Stream(
+	ctx context.Context, draining *atomic.Bool, w http.ResponseWriter, keepAlive func() any,
 	run func(ctx context.Context, send func(any)),
 ) {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -47,7 +48,7 @@ func stream(
 				err = errors.Join(encoder.Encode(event), control.Flush())
 			}
 		case <-ticker.C:
-			if s.draining.Load() && keepAlive != nil { // otherwise the end is near
+			if draining.Load() && keepAlive != nil { // otherwise the end is near
 				cancel(errors.New("the registry is shutting down"))
 			}
 			if keepAlive != nil {
