@@ -6,11 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/distribution/distribution/v3"
@@ -23,6 +20,7 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
@@ -47,7 +45,7 @@ func newBlobNamespace(
 		return nil, errors.New("distribution's registry no longer implements RepositoryRemover")
 	}
 	source := options["source"].(*contentStore)
-	source.driver = driver
+	source.Driver = driver
 	return blobNamespace{namespace, remover, source}, nil
 }
 
@@ -55,31 +53,17 @@ func newBlobNamespace(
 func useUnbufferedBlobs(config *configuration.Configuration, source *contentStore) {
 	config.Middleware = map[string][]configuration.Middleware{
 		"registry": {{Name: unbufferedBlobs, Options: configuration.Parameters{"source": source}}},
-		"storage":  {{Name: intactContent}},
+		"storage":  {{Name: content.IntactContent}},
 	}
 }
 
-// contentStore is where blobs are read from.
+// contentStore is what pushes and pulls use.
 type contentStore struct {
-	driver storagedriver.StorageDriver // distribution's
+	*content.Store
 	use    blobsInUse
 	leases *leaseClient // nil in tests, which collect no garbage
 	tags   tagLocks
-	log    *slog.Logger
 	space  *storageSpace // nil in tests of clients
-	sparse bool          // indexes may lack manifests
-	// linking is locked for a repository while one of its manifests is deleted, and read-locked while one is written, so
-	// that a manifest has back links or is gone.
-	linking repositoryLocks
-	rebuilt atomic.Bool // all manifests have back links
-	// completing is locked while the annotations of a manifest are read for a list of referrers.
-	completing sync.Mutex
-}
-
-// tagged returns the digest of a tag's manifest, or "" if there is none.
-func (s *contentStore) tagged(ctx context.Context, repository, tag string) digest.Digest {
-	d, _ := s.readLink(ctx, storage.TagPath(repository, tag)) // the request reports the error
-	return d
 }
 
 // octetStream is the media type of all blobs: only manifests know it.
@@ -162,8 +146,8 @@ func (s blobStore) Stat(ctx context.Context, d digest.Digest) (v1.Descriptor, er
 // stat looks the blob up again. It notes first, if relied is set, that a client relies on the result.
 func (s blobStore) stat(ctx context.Context, d digest.Digest, relied bool) (v1.Descriptor, error) {
 	*s.last = foundBlob{}
-	stored, err := s.source.readLink(ctx, storage.LayerPath(s.name.Name(), d))
-	if isDamaged(err) {
+	stored, err := s.source.ReadLink(ctx, storage.LayerPath(s.name.Name(), d))
+	if content.IsDamaged(err) {
 		err = distribution.ErrBlobUnknown
 	}
 	if err != nil {
@@ -172,7 +156,7 @@ func (s blobStore) stat(ctx context.Context, d digest.Digest, relied bool) (v1.D
 	if relied {
 		s.source.use.record(stored)
 	}
-	size, _, err := s.source.size(ctx, stored)
+	size, _, err := s.source.Size(ctx, stored)
 	if err != nil {
 		return v1.Descriptor{}, err
 	}
@@ -195,7 +179,7 @@ func (s blobStore) ServeBlob(ctx context.Context, w http.ResponseWriter, r *http
 	if err != nil {
 		return err
 	}
-	content := &blobContent{ctx: ctx, driver: s.source.driver, path: storage.BlobPath(s.last.stored), size: blob.Size}
+	content := &blobContent{ctx: ctx, driver: s.source.Driver, path: storage.BlobPath(s.last.stored), size: blob.Size}
 	defer content.close()
 	header := w.Header()
 	header.Set("Content-Type", blob.MediaType)
@@ -205,7 +189,7 @@ func (s blobStore) ServeBlob(ctx context.Context, w http.ResponseWriter, r *http
 	http.ServeContent(w, r, "", time.Time{}, content)
 	if content.failure != nil && ctx.Err() == nil {
 		// Returning the error would write it into the blob.
-		s.source.log.Error("reading blob failed", "digest", blob.Digest.String(), "error", content.failure)
+		s.source.Log.Error("reading blob failed", "digest", blob.Digest.String(), "error", content.failure)
 		panic(http.ErrAbortHandler)
 	}
 	return nil
@@ -313,7 +297,7 @@ func (w *blobWriter) Close() error {
 	ctx := context.WithoutCancel(w.ctx)
 	_ = w.BlobWriter.Cancel(ctx) // fails after some errors
 	w.source.space.removed(w.received)
-	err := w.source.driver.Delete(ctx, storage.UploadDir(w.store.name.Name(), w.ID()))
+	err := w.source.Driver.Delete(ctx, storage.UploadDir(w.store.name.Name(), w.ID()))
 	if storage.IsNotFound(err) {
 		return nil
 	}
@@ -338,11 +322,11 @@ func (w *blobWriter) Commit(ctx context.Context, provisional v1.Descriptor) (v1.
 	replaced := int64(0)
 	if w.source.space.hasQuota() && provisional.Digest.Algorithm() == digest.Canonical {
 		// The next walk corrects the rest.
-		if old, err := w.source.driver.Stat(ctx, storage.BlobPath(provisional.Digest)); err == nil {
+		if old, err := w.source.Driver.Stat(ctx, storage.BlobPath(provisional.Digest)); err == nil {
 			replaced = old.Size()
 		}
 	}
-	blob, err := w.BlobWriter.Commit(replacing(ctx, anyBlob), provisional)
+	blob, err := w.BlobWriter.Commit(content.ReplacingBlobs(ctx), provisional)
 	w.recordError(err)
 	if err == nil {
 		w.source.space.removed(replaced)
@@ -352,11 +336,11 @@ func (w *blobWriter) Commit(ctx context.Context, provisional v1.Descriptor) (v1.
 	}
 	// Only now is the SHA-256 digest known. A collection may have removed the blob.
 	w.source.use.record(blob.Digest)
-	if found, err := w.source.exists(ctx, storage.BlobPath(blob.Digest)); err != nil || !found {
+	if found, err := w.source.Exists(ctx, storage.BlobPath(blob.Digest)); err != nil || !found {
 		return v1.Descriptor{}, cmp.Or(err,
 			request.Unavailable("the blob was garbage-collected during the upload: push it again"))
 	}
-	if err := w.source.link(ctx, storage.DigestLinkPath(provisional.Digest), blob.Digest); err != nil {
+	if err := w.source.Link(ctx, storage.DigestLinkPath(provisional.Digest), blob.Digest); err != nil {
 		return v1.Descriptor{}, err
 	}
 	blob.Digest = provisional.Digest

@@ -18,6 +18,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -66,8 +67,8 @@ func TestUnreadableBlobsAbortTheResponse(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			logs := &lockedBuffer{}
-			store := blobStore{name: repositoryA, source: &contentStore{driver: tt.file,
-				log: slog.New(slog.NewTextHandler(logs, nil))}, last: &foundBlob{}}
+			store := blobStore{name: repositoryA, source: &contentStore{Store: &content.Store{Driver: tt.file,
+				Log: slog.New(slog.NewTextHandler(logs, nil))}}, last: &foundBlob{}}
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if err := store.ServeBlob(r.Context(), w, r, digest.FromString("x")); err != nil {
 					t.Errorf("ServeBlob() = %v, which would be written into the blob", err)
@@ -96,8 +97,8 @@ func TestUnreadableBlobsAbortTheResponse(t *testing.T) {
 func TestBlobRemovedBeforeItIsServed(t *testing.T) {
 	t.Parallel()
 	for _, d := range []digest.Digest{digest.FromString("x"), digest.SHA512.FromString("x")} {
-		store := blobStore{name: repositoryA, source: &contentStore{driver: inmemory.New(),
-			log: slog.New(slog.DiscardHandler)}, last: &foundBlob{v1.Descriptor{Digest: d, Size: 1}, d}}
+		store := blobStore{name: repositoryA, source: &contentStore{Store: &content.Store{Driver: inmemory.New(),
+			Log: slog.New(slog.DiscardHandler)}}, last: &foundBlob{v1.Descriptor{Digest: d, Size: 1}, d}}
 		request := httptest.NewRequestWithContext(t.Context(), http.MethodHead, "/", nil)
 		err := store.ServeBlob(t.Context(), httptest.NewRecorder(), request, d)
 		var coded errcode.Error

@@ -22,6 +22,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
@@ -61,7 +62,7 @@ func (s *Server) serveCatalog(w http.ResponseWriter, r *http.Request, reading ch
 		encoder := json.NewEncoder(buffered)
 		began := time.Now()
 		last := catalog.Event{End: &began}
-		err := readCatalog(ctx, &contents{driver: s.source.driver}, func(e catalog.Event) error {
+		err := readCatalog(ctx, &content.Inventory{Driver: s.source.Driver}, func(e catalog.Event) error {
 			return encoder.Encode(e)
 		})
 		if err != nil {
@@ -81,35 +82,35 @@ func (s sender) Write(p []byte) (int, error) {
 }
 
 // readCatalog calls report for all blobs and then all manifests, ordered by repository and digest.
-func readCatalog(ctx context.Context, stored *contents, report func(catalog.Event) error) error {
-	if err := stored.read(ctx); err != nil {
+func readCatalog(ctx context.Context, stored *content.Inventory, report func(catalog.Event) error) error {
+	if err := stored.Read(ctx); err != nil {
 		return fmt.Errorf("reading the storage: %w", err)
 	}
-	for _, d := range stored.order {
-		b := stored.blobs[d]
-		err := report(catalog.Event{Blob: &catalog.Blob{Digest: d, Size: b.size, Written: b.newest}})
+	for _, d := range stored.Order {
+		b := stored.Blobs[d]
+		err := report(catalog.Event{Blob: &catalog.Blob{Digest: d, Size: b.Size, Written: b.Newest}})
 		if err != nil {
 			return err
 		}
 	}
-	manifests := map[repositoryDigest]*catalog.Manifest{} // by the SHA-256 digest
+	manifests := map[content.RepositoryDigest]*catalog.Manifest{} // by the SHA-256 digest
 	unique := map[digest.Digest]bool{}
-	for _, m := range stored.manifests {
-		key := repositoryDigest{m.repository, stored.stored(m.digest)}
+	for _, m := range stored.Manifests {
+		key := content.RepositoryDigest{Repository: m.Repository, Digest: stored.Stored(m.Digest)}
 		listed := manifests[key]
 		if listed == nil {
-			listed = &catalog.Manifest{Repository: m.repository, Digest: key.digest}
-			manifests[key], unique[key.digest] = listed, true
+			listed = &catalog.Manifest{Repository: m.Repository, Digest: key.Digest}
+			manifests[key], unique[key.Digest] = listed, true
 		}
-		if m.digest != key.digest {
-			listed.Aliases = append(listed.Aliases, m.digest)
+		if m.Digest != key.Digest {
+			listed.Aliases = append(listed.Aliases, m.Digest)
 		}
-		if m.pushed.After(listed.Pushed) {
-			listed.Pushed = m.pushed
+		if m.Pushed.After(listed.Pushed) {
+			listed.Pushed = m.Pushed
 		}
-		listed.Tags = append(listed.Tags, stored.tagged[m.repositoryDigest]...)
+		listed.Tags = append(listed.Tags, stored.Tagged[m.RepositoryDigest]...)
 	}
-	contents, err := stored.describeAll(ctx, slices.Collect(maps.Keys(unique)))
+	contents, err := describeAll(ctx, stored, slices.Collect(maps.Keys(unique)))
 	if err != nil {
 		return err
 	}
@@ -118,9 +119,9 @@ func readCatalog(ctx context.Context, stored *contents, report func(catalog.Even
 	})
 	for _, m := range list {
 		slices.Sort(m.Tags)
-		content := contents[m.Digest]
-		m.MediaType, m.ArtifactType, m.Predicates = content.MediaType, content.ArtifactType, content.Predicates
-		m.Platforms, m.Subject, m.Needs, m.Problem = content.Platforms, content.Subject, content.Needs, content.Problem
+		data := contents[m.Digest]
+		m.MediaType, m.ArtifactType, m.Predicates = data.MediaType, data.ArtifactType, data.Predicates
+		m.Platforms, m.Subject, m.Needs, m.Problem = data.Platforms, data.Subject, data.Needs, data.Problem
 		if err := report(catalog.Event{Manifest: m}); err != nil {
 			return err
 		}
@@ -129,13 +130,13 @@ func readCatalog(ctx context.Context, stored *contents, report func(catalog.Even
 }
 
 // describeAll returns what the contents of manifests say, by digest.
-func (i *contents) describeAll(ctx context.Context, digests []digest.Digest) (
+func describeAll(ctx context.Context, i *content.Inventory, digests []digest.Digest) (
 	map[digest.Digest]*catalog.Manifest, error,
 ) {
 	found := map[digest.Digest]*catalog.Manifest{}
 	var mu sync.Mutex
 	err := storage.InParallel(ctx, digests, storage.Concurrency, func(ctx context.Context, d digest.Digest) error {
-		m, err := i.describe(ctx, d)
+		m, err := describeManifest(ctx, i, d)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -155,13 +156,13 @@ func (i *contents) describeAll(ctx context.Context, digests []digest.Digest) (
 // https://github.com/sigstore/cosign/blob/v2.4.3/specs/BUNDLE_SPEC.md
 var predicateAnnotations = []string{"in-toto.io/predicate-type", "predicateType", "dev.sigstore.bundle.predicateType"}
 
-// describe returns what the content of a manifest says.
-func (i *contents) describe(ctx context.Context, d digest.Digest) (*catalog.Manifest, error) {
-	content, err := i.content(ctx, d)
+// describeManifest returns what the content of a manifest says.
+func describeManifest(ctx context.Context, i *content.Inventory, d digest.Digest) (*catalog.Manifest, error) {
+	data, err := readSmall(ctx, i, d)
 	if err != nil {
 		return nil, err
 	}
-	references, err := parseReferences(content)
+	references, err := content.ParseReferences(data)
 	if err != nil {
 		return nil, err
 	}
@@ -173,15 +174,15 @@ func (i *contents) describe(ctx context.Context, d digest.Digest) (*catalog.Mani
 		Manifests    []v1.Descriptor   `json:"manifests"`
 		Annotations  map[string]string `json:"annotations"`
 	}
-	if err := json.Unmarshal(content, &parts); err != nil {
+	if err := json.Unmarshal(data, &parts); err != nil {
 		return nil, err
 	}
 	m := &catalog.Manifest{MediaType: parts.MediaType, ArtifactType: parts.ArtifactType}
-	if references.subject != "" {
-		m.Subject = i.stored(references.subject)
+	if references.Subject != "" {
+		m.Subject = i.Stored(references.Subject)
 	}
-	for _, needed := range references.needs {
-		m.Needs = append(m.Needs, i.stored(needed))
+	for _, needed := range references.Needs {
+		m.Needs = append(m.Needs, i.Stored(needed))
 	}
 	slices.Sort(m.Needs)
 	m.Needs = slices.Compact(m.Needs)
@@ -202,7 +203,7 @@ func (i *contents) describe(ctx context.Context, d digest.Digest) (*catalog.Mani
 	if parts.Config != nil {
 		m.ArtifactType = cmp.Or(m.ArtifactType, parts.Config.MediaType)
 		if oci.IsConfig(parts.Config.MediaType) {
-			platform, err := i.platform(ctx, i.stored(parts.Config.Digest))
+			platform, err := readPlatform(ctx, i, i.Stored(parts.Config.Digest))
 			if err != nil {
 				return nil, fmt.Errorf("its configuration: %w", err)
 			}
@@ -212,26 +213,26 @@ func (i *contents) describe(ctx context.Context, d digest.Digest) (*catalog.Mani
 	return m, nil
 }
 
-// content returns a manifest or a configuration. Others are larger than the limit.
-func (i *contents) content(ctx context.Context, d digest.Digest) ([]byte, error) {
-	b := i.blobs[d]
+// readSmall returns a manifest or a configuration. Others are larger than the limit.
+func readSmall(ctx context.Context, i *content.Inventory, d digest.Digest) ([]byte, error) {
+	b := i.Blobs[d]
 	switch {
 	case b == nil:
 		return nil, fmt.Errorf("%s is missing from the storage: push the image again", d)
-	case b.size > oci.MaxManifestSize:
-		return nil, fmt.Errorf("%s has %d bytes, more than a manifest may have", d, b.size)
+	case b.Size > oci.MaxManifestSize:
+		return nil, fmt.Errorf("%s has %d bytes, more than a manifest may have", d, b.Size)
 	}
-	return i.driver.GetContent(ctx, path.Join(b.path, "data"))
+	return i.Driver.GetContent(ctx, path.Join(b.Path, "data"))
 }
 
-// platform returns that of an image's configuration.
-func (i *contents) platform(ctx context.Context, d digest.Digest) (*v1.Platform, error) {
-	content, err := i.content(ctx, d)
+// readPlatform returns that of an image's configuration.
+func readPlatform(ctx context.Context, i *content.Inventory, d digest.Digest) (*v1.Platform, error) {
+	data, err := readSmall(ctx, i, d)
 	if err != nil {
 		return nil, err
 	}
 	var platform v1.Platform
-	return &platform, json.Unmarshal(content, &platform)
+	return &platform, json.Unmarshal(data, &platform)
 }
 
 // addPlatform adds a platform, unless it is that of an attestation.

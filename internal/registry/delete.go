@@ -59,7 +59,7 @@ func (m manifestStore) checkUnmodified(ctx context.Context, d digest.Digest) err
 		return nil
 	}
 	name := m.repository.Named().Name()
-	link, err := m.source.driver.Stat(ctx, storage.RevisionPath(name, d))
+	link, err := m.source.Driver.Stat(ctx, storage.RevisionPath(name, d))
 	if err != nil {
 		return err
 	}
@@ -67,7 +67,7 @@ func (m manifestStore) checkUnmodified(ctx context.Context, d digest.Digest) err
 		condition.changed = request.Denied("%s@%s was pushed again at %s", name, d, link.ModTime().UTC().Format(time.RFC3339))
 		return condition.changed
 	}
-	indexes, err := m.source.indexesOf(ctx, name, d, 1)
+	indexes, err := m.source.IndexesOf(ctx, name, d, 1)
 	if err != nil {
 		return err
 	}

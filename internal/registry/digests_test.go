@@ -19,6 +19,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -156,12 +157,12 @@ func TestSHA512Manifests(t *testing.T) {
 			t.Errorf("headers %v", pushed.Header)
 		}
 		for _, source := range []string{"scanned", "indexed"} {
-			i.server.source.rebuilt.Store(source == "indexed")
+			i.server.source.Rebuilt.Store(source == "indexed")
 			found, _ := node.referrers("/v2/a/referrers/" + d.String())
 			if got := digestsOf(found); !slices.Equal(got, []digest.Digest{signature}) {
 				t.Errorf("%s referrers %v, want %v", source, got, signature)
 			}
-			indexes, err := i.server.source.indexesOf(t.Context(), "a", d, 10)
+			indexes, err := i.server.source.IndexesOf(t.Context(), "a", d, 10)
 			if err != nil || !slices.Equal(indexes, []digest.Digest{index}) {
 				t.Errorf("%s indexes %v, %v, want %v", source, indexes, err, index)
 			}
@@ -259,11 +260,11 @@ func TestGarbageCollectionKnowsAllDigests(t *testing.T) {
 	}
 	for _, reference := range []string{"kept", kept.String(), "mixed"} {
 		manifest := node.must(http.StatusOK, "GET", "/v2/a/manifests/"+reference, nil)
-		needs, err := parseReferences([]byte(manifest.body))
-		if err != nil || len(needs.needs) < 2 {
+		needs, err := content.ParseReferences([]byte(manifest.body))
+		if err != nil || len(needs.Needs) < 2 {
 			t.Fatalf("%v, %v", needs, err)
 		}
-		for _, d := range needs.needs {
+		for _, d := range needs.Needs {
 			node.must(http.StatusOK, "GET", "/v2/a/blobs/"+d.String(), nil)
 		}
 	}
@@ -289,7 +290,7 @@ func TestGarbageCollectionKeepsSHA512BlobsInUse(t *testing.T) {
 	d := digest.SHA512.FromString("layer")
 	i.pusher().pushAs("a", d, "layer")
 	kept := func() bool {
-		m := &marking{contents: &contents{}, keep: map[digest.Digest]bool{}}
+		m := &marking{Inventory: &content.Inventory{}, keep: map[digest.Digest]bool{}}
 		i.server.source.use.sweep(m, time.Now().Add(-time.Minute))()
 		return m.keep[digest.FromString("layer")]
 	}

@@ -56,7 +56,7 @@ func openUnguarded(root string) (*Server, http.Handler, error) {
 		return nil, nil, err
 	}
 	s.leases.times = quick
-	s.source.rebuilt.Store(true)
+	s.source.Rebuilt.Store(true)
 	next := s.space.limit(withConditionalDeletes(withPushes(withManifestLock(s.source, extended(s.app, s.source)))))
 	return s, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != collectPath {

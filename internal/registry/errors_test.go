@@ -28,14 +28,14 @@ func TestDeletionsWaitForTheirRepository(t *testing.T) {
 	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	c := i.pusher()
-	locks := &i.server.source.linking
+	linking := i.server.source.Linking
 	other := "b"
-	for n := 0; locks.forRepository(other) == locks.forRepository("a"); n++ {
+	for n := 0; linking(other) == linking("a"); n++ {
 		other = fmt.Sprint("b", n)
 	}
 	d, _ := c.pushImage(other, "v1", "layer")
-	locks.forRepository("a").RLock() // as a push does that takes long
-	defer locks.forRepository("a").RUnlock()
+	linking("a").RLock() // as a push does that takes long
+	defer linking("a").RUnlock()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

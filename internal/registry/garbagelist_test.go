@@ -17,6 +17,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
+	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -64,7 +65,7 @@ func (m *testStorage) has(d digest.Digest) bool {
 
 // process returns a process that uses the storage.
 func (m *testStorage) process() *contentStore {
-	return &contentStore{driver: m.StorageDriver, leases: newLeaseClient(m.StorageDriver, "")}
+	return &contentStore{Store: &content.Store{Driver: m.StorageDriver}, leases: newLeaseClient(m.StorageDriver, "")}
 }
 
 // collect collects in a process. It returns when the collection has ended.

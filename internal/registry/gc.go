@@ -11,6 +11,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
@@ -98,11 +99,11 @@ func collect(
 // readAndMark finds what is needed. It does not read manifests whose references are known.
 func readAndMark(
 	ctx context.Context, driver storagedriver.StorageDriver, request gc.Request, cutoff time.Time,
-	known map[digest.Digest]references,
+	known map[digest.Digest]content.References,
 ) (*marking, error) {
-	stored := &contents{driver: driver}
-	if err := stored.read(ctx); err != nil {
+	stored := &content.Inventory{Driver: driver}
+	if err := stored.Read(ctx); err != nil {
 		return nil, fmt.Errorf("reading the storage: %w", err)
 	}
-	return stored.mark(ctx, request.DeleteUntagged, cutoff, known)
+	return mark(ctx, stored, request.DeleteUntagged, cutoff, known)
 }

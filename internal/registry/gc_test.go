@@ -14,6 +14,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
+	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -181,16 +182,16 @@ func TestMarkingReadsInParallel(t *testing.T) {
 	for n := range 20 {
 		c.pushImage("a", fmt.Sprint(n), fmt.Sprint(n))
 	}
-	driver := &countingDriver{StorageDriver: i.server.source.driver}
-	stored := &contents{driver: driver}
-	if err := stored.read(t.Context()); err != nil {
+	driver := &countingDriver{StorageDriver: i.server.source.Driver}
+	stored := &content.Inventory{Driver: driver}
+	if err := stored.Read(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if driver.max < 2 || len(stored.tagged) != 20 {
-		t.Errorf("read %d of 20 tags, %d at once", len(stored.tagged), driver.max)
+	if driver.max < 2 || len(stored.Tagged) != 20 {
+		t.Errorf("read %d of 20 tags, %d at once", len(stored.Tagged), driver.max)
 	}
 	driver.max = 0
-	m, err := stored.mark(t.Context(), true, time.Now(), nil)
+	m, err := mark(t.Context(), stored, true, time.Now(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

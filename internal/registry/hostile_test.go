@@ -42,7 +42,7 @@ func (d observedDriver) Reader(ctx context.Context, path string, offset int64) (
 
 // observe calls before with the path of each file that the registry's front reads as a whole.
 func observe(i *instance, before func(path string)) {
-	i.server.source.driver = observedDriver{i.server.source.driver, before}
+	i.server.source.Driver = observedDriver{i.server.source.Driver, before}
 }
 
 // A name that is neither a tag nor a digest is the client's error, not one of the storage.
@@ -119,7 +119,7 @@ func TestBackLinksAreSmall(t *testing.T) {
 	}
 	large := strings.Repeat("x", 1<<20)
 	c.put("a", "multi", ociIndex, map[string]any{"manifests": children, "annotations": map[string]string{"x": large}})
-	if n, largest := linkSizes(t, root, "a", indexLinks); n != 3 || largest > 512 {
+	if n, largest := linkSizes(t, root, "a", "_indexes"); n != 3 || largest > 512 {
 		t.Errorf("%d links to the index, of up to %d bytes", n, largest)
 	}
 	subject, _ := c.pushImage("b", "v1", "layer")
@@ -127,7 +127,7 @@ func TestBackLinksAreSmall(t *testing.T) {
 	for n, text := range []string{"few", small, large, large + "y"} {
 		c.put("b", "", ociManifest, artifact(subject, fmt.Sprintf("application/x-%d", n), "x", text))
 	}
-	if n, largest := linkSizes(t, root, "b", referrerLinks); n != 4 || largest < 32<<10 || largest > 64<<10 {
+	if n, largest := linkSizes(t, root, "b", "_referrers"); n != 4 || largest < 32<<10 || largest > 64<<10 {
 		t.Errorf("%d links to referrers, of up to %d bytes", n, largest)
 	}
 	// Clients get all annotations.
@@ -162,14 +162,14 @@ func TestPagesReadWhatTheySend(t *testing.T) {
 	i := open(t, newTestCA(t), "", func(o *Options) { o.Config = loadConfig(t, inMemory).Config })
 	var reads atomic.Int64
 	observe(i, func(path string) {
-		if strings.Contains(path, referrerLinks) {
+		if strings.Contains(path, "_referrers") {
 			reads.Add(1)
 		}
 	})
 	i.run()
 	subject, _ := i.pusher().pushImage("a", "v1", "layer")
 	fillReferrers(t, i, "a", subject, all)
-	eventually(t, "back links are rebuilt", i.server.source.rebuilt.Load)
+	eventually(t, "back links are rebuilt", i.server.source.Rebuilt.Load)
 	reads.Store(0)
 	a := i.node().must(http.StatusOK, "GET", "/v2/a/referrers/"+subject.String()+"?n=1", nil)
 	if n := reads.Load(); n > 2*storage.Concurrency || a.Header.Get("Link") == "" {
@@ -191,11 +191,11 @@ func fillReferrers(t *testing.T, i *instance, repository string, subject digest.
 		}
 		d := digest.FromBytes(content)
 		for path, content := range map[string][]byte{storage.BlobPath(d): content, storage.RevisionPath(repository, d): []byte(d)} {
-			if err := source.driver.PutContent(t.Context(), path, content); err != nil {
+			if err := source.Driver.PutContent(t.Context(), path, content); err != nil {
 				t.Fatal(err)
 			}
 		}
-		err = source.addBackLinks(t.Context(), repository, v1.Descriptor{MediaType: ociManifest, Digest: d}, content)
+		err = source.AddBackLinks(t.Context(), repository, v1.Descriptor{MediaType: ociManifest, Digest: d}, content)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -246,7 +246,7 @@ func TestVerificationReadsFewReferrers(t *testing.T) {
 	i := open(t, newTestCA(t), "", change, func(o *Options) { o.Config = loadConfig(t, inMemory).Config })
 	var reads atomic.Int64
 	observe(i, func(path string) {
-		if strings.Contains(path, referrerLinks) {
+		if strings.Contains(path, "_referrers") {
 			reads.Add(1)
 		}
 	})

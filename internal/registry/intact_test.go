@@ -16,7 +16,7 @@ import (
 // overwrite replaces a file in the storage.
 func (i *instance) overwrite(path, content string) {
 	i.t.Helper()
-	if err := i.server.source.driver.PutContent(context.Background(), path, []byte(content)); err != nil {
+	if err := i.server.source.Driver.PutContent(context.Background(), path, []byte(content)); err != nil {
 		i.t.Fatal(err)
 	}
 }
@@ -133,7 +133,7 @@ func TestWrongSizesAreRefused(t *testing.T) {
 	wrong := strings.Replace(manifest, `"size":5`, `"size":6`, 1)
 	for _, recorded := range []bool{true, false} {
 		if !recorded {
-			if err := i.server.source.driver.Delete(t.Context(), storage.SizePath(digest.FromString("layer"))); err != nil {
+			if err := i.server.source.Driver.Delete(t.Context(), storage.SizePath(digest.FromString("layer"))); err != nil {
 				t.Fatal(err)
 			}
 		}

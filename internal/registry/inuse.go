@@ -62,7 +62,7 @@ func (u *blobsInUse) tryNote(digests []digest.Digest) (swept []digest.Digest, re
 	}
 	u.marked.add(digests...)
 	for _, d := range u.marked.closure(digests...) {
-		switch stored := u.marked.stored(d); {
+		switch stored := u.marked.Stored(d); {
 		case stored == u.removing:
 			return nil, u.removed
 		case u.swept[stored]:

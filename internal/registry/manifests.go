@@ -2,7 +2,6 @@ package registry
 
 import (
 	"context"
-	"errors"
 	"net/http"
 	"slices"
 	"strings"
@@ -15,7 +14,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
-	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // withManifestLock delays manifest uploads to next that need what another process's collection may remove: see
@@ -155,7 +153,7 @@ func removedBetween(before, now leaseRecord) removedContent {
 func (s *contentStore) need(ctx context.Context, repository string, digests []digest.Digest) error {
 	var missing distribution.ErrManifestVerification
 	for _, d := range s.use.record(digests...) {
-		found, err := s.provides(ctx, repository, d)
+		found, err := s.Provides(ctx, repository, d)
 		if err != nil {
 			return err
 		}
@@ -167,21 +165,6 @@ func (s *contentStore) need(ctx context.Context, repository string, digests []di
 		return missing
 	}
 	return nil
-}
-
-// provides reports whether clients of a repository can read a blob or a manifest.
-func (s *contentStore) provides(ctx context.Context, repository string, d digest.Digest) (bool, error) {
-	for _, link := range []string{storage.LayerPath(repository, d), storage.RevisionPath(repository, d)} {
-		stored, err := s.readLink(ctx, link)
-		if errors.Is(err, distribution.ErrBlobUnknown) {
-			continue
-		}
-		if err != nil {
-			return false, err
-		}
-		return s.exists(ctx, storage.BlobPath(stored))
-	}
-	return false, nil
 }
 
 // confirmingTags moves no tag to a manifest that will be refused: the previous one stays.

@@ -57,7 +57,7 @@ func (s blobStore) Create(
 	writer, err := s.BlobStore.Create(ctx, options...)
 	var mounted distribution.ErrBlobMounted
 	if errors.As(err, &mounted) && named != stored {
-		if err := s.source.link(ctx, storage.LayerPath(s.name.Name(), named), stored); err != nil {
+		if err := s.source.Link(ctx, storage.LayerPath(s.name.Name(), named), stored); err != nil {
 			return nil, err
 		}
 		mounted.Descriptor.Digest = named
@@ -98,7 +98,7 @@ func (s *contentStore) stored(ctx context.Context, named digest.Digest) (d diges
 	if named == "" {
 		return "", 0, false
 	}
-	d, err := s.canonical(ctx, named)
+	d, err := s.Canonical(ctx, named)
 	if err != nil {
 		return "", 0, false
 	}
@@ -106,6 +106,6 @@ func (s *contentStore) stored(ctx context.Context, named digest.Digest) (d diges
 		return "", 0, false
 	}
 	s.use.record(d)
-	size, _, err = s.size(ctx, d)
+	size, _, err = s.Size(ctx, d)
 	return d, size, err == nil
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -261,7 +262,7 @@ func TestMountWritesWhatDistributionWrites(t *testing.T) {
 				t.Fatal(err)
 			}
 			ours := blobNamespace{own, own.(distribution.RepositoryRemover),
-				&contentStore{driver: driver, log: slog.New(slog.DiscardHandler)}}
+				&contentStore{Store: &content.Store{Driver: driver, Log: slog.New(slog.DiscardHandler)}}}
 
 			var want, got distribution.ErrBlobMounted
 			if _, err := blobs(own, "distribution").Create(ctx, upstream.WithMountFrom(from)); !errors.As(err, &want) {

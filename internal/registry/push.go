@@ -18,6 +18,7 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
@@ -32,13 +33,10 @@ type push struct {
 	subject digest.Digest
 	// digests are the manifest's own, needs what it refers to, apart from its subject, which may be missing.
 	digests, needs []digest.Digest
-	described      described
+	described      content.Described
 }
 
 type pushKey struct{}
-
-// blockSize is what a small file occupies on most file systems, in bytes.
-const blockSize = 4 << 10
 
 // withPushes adds to manifest uploads: digests other than SHA-256, tags as parameters of a push by digest, and
 // the response header OCI-Subject.
@@ -53,28 +51,23 @@ func withPushes(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		content, err := io.ReadAll(io.LimitReader(r.Body, oci.MaxManifestSize+1))
+		data, err := io.ReadAll(io.LimitReader(r.Body, oci.MaxManifestSize+1))
 		if err != nil { // the client has disconnected, or sends nothing
 			request.WriteError(w, request.ErrCanceled)
 			return
 		}
-		p, stored, err := newPush(to.Manifest, r.URL.Query(), content)
+		p, stored, err := newPush(to.Manifest, r.URL.Query(), data)
 		if err != nil {
 			request.WriteError(w, err)
 			return
 		}
 		response := &pushResponse{ResponseWriter: w, push: p, manifests: "/v2/" + to.Repository + "/manifests/"}
 		if body, ok := r.Body.(*arrivingBody); ok { // the space is limited
-			links, err := backLinks(to.Repository, v1.Descriptor{MediaType: r.Header.Get("Content-Type"),
-				Digest: cmp.Or(p.named, p.digests[0])}, content)
+			written, occupied, err := content.BackLinksSize(to.Repository, v1.Descriptor{MediaType: r.Header.Get("Content-Type"),
+				Digest: cmp.Or(p.named, p.digests[0])}, data)
 			if err != nil {
 				request.WriteError(w, errcode.ErrorCodeManifestInvalid.WithDetail(err.Error()))
 				return
-			}
-			written, occupied := int64(0), int64(0)
-			for _, link := range links {
-				written += int64(len(link.content))
-				occupied += max(int64(len(link.content)), blockSize)
 			}
 			if err := body.reserve(occupied); err != nil {
 				request.WriteError(w, err)
@@ -83,34 +76,34 @@ func withPushes(next http.Handler) http.Handler {
 			response.created = func() { body.space.arrived(written, 0) }
 		}
 		r = r.WithContext(context.WithValue(r.Context(), pushKey{}, p))
-		r.Body = readCloser{bytes.NewReader(content), r.Body}
+		r.Body = readCloser{bytes.NewReader(data), r.Body}
 		r.URL = &url.URL{Path: strings.TrimSuffix(r.URL.Path, to.Manifest) + stored}
 		next.ServeHTTP(response, r)
 	})
 }
 
 // newPush also returns the tag or digest under which distribution stores the manifest.
-func newPush(name string, query url.Values, content []byte) (p push, stored string, err error) {
-	if len(content) > oci.MaxManifestSize {
+func newPush(name string, query url.Values, data []byte) (p push, stored string, err error) {
+	if len(data) > oci.MaxManifestSize {
 		return push{}, "", errTooLarge
 	}
-	m, err := describe(content)
+	m, err := content.Describe(data)
 	if err != nil {
 		return push{}, "", errcode.ErrorCodeManifestInvalid.WithDetail(err.Error())
 	}
-	r, err := parseReferences(content)
+	r, err := content.ParseReferences(data)
 	if err != nil {
 		return push{}, "", errcode.ErrorCodeManifestInvalid.WithDetail(err.Error())
 	}
-	p = push{subject: m.subject, digests: []digest.Digest{digest.FromBytes(content)}, needs: r.needs,
+	p = push{subject: m.Subject, digests: []digest.Digest{digest.FromBytes(data)}, needs: r.Needs,
 		described: m}
 	d := digest.Digest(name)
 	if d.Validate() != nil {
 		return p, name, nil
 	}
-	if d.Algorithm().FromBytes(content) != d {
+	if d.Algorithm().FromBytes(data) != d {
 		return push{}, "", errcode.ErrorCodeDigestInvalid.WithDetail("the digest of the content is " +
-			d.Algorithm().FromBytes(content).String())
+			d.Algorithm().FromBytes(data).String())
 	}
 	p.tags = query["tag"]
 	for _, tag := range p.tags {
@@ -122,7 +115,7 @@ func newPush(name string, query url.Values, content []byte) (p push, stored stri
 		p.named = d
 		p.digests = append(p.digests, d)
 	}
-	return p, digest.FromBytes(content).String(), nil
+	return p, digest.FromBytes(data).String(), nil
 }
 
 // pushResponse is the response to a manifest upload.
@@ -180,16 +173,16 @@ func (m manifestStore) put(
 	if err := m.source.need(ctx, m.repository.Named().Name(), pushed.needs); err != nil {
 		return "", err
 	}
-	if err := m.source.lacking(ctx, m.repository.Named().Name(), pushed.described); err != nil {
+	if err := m.source.Lacking(ctx, m.repository.Named().Name(), pushed.described); err != nil {
 		if missing, ok := errors.AsType[distribution.ErrManifestBlobUnknown](err); ok {
 			err = distribution.ErrManifestVerification{missing}
 		}
 		return "", err
 	}
-	linking := m.source.linking.forRepository(m.repository.Named().Name())
+	linking := m.source.Linking(m.repository.Named().Name())
 	linking.RLock()
 	defer linking.RUnlock()
-	stored, err := m.ManifestService.Put(replacing(ctx, storage.BlobPath(pushed.digests[0])), manifest, options...)
+	stored, err := m.ManifestService.Put(content.Replacing(ctx, storage.BlobPath(pushed.digests[0])), manifest, options...)
 	if hasForbiddenURLs(err) {
 		return "", errcode.ErrorCodeManifestInvalid.WithMessage("a layer of the image is stored at a URL from which this " +
 			"registry does not let nodes pull")
@@ -197,18 +190,18 @@ func (m manifestStore) put(
 	if err != nil {
 		return "", err
 	}
-	mediaType, content, err := manifest.Payload()
+	mediaType, data, err := manifest.Payload()
 	if err != nil {
 		return "", err
 	}
 	name, named := m.repository.Named().Name(), stored
 	if pushed.named != "" {
 		named = pushed.named
-		if err := m.source.link(ctx, storage.RevisionPath(name, named), stored); err != nil {
+		if err := m.source.Link(ctx, storage.RevisionPath(name, named), stored); err != nil {
 			return "", err
 		}
 	}
-	if err := m.source.addBackLinks(ctx, name, v1.Descriptor{MediaType: mediaType, Digest: named}, content); err != nil {
+	if err := m.source.AddBackLinks(ctx, name, v1.Descriptor{MediaType: mediaType, Digest: named}, data); err != nil {
 		return "", err
 	}
 	for _, tag := range pushed.tags {
@@ -229,7 +222,7 @@ func hasForbiddenURLs(err error) bool {
 
 // Delete removes a manifest, with all its digests and the tags of those that the caller did not name.
 func (m manifestStore) Delete(ctx context.Context, d digest.Digest) error {
-	linking := m.source.linking.forRepository(m.repository.Named().Name())
+	linking := m.source.Linking(m.repository.Named().Name())
 	linking.Lock()
 	defer linking.Unlock()
 	manifest, err := m.Get(ctx, d)
@@ -239,14 +232,14 @@ func (m manifestStore) Delete(ctx context.Context, d digest.Digest) error {
 	if err := m.checkUnmodified(ctx, d); err != nil {
 		return err
 	}
-	mediaType, content, err := manifest.Payload()
+	mediaType, data, err := manifest.Payload()
 	if err != nil {
 		return err
 	}
 	name := m.repository.Named().Name()
 	for _, algorithm := range []digest.Algorithm{digest.SHA256, digest.SHA384, digest.SHA512} {
-		other := algorithm.FromBytes(content)
-		if found, err := m.source.exists(ctx, storage.RevisionPath(name, other)); err != nil || !found {
+		other := algorithm.FromBytes(data)
+		if found, err := m.source.Exists(ctx, storage.RevisionPath(name, other)); err != nil || !found {
 			if err != nil {
 				return err
 			}
@@ -256,7 +249,7 @@ func (m manifestStore) Delete(ctx context.Context, d digest.Digest) error {
 			return err
 		}
 		removed := v1.Descriptor{MediaType: mediaType, Digest: other}
-		if err := m.source.removeBackLinks(ctx, name, removed, content); err != nil {
+		if err := m.source.RemoveBackLinks(ctx, name, removed, data); err != nil {
 			return err
 		}
 		if other != d {
@@ -286,4 +279,55 @@ var errTooLarge = errcode.ErrorCodeSizeInvalid.WithMessage("a manifest may have 
 type readCloser struct {
 	io.Reader
 	io.Closer
+}
+
+// completeKey is the context key of requests for which a manifest exists only if it is complete.
+type completeKey struct{}
+
+// withCompleteness lets clients that may push find manifests only if everything that these need exists: with HEAD they
+// ask whether they have to push.
+func withCompleteness(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodHead {
+			if caller := request.CallerOf(r.Context()); caller == nil || caller.Pushes {
+				r = r.WithContext(context.WithValue(r.Context(), completeKey{}, true))
+			}
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// Get returns a manifest. It does not exist if it is damaged, or if it must be complete and is not.
+func (m manifestStore) Get(
+	ctx context.Context, d digest.Digest, options ...distribution.ManifestServiceOption,
+) (distribution.Manifest, error) {
+	name := m.repository.Named().Name()
+	unknown := distribution.ErrManifestUnknownRevision{Name: name, Revision: d}
+	manifest, err := m.ManifestService.Get(ctx, d, options...)
+	var data []byte
+	if err == nil {
+		_, data, err = manifest.Payload()
+	}
+	if err != nil {
+		if _, found := m.source.Manifest(ctx, name, d); content.IsDamaged(found) {
+			err = unknown
+		}
+		return nil, err
+	}
+	if d.Algorithm().FromBytes(data) != d {
+		return nil, unknown
+	}
+	if ctx.Value(completeKey{}) == nil {
+		return manifest, nil
+	}
+	described, err := content.Describe(data)
+	if err != nil {
+		return manifest, nil //nolint:nilerr // not a manifest as this registry understands it
+	}
+	err = m.source.Lacking(ctx, name, described)
+	var coded errcode.Error
+	if errors.As(err, new(distribution.ErrManifestBlobUnknown)) || errors.As(err, &coded) {
+		return nil, unknown
+	}
+	return manifest, err
 }

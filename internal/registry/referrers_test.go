@@ -228,7 +228,7 @@ func removeBackLinksOf(t *testing.T, root string) {
 	if err != nil || len(links) == 0 {
 		t.Fatalf("no back links: %v", err)
 	}
-	for _, path := range append(links, root+rebuiltPath) {
+	for _, path := range append(links, root+"/docker/registry/v2/zarf-registry/back-links.json") {
 		if err := os.RemoveAll(path); err != nil {
 			t.Fatal(err)
 		}
@@ -260,7 +260,7 @@ func TestReferrersOfDistribution(t *testing.T) {
 		if got := digestsOf(found); !slices.Equal(got, []digest.Digest{signature}) {
 			t.Errorf("referrers %v, want %v", got, signature)
 		}
-		indexes, err := i.server.source.indexesOf(t.Context(), "a", subject, 10)
+		indexes, err := i.server.source.IndexesOf(t.Context(), "a", subject, 10)
 		if err != nil || !slices.Equal(indexes, []digest.Digest{index}) {
 			t.Errorf("indexes %v, %v, want %v", indexes, err, index)
 		}
@@ -271,13 +271,13 @@ func TestReferrersOfDistribution(t *testing.T) {
 		})
 		readOnly.run()
 		check(t, readOnly)
-		if readOnly.server.source.rebuilt.Load() {
+		if readOnly.server.source.Rebuilt.Load() {
 			t.Error("a read-only registry writes back links")
 		}
 	})
 	t.Run("are indexed at the start", func(t *testing.T) {
 		i := start(t, newTestCA(t), root)
-		eventually(t, "back links are rebuilt", i.server.source.rebuilt.Load)
+		eventually(t, "back links are rebuilt", i.server.source.Rebuilt.Load)
 		check(t, i)
 		if links, _ := filepath.Glob(root + storage.RepositoriesPath + "/a/_referrers/*/*/*/*/descriptor.json"); len(links) != 1 {
 			t.Errorf("back links %v", links)
@@ -294,12 +294,12 @@ func TestReferrersOfDistribution(t *testing.T) {
 			t.Fatal(err)
 		}
 		i := start(t, newTestCA(t), root)
-		eventually(t, "back links are rebuilt", i.server.source.rebuilt.Load)
+		eventually(t, "back links are rebuilt", i.server.source.Rebuilt.Load)
 		check(t, i)
 	})
 	t.Run("only what changed is read", func(t *testing.T) {
 		i := start(t, newTestCA(t), root)
-		eventually(t, "back links are rebuilt", i.server.source.rebuilt.Load)
+		eventually(t, "back links are rebuilt", i.server.source.Rebuilt.Load)
 		old := time.Now().Add(-time.Hour)
 		if err := os.Chtimes(root+storage.RevisionPath("a", signature), old, old); err != nil {
 			t.Fatal(err)
@@ -307,7 +307,7 @@ func TestReferrersOfDistribution(t *testing.T) {
 		if err := os.RemoveAll(root + storage.RepositoriesPath + "/a/_referrers"); err != nil {
 			t.Fatal(err)
 		}
-		if err := i.server.source.rebuild(t.Context()); err != nil {
+		if err := i.server.source.Rebuild(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if links, _ := filepath.Glob(root + storage.RepositoriesPath + "/a/_referrers/*"); len(links) != 0 {
@@ -325,7 +325,7 @@ func TestGarbageCollectionRemovesBackLinks(t *testing.T) {
 	signature, _ := c.put("a", "", ociManifest, artifact(subject, "application/x-signature"))
 	orphan, _ := c.put("a", "", ociManifest, artifact(digest.FromString("missing"), "application/x-signature"))
 	// A crash after a manifest was removed and before its back link was.
-	dangling := root + backLinkDir("a", referrerLinks, subject) + "/" + storage.DigestPath(digest.FromString("gone"))
+	dangling := root + storage.RepositoriesPath + "/a/_referrers/" + storage.DigestPath(subject) + "/" + storage.DigestPath(digest.FromString("gone"))
 	if err := os.MkdirAll(dangling, 0o700); err != nil {
 		t.Fatal(err)
 	}

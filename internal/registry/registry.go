@@ -41,6 +41,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/net/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
+	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 	"github.com/zarf-dev/zarf-registry/internal/registry/users"
 )
@@ -171,13 +172,13 @@ func (s *Server) openStorage() (err error) {
 	if s.app, s.source, err = newApp(config, s.log); err != nil {
 		return err
 	}
-	s.signatures = newSignatureVerifier(s.options, s.source)
+	s.signatures = newSignatureVerifier(s.options, s.source.Store)
 	s.metrics.watchSignatures(s.signatures)
 	s.source.space = s.space
-	s.leases = newLeaseClient(s.source.driver, root)
+	s.leases = newLeaseClient(s.source.Driver, root)
 	s.source.leases = s.leases
 	s.metrics.watchCollections(s.leases)
-	s.scrubber = &scrubber{source: s.source, log: s.log}
+	s.scrubber = &scrubber{source: s.source.Store, log: s.log}
 	s.metrics.watchScrub(s.scrubber)
 	return nil
 }
@@ -203,7 +204,7 @@ func (s *Server) uploadSecret() (string, error) {
 // extended returns distribution's handler with what the OCI distribution specification has beyond it, apart from
 // pushes of manifests.
 func extended(app *handlers.App, source *contentStore) http.Handler {
-	return withReferrers(source, withAnyMediaType(withCompleteness(withSinglePosts(withMounts(app)))))
+	return withReferrers(source.Store, withAnyMediaType(withCompleteness(withSinglePosts(withMounts(app)))))
 }
 
 // newApp returns distribution's handler, which panics on an invalid configuration.
@@ -215,7 +216,7 @@ func newApp(config *configuration.Configuration, log *slog.Logger) (app *handler
 		}
 	}()
 	platforms := config.Validation.Manifests.Indexes.Platforms
-	source = &contentStore{log: log, sparse: platforms == "none" || platforms == "list"}
+	source = &contentStore{Store: &content.Store{Log: log, Sparse: platforms == "none" || platforms == "list"}}
 	useUnbufferedBlobs(config, source)
 	storage.UseDurableFiles(config)
 	return handlers.NewApp(context.Background(), config), source, nil
@@ -302,7 +303,7 @@ func (s *Server) front(name string, policy policy) *front {
 		policy:      policy,
 		credentials: s.credentials,
 		tokens:      s.tokens,
-		tagged:      s.source.tagged,
+		tagged:      s.source.Tagged,
 		next:        next,
 		metrics:     s.metrics,
 		log:         s.log,
@@ -324,11 +325,11 @@ func (s *Server) serve(ctx context.Context, registry, diagnostics []*endpoint) e
 	go s.health.Run(background)
 	go s.leases.poll(background, s.health.Interval)
 	go s.scrubber.poll(background, scrubFollowPeriod)
-	go s.space.pollContent(background, s.source.driver)
+	go s.space.pollContent(background, s.source.Driver)
 	var writing sync.WaitGroup
 	writing.Go(func() { s.space.pollVolume(background, !storage.ReadOnly(s.options.Config.Storage)) })
 	if !storage.ReadOnly(s.options.Config.Storage) {
-		writing.Go(func() { s.source.keepRebuilding(background) })
+		writing.Go(func() { s.source.KeepRebuilding(background) })
 	}
 	writing.Go(func() { s.signatures.run(background) })
 	if s.signatures.on() {
@@ -449,7 +450,7 @@ func (s *Server) reloadReport() reloadstatus.Report {
 	if err := s.health.Err(time.Now()); err != nil {
 		report.StorageError = err.Error()
 	} else {
-		report.StorageEmpty = storage.IsEmpty(s.source.driver)
+		report.StorageEmpty = storage.IsEmpty(s.source.Driver)
 	}
 	if full := s.space.report(); full != (space.Report{}) {
 		report.Space = &full

@@ -24,6 +24,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/api/scrub"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
@@ -56,7 +57,7 @@ type scrubRecord struct {
 // scrubber reads everything that is stored. It removes nothing: damaged blobs are marked (intact.go), so that clients
 // push them again.
 type scrubber struct {
-	source  *contentStore
+	source  *content.Store
 	log     *slog.Logger
 	running sync.Mutex // held during a scrub
 	// last is the record, with the problems that remain; nil before it was read.
@@ -108,7 +109,7 @@ func (s *Server) withScrub(next http.Handler) http.Handler {
 // scrubRun is one scrub.
 type scrubRun struct {
 	*scrubber
-	contents
+	content.Inventory
 	pace     *pace
 	progress func(*scrub.Progress)
 	report   func(scrub.Problem)
@@ -119,9 +120,9 @@ type scrubRun struct {
 
 	mu sync.Mutex
 	// parents are the manifests that need content, in each repository; missing is what lacks a link there.
-	parents   map[repositoryDigest][]digest.Digest
-	revisions map[repositoryDigest]bool // the manifests of repositories
-	missing   map[repositoryDigest]bool
+	parents   map[content.RepositoryDigest][]digest.Digest
+	revisions map[content.RepositoryDigest]bool // the manifests of repositories
+	missing   map[content.RepositoryDigest]bool
 	// checked are the manifests that were compared with their digest, and whether they have it.
 	checked map[digest.Digest]bool
 }
@@ -131,9 +132,9 @@ func (s *scrubber) run(
 	ctx context.Context, request scrub.Request, progress func(*scrub.Progress), report func(scrub.Problem),
 ) (scrub.Result, error) {
 	r := &scrubRun{
-		scrubber: s, contents: contents{driver: s.source.driver}, pace: newPace(request.Rate), progress: progress,
-		report: report, parents: map[repositoryDigest][]digest.Digest{}, missing: map[repositoryDigest]bool{},
-		checked: map[digest.Digest]bool{}, revisions: map[repositoryDigest]bool{},
+		scrubber: s, Inventory: content.Inventory{Driver: s.source.Driver}, pace: newPace(request.Rate), progress: progress,
+		report: report, parents: map[content.RepositoryDigest][]digest.Digest{}, missing: map[content.RepositoryDigest]bool{},
+		checked: map[digest.Digest]bool{}, revisions: map[content.RepositoryDigest]bool{},
 	}
 	var err error
 	if r.record, err = s.read(ctx); err != nil {
@@ -149,16 +150,16 @@ func (s *scrubber) run(
 }
 
 func (r *scrubRun) all(ctx context.Context) error {
-	var damagedTags []repositoryTag
-	r.damagedTag = func(tag repositoryTag) { damagedTags = append(damagedTags, tag) }
-	if err := r.contents.read(ctx); err != nil {
+	var damagedTags []content.RepositoryTag
+	r.DamagedTag = func(tag content.RepositoryTag) { damagedTags = append(damagedTags, tag) }
+	if err := r.Inventory.Read(ctx); err != nil {
 		return fmt.Errorf("reading the storage: %w", err)
 	}
 	for _, tag := range damagedTags {
-		r.found(scrub.Problem{Kind: scrub.Damaged, Images: []scrub.Image{{Repository: tag.repository, Tag: tag.tag}}})
+		r.found(scrub.Problem{Kind: scrub.Damaged, Images: []scrub.Image{{Repository: tag.Repository, Tag: tag.Tag}}})
 	}
-	for _, m := range r.manifests {
-		r.revisions[m.repositoryDigest] = true
+	for _, m := range r.Manifests {
+		r.revisions[m.RepositoryDigest] = true
 	}
 	if err := r.readManifests(ctx); err != nil {
 		return err
@@ -180,45 +181,45 @@ func (r *scrubRun) all(ctx context.Context) error {
 
 // readManifests compares manifests with their digests, and finds out what they need.
 func (r *scrubRun) readManifests(ctx context.Context) error {
-	return storage.InParallel(ctx, r.manifests, storage.ManifestConcurrency, r.readManifest)
+	return storage.InParallel(ctx, r.Manifests, storage.ManifestConcurrency, r.readManifest)
 }
 
-func (r *scrubRun) readManifest(ctx context.Context, m storedManifest) error {
-	stored := r.stored(m.digest)
-	b := r.blobs[stored]
+func (r *scrubRun) readManifest(ctx context.Context, m content.StoredManifest) error {
+	stored := r.Stored(m.Digest)
+	b := r.Blobs[stored]
 	if b == nil {
-		r.lacks(m.repositoryDigest, m.digest)
+		r.lacks(m.RepositoryDigest, m.Digest)
 		return nil
 	}
-	content, err := r.source.readBlob(ctx, stored, oci.MaxManifestSize)
+	data, err := r.source.ReadBlob(ctx, stored, oci.MaxManifestSize)
 	if errors.Is(err, fs.ErrNotExist) {
-		r.lacks(m.repositoryDigest, m.digest)
+		r.lacks(m.RepositoryDigest, m.Digest)
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	if err := r.pace.wait(ctx, int64(len(content))); err != nil {
+	if err := r.pace.wait(ctx, int64(len(data))); err != nil {
 		return err
 	}
-	intact := stored.Algorithm().FromBytes(content) == stored
+	intact := stored.Algorithm().FromBytes(data) == stored
 	r.mu.Lock()
 	r.checked[stored] = intact
 	r.mu.Unlock()
 	if !intact {
 		return nil
 	}
-	described, err := describe(content)
+	described, err := content.Describe(data)
 	if err != nil {
 		return nil //nolint:nilerr // not a manifest as this registry understands it
 	}
-	for _, blob := range described.blobs {
-		if err := r.needs(ctx, m.repositoryDigest, blob, storage.LayerPath(m.repository, blob.Digest)); err != nil {
+	for _, blob := range described.Blobs {
+		if err := r.needs(ctx, m.RepositoryDigest, blob, storage.LayerPath(m.Repository, blob.Digest)); err != nil {
 			return err
 		}
 	}
-	for _, child := range described.children {
-		if err := r.needs(ctx, m.repositoryDigest, child, storage.RevisionPath(m.repository, child.Digest)); err != nil {
+	for _, child := range described.Children {
+		if err := r.needs(ctx, m.RepositoryDigest, child, storage.RevisionPath(m.Repository, child.Digest)); err != nil {
 			return err
 		}
 	}
@@ -226,46 +227,46 @@ func (r *scrubRun) readManifest(ctx context.Context, m storedManifest) error {
 }
 
 // needs records that a manifest needs content, to which the repository has a link.
-func (r *scrubRun) needs(ctx context.Context, m repositoryDigest, content v1.Descriptor, link string) error {
-	if oci.IsNonDistributable(content.MediaType) {
+func (r *scrubRun) needs(ctx context.Context, m content.RepositoryDigest, needed v1.Descriptor, link string) error {
+	if oci.IsNonDistributable(needed.MediaType) {
 		return nil
 	}
-	stored, err := r.source.readLink(ctx, link)
+	stored, err := r.source.ReadLink(ctx, link)
 	switch {
-	case errors.Is(err, distribution.ErrBlobUnknown) && r.source.sparse && oci.IsManifestOrIndex(content.MediaType):
+	case errors.Is(err, distribution.ErrBlobUnknown) && r.source.Sparse && oci.IsManifestOrIndex(needed.MediaType):
 		return nil
-	case errors.Is(err, distribution.ErrBlobUnknown), isDamaged(err):
-		r.lacks(repositoryDigest{m.repository, content.Digest}, m.digest)
+	case errors.Is(err, distribution.ErrBlobUnknown), content.IsDamaged(err):
+		r.lacks(content.RepositoryDigest{Repository: m.Repository, Digest: needed.Digest}, m.Digest)
 		return nil
 	case err != nil:
 		return err
 	}
-	key := repositoryDigest{m.repository, stored}
+	key := content.RepositoryDigest{Repository: m.Repository, Digest: stored}
 	r.mu.Lock()
-	r.parents[key] = append(r.parents[key], m.digest)
+	r.parents[key] = append(r.parents[key], m.Digest)
 	r.mu.Unlock()
-	if r.blobs[stored] == nil {
-		r.lacks(key, m.digest)
+	if r.Blobs[stored] == nil {
+		r.lacks(key, m.Digest)
 	}
 	return nil
 }
 
 // lacks records that a repository does not have content that a manifest needs.
-func (r *scrubRun) lacks(content repositoryDigest, manifest digest.Digest) {
+func (r *scrubRun) lacks(what content.RepositoryDigest, manifest digest.Digest) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.missing[content] = true
-	if manifest != content.digest {
-		r.parents[content] = append(r.parents[content], manifest)
+	r.missing[what] = true
+	if manifest != what.Digest {
+		r.parents[what] = append(r.parents[what], manifest)
 	}
 }
 
 // readBlobs reads the blobs that were not read before an interruption.
 func (r *scrubRun) readBlobs(ctx context.Context) error {
-	order := slices.Sorted(slices.Values(r.order))
+	order := slices.Sorted(slices.Values(r.Order))
 	progress := scrub.Progress{}
 	for _, d := range order {
-		progress.Total += r.blobs[d].size
+		progress.Total += r.Blobs[d].Size
 	}
 	saved := time.Now()
 	for _, d := range order {
@@ -274,18 +275,18 @@ func (r *scrubRun) readBlobs(ctx context.Context) error {
 		switch {
 		case known:
 		case d <= r.record.Last:
-			_, _, err = r.source.size(ctx, d)
+			_, _, err = r.source.Size(ctx, d)
 			intact = err == nil
 		default:
-			intact, err = examine(ctx, r.driver, d, func(content io.Reader) io.Reader {
-				return pacedReader{ctx, content, r.pace, func(n int) {
+			intact, err = content.Examine(ctx, r.Driver, d, func(data io.Reader) io.Reader {
+				return pacedReader{ctx, data, r.pace, func(n int) {
 					progress.Bytes += int64(n)
 					r.progress(new(progress))
 				}}
 			})
-			progress.Bytes -= r.blobs[d].size // counted below
+			progress.Bytes -= r.Blobs[d].Size // counted below
 		}
-		progress.Bytes += r.blobs[d].size
+		progress.Bytes += r.Blobs[d].Size
 		r.progress(new(progress))
 		if err == nil || errors.Is(err, distribution.ErrBlobUnknown) {
 			if !intact && r.exists(ctx, d) {
@@ -295,7 +296,7 @@ func (r *scrubRun) readBlobs(ctx context.Context) error {
 			return poll.Cause(ctx, errors.Join(fmt.Errorf("reading %s: %w", d, err), r.save(ctx)))
 		}
 		r.result.Blobs++
-		r.result.Bytes += r.blobs[d].size
+		r.result.Bytes += r.Blobs[d].Size
 		if d > r.record.Last {
 			r.record.Last = d
 		}
@@ -311,7 +312,7 @@ func (r *scrubRun) readBlobs(ctx context.Context) error {
 
 // exists reports whether a blob has not been removed since the inventory was read.
 func (r *scrubRun) exists(ctx context.Context, d digest.Digest) bool {
-	found, err := r.source.exists(ctx, storage.BlobPath(d))
+	found, err := r.source.Exists(ctx, storage.BlobPath(d))
 	return found || err != nil
 }
 
@@ -319,18 +320,18 @@ func (r *scrubRun) exists(ctx context.Context, d digest.Digest) bool {
 func (r *scrubRun) imagesNeeding(d digest.Digest) []scrub.Image {
 	in := map[string]bool{}
 	for key := range r.parents {
-		if key.digest == d {
-			in[key.repository] = true
+		if key.Digest == d {
+			in[key.Repository] = true
 		}
 	}
-	for _, m := range r.manifests {
-		if r.stored(m.digest) == d {
-			in[m.repository] = true
+	for _, m := range r.Manifests {
+		if r.Stored(m.Digest) == d {
+			in[m.Repository] = true
 		}
 	}
 	images := []scrub.Image{}
 	for repository := range in {
-		images = append(images, r.images(repositoryDigest{repository, d})...)
+		images = append(images, r.images(content.RepositoryDigest{Repository: repository, Digest: d})...)
 	}
 	return sorted(images)
 }
@@ -342,23 +343,23 @@ func sorted(images []scrub.Image) []scrub.Image {
 }
 
 // images returns the images of a repository that need content: tags, and manifests to which nothing refers.
-func (r *scrubRun) images(content repositoryDigest) []scrub.Image {
+func (r *scrubRun) images(what content.RepositoryDigest) []scrub.Image {
 	images := []scrub.Image{}
 	seen := map[digest.Digest]bool{}
-	for queue := []digest.Digest{content.digest}; len(queue) > 0; {
+	for queue := []digest.Digest{what.Digest}; len(queue) > 0; {
 		d := queue[len(queue)-1]
 		queue = queue[:len(queue)-1]
 		if seen[d] {
 			continue
 		}
 		seen[d] = true
-		key := repositoryDigest{content.repository, d}
-		for _, tag := range r.tagged[key] {
-			images = append(images, scrub.Image{Repository: content.repository, Tag: tag, Digest: d})
+		key := content.RepositoryDigest{Repository: what.Repository, Digest: d}
+		for _, tag := range r.Tagged[key] {
+			images = append(images, scrub.Image{Repository: what.Repository, Tag: tag, Digest: d})
 		}
 		parents := r.parents[key]
-		if len(parents) == 0 && len(r.tagged[key]) == 0 && r.revisions[key] {
-			images = append(images, scrub.Image{Repository: content.repository, Digest: d})
+		if len(parents) == 0 && len(r.Tagged[key]) == 0 && r.revisions[key] {
+			images = append(images, scrub.Image{Repository: what.Repository, Digest: d})
 		}
 		queue = append(queue, parents...)
 	}
@@ -368,13 +369,13 @@ func (r *scrubRun) images(content repositoryDigest) []scrub.Image {
 // reportMissing reports what is still missing: meanwhile, images were deleted, and content was pushed.
 func (r *scrubRun) reportMissing(ctx context.Context) error {
 	problems := map[digest.Digest]*scrub.Problem{}
-	for content := range r.missing {
-		p := problems[content.digest]
+	for what := range r.missing {
+		p := problems[what.Digest]
 		if p == nil {
-			p = &scrub.Problem{Kind: scrub.Missing, Digest: content.digest}
-			problems[content.digest] = p
+			p = &scrub.Problem{Kind: scrub.Missing, Digest: what.Digest}
+			problems[what.Digest] = p
 		}
-		p.Images = append(p.Images, r.images(content)...)
+		p.Images = append(p.Images, r.images(what)...)
 	}
 	for _, d := range slices.Sorted(maps.Keys(problems)) {
 		p := problems[d]
@@ -397,20 +398,20 @@ func (r *scrubRun) found(p scrub.Problem) {
 
 // save writes the record, also if the client has just disconnected.
 func (r *scrubRun) save(ctx context.Context) error {
-	content, err := json.Marshal(r.record)
+	data, err := json.Marshal(r.record)
 	if err != nil {
 		return err
 	}
-	return r.source.driver.PutContent(context.WithoutCancel(ctx), scrubPath, content)
+	return r.source.Driver.PutContent(context.WithoutCancel(ctx), scrubPath, data)
 }
 
 // read returns the zero value if nothing was ever scrubbed, or if the record is damaged.
 func (s *scrubber) read(ctx context.Context) (record scrubRecord, err error) {
-	content, err := s.source.driver.GetContent(ctx, scrubPath)
+	data, err := s.source.Driver.GetContent(ctx, scrubPath)
 	if storage.IsNotFound(err) {
 		return scrubRecord{}, nil
 	}
-	if err == nil && json.Unmarshal(content, &record) != nil {
+	if err == nil && json.Unmarshal(data, &record) != nil {
 		record = scrubRecord{}
 	}
 	return record, err
@@ -419,37 +420,37 @@ func (s *scrubber) read(ctx context.Context) (record scrubRecord, err error) {
 // remains reports whether a problem was neither repaired by a push nor removed with its images. It reads no blobs.
 func (s *scrubber) remains(ctx context.Context, p scrub.Problem) (bool, error) {
 	if p.Digest == "" {
-		d, err := s.source.readLink(ctx, storage.TagPath(p.Images[0].Repository, p.Images[0].Tag))
+		d, err := s.source.ReadLink(ctx, storage.TagPath(p.Images[0].Repository, p.Images[0].Tag))
 		if d != "" || errors.Is(err, distribution.ErrBlobUnknown) {
 			return false, nil
 		}
 		return true, nil
 	}
 	if len(p.Images) == 0 {
-		_, _, err := s.source.size(ctx, p.Digest)
-		found, failed := s.source.exists(ctx, storage.BlobPath(p.Digest))
+		_, _, err := s.source.Size(ctx, p.Digest)
+		found, failed := s.source.Exists(ctx, storage.BlobPath(p.Digest))
 		return err != nil && found, failed
 	}
 	for _, image := range p.Images {
-		content, err := s.source.manifest(ctx, image.Repository, image.Digest)
-		if errors.Is(err, errUnknownManifest) {
-			found, err := s.source.exists(ctx, storage.RevisionPath(image.Repository, image.Digest))
+		data, err := s.source.Manifest(ctx, image.Repository, image.Digest)
+		if errors.Is(err, content.ErrUnknownManifest) {
+			found, err := s.source.Exists(ctx, storage.RevisionPath(image.Repository, image.Digest))
 			if err != nil || found {
 				return found, err
 			}
 			continue // it was deleted
 		}
-		if isDamaged(err) {
+		if content.IsDamaged(err) {
 			return true, nil
 		}
 		if err != nil {
 			return false, err
 		}
-		m, err := describe(content)
+		m, err := content.Describe(data)
 		if err != nil {
 			continue // not a manifest as this registry understands it
 		}
-		err = s.source.lacking(ctx, image.Repository, m)
+		err = s.source.Lacking(ctx, image.Repository, m)
 		if errors.As(err, new(distribution.ErrManifestBlobUnknown)) {
 			return true, nil
 		}
@@ -527,13 +528,13 @@ func (p *pace) wait(ctx context.Context, n int64) error {
 // pacedReader reads at a pace.
 type pacedReader struct {
 	ctx     context.Context
-	content io.Reader
+	data io.Reader
 	pace    *pace
 	read    func(n int)
 }
 
 func (r pacedReader) Read(p []byte) (int, error) {
-	n, err := r.content.Read(p)
+	n, err := r.data.Read(p)
 	r.read(n)
 	if failed := r.pace.wait(r.ctx, int64(n)); failed != nil {
 		return n, failed

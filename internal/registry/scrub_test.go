@@ -48,7 +48,7 @@ func flip(content string) string { return "X" + content[1:] }
 func TestScrub(t *testing.T) {
 	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
-	c, driver := i.pusher(), i.server.source.driver
+	c, driver := i.pusher(), i.server.source.Driver
 	ctx := t.Context()
 	var digests []any
 	for _, name := range []string{"one", "two", "three", "four", "five", "six", "seven"} {
@@ -202,7 +202,7 @@ func TestScrubContinues(t *testing.T) {
 
 func (i *instance) sizeOf(d digest.Digest) int {
 	i.t.Helper()
-	info, err := i.server.source.driver.Stat(context.Background(), storage.BlobPath(d))
+	info, err := i.server.source.Driver.Stat(context.Background(), storage.BlobPath(d))
 	if err != nil {
 		i.t.Fatal(err)
 	}

@@ -233,7 +233,7 @@ func TestReadiness(t *testing.T) {
 	i.run()
 	health := i.diagnostics("health")
 	i.waitReady()
-	eventually(t, "nothing writes to the storage", i.server.source.rebuilt.Load)
+	eventually(t, "nothing writes to the storage", i.server.source.Rebuilt.Load)
 	if err := os.Rename(root, root+".gone"); err != nil {
 		t.Fatal(err)
 	}

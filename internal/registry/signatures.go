@@ -5,22 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
-	"io"
-	"io/fs"
 	"log/slog"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/distribution/distribution/v3"
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/logging"
-	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/signature"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
@@ -56,7 +52,7 @@ const (
 // signatureVerifier verifies the signatures of images that nodes and anonymous clients read.
 type signatureVerifier struct {
 	mode    SignatureMode
-	source  *contentStore
+	source  *content.Store
 	keysDir string // of public keys
 	ownFile string // of the digests of the project's own images; may be empty
 	log     *slog.Logger
@@ -79,15 +75,15 @@ type signatureVerifier struct {
 	counts    [4]atomic.Uint64 // of requests, by outcome
 
 	mu     sync.Mutex
-	logged map[repositoryDigest]time.Time
+	logged map[content.RepositoryDigest]time.Time
 }
 
-func newSignatureVerifier(o Options, source *contentStore) *signatureVerifier {
+func newSignatureVerifier(o Options, source *content.Store) *signatureVerifier {
 	v := &signatureVerifier{
 		mode: o.Signatures, source: source, keysDir: o.SignatureKeys, ownFile: o.OwnImages, log: o.Log, now: time.Now,
 		indexes: !storage.ReadOnly(o.Config.Storage),
 		decided: make(chan struct{}), slots: make(chan struct{}, maxVerifications),
-		logged: map[repositoryDigest]time.Time{}, failures: logging.NewLimited(o.Log), seed: maphash.MakeSeed(),
+		logged: map[content.RepositoryDigest]time.Time{}, failures: logging.NewLimited(o.Log), seed: maphash.MakeSeed(),
 	}
 	for i := range v.shares {
 		v.shares[i] = make(chan struct{}, maxShare)
@@ -127,9 +123,6 @@ type verdict struct {
 	others int // signatures by other keys
 }
 
-// errUnknownManifest means that the repository has no such manifest.
-var errUnknownManifest = errors.New("unknown manifest")
-
 // check returns the verdict about a manifest. It may be from memory: see results.
 func (v *signatureVerifier) check(ctx context.Context, repository string, d digest.Digest) (verdict, error) {
 	t := v.current.Load()
@@ -164,11 +157,11 @@ func (v *signatureVerifier) verifyManifest(
 	if found, ok := t.results.get(repository, d, now); ok {
 		return found, nil
 	}
-	content, err := v.source.manifest(ctx, repository, d)
+	data, err := v.source.Manifest(ctx, repository, d)
 	if err != nil {
 		return verdict{outcome: outcomeFailed}, err
 	}
-	found, err := v.verifyContent(ctx, t, repository, content, nesting)
+	found, err := v.verifyContent(ctx, t, repository, data, nesting)
 	if err != nil {
 		return verdict{outcome: outcomeFailed}, fmt.Errorf("verifying %s@%s: %w", repository, d, err)
 	}
@@ -179,17 +172,17 @@ func (v *signatureVerifier) verifyManifest(
 }
 
 func (v *signatureVerifier) verifyContent(
-	ctx context.Context, t *trusted, repository string, content []byte, nesting int,
+	ctx context.Context, t *trusted, repository string, data []byte, nesting int,
 ) (verdict, error) {
-	digests := []digest.Digest{digest.SHA256.FromBytes(content), digest.SHA512.FromBytes(content)}
+	digests := []digest.Digest{digest.SHA256.FromBytes(data), digest.SHA512.FromBytes(data)}
 	if t.own[digests[0]] {
 		return verdict{outcome: outcomeExempt, covers: true}, nil
 	}
-	of := repositoryContent{v.source, repository}
-	if carrier, err := signature.IsCarrier(ctx, of, content); err != nil || carrier {
+	of := v.source.Repository(repository)
+	if carrier, err := signature.IsCarrier(ctx, of, data); err != nil || carrier {
 		return verdict{outcome: outcomeExempt}, err
 	}
-	found, err := signature.Verify(ctx, of, t.keys, content)
+	found, err := signature.Verify(ctx, of, t.keys, data)
 	if err != nil {
 		return verdict{}, err
 	}
@@ -201,13 +194,13 @@ func (v *signatureVerifier) verifyContent(
 		return unsigned, nil
 	}
 	for _, d := range digests {
-		indexes, err := v.source.indexesOf(ctx, repository, d, maxIndexes)
+		indexes, err := v.source.IndexesOf(ctx, repository, d, maxIndexes)
 		if err != nil {
 			return verdict{}, err
 		}
 		for _, index := range indexes {
 			switch by, err := v.verifyManifest(ctx, t, repository, index, nesting-1); {
-			case errors.Is(err, errUnknownManifest): // just deleted
+			case errors.Is(err, content.ErrUnknownManifest): // just deleted
 			case err != nil:
 				return verdict{}, err
 			case by.covers:
@@ -220,7 +213,7 @@ func (v *signatureVerifier) verifyContent(
 
 // indexed reports whether referrers and indexes are found without a scan of the repository. Before that, only what
 // must be verified is.
-func (v *signatureVerifier) indexed() bool { return !v.indexes || v.source.rebuilt.Load() }
+func (v *signatureVerifier) indexed() bool { return !v.indexes || v.source.Rebuilt.Load() }
 
 // changed forgets what is known about a repository, after a push to it or a deletion.
 func (v *signatureVerifier) changed(repository string) { v.current.Load().results.forget(repository) }
@@ -237,14 +230,14 @@ func (v *signatureVerifier) require(r *http.Request, to request.Target) (*http.R
 	if !v.enforcing.Load() && !v.indexed() {
 		return r, nil
 	}
-	d, err := v.source.resolve(ctx, to)
+	d, err := v.source.Resolve(ctx, to.Repository, to.Manifest)
 	found := verdict{outcome: outcomeFailed}
 	if err == nil {
 		found, err = v.check(ctx, to.Repository, d)
 	}
 	enforcing := v.enforcing.Load()
 	switch {
-	case errors.Is(err, errUnknownManifest):
+	case errors.Is(err, content.ErrUnknownManifest):
 		if enforcing { // it may exist by the time that the request is served
 			return nil, errcode.ErrorCodeManifestUnknown.WithDetail(request.Reference(to.Repository, to.Manifest))
 		}
@@ -308,7 +301,7 @@ func (v *signatureVerifier) denial(to request.Target, d digest.Digest, found ver
 
 // logUnsigned logs an image once per logAgain.
 func (v *signatureVerifier) logUnsigned(repository, name string, d digest.Digest, found verdict) {
-	key, now := repositoryDigest{repository, d}, v.now()
+	key, now := content.RepositoryDigest{Repository: repository, Digest: d}, v.now()
 	v.mu.Lock()
 	last, known := v.logged[key]
 	again := !known || now.Sub(last) >= logAgain
@@ -323,116 +316,4 @@ func (v *signatureVerifier) logUnsigned(repository, name string, d digest.Digest
 		v.log.Warn("image is not signed", "image", request.Reference(repository, name), "digest", d.String(),
 			"otherSignatures", found.others, "denied", v.enforcing.Load())
 	}
-}
-
-// resolve returns the digest of a manifest, by which it can be served. The error is an [errcode.Error] if the reference
-// is neither a tag nor a digest: routes accept some that are not.
-func (s *contentStore) resolve(ctx context.Context, to request.Target) (digest.Digest, error) {
-	if d, err := digest.Parse(to.Manifest); err == nil {
-		return d, nil
-	}
-	if strings.Contains(to.Manifest, ":") {
-		return "", errcode.ErrorCodeDigestInvalid.WithMessage("invalid digest").WithDetail(to.Manifest)
-	}
-	d, err := s.readLink(ctx, storage.TagPath(to.Repository, to.Manifest))
-	if errors.Is(err, distribution.ErrBlobUnknown) {
-		return "", errUnknownManifest
-	}
-	return d, err
-}
-
-// manifest returns the content of a repository's manifest, or an error if it is damaged.
-func (s *contentStore) manifest(ctx context.Context, repository string, d digest.Digest) ([]byte, error) {
-	content, err := s.manifestContent(ctx, repository, d)
-	if err == nil && d.Algorithm().FromBytes(content) != d {
-		return nil, fmt.Errorf("manifest %s %w", d, errDamaged)
-	}
-	return content, err
-}
-
-// errTooLong means that a file is longer than expected.
-var errTooLong = errors.New("the file is too long")
-
-// readFile returns the content of a file. The error is [fs.ErrNotExist] if it does not exist, errTooLong if it is
-// longer than limit.
-func (s *contentStore) readFile(ctx context.Context, path string, limit int64) ([]byte, error) {
-	reader, err := s.driver.Reader(ctx, path, 0)
-	if storage.IsNotFound(err) {
-		return nil, fs.ErrNotExist
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = reader.Close() }()
-	content, err := io.ReadAll(io.LimitReader(reader, limit+1))
-	if err == nil && int64(len(content)) > limit {
-		return nil, errTooLong
-	}
-	return content, err
-}
-
-// manifestContent returns the content of a repository's manifest without verifying it, or errUnknownManifest.
-func (s *contentStore) manifestContent(ctx context.Context, repository string, d digest.Digest) ([]byte, error) {
-	stored, err := s.readLink(ctx, storage.RevisionPath(repository, d))
-	if errors.Is(err, distribution.ErrBlobUnknown) {
-		return nil, errUnknownManifest
-	}
-	if err != nil {
-		return nil, err
-	}
-	content, err := s.readBlob(ctx, stored, oci.MaxManifestSize)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, errUnknownManifest
-	}
-	return content, err
-}
-
-// readBlob returns the content of a blob. The error is [fs.ErrNotExist] if it does not exist, or if it is larger
-// than limit.
-func (s *contentStore) readBlob(ctx context.Context, d digest.Digest, limit int64) ([]byte, error) {
-	content, err := s.readFile(ctx, storage.BlobPath(d), limit)
-	if errors.Is(err, errTooLong) {
-		return nil, fs.ErrNotExist
-	}
-	return content, err
-}
-
-// repositoryContent implements [signature.Repository].
-type repositoryContent struct {
-	source *contentStore
-	name   string
-}
-
-func (r repositoryContent) Read(ctx context.Context, d digest.Digest, limit int64) ([]byte, error) {
-	stored, err := r.source.canonical(ctx, d)
-	if errors.Is(err, distribution.ErrBlobUnknown) {
-		return nil, fs.ErrNotExist
-	}
-	if err != nil {
-		return nil, err
-	}
-	return r.source.readBlob(ctx, stored, limit)
-}
-
-func (r repositoryContent) Tagged(ctx context.Context, tag string) (digest.Digest, error) {
-	d, err := r.source.resolve(ctx, request.Target{Repository: r.name, Manifest: tag})
-	if errors.Is(err, errUnknownManifest) {
-		return "", nil
-	}
-	return d, err
-}
-
-// Referrers implements [signature.Repository].
-func (r repositoryContent) Referrers(
-	ctx context.Context, subject digest.Digest, types []string, limit int,
-) (found []digest.Digest, err error) {
-	left := maxReferrers
-	err = r.source.eachReferring(ctx, r.name, referrerLinks, subject, "", func(link backReference) (more bool, err error) {
-		if slices.Contains(types, link.ArtifactType) && len(found) < limit {
-			found = append(found, link.Digest)
-		}
-		left--
-		return left > 0 && len(found) < limit, nil
-	})
-	return found, err
 }

@@ -574,7 +574,7 @@ func TestStoredImagesAreAuditedBeforeSignaturesAreEnforced(t *testing.T) {
 	}
 
 	for _, mode := range []SignatureMode{SignaturesOff, SignaturesAudit} {
-		if err := again.source.driver.PutContent(t.Context(), enforcedPath, []byte("\n")); err != nil {
+		if err := again.source.Driver.PutContent(t.Context(), enforcedPath, []byte("\n")); err != nil {
 			t.Fatal(err)
 		}
 		i := start(t, newTestCA(t), root, func(o *Options) { o.Signatures, o.SignatureKeys = mode, dir })

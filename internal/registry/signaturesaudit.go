@@ -11,6 +11,7 @@ import (
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
@@ -62,7 +63,7 @@ func (v *signatureVerifier) decide(ctx context.Context) bool {
 	var err error
 	if v.mode == SignaturesEnforce {
 		var enforced bool
-		enforced, err = v.source.exists(ctx, enforcedPath)
+		enforced, err = v.source.Exists(ctx, enforcedPath)
 		v.enforcing.Store(enforced)
 	} else {
 		err = stopEnforcing(ctx, v.source)
@@ -76,10 +77,10 @@ func (v *signatureVerifier) decide(ctx context.Context) bool {
 }
 
 // stopEnforcing makes the next registry that enforces signatures audit the stored images first.
-func stopEnforcing(ctx context.Context, source *contentStore) error {
-	enforced, err := source.exists(ctx, enforcedPath)
+func stopEnforcing(ctx context.Context, source *content.Store) error {
+	enforced, err := source.Exists(ctx, enforcedPath)
 	if err == nil && enforced {
-		err = source.driver.Delete(ctx, enforcedPath)
+		err = source.Driver.Delete(ctx, enforcedPath)
 	}
 	if storage.IsNotFound(err) { // another replica was faster
 		return nil
@@ -91,7 +92,7 @@ func stopEnforcing(ctx context.Context, source *contentStore) error {
 func (v *signatureVerifier) audit(ctx context.Context) error {
 	began := v.now()
 	var tags []request.Target
-	err := storage.WalkFiles(ctx, v.source.driver, storage.RepositoriesPath, func(info storagedriver.FileInfo) error {
+	err := storage.WalkFiles(ctx, v.source.Driver, storage.RepositoriesPath, func(info storagedriver.FileInfo) error {
 		if m := storage.CurrentLink.FindStringSubmatch(info.Path()); m != nil {
 			tags = append(tags, request.Target{Repository: m[1], Manifest: path.Base(path.Dir(path.Dir(info.Path())))})
 		}
@@ -103,8 +104,8 @@ func (v *signatureVerifier) audit(ctx context.Context) error {
 	var mu sync.Mutex
 	unsigned := 0
 	check := func(ctx context.Context, tag request.Target) error {
-		d, err := v.source.resolve(ctx, tag)
-		if errors.Is(err, errUnknownManifest) {
+		d, err := v.source.Resolve(ctx, tag.Repository, tag.Manifest)
+		if errors.Is(err, content.ErrUnknownManifest) {
 			return nil // just deleted
 		}
 		var found verdict
@@ -114,7 +115,7 @@ func (v *signatureVerifier) audit(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case errors.Is(err, errUnknownManifest) || err == nil && found.outcome != outcomeUnsigned:
+		case errors.Is(err, content.ErrUnknownManifest) || err == nil && found.outcome != outcomeUnsigned:
 			return nil
 		}
 		mu.Lock()
@@ -139,7 +140,7 @@ func (v *signatureVerifier) audit(ctx context.Context) error {
 	}
 	first := v.unsigned.Swap(int64(unsigned)) < 0
 	if v.mode == SignaturesEnforce && !v.enforcing.Swap(true) {
-		if err := v.source.driver.PutContent(ctx, enforcedPath, []byte("\n")); err != nil {
+		if err := v.source.Driver.PutContent(ctx, enforcedPath, []byte("\n")); err != nil {
 			v.log.Warn("signatures are enforced, but after a restart only when all images have been verified again",
 				"error", err)
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
+	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -29,17 +30,17 @@ type sweeper struct {
 // sweep removes what is in the list and not kept. Blobs that were written or linked after cutoff are kept, too.
 func (s *sweeper) sweep(ctx context.Context, m *marking, list garbageSet, cutoff time.Time) error {
 	// Pushes change m.keep from here on.
-	var manifests []storedManifest
-	for _, manifest := range m.manifests {
-		if d := m.stored(manifest.digest); list.has(d) && !m.keep[d] {
+	var manifests []content.StoredManifest
+	for _, manifest := range m.Manifests {
+		if d := m.Stored(manifest.Digest); list.has(d) && !m.keep[d] {
 			manifests = append(manifests, manifest)
 		}
 	}
 	var blobs []digest.Digest
-	for _, d := range m.order {
+	for _, d := range m.Order {
 		switch {
 		case m.keep[d]:
-		case m.blobs[d].young(cutoff):
+		case m.Blobs[d].Young(cutoff):
 			s.result.Kept++
 		case list.has(d):
 			blobs = append(blobs, d)
@@ -49,14 +50,14 @@ func (s *sweeper) sweep(ctx context.Context, m *marking, list garbageSet, cutoff
 	defer s.use.sweep(m, cutoff)()
 	ctx, syncRemovals := storage.WithRemovals(ctx)
 	for _, manifest := range manifests {
-		key := manifest.repositoryDigest
-		paths := slices.Concat(m.history[key], []string{manifest.path}, m.backLinks[key])
-		if err := s.manifest(ctx, key, m.stored(key.digest), paths); err != nil {
+		key := manifest.RepositoryDigest
+		paths := slices.Concat(m.History[key], []string{manifest.Path}, m.BackLinks[key])
+		if err := s.manifest(ctx, key, m.Stored(key.Digest), paths); err != nil {
 			return err
 		}
 	}
 	for key, links := range stray {
-		if d := m.stored(key.digest); list.has(d) {
+		if d := m.Stored(key.Digest); list.has(d) {
 			if _, err := s.use.removeStray(d, func() error { return s.remove(ctx, links...) }); err != nil {
 				return err
 			}
@@ -67,7 +68,7 @@ func (s *sweeper) sweep(ctx context.Context, m *marking, list garbageSet, cutoff
 		return err
 	}
 	for _, d := range blobs {
-		if err := s.blob(ctx, d, m.blobs[d]); err != nil {
+		if err := s.blob(ctx, d, m.Blobs[d]); err != nil {
 			return err
 		}
 	}
@@ -76,19 +77,21 @@ func (s *sweeper) sweep(ctx context.Context, m *marking, list garbageSet, cutoff
 
 // manifest removes a manifest from its repository: the paths that belong to it. Its blob, which has the stored digest,
 // is removed like other blobs.
-func (s *sweeper) manifest(ctx context.Context, key repositoryDigest, stored digest.Digest, paths []string) error {
+func (s *sweeper) manifest(
+	ctx context.Context, key content.RepositoryDigest, stored digest.Digest, paths []string,
+) error {
 	removed, err := s.use.remove(stored, func() error { return s.remove(ctx, paths...) })
 	if !removed || err != nil {
 		return err
 	}
 	s.result.Manifests++
-	s.report(gc.Event{Removed: &gc.Removed{Repository: key.repository, Digest: key.digest.String()}})
+	s.report(gc.Event{Removed: &gc.Removed{Repository: key.Repository, Digest: key.Digest.String()}})
 	return nil
 }
 
 // blob removes a blob, its repository links first: while its data exists, the next collection finds it.
-func (s *sweeper) blob(ctx context.Context, d digest.Digest, b *storedBlob) error {
-	removed, err := s.use.remove(d, func() error { return s.remove(ctx, append(slices.Clone(b.links), b.path)...) })
+func (s *sweeper) blob(ctx context.Context, d digest.Digest, b *content.Blob) error {
+	removed, err := s.use.remove(d, func() error { return s.remove(ctx, append(slices.Clone(b.Links), b.Path)...) })
 	if errors.Is(err, errConcurrentWrite) {
 		removed, err = false, nil // a push uses the blob
 	}
@@ -100,8 +103,8 @@ func (s *sweeper) blob(ctx context.Context, d digest.Digest, b *storedBlob) erro
 		return nil
 	}
 	s.result.Blobs++
-	s.result.Bytes += b.size
-	s.report(gc.Event{Removed: &gc.Removed{Digest: d.String(), Bytes: b.size}})
+	s.result.Bytes += b.Size
+	s.report(gc.Event{Removed: &gc.Removed{Digest: d.String(), Bytes: b.Size}})
 	return nil
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -37,7 +38,7 @@ func (t *currentTags) Tag(ctx context.Context, tag string, manifest v1.Descripto
 // Get returns the manifest of the tag. A damaged link is no tag: a push replaces it.
 func (t *currentTags) Get(ctx context.Context, tag string) (v1.Descriptor, error) {
 	manifest, err := t.TagService.Get(ctx, tag)
-	if isDamaged(err) {
+	if content.IsDamaged(err) {
 		return v1.Descriptor{}, distribution.ErrTagUnknown{Tag: tag}
 	}
 	return manifest, err
@@ -53,7 +54,7 @@ func (t *currentTags) Lookup(ctx context.Context, manifest v1.Descriptor) ([]str
 func (t *currentTags) Untag(ctx context.Context, tag string) error {
 	defer t.source.tags.lock(t.repository, tag)()
 	if t.deleted != "" {
-		link, err := t.source.driver.GetContent(ctx, storage.TagPath(t.repository, tag))
+		link, err := t.source.Driver.GetContent(ctx, storage.TagPath(t.repository, tag))
 		switch {
 		case storage.IsNotFound(err):
 			return nil
@@ -73,7 +74,7 @@ func (t *currentTags) List(ctx context.Context, limit int, last string) ([]strin
 	tags, err := t.All(ctx) // in this order
 	if errors.As(err, new(distribution.ErrRepositoryUnknown)) {
 		// In S3 there are no empty directories. A repository without tags exists while it has a manifest.
-		exists, failed := t.source.exists(ctx, storage.RepositoriesPath+"/"+t.repository+"/_manifests")
+		exists, failed := t.source.Exists(ctx, storage.RepositoriesPath+"/"+t.repository+"/_manifests")
 		switch {
 		case failed != nil:
 			return nil, failed
@@ -95,13 +96,6 @@ func (t *currentTags) List(ctx context.Context, limit int, last string) ([]strin
 		return tags[:limit], nil
 	}
 	return tags, io.EOF
-}
-
-// repositoryLocks are locks for repositories. A few share one. The zero value is not locked.
-type repositoryLocks [64]sync.RWMutex
-
-func (l *repositoryLocks) forRepository(repository string) *sync.RWMutex {
-	return &l[maphash.String(tagSeed, repository)%uint64(len(l))]
 }
 
 // tagLocks serialize changes of a tag. A few tags share a lock. The zero value is not locked.

@@ -10,6 +10,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -20,7 +21,7 @@ type storedTags struct {
 }
 
 func (s storedTags) Tag(ctx context.Context, tag string, manifest v1.Descriptor) error {
-	return s.source.driver.PutContent(ctx, storage.TagPath("a", tag), []byte(manifest.Digest))
+	return s.source.Driver.PutContent(ctx, storage.TagPath("a", tag), []byte(manifest.Digest))
 }
 
 func (s storedTags) Lookup(context.Context, v1.Descriptor) ([]string, error) {
@@ -28,13 +29,13 @@ func (s storedTags) Lookup(context.Context, v1.Descriptor) ([]string, error) {
 }
 
 func (s storedTags) Untag(ctx context.Context, tag string) error {
-	return s.source.driver.Delete(ctx, storage.TagPath("a", tag))
+	return s.source.Driver.Delete(ctx, storage.TagPath("a", tag))
 }
 
 // TestDeletionKeepsTagsThatMoved moves a tag after a deletion of its manifest has looked it up.
 func TestDeletionKeepsTagsThatMoved(t *testing.T) {
 	t.Parallel()
-	source := &contentStore{driver: inmemory.New()}
+	source := &contentStore{Store: &content.Store{Driver: inmemory.New()}}
 	request := func() distribution.TagService {
 		return &currentTags{TagService: storedTags{source: source}, source: source, repository: "a"}
 	}
@@ -59,16 +60,16 @@ func TestDeletionKeepsTagsThatMoved(t *testing.T) {
 			}
 		}
 	}
-	if got := source.tagged(t.Context(), "a", "kept"); got != "" {
+	if got := source.Tagged(t.Context(), "a", "kept"); got != "" {
 		t.Errorf("the tag of the deleted manifest refers to %s", got)
 	}
-	if got := source.tagged(t.Context(), "a", "moved"); got != second {
+	if got := source.Tagged(t.Context(), "a", "moved"); got != second {
 		t.Errorf("the tag that moved refers to %q", got)
 	}
 	if err := request().Untag(t.Context(), "moved"); err != nil {
 		t.Error(err)
 	}
-	if got := source.tagged(t.Context(), "a", "moved"); got != "" {
+	if got := source.Tagged(t.Context(), "a", "moved"); got != "" {
 		t.Errorf("the deleted tag refers to %s", got)
 	}
 }

@@ -88,22 +88,22 @@ var bugs = []bug{
 		"	if err := error(nil); err != nil {\n",
 	}},
 	{"the size of stored content is not compared", change{
-		"internal/registry/intact.go",
+		"internal/registry/content/intact.go",
 		"	case r.Size != 0 && r.Size != data.Size():\n",
 		"	case false:\n",
 	}},
 	{"a push keeps what is stored", change{
-		"internal/registry/intact.go",
+		"internal/registry/content/intact.go",
 		"	if replaced == name || replaced == anyBlob && blobData.MatchString(name) {\n",
 		"	if replaced == \"\" && false {\n",
 	}},
 	{"reading all content marks nothing", change{
-		"internal/registry/intact.go",
+		"internal/registry/content/intact.go",
 		"	if !verifier.Verified() {\n",
 		"	if false {\n",
 	}},
 	{"a manifest exists without what it needs", change{
-		"internal/registry/intact.go",
+		"internal/registry/push.go",
 		"	if ctx.Value(completeKey{}) == nil {\n",
 		"	if true {\n",
 	}},

@@ -1,4 +1,4 @@
-package registry
+package content
 
 import (
 	"context"
@@ -18,17 +18,17 @@ import (
 // rebuiltPath is the record of the last rebuild, next to leasePath.
 const rebuiltPath = "/docker/registry/v2/zarf-registry/back-links.json"
 
-// keepRebuilding rebuilds back links until it has succeeded.
-func (s *contentStore) keepRebuilding(ctx context.Context) {
+// KeepRebuilding rebuilds back links until it has succeeded.
+func (s *Store) KeepRebuilding(ctx context.Context) {
 	const retry = 10 * time.Second
 	for {
-		err := s.rebuild(ctx)
+		err := s.Rebuild(ctx)
 		if err == nil {
-			s.rebuilt.Store(true)
+			s.Rebuilt.Store(true)
 			return
 		}
 		if ctx.Err() == nil {
-			s.log.Error("indexing referrers failed, retrying", "error", err)
+			s.Log.Error("indexing referrers failed, retrying", "error", err)
 		}
 		if poll.Sleep(ctx, retry) != nil {
 			return
@@ -42,10 +42,10 @@ type rebuildRecord struct {
 	Since time.Time `json:"since"`
 }
 
-// rebuild adds the links that distribution does not write: back links, and those from other digests to SHA-256.
-func (s *contentStore) rebuild(ctx context.Context) error {
+// Rebuild adds the links that distribution does not write: back links, and those from other digests to SHA-256.
+func (s *Store) Rebuild(ctx context.Context) error {
 	var last rebuildRecord
-	content, err := s.driver.GetContent(ctx, rebuiltPath)
+	content, err := s.Driver.GetContent(ctx, rebuiltPath)
 	if err == nil {
 		err = json.Unmarshal(content, &last)
 	}
@@ -53,16 +53,16 @@ func (s *contentStore) rebuild(ctx context.Context) error {
 		return fmt.Errorf("reading %s: %w", rebuiltPath, err)
 	}
 	began := rebuiltPath + ".began"
-	if err := s.driver.PutContent(ctx, began, []byte("\n")); err != nil {
+	if err := s.Driver.PutContent(ctx, began, []byte("\n")); err != nil {
 		return err
 	}
-	info, err := s.driver.Stat(ctx, began)
+	info, err := s.Driver.Stat(ctx, began)
 	if err != nil {
 		return err
 	}
 
 	var links []string
-	err = storage.WalkFiles(ctx, s.driver, storage.RepositoriesPath, func(info storagedriver.FileInfo) error {
+	err = storage.WalkFiles(ctx, s.Driver, storage.RepositoriesPath, func(info storagedriver.FileInfo) error {
 		if !info.ModTime().Before(last.Since.Add(-time.Minute)) { // a pushed file may get its time before it appears
 			links = append(links, info.Path())
 		}
@@ -78,29 +78,29 @@ func (s *contentStore) rebuild(ctx context.Context) error {
 	if content, err = json.Marshal(rebuildRecord{Since: info.ModTime()}); err != nil {
 		return err
 	}
-	return s.driver.PutContent(ctx, rebuiltPath, content)
+	return s.Driver.PutContent(ctx, rebuiltPath, content)
 }
 
 // rebuildLink adds what the link of a manifest or of a blob needs.
-func (s *contentStore) rebuildLink(ctx context.Context, name string) error {
+func (s *Store) rebuildLink(ctx context.Context, name string) error {
 	if m := storage.RevisionLink.FindStringSubmatch(name); m != nil {
 		links, err := s.backLinksOf(ctx, m[1], storage.PathDigest(m[2], m[3]))
 		for _, link := range links {
 			if err == nil {
-				err = s.driver.PutContent(ctx, link.path, link.content)
+				err = s.Driver.PutContent(ctx, link.path, link.content)
 			}
 		}
 		return err
 	}
 	if m := storage.LayerLink.FindStringSubmatch(name); m != nil && m[2] != digest.Canonical.String() {
-		stored, err := s.readLink(ctx, name)
+		stored, err := s.ReadLink(ctx, name)
 		if errors.Is(err, distribution.ErrBlobUnknown) {
 			return nil // just deleted
 		}
 		if err != nil || stored.Algorithm() != digest.Canonical {
 			return err
 		}
-		return s.link(ctx, storage.DigestLinkPath(storage.PathDigest(m[2], m[3])), stored)
+		return s.Link(ctx, storage.DigestLinkPath(storage.PathDigest(m[2], m[3])), stored)
 	}
 	return nil
 }

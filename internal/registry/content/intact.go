@@ -1,24 +1,16 @@
-package registry
+package content
 
 import (
 	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"io"
-	"net/http"
-	"slices"
 	"time"
 
 	"github.com/distribution/distribution/v3"
-	"github.com/distribution/distribution/v3/registry/api/errcode"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	storagemiddleware "github.com/distribution/distribution/v3/registry/storage/driver/middleware"
 	"github.com/opencontainers/go-digest"
-	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/oci"
-	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -34,11 +26,11 @@ import (
 // Damage that does not change the size is found by reading everything (scrub.go), which marks it in the record.
 // Manifests have no record: they are small, and compared with their digest whenever they are read.
 
-// intactContent is the name of the storage middleware.
-const intactContent = "zarf-registry-intact-content"
+// IntactContent is the name of the storage middleware.
+const IntactContent = "zarf-registry-intact-content"
 
 func init() {
-	err := storagemiddleware.Register(intactContent, func(
+	err := storagemiddleware.Register(IntactContent, func(
 		_ context.Context, driver storagedriver.StorageDriver, _ map[string]any,
 	) (storagedriver.StorageDriver, error) {
 		return contentDriver{driver}, nil
@@ -58,10 +50,13 @@ type replaceKey struct{}
 // anyBlob stands for the data of each blob. The SHA-256 digest of an upload may only be known at its end.
 const anyBlob = "any"
 
-// replacing makes distribution write the data at a path although it exists. Drivers replace files atomically.
-func replacing(ctx context.Context, path string) context.Context {
+// Replacing makes distribution write the data at a path although it exists. Drivers replace files atomically.
+func Replacing(ctx context.Context, path string) context.Context {
 	return context.WithValue(ctx, replaceKey{}, path)
 }
+
+// ReplacingBlobs does the same for all blobs.
+func ReplacingBlobs(ctx context.Context) context.Context { return Replacing(ctx, anyBlob) }
 
 // Stat implements [storagedriver.StorageDriver].
 func (d contentDriver) Stat(ctx context.Context, name string) (storagedriver.FileInfo, error) {
@@ -149,18 +144,18 @@ func (r sizeRecord) fits(d digest.Digest, data storagedriver.FileInfo) bool {
 	return r.Damaged == nil || r.Damaged.Size != data.Size() || !r.Damaged.Written.Equal(data.ModTime())
 }
 
-// size returns the size of a blob with a SHA-256 digest, and whether its record has it; or a
+// Size returns the size of a blob with a SHA-256 digest, and whether its record has it; or a
 // [distribution.ErrBlobUnknown] if the blob is missing or known to be damaged. Other errors are the storage's. It asks
 // the driver, because a cache may still contain blobs that were garbage-collected.
-func (s *contentStore) size(ctx context.Context, d digest.Digest) (size int64, recorded bool, err error) {
-	data, err := s.driver.Stat(ctx, storage.BlobPath(d))
+func (s *Store) Size(ctx context.Context, d digest.Digest) (size int64, recorded bool, err error) {
+	data, err := s.Driver.Stat(ctx, storage.BlobPath(d))
 	if storage.IsNotFound(err) {
 		return 0, false, distribution.ErrBlobUnknown
 	}
 	if err != nil {
 		return 0, false, err
 	}
-	record, err := readSizeRecord(ctx, s.driver, d)
+	record, err := readSizeRecord(ctx, s.Driver, d)
 	if err != nil {
 		return 0, false, err
 	}
@@ -170,9 +165,9 @@ func (s *contentStore) size(ctx context.Context, d digest.Digest) (size int64, r
 	return data.Size(), record.Size != 0, nil
 }
 
-// examine reads a blob's data through read, which may be slow, and records whether it is intact. It is unknown, for
+// Examine reads a blob's data through read, which may be slow, and records whether it is intact. It is unknown, for
 // a moment, if the data was replaced meanwhile. A missing blob is a [distribution.ErrBlobUnknown].
-func examine(
+func Examine(
 	ctx context.Context, driver storagedriver.StorageDriver, d digest.Digest, read func(io.Reader) io.Reader,
 ) (intact bool, err error) {
 	before, err := driver.Stat(ctx, storage.BlobPath(d))
@@ -218,158 +213,4 @@ func examine(
 		return true, nil
 	}
 	return verifier.Verified(), want.write(ctx, driver, d)
-}
-
-// lacking returns a [distribution.ErrManifestBlobUnknown] for something that a manifest in a repository needs and that
-// is missing or damaged, or nil. Other errors are about the manifest's descriptors, or the storage's. It leaves out
-// layers that are not distributed and, if indexes may be sparse, their manifests that the repository does not have.
-func (s *contentStore) lacking(ctx context.Context, repository string, m described) error {
-	seen := map[digest.Digest]bool{}
-	unseen := func(all []v1.Descriptor) (list []v1.Descriptor) {
-		for _, desc := range all {
-			if !seen[desc.Digest] {
-				seen[desc.Digest] = true
-				list = append(list, desc)
-			}
-		}
-		return list
-	}
-	for level := []described{m}; len(level) > 0; {
-		var blobs, children []v1.Descriptor
-		for _, m := range level {
-			blobs = append(blobs, unseen(m.blobs)...)
-			children = append(children, unseen(m.children)...)
-		}
-		err := storage.InParallel(ctx, blobs, storage.Concurrency, func(ctx context.Context, blob v1.Descriptor) error {
-			return s.needsBlob(ctx, repository, blob)
-		})
-		if err != nil {
-			return err
-		}
-		level = nil
-		for batch := range slices.Chunk(children, storage.ManifestConcurrency) {
-			found, err := storage.InOrder(ctx, batch, func(ctx context.Context, child v1.Descriptor) (described, error) {
-				return s.needsChild(ctx, repository, child)
-			})
-			if err != nil {
-				return err
-			}
-			level = append(level, found...)
-		}
-	}
-	return nil
-}
-
-// needsChild returns what the manifest of an index says, or an error as lacking does.
-func (s *contentStore) needsChild(ctx context.Context, repository string, child v1.Descriptor) (described, error) {
-	_, err := s.readLink(ctx, storage.RevisionPath(repository, child.Digest))
-	if errors.Is(err, distribution.ErrBlobUnknown) {
-		// A sparse index may refer to blobs, too.
-		if found, err := s.exists(ctx, storage.LayerPath(repository, child.Digest)); s.sparse && (err != nil || !found) {
-			return described{}, err
-		}
-		return described{}, s.needsBlob(ctx, repository, child)
-	}
-	var content []byte
-	if err == nil {
-		content, err = s.manifest(ctx, repository, child.Digest)
-	}
-	if errors.Is(err, errUnknownManifest) || isDamaged(err) {
-		return described{}, distribution.ErrManifestBlobUnknown{Digest: child.Digest}
-	}
-	if err != nil {
-		return described{}, err
-	}
-	m, err := describe(content)
-	if err != nil {
-		return described{}, nil //nolint:nilerr // not a manifest as this registry understands it
-	}
-	return m, nil
-}
-
-// needsBlob returns an error as lacking does.
-func (s *contentStore) needsBlob(ctx context.Context, repository string, blob v1.Descriptor) error {
-	if oci.IsNonDistributable(blob.MediaType) {
-		return nil
-	}
-	var size int64
-	recorded, intact := false, false
-	stored, err := s.readLink(ctx, storage.LayerPath(repository, blob.Digest))
-	if err == nil {
-		size, recorded, err = s.size(ctx, stored)
-	}
-	if err == nil && size != blob.Size && !recorded {
-		intact, err = examine(ctx, s.driver, stored, func(r io.Reader) io.Reader { return r })
-		if err == nil && !intact {
-			err = distribution.ErrBlobUnknown
-		}
-	}
-	switch {
-	case errors.Is(err, distribution.ErrBlobUnknown), isDamaged(err):
-		return distribution.ErrManifestBlobUnknown{Digest: blob.Digest}
-	case err == nil && size != blob.Size:
-		return errcode.ErrorCodeManifestInvalid.WithMessage(fmt.Sprintf("%s has %d bytes, and the manifest says %d",
-			blob.Digest, size, blob.Size))
-	}
-	return err
-}
-
-// errDamaged means that a manifest has another digest.
-var errDamaged = errors.New("is damaged: push it again")
-
-// isDamaged reports whether a lookup failed because a manifest or a link is damaged. A push replaces both.
-func isDamaged(err error) bool {
-	return errors.Is(err, errDamaged) || errors.Is(err, digest.ErrDigestInvalidFormat) ||
-		errors.Is(err, digest.ErrDigestInvalidLength) || errors.Is(err, digest.ErrDigestUnsupported)
-}
-
-// completeKey is the context key of requests for which a manifest exists only if it is complete.
-type completeKey struct{}
-
-// withCompleteness lets clients that may push find manifests only if everything that these need exists: with HEAD they
-// ask whether they have to push.
-func withCompleteness(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodHead {
-			if caller := request.CallerOf(r.Context()); caller == nil || caller.Pushes {
-				r = r.WithContext(context.WithValue(r.Context(), completeKey{}, true))
-			}
-		}
-		next.ServeHTTP(w, r)
-	})
-}
-
-// Get returns a manifest. It does not exist if it is damaged, or if it must be complete and is not.
-func (m manifestStore) Get(
-	ctx context.Context, d digest.Digest, options ...distribution.ManifestServiceOption,
-) (distribution.Manifest, error) {
-	name := m.repository.Named().Name()
-	unknown := distribution.ErrManifestUnknownRevision{Name: name, Revision: d}
-	manifest, err := m.ManifestService.Get(ctx, d, options...)
-	var content []byte
-	if err == nil {
-		_, content, err = manifest.Payload()
-	}
-	if err != nil {
-		if _, found := m.source.manifest(ctx, name, d); isDamaged(found) {
-			err = unknown
-		}
-		return nil, err
-	}
-	if d.Algorithm().FromBytes(content) != d {
-		return nil, unknown
-	}
-	if ctx.Value(completeKey{}) == nil {
-		return manifest, nil
-	}
-	described, err := describe(content)
-	if err != nil {
-		return manifest, nil //nolint:nilerr // not a manifest as this registry understands it
-	}
-	err = m.source.lacking(ctx, name, described)
-	var coded errcode.Error
-	if errors.As(err, new(distribution.ErrManifestBlobUnknown)) || errors.As(err, &coded) {
-		return nil, unknown
-	}
-	return manifest, err
 }

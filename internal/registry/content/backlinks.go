@@ -1,4 +1,4 @@
-package registry
+package content
 
 import (
 	"cmp"
@@ -15,6 +15,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -40,8 +41,6 @@ const (
 const (
 	// maxLink is the maximum size of a back link, in bytes.
 	maxLink = 64 << 10
-	// maxType is the length of an artifact type: of two names with 127 characters (RFC 6838, section 4.2) and a slash.
-	maxType = 255
 )
 
 // backReference is the content of a back link.
@@ -49,61 +48,6 @@ type backReference struct {
 	v1.Descriptor
 	// Incomplete means that the annotations are too large for a link: they are in the manifest.
 	Incomplete bool `json:"incomplete,omitempty"`
-}
-
-// described is what a manifest says about itself and others.
-type described struct {
-	mediaType, artifactType string
-	annotations             json.RawMessage
-	subject                 digest.Digest
-	// blobs are the configuration and the layers, children the manifests of an index.
-	blobs, children []v1.Descriptor
-}
-
-// describe returns an error if the content is not a manifest, refers to something with an invalid digest, or has a type
-// that cannot be one.
-func describe(content []byte) (described, error) {
-	var m struct {
-		MediaType    string          `json:"mediaType"`
-		ArtifactType string          `json:"artifactType"`
-		Config       *v1.Descriptor  `json:"config"`
-		Layers       []v1.Descriptor `json:"layers"`
-		Manifests    []v1.Descriptor `json:"manifests"`
-		Subject      *v1.Descriptor  `json:"subject"`
-		Annotations  json.RawMessage `json:"annotations"`
-	}
-	if err := json.Unmarshal(content, &m); err != nil {
-		return described{}, err
-	}
-	d := described{mediaType: m.MediaType, artifactType: m.ArtifactType, annotations: m.Annotations}
-	if d.artifactType == "" && m.Config != nil {
-		d.artifactType = m.Config.MediaType
-	}
-	if max(len(d.artifactType), len(d.mediaType)) > maxType {
-		return described{}, fmt.Errorf("a media type or artifact type has more than %d characters", maxType)
-	}
-	if m.Subject != nil {
-		if err := m.Subject.Digest.Validate(); err != nil {
-			return described{}, fmt.Errorf("subject %q: %w", m.Subject.Digest, err)
-		}
-		d.subject = m.Subject.Digest
-	}
-	for _, child := range m.Manifests {
-		if err := child.Digest.Validate(); err != nil {
-			return described{}, fmt.Errorf("manifest %q of the index: %w", child.Digest, err)
-		}
-		d.children = append(d.children, child)
-	}
-	if m.Config != nil {
-		d.blobs = append(d.blobs, *m.Config)
-	}
-	for _, blob := range append(d.blobs, m.Layers...) {
-		if err := blob.Digest.Validate(); err != nil {
-			return described{}, fmt.Errorf("blob %q: %w", blob.Digest, err)
-		}
-	}
-	d.blobs = append(d.blobs, m.Layers...)
-	return d, nil
 }
 
 // backLinkDir is the directory of the back links of a kind that begin at a manifest.
@@ -124,14 +68,14 @@ type storedLink struct {
 
 // backLinks returns a manifest's back links.
 func backLinks(repository string, manifest v1.Descriptor, content []byte) ([]storedLink, error) {
-	m, err := describe(content)
+	m, err := Describe(content)
 	if err != nil {
 		return nil, err
 	}
 	manifest.MediaType = cmp.Or(manifest.MediaType, m.mediaType)
 	if manifest.MediaType == "" { // optional in OCI manifests
 		manifest.MediaType = v1.MediaTypeImageManifest
-		if m.children != nil {
+		if m.Children != nil {
 			manifest.MediaType = v1.MediaTypeImageIndex
 		}
 	}
@@ -141,16 +85,16 @@ func backLinks(repository string, manifest v1.Descriptor, content []byte) ([]sto
 	add := func(kind string, from digest.Digest, link []byte) {
 		links = append(links, storedLink{backLinkPath(backLinkDir(repository, kind, from), manifest.Digest), link})
 	}
-	if len(m.children) > 0 {
+	if len(m.Children) > 0 {
 		link, err := json.Marshal(backReference{Descriptor: manifest})
 		if err != nil {
 			return nil, err
 		}
-		for _, child := range m.children {
+		for _, child := range m.Children {
 			add(indexLinks, child.Digest, link)
 		}
 	}
-	if m.subject != "" {
+	if m.Subject != "" {
 		referrer := backReference{Descriptor: manifest, Incomplete: true}
 		link, err := json.Marshal(referrer)
 		if err != nil {
@@ -165,21 +109,24 @@ func backLinks(repository string, manifest v1.Descriptor, content []byte) ([]sto
 				return nil, err
 			}
 		}
-		add(referrerLinks, m.subject, link)
+		add(referrerLinks, m.Subject, link)
 	}
 	slices.SortFunc(links, func(a, b storedLink) int { return cmp.Compare(a.path, b.path) })
 	return slices.CompactFunc(links, func(a, b storedLink) bool { return a.path == b.path }), nil
 }
 
-func annotationsOf(encoded json.RawMessage) (annotations map[string]string, err error) {
-	if len(encoded) == 0 {
-		return nil, nil
+// BackLinksSize returns how many bytes a manifest's back links have, and how many they occupy on most file systems.
+func BackLinksSize(repository string, manifest v1.Descriptor, content []byte) (written, occupied int64, err error) {
+	links, err := backLinks(repository, manifest, content)
+	for _, link := range links {
+		written += int64(len(link.content))
+		occupied += max(int64(len(link.content)), blockSize)
 	}
-	return annotations, json.Unmarshal(encoded, &annotations)
+	return written, occupied, err
 }
 
-// addBackLinks writes the back links to a manifest.
-func (s *contentStore) addBackLinks(
+// AddBackLinks writes the back links to a manifest.
+func (s *Store) AddBackLinks(
 	ctx context.Context, repository string, manifest v1.Descriptor, content []byte,
 ) error {
 	links, err := backLinks(repository, manifest, content)
@@ -187,12 +134,12 @@ func (s *contentStore) addBackLinks(
 		return err
 	}
 	return storage.InParallel(ctx, links, storage.Concurrency, func(ctx context.Context, link storedLink) error {
-		return s.driver.PutContent(ctx, link.path, link.content)
+		return s.Driver.PutContent(ctx, link.path, link.content)
 	})
 }
 
-// removeBackLinks removes the back links to a manifest that was deleted.
-func (s *contentStore) removeBackLinks(
+// RemoveBackLinks removes the back links to a manifest that was deleted.
+func (s *Store) RemoveBackLinks(
 	ctx context.Context, repository string, manifest v1.Descriptor, content []byte,
 ) error {
 	links, err := backLinks(repository, manifest, content)
@@ -200,7 +147,7 @@ func (s *contentStore) removeBackLinks(
 		return nil //nolint:nilerr // a manifest that distribution accepted
 	}
 	return storage.InParallel(ctx, links, storage.Concurrency, func(ctx context.Context, link storedLink) error {
-		err := s.driver.Delete(ctx, path.Dir(link.path))
+		err := s.Driver.Delete(ctx, path.Dir(link.path))
 		if storage.IsNotFound(err) {
 			return nil
 		}
@@ -208,8 +155,8 @@ func (s *contentStore) removeBackLinks(
 	})
 }
 
-// indexesOf returns the digests of indexes that contain a manifest, limit at most.
-func (s *contentStore) indexesOf(
+// IndexesOf returns the digests of indexes that contain a manifest, limit at most.
+func (s *Store) IndexesOf(
 	ctx context.Context, repository string, child digest.Digest, limit int,
 ) (digests []digest.Digest, err error) {
 	err = s.eachReferring(ctx, repository, indexLinks, child, "", func(link backReference) (more bool, err error) {
@@ -221,16 +168,16 @@ func (s *contentStore) indexesOf(
 
 // eachReferring calls yield for existing manifests that back links of a kind lead to, ordered by digest, until it
 // returns false. It begins after last. It reads hardly more than it yields.
-func (s *contentStore) eachReferring(
+func (s *Store) eachReferring(
 	ctx context.Context, repository, kind string, from, last digest.Digest,
 	yield func(backReference) (more bool, err error),
 ) error {
 	links := backLinkDir(repository, kind, from)
 	candidates, read, atOnce := links, s.readBackLink, storage.Concurrency
-	if !s.rebuilt.Load() {
+	if !s.Rebuilt.Load() {
 		candidates, read, atOnce = storage.RevisionsDir(repository), s.deriveBackLink, storage.ManifestConcurrency
 	}
-	digests, err := storage.ListDigests(ctx, s.driver, candidates)
+	digests, err := storage.ListDigests(ctx, s.Driver, candidates)
 	if err != nil {
 		return err
 	}
@@ -263,10 +210,10 @@ func (s *contentStore) eachReferring(
 }
 
 // readBackLink returns the back link to a manifest, or nil if the manifest does not exist.
-func (s *contentStore) readBackLink(ctx context.Context, repository, links string, to digest.Digest) (
+func (s *Store) readBackLink(ctx context.Context, repository, links string, to digest.Digest) (
 	*backReference, error,
 ) {
-	if exists, err := s.exists(ctx, storage.RevisionPath(repository, to)); err != nil || !exists {
+	if exists, err := s.Exists(ctx, storage.RevisionPath(repository, to)); err != nil || !exists {
 		return nil, err
 	}
 	path := backLinkPath(links, to)
@@ -289,7 +236,7 @@ func decodeBackLink(path string, content []byte) (*backReference, error) {
 }
 
 // deriveBackLink reads a manifest, and returns what the back link to it would be, or nil if it would have none.
-func (s *contentStore) deriveBackLink(
+func (s *Store) deriveBackLink(
 	ctx context.Context, repository, links string, to digest.Digest,
 ) (*backReference, error) {
 	derived, err := s.backLinksOf(ctx, repository, to)
@@ -302,14 +249,14 @@ func (s *contentStore) deriveBackLink(
 }
 
 // complete adds the annotations to an incomplete back link. They are large: one request reads them at a time.
-func (s *contentStore) complete(ctx context.Context, repository string, link *backReference) error {
+func (s *Store) complete(ctx context.Context, repository string, link *backReference) error {
 	s.completing.Lock()
 	defer s.completing.Unlock()
 	content, err := s.manifestContent(ctx, repository, link.Digest)
 	if err != nil {
 		return err
 	}
-	m, err := describe(content)
+	m, err := Describe(content)
 	if err == nil {
 		link.Annotations, err = annotationsOf(m.annotations)
 	}
@@ -318,9 +265,9 @@ func (s *contentStore) complete(ctx context.Context, repository string, link *ba
 
 // backLinksOf returns the back links of a stored manifest; none if it was deleted, or if it is not a manifest as this
 // release understands it.
-func (s *contentStore) backLinksOf(ctx context.Context, repository string, d digest.Digest) ([]storedLink, error) {
+func (s *Store) backLinksOf(ctx context.Context, repository string, d digest.Digest) ([]storedLink, error) {
 	content, err := s.manifestContent(ctx, repository, d)
-	if errors.Is(err, errUnknownManifest) {
+	if errors.Is(err, ErrUnknownManifest) {
 		return nil, nil
 	}
 	if err != nil {
@@ -328,14 +275,14 @@ func (s *contentStore) backLinksOf(ctx context.Context, repository string, d dig
 	}
 	links, err := backLinks(repository, v1.Descriptor{Digest: d}, content)
 	if err != nil {
-		s.log.Warn("manifest is not listed as a referrer", "repository", repository, "digest", d.String(), "error", err)
+		s.Log.Warn("manifest is not listed as a referrer", "repository", repository, "digest", d.String(), "error", err)
 		return nil, nil
 	}
 	return links, nil
 }
 
 // withoutAliases removes SHA-256 digests of manifests that were pushed by another digest, which is also in the list.
-func (s *contentStore) withoutAliases(
+func (s *Store) withoutAliases(
 	ctx context.Context, repository string, manifests []digest.Digest,
 ) ([]digest.Digest, error) {
 	var mu sync.Mutex
@@ -344,7 +291,7 @@ func (s *contentStore) withoutAliases(
 		if d.Algorithm() == digest.Canonical {
 			return nil
 		}
-		alias, err := s.readLink(ctx, storage.RevisionPath(repository, d))
+		alias, err := s.ReadLink(ctx, storage.RevisionPath(repository, d))
 		if errors.Is(err, distribution.ErrBlobUnknown) {
 			return nil // just deleted or garbage-collected
 		}
@@ -355,3 +302,44 @@ func (s *contentStore) withoutAliases(
 	})
 	return slices.DeleteFunc(manifests, func(d digest.Digest) bool { return aliases[d] }), err
 }
+
+// MaxReferrers is the default and the maximum of descriptors in a response. A response also has at most
+// oci.MaxManifestSize bytes, unless it has only one descriptor, because clients read it as a manifest.
+const MaxReferrers = 1000
+
+// Referrers returns the referrers of a subject after last, ordered by digest, and whether there are more.
+func (s *Store) Referrers(
+	ctx context.Context, repository string, subject digest.Digest, artifactType string, last digest.Digest, limit int,
+) (page []v1.Descriptor, more bool, err error) {
+	page = []v1.Descriptor{}
+	size := 0
+	err = s.eachReferring(ctx, repository, referrerLinks, subject, last, func(link backReference) (bool, error) {
+		if artifactType != "" && link.ArtifactType != artifactType {
+			return true, nil
+		}
+		if len(page) == limit {
+			more = true
+			return false, nil
+		}
+		if link.Incomplete {
+			if err := s.complete(ctx, repository, &link); err != nil {
+				if errors.Is(err, ErrUnknownManifest) { // just deleted
+					err = nil
+				}
+				return err == nil, err
+			}
+		}
+		encoded, _ := json.Marshal(link.Descriptor) // was decoded
+		size += len(encoded) + 1
+		if len(page) > 0 && size > oci.MaxManifestSize-1024 { // the rest of the index
+			more = true
+			return false, nil
+		}
+		page = append(page, link.Descriptor)
+		return true, nil
+	})
+	return page, more, err
+}
+
+// blockSize is what a small file occupies on most file systems, in bytes.
+const blockSize = 4 << 10
