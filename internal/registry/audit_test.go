@@ -61,7 +61,7 @@ func TestAuditTrail(t *testing.T) {
 	})
 	// The trail does not depend on the level.
 	i.server.log = slog.New(slog.NewJSONHandler(i.logs, &slog.HandlerOptions{Level: slog.LevelError}))
-	i.server.leases.times = quick
+	i.server.collector.Times = quick
 	i.run()
 	c := i.pusher()
 	tls := auditLine{"level": "INFO", "msg": "audit", "credential": "ci", "user": pushUser, "listener": "tls",

@@ -20,6 +20,7 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
@@ -60,10 +61,9 @@ func useUnbufferedBlobs(config *configuration.Configuration, source *contentStor
 // contentStore is what pushes and pulls use.
 type contentStore struct {
 	*content.Store
-	use    blobsInUse
-	leases *leaseClient // nil in tests, which collect no garbage
-	tags   tagLocks
-	space  *storageSpace // nil in tests of clients
+	collector *collect.Collector
+	tags      tagLocks
+	space     *storageSpace // nil in tests
 }
 
 // octetStream is the media type of all blobs: only manifests know it.
@@ -154,7 +154,7 @@ func (s blobStore) stat(ctx context.Context, d digest.Digest, relied bool) (v1.D
 		return v1.Descriptor{}, err
 	}
 	if relied {
-		s.source.use.record(stored)
+		s.source.collector.Rely(stored)
 	}
 	size, _, err := s.source.Size(ctx, stored)
 	if err != nil {
@@ -315,10 +315,10 @@ func (w *blobWriter) Cancel(ctx context.Context) error {
 
 // Commit finishes the upload. It replaces an existing blob, which may be damaged.
 func (w *blobWriter) Commit(ctx context.Context, provisional v1.Descriptor) (v1.Descriptor, error) {
-	if err := w.source.leases.admitBlob(ctx, provisional.Digest); err != nil {
+	if err := w.source.collector.AdmitBlob(ctx, provisional.Digest); err != nil {
 		return v1.Descriptor{}, err
 	}
-	w.source.use.record(provisional.Digest)
+	w.source.collector.Rely(provisional.Digest)
 	replaced := int64(0)
 	if w.source.space.hasQuota() && provisional.Digest.Algorithm() == digest.Canonical {
 		// The next walk corrects the rest.
@@ -335,7 +335,7 @@ func (w *blobWriter) Commit(ctx context.Context, provisional v1.Descriptor) (v1.
 		return blob, err
 	}
 	// Only now is the SHA-256 digest known. A collection may have removed the blob.
-	w.source.use.record(blob.Digest)
+	w.source.collector.Rely(blob.Digest)
 	if found, err := w.source.Exists(ctx, storage.BlobPath(blob.Digest)); err != nil || !found {
 		return v1.Descriptor{}, cmp.Or(err,
 			request.Unavailable("the blob was garbage-collected during the upload: push it again"))

@@ -27,14 +27,10 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
-// withCatalog serves the catalog, one request at a time: it reads all manifests.
-func (s *Server) withCatalog(next http.Handler) http.Handler {
+// catalogHandler serves the catalog, one request at a time: it reads all manifests.
+func (s *Server) catalogHandler() http.Handler {
 	reading := make(chan struct{}, 1)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != catalog.Path {
-			next.ServeHTTP(w, r)
-			return
-		}
 		caller := request.CallerOf(r.Context())
 		switch {
 		case r.Method != http.MethodGet:

@@ -286,23 +286,28 @@ func TestGarbageCollectionKnowsAllDigests(t *testing.T) {
 // Clients that were told that a blob exists under its SHA-512 digest rely on it.
 func TestGarbageCollectionKeepsSHA512BlobsInUse(t *testing.T) {
 	t.Parallel()
-	i := start(t, newTestCA(t), t.TempDir())
 	d := digest.SHA512.FromString("layer")
-	i.pusher().pushAs("a", d, "layer")
-	kept := func() bool {
-		m := &marking{Inventory: &content.Inventory{}, keep: map[digest.Digest]bool{}}
-		i.server.source.use.sweep(m, time.Now().Add(-time.Minute))()
-		return m.keep[digest.FromString("layer")]
-	}
-	i.server.source.use = blobsInUse{}
-	i.pusher().must(http.StatusOK, "HEAD", "/v2/a/blobs/"+d.String(), nil)
-	if !kept() {
-		t.Error("the blob is not in use after HEAD")
-	}
-	i.server.source.use = blobsInUse{}
-	i.pusher().must(http.StatusCreated, "POST", "/v2/b/blobs/uploads/?mount="+d.String(), nil)
-	if !kept() {
-		t.Error("the blob is not in use after it was mounted")
+	for name, rely := range map[string]func(c client){
+		"after HEAD": func(c client) { c.must(http.StatusOK, "HEAD", "/v2/a/blobs/"+d.String(), nil) },
+		"after it was mounted": func(c client) {
+			c.must(http.StatusCreated, "POST", "/v2/b/blobs/uploads/?mount="+d.String(), nil)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ca, root := newTestCA(t), t.TempDir()
+			first := start(t, ca, root)
+			first.pusher().pushAs("a", d, "layer")
+			if err := first.stop(); err != nil {
+				t.Fatal(err)
+			}
+			i := startQuick(t, ca, root)
+			rely(i.pusher())
+			age(t, root, 2*time.Hour)
+			events := i.pusher().collect(gc.Request{Grace: time.Hour})
+			if last := events[len(events)-1].Result; last == nil || last.Blobs != 0 {
+				t.Errorf("the blob is not in use: %+v", last)
+			}
+		})
 	}
 }
 

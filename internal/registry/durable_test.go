@@ -55,16 +55,16 @@ func openUnguarded(root string) (*Server, http.Handler, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	s.leases.times = quick
+	s.collector.Times = quick
 	s.source.Rebuilt.Store(true)
-	next := s.space.limit(withConditionalDeletes(withPushes(withManifestLock(s.source, extended(s.app, s.source)))))
+	next := s.space.limit(withConditionalDeletes(withPushes(withManifestLock(s.collector, extended(s.app, s.source)))))
 	return s, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != collectPath {
 			next.ServeHTTP(w, r)
 			return
 		}
 		request := gc.Request{Timeout: time.Minute, DeleteUntagged: true}
-		if _, err := collect(r.Context(), s.leases, &s.source.use, request, func(gc.Event) {}); err != nil {
+		if _, err := s.collector.Collect(r.Context(), request, func(gc.Event) {}); err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 		}
 	}), nil

@@ -209,7 +209,7 @@ func TestBackLinksCountAgainstTheQuota(t *testing.T) {
 		o.Quota = 300_000
 		o.Config = loadConfig(t, inMemory+"validation: {manifests: {indexes: {platforms: none}}}\n").Config
 	})
-	i.server.leases.times = quick
+	i.server.collector.Times = quick
 	i.run()
 	eventually(t, "the content is measured", func() bool { return i.server.space.report().Quota != nil })
 	c := i.pusher()

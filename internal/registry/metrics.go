@@ -11,6 +11,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/net/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
+	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 	"github.com/zarf-dev/zarf-registry/internal/registry/users"
 )
@@ -157,22 +158,19 @@ func (c spaceCollector) Collect(metrics chan<- prometheus.Metric) {
 	}
 }
 
-func (m *metrics) watchCollections(leases *leaseClient) {
+func (m *metrics) watchCollections(c *collect.Collector) {
 	m.gauge("zarf_registry_gc_running", "1 while any replica collects garbage, else 0.", nil,
-		func() float64 { return boolean(leases.held(leases.last.Load())) })
-	last := func(of func(leaseRecord) float64) func() float64 {
-		return func() float64 { return of(leases.last.Load().record) }
-	}
+		func() float64 { return boolean(c.Status().Running) })
 	m.gauge("zarf_registry_gc_last_success_timestamp_seconds",
 		"Unix time of the last successful garbage collection by any replica; 0 if there was none.", nil,
-		last(func(r leaseRecord) float64 { return float64(r.Succeeded) }))
+		func() float64 { return float64(c.Status().Succeeded) })
 	m.gauge("zarf_registry_gc_last_failed", "1 if the last garbage collection by any replica failed, else 0.", nil,
-		last(func(r leaseRecord) float64 { return boolean(r.Failure != "") }))
+		func() float64 { return boolean(c.Status().Failure != "") })
 	m.gauge("zarf_registry_gc_last_freed_bytes", "Bytes removed by the last garbage collection by any replica.", nil,
-		last(func(r leaseRecord) float64 { return float64(r.Result.Bytes) }))
+		func() float64 { return float64(c.Status().Result.Bytes) })
 	m.gauge("zarf_registry_gc_last_removed_blobs",
 		"Blobs, including manifests, removed by the last garbage collection by any replica.", nil,
-		last(func(r leaseRecord) float64 { return float64(r.Result.Blobs) }))
+		func() float64 { return float64(c.Status().Result.Blobs) })
 }
 
 func (m *metrics) watchScrub(s *scrubber) {

@@ -42,7 +42,7 @@ func (s blobStore) Create(
 	ctx context.Context, options ...distribution.BlobCreateOption,
 ) (distribution.BlobWriter, error) {
 	named, _ := ctx.Value(mountKey{}).(digest.Digest)
-	stored, size, found := s.source.stored(ctx, named)
+	stored, size, found := s.source.collector.Stored(ctx, named)
 	switch {
 	case named != "" && !found:
 		// Distribution would mount what the other repository has a link to, even if a collection has removed it.
@@ -89,23 +89,4 @@ func (m mountStored) Apply(v any) error {
 	}
 	options.Mount.Stat = &m.blob
 	return nil
-}
-
-// stored returns the SHA-256 digest and the size of a stored blob, and notes that a client relies on it. It asks
-// the driver, because a cache may still contain blobs that were garbage-collected. What another process is about to
-// remove does not count as stored. If the storage fails, ok is false, and the upload will report the error.
-func (s *contentStore) stored(ctx context.Context, named digest.Digest) (d digest.Digest, size int64, ok bool) {
-	if named == "" {
-		return "", 0, false
-	}
-	d, err := s.Canonical(ctx, named)
-	if err != nil {
-		return "", 0, false
-	}
-	if s.leases.mayRemoveBlob(d) {
-		return "", 0, false
-	}
-	s.use.record(d)
-	size, _, err = s.Size(ctx, d)
-	return d, size, err == nil
 }

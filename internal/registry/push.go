@@ -169,8 +169,8 @@ func (m manifestStore) put(
 	ctx context.Context, manifest distribution.Manifest, options ...distribution.ManifestServiceOption,
 ) (digest.Digest, error) {
 	pushed, _ := ctx.Value(pushKey{}).(push)
-	m.source.use.record(pushed.digests...)
-	if err := m.source.need(ctx, m.repository.Named().Name(), pushed.needs); err != nil {
+	m.source.collector.Rely(pushed.digests...)
+	if err := m.source.collector.Need(ctx, m.repository.Named().Name(), pushed.needs); err != nil {
 		return "", err
 	}
 	if err := m.source.Lacking(ctx, m.repository.Named().Name(), pushed.described); err != nil {

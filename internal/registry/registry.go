@@ -37,10 +37,14 @@ import (
 	"github.com/distribution/distribution/v3/configuration"
 	"github.com/distribution/distribution/v3/registry/handlers"
 
+	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/scrub"
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/net/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
+	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 	"github.com/zarf-dev/zarf-registry/internal/registry/users"
@@ -62,9 +66,8 @@ type Server struct {
 	options      Options
 	app          *handlers.App
 	source       *contentStore
-	leases       *leaseClient
+	collector    *collect.Collector
 	signatures   *signatureVerifier
-	collecting   sync.Mutex // held while this process collects garbage
 	scrubber     *scrubber
 	certificates *tlsfiles.Source  // nil without Options.Listen
 	exposed      *tlsfiles.Source  // for Options.ExposeTLSDir; nil if ExposeListen uses the certificate of Listen
@@ -175,9 +178,10 @@ func (s *Server) openStorage() (err error) {
 	s.signatures = newSignatureVerifier(s.options, s.source.Store)
 	s.metrics.watchSignatures(s.signatures)
 	s.source.space = s.space
-	s.leases = newLeaseClient(s.source.Driver, root)
-	s.source.leases = s.leases
-	s.metrics.watchCollections(s.leases)
+	s.collector = collect.New(s.source.Store, root)
+	s.collector.Cached = config.Storage["cache"] != nil
+	s.source.collector = s.collector
+	s.metrics.watchCollections(s.collector)
 	s.scrubber = &scrubber{source: s.source.Store, log: s.log}
 	s.metrics.watchScrub(s.scrubber)
 	return nil
@@ -293,10 +297,13 @@ func (s *Server) endpoint(front *front, address string) *endpoint {
 }
 
 func (s *Server) front(name string, policy policy) *front {
-	next := withPushes(withManifestLock(s.source, extended(s.app, s.source)))
+	next := withPushes(withManifestLock(s.collector, extended(s.app, s.source)))
 	next = s.space.limit(withConditionalDeletes(next))
 	if policy.mutualTLS {
-		next = s.withCatalog(s.withSpace(s.withScrub(s.withGarbageCollection(next))))
+		next = own(map[string]http.Handler{
+			catalog.Path: s.catalogHandler(), space.Path: s.spaceHandler(), scrub.Path: s.scrubHandler(),
+			gc.Path: s.collector.Handler(&s.draining, s.space.removed),
+		}, next)
 	}
 	f := &front{
 		name:        name,
@@ -317,13 +324,24 @@ func (s *Server) front(name string, policy policy) *front {
 	return f
 }
 
+// own serves this registry's own paths, and passes other requests on.
+func own(paths map[string]http.Handler, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if handler, ok := paths[r.URL.Path]; ok {
+			handler.ServeHTTP(w, r)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
 func (s *Server) serve(ctx context.Context, registry, diagnostics []*endpoint) error {
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var running sync.WaitGroup
 	running.Go(func() { s.credentials.Run(background, func() { s.watchPullUsers(background) }) })
 	// Not waited for, because the storage may hang.
 	go s.health.Run(background)
-	go s.leases.poll(background, s.health.Interval)
+	go s.collector.Poll(background, s.health.Interval)
 	go s.scrubber.poll(background, scrubFollowPeriod)
 	go s.space.pollContent(background, s.source.Driver)
 	var writing sync.WaitGroup
@@ -445,7 +463,7 @@ func (s *Server) metricsHandler() http.Handler {
 
 // reloadReport describes the certificates and credentials in use, and what follows them.
 func (s *Server) reloadReport() reloadstatus.Report {
-	report := reloadstatus.Report{Credentials: s.credentials.Report(), GarbageCollection: s.leases.report(),
+	report := reloadstatus.Report{Credentials: s.credentials.Report(), GarbageCollection: s.collector.Report(),
 		Scrub: s.scrubber.status()}
 	if err := s.health.Err(time.Now()); err != nil {
 		report.StorageError = err.Error()

@@ -64,13 +64,9 @@ type scrubber struct {
 	last atomic.Pointer[scrubRecord]
 }
 
-// withScrub serves requests to read all content, one at a time.
-func (s *Server) withScrub(next http.Handler) http.Handler {
+// scrubHandler serves requests to read all content, one at a time.
+func (s *Server) scrubHandler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != scrub.Path {
-			next.ServeHTTP(w, r)
-			return
-		}
 		if r.Method != http.MethodPost {
 			w.Header().Set("Allow", http.MethodPost)
 			request.WriteError(w, errcode.ErrorCodeUnsupported.WithMessage("reading all content requires POST"))
@@ -527,10 +523,10 @@ func (p *pace) wait(ctx context.Context, n int64) error {
 
 // pacedReader reads at a pace.
 type pacedReader struct {
-	ctx     context.Context
+	ctx  context.Context
 	data io.Reader
-	pace    *pace
-	read    func(n int)
+	pace *pace
+	read func(n int)
 }
 
 func (r pacedReader) Read(p []byte) (int, error) {

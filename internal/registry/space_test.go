@@ -28,7 +28,7 @@ import (
 func startWithQuota(t *testing.T, ca testCA, root string, quota int64) *instance {
 	t.Helper()
 	i := open(t, ca, root, func(o *Options) { o.Quota = quota })
-	i.server.leases.times = quick
+	i.server.collector.Times = quick
 	i.run()
 	eventually(t, "the content is measured", func() bool { return i.server.space.report().Quota != nil })
 	return i
@@ -396,8 +396,8 @@ func TestCompletelyFullVolume(t *testing.T) {
 			if last := events[len(events)-1]; last.Result == nil || last.Result.Bytes < 1<<20 {
 				t.Fatalf("%+v", last)
 			}
-			if r := i.read(t); r.record.Held || r.record.Succeeded == 0 || r.record.Result.Bytes < 1<<20 {
-				t.Errorf("%+v", r.record)
+			if r := i.read(t); r.Held || r.Succeeded == 0 || r.Result.Bytes < 1<<20 {
+				t.Errorf("%+v", r)
 			}
 			ballastExists(t, root)
 			i.server.space.measureVolume()
@@ -409,20 +409,15 @@ func TestCompletelyFullVolume(t *testing.T) {
 func TestRecordsOnAFullFileSystem(t *testing.T) {
 	t.Parallel()
 	record := func(text string) []byte { return []byte(`{"id":"` + text + `"}`) }
-	read := func(t *testing.T, leases *leaseClient) string {
-		t.Helper()
-		r, err := leases.read(t.Context(), 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return r.record.ID
-	}
 	for name, options := range map[string]string{"no blocks": "size=1m", "no inodes": "size=1m,nr_inodes=16"} {
 		t.Run(name, func(t *testing.T) {
 			root := smallVolume(t, options)
-			leases := fileLeases(t, root)
+			driver, err := storage.Open(t.Context(), loadConfig(t, "version: 0.1\n"+storageAt(root)).Config.Storage)
+			if err != nil {
+				t.Fatal(err)
+			}
 			put := func(text string) error {
-				return storage.PutRecord(t.Context(), leases.driver, root, leasePath, record(text))
+				return storage.PutRecord(t.Context(), driver, root, recordPath, record(text))
 			}
 			storage.KeepBallast(root)
 			ballastExists(t, root)
@@ -448,7 +443,7 @@ func TestRecordsOnAFullFileSystem(t *testing.T) {
 				if err := put(text); err != nil {
 					t.Fatalf("%s: %v", text, err)
 				}
-				if got := read(t, leases); got != text {
+				if got := readRecord(t, driver).ID; got != text {
 					t.Errorf("read %s, want %s", got, text)
 				}
 			}

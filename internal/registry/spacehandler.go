@@ -16,14 +16,10 @@ import (
 // maxSpaceQuery is in bytes: a digest takes at most 140 in JSON.
 const maxSpaceQuery = space.MaxDigests * 160
 
-// withSpace serves how full the storage is, and which blobs it lacks. Everyone with a client certificate may read how
+// spaceHandler serves how full the storage is, and which blobs it lacks. Everyone with a client certificate may read how
 // full it is; asking for blobs requires the push credential.
-func (s *Server) withSpace(next http.Handler) http.Handler {
+func (s *Server) spaceHandler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != space.Path {
-			next.ServeHTTP(w, r)
-			return
-		}
 		var response any
 		switch r.Method {
 		case http.MethodGet, http.MethodHead:
@@ -64,7 +60,7 @@ func (s *Server) missing(r *http.Request, digests []digest.Digest) (space.Answer
 		indexes[i] = i
 	}
 	err := storage.InParallel(r.Context(), indexes, storage.Concurrency, func(ctx context.Context, i int) error {
-		_, _, found[i] = s.source.stored(ctx, digests[i])
+		_, _, found[i] = s.collector.Stored(ctx, digests[i])
 		return ctx.Err()
 	})
 	if err != nil {

@@ -17,17 +17,17 @@ type bug struct {
 var bugs = []bug{
 	{"garbage is collected without the lease", change{
 		"internal/registry/gc.go",
-		"	if !request.DryRun {\n		if len(list) > 0 {\n",
-		"	if list := garbageSet(nil); false {\n		if len(list) > 0 {\n",
+		"	collect := r.collect\n",
+		"	collect := r.simulate\n",
 	}},
 	{"garbage is marked once", change{
 		"internal/registry/gc.go",
-		"		if marked, err = readAndMark(ctx, leases.driver, request, cutoff, marked.references); err != nil {\n",
+		"		if marked, err = r.mark(ctx, marked.references); err != nil {\n",
 		"		if err != nil {\n",
 	}},
 	{"the collector does not wait for manifests", change{
 		"internal/registry/lease.go",
-		"		err = sleep(ctx, c.times.drainPeriod+2*c.propagation)\n",
+		"		err = poll.Sleep(ctx, c.times.DrainPeriod+2*c.propagation)\n",
 		"",
 	}},
 	{"pushes rescue nothing from the sweep", change{
@@ -47,8 +47,8 @@ var bugs = []bug{
 			"	_, err = manifests.Put(imh, manifest, options...)\n",
 	}},
 	{"a mount does not record that the blob is in use", change{
-		"internal/registry/mount.go",
-		"	s.use.record(d)\n",
+		"internal/registry/collect/admission.go",
+		"	c.use.record(d)\n",
 		"",
 	}},
 	{"an upload is finished without a check of its digest", change{
@@ -63,13 +63,13 @@ var bugs = []bug{
 	}},
 	{"garbage collection does not follow indexes", change{
 		"internal/registry/mark.go",
-		"		queue = append(queue, m.references[d].needs...) // none",
-		"		for _, needed := range m.references[d].needs {\n			if _, ok := m.references[needed]; !ok {\n" +
+		"		queue = append(queue, m.references[d].Needs...) // none",
+		"		for _, needed := range m.references[d].Needs {\n			if _, ok := m.references[needed]; !ok {\n" +
 			"				queue = append(queue, needed)\n			}\n		} // none",
 	}},
 	{"garbage collection removes the referrers of kept images", change{
 		"internal/registry/mark.go",
-		"		if r.subject != \"\" {\n",
+		"		if r.Subject != \"\" {\n",
 		"		if false {\n",
 	}},
 	{"links are written in place", change{
@@ -94,7 +94,7 @@ var bugs = []bug{
 	}},
 	{"a push keeps what is stored", change{
 		"internal/registry/content/intact.go",
-		"	if replaced == name || replaced == anyBlob && blobData.MatchString(name) {\n",
+		"	if replaced == name || replaced == anyBlob && storage.BlobData.MatchString(name) {\n",
 		"	if replaced == \"\" && false {\n",
 	}},
 	{"reading all content marks nothing", change{
@@ -109,8 +109,8 @@ var bugs = []bug{
 	}},
 	{"the grace period does not protect uploads", change{
 		"internal/registry/gc.go",
-		"	cutoff := time.Now().Add(-request.Grace)\n",
-		"	cutoff := time.Now()\n",
+		"cutoff: time.Now().Add(-request.Grace)",
+		"cutoff: time.Now()",
 	}},
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
 	"github.com/zarf-dev/zarf-registry/internal/registry/audit"
+	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
 )
 
 func garbageCollectCommand() *cobra.Command {
@@ -46,7 +47,7 @@ Everything pushed within --grace-period is kept.`,
 			if err != nil {
 				return &exitcode.Refusal{Err: err}
 			}
-			result, err := registry.GarbageCollect(command.Context(), parsed, request,
+			result, err := collect.Offline(command.Context(), parsed, request,
 				reportRemoved(command, log, request.DryRun))
 			if err != nil {
 				return err

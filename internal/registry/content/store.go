@@ -42,7 +42,9 @@ type Store struct {
 
 // Linking returns what is locked for a repository while one of its manifests is deleted, and read-locked while one is
 // written, so that a manifest has back links or is gone.
-func (s *Store) Linking(repository string) *sync.RWMutex { return s.linkLocks.forRepository(repository) }
+func (s *Store) Linking(repository string) *sync.RWMutex {
+	return s.linkLocks.forRepository(repository)
+}
 
 // Tagged returns the digest of a tag's manifest, or "" if there is none.
 func (s *Store) Tagged(ctx context.Context, repository, tag string) digest.Digest {

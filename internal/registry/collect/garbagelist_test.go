@@ -1,11 +1,10 @@
-package registry
+package collect
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"net/http"
-	"net/http/httptest"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -64,15 +63,15 @@ func (m *testStorage) has(d digest.Digest) bool {
 }
 
 // process returns a process that uses the storage.
-func (m *testStorage) process() *contentStore {
-	return &contentStore{Store: &content.Store{Driver: m.StorageDriver}, leases: newLeaseClient(m.StorageDriver, "")}
+func (m *testStorage) process() *Collector {
+	return New(&content.Store{Driver: m.StorageDriver}, "")
 }
 
 // collect collects in a process. It returns when the collection has ended.
-func (m *testStorage) collect(s *contentStore, request gc.Request, report func(gc.Event)) gc.Result {
+func (m *testStorage) collect(c *Collector, request gc.Request, report func(gc.Event)) gc.Result {
 	m.t.Helper()
 	request.Timeout = time.Hour
-	result, err := collect(m.t.Context(), s.leases, &s.use, request, report)
+	result, err := c.Collect(m.t.Context(), request, report)
 	if err != nil {
 		m.t.Error(err)
 	}
@@ -80,22 +79,22 @@ func (m *testStorage) collect(s *contentStore, request gc.Request, report func(g
 }
 
 // push sends a manifest with these needs to a process. Store stores it.
-func (m *testStorage) push(s *contentStore, needs []digest.Digest, store func()) (code int, took time.Duration) {
+func (m *testStorage) push(c *Collector, needs []digest.Digest, store func()) (code int, took time.Duration) {
 	m.t.Helper()
 	began := time.Now()
-	handler := withManifestLock(s, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		pushed, _ := r.Context().Value(pushKey{}).(push)
-		if err := s.need(r.Context(), "a", pushed.needs); err != nil {
-			w.WriteHeader(http.StatusBadRequest)
-			return
-		}
-		store()
-		w.WriteHeader(http.StatusCreated)
-	}))
-	w := httptest.NewRecorder()
-	r := httptest.NewRequest("PUT", "/v2/a/manifests/v1", nil)
-	handler.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), pushKey{}, push{needs: needs})))
-	return w.Code, time.Since(began)
+	ctx := m.t.Context()
+	a, err := c.Admit(ctx, "a", needs)
+	if err != nil {
+		return http.StatusServiceUnavailable, time.Since(began)
+	}
+	if err := c.Need(ctx, "a", needs); err != nil {
+		return http.StatusBadRequest, time.Since(began)
+	}
+	store()
+	if err := a.ConfirmResponse(ctx); err != nil {
+		return http.StatusServiceUnavailable, time.Since(began)
+	}
+	return http.StatusCreated, time.Since(began)
 }
 
 func nothing(gc.Event) {}
@@ -196,14 +195,14 @@ func TestRescueDuringASweep(t *testing.T) {
 				m.blob("more garbage")
 				time.Sleep(time.Minute)
 				needed := tt.needs(index, image, layer)
-				s := m.process()
+				c := m.process()
 				done := false
-				result := m.collect(s, gc.Request{DeleteUntagged: true}, func(e gc.Event) {
+				result := m.collect(c, gc.Request{DeleteUntagged: true}, func(e gc.Event) {
 					if done || tt.first != (e.Phase == gc.Sweeping) || !tt.first && e.Removed == nil {
 						return
 					}
 					done = true
-					if code, took := m.push(s, []digest.Digest{needed}, func() {}); code != http.StatusCreated || took > 0 {
+					if code, took := m.push(c, []digest.Digest{needed}, func() {}); code != http.StatusCreated || took > 0 {
 						t.Errorf("%d after %s", code, took)
 					}
 				})
@@ -228,15 +227,15 @@ func TestSweptContentIsUnknown(t *testing.T) {
 		image := m.manifest(layer)
 		index := digest.FromString("pushed")
 		time.Sleep(time.Minute)
-		s := m.process()
+		c := m.process()
 		removed := 0
-		m.collect(s, gc.Request{DeleteUntagged: true}, func(e gc.Event) {
+		m.collect(c, gc.Request{DeleteUntagged: true}, func(e gc.Event) {
 			if e.Removed == nil {
 				return
 			}
 			removed++
 			for range 2 {
-				err := s.need(t.Context(), "a", []digest.Digest{index, image})
+				err := c.Need(t.Context(), "a", []digest.Digest{index, image})
 				var missing distribution.ErrManifestVerification
 				if !errors.As(err, &missing) || !slices.Contains(missing,
 					error(distribution.ErrManifestBlobUnknown{Digest: image})) {
@@ -246,7 +245,7 @@ func TestSweptContentIsUnknown(t *testing.T) {
 			// It is pushed again.
 			m.blob("layer")
 			m.manifest(layer)
-			if err := s.need(t.Context(), "a", []digest.Digest{index, image}); err != nil {
+			if err := c.Need(t.Context(), "a", []digest.Digest{index, image}); err != nil {
 				t.Errorf("%v", err)
 			}
 		})
@@ -271,8 +270,8 @@ func TestOnlyPushesOfTheBlobWaitForItsRemoval(t *testing.T) {
 		one := m.blob("one")
 		m.blob("two")
 		time.Sleep(time.Minute)
-		s := m.process()
-		s.leases.driver = slowDriver{s.leases.driver}
+		c := m.process()
+		c.leases.driver = slowDriver{c.leases.driver}
 		var removing []digest.Digest
 		var took []time.Duration
 		go func() {
@@ -283,11 +282,11 @@ func TestOnlyPushesOfTheBlobWaitForItsRemoval(t *testing.T) {
 			}
 			for _, d := range []digest.Digest{digest.FromString("other"), first} {
 				began := time.Now()
-				s.use.record(d)
+				c.use.record(d)
 				removing, took = append(removing, d), append(took, time.Since(began))
 			}
 		}()
-		m.collect(s, gc.Request{}, nothing)
+		m.collect(c, gc.Request{}, nothing)
 		synctest.Wait()
 		if len(took) != 2 || took[0] != 0 || took[1] == 0 || took[1] > 20*time.Second {
 			t.Errorf("%s waited for %s", removing, took)
@@ -304,14 +303,14 @@ func TestRecordsThatBlockEveryManifest(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := newTestStorage(t)
-				s := m.process()
+				c := m.process()
 				write := func(held bool) { m.put(leasePath, fmt.Sprintf(`{"id":"x","held":%t,"garbageList":%q}`, held, list)) }
 				write(true)
 				go func() {
 					time.Sleep(9500 * time.Millisecond)
 					write(false)
 				}()
-				if code, took := m.push(s, nil, func() {}); code != http.StatusCreated || took != 10*time.Second {
+				if code, took := m.push(c, nil, func() {}); code != http.StatusCreated || took != 10*time.Second {
 					t.Errorf("%d after %s", code, took)
 				}
 			})

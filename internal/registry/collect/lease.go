@@ -1,4 +1,4 @@
-package registry
+package collect
 
 import (
 	"cmp"
@@ -17,72 +17,33 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
-// leaseTimes are the durations of the lease that a garbage collector holds.
-//
-// Manifests are written during a collection. None that is reported as stored may refer to a blob that the
-// collection removes. Everything that another process needs to know is in a record in the storage, the only
-// thing that all replicas share, including replicas that start during a collection. No process needs to
-// contact another:
-//
-//  1. The collector marks what is needed. What is not, and is older than the grace period, is garbage.
-//  2. It writes the list of garbage, and then the record, which names the list. It renews the record at every
-//     heartbeat. There is one collector at a time.
-//  3. From then on, a process does not write a manifest that needs garbage, its own included: see
-//     below. It reads the record before it writes a manifest. If a step took longer than validity, which is
-//     less than drainPeriod, it reads the record again before it moves a tag and before it responds: if a list
-//     was published since, and the manifest needs something in it, or the list is gone with its collection, it
-//     responds 503 and the manifest does not count as stored.
-//  4. The collector waits for drainPeriod. All manifests that were written without knowledge of the list are
-//     complete then, or will be refused.
-//  5. It marks again. What is needed by now, or was written or linked meanwhile, is no longer garbage. The
-//     rest is needed by nothing, and by no manifest to come, until the record is released. It sweeps the rest.
-//
-// Why nothing is lost: let a manifest be reported as stored, and d be what it needs, be it through an index.
-// If its process knew the list, d is not in it, and only what is in it is removed. If not, the manifest was
-// complete before the second marking, which found it. Otherwise the process has refused it.
-//
-// A manifest that needs garbage:
-//
-//   - in the process that collects, rescues it, with all that it needs, from the sweep: see [blobsInUse]. Nothing
-//     waits, apart from a manifest whose very blob is being removed. If a part has been removed, the client
-//     learns that it is unknown and pushes it again. Uploads, mounts and HEAD requests rescue, too.
-//   - in another process, waits until the record is released, and after waitTimeout responds 503. So does an upload
-//     of such a blob, and a mount becomes an upload. HEAD requests tell the truth, because pulls send them,
-//     too: if the blob is removed then, the manifest is refused.
-//
-// A record whose list is missing or another one, or that cannot be read, blocks every manifest.
-//
-// A record that has not changed for leaseDuration, which is more than renewDeadline, belongs to a dead collector.
-// Clocks are never compared: each process measures when it saw a record change. A collector removes nothing once
-// its last heartbeat is older than renewDeadline. One that misses renewDeadline once, or finds another collector's
-// record, stops for good: other processes may no longer respect its list, and it cannot make them respect it again.
-type leaseTimes struct {
-	// pollInterval is the maximum age of a reading for which a manifest is admitted, and the pause
+// Times are the durations of the protocol in the package comment.
+type Times struct {
+	// PollInterval is the maximum age of a reading for which a manifest is admitted, and the pause
 	// between readings. A push of many small images reads once a second.
-	pollInterval time.Duration
-	// validity is how long after a reading a manifest may finish without another reading.
-	validity time.Duration
-	// drainPeriod is how long after publishing the list every manifest admitted before has finished or
-	// will be refused. It is twice validity, for a storage that is slow to show one process what another
+	PollInterval time.Duration
+	// Validity is how long after a reading a manifest may finish without another reading.
+	Validity time.Duration
+	// DrainPeriod is how long after publishing the list every manifest admitted before has finished or
+	// will be refused. It is twice Validity, for a storage that is slow to show one process what another
 	// has written.
-	drainPeriod time.Duration
-	// waitTimeout is how long a manifest or a blob waits; no known client gives up earlier. It is longer than
-	// drainPeriod, so that collecting a small registry refuses no push.
-	waitTimeout   time.Duration
-	heartbeat     time.Duration
-	renewDeadline time.Duration
-	leaseDuration time.Duration
+	DrainPeriod time.Duration
+	// WaitTimeout is how long a manifest or a blob waits; no known client gives up earlier. It is longer than
+	// DrainPeriod, so that collecting a small registry refuses no push.
+	WaitTimeout time.Duration
+	// Heartbeat is how often a collector renews its record. It stops if it could not for RenewDeadline, and counts as
+	// dead after LeaseDuration.
+	Heartbeat, RenewDeadline, LeaseDuration time.Duration
 }
 
-var defaultLeaseTimes = leaseTimes{
-	pollInterval: time.Second, validity: 10 * time.Second, drainPeriod: 20 * time.Second,
-	waitTimeout: 40 * time.Second,
-	heartbeat:   5 * time.Second, renewDeadline: 30 * time.Second, leaseDuration: time.Minute,
+var defaultTimes = Times{
+	PollInterval: time.Second, Validity: 10 * time.Second, DrainPeriod: 20 * time.Second,
+	WaitTimeout: 40 * time.Second,
+	Heartbeat:   5 * time.Second, RenewDeadline: 30 * time.Second, LeaseDuration: time.Minute,
 }
 
 // The paths of the record and of the list of garbage. They are next to the directories that distribution
@@ -122,7 +83,7 @@ var errLeaseLost = errors.New("lost the lease for garbage collection")
 type leaseClient struct {
 	driver storagedriver.StorageDriver
 	root   string // of a filesystem, or ""
-	times  leaseTimes
+	times  *Times
 
 	// propagation is how much longer than drainPeriod it takes until every process sees what another has
 	// written or removed.
@@ -134,8 +95,8 @@ type leaseClient struct {
 }
 
 // newLeaseClient returns a client for the storage of driver. Root is the directory of a filesystem, or "".
-func newLeaseClient(driver storagedriver.StorageDriver, root string) *leaseClient {
-	c := &leaseClient{driver: driver, root: root, times: defaultLeaseTimes, propagation: propagationDelay(root)}
+func newLeaseClient(driver storagedriver.StorageDriver, root string, times *Times) *leaseClient {
+	c := &leaseClient{driver: driver, root: root, times: times, propagation: propagationDelay(root)}
 	c.last.Store(&leaseReading{})
 	return c
 }
@@ -168,7 +129,7 @@ type leaseReading struct {
 
 // held reports whether the lease was held when the reading began.
 func (c *leaseClient) held(r *leaseReading) bool {
-	return r.record.Held && r.at.Sub(r.changed) < c.times.leaseDuration+c.propagation
+	return r.record.Held && r.at.Sub(r.changed) < c.times.LeaseDuration+c.propagation
 }
 
 // read returns a reading that is not older than age.
@@ -205,7 +166,7 @@ func (c *leaseClient) read(ctx context.Context, age time.Duration) (*leaseReadin
 	return r, nil
 }
 
-// follow reads the record at intervals until ctx ends, for metrics and reports, which do not wait for
+// poll reads the record at intervals until ctx ends, for metrics and reports, which do not wait for
 // the storage.
 func (c *leaseClient) poll(ctx context.Context, interval time.Duration) {
 	for {
@@ -214,17 +175,6 @@ func (c *leaseClient) poll(ctx context.Context, interval time.Duration) {
 			return
 		}
 	}
-}
-
-// report returns the status of garbage collection in the last reading.
-func (c *leaseClient) report() *reloadstatus.GarbageCollection {
-	r := c.last.Load()
-	report := &reloadstatus.GarbageCollection{Running: c.held(r), Problem: r.record.Failure}
-	if r.record.Succeeded != 0 {
-		at := time.Unix(r.record.Succeeded, 0).UTC()
-		report.SucceededAt = &at
-	}
-	return report
 }
 
 // lease is held by a collector.
@@ -273,7 +223,7 @@ func (c *leaseClient) acquire(ctx context.Context, list garbageSet) (*lease, err
 	go l.heartbeats(background)
 	if len(list) > 0 {
 		// Others see the list late, and the collector sees late what they have written until then.
-		err = poll.Sleep(ctx, c.times.drainPeriod+2*c.propagation)
+		err = poll.Sleep(ctx, c.times.DrainPeriod+2*c.propagation)
 	}
 	if err == nil {
 		err = l.checkOwner(ctx)
@@ -315,7 +265,7 @@ func (c *leaseClient) waitUntilFree(ctx context.Context) (*leaseReading, error) 
 		case r.record != first.record:
 			return nil, errLeaseHeld
 		}
-		if err := poll.Sleep(ctx, c.times.pollInterval); err != nil {
+		if err := poll.Sleep(ctx, c.times.PollInterval); err != nil {
 			return nil, err
 		}
 		if r, err = c.read(ctx, 0); err != nil {
@@ -327,7 +277,7 @@ func (c *leaseClient) waitUntilFree(ctx context.Context) (*leaseReading, error) 
 // heartbeats renews the lease until ctx ends or another collector has taken it.
 func (l *lease) heartbeats(ctx context.Context) {
 	defer close(l.done)
-	for poll.Sleep(ctx, l.client.times.heartbeat) == nil {
+	for poll.Sleep(ctx, l.client.times.Heartbeat) == nil {
 		if errors.Is(l.checkOwner(ctx), errLeaseHeld) {
 			return
 		}
@@ -382,7 +332,7 @@ func (l *lease) err() error {
 
 // checkDeadline requires l.mu.
 func (l *lease) checkDeadline() {
-	if since := time.Since(l.renewed); since > l.client.times.renewDeadline && l.lost == nil {
+	if since := time.Since(l.renewed); since > l.client.times.RenewDeadline && l.lost == nil {
 		l.lost = fmt.Errorf("%w: the storage has accepted no heartbeat for %s, so pushes may have resumed",
 			errLeaseLost, since.Round(time.Second))
 	}

@@ -1,4 +1,4 @@
-package registry
+package collect
 
 import (
 	"sync"
@@ -11,7 +11,7 @@ import (
 
 // blobsInUse remembers what clients of this process rely on: blobs that it told a client exist, so that a push
 // skips the upload; and manifests that it is about to store, with all that they need. A collection in this
-// process keeps that, even if it is already sweeping. Replicas do not share this: see leaseTimes. The zero value is
+// process keeps that, even if it is already sweeping. Replicas do not share this: see the package comment. The zero value is
 // empty. It is safe for concurrent use.
 type blobsInUse struct {
 	mu     sync.Mutex

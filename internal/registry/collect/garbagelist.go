@@ -1,4 +1,4 @@
-package registry
+package collect
 
 import (
 	"context"
@@ -70,9 +70,6 @@ func (c *leaseClient) mayRemove(r *leaseReading, digests []digest.Digest) bool {
 // mayRemoveBlob reports whether another process's collection may remove a blob, as far as known. It does not read the
 // storage.
 func (c *leaseClient) mayRemoveBlob(d digest.Digest) bool {
-	if c == nil {
-		return false
-	}
 	r := c.last.Load()
 	return c.held(r) && c.mayRemove(r, []digest.Digest{d})
 }
@@ -80,9 +77,6 @@ func (c *leaseClient) mayRemoveBlob(d digest.Digest) bool {
 // admitBlob waits while another process's collection may remove a blob that is about to be stored, like admit. A
 // digest other than SHA-256 says nothing about what it is stored as, so that it waits for every list.
 func (c *leaseClient) admitBlob(ctx context.Context, d digest.Digest) error {
-	if c == nil {
-		return nil
-	}
 	_, err := c.wait(ctx, func(r *leaseReading) bool {
 		return c.mayRemove(r, []digest.Digest{d}) || c.otherCollects(r) && d.Algorithm() != digest.Canonical
 	})
