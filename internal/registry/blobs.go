@@ -22,6 +22,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
+	"github.com/zarf-dev/zarf-registry/internal/registry/quota"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
@@ -63,7 +64,7 @@ type contentStore struct {
 	*content.Store
 	collector *collect.Collector
 	tags      tagLocks
-	space     *storageSpace // nil in tests
+	space     *quota.Space // nil in tests
 }
 
 // octetStream is the media type of all blobs: only manifests know it.
@@ -249,7 +250,7 @@ func (c *blobContent) close() {
 func (s blobStore) Resume(ctx context.Context, id string) (distribution.BlobWriter, error) {
 	writer, err := s.BlobStore.Resume(ctx, id)
 	if err != nil {
-		recordNoSpace(ctx, err)
+		quota.RecordNoSpace(ctx, err)
 		return nil, err
 	}
 	return s.writer(ctx, writer), nil
@@ -286,7 +287,7 @@ func (w *blobWriter) ReadFrom(r io.Reader) (int64, error) {
 	return n, err
 }
 
-func (w *blobWriter) recordError(err error) { w.full = recordNoSpace(w.ctx, err) || w.full }
+func (w *blobWriter) recordError(err error) { w.full = quota.RecordNoSpace(w.ctx, err) || w.full }
 
 // Close removes the upload if it did not fit. Otherwise it would occupy the full file system until it is purged.
 func (w *blobWriter) Close() error {
@@ -296,7 +297,7 @@ func (w *blobWriter) Close() error {
 	w.full = false
 	ctx := context.WithoutCancel(w.ctx)
 	_ = w.BlobWriter.Cancel(ctx) // fails after some errors
-	w.source.space.removed(w.received)
+	w.source.space.Removed(w.received)
 	err := w.source.Driver.Delete(ctx, storage.UploadDir(w.store.name.Name(), w.ID()))
 	if storage.IsNotFound(err) {
 		return nil
@@ -308,7 +309,7 @@ func (w *blobWriter) Close() error {
 func (w *blobWriter) Cancel(ctx context.Context) error {
 	err := w.BlobWriter.Cancel(ctx)
 	if err == nil {
-		w.source.space.removed(w.received)
+		w.source.space.Removed(w.received)
 	}
 	return err
 }
@@ -320,7 +321,7 @@ func (w *blobWriter) Commit(ctx context.Context, provisional v1.Descriptor) (v1.
 	}
 	w.source.collector.Rely(provisional.Digest)
 	replaced := int64(0)
-	if w.source.space.hasQuota() && provisional.Digest.Algorithm() == digest.Canonical {
+	if w.source.space.HasQuota() && provisional.Digest.Algorithm() == digest.Canonical {
 		// The next walk corrects the rest.
 		if old, err := w.source.Driver.Stat(ctx, storage.BlobPath(provisional.Digest)); err == nil {
 			replaced = old.Size()
@@ -329,7 +330,7 @@ func (w *blobWriter) Commit(ctx context.Context, provisional v1.Descriptor) (v1.
 	blob, err := w.BlobWriter.Commit(content.ReplacingBlobs(ctx), provisional)
 	w.recordError(err)
 	if err == nil {
-		w.source.space.removed(replaced)
+		w.source.space.Removed(replaced)
 	}
 	if err != nil || blob.Digest == provisional.Digest {
 		return blob, err

@@ -57,7 +57,7 @@ func openUnguarded(root string) (*Server, http.Handler, error) {
 	}
 	s.collector.Times = quick
 	s.source.Rebuilt.Store(true)
-	next := s.space.limit(withConditionalDeletes(withPushes(withManifestLock(s.collector, extended(s.app, s.source)))))
+	next := s.space.Limit(withConditionalDeletes(withPushes(withManifestLock(s.collector, extended(s.app, s.source)))))
 	return s, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != collectPath {
 			next.ServeHTTP(w, r)

@@ -211,7 +211,7 @@ func TestBackLinksCountAgainstTheQuota(t *testing.T) {
 	})
 	i.server.collector.Times = quick
 	i.run()
-	eventually(t, "the content is measured", func() bool { return i.server.space.report().Quota != nil })
+	eventually(t, "the content is measured", func() bool { return i.server.space.Report().Quota != nil })
 	c := i.pusher()
 	var children []any
 	for n := range 100 {
@@ -224,7 +224,7 @@ func TestBackLinksCountAgainstTheQuota(t *testing.T) {
 	}
 	a := c.must(http.StatusInsufficientStorage, "PUT", "/v2/a/manifests/multi", bytes.NewReader(index), "Content-Type", ociIndex)
 	mentions(t, a.body, "INSUFFICIENT_STORAGE", "of the quota", "registry.storage.quota")
-	if expected := i.server.space.expected; expected != 0 {
+	if expected := i.server.space.ExpectedBytes(); expected != 0 {
 		t.Errorf("%d bytes are expected although nothing is in progress", expected)
 	}
 	d, _ := c.pushImage("a", "v1", "layer")
@@ -233,7 +233,7 @@ func TestBackLinksCountAgainstTheQuota(t *testing.T) {
 	if grown := i.used() - before; grown < 300 || grown > 1000 {
 		t.Errorf("an index of one image takes %d bytes", grown)
 	}
-	if expected := i.server.space.expected; expected != 0 {
+	if expected := i.server.space.ExpectedBytes(); expected != 0 {
 		t.Errorf("%d bytes are expected although nothing is in progress", expected)
 	}
 }

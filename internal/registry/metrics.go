@@ -12,6 +12,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/net/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
+	"github.com/zarf-dev/zarf-registry/internal/registry/quota"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 	"github.com/zarf-dev/zarf-registry/internal/registry/users"
 )
@@ -128,12 +129,12 @@ func (m *metrics) watchStorage(h *storage.Health) {
 		func() float64 { return boolean(h.Err(time.Now()) == nil) })
 }
 
-func (m *metrics) watchSpace(s *storageSpace) {
+func (m *metrics) watchSpace(s *quota.Space) {
 	m.own.MustRegister(spaceCollector{s})
 }
 
 // spaceCollector exposes the limits that are known.
-type spaceCollector struct{ space *storageSpace }
+type spaceCollector struct{ space *quota.Space }
 
 var (
 	usedBytes = prometheus.NewDesc("zarf_registry_storage_used_bytes",
@@ -149,7 +150,7 @@ func (c spaceCollector) Describe(descriptions chan<- *prometheus.Desc) {
 }
 
 func (c spaceCollector) Collect(metrics chan<- prometheus.Metric) {
-	report := c.space.report()
+	report := c.space.Report()
 	for limit, usage := range map[string]*space.Usage{space.ScopeVolume: report.Volume, space.ScopeQuota: report.Quota} {
 		if usage != nil {
 			metrics <- prometheus.MustNewConstMetric(usedBytes, prometheus.GaugeValue, float64(usage.Used), limit)

@@ -10,6 +10,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/registry/quota"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -64,7 +65,7 @@ func (s blobStore) Create(
 		return nil, mounted
 	}
 	if err != nil {
-		recordNoSpace(ctx, err)
+		quota.RecordNoSpace(ctx, err)
 		return nil, err
 	}
 	return s.writer(ctx, writer), nil

@@ -19,6 +19,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
+	"github.com/zarf-dev/zarf-registry/internal/registry/quota"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
@@ -62,18 +63,18 @@ func withPushes(next http.Handler) http.Handler {
 			return
 		}
 		response := &pushResponse{ResponseWriter: w, push: p, manifests: "/v2/" + to.Repository + "/manifests/"}
-		if body, ok := r.Body.(*arrivingBody); ok { // the space is limited
+		if body, ok := r.Body.(*quota.Body); ok { // the space is limited
 			written, occupied, err := content.BackLinksSize(to.Repository, v1.Descriptor{MediaType: r.Header.Get("Content-Type"),
 				Digest: cmp.Or(p.named, p.digests[0])}, data)
 			if err != nil {
 				request.WriteError(w, errcode.ErrorCodeManifestInvalid.WithDetail(err.Error()))
 				return
 			}
-			if err := body.reserve(occupied); err != nil {
+			if err := body.Reserve(occupied); err != nil {
 				request.WriteError(w, err)
 				return
 			}
-			response.created = func() { body.space.arrived(written, 0) }
+			response.created = func() { body.Wrote(written) }
 		}
 		r = r.WithContext(context.WithValue(r.Context(), pushKey{}, p))
 		r.Body = readCloser{bytes.NewReader(data), r.Body}
@@ -161,7 +162,7 @@ func (m manifestStore) Put(
 	ctx context.Context, manifest distribution.Manifest, options ...distribution.ManifestServiceOption,
 ) (digest.Digest, error) {
 	stored, err := m.put(ctx, manifest, options...)
-	recordNoSpace(ctx, err)
+	quota.RecordNoSpace(ctx, err)
 	return stored, err
 }
 

@@ -46,6 +46,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
+	"github.com/zarf-dev/zarf-registry/internal/registry/quota"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 	"github.com/zarf-dev/zarf-registry/internal/registry/users"
 )
@@ -77,7 +78,7 @@ type Server struct {
 	plain        *plainListener                // nil unless it follows Options.PullHtpasswd
 	connections  map[string]*connlimit.Limiter // by listener
 	health       *storage.Health
-	space        *storageSpace
+	space        *quota.Space
 	metrics      *metrics
 	log          *slog.Logger
 	draining     atomic.Bool
@@ -169,8 +170,8 @@ func (s *Server) openStorage() (err error) {
 	}
 	s.health = storage.NewHealth(config, driver, s.log)
 	s.metrics.watchStorage(s.health)
-	s.space = newStorageSpace(root, s.options.Quota, s.log)
-	s.space.measureVolume()
+	s.space = quota.New(root, s.options.Quota, s.log)
+	s.space.MeasureVolume()
 	s.metrics.watchSpace(s.space)
 	if s.app, s.source, err = newApp(config, s.log); err != nil {
 		return err
@@ -298,11 +299,11 @@ func (s *Server) endpoint(front *front, address string) *endpoint {
 
 func (s *Server) front(name string, policy policy) *front {
 	next := withPushes(withManifestLock(s.collector, extended(s.app, s.source)))
-	next = s.space.limit(withConditionalDeletes(next))
+	next = s.space.Limit(withConditionalDeletes(next))
 	if policy.mutualTLS {
 		next = own(map[string]http.Handler{
 			catalog.Path: s.catalogHandler(), space.Path: s.spaceHandler(), scrub.Path: s.scrubHandler(),
-			gc.Path: s.collector.Handler(&s.draining, s.space.removed),
+			gc.Path: s.collector.Handler(&s.draining, s.space.Removed),
 		}, next)
 	}
 	f := &front{
@@ -343,9 +344,9 @@ func (s *Server) serve(ctx context.Context, registry, diagnostics []*endpoint) e
 	go s.health.Run(background)
 	go s.collector.Poll(background, s.health.Interval)
 	go s.scrubber.poll(background, scrubFollowPeriod)
-	go s.space.pollContent(background, s.source.Driver)
+	go s.space.PollContent(background, s.source.Driver)
 	var writing sync.WaitGroup
-	writing.Go(func() { s.space.pollVolume(background, !storage.ReadOnly(s.options.Config.Storage)) })
+	writing.Go(func() { s.space.PollVolume(background, !storage.ReadOnly(s.options.Config.Storage)) })
 	if !storage.ReadOnly(s.options.Config.Storage) {
 		writing.Go(func() { s.source.KeepRebuilding(background) })
 	}
@@ -470,7 +471,7 @@ func (s *Server) reloadReport() reloadstatus.Report {
 	} else {
 		report.StorageEmpty = storage.IsEmpty(s.source.Driver)
 	}
-	if full := s.space.report(); full != (space.Report{}) {
+	if full := s.space.Report(); full != (space.Report{}) {
 		report.Space = &full
 	}
 	if s.signatures.on() {

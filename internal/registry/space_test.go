@@ -1,21 +1,16 @@
 package registry
 
 import (
-	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"io"
-	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
-	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
 
@@ -30,12 +25,12 @@ func startWithQuota(t *testing.T, ca testCA, root string, quota int64) *instance
 	i := open(t, ca, root, func(o *Options) { o.Quota = quota })
 	i.server.collector.Times = quick
 	i.run()
-	eventually(t, "the content is measured", func() bool { return i.server.space.report().Quota != nil })
+	eventually(t, "the content is measured", func() bool { return i.server.space.Report().Quota != nil })
 	return i
 }
 
 // used returns how much of the quota is used.
-func (i *instance) used() int64 { return i.server.space.report().Quota.Used }
+func (i *instance) used() int64 { return i.server.space.Report().Quota.Used }
 
 // mentions fails the test unless the text contains all words.
 func mentions(t *testing.T, text string, words ...string) {
@@ -71,7 +66,7 @@ func TestFullQuotaRefusesPushes(t *testing.T) {
 	if used := i.used(); used > 110_000 {
 		t.Errorf("%d bytes are used after a refused upload", used)
 	}
-	if expected := i.server.space.expected; expected != 0 {
+	if expected := i.server.space.ExpectedBytes(); expected != 0 {
 		t.Errorf("%d bytes are expected although nothing is in progress", expected)
 	}
 
@@ -86,7 +81,7 @@ func TestFullQuotaRefusesPushes(t *testing.T) {
 	canceled = c.base + c.must(http.StatusAccepted, "PATCH", canceled, stream(1_000)).Header.Get("Location")
 	continued = c.base + c.must(http.StatusAccepted, "PATCH", continued, stream(5_000)).Header.Get("Location")
 
-	i.server.space.arrived(90_000, 0)
+	i.server.space.Arrived(90_000, 0)
 	for name, request := range map[string][2]string{
 		"begins an upload":    {"POST", "/v2/a/blobs/uploads/"},
 		"mounts":              {"POST", "/v2/b/blobs/uploads/?from=a&mount=" + digest.FromString("kept layer").String()},
@@ -110,7 +105,7 @@ func TestFullQuotaRefusesPushes(t *testing.T) {
 		c.must(http.StatusNotFound, "GET", removed, nil) // or it would still occupy space
 	}
 	c.must(http.StatusNoContent, "DELETE", canceled, nil)
-	i.server.space.removed(90_000)
+	i.server.space.Removed(90_000)
 	if used := i.used(); used > 110_000 {
 		t.Errorf("%d bytes are used after the uploads were removed", used)
 	}
@@ -177,117 +172,6 @@ func TestStorageIsReported(t *testing.T) {
 	i.node().must(http.StatusForbidden, "POST", space.Path, query())
 	c.as("", "").must(http.StatusUnauthorized, "POST", space.Path, query())
 	i.plain().as(pushUser, pushPassword).must(http.StatusNotFound, "GET", space.Path, nil)
-}
-
-func TestUploadsInProgressKeepTheirSpace(t *testing.T) {
-	t.Parallel()
-	s := newStorageSpace("", 1000, slog.New(slog.DiscardHandler))
-	if err := s.admit(false, 1<<40); err != nil {
-		t.Fatalf("refused before the content is measured: %v", err)
-	}
-	s.arrived(0, 1<<40)
-	s.measured, s.content = true, 100
-	if err := s.admit(false, 500); err != nil {
-		t.Fatal(err)
-	}
-	err := s.admit(false, 400)
-	if err == nil {
-		t.Fatal("two uploads got the same space")
-	}
-	mentions(t, err.Error(), "400 B do not fit", "uploads in progress need 500 B")
-	if err := s.admit(false, 0); err != nil {
-		t.Errorf("a request without a body: %v", err)
-	}
-	if err := s.admit(true, 400); err != nil {
-		t.Errorf("the project's own: %v", err)
-	}
-	s.arrived(0, 400)
-	// 200 bytes come, and the client disconnects.
-	body := &arrivingBody{ReadCloser: io.NopCloser(strings.NewReader(random(200))), space: s, expected: 500}
-	if _, err := io.Copy(io.Discard, body); err != nil {
-		t.Fatal(err)
-	}
-	body.finish()
-	body.finish()
-	if s.content != 300 || s.expected != 0 {
-		t.Errorf("%d bytes are used, and %d expected", s.content, s.expected)
-	}
-	if err := s.admit(false, 650); err != nil {
-		t.Error(err)
-	}
-}
-
-// walkingDriver calls during in the middle of a walk.
-type walkingDriver struct {
-	storagedriver.StorageDriver
-	during func()
-}
-
-func (d walkingDriver) Walk(_ context.Context, _ string, f storagedriver.WalkFn,
-	_ ...func(*storagedriver.WalkOptions)) error {
-	d.during()
-	return f(storagedriver.FileInfoInternal{FileInfoFields: storagedriver.FileInfoFields{Path: "/a", Size: 1000}})
-}
-
-func TestMeasuringCountsWhatChangesMeanwhile(t *testing.T) {
-	t.Parallel()
-	s := newStorageSpace("", 10_000, slog.New(slog.DiscardHandler))
-	for description, tt := range map[string]struct {
-		during func()
-		want   int64
-		again  bool
-	}{
-		"nothing":                       {func() {}, 1000, false},
-		"content was added":             {func() { s.arrived(500, 0) }, 1500, false},
-		"content was added and removed": {func() { s.arrived(500, 0); s.removed(200) }, 1500, true},
-	} {
-		again, err := s.measureContent(t.Context(), walkingDriver{during: tt.during})
-		if err != nil || again != tt.again || s.content != tt.want {
-			t.Errorf("%s: %d bytes, again %t, %v", description, s.content, again, err)
-		}
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := s.measureContent(ctx, walkingDriver{during: func() {}}); !errors.Is(err, context.Canceled) {
-		t.Errorf("%v", err)
-	}
-}
-
-func TestFullStorageIsLogged(t *testing.T) {
-	t.Parallel()
-	var out bytes.Buffer
-	s := newStorageSpace("", 1000, slog.New(slog.NewTextHandler(&out, nil)))
-	now := time.Now()
-	s.now = func() time.Time { return now }
-	s.measured = true
-	for _, step := range []struct {
-		after time.Duration
-		used  int64
-		want  string
-	}{
-		{0, 849, ""},
-		{0, 850, "nearly full"},
-		{time.Minute, 900, ""},
-		{0, 840, ""}, // not enough to warn again
-		{0, 860, ""},
-		{0, 950, "pushes are refused"},
-		{0, 949, ""},
-		{0, 951, ""},
-		{time.Hour, 951, "pushes are refused"},
-		{0, 700, ""},
-		{0, 850, "nearly full"},
-		{time.Hour, 850, "nearly full"},
-	} {
-		now, s.content = now.Add(step.after), step.used
-		out.Reset()
-		s.warn()
-		if got := out.String(); step.want == "" && got != "" || !strings.Contains(got, step.want) {
-			t.Errorf("%d used: logged %q, want %q", step.used, got, step.want)
-		}
-		if out.Len() > 0 {
-			mentions(t, out.String(), "level=WARN", "limit=quota", "limitBytes=1000", "remedy=")
-		}
-	}
 }
 
 // smallVolume mounts a file system of so many bytes.
@@ -368,9 +252,7 @@ func TestCompletelyFullVolume(t *testing.T) {
 			fill(t, root)
 
 			// It has been measured long ago, seen from a fast client.
-			i.server.space.mu.Lock()
-			i.server.space.volume = &space.Usage{Limit: 8 << 20}
-			i.server.space.mu.Unlock()
+			i.server.space.Arrived(-8<<20, 0)
 			a := c.must(http.StatusInsufficientStorage, "PATCH", c.base+location, strings.NewReader(random(100_000)))
 			if a.code() != "INSUFFICIENT_STORAGE" {
 				t.Errorf("%s", a.body)
@@ -380,7 +262,7 @@ func TestCompletelyFullVolume(t *testing.T) {
 				t.Errorf("the upload occupies space: %v, %v", left, err)
 			}
 			fill(t, root)
-			i.server.space.measureVolume()
+			i.server.space.MeasureVolume()
 
 			a = c.must(http.StatusInsufficientStorage, "POST", "/v2/a/blobs/uploads/", nil)
 			mentions(t, a.body, "100.0 % of the volume is used, 8.4 MB of 8.4 MB")
@@ -400,7 +282,7 @@ func TestCompletelyFullVolume(t *testing.T) {
 				t.Errorf("%+v", r)
 			}
 			ballastExists(t, root)
-			i.server.space.measureVolume()
+			i.server.space.MeasureVolume()
 			c.pushImage("a", "new", random(100_000))
 		})
 	}

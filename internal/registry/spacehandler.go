@@ -23,7 +23,7 @@ func (s *Server) spaceHandler() http.Handler {
 		var response any
 		switch r.Method {
 		case http.MethodGet, http.MethodHead:
-			response = s.space.report()
+			response = s.space.Report()
 		case http.MethodPost:
 			var query space.Query
 			err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxSpaceQuery)).Decode(&query)

@@ -13,6 +13,7 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
+	"github.com/zarf-dev/zarf-registry/internal/registry/quota"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -31,7 +32,7 @@ type currentTags struct {
 func (t *currentTags) Tag(ctx context.Context, tag string, manifest v1.Descriptor) error {
 	defer t.source.tags.lock(t.repository, tag)()
 	err := t.TagService.Tag(ctx, tag, manifest)
-	recordNoSpace(ctx, err)
+	quota.RecordNoSpace(ctx, err)
 	return err
 }
 

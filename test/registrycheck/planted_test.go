@@ -16,27 +16,27 @@ type bug struct {
 
 var bugs = []bug{
 	{"garbage is collected without the lease", change{
-		"internal/registry/gc.go",
+		"internal/registry/collect/gc.go",
 		"	collect := r.collect\n",
 		"	collect := r.simulate\n",
 	}},
 	{"garbage is marked once", change{
-		"internal/registry/gc.go",
+		"internal/registry/collect/gc.go",
 		"		if marked, err = r.mark(ctx, marked.references); err != nil {\n",
 		"		if err != nil {\n",
 	}},
 	{"the collector does not wait for manifests", change{
-		"internal/registry/lease.go",
+		"internal/registry/collect/lease.go",
 		"		err = poll.Sleep(ctx, c.times.DrainPeriod+2*c.propagation)\n",
 		"",
 	}},
 	{"pushes rescue nothing from the sweep", change{
-		"internal/registry/inuse.go",
+		"internal/registry/collect/inuse.go",
 		"	return u.removeUnless(d, func() bool { return u.marked.keep[d] }, do)\n",
 		"	return u.removeUnless(d, func() bool { return false }, do)\n",
 	}},
 	{"other processes ignore the list of garbage", change{
-		"internal/registry/garbagelist.go",
+		"internal/registry/collect/garbagelist.go",
 		"	return c.otherCollects(r) && (r.garbage == nil || slices.ContainsFunc(digests, r.garbage.has))\n",
 		"	return false\n",
 	}},
@@ -62,13 +62,13 @@ var bugs = []bug{
 		"	for _, tag := range referencedTags[:0] {\n",
 	}},
 	{"garbage collection does not follow indexes", change{
-		"internal/registry/mark.go",
+		"internal/registry/collect/mark.go",
 		"		queue = append(queue, m.references[d].Needs...) // none",
 		"		for _, needed := range m.references[d].Needs {\n			if _, ok := m.references[needed]; !ok {\n" +
 			"				queue = append(queue, needed)\n			}\n		} // none",
 	}},
 	{"garbage collection removes the referrers of kept images", change{
-		"internal/registry/mark.go",
+		"internal/registry/collect/mark.go",
 		"		if r.Subject != \"\" {\n",
 		"		if false {\n",
 	}},
@@ -78,7 +78,7 @@ var bugs = []bug{
 		"	temporary = target\n	file, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o666)\n",
 	}},
 	{"a collector continues without its lease", change{
-		"internal/registry/sweep.go",
+		"internal/registry/collect/sweep.go",
 		"		if err := s.leaseErr(); err != nil {\n			return err\n		}\n",
 		"",
 	}},
@@ -108,7 +108,7 @@ var bugs = []bug{
 		"	if true {\n",
 	}},
 	{"the grace period does not protect uploads", change{
-		"internal/registry/gc.go",
+		"internal/registry/collect/gc.go",
 		"cutoff: time.Now().Add(-request.Grace)",
 		"cutoff: time.Now()",
 	}},

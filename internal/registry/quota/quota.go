@@ -1,4 +1,7 @@
-package registry
+// Package quota knows how full the storage is, and refuses pushes before it is full.
+//
+// It removes nothing but the upload that does not fit.
+package quota
 
 import (
 	"context"
@@ -62,14 +65,14 @@ var (
 		space.Remedy(space.ScopeQuota))
 )
 
-// storageSpace knows how full the storage is, and refuses pushes before it is full. It is safe for concurrent use.
+// Space knows how full the storage is, and refuses pushes before it is full. It is safe for concurrent use.
 //
 // The limits are the file system's size, and the quota, if there is one. Everything that begins or continues a push is
 // refused when one of them is used up to space.Full percent: uploads, mounts and manifests. Mounts and manifests are
 // small, but an image that cannot be completed helps nobody, and the rest of the file system is for deletions and
 // garbage collection. The project's own repositories are excepted: an upgrade, which may bring a larger quota or
 // volume, pushes its own images, which take about 100 MB.
-type storageSpace struct {
+type Space struct {
 	root  string // of the filesystem driver, or ""
 	quota int64  // in bytes, or 0
 	log   *slog.Logger
@@ -93,18 +96,18 @@ type walkChanges struct {
 	removed bool
 }
 
-func newStorageSpace(root string, quota int64, log *slog.Logger) *storageSpace {
-	return &storageSpace{root: root, quota: quota, log: log, now: time.Now}
+func New(root string, quota int64, log *slog.Logger) *Space {
+	return &Space{root: root, quota: quota, log: log, now: time.Now}
 }
 
-// report returns how full the storage is, with what has been received since it was measured.
-func (s *storageSpace) report() space.Report {
+// Report returns how full the storage is, with what has been received since it was measured.
+func (s *Space) Report() space.Report {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.reportLocked()
 }
 
-func (s *storageSpace) reportLocked() (report space.Report) {
+func (s *Space) reportLocked() (report space.Report) {
 	if s.volume != nil {
 		report.Volume = &space.Usage{Used: min(s.volume.Used+s.received, s.volume.Limit), Limit: s.volume.Limit}
 	}
@@ -114,8 +117,8 @@ func (s *storageSpace) reportLocked() (report space.Report) {
 	return report
 }
 
-// measureVolume reads the size of the file system. It may hang with it.
-func (s *storageSpace) measureVolume() {
+// MeasureVolume reads the size of the file system. It may hang with it.
+func (s *Space) MeasureVolume() {
 	if s.root == "" {
 		return
 	}
@@ -135,10 +138,10 @@ func (s *storageSpace) measureVolume() {
 	s.received -= before
 }
 
-// pollVolume measures the file system at intervals until ctx ends, keeps ballast for garbage collection, and warns.
-func (s *storageSpace) pollVolume(ctx context.Context, writable bool) {
+// PollVolume measures the file system at intervals until ctx ends, keeps ballast for garbage collection, and warns.
+func (s *Space) PollVolume(ctx context.Context, writable bool) {
 	for {
-		s.measureVolume()
+		s.MeasureVolume()
 		if s.root != "" && writable {
 			storage.KeepBallast(s.root)
 		}
@@ -149,8 +152,8 @@ func (s *storageSpace) pollVolume(ctx context.Context, writable bool) {
 	}
 }
 
-// pollContent measures the content at intervals until ctx ends. Without a quota it does nothing.
-func (s *storageSpace) pollContent(ctx context.Context, driver storagedriver.StorageDriver) {
+// PollContent measures the content at intervals until ctx ends. Without a quota it does nothing.
+func (s *Space) PollContent(ctx context.Context, driver storagedriver.StorageDriver) {
 	for s.quota > 0 {
 		began := s.now()
 		again, err := s.measureContent(ctx, driver)
@@ -172,7 +175,7 @@ func (s *storageSpace) pollContent(ctx context.Context, driver storagedriver.Sto
 
 // measureContent adds up the sizes of all files. What is stored meanwhile counts, perhaps twice. If something was
 // removed, again is set, because it may have been counted.
-func (s *storageSpace) measureContent(ctx context.Context, driver storagedriver.StorageDriver) (again bool, err error) {
+func (s *Space) measureContent(ctx context.Context, driver storagedriver.StorageDriver) (again bool, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, contentTimeout, fmt.Errorf("not finished within %s", contentTimeout))
 	defer cancel()
 	s.mu.Lock()
@@ -223,8 +226,8 @@ func directorySize(ctx context.Context, root string) (sum int64, err error) {
 	return sum, err
 }
 
-// removed subtracts content that was removed. It may be called on nil.
-func (s *storageSpace) removed(bytes int64) {
+// Removed subtracts content that was removed. It may be called on nil.
+func (s *Space) Removed(bytes int64) {
 	if s == nil || s.quota == 0 {
 		return
 	}
@@ -234,12 +237,12 @@ func (s *storageSpace) removed(bytes int64) {
 	s.walk.removed = s.walk.removed || bytes > 0
 }
 
-// hasQuota may be called on nil.
-func (s *storageSpace) hasQuota() bool { return s != nil && s.quota > 0 }
+// HasQuota may be called on nil.
+func (s *Space) HasQuota() bool { return s != nil && s.quota > 0 }
 
 // warn logs that the storage is nearly full or full: when it becomes so, and every warnPeriod.
-func (s *storageSpace) warn() {
-	scope, usage := s.report().Tightest()
+func (s *Space) warn() {
+	scope, usage := s.Report().Tightest()
 	percent, level := usage.Percent(), 0
 	for _, l := range []int{space.NearlyFull, space.Full} {
 		if percent >= float64(l) {
@@ -269,7 +272,7 @@ func (s *storageSpace) warn() {
 
 // admit returns the error to respond with if a push of bytes more does not fit, unless it is into the project's
 // own repositories. Otherwise it keeps that much for the push: arrived gives it up again. Negative is unknown.
-func (s *storageSpace) admit(own bool, bytes int64) error {
+func (s *Space) admit(own bool, bytes int64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	bytes = max(bytes, 0)
@@ -290,8 +293,8 @@ func (s *storageSpace) admit(own bool, bytes int64) error {
 	return nil
 }
 
-// arrived counts bytes of a push, which expected to send that many.
-func (s *storageSpace) arrived(bytes, expected int64) {
+// Arrived counts bytes of a push, which expected to send that many.
+func (s *Space) Arrived(bytes, expected int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.received += bytes
@@ -302,8 +305,15 @@ func (s *storageSpace) arrived(bytes, expected int64) {
 	}
 }
 
-// limit refuses pushes to next that do not fit, and responds 507 to those that the file system refuses.
-func (s *storageSpace) limit(next http.Handler) http.Handler {
+// ExpectedBytes returns how many bytes of requests in progress are still to come.
+func (s *Space) ExpectedBytes() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.expected
+}
+
+// Limit refuses pushes to next that do not fit, and responds 507 to those that the file system refuses.
+func (s *Space) Limit(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		to := request.TargetOf(r)
 		switch r.Method {
@@ -322,7 +332,7 @@ func (s *storageSpace) limit(next http.Handler) http.Handler {
 			request.WriteError(w, err)
 			return
 		}
-		body := &arrivingBody{ReadCloser: r.Body, space: s, own: catalog.Own(to.Repository),
+		body := &Body{ReadCloser: r.Body, space: s, own: catalog.Own(to.Repository),
 			expected: max(r.ContentLength, 0), stream: to.Upload && r.ContentLength < 0}
 		defer body.finish()
 		failed := new(atomic.Pointer[error])
@@ -341,15 +351,15 @@ func cancelUpload(next http.Handler, w http.ResponseWriter, r *http.Request) {
 }
 
 // exceeded returns whether more than the quota is used.
-func (s *storageSpace) exceeded() bool {
-	quota := s.report().Quota
+func (s *Space) exceeded() bool {
+	quota := s.Report().Quota
 	return quota != nil && quota.Used > quota.Limit
 }
 
-// arrivingBody counts the body of a push. net/http does not read it concurrently.
-type arrivingBody struct {
+// Body counts the body of a push. net/http does not read it concurrently.
+type Body struct {
 	io.ReadCloser
-	space    *storageSpace
+	space    *Space
 	own      bool // the repository is the project's
 	expected int64
 	// stream means an upload whose client does not say how large it is, as docker and skopeo. It may use the quota up,
@@ -357,7 +367,7 @@ type arrivingBody struct {
 	stream bool
 }
 
-func (b *arrivingBody) Read(p []byte) (int, error) {
+func (b *Body) Read(p []byte) (int, error) {
 	if b.stream && b.space.exceeded() {
 		return 0, errQuotaExceeded
 	}
@@ -365,13 +375,13 @@ func (b *arrivingBody) Read(p []byte) (int, error) {
 	if n > 0 {
 		expected := min(int64(n), b.expected)
 		b.expected -= expected
-		b.space.arrived(int64(n), expected)
+		b.space.Arrived(int64(n), expected)
 	}
 	return n, err
 }
 
-// reserve admits what the push makes the registry write in addition. It is called after the body was read.
-func (b *arrivingBody) reserve(bytes int64) error {
+// Reserve admits what the push makes the registry write in addition. It is called after the body was read.
+func (b *Body) Reserve(bytes int64) error {
 	err := b.space.admit(b.own, bytes)
 	if err == nil {
 		b.expected += bytes
@@ -379,9 +389,12 @@ func (b *arrivingBody) reserve(bytes int64) error {
 	return err
 }
 
+// Wrote counts what the push has made the registry write in addition.
+func (b *Body) Wrote(bytes int64) { b.space.Arrived(bytes, 0) }
+
 // finish gives up what has not come.
-func (b *arrivingBody) finish() {
-	b.space.arrived(0, b.expected)
+func (b *Body) finish() {
+	b.space.Arrived(0, b.expected)
 	b.expected = 0
 }
 
@@ -390,8 +403,8 @@ var errQuotaExceeded = fmt.Errorf("the quota is exceeded: %w", syscall.EDQUOT)
 
 type noSpaceKey struct{}
 
-// recordNoSpace makes the response to a push 507, if err says that the file system is full. It reports whether it does.
-func recordNoSpace(ctx context.Context, err error) bool {
+// RecordNoSpace makes the response to a push 507, if err says that the file system is full. It reports whether it does.
+func RecordNoSpace(ctx context.Context, err error) bool {
 	if err == nil || !storage.NoSpace(err) {
 		return false
 	}
