@@ -19,6 +19,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/users"
+	"github.com/zarf-dev/zarf-registry/internal/registry/verify"
 )
 
 const (
@@ -52,7 +53,7 @@ type front struct {
 	log         *slog.Logger
 	draining    *atomic.Bool
 	// signatures is nil unless signatures are verified.
-	signatures  *signatureVerifier
+	signatures  *verify.Verifier
 	now         func() time.Time // for tokens
 	idleTimeout time.Duration
 }
@@ -95,7 +96,7 @@ func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		f.next.ServeHTTP(e, request.With(admitted, to, &peer.Caller))
 		f.audit(r.Context(), change, e, peer)
 		if change != nil && f.signatures != nil {
-			f.signatures.changed(to.Repository) // before the client sees the response
+			f.signatures.Changed(to.Repository) // before the client sees the response
 		}
 	}
 	code = e.code()
@@ -127,7 +128,7 @@ func (f *front) admit(w http.ResponseWriter, r *http.Request, to request.Target,
 	if f.signatures == nil || !f.verifiesSignatures(r, to, peer, login) {
 		return r, nil
 	}
-	return f.signatures.require(r, to)
+	return f.signatures.Require(r, to)
 }
 
 // pushes reports whether a client that asks whether a manifest exists may push one.

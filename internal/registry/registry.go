@@ -49,6 +49,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry/quota"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 	"github.com/zarf-dev/zarf-registry/internal/registry/users"
+	"github.com/zarf-dev/zarf-registry/internal/registry/verify"
 )
 
 // The listeners' names in logs and metrics.
@@ -68,7 +69,7 @@ type Server struct {
 	app          *handlers.App
 	source       *contentStore
 	collector    *collect.Collector
-	signatures   *signatureVerifier
+	signatures   *verify.Verifier
 	scrubber     *scrubber
 	certificates *tlsfiles.Source  // nil without Options.Listen
 	exposed      *tlsfiles.Source  // for Options.ExposeTLSDir; nil if ExposeListen uses the certificate of Listen
@@ -176,7 +177,8 @@ func (s *Server) openStorage() (err error) {
 	if s.app, s.source, err = newApp(config, s.log); err != nil {
 		return err
 	}
-	s.signatures = newSignatureVerifier(s.options, s.source.Store)
+	s.signatures = verify.New(s.options.Signatures, s.options.SignatureKeys, s.options.OwnImages,
+		s.source.Store, !storage.ReadOnly(config.Storage), s.log)
 	s.metrics.watchSignatures(s.signatures)
 	s.source.space = s.space
 	s.collector = collect.New(s.source.Store, root)
@@ -319,7 +321,7 @@ func (s *Server) front(name string, policy policy) *front {
 		now:         s.now,
 		idleTimeout: s.idleTimeout,
 	}
-	if s.signatures.on() {
+	if s.signatures.On() {
 		f.signatures = s.signatures
 	}
 	return f
@@ -350,9 +352,9 @@ func (s *Server) serve(ctx context.Context, registry, diagnostics []*endpoint) e
 	if !storage.ReadOnly(s.options.Config.Storage) {
 		writing.Go(func() { s.source.KeepRebuilding(background) })
 	}
-	writing.Go(func() { s.signatures.run(background) })
-	if s.signatures.on() {
-		running.Go(func() { s.signatures.pollFiles(background) })
+	writing.Go(func() { s.signatures.Run(background) })
+	if s.signatures.On() {
+		running.Go(func() { s.signatures.PollFiles(background) })
 	}
 	if s.certificates != nil {
 		running.Go(func() { s.certificates.Run(background) })
@@ -474,8 +476,8 @@ func (s *Server) reloadReport() reloadstatus.Report {
 	if full := s.space.Report(); full != (space.Report{}) {
 		report.Space = &full
 	}
-	if s.signatures.on() {
-		report.Signatures = s.signatures.report()
+	if s.signatures.On() {
+		report.Signatures = s.signatures.Report()
 	}
 	if s.certificates != nil {
 		report.Certificates = s.certificates.Report()

@@ -30,7 +30,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
-// scrubPath is the record of the last scrub, next to leasePath.
+// scrubPath is the record of the last scrub, next to the record of garbage collection.
 const scrubPath = "/docker/registry/v2/zarf-registry/scrub.json"
 
 const (

@@ -15,7 +15,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
-// rebuiltPath is the record of the last rebuild, next to leasePath.
+// rebuiltPath is the record of the last rebuild, next to the record of garbage collection.
 const rebuiltPath = "/docker/registry/v2/zarf-registry/back-links.json"
 
 // KeepRebuilding rebuilds back links until it has succeeded.

@@ -15,7 +15,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 )
 
-// copiedPath is the record of a copy in its destination, next to leasePath.
+// copiedPath is the record of a copy in its destination, next to the record of garbage collection.
 const copiedPath = "/docker/registry/v2/zarf-registry/copied.json"
 
 // copyRecord is the content of copiedPath.

@@ -1,4 +1,4 @@
-package registry
+package verify
 
 import (
 	"context"
@@ -28,17 +28,17 @@ const (
 )
 
 // enforcedPath exists in the storage while signatures are enforced: a registry that restarts enforces them at once. It
-// is next to leasePath.
+// is next to the record of garbage collection.
 const enforcedPath = "/docker/registry/v2/zarf-registry/signatures-enforced"
 
-// run decides whether to enforce signatures, and audits the stored images, until ctx ends.
-func (v *signatureVerifier) run(ctx context.Context) {
+// Run decides whether to enforce signatures, and audits the stored images, until ctx ends.
+func (v *Verifier) Run(ctx context.Context) {
 	for !v.decide(ctx) {
 		if poll.Sleep(ctx, auditRetry) != nil {
 			return
 		}
 	}
-	for v.on() {
+	for v.On() {
 		for !v.indexed() {
 			if poll.Sleep(ctx, time.Second) != nil {
 				return
@@ -59,9 +59,9 @@ func (v *signatureVerifier) run(ctx context.Context) {
 }
 
 // decide finds out whether signatures are already enforced. It reports whether that is known.
-func (v *signatureVerifier) decide(ctx context.Context) bool {
+func (v *Verifier) decide(ctx context.Context) bool {
 	var err error
-	if v.mode == SignaturesEnforce {
+	if v.mode == Enforce {
 		var enforced bool
 		enforced, err = v.source.Exists(ctx, enforcedPath)
 		v.enforcing.Store(enforced)
@@ -89,8 +89,8 @@ func stopEnforcing(ctx context.Context, source *content.Store) error {
 }
 
 // audit verifies all tagged images, logs those that are not signed, and begins to enforce signatures.
-func (v *signatureVerifier) audit(ctx context.Context) error {
-	began := v.now()
+func (v *Verifier) audit(ctx context.Context) error {
+	began := v.Now()
 	var tags []request.Target
 	err := storage.WalkFiles(ctx, v.source.Driver, storage.RepositoriesPath, func(info storagedriver.FileInfo) error {
 		if m := storage.CurrentLink.FindStringSubmatch(info.Path()); m != nil {
@@ -139,7 +139,7 @@ func (v *signatureVerifier) audit(ctx context.Context) error {
 		return err
 	}
 	first := v.unsigned.Swap(int64(unsigned)) < 0
-	if v.mode == SignaturesEnforce && !v.enforcing.Swap(true) {
+	if v.mode == Enforce && !v.enforcing.Swap(true) {
 		if err := v.source.Driver.PutContent(ctx, enforcedPath, []byte("\n")); err != nil {
 			v.log.Warn("signatures are enforced, but after a restart only when all images have been verified again",
 				"error", err)
@@ -147,7 +147,7 @@ func (v *signatureVerifier) audit(ctx context.Context) error {
 	}
 	if first || unsigned > 0 {
 		v.log.Info("verified the stored images", "tags", len(tags), "unsigned", unsigned,
-			"enforcing", v.enforcing.Load(), "duration", v.now().Sub(began).String())
+			"enforcing", v.enforcing.Load(), "duration", v.Now().Sub(began).String())
 	}
 	return nil
 }

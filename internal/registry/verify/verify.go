@@ -1,4 +1,9 @@
-package registry
+// Package verify decides which images clients may read: those that are signed. It verifies signatures, remembers the
+// results, and audits all tagged images.
+//
+// Who must read signed images only, it does not decide: that is package front's. The formats of signatures are package
+// signature's.
+package verify
 
 import (
 	"context"
@@ -19,19 +24,18 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/signature"
-	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
-// SignatureMode is what happens when a node or an anonymous client reads an image that nobody has signed.
-type SignatureMode string
+// Mode is what happens when a node or an anonymous client reads an image that nobody has signed.
+type Mode string
 
 // The values of Options.Signatures. Off is the zero value, too.
 const (
-	SignaturesOff SignatureMode = "off"
-	// SignaturesAudit serves, logs and counts.
-	SignaturesAudit SignatureMode = "audit"
-	// SignaturesEnforce denies, once all tagged images have been looked at.
-	SignaturesEnforce SignatureMode = "enforce"
+	Off Mode = "off"
+	// Audit serves, logs and counts.
+	Audit Mode = "audit"
+	// Enforce denies, once all tagged images have been looked at.
+	Enforce Mode = "enforce"
 )
 
 const (
@@ -49,14 +53,14 @@ const (
 	logAgain, maxLogged = time.Hour, 10_000
 )
 
-// signatureVerifier verifies the signatures of images that nodes and anonymous clients read.
-type signatureVerifier struct {
-	mode    SignatureMode
+// Verifier verifies the signatures of images that nodes and anonymous clients read.
+type Verifier struct {
+	mode    Mode
 	source  *content.Store
 	keysDir string // of public keys
 	ownFile string // of the digests of the project's own images; may be empty
 	log     *slog.Logger
-	now     func() time.Time
+	Now     func() time.Time
 	// failures are logged for requests, of which there may be many.
 	failures *logging.Limited
 	// indexes means that back links are being rebuilt: see contentStore.rebuilt.
@@ -64,7 +68,7 @@ type signatureVerifier struct {
 
 	current      atomic.Pointer[trusted]
 	problem      atomic.Pointer[string]
-	reloadErrors atomic.Uint64
+	ReloadErrors atomic.Uint64
 
 	decided   chan struct{} // closed when enforcing is known
 	enforcing atomic.Bool
@@ -72,40 +76,43 @@ type signatureVerifier struct {
 	slots     chan struct{}
 	shares    [shares]chan struct{} // see share
 	seed      maphash.Seed
-	counts    [4]atomic.Uint64 // of requests, by outcome
+	Counts    [4]atomic.Uint64 // of requests, by outcome
 
 	mu     sync.Mutex
 	logged map[content.RepositoryDigest]time.Time
 }
 
-func newSignatureVerifier(o Options, source *content.Store) *signatureVerifier {
-	v := &signatureVerifier{
-		mode: o.Signatures, source: source, keysDir: o.SignatureKeys, ownFile: o.OwnImages, log: o.Log, now: time.Now,
-		indexes: !storage.ReadOnly(o.Config.Storage),
+// New returns a verifier with the public keys of a directory and, if a file has any, the digests of the
+// project's own images. Indexes means that back links are being rebuilt: see content.Store.Rebuilt.
+func New(
+	mode Mode, keysDir, ownFile string, source *content.Store, indexes bool, log *slog.Logger,
+) *Verifier {
+	v := &Verifier{
+		mode: mode, source: source, keysDir: keysDir, ownFile: ownFile, log: log, Now: time.Now, indexes: indexes,
 		decided: make(chan struct{}), slots: make(chan struct{}, maxVerifications),
-		logged: map[content.RepositoryDigest]time.Time{}, failures: logging.NewLimited(o.Log), seed: maphash.MakeSeed(),
+		logged: map[content.RepositoryDigest]time.Time{}, failures: logging.NewLimited(log), seed: maphash.MakeSeed(),
 	}
 	for i := range v.shares {
 		v.shares[i] = make(chan struct{}, maxShare)
 	}
 	v.unsigned.Store(-1)
 	v.current.Store(&trusted{})
-	if v.on() {
+	if v.On() {
 		v.logLoad(v.load())
 	}
 	return v
 }
 
-// on reports whether images are verified at all.
-func (v *signatureVerifier) on() bool {
-	return v.mode == SignaturesAudit || v.mode == SignaturesEnforce
+// On reports whether images are verified at all.
+func (v *Verifier) On() bool {
+	return v.mode == Audit || v.mode == Enforce
 }
 
-// outcome is the result of a verification.
-type outcome int
+// Outcome is the result of a verification.
+type Outcome int
 
 const (
-	outcomeUnsigned outcome = iota
+	outcomeUnsigned Outcome = iota
 	outcomeSigned
 	// outcomeExempt is that of the project's own images, and of what carries signatures.
 	outcomeExempt
@@ -113,20 +120,20 @@ const (
 	outcomeFailed
 )
 
-func (o outcome) String() string { return [...]string{"unsigned", "signed", "exempt", "failed"}[o] }
+func (o Outcome) String() string { return [...]string{"unsigned", "signed", "exempt", "failed"}[o] }
 
 // verdict is what is known about a manifest.
 type verdict struct {
-	outcome outcome
+	outcome Outcome
 	// covers means that the images of an index are accepted as the index is.
 	covers bool
 	others int // signatures by other keys
 }
 
 // check returns the verdict about a manifest. It may be from memory: see results.
-func (v *signatureVerifier) check(ctx context.Context, repository string, d digest.Digest) (verdict, error) {
+func (v *Verifier) check(ctx context.Context, repository string, d digest.Digest) (verdict, error) {
 	t := v.current.Load()
-	if found, ok := t.results.get(repository, d, v.now()); ok {
+	if found, ok := t.results.get(repository, d, v.Now()); ok {
 		return found, nil
 	}
 	for _, slots := range []chan struct{}{v.share(repository), v.slots} {
@@ -143,16 +150,16 @@ func (v *signatureVerifier) check(ctx context.Context, repository string, d dige
 }
 
 // share returns the slots of a repository's owner.
-func (v *signatureVerifier) share(repository string) chan struct{} {
+func (v *Verifier) share(repository string) chan struct{} {
 	owner, _, _ := strings.Cut(repository, "/")
 	return v.shares[maphash.String(v.seed, owner)%shares]
 }
 
 // verifyManifest verifies a manifest, and remembers the verdict.
-func (v *signatureVerifier) verifyManifest(
+func (v *Verifier) verifyManifest(
 	ctx context.Context, t *trusted, repository string, d digest.Digest, nesting int,
 ) (verdict, error) {
-	now := v.now()
+	now := v.Now()
 	memory := t.results.forRepository(repository)
 	if found, ok := t.results.get(repository, d, now); ok {
 		return found, nil
@@ -171,7 +178,7 @@ func (v *signatureVerifier) verifyManifest(
 	return found, nil
 }
 
-func (v *signatureVerifier) verifyContent(
+func (v *Verifier) verifyContent(
 	ctx context.Context, t *trusted, repository string, data []byte, nesting int,
 ) (verdict, error) {
 	digests := []digest.Digest{digest.SHA256.FromBytes(data), digest.SHA512.FromBytes(data)}
@@ -213,14 +220,14 @@ func (v *signatureVerifier) verifyContent(
 
 // indexed reports whether referrers and indexes are found without a scan of the repository. Before that, only what
 // must be verified is.
-func (v *signatureVerifier) indexed() bool { return !v.indexes || v.source.Rebuilt.Load() }
+func (v *Verifier) indexed() bool { return !v.indexes || v.source.Rebuilt.Load() }
 
-// changed forgets what is known about a repository, after a push to it or a deletion.
-func (v *signatureVerifier) changed(repository string) { v.current.Load().results.forget(repository) }
+// Changed forgets what is known about a repository, after a push to it or a deletion.
+func (v *Verifier) Changed(repository string) { v.current.Load().results.forget(repository) }
 
-// require returns the request to serve, or the error to respond with. A tag is resolved once: what was verified
+// Require returns the request to serve, or the error to respond with. A tag is resolved once: what was verified
 // is what is served.
-func (v *signatureVerifier) require(r *http.Request, to request.Target) (*http.Request, error) {
+func (v *Verifier) Require(r *http.Request, to request.Target) (*http.Request, error) {
 	ctx := r.Context()
 	select {
 	case <-v.decided:
@@ -247,7 +254,7 @@ func (v *signatureVerifier) require(r *http.Request, to request.Target) (*http.R
 	case err != nil && ctx.Err() != nil:
 		return nil, ctx.Err()
 	}
-	v.counts[found.outcome].Add(1)
+	v.Counts[found.outcome].Add(1)
 	switch {
 	case err != nil:
 		v.failures.Error("verifying an image failed", "image", request.Reference(to.Repository, to.Manifest), "error", err)
@@ -272,7 +279,7 @@ func (v *signatureVerifier) require(r *http.Request, to request.Target) (*http.R
 }
 
 // denial names the image, the keys, and what to do. Kubelets show it in events.
-func (v *signatureVerifier) denial(to request.Target, d digest.Digest, found verdict) error {
+func (v *Verifier) denial(to request.Target, d digest.Digest, found verdict) error {
 	text := &strings.Builder{}
 	fmt.Fprintf(text, "image %s", request.Reference(to.Repository, to.Manifest))
 	if to.Manifest != d.String() {
@@ -300,8 +307,8 @@ func (v *signatureVerifier) denial(to request.Target, d digest.Digest, found ver
 }
 
 // logUnsigned logs an image once per logAgain.
-func (v *signatureVerifier) logUnsigned(repository, name string, d digest.Digest, found verdict) {
-	key, now := content.RepositoryDigest{Repository: repository, Digest: d}, v.now()
+func (v *Verifier) logUnsigned(repository, name string, d digest.Digest, found verdict) {
+	key, now := content.RepositoryDigest{Repository: repository, Digest: d}, v.Now()
 	v.mu.Lock()
 	last, known := v.logged[key]
 	again := !known || now.Sub(last) >= logAgain

@@ -1,4 +1,4 @@
-package registry
+package verify
 
 import (
 	"context"
@@ -33,7 +33,7 @@ type trusted struct {
 }
 
 // follow loads the files again when they change, until ctx ends.
-func (v *signatureVerifier) pollFiles(ctx context.Context) {
+func (v *Verifier) PollFiles(ctx context.Context) {
 	ticker := time.NewTicker(reloadInterval)
 	defer ticker.Stop()
 	for {
@@ -47,7 +47,7 @@ func (v *signatureVerifier) pollFiles(ctx context.Context) {
 }
 
 // logLoad logs the result of a load. It logs a persistent failure once, not every second.
-func (v *signatureVerifier) logLoad(changed bool, err error) {
+func (v *Verifier) logLoad(changed bool, err error) {
 	failure := ""
 	if err != nil {
 		failure = err.Error()
@@ -62,12 +62,12 @@ func (v *signatureVerifier) logLoad(changed bool, err error) {
 }
 
 // load reads the files and activates the valid ones.
-func (v *signatureVerifier) load() (changed bool, err error) {
+func (v *Verifier) load() (changed bool, err error) {
 	old := v.current.Load()
 	next := &trusted{keys: old.keys, keysSum: old.keysSum, own: old.own, ownSum: old.ownSum}
 	err = errors.Join(next.loadKeys(v.keysDir), next.loadOwn(v.ownFile))
 	if err != nil {
-		v.reloadErrors.Add(1)
+		v.ReloadErrors.Add(1)
 	}
 	if next.keysSum == old.keysSum && next.ownSum == old.ownSum {
 		return false, err
@@ -168,8 +168,8 @@ func (t *trusted) ownDigest() string {
 	return hex.EncodeToString(t.ownSum[:])
 }
 
-// report describes what is in force.
-func (v *signatureVerifier) report() *reloadstatus.Signatures {
+// Report describes what is in force.
+func (v *Verifier) Report() *reloadstatus.Signatures {
 	t := v.current.Load()
 	r := &reloadstatus.Signatures{Enforced: v.enforcing.Load(), Keys: []string{}, OwnImages: t.ownDigest(),
 		Problem: *v.problem.Load()}

@@ -1,4 +1,4 @@
-package registry
+package verify
 
 import (
 	"sync"
