@@ -12,6 +12,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/net/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
+	"github.com/zarf-dev/zarf-registry/internal/registry/inspect"
 	"github.com/zarf-dev/zarf-registry/internal/registry/quota"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 	"github.com/zarf-dev/zarf-registry/internal/registry/users"
@@ -175,18 +176,18 @@ func (m *metrics) watchCollections(c *collect.Collector) {
 		func() float64 { return float64(c.Status().Result.Blobs) })
 }
 
-func (m *metrics) watchScrub(s *scrubber) {
+func (m *metrics) watchScrub(s *inspect.Scrubber) {
 	m.gauge("zarf_registry_scrub_problems",
 		"Stored content that the last zarf-registry images verify found missing or damaged, and that was not pushed again "+
 			"since; -1 if there was none.", nil, func() float64 {
-			if status := s.status(); status != nil {
+			if status := s.Status(); status != nil {
 				return float64(status.Problems)
 			}
 			return -1
 		})
 	m.gauge("zarf_registry_scrub_last_success_timestamp_seconds",
 		"Unix time at which the last zarf-registry images verify ended; 0 if there was none.", nil, func() float64 {
-			if status := s.status(); status != nil {
+			if status := s.Status(); status != nil {
 				return float64(status.FinishedAt.Unix())
 			}
 			return 0

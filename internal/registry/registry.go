@@ -46,6 +46,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
+	"github.com/zarf-dev/zarf-registry/internal/registry/inspect"
 	"github.com/zarf-dev/zarf-registry/internal/registry/quota"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 	"github.com/zarf-dev/zarf-registry/internal/registry/users"
@@ -70,7 +71,7 @@ type Server struct {
 	source       *contentStore
 	collector    *collect.Collector
 	signatures   *verify.Verifier
-	scrubber     *scrubber
+	scrubber     *inspect.Scrubber
 	certificates *tlsfiles.Source  // nil without Options.Listen
 	exposed      *tlsfiles.Source  // for Options.ExposeTLSDir; nil if ExposeListen uses the certificate of Listen
 	clients      *tlsfiles.Clients // nil without Options.Listen
@@ -185,7 +186,7 @@ func (s *Server) openStorage() (err error) {
 	s.collector.Cached = config.Storage["cache"] != nil
 	s.source.collector = s.collector
 	s.metrics.watchCollections(s.collector)
-	s.scrubber = &scrubber{source: s.source.Store, log: s.log}
+	s.scrubber = inspect.NewScrubber(s.source.Store)
 	s.metrics.watchScrub(s.scrubber)
 	return nil
 }
@@ -304,8 +305,9 @@ func (s *Server) front(name string, policy policy) *front {
 	next = s.space.Limit(withConditionalDeletes(next))
 	if policy.mutualTLS {
 		next = own(map[string]http.Handler{
-			catalog.Path: s.catalogHandler(), space.Path: s.spaceHandler(), scrub.Path: s.scrubHandler(),
-			gc.Path: s.collector.Handler(&s.draining, s.space.Removed),
+			catalog.Path: inspect.Catalog(s.source.Store, &s.draining), scrub.Path: s.scrubber.Handler(&s.draining),
+			space.Path: inspect.Space(s.space.Report, s.collector.Stored),
+			gc.Path:    s.collector.Handler(&s.draining, s.space.Removed),
 		}, next)
 	}
 	f := &front{
@@ -345,7 +347,7 @@ func (s *Server) serve(ctx context.Context, registry, diagnostics []*endpoint) e
 	// Not waited for, because the storage may hang.
 	go s.health.Run(background)
 	go s.collector.Poll(background, s.health.Interval)
-	go s.scrubber.poll(background, scrubFollowPeriod)
+	go s.scrubber.Poll(background)
 	go s.space.PollContent(background, s.source.Driver)
 	var writing sync.WaitGroup
 	writing.Go(func() { s.space.PollVolume(background, !storage.ReadOnly(s.options.Config.Storage)) })
@@ -467,7 +469,7 @@ func (s *Server) metricsHandler() http.Handler {
 // reloadReport describes the certificates and credentials in use, and what follows them.
 func (s *Server) reloadReport() reloadstatus.Report {
 	report := reloadstatus.Report{Credentials: s.credentials.Report(), GarbageCollection: s.collector.Report(),
-		Scrub: s.scrubber.status()}
+		Scrub: s.scrubber.Status()}
 	if err := s.health.Err(time.Now()); err != nil {
 		report.StorageError = err.Error()
 	} else {

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -121,9 +122,9 @@ func TestScrub(t *testing.T) {
 	c.must(http.StatusCreated, "PUT", "/v2/a/manifests/"+untagged.String(), strings.NewReader(manifest), "Content-Type",
 		ociManifest)
 	collectNow(t, i.root, gc.Request{})
-	i.server.scrubber.refresh(t.Context())
+	i.server.scrubber.Refresh(t.Context())
 	if got := i.metric("zarf_registry_scrub_problems"); got != 0 {
-		t.Errorf("after the repair, the metric is %f: %v", got, i.server.scrubber.last.Load())
+		t.Errorf("after the repair, the metric is %f", got)
 	}
 	if status := i.loaded().Scrub; status == nil || status.Problems != 0 || status.Images != nil {
 		t.Errorf("status %+v", status)
@@ -151,7 +152,7 @@ func TestScrubForgetsDeletedImages(t *testing.T) {
 		t.Fatalf("%q", problems)
 	}
 	c.must(http.StatusAccepted, "DELETE", "/v2/a/manifests/"+d.String(), nil)
-	i.server.scrubber.refresh(t.Context())
+	i.server.scrubber.Refresh(t.Context())
 	if got := i.metric("zarf_registry_scrub_problems"); got != 0 {
 		t.Errorf("the metric is %f", got)
 	}
@@ -177,14 +178,21 @@ func TestScrubContinues(t *testing.T) {
 		}
 	}
 	began := time.Now()
-	_, err := i.server.scrubber.run(ctx, scrub.Request{Rate: 4_000_000}, progress, func(scrub.Problem) {})
+	_, err := i.server.scrubber.Run(ctx, scrub.Request{Rate: 4_000_000}, progress, func(scrub.Problem) {})
 	if !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
 	if took := time.Since(began); took < 200*time.Millisecond {
 		t.Errorf("read %d bytes in %s", read, took)
 	}
-	record, err := i.server.scrubber.read(t.Context())
+	var record struct {
+		Last     digest.Digest
+		Finished time.Time
+	}
+	data, err := i.server.source.Driver.GetContent(t.Context(), "/docker/registry/v2/zarf-registry/scrub.json")
+	if err == nil {
+		err = json.Unmarshal(data, &record)
+	}
 	if err != nil || record.Last == "" || record.Last >= last || !record.Finished.IsZero() {
 		t.Fatalf("record %+v, %v", record, err)
 	}
@@ -219,9 +227,25 @@ func TestScrubNeedsThePushCredential(t *testing.T) {
 	for _, query := range []string{"?rate=0", "?rate=x", "?speed=1", "?rate=1&rate=2"} {
 		c.must(http.StatusBadRequest, "POST", scrub.Path+query, nil)
 	}
-	i.server.scrubber.running.Lock()
+	c.pushBlob("a", random(100_000))
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() {
+		slowly, err := http.NewRequestWithContext(ctx, "POST", c.base+scrub.Path+"?rate=1000", nil)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		slowly.SetBasicAuth(pushUser, pushPassword)
+		if response, err := c.Do(slowly); err == nil {
+			_, _ = io.Copy(io.Discard, response.Body)
+			response.Body.Close()
+		}
+	})
+	eventually(t, "it is running", func() bool { return i.inFlight("tls") == 1 })
 	c.must(http.StatusConflict, "POST", scrub.Path, nil)
-	i.server.scrubber.running.Unlock()
+	cancel()
+	running.Wait()
 	if got := i.metric("zarf_registry_scrub_problems"); got != -1 {
 		t.Errorf("before the first, the metric is %f", got)
 	}

@@ -32,7 +32,7 @@ type trusted struct {
 	results results
 }
 
-// follow loads the files again when they change, until ctx ends.
+// PollFiles loads the files again when they change, until ctx ends.
 func (v *Verifier) PollFiles(ctx context.Context) {
 	ticker := time.NewTicker(reloadInterval)
 	defer ticker.Stop()

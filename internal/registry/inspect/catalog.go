@@ -1,4 +1,8 @@
-package registry
+// Package inspect answers what zarf-registry asks about the whole storage: its catalog, how full it is, which blobs it
+// lacks, and whether everything in it is intact.
+//
+// It removes nothing: damage is marked, so that clients push again.
+package inspect
 
 import (
 	"bufio"
@@ -12,6 +16,7 @@ import (
 	"path"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/platforms"
@@ -27,8 +32,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
-// catalogHandler serves the catalog, one request at a time: it reads all manifests.
-func (s *Server) catalogHandler() http.Handler {
+// Catalog serves the catalog of a store, one request at a time: it reads all manifests.
+func Catalog(store *content.Store, draining *atomic.Bool) http.Handler {
 	reading := make(chan struct{}, 1)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		caller := request.CallerOf(r.Context())
@@ -40,14 +45,16 @@ func (s *Server) catalogHandler() http.Handler {
 			request.WriteError(w,
 				request.Denied("the catalog needs a client certificate with the role %q", pki.OrganizationPush))
 		default:
-			s.serveCatalog(w, r, reading)
+			serveCatalog(w, r, store, draining, reading)
 		}
 	})
 }
 
 // serveCatalog waits until reading is free, which has one place.
-func (s *Server) serveCatalog(w http.ResponseWriter, r *http.Request, reading chan struct{}) {
-	request.Stream(r.Context(), &s.draining, w, nil, func(ctx context.Context, send func(any)) {
+func serveCatalog(
+	w http.ResponseWriter, r *http.Request, store *content.Store, draining *atomic.Bool, reading chan struct{},
+) {
+	request.Stream(r.Context(), draining, w, nil, func(ctx context.Context, send func(any)) {
 		select {
 		case reading <- struct{}{}:
 			defer func() { <-reading }()
@@ -58,11 +65,11 @@ func (s *Server) serveCatalog(w http.ResponseWriter, r *http.Request, reading ch
 		encoder := json.NewEncoder(buffered)
 		began := time.Now()
 		last := catalog.Event{End: &began}
-		err := readCatalog(ctx, &content.Inventory{Driver: s.source.Driver}, func(e catalog.Event) error {
+		err := readCatalog(ctx, &content.Inventory{Driver: store.Driver}, func(e catalog.Event) error {
 			return encoder.Encode(e)
 		})
 		if err != nil {
-			s.log.Error("reading the catalog failed", "error", err)
+			store.Log.Error("reading the catalog failed", "error", err)
 			last = catalog.Event{Error: err.Error()}
 		}
 		_ = errors.Join(encoder.Encode(last), buffered.Flush()) // a sender does not fail

@@ -1,4 +1,4 @@
-package registry
+package inspect
 
 import (
 	"cmp"
@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"log/slog"
 	"maps"
 	"net/http"
 	"slices"
@@ -54,18 +53,20 @@ type scrubRecord struct {
 	Problems []scrub.Problem `json:"problems,omitempty"`
 }
 
-// scrubber reads everything that is stored. It removes nothing: damaged blobs are marked (intact.go), so that clients
+// Scrubber reads everything that is stored. It removes nothing: damaged blobs are marked (intact.go), so that clients
 // push them again.
-type scrubber struct {
+type Scrubber struct {
 	source  *content.Store
-	log     *slog.Logger
 	running sync.Mutex // held during a scrub
 	// last is the record, with the problems that remain; nil before it was read.
 	last atomic.Pointer[scrubRecord]
 }
 
-// scrubHandler serves requests to read all content, one at a time.
-func (s *Server) scrubHandler() http.Handler {
+// NewScrubber returns a scrubber of a store.
+func NewScrubber(source *content.Store) *Scrubber { return &Scrubber{source: source} }
+
+// Handler serves requests to read all content, one at a time.
+func (s *Scrubber) Handler(draining *atomic.Bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodPost {
 			w.Header().Set("Allow", http.MethodPost)
@@ -77,25 +78,25 @@ func (s *Server) scrubHandler() http.Handler {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		if !s.scrubber.running.TryLock() {
+		if !s.running.TryLock() {
 			http.Error(w, "the content is already being read: wait until that has finished", http.StatusConflict)
 			return
 		}
-		defer s.scrubber.running.Unlock()
+		defer s.running.Unlock()
 		var progress atomic.Pointer[scrub.Progress]
 		progress.Store(&scrub.Progress{})
-		request.Stream(r.Context(), &s.draining, w, func() any { return scrub.Event{Progress: progress.Load()} },
+		request.Stream(r.Context(), draining, w, func() any { return scrub.Event{Progress: progress.Load()} },
 			func(ctx context.Context, send func(any)) {
-				result, err := s.scrubber.run(ctx, query, progress.Store, func(p scrub.Problem) {
-					s.log.Warn("stored content is "+p.Kind, "digest", p.Digest.String(), "images", fmt.Sprint(p.Images))
+				result, err := s.Run(ctx, query, progress.Store, func(p scrub.Problem) {
+					s.source.Log.Warn("stored content is "+p.Kind, "digest", p.Digest.String(), "images", fmt.Sprint(p.Images))
 					send(scrub.Event{Problem: &p})
 				})
 				last := scrub.Event{Result: &result}
 				if err != nil {
-					s.log.Error("reading all content failed", "error", err)
+					s.source.Log.Error("reading all content failed", "error", err)
 					last = scrub.Event{Error: err.Error()}
 				} else {
-					s.log.Info("read all content", "blobs", result.Blobs, "bytes", result.Bytes, "problems", result.Problems)
+					s.source.Log.Info("read all content", "blobs", result.Blobs, "bytes", result.Bytes, "problems", result.Problems)
 				}
 				send(last)
 			})
@@ -104,7 +105,7 @@ func (s *Server) scrubHandler() http.Handler {
 
 // scrubRun is one scrub.
 type scrubRun struct {
-	*scrubber
+	*Scrubber
 	content.Inventory
 	pace     *pace
 	progress func(*scrub.Progress)
@@ -123,12 +124,12 @@ type scrubRun struct {
 	checked map[digest.Digest]bool
 }
 
-// run reads everything and reports problems.
-func (s *scrubber) run(
+// Run reads everything and reports problems.
+func (s *Scrubber) Run(
 	ctx context.Context, request scrub.Request, progress func(*scrub.Progress), report func(scrub.Problem),
 ) (scrub.Result, error) {
 	r := &scrubRun{
-		scrubber: s, Inventory: content.Inventory{Driver: s.source.Driver}, pace: newPace(request.Rate), progress: progress,
+		Scrubber: s, Inventory: content.Inventory{Driver: s.source.Driver}, pace: newPace(request.Rate), progress: progress,
 		report: report, parents: map[content.RepositoryDigest][]digest.Digest{}, missing: map[content.RepositoryDigest]bool{},
 		checked: map[digest.Digest]bool{}, revisions: map[content.RepositoryDigest]bool{},
 	}
@@ -402,7 +403,7 @@ func (r *scrubRun) save(ctx context.Context) error {
 }
 
 // read returns the zero value if nothing was ever scrubbed, or if the record is damaged.
-func (s *scrubber) read(ctx context.Context) (record scrubRecord, err error) {
+func (s *Scrubber) read(ctx context.Context) (record scrubRecord, err error) {
 	data, err := s.source.Driver.GetContent(ctx, scrubPath)
 	if storage.IsNotFound(err) {
 		return scrubRecord{}, nil
@@ -414,7 +415,7 @@ func (s *scrubber) read(ctx context.Context) (record scrubRecord, err error) {
 }
 
 // remains reports whether a problem was neither repaired by a push nor removed with its images. It reads no blobs.
-func (s *scrubber) remains(ctx context.Context, p scrub.Problem) (bool, error) {
+func (s *Scrubber) remains(ctx context.Context, p scrub.Problem) (bool, error) {
 	if p.Digest == "" {
 		d, err := s.source.ReadLink(ctx, storage.TagPath(p.Images[0].Repository, p.Images[0].Tag))
 		if d != "" || errors.Is(err, distribution.ErrBlobUnknown) {
@@ -457,17 +458,18 @@ func (s *scrubber) remains(ctx context.Context, p scrub.Problem) (bool, error) {
 	return false, nil
 }
 
-// follow reads the record at intervals until ctx ends, and checks its problems again.
-func (s *scrubber) poll(ctx context.Context, interval time.Duration) {
+// Poll reads the record at intervals until ctx ends, and checks its problems again.
+func (s *Scrubber) Poll(ctx context.Context) {
 	for {
-		s.refresh(ctx)
-		if poll.Sleep(ctx, interval) != nil {
+		s.Refresh(ctx)
+		if poll.Sleep(ctx, scrubFollowPeriod) != nil {
 			return
 		}
 	}
 }
 
-func (s *scrubber) refresh(ctx context.Context) {
+// Refresh does that once.
+func (s *Scrubber) Refresh(ctx context.Context) {
 	record, err := s.read(ctx)
 	if err != nil {
 		return // storage.Health reports it
@@ -479,8 +481,8 @@ func (s *scrubber) refresh(ctx context.Context) {
 	s.last.Store(&record)
 }
 
-// status returns the result of the last complete scrub; nil if there was none.
-func (s *scrubber) status() *reloadstatus.Scrub {
+// Status returns the result of the last complete scrub; nil if there was none.
+func (s *Scrubber) Status() *reloadstatus.Scrub {
 	record := s.last.Load()
 	if record == nil || record.Finished.IsZero() {
 		return nil

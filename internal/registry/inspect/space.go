@@ -1,4 +1,4 @@
-package registry
+package inspect
 
 import (
 	"context"
@@ -16,14 +16,17 @@ import (
 // maxSpaceQuery is in bytes: a digest takes at most 140 in JSON.
 const maxSpaceQuery = space.MaxDigests * 160
 
-// spaceHandler serves how full the storage is, and which blobs it lacks. Everyone with a client certificate may read how
-// full it is; asking for blobs requires the push credential.
-func (s *Server) spaceHandler() http.Handler {
+// blobFinder returns the SHA-256 digest and the size of a blob that a client then relies on, if it is stored.
+type blobFinder func(ctx context.Context, d digest.Digest) (stored digest.Digest, size int64, ok bool)
+
+// Space serves how full the storage is, and which blobs it lacks. Everyone with a client certificate may read
+// how full it is; asking for blobs requires the push credential.
+func Space(report func() space.Report, find blobFinder) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var response any
 		switch r.Method {
 		case http.MethodGet, http.MethodHead:
-			response = s.space.Report()
+			response = report()
 		case http.MethodPost:
 			var query space.Query
 			err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxSpaceQuery)).Decode(&query)
@@ -31,7 +34,7 @@ func (s *Server) spaceHandler() http.Handler {
 				http.Error(w, "want a JSON object with at most 10000 digests", http.StatusBadRequest)
 				return
 			}
-			answer, err := s.missing(r, query.Digests)
+			answer, err := missing(r, query.Digests, find)
 			if err != nil {
 				request.WriteError(w, err)
 				return
@@ -49,7 +52,7 @@ func (s *Server) spaceHandler() http.Handler {
 }
 
 // missing returns the blobs that are not stored.
-func (s *Server) missing(r *http.Request, digests []digest.Digest) (space.Answer, error) {
+func missing(r *http.Request, digests []digest.Digest, find blobFinder) (space.Answer, error) {
 	answer := space.Answer{Missing: []digest.Digest{}}
 	found := make([]bool, len(digests))
 	indexes := make([]int, len(digests))
@@ -60,7 +63,7 @@ func (s *Server) missing(r *http.Request, digests []digest.Digest) (space.Answer
 		indexes[i] = i
 	}
 	err := storage.InParallel(r.Context(), indexes, storage.Concurrency, func(ctx context.Context, i int) error {
-		_, _, found[i] = s.collector.Stored(ctx, digests[i])
+		_, _, found[i] = find(ctx, digests[i])
 		return ctx.Err()
 	})
 	if err != nil {
