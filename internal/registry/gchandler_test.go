@@ -10,7 +10,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path"
 	"path/filepath"
@@ -422,29 +421,6 @@ func (c client) pushedManifest(repository, tag string) (digest.Digest, string) {
 	return digest.FromString(a.body), a.body
 }
 
-// A process hangs before it writes, and a collection begins meanwhile.
-func TestARefusedManifestDoesNotMoveItsTag(t *testing.T) {
-	t.Parallel()
-	i := start(t, newTestCA(t), t.TempDir())
-	before, _ := i.pusher().pushImage("a", "v1", "one")
-	_, after := i.pusher().pushImage("a", "v2", "two")
-	server := withPushes(withManifestLock(fileLeases(t, i.root), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		release(condemn(t, i.root, digest.FromString("two")))
-		time.Sleep(2 * quick.PollInterval)
-		i.server.app.ServeHTTP(w, r)
-	})))
-	w := httptest.NewRecorder()
-	r := httptest.NewRequestWithContext(t.Context(), "PUT", "/v2/a/manifests/v1", strings.NewReader(after))
-	r.Header.Set("Content-Type", ociManifest)
-	server.ServeHTTP(w, r)
-	if w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "push it again") {
-		t.Errorf("%d %s", w.Code, w.Body)
-	}
-	if d, _ := i.pusher().pushedManifest("a", "v1"); d != before {
-		t.Errorf("the tag is %s, want %s", d, before)
-	}
-}
-
 // isLost reports whether a collector has lost its lease.
 func isLost(err error) bool { return err != nil && strings.Contains(err.Error(), "lost the lease") }
 
@@ -621,41 +597,6 @@ func TestBlobPushedDuringItsRemovalIsKept(t *testing.T) {
 type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
-
-func TestSlowlySentManifestIsAccepted(t *testing.T) {
-	t.Parallel()
-	root := t.TempDir()
-	sent := strings.NewReader(`{"a": "manifest"}`)
-	var once sync.Once
-	body := readerFunc(func(p []byte) (int, error) {
-		once.Do(func() {
-			release(condemn(t, root, digest.FromString("garbage")))
-			time.Sleep(2 * quick.Validity)
-		})
-		return sent.Read(p)
-	})
-	var received string
-	server := withPushes(withManifestLock(fileLeases(t, root), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		content, err := io.ReadAll(r.Body)
-		if err != nil {
-			t.Error(err)
-		}
-		received = string(content)
-		w.WriteHeader(http.StatusCreated)
-	})))
-	w := httptest.NewRecorder()
-	server.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "PUT", "/v2/a/manifests/v1", body))
-	if w.Code != http.StatusCreated || received != `{"a": "manifest"}` {
-		t.Errorf("%d %s, and the registry got %q", w.Code, w.Body, received)
-	}
-}
-
-func serve(t testing.TB, handler http.Handler, method, path string) *httptest.ResponseRecorder {
-	t.Helper()
-	w := httptest.NewRecorder()
-	handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), method, path, nil))
-	return w
-}
 
 func TestCollectionKeepsReferencedContent(t *testing.T) {
 	t.Parallel()

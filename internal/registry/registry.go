@@ -34,9 +34,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/distribution/distribution/v3/configuration"
-	"github.com/distribution/distribution/v3/registry/handlers"
-
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
@@ -45,9 +42,9 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/net/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
-	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/inspect"
 	"github.com/zarf-dev/zarf-registry/internal/registry/quota"
+	"github.com/zarf-dev/zarf-registry/internal/registry/spec"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 	"github.com/zarf-dev/zarf-registry/internal/registry/users"
 	"github.com/zarf-dev/zarf-registry/internal/registry/verify"
@@ -67,8 +64,7 @@ const diagnosticsTimeout = 30 * time.Second
 // Server is a registry with its listeners. Call Serve once.
 type Server struct {
 	options      Options
-	app          *handlers.App
-	source       *contentStore
+	source       *spec.Registry
 	collector    *collect.Collector
 	signatures   *verify.Verifier
 	scrubber     *inspect.Scrubber
@@ -175,16 +171,15 @@ func (s *Server) openStorage() (err error) {
 	s.space = quota.New(root, s.options.Quota, s.log)
 	s.space.MeasureVolume()
 	s.metrics.watchSpace(s.space)
-	if s.app, s.source, err = newApp(config, s.log); err != nil {
+	if s.source, err = spec.Open(config, s.log); err != nil {
 		return err
 	}
 	s.signatures = verify.New(s.options.Signatures, s.options.SignatureKeys, s.options.OwnImages,
 		s.source.Store, !storage.ReadOnly(config.Storage), s.log)
 	s.metrics.watchSignatures(s.signatures)
-	s.source.space = s.space
 	s.collector = collect.New(s.source.Store, root)
 	s.collector.Cached = config.Storage["cache"] != nil
-	s.source.collector = s.collector
+	s.source.Use(s.collector, s.space)
 	s.metrics.watchCollections(s.collector)
 	s.scrubber = inspect.NewScrubber(s.source.Store)
 	s.metrics.watchScrub(s.scrubber)
@@ -207,27 +202,6 @@ func (s *Server) uploadSecret() (string, error) {
 		return "", fmt.Errorf("upload secret %s has %d bytes: want at least %d", path, len(secret), minUploadSecret)
 	}
 	return string(secret), nil
-}
-
-// extended returns distribution's handler with what the OCI distribution specification has beyond it, apart from
-// pushes of manifests.
-func extended(app *handlers.App, source *contentStore) http.Handler {
-	return withReferrers(source.Store, withAnyMediaType(withCompleteness(withSinglePosts(withMounts(app)))))
-}
-
-// newApp returns distribution's handler, which panics on an invalid configuration.
-func newApp(config *configuration.Configuration, log *slog.Logger) (app *handlers.App, source *contentStore,
-	err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("configuration: %v", p)
-		}
-	}()
-	platforms := config.Validation.Manifests.Indexes.Platforms
-	source = &contentStore{Store: &content.Store{Log: log, Sparse: platforms == "none" || platforms == "list"}}
-	useUnbufferedBlobs(config, source)
-	storage.UseDurableFiles(config)
-	return handlers.NewApp(context.Background(), config), source, nil
 }
 
 // Serve listens and serves until ctx ends, then drains: it reports not ready at once, accepts
@@ -301,8 +275,7 @@ func (s *Server) endpoint(front *front, address string) *endpoint {
 }
 
 func (s *Server) front(name string, policy policy) *front {
-	next := withPushes(withManifestLock(s.collector, extended(s.app, s.source)))
-	next = s.space.Limit(withConditionalDeletes(next))
+	next := http.Handler(s.source)
 	if policy.mutualTLS {
 		next = own(map[string]http.Handler{
 			catalog.Path: inspect.Catalog(s.source.Store, &s.draining), scrub.Path: s.scrubber.Handler(&s.draining),
@@ -392,7 +365,7 @@ func (s *Server) serve(ctx context.Context, registry, diagnostics []*endpoint) e
 	for _, e := range diagnostics {
 		_ = e.server.Close()
 	}
-	return errors.Join(err, s.app.Shutdown())
+	return errors.Join(err, s.source.Shutdown())
 }
 
 // waitFor waits until a group is done, but not longer than timeout.

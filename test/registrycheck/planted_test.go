@@ -103,8 +103,8 @@ var bugs = []bug{
 		"	if false {\n",
 	}},
 	{"a manifest exists without what it needs", change{
-		"internal/registry/push.go",
-		"	if ctx.Value(completeKey{}) == nil {\n",
+		"internal/registry/spec/manifests.go",
+		"	if !intentOf(ctx).complete {\n",
 		"	if true {\n",
 	}},
 	{"the grace period does not protect uploads", change{

@@ -58,13 +58,14 @@ func (a *Admission) ConfirmTag(ctx context.Context) error {
 	return a.confirm(ctx, a.collector.Times.PollInterval)
 }
 
-// ConfirmResponse returns an error if the manifest must not count as stored.
-func (a *Admission) ConfirmResponse(ctx context.Context) error {
+// Finish returns an error if the manifest must not count as stored: from ConfirmTag, or, if it was stored, from another
+// reading of the record.
+func (a *Admission) Finish(ctx context.Context, stored bool) error {
+	if a.refused != nil || !stored {
+		return a.refused
+	}
 	return a.confirm(ctx, a.collector.Times.Validity)
 }
-
-// RefusedWith returns the error of an earlier confirmation, or nil.
-func (a *Admission) RefusedWith() error { return a.refused }
 
 // confirm returns an error if a collection may have removed what the manifest needs since it was admitted.
 // It reads the record again if the last reading is older than age.

@@ -91,7 +91,7 @@ func (m *testStorage) push(c *Collector, needs []digest.Digest, store func()) (c
 		return http.StatusBadRequest, time.Since(began)
 	}
 	store()
-	if err := a.ConfirmResponse(ctx); err != nil {
+	if err := a.Finish(ctx, true); err != nil {
 		return http.StatusServiceUnavailable, time.Since(began)
 	}
 	return http.StatusCreated, time.Since(began)

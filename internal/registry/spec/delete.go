@@ -1,4 +1,4 @@
-package registry
+package spec
 
 import (
 	"context"
@@ -13,49 +13,44 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
-// deletion is the deletion of a manifest that must not have changed since a time. It is in the request's context.
+// deletion is the deletion of a manifest that must not have changed since a time.
 type deletion struct {
 	since time.Time
 	// changed is why the manifest was not deleted.
 	changed error
 }
 
-type deletionKey struct{}
+func isConditional(r *http.Request, to request.Target) bool {
+	return r.Header.Get("If-Unmodified-Since") != "" && digest.Digest(to.Manifest).Validate() == nil
+}
 
-// withConditionalDeletes lets clients delete a manifest by digest with the header If-Unmodified-Since, so that a client
+// deleteUnmodified lets clients delete a manifest by digest with the header If-Unmodified-Since, so that a client
 // that has read the catalog does not delete what was pushed meanwhile. Unlike in HTTP, the response is 412 also if an
 // index in the repository refers to the manifest, and an invalid date is refused: ignoring it could delete too much.
 // A manifest that was pushed in that very second counts as pushed later.
-func withConditionalDeletes(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		header := r.Header.Get("If-Unmodified-Since")
-		if r.Method != http.MethodDelete || header == "" || digest.Digest(request.TargetOf(r).Manifest).Validate() != nil {
-			next.ServeHTTP(w, r)
-			return
-		}
-		since, err := http.ParseTime(header)
-		if err != nil {
-			invalid := errcode.ErrorCodeUnsupported.WithMessage(fmt.Sprintf("If-Unmodified-Since: %v", err))
-			request.WriteErrorAs(w, http.StatusBadRequest, invalid)
-			return
-		}
-		d := &deletion{since: since}
-		response := request.Buffer(w)
-		next.ServeHTTP(response, r.WithContext(context.WithValue(r.Context(), deletionKey{}, d)))
-		if d.changed != nil {
-			request.ClearHeader(w.Header())
-			request.WriteErrorAs(w, http.StatusPreconditionFailed, d.changed)
-			return
-		}
-		response.Send(w)
-	})
+func (s *Registry) deleteUnmodified(w http.ResponseWriter, r *http.Request, in *intent) {
+	since, err := http.ParseTime(r.Header.Get("If-Unmodified-Since"))
+	if err != nil {
+		invalid := errcode.ErrorCodeUnsupported.WithMessage(fmt.Sprintf("If-Unmodified-Since: %v", err))
+		request.WriteErrorAs(w, http.StatusBadRequest, invalid)
+		return
+	}
+	in.deletion = &deletion{since: since}
+	response := request.Buffer(w)
+	s.distribute(response, r)
+	if changed := in.deletion.changed; changed != nil {
+		request.ClearHeader(w.Header())
+		request.WriteErrorAs(w, http.StatusPreconditionFailed, changed)
+		return
+	}
+	response.Send(w)
 }
 
 // checkUnmodified returns an error if the request is conditional and its condition fails. The caller holds
 // m.source.linking, so that no push comes in between.
 func (m manifestStore) checkUnmodified(ctx context.Context, d digest.Digest) error {
-	condition, ok := ctx.Value(deletionKey{}).(*deletion)
-	if !ok {
+	condition := intentOf(ctx).deletion
+	if condition == nil {
 		return nil
 	}
 	name := m.repository.Named().Name()

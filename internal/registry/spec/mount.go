@@ -1,13 +1,11 @@
-package registry
+package spec
 
 import (
 	"context"
 	"errors"
-	"net/http"
 
 	"github.com/distribution/distribution/v3"
 	"github.com/distribution/reference"
-	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/registry/quota"
@@ -20,29 +18,12 @@ import (
 // specifies with from=REPOSITORY. This registry mounts every stored blob, because clients that may push
 // to one repository may read all of them.
 
-type mountKey struct{}
-
-// withMounts passes the digest to mount to next's blob stores. Invalid digests are left to next. All
-// parameters come from the URL: a body is content, also if its type is that of a form, which distribution
-// would parse and prefer.
-func withMounts(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		r.Form = r.URL.Query()
-		if r.Method == http.MethodPost {
-			if d, err := digest.Parse(r.Form.Get("mount")); err == nil {
-				r = r.WithContext(context.WithValue(r.Context(), mountKey{}, d))
-			}
-		}
-		next.ServeHTTP(w, r)
-	})
-}
-
 // Create begins an upload. If the request names a stored blob, Create mounts it, whatever repository it
 // came from, and returns a [distribution.ErrBlobMounted].
 func (s blobStore) Create(
 	ctx context.Context, options ...distribution.BlobCreateOption,
 ) (distribution.BlobWriter, error) {
-	named, _ := ctx.Value(mountKey{}).(digest.Digest)
+	named := intentOf(ctx).mount
 	stored, size, found := s.source.collector.Stored(ctx, named)
 	switch {
 	case named != "" && !found:

@@ -1,4 +1,4 @@
-package registry
+package spec
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"testing/iotest"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
@@ -66,8 +68,8 @@ func TestUnreadableBlobsAbortTheResponse(t *testing.T) {
 		"a blob shorter than its size": {oneFile{content: strings.NewReader("01234")}, io.ErrUnexpectedEOF.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {
-			logs := &lockedBuffer{}
-			store := blobStore{name: repositoryA, source: &contentStore{Store: &content.Store{Driver: tt.file,
+			logs := &logBuffer{}
+			store := blobStore{name: repositoryA, source: &Registry{Store: &content.Store{Driver: tt.file,
 				Log: slog.New(slog.NewTextHandler(logs, nil))}}, last: &foundBlob{}}
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if err := store.ServeBlob(r.Context(), w, r, digest.FromString("x")); err != nil {
@@ -97,8 +99,8 @@ func TestUnreadableBlobsAbortTheResponse(t *testing.T) {
 func TestBlobRemovedBeforeItIsServed(t *testing.T) {
 	t.Parallel()
 	for _, d := range []digest.Digest{digest.FromString("x"), digest.SHA512.FromString("x")} {
-		store := blobStore{name: repositoryA, source: &contentStore{Store: &content.Store{Driver: inmemory.New(),
-			Log: slog.New(slog.DiscardHandler)}}, last: &foundBlob{v1.Descriptor{Digest: d, Size: 1}, d}}
+		stored := &content.Store{Driver: inmemory.New(), Log: slog.New(slog.DiscardHandler)}
+		store := blobStore{name: repositoryA, source: &Registry{Store: stored, collector: collect.New(stored, "")}, last: &foundBlob{v1.Descriptor{Digest: d, Size: 1}, d}}
 		request := httptest.NewRequestWithContext(t.Context(), http.MethodHead, "/", nil)
 		err := store.ServeBlob(t.Context(), httptest.NewRecorder(), request, d)
 		var coded errcode.Error
@@ -106,4 +108,22 @@ func TestBlobRemovedBeforeItIsServed(t *testing.T) {
 			t.Errorf("%s: %v", d, err)
 		}
 	}
+}
+
+// logBuffer may be read while others write.
+type logBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *logBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *logBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
 }

@@ -1,4 +1,4 @@
-package registry
+package spec
 
 import (
 	"cmp"
@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/distribution/distribution/v3"
-	"github.com/distribution/distribution/v3/configuration"
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 	"github.com/distribution/distribution/v3/registry/middleware/registry"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
@@ -20,7 +19,6 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
-	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/quota"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
@@ -46,25 +44,9 @@ func newBlobNamespace(
 	if !ok {
 		return nil, errors.New("distribution's registry no longer implements RepositoryRemover")
 	}
-	source := options["source"].(*contentStore)
+	source := options["source"].(*Registry)
 	source.Driver = driver
 	return blobNamespace{namespace, remover, source}, nil
-}
-
-// useUnbufferedBlobs configures the middleware, which sets source.driver.
-func useUnbufferedBlobs(config *configuration.Configuration, source *contentStore) {
-	config.Middleware = map[string][]configuration.Middleware{
-		"registry": {{Name: unbufferedBlobs, Options: configuration.Parameters{"source": source}}},
-		"storage":  {{Name: content.IntactContent}},
-	}
-}
-
-// contentStore is what pushes and pulls use.
-type contentStore struct {
-	*content.Store
-	collector *collect.Collector
-	tags      tagLocks
-	space     *quota.Space // nil in tests
 }
 
 // octetStream is the media type of all blobs: only manifests know it.
@@ -73,7 +55,7 @@ const octetStream = "application/octet-stream"
 type blobNamespace struct {
 	distribution.Namespace
 	distribution.RepositoryRemover
-	source *contentStore
+	source *Registry
 }
 
 func (n blobNamespace) Repository(ctx context.Context, name reference.Named) (distribution.Repository, error) {
@@ -105,7 +87,7 @@ func (n blobNamespace) Repositories(ctx context.Context, repositories []string, 
 
 type blobRepository struct {
 	distribution.Repository
-	source *contentStore
+	source *Registry
 }
 
 func (r blobRepository) Blobs(ctx context.Context) distribution.BlobStore {
@@ -126,7 +108,7 @@ func (r blobRepository) Tags(ctx context.Context) distribution.TagService {
 type blobStore struct {
 	distribution.BlobStore
 	name   reference.Named // of the repository
-	source *contentStore
+	source *Registry
 	last   *foundBlob // that Stat found: distribution looks each blob up several times
 }
 
@@ -265,7 +247,7 @@ type blobWriter struct {
 	distribution.BlobWriter
 	ctx    context.Context // of the request
 	store  blobStore
-	source *contentStore
+	source *Registry
 	full   bool // the file system has no space for it
 	// received is its size so far. S3's driver tells only what it has sent.
 	received int64

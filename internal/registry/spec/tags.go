@@ -1,4 +1,4 @@
-package registry
+package spec
 
 import (
 	"context"
@@ -23,7 +23,7 @@ import (
 // cannot do both at once. It belongs to one request.
 type currentTags struct {
 	distribution.TagService
-	source     *contentStore
+	source     *Registry
 	repository string
 	deleted    digest.Digest // the manifest whose tags the request removes, or ""
 }
@@ -109,4 +109,16 @@ func (l *tagLocks) lock(repository, tag string) (unlock func()) {
 	m := &l[maphash.String(tagSeed, repository+":"+tag)%uint64(len(l))]
 	m.Lock()
 	return m.Unlock
+}
+
+// confirmingTags moves no tag to a manifest that will be refused: the previous one stays.
+type confirmingTags struct{ distribution.TagService }
+
+func (t confirmingTags) Tag(ctx context.Context, tag string, manifest v1.Descriptor) error {
+	if a := intentOf(ctx).admission; a != nil {
+		if err := a.ConfirmTag(ctx); err != nil {
+			return err
+		}
+	}
+	return t.TagService.Tag(ctx, tag, manifest)
 }
