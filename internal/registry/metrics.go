@@ -223,13 +223,17 @@ func boolean(value bool) float64 {
 	return 0
 }
 
-// observe records a completed request.
-func (m *metrics) observe(listener, method string, code int, received, sent int64, took time.Duration) {
+// Begin counts a request that is being served.
+func (m *metrics) Begin(listener string) { m.inFlight.WithLabelValues(listener).Inc() }
+
+// End records a completed request.
+func (m *metrics) End(listener, method string, code int, received, sent int64, took time.Duration) {
 	switch method {
 	case http.MethodGet, http.MethodHead, http.MethodPut, http.MethodPost, http.MethodPatch, http.MethodDelete:
 	default:
 		method = "other" // limits the number of label values
 	}
+	m.inFlight.WithLabelValues(listener).Dec()
 	m.requests.WithLabelValues(listener, method, strconv.Itoa(code)).Inc()
 	m.duration.WithLabelValues(listener, method).Observe(took.Seconds())
 	m.received.WithLabelValues(listener).Add(float64(received))

@@ -1,17 +1,13 @@
-// Package registry is the cluster's OCI registry: the handlers of
-// github.com/distribution/distribution/v3 behind an HTTP front end of its own, and the garbage
-// collector of its storage.
-//
-// The front end adds what distribution lacks or configures only once at startup: mutual TLS that
-// reloads certificates and CAs, a plain listener that opens and closes with its users file,
-// authorization, health and metrics on separate ports, timeouts that end stalled connections but not
-// slow ones, and draining. Distribution stores and serves. What it lacks of the OCI distribution
-// specification is added here: lists of referrers (referrers.go, backlinks.go), digests other than SHA-256
-// (digests.go), tags as parameters of a push (push.go), uploads in a single request (singlepost.go), and
-// mounts from any repository (mount.go). So are the signatures that images need (signatures.go).
+// Package registry is the cluster's OCI registry: its configuration, its listeners, health and metrics, start and drain.
 //
 // It does not issue certificates, create credentials, expire content or replicate, and it is not a
-// pull-through cache.
+// pull-through cache. What happens to a request is in the packages below it, from the top: front (who may do what),
+// inspect, spec (the specification, on github.com/distribution/distribution/v3), verify (signatures), collect (garbage),
+// quota, content (what is stored), storage (drivers), users, audit and request.
+//
+// It adds what distribution lacks or configures only once at startup: mutual TLS that
+// reloads certificates and CAs, a plain listener that opens and closes with its users file,
+// health and metrics on separate ports, timeouts that end stalled connections but not slow ones, and draining.
 //
 // Listeners speak HTTP/1.1 only. A pull is a few large responses. Over HTTP/2 they would share one
 // connection, its flow-control window and its lock, and so one core. Every client (containerd, CRI-O,
@@ -42,6 +38,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/net/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
+	"github.com/zarf-dev/zarf-registry/internal/registry/front"
 	"github.com/zarf-dev/zarf-registry/internal/registry/inspect"
 	"github.com/zarf-dev/zarf-registry/internal/registry/quota"
 	"github.com/zarf-dev/zarf-registry/internal/registry/spec"
@@ -72,7 +69,7 @@ type Server struct {
 	exposed      *tlsfiles.Source  // for Options.ExposeTLSDir; nil if ExposeListen uses the certificate of Listen
 	clients      *tlsfiles.Clients // nil without Options.Listen
 	credentials  *users.Users
-	tokens       *tokens
+	tokens       *front.Tokens
 	plain        *plainListener                // nil unless it follows Options.PullHtpasswd
 	connections  map[string]*connlimit.Limiter // by listener
 	health       *storage.Health
@@ -82,7 +79,7 @@ type Server struct {
 	draining     atomic.Bool
 	now          func() time.Time
 	after        func(time.Duration) <-chan time.Time
-	idleTimeout  time.Duration // transferIdleTimeout
+	idleTimeout  time.Duration // front.IdleTimeout
 }
 
 // Open validates the options and everything they refer to: files, certificates, credentials, and write
@@ -94,7 +91,7 @@ func Open(options Options) (*Server, error) {
 	s := &Server{
 		options: options, metrics: newMetrics(options.Version), log: options.Log,
 		connections: map[string]*connlimit.Limiter{},
-		now:         time.Now, after: time.After, idleTimeout: transferIdleTimeout,
+		now:         time.Now, after: time.After, idleTimeout: front.IdleTimeout,
 	}
 	for name, address := range map[string]string{
 		listenerTLS: options.Listen, listenerPlain: options.PlainListen, listenerLoopback: options.LoopbackListen,
@@ -155,7 +152,7 @@ func (s *Server) openStorage() (err error) {
 			return err
 		}
 	}
-	s.tokens = newTokens(config.HTTP.Secret)
+	s.tokens = front.NewTokens(config.HTTP.Secret)
 	root, ok := storage.FilesystemRoot(config.Storage)
 	if ok {
 		if err := storage.PrepareRoot(s.log, root, storage.ReadOnly(config.Storage)); err != nil {
@@ -220,8 +217,8 @@ func (s *Server) Serve(ctx context.Context) error {
 // that opens and closes.
 func (s *Server) endpoints() (registry, diagnostics []*endpoint) {
 	if s.options.Listen != "" {
-		front := s.front(listenerTLS, policy{mutualTLS: true})
-		front.clients = s.clients
+		front := s.front(listenerTLS, front.Policy{MutualTLS: true})
+		front.Clients = s.clients
 		e := s.endpoint(front, s.options.Listen)
 		e.server.TLSConfig = tlsfiles.ServerConfig(s.certificates, tls.RequireAndVerifyClientCert, "http/1.1")
 		e.server.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
@@ -234,7 +231,7 @@ func (s *Server) endpoints() (registry, diagnostics []*endpoint) {
 		registry = append(registry, s.plainEndpoint())
 	}
 	if s.options.LoopbackListen != "" {
-		e := s.endpoint(s.front(listenerLoopback, policy{loopback: true}), s.options.LoopbackListen)
+		e := s.endpoint(s.front(listenerLoopback, front.Policy{Loopback: true}), s.options.LoopbackListen)
 		e.sharesPort = true
 		registry = append(registry, e)
 	}
@@ -243,7 +240,7 @@ func (s *Server) endpoints() (registry, diagnostics []*endpoint) {
 		if certificates == nil {
 			certificates = s.certificates
 		}
-		front := s.front(listenerExposed, policy{exposed: true, anonymousPull: s.options.ExposeAnonymousPull})
+		front := s.front(listenerExposed, front.Policy{Exposed: true, AnonymousPull: s.options.ExposeAnonymousPull})
 		e := s.endpoint(front, s.options.ExposeListen)
 		e.server.TLSConfig = tlsfiles.ServerConfig(certificates, tls.NoClientCert, "http/1.1")
 		registry = append(registry, e)
@@ -263,41 +260,41 @@ func (s *Server) endpoints() (registry, diagnostics []*endpoint) {
 }
 
 func (s *Server) plainEndpoint() *endpoint {
-	front := s.front(listenerPlain, policy{anonymousPull: s.options.AnonymousPull})
+	front := s.front(listenerPlain, front.Policy{AnonymousPull: s.options.AnonymousPull})
 	e := s.endpoint(front, s.options.PlainListen)
 	e.sharesPort = s.options.LoopbackListen != ""
 	return e
 }
 
 // endpoint shares the connection limit among successive listeners of the same name.
-func (s *Server) endpoint(front *front, address string) *endpoint {
-	return newEndpoint(front.name, address, front, s.connections[front.name], s.log)
+func (s *Server) endpoint(front *front.Front, address string) *endpoint {
+	return newEndpoint(front.Name, address, front, s.connections[front.Name], s.log)
 }
 
-func (s *Server) front(name string, policy policy) *front {
+func (s *Server) front(name string, policy front.Policy) *front.Front {
 	next := http.Handler(s.source)
-	if policy.mutualTLS {
+	if policy.MutualTLS {
 		next = own(map[string]http.Handler{
 			catalog.Path: inspect.Catalog(s.source.Store, &s.draining), scrub.Path: s.scrubber.Handler(&s.draining),
 			space.Path: inspect.Space(s.space.Report, s.collector.Stored),
 			gc.Path:    s.collector.Handler(&s.draining, s.space.Removed),
 		}, next)
 	}
-	f := &front{
-		name:        name,
-		policy:      policy,
-		credentials: s.credentials,
-		tokens:      s.tokens,
-		tagged:      s.source.Tagged,
-		next:        next,
-		metrics:     s.metrics,
-		log:         s.log,
-		draining:    &s.draining,
-		now:         s.now,
-		idleTimeout: s.idleTimeout,
+	f := &front.Front{
+		Name:        name,
+		Policy:      policy,
+		Credentials: s.credentials,
+		Tokens:      s.tokens,
+		Tagged:      s.source.Tagged,
+		Next:        next,
+		Metrics:     s.metrics,
+		Log:         s.log,
+		Draining:    &s.draining,
+		Now:         s.now,
+		IdleTimeout: s.idleTimeout,
 	}
 	if s.signatures.On() {
-		f.signatures = s.signatures
+		f.Signatures = s.signatures
 	}
 	return f
 }

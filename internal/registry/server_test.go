@@ -748,7 +748,11 @@ func TestUnsentDataIsLimited(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer e.listener.Close()
-	c := dialPlain(t, e.listener.Addr().String())
+	c, err := net.Dial("tcp", e.listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
 	accepted, err := e.listener.Accept()
 	if err != nil {
 		t.Fatal(err)

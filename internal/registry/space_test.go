@@ -99,7 +99,7 @@ func TestFullQuotaRefusesPushes(t *testing.T) {
 	}
 	c.must(http.StatusOK, "GET", "/v2/a/manifests/kept", nil, "Accept", ociManifest)
 	c.must(http.StatusOK, "HEAD", "/v2/a/blobs/"+digest.FromString("kept layer").String(), nil)
-	c.pushImage(probeProxy, "v1", "a small image of the project")
+	c.pushImage(probesOfProxies, "v1", "a small image of the project")
 	c.must(http.StatusAccepted, "DELETE", "/v2/a/manifests/"+deleted.String(), nil)
 	for _, removed := range []string{continued, finish} {
 		c.must(http.StatusNotFound, "GET", removed, nil) // or it would still occupy space

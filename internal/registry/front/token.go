@@ -1,4 +1,4 @@
-package registry
+package front
 
 import (
 	"crypto/aes"
@@ -33,10 +33,10 @@ const (
 // challenge returns the WWW-Authenticate header of a response to an unauthorized request. The docker daemon
 // and its command line use only the challenge at /v2/. With its containerd image store, the daemon does not
 // request /v2/, and handles a Basic challenge like other clients.
-func (f *front) challenge(r *http.Request, to request.Target) string {
+func (f *Front) challenge(r *http.Request, to request.Target) string {
 	agent := r.UserAgent()
 	docker := strings.HasPrefix(agent, "docker/") || strings.HasPrefix(agent, "Docker-Client/")
-	if !docker || !to.Base || !f.policy.open() {
+	if !docker || !to.Base || !f.Policy.open() {
 		return `Basic realm="zarf-registry"`
 	}
 	scheme := "http"
@@ -48,10 +48,10 @@ func (f *front) challenge(r *http.Request, to request.Target) string {
 
 // serveToken responds with a token for the credential that was accepted, or with the anonymous one. A token
 // does not yield another one.
-func (f *front) serveToken(w http.ResponseWriter, r *http.Request, peer *peer) {
+func (f *Front) serveToken(w http.ResponseWriter, r *http.Request, peer *peer) {
 	token := anonymousToken
 	if name, password, ok := r.BasicAuth(); ok && peer.Credential != "" {
-		token = f.tokens.seal(name, password, f.now().Add(tokenLifetime+tokenLeeway))
+		token = f.Tokens.seal(name, password, f.Now().Add(tokenLifetime+tokenLeeway))
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
@@ -59,13 +59,13 @@ func (f *front) serveToken(w http.ResponseWriter, r *http.Request, peer *peer) {
 	_ = json.NewEncoder(w).Encode(map[string]any{"token": token, "expires_in": int(tokenLifetime.Seconds())})
 }
 
-// tokens seals credentials into tokens. A token is verified as the credential in it is, so it ends with it.
-type tokens struct{ aead cipher.AEAD }
+// Tokens seals credentials into tokens. A token is verified as the credential in it is, so it ends with it.
+type Tokens struct{ aead cipher.AEAD }
 
 const tokenPurpose = "zarf-registry: key of tokens"
 
-// newTokens derives the key from a secret that all replicas share.
-func newTokens(secret string) *tokens {
+// NewTokens derives the key from a secret that all replicas share.
+func NewTokens(secret string) *Tokens {
 	mac := hmac.New(sha256.New, []byte(secret))
 	mac.Write([]byte(tokenPurpose))
 	block, err := aes.NewCipher(mac.Sum(nil))
@@ -76,21 +76,21 @@ func newTokens(secret string) *tokens {
 	if err != nil {
 		panic(err) // of the block's length
 	}
-	return &tokens{aead}
+	return &Tokens{aead}
 }
 
 // expirySize is the length of a token's expiry, in seconds since 1970.
 const expirySize = 8
 
 // seal returns a token for a credential. The name of a Basic credential has no colon.
-func (t *tokens) seal(name, password string, expiry time.Time) string {
+func (t *Tokens) seal(name, password string, expiry time.Time) string {
 	plain := binary.BigEndian.AppendUint64(nil, uint64(expiry.Unix()))
 	plain = append(plain, name+":"+password...)
 	return base64.RawURLEncoding.EncodeToString(t.aead.Seal(nil, nil, plain, nil))
 }
 
 // open returns the credential in a token that has not expired.
-func (t *tokens) open(token string, now time.Time) (name, password string, ok bool) {
+func (t *Tokens) open(token string, now time.Time) (name, password string, ok bool) {
 	sealed, err := base64.RawURLEncoding.DecodeString(token)
 	if err != nil {
 		return "", "", false

@@ -1,4 +1,4 @@
-package registry
+package front
 
 import (
 	"context"
@@ -21,14 +21,14 @@ type auditPending struct {
 
 // pending returns the change that a request makes to the registry's content, or nil. It is called before the
 // request, because a deleted tag no longer has a digest.
-func (f *front) pending(r *http.Request, to request.Target) *auditPending {
+func (f *Front) pending(r *http.Request, to request.Target) *auditPending {
 	switch {
 	case r.Method == http.MethodPut && to.Manifest != "":
 		return &auditPending{action: audit.ActionPush, repository: to.Repository, name: to.Manifest}
 	case r.Method == http.MethodDelete && to.Manifest != "":
 		change := &auditPending{audit.ActionDelete, to.Repository, to.Manifest, to.Manifest}
 		if digest.Digest(to.Manifest).Validate() != nil {
-			change.digest = f.tagged(r.Context(), to.Repository, to.Manifest).String()
+			change.digest = f.Tagged(r.Context(), to.Repository, to.Manifest).String()
 		}
 		return change
 	case r.Method == http.MethodDelete && to.Blob != "":
@@ -38,7 +38,7 @@ func (f *front) pending(r *http.Request, to request.Target) *auditPending {
 }
 
 // audit logs the change of a successful request.
-func (f *front) audit(ctx context.Context, change *auditPending, e *exchange, peer *peer) {
+func (f *Front) audit(ctx context.Context, change *auditPending, e *exchange, peer *peer) {
 	if change == nil || e.code() >= http.StatusMultipleChoices {
 		return
 	}
@@ -47,6 +47,6 @@ func (f *front) audit(ctx context.Context, change *auditPending, e *exchange, pe
 	}
 	// A push by digest may name tags, too.
 	for _, name := range slices.Concat(e.Header().Values("OCI-Tag"), []string{change.name}) {
-		audit.Log(ctx, f.log, change.action, request.Reference(change.repository, name), change.digest, peer.Audit()...)
+		audit.Log(ctx, f.Log, change.action, request.Reference(change.repository, name), change.digest, peer.Audit()...)
 	}
 }

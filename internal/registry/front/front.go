@@ -1,4 +1,8 @@
-package registry
+// Package front is the HTTP front end of a listener: it authorizes requests, ends those that stall, logs and counts
+// them, and writes the audit trail.
+//
+// It listens to nothing and stores nothing. Users are package users'.
+package front
 
 import (
 	"context"
@@ -19,14 +23,13 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/users"
-	"github.com/zarf-dev/zarf-registry/internal/registry/verify"
 )
 
 const (
-	// transferIdleTimeout ends a request during which the client neither sends nor receives a byte for so
+	// IdleTimeout ends a request during which the client neither sends nor receives a byte for so
 	// long. containerd's own timeout for pulls without progress is the same, and the registry's must not
 	// be shorter.
-	transferIdleTimeout = 5 * time.Minute
+	IdleTimeout = 5 * time.Minute
 	// discardTimeout bounds reading the rest of an unwanted request body, which keeps the connection
 	// usable.
 	discardTimeout = 10 * time.Second
@@ -39,40 +42,52 @@ var forwarded = []string{
 	"X-Forwarded-Proto", "X-Forwarded-Scheme", "X-Forwarded-Server", "X-Real-Ip",
 }
 
-// front is the front end of one listener: it authorizes requests, limits how long they stall, and logs
-// and counts them.
-type front struct {
-	name        string // of the listener, in logs and metrics
-	policy      policy
-	clients     *tlsfiles.Clients // nil without mutual TLS
-	credentials *users.Users
-	tokens      *tokens
-	tagged      func(ctx context.Context, repository, tag string) digest.Digest // of a manifest, "" if unknown
-	next        http.Handler
-	metrics     *metrics
-	log         *slog.Logger
-	draining    *atomic.Bool
-	// signatures is nil unless signatures are verified.
-	signatures  *verify.Verifier
-	now         func() time.Time // for tokens
-	idleTimeout time.Duration
+// recorder counts requests.
+type recorder interface {
+	Begin(listener string)
+	End(listener, method string, code int, received, sent int64, took time.Duration)
 }
 
-func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+// signatures verifies images.
+type signatures interface {
+	// Require returns the request to serve, or the error to respond with.
+	Require(r *http.Request, to request.Target) (*http.Request, error)
+	// Changed forgets what is known about a repository.
+	Changed(repository string)
+}
+
+// Front is the front end of one listener: it authorizes requests, limits how long they stall, and logs
+// and counts them.
+type Front struct {
+	Name        string // of the listener, in logs and metrics
+	Policy      Policy
+	Clients     *tlsfiles.Clients // nil without mutual TLS
+	Credentials *users.Users
+	Tokens      *Tokens
+	Tagged      func(ctx context.Context, repository, tag string) digest.Digest // of a manifest, "" if unknown
+	Next        http.Handler
+	Metrics     recorder
+	Log         *slog.Logger
+	Draining    *atomic.Bool
+	// Signatures is nil unless signatures are verified.
+	Signatures  signatures
+	Now         func() time.Time // for tokens
+	IdleTimeout time.Duration
+}
+
+func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	started := time.Now()
 	e := &exchange{
-		ResponseWriter: w, control: http.NewResponseController(w), idleTimeout: f.idleTimeout,
+		ResponseWriter: w, control: http.NewResponseController(w), idleTimeout: f.IdleTimeout,
 		body: r.Body, bodyRead: r.Body == http.NoBody,
 	}
 	r.Body = requestBody{e}
-	inFlight := f.metrics.inFlight.WithLabelValues(f.name)
-	inFlight.Inc()
-	peer := &peer{Caller: request.Caller{Listener: f.name, Remote: r.RemoteAddr}}
+	f.Metrics.Begin(f.Name)
+	peer := &peer{Caller: request.Caller{Listener: f.Name, Remote: r.RemoteAddr}}
 	code := http.StatusInternalServerError // unless the handler returns
 	defer func() {
-		inFlight.Dec()
 		took := time.Since(started)
-		f.metrics.observe(f.name, r.Method, code, e.received, e.sent, took)
+		f.Metrics.End(f.Name, r.Method, code, e.received, e.sent, took)
 		f.logRequest(r, code, e, peer, took)
 		e.finish()
 	}()
@@ -80,7 +95,7 @@ func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	for _, header := range forwarded {
 		r.Header.Del(header)
 	}
-	if f.draining.Load() {
+	if f.Draining.Load() {
 		w.Header().Set("Connection", "close")
 	}
 	to := request.Parse(r)
@@ -93,10 +108,10 @@ func (f *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		r.Header.Del("Authorization")
 		r.Header.Del("Cookie")
 		change := f.pending(r, to)
-		f.next.ServeHTTP(e, request.With(admitted, to, &peer.Caller))
+		f.Next.ServeHTTP(e, request.With(admitted, to, &peer.Caller))
 		f.audit(r.Context(), change, e, peer)
-		if change != nil && f.signatures != nil {
-			f.signatures.Changed(to.Repository) // before the client sees the response
+		if change != nil && f.Signatures != nil {
+			f.Signatures.Changed(to.Repository) // before the client sees the response
 		}
 	}
 	code = e.code()
@@ -110,33 +125,33 @@ type peer struct {
 }
 
 // admit returns the request to serve, if it is allowed.
-func (f *front) admit(w http.ResponseWriter, r *http.Request, to request.Target, peer *peer) (*http.Request, error) {
-	if f.policy.mutualTLS {
-		if err := f.clients.Verify(w, r); err != nil {
+func (f *Front) admit(w http.ResponseWriter, r *http.Request, to request.Target, peer *peer) (*http.Request, error) {
+	if f.Policy.MutualTLS {
+		if err := f.Clients.Verify(w, r); err != nil {
 			return nil, request.Denied("%v", err)
 		}
 		certificate := r.TLS.PeerCertificates[0]
 		peer.Roles, peer.Certificate = pki.Roles(certificate), certificate.Subject.String()
 	}
-	peer.HidesOwn = f.policy.loopback || slices.Equal(peer.Roles, []string{pki.OrganizationClient})
+	peer.HidesOwn = f.Policy.Loopback || slices.Equal(peer.Roles, []string{pki.OrganizationClient})
 	login := f.login(r, peer)
 	peer.anonymous = !login.sent || login.anonymous
-	if err := f.policy.authorize(r.Method, to, peer.Roles, login); err != nil {
+	if err := f.Policy.authorize(r.Method, to, peer.Roles, login); err != nil {
 		return nil, err
 	}
 	peer.Pushes = f.pushes(r, to, peer, login)
-	if f.signatures == nil || !f.verifiesSignatures(r, to, peer, login) {
+	if f.Signatures == nil || !f.verifiesSignatures(r, to, peer, login) {
 		return r, nil
 	}
-	return f.signatures.Require(r, to)
+	return f.Signatures.Require(r, to)
 }
 
 // pushes reports whether a client that asks whether a manifest exists may push one.
-func (f *front) pushes(r *http.Request, to request.Target, peer *peer, login login) bool {
+func (f *Front) pushes(r *http.Request, to request.Target, peer *peer, login login) bool {
 	if to.Manifest == "" || r.Method != http.MethodHead {
 		return false
 	}
-	if f.policy.mutualTLS {
+	if f.Policy.MutualTLS {
 		return slices.Contains(peer.Roles, pki.OrganizationPush) || slices.Contains(peer.Roles, pki.OrganizationClient)
 	}
 	if peer.account == nil { // everyone may read
@@ -147,11 +162,11 @@ func (f *front) pushes(r *http.Request, to request.Target, peer *peer, login log
 
 // verifies reports whether a client reads signed images only: nodes and clients without a credential do. Those that may
 // push read everything, because they sign images; so do users outside the cluster.
-func (f *front) verifiesSignatures(r *http.Request, to request.Target, peer *peer, login login) bool {
+func (f *Front) verifiesSignatures(r *http.Request, to request.Target, peer *peer, login login) bool {
 	if to.Manifest == "" || r.Method != http.MethodGet && r.Method != http.MethodHead {
 		return false
 	}
-	if f.policy.mutualTLS {
+	if f.Policy.MutualTLS {
 		return !slices.Contains(peer.Roles, pki.OrganizationPush) && !slices.Contains(peer.Roles, pki.OrganizationClient)
 	}
 	if peer.account == nil { // everyone may read
@@ -162,26 +177,26 @@ func (f *front) verifiesSignatures(r *http.Request, to request.Target, peer *pee
 
 // login parses the Authorization header: a credential, or a token that stands for one. An empty credential,
 // which containers/image sends if it has none, is anonymous.
-func (f *front) login(r *http.Request, peer *peer) login {
+func (f *Front) login(r *http.Request, peer *peer) login {
 	header := r.Header.Get("Authorization")
 	name, password, ok := r.BasicAuth()
 	anonymous := ok && name == "" && password == ""
 	if scheme, token, _ := strings.Cut(header, " "); strings.EqualFold(scheme, "Bearer") {
 		anonymous = token == anonymousToken
-		name, password, ok = f.tokens.open(token, f.now())
+		name, password, ok = f.Tokens.open(token, f.Now())
 	}
 	return login{sent: header != "", anonymous: anonymous, verify: func() (*users.User, error) {
 		if !ok || anonymous {
 			return nil, nil
 		}
-		from := users.Origin{Listener: f.name, Exposed: f.policy.exposed}
+		from := users.Origin{Listener: f.Name, Exposed: f.Policy.Exposed}
 		if address, err := netip.ParseAddrPort(r.RemoteAddr); err == nil {
 			from.Source = address.Addr()
 		}
-		if f.credentials.Known(from, name) {
+		if f.Credentials.Known(from, name) {
 			peer.User = name
 		}
-		user, err := f.credentials.Verify(r.Context(), from, name, password)
+		user, err := f.Credentials.Verify(r.Context(), from, name, password)
 		if user != nil {
 			peer.Credential, peer.account = user.Name, user
 		}
@@ -190,14 +205,14 @@ func (f *front) login(r *http.Request, peer *peer) login {
 }
 
 // refuse responds with err. If that is 401, it adds a challenge.
-func (f *front) refuse(w http.ResponseWriter, r *http.Request, to request.Target, err error) {
+func (f *Front) refuse(w http.ResponseWriter, r *http.Request, to request.Target, err error) {
 	if coded, ok := errors.AsType[errcode.Error](err); ok && coded.Code == errcode.ErrorCodeUnauthorized {
 		w.Header().Set("WWW-Authenticate", f.challenge(r, to))
 	}
 	request.WriteError(w, err)
 }
 
-func (f *front) logRequest(r *http.Request, code int, e *exchange, peer *peer, took time.Duration) {
+func (f *Front) logRequest(r *http.Request, code int, e *exchange, peer *peer, took time.Duration) {
 	level := slog.LevelDebug
 	switch {
 	case code == http.StatusServiceUnavailable, code == http.StatusInsufficientStorage: // temporary, and expected
@@ -211,11 +226,11 @@ func (f *front) logRequest(r *http.Request, code int, e *exchange, peer *peer, t
 	case r.Method != http.MethodGet && r.Method != http.MethodHead:
 		level = slog.LevelInfo
 	}
-	if !f.log.Enabled(r.Context(), level) {
+	if !f.Log.Enabled(r.Context(), level) {
 		return
 	}
 	attrs := []slog.Attr{
-		slog.String("listener", f.name), slog.String("method", r.Method), slog.String("path", r.URL.Path),
+		slog.String("listener", f.Name), slog.String("method", r.Method), slog.String("path", r.URL.Path),
 		slog.Int("code", code), slog.Int64("received", e.received), slog.Int64("sent", e.sent),
 		slog.String("duration", took.String()),
 		slog.String("remote", r.RemoteAddr), slog.String("agent", r.UserAgent()),
@@ -229,7 +244,7 @@ func (f *front) logRequest(r *http.Request, code int, e *exchange, peer *peer, t
 	if peer.User != "" {
 		attrs = append(attrs, slog.String("user", peer.User))
 	}
-	f.log.LogAttrs(r.Context(), level, "request", attrs...)
+	f.Log.LogAttrs(r.Context(), level, "request", attrs...)
 }
 
 // exchange is a request and its response. It counts their bytes, and extends the connection's deadlines
