@@ -194,7 +194,7 @@ fuzz: payload ## Run each fuzz target for FUZZ_TIME (FUZZ_TIME=10m FUZZ_RUN=Fuzz
 	hack/fuzz.sh $(FUZZ_TIME) '$(FUZZ_RUN)'
 
 # Packages that make mutants changes, the runner and its flags, such as --diff main: only changed lines.
-MUTANTS  ?= $(foreach p,proxy registry preflight certs hook,./internal/$p)
+MUTANTS  ?= $(foreach p,node/proxy registry hook,./internal/$p)
 MUTANTS_FLAGS ?=
 GREMLINS := github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0
 .PHONY: mutants

@@ -1,9 +1,9 @@
-// Package registry is the cluster's OCI registry: its configuration, its listeners, health and metrics, start and drain.
+// Package registry is the cluster's OCI registry: configuration, listeners, health and metrics, start and drain.
 //
 // It does not issue certificates, create credentials, expire content or replicate, and it is not a
-// pull-through cache. What happens to a request is in the packages below it, from the top: front (who may do what),
-// inspect, spec (the specification, on github.com/distribution/distribution/v3), verify (signatures), collect (garbage),
-// quota, content (what is stored), storage (drivers), users, audit and request.
+// pull-through cache. What happens to a request is in the packages below it: front (who may do what), inspect (what
+// zarf-registry asks about the storage), spec (the specification, on github.com/distribution/distribution/v3), verify
+// (signatures), collect (garbage), quota, content (what is stored), storage (drivers), users, audit and request.
 //
 // It adds what distribution lacks or configures only once at startup: mutual TLS that
 // reloads certificates and CAs, a plain listener that opens and closes with its users file,
