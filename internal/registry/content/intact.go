@@ -23,7 +23,7 @@ import (
 // Clients that find a manifest do not ask for its blobs. So for clients that may push, a manifest exists only if
 // everything that it needs does. Nodes are not affected, whose requests are many.
 //
-// Damage that does not change the size is found by reading everything (scrub.go), which marks it in the record.
+// Damage that does not change the size is found by reading everything (package inspect), which marks it in the record.
 // Manifests have no record: they are small, and compared with their digest whenever they are read.
 
 // IntactContent is the name of the storage middleware.

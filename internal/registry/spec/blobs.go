@@ -27,8 +27,8 @@ import (
 
 // Distribution allocates a buffer of 4 MiB for each blob that it serves: for a small blob that costs
 // more than the rest of the request, and a hundred concurrent pulls need 400 MiB. This middleware
-// serves blobs directly from the storage driver, finds only those that are intact (intact.go), mounts stored
-// blobs (mount.go), and notes which blobs clients rely on (inuse.go).
+// serves blobs directly from the storage driver, finds only those that are intact, mounts stored
+// blobs (mount.go), and tells the collector which blobs clients rely on.
 const unbufferedBlobs = "zarf-registry-unbuffered-blobs"
 
 func init() {

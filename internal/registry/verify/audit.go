@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
 	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
@@ -91,63 +89,63 @@ func stopEnforcing(ctx context.Context, source *content.Store) error {
 // audit verifies all tagged images, logs those that are not signed, and begins to enforce signatures.
 func (v *Verifier) audit(ctx context.Context) error {
 	began := v.Now()
-	var tags []request.Target
-	err := storage.WalkFiles(ctx, v.source.Driver, storage.RepositoriesPath, func(info storagedriver.FileInfo) error {
-		if m := storage.CurrentLink.FindStringSubmatch(info.Path()); m != nil {
-			tags = append(tags, request.Target{Repository: m[1], Manifest: path.Base(path.Dir(path.Dir(info.Path())))})
-		}
-		return nil
-	})
+	tags, err := v.listTags(ctx)
 	if err != nil {
 		return fmt.Errorf("listing tags: %w", err)
 	}
-	var mu sync.Mutex
-	unsigned := 0
-	check := func(ctx context.Context, tag request.Target) error {
-		d, err := v.source.Resolve(ctx, tag.Repository, tag.Manifest)
-		if errors.Is(err, content.ErrUnknownManifest) {
-			return nil // just deleted
-		}
-		var found verdict
-		if err == nil {
-			found, err = v.check(ctx, tag.Repository, d)
-		}
-		switch {
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case errors.Is(err, content.ErrUnknownManifest) || err == nil && found.outcome != outcomeUnsigned:
-			return nil
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		unsigned++
-		switch {
-		case unsigned > maxAuditLogs:
-		case err != nil: // a damaged manifest must not prevent that others are denied
-			v.log.Error("verifying an image failed", "image", request.Reference(tag.Repository, tag.Manifest), "error", err)
-		default:
-			v.logUnsigned(tag.Repository, tag.Manifest, d, found)
-		}
-		return nil
-	}
-	group, running := errgroup.WithContext(ctx)
-	group.SetLimit(maxShare / 2) // the rest is for clients
-	for _, tag := range tags {
-		group.Go(func() error { return check(running, tag) })
-	}
-	if err := group.Wait(); err != nil {
+	var unsigned atomic.Int64
+	atOnce := maxShare / 2 // the rest is for clients
+	err = storage.InParallel(ctx, tags, atOnce, func(ctx context.Context, tag request.Target) error {
+		return v.auditTag(ctx, tag, &unsigned)
+	})
+	if err != nil {
 		return err
 	}
-	first := v.unsigned.Swap(int64(unsigned)) < 0
+	first := v.unsigned.Swap(unsigned.Load()) < 0
 	if v.mode == Enforce && !v.enforcing.Swap(true) {
 		if err := v.source.Driver.PutContent(ctx, enforcedPath, []byte("\n")); err != nil {
 			v.log.Warn("signatures are enforced, but after a restart only when all images have been verified again",
 				"error", err)
 		}
 	}
-	if first || unsigned > 0 {
-		v.log.Info("verified the stored images", "tags", len(tags), "unsigned", unsigned,
+	if first || unsigned.Load() > 0 {
+		v.log.Info("verified the stored images", "tags", len(tags), "unsigned", unsigned.Load(),
 			"enforcing", v.enforcing.Load(), "duration", v.Now().Sub(began).String())
+	}
+	return nil
+}
+
+func (v *Verifier) listTags(ctx context.Context) (tags []request.Target, err error) {
+	err = storage.WalkFiles(ctx, v.source.Driver, storage.RepositoriesPath, func(info storagedriver.FileInfo) error {
+		if m := storage.CurrentLink.FindStringSubmatch(info.Path()); m != nil {
+			tags = append(tags, request.Target{Repository: m[1], Manifest: m[2]})
+		}
+		return nil
+	})
+	return tags, err
+}
+
+// auditTag counts and logs the image of a tag if it is not signed.
+func (v *Verifier) auditTag(ctx context.Context, tag request.Target, unsigned *atomic.Int64) error {
+	d, err := v.source.Resolve(ctx, tag.Repository, tag.Manifest)
+	var found verdict
+	if err == nil {
+		found, err = v.check(ctx, tag.Repository, d)
+	}
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case errors.Is(err, content.ErrUnknownManifest): // just deleted
+		return nil
+	case err == nil && found.outcome != outcomeUnsigned:
+		return nil
+	}
+	switch n := unsigned.Add(1); {
+	case n > maxAuditLogs:
+	case err != nil: // a damaged manifest must not prevent that others are denied
+		v.log.Error("verifying an image failed", "image", request.Reference(tag.Repository, tag.Manifest), "error", err)
+	default:
+		v.logUnsigned(tag.Repository, tag.Manifest, d, found)
 	}
 	return nil
 }

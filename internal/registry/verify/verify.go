@@ -63,7 +63,7 @@ type Verifier struct {
 	Now     func() time.Time
 	// failures are logged for requests, of which there may be many.
 	failures *logging.Limited
-	// indexes means that back links are being rebuilt: see contentStore.rebuilt.
+	// indexes means that back links are being rebuilt: see content.Store.Rebuilt.
 	indexes bool
 
 	current      atomic.Pointer[trusted]
