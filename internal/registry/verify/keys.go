@@ -171,8 +171,10 @@ func (t *trusted) ownDigest() string {
 // Report describes what is in force.
 func (v *Verifier) Report() *reloadstatus.Signatures {
 	t := v.current.Load()
-	r := &reloadstatus.Signatures{Enforced: v.enforcing.Load(), Keys: []string{}, OwnImages: t.ownDigest(),
-		Problem: *v.problem.Load()}
+	r := &reloadstatus.Signatures{Enforced: v.enforcing.Load(), Keys: []string{}, OwnImages: t.ownDigest()}
+	if problem := v.problem.Load(); problem != nil { // else nothing was loaded
+		r.Problem = *problem
+	}
 	for _, key := range t.keys {
 		r.Keys = append(r.Keys, key.Fingerprint)
 	}
