@@ -246,9 +246,9 @@ func TestDenialsNameImageKeysAndRemedy(t *testing.T) {
 	}
 	got := body.Errors[0].Message
 	for n := range 4 {
-		name, fingerprint := fmt.Sprintf("key%d.pub", n+1), i.server.signatures.Report().Keys[n]
-		if !strings.Contains(got, name) || !strings.Contains(got, fingerprint) {
-			t.Errorf("%q does not name %s, %s", got, name, fingerprint)
+		key := fmt.Sprintf("key%d.pub (SHA-256 %s…)", n+1, i.server.signatures.Report().Keys[n][:16])
+		if !strings.Contains(got, key) {
+			t.Errorf("%q does not name %s", got, key)
 		}
 	}
 	for _, want := range []string{"image team/app:v1 (" + d.String() + ") is not signed by ",
