@@ -7,9 +7,9 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"github.com/zarf-dev/zarf-registry/internal/net/mounted"
 	"io/fs"
 	"maps"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -78,14 +78,7 @@ func (u *User) withCost(cost int) (*User, error) {
 // loadUsers reads a file. If it has not changed, it returns old. Users whose hash has not changed keep
 // their caches.
 func loadUsers(path string, has Role, old *userFile) (*userFile, error) {
-	data, err := os.ReadFile(path)
-	// The kubelet may have replaced the directory during the lookup, and on a busy machine once more.
-	for range 4 {
-		if !errors.Is(err, fs.ErrNotExist) {
-			break
-		}
-		data, err = os.ReadFile(path)
-	}
+	data, err := mounted.ReadFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("reading credentials: %w", err)
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"github.com/zarf-dev/zarf-registry/internal/net/mounted"
 	"io/fs"
 	"maps"
 	"os"
@@ -78,7 +79,11 @@ func (v *Verifier) load() (changed bool, err error) {
 
 // loadKeys replaces the keys by those of a directory, as the kubelet mounts a Secret.
 func (t *trusted) loadKeys(dir string) error {
-	files, err := readDir(dir)
+	var files map[string][]byte
+	_, err := mounted.Read(dir, func(generation string) (err error) {
+		files, err = readFiles(generation)
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("reading public keys: %w", err)
 	}
@@ -96,22 +101,6 @@ func (t *trusted) loadKeys(dir string) error {
 	}
 	t.keys, t.keysSum = keys, sum
 	return nil
-}
-
-// errReplaced means that a directory is replaced faster than it can be read.
-var errReplaced = errors.New("its files are being replaced")
-
-// readDir reads the files of a directory, which come from one generation if the kubelet mounts a Secret there: see
-// tlsfiles. The kubelet removes a generation right after it has mounted the next one.
-func readDir(dir string) (files map[string][]byte, err error) {
-	for range 4 {
-		link, _ := os.Readlink(filepath.Join(dir, "..data")) // missing in a plain directory
-		files, err = readFiles(filepath.Join(dir, link))
-		if now, _ := os.Readlink(filepath.Join(dir, "..data")); now == link {
-			return files, err
-		}
-	}
-	return nil, errReplaced
 }
 
 // readFiles reads the files of a directory. Names with a leading dot are the kubelet's.
@@ -137,7 +126,7 @@ func (t *trusted) loadOwn(file string) error {
 	if file == "" {
 		return nil
 	}
-	data, err := os.ReadFile(file)
+	data, err := mounted.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) { // nothing is recorded yet
 		return nil
 	}

@@ -1,11 +1,8 @@
 package verify
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -38,59 +35,6 @@ func TestResultsOfAVerificationBeforeAChangeDoNotCount(t *testing.T) {
 	if n := len(r.known["b"].known); n > 10 {
 		t.Errorf("%d results in memory", n)
 	}
-}
-
-// The kubelet replaces the generation of a mounted Secret while keys are read.
-func TestKeysAreOfOneGeneration(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	mount := func(n int) {
-		t.Helper()
-		generation := fmt.Sprintf("..%d", n)
-		for _, err := range []error{
-			os.Mkdir(filepath.Join(dir, generation), 0o700),
-			os.WriteFile(filepath.Join(dir, generation, "a.pub"), []byte(fmt.Sprint(n)), 0o600),
-			os.WriteFile(filepath.Join(dir, generation, "b.pub"), []byte(fmt.Sprint(n)), 0o600),
-			os.Symlink(generation, filepath.Join(dir, "..data_tmp")),
-			os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")),
-			os.RemoveAll(filepath.Join(dir, fmt.Sprintf("..%d", n-1))),
-		} {
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	mount(0)
-	for _, name := range []string{"a.pub", "b.pub"} {
-		if err := os.Symlink("..data/"+name, filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	stop, stopped := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(stopped)
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-			}
-			files, err := readDir(dir)
-			if err != nil && !errors.Is(err, errReplaced) {
-				t.Error(err)
-				return
-			}
-			if err == nil && (len(files) != 2 || string(files["a.pub"]) != string(files["b.pub"])) {
-				t.Errorf("read %s", files)
-				return
-			}
-		}
-	}()
-	for n := 1; n < 300; n++ {
-		mount(n)
-	}
-	close(stop)
-	<-stopped
 }
 
 func TestImagesAreAuditedBeforeSignaturesAreEnforced(t *testing.T) {
