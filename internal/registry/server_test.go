@@ -28,6 +28,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/net/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 func (i *instance) diagnostics(name string) client {
@@ -546,7 +547,8 @@ func TestStorageWithoutTheProjectsImagesIsReported(t *testing.T) {
 	is("with an image of a user", true)
 	i.pusher().pushPlatform(catalog.OwnRepositories+"/init-hook", "layer")
 	is("with an image of the project", false)
-	if err := os.RemoveAll(filepath.Join(root, "docker")); err != nil {
+	// Next to it, the registry writes in the background.
+	if err := os.RemoveAll(filepath.Join(root, storage.RepositoriesPath)); err != nil {
 		t.Fatal(err)
 	}
 	is("after its content was lost", true)
