@@ -162,7 +162,7 @@ race: payload ## Unit tests with the race detector, where it is fast enough
 
 .PHONY: s3
 s3: payload $(TESTCLUSTER) ## The registry's unit tests again, on S3
-	VERSITYGW=$(call TOOL,versitygw) $(call TEST,-short ./internal/registry)
+	VERSITYGW=$(call TOOL,versitygw) $(call TEST,-short ./internal/registry/...)
 
 .PHONY: race-all
 race-all: payload ## Unit tests with the race detector that make race leaves out
@@ -194,7 +194,7 @@ fuzz: payload ## Run each fuzz target for FUZZ_TIME (FUZZ_TIME=10m FUZZ_RUN=Fuzz
 	hack/fuzz.sh $(FUZZ_TIME) '$(FUZZ_RUN)'
 
 # Packages that make mutants changes, the runner and its flags, such as --diff main: only changed lines.
-MUTANTS  ?= $(foreach p,proxy registry preflight certs hook,./internal/$p)
+MUTANTS  ?= $(foreach p,node/proxy registry hook,./internal/$p)
 MUTANTS_FLAGS ?=
 GREMLINS := github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0
 .PHONY: mutants

@@ -93,29 +93,12 @@ func (e missingBlobError) Is(target error) bool { return target == errdef.ErrNot
 // each.
 func (s *Source) Images() []Image { return slices.Clone(s.images) }
 
-func (s *Source) choose(reference string) ([]Image, error) {
-	list := s.Images()
+// choose returns the images, which must have names. A reference names the only one, and with it its referrers.
+func (s *Source) choose(reference string) (list []Image, err error) {
+	list = s.Images()
 	if reference != "" {
-		one := list[slices.IndexFunc(list, func(image Image) bool { return s.subjectOf[image.Descriptor.Digest] == "" })]
-		var referrers []Image
-		for _, image := range list {
-			switch one.Descriptor.Digest {
-			case image.Descriptor.Digest:
-			case s.subjectOf[image.Descriptor.Digest]:
-				referrers = append(referrers, image)
-			default:
-				return nil, fmt.Errorf("--reference names one image, but there are several: %s", names(list))
-			}
-		}
-		named, err := parseReference(reference)
-		if err != nil {
+		if list, err = s.named(reference); err != nil {
 			return nil, err
-		}
-		one.Reference = reference
-		list = []Image{one}
-		for _, image := range referrers {
-			image.Reference = named.Name() + "@" + image.Descriptor.Digest.String()
-			list = append(list, image)
 		}
 	}
 	for _, image := range list {
@@ -127,6 +110,40 @@ func (s *Source) choose(reference string) ([]Image, error) {
 		}
 	}
 	return list, nil
+}
+
+// named returns the only image and its referrers, with names.
+func (s *Source) named(reference string) ([]Image, error) {
+	root, referrers, ok := s.single()
+	if !ok {
+		return nil, fmt.Errorf("--reference names one image, but there are several: %s", names(s.images))
+	}
+	name, err := parseReference(reference)
+	if err != nil {
+		return nil, err
+	}
+	root.Reference = reference
+	for i := range referrers {
+		referrers[i].Reference = name.Name() + "@" + referrers[i].Descriptor.Digest.String()
+	}
+	return append([]Image{root}, referrers...), nil
+}
+
+// single returns the only image that refers to no other, and those that refer to it. There may be several names for it.
+func (s *Source) single() (root Image, referrers []Image, ok bool) {
+	for _, image := range s.images {
+		subject := s.subjectOf[image.Descriptor.Digest]
+		switch {
+		case subject != "":
+			referrers = append(referrers, image)
+		case !ok:
+			root, ok = image, true
+		case image.Descriptor.Digest != root.Descriptor.Digest:
+			return Image{}, nil, false
+		}
+	}
+	others := func(image Image) bool { return s.subjectOf[image.Descriptor.Digest] != root.Descriptor.Digest }
+	return root, referrers, ok && !slices.ContainsFunc(referrers, others)
 }
 
 // names lists images for an error message.

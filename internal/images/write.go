@@ -40,38 +40,10 @@ const annotationThin = "dev.zarf.registry.thin"
 
 // writeArchive leaves out blobs that omit selects.
 func writeArchive(ctx context.Context, w io.Writer, items []Item, omit func(ocispec.Descriptor) bool) error {
-	index := ocispec.Index{
-		Versioned: specs.Versioned{SchemaVersion: 2},
-		MediaType: ocispec.MediaTypeImageIndex,
-		Manifests: []ocispec.Descriptor{},
+	index, blobs, err := archived(ctx, items, omit)
+	if err != nil {
+		return err
 	}
-	type placed struct {
-		ocispec.Descriptor
-		from  Content
-		image string // the first that contains it
-	}
-	blobs := map[digest.Digest]placed{}
-	for _, item := range items {
-		nodes, err := graph(ctx, item.Content, item.Descriptor)
-		if err != nil {
-			return fmt.Errorf("image %s: %w", item.name(), err)
-		}
-		for _, node := range nodes {
-			if omit(node) {
-				index.Annotations = map[string]string{annotationThin: "true"}
-				continue
-			}
-			if _, there := blobs[node.Digest]; !there {
-				blobs[node.Digest] = placed{node, item.Content, item.name()}
-			}
-		}
-		desc, err := named(item.Image)
-		if err != nil {
-			return err
-		}
-		addToIndex(&index, desc)
-	}
-
 	tw := tar.NewWriter(w)
 	for _, file := range []struct {
 		name    string
@@ -88,28 +60,66 @@ func writeArchive(ctx context.Context, w io.Writer, items []Item, omit func(ocis
 			return err
 		}
 	}
-	sorted := make([]placed, 0, len(blobs))
-	for _, desc := range blobs {
-		sorted = append(sorted, desc)
-	}
-	slices.SortFunc(sorted, func(a, b placed) int {
-		return strings.Compare(string(a.Digest), string(b.Digest))
-	})
-	for _, desc := range sorted {
+	for _, blob := range blobs {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		rc, err := desc.from.Fetch(ctx, desc.Descriptor)
-		if err != nil {
-			return fmt.Errorf("image %s: %w", desc.image, wrapDescriptor(desc.Descriptor, err))
-		}
-		err = writeFile(tw, oci.BlobPath(desc.Digest), desc.Size, rc)
-		rc.Close()
-		if err != nil {
-			return fmt.Errorf("image %s: %w", desc.image, err)
+		if err := blob.write(ctx, tw); err != nil {
+			return fmt.Errorf("image %s: %w", blob.image, err)
 		}
 	}
 	return tw.Close()
+}
+
+// archivedBlob is a blob or a manifest of an archive.
+type archivedBlob struct {
+	ocispec.Descriptor
+	from  Content
+	image string // the first that contains it
+}
+
+func (b archivedBlob) write(ctx context.Context, tw *tar.Writer) error {
+	rc, err := b.from.Fetch(ctx, b.Descriptor)
+	if err != nil {
+		return wrapDescriptor(b.Descriptor, err)
+	}
+	defer rc.Close()
+	return writeFile(tw, oci.BlobPath(b.Digest), b.Size, rc)
+}
+
+// archived returns the index of an archive, and its content ordered by digest.
+func archived(ctx context.Context, items []Item, omit func(ocispec.Descriptor) bool) (
+	index ocispec.Index, blobs []archivedBlob, err error,
+) {
+	index = ocispec.Index{
+		Versioned: specs.Versioned{SchemaVersion: 2},
+		MediaType: ocispec.MediaTypeImageIndex,
+		Manifests: []ocispec.Descriptor{},
+	}
+	seen := map[digest.Digest]bool{}
+	for _, item := range items {
+		nodes, err := graph(ctx, item.Content, item.Descriptor)
+		if err != nil {
+			return index, nil, fmt.Errorf("image %s: %w", item.name(), err)
+		}
+		for _, node := range nodes {
+			if omit(node) {
+				index.Annotations = map[string]string{annotationThin: "true"}
+				continue
+			}
+			if !seen[node.Digest] {
+				seen[node.Digest] = true
+				blobs = append(blobs, archivedBlob{node, item.Content, item.name()})
+			}
+		}
+		desc, err := named(item.Image)
+		if err != nil {
+			return index, nil, err
+		}
+		addToIndex(&index, desc)
+	}
+	slices.SortFunc(blobs, func(a, b archivedBlob) int { return strings.Compare(string(a.Digest), string(b.Digest)) })
+	return index, blobs, nil
 }
 
 func writeFile(tw *tar.Writer, name string, size int64, r io.Reader) error {

@@ -48,10 +48,10 @@ func BenchmarkReferrers(b *testing.B) {
 		}
 		c.put("a", "", ociManifest, artifact(of, "application/x-signature", "n", fmt.Sprint(n)))
 	}
-	eventually(b, "back links are rebuilt", i.server.source.rebuilt.Load)
+	eventually(b, "back links are rebuilt", i.server.source.Rebuilt.Load)
 	for _, indexed := range []bool{true, false} {
 		b.Run(fmt.Sprintf("indexed=%t", indexed), func(b *testing.B) {
-			i.server.source.rebuilt.Store(indexed)
+			i.server.source.Rebuilt.Store(indexed)
 			for b.Loop() {
 				if found, _ := node.referrers("/v2/a/referrers/" + subject.String()); len(found) != 100 {
 					b.Fatalf("%d referrers", len(found))

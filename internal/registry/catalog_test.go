@@ -197,9 +197,9 @@ func (d blockingDriver) Walk(ctx context.Context, path string, f storagedriver.W
 func TestCatalogOfASlowStorage(t *testing.T) {
 	t.Parallel()
 	i := open(t, newTestCA(t), t.TempDir())
-	driver := blockingDriver{i.server.source.driver, make(chan struct{})}
-	i.server.source.rebuilt.Store(true)
-	i.server.source.driver = driver
+	driver := blockingDriver{i.server.source.Driver, make(chan struct{})}
+	i.server.source.Rebuilt.Store(true)
+	i.server.source.Driver = driver
 	i.run()
 	c := i.pusher()
 	get := func(ctx context.Context) (*http.Response, error) {

@@ -11,16 +11,8 @@ import (
 
 	"github.com/distribution/distribution/v3/configuration"
 	"go.yaml.in/yaml/v2"
-)
 
-const (
-	driverFilesystem = "filesystem"
-	driverInMemory   = "inmemory"
-	driverS3         = "s3"
-	driverS3AWS      = "s3aws" // distribution's other name for the same driver
-
-	// defaultRoot is the filesystem driver's own default.
-	defaultRoot = "/var/lib/registry"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // An abandoned upload occupies space until it is purged. Distribution's default of a week is too long for
@@ -131,15 +123,15 @@ func logSettings(log configuration.Log) configuration.Log {
 	return log
 }
 
-func checkStorage(storage configuration.Storage) []string {
+func checkStorage(section configuration.Storage) []string {
 	var problems []string
-	switch name := storage.Type(); name {
-	case driverFilesystem, driverInMemory, driverS3, driverS3AWS:
+	switch name := section.Type(); name {
+	case storage.DriverFilesystem, storage.DriverInMemory, storage.DriverS3, storage.DriverS3AWS:
 	default:
 		problems = append(problems, fmt.Sprintf("storage.%s is not a supported storage driver: use %s, %s or %s",
-			name, driverFilesystem, driverS3, driverInMemory))
+			name, storage.DriverFilesystem, storage.DriverS3, storage.DriverInMemory))
 	}
-	return append(problems, fillPurging(storage)...)
+	return append(problems, fillPurging(section)...)
 }
 
 // fillPurging validates storage.maintenance.uploadpurging and fills in defaults. Distribution panics if a
@@ -181,26 +173,4 @@ func fillPurging(storage configuration.Storage) []string {
 	}
 	storage["maintenance"]["uploadpurging"] = purging
 	return problems
-}
-
-// readOnly reports whether the configuration makes the registry read-only.
-func readOnly(storage configuration.Storage) bool {
-	switch set := storage["maintenance"]["readonly"].(type) {
-	case map[any]any:
-		return set["enabled"] == true
-	case map[string]any:
-		return set["enabled"] == true
-	}
-	return false
-}
-
-// filesystemRoot returns the filesystem driver's directory; ok is false for other drivers.
-func filesystemRoot(storage configuration.Storage) (root string, ok bool) {
-	if storage.Type() != driverFilesystem {
-		return "", false
-	}
-	if root, ok := storage.Parameters()["rootdirectory"]; ok {
-		return fmt.Sprint(root), true
-	}
-	return defaultRoot, true
 }

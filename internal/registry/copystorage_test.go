@@ -12,12 +12,13 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // copyStorage copies the images of a directory to the storage at root.
-func copyStorage(t *testing.T, from, root string) (Copied, error) {
+func copyStorage(t *testing.T, from, root string) (storage.Copied, error) {
 	t.Helper()
-	return CopyStorage(t.Context(), from, loadConfig(t, "version: 0.1\n"+storageAt(root)).Config, func(Copied) {})
+	return storage.Copy(t.Context(), from, loadConfig(t, "version: 0.1\n"+storageAt(root)).Config, func(storage.Copied) {})
 }
 
 // onVolume returns options of a registry that stores in a directory, whatever the tests use.
@@ -49,7 +50,7 @@ func TestCopyStorage(t *testing.T) {
 	// Interrupted while blobs are copied, and again before the end.
 	ctx, cancel := context.WithCancel(t.Context())
 	config := loadConfig(t, "version: 0.1\n"+storageAt(to)).Config
-	if _, err := CopyStorage(ctx, from, config, func(Copied) { cancel() }); err == nil {
+	if _, err := storage.Copy(ctx, from, config, func(storage.Copied) { cancel() }); err == nil {
 		t.Error("an interrupted copy succeeded")
 	}
 	first, err := copyStorage(t, from, to)
@@ -90,7 +91,7 @@ func TestCopyStorageFollowsTheSourceUntilItIsComplete(t *testing.T) {
 	c := before.pusher()
 	c.pushImage("a", "v1", "layer")
 	d := c.pushBlob("a", "damaged")
-	data := filepath.Join(from, blobPath(d))
+	data := filepath.Join(from, storage.BlobPath(d))
 	writeFile(t, data, []byte("DAMAGED"))
 	_, err := copyStorage(t, from, to)
 	if err == nil || !strings.Contains(err.Error(), "its content has another digest") ||
@@ -115,7 +116,7 @@ func TestCopyStorageRefusesADestinationWithImages(t *testing.T) {
 	if _, err := copyStorage(t, from, to); !exitcode.IsRefusal(err) || !strings.Contains(err.Error(), "already has images") {
 		t.Errorf("%v", err)
 	}
-	if _, err := os.Stat(filepath.Join(to, copiedPath)); !os.IsNotExist(err) {
+	if _, err := os.Stat(filepath.Join(to, "docker/registry/v2/zarf-registry/copied.json")); !os.IsNotExist(err) {
 		t.Errorf("the record exists: %v", err)
 	}
 }

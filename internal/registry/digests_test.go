@@ -19,6 +19,8 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/internal/registry/content"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 var octets = []string{"Content-Type", "application/octet-stream"}
@@ -155,12 +157,12 @@ func TestSHA512Manifests(t *testing.T) {
 			t.Errorf("headers %v", pushed.Header)
 		}
 		for _, source := range []string{"scanned", "indexed"} {
-			i.server.source.rebuilt.Store(source == "indexed")
+			i.server.source.Rebuilt.Store(source == "indexed")
 			found, _ := node.referrers("/v2/a/referrers/" + d.String())
 			if got := digestsOf(found); !slices.Equal(got, []digest.Digest{signature}) {
 				t.Errorf("%s referrers %v, want %v", source, got, signature)
 			}
-			indexes, err := i.server.source.indexesOf(t.Context(), "a", d, 10)
+			indexes, err := i.server.source.IndexesOf(t.Context(), "a", d, 10)
 			if err != nil || !slices.Equal(indexes, []digest.Digest{index}) {
 				t.Errorf("%s indexes %v, %v, want %v", source, indexes, err, index)
 			}
@@ -258,11 +260,11 @@ func TestGarbageCollectionKnowsAllDigests(t *testing.T) {
 	}
 	for _, reference := range []string{"kept", kept.String(), "mixed"} {
 		manifest := node.must(http.StatusOK, "GET", "/v2/a/manifests/"+reference, nil)
-		needs, err := parseReferences([]byte(manifest.body))
-		if err != nil || len(needs.needs) < 2 {
+		needs, err := content.ParseReferences([]byte(manifest.body))
+		if err != nil || len(needs.Needs) < 2 {
 			t.Fatalf("%v, %v", needs, err)
 		}
-		for _, d := range needs.needs {
+		for _, d := range needs.Needs {
 			node.must(http.StatusOK, "GET", "/v2/a/blobs/"+d.String(), nil)
 		}
 	}
@@ -272,7 +274,7 @@ func TestGarbageCollectionKnowsAllDigests(t *testing.T) {
 	} {
 		node.must(http.StatusNotFound, "GET", path, nil)
 	}
-	if _, err := os.Stat(root + digestLinkPath(unused)); !os.IsNotExist(err) {
+	if _, err := os.Stat(root + storage.DigestLinkPath(unused)); !os.IsNotExist(err) {
 		t.Errorf("the digest's link: %v", err)
 	}
 	c.must(http.StatusAccepted, "POST", "/v2/b/blobs/uploads/?mount="+unused.String(), nil)
@@ -284,23 +286,28 @@ func TestGarbageCollectionKnowsAllDigests(t *testing.T) {
 // Clients that were told that a blob exists under its SHA-512 digest rely on it.
 func TestGarbageCollectionKeepsSHA512BlobsInUse(t *testing.T) {
 	t.Parallel()
-	i := start(t, newTestCA(t), t.TempDir())
 	d := digest.SHA512.FromString("layer")
-	i.pusher().pushAs("a", d, "layer")
-	kept := func() bool {
-		m := &marking{contents: &contents{}, keep: map[digest.Digest]bool{}}
-		i.server.source.use.sweep(m, time.Now().Add(-time.Minute))()
-		return m.keep[digest.FromString("layer")]
-	}
-	i.server.source.use = blobsInUse{}
-	i.pusher().must(http.StatusOK, "HEAD", "/v2/a/blobs/"+d.String(), nil)
-	if !kept() {
-		t.Error("the blob is not in use after HEAD")
-	}
-	i.server.source.use = blobsInUse{}
-	i.pusher().must(http.StatusCreated, "POST", "/v2/b/blobs/uploads/?mount="+d.String(), nil)
-	if !kept() {
-		t.Error("the blob is not in use after it was mounted")
+	for name, rely := range map[string]func(c client){
+		"after HEAD": func(c client) { c.must(http.StatusOK, "HEAD", "/v2/a/blobs/"+d.String(), nil) },
+		"after it was mounted": func(c client) {
+			c.must(http.StatusCreated, "POST", "/v2/b/blobs/uploads/?mount="+d.String(), nil)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ca, root := newTestCA(t), t.TempDir()
+			first := start(t, ca, root)
+			first.pusher().pushAs("a", d, "layer")
+			if err := first.stop(); err != nil {
+				t.Fatal(err)
+			}
+			i := startQuick(t, ca, root)
+			rely(i.pusher())
+			age(t, root, 2*time.Hour)
+			events := i.pusher().collect(gc.Request{Grace: time.Hour})
+			if last := events[len(events)-1].Result; last == nil || last.Blobs != 0 {
+				t.Errorf("the blob is not in use: %+v", last)
+			}
+		})
 	}
 }
 

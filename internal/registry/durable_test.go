@@ -18,7 +18,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/distribution/distribution/v3/configuration"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
@@ -56,16 +55,16 @@ func openUnguarded(root string) (*Server, http.Handler, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	s.leases.times = quick
-	s.source.rebuilt.Store(true)
-	next := s.space.limit(withConditionalDeletes(withPushes(withManifestLock(s.source, extended(s.app, s.source)))))
+	s.collector.Times = quick
+	s.source.Rebuilt.Store(true)
+	next := s.source
 	return s, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != collectPath {
 			next.ServeHTTP(w, r)
 			return
 		}
 		request := gc.Request{Timeout: time.Minute, DeleteUntagged: true}
-		if _, err := collect(r.Context(), s.leases, &s.source.use, request, func(gc.Event) {}); err != nil {
+		if _, err := s.collector.Collect(r.Context(), request, func(gc.Event) {}); err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 		}
 	}), nil
@@ -276,7 +275,7 @@ func (r *recorded) check(cut powercut.Cut, again bool) (problems []string) {
 	if err != nil {
 		return []string{fmt.Sprintf("the registry does not start: %v", err)}
 	}
-	defer server.app.Shutdown()
+	defer server.source.Shutdown()
 	send := func(method, path, body, mediaType string) *http.Response {
 		request := httptest.NewRequest(method, path, strings.NewReader(body))
 		request.Header.Set("Content-Type", mediaType)
@@ -362,40 +361,6 @@ func (r *recorded) check(cut powercut.Cut, again bool) (problems []string) {
 		}
 	}
 	return problems
-}
-
-func TestChangesAreSeenWhenTheyAreDurable(t *testing.T) {
-	t.Parallel()
-	root := t.TempDir()
-	driver, err := openDriver(t.Context(), configuration.Storage{driverFilesystem: {"rootdirectory": root}})
-	if err == nil {
-		err = driver.PutContent(t.Context(), "/dir/file", []byte("content"))
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, changed := range []string{"dir/file", "dir"} {
-		end := driver.(*durableDriver).files.change(filepath.Join(root, changed))
-		seen := make(chan error)
-		for _, read := range []func() error{
-			func() error { _, err := driver.Stat(t.Context(), "/dir/file"); return err },
-			func() error { _, err := driver.GetContent(t.Context(), "/dir/file"); return err },
-			func() error { _, err := driver.Reader(t.Context(), "/dir/file", 0); return err },
-		} {
-			go func() { seen <- read() }()
-		}
-		select {
-		case <-seen:
-			t.Errorf("a file is read while %s is not durable", changed)
-		case <-time.After(100 * time.Millisecond):
-		}
-		end()
-		for range 3 {
-			if err := <-seen; err != nil {
-				t.Error(err)
-			}
-		}
-	}
 }
 
 func TestAcknowledgedContentSurvivesPowerCuts(t *testing.T) {

@@ -119,7 +119,7 @@ func TestExposedAnonymousPullAffectsOnlyItsListener(t *testing.T) {
 func TestProbesAreRefusedAtTheExposedListener(t *testing.T) {
 	t.Parallel()
 	e := startExposed(t, func(o *Options) { o.ExposeAnonymousPull = true })
-	for _, repository := range []string{probeProxy, probeNodePort} {
+	for _, repository := range []string{probesOfProxies, probesOfNodePort} {
 		a := e.outsider().as(pushUser, pushPassword).must(http.StatusForbidden, "GET", "/v2/"+repository+"/tags/list", nil)
 		if !strings.Contains(a.body, "came from outside") {
 			t.Error(a.body)

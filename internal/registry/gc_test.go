@@ -2,9 +2,11 @@ package registry
 
 import (
 	"context"
-	"fmt"
+	crand "crypto/rand"
+	"encoding/json"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +16,10 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
+	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
+	"github.com/zarf-dev/zarf-registry/internal/registry/content"
+	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 func TestGarbageCollect(t *testing.T) {
@@ -80,13 +86,13 @@ func TestGarbageCollect(t *testing.T) {
 	again.pusher().pushImage("c", "v1", "deleted layer")
 }
 
-// quick is defaultLeaseTimes divided by a hundred, except for renewDeadline and leaseDuration: on a
+// quick is collect.defaultTimes divided by a hundred, except for renewDeadline and leaseDuration: on a
 // busy machine a heartbeat may be late by seconds. Tests of dead collectors use shortDeadline and
 // shortLease.
-var quick = leaseTimes{
-	pollInterval: 5 * time.Millisecond, validity: 100 * time.Millisecond, drainPeriod: 200 * time.Millisecond,
-	waitTimeout: 5 * time.Second,
-	heartbeat:   50 * time.Millisecond, renewDeadline: 10 * time.Second, leaseDuration: 20 * time.Second,
+var quick = collect.Times{
+	PollInterval: 5 * time.Millisecond, Validity: 100 * time.Millisecond, DrainPeriod: 200 * time.Millisecond,
+	WaitTimeout: 5 * time.Second,
+	Heartbeat:   50 * time.Millisecond, RenewDeadline: 10 * time.Second, LeaseDuration: 20 * time.Second,
 }
 
 const (
@@ -102,7 +108,7 @@ func collectNow(t testing.TB, root string, request gc.Request) (gc.Result, strin
 		request.Timeout = time.Minute
 	}
 	var report strings.Builder
-	result, err := collect(t.Context(), fileLeases(t, root), &blobsInUse{}, request, func(e gc.Event) {
+	result, err := fileLeases(t, root).Collect(t.Context(), request, func(e gc.Event) {
 		if e.Removed != nil {
 			report.WriteString(e.Removed.String() + "\n")
 		}
@@ -113,16 +119,120 @@ func collectNow(t testing.TB, root string, request gc.Request) (gc.Result, strin
 	return result, report.String()
 }
 
-func fileLeases(t testing.TB, root string) *leaseClient {
+// fileLeases returns a collector of another process. Wrap is called with the driver of its storage.
+func fileLeases(
+	t testing.TB, root string, wrap ...func(storagedriver.StorageDriver) storagedriver.StorageDriver,
+) *collect.Collector {
 	t.Helper()
 	older()
-	driver, err := openDriver(t.Context(), loadConfig(t, "version: 0.1\n"+storageAt(root)).Config.Storage)
+	driver, err := storage.Open(t.Context(), loadConfig(t, "version: 0.1\n"+storageAt(root)).Config.Storage)
 	if err != nil {
 		t.Fatal(err)
 	}
-	leases := newLeaseClient(driver, root)
-	leases.times = quick
-	return leases
+	for _, w := range wrap {
+		driver = w(driver)
+	}
+	c := collect.New(&content.Store{Driver: driver}, root)
+	c.Times = quick
+	return c
+}
+
+// The record of the last collection, and the list of what it may remove.
+const (
+	recordPath = "/docker/registry/v2/zarf-registry/garbage-collection.json"
+	listPath   = "/docker/registry/v2/zarf-registry/garbage-list"
+)
+
+// collectionRecord is the content of recordPath.
+type collectionRecord struct {
+	ID          string        `json:"id"`
+	Held        bool          `json:"held"`
+	Heartbeat   int           `json:"heartbeat"`
+	Previous    string        `json:"previous"`
+	GarbageList digest.Digest `json:"garbageList"`
+	Succeeded   int64         `json:"succeeded"`
+	Failure     string        `json:"failure"`
+	Result      gc.Result     `json:"result"`
+}
+
+// readRecord returns the zero value if there is none.
+func readRecord(t testing.TB, driver storagedriver.StorageDriver) (r collectionRecord) {
+	t.Helper()
+	data, err := driver.GetContent(t.Context(), recordPath)
+	if err == nil {
+		err = json.Unmarshal(data, &r)
+	}
+	if err != nil && !storage.IsNotFound(err) {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// condemned is a collection by a process that the test plays.
+type condemned struct {
+	t      testing.TB
+	driver storagedriver.StorageDriver
+	mu     sync.Mutex
+	record collectionRecord
+	stop   context.CancelFunc
+	ended  sync.WaitGroup
+}
+
+// condemn begins a collection that may remove these digests, and waits until it may sweep.
+func condemn(t testing.TB, root string, digests ...digest.Digest) *condemned {
+	t.Helper()
+	driver, err := storage.Open(context.Background(), loadConfig(t, "version: 0.1\n"+storageAt(root)).Config.Storage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := ""
+	for _, d := range slices.Sorted(slices.Values(digests)) {
+		list += d.String() + "\n"
+	}
+	if err := driver.PutContent(t.Context(), listPath, []byte(list)); err != nil {
+		t.Fatal(err)
+	}
+	c := &condemned{t: t, driver: driver, record: collectionRecord{ID: crand.Text(), Held: true,
+		Previous: readRecord(t, driver).ID, GarbageList: digest.FromString(list)}}
+	c.write()
+	ctx, stop := context.WithCancel(t.Context())
+	c.stop = stop
+	c.ended.Go(func() {
+		for poll.Sleep(ctx, quick.Heartbeat) == nil {
+			c.write()
+		}
+	})
+	time.Sleep(quick.DrainPeriod)
+	return c
+}
+
+// write writes the record with another heartbeat.
+func (c *condemned) write() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.record.Heartbeat++
+	data, err := json.Marshal(c.record)
+	if err == nil {
+		err = c.driver.PutContent(context.Background(), recordPath, data)
+	}
+	if err != nil {
+		c.t.Error(err)
+	}
+}
+
+func (c *condemned) stopHeartbeats() {
+	c.stop()
+	c.ended.Wait()
+}
+
+// release ends the collection.
+func release(c *condemned) {
+	c.stopHeartbeats()
+	if err := c.driver.Delete(context.Background(), listPath); err != nil {
+		c.t.Error(err)
+	}
+	c.record.Held, c.record.Succeeded = false, time.Now().Unix()
+	c.write()
 }
 
 func TestGarbageCollectWithoutContent(t *testing.T) {
@@ -130,13 +240,13 @@ func TestGarbageCollectWithoutContent(t *testing.T) {
 	request, ignore := gc.Request{Timeout: time.Minute}, func(gc.Event) {}
 	t.Run("a registry that was never pushed to", func(t *testing.T) {
 		options := loadConfig(t, "version: 0.1\n"+storageAt(t.TempDir()))
-		if got, err := GarbageCollect(t.Context(), options.Config, request, ignore); err != nil || got != (gc.Result{}) {
+		if got, err := collect.Offline(t.Context(), options.Config, request, ignore); err != nil || got != (gc.Result{}) {
 			t.Errorf("%+v, %v", got, err)
 		}
 	})
 	t.Run("storage in memory is refused", func(t *testing.T) {
 		options := loadConfig(t, "version: 0.1\nstorage: inmemory\n")
-		if _, err := GarbageCollect(t.Context(), options.Config, request, ignore); err == nil ||
+		if _, err := collect.Offline(t.Context(), options.Config, request, ignore); err == nil ||
 			!strings.Contains(err.Error(), "nothing to collect") {
 			t.Errorf("%v", err)
 		}
@@ -144,56 +254,9 @@ func TestGarbageCollectWithoutContent(t *testing.T) {
 	t.Run("storage that cannot be read is an error", func(t *testing.T) {
 		file := writeFile(t, filepath.Join(t.TempDir(), "file"), nil)
 		options := loadConfig(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+file+"}}\n")
-		if _, err := GarbageCollect(t.Context(), options.Config, request, ignore); err == nil ||
+		if _, err := collect.Offline(t.Context(), options.Config, request, ignore); err == nil ||
 			!strings.Contains(err.Error(), "reading the storage") {
 			t.Errorf("%v", err)
 		}
 	})
-}
-
-// countingDriver counts how many files are read at once.
-type countingDriver struct {
-	storagedriver.StorageDriver
-	mu           sync.Mutex
-	running, max int
-}
-
-func (d *countingDriver) GetContent(ctx context.Context, path string) ([]byte, error) {
-	d.mu.Lock()
-	d.running++
-	d.max = max(d.max, d.running)
-	d.mu.Unlock()
-	time.Sleep(20 * time.Millisecond) // as long as a request to S3 takes
-	defer func() {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		d.running--
-	}()
-	return d.StorageDriver.GetContent(ctx, path)
-}
-
-// Object storage takes long for each file, so a large registry could not be marked in time.
-func TestMarkingReadsInParallel(t *testing.T) {
-	t.Parallel()
-	i := start(t, newTestCA(t), t.TempDir())
-	c := i.pusher()
-	for n := range 20 {
-		c.pushImage("a", fmt.Sprint(n), fmt.Sprint(n))
-	}
-	driver := &countingDriver{StorageDriver: i.server.source.driver}
-	stored := &contents{driver: driver}
-	if err := stored.read(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if driver.max < 2 || len(stored.tagged) != 20 {
-		t.Errorf("read %d of 20 tags, %d at once", len(stored.tagged), driver.max)
-	}
-	driver.max = 0
-	m, err := stored.mark(t.Context(), true, time.Now(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if driver.max < 2 || len(m.references) != 20 || len(m.keep) != 20+20+1 {
-		t.Errorf("read %d of 20 manifests, %d at once; kept %d", len(m.references), driver.max, len(m.keep))
-	}
 }

@@ -10,7 +10,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path"
 	"path/filepath"
@@ -25,6 +24,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 const (
@@ -36,7 +36,7 @@ const (
 func startQuick(t testing.TB, ca testCA, root string) *instance {
 	t.Helper()
 	i := open(t, ca, root)
-	i.server.leases.times = quick
+	i.server.collector.Times = quick
 	i.run()
 	return i
 }
@@ -98,7 +98,7 @@ func TestRunningRegistryCollectsGarbage(t *testing.T) {
 	c.must(http.StatusOK, "GET", "/v2/a/blobs/"+digest.FromString("kept layer").String(), nil)
 
 	// The other replica reads the result from the storage.
-	_, _ = other.server.leases.read(t.Context(), 0)
+	other.readLease()
 	for _, replica := range []*instance{i, other} {
 		report := replica.loaded().GarbageCollection
 		if report.Running || report.SucceededAt == nil || report.SucceededAt.Before(before) || report.Problem != "" {
@@ -134,9 +134,28 @@ func TestGarbageCollectionRequiresThePushCredential(t *testing.T) {
 	}
 	c.must(http.StatusOK, "POST", path, nil)
 
-	i.server.collecting.Lock()
+	// While another request collects.
+	i.server.collector.Times.DrainPeriod = time.Hour
+	c.pushBlob("a", "garbage")
+	older()
+	ctx, cancel := context.WithCancel(t.Context())
+	var collecting sync.WaitGroup
+	collecting.Go(func() {
+		r, err := http.NewRequestWithContext(ctx, "POST", c.base+gc.Path+"?grace-period=0s", nil)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		r.SetBasicAuth(pushUser, pushPassword)
+		if response, err := c.Do(r); err == nil {
+			_, _ = io.Copy(io.Discard, response.Body)
+			response.Body.Close()
+		}
+	})
+	eventually(t, "the lease is held", func() bool { return i.read(t).Held })
 	c.must(http.StatusConflict, "POST", path, nil)
-	i.server.collecting.Unlock()
+	cancel()
+	collecting.Wait()
 }
 
 // image is one that a registry has accepted.
@@ -209,7 +228,7 @@ func TestPushesRacingCollections(t *testing.T) {
 			break
 		}
 		request := gc.Request{DeleteUntagged: true, Grace: 20 * time.Millisecond, Timeout: time.Minute}
-		result, err := collect(t.Context(), fileLeases(t, root), &blobsInUse{}, request, func(e gc.Event) {
+		result, err := fileLeases(t, root).Collect(t.Context(), request, func(e gc.Event) {
 			if e.Phase == gc.Sweeping {
 				time.Sleep(50 * time.Millisecond) // simulates a larger storage
 			}
@@ -218,7 +237,7 @@ func TestPushesRacingCollections(t *testing.T) {
 		switch {
 		case err == nil:
 			collections++
-		case errors.Is(err, errLeaseLost): // on a busy machine
+		case isLost(err): // on a busy machine
 			abandoned++
 		default:
 			t.Error(err)
@@ -302,17 +321,18 @@ func TestManifestsWaitForGarbageThatAnotherProcessCollects(t *testing.T) {
 	t.Parallel()
 	ca := newTestCA(t)
 	i := open(t, ca, t.TempDir())
-	i.server.leases.times = quick
-	i.server.leases.times.waitTimeout = time.Minute
+	i.server.collector.Times = quick
+	i.server.collector.Times.WaitTimeout = time.Minute
 	i.run()
 	c := i.pusher()
 	layer := c.pushBlob("a", "layer")
-	h := condemn(t, fileLeases(t, i.root), layer)
-	if _, err := i.server.leases.acquire(t.Context(), nil); !errors.Is(err, errLeaseHeld) {
+	h := condemn(t, i.root, layer)
+	_, err := fileLeases(t, i.root).Collect(t.Context(), gc.Request{Timeout: time.Minute}, func(gc.Event) {})
+	if err == nil || !strings.Contains(err.Error(), "already being collected") {
 		t.Errorf("acquired a held lease: %v", err)
 	}
 	eventually(t, "the registry reports it", func() bool {
-		_, _ = i.server.leases.read(t.Context(), 0)
+		i.readLease()
 		return i.loaded().GarbageCollection.Running && i.metric("zarf_registry_gc_running") == 1
 	})
 	// Everything else is accepted, and pulls are served.
@@ -330,14 +350,10 @@ func TestManifestsWaitForGarbageThatAnotherProcessCollects(t *testing.T) {
 			do()
 		}()
 		eventually(t, what+" waits", func() bool { return i.inFlight("tls") == 1 })
-		for range 3 {
-			previous := i.server.leases.last.Load()
-			eventually(t, "the lease is read again", func() bool { return i.server.leases.last.Load() != previous })
-		}
 		select {
 		case <-done:
 			t.Errorf("%s was accepted", what)
-		default:
+		case <-time.After(20 * quick.PollInterval):
 		}
 		return done
 	}
@@ -351,14 +367,14 @@ func TestManifestsWaitForGarbageThatAnotherProcessCollects(t *testing.T) {
 
 	// Nobody knows what a blob with a SHA-512 digest is stored as.
 	for content, d := range map[string]digest.Digest{"layer": layer, "new": digest.SHA512.FromString("new")} {
-		h = condemn(t, fileLeases(t, i.root), layer)
+		h = condemn(t, i.root, layer)
 		done = waits("blob "+content, func() { c.pushAs("a", d, content) })
 		release(h)
 		<-done
 	}
 
-	i.server.leases.times.waitTimeout = 50 * time.Millisecond
-	h = condemn(t, fileLeases(t, i.root), layer)
+	i.server.collector.Times.WaitTimeout = 50 * time.Millisecond
+	h = condemn(t, i.root, layer)
 	a := c.must(http.StatusServiceUnavailable, "PUT", "/v2/a/manifests/v2", strings.NewReader(text), "Content-Type",
 		ociManifest)
 	if a.Header.Get("Retry-After") == "" || a.code() != "UNAVAILABLE" ||
@@ -369,14 +385,14 @@ func TestManifestsWaitForGarbageThatAnotherProcessCollects(t *testing.T) {
 
 	// A dead collector does not block manifests for long.
 	h.stopHeartbeats()
-	i.server.leases.times.waitTimeout, i.server.leases.times.leaseDuration = time.Minute, shortLease
+	i.server.collector.Times.WaitTimeout, i.server.collector.Times.LeaseDuration = time.Minute, shortLease
 	c.must(http.StatusCreated, "PUT", "/v2/a/manifests/v2", strings.NewReader(text), "Content-Type", ociManifest)
 	if got, _ := c.pushedManifest("a", "v2"); got != digest.FromString(text) {
 		t.Errorf("%s, want %s", got, digest.FromString(text))
 	}
 	leases := fileLeases(t, i.root)
-	leases.times.leaseDuration = shortLease
-	if result, err := collect(t.Context(), leases, &blobsInUse{}, gc.Request{Timeout: time.Minute},
+	leases.Times.LeaseDuration = shortLease
+	if result, err := leases.Collect(t.Context(), gc.Request{Timeout: time.Minute},
 		func(gc.Event) {}); err != nil || result.Blobs != 1 { // the new blob, which no image needs
 		t.Errorf("%+v, %v", result, err)
 	}
@@ -405,45 +421,8 @@ func (c client) pushedManifest(repository, tag string) (digest.Digest, string) {
 	return digest.FromString(a.body), a.body
 }
 
-// A process hangs before it writes, and a collection begins meanwhile.
-func TestARefusedManifestDoesNotMoveItsTag(t *testing.T) {
-	t.Parallel()
-	i := start(t, newTestCA(t), t.TempDir())
-	before, _ := i.pusher().pushImage("a", "v1", "one")
-	_, after := i.pusher().pushImage("a", "v2", "two")
-	source := &contentStore{leases: fileLeases(t, i.root)}
-	server := withPushes(withManifestLock(source, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		release(condemn(t, fileLeases(t, i.root), digest.FromString("two")))
-		time.Sleep(2 * quick.pollInterval)
-		i.server.app.ServeHTTP(w, r)
-	})))
-	w := httptest.NewRecorder()
-	r := httptest.NewRequestWithContext(t.Context(), "PUT", "/v2/a/manifests/v1", strings.NewReader(after))
-	r.Header.Set("Content-Type", ociManifest)
-	server.ServeHTTP(w, r)
-	if w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "push it again") {
-		t.Errorf("%d %s", w.Code, w.Body)
-	}
-	if d, _ := i.pusher().pushedManifest("a", "v1"); d != before {
-		t.Errorf("the tag is %s, want %s", d, before)
-	}
-}
-
-// condemn begins a collection that may remove these digests, and waits until it may sweep.
-func condemn(t testing.TB, leases *leaseClient, digests ...digest.Digest) *lease {
-	t.Helper()
-	list := garbageSet{}
-	for _, d := range digests {
-		list[d] = struct{}{}
-	}
-	l, err := leases.acquire(t.Context(), list)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
-}
-
-func release(l *lease) { l.release(gc.Result{}, nil) }
+// isLost reports whether a collector has lost its lease.
+func isLost(err error) bool { return err != nil && strings.Contains(err.Error(), "lost the lease") }
 
 // brokenDriver fails to write the lease while broken.
 type brokenDriver struct {
@@ -451,8 +430,13 @@ type brokenDriver struct {
 	broken atomic.Bool
 }
 
+func (d *brokenDriver) wrap(driver storagedriver.StorageDriver) storagedriver.StorageDriver {
+	d.StorageDriver = driver
+	return d
+}
+
 func (d *brokenDriver) PutContent(ctx context.Context, path string, content []byte) error {
-	if path == leasePath && d.broken.Load() {
+	if path == recordPath && d.broken.Load() {
 		return errors.New("disk gone")
 	}
 	return d.StorageDriver.PutContent(ctx, path, content)
@@ -462,22 +446,21 @@ func TestCollectorStopsWithoutHeartbeats(t *testing.T) {
 	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	i.pusher().pushBlob("a", "garbage")
-	leases := fileLeases(t, i.root)
-	leases.times.renewDeadline, leases.times.leaseDuration = shortDeadline, shortLease
-	driver := &brokenDriver{StorageDriver: leases.driver}
-	leases.driver = driver
-	_, err := collect(t.Context(), leases, &blobsInUse{}, gc.Request{Timeout: time.Minute}, func(e gc.Event) {
+	driver := &brokenDriver{}
+	leases := fileLeases(t, i.root, driver.wrap)
+	leases.Times.RenewDeadline, leases.Times.LeaseDuration = shortDeadline, shortLease
+	_, err := leases.Collect(t.Context(), gc.Request{Timeout: time.Minute}, func(e gc.Event) {
 		if e.Phase == gc.Sweeping {
 			driver.broken.Store(true)
 			time.Sleep(2 * shortDeadline)
 		}
 	})
-	if !errors.Is(err, errLeaseLost) {
+	if !isLost(err) {
 		t.Errorf("%v", err)
 	}
 	i.node().must(http.StatusOK, "GET", "/v2/a/blobs/"+digest.FromString("garbage").String(), nil)
 	driver.broken.Store(true)
-	if _, err := collect(t.Context(), leases, &blobsInUse{}, gc.Request{Timeout: time.Minute},
+	if _, err := leases.Collect(t.Context(), gc.Request{Timeout: time.Minute},
 		func(gc.Event) {}); err == nil {
 		t.Error("a collection began without a lease")
 	}
@@ -486,7 +469,7 @@ func TestCollectorStopsWithoutHeartbeats(t *testing.T) {
 func TestCollectionStopsWhenTheClientDisconnects(t *testing.T) {
 	t.Parallel()
 	i := startQuick(t, newTestCA(t), t.TempDir())
-	i.server.leases.times.drainPeriod = time.Hour
+	i.server.collector.Times.DrainPeriod = time.Hour
 	c := i.pusher()
 	c.pushBlob("a", "garbage")
 	older()
@@ -507,11 +490,11 @@ func TestCollectionStopsWhenTheClientDisconnects(t *testing.T) {
 			t.Fatalf("%q, %v", line, err)
 		}
 	}
-	eventually(t, "the list is published", func() bool { return i.read(t).record.Held })
+	eventually(t, "the list is published", func() bool { return i.read(t).Held })
 	cancel()
 	eventually(t, "the collection ends", func() bool {
 		r := i.read(t)
-		return !r.record.Held && r.record.Failure != ""
+		return !r.Held && r.Failure != ""
 	})
 	c.pushImage("a", "v1", "layer")
 	if report := i.loaded().GarbageCollection; report.SucceededAt != nil || report.Problem == "" {
@@ -519,88 +502,52 @@ func TestCollectionStopsWhenTheClientDisconnects(t *testing.T) {
 	}
 }
 
-func (i *instance) read(t testing.TB) *leaseReading {
+// read returns the record of the last collection.
+func (i *instance) read(t testing.TB) collectionRecord {
 	t.Helper()
-	r, err := i.server.leases.read(t.Context(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
+	return readRecord(t, i.server.source.Driver)
 }
 
-func TestInvalidLeaseExpires(t *testing.T) {
-	t.Parallel()
-	root := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(root, filepath.Dir(leasePath)), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	writeFile(t, filepath.Join(root, leasePath), []byte("{"))
-	leases := fileLeases(t, root)
-	leases.times.waitTimeout, leases.times.leaseDuration = 0, shortLease
-	if w := serve(t, withManifestLock(&contentStore{leases: leases}, http.NotFoundHandler()), "PUT",
-		"/v2/a/manifests/v1"); w.Code != http.StatusServiceUnavailable {
-		t.Errorf("%d %s", w.Code, w.Body)
-	}
-	leases.times.waitTimeout = time.Minute
-	if w := serve(t, withManifestLock(&contentStore{leases: leases}, http.NotFoundHandler()), "PUT",
-		"/v2/a/manifests/v1"); w.Code != http.StatusNotFound {
-		t.Errorf("%d %s", w.Code, w.Body)
-	}
-	release(condemn(t, leases))
-	if r, err := leases.read(t.Context(), 0); err != nil || r.record.Succeeded == 0 {
-		t.Errorf("%+v, %v", r, err)
-	}
-}
-
-func TestSlowLeaseReadingCountsFromItsBeginning(t *testing.T) {
-	t.Parallel()
-	leases := fileLeases(t, t.TempDir())
-	now := time.Now()
-	r := &leaseReading{record: leaseRecord{Held: true}, changed: now.Add(-time.Hour),
-		at: now.Add(-time.Hour + quick.heartbeat)}
-	if !leases.held(r) {
-		t.Error("a collector counts as dead because the storage was slow")
-	}
-	r.at = now
-	if leases.held(r) {
-		t.Error("a dead collector blocks manifests")
-	}
+// readLease makes the registry read the record, which it does every ten seconds.
+func (i *instance) readLease() {
+	ctx, cancel := context.WithTimeout(i.t.Context(), 200*time.Millisecond)
+	defer cancel()
+	i.server.collector.Poll(ctx, time.Nanosecond)
 }
 
 // TestCollectorStopsAfterItLostTheLease simulates a storage that hangs, like an NFS server
 // that restarts: another process may have accepted a manifest meanwhile.
 func TestCollectorStopsAfterItLostTheLease(t *testing.T) {
 	t.Parallel()
-	for name, away := range map[string]func(t *testing.T, leases *leaseClient, driver *brokenDriver){
-		"the storage failed for a while": func(_ *testing.T, _ *leaseClient, driver *brokenDriver) {
+	for name, away := range map[string]func(t *testing.T, driver *brokenDriver){
+		"the storage failed for a while": func(_ *testing.T, driver *brokenDriver) {
 			driver.broken.Store(true)
 			time.Sleep(2 * shortDeadline)
 			driver.broken.Store(false)
 		},
-		"another collector has acquired the lease": func(t *testing.T, leases *leaseClient, _ *brokenDriver) {
+		"another collector has acquired the lease": func(t *testing.T, driver *brokenDriver) {
 			for beat := range 20 { // like a live collector; one of our heartbeats may overwrite its record
-				content, err := json.Marshal(leaseRecord{ID: "another", Held: true, Heartbeat: beat})
+				content, err := json.Marshal(collectionRecord{ID: "another", Held: true, Heartbeat: beat})
 				if err == nil {
-					err = leases.driver.PutContent(t.Context(), leasePath, content)
+					err = driver.PutContent(t.Context(), recordPath, content)
 				}
 				if err != nil {
 					t.Error(err)
 				}
-				time.Sleep(quick.heartbeat / 2)
+				time.Sleep(quick.Heartbeat / 2)
 			}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			i := start(t, newTestCA(t), t.TempDir())
 			i.pusher().pushBlob("a", "garbage")
-			leases := fileLeases(t, i.root)
-			leases.times.renewDeadline = shortDeadline
-			driver := &brokenDriver{StorageDriver: leases.driver}
-			leases.driver = driver
-			_, err := collect(t.Context(), leases, &blobsInUse{}, gc.Request{Timeout: time.Minute}, func(e gc.Event) {
+			driver := &brokenDriver{}
+			leases := fileLeases(t, i.root, driver.wrap)
+			leases.Times.RenewDeadline = shortDeadline
+			_, err := leases.Collect(t.Context(), gc.Request{Timeout: time.Minute}, func(e gc.Event) {
 				if e.Phase == gc.Sweeping {
-					away(t, leases, driver)
-					time.Sleep(4 * quick.heartbeat) // it renews the lease again
+					away(t, driver)
+					time.Sleep(4 * quick.Heartbeat) // it renews the lease again
 				}
 			})
 			if err == nil {
@@ -634,9 +581,10 @@ func TestBlobPushedDuringItsRemovalIsKept(t *testing.T) {
 	c := i.pusher()
 	c.pushBlob("a", "one")
 	c.pushBlob("a", "two")
-	leases := fileLeases(t, i.root)
-	leases.driver = &refillingDriver{StorageDriver: leases.driver}
-	result, err := collect(t.Context(), leases, &blobsInUse{}, gc.Request{Timeout: time.Minute}, func(gc.Event) {})
+	leases := fileLeases(t, i.root, func(driver storagedriver.StorageDriver) storagedriver.StorageDriver {
+		return &refillingDriver{StorageDriver: driver}
+	})
+	result, err := leases.Collect(t.Context(), gc.Request{Timeout: time.Minute}, func(gc.Event) {})
 	if err != nil || result != (gc.Result{Blobs: 1, Bytes: 3, Kept: 1}) {
 		t.Errorf("%+v, %v", result, err)
 	}
@@ -649,42 +597,6 @@ func TestBlobPushedDuringItsRemovalIsKept(t *testing.T) {
 type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
-
-func TestSlowlySentManifestIsAccepted(t *testing.T) {
-	t.Parallel()
-	root := t.TempDir()
-	sent := strings.NewReader(`{"a": "manifest"}`)
-	var once sync.Once
-	body := readerFunc(func(p []byte) (int, error) {
-		once.Do(func() {
-			release(condemn(t, fileLeases(t, root), digest.FromString("garbage")))
-			time.Sleep(2 * quick.validity)
-		})
-		return sent.Read(p)
-	})
-	var received string
-	source := &contentStore{leases: fileLeases(t, root)}
-	server := withPushes(withManifestLock(source, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		content, err := io.ReadAll(r.Body)
-		if err != nil {
-			t.Error(err)
-		}
-		received = string(content)
-		w.WriteHeader(http.StatusCreated)
-	})))
-	w := httptest.NewRecorder()
-	server.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "PUT", "/v2/a/manifests/v1", body))
-	if w.Code != http.StatusCreated || received != `{"a": "manifest"}` {
-		t.Errorf("%d %s, and the registry got %q", w.Code, w.Body, received)
-	}
-}
-
-func serve(t testing.TB, handler http.Handler, method, path string) *httptest.ResponseRecorder {
-	t.Helper()
-	w := httptest.NewRecorder()
-	handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), method, path, nil))
-	return w
-}
 
 func TestCollectionKeepsReferencedContent(t *testing.T) {
 	t.Parallel()
@@ -751,7 +663,7 @@ func TestCollectionKeepsReferencedContent(t *testing.T) {
 	for _, gone := range []digest.Digest{untagged, orphan, replaced} {
 		c.must(http.StatusNotFound, "GET", "/v2/a/manifests/"+gone.String(), nil, "Accept", ociManifest)
 	}
-	history := filepath.Join(root, repositoriesPath, "a/_manifests/tags/tagged/index/sha256")
+	history := filepath.Join(root, storage.RepositoriesPath, "a/_manifests/tags/tagged/index/sha256")
 	if found, err := os.ReadDir(history); err != nil || len(found) != 1 || found[0].Name() != tagged.Encoded() {
 		t.Errorf("history of the tag: %v, %v", found, err)
 	}
@@ -763,7 +675,7 @@ func TestCollectionKeepsReferencedContent(t *testing.T) {
 	}
 	age(t, root, 2*time.Hour)
 	// Only in this process: a client was told that the blob exists.
-	i.server.leases.times = quick
+	i.server.collector.Times = quick
 	c.must(http.StatusOK, "HEAD", "/v2/b/blobs/"+digest.FromString("no manifest").String(), nil)
 	if events := c.collect(gc.Request{Grace: time.Hour}); events[len(events)-1].Result.Kept != 1 {
 		t.Errorf("just checked: %+v", events)
@@ -779,8 +691,8 @@ func TestInvalidManifestPreventsCollection(t *testing.T) {
 	c := i.pusher()
 	d, _ := c.pushImage("a", "v1", "layer")
 	c.pushBlob("a", "garbage")
-	writeFile(t, filepath.Join(i.root, blobPath(d)), []byte("not a manifest"))
-	_, err := collect(t.Context(), fileLeases(t, i.root), &blobsInUse{}, gc.Request{Timeout: time.Minute},
+	writeFile(t, filepath.Join(i.root, storage.BlobPath(d)), []byte("not a manifest"))
+	_, err := fileLeases(t, i.root).Collect(t.Context(), gc.Request{Timeout: time.Minute},
 		func(gc.Event) {})
 	if err == nil || !strings.Contains(err.Error(), d.String()) || !strings.Contains(err.Error(), "nothing is removed") {
 		t.Errorf("%v", err)
@@ -800,7 +712,7 @@ func TestNextCollectionContinuesAfterATimeout(t *testing.T) {
 	var err error
 	// a busy machine needs more time
 	for timeout := time.Second; result.Blobs == 0 && timeout < time.Minute; timeout *= 2 {
-		result, err = collect(t.Context(), fileLeases(t, i.root), &blobsInUse{}, gc.Request{Timeout: timeout},
+		result, err = fileLeases(t, i.root).Collect(t.Context(), gc.Request{Timeout: timeout},
 			func(e gc.Event) {
 				if e.Removed != nil {
 					time.Sleep(timeout * 6 / 10)
@@ -836,7 +748,7 @@ type pastDriver struct {
 
 func (d pastDriver) Stat(ctx context.Context, name string) (storagedriver.FileInfo, error) {
 	info, err := d.StorageDriver.Stat(ctx, name)
-	if err == nil && name == leasePath {
+	if err == nil && name == recordPath {
 		info = storagedriver.FileInfoInternal{FileInfoFields: storagedriver.FileInfoFields{
 			Path: name, Size: info.Size(), ModTime: info.ModTime().Add(-d.behind),
 		}}
@@ -853,9 +765,10 @@ func TestGracePeriodOfAStorageWhoseClockIsBehind(t *testing.T) {
 		behind time.Duration
 		want   gc.Result
 	}{{2 * time.Hour, gc.Result{Kept: 1}}, {30 * time.Minute, gc.Result{Blobs: 1, Bytes: 11}}} {
-		leases := fileLeases(t, i.root)
-		leases.driver = pastDriver{leases.driver, tt.behind}
-		result, err := collect(t.Context(), leases, &blobsInUse{}, gc.Request{Grace: time.Hour, Timeout: time.Minute},
+		leases := fileLeases(t, i.root, func(driver storagedriver.StorageDriver) storagedriver.StorageDriver {
+			return pastDriver{driver, tt.behind}
+		})
+		result, err := leases.Collect(t.Context(), gc.Request{Grace: time.Hour, Timeout: time.Minute},
 			func(gc.Event) {})
 		if err != nil || result != tt.want {
 			t.Errorf("%s behind: %+v, %v, want %+v", tt.behind, result, err, tt.want)
@@ -892,9 +805,10 @@ func TestTagDeletedDuringACollection(t *testing.T) {
 	c.pushImage("a", "deleted", "layer of a")
 	c.pushImage("a", "kept", "layer of a")
 	kept, _ := c.pushImage("b", "kept", "layer of b")
-	leases := fileLeases(t, root)
-	leases.driver = vanishingDriver{leases.driver, "deleted"}
-	result, err := collect(t.Context(), leases, &blobsInUse{}, gc.Request{DeleteUntagged: true, Timeout: time.Minute},
+	leases := fileLeases(t, root, func(driver storagedriver.StorageDriver) storagedriver.StorageDriver {
+		return vanishingDriver{driver, "deleted"}
+	})
+	result, err := leases.Collect(t.Context(), gc.Request{DeleteUntagged: true, Timeout: time.Minute},
 		func(gc.Event) {})
 	if err != nil {
 		t.Fatal(err)

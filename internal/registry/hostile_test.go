@@ -18,6 +18,9 @@ import (
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+	"github.com/zarf-dev/zarf-registry/internal/registry/verify"
 )
 
 const inMemory = "version: 0.1\nstorage: {inmemory: {}}\n"
@@ -40,7 +43,7 @@ func (d observedDriver) Reader(ctx context.Context, path string, offset int64) (
 
 // observe calls before with the path of each file that the registry's front reads as a whole.
 func observe(i *instance, before func(path string)) {
-	i.server.source.driver = observedDriver{i.server.source.driver, before}
+	i.server.source.Driver = observedDriver{i.server.source.Driver, before}
 }
 
 // A name that is neither a tag nor a digest is the client's error, not one of the storage.
@@ -75,7 +78,7 @@ func TestFailuresOfVerificationsAreLoggedOnce(t *testing.T) {
 	root := t.TempDir()
 	i := enforcing(t, root, newSigner(t))
 	d, _ := i.pusher().pushImage("a", "v1", "layer")
-	writeFile(t, filepath.Join(root, blobPath(d)), []byte("damaged"))
+	writeFile(t, filepath.Join(root, storage.BlobPath(d)), []byte("damaged"))
 	for range 20 {
 		if a := i.node().read(http.MethodGet, "a", "v1"); a.StatusCode != http.StatusServiceUnavailable {
 			t.Fatalf("status %d: %s", a.StatusCode, a.body)
@@ -89,7 +92,7 @@ func TestFailuresOfVerificationsAreLoggedOnce(t *testing.T) {
 // linkSizes returns the number of a repository's back links of a kind, and the size of the largest.
 func linkSizes(t *testing.T, root, repository, kind string) (n int, largest int64) {
 	t.Helper()
-	links, err := filepath.Glob(filepath.Join(root, repositoriesPath, repository, kind, "*/*/*/*/descriptor.json"))
+	links, err := filepath.Glob(filepath.Join(root, storage.RepositoriesPath, repository, kind, "*/*/*/*/descriptor.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +120,7 @@ func TestBackLinksAreSmall(t *testing.T) {
 	}
 	large := strings.Repeat("x", 1<<20)
 	c.put("a", "multi", ociIndex, map[string]any{"manifests": children, "annotations": map[string]string{"x": large}})
-	if n, largest := linkSizes(t, root, "a", indexLinks); n != 3 || largest > 512 {
+	if n, largest := linkSizes(t, root, "a", "_indexes"); n != 3 || largest > 512 {
 		t.Errorf("%d links to the index, of up to %d bytes", n, largest)
 	}
 	subject, _ := c.pushImage("b", "v1", "layer")
@@ -125,7 +128,7 @@ func TestBackLinksAreSmall(t *testing.T) {
 	for n, text := range []string{"few", small, large, large + "y"} {
 		c.put("b", "", ociManifest, artifact(subject, fmt.Sprintf("application/x-%d", n), "x", text))
 	}
-	if n, largest := linkSizes(t, root, "b", referrerLinks); n != 4 || largest < 32<<10 || largest > 64<<10 {
+	if n, largest := linkSizes(t, root, "b", "_referrers"); n != 4 || largest < 32<<10 || largest > 64<<10 {
 		t.Errorf("%d links to referrers, of up to %d bytes", n, largest)
 	}
 	// Clients get all annotations.
@@ -160,17 +163,17 @@ func TestPagesReadWhatTheySend(t *testing.T) {
 	i := open(t, newTestCA(t), "", func(o *Options) { o.Config = loadConfig(t, inMemory).Config })
 	var reads atomic.Int64
 	observe(i, func(path string) {
-		if strings.Contains(path, referrerLinks) {
+		if strings.Contains(path, "_referrers") {
 			reads.Add(1)
 		}
 	})
 	i.run()
 	subject, _ := i.pusher().pushImage("a", "v1", "layer")
 	fillReferrers(t, i, "a", subject, all)
-	eventually(t, "back links are rebuilt", i.server.source.rebuilt.Load)
+	eventually(t, "back links are rebuilt", i.server.source.Rebuilt.Load)
 	reads.Store(0)
 	a := i.node().must(http.StatusOK, "GET", "/v2/a/referrers/"+subject.String()+"?n=1", nil)
-	if n := reads.Load(); n > 2*storageConcurrency || a.Header.Get("Link") == "" {
+	if n := reads.Load(); n > 2*storage.Concurrency || a.Header.Get("Link") == "" {
 		t.Errorf("%d of %d links were read for a page of one: %v", n, all, a.Header)
 	}
 	if found, _ := i.node().referrers("/v2/a/referrers/" + subject.String() + "?n=50"); len(found) != all {
@@ -188,12 +191,12 @@ func fillReferrers(t *testing.T, i *instance, repository string, subject digest.
 			t.Fatal(err)
 		}
 		d := digest.FromBytes(content)
-		for path, content := range map[string][]byte{blobPath(d): content, revisionPath(repository, d): []byte(d)} {
-			if err := source.driver.PutContent(t.Context(), path, content); err != nil {
+		for path, content := range map[string][]byte{storage.BlobPath(d): content, storage.RevisionPath(repository, d): []byte(d)} {
+			if err := source.Driver.PutContent(t.Context(), path, content); err != nil {
 				t.Fatal(err)
 			}
 		}
-		err = source.addBackLinks(t.Context(), repository, v1.Descriptor{MediaType: ociManifest, Digest: d}, content)
+		err = source.AddBackLinks(t.Context(), repository, v1.Descriptor{MediaType: ociManifest, Digest: d}, content)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -207,9 +210,9 @@ func TestBackLinksCountAgainstTheQuota(t *testing.T) {
 		o.Quota = 300_000
 		o.Config = loadConfig(t, inMemory+"validation: {manifests: {indexes: {platforms: none}}}\n").Config
 	})
-	i.server.leases.times = quick
+	i.server.collector.Times = quick
 	i.run()
-	eventually(t, "the content is measured", func() bool { return i.server.space.report().Quota != nil })
+	eventually(t, "the content is measured", func() bool { return i.server.space.Report().Quota != nil })
 	c := i.pusher()
 	var children []any
 	for n := range 100 {
@@ -222,7 +225,7 @@ func TestBackLinksCountAgainstTheQuota(t *testing.T) {
 	}
 	a := c.must(http.StatusInsufficientStorage, "PUT", "/v2/a/manifests/multi", bytes.NewReader(index), "Content-Type", ociIndex)
 	mentions(t, a.body, "INSUFFICIENT_STORAGE", "of the quota", "registry.storage.quota")
-	if expected := i.server.space.expected; expected != 0 {
+	if expected := i.server.space.ExpectedBytes(); expected != 0 {
 		t.Errorf("%d bytes are expected although nothing is in progress", expected)
 	}
 	d, _ := c.pushImage("a", "v1", "layer")
@@ -231,7 +234,7 @@ func TestBackLinksCountAgainstTheQuota(t *testing.T) {
 	if grown := i.used() - before; grown < 300 || grown > 1000 {
 		t.Errorf("an index of one image takes %d bytes", grown)
 	}
-	if expected := i.server.space.expected; expected != 0 {
+	if expected := i.server.space.ExpectedBytes(); expected != 0 {
 		t.Errorf("%d bytes are expected although nothing is in progress", expected)
 	}
 }
@@ -240,11 +243,11 @@ func TestVerificationReadsFewReferrers(t *testing.T) {
 	t.Parallel()
 	const all = 1500
 	s := newSigner(t)
-	_, change := verified(t, SignaturesEnforce, s)
+	_, change := verified(t, verify.Enforce, s)
 	i := open(t, newTestCA(t), "", change, func(o *Options) { o.Config = loadConfig(t, inMemory).Config })
 	var reads atomic.Int64
 	observe(i, func(path string) {
-		if strings.Contains(path, referrerLinks) {
+		if strings.Contains(path, "_referrers") {
 			reads.Add(1)
 		}
 	})
@@ -253,7 +256,7 @@ func TestVerificationReadsFewReferrers(t *testing.T) {
 	_, manifest := i.pusher().pushImage("a", "v1", "layer")
 	subject := digest.FromString(manifest)
 	fillReferrers(t, i, "a", subject, all)
-	i.server.signatures.changed("a")
+	i.server.signatures.Changed("a")
 	reads.Store(0)
 	if a := i.node().read(http.MethodGet, "a", "v1"); a.StatusCode != http.StatusForbidden {
 		t.Errorf("status %d: %s", a.StatusCode, a.body)
@@ -267,7 +270,7 @@ func TestVerificationReadsFewReferrers(t *testing.T) {
 func TestOneRepositoryDoesNotHoldAllVerifications(t *testing.T) {
 	t.Parallel()
 	s := newSigner(t)
-	_, change := verified(t, SignaturesEnforce, s)
+	_, change := verified(t, verify.Enforce, s)
 	i := open(t, newTestCA(t), t.TempDir(), change)
 	var held atomic.Bool
 	var waiting atomic.Int64
@@ -286,14 +289,14 @@ func TestOneRepositoryDoesNotHoldAllVerifications(t *testing.T) {
 	}
 	held.Store(true)
 	done := make(chan struct{})
-	for n := range 2 * maxVerifications {
+	for n := range 16 {
 		node := i.node()
 		go func() {
 			node.read(http.MethodGet, []string{"slow/a", "slow/b"}[n%2], "v1")
 			done <- struct{}{}
 		}()
 	}
-	eventually(t, "verifications wait", func() bool { return waiting.Load() >= maxVerifications/2 })
+	eventually(t, "verifications wait", func() bool { return waiting.Load() >= 4 })
 	time.Sleep(100 * time.Millisecond)
 	answered := make(chan answer, 1)
 	node := i.node()
@@ -307,7 +310,7 @@ func TestOneRepositoryDoesNotHoldAllVerifications(t *testing.T) {
 		t.Error("an image of another repository waits")
 	}
 	close(release)
-	for range 2 * maxVerifications {
+	for range 16 {
 		<-done
 	}
 }

@@ -10,12 +10,13 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // overwrite replaces a file in the storage.
 func (i *instance) overwrite(path, content string) {
 	i.t.Helper()
-	if err := i.server.source.driver.PutContent(context.Background(), path, []byte(content)); err != nil {
+	if err := i.server.source.Driver.PutContent(context.Background(), path, []byte(content)); err != nil {
 		i.t.Fatal(err)
 	}
 }
@@ -28,7 +29,7 @@ func TestDamagedBlobsDoNotExist(t *testing.T) {
 			c := i.pusher()
 			d, manifest := c.pushImage("a", "v1", "layer")
 			layer := digest.FromString("layer")
-			i.overwrite(blobPath(layer), content)
+			i.overwrite(storage.BlobPath(layer), content)
 
 			path := "/v2/a/blobs/" + layer.String()
 			for who, client := range map[string]client{"a pusher": c, "a node": i.node()} {
@@ -83,7 +84,7 @@ func TestIncompleteManifestsDoNotExistForPushers(t *testing.T) {
 		}
 	}
 	head(http.StatusOK, c, local, i.node())
-	i.overwrite(blobPath(digest.FromString("layer")), "lay")
+	i.overwrite(storage.BlobPath(digest.FromString("layer")), "lay")
 	head(http.StatusNotFound, c, local, i.plain().as(pushUser, pushPassword))
 	head(http.StatusOK, i.node(), i.plain().as(pullUser, pullPassword))
 	for _, reference := range references {
@@ -105,7 +106,7 @@ func TestDamagedManifests(t *testing.T) {
 			d, manifest := c.pushImage("a", "v1", "layer")
 			index := map[string]any{"manifests": []any{map[string]any{"mediaType": ociManifest, "digest": d, "size": 1}}}
 			c.put("a", "multi", ociIndex, index)
-			i.overwrite(blobPath(d), content)
+			i.overwrite(storage.BlobPath(d), content)
 			for _, method := range []string{"HEAD", "GET"} {
 				for _, reference := range []string{"v1", d.String()} {
 					i.node().must(http.StatusNotFound, method, "/v2/a/manifests/"+reference, nil)
@@ -132,7 +133,7 @@ func TestWrongSizesAreRefused(t *testing.T) {
 	wrong := strings.Replace(manifest, `"size":5`, `"size":6`, 1)
 	for _, recorded := range []bool{true, false} {
 		if !recorded {
-			if err := i.server.source.driver.Delete(t.Context(), sizePath(digest.FromString("layer"))); err != nil {
+			if err := i.server.source.Driver.Delete(t.Context(), storage.SizePath(digest.FromString("layer"))); err != nil {
 				t.Fatal(err)
 			}
 		}

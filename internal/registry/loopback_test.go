@@ -82,12 +82,12 @@ func TestOwnRepositoriesAtTheLoopbackListener(t *testing.T) {
 	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	pusher := i.pusher()
-	for _, name := range []string{"a", probeNodePort, probeProxy, "zarf-registry/init-hook", "zarf-registrar/b", "zz/c"} {
+	for _, name := range []string{"a", probesOfNodePort, probesOfProxies, "zarf-registry/init-hook", "zarf-registrar/b", "zz/c"} {
 		pusher.pushImage(name, "v1", "layer")
 	}
 	forwarded := i.loopback().as(pushUser, pushPassword)
 
-	all := []string{"a", "zarf-registrar/b", "zarf-registry/init-hook", probeNodePort, probeProxy, "zz/c"}
+	all := []string{"a", "zarf-registrar/b", "zarf-registry/init-hook", probesOfNodePort, probesOfProxies, "zz/c"}
 	if names := pusher.catalog("/v2/_catalog"); !slices.Equal(names, all) {
 		t.Errorf("the catalog over mutual TLS is %q, want %q", names, all)
 	}
@@ -116,7 +116,7 @@ func TestOwnRepositoriesAtTheLoopbackListener(t *testing.T) {
 			t.Errorf("%s: %s", method, a.body)
 		}
 	}
-	for _, name := range []string{probeProxy, probeNodePort} {
+	for _, name := range []string{probesOfProxies, probesOfNodePort} {
 		forwarded.must(http.StatusForbidden, "GET", "/v2/"+name+"/manifests/v1", nil)
 	}
 	i.client(i.ca.client(t, pki.OrganizationPush)).as(pushUser, pushPassword).must(

@@ -11,6 +11,12 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/net/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
+	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
+	"github.com/zarf-dev/zarf-registry/internal/registry/inspect"
+	"github.com/zarf-dev/zarf-registry/internal/registry/quota"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+	"github.com/zarf-dev/zarf-registry/internal/registry/users"
+	"github.com/zarf-dev/zarf-registry/internal/registry/verify"
 )
 
 // metrics are this server's. Those of the process (Go runtime, distribution's storage and cache) are in
@@ -103,15 +109,15 @@ func (m *metrics) watchExposed(source *tlsfiles.Source) {
 		func() float64 { return float64(source.ReloadErrors()) })
 }
 
-func (m *metrics) watchCredentials(c *credentials) {
-	for result := range c.checks {
+func (m *metrics) watchCredentials(c *users.Users) {
+	for result := range c.Checks {
 		m.counter("zarf_registry_credential_checks_total", "Checks of a user name and a password, by result.",
-			prometheus.Labels{"result": checkResult(result).String()},
-			func() float64 { return float64(c.checks[result].Load()) })
+			prometheus.Labels{"result": users.CheckResult(result).String()},
+			func() float64 { return float64(c.Checks[result].Load()) })
 	}
 	m.counter("zarf_registry_credential_reload_errors_total",
 		"Failed loads of the htpasswd files; the previous users stay in force.", nil,
-		func() float64 { return float64(c.reloadErrors.Load()) })
+		func() float64 { return float64(c.ReloadErrors.Load()) })
 }
 
 func (m *metrics) watchPlain(p *plainListener) {
@@ -120,17 +126,17 @@ func (m *metrics) watchPlain(p *plainListener) {
 		func() float64 { return boolean(p.address() != nil) })
 }
 
-func (m *metrics) watchStorage(h *storageHealth) {
+func (m *metrics) watchStorage(h *storage.Health) {
 	m.gauge("zarf_registry_storage_healthy", "1 while the storage responds, else 0.", nil,
-		func() float64 { return boolean(h.err(time.Now()) == nil) })
+		func() float64 { return boolean(h.Err(time.Now()) == nil) })
 }
 
-func (m *metrics) watchSpace(s *storageSpace) {
+func (m *metrics) watchSpace(s *quota.Space) {
 	m.own.MustRegister(spaceCollector{s})
 }
 
 // spaceCollector exposes the limits that are known.
-type spaceCollector struct{ space *storageSpace }
+type spaceCollector struct{ space *quota.Space }
 
 var (
 	usedBytes = prometheus.NewDesc("zarf_registry_storage_used_bytes",
@@ -146,7 +152,7 @@ func (c spaceCollector) Describe(descriptions chan<- *prometheus.Desc) {
 }
 
 func (c spaceCollector) Collect(metrics chan<- prometheus.Metric) {
-	report := c.space.report()
+	report := c.space.Report()
 	for limit, usage := range map[string]*space.Usage{space.ScopeVolume: report.Volume, space.ScopeQuota: report.Quota} {
 		if usage != nil {
 			metrics <- prometheus.MustNewConstMetric(usedBytes, prometheus.GaugeValue, float64(usage.Used), limit)
@@ -155,56 +161,59 @@ func (c spaceCollector) Collect(metrics chan<- prometheus.Metric) {
 	}
 }
 
-func (m *metrics) watchCollections(leases *leaseClient) {
+func (m *metrics) watchCollections(c *collect.Collector) {
 	m.gauge("zarf_registry_gc_running", "1 while any replica collects garbage, else 0.", nil,
-		func() float64 { return boolean(leases.held(leases.last.Load())) })
-	last := func(of func(leaseRecord) float64) func() float64 {
-		return func() float64 { return of(leases.last.Load().record) }
-	}
+		func() float64 { return boolean(c.Status().Running) })
 	m.gauge("zarf_registry_gc_last_success_timestamp_seconds",
 		"Unix time of the last successful garbage collection by any replica; 0 if there was none.", nil,
-		last(func(r leaseRecord) float64 { return float64(r.Succeeded) }))
+		func() float64 { return float64(c.Status().Succeeded) })
 	m.gauge("zarf_registry_gc_last_failed", "1 if the last garbage collection by any replica failed, else 0.", nil,
-		last(func(r leaseRecord) float64 { return boolean(r.Failure != "") }))
+		func() float64 { return boolean(c.Status().Failure != "") })
 	m.gauge("zarf_registry_gc_last_freed_bytes", "Bytes removed by the last garbage collection by any replica.", nil,
-		last(func(r leaseRecord) float64 { return float64(r.Result.Bytes) }))
+		func() float64 { return float64(c.Status().Result.Bytes) })
 	m.gauge("zarf_registry_gc_last_removed_blobs",
 		"Blobs, including manifests, removed by the last garbage collection by any replica.", nil,
-		last(func(r leaseRecord) float64 { return float64(r.Result.Blobs) }))
+		func() float64 { return float64(c.Status().Result.Blobs) })
 }
 
-func (m *metrics) watchScrub(s *scrubber) {
+func (m *metrics) watchScrub(s *inspect.Scrubber) {
 	m.gauge("zarf_registry_scrub_problems",
 		"Stored content that the last zarf-registry images verify found missing or damaged, and that was not pushed again "+
 			"since; -1 if there was none.", nil, func() float64 {
-			if status := s.status(); status != nil {
+			if status := s.Status(); status != nil {
 				return float64(status.Problems)
 			}
 			return -1
 		})
 	m.gauge("zarf_registry_scrub_last_success_timestamp_seconds",
 		"Unix time at which the last zarf-registry images verify ended; 0 if there was none.", nil, func() float64 {
-			if status := s.status(); status != nil {
+			if status := s.Status(); status != nil {
 				return float64(status.FinishedAt.Unix())
 			}
 			return 0
 		})
 }
 
-func (m *metrics) watchSignatures(v *signatureVerifier) {
-	for result := range v.counts {
+func (m *metrics) watchSignatures(v *verify.Verifier) {
+	for result := range v.Counts {
 		m.counter("zarf_registry_signature_verifications_total",
 			"Manifests that nodes and anonymous clients asked for, by whether they are signed.",
-			prometheus.Labels{"result": outcome(result).String()}, func() float64 { return float64(v.counts[result].Load()) })
+			prometheus.Labels{"result": verify.Outcome(result).String()},
+			func() float64 { return float64(v.Counts[result].Load()) })
 	}
 	m.gauge("zarf_registry_signatures_enforced", "1 while images that are not signed are denied, else 0.", nil,
-		func() float64 { return boolean(v.enforcing.Load()) })
+		func() float64 { return boolean(v.Report().Enforced) })
 	m.gauge("zarf_registry_unsigned_tags",
 		"Tags whose image was not signed when all were last verified, at startup and every hour; -1 before that.", nil,
-		func() float64 { return float64(v.unsigned.Load()) })
+		func() float64 {
+			if unsigned := v.Report().UnsignedTags; unsigned != nil {
+				return float64(*unsigned)
+			}
+			return -1
+		})
 	m.counter("zarf_registry_signature_key_reload_errors_total",
 		"Failed loads of the public keys or of the digests of own images; the previous ones stay in force.", nil,
-		func() float64 { return float64(v.reloadErrors.Load()) })
+		func() float64 { return float64(v.ReloadErrors.Load()) })
 }
 
 func boolean(value bool) float64 {
@@ -214,13 +223,17 @@ func boolean(value bool) float64 {
 	return 0
 }
 
-// observe records a completed request.
-func (m *metrics) observe(listener, method string, code int, received, sent int64, took time.Duration) {
+// Begin counts a request that is being served.
+func (m *metrics) Begin(listener string) { m.inFlight.WithLabelValues(listener).Inc() }
+
+// End records a completed request.
+func (m *metrics) End(listener, method string, code int, received, sent int64, took time.Duration) {
 	switch method {
 	case http.MethodGet, http.MethodHead, http.MethodPut, http.MethodPost, http.MethodPatch, http.MethodDelete:
 	default:
 		method = "other" // limits the number of label values
 	}
+	m.inFlight.WithLabelValues(listener).Dec()
 	m.requests.WithLabelValues(listener, method, strconv.Itoa(code)).Inc()
 	m.duration.WithLabelValues(listener, method).Observe(took.Seconds())
 	m.received.WithLabelValues(listener).Add(float64(received))

@@ -1,25 +1,16 @@
 package registry
 
 import (
-	"context"
 	"errors"
-	"io"
-	"log/slog"
-	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
-	"github.com/distribution/distribution/v3"
-	"github.com/distribution/distribution/v3/registry/storage"
-	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
-	"github.com/distribution/distribution/v3/registry/storage/driver/filesystem"
-	"github.com/distribution/distribution/v3/registry/storage/driver/inmemory"
-	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // storages are configurations, by name.
@@ -40,7 +31,7 @@ func TestMountOfACollectedBlob(t *testing.T) {
 	c := i.pusher()
 	d := digest.SHA512.FromString("collected")
 	c.pushAs("a", d, "collected")
-	if err := os.Remove(filepath.Join(i.root, digestLinkPath(d))); err != nil {
+	if err := os.Remove(filepath.Join(i.root, storage.DigestLinkPath(d))); err != nil {
 		t.Fatal(err)
 	}
 	begun := c.must(http.StatusAccepted, "POST", "/v2/b/blobs/uploads/?mount="+d.String()+"&from=a", nil)
@@ -203,7 +194,7 @@ func TestMountOfABlobWithoutData(t *testing.T) {
 			c := i.pusher()
 			d := c.pushBlob("first", "shared")
 			c.must(http.StatusOK, "HEAD", "/v2/first/blobs/"+d.String(), nil) // fills the cache
-			if err := tt.damage(filepath.Join(root, blobPath(d))); err != nil {
+			if err := tt.damage(filepath.Join(root, storage.BlobPath(d))); err != nil {
 				t.Fatal(err)
 			}
 			begun := c.must(http.StatusAccepted, "POST", "/v2/second/blobs/uploads/?mount="+d.String(), nil)
@@ -227,95 +218,4 @@ func TestMountWhileReadOnly(t *testing.T) {
 	i = start(t, newTestCA(t), root, func(o *Options) { o.Config = loadConfig(t, config).Config })
 	i.pusher().must(http.StatusMethodNotAllowed, "POST", "/v2/second/blobs/uploads/?mount="+d.String(), nil)
 	i.node().must(http.StatusNotFound, "HEAD", "/v2/second/blobs/"+d.String(), nil)
-}
-
-// A mount writes the same bytes as distribution's own.
-func TestMountWritesWhatDistributionWrites(t *testing.T) {
-	t.Parallel()
-	for name, driver := range map[string]storagedriver.StorageDriver{
-		"filesystem": filesystem.New(filesystem.DriverParameters{RootDirectory: t.TempDir(), MaxThreads: 25}),
-		"inmemory":   inmemory.New(),
-	} {
-		t.Run(name, func(t *testing.T) {
-			ctx := context.Background()
-			own, err := storage.NewRegistry(ctx, driver, storage.EnableDelete)
-			if err != nil {
-				t.Fatal(err)
-			}
-			blobs := func(namespace distribution.Namespace, name string) distribution.BlobStore {
-				t.Helper()
-				repository, err := namespace.Repository(ctx, named(t, name))
-				if err != nil {
-					t.Fatal(err)
-				}
-				return repository.Blobs(ctx)
-			}
-			stored, err := blobs(own, "first").Put(ctx, "application/octet-stream", []byte("shared"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			from, err := reference.WithDigest(named(t, "first"), stored.Digest)
-			if err != nil {
-				t.Fatal(err)
-			}
-			ours := blobNamespace{own, own.(distribution.RepositoryRemover),
-				&contentStore{driver: driver, log: slog.New(slog.DiscardHandler)}}
-
-			var want, got distribution.ErrBlobMounted
-			if _, err := blobs(own, "distribution").Create(ctx, storage.WithMountFrom(from)); !errors.As(err, &want) {
-				t.Fatalf("distribution did not mount: %v", err)
-			}
-			if _, err := blobs(ours, "discovered").Create(context.WithValue(ctx, mountKey{}, stored.Digest)); !errors.As(err,
-				&got) {
-				t.Fatalf("it was not mounted: %v", err)
-			}
-			if got.Descriptor.Digest != want.Descriptor.Digest || got.Descriptor.Size != want.Descriptor.Size ||
-				got.Descriptor.MediaType != want.Descriptor.MediaType {
-				t.Errorf("mounted %+v, distribution %+v", got.Descriptor, want.Descriptor)
-			}
-			if got.From == nil {
-				t.Error("the repository for notifications is missing")
-			}
-			wrote, wanted := tree(t, driver, "discovered"), tree(t, driver, "distribution")
-			if !maps.Equal(wrote, wanted) || len(wanted) == 0 {
-				t.Errorf("wrote %q, distribution writes %q", wrote, wanted)
-			}
-			if got, want := slices.Sorted(maps.Keys(wanted)), []string{"/_layers/sha256/" + stored.Digest.Encoded() +
-				"/link"}; !slices.Equal(got, want) {
-				t.Errorf("distribution writes %q, want %q", got, want)
-			}
-		})
-	}
-}
-
-func named(t *testing.T, name string) reference.Named {
-	t.Helper()
-	n, err := reference.WithName(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
-}
-
-// tree returns the files of a repository and their content.
-func tree(t *testing.T, driver storagedriver.StorageDriver, repository string) map[string]string {
-	t.Helper()
-	files, root := map[string]string{}, repositoriesPath+"/"+repository
-	err := driver.Walk(context.Background(), root, func(info storagedriver.FileInfo) error {
-		if info.IsDir() {
-			return nil
-		}
-		reader, err := driver.Reader(context.Background(), info.Path(), 0)
-		if err != nil {
-			return err
-		}
-		defer reader.Close()
-		content, err := io.ReadAll(reader)
-		files[strings.TrimPrefix(info.Path(), root)] = string(content)
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return files
 }

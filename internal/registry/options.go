@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/distribution/distribution/v3/configuration"
+
+	"github.com/zarf-dev/zarf-registry/internal/registry/verify"
 )
 
 // Options configure a Server. Addresses are HOST:PORT or :PORT; an empty address disables its listener.
@@ -70,7 +72,7 @@ type Options struct {
 	// Signatures is what happens when a node or an anonymous client reads the manifest of an image that is not signed by
 	// one of the keys in SignatureKeys: clients with a certificate for nodes only, users of PullHtpasswd, and
 	// clients without a credential.
-	Signatures SignatureMode
+	Signatures verify.Mode
 	// SignatureKeys is the directory of the public keys, one or more PEM files. If a new version is invalid, the previous
 	// keys stay in force and the error is logged. If there never were valid keys, no image counts as signed.
 	SignatureKeys string
@@ -113,9 +115,9 @@ func (o *Options) validate() error {
 			"or the certificate of --listen")
 	case o.ExposeListen == "" && (o.ExposeTLSDir != "" || o.ExposeHtpasswd != "" || o.ExposeAnonymousPull):
 		return errors.New("--expose-tls-dir, --expose-htpasswd and --expose-anonymous-pull need --expose-listen")
-	case !slices.Contains([]SignatureMode{"", SignaturesOff, SignaturesAudit, SignaturesEnforce}, o.Signatures):
+	case !slices.Contains([]verify.Mode{"", verify.Off, verify.Audit, verify.Enforce}, o.Signatures):
 		return fmt.Errorf("invalid --signatures %s: want off, audit or enforce", o.Signatures)
-	case (o.Signatures == SignaturesAudit || o.Signatures == SignaturesEnforce) && o.SignatureKeys == "":
+	case (o.Signatures == verify.Audit || o.Signatures == verify.Enforce) && o.SignatureKeys == "":
 		return fmt.Errorf("--signatures=%s needs --signature-keys, the directory of public keys", o.Signatures)
 	case o.Quota < 0:
 		return errors.New("--quota must not be negative")

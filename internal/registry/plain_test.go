@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -20,6 +21,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/registry/users"
 )
 
 // followed is a registry whose plain listener follows a mounted Secret, which is empty at first.
@@ -37,7 +39,7 @@ func openFollowed(t *testing.T, changes ...func(*Options)) followed {
 	i := open(t, newTestCA(t), t.TempDir(), append([]func(*Options){func(o *Options) {
 		o.PlainListen, o.PullHtpasswd = freeport.Loopback(t), filepath.Join(volume, "htpasswd")
 	}}, changes...)...)
-	i.server.credentials.interval = time.Millisecond
+	i.server.credentials.Interval = time.Millisecond
 	return followed{i, volume}
 }
 
@@ -158,12 +160,11 @@ func TestAnonymousPullFollowsTheFile(t *testing.T) {
 
 func TestExistingFileOpensThePlainListenerAtOnce(t *testing.T) {
 	t.Parallel()
-	f := openFollowed(t)
-	f.addUser(pullUser, pullPassword)
-	f.server.credentials.interval = time.Hour
-	if _, err := f.server.credentials.reload(); err != nil { // as Open would have
-		t.Fatal(err)
-	}
+	f := openFollowed(t, func(o *Options) {
+		tlsfilestest.WriteSecret(t, filepath.Dir(o.PullHtpasswd),
+			tlsfilestest.Files{"htpasswd": htpasswd(t, pullUser, pullPassword)})
+	})
+	f.server.credentials.Interval = time.Hour
 	f.run()
 	f.plain().as(pullUser, pullPassword).must(http.StatusOK, "GET", "/v2/", nil)
 }
@@ -176,7 +177,7 @@ func TestInvalidFileDoesNotOpenThePlainListener(t *testing.T) {
 	listening := f.server.plain
 	ctx, stop := context.WithCancel(context.Background())
 	var following sync.WaitGroup
-	following.Go(func() { f.server.credentials.run(ctx, func() { f.server.watchPullUsers(ctx) }) })
+	following.Go(func() { f.server.credentials.Run(ctx, func() { f.server.watchPullUsers(ctx) }) })
 	t.Cleanup(func() {
 		stop()
 		following.Wait()
@@ -186,8 +187,8 @@ func TestInvalidFileDoesNotOpenThePlainListener(t *testing.T) {
 	})
 	looks := func() {
 		t.Helper()
-		from := f.server.credentials.reloadErrors.Load()
-		eventually(t, "the file is read again", func() bool { return f.server.credentials.reloadErrors.Load() > from+2 })
+		from := f.server.credentials.ReloadErrors.Load()
+		eventually(t, "the file is read again", func() bool { return f.server.credentials.ReloadErrors.Load() > from+2 })
 	}
 	looks()
 	if listening.address() != nil {
@@ -200,8 +201,10 @@ func TestInvalidFileDoesNotOpenThePlainListener(t *testing.T) {
 	if listening.address() == nil {
 		t.Error("an invalid file closed the listener")
 	}
-	if has, err := f.server.credentials.login(pullUser, pullPassword); has != rolePull || err != nil {
-		t.Errorf("verify() = %d, %v", has, err)
+	from := users.Origin{Listener: listenerPlain, Source: netip.MustParseAddr("10.0.0.1")}
+	u, err := f.server.credentials.Verify(ctx, from, pullUser, pullPassword)
+	if u == nil || u.Role != users.RolePull || err != nil {
+		t.Errorf("verify() = %+v, %v", u, err)
 	}
 	if got := strings.Count(f.logs.String(), "loading credentials failed"); got != 2 {
 		t.Errorf("two failures were logged %d times", got)
@@ -504,7 +507,7 @@ func pullOnce(address, path string) (body string, status int, err error) {
 func TestVolumeUpdatesDoNotCloseThePlainListener(t *testing.T) {
 	t.Parallel()
 	f := openFollowed(t)
-	f.server.credentials.interval = 20 * time.Microsecond
+	f.server.credentials.Interval = 20 * time.Microsecond
 	f.addUser(pullUser, pullPassword)
 	f.run()
 	f.waitOpen()

@@ -16,6 +16,7 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // put pushes a manifest by digest, with the given algorithm, or by a tag.
@@ -223,11 +224,11 @@ func TestReferrersHavePages(t *testing.T) {
 // removeBackLinksOf makes a storage what distribution leaves: without back links, and without the record of a rebuild.
 func removeBackLinksOf(t *testing.T, root string) {
 	t.Helper()
-	links, err := filepath.Glob(root + repositoriesPath + "/*/_[ri]*")
+	links, err := filepath.Glob(root + storage.RepositoriesPath + "/*/_[ri]*")
 	if err != nil || len(links) == 0 {
 		t.Fatalf("no back links: %v", err)
 	}
-	for _, path := range append(links, root+rebuiltPath) {
+	for _, path := range append(links, root+"/docker/registry/v2/zarf-registry/back-links.json") {
 		if err := os.RemoveAll(path); err != nil {
 			t.Fatal(err)
 		}
@@ -259,7 +260,7 @@ func TestReferrersOfDistribution(t *testing.T) {
 		if got := digestsOf(found); !slices.Equal(got, []digest.Digest{signature}) {
 			t.Errorf("referrers %v, want %v", got, signature)
 		}
-		indexes, err := i.server.source.indexesOf(t.Context(), "a", subject, 10)
+		indexes, err := i.server.source.IndexesOf(t.Context(), "a", subject, 10)
 		if err != nil || !slices.Equal(indexes, []digest.Digest{index}) {
 			t.Errorf("indexes %v, %v, want %v", indexes, err, index)
 		}
@@ -270,46 +271,46 @@ func TestReferrersOfDistribution(t *testing.T) {
 		})
 		readOnly.run()
 		check(t, readOnly)
-		if readOnly.server.source.rebuilt.Load() {
+		if readOnly.server.source.Rebuilt.Load() {
 			t.Error("a read-only registry writes back links")
 		}
 	})
 	t.Run("are indexed at the start", func(t *testing.T) {
 		i := start(t, newTestCA(t), root)
-		eventually(t, "back links are rebuilt", i.server.source.rebuilt.Load)
+		eventually(t, "back links are rebuilt", i.server.source.Rebuilt.Load)
 		check(t, i)
-		if links, _ := filepath.Glob(root + repositoriesPath + "/a/_referrers/*/*/*/*/descriptor.json"); len(links) != 1 {
+		if links, _ := filepath.Glob(root + storage.RepositoriesPath + "/a/_referrers/*/*/*/*/descriptor.json"); len(links) != 1 {
 			t.Errorf("back links %v", links)
 		}
 	})
 	t.Run("are indexed again after distribution has served the storage", func(t *testing.T) {
-		dir := root + repositoriesPath + "/a/_referrers"
+		dir := root + storage.RepositoriesPath + "/a/_referrers"
 		if err := os.RemoveAll(dir); err != nil {
 			t.Fatal(err)
 		}
 		// A rebuild reads what was written since the last one.
-		revision := root + revisionPath("a", signature)
+		revision := root + storage.RevisionPath("a", signature)
 		if err := os.Chtimes(revision, time.Time{}, time.Now().Add(time.Hour)); err != nil {
 			t.Fatal(err)
 		}
 		i := start(t, newTestCA(t), root)
-		eventually(t, "back links are rebuilt", i.server.source.rebuilt.Load)
+		eventually(t, "back links are rebuilt", i.server.source.Rebuilt.Load)
 		check(t, i)
 	})
 	t.Run("only what changed is read", func(t *testing.T) {
 		i := start(t, newTestCA(t), root)
-		eventually(t, "back links are rebuilt", i.server.source.rebuilt.Load)
+		eventually(t, "back links are rebuilt", i.server.source.Rebuilt.Load)
 		old := time.Now().Add(-time.Hour)
-		if err := os.Chtimes(root+revisionPath("a", signature), old, old); err != nil {
+		if err := os.Chtimes(root+storage.RevisionPath("a", signature), old, old); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.RemoveAll(root + repositoriesPath + "/a/_referrers"); err != nil {
+		if err := os.RemoveAll(root + storage.RepositoriesPath + "/a/_referrers"); err != nil {
 			t.Fatal(err)
 		}
-		if err := i.server.source.rebuild(t.Context()); err != nil {
+		if err := i.server.source.Rebuild(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if links, _ := filepath.Glob(root + repositoriesPath + "/a/_referrers/*"); len(links) != 0 {
+		if links, _ := filepath.Glob(root + storage.RepositoriesPath + "/a/_referrers/*"); len(links) != 0 {
 			t.Errorf("an old manifest was read again: %v", links)
 		}
 	})
@@ -324,7 +325,7 @@ func TestGarbageCollectionRemovesBackLinks(t *testing.T) {
 	signature, _ := c.put("a", "", ociManifest, artifact(subject, "application/x-signature"))
 	orphan, _ := c.put("a", "", ociManifest, artifact(digest.FromString("missing"), "application/x-signature"))
 	// A crash after a manifest was removed and before its back link was.
-	dangling := root + backLinkDir("a", referrerLinks, subject) + "/" + digestPath(digest.FromString("gone"))
+	dangling := root + storage.RepositoriesPath + "/a/_referrers/" + storage.DigestPath(subject) + "/" + storage.DigestPath(digest.FromString("gone"))
 	if err := os.MkdirAll(dangling, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -338,7 +339,7 @@ func TestGarbageCollectionRemovesBackLinks(t *testing.T) {
 	if got := digestsOf(found); !slices.Equal(got, []digest.Digest{signature}) {
 		t.Errorf("referrers %v", got)
 	}
-	links, err := filepath.Glob(root + repositoriesPath + "/a/_referrers/*/*/*/*/descriptor.json")
+	links, err := filepath.Glob(root + storage.RepositoriesPath + "/a/_referrers/*/*/*/*/descriptor.json")
 	if err != nil || len(links) != 1 {
 		t.Errorf("back links %v, %v", links, err)
 	}
@@ -346,7 +347,7 @@ func TestGarbageCollectionRemovesBackLinks(t *testing.T) {
 	if result, report := collectNow(t, root, gc.Request{DeleteUntagged: true}); result.Manifests != 2 {
 		t.Errorf("%+v\n%s", result, report)
 	}
-	if links, _ = filepath.Glob(root + repositoriesPath + "/a/_referrers/*/*/*/*/descriptor.json"); len(links) != 0 {
+	if links, _ = filepath.Glob(root + storage.RepositoriesPath + "/a/_referrers/*/*/*/*/descriptor.json"); len(links) != 0 {
 		t.Errorf("back links %v", links)
 	}
 }

@@ -1,17 +1,13 @@
-// Package registry is the cluster's OCI registry: the handlers of
-// github.com/distribution/distribution/v3 behind an HTTP front end of its own, and the garbage
-// collector of its storage.
-//
-// The front end adds what distribution lacks or configures only once at startup: mutual TLS that
-// reloads certificates and CAs, a plain listener that opens and closes with its users file,
-// authorization, health and metrics on separate ports, timeouts that end stalled connections but not
-// slow ones, and draining. Distribution stores and serves. What it lacks of the OCI distribution
-// specification is added here: lists of referrers (referrers.go, backlinks.go), digests other than SHA-256
-// (digests.go), tags as parameters of a push (push.go), uploads in a single request (singlepost.go), and
-// mounts from any repository (mount.go). So are the signatures that images need (signatures.go).
+// Package registry is the cluster's OCI registry: configuration, listeners, health and metrics, start and drain.
 //
 // It does not issue certificates, create credentials, expire content or replicate, and it is not a
-// pull-through cache.
+// pull-through cache. What happens to a request is in the packages below it: front (who may do what), inspect (what
+// zarf-registry asks about the storage), spec (the specification, on github.com/distribution/distribution/v3), verify
+// (signatures), collect (garbage), quota, content (what is stored), storage (drivers), users, audit and request.
+//
+// It adds what distribution lacks or configures only once at startup: mutual TLS that
+// reloads certificates and CAs, a plain listener that opens and closes with its users file,
+// health and metrics on separate ports, timeouts that end stalled connections but not slow ones, and draining.
 //
 // Listeners speak HTTP/1.1 only. A pull is a few large responses. Over HTTP/2 they would share one
 // connection, its flow-control window and its lock, and so one core. Every client (containerd, CRI-O,
@@ -34,13 +30,21 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/distribution/distribution/v3/configuration"
-	"github.com/distribution/distribution/v3/registry/handlers"
-
+	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/scrub"
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/net/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
+	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
+	"github.com/zarf-dev/zarf-registry/internal/registry/front"
+	"github.com/zarf-dev/zarf-registry/internal/registry/inspect"
+	"github.com/zarf-dev/zarf-registry/internal/registry/quota"
+	"github.com/zarf-dev/zarf-registry/internal/registry/spec"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+	"github.com/zarf-dev/zarf-registry/internal/registry/users"
+	"github.com/zarf-dev/zarf-registry/internal/registry/verify"
 )
 
 // The listeners' names in logs and metrics.
@@ -57,27 +61,25 @@ const diagnosticsTimeout = 30 * time.Second
 // Server is a registry with its listeners. Call Serve once.
 type Server struct {
 	options      Options
-	app          *handlers.App
-	source       *contentStore
-	leases       *leaseClient
-	signatures   *signatureVerifier
-	collecting   sync.Mutex // held while this process collects garbage
-	scrubber     *scrubber
+	source       *spec.Registry
+	collector    *collect.Collector
+	signatures   *verify.Verifier
+	scrubber     *inspect.Scrubber
 	certificates *tlsfiles.Source  // nil without Options.Listen
 	exposed      *tlsfiles.Source  // for Options.ExposeTLSDir; nil if ExposeListen uses the certificate of Listen
 	clients      *tlsfiles.Clients // nil without Options.Listen
-	credentials  *credentials
-	tokens       *tokens
+	credentials  *users.Users
+	tokens       *front.Tokens
 	plain        *plainListener                // nil unless it follows Options.PullHtpasswd
 	connections  map[string]*connlimit.Limiter // by listener
-	health       *storageHealth
-	space        *storageSpace
+	health       *storage.Health
+	space        *quota.Space
 	metrics      *metrics
 	log          *slog.Logger
 	draining     atomic.Bool
 	now          func() time.Time
 	after        func(time.Duration) <-chan time.Time
-	idleTimeout  time.Duration // transferIdleTimeout
+	idleTimeout  time.Duration // front.IdleTimeout
 }
 
 // Open validates the options and everything they refer to: files, certificates, credentials, and write
@@ -89,7 +91,7 @@ func Open(options Options) (*Server, error) {
 	s := &Server{
 		options: options, metrics: newMetrics(options.Version), log: options.Log,
 		connections: map[string]*connlimit.Limiter{},
-		now:         time.Now, after: time.After, idleTimeout: transferIdleTimeout,
+		now:         time.Now, after: time.After, idleTimeout: front.IdleTimeout,
 	}
 	for name, address := range map[string]string{
 		listenerTLS: options.Listen, listenerPlain: options.PlainListen, listenerLoopback: options.LoopbackListen,
@@ -132,7 +134,7 @@ func (s *Server) openCertificates() (err error) {
 
 func (s *Server) openCredentials() (err error) {
 	o := s.options
-	if s.credentials, err = openCredentials(s.log, o.Htpasswd, o.PullHtpasswd, o.ExposeHtpasswd); err != nil {
+	if s.credentials, err = users.Open(s.log, o.Htpasswd, o.PullHtpasswd, o.ExposeHtpasswd); err != nil {
 		return err
 	}
 	s.metrics.watchCredentials(s.credentials)
@@ -150,32 +152,33 @@ func (s *Server) openStorage() (err error) {
 			return err
 		}
 	}
-	s.tokens = newTokens(config.HTTP.Secret)
-	root, ok := filesystemRoot(config.Storage)
+	s.tokens = front.NewTokens(config.HTTP.Secret)
+	root, ok := storage.FilesystemRoot(config.Storage)
 	if ok {
-		if err := prepareRoot(s.log, root, readOnly(config.Storage)); err != nil {
+		if err := storage.PrepareRoot(s.log, root, storage.ReadOnly(config.Storage)); err != nil {
 			return err
 		}
 	}
-	driver, err := openDriver(context.Background(), config.Storage)
+	driver, err := storage.Open(context.Background(), config.Storage)
 	if err != nil {
 		return err
 	}
-	s.health = newStorageHealth(config, driver, s.log)
+	s.health = storage.NewHealth(config, driver, s.log)
 	s.metrics.watchStorage(s.health)
-	s.space = newStorageSpace(root, s.options.Quota, s.log)
-	s.space.measureVolume()
+	s.space = quota.New(root, s.options.Quota, s.log)
+	s.space.MeasureVolume()
 	s.metrics.watchSpace(s.space)
-	if s.app, s.source, err = newApp(config, s.log); err != nil {
+	if s.source, err = spec.Open(config, s.log); err != nil {
 		return err
 	}
-	s.signatures = newSignatureVerifier(s.options, s.source)
+	s.signatures = verify.New(s.options.Signatures, s.options.SignatureKeys, s.options.OwnImages,
+		s.source.Store, !storage.ReadOnly(config.Storage), s.log)
 	s.metrics.watchSignatures(s.signatures)
-	s.source.space = s.space
-	s.leases = newLeaseClient(s.source.driver, root)
-	s.source.leases = s.leases
-	s.metrics.watchCollections(s.leases)
-	s.scrubber = &scrubber{source: s.source, log: s.log}
+	s.collector = collect.New(s.source.Store, root)
+	s.collector.Cached = config.Storage["cache"] != nil
+	s.source.Use(s.collector, s.space)
+	s.metrics.watchCollections(s.collector)
+	s.scrubber = inspect.NewScrubber(s.source.Store)
 	s.metrics.watchScrub(s.scrubber)
 	return nil
 }
@@ -186,7 +189,7 @@ const minUploadSecret = 32
 func (s *Server) uploadSecret() (string, error) {
 	path := s.options.UploadSecret
 	if path == "" {
-		return s.credentials.secret("state of uploads"), nil
+		return s.credentials.Secret("state of uploads"), nil
 	}
 	secret, err := os.ReadFile(path)
 	if err != nil {
@@ -196,38 +199,6 @@ func (s *Server) uploadSecret() (string, error) {
 		return "", fmt.Errorf("upload secret %s has %d bytes: want at least %d", path, len(secret), minUploadSecret)
 	}
 	return string(secret), nil
-}
-
-// NewHandler returns the registry without its front end: every client may read and write everything.
-// It is for tests and benchmarks of clients. Config comes from LoadConfig; the handler takes ownership
-// of it and cannot be stopped.
-func NewHandler(config *configuration.Configuration, log *slog.Logger) (http.Handler, error) {
-	app, source, err := newApp(config, log)
-	if err != nil {
-		return nil, err
-	}
-	return withPushes(extended(app, source)), nil
-}
-
-// extended returns distribution's handler with what the OCI distribution specification has beyond it, apart from
-// pushes of manifests.
-func extended(app *handlers.App, source *contentStore) http.Handler {
-	return withReferrers(source, withAnyMediaType(withCompleteness(withSinglePosts(withMounts(app)))))
-}
-
-// newApp returns distribution's handler, which panics on an invalid configuration.
-func newApp(config *configuration.Configuration, log *slog.Logger) (app *handlers.App, source *contentStore,
-	err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("configuration: %v", p)
-		}
-	}()
-	platforms := config.Validation.Manifests.Indexes.Platforms
-	source = &contentStore{log: log, sparse: platforms == "none" || platforms == "list"}
-	useUnbufferedBlobs(config, source)
-	useDurableFiles(config)
-	return handlers.NewApp(context.Background(), config), source, nil
 }
 
 // Serve listens and serves until ctx ends, then drains: it reports not ready at once, accepts
@@ -246,8 +217,8 @@ func (s *Server) Serve(ctx context.Context) error {
 // that opens and closes.
 func (s *Server) endpoints() (registry, diagnostics []*endpoint) {
 	if s.options.Listen != "" {
-		front := s.front(listenerTLS, policy{mutualTLS: true})
-		front.clients = s.clients
+		front := s.front(listenerTLS, front.Policy{MutualTLS: true})
+		front.Clients = s.clients
 		e := s.endpoint(front, s.options.Listen)
 		e.server.TLSConfig = tlsfiles.ServerConfig(s.certificates, tls.RequireAndVerifyClientCert, "http/1.1")
 		e.server.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
@@ -260,7 +231,7 @@ func (s *Server) endpoints() (registry, diagnostics []*endpoint) {
 		registry = append(registry, s.plainEndpoint())
 	}
 	if s.options.LoopbackListen != "" {
-		e := s.endpoint(s.front(listenerLoopback, policy{loopback: true}), s.options.LoopbackListen)
+		e := s.endpoint(s.front(listenerLoopback, front.Policy{Loopback: true}), s.options.LoopbackListen)
 		e.sharesPort = true
 		registry = append(registry, e)
 	}
@@ -269,7 +240,7 @@ func (s *Server) endpoints() (registry, diagnostics []*endpoint) {
 		if certificates == nil {
 			certificates = s.certificates
 		}
-		front := s.front(listenerExposed, policy{exposed: true, anonymousPull: s.options.ExposeAnonymousPull})
+		front := s.front(listenerExposed, front.Policy{Exposed: true, AnonymousPull: s.options.ExposeAnonymousPull})
 		e := s.endpoint(front, s.options.ExposeListen)
 		e.server.TLSConfig = tlsfiles.ServerConfig(certificates, tls.NoClientCert, "http/1.1")
 		registry = append(registry, e)
@@ -289,59 +260,73 @@ func (s *Server) endpoints() (registry, diagnostics []*endpoint) {
 }
 
 func (s *Server) plainEndpoint() *endpoint {
-	front := s.front(listenerPlain, policy{anonymousPull: s.options.AnonymousPull})
+	front := s.front(listenerPlain, front.Policy{AnonymousPull: s.options.AnonymousPull})
 	e := s.endpoint(front, s.options.PlainListen)
 	e.sharesPort = s.options.LoopbackListen != ""
 	return e
 }
 
 // endpoint shares the connection limit among successive listeners of the same name.
-func (s *Server) endpoint(front *front, address string) *endpoint {
-	return newEndpoint(front.name, address, front, s.connections[front.name], s.log)
+func (s *Server) endpoint(front *front.Front, address string) *endpoint {
+	return newEndpoint(front.Name, address, front, s.connections[front.Name], s.log)
 }
 
-func (s *Server) front(name string, policy policy) *front {
-	next := withPushes(withManifestLock(s.source, extended(s.app, s.source)))
-	next = s.space.limit(withConditionalDeletes(next))
-	if policy.mutualTLS {
-		next = s.withCatalog(s.withSpace(s.withScrub(s.withGarbageCollection(next))))
+func (s *Server) front(name string, policy front.Policy) *front.Front {
+	next := http.Handler(s.source)
+	if policy.MutualTLS {
+		next = own(map[string]http.Handler{
+			catalog.Path: inspect.Catalog(s.source.Store, &s.draining), scrub.Path: s.scrubber.Handler(&s.draining),
+			space.Path: inspect.Space(s.space.Report, s.collector.Stored),
+			gc.Path:    s.collector.Handler(&s.draining, s.space.Removed),
+		}, next)
 	}
-	f := &front{
-		name:        name,
-		policy:      policy,
-		credentials: s.credentials,
-		tokens:      s.tokens,
-		tagged:      s.source.tagged,
-		next:        next,
-		metrics:     s.metrics,
-		log:         s.log,
-		draining:    &s.draining,
-		now:         s.now,
-		idleTimeout: s.idleTimeout,
+	f := &front.Front{
+		Name:        name,
+		Policy:      policy,
+		Credentials: s.credentials,
+		Tokens:      s.tokens,
+		Tagged:      s.source.Tagged,
+		Next:        next,
+		Metrics:     s.metrics,
+		Log:         s.log,
+		Draining:    &s.draining,
+		Now:         s.now,
+		IdleTimeout: s.idleTimeout,
 	}
-	if s.signatures.on() {
-		f.signatures = s.signatures
+	if s.signatures.On() {
+		f.Signatures = s.signatures
 	}
 	return f
+}
+
+// own serves this registry's own paths, and passes other requests on.
+func own(paths map[string]http.Handler, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if handler, ok := paths[r.URL.Path]; ok {
+			handler.ServeHTTP(w, r)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 func (s *Server) serve(ctx context.Context, registry, diagnostics []*endpoint) error {
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var running sync.WaitGroup
-	running.Go(func() { s.credentials.run(background, func() { s.watchPullUsers(background) }) })
+	running.Go(func() { s.credentials.Run(background, func() { s.watchPullUsers(background) }) })
 	// Not waited for, because the storage may hang.
-	go s.health.run(background)
-	go s.leases.poll(background, s.health.interval)
-	go s.scrubber.poll(background, scrubFollowPeriod)
-	go s.space.pollContent(background, s.source.driver)
+	go s.health.Run(background)
+	go s.collector.Poll(background, s.health.Interval)
+	go s.scrubber.Poll(background)
+	go s.space.PollContent(background, s.source.Driver)
 	var writing sync.WaitGroup
-	writing.Go(func() { s.space.pollVolume(background, !readOnly(s.options.Config.Storage)) })
-	if !readOnly(s.options.Config.Storage) {
-		writing.Go(func() { s.source.keepRebuilding(background) })
+	writing.Go(func() { s.space.PollVolume(background, !storage.ReadOnly(s.options.Config.Storage)) })
+	if !storage.ReadOnly(s.options.Config.Storage) {
+		writing.Go(func() { s.source.KeepRebuilding(background) })
 	}
-	writing.Go(func() { s.signatures.run(background) })
-	if s.signatures.on() {
-		running.Go(func() { s.signatures.pollFiles(background) })
+	writing.Go(func() { s.signatures.Run(background) })
+	if s.signatures.On() {
+		running.Go(func() { s.signatures.PollFiles(background) })
 	}
 	if s.certificates != nil {
 		running.Go(func() { s.certificates.Run(background) })
@@ -377,7 +362,7 @@ func (s *Server) serve(ctx context.Context, registry, diagnostics []*endpoint) e
 	for _, e := range diagnostics {
 		_ = e.server.Close()
 	}
-	return errors.Join(err, s.app.Shutdown())
+	return errors.Join(err, s.source.Shutdown())
 }
 
 // waitFor waits until a group is done, but not longer than timeout.
@@ -411,7 +396,7 @@ func (s *Server) drain(endpoints []*endpoint) {
 func (s *Server) watchPullUsers(ctx context.Context) {
 	switch {
 	case s.plain == nil:
-	case s.credentials.hasPullUsers():
+	case s.credentials.HasPullUsers():
 		s.plain.open(ctx, s.options.PullHtpasswd+" has users")
 	default:
 		s.plain.close(s.options.PullHtpasswd + " has no users")
@@ -427,7 +412,7 @@ func (s *Server) healthHandler() http.Handler {
 			if s.draining.Load() {
 				return errors.New("shutting down")
 			}
-			return s.health.err(time.Now())
+			return s.health.Err(time.Now())
 		}),
 	})
 }
@@ -453,18 +438,18 @@ func (s *Server) metricsHandler() http.Handler {
 
 // reloadReport describes the certificates and credentials in use, and what follows them.
 func (s *Server) reloadReport() reloadstatus.Report {
-	report := reloadstatus.Report{Credentials: s.credentials.report(), GarbageCollection: s.leases.report(),
-		Scrub: s.scrubber.status()}
-	if err := s.health.err(time.Now()); err != nil {
+	report := reloadstatus.Report{Credentials: s.credentials.Report(), GarbageCollection: s.collector.Report(),
+		Scrub: s.scrubber.Status()}
+	if err := s.health.Err(time.Now()); err != nil {
 		report.StorageError = err.Error()
 	} else {
-		report.StorageEmpty = isEmpty(s.health.driver)
+		report.StorageEmpty = storage.IsEmpty(s.source.Driver)
 	}
-	if full := s.space.report(); full != (space.Report{}) {
+	if full := s.space.Report(); full != (space.Report{}) {
 		report.Space = &full
 	}
-	if s.signatures.on() {
-		report.Signatures = s.signatures.report()
+	if s.signatures.On() {
+		report.Signatures = s.signatures.Report()
 	}
 	if s.certificates != nil {
 		report.Certificates = s.certificates.Report()

@@ -25,6 +25,12 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
 
+// Repositories that are served over one path only.
+const (
+	probesOfProxies  = "zarf-registry/probe-proxy"
+	probesOfNodePort = "zarf-registry/probe-nodeport"
+)
+
 const (
 	serverName   = "zarf-registry.zarf.svc"
 	pushUser     = "push"

@@ -240,7 +240,7 @@ func TestInvalidCertificatesKeepThePreviousOnes(t *testing.T) {
 func TestUsersAreReloaded(t *testing.T) {
 	t.Parallel()
 	i := open(t, newTestCA(t), t.TempDir())
-	i.server.credentials.interval = time.Millisecond
+	i.server.credentials.Interval = time.Millisecond
 	i.run()
 	c := i.client(i.ca.client(t, pki.OrganizationPush))
 	try := func(user, password string) int {
@@ -264,7 +264,7 @@ func TestUsersAreReloaded(t *testing.T) {
 		}
 	}
 	replace([]byte("rubbish"))
-	eventually(t, "the failure is counted", func() bool { return i.server.credentials.reloadErrors.Load() > 2 })
+	eventually(t, "the failure is counted", func() bool { return i.server.credentials.ReloadErrors.Load() > 2 })
 	if got := try(pushUser, pushPassword); got != http.StatusAccepted {
 		t.Errorf("status %d while the file is broken", got)
 	}

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/api/scrub"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // scrub reads all content and returns the problems, one per line, and the result.
@@ -47,7 +49,7 @@ func flip(content string) string { return "X" + content[1:] }
 func TestScrub(t *testing.T) {
 	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
-	c, driver := i.pusher(), i.server.source.driver
+	c, driver := i.pusher(), i.server.source.Driver
 	ctx := t.Context()
 	var digests []any
 	for _, name := range []string{"one", "two", "three", "four", "five", "six", "seven"} {
@@ -72,14 +74,14 @@ func TestScrub(t *testing.T) {
 	}
 	_, threeManifest := c.manifestOf("a", "three")
 	three := digest.FromString(threeManifest)
-	i.overwrite(blobPath(layer("one")), flip("layer of one"))
-	remove(blobPath(layer("two")))
-	i.overwrite(blobPath(three), flip(threeManifest))
-	remove(layerPath("a", layer("four")))
-	i.overwrite(layerPath("a", layer("five")), "")
-	i.overwrite(tagPath("a", "seven"), "")
-	i.overwrite(blobPath(layer("untagged")), "short")
-	i.overwrite(blobPath(garbage), flip("garbage"))
+	i.overwrite(storage.BlobPath(layer("one")), flip("layer of one"))
+	remove(storage.BlobPath(layer("two")))
+	i.overwrite(storage.BlobPath(three), flip(threeManifest))
+	remove(storage.LayerPath("a", layer("four")))
+	i.overwrite(storage.LayerPath("a", layer("five")), "")
+	i.overwrite(storage.TagPath("a", "seven"), "")
+	i.overwrite(storage.BlobPath(layer("untagged")), "short")
+	i.overwrite(storage.BlobPath(garbage), flip("garbage"))
 	want := []string{
 		"damaged " + garbage.String() + " (no image needs it)",
 		"damaged " + layer("one").String() + " a:multi a:one b:v1",
@@ -120,9 +122,9 @@ func TestScrub(t *testing.T) {
 	c.must(http.StatusCreated, "PUT", "/v2/a/manifests/"+untagged.String(), strings.NewReader(manifest), "Content-Type",
 		ociManifest)
 	collectNow(t, i.root, gc.Request{})
-	i.server.scrubber.refresh(t.Context())
+	i.server.scrubber.Refresh(t.Context())
 	if got := i.metric("zarf_registry_scrub_problems"); got != 0 {
-		t.Errorf("after the repair, the metric is %f: %v", got, i.server.scrubber.last.Load())
+		t.Errorf("after the repair, the metric is %f", got)
 	}
 	if status := i.loaded().Scrub; status == nil || status.Problems != 0 || status.Images != nil {
 		t.Errorf("status %+v", status)
@@ -145,12 +147,12 @@ func TestScrubForgetsDeletedImages(t *testing.T) {
 	i := start(t, newTestCA(t), t.TempDir())
 	c := i.pusher()
 	d, _ := c.pushImage("a", "v1", "layer")
-	i.overwrite(blobPath(digest.FromString("layer")), "Layer")
+	i.overwrite(storage.BlobPath(digest.FromString("layer")), "Layer")
 	if problems, _ := c.scrub(); len(problems) != 1 {
 		t.Fatalf("%q", problems)
 	}
 	c.must(http.StatusAccepted, "DELETE", "/v2/a/manifests/"+d.String(), nil)
-	i.server.scrubber.refresh(t.Context())
+	i.server.scrubber.Refresh(t.Context())
 	if got := i.metric("zarf_registry_scrub_problems"); got != 0 {
 		t.Errorf("the metric is %f", got)
 	}
@@ -167,7 +169,7 @@ func TestScrubContinues(t *testing.T) {
 		content := random(100_000) + string(rune('a'+n))
 		last = max(last, c.pushBlob("a", content))
 	}
-	i.overwrite(blobPath(digest.FromString("layer")), "Layer")
+	i.overwrite(storage.BlobPath(digest.FromString("layer")), "Layer")
 	ctx, cancel := context.WithCancel(t.Context())
 	read := int64(0)
 	progress := func(p *scrub.Progress) {
@@ -176,20 +178,27 @@ func TestScrubContinues(t *testing.T) {
 		}
 	}
 	began := time.Now()
-	_, err := i.server.scrubber.run(ctx, scrub.Request{Rate: 4_000_000}, progress, func(scrub.Problem) {})
+	_, err := i.server.scrubber.Run(ctx, scrub.Request{Rate: 4_000_000}, progress, func(scrub.Problem) {})
 	if !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
 	if took := time.Since(began); took < 200*time.Millisecond {
 		t.Errorf("read %d bytes in %s", read, took)
 	}
-	record, err := i.server.scrubber.read(t.Context())
+	var record struct {
+		Last     digest.Digest
+		Finished time.Time
+	}
+	data, err := i.server.source.Driver.GetContent(t.Context(), "/docker/registry/v2/zarf-registry/scrub.json")
+	if err == nil {
+		err = json.Unmarshal(data, &record)
+	}
 	if err != nil || record.Last == "" || record.Last >= last || !record.Finished.IsZero() {
 		t.Fatalf("record %+v, %v", record, err)
 	}
 	// What was read is not read again, so this damage remains unnoticed until the next one.
 	damaged := record.Last
-	i.overwrite(blobPath(damaged), strings.Repeat("x", i.sizeOf(damaged)))
+	i.overwrite(storage.BlobPath(damaged), strings.Repeat("x", i.sizeOf(damaged)))
 	want := []string{"damaged " + digest.FromString("layer").String() + " a:v1"}
 	if problems, _ := c.scrub(); !slices.Equal(problems, want) {
 		t.Errorf("%q, want %q", problems, want)
@@ -201,7 +210,7 @@ func TestScrubContinues(t *testing.T) {
 
 func (i *instance) sizeOf(d digest.Digest) int {
 	i.t.Helper()
-	info, err := i.server.source.driver.Stat(context.Background(), blobPath(d))
+	info, err := i.server.source.Driver.Stat(context.Background(), storage.BlobPath(d))
 	if err != nil {
 		i.t.Fatal(err)
 	}
@@ -218,9 +227,25 @@ func TestScrubNeedsThePushCredential(t *testing.T) {
 	for _, query := range []string{"?rate=0", "?rate=x", "?speed=1", "?rate=1&rate=2"} {
 		c.must(http.StatusBadRequest, "POST", scrub.Path+query, nil)
 	}
-	i.server.scrubber.running.Lock()
+	c.pushBlob("a", random(100_000))
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() {
+		slowly, err := http.NewRequestWithContext(ctx, "POST", c.base+scrub.Path+"?rate=1000", nil)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		slowly.SetBasicAuth(pushUser, pushPassword)
+		if response, err := c.Do(slowly); err == nil {
+			_, _ = io.Copy(io.Discard, response.Body)
+			response.Body.Close()
+		}
+	})
+	eventually(t, "it is running", func() bool { return i.inFlight("tls") == 1 })
 	c.must(http.StatusConflict, "POST", scrub.Path, nil)
-	i.server.scrubber.running.Unlock()
+	cancel()
+	running.Wait()
 	if got := i.metric("zarf_registry_scrub_problems"); got != -1 {
 		t.Errorf("before the first, the metric is %f", got)
 	}

@@ -9,7 +9,6 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -17,6 +16,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,6 +24,9 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+	"github.com/zarf-dev/zarf-registry/internal/registry/verify"
 )
 
 const (
@@ -132,7 +135,7 @@ func (c client) read(method, repository, name string) answer {
 }
 
 // verified are the options of a registry that verifies signatures.
-func verified(t testing.TB, mode SignatureMode, signers ...signer) (dir string, change func(*Options)) {
+func verified(t testing.TB, mode verify.Mode, signers ...signer) (dir string, change func(*Options)) {
 	t.Helper()
 	dir = t.TempDir()
 	for n, s := range signers {
@@ -144,7 +147,7 @@ func verified(t testing.TB, mode SignatureMode, signers ...signer) (dir string, 
 // enforcing starts a registry that enforces signatures of the signers.
 func enforcing(t testing.TB, root string, signers ...signer) *instance {
 	t.Helper()
-	_, change := verified(t, SignaturesEnforce, signers...)
+	_, change := verified(t, verify.Enforce, signers...)
 	i := start(t, newTestCA(t), root, change)
 	i.waitEnforcing()
 	return i
@@ -152,13 +155,13 @@ func enforcing(t testing.TB, root string, signers ...signer) *instance {
 
 func (i *instance) waitEnforcing() {
 	i.t.Helper()
-	eventually(i.t, "signatures are enforced", func() bool { return i.server.signatures.enforcing.Load() })
+	eventually(i.t, "signatures are enforced", func() bool { return i.server.signatures.Report().Enforced })
 }
 
 func TestWhoReadsUnsignedImages(t *testing.T) {
 	t.Parallel()
 	s := newSigner(t)
-	_, change := verified(t, SignaturesEnforce, s)
+	_, change := verified(t, verify.Enforce, s)
 	for _, open := range []bool{false, true} {
 		e := startExposed(t, change, func(o *Options) {
 			o.AnonymousPull, o.ExposeAnonymousPull = open, open
@@ -243,9 +246,9 @@ func TestDenialsNameImageKeysAndRemedy(t *testing.T) {
 	}
 	got := body.Errors[0].Message
 	for n := range 4 {
-		want := i.server.signatures.current.Load().keys[n]
-		if want.Name != fmt.Sprintf("key%d.pub", n+1) || !strings.Contains(got, want.String()) {
-			t.Errorf("%q does not name %s", got, want)
+		key := fmt.Sprintf("key%d.pub (SHA-256 %s…)", n+1, i.server.signatures.Report().Keys[n][:16])
+		if !strings.Contains(got, key) {
+			t.Errorf("%q does not name %s", got, key)
 		}
 	}
 	for _, want := range []string{"image team/app:v1 (" + d.String() + ") is not signed by ",
@@ -295,58 +298,37 @@ func quoted(data []byte) string {
 func TestAnotherReplicaSigns(t *testing.T) {
 	t.Parallel()
 	s, root := newSigner(t), t.TempDir()
-	_, change := verified(t, SignaturesEnforce, s)
+	_, change := verified(t, verify.Enforce, s)
 	here, there := open(t, newTestCA(t), root, change), start(t, newTestCA(t), root, change)
-	now := time.Now()
-	here.server.signatures.now = func() time.Time { return now }
-	here.server.signatures.enforcing.Store(true)
-	close(here.server.signatures.decided)
-	v := here.server.signatures
+	began := time.Now()
+	var later atomic.Int64
+	here.server.signatures.Now = func() time.Time { return began.Add(time.Duration(later.Load())) }
+	here.run()
+	here.waitEnforcing()
 	d, manifest := there.pusher().pushImage("a", "v1", "layer")
-	outcomes := func(after time.Duration) outcome {
+	signed := func(after time.Duration) bool {
 		t.Helper()
-		now = now.Add(after)
-		found, err := v.check(t.Context(), "a", d)
-		if err != nil {
-			t.Fatal(err)
+		later.Add(int64(after))
+		switch a := here.node().read(http.MethodGet, "a", d.String()); a.StatusCode {
+		case http.StatusOK:
+			return true
+		case http.StatusForbidden:
+			return false
+		default:
+			t.Fatalf("status %d", a.StatusCode)
+			return false
 		}
-		return found.outcome
 	}
-	if got := outcomes(0); got != outcomeUnsigned {
-		t.Fatalf("before: %s", got)
+	if signed(0) {
+		t.Fatal("signed before the signature")
 	}
 	signature := s.attach(there.pusher(), "a", manifest)
-	if first, second := outcomes(keepDenied-1), outcomes(1); first != outcomeUnsigned || second != outcomeSigned {
-		t.Errorf("after a signature: %s, %s", first, second)
+	if first, second := signed(2*time.Second-1), signed(1); first || !second {
+		t.Errorf("after a signature: %t, %t", first, second)
 	}
 	there.pusher().must(http.StatusAccepted, "DELETE", "/v2/a/manifests/"+signature.String(), nil)
-	if first, second := outcomes(keepAccepted-1), outcomes(1); first != outcomeSigned || second != outcomeUnsigned {
-		t.Errorf("after a deletion: %s, %s", first, second)
-	}
-}
-
-func TestResultsOfAVerificationBeforeAChangeDoNotCount(t *testing.T) {
-	t.Parallel()
-	var r results
-	d, now := digest.FromString("image"), time.Now()
-	memory := r.forRepository("a")
-	r.forget("a")
-	r.put(memory, d, verdict{}, now)
-	if _, ok := r.get("a", d, now); ok {
-		t.Error("a result from before the change counts")
-	}
-	if r.size != 0 {
-		t.Errorf("%d results count that are not in memory", r.size)
-	}
-	r.put(r.forRepository("a"), d, verdict{}, now)
-	if _, ok := r.get("a", d, now); !ok {
-		t.Error("a result from after the change does not count")
-	}
-	for n := range maxResults + 1 {
-		r.put(r.forRepository("b"), digest.FromString(fmt.Sprint(n)), verdict{}, now)
-	}
-	if n := len(r.known["b"].known); n > 10 {
-		t.Errorf("%d results in memory", n)
+	if first, second := signed(time.Minute-1), signed(1); !first || second {
+		t.Errorf("after a deletion: %t, %t", first, second)
 	}
 }
 
@@ -415,15 +397,14 @@ func TestATagIsResolvedOnce(t *testing.T) {
 	i := enforcing(t, t.TempDir(), s)
 	_, manifest := i.pusher().pushImage("a", "v1", "layer")
 	s.attach(i.pusher(), "a", manifest)
-	front := i.server.front(listenerTLS, policy{})
-	request := func(name string) (*http.Request, error) {
+	verify := func(name string) (*http.Request, error) {
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://registry/v2/a/manifests/"+name, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return front.signatures.require(r, target{repository: "a", manifest: name})
+		return i.server.signatures.Require(r, request.Target{Repository: "a", Manifest: name})
 	}
-	served, err := request("v1")
+	served, err := verify("v1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -431,10 +412,10 @@ func TestATagIsResolvedOnce(t *testing.T) {
 	if want := "/v2/a/manifests/" + digest.FromString(manifest).String(); served.URL.Path != want {
 		t.Errorf("the request is for %s, want %s", served.URL.Path, want)
 	}
-	if _, err := request("v1"); err == nil {
+	if _, err := verify("v1"); err == nil {
 		t.Error("the tag's other image is served")
 	}
-	if _, err := request("missing"); err == nil {
+	if _, err := verify("missing"); err == nil {
 		t.Error("a tag that may exist by the time of the response is served")
 	}
 }
@@ -442,7 +423,7 @@ func TestATagIsResolvedOnce(t *testing.T) {
 func TestKeysAreFollowed(t *testing.T) {
 	t.Parallel()
 	before, after := newSigner(t), newSigner(t)
-	dir, change := verified(t, SignaturesEnforce, before)
+	dir, change := verified(t, verify.Enforce, before)
 	i := start(t, newTestCA(t), t.TempDir(), change)
 	i.waitEnforcing()
 	_, manifest := i.pusher().pushImage("a", "v1", "layer")
@@ -480,7 +461,7 @@ func TestKeysAreFollowed(t *testing.T) {
 
 func TestWithoutValidKeysNothingIsSigned(t *testing.T) {
 	t.Parallel()
-	_, change := verified(t, SignaturesEnforce)
+	_, change := verified(t, verify.Enforce)
 	i := start(t, newTestCA(t), t.TempDir(), change)
 	i.waitEnforcing()
 	i.pusher().pushImage("a", "v1", "layer")
@@ -496,7 +477,7 @@ func TestWithoutValidKeysNothingIsSigned(t *testing.T) {
 func TestOwnImagesNeedNoSignature(t *testing.T) {
 	t.Parallel()
 	s, own := newSigner(t), filepath.Join(t.TempDir(), "own-images")
-	_, change := verified(t, SignaturesEnforce, s)
+	_, change := verified(t, verify.Enforce, s)
 	i := start(t, newTestCA(t), t.TempDir(), change, func(o *Options) { o.OwnImages = own })
 	i.waitEnforcing()
 	child, _ := i.pusher().pushImage("zarf-registry/probe-proxy", "v1", "layer")
@@ -533,7 +514,8 @@ func TestStoredImagesAreAuditedBeforeSignaturesAreEnforced(t *testing.T) {
 	p := plain.pusher()
 	_, manifest := p.pushImage("a", "signed", "signed")
 	s.attach(p, "a", manifest)
-	for n := range maxAuditLogs + 5 {
+	const logged = 100
+	for n := range logged + 5 {
 		p.pushImage("b", fmt.Sprint(n), fmt.Sprint(n))
 	}
 	if plain.loaded().Signatures != nil || plain.metric("zarf_registry_unsigned_tags") != -1 {
@@ -547,32 +529,22 @@ func TestStoredImagesAreAuditedBeforeSignaturesAreEnforced(t *testing.T) {
 		t.Error("off: an unsigned image is denied")
 	}
 
-	dir, change := verified(t, SignaturesEnforce, s)
-	first := open(t, newTestCA(t), root, change)
-	v := first.server.signatures
-	if v.indexed() {
-		t.Error("it does not wait for back links")
+	dir, change := verified(t, verify.Enforce, s)
+	first := start(t, newTestCA(t), root, change)
+	first.waitEnforcing()
+	if got := first.metric("zarf_registry_unsigned_tags"); got != logged+5 {
+		t.Errorf("%v unsigned", got)
 	}
-	if !v.decide(t.Context()) || v.enforcing.Load() {
-		t.Error("signatures are enforced before the stored images are audited")
-	}
-	if err := v.audit(t.Context()); err != nil || !v.enforcing.Load() || v.unsigned.Load() != maxAuditLogs+5 {
-		t.Errorf("audit() = %v, enforcing %t, %d unsigned", err, v.enforcing.Load(), v.unsigned.Load())
-	}
-	if got := strings.Count(first.logs.String(), `"image is not signed"`); got != maxAuditLogs {
+	if got := strings.Count(first.logs.String(), `"image is not signed"`); got != logged {
 		t.Errorf("%d images are in the log", got)
 	}
 	if !strings.Contains(first.logs.String(), `"verified the stored images","tags":106,"unsigned":105,"enforcing":true`) {
 		t.Error("the log has no summary")
 	}
 
-	again := open(t, newTestCA(t), root, change).server.signatures
-	if !again.decide(t.Context()) || !again.enforcing.Load() {
-		t.Error("a restarted registry does not enforce signatures at once")
-	}
-
-	for _, mode := range []SignatureMode{SignaturesOff, SignaturesAudit} {
-		if err := again.source.driver.PutContent(t.Context(), enforcedPath, []byte("\n")); err != nil {
+	const enforcedPath = "/docker/registry/v2/zarf-registry/signatures-enforced"
+	for _, mode := range []verify.Mode{verify.Off, verify.Audit} {
+		if err := first.server.source.Driver.PutContent(t.Context(), enforcedPath, []byte("\n")); err != nil {
 			t.Fatal(err)
 		}
 		i := start(t, newTestCA(t), root, func(o *Options) { o.Signatures, o.SignatureKeys = mode, dir })
@@ -589,7 +561,7 @@ func TestStoredImagesAreAuditedBeforeSignaturesAreEnforced(t *testing.T) {
 func TestAuditServesLogsAndCounts(t *testing.T) {
 	t.Parallel()
 	s := newSigner(t)
-	_, change := verified(t, SignaturesAudit, s)
+	_, change := verified(t, verify.Audit, s)
 	i := start(t, newTestCA(t), t.TempDir(), change)
 	eventually(t, "the stored images are audited", func() bool { return i.metric("zarf_registry_unsigned_tags") == 0 })
 	_, manifest := i.pusher().pushImage("a", "signed", "signed")
@@ -618,11 +590,11 @@ func TestAnUnreadableSignatureIsNotAMissingOne(t *testing.T) {
 	t.Parallel()
 	filesystemOnly(t)
 	s, root := newSigner(t), t.TempDir()
-	_, change := verified(t, SignaturesEnforce, s)
+	_, change := verified(t, verify.Enforce, s)
 	i := start(t, newTestCA(t), root, change)
 	i.waitEnforcing()
 	d, _ := i.pusher().pushImage("a", "v1", "layer")
-	data := filepath.Join(root, blobPath(d))
+	data := filepath.Join(root, storage.BlobPath(d))
 	if err := os.Remove(data); err != nil {
 		t.Fatal(err)
 	}
@@ -643,24 +615,23 @@ func TestAnUnreadableSignatureIsNotAMissingOne(t *testing.T) {
 	if i.metric(`zarf_registry_signature_verifications_total{result="failed"}`) != 2 {
 		t.Error("the failures are not counted")
 	}
-	if err := i.server.signatures.audit(t.Context()); err != nil || i.metric("zarf_registry_unsigned_tags") != 1 {
-		t.Errorf("audit() = %v, %v unsigned tags", err, i.metric("zarf_registry_unsigned_tags"))
-	}
+	again := start(t, newTestCA(t), root, change)
+	eventually(t, "the stored images are audited", func() bool { return again.metric("zarf_registry_unsigned_tags") == 1 })
 }
 
 func TestVerifyOptions(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
-		mode SignatureMode
+		mode verify.Mode
 		keys string
 		want string
 	}{
 		"nothing":              {"", "", ""},
-		"off":                  {SignaturesOff, "", ""},
-		"enforced":             {SignaturesEnforce, "keys", ""},
+		"off":                  {verify.Off, "", ""},
+		"enforced":             {verify.Enforce, "keys", ""},
 		"an unknown mode":      {"on", "keys", "invalid --signatures on: want off, audit or enforce"},
-		"enforced, keyless":    {SignaturesEnforce, "", "--signatures=enforce needs --signature-keys"},
-		"audited, keyless":     {SignaturesAudit, "", "--signatures=audit needs --signature-keys"},
+		"enforced, keyless":    {verify.Enforce, "", "--signatures=enforce needs --signature-keys"},
+		"audited, keyless":     {verify.Audit, "", "--signatures=audit needs --signature-keys"},
 		"a mode in upper case": {"Enforce", "keys", "invalid --signatures Enforce"},
 	} {
 		o := Options{Listen: ":1", TLSDir: "tls", Htpasswd: "users", Signatures: tt.mode, SignatureKeys: tt.keys}
@@ -698,7 +669,7 @@ func BenchmarkVerified(b *testing.B) {
 		var took []time.Duration
 		for b.Loop() {
 			began := time.Now()
-			if _, err := i.server.signatures.require(r, target{repository: "a", manifest: "v1"}); err != nil {
+			if _, err := i.server.signatures.Require(r, request.Target{Repository: "a", Manifest: "v1"}); err != nil {
 				b.Fatal(err)
 			}
 			took = append(took, time.Since(began))
@@ -706,57 +677,4 @@ func BenchmarkVerified(b *testing.B) {
 		slices.Sort(took)
 		b.ReportMetric(float64(took[len(took)*99/100].Nanoseconds()), "p99-ns")
 	})
-}
-
-// The kubelet replaces the generation of a mounted Secret while keys are read.
-func TestKeysAreOfOneGeneration(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	mount := func(n int) {
-		t.Helper()
-		generation := fmt.Sprintf("..%d", n)
-		for _, err := range []error{
-			os.Mkdir(filepath.Join(dir, generation), 0o700),
-			os.WriteFile(filepath.Join(dir, generation, "a.pub"), []byte(fmt.Sprint(n)), 0o600),
-			os.WriteFile(filepath.Join(dir, generation, "b.pub"), []byte(fmt.Sprint(n)), 0o600),
-			os.Symlink(generation, filepath.Join(dir, "..data_tmp")),
-			os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")),
-			os.RemoveAll(filepath.Join(dir, fmt.Sprintf("..%d", n-1))),
-		} {
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	mount(0)
-	for _, name := range []string{"a.pub", "b.pub"} {
-		if err := os.Symlink("..data/"+name, filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	stop, stopped := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(stopped)
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-			}
-			files, err := readDir(dir)
-			if err != nil && !errors.Is(err, errReplaced) {
-				t.Error(err)
-				return
-			}
-			if err == nil && (len(files) != 2 || string(files["a.pub"]) != string(files["b.pub"])) {
-				t.Errorf("read %s", files)
-				return
-			}
-		}
-	}()
-	for n := 1; n < 300; n++ {
-		mount(n)
-	}
-	close(stop)
-	<-stopped
 }

@@ -1,40 +1,36 @@
 package registry
 
 import (
-	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"io"
-	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
-	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // startWithQuota starts a registry and waits until it has measured its content.
 func startWithQuota(t *testing.T, ca testCA, root string, quota int64) *instance {
 	t.Helper()
 	i := open(t, ca, root, func(o *Options) { o.Quota = quota })
-	i.server.leases.times = quick
+	i.server.collector.Times = quick
 	i.run()
-	eventually(t, "the content is measured", func() bool { return i.server.space.report().Quota != nil })
+	eventually(t, "the content is measured", func() bool { return i.server.space.Report().Quota != nil })
 	return i
 }
 
 // used returns how much of the quota is used.
-func (i *instance) used() int64 { return i.server.space.report().Quota.Used }
+func (i *instance) used() int64 { return i.server.space.Report().Quota.Used }
 
 // mentions fails the test unless the text contains all words.
 func mentions(t *testing.T, text string, words ...string) {
@@ -70,7 +66,7 @@ func TestFullQuotaRefusesPushes(t *testing.T) {
 	if used := i.used(); used > 110_000 {
 		t.Errorf("%d bytes are used after a refused upload", used)
 	}
-	if expected := i.server.space.expected; expected != 0 {
+	if expected := i.server.space.ExpectedBytes(); expected != 0 {
 		t.Errorf("%d bytes are expected although nothing is in progress", expected)
 	}
 
@@ -85,7 +81,7 @@ func TestFullQuotaRefusesPushes(t *testing.T) {
 	canceled = c.base + c.must(http.StatusAccepted, "PATCH", canceled, stream(1_000)).Header.Get("Location")
 	continued = c.base + c.must(http.StatusAccepted, "PATCH", continued, stream(5_000)).Header.Get("Location")
 
-	i.server.space.arrived(90_000, 0)
+	i.server.space.Arrived(90_000, 0)
 	for name, request := range map[string][2]string{
 		"begins an upload":    {"POST", "/v2/a/blobs/uploads/"},
 		"mounts":              {"POST", "/v2/b/blobs/uploads/?from=a&mount=" + digest.FromString("kept layer").String()},
@@ -103,13 +99,13 @@ func TestFullQuotaRefusesPushes(t *testing.T) {
 	}
 	c.must(http.StatusOK, "GET", "/v2/a/manifests/kept", nil, "Accept", ociManifest)
 	c.must(http.StatusOK, "HEAD", "/v2/a/blobs/"+digest.FromString("kept layer").String(), nil)
-	c.pushImage(probeProxy, "v1", "a small image of the project")
+	c.pushImage(probesOfProxies, "v1", "a small image of the project")
 	c.must(http.StatusAccepted, "DELETE", "/v2/a/manifests/"+deleted.String(), nil)
 	for _, removed := range []string{continued, finish} {
 		c.must(http.StatusNotFound, "GET", removed, nil) // or it would still occupy space
 	}
 	c.must(http.StatusNoContent, "DELETE", canceled, nil)
-	i.server.space.removed(90_000)
+	i.server.space.Removed(90_000)
 	if used := i.used(); used > 110_000 {
 		t.Errorf("%d bytes are used after the uploads were removed", used)
 	}
@@ -178,117 +174,6 @@ func TestStorageIsReported(t *testing.T) {
 	i.plain().as(pushUser, pushPassword).must(http.StatusNotFound, "GET", space.Path, nil)
 }
 
-func TestUploadsInProgressKeepTheirSpace(t *testing.T) {
-	t.Parallel()
-	s := newStorageSpace("", 1000, slog.New(slog.DiscardHandler))
-	if err := s.admit(false, 1<<40); err != nil {
-		t.Fatalf("refused before the content is measured: %v", err)
-	}
-	s.arrived(0, 1<<40)
-	s.measured, s.content = true, 100
-	if err := s.admit(false, 500); err != nil {
-		t.Fatal(err)
-	}
-	err := s.admit(false, 400)
-	if err == nil {
-		t.Fatal("two uploads got the same space")
-	}
-	mentions(t, err.Error(), "400 B do not fit", "uploads in progress need 500 B")
-	if err := s.admit(false, 0); err != nil {
-		t.Errorf("a request without a body: %v", err)
-	}
-	if err := s.admit(true, 400); err != nil {
-		t.Errorf("the project's own: %v", err)
-	}
-	s.arrived(0, 400)
-	// 200 bytes come, and the client disconnects.
-	body := &arrivingBody{ReadCloser: io.NopCloser(strings.NewReader(random(200))), space: s, expected: 500}
-	if _, err := io.Copy(io.Discard, body); err != nil {
-		t.Fatal(err)
-	}
-	body.finish()
-	body.finish()
-	if s.content != 300 || s.expected != 0 {
-		t.Errorf("%d bytes are used, and %d expected", s.content, s.expected)
-	}
-	if err := s.admit(false, 650); err != nil {
-		t.Error(err)
-	}
-}
-
-// walkingDriver calls during in the middle of a walk.
-type walkingDriver struct {
-	storagedriver.StorageDriver
-	during func()
-}
-
-func (d walkingDriver) Walk(_ context.Context, _ string, f storagedriver.WalkFn,
-	_ ...func(*storagedriver.WalkOptions)) error {
-	d.during()
-	return f(storagedriver.FileInfoInternal{FileInfoFields: storagedriver.FileInfoFields{Path: "/a", Size: 1000}})
-}
-
-func TestMeasuringCountsWhatChangesMeanwhile(t *testing.T) {
-	t.Parallel()
-	s := newStorageSpace("", 10_000, slog.New(slog.DiscardHandler))
-	for description, tt := range map[string]struct {
-		during func()
-		want   int64
-		again  bool
-	}{
-		"nothing":                       {func() {}, 1000, false},
-		"content was added":             {func() { s.arrived(500, 0) }, 1500, false},
-		"content was added and removed": {func() { s.arrived(500, 0); s.removed(200) }, 1500, true},
-	} {
-		again, err := s.measureContent(t.Context(), walkingDriver{during: tt.during})
-		if err != nil || again != tt.again || s.content != tt.want {
-			t.Errorf("%s: %d bytes, again %t, %v", description, s.content, again, err)
-		}
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := s.measureContent(ctx, walkingDriver{during: func() {}}); !errors.Is(err, context.Canceled) {
-		t.Errorf("%v", err)
-	}
-}
-
-func TestFullStorageIsLogged(t *testing.T) {
-	t.Parallel()
-	var out bytes.Buffer
-	s := newStorageSpace("", 1000, slog.New(slog.NewTextHandler(&out, nil)))
-	now := time.Now()
-	s.now = func() time.Time { return now }
-	s.measured = true
-	for _, step := range []struct {
-		after time.Duration
-		used  int64
-		want  string
-	}{
-		{0, 849, ""},
-		{0, 850, "nearly full"},
-		{time.Minute, 900, ""},
-		{0, 840, ""}, // not enough to warn again
-		{0, 860, ""},
-		{0, 950, "pushes are refused"},
-		{0, 949, ""},
-		{0, 951, ""},
-		{time.Hour, 951, "pushes are refused"},
-		{0, 700, ""},
-		{0, 850, "nearly full"},
-		{time.Hour, 850, "nearly full"},
-	} {
-		now, s.content = now.Add(step.after), step.used
-		out.Reset()
-		s.warn()
-		if got := out.String(); step.want == "" && got != "" || !strings.Contains(got, step.want) {
-			t.Errorf("%d used: logged %q, want %q", step.used, got, step.want)
-		}
-		if out.Len() > 0 {
-			mentions(t, out.String(), "level=WARN", "limit=quota", "limitBytes=1000", "remedy=")
-		}
-	}
-}
-
 // smallVolume mounts a file system of so many bytes.
 func smallVolume(t *testing.T, options string) string {
 	t.Helper()
@@ -330,12 +215,18 @@ func fill(t *testing.T, root string) (remove func()) {
 	}
 }
 
+// ballast returns the paths of the ballast files.
+func ballast(root string) []string {
+	dir := filepath.Join(root, "docker/registry/v2/zarf-registry")
+	return []string{filepath.Join(dir, "ballast-0"), filepath.Join(dir, "ballast-1")}
+}
+
 // ballastExists waits until the registry can write its lease to a full file system.
 func ballastExists(t *testing.T, root string) {
 	t.Helper()
 	eventually(t, "there is ballast", func() bool {
 		for _, path := range ballast(root) {
-			if info, err := os.Stat(path); err != nil || info.Size() != ballastSize {
+			if info, err := os.Stat(path); err != nil || info.Size() != 4096 {
 				return false
 			}
 		}
@@ -361,19 +252,17 @@ func TestCompletelyFullVolume(t *testing.T) {
 			fill(t, root)
 
 			// It has been measured long ago, seen from a fast client.
-			i.server.space.mu.Lock()
-			i.server.space.volume = &space.Usage{Limit: 8 << 20}
-			i.server.space.mu.Unlock()
+			i.server.space.Arrived(-8<<20, 0)
 			a := c.must(http.StatusInsufficientStorage, "PATCH", c.base+location, strings.NewReader(random(100_000)))
 			if a.code() != "INSUFFICIENT_STORAGE" {
 				t.Errorf("%s", a.body)
 			}
 			mentions(t, a.body, "no space left", "registry.persistence.size")
-			if left, err := filepath.Glob(filepath.Join(root, repositoriesPath, "a/_uploads/*")); err != nil || len(left) > 0 {
+			if left, err := filepath.Glob(filepath.Join(root, storage.RepositoriesPath, "a/_uploads/*")); err != nil || len(left) > 0 {
 				t.Errorf("the upload occupies space: %v, %v", left, err)
 			}
 			fill(t, root)
-			i.server.space.measureVolume()
+			i.server.space.MeasureVolume()
 
 			a = c.must(http.StatusInsufficientStorage, "POST", "/v2/a/blobs/uploads/", nil)
 			mentions(t, a.body, "100.0 % of the volume is used, 8.4 MB of 8.4 MB")
@@ -389,11 +278,11 @@ func TestCompletelyFullVolume(t *testing.T) {
 			if last := events[len(events)-1]; last.Result == nil || last.Result.Bytes < 1<<20 {
 				t.Fatalf("%+v", last)
 			}
-			if r := i.read(t); r.record.Held || r.record.Succeeded == 0 || r.record.Result.Bytes < 1<<20 {
-				t.Errorf("%+v", r.record)
+			if r := i.read(t); r.Held || r.Succeeded == 0 || r.Result.Bytes < 1<<20 {
+				t.Errorf("%+v", r)
 			}
 			ballastExists(t, root)
-			i.server.space.measureVolume()
+			i.server.space.MeasureVolume()
 			c.pushImage("a", "new", random(100_000))
 		})
 	}
@@ -402,22 +291,17 @@ func TestCompletelyFullVolume(t *testing.T) {
 func TestRecordsOnAFullFileSystem(t *testing.T) {
 	t.Parallel()
 	record := func(text string) []byte { return []byte(`{"id":"` + text + `"}`) }
-	read := func(t *testing.T, leases *leaseClient) string {
-		t.Helper()
-		r, err := leases.read(t.Context(), 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return r.record.ID
-	}
 	for name, options := range map[string]string{"no blocks": "size=1m", "no inodes": "size=1m,nr_inodes=16"} {
 		t.Run(name, func(t *testing.T) {
 			root := smallVolume(t, options)
-			leases := fileLeases(t, root)
-			put := func(text string) error {
-				return putRecord(t.Context(), leases.driver, root, leasePath, record(text))
+			driver, err := storage.Open(t.Context(), loadConfig(t, "version: 0.1\n"+storageAt(root)).Config.Storage)
+			if err != nil {
+				t.Fatal(err)
 			}
-			keepBallast(root)
+			put := func(text string) error {
+				return storage.PutRecord(t.Context(), driver, root, recordPath, record(text))
+			}
+			storage.KeepBallast(root)
 			ballastExists(t, root)
 			size := 1 << 17
 			if name == "no inodes" {
@@ -441,7 +325,7 @@ func TestRecordsOnAFullFileSystem(t *testing.T) {
 				if err := put(text); err != nil {
 					t.Fatalf("%s: %v", text, err)
 				}
-				if got := read(t, leases); got != text {
+				if got := readRecord(t, driver).ID; got != text {
 					t.Errorf("read %s, want %s", got, text)
 				}
 			}
@@ -449,7 +333,7 @@ func TestRecordsOnAFullFileSystem(t *testing.T) {
 				_ = os.Remove(path)
 			}
 			exhaust()
-			if err := put("fifth"); err == nil || !noSpace(err) {
+			if err := put("fifth"); err == nil || !storage.NoSpace(err) {
 				t.Errorf("without ballast: %v", err)
 			} else {
 				mentions(t, err.Error(), "delete an image")

@@ -90,7 +90,7 @@ func TestClientsShowThatTheRegistryIsFull(t *testing.T) {
 	}
 	check("an image that does not fit", "do not fit into the storage: 8")
 	i.pusher().pushBlob("a", random(100_000))
-	i.server.space.arrived(50_000, 0)
+	i.server.space.Arrived(50_000, 0)
 	check("a full registry", "the storage is full: 9")
 }
 

@@ -19,14 +19,14 @@ const (
 	drainPeriod   = 20 * time.Second / speedup
 )
 
-var quickLease = fmt.Sprintf(`package registry
+var quickLease = fmt.Sprintf(`package collect
 
 import "time"
 
 func init() {
-	t := &defaultLeaseTimes
+	t := &defaultTimes
 	for _, d := range []*time.Duration{
-		&t.pollInterval, &t.validity, &t.drainPeriod, &t.waitTimeout, &t.heartbeat, &t.renewDeadline, &t.leaseDuration,
+		&t.PollInterval, &t.Validity, &t.DrainPeriod, &t.WaitTimeout, &t.Heartbeat, &t.RenewDeadline, &t.LeaseDuration,
 	} {
 		*d /= %d
 	}
@@ -72,7 +72,7 @@ func build(t *testing.T, c *change) programs {
 	}
 	lease, changed := filepath.Join(dir, "lease.go"), filepath.Join(dir, "changed.go")
 	write(lease, quickLease)
-	replace := map[string]string{filepath.Join(root, "internal/registry/registrycheck.go"): lease}
+	replace := map[string]string{filepath.Join(root, "internal/registry/collect/registrycheck.go"): lease}
 	overlay := filepath.Join(dir, "overlay.json")
 	arguments := []string{"build", "-overlay", overlay}
 	if c != nil {

@@ -16,27 +16,27 @@ type bug struct {
 
 var bugs = []bug{
 	{"garbage is collected without the lease", change{
-		"internal/registry/gc.go",
-		"	if !request.DryRun {\n		if len(list) > 0 {\n",
-		"	if list := garbageSet(nil); false {\n		if len(list) > 0 {\n",
+		"internal/registry/collect/gc.go",
+		"	collect := r.collect\n",
+		"	collect := r.simulate\n",
 	}},
 	{"garbage is marked once", change{
-		"internal/registry/gc.go",
-		"		if marked, err = readAndMark(ctx, leases.driver, request, cutoff, marked.references); err != nil {\n",
+		"internal/registry/collect/gc.go",
+		"		if marked, err = r.mark(ctx, marked.references); err != nil {\n",
 		"		if err != nil {\n",
 	}},
 	{"the collector does not wait for manifests", change{
-		"internal/registry/lease.go",
-		"		err = sleep(ctx, c.times.drainPeriod+2*c.propagation)\n",
+		"internal/registry/collect/lease.go",
+		"		err = poll.Sleep(ctx, c.times.DrainPeriod+2*c.propagation)\n",
 		"",
 	}},
 	{"pushes rescue nothing from the sweep", change{
-		"internal/registry/inuse.go",
+		"internal/registry/collect/inuse.go",
 		"	return u.removeUnless(d, func() bool { return u.marked.keep[d] }, do)\n",
 		"	return u.removeUnless(d, func() bool { return false }, do)\n",
 	}},
 	{"other processes ignore the list of garbage", change{
-		"internal/registry/garbagelist.go",
+		"internal/registry/collect/garbagelist.go",
 		"	return c.otherCollects(r) && (r.garbage == nil || slices.ContainsFunc(digests, r.garbage.has))\n",
 		"	return false\n",
 	}},
@@ -47,8 +47,8 @@ var bugs = []bug{
 			"	_, err = manifests.Put(imh, manifest, options...)\n",
 	}},
 	{"a mount does not record that the blob is in use", change{
-		"internal/registry/mount.go",
-		"	s.use.record(d)\n",
+		"internal/registry/collect/admission.go",
+		"	c.use.record(d)\n",
 		"",
 	}},
 	{"an upload is finished without a check of its digest", change{
@@ -62,55 +62,55 @@ var bugs = []bug{
 		"	for _, tag := range referencedTags[:0] {\n",
 	}},
 	{"garbage collection does not follow indexes", change{
-		"internal/registry/mark.go",
-		"		queue = append(queue, m.references[d].needs...) // none",
-		"		for _, needed := range m.references[d].needs {\n			if _, ok := m.references[needed]; !ok {\n" +
+		"internal/registry/collect/mark.go",
+		"		queue = append(queue, m.references[d].Needs...) // none",
+		"		for _, needed := range m.references[d].Needs {\n			if _, ok := m.references[needed]; !ok {\n" +
 			"				queue = append(queue, needed)\n			}\n		} // none",
 	}},
 	{"garbage collection removes the referrers of kept images", change{
-		"internal/registry/mark.go",
-		"		if r.subject != \"\" {\n",
+		"internal/registry/collect/mark.go",
+		"		if r.Subject != \"\" {\n",
 		"		if false {\n",
 	}},
 	{"links are written in place", change{
-		"internal/registry/durable.go",
+		"internal/registry/storage/durable.go",
 		"	file, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)\n",
 		"	temporary = target\n	file, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o666)\n",
 	}},
 	{"a collector continues without its lease", change{
-		"internal/registry/sweep.go",
+		"internal/registry/collect/sweep.go",
 		"		if err := s.leaseErr(); err != nil {\n			return err\n		}\n",
 		"",
 	}},
 	{"uploads are not synced", change{
-		"internal/registry/durable.go",
+		"internal/registry/storage/durable.go",
 		"	if err := w.file.Sync(); err != nil {\n",
 		"	if err := error(nil); err != nil {\n",
 	}},
 	{"the size of stored content is not compared", change{
-		"internal/registry/intact.go",
+		"internal/registry/content/intact.go",
 		"	case r.Size != 0 && r.Size != data.Size():\n",
 		"	case false:\n",
 	}},
 	{"a push keeps what is stored", change{
-		"internal/registry/intact.go",
-		"	if replaced == name || replaced == anyBlob && blobData.MatchString(name) {\n",
+		"internal/registry/content/intact.go",
+		"	if replaced == name || replaced == anyBlob && storage.BlobData.MatchString(name) {\n",
 		"	if replaced == \"\" && false {\n",
 	}},
 	{"reading all content marks nothing", change{
-		"internal/registry/intact.go",
+		"internal/registry/content/intact.go",
 		"	if !verifier.Verified() {\n",
 		"	if false {\n",
 	}},
 	{"a manifest exists without what it needs", change{
-		"internal/registry/intact.go",
-		"	if ctx.Value(completeKey{}) == nil {\n",
+		"internal/registry/spec/manifests.go",
+		"	if !intentOf(ctx).complete {\n",
 		"	if true {\n",
 	}},
 	{"the grace period does not protect uploads", change{
-		"internal/registry/gc.go",
-		"	cutoff := time.Now().Add(-request.Grace)\n",
-		"	cutoff := time.Now()\n",
+		"internal/registry/collect/gc.go",
+		"cutoff: time.Now().Add(-request.Grace)",
+		"cutoff: time.Now()",
 	}},
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 // progressInterval is how often a long copy reports.
@@ -41,7 +42,7 @@ because the storage may have changed since. The chart runs it with registry.stor
 				return &exitcode.Refusal{Err: err}
 			}
 			last := time.Now()
-			copied, err := registry.CopyStorage(command.Context(), from, parsed, func(c registry.Copied) {
+			copied, err := storage.Copy(command.Context(), from, parsed, func(c storage.Copied) {
 				if time.Since(last) >= progressInterval {
 					log.Info("copying storage", "blobs", c.Blobs, "bytes", c.Bytes)
 					last = time.Now()

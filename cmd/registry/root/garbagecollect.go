@@ -10,6 +10,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
+	"github.com/zarf-dev/zarf-registry/internal/registry/audit"
+	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
 )
 
 func garbageCollectCommand() *cobra.Command {
@@ -45,7 +47,7 @@ Everything pushed within --grace-period is kept.`,
 			if err != nil {
 				return &exitcode.Refusal{Err: err}
 			}
-			result, err := registry.GarbageCollect(command.Context(), parsed, request,
+			result, err := collect.Offline(command.Context(), parsed, request,
 				reportRemoved(command, log, request.DryRun))
 			if err != nil {
 				return err
@@ -78,7 +80,7 @@ func reportRemoved(command *cobra.Command, log *slog.Logger, dryRun bool) func(g
 		}
 		fmt.Fprintln(command.OutOrStdout(), e.Removed)
 		if !dryRun {
-			registry.LogPrune(command.Context(), log, command.CommandPath(), *e.Removed)
+			audit.Prune(command.Context(), log, *e.Removed, slog.String("program", command.CommandPath()))
 		}
 	}
 }

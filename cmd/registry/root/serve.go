@@ -10,6 +10,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
+	"github.com/zarf-dev/zarf-registry/internal/registry/verify"
 )
 
 // defaultConfig is the path at which the chart mounts the configuration.
@@ -121,7 +122,7 @@ only: a pull from one of them verifies that path. A certificate with zarf-regist
 		"`ADDRESS` of /healthz and /readyz; empty disables it")
 	flags.StringVar(&options.MetricsListen, "metrics-listen", ":5090",
 		"`ADDRESS` of /metrics and /loaded; empty disables it")
-	flags.StringVar((*string)(&options.Signatures), "signatures", string(registry.SignaturesOff),
+	flags.StringVar((*string)(&options.Signatures), "signatures", string(verify.Off),
 		"what to do if nodes or anonymous clients read an image without a signature: off, audit or enforce")
 	flags.StringVar(&options.SignatureKeys, "signature-keys", "",
 		"`DIRECTORY` of PEM files with the public keys for --signatures")

@@ -185,70 +185,89 @@ func (m *Manager) awaitIssued(
 	ctx context.Context, wanted certManagerWanted,
 	check func(context.Context, issued) (why string, failed bool, err error),
 ) ([]issued, error) {
-	begin := time.Now()
+	w := &issueWait{Manager: m, wanted: wanted, check: check, begin: time.Now()}
 	limited, cancel := context.WithTimeout(ctx, certManagerTimeout)
 	defer cancel()
-	look := func() (all []issued, waiting []unissued, err error) {
-		if all, err = m.ensureCertManager(limited, wanted); err != nil {
-			return nil, nil, err
-		}
-		for _, i := range all {
-			why, failed, err := check(limited, i)
-			if err != nil {
-				return nil, nil, err
-			}
-			if why != "" {
-				waiting = append(waiting, unissued{i, why, failed})
-			}
-		}
-		return all, waiting, nil
-	}
-	var waiting []unissued // as of the last complete look
-	var lookErr error      // of the last look
-	reported := ""
 	for {
-		all, found, err := look()
+		all, waiting, err := w.look(limited)
 		switch {
-		case err == nil && len(found) == 0:
+		case err == nil && len(waiting) == 0:
 			return all, nil
 		case err == nil:
-			waiting, lookErr = found, nil
+			w.waiting, w.lookErr = waiting, nil
 		case limited.Err() == nil && !retryable(err):
 			return nil, err
-		case limited.Err() == nil || lookErr == nil && waiting == nil:
-			lookErr = err
+		case limited.Err() == nil || w.lookErr == nil && w.waiting == nil:
+			w.lookErr = err
 		}
-		if n := slices.IndexFunc(waiting, func(u unissued) bool { return u.failed }); n >= 0 {
-			return nil, m.notIssued(ctx, slices.Concat(waiting[n:], waiting[:n]), 0)
+		if n := slices.IndexFunc(w.waiting, func(u unissued) bool { return u.failed }); n >= 0 {
+			return nil, m.notIssued(ctx, slices.Concat(w.waiting[n:], w.waiting[:n]), 0)
 		}
-		missing := ""
-		switch {
-		case lookErr != nil:
-			missing = lookErr.Error()
-		case len(waiting) > 0:
-			missing = m.Object("Certificate", waiting[0].Name) + ": " + waiting[0].why
+		w.report()
+		if release.Sleep(limited, certManagerPoll) != nil {
+			return nil, w.timedOut(ctx)
 		}
-		if missing != reported {
-			m.Log.Info("waiting", "for", "cert-manager", "missing", missing)
-			reported = missing
-		}
-		if release.Sleep(limited, certManagerPoll) == nil {
-			continue
-		}
-		took := time.Since(begin).Round(time.Second)
-		switch {
-		case len(waiting) == 0:
-			err = fmt.Errorf("waiting %s for cert-manager: %w", took, lookErr)
-		case lookErr != nil:
-			err = fmt.Errorf("%w; and then %w", m.notIssued(ctx, waiting, took), lookErr)
-		default:
-			err = m.notIssued(ctx, waiting, took)
-		}
-		if ctx.Err() != nil {
-			err = fmt.Errorf("%w: %w", err, ctx.Err())
-		}
-		return nil, err
 	}
+}
+
+// issueWait is one wait for Certificates.
+type issueWait struct {
+	*Manager
+	wanted   certManagerWanted
+	check    func(context.Context, issued) (why string, failed bool, err error)
+	begin    time.Time
+	waiting  []unissued // as of the last complete look
+	lookErr  error      // of the last look
+	reported string
+}
+
+// look creates or updates the objects. It returns all Certificates, and those that are not issued.
+func (w *issueWait) look(ctx context.Context) (all []issued, waiting []unissued, err error) {
+	if all, err = w.ensureCertManager(ctx, w.wanted); err != nil {
+		return nil, nil, err
+	}
+	for _, i := range all {
+		why, failed, err := w.check(ctx, i)
+		if err != nil {
+			return nil, nil, err
+		}
+		if why != "" {
+			waiting = append(waiting, unissued{i, why, failed})
+		}
+	}
+	return all, waiting, nil
+}
+
+// report logs what is missing, when that changes.
+func (w *issueWait) report() {
+	missing := ""
+	switch {
+	case w.lookErr != nil:
+		missing = w.lookErr.Error()
+	case len(w.waiting) > 0:
+		missing = w.Object("Certificate", w.waiting[0].Name) + ": " + w.waiting[0].why
+	}
+	if missing != w.reported {
+		w.Log.Info("waiting", "for", "cert-manager", "missing", missing)
+		w.reported = missing
+	}
+}
+
+// timedOut returns the error of a wait that has ended.
+func (w *issueWait) timedOut(ctx context.Context) (err error) {
+	took := time.Since(w.begin).Round(time.Second)
+	switch {
+	case len(w.waiting) == 0:
+		err = fmt.Errorf("waiting %s for cert-manager: %w", took, w.lookErr)
+	case w.lookErr != nil:
+		err = fmt.Errorf("%w; and then %w", w.notIssued(ctx, w.waiting, took), w.lookErr)
+	default:
+		err = w.notIssued(ctx, w.waiting, took)
+	}
+	if ctx.Err() != nil {
+		err = fmt.Errorf("%w: %w", err, ctx.Err())
+	}
+	return err
 }
 
 // retryable reports whether an error may be gone at the next poll: a conflict, or cert-manager's

@@ -88,11 +88,11 @@ func (r *rotation) run(ctx context.Context) ([]string, error) {
 	end := time.Now().Add(r.timeout)
 	conflicts, writes := 0, 0
 	for {
-		done, waiting, err := r.round(ctx, end)
+		came, missing, err := r.round(ctx, end)
 		switch {
-		case done:
+		case err == nil && came == complete:
 			return nil, nil
-		case err == nil && len(waiting) == 0: // the round wrote something
+		case err == nil && came == wrote:
 			if writes++; writes > maxWrites {
 				return nil, fmt.Errorf("the certificates are still not current after %d writes, the last of which wrote %s: does "+
 					"something else write them?", maxWrites, strings.Join(r.wrote, ", "))
@@ -112,89 +112,139 @@ func (r *rotation) run(ctx context.Context) ([]string, error) {
 			// The API server may be restarting.
 			r.once("waiting", "for", "the API server", "error", err.Error())
 		case !time.Now().Before(end):
-			return waiting, r.recordWaiting(ctx, waiting)
+			return missing, r.recordWaiting(ctx, missing)
 		}
 		if err := release.Sleep(ctx, min(rotationPoll, max(0, time.Until(end)))); err != nil {
-			return waiting, err
+			return missing, err
 		}
 	}
 }
 
-// round reads everything, decides on the next step, and takes it.
-func (r *rotation) round(ctx context.Context, end time.Time) (done bool, waiting []string, err error) {
-	stateSecret, saved, err := r.LoadState(ctx)
+// outcome is what a round has come to.
+type outcome int
+
+const (
+	wrote    outcome = iota // something that the next round must read
+	waiting                 // for pods or nodes
+	complete                // nothing is left to do
+)
+
+// round reads everything, decides on the next step, and takes it. It returns what is waited for.
+func (r *rotation) round(ctx context.Context, end time.Time) (outcome, []string, error) {
+	s, err := r.read(ctx)
 	if err != nil {
-		return false, nil, err
+		return wrote, nil, err
 	}
-	if saved == nil && r.fresh == nil {
-		return false, nil, r.NoState()
+	if s.ca == nil && r.pki.OwnCA() {
+		return wrote, nil, r.writeCA(ctx, s.caSecret, s.caDue)
+	}
+	next, err := r.decide(ctx, s, end)
+	if err != nil {
+		return wrote, nil, err
+	}
+	missing, err := r.awaitNodes(ctx, s.saved, s.held, s.position, next)
+	if err != nil || len(missing) > 0 {
+		return waiting, missing, err
+	}
+	return r.take(ctx, s, next)
+}
+
+// snapshot is what a round has read.
+type snapshot struct {
+	stateSecret *corev1.Secret
+	saved       *state.State
+	// ca is the release's own CA, nil without one, or if a new one is due.
+	ca       *pki.CA
+	caSecret *corev1.Secret
+	caDue    string
+	held     []heldLeaf // not read if a CA is due
+	position pki.Position
+}
+
+func (r *rotation) read(ctx context.Context) (s *snapshot, err error) {
+	s = &snapshot{}
+	if s.stateSecret, s.saved, err = r.LoadState(ctx); err != nil {
+		return s, err
+	}
+	if s.saved == nil && r.fresh == nil {
+		return s, r.NoState()
 	}
 	copies, err := r.copies(ctx)
 	if err != nil {
-		return false, nil, err
+		return s, err
 	}
-	var ca *pki.CA
 	if r.pki.OwnCA() {
-		secret, err := r.Secret(ctx, r.Settings.Name+names.SuffixCA)
-		if err != nil {
-			return false, nil, err
+		if s.caSecret, err = r.Secret(ctx, r.Settings.Name+names.SuffixCA); err != nil {
+			return s, err
 		}
-		var due string
-		if ca, due = usableCA(secret, time.Duration(r.pki.CALifetime), r.requestedCA, r.Now()); ca == nil {
-			return false, nil, r.writeCA(ctx, secret, due)
+		s.ca, s.caDue = usableCA(s.caSecret, time.Duration(r.pki.CALifetime), r.requestedCA, r.Now())
+		if s.ca == nil {
+			return s, nil
 		}
 	}
-	held, err := r.readHeld(ctx, wantedLeaves(r.leaves(r.pki), copies, ca))
+	if s.held, err = r.readHeld(ctx, wantedLeaves(r.leaves(r.pki), copies, s.ca)); err != nil {
+		return s, err
+	}
+	r.held = s.held
+	s.position = r.position(s.held)
+	s.position.Settled = (s.saved == nil || s.saved.Rotation == nil) && !r.observed
+	return s, nil
+}
+
+// decide returns the next step. It asks the pods what they have loaded only if that matters.
+func (r *rotation) decide(ctx context.Context, s *snapshot, end time.Time) (pki.Step, error) {
+	next := pki.Next(s.position)
+	if next.Action != pki.Observe && next.Action != pki.Wait {
+		return next, nil
+	}
+	loaded, err := r.observe(ctx, s.held, s.position, end)
 	if err != nil {
-		return false, nil, err
+		return next, err
 	}
-	r.held = held
-	position := r.position(held)
-	position.Settled = (saved == nil || saved.Rotation == nil) && !r.observed
-	next := pki.Next(position)
-	if next.Action == pki.Observe || next.Action == pki.Wait {
-		position.Observed = true
-		if position.Loaded, err = r.observe(ctx, held, position, end); err != nil {
-			return false, nil, err
-		}
-		next = pki.Next(position)
-	}
-	if waiting, err = r.awaitNodes(ctx, saved, held, position, next); err != nil || len(waiting) > 0 {
-		return false, waiting, err
-	}
+	s.position.Observed, s.position.Loaded = true, loaded
+	return pki.Next(s.position), nil
+}
+
+// take takes a step.
+func (r *rotation) take(ctx context.Context, s *snapshot, next pki.Step) (outcome, []string, error) {
 	switch next.Action {
 	case pki.Done:
-		if saved != nil && saved.Rotation != nil {
-			saved.Rotation = nil
-			if err := r.SaveState(ctx, stateSecret, *saved); err != nil {
-				return false, nil, err
-			}
-			r.Log.Info("the CA rotation is complete", "reason", next.Why)
-		}
-		r.refreshAll(ctx, held)
-		return true, nil, nil
+		return complete, nil, r.finish(ctx, s, next.Why)
 	case pki.Wait:
 		r.once("waiting", "for", "pods to load the new Secrets", "missing", release.List(next.Waiting), "reason", next.Why)
 		r.refreshLate(ctx)
-		return false, next.Waiting, nil
+		return waiting, next.Waiting, nil
 	case pki.WriteTrust:
 		phase := state.RotationTrust
 		if next.Drops {
 			phase = state.RotationDrop
 		}
-		if err := r.recordPhase(ctx, stateSecret, saved, phase, held); err != nil {
-			return false, nil, err
+		if err := r.recordPhase(ctx, s.stateSecret, s.saved, phase, s.held); err != nil {
+			return wrote, nil, err
 		}
-		return false, nil, r.writeTrust(ctx, held, next)
+		return wrote, nil, r.writeTrust(ctx, s.held, next)
 	case pki.Reissue:
-		if !position.Settled {
-			if err := r.recordPhase(ctx, stateSecret, saved, state.RotationReissue, held); err != nil {
-				return false, nil, err
+		if !s.position.Settled {
+			if err := r.recordPhase(ctx, s.stateSecret, s.saved, state.RotationReissue, s.held); err != nil {
+				return wrote, nil, err
 			}
 		}
-		return false, nil, r.reissue(ctx, held, next)
+		return wrote, nil, r.reissue(ctx, s.held, next)
 	}
-	return false, nil, fmt.Errorf("unknown rotation action %q (%s)", next.Action, next.Why)
+	return wrote, nil, fmt.Errorf("unknown rotation action %q (%s)", next.Action, next.Why)
+}
+
+// finish records that no CA rotation is in progress.
+func (r *rotation) finish(ctx context.Context, s *snapshot, why string) error {
+	if s.saved != nil && s.saved.Rotation != nil {
+		s.saved.Rotation = nil
+		if err := r.SaveState(ctx, s.stateSecret, *s.saved); err != nil {
+			return err
+		}
+		r.Log.Info("the CA rotation is complete", "reason", why)
+	}
+	r.refreshAll(ctx, s.held)
+	return nil
 }
 
 // recordPhase saves the phase of the CA rotation before anything of that phase is written: another

@@ -229,30 +229,11 @@ func (r *Registry) wrap(ctx context.Context, err error) error {
 	case errors.Is(err, auth.ErrBasicCredentialNotFound):
 		return wrapf(" requires a credential: %s", r.loginHint)
 	case errors.As(err, &response):
-		reason := fmt.Sprintf("%d %s", response.StatusCode, http.StatusText(response.StatusCode))
-		if len(response.Errors) > 0 {
-			reason += ": " + response.Errors.Error()
-		}
-		switch response.StatusCode {
-		case http.StatusUnauthorized:
-			return wrapf(" rejected the credential (%s): %s", reason, r.loginHint)
-		case http.StatusForbidden:
-			return wrapf(" denied access (%s): the credential lacks this permission or is missing: %s", reason, r.loginHint)
-		case http.StatusNotFound:
+		text := r.describeResponse(response)
+		if response.StatusCode == http.StatusNotFound {
 			err = &notFoundError{err}
-			return wrapf(": not found (%s)", reason)
-		case http.StatusBadRequest:
-			if r.remote.PlainHTTP && len(response.Errors) == 0 {
-				return wrapf(" responded with %s: if it requires HTTPS, omit --plain-http", reason)
-			}
-		case http.StatusInsufficientStorage:
-			if len(response.Errors) > 0 { // its message says what to do
-				return wrapf(" refuses pushes (%d): %s", response.StatusCode, response.Errors[0].Message)
-			}
-		case http.StatusTooManyRequests:
-			return wrapf(" limits the request rate (%s): retry later, or log in", reason)
 		}
-		return wrapf(" responded to %s with %s", response.Method, reason)
+		return wrapf("%s", text)
 	case errors.Is(err, errdef.ErrNotFound):
 		return wrapf(": not found")
 	case errors.As(err, &otherName), errors.As(err, &invalid):
@@ -267,4 +248,32 @@ func (r *Registry) wrap(ctx context.Context, err error) error {
 		return wrapf(": %v", errIdleTimeout)
 	}
 	return wrapf(": %v", cause)
+}
+
+// describeResponse continues "registry HOST" with what a response says, and what to do.
+func (r *Registry) describeResponse(response *errcode.ErrorResponse) string {
+	reason := fmt.Sprintf("%d %s", response.StatusCode, http.StatusText(response.StatusCode))
+	if len(response.Errors) > 0 {
+		reason += ": " + response.Errors.Error()
+	}
+	switch response.StatusCode {
+	case http.StatusUnauthorized:
+		return fmt.Sprintf(" rejected the credential (%s): %s", reason, r.loginHint)
+	case http.StatusForbidden:
+		return fmt.Sprintf(" denied access (%s): the credential lacks this permission or is missing: %s", reason,
+			r.loginHint)
+	case http.StatusNotFound:
+		return fmt.Sprintf(": not found (%s)", reason)
+	case http.StatusBadRequest:
+		if r.remote.PlainHTTP && len(response.Errors) == 0 {
+			return fmt.Sprintf(" responded with %s: if it requires HTTPS, omit --plain-http", reason)
+		}
+	case http.StatusInsufficientStorage:
+		if len(response.Errors) > 0 { // its message says what to do
+			return fmt.Sprintf(" refuses pushes (%d): %s", response.StatusCode, response.Errors[0].Message)
+		}
+	case http.StatusTooManyRequests:
+		return fmt.Sprintf(" limits the request rate (%s): retry later, or log in", reason)
+	}
+	return fmt.Sprintf(" responded to %s with %s", response.Method, reason)
 }

@@ -1,6 +1,7 @@
 package remote
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -60,6 +61,12 @@ type upload struct {
 	open     func() (io.ReadCloser, error)
 	progress func(offset, n int64)
 
+	at         *url.URL // where it continues; nil if the registry does not know the upload any more
+	offset     int64    // where to resume
+	best       int64    // the furthest offset so far
+	rejections int
+	restarts   bool // the registry cannot resume an upload
+
 	// Owned by the current body; there is one at a time.
 	digester   digest.Digester
 	hashed     int64 // each byte is hashed once, when it is first sent
@@ -72,77 +79,90 @@ type upload struct {
 const maxRejections = 3
 
 func (u *upload) push(ctx context.Context) (mounted bool, err error) {
-	location, err := u.start(ctx)
-	if location == nil || err != nil {
+	u.at, err = u.start(ctx)
+	if u.at == nil || err != nil {
 		return err == nil, err
 	}
 	if u.from != "" {
 		// A registry that does not mount blobs may have this one in the repository already.
-		if ok, err := u.repo.exists(ctx, ocispec.Descriptor{Digest: u.desc.Digest, Size: u.desc.Size}); ok && err == nil {
-			u.cancel(ctx, location)
+		if ok, err := u.exists(ctx); ok && err == nil {
+			u.cancel(ctx, u.at)
 			return true, nil
 		}
 	}
-	var (
-		offset     int64 // where to resume
-		best       int64 // the furthest offset so far
-		rejections int
-		resumable  = true // the registry can resume an upload
-	)
 	for attempt := 0; ; attempt++ {
-		err := u.put(ctx, location, offset)
-		if err == nil {
-			return false, nil
-		}
-		if ctx.Err() != nil {
+		err := u.put(ctx, u.at, u.offset)
+		if err == nil || ctx.Err() != nil {
 			return false, err
 		}
-		code := statusCode(err)
-		rejected := hasErrorCode(err, errcode.ErrorCodeDigestInvalid) || offset > 0 && code/100 == 4 &&
-			code != http.StatusUnauthorized && code != http.StatusForbidden
-		switch {
-		case u.contentErr != nil:
-			u.cancel(ctx, location)
-			return false, u.contentErr
-		case lostUpload(err):
-			location = nil
-		case transient(nil, err):
-		case rejected && rejections < maxRejections:
-			// The registry may still have been writing when it reported its offset. Ask it once more.
-			rejections++
-			if code != http.StatusRequestedRangeNotSatisfiable || rejections > 1 {
-				resumable = false
-			}
-		default:
-			u.cancel(ctx, location)
-			return false, err
+		if !u.mayRetry(err) {
+			u.cancel(ctx, u.at)
+			return false, cmp.Or(u.contentErr, err)
 		}
 		if !u.repo.registry.retry.backOff(ctx, attempt, nil, err, slog.String("blob", u.desc.Digest.String()),
-			slog.Int64("offset", offset)) {
+			slog.Int64("offset", u.offset)) {
 			return false, err
 		}
-		offset = 0
-		if location != nil && resumable {
-			offset, location, err = u.resumeOffset(ctx, location)
-			if err != nil {
-				return false, err
-			}
+		if err := u.resume(ctx); err != nil {
+			return false, err
 		}
-		if offset > best {
-			best, attempt = offset, -1
+		if u.offset > u.best {
+			u.best, attempt = u.offset, -1
 		}
-		if offset > 0 {
+		if u.offset > 0 {
 			continue
 		}
-		// The blob may have arrived although the response was lost. Push-only credentials get a 4xx here.
-		ok, err := u.repo.exists(ctx, ocispec.Descriptor{Digest: u.desc.Digest, Size: u.desc.Size})
-		if ok || err != nil && statusCode(err)/100 != 4 {
-			return false, err
-		}
-		if location, err = u.start(ctx); location == nil || err != nil {
+		if done, err := u.restart(ctx); done || err != nil {
 			return false, err
 		}
 	}
+}
+
+// mayRetry reports whether another attempt may succeed after an error, and how: see at and restarts.
+func (u *upload) mayRetry(err error) bool {
+	code := statusCode(err)
+	rejected := hasErrorCode(err, errcode.ErrorCodeDigestInvalid) || u.offset > 0 && code/100 == 4 &&
+		code != http.StatusUnauthorized && code != http.StatusForbidden
+	switch {
+	case u.contentErr != nil:
+		return false
+	case lostUpload(err):
+		u.at = nil
+		return true
+	case transient(nil, err):
+		return true
+	case rejected && u.rejections < maxRejections:
+		// The registry may still have been writing when it reported its offset. Ask it once more.
+		u.rejections++
+		u.restarts = u.restarts || code != http.StatusRequestedRangeNotSatisfiable || u.rejections > 1
+		return true
+	}
+	return false
+}
+
+// resume finds out where to continue.
+func (u *upload) resume(ctx context.Context) (err error) {
+	u.offset = 0
+	if u.at != nil && !u.restarts {
+		u.offset, u.at, err = u.resumeOffset(ctx, u.at)
+	}
+	return err
+}
+
+// restart starts another upload. Done means that the registry has the blob.
+func (u *upload) restart(ctx context.Context) (done bool, err error) {
+	// It may have arrived although the response was lost. Push-only credentials get a 4xx here.
+	ok, err := u.exists(ctx)
+	if ok || err != nil && statusCode(err)/100 != 4 {
+		return ok, err
+	}
+	u.at, err = u.start(ctx)
+	return u.at == nil, err
+}
+
+// exists reports whether the repository has the blob.
+func (u *upload) exists(ctx context.Context) (bool, error) {
+	return u.repo.exists(ctx, ocispec.Descriptor{Digest: u.desc.Digest, Size: u.desc.Size})
 }
 
 // lostUpload reports whether the registry does not know the upload, because it restarted or because its replicas do

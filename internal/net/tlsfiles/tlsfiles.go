@@ -18,8 +18,8 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/hex"
-	"errors"
 	"fmt"
+	"github.com/zarf-dev/zarf-registry/internal/net/mounted"
 	"io"
 	"log/slog"
 	"os"
@@ -217,7 +217,7 @@ func (s *Source) Reload() (changed bool, err error) {
 
 	old, failed := s.current.Load(), s.problem.Load()
 	if old != nil && failed == nil && s.link != "" {
-		if link, err := os.Readlink(filepath.Join(s.dir, dataLink)); err == nil && link == s.link {
+		if link, err := mounted.Link(s.dir); err == nil && link == s.link {
 			return false, nil
 		}
 	}
@@ -253,7 +253,11 @@ func (s *Source) Reload() (changed bool, err error) {
 
 // load reads dir and returns the target of ..data. It returns old itself if nothing has changed.
 func load(dir string, noCA bool, old *Material) (m *Material, link string, err error) {
-	files, link, err := readGeneration(dir, noCA)
+	var files generation
+	link, err = mounted.Read(dir, func(generation string) (err error) {
+		files, err = readFiles(generation, noCA)
+		return err
+	})
 	if err != nil {
 		return nil, "", err
 	}
@@ -283,42 +287,6 @@ func (g generation) fingerprint() string {
 		h.Write(file)
 	}
 	return hex.EncodeToString(h.Sum(nil))
-}
-
-// dataLink is the link with which the kubelet replaces all files of a mounted Secret at once. It
-// points to a directory that the kubelet creates per generation, under a name that it never reuses.
-const dataLink = "..data"
-
-// readGeneration reads the three files of one generation and returns the target of ..data.
-func readGeneration(dir string, noCA bool) (g generation, link string, err error) {
-	// The kubelet removes the previous generation right after it has moved ..data, so a read that
-	// started before may find its files gone. One retry is enough: generations are minutes apart.
-	for attempt := 0; ; attempt++ {
-		if link, err = readLink(dir); err != nil {
-			return generation{}, "", err
-		}
-		// Resolve the link once, so that the three files come from one generation.
-		g, err = readFiles(resolve(dir, link), noCA)
-		if err == nil || attempt == 1 || !errors.Is(err, os.ErrNotExist) {
-			return g, link, err
-		}
-	}
-}
-
-// readLink returns the target of ..data, or an empty string in a plain directory.
-func readLink(dir string) (string, error) {
-	link, err := os.Readlink(filepath.Join(dir, dataLink))
-	if errors.Is(err, os.ErrNotExist) {
-		return "", nil
-	}
-	return link, err
-}
-
-func resolve(dir, link string) string {
-	if filepath.IsAbs(link) {
-		return link
-	}
-	return filepath.Join(dir, link)
 }
 
 func readFiles(dir string, noCA bool) (g generation, err error) {

@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"encoding/hex"
 	"encoding/json"
+	"github.com/zarf-dev/zarf-registry/internal/net/mounted"
 	"log/slog"
 	"maps"
 	"os"
@@ -284,8 +285,8 @@ func TestUnchangedSecretIsNotRead(t *testing.T) {
 	reads := func(t *testing.T, source *Source, dir string) bool {
 		t.Helper()
 		// The kubelet never does this. It shows whether the file is read.
-		link, _ := readLink(dir)
-		if err := os.WriteFile(filepath.Join(resolve(dir, link), KeyFile), []byte("rubbish"), 0o600); err != nil {
+		link, _ := mounted.Link(dir)
+		if err := os.WriteFile(filepath.Join(dir, link, KeyFile), []byte("rubbish"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		_, err := source.Reload()
@@ -312,7 +313,7 @@ func TestUnchangedSecretIsNotRead(t *testing.T) {
 				t.Fatal("a broken generation was loaded")
 			}
 		}
-		link, _ := readLink(dir)
+		link, _ := mounted.Link(dir)
 		if err := os.WriteFile(filepath.Join(dir, link, CAFile), ca.PEM, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -320,15 +321,15 @@ func TestUnchangedSecretIsNotRead(t *testing.T) {
 			t.Errorf("the files are not read again after a failure: %v", err)
 		}
 
-		good, err := readLink(dir)
+		good, err := mounted.Link(dir)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, link := range []string{"nowhere", good} {
-			if err := os.Remove(filepath.Join(dir, dataLink)); err != nil {
+			if err := os.Remove(filepath.Join(dir, "..data")); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.Symlink(link, filepath.Join(dir, dataLink)); err != nil {
+			if err := os.Symlink(link, filepath.Join(dir, "..data")); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := source.Reload(); (err == nil) != (link == good) {
@@ -352,7 +353,7 @@ func TestUnchangedSecretIsNotRead(t *testing.T) {
 	})
 	t.Run("a mounted Secret that becomes a plain directory", func(t *testing.T) {
 		source, dir := open(t, ca.Files(t, "node", nil))
-		if err := os.RemoveAll(filepath.Join(dir, dataLink)); err != nil {
+		if err := os.RemoveAll(filepath.Join(dir, "..data")); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := source.Reload(); err == nil {

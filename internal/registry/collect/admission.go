@@ -1,0 +1,156 @@
+package collect
+
+import (
+	"context"
+	"time"
+
+	"github.com/distribution/distribution/v3"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
+)
+
+// admit waits until a manifest that needs these digests may be written.
+func (c *leaseClient) admit(ctx context.Context, needs []digest.Digest) (*leaseReading, error) {
+	return c.wait(ctx, func(r *leaseReading) bool { return c.mayRemove(r, needs) })
+}
+
+// wait waits while the lease is held in a way that blocks the caller.
+func (c *leaseClient) wait(ctx context.Context, blocks func(*leaseReading) bool) (*leaseReading, error) {
+	deadline := time.Now().Add(c.times.WaitTimeout)
+	for {
+		r, err := c.read(ctx, c.times.PollInterval)
+		if err != nil {
+			return nil, request.Unavailable("%v", err)
+		}
+		if !c.held(r) || !blocks(r) {
+			return r, nil
+		}
+		if time.Now().After(deadline) {
+			return nil, request.Unavailable("garbage is being collected by another process, and may include content of this " +
+				"image: retry later")
+		}
+		if err := poll.Sleep(ctx, c.times.PollInterval); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// Admission is that of a manifest upload. It is in the upload's context.
+type Admission struct {
+	collector  *Collector
+	repository string
+	needs      []digest.Digest
+	reading    *leaseReading // the last one
+	refused    error
+}
+
+// Admit waits until a manifest of a repository that needs these digests may be written, its own included: see times.
+// The manifest must have been received before: a slow client would use up the time for which a reading is valid.
+func (c *Collector) Admit(ctx context.Context, repository string, needs []digest.Digest) (*Admission, error) {
+	reading, err := c.leases.admit(ctx, needs)
+	return &Admission{collector: c, repository: repository, needs: needs, reading: reading}, err
+}
+
+// ConfirmTag returns an error if a tag must not move to the manifest.
+func (a *Admission) ConfirmTag(ctx context.Context) error {
+	return a.confirm(ctx, a.collector.Times.PollInterval)
+}
+
+// Finish returns an error if the manifest must not count as stored: from ConfirmTag, or, if it was stored, from another
+// reading of the record.
+func (a *Admission) Finish(ctx context.Context, stored bool) error {
+	if a.refused != nil || !stored {
+		return a.refused
+	}
+	return a.confirm(ctx, a.collector.Times.Validity)
+}
+
+// confirm returns an error if a collection may have removed what the manifest needs since it was admitted.
+// It reads the record again if the last reading is older than age.
+func (a *Admission) confirm(ctx context.Context, age time.Duration) error {
+	if time.Since(a.reading.at) <= age {
+		return nil
+	}
+	leases := a.collector.leases
+	r, err := leases.read(ctx, age)
+	if err != nil {
+		a.refused = request.Unavailable("%v", err)
+		return a.refused
+	}
+	swept := removedBetween(a.reading.record, r.record)
+	if swept == removedListed && !leases.mayRemove(r, a.needs) && a.collector.Need(ctx, a.repository, a.needs) == nil {
+		swept = removedNothing
+	}
+	if swept != removedNothing {
+		a.refused = request.Unavailable(
+			"garbage was collected during this push and blobs of this image may be missing: push it again")
+		return a.refused
+	}
+	a.reading = r
+	return nil
+}
+
+// removedContent is what collections may have removed between two readings of the record.
+type removedContent int
+
+const (
+	removedNothing  removedContent = iota
+	removedListed                  // what is in the list of the second one
+	removedAnything                // what is in a list that no longer exists
+)
+
+// removedBetween considers only lists that were not known at the first reading: that of the same collection was, unless
+// it had ended.
+func removedBetween(before, now leaseRecord) removedContent {
+	switch {
+	case now.ID == before.ID:
+		return removedNothing
+	case now.Previous != before.ID:
+		return removedAnything
+	case now.GarbageList == emptyList:
+		return removedNothing
+	case now.Held:
+		return removedListed
+	}
+	return removedAnything
+}
+
+// Need rescues what a manifest needs from a collection of this process. It returns a
+// [distribution.ErrManifestVerification] if the collection has removed a part, and nobody has pushed that again.
+func (c *Collector) Need(ctx context.Context, repository string, digests []digest.Digest) error {
+	var missing distribution.ErrManifestVerification
+	for _, d := range c.use.record(digests...) {
+		found, err := c.store.Provides(ctx, repository, d)
+		if err != nil {
+			return err
+		}
+		if !found {
+			missing = append(missing, distribution.ErrManifestBlobUnknown{Digest: d})
+		}
+	}
+	if missing != nil {
+		return missing
+	}
+	return nil
+}
+
+// Stored returns the SHA-256 digest and the size of a stored blob, and notes that a client relies on it. It asks
+// the driver, because a cache may still contain blobs that were garbage-collected. What another process is about to
+// remove does not count as stored. If the storage fails, ok is false, and the upload will report the error.
+func (c *Collector) Stored(ctx context.Context, named digest.Digest) (d digest.Digest, size int64, ok bool) {
+	if named == "" {
+		return "", 0, false
+	}
+	d, err := c.store.Canonical(ctx, named)
+	if err != nil {
+		return "", 0, false
+	}
+	if c.leases.mayRemoveBlob(d) {
+		return "", 0, false
+	}
+	c.use.record(d)
+	size, _, err = c.store.Size(ctx, d)
+	return d, size, err == nil
+}

@@ -1,0 +1,71 @@
+package collect
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/distribution/distribution/v3/registry/api/errcode"
+
+	"github.com/zarf-dev/zarf-registry/internal/api/gc"
+	"github.com/zarf-dev/zarf-registry/internal/registry/audit"
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
+)
+
+// Handler serves garbage-collection requests, one at a time. Clients that may write may send them. It calls removed
+// for the bytes of each removed blob. Requests end when the registry begins to drain, or when their client disconnects.
+func (c *Collector) Handler(draining *atomic.Bool, removed func(bytes int64)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodPost {
+			w.Header().Set("Allow", http.MethodPost)
+			request.WriteError(w, errcode.ErrorCodeUnsupported.WithMessage("garbage collection requires POST"))
+			return
+		}
+		query, err := gc.ParseQuery(r.URL.Query())
+		if err == nil && c.Cached {
+			err = errors.New("storage.cache is configured and would report blobs that were removed: " +
+				"remove it from the configuration")
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		if !c.collecting.TryLock() {
+			http.Error(w, errLeaseHeld.Error(), http.StatusConflict)
+			return
+		}
+		defer c.collecting.Unlock()
+		var phase atomic.Pointer[gc.Event]
+		phase.Store(&gc.Event{Phase: gc.Marking})
+		keepAlive := func() any { return phase.Load() }
+		request.Stream(r.Context(), draining, w, keepAlive, func(ctx context.Context, send func(any)) {
+			send(c.serve(ctx, query, func(e gc.Event) {
+				if e.Removed != nil && !query.DryRun {
+					audit.Prune(ctx, c.store.Log, *e.Removed, request.CallerOf(ctx).Audit()...)
+					removed(e.Removed.Bytes)
+				}
+				if e.Phase != "" {
+					phase.Store(&e)
+				}
+				send(e)
+			}))
+		})
+	})
+}
+
+// serve collects garbage, logs the result, and returns the last event.
+func (c *Collector) serve(ctx context.Context, query gc.Request, report func(gc.Event)) gc.Event {
+	started := time.Now()
+	result, err := c.Collect(ctx, query, report)
+	log := c.store.Log.With("dryRun", query.DryRun, "deleteUntagged", query.DeleteUntagged,
+		"manifests", result.Manifests, "blobs", result.Blobs, "bytes", result.Bytes, "kept", result.Kept,
+		"duration", time.Since(started).String())
+	if err != nil {
+		log.Error("garbage collection failed", "error", err)
+		return gc.Event{Error: err.Error()}
+	}
+	log.Info("garbage collected")
+	return gc.Event{Result: &result}
+}

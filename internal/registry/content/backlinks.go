@@ -1,0 +1,345 @@
+package content
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"sync"
+
+	"github.com/distribution/distribution/v3"
+	"github.com/opencontainers/go-digest"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+)
+
+// A back link leads from a manifest to one that refers to it in the same repository: from a subject to its
+// referrers, and from the manifests of an index to the index. Its path is
+//
+//	REPOSITORY/_referrers/ALGORITHM/SUBJECT/ALGORITHM/REFERRER/descriptor.json
+//	REPOSITORY/_indexes/ALGORITHM/CHILD/ALGORITHM/INDEX/descriptor.json
+//
+// and its content the descriptor of the manifest that refers, with annotations only in a link to a referrer and only
+// if they are small: they are as large as a client likes, an index has thousands of back links, and lists of referrers
+// are read by everyone. A manifest's back links are written before its push is acknowledged. They are removed after
+// the manifest: a back link counts only while the manifest exists, so one that remains after a crash does no harm, and
+// garbage collection removes it.
+//
+// Distribution itself writes no back links. At each start, the registry adds those of manifests that were pushed since
+// it last did so (rebuild). Until it has finished, manifests are read instead.
+const (
+	referrerLinks = "_referrers"
+	indexLinks    = "_indexes"
+)
+
+const (
+	// maxLink is the maximum size of a back link, in bytes.
+	maxLink = 64 << 10
+)
+
+// backReference is the content of a back link.
+type backReference struct {
+	v1.Descriptor
+	// Incomplete means that the annotations are too large for a link: they are in the manifest.
+	Incomplete bool `json:"incomplete,omitempty"`
+}
+
+// backLinkDir is the directory of the back links of a kind that begin at a manifest.
+func backLinkDir(repository, kind string, from digest.Digest) string {
+	return storage.RepositoriesPath + "/" + repository + "/" + kind + "/" + storage.DigestPath(from)
+}
+
+// backLinkPath is the path of a back link in such a directory.
+func backLinkPath(links string, to digest.Digest) string {
+	return links + "/" + storage.DigestPath(to) + "/descriptor.json"
+}
+
+// storedLink is a back link with its path.
+type storedLink struct {
+	path    string
+	content []byte
+}
+
+// backLinks returns a manifest's back links.
+func backLinks(repository string, manifest v1.Descriptor, content []byte) ([]storedLink, error) {
+	m, err := Describe(content)
+	if err != nil {
+		return nil, err
+	}
+	manifest.MediaType = cmp.Or(manifest.MediaType, m.mediaType)
+	if manifest.MediaType == "" { // optional in OCI manifests
+		manifest.MediaType = v1.MediaTypeImageManifest
+		if m.Children != nil {
+			manifest.MediaType = v1.MediaTypeImageIndex
+		}
+	}
+	manifest.Size = int64(len(content))
+	manifest.ArtifactType = m.artifactType
+	var links []storedLink
+	add := func(kind string, from digest.Digest, link []byte) {
+		links = append(links, storedLink{backLinkPath(backLinkDir(repository, kind, from), manifest.Digest), link})
+	}
+	if len(m.Children) > 0 {
+		link, err := json.Marshal(backReference{Descriptor: manifest})
+		if err != nil {
+			return nil, err
+		}
+		for _, child := range m.Children {
+			add(indexLinks, child.Digest, link)
+		}
+	}
+	if m.Subject != "" {
+		referrer := backReference{Descriptor: manifest, Incomplete: true}
+		link, err := json.Marshal(referrer)
+		if err != nil {
+			return nil, err
+		}
+		if len(link)+len(m.annotations) <= maxLink {
+			referrer.Incomplete = false
+			if referrer.Annotations, err = annotationsOf(m.annotations); err != nil {
+				return nil, err
+			}
+			if link, err = json.Marshal(referrer); err != nil {
+				return nil, err
+			}
+		}
+		add(referrerLinks, m.Subject, link)
+	}
+	slices.SortFunc(links, func(a, b storedLink) int { return cmp.Compare(a.path, b.path) })
+	return slices.CompactFunc(links, func(a, b storedLink) bool { return a.path == b.path }), nil
+}
+
+// BackLinksSize returns how many bytes a manifest's back links have, and how many they occupy on most file systems.
+func BackLinksSize(repository string, manifest v1.Descriptor, content []byte) (written, occupied int64, err error) {
+	links, err := backLinks(repository, manifest, content)
+	for _, link := range links {
+		written += int64(len(link.content))
+		occupied += max(int64(len(link.content)), blockSize)
+	}
+	return written, occupied, err
+}
+
+// AddBackLinks writes the back links to a manifest.
+func (s *Store) AddBackLinks(
+	ctx context.Context, repository string, manifest v1.Descriptor, content []byte,
+) error {
+	links, err := backLinks(repository, manifest, content)
+	if err != nil {
+		return err
+	}
+	return storage.InParallel(ctx, links, storage.Concurrency, func(ctx context.Context, link storedLink) error {
+		return s.Driver.PutContent(ctx, link.path, link.content)
+	})
+}
+
+// RemoveBackLinks removes the back links to a manifest that was deleted.
+func (s *Store) RemoveBackLinks(
+	ctx context.Context, repository string, manifest v1.Descriptor, content []byte,
+) error {
+	links, err := backLinks(repository, manifest, content)
+	if err != nil {
+		return nil //nolint:nilerr // a manifest that distribution accepted
+	}
+	return storage.InParallel(ctx, links, storage.Concurrency, func(ctx context.Context, link storedLink) error {
+		err := s.Driver.Delete(ctx, path.Dir(link.path))
+		if storage.IsNotFound(err) {
+			return nil
+		}
+		return err
+	})
+}
+
+// IndexesOf returns the digests of indexes that contain a manifest, limit at most.
+func (s *Store) IndexesOf(
+	ctx context.Context, repository string, child digest.Digest, limit int,
+) (digests []digest.Digest, err error) {
+	err = s.eachReferring(ctx, repository, indexLinks, child, "", func(link backReference) (more bool, err error) {
+		digests = append(digests, link.Digest)
+		return len(digests) < limit, nil
+	})
+	return digests, err
+}
+
+// eachReferring calls yield for existing manifests that back links of a kind lead to, ordered by digest, until it
+// returns false. It begins after last. It reads hardly more than it yields.
+func (s *Store) eachReferring(
+	ctx context.Context, repository, kind string, from, last digest.Digest,
+	yield func(backReference) (more bool, err error),
+) error {
+	links := backLinkDir(repository, kind, from)
+	candidates, read, atOnce := links, s.readBackLink, storage.Concurrency
+	if !s.Rebuilt.Load() {
+		candidates, read, atOnce = storage.RevisionsDir(repository), s.deriveBackLink, storage.ManifestConcurrency
+	}
+	digests, err := storage.ListDigests(ctx, s.Driver, candidates)
+	if err != nil {
+		return err
+	}
+	if digests, err = s.withoutAliases(ctx, repository, digests); err != nil {
+		return err
+	}
+	slices.Sort(digests)
+	after, found := slices.BinarySearch(digests, last)
+	if found {
+		after++
+	}
+	for batch := range slices.Chunk(digests[after:], atOnce) {
+		read := func(ctx context.Context, d digest.Digest) (*backReference, error) {
+			return read(ctx, repository, links, d)
+		}
+		results, err := storage.InOrder(ctx, batch, read)
+		if err != nil {
+			return err
+		}
+		for _, link := range results {
+			if link == nil {
+				continue
+			}
+			if more, err := yield(*link); err != nil || !more {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// readBackLink returns the back link to a manifest, or nil if the manifest does not exist.
+func (s *Store) readBackLink(ctx context.Context, repository, links string, to digest.Digest) (
+	*backReference, error,
+) {
+	if exists, err := s.Exists(ctx, storage.RevisionPath(repository, to)); err != nil || !exists {
+		return nil, err
+	}
+	path := backLinkPath(links, to)
+	content, err := s.readFile(ctx, path, maxLink)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil // the manifest was just deleted
+	case err != nil:
+		return nil, err
+	}
+	return decodeBackLink(path, content)
+}
+
+func decodeBackLink(path string, content []byte) (*backReference, error) {
+	link := new(backReference)
+	if err := json.Unmarshal(content, link); err != nil {
+		return nil, fmt.Errorf("back link %s: %w", path, err)
+	}
+	return link, nil
+}
+
+// deriveBackLink reads a manifest, and returns what the back link to it would be, or nil if it would have none.
+func (s *Store) deriveBackLink(
+	ctx context.Context, repository, links string, to digest.Digest,
+) (*backReference, error) {
+	derived, err := s.backLinksOf(ctx, repository, to)
+	path := backLinkPath(links, to)
+	i := slices.IndexFunc(derived, func(link storedLink) bool { return link.path == path })
+	if err != nil || i < 0 {
+		return nil, err
+	}
+	return decodeBackLink(path, derived[i].content)
+}
+
+// complete adds the annotations to an incomplete back link. They are large: one request reads them at a time.
+func (s *Store) complete(ctx context.Context, repository string, link *backReference) error {
+	s.completing.Lock()
+	defer s.completing.Unlock()
+	content, err := s.manifestContent(ctx, repository, link.Digest)
+	if err != nil {
+		return err
+	}
+	m, err := Describe(content)
+	if err == nil {
+		link.Annotations, err = annotationsOf(m.annotations)
+	}
+	return err
+}
+
+// backLinksOf returns the back links of a stored manifest; none if it was deleted, or if it is not a manifest as this
+// release understands it.
+func (s *Store) backLinksOf(ctx context.Context, repository string, d digest.Digest) ([]storedLink, error) {
+	content, err := s.manifestContent(ctx, repository, d)
+	if errors.Is(err, ErrUnknownManifest) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	links, err := backLinks(repository, v1.Descriptor{Digest: d}, content)
+	if err != nil {
+		s.Log.Warn("manifest is not listed as a referrer", "repository", repository, "digest", d.String(), "error", err)
+		return nil, nil
+	}
+	return links, nil
+}
+
+// withoutAliases removes SHA-256 digests of manifests that were pushed by another digest, which is also in the list.
+func (s *Store) withoutAliases(
+	ctx context.Context, repository string, manifests []digest.Digest,
+) ([]digest.Digest, error) {
+	var mu sync.Mutex
+	aliases := map[digest.Digest]bool{}
+	err := storage.InParallel(ctx, manifests, storage.Concurrency, func(ctx context.Context, d digest.Digest) error {
+		if d.Algorithm() == digest.Canonical {
+			return nil
+		}
+		alias, err := s.ReadLink(ctx, storage.RevisionPath(repository, d))
+		if errors.Is(err, distribution.ErrBlobUnknown) {
+			return nil // just deleted or garbage-collected
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		aliases[alias] = true
+		return err
+	})
+	return slices.DeleteFunc(manifests, func(d digest.Digest) bool { return aliases[d] }), err
+}
+
+// MaxReferrers is the default and the maximum of descriptors in a response. A response also has at most
+// oci.MaxManifestSize bytes, unless it has only one descriptor, because clients read it as a manifest.
+const MaxReferrers = 1000
+
+// Referrers returns the referrers of a subject after last, ordered by digest, and whether there are more.
+func (s *Store) Referrers(
+	ctx context.Context, repository string, subject digest.Digest, artifactType string, last digest.Digest, limit int,
+) (page []v1.Descriptor, more bool, err error) {
+	page = []v1.Descriptor{}
+	size := 0
+	err = s.eachReferring(ctx, repository, referrerLinks, subject, last, func(link backReference) (bool, error) {
+		if artifactType != "" && link.ArtifactType != artifactType {
+			return true, nil
+		}
+		if len(page) == limit {
+			more = true
+			return false, nil
+		}
+		if link.Incomplete {
+			if err := s.complete(ctx, repository, &link); err != nil {
+				if errors.Is(err, ErrUnknownManifest) { // just deleted
+					err = nil
+				}
+				return err == nil, err
+			}
+		}
+		encoded, _ := json.Marshal(link.Descriptor) // was decoded
+		size += len(encoded) + 1
+		if len(page) > 0 && size > oci.MaxManifestSize-1024 { // the rest of the index
+			more = true
+			return false, nil
+		}
+		page = append(page, link.Descriptor)
+		return true, nil
+	})
+	return page, more, err
+}
+
+// blockSize is what a small file occupies on most file systems, in bytes.
+const blockSize = 4 << 10

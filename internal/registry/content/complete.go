@@ -1,0 +1,111 @@
+package content
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/distribution/distribution/v3"
+	"github.com/distribution/distribution/v3/registry/api/errcode"
+	"github.com/opencontainers/go-digest"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+)
+
+// Lacking returns a [distribution.ErrManifestBlobUnknown] for something that a manifest in a repository needs and that
+// is missing or damaged, or nil. Other errors are about the manifest's descriptors, or the storage's. It leaves out
+// layers that are not distributed and, if indexes may be sparse, their manifests that the repository does not have.
+func (s *Store) Lacking(ctx context.Context, repository string, m Described) error {
+	seen := map[digest.Digest]bool{}
+	unseen := func(all []v1.Descriptor) (list []v1.Descriptor) {
+		for _, desc := range all {
+			if !seen[desc.Digest] {
+				seen[desc.Digest] = true
+				list = append(list, desc)
+			}
+		}
+		return list
+	}
+	for level := []Described{m}; len(level) > 0; {
+		var blobs, children []v1.Descriptor
+		for _, m := range level {
+			blobs = append(blobs, unseen(m.Blobs)...)
+			children = append(children, unseen(m.Children)...)
+		}
+		err := storage.InParallel(ctx, blobs, storage.Concurrency, func(ctx context.Context, blob v1.Descriptor) error {
+			return s.needsBlob(ctx, repository, blob)
+		})
+		if err != nil {
+			return err
+		}
+		level = nil
+		for batch := range slices.Chunk(children, storage.ManifestConcurrency) {
+			found, err := storage.InOrder(ctx, batch, func(ctx context.Context, child v1.Descriptor) (Described, error) {
+				return s.needsChild(ctx, repository, child)
+			})
+			if err != nil {
+				return err
+			}
+			level = append(level, found...)
+		}
+	}
+	return nil
+}
+
+// needsChild returns what the manifest of an index says, or an error as lacking does.
+func (s *Store) needsChild(ctx context.Context, repository string, child v1.Descriptor) (Described, error) {
+	_, err := s.ReadLink(ctx, storage.RevisionPath(repository, child.Digest))
+	if errors.Is(err, distribution.ErrBlobUnknown) {
+		// A sparse index may refer to blobs, too.
+		if found, err := s.Exists(ctx, storage.LayerPath(repository, child.Digest)); s.Sparse && (err != nil || !found) {
+			return Described{}, err
+		}
+		return Described{}, s.needsBlob(ctx, repository, child)
+	}
+	var content []byte
+	if err == nil {
+		content, err = s.Manifest(ctx, repository, child.Digest)
+	}
+	if errors.Is(err, ErrUnknownManifest) || IsDamaged(err) {
+		return Described{}, distribution.ErrManifestBlobUnknown{Digest: child.Digest}
+	}
+	if err != nil {
+		return Described{}, err
+	}
+	m, err := Describe(content)
+	if err != nil {
+		return Described{}, nil //nolint:nilerr // not a manifest as this registry understands it
+	}
+	return m, nil
+}
+
+// needsBlob returns an error as lacking does.
+func (s *Store) needsBlob(ctx context.Context, repository string, blob v1.Descriptor) error {
+	if oci.IsNonDistributable(blob.MediaType) {
+		return nil
+	}
+	var size int64
+	recorded, intact := false, false
+	stored, err := s.ReadLink(ctx, storage.LayerPath(repository, blob.Digest))
+	if err == nil {
+		size, recorded, err = s.Size(ctx, stored)
+	}
+	if err == nil && size != blob.Size && !recorded {
+		intact, err = Examine(ctx, s.Driver, stored, func(r io.Reader) io.Reader { return r })
+		if err == nil && !intact {
+			err = distribution.ErrBlobUnknown
+		}
+	}
+	switch {
+	case errors.Is(err, distribution.ErrBlobUnknown), IsDamaged(err):
+		return distribution.ErrManifestBlobUnknown{Digest: blob.Digest}
+	case err == nil && size != blob.Size:
+		return errcode.ErrorCodeManifestInvalid.WithMessage(fmt.Sprintf("%s has %d bytes, and the manifest says %d",
+			blob.Digest, size, blob.Size))
+	}
+	return err
+}

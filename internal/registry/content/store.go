@@ -1,0 +1,180 @@
+// Package content is what distribution stores: blobs, manifests, and the links between them, some of which distribution
+// lacks. It tells what is missing or damaged.
+//
+// It serves no requests, and removes nothing.
+package content
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/distribution/distribution/v3"
+	"github.com/distribution/distribution/v3/registry/api/errcode"
+	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+)
+
+// Store is what distribution stores, with the links that distribution lacks. It is safe for concurrent use.
+//
+// Content is stored once, under its SHA-256 digest, as distribution does. Every other digest is a link to
+// that one. In a repository, distribution's links serve both: _layers/sha512/HEX/link contains the SHA-256
+// digest. Distribution has no link outside of repositories, and mounts need one: see storage.DigestLinkPath.
+type Store struct {
+	Driver storagedriver.StorageDriver // distribution's
+	Sparse bool                        // indexes may lack manifests
+	Log    *slog.Logger
+
+	Rebuilt   atomic.Bool     // all manifests have back links
+	linkLocks repositoryLocks // see Linking
+	// completing is locked while the annotations of a manifest are read for a list of referrers.
+	completing sync.Mutex
+}
+
+// Linking returns what is locked for a repository while one of its manifests is deleted, and read-locked while one is
+// written, so that a manifest has back links or is gone.
+func (s *Store) Linking(repository string) *sync.RWMutex {
+	return s.linkLocks.forRepository(repository)
+}
+
+// Tagged returns the digest of a tag's manifest, or "" if there is none.
+func (s *Store) Tagged(ctx context.Context, repository, tag string) digest.Digest {
+	d, _ := s.ReadLink(ctx, storage.TagPath(repository, tag)) // the request reports the error
+	return d
+}
+
+// ErrUnknownManifest means that the repository has no such manifest.
+var ErrUnknownManifest = errors.New("unknown manifest")
+
+// Resolve returns the digest of a manifest, by which it can be served. The error is an [errcode.Error] if the reference
+// is neither a tag nor a digest: routes accept some that are not.
+func (s *Store) Resolve(ctx context.Context, repository, reference string) (digest.Digest, error) {
+	if d, err := digest.Parse(reference); err == nil {
+		return d, nil
+	}
+	if strings.Contains(reference, ":") {
+		return "", errcode.ErrorCodeDigestInvalid.WithMessage("invalid digest").WithDetail(reference)
+	}
+	d, err := s.ReadLink(ctx, storage.TagPath(repository, reference))
+	if errors.Is(err, distribution.ErrBlobUnknown) {
+		return "", ErrUnknownManifest
+	}
+	return d, err
+}
+
+// Manifest returns the content of a repository's manifest, or an error if it is damaged.
+func (s *Store) Manifest(ctx context.Context, repository string, d digest.Digest) ([]byte, error) {
+	content, err := s.manifestContent(ctx, repository, d)
+	if err == nil && d.Algorithm().FromBytes(content) != d {
+		return nil, fmt.Errorf("manifest %s %w", d, errDamaged)
+	}
+	return content, err
+}
+
+// errTooLong means that a file is longer than expected.
+var errTooLong = errors.New("the file is too long")
+
+// readFile returns the content of a file. The error is [fs.ErrNotExist] if it does not exist, errTooLong if it is
+// longer than limit.
+func (s *Store) readFile(ctx context.Context, path string, limit int64) ([]byte, error) {
+	reader, err := s.Driver.Reader(ctx, path, 0)
+	if storage.IsNotFound(err) {
+		return nil, fs.ErrNotExist
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = reader.Close() }()
+	content, err := io.ReadAll(io.LimitReader(reader, limit+1))
+	if err == nil && int64(len(content)) > limit {
+		return nil, errTooLong
+	}
+	return content, err
+}
+
+// manifestContent returns the content of a repository's manifest without verifying it, or ErrUnknownManifest.
+func (s *Store) manifestContent(ctx context.Context, repository string, d digest.Digest) ([]byte, error) {
+	stored, err := s.ReadLink(ctx, storage.RevisionPath(repository, d))
+	if errors.Is(err, distribution.ErrBlobUnknown) {
+		return nil, ErrUnknownManifest
+	}
+	if err != nil {
+		return nil, err
+	}
+	content, err := s.ReadBlob(ctx, stored, oci.MaxManifestSize)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, ErrUnknownManifest
+	}
+	return content, err
+}
+
+// ReadBlob returns the content of a blob. The error is [fs.ErrNotExist] if it does not exist, or if it is larger
+// than limit.
+func (s *Store) ReadBlob(ctx context.Context, d digest.Digest, limit int64) ([]byte, error) {
+	content, err := s.readFile(ctx, storage.BlobPath(d), limit)
+	if errors.Is(err, errTooLong) {
+		return nil, fs.ErrNotExist
+	}
+	return content, err
+}
+
+// Canonical returns the SHA-256 digest of what d names in the whole registry, or a
+// [distribution.ErrBlobUnknown].
+func (s *Store) Canonical(ctx context.Context, d digest.Digest) (digest.Digest, error) {
+	if d.Algorithm() == digest.Canonical {
+		return d, nil
+	}
+	return s.ReadLink(ctx, storage.DigestLinkPath(d))
+}
+
+// ReadLink returns the digest in a link, or a [distribution.ErrBlobUnknown].
+func (s *Store) ReadLink(ctx context.Context, path string) (digest.Digest, error) {
+	return storage.ReadLink(ctx, s.Driver, path)
+}
+
+// Link writes a link.
+func (s *Store) Link(ctx context.Context, path string, to digest.Digest) error {
+	return s.Driver.PutContent(ctx, path, []byte(to))
+}
+
+// Exists reports whether a path exists.
+func (s *Store) Exists(ctx context.Context, path string) (bool, error) {
+	_, err := s.Driver.Stat(ctx, path)
+	if storage.IsNotFound(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// errDamaged means that a manifest has another digest.
+var errDamaged = errors.New("is damaged: push it again")
+
+// IsDamaged reports whether a lookup failed because a manifest or a link is damaged. A push replaces both.
+func IsDamaged(err error) bool {
+	return errors.Is(err, errDamaged) || errors.Is(err, digest.ErrDigestInvalidFormat) ||
+		errors.Is(err, digest.ErrDigestInvalidLength) || errors.Is(err, digest.ErrDigestUnsupported)
+}
+
+// Provides reports whether clients of a repository can read a blob or a manifest.
+func (s *Store) Provides(ctx context.Context, repository string, d digest.Digest) (bool, error) {
+	for _, link := range []string{storage.LayerPath(repository, d), storage.RevisionPath(repository, d)} {
+		stored, err := s.ReadLink(ctx, link)
+		if errors.Is(err, distribution.ErrBlobUnknown) {
+			continue
+		}
+		if err != nil {
+			return false, err
+		}
+		return s.Exists(ctx, storage.BlobPath(stored))
+	}
+	return false, nil
+}

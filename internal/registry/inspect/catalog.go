@@ -1,0 +1,249 @@
+// Package inspect answers what zarf-registry asks about the whole storage: its catalog, how full it is, which blobs it
+// lacks, and whether everything in it is intact.
+//
+// It removes nothing: damage is marked, so that clients push again.
+package inspect
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"path"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/containerd/platforms"
+	"github.com/distribution/distribution/v3/registry/api/errcode"
+	"github.com/opencontainers/go-digest"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/registry/content"
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+)
+
+// Catalog serves the catalog of a store, one request at a time: it reads all manifests.
+func Catalog(store *content.Store, draining *atomic.Bool) http.Handler {
+	reading := make(chan struct{}, 1)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		caller := request.CallerOf(r.Context())
+		switch {
+		case r.Method != http.MethodGet:
+			w.Header().Set("Allow", http.MethodGet)
+			request.WriteError(w, errcode.ErrorCodeUnsupported.WithMessage("the catalog requires GET"))
+		case caller == nil || !slices.Contains(caller.Roles, pki.OrganizationPush):
+			request.WriteError(w,
+				request.Denied("the catalog needs a client certificate with the role %q", pki.OrganizationPush))
+		default:
+			serveCatalog(w, r, store, draining, reading)
+		}
+	})
+}
+
+// serveCatalog waits until reading is free, which has one place.
+func serveCatalog(
+	w http.ResponseWriter, r *http.Request, store *content.Store, draining *atomic.Bool, reading chan struct{},
+) {
+	request.Stream(r.Context(), draining, w, nil, func(ctx context.Context, send func(any)) {
+		select {
+		case reading <- struct{}{}:
+			defer func() { <-reading }()
+		case <-ctx.Done():
+			return
+		}
+		buffered := bufio.NewWriter(sender(send))
+		encoder := json.NewEncoder(buffered)
+		began := time.Now()
+		last := catalog.Event{End: &began}
+		err := readCatalog(ctx, &content.Inventory{Driver: store.Driver}, func(e catalog.Event) error {
+			return encoder.Encode(e)
+		})
+		if err != nil {
+			store.Log.Error("reading the catalog failed", "error", err)
+			last = catalog.Event{Error: err.Error()}
+		}
+		_ = errors.Join(encoder.Encode(last), buffered.Flush()) // a sender does not fail
+	})
+}
+
+// sender sends what is written.
+type sender func(any)
+
+func (s sender) Write(p []byte) (int, error) {
+	s(slices.Clone(p))
+	return len(p), nil
+}
+
+// readCatalog calls report for all blobs and then all manifests, ordered by repository and digest.
+func readCatalog(ctx context.Context, stored *content.Inventory, report func(catalog.Event) error) error {
+	if err := stored.Read(ctx); err != nil {
+		return fmt.Errorf("reading the storage: %w", err)
+	}
+	for _, d := range stored.Order {
+		b := stored.Blobs[d]
+		err := report(catalog.Event{Blob: &catalog.Blob{Digest: d, Size: b.Size, Written: b.Newest}})
+		if err != nil {
+			return err
+		}
+	}
+	manifests := map[content.RepositoryDigest]*catalog.Manifest{} // by the SHA-256 digest
+	unique := map[digest.Digest]bool{}
+	for _, m := range stored.Manifests {
+		key := content.RepositoryDigest{Repository: m.Repository, Digest: stored.Stored(m.Digest)}
+		listed := manifests[key]
+		if listed == nil {
+			listed = &catalog.Manifest{Repository: m.Repository, Digest: key.Digest}
+			manifests[key], unique[key.Digest] = listed, true
+		}
+		if m.Digest != key.Digest {
+			listed.Aliases = append(listed.Aliases, m.Digest)
+		}
+		if m.Pushed.After(listed.Pushed) {
+			listed.Pushed = m.Pushed
+		}
+		listed.Tags = append(listed.Tags, stored.Tagged[m.RepositoryDigest]...)
+	}
+	contents, err := describeAll(ctx, stored, slices.Collect(maps.Keys(unique)))
+	if err != nil {
+		return err
+	}
+	list := slices.SortedFunc(maps.Values(manifests), func(a, b *catalog.Manifest) int {
+		return cmp.Or(cmp.Compare(a.Repository, b.Repository), cmp.Compare(a.Digest, b.Digest))
+	})
+	for _, m := range list {
+		slices.Sort(m.Tags)
+		data := contents[m.Digest]
+		m.MediaType, m.ArtifactType, m.Predicates = data.MediaType, data.ArtifactType, data.Predicates
+		m.Platforms, m.Subject, m.Needs, m.Problem = data.Platforms, data.Subject, data.Needs, data.Problem
+		if err := report(catalog.Event{Manifest: m}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// describeAll returns what the contents of manifests say, by digest.
+func describeAll(ctx context.Context, i *content.Inventory, digests []digest.Digest) (
+	map[digest.Digest]*catalog.Manifest, error,
+) {
+	found := map[digest.Digest]*catalog.Manifest{}
+	var mu sync.Mutex
+	err := storage.InParallel(ctx, digests, storage.Concurrency, func(ctx context.Context, d digest.Digest) error {
+		m, err := describeManifest(ctx, i, d)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
+			m = &catalog.Manifest{Problem: err.Error()}
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		found[d] = m
+		return nil
+	})
+	return found, err
+}
+
+// predicateAnnotations name the type of an in-toto statement: BuildKit's at a layer, Sigstore's at the manifest.
+// https://github.com/moby/buildkit/blob/v0.20.0/docs/attestations/attestation-storage.md
+// https://github.com/sigstore/cosign/blob/v2.4.3/specs/BUNDLE_SPEC.md
+var predicateAnnotations = []string{"in-toto.io/predicate-type", "predicateType", "dev.sigstore.bundle.predicateType"}
+
+// describeManifest returns what the content of a manifest says.
+func describeManifest(ctx context.Context, i *content.Inventory, d digest.Digest) (*catalog.Manifest, error) {
+	data, err := readSmall(ctx, i, d)
+	if err != nil {
+		return nil, err
+	}
+	references, err := content.ParseReferences(data)
+	if err != nil {
+		return nil, err
+	}
+	var parts struct {
+		MediaType    string            `json:"mediaType"`
+		ArtifactType string            `json:"artifactType"`
+		Config       *v1.Descriptor    `json:"config"`
+		Layers       []v1.Descriptor   `json:"layers"`
+		Manifests    []v1.Descriptor   `json:"manifests"`
+		Annotations  map[string]string `json:"annotations"`
+	}
+	if err := json.Unmarshal(data, &parts); err != nil {
+		return nil, err
+	}
+	m := &catalog.Manifest{MediaType: parts.MediaType, ArtifactType: parts.ArtifactType}
+	if references.Subject != "" {
+		m.Subject = i.Stored(references.Subject)
+	}
+	for _, needed := range references.Needs {
+		m.Needs = append(m.Needs, i.Stored(needed))
+	}
+	slices.Sort(m.Needs)
+	m.Needs = slices.Compact(m.Needs)
+	addPredicate := func(annotations map[string]string) {
+		for _, key := range predicateAnnotations {
+			if p := annotations[key]; p != "" && !slices.Contains(m.Predicates, p) {
+				m.Predicates = append(m.Predicates, p)
+			}
+		}
+	}
+	addPredicate(parts.Annotations)
+	for _, layer := range parts.Layers {
+		addPredicate(layer.Annotations)
+	}
+	for _, child := range parts.Manifests {
+		addPlatform(m, child.Platform)
+	}
+	if parts.Config != nil {
+		m.ArtifactType = cmp.Or(m.ArtifactType, parts.Config.MediaType)
+		if oci.IsConfig(parts.Config.MediaType) {
+			platform, err := readPlatform(ctx, i, i.Stored(parts.Config.Digest))
+			if err != nil {
+				return nil, fmt.Errorf("its configuration: %w", err)
+			}
+			addPlatform(m, platform)
+		}
+	}
+	return m, nil
+}
+
+// readSmall returns a manifest or a configuration. Others are larger than the limit.
+func readSmall(ctx context.Context, i *content.Inventory, d digest.Digest) ([]byte, error) {
+	b := i.Blobs[d]
+	switch {
+	case b == nil:
+		return nil, fmt.Errorf("%s is missing from the storage: push the image again", d)
+	case b.Size > oci.MaxManifestSize:
+		return nil, fmt.Errorf("%s has %d bytes, more than a manifest may have", d, b.Size)
+	}
+	return i.Driver.GetContent(ctx, path.Join(b.Path, "data"))
+}
+
+// readPlatform returns that of an image's configuration.
+func readPlatform(ctx context.Context, i *content.Inventory, d digest.Digest) (*v1.Platform, error) {
+	data, err := readSmall(ctx, i, d)
+	if err != nil {
+		return nil, err
+	}
+	var platform v1.Platform
+	return &platform, json.Unmarshal(data, &platform)
+}
+
+// addPlatform adds a platform, unless it is that of an attestation.
+func addPlatform(m *catalog.Manifest, p *v1.Platform) {
+	if p == nil || p.OS == "" || p.OS == "unknown" {
+		return
+	}
+	if text := platforms.Format(platforms.Normalize(*p)); !slices.Contains(m.Platforms, text) {
+		m.Platforms = append(m.Platforms, text)
+	}
+}

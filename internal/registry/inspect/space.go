@@ -1,0 +1,78 @@
+package inspect
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+
+	"github.com/distribution/distribution/v3/registry/api/errcode"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/internal/api/space"
+	"github.com/zarf-dev/zarf-registry/internal/registry/request"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+)
+
+// maxSpaceQuery is in bytes: a digest takes at most 140 in JSON.
+const maxSpaceQuery = space.MaxDigests * 160
+
+// blobFinder returns the SHA-256 digest and the size of a blob that a client then relies on, if it is stored.
+type blobFinder func(ctx context.Context, d digest.Digest) (stored digest.Digest, size int64, ok bool)
+
+// Space serves how full the storage is, and which blobs it lacks. Everyone with a client certificate may read
+// how full it is; asking for blobs requires the push credential.
+func Space(report func() space.Report, find blobFinder) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var response any
+		switch r.Method {
+		case http.MethodGet, http.MethodHead:
+			response = report()
+		case http.MethodPost:
+			var query space.Query
+			err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxSpaceQuery)).Decode(&query)
+			if err != nil || len(query.Digests) > space.MaxDigests {
+				http.Error(w, "want a JSON object with at most 10000 digests", http.StatusBadRequest)
+				return
+			}
+			answer, err := missing(r, query.Digests, find)
+			if err != nil {
+				request.WriteError(w, err)
+				return
+			}
+			response = answer
+		default:
+			w.Header().Set("Allow", "GET, HEAD, POST")
+			request.WriteError(w, errcode.ErrorCodeUnsupported.WithMessage("the storage's space is read with GET or POST"))
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Cache-Control", "no-store")
+		_ = json.NewEncoder(w).Encode(response) // the client may have disconnected
+	})
+}
+
+// missing returns the blobs that are not stored.
+func missing(r *http.Request, digests []digest.Digest, find blobFinder) (space.Answer, error) {
+	answer := space.Answer{Missing: []digest.Digest{}}
+	found := make([]bool, len(digests))
+	indexes := make([]int, len(digests))
+	for i := range digests {
+		if err := digests[i].Validate(); err != nil {
+			return answer, errcode.ErrorCodeDigestInvalid.WithMessage(err.Error())
+		}
+		indexes[i] = i
+	}
+	err := storage.InParallel(r.Context(), indexes, storage.Concurrency, func(ctx context.Context, i int) error {
+		_, _, found[i] = find(ctx, digests[i])
+		return ctx.Err()
+	})
+	if err != nil {
+		return answer, request.Unavailable("%v", err)
+	}
+	for i, d := range digests {
+		if !found[i] {
+			answer.Missing = append(answer.Missing, d)
+		}
+	}
+	return answer, nil
+}

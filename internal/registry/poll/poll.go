@@ -1,0 +1,29 @@
+// Package poll waits for a time, unless a context ends first.
+//
+// It does not retry: its callers do.
+package poll
+
+import (
+	"context"
+	"time"
+)
+
+// Sleep returns nil after d, or the cause of ctx's end.
+func Sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-timer.C:
+		return nil
+	}
+}
+
+// Cause returns the cause of ctx's end, if it has ended, since err only follows from it; otherwise err.
+func Cause(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}

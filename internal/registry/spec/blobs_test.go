@@ -1,0 +1,129 @@
+package spec
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"testing/iotest"
+
+	"github.com/distribution/distribution/v3/registry/api/errcode"
+	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
+	"github.com/distribution/distribution/v3/registry/storage/driver/inmemory"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
+	"github.com/zarf-dev/zarf-registry/internal/registry/content"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+)
+
+var repositoryA = func() reference.Named {
+	name, err := reference.WithName("a")
+	if err != nil {
+		panic(err)
+	}
+	return name
+}()
+
+// oneFile is a driver in which every path leads to the same bytes, or to none, and every link to a blob of ten bytes.
+type oneFile struct {
+	storagedriver.StorageDriver
+	content io.Reader
+	err     error
+}
+
+func (f oneFile) GetContent(_ context.Context, path string) ([]byte, error) {
+	if !storage.LayerLink.MatchString(path) {
+		return nil, storagedriver.PathNotFoundError{Path: path}
+	}
+	return []byte(digest.FromString("x")), nil
+}
+
+func (f oneFile) Stat(_ context.Context, path string) (storagedriver.FileInfo, error) {
+	return storagedriver.FileInfoInternal{FileInfoFields: storagedriver.FileInfoFields{Path: path, Size: 10}}, nil
+}
+
+func (f oneFile) Reader(context.Context, string, int64) (io.ReadCloser, error) {
+	return io.NopCloser(f.content), f.err
+}
+
+func TestUnreadableBlobsAbortTheResponse(t *testing.T) {
+	t.Parallel()
+	failure := errors.New("disk gone")
+	for name, tt := range map[string]struct {
+		file oneFile
+		want string // expected log entry; empty: the blob is served
+	}{
+		"a whole blob arrives":         {oneFile{content: strings.NewReader("0123456789")}, ""},
+		"a blob that cannot be opened": {oneFile{err: failure}, "disk gone"},
+		"a read error": {oneFile{content: io.MultiReader(strings.NewReader("01234"),
+			iotest.ErrReader(failure))}, "disk gone"},
+		"a blob shorter than its size": {oneFile{content: strings.NewReader("01234")}, io.ErrUnexpectedEOF.Error()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			logs := &logBuffer{}
+			store := blobStore{name: repositoryA, source: &Registry{Store: &content.Store{Driver: tt.file,
+				Log: slog.New(slog.NewTextHandler(logs, nil))}}, last: &foundBlob{}}
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if err := store.ServeBlob(r.Context(), w, r, digest.FromString("x")); err != nil {
+					t.Errorf("ServeBlob() = %v, which would be written into the blob", err)
+				}
+			}))
+			defer server.Close()
+			var body []byte
+			response, err := http.Get(server.URL)
+			if err == nil {
+				body, err = io.ReadAll(response.Body)
+				response.Body.Close()
+			}
+			if (err == nil) != (tt.want == "") || tt.want == "" && string(body) != "0123456789" {
+				t.Errorf("the client got %q, %v", body, err)
+			}
+			if text := logs.String(); !strings.Contains(text, tt.want) ||
+				(tt.want != "") != strings.Contains(text, digest.FromString("x").String()) {
+				t.Errorf("logged: %q", text)
+			}
+		})
+	}
+}
+
+// Distribution looks a blob up before it is served, and a collection may remove it in between. A client that asks
+// whether it exists relies on the answer.
+func TestBlobRemovedBeforeItIsServed(t *testing.T) {
+	t.Parallel()
+	for _, d := range []digest.Digest{digest.FromString("x"), digest.SHA512.FromString("x")} {
+		stored := &content.Store{Driver: inmemory.New(), Log: slog.New(slog.DiscardHandler)}
+		store := blobStore{name: repositoryA, source: &Registry{Store: stored, collector: collect.New(stored, "")}, last: &foundBlob{v1.Descriptor{Digest: d, Size: 1}, d}}
+		request := httptest.NewRequestWithContext(t.Context(), http.MethodHead, "/", nil)
+		err := store.ServeBlob(t.Context(), httptest.NewRecorder(), request, d)
+		var coded errcode.Error
+		if !errors.As(err, &coded) || coded.Code != errcode.ErrorCodeBlobUnknown {
+			t.Errorf("%s: %v", d, err)
+		}
+	}
+}
+
+// logBuffer may be read while others write.
+type logBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *logBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *logBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}

@@ -1,0 +1,148 @@
+package spec
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/distribution/distribution/v3/configuration"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/internal/api/gc"
+	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
+	"github.com/zarf-dev/zarf-registry/internal/registry/content"
+	"github.com/zarf-dev/zarf-registry/internal/registry/quota"
+)
+
+const manifestType = "application/vnd.oci.image.manifest.v1+json"
+
+// shortTimes are a hundredth of the real ones, except for those of a dead collector.
+var shortTimes = collect.Times{
+	PollInterval: 5 * time.Millisecond, Validity: 100 * time.Millisecond, DrainPeriod: 200 * time.Millisecond,
+	WaitTimeout: 5 * time.Second,
+	Heartbeat:   50 * time.Millisecond, RenewDeadline: 10 * time.Second, LeaseDuration: 20 * time.Second,
+}
+
+// openInMemory returns a registry with its storage in memory.
+func openInMemory(t *testing.T) *Registry {
+	t.Helper()
+	config, err := configuration.Parse(strings.NewReader("version: 0.1\nstorage: inmemory\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := slog.New(slog.DiscardHandler)
+	s, err := Open(config, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Shutdown() })
+	c := collect.New(s.Store, "")
+	c.Times = shortTimes
+	s.Use(c, quota.New("", 0, log))
+	return s
+}
+
+// request sends a request and fails the test unless the status is as given.
+func (s *Registry) request(t *testing.T, status int, method, path string, body io.Reader) *httptest.ResponseRecorder {
+	t.Helper()
+	w := httptest.NewRecorder()
+	r := httptest.NewRequestWithContext(t.Context(), method, path, body)
+	r.Header.Set("Content-Type", manifestType)
+	s.ServeHTTP(w, r)
+	if w.Code != status {
+		t.Fatalf("%s %s: status %d, want %d: %s", method, path, w.Code, status, w.Body)
+	}
+	return w
+}
+
+// image pushes the blobs of an image with one layer, and returns its manifest.
+func (s *Registry) image(t *testing.T, layer string) string {
+	t.Helper()
+	for _, blob := range []string{"{}", layer} {
+		path := "/v2/a/blobs/uploads/?digest=" + digest.FromString(blob).String()
+		s.request(t, http.StatusCreated, "POST", path, strings.NewReader(blob))
+	}
+	return fmt.Sprintf(`{"schemaVersion":2,"mediaType":%q,"config":{"mediaType":%q,"digest":%q,"size":2},`+
+		`"layers":[{"mediaType":%q,"digest":%q,"size":%d}]}`, manifestType, "application/vnd.oci.image.config.v1+json",
+		digest.FromString("{}"), "application/vnd.oci.image.layer.v1.tar", digest.FromString(layer), len(layer))
+}
+
+// collectInAnotherProcess begins a collection and ends it before anything is removed.
+func (s *Registry) collectInAnotherProcess(t *testing.T) {
+	t.Helper()
+	other := collect.New(&content.Store{Driver: s.Driver}, "")
+	other.Times = shortTimes
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	_, err := other.Collect(ctx, gc.Request{Timeout: time.Minute}, func(e gc.Event) {
+		if e.Phase == gc.Sweeping {
+			cancel()
+		}
+	})
+	if err == nil {
+		t.Error("there was no garbage")
+	}
+}
+
+// A process hangs before it writes, and a collection begins meanwhile.
+func TestARefusedManifestDoesNotMoveItsTag(t *testing.T) {
+	t.Parallel()
+	s := openInMemory(t)
+	before := s.image(t, "one")
+	s.request(t, http.StatusCreated, "PUT", "/v2/a/manifests/v1", strings.NewReader(before))
+	after := s.image(t, "two")
+	s.next = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.collectInAnotherProcess(t)
+		time.Sleep(2 * shortTimes.PollInterval)
+		s.app.ServeHTTP(w, r)
+	})
+	w := s.request(t, http.StatusServiceUnavailable, "PUT", "/v2/a/manifests/v1", strings.NewReader(after))
+	if !strings.Contains(w.Body.String(), "push it again") {
+		t.Errorf("%s", w.Body)
+	}
+	s.next = s.app
+	if now := s.request(t, http.StatusOK, "GET", "/v2/a/manifests/v1", nil); now.Body.String() != before {
+		t.Errorf("the tag has moved to %s", now.Body)
+	}
+}
+
+// onRead is a body that runs a function when it is read.
+type onRead func([]byte) (int, error)
+
+func (f onRead) Read(p []byte) (int, error) { return f(p) }
+
+func TestSlowlySentManifestIsAccepted(t *testing.T) {
+	t.Parallel()
+	s := openInMemory(t)
+	s.image(t, "garbage")
+	const manifest = `{"a": "manifest"}`
+	sent := strings.NewReader(manifest)
+	var once sync.Once
+	body := onRead(func(p []byte) (int, error) {
+		once.Do(func() {
+			s.collectInAnotherProcess(t)
+			time.Sleep(2 * shortTimes.Validity)
+		})
+		return sent.Read(p)
+	})
+	var received string
+	s.next = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		data, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		received = string(data)
+		w.WriteHeader(http.StatusCreated)
+	})
+	s.request(t, http.StatusCreated, "PUT", "/v2/a/manifests/v1", body)
+	if received != manifest {
+		t.Errorf("the registry got %q", received)
+	}
+}

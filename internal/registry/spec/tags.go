@@ -1,0 +1,124 @@
+package spec
+
+import (
+	"context"
+	"errors"
+	"hash/maphash"
+	"io"
+	"slices"
+	"sync"
+
+	"github.com/distribution/distribution/v3"
+	"github.com/opencontainers/go-digest"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/zarf-dev/zarf-registry/internal/registry/content"
+	"github.com/zarf-dev/zarf-registry/internal/registry/quota"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+)
+
+// currentTags protects pushes against deletions of manifests. Distribution looks up the tags of the deleted
+// manifest, and then removes them, whatever they refer to by then: a tag that a push has moved in between
+// would be lost. Another process may still move a tag between the check here and the removal, because storage
+// cannot do both at once. It belongs to one request.
+type currentTags struct {
+	distribution.TagService
+	source     *Registry
+	repository string
+	deleted    digest.Digest // the manifest whose tags the request removes, or ""
+}
+
+// Tag lets the tag refer to the manifest.
+func (t *currentTags) Tag(ctx context.Context, tag string, manifest v1.Descriptor) error {
+	defer t.source.tags.lock(t.repository, tag)()
+	err := t.TagService.Tag(ctx, tag, manifest)
+	quota.RecordNoSpace(ctx, err)
+	return err
+}
+
+// Get returns the manifest of the tag. A damaged link is no tag: a push replaces it.
+func (t *currentTags) Get(ctx context.Context, tag string) (v1.Descriptor, error) {
+	manifest, err := t.TagService.Get(ctx, tag)
+	if content.IsDamaged(err) {
+		return v1.Descriptor{}, distribution.ErrTagUnknown{Tag: tag}
+	}
+	return manifest, err
+}
+
+// Lookup returns the tags of a manifest. Only a deletion calls it.
+func (t *currentTags) Lookup(ctx context.Context, manifest v1.Descriptor) ([]string, error) {
+	t.deleted = manifest.Digest
+	return t.TagService.Lookup(ctx, manifest)
+}
+
+// Untag removes the tag, unless the request deletes a manifest and the tag refers to another one.
+func (t *currentTags) Untag(ctx context.Context, tag string) error {
+	defer t.source.tags.lock(t.repository, tag)()
+	if t.deleted != "" {
+		link, err := t.source.Driver.GetContent(ctx, storage.TagPath(t.repository, tag))
+		switch {
+		case storage.IsNotFound(err):
+			return nil
+		case err != nil:
+			return err
+		case string(link) != t.deleted.String():
+			return nil
+		}
+	}
+	return t.TagService.Untag(ctx, tag)
+}
+
+// List returns up to limit tags after last, in the order that the specification wants, or all if limit is negative;
+// with io.EOF if no tag follows. Distribution walks the storage instead: S3 lists v1-a before v1, because it compares
+// paths, so a page that ends with v1-a would be followed by v2.
+func (t *currentTags) List(ctx context.Context, limit int, last string) ([]string, error) {
+	tags, err := t.All(ctx) // in this order
+	if errors.As(err, new(distribution.ErrRepositoryUnknown)) {
+		// In S3 there are no empty directories. A repository without tags exists while it has a manifest.
+		exists, failed := t.source.Exists(ctx, storage.RepositoriesPath+"/"+t.repository+"/_manifests")
+		switch {
+		case failed != nil:
+			return nil, failed
+		case exists:
+			return nil, io.EOF
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if last != "" {
+		first, found := slices.BinarySearch(tags, last)
+		if found {
+			first++
+		}
+		tags = tags[first:]
+	}
+	if limit >= 0 && len(tags) > limit {
+		return tags[:limit], nil
+	}
+	return tags, io.EOF
+}
+
+// tagLocks serialize changes of a tag. A few tags share a lock. The zero value is not locked.
+type tagLocks [64]sync.Mutex
+
+var tagSeed = maphash.MakeSeed()
+
+// lock returns a function that unlocks the tag.
+func (l *tagLocks) lock(repository, tag string) (unlock func()) {
+	m := &l[maphash.String(tagSeed, repository+":"+tag)%uint64(len(l))]
+	m.Lock()
+	return m.Unlock
+}
+
+// confirmingTags moves no tag to a manifest that will be refused: the previous one stays.
+type confirmingTags struct{ distribution.TagService }
+
+func (t confirmingTags) Tag(ctx context.Context, tag string, manifest v1.Descriptor) error {
+	if a := intentOf(ctx).admission; a != nil {
+		if err := a.ConfirmTag(ctx); err != nil {
+			return err
+		}
+	}
+	return t.TagService.Tag(ctx, tag, manifest)
+}

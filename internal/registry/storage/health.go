@@ -1,0 +1,115 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/distribution/distribution/v3/configuration"
+	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
+)
+
+const (
+	// defaultHealthInterval is distribution's default for health.storagedriver.interval.
+	defaultHealthInterval = 10 * time.Second
+	// defaultHealthThreshold is how many consecutive checks may fail before the registry reports not ready
+	// (health.storagedriver.threshold). A single failed S3 request must not remove it from its Service.
+	defaultHealthThreshold = 3
+)
+
+// Health checks at intervals that the storage responds. Hanging counts as failing: the time since the last
+// success decides.
+//
+// It does not write. A full volume calls for an alert; failing readiness would stop pulls too.
+type Health struct {
+	driver   storagedriver.StorageDriver
+	storage  configuration.Storage
+	root     string // of the filesystem driver, or ""
+	Interval time.Duration
+	tolerate time.Duration // failures for so long after the last success
+	log      *slog.Logger
+
+	success atomic.Pointer[time.Time] // the last
+	failure atomic.Pointer[error]     // of the last check; nil if it succeeded
+}
+
+func NewHealth(
+	config *configuration.Configuration, driver storagedriver.StorageDriver, log *slog.Logger,
+) *Health {
+	interval, threshold := config.Health.StorageDriver.Interval, config.Health.StorageDriver.Threshold
+	if interval <= 0 {
+		interval = defaultHealthInterval
+	}
+	if threshold <= 0 {
+		threshold = defaultHealthThreshold
+	}
+	root, _ := FilesystemRoot(config.Storage)
+	return &Health{
+		driver:   driver,
+		storage:  config.Storage,
+		root:     root,
+		Interval: interval,
+		tolerate: time.Duration(threshold) * interval,
+		log:      log,
+	}
+}
+
+// Run checks at once and then at each interval until ctx ends.
+func (h *Health) Run(ctx context.Context) {
+	ticker := time.NewTicker(h.Interval)
+	defer ticker.Stop()
+	for {
+		h.check(ctx)
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+func (h *Health) check(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, h.Interval)
+	defer cancel()
+	_, err := h.driver.Stat(ctx, "/")
+	// In an empty bucket, this path does not exist.
+	if IsNotFound(err) && h.root == "" {
+		err = nil
+	}
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return // the process is shutting down
+	}
+
+	previous := h.failure.Load()
+	if err != nil {
+		err = explain(h.storage, err)
+		h.failure.Store(&err)
+		if previous == nil {
+			h.log.Error("storage check failed", "error", err.Error()) // a driver's error would be an object
+		}
+		return
+	}
+	now := time.Now()
+	h.success.Store(&now)
+	h.failure.Store(nil)
+	if previous != nil {
+		h.log.Info("storage check succeeded again")
+	}
+}
+
+// Err returns nil while the storage is healthy.
+func (h *Health) Err(now time.Time) error {
+	failure, success := h.failure.Load(), h.success.Load()
+	switch {
+	case success != nil && now.Sub(*success) < h.tolerate:
+		return nil
+	case failure != nil:
+		return fmt.Errorf("storage: %w", *failure)
+	case success == nil:
+		return errors.New("storage: not checked yet")
+	}
+	return fmt.Errorf("storage: no response for %s", now.Sub(*success).Round(time.Second))
+}

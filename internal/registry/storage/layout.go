@@ -1,0 +1,96 @@
+package storage
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/distribution/distribution/v3"
+	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
+	"github.com/opencontainers/go-digest"
+)
+
+// Distribution's storage layout, which is versioned and documented in its registry/storage/paths.go.
+const (
+	RootPath         = "/docker/registry/v2"
+	RepositoriesPath = RootPath + "/repositories"
+	BlobsPath        = RootPath + "/blobs"
+)
+
+// The paths that garbage collection needs. The first group of those in repositories is the repository;
+// digests are two groups, algorithm and encoded; the second group of CurrentLink is the tag.
+var (
+	RevisionLink = regexp.MustCompile(`^` + RepositoriesPath + `/(.+)/_manifests/revisions/([^/]+)/([^/]+)/link$`)
+	CurrentLink  = regexp.MustCompile(`^` + RepositoriesPath + `/(.+)/_manifests/tags/([^/]+)/current/link$`)
+	HistoryLink  = regexp.MustCompile(`^` + RepositoriesPath + `/(.+)/_manifests/tags/[^/]+/index/([^/]+)/([^/]+)/link$`)
+	LayerLink    = regexp.MustCompile(`^` + RepositoriesPath + `/(.+)/_layers/([^/]+)/([^/]+)/link$`)
+	DigestLink   = regexp.MustCompile(`^` + BlobsPath + `/([^/]+)/[^/]+/([^/]+)/link$`)
+	BackLink     = regexp.MustCompile(
+		`^` + RepositoriesPath + `/(.+)/(?:_referrers|_indexes)/[^/]+/[^/]+/([^/]+)/([^/]+)/descriptor\.json$`)
+	BlobData = regexp.MustCompile(`^` + BlobsPath + `/([^/]+)/[^/]+/([^/]+)/data$`)
+)
+
+// TagPath is the path of the link that is a tag.
+func TagPath(repository, tag string) string {
+	return RepositoriesPath + "/" + repository + "/_manifests/tags/" + tag + "/current/link"
+}
+
+// DigestLinkPath is the path of the link from a digest other than SHA-256 to the SHA-256 digest.
+func DigestLinkPath(d digest.Digest) string {
+	return blobDir(d) + "/link"
+}
+
+// LayerPath and RevisionPath are the paths of links that make a blob or a manifest part of a repository.
+func LayerPath(repository string, d digest.Digest) string {
+	return RepositoriesPath + "/" + repository + "/_layers/" + DigestPath(d) + "/link"
+}
+
+func RevisionPath(repository string, d digest.Digest) string {
+	return RevisionsDir(repository) + "/" + DigestPath(d) + "/link"
+}
+
+// UploadDir is the directory of an unfinished upload.
+func UploadDir(repository, id string) string {
+	return RepositoriesPath + "/" + repository + "/_uploads/" + id
+}
+
+func RevisionsDir(repository string) string {
+	return RepositoriesPath + "/" + repository + "/_manifests/revisions"
+}
+
+// DigestPath is a digest as two directories.
+func DigestPath(d digest.Digest) string { return d.Algorithm().String() + "/" + d.Encoded() }
+
+// BlobPath is the path of a blob's data.
+func BlobPath(d digest.Digest) string {
+	return blobDir(d) + "/data"
+}
+
+// SizePath is the path of the record of a blob's size.
+func SizePath(d digest.Digest) string {
+	return blobDir(d) + "/size.json"
+}
+
+func blobDir(d digest.Digest) string {
+	return BlobsPath + "/" + d.Algorithm().String() + "/" + d.Encoded()[:2] + "/" + d.Encoded()
+}
+
+func PathDigest(algorithm, encoded string) digest.Digest {
+	return digest.NewDigestFromEncoded(digest.Algorithm(algorithm), encoded)
+}
+
+func ReadLink(ctx context.Context, driver storagedriver.StorageDriver, path string) (digest.Digest, error) {
+	content, err := driver.GetContent(ctx, path)
+	if IsNotFound(err) {
+		return "", distribution.ErrBlobUnknown
+	}
+	if err != nil {
+		return "", err
+	}
+	d, err := digest.Parse(strings.TrimSpace(string(content)))
+	if err != nil {
+		return "", fmt.Errorf("link %s contains %q: %w: push its content again, or delete the link", path, content, err)
+	}
+	return d, nil
+}

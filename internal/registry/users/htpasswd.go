@@ -1,0 +1,255 @@
+package users
+
+import (
+	"bytes"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"github.com/zarf-dev/zarf-registry/internal/net/mounted"
+	"io/fs"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	"github.com/distribution/reference"
+	"golang.org/x/crypto/bcrypt"
+)
+
+// userTable is one generation of the files.
+type userTable struct {
+	push *userFile
+	pull *userFile // nil while the file does not exist
+	// exposed are the users who may only pull from outside; nil while the file does not exist.
+	exposed *userFile
+	// dummyUser stands for every unknown user of the listeners inside the cluster, and exposedDummy for those
+	// of the exposed listener, so that an unknown name takes as long as a wrong password.
+	dummyUser, exposedDummy *User
+}
+
+// userFile is one generation of one file. It is immutable apart from its users' caches, whose entries
+// thus end with it.
+type userFile struct {
+	users map[string]*User
+	cost  int // the highest of its hashes
+	sum   [sha256.Size]byte
+	// seed is what secrets are derived from. It is not sum, because sum is public: it is in the report.
+	seed [sha256.Size]byte
+}
+
+// User is a user of one generation of a file.
+type User struct {
+	Role Role
+	hash []byte
+	cost int
+	// Name is the credential's, for the audit trail; the user name if the file has none.
+	Name string
+	// Repositories are those that a push user may write: each of them, and all below it. Empty means all.
+	Repositories []string
+	cached       atomic.Pointer[passwordMAC] // the one that last matched
+}
+
+// rounds is the work of a check.
+func (u *User) rounds() float64 { return float64(int(1) << u.cost) }
+
+// MayWrite reports whether a push user may write to a repository. The empty name stands for everything
+// outside of repositories.
+func (u *User) MayWrite(repository string) bool {
+	return len(u.Repositories) == 0 || slices.ContainsFunc(u.Repositories, func(allowed string) bool {
+		return repository == allowed || strings.HasPrefix(repository, allowed+"/")
+	})
+}
+
+// withCost returns a dummy user whose hash has the cost; u if that is the case.
+func (u *User) withCost(cost int) (*User, error) {
+	if u != nil && u.cost == cost {
+		return u, nil
+	}
+	hash, err := bcrypt.GenerateFromPassword([]byte(rand.Text()), cost)
+	if err != nil {
+		return nil, fmt.Errorf("hashing the dummy user's password: %w", err)
+	}
+	return &User{hash: hash, cost: cost}, nil
+}
+
+// loadUsers reads a file. If it has not changed, it returns old. Users whose hash has not changed keep
+// their caches.
+func loadUsers(path string, has Role, old *userFile) (*userFile, error) {
+	data, err := mounted.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("reading credentials: %w", err)
+	}
+	sum := sha256.Sum256(data)
+	if old != nil && old.sum == sum {
+		return old, nil
+	}
+	file, err := parseUsers(data, has)
+	if err != nil {
+		return nil, fmt.Errorf("credentials %s: %w", path, err)
+	}
+	file.sum, file.seed = sum, seedOf(data)
+	if old != nil {
+		for name, u := range file.users {
+			// The change may be another user's: this one need not be checked again.
+			if before := old.users[name]; before != nil && bytes.Equal(before.hash, u.hash) {
+				u.cached.Store(before.cached.Load())
+			}
+		}
+	}
+	return file, nil
+}
+
+const seedPurpose = "zarf-registry: seed of secrets"
+
+// seedOf is a digest of a file that cannot be computed from the file's SHA-256. The file is the message and
+// not the key, because HMAC replaces a long key by its SHA-256.
+func seedOf(data []byte) [sha256.Size]byte {
+	mac := hmac.New(sha256.New, []byte(seedPurpose))
+	mac.Write(data)
+	return [sha256.Size]byte(mac.Sum(nil))
+}
+
+// parseUsers parses an htpasswd file: each line is USER:HASH, empty or a comment. Lines of push users may
+// continue with :NAME, the credential's name, and :REPOSITORY,…, the only repositories that it may write.
+// All of it is in one file, so that no user is ever in force without its restrictions. Errors contain the
+// line number and never the line.
+func parseUsers(data []byte, has Role) (*userFile, error) {
+	file := &userFile{users: map[string]*User{}}
+	for i, line := range strings.Split(string(data), "\n") {
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		name, u, err := parseUser(line, has)
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("line %d%w", i+1, err)
+		case file.users[name] != nil:
+			return nil, fmt.Errorf("line %d: duplicate user %q", i+1, name)
+		}
+		file.users[name] = u
+		file.cost = max(file.cost, u.cost)
+	}
+	if len(file.users) == 0 {
+		return nil, errors.New("no users")
+	}
+	return file, nil
+}
+
+// parseUser parses a line. Its errors continue "line 1".
+func parseUser(line string, has Role) (string, *User, error) {
+	name, rest, ok := strings.Cut(line, ":")
+	if !ok || name == "" {
+		return "", nil, errors.New(" is not USER:HASH")
+	}
+	fields := []string{rest}
+	if has == RolePush {
+		fields = strings.Split(rest, ":")
+	}
+	hash := []byte(fields[0])
+	cost, err := bcrypt.Cost(hash)
+	switch {
+	case err != nil || len(hash) != hashLength:
+		return "", nil, errors.New(": not a bcrypt hash: create it with htpasswd -B")
+	case cost > maxCost:
+		return "", nil, fmt.Errorf(": bcrypt cost %d is too slow: want at most %d", cost, maxCost)
+	case len(fields) > 3:
+		return "", nil, errors.New(" is not USER:HASH:NAME:REPOSITORY,…")
+	}
+	u := &User{Role: has, hash: hash, cost: cost, Name: name}
+	if len(fields) > 1 {
+		if u.Name = fields[1]; !credentialName.MatchString(u.Name) {
+			return "", nil, fmt.Errorf(": invalid name %q of a credential", u.Name)
+		}
+	}
+	if len(fields) > 2 {
+		u.Repositories = strings.Split(fields[2], ",")
+	}
+	for _, repository := range u.Repositories {
+		if _, err := reference.WithName(repository); err != nil {
+			return "", nil, fmt.Errorf(": invalid repository %q", repository)
+		}
+	}
+	return name, u, nil
+}
+
+// credentialName is RFC 1123's label.
+var credentialName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+
+// loadPullUsers reads an optional file of users who may only pull. If the file is invalid, it returns old.
+func (t *userTable) loadPullUsers(path string, has Role, old *userFile) (*userFile, error) {
+	file, err := loadUsers(path, has, old)
+	if err == nil {
+		err = t.collision(path, file)
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err != nil:
+		return old, err
+	}
+	return file, nil
+}
+
+// collision returns an error if a user of the file is already in a file that takes precedence: a name
+// cannot have two passwords.
+func (t *userTable) collision(path string, file *userFile) error {
+	for _, name := range slices.Sorted(maps.Keys(file.users)) { // sorted, so that the error is stable
+		switch {
+		case t.push != nil && t.push.users[name] != nil:
+			return fmt.Errorf("credentials %s: user %q may already push: choose another name", path, name)
+		case t.pull != nil && t.pull.users[name] != nil:
+			return fmt.Errorf("credentials %s: user %q is the node port's user: choose another name", path, name)
+		}
+	}
+	return nil
+}
+
+// files returns the existing files, in order of precedence.
+func (t *userTable) files() (files []*userFile) {
+	for _, file := range []*userFile{t.push, t.pull, t.exposed} {
+		if file != nil {
+			files = append(files, file)
+		}
+	}
+	return files
+}
+
+// accepted returns the files whose users a listener accepts, in order of precedence.
+func (t *userTable) accepted(exposed bool) (files []*userFile) {
+	for _, file := range t.files() {
+		if exposed || file != t.exposed {
+			files = append(files, file)
+		}
+	}
+	return files
+}
+
+// cost returns the highest cost of the users that a listener accepts.
+func (t *userTable) cost(exposed bool) (cost int) {
+	for _, file := range t.accepted(exposed) {
+		cost = max(cost, file.cost)
+	}
+	return cost
+}
+
+// find returns a user that a listener accepts, or nil. If a name is in two files, which can happen only when
+// the first one changes, the first one takes precedence.
+func (t *userTable) find(name string, exposed bool) *User {
+	for _, file := range t.accepted(exposed) {
+		if u := file.users[name]; u != nil {
+			return u
+		}
+	}
+	return nil
+}
+
+func (t *userTable) size() (n int) {
+	for _, file := range t.files() {
+		n += len(file.users)
+	}
+	return n
+}
