@@ -410,7 +410,7 @@ func TestExtraObjectsAreRenderedAsTemplates(t *testing.T) {
 	for name, values := range map[string]map[string]any{"proxy": proxyMode(t), "external": ciValues(t)["external"]} {
 		out := rendering{values: with(t, values, `extraObjects=[
 			{apiVersion: v1, kind: ConfigMap, metadata: {name: "{{ .Release.Name }}-mine"}, data: {a: b}},
-			"apiVersion: v1\nkind: ConfigMap\nmetadata:\n  {{- include \"zarf-registry.metadata\" (dict \"root\" . \"name\" \"of-text\" \"component\" \"extra\") | nindent 2 }}\n"]`)}.render(t)
+			"apiVersion: v1\nkind: ConfigMap\nmetadata:\n  {{- include \"zarf-registry.metadata\" (list . \"extra\" \"of-text\") | nindent 2 }}\n"]`)}.render(t)
 		mine := find[*corev1.ConfigMap](t, out, "zarf-registry-mine")
 		if mine.Data["a"] != "b" || mine.Namespace != "" || len(mine.Labels) > 0 {
 			t.Errorf("%s: the user's object is %v", name, mine)
