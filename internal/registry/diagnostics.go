@@ -1,0 +1,89 @@
+package registry
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/api/space"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+)
+
+// diagnosticsTimeout bounds a whole request for health or metrics. Responses are a few KiB.
+const diagnosticsTimeout = 30 * time.Second
+
+// healthHandler serves /healthz, for liveness, which succeeds while the process runs, since a restart
+// does not repair the storage; and /readyz, which reports whether clients should send requests here.
+func (s *Server) healthHandler() http.Handler {
+	return getOnly(map[string]http.Handler{
+		"/healthz": healthCheck(func() error { return nil }),
+		"/readyz": healthCheck(func() error {
+			if s.draining.Load() {
+				return errors.New("shutting down")
+			}
+			return s.health.Err(time.Now())
+		}),
+	})
+}
+
+// healthCheck responds 503 with the error of check, or 200.
+func healthCheck(check func() error) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "no-store")
+		if err := check(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = io.WriteString(w, "ok\n") // the client may have disconnected
+	})
+}
+
+func (s *Server) metricsHandler() http.Handler {
+	return getOnly(map[string]http.Handler{
+		"/metrics":        s.metrics.handler(),
+		reloadstatus.Path: reloadstatus.Handler(s.reloadReport),
+	})
+}
+
+// reloadReport describes the certificates and credentials in use, and what follows them.
+func (s *Server) reloadReport() reloadstatus.Report {
+	report := reloadstatus.Report{Credentials: s.credentials.Report(), GarbageCollection: s.collector.Report(),
+		Scrub: s.scrubber.Status()}
+	if err := s.health.Err(time.Now()); err != nil {
+		report.StorageError = err.Error()
+	} else {
+		report.StorageEmpty = storage.IsEmpty(s.source.Driver)
+	}
+	if full := s.space.Report(); full != (space.Report{}) {
+		report.Space = &full
+	}
+	if s.signatures.On() {
+		report.Signatures = s.signatures.Report()
+	}
+	if s.certificates != nil {
+		report.Certificates = s.certificates.Report()
+	}
+	if s.plain != nil {
+		open := s.plain.address() != nil
+		report.PlainListenerOpen = &open
+	}
+	return report
+}
+
+// getOnly serves GET and HEAD of exactly these paths.
+func getOnly(paths map[string]http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		handler, ok := paths[r.URL.Path]
+		switch {
+		case !ok:
+			http.NotFound(w, r)
+		case r.Method != http.MethodGet && r.Method != http.MethodHead:
+			w.Header().Set("Allow", "GET, HEAD")
+			http.Error(w, "method not allowed", http.StatusMethodNotAllowed)
+		default:
+			handler.ServeHTTP(w, r)
+		}
+	})
+}
