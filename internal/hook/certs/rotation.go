@@ -197,11 +197,12 @@ func (r *rotation) decide(ctx context.Context, s *snapshot, end time.Time) (pki.
 	if next.Action != pki.Observe && next.Action != pki.Wait {
 		return next, nil
 	}
+	s.position.Observed = true
 	loaded, err := r.observe(ctx, s.held, s.position, end)
 	if err != nil {
 		return next, err
 	}
-	s.position.Observed, s.position.Loaded = true, loaded
+	s.position.Loaded = loaded
 	return pki.Next(s.position), nil
 }
 
