@@ -27,8 +27,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/zarf-dev/zarf-registry/internal/net/mounted"
 	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/net/mounted"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
 

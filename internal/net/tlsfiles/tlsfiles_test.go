@@ -19,8 +19,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/zarf-dev/zarf-registry/internal/net/mounted"
 	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/net/mounted"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 )
 
