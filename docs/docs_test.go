@@ -194,6 +194,9 @@ func commands(page string) []line {
 func TestCommands(t *testing.T) {
 	checked := 0
 	for name, page := range pages(t) {
+		if name == "docs/reference/commands.md" { // generated; its sentences begin with commands, too
+			continue
+		}
 		for _, l := range commands(page) {
 			fields := strings.Fields(l.text)
 			for len(fields) > 0 && (strings.Contains(fields[0], "=") || fields[0] == "sudo" || fields[0] == "time") {

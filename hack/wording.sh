@@ -12,6 +12,8 @@ words=(
   'whoever' 'whomever' 'lest' 'thereof' 'therein' 'whereof' 'for ever' 'of before' 'as of old'
   'nobody is to' 'which there (is|are) not' 'that there is not' 'of who'
   'former' 'formerly' 'proven' 'unproven' 'changes? of authorities' 'is no port'
+  # Subjects and objects that are no nouns.
+  'only who' 'the inside can' 'the inside knows' 'nobody lists'
 )
 # Lines that may contain them: names that cannot change.
 exceptions=(

@@ -364,10 +364,10 @@ func TestEveryAlertIsDocumented(t *testing.T) {
 	}
 }
 
-// The table of docs/reference/monitoring.md lists exactly the project's own metrics.
+// The table of docs/reference/metrics.md lists exactly the project's own metrics.
 func TestEveryMetricIsDocumented(t *testing.T) {
 	t.Parallel()
-	b, err := os.ReadFile("../docs/reference/monitoring.md")
+	b, err := os.ReadFile("../docs/reference/metrics.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -396,12 +396,12 @@ func TestEveryMetricIsDocumented(t *testing.T) {
 	}
 	for metric := range told {
 		if !documented[metric] {
-			t.Errorf("docs/reference/monitoring.md does not have %s", metric)
+			t.Errorf("docs/reference/metrics.md does not have %s", metric)
 		}
 	}
 	for metric := range documented {
 		if !told[metric] {
-			t.Errorf("docs/reference/monitoring.md has %s, which no pod tells", metric)
+			t.Errorf("docs/reference/metrics.md has %s, which no pod tells", metric)
 		}
 	}
 }

@@ -97,7 +97,7 @@ func (r *run) checkJobs(ctx context.Context) (string, error) {
 			"the Jobs prepare, finish and cleanup were created at the same time, as kubectl apply does with the output of " +
 				"helm template: nothing was deleted; " +
 				"leave out the Jobs with helm template --no-hooks and apply them one after the other, as " +
-				"docs/reference/gitops.md says")
+				"docs/reference/helm.md says")
 	}
 	return fine, nil
 }

@@ -372,7 +372,7 @@ func TestCopiesAreComparedWithTheirSource(t *testing.T) {
 			if (byName["ca"] != nil) != (push.Source == nil) {
 				t.Errorf("authority is %+v", byName["ca"])
 			}
-			// Only who renews it can say when.
+			// Only its owner knows when it is renewed.
 			if certManager := r.PKI.Mode == state.PKICertManager; server.RenewAt.IsZero() == certManager ||
 				push.RenewAt.IsZero() == (certManager || push.Source == nil) {
 				t.Errorf("renewed at %s and %s", server.RenewAt, push.RenewAt)

@@ -65,7 +65,7 @@ func (w *world) handsOver(t *testing.T, upgrade func(t *testing.T)) {
 // proxyProgram returns the program of the proxies and the loader, as the chart's payload has them.
 func (w *world) proxyProgram(t *testing.T) (program, loader []byte) {
 	t.Helper()
-	dist := filepath.Join("..", "..", "internal", "embedded", "dist")
+	dist := filepath.Join("..", "..", "internal", "payload", "embedded", "dist")
 	layer, err := os.Open(filepath.Join(dist, "registry-node-"+runtime.GOARCH+".tar.gz"))
 	if err != nil {
 		t.Fatal(err)

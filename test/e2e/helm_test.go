@@ -166,7 +166,7 @@ func TestHelm(t *testing.T) {
 	})
 }
 
-// TestTemplates installs with helm template and kubectl, as docs/reference/gitops.md describes for users who have no
+// TestTemplates installs with helm template and kubectl, as docs/reference/helm.md describes for users who have no
 // more.
 func TestTemplates(t *testing.T) {
 	// helm template cannot find out which nodes have the image: both do.
@@ -357,7 +357,7 @@ func (w *world) waitForJob(t *testing.T, step string, ok bool) {
 		"--timeout=4m"))
 }
 
-// testTemplates follows docs/reference/gitops.md for users who have only kubectl.
+// testTemplates follows docs/reference/helm.md for users who have only kubectl.
 func testTemplates(t *testing.T, w *world) {
 	template := func(args ...string) string {
 		return output(t, w.command(t, w.helm, append([]string{"template", release, built(t, "E2E_CHART"), "-n", namespace,

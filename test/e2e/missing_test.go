@@ -81,7 +81,7 @@ func testMissing(t *testing.T, w *world) {
 	bring(w.missing(t, 1, "--output=list"))
 	w.missing(t, 0)
 
-	// What docs/guide/push.md shows.
+	// Charts that many people install.
 	w.push(t, w.makeArchive(t, "docker.io/library/busybox:1.31.1", 8))
 	charts := "../../internal/images/workloads/testdata/charts"
 	for name, want := range map[string]string{

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
@@ -145,18 +146,24 @@ func (w *world) carry(t *testing.T, image string) (there, archive string) {
 // connectedRegistry runs a registry on this machine, which no cluster reaches.
 func connectedRegistry(t *testing.T) string {
 	t.Helper()
+	server := httptest.NewServer(connectedHandler(t))
+	t.Cleanup(server.Close)
+	return strings.TrimPrefix(server.URL, "http://")
+}
+
+// connectedHandler is an empty registry.
+func connectedHandler(t *testing.T) http.Handler {
+	t.Helper()
 	logrus.SetOutput(io.Discard) // distribution logs each request
 	app := handlers.NewApp(context.Background(), &configuration.Configuration{
 		Storage: configuration.Storage{"filesystem": {"rootdirectory": t.TempDir()}},
 	})
-	server := httptest.NewServer(app)
 	t.Cleanup(func() {
-		server.Close()
 		if err := app.Shutdown(); err != nil {
 			t.Error(err)
 		}
 	})
-	return strings.TrimPrefix(server.URL, "http://")
+	return app
 }
 
 // makeArchive writes an OCI archive of an image with the test program, made unique by some bytes of

@@ -58,5 +58,7 @@ func TestWorkstation(t *testing.T) {
 		}
 	})
 	must(t, "helm uninstall", w.helmUninstall)
-	must(t, "docs/guide/install.md, with nothing but a bundle", w.followsInstallGuide)
+	must(t, "the guide, with nothing but a bundle", func(t *testing.T) {
+		w.follows(t, append(append([]string{"dev/release.md"}, guidePages...), "reference/helm.md")...)
+	})
 }

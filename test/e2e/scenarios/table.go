@@ -68,7 +68,7 @@ var All = []Scenario{
 
 	// Others run before a merge that changes what concerns them.
 	{Test: "TestArgo", Clusters: []string{"e2e-argo"}, Networks: []Network{ipv4}, Minutes: 2.5,
-		Paths: and(chart("init-hook", "_*.tpl"), []string{"docs/reference/gitops.md"})},
+		Paths: and(chart("init-hook", "_*.tpl"), []string{"docs/reference/helm.md"})},
 	{Test: "TestCache", Clusters: []string{"e2e-cache"}, Networks: []Network{ipv4}, Minutes: 3.6, Versions: []string{crio},
 		Paths: and(chart("cache"), internal("node/cache", "node/proxy", "hook/pull"))},
 	{Test: "TestCertificateSources", Clusters: []string{"e2e-certificate-sources"}, Networks: []Network{ipv4},
@@ -112,7 +112,7 @@ var All = []Scenario{
 		Tools: []string{"cosign", "crane"},
 		Paths: and(internal("registry"), chart("registry"))},
 	{Test: "TestTemplates", Clusters: []string{"e2e-templates"}, Networks: []Network{ipv4}, Minutes: 2.5,
-		Tools: []string{"helm4"}, Paths: append(chart("init-hook"), "docs/reference/gitops.md")},
+		Tools: []string{"helm4"}, Paths: append(chart("init-hook"), "docs/reference/helm.md")},
 	// It mostly waits, beside the others.
 	{Test: "TestUnattended", Clusters: []string{"e2e-unattended"}, Networks: []Network{ipv4}, Minutes: 1,
 		Paths: append(internal("hook/certs", "pki"), "charts/zarf-registry/templates/certificates")},
