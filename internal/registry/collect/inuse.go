@@ -11,8 +11,8 @@ import (
 
 // blobsInUse remembers what clients of this process rely on: blobs that it told a client exist, so that a push
 // skips the upload; and manifests that it is about to store, with all that they need. A collection in this
-// process keeps that, even if it is already sweeping. Replicas do not share this: see the package comment. The zero value is
-// empty. It is safe for concurrent use.
+// process keeps that, even if it is already sweeping. Replicas do not share this: see the package comment. The zero
+// value is empty. It is safe for concurrent use.
 type blobsInUse struct {
 	mu     sync.Mutex
 	last   map[digest.Digest]time.Time

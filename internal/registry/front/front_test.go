@@ -74,16 +74,6 @@ func (l oneConn) Close() error {
 
 func (l oneConn) Addr() net.Addr { return &net.TCPAddr{} }
 
-func dial(t *testing.T, address string) net.Conn {
-	t.Helper()
-	conn, err := net.Dial("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
-	return conn
-}
-
 // These tests send GET requests with bodies, because they need no credential.
 func TestStalledRequestsEnd(t *testing.T) {
 	t.Parallel()

@@ -48,7 +48,7 @@ type scrubRun struct {
 func (r *scrubRun) all(ctx context.Context) error {
 	var damagedTags []content.RepositoryTag
 	r.DamagedTag = func(tag content.RepositoryTag) { damagedTags = append(damagedTags, tag) }
-	if err := r.Inventory.Read(ctx); err != nil {
+	if err := r.Read(ctx); err != nil {
 		return fmt.Errorf("reading the storage: %w", err)
 	}
 	for _, tag := range damagedTags {

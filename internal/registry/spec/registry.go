@@ -1,5 +1,5 @@
-// Package spec serves the OCI distribution specification: distribution's handlers, with what they lack. That is lists of
-// referrers, digests other than SHA-256, tags as parameters of a push, uploads in a single request, mounts from any
+// Package spec serves the OCI distribution specification: distribution's handlers, with what they lack. That is lists
+// of referrers, digests other than SHA-256, tags as parameters of a push, uploads in a single request, mounts from any
 // repository, and conditional deletions.
 //
 // It does not decide who may do what. It asks package content what is stored, package collect what a push may rely on,
