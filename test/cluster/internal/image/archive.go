@@ -31,7 +31,8 @@ type descriptor struct {
 }
 
 // Write writes an image that has one executable file, /name, and runs it as user 65535 like
-// Kubernetes' pause image. It is reproducible, and returns the manifest's digest.
+// Kubernetes' pause image. It is reproducible, and returns the manifest's digest. Images with different references have
+// different digests, as versions of the pause image do.
 func Write(w io.Writer, reference, name string, program []byte) (digest string, err error) {
 	layerTar, err := tarOf([]file{{name, 0o755, program}})
 	if err != nil {
@@ -44,8 +45,11 @@ func Write(w io.Writer, reference, name string, program []byte) (digest string, 
 	config := encode(map[string]any{
 		"architecture": runtime.GOARCH,
 		"os":           "linux",
-		"config":       map[string]any{"User": "65535:65535", "Entrypoint": []string{"/" + name}, "Env": []string{"PATH=/"}},
-		"rootfs":       map[string]any{"type": "layers", "diff_ids": []string{digestOf(layerTar)}},
+		"config": map[string]any{
+			"User": "65535:65535", "Entrypoint": []string{"/" + name}, "Env": []string{"PATH=/"},
+			"Labels": map[string]string{"reference": reference},
+		},
+		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{digestOf(layerTar)}},
 	})
 	manifest := encode(map[string]any{
 		"schemaVersion": 2,
