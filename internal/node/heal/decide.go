@@ -64,6 +64,7 @@ type Container struct {
 // ContainerStatus is what the kubelet reports about a container.
 type ContainerStatus struct {
 	Name  string `json:"name"`
+	Image string `json:"image"`
 	State struct {
 		Waiting *struct {
 			Reason  string `json:"reason"`
@@ -151,7 +152,9 @@ func (p Pod) waiting() []waiting {
 				if state.Running != nil || state.Terminated != nil {
 					continue
 				}
-				w.failing = state.Waiting != nil && PullFailed(state.Waiting.Reason)
+				// For a moment after a replacement, the kubelet reports the image that was replaced.
+				late := slices.Contains(p.previous(), statuses[n].Image)
+				w.failing = state.Waiting != nil && PullFailed(state.Waiting.Reason) && !late
 			}
 			found = append(found, w)
 		}

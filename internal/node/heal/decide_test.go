@@ -35,6 +35,9 @@ const (
 	// The init container has ended, and the kubelet cannot get the image of the next container.
 	later = `{"phase":"Pending","initContainerStatuses":[{"name":"configure","state":{"terminated":{"exitCode":0}}}],
 		"containerStatuses":[{"name":"proxy","state":{"waiting":{"reason":"ErrImagePull"}}}]}`
+	// The kubelet has not seen the replacement of a/pause:1 yet.
+	late = `{"phase":"Pending","initContainerStatuses":[{"name":"configure","image":"a/pause:1",
+		"state":{"waiting":{"reason":"ErrImageNeverPull"}}}]}`
 	running = `{"phase":"Running","containerStatuses":[{"name":"proxy","state":{"running":{}}}]}`
 )
 
@@ -78,6 +81,8 @@ func TestDecide(t *testing.T) {
 			"node n1 does not report any image yet"},
 		"a kubelet that pulls what the node has": {podWith(t, "b/pause:3.9", backOff, "a/pause:1"), pauses, Replace, both,
 			"b/pause:3.10", "node n1 has image b/pause:3.9, but its kubelet pulls it: replaced with b/pause:3.10"},
+		"a kubelet that still reports the image that was replaced": {podWith(t, "b/pause:3.9", late, "a/pause:1"), pauses,
+			Nothing, nil, "", ""},
 		"a kubelet that pulls all that the node has": {podWith(t, "b/pause:3.9", backOff, "b/pause:3.10"), pauses, Wait, both,
 			"", "imagePullCredentialsVerificationPolicy"},
 		"what failed is not tried again": {podWith(t, "c/pause:1", backOff, "b/pause:3.10"), pauses, Replace, both,
