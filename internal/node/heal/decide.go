@@ -64,7 +64,6 @@ type Container struct {
 // ContainerStatus is what the kubelet reports about a container.
 type ContainerStatus struct {
 	Name  string `json:"name"`
-	Image string `json:"image"`
 	State struct {
 		Waiting *struct {
 			Reason  string `json:"reason"`
@@ -152,9 +151,7 @@ func (p Pod) waiting() []waiting {
 				if state.Running != nil || state.Terminated != nil {
 					continue
 				}
-				// For a moment after a replacement, the kubelet reports the image that was replaced.
-				late := slices.Contains(p.previous(), statuses[n].Image)
-				w.failing = state.Waiting != nil && PullFailed(state.Waiting.Reason) && !late
+				w.failing = state.Waiting != nil && PullFailed(state.Waiting.Reason) && !p.replaced(state.Waiting.Message)
 			}
 			found = append(found, w)
 		}
@@ -237,6 +234,12 @@ func (p Pod) previous() []string {
 		return strings.Split(list, ",")
 	}
 	return nil
+}
+
+// replaced reports whether the kubelet's message is about an image that was replaced: for a moment after that, it still
+// reports the failure.
+func (p Pod) replaced(message string) bool {
+	return slices.ContainsFunc(p.previous(), func(image string) bool { return strings.Contains(message, `"`+image+`"`) })
 }
 
 // listed returns the names of some images, for a message.

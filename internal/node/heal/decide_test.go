@@ -36,8 +36,8 @@ const (
 	later = `{"phase":"Pending","initContainerStatuses":[{"name":"configure","state":{"terminated":{"exitCode":0}}}],
 		"containerStatuses":[{"name":"proxy","state":{"waiting":{"reason":"ErrImagePull"}}}]}`
 	// The kubelet has not seen the replacement of a/pause:1 yet.
-	late = `{"phase":"Pending","initContainerStatuses":[{"name":"configure","image":"a/pause:1",
-		"state":{"waiting":{"reason":"ErrImageNeverPull"}}}]}`
+	late = `{"phase":"Pending","initContainerStatuses":[{"name":"configure","state":{"waiting":{"reason":"ErrImageNeverPull",
+		"message":"Container image \"a/pause:1\" is not present with pull policy of Never"}}}]}`
 	running = `{"phase":"Running","containerStatuses":[{"name":"proxy","state":{"running":{}}}]}`
 )
 
