@@ -181,7 +181,8 @@ func TestTemplates(t *testing.T) {
 		}
 		before := secrets()
 		all := output(t, w.command(t, w.helm, "template", release, built(t, "E2E_CHART"), "-n", namespace, "--skip-tests",
-			"--kube-version=1.36.0", nodePortMode, noRotation, "--set=ipFamily="+w.network.Family))
+			"--kube-version=1.36.0", nodePortMode, noRotation, "--set=injector.image="+w.pauseImage(t),
+			"--set=ipFamily="+w.network.Family))
 		w.kubectlApply(t, all)
 		w.waitForJob(t, "cleanup", false)
 		w.waitForJob(t, "prepare", true)
