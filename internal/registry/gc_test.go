@@ -155,7 +155,7 @@ type collectionRecord struct {
 	Result      gc.Result     `json:"result"`
 }
 
-// readRecord returns the zero value if there is none.
+// readRecord returns the record, or the zero value before the first collection.
 func readRecord(t testing.TB, driver storagedriver.StorageDriver) (r collectionRecord) {
 	t.Helper()
 	data, err := driver.GetContent(t.Context(), recordPath)

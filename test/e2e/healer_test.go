@@ -213,19 +213,16 @@ func (w *world) ranUndisturbed(t *testing.T, ordinary *corev1.Pod, node string) 
 		}
 		return time.Time{}
 	}
-	proxies := 0
-	for _, proxy := range w.pods(t, "proxy") {
-		if proxy.Spec.NodeName == node {
-			proxies++
-			wait := became(*p, corev1.PodScheduled).Sub(became(proxy, corev1.PodReady))
-			t.Logf("figure: pod %s was scheduled %.0f s after the proxy of %s had become ready", p.Name, wait.Seconds(), node)
-			if wait < 0 || wait > 15*time.Second {
-				t.Errorf("pod %s was scheduled %s after the proxy of %s had become ready", p.Name, wait, node)
-			}
+	proxies := w.proxiesOn(t, node)
+	for _, proxy := range proxies {
+		wait := became(*p, corev1.PodScheduled).Sub(became(proxy, corev1.PodReady))
+		t.Logf("figure: pod %s was scheduled %.0f s after the proxy of %s had become ready", p.Name, wait.Seconds(), node)
+		if wait < 0 || wait > 15*time.Second {
+			t.Errorf("pod %s was scheduled %s after the proxy of %s had become ready", p.Name, wait, node)
 		}
 	}
-	if p.Spec.NodeName != node || proxies != 1 {
-		t.Errorf("pod %s runs on %s; %d proxies on %s", p.Name, p.Spec.NodeName, proxies, node)
+	if p.Spec.NodeName != node || len(proxies) != 1 {
+		t.Errorf("pod %s runs on %s; %d proxies on %s", p.Name, p.Spec.NodeName, len(proxies), node)
 	}
 	events, err := w.client.CoreV1().Events(workloads).List(t.Context(),
 		metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(p.UID)})
@@ -345,29 +342,23 @@ func (w *world) healedPods(t *testing.T) (names []string) {
 // annotation keeps it.
 func (w *world) eventSays(t *testing.T, node string) {
 	t.Helper()
-	for _, p := range w.pods(t, "proxy") {
-		if p.Spec.NodeName != node {
-			continue
-		}
-		if got := p.Annotations["zarf-registry/previous-images"]; got != w.chosenPause(t) {
-			t.Errorf("the annotation of %s is %q", p.Name, got)
-		}
-		eventually(t, 20*time.Second, "an event", func() error {
-			list, err := w.client.CoreV1().Events(namespace).List(t.Context(),
-				metav1.ListOptions{FieldSelector: "reason=ImageReplaced,involvedObject.name=" + p.Name})
-			if err != nil {
-				return err
-			}
-			if len(list.Items) != 1 || !strings.Contains(list.Items[0].Message, node) ||
-				!strings.Contains(list.Items[0].Message, w.chosenPause(t)) || !strings.Contains(list.Items[0].Message, otherPause) {
-				return errors.New(mustJSON(list.Items))
-			}
-			t.Logf("the event of %s: %s", p.Name, list.Items[0].Message)
-			return nil
-		})
-		return
+	p := w.proxyOn(t, node)
+	if got := p.Annotations["zarf-registry/previous-images"]; got != w.chosenPause(t) {
+		t.Errorf("the annotation of %s is %q", p.Name, got)
 	}
-	t.Errorf("node %s has no proxy", node)
+	eventually(t, 20*time.Second, "an event", func() error {
+		list, err := w.client.CoreV1().Events(namespace).List(t.Context(),
+			metav1.ListOptions{FieldSelector: "reason=ImageReplaced,involvedObject.name=" + p.Name})
+		if err != nil {
+			return err
+		}
+		if len(list.Items) != 1 || !strings.Contains(list.Items[0].Message, node) ||
+			!strings.Contains(list.Items[0].Message, w.chosenPause(t)) || !strings.Contains(list.Items[0].Message, otherPause) {
+			return errors.New(mustJSON(list.Items))
+		}
+		t.Logf("the event of %s: %s", p.Name, list.Items[0].Message)
+		return nil
+	})
 }
 
 // chosenPause returns the image that the chart has chosen, which the DaemonSet names by its digest.

@@ -781,8 +781,8 @@ func testBrokenPayload(t *testing.T, w *world) {
 	complains := func(t *testing.T, node, previous string) {
 		t.Helper()
 		eventually(t, 2*time.Minute, "the proxy on node "+node+" to report the cause", func() error {
-			for _, p := range w.pods(t, "proxy") {
-				if p.Spec.NodeName != node || p.Name == previous {
+			for _, p := range w.proxiesOn(t, node) {
+				if p.Name == previous {
 					continue
 				}
 				if ready(p) {
@@ -803,8 +803,8 @@ func testBrokenPayload(t *testing.T, w *world) {
 		t.Helper()
 		begin := time.Now()
 		eventually(t, 3*time.Minute, "the proxy to be ready", func() error {
-			for _, p := range w.pods(t, "proxy") {
-				if p.Spec.NodeName == node && p.DeletionTimestamp == nil && ready(p) {
+			for _, p := range w.proxiesOn(t, node) {
+				if p.DeletionTimestamp == nil && ready(p) {
 					return nil
 				}
 			}
@@ -827,12 +827,7 @@ func testBrokenPayload(t *testing.T, w *world) {
 		remove(t)
 		create(t, func(chunk []byte) { chunk[100] ^= 1 })
 		time.Sleep(3 * time.Second) // time for the kubelet's watch to see the change
-		previous := ""
-		for _, p := range w.pods(t, "proxy") {
-			if p.Spec.NodeName == node {
-				previous = p.Name
-			}
-		}
+		previous := w.proxyOn(t, node).Name
 		w.deletePod(t, previous, 30)
 		complains(t, node, previous)
 		w.helmChart(t, "upgrade", proxyMode)

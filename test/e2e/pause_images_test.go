@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -9,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -114,24 +114,19 @@ func (w *world) mirroredPause(t *testing.T, node string) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	w.runPod(t, pod("mirrored-pause", node, w.push(t, archive)))
-	proxy := func() corev1.Pod {
-		for _, p := range w.pods(t, "proxy") {
-			if p.Spec.NodeName == node {
-				return p
-			}
-		}
-		return corev1.Pod{}
-	}
-	previous := proxy()
-	w.deletePod(t, previous.Name, 0)
+	previous := w.proxyOn(t, node).Name
+	w.deletePod(t, previous, 0)
 	begin := time.Now()
 	eventually(t, 2*time.Minute, "another proxy on "+node, func() error {
-		p := proxy()
-		if p.UID == previous.UID || !ready(p) {
-			return fmt.Errorf("%s: %v", p.Name, p.Status.ContainerStatuses)
+		proxies := w.proxiesOn(t, node)
+		for _, p := range proxies {
+			if p.Name != previous && ready(p) {
+				t.Logf("figure: %.1f s later, a proxy with image %s was ready", time.Since(begin).Seconds(),
+					p.Spec.Containers[0].Image)
+				return nil
+			}
 		}
-		t.Logf("figure: %.1f s later, a proxy with image %s was ready", time.Since(begin).Seconds(), p.Spec.Containers[0].Image)
-		return nil
+		return errors.New(mustJSON(proxies))
 	})
 }
 

@@ -168,6 +168,22 @@ func (w *world) pods(t *testing.T, component string) []corev1.Pod {
 	return list.Items
 }
 
+// proxiesOn returns the proxies on a node: two while one is replaced.
+func (w *world) proxiesOn(t *testing.T, node string) []corev1.Pod {
+	t.Helper()
+	return slices.DeleteFunc(w.pods(t, "proxy"), func(p corev1.Pod) bool { return p.Spec.NodeName != node })
+}
+
+// proxyOn returns the only proxy on a node.
+func (w *world) proxyOn(t *testing.T, node string) corev1.Pod {
+	t.Helper()
+	proxies := w.proxiesOn(t, node)
+	if len(proxies) != 1 {
+		t.Fatalf("%d proxies on node %s", len(proxies), node)
+	}
+	return proxies[0]
+}
+
 func ready(p corev1.Pod) bool {
 	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue

@@ -44,7 +44,7 @@ Kubernetes 1.39 (docs/dev/decisions/0014-default-mode.md). */ -}}
 {{- $reason -}}
 {{- end -}}
 
-{{- /* Sets .zr.state to the recorded state; empty if there is none:
+{{- /* Sets .zr.state to the recorded state, or to an empty map:
   mode, address, ipFamily  the desired settings
   hookImage                reference and architecture of init-hook's image in the registry, if it was pushed
   pki                      source of certificates: mode, existing (names of the user's Secrets), issuer
@@ -177,7 +177,7 @@ name. */ -}}
 {{- dig "metadata" "resourceVersion" "" (lookup "v1" "Secret" (first .).zr.namespace (last .)) -}}
 {{- end -}}
 
-{{- /* The salt in the Secret with the node configuration; a new one if there is none. Empty without a cluster, where a
+{{- /* The salt in the Secret with the node configuration, or a new one. Empty without a cluster, where a
 random value would differ in each rendering. */ -}}
 {{- define "zarf-registry.cluster.salt" -}}
 {{- include "zarf-registry.cluster.loadService" . -}}

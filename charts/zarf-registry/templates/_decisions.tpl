@@ -120,7 +120,7 @@ overwrites what is recorded there. */ -}}
                 volume to S3; mountsClaim, to store images or to copy them; sharedStorage, two pods can run at once, if
                 only during a rollout
   cache         wanted, the values ask for caches; enabled; deployment, with cache.replicas
-  certificates  name of the CronJob that renews certificates; empty if there is none. At most 52 characters: Jobs append a
+  certificates  name of the CronJob that renews certificates, if it is rendered. At most 52 characters: Jobs append a
                 timestamp
   gc            enabled, there is a CronJob for garbage collection; prunes, it first deletes the images that a rule selects
   zarf          the registry is in place of the one of Zarf's init package

@@ -194,14 +194,14 @@ func Decide(p Pod, images []nodeimages.Image, rules nodeimages.Rules, inUse []st
 	d.Image = rules.Choose(images, inUse, append(previous, d.PreviousImage)...)
 	node := "node " + p.Spec.NodeName
 	had := nodeimages.Reported(images, d.PreviousImage)
+	none := d.Image == "" || len(previous) >= maxReplacements
 	switch {
-	case had && (d.Image == "" || len(previous) >= maxReplacements):
+	case had && none:
 		// The image may have been deleted since the node's last report.
 		d.Action, d.Image = Wait, ""
 		d.Reason = fmt.Sprintf("%s has image %s, but its kubelet pulls it: AlwaysPullImages, or "+
 			"imagePullCredentialsVerificationPolicy, does not let pods use images of the node; it reports %s", node,
-			d.PreviousImage,
-			listed(images))
+			d.PreviousImage, listed(images))
 	case had:
 		// A kubelet that has pulled an image under one name uses it under that name only, also with the default policy:
 		// https://github.com/kubernetes/kubernetes/issues/138175
@@ -209,7 +209,7 @@ func Decide(p Pod, images []nodeimages.Image, rules nodeimages.Rules, inUse []st
 		d.Reason = fmt.Sprintf("%s has image %s, but its kubelet pulls it: replaced with %s", node, d.PreviousImage, d.Image)
 	case len(images) == 0:
 		d.Action, d.Reason = Wait, node+" does not report any image yet"
-	case d.Image == "" || len(previous) >= maxReplacements:
+	case none:
 		d.Action, d.Image = Report, ""
 		d.Reason = fmt.Sprintf("%s does not have image %s, and no other trusted pause image is left to try; it "+
 			"reports %s", node, d.PreviousImage, listed(images))

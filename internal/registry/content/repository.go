@@ -31,7 +31,7 @@ func (r Repository) Read(ctx context.Context, d digest.Digest, limit int64) ([]b
 	return r.source.ReadBlob(ctx, stored, limit)
 }
 
-// Tagged returns the digest of a tag, or "" if there is none.
+// Tagged returns the digest of a tag, or "" if the tag does not exist.
 func (r Repository) Tagged(ctx context.Context, tag string) (digest.Digest, error) {
 	d, err := r.source.Resolve(ctx, r.name, tag)
 	if errors.Is(err, ErrUnknownManifest) {

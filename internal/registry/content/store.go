@@ -46,7 +46,7 @@ func (s *Store) Linking(repository string) *sync.RWMutex {
 	return s.linkLocks.forRepository(repository)
 }
 
-// Tagged returns the digest of a tag's manifest, or "" if there is none.
+// Tagged returns the digest of a tag's manifest, or "" if the tag does not exist.
 func (s *Store) Tagged(ctx context.Context, repository, tag string) digest.Digest {
 	d, _ := s.ReadLink(ctx, storage.TagPath(repository, tag)) // the request reports the error
 	return d

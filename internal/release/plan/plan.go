@@ -52,10 +52,6 @@ func Images(n corev1.Node) []nodeimages.Image {
 	return images
 }
 
-// ReportsAll reports whether a node's list of images is complete. The kubelet truncates it to the
-// largest images, so a longer list may lack small ones.
-func ReportsAll(n corev1.Node) bool { return len(n.Status.Images) < nodeimages.MaxReported }
-
 var criOVersion = regexp.MustCompile(`^cri-o://v?(\d+)\.(\d+)`)
 
 // RequiresTLS returns why a node pulls with TLS only, also from its loopback address, or "" if

@@ -4,13 +4,13 @@
   enabled     nodes get files, or may have files that must be removed
   config      what the pods are told, internal/node/noderuntime.Config
   inUse       the directories that files are written to
-  registries  registries.yaml of the values, empty where there is none
+  registries  registries.yaml of the values, or empty
   containerd  containerd's configuration directories on all nodes
   ca          nodes must trust the proxies' certificates: CRI-O that refuses plain HTTP from loopback needs it
   agentsOnly  control-plane nodes are left out: on servers of K3s and RKE2 a directory in use contains an administrator's
               kubeconfig or keys. Directories that are no longer in use are restored on every node
-  salt        a random value that is kept in the Secret with the node configuration. Without passwords in the values, or
-              without a cluster, there is none
+  salt        a random value that is kept in the Secret with the node configuration. Empty without passwords in the values,
+              and without a cluster
   sum         identifies the configuration, and stands in pods: who may read pods must not be able to guess passwords
               with it. Without a salt, derivePassword (scrypt, salted with the release) makes each guess expensive
   checksum    pods are replaced when this changes. Includes the user's Secret if it can be seen
