@@ -37,9 +37,14 @@ func TestCommandsPageIsCurrent(t *testing.T) {
 	}
 	add(cli.New(io.Discard, io.Discard), nil)
 
-	const name = "reference/commands.md"
+	current(t, "reference/commands.md", page.Bytes())
+}
+
+// current compares a generated page with its file; -update writes it.
+func current(t *testing.T, name string, page []byte) {
+	t.Helper()
 	if *update {
-		if err := os.WriteFile(filepath.FromSlash(name), page.Bytes(), 0o644); err != nil {
+		if err := os.WriteFile(filepath.FromSlash(name), page, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -47,8 +52,8 @@ func TestCommandsPageIsCurrent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !bytes.Equal(content, page.Bytes()) {
-		t.Errorf("%s is not current: go test ./docs -run TestCommandsPage -update", name)
+	if !bytes.Equal(content, page) {
+		t.Errorf("%s is not current: go test ./docs -run %s -update", name, t.Name())
 	}
 }
 

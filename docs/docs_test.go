@@ -385,6 +385,7 @@ var (
 	// Tests join names with these.
 	namePart = regexp.MustCompile(`/|,_`)
 	testFile = regexp.MustCompile("`([A-Za-z0-9_./-]+_test\\.go)`")
+	comment  = regexp.MustCompile(`(?m)^\s*//.*$`)
 	testFunc = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark)\w+)\(`)
 )
 
@@ -398,7 +399,7 @@ func TestNamedTestsExist(t *testing.T) {
 		}
 		content, err := os.ReadFile(name)
 		dir := filepath.Dir(name)
-		packages[dir] += strings.NewReplacer(" ", "_", `\"`, `"`).Replace(string(content))
+		packages[dir] += strings.NewReplacer(" ", "_", `\"`, `"`).Replace(comment.ReplaceAllString(string(content), ""))
 		for _, m := range testFunc.FindAllStringSubmatch(string(content), -1) {
 			declared[m[1]] = append(declared[m[1]], dir)
 		}

@@ -160,6 +160,7 @@ func refused(what string) result {
 		": set injector.image to an image without volumes and links, such as the node's pause image\n"}
 }
 
+// Claim: Volumes and links of an image neither move nor cover the mounts of the pod.
 func TestRefusesMountsOfTheImage(t *testing.T) {
 	type test struct {
 		container
@@ -250,6 +251,7 @@ func TestReadsMountsFromTheKernelOnly(t *testing.T) {
 	})
 }
 
+// Claim (amd64): Variables of an image do not reach an injected program.
 func TestPassesOnTheVariablesOfThePodOnly(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {

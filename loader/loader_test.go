@@ -266,6 +266,7 @@ func raw(m machine, layer []byte, change func(*injector.Manifest)) *injector.Pay
 	return payload
 }
 
+// Claim (amd64/an altered chunk; amd64/another program): The loader executes no altered program.
 func TestFailures(t *testing.T) {
 	const repair = ": re-run helm upgrade or zarf-registry prepare to repair the payload\n"
 	const rebuild = ": re-run helm upgrade or zarf-registry prepare; if it stays, this payload was built wrong: use " +

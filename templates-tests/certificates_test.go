@@ -426,6 +426,8 @@ func TestCertificatesCronJobImageMatchesItsNodes(t *testing.T) {
 
 // Who may push can move a tag. The digest of the image that finish pushes is in the package of the chart, and in
 // the state once it was pushed; earlier releases recorded none.
+//
+// Claim (a package, installed): Jobs refer to the copy of `init-hook` in the registry by digest.
 func TestTheImageInTheRegistryIsReferredToByDigest(t *testing.T) {
 	t.Parallel()
 	const name = "127.0.0.1:31999/zarf-registry/init-hook"
@@ -498,6 +500,9 @@ func TestTheImageInTheRegistryIsReferredToByDigest(t *testing.T) {
 }
 
 // A tag can be moved. The digest of the published image is in the package of the chart.
+//
+// Claim (a node reports another image): A packaged chart refers to the published image `init-hook` by digest,
+// unless nodes have it only by its tag.
 func TestTheJobsUseThePublishedImageByDigest(t *testing.T) {
 	t.Parallel()
 	digest := func(digit string) string { return "sha256:" + strings.Repeat(digit, 64) }

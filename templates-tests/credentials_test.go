@@ -6,6 +6,9 @@ import (
 )
 
 // Who may write team-a/app here replaces docker.io/team-a/app, too, where that comes from here.
+//
+// Claim: A push credential with repositories replaces images of other registries only if the values permit
+// it.
 func TestLimitedCredentialsDoNotReplaceMirroredImagesUnasked(t *testing.T) {
 	const limited, allowed = "auth.push=[{name: ci, repositories: [team-a]}]",
 		"auth.push=[{name: ci, repositories: [team-a], mayReplaceMirrored: true}]"

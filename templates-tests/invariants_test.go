@@ -953,6 +953,22 @@ var invariants = map[string]func(out *output) []string{
 }
 
 // The matrix, and every values file with a very long release name, some also with a short one.
+//
+// Claim (every role has exactly its rules): Each role has exactly the [documented rights](rights.md).
+//
+// Claim (pods refer only to the Secrets that they need: a kubelet may read all keys): Pods refer only to the
+// Secrets that they need.
+//
+// Claim (pods comply with the restricted level, and only proxies use the node's network): Pods comply with
+// the level `restricted` of Pod Security, with the [documented exceptions](policies/README.md).
+//
+// Claim (only Jobs and the healer mount a token): Only Jobs and the healer mount a token.
+//
+// Claim (pods that write node files run as root without capabilities, and mount configured directories only):
+// Pods that configure nodes have no capabilities, and mount only configured directories.
+//
+// Claim (the loader knows all mounts and variables of its container, and the image chooses no folder): The
+// loader knows all mounts and variables of its container.
 func TestEveryRenderingKeepsTheInvariants(t *testing.T) {
 	t.Parallel()
 	combinations := slices.Clone(matrix(t))

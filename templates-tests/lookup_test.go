@@ -322,6 +322,8 @@ func TestEachResourceIsLookedUpOnce(t *testing.T) {
 }
 
 // Processes on the node's network can share the port of a proxy with the same user.
+//
+// Claim: With `proxy.hostNetwork`, proxies have a user of their own.
 func TestProxiesOnTheNodesNetworkHaveTheirOwnUser(t *testing.T) {
 	t.Parallel()
 	for set, want := range map[string]int64{

@@ -700,6 +700,8 @@ func TestNodeConfigPodsPauseAfterwards(t *testing.T) {
 }
 
 // On K3s servers, /etc/rancher/k3s contains an administrator's kubeconfig.
+//
+// Claim (K3s' registries): Pods that configure nodes leave out K3s servers.
 func TestControlPlaneNodesWithAKubeconfigAreLeftOut(t *testing.T) {
 	t.Parallel()
 	const registries = "nodeConfig.k3s.registries={mirrors: {}}"
@@ -758,6 +760,9 @@ func TestControlPlaneNodesWithAKubeconfigAreLeftOut(t *testing.T) {
 }
 
 // Who may read pods must not be able to test guesses of passwords.
+//
+// Claim (registries.yaml, upgrade; registries.yaml, no cluster): Checksums in pods are salted, and cost an
+// scrypt where the chart is rendered without a cluster.
 func TestPodsDoNotRevealPasswords(t *testing.T) {
 	t.Parallel()
 	const mirrors = "nodeConfig.mirrors=[docker.io]"
@@ -837,6 +842,8 @@ func TestPodsDoNotRevealPasswords(t *testing.T) {
 }
 
 // Credentials in the values appear in the two Secrets only.
+//
+// Claim (a map): Passwords of `nodeConfig` are rendered into Secrets only.
 func TestCredentialsAreInSecretsOnly(t *testing.T) {
 	t.Parallel()
 	secrets := []string{"hush-user", "hush-word", "hush-token", "hush-header", "hush-endpoint"}

@@ -172,6 +172,8 @@ var friendly = []string{
 const exposedService = "expose={service: {enabled: true}, hosts: [images.example.com], tls: {existingSecret: tls}}"
 
 // The chart, init-hook with the healer, and the healer's policy follow one rule.
+//
+// Claim: Only images with trusted content carry programs, whatever names nodes report.
 func TestPauseImagesHaveOneRule(t *testing.T) {
 	values := proxyMode(t, "injector.architectures=[amd64]", exposedService)
 	out := rendering{values: values}.render(t)

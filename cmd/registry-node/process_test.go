@@ -260,6 +260,8 @@ func gzipped(t testing.TB, file string) int {
 
 // With a thousand clients that do not read, the proxy leaves half of its pod's 128 MiB to the kernel's
 // buffers.
+//
+// Claim: Stalled downloads do not exhaust the memory of a proxy.
 func TestMemoryOfStalledDownloads(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs seconds of CPU time: run it without -short")

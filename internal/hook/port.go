@@ -89,7 +89,7 @@ func (r *run) keepingTarget(s *corev1.Service, reserved bool) *corev1.Service {
 	return want
 }
 
-// same reports whether changeService has nothing to do. Other labels and annotations may stay.
+// serviceMatches reports whether changeService has nothing to do. Other labels and annotations may stay.
 func serviceMatches(s, want *corev1.Service) bool {
 	for key, value := range want.Labels {
 		if s.Labels[key] != value {
@@ -106,7 +106,7 @@ func serviceMatches(s, want *corev1.Service) bool {
 		equality.Semantic.DeepEqual(s.Spec.Ports, want.Spec.Ports)
 }
 
-// labelled reports whether kube-proxy ignores a Service.
+// hasProxyNameLabel reports whether kube-proxy ignores a Service.
 func hasProxyNameLabel(s *corev1.Service) bool {
 	_, on := s.Labels[plan.LabelProxyName]
 	return on
@@ -207,7 +207,7 @@ func (f *finishing) servePort(ctx context.Context) (string, error) {
 	return fmt.Sprintf("kube-proxy serves %s on port %d", object, f.Settings.Port), nil
 }
 
-// serve is servePort for a Service. It waits for endpoints for a limited time.
+// serveService is servePort for a Service. It waits for endpoints for a limited time.
 func (f *finishing) serveService(ctx context.Context, s *corev1.Service, limit time.Duration) (changed bool,
 	err error) {
 	hidden := hasProxyNameLabel(s)
@@ -234,8 +234,8 @@ func (f *finishing) serveService(ctx context.Context, s *corev1.Service, limit t
 	return f.changeService(ctx, s, f.PortService(false))
 }
 
-// show removes the label that hides the Service from its EndpointSlices, to which their controller copies
-// labels. kube-proxy before Kubernetes 1.36 ignores slices with it too, and rejects connections to a Service
+// unhideEndpointSlices removes the label that hides the Service from its EndpointSlices, to which their controller
+// copies labels. kube-proxy before Kubernetes 1.36 ignores slices with it too, and rejects connections to a Service
 // without endpoints, until it has seen the slices that follow the Service.
 func (f *finishing) unhideEndpointSlices(ctx context.Context, endpoints []discoveryv1.EndpointSlice) error {
 	patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:null}}}`, plan.LabelProxyName)

@@ -279,6 +279,8 @@ func TestChangeConverges(t *testing.T) {
 	}
 }
 
+// Claim (forced CA rotation): A CA rotation that is killed at any write leaves no component that distrusts
+// another.
 func TestChangeKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 	t.Parallel()
 	for name, c := range changes {

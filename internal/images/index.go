@@ -8,7 +8,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
-// list adds an image to an index and replaces the one of the same name, or the same unnamed one.
+// addToIndex adds an image to an index and replaces the one of the same name, or the same unnamed one.
 // Entries with a tag but no name belong to other tools, which find them by tag; they stay.
 func addToIndex(index *ocispec.Index, desc ocispec.Descriptor) {
 	kept := index.Manifests[:0]

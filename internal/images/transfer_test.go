@@ -98,7 +98,7 @@ func (o *origin) resolve(t *testing.T, change func(*ResolveOptions), refs ...str
 	return items
 }
 
-// pulled pulls to a layout and to an archive and opens both.
+// pullBoth pulls to a layout and to an archive and opens both.
 func pullBoth(t *testing.T, items []Item) map[string]*Source {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "layout")

@@ -342,6 +342,7 @@ func TestAuthorityRenewal(t *testing.T) {
 	}
 }
 
+// Claim: Private keys never reach logs.
 func TestPrivateKeysDoNotPrintThemselves(t *testing.T) {
 	pair := authority(t, now, 0).KeyPair()
 	var logged bytes.Buffer

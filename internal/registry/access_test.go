@@ -122,6 +122,11 @@ func (c client) try(existing string, access int) {
 }
 
 // TestHandshakes covers clients whose connection is refused.
+//
+// Claim (a cache with the push credential still only reads; a node with the push credential still only
+// reads): The certificates of caches and nodes only read, also together with the push credential.
+//
+// Claim (a pusher without a credential reads): The push certificate alone only reads.
 func TestAuthorizationOverTLS(t *testing.T) {
 	t.Parallel()
 	ca := newTestCA(t)
@@ -220,6 +225,9 @@ func (i *instance) holder(t testing.TB, change func(*x509.Certificate)) *tls.Cer
 	return certificate(t, pki.KeyPair{Certificate: pair, Key: key})
 }
 
+// Claim (without a credential): In nodeport mode, reading needs a credential.
+//
+// Claim (with the pull credential): The pull credential does not write.
 func TestAuthorizationWithoutTLS(t *testing.T) {
 	t.Parallel()
 	ca := newTestCA(t)
@@ -263,6 +271,7 @@ func TestPushAndPullWithoutTLS(t *testing.T) {
 	i.node().must(http.StatusOK, "GET", "/v2/a/manifests/"+d.String(), nil, accept...)
 }
 
+// Claim (a pusher with an unknown user): Logs of denials name role and operation, but no unknown user.
 func TestDenialsNameRoleAndOperation(t *testing.T) {
 	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())

@@ -53,6 +53,8 @@ func (i *instance) audited(t *testing.T) (lines []auditLine) {
 	return lines
 }
 
+// Claim: Each push, deletion and pruning is [logged](monitoring.md#audit-trail) with credential, reference,
+// digest and origin.
 func TestAuditTrail(t *testing.T) {
 	t.Parallel()
 	i := open(t, newTestCA(t), t.TempDir(), func(o *Options) {
@@ -120,6 +122,8 @@ func TestAuditTrail(t *testing.T) {
 }
 
 // TestAuditTrailCannotBeForged puts line ends and attributes into everything that a client chooses.
+//
+// Claim: Clients cannot forge a line of the audit trail.
 func TestAuditTrailCannotBeForged(t *testing.T) {
 	t.Parallel()
 	const forged = "x\r\n" + `{"level":"INFO","msg":"audit","action":"push"}` + "\nlevel=INFO msg=audit action=push"
@@ -156,6 +160,7 @@ func TestAuditTrailCannotBeForged(t *testing.T) {
 	}
 }
 
+// Claim: A push credential with repositories writes and deletes only there.
 func TestScopedCredentials(t *testing.T) {
 	t.Parallel()
 	e := startExposed(t, func(o *Options) {

@@ -16,7 +16,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 )
 
-// catalog reads the registry's catalog.
+// contents reads the registry's catalog.
 func (c client) contents() *catalog.Catalog {
 	c.t.Helper()
 	read, err := catalog.Read(strings.NewReader(c.must(http.StatusOK, "GET", catalog.Path, nil).body))

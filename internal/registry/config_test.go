@@ -187,6 +187,8 @@ func TestLoadConfigRejects(t *testing.T) {
 // Nodes request the URLs of otherCollects layers, which are not stored here. So an image with them is refused unless
 // the
 // configuration allows the URLs, as in distribution.
+//
+// Claim (by default): Images cannot make nodes request URLs.
 func TestForeignLayers(t *testing.T) {
 	t.Parallel()
 	const (

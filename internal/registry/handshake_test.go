@@ -135,6 +135,10 @@ const (
 	oldVersion         = "client offered only unsupported versions"
 )
 
+// Claim: The registry refuses clients that have no certificate, or one that is expired, not yet valid, for servers
+// only, of another or a dropped CA, or without a role.
+//
+// Claim (a node's certificate): The registry speaks TLS 1.2 and 1.3 only.
 func TestHandshakes(t *testing.T) {
 	t.Parallel()
 	// One CA stays trusted throughout; the others are removed and added.
@@ -301,6 +305,8 @@ func signedBy(t *testing.T, signer *tls.Certificate) *tls.Certificate {
 }
 
 // Removing a CA ends its connections and TLS sessions.
+//
+// Claim: A certificate of a dropped CA is refused at once, also on open connections and in resumed sessions.
 func TestConnectionsAndSessionsEndWithTheirCA(t *testing.T) {
 	t.Parallel()
 	before, after := newTestCA(t), newTestCA(t)
@@ -398,6 +404,8 @@ func TestClockSkew(t *testing.T) {
 }
 
 // If a mounted Secret becomes invalid, the registry keeps its certificates and reports the error.
+//
+// Claim: Damaged certificate files change nothing in a running registry.
 func TestBadFilesWhileTheRegistryRuns(t *testing.T) {
 	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())

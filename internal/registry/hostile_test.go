@@ -107,6 +107,8 @@ func linkSizes(t *testing.T, root, repository, kind string) (n int, largest int6
 }
 
 // An index is not copied for each of its images, nor a referrer into the list of its subject.
+//
+// Claim: Referrers cannot make the registry write more than their own size.
 func TestBackLinksAreSmall(t *testing.T) {
 	t.Parallel()
 	filesystemOnly(t)
@@ -157,6 +159,8 @@ func TestTypesAreShort(t *testing.T) {
 }
 
 // A page is cut before what it lists is read.
+//
+// Claim: A page of a listing reads no more than it sends.
 func TestPagesReadWhatTheySend(t *testing.T) {
 	t.Parallel()
 	const all = 200
@@ -204,6 +208,8 @@ func fillReferrers(t *testing.T, i *instance, repository string, subject digest.
 }
 
 // What a manifest makes the registry write, apart from itself, must fit into the storage, too.
+//
+// Claim: What the registry stores for referrers counts against the quota.
 func TestBackLinksCountAgainstTheQuota(t *testing.T) {
 	t.Parallel()
 	i := open(t, newTestCA(t), "", func(o *Options) {
@@ -239,6 +245,7 @@ func TestBackLinksCountAgainstTheQuota(t *testing.T) {
 	}
 }
 
+// Claim: The verification of a signature reads a limited number of referrers.
 func TestVerificationReadsFewReferrers(t *testing.T) {
 	t.Parallel()
 	const all = 1500
@@ -267,6 +274,8 @@ func TestVerificationReadsFewReferrers(t *testing.T) {
 }
 
 // One repository, or several of one owner, leave verifications to the others.
+//
+// Claim: One repository cannot occupy all verifications of signatures.
 func TestOneRepositoryDoesNotHoldAllVerifications(t *testing.T) {
 	t.Parallel()
 	s := newSigner(t)

@@ -19,6 +19,8 @@ func (i *instance) loopback() client {
 	return c
 }
 
+// Claim (without a credential): Port-forwards to the plain port need a credential, also for reading and with
+// `auth.anonymousPull`.
 func TestAuthorizationAtTheLoopbackListener(t *testing.T) {
 	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir(), func(o *Options) { o.AnonymousPull = true })
@@ -78,6 +80,7 @@ func TestLoopbackListenerKeepsThePlainPort(t *testing.T) {
 	}
 }
 
+// Claim: Port-forwards to the plain port cannot change the project's own images.
 func TestOwnRepositoriesAtTheLoopbackListener(t *testing.T) {
 	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())

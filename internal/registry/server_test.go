@@ -659,6 +659,8 @@ func TestSmallBlobsNeedLittleMemory(t *testing.T) {
 
 // On each listener, clients that send nothing, or do not read, hold connections up to its limit. A new
 // client replaces one of them, and no upload in progress, although that is older.
+//
+// Claim (not reading): At their limit, the registry's ports drop clients that stall before others.
 func TestConnectionLimits(t *testing.T) {
 	t.Parallel()
 	e := openExposed(t, func(o *Options) { o.AnonymousPull, o.ExposeAnonymousPull = true, true })

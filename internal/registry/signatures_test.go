@@ -391,6 +391,8 @@ func TestSignaturesNeedNone(t *testing.T) {
 }
 
 // TestATagIsResolvedOnce moves the tag between verification and response.
+//
+// Claim: A tag that moves during a verification does not change the served content.
 func TestATagIsResolvedOnce(t *testing.T) {
 	t.Parallel()
 	s := newSigner(t)
@@ -474,6 +476,7 @@ func TestWithoutValidKeysNothingIsSigned(t *testing.T) {
 	}
 }
 
+// Claim: An image cannot pose as one of the project's own.
 func TestOwnImagesNeedNoSignature(t *testing.T) {
 	t.Parallel()
 	s, own := newSigner(t), filepath.Join(t.TempDir(), "own-images")
@@ -585,6 +588,7 @@ func TestAuditServesLogsAndCounts(t *testing.T) {
 	}
 }
 
+// Claim: A storage that fails does not pass for a signature.
 func TestAnUnreadableSignatureIsNotAMissingOne(t *testing.T) {
 	t.Parallel()
 	filesystemOnly(t)

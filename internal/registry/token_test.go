@@ -73,6 +73,7 @@ func (c client) with(authorization, method, path string) int {
 	return a.StatusCode
 }
 
+// Claim: Where reading is open, wrong passwords are refused.
 func TestChallenges(t *testing.T) {
 	t.Parallel()
 	for _, anonymous := range []bool{false, true} {
@@ -126,6 +127,8 @@ func TestChallenges(t *testing.T) {
 }
 
 // TestEmptyCredentialsAreNotFailedLogins sends more of them than any budget allows.
+//
+// Claim: An empty credential is not a failed login.
 func TestEmptyCredentialsAreNotFailedLogins(t *testing.T) {
 	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir(), func(o *Options) { o.AnonymousPull = true })
@@ -150,6 +153,8 @@ func TestEmptyCredentialsAreNotFailedLogins(t *testing.T) {
 	}
 }
 
+// Claim: Docker's [tokens](expose.md#logging-in) permit what their credential does, end with it, and are in
+// no log.
 func TestTokens(t *testing.T) {
 	t.Parallel()
 	e := startExposed(t, func(o *Options) { o.AnonymousPull, o.ExposeAnonymousPull = true, true })

@@ -37,6 +37,16 @@ import (
 
 // TestCertificates replaces certificates, the CA and its source while the container runtime of every node pulls. No
 // pull may fail, and no pod of the registry or of the proxies may be replaced or restarted.
+//
+// Claim (credentials rotate): The registry refuses a rotated password within seconds.
+//
+// Claim (certs rotate --ca): On a cluster, a certificate of a dropped CA is refused.
+//
+// Claim (pods listen on the documented ports only): Pods listen only on the [documented
+// ports](security.md#ports).
+//
+// Claim (a strict client trusts the proxies only with our CA): A client that verifies certificates works only
+// with the release's CA.
 func TestCertificates(t *testing.T) {
 	w := ownCluster(t, "e2e-certificates", layout{open: true})
 	w.installForRotation(t)
@@ -89,6 +99,12 @@ func TestCertificates(t *testing.T) {
 
 // TestCertificateSources does the same with the certificates' other sources, with certificates that expire, and with
 // credentials for some repositories.
+//
+// Claim (push credentials are limited to their repositories): A push credential with repositories writes and
+// deletes only there, on a cluster too.
+//
+// Claim (an invalid certificate is refused, and the loaded one stays): An invalid certificate in a Secret of
+// the user is refused, and the loaded one stays in use.
 func TestCertificateSources(t *testing.T) {
 	w := ownCluster(t, "e2e-certificate-sources", layout{open: true})
 	w.installForRotation(t)

@@ -33,6 +33,9 @@ const (
 
 // TestHealer replaces all nodes, one by one, by nodes with a pause image that the chart does not
 // know, while pods are pulled.
+//
+// Claim (the policies refuse every other patch): The token of the healer can patch nothing except the images
+// of the release's own pods.
 func TestHealer(t *testing.T) {
 	w := ownCluster(t, "e2e-healer", layout{args: []string{"--pause-image", knownPause}})
 	w.sets = append(w.sets, "--set=startupTaint="+startupTaint)

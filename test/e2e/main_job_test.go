@@ -33,6 +33,9 @@ import (
 
 // TestMainJob covers the life of an installation in proxy mode on an IPv4 cluster whose nodes hold
 // only the pause image, and one node the init-hook image. The subtests build on each other.
+//
+// Claim (the proxy is reachable on its node's loopback address only): In proxy mode, only the loopback
+// address answers on the node, and pods of other namespaces reach neither the registry nor a proxy.
 func TestMainJob(t *testing.T) {
 	t.Parallel()
 	place(t)

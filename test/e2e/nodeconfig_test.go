@@ -36,6 +36,23 @@ const (
 
 // TestNodeConfig configures the nodes' container runtimes for registries of the user. At the end,
 // the files on the nodes must be as they were.
+//
+// Claim (a node that becomes a K3s server is left out, and keeps its files): A node that becomes a K3s server
+// is left out.
+//
+// Claim (no log, event or object contains a secret): No log, event or object contains a password of
+// `nodeConfig`.
+//
+// Claim (a support bundle contains no secret): A [support bundle](troubleshooting.md#support-bundle) of a
+// cluster contains no secret.
+//
+// Claim (a file that is not ours is kept, and its node is named): By default, files of others on nodes are
+// not replaced.
+//
+// Claim (helm uninstall restores the files): `helm uninstall` restores the files that the release replaced.
+//
+// Claim (clients that insist on TLS trust the proxies, also during a CA rotation): Nodes that verify
+// certificates trust each one before it is used.
 func TestNodeConfig(t *testing.T) {
 	w := ownCluster(t, "e2e-node-config", layout{})
 	w.corporateRegistry(t)

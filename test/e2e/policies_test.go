@@ -12,6 +12,9 @@ import (
 
 // TestPolicies installs under the ValidatingAdmissionPolicies of docs/policies: one that denies host
 // access, with exceptions that must allow no more than necessary, and one that protects the payload.
+//
+// Claim (only the hook and administrators write the payload): The policy for the payload's ConfigMaps admits
+// only the hook and administrators.
 func TestPolicies(t *testing.T) {
 	w := ownCluster(t, "e2e-policies", layout{args: []string{"--nodes", "1"}})
 	apply := func(t *testing.T, manifest string) string {

@@ -38,6 +38,9 @@ rules:
 
 // TestLeastPrivilege compares what the Roles and ClusterRoles of a release grant with what each ServiceAccount
 // uses in the release's life.
+//
+// Claim (each ServiceAccount has the rights that it used, and no others): Each ServiceAccount has exactly the
+// rights that it uses, by the API server's audit log.
 func TestLeastPrivilege(t *testing.T) {
 	policy := filepath.Join(t.TempDir(), "audit-policy.yaml")
 	if err := os.WriteFile(policy, []byte(auditPolicy), 0o600); err != nil {

@@ -96,7 +96,7 @@ func (s signing) denied(t *testing.T, image string, want ...string) {
 	}
 }
 
-// loaded returns what the registry reports about signatures.
+// verification returns what the registry reports about signatures.
 func (s signing) verification(t *testing.T) *reloadstatus.Signatures {
 	t.Helper()
 	var report reloadstatus.Report
@@ -129,6 +129,13 @@ func (s signing) useKeys(t *testing.T, keys map[string][]byte) {
 }
 
 // TestSignatures signs images with cosign from outside the cluster. Nodes run signed images only.
+//
+// Claim (an upgrade enforces signatures once the stored images are verified): With
+// `registry.signatures.mode=enforce`, nodes run [signed images](signatures.md) only, once the stored images
+// were verified.
+//
+// Claim (anonymous clients outside read signed images only): With `enforce`, anonymous clients outside the
+// cluster read signed images only.
 func TestSignatures(t *testing.T) {
 	w := ownCluster(t, "e2e-signatures", layout{args: []string{"--nodes", "1"}})
 	host := w.nodeAddresses(t, w.nodes[0])[0]

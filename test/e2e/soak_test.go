@@ -56,6 +56,8 @@ type outcome struct {
 // TestSoak injects faults on a cluster of two or three nodes, in an order that a seed determines,
 // while every node pulls and images are pushed. make soak runs it alone, because it measures
 // recovery times. docs/dev/soak.md describes what it checks.
+//
+// Claim (everything works without faults): In proxy mode, images and credentials cross the network encrypted.
 func TestSoak(t *testing.T) {
 	if os.Getenv("SOAK_TIME") == "" {
 		t.Skip("SKIPPED, NOTHING CHECKED: make soak runs it")

@@ -21,6 +21,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
+// Claim: Verifications pull by digest.
 func TestTheProbeHasANameForEachWay(t *testing.T) {
 	if _, err := embedded.Load("probe", "amd64"); err != nil {
 		t.Skip("needs embedded programs: run make payload")

@@ -18,7 +18,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 )
 
-// coverage is the progress of the pods of DaemonSets that write files on nodes.
+// rollout is the progress of the pods of DaemonSets that write files on nodes.
 type rollout struct {
 	// pods are the pods on ready nodes and those without a node yet.
 	pods []nodePod
@@ -28,7 +28,7 @@ type rollout struct {
 	missing string
 }
 
-// cover returns the progress of the pods of DaemonSets. Pods on nodes that are not ready never hold
+// rolloutOf returns the progress of the pods of DaemonSets. Pods on nodes that are not ready never hold
 // up a wait, terminating or not: no kubelet stops them, and their successors start only afterwards.
 // On other nodes terminating pods are ignored.
 func rolloutOf(sets []appsv1.DaemonSet, pods []corev1.Pod, ready map[string]bool) rollout {

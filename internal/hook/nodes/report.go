@@ -53,7 +53,7 @@ func readNodePod(pod corev1.Pod) nodePod {
 	return n
 }
 
-// said returns the problem in a termination message as one line: the error of a report, or else the
+// terminationProblem returns the problem in a termination message as one line: the error of a report, or else the
 // end of the message, where logs have their errors.
 func terminationProblem(message string, report noderuntime.Report, isReport bool) string {
 	if isReport {

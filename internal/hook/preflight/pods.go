@@ -146,7 +146,7 @@ func podSecurity(err error) (violation string, violated bool) {
 	return violation, violated
 }
 
-// registryLike returns a pod that admission treats like the registry's pods.
+// registryPod returns a pod that admission treats like the registry's pods.
 func (i *Inspection) registryPod() *corev1.Pod {
 	return i.newPod(names.ComponentRegistry, "zarf-dev/zarf-registry/registry")
 }
@@ -181,7 +181,7 @@ func (i *Inspection) nodeConfigLike() *corev1.Pod {
 	return pod
 }
 
-// privilegedLike returns pods that need the Pod Security level privileged.
+// privilegedPods returns pods that need the Pod Security level privileged.
 func (i *Inspection) privilegedPods() []*corev1.Pod {
 	var pods []*corev1.Pod
 	if i.Settings.Mode == state.ModeProxy {

@@ -308,6 +308,7 @@ func (noEvents) List(context.Context, metav1.ListOptions) (*corev1.EventList, er
 	return nil, errors.New("forbidden")
 }
 
+// Claim: `images warm` runs nothing of an image.
 func TestPodsMayDoNothing(t *testing.T) {
 	p := newPuller(&fakeCluster{})
 	p.PullSecret = "r-pull"

@@ -39,6 +39,9 @@ func (f *fixture) reuse(t *testing.T, path string) (*http.Response, string) {
 }
 
 // A client's certificate counts for each request, not for as long as the connection is open.
+//
+// Claim (a connection whose CA was dropped is denied; a connection whose certificate has expired is denied):
+// A cache refuses a certificate of a dropped CA at once.
 func TestOpenConnectionsFollowTheCertificates(t *testing.T) {
 	manifest := []byte("{}")
 	const tag = "/v2/team/app/manifests/1"

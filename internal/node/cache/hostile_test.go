@@ -14,6 +14,9 @@ import (
 )
 
 // One repository whose requests fail, or take too long, does not make a cache serve stale content of the others.
+//
+// Claim (503 of the registry; no response): Requests and pushes of one client do not make caches serve stale
+// content to others.
 func TestErrorsOfOneRepository(t *testing.T) {
 	const tag = "/v2/team/app/manifests/latest"
 	hang := make(chan struct{})

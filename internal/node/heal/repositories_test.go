@@ -342,6 +342,8 @@ func TestTheRegistryIsListedWithANodesCertificate(t *testing.T) {
 }
 
 // A credential for one component cannot displace others from the list with many or long names.
+//
+// Claim: One push credential cannot displace others from the list of repositories.
 func TestOneOwnerDoesNotFillTheListOfRepositories(t *testing.T) {
 	var names, others []string
 	for i := range 20_000 {

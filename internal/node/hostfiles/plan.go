@@ -259,7 +259,7 @@ func (p *planner) want(file File) {
 	p.replace(f, file, now, before)
 }
 
-// mayMake reports whether a missing folder can be created.
+// canCreate reports whether a missing folder can be created.
 func (p *planner) canCreate(d *directory, name string) bool {
 	info, err := d.lstat(name)
 	switch {
@@ -352,7 +352,7 @@ func (p *planner) replace(f *folder, file File, now, before entry) {
 	f.steps = append(f.steps, s)
 }
 
-// leave plans the removal of obsolete files from a folder.
+// planRemovals plans the removal of obsolete files from a folder.
 func (p *planner) planRemovals(f *folder) {
 	bases := map[string]bool{}
 	for name, kind := range f.entries {
@@ -431,7 +431,7 @@ func (p *planner) moveAside() {
 	}
 }
 
-// bringBack plans restoring folders. The release's folder of the same name is removed first, so for
+// planRestores plans restoring folders. The release's folder of the same name is removed first, so for
 // a moment there is none.
 func (p *planner) planRestores() {
 	for _, name := range slices.Sorted(maps.Keys(p.hidden)) {
@@ -470,7 +470,7 @@ func (p *planner) wantsIn(folder string) bool {
 	return false
 }
 
-// room checks that the directories to write to are writable and have enough space.
+// checkSpace checks that the directories to write to are writable and have enough space.
 func (p *planner) checkSpace() {
 	type need struct {
 		where        string

@@ -114,7 +114,7 @@ func (t *Tree) openDirectory(root *os.Root, name string) (*directory, error) {
 	return d, nil
 }
 
-// twin returns another name of directory d, such as a link on the node. Locking it twice would
+// alias returns another name of directory d, such as a link on the node. Locking it twice would
 // deadlock.
 func (t *Tree) alias(d *directory) string {
 	info, err := d.handle.Stat()

@@ -315,6 +315,7 @@ func TestRequestHeaders(t *testing.T) {
 	})
 }
 
+// Claim (DELETE; POST): Proxies only read.
 func TestRefusals(t *testing.T) {
 	f := start(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		t.Errorf("the registry got %s %s", r.Method, r.RequestURI)

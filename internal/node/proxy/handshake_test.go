@@ -119,6 +119,9 @@ func (f *fixture) expect(t *testing.T, content blob, words string) {
 }
 
 // The proxy verifies the registry's certificate in every phase of a CA rotation.
+//
+// Claim (a certificate of a foreign CA; a certificate for another name; a certificate for clients only, such
+// as a node's): A proxy refuses a registry whose certificate is of another CA, for another name, or a node's.
 func TestHandshakesWithTheRegistry(t *testing.T) {
 	// One CA stays trusted throughout; the others are removed and added.
 	lasting, leaving, coming := tlsfilestest.NewCA(t, "zarf-registry"), tlsfilestest.NewCA(t, "zarf-registry"),

@@ -21,6 +21,9 @@ import (
 // A proxy's port on the loopback address is a rule of the CNI plugin portmap, which the kernel applies before it decides
 // where a packet goes. docs/reference/security.md states who else reaches a proxy by it, and that only processes of the
 // node do with proxy.hostNetwork.
+//
+// Claim: Neighbors of a node and pods with `CAP_NET_RAW` reach the host port, but not with
+// `proxy.hostNetwork`.
 func TestWhoReachesAHostPort(t *testing.T) {
 	if helper := os.Getenv("HOSTPORT_HELPER"); helper != "" {
 		if err := hostPortHelper(helper, strings.Fields(os.Getenv("HOSTPORT_ARGS"))); err != nil {

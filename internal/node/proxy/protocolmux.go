@@ -29,7 +29,7 @@ const plainRefusal = "HTTP/1.1 400 Bad Request\r\n" +
 	"Connection: close\r\n\r\n" +
 	"This port serves plain HTTP only, not TLS\n"
 
-// front distinguishes TLS from plain HTTP on the connections of one port.
+// protocolMux distinguishes TLS from plain HTTP on the connections of one port.
 type protocolMux struct {
 	proxy *Proxy
 	tls   *tls.Config // nil: TLS is refused

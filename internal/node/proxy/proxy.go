@@ -359,7 +359,7 @@ type unanswered struct {
 	conns map[net.Conn]time.Time // when it was accepted; zero once there is a request
 }
 
-// note is for http.Server.ConnState.
+// record is for http.Server.ConnState.
 func (u *unanswered) record(c net.Conn, s http.ConnState) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

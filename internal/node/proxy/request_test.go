@@ -69,6 +69,8 @@ func TestIsLoopback(t *testing.T) {
 
 // A page in a browser on the node may send requests to the proxy, under a name of its own whose
 // address changes to 127.0.0.1, but gets nothing from the registry.
+//
+// Claim (another name; another site): Proxies refuse web pages under their own names and of other sites.
 func TestWebPagesAreRefused(t *testing.T) {
 	var served atomic.Int32
 	f := start(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served.Add(1) }))

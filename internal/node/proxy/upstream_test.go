@@ -577,6 +577,8 @@ func TestInvalidResponses(t *testing.T) {
 }
 
 // What the registry sends without a request is not taken for the response to the next one.
+//
+// Claim (when the connection is idle): Unsolicited data of a registry reaches no client.
 func TestUnsolicitedResponses(t *testing.T) {
 	const unsolicited = "HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\npoisoned"
 	// The proxy reads such a body directly into its buffer, so TLS keeps what follows it.

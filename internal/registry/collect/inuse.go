@@ -27,7 +27,7 @@ type blobsInUse struct {
 	removed  chan struct{}
 }
 
-// note must be called before digests are looked up: then each is either kept, with all that it needs, or already
+// record must be called before digests are looked up: then each is either kept, with all that it needs, or already
 // gone. It waits while one of them is being removed. It returns what the current collection has removed of them and
 // of what they need; it may have been pushed again since.
 func (u *blobsInUse) record(digests ...digest.Digest) (swept []digest.Digest) {

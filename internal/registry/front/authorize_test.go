@@ -12,6 +12,10 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry/users"
 )
 
+// Claim (a client without a credential writes nothing): The certificate of Zarf's clients alone only reads.
+//
+// Claim (a client does not write a probe; a client does not collect garbage): Zarf's clients cannot change
+// the project's own images or collect garbage.
 func TestAuthorize(t *testing.T) {
 	t.Parallel()
 	mutual, plain, open := Policy{MutualTLS: true}, Policy{}, Policy{AnonymousPull: true}

@@ -160,8 +160,8 @@ func (f *Front) pushes(r *http.Request, to request.Target, peer *peer, login log
 	return peer.account != nil && peer.account.Role == users.RolePush
 }
 
-// verifies reports whether a client reads signed images only: nodes and clients without a credential do. Those that may
-// push read everything, because they sign images; so do users outside the cluster.
+// verifiesSignatures reports whether a client reads signed images only: nodes and clients without a credential do.
+// Those that may push read everything, because they sign images; so do users outside the cluster.
 func (f *Front) verifiesSignatures(r *http.Request, to request.Target, peer *peer, login login) bool {
 	if to.Manifest == "" || r.Method != http.MethodGet && r.Method != http.MethodHead {
 		return false

@@ -5,6 +5,7 @@ import (
 	"time"
 )
 
+// Claim: Tokens expire and cannot be forged.
 func TestSealedCredentials(t *testing.T) {
 	t.Parallel()
 	now := time.Now()

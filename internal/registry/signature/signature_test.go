@@ -163,6 +163,7 @@ func TestSignaturesByCosign(t *testing.T) {
 	}
 }
 
+// Claim: Attestations are not signatures.
 func TestAttestationsAreNotSignatures(t *testing.T) {
 	all := fromCosign(t)
 	image := []byte(all.Content[all.Tags["attested"]])
@@ -372,6 +373,7 @@ func TestHostileRepositories(t *testing.T) {
 	})
 }
 
+// Claim: An image cannot pose as a signature.
 func TestCarriers(t *testing.T) {
 	all := fromCosign(t)
 	images := map[digest.Digest]bool{}

@@ -95,6 +95,12 @@ func TestBudgetsOfFailedLogins(t *testing.T) {
 }
 
 // TestKnownUsersAreNotDelayed has an attacker who uses up all budgets that the attacker can.
+//
+// Claim (every name from another address): Failed logins at another address, also under the same name, do not
+// delay a user.
+//
+// Claim (the own name from the same address, after login): Failed logins at the same address do not delay a
+// user who has logged in.
 func TestKnownUsersAreNotDelayed(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {

@@ -217,6 +217,8 @@ func TestInvalidHtpasswd(t *testing.T) {
 }
 
 // The steps build on each other.
+//
+// Claim: Damaged files of users change nothing in a running registry.
 func TestCredentialFilesReloadIndependently(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -47,8 +47,8 @@ func (r *results) get(repository string, d digest.Digest, now time.Time) (verdic
 	return found.verdict, ok && now.Before(found.until)
 }
 
-// of returns where to put results about a repository. Those that are put there after a forget do not count: the
-// change may have come after the verification had read the repository.
+// forRepository returns where to put results about a repository. Those that are put there after a forget do not
+// count: the change may have come after the verification had read the repository.
 func (r *results) forRepository(repository string) *repositoryResults {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -281,6 +281,7 @@ func contains(files map[string]string, secret string) string {
 	return ""
 }
 
+// Claim: A support bundle contains no secret of the namespace or of the Helm release.
 func TestABundleContainsNoSecret(t *testing.T) {
 	unmasked, _ := write(t, options(t).Unmasked())
 	masked, result := write(t, options(t))
@@ -354,6 +355,8 @@ func TestABundleContainsNoSecret(t *testing.T) {
 	}
 }
 
+// Claim: A support bundle that was made without the right to read Secrets masks what its form or name
+// reveals.
 func TestWhatMayNotBeReadIsMissing(t *testing.T) {
 	files, result := write(t, options(t, "list secrets", "list nodes", "list events", "get pods/log", "list roles",
 		"list certificates"))

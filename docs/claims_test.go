@@ -1,0 +1,71 @@
+package docs
+
+import (
+	"bytes"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"maps"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// A paragraph of a test's comment that states a claim about security, or the claim of the named subtests, which are
+// separated by semicolons.
+var claim = regexp.MustCompile(`^Claim(?: \(([^)]+)\))?: (.+)$`)
+
+// TestClaimsPageIsCurrent compares reference/claims.md with the claims in the comments of all tests.
+func TestClaimsPageIsCurrent(t *testing.T) {
+	rows := map[string][]string{} // by directory
+	err := filepath.WalkDir(top, func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(name, "_test.go") {
+			return err
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ParseComments|parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		for _, declaration := range file.Decls {
+			function, ok := declaration.(*ast.FuncDecl)
+			if !ok {
+				continue
+			}
+			for _, paragraph := range strings.Split(function.Doc.Text(), "\n\n") {
+				m := claim.FindStringSubmatch(strings.Join(strings.Fields(paragraph), " "))
+				if m == nil {
+					continue
+				}
+				dir := filepath.ToSlash(strings.TrimPrefix(filepath.Dir(name), top+string(filepath.Separator)))
+				rows[dir] = append(rows[dir], fmt.Sprintf("|%s|%s|\n", m[2], testsOf(function.Name.Name, m[1])))
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var page bytes.Buffer
+	page.WriteString("# Claims about security and their tests\n\n" +
+		"`go test ./docs -run TestClaimsPage -update` writes this page from the comments of the tests.\n")
+	for _, dir := range slices.Sorted(maps.Keys(rows)) {
+		fmt.Fprintf(&page, "\n## %s\n\n|claim|test|\n|---|---|\n%s", dir, strings.Join(rows[dir], ""))
+	}
+	current(t, "reference/claims.md", page.Bytes())
+}
+
+// testsOf returns the arguments of go test -run that select the subtests of a test, or the test itself.
+func testsOf(test, subtests string) string {
+	if subtests == "" {
+		return "`" + test + "`"
+	}
+	var names []string
+	for _, subtest := range strings.Split(subtests, "; ") {
+		names = append(names, "`"+test+"/"+strings.ReplaceAll(subtest, " ", "_")+"`")
+	}
+	return strings.Join(names, " ")
+}
