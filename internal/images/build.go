@@ -137,15 +137,15 @@ const user = "65532:65532"
 // cluster, which does not know the build's SOURCE_DATE_EPOCH.
 var epoch = time.Unix(0, 0).UTC()
 
-// Variant is an image's layer for one architecture of Linux.
+// Variant is what an image has for one architecture of Linux.
 type Variant struct {
 	// Architecture is a GOARCH.
 	Architecture string
-	Layer        Layer
+	Layers       []Layer
 }
 
-// Build adds an image FROM scratch to the store: for each variant a config and a manifest with one
-// layer, and an index of them. Equal arguments give equal digests.
+// Build adds an image FROM scratch to the store: for each variant a config and a manifest, and an index of them. Equal
+// arguments give equal digests.
 func (s *Store) Build(spec Spec, variants ...Variant) (Image, error) {
 	if len(variants) == 0 {
 		return Image{}, fmt.Errorf("image %s: no layer for any architecture", spec.Reference)
@@ -172,30 +172,35 @@ func (s *Store) Build(spec Spec, variants ...Variant) (Image, error) {
 	}
 	for _, v := range variants {
 		platform := ocispec.Platform{OS: "linux", Architecture: v.Architecture}
+		rootFS := ocispec.RootFS{Type: "layers"}
+		var layers []ocispec.Descriptor
+		for _, l := range v.Layers {
+			rootFS.DiffIDs, layers = append(rootFS.DiffIDs, l.diffID), append(layers, l.desc)
+			s.add(l.desc.Digest, l.blob)
+			count(l.desc)
+		}
 		config, err := s.addJSON(ocispec.MediaTypeImageConfig, ocispec.Image{
 			Created:  &epoch,
 			Platform: platform,
 			Config:   ocispec.ImageConfig{User: user, Entrypoint: spec.Entrypoint, WorkingDir: "/", Labels: labels},
-			RootFS:   ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{v.Layer.diffID}},
-			History:  []ocispec.History{{Created: &epoch, CreatedBy: "zarf-registry"}},
+			RootFS:   rootFS,
+			History:  slices.Repeat([]ocispec.History{{Created: &epoch, CreatedBy: "zarf-registry"}}, len(layers)),
 		})
 		if err != nil {
 			return Image{}, fmt.Errorf("image %s: %w", spec.Reference, err)
 		}
-		s.add(v.Layer.desc.Digest, v.Layer.blob)
 		manifest, err := s.addJSON(ocispec.MediaTypeImageManifest, ocispec.Manifest{
 			Versioned:   specs.Versioned{SchemaVersion: 2},
 			MediaType:   ocispec.MediaTypeImageManifest,
 			Config:      config,
-			Layers:      []ocispec.Descriptor{v.Layer.desc},
+			Layers:      layers,
 			Annotations: labels,
 		})
 		if err != nil {
 			return Image{}, fmt.Errorf("image %s: %w", spec.Reference, err)
 		}
-		for _, desc := range []ocispec.Descriptor{v.Layer.desc, config, manifest} {
-			count(desc)
-		}
+		count(config)
+		count(manifest)
 		manifest.Platform = &platform
 		index.Manifests = append(index.Manifests, manifest)
 		image.Platforms = append(image.Platforms, platform)
@@ -211,6 +216,10 @@ func (s *Store) Build(spec Spec, variants ...Variant) (Image, error) {
 
 // Architectures are those that the project's programs are built for.
 var Architectures = []string{"amd64", "arm64"}
+
+// LicensesFile is beside the layers of programs: a layer with the license texts of the project and of all packages that
+// its programs link, /licenses/LICENSES.txt.
+const LicensesFile = "licenses.tar.gz"
 
 // ProgramNames are the images that [ProgramImages] builds. init-hook's image is separate.
 var ProgramNames = []string{"registry", "registry-node", "probe"}
@@ -229,8 +238,8 @@ func NewSpec(repository, name, version string) Spec {
 }
 
 // ProgramImages builds the images of the payload's programs ([ProgramNames]) from the files
-// NAME-ARCHITECTURE.tar.gz in layers, which are not copied. Images have the architectures that layers
-// has; one without all programs is an error. Digests depend only on the layers and the version, so the
+// NAME-ARCHITECTURE.tar.gz in layers, which are not copied. All but the probe, which links nothing, also have the layer
+// [LicensesFile]. Images have the architectures that layers has; one without all programs is an error. Digests depend only on the layers and the version, so the
 // release's archives and the registry in a cluster have the same. It does not inflate layers that
 // [injector.InflatedFile] describes.
 func ProgramImages(layers fs.FS, repository, version string) (*Store, []Image, error) {
@@ -246,6 +255,10 @@ func ProgramImages(layers fs.FS, repository, version string) (*Store, []Image, e
 	if len(architectures) == 0 {
 		return nil, nil, errors.New("no programs were built into this program")
 	}
+	licenses, err := GzipLayer(layers, LicensesFile)
+	if err != nil {
+		return nil, nil, err
+	}
 	var built []Image
 	for _, name := range ProgramNames {
 		var variants []Variant
@@ -257,7 +270,11 @@ func ProgramImages(layers fs.FS, repository, version string) (*Store, []Image, e
 			if err != nil {
 				return nil, nil, fmt.Errorf("image of %s for %s: %w", name, arch, err)
 			}
-			variants = append(variants, Variant{Architecture: arch, Layer: layer})
+			v := Variant{Architecture: arch, Layers: []Layer{layer}}
+			if name != "probe" {
+				v.Layers = append(v.Layers, licenses)
+			}
+			variants = append(variants, v)
 		}
 		image, err := store.Build(NewSpec(repository, name, version), variants...)
 		if err != nil {
@@ -269,21 +286,25 @@ func ProgramImages(layers fs.FS, repository, version string) (*Store, []Image, e
 }
 
 // SelfImage builds the image of the program at filename, usually /proc/self/exe, for the architecture
-// that it runs on. Its layer is not compressed, so its digest differs from that of the release's
-// archive.
+// that it runs on, with [LicensesFile] of layers. The layer of the program is not compressed, so the digest differs from
+// that of the release's archive.
 //
 // Its title makes its ID differ as well: a kubelet that has pulled an image by ID requires pods with
 // another name for it to present credentials (Kubernetes 1.35 and later,
 // imagePullCredentialsVerificationPolicy). A node that was given the release's image by hand could no
 // longer use it for the Jobs.
-func SelfImage(filename, architecture, repository, name, version string) (*Store, Image, error) {
+func SelfImage(layers fs.FS, filename, architecture, repository, name, version string) (*Store, Image, error) {
 	layer, err := FileLayer(name, filename)
+	if err != nil {
+		return nil, Image{}, fmt.Errorf("image of %s: %w", name, err)
+	}
+	licenses, err := GzipLayer(layers, LicensesFile)
 	if err != nil {
 		return nil, Image{}, fmt.Errorf("image of %s: %w", name, err)
 	}
 	store := &Store{}
 	spec := NewSpec(repository, name, version)
 	spec.Title += " (copy in the registry)"
-	image, err := store.Build(spec, Variant{Architecture: architecture, Layer: layer})
+	image, err := store.Build(spec, Variant{Architecture: architecture, Layers: []Layer{layer, licenses}})
 	return store, image, err
 }

@@ -31,7 +31,11 @@ import (
 // payload has the files that tools/payload writes, with dummy programs.
 func payload(t *testing.T) fstest.MapFS {
 	t.Helper()
-	files := fstest.MapFS{}
+	licenses, err := injector.BuildLayer("licenses", noise(9, 2_000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := fstest.MapFS{LicensesFile: {Data: licenses}}
 	for i, name := range ProgramNames {
 		for j, arch := range Architectures {
 			layer, err := injector.BuildLayer(name, noise(uint64(10*i+j+1), 20_000))
@@ -73,10 +77,22 @@ func TestProgramImages(t *testing.T) {
 			if err := fetchJSON(t.Context(), store, index.Manifests[j], &manifest); err != nil {
 				t.Fatal(err)
 			}
-			layer := files[name+"-"+arch+".tar.gz"].Data
-			if len(manifest.Layers) != 1 || manifest.Layers[0].Digest != digest.FromBytes(layer) ||
-				manifest.Layers[0].MediaType != ocispec.MediaTypeImageLayerGzip {
-				t.Errorf("%s %s: layers are %+v, want the payload's layer", name, arch, manifest.Layers)
+			var layers, diffIDs []digest.Digest
+			for _, file := range []string{name + "-" + arch + ".tar.gz", LicensesFile} {
+				if name == "probe" && file == LicensesFile {
+					continue
+				}
+				layers = append(layers, digest.FromBytes(files[file].Data))
+				diffIDs = append(diffIDs, digest.FromBytes(gunzip(t, files[file].Data)))
+			}
+			var got []digest.Digest
+			for _, l := range manifest.Layers {
+				if got = append(got, l.Digest); l.MediaType != ocispec.MediaTypeImageLayerGzip {
+					t.Errorf("%s %s: layer %+v", name, arch, l)
+				}
+			}
+			if diff := cmp.Diff(layers, got); diff != "" {
+				t.Errorf("%s %s: layers: %s", name, arch, diff)
 			}
 			var config ocispec.Image
 			if err := fetchJSON(t.Context(), store, manifest.Config, &config); err != nil {
@@ -95,7 +111,7 @@ func TestProgramImages(t *testing.T) {
 			if config.Architecture != arch || config.OS != "linux" || config.Created == nil || config.Created.Unix() != 0 {
 				t.Errorf("%s %s: configuration %+v", name, arch, config)
 			}
-			if diff := cmp.Diff([]digest.Digest{digest.FromBytes(gunzip(t, layer))}, config.RootFS.DiffIDs); diff != "" {
+			if diff := cmp.Diff(diffIDs, config.RootFS.DiffIDs); diff != "" {
 				t.Errorf("%s %s: %s", name, arch, diff)
 			}
 			if diff := cmp.Diff([]map[string]string{labels, labels},
@@ -192,6 +208,10 @@ func TestProgramImagesErrors(t *testing.T) {
 			"image of probe for arm64: its layer was not built into this program: layer: open probe-arm64.tar.gz: file does " +
 				"not exist",
 		},
+		"missing license texts": {
+			func(f fstest.MapFS) { delete(f, LicensesFile) }, fs.ErrNotExist,
+			"layer: open licenses.tar.gz: file does not exist",
+		},
 		"uncompressed layer": {
 			func(f fstest.MapFS) { f["registry-amd64.tar.gz"].Data = make([]byte, 1024) }, nil,
 			"image of registry for amd64: layer registry-amd64.tar.gz: gzip: invalid header",
@@ -238,7 +258,8 @@ func TestSelfImage(t *testing.T) {
 	for name, size := range map[string]int{"of any length": 70_001, "of whole blocks": 2 * tarBlock, "that is empty": 0} {
 		t.Run("a program "+name, func(t *testing.T) {
 			program := noise(1, size)
-			store, image, err := SelfImage(writeTemp(t, "exe", program), runtime.GOARCH, "zarf-registry", "init-hook", "1")
+			store, image, err := SelfImage(payload(t), writeTemp(t, "exe", program), runtime.GOARCH, "zarf-registry", "init-hook",
+				"1")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -280,11 +301,12 @@ func TestSelfImage(t *testing.T) {
 			t.Fatal(err)
 		}
 		release := &Store{}
-		image, err := release.Build(NewSpec("zarf-registry", "init-hook", "1"), Variant{Architecture: "amd64", Layer: layer})
+		image, err := release.Build(NewSpec("zarf-registry", "init-hook", "1"),
+			Variant{Architecture: "amd64", Layers: []Layer{layer}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		store, self, err := SelfImage(exe, "amd64", "zarf-registry", "init-hook", "1")
+		store, self, err := SelfImage(payload(t), exe, "amd64", "zarf-registry", "init-hook", "1")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -292,8 +314,8 @@ func TestSelfImage(t *testing.T) {
 			t.Error("a kubelet would mistake one image for the other")
 		}
 	})
-	if _, _, err := SelfImage(t.TempDir()+"/exe", "amd64", "zarf-registry", "init-hook", "1"); !errors.Is(err,
-		fs.ErrNotExist) {
+	if _, _, err := SelfImage(payload(t), t.TempDir()+"/exe", "amd64", "zarf-registry", "init-hook", "1"); !errors.Is(
+		err, fs.ErrNotExist) {
 		t.Errorf("error: %v", err)
 	}
 }
@@ -345,8 +367,8 @@ func TestWriteArchive(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		image, err := fixed.Build(NewSpec("ghcr.io/zarf-dev/zarf-registry", "registry", "1.2.3"), Variant{"amd64", layer},
-			Variant{"arm64", layer})
+		image, err := fixed.Build(NewSpec("ghcr.io/zarf-dev/zarf-registry", "registry", "1.2.3"), Variant{"amd64", []Layer{layer}},
+			Variant{"arm64", []Layer{layer}})
 		if err != nil {
 			t.Fatal(err)
 		}

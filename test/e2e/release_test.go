@@ -211,7 +211,7 @@ func writeArchive(t *testing.T, files map[string][]byte) string {
 			t.Fatal(err)
 		}
 		image, err := store.Build(images.Spec{Reference: reference, Entrypoint: []string{"/tool"}},
-			images.Variant{Architecture: "amd64", Layer: layer})
+			images.Variant{Architecture: "amd64", Layers: []images.Layer{layer}})
 		if err != nil {
 			t.Fatal(err)
 		}

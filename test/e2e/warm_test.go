@@ -220,7 +220,7 @@ func otherArchitecture(t *testing.T, reference string) string {
 	}
 	store := &images.Store{}
 	image, err := store.Build(images.Spec{Reference: reference, Entrypoint: []string{"/tool"}},
-		images.Variant{Architecture: "s390x", Layer: layer})
+		images.Variant{Architecture: "s390x", Layers: []images.Layer{layer}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -100,7 +100,7 @@ func (z *zarf) agentImage(t *testing.T) []string {
 	}
 	store := &images.Store{}
 	image, err := store.Build(images.Spec{Reference: "ghcr.io/" + name + ":" + zarfVersion,
-		Entrypoint: []string{"/zarf", "internal", "agent"}}, images.Variant{Architecture: "amd64", Layer: layer})
+		Entrypoint: []string{"/zarf", "internal", "agent"}}, images.Variant{Architecture: "amd64", Layers: []images.Layer{layer}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -216,7 +216,7 @@ func distributionArchive(t *testing.T, reference string) string {
 		t.Fatal(err)
 	}
 	store := &images.Store{}
-	image, err := store.Build(images.Spec{Reference: reference}, images.Variant{Architecture: "amd64", Layer: layer})
+	image, err := store.Build(images.Spec{Reference: reference}, images.Variant{Architecture: "amd64", Layers: []images.Layer{layer}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -36,7 +36,7 @@ func run() (err error) {
 	}
 	store := &images.Store{}
 	image, err := store.Build(images.Spec{Reference: *reference, Entrypoint: []string{"/" + name}},
-		images.Variant{Architecture: runtime.GOARCH, Layer: layer})
+		images.Variant{Architecture: runtime.GOARCH, Layers: []images.Layer{layer}})
 	if err != nil {
 		return err
 	}

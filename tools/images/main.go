@@ -70,15 +70,15 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return writeDigests(*digests, *work, *version, index, architectures)
+	return writeDigests(os.DirFS(*payload), *digests, *work, *version, index, architectures)
 }
 
 // writeDigests writes the digests of the images that finish pushes, by architecture, and of the published index.
-func writeDigests(file, work, version, index string, architectures []string) error {
+func writeDigests(payload fs.FS, file, work, version, index string, architectures []string) error {
 	digests := map[string]string{"index": index}
 	for _, arch := range architectures {
-		_, image, err := images.SelfImage(filepath.Join(work, initHook+"-"+arch), arch, "docker.io/zarf-registry", initHook,
-			version)
+		_, image, err := images.SelfImage(payload, filepath.Join(work, initHook+"-"+arch), arch, "docker.io/zarf-registry",
+			initHook, version)
 		if err != nil {
 			return err
 		}
@@ -95,13 +95,17 @@ func writeDigests(file, work, version, index string, architectures []string) err
 // index.
 func write(ctx context.Context, out io.Writer, work, payload fs.FS, registry, version, output string,
 	architectures []string) (string, error) {
+	licenses, err := images.GzipLayer(payload, images.LicensesFile)
+	if err != nil {
+		return "", fmt.Errorf("%w (make payload writes it)", err)
+	}
 	var variants []images.Variant
 	for _, arch := range architectures {
 		layer, err := images.GzipLayer(work, initHook+"-"+arch+".tar.gz")
 		if err != nil {
 			return "", fmt.Errorf("image of %s for %s: %w", initHook, arch, err)
 		}
-		variants = append(variants, images.Variant{Architecture: arch, Layer: layer})
+		variants = append(variants, images.Variant{Architecture: arch, Layers: []images.Layer{layer, licenses}})
 	}
 	store := &images.Store{}
 	hook, err := store.Build(images.NewSpec(registry, initHook, version), variants...)

@@ -1,6 +1,6 @@
 // Command payload builds the programs that init-hook embeds: registry and registry-node, the loader that
 // runs them on nodes without their images, and the probe for verifying pulls. Each program becomes the
-// layer of its image, NAME-ARCHITECTURE.tar.gz. The loader is copied to loader-ARCHITECTURE. The digests of
+// layer of its image, NAME-ARCHITECTURE.tar.gz; licenses.tar.gz is the layer with license texts. The loader is copied to loader-ARCHITECTURE. The digests of
 // the payloads are written to a file of the chart, so that its pods are replaced only when their program
 // changes.
 //
@@ -80,7 +80,26 @@ func run(ctx context.Context) error {
 	if err := layers.Wait(); err != nil {
 		return err
 	}
+	if err := writeLicenses(ctx, *work, *output); err != nil {
+		return err
+	}
 	return finish(*work, *output, *digests, architectures)
+}
+
+// writeLicenses writes the license texts of all that programs link, and the layer with them.
+func writeLicenses(ctx context.Context, work, output string) error {
+	texts, err := program.Licenses(ctx, "./cmd/...")
+	if err != nil {
+		return err
+	}
+	if err := program.WriteFile(filepath.Join(work, program.LicensesText), texts, 0o644); err != nil {
+		return err
+	}
+	layer, err := program.LicensesLayer(texts)
+	if err != nil {
+		return err
+	}
+	return program.WriteFile(filepath.Join(output, images.LicensesFile), layer, 0o644)
 }
 
 // buildLoader builds the C programs with the loader's Makefile.
@@ -105,7 +124,7 @@ func buildLoader(ctx context.Context, work string, architectures []string) error
 // is embedded.
 func finish(work, output, digestFile string, architectures []string) error {
 	digests, contents := map[string]string{}, map[string]injector.Inflated{}
-	kept := []string{".gitignore", injector.InflatedFile}
+	kept := []string{".gitignore", injector.InflatedFile, images.LicensesFile}
 	for _, arch := range architectures {
 		loaderName := "loader-" + arch
 		loader, err := os.ReadFile(filepath.Join(work, loaderName))

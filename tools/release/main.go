@@ -1,7 +1,7 @@
 // Command release builds the files of a release from the output of make images: the chart's package, init-hook for
-// workstations, the image archives, a software bill of materials (CycloneDX) for each program and image, SHA256SUMS
-// of all files, and a bundle, an archive of all of these. The same commit and toolchain give the same bytes. It does
-// not sign or upload anything; see docs/dev/release.md.
+// workstations, the image archives, license texts, a software bill of materials (CycloneDX) for each Go program,
+// SHA256SUMS of all files, and a bundle, an archive of all of these. The same commit and toolchain give the same bytes.
+// It does not sign or upload anything; see docs/dev/release.md.
 //
 // make release runs it in the repository's root, after make images. With -bundle-only it only packs the bundle again,
 // to include a signature of SHA256SUMS. With -chart-only it writes only the chart's package. Both accept uncommitted
@@ -42,6 +42,9 @@ const (
 	workstationProgram = "zarf-registry"
 )
 
+// injected are the Go programs that init-hook embeds. The others, in C, link nothing.
+var injected = []string{"registry", "registry-node"}
+
 // release describes what to build and from what.
 type release struct {
 	version  string
@@ -53,6 +56,8 @@ type release struct {
 	darwin             bool // include zarf-registry for macOS
 	source             source
 	output             string
+	// listModules returns the bill of materials of a program.
+	listModules func(ctx context.Context, program, version string) ([]byte, error)
 }
 
 // source is the source of the release.
@@ -63,7 +68,7 @@ type source struct {
 }
 
 func run(ctx context.Context) error {
-	r := release{}
+	r := release{listModules: listModules}
 	flag.StringVar(&r.version, "version", "", "version of the release")
 	flag.StringVar(&r.registry, "registry", "ghcr.io/zarf-dev/zarf-registry", "prefix of the images' names")
 	flag.StringVar(&r.chart, "chart", "charts/zarf-registry", "folder of the chart")
@@ -108,7 +113,7 @@ func run(ctx context.Context) error {
 			return err
 		}
 	}
-	return r.make(os.Stdout)
+	return r.make(ctx, os.Stdout)
 }
 
 // readSource reads the time of the commit from git. SOURCE_DATE_EPOCH, if set, replaces the commit's time
@@ -141,7 +146,7 @@ func readSource(ctx context.Context) (source, error) {
 }
 
 // make writes the release to a temporary folder and renames it, so that the output is always complete.
-func (r release) make(out io.Writer) (err error) {
+func (r release) make(ctx context.Context, out io.Writer) (err error) {
 	if r.version == "" {
 		return errors.New("-version is missing")
 	}
@@ -160,32 +165,38 @@ func (r release) make(out io.Writer) (err error) {
 	if _, err := packageChart(r.chart, r.version, work, r.source.time); err != nil {
 		return err
 	}
-	built, err := r.programComponents()
-	if err != nil {
+	if err := copyFile(filepath.Join(r.embedded, program.LicensesText), filepath.Join(work, program.LicensesText),
+		0o644); err != nil {
 		return err
 	}
 	for _, p := range r.workstations() {
+		if strings.HasPrefix(p.platform, "darwin/") {
+			if err := checkDarwin(p.file, architecture(p.platform)); err != nil {
+				return err
+			}
+		}
 		if err := copyFile(p.file, filepath.Join(work, p.asset), 0o755); err != nil {
 			return err
 		}
-		if err := r.writeSBOM(filepath.Join(work, p.asset+suffixSBOM), built[filepath.Base(p.file)]); err != nil {
+		if err := r.writeSBOM(ctx, p.file, filepath.Join(work, p.asset+suffixSBOM)); err != nil {
 			return err
 		}
 	}
 	for _, name := range append([]string{initHook}, images.ProgramNames...) {
 		archive := filepath.Join(r.archives, name+".tar")
-		image, err := r.imageComponent(name, archive)
-		if err != nil {
+		if err := r.checkImage(name, archive); err != nil {
 			return err
-		}
-		for _, arch := range images.Architectures {
-			image.embeds = append(image.embeds, built[name+"-"+arch])
 		}
 		if err := copyFile(archive, filepath.Join(work, name+".tar"), 0o644); err != nil {
 			return err
 		}
-		if err := r.writeSBOM(filepath.Join(work, name+".tar"+suffixSBOM), image); err != nil {
-			return err
+	}
+	for _, name := range injected {
+		for _, arch := range images.Architectures {
+			file := name + "-linux-" + arch + suffixSBOM
+			if err := r.writeSBOM(ctx, filepath.Join(r.embedded, name+"-"+arch), filepath.Join(work, file)); err != nil {
+				return err
+			}
 		}
 	}
 	if err := writeSums(work, out); err != nil {
@@ -223,31 +234,6 @@ func (r release) workstations() (all []workstation) {
 	return all
 }
 
-// programComponents describes all programs, by the names of their files.
-func (r release) programComponents() (map[string]*component, error) {
-	built := map[string]*component{}
-	var embedded []*component // init-hook embeds those for every architecture
-	for _, arch := range images.Architectures {
-		for _, name := range append([]string{"loader"}, images.ProgramNames...) {
-			c, err := programComponent(name, "linux/"+arch, filepath.Join(r.embedded, name+"-"+arch), r.version)
-			if err != nil {
-				return nil, err
-			}
-			built[name+"-"+arch] = c
-			embedded = append(embedded, c)
-		}
-	}
-	for _, p := range r.workstations() {
-		c, err := programComponent(initHook, p.platform, p.file, r.version)
-		if err != nil {
-			return nil, err
-		}
-		c.embeds = embedded
-		built[filepath.Base(p.file)] = c
-	}
-	return built, nil
-}
-
 func copyFile(from, to string, mode os.FileMode) (err error) {
 	in, err := os.Open(from)
 	if err != nil {
@@ -260,6 +246,23 @@ func copyFile(from, to string, mode os.FileMode) (err error) {
 	}
 	_, err = io.Copy(out, in)
 	return errors.Join(err, out.Chmod(mode), out.Close())
+}
+
+// checkImage checks that an archive holds the image that its name says.
+func (r release) checkImage(name, archive string) (err error) {
+	src, err := images.Open(context.Background(), archive)
+	if err != nil {
+		return fmt.Errorf("%w (make images builds it)", err)
+	}
+	defer func() { err = errors.Join(err, src.Close()) }()
+	items, err := src.Items("")
+	if err != nil {
+		return err
+	}
+	if want := images.NewSpec(r.registry, name, r.version).Reference; len(items) != 1 || items[0].Reference != want {
+		return fmt.Errorf("%s does not hold %s: run make images again with the same VERSION and REGISTRY", archive, want)
+	}
+	return nil
 }
 
 func writeFile(name string, content []byte) error { return program.WriteFile(name, content, 0o644) }

@@ -7,7 +7,9 @@ package programs
 import (
 	"context"
 	"debug/elf"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"runtime"
@@ -93,7 +95,10 @@ func New(ctx context.Context, s settings.Settings, config *rest.Config, client k
 		}
 	}
 	if r.missing = unfit(executable, architectures); r.missing == "" {
-		if err := r.setOwn(executable); err != nil {
+		switch err := r.setOwn(executable); {
+		case errors.Is(err, fs.ErrNotExist):
+			r.missing = "this program was built without make payload: " + err.Error()
+		case err != nil:
 			return nil, err
 		}
 	}
@@ -102,7 +107,7 @@ func New(ctx context.Context, s settings.Settings, config *rest.Config, client k
 
 // setOwn makes an image of this program's file.
 func (r *Registry) setOwn(executable string) error {
-	source, image, err := images.SelfImage(executable, runtime.GOARCH, pushedHost+imagesBelow, "init-hook",
+	source, image, err := images.SelfImage(embedded.Layers(), executable, runtime.GOARCH, pushedHost+imagesBelow, "init-hook",
 		version.Version)
 	if err != nil {
 		return err
