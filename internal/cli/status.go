@@ -90,86 +90,13 @@ func printStatus(w io.Writer, r *status.Report) error {
 		verdict = "needs attention, see below"
 	}
 	fmt.Fprintf(w, "zarf-registry in namespace %s: %s\n\n", r.Namespace, verdict)
-
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	if s := r.State; s != nil {
-		settings, phase := s.Desired, "verified"
-		switch {
-		case s.Switching():
-			phase = fmt.Sprintf("switching from %s", s.Current.Mode)
-		case s.Phase != state.PhaseReady:
-			phase = "not verified yet"
-		}
-		network := ""
-		if settings.HostNetwork {
-			network = ", host network"
-		}
-		fmt.Fprintf(table, "mode\t%s, %s\n", settings.Mode, phase)
-		fmt.Fprintf(table, "address\t%s (%s%s)\n", settings.Address, settings.IPFamily, network)
-		fmt.Fprintf(table, "source\t%s; written %s by zarf-registry %s\n", settings.DecidedBy,
-			s.UpdatedAt.Format(time.RFC3339), s.UpdatedBy)
-	} else {
-		fmt.Fprint(table, "mode\tunknown\n")
-	}
-	if s := r.State; s != nil {
-		for i, architecture := range slices.Sorted(maps.Keys(s.PauseImages)) {
-			label := ""
-			if i == 0 {
-				label = "pause image"
-			}
-			image := s.PauseImages[architecture]
-			fmt.Fprintf(table, "%s\t%s: %s (%s)\n", label, architecture, image.Reference, image.Reason)
-		}
-	}
-	if h := r.Helm; h != nil {
-		fmt.Fprintf(table, "release\t%s, revision %d, %s\n", r.Release, h.Revision, h.Status)
-	} else {
-		fmt.Fprintf(table, "release\t%s, not managed by Helm\n", r.Release)
-	}
-	if g := r.Registry; g != nil {
-		fmt.Fprintf(table, "registry\t%s\n", registryLine(g))
-		if g.Claim != nil {
-			fmt.Fprintf(table, "\tclaim %s\n", claimLine(g.Claim))
-		}
-		if g.Space != nil {
-			fmt.Fprintf(table, "\tstorage: %s\n", space.Describe(g.Space.Tightest()))
-		}
-		if g.Scrub != nil {
-			fmt.Fprintf(table, "\tcontent: verified %s, %s\n", g.Scrub.FinishedAt.Format(time.DateOnly),
-				plural(g.Scrub.Problems, "problem"))
-		}
-	}
-	if r.Caches != nil {
-		fmt.Fprintf(table, "caches\t%s\n", readyLine(r.Caches.Ready, r.Caches.Desired, r.Caches.Message))
-		for _, p := range r.Caches.Pods {
-			fmt.Fprintf(table, "\t%s\n", cacheLine(p))
-		}
-	}
-	fmt.Fprintf(table, "healer\t%s\n", healerLine(r.Healer))
-	if r.Rewriting != nil {
-		fmt.Fprintf(table, "rewriting\t%s\n", rewritingLine(r.Rewriting))
-	}
-	for i, p := range r.Payloads {
-		label := ""
-		if i == 0 {
-			label = "payload"
-		}
-		fmt.Fprintf(table, "%s\t%s: %s\n", label, p.Name, payloadLine(p))
-	}
-	if len(r.Certificates) > 0 {
-		fmt.Fprintf(table, "certificates\t%s\n", pkiLine(r.State))
-	}
-	for _, c := range r.Certificates {
-		line := status.Remaining(c.Left) + " left"
-		if !c.Valid {
-			line = "not usable: " + c.Message
-		}
-		fmt.Fprintf(table, "\t%s: %s\n", c.Secret, line)
-	}
+	printMode(table, r)
+	printComponents(table, r)
+	printValidity(table, r)
 	if err := table.Flush(); err != nil {
 		return err
 	}
-
 	if len(r.Nodes) > 0 {
 		fmt.Fprint(w, "\n")
 		fmt.Fprint(table, "NODE\tREADY\tVIA\tENDPOINT\tVERIFIED\tMESSAGE\n")
@@ -193,6 +120,86 @@ func printStatus(w io.Writer, r *status.Report) error {
 	}
 	printNext(w, r.Next)
 	return nil
+}
+
+// printMode prints what the state records, and the release.
+func printMode(w io.Writer, r *status.Report) {
+	if s := r.State; s != nil {
+		settings, phase := s.Desired, "verified"
+		switch {
+		case s.Switching():
+			phase = fmt.Sprintf("switching from %s", s.Current.Mode)
+		case s.Phase != state.PhaseReady:
+			phase = "not verified yet"
+		}
+		network := ""
+		if settings.HostNetwork {
+			network = ", host network"
+		}
+		fmt.Fprintf(w, "mode\t%s, %s\n", settings.Mode, phase)
+		fmt.Fprintf(w, "address\t%s (%s%s)\n", settings.Address, settings.IPFamily, network)
+		fmt.Fprintf(w, "source\t%s; written %s by zarf-registry %s\n", settings.DecidedBy,
+			s.UpdatedAt.Format(time.RFC3339), s.UpdatedBy)
+		label := "pause image"
+		for _, architecture := range slices.Sorted(maps.Keys(s.PauseImages)) {
+			image := s.PauseImages[architecture]
+			fmt.Fprintf(w, "%s\t%s: %s (%s)\n", label, architecture, image.Reference, image.Reason)
+			label = ""
+		}
+	} else {
+		fmt.Fprint(w, "mode\tunknown\n")
+	}
+	if h := r.Helm; h != nil {
+		fmt.Fprintf(w, "release\t%s, revision %d, %s\n", r.Release, h.Revision, h.Status)
+	} else {
+		fmt.Fprintf(w, "release\t%s, not managed by Helm\n", r.Release)
+	}
+}
+
+// printComponents prints the pods of the release and what they use.
+func printComponents(w io.Writer, r *status.Report) {
+	if g := r.Registry; g != nil {
+		fmt.Fprintf(w, "registry\t%s\n", registryLine(g))
+		if g.Claim != nil {
+			fmt.Fprintf(w, "\tclaim %s\n", claimLine(g.Claim))
+		}
+		if g.Space != nil {
+			fmt.Fprintf(w, "\tstorage: %s\n", space.Describe(g.Space.Tightest()))
+		}
+		if g.Scrub != nil {
+			fmt.Fprintf(w, "\tcontent: verified %s, %s\n", g.Scrub.FinishedAt.Format(time.DateOnly),
+				plural(g.Scrub.Problems, "problem"))
+		}
+	}
+	if r.Caches != nil {
+		fmt.Fprintf(w, "caches\t%s\n", readyLine(r.Caches.Ready, r.Caches.Desired, r.Caches.Message))
+		for _, p := range r.Caches.Pods {
+			fmt.Fprintf(w, "\t%s\n", cacheLine(p))
+		}
+	}
+	fmt.Fprintf(w, "healer\t%s\n", healerLine(r.Healer))
+	if r.Rewriting != nil {
+		fmt.Fprintf(w, "rewriting\t%s\n", rewritingLine(r.Rewriting))
+	}
+	label := "payload"
+	for _, p := range r.Payloads {
+		fmt.Fprintf(w, "%s\t%s: %s\n", label, p.Name, payloadLine(p))
+		label = ""
+	}
+}
+
+// printValidity prints how long the certificates are valid.
+func printValidity(w io.Writer, r *status.Report) {
+	if len(r.Certificates) > 0 {
+		fmt.Fprintf(w, "certificates\t%s\n", pkiLine(r.State))
+	}
+	for _, c := range r.Certificates {
+		line := status.Remaining(c.Left) + " left"
+		if !c.Valid {
+			line = "not usable: " + c.Message
+		}
+		fmt.Fprintf(w, "\t%s: %s\n", c.Secret, line)
+	}
 }
 
 // filesLine counts the configuration files on a node, and those restored or removed.

@@ -171,39 +171,16 @@ func (s *Store) Build(spec Spec, variants ...Variant) (Image, error) {
 		}
 	}
 	for _, v := range variants {
-		platform := ocispec.Platform{OS: "linux", Architecture: v.Architecture}
-		rootFS := ocispec.RootFS{Type: "layers"}
-		var layers []ocispec.Descriptor
-		for _, l := range v.Layers {
-			rootFS.DiffIDs, layers = append(rootFS.DiffIDs, l.diffID), append(layers, l.desc)
-			s.add(l.desc.Digest, l.blob)
-			count(l.desc)
-		}
-		config, err := s.addJSON(ocispec.MediaTypeImageConfig, ocispec.Image{
-			Created:  &epoch,
-			Platform: platform,
-			Config:   ocispec.ImageConfig{User: user, Entrypoint: spec.Entrypoint, WorkingDir: "/", Labels: labels},
-			RootFS:   rootFS,
-			History:  slices.Repeat([]ocispec.History{{Created: &epoch, CreatedBy: "zarf-registry"}}, len(layers)),
-		})
+		parts, err := s.addVariant(spec, v, labels)
 		if err != nil {
 			return Image{}, fmt.Errorf("image %s: %w", spec.Reference, err)
 		}
-		manifest, err := s.addJSON(ocispec.MediaTypeImageManifest, ocispec.Manifest{
-			Versioned:   specs.Versioned{SchemaVersion: 2},
-			MediaType:   ocispec.MediaTypeImageManifest,
-			Config:      config,
-			Layers:      layers,
-			Annotations: labels,
-		})
-		if err != nil {
-			return Image{}, fmt.Errorf("image %s: %w", spec.Reference, err)
+		for _, desc := range parts {
+			count(desc)
 		}
-		count(config)
-		count(manifest)
-		manifest.Platform = &platform
+		manifest := parts[len(parts)-1]
 		index.Manifests = append(index.Manifests, manifest)
-		image.Platforms = append(image.Platforms, platform)
+		image.Platforms = append(image.Platforms, *manifest.Platform)
 	}
 	root, err := s.addJSON(ocispec.MediaTypeImageIndex, index)
 	if err != nil {
@@ -212,6 +189,39 @@ func (s *Store) Build(spec Spec, variants ...Variant) (Image, error) {
 	count(root)
 	image.Descriptor = root
 	return image, nil
+}
+
+// addVariant adds the layers, the config and the manifest of a variant, and returns them in this order.
+func (s *Store) addVariant(spec Spec, v Variant, labels map[string]string) ([]ocispec.Descriptor, error) {
+	platform := ocispec.Platform{OS: "linux", Architecture: v.Architecture}
+	rootFS := ocispec.RootFS{Type: "layers"}
+	var layers []ocispec.Descriptor
+	for _, l := range v.Layers {
+		rootFS.DiffIDs, layers = append(rootFS.DiffIDs, l.diffID), append(layers, l.desc)
+		s.add(l.desc.Digest, l.blob)
+	}
+	config, err := s.addJSON(ocispec.MediaTypeImageConfig, ocispec.Image{
+		Created:  &epoch,
+		Platform: platform,
+		Config:   ocispec.ImageConfig{User: user, Entrypoint: spec.Entrypoint, WorkingDir: "/", Labels: labels},
+		RootFS:   rootFS,
+		History:  slices.Repeat([]ocispec.History{{Created: &epoch, CreatedBy: "zarf-registry"}}, len(layers)),
+	})
+	if err != nil {
+		return nil, err
+	}
+	manifest, err := s.addJSON(ocispec.MediaTypeImageManifest, ocispec.Manifest{
+		Versioned:   specs.Versioned{SchemaVersion: 2},
+		MediaType:   ocispec.MediaTypeImageManifest,
+		Config:      config,
+		Layers:      layers,
+		Annotations: labels,
+	})
+	if err != nil {
+		return nil, err
+	}
+	manifest.Platform = &platform
+	return append(slices.Clone(layers), config, manifest), nil
 }
 
 // Architectures are those that the project's programs are built for.

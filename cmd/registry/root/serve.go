@@ -1,10 +1,13 @@
 package root
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
@@ -20,9 +23,8 @@ const defaultConfig = "/etc/zarf-registry/config/config.yml"
 const defaultDrain = 20 * time.Second
 
 func serveCommand() *cobra.Command {
-	var config, quota string
 	var logs logging.Options
-	var options registry.Options
+	var serve serveFlags
 	command := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve the registry",
@@ -76,27 +78,44 @@ only: a pull from one of them verifies that path. A certificate with zarf-regist
 			if err != nil {
 				return err
 			}
-			options.Log = log
-			if quota != "" {
-				if options.Quota, err = space.ParseQuantity(quota); err != nil {
-					return usageError{fmt.Errorf("--quota: %w", err)}
-				}
-			}
-			if options.Config, err = registry.LoadConfig(config); err != nil {
-				return &exitcode.Refusal{Err: err}
-			}
-			server, err := registry.Open(options)
-			if err != nil {
-				return &exitcode.Refusal{Err: err}
-			}
-			log.Info("starting", "version", options.Version, "config", config, "storage", options.Config.Storage.Type())
-			return server.Serve(command.Context())
+			return serve.run(command.Context(), log)
 		},
 	}
-	flags := command.Flags()
+	serve.register(command.Flags())
+	logs.Register(command.Flags())
+	return command
+}
+
+// serveFlags are the flags of serve.
+type serveFlags struct {
+	options       registry.Options
+	config, quota string
+}
+
+// run serves until the context ends, and then drains.
+func (f *serveFlags) run(ctx context.Context, log *slog.Logger) (err error) {
+	f.options.Log = log
+	if f.quota != "" {
+		if f.options.Quota, err = space.ParseQuantity(f.quota); err != nil {
+			return usageError{fmt.Errorf("--quota: %w", err)}
+		}
+	}
+	if f.options.Config, err = registry.LoadConfig(f.config); err != nil {
+		return &exitcode.Refusal{Err: err}
+	}
+	server, err := registry.Open(f.options)
+	if err != nil {
+		return &exitcode.Refusal{Err: err}
+	}
+	log.Info("starting", "version", f.options.Version, "config", f.config, "storage", f.options.Config.Storage.Type())
+	return server.Serve(ctx)
+}
+
+func (f *serveFlags) register(flags *pflag.FlagSet) {
+	options := &f.options
 	flags.StringVar(&options.Version, "program-version", "dev",
 		"`VERSION` to report in the log and in the metric build_info")
-	flags.StringVar(&config, "config", defaultConfig, "configuration `FILE`")
+	flags.StringVar(&f.config, "config", defaultConfig, "configuration `FILE`")
 	flags.StringVar(&options.Listen, "listen", ":5000", "`ADDRESS` for clients with a certificate; empty disables it")
 	flags.StringVar(&options.TLSDir, "tls-dir", "/etc/zarf-registry/tls", "`DIRECTORY` of tls.crt, tls.key and ca.crt")
 	flags.StringVar(&options.PlainListen, "plain-listen", "",
@@ -128,11 +147,9 @@ only: a pull from one of them verifies that path. A certificate with zarf-regist
 		"`DIRECTORY` of PEM files with the public keys for --signatures")
 	flags.StringVar(&options.OwnImages, "own-images", "",
 		"`FILE` of the digests of images that need no signature; it may appear later")
-	flags.StringVar(&quota, "quota", "",
+	flags.StringVar(&f.quota, "quota", "",
 		"maximum `SIZE` of the content, such as 50Gi; empty for the file system's; pushes are refused from 95 % of either")
 	flags.DurationVar(&options.ShutdownDelay, "shutdown-delay", 0,
 		"how long to accept connections after shutdown begins, while not ready")
 	flags.DurationVar(&options.DrainTimeout, "drain-timeout", defaultDrain, "how long requests may then take to finish")
-	logs.Register(command.Flags())
-	return command
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/nodeimages"
 	"github.com/zarf-dev/zarf-registry/internal/release/plan"
+	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
@@ -195,99 +196,119 @@ func (i *Inspection) pauseImage() []Finding {
 	return findings
 }
 
-// pauseImageOf judges the image for one architecture: where it comes from, and which nodes lack it.
+// pauseImageOf returns findings about the image for one architecture: where it comes from, and which nodes lack it.
 func (i *Inspection) pauseImageOf(architecture string) []Finding {
-	injector := &i.Settings.Injector
-	image, rules := injector.PauseImages[architecture], injector.PauseRules
-	object := "image " + image.Reference
-	withoutCluster := image.Source == state.SourceDefault
-	var reporting, lacking []string // nodes
-	counts := map[string]int{}      // nodes that lack it, by an image that they report and a person may choose
-	with, trusted, complete := false, false, true
+	image := i.Settings.Injector.PauseImages[architecture]
+	nodes := i.pauseNodesOf(architecture, image.Reference)
+	findings, nowhere := i.pauseImageOrigin(architecture, image, nodes)
+	if nowhere || len(nodes.lacking) == 0 {
+		return findings
+	}
+	severity := Warning
+	// In node port mode the registry needs only one node.
+	if image.Source == state.SourceDefault && (i.Settings.Mode == state.ModeProxy || !nodes.with) {
+		severity = Blocker
+	}
+	cause := fmt.Sprintf("injected pods use %s, which these nodes do not report", image.Reference)
+	if len(nodes.candidates) > 0 {
+		cause += "; they report " + strings.Join(nodes.candidates, ", ")
+	}
+	return append(findings, pauseFinding(severity, release.ListNodes(nodes.lacking), cause, nodes.candidates...))
+}
+
+// pauseNodes describes the ready nodes of an architecture that report images.
+type pauseNodes struct {
+	reporting []string // all of them
+	lacking   []string // those without the image, whose pods no healer corrects
+	// candidates are the images of the lacking nodes that a person may choose, the most widespread first, and among those
+	// the last by name, which has the highest version.
+	candidates []string
+	with       bool // a node reports the image
+	trusted    bool // a node reports an image that the rules trust
+	complete   bool // no node may have images that it does not report
+}
+
+func (i *Inspection) pauseNodesOf(architecture, image string) pauseNodes {
+	rules := i.Settings.Injector.PauseRules
+	found := pauseNodes{complete: true}
+	counts := map[string]int{} // lacking nodes, by candidate
 	for _, n := range i.nodes {
 		if n.Status.NodeInfo.Architecture != architecture || !plan.NodeReady(n) || len(n.Status.Images) == 0 {
 			continue
 		}
 		images := plan.Images(n)
-		reporting = append(reporting, n.Name)
-		best := rules.Trusted(images)
-		trusted = trusted || len(best) > 0
-		complete = complete && rules.Complete(images)
+		found.reporting = append(found.reporting, n.Name)
+		trusted := len(rules.Trusted(images)) > 0
+		found.trusted = found.trusted || trusted
+		found.complete = found.complete && rules.Complete(images)
 		switch {
-		case nodeimages.Reported(images, image.Reference):
-			with = true
-		case len(best) > 0 && injector.Healer: // the healer gives it that image
+		case nodeimages.Reported(images, image):
+			found.with = true
+		case trusted && i.Settings.Injector.Healer: // the healer gives it that image
 		case rules.Complete(images):
-			lacking = append(lacking, n.Name)
+			found.lacking = append(found.lacking, n.Name)
 			for _, name := range nodeimages.Candidates(images) {
 				counts[name]++
 			}
 		}
 	}
-	// The most widespread first; among those, the last by name, which has the highest version.
-	candidates := slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
+	found.candidates = slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
 		return cmp.Or(cmp.Compare(counts[b], counts[a]), cmp.Compare(b, a))
 	})
-	var findings []Finding
-	add := func(severity Severity, object, cause string, options ...string) {
-		if len(options) == 0 {
-			options = []string{"IMAGE, an image that the nodes hold and that you trust"}
-		}
-		findings = append(findings, Finding{Check: checkPauseImage, Severity: severity, Object: object, Cause: cause,
-			Remedy: "--set injector.image=" + strings.Join(options, ", or --set injector.image=")})
-	}
-	recorded, known := state.PauseImage{}, false
+	return found
+}
+
+// pauseImageOrigin returns findings about where the image comes from. If nowhere is true, no node has an image that
+// injected pods can run in, and the findings say so.
+func (i *Inspection) pauseImageOrigin(architecture string, image settings.PauseImage, nodes pauseNodes) (
+	findings []Finding, nowhere bool) {
+	object := "image " + image.Reference
+	withoutCluster := image.Source == state.SourceDefault
+	recorded := state.PauseImage{Reference: image.Reference}
 	if i.Saved != nil {
-		recorded, known = i.Saved.PauseImages[architecture]
+		recorded = cmp.Or(i.Saved.PauseImages[architecture], recorded)
 	}
-	if image.Source == state.SourceValue && len(reporting) > 0 && !with && complete {
+	changed := recorded.Reference != image.Reference
+	byDigest := strings.Contains(recorded.Reference, "@")
+	switch {
+	case image.Source == state.SourceValue && len(nodes.reporting) > 0 && !nodes.with && nodes.complete:
 		// The healer helps no pod either: it runs in the same image.
+		var candidates []string
 		for _, n := range i.nodes {
 			candidates = append(candidates, nodeimages.Candidates(plan.Images(n))...)
 		}
 		slices.Sort(candidates)
-		candidates = slices.Compact(candidates)
-		add(Blocker, object, fmt.Sprintf("injector.image: no node reports it (%s), so no injected pod would start",
-			release.ListNodes(reporting)), candidates...)
-		return findings
-	}
-	changed := known && recorded.Reference != image.Reference
-	switch {
+		return []Finding{pauseFinding(Blocker, object, fmt.Sprintf("injector.image: no node reports it (%s), so no injected "+
+			"pod would start", release.ListNodes(nodes.reporting)), slices.Compact(candidates)...)}, true
 	case changed && image.Source == state.SourceValue:
-		add(Warning, object, fmt.Sprintf("replaces %s (%s) for %s, so the pods restart", recorded.Reference, recorded.Reason,
-			architecture), recorded.Reference)
-	case changed && strings.Contains(recorded.Reference, "@") && (!withoutCluster ||
-		recorded.Reason != state.PauseDefault):
-		add(Blocker, object, fmt.Sprintf("the release uses %s for %s (%s), but the chart was rendered without seeing that",
-			recorded.Reference, architecture, recorded.Reason), recorded.Reference)
-	case changed && !strings.Contains(recorded.Reference, "@"):
-		add(Blocker, object, fmt.Sprintf("the release uses %s for %s (%s): a name without a digest, which pulls from this "+
-			"release's registry may change, or which this rendering did not see", recorded.Reference, architecture,
-			recorded.Reason), append(candidates, image.Reference)...)
+		return []Finding{pauseFinding(Warning, object, fmt.Sprintf("replaces %s (%s) for %s, so the pods restart",
+			recorded.Reference, recorded.Reason, architecture), recorded.Reference)}, false
+	case changed && byDigest && (!withoutCluster || recorded.Reason != state.PauseDefault):
+		return []Finding{pauseFinding(Blocker, object, fmt.Sprintf("the release uses %s for %s (%s), but the chart was "+
+			"rendered without seeing that", recorded.Reference, architecture, recorded.Reason), recorded.Reference)}, false
+	case changed && !byDigest:
+		return []Finding{pauseFinding(Blocker, object, fmt.Sprintf("the release uses %s for %s (%s): a name without a "+
+			"digest, which pulls from this release's registry may change, or which this rendering did not see",
+			recorded.Reference, architecture, recorded.Reason), append(nodes.candidates, image.Reference)...)}, false
 	case image.Reason == state.PauseName && (image.Source == state.SourceCluster ||
 		!strings.Contains(image.Reference, "@")):
-		add(Warning, object, "trusted by name: nodes report no image with the digest of an official pause image; if this "+
-			"one is what it should be, set it", image.Reference)
-	case withoutCluster && len(i.nodes) > 0 && len(reporting) == 0:
-		add(Blocker, "all nodes", "no pause image is known: no node for "+architecture+" reports any image, and the chart "+
-			"was rendered without cluster access")
-	case withoutCluster && !trusted && len(reporting) > 0 && !with:
-		add(Blocker, release.ListNodes(reporting), "no node reports an image with the digest of an official pause image, or "+
-			"in a well-known repository", candidates...)
-		return findings
+		return []Finding{pauseFinding(Warning, object, "trusted by name: nodes report no image with the digest of an "+
+			"official pause image; if this one is what it should be, set it", image.Reference)}, false
+	case withoutCluster && len(i.nodes) > 0 && len(nodes.reporting) == 0:
+		return []Finding{pauseFinding(Blocker, "all nodes", "no pause image is known: no node for "+architecture+" reports "+
+			"any image, and the chart was rendered without cluster access")}, false
+	case withoutCluster && !nodes.trusted && len(nodes.reporting) > 0 && !nodes.with:
+		return []Finding{pauseFinding(Blocker, release.ListNodes(nodes.reporting), "no node reports an image with the "+
+			"digest of an official pause image, or in a well-known repository", nodes.candidates...)}, true
 	}
-	if len(lacking) == 0 {
-		return findings
+	return nil, false
+}
+
+// pauseFinding is a finding whose remedy is to name one of some images.
+func pauseFinding(severity Severity, object, cause string, options ...string) Finding {
+	if len(options) == 0 {
+		options = []string{"IMAGE, an image that the nodes hold and that you trust"}
 	}
-	severity := Warning
-	// In node port mode the registry needs only one node.
-	if withoutCluster && (i.Settings.Mode == state.ModeProxy || !with) {
-		severity = Blocker
-	}
-	cause := fmt.Sprintf("injected pods use %s, which these nodes do not report", image.Reference)
-	if len(candidates) > 0 {
-		cause += "; they report " + strings.Join(candidates, ", ")
-	}
-	add(severity, release.ListNodes(lacking), cause, candidates...)
-	return findings
+	return Finding{Check: checkPauseImage, Severity: severity, Object: object, Cause: cause,
+		Remedy: "--set injector.image=" + strings.Join(options, ", or --set injector.image=")}
 }
