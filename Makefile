@@ -80,7 +80,7 @@ help: ## List the commands
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: ## Boot a cluster (or use KUBECONFIG), install, push, and run a pod; ten minutes on a new machine
+demo: ## Boot a cluster (or use KUBECONFIG), install, push, and run a pod; 10 to 25 minutes on a new machine
 	@hack/deps.sh build $(if $(KUBECONFIG),,cluster)
 	$(MAKE) --no-print-directory -j2 ARCHITECTURES=$(ARCHITECTURE) demo-programs $(HELM) $(if $(KUBECONFIG),$(TESTCLUSTER),demo-cluster)
 	test/demo.sh
