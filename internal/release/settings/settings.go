@@ -17,6 +17,8 @@ import (
 	"strconv"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/validation"
+
 	"github.com/zarf-dev/zarf-registry/internal/release/nodeimages"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
@@ -278,22 +280,19 @@ func Parse(document []byte) (Settings, error) {
 }
 
 var (
-	// dnsLabel is RFC 1123's label, required of namespaces. Services need that of RFC 1035, which begins with a letter.
-	dnsLabel  = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 	sha256Sum = regexp.MustCompile(`^[0-9a-f]{64}$`)
 	// repositoryName is a name of the distribution specification.
 	repositoryName = regexp.MustCompile(
 		`^[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*$`)
-	// releaseName is what Helm accepts.
-	releaseName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,51}[a-z0-9])?$`)
 )
 
 // ValidateRelease returns an error for each invalid name of a release.
 func (s *Settings) ValidateRelease() error {
-	var v validation
-	v.check(dnsLabel.MatchString(s.Namespace), "invalid namespace %q: want a DNS label", s.Namespace)
-	v.check(releaseName.MatchString(s.Release), "invalid release name %q", s.Release)
-	v.check(dnsLabel.MatchString(s.Name) && s.Name[0] >= 'a',
+	var v problems
+	v.check(len(validation.IsDNS1123Label(s.Namespace)) == 0, "invalid namespace %q: want a DNS label", s.Namespace)
+	v.check(len(s.Release) <= 53 && len(validation.IsDNS1123Subdomain(s.Release)) == 0, // what Helm accepts
+		"invalid release name %q", s.Release)
+	v.check(len(validation.IsDNS1035Label(s.Name)) == 0, // required of Services
 		"invalid name %q: want a DNS label that begins with a letter", s.Name)
 	return v.err()
 }
@@ -309,7 +308,7 @@ func (s *Settings) Decision() string {
 
 // Validate returns an error for each setting that is invalid or contradicts another.
 func (s *Settings) Validate() error {
-	var v validation
+	var v problems
 	v.add("", s.ValidateRelease())
 	v.oneOf("mode", string(s.Mode), "proxy", "nodeport", "external")
 	v.source("modeSource", s.ModeSource)
@@ -353,10 +352,10 @@ func (s *Settings) Validate() error {
 }
 
 func (p Push) validate() error {
-	var v validation
+	var v problems
 	seen := []string{"push", "pull"} // zarf-registry credentials names the others so
 	for _, c := range p.Credentials {
-		v.check(dnsLabel.MatchString(c.Name), "invalid name %q of a credential: want a DNS label", c.Name)
+		v.check(len(validation.IsDNS1123Label(c.Name)) == 0, "invalid name %q of a credential: want a DNS label", c.Name)
 		v.check(!slices.Contains(seen, c.Name), "the name %q of a credential is already used", c.Name)
 		seen = append(seen, c.Name)
 		for _, repository := range c.Repositories {
@@ -389,7 +388,7 @@ func (s *Settings) validateAddress() error {
 }
 
 func (n NodeConfig) validate() error {
-	var v validation
+	var v problems
 	if len(n.Directories) > 0 {
 		recorded := state.NodeConfig{Directories: n.Directories}
 		v.add("directories", recorded.Validate())
@@ -407,18 +406,18 @@ func (n NodeConfig) validate() error {
 	return v.err()
 }
 
-// validation collects errors.
-type validation []error
+// problems collects errors.
+type problems []error
 
-func (v *validation) err() error { return errors.Join(*v...) }
+func (v *problems) err() error { return errors.Join(*v...) }
 
-func (v *validation) check(ok bool, format string, args ...any) {
+func (v *problems) check(ok bool, format string, args ...any) {
 	if !ok {
 		*v = append(*v, fmt.Errorf(format, args...))
 	}
 }
 
-func (v *validation) add(path string, err error) {
+func (v *problems) add(path string, err error) {
 	switch {
 	case err == nil:
 	case path == "":
@@ -428,11 +427,11 @@ func (v *validation) add(path string, err error) {
 	}
 }
 
-func (v *validation) oneOf(path, value string, choices ...string) {
+func (v *problems) oneOf(path, value string, choices ...string) {
 	v.check(slices.Contains(choices, value), "invalid %s %q: want %s", path, value, strings.Join(choices, ", "))
 }
 
-func (v *validation) source(path string, source state.Source) {
+func (v *problems) source(path string, source state.Source) {
 	v.oneOf(path, string(source), string(state.SourceValue), string(state.SourceState), string(state.SourceCluster),
 		string(state.SourceDefault))
 }

@@ -95,7 +95,7 @@ type S3 struct {
 }
 
 func (s Storage) validate() error {
-	var v validation
+	var v problems
 	if s.Claim.Name != "" && !s.Claim.Existing {
 		v.check(len(s.Claim.AccessModes) > 0 && s.Claim.Size != "", "claim %s needs accessModes and size", s.Claim.Name)
 	}
