@@ -8,17 +8,16 @@ import (
 	"slices"
 	"time"
 
+	certmanager "github.com/cert-manager/cert-manager/pkg/client/clientset/versioned/typed/certmanager/v1"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
-	"github.com/zarf-dev/zarf-registry/internal/cluster/certmanager"
 	"github.com/zarf-dev/zarf-registry/internal/cluster/programs"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
@@ -256,7 +255,7 @@ func newHook(ctx context.Context, s settings.Settings, c connection, log *slog.L
 	if err != nil {
 		return nil, err
 	}
-	dynamics, err := dynamic.NewForConfig(c.config)
+	certManager, err := certmanager.NewForConfig(c.config)
 	if err != nil {
 		return nil, fmt.Errorf("using the kubeconfig: %w", err)
 	}
@@ -279,9 +278,9 @@ func newHook(ctx context.Context, s settings.Settings, c connection, log *slog.L
 			},
 			Certs: certs.Cluster{
 				Pods:                core.Pods(namespace),
-				Certificates:        certmanager.Certificates(dynamics, namespace),
-				CertificateRequests: certmanager.Requests(dynamics, namespace),
-				Issuers:             certmanager.Issuers(dynamics, namespace),
+				Certificates:        certManager.Certificates(namespace),
+				CertificateRequests: certManager.CertificateRequests(namespace),
+				Issuers:             certManager.Issuers(namespace),
 			},
 			Payload: payload.Cluster{
 				ConfigMaps:     core.ConfigMaps(namespace),

@@ -15,18 +15,15 @@ import (
 
 	certmanagerv1 "github.com/cert-manager/cert-manager/pkg/apis/certmanager/v1"
 	cmmeta "github.com/cert-manager/cert-manager/pkg/apis/meta/v1"
+	certmanagerfake "github.com/cert-manager/cert-manager/pkg/client/clientset/versioned/typed/certmanager/v1/fake"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/fake"
 	kubetesting "k8s.io/client-go/testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
-	"github.com/zarf-dev/zarf-registry/internal/cluster/certmanager"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
@@ -290,23 +287,17 @@ func (b *bench) checkConnections(when, server string, servers, clients []files) 
 // certManager simulates cert-manager: it issues certificates at once.
 type certManager struct {
 	installed bool
-	dynamics  *dynamicfake.FakeDynamicClient
 	// unready is the condition message of Certificates that are not issued.
 	unready string
 }
 
 func (b *bench) installCertManager() {
-	kinds := map[schema.GroupVersionResource]string{}
-	for resource, kind := range map[string]string{"certificates": "CertificateList",
-		"certificaterequests": "CertificateRequestList", "issuers": "IssuerList"} {
-		kinds[certmanagerv1.SchemeGroupVersion.WithResource(resource)] = kind
-	}
-	b.dynamics = dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)
-	b.dynamics.PrependReactor("*", "*", b.react)
+	client := &certmanagerfake.FakeCertmanagerV1{Fake: &kubetesting.Fake{}}
+	client.AddReactor("*", "*", b.react)
 	c := &b.hook.Cluster.Certs
-	c.Certificates = certmanager.Certificates(b.dynamics, "zarf")
-	c.CertificateRequests = certmanager.Requests(b.dynamics, "zarf")
-	c.Issuers = certmanager.Issuers(b.dynamics, "zarf")
+	c.Certificates = client.Certificates("zarf")
+	c.CertificateRequests = client.CertificateRequests("zarf")
+	c.Issuers = client.Issuers("zarf")
 }
 
 // certManagerAnswers handles requests for cert-manager's API if it is not installed, and
@@ -319,10 +310,7 @@ func (b *bench) certManagerAnswers(a kubetesting.Action) (bool, runtime.Object, 
 	case !b.installed:
 		return true, nil, apierrors.NewNotFound(r.GroupResource(), "")
 	case a.GetVerb() == "list":
-		list := &unstructured.UnstructuredList{}
-		list.SetAPIVersion(certmanagerv1.SchemeGroupVersion.String())
-		list.SetKind("CertificateRequestList")
-		return true, list, nil
+		return true, &certmanagerv1.CertificateRequestList{}, nil
 	}
 	return false, nil, nil
 }
@@ -333,12 +321,7 @@ func (b *bench) certManagerWorks(a kubetesting.Action) {
 	if !ok || a.GetResource().Resource != "certificates" || a.GetVerb() == "delete" {
 		return
 	}
-	c := &certmanagerv1.Certificate{}
-	written := write.GetObject().(*unstructured.Unstructured)
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(written.Object, c); err != nil {
-		b.Error(err)
-		return
-	}
+	c := write.GetObject().DeepCopyObject().(*certmanagerv1.Certificate)
 	ready := certmanagerv1.CertificateCondition{Type: certmanagerv1.CertificateConditionReady,
 		Status: cmmeta.ConditionTrue, ObservedGeneration: c.Generation}
 	if b.unready != "" {
@@ -352,14 +335,7 @@ func (b *bench) certManagerWorks(a kubetesting.Action) {
 		}
 	}
 	c.Status.Conditions = []certmanagerv1.CertificateCondition{ready}
-	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(c)
-	if err != nil {
-		b.Error(err)
-		return
-	}
-	object := &unstructured.Unstructured{Object: content}
-	object.SetGroupVersionKind(certmanagerv1.SchemeGroupVersion.WithKind("Certificate"))
-	if err := b.tracker.Update(a.GetResource(), object, "zarf"); err != nil {
+	if err := b.tracker.Update(a.GetResource(), c, "zarf"); err != nil {
 		b.Error(err)
 	}
 }
@@ -557,9 +533,9 @@ func foreignMeta(name string) metav1.ObjectMeta {
 func (b *bench) elsewhere(run func(hook.Cluster)) {
 	client := fake.NewClientset()
 	client.PrependReactor("*", "*", b.react)
-	dynamics, c := b.dynamics, b.hook.Cluster
+	c := b.hook.Cluster
 	b.hook.Cluster = clusterOf(client)
 	b.installCertManager()
 	run(b.hook.Cluster)
-	b.dynamics, b.hook.Cluster = dynamics, c
+	b.hook.Cluster = c
 }

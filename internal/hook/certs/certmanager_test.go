@@ -23,17 +23,15 @@ import (
 	cmacme "github.com/cert-manager/cert-manager/pkg/apis/acme/v1"
 	certmanagerv1 "github.com/cert-manager/cert-manager/pkg/apis/certmanager/v1"
 	cmmeta "github.com/cert-manager/cert-manager/pkg/apis/meta/v1"
+	certmanagerfake "github.com/cert-manager/cert-manager/pkg/client/clientset/versioned/typed/certmanager/v1/fake"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	dynamicfake "k8s.io/client-go/dynamic/fake"
 	kubetesting "k8s.io/client-go/testing"
 
-	"github.com/zarf-dev/zarf-registry/internal/cluster/certmanager"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/hook/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
@@ -43,15 +41,15 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
-// cmBench is a Keeper with a namespace in which cert-manager runs. Reactors of the fake dynamic
-// client simulate its API as strictly as the API server: resource versions, generations, and a
-// status that only UpdateStatus writes. The simulated cert-manager does a round on every read of a
+// cmBench is a Keeper with a namespace in which cert-manager runs. A reactor of the fake client
+// simulates its API as strictly as the API server: resource versions, generations, and a status that
+// only UpdateStatus writes. The simulated cert-manager does a round on every read of a
 // Certificate.
 type cmBench struct {
 	*testing.T
 	keeper  *Manager
 	log     *bytes.Buffer
-	objects map[string]*unstructured.Unstructured // by resource/name
+	objects map[string]cmObject // by resource/name
 	secrets map[string]*corev1.Secret
 	version int
 	// writes are the writes of the Keeper.
@@ -71,22 +69,24 @@ type cmBench struct {
 	dead bool
 }
 
+// cmObject is a Certificate, a CertificateRequest or an Issuer.
+type cmObject interface {
+	runtime.Object
+	metav1.Object
+}
+
 var errCMKilled = errors.New("killed")
 
 func newCMBench(t *testing.T) *cmBench {
 	t.Helper()
-	b := &cmBench{T: t, log: &bytes.Buffer{}, objects: map[string]*unstructured.Unstructured{},
+	b := &cmBench{T: t, log: &bytes.Buffer{}, objects: map[string]cmObject{},
 		secrets: map[string]*corev1.Secret{}, issuedWith: map[string]certmanagerv1.CertificateSpec{}, left: -1}
 	var err error
 	if b.authority, err = pki.NewCA("corp", time.Now(), 20*365*24*time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	scheme := runtime.NewScheme()
-	if err := certmanagerv1.AddToScheme(scheme); err != nil {
-		t.Fatal(err)
-	}
-	client := dynamicfake.NewSimpleDynamicClient(scheme)
-	client.PrependReactor("*", "*", b.react)
+	client := &certmanagerfake.FakeCertmanagerV1{Fake: &kubetesting.Fake{}}
+	client.AddReactor("*", "*", b.react)
 	r := &release.Release{
 		Settings: settings.Settings{Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry"},
 		Secrets:  cmSecrets{b}, Log: slog.New(slog.NewJSONHandler(b.log, nil)), Now: time.Now,
@@ -94,9 +94,9 @@ func newCMBench(t *testing.T) *cmBench {
 	b.keeper = &Manager{
 		Observer: &nodes.Observer{Release: r},
 		Cluster: Cluster{
-			Certificates:        certmanager.Certificates(client, "zarf"),
-			CertificateRequests: certmanager.Requests(client, "zarf"),
-			Issuers:             certmanager.Issuers(client, "zarf"),
+			Certificates:        client.Certificates("zarf"),
+			CertificateRequests: client.CertificateRequests("zarf"),
+			Issuers:             client.Issuers("zarf"),
 		},
 	}
 	b.controller = b.issue
@@ -160,21 +160,20 @@ func (b *cmBench) react(action kubetesting.Action) (bool, runtime.Object, error)
 		if have == nil {
 			return true, nil, apierrors.NewNotFound(a.Resource.GroupResource(), a.Name)
 		}
-		return true, have.DeepCopy(), nil
+		return true, have.DeepCopyObject(), nil
 	case kubetesting.ListActionImpl:
 		if err := b.begin(call(""), false); err != nil {
 			return true, nil, err
 		}
-		list := &unstructured.UnstructuredList{}
-		list.SetGroupVersionKind(certmanagerv1.SchemeGroupVersion.WithKind(a.Kind.Kind + "List"))
+		list := &certmanagerv1.CertificateRequestList{}
 		for _, key := range slices.Sorted(maps.Keys(b.objects)) {
-			if strings.HasPrefix(key, resource+"/") {
-				list.Items = append(list.Items, *b.objects[key].DeepCopy())
+			if request, ok := b.objects[key].(*certmanagerv1.CertificateRequest); ok {
+				list.Items = append(list.Items, *request.DeepCopy())
 			}
 		}
 		return true, list, nil
 	case kubetesting.CreateActionImpl:
-		object := a.Object.(*unstructured.Unstructured).DeepCopy()
+		object := a.Object.DeepCopyObject().(cmObject)
 		key := resource + "/" + object.GetName()
 		if err := b.begin(call(object.GetName()), true); err != nil {
 			return true, nil, err
@@ -184,11 +183,16 @@ func (b *cmBench) react(action kubetesting.Action) (bool, runtime.Object, error)
 		}
 		object.SetGeneration(1)
 		object.SetResourceVersion(b.next())
-		unstructured.RemoveNestedField(object.Object, "status")
+		switch o := object.(type) {
+		case *certmanagerv1.Certificate:
+			o.Status = certmanagerv1.CertificateStatus{}
+		case *certmanagerv1.Issuer:
+			o.Status = certmanagerv1.IssuerStatus{}
+		}
 		b.objects[key] = object
-		return true, object.DeepCopy(), nil
+		return true, object.DeepCopyObject(), nil
 	case kubetesting.UpdateActionImpl:
-		object := a.Object.(*unstructured.Unstructured).DeepCopy()
+		object := a.Object.DeepCopyObject().(cmObject)
 		key := resource + "/" + object.GetName()
 		if err := b.begin(call(object.GetName()), true); err != nil {
 			return true, nil, err
@@ -201,19 +205,27 @@ func (b *cmBench) react(action kubetesting.Action) (bool, runtime.Object, error)
 			return true, nil, apierrors.NewConflict(a.Resource.GroupResource(), object.GetName(),
 				errors.New("the object has been modified"))
 		}
-		changed := have.DeepCopy()
-		if a.GetSubresource() == "status" {
-			changed.Object["status"] = object.Object["status"]
-		} else {
-			changed.Object["spec"] = object.Object["spec"]
-			changed.SetLabels(object.GetLabels())
-			if !equality.Semantic.DeepEqual(changed.Object["spec"], have.Object["spec"]) {
-				changed.SetGeneration(have.GetGeneration() + 1)
+		changed, sameSpec := have.DeepCopyObject().(cmObject), true
+		switch c := changed.(type) {
+		case *certmanagerv1.Certificate:
+			sent := object.(*certmanagerv1.Certificate)
+			if a.GetSubresource() == "status" {
+				c.Status = sent.Status
+				break
 			}
+			sameSpec = equality.Semantic.DeepEqual(c.Spec, sent.Spec)
+			c.Spec, c.Labels = sent.Spec, sent.Labels
+		case *certmanagerv1.Issuer:
+			sent := object.(*certmanagerv1.Issuer)
+			sameSpec = equality.Semantic.DeepEqual(c.Spec, sent.Spec)
+			c.Spec, c.Labels = sent.Spec, sent.Labels
+		}
+		if !sameSpec {
+			changed.SetGeneration(have.GetGeneration() + 1)
 		}
 		changed.SetResourceVersion(b.next())
 		b.objects[key] = changed
-		return true, changed.DeepCopy(), nil
+		return true, changed.DeepCopyObject(), nil
 	case kubetesting.DeleteActionImpl:
 		if err := b.begin(call(a.Name), true); err != nil {
 			return true, nil, err
@@ -263,48 +275,29 @@ func (s cmSecrets) Update(context.Context, *corev1.Secret, metav1.UpdateOptions)
 	return nil, errors.New("not allowed")
 }
 
-func load[T any](b *cmBench, key string) *T {
-	b.Helper()
-	have := b.objects[key]
-	if have == nil {
-		return nil
-	}
-	object := new(T)
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(have.DeepCopy().Object, object); err != nil {
-		b.Fatal(err)
-	}
-	return object
-}
-
-func (b *cmBench) store(resource, kind string, object metav1.Object) {
+func (b *cmBench) store(resource string, object cmObject) {
 	b.Helper()
 	object.SetNamespace("zarf")
 	object.SetResourceVersion(b.next())
-	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
-	if err != nil {
-		b.Fatal(err)
-	}
-	u := &unstructured.Unstructured{Object: content}
-	u.SetGroupVersionKind(certmanagerv1.SchemeGroupVersion.WithKind(kind))
-	b.objects[resource+"/"+object.GetName()] = u
+	b.objects[resource+"/"+object.GetName()] = object.DeepCopyObject().(cmObject)
 }
 
 func (b *cmBench) certificate(name string) *certmanagerv1.Certificate {
 	b.Helper()
-	c := load[certmanagerv1.Certificate](b, "certificates/"+name)
-	if c == nil {
+	c, ok := b.objects["certificates/"+name].(*certmanagerv1.Certificate)
+	if !ok {
 		b.Fatalf("there is no Certificate %s", name)
 	}
-	return c
+	return c.DeepCopy()
 }
 
 func (b *cmBench) issuer(name string) *certmanagerv1.Issuer {
 	b.Helper()
-	i := load[certmanagerv1.Issuer](b, "issuers/"+name)
-	if i == nil {
+	i, ok := b.objects["issuers/"+name].(*certmanagerv1.Issuer)
+	if !ok {
 		b.Fatalf("there is no Issuer %s", name)
 	}
-	return i
+	return i.DeepCopy()
 }
 
 // change edits a Certificate as another client would.
@@ -313,7 +306,7 @@ func (b *cmBench) change(name string, edit func(*certmanagerv1.Certificate)) {
 	c := b.certificate(name)
 	edit(c)
 	c.Generation++
-	b.store("certificates", "Certificate", c)
+	b.store("certificates", c)
 }
 
 // round does one round of cert-manager.
@@ -325,7 +318,7 @@ func (b *cmBench) round() {
 			before := c.DeepCopy()
 			b.controller(c)
 			if !equality.Semantic.DeepEqual(before, c) {
-				b.store("certificates", "Certificate", c)
+				b.store("certificates", c)
 			}
 		}
 	}
@@ -460,7 +453,7 @@ func (b *cmBench) request(
 	certificate, name string, revision int, created time.Time, conditions ...certmanagerv1.CertificateRequestCondition,
 ) {
 	b.Helper()
-	b.store("certificaterequests", "CertificateRequest", &certmanagerv1.CertificateRequest{
+	b.store("certificaterequests", &certmanagerv1.CertificateRequest{
 		ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(created), Annotations: map[string]string{
 			"cert-manager.io/certificate-name": certificate, "cert-manager.io/certificate-revision": fmt.Sprint(revision)}},
 		Status: certmanagerv1.CertificateRequestStatus{Conditions: conditions},
@@ -726,7 +719,7 @@ func TestDriftOfAnIssuerIsPutRight(t *testing.T) {
 				i := b.issuer("zarf-registry-ca")
 				want := i.DeepCopy()
 				drift(i)
-				b.store("issuers", "Issuer", i)
+				b.store("issuers", i)
 				writes := b.writesOf(func() { b.mustRun(ownIssuer()) })
 				if got := b.issuer("zarf-registry-ca"); !slices.Equal(writes, []string{"update issuers/zarf-registry-ca"}) ||
 					!equality.Semantic.DeepEqual(got.Spec, want.Spec) || !maps.Equal(got.Labels, want.Labels) {
@@ -774,12 +767,12 @@ func (w cmWebhook) Update(
 func TestCertManagerObjectsOfOthersAreNeverTouched(t *testing.T) {
 	foreign := map[string]func(*cmBench){
 		"Certificate zarf/zarf-registry-node": func(b *cmBench) {
-			b.store("certificates", "Certificate",
+			b.store("certificates",
 				&certmanagerv1.Certificate{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-node",
 					Labels: map[string]string{names.LabelManagedBy: "Helm"}}})
 		},
 		"Issuer zarf/zarf-registry-ca": func(b *cmBench) {
-			b.store("issuers", "Issuer", &certmanagerv1.Issuer{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-ca"}})
+			b.store("issuers", &certmanagerv1.Issuer{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-ca"}})
 		},
 		"Secret zarf/zarf-registry-push-issued": func(b *cmBench) {
 			b.secrets["zarf-registry-push-issued"] = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-push-issued"}}
@@ -1423,7 +1416,7 @@ func TestWhatCertManagerKeptForUsIsDeleted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			cmTest(t, func(t *testing.T, b *cmBench) {
 				b.mustRun(p)
-				b.store("issuers", "Issuer", &certmanagerv1.Issuer{ObjectMeta: metav1.ObjectMeta{Name: "corp"}})
+				b.store("issuers", &certmanagerv1.Issuer{ObjectMeta: metav1.ObjectMeta{Name: "corp"}})
 				b.secrets["zarf-registry-node-tls"] = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Labels: b.keeper.Labels(
 					names.ComponentCertificates)}}
 				did, err := b.keeper.DeleteCertManager(b.Context())
@@ -1593,7 +1586,7 @@ func TestPreflightOfCertManager(t *testing.T) {
 	corp := issuerRef("corp", "Issuer", "cert-manager.io")
 	issuer := func(spec certmanagerv1.IssuerConfig, conditions ...certmanagerv1.IssuerCondition) func(*cmBench) {
 		return func(b *cmBench) {
-			b.store("issuers", "Issuer",
+			b.store("issuers",
 				&certmanagerv1.Issuer{ObjectMeta: metav1.ObjectMeta{Name: "corp", Generation: 2},
 					Spec:   certmanagerv1.IssuerSpec{IssuerConfig: spec},
 					Status: certmanagerv1.IssuerStatus{Conditions: conditions}})
@@ -1636,9 +1629,9 @@ func TestPreflightOfCertManager(t *testing.T) {
 		"a kind that is none": {issuerRef("corp", "StepIssuer", "cert-manager.io"), func(*cmBench) {},
 			[]string{"StepIssuer zarf/corp: cert-manager has no issuers of that kind"}},
 		"objects of others": {ownIssuer(), func(b *cmBench) {
-			b.store("certificates", "Certificate",
+			b.store("certificates",
 				&certmanagerv1.Certificate{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-node"}})
-			b.store("issuers", "Issuer", &certmanagerv1.Issuer{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-ca"}})
+			b.store("issuers", &certmanagerv1.Issuer{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-ca"}})
 			b.secrets["zarf-registry-push-issued"] = &corev1.Secret{}
 			b.controller = nil
 		}, []string{"Issuer zarf/zarf-registry-ca: zarf-registry did not create it, and needs that name; rename or delete it",

@@ -21,7 +21,7 @@ import (
 )
 
 // Cluster is the Kubernetes API that a Keeper uses, limited to the namespace of the release. The
-// typed clients of client-go and package certmanager implement its parts. If cert-manager is not
+// typed clients of client-go and of cert-manager implement its parts. If cert-manager is not
 // installed, its three clients return NotFound errors.
 type Cluster struct {
 	Pods                Pods

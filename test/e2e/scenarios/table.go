@@ -72,7 +72,7 @@ var All = []Scenario{
 	{Test: "TestCache", Clusters: []string{"e2e-cache"}, Networks: []Network{ipv4}, Minutes: 3.6, Versions: []string{crio},
 		Paths: and(chart("cache"), internal("node/cache", "node/proxy", "hook/pull"))},
 	{Test: "TestCertificateSources", Clusters: []string{"e2e-certificate-sources"}, Networks: []Network{ipv4},
-		Minutes: 4.2, Paths: and(internal("hook/certs", "cluster/certmanager", "pki", "net/tlsfiles"), chart("certificates"),
+		Minutes: 4.2, Paths: and(internal("hook/certs", "pki", "net/tlsfiles"), chart("certificates"),
 			[]string{"test/certmanager"})},
 	{Test: "TestClients", Clusters: []string{"e2e-clients"}, Networks: []Network{ipv4}, Minutes: 2.4, Clients: true,
 		Tools: []string{"crane"}, LongTools: []string{"regctl", "oras", "cosign", "crio", "containerd-shim-runc-v2"},
