@@ -145,6 +145,9 @@ func runMake(tb testing.TB, out string, targets ...string) string {
 // built returns the path of a program of the Makefile, and builds it at the first call.
 func built(tb testing.TB, target, program string) string {
 	tb.Helper()
+	if tools, known := toolchains[target]; known {
+		need(tb, tools.compiler)
+	}
 	buildLock.Lock()
 	defer buildLock.Unlock()
 	dir, err := buildFolder()
@@ -198,16 +201,15 @@ func onThisMachine(t *testing.T, test func(t *testing.T, m machine)) {
 
 func onMachine(t *testing.T, architecture string, test func(t *testing.T, m machine)) {
 	t.Run(architecture, func(t *testing.T) {
-		tools := toolchains[architecture]
-		need(t, tools.compiler)
 		m := machine{
 			architecture: architecture,
 			loader:       built(t, architecture, "loader-"+architecture),
 			probe:        built(t, architecture, "probe-"+architecture),
 		}
 		if architecture != runtime.GOARCH {
-			need(t, tools.emulator)
-			m.emulator = []string{tools.emulator}
+			emulator := toolchains[architecture].emulator
+			need(t, emulator)
+			m.emulator = []string{emulator}
 		}
 		test(t, m)
 	})

@@ -39,7 +39,7 @@ func openUnguarded(root string) (*Server, http.Handler, error) {
 	}
 	defer os.RemoveAll(dir)
 	config, users := filepath.Join(dir, "config.yml"), filepath.Join(dir, "htpasswd")
-	err = os.WriteFile(config, fmt.Appendf(nil, "version: 0.1\nstorage: {filesystem: {rootdirectory: %s}, "+
+	err = os.WriteFile(config, fmt.Appendf(nil, "version: 0.1\nstorage: {filesystem: {rootdirectory: %q}, "+
 		"maintenance: {uploadpurging: {enabled: false}}}\n", root), 0o600)
 	if err == nil { // the password is "p"
 		err = os.WriteFile(users, []byte("push:$2a$04$RjHjqLP.PTiHFrWMfIaOTO0GkuRFkBpGhMbVkM0Gh0xKy0OHxOX2W\n"), 0o600)

@@ -87,7 +87,7 @@ func runTests(m *testing.M) (code int, err error) {
 
 // storageAt returns the section storage of a configuration that stores in a directory for tests.
 func storageAt(root string, more ...string) string {
-	driver := fmt.Sprintf("filesystem: {rootdirectory: %s}", root)
+	driver := fmt.Sprintf("filesystem: {rootdirectory: %q}", root) // names of subtests may contain a comma
 	if s3 != nil {
 		driver = s3.Driver(root)
 	}

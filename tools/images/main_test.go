@@ -25,6 +25,11 @@ func layers(t *testing.T, names ...string) fstest.MapFS {
 			files[name+"-"+arch+".tar.gz"] = &fstest.MapFile{Data: layer}
 		}
 	}
+	licenses, err := injector.BuildLayer("licenses", []byte("terms"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files[images.LicensesFile] = &fstest.MapFile{Data: licenses}
 	return files
 }
 
