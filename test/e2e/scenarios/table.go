@@ -128,6 +128,8 @@ var All = []Scenario{
 		Tools: []string{"crio", "containerd-shim-runc-v2"}},
 	{Test: "TestCRIONodes", Clusters: []string{"e2e-crio-nodes"}, Networks: []Network{ipv4}, Long: true, Minutes: 6,
 		Versions: []string{crio}},
+	{Test: "TestFlux", Clusters: []string{"e2e-flux"}, Networks: []Network{ipv4}, Long: true, Minutes: 7,
+		Tools: []string{"source-controller", "helm4"}},
 	{Test: "TestHostileImageRuntimes", Long: true, Minutes: 9, Networks: []Network{ipv4},
 		Clusters: []string{"e2e-hostile-containerd-1-7", "e2e-hostile-containerd-2-1", "e2e-hostile-crio-1-34"},
 		Versions: []string{"--runtime containerd-1.7", "--runtime containerd-2.1", crio}},

@@ -41,8 +41,9 @@ var tools = map[string]Recipe{
 	"promtool": promtool,
 	"regctl": tool("regctl", "github.com/regclient/regclient", "v0.11.7",
 		"github.com/regclient/regclient/cmd/regctl"),
-	"runc-1.1": olderRunc,
-	"sops":     tool("sops", "github.com/getsops/sops/v3", "v3.13.3", "github.com/getsops/sops/v3/cmd/sops"),
+	"runc-1.1":          olderRunc,
+	"sops":              tool("sops", "github.com/getsops/sops/v3", "v3.13.3", "github.com/getsops/sops/v3/cmd/sops"),
+	"source-controller": sourceController,
 	// A gateway from S3 to a directory: the S3 of the tests.
 	"versitygw": tool("versitygw", "github.com/versity/versitygw", "v1.8.0",
 		"github.com/versity/versitygw/cmd/versitygw", "main.Version=v1.8.0"),
@@ -62,6 +63,24 @@ var zarf = Recipe{
 	Name: "zarf", Module: "github.com/zarf-dev/zarf", Version: "v0.84.0", Inside: true,
 	Programs:  programs("github.com/zarf-dev/zarf", ""),
 	Variables: []string{"github.com/zarf-dev/zarf/src/config.CLIVersion=v0.84.0"},
+}
+
+// sourceController is Flux's controller of sources, whose manifests are in the module's config. Later versions need
+// Go 1.27. Its go.mod names a folder of its repository that is a module of its own, and one module in a version that is
+// not to be had.
+var sourceController = Recipe{
+	Name: "source-controller", Module: "github.com/fluxcd/source-controller", Version: "v1.9.6", Inside: true,
+	Programs: programs("github.com/fluxcd/source-controller", ""),
+	Edits: []Edit{
+		{"go.mod", "replace github.com/fluxcd/source-controller/api => ./api\n", ""},
+		{"go.mod", "github.com/fluxcd/pkg/artifact v0.18.3", "github.com/fluxcd/pkg/artifact v0.18.0"},
+		{"go.sum", "github.com/fluxcd/pkg/artifact v0.18.3 h1:lqlViNSJLaXSYmD6qCbltRO4QIhjiYqjQk5i52NPGTs=\n" +
+			"github.com/fluxcd/pkg/artifact v0.18.3/go.mod h1:NJ8IQSUcIpb0xlVdmPcBQmnJIlntYA/2UFyNS1+mLHY=\n",
+			"github.com/fluxcd/pkg/artifact v0.18.0 h1:TrIcQ6TaQ+787IA3YESFnihPqbfptqHHyqHZ2y0Cnsk=\n" +
+				"github.com/fluxcd/pkg/artifact v0.18.0/go.mod h1:bNnNKUm9ExJonG3w1pD/4QmWEkbImt6ka3LrVCfcuL4=\n" +
+				"github.com/fluxcd/source-controller/api v1.9.6 h1:h9+CsJVw4CNbMEsnEb11SGEhLfKzVTkWC0w7M8VX4Hk=\n" +
+				"github.com/fluxcd/source-controller/api v1.9.6/go.mod h1:Y5mcHYzML/mJYjvSJRcIo7eLLjd+cZjnKR6WeIGrouE=\n"},
+	},
 }
 
 // olderKubeProxy is of the last minor but one that selects Services and EndpointSlices by the label

@@ -1,0 +1,457 @@
+package e2e
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	sigsyaml "sigs.k8s.io/yaml"
+
+	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/release/state"
+)
+
+const (
+	// fluxVersion is the version of testcluster's tool source-controller.
+	fluxVersion   = "v1.9.6"
+	fluxNamespace = "flux-system"
+	// fluxHost is where Flux reads from the registry.
+	fluxHost = release + "-expose." + namespace + ".svc"
+	fluxUser = "flux"
+)
+
+// TestFlux runs Flux's source-controller, whose image and whose source, the chart of the release itself, come from the
+// release's registry. helm-controller does not run: Helm plays its actions with the chart that source-controller
+// serves.
+func TestFlux(t *testing.T) {
+	onlyInLongRuns(t)
+	w := ownCluster(t, "e2e-flux", layout{args: []string{"--nodes", "1"}})
+	f := newFlux(t, w)
+	password := f.prepare(t)
+	must(t, "zarf-registry install, with a Service for Flux", func(t *testing.T) {
+		w.apply(t, nodePortMode)
+		w.isIn(t, state.ModeNodePort, state.SourceValue)
+		w.pushHello(t)
+		w.pushFresh(t)
+	})
+	must(t, "source-controller runs from the registry", f.start)
+	var first, second []byte
+	must(t, "source-controller serves the chart from the registry", func(t *testing.T) {
+		first = f.pushChart(t, "1.0.0")
+		f.logIn(t, password)
+		f.create(t, f.source)
+		f.serves(t, "1.0.0", first)
+	})
+	t.Run("source-controller needs the credential and the CA", func(t *testing.T) {
+		f.fails(t, "anonymous", "secretRef", "unauthorized")
+		f.fails(t, "untrusting", "certSecretRef", "x509: certificate signed by unknown authority")
+	})
+	must(t, "an upgrade with that chart continues the release", func(t *testing.T) {
+		w.restartsNothing(t, func() { f.upgrade(t, nodePortMode) })
+		w.isIn(t, state.ModeNodePort, state.SourceValue)
+	})
+	w.underLoop(t, "an upgrade to proxy mode", func(t *testing.T) {
+		f.upgrade(t, proxyMode)
+		w.isIn(t, state.ModeProxy, state.SourceValue)
+	})
+	w.underLoop(t, "a rollback after a failed upgrade", func(t *testing.T) {
+		before := w.revision(t)
+		w.restartsNothing(t, func() {
+			out, err := f.tryUpgrade(t, proxyMode, "--set=auth.existingSecret=missing-secret")
+			if err == nil || !strings.Contains(out, "missing-secret") {
+				t.Errorf("helm upgrade: %v: %s", err, out)
+			}
+			w.rollback(t, before, "--wait", "--wait-for-jobs")
+		})
+		w.isIn(t, state.ModeProxy, state.SourceValue)
+	})
+	w.underLoop(t, "an upgrade back to nodeport mode", func(t *testing.T) {
+		f.upgrade(t, nodePortMode)
+		w.isIn(t, state.ModeNodePort, state.SourceValue)
+	})
+	must(t, "source-controller serves the chart while the registry is away, and then reads again", func(t *testing.T) {
+		node := w.moveRegistry(t) // to nowhere: there is only one node
+		f.reportsRegistryAway(t)
+		f.holds(t, "1.0.0", first)
+		w.kubectlRun(t, "uncordon", node)
+		w.registryReady(t)
+		f.serves(t, "1.0.0", first)
+	})
+	must(t, "source-controller finds a new version of the chart, and the release is upgraded", func(t *testing.T) {
+		second = f.pushChart(t, "1.1.0")
+		f.request(t)
+		f.serves(t, "1.1.0", second)
+		w.restartsNothing(t, func() { f.upgrade(t, nodePortMode) })
+		w.isIn(t, state.ModeNodePort, state.SourceValue)
+	})
+	must(t, "the release is uninstalled", func(t *testing.T) {
+		w.uninstall(t)
+		f.reportsRegistryAway(t)
+		f.holds(t, "1.1.0", second)
+	})
+	must(t, "the release is installed with the chart that source-controller still holds", func(t *testing.T) {
+		f.upgrade(t, proxyMode)
+		w.isIn(t, state.ModeProxy, state.SourceValue)
+		w.fieldsAreHelms(t)
+		w.pullEverywhere(t, w.address+"/e2e/hello:1")
+		f.request(t) // by now, source-controller waits for minutes between its attempts
+		f.serves(t, "1.1.0", second)
+	})
+}
+
+// flux is source-controller, and what else of Flux is played.
+type flux struct {
+	*world
+	program string
+	// source is the OCIRepository of docs/reference/helm.md.
+	source *unstructured.Unstructured
+	ca     []byte // of the certificate that the registry serves to Flux
+}
+
+func newFlux(t *testing.T, w *world) *flux {
+	t.Helper()
+	// Flux links Helm 4.
+	w.helm = strings.TrimSpace(run(t, w.testcluster, "tool", "helm4"))
+	f := &flux{world: w, program: strings.TrimSpace(run(t, w.testcluster, "tool", "source-controller"))}
+	t.Cleanup(func() {
+		if t.Failed() {
+			out, err := w.command(t, w.kubectl, "-n", fluxNamespace, "logs", "deployment/source-controller",
+				"--tail=50").CombinedOutput()
+			t.Logf("the log of source-controller (%v):\n%s", err, out)
+		}
+	})
+	f.source = documented(t, "OCIRepository")
+	// What is documented belongs together.
+	helmRelease := documented(t, "HelmRelease")
+	name, _, _ := unstructured.NestedString(helmRelease.Object, "spec", "chartRef", "name")
+	target, _, _ := unstructured.NestedString(helmRelease.Object, "spec", "targetNamespace")
+	if name != f.source.GetName() || target != namespace || f.source.GetNamespace() != fluxNamespace ||
+		helmRelease.GetNamespace() != fluxNamespace {
+		t.Fatalf("the documented HelmRelease %v does not fit the documented OCIRepository %v", helmRelease.Object,
+			f.source.Object)
+	}
+	return f
+}
+
+// documented returns the object of a kind in an example of docs/reference/helm.md.
+func documented(t *testing.T, kind string) *unstructured.Unstructured {
+	t.Helper()
+	page, err := os.ReadFile("../../docs/reference/helm.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, block := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllSubmatch(page, -1) {
+		for document := range bytes.SplitSeq(block[1], []byte("\n---\n")) {
+			o := &unstructured.Unstructured{}
+			if err := sigsyaml.Unmarshal(document, &o.Object); err == nil && o.GetKind() == kind {
+				return o
+			}
+		}
+	}
+	t.Fatalf("the page has no %s", kind)
+	return nil
+}
+
+// prepare creates the namespaces, the certificate and the user with which Flux reads, and adds the values for them. It
+// returns the user's password.
+func (f *flux) prepare(t *testing.T) (password string) {
+	t.Helper()
+	for _, name := range []string{namespace, fluxNamespace} {
+		f.kubectlRun(t, "create", "namespace", name)
+	}
+	theirs := newCorporate(t)
+	f.ca = theirs.pem
+	password = "reads charts"
+	f.putSecret(t, "flux-tls", theirs.issue(t, "registry", time.Now(), []string{fluxHost}, "",
+		x509.ExtKeyUsageServerAuth))
+	f.putSecret(t, "flux-users", htpasswd(t, fluxUser, password))
+	f.kept = []string{"secret/flux-tls", "secret/flux-users"}
+	f.sets = append(f.sets, "--set=expose.service.enabled=true", "--set=expose.service.type=ClusterIP",
+		"--set=expose.tls.existingSecret=flux-tls", "--set=expose.pullUsersSecret=flux-users",
+		"--set=expose.hosts={"+fluxHost+"}")
+	return password
+}
+
+// start pushes an image of source-controller and runs it with the manifests of its module.
+func (f *flux) start(t *testing.T) {
+	t.Helper()
+	const name = "fluxcd/source-controller"
+	layer, err := images.FileLayer("source-controller", f.program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := &images.Store{}
+	image, err := store.Build(images.Spec{Reference: "ghcr.io/" + name + ":" + fluxVersion,
+		Entrypoint: []string{"/source-controller"}}, images.Variant{Architecture: "amd64", Layers: []images.Layer{layer}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := f.address + "/" + name
+	if got := f.push(t, writeImages(t, store, image)); got != want+":"+fluxVersion {
+		t.Fatalf("push printed %q", got)
+	}
+	pull := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry-pull"},
+		Type: corev1.SecretTypeDockerConfigJson,
+		Data: map[string][]byte{corev1.DockerConfigJsonKey: f.pullSecret(t).Data[corev1.DockerConfigJsonKey]}}
+	_, err = f.client.CoreV1().Secrets(fluxNamespace).Create(t.Context(), pull, metav1.CreateOptions{})
+	dir := t.TempDir()
+	if err := errors.Join(err,
+		os.CopyFS(filepath.Join(dir, "config"), os.DirFS(filepath.Join(filepath.Dir(f.program), "../module/config"))),
+		os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(`namespace: `+fluxNamespace+`
+resources: [config/crd, config/rbac, config/manager]
+images:
+  - {name: `+name+`, newName: "`+want+`", newTag: `+fluxVersion+`}
+patches:
+  - target: {kind: Deployment}
+    patch: '- {op: add, path: /spec/template/spec/imagePullSecrets, value: [{name: zarf-registry-pull}]}'
+`), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	f.kubectlRun(t, "apply", "--server-side", "-k", dir)
+	f.kubectlRun(t, "wait", "--for=condition=Established", "--timeout=1m",
+		"crd/ocirepositories.source.toolkit.fluxcd.io")
+	f.kubectlRun(t, "rollout", "status", "-n", fluxNamespace, "deployment/source-controller", "--timeout=3m")
+	pods, err := f.client.CoreV1().Pods(fluxNamespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(pods.Items) != 1 || pods.Items[0].Spec.Containers[0].Image != want+":"+fluxVersion {
+		t.Errorf("pods of source-controller: %s, %v", mustJSON(pods.Items), err)
+	}
+}
+
+// pushChart packages the chart with a version, carries it over the air gap into the registry, and returns the package.
+func (f *flux) pushChart(t *testing.T, version string) []byte {
+	t.Helper()
+	dir, connected := t.TempDir(), connectedRegistry(t)
+	output(t, f.command(t, f.helm, "package", built(t, "E2E_CHART"), "--version", version, "--destination", dir))
+	file := filepath.Join(dir, "zarf-registry-"+version+".tgz")
+	output(t, f.command(t, f.helm, "push", "--plain-http", file, "oci://"+connected+"/charts"))
+	archive := filepath.Join(dir, "carried.tar")
+	output(t, f.command(t, f.hook, "images", "pull", connected+"/charts/zarf-registry:"+version, "--plain-http", "--out",
+		archive, "--store-dir", t.TempDir()))
+	if got, want := f.push(t, archive), f.address+"/charts/zarf-registry:"+version; got != want {
+		t.Errorf("push printed %q, want %q", got, want)
+	}
+	chart, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return chart
+}
+
+// logIn creates the Secrets that the OCIRepository names, as documented.
+func (f *flux) logIn(t *testing.T, password string) {
+	t.Helper()
+	ca := filepath.Join(t.TempDir(), "ca.crt")
+	if err := os.WriteFile(ca, f.ca, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f.kubectlRun(t, "-n", fluxNamespace, "create", "secret", "docker-registry", "registry-login",
+		"--docker-server="+fluxHost, "--docker-username="+fluxUser, "--docker-password="+password)
+	f.kubectlRun(t, "-n", fluxNamespace, "create", "secret", "generic", "registry-ca", "--from-file=ca.crt="+ca)
+}
+
+func (f *flux) create(t *testing.T, o *unstructured.Unstructured) {
+	t.Helper()
+	f.kubectlApply(t, manifests(t, []unstructured.Unstructured{*o}))
+}
+
+// ociRepository is what source-controller reports of an OCIRepository.
+type ociRepository struct {
+	Metadata metav1.ObjectMeta
+	Status   struct {
+		ObservedGeneration     int64
+		LastHandledReconcileAt string
+		Artifact               *fluxArtifact
+		Conditions             []metav1.Condition
+	}
+}
+
+type fluxArtifact struct{ URL, Revision, Digest string }
+
+func (f *flux) repository(t *testing.T, name string) (r ociRepository) {
+	t.Helper()
+	data, err := f.client.CoreV1().RESTClient().Get().AbsPath("/apis/source.toolkit.fluxcd.io/v1/namespaces",
+		fluxNamespace, "ocirepositories", name).DoRaw(t.Context())
+	if err := errors.Join(err, json.Unmarshal(data, &r)); err != nil {
+		t.Fatalf("reading the OCIRepository %s: %v: %s", name, err, data)
+	}
+	return r
+}
+
+// request asks source-controller to reconcile the OCIRepository now, as flux reconcile does, and returns the token of
+// the request.
+func (f *flux) request(t *testing.T) (token string) {
+	t.Helper()
+	token = time.Now().Format(time.RFC3339Nano)
+	f.kubectlRun(t, "-n", fluxNamespace, "annotate", "--overwrite", "ocirepository", f.source.GetName(),
+		"reconcile.fluxcd.io/requestedAt="+token)
+	return token
+}
+
+// serves waits until source-controller has read a version of the chart from the registry and nothing is wrong. What it
+// serves must be the package.
+func (f *flux) serves(t *testing.T, version string, chart []byte) {
+	t.Helper()
+	eventually(t, 5*time.Minute, "the OCIRepository to be ready with "+version, func() error {
+		r := f.repository(t, f.source.GetName())
+		a := r.Status.Artifact
+		if a == nil || !strings.HasPrefix(a.Revision, version+"@") || r.Status.ObservedGeneration != r.Metadata.Generation ||
+			!meta.IsStatusConditionTrue(r.Status.Conditions, "Ready") {
+			return errors.New(mustJSON(r.Status))
+		}
+		return nil
+	})
+	f.holds(t, version, chart)
+}
+
+// holds fails unless source-controller's artifact is that package of the chart.
+func (f *flux) holds(t *testing.T, version string, chart []byte) {
+	t.Helper()
+	a, got := f.artifact(t)
+	if !bytes.Equal(got, chart) {
+		t.Errorf("source-controller serves %d bytes that are not the chart, of %d bytes", len(got), len(chart))
+	}
+	if sum := fmt.Sprintf("sha256:%x", sha256.Sum256(chart)); a.Digest != sum || !strings.HasPrefix(a.Revision,
+		version+"@") {
+		t.Errorf("the artifact is %s, want version %s with digest %s", mustJSON(a), version, sum)
+	}
+}
+
+// artifact downloads the artifact from source-controller's Service, and verifies its digest, as helm-controller does.
+func (f *flux) artifact(t *testing.T) (fluxArtifact, []byte) {
+	t.Helper()
+	a := f.repository(t, f.source.GetName()).Status.Artifact
+	if a == nil {
+		t.Fatal("the OCIRepository has no artifact")
+	}
+	from, err := url.Parse(a.URL)
+	if err != nil || from.Host != "source-controller."+fluxNamespace+".svc.cluster.local." {
+		t.Fatalf("the artifact's URL is %q (%v)", a.URL, err)
+	}
+	data, err := f.client.CoreV1().Services(fluxNamespace).ProxyGet("http", "source-controller", "http", from.Path,
+		nil).DoRaw(t.Context())
+	if err != nil {
+		t.Fatalf("downloading %s: %v: %s", a.URL, err, data)
+	}
+	if sum := fmt.Sprintf("sha256:%x", sha256.Sum256(data)); sum != a.Digest {
+		t.Fatalf("what was downloaded has the digest %s, not %s", sum, a.Digest)
+	}
+	return *a, data
+}
+
+// fails applies the OCIRepository under another name and without a field. It must not become ready, with a message that
+// contains those words, and has no artifact.
+func (f *flux) fails(t *testing.T, name, without, words string) {
+	t.Helper()
+	o := f.source.DeepCopy()
+	o.SetName(name)
+	unstructured.RemoveNestedField(o.Object, "spec", without)
+	f.create(t, o)
+	eventually(t, time.Minute, "OCIRepository "+name+" to fail", func() error {
+		r := f.repository(t, name)
+		c := meta.FindStatusCondition(r.Status.Conditions, "FetchFailed")
+		if r.Status.Artifact != nil {
+			t.Fatalf("it has the artifact %s", mustJSON(r.Status.Artifact))
+		}
+		if c == nil || c.Status != metav1.ConditionTrue || !strings.Contains(strings.ToLower(c.Message), words) {
+			return errors.New(mustJSON(r.Status))
+		}
+		t.Logf("%s: %s", c.Reason, c.Message)
+		return nil
+	})
+	f.kubectlRun(t, "-n", fluxNamespace, "delete", "ocirepository", name)
+}
+
+// reportsRegistryAway waits until no registry runs, and source-controller reports that it cannot read. kube-proxy may
+// learn later of it than the test.
+func (f *flux) reportsRegistryAway(t *testing.T) {
+	t.Helper()
+	eventually(t, time.Minute, "the registry to end", func() error {
+		for _, p := range f.pods(t, "registry") {
+			if p.Status.Phase == corev1.PodRunning {
+				return fmt.Errorf("pod %s runs", p.Name)
+			}
+		}
+		return nil
+	})
+	eventually(t, 3*time.Minute, "source-controller to report that the registry is away", func() error {
+		token := f.request(t)
+		var r ociRepository
+		eventually(t, 2*time.Minute, "source-controller to handle a request", func() error {
+			if r = f.repository(t, f.source.GetName()); r.Status.LastHandledReconcileAt != token {
+				return errors.New(mustJSON(r.Status))
+			}
+			return nil
+		})
+		ready, failed := meta.FindStatusCondition(r.Status.Conditions, "Ready"),
+			meta.FindStatusCondition(r.Status.Conditions, "FetchFailed")
+		if ready == nil || ready.Status != metav1.ConditionFalse || failed == nil ||
+			failed.Status != metav1.ConditionTrue || !strings.Contains(failed.Message, fluxHost) {
+			return errors.New(mustJSON(r.Status))
+		}
+		t.Logf("figure: %s: %s", failed.Reason, failed.Message)
+		return nil
+	})
+}
+
+// upgrade installs or upgrades the release with the chart that source-controller serves.
+func (f *flux) upgrade(t *testing.T, args ...string) {
+	t.Helper()
+	begin := time.Now()
+	if out, err := f.tryUpgrade(t, args...); err != nil {
+		t.Fatalf("helm upgrade %v: %v\n%s", args, err, out)
+	}
+	t.Logf("figure: helm upgrade --install %s with the chart of source-controller returned after %.1f s",
+		strings.Join(args, " "), time.Since(begin).Seconds())
+	label := "zarf-registry-" + strings.Replace(trackedVersion(t, f.repository(t,
+		f.source.GetName()).Status.Artifact.Revision), "+", "_", 1)
+	labels := output(t, f.command(t, f.kubectl, "get", "-n", namespace, "deployment/"+release, "service/"+release,
+		"service/"+release+"-expose", "-o", `jsonpath={.items[*].metadata.labels.helm\.sh/chart}`))
+	if want := strings.Join([]string{label, label, label}, " "); labels != want {
+		t.Errorf("the objects are of %q, want %q", labels, want)
+	}
+}
+
+// trackedVersion returns the version that helm-controller gives a chart: with the beginning of the manifest's digest,
+// so that a tag that has moved is an upgrade.
+func trackedVersion(t *testing.T, revision string) string {
+	t.Helper()
+	version, digest, found := strings.Cut(revision, "@sha256:")
+	if !found || len(digest) != 64 {
+		t.Fatalf("the artifact's revision is %q", revision)
+	}
+	return version + "+" + digest[:12]
+}
+
+// tryUpgrade runs Helm on the chart that source-controller serves, with the version, the values and the options that
+// helm-controller uses.
+func (f *flux) tryUpgrade(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	a, data := f.artifact(t)
+	dir, version := t.TempDir(), trackedVersion(t, a.Revision)
+	file := filepath.Join(dir, "artifact.tgz")
+	if err := os.WriteFile(file, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "tar", "-xzf", file, "-C", dir)
+	output(t, f.command(t, f.helm, "package", filepath.Join(dir, "zarf-registry"), "--version", version, "--destination",
+		dir))
+	out, errOut, err := try(f.command(t, f.helm, slices.Concat([]string{"upgrade", "--install", release,
+		filepath.Join(dir, "zarf-registry-"+version+".tgz"), "-n", namespace, "--reset-values", "--wait", "--wait-for-jobs",
+		"--timeout", "5m"}, f.sets, args)...))
+	return out + errOut, err
+}
