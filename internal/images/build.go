@@ -247,11 +247,11 @@ func NewSpec(repository, name, version string) Spec {
 	}
 }
 
-// ProgramImages builds the images of the payload's programs ([ProgramNames]) from the files
-// NAME-ARCHITECTURE.tar.gz in layers, which are not copied. All but the probe, which links nothing, also have the layer
-// [LicensesFile]. Images have the architectures that layers has; one without all programs is an error. Digests depend only on the layers and the version, so the
-// release's archives and the registry in a cluster have the same. It does not inflate layers that
-// [injector.InflatedFile] describes.
+// ProgramImages builds the images of the payload's programs ([ProgramNames]) from the files NAME-ARCHITECTURE.tar.gz
+// in layers, which are not copied. All but the probe, which links nothing, also have the layer [LicensesFile].
+// Images have the architectures that layers has; one without all programs is an error. Digests depend only on the
+// layers and the version, so the release's archives and the registry in a cluster have the same. It does not inflate
+// layers that [injector.InflatedFile] describes.
 func ProgramImages(layers fs.FS, repository, version string) (*Store, []Image, error) {
 	store := &Store{}
 	contents, err := injector.ReadInflated(layers)
@@ -295,9 +295,9 @@ func ProgramImages(layers fs.FS, repository, version string) (*Store, []Image, e
 	return store, built, nil
 }
 
-// SelfImage builds the image of the program at filename, usually /proc/self/exe, for the architecture
-// that it runs on, with [LicensesFile] of layers. The layer of the program is not compressed, so the digest differs from
-// that of the release's archive.
+// SelfImage builds the image of the program at filename, usually /proc/self/exe, for the architecture that it runs
+// on, with [LicensesFile] of layers. The layer of the program is not compressed, so the digest differs from that of
+// the release's archive.
 //
 // Its title makes its ID differ as well: a kubelet that has pulled an image by ID requires pods with
 // another name for it to present credentials (Kubernetes 1.35 and later,

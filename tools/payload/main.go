@@ -1,8 +1,8 @@
-// Command payload builds the programs that init-hook embeds: registry and registry-node, the loader that
-// runs them on nodes without their images, and the probe for verifying pulls. Each program becomes the
-// layer of its image, NAME-ARCHITECTURE.tar.gz; licenses.tar.gz is the layer with license texts. The loader is copied to loader-ARCHITECTURE. The digests of
-// the payloads are written to a file of the chart, so that its pods are replaced only when their program
-// changes.
+// Command payload builds the programs that init-hook embeds: registry and registry-node, the loader that runs them
+// on nodes without their images, and the probe for verifying pulls. Each program becomes the layer of its image,
+// NAME-ARCHITECTURE.tar.gz; licenses.tar.gz is the layer with license texts. The loader is copied to
+// loader-ARCHITECTURE. The digests of the payloads are written to a file of the chart, so that its pods are replaced
+// only when their program changes.
 //
 // make payload runs it in the repository's root.
 package main

@@ -27,9 +27,9 @@ var licensePlatforms = []string{"linux", "darwin"}
 // licenseFile matches the names of files with the terms of a license.
 var licenseFile = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents|copyright)([.-].*)?$`)
 
-// Licenses returns the license texts of packages and of all that they link: those in the folder of each package and in
-// the folders above it, up to that of its module. Equal texts are listed once, after the modules that have them. A module
-// without any is an error.
+// Licenses returns the license texts of packages and of all that they link: those in the folder of each package and
+// in the folders above it, up to that of its module. Equal texts are listed once, after the modules that have them.
+// A module without any is an error.
 func Licenses(ctx context.Context, packages ...string) ([]byte, error) {
 	modules := map[string][]string{} // by text
 	add := func(module, file string) error {

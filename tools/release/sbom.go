@@ -23,7 +23,8 @@ const (
 
 // listModules returns the bill of materials of a Go program, a CycloneDX document in JSON.
 func listModules(ctx context.Context, program, version string) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, "go", "run", sbomTool, "bin", "-json", "-noserial", "-std", "-version="+version, program)
+	cmd := exec.CommandContext(ctx, "go", "run", sbomTool, "bin", "-json", "-noserial", "-std", "-version="+version,
+		program)
 	cmd.Stderr = os.Stderr
 	return cmd.Output()
 }

@@ -107,8 +107,8 @@ func New(ctx context.Context, s settings.Settings, config *rest.Config, client k
 
 // setOwn makes an image of this program's file.
 func (r *Registry) setOwn(executable string) error {
-	source, image, err := images.SelfImage(embedded.Layers(), executable, runtime.GOARCH, pushedHost+imagesBelow, "init-hook",
-		version.Version)
+	source, image, err := images.SelfImage(embedded.Layers(), executable, runtime.GOARCH, pushedHost+imagesBelow,
+		"init-hook", version.Version)
 	if err != nil {
 		return err
 	}
