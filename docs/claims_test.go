@@ -6,7 +6,6 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"io/fs"
 	"maps"
 	"path/filepath"
 	"regexp"
@@ -22,13 +21,10 @@ var claim = regexp.MustCompile(`^Claim(?: \(([^)]+)\))?: (.+)$`)
 // TestClaimsPageIsCurrent compares reference/claims.md with the claims in the comments of all tests.
 func TestClaimsPageIsCurrent(t *testing.T) {
 	rows := map[string][]string{} // by directory
-	err := filepath.WalkDir(top, func(name string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() || !strings.HasSuffix(name, "_test.go") {
-			return err
-		}
-		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ParseComments|parser.SkipObjectResolution)
+	forEachTestFile(t, func(name string, content []byte) {
+		file, err := parser.ParseFile(token.NewFileSet(), name, content, parser.ParseComments|parser.SkipObjectResolution)
 		if err != nil {
-			return err
+			t.Fatal(err)
 		}
 		for _, declaration := range file.Decls {
 			function, ok := declaration.(*ast.FuncDecl)
@@ -44,11 +40,7 @@ func TestClaimsPageIsCurrent(t *testing.T) {
 				rows[dir] = append(rows[dir], fmt.Sprintf("|%s|%s|\n", m[2], testsOf(function.Name.Name, m[1])))
 			}
 		}
-		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	var page bytes.Buffer
 	page.WriteString("# Claims about security and their tests\n\n" +
 		"`go test ./docs -run TestClaimsPage -update` writes this page from the comments of the tests.\n")

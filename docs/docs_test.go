@@ -54,6 +54,24 @@ func pages(t *testing.T) map[string]string {
 	return found
 }
 
+// forEachTestFile visits the files with the project's Go tests, in the order of their paths.
+func forEachTestFile(t *testing.T, visit func(name string, content []byte)) {
+	t.Helper()
+	err := filepath.WalkDir(top, func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(name, "_test.go") {
+			return err
+		}
+		content, err := os.ReadFile(name)
+		if err == nil {
+			visit(name, content)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A line of a page.
 type line struct {
 	number int
@@ -393,21 +411,13 @@ var (
 // subtest is in some test of the same package.
 func TestNamedTestsExist(t *testing.T) {
 	packages, declared := map[string]string{}, map[string][]string{}
-	err := filepath.WalkDir(top, func(name string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() || !strings.HasSuffix(name, "_test.go") {
-			return err
-		}
-		content, err := os.ReadFile(name)
+	forEachTestFile(t, func(name string, content []byte) {
 		dir := filepath.Dir(name)
 		packages[dir] += strings.NewReplacer(" ", "_", `\"`, `"`).Replace(comment.ReplaceAllString(string(content), ""))
 		for _, m := range testFunc.FindAllStringSubmatch(string(content), -1) {
 			declared[m[1]] = append(declared[m[1]], dir)
 		}
-		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	checked := 0
 	for name, page := range pages(t) {
 		for _, l := range lines(page) {

@@ -38,9 +38,6 @@ func main() {
 	}
 }
 
-// injected are the programs that the loader runs on nodes.
-var injected = []string{"registry", "registry-node"}
-
 func run(ctx context.Context) error {
 	output := flag.String("output", "internal/payload/embedded/dist", "folder to write the payload to")
 	digests := flag.String("digests", "charts/zarf-registry/files/programs.json", "file to write the digests to")
@@ -60,7 +57,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	for _, arch := range architectures {
-		for _, name := range injected {
+		for _, name := range program.Injected {
 			if err := program.Build(ctx, "./cmd/"+name, "linux/"+arch, "", filepath.Join(*work, name+"-"+arch)); err != nil {
 				return err
 			}
@@ -150,7 +147,7 @@ func finish(work, output, digestFile string, architectures []string) error {
 				return fmt.Errorf("layer of %s: %w", p, err)
 			}
 			contents[p.Key()] = content
-			if slices.Contains(injected, name) {
+			if slices.Contains(program.Injected, name) {
 				payload, err := injector.EncodeInflated(p, layer, loader, content)
 				if err != nil {
 					return err

@@ -31,31 +31,18 @@ var licenseFile = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents|co
 // in the folders above it, up to that of its module. Equal texts are listed once, after the modules that have them.
 // A module without any is an error.
 func Licenses(ctx context.Context, packages ...string) ([]byte, error) {
-	modules := map[string][]string{} // by text
-	add := func(module, file string) error {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			return err
-		}
-		if key := string(bytes.TrimSpace(text)); !slices.Contains(modules[key], module) {
-			modules[key] = append(modules[key], module)
-		}
-		return nil
-	}
 	root, err := goCommand(ctx, "", "env", "GOROOT")
 	if err != nil {
 		return nil, err
 	}
-	if err := add("Go standard library", filepath.Join(root, "LICENSE")); err != nil {
-		return nil, err
-	}
+	files := map[string][]string{"Go standard library": {filepath.Join(root, "LICENSE")}} // by module
+	seen := map[string]bool{}                                                             // folders
 	for _, system := range licensePlatforms {
 		list, err := goCommand(ctx, system, append([]string{"list", "-deps", "-f",
 			"{{with .Module}}{{.Path}} {{.Version}}\t{{.Dir}}\t{{$.Dir}}{{end}}"}, packages...)...)
 		if err != nil {
 			return nil, err
 		}
-		found := map[string]bool{}
 		for line := range strings.Lines(list) {
 			module, dirs, ok := strings.Cut(strings.TrimSpace(line), "\t")
 			if !ok {
@@ -63,38 +50,49 @@ func Licenses(ctx context.Context, packages ...string) ([]byte, error) {
 			}
 			module = strings.TrimSpace(module) // the project has no version
 			top, dir, _ := strings.Cut(dirs, "\t")
-			found[module] = found[module] || false
-			for ; strings.HasPrefix(dir, top); dir = filepath.Dir(dir) {
-				entries, err := os.ReadDir(dir)
+			for ; strings.HasPrefix(dir, top) && !seen[dir]; dir = filepath.Dir(dir) {
+				seen[dir] = true
+				found, err := licenseFiles(dir)
 				if err != nil {
 					return nil, err
 				}
-				for _, e := range entries {
-					if e.Type().IsRegular() && licenseFile.MatchString(e.Name()) && filepath.Ext(e.Name()) != ".go" {
-						found[module] = true
-						if err := add(module, filepath.Join(dir, e.Name())); err != nil {
-							return nil, err
-						}
-					}
-				}
+				files[module] = append(files[module], found...)
 			}
 		}
-		for module, has := range found {
-			if !has {
-				return nil, fmt.Errorf("module %s has no license file", module)
+	}
+	modules := map[string][]string{} // by text
+	for _, module := range slices.Sorted(maps.Keys(files)) {
+		if len(files[module]) == 0 {
+			return nil, fmt.Errorf("module %s has no license file", module)
+		}
+		for _, file := range files[module] {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				return nil, err
+			}
+			if key := string(bytes.TrimSpace(text)); !slices.Contains(modules[key], module) {
+				modules[key] = append(modules[key], module)
 			}
 		}
 	}
 	var all bytes.Buffer
-	for _, modules := range modules {
-		slices.Sort(modules)
-	}
 	for _, text := range slices.SortedFunc(maps.Keys(modules), func(a, b string) int {
 		return cmp.Or(slices.Compare(modules[a], modules[b]), cmp.Compare(a, b))
 	}) {
 		fmt.Fprintf(&all, "%s\n%s\n\n%s\n\n", strings.Repeat("=", 80), strings.Join(modules[text], "\n"), text)
 	}
 	return all.Bytes(), nil
+}
+
+// licenseFiles returns the files in a folder that contain the terms of a license.
+func licenseFiles(dir string) (files []string, err error) {
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		if e.Type().IsRegular() && licenseFile.MatchString(e.Name()) && filepath.Ext(e.Name()) != ".go" {
+			files = append(files, filepath.Join(dir, e.Name()))
+		}
+	}
+	return files, err
 }
 
 // goCommand returns the output of a go command for an operating system.

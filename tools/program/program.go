@@ -20,6 +20,9 @@ import (
 // versionVariable is the variable that contains the version. The linker sets it.
 const versionVariable = "github.com/zarf-dev/zarf-registry/internal/version.Version"
 
+// Injected are the Go programs that the loader runs on nodes. The payload's others, in C, link nothing.
+var Injected = []string{"registry", "registry-node"}
+
 // tags are build tags by program. registry-node needs only HTTP/1.1; without HTTP/2 its payload, which
 // every node fetches, is 0.14 MB smaller.
 var tags = map[string]string{"registry-node": "nethttpomithttp2"}

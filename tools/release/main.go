@@ -42,9 +42,6 @@ const (
 	workstationProgram = "zarf-registry"
 )
 
-// injected are the Go programs that init-hook embeds. The others, in C, link nothing.
-var injected = []string{"registry", "registry-node"}
-
 // release describes what to build and from what.
 type release struct {
 	version  string
@@ -171,7 +168,7 @@ func (r release) make(ctx context.Context, out io.Writer) (err error) {
 	}
 	for _, p := range r.workstations() {
 		if strings.HasPrefix(p.platform, "darwin/") {
-			if err := checkDarwin(p.file, architecture(p.platform)); err != nil {
+			if err := checkDarwin(p); err != nil {
 				return err
 			}
 		}
@@ -184,14 +181,14 @@ func (r release) make(ctx context.Context, out io.Writer) (err error) {
 	}
 	for _, name := range append([]string{initHook}, images.ProgramNames...) {
 		archive := filepath.Join(r.archives, name+".tar")
-		if err := r.checkImage(name, archive); err != nil {
+		if err := r.checkImage(ctx, name, archive); err != nil {
 			return err
 		}
 		if err := copyFile(archive, filepath.Join(work, name+".tar"), 0o644); err != nil {
 			return err
 		}
 	}
-	for _, name := range injected {
+	for _, name := range program.Injected {
 		for _, arch := range images.Architectures {
 			file := name + "-linux-" + arch + suffixSBOM
 			if err := r.writeSBOM(ctx, filepath.Join(r.embedded, name+"-"+arch), filepath.Join(work, file)); err != nil {
@@ -249,8 +246,8 @@ func copyFile(from, to string, mode os.FileMode) (err error) {
 }
 
 // checkImage checks that an archive holds the image that its name says.
-func (r release) checkImage(name, archive string) (err error) {
-	src, err := images.Open(context.Background(), archive)
+func (r release) checkImage(ctx context.Context, name, archive string) (err error) {
+	src, err := images.Open(ctx, archive)
 	if err != nil {
 		return fmt.Errorf("%w (make images builds it)", err)
 	}

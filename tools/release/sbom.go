@@ -58,28 +58,23 @@ func (r release) writeSBOM(ctx context.Context, program, output string) error {
 }
 
 // checkDarwin checks what macOS requires of a program: this machine cannot run it.
-func checkDarwin(program, arch string) error {
-	f, err := macho.Open(program)
+func checkDarwin(w workstation) error {
+	_, arch, _ := strings.Cut(w.platform, "/")
+	f, err := macho.Open(w.file)
 	if err != nil {
-		return fmt.Errorf("%s: %w", program, err)
+		return fmt.Errorf("%s: %w", w.file, err)
 	}
 	defer func() { _ = f.Close() }()
 	if want := map[string]macho.Cpu{"amd64": macho.CpuAmd64, "arm64": macho.CpuArm64}[arch]; f.Type != macho.TypeExec ||
 		f.Cpu != want {
-		return fmt.Errorf("%s is a Mach-O file of type %v for %v, not a program for %v", program, f.Type, f.Cpu, want)
+		return fmt.Errorf("%s is a Mach-O file of type %v for %v, not a program for %v", w.file, f.Type, f.Cpu, want)
 	}
 	// Macs with Apple silicon run signed programs only; Go's linker adds an ad-hoc signature.
 	const codeSignature = 0x1d // LC_CODE_SIGNATURE
 	if arch == "arm64" && !slices.ContainsFunc(f.Loads, func(l macho.Load) bool {
 		return f.ByteOrder.Uint32(l.Raw()) == codeSignature
 	}) {
-		return fmt.Errorf("%s has no code signature", program)
+		return fmt.Errorf("%s has no code signature", w.file)
 	}
 	return nil
-}
-
-// architecture returns that of a platform.
-func architecture(platform string) string {
-	_, arch, _ := strings.Cut(platform, "/")
-	return arch
 }

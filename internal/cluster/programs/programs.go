@@ -7,7 +7,6 @@ package programs
 import (
 	"context"
 	"debug/elf"
-	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
@@ -95,10 +94,7 @@ func New(ctx context.Context, s settings.Settings, config *rest.Config, client k
 		}
 	}
 	if r.missing = unfit(executable, architectures); r.missing == "" {
-		switch err := r.setOwn(executable); {
-		case errors.Is(err, fs.ErrNotExist):
-			r.missing = "this program was built without make payload: " + err.Error()
-		case err != nil:
+		if err := r.setOwn(executable); err != nil {
 			return nil, err
 		}
 	}
@@ -136,6 +132,9 @@ func unfit(executable string, architectures []string) string {
 	defer func() { _ = file.Close() }()
 	if slices.ContainsFunc(file.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
 		return "this program is linked dynamically (built without CGO_ENABLED=0)"
+	}
+	if _, err := fs.Stat(embedded.Layers(), images.LicensesFile); err != nil {
+		return "this program was built without make payload: " + err.Error()
 	}
 	return ""
 }
