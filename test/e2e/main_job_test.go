@@ -568,15 +568,15 @@ func testStalledDownloads(t *testing.T, w *world) {
 	}
 	var result struct {
 		Idle             time.Duration
-		Stalled          []time.Duration
+		Stalled, Slowest []time.Duration
 		Requests, Failed int
 		First            string
 	}
 	if err := json.Unmarshal([]byte(out), &result); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	t.Logf("figure: p99 of %d requests: idle %s, with 1000 stalled downloads %s", result.Requests, result.Idle,
-		result.Stalled)
+	t.Logf("figure: p99 of %d requests: idle %s, with 1000 stalled downloads %s; slowest %s", result.Requests, result.Idle,
+		result.Stalled, result.Slowest)
 	if result.Failed > 0 {
 		t.Errorf("%d of %d requests failed, the first with %s", result.Failed, result.Requests, result.First)
 	}

@@ -53,7 +53,7 @@ func finish(c net.Conn, b blob) error {
 // A thousand downloads whose client does not read neither fail nor delay others, and occupy only some
 // connections. Those that are left complete when their client reads on.
 //
-// Claim: A thousand stalled downloads neither fail nor delay others.
+// Claim: A thousand stalled downloads do not fail, and delay others only while they begin.
 func TestThousandStalledDownloads(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs seconds of CPU time: run it without -short")

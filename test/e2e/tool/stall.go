@@ -16,6 +16,7 @@ import (
 type stalled struct {
 	Idle     time.Duration   // 99th percentile
 	Stalled  []time.Duration // 99th percentiles of rounds
+	Slowest  []time.Duration // of the idle round and of each other
 	Requests int
 	Failed   int
 	First    string // failure
@@ -28,7 +29,9 @@ const stallRounds = 5
 // before and meanwhile.
 func stall(base, image string, downloads int) error {
 	repository, tag := split(image)
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Minute}
+	// The first request after the downloads waits until all of them have begun: a thousand handshakes, which take
+	// seconds on an idle machine and over a minute on one that is busy with other scenarios.
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Minute}
 	manifest := base + "/v2/" + repository + "/manifests/" + tag
 	largest, err := largestBlob(client, base+"/v2/"+repository+"/manifests/", tag)
 	if err != nil {
@@ -48,6 +51,7 @@ func stall(base, image string, downloads int) error {
 		}
 		result.Requests += len(took)
 		slices.Sort(took)
+		result.Slowest = append(result.Slowest, took[len(took)-1])
 		return took[len(took)*99/100]
 	}
 	result.Idle = p99()
