@@ -1,10 +1,11 @@
 // Command report renders RESULTS.md in a directory from the benchmarks' reports in its subdirectories. The page has a
-// table of targets with the measured values, and the tables of each benchmark. The exit code is 1 if a target
-// was missed, unless it is listed in missed.go, or not measured.
+// table of targets with the measured values, and the tables of each benchmark. The exit code is 1 if a target was not
+// measured, or was missed and has no known cause.
 package main
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -19,43 +20,39 @@ import (
 
 // benchmarks are the directories of the reports, in the order of the page.
 var benchmarks = []struct{ dir, title string }{
-	{"proxy", "The proxy compared with other proxies"},
-	{"registry", "The registry compared with distribution"},
-	{"bootstrap", "Installation on a real cluster"},
-	{"images", "Images: pushes and pulls by users and nodes"},
-	{"thin", "Images: only what changed"},
-	{"scale", "One registry and up to 1000 nodes"},
-	{"scale-s3", "One registry that stores in S3"},
-	{"herd", "Caches: many nodes at the same moment"},
-	{"healer", "The healer"},
-	{"garbage", "Garbage collection while images are pushed"},
+	{"cluster", "Installation, pushes and idle nodes"},
+	{"nodes", "Many nodes"},
+	{"proxy", "The proxy beside other proxies"},
+	{"registry", "The registry beside distribution"},
+	{"garbage", "Garbage collection on S3"},
 }
 
 func main() {
-	if len(os.Args) < 2 {
-		fmt.Fprintln(os.Stderr, "usage: report DIRECTORY [BENCHMARK...]")
+	if len(os.Args) < 3 {
+		fmt.Fprintln(os.Stderr, "usage: report DIRECTORY DIRECTORY-OF-ANOTHER-RUN [BENCHMARK...]")
 		os.Exit(1)
 	}
-	if err := run(os.Args[1], os.Args[2:], os.Stderr); err != nil {
+	if err := run(os.Args[1], os.Args[2], os.Args[3:], os.Stderr); err != nil {
 		fmt.Fprintln(os.Stderr, "report:", err)
 		os.Exit(1)
 	}
 }
 
-// run writes the page and checks the targets of the named benchmarks, or of all.
-func run(bench string, checked []string, log io.Writer) error {
-	reports := map[string]*results.Report{}
-	for _, b := range benchmarks {
-		r, err := results.Read(filepath.Join(bench, b.dir))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // not measured yet; the page says so
-		}
-		if err != nil {
-			return err
-		}
-		reports[b.dir] = r
+// reports are those of a run by benchmark.
+type reports map[string]*results.Report
+
+// run writes the page and checks the targets of the named benchmarks, or of all. The page compares with the reports of
+// another run, as far as they exist.
+func run(bench, another string, checked []string, log io.Writer) error {
+	now, err := read(bench)
+	if err != nil {
+		return err
 	}
-	if err := os.WriteFile(filepath.Join(bench, "RESULTS.md"), page(reports), 0o644); err != nil {
+	again, err := read(another)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(bench, "RESULTS.md"), page(now, again), 0o644); err != nil {
 		return err
 	}
 	failed := 0
@@ -63,66 +60,87 @@ func run(bench string, checked []string, log io.Writer) error {
 		if len(checked) > 0 && !slices.Contains(checked, t.benchmark) {
 			continue
 		}
-		switch o := t.check(reports[t.benchmark]); {
-		case o.met && reason(t) != "":
-			fmt.Fprintf(log, "met: remove from bench/report/missed.go: %s (%s)\n", t.key(), o.value)
-		case !o.met && (reason(t) == "" || !o.measured):
-			fmt.Fprintf(log, "missed: %s (%s)\n", t.key(), o.value)
+		switch o := t.check(now[t.benchmark]); {
+		case o.met && t.cause != "":
+			fmt.Fprintf(log, "met, so its cause can go: %s (%s)\n", t, o.value)
+		case !o.met && (t.cause == "" || !o.measured):
+			fmt.Fprintf(log, "missed: %s (%s)\n", t, o.value)
 			failed++
 		}
 	}
 	if failed > 0 {
-		return fmt.Errorf("%d targets were missed: fix the cause, or list them with a reason in bench/report/missed.go",
+		return fmt.Errorf("%d targets were missed: find the cause with a profile, and fix it or add it to the target",
 			failed)
 	}
 	return nil
 }
 
-func page(reports map[string]*results.Report) []byte {
+// read returns the reports that exist.
+func read(dir string) (reports, error) {
+	found := reports{}
+	for _, b := range benchmarks {
+		r, err := results.Read(filepath.Join(dir, b.dir))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		found[b.dir] = r
+	}
+	return found, nil
+}
+
+func page(now, again reports) []byte {
 	var b bytes.Buffer
-	b.WriteString("# Results\n\nWritten by `make bench`. Values are medians of all runs (minimum–maximum). " +
-		"Targets and results relative to others (×) are ratios within the same run.\n")
-	b.WriteString("\n## Targets\n\n| measure | target | result | met | why not |\n|---|---|---|---|---|\n")
+	b.WriteString("# Results\n\nWritten by `make bench`. Values are medians, those of targets with minimum and maximum. " +
+		"Values relative to a peer (×) are ratios within the same run. *Again* is another run of all benchmarks.\n")
+	b.WriteString("\n## Targets\n\n| measure | target | result | again | met |\n|---|---|---|---|---|\n")
 	for _, t := range targets {
-		o, met, why := t.check(reports[t.benchmark]), "**no**", reason(t)
+		o, other, met := t.check(now[t.benchmark]), t.check(again[t.benchmark]), "**no**"
 		switch {
 		case !o.measured:
-			met, why = "–", ""
+			met = "–"
 		case o.met:
-			met, why = "yes", ""
-		case why != "":
-			met = "no"
+			met = "yes"
+		case t.cause != "":
+			met = "no: " + t.cause
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", t.what, t.wanted(), o.value, met, why)
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", t.what, t.wanted(), o.value, other.median, met)
 	}
+	var previous *results.Report
 	for _, section := range benchmarks {
 		fmt.Fprintf(&b, "\n## %s\n\n", section.title)
-		r := reports[section.dir]
+		r := now[section.dir]
 		if r == nil {
 			b.WriteString("Not measured yet.\n")
 			continue
 		}
-		fmt.Fprintf(&b, "%s\n\n%s: %s", r.How, r.Date.Format("2006-01-02 15:04 MST"), r.Machine)
-		if r.Seed != 0 {
-			fmt.Fprintf(&b, "; order of the subjects in each run: -seed %d", r.Seed)
-		}
-		b.WriteString(".\n")
-		if r.Forced {
-			b.WriteString("\n**With `-force`: other programs may have used the machine.**\n")
-		}
-		writeSubjects(&b, r)
+		fmt.Fprintf(&b, "%s %s.\n", r.How, strings.Join(measured(r, previous), "; "))
 		for _, table := range tables(r) {
 			writeTable(&b, r, table)
 		}
+		previous = r
 	}
 	return b.Bytes()
 }
 
-func writeSubjects(b *bytes.Buffer, r *results.Report) {
-	b.WriteString("\n| subject | version | details |\n|---|---|---|\n")
-	for _, s := range r.Subjects {
-		fmt.Fprintf(b, "| %s | %s | %s |\n", s.Name, s.Version, s.About)
+// measured says when, where and how a report was measured, as far as that differs from the previous one.
+func measured(r, previous *results.Report) []string {
+	said := []string{r.Date.Format("2006-01-02 15:04 MST")}
+	if previous == nil || previous.Commit != r.Commit || previous.Machine.String() != r.Machine.String() {
+		said = append(said, "commit "+cmp.Or(r.Commit, "unknown"), r.Machine.String())
 	}
+	if r.Forced {
+		said = append(said, "**with `-force`: other programs may have used the machine**")
+	}
+	var details []string
+	for _, s := range r.Subjects {
+		if about := strings.TrimSpace(s.Version + " " + s.About); about != "" {
+			details = append(details, s.Name+": "+about)
+		}
+	}
+	return append(said, details...)
 }
 
 // tables returns the headings of a report's tables, in order.
@@ -144,7 +162,7 @@ func writeTable(b *bytes.Buffer, r *results.Report, table string) {
 			columns = append(columns, m)
 		}
 	}
-	fmt.Fprintf(b, "\n### %s\n\n| |", table)
+	fmt.Fprintf(b, "\n| %s |", table)
 	for _, c := range columns {
 		fmt.Fprintf(b, " %s |", strings.TrimSuffix(c.What+", "+c.Unit, ", "))
 	}
@@ -154,7 +172,8 @@ func writeTable(b *bytes.Buffer, r *results.Report, table string) {
 		for _, c := range columns {
 			cell := "–"
 			if m := r.Find(table, s.Name, c.What); m != nil {
-				cell, any = spread(m), true
+				median, _, _ := m.Spread()
+				cell, any = number(median), true
 			}
 			row += " " + cell + " |"
 		}
@@ -164,7 +183,7 @@ func writeTable(b *bytes.Buffer, r *results.Report, table string) {
 	}
 }
 
-// spread formats a measure for a table.
+// spread formats a measure with its minimum and maximum.
 func spread(m *results.Measure) string {
 	median, minimum, maximum := m.Spread()
 	if minimum == maximum {

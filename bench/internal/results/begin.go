@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"strconv"
 	"strings"
 	"time"
@@ -53,8 +54,12 @@ func (o *Options) Begin(ctx context.Context) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Report{Date: time.Now().UTC().Truncate(time.Second), Machine: machine, Forced: o.Force,
-		Seed: cmp.Or(o.Seed, uint64(rand.Uint32()))}, nil
+	commit, err := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty").Output()
+	if err != nil {
+		return nil, fmt.Errorf("finding the commit that is measured: git describe: %w", err)
+	}
+	return &Report{Date: time.Now().UTC().Truncate(time.Second), Commit: strings.TrimSpace(string(commit)),
+		Machine: machine, Forced: o.Force, Seed: cmp.Or(o.Seed, uint64(rand.Uint32()))}, nil
 }
 
 // quiet returns the share of busy CPU time within window. While that exceeds the limit, it measures again,

@@ -23,6 +23,7 @@ const FileName = "RESULTS.json"
 // Report is the result of a benchmark. It is not safe for concurrent use.
 type Report struct {
 	Date    time.Time `json:"date"`
+	Commit  string    `json:"commit"` // as git describes it
 	Machine Machine   `json:"machine"`
 	// Forced means that the machine was not required to be quiet.
 	Forced bool `json:"forced,omitempty"`
@@ -45,8 +46,6 @@ type Machine struct {
 	Go     string `json:"go"`
 	// Busy is the share of CPU time that other programs used before the start.
 	Busy float64 `json:"busyAtStart,omitempty"`
-	// LoadStart is the load average, in reports without Busy.
-	LoadStart float64 `json:"loadAtStart,omitempty"`
 }
 
 // Subject is a measured program or configuration.
@@ -149,14 +148,10 @@ func ThisMachine() Machine {
 	return m
 }
 
-// String describes the machine in one line.
+// String describes the machine in one line, without Busy.
 func (m Machine) String() string {
-	start := fmt.Sprintf("%.0f %% of CPU time used before the start", m.Busy*100)
-	if m.LoadStart > 0 {
-		start = fmt.Sprintf("load at start: %.2f", m.LoadStart)
-	}
-	return fmt.Sprintf("%d cores (%s), %.0f GB of memory, Linux %s, %s; %s", m.Cores, m.CPU, float64(m.Memory)/1e9,
-		m.Kernel, m.Go, start)
+	return fmt.Sprintf("%d cores (%s), %.0f GB of memory, Linux %s, %s", m.Cores, m.CPU, float64(m.Memory)/1e9, m.Kernel,
+		m.Go)
 }
 
 // procValue returns the first value of a key in a file of "key: value" lines.
