@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,30 +11,24 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/yaml"
-	"k8s.io/client-go/dynamic"
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
-// TestArgo behaves as Argo CD does with the chart: it renders without access to the cluster, runs
-// hooks as PreSync, PostSync and PreDelete in waves, applies the rest in between, and prunes
-// objects that have the release's label and are in no manifest.
+// TestArgo installs and switches the chart with Argo CD's engine, which runs hooks in phases and waves, applies the rest
+// and prunes what it applied before. The test renders and deletes as Argo CD does.
 func TestArgo(t *testing.T) {
 	w := ownCluster(t, "e2e-argo", layout{open: true, args: []string{"--nodes", "1"}})
-	client, err := dynamic.NewForConfig(w.config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	a := &argo{world: w, client: client, values: []string{noRotation,
+	a := &argo{world: w, values: []string{noRotation,
 		"--set=ipFamily=IPv4", "--set=pki.mode=internal", "--set=proxy.tls=never", "--set=registry.architecture=amd64",
 		"--set=injector.architectures={amd64}",
 		"--set=injector.image=" + w.pauseImage(t),
 	}}
+	a.program = strings.TrimSpace(run(t, w.testcluster, "tool", "argosync"))
 	output(t, w.command(t, w.kubectl, "create", "namespace", namespace))
 	must(t, "the first sync installs", func(t *testing.T) {
 		a.sync(t, nodePortMode)
@@ -65,10 +58,10 @@ func TestArgo(t *testing.T) {
 	}
 	must(t, "a sync without the mode changes nothing and names the missing value", func(t *testing.T) {
 		w.restartsNothing(t, func() {
-			problem := a.phase(t, a.render(t), "PreSync")
-			if problem == nil || !strings.Contains(w.jobLog(t, "prepare"),
-				"name the mode, --set registryProxy=true to keep it") {
-				t.Errorf("PreSync: %v: %s", problem, w.jobLog(t, "prepare"))
+			out, err := a.run(t, "sync", a.render(t))
+			if err == nil || !strings.Contains(out, "Job/"+namespace+"/"+release+"-prepare Synced Failed") ||
+				!strings.Contains(w.jobLog(t, "prepare"), "name the mode, --set registryProxy=true to keep it") {
+				t.Errorf("%v: %s%s", err, out, w.jobLog(t, "prepare"))
 			}
 			a.sync(t, proxyMode)
 		})
@@ -79,12 +72,12 @@ func TestArgo(t *testing.T) {
 	})
 }
 
-// argo stands in for Argo CD, none of which runs here. Its rules are those of gitops-engine's
-// pkg/sync and of Argo CD's docs/user-guide/{helm,sync-waves,resource_tracking}.md.
+// argo stands in for Argo CD's repo-server and application-controller. Its own rules are those of Argo CD's
+// docs/user-guide/{helm,sync-waves,resource_tracking}.md.
 type argo struct {
 	*world
-	client dynamic.Interface
-	values []string
+	values  []string
+	program string // testcluster's tool argosync
 }
 
 // render runs helm template as Argo CD does.
@@ -112,98 +105,25 @@ func (a *argo) render(t *testing.T, values ...string) []unstructured.Unstructure
 	return objects
 }
 
-// argoPhases maps Helm's hooks to Argo CD's phases. Argo CD ignores the other hooks.
-var argoPhases = map[string]string{
-	"pre-install": "PreSync", "pre-upgrade": "PreSync", "post-install": "PostSync", "post-upgrade": "PostSync",
-	"pre-delete": "PreDelete", "post-delete": "PostDelete",
-}
-
 func isHook(o unstructured.Unstructured) bool { return o.GetAnnotations()["helm.sh/hook"] != "" }
+
+// run runs a command of argosync.
+func (a *argo) run(t *testing.T, command string, objects []unstructured.Unstructured) (string, error) {
+	t.Helper()
+	cmd := a.command(t, a.program, command, namespace, "app.kubernetes.io/instance="+release)
+	cmd.Stdin = strings.NewReader(manifests(t, objects))
+	out, errOut, err := try(cmd)
+	return out + errOut, err
+}
 
 // sync runs one sync with pruning.
 func (a *argo) sync(t *testing.T, values ...string) {
 	t.Helper()
 	begin := time.Now()
-	objects := a.render(t, values...)
-	if err := a.phase(t, objects, "PreSync"); err != nil {
-		t.Fatalf("PreSync: %v: %s", err, a.jobLog(t, "prepare"))
+	if out, err := a.run(t, "sync", a.render(t, values...)); err != nil {
+		t.Fatalf("%v: %s%s%s", err, out, a.jobLog(t, "prepare"), a.jobLog(t, "finish"))
 	}
-	a.apply(t, slices.DeleteFunc(slices.Clone(objects), isHook))
-	a.prune(t, objects)
-	for _, kind := range []string{"deployment", "daemonset"} {
-		for _, o := range objects {
-			if strings.EqualFold(o.GetKind(), kind) && !isHook(o) {
-				output(t, a.command(t, a.kubectl, "rollout", "status", kind+"/"+o.GetName(), "-n", namespace, "--timeout=3m"))
-			}
-		}
-	}
-	if err := a.phase(t, objects, "PostSync"); err != nil {
-		t.Fatalf("PostSync: %v: %s", err, a.jobLog(t, "finish"))
-	}
-	a.deleteHooks(t, objects)
 	t.Logf("figure: sync %v took %.1f s", values, time.Since(begin).Seconds())
-}
-
-// phase runs the hooks of a phase in waves and returns an error if a Job fails.
-func (a *argo) phase(t *testing.T, objects []unstructured.Unstructured, phase string) error {
-	t.Helper()
-	waves := map[int][]unstructured.Unstructured{}
-	for _, o := range objects {
-		for hook := range strings.SplitSeq(o.GetAnnotations()["helm.sh/hook"], ",") {
-			if argoPhases[strings.TrimSpace(hook)] != phase {
-				continue
-			}
-			wave, err := strconv.Atoi(cmp.Or(o.GetAnnotations()["helm.sh/hook-weight"], "0"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			waves[wave] = append(waves[wave], o)
-			break
-		}
-	}
-	if len(waves) == 0 {
-		t.Fatalf("phase %s has no hooks", phase)
-	}
-	for _, wave := range slices.Sorted(maps.Keys(waves)) {
-		a.delete(t, having(waves[wave], "before-hook-creation"))
-		a.apply(t, waves[wave])
-		for _, o := range waves[wave] {
-			if o.GetKind() != "Job" {
-				continue
-			}
-			if err := a.jobEnds(t, o.GetName()); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-func (a *argo) jobEnds(t *testing.T, name string) error {
-	t.Helper()
-	var failure error
-	eventually(t, 5*time.Minute, "Job "+name, func() error {
-		job, err := a.world.client.BatchV1().Jobs(namespace).Get(t.Context(), name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		for _, c := range job.Status.Conditions {
-			if c.Status == "True" && (c.Type == "Complete" || c.Type == "Failed") {
-				if c.Type == "Failed" {
-					failure = fmt.Errorf("Job %s: %s", name, c.Message)
-				}
-				return nil
-			}
-		}
-		return fmt.Errorf("it runs")
-	})
-	return failure
-}
-
-// deleteHooks deletes the hooks whose policy says so after success.
-func (a *argo) deleteHooks(t *testing.T, objects []unstructured.Unstructured) {
-	t.Helper()
-	a.delete(t, having(objects, "hook-succeeded"))
 }
 
 // having returns the hooks that are deleted at that time.
@@ -211,15 +131,6 @@ func having(hooks []unstructured.Unstructured, policy string) []unstructured.Uns
 	return slices.DeleteFunc(slices.Clone(hooks), func(o unstructured.Unstructured) bool {
 		return !strings.Contains(o.GetAnnotations()["helm.sh/hook-delete-policy"], policy)
 	})
-}
-
-// apply runs kubectl apply, as Argo CD does unless server-side apply is turned on. It tracks
-// objects by a label that the chart sets too, which was Argo CD's default before 3.0.
-func (a *argo) apply(t *testing.T, objects []unstructured.Unstructured) {
-	t.Helper()
-	cmd := a.command(t, a.kubectl, "apply", "-f", "-")
-	cmd.Stdin = strings.NewReader(manifests(t, objects))
-	output(t, cmd)
 }
 
 func manifests(t *testing.T, objects []unstructured.Unstructured) string {
@@ -235,61 +146,11 @@ func manifests(t *testing.T, objects []unstructured.Unstructured) string {
 	return all.String()
 }
 
-// extraneous returns the objects of all namespaces that have the label, are in no manifest and have
-// no owner, except those whose annotation has that value.
-func (a *argo) extraneous(t *testing.T, objects []unstructured.Unstructured, annotation,
-	value string) []unstructured.Unstructured {
-	t.Helper()
-	rendered := map[string]bool{}
-	for _, o := range objects {
-		rendered[o.GetKind()+"/"+o.GetName()] = true
-	}
-	var found []unstructured.Unstructured
-	for _, kind := range []string{
-		"v1/services", "v1/configmaps", "v1/secrets", "v1/serviceaccounts", "v1/persistentvolumeclaims",
-		"apps/v1/deployments", "apps/v1/daemonsets", "batch/v1/cronjobs",
-		"networking.k8s.io/v1/networkpolicies", "rbac.authorization.k8s.io/v1/roles",
-		"rbac.authorization.k8s.io/v1/rolebindings",
-	} {
-		list, err := a.client.Resource(resource(kind)).List(t.Context(),
-			metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + release})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, o := range list.Items {
-			kept := slices.Contains(strings.Split(o.GetAnnotations()[annotation], ","), value)
-			if !isHook(o) && !kept && len(o.GetOwnerReferences()) == 0 && !rendered[o.GetKind()+"/"+o.GetName()] {
-				found = append(found, o)
-			}
-		}
-	}
-	return found
-}
-
-// prune deletes objects that are no longer in a manifest. Argo CD ignores Helm's resource-policy
-// here: https://github.com/argoproj/argo-cd/issues/17819
-func (a *argo) prune(t *testing.T, objects []unstructured.Unstructured) {
-	t.Helper()
-	extraneous := a.extraneous(t, objects, "argocd.argoproj.io/sync-options", "Prune=false")
-	for _, o := range extraneous {
-		t.Logf("pruning %s %s", o.GetKind(), o.GetName())
-	}
-	a.delete(t, extraneous)
-}
-
 // inSync fails where Argo CD would report the Application as OutOfSync.
 func (a *argo) inSync(t *testing.T, values ...string) {
 	t.Helper()
-	objects := a.render(t, values...)
-	for _, o := range a.extraneous(t, objects, "argocd.argoproj.io/compare-options", "IgnoreExtraneous") {
-		t.Errorf("%s %s is in no manifest", o.GetKind(), o.GetName())
-	}
-	for _, arg := range []string{"--server-side=false", "--server-side=true"} {
-		cmd := a.command(t, a.kubectl, "diff", arg, "--field-manager=kubectl-client-side-apply", "-f", "-")
-		cmd.Stdin = strings.NewReader(manifests(t, slices.DeleteFunc(objects, isHook)))
-		if out, errOut, err := try(cmd); err != nil {
-			t.Errorf("kubectl diff %s: %v\n%s%s", arg, err, out, errOut)
-		}
+	if out, err := a.run(t, "diff", a.render(t, values...)); err != nil {
+		t.Errorf("%v: %s", err, out)
 	}
 }
 
@@ -297,13 +158,28 @@ func (a *argo) inSync(t *testing.T, values ...string) {
 func (a *argo) deleteApplication(t *testing.T, values ...string) {
 	t.Helper()
 	objects := a.render(t, values...)
-	if err := a.phase(t, objects, "PreDelete"); err != nil {
-		t.Fatalf("PreDelete: %v: %s", err, a.jobLog(t, "cleanup"))
+	hooks := slices.DeleteFunc(slices.Clone(objects), func(o unstructured.Unstructured) bool {
+		return !strings.Contains(o.GetAnnotations()["helm.sh/hook"], "pre-delete")
+	})
+	weight := func(o unstructured.Unstructured) int {
+		n, _ := strconv.Atoi(o.GetAnnotations()["helm.sh/hook-weight"])
+		return n
+	}
+	slices.SortStableFunc(hooks, func(a, b unstructured.Unstructured) int { return cmp.Compare(weight(a), weight(b)) })
+	a.delete(t, having(hooks, "before-hook-creation"))
+	for _, hook := range hooks {
+		cmd := a.command(t, a.kubectl, "apply", "-f", "-")
+		cmd.Stdin = strings.NewReader(manifests(t, []unstructured.Unstructured{hook}))
+		output(t, cmd)
+		if hook.GetKind() == "Job" {
+			output(t, a.command(t, a.kubectl, "wait", "-n", namespace, "--for=condition=complete", "job/"+hook.GetName(),
+				"--timeout=5m"))
+		}
 	}
 	a.delete(t, slices.DeleteFunc(slices.Clone(objects), func(o unstructured.Unstructured) bool {
 		return isHook(o) || o.GetAnnotations()["helm.sh/resource-policy"] == "keep"
 	}))
-	a.deleteHooks(t, objects)
+	a.delete(t, having(objects, "hook-succeeded"))
 }
 
 // delete deletes objects with a single kubectl, because each takes 0.2 s of CPU time.

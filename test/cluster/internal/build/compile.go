@@ -118,7 +118,7 @@ func (c *Cache) writeModule(ctx context.Context, r Recipe, dir string) error {
 				return err
 			}
 		}
-		return nil
+		return writeFiles(dir, r.Sources)
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

@@ -1,6 +1,7 @@
 package build
 
 import (
+	_ "embed" // for argoSyncSource
 	"fmt"
 	"sort"
 	"strings"
@@ -11,6 +12,7 @@ import (
 var tools = map[string]Recipe{
 	"age":        tool("age", "filippo.io/age", "v1.3.2", "filippo.io/age/cmd/age"),
 	"age-keygen": tool("age-keygen", "filippo.io/age", "v1.3.2", "filippo.io/age/cmd/age-keygen"),
+	"argosync":   argoSync,
 	// The conformance suite of the OCI distribution specification, which has no releases.
 	"conformance": tool("conformance", "github.com/opencontainers/distribution-spec/conformance",
 		"v0.0.0-20260831232431-97274622c111", "github.com/opencontainers/distribution-spec/conformance"),
@@ -81,6 +83,17 @@ var sourceController = Recipe{
 				"github.com/fluxcd/source-controller/api v1.9.6 h1:h9+CsJVw4CNbMEsnEb11SGEhLfKzVTkWC0w7M8VX4Hk=\n" +
 				"github.com/fluxcd/source-controller/api v1.9.6/go.mod h1:Y5mcHYzML/mJYjvSJRcIo7eLLjd+cZjnKR6WeIGrouE=\n"},
 	},
+}
+
+//go:embed argosync/main.go.txt
+var argoSyncSource string
+
+// argoSync is a program with the engine of Argo CD. Argo CD 3.6, and the versions of the engine with a tag, need Go 1.27.
+var argoSync = Recipe{
+	Name: "argosync", Module: "github.com/argoproj/argo-cd/gitops-engine", Inside: true,
+	Version:  "v0.0.0-20260914071520-c9c369efcc5b",
+	Programs: map[string]string{"argosync": "."},
+	Sources:  map[string]string{"main.go": argoSyncSource},
 }
 
 // olderKubeProxy is of the last minor but one that selects Services and EndpointSlices by the label
