@@ -26,7 +26,7 @@ var benchmarks = []struct{ dir, title string }{
 	{"thin", "Images: only what changed"},
 	{"scale", "One registry and up to 1000 nodes"},
 	{"scale-s3", "One registry that stores in S3"},
-	{"herd", "Caches: many nodes at the same moment"},
+	{"nodes", "Nodes: large images, caches, and latency"},
 	{"healer", "The healer"},
 	{"garbage", "Garbage collection while images are pushed"},
 }

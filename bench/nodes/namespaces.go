@@ -73,8 +73,11 @@ func isolate() error {
 const (
 	// maxCaches is how many namespaces for caches there are.
 	maxCaches = 5
-	// port is that of the registry, of caches and of their Services; metricsPort that of metrics.
-	port, metricsPort = 5000, 9102
+	// port is that of the registry, of caches and of their Services; plainPort that of registries without TLS;
+	// metricsPort that of metrics.
+	port, plainPort, metricsPort = 5000, 5001, 9102
+	// nodeAddress is where the container runtime of a node pulls, from its proxy or through its node port.
+	nodeAddress = "127.0.0.1:31999"
 	// serviceRange contains the ClusterIPs, which only rules of iptables know.
 	serviceRange = "10.96.0.0/24"
 )
@@ -113,14 +116,10 @@ func newFabric(ctx context.Context, nodes int) (*fabric, error) {
 	if err := execute(ctx, script.String(), "ip", "-batch", "-"); err != nil {
 		return nil, err
 	}
-	// The bridge need not pass what it forwards to iptables.
-	err := os.WriteFile("/proc/sys/net/bridge/bridge-nf-call-iptables", []byte("0"), 0)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
-	}
 	return f, each(f.members(), func(m member) error {
 		// Machines differ. Every namespace may use this one; cubic behaves like it where round trips take milliseconds.
-		program, args := m.command("sh", "-c", "echo reno > /proc/sys/net/ipv4/tcp_congestion_control")
+		program, args := m.command("sh", "-c", "echo reno > /proc/sys/net/ipv4/tcp_congestion_control; "+
+			"echo 1 > /proc/sys/net/ipv4/conf/all/route_localnet") // for node ports on loopback
 		if err := execute(ctx, "", program, args...); err != nil {
 			return err
 		}
@@ -138,37 +137,40 @@ func (f *fabric) members() []member {
 	return append(append([]member{f.registry}, f.caches...), f.nodes...)
 }
 
-// limit sets what a member may send, in bits per second; 0: not limited.
-func (m member) limit(ctx context.Context, rate int64) error {
-	if rate == 0 {
-		return nil
-	}
+// connect limits what the registry and each cache may send, and what each node may receive, in bits per second. It also
+// writes rules like kube-proxy's: each new connection to a Service gets one of its endpoints at random. With nodePort,
+// plain HTTP at nodeAddress reaches the registry.
+func (f *fabric) connect(ctx context.Context, nodes, caches []member, rate int64, nodePort bool) error {
 	// The burst holds the largest packet before segmentation. Longer queues starve some connections: the kernel lets a
 	// slow one have only a few packets in them.
-	return execute(ctx, "", "tc", "-netns", m.name, "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate",
-		fmt.Sprintf("%dbit", rate), "burst", "256kb", "latency", "30ms")
-}
-
-// route writes rules like kube-proxy's for the Services of the registry and of caches: each new connection gets an
-// endpoint at random.
-func (f *fabric) route(ctx context.Context, members, caches []member) error {
+	bucket := fmt.Sprintf("root tbf rate %dbit burst 256kb latency 30ms\n", rate)
 	var rules strings.Builder
-	fmt.Fprintf(&rules, "*nat\n:REGISTRY - [0:0]\n:CACHES - [0:0]\n"+
-		"-A OUTPUT -d %s/32 -p tcp -m tcp --dport %d -j REGISTRY\n"+
-		"-A OUTPUT -d %s/32 -p tcp -m tcp --dport %d -j CACHES\n-A REGISTRY -p tcp -j DNAT --to-destination %s:%d\n",
-		registryService, port, cacheService, port, f.registry.address, port)
+	fmt.Fprintf(&rules, "*nat\n:CACHES - [0:0]\n"+
+		"-A OUTPUT -d %s/32 -p tcp -m tcp --dport %d -j DNAT --to-destination %s:%[2]d\n"+
+		"-A OUTPUT -d %[4]s/32 -p tcp -m tcp --dport %[2]d -j CACHES\n",
+		registryService, port, f.registry.address, cacheService)
 	for n, c := range caches {
-		chance := ""
-		if left := len(caches) - n; left > 1 {
-			chance = fmt.Sprintf(" -m statistic --mode random --probability %.8f", 1/float64(left))
-		}
-		fmt.Fprintf(&rules, "-A CACHES -p tcp%s -j DNAT --to-destination %s:%d\n", chance, c.address, port)
+		fmt.Fprintf(&rules, "-A CACHES -p tcp -m statistic --mode random --probability %.8f -j DNAT --to-destination %s:%d\n",
+			1/float64(len(caches)-n), c.address, port)
+	}
+	if nodePort {
+		host, number, _ := strings.Cut(nodeAddress, ":")
+		fmt.Fprintf(&rules, "-A OUTPUT -d %s/32 -p tcp -m tcp --dport %s -j DNAT --to-destination %s:%d\n"+
+			"-A POSTROUTING -s %[1]s/32 -o eth0 -j MASQUERADE\n", host, number, f.registry.address, plainPort)
 	}
 	rules.WriteString("COMMIT\n")
-	return each(members, func(m member) error {
-		program, args := m.command("iptables-restore")
-		return execute(ctx, rules.String(), program, args...)
-	})
+	sources := append(caches[:len(caches):len(caches)], f.registry)
+	return errors.Join(
+		each(sources, func(m member) error {
+			return execute(ctx, "qdisc replace dev eth0 "+bucket, "tc", "-netns", m.name, "-batch", "-")
+		}),
+		each(nodes, func(m member) error {
+			return execute(ctx, "qdisc replace dev "+m.port+" "+bucket, "tc", "-batch", "-")
+		}),
+		each(append(sources, nodes...), func(m member) error {
+			program, args := m.command("iptables-restore")
+			return execute(ctx, rules.String(), program, args...)
+		}))
 }
 
 // command returns the command line that runs a program in the namespace, without a process in between.
@@ -183,24 +185,21 @@ func (m member) dial(ctx context.Context, network, address string) (net.Conn, er
 		return nil, err
 	}
 	defer there.Close()
-	runtime.LockOSThread()
-	here, err := os.Open("/proc/thread-self/ns/net")
+	here, err := os.Open("/proc/self/ns/net")
 	if err != nil {
-		runtime.UnlockOSThread()
 		return nil, err
 	}
 	defer here.Close()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	if err := unix.Setns(int(there.Fd()), unix.CLONE_NEWNET); err != nil {
-		runtime.UnlockOSThread()
 		return nil, err
 	}
-	var dialer net.Dialer
-	c, err := dialer.DialContext(ctx, network, address)
+	c, err := new(net.Dialer).DialContext(ctx, network, address)
 	// The thread must go back and not end: it may be the parent of processes, which the kernel would kill.
 	if err := unix.Setns(int(here.Fd()), unix.CLONE_NEWNET); err != nil {
 		panic(err)
 	}
-	runtime.UnlockOSThread()
 	return c, err
 }
 
@@ -209,12 +208,7 @@ func each(members []member, f func(member) error) error {
 	var group errgroup.Group
 	group.SetLimit(4)
 	for _, m := range members {
-		group.Go(func() error {
-			if err := f(m); err != nil {
-				return fmt.Errorf("%s: %w", m.name, err)
-			}
-			return nil
-		})
+		group.Go(func() error { return f(m) })
 	}
 	return group.Wait()
 }
@@ -227,25 +221,4 @@ func execute(ctx context.Context, input, program string, args ...string) error {
 		return fmt.Errorf("%s %s: %w: %s", program, strings.Join(args, " "), err, strings.TrimSpace(string(out)))
 	}
 	return nil
-}
-
-// sentBy returns how many bytes a member's link has carried, by the name of the bridge's interface.
-func sentBy() (map[string]int64, error) {
-	raw, err := os.ReadFile("/proc/net/dev")
-	if err != nil {
-		return nil, err
-	}
-	all := map[string]int64{}
-	for line := range strings.Lines(string(raw)) {
-		name, counters, ok := strings.Cut(line, ":")
-		if !ok {
-			continue // the heading
-		}
-		var received int64
-		if _, err := fmt.Sscan(counters, &received); err != nil {
-			return nil, fmt.Errorf("invalid net/dev: %q", line)
-		}
-		all[strings.TrimSpace(name)] = received
-	}
-	return all, nil
 }

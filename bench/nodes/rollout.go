@@ -1,0 +1,118 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/zarf-dev/zarf-registry/bench/internal/results"
+)
+
+// Columns to which targets in bench/report refer.
+const (
+	measureLast    = "last node done"
+	measureAllowed = "× what the links allow"
+	measureCopies  = "copies from the registry"
+)
+
+// rollouts returns the cases in which all nodes pull the large image at the same moment.
+func (b *benchmark) rollouts(w way) (all []testcase) {
+	for _, c := range crowds {
+		if !w.distribution && (!w.nginx || c.caches == maxCaches) {
+			all = append(all, testcase{c.table + ", " + w.Name, func(ctx context.Context) error { return b.rollout(ctx, w, c) }})
+		}
+	}
+	return all
+}
+
+// rollout measures a case with new processes and empty caches.
+func (b *benchmark) rollout(ctx context.Context, w way, c crowd) (err error) {
+	s := b.newStage(w, c)
+	defer func() { err = errors.Join(err, s.stop()) }()
+	if err := s.start(ctx); err != nil {
+		return err
+	}
+	statBefore, sentBefore, err := s.counters()
+	if err != nil {
+		return err
+	}
+	took, err := s.pullAll(ctx)
+	if err != nil {
+		return err
+	}
+	stat, sent, err := s.counters()
+	if err != nil {
+		return err
+	}
+	share, err := results.BusyShare(statBefore, stat)
+	if err != nil {
+		return err
+	}
+	add := func(what, unit string, value float64) { b.report.Add(c.table, w.Name, what, unit, value) }
+	slices.Sort(took)
+	last := took[len(took)-1]
+	bytes := float64(b.large[c.image].Bytes)
+	// A link's time for one copy, times the copies that each source's link carries if all carry as many.
+	allowed := bytes * 8 / float64(c.rate) * max(1, float64(c.nodes)/float64(max(1, len(s.caches))))
+	add(measureLast, "s", last)
+	add(measureAllowed, "", last/allowed)
+	add("median node done", "s", results.Median(took))
+	add(measureCopies, "", (sent-sentBefore)/bytes)
+	add("CPUs busy", "", share*float64(b.report.Machine.Cores))
+	return nil
+}
+
+// pullAll makes all nodes pull at the same moment, and returns how long each took, in seconds.
+func (s *stage) pullAll(ctx context.Context) ([]float64, error) {
+	var began time.Time
+	start, took := make(chan struct{}), make([]float64, len(s.nodes))
+	group, ctx := errgroup.WithContext(ctx)
+	for n, m := range s.nodes {
+		group.Go(func() error {
+			client := m.client()
+			defer client.CloseIdleConnections()
+			<-start
+			err := pull(ctx, client, s.server(), s.large[s.crowd.image])
+			took[n] = time.Since(began).Seconds()
+			return err
+		})
+	}
+	began = time.Now()
+	close(start)
+	return took, group.Wait()
+}
+
+var sentBytes = regexp.MustCompile(`(?m)^zarf_registry_http_sent_bytes_total\{.*\} (.+)$`)
+
+// counters returns /proc/stat, and how many bytes of response bodies the registry has sent to nodes and caches.
+func (s *stage) counters() (stat string, sent float64, err error) {
+	body, err := get(metricsURL(s.fabric.registry, "/metrics"))
+	for _, match := range sentBytes.FindAllStringSubmatch(body, -1) { // none before the first response
+		n, e := strconv.ParseFloat(match[1], 64)
+		sent, err = sent+n, errors.Join(err, e)
+	}
+	stat, e := results.ReadStat()
+	return stat, sent, errors.Join(err, e)
+}
+
+// get returns the body of a response with the status 200.
+func get(url string) (string, error) {
+	response, err := http.Get(url)
+	if err != nil {
+		return "", err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("GET %s: %s", url, response.Status)
+	}
+	return string(body), err
+}
