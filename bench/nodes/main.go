@@ -11,13 +11,10 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
-	"time"
 
 	"github.com/distribution/distribution/v3/version"
 
@@ -45,17 +42,18 @@ var crowds = []crowd{
 	{"200 MB on 50 nodes", 50, 200e6 / 5, 1e9 / 5, maxCaches},
 }
 
-const how = "Registry, caches and nodes are processes in network namespaces of one machine with links of 1 Gbit/s; for " +
-	"10 and 50 nodes, links and images are a fifth of that, which takes as long, because one machine's CPUs carry no " +
-	"more. All nodes start at once, pull 3 of 8 incompressible layers at a time and verify digests; 1 GB on 50 nodes would " +
+const how = "Registry, caches and nodes are processes in network namespaces of one machine, with links of 1 Gbit/s; " +
+	"for 10 and 50 nodes, links and images are a fifth of that, which takes as long, because its CPUs carry no more. " +
+	"All nodes start at once, pull 3 of 8 incompressible layers at a time and verify digests; 1 GB on 50 nodes would " +
 	"occupy the registry's link for 7 minutes. Links allow what the registry, or all caches, can send without overhead. " +
-	"A small image is a HEAD and a GET of the manifest, then the configuration and a layer of 10 kB at once, by one node."
+	"A pull of the small image is a HEAD and a GET of its manifest, then its configuration and a layer of 10 kB at " +
+	"once; after a pause, proxies have no connection to the registry."
 
 type options struct {
 	results.Options
 	registry, node string // programs
 	pulls          int
-	divisor        int64
+	divisor        int64 // of the sizes of large images
 	cases          *regexp.Regexp
 }
 
@@ -83,7 +81,7 @@ func run(ctx context.Context, args []string) error {
 	if len(args) > 0 {
 		switch args[0] {
 		case insideMode:
-			return inside(ctx, args[1:], os.Stdout)
+			return inside(ctx, args[1:])
 		case distributionMode:
 			return serveDistribution(ctx, args[1:])
 		}
@@ -106,15 +104,10 @@ type benchmark struct {
 }
 
 // inside is the benchmark, in namespaces of its own.
-func inside(ctx context.Context, args []string, stdout io.Writer) (err error) {
+func inside(ctx context.Context, args []string) (err error) {
 	o, err := parse(args)
 	if err != nil {
 		return err
-	}
-	for _, path := range []*string{&o.registry, &o.node} {
-		if *path, err = filepath.Abs(*path); err != nil {
-			return err
-		}
 	}
 	if err := isolate(); err != nil {
 		return err
@@ -130,10 +123,14 @@ func inside(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	b.report.How = how
 	var large, small []testcase
 	for _, w := range ways {
-		b.report.Subjects = append(b.report.Subjects, w.Subject)
-		large = append(large, b.rollouts(w)...)
+		b.report.Subjects = append(b.report.Subjects, results.Subject{Name: w.name, Version: w.version, About: w.about})
+		for _, c := range crowds {
+			if !w.distribution && (!w.nginx || c.caches == maxCaches) {
+				large = append(large, testcase{w, c, (*stage).rollout})
+			}
+		}
 		if !w.caches {
-			small = append(small, testcase{"small image, " + w.Name, func(ctx context.Context) error { return b.latency(ctx, w) }})
+			small = append(small, testcase{w, crowd{table: tableSmall, nodes: pausedNodes, rate: 1e9}, (*stage).latency})
 		}
 	}
 	if b.dir, b.certificates, err = registries.Prepare(memoryDir, "bench-"); err != nil {
@@ -151,52 +148,36 @@ func inside(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if err := b.repeat(ctx, small, o.Runs*latencyRuns); err != nil {
 		return err
 	}
-	return b.report.Save(o.Write, stdout)
+	return b.report.Save(o.Write, os.Stdout)
 }
 
-// testcase is a row of a table, or a part of it.
+// testcase is a row of a table.
 type testcase struct {
-	name    string
-	measure func(ctx context.Context) error
+	way     way
+	crowd   crowd
+	measure func(*stage, context.Context) error
 }
-
-// caseTimeout bounds a case, which takes at most a minute and a half.
-const caseTimeout = 5 * time.Minute
 
 // repeat measures those cases that -run selects.
 func (b *benchmark) repeat(ctx context.Context, all []testcase, runs int) error {
 	var chosen []testcase
 	var names []string
 	for _, c := range all {
-		if b.cases.MatchString(c.name) {
-			chosen, names = append(chosen, c), append(names, c.name)
+		if name := c.crowd.table + ": " + c.way.name; b.cases.MatchString(name) {
+			chosen, names = append(chosen, c), append(names, name)
 		}
 	}
-	return b.report.Repeat(runs, names, func(n int) error {
-		ctx, cancel := context.WithTimeout(ctx, caseTimeout)
-		defer cancel()
-		return chosen[n].measure(ctx)
-	})
+	return b.report.Repeat(runs, names, func(n int) error { return b.run(ctx, chosen[n]) })
 }
 
 // way is how nodes get images.
 type way struct {
-	results.Subject
-	nodePort, distribution, caches, nginx bool
+	name, version, about                  string
+	nodePort, caches, nginx, distribution bool
 	htpasswd                              bool // distribution requires a password
 }
 
-// Names of the ways. The targets in bench/report refer to them.
-const (
-	namePort         = "node port"
-	nameProxy        = "proxy"
-	nameCaches       = "caches"
-	nameNginx        = "nginx"
-	nameDistribution = "distribution"
-	nameZarf         = "distribution, password"
-)
-
-// ways returns all of them, in the order of the tables.
+// ways returns all of them, in the order of the tables. The targets in bench/report refer to the names.
 func ways(ctx context.Context) ([]way, error) {
 	nginx, err := exec.CommandContext(ctx, "nginx", "-v").CombinedOutput()
 	if err != nil {
@@ -204,18 +185,12 @@ func ways(ctx context.Context) ([]way, error) {
 	}
 	_, nginxVersion, _ := strings.Cut(strings.TrimSpace(string(nginx)), "/")
 	theirs, _, _ := strings.Cut(version.Version(), "+")
-	subject := func(name, version, about string) results.Subject {
-		return results.Subject{Name: name, Version: version, About: about}
-	}
 	return []way{
-		{Subject: subject(namePort, "", "our registry: plain HTTP, a password"), nodePort: true},
-		{Subject: subject(nameProxy, "", "our proxy, mutual TLS to our registry")},
-		{Subject: subject(nameCaches, "", "our proxy, and 3 of our caches, 5 for 50 nodes"), caches: true},
-		{Subject: subject(nameNginx, nginxVersion, "our proxy, and `proxy_cache` instead of our caches"), caches: true,
-			nginx: true},
-		{Subject: subject(nameDistribution, theirs, "node port: plain HTTP, no password"), nodePort: true,
-			distribution: true},
-		{Subject: subject(nameZarf, theirs, "node port: plain HTTP, bcrypt as in Zarf"), nodePort: true,
-			distribution: true, htpasswd: true},
+		{"node port", "", "our registry: plain HTTP, a password", true, false, false, false, false},
+		{"proxy", "", "our proxy, mutual TLS to our registry", false, false, false, false, false},
+		{"caches", "", "our proxy, and 3 of our caches, 5 for 50 nodes", false, true, false, false, false},
+		{"nginx", nginxVersion, "our proxy, and `proxy_cache` instead of our caches", false, true, true, false, false},
+		{"distribution", theirs, "node port: plain HTTP, no password", true, false, false, true, false},
+		{"distribution, password", theirs, "node port: plain HTTP, bcrypt as in Zarf", true, false, false, true, true},
 	}, nil
 }

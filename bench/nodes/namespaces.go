@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,12 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const (
-	// insideMode as the first argument tells the program that it has namespaces of its own.
-	insideMode = "inside-namespaces"
-	// endTimeout is for the processes inside to end after SIGTERM.
-	endTimeout = 30 * time.Second
-)
+// insideMode as the first argument tells the program that it has namespaces of its own.
+const insideMode = "inside-namespaces"
 
 // enter runs this program again, with the arguments, as the first process of new network, mount and PID namespaces. The
 // kernel ends them, and everything in them, with that process, and that process with this one.
@@ -40,56 +35,41 @@ func enter(ctx context.Context, args []string) error {
 	command := exec.CommandContext(ctx, self, append([]string{insideMode}, args...)...)
 	command.Stdout, command.Stderr = os.Stdout, os.Stderr
 	command.Cancel = func() error { return command.Process.Signal(syscall.SIGTERM) }
-	command.WaitDelay = endTimeout
+	command.WaitDelay = 30 * time.Second
 	command.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL,
 	}
 	return command.Run()
 }
 
-// netnsDir is where ip-netns(8) keeps named network namespaces.
-const netnsDir = "/run/netns"
-
-// memoryDir is a file system in memory that ends with the namespaces.
-const memoryDir = "/run"
+const (
+	// memoryDir is a file system in memory that ends with the namespaces.
+	memoryDir = "/run"
+	// netnsDir is where ip-netns(8) keeps named network namespaces.
+	netnsDir = "/run/netns"
+	// maxCaches is how many namespaces for caches there are.
+	maxCaches = 5
+	// port is that of the registry, of caches and of their Services; plainPort that of registries without TLS.
+	port, plainPort, metricsPort = ":5000", ":5001", ":9102"
+	// loopback and nodePort are where the container runtime of a node pulls, from its proxy or through its node port.
+	loopback, nodePort = "127.0.0.1", "31999"
+	// ClusterIPs of the Services, which only rules of iptables know.
+	registryService, cacheService = "10.96.0.10", "10.96.0.11"
+)
 
 // isolate prepares the mounts of the new namespaces. /run also holds the lock of iptables, so nobody else waits for it.
 func isolate() error {
-	for _, m := range []struct {
-		system, on string
-		flags      uintptr
-	}{
-		{"", "/", unix.MS_REC | unix.MS_PRIVATE}, // mounts stay inside
-		{"proc", "/proc", 0},
-		{"tmpfs", memoryDir, 0},
-	} {
-		if err := unix.Mount(m.system, m.on, m.system, m.flags, ""); err != nil {
-			return fmt.Errorf("mounting %s on %s: %w", m.system, m.on, err)
-		}
-	}
-	return os.Mkdir(netnsDir, 0o755)
+	return errors.Join(
+		unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), // mounts stay inside
+		unix.Mount("proc", "/proc", "proc", 0, ""),
+		unix.Mount("tmpfs", memoryDir, "tmpfs", 0, "size=10g"),
+		os.Mkdir(netnsDir, 0o755))
 }
-
-const (
-	// maxCaches is how many namespaces for caches there are.
-	maxCaches = 5
-	// port is that of the registry, of caches and of their Services; plainPort that of registries without TLS;
-	// metricsPort that of metrics.
-	port, plainPort, metricsPort = 5000, 5001, 9102
-	// nodeAddress is where the container runtime of a node pulls, from its proxy or through its node port.
-	nodeAddress = "127.0.0.1:31999"
-	// serviceRange contains the ClusterIPs, which only rules of iptables know.
-	serviceRange = "10.96.0.0/24"
-)
-
-// ClusterIPs of the Services.
-const registryService, cacheService = "10.96.0.10", "10.96.0.11"
 
 // member is a network namespace with a link to the bridge.
 type member struct {
-	name    string
-	address netip.Addr
-	port    string // the bridge's interface
+	name    string // also of the bridge's interface
+	address string
 }
 
 // fabric is the network: the members, and a bridge between them in the namespace of this process.
@@ -99,64 +79,43 @@ type fabric struct {
 }
 
 func newFabric(ctx context.Context, nodes int) (*fabric, error) {
-	f := &fabric{registry: newMember("registry", 1, 1)}
-	for n := range maxCaches {
-		f.caches = append(f.caches, newMember("cache", 2, n+1))
+	all := make([]member, 1+maxCaches+nodes)
+	script := "link set lo up\nlink add fabric type bridge\naddress add 10.77.0.1/16 dev fabric\nlink set fabric up\n"
+	for n := range all {
+		all[n] = member{fmt.Sprintf("member-%d", n), fmt.Sprintf("10.77.1.%d", n+1)}
+		script += fmt.Sprintf("netns add %[1]s\nlink add %[1]s type veth peer name eth0 netns %[1]s\n"+
+			"link set %[1]s master fabric up\n", all[n].name)
 	}
-	for n := range nodes {
-		f.nodes = append(f.nodes, newMember("node", 3, n+1))
-	}
-	var script strings.Builder
-	script.WriteString("link set lo up\nlink add fabric type bridge\naddress add 10.77.0.1/16 dev fabric\n" +
-		"link set fabric up\n")
-	for _, m := range f.members() {
-		fmt.Fprintf(&script, "netns add %s\nlink add %s type veth peer name eth0 netns %s\nlink set %s master fabric up\n",
-			m.name, m.port, m.name, m.port)
-	}
-	if err := execute(ctx, script.String(), "ip", "-batch", "-"); err != nil {
+	if err := execute(ctx, script, "ip", "-batch", "-"); err != nil {
 		return nil, err
 	}
-	return f, each(f.members(), func(m member) error {
+	return &fabric{all[0], all[1 : 1+maxCaches], all[1+maxCaches:]}, each(all, func(m member) error {
 		// Machines differ. Every namespace may use this one; cubic behaves like it where round trips take milliseconds.
 		program, args := m.command("sh", "-c", "echo reno > /proc/sys/net/ipv4/tcp_congestion_control; "+
 			"echo 1 > /proc/sys/net/ipv4/conf/all/route_localnet") // for node ports on loopback
-		if err := execute(ctx, "", program, args...); err != nil {
-			return err
-		}
-		return execute(ctx, fmt.Sprintf("link set lo up\naddress add %s/16 dev eth0\nlink set eth0 up\n"+
-			"route add %s dev eth0\n", m.address, serviceRange), "ip", "-netns", m.name, "-batch", "-")
+		return errors.Join(execute(ctx, "", program, args...),
+			execute(ctx, fmt.Sprintf("link set lo up\naddress add %s/16 dev eth0\nlink set eth0 up\n"+
+				"route add default dev eth0\n", m.address), "ip", "-netns", m.name, "-batch", "-"))
 	})
 }
 
-func newMember(kind string, network byte, n int) member {
-	return member{name: fmt.Sprintf("%s-%d", kind, n), address: netip.AddrFrom4([4]byte{10, 77, network, byte(n)}),
-		port: fmt.Sprintf("%s%d", kind, n)}
-}
-
-func (f *fabric) members() []member {
-	return append(append([]member{f.registry}, f.caches...), f.nodes...)
-}
-
 // connect limits what the registry and each cache may send, and what each node may receive, in bits per second. It also
-// writes rules like kube-proxy's: each new connection to a Service gets one of its endpoints at random. With nodePort,
-// plain HTTP at nodeAddress reaches the registry.
-func (f *fabric) connect(ctx context.Context, nodes, caches []member, rate int64, nodePort bool) error {
+// writes rules like kube-proxy's: each new connection to a Service gets one of its endpoints at random. With
+// throughPort, nodePort reaches the registry's plain HTTP.
+func (f *fabric) connect(ctx context.Context, nodes, caches []member, rate int64, throughPort bool) error {
 	// The burst holds the largest packet before segmentation. Longer queues starve some connections: the kernel lets a
 	// slow one have only a few packets in them.
 	bucket := fmt.Sprintf("root tbf rate %dbit burst 256kb latency 30ms\n", rate)
 	var rules strings.Builder
-	fmt.Fprintf(&rules, "*nat\n:CACHES - [0:0]\n"+
-		"-A OUTPUT -d %s/32 -p tcp -m tcp --dport %d -j DNAT --to-destination %s:%[2]d\n"+
-		"-A OUTPUT -d %[4]s/32 -p tcp -m tcp --dport %[2]d -j CACHES\n",
-		registryService, port, f.registry.address, cacheService)
+	fmt.Fprintf(&rules, "*nat\n:CACHES - [0:0]\n-A OUTPUT -d %s/32 -p tcp -j DNAT --to-destination %s%s\n"+
+		"-A OUTPUT -d %s/32 -p tcp -j CACHES\n", registryService, f.registry.address, port, cacheService)
 	for n, c := range caches {
-		fmt.Fprintf(&rules, "-A CACHES -p tcp -m statistic --mode random --probability %.8f -j DNAT --to-destination %s:%d\n",
-			1/float64(len(caches)-n), c.address, port)
+		fmt.Fprintf(&rules, "-A CACHES -p tcp -m statistic --mode random --probability %.8f -j DNAT --to-destination "+
+			"%s%s\n", 1/float64(len(caches)-n), c.address, port)
 	}
-	if nodePort {
-		host, number, _ := strings.Cut(nodeAddress, ":")
-		fmt.Fprintf(&rules, "-A OUTPUT -d %s/32 -p tcp -m tcp --dport %s -j DNAT --to-destination %s:%d\n"+
-			"-A POSTROUTING -s %[1]s/32 -o eth0 -j MASQUERADE\n", host, number, f.registry.address, plainPort)
+	if throughPort {
+		fmt.Fprintf(&rules, "-A OUTPUT -d %s/32 -p tcp -m tcp --dport %s -j DNAT --to-destination %s%s\n"+
+			"-A POSTROUTING -s %[1]s/32 -o eth0 -j MASQUERADE\n", loopback, nodePort, f.registry.address, plainPort)
 	}
 	rules.WriteString("COMMIT\n")
 	sources := append(caches[:len(caches):len(caches)], f.registry)
@@ -165,7 +124,7 @@ func (f *fabric) connect(ctx context.Context, nodes, caches []member, rate int64
 			return execute(ctx, "qdisc replace dev eth0 "+bucket, "tc", "-netns", m.name, "-batch", "-")
 		}),
 		each(nodes, func(m member) error {
-			return execute(ctx, "qdisc replace dev "+m.port+" "+bucket, "tc", "-batch", "-")
+			return execute(ctx, "qdisc replace dev "+m.name+" "+bucket, "tc", "-batch", "-")
 		}),
 		each(append(sources, nodes...), func(m member) error {
 			program, args := m.command("iptables-restore")

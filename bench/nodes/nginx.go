@@ -1,27 +1,20 @@
 package main
 
-import (
-	"fmt"
-	"strings"
-)
+import "strings"
 
 // nginxConfig returns the configuration of nginx as a cache: what a digest names is fetched once and kept, everything
 // else is requested from the registry. /readyz is for the benchmark.
 func (s *stage) nginxConfig(dir string) string {
 	return strings.NewReplacer("DIR", dir, "CERTS", s.path("cache-tls"), "NAME", registryName,
-		"REGISTRY", fmt.Sprintf("%s:%d", registryService, port), "LISTEN", fmt.Sprint(port),
-		"METRICS", fmt.Sprint(metricsPort)).Replace(nginxConfig)
+		"REGISTRY", registryService+port, "LISTEN", "*"+port, "METRICS", "*"+metricsPort).Replace(nginxConfig)
 }
 
 // The lock's timeouts are longer than any fetch, else every request for a large blob would go to the registry. Not
 // limited are requests per connection, as in the caches.
 const nginxConfig = `
-user root;
-daemon off;
-pid DIR/nginx.pid;
+user root; daemon off; pid DIR/nginx.pid;
 error_log stderr error;
-worker_processes auto;
-worker_rlimit_nofile 8192;
+worker_processes auto; worker_rlimit_nofile 8192;
 events { worker_connections 4096; }
 http {
     access_log off;
@@ -37,17 +30,14 @@ http {
         ssl_certificate CERTS/tls.crt; ssl_certificate_key CERTS/tls.key;
         ssl_client_certificate CERTS/ca.crt; ssl_verify_client on;
         proxy_http_version 1.1;
-        proxy_set_header Connection "";
-        proxy_set_header Host NAME;
+        proxy_set_header Connection ""; proxy_set_header Host NAME;
         proxy_ssl_protocols TLSv1.3;
         proxy_ssl_certificate CERTS/tls.crt; proxy_ssl_certificate_key CERTS/tls.key;
         proxy_ssl_trusted_certificate CERTS/ca.crt; proxy_ssl_verify on;
         proxy_ssl_server_name on; proxy_ssl_name NAME;
         location ~ ^/v2/.+/(blobs|manifests)/sha256: {
             proxy_pass https://registry;
-            proxy_cache blobs;
-            proxy_cache_key $uri;
-            proxy_cache_valid 200 1d;
+            proxy_cache blobs; proxy_cache_key $uri; proxy_cache_valid 200 1d;
             proxy_cache_lock on; proxy_cache_lock_timeout 1h; proxy_cache_lock_age 1h;
         }
         location / { proxy_pass https://registry; }

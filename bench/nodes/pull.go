@@ -38,8 +38,8 @@ func (b *benchmark) prepare(ctx context.Context) (err error) {
 	}
 	b.large = map[int64]registries.Image{}
 	for _, c := range crowds[1:] { // the first has the image of the second
-		if b.large[c.image], err = registries.PushImage(ctx, client, process, fmt.Sprintf("bench/%d", c.image), tag, 0, layers,
-			c.image/b.divisor/layers); err != nil {
+		if b.large[c.image], err = registries.PushImage(ctx, client, process, fmt.Sprintf("bench/%d", c.image), tag, 0,
+			layers, c.image/b.divisor/layers); err != nil {
 			return err
 		}
 	}

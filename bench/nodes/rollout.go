@@ -16,30 +16,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 )
 
-// Columns to which targets in bench/report refer.
-const (
-	measureLast    = "last node done"
-	measureAllowed = "× what the links allow"
-	measureCopies  = "copies from the registry"
-)
-
-// rollouts returns the cases in which all nodes pull the large image at the same moment.
-func (b *benchmark) rollouts(w way) (all []testcase) {
-	for _, c := range crowds {
-		if !w.distribution && (!w.nginx || c.caches == maxCaches) {
-			all = append(all, testcase{c.table + ", " + w.Name, func(ctx context.Context) error { return b.rollout(ctx, w, c) }})
-		}
-	}
-	return all
-}
-
-// rollout measures a case with new processes and empty caches.
-func (b *benchmark) rollout(ctx context.Context, w way, c crowd) (err error) {
-	s := b.newStage(w, c)
-	defer func() { err = errors.Join(err, s.stop()) }()
-	if err := s.start(ctx); err != nil {
-		return err
-	}
+// rollout measures a large image, with new processes and empty caches.
+func (s *stage) rollout(ctx context.Context) error {
 	statBefore, sentBefore, err := s.counters()
 	if err != nil {
 		return err
@@ -56,17 +34,19 @@ func (b *benchmark) rollout(ctx context.Context, w way, c crowd) (err error) {
 	if err != nil {
 		return err
 	}
-	add := func(what, unit string, value float64) { b.report.Add(c.table, w.Name, what, unit, value) }
+	c := s.crowd
+	// The targets in bench/report refer to these columns.
+	add := func(what, unit string, value float64) { s.report.Add(c.table, s.name, what, unit, value) }
 	slices.Sort(took)
 	last := took[len(took)-1]
-	bytes := float64(b.large[c.image].Bytes)
+	bytes := float64(s.large[c.image].Bytes)
 	// A link's time for one copy, times the copies that each source's link carries if all carry as many.
 	allowed := bytes * 8 / float64(c.rate) * max(1, float64(c.nodes)/float64(max(1, len(s.caches))))
-	add(measureLast, "s", last)
-	add(measureAllowed, "", last/allowed)
+	add("last node done", "s", last)
+	add("× what the links allow", "", last/allowed)
 	add("median node done", "s", results.Median(took))
-	add(measureCopies, "", (sent-sentBefore)/bytes)
-	add("CPUs busy", "", share*float64(b.report.Machine.Cores))
+	add("copies from the registry", "", (sent-sentBefore)/bytes)
+	add("CPUs busy", "", share*float64(s.report.Machine.Cores))
 	return nil
 }
 

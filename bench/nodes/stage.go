@@ -26,19 +26,16 @@ import (
 const (
 	// registryName and cacheName are the names of the Services.
 	registryName, cacheName = "zarf-registry.zarf.svc", "zarf-registry-cache.zarf.svc"
+	// caseTimeout bounds a case, which takes at most a minute and a half.
+	caseTimeout = 5 * time.Minute
 	// readyTimeout is for a process to start, which takes a fraction of a second.
 	readyTimeout = 30 * time.Second
 	// distributionMode as the first argument tells the program to serve as distribution.
 	distributionMode = "serve-distribution"
+	nodeAddress      = loopback + ":" + nodePort
 	// user may pull through node ports.
 	user, password = "zarf-pull", "bench-password"
 )
-
-// environment names the ClusterIPs, as the kubelet does.
-var environment = []string{
-	"ZARF_REGISTRY_SERVICE_HOST=" + registryService,
-	"ZARF_REGISTRY_CACHE_SERVICE_HOST=" + cacheService,
-}
 
 func (b *benchmark) path(name string) string { return filepath.Join(b.dir, name) }
 
@@ -47,7 +44,7 @@ func (b *benchmark) issue() error {
 	server, client := x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth
 	for name, leaf := range map[string]pki.Leaf{
 		"registry-tls": {Organization: pki.OrganizationServer, DNSNames: []string{registryName},
-			IPAddresses: []net.IP{b.fabric.registry.address.AsSlice()}, Usages: []x509.ExtKeyUsage{server}},
+			IPAddresses: []net.IP{net.ParseIP(b.fabric.registry.address)}, Usages: []x509.ExtKeyUsage{server}},
 		"cache-tls": {Organization: pki.OrganizationCache, DNSNames: []string{cacheName},
 			Usages: []x509.ExtKeyUsage{server, client}},
 		"node-tls": {Organization: pki.OrganizationNode, Usages: []x509.ExtKeyUsage{client}},
@@ -74,12 +71,19 @@ type stage struct {
 	urls          []string // that answer when the processes are ready
 }
 
-func (b *benchmark) newStage(w way, c crowd) *stage {
-	s := &stage{benchmark: b, way: w, crowd: c, nodes: b.fabric.nodes[:c.nodes]}
-	if w.caches {
-		s.caches = b.fabric.caches[:c.caches]
+// run measures a case on a stage of its own.
+func (b *benchmark) run(ctx context.Context, c testcase) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, caseTimeout)
+	defer cancel()
+	s := &stage{benchmark: b, way: c.way, crowd: c.crowd, nodes: b.fabric.nodes[:c.crowd.nodes]}
+	if c.way.caches {
+		s.caches = b.fabric.caches[:c.crowd.caches]
 	}
-	return s
+	defer func() { err = errors.Join(err, s.stop()) }()
+	if err := s.start(ctx); err != nil {
+		return err
+	}
+	return c.measure(s, ctx)
 }
 
 // server returns the URL at which each node pulls.
@@ -110,22 +114,23 @@ func (s *stage) start(ctx context.Context) error {
 		return err
 	}
 	for _, m := range s.nodes {
-		flags := []string{"proxy", "--listen=" + nodeAddress, fmt.Sprintf("--registry=%s:%d", registryName, port),
-			"--tls-dir=" + s.path("node-tls"), fmt.Sprintf("--metrics-listen=%s:%d", m.address, metricsPort)}
+		flags := []string{"proxy", "--listen=" + nodeAddress, "--registry=" + registryName + port,
+			"--tls-dir=" + s.path("node-tls"), "--metrics-listen=" + metricsPort}
 		if s.way.caches {
-			flags = append(flags, fmt.Sprintf("--cache=%s:%d", cacheName, port))
+			flags = append(flags, "--cache="+cacheName+port)
 		}
-		if err := s.run(m, metricsURL(m, "/readyz"), s.node, flags...); err != nil {
+		if err := s.launch(m, metricsURL(m, "/readyz"), s.node, flags...); err != nil {
 			return err
 		}
 	}
 	return s.ready(ctx)
 }
 
-// run starts a program, which is ready when url answers.
-func (s *stage) run(m member, url, program string, args ...string) error {
+// launch starts a program, which is ready when url answers.
+func (s *stage) launch(m member, url, program string, args ...string) error {
 	program, args = m.command(program, args...)
-	p, err := registries.StartClient(environment, program, args...)
+	p, err := registries.StartClient([]string{"ZARF_REGISTRY_SERVICE_HOST=" + registryService,
+		"ZARF_REGISTRY_CACHE_SERVICE_HOST=" + cacheService}, program, args...) // as the kubelet does
 	if err == nil {
 		s.processes, s.urls = append(s.processes, p), append(s.urls, url)
 	}
@@ -133,34 +138,33 @@ func (s *stage) run(m member, url, program string, args ...string) error {
 }
 
 func (s *stage) startRegistry(m member) error {
-	plain := fmt.Sprintf("%s:%d", m.address, plainPort)
+	plain := m.address + plainPort
 	url := "http://" + user + ":" + password + "@" + plain + "/v2/"
 	if !s.distribution {
-		return s.run(m, url, s.registry, append(registries.ServeArgs(s.path("registry"),
-			fmt.Sprintf("%s:%d", m.address, port), s.path("registry-tls")), "--plain-listen="+plain,
-			fmt.Sprintf("--metrics-listen=%s:%d", m.address, metricsPort), "--pull-htpasswd="+s.path("htpasswd"))...)
+		return s.launch(m, url, s.registry, append(registries.ServeArgs(s.path("registry"), port, s.path("registry-tls")),
+			"--plain-listen="+plainPort, "--metrics-listen="+metricsPort, "--pull-htpasswd="+s.path("htpasswd"))...)
 	}
 	self, err := os.Executable()
 	if err != nil {
 		return err
 	}
-	args := []string{distributionMode, plain, s.path("registry/storage")}
+	users := ""
 	if s.htpasswd {
-		args = append(args, s.path("htpasswd"))
+		users = s.path("htpasswd")
 	}
-	return s.run(m, url, self, args...)
+	return s.launch(m, url, self, distributionMode, plain, s.path("registry/storage"), users)
 }
 
 // serveDistribution runs distribution's own server. The arguments are the address, the storage directory, and the file
-// of users, if any.
+// of users or nothing.
 func serveDistribution(ctx context.Context, args []string) error {
 	auth := ""
-	if len(args) > 2 {
+	if args[2] != "" {
 		auth = fmt.Sprintf("auth: {htpasswd: {realm: bench, path: %q}}\n", args[2])
 	}
 	config, err := configuration.Parse(strings.NewReader(fmt.Sprintf("version: 0.1\n"+
-		"log: {level: error, accesslog: {disabled: true}}\nstorage: {filesystem: {rootdirectory: %q}}\n"+
-		"http: {addr: %q, secret: bench}\n%s", args[1], args[0], auth)))
+		"log: {level: error, accesslog: {disabled: true}}\nstorage: {cache: {blobdescriptor: inmemory}, filesystem: "+
+		"{rootdirectory: %q}}\nhttp: {addr: %q, secret: bench}\n%s", args[1], args[0], auth)))
 	if err != nil {
 		return err
 	}
@@ -178,20 +182,17 @@ func (s *stage) startCache(m member) error {
 		return err
 	}
 	if !s.nginx {
-		return s.run(m, readyz, s.node, "cache", fmt.Sprintf("--listen=:%d", port),
-			fmt.Sprintf("--registry=%s:%d", registryName, port), "--tls-dir="+s.path("cache-tls"), "--dir="+dir,
-			"--size=10Gi", fmt.Sprintf("--metrics-listen=:%d", metricsPort))
+		return s.launch(m, readyz, s.node, "cache", "--listen="+port, "--registry="+registryName+port,
+			"--tls-dir="+s.path("cache-tls"), "--dir="+dir, "--size=10Gi", "--metrics-listen="+metricsPort)
 	}
 	config := filepath.Join(dir, "nginx.conf")
 	if err := os.WriteFile(config, []byte(s.nginxConfig(dir)), 0o600); err != nil {
 		return err
 	}
-	return s.run(m, readyz, "nginx", "-c", config)
+	return s.launch(m, readyz, "nginx", "-c", config)
 }
 
-func metricsURL(m member, path string) string {
-	return fmt.Sprintf("http://%s:%d%s", m.address, metricsPort, path)
-}
+func metricsURL(m member, path string) string { return "http://" + m.address + metricsPort + path }
 
 // ready waits until all programs answer.
 func (s *stage) ready(ctx context.Context) error {
