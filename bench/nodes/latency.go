@@ -14,7 +14,7 @@ const (
 	// slowPulls is the number of pulls from a registry that needs hundreds of milliseconds for each, too few for a p99.
 	slowPulls = 10
 	// pausedNodes pull once each after pause, in which proxies close their connections to the registry.
-	pausedNodes = 7
+	pausedNodes = 20
 	pause       = 11 * time.Second
 )
 
@@ -40,15 +40,16 @@ func (s *stage) latency(ctx context.Context) error {
 			add(c.p99, took, 99)
 		}
 	}
-	if s.nodePort {
-		return nil // there is no connection to lose in a pause
+	const paused = "after a pause, p50"
+	if s.nodePort || s.report.Find(tableSmall, s.name, paused) != nil {
+		return nil // there is no connection to lose in a pause, or that was measured
 	}
 	time.Sleep(pause)
 	took, err := s.pulls(ctx, s.nodes, 1, false)
 	if err != nil {
 		return err
 	}
-	add("after a pause, p50", took, 50)
+	add(paused, took, 50)
 	return nil
 }
 
