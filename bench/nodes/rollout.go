@@ -38,14 +38,14 @@ func (s *stage) rollout(ctx context.Context) error {
 	// The targets in bench/report refer to these columns.
 	add := func(what, unit string, value float64) { s.report.Add(c.table, s.name, what, unit, value) }
 	slices.Sort(took)
-	last := took[len(took)-1]
-	bytes := float64(s.large[c.image].Bytes)
-	// A link's time for one copy, times the copies that each source's link carries if all carry as many.
-	allowed := bytes * 8 / float64(c.rate) * max(1, float64(c.nodes)/float64(max(1, len(s.caches))))
+	last, bytes := took[len(took)-1], float64(s.large[c.image].Bytes)
+	copies := (sent - sentBefore) / bytes
+	// A link's time for one copy, times the copies that the busiest link carries if caches share the load evenly.
+	allowed := bytes * 8 / float64(c.rate) * max(1, copies, float64(c.nodes)/float64(max(1, len(s.caches))))
 	add("last node done", "s", last)
 	add("× what the links allow", "", last/allowed)
 	add("median node done", "s", results.Median(took))
-	add("copies from the registry", "", (sent-sentBefore)/bytes)
+	add("copies from the registry", "", copies)
 	add("CPUs busy", "", share*float64(s.report.Machine.Cores))
 	return nil
 }
