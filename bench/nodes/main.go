@@ -45,7 +45,7 @@ var crowds = []crowd{
 const how = "Registry, caches and nodes are processes in network namespaces of one machine, with links of 1 Gbit/s; " +
 	"for 10 and 50 nodes, links and images are a fifth of that, which takes as long, because its CPUs carry no more. " +
 	"All nodes start at once, pull 3 of 8 incompressible layers at a time and verify digests; 1 GB on 50 nodes would " +
-	"occupy the registry's link for 7 minutes. Links allow what the registry, or all caches, must send, without overhead. " +
+	"occupy the registry's link for 7 minutes. Links allow what registry or caches must send, without overhead. " +
 	"A pull of the small image is a HEAD and a GET of its manifest, then its configuration and a layer of 10 kB at " +
 	"once; after a pause, proxies have no connection to the registry."
 
