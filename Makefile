@@ -327,7 +327,7 @@ BENCH_REPORT ?= cd bench && go run ./report ../dist/bench
 
 .PHONY: bench
 bench: ## Run all benchmarks, write dist/bench/RESULTS.md and check the targets; the machine must be quiet (BENCH_FLAGS="-n 1")
-	for name in proxy registry bootstrap scale scale-s3 herd healer garbage thin images; do \
+	for name in proxy registry bootstrap scale scale-s3 nodes healer garbage thin images; do \
 	  $(MAKE) --no-print-directory bench-$$name BENCH_REPORT=true; \
 	done
 	$(BENCH_REPORT)
@@ -357,12 +357,12 @@ bench-scale-s3: build $(TESTCLUSTER) ## Measure the same pulls with images in S3
 	dist/bench-scale-s3 -clusters= -s3 $(call TOOL,versitygw) -registry bin/registry -write dist/bench/scale-s3 $(BENCH_FLAGS)
 	$(BENCH_REPORT) scale-s3
 
-.PHONY: bench-herd
-bench-herd: build ## Measure 50 nodes that pull at once: caches, failing caches, nginx; 10 minutes for each run (BENCH_FLAGS="-n 3")
+.PHONY: bench-nodes
+bench-nodes: build ## Measure image pulls by 1 to 50 nodes with and without caches, and latency; 10 minutes (BENCH_FLAGS="-n 3")
 	@hack/deps.sh bench
-	$(BENCHBUILD) ./herd
-	dist/bench-herd -n 1 -registry bin/registry -registry-node bin/registry-node -write dist/bench/herd $(BENCH_FLAGS)
-	$(BENCH_REPORT) herd
+	$(BENCHBUILD) ./nodes
+	dist/bench-nodes -registry bin/registry -registry-node bin/registry-node -write dist/bench/nodes $(BENCH_FLAGS)
+	$(BENCH_REPORT) nodes
 
 .PHONY: bench-healer
 bench-healer: build ## Measure a healer at rest with 5000 nodes (BENCH_FLAGS="-n 1")

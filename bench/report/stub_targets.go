@@ -1,5 +1,4 @@
 package main
 
 func clusterTargets() []target { return nil }
-func nodesTargets() []target   { return nil }
 func garbageTargets() []target { return nil }
