@@ -21,9 +21,7 @@ import (
 var benchmarks = []struct{ dir, title string }{
 	{"proxy", "The proxy compared with other proxies"},
 	{"registry", "The registry compared with distribution"},
-	{"bootstrap", "Installation on a real cluster"},
-	{"images", "Images: pushes and pulls by users and nodes"},
-	{"thin", "Images: only what changed"},
+	{"cluster", "A cluster: installation, pushes, pulls, idle nodes"},
 	{"scale", "One registry and up to 1000 nodes"},
 	{"scale-s3", "One registry that stores in S3"},
 	{"herd", "Caches: many nodes at the same moment"},

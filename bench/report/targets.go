@@ -25,7 +25,7 @@ type target struct {
 }
 
 // targets are in the order of the page.
-var targets = slices.Concat(proxyTargets(), registryTargets(), bootstrapTargets(), imagesTargets(), thinTargets(),
+var targets = slices.Concat(proxyTargets(), registryTargets(), clusterTargets(),
 	scaleTargets(), herdTargets())
 
 // wanted returns the goal as text, such as "≤ 1.05 × distribution".
