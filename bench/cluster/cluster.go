@@ -49,10 +49,9 @@ rules:
 type cluster struct {
 	options
 	*clusters.Cluster
-	kubectl string
-	dir     string // temporary files
-	nodes   []string
-	app     *imageSet // the application
+	dir   string // temporary files
+	nodes []string
+	app   *imageSet // the application
 }
 
 // newCluster boots a cluster. If it returns one, the caller must take it down, even after an error.
@@ -74,9 +73,6 @@ func newCluster(ctx context.Context, o options, dir string) (*cluster, error) {
 		ocispec.ImageLayoutFile, ocispec.ImageBlobsDir); err != nil {
 		return nil, err
 	}
-	if c.kubectl, err = output(ctx, o.testcluster, "tool", "kubectl"); err != nil {
-		return nil, err
-	}
 	booted, err := clusters.Up(ctx, o.testcluster, o.name, "--audit-policy", policy, "--load", archive,
 		"--load", registryNode+"="+o.initHook)
 	if booted == nil {
@@ -95,6 +91,16 @@ func (c *cluster) helm(ctx context.Context, verb, namespace string, args ...stri
 // zarfRegistry runs a command of zarf-registry for a namespace.
 func (c *cluster) zarfRegistry(ctx context.Context, namespace string, args ...string) error {
 	_, err := c.Output(ctx, c.zarf, append(args, c.access(namespace)...)...)
+	return err
+}
+
+// kubectl runs kubectl.
+func (c *cluster) kubectl(ctx context.Context, args ...string) error {
+	program, err := c.Tool(ctx, "kubectl")
+	if err != nil {
+		return err
+	}
+	_, err = c.Output(ctx, program, args...)
 	return err
 }
 

@@ -13,9 +13,9 @@ import (
 	"github.com/distribution/distribution/v3/registry"
 	_ "github.com/distribution/distribution/v3/registry/storage/driver/filesystem" // named in the configuration
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/zarf-dev/zarf-registry/bench/internal/clusters"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
@@ -54,16 +54,16 @@ func (l *timeline) pod(p *corev1.Pod, at time.Time) {
 	}
 }
 
-// watchPods calls do for each event of a pod in a namespace until ctx is done.
-func (c *cluster) watchPods(ctx context.Context, namespace string, do func(*corev1.Pod, time.Time)) error {
-	pods, err := c.Client.CoreV1().Pods(namespace).Watch(ctx, metav1.ListOptions{})
+// watch records the pods of the release until ctx is done.
+func (l *timeline) watch(ctx context.Context, client kubernetes.Interface) error {
+	pods, err := client.CoreV1().Pods(zarf).Watch(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
 	go func() {
 		for event := range pods.ResultChan() {
 			if p, is := event.Object.(*corev1.Pod); is && event.Type != watch.Deleted {
-				do(p, time.Now())
+				l.pod(p, time.Now())
 			}
 		}
 	}()
@@ -78,35 +78,28 @@ func (c *cluster) measureInstalls(ctx context.Context, report *results.Report) e
 		results.Subject{Name: distribution, About: "Deployment and NodePort, its image on the node, no TLS"})
 	installed := false
 	return report.Repeat(c.Runs, []string{byCommand, byHelm, distribution}, func(n int) error {
-		if n == 2 {
-			return c.measureDistribution(ctx, report)
-		}
-		if installed {
+		if n < 2 && installed {
 			if err := c.remove(ctx); err != nil {
 				return err
 			}
+		}
+		if err := c.forget(ctx); err != nil {
+			return err
+		}
+		if n == 2 {
+			return c.measureDistribution(ctx, report)
 		}
 		installed = true
 		return c.measureInstall(ctx, report, n == 1)
 	})
 }
 
-// remove removes everything that an installation left in the cluster and on its nodes.
+// remove removes everything that an installation left in the cluster.
 func (c *cluster) remove(ctx context.Context) error {
 	if err := c.zarfRegistry(ctx, zarf, "uninstall"); err != nil {
 		return err
 	}
-	namespaces := c.Client.CoreV1().Namespaces()
-	if err := namespaces.Delete(ctx, zarf, metav1.DeleteOptions{}); err != nil {
-		return err
-	}
-	if err := c.WaitFor(ctx, "the removal of the namespace", func() (bool, error) {
-		_, err := namespaces.Get(ctx, zarf, metav1.GetOptions{})
-		return apierrors.IsNotFound(err), err
-	}); err != nil {
-		return err
-	}
-	return c.forget(ctx)
+	return c.kubectl(ctx, "delete", "namespace", zarf)
 }
 
 // forget removes all images that were pulled from this cluster's registries from the nodes.
@@ -124,7 +117,7 @@ func (c *cluster) measureInstall(ctx context.Context, report *results.Report, he
 	watching, cancel := context.WithCancel(ctx)
 	defer cancel()
 	l := newTimeline()
-	if err := c.watchPods(watching, zarf, l.pod); err != nil {
+	if err := l.watch(watching, c.Client); err != nil {
 		return err
 	}
 	subject, began := byCommand, time.Now()
@@ -165,43 +158,15 @@ func (c *cluster) measureInstall(ctx context.Context, report *results.Report, he
 	return nil
 }
 
-// run returns when a new pod with the application's image, which it pulls from a port of its node, ran.
+// run runs a pod with the application's image, which it pulls from a port of its node, and returns when it ran.
 func (c *cluster) run(ctx context.Context, port string) (running time.Time, err error) {
-	pods := c.Client.CoreV1().Pods(metav1.NamespaceDefault)
-	watching, cancel := context.WithCancel(ctx)
-	defer cancel()
-	ran := make(chan time.Time, 1)
-	if err := c.watchPods(watching, metav1.NamespaceDefault, func(p *corev1.Pod, at time.Time) {
-		if p.Name == "app" && p.Status.Phase == corev1.PodRunning {
-			select {
-			case ran <- at:
-			default:
-			}
-		}
-	}); err != nil {
-		return running, err
+	err = c.kubectl(ctx, "run", "app", "--image="+c.app.images[0].reference("127.0.0.1:"+port),
+		`--overrides={"spec":{"nodeSelector":{"kubernetes.io/hostname":"`+pullingNode+`"}}}`)
+	if err == nil {
+		err = c.kubectl(ctx, "wait", "--for=jsonpath={.status.phase}=Running", "pod/app", "--timeout=1m")
 	}
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "app"}, Spec: corev1.PodSpec{
-		NodeSelector: map[string]string{corev1.LabelHostname: pullingNode},
-		Containers:   []corev1.Container{{Name: "app", Image: c.app.images[0].reference("127.0.0.1:" + port)}}}}
-	if _, err := pods.Create(ctx, pod, metav1.CreateOptions{}); err != nil {
-		return running, err
-	}
-	select {
-	case running = <-ran:
-	case <-time.After(time.Minute):
-		return running, errors.New("the application does not run")
-	case <-ctx.Done():
-		return running, ctx.Err()
-	}
-	now := int64(0)
-	if err := pods.Delete(ctx, "app", metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
-		return running, err
-	}
-	return running, c.WaitFor(ctx, "the end of the application", func() (bool, error) {
-		_, err := pods.Get(ctx, "app", metav1.GetOptions{})
-		return apierrors.IsNotFound(err), err
-	})
+	running = time.Now()
+	return running, errors.Join(err, c.kubectl(ctx, "delete", "pod", "app", "--now"))
 }
 
 // measurePayload measures the payload in etcd, and the part of it that each node fetches.
@@ -275,36 +240,33 @@ spec:
 const distributionPort = "31997"
 
 func (c *cluster) measureDistribution(ctx context.Context, report *results.Report) (err error) {
-	if err := c.forget(ctx); err != nil {
+	crane, err := c.Tool(ctx, "crane")
+	if err != nil {
 		return err
 	}
 	objects := filepath.Join(c.dir, "distribution.yaml")
 	if err := writeFile(objects, distributionObjects); err != nil {
 		return err
 	}
-	defer func() {
-		_, e := c.Output(context.WithoutCancel(ctx), c.kubectl, "delete", "--wait", "--grace-period=1", "-f", objects)
-		err = errors.Join(err, e)
-	}()
+	defer func() { err = errors.Join(err, c.kubectl(ctx, "delete", "--grace-period=1", "-f", objects)) }()
 	began := time.Now()
 	add := func(what string) {
 		report.Add(tableInstall, distribution, what, "s", time.Since(began).Seconds())
 	}
-	if _, err := c.Output(ctx, c.kubectl, "apply", "-f", objects); err != nil {
+	if err := c.kubectl(ctx, "apply", "-f", objects); err != nil {
 		return err
 	}
-	if _, err := c.Output(ctx, c.kubectl, "rollout", "status", "deployment/"+distribution); err != nil {
+	if err := c.kubectl(ctx, "rollout", "status", "deployment/"+distribution); err != nil {
 		return err
 	}
 	add("registry ready")
 	add("command returned")
-	crane, err := c.Tool(ctx, "crane")
-	if err != nil {
-		return err
-	}
 	app := c.app.images[0]
-	if _, err := c.OnNode(ctx, registryNode, crane, "push", app.single,
-		app.reference("127.0.0.1:"+distributionPort)); err != nil {
+	// The node port may not work at once.
+	if err := c.WaitFor(ctx, "a push to distribution", func() (bool, error) {
+		_, err := c.OnNode(ctx, registryNode, crane, "push", app.single, app.reference("127.0.0.1:"+distributionPort))
+		return err == nil, err
+	}); err != nil {
 		return err
 	}
 	add("image pushed")

@@ -24,10 +24,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 )
 
-// space is the disk space in bytes that images of full size need: the images, the registries' storage and
-// the nodes' copies.
-const space = 9e9
-
 // how describes the method in the report.
 const how = "A test cluster of two nodes; control plane, nodes, tools and registry share the cores of one machine. " +
 	"Each installation begins without an object or image of the one before. Each tool pushes to an empty registry " +
@@ -83,7 +79,7 @@ func parse(args []string) (o options, err error) {
 	if flags.NArg() > 0 || o.scale <= 0 || o.pushes < 0 || o.idle <= 0 {
 		return o, errors.New("positional arguments are not supported, and sizes and numbers must be positive")
 	}
-	return o, enoughSpace(o.dir, int64(space*o.scale))
+	return o, nil
 }
 
 func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
@@ -142,17 +138,4 @@ func logf(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args
 func settle(ctx context.Context) error {
 	unix.Sync()
 	return clusters.Sleep(ctx, time.Second)
-}
-
-// enoughSpace returns an error if dir has less than need bytes free.
-func enoughSpace(dir string, need int64) error {
-	var fs unix.Statfs_t
-	if err := unix.Statfs(dir, &fs); err != nil {
-		return fmt.Errorf("checking the free space of %s: %w", dir, err)
-	}
-	if free := int64(fs.Bavail) * fs.Bsize; free < need {
-		return fmt.Errorf("%s has %.1f GB free, but %.1f GB are needed: free some space or set -dir", dir,
-			float64(free)/1e9, float64(need)/1e9)
-	}
-	return nil
 }

@@ -153,10 +153,8 @@ func TestOperationsAreMeasured(t *testing.T) {
 
 func TestBadInput(t *testing.T) {
 	for description, args := range map[string][]string{
-		"no size":          {"-scale", "0"},
-		"an argument":      {"crane"},
-		"too little space": {"-scale", "1e6"},
-		"no directory":     {"-dir", filepath.Join(t.TempDir(), "none")},
+		"no size":     {"-scale", "0"},
+		"an argument": {"crane"},
 	} {
 		if _, err := parse(args); err == nil {
 			t.Errorf("%s is accepted", description)

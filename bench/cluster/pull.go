@@ -57,8 +57,7 @@ func (c *cluster) routes(ctx context.Context, large *imageSet) ([]route, error) 
 		return nil, err
 	}
 	// They would keep pullingNode from the port with mutual TLS.
-	if err := c.Client.NetworkingV1().NetworkPolicies(zarf).DeleteCollection(ctx, metav1.DeleteOptions{},
-		metav1.ListOptions{}); err != nil {
+	if err := c.kubectl(ctx, "delete", "networkpolicies", "--all", "--namespace="+zarf); err != nil {
 		return nil, err
 	}
 	for _, namespace := range []string{zarf, second} {
@@ -106,7 +105,8 @@ func (c *cluster) configureDirect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	dir := "/etc/containerd/certs.d/" + directHost
+	// containerd's default are two directories, which it takes for one (containerd#12808).
+	const dir = "/etc/containerd/certs.d:/etc/docker/certs.d/" + directHost
 	server := fmt.Sprintf("%s.%s.svc", release, zarf)
 	hosts := fmt.Sprintf("server = \"https://%[1]s:%[2]d\"\n[host.\"https://%[1]s:%[2]d\"]\ncapabilities = [\"pull\", "+
 		"\"resolve\"]\nca = \"%[3]s/%[4]s\"\nclient = [[\"%[3]s/%[5]s\", \"%[3]s/%[6]s\"]]\n", server, mutualPort, dir,

@@ -118,8 +118,12 @@ func (c *cluster) measurePush(ctx context.Context, report *results.Report, t too
 
 // portForward starts kubectl port-forward from forwarded to a port of a pod.
 func (c *cluster) portForward(ctx context.Context, pod *corev1.Pod, port int) (*exec.Cmd, error) {
+	kubectl, err := c.Tool(ctx, "kubectl")
+	if err != nil {
+		return nil, err
+	}
 	_, local, _ := strings.Cut(forwarded, ":")
-	command := exec.CommandContext(ctx, c.kubectl, "port-forward", "--kubeconfig="+c.Kubeconfig,
+	command := exec.CommandContext(ctx, kubectl, "port-forward", "--kubeconfig="+c.Kubeconfig,
 		"--namespace="+pod.Namespace, "pod/"+pod.Name, "--address=127.0.0.1", fmt.Sprintf("%s:%d", local, port))
 	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := command.Start(); err != nil {

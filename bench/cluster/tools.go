@@ -57,7 +57,8 @@ func tools() []tool {
 			})},
 		{Subject: results.Subject{Name: "regctl", About: "one process per image, TLS"},
 			push: perImage(func(j job, i image) []string {
-				return []string{j.program, "image", "copy", "ocidir://" + i.single + "@" + i.manifest.Digest.String(), i.reference(j.host)}
+				return []string{j.program, "image", "copy", "ocidir://" + i.single + "@" + i.manifest.Digest.String(),
+					i.reference(j.host)}
 			})},
 	}
 }

@@ -17,7 +17,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 
 	kube "github.com/zarf-dev/zarf-registry/internal/cluster"
 )
@@ -25,7 +24,6 @@ import (
 // Cluster is a test cluster of the nodes n1 and n2.
 type Cluster struct {
 	Kubeconfig string
-	Config     *rest.Config
 	Client     kubernetes.Interface
 
 	program, name, helm string
@@ -46,7 +44,7 @@ func Up(ctx context.Context, testcluster, name string, args ...string) (*Cluster
 	if c.Kubeconfig, err = c.Output(ctx, testcluster, "kubeconfig", "--name", name); err != nil {
 		return c, err
 	}
-	c.Config, c.Client, err = kube.Connect(kube.Access{Kubeconfig: c.Kubeconfig})
+	_, c.Client, err = kube.Connect(kube.Access{Kubeconfig: c.Kubeconfig})
 	return c, err
 }
 
