@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,16 +36,23 @@ func (c *cluster) measurePulls(ctx context.Context, report *results.Report) erro
 	if err != nil {
 		return err
 	}
+	if err := c.forget(ctx); err != nil {
+		return err
+	}
+	_, empty, err := c.node(ctx)
+	if err != nil {
+		return err
+	}
 	var subjects []string
 	for _, r := range routes {
 		subjects = append(subjects, r.Name)
 		report.Subjects = append(report.Subjects, r.Subject)
 		// The first pull, which does not count, reads the registry's files from disk.
-		if err := c.pull(ctx, r, large, nil); err != nil {
+		if err := c.pull(ctx, r, large, empty, nil); err != nil {
 			return fmt.Errorf("%s: %w", r.Name, err)
 		}
 	}
-	return report.Repeat(c.Runs, subjects, func(n int) error { return c.pull(ctx, routes[n], large, report) })
+	return report.Repeat(c.Runs, subjects, func(n int) error { return c.pull(ctx, routes[n], large, empty, report) })
 }
 
 // routes installs a release in nodeport mode, pushes the image to both releases and returns the ways to pull it.
@@ -119,19 +125,28 @@ printf %s "$4" >"$1/tls.crt"; printf %s "$5" >"$1/tls.key"; echo "$6 $7" >>/etc/
 	return err
 }
 
-// pull measures one pull. Before it, no route's image is on the node.
-func (c *cluster) pull(ctx context.Context, by route, large *imageSet, report *results.Report) error {
+// node returns the bytes that pullingNode has received, and the numbers of blobs and snapshots that it stores.
+func (c *cluster) node(ctx context.Context) (received, stored int, err error) {
+	text, err := c.OnNode(ctx, pullingNode, "sh", "-ec", `awk '$1 == "eth0:" { print $2 }' /proc/net/dev
+{ ctr --namespace=k8s.io content list --quiet; ctr --namespace=k8s.io snapshots list; } | wc -l`)
+	if err == nil {
+		_, err = fmt.Sscan(text, &received, &stored)
+	}
+	return received, stored, err
+}
+
+// pull measures one pull. Before it, the node stores as much as before the first one.
+func (c *cluster) pull(ctx context.Context, by route, large *imageSet, empty int, report *results.Report) error {
 	if err := c.forget(ctx); err != nil {
 		return err
 	}
-	left, err := c.OnNode(ctx, pullingNode, "ctr", "--namespace=k8s.io", "content", "list", "--quiet")
-	if err != nil {
+	before := 0
+	if err := c.WaitFor(ctx, "the removal of the image's content", func() (bool, error) {
+		received, stored, err := c.node(ctx)
+		before = received
+		return err == nil && stored <= empty, err
+	}); err != nil {
 		return err
-	}
-	for _, blob := range large.blobs {
-		if strings.Contains(left, blob.Digest.String()) {
-			return fmt.Errorf("%s is still on node %s", blob.Digest, pullingNode)
-		}
 	}
 	if err := settle(ctx); err != nil {
 		return err
@@ -144,6 +159,13 @@ func (c *cluster) pull(ctx context.Context, by route, large *imageSet, report *r
 		_, err := c.OnNode(ctx, pullingNode, command...)
 		return used{}, err
 	}, by.client...)
+	if err != nil {
+		return err
+	}
+	after, _, err := c.node(ctx)
+	if err == nil && int64(after-before) < large.bytes {
+		err = fmt.Errorf("node %s has received %d bytes for an image of %d", pullingNode, after-before, large.bytes)
+	}
 	if err == nil && report != nil {
 		u.add(report, tablePull, by.Name)
 	}
