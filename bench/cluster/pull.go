@@ -151,10 +151,11 @@ func (c *cluster) pull(ctx context.Context, by route, large *imageSet, empty int
 	if err := settle(ctx); err != nil {
 		return err
 	}
-	command := []string{"crictl", "pull", large.images[0].reference(by.address)}
+	command := []string{"crictl", "pull"}
 	if by.login != "" {
 		command = append(command, "--creds="+by.login)
 	}
+	command = append(command, large.images[0].reference(by.address))
 	u, err := measure(func() (used, error) {
 		_, err := c.OnNode(ctx, pullingNode, command...)
 		return used{}, err
