@@ -12,8 +12,8 @@ func clusterTargets() []target {
 	all := []target{
 		{what: "first pod after zarf-registry install", limit: 0.8, peers: []string{"helm install"}, table: install,
 			subject: "zarf-registry install", measure: "pod runs"},
-		{what: "payload in etcd", limit: 14, unit: "MB", table: payload, subject: ours, measure: "in etcd"},
-		{what: "what of it a node fetches", limit: 3.6, unit: "MB", table: payload, subject: ours,
+		{what: "payload in etcd", limit: 15, unit: "MB", table: payload, subject: ours, measure: "in etcd"},
+		{what: "what of it a node fetches", limit: 4, unit: "MB", table: payload, subject: ours,
 			measure: "a node fetches"},
 		{what: "new node: Ready → first pull through its proxy", limit: 2, unit: "s", table: later, subject: ours,
 			measure: "Ready to first pull"},
