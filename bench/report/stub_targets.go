@@ -1,4 +1,3 @@
 package main
 
-func clusterTargets() []target { return nil }
 func garbageTargets() []target { return nil }

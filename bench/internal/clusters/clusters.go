@@ -17,7 +17,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 
 	kube "github.com/zarf-dev/zarf-registry/internal/cluster"
 )
@@ -25,7 +24,6 @@ import (
 // Cluster is a test cluster of the nodes n1 and n2.
 type Cluster struct {
 	Kubeconfig string
-	Config     *rest.Config
 	Client     kubernetes.Interface
 
 	program, name, helm string
@@ -46,7 +44,7 @@ func Up(ctx context.Context, testcluster, name string, args ...string) (*Cluster
 	if c.Kubeconfig, err = c.Output(ctx, testcluster, "kubeconfig", "--name", name); err != nil {
 		return c, err
 	}
-	c.Config, c.Client, err = kube.Connect(kube.Access{Kubeconfig: c.Kubeconfig})
+	_, c.Client, err = kube.Connect(kube.Access{Kubeconfig: c.Kubeconfig})
 	return c, err
 }
 
@@ -109,10 +107,13 @@ func (c *Cluster) WaitFor(ctx context.Context, what string, check func() (bool, 
 	}
 }
 
-// Pods returns the pods of a component of the release in a namespace.
+// Pods returns the pods of a component of the release in a namespace, or all pods if component is "".
 func (c *Cluster) Pods(ctx context.Context, namespace, component string) ([]corev1.Pod, error) {
-	list, err := c.Client.CoreV1().Pods(namespace).List(ctx,
-		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})
+	var options metav1.ListOptions
+	if component != "" {
+		options.LabelSelector = "app.kubernetes.io/component=" + component
+	}
+	list, err := c.Client.CoreV1().Pods(namespace).List(ctx, options)
 	if err != nil {
 		return nil, err
 	}
@@ -154,25 +155,6 @@ func (c *Cluster) Component(ctx context.Context, id string) (int, error) {
 		}
 	}
 	return 0, fmt.Errorf("the cluster has no component %s", id)
-}
-
-// Received returns the bytes that a node's interface has received.
-func (c *Cluster) Received(ctx context.Context, node string) (float64, error) {
-	text, err := c.OnNode(ctx, node, "cat", "/proc/net/dev")
-	if err != nil {
-		return 0, err
-	}
-	return parseReceived(text)
-}
-
-func parseReceived(text string) (float64, error) {
-	for line := range strings.Lines(text) {
-		if name, counters, found := strings.Cut(line, ":"); found && strings.TrimSpace(name) == "eth0" {
-			first, _, _ := strings.Cut(strings.TrimSpace(counters), " ")
-			return strconv.ParseFloat(first, 64)
-		}
-	}
-	return 0, errors.New("no interface eth0")
 }
 
 // Ready reports whether a pod is ready and stays so.

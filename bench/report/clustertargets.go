@@ -1,0 +1,30 @@
+package main
+
+// clusterTargets are the targets of bench/cluster.
+func clusterTargets() []target {
+	const (
+		install, payload, idle = "From the installation to the first pod", "Payload and start", "What runs on an idle node"
+		later, pull            = "A node added later", "A container runtime pulls 1 GB"
+		push, changed          = "Push of 40 images, 1.48 GB", "Push of the same after 1 % has changed"
+		ours, took             = "zarf-registry", "took"
+	)
+	tools := []string{"crane", "skopeo", "regctl"}
+	all := []target{
+		{what: "first pod after zarf-registry install", limit: 0.8, peers: []string{"helm install"}, table: install,
+			subject: "zarf-registry install", measure: "pod runs"},
+		{what: "payload in etcd", limit: 15, unit: "MB", table: payload, subject: ours, measure: "in etcd"},
+		{what: "what of it a node fetches", limit: 4, unit: "MB", table: payload, subject: ours,
+			measure: "a node fetches"},
+		{what: "new node: Ready → first pull through its proxy", limit: 2, unit: "s", table: later, subject: ours,
+			measure: "Ready to first pull"},
+		{what: "watches of a node", limit: 10, table: idle, subject: "a node", measure: "watches"},
+		{what: "push of 40 images through the API server", limit: 1, peers: tools, table: push, subject: ours, measure: took},
+		{what: "the same push after 1 % has changed", limit: 1, peers: tools, table: changed, subject: ours, measure: took},
+		{what: "crictl pull of 1 GB through the proxy", limit: 1.25, peers: []string{"direct TLS"}, table: pull,
+			subject: "proxy", measure: took},
+	}
+	for n := range all {
+		all[n].benchmark = "cluster"
+	}
+	return all
+}
