@@ -24,11 +24,8 @@ var benchmarks = []struct{ dir, title string }{
 	{"bootstrap", "Installation on a real cluster"},
 	{"images", "Images: pushes and pulls by users and nodes"},
 	{"thin", "Images: only what changed"},
-	{"scale", "One registry and up to 1000 nodes"},
-	{"scale-s3", "One registry that stores in S3"},
 	{"herd", "Caches: many nodes at the same moment"},
-	{"healer", "The healer"},
-	{"garbage", "Garbage collection while images are pushed"},
+	{"garbage", "Garbage collection in S3"},
 }
 
 func main() {

@@ -10,8 +10,6 @@ var missed = []struct{ reason, target string }{
 	{boundStream, "CPU of the proxy for one body: ≤ 1 × every other"},
 	{boundStream, "one body: ≥ 0.95 × every other"},
 	{boundMemory, "memory, 50 idle connections after load: ≤ 12 MB"},
-	{"unknown: the ranges overlap, and four at a time are faster and use less CPU time; client and registry wait for " +
-		"each other on two cores", "registry: pulls, one at a time: ≥ 0.95 × distribution"},
 	{"a node port does not encrypt; registry and proxy do, and all nodes share this machine: compare direct TLS",
 		"crictl pull of 1 GB through the proxy: ≤ 1.1 × node port"},
 }

@@ -26,7 +26,7 @@ type target struct {
 
 // targets are in the order of the page.
 var targets = slices.Concat(proxyTargets(), registryTargets(), bootstrapTargets(), imagesTargets(), thinTargets(),
-	scaleTargets(), herdTargets())
+	garbageTargets(), herdTargets())
 
 // wanted returns the goal as text, such as "≤ 1.05 × distribution".
 func (t target) wanted() string {
