@@ -1,5 +1,5 @@
-// Command garbage measures a registry with 100,000 blobs in S3: its catalog, the deletion of images, a garbage collection,
-// and how long pushes wait meanwhile.
+// Command garbage measures a registry with 100,000 blobs in S3: its catalog, the deletion of images, a garbage
+// collection, and how long pushes wait meanwhile.
 //
 // S3 is versitygw on this machine, behind a proxy that adds a delay to each request.
 package main
@@ -16,6 +16,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/bench/internal/program"
 	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 func main() {
@@ -55,16 +56,18 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	report.How = fmt.Sprintf("One registry with %d blobs of %d images in S3, whose every request takes %v longer. A tenth "+
-		"of the images is deleted, then the registry collects the garbage while %d clients push images of three blobs, every "+
-		"other one with layers that are garbage. Requests include those of the pushes. Times for 1,000,000 blobs are "+
-		"extrapolated.", o.blobs, o.blobs/blobsOfImage, o.delay, pushers)
-	for _, s := range []results.Subject{{Name: rowCatalog, About: "of all images and blobs"},
-		{Name: rowDelete, About: "a tenth of the images"}, {Name: rowMark, About: "first"},
-		{Name: rowRemark, About: "after manifests in progress"}, {Name: rowSweep, About: "a tenth of the blobs"},
+	report.How = fmt.Sprintf("One registry with %d blobs of %d images in S3, whose every request takes %v longer. A "+
+		"tenth of the images is deleted, then the registry collects the garbage while %d clients push images of three "+
+		"blobs, every other one with layers that are garbage. Requests include those of the pushes. Times for 1,000,000 "+
+		"blobs are calculated: the delay of all requests, of which the registry sends %d at once (one after the other "+
+		"when images are deleted).", o.blobs, o.blobs/blobsOfImage, o.delay, pushers, storage.Concurrency)
+	report.Subjects = []results.Subject{
+		{Name: rowCatalog, About: "of all images and blobs"},
+		{Name: rowDelete, About: fmt.Sprintf("%d images, one after the other", measuredDeletes)},
+		{Name: rowMark}, {Name: rowRemark, About: "after manifests in progress"},
+		{Name: rowSweep, About: "a tenth of the blobs"},
 		{Name: rowCollection, About: "these three, and the time for manifests in progress"},
-		{Name: rowAlone}, {Name: rowMeanwhile}} {
-		report.Subjects = append(report.Subjects, s)
+		{Name: rowAlone}, {Name: rowMeanwhile},
 	}
 	err = report.Repeat(o.Runs, []string{"garbage"}, func(int) error {
 		return measure(ctx, o, dir, certificates, report)

@@ -18,6 +18,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
 const (
@@ -33,7 +34,8 @@ const (
 	rowAlone      = "no collection"
 	rowMeanwhile  = "during a collection"
 
-	deletesAtOnce = 8
+	measuredDeletes = 50
+	deletesAtOnce   = 8 // of the rest
 )
 
 // garbage is one run.
@@ -45,8 +47,7 @@ type garbage struct {
 	client       *http.Client
 	report       *results.Report
 	stored       []image
-	deleted      int           // of the stored images, the first ones
-	growing      time.Duration // spent in a collection's phases whose time depends on the number of blobs
+	deleted      int // of the stored images, the first ones
 }
 
 func measure(
@@ -72,19 +73,27 @@ func measure(
 	if err := g.rest(ctx); err != nil {
 		return err
 	}
-	for _, step := range []struct {
-		name string
-		do   func(context.Context) error
-	}{{rowCatalog, g.catalog}, {rowDelete, g.delete}} {
-		s := g.begin()
-		if err := step.do(ctx); err != nil {
-			return fmt.Errorf("%s: %w", step.name, err)
-		}
-		if err := s.end(step.name, 0); err != nil {
-			return err
-		}
+	s := g.begin()
+	if err := g.catalog(ctx); err != nil {
+		return err
 	}
-	if err := g.pushMeanwhile(ctx, rowAlone, func(ctx context.Context) error { return pause(ctx, o.alone) }); err != nil {
+	if _, err := s.end(rowCatalog, storage.Concurrency, g.scale()); err != nil {
+		return err
+	}
+	g.deleted = len(g.stored) / garbageShare
+	some := min(measuredDeletes, g.deleted)
+	s = g.begin()
+	if err := g.delete(ctx, g.stored[:some], 1); err != nil { // like images prune
+		return err
+	}
+	if _, err := s.end(rowDelete, 1, g.scale()*float64(g.deleted)/float64(some)); err != nil {
+		return err
+	}
+	if err := g.delete(ctx, g.stored[some:g.deleted], deletesAtOnce); err != nil {
+		return err
+	}
+	alone := func(ctx context.Context) error { return pause(ctx, o.alone) }
+	if err := g.pushMeanwhile(ctx, rowAlone, alone); err != nil {
 		return err
 	}
 	return g.pushMeanwhile(ctx, rowMeanwhile, g.collect)
@@ -92,10 +101,13 @@ func measure(
 
 // rest waits until the registry has read what it reads once after a start.
 func (g *garbage) rest(ctx context.Context) error {
-	for before := int64(-1); g.bucket.requests.Load()-before > 10; {
-		before = g.bucket.requests.Load()
+	for {
+		before := g.bucket.requests.Load()
 		if err := pause(ctx, time.Second); err != nil {
 			return err
+		}
+		if g.bucket.requests.Load()-before < 10 {
+			break
 		}
 	}
 	return g.process.ResetPeak()
@@ -112,17 +124,25 @@ func (g *garbage) begin() *step {
 	return &step{g, time.Now(), g.bucket.requests.Load()}
 }
 
-// end reports what happened since the beginning. The time fixed does not depend on the number of blobs.
-func (s *step) end(name string, fixed time.Duration) error {
-	took := time.Since(s.began)
-	s.report.Add(tableSteps, name, "took", "s", took.Seconds())
-	s.report.Add(tableSteps, name, "requests to S3", "", float64(s.bucket.requests.Load()-s.requests))
-	s.report.Add(tableSteps, name, "at 1,000,000 blobs", "min",
-		fixed.Minutes()+(took-fixed).Minutes()*extrapolateTo/float64(s.blobs))
+// end reports what happened since the beginning. The registry sends so many requests at once; with 1,000,000 blobs, it
+// sends scale times as many. The time is that of the delay alone, because elsewhere S3 has cores of its own.
+func (s *step) end(name string, atOnce int, scale float64) (time.Duration, error) {
+	requests := float64(s.bucket.requests.Load() - s.requests)
+	expected := time.Duration(requests * scale / float64(atOnce) * float64(s.delay))
+	return expected, s.add(name, requests, expected)
+}
+
+func (s *step) add(name string, requests float64, expected time.Duration) error {
+	s.report.Add(tableSteps, name, "took", "s", time.Since(s.began).Seconds())
+	s.report.Add(tableSteps, name, "requests to S3", "", requests)
+	s.report.Add(tableSteps, name, "at 1,000,000 blobs", "min", expected.Minutes())
 	memory, err := s.process.PeakMemory()
 	s.report.Add(tableSteps, name, "memory", "MB", float64(memory)/1e6)
 	return errors.Join(err, s.process.ResetPeak())
 }
+
+// scale is how many times as large a registry with 1,000,000 blobs is.
+func (g *garbage) scale() float64 { return 1_000_000 / float64(g.blobs) }
 
 // catalog reads the catalog and counts its images.
 func (g *garbage) catalog(ctx context.Context) error {
@@ -154,12 +174,11 @@ func (g *garbage) catalog(ctx context.Context) error {
 	}
 }
 
-// delete deletes images by their digests, as `images prune` does.
-func (g *garbage) delete(ctx context.Context) error {
-	g.deleted = len(g.stored) / garbageShare
+// delete deletes images by their digests, so many at once.
+func (g *garbage) delete(ctx context.Context, images []image, atOnce int) error {
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(deletesAtOnce)
-	for _, i := range g.stored[:g.deleted] {
+	group.SetLimit(atOnce)
+	for _, i := range images {
 		group.Go(func() error {
 			path := "/v2/" + i.repository + "/manifests/" + i.manifest.Digest.String()
 			status, answer, err := g.send(ctx, http.MethodDelete, path, "", "")
@@ -188,6 +207,7 @@ func (g *garbage) collect(ctx context.Context) error {
 	rows := map[string]string{gc.Marking: rowMark, gc.Remarking: rowRemark, gc.Sweeping: rowSweep}
 	var phase string
 	var current *step
+	var expected time.Duration
 	for events := json.NewDecoder(response.Body); ; {
 		var e gc.Event
 		if err := events.Decode(&e); err != nil {
@@ -197,10 +217,14 @@ func (g *garbage) collect(ctx context.Context) error {
 			continue
 		}
 		if row := rows[phase]; row != "" {
-			g.growing += time.Since(current.began)
-			if err := current.end(row, 0); err != nil {
+			took, err := current.end(row, storage.Concurrency, g.scale())
+			if err != nil {
 				return err
 			}
+			expected += took
+		}
+		if phase == gc.Settling {
+			expected += time.Since(current.began) // however many blobs there are
 		}
 		phase, current = e.Phase, g.begin()
 		switch {
@@ -210,7 +234,7 @@ func (g *garbage) collect(ctx context.Context) error {
 			if e.Result.Blobs < 1 || e.Result.Blobs > g.deleted*blobsOfImage {
 				return fmt.Errorf("%d of %d blobs were removed", e.Result.Blobs, g.deleted*blobsOfImage)
 			}
-			return whole.end(rowCollection, time.Since(whole.began)-g.growing)
+			return whole.add(rowCollection, float64(g.bucket.requests.Load()-whole.requests), expected)
 		}
 	}
 }

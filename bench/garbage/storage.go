@@ -25,14 +25,13 @@ import (
 )
 
 const (
-	blobsOfImage  = 10 // a manifest, a configuration and layers
-	imagesOfRepo  = 10
-	minBlobs      = 10 * blobsOfImage
-	blobBytes     = 100
-	filesAtOnce   = 8
-	connections   = 64
-	garbageShare  = 10 // one of so many images is deleted
-	extrapolateTo = 1_000_000
+	blobsOfImage = 10 // a manifest, a configuration and layers
+	imagesOfRepo = 10
+	minBlobs     = 10 * blobsOfImage
+	blobBytes    = 100
+	filesAtOnce  = 8
+	connections  = 64
+	garbageShare = 10 // one of so many images is deleted
 )
 
 // bucket is a slow S3 server.

@@ -6,8 +6,8 @@
 // same for all images of a size, and a configuration of its own. A pull is HEAD and GET of the manifest, of the
 // configuration and of the layer. A push goes to a new repository: configuration and layer with POST and PUT, or in
 // chunks with POST, PATCH and PUT, and the manifest under a tag. Unlike zb, it sends fewer requests for large images,
-// and does not count pushes that only prepare pulls. Both registries run at the same time, and each test is run with one
-// after the other, so that what else the machine does affects both.
+// and does not count pushes that only prepare pulls. Both registries run at the same time, and each test is run with
+// one after the other, so that what else the machine does affects both.
 package main
 
 import (

@@ -128,7 +128,7 @@ func (r *run) measure(ctx context.Context, all []subject, dir string) (err error
 	}
 	tests := r.all()
 	for k, t := range tests {
-		if !r.options.tests.MatchString(t.table + ": " + t.what) {
+		if !r.tests.MatchString(t.table + ": " + t.what) {
 			continue
 		}
 		for _, n := range r.report.Order(r.number*len(tests)+k, len(running)) {
