@@ -1,10 +1,13 @@
-// Command registry compares the project's registry with distribution's own server, distribution's
-// handlers without a server around them, and a minimal file server. It measures pushes and pulls of large
-// blobs, one and four at a time, and small requests.
+// Command registry compares the project's registry with distribution's own server by the method of zb, the benchmark of
+// the registry zot: https://github.com/project-zot/zot/tree/main/cmd/zb, here as of commit 0975c28. zb itself cannot
+// send client certificates.
 //
-// Each registry runs in its own process with mutual TLS over HTTP/1.1 and file system storage, as in the
-// chart. All use the same client on the same machine. The registries verify the digest of each push; the
-// client checks the length of each pull, and in a first round that is not measured also the digest.
+// As in zb, each client pulls or pushes one image after the other; an image has one layer, of 1, 10 or 100 MiB, the
+// same for all images of a size, and a configuration of its own. A pull is HEAD and GET of the manifest, of the
+// configuration and of the layer. A push goes to a new repository: configuration and layer with POST and PUT, or in
+// chunks with POST, PATCH and PUT, and the manifest under a tag. Unlike zb, it sends fewer requests for large images,
+// and does not count pushes that only prepare pulls. Both registries run at the same time, and each test is run with
+// one after the other, so that what else the machine does affects both.
 package main
 
 import (
@@ -14,56 +17,44 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"path/filepath"
-	"slices"
-	"syscall"
+	"regexp"
 	"time"
 
+	"github.com/zarf-dev/zarf-registry/bench/internal/program"
 	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 )
 
 func main() {
-	if err := run(os.Args[1:], os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "registry:", err)
-		os.Exit(1)
-	}
-}
-
-// run runs the benchmark, or one of its child processes, which a signal kills.
-func run(args []string, stdout io.Writer) error {
-	if len(args) > 0 && children[args[0]] != nil {
-		return children[args[0]](args[1:])
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal kills the process
-	return bench(ctx, args, stdout)
+	program.Main("registry", func(ctx context.Context, args []string) error {
+		if len(args) > 0 && args[0] == serveMode {
+			return serveDistribution(ctx, args[1:])
+		}
+		return bench(ctx, args, os.Stdout)
+	})
 }
 
 type options struct {
 	results.Options
 	dir, program string
-	size         int64         // size of a blob in bytes
-	small        time.Duration // how long to send small requests
-	subjects     string
+	size         int64 // of the smallest layer in bytes; the others have 10 and 100 times as many
+	tests        *regexp.Regexp
 }
 
 func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	var o options
 	flags := flag.NewFlagSet("registry", flag.ContinueOnError)
 	o.Register(flags)
-	flags.StringVar(&o.dir, "dir", "", "directory for up to 1 GB of temporary files (default: /dev/shm, in memory)")
+	flags.StringVar(&o.dir, "dir", "", "directory for up to 2 GB of temporary files (default: /dev/shm, in memory)")
 	flags.StringVar(&o.program, "registry", "bin/registry", "path of the project's registry")
-	flags.Int64Var(&o.size, "size", 128<<20, "size of each of the 6 blobs in bytes")
-	flags.DurationVar(&o.small, "small", 1500*time.Millisecond, "how long to send small requests")
-	flags.StringVar(&o.subjects, "subjects", "", "name of the only registry to measure (default: all)")
+	flags.Int64Var(&o.size, "size", 1<<20, "size of the smallest layer in bytes")
+	tests := flags.String("tests", "", "regular expression of the tests to run, such as '^Pulls: 1' (default: all)")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	if flags.NArg() > 0 || o.size < 1 {
-		return errors.New("positional arguments are not supported, and -size must be positive")
+	if o.tests, err = regexp.Compile(*tests); err != nil || flags.NArg() > 0 || o.size < 1 {
+		return errors.Join(errors.New("positional arguments are not supported, and -size must be positive"), err)
 	}
 	report, err := o.Begin(ctx)
 	if err != nil {
@@ -74,44 +65,20 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	blobs, err := makeBlobs(o.size)
-	if err != nil {
-		return err
-	}
-	selected := slices.DeleteFunc(subjects(o.program),
-		func(s subject) bool { return o.subjects != "" && o.subjects != s.Name })
-	if len(selected) == 0 {
-		return fmt.Errorf("unknown registry %q", o.subjects)
-	}
-	report.How = how(o)
-	for _, s := range selected {
+	report.How = fmt.Sprintf("Method of [zb](https://github.com/project-zot/zot/tree/main/cmd/zb): %d clients transfer "+
+		"images with one layer of 1, 10 or 100 MiB; mixed: 20, 70 and 10 %% of them. Registry and clients are processes on "+
+		"one machine, with mutual TLS 1.3; storage is in memory. Figures are images per second.", clients)
+	all := subjects(o.program)
+	for _, s := range all {
 		report.Subjects = append(report.Subjects, s.Subject)
 	}
-	for n := range o.Runs + 1 {
-		for _, i := range report.Order(n, len(selected)) {
-			s := selected[i]
-			record := func(table, what, unit string, value float64) {
-				if n > 0 {
-					report.Add(table, s.Name, what, unit, value)
-				}
-			}
-			began := time.Now()
-			m := &measurement{options: o, certificates: certificates, blobs: blobs, add: record, verify: n == 0}
-			if err := m.run(ctx, s, filepath.Join(dir, "run")); err != nil {
-				return fmt.Errorf("%s: %w", s.Name, err)
-			}
-			fmt.Fprintf(os.Stderr, "run %d of %d  %-22s %.1f s\n", n, o.Runs, s.Name, time.Since(began).Seconds())
+	for n := range o.Runs {
+		began := time.Now()
+		r := &run{options: o, report: report, number: n, certificates: certificates}
+		if err := r.measure(ctx, all, filepath.Join(dir, "run")); err != nil {
+			return err
 		}
+		fmt.Fprintf(os.Stderr, "run %d of %d  %.1f s\n", n+1, o.Runs, time.Since(began).Seconds())
 	}
 	return report.Save(o.Write, stdout)
-}
-
-func how(o options) string {
-	return fmt.Sprintf(
-		"`make bench-registry`: registry and client are processes on one machine and use mutual TLS 1.3 and HTTP/1.1 "+
-			"over loopback. Storage is in memory, so that the disk's speed does not matter; blobs are %.0f MB of "+
-			"incompressible content. Each run starts every registry with empty storage; a first round is not counted. CPU "+
-			"time and peak resident memory are those of the registry. Small requests are sent by 8 clients with one "+
-			"connection each, which alternate between `HEAD` of a tag and `GET` of a digest, as container runtimes do.",
-		float64(o.size)/1e6)
 }

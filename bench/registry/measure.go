@@ -6,10 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
+	"math/rand/v2"
 	"net/http"
 	"os"
-	"slices"
+	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -17,209 +18,306 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
+	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 )
 
 const (
-	// Numbers of blobs that are transferred one after the other, and at once.
-	sequential = 2
-	parallel   = 4
-	// smallClients is the number of clients that send small requests.
-	smallClients = 8
+	clients = 2
+	// catalogRequests is the number of requests, and of repositories.
+	catalogRequests = 100
 
-	repository = "bench/image"
-
-	tablePush  = "Pushes"
-	tablePull  = "Pulls"
-	tableSmall = "Small requests"
+	tablePull    = "Pulls"
+	tablePush    = "Pushes"
+	tableChunks  = "Pushes in chunks"
+	tableBoth    = "Three pulls for each push"
+	tableCatalog = "Catalog and resources"
 )
 
-// blob is a blob to push and pull.
-type blob struct {
+// sizes are those of zb. Shares are those in its mixed tests; images is the number of images in the other tests.
+var sizes = []struct {
+	name   string
+	factor int64
+	share  float64
+	images int
+}{{"1 MB", 1, 0.2, 100}, {"10 MB", 10, 0.7, 30}, {"100 MB", 100, 0.1, 6}}
+
+const (
+	mixed       = "mixed"
+	mixedImages = 20
+)
+
+// layer is the layer of an image.
+type layer struct {
 	ocispec.Descriptor
 	content []byte
 }
 
-func makeBlobs(size int64) ([]blob, error) {
-	blobs := make([]blob, sequential+parallel)
-	for n := range blobs {
-		content := make([]byte, size)
-		if _, err := io.ReadFull(registries.Random(uint64(n), size), content); err != nil {
-			return nil, err
-		}
-		blobs[n] = blob{ocispec.Descriptor{Digest: digest.FromBytes(content), Size: size}, content}
-	}
-	return blobs, nil
+// image is what a pull requests.
+type image struct {
+	repository       string
+	manifest, config ocispec.Descriptor
+	layer            ocispec.Descriptor
 }
 
-// measurement is one run of a subject.
-type measurement struct {
+// run is one run of all subjects.
+type run struct {
 	options
+	report       *results.Report
+	number       int
 	certificates *registries.Certificates
-	blobs        []blob
-	add          func(table, what, unit string, value float64)
-	verify       bool // the digests of pulled blobs
-
-	process *registries.Process
+	layers       []layer // by the index in sizes
 }
 
-// run performs all measurements once. It uses dir, which it removes.
-func (m *measurement) run(ctx context.Context, s subject, dir string) (err error) {
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if m.process, err = s.start(ctx, dir, m.certificates); err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, m.process.Stop()) }()
-	pusher, node := registries.NewClient(m.certificates.Push()), registries.NewClient(m.certificates.Node())
-	defer pusher.CloseIdleConnections()
-	defer node.CloseIdleConnections()
+// test is a number of images, by their size, that clients transfer.
+type test struct {
+	table, what string
+	clients     int
+	images      []int
+	do          func(ctx context.Context, m *measurement, size, n int) error
+}
 
-	push := func(ctx context.Context, b blob) error {
-		return registries.Push(ctx, pusher, m.process, repository, bytes.NewReader(b.content), b.Size, b.Digest)
-	}
-	pull := func(ctx context.Context, b blob) error {
-		into, hash := io.Discard, digest.SHA256.Hash()
-		if m.verify {
-			into = hash
-		}
-		_, err := registries.Get(ctx, node, http.MethodGet, m.process.URL("/v2/"+repository+"/blobs/"+b.Digest.String()), "",
-			b.Size, into)
-		if err == nil && m.verify && digest.NewDigest(digest.SHA256, hash) != b.Digest {
-			err = fmt.Errorf("digest mismatch: %s", b.Digest)
-		}
-		return err
-	}
-	// Excludes one-time work, such as hashing the password, from the measurement.
-	warm := []byte("warm")
-	if err := push(ctx, blob{ocispec.Descriptor{Digest: digest.FromBytes(warm), Size: int64(len(warm))},
-		warm}); err != nil {
-		return err
-	}
-	first, rest := m.blobs[:sequential], m.blobs[sequential:]
-	for _, phase := range []struct {
-		table, how string
-		limit      int // blobs at once
-		blobs      []blob
-		do         func(context.Context, blob) error
+// tests are in the order of the tables' columns.
+func (r *run) all() []test {
+	all := []test{{tableCatalog, "catalog", clients, order(0, catalogRequests),
+		func(ctx context.Context, m *measurement, _, _ int) error { return m.catalog(ctx) }}}
+	for _, kind := range []struct {
+		table string
+		do    func(ctx context.Context, m *measurement, size, n int) error
 	}{
-		{tablePush, "one", 1, first, push},
-		{tablePush, "four", parallel, rest, push},
-		{tablePull, "one", 1, slices.Concat(first, first), pull},
-		{tablePull, "four", parallel, slices.Concat(rest, rest), pull},
+		{tablePull, pull}, {tablePush, pushWith(registries.Push)},
+		{tableChunks, pushWith(registries.PushChunks)}, {tableBoth, pullOrPush},
 	} {
-		if err := m.transfer(ctx, phase.table, phase.how, phase.limit, phase.blobs, phase.do); err != nil {
+		for n, size := range sizes {
+			all = append(all, test{kind.table, size.name, clients, order(n, size.images), kind.do})
+		}
+		if kind.table != tableBoth { // as in zb
+			all = append(all, test{kind.table, mixed, clients, r.mix(), kind.do})
+		}
+		if kind.table == tablePull {
+			all = append(all, test{kind.table, "100 MB, one client", 1, order(2, 2*sizes[2].images), kind.do})
+		}
+	}
+	return all
+}
+
+// measure performs all tests once with each subject. It uses dir, which it removes.
+func (r *run) measure(ctx context.Context, all []subject, dir string) (err error) {
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	for n, size := range sizes {
+		content, err := io.ReadAll(registries.Random(uint64(r.number)<<8|uint64(n), r.size*size.factor))
+		if err != nil {
+			return err
+		}
+		r.layers = append(r.layers, layer{ocispec.Descriptor{Digest: digest.FromBytes(content),
+			Size: int64(len(content))}, content})
+	}
+	var running []*measurement
+	for _, s := range all {
+		m := &measurement{run: r, subject: s.Name, pusher: registries.NewClient(r.certificates.Push()),
+			node: registries.NewClient(r.certificates.Node()), cpu: map[string]float64{}, bytes: map[string]int64{}}
+		defer m.pusher.CloseIdleConnections()
+		defer m.node.CloseIdleConnections()
+		if m.process, err = s.start(ctx, filepath.Join(dir, s.Name), r.certificates); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, m.process.Stop()) }()
+		if err := m.prepare(ctx); err != nil {
+			return fmt.Errorf("%s: %w", s.Name, err)
+		}
+		running = append(running, m)
+	}
+	tests := r.all()
+	for k, t := range tests {
+		if !r.tests.MatchString(t.table + ": " + t.what) {
+			continue
+		}
+		for _, n := range r.report.Order(r.number*len(tests)+k, len(running)) {
+			if err := running[n].transfer(ctx, t); err != nil {
+				return fmt.Errorf("%s: %s: %s: %w", running[n].subject, t.table, t.what, err)
+			}
+		}
+	}
+	for _, m := range running {
+		if err := m.resources(); err != nil {
 			return err
 		}
 	}
-	return m.smallRequests(ctx, pusher)
-}
-
-// transfer pushes or pulls blobs, at most limit at a time, and reports the results.
-func (m *measurement) transfer(ctx context.Context, table, how string, limit int, blobs []blob,
-	do func(context.Context, blob) error) error {
-	total := int64(0)
-	seconds, cpu, memory, err := m.usage(func() error {
-		group, ctx := errgroup.WithContext(ctx)
-		group.SetLimit(limit)
-		for _, b := range blobs {
-			total += b.Size
-			group.Go(func() error { return do(ctx, b) })
-		}
-		return group.Wait()
-	})
-	if err != nil {
-		return err
-	}
-	m.add(table, how+" at a time", "MB/s", float64(total)/1e6/seconds)
-	m.add(table, how+": CPU per GiB", "s", cpu/(float64(total)/(1<<30)))
-	m.add(table, how+": memory", "MB", float64(memory)/1e6)
 	return nil
 }
 
-// usage runs do. It returns the duration, and the registry's CPU time in seconds and peak memory in
-// bytes meanwhile.
-func (m *measurement) usage(do func() error) (seconds, cpu float64, memory int64, err error) {
-	if err := m.process.ResetPeak(); err != nil {
-		return 0, 0, 0, err
+// measurement is a subject in a run.
+type measurement struct {
+	*run
+	subject      string
+	process      *registries.Process
+	pusher, node *http.Client
+	images       []image            // to pull, by the index in sizes
+	pushed       atomic.Int64       // images, for the names of repositories
+	cpu          map[string]float64 // seconds, by table
+	bytes        map[string]int64   // of layers, by table
+}
+
+// prepare pushes what the tests pull and list.
+func (m *measurement) prepare(ctx context.Context) error {
+	for range catalogRequests {
+		if _, err := m.push(ctx, 0, registries.Push); err != nil {
+			return err
+		}
 	}
+	for n := range sizes {
+		i, err := m.push(ctx, n, registries.Push)
+		if err != nil {
+			return err
+		}
+		m.images = append(m.images, i)
+		// The tests check only lengths.
+		hash := digest.SHA256.Hash()
+		if err := m.pull(ctx, i, hash); err != nil {
+			return err
+		}
+		if digest.NewDigest(digest.SHA256, hash) != i.layer.Digest {
+			return fmt.Errorf("digest mismatch: %s", i.layer.Digest)
+		}
+	}
+	return nil
+}
+
+// resources reports CPU time and memory.
+func (m *measurement) resources() error {
+	for _, r := range []struct{ table, what string }{{tablePull, "CPU of pulls per GiB"},
+		{tablePush, "CPU of pushes per GiB"}} {
+		if total := m.bytes[r.table]; total > 0 {
+			m.report.Add(tableCatalog, m.subject, r.what, "s", m.cpu[r.table]/(float64(total)/(1<<30)))
+		}
+	}
+	memory, err := m.process.PeakMemory()
+	m.report.Add(tableCatalog, m.subject, "memory", "MB", float64(memory)/1e6)
+	return err
+}
+
+// transfer measures clients that together transfer images.
+func (m *measurement) transfer(ctx context.Context, t test) error {
 	before, err := m.process.CPU()
 	if err != nil {
-		return 0, 0, 0, err
+		return err
 	}
 	began := time.Now()
-	if err := do(); err != nil {
-		return 0, 0, 0, err
+	group, running := errgroup.WithContext(ctx)
+	group.SetLimit(t.clients)
+	for n, size := range t.images {
+		m.bytes[t.table] += m.layers[size].Size
+		group.Go(func() error { return t.do(running, m, size, n) })
 	}
-	seconds = time.Since(began).Seconds()
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	m.report.Add(t.table, m.subject, t.what, "/s", float64(len(t.images))/time.Since(began).Seconds())
 	after, err := m.process.CPU()
-	if err != nil {
-		return 0, 0, 0, err
-	}
-	memory, err = m.process.PeakMemory()
-	return seconds, after - before, memory, err
+	m.cpu[t.table] += after - before
+	return err
 }
 
-// smallRequests measures requests for a manifest by tag and by digest.
-func (m *measurement) smallRequests(ctx context.Context, pusher *http.Client) error {
-	manifest, desc, err := registries.Manifest(m.blobs[0].Descriptor, m.blobs[1].Descriptor)
+// catalog requests the list of repositories.
+func (m *measurement) catalog(ctx context.Context) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, m.process.URL("/v2/_catalog"), nil)
 	if err != nil {
 		return err
 	}
-	if err := registries.PushManifest(ctx, pusher, m.process, repository, "v1", desc.MediaType, manifest); err != nil {
-		return err
-	}
-	if _, err := m.request(ctx, desc, m.small/5); err != nil { // opens connections and fills caches
-		return err
-	}
-	var took []time.Duration
-	seconds, cpu, _, err := m.usage(func() error {
-		took, err = m.request(ctx, desc, m.small)
-		return err
-	})
+	response, err := registries.Do(m.pusher, request)
 	if err != nil {
 		return err
 	}
-	slices.Sort(took)
-	m.add(tableSmall, "requests", "/s", float64(len(took))/seconds)
-	m.add(tableSmall, "p50", "ms", milliseconds(quantile(took, 0.5)))
-	m.add(tableSmall, "p99", "ms", milliseconds(quantile(took, 0.99)))
-	m.add(tableSmall, "CPU per request", "ms", cpu/float64(len(took))*1e3)
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil || response.StatusCode != http.StatusOK || !bytes.Contains(body, []byte(repository(1))) {
+		return errors.Join(err, fmt.Errorf("catalog: %s: %s", response.Status, body))
+	}
 	return nil
 }
 
-// request sends small requests for the given time and returns their durations.
-func (m *measurement) request(ctx context.Context, manifest ocispec.Descriptor, during time.Duration) (
-	all []time.Duration, err error) {
-	url := m.process.URL("/v2/" + repository + "/manifests/")
-	deadline := time.Now().Add(during)
-	took := make([][]time.Duration, smallClients)
-	group, ctx := errgroup.WithContext(ctx)
-	for n := range smallClients {
-		group.Go(func() error {
-			client := registries.NewClient(m.certificates.Node())
-			defer client.CloseIdleConnections()
-			for {
-				for _, request := range []struct{ method, name string }{{http.MethodHead, "v1"},
-					{http.MethodGet, manifest.Digest.String()}} {
-					began := time.Now()
-					if began.After(deadline) {
-						return nil
-					}
-					if _, err := registries.Get(ctx, client, request.method, url+request.name, manifest.MediaType, manifest.Size,
-						io.Discard); err != nil {
-						return err
-					}
-					took[n] = append(took[n], time.Since(began))
-				}
-			}
-		})
+func pull(ctx context.Context, m *measurement, size, _ int) error {
+	return m.pull(ctx, m.images[size], io.Discard)
+}
+
+func pushWith(upload upload) func(ctx context.Context, m *measurement, size, n int) error {
+	return func(ctx context.Context, m *measurement, size, _ int) error {
+		_, err := m.push(ctx, size, upload)
+		return err
 	}
-	err = group.Wait()
-	return slices.Concat(took...), err
 }
 
-// quantile returns a quantile of sorted, which must not be empty.
-func quantile(sorted []time.Duration, q float64) time.Duration {
-	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
+func pullOrPush(ctx context.Context, m *measurement, size, n int) error {
+	if n%4 < 3 {
+		return pull(ctx, m, size, n)
+	}
+	return pushWith(registries.Push)(ctx, m, size, n)
 }
 
-func milliseconds(d time.Duration) float64 { return d.Seconds() * 1e3 }
+// order returns the sizes of so many images of one size.
+func order(size, images int) []int {
+	all := make([]int, images)
+	for n := range all {
+		all[n] = size
+	}
+	return all
+}
+
+// mix returns the sizes of mixed images, in an order that is random but the same for all subjects.
+func (r *run) mix() (all []int) {
+	for n, size := range sizes {
+		all = append(all, order(n, int(size.share*mixedImages+0.5))...)
+	}
+	rand.New(rand.NewPCG(uint64(r.number), 0)).Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	return all
+}
+
+// upload uploads a blob.
+type upload func(ctx context.Context, client *http.Client, p *registries.Process, repository string,
+	content io.Reader, size int64, d digest.Digest) error
+
+func repository(n int64) string { return fmt.Sprintf("bench/image-%d", n) }
+
+// push pushes an image with the layer of a size to a new repository.
+func (m *measurement) push(ctx context.Context, size int, upload upload) (image, error) {
+	n, layer := m.pushed.Add(1), m.layers[size]
+	i := image{repository: repository(n), layer: layer.Descriptor}
+	config := fmt.Appendf(nil, `{"architecture":"amd64","os":"linux","author":"%d"}`, n)
+	i.config = ocispec.Descriptor{Digest: digest.FromBytes(config), Size: int64(len(config))}
+	if err := upload(ctx, m.pusher, m.process, i.repository, bytes.NewReader(layer.content), layer.Size,
+		layer.Digest); err != nil {
+		return i, err
+	}
+	if err := upload(ctx, m.pusher, m.process, i.repository, bytes.NewReader(config), i.config.Size,
+		i.config.Digest); err != nil {
+		return i, err
+	}
+	manifest, desc, err := registries.Manifest(i.config, i.layer)
+	if err != nil {
+		return i, err
+	}
+	i.manifest = desc
+	return i, registries.PushManifest(ctx, m.pusher, m.process, i.repository, tag, desc.MediaType, manifest)
+}
+
+const tag = "v1"
+
+// pull pulls an image, and writes its layer to w.
+func (m *measurement) pull(ctx context.Context, i image, w io.Writer) error {
+	base := m.process.URL("/v2/" + i.repository)
+	for _, part := range []struct {
+		path, accept string
+		size         int64
+		to           io.Writer
+	}{
+		{"/manifests/" + tag, i.manifest.MediaType, i.manifest.Size, io.Discard},
+		{"/blobs/" + i.config.Digest.String(), "", i.config.Size, io.Discard},
+		{"/blobs/" + i.layer.Digest.String(), "", i.layer.Size, w},
+	} {
+		for _, method := range []string{http.MethodHead, http.MethodGet} {
+			if _, err := registries.Get(ctx, m.node, method, base+part.path, part.accept, part.size, part.to); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

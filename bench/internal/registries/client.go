@@ -106,17 +106,41 @@ func NewClient(config *tls.Config) *http.Client {
 // Push uploads a blob with one POST and one PUT.
 func Push(ctx context.Context, client *http.Client, p *Process, repository string, content io.Reader, size int64,
 	d digest.Digest) error {
-	upload, err := send(ctx, client, http.MethodPost, p.URL("/v2/"+repository+"/blobs/uploads/"), nil, 0, "",
-		http.StatusAccepted)
+	upload, err := begin(ctx, client, p, repository)
 	if err != nil {
 		return err
 	}
+	return finish(ctx, client, upload, content, size, d)
+}
+
+// PushChunks uploads a blob with POST, PATCH and PUT.
+func PushChunks(ctx context.Context, client *http.Client, p *Process, repository string, content io.Reader, size int64,
+	d digest.Digest) error {
+	upload, err := begin(ctx, client, p, repository)
+	if err != nil {
+		return err
+	}
+	if upload, err = send(ctx, client, http.MethodPatch, upload, content, size, octetStream,
+		http.StatusAccepted); err != nil {
+		return err
+	}
+	return finish(ctx, client, upload, nil, 0, d)
+}
+
+const octetStream = "application/octet-stream"
+
+func begin(ctx context.Context, client *http.Client, p *Process, repository string) (upload string, err error) {
+	return send(ctx, client, http.MethodPost, p.URL("/v2/"+repository+"/blobs/uploads/"), nil, 0, "", http.StatusAccepted)
+}
+
+func finish(ctx context.Context, client *http.Client, upload string, content io.Reader, size int64,
+	d digest.Digest) error {
 	separator := "?"
 	if strings.Contains(upload, "?") {
 		separator = "&"
 	}
-	_, err = send(ctx, client, http.MethodPut, upload+separator+"digest="+d.String(), content, size,
-		"application/octet-stream", http.StatusCreated)
+	_, err := send(ctx, client, http.MethodPut, upload+separator+"digest="+d.String(), content, size, octetStream,
+		http.StatusCreated)
 	return err
 }
 

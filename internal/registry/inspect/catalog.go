@@ -5,11 +5,10 @@
 package inspect
 
 import (
-	"bufio"
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -31,6 +30,9 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
+
+// batchBytes is how much of a catalog is sent at once.
+const batchBytes = 4 << 10
 
 // Catalog serves the catalog of a store, one request at a time: it reads all manifests.
 func Catalog(store *content.Store, draining *atomic.Bool) http.Handler {
@@ -61,27 +63,28 @@ func serveCatalog(
 		case <-ctx.Done():
 			return
 		}
-		buffered := bufio.NewWriter(sender(send))
-		encoder := json.NewEncoder(buffered)
+		var lines bytes.Buffer // whole ones, because empty lines may come in between
+		encoder := json.NewEncoder(&lines)
+		flush := func() {
+			send(bytes.Clone(lines.Bytes()))
+			lines.Reset()
+		}
 		began := time.Now()
 		last := catalog.Event{End: &began}
 		err := readCatalog(ctx, &content.Inventory{Driver: store.Driver}, func(e catalog.Event) error {
-			return encoder.Encode(e)
+			err := encoder.Encode(e)
+			if lines.Len() >= batchBytes {
+				flush()
+			}
+			return err
 		})
 		if err != nil {
 			store.Log.Error("reading the catalog failed", "error", err)
 			last = catalog.Event{Error: err.Error()}
 		}
-		_ = errors.Join(encoder.Encode(last), buffered.Flush()) // a sender does not fail
+		_ = encoder.Encode(last) // a buffer does not fail
+		flush()
 	})
-}
-
-// sender sends what is written.
-type sender func(any)
-
-func (s sender) Write(p []byte) (int, error) {
-	s(slices.Clone(p))
-	return len(p), nil
 }
 
 // readCatalog calls report for all blobs and then all manifests, ordered by repository and digest.

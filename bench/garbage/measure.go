@@ -1,0 +1,267 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
+	"github.com/zarf-dev/zarf-registry/bench/internal/results"
+	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
+	"github.com/zarf-dev/zarf-registry/internal/api/gc"
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+)
+
+const (
+	tableSteps = "Catalog, deletion and collection"
+	tableWaits = "Manifests of pushes"
+
+	rowCatalog    = "catalog"
+	rowDelete     = "deletion"
+	rowMark       = "marking"
+	rowRemark     = "marking again"
+	rowSweep      = "removal"
+	rowCollection = "collection"
+	rowAlone      = "no collection"
+	rowMeanwhile  = "during a collection"
+
+	measuredDeletes = 50
+	deletesAtOnce   = 8 // of the rest
+)
+
+// garbage is one run.
+type garbage struct {
+	options
+	bucket       *bucket
+	process      *registries.Process
+	certificates *registries.Certificates
+	client       *http.Client
+	report       *results.Report
+	stored       []image
+	deleted      int // of the stored images, the first ones
+}
+
+func measure(
+	ctx context.Context, o options, dir string, certificates *registries.Certificates, report *results.Report,
+) (err error) {
+	dir = filepath.Join(dir, "run")
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	g := &garbage{options: o, certificates: certificates, client: registries.NewClient(certificates.Push()),
+		report: report}
+	defer g.client.CloseIdleConnections()
+	if g.bucket, err = startBucket(ctx, o.s3, dir, o.delay); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, g.bucket.stop()) }()
+	if g.stored, err = g.bucket.store(ctx, o.blobs); err != nil {
+		return err
+	}
+	if g.process, err = registries.StartOurs(ctx, o.registry, filepath.Join(dir, "registry"), g.bucket.server.Driver(""),
+		certificates); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, g.process.Stop()) }()
+	if err := g.rest(ctx); err != nil {
+		return err
+	}
+	s := g.begin()
+	if err := g.catalog(ctx); err != nil {
+		return err
+	}
+	if _, err := s.end(rowCatalog, storage.Concurrency, g.scale()); err != nil {
+		return err
+	}
+	g.deleted = len(g.stored) / garbageShare
+	some := min(measuredDeletes, g.deleted)
+	s = g.begin()
+	if err := g.delete(ctx, g.stored[:some], 1); err != nil { // like images prune
+		return err
+	}
+	if _, err := s.end(rowDelete, 1, g.scale()*float64(g.deleted)/float64(some)); err != nil {
+		return err
+	}
+	if err := g.delete(ctx, g.stored[some:g.deleted], deletesAtOnce); err != nil {
+		return err
+	}
+	alone := func(ctx context.Context) error { return pause(ctx, o.alone) }
+	if err := g.pushMeanwhile(ctx, rowAlone, alone); err != nil {
+		return err
+	}
+	return g.pushMeanwhile(ctx, rowMeanwhile, g.collect)
+}
+
+// rest waits until the registry has read what it reads once after a start.
+func (g *garbage) rest(ctx context.Context) error {
+	for {
+		before := g.bucket.requests.Load()
+		if err := pause(ctx, time.Second); err != nil {
+			return err
+		}
+		if g.bucket.requests.Load()-before < 10 {
+			break
+		}
+	}
+	return g.process.ResetPeak()
+}
+
+// step is a measurement in progress.
+type step struct {
+	*garbage
+	began    time.Time
+	requests int64
+}
+
+func (g *garbage) begin() *step {
+	return &step{g, time.Now(), g.bucket.requests.Load()}
+}
+
+// end reports what happened since the beginning. The registry sends so many requests at once; with 1,000,000 blobs, it
+// sends scale times as many. The time is that of the delay alone, because elsewhere S3 has cores of its own.
+func (s *step) end(name string, atOnce int, scale float64) (time.Duration, error) {
+	requests := float64(s.bucket.requests.Load() - s.requests)
+	expected := time.Duration(requests * scale / float64(atOnce) * float64(s.delay))
+	return expected, s.add(name, requests, expected)
+}
+
+func (s *step) add(name string, requests float64, expected time.Duration) error {
+	s.report.Add(tableSteps, name, "took", "s", time.Since(s.began).Seconds())
+	s.report.Add(tableSteps, name, "requests to S3", "", requests)
+	s.report.Add(tableSteps, name, "at 1,000,000 blobs", "min", expected.Minutes())
+	memory, err := s.process.PeakMemory()
+	s.report.Add(tableSteps, name, "memory", "MB", float64(memory)/1e6)
+	return errors.Join(err, s.process.ResetPeak())
+}
+
+// scale is how many times as large a registry with 1,000,000 blobs is.
+func (g *garbage) scale() float64 { return 1_000_000 / float64(g.blobs) }
+
+// catalog reads the catalog and counts its images.
+func (g *garbage) catalog(ctx context.Context) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, g.process.URL(catalog.Path), nil)
+	if err != nil {
+		return err
+	}
+	response, err := registries.Do(g.client, request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	images := 0
+	for events := json.NewDecoder(response.Body); ; {
+		var e catalog.Event
+		switch err := events.Decode(&e); {
+		case err != nil:
+			return fmt.Errorf("the catalog ends after %d images: %s: %w", images, response.Status, err)
+		case e.Error != "":
+			return errors.New(e.Error)
+		case e.Manifest != nil && e.Manifest.Problem == "":
+			images++
+		case e.End != nil:
+			if images != len(g.stored) {
+				return fmt.Errorf("%d images, want %d", images, len(g.stored))
+			}
+			return nil
+		}
+	}
+}
+
+// delete deletes images by their digests, so many at once.
+func (g *garbage) delete(ctx context.Context, images []image, atOnce int) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(atOnce)
+	for _, i := range images {
+		group.Go(func() error {
+			path := "/v2/" + i.repository + "/manifests/" + i.manifest.Digest.String()
+			status, answer, err := g.send(ctx, http.MethodDelete, path, "", "")
+			if err == nil && status != http.StatusAccepted {
+				err = fmt.Errorf("deleting a manifest: status %d: %s", status, answer)
+			}
+			return err
+		})
+	}
+	return group.Wait()
+}
+
+// collect lets the registry collect, and measures the phases.
+func (g *garbage) collect(ctx context.Context) error {
+	query := gc.Request{Timeout: gc.DefaultTimeout}.Query()
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, g.process.URL(gc.Path+"?"+query.Encode()), nil)
+	if err != nil {
+		return err
+	}
+	whole := g.begin()
+	response, err := registries.Do(g.client, request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	rows := map[string]string{gc.Marking: rowMark, gc.Remarking: rowRemark, gc.Sweeping: rowSweep}
+	var phase string
+	var current *step
+	var expected time.Duration
+	for events := json.NewDecoder(response.Body); ; {
+		var e gc.Event
+		if err := events.Decode(&e); err != nil {
+			return fmt.Errorf("collecting garbage: %s: %w", response.Status, err)
+		}
+		if e.Phase == phase && e.Phase != "" || e.Removed != nil { // a phase is repeated to keep the connection alive
+			continue
+		}
+		if row := rows[phase]; row != "" {
+			took, err := current.end(row, storage.Concurrency, g.scale())
+			if err != nil {
+				return err
+			}
+			expected += took
+		}
+		if phase == gc.Settling {
+			expected += time.Since(current.began) // however many blobs there are
+		}
+		phase, current = e.Phase, g.begin()
+		switch {
+		case e.Error != "":
+			return errors.New(e.Error)
+		case e.Result != nil:
+			if e.Result.Blobs < 1 || e.Result.Blobs > g.deleted*blobsOfImage {
+				return fmt.Errorf("%d of %d blobs were removed", e.Result.Blobs, g.deleted*blobsOfImage)
+			}
+			return whole.add(rowCollection, float64(g.bucket.requests.Load()-whole.requests), expected)
+		}
+	}
+}
+
+// send sends a small request and returns status and body of the response.
+func (g *garbage) send(ctx context.Context, method, path, mediaType, body string) (int, string, error) {
+	request, err := http.NewRequestWithContext(ctx, method, g.process.URL(path), strings.NewReader(body))
+	if err != nil {
+		return 0, "", err
+	}
+	if mediaType != "" {
+		request.Header.Set("Content-Type", mediaType)
+	}
+	response, err := registries.Do(g.client, request)
+	if err != nil {
+		return 0, "", err
+	}
+	defer response.Body.Close()
+	answer, err := io.ReadAll(response.Body)
+	return response.StatusCode, string(answer), err
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}

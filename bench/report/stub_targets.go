@@ -1,3 +1,0 @@
-package main
-
-func garbageTargets() []target { return nil }
