@@ -174,7 +174,7 @@ unit-all: images $(TESTCLUSTER) $(HELM) ## Unit tests that make test skips: blob
 	PROMTOOL=$(call TOOL,promtool) OCI_CONFORMANCE=$(call TOOL,conformance) VERSITYGW=$(call TOOL,versitygw) \
 		$(call TEST,-timeout 30m ./cmd/... ./internal/... ./loader ./templates-tests ./test/conformance ./tools/...)
 	PATH="$(CURDIR)/bin:$$(dirname $(call TOOL,sops)):$$(dirname $(call TOOL,age-keygen)):$$PATH" $(call TEST,./test/sops)
-	cd bench && $(call TEST,./...)
+	cd bench && VERSITYGW=$(call TOOL,versitygw) $(call TEST,./...)
 	cd test/certmanager && go vet ./... && $(call TEST,./...)
 
 .PHONY: arm64
@@ -322,78 +322,51 @@ soak: build images $(TESTCLUSTER) $(HELM) $(if $(filter cert-manager,$(SOAK_LAYO
 soak-short: ## Inject a fixed sequence of faults in 90 s
 	$(MAKE) --no-print-directory soak SOAK_TIME=short
 
-# Writes dist/bench/RESULTS.md and fails if a target of the named benchmarks is missed and not listed with a reason.
-BENCH_REPORT ?= cd bench && go run ./report ../dist/bench
+# Writes dist/bench/RESULTS.md, beside the results of the previous run of all benchmarks, and fails if a target of the
+# named benchmarks is missed without a known cause.
+BENCH_REPORT ?= cd bench && go run ./report ../dist/bench ../dist/bench-previous
 
 .PHONY: bench
-bench: ## Run all benchmarks, write dist/bench/RESULTS.md and check the targets; the machine must be quiet (BENCH_FLAGS="-n 1")
-	for name in proxy registry bootstrap scale scale-s3 nodes healer garbage thin images; do \
+bench: ## Run all benchmarks (40 minutes), write dist/bench/RESULTS.md and check the targets; the machine must be quiet
+	@if [ -d dist/bench ]; then rm -rf dist/bench-previous && mv dist/bench dist/bench-previous; fi
+	for name in cluster nodes proxy registry garbage; do \
 	  $(MAKE) --no-print-directory bench-$$name BENCH_REPORT=true; \
 	done
 	$(BENCH_REPORT)
 
+.PHONY: bench-cluster
+bench-cluster: build images $(TESTCLUSTER) $(HELM) ## Measure a cluster: install, push, pull, idle nodes; beside distribution, crane, skopeo, regctl (BENCH_FLAGS="-n 1")
+	@hack/deps.sh bench cluster
+	@for tool in kubectl crane regctl; do $(TESTCLUSTER) tool $$tool >/dev/null; done
+	$(BENCHBUILD) ./cluster
+	dist/bench-cluster -testcluster $(TESTCLUSTER) -write dist/bench/cluster $(BENCH_FLAGS)
+	$(BENCH_REPORT) cluster
+
+.PHONY: bench-nodes
+bench-nodes: build ## Measure pulls by 1 to 50 nodes with and without caches, and latency; beside nginx, distribution (BENCH_FLAGS="-n 3")
+	@hack/deps.sh bench
+	$(BENCHBUILD) ./nodes
+	dist/bench-nodes -registry bin/registry -registry-node bin/registry-node -write dist/bench/nodes $(BENCH_FLAGS)
+	$(BENCH_REPORT) nodes
+
 .PHONY: bench-proxy
-bench-proxy: payload $(TESTCLUSTER) ## Compare the proxy with socat, stunnel, haproxy, nginx, ghostunnel and a naive one (BENCH_FLAGS="-n 1")
+bench-proxy: payload $(TESTCLUSTER) ## Measure the proxy beside socat, haproxy, nginx, ghostunnel and a naive one (BENCH_FLAGS="-n 1")
 	@hack/deps.sh bench
 	$(BENCHBUILD) ./proxy
 	dist/bench-proxy -registry-node bin/payload/registry-node-$$(go env GOARCH) -testcluster $(TESTCLUSTER) -write dist/bench/proxy $(BENCH_FLAGS)
 	$(BENCH_REPORT) proxy
 
 .PHONY: bench-registry
-bench-registry: build ## Compare the registry with plain distribution: pushes, pulls, small requests (BENCH_FLAGS="-n 1")
+bench-registry: build ## Measure the registry beside distribution (BENCH_FLAGS="-n 1")
 	$(BENCHBUILD) ./registry
-	dist/bench-registry -registry bin/registry -write dist/bench/registry $(BENCH_FLAGS)
+	dist/bench-registry -n 3 -registry bin/registry -write dist/bench/registry $(BENCH_FLAGS)
 	$(BENCH_REPORT) registry
 
-.PHONY: bench-scale
-bench-scale: build ## Measure one registry with up to 1000 nodes, and prepare with 5000 nodes (BENCH_FLAGS="-n 1")
-	$(BENCHBUILD) ./scale
-	dist/bench-scale -registry bin/registry -init-hook bin/zarf-registry -write dist/bench/scale $(BENCH_FLAGS)
-	$(BENCH_REPORT) scale
-
-.PHONY: bench-scale-s3
-bench-scale-s3: build $(TESTCLUSTER) ## Measure the same pulls with images in S3 (BENCH_FLAGS="-n 1")
-	$(BENCHBUILD) ./scale
-	dist/bench-scale-s3 -clusters= -s3 $(call TOOL,versitygw) -registry bin/registry -write dist/bench/scale-s3 $(BENCH_FLAGS)
-	$(BENCH_REPORT) scale-s3
-
-.PHONY: bench-nodes
-bench-nodes: build ## Measure image pulls by 1 to 50 nodes with and without caches, and latency; 10 minutes (BENCH_FLAGS="-n 3")
-	@hack/deps.sh bench
-	$(BENCHBUILD) ./nodes
-	dist/bench-nodes -registry bin/registry -registry-node bin/registry-node -write dist/bench/nodes $(BENCH_FLAGS)
-	$(BENCH_REPORT) nodes
-
-.PHONY: bench-healer
-bench-healer: build ## Measure a healer at rest with 5000 nodes (BENCH_FLAGS="-n 1")
-	$(BENCHBUILD) ./scale
-	dist/bench-healer -nodes= -herds= -clusters= -healers 5000 -registry-node bin/registry-node -write dist/bench/healer $(BENCH_FLAGS)
-	$(BENCH_REPORT) healer
-
 .PHONY: bench-garbage
-bench-garbage: build ## Measure how long pushes wait while garbage of 100,000 blobs is collected (BENCH_FLAGS="-n 1")
-	$(BENCHBUILD) ./scale
-	dist/bench-garbage -nodes= -herds= -clusters= -garbage 100000 -registry bin/registry -write dist/bench/garbage $(BENCH_FLAGS)
+bench-garbage: build $(TESTCLUSTER) ## Measure a garbage collection in S3 with 100,000 blobs (BENCH_FLAGS="-blobs 20000")
+	$(BENCHBUILD) ./garbage
+	dist/bench-garbage -n 1 -s3 $(call TOOL,versitygw) -registry bin/registry -write dist/bench/garbage $(BENCH_FLAGS)
 	$(BENCH_REPORT) garbage
-
-.PHONY: bench-thin
-bench-thin: build ## Compare thin with full archives of 1000 images (BENCH_FLAGS="-n 1")
-	$(BENCHBUILD) ./thin
-	dist/bench-thin -registry bin/registry -write dist/bench/thin $(BENCH_FLAGS)
-	$(BENCH_REPORT) thin
-
-.PHONY: bench-bootstrap
-bench-bootstrap: build images $(TESTCLUSTER) $(HELM) ## Measure each phase of an installation on a test cluster (BENCH_FLAGS="-n 1")
-	$(BENCHBUILD) ./bootstrap
-	dist/bench-bootstrap -testcluster $(TESTCLUSTER) -write dist/bench/bootstrap $(BENCH_FLAGS)
-	$(BENCH_REPORT) bootstrap
-
-.PHONY: bench-images
-bench-images: build images $(TESTCLUSTER) $(HELM) ## Compare pushes, and pulls by a node, through a cluster with crane, skopeo and regctl (BENCH_FLAGS="-n 1")
-	@for tool in kubectl crane regctl; do $(TESTCLUSTER) tool $$tool >/dev/null; done
-	$(BENCHBUILD) ./images
-	dist/bench-images -init-hook bin/zarf-registry -testcluster $(TESTCLUSTER) -write dist/bench/images $(BENCH_FLAGS)
-	$(BENCH_REPORT) images
 
 ##@ Test cluster
 .PHONY: cluster-up

@@ -25,7 +25,7 @@ declare -A groups=( # command=package
   [emulate]="qemu-aarch64-static=qemu-user-static"
   [e2e]="skopeo=skopeo"
   [clients]="skopeo=skopeo dockerd=docker.io podman=podman buildah=buildah chromedriver=chromium-driver"
-  [bench]="skopeo=skopeo socat=socat stunnel4=stunnel4 haproxy=haproxy nginx=nginx
+  [bench]="skopeo=skopeo socat=socat haproxy=haproxy nginx=nginx
     /usr/lib/nginx/modules/ngx_stream_module.so=libnginx-mod-stream"
 )
 if [ "$(uname -m)" = aarch64 ]; then

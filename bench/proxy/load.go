@@ -27,11 +27,11 @@ const (
 type load struct {
 	connect, keep time.Duration
 	stream        int64 // size of a large body in bytes
-	few, many     int   // numbers of idle connections
+	idle          int   // number of idle connections
 	quiet         time.Duration
 }
 
-// dialer connects to the proxy, or with TLS to the registry.
+// dialer connects to the proxy.
 type dialer func(ctx context.Context) (net.Conn, error)
 
 func request(size int64, header string) []byte {

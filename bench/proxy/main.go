@@ -1,7 +1,6 @@
-// Command proxy compares registry-node's proxy with socat, stunnel, haproxy, nginx, ghostunnel and the
-// reverse proxy of Go's standard library. All of them run between the same client and the same registry
-// on loopback, which requires client certificates. The client without a proxy, with TLS of its own, is
-// the upper limit.
+// Command proxy compares registry-node's proxy with socat, haproxy, nginx, ghostunnel and the reverse proxy of Go's
+// standard library. All of them run between the same client and the same registry on loopback, which requires client
+// certificates.
 //
 // The benchmark measures new connections, requests on open connections, large bodies, the CPU time of
 // the proxy for each of them, and its memory. It checks every response.
@@ -63,8 +62,7 @@ func bench(ctx context.Context, args []string) (err error) {
 	flags.DurationVar(&o.load.keep, "keep", 1000*time.Millisecond, "how long to send requests on open connections")
 	flags.Int64Var(&o.load.stream, "stream", 1<<30,
 		"size of a large body in bytes; four concurrent bodies have a quarter of it each")
-	flags.IntVar(&o.load.few, "few", 50, "number of idle connections for measuring memory")
-	flags.IntVar(&o.load.many, "many", 500, "larger number of idle connections for measuring memory")
+	flags.IntVar(&o.load.idle, "idle", 50, "number of idle connections for measuring memory")
 	flags.DurationVar(&o.load.quiet, "quiet", 22*time.Second,
 		"idle time after the load before memory is measured again")
 	if err := flags.Parse(args); err != nil {
@@ -111,7 +109,6 @@ func bench(ctx context.Context, args []string) (err error) {
 				return fmt.Errorf("%s: %w", found[n].Name, err)
 			}
 		}
-		m.ratios(run)
 	}
 	for _, s := range found {
 		if err := m.finish(ctx, s.Name); err != nil {
@@ -122,14 +119,11 @@ func bench(ctx context.Context, args []string) (err error) {
 }
 
 func how(l load) string {
-	return fmt.Sprintf("Client, proxy and registry are processes on one machine and share its cores. The registry "+
-		"serves from memory, accepts only TLS 1.3 and requires a client certificate. Each run starts every proxy again, "+
-		"measures its memory, and sends requests: %d clients with a connection for each request for %s, "+
-		"%d clients with one connection each for %s, one body of %.2f GiB, and four concurrent bodies of a quarter each. "+
-		"CPU time is the sum over the proxy's processes (CLOCK_PROCESS_CPUTIME_ID, and the kernel's accounting of children "+
-		"that have exited). Memory is resident memory; memory that a proxy's processes share counts once. "+
-		"\"After load\" is measured with %d new connections after the proxy has been idle for %s.",
-		clients, l.connect, clients, l.keep, float64(l.stream)/(1<<30), l.few, l.quiet)
+	return fmt.Sprintf("Client, proxy and registry share the cores. The registry serves from memory with TLS 1.3 and "+
+		"requires a client certificate. %d clients request 1 KiB for %s with a connection for each request, then for %s on "+
+		"open connections; one body has %.2f GiB, four concurrent ones a quarter of it each. Memory is private and shared "+
+		"resident memory with %d idle connections, before the load and %s after it.",
+		clients, l.connect, l.keep, float64(l.stream)/(1<<30), l.idle, l.quiet)
 }
 
 // certificates are paths of the files that clients of the registry need.

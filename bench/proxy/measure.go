@@ -2,10 +2,8 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"os/exec"
 	"path/filepath"
@@ -15,17 +13,23 @@ import (
 	"github.com/zarf-dev/zarf-registry/bench/internal/processes"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
-	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 )
 
-// Tables of the report. The targets in bench/report refer to them.
+// Tables of the report, and the measures of each. The targets in bench/report refer to them.
 const (
-	tableConnect = "A new connection for each request of 1 KiB, 8 clients"
-	tableKeep    = "Requests of 1 KiB on 8 connections that stay"
-	tableStream  = "One large body"
-	tableStreams = "Four large bodies at once"
-	tableMemory  = "Memory"
-	tableRatios  = "The proxy beside direct TLS"
+	tableRequests = "Requests of 1 KiB, 8 clients"
+	measureNew    = "new connections"
+	measureNewP99 = "new: p99"
+	measureNewCPU = "new: CPU"
+	measureOpen   = "on open connections"
+	measureOpCPU  = "open: CPU"
+
+	tableBodies   = "Large bodies, and memory"
+	measureOne    = "one body"
+	measureOneCPU = "one: CPU"
+	measureFour   = "four bodies"
+	measureMemory = "memory"
+	measureAfter  = "after load"
 )
 
 const (
@@ -55,13 +59,6 @@ func (m *measurement) measure(ctx context.Context, s subject) error {
 	if err := m.finish(ctx, s.Name); err != nil {
 		return err
 	}
-	if s.direct {
-		dial, err := m.direct()
-		if err != nil {
-			return err
-		}
-		return m.loads(ctx, s.Name, dial, nil)
-	}
 	p, dial, err := m.start(ctx, s)
 	if err != nil {
 		return err
@@ -76,23 +73,17 @@ func (m *measurement) measure(ctx context.Context, s subject) error {
 func (m *measurement) measureProcess(ctx context.Context, name string, dial dialer, p *process) error {
 	rest := &leftover{process: p}
 	defer rest.idle.close()
-	for _, step := range []struct {
-		what string
-		n    int
-	}{{"fresh", 0}, {fmt.Sprintf("%d idle connections", m.load.few), m.load.few},
-		{fmt.Sprintf("%d idle connections", m.load.many), m.load.many}} {
-		if err := rest.idle.add(ctx, dial, step.n); err != nil {
-			return fmt.Errorf("%s: %w", step.what, err)
-		}
-		if err := m.memory(name, step.what, rest); err != nil {
-			return err
-		}
+	if err := rest.idle.add(ctx, dial, m.load.idle); err != nil {
+		return err
+	}
+	if err := m.memory(name, measureMemory, rest); err != nil {
+		return err
 	}
 	rest.idle.close()
 	if err := m.loads(ctx, name, dial, p); err != nil {
 		return err
 	}
-	if err := rest.idle.add(ctx, dial, m.load.few); err != nil {
+	if err := rest.idle.add(ctx, dial, m.load.idle); err != nil {
 		return err
 	}
 	m.left[name] = &leftover{process: p, idle: rest.idle, since: time.Now()}
@@ -109,7 +100,7 @@ func (m *measurement) memory(name, what string, l *leftover) error {
 	if err != nil {
 		return err
 	}
-	m.report.Add(tableMemory, name, what, "MB", float64(bytes)/1e6)
+	m.report.Add(tableBodies, name, what, "MB", float64(bytes)/1e6)
 	return nil
 }
 
@@ -127,7 +118,7 @@ func (m *measurement) finish(ctx context.Context, name string) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	return m.memory(name, fmt.Sprintf("%d after load", m.load.few), l)
+	return m.memory(name, measureAfter, l)
 }
 
 // end stops all leftover proxies.
@@ -138,16 +129,17 @@ func (m *measurement) end() {
 	}
 }
 
-// loads measures everything except memory. p is nil for the client without a proxy.
+// loads measures everything except memory.
 func (m *measurement) loads(ctx context.Context, name string, dial dialer, p *process) error {
 	if _, _, err := connectLoad(ctx, dial, m.load.connect/3); err != nil {
 		return fmt.Errorf("warming up: %w", err)
 	}
 	for _, l := range []struct {
-		table string
-		d     time.Duration
-		run   func(context.Context, dialer, time.Duration) ([]time.Duration, time.Duration, error)
-	}{{tableConnect, m.load.connect, connectLoad}, {tableKeep, m.load.keep, keepLoad}} {
+		rate, p99, cpu string
+		d              time.Duration
+		run            func(context.Context, dialer, time.Duration) ([]time.Duration, time.Duration, error)
+	}{{measureNew, measureNewP99, measureNewCPU, m.load.connect, connectLoad},
+		{measureOpen, "", measureOpCPU, m.load.keep, keepLoad}} {
 		var latencies []time.Duration
 		var elapsed time.Duration
 		used, err := usage(p, func() (err error) {
@@ -155,20 +147,20 @@ func (m *measurement) loads(ctx context.Context, name string, dial dialer, p *pr
 			return err
 		})
 		if err != nil {
-			return fmt.Errorf("%s: %w", l.table, err)
+			return fmt.Errorf("%s: %w", l.rate, err)
 		}
 		n := float64(len(latencies))
-		m.report.Add(l.table, name, measureRate, "1/s", n/elapsed.Seconds())
-		m.report.Add(l.table, name, measureP50, "ms", milliseconds(latencies, 0.5))
-		m.report.Add(l.table, name, measureP99, "ms", milliseconds(latencies, 0.99))
-		if p != nil {
-			m.report.Add(l.table, name, measureCPU, "ms", used.proxy*1000/n)
+		m.report.Add(tableRequests, name, l.rate, "1/s", n/elapsed.Seconds())
+		if l.p99 != "" {
+			p99 := latencies[int((n-1)*0.99)] // they are sorted
+			m.report.Add(tableRequests, name, l.p99, "ms", p99.Seconds()*1000)
 		}
+		m.report.Add(tableRequests, name, l.cpu, "ms", used*1000/n)
 	}
 	for _, l := range []struct {
-		table   string
-		streams int
-	}{{tableStream, 1}, {tableStreams, 4}} {
+		throughput, cpu string
+		streams         int
+	}{{measureOne, measureOneCPU, 1}, {measureFour, "", 4}} {
 		size := m.load.stream / int64(l.streams)
 		var elapsed time.Duration
 		used, err := usage(p, func() (err error) {
@@ -176,84 +168,30 @@ func (m *measurement) loads(ctx context.Context, name string, dial dialer, p *pr
 			return err
 		})
 		if err != nil {
-			return fmt.Errorf("%s: %w", l.table, err)
+			return fmt.Errorf("%s: %w", l.throughput, err)
 		}
 		all := float64(size) * float64(l.streams)
-		m.report.Add(l.table, name, measureThroughput, "MB/s", all/1e6/elapsed.Seconds())
-		if p != nil {
-			m.report.Add(l.table, name, measureGiB, "s/GiB", used.proxy/all*(1<<30))
+		m.report.Add(tableBodies, name, l.throughput, "MB/s", all/1e6/elapsed.Seconds())
+		if l.cpu != "" {
+			m.report.Add(tableBodies, name, l.cpu, "s/GiB", used/all*(1<<30))
 		}
-		m.report.Add(l.table, name, measureBothGiB, "s/GiB", (used.client+used.proxy)/all*(1<<30))
 	}
 	return ctx.Err()
 }
 
-// Measures of the loads.
-const (
-	measureRate       = "requests"
-	measureP50        = "p50"
-	measureP99        = "p99"
-	measureCPU        = "CPU of the proxy for each"
-	measureThroughput = "throughput"
-	measureGiB        = "CPU of the proxy"
-	measureBothGiB    = "CPU of client and proxy"
-)
-
-// used is CPU time in seconds.
-type used struct{ client, proxy float64 }
-
-// usage returns the CPU time that client and proxy use while do runs.
-func usage(p *process, do func() error) (u used, err error) {
-	read := func() (u used, err error) {
-		if u.client, err = ownCPU(); err != nil || p == nil {
-			return u, err
-		}
-		time.Sleep(reapPause)
-		u.proxy, err = processes.CPU(p.Process.Pid)
-		return u, err
-	}
-	before, err := read()
+// usage returns the CPU time, in seconds, that a proxy uses while do runs.
+func usage(p *process, do func() error) (float64, error) {
+	time.Sleep(reapPause)
+	before, err := processes.CPU(p.Process.Pid)
 	if err != nil {
-		return u, err
-	}
-	if before.client, err = ownCPU(); err != nil { // excludes the time spent in read
-		return u, err
+		return 0, err
 	}
 	if err := do(); err != nil {
-		return u, err
+		return 0, err
 	}
-	after, err := read()
-	return used{after.client - before.client, after.proxy - before.proxy}, err
-}
-
-// milliseconds returns a quantile of sorted latencies.
-func milliseconds(sorted []time.Duration, quantile float64) float64 {
-	return sorted[int(float64(len(sorted)-1)*quantile)].Seconds() * 1000
-}
-
-// ratios adds the ratios of our proxy to the client without a proxy.
-func (m *measurement) ratios(run int) {
-	for _, of := range []struct{ table, measure, name string }{
-		{tableConnect, measureRate, "new connections"},
-		{tableKeep, measureRate, "requests on connections that stay"},
-		{tableStream, measureThroughput, "one body, throughput"},
-		{tableStreams, measureThroughput, "four bodies, throughput"},
-	} {
-		ours, direct := m.report.Find(of.table, oursName, of.measure), m.report.Find(of.table, directName, of.measure)
-		if ours != nil && direct != nil {
-			m.report.Add(tableRatios, oursName, of.name, "ours / direct", ours.Runs[run]/direct.Runs[run])
-		}
-	}
-}
-
-// direct returns a dialer that connects to the registry with TLS.
-func (m *measurement) direct() (dialer, error) {
-	source, err := tlsfiles.Open(m.certificates.dir, tlsfiles.WithLogger(slog.New(slog.DiscardHandler)))
-	if err != nil {
-		return nil, err
-	}
-	d := tls.Dialer{Config: tlsfiles.ClientConfig(source.Current(), registryName)}
-	return func(ctx context.Context) (net.Conn, error) { return d.DialContext(ctx, "tcp", m.registry) }, nil
+	time.Sleep(reapPause)
+	after, err := processes.CPU(p.Process.Pid)
+	return after - before, err
 }
 
 // start starts a proxy on a free port and waits until it serves a request.

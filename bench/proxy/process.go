@@ -12,8 +12,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/zarf-dev/zarf-registry/bench/internal/processes"
 )
 
@@ -97,13 +95,6 @@ func parseRollup(text string) (private, shared int64, err error) {
 		return 0, 0, fmt.Errorf("smaps_rollup lacks a field: %q", text)
 	}
 	return private, shared, nil
-}
-
-// ownCPU returns the CPU time of this process (the client) in seconds.
-func ownCPU() (float64, error) {
-	var used unix.Timespec
-	err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &used)
-	return float64(used.Nano()) / 1e9, err
 }
 
 // syncBuffer keeps the last logSize bytes of a process's output. It is safe for concurrent use.

@@ -16,15 +16,13 @@ import (
 
 // Names of subjects that the code refers to.
 const (
-	oursName   = "registry-node"
-	naiveName  = "naive Go"
-	directName = "direct"
+	oursName  = "registry-node"
+	naiveName = "naive Go"
 )
 
 // subject is a proxy to be measured.
 type subject struct {
 	results.Subject
-	direct  bool // no proxy: the client uses TLS
 	program string
 	// config is the text of a configuration file with placeholders for setting.fill, or empty.
 	config string
@@ -57,7 +55,7 @@ func subjects() []subject {
 	}
 	return []subject{
 		{
-			Subject: results.Subject{Name: oursName, About: "started as in the chart, without the metrics listener"},
+			Subject: results.Subject{Name: oursName, About: "as in the chart, without metrics"},
 			program: oursName,
 			command: func(s setting) (a, e []string) {
 				return []string{"proxy", "--listen=" + s.Listen, "--registry=" + registryName + ":" + s.registryPort,
@@ -66,45 +64,24 @@ func subjects() []subject {
 			},
 		},
 		{
-			Subject: results.Subject{Name: naiveName,
-				About: "`httputil.ReverseProxy` on an `http.Transport` that keeps 32 connections"},
+			Subject: results.Subject{Name: naiveName, About: "`httputil.ReverseProxy`, 32 idle connections"},
 			program: naiveName,
 			command: func(s setting) (a, e []string) { return []string{naiveMode, s.Listen, s.Registry, s.dir}, nil },
 		},
 		{
-			Subject: results.Subject{Name: "nginx http",
-				About: "`proxy_pass` to an upstream with `keepalive 32`; buffers of 64 KiB in memory only; one worker per core"},
+			Subject: results.Subject{Name: "nginx http", About: "`keepalive 32`, buffers in memory"},
 			program: "nginx", versionArgs: []string{"-v"},
 			config:  nginxHTTP,
 			command: file("-c"),
 		},
 		{
-			Subject: results.Subject{Name: "nginx stream",
-				About: "`proxy_ssl` in the stream module, with session reuse; one worker per core"},
-			program: "nginx", versionArgs: []string{"-v"},
-			config:  nginxStream,
-			command: file("-c"),
-		},
-		{
-			Subject: results.Subject{Name: "haproxy http", About: "`mode http`, `http-reuse always`; one thread per core"},
+			Subject: results.Subject{Name: "haproxy http", About: "`http-reuse always`"},
 			program: "haproxy", versionArgs: []string{"-v"},
-			config:  strings.ReplaceAll(haproxy, "MODE", "http\n    http-reuse always"),
+			config:  haproxy,
 			command: file("-db", "-f"),
 		},
 		{
-			Subject: results.Subject{Name: "haproxy tcp", About: "`mode tcp`; one thread per core"},
-			program: "haproxy", versionArgs: []string{"-v"},
-			config:  strings.ReplaceAll(haproxy, "MODE", "tcp"),
-			command: file("-db", "-f"),
-		},
-		{
-			Subject: results.Subject{Name: "stunnel", About: "`client = yes`, with its session cache"},
-			program: "stunnel4", versionArgs: []string{"-version"},
-			config:  stunnel,
-			command: file(),
-		},
-		{
-			Subject: results.Subject{Name: "ghostunnel", About: "`ghostunnel client`, without connection log"},
+			Subject: results.Subject{Name: "ghostunnel", About: "TCP, without its log"},
 			program: "ghostunnel", versionArgs: []string{"--version"},
 			command: func(s setting) (a, e []string) {
 				return []string{"client", "--listen=" + s.Listen, "--target=" + s.Registry,
@@ -113,26 +90,20 @@ func subjects() []subject {
 			},
 		},
 		{
-			Subject: results.Subject{Name: "socat",
-				About: "upstream's proxy: `TCP4-LISTEN:…,reuseaddr,fork OPENSSL:…,verify=1`"},
+			Subject: results.Subject{Name: "socat", About: "TCP, a process per connection, as in Zarf"},
 			program: "socat", versionArgs: []string{"-V"},
 			command: func(s setting) (a, e []string) {
 				return []string{"TCP4-LISTEN:" + s.listenPort + ",bind=127.0.0.1,reuseaddr,fork",
 					"OPENSSL:" + s.Registry + ",cert=" + s.cert + ",key=" + s.key + ",cafile=" + s.ca + ",verify=1"}, nil
 			},
 		},
-		{
-			Subject: results.Subject{Name: directName,
-				About: "no proxy: the client uses TLS in Go and resumes sessions"},
-			direct: true,
-		},
 	}
 }
 
-// Timeouts are longer than any measurement. nginx's limit of 1000 requests per connection is raised,
-// because registry-node has no such limit.
+// Timeouts are longer than any measurement. nginx's limit of 1000 requests per connection is raised, because
+// registry-node has no such limit. Only nginx needs a setting for TLS 1.3.
 const (
-	nginxCommon = `
+	nginxHTTP = `
 user root;
 daemon off;
 pid DIR/nginx.pid;
@@ -140,18 +111,6 @@ error_log stderr error;
 worker_processes auto;
 worker_rlimit_nofile 8192;
 events { worker_connections 4096; }
-`
-	// OpenSSL's other users in this list negotiate TLS 1.3 without a setting.
-	nginxTLS = `
-        proxy_ssl_protocols TLSv1.3;
-        proxy_ssl_certificate CERT;
-        proxy_ssl_certificate_key KEY;
-        proxy_ssl_trusted_certificate CA_FILE;
-        proxy_ssl_verify on;
-        proxy_ssl_server_name on;
-        proxy_ssl_name NAME;
-`
-	nginxHTTP = nginxCommon + `
 http {
     access_log off;
     client_body_temp_path DIR/nginx-body;
@@ -173,47 +132,29 @@ http {
         proxy_set_header Host $http_host;
         proxy_buffers 16 64k;
         proxy_busy_buffers_size 256k;
-        proxy_max_temp_file_size 0;` + nginxTLS + `
+        proxy_max_temp_file_size 0;
+        proxy_ssl_protocols TLSv1.3;
+        proxy_ssl_certificate CERT;
+        proxy_ssl_certificate_key KEY;
+        proxy_ssl_trusted_certificate CA_FILE;
+        proxy_ssl_verify on;
+        proxy_ssl_server_name on;
+        proxy_ssl_name NAME;
         location / { proxy_pass https://registry; }
-    }
-}
-`
-	nginxStream = `load_module /usr/lib/nginx/modules/ngx_stream_module.so;
-` + nginxCommon + `
-stream {
-    server {
-        listen LISTEN;
-        proxy_pass REGISTRY;
-        proxy_timeout 600s;
-        proxy_ssl on;` + nginxTLS + `
     }
 }
 `
 	haproxy = `global
     maxconn 4096
 defaults
-    mode MODE
+    mode http
+    http-reuse always
     timeout connect 10s
     timeout client 600s
     timeout server 600s
 listen registry
     bind LISTEN
     server registry REGISTRY ssl crt BOTH ca-file CA_FILE verify required sni str(NAME) verifyhost NAME
-`
-	stunnel = `foreground = yes
-pid =
-syslog = no
-debug = err
-[registry]
-client = yes
-accept = LISTEN
-connect = REGISTRY
-cert = CERT
-key = KEY
-CAfile = CA_FILE
-verifyChain = yes
-checkHost = NAME
-sni = NAME
 `
 )
 
@@ -257,8 +198,6 @@ func copySelf(dir string) (string, error) {
 
 func (s *subject) find(ctx context.Context, o options, dir string) (err error) {
 	switch {
-	case s.direct:
-		return nil
 	case s.Name == oursName:
 		s.program, s.versionArgs = o.node, []string{"version"}
 	case s.Name == naiveName:
