@@ -2,9 +2,11 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"slices"
 	"sync"
@@ -260,7 +262,7 @@ func (i *idle) alive() error {
 		}
 		e := raw.Control(func(fd uintptr) { _, _, err = unix.Recvfrom(int(fd), one, unix.MSG_PEEK|unix.MSG_DONTWAIT) })
 		if e != nil || !errors.Is(err, unix.EAGAIN) {
-			return fmt.Errorf("an idle connection was closed or received data: %w", errors.Join(e, err))
+			return fmt.Errorf("an idle connection was closed or received data (%w)", cmp.Or(e, err, io.EOF))
 		}
 	}
 	return nil

@@ -56,8 +56,13 @@ type leftover struct {
 
 // measure performs one run of a subject.
 func (m *measurement) measure(ctx context.Context, s subject) error {
-	if err := m.finish(ctx, s.Name); err != nil {
-		return err
+	for name, l := range m.left {
+		// Longer waits would exceed the time for which proxies keep idle connections.
+		if name == s.Name || time.Since(l.since) >= m.load.quiet {
+			if err := m.finish(ctx, name); err != nil {
+				return fmt.Errorf("%s, after its load: %w", name, err)
+			}
+		}
 	}
 	p, dial, err := m.start(ctx, s)
 	if err != nil {
