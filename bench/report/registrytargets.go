@@ -6,9 +6,11 @@ import "strings"
 // differ.
 func registryTargets() (targets []target) {
 	const faster, cheaper = 0.95, 1.05
-	cause := map[string]string{"Pulls": "the kernel keeps at most 128 KiB of a response for a client (TCP_NOTSENT_LOWAT), " +
-		"so that clients that do not read take little memory; without that limit, ours was 1.1 × distribution",
-		"Three pulls for each push": "as with pulls"}
+	cause := map[string]string{
+		"Pulls": "the kernel keeps at most 128 KiB of a response for a client (TCP_NOTSENT_LOWAT), so that clients that do " +
+			"not read take little memory; without that limit, ours was 1.1 × distribution",
+		"Three pulls for each push": "as with pulls",
+	}
 	add := func(table string, limit float64, measures ...string) {
 		for _, measure := range measures {
 			t := target{what: "registry: " + table + ", " + measure, benchmark: "registry", table: table, subject: "ours",
