@@ -148,7 +148,7 @@ func TestEmptyCredentialsAreNotFailedLogins(t *testing.T) {
 		}
 	}
 	eventually(t, "the last request is logged", func() bool { return i.logged(`"listener":"loopback"`, `"code":401`) })
-	if i.logged(`"WARN"`) {
+	if i.logged(`"WARN"`, `"msg":"request"`) { // others may be about this machine, such as a full disk
 		t.Errorf("a warning is logged: %s", i.logs)
 	}
 }
