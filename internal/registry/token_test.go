@@ -148,8 +148,11 @@ func TestEmptyCredentialsAreNotFailedLogins(t *testing.T) {
 		}
 	}
 	eventually(t, "the last request is logged", func() bool { return i.logged(`"listener":"loopback"`, `"code":401`) })
-	if i.logged(`"WARN"`, `"msg":"request"`) { // others may be about this machine, such as a full disk
-		t.Errorf("a warning is logged: %s", i.logs)
+	for line := range strings.Lines(i.logs.String()) {
+		// This machine's disk may be nearly full.
+		if strings.Contains(line, `"WARN"`) && !strings.Contains(line, "the storage is nearly full") {
+			t.Errorf("a warning is logged: %s", line)
+		}
 	}
 }
 
