@@ -149,8 +149,15 @@ func manifests(t *testing.T, objects []unstructured.Unstructured) string {
 // inSync fails where Argo CD would report the Application as OutOfSync.
 func (a *argo) inSync(t *testing.T, values ...string) {
 	t.Helper()
-	if out, err := a.run(t, "diff", a.render(t, values...)); err != nil {
+	objects := a.render(t, values...)
+	if out, err := a.run(t, "diff", objects); err != nil {
 		t.Errorf("%v: %s", err, out)
+	}
+	// With the sync option ServerSideApply.
+	cmd := a.command(t, a.kubectl, "diff", "--server-side=true", "--field-manager=argocd-controller", "-f", "-")
+	cmd.Stdin = strings.NewReader(manifests(t, slices.DeleteFunc(objects, isHook)))
+	if out, errOut, err := try(cmd); err != nil {
+		t.Errorf("kubectl diff: %v\n%s%s", err, out, errOut)
 	}
 }
 
@@ -161,8 +168,14 @@ func (a *argo) deleteApplication(t *testing.T, values ...string) {
 	hooks := slices.DeleteFunc(slices.Clone(objects), func(o unstructured.Unstructured) bool {
 		return !strings.Contains(o.GetAnnotations()["helm.sh/hook"], "pre-delete")
 	})
+	if len(hooks) == 0 {
+		t.Fatal("PreDelete has no hooks")
+	}
 	weight := func(o unstructured.Unstructured) int {
-		n, _ := strconv.Atoi(o.GetAnnotations()["helm.sh/hook-weight"])
+		n, err := strconv.Atoi(cmp.Or(o.GetAnnotations()["helm.sh/hook-weight"], "0"))
+		if err != nil {
+			t.Fatal(err)
+		}
 		return n
 	}
 	slices.SortStableFunc(hooks, func(a, b unstructured.Unstructured) int { return cmp.Compare(weight(a), weight(b)) })
