@@ -102,13 +102,13 @@ func bench(ctx context.Context, args []string) (err error) {
 		left: map[string]*leftover{},
 	}
 	defer m.end()
-	for run := range o.Runs {
-		for _, n := range report.Order(run, len(found)) {
-			fmt.Fprintf(os.Stderr, "%d/%d  %s\n", run+1, o.Runs, found[n].Name)
-			if err := m.measure(ctx, found[n]); err != nil {
-				return fmt.Errorf("%s: %w", found[n].Name, err)
-			}
-		}
+	names := make([]string, 0, len(found))
+	for _, s := range found {
+		names = append(names, s.Name)
+	}
+	err = report.Repeat(o.Runs, names, func(n int) error { return m.measure(ctx, found[n]) })
+	if err != nil {
+		return err
 	}
 	for _, s := range found {
 		if err := m.finish(ctx, s.Name); err != nil {

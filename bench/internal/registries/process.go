@@ -16,10 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/crypto/bcrypt"
-	"oras.land/oras-go/v2/registry/remote/auth"
 
 	"github.com/zarf-dev/zarf-registry/bench/internal/processes"
-	"github.com/zarf-dev/zarf-registry/internal/images/remote"
 	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
 )
 
@@ -143,13 +141,6 @@ func (p *Process) start() error {
 		close(p.ended)
 	}()
 	return nil
-}
-
-// Client returns a client of the project that may write. The caller closes it.
-func (p *Process) Client(c *Certificates) (*remote.Registry, error) {
-	credential := auth.Credential{Username: user, Password: password}
-	return remote.New(remote.Options{Host: p.Address, TLS: c.Push(),
-		Credential: func(context.Context, string) (auth.Credential, error) { return credential, nil }})
 }
 
 // URL returns the URL of a path.
