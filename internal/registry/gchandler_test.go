@@ -705,25 +705,27 @@ func TestNextCollectionContinuesAfterATimeout(t *testing.T) {
 	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	c := i.pusher()
-	for n := range 5 {
+	const blobs = 2 * storage.Concurrency // more than are removed at once
+	for n := range blobs {
 		c.pushBlob("a", fmt.Sprint(n))
 	}
 	var result gc.Result
 	var err error
 	// a busy machine needs more time
 	for timeout := time.Second; result.Blobs == 0 && timeout < time.Minute; timeout *= 2 {
+		var once sync.Once
 		result, err = fileLeases(t, i.root).Collect(t.Context(), gc.Request{Timeout: timeout},
 			func(e gc.Event) {
 				if e.Removed != nil {
-					time.Sleep(timeout * 6 / 10)
+					once.Do(func() { time.Sleep(timeout) })
 				}
 			})
 	}
-	if err == nil || !strings.Contains(err.Error(), "the next collection") || result.Blobs == 0 || result.Blobs == 5 {
+	if err == nil || !strings.Contains(err.Error(), "the next collection") || result.Blobs == 0 || result.Blobs == blobs {
 		t.Errorf("%+v, %v", result, err)
 	}
 	rest, _ := collectNow(t, i.root, gc.Request{})
-	if result.Blobs+rest.Blobs != 5 {
+	if result.Blobs+rest.Blobs != blobs {
 		t.Errorf("%+v and %+v", result, rest)
 	}
 }

@@ -22,9 +22,8 @@ type blobsInUse struct {
 	marked *marking
 	cutoff time.Time
 	swept  map[digest.Digest]bool
-	// removing is what is being removed, or "". Then removed is closed at its end.
-	removing digest.Digest
-	removed  chan struct{}
+	// removing is what is being removed. Each channel is closed at the end of that.
+	removing map[digest.Digest]chan struct{}
 }
 
 // record must be called before digests are looked up: then each is either kept, with all that it needs, or already
@@ -62,10 +61,11 @@ func (u *blobsInUse) tryNote(digests []digest.Digest) (swept []digest.Digest, re
 	}
 	u.marked.add(digests...)
 	for _, d := range u.marked.closure(digests...) {
-		switch stored := u.marked.Stored(d); {
-		case stored == u.removing:
-			return nil, u.removed
-		case u.swept[stored]:
+		stored := u.marked.Stored(d)
+		if removed := u.removing[stored]; removed != nil {
+			return nil, removed
+		}
+		if u.swept[stored] {
 			swept = append(swept, d)
 		}
 	}
@@ -78,6 +78,7 @@ func (u *blobsInUse) sweep(m *marking, cutoff time.Time) (end func()) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.marked, u.cutoff, u.swept = m, cutoff, map[digest.Digest]bool{}
+	u.removing = map[digest.Digest]chan struct{}{}
 	for d, at := range u.last {
 		if at.After(cutoff) {
 			m.add(d)
@@ -91,7 +92,7 @@ func (u *blobsInUse) sweep(m *marking, cutoff time.Time) (end func()) {
 }
 
 // remove calls do, which removes d, unless the current sweep must keep it, and reports whether it did. Only calls of
-// note that need d wait meanwhile.
+// record that need d wait meanwhile. It may be called for several digests at once, but not for one.
 func (u *blobsInUse) remove(d digest.Digest, do func() error) (bool, error) {
 	return u.removeUnless(d, func() bool { return u.marked.keep[d] }, do)
 }
@@ -108,12 +109,13 @@ func (u *blobsInUse) removeUnless(d digest.Digest, keep func() bool, do func() e
 		return false, nil
 	}
 	removed := make(chan struct{})
-	u.removing, u.removed = d, removed
+	u.removing[d] = removed
 	u.mu.Unlock()
 	err := do()
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.removing, u.swept[d] = "", true
+	delete(u.removing, d)
+	u.swept[d] = true
 	close(removed)
 	return true, err
 }

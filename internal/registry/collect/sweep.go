@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"syscall"
 	"time"
 
@@ -25,6 +26,8 @@ type sweeper struct {
 	// deleteTimeout bounds one deletion: the storage must not carry it out after the lease has expired.
 	deleteTimeout time.Duration
 	result        *gc.Result
+
+	mu sync.Mutex // held by blob, which runs for several at once, while it changes the result and reports
 }
 
 // sweep removes what is in the list and not kept. Blobs that were written or linked after cutoff are kept, too.
@@ -67,10 +70,11 @@ func (s *sweeper) sweep(ctx context.Context, m *marking, list garbageSet, cutoff
 	if err := syncRemovals(); err != nil {
 		return err
 	}
-	for _, d := range blobs {
-		if err := s.blob(ctx, d, m.Blobs[d]); err != nil {
-			return err
-		}
+	err := storage.InParallel(ctx, blobs, storage.Concurrency, func(ctx context.Context, d digest.Digest) error {
+		return s.blob(ctx, d, m.Blobs[d])
+	})
+	if err != nil {
+		return err
 	}
 	return syncRemovals()
 }
@@ -98,6 +102,8 @@ func (s *sweeper) blob(ctx context.Context, d digest.Digest, b *content.Blob) er
 	if err != nil {
 		return err
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if !removed {
 		s.result.Kept++
 		return nil
