@@ -73,7 +73,10 @@ func measure(
 	if err := g.rest(ctx); err != nil {
 		return err
 	}
-	s := g.begin()
+	s, err := g.begin()
+	if err != nil {
+		return err
+	}
 	if err := g.catalog(ctx); err != nil {
 		return err
 	}
@@ -82,7 +85,9 @@ func measure(
 	}
 	g.deleted = len(g.stored) / garbageShare
 	some := min(measuredDeletes, g.deleted)
-	s = g.begin()
+	if s, err = g.begin(); err != nil {
+		return err
+	}
 	if err := g.delete(ctx, g.stored[:some], 1); err != nil { // like images prune
 		return err
 	}
@@ -107,10 +112,9 @@ func (g *garbage) rest(ctx context.Context) error {
 			return err
 		}
 		if g.bucket.requests.Load()-before < 10 {
-			break
+			return nil
 		}
 	}
-	return g.process.ResetPeak()
 }
 
 // step is a measurement in progress.
@@ -120,9 +124,10 @@ type step struct {
 	requests int64
 }
 
-func (g *garbage) begin() *step {
-	return &step{g, time.Now(), g.bucket.requests.Load()}
-}
+// begin begins a measurement. Its memory is the most since then, also in the phases that follow.
+func (g *garbage) begin() (*step, error) { return g.phase(), g.process.ResetPeak() }
+
+func (g *garbage) phase() *step { return &step{g, time.Now(), g.bucket.requests.Load()} }
 
 // end reports what happened since the beginning. The registry sends so many requests at once; with 1,000,000 blobs, it
 // sends scale times as many. The time is that of the delay alone, because elsewhere S3 has cores of its own.
@@ -138,7 +143,7 @@ func (s *step) add(name string, requests float64, expected time.Duration) error 
 	s.report.Add(tableSteps, name, "at 1,000,000 blobs", "min", expected.Minutes())
 	memory, err := s.process.PeakMemory()
 	s.report.Add(tableSteps, name, "memory", "MB", float64(memory)/1e6)
-	return errors.Join(err, s.process.ResetPeak())
+	return err
 }
 
 // scale is how many times as large a registry with 1,000,000 blobs is.
@@ -198,7 +203,10 @@ func (g *garbage) collect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	whole := g.begin()
+	whole, err := g.begin()
+	if err != nil {
+		return err
+	}
 	response, err := registries.Do(g.client, request)
 	if err != nil {
 		return err
@@ -226,7 +234,7 @@ func (g *garbage) collect(ctx context.Context) error {
 		if phase == gc.Settling {
 			expected += time.Since(current.began) // however many blobs there are
 		}
-		phase, current = e.Phase, g.begin()
+		phase, current = e.Phase, g.phase()
 		switch {
 		case e.Error != "":
 			return errors.New(e.Error)
