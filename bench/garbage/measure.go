@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -33,9 +34,6 @@ const (
 	rowCollection = "collection"
 	rowAlone      = "no collection"
 	rowMeanwhile  = "during a collection"
-
-	measuredDeletes = 50
-	deletesAtOnce   = 8 // of the rest
 )
 
 // garbage is one run.
@@ -84,17 +82,13 @@ func measure(
 		return err
 	}
 	g.deleted = len(g.stored) / garbageShare
-	some := min(measuredDeletes, g.deleted)
 	if s, err = g.begin(); err != nil {
 		return err
 	}
-	if err := g.delete(ctx, g.stored[:some], 1); err != nil { // like images prune
+	if err := g.delete(ctx, g.stored[:g.deleted]); err != nil {
 		return err
 	}
-	if _, err := s.end(rowDelete, 1, g.scale()*float64(g.deleted)/float64(some)); err != nil {
-		return err
-	}
-	if err := g.delete(ctx, g.stored[some:g.deleted], deletesAtOnce); err != nil {
+	if _, err := s.end(rowDelete, catalog.RepositoriesAtOnce, g.scale()); err != nil {
 		return err
 	}
 	alone := func(ctx context.Context) error { return pause(ctx, o.alone) }
@@ -179,18 +173,23 @@ func (g *garbage) catalog(ctx context.Context) error {
 	}
 }
 
-// delete deletes images by their digests, so many at once.
-func (g *garbage) delete(ctx context.Context, images []image, atOnce int) error {
+// delete deletes images by their digests, as images prune does.
+func (g *garbage) delete(ctx context.Context, images []image) error {
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(atOnce)
-	for _, i := range images {
+	group.SetLimit(catalog.RepositoriesAtOnce)
+	for repository := range slices.Chunk(images, imagesOfRepo) {
 		group.Go(func() error {
-			path := "/v2/" + i.repository + "/manifests/" + i.manifest.Digest.String()
-			status, answer, err := g.send(ctx, http.MethodDelete, path, "", "")
-			if err == nil && status != http.StatusAccepted {
-				err = fmt.Errorf("deleting a manifest: status %d: %s", status, answer)
+			for _, i := range repository {
+				path := "/v2/" + i.repository + "/manifests/" + i.manifest.Digest.String()
+				status, answer, err := g.send(ctx, http.MethodDelete, path, "", "")
+				if err != nil {
+					return err
+				}
+				if status != http.StatusAccepted {
+					return fmt.Errorf("deleting a manifest: status %d: %s", status, answer)
+				}
 			}
-			return err
+			return nil
 		})
 	}
 	return group.Wait()

@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"strings"
+	"sync"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
@@ -124,20 +127,40 @@ func (f *removalFlags) remove(cmd *cobra.Command, choose func(*catalog.Catalog, 
 
 func (f *removalFlags) delete(ctx context.Context, c *registryAccess, since time.Time, manifests []*catalog.Manifest,
 	r *removal, log *slog.Logger) error {
-	for i, m := range manifests {
-		name := m.Repository + "@" + m.Digest.String()
-		err := cluster.DeleteManifest(ctx, c.transport, c.access, m.Repository, m.Digest.String(), since)
-		if errors.Is(err, cluster.ErrChanged) {
-			log.Warn("kept a manifest that changed meanwhile", "manifest", name, "error", err)
-			r.PushedAgain = append(r.PushedAgain, name)
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("deleting %s: %w; %d of %d manifests are deleted: run the command again", name, err, i,
-				len(manifests))
-		}
-		log.Debug("deleted", "manifest", name)
+	byRepository := map[string][]*catalog.Manifest{}
+	for _, m := range manifests {
+		byRepository[m.Repository] = append(byRepository[m.Repository], m)
 	}
+	var mu sync.Mutex // for deleted and r
+	deleted := 0
+	group, deleting := errgroup.WithContext(ctx)
+	group.SetLimit(catalog.RepositoriesAtOnce)
+	for _, inOrder := range byRepository {
+		group.Go(func() error {
+			for _, m := range inOrder {
+				name := m.Repository + "@" + m.Digest.String()
+				err := cluster.DeleteManifest(deleting, c.transport, c.access, m.Repository, m.Digest.String(), since)
+				if err != nil && !errors.Is(err, cluster.ErrChanged) {
+					return fmt.Errorf("deleting %s: %w", name, err)
+				}
+				mu.Lock()
+				deleted++
+				if err != nil {
+					log.Warn("kept a manifest that changed meanwhile", "manifest", name, "error", err)
+					r.PushedAgain = append(r.PushedAgain, name)
+				} else {
+					log.Debug("deleted", "manifest", name)
+				}
+				mu.Unlock()
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return fmt.Errorf("%w; %d of %d manifests are deleted: run the command again", err, deleted-len(r.PushedAgain),
+			len(manifests))
+	}
+	slices.Sort(r.PushedAgain)
 	if !f.collect || len(manifests) == 0 {
 		return nil
 	}

@@ -2,12 +2,22 @@ package cli
 
 import (
 	"bytes"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/opencontainers/go-digest"
 	"k8s.io/client-go/kubernetes/fake"
 
@@ -16,6 +26,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images"
 	"github.com/zarf-dev/zarf-registry/internal/images/workloads"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
 // contents is a catalog with images that have these tags.
@@ -199,4 +210,56 @@ func TestStoredImagesAreListed(t *testing.T) {
 		"[::1]:31999/library/nginx 1 2 linux/amd64 1.0 kB 1.0 kB 0 0 2026-10-30 -",
 		"[::1]:31999/nginx 1 1 linux/amd64 1.0 kB 1.0 kB 0 0 2026-10-30 Pod a/b and 1 more",
 	}, " "))
+}
+
+func TestManifestsOfARepositoryAreDeletedInOrder(t *testing.T) {
+	var mu sync.Mutex
+	var failing string
+	requests := map[string][]string{}
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		repository, d, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/v2/"), "/manifests/")
+		requests[repository] = append(requests[repository], d)
+		switch d {
+		case digest.FromString("pushed again").String():
+			w.WriteHeader(http.StatusPreconditionFailed)
+		case failing:
+			w.WriteHeader(http.StatusInternalServerError)
+		default:
+			w.WriteHeader(http.StatusAccepted)
+		}
+	}))
+	t.Cleanup(server.Close)
+	transport := server.Client().Transport.(*http.Transport)
+	transport.DialTLSContext = func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return (&tls.Dialer{Config: transport.TLSClientConfig}).DialContext(ctx, network, server.Listener.Addr().String())
+	}
+	transport.TLSClientConfig.ServerName = "example.com" // of the server's certificate
+	want := map[string][]string{}
+	var manifests []*catalog.Manifest
+	for _, name := range []string{"index", "pushed again", "first platform", "second platform"} {
+		for n := range 2 * catalog.RepositoriesAtOnce {
+			m := &catalog.Manifest{Repository: fmt.Sprintf("team/app-%d", n), Digest: digest.FromString(name)}
+			manifests = append(manifests, m)
+			want[m.Repository] = append(want[m.Repository], m.Digest.String())
+		}
+	}
+	f, c, log := &removalFlags{}, &registryAccess{transport: transport,
+		access: release.PushAccess{ServerName: "registry"}}, slog.New(slog.DiscardHandler)
+	r := &removal{}
+	if err := f.delete(t.Context(), c, time.Now(), manifests, r, log); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, requests); diff != "" {
+		t.Errorf("deleted (-want +got):\n%s", diff)
+	}
+	if len(r.PushedAgain) != 2*catalog.RepositoriesAtOnce || !slices.IsSorted(r.PushedAgain) {
+		t.Errorf("%d manifests were pushed again, want %d: %v", len(r.PushedAgain), 2*catalog.RepositoriesAtOnce, r.PushedAgain)
+	}
+	failing = digest.FromString("index").String()
+	err := f.delete(t.Context(), c, time.Now(), manifests, &removal{}, log)
+	if err == nil || !strings.Contains(err.Error(), "0 of 64 manifests are deleted: run the command again") {
+		t.Errorf("if the first one of each repository cannot be deleted, the error is %v", err)
+	}
 }
