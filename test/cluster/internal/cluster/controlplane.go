@@ -42,7 +42,7 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 }
 
 func (c *Cluster) waitForAPI(ctx context.Context, client kubernetes.Interface) error {
-	return c.waitFor(ctx, apiServer, "/readyz", time.Minute, func(ctx context.Context) error {
+	return c.waitFor(ctx, apiServer, "/readyz", startTimeout, func(ctx context.Context) error {
 		return client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
 	})
 }
@@ -134,19 +134,20 @@ func (c *Cluster) scheduler() Process {
 // waitForControllers waits for what pods need from the controllers, which are slower than the API
 // server.
 func (c *Cluster) waitForControllers(ctx context.Context, client kubernetes.Interface) error {
-	return c.waitFor(ctx, manager, "the default service account", time.Minute, func(ctx context.Context) error {
+	return c.waitFor(ctx, manager, "the default service account", startTimeout, func(ctx context.Context) error {
 		_, err := client.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})
 		return err
 	})
 }
 
-// nodeTimeout is long because kubelets see the cgroups of all nodes on this machine: one with CRI-O looks for each
-// container of another CRI-O for 3 s before it registers its node.
-const nodeTimeout = 4 * time.Minute
+// startTimeout is long because clusters that boot at the same time share the cores: an API server has taken more than a
+// minute. And kubelets see the cgroups of all nodes on this machine: one with CRI-O looks for each container of another
+// CRI-O for 3 s before it registers its node.
+const startTimeout = 4 * time.Minute
 
 // waitForNode waits until a node is ready to run pods.
 func (c *Cluster) waitForNode(ctx context.Context, client kubernetes.Interface, name string) error {
-	return c.waitFor(ctx, processID(kubelet, name), "node "+name+" to be ready", nodeTimeout,
+	return c.waitFor(ctx, processID(kubelet, name), "node "+name+" to be ready", startTimeout,
 		func(ctx context.Context) error {
 			node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 			if err != nil {

@@ -195,7 +195,7 @@ func (c *Cluster) waitForServices(ctx context.Context, n Node) error {
 	if c.Options.KubeProxy == NFTables {
 		list = []string{"nft", "list", "map", family, "kube-proxy", "service-ips"}
 	}
-	return c.waitFor(ctx, processID(kubeProxy, n.Name), "its rules", time.Minute, func(ctx context.Context) error {
+	return c.waitFor(ctx, processID(kubeProxy, n.Name), "its rules", startTimeout, func(ctx context.Context) error {
 		rules, err := c.run(ctx, n.Name, nil, list...)
 		if err == nil && !strings.Contains(rules, service.String()) {
 			err = fmt.Errorf("the packet filter has no rule for %s", service)
