@@ -18,7 +18,6 @@ func proxyTargets() []target {
 			cause: "three quarters of the difference are user space: Go's runtime takes 28 % of the CPU time"},
 		{what: "requests on open connections", table: requests, measure: open, atLeast: true, limit: 1, peers: one(naive)},
 		{what: "CPU for a request on an open connection", table: requests, measure: openCPU, limit: 1, peers: one(naive)},
-		{what: "one body", table: bodies, measure: "one body", atLeast: true, limit: 0.95, peers: one(nginx)},
 		{what: "CPU for one body", table: bodies, measure: "one: CPU", limit: 1, peers: one(nginx)},
 		{what: "four bodies", table: bodies, measure: "four bodies", atLeast: true, limit: 0.95,
 			peers: []string{naive, nginx, "haproxy http", "ghostunnel", zarf}},
