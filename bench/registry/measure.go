@@ -23,8 +23,9 @@ import (
 
 const (
 	clients = 2
-	// catalogRequests is the number of requests, and of repositories.
-	catalogRequests = 100
+	// catalogRequests is the number of requests for the catalog, which has so many repositories at first.
+	catalogRequests     = 1000
+	catalogRepositories = 100
 
 	tablePull    = "Pulls"
 	tablePush    = "Pushes"
@@ -159,7 +160,7 @@ type measurement struct {
 
 // prepare pushes what the tests pull and list.
 func (m *measurement) prepare(ctx context.Context) error {
-	for range catalogRequests {
+	for range catalogRepositories {
 		if _, err := m.push(ctx, 0, registries.Push); err != nil {
 			return err
 		}
