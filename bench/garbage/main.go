@@ -65,7 +65,8 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		catalog.RepositoriesAtOnce)
 	report.Subjects = []results.Subject{
 		{Name: rowCatalog, About: "of all images and blobs"},
-		{Name: rowDelete, About: fmt.Sprintf("of a tenth of the images, in %d repositories at once", catalog.RepositoriesAtOnce)},
+		{Name: rowDelete,
+			About: fmt.Sprintf("of a tenth of the images, in %d repositories at once", catalog.RepositoriesAtOnce)},
 		{Name: rowMark}, {Name: rowRemark, About: "after manifests in progress"},
 		{Name: rowSweep, About: "a tenth of the blobs"},
 		{Name: rowCollection, About: "these three, and the time for manifests in progress"},
