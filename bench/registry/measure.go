@@ -22,10 +22,9 @@ import (
 )
 
 const (
-	clients = 2
-	// catalogRequests is the number of requests for the catalog, which has so many repositories at first.
+	clients             = 2
 	catalogRequests     = 1000
-	catalogRepositories = 100
+	catalogRepositories = 100 // and those of the pushes
 
 	tablePull    = "Pulls"
 	tablePush    = "Pushes"

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -21,6 +22,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/images/workloads"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
 // removalFlags are the flags of commands that delete images from the cluster's registry.
@@ -118,15 +120,15 @@ func (f *removalFlags) remove(cmd *cobra.Command, choose func(*catalog.Catalog, 
 				return fmt.Errorf("deleting tag %s:%s: %w", t.repository, t.tag, err)
 			}
 		}
-		if err := f.delete(ctx, c, content.At, manifests, removed, log); err != nil {
+		if err := f.delete(ctx, c.transport, c.access, content.At, manifests, removed, log); err != nil {
 			return err
 		}
 	}
 	return render(cmd.OutOrStdout(), f.output, removed, f.print, nil)
 }
 
-func (f *removalFlags) delete(ctx context.Context, c *registryAccess, since time.Time, manifests []*catalog.Manifest,
-	r *removal, log *slog.Logger) error {
+func (f *removalFlags) delete(ctx context.Context, transport http.RoundTripper, access release.PushAccess,
+	since time.Time, manifests []*catalog.Manifest, r *removal, log *slog.Logger) error {
 	byRepository := map[string][]*catalog.Manifest{}
 	for _, m := range manifests {
 		byRepository[m.Repository] = append(byRepository[m.Repository], m)
@@ -139,17 +141,17 @@ func (f *removalFlags) delete(ctx context.Context, c *registryAccess, since time
 		group.Go(func() error {
 			for _, m := range inOrder {
 				name := m.Repository + "@" + m.Digest.String()
-				err := cluster.DeleteManifest(deleting, c.transport, c.access, m.Repository, m.Digest.String(), since)
+				err := cluster.DeleteManifest(deleting, transport, access, m.Repository, m.Digest.String(), since)
 				if err != nil && !errors.Is(err, cluster.ErrChanged) {
 					return fmt.Errorf("deleting %s: %w", name, err)
 				}
 				mu.Lock()
-				deleted++
 				if err != nil {
 					log.Warn("kept a manifest that changed meanwhile", "manifest", name, "error", err)
 					r.PushedAgain = append(r.PushedAgain, name)
 				} else {
 					log.Debug("deleted", "manifest", name)
+					deleted++
 				}
 				mu.Unlock()
 			}
@@ -157,18 +159,16 @@ func (f *removalFlags) delete(ctx context.Context, c *registryAccess, since time
 		})
 	}
 	if err := group.Wait(); err != nil {
-		return fmt.Errorf("%w; %d of %d manifests are deleted: run the command again", err, deleted-len(r.PushedAgain),
-			len(manifests))
+		return fmt.Errorf("%w; %d of %d manifests are deleted: run the command again", err, deleted, len(manifests))
 	}
 	slices.Sort(r.PushedAgain)
 	if !f.collect || len(manifests) == 0 {
 		return nil
 	}
 	log.Info("collecting garbage")
-	result, err := collectGarbage(ctx, c.transport, c.access, f.request, log, func(gc.Removed) error { return nil })
+	result, err := collectGarbage(ctx, transport, access, f.request, log, func(gc.Removed) error { return nil })
 	if err != nil {
-		return fmt.Errorf("%d manifests are deleted, but their content is not freed: %w",
-			len(manifests)-len(r.PushedAgain), err)
+		return fmt.Errorf("%d manifests are deleted, but their content is not freed: %w", deleted, err)
 	}
 	r.GarbageCollection = &result
 	return nil

@@ -2,11 +2,8 @@ package cli
 
 import (
 	"bytes"
-	"context"
-	"crypto/tls"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -232,10 +229,8 @@ func TestManifestsOfARepositoryAreDeletedInOrder(t *testing.T) {
 	}))
 	t.Cleanup(server.Close)
 	transport := server.Client().Transport.(*http.Transport)
-	transport.DialTLSContext = func(ctx context.Context, network, _ string) (net.Conn, error) {
-		return (&tls.Dialer{Config: transport.TLSClientConfig}).DialContext(ctx, network, server.Listener.Addr().String())
-	}
-	transport.TLSClientConfig.ServerName = "example.com" // of the server's certificate
+	transport.TLSClientConfig.ServerName = "example.com" // of httptest's certificate
+	toServer, access := redirected{transport, server.Listener.Addr().String()}, release.PushAccess{ServerName: "r"}
 	want := map[string][]string{}
 	var manifests []*catalog.Manifest
 	for _, name := range []string{"index", "pushed again", "first platform", "second platform"} {
@@ -245,10 +240,8 @@ func TestManifestsOfARepositoryAreDeletedInOrder(t *testing.T) {
 			want[m.Repository] = append(want[m.Repository], m.Digest.String())
 		}
 	}
-	f, c, log := &removalFlags{}, &registryAccess{transport: transport,
-		access: release.PushAccess{ServerName: "registry"}}, slog.New(slog.DiscardHandler)
-	r := &removal{}
-	if err := f.delete(t.Context(), c, time.Now(), manifests, r, log); err != nil {
+	f, r, log := &removalFlags{}, &removal{}, slog.New(slog.DiscardHandler)
+	if err := f.delete(t.Context(), toServer, access, time.Now(), manifests, r, log); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(want, requests); diff != "" {
@@ -258,7 +251,7 @@ func TestManifestsOfARepositoryAreDeletedInOrder(t *testing.T) {
 		t.Errorf("%d manifests were pushed again, want %d: %v", len(r.PushedAgain), 2*catalog.RepositoriesAtOnce, r.PushedAgain)
 	}
 	failing = digest.FromString("index").String()
-	err := f.delete(t.Context(), c, time.Now(), manifests, &removal{}, log)
+	err := f.delete(t.Context(), toServer, access, time.Now(), manifests, &removal{}, log)
 	if err == nil || !strings.Contains(err.Error(), "0 of 64 manifests are deleted: run the command again") {
 		t.Errorf("if the first one of each repository cannot be deleted, the error is %v", err)
 	}
