@@ -41,7 +41,7 @@ func testBrowse(t *testing.T, w *world) {
 	}
 	b.keys("/")
 	b.keys("browse cronjob\ue007") // Enter
-	eventually(t, 20*time.Second, "the search to show one image", func() error {
+	eventually(t, "the search to show one image", func() error {
 		if got := b.script(`return [...document.querySelectorAll("tbody a")].map(a => a.textContent).join()`); got !=
 			w.address+"/browse/used:1" {
 			return fmt.Errorf("found %v at %v", got, b.script(`return location.href`))
@@ -49,14 +49,14 @@ func testBrowse(t *testing.T, w *world) {
 		return nil
 	})
 	b.click("tbody .copy")
-	eventually(t, 10*time.Second, "the reference to be copied", func() error {
+	eventually(t, "the reference to be copied", func() error {
 		if got := b.script(`return document.getElementById("said").textContent`); got != "Copied "+w.address+"/browse/used:1" {
 			return fmt.Errorf("the page says %v", got)
 		}
 		return nil
 	})
 	b.click("tbody a")
-	eventually(t, 20*time.Second, "the image's page", func() error {
+	eventually(t, "the image's page", func() error {
 		text, _ := b.script(`return document.body.innerText`).(string)
 		for _, want := range []string{"CronJob " + workloads + "/browse", "layer 1", "image for linux/amd64", "Digest"} {
 			if !strings.Contains(text, want) {

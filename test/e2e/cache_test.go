@@ -86,7 +86,7 @@ func testStale(t *testing.T, w *world, image string) {
 	run(t, w.testcluster, "unplug", "--name", w.name, "n3")
 	plug := sync.OnceFunc(func() { run(t, w.testcluster, "plug", "--name", w.name, "n3") })
 	defer plug()
-	eventually(t, 2*time.Minute, "the node to be not ready", func() error {
+	eventually(t, "the node to be not ready", func() error {
 		n, err := w.client.CoreV1().Nodes().Get(t.Context(), "n3", metav1.GetOptions{})
 		if err == nil && slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
@@ -114,7 +114,7 @@ func testStale(t *testing.T, w *world, image string) {
 	}
 	t.Logf("figure: caches served %d responses that the registry could not confirm", served)
 	plug()
-	eventually(t, 2*time.Minute, "a healthy cluster", func() error {
+	eventually(t, "a healthy cluster", func() error {
 		if report, text := w.status(t); !report.Healthy {
 			return errors.New(text)
 		}

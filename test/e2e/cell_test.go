@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -59,7 +58,7 @@ func TestCell(t *testing.T) {
 		w.loopbackOnly(t)
 	})
 	must(t, "late node", func(t *testing.T) {
-		w.firstPull(t, "late", image, time.Minute)
+		w.firstPull(t, "late", image)
 		w.runPod(t, pod("first-late", "late", image))
 	})
 	needsTLS, hasNodePorts := strings.Contains(runtimes, "crio-1.35"), slices.Contains(scenarios.NodePorts, w.network)

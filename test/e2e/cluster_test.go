@@ -126,7 +126,7 @@ func (w *world) onlyPause(t *testing.T, node string, but ...string) {
 // it.
 func (w *world) waitForImage(t *testing.T, node, image string) {
 	t.Helper()
-	eventually(t, time.Minute, "node "+node+" to report "+image, func() error {
+	eventually(t, "node "+node+" to report "+image, func() error {
 		n, err := w.client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{})
 		if err != nil {
 			return err

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
@@ -109,7 +108,7 @@ func TestCRIONodes(t *testing.T) {
 	var image string
 	runs := func(t *testing.T, node string) {
 		t.Helper()
-		eventually(t, time.Minute, "the proxy of "+node, func() error { return w.dial(t, node, w.address) })
+		eventually(t, "the proxy of "+node, func() error { return w.dial(t, node, w.address) })
 		w.runPod(t, pod("on-"+node, node, image))
 	}
 	must(t, "install with the chart's defaults", func(t *testing.T) {
@@ -172,7 +171,7 @@ runtime_type = "vm"
 enable_nri = false
 `, strings.TrimPrefix(crioSocket, "unix://"), shim))
 	w.daemon(t, node, program)
-	eventually(t, 30*time.Second, "CRI-O of "+node, func() error {
+	eventually(t, "CRI-O of "+node, func() error {
 		if out, err := w.onNode(t, node, "crictl", "--runtime-endpoint", crioSocket, "version"); err != nil {
 			return fmt.Errorf("%w: %s", err, out)
 		}

@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -58,7 +57,7 @@ func (w *world) losesContent(t *testing.T, backup string) {
 	if _, err := os.Stat(content); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, time.Minute, "the content to be removed", func() error { return os.RemoveAll(content) })
+	eventually(t, "the content to be removed", func() error { return os.RemoveAll(content) })
 	w.advises(t, "The registry's storage has lost its content: run zarf-registry install")
 	w.restored(t, "lost-content", backup)
 }
@@ -79,7 +78,7 @@ func (w *world) losesCA(t *testing.T) {
 	w.kubectlRun(t, "delete", "secret", "-n", w.namespace, release+"-ca")
 	w.advises(t, "The certificate in Secret "+w.namespace+"/"+release+"-ca is not usable (not found): zarf-registry certs renew")
 	w.certs(t, "renew")
-	eventually(t, 3*time.Minute, "the end of the CA rotation", func() error {
+	eventually(t, "the end of the CA rotation", func() error {
 		if report, text := w.status(t); !report.Healthy || report.State.Rotation != nil {
 			return errors.New(text)
 		}
@@ -112,7 +111,7 @@ func (w *world) restoresEtcd(t *testing.T) {
 	w.push(t, w.makeArchive(t, "example.com/e2e/late:1", 1<<20))
 
 	restoreEtcd()
-	eventually(t, 3*time.Minute, "a healthy release", func() error {
+	eventually(t, "a healthy release", func() error {
 		if report, text := w.status(t); !report.Healthy {
 			return errors.New(text)
 		}

@@ -159,7 +159,7 @@ func TestExpose(t *testing.T) {
 				output(t, w.command(t, w.kubectl, "-n", namespace, "annotate", "--overwrite", "pod", p.Name,
 					fmt.Sprintf("example.com/look=%d", time.Now().Unix())))
 			}
-			eventually(t, 2*time.Minute, "the new user", func() error {
+			eventually(t, "the new user", func() error {
 				if got := o.status(t, "--user", "second:reads too", "https://"+o.address+"/v2/"); got != "200" {
 					return fmt.Errorf("status %s", got)
 				}

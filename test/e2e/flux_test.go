@@ -306,7 +306,7 @@ func (f *flux) request(t *testing.T) (token string) {
 // serves must be the package.
 func (f *flux) serves(t *testing.T, version string, chart []byte) {
 	t.Helper()
-	eventually(t, 5*time.Minute, "the OCIRepository to be ready with "+version, func() error {
+	eventually(t, "the OCIRepository to be ready with "+version, func() error {
 		r := f.repository(t, f.source.GetName())
 		a := r.Status.Artifact
 		if a == nil || !strings.HasPrefix(a.Revision, version+"@") || r.Status.ObservedGeneration != r.Metadata.Generation ||
@@ -361,7 +361,7 @@ func (f *flux) fails(t *testing.T, name, without, words string) {
 	o.SetName(name)
 	unstructured.RemoveNestedField(o.Object, "spec", without)
 	f.create(t, o)
-	eventually(t, time.Minute, "OCIRepository "+name+" to fail", func() error {
+	eventually(t, "OCIRepository "+name+" to fail", func() error {
 		r := f.repository(t, name)
 		c := meta.FindStatusCondition(r.Status.Conditions, "FetchFailed")
 		if r.Status.Artifact != nil {
@@ -380,7 +380,7 @@ func (f *flux) fails(t *testing.T, name, without, words string) {
 // learn later of it than the test.
 func (f *flux) reportsRegistryAway(t *testing.T) {
 	t.Helper()
-	eventually(t, time.Minute, "the registry to end", func() error {
+	eventually(t, "the registry to end", func() error {
 		for _, p := range f.pods(t, "registry") {
 			if p.Status.Phase == corev1.PodRunning {
 				return fmt.Errorf("pod %s runs", p.Name)
@@ -388,10 +388,10 @@ func (f *flux) reportsRegistryAway(t *testing.T) {
 		}
 		return nil
 	})
-	eventually(t, 3*time.Minute, "source-controller to report that the registry is away", func() error {
+	eventually(t, "source-controller to report that the registry is away", func() error {
 		token := f.request(t)
 		var r ociRepository
-		eventually(t, 2*time.Minute, "source-controller to handle a request", func() error {
+		eventually(t, "source-controller to handle a request", func() error {
 			if r = f.repository(t, f.source.GetName()); r.Status.LastHandledReconcileAt != token {
 				return errors.New(mustJSON(r.Status))
 			}

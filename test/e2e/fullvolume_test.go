@@ -12,7 +12,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // volumesSize is enough for the project's own images, 90 MB, and those of the scenario, with most of it free.
@@ -90,7 +89,7 @@ func (w *world) fullVolume(t *testing.T) {
 		}
 	})
 	must(t, "pushes work again", func(t *testing.T) {
-		eventually(t, time.Minute, "a registry that accepts pushes", func() error {
+		eventually(t, "a registry that accepts pushes", func() error {
 			if report, text := w.status(t); report.Registry.Space == nil || report.Registry.Space.Percent() > 90 {
 				return fmt.Errorf("output: %s", text)
 			}
@@ -103,7 +102,7 @@ func (w *world) fullVolume(t *testing.T) {
 		if err := os.Remove(filler); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, time.Minute, "a healthy registry", func() error {
+		eventually(t, "a healthy registry", func() error {
 			if report, text := w.status(t); !report.Healthy {
 				return fmt.Errorf("output: %s", text)
 			}

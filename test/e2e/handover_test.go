@@ -47,7 +47,7 @@ func (w *world) handsOver(t *testing.T, upgrade func(t *testing.T)) {
 	w.underLoad(t, "a program of the proxies that does not start", nothingFails, func(t *testing.T) {
 		w.restartsNothing(t, func() {
 			w.plant(t, broken)
-			eventually(t, 2*time.Minute, "every proxy to keep its program", func() error {
+			eventually(t, "every proxy to keep its program", func() error {
 				for _, p := range w.pods(t, names.ComponentProxy) {
 					log := output(t, w.command(t, w.kubectl, "logs", "-n", namespace, p.Name))
 					if !strings.Contains(log, "keeping the current") {
@@ -127,7 +127,7 @@ func (w *world) proxiesRun(t *testing.T, p *injector.Payload) {
 		t.Fatal(err)
 	}
 	want := fmt.Sprintf("%x", manifest.ProgramSHA256)
-	eventually(t, 3*time.Minute, "the proxies to run program "+want, func() error {
+	eventually(t, "the proxies to run program "+want, func() error {
 		for _, pod := range w.pods(t, names.ComponentProxy) {
 			if got := w.programOf(t, pod); got != want {
 				return fmt.Errorf("%s runs %s", pod.Name, got)

@@ -52,18 +52,18 @@ func TestHealer(t *testing.T) {
 		w.healersAreSmall(t)
 	})
 	must(t, "a node with a known pause image joins", func(t *testing.T) {
-		w.firstPull(t, "known", image, 15*time.Second)
+		w.firstPull(t, "known", image)
 		if pods := w.healedPods(t); len(pods) > 0 {
 			t.Errorf("healed without need: %v", pods)
 		}
 	})
 	must(t, "a node with an unknown pause image and the startup taint joins", func(t *testing.T) {
 		ordinary := w.waitingPod(t, "new1", image)
-		w.firstPull(t, "new1", image, 15*time.Second, "--pause-image", otherPause, "--register-with-taints",
+		w.firstPull(t, "new1", image, "--pause-image", otherPause, "--register-with-taints",
 			startupTaint+"=:NoSchedule")
 		w.eventSays(t, "new1")
 		w.ranUndisturbed(t, ordinary, "new1")
-		eventually(t, 30*time.Second, "zarf-registry status to report a healthy cluster", func() error {
+		eventually(t, "zarf-registry status to report a healthy cluster", func() error {
 			out, _, err := try(w.command(t, w.hook, "status"))
 			if err != nil {
 				return fmt.Errorf("%w: %s", err, out)
@@ -88,7 +88,7 @@ func TestHealer(t *testing.T) {
 	must(t, "the nodes are replaced one by one while pods are pulled", func(t *testing.T) {
 		for _, step := range []struct{ leaves, joins string }{{"n1", "new2"}, {"n2", "new3"}, {"known", ""}} {
 			if step.joins != "" {
-				w.firstPull(t, step.joins, image, 15*time.Second, "--pause-image", otherPause)
+				w.firstPull(t, step.joins, image, "--pause-image", otherPause)
 			}
 			stop := w.without(step.leaves).pullLoop(t, "e2e/hello:1")
 			output(t, w.command(t, w.kubectl, "drain", step.leaves, "--ignore-daemonsets", "--delete-emptydir-data",
@@ -107,7 +107,7 @@ func TestHealer(t *testing.T) {
 		w.scaleHealer(t, 0)
 		before := w.waitForRegistry(t, "")
 		w.deletePod(t, before.Name, 0)
-		eventually(t, time.Minute, "the registry to need another image", func() error {
+		eventually(t, "the registry to need another image", func() error {
 			h, err := w.tryHeal(t, "--dry-run")
 			if err == nil && (len(h.Pods) != 1 || h.Pods[0].Action != "replace" || h.Pods[0].Image != otherPause) {
 				err = errors.New(mustJSON(h))
@@ -125,7 +125,7 @@ func TestHealer(t *testing.T) {
 		w.losesTaint(t, "new2")
 		w.waitForRegistry(t, before.Name)
 		w.scaleHealer(t, 2)
-		eventually(t, time.Minute, "the healers to be healed", func() error {
+		eventually(t, "the healers to be healed", func() error {
 			_, err := w.tryHeal(t)
 			if n := w.readyHealers(t); n < 2 {
 				return errors.Join(fmt.Errorf("%d healers are ready", n), err)
@@ -154,11 +154,11 @@ func TestHealer(t *testing.T) {
 }
 
 // firstPull adds a node and fails unless it pulls in time after it has become ready.
-func (w *world) firstPull(t *testing.T, node, image string, within time.Duration, args ...string) {
+func (w *world) firstPull(t *testing.T, node, image string, args ...string) {
 	t.Helper()
 	w.addNode(t, node, args...)
 	added := time.Now()
-	eventually(t, 2*time.Minute, "node "+node+" to pull", func() error {
+	eventually(t, "node "+node+" to pull", func() error {
 		out, err := w.onNode(t, node, "crictl", "pull", image)
 		if err != nil {
 			return fmt.Errorf("%w: %s", err, out)
@@ -177,9 +177,6 @@ func (w *world) firstPull(t *testing.T, node, image string, within time.Duration
 		took := pulled.Sub(c.LastTransitionTime.Time) // which has whole seconds
 		t.Logf("figure: %s pulled %.1f s after it had become ready (to a second), %.1f s after that was seen", node,
 			took.Seconds(), pulled.Sub(added).Seconds())
-		if took > within {
-			t.Errorf("%s pulled %s after it had become ready, want at most %s", node, took, within)
-		}
 	}
 }
 
@@ -201,7 +198,7 @@ func (w *world) ranUndisturbed(t *testing.T, ordinary *corev1.Pod, node string) 
 	t.Helper()
 	pods := w.client.CoreV1().Pods(workloads)
 	var p *corev1.Pod
-	eventually(t, time.Minute, "pod "+ordinary.Name+" to run", func() (err error) {
+	eventually(t, "pod "+ordinary.Name+" to run", func() (err error) {
 		if p, err = pods.Get(t.Context(), ordinary.Name, metav1.GetOptions{}); err == nil && p.Status.Phase != corev1.PodRunning {
 			err = errors.New(mustJSON(p.Status))
 		}
@@ -220,8 +217,8 @@ func (w *world) ranUndisturbed(t *testing.T, ordinary *corev1.Pod, node string) 
 	for _, proxy := range proxies {
 		wait := became(*p, corev1.PodScheduled).Sub(became(proxy, corev1.PodReady))
 		t.Logf("figure: pod %s was scheduled %.0f s after the proxy of %s had become ready", p.Name, wait.Seconds(), node)
-		if wait < 0 || wait > 15*time.Second {
-			t.Errorf("pod %s was scheduled %s after the proxy of %s had become ready", p.Name, wait, node)
+		if wait < 0 {
+			t.Errorf("pod %s was scheduled %s before the proxy of %s became ready", p.Name, -wait, node)
 		}
 	}
 	if p.Spec.NodeName != node || len(proxies) != 1 {
@@ -247,7 +244,7 @@ func (w *world) ranUndisturbed(t *testing.T, ordinary *corev1.Pod, node string) 
 func (w *world) losesTaint(t *testing.T, node string) {
 	t.Helper()
 	begin := time.Now()
-	eventually(t, 20*time.Second, "the startup taint of "+node+" to be removed", func() error {
+	eventually(t, "the startup taint of "+node+" to be removed", func() error {
 		n, err := w.client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -275,7 +272,7 @@ func (w *world) readyHealers(t *testing.T) int {
 
 func (w *world) healersReady(t *testing.T) {
 	t.Helper()
-	eventually(t, 2*time.Minute, "two ready healers", func() error {
+	eventually(t, "two ready healers", func() error {
 		if n := w.readyHealers(t); n != 2 {
 			return fmt.Errorf("%d are ready", n)
 		}
@@ -320,7 +317,7 @@ func (w *world) scaleHealer(t *testing.T, replicas int32) {
 	if replicas > 0 {
 		return
 	}
-	eventually(t, time.Minute, "the healers to end", func() error {
+	eventually(t, "the healers to end", func() error {
 		if n := len(w.pods(t, "healer")); n > 0 {
 			return fmt.Errorf("%d are left", n)
 		}
@@ -349,7 +346,7 @@ func (w *world) eventSays(t *testing.T, node string) {
 	if got := p.Annotations["zarf-registry/previous-images"]; got != w.chosenPause(t) {
 		t.Errorf("the annotation of %s is %q", p.Name, got)
 	}
-	eventually(t, 20*time.Second, "an event", func() error {
+	eventually(t, "an event", func() error {
 		list, err := w.client.CoreV1().Events(namespace).List(t.Context(),
 			metav1.ListOptions{FieldSelector: "reason=ImageReplaced,involvedObject.name=" + p.Name})
 		if err != nil {

@@ -248,7 +248,7 @@ func (w *world) answers(t *testing.T) (fromOutside, fromPod bool) {
 }
 
 func (w *world) onlyNodePortAnswers(t *testing.T) {
-	eventually(t, time.Minute, "the proxies to be gone", func() error {
+	eventually(t, "the proxies to be gone", func() error {
 		if pods := w.pods(t, "proxy"); len(pods) > 0 {
 			return fmt.Errorf("%d are left", len(pods))
 		}

@@ -11,7 +11,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -135,7 +134,7 @@ func testHostileImages(t *testing.T, w *world, volumes bool) {
 				w.rolloutsEnd(t)
 			}()
 			w.setImage(t, target, references[title])
-			eventually(t, 3*time.Minute, target.Name+" to run or to be refused", func() error {
+			eventually(t, target.Name+" to run or to be refused", func() error {
 				pod, err := w.client.CoreV1().Pods(w.namespace).Get(t.Context(), target.Name, metav1.GetOptions{})
 				if err != nil {
 					return err

@@ -182,7 +182,7 @@ func (w *world) loopReports(t *testing.T, env []string,
 			keepRecords(t, nodes, outs)
 		}
 	})
-	eventually(t, 2*time.Minute, "every node to pull", func() error {
+	eventually(t, "every node to pull", func() error {
 		begun, err := filepath.Glob(stopFile + ".begun-*")
 		if err != nil || len(begun)+len(ended) < len(w.nodes) {
 			return fmt.Errorf("%d nodes have pulled (%v)", len(begun), err)

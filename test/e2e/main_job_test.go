@@ -400,7 +400,7 @@ func testReach(t *testing.T, w *world) {
 		scanner("scanner", namespace, nil)}
 	ours := scanner("scanner-with-our-labels", namespace, labels)
 	// The network plugin takes a moment to notice new pods. Then it has noticed the older ones too.
-	eventually(t, 30*time.Second, "the release's pods to reach the registry only",
+	eventually(t, "the release's pods to reach the registry only",
 		func() error { return check(ours.Name, fromPod(ours), toRegistry) })
 	var scans sync.WaitGroup // closed ports take two seconds
 	defer scans.Wait()
@@ -612,7 +612,7 @@ func testSlowClient(t *testing.T, w *world) {
 		}
 		t.Logf("figure: a pull at 1 MB/s took %.1f s", time.Since(begin).Seconds())
 	}
-	eventually(t, time.Minute, "proxies on all nodes", func() error {
+	eventually(t, "proxies on all nodes", func() error {
 		n := 0
 		for _, p := range w.pods(t, "proxy") {
 			if p.DeletionTimestamp == nil && ready(p) {
@@ -668,7 +668,7 @@ func testNodeAdded(t *testing.T, w *world) {
 	w.testClusterOnly(t)
 	w.addNode(t, "late")
 	begin := time.Now()
-	eventually(t, time.Minute, "node late to be ready", func() error {
+	eventually(t, "node late to be ready", func() error {
 		n, err := w.client.CoreV1().Nodes().Get(t.Context(), "late", metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -682,7 +682,7 @@ func testNodeAdded(t *testing.T, w *world) {
 		return errors.New("not ready yet")
 	})
 	// Without the kubelet: if its first attempt fails, it retries only after 10 s.
-	eventually(t, time.Minute, "the loopback address of node late to answer",
+	eventually(t, "the loopback address of node late to answer",
 		func() error { return w.dial(t, "late", w.address) })
 	_, event := w.runPod(t, pod("first-on-late", "late", w.address+"/e2e/hello:1"))
 	t.Logf("figure: node added, Ready -> first pod with a pulled image running in %.1f s (Ready has whole seconds): %s",
@@ -714,7 +714,7 @@ func testRegistryNodeLost(t *testing.T, w *world) {
 	time.Sleep(2 * time.Second)
 	stop()
 	plug()
-	eventually(t, 2*time.Minute, "one registry, and a healthy cluster", func() error {
+	eventually(t, "one registry, and a healthy cluster", func() error {
 		if pods := w.pods(t, "registry"); len(pods) != 1 {
 			return fmt.Errorf("%d registry pods", len(pods))
 		}
@@ -735,7 +735,7 @@ func testNodeReboots(t *testing.T, w *world) {
 	begin := time.Now()
 	run(t, w.testcluster, "reboot", "--name", w.name, node)
 	booted := time.Now()
-	eventually(t, 2*time.Minute, "the loopback address of "+node+" to answer",
+	eventually(t, "the loopback address of "+node+" to answer",
 		func() error { return w.dial(t, node, w.address) })
 	answered := time.Now()
 	w.runPod(t, pod("after-reboot", node, w.address+"/e2e/hello:1"))
@@ -743,7 +743,7 @@ func testNodeReboots(t *testing.T, w *world) {
 		"another %.1f s", node, booted.Sub(begin).Seconds(), answered.Sub(booted).Seconds(), time.Since(answered).Seconds())
 	stop()
 	w.onlyLoopbackAnswers(t, node)
-	eventually(t, time.Minute, "a healthy cluster", func() error {
+	eventually(t, "a healthy cluster", func() error {
 		if report, text := w.status(t); !report.Healthy {
 			return errors.New(text)
 		}
@@ -783,7 +783,7 @@ func testBrokenPayload(t *testing.T, w *world) {
 	}
 	complains := func(t *testing.T, node, previous string) {
 		t.Helper()
-		eventually(t, 2*time.Minute, "the proxy on node "+node+" to report the cause", func() error {
+		eventually(t, "the proxy on node "+node+" to report the cause", func() error {
 			for _, p := range w.proxiesOn(t, node) {
 				if p.Name == previous {
 					continue
@@ -805,7 +805,7 @@ func testBrokenPayload(t *testing.T, w *world) {
 	recovers := func(t *testing.T, node string) {
 		t.Helper()
 		begin := time.Now()
-		eventually(t, 3*time.Minute, "the proxy to be ready", func() error {
+		eventually(t, "the proxy to be ready", func() error {
 			for _, p := range w.proxiesOn(t, node) {
 				if p.DeletionTimestamp == nil && ready(p) {
 					return nil

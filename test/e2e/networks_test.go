@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/zarf-dev/zarf-registry/test/e2e/scenarios"
 )
@@ -45,13 +44,8 @@ func (w *world) loopback() string {
 func (w *world) nodePortNeedsProxy(t *testing.T) {
 	w.provoked = append(w.provoked, w.address+"/zarf-registry/probe-nodeport")
 	must(t, "helm install in nodeport mode fails and recommends a proxy", func(t *testing.T) {
-		begin := time.Now()
 		w.helmChartFails(t, []string{"registryProxy=true"}, "install", nodePortMode, "--set=initHook.timeout=90s",
 			"--set=registry.persistence.enabled=false")
-		// Two Jobs, and the time until Helm notices that the second one failed.
-		if took := time.Since(begin); took > 3*time.Minute {
-			t.Errorf("helm install took %s with a Job timeout of 90 s", took)
-		}
 	})
 	must(t, "helm uninstall after the failure leaves nothing", w.uninstall)
 }

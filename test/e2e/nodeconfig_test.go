@@ -213,7 +213,7 @@ func TestNodeConfig(t *testing.T) {
 		files := w.nodeFiles(t, "n2")
 		const role = "node-role.kubernetes.io/control-plane"
 		output(t, w.command(t, w.kubectl, "label", "node", "n2", role+"=true"))
-		eventually(t, time.Minute, "the pod on n2 to end", func() error {
+		eventually(t, "the pod on n2 to end", func() error {
 			left := output(t, w.command(t, w.kubectl, "-n", namespace, "get", "pods", "-o", "name", "-l",
 				"app.kubernetes.io/component=node-config", "--field-selector=spec.nodeName=n2"))
 			if left != "" {
@@ -423,7 +423,7 @@ func (w *world) corporateRegistry(t *testing.T) {
 		cancel()
 		cmd.Wait()
 	})
-	eventually(t, time.Minute, "the other registry", func() error { return w.dial(t, "n1", corporateEndpoint) })
+	eventually(t, "the other registry", func() error { return w.dial(t, "n1", corporateEndpoint) })
 	archive := w.makeArchive(t, corpHost+"/team/app:1", 8)
 	inside := w.corporateFile("app.tar")
 	data, err := os.ReadFile(archive)

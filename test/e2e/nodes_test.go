@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
@@ -45,7 +44,7 @@ func TestNodes(t *testing.T) {
 	must(t, "a node that joins with an untrusted pause image is reported with a remedy", func(t *testing.T) {
 		w.addNode(t, "late", "--pause-image", strange)
 		w.waitForImage(t, "late", strange)
-		eventually(t, time.Minute, "zarf-registry status to report it", func() error {
+		eventually(t, "zarf-registry status to report it", func() error {
 			report, text := w.status(t)
 			named := slices.ContainsFunc(report.Next, func(next string) bool {
 				repository, _, _ := strings.Cut(strange, ":")

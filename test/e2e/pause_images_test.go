@@ -41,8 +41,8 @@ func TestPauseImages(t *testing.T) {
 	must(t, "an upgrade with hostile pods restarts nothing", func(t *testing.T) {
 		w.upgradeChangesNothing(t, before)
 	})
-	must(t, "a node with another pause image is served within 15 s", func(t *testing.T) {
-		w.firstPull(t, "late", image, 15*time.Second, "--pause-image", late)
+	must(t, "a node with another pause image is served", func(t *testing.T) {
+		w.firstPull(t, "late", image, "--pause-image", late)
 	})
 	before = w.usedImages(t)
 	pulls := func(t *testing.T) (stop func()) { return w.pullLoop(t, "e2e/hello:1") }
@@ -51,7 +51,7 @@ func TestPauseImages(t *testing.T) {
 	})
 	// Two pods cannot share a hostPort, so connections are refused while a proxy is replaced: for 2 to 3 s, longer on a
 	// busy machine.
-	must(t, "a changed template replaces every proxy, with a short gap on each node", func(t *testing.T) {
+	must(t, "a changed template replaces every proxy, and breaks no pull", func(t *testing.T) {
 		stop := w.loopReports(t, w.pullCredential(t), func(stopFile string) []string {
 			return []string{"pull", "http://" + w.address, "e2e/hello:1", "", stopFile, "100ms"}
 		})
@@ -60,8 +60,8 @@ func TestPauseImages(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		for node, r := range stop() {
 			t.Logf("figure: %s: pulls: %s; connects: %s", node, r.Pulls, r.Connects)
-			if gap := max(r.Pulls.Gap, r.Connects.Gap); gap > 30*time.Second || r.Pulls.Broken > 0 {
-				t.Errorf("%s: pulls: %s; connects: %s", node, r.Pulls, r.Connects)
+			if r.Pulls.Broken > 0 {
+				t.Errorf("%s: pulls: %s", node, r.Pulls)
 			}
 		}
 		after := strings.Join(w.usedImages(t), "\n")
@@ -83,7 +83,7 @@ func TestPauseImages(t *testing.T) {
 			files[fmt.Sprintf("example.com/large:%d", i)] = content
 		}
 		output(t, w.command(t, w.testcluster, "load", "--name", w.name, writeArchive(t, files)))
-		eventually(t, 2*time.Minute, "nodes to report other images only", func() error {
+		eventually(t, "nodes to report other images only", func() error {
 			nodes, err := w.client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
 			if err != nil {
 				return err
@@ -117,7 +117,7 @@ func (w *world) mirroredPause(t *testing.T, node string) {
 	previous := w.proxyOn(t, node).Name
 	w.deletePod(t, previous, 0)
 	begin := time.Now()
-	eventually(t, 2*time.Minute, "another proxy on "+node, func() error {
+	eventually(t, "another proxy on "+node, func() error {
 		proxies := w.proxiesOn(t, node)
 		for _, p := range proxies {
 			if p.Name != previous && ready(p) {

@@ -49,7 +49,7 @@ func TestPolicies(t *testing.T) {
 		if said := apply(t, strict); !strings.Contains(said, "created") {
 			t.Fatal(said)
 		}
-		eventually(t, time.Minute, "the policy to take effect", func() error {
+		eventually(t, "the policy to take effect", func() error {
 			said := apply(t, pod("", "hostNetwork: true, containers: [{"+container+"}]"))
 			if !strings.Contains(said, "do not use their node's network") {
 				output(t, w.command(t, w.kubectl, "-n", namespace, "delete", "pod", "trial", "--ignore-not-found",

@@ -272,7 +272,7 @@ func (w *world) nothingLeft(t *testing.T, but ...string) {
 		}
 		kinds[namespaced] = strings.Join(list, ",")
 	}
-	eventually(t, time.Minute, "everything to be gone", func() error {
+	eventually(t, "everything to be gone", func() error {
 		// Pods go last, and listing them is cheap.
 		if pods, err := w.client.CoreV1().Pods(w.namespace).List(t.Context(), metav1.ListOptions{}); err != nil ||
 			len(pods.Items) > 0 {

@@ -102,7 +102,7 @@ func (w *world) replicas(t *testing.T, n int) []corev1.Pod {
 // readyPods waits until a component has exactly n pods, all ready, and returns them.
 func (w *world) readyPods(t *testing.T, component string, n int) (pods []corev1.Pod) {
 	t.Helper()
-	eventually(t, 2*time.Minute, fmt.Sprintf("%d pods of the %s to be ready, and no others", n, component), func() error {
+	eventually(t, fmt.Sprintf("%d pods of the %s to be ready, and no others", n, component), func() error {
 		pods = w.pods(t, component)
 		for _, p := range pods {
 			if p.DeletionTimestamp != nil || !ready(p) {
@@ -265,11 +265,11 @@ func testDrain(t *testing.T, w *world) {
 	}
 	pods := w.replicas(t, 2)
 	// The PodDisruptionBudget's status may lag behind.
-	eventually(t, time.Minute, "the first to be evicted", func() error { return evict(pods[0].Name) })
+	eventually(t, "the first to be evicted", func() error { return evict(pods[0].Name) })
 	if err := evict(pods[1].Name); !apierrors.IsTooManyRequests(err) {
 		t.Errorf("the second pod was evicted while the first had no successor: %v", err)
 	}
-	eventually(t, 2*time.Minute, "the second to be evicted", func() error {
+	eventually(t, "the second to be evicted", func() error {
 		if err := evict(pods[1].Name); err != nil && !apierrors.IsNotFound(err) {
 			return err
 		}

@@ -67,7 +67,7 @@ func TestRewrite(t *testing.T) {
 	podOfShop := func(t *testing.T) *corev1.Pod {
 		t.Helper()
 		var found *corev1.Pod
-		eventually(t, 2*time.Minute, "the Deployment to be available", func() error {
+		eventually(t, "the Deployment to be available", func() error {
 			list, err := pods.List(t.Context(), metav1.ListOptions{LabelSelector: "app=shop"})
 			if err != nil {
 				return err
@@ -163,7 +163,7 @@ func TestRewrite(t *testing.T) {
 	must(t, "a new ephemeral container is rewritten", func(t *testing.T) {
 		name := podOfShop(t).Name
 		shown(t, w.kubectl, "debug", name, "--image", "debug:1", "--container", "debugger", "--profile=general")
-		eventually(t, time.Minute, "the container to run", func() error {
+		eventually(t, "the container to run", func() error {
 			p, err := pods.Get(t.Context(), name, metav1.GetOptions{})
 			if err != nil {
 				return err
@@ -239,7 +239,7 @@ func TestRewrite(t *testing.T) {
 	})
 	must(t, "an upgrade turns it on again in proxy mode, where pods need no Secret", func(t *testing.T) {
 		w.apply(t, proxyMode, "--set=rewrite.enabled=true", namedPause)
-		eventually(t, time.Minute, "the policy to take effect", func() error {
+		eventually(t, "the policy to take effect", func() error {
 			if p := w.admitted(t, pod("trial", "", "nginx:1")); p.Spec.Containers[0].Image != w.address+"/library/nginx:1" ||
 				len(p.Spec.ImagePullSecrets) > 0 {
 				return fmt.Errorf("the pod becomes %s", mustJSON(p.Spec))
@@ -256,7 +256,7 @@ func TestRewrite(t *testing.T) {
 		}
 		// As if the API server did not evaluate it.
 		output(t, w.command(t, w.kubectl, "delete", "mutatingadmissionpolicybinding", policy))
-		eventually(t, time.Minute, "the policy not to take effect", func() error {
+		eventually(t, "the policy not to take effect", func() error {
 			report, text := w.status(t)
 			if len(report.Next) != 1 ||
 				!strings.HasPrefix(report.Next[0], "MutatingAdmissionPolicy "+policy+" does not take effect") {
@@ -328,7 +328,7 @@ func TestRewriteMissing(t *testing.T) {
 		name := fmt.Sprintf("acme/pushed-%d:1", pushed)
 		w.push(t, writeArchive(t, map[string][]byte{"quay.io/" + name: program}))
 		begin := time.Now()
-		eventually(t, 2*time.Minute, "references to be rewritten", func() error {
+		eventually(t, "references to be rewritten", func() error {
 			p, err := w.client.CoreV1().Pods(workloads).Create(t.Context(), pod("trial", "", "quay.io/"+name),
 				metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 			if err != nil {
@@ -363,7 +363,7 @@ func TestRewriteMissing(t *testing.T) {
 		if _, err := w.client.CoreV1().Pods(workloads).Create(t.Context(), p, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, time.Minute, "the pod to have its image", func() error {
+		eventually(t, "the pod to have its image", func() error {
 			p, err := w.client.CoreV1().Pods(workloads).Get(t.Context(), "runs", metav1.GetOptions{})
 			if err != nil {
 				return err
@@ -407,7 +407,7 @@ func TestRewriteMissing(t *testing.T) {
 			t.Error("the upgrade did not change the ConfigMap")
 		}
 		run := []string{"run", "absent", "--image", "quay.io/acme/absent:1"}
-		eventually(t, time.Minute, "the policy to take effect", func() error {
+		eventually(t, "the policy to take effect", func() error {
 			_, errOut, err := try(w.command(t, w.kubectl, append(run, "--dry-run=server")...))
 			if err == nil {
 				return errors.New("the pod is accepted")
@@ -428,7 +428,7 @@ func TestRewriteMissing(t *testing.T) {
 		w.rewriteNamespaces(t)
 		// Without healers, the ConfigMap stays as it is.
 		output(t, w.command(t, w.kubectl, "-n", w.namespace, "scale", "deployment", release+"-healer", "--replicas=0"))
-		eventually(t, time.Minute, "the healers to end", func() error {
+		eventually(t, "the healers to end", func() error {
 			if n := len(w.pods(t, "healer")); n > 0 {
 				return fmt.Errorf("%d pods", n)
 			}
@@ -450,7 +450,7 @@ func TestRewriteMissing(t *testing.T) {
 			t.Fatal(err)
 		}
 		const known = "quay.io/department-9/a-team/component-00009:1"
-		eventually(t, time.Minute, "the policy to take effect", func() error {
+		eventually(t, "the policy to take effect", func() error {
 			p, err := w.client.CoreV1().Pods(workloads).Create(t.Context(), pod("trial", "", known),
 				metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 			if err == nil && !strings.HasPrefix(p.Spec.Containers[0].Image, w.address) {
@@ -472,7 +472,7 @@ func TestRewriteMissing(t *testing.T) {
 // isNotRewritten waits until the API server, which reloads policies every second, leaves references as they are.
 func (w *world) isNotRewritten(t *testing.T) {
 	t.Helper()
-	eventually(t, time.Minute, "references to stay as they are", func() error {
+	eventually(t, "references to stay as they are", func() error {
 		p := w.admitted(t, pod("trial", "", "nginx:1"))
 		if p.Spec.Containers[0].Image != "nginx:1" || len(p.Annotations) > 0 || len(p.Spec.ImagePullSecrets) > 0 {
 			return fmt.Errorf("the pod becomes %s", mustJSON(p))
@@ -527,7 +527,7 @@ func (w *world) rewriteNamespaces(t *testing.T) {
 			Name: name}}, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, time.Minute, "the namespace's service account", func() error {
+		eventually(t, "the namespace's service account", func() error {
 			_, err := w.client.CoreV1().ServiceAccounts(name).Get(t.Context(), "default", metav1.GetOptions{})
 			return err
 		})

@@ -80,7 +80,7 @@ func TestLeastPrivilege(t *testing.T) {
 				"--from=cronjob/"+release+"-certificates"))
 			// It waits for kubelets to refresh Secrets by themselves, and need not finish.
 			return func() {
-				eventually(t, time.Minute, "the Job to ask what pods have loaded", func() error {
+				eventually(t, "the Job to ask what pods have loaded", func() error {
 					for _, r := range w.auditLog(t) {
 						if strings.HasSuffix(r.Account, "-certificates") && r.Resource == "pods/portforward" {
 							return nil
@@ -121,7 +121,7 @@ func TestLeastPrivilege(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		eventually(t, 2*time.Minute, "a proxy to be healed", func() error {
+		eventually(t, "a proxy to be healed", func() error {
 			healed := w.healedPods(t)
 			for _, p := range w.pods(t, "proxy") {
 				if slices.Contains(healed, p.Name) && ready(p) {
@@ -220,7 +220,7 @@ func (w *world) runCronJob(t *testing.T, name string) {
 	job := name + "-now"
 	begin := time.Now()
 	output(t, w.command(t, w.kubectl, "-n", namespace, "create", "job", job, "--from=cronjob/"+name))
-	eventually(t, 3*time.Minute, "Job "+job+" to succeed and to be deleted", func() error {
+	eventually(t, "Job "+job+" to succeed and to be deleted", func() error {
 		j, err := w.client.BatchV1().Jobs(namespace).Get(t.Context(), job, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
@@ -237,7 +237,7 @@ func (w *world) runCronJob(t *testing.T, name string) {
 		return errors.New("it is still there: " + mustJSON(j.Status))
 	})
 	// The controller deletes the Job before it writes the CronJob's status.
-	eventually(t, 30*time.Second, "the CronJob "+name+" to record the run", func() error {
+	eventually(t, "the CronJob "+name+" to record the run", func() error {
 		c, err := w.client.BatchV1().CronJobs(namespace).Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -247,7 +247,7 @@ func (w *world) runCronJob(t *testing.T, name string) {
 		}
 		return nil
 	})
-	eventually(t, 30*time.Second, "the pod of Job "+job+" to be deleted", func() error {
+	eventually(t, "the pod of Job "+job+" to be deleted", func() error {
 		pods, err := w.client.CoreV1().Pods(namespace).List(t.Context(),
 			metav1.ListOptions{LabelSelector: batchv1.JobNameLabel + "=" + job})
 		if err != nil {
@@ -286,7 +286,7 @@ func (w *world) rotatedBy(t *testing.T, start func() (stop func())) {
 		before[suffix] = w.secret(t, suffix).Data[key]
 	}
 	stop := start()
-	eventually(t, 2*time.Minute, "all Secrets to be written", func() error {
+	eventually(t, "all Secrets to be written", func() error {
 		for suffix, key := range watched {
 			if bytes.Equal(before[suffix], w.secret(t, suffix).Data[key]) {
 				return fmt.Errorf("key %s of Secret %s%s is unchanged", key, release, suffix)

@@ -42,7 +42,7 @@ func (w *world) startS3(t *testing.T) (values, bucket string) {
 	address := net.JoinHostPort(controlPlane, "9000")
 	w.daemon(t, "cp", s3test.Command(program, address, filepath.Dir(bucket), "--cert", filepath.Join(dir, "tls.crt"),
 		"--key", filepath.Join(dir, "tls.key"))...)
-	eventually(t, 30*time.Second, "versitygw to listen", func() error {
+	eventually(t, "versitygw to listen", func() error {
 		out, err := w.onNode(t, w.nodes[0], w.tool, "dial", address)
 		if err != nil {
 			t.Log(out)

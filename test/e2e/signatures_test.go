@@ -74,7 +74,7 @@ func (s signing) denied(t *testing.T, image string, want ...string) {
 	}
 	defer s.client.CoreV1().Pods(workloads).Delete(t.Context(), made.Name, *metav1.NewDeleteOptions(0))
 	var message string
-	eventually(t, time.Minute, "the event about the failed pull", func() error {
+	eventually(t, "the event about the failed pull", func() error {
 		events, err := s.client.CoreV1().Events(workloads).List(t.Context(),
 			metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(made.UID) + ",reason=Failed"})
 		if err != nil {
@@ -117,7 +117,7 @@ func (s signing) useKeys(t *testing.T, keys map[string][]byte) {
 	t.Helper()
 	s.putSecret(t, "cosign-keys", keys)
 	registry := s.pods(t, "registry")[0].Name
-	eventually(t, 2*time.Minute, "the registry to load the keys", func() error {
+	eventually(t, "the registry to load the keys", func() error {
 		// An annotation makes the kubelet update mounted Secrets.
 		output(t, s.command(t, s.kubectl, "-n", namespace, "annotate", "--overwrite", "pod", registry,
 			"e2e/refreshed="+fmt.Sprint(time.Now().UnixNano())))
@@ -187,7 +187,7 @@ func TestSignatures(t *testing.T) {
 	})
 	must(t, "an upgrade enforces signatures once the stored images are verified", func(t *testing.T) {
 		w.apply(t, values("enforce")...)
-		eventually(t, time.Minute, "signatures to be enforced", func() error {
+		eventually(t, "signatures to be enforced", func() error {
 			if got := s.verification(t); !got.Enforced || got.UnsignedTags == nil || *got.UnsignedTags != 1 {
 				return fmt.Errorf("the registry reports %s", mustJSON(got))
 			}

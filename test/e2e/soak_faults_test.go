@@ -61,7 +61,7 @@ func (s *soaking) inject(t *testing.T, step soak.Step) {
 			s.observed(t, component, begin, observed...)
 		}, func() {
 			s.w.certs(t, "renew")
-			eventually(t, time.Minute, "certs show to report no problem", func() error {
+			eventually(t, "certs show to report no problem", func() error {
 				// cert-manager's certificate is the one that the pods still use.
 				for _, p := range s.running(t, component) {
 					if err := s.updateVolumes(t, p); err != nil {
@@ -118,7 +118,7 @@ func (s *soaking) inject(t *testing.T, step soak.Step) {
 // answers waits until the registry's address answers on a new node, and starts its pull loop.
 func (s *soaking) answers(t *testing.T, node string) {
 	t.Helper()
-	eventually(t, time.Minute, "the loopback address of node "+node+" to answer",
+	eventually(t, "the loopback address of node "+node+" to answer",
 		func() error { return s.w.dial(t, node, s.w.address) })
 	s.watch(t, node)
 }
@@ -131,7 +131,7 @@ func (s *soaking) loseNode(t *testing.T, replaced bool) {
 	s.note("   it is %s", lost)
 	s.cluster(t, "unplug", lost)
 	begin := time.Now()
-	eventually(t, 4*time.Minute, "the registry to run on other nodes", func() error {
+	eventually(t, "the registry to run on other nodes", func() error {
 		elsewhere := false
 		for _, p := range s.w.pods(t, "registry") {
 			if p.Spec.NodeName == lost && p.DeletionTimestamp == nil {
@@ -199,7 +199,7 @@ func (s *soaking) observed(t *testing.T, component string, since metav1.Time, me
 		}
 		return err
 	}
-	eventually(t, time.Minute, fmt.Sprintf("all pods of component %s to log %q", component, messages), func() error {
+	eventually(t, fmt.Sprintf("all pods of component %s to log %q", component, messages), func() error {
 		pods := s.running(t, component)
 		if len(pods) == 0 {
 			return fmt.Errorf("no pod of component %s is running", component)
@@ -237,7 +237,7 @@ func (s *soaking) switchMode(t *testing.T) {
 		}
 		s.mark(t)
 		// Positive control: in nodeport mode, the capture must see what nodes pull.
-		eventually(t, time.Minute, "the capture to see plain text of images in nodeport mode", func() error {
+		eventually(t, "the capture to see plain text of images in nodeport mode", func() error {
 			if found, _ := s.seenSince(begin); len(found) == 0 {
 				return errors.New("nothing yet")
 			}
@@ -249,7 +249,7 @@ func (s *soaking) switchMode(t *testing.T) {
 	s.w.helmChart(t, "upgrade", proxyMode)
 	// A pull that has started through the node port continues there.
 	switched := time.Now()
-	eventually(t, 90*time.Second, "all current pulls to have started after the switch", func() error {
+	eventually(t, "all current pulls to have started after the switch", func() error {
 		for _, node := range s.w.nodes {
 			if !s.account.Renewed(node, switched) {
 				return fmt.Errorf("not yet on %s", node)
@@ -290,7 +290,7 @@ func (s *soaking) killPod(t *testing.T, p corev1.Pod, how string) {
 func (s *soaking) forceDelete(t *testing.T, p corev1.Pod) {
 	t.Helper()
 	s.w.deletePod(t, p.Name, 0)
-	eventually(t, time.Minute, p.Name+" to end", func() error {
+	eventually(t, p.Name+" to end", func() error {
 		out, err := s.w.onNode(t, p.Spec.NodeName, "crictl", "pods", "--name", "^"+p.Name+"$", "--state", "Ready", "--quiet")
 		if err == nil && strings.TrimSpace(out) != "" {
 			err = fmt.Errorf("pod %s is still running on node %s", p.Name, p.Spec.NodeName)

@@ -236,7 +236,7 @@ func (s *soaking) recover(t *testing.T, repaired time.Time, steps ...soak.Step) 
 	for _, step := range steps {
 		within = max(within, step.Kind.Recovery)
 	}
-	eventually(t, within, "everything to work again", func() error {
+	eventually(t, "everything to work again", func() error {
 		for _, node := range s.w.nodes {
 			if !s.account.Works(node, repaired) {
 				return fmt.Errorf("node %s has not pulled since the repair", node)

@@ -156,7 +156,7 @@ func (s *soaking) seenSince(begin time.Time) (found []string, control bool) {
 func (s *soaking) control(t *testing.T) {
 	t.Helper()
 	begin := time.Now()
-	eventually(t, 20*time.Second, "the capture to see plain text", func() error {
+	eventually(t, "the capture to see plain text", func() error {
 		if out, err := s.w.onNode(t, s.w.nodes[0], s.w.tool, "say", net.JoinHostPort(s.w.nodeAddresses(t, s.w.nodes[1])[0], "9"),
 			s.controlText()); err != nil {
 			t.Fatalf("%v: %s", err, out)
@@ -348,7 +348,7 @@ func (s *soaking) runsWhatWasPushed(t *testing.T) {
 		p.Spec.ImagePullSecrets = secrets
 		s.w.runPod(t, p)
 		var text string
-		eventually(t, time.Minute, p.Name+" to print the checksum", func() error {
+		eventually(t, p.Name+" to print the checksum", func() error {
 			got, err := s.w.client.CoreV1().Pods(workloads).Get(t.Context(), p.Name, metav1.GetOptions{})
 			if err != nil {
 				return err
@@ -448,7 +448,7 @@ func (s *soaking) scanAll(t *testing.T, ports string) {
 	first := s.w.nodes[0]
 	for from, targets := range map[string][]string{"cp": addresses(""), first: addresses(first)} {
 		// The other nodes may look for a node that rebooted at its previous link address.
-		eventually(t, 20*time.Second, "the scan to see ports that are open", func() error {
+		eventually(t, "the scan to see ports that are open", func() error {
 			found := s.w.scan(t, from, ports, targets...)
 			for _, address := range targets {
 				if bad := soak.Unexpected(found[address], soak.NodePorts(s.proxy)); len(bad) > 0 {
@@ -464,7 +464,7 @@ func (s *soaking) scanAll(t *testing.T, ports string) {
 		})
 	}
 	// A network plugin may take a moment to enforce policies for a new pod.
-	eventually(t, 20*time.Second, "the ports of the pods to be closed", func() error { return s.scanPods(t) })
+	eventually(t, "the ports of the pods to be closed", func() error { return s.scanPods(t) })
 	if took := time.Since(begin); took > 5*time.Second {
 		t.Logf("figure: scanning ports %s took %.1f s", ports, took.Seconds())
 	}

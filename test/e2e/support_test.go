@@ -53,7 +53,7 @@ func testSupportBundle(t *testing.T, w *world, others []string) {
 		return p.Status.ContainerStatuses[0], nil
 	}
 	// The kubelet restarts a container at once the first time, also with an outdated image. Later it waits.
-	eventually(t, time.Minute, "the pod to fail again", func() error {
+	eventually(t, "the pod to fail again", func() error {
 		s, err := status()
 		if err == nil && (s.State.Waiting == nil || s.State.Waiting.Reason != "CrashLoopBackOff") {
 			err = errors.New(mustJSON(s))
@@ -66,7 +66,7 @@ func testSupportBundle(t *testing.T, w *world, others []string) {
 		metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, time.Minute, "the pod to run", func() error {
+	eventually(t, "the pod to run", func() error {
 		s, err := status()
 		if err == nil && (s.State.Running == nil || s.LastTerminationState.Terminated == nil || !strings.Contains(s.Image, "pause")) {
 			err = errors.New(mustJSON(s))

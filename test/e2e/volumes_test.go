@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -48,7 +47,7 @@ func TestVolumes(t *testing.T) {
 		run(t, w.testcluster, "restart", "--name", w.name, kubelet)
 		w.kubectlRun(t, "taint", "nodes", node, "node.kubernetes.io/out-of-service-")
 		w.kubectlRun(t, "uncordon", node)
-		eventually(t, 2*time.Minute, "a healthy cluster", func() error {
+		eventually(t, "a healthy cluster", func() error {
 			r := w.install(t, nil, proxyMode, storageOn("attached"))
 			return r.err
 		})
@@ -106,7 +105,7 @@ func (w *world) interrupted(t *testing.T, words []string, args ...string) (step,
 			cmd.Wait()
 		}
 	}()
-	eventually(t, 3*time.Minute, "zarf-registry install to wait for the registry", func() error {
+	eventually(t, "zarf-registry install to wait for the registry", func() error {
 		if text := read(); !strings.Contains(text, "waiting for the registry: ") {
 			return errors.New(text)
 		}
@@ -124,7 +123,7 @@ func (w *world) interrupted(t *testing.T, words []string, args ...string) (step,
 // advises waits until zarf-registry status says all of that in one of the next steps, and returns the step.
 func (w *world) advises(t *testing.T, words ...string) (step string) {
 	t.Helper()
-	eventually(t, 3*time.Minute, "advice of zarf-registry status", func() error {
+	eventually(t, "advice of zarf-registry status", func() error {
 		var report status.Report
 		out, errOut, err := try(w.command(t, w.hook, "status", "-n", w.namespace, "--output=json"))
 		if e := json.Unmarshal([]byte(out), &report); e != nil {

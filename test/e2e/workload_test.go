@@ -54,7 +54,7 @@ func (w *world) runPod(t *testing.T, pod *corev1.Pod) (time.Duration, string) {
 		now := int64(0)
 		pods.Delete(context.Background(), made.Name, metav1.DeleteOptions{GracePeriodSeconds: &now})
 	})
-	eventually(t, 2*time.Minute, "pod "+made.Name+" to run", func() error {
+	eventually(t, "pod "+made.Name+" to run", func() error {
 		p, err := pods.Get(t.Context(), made.Name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -71,7 +71,7 @@ func (w *world) runPod(t *testing.T, pod *corev1.Pod) (time.Duration, string) {
 	})
 	took := time.Since(begin)
 	var pulled string
-	eventually(t, time.Minute, "the event about the pull", func() error {
+	eventually(t, "the event about the pull", func() error {
 		events, err := w.client.CoreV1().Events(pod.Namespace).List(t.Context(),
 			metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(made.UID) + ",reason=Pulled"})
 		if err != nil {
@@ -142,7 +142,7 @@ func (w *world) podReaches(t *testing.T, name, node, image, address string) bool
 	p.Spec.ImagePullSecrets = w.pullSecrets(t)
 	w.runPod(t, p)
 	reached := false
-	eventually(t, time.Minute, name+" to end", func() error {
+	eventually(t, name+" to end", func() error {
 		p, err := w.client.CoreV1().Pods(workloads).Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -204,7 +204,7 @@ func (w *world) deletePod(t *testing.T, name string, grace int64) {
 func (w *world) waitForRegistry(t *testing.T, previous string) corev1.Pod {
 	t.Helper()
 	var found corev1.Pod
-	eventually(t, 2*time.Minute, "another registry pod to be ready", func() error {
+	eventually(t, "another registry pod to be ready", func() error {
 		for _, p := range w.pods(t, "registry") {
 			if p.Name != previous && p.DeletionTimestamp == nil && ready(p) {
 				found = p
@@ -221,7 +221,7 @@ func (w *world) waitForJobPod(t *testing.T, step string) corev1.Pod {
 	t.Helper()
 	begin := time.Now().Add(-time.Second) // creation times have whole seconds
 	var found corev1.Pod
-	eventually(t, 2*time.Minute, "the Job "+step+" to run", func() error {
+	eventually(t, "the Job "+step+" to run", func() error {
 		list, err := w.client.CoreV1().Pods(w.namespace).List(t.Context(),
 			metav1.ListOptions{LabelSelector: "batch.kubernetes.io/job-name=" + release + "-" + step})
 		if err != nil {
@@ -244,7 +244,7 @@ func (w *world) rolloutsEnd(t *testing.T) {
 	t.Helper()
 	options := metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + release +
 		",app.kubernetes.io/component in (registry,proxy)"}
-	eventually(t, 2*time.Minute, "rollouts to end", func() error {
+	eventually(t, "rollouts to end", func() error {
 		deployments, err := w.client.AppsV1().Deployments(w.namespace).List(t.Context(), options)
 		if err != nil {
 			return err

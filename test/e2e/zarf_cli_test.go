@@ -201,7 +201,7 @@ func (z *zarf) deploy(t *testing.T, name, file string) {
 		_, path, _ := strings.Cut(image, "/")
 		want = w.address + "/" + path
 	}
-	eventually(t, 2*time.Minute, "pods of "+name+" to run on every node", func() error {
+	eventually(t, "pods of "+name+" to run on every node", func() error {
 		pods, err := w.client.CoreV1().Pods(name).List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			return err

@@ -115,7 +115,7 @@ func TestZarfMigration(t *testing.T) {
 		// The package's pod starts before the node's proxy, and the kubelet retries: see startupTaint.
 		m.provoked = append(m.provoked, m.agentReference(workloadImage("before")))
 		m.addNode(t, "late")
-		eventually(t, 2*time.Minute, "the package's pod on node late", func() error {
+		eventually(t, "the package's pod on node late", func() error {
 			pods, err := m.client.CoreV1().Pods("before").List(t.Context(),
 				metav1.ListOptions{FieldSelector: "spec.nodeName=late,status.phase=Running"})
 			if err == nil && len(pods.Items) == 0 {
@@ -384,7 +384,7 @@ func (m *migration) patchZarfService(t *testing.T, spec string) {
 func (m *migration) answers(t *testing.T, proxy bool) {
 	t.Helper()
 	for _, node := range m.nodes {
-		eventually(t, time.Minute, "the right registry to answer on "+node, func() error {
+		eventually(t, "the right registry to answer on "+node, func() error {
 			out, err := m.onNode(t, node, m.tool, "get", "http://"+m.address+"/v2/")
 			if proxy != (err == nil) || !proxy && !strings.Contains(out, "status 401") {
 				return fmt.Errorf("%w: %s", err, out)
