@@ -75,10 +75,10 @@ func TestPKIModeDefaultsToTheStateThenInternal(t *testing.T) {
 		want    jobsettings.PKI
 	}{
 		"no cluster":    {nil, nil, pki(state.PKIInternal, state.SourceDefault)},
-		"a new cluster": {newCluster(kubernetes(corev1.IPv4Protocol)), nil, pki(state.PKIInternal, state.SourceDefault)},
+		"a new cluster": {newCluster(kubernetes(corev1.IPv4Protocol)), nil, pki(state.PKIInternal, state.SourceCluster)},
 		"a state without PKI settings": {newCluster(kubernetes(corev1.IPv4Protocol),
 			remembers(ready(settings(state.ModeProxy, state.IPv4)))), nil,
-			pki(state.PKIInternal, state.SourceDefault)},
+			pki(state.PKIInternal, state.SourceCluster)},
 		"the state says internal": {remembersCertificates(state.PKIInternal), nil, pki(state.PKIInternal, state.SourceState)},
 		"the state says existingSecret": {remembersCertificates(state.PKIExistingSecret, usersSecrets), nil,
 			pki(state.PKIExistingSecret, state.SourceState, existing("s", "n", "p", "a"))},

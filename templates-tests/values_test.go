@@ -68,6 +68,8 @@ func TestSchemaRejectsUnknownValuesAndWrongTypes(t *testing.T) {
 		{"registry.garbageCollection.gracePeriod=a day", "/registry/garbageCollection/gracePeriod"},
 		{"registry.garbageCollection.prune.unknown=1", "/registry/garbageCollection/prune"},
 		{"registry.garbageCollection.prune.olderThan=a month", "/registry/garbageCollection/prune/olderThan"},
+		{"registry.garbageCollection.prune.olderThan=0d", "/registry/garbageCollection/prune/olderThan"},
+		{"registry.garbageCollection.prune.olderThan=0h", "/registry/garbageCollection/prune/olderThan"},
 		{"registry.garbageCollection.prune.keepLast=-1", "/registry/garbageCollection/prune/keepLast"},
 		{"registry.garbageCollection.prune.match=[127.0.0.1:31999/a]", "/registry/garbageCollection/prune/match"},
 		{"registry.storage.type=floppy", "/registry/storage/type"},
@@ -284,6 +286,7 @@ var refusals = []struct {
 	{"registry.garbageCollection.schedule", []string{"registry.garbageCollection.schedule=''"}},
 	{"registry.garbageCollection.timeout", []string{"registry.garbageCollection.timeout=1m59s"}},
 	{"registry.garbageCollection.timeout", []string{"registry.garbageCollection.timeout=24h1s"}},
+	{"registry.garbageCollection.prune", []string{"registry.garbageCollection.prune.olderThan=720h0m0s"}},
 	{"registry.garbageCollection.prune.keep", []string{
 		"registry.garbageCollection={enabled: true, prune: {keep: [ci/base]}}",
 	}},

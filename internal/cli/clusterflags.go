@@ -160,8 +160,9 @@ func (f *clusterFlags) readAccess(ctx context.Context, client kubernetes.Interfa
 		return release.PushAccess{}, state.Settings{}, fmt.Errorf("Secret %s/%s: %w", f.namespace, saved.Name, err)
 	}
 	if s.Desired.Mode == state.ModeExternal {
-		return release.PushAccess{}, state.Settings{}, fmt.Errorf("the cluster uses the external registry %s and has "+
-			"none of its own: select the external one with --to (and --prefix for a path in it) or --from", s.Desired.Address)
+		return release.PushAccess{}, state.Settings{}, exitcode.Refuse("the cluster uses the external registry %s "+
+			"and has none of its own: use that registry's tools; images push and copy reach it with --to, images list with "+
+			"--from", s.Desired.Address)
 	}
 	certificate, err := read(names.SuffixPushTLS)
 	if err != nil {

@@ -115,7 +115,8 @@ func parseJob(args []string) (settings.Settings, error) {
 		return settings.Settings{}, err
 	}
 	if err := f.validate(cmd.Flags()); err != nil {
-		return settings.Settings{}, &exitcode.Refusal{Err: err}
+		return settings.Settings{}, exitcode.Refuse("the chart passes %s settings that this program does not support: "+
+			"use the chart of the same version: %w", args[0], err)
 	}
 	return f.settings, nil
 }

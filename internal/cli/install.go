@@ -65,7 +65,7 @@ To continue an interrupted run, run the same command again.
 installation or upgrade. It changes nothing. Each finding has a cause and a remedy.
 
 Without --registry-proxy and --registry-url the mode does not change; a new cluster gets
-nodeport mode.
+nodeport mode, or proxy mode if node ports cannot work there.
 
 Exit codes: 0 on success, 1 on failure and if --dry-run finds blockers, 3 if the flags, the
 values or the cluster do not allow it.`,

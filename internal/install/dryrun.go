@@ -32,13 +32,16 @@ func (r *run) rejected(ctx context.Context, manifest string) []preflight.Finding
 			continue
 		}
 		for _, o := range objects {
+			if o.Get() == nil {
+				continue // Helm patches it; as a new object, its node port would be taken, and a quota counts it twice
+			}
 			scoped := o.Mapping.Scope.Name() == meta.RESTScopeNameNamespace
 			err := o.Client.Post().NamespaceIfScoped(o.Namespace, scoped).Resource(o.Mapping.Resource.Resource).
 				VersionedParams(&metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}, metav1.ParameterCodec).
 				Body(o.Object).Do(ctx).Error()
 			if !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) && !apierrors.IsBadRequest(err) ||
 				strings.Contains(err.Error(), "does not support dry run") {
-				continue // nil; it exists; its namespace does not; or Helm finds out
+				continue // nil; its namespace does not exist; or Helm finds out
 			}
 			object := o.Mapping.GroupVersionKind.Kind + " " + o.Name
 			if scoped {

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"sort"
 	"strings"
 	"time"
 
@@ -334,25 +335,51 @@ func secretData(manifest, name string) (map[string][]byte, error) {
 		"use the chart of the same version as this program", name)
 }
 
+// withoutSecrets returns a manifest without its Secrets, in Helm's order.
+func withoutSecrets(manifest string) string {
+	documents := releaseutil.SplitManifests(manifest)
+	keys := slices.Collect(maps.Keys(documents))
+	sort.Sort(releaseutil.BySplitManifestsOrder(keys))
+	var rest strings.Builder
+	for _, key := range keys {
+		var head struct{ Kind string }
+		if err := yaml.Unmarshal([]byte(documents[key]), &head); err != nil || head.Kind == "Secret" {
+			continue
+		}
+		fmt.Fprintf(&rest, "---\n%s\n", strings.TrimSpace(documents[key]))
+	}
+	return rest.String()
+}
+
 // explainHelm adds to an error of Helm what it was doing and what to do about it.
 func (r *run) explainHelm(doing string, err error) error {
 	text := err.Error()
-	for _, known := range []struct{ sign, advice string }{
+	for _, known := range []struct {
+		sign, advice string
+		refused      bool
+	}{
 		{"invalid ownership metadata",
 			"an object of that name exists and is not of this release: delete or rename it, or install under another name " +
-				"(--set fullnameOverride=…)"},
-		{"another operation", "another helm is changing this release: wait until it has finished, then run this again"},
-		{"already exists", "another process is changing this release: wait until it has finished, then run this again"},
-		{"chart requires kubeVersion", "the chart does not support the cluster's Kubernetes version: upgrade the cluster"},
+				"(--set fullnameOverride=…)", true},
+		{"another operation", "another helm is changing this release: wait until it has finished, then run this again",
+			false},
+		{"already exists", "another process is changing this release: wait until it has finished, then run this again",
+			false},
+		{"chart requires kubeVersion", "the chart does not support the cluster's Kubernetes version: upgrade the cluster",
+			true},
 		{"values don't meet the specifications of the schema",
-			"correct the values (--set, --values); --reset-values ignores those of the last release"},
+			"correct the values (--set, --values); --reset-values ignores those of the last release", true},
 	} {
 		if strings.Contains(text, known.sign) {
-			return fmt.Errorf("%s: %w: %s", doing, err, known.advice)
+			err = fmt.Errorf("%s: %w: %s", doing, err, known.advice)
+			if known.refused {
+				return &exitcode.Refusal{Err: err}
+			}
+			return err
 		}
 	}
 	if strings.Contains(text, "zarf-registry: ") {
-		return fmt.Errorf("%s: %w", doing, err) // the chart's message says what to do
+		return exitcode.Refuse("%s: %w", doing, err) // the chart's message says what to do
 	}
 	return fmt.Errorf("%s: %w; fix that, then run the same command again", doing, err)
 }

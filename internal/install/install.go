@@ -76,7 +76,7 @@ type Plan struct {
 	Findings []preflight.Finding
 	// Upgrade is true if the release exists.
 	Upgrade bool
-	// Manifest is what Helm would apply, without hooks.
+	// Manifest is what Helm would apply, without hooks and without Secrets.
 	Manifest string
 }
 
@@ -131,7 +131,7 @@ func (i *Installer) Plan(ctx context.Context) (*Plan, error) {
 	slices.SortStableFunc(findings, func(a, b preflight.Finding) int {
 		return strings.Compare(string(a.Severity), string(b.Severity)) // "blocker" sorts before "warning"
 	})
-	return &Plan{Settings: r.settings, Findings: findings, Upgrade: r.upgrade(), Manifest: manifest}, nil
+	return &Plan{Settings: r.settings, Findings: findings, Upgrade: r.upgrade(), Manifest: withoutSecrets(manifest)}, nil
 }
 
 // Run installs or upgrades. It can be interrupted at any point; the next run continues.

@@ -427,11 +427,14 @@ func TestTheNamespaceMayBeCreatedMeanwhile(t *testing.T) {
 func TestPlanChangesNothing(t *testing.T) {
 	b := newBench(t)
 	b.findings = []preflight.Finding{{Check: "port", Severity: preflight.Blocker}}
+	b.Options.Chart.Templates = append(b.Options.Chart.Templates, &chart.File{Name: "templates/secret.yaml",
+		Data: []byte("apiVersion: v1\nkind: Secret\nmetadata: {name: a}\nstringData: {password: a}\n")})
 	plan, err := b.Plan(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if plan.Upgrade || plan.Settings.Mode != state.ModeNodePort || !strings.Contains(plan.Manifest, "kind: ConfigMap") {
+	if plan.Upgrade || plan.Settings.Mode != state.ModeNodePort || !strings.Contains(plan.Manifest, "kind: ConfigMap") ||
+		strings.Contains(plan.Manifest, "kind: Secret") {
 		t.Errorf("plan is %+v", plan)
 	}
 	if len(plan.Findings) != 1 {
@@ -922,7 +925,8 @@ func TestAFailedFirstInstallationCanBeUninstalled(t *testing.T) {
 	}
 }
 
-// rejecting builds the objects of a manifest with a client that asks answer for the API server's response.
+// rejecting builds the objects of a manifest with a client that asks answer for the API server's response, nil for the
+// object.
 type rejecting struct {
 	*kubefake.PrintingKubeClient
 	answer func(*http.Request) *metav1.Status
@@ -939,8 +943,13 @@ func (r rejecting) Build(manifest io.Reader, _ bool) (kube.ResourceList, error) 
 	}
 	client := &restfake.RESTClient{NegotiatedSerializer: scheme.Codecs.WithoutConversion(),
 		Client: restfake.CreateHTTPClient(func(request *http.Request) (*http.Response, error) {
-			status, err := json.Marshal(r.answer(request))
-			return &http.Response{StatusCode: http.StatusUnprocessableEntity, Body: io.NopCloser(bytes.NewReader(status)),
+			var body any = object
+			code := http.StatusOK
+			if status := r.answer(request); status != nil {
+				body, code = status, http.StatusUnprocessableEntity
+			}
+			content, err := json.Marshal(body)
+			return &http.Response{StatusCode: code, Body: io.NopCloser(bytes.NewReader(content)),
 				Header: http.Header{"Content-Type": {"application/json"}}}, err
 		})}
 	kind := object.GroupVersionKind()
@@ -958,12 +967,14 @@ func TestObjectsThatTheAPIServerRejectsAreBlockers(t *testing.T) {
 	const taken = "spec.ports[0].nodePort: Invalid value: 30000: provided port is already allocated"
 	for name, c := range map[string]struct {
 		answer  *metav1.Status
+		exists  bool
 		ignored bool
 		want    preflight.Severity // empty: no finding
 	}{
 		"rejected":            {answer: status(metav1.StatusReasonInvalid, taken), want: preflight.Blocker},
 		"rejected, ignored":   {answer: status(metav1.StatusReasonInvalid, taken), ignored: true, want: preflight.Warning},
-		"it exists":           {answer: status(metav1.StatusReasonAlreadyExists, "exists")},
+		"its own port":        {answer: status(metav1.StatusReasonInvalid, taken), exists: true},
+		"it is created":       {answer: status(metav1.StatusReasonAlreadyExists, "exists")},
 		"no namespace yet":    {answer: status(metav1.StatusReasonNotFound, "namespaces \"zarf\" not found")},
 		"a webhook refuses":   {answer: status(metav1.StatusReasonBadRequest, "webhook does not support dry run")},
 		"an API server rests": {answer: status(metav1.StatusReasonInternalError, "etcd")},
@@ -974,7 +985,10 @@ func TestObjectsThatTheAPIServerRejectsAreBlockers(t *testing.T) {
 				Data: []byte("apiVersion: v1\nkind: Service\nmetadata: {name: exposed}\n")})
 			b.Helm.KubeClient = rejecting{&kubefake.PrintingKubeClient{Out: io.Discard},
 				func(request *http.Request) *metav1.Status {
-					if request.Method == http.MethodGet { // Helm, while it renders
+					if request.Method == http.MethodGet && c.exists {
+						return nil
+					}
+					if request.Method == http.MethodGet {
 						return status(metav1.StatusReasonNotFound, "not found")
 					}
 					if request.Method != http.MethodPost || request.URL.Query().Get("dryRun") != metav1.DryRunAll {

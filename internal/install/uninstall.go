@@ -4,15 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"helm.sh/helm/v3/pkg/action"
+	"helm.sh/helm/v3/pkg/kube"
+	"helm.sh/helm/v3/pkg/release"
 	"helm.sh/helm/v3/pkg/storage/driver"
 )
 
 // Uninstall does the work of the release's cleanup Job and then removes the chart's objects, as helm uninstall does. It
 // calls cleanup once with the arguments of that Job, or of another one with the same settings: a release that never
-// worked may have no cleanup Job. If the release is gone, there are none. Uninstall reports whether there was a
+// worked may have no cleanup Job. Before that, it creates the pods that restore files on nodes. If the release is gone, there are none. Uninstall reports whether there was a
 // release. Repeated, it continues an interrupted run. The time limit bounds Helm's part.
 func Uninstall(ctx context.Context, helm *action.Configuration, name string, limit time.Duration,
 	cleanup func(ctx context.Context, args []string) error,
@@ -34,6 +38,9 @@ func Uninstall(ctx context.Context, helm *action.Configuration, name string, lim
 	if err != nil {
 		return true, err
 	}
+	if err := createRestorers(helm, rel, limit); err != nil {
+		return true, err
+	}
 	if err := cleanup(ctx, args); err != nil {
 		return true, err
 	}
@@ -43,4 +50,33 @@ func Uninstall(ctx context.Context, helm *action.Configuration, name string, lim
 		return true, fmt.Errorf("removing the objects of release %s: %w", name, err)
 	}
 	return true, nil
+}
+
+// createRestorers creates the DaemonSets that give nodes their files back, as Helm does before the cleanup Job, which
+// waits for their pods. Those of an interrupted run are replaced. It does nothing for a release without nodeConfig.
+func createRestorers(helm *action.Configuration, rel *release.Release, limit time.Duration) error {
+	for _, h := range rel.Hooks {
+		if h.Kind != "DaemonSet" || !slices.Contains(h.Events, release.HookPreDelete) {
+			continue
+		}
+		failed := func(err error) error {
+			return fmt.Errorf("creating the DaemonSet %s, whose pods give nodes their files back: %w", h.Name, err)
+		}
+		objects, err := helm.KubeClient.Build(strings.NewReader(h.Manifest), false)
+		if err != nil {
+			return failed(err)
+		}
+		if _, errs := helm.KubeClient.Delete(objects); len(errs) > 0 { // a missing one is no error
+			return failed(errors.Join(errs...))
+		}
+		if client, ok := helm.KubeClient.(kube.InterfaceExt); ok {
+			if err := client.WaitForDelete(objects, limit); err != nil {
+				return failed(fmt.Errorf("waiting until the previous one is gone: %w", err))
+			}
+		}
+		if _, err := helm.KubeClient.Create(objects); err != nil {
+			return failed(err)
+		}
+	}
+	return nil
 }

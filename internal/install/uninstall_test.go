@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"helm.sh/helm/v3/pkg/chart"
+	"helm.sh/helm/v3/pkg/kube"
+	kubefake "helm.sh/helm/v3/pkg/kube/fake"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/install"
@@ -57,6 +60,66 @@ func TestUninstallDoesTheWorkOfTheJobFirst(t *testing.T) {
 				t.Errorf("%d revisions remain", left)
 			}
 		})
+	}
+}
+
+const restorers = `
+apiVersion: apps/v1
+kind: DaemonSet
+metadata:
+  name: zarf-registry-node-restore-amd64
+  annotations: {helm.sh/hook: pre-delete}
+`
+
+// noting notes what a fake client is asked to do with DaemonSets.
+type noting struct {
+	*kubefake.PrintingKubeClient
+	events *[]string
+}
+
+func (n noting) Build(manifest io.Reader, validate bool) (kube.ResourceList, error) {
+	content, err := io.ReadAll(manifest)
+	if err != nil || !strings.Contains(string(content), "kind: DaemonSet") {
+		return nil, err
+	}
+	return kube.ResourceList{{Name: "set"}}, nil
+}
+
+func (n noting) note(what string, objects kube.ResourceList) {
+	if len(objects) > 0 {
+		*n.events = append(*n.events, what)
+	}
+}
+
+func (n noting) Create(objects kube.ResourceList) (*kube.Result, error) {
+	n.note("create", objects)
+	return &kube.Result{}, nil
+}
+
+func (n noting) Delete(objects kube.ResourceList) (*kube.Result, []error) {
+	n.note("delete", objects)
+	return &kube.Result{}, nil
+}
+
+func (n noting) WaitForDelete(objects kube.ResourceList, _ time.Duration) error {
+	n.note("wait", objects)
+	return nil
+}
+
+// The pods that give nodes their files back are hooks, which Helm does not create here.
+func TestUninstallCreatesThePodsThatRestoreFiles(t *testing.T) {
+	b := newBench(t, namespace())
+	b.Options.Chart.Templates = append(b.Options.Chart.Templates,
+		&chart.File{Name: "templates/restore.yaml", Data: []byte(restorers)})
+	b.mustRun()
+	var events []string
+	b.Helm.KubeClient = noting{&kubefake.PrintingKubeClient{Out: io.Discard}, &events}
+	if _, err := install.Uninstall(t.Context(), b.Helm, "zarf-registry", time.Minute,
+		func(context.Context, []string) error { events = append(events, "cleanup"); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"delete", "wait", "create", "cleanup"}; !slices.Equal(events, want) {
+		t.Errorf("events %q, want %q", events, want)
 	}
 }
 

@@ -67,6 +67,19 @@ func TestNodeConfig(t *testing.T) {
 	for _, node := range w.nodes {
 		before[node] = w.nodeFiles(t, node)
 	}
+	restored := func(t *testing.T) {
+		t.Helper()
+		if left := w.shell(t, "n3",
+			`find /etc/containerd /etc/containers /etc/rancher \( -name '*zarf-registry*' -o `+
+				`-type f -exec grep -q 'Written by zarf-registry' {} \; \) -print`); left != "" {
+			t.Errorf("n3 still has %s", left)
+		}
+		for _, node := range []string{"n1", "n2"} {
+			if now := w.nodeFiles(t, node); now != before[node] {
+				t.Errorf("the files of %s were\n%s\nand are now\n%s", node, before[node], now)
+			}
+		}
+	}
 	said := &strings.Builder{} // all output of commands, to be searched for secrets
 	runtimes := w.runtimes(t)
 	logs := w.keepLogs(t)
@@ -205,7 +218,7 @@ func TestNodeConfig(t *testing.T) {
 	must(t, "a node that is added later is configured too", func(t *testing.T) {
 		w.addNode(t, "n3")
 		output(t, w.command(t, w.kubectl, "-n", namespace, "rollout", "status", "daemonset", "-l",
-			"app.kubernetes.io/component=node-config", "--timeout=60s"))
+			"app.kubernetes.io/component=node-config", "--timeout="+patience.String()))
 		took, event := w.runPod(t, pod("later", "n3", "docker.io/library/hello:1"))
 		t.Logf("after %.1f s: %s", took.Seconds(), event)
 	})
@@ -226,14 +239,14 @@ func TestNodeConfig(t *testing.T) {
 		}
 		output(t, w.command(t, w.kubectl, "label", "node", "n2", role+"-"))
 		output(t, w.command(t, w.kubectl, "-n", namespace, "rollout", "status", "daemonset", "-l",
-			"app.kubernetes.io/component=node-config", "--timeout=60s"))
+			"app.kubernetes.io/component=node-config", "--timeout="+patience.String()))
 	})
 	must(t, "pods that find all files as wanted write none", func(t *testing.T) {
 		files := w.nodeFiles(t, "n1")
 		output(t, w.command(t, w.kubectl, "-n", namespace, "rollout", "restart", "daemonset", "-l",
 			"app.kubernetes.io/component=node-config"))
 		output(t, w.command(t, w.kubectl, "-n", namespace, "rollout", "status", "daemonset", "-l",
-			"app.kubernetes.io/component=node-config", "--timeout=60s"))
+			"app.kubernetes.io/component=node-config", "--timeout="+patience.String()))
 		if now := w.nodeFiles(t, "n1"); now != files {
 			t.Errorf("the files were\n%s\nand are now\n%s", files, now)
 		}
@@ -258,17 +271,17 @@ func TestNodeConfig(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.uninstall(t)
-		if left := w.shell(t, "n3",
-			`find /etc/containerd /etc/containers /etc/rancher \( -name '*zarf-registry*' -o `+
-				`-type f -exec grep -q 'Written by zarf-registry' {} \; \) -print`); left != "" {
-			t.Errorf("n3 still has %s", left)
-		}
-		for _, node := range []string{"n1", "n2"} {
-			if now := w.nodeFiles(t, node); now != before[node] {
-				t.Errorf("the files of %s were\n%s\nand are now\n%s", node, before[node], now)
-			}
-		}
+		restored(t)
 		w.findNone(t, secrets, "", logs, map[string]string{"zarf_" + release + "-cleanup-": "step done"})
+	})
+	must(t, "zarf-registry uninstall restores the files", func(t *testing.T) {
+		w.apply(t, proxyMode, "--set=nodeConfig.mirrors={docker.io}")
+		if w.nodeFiles(t, "n1") == before["n1"] {
+			t.Error("the installation wrote no files")
+		}
+		output(t, w.command(t, w.hook, "uninstall", "-n", w.namespace))
+		restored(t)
+		w.nothingLeft(t, "persistentvolumeclaim/"+release)
 	})
 }
 

@@ -244,8 +244,9 @@ recorded mode keeps what was recorded where the values are silent. */ -}}
 {{- $value := .Values.pki.mode -}}
 {{- $source := "value" -}}
 {{- if not $value -}}
+{{- include "zarf-registry.cluster.loadService" . -}}
 {{- $value = "internal" -}}
-{{- $source = "default" -}}
+{{- $source = empty .zr.cluster.service | ternary "default" "cluster" -}}
 {{- $saved := default dict .zr.state.pki -}}
 {{- with $saved.mode -}}
 {{- $value = . -}}

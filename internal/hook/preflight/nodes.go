@@ -39,7 +39,7 @@ func (i *Inspection) address() []Finding {
 		Remedy: fmt.Sprintf("change the references, or keep the address: %s", setAddress(before)),
 	}
 	if now.Mode == state.ModeExternal {
-		f.Cause += "; the registry in the cluster is deleted, its volume is kept"
+		f.Cause += "; the registry in the cluster is deleted, its volume is kept unless registry.persistence.retain=false"
 	}
 	return []Finding{f}
 }

@@ -80,7 +80,7 @@ var All = []Scenario{
 	{Test: "TestDisaster", Clusters: []string{"e2e-disaster"}, Networks: []Network{ipv4}, Minutes: 5,
 		Paths: append(internal("status", "hook", "release/state", "hook/certs"), "docs/reference/disaster-recovery.md")},
 	{Test: "TestExpose", Clusters: []string{"e2e-expose"}, Networks: first(dualStack, withIPv4), Minutes: 2.7,
-		Tools: []string{"crane"}, Paths: and(chart("expose"), internal("registry"))},
+		Tools: []string{"crane"}, Paths: and(chart("expose"), internal("registry", "install"))},
 	{Test: "TestGarbageCollection", Clusters: []string{"e2e-garbage"}, Networks: first(ipv6, Everywhere), Minutes: 5,
 		Paths: and(chart("garbage-collection"), internal("api/gc", "images/blobstore", "api/space"),
 			[]string{"test/e2e/fullvolume_test.go"})},
