@@ -59,7 +59,7 @@ NO_RACE := ./internal/hook ./internal/hook/certs ./internal/pki ./tools/release
 
 # Results never come from the cache (-count=1), linking takes half the time without DWARF, and make test and make lint
 # run go vet.
-GOTEST := go test -json -vet=off -count=1 -ldflags=-w
+GOTEST := go test -json -vet=off -count=1 -timeout=1h -ldflags=-w
 # Prints results of packages, failures and skipped tests: $(call TEST,./...).
 TEST = $(GOTEST) $(1) | go run $(CURDIR)/tools/testsummary
 

@@ -113,7 +113,7 @@ func (s *supervision) tell(name, command string) {
 // line returns the next line, and false after the last one.
 func (s *supervision) line() (string, bool) {
 	s.t.Helper()
-	for range 300 {
+	for range 3000 {
 		select {
 		case line, ok := <-s.lines:
 			return line, ok
@@ -124,7 +124,7 @@ func (s *supervision) line() (string, bool) {
 			}
 		}
 	}
-	s.t.Fatal("nothing happened for 30 s")
+	s.t.Fatal("nothing happened for 5 minutes")
 	return "", false
 }
 
@@ -170,7 +170,7 @@ func (s *supervision) wantExit(code int) {
 func (s *supervision) wantChildren(want int) {
 	s.t.Helper()
 	var have, zombies int
-	for range 100 {
+	for range 3000 {
 		have, zombies = 0, 0
 		stats, err := filepath.Glob("/proc/[0-9]*/stat")
 		if err != nil {
@@ -207,11 +207,11 @@ func keepsAfter(status int) string {
 }
 
 // impatient returns a machine with a loader that gives up soon: a successor may wait for chunks for one
-// second and has six in total. The next attempt is after two seconds.
+// second and has 15 in total. The next attempt is after five seconds.
 func impatient(t *testing.T, m machine) machine {
 	t.Helper()
 	dir := t.TempDir()
-	compiler := toolchains[m.architecture].compiler + " -DSUCCESSOR_WAIT=1 -DSUCCESSOR_START=5 -DRETRY_AFTER=2"
+	compiler := toolchains[m.architecture].compiler + " -DSUCCESSOR_WAIT=1 -DSUCCESSOR_START=14 -DRETRY_AFTER=5"
 	runMake(t, dir, m.architecture, "CC_"+m.architecture+"="+compiler)
 	m.loader = filepath.Join(dir, "loader-"+m.architecture)
 	return m
@@ -302,7 +302,7 @@ func TestHandOverFails(t *testing.T) {
 	t.Parallel()
 	onThisMachine(t, func(t *testing.T, m machine) {
 		hasty := impatient(t, m)
-		const tooLate = "zarf-registry loader: the new program was not ready after 6 s, keeping the current one"
+		const tooLate = "zarf-registry loader: the new program was not ready after 15 s, keeping the current one"
 		for name, test := range map[string]struct {
 			m       machine
 			command string // to the successor
@@ -491,9 +491,10 @@ func TestSupervisorAsProcess1(t *testing.T) {
 		s := newSupervision(t, m)
 		s.cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWPID
 		s.start()
-		s.tell("a", beReady+"; (sleep 3 &); echo has an orphan")
+		s.tell("a", beReady+"; p=$( (sleep 1000 >/dev/null & echo $!) ); echo has an orphan")
 		s.want("has an orphan")
 		s.wantChildren(2)
+		s.tell("a", "kill $p")
 		s.wantChildren(1)
 		s.deliver(s.payload("b"))
 		s.want(started("b"))

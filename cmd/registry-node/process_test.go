@@ -181,7 +181,7 @@ func TestProcess(t *testing.T) {
 			"every architecture's program is in ConfigMaps, check what it links", size, maxSize)
 	}
 	w := newWorld(t)
-	p := w.startProxy(t, program, "--tls=always")
+	p := w.startProxy(t, program, "--tls=always", "--drain-timeout=40s")
 
 	run := func(args ...string) (code int, stdout, stderr string) {
 		t.Helper()
@@ -215,7 +215,7 @@ func TestProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	const size = 64 << 20 // more than the sockets buffer
+	const size = 16 << 20 // more than the sockets buffer
 	fmt.Fprintf(c, "GET /v2/%d HTTP/1.1\r\nHost: localhost\r\n\r\n", size)
 	response, err := http.ReadResponse(bufio.NewReader(c), nil)
 	if err != nil {

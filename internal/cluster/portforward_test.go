@@ -89,7 +89,8 @@ func TestPortForwardThatBreaksIsAnErrorAtOnce(t *testing.T) {
 		}
 		defer conn.Close()
 		// The request for a stream, in several messages. The next one would come after a reply.
-		_ = conn.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
+		_, _, err = conn.ReadMessage()
+		_ = conn.SetReadDeadline(time.Now().Add(time.Second))
 		for err == nil {
 			_, _, err = conn.ReadMessage()
 		}

@@ -79,13 +79,15 @@ func TestFailuresOfVerificationsAreLoggedOnce(t *testing.T) {
 	i := enforcing(t, root, newSigner(t))
 	d, _ := i.pusher().pushImage("a", "v1", "layer")
 	writeFile(t, filepath.Join(root, storage.BlobPath(d)), []byte("damaged"))
+	began := time.Now()
 	for range 20 {
 		if a := i.node().read(http.MethodGet, "a", "v1"); a.StatusCode != http.StatusServiceUnavailable {
 			t.Fatalf("status %d: %s", a.StatusCode, a.body)
 		}
 	}
-	if n := strings.Count(i.logs.String(), "verifying an image failed"); n != 1 {
-		t.Errorf("logged %d times", n)
+	n := strings.Count(i.logs.String(), "verifying an image failed")
+	if most := 1 + int(time.Since(began)/(10*time.Second)); n < 1 || n > most { // logging.Limited
+		t.Errorf("logged %d times, want 1 to %d", n, most)
 	}
 }
 
@@ -315,7 +317,7 @@ func TestOneRepositoryDoesNotHoldAllVerifications(t *testing.T) {
 		if a.StatusCode != http.StatusOK {
 			t.Errorf("status %d: %s", a.StatusCode, a.body)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Error("an image of another repository waits")
 	}
 	close(release)

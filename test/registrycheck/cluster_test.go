@@ -36,7 +36,7 @@ const (
 	// volumeSize is many times the content, so that only a fault fills the volume.
 	volumeSize = "48m"
 	// startTimeout is for a process on a busy machine.
-	startTimeout = 20 * time.Second
+	startTimeout = 5 * time.Minute
 	// litterBlobs take a tenth of a second to sweep.
 	litterBlobs = 200
 )

@@ -335,6 +335,7 @@ func TestPutVerifies(t *testing.T) {
 }
 
 func flipBit(path string) error {
+	time.Sleep(20 * time.Millisecond) // before Linux 6.13, the times of a file are as coarse as the kernel's tick
 	raw, err := os.ReadFile(path)
 	if err != nil {
 		return err

@@ -87,7 +87,7 @@ func TestBrokenDownload(t *testing.T) {
 			}
 			http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(b))
 		})
-		reg := registry.client(t, func(opts *Options) { opts.IdleTimeout = 300 * time.Millisecond })
+		reg := registry.client(t, func(opts *Options) { opts.IdleTimeout = 2 * time.Second })
 		got, err := pull(t.Context(), repository(t, reg, "some/where"), desc, 0)
 		if err != nil || !bytes.Equal(got, b) {
 			t.Errorf("got %d bytes, error %v", len(got), err)

@@ -314,6 +314,7 @@ func faultyRun(t *testing.T, seed uint64, registry *testRegistry, fronts *sync.M
 		if permanent == "" || permanent == stall {
 			opts.IdleTimeout = 800 * time.Millisecond
 			opts.responseTimeout = 1200 * time.Millisecond
+			opts.Retries = 100 // a busy machine exceeds these times too
 		}
 		opts.Log = log
 		if permanent != "" {

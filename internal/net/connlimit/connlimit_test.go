@@ -208,7 +208,7 @@ func TestBusyConnectionsAreKept(t *testing.T) {
 }
 
 func TestNewConnectionsWaitForBusyOnes(t *testing.T) {
-	l, port, wait := server(t, 1)
+	l, port, wait := server(t, 1, func(l *Limiter) { l.timeout = longest })
 	busy := connect(t, "127.0.0.1", port)
 	busy.send("/wait")
 	eventually(t, "it is busy", func() bool { return l.waiting(0) == 0 && l.Open() == 1 })

@@ -118,7 +118,7 @@ func TestDeliveryEndsWithTheConnection(t *testing.T) {
 	}
 	_ = client.SetLinger(0)
 	client.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Second)
 	defer cancel()
 	if left := d.Wait(ctx); left != 0 {
 		t.Errorf("%d deliveries after the client has reset the connection", left)

@@ -101,6 +101,7 @@ type Cache struct {
 	connections   *connlimit.Limiter
 	clients       *tlsfiles.Clients
 	confirmFor    time.Duration // confirmFor, the constant
+	lameDuck      time.Duration // lameDuck, the constant
 	staleFor      time.Duration
 
 	ctx     context.Context //nolint:containedctx // of all fetches
@@ -142,7 +143,7 @@ func New(config Config) (*Cache, error) {
 		return nil, fmt.Errorf("registry %w", err)
 	}
 	c := &Cache{config: config, log: logging.NewLimited(config.Logger), connections: connlimit.New(maxConnections),
-		confirmFor: confirmFor, staleFor: config.StaleFor}
+		confirmFor: confirmFor, lameDuck: lameDuck, staleFor: config.StaleFor}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.metrics = newCacheMetrics(c)
 	c.origin = &origin{address: address, source: config.Source, metrics: c.metrics}
@@ -251,7 +252,7 @@ func (c *Cache) Run(ctx context.Context) error {
 	defer cancel()
 	if err == nil {
 		select {
-		case <-time.After(min(lameDuck, c.config.DrainTimeout/2)):
+		case <-time.After(min(c.lameDuck, c.config.DrainTimeout/2)):
 		case <-drain.Done():
 		}
 	}

@@ -837,6 +837,7 @@ func TestPaths(t *testing.T) {
 // New connections are served while /readyz fails, and requests in flight are completed.
 func TestDrain(t *testing.T) {
 	f := start(t, func(c *Config) { c.DrainTimeout = longest })
+	f.lameDuck = longest / 3
 	data := random(4 * chunkSize)
 	f.add(data, blobPath(data))
 	held, release := make(chan struct{}), make(chan struct{})

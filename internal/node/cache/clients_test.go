@@ -72,6 +72,7 @@ func TestOpenConnectionsFollowTheCertificates(t *testing.T) {
 	}
 	t.Run("a connection whose CA was dropped is denied", func(t *testing.T) {
 		f, drop := connected(t, func(*Config) {})
+		f.clients.Linger = time.Hour // until the next request, however late
 		drop()
 		response, body := f.reuse(t, tag)
 		if response.StatusCode != http.StatusForbidden || !strings.Contains(body, "no longer accepted") || !response.Close {
@@ -81,7 +82,7 @@ func TestOpenConnectionsFollowTheCertificates(t *testing.T) {
 	t.Run("an idle connection whose CA was dropped is closed", func(t *testing.T) {
 		f, drop := connected(t, func(*Config) {})
 		drop()
-		for deadline := time.Now().Add(longest / 3); f.connections.Open() > 0; time.Sleep(10 * time.Millisecond) {
+		for deadline := time.Now().Add(2 * longest / 3); f.connections.Open() > 0; time.Sleep(10 * time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatal("the connection stays open")
 			}

@@ -78,6 +78,10 @@ func TestGatewayErrorsAreOfTheRegistry(t *testing.T) {
 		f.status(t, tag, http.StatusOK)
 		f.override(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) })
 		f.status(t, "/v2/team/app/manifests/other", http.StatusServiceUnavailable)
+		if f.retryAt.Load() == 0 {
+			t.Errorf("%d: it counts as reachable", status)
+		}
+		f.retryAt.Store(time.Now().Add(time.Hour).UnixNano())
 		asked := f.count("HEAD", tag)
 		if response := f.status(t, tag, http.StatusOK); response.Header.Get("Warning") == "" || f.count("HEAD", tag) != asked {
 			t.Errorf("%d: %v", status, response.Header)

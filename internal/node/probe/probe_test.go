@@ -103,8 +103,11 @@ func TestRun(t *testing.T) {
 			server := httptest.NewServer(tt.handler)
 			defer server.Close()
 			address := server.Listener.Addr().String()
-			result := run(t, Config{Address: address, Image: strings.Replace(tt.image, "ADDRESS", address, 1),
-				Timeout: 2 * time.Second})
+			config := Config{Address: address, Image: strings.Replace(tt.image, "ADDRESS", address, 1)}
+			if tt.reason == ReasonTimeout {
+				config.Timeout = 2 * time.Second
+			}
+			result := run(t, config)
 			expect(t, result, address, tt.reason, tt.says...)
 			var steps []string
 			for _, step := range result.Steps {
@@ -121,7 +124,7 @@ func TestRun(t *testing.T) {
 func run(t *testing.T, config Config) Result {
 	t.Helper()
 	if config.Timeout == 0 {
-		config.Timeout = 20 * time.Second
+		config.Timeout = time.Minute
 	}
 	result, err := Run(context.Background(), config)
 	if err != nil {

@@ -128,7 +128,7 @@ func TestDrainDeliversWhatWasWritten(t *testing.T) {
 	f := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Length", strconv.Itoa(len(content)))
 		_, _ = w.Write(content)
-	}), func(p *Proxy) { p.config.DrainTimeout = longest / 6 })
+	}), func(p *Proxy) { p.config.DrainTimeout = longest / 2 })
 	client := f.dial(t)
 	defer client.Close()
 	_ = client.(*net.TCPConn).SetReadBuffer(4 << 10)
@@ -338,8 +338,9 @@ func TestMetrics(t *testing.T) {
 
 // A repeated failure must not flood the log.
 func TestLogIsLimited(t *testing.T) {
-	f := start(t, store{}, retryFor(0))
+	f := start(t, store{}, retryFor(0), func(p *Proxy) { p.upstream.lookupHost = nil })
 	f.kill()
+	began := time.Now()
 	for range 50 {
 		if _, _, err := f.get("/v2/secret-path"); err != nil {
 			t.Fatal(err)
@@ -348,8 +349,9 @@ func TestLogIsLimited(t *testing.T) {
 	if err := f.stop(); err != nil {
 		t.Fatal(err)
 	}
-	if got := strings.Count(f.log.String(), "giving up"); got != 1 {
-		t.Errorf("one failure was logged %d times:\n%s", got, f.log)
+	got := strings.Count(f.log.String(), "giving up")
+	if most := 1 + int(time.Since(began)/(10*time.Second)); got < 1 || got > most { // logging.Limited
+		t.Errorf("one failure was logged %d times, want 1 to %d:\n%s", got, most, f.log)
 	}
 	if strings.Contains(f.log.String(), "secret-path") {
 		t.Error("requests are logged above the debug level")

@@ -95,9 +95,6 @@ func TestThousandStalledDownloads(t *testing.T) {
 	busy := p99()
 	t.Logf("p99 of small requests: idle %s, with 1000 stalled downloads %s (%.1f times)", idle, busy,
 		float64(busy)/float64(idle))
-	if busy > longest/10 {
-		t.Errorf("another client waited %s", busy)
-	}
 	response, body, err := f.get(large.path())
 	if err := large.check(response, body, err); err != nil {
 		t.Errorf("another client: %v", err)

@@ -58,8 +58,8 @@ func run(args []string) error {
 			return err
 		}
 		return pullUntil(args[1], args[2], args[3], args[4], pause)
-	case args[0] == "slowly" && len(args) == 3:
-		return pullSlowly(args[1], args[2])
+	case args[0] == "slowly" && len(args) == 4:
+		return pullSlowly(args[1], args[2], args[3])
 	case args[0] == "stall" && len(args) == 4:
 		n, err := strconv.Atoi(args[3])
 		if err != nil || n < 1 {
@@ -94,7 +94,7 @@ func run(args []string) error {
 		return crictlUntil(args[1], n, args[3], args[4], pause)
 	}
 	return errors.New("usage: tool [hello | dial HOST:PORT | get URL | " +
-		"pull BASE-URL REPOSITORY:TAG SLOW-IMAGE STOP-FILE PAUSE | slowly BASE-URL REPOSITORY:TAG | " +
+		"pull BASE-URL REPOSITORY:TAG SLOW-IMAGE STOP-FILE PAUSE | slowly BASE-URL REPOSITORY:TAG BEGUN-FILE | " +
 		"stall BASE-URL REPOSITORY:TAG NUMBER | " +
 		"crictl IMAGE NUMBER SLOW-IMAGE STOP-FILE PAUSE | watch BASE-URL PAUSE | each BASE-URL | " +
 		"sniff | say HOST:PORT TEXT | scan PORTS HOST... | sum FILE ADDRESS]")
@@ -139,10 +139,17 @@ func split(image string) (repository, tag string) {
 }
 
 // pullSlowly pulls an image once as a container runtime does that unpacks more slowly than the
-// network delivers, 1 MB a second. Most of a blob then waits in socket buffers.
-func pullSlowly(base, image string) error {
+// network delivers, 1 MB a second. Most of a blob then waits in socket buffers. It creates the file begun after 1 MB.
+func pullSlowly(base, image, begun string) error {
 	repository, tag := split(image)
-	n, err := pull(slowClient(new(atomic.Int64)), base, repository, tag)
+	var read atomic.Int64
+	go func() {
+		for read.Load() < 1<<20 {
+			time.Sleep(10 * time.Millisecond)
+		}
+		_ = os.WriteFile(begun, nil, 0o600) // the test waits for it
+	}()
+	n, err := pull(slowClient(&read), base, repository, tag)
 	if err == nil {
 		fmt.Printf("pulled %d bytes\n", n)
 	}
