@@ -40,7 +40,7 @@ func TestChartTesting(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Each takes about a minute where four clusters share two cores.
+		// Each takes about a minute where several clusters share two cores.
 		cmd := w.longCommand(t, time.Duration(len(values))*6*time.Minute, ct, "install", "--config", config, "--charts",
 			chart, "--namespace", namespace, "--helm-extra-set-args", noRotation)
 		helm, ran := recordHelm(t, w.helm)

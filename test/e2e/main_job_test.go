@@ -594,7 +594,7 @@ func testStalledDownloads(t *testing.T, w *world) {
 // client would wait for its own timeout.
 func testSlowClient(t *testing.T, w *world) {
 	w.testClusterOnly(t)
-	w.push(t, w.makeArchive(t, "example.com/e2e/slowly:1", 12<<20))
+	w.push(t, w.makeArchive(t, "example.com/e2e/slowly:1", 6<<20))
 	for _, p := range w.pods(t, "proxy") {
 		pulled, begun := make(chan error, 1), filepath.Join(t.TempDir(), "begun")
 		begin := time.Now()
