@@ -99,7 +99,7 @@ test: ## Unit and chart tests; needs only Go and takes five minutes on two cores
 	unset $${!E2E_@}; { $(GOTEST) -short ./templates-tests ./internal/registry ./... || true; cd test/cluster && $(GOTEST) -short ./... || true; } | go run ./tools/testsummary
 
 .PHONY: check
-check: test check-rest ## All checks before a merge; half an hour on two cores, an hour on a new machine (needs root)
+check: test check-rest ## All checks before a merge; an hour or more on two cores, over two on a new machine (needs root)
 
 .PHONY: check-rest
 check-rest: # make check without make test
