@@ -163,7 +163,7 @@ func (c *cluster) run(ctx context.Context, port string) (running time.Time, err 
 	err = c.kubectl(ctx, "run", "app", "--image="+c.app.images[0].reference("127.0.0.1:"+port),
 		`--overrides={"spec":{"nodeSelector":{"kubernetes.io/hostname":"`+pullingNode+`"}}}`)
 	if err == nil {
-		err = c.kubectl(ctx, "wait", "--for=jsonpath={.status.phase}=Running", "pod/app", "--timeout=1m")
+		err = c.kubectl(ctx, "wait", "--for=jsonpath={.status.phase}=Running", "pod/app", "--timeout=5m")
 	}
 	running = time.Now()
 	return running, errors.Join(err, c.kubectl(ctx, "delete", "pod", "app", "--now"))
