@@ -19,8 +19,9 @@ import (
 const madeTime = time.Minute
 
 // Restore waits until each ready node has the files back that it had before the release. The pods that restore them
-// are created by Helm, or by package install, before Cleanup runs. Restore then clears the directories in the state: an
-// interrupted Cleanup may have deleted what the pods need, and the next run must not wait for pods that can never start.
+// are created by Helm, or by package install, before Cleanup runs. Restore then clears the directories in the state:
+// an interrupted Cleanup may have deleted what the pods need, and the next run must not wait for pods that can never
+// start.
 func (o *Observer) Restore(ctx context.Context, seed func(context.Context) error) (string, error) {
 	sets, err := o.Cluster.DaemonSets.List(ctx, o.Selector(names.ComponentNodeRestore))
 	if err != nil {
