@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"helm.sh/helm/v3/pkg/releaseutil"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,29 +18,23 @@ import (
 // rejects: node ports that are taken, addresses and names that are malformed, and rights that this identity lacks.
 // Without it, Helm would report the first one after prepare.
 func (r *run) rejected(ctx context.Context, manifest string) []preflight.Finding {
-	documents := releaseutil.SplitManifests(manifest)
-	keys := make([]string, 0, len(documents))
-	for key := range documents {
-		keys = append(keys, key)
-	}
-	slices.Sort(keys)
 	var findings []preflight.Finding
-	for _, key := range keys {
-		objects, err := r.Helm.KubeClient.Build(strings.NewReader(documents[key]), false)
+	for _, document := range documents(manifest) {
+		objects, err := r.Helm.KubeClient.Build(strings.NewReader(document), false)
 		if err != nil { // rendering has built all of them, so the API server may be restarting
 			continue
 		}
 		for _, o := range objects {
-			if o.Get() == nil {
-				continue // Helm patches it; as a new object, its node port would be taken, and a quota counts it twice
-			}
 			scoped := o.Mapping.Scope.Name() == meta.RESTScopeNameNamespace
 			err := o.Client.Post().NamespaceIfScoped(o.Namespace, scoped).Resource(o.Mapping.Resource.Resource).
 				VersionedParams(&metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}, metav1.ParameterCodec).
 				Body(o.Object).Do(ctx).Error()
 			if !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) && !apierrors.IsBadRequest(err) ||
 				strings.Contains(err.Error(), "does not support dry run") {
-				continue // nil; its namespace does not exist; or Helm finds out
+				continue // nil; it exists; its namespace does not; or Helm finds out
+			}
+			if o.Get() == nil {
+				continue // Helm patches it; as a new object, its node port would be taken, and a quota counts it twice
 			}
 			object := o.Mapping.GroupVersionKind.Kind + " " + o.Name
 			if scoped {
@@ -49,7 +42,7 @@ func (r *run) rejected(ctx context.Context, manifest string) []preflight.Finding
 			}
 			f := preflight.Finding{Check: "admission", Severity: preflight.Blocker, Object: object,
 				Cause:  "the API server rejects it: " + err.Error(),
-				Remedy: fmt.Sprintf("correct the values under %s that this is about", valuesOf(documents[key]))}
+				Remedy: fmt.Sprintf("correct the values under %s that this is about", valuesOf(document))}
 			if slices.ContainsFunc(r.settings.Preflight.Ignore, func(check string) bool {
 				return check == f.Check || check == "all"
 			}) {

@@ -318,7 +318,7 @@ func jobArguments(rel *release.Release, step string) ([]string, error) {
 
 // secretData returns the data of a Secret in a rendered manifest.
 func secretData(manifest, name string) (map[string][]byte, error) {
-	for _, document := range releaseutil.SplitManifests(manifest) {
+	for _, document := range documents(manifest) {
 		var secret corev1.Secret
 		// Errors are dropped: they may quote a secret, and other documents do not matter.
 		if err := yaml.Unmarshal([]byte(document), &secret); err != nil || secret.Kind != "Secret" || secret.Name != name {
@@ -335,20 +335,28 @@ func secretData(manifest, name string) (map[string][]byte, error) {
 		"use the chart of the same version as this program", name)
 }
 
-// withoutSecrets returns a manifest without its Secrets, in Helm's order.
+// withoutSecrets returns a manifest without its Secrets.
 func withoutSecrets(manifest string) string {
-	documents := releaseutil.SplitManifests(manifest)
-	keys := slices.Collect(maps.Keys(documents))
-	sort.Sort(releaseutil.BySplitManifestsOrder(keys))
 	var rest strings.Builder
-	for _, key := range keys {
+	for _, document := range documents(manifest) {
 		var head struct{ Kind string }
-		if err := yaml.Unmarshal([]byte(documents[key]), &head); err != nil || head.Kind == "Secret" {
+		if err := yaml.Unmarshal([]byte(document), &head); err != nil || head.Kind == "Secret" {
 			continue
 		}
-		fmt.Fprintf(&rest, "---\n%s\n", strings.TrimSpace(documents[key]))
+		fmt.Fprintf(&rest, "---\n%s\n", document)
 	}
 	return rest.String()
+}
+
+// documents returns the YAML documents of a manifest, in its order.
+func documents(manifest string) (list []string) {
+	byKey := releaseutil.SplitManifests(manifest)
+	keys := slices.Collect(maps.Keys(byKey))
+	sort.Sort(releaseutil.BySplitManifestsOrder(keys))
+	for _, key := range keys {
+		list = append(list, byKey[key])
+	}
+	return list
 }
 
 // explainHelm adds to an error of Helm what it was doing and what to do about it.
