@@ -189,8 +189,9 @@ func (w *world) up(t *testing.T, l layout) {
 	t.Helper()
 	begin := time.Now()
 	// Volumes on the host's disk would be as full as that disk, and status reports it from 85 % on.
+	// The node grace is that of production: nodes stay ready while a busy machine delays their kubelets.
 	args := []string{"up", "--name", w.name, "--replace", "--ip-family", w.network.Family,
-		"--kube-proxy", w.network.KubeProxy, "--volumes-size", strconv.Itoa(8 << 30)}
+		"--kube-proxy", w.network.KubeProxy, "--volumes-size", strconv.Itoa(8 << 30), "--node-grace", "50s"}
 	if !l.bare {
 		args = append(args, "--load", "n1="+filepath.Join(built(t, "E2E_IMAGES"), "init-hook.tar"))
 	}

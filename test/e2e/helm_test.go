@@ -112,7 +112,7 @@ func TestHelm(t *testing.T) {
 	}
 	must(t, "after a switch whose verification fails, the node port is served again", func(t *testing.T) {
 		unblock := w.blockOnce(t, false)
-		out, err := with(helm4, here, "upgrade", "--server-side=true", proxyMode, "--set=initHook.timeout=60s")
+		out, err := with(helm4, here, "upgrade", "--server-side=true", proxyMode, "--set=initHook.timeout=2m")
 		unblock()
 		if err == nil || !strings.Contains(out, "serves the port again") {
 			t.Fatalf("%v: %s", err, out)

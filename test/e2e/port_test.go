@@ -110,6 +110,9 @@ func testTaken(t *testing.T, w *world) {
 	if err := w.client.CoreV1().Services("default").Delete(t.Context(), "other", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	for _, node := range w.nodes {
+		eventually(t, "the port of "+node+" to be free of the other Service", func() error { return w.dial(t, node, w.address) })
+	}
 	w.apply(t, noMode)
 	w.isHealthy(t)
 	w.portIsOurs(t)
@@ -148,14 +151,14 @@ func (w *world) portIsOurs(t *testing.T) {
 func (w *world) onceServed(t *testing.T, served bool, do func() error) <-chan error {
 	ended := make(chan error, 1)
 	go func() {
-		for end := time.Now().Add(3 * time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 			s, err := w.client.CoreV1().Services(namespace).Get(t.Context(), release+"-nodeport", metav1.GetOptions{})
 			if err == nil && (s.Labels[plan.LabelProxyName] == "") == served {
 				ended <- do()
 				return
 			}
 		}
-		ended <- fmt.Errorf("waited 3m for the node port to be served: %t", served)
+		ended <- fmt.Errorf("waited %s for the node port to be served: %t", patience, served)
 	}()
 	return ended
 }

@@ -97,7 +97,7 @@ func TestSoak(t *testing.T) {
 	// every 1.3 s or later.
 	size := 512<<20 + int64(atMost.Minutes()*float64(32<<20))
 	// The node grace period is longer than any fault but the loss of a node.
-	args := []string{"--node-grace", "50s", "--volumes-size", strconv.FormatInt(size, 10)}
+	args := []string{"--volumes-size", strconv.FormatInt(size, 10)}
 	s.w = newWorld(t, "soak", layout{args: args})
 	s.layOut(t, os.Getenv("SOAK_LAYOUT"))
 	must(t, "install in proxy mode", func(t *testing.T) { s.w.helmChart(t, "install", proxyMode) })

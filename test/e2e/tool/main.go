@@ -39,7 +39,7 @@ func run(args []string) error {
 		<-ctx.Done()
 		return nil
 	case args[0] == "dial" && len(args) == 2:
-		conn, err := net.DialTimeout("tcp", args[1], 3*time.Second)
+		conn, err := net.DialTimeout("tcp", args[1], 10*time.Second)
 		if err != nil {
 			return err
 		}

@@ -158,7 +158,7 @@ func scan(ports string, hosts []string) error {
 	for range 128 {
 		wait.Go(func() {
 			for at := range work {
-				conn, err := net.DialTimeout("tcp", net.JoinHostPort(at.host, strconv.Itoa(at.port)), 2*time.Second)
+				conn, err := net.DialTimeout("tcp", net.JoinHostPort(at.host, strconv.Itoa(at.port)), 10*time.Second)
 				if err != nil {
 					continue
 				}

@@ -35,9 +35,8 @@ type watcher struct {
 // image is an image that was pushed to a tag. Another one may have replaced it there.
 type image struct{ repository, tag, digest string }
 
-// idleTimeout is the idle timeout of a pull: longer than a proxy holds a pull, and about as long as
-// container runtimes wait.
-const idleTimeout = 75 * time.Second
+// idleTimeout is the idle timeout of a pull: longer than a proxy holds a pull.
+const idleTimeout = 5 * time.Minute
 
 // idleConn is a connection with an idle timeout. A proxy that is killed together with its network
 // namespace leaves half-open connections.

@@ -282,7 +282,7 @@ func (c cgroups) thaw(path string) {
 // remove removes a cgroup and those below it, once their processes are gone.
 func (c cgroups) remove(path string) error {
 	// The kernel releases a cgroup shortly after its last process was reaped.
-	const timeout = 5 * time.Second
+	const timeout = time.Minute
 	var err error
 	for deadline := time.Now().Add(timeout); ; time.Sleep(20 * time.Millisecond) {
 		err = nil

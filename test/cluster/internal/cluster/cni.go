@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -83,7 +82,7 @@ func (c *Cluster) startFlannel(ctx context.Context, client kubernetes.Interface,
 	}}); err != nil {
 		return err
 	}
-	return c.waitFor(ctx, id, "its interface", 30*time.Second, func(ctx context.Context) error {
+	return c.waitFor(ctx, id, "its interface", startTimeout, func(ctx context.Context) error {
 		_, linkErr := c.run(ctx, n.Name, nil, "ip", "link", "show", "flannel.1")
 		_, envErr := c.run(ctx, n.Name, nil, "test", "-s", "/run/flannel/subnet.env")
 		return errors.Join(linkErr, envErr)

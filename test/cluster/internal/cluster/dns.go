@@ -46,7 +46,7 @@ func (c *Cluster) startDNS(ctx context.Context, client kubernetes.Interface) err
 
 // waitForDNS waits until CoreDNS has synced with the API server.
 func (c *Cluster) waitForDNS(ctx context.Context) error {
-	return c.waitFor(ctx, coreDNS, "its readiness", 30*time.Second, func(context.Context) error {
+	return c.waitFor(ctx, coreDNS, "its readiness", startTimeout, func(context.Context) error {
 		return InNetns(netnsPath(c.Options.Name, controlPlaneName), func() error {
 			return httpOK(net.JoinHostPort("127.0.0.1", dnsReadyPort), "/ready")
 		})

@@ -13,7 +13,7 @@ import (
 
 // exitTimeout limits how long Down waits for killed processes: the kernel may have to flush open
 // files.
-const exitTimeout = 20 * time.Second
+const exitTimeout = 2 * time.Minute
 
 // Down ends a cluster and removes processes, namespaces, mounts, cgroups and files. It needs only
 // the cluster's name, not its state, so it works after a crash and on incomplete clusters, and does

@@ -11,16 +11,11 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 )
-
-// reportLimit is longer than a kubelet takes to report a new image: it lists images every 30 s and
-// reports every 4 s.
-const reportLimit = 45 * time.Second
 
 // An Archive is an image archive and the node to load it on.
 type Archive struct {
@@ -158,7 +153,7 @@ func archiveImages(archive io.Reader) ([]string, error) {
 }
 
 func (c *Cluster) waitForReport(ctx context.Context, client kubernetes.Interface, name string, images []string) error {
-	return c.waitFor(ctx, processID(kubelet, name), "the report of new images", reportLimit,
+	return c.waitFor(ctx, processID(kubelet, name), "the report of new images", startTimeout,
 		func(ctx context.Context) error {
 			node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 			if err != nil {

@@ -96,8 +96,8 @@ func (c *Cluster) client() (kubernetes.Interface, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the kubeconfig: %w", err)
 	}
-	// Short, because start-up polls; client-go's own rate limit would only slow it down.
-	config.Timeout = 5 * time.Second
+	config.Timeout = time.Minute
+	// client-go's own rate limit would only slow down start-up, which polls.
 	config.QPS, config.Burst = -1, 0
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {

@@ -119,7 +119,7 @@ func (c *Cluster) kubelet(n Node) Process {
 
 // waitForKubelet waits until a kubelet is healthy.
 func (c *Cluster) waitForKubelet(ctx context.Context, node string) error {
-	return c.waitFor(ctx, processID(kubelet, node), "/healthz", 30*time.Second, func(context.Context) error {
+	return c.waitFor(ctx, processID(kubelet, node), "/healthz", startTimeout, func(context.Context) error {
 		return InNetns(netnsPath(c.Options.Name, node), func() error {
 			return httpOK(kubeletHealth, "/healthz")
 		})

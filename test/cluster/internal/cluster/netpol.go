@@ -3,7 +3,6 @@ package cluster
 import (
 	"context"
 	"strconv"
-	"time"
 )
 
 const kubeRouter = "kube-router"
@@ -34,7 +33,7 @@ func (c *Cluster) startNetworkPolicy(ctx context.Context, n Node) error {
 	if family == IPv6 {
 		iptables = "ip6tables"
 	}
-	return c.waitFor(ctx, id, "its rules", 30*time.Second, func(ctx context.Context) error {
+	return c.waitFor(ctx, id, "its rules", startTimeout, func(ctx context.Context) error {
 		_, err := c.run(ctx, n.Name, nil, iptables, "--wait", "--list-rules", "KUBE-ROUTER-FORWARD")
 		return err
 	})

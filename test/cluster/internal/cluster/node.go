@@ -111,8 +111,9 @@ func (c *Cluster) writeNodeFiles(ca *clusterCA, n Node) error {
 		"/etc/hostname": []byte(n.Name + "\n"),
 		"/etc/hosts":    []byte(hosts.String()),
 		// Nodes have no DNS: names fail at once instead of after a timeout.
-		"/etc/resolv.conf":                       []byte("# none: this node reaches only its cluster\n"),
-		"/etc/crictl.yaml":                       []byte("runtime-endpoint: unix://" + n.runtime().socket() + "\n"),
+		"/etc/resolv.conf": []byte("# none: this node reaches only its cluster\n"),
+		// In seconds. The default of 2 is too short for a busy machine.
+		"/etc/crictl.yaml":                       []byte("runtime-endpoint: unix://" + n.runtime().socket() + "\ntimeout: 120\n"),
 		"/etc/cni/net.d/10-testcluster.conflist": []byte(c.cniConfig(n)),
 		flannelConfigPath:                        []byte(c.flannelConfig()),
 	}

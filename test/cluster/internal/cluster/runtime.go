@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"strings"
-	"time"
 
 	"github.com/zarf-dev/zarf-registry/test/cluster/internal/image"
 )
@@ -65,7 +64,7 @@ func (c *Cluster) startRuntime(ctx context.Context, n Node) error {
 
 func (c *Cluster) waitForRuntime(ctx context.Context, n Node) error {
 	id := processID(n.runtime().name(), n.Name)
-	return c.waitFor(ctx, id, "a response", 30*time.Second, func(ctx context.Context) error {
+	return c.waitFor(ctx, id, "a response", startTimeout, func(ctx context.Context) error {
 		// By way of CRI, which containerd initializes later than itself: without it, a kubelet exits.
 		_, err := c.run(ctx, n.Name, nil, "crictl", "version")
 		return err

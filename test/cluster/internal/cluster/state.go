@@ -144,7 +144,7 @@ func (c *Cluster) fail(err error) {
 func (c *Cluster) lock(ctx context.Context) (unlock func(), err error) {
 	for {
 		err := os.MkdirAll(c.dir, 0o755)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrExist) {
 			return nil, fmt.Errorf("making the cluster's directory: %w", err)
 		}
 		dir, err := os.Open(c.dir)
