@@ -211,7 +211,7 @@ func keepsAfter(status int) string {
 func impatient(t *testing.T, m machine) machine {
 	t.Helper()
 	dir := t.TempDir()
-	compiler := toolchains[m.architecture].compiler + " -DSUCCESSOR_WAIT=1 -DSUCCESSOR_START=14 -DRETRY_AFTER=5"
+	compiler := toolchains[m.architecture].compiler + " -DSUCCESSOR_WAIT=1 -DSUCCESSOR_START=29 -DRETRY_AFTER=15"
 	runMake(t, dir, m.architecture, "CC_"+m.architecture+"="+compiler)
 	m.loader = filepath.Join(dir, "loader-"+m.architecture)
 	return m
@@ -302,7 +302,7 @@ func TestHandOverFails(t *testing.T) {
 	t.Parallel()
 	onThisMachine(t, func(t *testing.T, m machine) {
 		hasty := impatient(t, m)
-		const tooLate = "zarf-registry loader: the new program was not ready after 15 s, keeping the current one"
+		const tooLate = "zarf-registry loader: the new program was not ready after 30 s, keeping the current one"
 		for name, test := range map[string]struct {
 			m       machine
 			command string // to the successor

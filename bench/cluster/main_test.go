@@ -135,7 +135,7 @@ func TestOperationsAreMeasured(t *testing.T) {
 	run := func(command ...string) (used, error) {
 		return measure(func() (used, error) { return runAll(t.Context(), [][]string{command, {"true"}}, t.TempDir()) })
 	}
-	alone, err := run("bash", "-c", "for ((n = 0; n < 50000; n++)); do :; done")
+	alone, err := run("bash", "-c", "for ((n = 0; n < 50000; n++)); do :; done; sleep 3")
 	if err != nil || alone.seconds <= 0 || alone.cpu <= 0 || alone.memory <= 0 {
 		t.Errorf("%+v, %v", alone, err)
 	}

@@ -33,7 +33,7 @@ const (
 )
 
 const (
-	readyTimeout = 10 * time.Second
+	readyTimeout = time.Minute
 	// reapPause lets a forking proxy reap its children; otherwise their CPU time is not counted.
 	reapPause = 150 * time.Millisecond
 )

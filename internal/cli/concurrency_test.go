@@ -32,7 +32,7 @@ func newCounter(t *testing.T, registry *testRegistry, part string, want int) *co
 		c.add(1)
 		answer := httptest.NewRecorder() // the client must not go on before the request is counted as done
 		registry.Config.Handler.ServeHTTP(answer, r)
-		for end := time.Now().Add(30 * time.Second); c.peak() < want && time.Now().Before(end); {
+		for end := time.Now().Add(50 * time.Second); c.peak() < want && time.Now().Before(end); {
 			time.Sleep(time.Millisecond)
 		}
 		time.Sleep(5 * time.Millisecond)

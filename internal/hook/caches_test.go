@@ -197,9 +197,10 @@ func TestFinishReportsCachesThatAreNotReady(t *testing.T) {
 		"all are ready": {func(*bench) {}, false, []string{"1 caches are ready"}},
 		"one becomes ready late": {func(b *bench) {
 			b.change(cachePod, func(p *corev1.Pod) { p.Status.Conditions = nil })
-			time.AfterFunc(30*time.Second, func() {
+			go func() {
+				after(30 * time.Second)
 				b.change(cachePod, func(p *corev1.Pod) { p.Status.Conditions = podReady })
-			})
+			}()
 		}, false, []string{"1 caches are ready", "caches not ready: zarf-registry-cache-1"}},
 		"one cannot start": {func(b *bench) {
 			b.change(cachePod, func(p *corev1.Pod) {

@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"maps"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -398,11 +397,7 @@ func TestPushErrors(t *testing.T) {
 			withoutBlob.add(d, b)
 		}
 	}
-	closed, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	closed.Close()
+	const closed = "127.0.0.1:1"
 
 	for name, c := range map[string]struct {
 		src       Content
@@ -438,9 +433,9 @@ func TestPushErrors(t *testing.T) {
 			want: []string{"registry.test"}, quick: true},
 		"plain HTTP to a TLS port": {client: func(o *remote.Options) { o.PlainHTTP = true }, want: []string{"400"},
 			quick: true},
-		"an unreachable registry": {client: func(o *remote.Options) { o.Host = closed.Addr().String(); o.Retries = 1 },
+		"an unreachable registry": {client: func(o *remote.Options) { o.Host = closed; o.Retries = 1 },
 			want: []string{"connection refused"}},
-		"no retries": {client: func(o *remote.Options) { o.Host = closed.Addr().String(); o.Retries = -1 },
+		"no retries": {client: func(o *remote.Options) { o.Host = closed; o.Retries = -1 },
 			want: []string{"connection refused"}, quick: true},
 		"a context that has ended": {ctx: cancelled(t), want: []string{"context canceled"}, quick: true},
 	} {

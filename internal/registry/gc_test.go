@@ -92,7 +92,7 @@ func TestGarbageCollect(t *testing.T) {
 var quick = collect.Times{
 	PollInterval: 5 * time.Millisecond, Validity: 100 * time.Millisecond, DrainPeriod: 200 * time.Millisecond,
 	WaitTimeout: 5 * time.Second,
-	Heartbeat:   50 * time.Millisecond, RenewDeadline: 10 * time.Second, LeaseDuration: 20 * time.Second,
+	Heartbeat:   50 * time.Millisecond, RenewDeadline: 5 * time.Minute, LeaseDuration: 10 * time.Minute,
 }
 
 const (

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math/rand/v2"
 	"net/http"
 	"os"
@@ -80,7 +81,7 @@ func TestRunningRegistryCollectsGarbage(t *testing.T) {
 	var story []string
 	for _, e := range events {
 		switch {
-		case e.Phase != "":
+		case e.Phase != "" && (len(story) == 0 || story[len(story)-1] != e.Phase): // the current one is repeated every 5 s
 			story = append(story, e.Phase)
 		case e.Removed != nil:
 			story = append(story, "removed")
@@ -98,7 +99,10 @@ func TestRunningRegistryCollectsGarbage(t *testing.T) {
 	c.must(http.StatusOK, "GET", "/v2/a/blobs/"+digest.FromString("kept layer").String(), nil)
 
 	// The other replica reads the result from the storage.
-	other.readLease()
+	eventually(t, "the result is read", func() bool {
+		other.readLease()
+		return other.loaded().GarbageCollection.SucceededAt != nil
+	})
 	for _, replica := range []*instance{i, other} {
 		report := replica.loaded().GarbageCollection
 		if report.Running || report.SucceededAt == nil || report.SucceededAt.Before(before) || report.Problem != "" {
@@ -484,11 +488,15 @@ func TestCollectionStopsWhenTheClientDisconnects(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer response.Body.Close()
-	lines := bufio.NewReader(response.Body)
+	lines, previous := bufio.NewReader(response.Body), "" // a phase that takes long is repeated
 	for _, want := range []string{`{"phase":"marking"}` + "\n", `{"phase":"settling"}` + "\n"} {
-		if line, err := lines.ReadString('\n'); line != want || err != nil {
+		line, err := lines.ReadString('\n')
+		for ; line == previous; line, err = lines.ReadString('\n') {
+		}
+		if line != want || err != nil {
 			t.Fatalf("%q, %v", line, err)
 		}
+		previous = line
 	}
 	eventually(t, "the list is published", func() bool { return i.read(t).Held })
 	cancel()
@@ -735,7 +743,11 @@ func age(t *testing.T, root string, d time.Duration) {
 	t.Helper()
 	at := time.Now().Add(-d)
 	err := filepath.WalkDir(root, func(path string, _ os.DirEntry, err error) error {
-		return errors.Join(err, os.Chtimes(path, at, at))
+		err = errors.Join(err, os.Chtimes(path, at, at))
+		if strings.HasSuffix(path, ".tmp") && errors.Is(err, fs.ErrNotExist) {
+			return nil // a running registry has renamed it
+		}
+		return err
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -57,6 +57,7 @@ type Server struct {
 	now          func() time.Time
 	after        func(time.Duration) <-chan time.Time
 	idleTimeout  time.Duration // front.IdleTimeout
+	writeTimeout time.Duration // of background writes at the end
 }
 
 // Open validates the options and everything they refer to: files, certificates, credentials, and write
@@ -68,7 +69,7 @@ func Open(options Options) (*Server, error) {
 	s := &Server{
 		options: options, metrics: newMetrics(options.Version), log: options.Log,
 		connections: map[string]*connlimit.Limiter{},
-		now:         time.Now, after: time.After, idleTimeout: front.IdleTimeout,
+		now:         time.Now, after: time.After, idleTimeout: front.IdleTimeout, writeTimeout: time.Second,
 	}
 	for name, address := range map[string]string{
 		listenerTLS: options.Listen, listenerPlain: options.PlainListen, listenerLoopback: options.LoopbackListen,

@@ -185,6 +185,7 @@ func open(t testing.TB, ca testCA, root string, changes ...func(*Options)) *inst
 	if i.server, err = Open(options); err != nil {
 		t.Fatal(err)
 	}
+	i.server.writeTimeout = time.Minute // the directory is removed after it
 	return i
 }
 

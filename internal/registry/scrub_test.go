@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -164,11 +165,11 @@ func TestScrubContinues(t *testing.T) {
 	i := start(t, newTestCA(t), t.TempDir())
 	c := i.pusher()
 	c.pushImage("a", "v1", "layer")
-	var last digest.Digest
+	var blobs []digest.Digest
 	for n := range 20 {
-		content := random(100_000) + string(rune('a'+n))
-		last = max(last, c.pushBlob("a", content))
+		blobs = append(blobs, c.pushBlob("a", random(100_000)+string(rune('a'+n))))
 	}
+	slices.Sort(blobs)
 	i.overwrite(storage.BlobPath(digest.FromString("layer")), "Layer")
 	ctx, cancel := context.WithCancel(t.Context())
 	read := int64(0)
@@ -193,11 +194,15 @@ func TestScrubContinues(t *testing.T) {
 	if err == nil {
 		err = json.Unmarshal(data, &record)
 	}
-	if err != nil || record.Last == "" || record.Last >= last || !record.Finished.IsZero() {
+	if err != nil || record.Last == "" || record.Last >= blobs[19] || !record.Finished.IsZero() {
 		t.Fatalf("record %+v, %v", record, err)
 	}
 	// What was read is not read again, so this damage remains unnoticed until the next one.
-	damaged := record.Last
+	n, found := slices.BinarySearch(blobs, record.Last)
+	if !found { // a manifest
+		n--
+	}
+	damaged := blobs[n]
 	i.overwrite(storage.BlobPath(damaged), strings.Repeat("x", i.sizeOf(damaged)))
 	want := []string{"damaged " + digest.FromString("layer").String() + " a:v1"}
 	if problems, _ := c.scrub(); !slices.Equal(problems, want) {
@@ -219,7 +224,15 @@ func (i *instance) sizeOf(d digest.Digest) int {
 
 func TestScrubNeedsThePushCredential(t *testing.T) {
 	t.Parallel()
-	i := start(t, newTestCA(t), t.TempDir())
+	i := open(t, newTestCA(t), t.TempDir())
+	blob := random(100_000)
+	var reading atomic.Bool
+	observe(i, func(path string) {
+		if path == storage.BlobPath(digest.FromString(blob)) {
+			reading.Store(true)
+		}
+	})
+	i.run()
 	i.node().must(http.StatusForbidden, "POST", scrub.Path, nil)
 	i.pusher().as("", "").must(http.StatusUnauthorized, "POST", scrub.Path, nil)
 	c := i.pusher()
@@ -227,7 +240,8 @@ func TestScrubNeedsThePushCredential(t *testing.T) {
 	for _, query := range []string{"?rate=0", "?rate=x", "?speed=1", "?rate=1&rate=2"} {
 		c.must(http.StatusBadRequest, "POST", scrub.Path+query, nil)
 	}
-	c.pushBlob("a", random(100_000))
+	c.pushBlob("a", blob)
+	reading.Store(false)
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -242,7 +256,7 @@ func TestScrubNeedsThePushCredential(t *testing.T) {
 			response.Body.Close()
 		}
 	})
-	eventually(t, "it is running", func() bool { return i.inFlight("tls") == 1 })
+	eventually(t, "it is running", reading.Load)
 	c.must(http.StatusConflict, "POST", scrub.Path, nil)
 	cancel()
 	running.Wait()

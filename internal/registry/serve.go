@@ -48,7 +48,7 @@ func (s *Server) serve(ctx context.Context, registry, diagnostics []*endpoint) e
 	}
 	defer running.Wait()
 	// Nothing is written after the end, unless the storage hangs.
-	defer waitFor(&writing, time.Second)
+	defer waitFor(&writing, s.writeTimeout)
 	defer stop()
 
 	failed := make(chan error, len(registry)+len(diagnostics))

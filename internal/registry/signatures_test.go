@@ -501,7 +501,10 @@ func TestOwnImagesNeedNoSignature(t *testing.T) {
 	if data, err := os.ReadFile(own); err != nil || loaded != digest.FromBytes(data).Encoded() {
 		t.Errorf("report %s, %v", loaded, err)
 	}
-	writeFile(t, own, []byte("rubbish"))
+	// Without a moment in which the file is empty, which is valid.
+	if err := os.Rename(writeFile(t, own+".new", []byte("rubbish")), own); err != nil {
+		t.Fatal(err)
+	}
 	eventually(t, "the failure is reported", func() bool {
 		return strings.Contains(i.loaded().Signatures.Problem, "rubbish")
 	})

@@ -72,7 +72,7 @@ func TestFullQuotaRefusesPushes(t *testing.T) {
 
 	// Bodies of unknown length are accepted while there is space.
 	stream := func(n int) io.Reader { return readerFunc(strings.NewReader(random(n)).Read) }
-	exceeds := c.must(http.StatusInsufficientStorage, "PATCH", begin(), stream(1_000_000))
+	exceeds := c.must(http.StatusInsufficientStorage, "PATCH", begin(), stream(250_000))
 	mentions(t, exceeds.body, "exceeds the quota", "registry.storage.quota")
 	if used := i.used(); used > 110_000 {
 		t.Errorf("%d bytes are used after an upload was aborted", used)

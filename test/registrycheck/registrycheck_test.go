@@ -169,16 +169,16 @@ func execute(c *cluster, p *plan) {
 }
 
 // audit reads everything, collects all garbage, and reads everything again. No fault interferes, so every request
-// must succeed, and every collection, of three attempts if its storage was too slow for its lease.
+// must succeed, and every collection, which is repeated for five minutes if its storage is too slow for its lease.
 func audit(c *cluster) {
 	before, repeated := len(c.history.events), map[*event]bool{}
 	client := newClient(c, clients)
 	client.random = rand.New(rand.NewPCG(c.plan.seed, 3))
 	for _, run := range []collection{{}, {server: offline}, {server: offline, untagged: true}} {
 		// Storage that is slow for a moment ends a collection, which is then repeated.
-		for attempt := 1; run.server == offline; attempt++ {
+		for end := time.Now().Add(5 * time.Minute); run.server == offline; {
 			e := client.collect(run, func() {})
-			if e.Error != leaseLost || attempt == 3 {
+			if e.Error != leaseLost || time.Now().After(end) {
 				break
 			}
 			repeated[e] = true

@@ -25,7 +25,7 @@ func goTest(t *testing.T, packages map[string]string) string {
 			t.Fatal(err)
 		}
 	}
-	cmd := exec.Command("go", "test", "-json", "-vet=off", "-timeout=2s", "./...")
+	cmd := exec.Command("go", "test", "-json", "-vet=off", "./...")
 	cmd.Dir = dir
 	out, _ := cmd.Output() // an error is the result of failing tests
 	if !bytes.Contains(out, []byte(`"Action":`)) {
@@ -50,11 +50,13 @@ func TestFail(t *testing.T) {
 	t.Run("sub", func(t *testing.T) { t.Fatal("wrong") })
 }`
 	panics = `
-import ("testing"; "time")
-func TestPass(t *testing.T) { go func() { time.Sleep(50 * time.Millisecond); panic("late") }() }
-func TestSlow(t *testing.T) { time.Sleep(time.Second) }`
-	hangs = `
 import "testing"
+var running = make(chan struct{})
+func TestPass(t *testing.T) { go func() { <-running; panic("late") }() }
+func TestSlow(t *testing.T) { close(running); select {} }`
+	hangs = `
+import ("flag"; "os"; "testing")
+func TestMain(m *testing.M) { flag.Parse(); flag.Set("test.timeout", "10s"); os.Exit(m.Run()) }
 func TestPass(t *testing.T) {}
 func TestHang(t *testing.T) { t.Log("begin"); select {} }`
 	exits = `
@@ -78,7 +80,7 @@ func TestSummary(t *testing.T) {
 		"skipped: skips TestAll/sub: SKIPPED: no root\n",
 		"logged\n", "\nprinted\n", "wrong\n", "--- FAIL: TestFail/sub", "FAIL\tgithub.com/zarf-dev/zarf-registry/fails\t",
 		"panic: late\n", "goroutine ", "FAIL\tgithub.com/zarf-dev/zarf-registry/panics\t",
-		"panic: test timed out after 2s\n", "begin\n", "FAIL\tgithub.com/zarf-dev/zarf-registry/hangs\t",
+		"panic: test timed out after 10s\n", "begin\n", "FAIL\tgithub.com/zarf-dev/zarf-registry/hangs\t",
 		"undefined: undefined\n", "FAIL\tgithub.com/zarf-dev/zarf-registry/nobuild [build failed]\n",
 		"\nfailed: fails TestFail\n", "\nfailed: fails TestFail/sub\n", "\nfailed: panics TestSlow (did not end)\n",
 		"\nfailed: hangs TestHang (did not end)\n", "\nfailed: exits TestExit (did not end)\n",

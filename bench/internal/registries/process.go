@@ -23,7 +23,7 @@ import (
 
 const (
 	// startTimeout limits the time until a registry answers, which takes a fraction of a second.
-	startTimeout = 30 * time.Second
+	startTimeout = 2 * time.Minute
 	// stopTimeout is the time after SIGTERM before a registry is killed.
 	stopTimeout = 10 * time.Second
 

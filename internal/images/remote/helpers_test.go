@@ -147,6 +147,8 @@ func (r *testRegistry) client(t testing.TB, change func(*Options)) *Registry {
 		PlainHTTP:  strings.HasPrefix(r.URL, "http:"),
 		Credential: auth.StaticCredential(r.host(), auth.Credential{Username: testUser, Password: testPassword}),
 		sleep:      (&pauses{}).sleep,
+
+		cancelTimeout: 5 * time.Minute,
 	}
 	if transport, ok := r.Client().Transport.(*http.Transport); ok && transport.TLSClientConfig != nil {
 		opts.TLS = transport.TLSClientConfig.Clone()

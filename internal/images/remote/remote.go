@@ -62,6 +62,7 @@ type Options struct {
 
 	sleep           func(ctx context.Context, delay time.Duration) error // set by tests; nil is [sleep]
 	responseTimeout time.Duration                                        // set by tests; 0 is [defaultResponseTimeout]
+	cancelTimeout   time.Duration                                        // set by tests; 0 is [defaultCancelTimeout]
 	cdnTLS          *tls.Config                                          // set by tests; nil trusts the system's CAs
 }
 
@@ -83,12 +84,13 @@ const (
 
 // Registry is a client of one registry. It is safe for concurrent use.
 type Registry struct {
-	remote    *remote.Registry
-	client    *auth.Client
-	retry     *retryPolicy
-	timeouts  idleTimeouts
-	closeIdle func()
-	loginHint string
+	remote        *remote.Registry
+	client        *auth.Client
+	retry         *retryPolicy
+	timeouts      idleTimeouts
+	closeIdle     func()
+	loginHint     string
+	cancelTimeout time.Duration
 
 	mu           sync.Mutex
 	repositories map[string]*Repository
@@ -115,9 +117,10 @@ func New(opts Options) (*Registry, error) {
 		remote: reg,
 		retry: &retryPolicy{budget: cmp.Or(opts.Retries, DefaultRetries), log: opts.Log, host: host,
 			sleep: opts.sleep},
-		timeouts:     idleTimeouts{idle: opts.IdleTimeout, response: opts.responseTimeout},
-		loginHint:    opts.LoginHint,
-		repositories: map[string]*Repository{},
+		timeouts:      idleTimeouts{idle: opts.IdleTimeout, response: opts.responseTimeout},
+		cancelTimeout: cmp.Or(opts.cancelTimeout, defaultCancelTimeout),
+		loginHint:     opts.LoginHint,
+		repositories:  map[string]*Repository{},
 	}
 	if r.loginHint == "" {
 		r.loginHint = fmt.Sprintf("log in with docker login %s, or pass --username and --password-stdin", host)

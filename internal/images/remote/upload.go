@@ -330,8 +330,8 @@ func (u *upload) atLocation(ctx context.Context, method string, location *url.UR
 	return u.repo.registry.client.Do(req)
 }
 
-// cancelTimeout is short because cancelling is optional.
-const cancelTimeout = 5 * time.Second
+// defaultCancelTimeout is short because cancelling is optional.
+const defaultCancelTimeout = 5 * time.Second
 
 // cancel deletes an upload from the registry, unless ctx has ended. Errors are ignored: registries delete abandoned
 // uploads after some days.
@@ -339,7 +339,7 @@ func (u *upload) cancel(ctx context.Context, location *url.URL) {
 	if location == nil {
 		return
 	}
-	ctx, stop := context.WithTimeout(withTransfer(ctx, noRetry), cancelTimeout)
+	ctx, stop := context.WithTimeout(withTransfer(ctx, noRetry), u.repo.registry.cancelTimeout)
 	defer stop()
 	// The location depends on how much the registry has.
 	resp, err := u.atLocation(ctx, http.MethodGet, location)

@@ -331,8 +331,8 @@ func TestRetryAfter(t *testing.T) {
 		statusCode int
 	}{
 		"seconds": {func() string { return "31" }, 31 * time.Second, 0, http.StatusTooManyRequests},
-		"a date": {func() string { return time.Now().Add(50 * time.Second).UTC().Format(http.TimeFormat) },
-			40 * time.Second, 11 * time.Second, http.StatusServiceUnavailable},
+		"a date": {func() string { return time.Now().Add(100 * time.Second).UTC().Format(http.TimeFormat) },
+			20 * time.Second, 80 * time.Second, http.StatusServiceUnavailable},
 		"too long": {func() string { return "86400" }, maxRetryAfter, 0, http.StatusTooManyRequests},
 		"a date in the past": {func() string { return "Wed, 21 Oct 2015 07:28:00 GMT" }, firstDelay / 2, maxDelay,
 			http.StatusTooManyRequests},
@@ -468,27 +468,33 @@ func TestMemoryIsFlat(t *testing.T) {
 
 // swallow is as much of a registry as a push of one blob needs.
 func swallow(listener net.Listener, size int64) {
-	client, err := listener.Accept()
-	if err != nil {
-		return
+	for { // the client may open another connection for its second request
+		client, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		go swallowFrom(client, size)
 	}
+}
+
+func swallowFrom(client net.Conn, size int64) {
 	defer client.Close()
 	buffer := make([]byte, 1<<20)
-	header := func() {
-		var all []byte
-		for !bytes.HasSuffix(all, []byte("\r\n\r\n")) {
+	for {
+		var header []byte
+		for !bytes.HasSuffix(header, []byte("\r\n\r\n")) {
 			if _, err := client.Read(buffer[:1]); err != nil {
 				return
 			}
-			all = append(all, buffer[0])
+			header = append(header, buffer[0])
 		}
+		if bytes.HasPrefix(header, []byte("POST")) {
+			io.WriteString(client, "HTTP/1.1 202 Accepted\r\nLocation: /v2/large/blobs/uploads/1\r\nContent-Length: 0\r\n\r\n")
+			continue
+		}
+		io.CopyBuffer(struct{ io.Writer }{io.Discard}, io.LimitReader(struct{ io.Reader }{client}, size), buffer)
+		io.WriteString(client, "HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n")
 	}
-	header()
-	io.WriteString(client, "HTTP/1.1 202 Accepted\r\nLocation: /v2/large/blobs/uploads/1\r\nContent-Length: 0\r\n\r\n")
-	header()
-	io.CopyBuffer(struct{ io.Writer }{io.Discard}, io.LimitReader(struct{ io.Reader }{client}, size), buffer)
-	io.WriteString(client, "HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n")
-	_, _ = client.Read(buffer)
 }
 
 func TestTokenIsFetchedAgainDuringAnUpload(t *testing.T) {

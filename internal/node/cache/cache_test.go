@@ -25,6 +25,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook/pull"
+	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
@@ -113,7 +114,7 @@ func (r *registry) listen(t *testing.T) {
 	t.Helper()
 	address := r.address
 	if address == "" {
-		address = "127.0.0.1:0"
+		address = freeport.Loopback(t)
 	}
 	l, err := net.Listen("tcp", address)
 	if err != nil {
@@ -302,6 +303,7 @@ func TestResponsesAreTheRegistrys(t *testing.T) {
 // Fifty clients request a blob while the registry sends it slowly: it is fetched once, and all follow.
 func TestContentIsFetchedOnce(t *testing.T) {
 	f := start(t)
+	f.origin.stall = longest
 	data := random(5*chunkSize + 1)
 	f.add(data, blobPath(data))
 	half, following := make(chan struct{}), make(chan struct{})
@@ -558,6 +560,7 @@ func TestFullFileSystem(t *testing.T) {
 // A tag is asked of the registry each time. Content under a digest is asked for when the last answer is too old.
 func TestRegistryDecides(t *testing.T) {
 	f := start(t)
+	f.confirmFor = time.Hour
 	first, second := []byte(`{"first":true}`), []byte(`{"second":true}`)
 	const tag = "/v2/team/app/manifests/latest"
 	byDigest := "/v2/team/app/manifests/" + digest.FromBytes(first).String()
@@ -837,7 +840,7 @@ func TestPaths(t *testing.T) {
 // New connections are served while /readyz fails, and requests in flight are completed.
 func TestDrain(t *testing.T) {
 	f := start(t, func(c *Config) { c.DrainTimeout = longest })
-	f.lameDuck = longest / 3
+	f.lameDuck, f.origin.stall = longest/3, longest
 	data := random(4 * chunkSize)
 	f.add(data, blobPath(data))
 	held, release := make(chan struct{}), make(chan struct{})

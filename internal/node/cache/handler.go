@@ -159,7 +159,7 @@ func (c *Cache) relay(w http.ResponseWriter, r *http.Request) error {
 	}
 	w.WriteHeader(response.StatusCode)
 	to := deadlineWriter{w, http.NewResponseController(w)}
-	if _, err := io.Copy(to, &stallReader{response.Body, cancel}); err != nil {
+	if _, err := io.Copy(to, &stallReader{response.Body, c.origin.stall, cancel}); err != nil {
 		panic(http.ErrAbortHandler)
 	}
 	return nil

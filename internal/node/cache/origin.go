@@ -22,9 +22,8 @@ import (
 // Limits of requests to the registry. They are shorter than those of the proxies, which ask the registry
 // themselves if a cache does not respond in time.
 const (
-	dialTimeout     = 2 * time.Second
-	responseTimeout = 5 * time.Second // of a header; object storage is slow
-	stallTimeout    = 5 * time.Second // without progress of a body
+	dialTimeout  = 2 * time.Second
+	stallTimeout = 5 * time.Second // for a header, and without progress of a body; object storage is slow
 	// resumes is how many times in a row a body may break off without progress.
 	resumes     = 5
 	resumeDelay = 200 * time.Millisecond
@@ -40,6 +39,7 @@ type origin struct {
 	address serviceaddress.Address
 	source  *tlsfiles.Source
 	metrics *cacheMetrics
+	stall   time.Duration // stallTimeout, the constant
 
 	mu        sync.Mutex
 	material  *tlsfiles.Material // of transport
@@ -59,8 +59,8 @@ func (o *origin) current() *http.Transport {
 		o.transport = &http.Transport{
 			DialContext:           o.dial,
 			TLSClientConfig:       tlsfiles.ClientConfig(m, o.address.Host),
-			TLSHandshakeTimeout:   responseTimeout,
-			ResponseHeaderTimeout: responseTimeout,
+			TLSHandshakeTimeout:   o.stall,
+			ResponseHeaderTimeout: o.stall,
 			MaxIdleConnsPerHost:   maxIdle,
 			IdleConnTimeout:       10 * time.Second, // as the proxies' connections
 			DisableCompression:    true,
@@ -165,7 +165,7 @@ func (b *body) request() error {
 		cancel()
 		return err
 	}
-	b.current = &stallReader{ReadCloser: response.Body, cancel: cancel}
+	b.current = &stallReader{ReadCloser: response.Body, limit: b.origin.stall, cancel: cancel}
 	want := httprange.ContentRange{Start: b.offset, End: b.size, Size: b.size}
 	got, err := httprange.FromResponse(response)
 	if err == nil && got != want {
@@ -206,11 +206,12 @@ func (b *body) Read(p []byte) (n int, err error) {
 // stallReader cancels the request when a read takes too long.
 type stallReader struct {
 	io.ReadCloser
+	limit  time.Duration
 	cancel context.CancelFunc
 }
 
 func (r *stallReader) Read(p []byte) (int, error) {
-	timer := time.AfterFunc(stallTimeout, r.cancel)
+	timer := time.AfterFunc(r.limit, r.cancel)
 	defer timer.Stop()
 	return r.ReadCloser.Read(p)
 }

@@ -23,7 +23,12 @@ func startWithCache(t *testing.T, handler, cached http.Handler, change ...func(*
 	t.Helper()
 	ca := tlsfilestest.NewCA(t, "ca")
 	caches = newRegistry(t, ca, cached)
-	change = append(change, func(p *Proxy) {
+	patient := func(p *Proxy) {
+		l := &p.cacheLimits
+		l.dial, l.ackTimeout, l.handshake, l.head, l.progressTimeout, l.cacheTurn =
+			longest, longest, longest, longest, longest, longest
+	}
+	change = append(append([]func(*Proxy){patient}, change...), func(p *Proxy) {
 		port, err := strconv.ParseUint(caches.port(), 10, 16)
 		if err != nil {
 			t.Fatal(err)
@@ -165,7 +170,9 @@ func TestCachesAway(t *testing.T) {
 	blob := newBlob(100)
 	f, caches := startWithCache(t, store{blob}, store{blob})
 	caches.kill()
-	for range 5 {
+	f.pull(t, blob)
+	f.proxy.cacheRetryAt.Add(int64(time.Hour)) // if it is set
+	for range 4 {
 		f.pull(t, blob)
 	}
 	if n := f.proxy.metrics.cache.dialErrors.Get(); n != 2 {

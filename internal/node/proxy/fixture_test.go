@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 )
@@ -51,7 +52,7 @@ type registry struct {
 
 func newRegistry(t testing.TB, ca *tlsfilestest.CA, handler http.Handler) *registry {
 	t.Helper()
-	r := &registry{t: t, dir: t.TempDir(), address: "127.0.0.1:0"}
+	r := &registry{t: t, dir: t.TempDir(), address: freeport.Loopback(t)}
 	tlsfilestest.WriteSecret(t, r.dir, ca.Files(t, organization, []string{registryName}))
 	r.source = openSource(t, r.dir)
 	r.config = tlsfiles.ServerConfig(r.source, tls.RequireAndVerifyClientCert)
@@ -171,6 +172,7 @@ func startBefore(
 	if err != nil {
 		t.Fatal(err)
 	}
+	proxy.upstream.lookupHost = nil // no test asks the machine's DNS
 	for _, change := range change {
 		change(proxy)
 	}
@@ -203,7 +205,7 @@ func run(t testing.TB, proxy *Proxy) (stop func() error) {
 		select {
 		case err := <-result:
 			return err
-		case <-time.After(longest):
+		case <-time.After(2 * longest):
 			return errors.New("the proxy does not end")
 		}
 	})

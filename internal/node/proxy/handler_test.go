@@ -411,7 +411,7 @@ func TestSmuggling(t *testing.T) {
 		}
 		_, _ = io.WriteString(w, "x")
 	}), func(p *Proxy) {
-		p.limits.idle, p.limits.readHeader, p.limits.read = time.Second/2, time.Second/2, time.Second/2
+		p.limits.idle = time.Second / 2
 	})
 
 	const smuggled = "GET /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -498,7 +498,7 @@ func TestSmuggling(t *testing.T) {
 
 // A client that stops reading must not hold its connection to the registry forever.
 func TestClientThatDoesNotRead(t *testing.T) {
-	f := start(t, endless, func(p *Proxy) { p.limits.write = time.Second / 4 })
+	f := start(t, endless, func(p *Proxy) { p.limits.write = 2 * time.Second })
 	c := f.dial(t)
 	defer c.Close()
 	fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -12,6 +12,7 @@ type limits struct {
 	quiet       time.Duration // without a request, before the proxy counts as idle
 	waitTimeout time.Duration // for a response to containerd to start
 	ping        time.Duration // for a response to Docker's ping to start
+	silent      time.Duration // for which a connection without a request delays the end
 
 	disconnectCheckAfter time.Duration // for the start of a response, before the client's disconnect is watched for
 	dial                 time.Duration // for a connection to the registry
@@ -31,6 +32,7 @@ var defaultLimits = limits{
 	quiet:       10 * time.Second, // longer than the pauses within a pull
 	waitTimeout: 28 * time.Second, // containerd waits 30 s
 	ping:        10 * time.Second, // Docker waits 15 s
+	silent:      5 * time.Second,  // as in net/http
 
 	disconnectCheckAfter: 20 * time.Millisecond,
 	dial:                 3 * time.Second,  // takes milliseconds within a cluster

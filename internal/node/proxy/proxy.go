@@ -319,7 +319,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 		_ = l.Close()
 	}
 	accepting.Wait()
-	unanswered.wait(draining)
+	unanswered.wait(draining, p.limits.silent)
 	if server.Shutdown(draining) != nil {
 		p.config.Logger.Warn("drain timeout exceeded, requests cut off", "requests", p.metrics.inFlight.Load())
 		_ = server.Close()
@@ -349,9 +349,6 @@ func (p *Proxy) quiesce() {
 	}
 }
 
-// silentAfter is how long a connection without a request delays the end, as in net/http.
-const silentAfter = 5 * time.Second
-
 // unanswered are the connections whose client waits for a response, or has not sent a request yet. The zero value is
 // ready for use.
 type unanswered struct {
@@ -377,17 +374,17 @@ func (u *unanswered) record(c net.Conn, s http.ConnState) {
 }
 
 // wait waits until there are none, apart from silent ones, or until ctx ends.
-func (u *unanswered) wait(ctx context.Context) {
-	for ctx.Err() == nil && u.any() {
+func (u *unanswered) wait(ctx context.Context, silent time.Duration) {
+	for ctx.Err() == nil && u.any(silent) {
 		time.Sleep(quiesceInterval)
 	}
 }
 
-func (u *unanswered) any() bool {
+func (u *unanswered) any(silent time.Duration) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for _, accepted := range u.conns {
-		if accepted.IsZero() || time.Since(accepted) < silentAfter {
+		if accepted.IsZero() || time.Since(accepted) < silent {
 			return true
 		}
 	}

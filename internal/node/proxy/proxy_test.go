@@ -128,7 +128,7 @@ func TestDrainDeliversWhatWasWritten(t *testing.T) {
 	f := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Length", strconv.Itoa(len(content)))
 		_, _ = w.Write(content)
-	}), func(p *Proxy) { p.config.DrainTimeout = longest / 2 })
+	}), func(p *Proxy) { p.config.DrainTimeout = longest })
 	client := f.dial(t)
 	defer client.Close()
 	_ = client.(*net.TCPConn).SetReadBuffer(4 << 10)
@@ -203,7 +203,7 @@ func TestDrainEnds(t *testing.T) {
 // A busy node may accept a connection long before it reads the request.
 func TestDrainAnswersAcceptedConnections(t *testing.T) {
 	content := newBlob(1000)
-	f := start(t, store{content})
+	f := start(t, store{content}, func(p *Proxy) { p.limits.silent = longest })
 	c := f.dial(t)
 	defer c.Close()
 	eventually(t, "the connection is accepted", func() bool { return f.proxy.connections.Open() == 1 })

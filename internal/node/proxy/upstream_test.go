@@ -369,7 +369,7 @@ func TestRuntimesAreAskedToRepeatTheirRequest(t *testing.T) {
 		}
 	})
 	t.Run("too many requests wait", func(t *testing.T) {
-		f := start(t, store{}, retryFor(5*time.Second), func(p *Proxy) { p.limits.maxWaiting = 0 })
+		f := start(t, store{}, retryFor(time.Hour), func(p *Proxy) { p.limits.maxWaiting = 0 })
 		f.kill()
 		if got := ask(t, f, "containerd/v2.4.2"); got.StatusCode != http.StatusServiceUnavailable {
 			t.Error(got.Status)

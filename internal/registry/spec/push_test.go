@@ -27,7 +27,7 @@ const manifestType = "application/vnd.oci.image.manifest.v1+json"
 var shortTimes = collect.Times{
 	PollInterval: 5 * time.Millisecond, Validity: 100 * time.Millisecond, DrainPeriod: 200 * time.Millisecond,
 	WaitTimeout: 5 * time.Second,
-	Heartbeat:   50 * time.Millisecond, RenewDeadline: 10 * time.Second, LeaseDuration: 20 * time.Second,
+	Heartbeat:   50 * time.Millisecond, RenewDeadline: 5 * time.Minute, LeaseDuration: 10 * time.Minute,
 }
 
 // openInMemory returns a registry with its storage in memory.
