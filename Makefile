@@ -167,12 +167,12 @@ s3: payload $(TESTCLUSTER) ## The registry's unit tests again, on S3
 .PHONY: race-all
 race-all: payload ## Unit tests with the race detector that make race leaves out
 	@hack/deps.sh race
-	export CGO_ENABLED=1; $(call TEST,-race -short -timeout 30m $(NO_RACE))
+	export CGO_ENABLED=1; $(call TEST,-race -short $(NO_RACE))
 
 .PHONY: unit-all
 unit-all: images $(TESTCLUSTER) $(HELM) ## Unit tests that make test skips: blobs of 2 GiB, the OCI conformance suite, promtool, the loader, cert-manager
 	PROMTOOL=$(call TOOL,promtool) OCI_CONFORMANCE=$(call TOOL,conformance) VERSITYGW=$(call TOOL,versitygw) \
-		$(call TEST,-timeout 30m ./cmd/... ./internal/... ./loader ./templates-tests ./test/conformance ./tools/...)
+		$(call TEST,./cmd/... ./internal/... ./loader ./templates-tests ./test/conformance ./tools/...)
 	PATH="$(CURDIR)/bin:$$(dirname $(call TOOL,sops)):$$(dirname $(call TOOL,age-keygen)):$$PATH" $(call TEST,./test/sops)
 	cd bench && VERSITYGW=$(call TOOL,versitygw) $(call TEST,./...)
 	cd test/certmanager && go vet ./... && $(call TEST,./...)
@@ -282,8 +282,8 @@ e2e: build images $(TESTCLUSTER) $(HELM) $(CERTMANAGER) ## End-to-end tests on t
 	@hack/deps.sh cluster e2e
 	@mkdir -p dist # dist/e2e.json contains the complete log.
 	@# First what the scenarios need is built, which takes more time than the tests on a new machine.
-	E2E_PREPARE=1 go test -vet=off -ldflags=-w ./test/e2e -count=1 -timeout 120m -v $(if $(E2E_RUN),-run '$(E2E_RUN)')
-	$(GOTEST) ./test/e2e -timeout $(if $(E2E_LONG),180m,60m) $(if $(E2E_RUN),-run '$(E2E_RUN)') | \
+	E2E_PREPARE=1 go test -vet=off -ldflags=-w ./test/e2e -count=1 -timeout 3h -v $(if $(E2E_RUN),-run '$(E2E_RUN)')
+	$(GOTEST) ./test/e2e -timeout 3h $(if $(E2E_RUN),-run '$(E2E_RUN)') | \
 	  tee dist/e2e.json | go run ./tools/testsummary
 	@sed -n 's/.*"Test":"\([^"]*\)".*\(figure: .*\|SHORTENED: .*\)\\n".*/\1: \2/p' dist/e2e.json | sort
 

@@ -53,10 +53,12 @@ func testSupportBundle(t *testing.T, w *world, others []string) {
 		return p.Status.ContainerStatuses[0], nil
 	}
 	// The kubelet restarts a container at once the first time, also with an outdated image. Then it waits, for 40 s after
-	// the third time: long enough for the patch to come before the next start.
+	// the third time: long enough for the patch to come before the next start, if the wait has just begun.
 	eventually(t, "the pod to fail again", func() error {
 		s, err := status()
-		if err == nil && (s.RestartCount < 3 || s.State.Waiting == nil || s.State.Waiting.Reason != "CrashLoopBackOff") {
+		last := s.LastTerminationState.Terminated
+		if err == nil && (s.RestartCount < 3 || s.State.Waiting == nil || s.State.Waiting.Reason != "CrashLoopBackOff" ||
+			last == nil || time.Since(last.FinishedAt.Time) > 10*time.Second) {
 			err = errors.New(mustJSON(s))
 		}
 		return err
