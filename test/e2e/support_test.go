@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"archive/tar"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"encoding/json"
@@ -52,16 +53,19 @@ func testSupportBundle(t *testing.T, w *world, others []string) {
 		}
 		return p.Status.ContainerStatuses[0], nil
 	}
-	// The kubelet restarts a container at once the first time, also with an outdated image. Then it waits, for 40 s after
-	// the third time: long enough for the patch to come before the next start, if the wait has just begun.
+	// The kubelet restarts a container at once the first time, also with an outdated image. Then it waits, for 80 s after
+	// the fourth time: long enough for the patch to come before the next start, if the wait has just begun. A container
+	// that is stopped while it starts may have no log.
 	eventually(t, "the pod to fail again", func() error {
 		s, err := status()
-		last := s.LastTerminationState.Terminated
-		if err == nil && (s.RestartCount < 3 || s.State.Waiting == nil || s.State.Waiting.Reason != "CrashLoopBackOff" ||
-			last == nil || time.Since(last.FinishedAt.Time) > 10*time.Second) {
-			err = errors.New(mustJSON(s))
+		if err != nil {
+			return err
 		}
-		return err
+		last := cmp.Or(s.State.Terminated, s.LastTerminationState.Terminated)
+		if s.RestartCount < 4 || s.State.Running != nil || last == nil || time.Since(last.FinishedAt.Time) > 30*time.Second {
+			return errors.New(mustJSON(s))
+		}
+		return nil
 	})
 	// The next container runs, so that the log of the previous one is not replaced.
 	patch := fmt.Sprintf(`{"spec":{"containers":[{"name":"main","image":%q}]}}`, w.pauseImage(t))
