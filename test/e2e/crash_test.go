@@ -214,10 +214,11 @@ func testRegistryKilled(t *testing.T, w *world) {
 		addresses = append(addresses, w.nodeAddresses(t, node)...)
 	}
 	killed := w.onceServed(t, false, func() error {
-		for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
-			if len(w.scan(t, "cp", "31999", addresses...)) == 0 { // kube-proxy has noticed it everywhere
-				break
+		for end := time.Now().Add(patience); len(w.scan(t, "cp", "31999", addresses...)) > 0; {
+			if time.Now().After(end) {
+				return fmt.Errorf("waited %s for kube-proxy to leave the node port", patience)
 			}
+			time.Sleep(100 * time.Millisecond)
 		}
 		now := int64(0)
 		return w.client.CoreV1().Pods(namespace).DeleteCollection(t.Context(),

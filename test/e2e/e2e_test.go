@@ -189,7 +189,8 @@ func (w *world) up(t *testing.T, l layout) {
 	t.Helper()
 	begin := time.Now()
 	// Volumes on the host's disk would be as full as that disk, and status reports it from 85 % on.
-	// The node grace is that of production: nodes stay ready while a busy machine delays their kubelets.
+	// The node grace is that of production: nodes stay ready while a busy machine delays their kubelets, and during the
+	// soak test's faults except the loss of a node.
 	args := []string{"up", "--name", w.name, "--replace", "--ip-family", w.network.Family,
 		"--kube-proxy", w.network.KubeProxy, "--volumes-size", strconv.Itoa(8 << 30), "--node-grace", "50s"}
 	if !l.bare {

@@ -41,7 +41,8 @@ func TestMainJob(t *testing.T) {
 	place(t)
 	w := newWorld(t, "e2e", layout{})
 	w.noFailedPulls(t)
-	// Kubernetes would wait five minutes before it replaces the pods of a lost node.
+	// Kubernetes would wait five minutes before it replaces the pods of a lost node. Pulls wait until that is done, also
+	// on a busy machine.
 	w.sets = []string{noRotation, `--set-json=registry.tolerations=[{"key":"node.kubernetes.io/unreachable",` +
 		`"operator":"Exists","effect":"NoExecute","tolerationSeconds":5}]`, "--set=proxy.retryTimeout=4m"}
 	if len(w.nodes) < 2 {

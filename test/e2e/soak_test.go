@@ -96,7 +96,6 @@ func TestSoak(t *testing.T) {
 	// The registry also stores the zarf-registry images of both releases, 90 MB each. An image of some 600 KB is pushed
 	// every 1.3 s or later.
 	size := 512<<20 + int64(atMost.Minutes()*float64(32<<20))
-	// The node grace period is longer than any fault but the loss of a node.
 	args := []string{"--volumes-size", strconv.FormatInt(size, 10)}
 	s.w = newWorld(t, "soak", layout{args: args})
 	s.layOut(t, os.Getenv("SOAK_LAYOUT"))

@@ -102,10 +102,8 @@ func testSupportBundle(t *testing.T, w *world, others []string) {
 
 	t.Run("as an administrator", func(t *testing.T) {
 		files, result, took := w.supportBundle(t, w.kubeconfig)
-		for range 5 { // a pod has five seconds for an answer
-			if !strings.Contains(strings.Join(result.Missing, "\n"), "no answer within") {
-				break
-			}
+		// A pod has five seconds for an answer.
+		for n := 0; n < 5 && strings.Contains(strings.Join(result.Missing, "\n"), "no answer within"); n++ {
 			files, result, took = w.supportBundle(t, w.kubeconfig)
 		}
 		size := 0

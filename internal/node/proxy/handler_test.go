@@ -410,9 +410,7 @@ func TestSmuggling(t *testing.T) {
 			t.Errorf("a body of %d bytes reached the registry", len(body))
 		}
 		_, _ = io.WriteString(w, "x")
-	}), func(p *Proxy) {
-		p.limits.idle = time.Second / 2
-	})
+	}), func(p *Proxy) { p.limits.idle = time.Second / 2 })
 
 	const smuggled = "GET /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
 	for name, tt := range map[string]struct {

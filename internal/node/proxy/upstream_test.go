@@ -301,7 +301,7 @@ func (w slowWriter) Write(p []byte) (int, error) {
 }
 
 func TestRegistryUnavailable(t *testing.T) {
-	f := start(t, store{}, retryFor(3*time.Second), func(p *Proxy) { p.upstream.lookupHost = nil })
+	f := start(t, store{}, retryFor(3*time.Second))
 	f.kill()
 	response, body, err := f.get("/v2/")
 	if err != nil {

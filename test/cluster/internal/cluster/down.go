@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// exitTimeout limits how long Down waits for killed processes: the kernel may have to flush open
-// files.
+// exitTimeout limits the wait for killed processes: the kernel may have to flush open files and to free
+// much memory.
 const exitTimeout = 2 * time.Minute
 
 // Down ends a cluster and removes processes, namespaces, mounts, cgroups and files. It needs only

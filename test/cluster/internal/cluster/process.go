@@ -273,8 +273,7 @@ func (c *Cluster) signal(id string, s unix.Signal) error {
 }
 
 func (c *Cluster) waitForEnd(ctx context.Context, id string) error {
-	const limit = 2 * time.Minute // the kernel may have much memory to free
-	return c.waitFor(ctx, id, "its end", limit, func(context.Context) error {
+	return c.waitFor(ctx, id, "its end", exitTimeout, func(context.Context) error {
 		p, err := c.Process(id)
 		if err == nil && p.State() != Dead {
 			err = errors.New("still running")
