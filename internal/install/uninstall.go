@@ -16,9 +16,9 @@ import (
 
 // Uninstall does the work of the release's cleanup Job and then removes the chart's objects, as helm uninstall does. It
 // creates the pods that restore files on nodes, and calls cleanup once with the arguments of that Job, or of another
-// one with the same settings: a release that never worked may have no cleanup Job. If the release is gone, it only calls
-// cleanup, without arguments. Uninstall reports whether there was a release. Repeated, it continues an interrupted run. The time limit bounds
-// Helm's part.
+// one with the same settings: a release that never worked may have no cleanup Job. If the release is gone, it only
+// calls cleanup, without arguments. Uninstall reports whether there was a release. Repeated, it continues an
+// interrupted run. The time limit bounds Helm's part.
 func Uninstall(ctx context.Context, helm *action.Configuration, name string, limit time.Duration,
 	cleanup func(ctx context.Context, args []string) error,
 ) (found bool, err error) {
