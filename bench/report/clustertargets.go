@@ -18,7 +18,7 @@ func clusterTargets() []target {
 			measure: "a node fetches"},
 		{what: "new node: Ready → first pull through its proxy", limit: 2, unit: "s", table: later, subject: ours,
 			measure: "Ready to first pull",
-			cause: "of a typical 5.0 s, kubelet and containerd took 4.1 s: volumes 1.0 s, sandbox 1.6 s, container 0.7 s"},
+			cause:   "of a typical 5.0 s, kubelet and containerd took 4.1 s: volumes 1.0 s, sandbox 1.6 s, container 0.7 s"},
 		{what: "watches of a node", limit: 10, table: idle, subject: "a node", measure: "watches"},
 		{what: "push of 40 images through the API server", limit: 1, peers: tools, table: push, subject: ours, measure: took},
 		{what: "the same push after 1 % has changed", limit: 1, peers: tools, table: changed, subject: ours, measure: took},
