@@ -221,16 +221,17 @@ func (f *durableFiles) Delete(ctx context.Context, name string) error {
 	return ignoreMissingFile(syncPath(filepath.Dir(target)))
 }
 
-// Writer returns a writer for a file, at its end or from its beginning.
+// Writer returns a writer for an existing file, at its end, or for a new one. An upload that was removed does not begin
+// again: the state of its digest would vouch for other content.
 func (f *durableFiles) Writer(_ context.Context, name string, extend bool) (storagedriver.FileWriter, error) {
 	target, lasting := f.path(name), !inUpload(name)
 	made, err := f.makeParents(target, lasting)
 	if err != nil {
 		return nil, err
 	}
-	flag := os.O_WRONLY | os.O_CREATE
+	flag := os.O_WRONLY
 	if !extend {
-		flag |= os.O_TRUNC
+		flag |= os.O_CREATE | os.O_TRUNC
 	}
 	file, err := os.OpenFile(target, flag, 0o666)
 	if err != nil {
@@ -280,8 +281,13 @@ func (w *durableWriter) Close() error {
 	return w.file.Close()
 }
 
+// Cancel removes the file, also if it is closed: distribution then removes the rest of the upload.
 func (w *durableWriter) Cancel(context.Context) error {
-	return errors.Join(w.Close(), ignoreMissingFile(os.Remove(w.file.Name())))
+	if err := w.Close(); err != nil && !errors.Is(err, errWriterClosed) {
+		return err
+	}
+	w.files.forget(w.file.Name())
+	return ignoreMissingFile(os.Remove(w.file.Name()))
 }
 
 // Commit makes the file durable.
