@@ -463,8 +463,11 @@ func (f *durableFiles) makeParents(target string, lasting bool) (*madeParents, e
 }
 
 // make creates a directory, unless it exists. It counts as created by this call, too, while another call has not synced
-// its parent.
+// its parent. So do the parents of both.
 func (m *madeParents) make(dir string) error {
+	if slices.Contains(m.made, dir) {
+		return nil
+	}
 	making := &m.files.making
 	making.Lock()
 	err := os.Mkdir(dir, 0o777) // minus the umask, like distribution's
@@ -475,7 +478,7 @@ func (m *madeParents) make(dir string) error {
 	}
 	making.Unlock()
 	switch {
-	case inProgress && dir != m.files.root:
+	case (err == nil || inProgress) && dir != m.files.root:
 		return m.make(filepath.Dir(dir))
 	case errors.Is(err, fs.ErrExist):
 		return nil

@@ -3,6 +3,7 @@ package storage
 import (
 	"errors"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -156,5 +157,25 @@ func TestAnUploadThatBecomesABlobIsNotOpened(t *testing.T) {
 	older.mu.Unlock()
 	if <-opened == nil {
 		t.Error("a blob is open for writing")
+	}
+}
+
+// What is below a directory that another call has not synced yet needs that, too.
+func TestDirectoriesInProgressAreSynced(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	driver, err := Open(t.Context(), configuration.Storage{DriverFilesystem: {"rootdirectory": root}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{"x/_layers/1", "x/_layers/2"} {
+		made, err := driver.(*durableDriver).files.makeParents(filepath.Join(root, dir, "link"), true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := []string{filepath.Join(root, "x"), filepath.Join(root, "x/_layers"), filepath.Join(root, dir)}
+		if slices.Sort(made.made); !slices.Equal(made.made, want) {
+			t.Errorf("%s relies on %q, want %q", dir, made.made, want)
+		}
 	}
 }
