@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"weak"
 
 	"github.com/distribution/distribution/v3/configuration"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
@@ -64,6 +65,7 @@ func durable(driver storagedriver.StorageDriver, root string) *durableDriver {
 	files := &durableFiles{
 		StorageDriver: driver, root: filepath.Clean(root),
 		pending: map[string]chan struct{}{}, complete: map[string]bool{},
+		writers: map[string]weak.Pointer[durableWriter]{},
 	}
 	files.making.count = map[string]int{}
 	return &durableDriver{driver, files, base.Base{StorageDriver: files}}
@@ -119,6 +121,8 @@ type durableFiles struct {
 	pending map[string]chan struct{}
 	// complete are the files of uploads that have all their content and are synced.
 	complete map[string]bool
+	// writers are the newest of each file. Distribution does not close all of them: the runtime closes their files.
+	writers map[string]weak.Pointer[durableWriter]
 }
 
 // inUpload reports whether a file belongs to an upload in progress. No repository's name has an underscore there.
@@ -221,42 +225,76 @@ func (f *durableFiles) Delete(ctx context.Context, name string) error {
 	return ignoreMissingFile(syncPath(filepath.Dir(target)))
 }
 
-// Writer returns a writer for a file, at its end or from its beginning.
+// Writer returns a writer for an existing file, at its end, or for a new one. An upload that was removed does not begin
+// again: the state of its digest would vouch for other content.
+//
+// Older writers of the file end, also those of requests that are still open: what they write would be in a blob, but
+// not in its digest.
 func (f *durableFiles) Writer(_ context.Context, name string, extend bool) (storagedriver.FileWriter, error) {
 	target, lasting := f.path(name), !inUpload(name)
 	made, err := f.makeParents(target, lasting)
 	if err != nil {
 		return nil, err
 	}
-	flag := os.O_WRONLY | os.O_CREATE
+	flag := os.O_WRONLY
 	if !extend {
-		flag |= os.O_TRUNC
+		flag |= os.O_CREATE | os.O_TRUNC
 	}
-	file, err := os.OpenFile(target, flag, 0o666)
-	if err != nil {
-		made.abandon()
+	w := &durableWriter{name: target, files: f, made: made}
+	if err := w.open(flag); err != nil {
+		_ = w.Close()
 		return nil, err
 	}
-	size, err := file.Seek(0, io.SeekEnd)
-	if err != nil {
-		made.abandon()
-		return nil, errors.Join(err, file.Close())
-	}
-	return &durableWriter{file: file, files: f, made: made, size: size}, nil
+	return w, nil
 }
 
 // durableWriter writes to a file. It does not buffer, so that everything can be synced by the file's name.
 type durableWriter struct {
+	name  string
 	file  *os.File
 	files *durableFiles
 	made  *madeParents
 	size  int64
+
+	// mu is locked before that of an older writer of the file, and before that of files.
+	mu    sync.Mutex
 	ended error // why nothing more can be written
+}
+
+// open ends the file's older writer before it opens the file: otherwise that could become a blob meanwhile.
+func (w *durableWriter) open(flag int) (err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.files.mu.Lock()
+	older := w.files.writers[w.name].Value()
+	w.files.writers[w.name] = weak.Make(w)
+	w.files.mu.Unlock()
+	if older != nil {
+		_ = older.end(errWriterReplaced)
+	}
+	if w.files.isComplete(w.name) {
+		return errWriterCommitted
+	}
+	if w.file, err = os.OpenFile(w.name, flag, 0o666); err != nil {
+		return err
+	}
+	w.size, err = w.file.Seek(0, io.SeekEnd)
+	return err
+}
+
+// end ends the writing, unless it has ended, and returns why it has.
+func (w *durableWriter) end(why error) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.ended = cmp.Or(w.ended, why)
+	return w.ended
 }
 
 func (w *durableWriter) Size() int64 { return w.size }
 
 func (w *durableWriter) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	if w.ended != nil {
 		return 0, w.ended
 	}
@@ -268,36 +306,50 @@ func (w *durableWriter) Write(p []byte) (int, error) {
 var (
 	errWriterClosed    = errors.New("already closed")
 	errWriterCommitted = errors.New("already committed")
+	errWriterReplaced  = errors.New("another request continues the upload")
 )
 
 // Close ends the writing. What was not committed is not synced.
 func (w *durableWriter) Close() error {
-	if errors.Is(w.ended, errWriterClosed) {
-		return w.ended
+	_ = w.end(errWriterClosed)
+	w.files.mu.Lock()
+	if w.files.writers[w.name] == weak.Make(w) {
+		delete(w.files.writers, w.name)
 	}
-	w.ended = errWriterClosed
+	w.files.mu.Unlock()
 	w.made.abandon()
 	return w.file.Close()
 }
 
+// Cancel removes the file, also if it is closed: distribution then removes the rest of the upload. The file of a newer
+// writer stays.
 func (w *durableWriter) Cancel(context.Context) error {
-	return errors.Join(w.Close(), ignoreMissingFile(os.Remove(w.file.Name())))
+	if err := w.Close(); err != nil && !errors.Is(err, fs.ErrClosed) {
+		return err
+	}
+	if why := w.end(nil); errors.Is(why, errWriterReplaced) {
+		return why
+	}
+	w.files.forget(w.name)
+	return ignoreMissingFile(os.Remove(w.name))
 }
 
-// Commit makes the file durable.
+// Commit makes the file durable. An upload cannot be continued from then on: its content is being verified.
 func (w *durableWriter) Commit(context.Context) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	if w.ended != nil {
 		return w.ended
 	}
 	if err := w.file.Sync(); err != nil {
 		return err
 	}
-	if err := w.made.sync(filepath.Dir(w.file.Name())); err != nil {
+	if err := w.made.sync(filepath.Dir(w.name)); err != nil {
 		return err
 	}
 	if !w.made.lasting {
 		w.files.mu.Lock()
-		w.files.complete[w.file.Name()] = true
+		w.files.complete[w.name] = true
 		w.files.mu.Unlock()
 	}
 	w.ended = errWriterCommitted
@@ -314,8 +366,10 @@ func (f *durableFiles) isComplete(upload string) bool {
 func (f *durableFiles) forget(upload string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	delete(f.complete, upload)
-	delete(f.complete, filepath.Join(upload, "data"))
+	for _, file := range []string{upload, filepath.Join(upload, "data")} {
+		delete(f.complete, file)
+		delete(f.writers, file)
+	}
 }
 
 // rename gives a file, whose content is synced, its name, and syncs that.
@@ -409,8 +463,11 @@ func (f *durableFiles) makeParents(target string, lasting bool) (*madeParents, e
 }
 
 // make creates a directory, unless it exists. It counts as created by this call, too, while another call has not synced
-// its parent.
+// its parent. So do the parents of both.
 func (m *madeParents) make(dir string) error {
+	if slices.Contains(m.made, dir) {
+		return nil
+	}
 	making := &m.files.making
 	making.Lock()
 	err := os.Mkdir(dir, 0o777) // minus the umask, like distribution's
@@ -421,7 +478,7 @@ func (m *madeParents) make(dir string) error {
 	}
 	making.Unlock()
 	switch {
-	case inProgress && dir != m.files.root:
+	case (err == nil || inProgress) && dir != m.files.root:
 		return m.make(filepath.Dir(dir))
 	case errors.Is(err, fs.ErrExist):
 		return nil

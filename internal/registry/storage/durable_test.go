@@ -1,11 +1,16 @@
 package storage
 
 import (
+	"errors"
 	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/distribution/distribution/v3/configuration"
+	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 )
 
 func TestChangesAreSeenWhenTheyAreDurable(t *testing.T) {
@@ -38,6 +43,139 @@ func TestChangesAreSeenWhenTheyAreDurable(t *testing.T) {
 			if err := <-seen; err != nil {
 				t.Error(err)
 			}
+		}
+	}
+}
+
+// What a request sends that is still open must not get into a blob that was verified.
+func TestTheNewestWriterOfAnUploadIsTheOnlyOne(t *testing.T) {
+	t.Parallel()
+	driver, err := Open(t.Context(), configuration.Storage{DriverFilesystem: {"rootdirectory": t.TempDir()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const upload, blob = "/a/_uploads/1/data", "/blob/data"
+	writer := func(extend bool) storagedriver.FileWriter {
+		w, err := driver.Writer(t.Context(), upload, extend)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return w
+	}
+	write := func(w storagedriver.FileWriter, content string) error {
+		_, err := w.Write([]byte(content))
+		return err
+	}
+	first, second, newest := writer(false), writer(true), writer(true)
+	try := func(when string) {
+		if write(second, "attack!") == nil || second.Commit(t.Context()) == nil || first.Cancel(t.Context()) == nil {
+			t.Errorf("an older writer changes something %s", when)
+		}
+	}
+	try("at first")
+	if err := errors.Join(write(newest, "content"), newest.Commit(t.Context()), newest.Close()); err != nil {
+		t.Fatal(err)
+	}
+	// Distribution verifies it here.
+	if _, err := driver.Writer(t.Context(), upload, true); err == nil {
+		t.Error("a committed upload continues")
+	}
+	try("after the commit")
+	if err := driver.Move(t.Context(), upload, blob); err != nil {
+		t.Fatal(err)
+	}
+	try("after the move")
+	if write(newest, "attack!") == nil {
+		t.Error("a moved file is written")
+	}
+	if content, err := driver.GetContent(t.Context(), blob); err != nil || string(content) != "content" {
+		t.Errorf("the blob is %q, %v", content, err)
+	}
+	if files := driver.(*durableDriver).files; len(files.writers)+len(files.complete) > 0 {
+		t.Errorf("%v and %v are left", files.writers, files.complete)
+	}
+}
+
+func TestWritersOfAnUploadAtOnce(t *testing.T) {
+	t.Parallel()
+	driver, err := Open(t.Context(), configuration.Storage{DriverFilesystem: {"rootdirectory": t.TempDir()}})
+	if err == nil {
+		err = driver.PutContent(t.Context(), "/a/_uploads/1/data", nil)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var writing sync.WaitGroup
+	var written atomic.Int64
+	for range 8 {
+		writing.Go(func() {
+			for range 50 {
+				w, err := driver.Writer(t.Context(), "/a/_uploads/1/data", true)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if _, err := w.Write([]byte("x")); err == nil {
+					written.Add(1)
+				}
+				_ = w.Close()
+			}
+		})
+	}
+	writing.Wait()
+	// Otherwise one has overwritten what another has appended.
+	if info, err := driver.Stat(t.Context(), "/a/_uploads/1/data"); err != nil || info.Size() != written.Load() {
+		t.Errorf("written are %d bytes, stored is %v, %v", written.Load(), info, err)
+	}
+}
+
+func TestAnUploadThatBecomesABlobIsNotOpened(t *testing.T) {
+	t.Parallel()
+	driver, err := Open(t.Context(), configuration.Storage{DriverFilesystem: {"rootdirectory": t.TempDir()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := driver.Writer(t.Context(), "/a/_uploads/1/data", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	older, files := w.(*durableWriter), driver.(*durableDriver).files
+	older.mu.Lock() // as if it were committed
+	opened := make(chan error)
+	go func() {
+		_, err := driver.Writer(t.Context(), "/a/_uploads/1/data", true)
+		opened <- err
+	}()
+	for waiting := false; !waiting; time.Sleep(time.Millisecond) {
+		files.mu.Lock()
+		waiting = files.writers[older.name].Value() != older
+		files.mu.Unlock()
+	}
+	if err := driver.Move(t.Context(), "/a/_uploads/1/data", "/blob/data"); err != nil {
+		t.Fatal(err)
+	}
+	older.mu.Unlock()
+	if <-opened == nil {
+		t.Error("a blob is open for writing")
+	}
+}
+
+// What is below a directory that another call has not synced yet needs that, too.
+func TestDirectoriesInProgressAreSynced(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	driver, err := Open(t.Context(), configuration.Storage{DriverFilesystem: {"rootdirectory": root}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{"x/_layers/1", "x/_layers/2"} {
+		made, err := driver.(*durableDriver).files.makeParents(filepath.Join(root, dir, "link"), true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := []string{filepath.Join(root, "x"), filepath.Join(root, "x/_layers"), filepath.Join(root, dir)}
+		if slices.Sort(made.made); !slices.Equal(made.made, want) {
+			t.Errorf("%s relies on %q, want %q", dir, made.made, want)
 		}
 	}
 }
