@@ -53,9 +53,9 @@ type Options struct {
 	IdleTimeout time.Duration
 	// MaxIdleConns is how many idle connections are kept open. 0 is 6.
 	MaxIdleConns int
-	// AllowRedirects lets the registry redirect blob downloads to other hosts, as registries do that keep blobs in
-	// S3 or behind a CDN. The other host gets neither credential nor client certificate, is verified with the
-	// system's CAs, and must use HTTPS if the registry does.
+	// AllowRedirects lets the registry redirect downloads to other hosts: of blobs, as registries do that keep them in
+	// S3 or behind a CDN, and of manifests, as registry.k8s.io does. The other host gets neither credential nor client
+	// certificate, is verified with the CAs of TLS, and must use HTTPS if the registry does.
 	AllowRedirects bool
 	// Log gets a line for each retry. Nil discards it.
 	Log *slog.Logger
@@ -63,7 +63,6 @@ type Options struct {
 	sleep           func(ctx context.Context, delay time.Duration) error // set by tests; nil is [sleep]
 	responseTimeout time.Duration                                        // set by tests; 0 is [defaultResponseTimeout]
 	cancelTimeout   time.Duration                                        // set by tests; 0 is [defaultCancelTimeout]
-	cdnTLS          *tls.Config                                          // set by tests; nil trusts the system's CAs
 }
 
 const (

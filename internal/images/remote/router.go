@@ -25,24 +25,22 @@ type hostRouter struct {
 	host           string
 	allowRedirects bool
 	registry       *http.Transport
-	tokens         *http.Transport // trusts the registry's CAs, without a client certificate
-	blobs          *http.Transport // trusts the system's CAs, without a client certificate
+	others         *http.Transport // trusts the same CAs, without a client certificate
 	servers        tokenServers
 	reach          *registryReach
 }
 
 func newHostRouter(host string, opts Options) *hostRouter {
-	tokensTLS := opts.TLS.Clone()
-	if tokensTLS != nil {
-		tokensTLS.Certificates, tokensTLS.GetClientCertificate, tokensTLS.ServerName = nil, nil, ""
+	othersTLS := opts.TLS.Clone()
+	if othersTLS != nil {
+		othersTLS.Certificates, othersTLS.GetClientCertificate, othersTLS.ServerName = nil, nil, ""
 	}
 	reach := &registryReach{}
 	return &hostRouter{
 		host:           host,
 		allowRedirects: opts.AllowRedirects,
 		registry:       newTransport(opts, opts.DialContext, opts.TLS.Clone()),
-		tokens:         reach.guard(newTransport(opts, nil, tokensTLS)),
-		blobs:          reach.guard(newTransport(opts, nil, opts.cdnTLS)),
+		others:         reach.guard(newTransport(opts, nil, othersTLS)),
 		reach:          reach,
 		servers:        tokenServers{paths: map[string]string{}, realms: map[string]*url.URL{}},
 	}
@@ -72,8 +70,7 @@ func newTransport(opts Options, dial dialFunc, config *tls.Config) *http.Transpo
 
 func (h *hostRouter) closeIdle() {
 	h.registry.CloseIdleConnections()
-	h.tokens.CloseIdleConnections()
-	h.blobs.CloseIdleConnections()
+	h.others.CloseIdleConnections()
 }
 
 // RoundTrip implements [http.RoundTripper].
@@ -88,14 +85,7 @@ func (h *hostRouter) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 		return resp, err
 	}
-	first := req
-	for first.Response != nil {
-		first = first.Response.Request
-	}
-	if sameHost(first.URL, h.host) {
-		return h.reach.roundTrip(h.blobs, req)
-	}
-	return h.reach.roundTrip(h.tokens, req)
+	return h.reach.roundTrip(h.others, req)
 }
 
 // checkRedirect implements [Options.AllowRedirects]. Only GET and HEAD may be redirected, even to the same host.
@@ -113,10 +103,8 @@ func (h *hostRouter) checkRedirect(req *http.Request, via []*http.Request) error
 		return protocolErrorf("redirected from HTTPS to %s://%s, which is not allowed", req.URL.Scheme, req.URL.Host)
 	case sameHost(req.URL, h.host):
 		return nil
-	case transferOf(first) != receivesBlob:
-		return protocolErrorf("redirected to %s, which is allowed for blobs only", req.URL.Host)
 	case !h.allowRedirects:
-		return protocolErrorf("redirected a blob download to %s, which is not allowed", req.URL.Host)
+		return protocolErrorf("redirected to %s, which is not allowed", req.URL.Host)
 	}
 	// net/http drops these for other host names, but not for other ports.
 	for _, header := range []string{"Authorization", "Cookie"} {

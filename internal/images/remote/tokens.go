@@ -72,7 +72,7 @@ func (s *tokenServers) request(req *http.Request) *http.Request {
 }
 
 func (h *hostRouter) requestToken(req *http.Request) (*http.Response, error) {
-	resp, err := h.reach.roundTrip(h.tokens, req)
+	resp, err := h.reach.roundTrip(h.others, req)
 	if err != nil {
 		return nil, fmt.Errorf("token server %s: %w", req.URL.Host, err)
 	}
