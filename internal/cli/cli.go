@@ -31,6 +31,7 @@ func init() { cobra.EnableCommandSorting = false }
 func Run(program string, args []string, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal kills the process, which may be reading its standard input
 	root := New(stdout, stderr)
 	rename(root, filepath.Base(program))
 	root.SetArgs(args)

@@ -78,7 +78,7 @@ func (f *deleteFlags) choose(content *catalog.Catalog, used *workloads.Set, args
 	tags := map[int][]string{}
 	var errs []error
 	for i, n := range names {
-		at := slices.IndexFunc(decisions, func(d catalog.Decision) bool { return isNamed(args[i], n, d.Image) })
+		at := indexOf(decisions, args[i], n)
 		if at < 0 {
 			errs = append(errs, fmt.Errorf("%s: not found; zarf-registry images list --untagged lists what exists", args[i]))
 			continue
@@ -109,11 +109,20 @@ func (f *deleteFlags) choose(content *catalog.Catalog, used *workloads.Set, args
 	return choice{decisions, untagged}, errors.Join(errs...)
 }
 
-// isNamed reports whether a reference is that of an image in the cluster's registry. A reference without a host is
-// first taken as it is, and then as Docker completes it: nginx is library/nginx.
-func isNamed(reference string, n images.Name, image *catalog.Image) bool {
-	if n.Digest != "" && !image.Is(n.Digest) || n.Digest == "" && !slices.Contains(image.Tags, n.Tag) {
-		return false
+// indexOf returns the position of the image of the cluster's registry that a reference names, or -1. A reference
+// without a host is first taken as it is, and then as Docker completes it: nginx is library/nginx.
+func indexOf(decisions []catalog.Decision, reference string, n images.Name) int {
+	repository := n.Path
+	if !strings.Contains(reference, "/") {
+		repository = strings.TrimPrefix(n.Path, "library/")
 	}
-	return image.Repository == n.Path || "library/"+image.Repository == n.Path && !strings.Contains(reference, "/")
+	for ; ; repository = n.Path {
+		at := slices.IndexFunc(decisions, func(d catalog.Decision) bool {
+			return d.Image.Repository == repository &&
+				(n.Digest != "" && d.Image.Is(n.Digest) || n.Digest == "" && slices.Contains(d.Image.Tags, n.Tag))
+		})
+		if at >= 0 || repository == n.Path {
+			return at
+		}
+	}
 }

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 
 	"github.com/spf13/cobra"
@@ -60,29 +61,33 @@ func (f *exportFlags) run(cmd *cobra.Command) error {
 		if err != nil {
 			return nil, err
 		}
-		refs := exported(content, c.address, r.log)
+		refs, unreadable := exported(content, c.address, r.log)
 		if len(refs) == 0 {
 			return nil, errors.New("the registry has no images")
 		}
 		r.platform = "all"
 		r.registries.use(c.address, registry) // and closes it
-		return f.pull(ctx, r, refs)
+		results, err := f.pull(ctx, r, refs)
+		if err == nil && unreadable > 0 {
+			err = fmt.Errorf("the archive lacks %d unreadable manifests: push their images again", unreadable)
+		}
+		return results, err
 	})
 }
 
 // exported returns the references of everything but the registry's own repositories: by each tag, or by the digest.
-// Manifests that cannot be read are left out.
-func exported(content *catalog.Catalog, address string, log *slog.Logger) []string {
-	var refs []string
+// Manifests that cannot be read are left out and counted.
+func exported(content *catalog.Catalog, address string, log *slog.Logger) (refs []string, unreadable int) {
 	for _, m := range content.Roots() {
 		names := m.References(address)
 		switch {
 		case catalog.Own(m.Repository):
 		case m.Problem != "":
 			log.Warn("skipped an unreadable manifest", "image", names[0], "error", m.Problem)
+			unreadable++
 		default:
 			refs = append(refs, names...)
 		}
 	}
-	return refs
+	return refs, unreadable
 }

@@ -48,7 +48,7 @@ it again.`,
 		Example: `  zarf-registry images prune --older-than 90d --keep-last 3 --dry-run
   zarf-registry images prune --match 'ci/*' --older-than 14d
   zarf-registry images prune --untagged --keep-list release-images.txt
-  zarf-registry images prune --older-than 1h --dry-run --output json | jq '.kept[] | {why, references}'`,
+  zarf-registry images prune --older-than 1h --dry-run --output json | jq '.kept[] | {reason, references}'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}

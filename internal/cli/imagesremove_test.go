@@ -39,7 +39,7 @@ func contents(tags map[string][]string) *catalog.Catalog {
 }
 
 func TestDeleteChooses(t *testing.T) {
-	content := contents(map[string][]string{"library/nginx": {"1"}, "nginx": {"own"}, "team/app": {"1", "2", "latest"},
+	content := contents(map[string][]string{"library/nginx": {"1", "2"}, "nginx": {"own", "2"}, "team/app": {"1", "2", "latest"},
 		"zarf-registry/init-hook": {"0.1.0"}})
 	used, err := workloads.List(t.Context(), fake.NewClientset())
 	if err != nil {
@@ -58,9 +58,9 @@ func TestDeleteChooses(t *testing.T) {
 		{"team/app:1", false, "", "team/app:1", nil},
 		{"127.0.0.1:31999/team/app:1 team/app:2 team/app", false, "team/app", "", nil},
 		{app, false, "team/app", "", nil},
-		{"nginx:own", false, "nginx", "", nil},
-		{"127.0.0.1:31999/nginx:own", false, "nginx", "", nil},
-		{"nginx:1", true, "library/nginx", "", nil},
+		{"nginx:own nginx:2", false, "nginx", "", nil},
+		{"127.0.0.1:31999/nginx:own", false, "", "nginx:own", nil},
+		{"nginx:1", true, "", "library/nginx:1", nil},
 		{"nginx:1", false, "", "", []string{"library/nginx:1 is used by Pod shop/web", "--force"}},
 		{"team/app:3 other/app:1", false, "", "", []string{"team/app:3: not found", "other/app:1: not found"}},
 		{"zarf-registry/init-hook:0.1.0", true, "", "", []string{"belongs to the registry itself"}},

@@ -70,8 +70,7 @@ func newStoreVerify(global *globalFlags) *cobra.Command {
 		Use:   "verify",
 		Short: "Verify all blobs in the local store and remove damaged ones",
 		Long: `verify reads every blob in the local store, compares it with its digest, and removes damaged ones;
-they are downloaded again when needed. Running it is optional: blobs are verified before use
-anyway, unchanged files once a day.
+they are downloaded again when needed. Running it is optional: blobs are verified before use.
 
 Exit codes: 0 if all blobs are intact, 1 if some were damaged or verify failed, 3 if the command
 line is invalid.`,

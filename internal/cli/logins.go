@@ -11,17 +11,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"oras.land/oras-go/v2/registry/remote/auth"
 	"oras.land/oras-go/v2/registry/remote/credentials"
 )
 
-// dockerHubKey is the key under which docker login stores the credential of Docker Hub.
-// dockerHubHosts are the Hub's host names.
-const dockerHubKey = "https://index.docker.io/v1/"
-
-var dockerHubHosts = map[string]bool{"docker.io": true, "index.docker.io": true, "registry-1.docker.io": true}
+// dockerHubKeys are the keys under which docker login (the first) and podman login (the others, which are its host
+// names) store the credential of Docker Hub.
+var dockerHubKeys = []string{"https://index.docker.io/v1/", "docker.io", "index.docker.io", "registry-1.docker.io"}
 
 // maxPassword bounds a password read from stdin, in bytes. Tokens of cloud providers have
 // a few thousand.
@@ -183,17 +182,15 @@ func (l *logins) credential() (auth.CredentialFunc, error) {
 		return nil, l.err
 	}
 	return func(ctx context.Context, host string) (auth.Credential, error) {
-		key := host
-		if dockerHubHosts[host] {
-			key = dockerHubKey
+		keys := []string{host}
+		if slices.Contains(dockerHubKeys, host) {
+			keys = dockerHubKeys
 		}
 		for _, f := range l.files {
-			credential, err := f.get(ctx, key)
-			if err != nil {
-				return auth.EmptyCredential, err
-			}
-			if credential != auth.EmptyCredential {
-				return credential, nil
+			for _, key := range keys {
+				if credential, err := f.get(ctx, key); err != nil || credential != auth.EmptyCredential {
+					return credential, err
+				}
 			}
 		}
 		return auth.EmptyCredential, nil

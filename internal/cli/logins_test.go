@@ -75,6 +75,8 @@ func TestCredentialsAreFoundWhereLoginsPutThem(t *testing.T) {
 			"a.example", auth.Credential{Username: "u", Password: "p"}},
 		"Docker Hub": {map[string]string{".docker/config.json": loggedIn("https://index.docker.io/v1/", "u", "p")}, nil,
 			"registry-1.docker.io", auth.Credential{Username: "u", Password: "p"}},
+		"Docker Hub, as podman writes it": {map[string]string{"run/containers/auth.json": loggedIn("docker.io", "u", "p")}, nil,
+			"registry-1.docker.io", auth.Credential{Username: "u", Password: "p"}},
 		"Docker Hub by its short name": {map[string]string{".docker/config.json": loggedIn("https://index.docker.io/v1/", "u",
 			"p")}, nil,
 			"docker.io", auth.Credential{Username: "u", Password: "p"}},

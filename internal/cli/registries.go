@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 
@@ -75,7 +76,7 @@ func dialledHost(flag, registry string) (string, error) {
 	}
 	// At the start of a reference it must parse as a registry, not as a path on Docker Hub.
 	host, err := images.Host(registry + "/x")
-	hub := dockerHubHosts[registry]
+	hub := slices.Contains(dockerHubKeys, registry)
 	if err != nil || !hub && host != registry {
 		return "", fmt.Errorf("invalid --%s %q: %s", flag, registry, want)
 	}

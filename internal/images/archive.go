@@ -397,10 +397,7 @@ func (a *archive) add(header *tar.Header, at int64) error {
 	default:
 		return nil
 	}
-	if _, twice := a.entries[name]; twice {
-		return errors.New("occurs twice")
-	}
-	a.entries[name] = e
+	a.entries[name] = e // the last one of a name counts, as for tar
 	return nil
 }
 

@@ -494,8 +494,8 @@ func TestOpenRejectsInvalidSources(t *testing.T) {
 			})...), "OCI archive: image a:1: blob " + layer.Digest.String() + ": " +
 			oci.BlobPath(layer.Digest) + ": is a link to " + oci.BlobPath(layer.Digest) +
 			", which is not a file in the archive"},
-		"a duplicate name": {plus(file{name: "./index.json", data: []byte("{}")}),
-			`entry "./index.json" occurs twice`},
+		"a later entry without images": {plus(file{name: "./index.json", data: []byte("{}")}),
+			"OCI archive: contains no image"},
 
 		"a docker archive without a layer": {dockerWithout("/layer.tar"), "docker archive: image hello:1: layer " +
 			dockerLayer + ": is missing from the source"},

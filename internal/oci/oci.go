@@ -118,13 +118,3 @@ func CheckDigest(d digest.Digest) error {
 func BlobPath(d digest.Digest) string {
 	return ocispec.ImageBlobsDir + "/" + d.Algorithm().String() + "/" + d.Encoded()
 }
-
-// ParseBlobPath returns the digest of the blob at a path in an OCI layout, and false if the path is not a blob's.
-func ParseBlobPath(path string) (digest.Digest, bool) {
-	parts := strings.Split(path, "/")
-	if len(parts) != 3 || parts[0] != ocispec.ImageBlobsDir {
-		return "", false
-	}
-	d := digest.Digest(parts[1] + ":" + parts[2])
-	return d, d.Validate() == nil
-}
