@@ -27,9 +27,8 @@ import (
 //
 // and its content the descriptor of the manifest that refers, with annotations only in a link to a referrer and only
 // if they are small: they are as large as a client likes, an index has thousands of back links, and lists of referrers
-// are read by everyone. A manifest's back links are written before its push is acknowledged. They are removed after
-// the manifest: a back link counts only while the manifest exists, so one that remains after a crash does no harm, and
-// garbage collection removes it.
+// are read by everyone. A manifest's back links are written before it, and removed after it: a back link counts only
+// while the manifest exists, so one that remains after a crash does no harm, and garbage collection removes it.
 //
 // Distribution itself writes no back links. At each start, the registry adds those of manifests that were pushed since
 // it last did so (rebuild). Until it has finished, manifests are read instead.

@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -46,9 +47,18 @@ func (m manifestStore) put(
 		}
 		return "", err
 	}
-	linking := m.source.Linking(m.repository.Named().Name())
+	mediaType, data, err := manifest.Payload()
+	if err != nil {
+		return "", err
+	}
+	name, named := m.repository.Named().Name(), cmp.Or(pushed.named, pushed.digests[0])
+	linking := m.source.Linking(name)
 	linking.RLock()
 	defer linking.RUnlock()
+	// They come first, so that no interrupted push leaves a manifest without them: the client would find it, and skip it.
+	if err := m.source.AddBackLinks(ctx, name, v1.Descriptor{MediaType: mediaType, Digest: named}, data); err != nil {
+		return "", err
+	}
 	stored, err := m.ManifestService.Put(content.Replacing(ctx, storage.BlobPath(pushed.digests[0])), manifest, options...)
 	if hasForbiddenURLs(err) {
 		return "", errcode.ErrorCodeManifestInvalid.WithMessage("a layer of the image is stored at a URL from which this " +
@@ -57,19 +67,10 @@ func (m manifestStore) put(
 	if err != nil {
 		return "", err
 	}
-	mediaType, data, err := manifest.Payload()
-	if err != nil {
-		return "", err
-	}
-	name, named := m.repository.Named().Name(), stored
 	if pushed.named != "" {
-		named = pushed.named
 		if err := m.source.Link(ctx, storage.RevisionPath(name, named), stored); err != nil {
 			return "", err
 		}
-	}
-	if err := m.source.AddBackLinks(ctx, name, v1.Descriptor{MediaType: mediaType, Digest: named}, data); err != nil {
-		return "", err
 	}
 	for _, tag := range pushed.tags {
 		if err := m.repository.Tags(ctx).Tag(ctx, tag, v1.Descriptor{Digest: named}); err != nil {
