@@ -9,6 +9,7 @@ import (
 
 	"github.com/distribution/distribution/v3"
 	"github.com/distribution/distribution/v3/registry/api/errcode"
+	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -93,12 +94,15 @@ func (m manifestStore) Delete(ctx context.Context, d digest.Digest) error {
 	linking := m.source.Linking(m.repository.Named().Name())
 	linking.Lock()
 	defer linking.Unlock()
-	manifest, err := m.Get(ctx, d)
-	if err != nil {
-		return m.ManifestService.Delete(ctx, d)
-	}
 	if err := m.checkUnmodified(ctx, d); err != nil {
 		return err
+	}
+	manifest, err := m.Get(ctx, d)
+	if errors.As(err, new(storagedriver.Error)) {
+		return err
+	}
+	if err != nil { // it is missing or damaged
+		return m.ManifestService.Delete(ctx, d)
 	}
 	mediaType, data, err := manifest.Payload()
 	if err != nil {

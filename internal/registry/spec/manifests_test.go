@@ -5,10 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/distribution/distribution/v3"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
+	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
@@ -42,5 +46,63 @@ func TestNoManifestIsFoundWithoutBackLinks(t *testing.T) {
 	listed := s.request(t, http.StatusOK, "GET", "/v2/a/referrers/"+subject.String(), nil)
 	if !strings.Contains(listed.Body.String(), digest.FromString(referrer).String()) {
 		t.Errorf("the list of referrers is %s", listed.Body)
+	}
+}
+
+// unreadable are manifests of the repository a that cannot be read.
+type unreadable struct {
+	distribution.ManifestService
+	distribution.Repository
+	failure error
+	deleted bool
+}
+
+func (*unreadable) Named() reference.Named { return repositoryA }
+
+func (u *unreadable) Get(
+	context.Context, digest.Digest, ...distribution.ManifestServiceOption,
+) (distribution.Manifest, error) {
+	return nil, u.failure
+}
+
+func (u *unreadable) Delete(context.Context, digest.Digest) error {
+	u.deleted = true
+	return nil
+}
+
+func TestDeletionOfUnreadableManifests(t *testing.T) {
+	t.Parallel()
+	s := openInMemory(t)
+	image := s.image(t, "layer")
+	d := digest.FromString(image)
+	s.request(t, http.StatusCreated, "PUT", "/v2/a/manifests/"+d.String(), strings.NewReader(image))
+	damage := errors.New("invalid character")
+	condition := func(since time.Duration) *deletion { return &deletion{since: time.Now().Add(since)} }
+	for name, tt := range map[string]struct {
+		failure   error
+		condition *deletion
+		deleted   bool
+	}{
+		"damaged":                           {damage, nil, true},
+		"damaged, the condition holds":      {damage, condition(time.Hour), true},
+		"damaged, the condition fails":      {damage, condition(-time.Hour), false},
+		"the storage fails":                 {storagedriver.Error{Detail: damage}, nil, false},
+		"the storage fails, with condition": {storagedriver.Error{Detail: damage}, condition(time.Hour), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			u := &unreadable{failure: tt.failure}
+			ctx := context.WithValue(t.Context(), intentKey{}, &intent{deletion: tt.condition})
+			err := manifestStore{u, u, s}.Delete(ctx, d)
+			if u.deleted != tt.deleted || (err == nil) != tt.deleted {
+				t.Errorf("deleted: %t, want %t: %v", u.deleted, tt.deleted, err)
+			}
+		})
+	}
+	// A manifest that does not exist has not been modified.
+	r := httptest.NewRequestWithContext(t.Context(), "DELETE", "/v2/a/manifests/"+digest.FromString("x").String(), nil)
+	r.Header.Set("If-Unmodified-Since", time.Now().UTC().Format(http.TimeFormat))
+	w := httptest.NewRecorder()
+	if s.ServeHTTP(w, r); w.Code != http.StatusNotFound {
+		t.Errorf("status %d: %s", w.Code, w.Body)
 	}
 }
