@@ -262,11 +262,11 @@ func (s *Store) complete(ctx context.Context, repository string, link *backRefer
 	return err
 }
 
-// backLinksOf returns the back links of a stored manifest; none if it was deleted, or if it is not a manifest as this
-// release understands it.
+// backLinksOf returns the back links of a stored manifest; none if it was deleted, if its link is damaged, or if it is
+// not a manifest as this release understands it.
 func (s *Store) backLinksOf(ctx context.Context, repository string, d digest.Digest) ([]storedLink, error) {
 	content, err := s.manifestContent(ctx, repository, d)
-	if errors.Is(err, ErrUnknownManifest) {
+	if errors.Is(err, ErrUnknownManifest) || IsDamaged(err) {
 		return nil, nil
 	}
 	if err != nil {
@@ -291,8 +291,8 @@ func (s *Store) withoutAliases(
 			return nil
 		}
 		alias, err := s.ReadLink(ctx, storage.RevisionPath(repository, d))
-		if errors.Is(err, distribution.ErrBlobUnknown) {
-			return nil // just deleted or garbage-collected
+		if errors.Is(err, distribution.ErrBlobUnknown) || IsDamaged(err) {
+			return nil // just deleted or garbage-collected, or to be pushed again
 		}
 		mu.Lock()
 		defer mu.Unlock()
