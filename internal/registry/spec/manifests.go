@@ -102,7 +102,11 @@ func (m manifestStore) Delete(ctx context.Context, d digest.Digest) error {
 		return err
 	}
 	if err != nil { // it is missing or damaged
-		return m.ManifestService.Delete(ctx, d)
+		err := m.ManifestService.Delete(ctx, d)
+		if errors.Is(err, distribution.ErrBlobUnknown) { // an interrupted deletion may have left its tags
+			err = cmp.Or(m.untag(ctx, d), err)
+		}
+		return err
 	}
 	mediaType, data, err := manifest.Payload()
 	if err != nil {

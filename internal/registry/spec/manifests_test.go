@@ -106,3 +106,19 @@ func TestDeletionOfUnreadableManifests(t *testing.T) {
 		t.Errorf("status %d: %s", w.Code, w.Body)
 	}
 }
+
+func TestRepeatedDeletionRemovesTags(t *testing.T) {
+	t.Parallel()
+	s := openInMemory(t)
+	image, other := s.image(t, "layer"), s.image(t, "another layer")
+	d := digest.FromString(image)
+	s.request(t, http.StatusCreated, "PUT", "/v2/a/manifests/v1", strings.NewReader(image))
+	s.request(t, http.StatusCreated, "PUT", "/v2/a/manifests/v2", strings.NewReader(other))
+	if err := s.Driver.Delete(t.Context(), storage.RevisionPath("a", d)); err != nil { // and then the process ended
+		t.Fatal(err)
+	}
+	s.request(t, http.StatusNotFound, "DELETE", "/v2/a/manifests/"+d.String(), nil)
+	if tags := s.request(t, http.StatusOK, "GET", "/v2/a/tags/list", nil); !strings.Contains(tags.Body.String(), `["v2"]`) {
+		t.Errorf("%s", tags.Body)
+	}
+}
