@@ -154,6 +154,9 @@ func (m manifestStore) Get(
 ) (distribution.Manifest, error) {
 	name := m.repository.Named().Name()
 	unknown := distribution.ErrManifestUnknownRevision{Name: name, Revision: d}
+	if intentOf(ctx).complete { // a push that skips existing manifests
+		m.source.collector.Rely(d)
+	}
 	manifest, err := m.ManifestService.Get(ctx, d, options...)
 	var data []byte
 	if err == nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -121,4 +122,24 @@ func TestRepeatedDeletionRemovesTags(t *testing.T) {
 	if tags := s.request(t, http.StatusOK, "GET", "/v2/a/tags/list", nil); !strings.Contains(tags.Body.String(), `["v2"]`) {
 		t.Errorf("%s", tags.Body)
 	}
+}
+
+func TestManifestThatAClientFindsIsKept(t *testing.T) {
+	t.Parallel()
+	s := openInMemory(t)
+	found, other := s.image(t, "layer"), s.image(t, "another layer")
+	path := func(image string) string { return "/v2/a/manifests/" + digest.FromString(image).String() }
+	s.request(t, http.StatusCreated, "PUT", path(found), strings.NewReader(found))
+	s.request(t, http.StatusCreated, "PUT", path(other), strings.NewReader(other))
+	_, err := s.collector.Collect(t.Context(), gc.Request{DeleteUntagged: true, Timeout: time.Minute}, func(e gc.Event) {
+		if e.Phase == gc.Sweeping {
+			s.request(t, http.StatusOK, "HEAD", path(found), nil)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.request(t, http.StatusOK, "GET", path(found), nil)
+	s.request(t, http.StatusOK, "GET", "/v2/a/blobs/"+digest.FromString("layer").String(), nil)
+	s.request(t, http.StatusNotFound, "GET", path(other), nil)
 }
