@@ -192,7 +192,7 @@ func (s *Store) eachReferring(
 		read := func(ctx context.Context, d digest.Digest) (*backReference, error) {
 			return read(ctx, repository, links, d)
 		}
-		results, err := storage.InOrder(ctx, batch, read)
+		results, err := storage.InOrder(ctx, batch, atOnce, read)
 		if err != nil {
 			return err
 		}
