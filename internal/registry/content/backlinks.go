@@ -27,9 +27,8 @@ import (
 //
 // and its content the descriptor of the manifest that refers, with annotations only in a link to a referrer and only
 // if they are small: they are as large as a client likes, an index has thousands of back links, and lists of referrers
-// are read by everyone. A manifest's back links are written before its push is acknowledged. They are removed after
-// the manifest: a back link counts only while the manifest exists, so one that remains after a crash does no harm, and
-// garbage collection removes it.
+// are read by everyone. A manifest's back links are written before it, and removed after it: a back link counts only
+// while the manifest exists, so one that remains after a crash does no harm, and garbage collection removes it.
 //
 // Distribution itself writes no back links. At each start, the registry adds those of manifests that were pushed since
 // it last did so (rebuild). Until it has finished, manifests are read instead.
@@ -193,7 +192,7 @@ func (s *Store) eachReferring(
 		read := func(ctx context.Context, d digest.Digest) (*backReference, error) {
 			return read(ctx, repository, links, d)
 		}
-		results, err := storage.InOrder(ctx, batch, read)
+		results, err := storage.InOrder(ctx, batch, atOnce, read)
 		if err != nil {
 			return err
 		}
@@ -263,11 +262,11 @@ func (s *Store) complete(ctx context.Context, repository string, link *backRefer
 	return err
 }
 
-// backLinksOf returns the back links of a stored manifest; none if it was deleted, or if it is not a manifest as this
-// release understands it.
+// backLinksOf returns the back links of a stored manifest; none if it was deleted, if its link is damaged, or if it is
+// not a manifest as this release understands it.
 func (s *Store) backLinksOf(ctx context.Context, repository string, d digest.Digest) ([]storedLink, error) {
 	content, err := s.manifestContent(ctx, repository, d)
-	if errors.Is(err, ErrUnknownManifest) {
+	if errors.Is(err, ErrUnknownManifest) || IsDamaged(err) {
 		return nil, nil
 	}
 	if err != nil {
@@ -292,8 +291,8 @@ func (s *Store) withoutAliases(
 			return nil
 		}
 		alias, err := s.ReadLink(ctx, storage.RevisionPath(repository, d))
-		if errors.Is(err, distribution.ErrBlobUnknown) {
-			return nil // just deleted or garbage-collected
+		if errors.Is(err, distribution.ErrBlobUnknown) || IsDamaged(err) {
+			return nil // just deleted or garbage-collected, or to be pushed again
 		}
 		mu.Lock()
 		defer mu.Unlock()

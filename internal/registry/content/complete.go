@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 
 	"github.com/distribution/distribution/v3"
 	"github.com/distribution/distribution/v3/registry/api/errcode"
@@ -42,15 +41,12 @@ func (s *Store) Lacking(ctx context.Context, repository string, m Described) err
 		if err != nil {
 			return err
 		}
-		level = nil
-		for batch := range slices.Chunk(children, storage.ManifestConcurrency) {
-			found, err := storage.InOrder(ctx, batch, func(ctx context.Context, child v1.Descriptor) (Described, error) {
+		level, err = storage.InOrder(ctx, children, storage.ManifestConcurrency,
+			func(ctx context.Context, child v1.Descriptor) (Described, error) {
 				return s.needsChild(ctx, repository, child)
 			})
-			if err != nil {
-				return err
-			}
-			level = append(level, found...)
+		if err != nil {
+			return err
 		}
 	}
 	return nil

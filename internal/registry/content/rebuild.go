@@ -94,8 +94,8 @@ func (s *Store) rebuildLink(ctx context.Context, name string) error {
 	}
 	if m := storage.LayerLink.FindStringSubmatch(name); m != nil && m[2] != digest.Canonical.String() {
 		stored, err := s.ReadLink(ctx, name)
-		if errors.Is(err, distribution.ErrBlobUnknown) {
-			return nil // just deleted
+		if errors.Is(err, distribution.ErrBlobUnknown) || IsDamaged(err) {
+			return nil // just deleted, or to be pushed again
 		}
 		if err != nil || stored.Algorithm() != digest.Canonical {
 			return err

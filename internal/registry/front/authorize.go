@@ -63,8 +63,10 @@ func (p Policy) open() bool { return p.MutualTLS || p.AnonymousPull }
 //
 // Because verifying a credential is slow, authorize does so only if the result matters.
 func (p Policy) authorize(method string, to request.Target, roles []string, login login) error {
-	op := operation{Target: to, name: to.Describe(method),
-		read: !to.Upload && (method == http.MethodGet || method == http.MethodHead)}
+	op := operation{Target: to, name: method, read: !to.Upload && (method == http.MethodGet || method == http.MethodHead)}
+	if to.Upload {
+		op.name += " of an upload"
+	}
 	if p.MutualTLS {
 		if allowed, err := op.checkRoles(roles); allowed || err != nil {
 			return err

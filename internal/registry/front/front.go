@@ -5,6 +5,7 @@
 package front
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -284,10 +285,7 @@ func (e *exchange) Flush() {
 func (e *exchange) Unwrap() http.ResponseWriter { return e.ResponseWriter }
 
 func (e *exchange) code() int {
-	if e.status == 0 {
-		return http.StatusOK // what net/http sends if the handler sets none
-	}
-	return e.status
+	return cmp.Or(e.status, http.StatusOK) // what net/http sends if the handler sets none
 }
 
 func (e *exchange) extendWrite() { _ = e.control.SetWriteDeadline(time.Now().Add(e.idleTimeout)) }

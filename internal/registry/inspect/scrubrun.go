@@ -82,10 +82,13 @@ func (r *scrubRun) readManifests(ctx context.Context) error {
 
 func (r *scrubRun) readManifest(ctx context.Context, m content.StoredManifest) error {
 	stored := r.Stored(m.Digest)
-	b := r.Blobs[stored]
-	if b == nil {
+	_, err := r.source.ReadLink(ctx, storage.RevisionPath(m.Repository, m.Digest))
+	switch {
+	case r.Blobs[stored] == nil, content.IsDamaged(err):
 		r.lacks(m.RepositoryDigest, m.Digest)
 		return nil
+	case err != nil && !errors.Is(err, distribution.ErrBlobUnknown):
+		return err
 	}
 	data, err := r.source.ReadBlob(ctx, stored, oci.MaxManifestSize)
 	if errors.Is(err, fs.ErrNotExist) {

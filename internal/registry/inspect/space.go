@@ -54,18 +54,16 @@ func Space(report func() space.Report, find blobFinder) http.Handler {
 // missing returns the blobs that are not stored.
 func missing(r *http.Request, digests []digest.Digest, find blobFinder) (space.Answer, error) {
 	answer := space.Answer{Missing: []digest.Digest{}}
-	found := make([]bool, len(digests))
-	indexes := make([]int, len(digests))
-	for i := range digests {
-		if err := digests[i].Validate(); err != nil {
+	for _, d := range digests {
+		if err := d.Validate(); err != nil {
 			return answer, errcode.ErrorCodeDigestInvalid.WithMessage(err.Error())
 		}
-		indexes[i] = i
 	}
-	err := storage.InParallel(r.Context(), indexes, storage.Concurrency, func(ctx context.Context, i int) error {
-		_, _, found[i] = find(ctx, digests[i])
-		return ctx.Err()
-	})
+	found, err := storage.InOrder(r.Context(), digests, storage.Concurrency,
+		func(ctx context.Context, d digest.Digest) (bool, error) {
+			_, _, ok := find(ctx, d)
+			return ok, ctx.Err()
+		})
 	if err != nil {
 		return answer, request.Unavailable("%v", err)
 	}

@@ -75,9 +75,9 @@ func (s *Space) reportLocked() (report space.Report) {
 	return report
 }
 
-// Removed subtracts content that was removed. It may be called on nil.
+// Removed subtracts content that was removed.
 func (s *Space) Removed(bytes int64) {
-	if s == nil || s.quota == 0 {
+	if s.quota == 0 {
 		return
 	}
 	s.mu.Lock()
@@ -86,8 +86,7 @@ func (s *Space) Removed(bytes int64) {
 	s.walk.removed = s.walk.removed || bytes > 0
 }
 
-// HasQuota may be called on nil.
-func (s *Space) HasQuota() bool { return s != nil && s.quota > 0 }
+func (s *Space) HasQuota() bool { return s.quota > 0 }
 
 // warn logs that the storage is nearly full or full: when it becomes so, and every warnPeriod.
 func (s *Space) warn() {

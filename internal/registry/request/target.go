@@ -30,14 +30,6 @@ type Target struct {
 	Base, Token bool
 }
 
-// Describe returns what a method does with the target, for messages.
-func (t Target) Describe(method string) string {
-	if t.Upload {
-		return method + " of an upload"
-	}
-	return method
-}
-
 // routes are distribution's, without handlers.
 var routes = v2.RouterWithPrefix("")
 

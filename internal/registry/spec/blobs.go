@@ -245,10 +245,11 @@ func (s blobStore) writer(ctx context.Context, writer distribution.BlobWriter) *
 // blobWriter is an upload, in one request.
 type blobWriter struct {
 	distribution.BlobWriter
-	ctx    context.Context // of the request
-	store  blobStore
-	source *Registry
-	full   bool // the file system has no space for it
+	ctx     context.Context // of the request
+	store   blobStore
+	source  *Registry
+	full    bool // the file system has no space for it
+	removed bool
 	// received is its size so far. S3's driver tells only what it has sent.
 	received int64
 }
@@ -273,25 +274,24 @@ func (w *blobWriter) recordError(err error) { w.full = quota.RecordNoSpace(w.ctx
 
 // Close removes the upload if it did not fit. Otherwise it would occupy the full file system until it is purged.
 func (w *blobWriter) Close() error {
-	if !w.full {
-		return w.BlobWriter.Close()
+	switch {
+	case w.removed:
+		return nil // distribution would store the state of its digest
+	case w.full:
+		return w.Cancel(w.ctx)
 	}
-	w.full = false
-	ctx := context.WithoutCancel(w.ctx)
-	_ = w.BlobWriter.Cancel(ctx) // fails after some errors
+	return w.BlobWriter.Close()
+}
+
+// Cancel removes the upload, also if the client has just disconnected.
+func (w *blobWriter) Cancel(ctx context.Context) error {
+	w.removed = true
+	ctx = context.WithoutCancel(ctx)
+	_ = w.BlobWriter.Cancel(ctx) // fails after some errors, and after Commit
 	w.source.space.Removed(w.received)
 	err := w.source.Driver.Delete(ctx, storage.UploadDir(w.store.name.Name(), w.ID()))
 	if storage.IsNotFound(err) {
 		return nil
-	}
-	return err
-}
-
-// Cancel removes the upload.
-func (w *blobWriter) Cancel(ctx context.Context) error {
-	err := w.BlobWriter.Cancel(ctx)
-	if err == nil {
-		w.source.space.Removed(w.received)
 	}
 	return err
 }

@@ -110,6 +110,18 @@ func TestBlobRemovedBeforeItIsServed(t *testing.T) {
 	}
 }
 
+func TestUploadsThatFailOrAreCancelledLeaveNothing(t *testing.T) {
+	t.Parallel()
+	s := openInMemory(t)
+	s.request(t, http.StatusBadRequest, "POST", "/v2/a/blobs/uploads/?digest="+digest.FromString("x").String(),
+		strings.NewReader("y"))
+	begun := s.request(t, http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header().Get("Location")
+	s.request(t, http.StatusNoContent, "DELETE", begun, nil)
+	if left, err := s.Driver.List(t.Context(), storage.RepositoriesPath+"/a/_uploads"); len(left) > 0 {
+		t.Errorf("%v, %v", left, err)
+	}
+}
+
 // logBuffer may be read while others write.
 type logBuffer struct {
 	mu   sync.Mutex

@@ -55,6 +55,9 @@ func (m manifestStore) checkUnmodified(ctx context.Context, d digest.Digest) err
 	}
 	name := m.repository.Named().Name()
 	link, err := m.source.Driver.Stat(ctx, storage.RevisionPath(name, d))
+	if storage.IsNotFound(err) {
+		return nil // there is nothing to delete
+	}
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/distribution/distribution/v3"
 	"github.com/distribution/distribution/v3/registry/api/errcode"
+	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -46,9 +48,18 @@ func (m manifestStore) put(
 		}
 		return "", err
 	}
-	linking := m.source.Linking(m.repository.Named().Name())
+	mediaType, data, err := manifest.Payload()
+	if err != nil {
+		return "", err
+	}
+	name, named := m.repository.Named().Name(), cmp.Or(pushed.named, pushed.digests[0])
+	linking := m.source.Linking(name)
 	linking.RLock()
 	defer linking.RUnlock()
+	// They come first, so that no interrupted push leaves a manifest without them: the client would find it, and skip it.
+	if err := m.source.AddBackLinks(ctx, name, v1.Descriptor{MediaType: mediaType, Digest: named}, data); err != nil {
+		return "", err
+	}
 	stored, err := m.ManifestService.Put(content.Replacing(ctx, storage.BlobPath(pushed.digests[0])), manifest, options...)
 	if hasForbiddenURLs(err) {
 		return "", errcode.ErrorCodeManifestInvalid.WithMessage("a layer of the image is stored at a URL from which this " +
@@ -57,19 +68,10 @@ func (m manifestStore) put(
 	if err != nil {
 		return "", err
 	}
-	mediaType, data, err := manifest.Payload()
-	if err != nil {
-		return "", err
-	}
-	name, named := m.repository.Named().Name(), stored
 	if pushed.named != "" {
-		named = pushed.named
 		if err := m.source.Link(ctx, storage.RevisionPath(name, named), stored); err != nil {
 			return "", err
 		}
-	}
-	if err := m.source.AddBackLinks(ctx, name, v1.Descriptor{MediaType: mediaType, Digest: named}, data); err != nil {
-		return "", err
 	}
 	for _, tag := range pushed.tags {
 		if err := m.repository.Tags(ctx).Tag(ctx, tag, v1.Descriptor{Digest: named}); err != nil {
@@ -92,11 +94,18 @@ func (m manifestStore) Delete(ctx context.Context, d digest.Digest) error {
 	linking := m.source.Linking(m.repository.Named().Name())
 	linking.Lock()
 	defer linking.Unlock()
-	manifest, err := m.Get(ctx, d)
-	if err != nil {
-		return m.ManifestService.Delete(ctx, d)
-	}
 	if err := m.checkUnmodified(ctx, d); err != nil {
+		return err
+	}
+	manifest, err := m.Get(ctx, d)
+	if errors.As(err, new(storagedriver.Error)) {
+		return err
+	}
+	if err != nil { // it is missing or damaged
+		err := m.ManifestService.Delete(ctx, d)
+		if errors.Is(err, distribution.ErrBlobUnknown) { // an interrupted deletion may have left its tags
+			err = cmp.Or(m.untag(ctx, d), err)
+		}
 		return err
 	}
 	mediaType, data, err := manifest.Payload()
@@ -145,6 +154,9 @@ func (m manifestStore) Get(
 ) (distribution.Manifest, error) {
 	name := m.repository.Named().Name()
 	unknown := distribution.ErrManifestUnknownRevision{Name: name, Revision: d}
+	if intentOf(ctx).complete { // a push that skips existing manifests
+		m.source.collector.Rely(d)
+	}
 	manifest, err := m.ManifestService.Get(ctx, d, options...)
 	var data []byte
 	if err == nil {

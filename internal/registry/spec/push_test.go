@@ -33,7 +33,7 @@ var shortTimes = collect.Times{
 // openInMemory returns a registry with its storage in memory.
 func openInMemory(t *testing.T) *Registry {
 	t.Helper()
-	config, err := configuration.Parse(strings.NewReader("version: 0.1\nstorage: inmemory\n"))
+	config, err := configuration.Parse(strings.NewReader("version: 0.1\nstorage: {inmemory: {}, delete: {enabled: true}}\n"))
 	if err != nil {
 		t.Fatal(err)
 	}

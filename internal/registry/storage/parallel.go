@@ -14,14 +14,16 @@ const (
 	ManifestConcurrency = 4
 )
 
-// InOrder calls do for each item, for all at once, and returns the results in the same order.
-func InOrder[T, R any](ctx context.Context, items []T, do func(context.Context, T) (R, error)) ([]R, error) {
+// InOrder does the same as InParallel, and returns the results in the same order.
+func InOrder[T, R any](
+	ctx context.Context, items []T, atOnce int, do func(context.Context, T) (R, error),
+) ([]R, error) {
 	results := make([]R, len(items))
 	indexes := make([]int, len(items))
 	for i := range indexes {
 		indexes[i] = i
 	}
-	err := InParallel(ctx, indexes, len(items), func(ctx context.Context, i int) (err error) {
+	err := InParallel(ctx, indexes, atOnce, func(ctx context.Context, i int) (err error) {
 		results[i], err = do(ctx, items[i])
 		return err
 	})

@@ -1,0 +1,42 @@
+package content
+
+import (
+	"fmt"
+	"log/slog"
+	"testing"
+
+	"github.com/distribution/distribution/v3/registry/storage/driver/inmemory"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+)
+
+// Damaged links are left to the next push.
+func TestDamagedLinksDoNotPreventARebuild(t *testing.T) {
+	t.Parallel()
+	s := &Store{Driver: inmemory.New(), Log: slog.New(slog.DiscardHandler)}
+	subject := digest.FromString("subject")
+	referrer := fmt.Sprintf(`{"schemaVersion":2,"artifactType":"x","subject":{"digest":%q}}`, subject)
+	intact := digest.FromString(referrer)
+	for path, text := range map[string]string{
+		storage.BlobPath(intact):                                  referrer,
+		storage.RevisionPath("a", intact):                         intact.String(),
+		storage.RevisionPath("a", digest.FromString("x")):         "",
+		storage.RevisionPath("a", digest.SHA512.FromString("x")):  "",
+		storage.LayerPath("a", digest.SHA512.FromString("layer")): "",
+	} {
+		if err := s.Driver.PutContent(t.Context(), path, []byte(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Rebuild(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for _, rebuilt := range []bool{false, true} {
+		s.Rebuilt.Store(rebuilt)
+		page, _, err := s.Referrers(t.Context(), "a", subject, "", "", MaxReferrers)
+		if err != nil || len(page) != 1 || page[0].Digest != intact {
+			t.Errorf("rebuilt: %t: %v, %v", rebuilt, page, err)
+		}
+	}
+}
