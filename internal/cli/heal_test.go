@@ -47,7 +47,7 @@ func TestHeal(t *testing.T) {
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				switch r.Method + " " + r.URL.Path {
 				case "GET /prefix/api/v1/namespaces/zarf/pods":
-					if got := r.URL.Query().Get("fieldSelector"); got != "status.phase=Pending" {
+					if got := r.URL.Query().Get("fieldSelector"); got != "status.phase!=Succeeded,status.phase!=Failed" {
 						t.Errorf("fieldSelector=%s", got)
 					}
 					_, _ = w.Write([]byte(c.pods))

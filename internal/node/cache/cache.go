@@ -165,13 +165,14 @@ func (c *Cache) Listen(ctx context.Context) (err error) {
 			}
 		}
 	}()
-	if c.listener, err = c.listenWhenFree(ctx, c.config.Listen); err != nil {
-		return err
-	}
+	// First the metrics port: nobody accepts what clients send to the other one while this waits.
 	if c.config.MetricsListen != "" {
 		if c.metricsListener, err = c.listenWhenFree(ctx, c.config.MetricsListen); err != nil {
 			return err
 		}
+	}
+	if c.listener, err = c.listenWhenFree(ctx, c.config.Listen); err != nil {
+		return err
 	}
 	if c.store, err = openStore(c.config.Dir, c.config.Size, c.metrics); err != nil {
 		return fmt.Errorf("opening the directory %s: %w", c.config.Dir, err)

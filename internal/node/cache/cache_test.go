@@ -18,6 +18,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -806,6 +807,36 @@ func TestSuccessor(t *testing.T) {
 	f.stop()
 	if err := f.Listen(t.Context()); err == nil || !strings.Contains(err.Error(), "/dev/null") {
 		t.Errorf("Listen() = %v", err)
+	}
+}
+
+// hook is a writer of a log.
+type hook func()
+
+func (h hook) Write(p []byte) (int, error) {
+	h()
+	return len(p), nil
+}
+
+// While a successor waits for the metrics port, the other one refuses connections: nobody would accept them.
+func TestTheMetricsPortIsOpenedFirst(t *testing.T) {
+	f := start(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	config := f.config
+	config.Listen, config.MetricsListen = freeport.Loopback(t), f.MetricsAddr().String()
+	config.Logger = slog.New(slog.NewTextHandler(hook(func() { // it waits
+		if c, err := net.Dial("tcp", config.Listen); err == nil {
+			_ = c.Close()
+			t.Error("the port is open")
+		}
+		cancel()
+	}), nil))
+	c, err := New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Listen(ctx); !errors.Is(err, syscall.EADDRINUSE) {
+		t.Error(err)
 	}
 }
 

@@ -26,7 +26,8 @@ const (
 	// requestTimeout limits a request other than a watch.
 	requestTimeout = 10 * time.Second
 	// watchTime is how long the API server keeps a watch open. Each new one begins with all objects that
-	// match, so what got lost is found again.
+	// match, so what got lost is found again. It is short because a kubelet that must not pull
+	// reports a missing image only once.
 	watchTime = 5 * time.Minute
 	// nodeWatchTime is the same for nodes, all of which match: 50 MB in a cluster of 5000.
 	nodeWatchTime = time.Hour
@@ -184,9 +185,10 @@ func (c *Client) labels(components ...string) string {
 	return selector
 }
 
-// pending selects the release's pods that have not started. At rest no pod matches.
-func (c *Client) pending() url.Values {
-	return url.Values{"fieldSelector": {"status.phase=Pending"}, "labelSelector": {c.labels()}}
+// unfinished selects the release's pods that may wait for an image. One that ran before its node lost the image, or all
+// its containers, stays Running.
+func (c *Client) unfinished() url.Values {
+	return url.Values{"fieldSelector": {"status.phase!=Succeeded,status.phase!=Failed"}, "labelSelector": {c.labels()}}
 }
 
 // list returns the pods that a query selects.

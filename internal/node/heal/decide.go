@@ -128,14 +128,14 @@ var pullFailures = []string{
 // PullFailed reports whether a reason for which a container waits says that its image cannot be had.
 func PullFailed(reason string) bool { return slices.Contains(pullFailures, reason) }
 
-// waiting is a container of injected programs that has not started.
+// waiting is a container of injected programs that has not started, or cannot start again without an image.
 type waiting struct {
 	path, image string
 	failing     bool // the kubelet reports that it cannot get the image
 }
 
 func (p Pod) waiting() []waiting {
-	if p.Spec.NodeName == "" || p.Metadata.DeletionTimestamp != "" || p.Status.Phase != "Pending" {
+	if p.Spec.NodeName == "" || p.Metadata.DeletionTimestamp != "" {
 		return nil
 	}
 	var found []waiting
@@ -153,7 +153,10 @@ func (p Pod) waiting() []waiting {
 				}
 				w.failing = state.Waiting != nil && PullFailed(state.Waiting.Reason) && !p.replaced(state.Waiting.Message)
 			}
-			found = append(found, w)
+			// Containers of a pod that has run wait for other reasons too, as in CrashLoopBackOff.
+			if w.failing || p.Status.Phase == "Pending" {
+				found = append(found, w)
+			}
 		}
 	}
 	look("initContainers", p.Spec.InitContainers, p.Status.InitContainerStatuses)
@@ -161,8 +164,8 @@ func (p Pod) waiting() []waiting {
 	return found
 }
 
-// Waits reports whether a container of an injected program has not started on the pod's node, and
-// whether the kubelet has reported that it cannot get its image.
+// Waits reports whether a container of an injected program may wait for an image on the pod's node, and
+// whether the kubelet has reported that it cannot get that.
 func (p Pod) Waits() (waits, failing bool) {
 	list := p.waiting()
 	return len(list) > 0, slices.ContainsFunc(list, func(w waiting) bool { return w.failing })

@@ -38,7 +38,15 @@ const (
 	// The kubelet has not seen the replacement of a/pause:1 yet.
 	late = `{"phase":"Pending","initContainerStatuses":[{"name":"configure","state":{"waiting":{"reason":"ErrImageNeverPull",
 		"message":"Container image \"a/pause:1\" is not present with pull policy of Never"}}}]}`
-	running = `{"phase":"Running","containerStatuses":[{"name":"proxy","state":{"running":{}}}]}`
+	// The node was installed again: the init container runs first, and the pod does not become Pending again.
+	lost = `{"phase":"Running","initContainerStatuses":[{"name":"configure","state":{"waiting":{"reason":"ImagePullBackOff"}},
+		"lastState":{"terminated":{"reason":"ContainerStatusUnknown","exitCode":137}}}],
+		"containerStatuses":[{"name":"proxy","state":{"waiting":{"reason":"PodInitializing"}}}]}`
+	// The image was replaced.
+	replaced = `{"phase":"Running","containerStatuses":[{"name":"proxy","state":{"waiting":{"reason":"ErrImageNeverPull",
+		"message":"Container image \"a/pause:1\" is not present with pull policy of Never"}}}]}`
+	crashing = `{"phase":"Running","containerStatuses":[{"name":"proxy","state":{"waiting":{"reason":"CrashLoopBackOff"}}}]}`
+	running  = `{"phase":"Running","containerStatuses":[{"name":"proxy","state":{"running":{}}}]}`
 )
 
 // rules trust the pause images of one repository, and one more image.
@@ -92,6 +100,11 @@ func TestDecide(t *testing.T) {
 		"ten images were replaced": {podWith(t, "c/pause:1", backOff, "x:1,x:2,x:3,x:4,x:5,x:6,x:7,x:8,x:9,x:10"), pauses,
 			Report, both, "", "x:10"},
 		"a pod that runs": {podWith(t, "a/pause:1", running), pauses, Nothing, nil, "", ""},
+		"a pod that ran before its node lost the image": {podWith(t, "a/pause:1", lost), pauses, Replace, both[:1],
+			"b/pause:3.10", ""},
+		"a pod that ran, and whose image was just replaced": {podWith(t, "c/pause:1", replaced, "a/pause:1"), pauses, Nothing,
+			nil, "", ""},
+		"a program that crashes": {podWith(t, "a/pause:1", crashing), pauses, Nothing, nil, "", ""},
 	} {
 		t.Run(description, func(t *testing.T) {
 			d := Decide(c.pod, c.images, rules, []string{"evil/pause:1", "b/pause:3.8"})

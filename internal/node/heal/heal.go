@@ -52,7 +52,7 @@ type Config struct {
 	Now func() time.Time
 }
 
-// Healer watches the release's pending pods and replaces images, and watches nodes to remove the
+// Healer watches the release's pods and replaces images, and watches nodes to remove the
 // startup taint. Several healers may run at once: the first patch of an object wins.
 type Healer struct {
 	config Config
@@ -174,7 +174,7 @@ func (h *Healer) session(ctx context.Context) error {
 	changes := make(chan change[Pod])
 	ended := make(chan error, 1)
 	go func() {
-		ended <- watch(ctx, client, client.pods(), client.pending(), watchTime, func() { h.watching.Store(true) }, changes)
+		ended <- watch(ctx, client, client.pods(), client.unfinished(), watchTime, func() { h.watching.Store(true) }, changes)
 	}()
 	h.jobs = map[string]*job{} // the watch begins with all pods
 	for {

@@ -96,6 +96,9 @@ func (s *server) serve(w http.ResponseWriter, r *http.Request) {
 			"app.kubernetes.io/name=zarf-registry,app.kubernetes.io/instance=r" {
 			s.t.Errorf("labelSelector=%s", got)
 		}
+		if got := r.URL.Query().Get("fieldSelector"); got != "status.phase!=Succeeded,status.phase!=Failed" {
+			s.t.Errorf("fieldSelector=%s", got)
+		}
 		s.watches++
 		s.mu.Unlock()
 		w.(http.Flusher).Flush()
@@ -447,7 +450,7 @@ func TestDryRunsLookAgainAtWhatChanges(t *testing.T) {
 			if patches[r.URL.Path]++; patches[r.URL.Path] == 1 {
 				w.WriteHeader(http.StatusConflict)
 			}
-		case r.URL.Query().Get("fieldSelector") == "status.phase=Pending":
+		case r.URL.Query().Get("fieldSelector") == "status.phase!=Succeeded,status.phase!=Failed":
 			fmt.Fprintf(w, `{"items":[%s]}`, pod)
 		case strings.HasSuffix(r.URL.Path, "/pods"):
 			fmt.Fprint(w, `{"items":[]}`)

@@ -29,7 +29,7 @@ type Result struct {
 	changed bool // the patch met a change
 }
 
-// Once replaces the images of the release's pending pods, or says what it would replace with dryRun. It
+// Once replaces the images of the release's pods that wait for one, or says what it would replace with dryRun. It
 // looks again, a few times, while pods wait; in a dry run, only if one changes meanwhile. It returns what
 // it did about the pods that need another image. An error means that no further pod was looked at.
 func Once(ctx context.Context, client *Client, rules nodeimages.Rules, dryRun bool) ([]Result, error) {
@@ -66,7 +66,7 @@ func repeat(ctx context.Context, pass func(last bool) (again bool, err error)) e
 
 // once is one pass of Once.
 func once(ctx context.Context, client *Client, rules nodeimages.Rules, dryRun bool) ([]Result, error) {
-	pods, err := client.list(ctx, client.pending())
+	pods, err := client.list(ctx, client.unfinished())
 	if err != nil {
 		return nil, err
 	}

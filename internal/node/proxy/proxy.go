@@ -184,6 +184,13 @@ func (p *Proxy) Listen(ctx context.Context) (err error) {
 			p.closeListeners()
 		}
 	}()
+	// First the metrics port: nobody accepts what clients send to the others while this waits.
+	if p.config.MetricsListen != "" {
+		p.metricsListener, err = listenWhenFree(ctx, p.config.MetricsListen, p.config.ReusePort, p.config.Logger)
+		if err != nil {
+			return err
+		}
+	}
 	var unavailable []error
 	for _, address := range p.config.Listen {
 		l, err := listenWhenFree(ctx, address, p.config.ReusePort, p.config.Logger)
@@ -199,12 +206,6 @@ func (p *Proxy) Listen(ctx context.Context) (err error) {
 	}
 	if len(p.listeners) == 0 {
 		return join(unavailable)
-	}
-	if p.config.MetricsListen != "" {
-		p.metricsListener, err = listenWhenFree(ctx, p.config.MetricsListen, p.config.ReusePort, p.config.Logger)
-		if err != nil {
-			return err
-		}
 	}
 	return nil
 }

@@ -2,18 +2,23 @@ package proxy
 
 import (
 	"bufio"
+	"context"
+	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/net/connlimit"
+	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
 )
 
 // counted counts the requests that a registry serves at the same time.
@@ -307,6 +312,36 @@ func TestListenWaitsForThePort(t *testing.T) {
 	t.Logf("the proxy listens %s after the port is free", time.Since(<-freed))
 	if response, _, err := f.get("/v2/"); err != nil || response.StatusCode != http.StatusNotFound {
 		t.Errorf("%v, %v", response, err)
+	}
+}
+
+// hook is a writer of a log.
+type hook func()
+
+func (h hook) Write(p []byte) (int, error) {
+	h()
+	return len(p), nil
+}
+
+// While a successor waits for the metrics port, the others refuse connections: nobody would accept them.
+func TestTheMetricsPortIsOpenedFirst(t *testing.T) {
+	f := start(t, store{}) // without SO_REUSEPORT
+	ctx, cancel := context.WithCancel(t.Context())
+	config, address := f.proxy.config, freeport.Loopback(t)
+	config.Listen, config.MetricsListen, config.ReusePort = []string{address}, f.proxy.MetricsAddr().String(), true
+	config.Logger = slog.New(slog.NewTextHandler(hook(func() { // it waits
+		if c, err := net.Dial("tcp", address); err == nil {
+			_ = c.Close()
+			t.Error("the port is open")
+		}
+		cancel()
+	}), nil))
+	p, err := New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Listen(ctx); !errors.Is(err, syscall.EADDRINUSE) {
+		t.Error(err)
 	}
 }
 

@@ -372,8 +372,14 @@ func (resp *response) unwatch() bool { return resp.stop == nil || resp.stop() }
 // roundTrip sends a request without a body and reads the header of the response. Every error is
 // worth a retry. If a reused connection turns out to be closed, it uses the next one.
 func (u *upstream) roundTrip(request *request) (*response, error) {
+	ctx := request.Context()
+	if !request.answerBy.IsZero() {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, request.answerBy)
+		defer cancel()
+	}
 	for {
-		c, reused, err := u.get(request.Context())
+		c, reused, err := u.get(ctx)
 		if err != nil {
 			return nil, u.failed(request.Context(), err)
 		}

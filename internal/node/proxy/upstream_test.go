@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/netip"
 	"strconv"
@@ -384,6 +385,27 @@ func TestRuntimesAreAskedToRepeatTheirRequest(t *testing.T) {
 			t.Error(got.Status)
 		}
 	})
+	for name, change := range map[string]func(*Proxy){
+		"a registry without a handshake": noHandshake(t), "no slot": limitSlots(0),
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := start(t, store{}, change, func(p *Proxy) { p.limits.waitTimeout = 100 * time.Millisecond })
+			if got := ask(t, f, "containerd/v2.4.2"); got.StatusCode != http.StatusTooManyRequests {
+				t.Error(got.Status)
+			}
+		})
+	}
+}
+
+// noHandshake replaces the registry with one that never answers a ClientHello.
+func noHandshake(t *testing.T) func(*Proxy) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return func(p *Proxy) { p.upstream.address.ClusterIP = l.Addr().(*net.TCPAddr).AddrPort() }
 }
 
 // Docker gives up on a ping that is not answered within 15 s, but waits for the image.
@@ -394,6 +416,7 @@ func TestDockersPingIsAnswered(t *testing.T) {
 		p.limits.ping, p.limits.waitTimeout = 100*time.Millisecond, time.Hour
 	})
 	t.Cleanup(func() { close(end) })
+	stuck := start(t, store{}, noHandshake(t), func(p *Proxy) { p.limits.ping = 100 * time.Millisecond })
 	away := start(t, store{}, retryFor(time.Second/2))
 	away.kill()
 	never := start(t, store{}, retryFor(0))
@@ -403,7 +426,8 @@ func TestDockersPingIsAnswered(t *testing.T) {
 		path, agent string
 		want        int
 	}{
-		"silent": {silent, "/v2/", docker, http.StatusOK}, "away": {away, "/v2/", docker, http.StatusOK},
+		"silent": {silent, "/v2/", docker, http.StatusOK}, "stuck": {stuck, "/v2/", docker, http.StatusOK},
+		"away":           {away, "/v2/", docker, http.StatusOK},
 		"an image":       {away, "/v2/a/manifests/1", docker, http.StatusServiceUnavailable},
 		"another client": {away, "/v2/", "curl/8", http.StatusServiceUnavailable},
 		"no waiting":     {never, "/v2/", docker, http.StatusServiceUnavailable},
