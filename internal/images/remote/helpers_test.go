@@ -3,7 +3,6 @@ package remote
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
 	"io"
 	"log"
 	"log/slog"
@@ -301,11 +300,6 @@ func say(w http.ResponseWriter, status int, code string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	io.WriteString(w, `{"errors":[{"code":"`+code+`","message":"test message"}]}`)
-}
-
-// clientTLS is what a client of the server needs.
-func (r *testRegistry) clientTLS() *tls.Config {
-	return r.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
 }
 
 func writeFile(t testing.TB, b []byte) string {
