@@ -283,11 +283,14 @@ func (w *blobWriter) Close() error {
 	return w.BlobWriter.Close()
 }
 
-// Cancel removes the upload, also if the client has just disconnected.
+// Cancel removes the upload, also if the client has just disconnected, unless another request continues it.
 func (w *blobWriter) Cancel(ctx context.Context) error {
 	w.removed = true
 	ctx = context.WithoutCancel(ctx)
-	_ = w.BlobWriter.Cancel(ctx) // fails after some errors, and after Commit
+	// It fails after some errors, and after Commit.
+	if err := w.BlobWriter.Cancel(ctx); errors.Is(err, storage.ErrWriterReplaced) {
+		return err
+	}
 	w.source.space.Removed(w.received)
 	err := w.source.Driver.Delete(ctx, storage.UploadDir(w.store.name.Name(), w.ID()))
 	if storage.IsNotFound(err) {

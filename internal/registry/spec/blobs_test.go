@@ -3,6 +3,7 @@ package spec
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -108,6 +109,25 @@ func TestBlobRemovedBeforeItIsServed(t *testing.T) {
 			t.Errorf("%s: %v", d, err)
 		}
 	}
+}
+
+// reads calls itself when the body is read, which is empty.
+type reads func()
+
+func (r reads) Read([]byte) (int, error) {
+	r()
+	return 0, io.EOF
+}
+
+func TestAnUploadThatAnotherRequestContinuesIsKept(t *testing.T) {
+	t.Parallel()
+	s := open(t, fmt.Sprintf("filesystem: {rootdirectory: %q}", t.TempDir()))
+	begun := s.request(t, http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header().Get("Location")
+	complete := begun + "&digest=" + digest.FromString("x").String()
+	s.request(t, http.StatusInternalServerError, "PUT", complete, reads(func() {
+		s.request(t, http.StatusNoContent, "GET", begun, nil)
+	}))
+	s.request(t, http.StatusCreated, "PUT", complete, strings.NewReader("x"))
 }
 
 func TestUploadsThatFailOrAreCancelledLeaveNothing(t *testing.T) {

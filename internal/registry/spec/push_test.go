@@ -33,7 +33,12 @@ var shortTimes = collect.Times{
 // openInMemory returns a registry with its storage in memory.
 func openInMemory(t *testing.T) *Registry {
 	t.Helper()
-	config, err := configuration.Parse(strings.NewReader("version: 0.1\nstorage: {inmemory: {}, delete: {enabled: true}}\n"))
+	return open(t, "inmemory: {}")
+}
+
+func open(t *testing.T, storage string) *Registry {
+	t.Helper()
+	config, err := configuration.Parse(strings.NewReader("version: 0.1\nstorage: {" + storage + ", delete: {enabled: true}}\n"))
 	if err != nil {
 		t.Fatal(err)
 	}

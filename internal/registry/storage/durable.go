@@ -270,7 +270,7 @@ func (w *durableWriter) open(flag int) (err error) {
 	w.files.writers[w.name] = weak.Make(w)
 	w.files.mu.Unlock()
 	if older != nil {
-		_ = older.end(errWriterReplaced)
+		_ = older.end(ErrWriterReplaced)
 	}
 	if w.files.isComplete(w.name) {
 		return errWriterCommitted
@@ -306,7 +306,9 @@ func (w *durableWriter) Write(p []byte) (int, error) {
 var (
 	errWriterClosed    = errors.New("already closed")
 	errWriterCommitted = errors.New("already committed")
-	errWriterReplaced  = errors.New("another request continues the upload")
+
+	// ErrWriterReplaced is the error of a writer whose file has a newer one.
+	ErrWriterReplaced = errors.New("another request continues the upload")
 )
 
 // Close ends the writing. What was not committed is not synced.
@@ -327,7 +329,7 @@ func (w *durableWriter) Cancel(context.Context) error {
 	if err := w.Close(); err != nil && !errors.Is(err, fs.ErrClosed) {
 		return err
 	}
-	if why := w.end(nil); errors.Is(why, errWriterReplaced) {
+	if why := w.end(nil); errors.Is(why, ErrWriterReplaced) {
 		return why
 	}
 	w.files.forget(w.name)
