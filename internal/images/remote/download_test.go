@@ -252,6 +252,13 @@ func TestRedirects(t *testing.T) {
 		registry, err := run(t, plainCDN.URL, allowed, blobs)
 		wantError(t, err, registry.host(), "redirected from HTTPS to "+plainCDN.URL)
 	})
+	t.Run("to hosts with an untrusted CA are rejected", func(t *testing.T) {
+		registry := newTestServer(t, true, http.RedirectHandler(cdn.URL, http.StatusTemporaryRedirect))
+		_, err := pull(t.Context(), repository(t, registry.client(t, func(opts *Options) {
+			opts.AllowRedirects, opts.TLS = true, nil
+		}), "some/where"), desc, 0)
+		wantError(t, err, registry.host(), "request to "+cdn.host(), "untrusted CA")
+	})
 	t.Run("to hosts with a certificate of another name are rejected", func(t *testing.T) {
 		to := strings.Replace(cdn.URL, "127.0.0.1", "localhost", 1)
 		registry, err := run(t, to, allowed, blobs)
