@@ -2,6 +2,7 @@ package hook_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -117,11 +118,13 @@ type registry struct {
 	unreachable error
 	// loaded returns what a pod has loaded.
 	loaded func(*corev1.Pod) (*reloadstatus.Report, error)
+	// refused is the error of a push whose credential the registry has not loaded.
+	refused func() error
 }
 
 func (r *registry) PushProgramImages(_ context.Context, a release.PushAccess) ([]string, error) {
 	r.pushed = append(r.pushed, a)
-	return []string{"zarf-registry/registry:dev"}, r.err
+	return []string{"zarf-registry/registry:dev"}, cmp.Or(r.err, r.refused())
 }
 func (r *registry) HookImage() *state.HookImage { return r.image }
 
@@ -234,7 +237,7 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 		Log:      slog.New(slog.NewJSONHandler(writer(func(p []byte) { log.Lock(); b.log.Write(p); log.Unlock() }), nil)),
 		Now:      func() time.Time { return b.now },
 	}}
-	b.registry.loaded = b.report
+	b.registry.loaded, b.registry.refused = b.report, b.refused
 	b.installCertManager()
 	for _, o := range objects {
 		b.add(o)

@@ -75,7 +75,13 @@ func TestUserPushCredentialIsCopiedAndUpdated(t *testing.T) {
 			t.Error("the user's Secret was written")
 		}
 
+		// Finish pushes with the new one.
 		b.hook.Settings = options
+		b.give("robot", "paper clip")
+		b.slow = map[string]time.Duration{registryPod: 15 * time.Second}
+		b.must(b.prepareAndFinish())
+		b.checkCredential("robot", "paper clip")
+
 		b.hook.Settings.Push.Secret = ""
 		b.must(b.prepareAndFinish())
 		b.checkCredential("zarf-push", "")

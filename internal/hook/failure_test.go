@@ -34,8 +34,8 @@ func TestFailedRequestIsReported(t *testing.T) {
 				return b
 			},
 			run: (*bench).prepareAndFinish,
-			unnoticed: []string{probe, probe, "get deployments zarf-registry", "list daemonsets ", "list nodes ", "list pods ",
-				"list pods ", "list pods "},
+			unnoticed: []string{probe, probe, "get deployments zarf-registry", "list daemonsets ", "list nodes ",
+				"list nodes ", "list pods ", "list pods ", "list pods ", "list pods "},
 		},
 		"switch to a node port": {
 			setUp: func(t *testing.T) *bench {
@@ -44,8 +44,8 @@ func TestFailedRequestIsReported(t *testing.T) {
 				return b
 			},
 			run: (*bench).prepareAndFinish,
-			unnoticed: []string{probe, probe, "get deployments zarf-registry", "list endpointslices ", "list pods ",
-				"list pods ", "patch endpointslices zarf-registry-nodeport"},
+			unnoticed: []string{probe, probe, "get deployments zarf-registry", "list endpointslices ", "list nodes ",
+				"list pods ", "list pods ", "list pods ", "patch endpointslices zarf-registry-nodeport"},
 		},
 		"internal to existingSecret": {
 			setUp: func(t *testing.T) *bench {

@@ -132,7 +132,7 @@ func (b *bench) load(pod *corev1.Pod) {
 	p.due = time.Time{}
 	if s := b.get("secrets", "zarf-registry-auth"); s != nil &&
 		pod.Labels["app.kubernetes.io/component"] == "registry" {
-		p.credentials = fmt.Sprintf("%x", sha256.Sum256(s.(*corev1.Secret).Data["htpasswd"]))
+		p.credentials = credentialsOf(s)
 		p.own = fmt.Sprintf("%x", sha256.Sum256(s.(*corev1.Secret).Data["own-images"]))
 	}
 	if c := b.get("configmaps", "zarf-registry-payload-registry-node-amd64-00"); c != nil &&
@@ -151,6 +151,20 @@ func (b *bench) load(pod *corev1.Pod) {
 		p.files = next
 		p.generation++
 	}
+}
+
+func (b *bench) refused() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := b.get("secrets", "zarf-registry-auth")
+	if p := b.pods[registryPod]; p != nil && s != nil && p.credentials != credentialsOf(s) {
+		return errors.New("401 Unauthorized")
+	}
+	return nil
+}
+
+func credentialsOf(auth runtime.Object) string {
+	return fmt.Sprintf("%x", sha256.Sum256(auth.(*corev1.Secret).Data["htpasswd"]))
 }
 
 func (b *bench) annotated(name string) {

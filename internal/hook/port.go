@@ -384,12 +384,9 @@ func (f *finishing) trySwitchBack(ctx context.Context) (outcome string, err erro
 		return "", nil
 	}
 	// A run that was killed may have closed the listener already.
-	if _, err := f.certs.WritePull(ctx); err != nil {
-		return "", err
-	}
 	listener, cancel := context.WithTimeout(ctx, switchBackWait)
 	defer cancel()
-	if _, err := f.certs.AwaitPlain(listener, true); err != nil {
+	if _, err := f.certs.OpenPlain(listener); err != nil {
 		f.Log.Warn("the listener of the node port did not open", "error", err.Error())
 	}
 	if _, err := f.serveService(ctx, s, switchBackWait); err != nil {

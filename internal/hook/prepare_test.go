@@ -523,7 +523,8 @@ func TestPKIStateSurvivesLaterWrites(t *testing.T) {
 	}
 }
 
-// Only an explicit value replaces an image that is recorded. A rendering that saw no cluster records what is new.
+// An explicit value, and a rollback to an official image, replace an image that is recorded. A rendering that saw no
+// cluster records what is new.
 func TestPrepareRecordsPauseImages(t *testing.T) {
 	b := newBench(t)
 	check := func(description, amd64 string, reason state.PauseReason) {
@@ -541,14 +542,14 @@ func TestPrepareRecordsPauseImages(t *testing.T) {
 	choosePause(&b.hook.Settings, "a/b:1", state.SourceValue, state.PauseValue)
 	check("explicit", "a/b:1", state.PauseValue)
 	b.hook.Settings.Preflight.Ignore = nil
-	choosePause(&b.hook.Settings, pauseImage, state.SourceCluster, state.PauseDigest)
+	choosePause(&b.hook.Settings, pauseImage, state.SourceCluster, state.PauseName)
 	err := b.hook.Prepare(t.Context())
 	b.mustFail(err, true, "pause-image", "the release uses a/b:1 for amd64 (set by injector.image)")
 	if got := b.state().PauseImages["amd64"].Reference; got != "a/b:1" {
 		t.Errorf("a refused run recorded %s", got)
 	}
-	choosePause(&b.hook.Settings, pauseImage, state.SourceValue, state.PauseValue)
-	check("explicit again", pauseImage, state.PauseValue)
+	choosePause(&b.hook.Settings, pauseImage, state.SourceCluster, state.PauseDigest)
+	check("rollback", pauseImage, state.PauseDigest)
 	if !strings.Contains(b.log.String(), "replaces a/b:1 (set by injector.image) for amd64") {
 		t.Error("the change is not logged")
 	}

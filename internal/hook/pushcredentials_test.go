@@ -59,7 +59,8 @@ func (b *bench) password(secret string) []byte { return b.secret(secret).Data["p
 func (b *bench) checkNamed(teamPassword string) {
 	b.Helper()
 	push, ci := b.password("zarf-registry-credentials"), b.password(generatedSecret)
-	want := []string{"zarf-push/" + string(push), "ci/" + string(ci) + ":ci:team-a,shared/base",
+	user := string(b.secret("zarf-registry-credentials").Data["username"])
+	want := []string{user + "/" + string(push), "ci/" + string(ci) + ":ci:team-a,shared/base",
 		"team-user/" + teamPassword + ":team"}
 	if diff := cmp.Diff(want, b.accepts(push, ci, []byte(teamPassword))); diff != "" {
 		b.Errorf("the registry accepts (-want +got):\n%s", diff)
@@ -74,6 +75,28 @@ func (b *bench) checkNamed(teamPassword string) {
 		!slices.Equal(slices.Sorted(maps.Keys(data)), []string{"htpasswd", "password", "upload-secret", "username"}) {
 		b.Errorf("the Secret of the push credential changed: %q", slices.Sorted(maps.Keys(data)))
 	}
+}
+
+// The CronJob copies the others, and the registry accepts what their Secrets have.
+func TestOneCopyThatFailsBlocksNoOther(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t, func(b *bench) { b.give("robot", "good") })
+		named(b)
+		b.must(b.prepareAndFinish())
+		b.asTheCronJobDoes()
+		b.give("robot", "better")
+		b.giveTeam("team-user", "")
+		b.mustFail(b.renew(), true, "Secret zarf/team-credential has no key password")
+		b.checkCredential("robot", "better")
+		b.checkNamed("correct horse")
+
+		b.give("robot", "")
+		b.giveTeam("team-user", "battery staple")
+		b.mustFail(b.renew(), true, "Secret zarf/corp-credential has no key password")
+		b.checkCredential("robot", "better")
+		b.checkNamed("battery staple")
+	})
 }
 
 func TestNamedPushCredentials(t *testing.T) {

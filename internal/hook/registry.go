@@ -40,6 +40,9 @@ func (f *finishing) push(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if _, err := f.certs.AwaitPush(ctx); err != nil {
+		return "", err
+	}
 	images, err := f.registry.PushProgramImages(ctx, access)
 	if err != nil {
 		return "", err

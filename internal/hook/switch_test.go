@@ -170,6 +170,7 @@ func TestSwitchBackOpensTheListener(t *testing.T) {
 					t.Error("the Service is not served or has no open listener")
 				}
 				checkPull(b, b.secret("zarf-registry-pull"), true)
+				b.checkAuth(true)
 			})
 		})
 	}

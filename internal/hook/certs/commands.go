@@ -83,18 +83,23 @@ func (c *command) copyCredentials(ctx context.Context) (string, error) {
 		return "", err
 	}
 	copies := slices.DeleteFunc(record.Named, func(n state.PushCredential) bool { return n.Secret == "" })
-	change := authChange{push: c.saved.PushSecret != "", named: c.replaceNamed(copies)}
-	if !change.push && len(copies) == 0 {
+	if c.saved.PushSecret == "" && len(copies) == 0 {
 		return "nothing: no credential is a copy", nil
 	}
+	// Apart, because a Secret that cannot be copied must not make the registry refuse the others.
 	did := "copied the named push credentials"
-	if change.push {
-		if did, err = c.WritePush(ctx, c.saved.PushSecret, true); err != nil {
-			return "", err
+	var failed []error
+	if c.saved.PushSecret != "" {
+		if did, err = c.WritePush(ctx, c.saved.PushSecret, true); err == nil {
+			_, err = c.copyRegistryAuth(ctx, authChange{push: true, named: keepNamed})
 		}
+		failed = append(failed, err)
 	}
-	_, err = c.copyRegistryAuth(ctx, change)
-	return did, err
+	for _, credential := range copies {
+		_, err := c.copyRegistryAuth(ctx, authChange{named: c.replaceNamed([]state.PushCredential{credential})})
+		failed = append(failed, err)
+	}
+	return did, errors.Join(failed...)
 }
 
 // Rotate replaces all certificates, whether due or not. If ca is set, it replaces the CA as well.

@@ -70,7 +70,7 @@ func (m *Manager) changeRecord(
 	})
 }
 
-// loadTimeout is how long FinishNamed waits. Kubelets of annotated pods need a few seconds.
+// loadTimeout is how long AwaitPush waits. Kubelets of annotated pods need a few seconds.
 const loadTimeout = 2 * time.Minute
 
 // FinishNamed accepts Zarf's credential, if the release replaces Zarf's registry, waits until the registry has
@@ -89,6 +89,20 @@ func (m *Manager) FinishNamed(ctx context.Context) (string, error) {
 			return "", err
 		}
 	}
+	did, err := m.AwaitPush(ctx)
+	if err != nil {
+		return "", err
+	}
+	if len(record.Removed) == 0 {
+		return did, nil
+	}
+	deleted, err := m.deleteRemoved(ctx, record)
+	return did + "; " + deleted, err
+}
+
+// AwaitPush waits until the registry has loaded the push credentials that prepare has written. If it does not in
+// time, AwaitPush logs a warning, and pushes with a changed credential may be refused.
+func (m *Manager) AwaitPush(ctx context.Context) (string, error) {
 	auth, err := m.Secret(ctx, m.Settings.Name+names.SuffixRegistryAuth)
 	if err != nil {
 		return "", err
@@ -106,13 +120,9 @@ func (m *Manager) FinishNamed(ctx context.Context) (string, error) {
 	}
 	if err != nil {
 		m.Log.Warn("the registry has not loaded the push credentials yet", "error", err.Error())
-		did = "not loaded yet: see the warning"
+		return "not loaded yet: see the warning", nil
 	}
-	if len(record.Removed) == 0 {
-		return did, nil
-	}
-	deleted, err := m.deleteRemoved(ctx, record)
-	return did + "; " + deleted, err
+	return did, nil
 }
 
 // deleteRemoved deletes the Secrets of removed credentials. If it may not, it names them.

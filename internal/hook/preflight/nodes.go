@@ -270,6 +270,9 @@ func (i *Inspection) pauseImageOrigin(architecture string, image settings.PauseI
 	}
 	changed := recorded.Reference != image.Reference
 	byDigest := strings.Contains(recorded.Reference, "@")
+	// A rollback has the images of its revision. It may restore what a person or an official digest vouches for.
+	chosen := image.Source == state.SourceValue || !withoutCluster &&
+		(image.Reason == state.PauseValue || image.Reason == state.PauseDigest)
 	switch {
 	case image.Source == state.SourceValue && len(nodes.reporting) > 0 && !nodes.with && nodes.complete:
 		// The healer helps no pod either: it runs in the same image.
@@ -280,7 +283,7 @@ func (i *Inspection) pauseImageOrigin(architecture string, image settings.PauseI
 		slices.Sort(candidates)
 		return []Finding{pauseFinding(Blocker, object, fmt.Sprintf("injector.image: no node reports it (%s), so no injected "+
 			"pod would start", release.ListNodes(nodes.reporting)), slices.Compact(candidates)...)}, true
-	case changed && image.Source == state.SourceValue:
+	case changed && chosen:
 		return []Finding{pauseFinding(Warning, object, fmt.Sprintf("replaces %s (%s) for %s, so the pods restart",
 			recorded.Reference, recorded.Reason, architecture), recorded.Reference)}, false
 	case changed && byDigest && (!withoutCluster || recorded.Reason != state.PauseDefault):
