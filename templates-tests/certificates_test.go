@@ -548,8 +548,8 @@ func TestTheJobsUseThePublishedImageByDigest(t *testing.T) {
 				if got := spec.Containers[0].Image; got != test.want {
 					t.Errorf("the image of %s is %s, want %s", job, got, test.want)
 				}
-				if in, _ := nodeFields(spec.Affinity); !slices.Equal(in, test.on) {
-					t.Errorf("%s requires the nodes %v, want %v", job, in, test.on)
+				if got, _ := preferredNodes(spec.Affinity); !slices.Equal(got, test.on) {
+					t.Errorf("%s prefers the nodes %v, want %v", job, got, test.on)
 				}
 			}
 			if _, found := decided(out).Push.HookDigests["index"]; found {

@@ -128,8 +128,8 @@ func TestExposedListenerUsesItsCertificateAndUsers(t *testing.T) {
 		for _, v := range pod.Volumes {
 			if strings.HasPrefix(v.Name, "expose-") {
 				secrets[v.Name] = v.Secret.SecretName
-				if !is(v.Secret.DefaultMode, 0o440) || len(v.Secret.Items) == 0 ||
-					is(v.Secret.Optional, true) != (v.Name == "expose-users") {
+				later := v.Name == "expose-users" || v.Secret.SecretName == "zarf-registry-expose-tls" // cert-manager's
+				if !is(v.Secret.DefaultMode, 0o440) || len(v.Secret.Items) == 0 || is(v.Secret.Optional, true) != later {
 					t.Errorf("%s: %s is %v", name, v.Name, v.Secret)
 				}
 			}
@@ -223,6 +223,14 @@ rules:
 	); diff != "" ||
 		certificate["secretName"] != "zarf-registry-expose-tls" {
 		t.Errorf("%v %s", certificate, diff)
+	}
+	certificate = foreign(proxyMode(t, "expose.service.enabled=true", "expose.hosts=[a.example.com, 192.0.2.5]",
+		"expose.tls.certManager.issuerRef.name=company"), "Certificate")
+	if diff := cmp.Diff("- a.example.com\n", mustYAML(t, certificate["dnsNames"])); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff("- 192.0.2.5\n", mustYAML(t, certificate["ipAddresses"])); diff != "" {
+		t.Error(diff)
 	}
 }
 

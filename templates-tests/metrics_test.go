@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -332,6 +333,37 @@ func TestAlertsAndPanelsUseExistingMetrics(t *testing.T) {
 		}
 		if n := strings.Count(expression, `namespace="zarf"`); n != len(found) {
 			t.Errorf("%s: %d of %d selectors name the namespace: %s", name, n, len(found), expression)
+		}
+	}
+}
+
+// The name of a CronJob is shorter than that of a release with a long name.
+func TestTheAlertOfJobsNamesTheCronJobs(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"images", strings.Repeat("a", 42)} {
+		out := rendering{values: monitored(t, "fullnameOverride="+name, "registry.garbageCollection.enabled=true")}.render(t)
+		rules := find[*monitoringv1.PrometheusRule](t, out, name).Spec.Groups
+		expression := ""
+		for _, group := range rules {
+			for _, rule := range group.Rules {
+				if rule.Alert == "ZarfRegistryJobFailing" {
+					expression = rule.Expr.String()
+				}
+			}
+		}
+		selector := regexp.MustCompile(`cronjob=~"(.*?)"`).FindStringSubmatch(expression)
+		if selector == nil {
+			t.Fatalf("%s selects no CronJobs", expression)
+		}
+		selected := regexp.MustCompile("^(" + selector[1] + ")$")
+		jobs := all[*batchv1.CronJob](out)
+		if len(jobs) != 2 || selected.MatchString(name+"-b-certificates") {
+			t.Errorf("%s selects those of another release, or there are not two but %d", selector[1], len(jobs))
+		}
+		for _, job := range jobs {
+			if !selected.MatchString(job.Name) {
+				t.Errorf("%s does not select %s", selector[1], job.Name)
+			}
 		}
 	}
 }

@@ -437,6 +437,9 @@ func TestJobsUseThePushedImageIfNoNodeHasTheConfiguredOne(t *testing.T) {
 		"an interrupted switch": {[]runtime.Object{a, b, knows(state.ModeNodePort, func(s *state.State) {
 			s.Phase, s.Desired = state.PhasePrepared, settings(state.ModeProxy, state.IPv4)
 		})}, nil, pushed, nil},
+		"only some nodes have a proxy": {
+			[]runtime.Object{a, b, knows(state.ModeProxy)}, []string{"proxy.nodeSelector={role: worker}"}, pushed, nil,
+		},
 		"nodes with the pushed image are preferred": {
 			[]runtime.Object{a, node("c", "amd64", pushed), knows(state.ModeProxy)}, nil, pushed, []string{"c"},
 		},
@@ -494,6 +497,10 @@ func TestJobsUseThePushedImageIfNoNodeHasTheConfiguredOne(t *testing.T) {
 				}
 				if in, _ := nodeFields(spec.Affinity); len(in) > 0 {
 					t.Errorf("%s requires nodes %s, but any node could pull the image", job.Name, in)
+				}
+				some := slices.Contains(test.values, "proxy.nodeSelector={role: worker}")
+				if some != (spec.NodeSelector["role"] != "") {
+					t.Errorf("%s runs on nodes of %v, also without a proxy", job.Name, spec.NodeSelector)
 				}
 				prefers, controlPlane := preferredNodes(spec.Affinity)
 				if controlPlane != 100 {

@@ -253,6 +253,11 @@ func TestPersistentVolumeClaim(t *testing.T) {
 		c[0].Spec.Resources.Requests.Storage().String() != "20Gi" {
 		t.Errorf("by default: %v", c)
 	}
+	const options = "argocd.argoproj.io/sync-options"
+	if c := claims("registry.persistence.annotations={" + options + ": Delete=false, a: b}"); len(c) != 1 ||
+		c[0].Annotations[options] != "Delete=false,Prune=false" || c[0].Annotations["a"] != "b" {
+		t.Errorf("with annotations: %v", c)
+	}
 	if c := claims("registry.persistence.retain=false"); len(c) != 1 || c[0].Annotations[policy] != "" {
 		t.Errorf("with retain=false: %v", c)
 	}

@@ -183,6 +183,9 @@ func TestSchemaAcceptsCommandLineValues(t *testing.T) {
 		"nodeConfig.updateStrategy.maxUnavailable=100%", "nodeConfig.resources={}", "nodeConfig.tolerations=[]",
 		"metrics.prometheusRule={enabled: true}", "metrics.dashboard={enabled: true, labels: {}}",
 		"networkPolicy.metricsFrom=[{ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16]}}, {podSelector: {}}]",
+		"commonLabels=null", "commonAnnotations=null", "podLabels=null", "podAnnotations=null", "registry.podLabels=null",
+		"registry.affinity=null", "proxy.podLabels=null", "proxy.nodeSelector=null", "image.digests=null",
+		"initHook={nodeSelector: null, affinity: null}", "nodeConfig={mirrors: [docker.io], containerd: {hosts: null}}",
 	} {
 		rendering{values: proxyMode(t, set)}.render(t)
 	}
@@ -237,6 +240,7 @@ var refusals = []struct {
 	{"pki.certManager.issuerRef.name", []string{"pki.mode=internal", "pki.certManager.issuerRef.name=i"}},
 	{"auth.existingSecret", []string{"auth.existingSecret=zarf-registry-credentials"}},
 	{"rewrite.registries", []string{"rewrite.enabled=true", "rewrite.registries=['*', '!quay']"}},
+	{"rewrite.registries", []string{"rewrite.enabled=true", "rewrite.registries=['!quay.io']"}},
 	{"rewrite.missing", []string{
 		"rewrite.enabled=true", "rewrite.missing=keep", "registryProxy=null", "registryURL=registry.example.com",
 	}},
@@ -354,6 +358,7 @@ var refusals = []struct {
 	{"expose.tls.existingSecret", []string{exposed}},
 	{"expose.hosts", []string{exposed, "expose.tls.certManager.issuerRef.name=company"}},
 	{"expose.hosts", []string{"expose.ingress.enabled=true"}},
+	{"expose.hosts", []string{"expose.ingress.enabled=true", "expose.hosts=[a.example.com, 10.0.0.5]"}},
 	{"expose.gateway.parentRefs", []string{"expose.gateway.enabled=true", "expose.hosts=[a.example.com]"}},
 	{"expose.gateway.backendTLSPolicy.caConfigMap", []string{
 		"expose.gateway={enabled: true, parentRefs: [{name: edge}]}", "expose.hosts=[a.example.com]",

@@ -105,8 +105,9 @@ func (c *cluster) remove(ctx context.Context) error {
 // forget removes all images that were pulled from this cluster's registries from the nodes.
 func (c *cluster) forget(ctx context.Context) error {
 	for _, node := range c.nodes {
-		if _, err := c.OnNode(ctx, node, "sh", "-ec",
-			`crictl images | awk '/^(127\.0\.0\.1:|direct)/ { print $3 }' | sort -u | xargs -r crictl rmi`); err != nil {
+		// A pull that finds the layers of a container which is being removed would lose them.
+		if _, err := c.OnNode(ctx, node, "sh", "-ec", `crictl ps --all --quiet --name '^app$' | xargs -r crictl rm --force
+			crictl images | awk '/^(127\.0\.0\.1:|direct)/ { print $3 }' | sort -u | xargs -r crictl rmi`); err != nil {
 			return err
 		}
 	}
@@ -166,6 +167,11 @@ func (c *cluster) run(ctx context.Context, port string) (running time.Time, err 
 		err = c.kubectl(ctx, "wait", "--for=jsonpath={.status.phase}=Running", "pod/app", "--timeout=5m")
 	}
 	running = time.Now()
+	if err != nil {
+		program, _ := c.Tool(ctx, "kubectl")
+		why, _ := c.Output(ctx, program, "describe", "pod/app") // for the message
+		err = fmt.Errorf("%w\n%s", err, why)
+	}
 	return running, errors.Join(err, c.kubectl(ctx, "delete", "pod", "app", "--now"))
 }
 

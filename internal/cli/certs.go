@@ -107,7 +107,8 @@ replaced, then the previous CA is removed. Each step waits until every pod has l
 previous one. A rotation already in progress is completed instead. Clients that use the
 output of certs ca need the new output.
 
-It does not replace certificates from the user's Secrets (pki.mode=existingSecret).
+With certificates from your Secrets (pki.mode=existingSecret), it refuses: renew them there, then
+run certs renew. With an issuer of yours, it refuses --ca.
 
 Exit codes: 0 on success, 1 on failure or timeout (certs renew continues), 3 if a retry would
 fail in the same way.`,

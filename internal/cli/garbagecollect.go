@@ -37,7 +37,8 @@ func newGarbageCollect(global *globalFlags) *cobra.Command {
 		Long: `garbage-collect asks the cluster's registry to delete blobs that no image uses. Deleting an
 image, or pushing another one under its tag, does not free space by itself. The connection is
 a port-forward with mutual TLS and the push credential. With
-registry.garbageCollection.enabled the chart's CronJob runs this command.
+registry.garbageCollection.enabled the chart's CronJob runs this command, or
+images prune if registry.garbageCollection.prune has rules.
 
 Pulls and pushes continue meanwhile. With several replicas, pushes of what is about to be
 removed may wait at the replicas that do not collect, and fail with status 503 after 40 seconds.

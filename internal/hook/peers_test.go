@@ -526,10 +526,10 @@ func (b *bench) checkOnlyNeeded() {
 	if there := b.get("secrets", "zarf-registry-server-issued") != nil; there != (p.Mode == state.PKICertManager) {
 		b.Errorf("certificates of cert-manager exist: %t", there)
 	}
-	// What disabled caches leave is deleted with the release.
-	if b.get("secrets", "zarf-registry-cache-tls") == nil && p.Cache {
-		b.Errorf("there is no certificate of the caches")
+	if there := b.get("secrets", cacheSecret) != nil; there != p.Cache {
+		b.Errorf("a certificate of the caches exists: %t", there)
 	}
+	// The issued one is deleted with the release.
 	there := b.get("secrets", "zarf-registry-cache-issued") != nil
 	if cm := p.Mode == state.PKICertManager; there && !cm || !there && cm && p.Cache {
 		b.Errorf("a certificate of cert-manager for the caches exists: %t", there)

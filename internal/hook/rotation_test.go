@@ -436,6 +436,59 @@ func TestLeafRenewalDoesNotWaitForPods(t *testing.T) {
 	b.checkConverged()
 }
 
+// Two runs with different settings would replace each other's certificates.
+func TestCommandsEndWhenAnUpgradeChangesTheSettings(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t)
+		b.asTheCronJobDoes()
+		b.deaf = map[string]bool{"proxy-n2": true}
+		begin := time.Now()
+		time.AfterFunc(30*time.Second, func() {
+			s := b.state()
+			changed := *s.PKI
+			changed.CALifetime *= 2
+			s.PKI = &changed
+			data, err := state.Encode(s, nil)
+			b.must(err)
+			b.changeSecret("zarf-registry-state", func(s *corev1.Secret) { s.Data["state.json"] = data })
+		})
+		b.mustFail(b.rotate(), false, "an upgrade has changed the PKI settings in Secret zarf/zarf-registry-state")
+		if took := time.Since(begin); took < 30*time.Second || took > time.Minute {
+			t.Errorf("it took %s", took)
+		}
+	})
+}
+
+// A pod that nobody can query must not make the certificates of all nodes expire during a CA rotation.
+func TestPodsThatCannotBeQueriedAreSkippedBeforeExpiry(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := installed(t)
+		b.asTheCronJobDoes()
+		b.mute = map[string]error{"proxy-n2": errors.New("i/o timeout")}
+		b.mustFail(b.rotate(), false, "pod zarf/proxy-n2 on node n2: cannot query what it has loaded: i/o timeout")
+		leaf := func() []byte { return b.secret("zarf-registry-node-tls").Data["tls.crt"] }
+		before := leaf()
+		b.now = b.now.Add(pki.DefaultLeafLifetime * 8 / 10)
+		b.mustFail(b.renew(), false, "pod zarf/proxy-n2 on node n2")
+		if !bytes.Equal(before, leaf()) {
+			t.Error("renew did not wait for the pod")
+		}
+		b.now = b.now.Add(pki.DefaultLeafLifetime * 15 / 100)
+		b.mustFail(b.renew(), false, "pod zarf/proxy-n2 on node n2") // the previous CA stays trusted
+		if bytes.Equal(before, leaf()) {
+			t.Error("the certificates were not renewed before expiry")
+		}
+		if !strings.Contains(b.log.String(), "no longer waiting for pods that cannot be queried") {
+			t.Errorf("the log lacks the message:\n%s", b.log)
+		}
+		clear(b.mute)
+		b.must(b.renew())
+		b.checkConverged()
+	})
+}
+
 func TestPrepareDoesNotWaitForPodsAndFinishContinuesRotation(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -43,6 +43,9 @@ type Position struct {
 	Loaded []Loaded
 	// Observed means that Loaded is known, even if it is empty.
 	Observed bool
+	// Urgent means that a leaf that is due is about to expire. Pods that cannot be queried then block its
+	// replacement no longer: otherwise no node could pull.
+	Urgent bool
 }
 
 // Held is the content of a Secret.
@@ -66,7 +69,7 @@ type Loaded struct {
 	// LoadError is the pod's error about certificates that it could not load.
 	LoadError string
 	// Problem is the reason why the pod could not be queried. Leaf and Trust are then empty, and the
-	// pod blocks every step that depends on it.
+	// pod blocks every step that depends on it, unless Position.Urgent.
 	Problem string
 }
 
@@ -80,7 +83,7 @@ type Step struct {
 	Drops bool
 	// Roles are those whose leaves Reissue replaces, possibly fewer than are due.
 	Roles []string
-	// Waiting describes what each blocking pod is missing.
+	// Waiting describes what each blocking pod is missing. With Reissue, these pods block no longer.
 	Waiting []string
 	// Why explains the action, for the log.
 	Why string
@@ -146,6 +149,14 @@ func (p Position) reissue(due []string, trust Bundle) Step {
 	waiting := p.waiting(p.lacksTrust)
 	if len(waiting) == 0 {
 		return Step{Action: Reissue, Trust: trust, Roles: due, Why: "all pods trust the desired CAs"}
+	}
+	if p.Urgent {
+		known := p
+		known.Loaded = slices.DeleteFunc(slices.Clone(p.Loaded), func(l Loaded) bool { return l.Problem != "" })
+		if len(known.waiting(p.lacksTrust)) == 0 {
+			return Step{Action: Reissue, Trust: trust, Roles: due, Waiting: waiting,
+				Why: "a certificate is about to expire, and all pods that can be queried trust the desired CAs"}
+		}
 	}
 	first := slices.DeleteFunc(slices.Clone(due), func(role string) bool { return p.Held[role].Leaf != nil })
 	if len(first) != 0 {

@@ -151,6 +151,17 @@ func TestNext(t *testing.T) {
 				Loaded: append(pods(overlap, overlap), silent)},
 			action: pki.Wait, waiting: []string{"proxy-c: it does not answer"},
 		},
+		"2: unless a leaf is about to expire": {
+			at: pki.Position{Want: is, Held: overlap, Due: all, Observed: true, Urgent: true,
+				Loaded: append(pods(overlap, overlap), silent)},
+			action: pki.Reissue, trust: both, roles: all, waiting: []string{"proxy-c: it does not answer"},
+		},
+		"2: even then, pods that lack trust are waited for": {
+			at: pki.Position{Want: is, Held: overlap, Due: all, Observed: true, Urgent: true,
+				Loaded: append(pods(overlap, began), silent)},
+			action: pki.Wait, waiting: []string{"proxy-a: it does not trust", "proxy-b: it does not trust",
+				"proxy-c: it does not answer"},
+		},
 		"2: leaves follow when all pods trust the new authority": {
 			at:     pki.Position{Want: is, Held: overlap, Due: all, Observed: true, Loaded: pods(overlap, overlap)},
 			action: pki.Reissue, trust: both, roles: all,

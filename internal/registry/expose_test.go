@@ -107,6 +107,37 @@ func TestAuthorizationAtTheExposedListener(t *testing.T) {
 	})
 }
 
+// cert-manager may write it later, and nodes must pull meanwhile.
+func TestTheExposedCertificateMayComeLater(t *testing.T) {
+	t.Parallel()
+	e := openExposed(t, func(o *Options) {
+		if err := os.RemoveAll(o.ExposeTLSDir); err != nil {
+			t.Fatal(err)
+		}
+	})
+	e.run()
+	d := e.pusher().pushBlob("a", "content").String()
+	c := e.outsider().as(outsideUser, outsidePassword)
+	if _, err := c.Get(c.base + "/v2/"); err == nil || !strings.Contains(err.Error(), "tls: ") {
+		t.Errorf("without a certificate: %v", err)
+	}
+	if err := os.MkdirAll(e.tlsDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	e.certify()(t)
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		response, err := c.Get(c.base + "/v2/")
+		if err == nil {
+			response.Body.Close()
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+	c.try(d, accessRead)
+}
+
 func TestExposedAnonymousPullAffectsOnlyItsListener(t *testing.T) {
 	t.Parallel()
 	e := startExposed(t, func(o *Options) { o.ExposeAnonymousPull = true })

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"math"
 	"net/http"
 	"strconv"
 	"time"
@@ -98,12 +99,20 @@ func (m *metrics) watchCertificates(source *tlsfiles.Source) {
 }
 
 func (m *metrics) watchExposed(source *tlsfiles.Source) {
+	exposed := func(value func(*tlsfiles.Material) float64) func() float64 {
+		return func() float64 {
+			if current := source.Current(); current != nil {
+				return value(current)
+			}
+			return math.NaN() // there is none yet
+		}
+	}
 	m.gauge("zarf_registry_exposed_tls_certificate_expiry_timestamp_seconds",
 		"Unix time at which the certificate in use at --expose-listen expires.", nil,
-		func() float64 { return float64(source.Current().Leaf.NotAfter.Unix()) })
+		exposed(func(m *tlsfiles.Material) float64 { return float64(m.Leaf.NotAfter.Unix()) }))
 	m.gauge("zarf_registry_exposed_tls_certificate_lifetime_seconds",
 		"Total lifetime of the certificate in use at --expose-listen.", nil,
-		func() float64 { return source.Current().Lifetime().Seconds() })
+		exposed(func(m *tlsfiles.Material) float64 { return m.Lifetime().Seconds() }))
 	m.counter("zarf_registry_exposed_tls_reload_errors_total",
 		"Failed loads of the directory of --expose-tls-dir; the previous certificate stays in use.", nil,
 		func() float64 { return float64(source.ReloadErrors()) })

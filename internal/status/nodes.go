@@ -53,8 +53,8 @@ func (c *collector) nodes(ctx context.Context) error {
 	proxies := map[string]corev1.Pod{} // by node
 	for _, p := range pods.Items {
 		old, ok := proxies[p.Spec.NodeName]
-		// During a rollout there may be two; prefer the ready one.
-		if !ok || !release.PodReady(old) {
+		// During a rollout there may be two; prefer the ready one, and the new one to one that ends.
+		if !ok || old.DeletionTimestamp != nil || p.DeletionTimestamp == nil && !release.PodReady(old) {
 			proxies[p.Spec.NodeName] = p
 		}
 	}
@@ -95,7 +95,7 @@ func (c *collector) node(n corev1.Node, proxies map[string]corev1.Pod) Node {
 			node.Message = "registry not ready"
 		}
 	case string(state.ModeProxy):
-		node.Endpoint = node.Ready && hasProxy && release.PodReady(pod)
+		node.Endpoint = node.Ready && hasProxy && pod.DeletionTimestamp == nil && release.PodReady(pod)
 		if !hasProxy && node.Ready {
 			c.noProxy(&node)
 		}
@@ -250,8 +250,8 @@ func (c *collector) leftovers(ctx context.Context) error {
 	return nil
 }
 
-// port finds Services that take the proxies' port. The API server gives a node port to any Service
-// that asks for it, or by chance.
+// port looks for the registry's Service, and for Services that take the proxies' port. The API server gives a node port
+// to any Service that asks for it, or by chance.
 func (c *collector) port(ctx context.Context) error {
 	s := c.report.State
 	if s == nil || s.mode() != state.ModeProxy {
@@ -260,6 +260,12 @@ func (c *collector) port(ctx context.Context) error {
 	list, err := c.Client.CoreV1().Services(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return c.unreadable("listing the Services of all namespaces", err)
+	}
+	if !slices.ContainsFunc(list.Items, func(s corev1.Service) bool {
+		return s.Namespace == c.Namespace && s.Name == c.Name
+	}) {
+		c.next("Service %s/%s is missing, so no proxy reaches the registry: run %s.", c.Namespace, c.Name,
+			c.installCommand())
 	}
 	for _, service := range list.Items {
 		ours := service.Namespace == c.Namespace && service.Name == c.Name+names.SuffixNodePort

@@ -390,7 +390,8 @@ func (c *collector) installed(context.Context) error {
 }
 
 func (c *collector) external() bool {
-	return c.report.State != nil && c.report.State.mode() == state.ModeExternal
+	s := c.report.State
+	return s != nil && s.mode() == state.ModeExternal && s.Desired.Mode == state.ModeExternal
 }
 
 func (c *collector) events(ctx context.Context) error {
@@ -419,6 +420,9 @@ func (c *collector) registry(ctx context.Context) error {
 	more := fmt.Sprintf("kubectl --namespace %s describe pods --selector "+
 		"app.kubernetes.io/instance=%s,app.kubernetes.io/component=registry shows more", c.Namespace, c.Release)
 	for _, p := range pods.Items {
+		if p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded {
+			continue // evicted, for example: another one has replaced it
+		}
 		pod := c.pod(p)
 		if !pod.Ready && pod.Message != ending {
 			more = cmp.Or(c.claimAdvice(p), more)

@@ -181,7 +181,7 @@ func healthy(t *testing.T, mode state.Mode) cluster {
 	c.authority(t, newAuthority(t, "test", now, 0), now, 0)
 	c.add(&appsv1.Deployment{ObjectMeta: meta("zarf-registry", "registry"),
 		Spec: appsv1.DeploymentSpec{Template: template(registryLoad)}})
-	c.add(pod("registry", "n1", true))
+	c.add(pod("registry", "n1", true), &corev1.Service{ObjectMeta: meta("zarf-registry", "registry")})
 	c.payload(t, registryLoad, "registry", 2_500_000)
 	if mode == state.ModeProxy {
 		d := &appsv1.DaemonSet{ObjectMeta: meta("zarf-registry-proxy-amd64", "proxy"),
@@ -592,6 +592,21 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 		"a plain port that is closed": {state.ModeNodePort, func(c cluster) {
 			c.add(secret("pull", nil))
 		}, []string{"Secret zarf/zarf-registry-pull has no key htpasswd"}},
+		"no Service of the registry": {state.ModeProxy, func(c cluster) {
+			c.drop("Service zarf-registry")
+		}, []string{"Service zarf/zarf-registry is missing, so no proxy reaches the registry: run zarf-registry install"}},
+		"an evicted pod of the registry beside one that does not start": {state.ModeProxy, func(c cluster) {
+			evicted := pod("registry", "a", false)
+			evicted.Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "Evicted", Message: "low on memory"}
+			c.add(evicted, pod("registry", "n1", false))
+		}, []string{"The registry is not ready (ErrImagePull: no such host)"}},
+		"an interrupted switch from an external registry": {state.ModeProxy, func(c cluster) {
+			c.changeState(t, func(s *state.State) {
+				external := settings(state.ModeExternal)
+				s.Phase, s.Current = state.PhasePrepared, &external
+			})
+			c.add(pod("registry", "n1", false))
+		}, []string{"is not complete", "The registry is not ready (ErrImagePull: no such host)"}},
 		"a Service with the proxies' port": {state.ModeProxy, func(c cluster) {
 			c.add(service("other", corev1.ServicePort{NodePort: 31999}))
 		}, []string{"Service default/other has node port 31999, so it answers instead of the proxies"}},
@@ -746,6 +761,11 @@ func TestNodesThatNeedNothing(t *testing.T) {
 		}, status.Node{Name: "n3", Ready: true, Via: "none", Message: "excluded from proxy scheduling"}},
 		"a node that was added after the last proof": {func(c cluster) {
 			c.add(node("n3", true, pause), pod("proxy", "n3", true))
+		}, status.Node{Name: "n3", Ready: true, Via: "proxy", Endpoint: true}},
+		"a node whose previous proxy ends": {func(c cluster) {
+			ends := pod("proxy", "a", true)
+			ends.Spec.NodeName, ends.DeletionTimestamp, ends.Finalizers = "n3", &metav1.Time{Time: now}, []string{"x/y"}
+			c.add(node("n3", true, pause), ends, pod("proxy", "n3", true))
 		}, status.Node{Name: "n3", Ready: true, Via: "proxy", Endpoint: true}},
 		"a node that holds more images than it reports": {func(c cluster) {
 			c.add(node("n3", true), pod("proxy", "n3", true))

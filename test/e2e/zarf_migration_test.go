@@ -25,7 +25,7 @@ const zarfRegistry = "zarf-docker-registry"
 
 // The values of the release while Zarf's registry still has the port, and after that.
 const (
-	besideZarf = "--set=reservePort=false,initHook.verifyPulls=false,initHook.ignorePreflight={port}"
+	besideZarf = "--set=reservePort=false,initHook.verifyPulls=false,initHook.ignorePreflight={port,placement}"
 	afterZarf  = "--set=reservePort=auto,initHook.verifyPulls=true,initHook.ignorePreflight=null"
 )
 

@@ -6,6 +6,7 @@ told has value and source (value, state, cluster or default), so that a renderin
 overwrites what is recorded there. */ -}}
 {{- define "zarf-registry.decide" -}}
 {{- if not (hasKey . "zr") -}}
+{{- include "zarf-registry.decide.maps" . -}}
 {{- $_ := set . "zr" (dict "cluster" dict "name" (include "zarf-registry.fullname" .)) -}}
 {{- $_ := set .zr "namespace" (default .Release.Namespace .Values.namespaceOverride) -}}
 {{- include "zarf-registry.cluster.loadState" . -}}
@@ -22,6 +23,22 @@ overwrites what is recorded there. */ -}}
 {{- include "zarf-registry.decide.hookImage" . -}}
 {{- include "zarf-registry.decide.cronJobImage" . -}}
 {{- include "zarf-registry.decide.settings" . -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Maps that a user has set to null are empty. */ -}}
+{{- define "zarf-registry.decide.maps" -}}
+{{- range list "commonLabels" "commonAnnotations" "podLabels" "podAnnotations" "registry.podLabels" "registry.affinity"
+  "proxy.podLabels" "proxy.nodeSelector" "image.digests" "initHook.nodeSelector" "initHook.affinity"
+  "nodeConfig.containerd.hosts" -}}
+{{- $map := $.Values -}}
+{{- range splitList "." . | initial -}}
+{{- $map = get $map . -}}
+{{- end -}}
+{{- $key := splitList "." . | last -}}
+{{- if not (kindIs "map" (get $map $key)) -}}
+{{- $_ := set $map $key dict -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -213,7 +230,7 @@ overwrites what is recorded there. */ -}}
 {{- $source := empty $seen | ternary "default" "cluster" -}}
 {{- $architecture = dict "value" (default (first .Values.injector.architectures) $seen) "source" $source -}}
 {{- end -}}
-{{- if and .zr.internal (not (has $architecture.value (append .Values.injector.architectures "auto"))) -}}
+{{- if and (or .zr.internal $healer) (not (has $architecture.value (append .Values.injector.architectures "auto"))) -}}
 {{- fail (printf "zarf-registry: registry.architecture: %s is not among injector.architectures; add it there" $architecture.value) -}}
 {{- end -}}
 {{- $id := default .Chart.AppVersion .Values.image.tag | lower | replace "_" "-" | trunc 20 -}}

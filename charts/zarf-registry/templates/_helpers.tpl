@@ -58,9 +58,11 @@ annotations:
 {{- end -}}
 
 {{- /* Annotations of objects that stay when they are no longer rendered. Argo CD honours Helm's annotation only when
-the Application is deleted (argoproj/argo-cd#17819) and has its own sync option, which is merged with the user's. */ -}}
+the Application is deleted (argoproj/argo-cd#17819) and has its own sync option, which is merged with the user's. Takes
+a list: root; optional: the user's annotations of the object. */ -}}
 {{- define "zarf-registry.kept" -}}
-{{- $options := get .Values.commonAnnotations "argocd.argoproj.io/sync-options" | splitList "," -}}
+{{- $given := merge (dict) (index (append . dict) 1) (first .).Values.commonAnnotations -}}
+{{- $options := get $given "argocd.argoproj.io/sync-options" | splitList "," -}}
 helm.sh/resource-policy: keep
 argocd.argoproj.io/sync-options: {{ append $options "Prune=false" | compact | uniq | join "," }}
 {{- end -}}

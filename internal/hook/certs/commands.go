@@ -247,7 +247,7 @@ func (c *command) rotate(ctx context.Context, r *rotation) (string, error) {
 	if c.external() {
 		return nothingExternal, nil
 	}
-	r.Manager, r.pki, r.timeout = c.Manager, *c.saved.PKI, waitTimeout(ctx, commandTimeout)
+	r.Manager, r.pki, r.recorded, r.timeout = c.Manager, *c.saved.PKI, true, waitTimeout(ctx, commandTimeout)
 	waiting, err := r.run(ctx)
 	if err != nil {
 		return "", err

@@ -74,22 +74,31 @@ func (m *Manager) FinishRotation(ctx context.Context, p state.PKI) (finished boo
 	return true, r.did(), nil
 }
 
-// DeleteUnneeded deletes the objects of PKI modes that are no longer in use. Call it only when nothing trusts their
-// certificates any more.
+// DeleteUnneeded deletes the objects of PKI modes, and of caches, that are no longer in use. Call it only when nothing
+// trusts their certificates any more.
 func (m *Manager) DeleteUnneeded(ctx context.Context, p state.PKI) (string, error) {
 	var did []string
-	if name := m.Settings.Name + names.SuffixCA; !p.OwnCA() {
-		secret, err := m.Secret(ctx, name)
+	var unneeded []string
+	if !p.OwnCA() {
+		unneeded = append(unneeded, names.SuffixCA)
+	}
+	if !p.Cache { // with later caches, all pods would trust its CA again
+		unneeded = append(unneeded, names.SuffixCacheTLS)
+	}
+	for _, suffix := range unneeded {
+		name := m.Settings.Name + suffix
+		secret, err := m.ReadSecret(ctx, name)
 		if err != nil {
 			return "", err
 		}
-		if secret != nil {
-			err := m.Secrets.Delete(ctx, name, *metav1.NewPreconditionDeleteOptions(string(secret.UID)))
-			if err != nil && !apierrors.IsNotFound(err) {
-				return "", fmt.Errorf("deleting %s: %w", m.Object("Secret", name), err)
-			}
-			did = append(did, "deleted "+m.Object("Secret", name))
+		if secret == nil || secret.Labels[names.LabelManagedBy] != names.Manager {
+			continue
 		}
+		err = m.Secrets.Delete(ctx, name, *metav1.NewPreconditionDeleteOptions(string(secret.UID)))
+		if err != nil && !apierrors.IsNotFound(err) {
+			return "", fmt.Errorf("deleting %s: %w", m.Object("Secret", name), err)
+		}
+		did = append(did, "deleted "+m.Object("Secret", name))
 	}
 	if p.Mode != state.PKICertManager {
 		deleted, err := m.DeleteCertManager(ctx)

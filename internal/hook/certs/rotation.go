@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -27,6 +28,8 @@ const (
 	maxWrites = 50
 )
 
+var errOtherSettings = errors.New("an upgrade has changed the PKI settings")
+
 // rotation replaces the content of the certificate Secrets step by step. It keeps no plan: each
 // round reads everything again, calls pki.Next for the next step, and takes that one step. A run
 // can therefore be killed at any point, and another run continues.
@@ -35,6 +38,8 @@ type rotation struct {
 	pki state.PKI
 	// timeout is the total wait timeout for pods. Zero means that pods are queried once.
 	timeout time.Duration
+	// recorded means that pki is from the saved state. The run ends if an upgrade replaces the settings there.
+	recorded bool
 	// fresh is saved together with the rotation if no state is saved yet.
 	fresh *state.State
 	// observed makes the run end only when all pods are known to have loaded everything.
@@ -106,7 +111,7 @@ func (r *rotation) run(ctx context.Context) ([]string, error) {
 				return nil, err
 			}
 			continue
-		case err != nil && (ctx.Err() != nil || !release.IsTransient(err) || !time.Now().Before(end)):
+		case errors.Is(err, errOtherSettings), err != nil && (ctx.Err() != nil || !release.IsTransient(err) || !time.Now().Before(end)):
 			return nil, err
 		case err != nil:
 			// The API server may be restarting.
@@ -169,6 +174,10 @@ func (r *rotation) read(ctx context.Context) (s *snapshot, err error) {
 	if s.saved == nil && r.fresh == nil {
 		return s, r.NoState()
 	}
+	if r.recorded && (s.saved.PKI == nil || !reflect.DeepEqual(*s.saved.PKI, r.pki)) {
+		return s, fmt.Errorf("%w in %s: zarf-registry certs renew, or the CronJob, continues with them", errOtherSettings,
+			r.Object("Secret", r.Settings.Name+names.SuffixState))
+	}
 	copies, err := r.copies(ctx)
 	if err != nil {
 		return s, err
@@ -188,6 +197,7 @@ func (r *rotation) read(ctx context.Context) (s *snapshot, err error) {
 	r.held = s.held
 	s.position = r.position(s.held)
 	s.position.Settled = (s.saved == nil || s.saved.Rotation == nil) && !r.observed
+	s.position.Urgent = nearExpiry(s.held, s.position.Due, r.Now())
 	return s, nil
 }
 
@@ -225,6 +235,10 @@ func (r *rotation) take(ctx context.Context, s *snapshot, next pki.Step) (outcom
 		}
 		return wrote, nil, r.writeTrust(ctx, s.held, next)
 	case pki.Reissue:
+		if len(next.Waiting) > 0 {
+			r.once("no longer waiting for pods that cannot be queried: the certificates are about to expire, and then no node "+
+				"could pull", "missing", release.List(next.Waiting))
+		}
 		if !s.position.Settled {
 			if err := r.recordPhase(ctx, s.stateSecret, s.saved, state.RotationReissue, s.held); err != nil {
 				return wrote, nil, err

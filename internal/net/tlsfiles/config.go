@@ -3,6 +3,7 @@ package tlsfiles
 import (
 	"crypto/rand"
 	"crypto/tls"
+	"errors"
 	"sync"
 	"time"
 )
@@ -24,10 +25,15 @@ func ServerConfig(source *Source, clientAuth tls.ClientAuthType, protocols ...st
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12,
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+			if source.Current() == nil {
+				return nil, errNoCertificate
+			}
 			return s.config(), nil
 		},
 	}
 }
+
+var errNoCertificate = errors.New("there is no certificate yet")
 
 type server struct {
 	source     *Source

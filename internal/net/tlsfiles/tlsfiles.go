@@ -18,8 +18,10 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -117,7 +119,8 @@ func WithLogger(log *slog.Logger) Option {
 }
 
 // WithoutCAs ignores ca.crt, for a server that does not request client certificates.
-// Material then has no CAs.
+// Material then has no CAs. Files may be missing at first, because cert-manager writes them later:
+// Current is then nil, and handshakes fail.
 func WithoutCAs() Option {
 	return func(s *Source) { s.noCA = true }
 }
@@ -132,13 +135,16 @@ func Open(dir string, options ...Option) (*Source, error) {
 	if s.interval <= 0 {
 		return nil, fmt.Errorf("certificate directory %s: invalid interval %s: must be positive", dir, s.interval)
 	}
-	if _, err := s.Reload(); err != nil {
+	if _, err := s.Reload(); err != nil && !s.awaits(err) {
 		return nil, err
 	}
 	return s, nil
 }
 
-// Current returns the newest valid generation. It is never nil and takes no lock.
+// awaits reports whether the error of the first load means that files may come later.
+func (s *Source) awaits(err error) bool { return s.noCA && errors.Is(err, fs.ErrNotExist) }
+
+// Current returns the newest valid generation. It is nil only WithoutCAs, and takes no lock.
 func (s *Source) Current() *Material { return s.current.Load() }
 
 // ReloadErrors returns the number of failed loads since Open. Each check of a broken directory
@@ -224,13 +230,17 @@ func (s *Source) Reload() (changed bool, err error) {
 	m, link, err := load(s.dir, s.noCA, old)
 	if err != nil {
 		err = fmt.Errorf("certificate directory %s: %w", s.dir, err)
-		if old == nil {
+		if old == nil && !s.awaits(err) {
 			return false, err
 		}
 		s.failures.Add(1)
 		text := err.Error()
 		s.problem.Store(&text)
-		if failed == nil || *failed != text {
+		switch {
+		case failed != nil && *failed == text:
+		case old == nil:
+			s.log.Error("no certificates yet: connections fail until they exist", "error", err)
+		default:
 			s.log.Error("cannot reload certificates, keeping the previous ones",
 				"error", err, "generation", old.Generation, "expires", old.Leaf.NotAfter)
 		}

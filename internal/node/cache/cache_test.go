@@ -607,6 +607,24 @@ func TestTypesDecide(t *testing.T) {
 	}
 }
 
+// They would take more memory than the pod has.
+func TestLongTypesAreNotRemembered(t *testing.T) {
+	f := start(t)
+	f.confirmFor = time.Hour
+	index := []byte(`{"manifests":[]}`)
+	path := "/v2/team/app/manifests/" + digest.FromBytes(index).String()
+	f.add(index, path)
+	for i := range 3 {
+		types := strings.Repeat("x/y,", 2<<10) + strings.Repeat("z", i)
+		if response, _, err := f.do(t, "GET", path, "Accept", types); err != nil || response.StatusCode != http.StatusOK {
+			t.Errorf("%v, %v", response, err)
+		}
+	}
+	if n := f.confirmations.Len(); n != 0 {
+		t.Errorf("%d are remembered", n)
+	}
+}
+
 // While the registry is unreachable, caches serve what it served last, for a limited time.
 func TestStale(t *testing.T) {
 	const tag = "/v2/team/app/manifests/latest"

@@ -22,6 +22,8 @@ const (
 	confirmFor = 10 * time.Second
 	// maxConfirmations is how many are remembered: each takes about 1 KiB.
 	maxConfirmations = 16 << 10
+	// maxKey is the length in bytes of a key that is remembered. Runtimes accept types of less than 1 KiB.
+	maxKey = 4 << 10
 	// unreachableFor is how long stale content is served without asking an unreachable registry again.
 	unreachableFor = 3 * time.Second
 	// writeTimeout is for a client to take a chunk.
@@ -201,7 +203,9 @@ func (c *Cache) confirm(ctx context.Context, t target, header http.Header) (*con
 	var refused *refusal
 	switch {
 	case err == nil:
-		c.confirmations.Add(key, now)
+		if len(key) <= maxKey {
+			c.confirmations.Add(key, now)
+		}
 		if c.staleFor > 0 {
 			c.confirmations.Add(path, now)
 		}

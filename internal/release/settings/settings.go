@@ -30,8 +30,6 @@ type Settings struct {
 	Namespace string `json:"namespace"`
 	Release   string `json:"release"`
 	Name      string `json:"name"`
-	// ReleaseNamespace is the namespace of Helm's release record; empty: Namespace.
-	ReleaseNamespace string `json:"releaseNamespace,omitempty"`
 	// Mode is how nodes reach the registry.
 	Mode       state.Mode   `json:"mode"`
 	ModeSource state.Source `json:"modeSource"`

@@ -312,7 +312,7 @@ func (s *Server) image(r *http.Request, m *model) (any, error) {
 	d := details{image: m.Images[at]}
 	for _, listed := range d.Members {
 		raw, err := s.source.Manifest(r.Context(), listed.Repository, listed.Digest)
-		if err != nil {
+		if err != nil && listed.Problem == "" {
 			return nil, err
 		}
 		if listed.Digest == d.Digest {

@@ -64,7 +64,10 @@ func (s *source) Load(context.Context) (*browse.Snapshot, error) {
 	return snapshot, nil
 }
 
-func (s *source) Manifest(context.Context, string, digest.Digest) ([]byte, error) {
+func (s *source) Manifest(_ context.Context, repository string, _ digest.Digest) ([]byte, error) {
+	if repository == "app-008" {
+		return nil, errors.New("404 Not Found") // the catalog says why
+	}
 	return []byte(manifest), nil
 }
 
@@ -124,6 +127,10 @@ func TestImage(t *testing.T) {
 	}
 	if code, page = get(t, s, "image?id=app-005@sha256:1"); code != http.StatusNotFound {
 		t.Errorf("status %d: %s", code, page)
+	}
+	code, page = get(t, s, "image?id=app-008@"+digest.FromString("app-008").String())
+	if contains(t, page, "&lt;script&gt;alert("); code != http.StatusOK {
+		t.Errorf("of a broken image: status %d", code)
 	}
 }
 

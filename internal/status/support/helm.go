@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -42,6 +43,12 @@ func (c *collector) helm(ctx context.Context) error {
 	case err != nil:
 		c.result.SecretsRead = false
 		c.failed(ctx, "helm", err)
+		return nil
+	}
+	history = slices.DeleteFunc(history, func(r *release.Release) bool { return r.Info == nil })
+	if len(history) == 0 {
+		c.result.SecretsRead = false
+		c.missing("helm", errors.New("no record of the release can be decoded"))
 		return nil
 	}
 	releaseutil.SortByRevision(history)

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/yaml"
 
@@ -106,7 +107,7 @@ func (c *collector) list(ctx context.Context, k kind, handle func(*unstructured.
 	}
 	for {
 		items, err := c.page(ctx, reader, options)
-		if apierrors.IsForbidden(err) && k.custom && c.unknown(k) {
+		if apierrors.IsForbidden(err) && k.custom && c.unknown(ctx, k) {
 			return nil
 		}
 		if err != nil || items == nil {
@@ -124,8 +125,11 @@ func (c *collector) list(ctx context.Context, k kind, handle func(*unstructured.
 }
 
 // unknown reports whether the cluster does not know a kind. It rejects those who may not read it before it says so.
-func (c *collector) unknown(k kind) bool {
-	list, err := c.Client.Discovery().ServerResourcesForGroupVersion(k.group + "/" + k.version)
+func (c *collector) unknown(ctx context.Context, k kind) bool {
+	ctx, cancel := request(ctx)
+	defer cancel()
+	api := discovery.ToDiscoveryInterfaceWithContext(c.Client.Discovery())
+	list, err := api.ServerResourcesForGroupVersionWithContext(ctx, k.group+"/"+k.version)
 	return apierrors.IsNotFound(err) || err == nil && !slices.ContainsFunc(list.APIResources,
 		func(r metav1.APIResource) bool { return r.Name == k.resource })
 }
@@ -172,6 +176,8 @@ func (c *collector) object(object map[string]any) map[string]any {
 
 // events adds the events of the namespace, oldest first.
 func (c *collector) events(ctx context.Context) error {
+	ctx, cancel := request(ctx)
+	defer cancel()
 	list, err := c.Client.CoreV1().Events(c.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		c.failed(ctx, "events.txt", err)

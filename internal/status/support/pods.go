@@ -66,7 +66,6 @@ func (c *collector) selectPods(ctx context.Context) []corev1.Pod {
 
 // logs adds the log of each container, and that of its previous run.
 func (c *collector) logs(ctx context.Context) error {
-	c.pods = c.selectPods(ctx)
 	for i := range c.pods {
 		p := &c.pods[i]
 		for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses,
@@ -102,11 +101,16 @@ func (c *collector) log(ctx context.Context, file string, p *corev1.Pod, contain
 		if c.logged >= maxLogs {
 			return fmt.Errorf("all logs together are limited to %d MiB: use --tail or --since", maxLogs>>20)
 		}
+		if c.silent[p.Spec.NodeName] {
+			return errors.New("its node does not answer")
+		}
 		ctx, cancel := request(ctx)
 		defer cancel()
 		stream, err := c.Client.CoreV1().Pods(p.Namespace).GetLogs(p.Name, options).Stream(ctx)
 		if err != nil {
-			return explain(ctx, err)
+			err = explain(ctx, err)
+			c.silent[p.Spec.NodeName] = errors.Is(err, errNoAnswer)
+			return err
 		}
 		defer stream.Close()
 		text := bufio.NewReader(stream)
@@ -125,6 +129,7 @@ func (c *collector) log(ctx context.Context, file string, p *corev1.Pod, contain
 
 // metrics adds the metrics and the reload status of each pod that has them.
 func (c *collector) metrics(ctx context.Context) error {
+	c.pods = c.selectPods(ctx)
 	type response struct {
 		file string
 		body bytes.Buffer

@@ -113,6 +113,9 @@ var (
 func (c *collector) learnText(text string) bool {
 	text = strings.TrimSpace(text)
 	if document, ok := parse(text); ok {
+		if !strings.Contains(text, "\n") {
+			c.mask.Add(text) // it may be a password in brackets
+		}
 		c.mask.Values(document) // learns what has the key of a secret
 		c.learnDocument(document, shown(text, document))
 		return true

@@ -7,15 +7,20 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"k8s.io/client-go/discovery"
+
 	"github.com/zarf-dev/zarf-registry/internal/status/mask"
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
 // summary adds summary.txt, the last file: what the bundle contains, and what it lacks.
-func (c *collector) summary() error {
+func (c *collector) summary(ctx context.Context) error {
+	ctx, cancel := request(ctx)
+	defer cancel()
 	kubernetes := "unknown"
-	if v, err := c.Client.Discovery().ServerVersion(); err != nil {
-		c.failed(context.Background(), "the version of Kubernetes", err)
+	api := discovery.ToDiscoveryInterfaceWithContext(c.Client.Discovery())
+	if v, err := api.ServerVersionWithContext(ctx); err != nil {
+		c.failed(ctx, "the version of Kubernetes", err)
 	} else {
 		kubernetes = v.GitVersion
 	}

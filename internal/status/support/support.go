@@ -101,10 +101,14 @@ type collector struct {
 	spool  *os.File
 	result *Result
 	chart  string
-	nodes  []corev1.Node // without images
-	pods   []corev1.Pod  // whose logs and metrics are read
-	logged int64         // bytes of logs
+	nodes  []corev1.Node   // without images
+	pods   []corev1.Pod    // whose logs and metrics are read
+	silent map[string]bool // nodes whose kubelet did not answer
+	logged int64           // bytes of logs
 }
+
+// errNoAnswer is the error of a request that took longer than maxRequest.
+var errNoAnswer = fmt.Errorf("no answer within %s", maxRequest)
 
 // errFull is the error of a file that reached maxFile.
 var errFull = fmt.Errorf("cut after %d MiB", maxFile>>20)
@@ -129,6 +133,7 @@ func Write(ctx context.Context, w io.Writer, o Options) (*Result, error) {
 	compressed := gzip.NewWriter(w)
 	c := &collector{
 		Options: o, mask: mask.New(), tar: tar.NewWriter(compressed), dir: Directory(o.Now()), spool: spool,
+		silent: map[string]bool{},
 		result: &Result{Files: []File{}, Missing: []string{}, Unsearched: []string{}, SecretsRead: true},
 	}
 	limited, cancel := context.WithTimeoutCause(ctx, o.Timeout, fmt.Errorf("not done within %s (--timeout)", o.Timeout))
@@ -139,7 +144,8 @@ func Write(ctx context.Context, w io.Writer, o Options) (*Result, error) {
 	}{
 		// All secrets are known before the first file is written.
 		{"secrets", c.secrets}, {"the Helm release", c.helm},
-		{"objects", c.objects}, {"events", c.events}, {"logs", c.logs}, {"metrics", c.metrics}, {"reports", c.reports},
+		{"objects", c.objects}, {"events", c.events}, {"reports", c.reports},
+		{"metrics", c.metrics}, {"logs", c.logs}, // a node that does not answer takes long
 	} {
 		o.Log.Info("collecting " + part.name)
 		if err := part.add(limited); err != nil {
@@ -149,7 +155,7 @@ func Write(ctx context.Context, w io.Writer, o Options) (*Result, error) {
 			return nil, context.Cause(ctx)
 		}
 	}
-	if err := c.summary(); err != nil {
+	if err := c.summary(ctx); err != nil {
 		return nil, err
 	}
 	if err := errors.Join(c.tar.Close(), compressed.Close()); err != nil {
@@ -189,7 +195,7 @@ func explain(ctx context.Context, err error) error {
 
 // request returns a context for one request.
 func request(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, maxRequest, fmt.Errorf("no answer within %s", maxRequest))
+	return context.WithTimeoutCause(ctx, maxRequest, errNoAnswer)
 }
 
 // file adds a masked file. An error of write is recorded, and what was written before it is kept; a file

@@ -60,6 +60,7 @@ const (
 	opaque         = "s p a c e s  and\ttabs 4411"
 	extraObject    = "of-an-extra-object-90ef"
 	generated      = "q8Zr-V2mX_0pLk7TnB4wYc"
+	bracketed      = "{Sup3rS3cret}"
 	short          = "abc"
 )
 
@@ -70,6 +71,7 @@ var planted = map[string]string{
 	"a value of a previous revision": previousValue, "an environment variable": env, "a password in a URL": urlPassword,
 	"a bearer token": bearer, "a docker credential": dockerAuth, "a value with white space": opaque,
 	"an extra object": extraObject, "a generated value in JSON": generated,
+	"a password in brackets": bracketed,
 }
 
 // privateKey is in PEM form.
@@ -95,7 +97,7 @@ var registries = fmt.Sprintf("configs:\n  mirror.example:\n    auth: {username: 
 
 // objects are those of the cluster.
 func objects() []runtime.Object {
-	annotated := secret("theirs", map[string]string{"opaque": opaque, "short": short})
+	annotated := secret("theirs", map[string]string{"opaque": opaque, "short": short, "brackets": bracketed})
 	annotated.Annotations = map[string]string{"kubectl.kubernetes.io/last-applied-configuration": "opaque: " + opaque}
 	registry := &corev1.Pod{ObjectMeta: meta("zarf-registry-0", "registry")}
 	registry.Annotations = map[string]string{"zarf-registry/metrics-port": "9102"}
@@ -165,6 +167,7 @@ var values = map[string]any{
 var log = func() string {
 	text := "start\nAuthorization: Bearer " + bearer + "\nusing " + valuesPassword + " and " + previousValue + "\n" +
 		privateKey + "pushed by zarf-push\n"
+	text += "tried " + bracketed + "\n"
 	text += "docker.io is a mirror for zarf/zarf-registry\n"
 	text += "object-of-2026-with-a-long-name and " + generated + "\n"
 	text += strings.Repeat("x", 32<<10-len(text)-len(pushPassword)/2-1) + "\n" + pushPassword + "\n"
@@ -416,12 +419,57 @@ func TestTheTimeoutEndsTheCollectionAndNotTheBundle(t *testing.T) {
 			<-ctx.Done()
 			return ctx.Err()
 		}
-		o.Reports = []support.Report{{Name: "late.txt", Write: func(ctx context.Context, _ io.Writer) error { return ctx.Err() }}}
+		o.Reports = []support.Report{{Name: "late.txt", Write: func(ctx context.Context, _ io.Writer) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}}}
 		files, result := write(t, o)
 		if !slices.Contains(result.Missing, "late.txt: not done within 1s (--timeout)") || files["summary.txt"] == "" {
 			t.Errorf("missing: %q", result.Missing)
 		}
 	})
+}
+
+func TestANodeThatDoesNotAnswerDelaysOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := options(t)
+		logs := 0
+		o.Client.(*fake.Clientset).PrependReactor("get", "pods", func(a kubetesting.Action) (bool, runtime.Object, error) {
+			if a.GetSubresource() != "log" {
+				return false, nil, nil
+			}
+			logs++
+			time.Sleep(31 * time.Second)
+			return true, nil, errors.New("dial tcp: i/o timeout")
+		})
+		o.Timeout = 10 * time.Minute
+		files, result := write(t, o)
+		if logs != 1 || files["status.txt"] == "" || files["metrics/zarf-registry-0.txt"] == "" {
+			t.Errorf("%d logs were asked for; the bundle has %q", logs, slices.Sorted(maps.Keys(files)))
+		}
+		if !slices.Contains(result.Missing, "logs/zarf-registry-0_registry.previous.log: its node does not answer") {
+			t.Errorf("missing: %q", result.Missing)
+		}
+	})
+}
+
+func TestRecordsOfHelmThatCannotBeDecodedAreMissing(t *testing.T) {
+	o := options(t)
+	client := o.Client.(*fake.Clientset)
+	list, err := client.CoreV1().Secrets("zarf").List(t.Context(), metav1.ListOptions{LabelSelector: "owner=helm"})
+	if err != nil || len(list.Items) != 3 {
+		t.Fatalf("%d records, %v", len(list.Items), err)
+	}
+	for _, record := range list.Items {
+		record.Data = map[string][]byte{"release": []byte("truncated")}
+		if err := client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("secrets"), &record, "zarf"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, result := write(t, o)
+	if result.SecretsRead || !slices.Contains(result.Missing, "helm: no record of the release can be decoded") {
+		t.Errorf("secrets read: %t; missing: %q", result.SecretsRead, result.Missing)
+	}
 }
 
 func TestACanceledRunWritesNoBundle(t *testing.T) {

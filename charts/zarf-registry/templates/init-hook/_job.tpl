@@ -68,7 +68,8 @@ spec:
         {{- with $architecture }}
         kubernetes.io/arch: {{ . }}
         {{- end }}
-        {{- with $hook.nodeSelector }}
+        {{- /* With a pushed image, the user has set none. Nodes without a proxy cannot pull it. */}}
+        {{- with and (ne $image.pushed "") (eq .zr.state.mode "proxy") | ternary .Values.proxy.nodeSelector $hook.nodeSelector }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
       {{- with $pod.tolerations }}
@@ -76,34 +77,25 @@ spec:
         {{- toYaml . | nindent 8 }}
       {{- end }}
       {{- /* Control-plane nodes are preferred: the Job's token is worth as much as they are, and any node can report that
-      it has the image. The nodes that have it are required, since others may not be able to pull it; but preferred only
-      if the Job may run long after it was rendered, when they may be gone, or if the registry has it. */}}
+      it has the image. Nodes that have the image are preferred even more, since others may not be able to pull it. They
+      are not required: a rollback and cleanup run long after they were rendered, when these nodes may be gone. */}}
       affinity:
         {{- if $hook.affinity }}
         {{- toYaml $hook.affinity | nindent 8 }}
         {{- else }}
-        {{- $optional := or (eq $step "cleanup") (not (empty $image.pushed)) }}
         nodeAffinity:
           preferredDuringSchedulingIgnoredDuringExecution:
             {{- /* Any node is better than one that cannot get the image. */}}
-            - weight: {{ and $optional $image.nodes (not $image.pushed) | empty | ternary 100 10 }}
+            - weight: {{ and $image.nodes (not $image.pushed) | empty | ternary 100 10 }}
               preference:
                 matchExpressions:
                   - key: node-role.kubernetes.io/control-plane
                     operator: Exists
-            {{- range $optional | ternary $image.nodes list }}
+            {{- range $image.nodes }}
             - weight: {{ $image.pushed | empty | ternary 100 50 }}
               preference:
                 {{- include "zarf-registry.pod.onNode" . | nindent 16 }}
             {{- end }}
-          {{- with $optional | ternary list $image.nodes }}
-          requiredDuringSchedulingIgnoredDuringExecution:
-            nodeSelectorTerms:
-              {{- range . }}
-              -
-                {{- include "zarf-registry.pod.onNode" . | nindent 16 }}
-              {{- end }}
-          {{- end }}
         {{- end }}
       containers:
         - name: init-hook

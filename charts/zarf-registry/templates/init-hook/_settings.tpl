@@ -23,9 +23,6 @@ check; what init-hook can derive from it is not in here. Empty fields may be lef
 {{- with $zr.mode.reason -}}
 {{- $_ := set $settings "modeReason" . -}}
 {{- end -}}
-{{- if ne .Release.Namespace $zr.namespace -}}
-{{- $_ := set $settings "releaseNamespace" .Release.Namespace -}}
-{{- end -}}
 {{- with omit $zr.hookDigests "index" -}}
 {{- $_ := set $settings.push "hookDigests" . -}}
 {{- end -}}
