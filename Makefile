@@ -36,6 +36,8 @@ IP_FAMILY  ?= IPv4
 KUBE_PROXY ?= iptables
 TESTCLUSTER := bin/testcluster
 TOOL = "$$($(CURDIR)/$(TESTCLUSTER) tool $(1))"
+# Builds tools before they are used: in an argument or an assignment, a failing $(TOOL) does not end a recipe.
+TOOLS = @for tool in $(1); do $(TESTCLUSTER) tool $$tool >/dev/null; done
 # Helm of the root module's version, which shares most packages with init-hook.
 HELM := bin/helm
 
@@ -125,7 +127,7 @@ test-all: ## All checks at full length, with fuzzing and random faults; takes ho
 ##@ Build
 .PHONY: deps
 deps: ## Install missing Debian packages for everything (needs root)
-	@hack/deps.sh build cross race cluster e2e lint emulate clients bench
+	@hack/deps.sh build cross race cluster e2e lint disks emulate clients bench
 
 .PHONY: payload
 payload: ## Build the programs that init-hook embeds, and the chart's list of their digests (ARCHITECTURES=amd64)
@@ -162,6 +164,7 @@ race: payload ## Unit tests with the race detector, where it is fast enough
 
 .PHONY: s3
 s3: payload $(TESTCLUSTER) ## The registry's unit tests again, on S3
+	$(call TOOLS,versitygw)
 	VERSITYGW=$(call TOOL,versitygw) $(call TEST,-short ./internal/registry/...)
 
 .PHONY: race-all
@@ -171,6 +174,7 @@ race-all: payload ## Unit tests with the race detector that make race leaves out
 
 .PHONY: unit-all
 unit-all: images $(TESTCLUSTER) $(HELM) ## Unit tests that make test skips: blobs of 2 GiB, the OCI conformance suite, promtool, the loader, cert-manager
+	$(call TOOLS,promtool conformance versitygw sops age-keygen)
 	PROMTOOL=$(call TOOL,promtool) OCI_CONFORMANCE=$(call TOOL,conformance) VERSITYGW=$(call TOOL,versitygw) \
 		$(call TEST,./cmd/... ./internal/... ./loader ./templates-tests ./test/conformance ./tools/...)
 	PATH="$(CURDIR)/bin:$$(dirname $(call TOOL,sops)):$$(dirname $(call TOOL,age-keygen)):$$PATH" $(call TEST,./test/sops)
@@ -193,13 +197,12 @@ arm64: images $(TESTCLUSTER) ## Unit tests of the programs for arm64, emulated b
 fuzz: payload ## Run each fuzz target for FUZZ_TIME (FUZZ_TIME=10m FUZZ_RUN=FuzzMask)
 	hack/fuzz.sh $(FUZZ_TIME) '$(FUZZ_RUN)'
 
-# Packages that make mutants changes, the runner and its flags, such as --diff main: only changed lines.
+# Packages that make mutants changes, one after the other, and the runner. Large packages take hours.
 MUTANTS  ?= $(foreach p,node/proxy registry hook,./internal/$p)
-MUTANTS_FLAGS ?=
 GREMLINS := github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0
 .PHONY: mutants
 mutants: payload ## Change the code in small ways and report what no unit test notices (MUTANTS=./internal/net/httprange)
-	for package in $(MUTANTS); do go run $(GREMLINS) unleash --workers 1 $(MUTANTS_FLAGS) $$package; done
+	for package in $(MUTANTS); do go run $(GREMLINS) unleash --workers 1 $$package; done
 
 # How many seeds the consistency checker tries, and the first.
 SEEDS ?= 100
@@ -211,6 +214,7 @@ REGISTRYCHECK = unshare --mount go test ./test/registrycheck -count=1 -v -timeou
 .PHONY: registrycheck
 registrycheck: $(if $(filter s3,$(STORAGE)),$(TESTCLUSTER)) ## Check histories of concurrent clients under faults (SEEDS=1 SEED=42 STORAGE=s3|xfs; docs/dev/consistency.md)
 	@hack/deps.sh disks
+	$(if $(filter s3,$(STORAGE)),$(call TOOLS,versitygw))
 	$(REGISTRYCHECK) -seeds $(SEEDS) -seed $(SEED) $(if $(filter s3,$(STORAGE)),-s3 $(call TOOL,versitygw)) $(if $(filter xfs,$(STORAGE)),-xfs)
 
 .PHONY: registrycheck-s3
@@ -253,6 +257,7 @@ ct-install: ## Run ct install with every values file in ci/ (make check uses two
 
 .PHONY: alerts
 alerts: $(TESTCLUSTER) ## Test the chart's alerts and dashboard with promtool on captured metrics
+	$(call TOOLS,promtool)
 	PROMTOOL=$(call TOOL,promtool) go test ./templates-tests -run Promtool -count=1
 
 .PHONY: generate
@@ -278,8 +283,8 @@ verify-files: $(TESTCLUSTER) # make verify without unit tests
 	$(HELM_DOCS) --dry-run | diff -u $(CHART)/README.md -
 
 .PHONY: e2e
-e2e: build images $(TESTCLUSTER) $(HELM) $(CERTMANAGER) ## End-to-end tests on test clusters, or on the cluster of KUBECONFIG (E2E_RUN=TestHelm)
-	@hack/deps.sh cluster e2e
+e2e: build images $(TESTCLUSTER) $(HELM) $(if $(KUBECONFIG),,$(CERTMANAGER)) ## End-to-end tests on test clusters, or on the cluster of KUBECONFIG (E2E_RUN=TestHelm)
+	@hack/deps.sh $(if $(KUBECONFIG),,cluster) e2e
 	@mkdir -p dist # dist/e2e.json contains the complete log.
 	@# First what the scenarios need is built, which takes more time than the tests on a new machine.
 	E2E_PREPARE=1 go test -vet=off -ldflags=-w ./test/e2e -count=1 -timeout 3h -v $(if $(E2E_RUN),-run '$(E2E_RUN)')
@@ -394,4 +399,4 @@ $(CERTMANAGER):
 clean: ## Remove build output, but keep the cache of the test cluster
 	rm -rf bin dist
 	find internal/payload/embedded/dist -type f ! -name .gitignore -delete
-	rm -f $(CHART)/files/programs.json
+	rm -f $(CHART)/files/programs.json $(CHART)/files/init-hook.json

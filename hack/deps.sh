@@ -32,6 +32,7 @@ if [ "$(uname -m)" = aarch64 ]; then
   groups[cross]="x86_64-linux-gnu-gcc=gcc-x86-64-linux-gnu"
 fi
 
+[ $# -gt 0 ] || { echo "name groups: ${!groups[*]}" >&2; exit 2; }
 missing=()
 for group in "$@"; do
   [ -n "${groups[$group]-}" ] || { echo "unknown group $group: want one of ${!groups[*]}" >&2; exit 2; }

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Fails if a file contains words that this project avoids, or if a line of a Markdown page is longer than
-# 100 characters outside tables and code blocks. With the argument count, it prints the number of findings
-# per directory instead.
+# 100 characters outside tables and code blocks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LC_ALL=C.UTF-8 # count characters, not bytes
@@ -38,9 +37,7 @@ long_lines() {
 }
 
 findings=$(wording; long_lines)
-if [ "${1-}" = count ]; then
-  cut -d: -f1 <<<"$findings" | sed 's|/[^/]*$||; /^$/d' | sort | uniq -c | sort -rn
-elif [ -n "$findings" ]; then
+if [ -n "$findings" ]; then
   echo "$findings" >&2
   exit 1
 fi
