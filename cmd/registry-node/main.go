@@ -1,6 +1,6 @@
-// Command registry-node runs on every node: proxy serves the cluster's registry on loopback, configure
-// writes the container runtime's registry configuration, probe checks that pulls work, and heal gives
-// the release's pods an image that their node has.
+// Command registry-node is what runs on nodes: proxy serves the cluster's registry on loopback, cache stores
+// what many proxies pull, configure writes the container runtime's registry configuration, probe checks that
+// pulls work, heal gives the release's pods an image that their node has, and pause waits.
 package main
 
 import (

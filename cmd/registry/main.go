@@ -1,4 +1,4 @@
-// Command registry serves the cluster's OCI registry and collects its garbage.
+// Command registry serves the cluster's OCI registry, collects its garbage, and copies its storage.
 package main
 
 import (

@@ -7,7 +7,7 @@
 // A cut may lose everything that was not synced, each alone: writes to a file, after which it is shorter or has a hole;
 // and entries of directories, created, renamed or removed. Syncing a file does not sync its entry, and syncing a
 // directory not its parent's. Ext4 and XFS, which write changes of directories in order, lose less. A rename is lost
-// as a whole, and not any more when the directory with the new name is synced.
+// as a whole. Once the directory with the new name is synced, it cannot be lost.
 package powercut
 
 import (

@@ -1,7 +1,7 @@
 // Command schemas writes JSON schemas of Kubernetes objects for kubeconform. It converts the OpenAPI
 // document in the module k8s.io/kubernetes of each version:
 //
-//	schemas --output FOLDER v1.28.15 v1.36.3
+//	schemas --output FOLDER v1.30.14 v1.36.3
 //
 // Each version has a folder with one file per kind. The schemas reject unknown fields. Existing folders are
 // left unchanged.

@@ -1,6 +1,6 @@
 // Package root is the command tree of the registry-node program. It parses flags, configures
-// logging and maps errors to exit codes; internal/node/proxy, internal/node/probe, internal/node/nodeconfig and
-// internal/node/heal implement the commands.
+// logging and maps errors to exit codes; the packages proxy, cache, probe, nodeconfig and heal of internal/node
+// implement the commands.
 //
 // The program is delivered to every node in ConfigMaps, so it must stay small: no client-go, Helm,
 // ORAS, distribution or Prometheus client. A test enforces that.

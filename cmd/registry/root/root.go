@@ -1,5 +1,5 @@
 // Package root is the command tree of the registry program. It parses flags, sets up logging and maps
-// errors to exit codes. The commands are implemented in package registry.
+// errors to exit codes. The commands are implemented in internal/registry and the packages below it.
 package root
 
 import (

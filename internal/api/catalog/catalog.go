@@ -1,6 +1,6 @@
 // Package catalog describes what a registry contains: its manifests and blobs, how they refer to each other, and what
 // a deletion would free. It defines the API by which init-hook reads that from the registry in one request. Package
-// registry implements the API; this package deletes nothing.
+// inspect implements the API; this package deletes nothing.
 package catalog
 
 import (

@@ -1,5 +1,5 @@
 // Package gc defines the garbage-collection API between the registry and init-hook: the request and the
-// events of the response. Package registry implements the collection.
+// events of the response. Package collect implements the collection.
 package gc
 
 import (

@@ -1,5 +1,5 @@
 // Package scrub defines the API by which init-hook lets the registry read all that it stores: the request and the
-// events of the response. Package registry implements it.
+// events of the response. Package inspect implements it.
 package scrub
 
 import (

@@ -1,4 +1,4 @@
-// Package space defines how full a registry's storage is, and the API by which init-hook asks for it. Package registry
+// Package space defines how full a registry's storage is, and the API by which init-hook asks for it. Package quota
 // measures. The package decides nothing but when storage counts as nearly full and as full.
 package space
 

@@ -1,6 +1,6 @@
 // Package nodes waits for what runs on nodes and looks after the pods that write files there: the
 // proxies, the node configuration, its removal, and the CA certificates that container runtimes
-// read. It writes no file on any node itself; package noderuntime, which runs in those pods, does.
+// read. It writes no file on any node itself; package hostfiles, which runs in those pods, does.
 package nodes
 
 import (

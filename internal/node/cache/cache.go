@@ -9,7 +9,8 @@
 //
 // A cache decides nothing: it authorizes the proxies by their certificates, and serves them what the
 // registry serves its own certificate. Whatever goes wrong, the client gets a 503 or a broken connection,
-// and asks the registry itself.
+// and asks the registry itself. With Config.StaleFor, it serves what the registry served last while that is
+// unreachable.
 package cache
 
 import (

@@ -1,10 +1,11 @@
 // Package nodeconfig implements registry-node configure, which configures a node's container
 // runtime:
 //
-// - it reads the mounted configuration and its secrets - internal/node/noderuntime generates the files
-// and validates the configuration - it detects files that K3s has generated and files that would
-// take precedence over ours - internal/node/hostfiles plans the changes, which are logged with every
-// secret masked and then applied - it writes a report for init-hook
+//   - It reads the mounted configuration and its secrets. internal/node/noderuntime validates the
+//     configuration and generates the files.
+//   - It detects files that K3s has generated, and files that would take precedence over ours.
+//   - internal/node/hostfiles plans the changes. They are logged with every secret masked, then applied.
+//   - It writes a report for init-hook.
 //
 // Whatever can be rejected is rejected before the first write. The package does not talk to the
 // cluster: the pods that configure nodes have neither a token nor a network.

@@ -1,5 +1,6 @@
 // Package proxy is the HTTP/1.1 reverse proxy through which the container runtime of a node pulls
-// from the registry. It listens on loopback and forwards requests over mutual TLS.
+// from the registry, or from caches if there are any. It serves the node's loopback address, behind a
+// hostPort or in the node's network, and forwards requests over mutual TLS.
 //
 // It hides failures that would fail a pull: requests wait and are retried while the registry
 // restarts, interrupted bodies are resumed with a range request, and certificates reload without a

@@ -9,7 +9,7 @@
 //	loader-ARCH
 //	        the loader, an ELF file
 //
-// and injector.InflatedFile.
+// and injector.InflatedFile, and licenses.tar.gz, the layer with the license texts.
 package embedded
 
 import (

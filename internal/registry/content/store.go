@@ -1,7 +1,7 @@
 // Package content is what distribution stores: blobs, manifests, and the links between them, some of which distribution
 // lacks. It tells what is missing or damaged.
 //
-// It serves no requests, and removes nothing.
+// It serves no requests, and removes nothing but the back links to deleted manifests.
 package content
 
 import (

@@ -1,7 +1,7 @@
 // Package front is the HTTP front end of a listener: it authorizes requests, ends those that stall, logs and counts
 // them, and writes the audit trail.
 //
-// It listens to nothing and stores nothing. Users are package users'.
+// It listens to nothing and stores nothing. Package users verifies users.
 package front
 
 import (

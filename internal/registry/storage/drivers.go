@@ -2,7 +2,7 @@
 // durable, keeps space for records on a full file system, checks that the storage responds, and copies one storage to
 // another.
 //
-// It does not know what manifests and links mean: that is package content's.
+// It does not know what manifests and links mean: package content does.
 package storage
 
 import (

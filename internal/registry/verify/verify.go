@@ -1,8 +1,8 @@
 // Package verify decides which images clients may read: those that are signed. It verifies signatures, remembers the
 // results, and audits all tagged images.
 //
-// Who must read signed images only, it does not decide: that is package front's. The formats of signatures are package
-// signature's.
+// It does not decide who must read signed images only: package front does. Package signature knows the formats of
+// signatures.
 package verify
 
 import (

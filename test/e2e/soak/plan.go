@@ -115,7 +115,7 @@ var Kinds = []Kind{
 		Variants: []string{"it comes back", Removed}},
 }
 
-// Short is the sequence of faults of make test: those that no other scenario injects. It takes about
+// Short is the sequence of faults of make soak-short: those that no other scenario injects. It takes about
 // 90 s with [ShortSeed]. It has no mode switch, which takes 30 s: TestHelm, TestCrash and TestReplicas
 // switch modes while nodes pull.
 var Short = []string{
