@@ -63,7 +63,6 @@ func (f *certsShowFlags) run(cmd *cobra.Command) error {
 		return fmt.Errorf("using the kubeconfig: %w", err)
 	}
 	registry := cluster.NewRegistry(c.config, c.client, f.settings.Namespace, f.settings.Release)
-	registry.Direct = c.inCluster
 	report, err := status.CollectCertificates(ctx, status.Options{
 		Namespace: f.settings.Namespace, Release: f.settings.Release, Name: f.settings.Name,
 		Client: c.client, Metadata: names, Loaded: registry.Loaded, Now: time.Now,

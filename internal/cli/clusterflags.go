@@ -55,8 +55,8 @@ func (f *clusterFlags) open(ctx context.Context, options remote.Options) (*remot
 func (f *clusterFlags) openRegistry(c *registryAccess, options remote.Options) (*remote.Registry, error) {
 	options.Credential = f.presentCredential(c.client, c.access)
 	options.LoginHint = fmt.Sprintf(
-		"if Secret %s/%s%s has just changed, retry in a minute; otherwise run zarf-registry credentials rotate",
-		f.namespace, f.name, names.SuffixCredentials)
+		"if Secret %s/%s%s has just changed, retry in a minute; otherwise run zarf-registry credentials rotate%s",
+		f.namespace, f.name, names.SuffixCredentials, releaseArguments(f.namespace, f.release, f.name))
 	return c.registry.Open(c.access, options)
 }
 

@@ -12,6 +12,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
 // Access selects a cluster and an identity. The zero value means KUBECONFIG, then ~/.kube/config, then
@@ -81,7 +82,7 @@ func Connect(a Access) (*rest.Config, kubernetes.Interface, error) {
 // Advice returns what to do about an error of the API server, or "" if the error says it all.
 func Advice(err error) string {
 	switch {
-	case apierrors.IsForbidden(err):
+	case release.MissingPermission(err):
 		return "request that permission, or use another identity (--kubeconfig, --context)"
 	case apierrors.IsUnauthorized(err):
 		return "the cluster rejects this identity: use another one (--kubeconfig, --context)"

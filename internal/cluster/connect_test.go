@@ -72,15 +72,18 @@ func TestConnectSelectsTheCluster(t *testing.T) {
 func TestAdviceNamesTheRemedy(t *testing.T) {
 	secrets := schema.GroupResource{Resource: "secrets"}
 	for want, err := range map[string]error{
-		"request that permission": fmt.Errorf("reading: %w", apierrors.NewForbidden(secrets, "x", errors.New("no"))),
-		"rejects this identity":   apierrors.NewUnauthorized("who are you"),
-		"run the command again":   apierrors.NewConflict(secrets, "x", errors.New("changed")),
+		"request that permission": fmt.Errorf("reading: %w",
+			apierrors.NewForbidden(secrets, "x", errors.New(`User "x" cannot get resource "secrets"`))),
+		"rejects this identity": apierrors.NewUnauthorized("who are you"),
+		"run the command again": apierrors.NewConflict(secrets, "x", errors.New("changed")),
 	} {
 		if got := cluster.Advice(err); !strings.Contains(got, want) {
 			t.Errorf("advice for %v is %q", err, got)
 		}
 	}
-	if got := cluster.Advice(errors.New("anything else")); got != "" {
-		t.Errorf("advice for an unknown error is %q", got)
+	for _, err := range []error{errors.New("anything else"), apierrors.NewForbidden(secrets, "x", errors.New("exceeded quota"))} {
+		if got := cluster.Advice(err); got != "" {
+			t.Errorf("advice for %v is %q", err, got)
+		}
 	}
 }

@@ -34,6 +34,8 @@ const registryPort = 5000
 const (
 	// dialTimeout bounds a connection inside the cluster.
 	dialTimeout = 10 * time.Second
+	// handshakeTimeout bounds the handshake with a registry that accepts connections and does not respond.
+	handshakeTimeout = 30 * time.Second
 	// listeningTimeout bounds Listening: a port answers at once, or packets are dropped.
 	listeningTimeout = 5 * time.Second
 )
@@ -78,7 +80,7 @@ func (r *Registry) Transport(access release.PushAccess) (*http.Transport, error)
 	if err != nil {
 		return nil, err
 	}
-	return &http.Transport{TLSClientConfig: config, DialContext: r.DialContext}, nil
+	return &http.Transport{TLSClientConfig: config, TLSHandshakeTimeout: handshakeTimeout, DialContext: r.DialContext}, nil
 }
 
 // CacheTransport returns an HTTP transport for one cache pod, through the API server, with the certificates of access,
@@ -89,7 +91,8 @@ func (r *Registry) CacheTransport(access release.PushAccess, pod *corev1.Pod, id
 		return nil, err
 	}
 	return &http.Transport{
-		TLSClientConfig: config,
+		TLSClientConfig:     config,
+		TLSHandshakeTimeout: handshakeTimeout,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return r.Forward(ctx, pod, registryPort)
 		},

@@ -154,7 +154,10 @@ func (r *run) deleteOtherPods(ctx context.Context) (string, error) {
 func (r *run) deleteSecrets(ctx context.Context) (string, error) {
 	deleted := 0
 	named, err := r.certs.NamedSecrets(ctx)
-	if err != nil {
+	switch {
+	case err != nil && !exitcode.IsRefusal(err) && !release.MissingPermission(err):
+		return "", err // the next attempt may know; after the state is deleted, none can
+	case err != nil:
 		r.Log.Warn("cannot tell which push credentials have Secrets; they stay", "error", err.Error())
 	}
 	var all []string

@@ -71,8 +71,8 @@ func TestFailedRequestIsReported(t *testing.T) {
 		"cleanup": {
 			setUp: func(t *testing.T) *bench { return installed(t) },
 			run:   func(b *bench) error { return b.hook.Cleanup(b.Context()) },
-			// It warns that it does not know all directories on nodes and all named credentials.
-			unnoticed: []string{"get secrets zarf-registry-state", "get secrets zarf-registry-state"},
+			// It warns that it does not know all directories on nodes.
+			unnoticed: []string{"get secrets zarf-registry-state"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -226,7 +226,7 @@ func TestMistakes(t *testing.T) {
 		"a volume with other access modes": {objects: []runtime.Object{standard,
 			claimed("zarf-registry", "standard", bound)},
 			settings: ownClaim(func(c *settings.Claim) { c.AccessModes = []string{"ReadWriteMany"} }), check: "storage",
-			want: []string{"--set registry.persistence.accessModes={ReadWriteOnce}"}},
+			want: []string{"--set 'registry.persistence.accessModes={ReadWriteOnce}'"}},
 		"a volume as wanted": {objects: []runtime.Object{standard, claimed("zarf-registry", "standard", bound)},
 			settings: ownClaim()},
 
@@ -263,7 +263,7 @@ func TestMistakes(t *testing.T) {
 		"node selector that matches no node": {settings: placed(func(w *settings.Workload) {
 			w.NodeSelector = map[string]string{"disk": "ssd"}
 		}), check: "placement", want: []string{"node n1", "registry.nodeSelector: no node has the label disk=ssd",
-			"kubectl label node n1 disk=ssd"}},
+			"kubectl label --overwrite node n1 disk=ssd"}},
 		"node selector that matches a node": {nodes: []runtime.Object{node("n1", hasProxyNameLabel("disk", "ssd"))},
 			settings: placed(func(w *settings.Workload) { w.NodeSelector = map[string]string{"disk": "ssd"} })},
 		"affinity that matches no node": {settings: placed(func(w *settings.Workload) {

@@ -142,7 +142,7 @@ func TestPreflightNamesDirectoriesForgottenByBlindRendering(t *testing.T) {
 				t.Fatalf("findings are %v", found)
 			}
 			for _, want := range []string{"nodeConfig: files of this release may remain in " + certsD +
-				", /etc/rancher/k3s on nodes", "--set nodeConfig.directories={" + certsD + ",/etc/rancher/k3s}"} {
+				", /etc/rancher/k3s on nodes", "--set 'nodeConfig.directories={" + certsD + ",/etc/rancher/k3s}'"} {
 				if !strings.Contains(found[0].String(), want) {
 					t.Errorf("finding is %s, want one with %q", found[0], want)
 				}

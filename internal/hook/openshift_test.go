@@ -55,6 +55,7 @@ func TestOpenShiftConstraints(t *testing.T) {
 	if findings, err = b.hook.Preflight(t.Context()); err != nil || len(findings) > 0 {
 		t.Errorf("with openshift.enabled: %v, %v", findings, err)
 	}
+	b.hook.Settings.Preflight.LabelNamespace = true
 	b.upgrade(state.ModeProxy)
 	if len(b.probePods) == 0 {
 		t.Fatal("no pull was verified")

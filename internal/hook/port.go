@@ -1,6 +1,7 @@
 package hook
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -164,7 +165,11 @@ func (p *preparation) createService(ctx context.Context) (string, error) {
 	case err == nil:
 		return fmt.Sprintf("created %s with node port %d", object, r.Settings.Port), nil
 	case apierrors.IsAlreadyExists(err):
-		return "", r.NotOurs("Service", want.Name)
+		s, err := r.nodePort(ctx)
+		if err != nil || s == nil {
+			return "", cmp.Or(err, r.NotOurs("Service", want.Name))
+		}
+		return fmt.Sprintf("created %s with node port %d", object, r.Settings.Port), nil // an answer was lost
 	case release.PortOutOfRange(err) && proxies:
 		return p.outOfRange(), nil
 	case release.PortAllocated(err):

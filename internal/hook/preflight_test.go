@@ -377,6 +377,10 @@ func TestPreflightFinds(t *testing.T) {
 		"quota": {objects: nodes{node("n1")}, admit: refusePods(
 			apierrors.NewForbidden(corev1.Resource("pods"), "x", errors.New("exceeded quota: few"))), check: "admission",
 			severity: blocker, want: []string{"exceeded quota: few"}},
+		"quota that the running pods fill": {
+			objects: nodes{node("n1"), saved(t, state.ModeProxy, "127.0.0.1:31999", state.IPv4)},
+			admit:   refusePods(apierrors.NewForbidden(corev1.Resource("pods"), "x", errors.New("exceeded quota: few"))),
+			check:   "admission", severity: warning, want: []string{"has no room for another pod of the registry", "exceeded quota: few"}},
 		"missing namespace": {objects: nodes{node("n1")}, admit: refusePods(
 			apierrors.NewNotFound(schema.GroupResource{Resource: "namespaces"}, "zarf")), check: "admission", severity: warning,
 			want: []string{"does not exist yet"}},

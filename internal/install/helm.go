@@ -79,8 +79,8 @@ func (r *run) readRelease() error {
 	switch r.last.Info.Status {
 	case release.StatusUninstalling:
 		return exitcode.Refuse(
-			"release %s in namespace %s is being deleted: complete that with helm uninstall %s --namespace %s, "+
-				"then run this again", o.Release, o.Namespace, o.Release, o.Namespace)
+			"release %s in namespace %s is being deleted: complete that with zarf-registry uninstall --release %s "+
+				"--namespace %s, then run this again", o.Release, o.Namespace, o.Release, o.Namespace)
 	case release.StatusUninstalled:
 		return nil // only its history was kept
 	}

@@ -609,7 +609,7 @@ func TestWhatCannotBeContinuedIsRefusedWithTheNextStep(t *testing.T) {
 		"a release that is being deleted": {[]runtime.Object{namespace()}, func(b *bench) {
 			b.mustRun()
 			b.set(release.StatusUninstalling)
-		}, "helm uninstall zarf-registry --namespace zarf"},
+		}, "zarf-registry uninstall --release zarf-registry --namespace zarf"},
 		"a release of another chart": {[]runtime.Object{namespace()}, func(b *bench) {
 			b.mustRun()
 			b.last().Chart.Metadata.Name = "nginx"

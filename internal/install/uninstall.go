@@ -48,7 +48,8 @@ func Uninstall(ctx context.Context, helm *action.Configuration, name string, lim
 	uninstall := action.NewUninstall(helm)
 	uninstall.DisableHooks, uninstall.Timeout = true, limit
 	if _, err := uninstall.Run(name); err != nil {
-		return true, fmt.Errorf("removing the objects of release %s: %w", name, err)
+		return true, fmt.Errorf("removing the objects of release %s: %w; --log-level=debug shows why; then run this again",
+			name, err)
 	}
 	return true, nil
 }

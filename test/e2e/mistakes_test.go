@@ -23,7 +23,7 @@ func TestMistakes(t *testing.T) {
 		"a PriorityClass that does not exist": {[]string{"--set=proxy.priorityClassName=nope"},
 			[]string{"priority-class: PriorityClass nope", "proxy.priorityClassName"}},
 		"a node selector that no node matches": {[]string{"--set=registry.nodeSelector.disk=ssd"},
-			[]string{"placement: node n1", "registry.nodeSelector", "kubectl label node n1 disk=ssd"}},
+			[]string{"placement: node n1", "registry.nodeSelector", "kubectl label --overwrite node n1 disk=ssd"}},
 		"an existing claim that does not exist": {[]string{"--set=registry.persistence.existingClaim=nope"},
 			[]string{"PersistentVolumeClaim nope"}},
 		"an S3 endpoint that does not answer": {[]string{"--set=registry.storage.type=s3", "--set=registry.storage.s3.bucket=b",

@@ -111,7 +111,8 @@ func (r *rotation) run(ctx context.Context) ([]string, error) {
 				return nil, err
 			}
 			continue
-		case errors.Is(err, errOtherSettings), err != nil && (ctx.Err() != nil || !release.IsTransient(err) || !time.Now().Before(end)):
+		case errors.Is(err, errOtherSettings),
+			err != nil && (ctx.Err() != nil || !release.IsTransient(err) || !time.Now().Before(end)):
 			return nil, err
 		case err != nil:
 			// The API server may be restarting.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/release"
@@ -58,7 +57,7 @@ func (o *Observer) cachesMissing(ctx context.Context) (ready int, missing string
 	switch {
 	case len(waiting) > 0:
 		slices.Sort(waiting)
-		return ready, "caches not ready: " + strings.Join(waiting, ", "), nil
+		return ready, "caches not ready: " + release.List(waiting), nil
 	case ready == 0:
 		return 0, "no cache exists", nil
 	}

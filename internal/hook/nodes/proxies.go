@@ -90,7 +90,7 @@ func proxiesMissing(sets []appsv1.DaemonSet, pods []corev1.Pod, nodes map[string
 		case release.PodReady(p):
 			covered++
 		default:
-			waiting = append(waiting, p.Spec.NodeName)
+			waiting = append(waiting, orNone(p.Spec.NodeName))
 		}
 	}
 	for _, d := range sets {
@@ -104,7 +104,7 @@ func proxiesMissing(sets []appsv1.DaemonSet, pods []corev1.Pod, nodes map[string
 	}
 	if len(waiting) > 0 {
 		slices.Sort(waiting)
-		return "proxies not ready on nodes " + strings.Join(waiting, ", "), covered
+		return "proxies not ready on " + release.ListNodes(waiting), covered
 	}
 	if covered+podsDown < desired {
 		return fmt.Sprintf("%d of %d proxy pods exist", covered+podsDown, desired), covered

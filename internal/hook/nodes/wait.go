@@ -22,6 +22,9 @@ const (
 	restFactor = 4
 	// longestRest bounds the pause, since a slow poll may have met a restart of the API server.
 	longestRest = 5 * time.Second
+	// deniedTime is how long permissions may be missing: an API server that starts denies requests until it has read
+	// the roles (kubernetes/kubernetes#121635).
+	deniedTime = 15 * time.Second
 )
 
 // Wait polls until check finds nothing missing, less often the longer a poll takes. If the context
@@ -30,12 +33,18 @@ const (
 func (o *Observer) Wait(ctx context.Context, what string, check func() (missing string, err error),
 	component string) error {
 	reported := ""
+	var denied time.Time // since when permissions are missing
 	for {
 		begin := time.Now()
 		missing, err := check()
+		if !release.MissingPermission(err) {
+			denied = time.Time{}
+		} else if denied.IsZero() {
+			denied = begin
+		}
 		rest := min(max(release.PollInterval, restFactor*time.Since(begin)), longestRest)
 		switch {
-		case exitcode.IsRefusal(err), release.MissingPermission(err), release.Rejected(err):
+		case exitcode.IsRefusal(err), release.Rejected(err), !denied.IsZero() && time.Since(denied) >= deniedTime:
 			return release.RefuseForbidden(err)
 		case err != nil && ctx.Err() == nil:
 			// The API server may be restarting, so treat this as unknown.

@@ -14,6 +14,21 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
+// An API server that starts denies everything for a moment.
+func TestAWaitEndsWhenPermissionsStayMissing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := &Observer{Release: &release.Release{Log: slog.New(slog.DiscardHandler), Now: time.Now}}
+		begin := time.Now()
+		err := o.Wait(t.Context(), "pods", func() (string, error) {
+			return "", apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "",
+				errors.New(`User "x" cannot list resource "pods"`))
+		}, "registry")
+		if took := time.Since(begin); !exitcode.IsRefusal(err) || took < deniedTime || took > deniedTime+longestRest {
+			t.Errorf("%v after %s", err, took)
+		}
+	})
+}
+
 func TestAWaitEndsWithErrorsThatStay(t *testing.T) {
 	pods := schema.GroupResource{Resource: "pods"}
 	for name, c := range map[string]struct {
@@ -21,7 +36,7 @@ func TestAWaitEndsWithErrorsThatStay(t *testing.T) {
 		tries int // with it, before it is gone
 	}{
 		"a refusal":                     {exitcode.Refuse("node n1 refuses"), 1},
-		"a missing permission":          {apierrors.NewForbidden(pods, "", errors.New(`User "x" cannot list resource "pods"`)), 1},
+		"a permission that is missing":  {apierrors.NewForbidden(pods, "", errors.New(`User "x" cannot list resource "pods"`)), 3},
 		"a rejected request":            {apierrors.NewBadRequest("no"), 1},
 		"an API server that restarts":   {errors.New("connection refused"), 3},
 		"an API server that has failed": {apierrors.NewInternalError(errors.New("etcd: leader changed")), 3},

@@ -125,7 +125,7 @@ func (i *Inspection) forgottenDirectories() []Finding {
 		Check: checkNodeConfig, Severity: Warning,
 		Cause: fmt.Sprintf("files of this release may remain in %s on nodes, because no rendered pod manages these "+
 			"directories", strings.Join(forgotten, ", ")),
-		Remedy: fmt.Sprintf("name them: --set nodeConfig.directories={%s}", strings.Join(forgotten, ",")),
+		Remedy: fmt.Sprintf("name them: --set 'nodeConfig.directories={%s}'", strings.Join(forgotten, ",")),
 	}}
 }
 

@@ -53,7 +53,7 @@ func (i *Inspection) placementOf(w settings.Workload, s settings.Scheduling) []F
 	if before, none := keep(func(n corev1.Node) bool { return selector.Matches(labels.Set(n.Labels)) }); none {
 		return add("nodeSelector", release.ListNodes(nodeNames(before)),
 			fmt.Sprintf("no node has the label %s, so none can run these pods", selector),
-			"kubectl label node %s %s, or correct %s.nodeSelector", before[0].Name,
+			"kubectl label --overwrite node %s %s, or correct %s.nodeSelector", before[0].Name,
 			strings.ReplaceAll(selector.String(), ",", " "), w.Values)
 	}
 	terms := func(n corev1.Node) bool {

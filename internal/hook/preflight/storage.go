@@ -184,7 +184,7 @@ func (i *Inspection) boundClaim(claim *corev1.PersistentVolumeClaim, size resour
 			*wanted.StorageClass, class)
 	}
 	if modes := modesOf(claim); modes != strings.Join(wanted.AccessModes, ",") {
-		add(fmt.Sprintf("--set %s={%s}", valueModes, modes),
+		add(fmt.Sprintf("--set '%s={%s}'", valueModes, modes),
 			"%s: %s differs from the access modes %s of the claim, which has a volume and cannot change", valueModes,
 			strings.Join(wanted.AccessModes, ","), modes)
 	}

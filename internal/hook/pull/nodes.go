@@ -194,7 +194,8 @@ func (p *Puller) start(ctx context.Context, waiting []*attempt, open map[string]
 			if a.begun.IsZero() {
 				a.begun = time.Now()
 			}
-		case (release.IsTransient(err) || quotaExceeded(err)) && (len(open) > 0 || time.Since(a.tried) < createTime):
+		case (release.IsTransient(err) || quotaExceeded(err)) && (len(open) > 0 || time.Since(a.tried) < createTime),
+			release.MissingPermission(err) && time.Since(a.tried) < createTime: // the API server may be starting
 			return append(still, waiting[i:]...)
 		default:
 			p.failRemaining(a, "creating a pod for it: "+err.Error(), "")

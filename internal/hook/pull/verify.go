@@ -226,7 +226,7 @@ func notServed(complaint string) bool {
 }
 
 func forbidden(complaint string) bool {
-	return strings.Contains(complaint, "403 Forbidden") || strings.Contains(complaint, "denied: ")
+	return strings.Contains(complaint, "403 Forbidden") || strings.Contains(complaint, ": denied: ")
 }
 
 // advice returns what to do about a kubelet's complaint about the pull of an image.
@@ -251,7 +251,7 @@ func advice(mode state.Mode, complaint string) string {
 		return "the pull did not go through the node's proxy: look for another Service or pod that uses the port"
 	case has("401 Unauthorized"):
 		return "the registry does not accept the pull credential: run helm upgrade again, which repairs the Secret …-pull"
-	case has("503"):
+	case has("503 Service Unavailable"):
 		return "the node's proxy cannot reach the registry: check the logs of the proxy pod on that node and the " +
 			"network policies"
 	case has("not found"):

@@ -544,6 +544,28 @@ func TestBound(t *testing.T) {
 	f.status(t, blobPath(seven), http.StatusServiceUnavailable)
 }
 
+// A file of another size than the registry's content was damaged. It is fetched again.
+func TestBlobsOfAnotherSizeAreDropped(t *testing.T) {
+	f := start(t)
+	content := random(chunkSize)
+	f.add(content, blobPath(content))
+	f.get(t, blobPath(content), content)
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) { // the response may still use it
+		if _, _, err := f.store.get(digest.FromBytes(content), chunkSize+1); err == nil {
+			t.Fatal("another size is accepted")
+		}
+		if _, n := f.store.usage(); n == 0 {
+			break
+		} else if time.Now().After(deadline) {
+			t.Fatal("it is not dropped")
+		}
+	}
+	f.get(t, blobPath(content), content)
+	if n := f.count("GET", blobPath(content)); n != 2 {
+		t.Errorf("it was fetched %d times", n)
+	}
+}
+
 // A full file system is noticed before anything is sent, and content is stored again when there is space.
 func TestFullFileSystem(t *testing.T) {
 	dir := t.TempDir()

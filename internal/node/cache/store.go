@@ -164,6 +164,9 @@ func (s *store) get(d digest.Digest, size int64) (b *blob, created bool, err err
 	defer s.mu.Unlock()
 	if b := s.blobs[d]; b != nil {
 		if b.size != size {
+			if b.users == 0 { // its file was damaged: the next request fetches it
+				s.dropLocked(b)
+			}
 			return nil, false, fmt.Errorf("%s has %d bytes, and the registry has %d", d, b.size, size)
 		}
 		if b.users == 0 {
