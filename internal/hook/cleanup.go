@@ -187,9 +187,8 @@ func (r *run) deleteSecrets(ctx context.Context) (string, error) {
 			r.Log.Warn("keeping a Secret that was not made by zarf-registry", "secret", name)
 			continue
 		}
-		err = r.Secrets.Delete(ctx, name, *metav1.NewPreconditionDeleteOptions(string(secret.UID)))
-		if err != nil && !apierrors.IsNotFound(err) {
-			return "", fmt.Errorf("deleting %s: %w", r.Object("Secret", name), err)
+		if err := r.DeleteSecret(ctx, secret); err != nil {
+			return "", err
 		}
 		deleted++
 	}

@@ -153,23 +153,30 @@ func TestNodeWithoutCurrentCAsIsSkippedBeforeExpiry(t *testing.T) {
 		b.unwatched = true
 		b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": {ExitCode: 1}}
 		b.asTheCronJobDoes()
-		b.mustFail(b.rotate(), false, "on node n2: it has not written the CAs yet")
-		leaf := func() []byte { return b.secret("zarf-registry-node-tls").Data["tls.crt"] }
-		before := leaf()
-		b.now = b.now.Add(pki.DefaultLeafLifetime * 8 / 10)
-		b.mustFail(b.renew(), false, "on node n2: it has not written the CAs yet")
-		if !bytes.Equal(before, leaf()) {
-			t.Error("renew did not wait for n2")
-		}
-		b.now = b.now.Add(pki.DefaultLeafLifetime * 15 / 100)
-		b.mustFail(b.renew(), false, "on node n2: it has not written the CAs yet") // until then the previous CAs are trusted
-		if bytes.Equal(before, leaf()) {
-			t.Error("the certificates were not renewed before expiry")
-		}
-		if !strings.Contains(b.log.String(), "no longer waiting for nodes") {
-			t.Errorf("the log lacks the message:\n%s", b.log)
-		}
+		b.checkSkippedBeforeExpiry("on node n2: it has not written the CAs yet", "no longer waiting for nodes")
 	})
+}
+
+// checkSkippedBeforeExpiry checks that a CA rotation waits for what the complaint names until the certificates are
+// about to expire, and that it logs why it waits no longer.
+func (b *bench) checkSkippedBeforeExpiry(complaint, logged string) {
+	b.Helper()
+	b.mustFail(b.rotate(), false, complaint)
+	leaf := func() []byte { return b.secret("zarf-registry-node-tls").Data["tls.crt"] }
+	before := leaf()
+	b.now = b.now.Add(pki.DefaultLeafLifetime * 8 / 10)
+	b.mustFail(b.renew(), false, complaint)
+	if !bytes.Equal(before, leaf()) {
+		b.Error("renew did not wait")
+	}
+	b.now = b.now.Add(pki.DefaultLeafLifetime * 15 / 100)
+	b.mustFail(b.renew(), false, complaint) // the previous CAs stay trusted
+	if bytes.Equal(before, leaf()) {
+		b.Error("the certificates were not renewed before expiry")
+	}
+	if !strings.Contains(b.log.String(), logged) {
+		b.Errorf("the log lacks the message:\n%s", b.log)
+	}
 }
 
 func (b *bench) nodeSetOf() *appsv1.DaemonSet {

@@ -104,7 +104,7 @@ func (m *metrics) watchExposed(source *tlsfiles.Source) {
 			if current := source.Current(); current != nil {
 				return value(current)
 			}
-			return math.NaN() // there is none yet
+			return math.NaN() // cert-manager has not issued it
 		}
 	}
 	m.gauge("zarf_registry_exposed_tls_certificate_expiry_timestamp_seconds",

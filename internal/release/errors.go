@@ -64,6 +64,11 @@ func PortAllocated(err error) bool {
 	return err != nil && strings.Contains(err.Error(), "already allocated")
 }
 
+// QuotaExceeded reports whether a ResourceQuota has no room for an object.
+func QuotaExceeded(err error) bool {
+	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota")
+}
+
 // IsConflict reports whether another writer changed the object first.
 func IsConflict(err error) bool {
 	return !exitcode.IsRefusal(err) &&

@@ -50,6 +50,15 @@ func (r *Release) ReadSecret(ctx context.Context, name string) (*corev1.Secret, 
 	return s, nil
 }
 
+// DeleteSecret deletes a Secret as it was read: not another one that has its name now. One that is gone is no error.
+func (r *Release) DeleteSecret(ctx context.Context, secret *corev1.Secret) error {
+	err := r.Secrets.Delete(ctx, secret.Name, *metav1.NewPreconditionDeleteOptions(string(secret.UID)))
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("deleting %s: %w", r.Object("Secret", secret.Name), err)
+	}
+	return nil
+}
+
 // NotOurs returns the error for an object that has one of our names but that init-hook did not
 // create.
 func (r *Release) NotOurs(kind, name string) error {

@@ -7,9 +7,6 @@ import (
 	"strings"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
@@ -94,9 +91,8 @@ func (m *Manager) DeleteUnneeded(ctx context.Context, p state.PKI) (string, erro
 		if secret == nil || secret.Labels[names.LabelManagedBy] != names.Manager {
 			continue
 		}
-		err = m.Secrets.Delete(ctx, name, *metav1.NewPreconditionDeleteOptions(string(secret.UID)))
-		if err != nil && !apierrors.IsNotFound(err) {
-			return "", fmt.Errorf("deleting %s: %w", m.Object("Secret", name), err)
+		if err := m.DeleteSecret(ctx, secret); err != nil {
+			return "", err
 		}
 		did = append(did, "deleted "+m.Object("Secret", name))
 	}

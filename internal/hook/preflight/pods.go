@@ -72,7 +72,7 @@ func (i *Inspection) tryPods(ctx context.Context) ([]Finding, error) {
 			f.Severity = Warning
 			f.Cause = fmt.Sprintf("cannot check whether it admits the pods of the %s: %s", what, err)
 			f.Remedy = "continue, and check the result of the installation"
-		case i.Saved != nil && refusal(err) && strings.Contains(err.Error(), "exceeded quota"):
+		case i.Saved != nil && release.QuotaExceeded(err):
 			f.Severity = Warning // the pods that the new ones replace count, too
 			f.Cause = fmt.Sprintf("its quota has no room for another pod of the %s: %s", what, err)
 			f.Remedy = "continue if new pods replace those that run now, as the registry's do; otherwise raise the quota"

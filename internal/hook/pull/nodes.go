@@ -194,7 +194,7 @@ func (p *Puller) start(ctx context.Context, waiting []*attempt, open map[string]
 			if a.begun.IsZero() {
 				a.begun = time.Now()
 			}
-		case (release.IsTransient(err) || quotaExceeded(err)) && (len(open) > 0 || time.Since(a.tried) < createTime),
+		case (release.IsTransient(err) || release.QuotaExceeded(err)) && (len(open) > 0 || time.Since(a.tried) < createTime),
 			release.MissingPermission(err) && time.Since(a.tried) < createTime: // the API server may be starting
 			return append(still, waiting[i:]...)
 		default:
@@ -221,10 +221,6 @@ func (p *Puller) create(ctx context.Context, node string) (created *corev1.Pod, 
 
 // limited matches the messages of Kubernetes' plugin/pkg/admission/limitranger.
 var limited = regexp.MustCompile(`(minimum|maximum) (cpu|memory) (usage|limit)|to request ratio`)
-
-func quotaExceeded(err error) bool {
-	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota")
-}
 
 // look updates the attempts from what the kubelets report, and returns those whose pod is to be created again.
 func (p *Puller) look(ctx context.Context, open map[string]*attempt) (again []*attempt) {
