@@ -110,7 +110,7 @@ func TestPauseImages(t *testing.T) {
 func (w *world) mirroredPause(t *testing.T, node string) {
 	t.Helper()
 	archive := filepath.Join(t.TempDir(), "pause.tar")
-	if out, err := w.onNode(t, node, "ctr", "-n", "k8s.io", "images", "export", archive, knownPause); err != nil {
+	if out, err := w.onNode(t, node, "ctr", "-n", "k8s.io", "images", "export", "--local", archive, knownPause); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	w.runPod(t, pod("mirrored-pause", node, w.push(t, archive)))
