@@ -18,6 +18,7 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -66,9 +67,9 @@ var (
 		Own: "^$"}
 )
 
-// payloads consist of several chunks of pseudo-random data, which the fake cluster stores slowly.
+// largePayloads consist of several chunks of pseudo-random data, which the fake cluster stores slowly.
 // smallPayloads consist of one.
-var payloads, smallPayloads = makePayloads(1_100_000), makePayloads(1000)
+var largePayloads, smallPayloads = makePayloads(1_100_000), makePayloads(1000)
 
 func makePayloads(size int) map[injector.Program]*injector.Payload {
 	made := map[injector.Program]*injector.Payload{}
@@ -92,14 +93,17 @@ func makePayloads(size int) map[injector.Program]*injector.Payload {
 	return made
 }
 
-type programs struct{ small bool }
+type programs struct{ large bool }
+
+func (s programs) all() map[injector.Program]*injector.Payload {
+	if s.large {
+		return largePayloads
+	}
+	return smallPayloads
+}
 
 func (s programs) Payload(program, architecture string) (*injector.Payload, error) {
-	of := payloads
-	if s.small {
-		of = smallPayloads
-	}
-	p, ok := of[injector.Program{Name: program, Architecture: architecture}]
+	p, ok := s.all()[injector.Program{Name: program, Architecture: architecture}]
 	if !ok {
 		return nil, fmt.Errorf("no payload of %s for %s", program, architecture)
 	}
@@ -170,10 +174,6 @@ type bench struct {
 	admit func(runtime.Object) error
 	// failing maps a node to its kubelet's error for every pull.
 	failing map[string]string
-	// noLoopback is true if kube-proxy serves no node port on the loopback address.
-	noLoopback bool
-	// podsCreated counts the created pods, including dry runs.
-	podsCreated int
 	// ignoresMirrors is the node whose container runtime reads no hosts.toml.
 	ignoresMirrors string
 	// probePods are the verification pods that were created.
@@ -520,7 +520,6 @@ func (b *bench) readSecret() {
 
 // checkPod reports a created pod that Zarf's admission webhook would change.
 func (b *bench) checkPod(pod *corev1.Pod) {
-	b.podsCreated++
 	if pod.Labels["zarf.dev/agent"] != "ignore" {
 		b.Errorf("pod %s has no label zarf.dev/agent=ignore: %v", pod.Name, pod.Labels)
 	}
@@ -532,7 +531,6 @@ func (b *bench) pull(pod *corev1.Pod) {
 	image := pod.Spec.Containers[0].Image
 	byNodePort := strings.Contains(image, "/probe-nodeport:")
 	service, served := b.served(), b.endpoints()
-	service = service && !b.noLoopback
 	message := b.failing[pod.Spec.NodeName]
 	if !strings.HasPrefix(image, b.hook.Settings.Address) && pod.Spec.NodeName == b.ignoresMirrors {
 		message = "dial tcp: lookup docker.io: no such host"
@@ -639,7 +637,7 @@ func (b *bench) slices() *discoveryv1.EndpointSliceList {
 }
 
 var groups = map[string]schema.GroupVersion{"daemonsets": appsv1.SchemeGroupVersion,
-	"deployments": appsv1.SchemeGroupVersion}
+	"deployments": appsv1.SchemeGroupVersion, "jobs": batchv1.SchemeGroupVersion}
 
 func resource(name string) schema.GroupVersionResource {
 	group, ok := groups[name]
@@ -662,8 +660,9 @@ func (b *bench) get(kind, name string) runtime.Object {
 }
 
 func (b *bench) update(kind string, o runtime.Object) {
+	b.Helper()
 	b.versioned(o)
-	if err := b.tracker.Update(resource(kind), o, "zarf"); err != nil {
+	if err := b.tracker.Update(resource(kind), o, metaOf(o).GetNamespace()); err != nil {
 		b.Error(err)
 	}
 }
@@ -913,6 +912,41 @@ func (b *bench) mustFail(err error, refused bool, want ...string) {
 	}
 }
 
+// mustLog checks that the log has these texts.
+func (b *bench) mustLog(want ...string) {
+	b.Helper()
+	for _, w := range want {
+		if !strings.Contains(b.log.String(), w) {
+			b.Errorf("the log lacks %q:\n%s", w, b.log)
+		}
+	}
+}
+
+// mustNotWrite checks that nothing was written since forget.
+func (b *bench) mustNotWrite() {
+	b.Helper()
+	if w := b.writes(); len(w) != 0 {
+		b.Errorf("it wrote %q", w)
+	}
+}
+
+// mayNot makes the API server deny writes of objects whose names begin so.
+func (b *bench) mayNot(verb, resource, name string) {
+	b.forbid = func(write string) error {
+		if strings.HasPrefix(write, verb+" "+resource+" "+name) {
+			return forbiddenBy(verb, resource)
+		}
+		return nil
+	}
+}
+
+// answer makes the API server answer requests of a kind with an error.
+func (b *bench) answer(verb, resource string, err error) {
+	b.client.PrependReactor(verb, resource, func(kubetesting.Action) (bool, runtime.Object, error) {
+		return true, nil, err
+	})
+}
+
 // mustFindNothing runs the preflight checks.
 func (b *bench) mustFindNothing() {
 	b.Helper()
@@ -921,18 +955,20 @@ func (b *bench) mustFindNothing() {
 	}
 }
 
-// mustFind runs the preflight checks, which must have one finding.
-func (b *bench) mustFind(check string, severity preflight.Severity, want ...string) {
+// mustFind runs the preflight checks, which must have one finding, and returns it.
+func (b *bench) mustFind(check string, severity preflight.Severity, want ...string) preflight.Finding {
 	b.Helper()
 	findings, err := b.hook.Preflight(b.Context())
-	if err != nil || len(findings) != 1 || findings[0].Check != check || findings[0].Severity != severity {
-		b.Fatalf("found %v (%v)", findings, err)
+	if err != nil || len(findings) != 1 || findings[0].Check != check || findings[0].Severity != severity ||
+		findings[0].Remedy == "" {
+		b.Fatalf("found %v (%v), want a %s of %s", findings, err, severity, check)
 	}
 	for _, w := range want {
 		if !strings.Contains(findings[0].String(), w) {
 			b.Errorf("%q is not in %s", w, findings[0])
 		}
 	}
+	return findings[0]
 }
 
 // checkFinished checks what holds after every successful Finish.
@@ -1017,6 +1053,27 @@ func (b *bench) checkNoProbePods() {
 func after(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
+}
+
+// simulate runs a test beside others, with a simulated clock.
+func simulate(t *testing.T, test func(t *testing.T)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, test)
+}
+
+// checkTook checks how long something took that has just ended.
+func checkTook(t *testing.T, begin time.Time, least, most time.Duration) {
+	t.Helper()
+	if took := time.Since(begin); took < least || took > most {
+		t.Errorf("it took %s", took)
+	}
+}
+
+// subtest runs a subtest whose clock is simulated.
+func subtest(t *testing.T, name string, test func(t *testing.T)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
 }
 
 // shortened reports whether -short skips the nth write. The race detector slows these tests down

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,41 +19,38 @@ const cacheSecret = "zarf-registry-cache-tls"
 func TestCachesGetACertificate(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []state.PKIMode{state.PKIInternal, state.PKICertManager} {
-		t.Run(string(mode), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := installed(t, func(b *bench) { b.installed = true; b.pki(mode) }, caches)
-				cache, node := filesOf(b.secret(cacheSecret)), filesOf(b.secret("zarf-registry-node-tls"))
-				chain, err := pki.ParseChain(cache.certificate)
-				b.must(err)
-				if roles := pki.Roles(chain[0]); !slices.Equal(roles, []string{pki.OrganizationCache}) {
-					t.Errorf("its roles are %q", roles)
+		subtest(t, string(mode), func(t *testing.T) {
+			b := installed(t, func(b *bench) { b.installed = true; b.pki(mode) }, caches)
+			cache, node := filesOf(b.secret(cacheSecret)), filesOf(b.secret("zarf-registry-node-tls"))
+			chain, err := pki.ParseChain(cache.certificate)
+			b.must(err)
+			if roles := pki.Roles(chain[0]); !slices.Equal(roles, []string{pki.OrganizationCache}) {
+				t.Errorf("its roles are %q", roles)
+			}
+			for _, name := range []string{"zarf-registry-cache", "zarf-registry-cache.zarf", "zarf-registry-cache.zarf.svc",
+				"zarf-registry-cache.zarf.svc.cluster.local"} {
+				if err := node.verifies(cache, x509.ExtKeyUsageServerAuth, name, b.now); err != nil {
+					t.Errorf("a proxy rejects the cache: %v", err)
 				}
-				for _, name := range []string{"zarf-registry-cache", "zarf-registry-cache.zarf", "zarf-registry-cache.zarf.svc",
-					"zarf-registry-cache.zarf.svc.cluster.local"} {
-					if err := node.verifies(cache, x509.ExtKeyUsageServerAuth, name, b.now); err != nil {
-						t.Errorf("a proxy rejects the cache: %v", err)
-					}
-				}
-				if chain[0].VerifyHostname("zarf-registry.zarf.svc") == nil {
-					t.Error("the cache's certificate is valid for the registry")
-				}
-				server := filesOf(b.secret("zarf-registry-server-tls"))
-				if err := server.verifies(cache, x509.ExtKeyUsageClientAuth, "", b.now); err != nil {
-					t.Errorf("the registry rejects the cache: %v", err)
-				}
-				b.must(b.prepareAndFinish())
-				if w := strings.Join(b.writes(), " "); strings.Contains(w, "-tls") || strings.Contains(w, "certificates") {
-					t.Errorf("nothing has changed, and these were written: %s", w)
-				}
-			})
+			}
+			if chain[0].VerifyHostname("zarf-registry.zarf.svc") == nil {
+				t.Error("the cache's certificate is valid for the registry")
+			}
+			server := filesOf(b.secret("zarf-registry-server-tls"))
+			if err := server.verifies(cache, x509.ExtKeyUsageClientAuth, "", b.now); err != nil {
+				t.Errorf("the registry rejects the cache: %v", err)
+			}
+			b.must(b.prepareAndFinish())
+			if w := strings.Join(b.writes(), " "); strings.Contains(w, "-tls") || strings.Contains(w, "certificates") {
+				t.Errorf("nothing has changed, and these were written: %s", w)
+			}
 		})
 	}
 }
 
 // A cache is a server for the proxies, and they trust a new CA before it shows a certificate of it.
 func TestCARotationWaitsForCaches(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := installed(t, caches)
 		b.asTheCronJobDoes()
 		b.hook.Timeout = 3 * time.Minute
@@ -70,8 +66,7 @@ func TestCARotationWaitsForCaches(t *testing.T) {
 }
 
 func TestTheUsersCertificateOfCachesIsRenewedWithoutTheValues(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := installed(t, func(b *bench) {
 			b.corp()
 			b.userCA("corp 2").give("corp-cache")
@@ -90,8 +85,7 @@ func TestTheUsersCertificateOfCachesIsRenewedWithoutTheValues(t *testing.T) {
 
 // Otherwise helm upgrade --wait would wait for caches that cannot start, and never run finish.
 func TestCachesCanStartBeforeAllPodsTrustThem(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := installed(t, func(b *bench) { b.corp(); b.pki(state.PKIExistingSecret) })
 		caches(b) // their certificate is of our own CA, which is new
 		b.unwatched = true
@@ -119,10 +113,8 @@ func TestCachesCanStartBeforeAllPodsTrustThem(t *testing.T) {
 }
 
 func TestASecretOfTheUserWithTheNameOfTheCachesIsKept(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := newBench(t)
-		b.hook.Programs = programs{small: true}
 		b.putSecret(&corev1.Secret{ObjectMeta: foreignMeta(cacheSecret)})
 		b.upgrade(state.ModeProxy)
 		b.must(b.hook.Cleanup(t.Context()))
@@ -135,23 +127,20 @@ func TestASecretOfTheUserWithTheNameOfTheCachesIsKept(t *testing.T) {
 func TestCachesEndWithAnotherMode(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []state.Mode{state.ModeNodePort, state.ModeExternal} {
-		t.Run(string(mode), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := installed(t, caches)
-				noCaches(b)
-				b.upgrade(mode)
-				b.must(b.hook.Cleanup(t.Context()))
-				if b.get("secrets", cacheSecret) != nil {
-					t.Error("the Secret remains after cleanup")
-				}
-			})
+		subtest(t, string(mode), func(t *testing.T) {
+			b := installed(t, caches)
+			noCaches(b)
+			b.upgrade(mode)
+			b.must(b.hook.Cleanup(t.Context()))
+			if b.get("secrets", cacheSecret) != nil {
+				t.Error("the Secret remains after cleanup")
+			}
 		})
 	}
 }
 
 func TestPKIModesWithCaches(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := installed(t, func(b *bench) {
 			b.installed = true
 			b.corp()
@@ -169,19 +158,6 @@ func TestPKIModesWithCaches(t *testing.T) {
 			b.must(b.prepareAndFinish())
 			b.checkConverged()
 			b.checkOnlyNeeded()
-		}
-	})
-}
-
-func TestCleanupDeletesTheCertificateOfCaches(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		b := installed(t, func(b *bench) { b.installed = true; b.pki(state.PKICertManager) }, caches)
-		b.must(b.hook.Cleanup(t.Context()))
-		for _, name := range []string{cacheSecret, "zarf-registry-cache-issued"} {
-			if b.get("secrets", name) != nil {
-				t.Errorf("Secret %s remains", name)
-			}
 		}
 	})
 }
@@ -221,23 +197,16 @@ func TestFinishReportsCachesThatAreNotReady(t *testing.T) {
 			b.add(&corev1.Pod{ObjectMeta: meta("zarf-registry-cache-2", "cache"), Spec: corev1.PodSpec{NodeName: "down"}})
 		}, false, []string{"1 caches are ready"}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := newBench(t)
-				b.hook.Programs = programs{small: true}
-				caches(b)
-				b.begin(state.ModeProxy)
-				c.change(b)
-				b.mustFinish()
-				for _, want := range c.want {
-					if !strings.Contains(b.log.String(), want) {
-						t.Errorf("the log lacks %q:\n%s", want, b.log)
-					}
-				}
-				if warned := strings.Contains(b.log.String(), "not all caches are ready"); warned != c.warned {
-					t.Errorf("it warns: %t", warned)
-				}
-			})
+		subtest(t, name, func(t *testing.T) {
+			b := newBench(t)
+			caches(b)
+			b.begin(state.ModeProxy)
+			c.change(b)
+			b.mustFinish()
+			b.mustLog(c.want...)
+			if warned := strings.Contains(b.log.String(), "not all caches are ready"); warned != c.warned {
+				t.Errorf("it warns: %t", warned)
+			}
 		})
 	}
 }

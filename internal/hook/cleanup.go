@@ -127,26 +127,26 @@ func (r *run) deleteJobs(ctx context.Context) (string, error) {
 }
 
 func (r *run) deleteProxies(ctx context.Context) (string, error) {
-	sets, err := r.Cluster.DaemonSets.List(ctx, r.Selector(names.ComponentProxy))
+	sets, err := r.ListDaemonSets(ctx, names.ComponentProxy)
 	if err != nil {
-		return "", fmt.Errorf("listing the proxy DaemonSets in namespace %s: %w", r.Settings.Namespace, err)
+		return "", err
 	}
-	return r.DeleteDaemonSets(ctx, sets.Items)
+	return r.DeleteDaemonSets(ctx, sets)
 }
 
 func (r *run) deleteOtherPods(ctx context.Context) (string, error) {
 	deleted := 0
 	for _, component := range []string{names.ComponentTest, names.ComponentWarm} {
-		pods, err := r.Cluster.Pods.List(ctx, r.Selector(component))
+		pods, err := r.ListPods(ctx, component)
 		if err != nil {
-			return "", fmt.Errorf("listing the %s pods in namespace %s: %w", component, r.Settings.Namespace, err)
+			return "", err
 		}
-		for _, pod := range pods.Items {
+		for _, pod := range pods {
 			if err := r.DeletePod(ctx, &pod); err != nil {
 				return "", err
 			}
 		}
-		deleted += len(pods.Items)
+		deleted += len(pods)
 	}
 	return fmt.Sprintf("deleted %d pods", deleted), nil
 }

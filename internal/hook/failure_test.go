@@ -28,12 +28,8 @@ func TestFailedRequestIsReported(t *testing.T) {
 		unnoticed []string
 	}{
 		"installation": {
-			setUp: func(t *testing.T) *bench {
-				b := newBench(t)
-				b.hook.Programs = programs{small: true}
-				return b
-			},
-			run: (*bench).prepareAndFinish,
+			setUp: func(t *testing.T) *bench { return newBench(t) },
+			run:   (*bench).prepareAndFinish,
 			unnoticed: []string{probe, probe, "get deployments zarf-registry", "list daemonsets ", "list nodes ",
 				"list nodes ", "list pods ", "list pods ", "list pods ", "list pods "},
 		},

@@ -4,29 +4,26 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
 func TestProxiesHandOverToAChangedProgram(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := newBench(t)
+		b.hook.Programs = programs{large: true}
 		caches(b)
 		b.slow = map[string]time.Duration{"proxy-n2": 30 * time.Second}
 		b.upgrade(state.ModeProxy)
-		b.hook.Programs = programs{small: true}
+		b.hook.Programs = programs{}
 		b.mustPrepare() // no template of the chart changes
 		if b.get("configmaps", "zarf-registry-payload-registry-node-amd64-01") != nil {
 			t.Error("a chunk of the previous, larger program is left")
 		}
 		b.forget()
 		b.mustFinish()
-		if !strings.Contains(b.log.String(), "2 proxies run it, 2 of them changed to it") {
-			t.Errorf("the log is\n%s", b.log)
-		}
+		b.mustLog("2 proxies run it, 2 of them changed to it")
 		for _, pod := range []string{"proxy-n1", "proxy-n2", cachePod} {
 			if !strings.Contains(strings.Join(b.writes(), "\n"), "patch pods "+pod) {
 				t.Errorf("the kubelet of %s was not asked to show the program: %q", pod, b.writes())
@@ -45,11 +42,11 @@ func TestProxiesHandOverToAChangedProgram(t *testing.T) {
 
 // The loader keeps the previous program if the new one does not become ready.
 func TestAProxyThatKeepsThePreviousProgramFailsFinish(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := newBench(t)
+		b.hook.Programs = programs{large: true}
 		b.upgrade(state.ModeProxy)
-		b.hook.Programs = programs{small: true}
+		b.hook.Programs = programs{}
 		b.deaf = map[string]bool{"proxy-n2": true}
 		b.mustPrepare() // no template of the chart changes
 		err := b.hook.Finish(b.Context())
@@ -66,19 +63,14 @@ func TestAProxyThatKeepsThePreviousProgramFailsFinish(t *testing.T) {
 }
 
 func TestProxiesThatCannotBeAskedHoldUpNothing(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeProxy)
 		forbidden := errors.New("tunnels are forbidden")
 		b.mute = map[string]error{"proxy-n1": forbidden, "proxy-n2": forbidden}
 		begin := time.Now()
 		b.upgrade(state.ModeProxy)
-		if took := time.Since(begin); took > time.Minute {
-			t.Errorf("finish took %s", took)
-		}
-		if !strings.Contains(b.log.String(), "tunnels are forbidden") {
-			t.Errorf("the log is\n%s", b.log)
-		}
+		checkTook(t, begin, 0, time.Minute)
+		b.mustLog("tunnels are forbidden")
 	})
 }

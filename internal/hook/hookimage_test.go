@@ -14,7 +14,6 @@ func TestAnInitHookWithAnotherImageThanTheChartsIsRefused(t *testing.T) {
 	ours, another := "sha256:"+strings.Repeat("a", 64), "sha256:"+strings.Repeat("b", 64)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
-		b.hook.Programs = programs{small: true}
 		b.registry.image = &state.HookImage{Reference: "zarf-registry/init-hook:dev@" + ours, Architecture: "amd64"}
 		digests := func(amd64 string) {
 			b.hook.Settings.Push.HookDigests = map[string]string{"amd64": amd64, "arm64": another}
@@ -22,9 +21,7 @@ func TestAnInitHookWithAnotherImageThanTheChartsIsRefused(t *testing.T) {
 		digests(another)
 		b.mustFail(b.hook.Prepare(t.Context()), true, "chart and program are of different builds", ours, another,
 			"use the chart of the same release as this program")
-		if w := b.writes(); len(w) != 0 {
-			t.Errorf("it wrote %q", w)
-		}
+		b.mustNotWrite()
 		digests(ours)
 		b.upgrade(state.ModeProxy)
 		b.checkFinished() // the state records the digest

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -357,32 +356,18 @@ func TestMistakes(t *testing.T) {
 			c.settings(&b.hook.Settings)
 			b.admit = c.admit
 			b.hook.Cluster.Preflight.Dial, b.hook.Cluster.Preflight.InPod = c.dial, c.inPod
-			findings, err := b.hook.Preflight(t.Context())
-			if err != nil {
-				t.Fatal(err)
+			severity := preflight.Blocker
+			if c.warning {
+				severity = preflight.Warning
 			}
 			if c.check == "" {
-				if len(findings) > 0 {
-					t.Errorf("findings are %v", findings)
-				}
+				b.mustFindNothing()
 				return
 			}
-			if len(findings) != 1 || findings[0].Check != c.check || findings[0].Remedy == "" {
-				t.Fatalf("findings are %v, want one of %s", findings, c.check)
-			}
-			for _, want := range c.want {
-				if line := findings[0].String(); !strings.Contains(line, want) {
-					t.Errorf("finding is %q, want one with %q", line, want)
-				}
-			}
-			if c.warning != (findings[0].Severity == preflight.Warning) {
-				t.Errorf("finding is a %s", findings[0].Severity)
-			}
+			b.mustFind(c.check, severity, c.want...)
 			if !c.warning {
 				b.mustFail(b.hook.Prepare(t.Context()), true, append(c.want, "nothing was changed")...)
-			}
-			if w := b.writes(); !c.warning && len(w) != 0 {
-				t.Errorf("it wrote %q", w)
+				b.mustNotWrite()
 			}
 		})
 	}
@@ -479,8 +464,7 @@ func TestPrepareReplacesAClaimWithoutAVolume(t *testing.T) {
 
 // A claim that a pod uses stays until that ends. Helm would change it and then lose it.
 func TestPrepareWaitsUntilTheClaimIsGone(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := newBench(t, node("n1"), storageClass("standard", true), claimed("zarf-registry", "nope"))
 		ownClaim()(&b.hook.Settings)
 		b.hook.Now = time.Now
@@ -511,6 +495,11 @@ func TestFailedWaitNamesTheCausesOfControllers(t *testing.T) {
 	pending.Spec.NodeName = ""
 	unready := pending.DeepCopy()
 	unready.Spec.Volumes, unready.Status = nil, corev1.PodStatus{Phase: corev1.PodRunning}
+	crashing := unready.DeepCopy()
+	crashing.Spec.NodeName = "n1"
+	crashing.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "registry",
+		LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 102,
+			Message: "zarf-registry loader: chunk 03: missing"}}}}
 	for name, c := range map[string]struct {
 		objects []runtime.Object
 		want    string
@@ -524,27 +513,28 @@ func TestFailedWaitNamesTheCausesOfControllers(t *testing.T) {
 		"probe": {objects: []runtime.Object{unready,
 			event("Pod", "zarf-registry-5-1", "Unhealthy", "Readiness probe failed: HTTP probe failed with statuscode: 503")},
 			want: "statuscode: 503: kubectl --namespace zarf logs zarf-registry-5-1 says why"},
+		"container": {objects: []runtime.Object{crashing},
+			want: "pod zarf/zarf-registry-5-1 on node n1: container registry exited with code 102: zarf-registry loader: " +
+				"chunk 03: missing"},
 		"claim": {objects: []runtime.Object{pending},
 			want: "pod has unbound immediate PersistentVolumeClaims.: kubectl --namespace zarf describe pod/zarf-registry-5-1 " +
 				"persistentvolumeclaim/zarf-registry shows more"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := newBench(t)
-				b.mustPrepare()
-				one := int32(1)
-				b.add(&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry", Namespace: "zarf"},
-					Spec: appsv1.DeploymentSpec{Replicas: &one}})
-				for _, o := range c.objects {
-					b.add(o)
-				}
-				b.hook.Timeout = 10 * time.Second
-				err := b.hook.Finish(t.Context())
-				b.mustFail(err, false, "waiting for the registry: Deployment zarf/zarf-registry: 0 of 1 pods are updated", c.want)
-				if c.not != "" && strings.Contains(fmt.Sprint(err), c.not) {
-					t.Errorf("the error names another component: %v", err)
-				}
-			})
+		subtest(t, name, func(t *testing.T) {
+			b := newBench(t)
+			b.mustPrepare()
+			one := int32(1)
+			b.add(&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "zarf-registry", Namespace: "zarf"},
+				Spec: appsv1.DeploymentSpec{Replicas: &one}})
+			for _, o := range c.objects {
+				b.add(o)
+			}
+			b.hook.Timeout = 10 * time.Second
+			err := b.hook.Finish(t.Context())
+			b.mustFail(err, false, "waiting for the registry: Deployment zarf/zarf-registry: 0 of 1 pods are updated", c.want)
+			if c.not != "" && strings.Contains(fmt.Sprint(err), c.not) {
+				t.Errorf("the error names another component: %v", err)
+			}
 		})
 	}
 }

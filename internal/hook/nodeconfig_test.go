@@ -1,7 +1,6 @@
 package hook_test
 
 import (
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -15,21 +14,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/node/noderuntime"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
-
-// nodeFindings returns the findings of the node configuration check and fails on any others.
-func (b *bench) nodeFindings() []preflight.Finding {
-	b.Helper()
-	findings, err := b.hook.Preflight(b.Context())
-	if err != nil {
-		b.Fatal(err)
-	}
-	for _, f := range findings {
-		if f.Check != "nodeConfig" {
-			b.Errorf("unexpected finding: %s", f)
-		}
-	}
-	return findings
-}
 
 func TestPreflightChecksNodeConfiguration(t *testing.T) {
 	t.Parallel()
@@ -86,22 +70,15 @@ func TestPreflightChecksNodeConfiguration(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
 			c.arrange(b)
-			findings := b.nodeFindings()
 			if len(c.want) == 0 {
-				if len(findings) != 0 {
-					t.Errorf("findings are %v", findings)
-				}
+				b.mustFindNothing()
 				b.mustPrepare()
 				return
 			}
-			if len(findings) != 1 || findings[0].Severity != preflight.Blocker || findings[0].Remedy == "" {
-				t.Fatalf("findings are %v", findings)
-			}
+			found := b.mustFind("nodeConfig", preflight.Blocker)
 			b.mustFail(b.hook.Prepare(t.Context()), true, append(c.want, "nothing was changed")...)
-			if w := b.writes(); len(w) != 0 {
-				t.Errorf("it wrote %q", w)
-			}
-			if said := b.log.String() + findings[0].String(); strings.Contains(said, "hunter2") ||
+			b.mustNotWrite()
+			if said := b.log.String() + found.String(); strings.Contains(said, "hunter2") ||
 				strings.Contains(said, "mallory") {
 				t.Errorf("the message contains data of a Secret: %s", said)
 			}
@@ -137,26 +114,14 @@ func TestPreflightNamesDirectoriesForgottenByBlindRendering(t *testing.T) {
 				}
 			}))
 			b.mode(mode)
-			found := b.nodeFindings()
-			if len(found) != 1 || found[0].Severity != preflight.Warning {
-				t.Fatalf("findings are %v", found)
-			}
-			for _, want := range []string{"nodeConfig: files of this release may remain in " + certsD +
-				", /etc/rancher/k3s on nodes", "--set 'nodeConfig.directories={" + certsD + ",/etc/rancher/k3s}'"} {
-				if !strings.Contains(found[0].String(), want) {
-					t.Errorf("finding is %s, want one with %q", found[0], want)
-				}
-			}
+			b.mustFind("nodeConfig", preflight.Warning, "nodeConfig: files of this release may remain in "+certsD+
+				", /etc/rancher/k3s on nodes", "--set 'nodeConfig.directories={"+certsD+",/etc/rancher/k3s}'")
 			b.mustPrepare()
-			if n := b.state().NodeConfig; n == nil || len(n.Directories) != 2 {
-				t.Errorf("the saved directories are %+v", n)
-			}
+			b.mustRecord([]string{certsD, "/etc/rancher/k3s"})
 			b.hook.Settings.NodeConfig.Directories = []string{certsD, "/etc/rancher/k3s"}
 			b.hook.NodeConfigData = configData(b, noderuntime.Config{Release: "zarf/zarf-registry",
 				Directories: b.hook.Settings.NodeConfig.Directories})
-			if found := b.nodeFindings(); len(found) != 0 {
-				t.Errorf("the named directories are still reported: %v", found)
-			}
+			b.mustFindNothing()
 		})
 	}
 }
@@ -186,17 +151,11 @@ func TestPreflightNamesControlPlaneNodesThatAreLeftOut(t *testing.T) {
 			b.configureNodes(false)
 			o := &b.hook.Settings.NodeConfig
 			o.Directories, o.AgentsOnly = append(o.Directories, "/etc/rancher/k3s"), c.agentsOnly
-			found := b.nodeFindings()
 			if c.want == "" {
-				if len(found) != 0 {
-					t.Errorf("findings are %v", found)
-				}
+				b.mustFindNothing()
 				return
 			}
-			if len(found) != 1 || found[0].Severity != c.want || found[0].Object != "node n1" ||
-				!strings.Contains(found[0].Remedy, "nodeConfig.k3s.controlPlane=true") {
-				t.Errorf("findings are %v", found)
-			}
+			b.mustFind("nodeConfig", c.want, "nodeConfig: node n1: ", "nodeConfig.k3s.controlPlane=true")
 		})
 	}
 }
@@ -221,9 +180,7 @@ func TestDirectoriesStayRecordedWhileControlPlaneNodesAreLeftOut(t *testing.T) {
 			if agentsOnly {
 				want = append(want, "/etc/rancher/k3s")
 			}
-			if n := b.state().NodeConfig; n == nil || !slices.Equal(n.Directories, want) {
-				t.Errorf("agents only: %t: the saved directories are %+v", agentsOnly, n)
-			}
+			b.mustRecord(want)
 		})
 	}
 }
@@ -238,9 +195,7 @@ func TestPrepareSavesAllDirectoriesThatPodsMayWriteTo(t *testing.T) {
 			b.configureNodes(false)
 			b.mode(mode)
 			b.mustPrepare()
-			if n := b.state().NodeConfig; n == nil || !slices.Equal(n.Directories, []string{certsD, "/etc/rancher/k3s"}) {
-				t.Errorf("the saved directories are %+v", n)
-			}
+			b.mustRecord([]string{certsD, "/etc/rancher/k3s"})
 			programs := map[string]bool{}
 			cms, _ := b.client.CoreV1().ConfigMaps("zarf").List(t.Context(), metav1.ListOptions{})
 			for _, cm := range cms.Items {
@@ -258,8 +213,7 @@ func TestPrepareSavesAllDirectoriesThatPodsMayWriteTo(t *testing.T) {
 }
 
 func TestPreflightDryRunsNodeConfigPods(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		for _, mode := range []state.Mode{state.ModeNodePort, state.ModeExternal} {
 			b := newBench(t, node("n1"), node("n2"), namespace("baseline"))
 			b.configureNodes(false)
@@ -280,11 +234,14 @@ func TestPreflightDryRunsNodeConfigPods(t *testing.T) {
 func TestNoCRIOFindingWithMatchingNodeConfiguration(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		tls    string
-		change func(*bench)
+		tls      bool
+		severity preflight.Severity
+		remedy   string
+		change   func(*bench)
 	}{
-		"CA on nodes": {"always", func(b *bench) { b.configureNodes(true) }},
-		"insecure registry on nodes": {"never", func(b *bench) {
+		"CA on nodes": {true, preflight.Warning, "--set nodeConfig.crio.ca=true",
+			func(b *bench) { b.configureNodes(true) }},
+		"insecure registry on nodes": {false, preflight.Blocker, "--set proxy.tls=always", func(b *bench) {
 			config := noderuntime.Config{Release: "zarf/zarf-registry", Address: "127.0.0.1:31999",
 				Directories: []string{"/etc/containers/registries.conf.d"}}
 			config.CRIO.ConfDirectory, config.CRIO.Insecure = "/etc/containers/registries.conf.d", true
@@ -294,18 +251,10 @@ func TestNoCRIOFindingWithMatchingNodeConfiguration(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, node("n1", runtimeVersion("cri-o://1.35.0")))
 			b.hook.Settings.Proxy.HostNetwork = true
-			b.hook.Settings.PKI.ServeTLS = c.tls == "always"
-			found, err := b.hook.Preflight(t.Context())
-			if err != nil || len(found) != 1 || found[0].Check != "cri-o" {
-				t.Fatalf("without node configuration, findings are %v (%v)", found, err)
-			}
-			if c.tls == "always" && !strings.Contains(found[0].Remedy, "--set nodeConfig.crio.ca=true") {
-				t.Errorf("the remedy is %s", found[0].Remedy)
-			}
+			b.hook.Settings.PKI.ServeTLS = c.tls
+			b.mustFind("cri-o", c.severity, c.remedy)
 			c.change(b)
-			if found := b.nodeFindings(); len(found) != 0 {
-				t.Errorf("findings are %v", found)
-			}
+			b.mustFindNothing()
 		})
 	}
 }

@@ -12,8 +12,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime"
-	kubetesting "k8s.io/client-go/testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
@@ -27,8 +25,7 @@ func strict(t *testing.T, change ...func(*bench)) *bench {
 
 // checkNodesTrust checks each write.
 func TestNodesFollowRotation(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := strict(t)
 		b.checkNodesFollow("n1", "n2")
 		b.slowly = 10 * time.Second
@@ -53,12 +50,8 @@ func TestNodesFollowRotation(t *testing.T) {
 			"state"}; !slices.Equal(got, want) {
 			t.Errorf("the order is %q, want %q", got, want)
 		}
-		for _, want := range []string{"to write the current CAs", "its node has outdated CAs",
-			"DaemonSet zarf/zarf-registry-node-config-amd64: 0 of 2 pods exist"} {
-			if !strings.Contains(b.log.String(), want) {
-				t.Errorf("the log lacks %q", want)
-			}
-		}
+		b.mustLog("to write the current CAs", "its node has outdated CAs",
+			"DaemonSet zarf/zarf-registry-node-config-amd64: 0 of 2 pods exist")
 	})
 }
 
@@ -113,8 +106,7 @@ func TestNodesFollowEveryCAChange(t *testing.T) {
 }
 
 func TestNodeWithoutCurrentCAsBlocksRotation(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := strict(t)
 		b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": {ExitCode: 1,
 			Message: `{"error":"/etc/containers is read-only"}`}}
@@ -133,11 +125,7 @@ func TestNodeWithoutCurrentCAsBlocksRotation(t *testing.T) {
 		// A run that does not know what the first run deleted waits as well.
 		b.mustFail(b.renew(), false, "on node n2: it has not written the CAs yet")
 		b.ends = nil
-		for _, pod := range b.nodePods() {
-			if pod.Spec.NodeName == "n2" {
-				b.remove("pods", pod.Name)
-			}
-		}
+		b.remove("pods", b.nodePodNames("n2")...)
 		b.startNodePod(b.nodeSetOf(), "n2")
 		b.must(b.renew())
 		b.checkConverged()
@@ -147,8 +135,7 @@ func TestNodeWithoutCurrentCAsBlocksRotation(t *testing.T) {
 
 // A node whose disk stays full must not make the certificates of all nodes expire.
 func TestNodeWithoutCurrentCAsIsSkippedBeforeExpiry(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := strict(t)
 		b.unwatched = true
 		b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": {ExitCode: 1}}
@@ -174,9 +161,7 @@ func (b *bench) checkSkippedBeforeExpiry(complaint, logged string) {
 	if bytes.Equal(before, leaf()) {
 		b.Error("the certificates were not renewed before expiry")
 	}
-	if !strings.Contains(b.log.String(), logged) {
-		b.Errorf("the log lacks the message:\n%s", b.log)
-	}
+	b.mustLog(logged)
 }
 
 func (b *bench) nodeSetOf() *appsv1.DaemonSet {
@@ -184,17 +169,11 @@ func (b *bench) nodeSetOf() *appsv1.DaemonSet {
 }
 
 func TestMissingPermissionToDeletePodsIsReportedWithTheCommand(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := strict(t)
 		b.asTheCronJobDoes()
 		b.hook.Timeout = 3 * time.Minute
-		b.forbid = func(write string) error {
-			if strings.HasPrefix(write, "delete pods") {
-				return apierrors.NewForbidden(corev1.Resource("pods"), "x", errors.New(`User "x" cannot delete resource "pods"`))
-			}
-			return nil
-		}
+		b.mayNot("delete", "pods", "")
 		b.mustFail(b.rotate(), false, "its node has outdated CAs", "cannot delete resource",
 			"kubectl --namespace zarf delete pod node-config-n1-")
 		b.forbid = nil
@@ -205,24 +184,15 @@ func TestMissingPermissionToDeletePodsIsReportedWithTheCommand(t *testing.T) {
 }
 
 func TestReturningNodeGetsCurrentCAs(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := strict(t)
 		b.unwatched = true
-		ready := func(change ...func(*corev1.Node)) {
-			if err := b.tracker.Update(resource("nodes"), node("n2", change...), ""); err != nil {
-				t.Fatal(err)
-			}
-		}
-		ready(notReady)
+		b.update("nodes", node("n2", notReady))
 		b.asTheCronJobDoes()
 		b.must(b.rotate())
 		b.checkNodesFollow("n1")
-		if !strings.Contains(b.log.String(),
-			`"msg":"not waiting for a node that is not ready; it gets the CAs when it is back","node":"n2"`) {
-			t.Errorf("the log lacks the message:\n%s", b.log)
-		}
-		ready()
+		b.mustLog(`"msg":"not waiting for a node that is not ready; it gets the CAs when it is back","node":"n2"`)
+		b.update("nodes", node("n2"))
 		b.loadAll()
 		b.must(b.renew())
 		b.checkConverged()
@@ -232,32 +202,24 @@ func TestReturningNodeGetsCurrentCAs(t *testing.T) {
 
 // Renewing leaves under the same CA does not depend on nodes.
 func TestRenewalUnderTheSameCADoesNotWaitForNodes(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := strict(t)
 		b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": {ExitCode: 1}}
-		for _, pod := range b.nodePods() {
-			b.remove("pods", pod.Name)
-		}
+		b.remove("pods", b.nodePodNames()...)
 		b.startNodePod(b.nodeSetOf(), "n2")
 		b.now = b.now.Add(pki.DefaultLeafLifetime * 2 / 3)
 		b.asTheCronJobDoes()
 		begin := time.Now()
 		b.must(b.renew())
-		if took := time.Since(begin); took > time.Second {
-			t.Errorf("it took %s", took)
-		}
+		checkTook(t, begin, 0, time.Second)
 		b.checkConverged()
 	})
 }
 
 func TestCopiesOnNodesThatCannotBeRead(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := installed(t, func(b *bench) { b.configureNodes(true) })
-		b.client.PrependReactor("list", "daemonsets", func(kubetesting.Action) (bool, runtime.Object, error) {
-			return true, nil, apierrors.NewBadRequest("the API server is broken")
-		})
+		b.answer("list", "daemonsets", apierrors.NewBadRequest("the API server is broken"))
 		b.asTheCronJobDoes()
 		b.mustFail(b.rotate(), false, "the API server is broken")
 	})
@@ -270,27 +232,21 @@ func TestWithoutCAsOnNodesNodePodsAreIgnored(t *testing.T) {
 		"no node configuration":          func(*bench) {},
 		"node configuration without CAs": func(b *bench) { b.configureNodes(false) },
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := installed(t, c)
-				b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": {ExitCode: 1}}
-				for _, pod := range b.nodePods() {
-					if pod.Spec.NodeName == "n2" {
-						b.remove("pods", pod.Name)
-						b.startNodePod(b.nodeSetOf(), "n2")
-					}
-				}
-				b.client.PrependReactor("list", "daemonsets", func(kubetesting.Action) (bool, runtime.Object, error) {
-					return true, nil, apierrors.NewForbidden(corev1.Resource("daemonsets"), "",
-						errors.New(`User "x" cannot list resource "daemonsets"`))
-				})
-				b.asTheCronJobDoes()
-				b.must(b.rotate())
-				b.checkConverged()
-				if slices.ContainsFunc(b.writes(), func(w string) bool { return strings.HasPrefix(w, "delete pods") }) {
-					t.Errorf("it wrote %q", b.writes())
-				}
-			})
+		subtest(t, name, func(t *testing.T) {
+			b := installed(t, c)
+			b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": {ExitCode: 1}}
+			for _, pod := range b.nodePodNames("n2") {
+				b.remove("pods", pod)
+				b.startNodePod(b.nodeSetOf(), "n2")
+			}
+			b.answer("list", "daemonsets", apierrors.NewForbidden(corev1.Resource("daemonsets"), "",
+				errors.New(`User "x" cannot list resource "daemonsets"`)))
+			b.asTheCronJobDoes()
+			b.must(b.rotate())
+			b.checkConverged()
+			if slices.ContainsFunc(b.writes(), func(w string) bool { return strings.HasPrefix(w, "delete pods") }) {
+				t.Errorf("it wrote %q", b.writes())
+			}
 		})
 	}
 }

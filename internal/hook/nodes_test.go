@@ -91,9 +91,7 @@ func (b *bench) helmNodes(nodes []string) {
 	b.Helper()
 	if len(b.hook.Settings.NodeConfig.Directories) == 0 {
 		b.remove("daemonsets", "zarf-registry-node-config-amd64")
-		for _, pod := range b.nodePods() {
-			b.remove("pods", pod.Name)
-		}
+		b.remove("pods", b.nodePodNames()...)
 		return
 	}
 	set := b.nodeSet("node-config", nodes)
@@ -109,9 +107,7 @@ func (b *bench) replaceSet(change func(*appsv1.DaemonSet)) {
 	b.Helper()
 	set := b.nodeSetOf()
 	change(set)
-	if err := b.tracker.Update(resource("daemonsets"), set, "zarf"); err != nil {
-		b.Fatal(err)
-	}
+	b.update("daemonsets", set)
 }
 
 // uninstall simulates Helm before cleanup.
@@ -228,6 +224,16 @@ func (b *bench) nodePods() []corev1.Pod {
 	})
 	slices.SortFunc(pods, func(x, y corev1.Pod) int { return strings.Compare(x.Name, y.Name) })
 	return pods
+}
+
+// nodePodNames returns the names of such pods on nodes, or on all.
+func (b *bench) nodePodNames(nodes ...string) (names []string) {
+	for _, pod := range b.nodePods() {
+		if len(nodes) == 0 || slices.Contains(nodes, pod.Spec.NodeName) {
+			names = append(names, pod.Name)
+		}
+	}
+	return names
 }
 
 // checkNodesTrust checks that every CRI-O trusts the certificates that a proxy serves or may serve

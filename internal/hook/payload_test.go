@@ -23,6 +23,7 @@ import (
 func TestChunkZeroIsWrittenLast(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
+	b.hook.Programs = programs{large: true}
 	b.mustPrepare()
 	last := map[string]string{}
 	for _, w := range b.writes() {
@@ -45,7 +46,7 @@ func TestPayloadIsNamedByItsDigest(t *testing.T) {
 	b := newBench(t)
 	b.upgrade(state.ModeProxy) // from a source checkout, without digests
 	digests := map[string]string{}
-	for program, p := range payloads {
+	for program, p := range smallPayloads {
 		digests[program.Key()] = p.Digest()
 	}
 	b.hook.Settings.Injector.Digests = digests
@@ -87,6 +88,7 @@ func TestPayloadIsNamedByItsDigest(t *testing.T) {
 func TestDamagedChunkIsReplacedAndWaitingPodsRestart(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
+	b.hook.Programs = programs{large: true}
 	b.mustPrepare()
 	name := "zarf-registry-payload-registry-node-amd64-01"
 	cms := b.client.CoreV1().ConfigMaps("zarf")
@@ -128,6 +130,14 @@ func TestDamagedChunkIsReplacedAndWaitingPodsRestart(t *testing.T) {
 	}
 	if got := b.writes(); !slices.Equal(got, want) {
 		t.Errorf("wrote %q, want %q", got, want)
+	}
+
+	// As after a run that was killed before it restarted the pods.
+	b.add(pod("waiting", 104, false))
+	b.forget()
+	b.mustPrepare()
+	if got, want := b.writes(), want[2:]; !slices.Equal(got, want) {
+		t.Errorf("the next run wrote %q, want %q", got, want)
 	}
 }
 

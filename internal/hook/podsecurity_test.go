@@ -71,9 +71,7 @@ func TestPodSecurityFindingSaysHowToLabelTheNamespace(t *testing.T) {
 		b.mustFail(b.hook.Prepare(t.Context()), true, "pod-security: namespace zarf: ", name,
 			"kubectl label --overwrite namespace zarf pod-security.kubernetes.io/enforce=privileged",
 			"--set podSecurity.label=true")
-		if w := b.writes(); len(w) != 0 {
-			t.Errorf("it wrote %q", w)
-		}
+		b.mustNotWrite()
 	}
 }
 
@@ -91,28 +89,24 @@ func TestPodSecurityAdmitsNodePortMode(t *testing.T) {
 func TestNamespaceLabelIsSetOnRequestAndRestored(t *testing.T) {
 	t.Parallel()
 	for name, before := range map[string]string{"a level": "baseline", "no level": ""} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := newBench(t, node("n1"), node("n2"), namespace(before))
-				b.admit = podSecurityAt(b)
-				b.hook.Settings.Preflight.LabelNamespace = true
-				for range 2 { // the second run must not save our own label as the previous one
-					b.upgrade(state.ModeProxy)
-					n := b.namespace()
-					if got, ok := n.Annotations["zarf-registry/previous-pod-security-enforce"]; !ok || got != before ||
-						n.Labels[enforce] != "privileged" {
-						t.Errorf("namespace has %v, %v", n.Labels, n.Annotations)
-					}
-				}
-				if err := b.hook.Cleanup(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+		subtest(t, name, func(t *testing.T) {
+			b := newBench(t, node("n1"), node("n2"), namespace(before))
+			b.admit = podSecurityAt(b)
+			b.hook.Settings.Preflight.LabelNamespace = true
+			for range 2 { // the second run must not save our own label as the previous one
+				b.upgrade(state.ModeProxy)
 				n := b.namespace()
-				if _, there := n.Labels[enforce]; n.Labels[enforce] != before || there != (before != "") ||
-					len(n.Annotations) != 0 {
+				if got, ok := n.Annotations["zarf-registry/previous-pod-security-enforce"]; !ok || got != before ||
+					n.Labels[enforce] != "privileged" {
 					t.Errorf("namespace has %v, %v", n.Labels, n.Annotations)
 				}
-			})
+			}
+			b.must(b.hook.Cleanup(t.Context()))
+			n := b.namespace()
+			if _, there := n.Labels[enforce]; n.Labels[enforce] != before || there != (before != "") ||
+				len(n.Annotations) != 0 {
+				t.Errorf("namespace has %v, %v", n.Labels, n.Annotations)
+			}
 		})
 	}
 }
@@ -125,12 +119,8 @@ func TestNamespaceLabelChangedByOthersIsKept(t *testing.T) {
 	b.upgrade(state.ModeProxy)
 	n := b.namespace()
 	n.Labels[enforce] = "restricted"
-	if err := b.tracker.Update(resource("namespaces"), n, ""); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.hook.Cleanup(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	b.update("namespaces", n)
+	b.must(b.hook.Cleanup(t.Context()))
 	if n := b.namespace(); n.Labels[enforce] != "restricted" || len(n.Annotations) != 0 {
 		t.Errorf("namespace has %v, %v", n.Labels, n.Annotations)
 	}
@@ -160,18 +150,6 @@ func TestNamespaceIsLabelledOnlyIfThatHelps(t *testing.T) {
 	})
 }
 
-func TestCleanupKeepsNamespaceLabelUnlessRequested(t *testing.T) {
-	t.Parallel()
-	b := newBench(t, node("n1"), namespace("baseline"))
-	b.mustPrepare()
-	if err := b.hook.Cleanup(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if b.level() != "baseline" {
-		t.Error("the label changed")
-	}
-}
-
 // The namespace's owner may change its label between reading and writing.
 func TestNamespaceThatChangesIsNotOverwritten(t *testing.T) {
 	t.Parallel()
@@ -182,10 +160,7 @@ func TestNamespaceThatChangesIsNotOverwritten(t *testing.T) {
 		if write == "patch namespaces zarf" {
 			n := b.namespace().DeepCopy()
 			n.Labels[enforce] = "restricted"
-			b.versioned(n)
-			if err := b.tracker.Update(resource("namespaces"), n, ""); err != nil {
-				t.Fatal(err)
-			}
+			b.update("namespaces", n)
 		}
 	}
 	b.mustFail(b.hook.Prepare(t.Context()), false, "labelling namespace zarf", "modified")

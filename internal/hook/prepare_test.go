@@ -52,7 +52,7 @@ func (b *bench) checkPrepared() {
 		b.Error("htpasswd does not accept the credential")
 	}
 	mode := b.hook.Settings.Mode
-	for program, p := range payloads {
+	for program, p := range b.hook.Programs.(programs).all() {
 		if mode == state.ModeNodePort && program.Name == "registry-node" {
 			continue
 		}
@@ -104,9 +104,10 @@ func checkPull(b *bench, s *corev1.Secret, open bool) {
 	}
 }
 
-func TestPrepareCreatesAllObjectsThatTheChartNeeds(t *testing.T) {
+func TestPrepareCreatesAllObjectsThatTheChartNeedsOnce(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
+	b.hook.Programs = programs{large: true}
 	b.mustPrepare()
 	b.checkPrepared()
 	if s := b.state(); s.Phase != state.PhasePrepared || s.Current != nil {
@@ -117,38 +118,16 @@ func TestPrepareCreatesAllObjectsThatTheChartNeeds(t *testing.T) {
 			t.Error("a secret was logged")
 		}
 	}
+	b.mustWriteOnlyTheStateAgain()
 }
 
-func TestPrepareTwiceWritesOnce(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	b.mustPrepare()
+// mustWriteOnlyTheStateAgain runs Prepare once more. The state records who ran it last, and when.
+func (b *bench) mustWriteOnlyTheStateAgain() {
+	b.Helper()
 	b.forget()
 	b.mustPrepare()
-	// The state is written each time: it records who ran prepare last, and when.
 	if got, want := b.writes(), []string{"update secrets zarf-registry-state"}; !slices.Equal(got, want) {
-		t.Errorf("the second run wrote %q, want %q", got, want)
-	}
-}
-
-func TestCertificatesAreKeptUntilHalfOfTheirLifetime(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	b.mustPrepare()
-	before, ca := b.secret("zarf-registry-server-tls").Data["tls.crt"], b.secret("zarf-registry-ca").Data["tls.crt"]
-	b.now = b.now.Add(pki.DefaultLeafLifetime / 3)
-	b.mustPrepare()
-	if !bytes.Equal(before, b.secret("zarf-registry-server-tls").Data["tls.crt"]) {
-		t.Error("a certificate with two thirds of its lifetime left was replaced")
-	}
-	b.now = b.now.Add(pki.DefaultLeafLifetime / 3)
-	b.mustPrepare()
-	b.checkPrepared()
-	if bytes.Equal(before, b.secret("zarf-registry-server-tls").Data["tls.crt"]) {
-		t.Error("a certificate with a third of its lifetime left was kept")
-	}
-	if !bytes.Equal(ca, b.secret("zarf-registry-ca").Data["tls.crt"]) {
-		t.Error("the CA was replaced, which breaks every connection")
+		b.Errorf("the second run wrote %q, want %q", got, want)
 	}
 }
 
@@ -165,11 +144,7 @@ func TestPrepareInNodePortModeCreatesPullCredential(t *testing.T) {
 			t.Errorf("%s is for proxies, which this mode does not have", cm.Name)
 		}
 	}
-	b.forget()
-	b.mustPrepare()
-	if got, want := b.writes(), []string{"update secrets zarf-registry-state"}; !slices.Equal(got, want) {
-		t.Errorf("the second run wrote %q, want %q", got, want)
-	}
+	b.mustWriteOnlyTheStateAgain()
 	if strings.Contains(b.log.String(), string(b.secret("zarf-registry-pull").Data["password"])) {
 		t.Error("the password was logged")
 	}
@@ -272,17 +247,15 @@ func TestPrepareWaitsForListenerOfRunningRegistry(t *testing.T) {
 		"registry unreachable": {func(r *registry) { r.unreachable = errors.New("i/o timeout") },
 			"pod zarf/zarf-registry-1: i/o timeout"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := newBench(t)
-				b.upgrade(state.ModeProxy)
-				c.change(b.registry)
-				b.mode(state.ModeNodePort)
-				b.mustFail(b.hook.Prepare(t.Context()), false, c.want, "Secret zarf/zarf-registry-auth", "see the log of that pod")
-				if b.state().Desired.Mode != state.ModeProxy {
-					t.Error("the mode was recorded")
-				}
-			})
+		subtest(t, name, func(t *testing.T) {
+			b := newBench(t)
+			b.upgrade(state.ModeProxy)
+			c.change(b.registry)
+			b.mode(state.ModeNodePort)
+			b.mustFail(b.hook.Prepare(t.Context()), false, c.want, "Secret zarf/zarf-registry-auth", "see the log of that pod")
+			if b.state().Desired.Mode != state.ModeProxy {
+				t.Error("the mode was recorded")
+			}
 		})
 	}
 }
@@ -300,18 +273,17 @@ func TestPrepareDoesNotWaitForPodsOfAChartWithoutTheListener(t *testing.T) {
 func TestPrepareKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []state.Mode{state.ModeProxy, state.ModeNodePort, state.ModeExternal} {
-		t.Run(string(mode), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				killedAtEachWrite(t, func() *bench {
-					b := newBench(t)
-					b.mode(mode)
-					return b
-				}, func(b *bench) error { return b.hook.Prepare(t.Context()) }, func(b *bench) {
-					b.mustPrepare()
-					if mode != state.ModeExternal {
-						b.checkPrepared()
-					}
-				})
+		subtest(t, string(mode), func(t *testing.T) {
+			killedAtEachWrite(t, func() *bench {
+				b := newBench(t)
+				b.hook.Programs = programs{large: true}
+				b.mode(mode)
+				return b
+			}, func(b *bench) error { return b.hook.Prepare(t.Context()) }, func(b *bench) {
+				b.mustPrepare()
+				if mode != state.ModeExternal {
+					b.checkPrepared()
+				}
 			})
 		})
 	}
@@ -383,26 +355,6 @@ func TestPrepareRefusesBeforeItChangesAnything(t *testing.T) {
 			saved(t, state.ModeProxy, "[::1]:31999", state.IPv6)},
 			func(o *settings.Settings) { o.IPFamilySource = state.SourceDefault },
 			[]string{"set up for IPv6", "fell back to IPv4", "--set ipFamily=IPv6"}},
-		"proxy mode with an external registry": {[]runtime.Object{node("n1")},
-			func(o *settings.Settings) { o.RegistryURL = registryURL },
-			[]string{"registryURL is registry.example.com/team and registryProxy is true", "an external registry has neither proxies nor a node port",
-				"--set registryURL="}},
-		"nodeport mode with an external registry": {[]runtime.Object{node("n1")},
-			func(o *settings.Settings) { o.Mode, o.RegistryURL = state.ModeNodePort, registryURL },
-			[]string{"registryProxy is false", "an external registry has neither proxies nor a node port"}},
-		"external mode without a registry": {[]runtime.Object{node("n1")},
-			func(o *settings.Settings) { o.Mode = state.ModeExternal }, []string{"--set registryURL="}},
-		"external registry with a scheme": {[]runtime.Object{node("n1")},
-			func(o *settings.Settings) { o.Mode, o.RegistryURL = state.ModeExternal, "http://registry.example.com" },
-			[]string{"HOST[:PORT][/PATH]"}},
-		"no PKI settings": {[]runtime.Object{node("n1")}, func(o *settings.Settings) { o.PKI.PKI = state.PKI{} },
-			[]string{`invalid certificate settings: unknown mode ""`}},
-		"no certificate lifetime": {[]runtime.Object{node("n1")},
-			func(o *settings.Settings) { o.PKI.LeafLifetime = 0 },
-			[]string{"certificate lifetime 0s must be positive"}},
-		"existing Secrets without names": {[]runtime.Object{node("n1")},
-			func(o *settings.Settings) { o.PKI.Mode = state.PKIExistingSecret },
-			[]string{"existing Secrets must be set in mode existingSecret, and only there"}},
 		"blind rendering reverts the PKI mode": {[]runtime.Object{node("n1"),
 			savedWith(t, func(s *state.State) { s.PKI = &issuedPKI })},
 			func(o *settings.Settings) { o.PKI.Source = state.SourceDefault },
@@ -420,9 +372,7 @@ func TestPrepareRefusesBeforeItChangesAnything(t *testing.T) {
 				c.change(&b.hook.Settings)
 			}
 			b.mustFail(b.hook.Prepare(t.Context()), true, c.want...)
-			if got := b.writes(); len(got) != 0 {
-				t.Errorf("it wrote %q", got)
-			}
+			b.mustNotWrite()
 			if found, err := b.hook.Preflight(t.Context()); err == nil && len(found) == 0 {
 				t.Error("preflight accepts it")
 			}
@@ -550,7 +500,5 @@ func TestPrepareRecordsPauseImages(t *testing.T) {
 	}
 	choosePause(&b.hook.Settings, pauseImage, state.SourceCluster, state.PauseDigest)
 	check("rollback", pauseImage, state.PauseDigest)
-	if !strings.Contains(b.log.String(), "replaces a/b:1 (set by injector.image) for amd64") {
-		t.Error("the change is not logged")
-	}
+	b.mustLog("replaces a/b:1 (set by injector.image) for amd64")
 }

@@ -2,19 +2,15 @@ package hook_test
 
 import (
 	"bytes"
-	"errors"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/crypto/bcrypt"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
@@ -79,8 +75,7 @@ func (b *bench) checkNamed(teamPassword string) {
 
 // The CronJob copies the others, and the registry accepts what their Secrets have.
 func TestOneCopyThatFailsBlocksNoOther(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := installed(t, func(b *bench) { b.give("robot", "good") })
 		named(b)
 		b.must(b.prepareAndFinish())
@@ -100,8 +95,7 @@ func TestOneCopyThatFailsBlocksNoOther(t *testing.T) {
 }
 
 func TestNamedPushCredentials(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := installed(t)
 		push := bytes.Clone(b.password("zarf-registry-credentials"))
 		named(b)
@@ -184,22 +178,6 @@ func lastLine(text []byte) []byte {
 	return lines[len(lines)-1]
 }
 
-// The chart's values are needed only once: what commands without them need is recorded.
-func TestNamedPushCredentialsAreRecorded(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		b := installed(t)
-		if got := b.state().PushCredentials; len(got.Named) > 0 {
-			t.Errorf("without named credentials the state records %+v", got)
-		}
-		named(b)
-		b.must(b.prepareAndFinish())
-		if diff := cmp.Diff(b.hook.Settings.Push.Credentials, b.state().PushCredentials.Named); diff != "" {
-			t.Errorf("recorded (-want +got):\n%s", diff)
-		}
-	})
-}
-
 func TestNamedPushCredentialsThatCannotWork(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -215,39 +193,27 @@ func TestNamedPushCredentialsThatCannotWork(t *testing.T) {
 		"the user of the push credential": {func(b *bench) { b.giveTeam("zarf-push", "p") },
 			`the credentials push and team have the same user name "zarf-push": change one`},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := installed(t)
-				before := b.secret("zarf-registry-auth").Data
-				named(b)
-				c.change(b)
-				b.mustFail(b.hook.Prepare(t.Context()), true, c.want)
-				if !maps.EqualFunc(before, b.secret("zarf-registry-auth").Data, bytes.Equal) {
-					t.Error("the registry's Secret was written")
-				}
-			})
+		subtest(t, name, func(t *testing.T) {
+			b := installed(t)
+			before := b.secret("zarf-registry-auth").Data
+			named(b)
+			c.change(b)
+			b.mustFail(b.hook.Prepare(t.Context()), true, c.want)
+			if !maps.EqualFunc(before, b.secret("zarf-registry-auth").Data, bytes.Equal) {
+				t.Error("the registry's Secret was written")
+			}
 		})
 	}
 }
 
 // A chart that was rendered without the cluster does not grant the deletion.
 func TestARemovedCredentialThatCannotBeDeletedIsNamed(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := installed(t, named)
 		b.hook.Settings.Push.Credentials = nil
-		b.forbid = func(write string) error {
-			if write != "delete secrets "+generatedSecret {
-				return nil
-			}
-			return apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, generatedSecret,
-				errors.New(`User "u" cannot delete resource "secrets"`))
-		}
+		b.mayNot("delete", "secrets", generatedSecret)
 		b.must(b.prepareAndFinish())
-		if !strings.Contains(b.log.String(), "its Secret remains: delete it") ||
-			!strings.Contains(b.log.String(), generatedSecret) {
-			t.Errorf("log: %s", b.log)
-		}
+		b.mustLog("its Secret remains: delete it", generatedSecret)
 		if got := b.accepts(); len(got) != 1 {
 			t.Errorf("the registry accepts %q", got)
 		}

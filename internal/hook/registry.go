@@ -84,16 +84,16 @@ func (r *run) hookImage() (*state.HookImage, error) {
 }
 
 func (f *finishing) access(ctx context.Context) (release.PushAccess, error) {
-	read := func(suffix, made string) (*corev1.Secret, error) {
+	read := func(suffix string) (*corev1.Secret, error) {
 		s, err := f.Secret(ctx, f.Settings.Name+suffix)
 		if err == nil && s == nil {
-			err = fmt.Errorf("%s is missing: run %s again, by helm upgrade or zarf-registry prepare",
-				f.Object("Secret", f.Settings.Name+suffix), made)
+			err = fmt.Errorf("%s is missing: run prepare again, by helm upgrade or zarf-registry prepare",
+				f.Object("Secret", f.Settings.Name+suffix))
 		}
 		return s, err
 	}
-	certificate, certificateErr := read(names.SuffixPushTLS, "prepare")
-	credentials, credentialsErr := read(names.SuffixCredentials, "prepare")
+	certificate, certificateErr := read(names.SuffixPushTLS)
+	credentials, credentialsErr := read(names.SuffixCredentials)
 	if err := errors.Join(certificateErr, credentialsErr); err != nil {
 		return release.PushAccess{}, err
 	}

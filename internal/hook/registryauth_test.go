@@ -2,7 +2,6 @@ package hook_test
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,9 +9,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
@@ -41,7 +37,6 @@ func TestTheRegistrysSecretHasHashesOnly(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
-		b.hook.Programs = programs{small: true}
 		b.upgrade(state.ModeProxy)
 		b.checkAuth(false)
 		b.upgrade(state.ModeNodePort)
@@ -64,10 +59,8 @@ func TestTheRegistrysSecretHasHashesOnly(t *testing.T) {
 
 // The registry serves the node port until finish has switched.
 func TestASwitchWritesTheRegistrysSecretThatWasDeleted(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := newBench(t)
-		b.hook.Programs = programs{small: true}
 		b.upgrade(state.ModeNodePort)
 		b.remove("secrets", "zarf-registry-auth")
 		b.begin(state.ModeProxy)
@@ -75,18 +68,6 @@ func TestASwitchWritesTheRegistrysSecretThatWasDeleted(t *testing.T) {
 		b.mustFinish()
 		b.checkAuth(false)
 	})
-}
-
-// mayNotCreate makes the API server answer as it does for the CronJob's identity.
-func (b *bench) mayNotCreate() {
-	b.forbid = func(write string) error {
-		name, creates := strings.CutPrefix(write, "create secrets ")
-		if !creates {
-			return nil
-		}
-		return apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, name,
-			errors.New(`User "u" cannot create resource "secrets"`))
-	}
 }
 
 func TestTheCronJobReportsMissingSecretsAndCreatesNone(t *testing.T) {
@@ -97,43 +78,40 @@ func TestTheCronJobReportsMissingSecretsAndCreatesNone(t *testing.T) {
 		"push-tls":   {"server-tls", "node-tls"},
 		"ca":         nil, // the others cannot be issued without it
 	} {
-		t.Run(missing, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := installed(t)
-				b.asTheCronJobDoes()
-				b.now = b.now.Add(8 * 30 * 24 * time.Hour) // all are due
-				before := map[string][]byte{}
-				for _, name := range renewed {
-					before[name] = b.secret("zarf-registry-" + name).Data["tls.crt"]
+		subtest(t, missing, func(t *testing.T) {
+			b := installed(t)
+			b.asTheCronJobDoes()
+			b.now = b.now.Add(8 * 30 * 24 * time.Hour) // all are due
+			before := map[string][]byte{}
+			for _, name := range renewed {
+				before[name] = b.secret("zarf-registry-" + name).Data["tls.crt"]
+			}
+			b.remove("secrets", "zarf-registry-"+missing)
+			b.mayNot("create", "secrets", "")
+			message := fmt.Sprintf("Secret zarf/zarf-registry-%s is missing", missing)
+			b.mustFail(b.renew(), true, message, "run helm upgrade")
+			for name, certificate := range before {
+				if bytes.Equal(certificate, b.secret("zarf-registry-" + name).Data["tls.crt"]) {
+					t.Errorf("%s was not renewed", name)
 				}
-				b.remove("secrets", "zarf-registry-"+missing)
-				b.mayNotCreate()
-				message := fmt.Sprintf("Secret zarf/zarf-registry-%s is missing", missing)
-				b.mustFail(b.renew(), true, message, "run helm upgrade")
-				for name, certificate := range before {
-					if bytes.Equal(certificate, b.secret("zarf-registry-" + name).Data["tls.crt"]) {
-						t.Errorf("%s was not renewed", name)
-					}
-				}
-				// The CronJob's pod, and its log, do not stay.
-				recorded := b.state().RenewalFailed
-				if !strings.Contains(recorded, message) || !strings.HasPrefix(recorded, b.now.UTC().Format(time.RFC3339)+": ") {
-					t.Errorf("the state Secret records %q", recorded)
-				}
-				b.forbid = nil
-				b.must(b.renew())
-				if left := b.state().RenewalFailed; left != "" {
-					t.Errorf("after a successful renewal the state Secret records %q", left)
-				}
-			})
+			}
+			// The CronJob's pod, and its log, do not stay.
+			recorded := b.state().RenewalFailed
+			if !strings.Contains(recorded, message) || !strings.HasPrefix(recorded, b.now.UTC().Format(time.RFC3339)+": ") {
+				t.Errorf("the state Secret records %q", recorded)
+			}
+			b.forbid = nil
+			b.must(b.renew())
+			if left := b.state().RenewalFailed; left != "" {
+				t.Errorf("after a successful renewal the state Secret records %q", left)
+			}
 		})
 	}
 }
 
 // Who may annotate pods may also change their images.
 func TestTheCronJobAnnotatesNoPods(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := installed(t)
 		b.asTheCronJobDoes()
 		b.now = b.now.Add(8 * 30 * 24 * time.Hour) // all are due
@@ -148,14 +126,13 @@ func TestTheCronJobAnnotatesNoPods(t *testing.T) {
 }
 
 func TestTheCronJobNeedsTheRegistrysSecretToCopyACredential(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := installed(t, func(b *bench) { b.give("robot", "correct horse") })
 		b.give("robot", "battery staple")
 		b.remove("secrets", "zarf-registry-auth")
 		options := b.hook.Settings
 		b.asTheCronJobDoes()
-		b.mayNotCreate()
+		b.mayNot("create", "secrets", "")
 		b.mustFail(b.renew(), true, "Secret zarf/zarf-registry-auth is missing: run helm upgrade")
 		b.forbid, b.hook.Settings = nil, options
 		b.must(b.prepareAndFinish())

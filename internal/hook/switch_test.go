@@ -25,25 +25,22 @@ func TestSwitchBetweenAllModes(t *testing.T) {
 	t.Parallel()
 	for _, from := range allModes {
 		for _, to := range allModes {
-			t.Run(string(from)+" to "+string(to), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					b := newBench(t)
-					b.upgrade(from)
-					b.checkFinished()
-					b.watched = from != state.ModeExternal && to != state.ModeExternal
-					b.upgrade(to)
-					b.checkFinished()
-					b.upgrade(from)
-					b.checkFinished()
-				})
+			subtest(t, string(from)+" to "+string(to), func(t *testing.T) {
+				b := newBench(t)
+				b.upgrade(from)
+				b.checkFinished()
+				b.watched = from != state.ModeExternal && to != state.ModeExternal
+				b.upgrade(to)
+				b.checkFinished()
+				b.upgrade(from)
+				b.checkFinished()
 			})
 		}
 	}
 }
 
 func TestSwitchKeepsPullCredential(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeNodePort)
 		before := b.secret("zarf-registry-pull").Data
@@ -75,7 +72,6 @@ func TestSwitchKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 						watched := from != state.ModeExternal && to != state.ModeExternal
 						installed := func() *bench {
 							b := newBench(t)
-							b.hook.Programs = programs{small: true}
 							b.upgrade(from)
 							b.watched = watched
 							b.mode(to)
@@ -104,40 +100,38 @@ const noHostPort = "dial tcp 127.0.0.1:31999: connect: connection refused"
 func TestFailedSwitchServesThePreviousModeAgain(t *testing.T) {
 	t.Parallel()
 	for _, to := range []state.Mode{state.ModeProxy, state.ModeNodePort} {
-		t.Run("to "+string(to), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b, from, outcome := newBench(t), state.ModeNodePort, "serves the port again: nodes pull as before"
-				if to == state.ModeNodePort {
-					from, outcome = state.ModeProxy, "only reserves the port again: nodes pull as before"
-				}
-				b.upgrade(from)
-				before := b.service().DeepCopy()
-				b.begin(to)
-				b.watched = true
-				b.failing = map[string]string{"n2": noHostPort}
-				begin := time.Now()
-				b.mustFail(b.hook.Finish(t.Context()), true, "could not pull", "Service zarf/zarf-registry-nodeport "+outcome)
-				if took := time.Since(begin); took > 55*time.Second {
-					t.Errorf("a node could not pull for up to %s", took)
-				}
-				after := b.service()
-				after.ResourceVersion = before.ResourceVersion
-				if !reflect.DeepEqual(before, after) {
-					t.Errorf("the Service was %+v and is %+v", before, after)
-				}
-				if s := b.state(); s.Phase != state.PhasePrepared || s.Desired.Mode != to || s.Current == nil ||
-					s.Current.Mode != from {
-					t.Errorf("state is %+v", s)
-				}
-				if b.proxies() != 1 || !b.registry.open {
-					t.Error("the next run could not continue")
-				}
-				b.checkNoProbePods()
+		subtest(t, "to "+string(to), func(t *testing.T) {
+			b, from, outcome := newBench(t), state.ModeNodePort, "serves the port again: nodes pull as before"
+			if to == state.ModeNodePort {
+				from, outcome = state.ModeProxy, "only reserves the port again: nodes pull as before"
+			}
+			b.upgrade(from)
+			before := b.service().DeepCopy()
+			b.begin(to)
+			b.watched = true
+			b.failing = map[string]string{"n2": noHostPort}
+			begin := time.Now()
+			b.mustFail(b.hook.Finish(t.Context()), true, "could not pull", "Service zarf/zarf-registry-nodeport "+outcome)
+			if took := time.Since(begin); took > 55*time.Second {
+				t.Errorf("a node could not pull for up to %s", took)
+			}
+			after := b.service()
+			after.ResourceVersion = before.ResourceVersion
+			if !reflect.DeepEqual(before, after) {
+				t.Errorf("the Service was %+v and is %+v", before, after)
+			}
+			if s := b.state(); s.Phase != state.PhasePrepared || s.Desired.Mode != to || s.Current == nil ||
+				s.Current.Mode != from {
+				t.Errorf("state is %+v", s)
+			}
+			if b.proxies() != 1 || !b.registry.open {
+				t.Error("the next run could not continue")
+			}
+			b.checkNoProbePods()
 
-				b.failing = nil
-				b.upgrade(to)
-				b.checkFinished()
-			})
+			b.failing = nil
+			b.upgrade(to)
+			b.checkFinished()
 		})
 	}
 }
@@ -148,30 +142,28 @@ func TestSwitchBackOpensTheListener(t *testing.T) {
 	t.Parallel()
 	for _, left := range []string{"patch services " + serviceName, "update secrets zarf-registry-pull",
 		"update secrets zarf-registry-auth"} {
-		t.Run("killed after "+left, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := newBench(t)
-				b.upgrade(state.ModeNodePort)
-				b.begin(state.ModeProxy)
-				b.client.PrependReactor("*", "*", func(a kubetesting.Action) (bool, runtime.Object, error) {
-					if describe(a) == left && !b.dead {
-						b.left, b.lost = 0, true
-					}
-					return false, nil, nil
-				})
-				if b.hook.Finish(t.Context()) == nil || b.served() {
-					t.Fatal("it was not killed in time")
+		subtest(t, "killed after "+left, func(t *testing.T) {
+			b := newBench(t)
+			b.upgrade(state.ModeNodePort)
+			b.begin(state.ModeProxy)
+			b.client.PrependReactor("*", "*", func(a kubetesting.Action) (bool, runtime.Object, error) {
+				if describe(a) == left && !b.dead {
+					b.left, b.lost = 0, true
 				}
-				b.client.ReactionChain = b.client.ReactionChain[1:]
-				b.left, b.dead, b.watched = -1, false, true
-				b.failing = map[string]string{"n1": noHostPort}
-				b.mustFail(b.hook.Finish(t.Context()), true, "serves the port again: nodes pull as before")
-				if !b.served() || !b.endpoints() {
-					t.Error("the Service is not served or has no open listener")
-				}
-				checkPull(b, b.secret("zarf-registry-pull"), true)
-				b.checkAuth(true)
+				return false, nil, nil
 			})
+			if b.hook.Finish(t.Context()) == nil || b.served() {
+				t.Fatal("it was not killed in time")
+			}
+			b.client.ReactionChain = b.client.ReactionChain[1:]
+			b.left, b.dead, b.watched = -1, false, true
+			b.failing = map[string]string{"n1": noHostPort}
+			b.mustFail(b.hook.Finish(t.Context()), true, "serves the port again: nodes pull as before")
+			if !b.served() || !b.endpoints() {
+				t.Error("the Service is not served or has no open listener")
+			}
+			checkPull(b, b.secret("zarf-registry-pull"), true)
+			b.checkAuth(true)
 		})
 	}
 }
@@ -182,29 +174,26 @@ func TestInterruptedSwitchGoesBack(t *testing.T) {
 		"by a signal":    func(_ *bench, cancel context.CancelFunc) { time.AfterFunc(10*time.Second, cancel) },
 		"by its timeout": func(b *bench, _ context.CancelFunc) { b.hook.Timeout = 10 * time.Second },
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := newBench(t)
-				b.upgrade(state.ModeNodePort)
-				b.begin(state.ModeProxy)
-				b.failing = map[string]string{"n1": noHostPort}
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				end(b, cancel)
-				err := b.hook.Finish(ctx)
-				b.mustFail(err, false, "serves the port again: nodes pull as before")
-				if !b.served() || !b.endpoints() {
-					t.Error("the Service is not served or has no open listener")
-				}
-				b.checkNoProbePods()
-			})
+		subtest(t, name, func(t *testing.T) {
+			b := newBench(t)
+			b.upgrade(state.ModeNodePort)
+			b.begin(state.ModeProxy)
+			b.failing = map[string]string{"n1": noHostPort}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			end(b, cancel)
+			err := b.hook.Finish(ctx)
+			b.mustFail(err, false, "serves the port again: nodes pull as before")
+			if !b.served() || !b.endpoints() {
+				t.Error("the Service is not served or has no open listener")
+			}
+			b.checkNoProbePods()
 		})
 	}
 }
 
 func TestSwitchGoesBackDuringAPIServerRestart(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeNodePort)
 		b.begin(state.ModeProxy)
@@ -225,8 +214,7 @@ func TestSwitchGoesBackDuringAPIServerRestart(t *testing.T) {
 }
 
 func TestFailureToSwitchBackIsReported(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeNodePort)
 		b.begin(state.ModeProxy)
@@ -245,8 +233,7 @@ func unlabels(action kubetesting.Action) bool {
 
 // kube-proxy sees the label before the endpoints go: it would otherwise reject connections.
 func TestPortIsReservedBeforeItsEndpointsGo(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeNodePort)
 		b.begin(state.ModeProxy)
@@ -272,8 +259,7 @@ func TestPortIsReservedBeforeItsEndpointsGo(t *testing.T) {
 
 // Endpoints come before the rules: kube-proxy would otherwise reject connections.
 func TestNodePortIsServedOnceItHasEndpoints(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeProxy)
 		b.begin(state.ModeNodePort)
@@ -322,9 +308,7 @@ func TestNodePortIsServedOnceKubeProxySeesItsEndpoints(t *testing.T) {
 				}
 			}
 			if forbidden { // a Role of a previous version
-				b.client.PrependReactor("patch", "endpointslices", func(kubetesting.Action) (bool, runtime.Object, error) {
-					return true, nil, errors.New("forbidden")
-				})
+				b.answer("patch", "endpointslices", errors.New("forbidden"))
 			}
 			b.mustFinish()
 			b.checkFinished()
@@ -336,8 +320,7 @@ func TestNodePortIsServedOnceKubeProxySeesItsEndpoints(t *testing.T) {
 }
 
 func TestSwitchWithoutEndpointsKeepsProxies(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeProxy)
 		b.begin(state.ModeNodePort)
@@ -354,8 +337,7 @@ func TestSwitchWithoutEndpointsKeepsProxies(t *testing.T) {
 
 // The failing switch is killed too, also while it switches back.
 func TestFailingSwitchKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		failing := func(b *bench) error {
 			b.failing = map[string]string{"n2": noHostPort}
 			defer func() { b.failing = nil }()
@@ -363,7 +345,6 @@ func TestFailingSwitchKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 		}
 		setUp := func() *bench {
 			b := newBench(t)
-			b.hook.Programs = programs{small: true}
 			b.upgrade(state.ModeNodePort)
 			b.watched = true
 			b.begin(state.ModeProxy)
@@ -393,34 +374,8 @@ func TestFailingSwitchKilledAtAnyWriteConvergesOnTheNextRun(t *testing.T) {
 	})
 }
 
-func TestFailedSwitchToNodePortKeepsProxies(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t)
-		b.upgrade(state.ModeProxy)
-		b.begin(state.ModeNodePort)
-		b.noLoopback = true // kube-proxy in nftables mode
-		begin := time.Now()
-		b.mustFail(b.hook.Finish(t.Context()), true,
-			"nodes n1, n2 could not pull 127.0.0.1:31999/zarf-registry/probe-nodeport:dev", "403 Forbidden",
-			"in nftables mode", "--set registryProxy=true", "only reserves the port again: nodes pull as before")
-		if took := time.Since(begin); took < 19*time.Second || took > 25*time.Second {
-			t.Errorf("it took %s to fail", took)
-		}
-		if b.proxies() != 1 {
-			t.Error("the proxies are gone")
-		}
-		if s := b.state(); s.Current == nil || s.Current.Mode != state.ModeProxy || s.Desired.Mode != state.ModeNodePort {
-			t.Errorf("state is %+v", s)
-		}
-		b.upgrade(state.ModeProxy)
-		b.checkFinished()
-	})
-}
-
 func TestListenerIsClosedBeforeModeIsRecorded(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeNodePort)
 		b.begin(state.ModeProxy)
@@ -440,8 +395,7 @@ func TestListenerIsClosedBeforeModeIsRecorded(t *testing.T) {
 }
 
 func TestPayloadOfTerminatingProxiesIsCollected(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeProxy)
 		ending := proxyPod(proxyName, "n1")
@@ -457,28 +411,25 @@ func TestPayloadOfTerminatingProxiesIsCollected(t *testing.T) {
 func TestMissingServiceInProxyModeReservesThePort(t *testing.T) {
 	t.Parallel()
 	for _, to := range []state.Mode{state.ModeNodePort, state.ModeProxy} {
-		t.Run(string(to), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := newBench(t)
-				b.upgrade(state.ModeProxy)
-				b.remove("services", serviceName)
-				b.watched = true
-				b.mode(to)
-				b.mustPrepare()
-				if b.service() == nil || b.served() {
-					t.Errorf("the Service is %+v: the proxies would not answer", b.service())
-				}
-				b.helm()
-				b.mustFinish()
-				b.checkFinished()
-			})
+		subtest(t, string(to), func(t *testing.T) {
+			b := newBench(t)
+			b.upgrade(state.ModeProxy)
+			b.remove("services", serviceName)
+			b.watched = true
+			b.mode(to)
+			b.mustPrepare()
+			if b.service() == nil || b.served() {
+				t.Errorf("the Service is %+v: the proxies would not answer", b.service())
+			}
+			b.helm()
+			b.mustFinish()
+			b.checkFinished()
 		})
 	}
 }
 
 func TestMissingServiceInNodePortModeIsServedAtOnce(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeNodePort)
 		b.remove("services", serviceName)
@@ -503,39 +454,34 @@ func TestPortIsNotReserved(t *testing.T) {
 		"outside the range":  {err: invalidPort("provided port is not in the valid range"), recorded: "port 31999 is outside of the node port range"},
 		"against the policy": {err: forbidden},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := newBench(t)
-				b.hook.Settings.UnreservedPort = c.unreserved
-				if c.err != nil {
-					b.client.PrependReactor("create", "services", func(kubetesting.Action) (bool, runtime.Object, error) {
-						return true, nil, c.err
-					})
-				}
-				b.upgrade(state.ModeProxy)
-				if s := b.service(); s != nil {
-					t.Errorf("the Service is %+v", s)
-				}
-				if got := b.state().PortNotReserved; got != c.recorded {
-					t.Errorf("recorded is %q, want %q", got, c.recorded)
-				}
-				if c.err != nil {
-					b.client.ReactionChain = b.client.ReactionChain[1:]
-				}
-				b.hook.Settings.UnreservedPort = false
-				b.upgrade(state.ModeProxy)
-				b.checkFinished()
-				if got := b.state().PortNotReserved; got != "" {
-					t.Errorf("recorded is still %q", got)
-				}
-			})
+		subtest(t, name, func(t *testing.T) {
+			b := newBench(t)
+			b.hook.Settings.UnreservedPort = c.unreserved
+			if c.err != nil {
+				b.answer("create", "services", c.err)
+			}
+			b.upgrade(state.ModeProxy)
+			if s := b.service(); s != nil {
+				t.Errorf("the Service is %+v", s)
+			}
+			if got := b.state().PortNotReserved; got != c.recorded {
+				t.Errorf("recorded is %q, want %q", got, c.recorded)
+			}
+			if c.err != nil {
+				b.client.ReactionChain = b.client.ReactionChain[1:]
+			}
+			b.hook.Settings.UnreservedPort = false
+			b.upgrade(state.ModeProxy)
+			b.checkFinished()
+			if got := b.state().PortNotReserved; got != "" {
+				t.Errorf("recorded is still %q", got)
+			}
 		})
 	}
 }
 
 func TestServiceIsDeletedAfterVerificationIfThePortIsNotReserved(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := newBench(t)
 		b.hook.Settings.UnreservedPort = true
 		b.upgrade(state.ModeNodePort)
@@ -557,12 +503,6 @@ func TestServiceIsDeletedAfterVerificationIfThePortIsNotReserved(t *testing.T) {
 func TestPrepareNamesServiceThatTookThePort(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	b.upgrade(state.ModeProxy)
-	b.remove("services", serviceName)
-	b.add(otherService())
-	b.mustFail(b.hook.Prepare(t.Context()), true, "Service shop/web", "it uses node port 31999", "kubectl --namespace shop")
-
-	b = newBench(t)
 	zarfs := otherService()
 	zarfs.Namespace, zarfs.Name = "zarf", "zarf-docker-registry"
 	b.add(zarfs)
@@ -578,17 +518,14 @@ func TestPrepareNamesServiceThatTookThePort(t *testing.T) {
 }
 
 func TestPortChangeMovesTheReservation(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := newBench(t)
 		b.upgrade(state.ModeProxy)
 		b.hook.Settings.Port = 31888
 		b.upgrade(state.ModeProxy)
 		b.checkFinished()
 		b.hook.Settings.Port = 5999
-		b.client.PrependReactor("patch", "services", func(kubetesting.Action) (bool, runtime.Object, error) {
-			return true, nil, invalidPort("provided port is not in the valid range")
-		})
+		b.answer("patch", "services", invalidPort("provided port is not in the valid range"))
 		b.upgrade(state.ModeProxy)
 		if b.service() != nil {
 			t.Error("the Service still holds a port that is not in use")

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/crypto/bcrypt"
@@ -81,8 +80,7 @@ func (b *bench) checkZarf() {
 }
 
 func TestZarfsClientsGetACertificate(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := installed(t, asZarf)
 		b.checkZarf()
 		b.checkConverged()
@@ -113,8 +111,7 @@ func TestZarfsClientsGetACertificate(t *testing.T) {
 }
 
 func TestZarfsPushUserWrites(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	simulate(t, func(t *testing.T) {
 		b := installed(t, asZarf)
 		check := func(password string) {
 			t.Helper()

@@ -3,17 +3,12 @@ package certs
 import (
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
-	"net"
-	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -300,6 +295,16 @@ func (b *cmBench) issuer(name string) *certmanagerv1.Issuer {
 	return i.DeepCopy()
 }
 
+// answer makes a call fail.
+func (b *cmBench) answer(call string, err error) {
+	b.intercept = func(got string) error {
+		if got == call {
+			return err
+		}
+		return nil
+	}
+}
+
 // change edits a Certificate as another client would.
 func (b *cmBench) change(name string, edit func(*certmanagerv1.Certificate)) {
 	b.Helper()
@@ -526,6 +531,11 @@ func cmTest(t *testing.T, run func(t *testing.T, b *cmBench)) {
 	synctest.Test(t, func(t *testing.T) { run(t, newCMBench(t)) })
 }
 
+func cmSubtest(t *testing.T, name string, run func(t *testing.T, b *cmBench)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { cmTest(t, run) })
+}
+
 func leafNames() []string {
 	return []string{"zarf-registry-server", "zarf-registry-node", "zarf-registry-push"}
 }
@@ -608,33 +618,6 @@ func TestCertManagerWithoutAnIssuerGetsOne(t *testing.T) {
 	})
 }
 
-// cert-manager copies URIs into its request, parses that, and compares the result with the spec. A
-// difference would cause endless issuance.
-func TestRolesAreURIsThatCertificatesKeep(t *testing.T) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, role := range []string{pki.OrganizationServer, pki.OrganizationNode, pki.OrganizationPush} {
-		uri, err := url.Parse(role)
-		if err != nil {
-			t.Fatal(err)
-		}
-		der, err := x509.CreateCertificateRequest(rand.Reader,
-			&x509.CertificateRequest{URIs: []*url.URL{uri}, IPAddresses: []net.IP{net.IPv6loopback}}, key)
-		if err != nil {
-			t.Fatal(err)
-		}
-		request, err := x509.ParseCertificateRequest(der)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(request.URIs) != 1 || request.URIs[0].String() != role {
-			t.Errorf("%s became %v", role, request.URIs)
-		}
-	}
-}
-
 func TestDriftIsPutRight(t *testing.T) {
 	drifts := map[string]func(*certmanagerv1.Certificate){
 		"secretName":     func(c *certmanagerv1.Certificate) { c.Spec.SecretName = "other" },
@@ -661,20 +644,18 @@ func TestDriftIsPutRight(t *testing.T) {
 		"component label": func(c *certmanagerv1.Certificate) { delete(c.Labels, names.LabelComponent) },
 	}
 	for name, drift := range drifts {
-		t.Run(name, func(t *testing.T) {
-			cmTest(t, func(t *testing.T, b *cmBench) {
-				b.mustRun(corpIssuer())
-				want := b.certificate("zarf-registry-node")
-				b.change("zarf-registry-node", drift)
-				writes := b.writesOf(func() { b.mustRun(corpIssuer()) })
-				if !slices.Equal(writes, []string{"update certificates/zarf-registry-node"}) {
-					t.Errorf("wrote %v", writes)
-				}
-				if got := b.certificate("zarf-registry-node"); !equality.Semantic.DeepEqual(got.Spec, want.Spec) ||
-					!maps.Equal(got.Labels, want.Labels) {
-					t.Errorf("it is %+v", got)
-				}
-			})
+		cmSubtest(t, name, func(t *testing.T, b *cmBench) {
+			b.mustRun(corpIssuer())
+			want := b.certificate("zarf-registry-node")
+			b.change("zarf-registry-node", drift)
+			writes := b.writesOf(func() { b.mustRun(corpIssuer()) })
+			if !slices.Equal(writes, []string{"update certificates/zarf-registry-node"}) {
+				t.Errorf("wrote %v", writes)
+			}
+			if got := b.certificate("zarf-registry-node"); !equality.Semantic.DeepEqual(got.Spec, want.Spec) ||
+				!maps.Equal(got.Labels, want.Labels) {
+				t.Errorf("it is %+v", got)
+			}
 		})
 	}
 }
@@ -713,19 +694,17 @@ func TestDriftOfAnIssuerIsPutRight(t *testing.T) {
 		"no label": func(i *certmanagerv1.Issuer) { delete(i.Labels, names.LabelInstance) },
 	}
 	for name, drift := range drifts {
-		t.Run(name, func(t *testing.T) {
-			cmTest(t, func(t *testing.T, b *cmBench) {
-				b.mustRun(ownIssuer())
-				i := b.issuer("zarf-registry-ca")
-				want := i.DeepCopy()
-				drift(i)
-				b.store("issuers", i)
-				writes := b.writesOf(func() { b.mustRun(ownIssuer()) })
-				if got := b.issuer("zarf-registry-ca"); !slices.Equal(writes, []string{"update issuers/zarf-registry-ca"}) ||
-					!equality.Semantic.DeepEqual(got.Spec, want.Spec) || !maps.Equal(got.Labels, want.Labels) {
-					t.Errorf("wrote %v, it is %+v", writes, got)
-				}
-			})
+		cmSubtest(t, name, func(t *testing.T, b *cmBench) {
+			b.mustRun(ownIssuer())
+			i := b.issuer("zarf-registry-ca")
+			want := i.DeepCopy()
+			drift(i)
+			b.store("issuers", i)
+			writes := b.writesOf(func() { b.mustRun(ownIssuer()) })
+			if got := b.issuer("zarf-registry-ca"); !slices.Equal(writes, []string{"update issuers/zarf-registry-ca"}) ||
+				!equality.Semantic.DeepEqual(got.Spec, want.Spec) || !maps.Equal(got.Labels, want.Labels) {
+				t.Errorf("wrote %v, it is %+v", writes, got)
+			}
 		})
 	}
 }
@@ -779,34 +758,32 @@ func TestCertManagerObjectsOfOthersAreNeverTouched(t *testing.T) {
 		},
 	}
 	for object, add := range foreign {
-		t.Run(object, func(t *testing.T) {
-			cmTest(t, func(t *testing.T, b *cmBench) {
-				b.controller = nil
-				add(b)
-				_, took, err := b.run(ownIssuer())
-				wantError(t, err, object+" exists and was not created by zarf-registry: rename or delete it, or install under "+
-					"another name (--set fullnameOverride=…)")
-				if !refused(err) || took > 0 {
-					t.Errorf("refused: %t, after %s", refused(err), took)
+		cmSubtest(t, object, func(t *testing.T, b *cmBench) {
+			b.controller = nil
+			add(b)
+			_, took, err := b.run(ownIssuer())
+			wantError(t, err, object+" exists and was not created by zarf-registry: rename or delete it, or install under "+
+				"another name (--set fullnameOverride=…)")
+			if !refused(err) || took > 0 {
+				t.Errorf("refused: %t, after %s", refused(err), took)
+			}
+			kind, name, _ := strings.Cut(object, " zarf/")
+			resource := strings.ToLower(kind) + "s/" + name
+			// cert-manager overwrites the Secret of a Certificate.
+			certificate := "certificates/" + strings.TrimSuffix(name, names.SuffixIssued)
+			for _, write := range b.writes {
+				if strings.HasSuffix(write, " "+resource) || kind != "Issuer" && strings.HasSuffix(write, " "+certificate) {
+					t.Errorf("wrote: %s", write)
 				}
-				kind, name, _ := strings.Cut(object, " zarf/")
-				resource := strings.ToLower(kind) + "s/" + name
-				// cert-manager overwrites the Secret of a Certificate.
-				certificate := "certificates/" + strings.TrimSuffix(name, names.SuffixIssued)
-				for _, write := range b.writes {
-					if strings.HasSuffix(write, " "+resource) || kind != "Issuer" && strings.HasSuffix(write, " "+certificate) {
-						t.Errorf("wrote: %s", write)
-					}
-				}
-				did, err := b.keeper.DeleteCertManager(b.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
-				if strings.Contains(did, kind+" "+name) || !slices.Contains(b.names(), resource) ||
-					!strings.Contains(b.log.String(), object) {
-					t.Errorf("%s; there is %v; log: %s", did, b.names(), b.log)
-				}
-			})
+			}
+			did, err := b.keeper.DeleteCertManager(b.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(did, kind+" "+name) || !slices.Contains(b.names(), resource) ||
+				!strings.Contains(b.log.String(), object) {
+				t.Errorf("%s; there is %v; log: %s", did, b.names(), b.log)
+			}
 		})
 	}
 }
@@ -920,18 +897,16 @@ func TestWhatCertManagerWaitsForIsSaid(t *testing.T) {
 			"change"}},
 	}
 	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			cmTest(t, func(t *testing.T, b *cmBench) {
-				c.play(b)
-				_, took, err := b.run(c.p)
-				wantError(t, err, c.want...)
-				if took < certManagerTimeout || took > certManagerTimeout+2*certManagerPoll || refused(err) {
-					t.Errorf("after %s, refused: %t", took, refused(err))
-				}
-				if name == "one of three" && strings.Contains(err.Error(), "also not ready") {
-					t.Error(err)
-				}
-			})
+		cmSubtest(t, name, func(t *testing.T, b *cmBench) {
+			c.play(b)
+			_, took, err := b.run(c.p)
+			wantError(t, err, c.want...)
+			if took < certManagerTimeout || took > certManagerTimeout+2*certManagerPoll || refused(err) {
+				t.Errorf("after %s, refused: %t", took, refused(err))
+			}
+			if name == "one of three" && strings.Contains(err.Error(), "also not ready") {
+				t.Error(err)
+			}
 		})
 	}
 }
@@ -1068,13 +1043,11 @@ func TestOfTheRequestsTheNewestIsQuoted(t *testing.T) {
 		}, ""},
 	}
 	for what, c := range cases {
-		t.Run(what, func(t *testing.T) {
-			cmTest(t, func(t *testing.T, b *cmBench) {
-				c.play(b)
-				if got := b.keeper.requestProblem(b.Context(), name); got != c.want {
-					t.Errorf("%q", got)
-				}
-			})
+		cmSubtest(t, what, func(t *testing.T, b *cmBench) {
+			c.play(b)
+			if got := b.keeper.requestProblem(b.Context(), name); got != c.want {
+				t.Errorf("%q", got)
+			}
 		})
 	}
 }
@@ -1095,28 +1068,26 @@ func TestAFailedIssuanceIsSaidAtOnce(t *testing.T) {
 
 func TestAFailureOfAnEarlierRunIsTriedAgain(t *testing.T) {
 	for name, mended := range map[string]bool{"mended": true, "not mended": false} {
-		t.Run(name, func(t *testing.T) {
-			cmTest(t, func(t *testing.T, b *cmBench) {
-				b.controller = b.fail
-				if _, _, err := b.run(corpIssuer()); err == nil {
-					t.Fatal("no error")
-				}
-				if mended {
-					b.controller = b.issue
-				}
-				time.Sleep(10 * time.Minute)
-				writes := b.writesOf(func() {
-					_, took, err := b.run(corpIssuer())
-					if (err == nil) != mended || took > 3*time.Second {
-						t.Errorf("%v after %s", err, took)
-					}
-				})
-				want := []string{"update status of certificates/zarf-registry-server",
-					"update status of certificates/zarf-registry-node", "update status of certificates/zarf-registry-push"}
-				if !slices.Equal(writes, want) {
-					t.Errorf("wrote %v", writes)
+		cmSubtest(t, name, func(t *testing.T, b *cmBench) {
+			b.controller = b.fail
+			if _, _, err := b.run(corpIssuer()); err == nil {
+				t.Fatal("no error")
+			}
+			if mended {
+				b.controller = b.issue
+			}
+			time.Sleep(10 * time.Minute)
+			writes := b.writesOf(func() {
+				_, took, err := b.run(corpIssuer())
+				if (err == nil) != mended || took > 3*time.Second {
+					t.Errorf("%v after %s", err, took)
 				}
 			})
+			want := []string{"update status of certificates/zarf-registry-server",
+				"update status of certificates/zarf-registry-node", "update status of certificates/zarf-registry-push"}
+			if !slices.Equal(writes, want) {
+				t.Errorf("wrote %v", writes)
+			}
 		})
 	}
 }
@@ -1179,29 +1150,27 @@ func TestWhatPassesIsWaitedFor(t *testing.T) {
 		"somebody made it at the same time": apierrors.NewAlreadyExists(gr, "zarf-registry-node"),
 		"the API server restarts":           errors.New("connection refused"),
 	} {
-		t.Run(name, func(t *testing.T) {
-			cmTest(t, func(t *testing.T, b *cmBench) {
-				until := time.Now().Add(20 * time.Second)
-				b.intercept = func(call string) error {
-					if time.Now().Before(until) && call == "create certificates/zarf-registry-node" {
-						return passing
-					}
-					return nil
+		cmSubtest(t, name, func(t *testing.T, b *cmBench) {
+			until := time.Now().Add(20 * time.Second)
+			b.intercept = func(call string) error {
+				if time.Now().Before(until) && call == "create certificates/zarf-registry-node" {
+					return passing
 				}
-				b.mustRun(ownIssuer())
+				return nil
+			}
+			b.mustRun(ownIssuer())
 
-				b.intercept = func(call string) error {
-					if strings.Contains(call, "certificates/zarf-registry-node") {
-						return passing
-					}
-					return nil
+			b.intercept = func(call string) error {
+				if strings.Contains(call, "certificates/zarf-registry-node") {
+					return passing
 				}
-				_, took, err := b.run(ownIssuer())
-				wantError(t, err, "waiting 1m30s for cert-manager: ", passing.Error())
-				if took < certManagerTimeout || refused(err) {
-					t.Errorf("after %s, refused: %t", took, refused(err))
-				}
-			})
+				return nil
+			}
+			_, took, err := b.run(ownIssuer())
+			wantError(t, err, "waiting 1m30s for cert-manager: ", passing.Error())
+			if took < certManagerTimeout || refused(err) {
+				t.Errorf("after %s, refused: %t", took, refused(err))
+			}
 		})
 	}
 }
@@ -1211,27 +1180,20 @@ func TestARightThatIsMissingForCertManagerIsNamed(t *testing.T) {
 		"get issuers/zarf-registry-ca", "create issuers/zarf-registry-ca", "get certificates/zarf-registry-node",
 		"create certificates/zarf-registry-node", "get secrets/zarf-registry-node-issued",
 	} {
-		t.Run(call, func(t *testing.T) {
-			cmTest(t, func(t *testing.T, b *cmBench) {
-				verb, rest, _ := strings.Cut(call, " ")
-				resource, name, _ := strings.Cut(rest, "/")
-				remedy := "request that permission"
-				if verb == "create" {
-					remedy = "run helm upgrade"
-				}
-				b.intercept = func(got string) error {
-					if got == call {
-						return apierrors.NewForbidden(schema.GroupResource{Resource: resource}, name,
-							fmt.Errorf(`User "u" cannot %s resource %q in API group ""`, verb, resource))
-					}
-					return nil
-				}
-				_, took, err := b.run(ownIssuer())
-				wantError(t, err, "zarf/"+name, "cannot "+verb+" resource", remedy)
-				if !refused(err) || took > 3*time.Second {
-					t.Errorf("refused: %t, after %s", refused(err), took)
-				}
-			})
+		cmSubtest(t, call, func(t *testing.T, b *cmBench) {
+			verb, rest, _ := strings.Cut(call, " ")
+			resource, name, _ := strings.Cut(rest, "/")
+			remedy := "request that permission"
+			if verb == "create" {
+				remedy = "run helm upgrade"
+			}
+			b.answer(call, apierrors.NewForbidden(schema.GroupResource{Resource: resource}, name,
+				fmt.Errorf(`User "u" cannot %s resource %q in API group ""`, verb, resource)))
+			_, took, err := b.run(ownIssuer())
+			wantError(t, err, "zarf/"+name, "cannot "+verb+" resource", remedy)
+			if !refused(err) || took > 3*time.Second {
+				t.Errorf("refused: %t, after %s", refused(err), took)
+			}
 		})
 	}
 }
@@ -1254,38 +1216,36 @@ func TestCertManagerRenewsWhenAsked(t *testing.T) {
 		"our own":                   {ownIssuer(), false, leafNames()},
 		"our own and its authority": {ownIssuer(), true, append([]string{"zarf-registry-ca"}, leafNames()...)},
 	} {
-		t.Run(name, func(t *testing.T) {
-			cmTest(t, func(t *testing.T, b *cmBench) {
-				b.mustRun(c.p)
-				before := b.issuedNow()
-				writes := b.writesOf(func() {
-					if err := b.keeper.certManagerRenew(b.Context(), c.p, c.authority); err != nil {
-						t.Fatal(err)
-					}
-				})
-				after := b.issuedNow()
-				var want []string
-				for _, name := range c.renewed {
-					want = append(want, "update status of certificates/"+name)
+		cmSubtest(t, name, func(t *testing.T, b *cmBench) {
+			b.mustRun(c.p)
+			before := b.issuedNow()
+			writes := b.writesOf(func() {
+				if err := b.keeper.certManagerRenew(b.Context(), c.p, c.authority); err != nil {
+					t.Fatal(err)
 				}
-				if !slices.Equal(writes, want) {
-					t.Errorf("wrote %v", writes)
-				}
-				for name := range before {
-					if renewed := before[name] != after[name]; renewed != slices.Contains(c.renewed,
-						strings.TrimSuffix(name, names.SuffixIssued)) {
-						t.Errorf("%s renewed: %t", name, renewed)
-					}
-				}
-				if c.authority {
-					for _, name := range leafNames() {
-						if got := string(b.secrets[name+names.SuffixIssued].Data["ca.crt"]); got != after["zarf-registry-ca-issued"] {
-							t.Errorf("%s is of another authority", name)
-						}
-					}
-				}
-				b.mustRun(c.p)
 			})
+			after := b.issuedNow()
+			var want []string
+			for _, name := range c.renewed {
+				want = append(want, "update status of certificates/"+name)
+			}
+			if !slices.Equal(writes, want) {
+				t.Errorf("wrote %v", writes)
+			}
+			for name := range before {
+				if renewed := before[name] != after[name]; renewed != slices.Contains(c.renewed,
+					strings.TrimSuffix(name, names.SuffixIssued)) {
+					t.Errorf("%s renewed: %t", name, renewed)
+				}
+			}
+			if c.authority {
+				for _, name := range leafNames() {
+					if got := string(b.secrets[name+names.SuffixIssued].Data["ca.crt"]); got != after["zarf-registry-ca-issued"] {
+						t.Errorf("%s is of another authority", name)
+					}
+				}
+			}
+			b.mustRun(c.p)
 		})
 	}
 }
@@ -1358,34 +1318,26 @@ func TestARenewalThatDoesNotComeIsAnError(t *testing.T) {
 					"Issuing")
 			}
 		}, "is not ready after 1m30s: its Secret zarf-registry-server-issued still has the previous certificate", false},
-		"the answer is a conflict": {func(b *cmBench) { b.conflicts("update status of certificates/zarf-registry-server") },
+		"the answer is a conflict": {func(b *cmBench) {
+			b.answer("update status of certificates/zarf-registry-server",
+				apierrors.NewConflict(schema.GroupResource{Resource: "certificates"}, "x", errors.New("modified")))
+		},
 			"requesting a new issuance in the status of Certificate zarf/zarf-registry-server: ", false},
 	} {
-		t.Run(name, func(t *testing.T) {
-			cmTest(t, func(t *testing.T, b *cmBench) {
-				b.mustRun(corpIssuer())
-				before := b.issuedNow()
-				c.play(b)
-				begin := time.Now()
-				err := b.keeper.certManagerRenew(b.Context(), corpIssuer(), false)
-				wantError(t, err, c.want)
-				if took := time.Since(begin); refused(err) || c.fast != (took < 5*time.Second) {
-					t.Errorf("refused: %t, after %s", refused(err), took)
-				}
-				if got := b.issuedNow(); got["zarf-registry-server-issued"] != before["zarf-registry-server-issued"] {
-					t.Error("the previous certificate is gone")
-				}
-			})
+		cmSubtest(t, name, func(t *testing.T, b *cmBench) {
+			b.mustRun(corpIssuer())
+			before := b.issuedNow()
+			c.play(b)
+			begin := time.Now()
+			err := b.keeper.certManagerRenew(b.Context(), corpIssuer(), false)
+			wantError(t, err, c.want)
+			if took := time.Since(begin); refused(err) || c.fast != (took < 5*time.Second) {
+				t.Errorf("refused: %t, after %s", refused(err), took)
+			}
+			if got := b.issuedNow(); got["zarf-registry-server-issued"] != before["zarf-registry-server-issued"] {
+				t.Error("the previous certificate is gone")
+			}
 		})
-	}
-}
-
-func (b *cmBench) conflicts(on string) {
-	b.intercept = func(call string) error {
-		if call == on {
-			return apierrors.NewConflict(schema.GroupResource{Resource: "certificates"}, "x", errors.New("modified"))
-		}
-		return nil
 	}
 }
 
@@ -1413,30 +1365,28 @@ func TestACertManagerConflictWhileAskingIsTriedAgain(t *testing.T) {
 
 func TestWhatCertManagerKeptForUsIsDeleted(t *testing.T) {
 	for name, p := range map[string]state.PKI{"a user's issuer": corpIssuer(), "our own": ownIssuer()} {
-		t.Run(name, func(t *testing.T) {
-			cmTest(t, func(t *testing.T, b *cmBench) {
-				b.mustRun(p)
-				b.store("issuers", &certmanagerv1.Issuer{ObjectMeta: metav1.ObjectMeta{Name: "corp"}})
-				b.secrets["zarf-registry-node-tls"] = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Labels: b.keeper.Labels(
-					names.ComponentCertificates)}}
-				did, err := b.keeper.DeleteCertManager(b.Context())
-				if err != nil || !strings.HasPrefix(did, "deleted Certificate zarf-registry-server, ") {
-					t.Fatalf("%q, %v", did, err)
-				}
-				// Pods mount the final Secrets.
-				if got, want := b.names(), []string{"issuers/corp", "secrets/zarf-registry-node-tls"}; !slices.Equal(got, want) {
-					t.Errorf("there is %v", got)
-				}
-				// cert-manager writes the Secret again while its Certificate exists.
-				if first := slices.IndexFunc(b.writes,
-					func(w string) bool { return strings.HasPrefix(w, "delete secrets/") }); slices.ContainsFunc(b.writes[first:],
-					func(w string) bool { return strings.HasPrefix(w, "delete certificates/") }) {
-					t.Errorf("order: %v", b.writes)
-				}
-				if did, err := b.keeper.DeleteCertManager(b.Context()); did != "nothing" || err != nil {
-					t.Errorf("once more: %q, %v", did, err)
-				}
-			})
+		cmSubtest(t, name, func(t *testing.T, b *cmBench) {
+			b.mustRun(p)
+			b.store("issuers", &certmanagerv1.Issuer{ObjectMeta: metav1.ObjectMeta{Name: "corp"}})
+			b.secrets["zarf-registry-node-tls"] = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Labels: b.keeper.Labels(
+				names.ComponentCertificates)}}
+			did, err := b.keeper.DeleteCertManager(b.Context())
+			if err != nil || !strings.HasPrefix(did, "deleted Certificate zarf-registry-server, ") {
+				t.Fatalf("%q, %v", did, err)
+			}
+			// Pods mount the final Secrets.
+			if got, want := b.names(), []string{"issuers/corp", "secrets/zarf-registry-node-tls"}; !slices.Equal(got, want) {
+				t.Errorf("there is %v", got)
+			}
+			// cert-manager writes the Secret again while its Certificate exists.
+			if first := slices.IndexFunc(b.writes,
+				func(w string) bool { return strings.HasPrefix(w, "delete secrets/") }); slices.ContainsFunc(b.writes[first:],
+				func(w string) bool { return strings.HasPrefix(w, "delete certificates/") }) {
+				t.Errorf("order: %v", b.writes)
+			}
+			if did, err := b.keeper.DeleteCertManager(b.Context()); did != "nothing" || err != nil {
+				t.Errorf("once more: %q, %v", did, err)
+			}
 		})
 	}
 }
@@ -1638,27 +1588,25 @@ func TestPreflightOfCertManager(t *testing.T) {
 			"Certificate zarf/zarf-registry-node: zarf-registry did not create it",
 			"Secret zarf/zarf-registry-push-issued: zarf-registry did not create it"}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			cmTest(t, func(t *testing.T, b *cmBench) {
-				c.play(b)
-				b.writes = nil
-				b.keeper.Settings.PKI.PKI = c.p
-				findings, err := b.keeper.Problems(b.Context(), b.keeper.Settings.PKI.PKI)
-				if err != nil {
-					t.Fatal(err)
+		cmSubtest(t, name, func(t *testing.T, b *cmBench) {
+			c.play(b)
+			b.writes = nil
+			b.keeper.Settings.PKI.PKI = c.p
+			findings, err := b.keeper.Problems(b.Context(), b.keeper.Settings.PKI.PKI)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(findings) != len(c.want) {
+				t.Fatalf("found %v", findings)
+			}
+			for n, f := range findings {
+				if got := f.Object + ": " + f.Cause + "; " + f.Remedy; !strings.Contains(got, c.want[n]) || f.Remedy == "" {
+					t.Errorf("found %s, want %s", got, c.want[n])
 				}
-				if len(findings) != len(c.want) {
-					t.Fatalf("found %v", findings)
-				}
-				for n, f := range findings {
-					if got := f.Object + ": " + f.Cause + "; " + f.Remedy; !strings.Contains(got, c.want[n]) || f.Remedy == "" {
-						t.Errorf("found %s, want %s", got, c.want[n])
-					}
-				}
-				if len(b.writes) > 0 {
-					t.Errorf("wrote %v", b.writes)
-				}
-			})
+			}
+			if len(b.writes) > 0 {
+				t.Errorf("wrote %v", b.writes)
+			}
 		})
 	}
 }
@@ -1666,24 +1614,17 @@ func TestPreflightOfCertManager(t *testing.T) {
 func TestPreflightOfCertManagerNeedsToRead(t *testing.T) {
 	for _, call := range []string{"list certificaterequests/", "get issuers/zarf-registry-ca",
 		"get certificates/zarf-registry-node", "get secrets/zarf-registry-node-issued", "get issuers/corp"} {
-		t.Run(call, func(t *testing.T) {
-			cmTest(t, func(t *testing.T, b *cmBench) {
-				b.keeper.Settings.PKI.PKI = ownIssuer()
-				if strings.HasSuffix(call, "/corp") {
-					b.keeper.Settings.PKI.Issuer = &state.Issuer{Name: "corp", Kind: "Issuer", Group: "cert-manager.io"}
-				}
-				b.intercept = func(got string) error {
-					if got == call {
-						return apierrors.NewForbidden(schema.GroupResource{Resource: "x"}, "x",
-							errors.New(`User "u" cannot get resource "x"`))
-					}
-					return nil
-				}
-				findings, err := b.keeper.Problems(b.Context(), b.keeper.Settings.PKI.PKI)
-				if !refused(err) || len(findings) > 0 {
-					t.Errorf("%v, %v", findings, err)
-				}
-			})
+		cmSubtest(t, call, func(t *testing.T, b *cmBench) {
+			b.keeper.Settings.PKI.PKI = ownIssuer()
+			if strings.HasSuffix(call, "/corp") {
+				b.keeper.Settings.PKI.Issuer = &state.Issuer{Name: "corp", Kind: "Issuer", Group: "cert-manager.io"}
+			}
+			b.answer(call, apierrors.NewForbidden(schema.GroupResource{Resource: "x"}, "x",
+				errors.New(`User "u" cannot get resource "x"`)))
+			findings, err := b.keeper.Problems(b.Context(), b.keeper.Settings.PKI.PKI)
+			if !refused(err) || len(findings) > 0 {
+				t.Errorf("%v, %v", findings, err)
+			}
 		})
 	}
 }

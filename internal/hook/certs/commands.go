@@ -27,9 +27,6 @@ func (m *Manager) Renew(ctx context.Context) error {
 	// reverse.
 	var credential error
 	copyCredential := func(ctx context.Context) (string, error) {
-		if c.external() {
-			return nothingExternal, nil
-		}
 		did, err := c.copyCredentials(ctx)
 		if err != nil {
 			m.Log.Error("cannot copy the push credential; the current one stays in use", "error", err.Error())
@@ -40,11 +37,9 @@ func (m *Manager) Renew(ctx context.Context) error {
 	}
 	err := m.run(ctx, "renew", []steps.Step{
 		{Name: "read the saved state", Run: c.readState, Why: "it says where certificates and credentials come from"},
-		{Name: "copy the push credential", Run: copyCredential, Why: "the user may have changed it"},
+		{Name: "copy the push credential", Run: c.unlessExternal(copyCredential), Why: "the user may have changed it"},
 		{Name: "renew the certificates", Why: "each is replaced at half of its lifetime, or when its source changes",
-			Run: func(ctx context.Context) (string, error) {
-				return c.rotate(ctx, &rotation{})
-			}},
+			Run: c.unlessExternal(func(ctx context.Context) (string, error) { return c.rotate(ctx, &rotation{}) })},
 		{Name: "delete what other PKI modes left", Run: c.deleteUnneeded, Why: "nothing trusts it any more"},
 	})
 	err = errors.Join(err, credential)
@@ -110,13 +105,9 @@ func (m *Manager) Rotate(ctx context.Context, ca bool) error {
 	return m.run(ctx, "rotate", []steps.Step{
 		{Name: "read the saved state", Run: c.readState, Why: "it says where certificates come from"},
 		{Name: "request new certificates", Why: "they are replaced even if they are not due",
-			Run: func(ctx context.Context) (string, error) {
-				return c.request(ctx, r, ca)
-			}},
+			Run: c.unlessExternal(func(ctx context.Context) (string, error) { return c.request(ctx, r, ca) })},
 		{Name: "replace the certificates", Why: "all pods must trust a certificate before it is presented",
-			Run: func(ctx context.Context) (string, error) {
-				return c.rotate(ctx, r)
-			}},
+			Run: c.unlessExternal(func(ctx context.Context) (string, error) { return c.rotate(ctx, r) })},
 		{Name: "delete what other PKI modes left", Run: c.deleteUnneeded, Why: "nothing trusts it any more"},
 	})
 }
@@ -134,19 +125,11 @@ const (
 // one.
 func (m *Manager) RotateCredential(ctx context.Context, credential Credential) error {
 	c := &credentialRotation{command: &command{Manager: m}, credential: credential}
-	unlessExternal := func(work steps.Work) steps.Work {
-		return func(ctx context.Context) (string, error) {
-			if c.external() {
-				return nothingExternal, nil
-			}
-			return work(ctx)
-		}
-	}
 	return m.run(ctx, "rotate credential", []steps.Step{
 		{Name: "read the saved state", Run: c.readState, Why: "it says where the credential comes from"},
-		{Name: fmt.Sprintf("replace the %s credential", credential), Run: unlessExternal(c.write),
+		{Name: fmt.Sprintf("replace the %s credential", credential), Run: c.unlessExternal(c.write),
 			Why: "the previous one loses access"},
-		{Name: "wait for the registry", Run: unlessExternal(c.await),
+		{Name: "wait for the registry", Run: c.unlessExternal(c.await),
 			Why: "it accepts the previous one until it has loaded the new one"},
 	})
 }
@@ -162,6 +145,15 @@ type command struct {
 }
 
 func (c *command) external() bool { return c.saved.Desired.Mode == state.ModeExternal }
+
+func (c *command) unlessExternal(work steps.Work) steps.Work {
+	return func(ctx context.Context) (string, error) {
+		if c.external() {
+			return nothingExternal, nil
+		}
+		return work(ctx)
+	}
+}
 
 func (c *command) readState(ctx context.Context) (string, error) {
 	_, saved, err := c.LoadState(ctx)
@@ -190,9 +182,6 @@ func (c *command) readState(ctx context.Context) (string, error) {
 
 // request makes r replace certificates that are not due.
 func (c *command) request(ctx context.Context, r *rotation, ca bool) (string, error) {
-	if c.external() {
-		return nothingExternal, nil
-	}
 	p := *c.saved.PKI
 	r.reason = "zarf-registry certs rotate asked for it"
 	if p.Mode == state.PKIExistingSecret {
@@ -244,9 +233,6 @@ func (c *command) request(ctx context.Context, r *rotation, ca bool) (string, er
 
 // rotate runs r until nothing is left to do.
 func (c *command) rotate(ctx context.Context, r *rotation) (string, error) {
-	if c.external() {
-		return nothingExternal, nil
-	}
 	r.Manager, r.pki, r.recorded, r.timeout = c.Manager, *c.saved.PKI, true, waitTimeout(ctx, commandTimeout)
 	waiting, err := r.run(ctx)
 	if err != nil {
@@ -265,7 +251,7 @@ func (c *command) rotate(ctx context.Context, r *rotation) (string, error) {
 // deleteUnneeded deletes what finish had to keep because a CA rotation was in progress. If that fails,
 // the next upgrade deletes it.
 func (c *command) deleteUnneeded(ctx context.Context) (string, error) {
-	if c.external() || !c.rotating {
+	if !c.rotating {
 		return "nothing: the last upgrade deleted it", nil
 	}
 	if c.CronJob {

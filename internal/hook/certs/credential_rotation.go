@@ -79,9 +79,7 @@ func (c *credentialRotation) write(ctx context.Context) (string, error) {
 			return exitcode.Refuse("%s does not exist: only nodeport mode has a pull credential", c.Object("Secret", name))
 		}
 		if secret == nil {
-			return exitcode.Refuse("%s is missing: run helm upgrade, zarf-registry install or "+
-				"zarf-registry prepare to create it",
-				c.Object("Secret", name))
+			return c.missingSecret(name)
 		}
 		return c.replace(ctx, secret)
 	})
@@ -107,15 +105,12 @@ func (c *credentialRotation) write(ctx context.Context) (string, error) {
 }
 
 func (c *credentialRotation) replace(ctx context.Context, secret *corev1.Secret) error {
-	data := maps.Clone(secret.Data)
-	password, err := newPassword()
-	if err != nil {
-		return err
-	}
+	data, password := maps.Clone(secret.Data), newPassword()
 	data[names.KeyPassword] = password
 	// A pull Secret without htpasswd means that the plain listener is closed. It stays closed.
 	_, has := data[names.KeyHtpasswd]
 	c.htpasswd = nil
+	var err error
 	if has || c.credential != PullCredential {
 		if c.htpasswd, err = newHtpasswd(data[names.KeyUsername], password); err != nil {
 			return fmt.Errorf("hashing the password of %s: %w", c.Object("Secret", secret.Name), err)

@@ -80,18 +80,12 @@ func (m *Manager) tryWritePush(ctx context.Context, from string, copied bool) (s
 			reason = "its user name depends on zarf.compatible"
 		}
 		if reason != "" {
-			password, err := newPassword()
-			if err != nil {
-				return "", err
-			}
-			data[names.KeyUsername], data[names.KeyPassword] = []byte(user), password
+			data[names.KeyUsername], data[names.KeyPassword] = []byte(user), newPassword()
 		}
 	}
 	if len(data[names.KeyUploadSecret]) == 0 {
 		reason = cmp.Or(reason, "it had no key for signing uploads")
-		if data[names.KeyUploadSecret], err = newPassword(); err != nil {
-			return "", err
-		}
+		data[names.KeyUploadSecret] = newPassword()
 	}
 	if !htpasswdMatches(data[names.KeyHtpasswd], data[names.KeyUsername], data[names.KeyPassword]) ||
 		htpasswdCost(data[names.KeyHtpasswd]) < cost {
@@ -130,11 +124,7 @@ func (m *Manager) WritePull(ctx context.Context) (string, error) {
 	var reasons []string
 	if len(data[names.KeyUsername]) == 0 || len(data[names.KeyPassword]) == 0 {
 		reasons = append(reasons, "it had no credential")
-		password, err := newPassword()
-		if err != nil {
-			return "", err
-		}
-		data = map[string][]byte{names.KeyUsername: []byte(pullUser), names.KeyPassword: password}
+		data = map[string][]byte{names.KeyUsername: []byte(pullUser), names.KeyPassword: newPassword()}
 	}
 	config, err := dockerConfig(m.Settings.Address, string(data[names.KeyUsername]), string(data[names.KeyPassword]))
 	if err != nil {
@@ -212,12 +202,10 @@ func (m *Manager) pushSource(ctx context.Context, name, credential string) (map[
 	return map[string][]byte{names.KeyUsername: []byte(username), names.KeyPassword: password}, problems, nil
 }
 
-func newPassword() ([]byte, error) {
+func newPassword() []byte {
 	random := make([]byte, 32) // 256 bits
-	if _, err := rand.Read(random); err != nil {
-		return nil, fmt.Errorf("generating a password: %w", err)
-	}
-	return []byte(base64.RawURLEncoding.EncodeToString(random)), nil
+	_, _ = rand.Read(random)   // never fails
+	return []byte(base64.RawURLEncoding.EncodeToString(random))
 }
 
 // newHtpasswd hashes a password that newPassword generated, at the lowest cost. A slow hash

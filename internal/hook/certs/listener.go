@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -24,10 +25,7 @@ func (m *Manager) OpenPlain(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := m.WriteRegistryAuth(ctx); err != nil {
-		return "", err
-	}
-	pods, err := m.AwaitPlain(ctx, true)
+	pods, err := m.awaitPlain(ctx, true)
 	if err != nil {
 		return "", err
 	}
@@ -55,19 +53,19 @@ func (m *Manager) ClosePlain(ctx context.Context) (string, error) {
 	}
 	// Copy and wait even if the key is already gone: the run that deleted it may have been killed before
 	// the listener closed.
-	if err := m.WriteRegistryAuth(ctx); err != nil {
-		return "", err
-	}
-	pods, err := m.AwaitPlain(ctx, false)
+	pods, err := m.awaitPlain(ctx, false)
 	if err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("closed on %d registry pods", pods), nil
 }
 
-// AwaitPlain waits until the plain listener is open, or closed, on every ready registry pod. It
-// returns the number of these pods.
-func (m *Manager) AwaitPlain(ctx context.Context, open bool) (int, error) {
+// awaitPlain writes the Secret that the plain listener follows, and waits until the listener is open, or
+// closed, on every ready registry pod. It returns the number of these pods.
+func (m *Manager) awaitPlain(ctx context.Context, open bool) (int, error) {
+	if err := m.WriteRegistryAuth(ctx); err != nil {
+		return 0, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, listenerTime)
 	defer cancel()
 	return m.awaitPods(ctx, func() (int, map[string]string, error) { return m.plainPods(ctx, open) },
@@ -90,16 +88,12 @@ func (m *Manager) AwaitPlain(ctx context.Context, open bool) (int, error) {
 // plainPods returns the number of ready registry pods, and a message for each one whose plain
 // listener is not in the wanted state.
 func (m *Manager) plainPods(ctx context.Context, open bool) (pods int, wrong map[string]string, err error) {
-	list, err := m.ListPods(ctx, names.ComponentRegistry)
+	ready, err := m.readyRegistries(ctx)
 	if err != nil {
 		return 0, nil, err
 	}
 	wrong = map[string]string{}
-	for _, pod := range list {
-		if pod.DeletionTimestamp != nil || !release.PodReady(pod) {
-			continue
-		}
-		pods++
+	for _, pod := range ready {
 		switch isOpen, err := m.Registry.PlainOpen(ctx, &pod); {
 		case err != nil:
 			wrong[pod.Name] = err.Error()
@@ -109,5 +103,13 @@ func (m *Manager) plainPods(ctx context.Context, open bool) (pods int, wrong map
 			wrong[pod.Name] = "it is still open"
 		}
 	}
-	return pods, wrong, nil
+	return len(ready), wrong, nil
+}
+
+// readyRegistries returns the registry pods that serve clients.
+func (m *Manager) readyRegistries(ctx context.Context) ([]corev1.Pod, error) {
+	pods, err := m.ListPods(ctx, names.ComponentRegistry)
+	return slices.DeleteFunc(pods, func(p corev1.Pod) bool {
+		return p.DeletionTimestamp != nil || !release.PodReady(p)
+	}), err
 }

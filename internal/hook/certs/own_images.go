@@ -59,15 +59,12 @@ func (m *Manager) AwaitOwnImages(ctx context.Context) (int, error) {
 
 // knowOwnImages returns how many ready pods know the digests, and the others, with what is known about them.
 func (m *Manager) knowOwnImages(ctx context.Context, want string) (know int, others map[string]string, err error) {
-	pods, err := m.ListPods(ctx, names.ComponentRegistry)
+	pods, err := m.readyRegistries(ctx)
 	if err != nil {
 		return 0, nil, err
 	}
 	others = map[string]string{}
 	for _, pod := range pods {
-		if pod.DeletionTimestamp != nil || !release.PodReady(pod) {
-			continue
-		}
 		report, err := m.QueryPod(ctx, &pod)
 		switch {
 		case err != nil:

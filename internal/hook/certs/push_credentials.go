@@ -103,12 +103,9 @@ func (m *Manager) FinishNamed(ctx context.Context) (string, error) {
 // AwaitPush waits until the registry has loaded the push credentials that prepare has written. If it does not in
 // time, AwaitPush logs a warning, and pushes with a changed credential may be refused.
 func (m *Manager) AwaitPush(ctx context.Context) (string, error) {
-	auth, err := m.Secret(ctx, m.Settings.Name+names.SuffixRegistryAuth)
+	auth, err := m.requiredSecret(ctx, m.Settings.Name+names.SuffixRegistryAuth)
 	if err != nil {
 		return "", err
-	}
-	if auth == nil {
-		return "", m.missingSecret(names.SuffixRegistryAuth)
 	}
 	wait := &credentialRotation{command: &command{Manager: m}, credential: PushCredential,
 		htpasswd: auth.Data[names.KeyHtpasswd]}
@@ -190,10 +187,7 @@ func (m *Manager) generate(ctx context.Context, credential string) error {
 			return nil
 		}
 		if !valid {
-			data[names.KeyUsername] = []byte(credential)
-			if data[names.KeyPassword], err = newPassword(); err != nil {
-				return err
-			}
+			data[names.KeyUsername], data[names.KeyPassword] = []byte(credential), newPassword()
 		}
 		if data[names.KeyHtpasswd], err = newHtpasswd(data[names.KeyUsername], data[names.KeyPassword]); err != nil {
 			return fmt.Errorf("hashing the password of %s: %w", m.Object("Secret", name), err)
@@ -219,13 +213,9 @@ func (m *Manager) namedLines(ctx context.Context, list []state.PushCredential, c
 func (m *Manager) namedLine(ctx context.Context, credential state.PushCredential, current []byte) ([]byte, error) {
 	var line []byte
 	if credential.Secret == "" {
-		name := m.namedSecret(credential.Name)
-		secret, err := m.Secret(ctx, name)
+		secret, err := m.requiredSecret(ctx, m.namedSecret(credential.Name))
 		if err != nil {
 			return nil, err
-		}
-		if secret == nil {
-			return nil, m.missingSecret(names.SuffixCredentials + "-" + credential.Name)
 		}
 		line = bytes.TrimSpace(secret.Data[names.KeyHtpasswd])
 	} else {

@@ -56,19 +56,16 @@ func (m *Manager) registryAuth(
 ) (map[string][]byte, error) {
 	if current == nil {
 		if !change.push || !change.pull {
-			return nil, m.missingSecret(names.SuffixRegistryAuth)
+			return nil, m.missingSecret(m.Settings.Name + names.SuffixRegistryAuth)
 		}
 		current = &corev1.Secret{}
 	}
 	data := map[string][]byte{names.KeyUploadSecret: current.Data[names.KeyUploadSecret]}
 	main := pushLine(current.Data[names.KeyHtpasswd])
 	if change.push {
-		push, err := m.Secret(ctx, m.Settings.Name+names.SuffixCredentials)
+		push, err := m.requiredSecret(ctx, m.Settings.Name+names.SuffixCredentials)
 		if err != nil {
 			return nil, err
-		}
-		if push == nil {
-			return nil, m.missingSecret(names.SuffixCredentials)
 		}
 		data[names.KeyUploadSecret], main = push.Data[names.KeyUploadSecret], push.Data[names.KeyHtpasswd]
 	}
@@ -106,9 +103,18 @@ func (m *Manager) registryAuth(
 	return data, nil
 }
 
-func (m *Manager) missingSecret(suffix string) error {
+func (m *Manager) missingSecret(name string) error {
 	return exitcode.Refuse("%s is missing: run helm upgrade, zarf-registry install or zarf-registry prepare to create it",
-		m.Object("Secret", m.Settings.Name+suffix))
+		m.Object("Secret", name))
+}
+
+// requiredSecret returns a Secret that prepare has created, and refuses if it is missing.
+func (m *Manager) requiredSecret(ctx context.Context, name string) (*corev1.Secret, error) {
+	secret, err := m.Secret(ctx, name)
+	if err == nil && secret == nil {
+		err = m.missingSecret(name)
+	}
+	return secret, err
 }
 
 // pushLine returns the line of the push credential.

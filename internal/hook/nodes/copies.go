@@ -33,7 +33,7 @@ func (c *CACopies) Outdated(ctx context.Context, fingerprints []string, settled 
 	sets, pods, err := c.DaemonSets(ctx, names.ComponentNodeConfig)
 	if release.MissingPermission(err) {
 		// If nodes get no CAs, the chart does not grant this permission.
-		sets, pods, err = c.ownersOf(ctx, names.ComponentNodeConfig)
+		sets, pods, err = c.ownersOfPods(ctx)
 	}
 	if err != nil {
 		return nil, release.RefuseForbidden(err)
@@ -86,10 +86,10 @@ func (c *CACopies) writesCAs(set appsv1.DaemonSet, covered rollout) bool {
 		!slices.ContainsFunc(covered.pods, func(p nodePod) bool { return p.done })
 }
 
-// ownersOf replaces listing DaemonSets if that is forbidden. It derives them from their pods, so it
+// ownersOfPods replaces listing DaemonSets if that is forbidden. It derives them from their pods, so it
 // does not see missing pods.
-func (c *CACopies) ownersOf(ctx context.Context, component string) ([]appsv1.DaemonSet, []corev1.Pod, error) {
-	pods, err := c.ListPods(ctx, component)
+func (c *CACopies) ownersOfPods(ctx context.Context) ([]appsv1.DaemonSet, []corev1.Pod, error) {
+	pods, err := c.ListPods(ctx, names.ComponentNodeConfig)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -84,7 +83,7 @@ func ownerOf(pod corev1.Pod) string {
 }
 
 // madeFrom reports whether a pod was created for the configuration in its DaemonSet's current
-// template. It returns true if the template does not say: see ownersOf.
+// template. It returns true if the template does not say: see ownersOfPods.
 func madeFrom(pod corev1.Pod, sets []appsv1.DaemonSet) bool {
 	return slices.ContainsFunc(sets, func(set appsv1.DaemonSet) bool {
 		want, says := set.Spec.Template.Annotations[names.AnnotationNodeConfig]
@@ -200,14 +199,19 @@ func (w *nodeWait) refusals(sets []appsv1.DaemonSet) error {
 
 // DaemonSets lists the DaemonSets of a component, and their pods.
 func (o *Observer) DaemonSets(ctx context.Context, component string) ([]appsv1.DaemonSet, []corev1.Pod, error) {
-	sets, err := o.Cluster.DaemonSets.List(ctx, o.Selector(component))
+	sets, err := o.ListDaemonSets(ctx, component)
 	if err != nil {
-		return nil, nil, fmt.Errorf("listing the %s DaemonSets in namespace %s: %w", component, o.Settings.Namespace, err)
+		return nil, nil, err
 	}
 	pods, err := o.ListPods(ctx, component)
-	return sets.Items, pods, err
+	return sets, pods, err
 }
 
-// goneTime bounds the deletion of pods: their grace period, plus the time of the kubelet and the
-// garbage collector.
-const goneTime = 2 * time.Minute
+// ListDaemonSets lists the DaemonSets of a component.
+func (o *Observer) ListDaemonSets(ctx context.Context, component string) ([]appsv1.DaemonSet, error) {
+	sets, err := o.Cluster.DaemonSets.List(ctx, o.Selector(component))
+	if err != nil {
+		return nil, fmt.Errorf("listing the %s DaemonSets in namespace %s: %w", component, o.Settings.Namespace, err)
+	}
+	return sets.Items, nil
+}

@@ -115,11 +115,11 @@ func proxiesMissing(sets []appsv1.DaemonSet, pods []corev1.Pod, nodes map[string
 // ProxySets lists the release's proxy DaemonSets: those that the chart renders, and those that it
 // no longer renders.
 func (o *Observer) ProxySets(ctx context.Context) (rendered, previous []appsv1.DaemonSet, err error) {
-	list, err := o.Cluster.DaemonSets.List(ctx, o.Selector(names.ComponentProxy))
+	sets, err := o.ListDaemonSets(ctx, names.ComponentProxy)
 	if err != nil {
-		return nil, nil, fmt.Errorf("listing the proxy DaemonSets in namespace %s: %w", o.Settings.Namespace, err)
+		return nil, nil, err
 	}
-	for _, d := range list.Items {
+	for _, d := range sets {
 		if o.renders(d.Name) {
 			rendered = append(rendered, d)
 		} else {
@@ -158,12 +158,8 @@ func (o *Observer) DeleteDaemonSets(ctx context.Context, sets []appsv1.DaemonSet
 
 // UsesProxy reports whether a pod is a proxy of a DaemonSet that the chart renders.
 func (o *Observer) UsesProxy(pod corev1.Pod) bool {
-	for _, owner := range pod.OwnerReferences {
-		if owner.Kind == "DaemonSet" {
-			return o.renders(owner.Name)
-		}
-	}
-	return false
+	owner := ownerOf(pod)
+	return owner != "" && o.renders(owner)
 }
 
 // renders reports whether the chart renders a proxy DaemonSet. A user who runs finish by hand in

@@ -11,7 +11,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/node/noderuntime"
 )
 
-// saidAtMost limits how much of a termination message is quoted, because several nodes may fail.
+// maxQuoted limits how much of a termination message is quoted, because several nodes may fail.
 const maxQuoted = 1000
 
 // nodePod is a pod that writes files on its node, with the result that it reports.

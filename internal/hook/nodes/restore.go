@@ -14,19 +14,23 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
-// madeTime bounds the wait for the first pod that restores files. The controller creates these pods
-// at once, unless an object that they refer to is missing.
-const madeTime = time.Minute
+const (
+	// madeTime bounds the wait for the first pod that restores files. The controller creates these pods
+	// at once, unless an object that they refer to is missing.
+	madeTime = time.Minute
+	// goneTime bounds the deletion of pods: their grace period, plus the time of the kubelet and the
+	// garbage collector.
+	goneTime = 2 * time.Minute
+)
 
 // Restore waits until each ready node has the files back that it had before the release. The pods that restore them
 // are created by Helm, or by package install, before Cleanup runs. Restore then clears the directories in the state:
 // an interrupted Cleanup may have deleted what the pods need, and the next run must not wait for pods that can never
 // start.
 func (o *Observer) Restore(ctx context.Context, seed func(context.Context) error) (string, error) {
-	sets, err := o.Cluster.DaemonSets.List(ctx, o.Selector(names.ComponentNodeRestore))
+	sets, err := o.ListDaemonSets(ctx, names.ComponentNodeRestore)
 	if err != nil {
-		return "", fmt.Errorf("listing the %s DaemonSets in namespace %s: %w", names.ComponentNodeRestore,
-			o.Settings.Namespace, err)
+		return "", err
 	}
 	configuring, _, err := o.DaemonSets(ctx, names.ComponentNodeConfig)
 	if err != nil {
@@ -41,13 +45,13 @@ func (o *Observer) Restore(ctx context.Context, seed func(context.Context) error
 		directories = saved.NodeConfig.Directories
 	}
 	switch {
-	case len(sets.Items) == 0:
+	case len(sets) == 0:
 		o.left(directories, "the release has no pods that restore them, or its hooks were left out")
 		return "nothing: there are no pods that restore files, because the release has no files on nodes or its hooks " +
 			"were left out", nil
 	case err == nil && len(directories) == 0 && len(configuring) == 0:
 		// This also holds after a refused installation, which created nothing that these pods need.
-		if _, err := o.DeleteDaemonSets(ctx, sets.Items); err != nil {
+		if _, err := o.DeleteDaemonSets(ctx, sets); err != nil {
 			return "", err
 		}
 		return "nothing: the release has no files on nodes, or they were restored", nil
@@ -63,7 +67,7 @@ func (o *Observer) Restore(ctx context.Context, seed func(context.Context) error
 		// Nothing records whether the release, which brings what the pods need, was ever applied.
 		if complaint := o.restorersMissing(ctx); complaint != nil && ctx.Err() == nil {
 			o.left(directories, complaint.Error())
-			if _, err := o.DeleteDaemonSets(ctx, sets.Items); err != nil {
+			if _, err := o.DeleteDaemonSets(ctx, sets); err != nil {
 				return "", err
 			}
 			return "nothing: the pods that restore files cannot be created", nil
@@ -90,7 +94,7 @@ func (o *Observer) Restore(ctx context.Context, seed func(context.Context) error
 			return "", err
 		}
 	}
-	if _, err := o.DeleteDaemonSets(ctx, sets.Items); err != nil { // Helm deletes them too
+	if _, err := o.DeleteDaemonSets(ctx, sets); err != nil { // Helm deletes them too
 		return "", err
 	}
 	return fmt.Sprintf("done on %d nodes, skipped because they are not ready: %d", len(w.rollout.pods),

@@ -19,12 +19,10 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 )
 
-const (
-	// payloadWriters is the number of concurrent ConfigMap writes. etcd commits a megabyte in
-	// milliseconds, so more would only queue there, and managed control planes throttle bursts
-	// (zarf-dev/zarf#5093).
-	payloadWriters = 4
-)
+// payloadWriters is the number of concurrent ConfigMap writes. etcd commits a megabyte in
+// milliseconds, so more would only queue there, and managed control planes throttle bursts
+// (zarf-dev/zarf#5093).
+const payloadWriters = 4
 
 // These are the loader's exit codes that another payload may repair.
 const (
@@ -49,18 +47,16 @@ func (s *Seeder) Seed(ctx context.Context, architectures []string, programs func
 			if cause := s.Mismatch(payload); cause != "" {
 				return "", exitcode.Refuse("%s: %s: %s", payload.Program, cause, RemedyMismatch)
 			}
-			w := writer{Seeder: s, payload: payload, have: have}
+			w := writer{Seeder: s, payload: payload, have: have, counts: &total}
 			if err := w.run(ctx); err != nil {
 				return "", err
 			}
-			total.add(w.counts)
 		}
 	}
-	restarted := 0
-	if total.written > 0 {
-		if restarted, err = s.restartLoaders(ctx); err != nil {
-			return "", err
-		}
+	// Also if nothing was written: a run that was killed after its last write restarted none.
+	restarted, err := s.restartLoaders(ctx)
+	if err != nil {
+		return "", err
 	}
 	return fmt.Sprintf("wrote %d ConfigMaps (%d bytes; %d of them replaced others), kept %d, "+
 		"restarted %d waiting pods",
@@ -69,13 +65,6 @@ func (s *Seeder) Seed(ctx context.Context, architectures []string, programs func
 
 // counts counts ConfigMaps by outcome.
 type counts struct{ written, bytes, kept, replaced int }
-
-func (c *counts) add(more counts) {
-	c.written += more.written
-	c.bytes += more.bytes
-	c.kept += more.kept
-	c.replaced += more.replaced
-}
 
 // Payload encodes a program, once.
 func (s *Seeder) Payload(program, architecture string) (*injector.Payload, error) {
@@ -150,8 +139,7 @@ type writer struct {
 	*Seeder
 	payload *injector.Payload
 	have    map[string]*corev1.ConfigMap
-
-	counts
+	*counts
 }
 
 func (w *writer) run(ctx context.Context) error {
@@ -320,10 +308,8 @@ func (s *Seeder) Collect(ctx context.Context, leaving func(corev1.Pod) bool) (st
 		}
 	}
 	previous := slices.DeleteFunc(slices.Clone(have), func(name string) bool {
-		return needed[name] || slices.ContainsFunc(current, func(prefix string) bool {
-			return strings.HasPrefix(name,
-				prefix)
-		})
+		isCurrent := func(prefix string) bool { return strings.HasPrefix(name, prefix) }
+		return needed[name] || slices.ContainsFunc(current, isCurrent)
 	})
 	if err := s.deleteConfigMaps(ctx, previous); err != nil {
 		return "", err

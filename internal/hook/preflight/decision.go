@@ -55,34 +55,16 @@ func (i *Inspection) ReadState(ctx context.Context) (string, error) {
 		i.Saved.Current.Address), nil
 }
 
-// Decide validates the settings and compares them with the saved state.
+// Decide compares the settings with the saved state.
 func (i *Inspection) Decide(context.Context) (string, error) {
 	o := &i.Settings
-	external := o.Mode == state.ModeExternal
-	switch {
-	case !external && o.RegistryURL != "":
-		return "", exitcode.Refuse(
-			"registryURL is %s and registryProxy is %t, but an external registry has neither proxies nor a node port: unset "+
-				"one of the two (--set registryURL= or --set registryProxy=null)",
-			o.RegistryURL, o.Mode == state.ModeProxy)
-	case external && o.RegistryURL == "":
-		return "", exitcode.Refuse("external mode needs a registry: --set registryURL=HOST[:PORT][/PATH]")
-	case external && strings.Contains(o.RegistryURL, "://"):
-		return "", exitcode.Refuse("registryURL is %s: image references have no scheme: use HOST[:PORT][/PATH]",
-			o.RegistryURL)
-	}
-	if !external {
-		if err := o.PKI.Validate(); err != nil {
-			return "", exitcode.Refuse("invalid certificate settings: %w", err)
-		}
-	}
 	if i.Saved != nil {
 		if err := i.undoing(i.Saved.Desired); err != nil {
 			return "", err
 		}
 	}
 	i.Desired = state.Settings{Mode: o.Mode, Address: o.Address, IPFamily: o.IPFamily, DecidedBy: o.ModeSource}
-	if !external {
+	if o.Mode != state.ModeExternal {
 		i.Desired.Port, i.Desired.HostNetwork, i.Desired.PKIMode = o.Port, o.Proxy.HostNetwork, o.PKI.Mode
 	}
 	return fmt.Sprintf("%s, IP family: %s", o.Decision(), i.Desired.IPFamily), nil

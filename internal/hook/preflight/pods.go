@@ -24,14 +24,14 @@ const accountTime = 10 * time.Second
 func (i *Inspection) tryPods(ctx context.Context) ([]Finding, error) {
 	var pods []*corev1.Pod
 	if i.Settings.Mode != state.ModeExternal {
-		pods = append(pods, i.registryPod())
+		pods = append(pods, i.newPod(names.ComponentRegistry))
 	}
 	pods = append(pods, i.privilegedPods()...)
 	for _, w := range i.Settings.Workloads {
 		switch w.Component {
 		case names.ComponentRegistry, names.ComponentProxy, names.ComponentNodeConfig:
 		default:
-			pods = append(pods, i.newPod(w.Component, "zarf-dev/zarf-registry/registry-node"))
+			pods = append(pods, i.newPod(w.Component))
 		}
 	}
 	var findings []Finding
@@ -52,7 +52,7 @@ func (i *Inspection) tryPods(ctx context.Context) ([]Finding, error) {
 			f.Cause = "it does not exist yet, so its policies cannot be checked"
 			f.Remedy = "no action is needed: preflight runs again after it has been created"
 			return append(findings, f), nil
-		case i.Settings.OpenShift && constrained(err) && i.grantedByChart(pod):
+		case i.Settings.OpenShift && constrained(err) && grantedByChart(pod):
 			continue
 		case constrained(err):
 			f.Cause = fmt.Sprintf("OpenShift's SecurityContextConstraints reject the pods of the %s: %s", what, err)
@@ -113,8 +113,7 @@ func (i *Inspection) changed(asked, answer *corev1.Pod) []Finding {
 func (i *Inspection) tryPod(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, error) {
 	for begin := time.Now(); ; {
 		var answer *corev1.Pod
-		err := release.RetryOverload(ctx, func() error {
-			var err error
+		err := release.RetryOverload(ctx, func() (err error) {
 			answer, err = i.Cluster.Pods.Create(ctx, pod, dryRun)
 			return err
 		})
@@ -135,7 +134,7 @@ func constrained(err error) bool {
 
 // grantedByChart reports whether the chart binds a constraint to the ServiceAccount of such pods.
 // The binding does not exist yet when the pod is tried.
-func (i *Inspection) grantedByChart(pod *corev1.Pod) bool {
+func grantedByChart(pod *corev1.Pod) bool {
 	name := pod.Spec.Containers[0].Name
 	return name == names.ComponentProxy || name == names.ComponentNodeConfig
 }
@@ -150,14 +149,9 @@ func podSecurity(err error) (violation string, violated bool) {
 	return violation, violated
 }
 
-// registryPod returns a pod that admission treats like the registry's pods.
-func (i *Inspection) registryPod() *corev1.Pod {
-	return i.newPod(names.ComponentRegistry, "zarf-dev/zarf-registry/registry")
-}
-
 // proxyLike returns a pod that admission treats like the proxies.
 func (i *Inspection) proxyLike() *corev1.Pod {
-	pod := i.newPod(names.ComponentProxy, "zarf-dev/zarf-registry/registry-node")
+	pod := i.newPod(names.ComponentProxy)
 	if i.Settings.Proxy.HostNetwork || i.Settings.IPFamily == state.IPv6 {
 		pod.Spec.HostNetwork = true
 		pod.Spec.DNSPolicy = corev1.DNSClusterFirstWithHostNet
@@ -170,7 +164,7 @@ func (i *Inspection) proxyLike() *corev1.Pod {
 
 // nodeConfigLike returns a pod that admission treats like the pods that configure nodes.
 func (i *Inspection) nodeConfigLike() *corev1.Pod {
-	pod := i.newPod(names.ComponentNodeConfig, "zarf-dev/zarf-registry/registry-node")
+	pod := i.newPod(names.ComponentNodeConfig)
 	// The directories belong to root on the nodes.
 	root, no := int64(0), false
 	pod.Spec.SecurityContext.RunAsUser, pod.Spec.SecurityContext.RunAsGroup, pod.Spec.SecurityContext.RunAsNonRoot = &root,
@@ -197,8 +191,12 @@ func (i *Inspection) privilegedPods() []*corev1.Pod {
 	return pods
 }
 
-func (i *Inspection) newPod(component, repository string) *corev1.Pod {
-	image := "ghcr.io/" + repository // the chart's image without the injector
+// newPod returns a pod that admission treats like those of a component.
+func (i *Inspection) newPod(component string) *corev1.Pod {
+	image := "ghcr.io/zarf-dev/zarf-registry/registry-node" // the chart's image without the injector
+	if component == names.ComponentRegistry {
+		image = "ghcr.io/zarf-dev/zarf-registry/registry"
+	}
 	for _, architecture := range i.Architectures() {
 		if pause := i.Settings.Injector.PauseImages[architecture]; i.Settings.Injector.Enabled && pause.Reference != "" {
 			image = pause.Reference

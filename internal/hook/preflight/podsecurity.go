@@ -74,7 +74,7 @@ func (i *Inspection) podSecurityViolation(ctx context.Context) (string, error) {
 		if violation, violated := podSecurity(err); violated {
 			return violation, nil
 		}
-		if constrained(err) && i.grantedByChart(pod) || noDryRun(err) {
+		if constrained(err) && grantedByChart(pod) || noDryRun(err) {
 			continue // Pod Security has not been asked, and preflight has judged this error
 		}
 		if err != nil {

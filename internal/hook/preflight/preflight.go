@@ -243,10 +243,7 @@ func (i *Inspection) inspect(ctx context.Context) ([]Finding, error) {
 		findings = append(findings, found...)
 	}
 	if ours {
-		findings = append(findings, i.ipv6()...)
-		findings = append(findings, i.criO()...)
-		findings = append(findings, i.hostPort()...)
-		findings = append(findings, i.nodePort()...)
+		findings = slices.Concat(findings, i.ipv6(), i.criO(), i.hostPort(), i.nodePort())
 	}
 	if ours || i.Settings.ConfiguresNodes() {
 		findings = slices.Concat(findings, i.architecture(), i.pauseImage(), i.placement())
@@ -258,11 +255,8 @@ func (i *Inspection) inspect(ctx context.Context) ([]Finding, error) {
 		}
 	}
 	slices.SortStableFunc(findings, func(a, b Finding) int {
-		rank := func(f Finding) int { return cmp.Compare(f.Severity, Blocker) } // "blocker" sorts before "warning"
-		if c := cmp.Compare(rank(a), rank(b)); c != 0 {
-			return c
-		}
-		return cmp.Compare(slices.Index(Checks(), a.Check), slices.Index(Checks(), b.Check))
+		return cmp.Or(cmp.Compare(a.Severity, b.Severity), // "blocker" sorts before "warning"
+			cmp.Compare(slices.Index(Checks(), a.Check), slices.Index(Checks(), b.Check)))
 	})
 	return findings, nil
 }
