@@ -1,13 +1,9 @@
-package cli_test
+package cli
 
 import (
-	"bytes"
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -18,7 +14,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/cli"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
@@ -33,18 +28,10 @@ type apiServer struct {
 
 func newAPIServer(t *testing.T, secrets map[string]map[string][]byte) *apiServer {
 	t.Helper()
-	a := &apiServer{secrets: secrets, kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
+	a := &apiServer{secrets: secrets}
 	server := httptest.NewServer(a)
 	t.Cleanup(server.Close)
-	content := fmt.Sprintf(`apiVersion: v1
-kind: Config
-clusters: [{name: a, cluster: {server: %q}}]
-contexts: [{name: a, context: {cluster: a}}]
-current-context: a
-`, server.URL)
-	if err := os.WriteFile(a.kubeconfig, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	a.kubeconfig = newKubeconfig(t, server.URL)
 	return a
 }
 
@@ -127,6 +114,8 @@ func TestCommandsAboutCertificatesAskTheHook(t *testing.T) {
 			"--name=zarf-registry", "--timeout=10m", "--log-format=json"}, external, 0, `"msg":"phase done"`},
 		"a release in another namespace": {[]string{"certs", "renew", "--namespace=other"}, external, 3,
 			"Secret other/zarf-registry-state"},
+		"images of an external registry": {[]string{"images", "list"}, external, 3,
+			"the cluster uses the external registry registry.example.com"},
 		"another name of the same release": {[]string{"certs", "renew", "--name=full"}, external, 3,
 			"Secret zarf/full-state"},
 	} {
@@ -136,11 +125,9 @@ func TestCommandsAboutCertificatesAskTheHook(t *testing.T) {
 				secrets = saved(t, c.saved)
 			}
 			server := newAPIServer(t, secrets)
-			t.Setenv("KUBERNETES_SERVICE_HOST", "")
-			var out, errOut bytes.Buffer
-			code := cli.Run("zarf-registry", append(c.args, "--kubeconfig", server.kubeconfig), &out, &errOut)
-			if code != c.code || !strings.Contains(errOut.String(), c.want) || out.Len() > 0 {
-				t.Errorf("exit code %d, want %d; output %q, error:\n%swant %q", code, c.code, &out, &errOut, c.want)
+			code, out, errOut := runAt(t, server.kubeconfig, c.args...)
+			if code != c.code || !strings.Contains(errOut, c.want) || out != "" {
+				t.Errorf("exit code %d, want %d; output %q, error:\n%swant %q", code, c.code, out, errOut, c.want)
 			}
 			if len(server.asked) == 0 {
 				t.Error("it asked for nothing")
@@ -161,19 +148,16 @@ func TestCertificatesOfAnExternalRegistryAreNone(t *testing.T) {
 			IPFamily: state.IPv4}
 		s.Current, s.PKI = &s.Desired, nil
 	}))
-	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	for output, want := range map[string]string{"table": "uses the external registry registry.example.com",
 		"json": `"external": "registry.example.com"`} {
-		var out, errOut bytes.Buffer
-		code := cli.Run("zarf-registry", []string{"certs", "show", "--output", output, "--kubeconfig", server.kubeconfig}, &out, &errOut)
-		if code != 0 || !strings.Contains(out.String(), want) {
-			t.Errorf("%s: exit code %d, output:\n%s\nerror:\n%s", output, code, &out, &errOut)
+		code, out, errOut := runAt(t, server.kubeconfig, "certs", "show", "--output", output)
+		if code != 0 || !strings.Contains(out, want) {
+			t.Errorf("%s: exit code %d, output:\n%s\nerror:\n%s", output, code, out, errOut)
 		}
 	}
-	var out, errOut bytes.Buffer
-	if code := cli.Run("zarf-registry", []string{"certs", "ca", "--kubeconfig", server.kubeconfig}, &out, &errOut); code != 1 ||
-		out.Len() > 0 || !strings.Contains(errOut.String(), "external registry, which needs no certificates") {
-		t.Errorf("certs ca: exit code %d, output %q, error:\n%s", code, &out, &errOut)
+	if code, out, errOut := runAt(t, server.kubeconfig, "certs", "ca"); code != 1 || out != "" ||
+		!strings.Contains(errOut, "external registry, which needs no certificates") {
+		t.Errorf("certs ca: exit code %d, output %q, error:\n%s", code, out, errOut)
 	}
 }
 
@@ -189,25 +173,22 @@ func TestCredentialsAreListedAndCompleted(t *testing.T) {
 		secrets[name] = map[string][]byte{"username": []byte(user), "password": []byte("correct horse")}
 	}
 	server := newAPIServer(t, secrets)
-	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	list := func(args ...string) string {
-		var out, errOut bytes.Buffer
-		if code := cli.Run("zarf-registry", append(args, "--kubeconfig", server.kubeconfig), &out, &errOut); code != 0 {
-			t.Errorf("%v: exit code %d, error:\n%s", args, code, &errOut)
+		code, out, errOut := runAt(t, server.kubeconfig, args...)
+		if code != 0 {
+			t.Errorf("%v: exit code %d, error:\n%s", args, code, errOut)
 		}
-		if strings.Contains(out.String(), "correct horse") || strings.Contains(out.String(), "Y29ycmVjdCBob3JzZQ") {
-			t.Errorf("%v prints a password:\n%s", args, &out)
+		if strings.Contains(out, "correct horse") || strings.Contains(out, "Y29ycmVjdCBob3JzZQ") {
+			t.Errorf("%v prints a password:\n%s", args, out)
 		}
-		return out.String()
+		return out
 	}
 	want := `NAME  USER       SECRET                        ROTATED BY     WRITES TO
 push  robot      my-password                   you            everything
 ci    ci         zarf-registry-credentials-ci  zarf-registry  team-a, shared/base
 team  team-user  team                          you            everything
 `
-	if got := list("credentials", "list"); got != want {
-		t.Errorf("the list is\n%swant\n%s", got, want)
-	}
+	same(t, "the list", list("credentials", "list"), want)
 	var got []map[string]any
 	if err := json.Unmarshal([]byte(list("credentials", "list", "--output", "json")), &got); err != nil {
 		t.Fatal(err)
@@ -217,9 +198,8 @@ team  team-user  team                          you            everything
 	if len(got) != 3 || !reflect.DeepEqual(got[1], ci) || got[2]["copied"] != true {
 		t.Errorf("as JSON: %v", got)
 	}
-	var out bytes.Buffer
-	cli.Run("zarf-registry", []string{"__complete", "credentials", "rotate", "--kubeconfig", server.kubeconfig, ""}, &out, &bytes.Buffer{})
-	if got := out.String(); !strings.HasPrefix(got, "ci\n:") {
-		t.Errorf("rotate completes to %q", got)
+	_, completed, _ := runAt(t, server.kubeconfig, "__complete", "credentials", "rotate", "")
+	if !strings.HasPrefix(completed, "ci\n:") {
+		t.Errorf("rotate completes to %q", completed)
 	}
 }

@@ -10,22 +10,15 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/client-go/metadata"
 
-	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 	"github.com/zarf-dev/zarf-registry/internal/status"
 )
 
-// certsShowFlags are the flags of certs show.
-type certsShowFlags struct {
-	hookFlags
-	output string
-}
-
-func (f *certsShowFlags) command() *cobra.Command {
+func (f *hookFlags) certsShow() *cobra.Command {
+	var output string
 	cmd := &cobra.Command{
 		Use:   "show",
 		Short: "Show the certificates and what each pod has loaded",
@@ -42,35 +35,30 @@ line is invalid.`,
   watch zarf-registry certs show
   zarf-registry certs show --output json | jq '.pods[] | select(.current | not)'`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := validOutput(output); err != nil {
+				return &exitcode.Refusal{Err: err}
+			}
+			ctx, c, stop, err := f.connect(cmd)
+			if err != nil {
+				return err
+			}
+			defer stop()
+			release := clusterFlags{f.globalFlags, f.settings.Release, f.settings.Name}
+			options, err := release.statusOptions(c.config, c.client)
+			if err != nil {
+				return err
+			}
+			report, err := status.CollectCertificates(ctx, options)
+			if err != nil {
+				return err
+			}
+			return render(cmd.OutOrStdout(), output, report, printCertificates, report.Next)
+		},
 	}
 	f.target(cmd.Flags())
-	outputFlag(cmd, &f.output)
+	outputFlag(cmd, &output)
 	return cmd
-}
-
-func (f *certsShowFlags) run(cmd *cobra.Command) error {
-	if err := validOutput(f.output); err != nil {
-		return &exitcode.Refusal{Err: err}
-	}
-	ctx, c, stop, err := f.connect(cmd)
-	if err != nil {
-		return err
-	}
-	defer stop()
-	names, err := metadata.NewForConfig(c.config)
-	if err != nil {
-		return fmt.Errorf("using the kubeconfig: %w", err)
-	}
-	registry := cluster.NewRegistry(c.config, c.client, f.settings.Namespace, f.settings.Release)
-	report, err := status.CollectCertificates(ctx, status.Options{
-		Namespace: f.settings.Namespace, Release: f.settings.Release, Name: f.settings.Name,
-		Client: c.client, Metadata: names, Loaded: registry.Loaded, Now: time.Now,
-	})
-	if err != nil {
-		return err
-	}
-	return render(cmd.OutOrStdout(), f.output, report, printCertificates, report.Next)
 }
 
 // printCertificates writes the report as text.

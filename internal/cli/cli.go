@@ -177,8 +177,8 @@ func newImages(global *globalFlags) *cobra.Command {
 
 func newCerts(global *globalFlags) *cobra.Command {
 	return group("certs", "Show, renew and rotate certificates",
-		(&certsShowFlags{hookFlags: hookFlags{globalFlags: global}}).command(), newHookFlags(global).certsCA(),
-		newHookFlags(global).certsRenew(), newHookFlags(global).certsRotate())
+		newHookFlags(global).certsShow(), newHookFlags(global).certsCA(), newHookFlags(global).certsRenew(),
+		newHookFlags(global).certsRotate())
 }
 
 func newCredentials(global *globalFlags) *cobra.Command {

@@ -40,18 +40,8 @@ func (f *clusterFlags) validate() error {
 	return named.ValidateRelease()
 }
 
-// open returns a client of the cluster's registry, through a port-forward with mutual
-// TLS, and the address that image references in pods begin with. Of the options, only
+// openRegistry returns a client of the cluster's registry, through a port-forward with mutual TLS. Of the options, only
 // retries, connections and the log are used.
-func (f *clusterFlags) open(ctx context.Context, options remote.Options) (*remote.Registry, string, error) {
-	c, err := f.connect(ctx)
-	if err != nil {
-		return nil, "", err
-	}
-	registry, err := f.openRegistry(c, options)
-	return registry, c.address, err
-}
-
 func (f *clusterFlags) openRegistry(c *registryAccess, options remote.Options) (*remote.Registry, error) {
 	options.Credential = f.presentCredential(c.client, c.access)
 	options.LoginHint = fmt.Sprintf(
@@ -73,18 +63,13 @@ type registryAccess struct {
 
 func (c *registryAccess) close() { c.transport.CloseIdleConnections() }
 
-// catalog reads what the registry contains.
-func (c *registryAccess) catalog(ctx context.Context) (*catalog.Catalog, error) {
-	return cluster.Catalog(ctx, c.transport, c.access)
-}
-
 // connectToCatalog connects to the cluster's registry and reads its catalog. The caller closes the access.
 func (f *clusterFlags) connectToCatalog(ctx context.Context) (*registryAccess, *catalog.Catalog, error) {
 	c, err := f.connect(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	content, err := c.catalog(ctx)
+	content, err := cluster.Catalog(ctx, c.transport, c.access)
 	if err != nil {
 		c.close()
 		return nil, nil, err

@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"errors"
-	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,7 +15,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
-	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
 func TestTheCredentialIsThePresentOne(t *testing.T) {
@@ -48,22 +46,4 @@ func TestTheCredentialIsThePresentOne(t *testing.T) {
 		return true, nil, errors.New("it cannot be read any more")
 	})
 	is("where it cannot be read", host, auth.Credential{Username: "zarf-push", Password: "first"})
-}
-
-func TestPushingToAnExternalRegistryIsRefusedClearly(t *testing.T) {
-	encoded, err := state.Encode(state.State{
-		Phase: state.PhasePrepared,
-		Desired: state.Settings{Mode: state.ModeExternal, Address: "registry.example.com/team", IPFamily: state.IPv4,
-			PKIMode: "internal", DecidedBy: state.SourceValue},
-	}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	client := fake.NewClientset(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf",
-		Name: "zarf-registry-state"}, Data: map[string][]byte{state.Key: encoded}})
-	f := &clusterFlags{globalFlags: &globalFlags{namespace: "zarf"}, name: "zarf-registry"}
-	if _, _, err := f.readAccess(t.Context(), client); err == nil ||
-		!strings.Contains(err.Error(), "external registry registry.example.com/team") {
-		t.Errorf("error is %v", err)
-	}
 }

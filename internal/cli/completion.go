@@ -25,12 +25,12 @@ func (f *globalFlags) completeFlags(cmd *cobra.Command) {
 		"cluster": func(c clientcmdapi.Config) []string { return slices.Sorted(maps.Keys(c.Clusters)) },
 		"user":    func(c clientcmdapi.Config) []string { return slices.Sorted(maps.Keys(c.AuthInfos)) },
 	} {
-		completeNames(cmd, flag, func(context.Context) ([]string, error) {
+		completeWith(cmd, flag, func(context.Context, string) ([]string, error) {
 			config, err := f.access.RawConfig()
 			return names(config), err
 		})
 	}
-	completeNames(cmd, "namespace", func(ctx context.Context) ([]string, error) {
+	completeWith(cmd, "namespace", func(ctx context.Context, _ string) ([]string, error) {
 		_, client, err := cluster.Connect(f.access)
 		if err != nil {
 			return nil, err
@@ -47,12 +47,9 @@ func (f *globalFlags) completeFlags(cmd *cobra.Command) {
 	})
 }
 
-// completeNames adds completion for a flag's values. An error gives none.
-func completeNames(cmd *cobra.Command, flag string, list func(context.Context) ([]string, error)) {
-	// It fails only for an unknown flag.
-	_ = cmd.RegisterFlagCompletionFunc(flag, completion(func(ctx context.Context, _ string) ([]string, error) {
-		return list(ctx)
-	}))
+// completeWith adds [completion] for a flag's values.
+func completeWith(cmd *cobra.Command, flag string, list func(ctx context.Context, word string) ([]string, error)) {
+	_ = cmd.RegisterFlagCompletionFunc(flag, completion(list)) // fails only for an unknown flag
 }
 
 // completion completes a word with what list returns for it within [completionTimeout], apart from arguments that are

@@ -1,12 +1,9 @@
 package cli
 
 import (
-	"bytes"
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -47,17 +44,6 @@ func TestShellsCompleteTheCluster(t *testing.T) {
 		io.WriteString(w, `{"kind":"NamespaceList","apiVersion":"v1","items":[{"metadata":{"name":"shop"}},{"metadata":{"name":"zarf"}}]}`)
 	}))
 	t.Cleanup(api.Close)
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(kubeconfig, []byte(`apiVersion: v1
-kind: Config
-clusters: [{name: a, cluster: {server: "`+api.URL+`"}}]
-users: [{name: jane, user: {}}]
-contexts: [{name: prod, context: {cluster: a}}, {name: test, context: {cluster: a}}]
-current-context: prod
-`), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	for _, tt := range []struct{ args, want string }{
 		{"status --context ", "prod\ntest\n:4\n"},
 		{"status --context p", "prod\n:4\n"},
@@ -73,16 +59,13 @@ current-context: prod
 		{"credentials rotate ", ":4\n"},
 		{"status --namespace ", "\n:4\n"},
 	} {
-		t.Setenv("KUBECONFIG", kubeconfig)
+		kubeconfig := newKubeconfig(t, api.URL)
 		if strings.HasPrefix(tt.want, "\n") { // nor is there a cluster
-			t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
+			kubeconfig += ".absent"
 		}
-		var out, errOut bytes.Buffer
-		root := New(&out, &errOut)
-		root.SetArgs(append([]string{"__complete"}, strings.Split(tt.args, " ")...))
-		if err := root.Execute(); err != nil || out.String() != strings.TrimPrefix(tt.want, "\n") ||
-			strings.Contains(errOut.String(), "rror") {
-			t.Errorf("%q completes to %q, %v, %s", tt.args, &out, err, &errOut)
+		code, out, errOut := runAt(t, kubeconfig, append([]string{"__complete"}, strings.Split(tt.args, " ")...)...)
+		if code != 0 || out != strings.TrimPrefix(tt.want, "\n") || strings.Contains(errOut, "rror") {
+			t.Errorf("%q completes to %q, exit code %d, %s", tt.args, out, code, errOut)
 		}
 	}
 }

@@ -16,11 +16,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
-const (
-	// collectionSilence is how long the registry may send no event before it counts as
-	// gone. It sends one every 5 seconds.
-	collectionSilence = time.Minute
-)
+// collectionSilence is how long the registry may send no event before it counts as gone. It sends one every 5 seconds.
+const collectionSilence = time.Minute
 
 // collectFlags are the flags of garbage-collect.
 type collectFlags struct {

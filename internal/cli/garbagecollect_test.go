@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
-	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
@@ -41,7 +40,7 @@ func TestGarbageCollect(t *testing.T) {
 	} {
 		t.Run(description, func(t *testing.T) {
 			tt.flags.request.Grace, tt.flags.request.Timeout = time.Hour, time.Minute
-			server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			server := newTLSServer(t, func(w http.ResponseWriter, r *http.Request) {
 				user, password, _ := r.BasicAuth()
 				got, err := gc.ParseQuery(r.URL.Query())
 				if r.Method != "POST" || r.URL.Path != gc.Path || user+password != "me"+"secret" || err != nil ||
@@ -50,12 +49,9 @@ func TestGarbageCollect(t *testing.T) {
 				}
 				w.WriteHeader(tt.status)
 				_, _ = w.Write([]byte(tt.answer))
-			}))
-			defer server.Close()
-			transport := server.Client().Transport.(*http.Transport)
-			transport.TLSClientConfig.ServerName = "example.com" // of httptest's certificate
+			})
 			var out bytes.Buffer
-			err := tt.flags.collect(t.Context(), redirected{transport, server.Listener.Addr().String()},
+			err := tt.flags.collect(t.Context(), server,
 				release.PushAccess{ServerName: "r", Username: "me", Password: "secret"}, &out, slog.New(slog.DiscardHandler))
 			if (err != nil) != (tt.err != "") || err != nil && !strings.Contains(err.Error(), tt.err) {
 				t.Errorf("%v, want %q", err, tt.err)
@@ -65,6 +61,16 @@ func TestGarbageCollect(t *testing.T) {
 			}
 		})
 	}
+}
+
+// newTLSServer starts a server and returns a transport that sends every request to it.
+func newTLSServer(t *testing.T, answer http.HandlerFunc) http.RoundTripper {
+	t.Helper()
+	server := httptest.NewTLSServer(answer)
+	t.Cleanup(server.Close)
+	transport := server.Client().Transport.(*http.Transport)
+	transport.TLSClientConfig.ServerName = "example.com" // of httptest's certificate
+	return redirected{transport, server.Listener.Addr().String()}
 }
 
 // redirected sends every request to one address.
@@ -77,16 +83,4 @@ func (r redirected) RoundTrip(request *http.Request) (*http.Response, error) {
 	request = request.Clone(request.Context())
 	request.URL.Host = r.address
 	return r.Transport.RoundTrip(request)
-}
-
-func TestGarbageCollectRefuses(t *testing.T) {
-	for _, args := range [][]string{{"--grace-period=-1h"}, {"--timeout=0s"}, {"--output=xml"}, {"--namespace=A"},
-		{"now"}} {
-		var out, errOut bytes.Buffer
-		root := New(&out, &errOut)
-		root.SetArgs(append([]string{"garbage-collect"}, args...))
-		if code := execute(t.Context(), root, &errOut); code == 0 || args[0] != "now" && code != exitcode.Refused {
-			t.Errorf("%v: exit code %d: %s", args, code, &errOut)
-		}
-	}
 }

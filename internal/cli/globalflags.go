@@ -3,6 +3,7 @@ package cli
 import (
 	"io"
 	"log/slog"
+	"sync"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -65,5 +66,5 @@ func (f *globalFlags) progress(w io.Writer) *slog.Logger {
 			return log
 		}
 	}
-	return slog.New(&progress{out: &lines{w: w}, level: f.log.Level})
+	return slog.New(&progress{mu: &sync.Mutex{}, w: w, level: f.log.Level})
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
@@ -83,7 +82,7 @@ func healClient(config *rest.Config) (*heal.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &heal.Client{HTTP: http, URL: strings.TrimSuffix(server.String(), "/"), Now: time.Now}, nil
+	return &heal.Client{HTTP: http, URL: strings.TrimSuffix(server.String(), "/")}, nil
 }
 
 // heal prints what was done, also if it fails half-way.

@@ -16,6 +16,22 @@ import (
 // pauseRules is the ConfigMap that says which images may be used.
 const pauseRules = `{"data":{"references":"a/pause:1","digest":"^$","name":"^b/pause:","own":"^$"}}`
 
+// healAt runs heal with an API server below a path.
+func healAt(t *testing.T, flags healFlags, api http.HandlerFunc) (stdout string, err error) {
+	t.Helper()
+	server := httptest.NewServer(http.StripPrefix("/prefix", api))
+	defer server.Close()
+	client, err := healClient(&rest.Config{Host: server.URL + "/prefix/"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	client.Namespace, client.Release = "zarf", "zarf-registry"
+	flags.cluster.name = "zarf-registry"
+	var out bytes.Buffer
+	err = flags.heal(t.Context(), client, &out)
+	return out.String(), err
+}
+
 func TestHeal(t *testing.T) {
 	const pod = `{"items":[{"metadata":{"name":"p","uid":"u","resourceVersion":"7"},"status":{"phase":"Pending"},
 		"spec":{"nodeName":"n1","containers":[{"name":"proxy","image":"a/pause:1","command":["/payload/loader"]}]}}]}`
@@ -44,20 +60,20 @@ func TestHeal(t *testing.T) {
 	} {
 		t.Run(description, func(t *testing.T) {
 			patches, events := 0, 0
-			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			out, err := healAt(t, c.flags, func(w http.ResponseWriter, r *http.Request) {
 				switch r.Method + " " + r.URL.Path {
-				case "GET /prefix/api/v1/namespaces/zarf/pods":
+				case "GET /api/v1/namespaces/zarf/pods":
 					if got := r.URL.Query().Get("fieldSelector"); got != "status.phase!=Succeeded,status.phase!=Failed" {
 						t.Errorf("fieldSelector=%s", got)
 					}
 					_, _ = w.Write([]byte(c.pods))
-				case "GET /prefix/apis/apps/v1/namespaces/zarf/deployments":
+				case "GET /apis/apps/v1/namespaces/zarf/deployments":
 					_, _ = w.Write([]byte(`{"items":[]}`))
-				case "GET /prefix/api/v1/namespaces/zarf/configmaps/zarf-registry-pause-images":
+				case "GET /api/v1/namespaces/zarf/configmaps/zarf-registry-pause-images":
 					_, _ = w.Write([]byte(pauseRules))
-				case "GET /prefix/api/v1/nodes/n1":
+				case "GET /api/v1/nodes/n1":
 					_, _ = w.Write([]byte(c.images))
-				case "PATCH /prefix/api/v1/namespaces/zarf/pods/p":
+				case "PATCH /api/v1/namespaces/zarf/pods/p":
 					patches++
 					if dry := r.URL.Query().Get("dryRun") == "All"; dry != c.flags.dryRun {
 						t.Errorf("a dry run: %t", dry)
@@ -66,29 +82,20 @@ func TestHeal(t *testing.T) {
 						w.WriteHeader(c.refused)
 						_, _ = w.Write([]byte(`{"message":"policy says no"}`))
 					}
-				case "POST /prefix/api/v1/namespaces/zarf/events":
+				case "POST /api/v1/namespaces/zarf/events":
 					events++
 				default:
 					t.Errorf("%s %s", r.Method, r.URL)
 				}
-			}))
-			defer server.Close()
-			client, err := healClient(&rest.Config{Host: server.URL + "/prefix/"})
-			if err != nil {
-				t.Fatal(err)
-			}
-			client.Namespace, client.Release = "zarf", "zarf-registry"
-			var out bytes.Buffer
-			c.flags.cluster.name = "zarf-registry"
-			err = c.flags.heal(t.Context(), client, &out)
+			})
 			if (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) {
 				t.Errorf("%v, want %q", err, c.err)
 			}
 			if errors.As(err, new(*silent)) != c.silent {
 				t.Errorf("%v is explained by the output: %t", err, !c.silent)
 			}
-			if !strings.Contains(out.String(), c.out) || patches != c.patches {
-				t.Errorf("%d patches, output %q, want %q", patches, out.String(), c.out)
+			if !strings.Contains(out, c.out) || patches != c.patches {
+				t.Errorf("%d patches, output %q, want %q", patches, out, c.out)
 			}
 			want := 0
 			if !c.flags.dryRun && c.refused == 0 {
@@ -97,8 +104,8 @@ func TestHeal(t *testing.T) {
 			if events != want {
 				t.Errorf("%d events, want %d", events, want)
 			}
-			if c.flags.output == "json" && !json.Valid(out.Bytes()) {
-				t.Errorf("invalid JSON: %s", out.String())
+			if c.flags.output == "json" && !json.Valid([]byte(out)) {
+				t.Errorf("invalid JSON: %s", out)
 			}
 		})
 	}
@@ -124,7 +131,7 @@ func TestHealRemovesTheStartupTaint(t *testing.T) {
 	} {
 		t.Run(description, func(t *testing.T) {
 			patches := 0
-			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			out, err := healAt(t, c.flags, func(w http.ResponseWriter, r *http.Request) {
 				answer := `{"items":[]}` // pods
 				switch r.Method + " " + r.URL.Path {
 				case "GET /apis/apps/v1/namespaces/zarf/deployments":
@@ -141,21 +148,12 @@ func TestHealRemovesTheStartupTaint(t *testing.T) {
 					}
 				}
 				_, _ = w.Write([]byte(answer))
-			}))
-			defer server.Close()
-			client, err := healClient(&rest.Config{Host: server.URL})
-			if err != nil {
-				t.Fatal(err)
-			}
-			client.Namespace, client.Release = "zarf", "zarf-registry"
-			var out bytes.Buffer
-			c.flags.cluster.name = "zarf-registry"
-			err = c.flags.heal(t.Context(), client, &out)
+			})
 			if (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) {
 				t.Errorf("%v, want %q", err, c.err)
 			}
-			if !strings.Contains(out.String(), c.out) || patches != 1 {
-				t.Errorf("%d patches, output %q, want %q", patches, out.String(), c.out)
+			if !strings.Contains(out, c.out) || patches != 1 {
+				t.Errorf("%d patches, output %q, want %q", patches, out, c.out)
 			}
 		})
 	}

@@ -51,9 +51,7 @@ into ConfigMaps and records the desired mode. It does not change what is already
 run again at any time.`,
 		Example: `  zarf-registry prepare --settings "$(cat settings.json)"`,
 		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return f.run(cmd, (*hook.Hook).Prepare)
-		},
+		RunE:    func(cmd *cobra.Command, _ []string) error { return f.run(cmd, (*hook.Hook).Prepare) },
 	}
 	f.job(cmd)
 	return cmd
@@ -69,9 +67,7 @@ node whose image is pulled through the loopback address. Only then does it recor
 current and remove what the previous mode left.`,
 		Example: `  zarf-registry finish --settings "$(cat settings.json)"`,
 		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return f.run(cmd, (*hook.Hook).Finish)
-		},
+		RunE:    func(cmd *cobra.Command, _ []string) error { return f.run(cmd, (*hook.Hook).Finish) },
 	}
 	f.job(cmd)
 	return cmd
@@ -85,9 +81,7 @@ func (f *hookFlags) cleanup() *cobra.Command {
 name of the release replaces the settings of the chart.`,
 		Example: `  zarf-registry cleanup --namespace zarf`,
 		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return f.run(cmd, (*hook.Hook).Cleanup)
-		},
+		RunE:    func(cmd *cobra.Command, _ []string) error { return f.run(cmd, (*hook.Hook).Cleanup) },
 	}
 	flags := cmd.Flags()
 	f.target(flags)

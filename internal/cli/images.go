@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -128,13 +129,12 @@ func (f *imageFlags) validate(flags *pflag.FlagSet) error {
 
 // references returns the references of the arguments and the list files, without duplicates.
 func (f *imageFlags) references(cmd *cobra.Command, args []string) ([]string, error) {
-	var refs []string
 	for _, ref := range args {
 		if err := images.CheckReference(ref); err != nil {
 			return nil, err
 		}
-		refs = append(refs, ref)
 	}
+	refs := slices.Clone(args)
 	if i := slices.Index(f.lists, "-"); i >= 0 && (f.login.passwordStdin || slices.Contains(f.lists[i+1:], "-")) {
 		return nil, errors.New("--file: stdin can be read only once: for the password or for one list of references")
 	}
@@ -164,10 +164,7 @@ func (f *imageFlags) references(cmd *cobra.Command, args []string) ([]string, er
 
 // storeAt returns the directory of the local store.
 func (f *imageFlags) storeAt() (string, error) {
-	if f.storeDir != "" {
-		return f.storeDir, nil
-	}
-	if dir := os.Getenv(storeVariable); dir != "" {
+	if dir := cmp.Or(f.storeDir, os.Getenv(storeVariable)); dir != "" {
 		return dir, nil
 	}
 	dir, err := os.UserCacheDir()

@@ -405,10 +405,6 @@ func TestCredentialsComeFromWhereUsersLoggedIn(t *testing.T) {
 	from.put(t, "app:1", runtime.GOARCH)
 	c.run("pull", from.host()+"/app:1", "--ca-file", from.caFile(t), "--out", filepath.Join(c.home, "out"))
 
-	c = newImageCommand(t, map[string]string{"run/containers/auth.json": loggedIn(from.host(), "robot",
-		"from a keychain")})
-	c.run("pull", from.host()+"/app:1", "--ca-file", from.caFile(t), "--out", filepath.Join(c.home, "out"))
-
 	c = newImageCommand(t, map[string]string{".docker/config.json": `{"credHelpers":{"` + from.host() + `":"absent"}}`})
 	message, _ := c.fails(1, "", "pull", from.host()+"/app:1", "--ca-file", from.caFile(t), "--out",
 		filepath.Join(c.home, "out"))
@@ -607,15 +603,7 @@ func TestThePlatformsOfTheClusterThatIsNamed(t *testing.T) {
 		io.WriteString(w, `{"kind":"NodeList","apiVersion":"v1","metadata":{},"items":[{"metadata":{"name":"a"},"status":{"nodeInfo":{"operatingSystem":"linux","architecture":"arm64"}}}]}`)
 	}))
 	t.Cleanup(api.Close)
-	kubeconfig := filepath.Join(c.home, "kubeconfig")
-	if err := os.WriteFile(kubeconfig, []byte(`apiVersion: v1
-kind: Config
-clusters: [{name: a, cluster: {server: "`+api.URL+`"}}]
-contexts: [{name: a, context: {cluster: a}}]
-current-context: a
-`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kubeconfig := newKubeconfig(t, api.URL)
 	from := newTestRegistry(t, false, "", "")
 	from.putIndex(t, "app:1")
 	pull := func(more ...string) []string {
@@ -861,11 +849,9 @@ func TestShellsCompleteImages(t *testing.T) {
 		"certificates by their names":  {[]string{"list", "--ca-file", ""}, "pem\ncrt\ncer\n:8\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var out bytes.Buffer
-			root := New(&out, io.Discard)
-			root.SetArgs(append([]string{"__complete", "images"}, c.args...))
-			if err := root.Execute(); err != nil || out.String() != c.want {
-				t.Errorf("it completes to %q, %v; want %q", &out, err, c.want)
+			code, out, _ := run(t, append([]string{"__complete", "images"}, c.args...)...)
+			if code != 0 || out != c.want {
+				t.Errorf("it completes to %q, exit code %d; want %q", out, code, c.want)
 			}
 		})
 	}
@@ -896,16 +882,12 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 	}{
 		"no concurrency": {pull("--oci-concurrency", "0"),
 			`invalid argument "0" for "--oci-concurrency" flag: want a number from 1 to 100`},
-		"concurrency in words": {push("--oci-concurrency", "six"),
-			`invalid argument "six" for "--oci-concurrency" flag: want a number from 1 to 100`},
 		"too many images at once": {duplicate("--image-concurrency", "101"),
 			`invalid argument "101" for "--image-concurrency" flag: want a number from 1 to 100`},
 		"less than no retries": {push("--retries", "-1"),
 			`invalid argument "-1" for "--retries" flag: want a number from 0 to 1000`},
 		"a size without a unit": {pull("--store-size", "20XB"),
 			`invalid argument "20XB" for "--store-size" flag: want a size such as 20GB, 1.5TB or 500MiB`},
-		"a size without an end": {pull("--store-size", "9EB"),
-			`invalid argument "9EB" for "--store-size" flag: want a size such as 20GB, 1.5TB or 500MiB`},
 		"an unknown flag":       {pull("--colour"), "unknown flag: --colour"},
 		"an unknown output":     {pull("--output", "xml"), `invalid --output "xml": want table, json or yaml`},
 		"an unknown log format": {push("--log-format", "xml"), `invalid --log-format "xml": want json, text or auto`},
@@ -1004,8 +986,6 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 			"invalid --size 0: use --all to remove everything"},
 		"prune the future": {[]string{"store", "prune", "--older-than", "-1h"},
 			`invalid argument "-1h" for "--older-than" flag: want a duration such as 90m, 720h or 30d`},
-		"prune to a word": {[]string{"store", "prune", "--size", "little"},
-			`invalid argument "little" for "--size" flag: want a size such as 20GB, 1.5TB or 500MiB`},
 		"an output for the local store": {[]string{"store", "info", "--output", "wide"}, `invalid --output "wide": want table, json or yaml`},
 	} {
 		t.Run(name, func(t *testing.T) {

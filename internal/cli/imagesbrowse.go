@@ -12,7 +12,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	"github.com/spf13/cobra"
 
-	"github.com/zarf-dev/zarf-registry/internal/exitcode"
+	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/images/remote"
 	"github.com/zarf-dev/zarf-registry/internal/images/workloads"
 	"github.com/zarf-dev/zarf-registry/internal/status/browse"
@@ -57,7 +57,7 @@ Exit codes: 0 when it is interrupted, 1 on failure, 3 if the command line is inv
 
 func (f *browseFlags) run(cmd *cobra.Command) error {
 	ctx := cmd.Context()
-	source, err := f.open(ctx)
+	source, err := f.open(cmd)
 	if err != nil {
 		return err
 	}
@@ -99,11 +99,8 @@ type browseSource struct {
 	registry *remote.Registry
 }
 
-func (f *browseFlags) open(ctx context.Context) (*browseSource, error) {
-	if err := f.cluster.validate(); err != nil {
-		return nil, &exitcode.Refusal{Err: err}
-	}
-	c, err := f.cluster.connect(ctx)
+func (f *browseFlags) open(cmd *cobra.Command) (*browseSource, error) {
+	c, _, err := f.cluster.begin(cmd, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +118,7 @@ func (s *browseSource) close() {
 
 // Load implements [browse.Source].
 func (s *browseSource) Load(ctx context.Context) (*browse.Snapshot, error) {
-	content, err := s.access.catalog(ctx)
+	content, err := cluster.Catalog(ctx, s.access.transport, s.access.access)
 	if err != nil {
 		return nil, err
 	}

@@ -13,13 +13,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images"
 )
 
-// exportFlags are the flags of images export.
-type exportFlags struct {
-	pullFlags
-}
-
 func newImagesExport(global *globalFlags) *cobra.Command {
-	f := &exportFlags{pullFlags: pullFlags{imageFlags: newImageFlags(global)}}
+	f := &pullFlags{imageFlags: newImageFlags(global)}
 	cmd := &cobra.Command{
 		Use:   "export",
 		Short: "Write everything that the cluster's registry contains into an archive or layout",
@@ -37,9 +32,9 @@ Exit codes: 0 if everything is exported, 1 on failure, 3 if the command line is 
   zarf-registry images export --out backup.tar --split 4G
   zarf-registry images push backup.tar                    # restores it`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.export(cmd) },
 	}
-	f.register(cmd.Flags())
+	f.outFlags(cmd.Flags())
 	f.transferFlags(cmd.Flags())
 	f.storeFlags(cmd)
 	f.cluster.register(cmd.Flags())
@@ -47,7 +42,7 @@ Exit codes: 0 if everything is exported, 1 on failure, 3 if the command line is 
 	return cmd
 }
 
-func (f *exportFlags) run(cmd *cobra.Command) error {
+func (f *pullFlags) export(cmd *cobra.Command) error {
 	if err := errors.Join(f.validate(cmd.Flags()), f.checkOut()); err != nil {
 		return &exitcode.Refusal{Err: err}
 	}

@@ -81,8 +81,8 @@ func (l *lister) images(untagged bool) []listed {
 		facts := l.facts([]*catalog.Image{image})
 		for _, ref := range image.References(l.address) {
 			list = append(list, listed{
-				Reference: ref, Digest: image.Digest, MediaType: image.MediaType, Platforms: nonNil(image.Platforms),
-				Size: l.content.Size(image.Members), storedFacts: facts,
+				Reference: ref, Digest: image.Digest, MediaType: image.MediaType, Size: l.content.Size(image.Members),
+				Platforms: append([]string{}, image.Platforms...), storedFacts: facts,
 			})
 		}
 	}
@@ -149,13 +149,6 @@ func (l *lister) facts(images []*catalog.Image) *storedFacts {
 	slices.Sort(facts.UsedBy)
 	facts.UsedBy = slices.Compact(facts.UsedBy)
 	return facts
-}
-
-func nonNil(list []string) []string {
-	if list == nil {
-		return []string{}
-	}
-	return list
 }
 
 // printStored writes a table of images.

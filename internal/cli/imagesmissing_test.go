@@ -276,7 +276,6 @@ func TestInvalidSearchesAreRefused(t *testing.T) {
 		{[]string{"--prefix=A"}, "prefix"},
 		{[]string{"--namespace=A"}, "amespace"},
 		{[]string{"-", "--exclude-namespace=a"}, "--exclude-namespace applies to the cluster's workloads"},
-		{[]string{"--log-format=xml"}, "xml"},
 	} {
 		said, out := c.fails(exitcode.Refused, "", append([]string{"missing"}, tt.args...)...)
 		if !strings.Contains(said, tt.want) || out != "" {

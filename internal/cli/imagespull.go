@@ -19,8 +19,9 @@ import (
 // pullFlags are the flags of images pull.
 type pullFlags struct {
 	imageFlags
-	archiveFlags
-	have string
+	out   string
+	split int64 // 0 is an archive of one piece
+	have  string
 
 	inventory *inventory.Set // of have; nil without it
 }
@@ -70,7 +71,7 @@ Exit codes: 0 if all images were pulled, 1 if one failed, 3 if the command line 
 		ValidArgsFunction: completeReferences,
 		RunE:              func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
-	f.register(cmd.Flags())
+	f.outFlags(cmd.Flags())
 	cmd.Flags().StringVar(&f.have, "have", "",
 		"leave out of an archive what the registry has, by the inventory in `FILE` (zarf-registry images inventory)")
 	f.selectionFlags(cmd)
@@ -173,28 +174,13 @@ func samePlace(a, b string) bool {
 	return errA == nil && errB == nil && a == b
 }
 
-// archiveFlags are those of an output.
-type archiveFlags struct {
-	out   string
-	split int64
-}
-
-func (f *archiveFlags) register(flags *pflag.FlagSet) {
+func (f *pullFlags) outFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&f.out, "out", "",
 		"`PATH` of the output: an archive if it ends in .tar, otherwise a layout directory")
 	sizeFlag(flags, &f.split, "split", "", "write an archive in pieces of at most `SIZE`, such as 4G, for media")
 }
 
-func (f *archiveFlags) archive() bool { return strings.HasSuffix(f.out, ".tar") }
-
-// create prepares the archive.
-func (f *archiveFlags) create() (*images.Archive, error) {
-	archive, err := images.CreateArchive(f.out)
-	if err == nil && f.split > 0 {
-		archive.Split(f.split)
-	}
-	return archive, err
-}
+func (f *pullFlags) archive() bool { return strings.HasSuffix(f.out, ".tar") }
 
 // pull returns the images that the output contains.
 func (f *pullFlags) pull(ctx context.Context, r *imageRun, refs []string) ([]images.Result, error) {
@@ -221,9 +207,12 @@ func (f *pullFlags) pull(ctx context.Context, r *imageRun, refs []string) ([]ima
 }
 
 func (f *pullFlags) pullArchive(ctx context.Context, r *imageRun, refs []string) ([]images.Result, error) {
-	archive, err := f.create()
+	archive, err := images.CreateArchive(f.out)
 	if err != nil {
 		return nil, err
+	}
+	if f.split > 0 {
+		archive.Split(f.split)
 	}
 	if f.inventory != nil {
 		archive.Omit(f.inventory.Has)

@@ -306,12 +306,16 @@ func (r *imageRun) destination(ctx context.Context, host, to string) (*remote.Re
 		registry, err := r.registries.get(ctx, host)
 		return registry, to, err
 	}
-	registry, address, err := r.cluster.open(ctx, r.retryOptions())
+	c, err := r.cluster.connect(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	registry, err := r.cluster.openRegistry(c, r.retryOptions())
 	if err != nil {
 		return nil, "", err
 	}
 	r.atEnd(func() error { registry.Close(); return nil })
-	return registry, address, nil
+	return registry, c.address, nil
 }
 
 // options returns the options of a transfer whose progress the meter shows.

@@ -63,11 +63,11 @@ type removal struct {
 	Untagged []string `json:"untagged,omitempty"`
 	// Manifests counts all deleted manifests: images, the platforms of indexes, signatures.
 	Manifests int `json:"manifests"`
-	// Frees is what garbage collection is expected to free, with garbage that exists already.
+	// Reclaimable is what garbage collection is expected to free, with garbage that exists already.
 	Reclaimable catalog.Reclaimable `json:"reclaimable"`
-	// Collected is the result of garbage collection, if it ran.
+	// GarbageCollection is its result, if it ran.
 	GarbageCollection *gc.Result `json:"garbageCollection,omitempty"`
-	// Changed are the manifests that were not deleted, because they were pushed again meanwhile.
+	// PushedAgain are the manifests that were not deleted, because they were pushed again meanwhile.
 	PushedAgain []string `json:"pushedAgain,omitempty"`
 }
 
@@ -212,13 +212,12 @@ func (f *removalFlags) print(w io.Writer, r *removal) error {
 	for _, ref := range r.Untagged {
 		fmt.Fprintf(w, "%s: its image has other tags and is kept\n", ref)
 	}
-	var parts []string
 	did, frees := "deleted", "frees"
 	if r.DryRun {
 		did, frees = "would delete", "would free"
 	}
-	parts = append(parts, fmt.Sprintf("%s %s with %s", did, plural(len(r.Images), "image"),
-		plural(r.Manifests-len(r.PushedAgain), "manifest")))
+	parts := []string{fmt.Sprintf("%s %s with %s", did, plural(len(r.Images), "image"),
+		plural(r.Manifests-len(r.PushedAgain), "manifest"))}
 	switch {
 	case r.GarbageCollection != nil:
 		parts = append(parts, "garbage collection freed "+space.FormatBytes(r.GarbageCollection.Bytes))

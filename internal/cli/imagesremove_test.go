@@ -1,11 +1,9 @@
 package cli
 
 import (
-	"bytes"
 	"fmt"
 	"log/slog"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -120,18 +118,15 @@ func TestRemovalIsPrinted(t *testing.T) {
 			"deleted 1 image with 0 manifests; garbage collection freed 990 B; 1 manifest pushed again meanwhile, and kept"},
 	} {
 		c.change()
-		var out bytes.Buffer
-		if err := f.print(&out, what); err != nil {
-			t.Fatal(err)
-		}
-		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+		out := printed(t, f.print, what)
+		lines := strings.Split(strings.TrimSpace(out), "\n")
 		if lines[len(lines)-1] != c.want {
 			t.Errorf("it prints %q, want %q", lines[len(lines)-1], c.want)
 		}
 		for _, want := range []string{"127.0.0.1:31999/team/app:1  2026-10-30T00:00:00Z  1.0 kB",
 			"127.0.0.1:31999/team/app:2  2026-10-30T00:00:00Z  the same image", "127.0.0.1:31999/nginx:1: its image has other tags"} {
-			if !strings.Contains(out.String(), want) {
-				t.Errorf("it lacks %q:\n%s", want, &out)
+			if !strings.Contains(out, want) {
+				t.Errorf("it lacks %q:\n%s", want, out)
 			}
 		}
 	}
@@ -188,21 +183,14 @@ func TestStoredImagesAreListed(t *testing.T) {
 		}
 		return nil
 	}
-	var out bytes.Buffer
-	if err := printStored(&out, l.images(false)); err != nil {
-		t.Fatal(err)
-	}
-	same(t, "list", strings.Join(strings.Fields(out.String()), " "), strings.Join([]string{
+	same(t, "list", strings.Join(strings.Fields(printed(t, printStored, l.images(false))), " "), strings.Join([]string{
 		"REFERENCE PLATFORMS SIZE UNSHARED SIGNATURES SBOMS PUSHED USED BY",
 		"[::1]:31999/library/nginx:1 linux/amd64 1.0 kB 1.0 kB 0 0 2026-10-30 -",
 		"[::1]:31999/library/nginx:2 linux/amd64 1.0 kB 1.0 kB 0 0 2026-10-30 -",
 		"[::1]:31999/nginx:1 linux/amd64 1.0 kB 1.0 kB 0 0 2026-10-30 Pod a/b and 1 more",
 	}, " "))
-	out.Reset()
-	if err := printRepositories(&out, l.repositories()[:2]); err != nil {
-		t.Fatal(err)
-	}
-	same(t, "list --repositories", strings.Join(strings.Fields(out.String()), " "), strings.Join([]string{
+	repositories := printed(t, printRepositories, l.repositories()[:2])
+	same(t, "list --repositories", strings.Join(strings.Fields(repositories), " "), strings.Join([]string{
 		"REPOSITORY IMAGES TAGS PLATFORMS SIZE UNSHARED SIGNATURES SBOMS PUSHED USED BY",
 		"[::1]:31999/library/nginx 1 2 linux/amd64 1.0 kB 1.0 kB 0 0 2026-10-30 -",
 		"[::1]:31999/nginx 1 1 linux/amd64 1.0 kB 1.0 kB 0 0 2026-10-30 Pod a/b and 1 more",
@@ -213,7 +201,7 @@ func TestManifestsOfARepositoryAreDeletedInOrder(t *testing.T) {
 	var mu sync.Mutex
 	var failing string
 	requests := map[string][]string{}
-	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := newTLSServer(t, func(w http.ResponseWriter, r *http.Request) {
 		mu.Lock()
 		defer mu.Unlock()
 		repository, d, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/v2/"), "/manifests/")
@@ -226,11 +214,8 @@ func TestManifestsOfARepositoryAreDeletedInOrder(t *testing.T) {
 		default:
 			w.WriteHeader(http.StatusAccepted)
 		}
-	}))
-	t.Cleanup(server.Close)
-	transport := server.Client().Transport.(*http.Transport)
-	transport.TLSClientConfig.ServerName = "example.com" // of httptest's certificate
-	toServer, access := redirected{transport, server.Listener.Addr().String()}, release.PushAccess{ServerName: "r"}
+	})
+	access := release.PushAccess{ServerName: "r"}
 	want := map[string][]string{}
 	var manifests []*catalog.Manifest
 	for _, name := range []string{"index", "pushed again", "first platform", "second platform"} {
@@ -241,7 +226,7 @@ func TestManifestsOfARepositoryAreDeletedInOrder(t *testing.T) {
 		}
 	}
 	f, r, log := &removalFlags{}, &removal{}, slog.New(slog.DiscardHandler)
-	if err := f.delete(t.Context(), toServer, access, time.Now(), manifests, r, log); err != nil {
+	if err := f.delete(t.Context(), server, access, time.Now(), manifests, r, log); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(want, requests); diff != "" {
@@ -251,7 +236,7 @@ func TestManifestsOfARepositoryAreDeletedInOrder(t *testing.T) {
 		t.Errorf("%d manifests were pushed again, want %d: %v", len(r.PushedAgain), 2*catalog.RepositoriesAtOnce, r.PushedAgain)
 	}
 	failing = digest.FromString("index").String()
-	err := f.delete(t.Context(), toServer, access, time.Now(), manifests, &removal{}, log)
+	err := f.delete(t.Context(), server, access, time.Now(), manifests, &removal{}, log)
 	if err == nil || !strings.Contains(err.Error(), "0 of 64 manifests are deleted: run the command again") {
 		t.Errorf("if the first one of each repository cannot be deleted, the error is %v", err)
 	}

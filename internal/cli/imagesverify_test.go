@@ -5,12 +5,10 @@ import (
 	"encoding/json"
 	"log/slog"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/scrub"
-	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
@@ -45,7 +43,7 @@ func TestImagesVerify(t *testing.T) {
 		"intact, as JSON":        {"json", 200, result("0"), "", ""},
 	} {
 		t.Run(description, func(t *testing.T) {
-			server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			server := newTLSServer(t, func(w http.ResponseWriter, r *http.Request) {
 				user, password, _ := r.BasicAuth()
 				got, err := scrub.ParseQuery(r.URL.Query())
 				if r.Method != "POST" || r.URL.Path != scrub.Path || user+password != "me"+"secret" || err != nil ||
@@ -54,13 +52,10 @@ func TestImagesVerify(t *testing.T) {
 				}
 				w.WriteHeader(tt.status)
 				_, _ = w.Write([]byte(tt.answer))
-			}))
-			defer server.Close()
-			transport := server.Client().Transport.(*http.Transport)
-			transport.TLSClientConfig.ServerName = "example.com" // of httptest's certificate
+			})
 			var out bytes.Buffer
 			f := verifyFlags{request: scrub.Request{Rate: 1000}, output: tt.output}
-			err := f.verify(t.Context(), redirected{transport, server.Listener.Addr().String()},
+			err := f.verify(t.Context(), server,
 				release.PushAccess{ServerName: "r", Username: "me", Password: "secret"}, &out, slog.New(slog.DiscardHandler))
 			if (err != nil) != (tt.err != "") || err != nil && !strings.Contains(err.Error(), tt.err) {
 				t.Errorf("%v, want %q", err, tt.err)
@@ -79,16 +74,5 @@ func TestImagesVerify(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-func TestImagesVerifyRefuses(t *testing.T) {
-	for _, args := range [][]string{{"--rate=0"}, {"--rate=fast"}, {"--output=xml"}, {"--namespace=A"}} {
-		var out, errOut bytes.Buffer
-		root := New(&out, &errOut)
-		root.SetArgs(append([]string{"images", "verify"}, args...))
-		if code := execute(t.Context(), root, &errOut); code != exitcode.Refused {
-			t.Errorf("%v: exit code %d: %s", args, code, &errOut)
-		}
 	}
 }

@@ -179,7 +179,6 @@ func TestInvalidWarmUpsAreRefused(t *testing.T) {
 		{[]string{"a:1", "--timeout=0s"}, "--timeout 0s"},
 		{[]string{"a:1", "--output=list"}, "--output"},
 		{[]string{"a:1", "--namespace=A"}, "amespace"},
-		{[]string{"a:1", "--log-format=xml"}, "xml"},
 	} {
 		said, out := c.fails(exitcode.Refused, "", append([]string{"warm"}, tt.args...)...)
 		if !strings.Contains(said, tt.want) || out != "" {

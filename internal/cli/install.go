@@ -102,14 +102,8 @@ func (f *chartFlags) register(cmd *cobra.Command) {
 
 // validate rejects flags that are wrong in any cluster.
 func (f *chartFlags) validate() error {
-	var errs []error
 	named := settings.Settings{Namespace: f.namespace, Release: f.release, Name: names.Chart}
-	if err := named.ValidateRelease(); err != nil {
-		errs = append(errs, err)
-	}
-	if err := validOutput(f.output); err != nil {
-		errs = append(errs, err)
-	}
+	errs := []error{named.ValidateRelease(), validOutput(f.output)}
 	// Helm would look for the release elsewhere.
 	if d := os.Getenv("HELM_DRIVER"); d != "" && d != "secret" && d != "secrets" {
 		errs = append(errs,

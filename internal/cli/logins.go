@@ -112,13 +112,10 @@ func readLoginFile(path string) (*loginFile, error) {
 	return f, nil
 }
 
-// helper returns the credential helper for a key, or "".
-func (f *loginFile) helper(key string) string { return cmp.Or(f.Helpers[key], f.Store) }
-
 // get returns the credential for a key, or the empty credential.
 func (f *loginFile) get(ctx context.Context, key string) (auth.Credential, error) {
 	credential, err := f.store.Get(ctx, key)
-	switch helper := f.helper(key); {
+	switch helper := cmp.Or(f.Helpers[key], f.Store); {
 	case err == nil:
 		return credential, nil
 	case helper == "":
@@ -153,40 +150,25 @@ func helperError(err error) error {
 	return fmt.Errorf("failed: %s", text)
 }
 
-// logins provides the stored credentials of the user. The files are read once, for the
-// first registry that needs them.
-type logins struct {
-	read  bool
-	files []*loginFile
-	err   error
-}
-
-// credential returns a function that looks up the credential of a registry. It runs a
-// helper, which may prompt the user, only when the registry requires a credential.
-// Unreadable files are reported immediately.
-func (l *logins) credential() (auth.CredentialFunc, error) {
-	if !l.read {
-		l.read = true
-		for _, path := range loginFiles() {
-			f, err := readLoginFile(path)
-			if err != nil {
-				l.err = err
-				break
-			}
-			if f != nil {
-				l.files = append(l.files, f)
-			}
+// readLogins reads the files and returns a function that looks up the credential of a registry. It runs a helper, which
+// may prompt the user, only when the registry requires a credential.
+func readLogins() (auth.CredentialFunc, error) {
+	var files []*loginFile
+	for _, path := range loginFiles() {
+		f, err := readLoginFile(path)
+		if err != nil {
+			return nil, err
 		}
-	}
-	if l.err != nil {
-		return nil, l.err
+		if f != nil {
+			files = append(files, f)
+		}
 	}
 	return func(ctx context.Context, host string) (auth.Credential, error) {
 		keys := []string{host}
 		if slices.Contains(dockerHubKeys, host) {
 			keys = dockerHubKeys
 		}
-		for _, f := range l.files {
+		for _, f := range files {
 			for _, key := range keys {
 				if credential, err := f.get(ctx, key); err != nil || credential != auth.EmptyCredential {
 					return credential, err

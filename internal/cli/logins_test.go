@@ -111,7 +111,7 @@ func TestCredentialsAreFoundWhereLoginsPutThem(t *testing.T) {
 			for key, value := range c.env {
 				t.Setenv(key, strings.ReplaceAll(value, "HOME", home))
 			}
-			find, err := (&logins{}).credential()
+			find, err := readLogins()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -166,7 +166,7 @@ func TestCredentialsThatCannotBeReadAreNamedAndNotShown(t *testing.T) {
 			if c.helper != "" {
 				helperProgram(t, "own", c.helper)
 			}
-			find, err := (&logins{}).credential()
+			find, err := readLogins()
 			if err == nil {
 				_, err = find(t.Context(), "a.example")
 			}

@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -91,11 +93,6 @@ blockers: 1, warnings: 1; no changes were made
   "manifest": "kind: A\n"
 }
 `)
-	var printed map[string]any
-	if err := json.Unmarshal(out.Bytes(), &printed); err != nil || printed["upgrade"] != false ||
-		printed["manifest"] != "kind: A\n" {
-		t.Errorf("the dry run prints %v (%v)", printed, err)
-	}
 }
 
 func TestTheResultSaysHowToPushAndPull(t *testing.T) {
@@ -246,6 +243,10 @@ func TestArgumentsOfAJobAreParsedAsTheJobWould(t *testing.T) {
 	if cleanup, err := parseJob(jobArguments(t, "cleanup", want)); err != nil || !cmp.Equal(want, cleanup) {
 		t.Errorf("cleanup: %+v, %v", cleanup, err)
 	}
+	_, err = parseJob(jobArguments(t, "prepare", jobSettings(func(s *settings.Settings) { s.Mode = "boat" })))
+	if !exitcode.IsRefusal(err) || !strings.Contains(err.Error(), `invalid mode "boat"`) {
+		t.Errorf("invalid settings: error is %v, want a refusal", err)
+	}
 	for name, c := range map[string]struct {
 		args []string
 		want string
@@ -260,54 +261,6 @@ func TestArgumentsOfAJobAreParsedAsTheJobWould(t *testing.T) {
 	} {
 		if _, err := parseJob(c.args); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: error is %v, want one with %q", name, err, c.want)
-		}
-	}
-}
-
-func TestInvalidSettingsAreRefused(t *testing.T) {
-	directories := func(s *settings.Settings) { s.NodeConfig.Directories = []string{"/etc/containers"} }
-	for want, change := range map[string]func(*settings.Settings){
-		`invalid mode "boat"`: func(s *settings.Settings) { s.Mode = "boat" },
-		`nodeConfig: directories: invalid directory "etc": want an absolute path`: func(s *settings.Settings) {
-			s.NodeConfig.Directories = []string{"etc"}
-		},
-		`nodeConfig: directories: invalid directory "/etc/../root": want an absolute path`: func(s *settings.Settings) {
-			s.NodeConfig.Directories = []string{"/etc/containers", "/etc/../root"}
-		},
-		`nodeConfig: directoriesInUse: "/etc" is missing from`: func(s *settings.Settings) {
-			directories(s)
-			s.NodeConfig.DirectoriesInUse = []string{"/etc"}
-		},
-		"nodeConfig: ca requires directories": func(s *settings.Settings) { s.NodeConfig.CA = true },
-		"nodeConfig: registriesSecret and registriesKey require each": func(s *settings.Settings) {
-			directories(s)
-			s.NodeConfig.RegistriesSecret = "corp"
-		},
-		"registriesSecret and registriesKey require each other": func(
-			s *settings.Settings) {
-			s.NodeConfig.RegistriesKey = "corp"
-		},
-		`pki: unknown mode "dream"`:                func(s *settings.Settings) { s.PKI.Mode = "dream" },
-		`invalid pki.source "dream"`:               func(s *settings.Settings) { s.PKI.Source = "dream" },
-		"certificate lifetime 0s must be positive": func(s *settings.Settings) { s.PKI.LeafLifetime = 0 },
-		"CA lifetime 2161h0m0s is too short": func(s *settings.Settings) {
-			s.PKI.CALifetime = state.Duration(2161 * time.Hour)
-		},
-		"needs the names of the server and node Secrets": func(s *settings.Settings) {
-			s.PKI.Mode, s.PKI.Existing = state.PKIExistingSecret, &state.ExistingSecrets{Server: "a"}
-		},
-		"existing Secrets must be set in mode existingSecret, and only there": func(
-			s *settings.Settings) {
-			s.PKI.Existing = &state.ExistingSecrets{Server: "a"}
-		},
-		"an issuer may be set in mode certManager only": func(
-			s *settings.Settings) {
-			s.PKI.Issuer = &state.Issuer{Name: "a"}
-		},
-	} {
-		_, err := parseJob(jobArguments(t, "prepare", jobSettings(change)))
-		if !exitcode.IsRefusal(err) || !strings.Contains(err.Error(), want) {
-			t.Errorf("error is %v, want one with %q", err, want)
 		}
 	}
 }
@@ -409,11 +362,7 @@ func TestStatusIsPrintedAsATable(t *testing.T) {
 		Payloads: []status.Payload{{Name: "zarf-registry-payload-0.1.0-registry-amd64", Present: 9, Desired: 9,
 			Complete: true}},
 	}
-	var out bytes.Buffer
-	if err := printStatus(&out, r); err != nil {
-		t.Fatal(err)
-	}
-	same(t, "healthy", trimmed(out.String()), `zarf-registry in namespace zarf: healthy
+	same(t, "healthy", printed(t, printStatus, r), `zarf-registry in namespace zarf: healthy
 
 mode          proxy, verified
 address       127.0.0.1:31999 (IPv4)
@@ -439,11 +388,7 @@ n1    yes    proxy  yes       yes
 		{Node: "n3", Effect: status.EffectFailed, Error: "no", Warnings: []string{"a"}},
 		{Node: "n4", Effect: status.EffectUnknown, Message: "no report"},
 	}
-	out.Reset()
-	if err := printStatus(&out, r); err != nil {
-		t.Fatal(err)
-	}
-	_, text, _ := strings.Cut(trimmed(out.String()), "n1    yes    proxy  yes       yes\n")
+	_, text, _ := strings.Cut(printed(t, printStatus, r), "n1    yes    proxy  yes       yes\n")
 	same(t, "with node configuration", text, `
 NODE  FILES                     WRITTEN               EFFECT             MESSAGE
 n1    3                         2026-11-21T14:03:11Z  mirrors in effect
@@ -460,11 +405,7 @@ n4    0                         -                     unknown            no repo
 		{Pod: status.Pod{Name: "c-3", Node: "n3", Ready: true}},
 		{Pod: status.Pod{Name: "c-4", Message: "ErrImagePull"}},
 	}}
-	out.Reset()
-	if err := printStatus(&out, r); err != nil {
-		t.Fatal(err)
-	}
-	_, text, _ = strings.Cut(trimmed(out.String()), "ready on node n1\n")
+	_, text, _ = strings.Cut(printed(t, printStatus, r), "ready on node n1\n")
 	text, _, _ = strings.Cut(text, "healer")
 	same(t, "with caches", text, `caches        3 of 4 pods ready: ErrImagePull
               c-1 on node n1: 1.5 GB of 10.0 GB used; 900 hits, 100 misses
@@ -483,12 +424,8 @@ n4    0                         -                     unknown            no repo
 		{status.Rewriting{Policy: "p", Message: "it is forbidden"}, "p, not tried: it is forbidden"},
 	} {
 		r.Rewriting = &tt.rewriting
-		out.Reset()
-		if err := printStatus(&out, r); err != nil {
-			t.Fatal(err)
-		}
-		if !strings.Contains(trimmed(out.String()), "\nrewriting     "+tt.want+"\n") {
-			t.Errorf("want %q in:\n%s", tt.want, out.String())
+		if text := printed(t, printStatus, r); !strings.Contains(text, "\nrewriting     "+tt.want+"\n") {
+			t.Errorf("want %q in:\n%s", tt.want, text)
 		}
 	}
 	r.Rewriting = nil
@@ -500,11 +437,7 @@ n4    0                         -                     unknown            no repo
 	r.Payloads[0].Complete, r.Payloads[0].Message = false, "ConfigMap x is missing"
 	r.Certificates, r.Nodes = nil, nil
 	r.Next = []string{"Do this.", "Do that."}
-	out.Reset()
-	if err := printStatus(&out, r); err != nil {
-		t.Fatal(err)
-	}
-	same(t, "unhealthy", trimmed(out.String()), `zarf-registry in namespace zarf: needs attention, see below
+	same(t, "unhealthy", printed(t, printStatus, r), `zarf-registry in namespace zarf: needs attention, see below
 
 mode      proxy, switching from nodeport
 address   127.0.0.1:31999 (IPv4, host network)
@@ -559,11 +492,8 @@ func TestCertificatesArePrintedForPeople(t *testing.T) {
 		Pods: []status.PodCertificates{{Pod: "zarf-registry-0", Node: "n1", Component: "registry", Loaded: report(12),
 			Current: true, TrustCurrent: true}},
 	}
-	var out bytes.Buffer
-	if err := printCertificates(&out, r); err != nil {
-		t.Fatal(err)
-	}
-	same(t, "healthy", trimmed(out.String()), `certificates of zarf-registry in namespace zarf: nothing needs attention
+	same(t, "healthy", printed(t, printCertificates, r),
+		`certificates of zarf-registry in namespace zarf: nothing needs attention
 
 mode       internal
 lifetimes  certificates 365 days, CA 1825 days
@@ -601,11 +531,7 @@ zarf-registry-0  n1    aaaaaaaaaaaaaaaa  yes      yes            12          202
 				Leaf: reloadstatus.Certificate{SHA256: fingerprint("b")}, ReloadErrors: 3}}, Message: "tls.key: broken"},
 		status.PodCertificates{Pod: "proxy-b", Message: "not running yet"})
 	r.Next = []string{"Do this."}
-	out.Reset()
-	if err := printCertificates(&out, r); err != nil {
-		t.Fatal(err)
-	}
-	same(t, "unhealthy", trimmed(out.String()),
+	same(t, "unhealthy", printed(t, printCertificates, r),
 		`certificates of zarf-registry in namespace zarf: needs attention, see below
 
 mode      existingSecret
@@ -646,12 +572,8 @@ next
   - Do this.
 `)
 
-	out.Reset()
-	if err := printCertificates(&out, &status.CertificateReport{Namespace: "zarf", Healthy: true,
-		External: "registry.example.com/team"}); err != nil {
-		t.Fatal(err)
-	}
-	same(t, "external", out.String(),
+	external := &status.CertificateReport{Namespace: "zarf", Healthy: true, External: "registry.example.com/team"}
+	same(t, "external", printed(t, printCertificates, external),
 		"zarf-registry in namespace zarf uses the external registry registry.example.com/team and has no certificates\n")
 }
 
@@ -697,11 +619,12 @@ func TestTheAuthoritiesArePrintedAsTheyAreTrusted(t *testing.T) {
 	}
 }
 
-// trimmed drops the spaces that a table ends its lines with.
-func trimmed(text string) string {
-	lines := strings.Split(text, "\n")
-	for i := range lines {
-		lines[i] = strings.TrimRight(lines[i], " ")
+// printed is a report as text, without the spaces that a table ends its lines with.
+func printed[R any](t *testing.T, write func(io.Writer, R) error, report R) string {
+	t.Helper()
+	var out bytes.Buffer
+	if err := write(&out, report); err != nil {
+		t.Fatal(err)
 	}
-	return strings.Join(lines, "\n")
+	return regexp.MustCompile(` +\n`).ReplaceAllString(out.String(), "\n")
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 
@@ -14,15 +15,10 @@ import (
 // progress is a slog.Handler that writes readable lines: one for each completed step, and
 // one for every other record with its attributes.
 type progress struct {
-	out   *lines
+	mu    *sync.Mutex // for w, so that lines do not interleave
+	w     io.Writer
 	level slog.Level
 	attrs []slog.Attr
-}
-
-// lines serializes writes, so that lines do not interleave.
-type lines struct {
-	sync.Mutex
-	w io.Writer
 }
 
 // Enabled implements slog.Handler.
@@ -31,7 +27,7 @@ func (p *progress) Enabled(_ context.Context, level slog.Level) bool { return le
 // WithAttrs implements slog.Handler.
 func (p *progress) WithAttrs(attrs []slog.Attr) slog.Handler {
 	with := *p
-	with.attrs = append(append([]slog.Attr{}, p.attrs...), attrs...)
+	with.attrs = slices.Concat(p.attrs, attrs)
 	return &with
 }
 
@@ -40,36 +36,21 @@ func (p *progress) WithGroup(string) slog.Handler { return p }
 
 // Handle implements slog.Handler.
 func (p *progress) Handle(_ context.Context, r slog.Record) error {
-	attrs := append([]slog.Attr{}, p.attrs...)
+	attrs := slices.Clone(p.attrs)
 	r.Attrs(func(a slog.Attr) bool {
 		attrs = append(attrs, a)
 		return true
 	})
-	line := p.line(r, attrs)
-	p.out.Lock()
-	defer p.out.Unlock()
-	_, err := io.WriteString(p.out.w, line+"\n")
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, err := io.WriteString(p.w, progressLine(r, attrs)+"\n")
 	return err
 }
 
-func (p *progress) line(r slog.Record, attrs []slog.Attr) string {
+func progressLine(r slog.Record, attrs []slog.Attr) string {
 	value := map[string]string{}
 	for _, a := range attrs {
 		value[a.Key] = a.Value.String()
-	}
-	// rest formats the attributes, except those that the line contains already.
-	rest := func(but ...string) string {
-		var b strings.Builder
-	next:
-		for _, a := range attrs {
-			for _, key := range but {
-				if a.Key == key {
-					continue next
-				}
-			}
-			fmt.Fprintf(&b, " %s=%s", a.Key, quoted(a.Value.String()))
-		}
-		return b.String()
 	}
 	switch r.Message {
 	case "step done":
@@ -81,19 +62,25 @@ func (p *progress) line(r slog.Record, attrs []slog.Attr) string {
 	case "waiting":
 		return fmt.Sprintf("         waiting for %s: %s", value["for"], value["missing"])
 	}
-	prefix := "         "
+	line := "         "
 	if r.Message == "preflight" {
 		finding := preflight.Finding{Check: value["check"], Object: value["object"], Cause: value["cause"],
 			Remedy: value["remedy"]}
-		return prefix + "warning: " + finding.String()
+		return line + "warning: " + finding.String()
 	}
 	switch {
 	case r.Level >= slog.LevelError:
-		prefix += "error: "
+		line += "error: "
 	case r.Level >= slog.LevelWarn:
-		prefix += "warning: "
+		line += "warning: "
 	}
-	return prefix + r.Message + rest("phase", "step")
+	line += r.Message
+	for _, a := range attrs {
+		if a.Key != "phase" && a.Key != "step" {
+			line += fmt.Sprintf(" %s=%s", a.Key, quoted(a.Value.String()))
+		}
+	}
+	return line
 }
 
 func quoted(text string) string {

@@ -110,7 +110,7 @@ func (f *registryFlags) registries(
 	if err != nil {
 		return nil, err
 	}
-	kept := &logins{}
+	logins := sync.OnceValues(readLogins) // for the first registry that needs them
 	return &registries{clients: map[string]*remote.Registry{}, options: func(to string) (remote.Options, error) {
 		options := retry
 		options.Host, options.TLS, options.AllowRedirects = to, trust, true
@@ -120,7 +120,7 @@ func (f *registryFlags) registries(
 			return options, nil
 		}
 		var err error
-		options.Credential, err = kept.credential()
+		options.Credential, err = logins()
 		return options, err
 	}}, nil
 }

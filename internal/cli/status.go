@@ -71,16 +71,22 @@ func (f *statusFlags) run(cmd *cobra.Command) error {
 // collectStatus returns the status of the release.
 func (f *clusterFlags) collectStatus(ctx context.Context, config *rest.Config, client kubernetes.Interface) (
 	*status.Report, error) {
+	options, err := f.statusOptions(config, client)
+	if err != nil {
+		return nil, err
+	}
+	return status.Collect(ctx, options)
+}
+
+func (f *clusterFlags) statusOptions(config *rest.Config, client kubernetes.Interface) (status.Options, error) {
 	names, err := metadata.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("using the kubeconfig: %w", err)
+		return status.Options{}, fmt.Errorf("using the kubeconfig: %w", err)
 	}
-	registry := cluster.NewRegistry(config, client, f.namespace, f.release)
-	return status.Collect(ctx, status.Options{
-		Namespace: f.namespace, Release: f.release, Name: f.name,
-		Client: client, Metadata: names, Loaded: registry.Loaded,
-		Now: time.Now,
-	})
+	return status.Options{
+		Namespace: f.namespace, Release: f.release, Name: f.name, Client: client, Metadata: names,
+		Loaded: cluster.NewRegistry(config, client, f.namespace, f.release).Loaded, Now: time.Now,
+	}, nil
 }
 
 // printStatus writes the report as text.

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -29,11 +28,7 @@ func TestTheBundleSaysWhatItLacks(t *testing.T) {
 				"Too short to be masked; check the archive for these values before you send it:\n  - Secret zarf/s, key pin\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var out bytes.Buffer
-			if err := printBundle(&out, c.bundle); err != nil {
-				t.Fatal(err)
-			}
-			same(t, "text", out.String(), c.want)
+			same(t, "text", printed(t, printBundle, c.bundle), c.want)
 		})
 	}
 }

@@ -1,6 +1,7 @@
 package install
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path"
@@ -59,15 +60,11 @@ func valuesOf(document string) string {
 	const source = "# Source: "
 	line, _, _ := strings.Cut(strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(document), "---")), "\n")
 	folder := path.Base(path.Dir(strings.TrimPrefix(line, source)))
-	for _, known := range [][2]string{{"certificates", "pki"}, {"extra", "extraObjects"},
-		{"garbage-collection", "registry.garbageCollection"}, {"init-hook", "initHook"}, {"node-config", "nodeConfig"},
-		{"pause-images", "injector"}} {
-		if folder == known[0] {
-			return known[1]
-		}
-	}
 	if !strings.HasPrefix(line, source) {
 		return "its name"
 	}
-	return folder
+	other := map[string]string{"certificates": "pki", "extra": "extraObjects",
+		"garbage-collection": "registry.garbageCollection", "init-hook": "initHook", "node-config": "nodeConfig",
+		"pause-images": "injector"}
+	return cmp.Or(other[folder], folder)
 }

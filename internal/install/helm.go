@@ -22,6 +22,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 
 	"github.com/zarf-dev/zarf-registry/charts"
@@ -266,34 +267,11 @@ func (r *run) readSettings(rendered *release.Release) error {
 
 // values returns those of the last release, overridden by the user's.
 func (r *run) values() map[string]any {
-	values := clone(r.Options.Values)
+	values := runtime.DeepCopyJSON(r.Options.Values) // Helm keeps and changes its arguments
 	if r.present == nil || r.Options.ResetValues {
 		return values
 	}
-	return chartutil.CoalesceTables(values, clone(r.present.Config))
-}
-
-// clone returns a deep copy: Helm keeps and changes its arguments.
-func clone(values map[string]any) map[string]any {
-	copied := map[string]any{}
-	for key, value := range values {
-		copied[key] = cloneAny(value)
-	}
-	return copied
-}
-
-func cloneAny(value any) any {
-	switch value := value.(type) {
-	case map[string]any:
-		return clone(value)
-	case []any:
-		copied := make([]any, len(value))
-		for i := range value {
-			copied[i] = cloneAny(value[i])
-		}
-		return copied
-	}
-	return value
+	return chartutil.CoalesceTables(values, runtime.DeepCopyJSON(r.present.Config))
 }
 
 // jobArguments returns the arguments of a hook Job in a release.

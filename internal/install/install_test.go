@@ -172,6 +172,12 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 	return b
 }
 
+// template adds a template to the chart.
+func (b *bench) template(name, content string) {
+	b.Options.Chart.Templates = append(b.Options.Chart.Templates,
+		&chart.File{Name: "templates/" + name, Data: []byte(content)})
+}
+
 func namespace() *corev1.Namespace {
 	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "zarf", UID: "made-before"}}
 }
@@ -252,7 +258,6 @@ func TestAFirstRunInstallsAReleaseThatHelmContinues(t *testing.T) {
 	if !strings.Contains(b.last().Manifest, "kind: ConfigMap") || strings.Contains(b.last().Manifest, "kind: Job") {
 		t.Errorf("the release's manifest is\n%s", b.last().Manifest)
 	}
-	// The time is the run's, not that of one Job.
 
 	// helm upgrade goes on from it.
 	upgrade := action.NewUpgrade(b.Helm)
@@ -427,8 +432,7 @@ func TestTheNamespaceMayBeCreatedMeanwhile(t *testing.T) {
 func TestPlanChangesNothing(t *testing.T) {
 	b := newBench(t)
 	b.findings = []preflight.Finding{{Check: "port", Severity: preflight.Blocker}}
-	b.Options.Chart.Templates = append(b.Options.Chart.Templates, &chart.File{Name: "templates/secret.yaml",
-		Data: []byte("apiVersion: v1\nkind: Secret\nmetadata: {name: a}\nstringData: {password: a}\n")})
+	b.template("secret.yaml", "apiVersion: v1\nkind: Secret\nmetadata: {name: a}\nstringData: {password: a}\n")
 	plan, err := b.Plan(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -665,8 +669,7 @@ func TestAChartThatIsNotThisReleasesIsAnError(t *testing.T) {
 func (b *bench) withNodes(secret string) {
 	file := b.Options.Chart.Templates[0]
 	file.Data = []byte(strings.ReplaceAll(string(file.Data), `"--mode=`, `"--node-directories=/etc/containers", "--mode=`))
-	b.Options.Chart.Templates = append(b.Options.Chart.Templates,
-		&chart.File{Name: "templates/node-config.yaml", Data: []byte(secret)})
+	b.template("node-config.yaml", secret)
 }
 
 func TestTheNodeConfigurationReachesPrepareFromTheRenderedSecret(t *testing.T) {
@@ -781,29 +784,19 @@ func TestObjectsMayHaveAnotherNamespaceThanTheRelease(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	t.Run("previous Jobs are removed there", func(t *testing.T) {
+	t.Run("previous Jobs are removed there before prepare", func(t *testing.T) {
 		b := newBench(t, namespace(), &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "images",
-			Name: "zarf-registry-prepare"}})
+			Name: "zarf-registry-prepare"}},
+			&batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "images", Name: "someone-elses"}})
 		b.Parse = elsewhere
+		b.during["prepare"] = func() {
+			list, err := b.client.BatchV1().Jobs("images").List(t.Context(), metav1.ListOptions{})
+			if err != nil || len(list.Items) != 1 || list.Items[0].Name != "someone-elses" {
+				t.Errorf("the Jobs are %v, error %v", list.Items, err)
+			}
+		}
 		b.mustRun()
-		if list, err := b.client.BatchV1().Jobs("images").List(t.Context(), metav1.ListOptions{}); err != nil ||
-			len(list.Items) > 0 {
-			t.Errorf("%v, error %v", list.Items, err)
-		}
 	})
-}
-
-func TestJobsOfAPreviousRunAreRemovedBeforePrepare(t *testing.T) {
-	b := newBench(t, namespace(), &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf",
-		Name: "zarf-registry-prepare"}},
-		&batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "zarf", Name: "someone-elses"}})
-	b.during["prepare"] = func() {
-		list, err := b.client.BatchV1().Jobs("zarf").List(t.Context(), metav1.ListOptions{})
-		if err != nil || len(list.Items) != 1 || list.Items[0].Name != "someone-elses" {
-			t.Errorf("the Jobs are %v, error %v", list.Items, err)
-		}
-	}
-	b.mustRun()
 }
 
 func TestAnInterruptedRunSaysThatItCanBeRunAgain(t *testing.T) {
@@ -897,9 +890,9 @@ func TestAFailedFirstInstallationCanBeUninstalled(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, append(c.objects, namespace())...)
-			b.Options.Chart.Templates = append(b.Options.Chart.Templates, &chart.File{Name: "templates/cleanup.yaml",
-				Data: []byte(`{apiVersion: batch/v1, kind: Job, metadata: {name: c, annotations: {helm.sh/hook: pre-delete}},
-  spec: {template: {spec: {containers: [{name: c, image: "` + c.image + `", args: [cleanup]}]}}}}`)})
+			b.template("cleanup.yaml", `{apiVersion: batch/v1, kind: Job,
+  metadata: {name: c, annotations: {helm.sh/hook: pre-delete}},
+  spec: {template: {spec: {containers: [{name: c, image: "`+c.image+`", args: [cleanup]}]}}}}`)
 			b.Parse = func(args []string) (settings.Settings, error) {
 				s, err := parse(args)
 				s.Address = "127.0.0.1:31999"
@@ -981,8 +974,7 @@ func TestObjectsThatTheAPIServerRejectsAreBlockers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, namespace())
-			b.Options.Chart.Templates = append(b.Options.Chart.Templates, &chart.File{Name: "templates/expose/service.yaml",
-				Data: []byte("apiVersion: v1\nkind: Service\nmetadata: {name: exposed}\n")})
+			b.template("expose/service.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: exposed}\n")
 			b.Helm.KubeClient = rejecting{&kubefake.PrintingKubeClient{Out: io.Discard},
 				func(request *http.Request) *metav1.Status {
 					if request.Method == http.MethodGet && c.exists {

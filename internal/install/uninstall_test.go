@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"helm.sh/helm/v3/pkg/chart"
 	"helm.sh/helm/v3/pkg/kube"
 	kubefake "helm.sh/helm/v3/pkg/kube/fake"
 
@@ -43,8 +42,7 @@ func TestUninstallDoesTheWorkOfTheJobFirst(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, namespace())
 			if c.job {
-				b.Options.Chart.Templates = append(b.Options.Chart.Templates,
-					&chart.File{Name: "templates/cleanup.yaml", Data: []byte(cleanupJob)})
+				b.template("cleanup.yaml", cleanupJob)
 			}
 			b.mustRun()
 			var events []string
@@ -109,8 +107,7 @@ func (n noting) WaitForDelete(objects kube.ResourceList, _ time.Duration) error 
 // The pods that give nodes their files back are hooks, which Helm does not create here.
 func TestUninstallCreatesThePodsThatRestoreFiles(t *testing.T) {
 	b := newBench(t, namespace())
-	b.Options.Chart.Templates = append(b.Options.Chart.Templates,
-		&chart.File{Name: "templates/restore.yaml", Data: []byte(restorers)})
+	b.template("restore.yaml", restorers)
 	b.mustRun()
 	var events []string
 	b.Helm.KubeClient = noting{&kubefake.PrintingKubeClient{Out: io.Discard}, &events}

@@ -73,11 +73,7 @@ certificates are reloaded. On SIGTERM the cache waits for requests in flight, at
 		"how long requests in flight may take after SIGTERM")
 	registerReady(flags, &ready)
 	log.Register(flags)
-	for _, name := range []string{"listen", "registry", "tls-dir", "dir", "size"} {
-		if err := command.MarkFlagRequired(name); err != nil {
-			panic(err)
-		}
-	}
+	require(command, "listen", "registry", "tls-dir", "dir", "size")
 	return command
 }
 

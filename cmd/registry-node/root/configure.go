@@ -2,7 +2,6 @@ package root
 
 import (
 	"fmt"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -34,7 +33,7 @@ The output lists the changes to each file, with secrets masked. --report gets a 
   registry-node configure --config-dir=./config --host-root=/ --report=report.json   # on a node itself, as root`,
 		Args: noArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
-			options.Log, options.Now = command.OutOrStdout(), time.Now()
+			options.Log = command.OutOrStdout()
 			result, err := nodeconfig.Run(command.Context(), options)
 			if report != "" {
 				if failed := nodeconfig.WriteReport(report, result); failed != nil && err == nil {
@@ -53,10 +52,6 @@ The output lists the changes to each file, with secrets masked. --report gets a 
 		"wait until the file sum in --config-dir contains `SUM`; if empty, use whatever is mounted")
 	flags.BoolVar(&options.Restore, "restore", false, "remove every file of the release and restore the previous files")
 	flags.StringVar(&report, "report", "/dev/termination-log", "`FILE` for the report; none if empty")
-	for _, name := range []string{"config-dir", "host-root"} {
-		if err := command.MarkFlagRequired(name); err != nil {
-			panic(err)
-		}
-	}
+	require(command, "config-dir", "host-root")
 	return command
 }

@@ -1,8 +1,6 @@
 package root
 
 import (
-	"time"
-
 	"github.com/spf13/cobra"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
@@ -49,10 +47,10 @@ The command runs in a pod, with the credentials of its ServiceAccount, until SIG
 			if err := config.Repositories.Validate(); err != nil {
 				return &exitcode.Refusal{Err: err}
 			}
-			config.Logger, config.Now = logger, time.Now
+			config.Logger = logger
 			config.Rules = func() (nodeimages.Rules, error) { return nodeimages.Read(pauseImages) }
 			config.Connect = func() (*heal.Client, error) {
-				client, err := heal.InCluster(credentials, time.Now)
+				client, err := heal.InCluster(credentials)
 				if err != nil {
 					return nil, err
 				}
@@ -78,10 +76,6 @@ The command runs in a pod, with the credentials of its ServiceAccount, until SIG
 	flags.StringVar(&credentials, "service-account-dir", heal.ServiceAccountDir,
 		"`DIRECTORY` with the ServiceAccount's token and ca.crt")
 	log.Register(flags)
-	for _, name := range []string{"namespace", "release", "pause-images"} {
-		if err := command.MarkFlagRequired(name); err != nil {
-			panic(err)
-		}
-	}
+	require(command, "namespace", "release", "pause-images")
 	return command
 }

@@ -63,9 +63,7 @@ manifest. If one fails, explain the cause and what to do. Exit code 0: pulls wor
 	flags.DurationVar(&config.Timeout, "timeout", 10*time.Second,
 		"total timeout; a proxy whose registry is unavailable responds only after its --retry-timeout")
 	flags.StringVar(&output, "output", "text", "`FORMAT` of the result: text or json")
-	if err := command.MarkFlagRequired("address"); err != nil {
-		panic(err)
-	}
+	require(command, "address")
 	return command
 }
 

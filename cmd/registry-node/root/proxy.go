@@ -94,11 +94,7 @@ With --cache, blobs and manifests come from a cache pod, and from the registry i
 		"share the port with a successor (SO_REUSEPORT), for updates without downtime")
 	registerReady(flags, &ready)
 	log.Register(command.Flags())
-	for _, name := range []string{"listen", "registry", "tls-dir"} {
-		if err := command.MarkFlagRequired(name); err != nil {
-			panic(err)
-		}
-	}
+	require(command, "listen", "registry", "tls-dir")
 	return command
 }
 

@@ -72,6 +72,15 @@ func noArgs(_ *cobra.Command, args []string) error {
 	return nil
 }
 
+// require marks flags as required.
+func require(command *cobra.Command, flags ...string) {
+	for _, name := range flags {
+		if err := command.MarkFlagRequired(name); err != nil {
+			panic(err)
+		}
+	}
+}
+
 func versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",

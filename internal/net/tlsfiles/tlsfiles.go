@@ -91,7 +91,7 @@ func (m *Material) Lifetime() time.Duration { return m.Leaf.NotAfter.Sub(m.Leaf.
 // Source keeps a certificate directory loaded. All methods are safe for concurrent use.
 type Source struct {
 	dir      string
-	interval time.Duration
+	interval time.Duration // DefaultInterval
 	log      *slog.Logger
 	noCA     bool
 
@@ -106,12 +106,6 @@ type Source struct {
 
 // Option is an option of Open.
 type Option func(*Source)
-
-// WithInterval sets how often Run checks the directory. It must be positive. The default is
-// DefaultInterval.
-func WithInterval(interval time.Duration) Option {
-	return func(s *Source) { s.interval = interval }
-}
 
 // WithLogger sets the logger for new generations and failures. The default is slog.Default().
 func WithLogger(log *slog.Logger) Option {
@@ -131,9 +125,6 @@ func Open(dir string, options ...Option) (*Source, error) {
 	s := &Source{dir: dir, interval: DefaultInterval, log: slog.Default()}
 	for _, option := range options {
 		option(s)
-	}
-	if s.interval <= 0 {
-		return nil, fmt.Errorf("certificate directory %s: invalid interval %s: must be positive", dir, s.interval)
 	}
 	if _, err := s.Reload(); err != nil && !s.awaits(err) {
 		return nil, err

@@ -142,11 +142,6 @@ func TestOpenRefuses(t *testing.T) {
 			t.Fatalf("Open() error = %v", err)
 		}
 	})
-	t.Run("a zero interval", func(t *testing.T) {
-		if _, err := Open(t.TempDir(), WithInterval(0)); err == nil || !strings.Contains(err.Error(), "must be positive") {
-			t.Fatalf("Open() error = %v", err)
-		}
-	})
 }
 
 // Bad files change nothing but the report, and corrected files come into use.
@@ -362,28 +357,6 @@ func TestUnchangedSecretIsNotRead(t *testing.T) {
 	})
 }
 
-func BenchmarkLook(b *testing.B) {
-	ca := tlsfilestest.NewCA(b, "ca")
-	for layout, write := range map[string]func(t testing.TB, dir string, files tlsfilestest.Files){
-		"mounted Secret": tlsfilestest.WriteSecret, "plain directory": writePlain,
-	} {
-		b.Run(layout, func(b *testing.B) {
-			dir := b.TempDir()
-			write(b, dir, ca.Files(b, "node", nil))
-			source, err := Open(dir, WithLogger(slog.New(slog.DiscardHandler)))
-			if err != nil {
-				b.Fatal(err)
-			}
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := source.Reload(); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}
-
 func TestOpenAccepts(t *testing.T) {
 	ca, other := tlsfilestest.NewCA(t, "ca"), tlsfilestest.NewCA(t, "other")
 	for description, write := range map[string]func(t *testing.T, dir string){
@@ -493,17 +466,13 @@ func TestReload(t *testing.T) {
 
 // The files are replaced as fast as possible during reads: every generation must be consistent.
 func TestGenerationsNeverMix(t *testing.T) {
-	dir := t.TempDir()
 	var generations []tlsfilestest.Files
 	for range 4 {
 		ca := tlsfilestest.NewCA(t, "ca")
 		generations = append(generations, ca.Files(t, "node", []string{"registry"}))
 	}
-	tlsfilestest.WriteSecret(t, dir, generations[0])
-	source, err := Open(dir, WithInterval(time.Microsecond), WithLogger(slog.New(slog.DiscardHandler)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	source, dir := open(t, generations[0])
+	source.interval = time.Microsecond
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { source.Run(ctx) })

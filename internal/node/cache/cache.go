@@ -216,7 +216,7 @@ func (c *Cache) Run(ctx context.Context) error {
 		Protocols:         &protocols,
 		ErrorLog:          errorLog,
 		ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
-			return c.clients.Context(connlimit.Context(ctx, conn.(*tls.Conn).NetConn()))
+			return c.clients.Context(connlimit.Context(ctx, conn))
 		},
 		ConnState: c.clients.State,
 	}

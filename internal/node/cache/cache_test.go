@@ -46,7 +46,6 @@ type registry struct {
 
 	mu      sync.Mutex
 	content map[string][]byte // by path
-	tags    map[string]string // digest by path
 	handler http.HandlerFunc  // if set, instead
 }
 
@@ -113,15 +112,11 @@ func (r *registry) serve(w http.ResponseWriter, req *http.Request) {
 
 func (r *registry) listen(t *testing.T) {
 	t.Helper()
-	address := r.address
-	if address == "" {
-		address = freeport.Loopback(t)
-	}
-	l, err := net.Listen("tcp", address)
+	r.address = freeport.Loopback(t)
+	l, err := net.Listen("tcp", r.address)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.address = l.Addr().String()
 	r.server = &http.Server{Handler: r, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)}
 	go func() { _ = r.server.Serve(tls.NewListener(l, r.tls)) }()
 	t.Cleanup(r.kill)
@@ -155,7 +150,7 @@ func start(t *testing.T, change ...func(*Config)) *fixture {
 	ca := tlsfilestest.NewCA(t, "ca")
 	f := &fixture{ca: ca, dir: t.TempDir(), registry: &registry{
 		tls:     tlsfiles.ServerConfig(source(t, ca, pki.OrganizationServer, "registry.zarf.svc"), tls.RequireAndVerifyClientCert),
-		content: map[string][]byte{}, tags: map[string]string{},
+		content: map[string][]byte{},
 	}}
 	f.listen(t)
 	f.client = f.as(t, pki.OrganizationNode)
@@ -354,7 +349,6 @@ func TestContentIsFetchedOnce(t *testing.T) {
 	}
 }
 
-// Wrong content never becomes complete, and is not kept.
 // TestDeadlinesBeginWithAChunk reads the last byte of a blob while it is being fetched, as images warm does: the time
 // that a client has to take a chunk must not pass while the registry sends it.
 func TestDeadlinesBeginWithAChunk(t *testing.T) {
@@ -416,6 +410,7 @@ func TestWarmUp(t *testing.T) {
 	}
 }
 
+// Wrong content never becomes complete, and is not kept.
 func TestWrongContentIsNotKept(t *testing.T) {
 	for _, size := range []int{100, 4*chunkSize + 5} {
 		f := start(t)

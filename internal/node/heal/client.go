@@ -43,8 +43,6 @@ type Client struct {
 	URL string
 	// Namespace and Release select the pods.
 	Namespace, Release string
-	// Now returns the time for events.
-	Now func() time.Time
 }
 
 // statusError is an error response of the API server.
@@ -70,7 +68,7 @@ const ServiceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
 // InCluster returns a client for a pod, with the ServiceAccount's credentials in dir and the address in
 // KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT. The CA is read once and the token for each
 // request, because kubelets renew it.
-func InCluster(dir string, now func() time.Time) (*Client, error) {
+func InCluster(dir string) (*Client, error) {
 	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
 	if host == "" || port == "" {
 		return nil, errors.New("KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT is not set: run this in a pod, " +
@@ -96,7 +94,7 @@ func InCluster(dir string, now func() time.Time) (*Client, error) {
 	}
 	return &Client{
 		HTTP: &http.Client{Transport: &withToken{transport, filepath.Join(dir, "token")}},
-		URL:  "https://" + net.JoinHostPort(host, port), Now: now,
+		URL:  "https://" + net.JoinHostPort(host, port),
 	}, nil
 }
 
@@ -350,7 +348,7 @@ func (c *Client) event(ctx context.Context, p Pod, reason, message string) error
 	if reason == eventNoImage {
 		kind = "Warning"
 	}
-	now := c.Now().UTC()
+	now := time.Now().UTC()
 	stamp := now.Format(time.RFC3339)
 	err := c.do(ctx, http.MethodPost, "/api/v1/namespaces/"+url.PathEscape(c.Namespace)+"/events", nil, "application/json",
 		map[string]any{

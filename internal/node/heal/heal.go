@@ -48,8 +48,6 @@ type Config struct {
 	Repositories Repositories
 	// Listen is the address of /healthz, /readyz and /metrics; empty for none.
 	Listen string
-	// Now returns the time.
-	Now func() time.Time
 }
 
 // Healer watches the release's pods and replaces images, and watches nodes to remove the
@@ -198,7 +196,7 @@ func (h *Healer) next() time.Duration {
 	next := time.Hour
 	for _, j := range h.jobs {
 		if !j.due.IsZero() {
-			next = min(next, j.due.Sub(h.config.Now()))
+			next = min(next, time.Until(j.due))
 		}
 	}
 	return max(next, 0)
@@ -212,7 +210,7 @@ func (h *Healer) note(c change[Pod]) {
 		delete(h.jobs, uid)
 		return
 	}
-	now := h.config.Now()
+	now := time.Now()
 	j := h.jobs[uid]
 	if j == nil {
 		j = &job{due: now.Add(h.times.look), end: now.Add(h.times.giveUp)}
@@ -231,7 +229,7 @@ func (h *Healer) note(c change[Pod]) {
 // work attends to the pods that are due: first one whose kubelet reports a failure. It handles one pod,
 // so that changes of the others are noted in between.
 func (h *Healer) work(ctx context.Context, client *Client) {
-	now := h.config.Now()
+	now := time.Now()
 	var chosen *job
 	for _, j := range h.jobs {
 		if j.due.IsZero() || j.due.After(now) {
@@ -276,13 +274,13 @@ func (h *Healer) attend(ctx context.Context, client *Client, j *job) {
 		case conflict(err):
 			h.conflicts.Inc()
 			log.Debug("the pod has changed", "error", err)
-			j.due = h.config.Now().Add(h.times.retry) // unless the change arrives first
+			j.due = time.Now().Add(h.times.retry) // unless the change arrives first
 		default:
 			h.failures.Inc()
 			log.Error("replacing an image failed", "error", err)
-			j.due = h.config.Now().Add(h.times.retry)
+			j.due = time.Now().Add(h.times.retry)
 		}
-		if now := h.config.Now(); now.After(j.end) {
+		if now := time.Now(); now.After(j.end) {
 			j.due = time.Time{}
 		}
 	case j.failing && (d.Action == Report || last && d.Action == Wait):
@@ -300,7 +298,7 @@ const reportTime = time.Hour
 
 // report records, once for a pod and its image, that the healer can do nothing.
 func (h *Healer) report(ctx context.Context, client *Client, p Pod, d Decision) {
-	now := h.config.Now()
+	now := time.Now()
 	for key, when := range h.reported {
 		if now.Sub(when) > reportTime {
 			delete(h.reported, key)
@@ -357,7 +355,7 @@ func (h *Healer) nodes(ctx context.Context) error {
 		}
 		pause := time.Hour
 		if first != nil {
-			pause = max(first.due.Sub(h.config.Now()), h.times.pace)
+			pause = max(time.Until(first.due), h.times.pace)
 		}
 		timer := time.NewTimer(pause)
 		select {
@@ -382,7 +380,7 @@ func (h *Healer) noteNode(found map[string]*starting, c change[startingNode]) {
 		delete(found, name)
 		return
 	}
-	now := h.config.Now()
+	now := time.Now()
 	s := found[name]
 	if s == nil {
 		s = &starting{since: now}
@@ -399,7 +397,7 @@ func (h *Healer) noteNode(found map[string]*starting, c change[startingNode]) {
 // untaint removes the startup taint of a node on which pods can pull.
 func (h *Healer) untaint(ctx context.Context, client *Client, s *starting) {
 	log := h.config.Logger.With("node", s.node.Metadata.Name, "taint", h.config.Startup.Taint)
-	now := h.config.Now()
+	now := time.Now()
 	s.due = now.Add(min(max(now.Sub(s.since)/10, h.times.poll), h.times.maxPoll))
 	reason, err := client.waitsFor(ctx, s.node, h.config.Startup.Until)
 	switch {

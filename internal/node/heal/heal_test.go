@@ -159,42 +159,52 @@ const (
 func (s *server) start(change ...func(*times)) *Healer {
 	h := New(Config{
 		Connect: func() (*Client, error) {
-			return &Client{HTTP: s.http, URL: inMemoryURL, Namespace: "ns", Release: "r", Now: time.Now}, nil
+			return &Client{HTTP: s.http, URL: inMemoryURL, Namespace: "ns", Release: "r"}, nil
 		},
 		Rules: func() (nodeimages.Rules, error) {
 			return nodeimages.Rules{References: []string{"a/pause:1"}, Digest: "^$", Name: "^b/pause:", Own: "^$"}, nil
 		},
-		Logger: slog.New(slog.DiscardHandler), Now: time.Now,
+		Logger: slog.New(slog.DiscardHandler),
 	})
 	for _, c := range change {
 		c(&h.times)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error)
-	go func() { done <- h.Run(ctx) }()
-	s.t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			s.t.Error(err)
-		}
-	})
+	runHealer(s.t, h)
 	return h
 }
 
+// runHealer runs a healer until the test ends.
+func runHealer(t *testing.T, h *Healer) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- h.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // eventually waits until a condition holds, with the lock held while it is checked.
-func (s *server) eventually(what string, holds func() bool) {
-	s.t.Helper()
+func eventually(t *testing.T, mu *sync.Mutex, what string, holds func() bool) {
+	t.Helper()
 	for end := time.Now().Add(time.Hour); ; time.Sleep(10 * time.Millisecond) {
-		s.mu.Lock()
+		mu.Lock()
 		ok := holds()
-		s.mu.Unlock()
+		mu.Unlock()
 		if ok {
 			return
 		}
 		if time.Now().After(end) {
-			s.t.Fatalf("%s: it did not happen: patches %q, events %q", what, s.patches, s.records)
+			t.Fatalf("%s: it did not happen", what)
 		}
 	}
+}
+
+func (s *server) eventually(what string, holds func() bool) {
+	s.t.Helper()
+	eventually(s.t, &s.mu, what, holds)
 }
 
 // quiet fails if there are more patches or events when the healer has given up.
@@ -375,17 +385,17 @@ func TestInCluster(t *testing.T) {
 	defer api.Close()
 	host, port, _ := strings.Cut(api.Listener.Addr().String(), ":")
 	dir := t.TempDir()
-	if _, err := InCluster(dir, time.Now); err == nil || !strings.Contains(err.Error(), "KUBERNETES_SERVICE_HOST") {
+	if _, err := InCluster(dir); err == nil || !strings.Contains(err.Error(), "KUBERNETES_SERVICE_HOST") {
 		t.Errorf("without the variables: %v", err)
 	}
 	t.Setenv("KUBERNETES_SERVICE_HOST", host)
 	t.Setenv("KUBERNETES_SERVICE_PORT", port)
-	if _, err := InCluster(dir, time.Now); err == nil || !strings.Contains(err.Error(), "ca.crt") {
+	if _, err := InCluster(dir); err == nil || !strings.Contains(err.Error(), "ca.crt") {
 		t.Errorf("without a CA: %v", err)
 	}
 	ca := string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: api.Certificate().Raw}))
 	write(t, dir, "ca.crt", ca)
-	c, err := InCluster(dir, time.Now)
+	c, err := InCluster(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -428,7 +438,7 @@ func TestOnceLooksAgain(t *testing.T) {
 		}
 	}))
 	defer api.Close()
-	client := &Client{HTTP: api.Client(), URL: api.URL, Namespace: "ns", Release: "r", Now: time.Now}
+	client := &Client{HTTP: api.Client(), URL: api.URL, Namespace: "ns", Release: "r"}
 	results, err := Once(t.Context(), client, rules, false)
 	if err != nil || len(results) != 1 || results[0].Action != Replace || results[0].Pod != "q" || patches != 1 || len(lists) != 0 {
 		t.Errorf("%+v, %v after %d patches; %d lists left", results, err, patches, len(lists))
@@ -461,7 +471,7 @@ func TestDryRunsLookAgainAtWhatChanges(t *testing.T) {
 		}
 	}))
 	defer api.Close()
-	client := &Client{HTTP: api.Client(), URL: api.URL, Namespace: "ns", Release: "r", Now: time.Now}
+	client := &Client{HTTP: api.Client(), URL: api.URL, Namespace: "ns", Release: "r"}
 	pods, err := Once(t.Context(), client, rules, true)
 	if err != nil || len(pods) != 1 || pods[0].Action != Replace {
 		t.Errorf("pods %+v, %v", pods, err)
@@ -496,7 +506,7 @@ func TestANodeThatReportsOnlySomeOfItsImages(t *testing.T) {
 		}
 	}))
 	defer api.Close()
-	client := &Client{HTTP: api.Client(), URL: api.URL, Namespace: "ns", Release: "r", Now: time.Now}
+	client := &Client{HTTP: api.Client(), URL: api.URL, Namespace: "ns", Release: "r"}
 	tried := []string{"a/pause:1"}
 	for _, want := range []string{"r/own:1", "b/pause:3", "b/pause:1", "b/pause:2", ""} {
 		p := podWith(t, tried[len(tried)-1], backOff, strings.Join(tried[:len(tried)-1], ","))

@@ -176,10 +176,10 @@ func (h *Healer) copyRepositories(ctx context.Context) {
 	c := &copier{config: h.config.Repositories, connect: h.config.Connect, log: h.config.Logger}
 	for ctx.Err() == nil {
 		pause := listPeriod
-		began := h.config.Now()
+		began := time.Now()
 		repositories, err := h.list(ctx, c.config)
 		if err == nil {
-			now := h.config.Now()
+			now := time.Now()
 			pause = max(pause, listShare*now.Sub(began))
 			err = c.store(ctx, repositories, now)
 		}

@@ -143,9 +143,9 @@ func (c *cluster) runHealers(t *testing.T, n int) {
 	for range n {
 		h := New(Config{
 			Connect: func() (*Client, error) {
-				return &Client{HTTP: client, URL: inMemoryURL, Namespace: "ns", Release: "r", Now: time.Now}, nil
+				return &Client{HTTP: client, URL: inMemoryURL, Namespace: "ns", Release: "r"}, nil
 			},
-			Repositories: Repositories{ConfigMap: "names"}, Now: time.Now, Logger: logger,
+			Repositories: Repositories{ConfigMap: "names"}, Logger: logger,
 		})
 		h.list = func(context.Context, Repositories) ([]string, error) {
 			time.Sleep(c.takes)
@@ -154,15 +154,7 @@ func (c *cluster) runHealers(t *testing.T, n int) {
 			c.listings++
 			return c.repositories, c.failure
 		}
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan error)
-		go func() { done <- h.Run(ctx) }()
-		t.Cleanup(func() {
-			cancel()
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
-		})
+		runHealer(t, h)
 	}
 }
 

@@ -128,7 +128,7 @@ func (c *Client) waitsFor(ctx context.Context, n startingNode, until Until) (str
 	if err != nil {
 		return "", err
 	}
-	previous := c.Now().Sub(n.Metadata.CreationTimestamp) < sameName
+	previous := time.Since(n.Metadata.CreationTimestamp) < sameName
 	ready := func(p Pod) bool {
 		old := previous && p.Metadata.CreationTimestamp.Before(n.Metadata.CreationTimestamp)
 		return isReady(p.Status.Conditions) && p.Metadata.DeletionTimestamp == "" && !old

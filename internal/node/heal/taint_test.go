@@ -1,7 +1,6 @@
 package heal
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -94,7 +93,7 @@ func (s *nodeServer) serve(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *nodeServer) client() *Client {
-	return &Client{HTTP: s.http, URL: inMemoryURL, Namespace: "ns", Release: "r", Now: time.Now}
+	return &Client{HTTP: s.http, URL: inMemoryURL, Namespace: "ns", Release: "r"}
 }
 
 // podOf is a pod of a component.
@@ -126,33 +125,15 @@ const (
 func (s *nodeServer) startNodes(until Until) *Healer {
 	h := New(Config{
 		Connect: func() (*Client, error) { return s.client(), nil },
-		Logger:  slog.New(slog.DiscardHandler), Now: time.Now, Startup: Startup{Taint: key, Until: until},
+		Logger:  slog.New(slog.DiscardHandler), Startup: Startup{Taint: key, Until: until},
 	})
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error)
-	go func() { done <- h.Run(ctx) }()
-	s.t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			s.t.Error(err)
-		}
-	})
+	runHealer(s.t, h)
 	return h
 }
 
 func (s *nodeServer) eventually(what string, holds func() bool) {
 	s.t.Helper()
-	for end := time.Now().Add(time.Hour); ; time.Sleep(10 * time.Millisecond) {
-		s.mu.Lock()
-		ok := holds()
-		s.mu.Unlock()
-		if ok {
-			return
-		}
-		if time.Now().After(end) {
-			s.t.Fatalf("%s: it did not happen: %d looks, patches %q", what, s.looks, s.patches)
-		}
-	}
+	eventually(s.t, &s.mu, what, holds)
 }
 
 func TestTheTaintIsRemovedWhenTheProxyIsReady(t *testing.T) {

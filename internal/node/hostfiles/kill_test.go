@@ -68,7 +68,16 @@ var stories = map[string]story{
 	},
 }
 
-// reach runs up to n states of a story, or all of them if n is negative.
+// eachStage runs a test for each state of each story, and for the restore that follows.
+func eachStage(t *testing.T, test func(t *testing.T, s story, stage int, w Wants)) {
+	for description, s := range stories {
+		for stage, w := range append(slices.Clone(s.wants), Wants{}) {
+			t.Run(fmt.Sprintf("%s, stage %d", description, stage), func(t *testing.T) { test(t, s, stage, w) })
+		}
+	}
+}
+
+// reach runs the first n states of a story.
 func reach(t *testing.T, s story, n int) (host string, before map[string]node) {
 	t.Helper()
 	host = newHost(t, s.before)
@@ -83,70 +92,62 @@ func reach(t *testing.T, s story, n int) (host string, before map[string]node) {
 // The same run again reaches the same state as without the interruption, and so does an immediate
 // restore, including inodes.
 func TestKilledAtEveryCall(t *testing.T) {
-	for description, s := range stories {
-		for stage := range len(s.wants) + 1 { // the last one is the restore
-			t.Run(fmt.Sprintf("%s, stage %d", description, stage), func(t *testing.T) {
-				var w Wants
-				if stage < len(s.wants) {
-					w = s.wants[stage]
-				}
-				host, _ := reach(t, s, stage)
-				old := contents(snapshot(t, host))
-				mustRun(t, host, w)
-				end := contents(snapshot(t, host))
+	eachStage(t, func(t *testing.T, s story, stage int, w Wants) {
+		host, _ := reach(t, s, stage)
+		old := contents(snapshot(t, host))
+		mustRun(t, host, w)
+		end := contents(snapshot(t, host))
 
-				for _, after := range []bool{false, true} {
-					hits := 0
-					for n := 1; ; n++ {
-						host, before := reach(t, s, stage)
-						hook, hit := stop(n, after)
-						o := options(host)
-						o.hook = hook
-						_, err := run(o, w)
-						if *hit == "" {
-							if err != nil {
-								t.Fatal(err)
-							}
-							break
-						}
-						hits++
-						where := fmt.Sprintf("killed at %s (%d, after: %v)", *hit, n, after)
-						wholeFiles(t, where, contents(snapshot(t, host)), old, end)
-
-						plan, err := run(options(host), w)
-						if err != nil {
-							t.Fatalf("%s: the next run: %v", where, err)
-						}
-						if got := contents(snapshot(t, host)); got.String() != end.String() {
-							t.Fatalf("%s: after the next run the tree is\n%s\nwant\n%s", where, got, end)
-						}
-						if plan == nil || len(plan.Warnings) > 0 {
-							t.Errorf("%s: warnings %v", where, plan.Warnings)
-						}
-						if _, err := run(options(host), Wants{}); err != nil {
-							t.Fatalf("%s: the restore: %v", where, err)
-						}
-						sameSnapshot(t, where+", run again, and restored", snapshot(t, host), before)
-
-						host, before = reach(t, s, stage)
-						o = options(host)
-						o.hook, _ = stop(n, after)
-						_, _ = run(o, w)
-						if _, err := run(options(host), Wants{}); err != nil {
-							t.Fatalf("%s: the immediate restore: %v", where, err)
-						}
-						sameSnapshot(t, where+", and restored", snapshot(t, host), before)
-						if t.Failed() {
-							return
-						}
+		for _, after := range []bool{false, true} {
+			hits := 0
+			for n := 1; ; n++ {
+				host, before := reach(t, s, stage)
+				hook, hit := stop(n, after)
+				o := options(host)
+				o.hook = hook
+				_, err := run(o, w)
+				if *hit == "" {
+					if err != nil {
+						t.Fatal(err)
 					}
-					if hits < 20 {
-						t.Errorf("only %d system calls were seen: the test checked nothing", hits)
-					}
+					break
 				}
-			})
+				hits++
+				where := fmt.Sprintf("killed at %s (%d, after: %v)", *hit, n, after)
+				wholeFiles(t, where, contents(snapshot(t, host)), old, end)
+
+				plan, err := run(options(host), w)
+				if err != nil {
+					t.Fatalf("%s: the next run: %v", where, err)
+				}
+				if got := contents(snapshot(t, host)); got.String() != end.String() {
+					t.Fatalf("%s: after the next run the tree is\n%s\nwant\n%s", where, got, end)
+				}
+				if plan == nil || len(plan.Warnings) > 0 {
+					t.Errorf("%s: warnings %v", where, plan.Warnings)
+				}
+				if _, err := run(options(host), Wants{}); err != nil {
+					t.Fatalf("%s: the restore: %v", where, err)
+				}
+				sameSnapshot(t, where+", run again, and restored", snapshot(t, host), before)
+
+				host, before = reach(t, s, stage)
+				o = options(host)
+				o.hook, _ = stop(n, after)
+				_, _ = run(o, w)
+				if _, err := run(options(host), Wants{}); err != nil {
+					t.Fatalf("%s: the immediate restore: %v", where, err)
+				}
+				sameSnapshot(t, where+", and restored", snapshot(t, host), before)
+				if t.Failed() {
+					return
+				}
+			}
+			if hits < 20 {
+				t.Errorf("only %d system calls were seen: the test checked nothing", hits)
+			}
 		}
-	}
+	})
 }
 
 // wholeFiles checks that every file without a temporary name is complete.
@@ -190,78 +191,70 @@ func wholeFiles(t *testing.T, where string, got, old, end files) {
 // Later, the affected file is complete, and no temporary file is left.
 func TestFailureOfEveryCall(t *testing.T) {
 	reads := []string{"open", "lock", "lstat", "read", "readdir", "access", "readlink"}
-	for description, s := range stories {
-		for stage := range len(s.wants) + 1 {
-			t.Run(fmt.Sprintf("%s, stage %d", description, stage), func(t *testing.T) {
-				var w Wants
-				if stage < len(s.wants) {
-					w = s.wants[stage]
+	eachStage(t, func(t *testing.T, s story, stage int, w Wants) {
+		host, _ := reach(t, s, stage)
+		old := contents(snapshot(t, host))
+		mustRun(t, host, w)
+		end := contents(snapshot(t, host))
+		seen := 0
+		for n := 2; ; n++ { // twice each: not executed, and executed but reported as failed
+			fault := []error{syscall.ENOSPC, syscall.EROFS, syscall.EIO}[n/2%3]
+			host, before := reach(t, s, stage)
+			now := snapshot(t, host)
+			o := options(host)
+			count, call, at := 0, "", ""
+			o.hook = func(c, path string, after bool) error {
+				if after == (n%2 == 0) {
+					return nil
 				}
-				host, _ := reach(t, s, stage)
-				old := contents(snapshot(t, host))
-				mustRun(t, host, w)
-				end := contents(snapshot(t, host))
-				seen := 0
-				for n := 2; ; n++ { // twice each: not executed, and executed but reported as failed
-					fault := []error{syscall.ENOSPC, syscall.EROFS, syscall.EIO}[n/2%3]
-					host, before := reach(t, s, stage)
-					now := snapshot(t, host)
-					o := options(host)
-					count, call, at := 0, "", ""
-					o.hook = func(c, path string, after bool) error {
-						if after == (n%2 == 0) {
-							return nil
-						}
-						if count++; count != n/2 {
-							return nil
-						}
-						call, at = c, path
-						return fault
-					}
-					_, err := run(o, w)
-					if call == "" {
-						break
-					}
-					seen++
-					where := fmt.Sprintf("%s %s (%d) failed with %v", call, at, n, fault)
-					if err == nil {
-						t.Fatalf("%s: no error", where)
-					}
-					if !strings.Contains(err.Error(), fault.Error()) || !strings.Contains(err.Error(), "/etc/") {
-						t.Errorf("%s: the error is %v", where, err)
-					}
-					if slices.Contains(reads, call) {
-						refusal(t, err)
-						sameSnapshot(t, where, snapshot(t, host), now)
-					} else if errors.As(err, new(*exitcode.Refusal)) {
-						t.Errorf("%s: the error is a refusal: %v", where, err)
-					}
-					got := contents(snapshot(t, host))
-					wholeFiles(t, where, got, old, end)
-					for name := range got {
-						// A temporary file that cannot be removed stays, and so does a folder that has just been
-						// renamed to be removed.
-						stays := call == "remove" || call == "sync" || call == "rename" && n%2 == 1
-						if strings.Contains(name, temporarySuffix) && !stays {
-							t.Errorf("%s: %s is left", where, name)
-						}
-					}
-					mustRun(t, host, w)
-					if got := contents(snapshot(t, host)); got.String() != end.String() {
-						t.Fatalf("%s: after the next run the tree is\n%s\nwant\n%s", where, got, end)
-					}
-					mustRun(t, host, Wants{})
-					sameSnapshot(t, where+", and restored", snapshot(t, host), before)
-					if t.Failed() {
-						return
-					}
+				if count++; count != n/2 {
+					return nil
 				}
-				if seen < 20 {
-					t.Errorf("only %d system calls were seen: the test checked nothing", seen)
+				call, at = c, path
+				return fault
+			}
+			_, err := run(o, w)
+			if call == "" {
+				break
+			}
+			seen++
+			where := fmt.Sprintf("%s %s (%d) failed with %v", call, at, n, fault)
+			if err == nil {
+				t.Fatalf("%s: no error", where)
+			}
+			if !strings.Contains(err.Error(), fault.Error()) || !strings.Contains(err.Error(), "/etc/") {
+				t.Errorf("%s: the error is %v", where, err)
+			}
+			if slices.Contains(reads, call) {
+				refusal(t, err)
+				sameSnapshot(t, where, snapshot(t, host), now)
+			} else if errors.As(err, new(*exitcode.Refusal)) {
+				t.Errorf("%s: the error is a refusal: %v", where, err)
+			}
+			got := contents(snapshot(t, host))
+			wholeFiles(t, where, got, old, end)
+			for name := range got {
+				// A temporary file that cannot be removed stays, and so does a folder that has just been
+				// renamed to be removed.
+				stays := call == "remove" || call == "sync" || call == "rename" && n%2 == 1
+				if strings.Contains(name, temporarySuffix) && !stays {
+					t.Errorf("%s: %s is left", where, name)
 				}
-			})
+			}
+			mustRun(t, host, w)
+			if got := contents(snapshot(t, host)); got.String() != end.String() {
+				t.Fatalf("%s: after the next run the tree is\n%s\nwant\n%s", where, got, end)
+			}
+			mustRun(t, host, Wants{})
+			sameSnapshot(t, where+", and restored", snapshot(t, host), before)
+			if t.Failed() {
+				return
+			}
 		}
-	}
+		if seen < 20 {
+			t.Errorf("only %d system calls were seen: the test checked nothing", seen)
+		}
+	})
 }
 
 // A failed run reports correctly which changes were made.

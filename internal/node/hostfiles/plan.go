@@ -39,7 +39,6 @@ type leftover struct {
 	dir    *directory
 	name   string
 	inside []string // the files in it, if it is a folder
-	folder bool
 }
 
 // folder is an opened directory or a folder in one, with the steps planned in it.
@@ -202,7 +201,7 @@ func (p *planner) leftFolder(d *directory, name string) {
 		p.refuse("%s", unreadable(d.name(name), err))
 		return
 	}
-	l := leftover{dir: d, name: name, folder: true}
+	l := leftover{dir: d, name: name}
 	for _, e := range entries {
 		file := path.Join(name, e.Name())
 		if !isTemporary(e.Name()) {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"syscall"
 	"testing"
 
 	"github.com/zarf-dev/zarf-registry/test/powercut"
@@ -17,7 +18,7 @@ func init() {
 	if host == "" {
 		return
 	}
-	setUmask(0o077)
+	syscall.Umask(0o077)
 	var w Wants
 	err := json.Unmarshal([]byte(os.Getenv(recordedWants)), &w)
 	if err == nil {
@@ -32,47 +33,39 @@ func init() {
 // The power is cut after each file operation of a run, and what was not synced is lost. Every file is then in its old
 // or its new state, in its new one if the run had ended, and the next run reaches the same state.
 func TestPowerCutAtEveryCall(t *testing.T) {
-	for description, s := range stories {
-		for stage := range len(s.wants) + 1 { // the last one is the restore
-			t.Run(fmt.Sprintf("%s, stage %d", description, stage), func(t *testing.T) {
-				t.Parallel()
-				var w Wants
-				if stage < len(s.wants) {
-					w = s.wants[stage]
-				}
-				encoded, err := json.Marshal(w)
-				if err != nil {
-					t.Fatal(err)
-				}
-				host, _ := reach(t, s, stage)
-				old := contents(snapshot(t, host))
-				process := powercut.Start(t, host, []string{recordedHost + "=" + host, recordedWants + "=" + string(encoded)},
-					"/proc/self/exe")
-				if err := process.Wait(); err != nil || process.Output() != "" {
-					t.Fatalf("%v: %s", err, process.Output())
-				}
-				end := contents(snapshot(t, host))
-				cuts := 0
-				for cut := range process.Cuts(powercut.Options{Seed: 1, Random: 3}) {
-					cuts++
-					left := cut.Restore(t)
-					got := contents(snapshot(t, left))
-					wholeFiles(t, cut.String(), got, old, end)
-					if cut.After == process.Events() && got.String() != end.String() {
-						t.Errorf("%s: the run had ended; it is\n%s\nwant\n%s", cut, got, end)
-					}
-					if _, err := run(options(left), w); err != nil {
-						t.Errorf("%s: the next run: %v", cut, err)
-						continue
-					}
-					if got := contents(snapshot(t, left)); got.String() != end.String() {
-						t.Errorf("%s: after the next run it is\n%s\nwant\n%s", cut, got, end)
-					}
-				}
-				if cuts < process.Events() {
-					t.Errorf("%d cuts after %d events", cuts, process.Events())
-				}
-			})
+	eachStage(t, func(t *testing.T, s story, stage int, w Wants) {
+		t.Parallel()
+		encoded, err := json.Marshal(w)
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
+		host, _ := reach(t, s, stage)
+		old := contents(snapshot(t, host))
+		process := powercut.Start(t, host, []string{recordedHost + "=" + host, recordedWants + "=" + string(encoded)},
+			"/proc/self/exe")
+		if err := process.Wait(); err != nil || process.Output() != "" {
+			t.Fatalf("%v: %s", err, process.Output())
+		}
+		end := contents(snapshot(t, host))
+		cuts := 0
+		for cut := range process.Cuts(powercut.Options{Seed: 1, Random: 3}) {
+			cuts++
+			left := cut.Restore(t)
+			got := contents(snapshot(t, left))
+			wholeFiles(t, cut.String(), got, old, end)
+			if cut.After == process.Events() && got.String() != end.String() {
+				t.Errorf("%s: the run had ended; it is\n%s\nwant\n%s", cut, got, end)
+			}
+			if _, err := run(options(left), w); err != nil {
+				t.Errorf("%s: the next run: %v", cut, err)
+				continue
+			}
+			if got := contents(snapshot(t, left)); got.String() != end.String() {
+				t.Errorf("%s: after the next run it is\n%s\nwant\n%s", cut, got, end)
+			}
+		}
+		if cuts < process.Events() {
+			t.Errorf("%d cuts after %d events", cuts, process.Events())
+		}
+	})
 }

@@ -1,6 +1,7 @@
 package hostfiles
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,7 +36,7 @@ type Options struct {
 	SkipMissing bool
 
 	hook        func(call, path string, after bool) error
-	lockTimeout time.Duration
+	lockTimeout time.Duration // 0: lockTimeout, the constant
 }
 
 // Tree is a set of directories of a node, locked against other runs. It is not safe for concurrent
@@ -91,7 +92,7 @@ func Open(ctx context.Context, o Options) (tree *Tree, err error) {
 	}
 	// In path order, so that two runs do not deadlock.
 	for _, d := range t.dirs {
-		if err := d.lock(ctx, max(o.lockTimeout, 0)); err != nil {
+		if err := d.lock(ctx, cmp.Or(o.lockTimeout, lockTimeout)); err != nil {
 			return nil, err
 		}
 	}
@@ -139,9 +140,6 @@ func (d *directory) close() {
 }
 
 func (d *directory) lock(ctx context.Context, timeout time.Duration) error {
-	if timeout == 0 {
-		timeout = lockTimeout
-	}
 	for end := time.Now().Add(timeout); ; {
 		var taken bool
 		err := d.do("lock", d.path, func() (err error) {

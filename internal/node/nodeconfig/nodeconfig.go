@@ -19,7 +19,6 @@ import (
 	"path"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/node/hostfiles"
@@ -40,8 +39,6 @@ type Options struct {
 	Restore bool
 	// Log receives the progress, with every secret masked.
 	Log io.Writer
-	// Now is the time reported for changes that leave no file.
-	Now time.Time
 }
 
 // Run configures the node. The report is also valid if Run fails, and contains the error.

@@ -11,6 +11,7 @@ import (
 
 	"gopkg.in/yaml.v2"
 
+	"github.com/zarf-dev/zarf-registry/internal/net/mounted"
 	"github.com/zarf-dev/zarf-registry/internal/node/noderuntime"
 )
 
@@ -29,9 +30,12 @@ func (r *run) awaitSum(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, sumTime)
 	defer cancel()
 	for told := false; ; told = true {
-		is, err := hasSum(r.ConfigDir, r.Sum)
-		if is || err != nil {
-			return err
+		sum, err := os.ReadFile(filepath.Join(r.ConfigDir, keySum))
+		if err != nil {
+			return fmt.Errorf("reading the configuration: %w", err)
+		}
+		if string(sum) == r.Sum {
+			return nil
 		}
 		if !told {
 			fmt.Fprintln(r.Log, "waiting for the kubelet, which has mounted a previous configuration")
@@ -44,26 +48,16 @@ func (r *run) awaitSum(ctx context.Context) error {
 	}
 }
 
-func hasSum(dir, sum string) (bool, error) {
-	mounted, err := os.ReadFile(filepath.Join(dir, keySum))
-	if err != nil {
-		return false, fmt.Errorf("reading the configuration: %w", err)
-	}
-	return string(mounted) == sum, nil
+// read reads one generation of the mounted configuration. Restore needs only config.json.
+func read(dir string, restore bool) (in noderuntime.Inputs, err error) {
+	_, err = mounted.Read(dir, func(generation string) (err error) {
+		in, err = readFrom(generation, restore)
+		return err
+	})
+	return in, err
 }
 
-// generation returns the real directory of a mounted Secret: the kubelet replaces all files at once
-// by changing a link.
-func generation(dir string) string {
-	if target, err := filepath.EvalSymlinks(filepath.Join(dir, "..data")); err == nil {
-		return target
-	}
-	return dir
-}
-
-// read reads the mounted configuration. Restore needs only config.json.
-func read(dir string, restore bool) (noderuntime.Inputs, error) {
-	dir = generation(dir)
+func readFrom(dir string, restore bool) (noderuntime.Inputs, error) {
 	data, err := os.ReadFile(filepath.Join(dir, noderuntime.KeyConfig))
 	if err != nil {
 		return noderuntime.Inputs{}, fmt.Errorf("reading the configuration: %w", err)
@@ -82,13 +76,11 @@ func read(dir string, restore bool) (noderuntime.Inputs, error) {
 // optional returns nil if the file does not exist. Build decides whether it is required.
 func optional(dir, name string) ([]byte, error) {
 	data, err := os.ReadFile(filepath.Join(dir, name))
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
-	case err != nil:
+	}
+	if err != nil {
 		return nil, fmt.Errorf("reading the configuration: %w", err)
-	case data == nil:
-		return []byte{}, nil
 	}
 	return data, nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/zarf-dev/zarf-registry/internal/node/hostfiles"
@@ -44,7 +45,7 @@ func (r *run) count(plan *hostfiles.Plan) {
 		}
 		if gone {
 			// The restored file has its original modification time.
-			registries = &noderuntime.RegistriesReport{Path: c.Path, Changed: r.Now, Gone: true}
+			registries = &noderuntime.RegistriesReport{Path: c.Path, Changed: time.Now(), Gone: true}
 		}
 		// An existing file takes precedence over a removed one, as when nodeConfig.k3s.path was changed.
 		if r.report.Registries == nil || r.report.Registries.Gone {

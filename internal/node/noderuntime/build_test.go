@@ -4,15 +4,15 @@ import (
 	"math/rand/v2"
 	"path"
 	"slices"
+	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/sirupsen/logrus"
 )
 
-// The result for a valid configuration is deterministic, free of duplicates, and contains only
-// files in allowed directories.
-func TestBuildIsDeterministic(t *testing.T) {
+// The files for a valid configuration are sorted, and in allowed directories. FuzzMask tests that the result is
+// deterministic.
+func TestFilesOfValidConfigurations(t *testing.T) {
 	accepted := 0
 	for seed := range uint64(400) {
 		d := document{Rand: rand.New(rand.NewPCG(seed, 1)), correct: true}
@@ -29,22 +29,15 @@ func TestBuildIsDeterministic(t *testing.T) {
 			}
 		}
 		in := Inputs{Config: config, Registries: []byte(d.registries())}
-		first, err := Build(in)
-		second, again := Build(in)
-		if errorText(err) != errorText(again) {
-			t.Fatalf("seed %d: %v, then %v", seed, err, again)
-		}
+		desired, err := Build(in)
 		if err != nil {
 			continue
 		}
 		accepted++
-		if diff := cmp.Diff(first, second); diff != "" {
-			t.Fatalf("seed %d: %s", seed, diff)
-		}
-		if !slices.IsSortedFunc(first.Files, func(a, b File) int { return cmpStrings(a.Path, b.Path) }) {
+		if !slices.IsSortedFunc(desired.Files, func(a, b File) int { return strings.Compare(a.Path, b.Path) }) {
 			t.Errorf("seed %d: not in order", seed)
 		}
-		for _, f := range first.Files {
+		for _, f := range desired.Files {
 			if !slices.ContainsFunc(config.Directories, func(dir string) bool { return f.Path != dir && below(f.Path, dir) }) ||
 				path.Clean(f.Path) != f.Path {
 				t.Errorf("seed %d: %s", seed, f.Path)
@@ -57,16 +50,6 @@ func TestBuildIsDeterministic(t *testing.T) {
 	if accepted < 100 {
 		t.Fatalf("only %d configurations were accepted", accepted)
 	}
-}
-
-func cmpStrings(a, b string) int {
-	switch {
-	case a < b:
-		return -1
-	case a > b:
-		return 1
-	}
-	return 0
 }
 
 func TestReadAsK3sDoesNotLog(t *testing.T) {

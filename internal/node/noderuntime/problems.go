@@ -2,6 +2,7 @@ package noderuntime
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -20,13 +21,9 @@ func (f *findings) problem(format string, args ...any) { add(&f.problems, format
 func (f *findings) warn(format string, args ...any) { add(&f.warnings, format, args) }
 
 func add(to *[]string, format string, args []any) {
-	text := fmt.Sprintf(format, args...)
-	for _, known := range *to {
-		if known == text {
-			return
-		}
+	if text := fmt.Sprintf(format, args...); !slices.Contains(*to, text) {
+		*to = append(*to, text)
 	}
-	*to = append(*to, text)
 }
 
 // err returns nil if there are no problems.

@@ -38,13 +38,11 @@ func TestBuildRefuses(t *testing.T) {
 		},
 		"UTF-8 with a byte order mark": {
 			withRegistries("\ufeffmirrors: {}\n"),
-			in +
-				"starts with a byte order mark, which K3s does not accept after our first line; save it as UTF-8 without it",
+			in + "starts with a byte order mark, which K3s does not accept after our first line; save it as UTF-8 without it",
 		},
 		"UTF-16": {
 			withRegistries("\xff\xfem\x00"),
-			in +
-				"starts with a byte order mark, which K3s does not accept after our first line; save it as UTF-8 without it",
+			in + "starts with a byte order mark, which K3s does not accept after our first line; save it as UTF-8 without it",
 		},
 		"an alias without an anchor": {
 			withRegistries("mirrors: *hunter2\n"), in + "invalid YAML",
@@ -91,14 +89,12 @@ func TestBuildRefuses(t *testing.T) {
 		},
 		"an unknown key of credentials, which may be a user's name": {
 			withRegistries("configs: {x: {auth: {hunter2: hunter2}}}\n"),
-			in +
-				"configs.x.auth: has an unknown key, not shown because it may be a secret; want one of auth, identity_token, " +
+			in + "configs.x.auth: has an unknown key, not shown because it may be a secret; want one of auth, identity_token, " +
 				"password, token, username",
 		},
 		"a key that contains its value": {
 			withRegistries("configs: {x: {tls: {ca_file:hunter2}}}\n"),
-			in +
-				"configs.x.tls: has an unknown key, not shown because it may be a secret; want one of ca_file, cert_file, " +
+			in + "configs.x.tls: has an unknown key, not shown because it may be a secret; want one of ca_file, cert_file, " +
 				"insecure_skip_verify, key_file",
 		},
 		"a string instead of a mapping": {
@@ -117,8 +113,7 @@ func TestBuildRefuses(t *testing.T) {
 		},
 		"a host that is a URL": {
 			withRegistries("configs: {'https://u:hunter2@x': {}}\n"),
-			in +
-				"configs.\"https://<REDACTED>@x\": invalid registry host; want docker.io, registry.example.com:5000 or \"*\"",
+			in + "configs.\"https://<REDACTED>@x\": invalid registry host; want docker.io, registry.example.com:5000 or \"*\"",
 		},
 		"a host with a user": {
 			withRegistries("configs: {'u:hunter2@x': {}}\n"),
@@ -428,8 +423,7 @@ func TestBuildWarns(t *testing.T) {
 			"mirrors: {x: {endpoint: ['https://u:hunter2@y/hunter1']}}\n",
 			nil,
 			[]string{
-				in +
-					"mirrors.x.endpoint[0]: https://<REDACTED>@y/hunter1: container runtimes ignore credentials in a URL; " +
+				in + "mirrors.x.endpoint[0]: https://<REDACTED>@y/hunter1: container runtimes ignore credentials in a URL; " +
 					"configure them separately",
 			},
 		},
@@ -472,8 +466,7 @@ func TestBuildWarns(t *testing.T) {
 			"configs: {x: {tls: {ca_file: /a/b}}}\n",
 			func(string) error { return ErrNotMounted },
 			[]string{
-				in +
-					"configs.x.tls.ca_file: /a/b was not checked: add its directory to nodeConfig.tlsDirectories",
+				in + "configs.x.tls.ca_file: /a/b was not checked: add its directory to nodeConfig.tlsDirectories",
 			},
 		},
 		"an ineffective exclusion in K3s": {"mirrors: {'*': {endpoint: [x]}, quay.io: {}}\nconfigs: {docker.io: {}, " +

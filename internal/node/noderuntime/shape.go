@@ -82,9 +82,7 @@ func hostFields(more fields) fields {
 		"dial_timeout":  textOf(duration),
 		"rewrite":       {key: pattern, each: textOf(replacement)}, // K3s and RKE2 only
 	}
-	for key, s := range more {
-		all[key] = s
-	}
+	maps.Copy(all, more)
 	return all
 }
 
@@ -130,23 +128,14 @@ func (s *shape) nests(n *node) bool {
 // isTable reports whether n is a table or an array of tables that the shape allows.
 func (s *shape) isTable(n *node) bool {
 	if n.form == list && s.list != nil && s.list.fields != nil && len(n.list) > 0 {
-		for _, v := range n.list {
-			if v.form != mapping {
-				return false
-			}
-		}
-		return true
+		return !slices.ContainsFunc(n.list, func(v *node) bool { return v.form != mapping })
 	}
 	return n.form == mapping && (s.fields != nil || s.each != nil)
 }
 
 func (s *shape) onlyTables(n *node) bool {
-	for _, i := range n.items {
-		if !s.at(i.key).isTable(i.value) {
-			return false
-		}
-	}
-	return len(n.items) > 0
+	value := func(i item) bool { return !s.at(i.key).isTable(i.value) }
+	return len(n.items) > 0 && !slices.ContainsFunc(n.items, value)
 }
 
 // forms describes the allowed forms.

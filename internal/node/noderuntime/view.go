@@ -125,14 +125,8 @@ func viewCertificates(data []byte) view {
 		if block.Type != "CERTIFICATE" || err != nil {
 			return nil
 		}
-		w.add(
-			fmt.Sprintf(
-				"certificate %q, SHA-256 %s, until %s", cert.Subject, pki.Fingerprint(cert)[:16],
-				cert.NotAfter.UTC().Format(time.DateOnly),
-			),
-			"",
-			"",
-		)
+		w.add(fmt.Sprintf("certificate %q, SHA-256 %s, until %s", cert.Subject, pki.Fingerprint(cert)[:16],
+			cert.NotAfter.UTC().Format(time.DateOnly)), "", "")
 		data = rest
 	}
 }

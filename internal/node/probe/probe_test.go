@@ -108,7 +108,7 @@ func TestRun(t *testing.T) {
 				config.Timeout = 2 * time.Second
 			}
 			result := run(t, config)
-			expect(t, result, address, tt.reason, tt.says...)
+			expect(t, result, tt.reason, tt.says...)
 			var steps []string
 			for _, step := range result.Steps {
 				steps = append(steps, fmt.Sprintf("%s %s %d", step.Method, strings.TrimPrefix(step.URL, "http://"+address),
@@ -133,7 +133,7 @@ func run(t *testing.T, config Config) Result {
 	return result
 }
 
-func expect(t *testing.T, result Result, address string, reason Reason, says ...string) {
+func expect(t *testing.T, result Result, reason Reason, says ...string) {
 	t.Helper()
 	if result.Reason != reason || result.OK != (reason == "") || (result.Problem == "") != result.OK ||
 		(result.Advice == "") != result.OK {
@@ -153,12 +153,12 @@ func TestNothingListens(t *testing.T) {
 	}
 	address := listener.Addr().String()
 	_ = listener.Close()
-	expect(t, run(t, Config{Address: address}), address, ReasonRefused, "nothing listens on "+address, "hostPort",
+	expect(t, run(t, Config{Address: address}), ReasonRefused, "nothing listens on "+address, "hostPort",
 		"kube-proxy", "registryProxy=true")
 }
 
 func TestAddressThatIsNone(t *testing.T) {
-	expect(t, run(t, Config{Address: "127.0.0.1:99999"}), "", ReasonUnreachable, "127.0.0.1, or [::1]")
+	expect(t, run(t, Config{Address: "127.0.0.1:99999"}), ReasonUnreachable, "127.0.0.1, or [::1]")
 }
 
 func TestTLS(t *testing.T) {
@@ -210,7 +210,7 @@ func TestTLS(t *testing.T) {
 			"another address"},
 	} {
 		t.Run(description, func(t *testing.T) {
-			expect(t, run(t, tt.config), tt.config.Address, tt.reason, tt.says)
+			expect(t, run(t, tt.config), tt.reason, tt.says)
 		})
 	}
 }

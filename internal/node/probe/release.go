@@ -112,7 +112,9 @@ func CheckTLS(ctx context.Context, t Target, each func(Check)) error {
 			return t.plain(t.Registry).expectNot(ctx, http.StatusOK, http.MethodGet, "/v2/")
 		}},
 	}
+	listeners := []string{t.Registry}
 	if t.Plain != "" {
+		listeners = append(listeners, t.Plain)
 		const catalog = "/v2/_catalog?n=1" // at /v2/, clients are asked for a credential even if reading needs none
 		read := step{"the node port serves nothing without a credential", func() error {
 			return t.plain(t.Plain).expect(ctx, http.StatusUnauthorized, http.MethodGet, catalog)
@@ -134,10 +136,6 @@ func CheckTLS(ctx context.Context, t Target, each func(Check)) error {
 			}
 			return nil
 		}})
-	}
-	listeners := []string{t.Registry}
-	if t.Plain != "" {
-		listeners = append(listeners, t.Plain)
 	}
 	if err := t.reach(ctx, each, listeners...); err != nil {
 		return err

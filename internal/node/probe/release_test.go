@@ -91,6 +91,22 @@ func material(t *testing.T, ca *tlsfilestest.CA, organization string) *tlsfiles.
 	return source.Current()
 }
 
+// serve starts a server in the place of the registry, and returns its address.
+func serve(t *testing.T, ca *tlsfilestest.CA, config *tls.Config, handler http.HandlerFunc) string {
+	t.Helper()
+	certificate, key := ca.Issue(t, pki.OrganizationServer, name)
+	pair, err := tls.X509KeyPair(certificate, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.Certificates = []tls.Certificate{pair}
+	server := httptest.NewUnstartedServer(handler)
+	server.TLS = config
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	return server.Listener.Addr().String()
+}
+
 // steps keeps what was tried.
 func steps(to *[]string) func(probe.Check) {
 	return func(s probe.Check) { *to = append(*to, fmt.Sprintf("%s: %v", s.Name, s.Err)) }
@@ -183,21 +199,11 @@ func TestFaultsAreFound(t *testing.T) {
 // verified only where there are any.
 func TestAnOpenRegistryIsFound(t *testing.T) {
 	ca := tlsfilestest.NewCA(t, "test")
-	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter,
-		_ *http.Request) {
-		io.WriteString(w, "{}")
-	}))
-	certificate, key := ca.Issue(t, pki.OrganizationServer, name)
-	pair, err := tls.X509KeyPair(certificate, key)
-	if err != nil {
-		t.Fatal(err)
-	}
 	pool := x509.NewCertPool()
 	pool.AddCert(ca.Certificate)
-	server.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequestClientCert, ClientCAs: pool}
-	server.StartTLS()
-	defer server.Close()
-	err = probe.CheckTLS(t.Context(), target(t, ca, server.Listener.Addr().String()), func(probe.Check) {})
+	address := serve(t, ca, &tls.Config{ClientAuth: tls.RequestClientCert, ClientCAs: pool},
+		func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "{}") })
+	err := probe.CheckTLS(t.Context(), target(t, ca, address), func(probe.Check) {})
 	for _, want := range []string{
 		"connections without a certificate are rejected: GET https://",
 		"connections with a certificate of another CA are rejected: GET https://",
@@ -212,23 +218,14 @@ func TestAnOpenRegistryIsFound(t *testing.T) {
 // While garbage is collected nothing can be written: the check waits.
 func TestAPauseIsWaitedFor(t *testing.T) {
 	ca, asked := tlsfilestest.NewCA(t, "test"), 0
-	front := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	address := serve(t, ca, &tls.Config{}, func(w http.ResponseWriter, _ *http.Request) {
 		if asked++; asked == 1 {
 			w.WriteHeader(http.StatusServiceUnavailable)
 			return
 		}
 		w.WriteHeader(http.StatusTeapot)
 	})
-	server := httptest.NewUnstartedServer(front)
-	certificate, key := ca.Issue(t, pki.OrganizationServer, name)
-	pair, err := tls.X509KeyPair(certificate, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server.TLS = &tls.Config{Certificates: []tls.Certificate{pair}}
-	server.StartTLS()
-	defer server.Close()
-	to := target(t, ca, server.Listener.Addr().String())
+	to := target(t, ca, address)
 	if err := probe.CheckPush(t.Context(), to, "check-1", func(probe.Check) {}); err == nil ||
 		!strings.Contains(err.Error(), "418") || asked < 2 {
 		t.Errorf("asked %d times: %v", asked, err)

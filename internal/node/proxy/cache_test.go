@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"io"
 	"net/http"
 	"net/netip"
 	"strconv"
@@ -81,14 +80,12 @@ func TestCachesFirst(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			cached, direct := &counting{Handler: tt.cache}, &counting{Handler: store{blob}}
 			f, _ := startWithCache(t, direct, cached)
-			response, err := http.Get("http://" + f.address() + tt.path)
+			response, body, err := f.get(tt.path)
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer response.Body.Close()
-			body, err := io.ReadAll(response.Body)
-			if err != nil || response.StatusCode != tt.status || tt.status == 200 && !bytes.Equal(body, blob.data) {
-				t.Errorf("%v, %s, %d bytes", err, response.Status, len(body))
+			if response.StatusCode != tt.status || tt.status == 200 && !bytes.Equal(body, blob.data) {
+				t.Errorf("%s, %d bytes", response.Status, len(body))
 			}
 			if cached.requests.Load() != tt.atCache || direct.requests.Load() != tt.atDirect {
 				t.Errorf("%d requests to caches, %d to the registry, want %d and %d", cached.requests.Load(),
@@ -112,9 +109,7 @@ func TestCacheBreaksOff(t *testing.T) {
 			handler(w, r)
 		}
 	}
-	half := func(w http.ResponseWriter, r *http.Request) {
-		serveUntil(w, r, blob, 1_000_000)
-	}
+	half := func(w http.ResponseWriter, r *http.Request) { store{blob}.ServeHTTP(&cutter{w, 1_000_000}, r) }
 	for name, tt := range map[string]struct {
 		second http.HandlerFunc
 		want   string
@@ -126,15 +121,7 @@ func TestCacheBreaksOff(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			log = nil
 			f, _ := startWithCache(t, note("registry", store{blob}.ServeHTTP), note("cache", firstThen(half, tt.second).ServeHTTP))
-			response, err := http.Get("http://" + f.address() + blob.path())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer response.Body.Close()
-			body, err := io.ReadAll(response.Body)
-			if err != nil || !bytes.Equal(body, blob.data) {
-				t.Errorf("%v, %d bytes", err, len(body))
-			}
+			f.pull(t, blob)
 			mu.Lock()
 			defer mu.Unlock()
 			if got := strings.Join(log, "|"); got != tt.want {
@@ -142,27 +129,6 @@ func TestCacheBreaksOff(t *testing.T) {
 			}
 		})
 	}
-}
-
-// serveUntil sends at most n bytes of what the request asks for, and then breaks the connection.
-func serveUntil(w http.ResponseWriter, r *http.Request, b blob, n int) {
-	b.setHeader(w)
-	http.ServeContent(&cutting{w, n}, r, "", time.Time{}, bytes.NewReader(b.data))
-}
-
-type cutting struct {
-	http.ResponseWriter
-	left int
-}
-
-func (c *cutting) Write(p []byte) (int, error) {
-	if c.left < len(p) {
-		_, _ = c.ResponseWriter.Write(p[:c.left])
-		_ = http.NewResponseController(c.ResponseWriter).Flush()
-		panic(http.ErrAbortHandler)
-	}
-	c.left -= len(p)
-	return c.ResponseWriter.Write(p)
 }
 
 // Without caches, requests go to the registry at once, and after two failures caches are not tried for a while.
@@ -295,18 +261,5 @@ func TestPace(t *testing.T) {
 	p = pace{failed: true}
 	if ends, err := p.add(enough, turn, turn); !ends || err != nil {
 		t.Errorf("one has failed, and none has been fast: %v, %v", ends, err)
-	}
-}
-
-// pull expects the whole blob from the proxy.
-func (f *fixture) pull(t *testing.T, b blob) {
-	t.Helper()
-	response, err := http.Get("http://" + f.address() + b.path())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	if body, err := io.ReadAll(response.Body); err != nil || !bytes.Equal(body, b.data) {
-		t.Fatalf("%v, %s, %d bytes", err, response.Status, len(body))
 	}
 }

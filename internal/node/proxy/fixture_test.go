@@ -242,6 +242,15 @@ func (f *fixture) get(path string) (*http.Response, []byte, error) {
 	return do(request)
 }
 
+// pull expects the whole blob.
+func (f *fixture) pull(t testing.TB, b blob) {
+	t.Helper()
+	response, body, err := f.get(b.path())
+	if err := b.check(response, body, err); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func do(request *http.Request) (*http.Response, []byte, error) {
 	transport := &http.Transport{DisableKeepAlives: true, DisableCompression: true}
 	defer transport.CloseIdleConnections()

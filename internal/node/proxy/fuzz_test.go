@@ -42,6 +42,7 @@ func FuzzConnection(f *testing.F) {
 		"HEAD /v2/a/manifests/latest HTTP/1.1\r\nHost: localhost\r\nAccept: a/b\r\nAuthorization: Basic eDp5\r\nConnection: " +
 			"accept\r\n\r\nGET / HTTP/1.0\r\n\r\n",
 		"GET http://127.0.0.1/%2f?%0a HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
+		"GET http://127.0.0.1:5/b?c HTTP/1.1\r\nHost: localhost\r\n\r\n",
 		"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nabcGET /b HTTP/1.1\r\nHost: localhost\r\n\r\n",
 		"PUT / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\nGET /b HTTP/1.1\r\nHost: " +
 			"localhost\r\nX-Forwarded-Proto: ftp\r\n\r\n",

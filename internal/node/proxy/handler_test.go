@@ -459,7 +459,7 @@ func TestSmuggling(t *testing.T) {
 		},
 		"bare line feeds": {"GET /1 HTTP/1.1\nHost: localhost\n\n", []string{"GET /1"}},
 		"a target with another host": {
-			"GET http://[::1]:5/1 HTTP/1.1\r\nHost: localhost\r\n\r\n", []string{"GET /1"},
+			"GET http://[::1]:5/%2f?x HTTP/1.1\r\nHost: localhost\r\n\r\n", []string{"GET /%2f?x"},
 		},
 		"a target with a user": {
 			"GET http://u:p@127.0.0.1/1 HTTP/1.1\r\nHost: localhost\r\n\r\n", []string{"GET /1"},

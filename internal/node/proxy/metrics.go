@@ -48,7 +48,7 @@ func newUpstreamMetrics(set *metrics.Set, prefix string) upstreamMetrics {
 	m := upstreamMetrics{
 		dials:      set.NewCounter(prefix + `_dials_total{result="ok"}`),
 		dialErrors: set.NewCounter(prefix + `_dials_total{result="error"}`),
-		latency:    newHistogram(prefix + "_response_seconds"),
+		latency:    &histogram{name: prefix + "_response_seconds"},
 	}
 	set.RegisterMetricsWriter(m.latency.write)
 	return m
@@ -145,8 +145,6 @@ type histogram struct {
 	counts [len(buckets) + 1]atomic.Uint64
 	sum    atomic.Int64 // nanoseconds
 }
-
-func newHistogram(name string) *histogram { return &histogram{name: name} }
 
 func (h *histogram) observe(d time.Duration) {
 	i := 0

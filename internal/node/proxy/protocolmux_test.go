@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"bufio"
-	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -13,8 +12,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 )
 
 // trusting returns a transport that verifies the proxy's certificate.
@@ -27,87 +24,29 @@ func trusting(f *fixture) *http.Transport {
 	}
 }
 
-func TestTLSAndPlainOnOnePort(t *testing.T) {
-	content := newBlob(300_000)
-	f := start(t, store{content})
-	for scheme, client := range map[string]*http.Transport{
-		"http": {DisableKeepAlives: true}, "https": trusting(f),
-	} {
-		t.Run(scheme, func(t *testing.T) {
-			request, _ := http.NewRequest(http.MethodGet, scheme+"://"+f.address()+content.path(), nil)
-			response, err := client.RoundTrip(request)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer response.Body.Close()
-			body, err := io.ReadAll(response.Body)
-			if err := content.check(response, body, err); err != nil {
-				t.Error(err)
-			}
-			if response.ProtoMajor != 1 {
-				t.Errorf("protocol is %s", response.Proto)
-			}
-		})
-	}
-	t.Run("many requests on one connection", func(t *testing.T) {
-		client := trusting(f)
-		client.DisableKeepAlives = false
-		for range 5 {
-			request, _ := http.NewRequest(http.MethodGet, "https://"+f.address()+content.path(), nil)
+// pullOver pulls at addresses in plain HTTP and over TLS.
+func (f *fixture) pullOver(t *testing.T, content blob, addresses ...net.Addr) {
+	t.Helper()
+	for _, address := range addresses {
+		for scheme, client := range map[string]*http.Transport{"http": {DisableKeepAlives: true}, "https": trusting(f)} {
+			request, _ := http.NewRequest(http.MethodGet, scheme+"://"+address.String()+content.path(), nil)
 			response, err := client.RoundTrip(request)
 			if err != nil {
 				t.Fatal(err)
 			}
 			body, err := io.ReadAll(response.Body)
 			_ = response.Body.Close()
-			if err := content.check(response, body, err); err != nil {
-				t.Error(err)
+			if err := content.check(response, body, err); err != nil || response.ProtoMajor != 1 {
+				t.Errorf("%s on %s: %s, %v", scheme, address, response.Proto, err)
 			}
 		}
-		client.CloseIdleConnections()
-	})
-	t.Run("a client that does not trust the CA does not block the next one", func(t *testing.T) {
-		request, _ := http.NewRequest(http.MethodGet, "https://"+f.address()+"/v2/", nil)
-		if _, err := (&http.Transport{}).RoundTrip(request); err == nil {
-			t.Error("a certificate of an unknown CA was accepted")
-		}
-		response, body, err := f.get(content.path())
-		if err := content.check(response, body, err); err != nil {
-			t.Error(err)
-		}
-	})
-	t.Run("a record that is not a ClientHello", func(t *testing.T) {
-		_ = exchangeAnyEnd(t, f, "\x16\x03\x01\x00\x05hello")
-	})
-	t.Run("a client that offers a certificate", func(t *testing.T) {
-		client := trusting(f)
-		stranger := tlsfilestest.NewCA(t, "stranger")
-		certificate, key := stranger.Issue(t, "stranger")
-		pair, err := tls.X509KeyPair(certificate, key)
-		if err != nil {
-			t.Fatal(err)
-		}
-		client.TLSClientConfig.Certificates = []tls.Certificate{pair}
-		request, _ := http.NewRequest(http.MethodGet, "https://"+f.address()+content.path(), nil)
-		response, err := client.RoundTrip(request)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = response.Body.Close()
-	})
+	}
 }
 
-func exchangeAnyEnd(t *testing.T, f *fixture, send string) string {
-	t.Helper()
-	c := f.dial(t)
-	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(longest))
-	_, _ = io.WriteString(c, send)
-	got, err := io.ReadAll(c)
-	if errors.Is(err, context.DeadlineExceeded) {
-		t.Error("the connection was left open")
-	}
-	return string(got)
+func TestTLSAndPlainOnOnePort(t *testing.T) {
+	content := newBlob(300_000)
+	f := start(t, store{content})
+	f.pullOver(t, content, f.proxy.Addrs()...)
 }
 
 // getHTTP10 sends an HTTP/1.0 request and returns the body, which ends with its length or with the
@@ -152,10 +91,7 @@ func TestClientHelloWithoutTLS(t *testing.T) {
 	if got := f.metric("tls_refused_total"); got != 40 {
 		t.Errorf("%v handshakes were counted as refused, want 40", got)
 	}
-	response, body, err := f.get(content.path())
-	if err := content.check(response, body, err); err != nil {
-		t.Error(err)
-	}
+	f.pull(t, content)
 }
 
 // A plain request may contain the byte that TLS begins with, at the beginning of a read.
@@ -189,16 +125,14 @@ func TestSilentClients(t *testing.T) {
 	for i := range 200 {
 		c := f.dial(t)
 		defer c.Close()
-		begin := []string{"", "G", "GET /v2/ HTTP/1.1\r\nHost: localhost\r\nX: ", "\x16", "\x16\x03\x01\x02\x00"}[i%5]
+		begin := [...]string{"", "G", "GET /v2/ HTTP/1.1\r\nHost: localhost\r\nX: ", "\x16", "\x16\x03\x01\x02\x00",
+			"\x16\x03\x01\x00\x05hello"}[i%6]
 		if _, err := io.WriteString(c, begin); err != nil {
 			t.Fatal(err)
 		}
 		mute = append(mute, c)
 	}
-	response, body, err := f.get(content.path())
-	if err := content.check(response, body, err); err != nil {
-		t.Error(err)
-	}
+	f.pull(t, content)
 	for i, c := range mute {
 		_ = c.SetDeadline(time.Now().Add(longest))
 		if _, err := io.Copy(io.Discard, c); err != nil && !errors.Is(err, syscall.ECONNRESET) {
@@ -330,18 +264,5 @@ func TestIPv6(t *testing.T) {
 	requireIPv6(t)
 	content := newBlob(1000)
 	f := start(t, store{content}, func(p *Proxy) { p.config.Listen = []string{"[::1]:0", "127.0.0.1:0"} })
-	for _, addr := range f.proxy.Addrs() {
-		for scheme, client := range map[string]*http.Transport{"http": {DisableKeepAlives: true}, "https": trusting(f)} {
-			request, _ := http.NewRequest(http.MethodGet, scheme+"://"+addr.String()+content.path(), nil)
-			response, err := client.RoundTrip(request)
-			if err != nil {
-				t.Fatal(err)
-			}
-			body, err := io.ReadAll(response.Body)
-			_ = response.Body.Close()
-			if err := content.check(response, body, err); err != nil {
-				t.Errorf("%s on %s: %v", scheme, addr, err)
-			}
-		}
-	}
+	f.pullOver(t, content, f.proxy.Addrs()...)
 }

@@ -55,12 +55,8 @@ type Config struct {
 	// MetricsListen is the address of /healthz, /readyz, /metrics and /loaded, in the same form. Empty
 	// disables it.
 	MetricsListen string
-	// Registry is the registry's Service as host:port. The host is the DNS name that its certificate
-	// must match. The port may be omitted if the environment names it. The Service's ClusterIP comes
-	// from the environment (<NAME>_SERVICE_HOST and <NAME>_SERVICE_PORT, which the kubelet sets for
-	// Services of the pod's namespace), because a pull must not depend on cluster DNS, whose own image
-	// may be the one to pull. The name is resolved only if the variable is missing or the ClusterIP
-	// cannot be dialed.
+	// Registry is the registry's Service as host:port, see [serviceaddress.Parse]. The name is resolved
+	// only if the environment has no ClusterIP or it cannot be dialed.
 	Registry string
 	// Cache is the Service of the cache pods, as Registry is the registry's. Empty: there are none. What
 	// caches serve is requested from them first, and from the registry if they fail.

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -98,7 +97,7 @@ func (p *Proxy) resume(
 	}
 	body.sent, body.budget.direct = sent, body.direct
 	rest := body.rest(sent)
-	resp, err = p.fetch(continuation(ctx, request, rest, body.want.etag), body.budget,
+	resp, err = p.fetch(continuation(request, rest, body.want.etag), body.budget,
 		func(r *http.Response) (verdict, error) { return judgeContinuation(r, rest, body.want) })
 	if err != nil {
 		return nil, 0, err
@@ -113,7 +112,7 @@ func (p *Proxy) takeTurn(
 ) (*response, int64, error) {
 	p.slots.lend(resp) // or all could wait for each other
 	rest := body.rest(sent)
-	next, err := p.askCache(continuation(request.Context(), request, rest, body.want.etag),
+	next, err := p.askCache(continuation(request, rest, body.want.etag),
 		func(r *http.Response) (verdict, error) { return judgeContinuation(r, rest, body.want) })
 	kept := p.slots.reclaim(resp)
 	switch {
@@ -129,8 +128,8 @@ func (p *Proxy) takeTurn(
 
 // continuation requests rest. The client's own conditions are dropped: they have already been
 // evaluated.
-func continuation(ctx context.Context, r *request, rest httprange.ContentRange, etag string) *request {
-	out := &request{Request: r.Clone(ctx), scheme: r.scheme}
+func continuation(r *request, rest httprange.ContentRange, etag string) *request {
+	out := &request{Request: r.Clone(r.Context()), scheme: r.scheme}
 	for name := range out.Header {
 		if hopbyhop.NamedBy(r.Header, name) {
 			out.Header.Del(name)

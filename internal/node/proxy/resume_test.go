@@ -134,10 +134,6 @@ func (f *headerFilter) WriteHeader(code int) {
 // HTTP/1.0.
 func TestUnresumableBodies(t *testing.T) {
 	content, other := newBlob(200_000), newBlob(200_001)
-	// second handles all requests but the first, whose response breaks off.
-	serve := func(first, second http.HandlerFunc) http.Handler {
-		return firstThen(func(w http.ResponseWriter, r *http.Request) { first(&cutter{w, 100_000}, r) }, second)
-	}
 	whole := store{content}.ServeHTTP
 	length := func(w http.ResponseWriter) { w.Header().Set("Content-Length", strconv.Itoa(len(content.data))) }
 	partial := func(contentRange string, n int) http.HandlerFunc {
@@ -149,86 +145,53 @@ func TestUnresumableBodies(t *testing.T) {
 			_, _ = w.Write(make([]byte, n))
 		}
 	}
-	for name, handler := range map[string]func() http.Handler{
-		"no validators": func() http.Handler {
-			return serve(func(w http.ResponseWriter, _ *http.Request) { length(w); _, _ = w.Write(content.data) }, whole)
+	status := func(code int) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code) }
+	}
+	for name, tt := range map[string]struct {
+		first  http.HandlerFunc // its response breaks off
+		second http.HandlerFunc // handles all other requests
+	}{
+		"no validators": {func(w http.ResponseWriter, _ *http.Request) { length(w); _, _ = w.Write(content.data) }, whole},
+		"only a weak ETag": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Etag", `W/"x"`)
+			length(w)
+			_, _ = w.Write(content.data)
+		}, whole},
+		"an unknown length": {
+			func(w http.ResponseWriter, _ *http.Request) { content.setHeader(w); _, _ = w.Write(content.data) }, whole,
 		},
-		"only a weak ETag": func() http.Handler {
-			return serve(func(w http.ResponseWriter, _ *http.Request) {
-				w.Header().Set("Etag", `W/"x"`)
-				length(w)
-				_, _ = w.Write(content.data)
-			}, whole)
-		},
-		"an unknown length": func() http.Handler {
-			return serve(
-				func(w http.ResponseWriter, _ *http.Request) { content.setHeader(w); _, _ = w.Write(content.data) }, whole,
-			)
-		},
-		"the content has changed": func() http.Handler {
-			return serve(whole, func(w http.ResponseWriter, r *http.Request) {
-				other.setHeader(w)
-				http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(other.data))
-			})
-		},
-		"the content was deleted": func() http.Handler {
-			return serve(whole, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) })
-		},
-		"the registry now requires credentials": func() http.Handler {
-			return serve(whole, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) })
-		},
-		"the registry responds with not modified": func() http.Handler {
-			return serve(whole, func(w http.ResponseWriter, _ *http.Request) {
-				content.setHeader(w)
-				w.WriteHeader(http.StatusNotModified)
-			})
-		},
-		"the part starts too early": func() http.Handler {
-			return serve(
-				whole, partial("bytes 99999-199999/200000", 100_001),
-			)
-		},
-		"the part starts too late": func() http.Handler {
-			return serve(
-				whole, partial("bytes 100001-199999/200000", 99_999),
-			)
-		},
-		"the part ends too early": func() http.Handler {
-			return serve(
-				whole, partial("bytes 100000-199998/200000", 99_999),
-			)
-		},
-		"the part is of a longer blob": func() http.Handler {
-			return serve(
-				whole, partial("bytes 100000-199999/200001", 100_000),
-			)
-		},
-		"the part has a wrong length": func() http.Handler {
-			return serve(
-				whole, partial("bytes 100000-199999/200000", 99_999),
-			)
-		},
-		"the part has no range": func() http.Handler { return serve(whole, partial("bytes */200000", 100_000)) },
-		"the whole has another length": func() http.Handler {
-			return serve(whole, func(w http.ResponseWriter, _ *http.Request) {
-				content.setHeader(w)
-				w.Header().Set("Content-Length", "200001")
-				_, _ = w.Write(other.data)
-			})
-		},
-		"the registry always stops at the same byte": func() http.Handler {
-			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				r.Header.Del("Range")
-				store{content}.ServeHTTP(&cutter{w, 100_000}, r)
-			})
-		},
-		"the registry does not come back": func() http.Handler {
-			return serve(whole, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
-		},
+		"the content has changed": {whole, func(w http.ResponseWriter, r *http.Request) {
+			other.setHeader(w)
+			http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(other.data))
+		}},
+		"the content was deleted":               {whole, status(http.StatusNotFound)},
+		"the registry now requires credentials": {whole, status(http.StatusUnauthorized)},
+		"the registry responds with not modified": {whole, func(w http.ResponseWriter, _ *http.Request) {
+			content.setHeader(w)
+			w.WriteHeader(http.StatusNotModified)
+		}},
+		"the part starts too early":    {whole, partial("bytes 99999-199999/200000", 100_001)},
+		"the part starts too late":     {whole, partial("bytes 100001-199999/200000", 99_999)},
+		"the part ends too early":      {whole, partial("bytes 100000-199998/200000", 99_999)},
+		"the part is of a longer blob": {whole, partial("bytes 100000-199999/200001", 100_000)},
+		"the part has a wrong length":  {whole, partial("bytes 100000-199999/200000", 99_999)},
+		"the part has no range":        {whole, partial("bytes */200000", 100_000)},
+		"the whole has another length": {whole, func(w http.ResponseWriter, _ *http.Request) {
+			content.setHeader(w)
+			w.Header().Set("Content-Length", "200001")
+			_, _ = w.Write(other.data)
+		}},
+		"the registry always stops at the same byte": {whole, func(w http.ResponseWriter, r *http.Request) {
+			r.Header.Del("Range")
+			whole(&cutter{w, 100_000}, r)
+		}},
+		"the registry does not come back": {whole, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }},
 	} {
 		for _, client := range []string{"http", "https", "HTTP/1.0", "HTTP/1.0 with TLS"} {
 			t.Run(name+", "+client, func(t *testing.T) {
-				f := start(t, handler(), retryFor(time.Second/5))
+				first := func(w http.ResponseWriter, r *http.Request) { tt.first(&cutter{w, 100_000}, r) }
+				f := start(t, firstThen(first, tt.second), retryFor(time.Second/5))
 				var got []byte
 				var err error
 				switch client {
@@ -270,10 +233,7 @@ func TestResumeStalledBodies(t *testing.T) {
 		_ = http.NewResponseController(w).Flush()
 		<-r.Context().Done()
 	}, store{content}.ServeHTTP), func(p *Proxy) { p.limits.progressTimeout = time.Second / 4 })
-	response, body, err := f.get(content.path())
-	if err := content.check(response, body, err); err != nil {
-		t.Error(err)
-	}
+	f.pull(t, content)
 }
 
 // A registry that sends a few bytes at a time is slow, not broken.
@@ -290,10 +250,7 @@ func TestSlowBodies(t *testing.T) {
 			time.Sleep(rand.N(2 * fillTimeout))
 		}
 	}))
-	response, body, err := f.get(content.path())
-	if err := content.check(response, body, err); err != nil {
-		t.Error(err)
-	}
+	f.pull(t, content)
 	if got := f.metric(`upstream_resumes_total{result="ok"}`); got != 0 {
 		t.Errorf("%v bodies were resumed although they had not broken off", got)
 	}

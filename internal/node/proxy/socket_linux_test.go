@@ -49,10 +49,7 @@ func TestResumeBodiesOfRegistriesThatDisappear(t *testing.T) {
 		p.limits.ackTimeout, p.limits.progressTimeout = time.Second, 25*time.Second
 	})
 	begin := time.Now()
-	response, body, err := f.get(content.path())
-	if err := content.check(response, body, err); err != nil {
-		t.Error(err)
-	}
+	f.pull(t, content)
 	t.Logf("it took %s", time.Since(begin))
 	_ = f.stop() // the cleanup reports its error
 	// With Go's defaults, the kernel notices it after 30 s, and progressTimeout is over before.

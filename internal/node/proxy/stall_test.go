@@ -140,10 +140,7 @@ func TestRequestsTakeTheConnectionsOfStalledClients(t *testing.T) {
 	first, second := stall(t, f, large), stall(t, f, large)
 	eventually(t, "both have connections", func() bool { return f.metric("upstream_connections_in_use") == 2 })
 	for range 5 {
-		response, body, err := f.get(small.path())
-		if err := small.check(response, body, err); err != nil {
-			t.Fatal(err)
-		}
+		f.pull(t, small)
 	}
 	// A paused response asks for a connection again each time the client's kernel takes a little more.
 	if got := f.metric("responses_paused_total"); got < 1 {
@@ -204,12 +201,9 @@ func TestPausedResponseThatCannotBeResumed(t *testing.T) {
 	}), limitSlots(1))
 	stalled := stall(t, f, newBlob(1))
 	eventually(t, "it has the connection", func() bool { return f.metric("upstream_connections_in_use") == 1 })
-	response, body, err := f.get(small.path())
-	if err := small.check(response, body, err); err != nil {
-		t.Fatal(err)
-	}
+	f.pull(t, small)
 	_ = stalled.SetReadDeadline(time.Now().Add(longest))
-	response, err = http.ReadResponse(bufio.NewReader(stalled), nil)
+	response, err := http.ReadResponse(bufio.NewReader(stalled), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -228,10 +222,7 @@ func TestConnectionLimit(t *testing.T) {
 	eventually(t, "all are served", func() bool { return f.metric("requests_in_flight") == 3 })
 	time.Sleep(minLent) // now they wait for their clients
 	for range 20 {
-		response, body, err := f.get(small.path())
-		if err := small.check(response, body, err); err != nil {
-			t.Fatal(err)
-		}
+		f.pull(t, small)
 	}
 	if dropped, open := f.metric("connections_dropped_total"), f.metric("connections"); dropped < 1 || open > 3 {
 		t.Errorf("%v connections were dropped, %v are open", dropped, open)
