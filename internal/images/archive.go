@@ -158,7 +158,7 @@ func openContent(ctx context.Context, name string) (archiveContent, int64, error
 		return nil, 0, err
 	}
 	if parts != nil {
-		return parts, parts.ends[len(parts.ends)-1], nil
+		return parts, parts.end(), nil
 	}
 	f, err := os.Open(name)
 	if err != nil {

@@ -3,6 +3,7 @@ package images
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"maps"
@@ -26,7 +27,6 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"oras.land/oras-go/v2"
-	"oras.land/oras-go/v2/content"
 	orasoci "oras.land/oras-go/v2/content/oci"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/blob"
@@ -132,11 +132,16 @@ func orasLayout(t *testing.T, from *Store, named ...Image) golden {
 	return made
 }
 
+// Exists makes a Store a source for ORAS.
+func (s *Store) Exists(_ context.Context, desc ocispec.Descriptor) (bool, error) {
+	_, ok := s.blobs[desc.Digest]
+	return ok, nil
+}
+
 // orasArtifact returns an artifact with a subject, packed by ORAS.
 func orasArtifact(t *testing.T, into *Store, name string, subject *ocispec.Descriptor) Image {
 	t.Helper()
-	chart := content.NewDescriptorFromBytes("application/vnd.cncf.helm.chart.content.v1.tar+gzip", noise(77, 3000))
-	into.add(chart.Digest, blob.FromBytes(noise(77, 3000)))
+	chart := into.addAs(digest.SHA256, "application/vnd.cncf.helm.chart.content.v1.tar+gzip", noise(77, 3000))
 	at := t.TempDir()
 	packed, err := orasoci.New(at)
 	if err != nil {
@@ -152,12 +157,8 @@ func orasArtifact(t *testing.T, into *Store, name string, subject *ocispec.Descr
 	if err != nil {
 		t.Fatal(err)
 	}
-	var manifest ocispec.Manifest
-	raw := fetchAll(t, packed, desc)
-	into.add(desc.Digest, blob.FromBytes(raw))
-	if err := fetchJSON(t.Context(), packed, desc, &manifest); err != nil {
-		t.Fatal(err)
-	}
+	into.add(desc.Digest, blob.FromBytes(fetchAll(t, packed, desc)))
+	manifest := decode[ocispec.Manifest](t, packed, desc)
 	into.add(manifest.Config.Digest, blob.FromBytes(fetchAll(t, packed, manifest.Config)))
 	return Image{Reference: name, Descriptor: oci.Plain(desc)}
 }
@@ -192,10 +193,7 @@ func goldens(t *testing.T) map[string]golden {
 // singleImage returns the first image of an index.
 func singleImage(t *testing.T, store *Store, index Image, name string) Image {
 	t.Helper()
-	var list ocispec.Index
-	if err := fetchJSON(t.Context(), store, index.Descriptor, &list); err != nil {
-		t.Fatal(err)
-	}
+	list := decode[ocispec.Index](t, store, index.Descriptor)
 	return Image{Reference: name, Descriptor: oci.Plain(list.Manifests[0])}
 }
 
@@ -205,10 +203,7 @@ func checkSource(t *testing.T, src *Source, want map[string]digest.Digest) {
 	found := map[string]digest.Digest{}
 	for _, image := range src.Images() {
 		found[image.Reference] = image.Descriptor.Digest
-		nodes, err := graph(t.Context(), src, image.Descriptor)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nodes := nodesOf(t, src, image.Descriptor)
 		if len(nodes) < 3 {
 			t.Errorf("%s has %d blobs", image.Reference, len(nodes))
 		}
@@ -219,26 +214,6 @@ func checkSource(t *testing.T, src *Source, want map[string]digest.Digest) {
 	if diff := cmp.Diff(want, found); diff != "" {
 		t.Error(diff)
 	}
-}
-
-func TestOpenReadsLayoutsOfOtherTools(t *testing.T) {
-	for name, g := range goldens(t) {
-		t.Run(name, func(t *testing.T) {
-			checkSource(t, mustOpen(t, g.dir), g.images)
-			checkSource(t, mustOpen(t, writeTemp(t, "layout.tar", tarOf(t, g.dir))), g.images)
-		})
-	}
-}
-
-// tarOf returns a tar of a directory.
-func tarOf(t *testing.T, dir string) []byte {
-	t.Helper()
-	var buf bytes.Buffer
-	tw := tar.NewWriter(&buf)
-	if err := errors.Join(tw.AddFS(os.DirFS(dir)), tw.Close()); err != nil {
-		t.Fatal(err)
-	}
-	return buf.Bytes()
 }
 
 func untar(t *testing.T, path string) string {
@@ -278,32 +253,11 @@ func TestOtherToolsReadWhatIsWritten(t *testing.T) {
 	for name, g := range goldens(t) {
 		t.Run(name, func(t *testing.T) {
 			src := mustOpen(t, g.dir)
-			items, err := src.Items("")
-			if err != nil {
-				t.Fatal(err)
-			}
+			items := mustItems(t, src, "")
 			dir := filepath.Join(t.TempDir(), "layout")
-			layout, err := OpenLayout(dir)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := Pull(t.Context(), items, layout, Options{}); err != nil {
-				t.Fatal(err)
-			}
-			if err := layout.Close(); err != nil {
-				t.Fatal(err)
-			}
+			pullToLayout(t, dir, items, Options{})
 			archive := filepath.Join(t.TempDir(), "archive.tar")
-			out, err := CreateArchive(archive)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := Pull(t.Context(), items, out, Options{}); err != nil {
-				t.Fatal(err)
-			}
-			if err := out.Write(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			pullToArchive(t, archive, items, nil)
 
 			t.Run("Open", func(t *testing.T) {
 				checkSource(t, mustOpen(t, dir), g.images)
@@ -449,22 +403,9 @@ func TestLayoutWrittenBySeveralTools(t *testing.T) {
 	index := testImage(t, store, "ghcr.io/a/index:1", 1000, "amd64", "arm64")
 	single := singleImage(t, store, index, "quay.io/b/single:2")
 	dir := t.TempDir()
-	pull := func(image Image) {
-		t.Helper()
-		layout, err := OpenLayout(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := Pull(t.Context(), Items(store, image), layout, Options{}); err != nil {
-			t.Fatal(err)
-		}
-		if err := layout.Close(); err != nil {
-			t.Fatal(err)
-		}
-	}
 	want := map[string]digest.Digest{}
 
-	pull(index)
+	pullToLayout(t, dir, Items(store, index), Options{})
 	want[index.Reference] = index.Descriptor.Digest
 	checkSource(t, mustOpen(t, dir), want)
 
@@ -496,7 +437,7 @@ func TestLayoutWrittenBySeveralTools(t *testing.T) {
 	want[taggedName] = single.Descriptor.Digest
 	checkSource(t, mustOpen(t, dir), want)
 
-	pull(single)
+	pullToLayout(t, dir, Items(store, single), Options{})
 	want[single.Reference] = single.Descriptor.Digest
 	checkSource(t, mustOpen(t, dir), want)
 }

@@ -1,10 +1,7 @@
 package images
 
 import (
-	"errors"
 	"io"
-
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/blob"
 )
@@ -51,12 +48,12 @@ func openAt(b blob.Blob, offset int64) (io.ReadCloser, error) {
 	return rc, nil
 }
 
-// readAllBlob reads and verifies content of limited size.
-func readAllBlob(b blob.Blob, desc ocispec.Descriptor) ([]byte, error) {
-	rc, err := b.Fetch(desc)
+// readAll reads content of limited size. It does not verify it.
+func readAll(b blob.Blob) ([]byte, error) {
+	rc, err := b.Open()
 	if err != nil {
 		return nil, err
 	}
-	raw, err := io.ReadAll(rc)
-	return raw, errors.Join(err, rc.Close())
+	defer rc.Close()
+	return io.ReadAll(rc)
 }

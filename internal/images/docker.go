@@ -153,12 +153,3 @@ func describeLayer(ctx context.Context, file blob.Blob, diffID digest.Digest) (o
 	desc.Digest, err = digest.SHA256.FromReader(contextReader{ctx, buffered})
 	return desc, err
 }
-
-func readAll(b blob.Blob) ([]byte, error) {
-	rc, err := b.Open()
-	if err != nil {
-		return nil, err
-	}
-	defer rc.Close()
-	return io.ReadAll(rc)
-}

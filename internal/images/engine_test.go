@@ -1,7 +1,6 @@
 package images
 
 import (
-	"archive/tar"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -23,8 +22,8 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
-func layer(seed uint64, size int64) dockerdaemontest.Layer {
-	return dockerdaemontest.Layer{Seed: seed, Size: size}
+func layer(seed uint64, size int) dockerdaemontest.Layer {
+	return dockerdaemontest.Layer{Data: noise(seed, size)}
 }
 
 // streamed describes the expected content of an image in a stream.
@@ -43,10 +42,7 @@ func describeStreamed(t *testing.T, src *Source) []streamed {
 		for _, p := range image.Omitted {
 			s.Omitted = append(s.Omitted, p.Architecture)
 		}
-		nodes, err := graph(t.Context(), src, image.Descriptor)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nodes := nodesOf(t, src, image.Descriptor)
 		if totalSize(nodes) != image.Size || image.Size == 0 {
 			t.Errorf("%s has %d bytes, but its size is %d", image.name(), totalSize(nodes), image.Size)
 		}
@@ -79,8 +75,8 @@ func TestOpenReadsEngineArchives(t *testing.T) {
 		Layers: []dockerdaemontest.Layer{base, app, empty}}
 	two := dockerdaemontest.Image{Names: []string{"two:2"}, Layers: []dockerdaemontest.Layer{base, tool, empty, tool}}
 	nameless := dockerdaemontest.Image{Layers: []dockerdaemontest.Layer{tool, base}}
-	foreign := dockerdaemontest.Image{Names: []string{"windows:1"}, Layers: []dockerdaemontest.Layer{{Seed: 9, Size: 900,
-		Foreign: true}, app}}
+	foreign := dockerdaemontest.Image{Names: []string{"windows:1"}, Layers: []dockerdaemontest.Layer{
+		{Data: noise(9, 900), Foreign: true}, app}}
 	digests := func(layers ...dockerdaemontest.Layer) (found []digest.Digest) {
 		for _, l := range layers {
 			found = append(found, l.Digest())
@@ -189,117 +185,6 @@ func TestOpenIgnoresDataAfterTheTar(t *testing.T) {
 	}
 }
 
-// saveAndOpen saves images from the engine in the environment and opens them.
-func saveAndOpen(ctx context.Context, t *testing.T, refs ...string) (*Source, error) {
-	t.Helper()
-	engine, err := dockerdaemon.Open(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer engine.Close()
-	file, err := os.Create(filepath.Join(t.TempDir(), "docker.tar"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	if err := engine.Save(ctx, refs, file); err != nil {
-		return nil, err
-	}
-	return mustOpen(t, file.Name()), nil
-}
-
-func TestImagesFromAnEngine(t *testing.T) {
-	one := dockerdaemontest.Image{Names: []string{"one:1"}, Layers: []dockerdaemontest.Layer{layer(1, 400_000),
-		layer(2, 3000)}}
-	two := dockerdaemontest.Image{Names: []string{"two:2"}, Layers: []dockerdaemontest.Layer{layer(1, 400_000),
-		layer(3, 3000)}}
-	for name, files := range map[string]dockerdaemontest.Files{
-		"before 25": dockerdaemontest.Legacy(one, two),
-		"since 25":  dockerdaemontest.Modern(one, two),
-		"containerd's": dockerdaemontest.Containerd(dockerdaemontest.Index{Name: "one:1",
-			Images: []dockerdaemontest.Image{one}}, dockerdaemontest.Index{Name: "two:2",
-			Images: []dockerdaemontest.Image{two}}),
-	} {
-		raw := files.Bytes(t)
-		start := func(t *testing.T, stream func(w io.Writer, names []string) error) {
-			engine := &dockerdaemontest.Engine{Images: map[string]string{"one:1": string(one.ID()), "two:2": string(two.ID())},
-				Stream: stream}
-			engine.ListenUnix(t)
-		}
-		fails := func(t *testing.T, want string) {
-			t.Helper()
-			_, err := saveAndOpen(t.Context(), t, "one:1", "two:2")
-			if err == nil || !strings.HasPrefix(err.Error(), "Docker engine at unix://") ||
-				!strings.Contains(err.Error(), want) {
-				t.Errorf("error %v\nwant  %s", err, want)
-			}
-		}
-		t.Run(name, func(t *testing.T) {
-			t.Run("all requested images", func(t *testing.T) {
-				start(t, func(w io.Writer, names []string) error {
-					if diff := cmp.Diff([]string{"one:1", "two:2"}, names); diff != "" {
-						t.Error(diff)
-					}
-					_, err := w.Write(raw)
-					return err
-				})
-				src, err := saveAndOpen(t.Context(), t, "docker.io/library/one:1", "two:2")
-				if err != nil {
-					t.Fatal(err)
-				}
-				if got := describeStreamed(t, src); len(got) != 2 || len(got[0].Layers) != 2 || len(got[1].Layers) != 2 {
-					t.Errorf("images: %+v", got)
-				}
-			})
-			t.Run("an engine that fails in the middle of a file", func(t *testing.T) {
-				start(t, func(w io.Writer, _ []string) error {
-					w.Write(raw[:100_000])
-					return errors.New(`open "/var/lib/docker": no such file`)
-				})
-				fails(t, `save one:1, two:2: the engine failed: open "/var/lib/docker": no such file`)
-			})
-			t.Run("a connection that is reset", func(t *testing.T) {
-				start(t, func(w io.Writer, _ []string) error {
-					w.Write(raw[:100_000])
-					dockerdaemontest.Reset(w)
-					return nil
-				})
-				fails(t, "save one:1, two:2: unexpected EOF")
-			})
-			t.Run("a connection that is reset after the last byte", func(t *testing.T) {
-				start(t, func(w io.Writer, _ []string) error {
-					w.Write(raw)
-					w.(interface{ Flush() }).Flush()
-					dockerdaemontest.Reset(w)
-					return nil
-				})
-				fails(t, "save one:1, two:2: unexpected EOF")
-			})
-			t.Run("a stream without an end stops with the context", func(t *testing.T) {
-				ctx, cancel := context.WithCancelCause(t.Context())
-				enough := errors.New("enough")
-				start(t, func(w io.Writer, _ []string) error {
-					tw := tar.NewWriter(w)
-					if err := tw.WriteHeader(&tar.Header{Name: "endless", Size: 1 << 50, Typeflag: tar.TypeReg}); err != nil {
-						return err
-					}
-					for written := 0; ; written++ {
-						if _, err := tw.Write(make([]byte, 1<<16)); err != nil {
-							return nil //nolint:nilerr // the client has gone
-						}
-						if written == 64 {
-							cancel(enough)
-						}
-					}
-				})
-				if _, err := saveAndOpen(ctx, t, "one:1"); !errors.Is(err, enough) {
-					t.Errorf("error: %v", err)
-				}
-			})
-		})
-	}
-}
-
 // TestRealEngine loads an image into the engine in the environment, saves it and removes it.
 func TestRealEngine(t *testing.T) {
 	engine, err := dockerdaemon.Open(t.Context())
@@ -333,10 +218,15 @@ func TestRealEngine(t *testing.T) {
 			}
 		}
 	})
-	src, err := saveAndOpen(t.Context(), t, name, other)
+	saved, err := os.Create(filepath.Join(t.TempDir(), "docker.tar"))
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer saved.Close()
+	if err := engine.Save(t.Context(), []string{name, other}, saved); err != nil {
+		t.Fatal(err)
+	}
+	src := mustOpen(t, saved.Name())
 	found := map[string][]digest.Digest{}
 	for _, image := range describeStreamed(t, src) {
 		repository, tag, err := Repository(image.Reference)
@@ -355,7 +245,7 @@ func TestRealEngine(t *testing.T) {
 			t.Errorf("layers of %s: %s", image.Names[0], diff)
 		}
 	}
-	if _, err := saveAndOpen(t.Context(), t, "zarf-registry-test/none:1"); err == nil ||
+	if err := engine.Save(t.Context(), []string{"zarf-registry-test/none:1"}, saved); err == nil ||
 		!strings.Contains(err.Error(), "docker pull zarf-registry-test/none:1") {
 		t.Errorf("error for a missing image: %v", err)
 	}

@@ -103,11 +103,7 @@ func checkArchive(t *testing.T, dir string, b []byte) {
 	}
 	readable := true
 	for _, image := range src.Images() {
-		nodes, err := graph(t.Context(), src, image.Descriptor)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, node := range nodes {
+		for _, node := range nodesOf(t, src, image.Descriptor) {
 			data, err := readBlob(t, src, node)
 			switch {
 			case err != nil:

@@ -21,7 +21,6 @@ import (
 	"github.com/distribution/distribution/v3/configuration"
 	"github.com/distribution/distribution/v3/registry/handlers"
 	_ "github.com/distribution/distribution/v3/registry/storage/driver/filesystem"
-	_ "github.com/distribution/distribution/v3/registry/storage/driver/inmemory"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -49,12 +48,10 @@ type testRegistry struct {
 	front    func(w http.ResponseWriter, r *http.Request) (handled bool)
 }
 
-func newTestRegistry(t *testing.T, storage configuration.Storage) *testRegistry {
+func newTestRegistry(t *testing.T) *testRegistry {
 	t.Helper()
-	if storage == nil {
-		storage = configuration.Storage{"inmemory": nil}
-	}
-	config := &configuration.Configuration{Storage: storage}
+	// Not in memory: that driver takes a lock for as long as it copies all there is.
+	config := &configuration.Configuration{Storage: configuration.Storage{"filesystem": {"rootdirectory": t.TempDir()}}}
 	config.HTTP.RelativeURLs = true
 	logrus.SetOutput(io.Discard) // distribution logs each request
 	app := handlers.NewApp(t.Context(), config)
@@ -129,13 +126,53 @@ func (r *testRegistry) client(t *testing.T, change func(*remote.Options)) *remot
 	return reg
 }
 
-// pushOne pushes a single image.
-func pushOne(ctx context.Context, from Content, image Image, reg *remote.Registry, opts Options) (Result, error) {
-	results, err := Push(ctx, Items(from, image), reg, opts)
-	if len(results) == 0 {
-		return Result{}, err
+func mustPush(t *testing.T, items []Item, reg *remote.Registry, opts Options) []Result {
+	t.Helper()
+	results, err := Push(t.Context(), items, reg, opts)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return results[0], err
+	return results
+}
+
+func mustPull(t *testing.T, items []Item, out Output, opts Options) []Result {
+	t.Helper()
+	results, err := Pull(t.Context(), items, out, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return results
+}
+
+// pullToLayout pulls images to the layout in a directory.
+func pullToLayout(t *testing.T, dir string, items []Item, opts Options) []Result {
+	t.Helper()
+	layout, err := OpenLayout(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	results := mustPull(t, items, layout, opts)
+	if err := layout.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return results
+}
+
+// pullToArchive pulls images to an archive. change, unless nil, is called before.
+func pullToArchive(t *testing.T, path string, items []Item, change func(*Archive)) []Result {
+	t.Helper()
+	archive, err := CreateArchive(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if change != nil {
+		change(archive)
+	}
+	results := mustPull(t, items, archive, Options{})
+	if err := archive.Write(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return results
 }
 
 // get reads a manifest or blob back, as a container runtime would.
@@ -174,11 +211,7 @@ func (r *testRegistry) checkWhole(t *testing.T, src content.Fetcher, image Image
 	if got := digest.FromBytes(r.get(t, repository+"/manifests/"+tag)); got != image.Descriptor.Digest {
 		t.Errorf("%s has digest %s in the registry, want %s", image.Reference, got, image.Descriptor.Digest)
 	}
-	nodes, err := graph(t.Context(), src, image.Descriptor)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, node := range nodes {
+	for _, node := range nodesOf(t, src, image.Descriptor) {
 		kind := "/blobs/"
 		if oci.IsManifestOrIndex(node.MediaType) {
 			kind = "/manifests/"
@@ -201,39 +234,25 @@ func noise(seed uint64, size int) []byte {
 // size, and all share another layer.
 func testImage(t testing.TB, store *Store, reference string, size int, architectures ...string) Image {
 	t.Helper()
-	add := func(mediaType string, b []byte) ocispec.Descriptor {
-		desc := content.NewDescriptorFromBytes(mediaType, b)
-		store.add(desc.Digest, blob.FromBytes(b))
-		return desc
-	}
 	index := ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex}
-	shared := add(ocispec.MediaTypeImageLayer, noise(0, size/4))
+	shared := store.addAs(digest.SHA256, ocispec.MediaTypeImageLayer, noise(0, size/4))
 	for i, arch := range architectures {
-		layer := add(ocispec.MediaTypeImageLayer, noise(uint64(i+1+size), size))
+		layer := store.addAs(digest.SHA256, ocispec.MediaTypeImageLayer, noise(uint64(i+1+size), size))
 		platform := ocispec.Platform{OS: "linux", Architecture: arch}
-		config, err := store.addJSON(ocispec.MediaTypeImageConfig, ocispec.Image{
+		config := store.mustAddJSON(t, ocispec.MediaTypeImageConfig, ocispec.Image{
 			Platform: platform,
 			RootFS:   ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{shared.Digest, layer.Digest}},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		manifest, err := store.addJSON(ocispec.MediaTypeImageManifest, ocispec.Manifest{
+		manifest := store.mustAddJSON(t, ocispec.MediaTypeImageManifest, ocispec.Manifest{
 			Versioned: specs.Versioned{SchemaVersion: 2},
 			MediaType: ocispec.MediaTypeImageManifest,
 			Config:    config,
 			Layers:    []ocispec.Descriptor{shared, layer},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
 		manifest.Platform = &platform
 		index.Manifests = append(index.Manifests, manifest)
 	}
-	root, err := store.addJSON(ocispec.MediaTypeImageIndex, index)
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := store.mustAddJSON(t, ocispec.MediaTypeImageIndex, index)
 	return Image{Reference: reference, Descriptor: root}
 }
 
@@ -311,11 +330,7 @@ func layoutFiles(t testing.TB, store *Store, listed ...ocispec.Descriptor) []fil
 	}
 	seen := map[digest.Digest]bool{}
 	for _, desc := range listed {
-		nodes, err := graph(t.Context(), store, desc)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, node := range nodes {
+		for _, node := range nodesOf(t, store, desc) {
 			if !seen[node.Digest] {
 				seen[node.Digest] = true
 				files = append(files, file{name: oci.BlobPath(node.Digest), data: fetchAll(t, store, node)})
@@ -323,6 +338,37 @@ func layoutFiles(t testing.TB, store *Store, listed ...ocispec.Descriptor) []fil
 		}
 	}
 	return files
+}
+
+// nodesOf returns an image and everything that it refers to, dependencies first.
+func nodesOf(t testing.TB, src content.Fetcher, root ocispec.Descriptor) []ocispec.Descriptor {
+	t.Helper()
+	nodes, err := graph(t.Context(), src, root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return nodes
+}
+
+// decode reads JSON content.
+func decode[T any](t testing.TB, src content.Fetcher, desc ocispec.Descriptor) (v T) {
+	t.Helper()
+	if err := fetchJSON(t.Context(), src, desc, &v); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func (s *Store) mustAddJSON(t testing.TB, mediaType string, v any) ocispec.Descriptor {
+	t.Helper()
+	return s.addAs(digest.SHA256, mediaType, asJSON(t, v))
+}
+
+// addAs adds content under a digest of any algorithm.
+func (s *Store) addAs(algorithm digest.Algorithm, mediaType string, b []byte) ocispec.Descriptor {
+	desc := ocispec.Descriptor{MediaType: mediaType, Digest: algorithm.FromBytes(b), Size: int64(len(b))}
+	s.add(desc.Digest, blob.FromBytes(b))
+	return desc
 }
 
 func annotated(image Image, annotations map[string]string) ocispec.Descriptor {
@@ -385,6 +431,16 @@ func dockerArchive(t testing.TB, tags []string, layers ...[]byte) []file {
 		file{name: "manifest.json", data: asJSON(t, []dockerImage{saved})},
 		file{name: "repositories", data: []byte("{}")},
 	)
+}
+
+// mustItems returns the images of a source as [Source.Items].
+func mustItems(t *testing.T, src *Source, reference string) []Item {
+	t.Helper()
+	items, err := src.Items(reference)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return items
 }
 
 func mustOpen(t *testing.T, path string) *Source {

@@ -62,7 +62,7 @@ func Items(from Content, list ...Image) []Item {
 
 // Content provides the content of images. It is safe for concurrent use.
 type Content interface {
-	content.ReadOnlyStorage
+	content.Fetcher
 
 	// Blob returns content on this machine and downloads it if necessary. received, unless nil, is called
 	// for every n downloaded bytes at offset. Reading from the blob does not verify it.

@@ -201,8 +201,7 @@ type pieces struct {
 var pieceSuffix = regexp.MustCompile(`\.[0-9]{3}$`)
 
 // openPieces opens the archive to which a piece belongs, from the pieces in the same directory. It verifies all of
-// them.
-// It returns nil if the file is not a piece.
+// them. It returns nil if the file is not a piece.
 func openPieces(ctx context.Context, name string) (*pieces, error) {
 	first, ok, err := readFooter(name)
 	if err != nil || !ok {
@@ -226,12 +225,6 @@ func openPieces(ctx context.Context, name string) (*pieces, error) {
 			damaged = append(damaged, entry.Name()) // truncated, so it cannot be told to which archive it belongs
 		}
 	}
-	p := &pieces{}
-	defer func() {
-		if err != nil {
-			_ = p.Close()
-		}
-	}()
 	var missing []string
 	for i, path := range found {
 		if path == "" {
@@ -243,25 +236,35 @@ func openPieces(ctx context.Context, name string) (*pieces, error) {
 		if len(damaged) > 0 {
 			text += fmt.Sprintf("; incomplete: %s", strings.Join(damaged, ", "))
 		}
-		err = errors.New(text + ": copy them there")
-		return nil, err
+		return nil, errors.New(text + ": copy them there")
 	}
-	var end int64
-	for i, path := range found {
-		var f footer
-		if f, err = p.add(ctx, path); err != nil {
-			return nil, fmt.Errorf("piece %d of %d, %s: %w", i+1, len(found), path, err)
-		}
-		if end = p.ends[i]; f.offset != end-p.size(i) {
-			err = fmt.Errorf("piece %d of %d, %s: does not continue the previous one", i+1, len(found), path)
-			return nil, err
-		}
-	}
-	if end != first.total {
-		err = fmt.Errorf("the pieces have %d bytes, want %d", end, first.total)
+	p := &pieces{}
+	if err := p.addAll(ctx, found, first.total); err != nil {
+		_ = p.Close()
 		return nil, err
 	}
 	return p, nil
+}
+
+// addAll verifies and appends all pieces of an archive of total bytes.
+func (p *pieces) addAll(ctx context.Context, paths []string, total int64) error {
+	for i, path := range paths {
+		if err := p.add(ctx, path); err != nil {
+			return fmt.Errorf("piece %d of %d, %s: %w", i+1, len(paths), path, err)
+		}
+	}
+	if end := p.end(); end != total {
+		return fmt.Errorf("the pieces have %d bytes, want %d", end, total)
+	}
+	return nil
+}
+
+// end returns the size of the pieces' data.
+func (p *pieces) end() int64 {
+	if len(p.ends) == 0 {
+		return 0
+	}
+	return p.ends[len(p.ends)-1]
 }
 
 func (p *pieces) size(i int) int64 {
@@ -272,34 +275,33 @@ func (p *pieces) size(i int) int64 {
 }
 
 // add verifies and appends a piece.
-func (p *pieces) add(ctx context.Context, path string) (footer, error) {
+func (p *pieces) add(ctx context.Context, path string) error {
 	f, ok, err := readFooter(path)
 	if err != nil || !ok {
-		return f, cmp.Or(err, errors.New("has changed"))
+		return cmp.Or(err, errors.New("has changed"))
 	}
 	file, err := os.Open(path)
 	if err != nil {
-		return f, err
+		return err
 	}
 	p.files = append(p.files, file)
 	info, err := file.Stat()
 	if err != nil {
-		return f, err
+		return err
 	}
 	size := info.Size() - int64(footerSize)
 	sum := sha256.New()
 	if _, err := io.Copy(sum, contextReader{ctx, io.NewSectionReader(file, 0, size)}); err != nil {
-		return f, err
+		return err
 	}
 	if [sha256.Size]byte(sum.Sum(nil)) != f.data {
-		return f, errors.New("its content does not match its checksum: copy it again")
+		return errors.New("its content does not match its checksum: copy it again")
 	}
-	end := size
-	if len(p.ends) > 0 {
-		end += p.ends[len(p.ends)-1]
+	if f.offset != p.end() {
+		return errors.New("does not continue the previous one")
 	}
-	p.ends = append(p.ends, end)
-	return f, nil
+	p.ends = append(p.ends, p.end()+size)
+	return nil
 }
 
 // ReadAt implements [io.ReaderAt].

@@ -11,18 +11,7 @@ import (
 // split writes an archive of an image in pieces, and returns their paths.
 func split(t *testing.T, dir string, store *Store, image Image) []string {
 	t.Helper()
-	archive, err := CreateArchive(filepath.Join(dir, "app.tar"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	archive.Split(MinPieceSize)
-	_, err = Pull(t.Context(), Items(store, image), archive, Options{})
-	if err == nil {
-		err = archive.Write(t.Context())
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	pullToArchive(t, filepath.Join(dir, "app.tar"), Items(store, image), func(a *Archive) { a.Split(MinPieceSize) })
 	return listDir(t, dir)
 }
 
@@ -83,14 +72,8 @@ func TestPiecesAreReadInAnyOrder(t *testing.T) {
 
 	registry := startRegistry(t)
 	for _, name := range []string{"z", "x"} {
-		source := mustOpen(t, filepath.Join(dir, name))
-		items, err := source.Items("docker.io/team/" + name + ":1")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := Push(t.Context(), items, registry, Options{}); err != nil {
-			t.Error(err)
-		}
+		items := mustItems(t, mustOpen(t, filepath.Join(dir, name)), "docker.io/team/"+name+":1")
+		mustPush(t, items, registry, Options{})
 	}
 	all := listDir(t, dir)
 	if got := Distinct(append(all, paths...)); len(got) != 2 { // a piece and the notes

@@ -133,14 +133,20 @@ func (p Platforms) filter(ctx context.Context, from Content, image *Image,
 	if len(found) == len(index.Manifests) {
 		return nil
 	}
-	if len(found) == 1 {
-		image.Descriptor = oci.Plain(found[0])
+	return image.reduce(index, found, put)
+}
+
+// reduce replaces an index by one of its manifests, or by a new index of several, which put stores.
+func (i *Image) reduce(index ocispec.Index, kept []ocispec.Descriptor,
+	put func(mediaType string, v any) (ocispec.Descriptor, error)) (err error) {
+	if len(kept) == 1 && oci.IsManifestOrIndex(kept[0].MediaType) {
+		i.Descriptor = oci.Plain(kept[0])
 		return nil
 	}
-	image.Descriptor, err = put(image.Descriptor.MediaType, ocispec.Index{
+	i.Descriptor, err = put(i.Descriptor.MediaType, ocispec.Index{
 		Versioned:   specs.Versioned{SchemaVersion: 2},
-		MediaType:   image.Descriptor.MediaType,
-		Manifests:   found,
+		MediaType:   i.Descriptor.MediaType,
+		Manifests:   kept,
 		Annotations: index.Annotations,
 	})
 	return err

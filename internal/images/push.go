@@ -361,7 +361,7 @@ func (p *imagePush) manifest(ctx context.Context, desc ocispec.Descriptor) error
 	if err != nil {
 		return err
 	}
-	raw, err := readAllBlob(b, desc)
+	raw, err := readAll(b) // PushManifest verifies it
 	if err != nil {
 		return err
 	}

@@ -15,19 +15,11 @@ import (
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/images/blob"
 	"github.com/zarf-dev/zarf-registry/internal/images/remote"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/registry/registrytest"
 )
-
-// addAs adds content under a digest of any algorithm.
-func (s *Store) addAs(algorithm digest.Algorithm, mediaType string, b []byte) ocispec.Descriptor {
-	desc := ocispec.Descriptor{MediaType: mediaType, Digest: algorithm.FromBytes(b), Size: int64(len(b))}
-	s.add(desc.Digest, blob.FromBytes(b))
-	return desc
-}
 
 // signedImage is an index with images, blobs and referrers of both digest algorithms. It returns what to push, the
 // index first.
@@ -102,11 +94,7 @@ func sameInRegistries(t *testing.T, from Content, images []Image, registry *remo
 	repository := repositoryOf(t, registry)
 	subjects := map[digest.Digest][]string{}
 	for _, image := range images {
-		nodes, err := graph(t.Context(), from, image.Descriptor)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, node := range nodes {
+		for _, node := range nodesOf(t, from, image.Descriptor) {
 			if !oci.IsManifestOrIndex(node.MediaType) {
 				if ok, err := repository.Exists(t.Context(), node); err != nil || !ok {
 					t.Errorf("%s %s: exists %v, error %v", node.MediaType, node.Digest, ok, err)
@@ -179,9 +167,7 @@ func TestBothDigestAlgorithms(t *testing.T) {
 	store := &Store{}
 	list := signedImage(t, store)
 	from := startRegistry(t)
-	if _, err := Push(t.Context(), Items(store, list...), from, Options{}); err != nil {
-		t.Fatal(err)
-	}
+	mustPush(t, Items(store, list...), from, Options{})
 	sameInRegistries(t, store, list, from)
 
 	items := resolveSigned(t, from, nil)
@@ -199,14 +185,9 @@ func TestBothDigestAlgorithms(t *testing.T) {
 	}
 	t.Run("directly", func(t *testing.T) {
 		to := startRegistry(t)
-		if _, err := Push(t.Context(), items, to, Options{ImageConcurrency: 3}); err != nil {
-			t.Fatal(err)
-		}
+		mustPush(t, items, to, Options{ImageConcurrency: 3})
 		sameInRegistries(t, store, list, to)
-		results, err := Push(t.Context(), items, to, Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		results := mustPush(t, items, to, Options{})
 		for _, r := range results {
 			if r.BytesSent != 0 || r.BytesReceived != 0 {
 				t.Errorf("again: %+v", r)
@@ -216,16 +197,11 @@ func TestBothDigestAlgorithms(t *testing.T) {
 	for kind, source := range pullBoth(t, items) {
 		t.Run("by "+kind, func(t *testing.T) {
 			to := startRegistry(t)
-			items, err := source.Items("")
-			if err != nil {
-				t.Fatal(err)
-			}
+			items := mustItems(t, source, "")
 			if len(items) != len(list) {
 				t.Errorf("%d images, want %d: %v", len(items), len(list), source.Images())
 			}
-			if _, err := Push(t.Context(), items, to, Options{}); err != nil {
-				t.Fatal(err)
-			}
+			mustPush(t, items, to, Options{})
 			sameInRegistries(t, store, list, to)
 		})
 	}
@@ -236,9 +212,7 @@ func TestReferrersOfSelectedPlatforms(t *testing.T) {
 	store := &Store{}
 	list := signedImage(t, store)
 	from := startRegistry(t)
-	if _, err := Push(t.Context(), Items(store, list...), from, Options{}); err != nil {
-		t.Fatal(err)
-	}
+	mustPush(t, Items(store, list...), from, Options{})
 	for platform, warns := range map[string]bool{"linux/arm64": true, "linux/amd64,linux/arm64": false, "all": false} {
 		t.Run(platform, func(t *testing.T) {
 			var log bytes.Buffer
@@ -314,14 +288,9 @@ func TestReferrersInALayoutOfRegctl(t *testing.T) {
 	if _, err := source.Items(""); err == nil || !strings.Contains(err.Error(), "has no name") {
 		t.Errorf("error %v", err)
 	}
-	items, err := source.Items("example.org/team/signed:1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	items := mustItems(t, source, "example.org/team/signed:1")
 	to := startRegistry(t)
-	if _, err := Push(t.Context(), items, to, Options{}); err != nil {
-		t.Fatal(err)
-	}
+	mustPush(t, items, to, Options{})
 	sameInRegistries(t, store, list, to)
 }
 
@@ -332,11 +301,8 @@ func TestReferrersArePushedFirst(t *testing.T) {
 	signed := Image{Reference: "a@" + image.Descriptor.Digest.String(), Descriptor: image.Descriptor}
 	tagged := Image{Reference: "a:sha256-" + image.Descriptor.Digest.Encoded() + ".sig", Descriptor: image.Descriptor}
 	other := testImage(t, store, "b:1", 200, "amd64")
-	to := newTestRegistry(t, nil)
-	results, err := Push(t.Context(), Items(store, image, other, signed, tagged), to.client(t, nil), Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	to := newTestRegistry(t)
+	results := mustPush(t, Items(store, image, other, signed, tagged), to.client(t, nil), Options{})
 	var got, want []string
 	for _, r := range results {
 		got = append(got, r.Reference)

@@ -61,11 +61,3 @@ func (c *remoteContent) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.
 	}
 	return b.Open()
 }
-
-// Exists reports whether the repository has the content.
-func (c *remoteContent) Exists(ctx context.Context, desc ocispec.Descriptor) (bool, error) {
-	if c.store.Has(desc) {
-		return true, nil
-	}
-	return c.repo.Exists(ctx, desc)
-}

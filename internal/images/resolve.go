@@ -27,7 +27,8 @@ type ResolveOptions struct {
 	// Registry returns the client for a registry by its host, as returned by [Host]. It may be called
 	// concurrently, and several times for a host.
 	Registry func(ctx context.Context, host string) (*remote.Registry, error)
-	// Daemon returns images of the Docker engine. It is called at most once, with all names.
+	// Daemon returns images of the Docker engine. It is called at most once, with all names. It may be nil if there
+	// are none.
 	Daemon func(ctx context.Context, names []string) (*Source, error)
 	// Store keeps content that was read: the local store, for example.
 	Store *blobstore.Store
@@ -86,9 +87,6 @@ func Resolve(ctx context.Context, refs []string, opts ResolveOptions) ([]Item, e
 		var names []string
 		for _, i := range local {
 			names = append(names, strings.TrimPrefix(refs[i], DaemonPrefix))
-		}
-		if opts.Daemon == nil {
-			return nil, fmt.Errorf("image %s: the Docker engine is not supported here", refs[local[0]])
 		}
 		source, err := opts.Daemon(ctx, names)
 		if err != nil {

@@ -13,9 +13,7 @@ import (
 
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
-	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"oras.land/oras-go/v2/content"
 	"oras.land/oras-go/v2/errdef"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/blob"
@@ -33,8 +31,6 @@ type Source struct {
 	subjectOf map[digest.Digest]digest.Digest // see findSubjects
 	thin      bool                            // see Archive.Omit
 }
-
-var _ content.ReadOnlyStorage = (*Source)(nil)
 
 // truncationHint is appended to errors about missing content.
 func (s *Source) truncationHint() string {
@@ -59,9 +55,9 @@ func (s *Source) Fetch(_ context.Context, desc ocispec.Descriptor) (io.ReadClose
 	return b.Fetch(desc)
 }
 
-// Exists reports whether the source has the content.
-func (s *Source) Exists(_ context.Context, desc ocispec.Descriptor) (bool, error) {
-	_, err := s.blob(desc.Digest)
+// has reports whether the source has the content.
+func (s *Source) has(d digest.Digest) (bool, error) {
+	_, err := s.blob(d)
 	if errors.Is(err, errdef.ErrNotFound) {
 		return false, nil
 	}
@@ -390,7 +386,7 @@ func (s *Source) mayLack(desc ocispec.Descriptor, err error) bool {
 // hasManifest reports whether the source has an index's manifest and its config. If Docker's
 // containerd image store pulled only the manifest of a platform, it saves the manifest alone.
 func (s *Source) hasManifest(ctx context.Context, desc ocispec.Descriptor) (bool, error) {
-	ok, err := s.Exists(ctx, desc)
+	ok, err := s.has(desc.Digest)
 	if err != nil || !ok || !oci.IsManifest(desc.MediaType) {
 		return ok, err
 	}
@@ -401,7 +397,7 @@ func (s *Source) hasManifest(ctx context.Context, desc ocispec.Descriptor) (bool
 	if err := fetchJSON(ctx, s, desc, &manifest); err != nil {
 		return false, err
 	}
-	return s.Exists(ctx, manifest.Config)
+	return s.has(manifest.Config.Digest)
 }
 
 // dropMissingPlatforms reduces an index to the platforms that the source holds: to a single manifest,
@@ -427,18 +423,7 @@ func (s *Source) dropMissingPlatforms(ctx context.Context, image *Image) error {
 		return nil
 	}
 	image.Omitted = platformsOf(missing)
-	if len(present) == 1 && oci.IsManifestOrIndex(present[0].MediaType) {
-		image.Descriptor = oci.Plain(present[0])
-		return nil
-	}
-	var err error
-	image.Descriptor, err = s.made.addJSON(image.Descriptor.MediaType, ocispec.Index{
-		Versioned:   specs.Versioned{SchemaVersion: 2},
-		MediaType:   image.Descriptor.MediaType,
-		Manifests:   present,
-		Annotations: index.Annotations,
-	})
-	return err
+	return image.reduce(index, present, s.made.addJSON)
 }
 
 // Blob returns content as it is in the source.

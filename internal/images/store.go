@@ -19,21 +19,13 @@ type Store struct {
 	blobs map[digest.Digest]blob.Blob
 }
 
-var _ content.ReadOnlyStorage = (*Store)(nil)
-
 // Fetch returns the content of desc, verified while it is read.
-func (s *Store) Fetch(_ context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
-	b, ok := s.blobs[desc.Digest]
-	if !ok {
-		return nil, errdef.ErrNotFound
+func (s *Store) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
+	b, err := s.Blob(ctx, desc, nil)
+	if err != nil {
+		return nil, err
 	}
 	return b.Fetch(desc)
-}
-
-// Exists reports whether the store has the content.
-func (s *Store) Exists(_ context.Context, desc ocispec.Descriptor) (bool, error) {
-	_, ok := s.blobs[desc.Digest]
-	return ok, nil
 }
 
 func (s *Store) add(d digest.Digest, b blob.Blob) {

@@ -2,7 +2,6 @@ package images
 
 import (
 	"errors"
-	"os"
 	"path/filepath"
 	"testing"
 
@@ -15,18 +14,7 @@ import (
 func thin(t *testing.T, store *Store, image Image, omit func(digest.Digest) bool) *Source {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "thin.tar")
-	archive, err := CreateArchive(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	archive.Omit(omit)
-	results, err := Pull(t.Context(), Items(store, image), archive, Options{})
-	if err == nil {
-		err = archive.Write(t.Context())
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	results := pullToArchive(t, path, Items(store, image), func(a *Archive) { a.Omit(omit) })
 	if len(results) != 1 || results[0].BytesReceived != 0 {
 		t.Errorf("results %+v", results)
 	}
@@ -39,16 +27,10 @@ func TestThinArchives(t *testing.T) {
 	registry := startRegistry(t)
 	store := &Store{}
 	previous := testImage(t, store, "docker.io/team/app:1", 100_000, "amd64", "arm64")
-	if _, err := Push(t.Context(), Items(store, previous), registry, Options{}); err != nil {
-		t.Fatal(err)
-	}
+	mustPush(t, Items(store, previous), registry, Options{})
 	next := testImage(t, store, "docker.io/other/app:2", 100_000, "amd64", "arm64", "riscv64")
 	has := map[digest.Digest]bool{}
-	nodes, err := graph(t.Context(), store, previous.Descriptor)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, node := range nodes {
+	for _, node := range nodesOf(t, store, previous.Descriptor) {
 		has[node.Digest] = true
 	}
 
@@ -58,14 +40,8 @@ func TestThinArchives(t *testing.T) {
 		listed[0].Size < 300_000 {
 		t.Fatalf("the archive has %+v", listed)
 	}
-	items, err := source.Items("")
-	if err != nil {
-		t.Fatal(err)
-	}
-	results, err := Push(t.Context(), items, registry, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	items := mustItems(t, source, "")
+	results := mustPush(t, items, registry, Options{})
 	// The layer and the configuration for riscv64, three manifests and the index; the layers and configurations of the other
 	// repository.
 	if r := results[0]; r.BlobsSent != 6 || r.BlobsMounted != 5 {
@@ -75,10 +51,7 @@ func TestThinArchives(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if nodes, err = graph(t.Context(), store, next.Descriptor); err != nil {
-		t.Fatal(err)
-	}
-	for _, node := range nodes {
+	for _, node := range nodesOf(t, store, next.Descriptor) {
 		if ok, err := repository.Exists(t.Context(), node); !ok || err != nil {
 			t.Errorf("%s: exists %t, error %v", node.Digest, ok, err)
 		}
@@ -92,41 +65,29 @@ func TestThinArchiveOfASinglePlatform(t *testing.T) {
 	registry := startRegistry(t)
 	store := &Store{}
 	image := testImage(t, store, "docker.io/team/app:1", 100_000, "amd64")
-	if _, err := Push(t.Context(), Items(store, image), registry, Options{}); err != nil {
-		t.Fatal(err)
-	}
+	mustPush(t, Items(store, image), registry, Options{})
 	source := thin(t, store, image, all)
 	if listed := source.Images(); len(listed[0].Missing) != 3 {
 		t.Errorf("the archive has %+v", listed)
 	}
 	for _, tag := range []string{"docker.io/team/app:1", "docker.io/team/app:again"} {
-		items, err := source.Items(tag)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if results, err := Push(t.Context(), items, registry, Options{}); err != nil || results[0].BytesSent > image.Descriptor.Size {
-			t.Errorf("%s: %+v, %v", tag, results, err)
+		items := mustItems(t, source, tag)
+		if results := mustPush(t, items, registry, Options{}); results[0].BytesSent > image.Descriptor.Size {
+			t.Errorf("%s: %+v", tag, results)
 		}
 	}
 }
 
 // On a slow link, requests are what a push of many unchanged images takes.
 func TestThinArchivesAskOnceForEachImage(t *testing.T) {
-	registry := newTestRegistry(t, nil)
+	registry := newTestRegistry(t)
 	client := registry.client(t, nil)
 	store := &Store{}
 	image := testImage(t, store, "docker.io/team/app:1", 1000, "amd64")
-	if _, err := Push(t.Context(), Items(store, image), client, Options{}); err != nil {
-		t.Fatal(err)
-	}
-	items, err := thin(t, store, image, all).Items("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	mustPush(t, Items(store, image), client, Options{})
+	items := mustItems(t, thin(t, store, image, all), "")
 	registry.count("")
-	if results, err := Push(t.Context(), items, client, Options{}); err != nil || len(results) != 1 {
-		t.Fatal(results, err)
-	}
+	mustPush(t, items, client, Options{})
 	if n := registry.count("HEAD /v2/team/app/manifests/1"); n != 1 {
 		t.Errorf("%d requests", n)
 	}
@@ -137,17 +98,12 @@ func TestPushNamesWhatAThinArchiveLacks(t *testing.T) {
 	registry := startRegistry(t)
 	store := &Store{}
 	there := testImage(t, store, "docker.io/team/there:1", 1000, "amd64")
-	if _, err := Push(t.Context(), Items(store, there), registry, Options{}); err != nil {
-		t.Fatal(err)
-	}
+	mustPush(t, Items(store, there), registry, Options{})
 	lacking := testImage(t, store, "docker.io/team/lacking:1", 100_000, "riscv64")
 	items := Items(thin(t, store, there, all), there)
 	source := thin(t, store, lacking, all)
-	list, err := source.Items("")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = Push(t.Context(), append(items, list...), registry, Options{})
+	list := mustItems(t, source, "")
+	_, err := Push(t.Context(), append(items, list...), registry, Options{})
 	incomplete, ok := errors.AsType[*IncompleteError](err)
 	if !ok || len(incomplete.Images) != 1 || incomplete.Images[0] != lacking.Reference || len(incomplete.Blobs) != 3 ||
 		incomplete.Size < 100_000 {
@@ -171,17 +127,9 @@ func TestPushNamesWhatAThinArchiveLacks(t *testing.T) {
 func TestTruncatedThinArchivesAreRejected(t *testing.T) {
 	store := &Store{}
 	image := testImage(t, store, "docker.io/team/app:1", 100_000, "amd64")
-	path := filepath.Join(t.TempDir(), "thin.tar")
-	source := thin(t, store, image, all)
-	content, err := os.ReadFile(source.path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := read(t, thin(t, store, image, all).path)
 	for _, size := range []int{len(content) / 2, len(content) - 1024} {
-		if err := os.WriteFile(path, content[:size], 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if s, err := Open(t.Context(), path); err == nil {
+		if s, err := Open(t.Context(), writeTemp(t, "thin.tar", content[:size])); err == nil {
 			s.Close()
 			t.Errorf("the first %d of %d bytes are accepted", size, len(content))
 		}

@@ -15,7 +15,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/distribution/distribution/v3/configuration"
 	"github.com/google/go-cmp/cmp"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
@@ -39,7 +38,7 @@ type origin struct {
 
 func newOrigin(t *testing.T) *origin {
 	t.Helper()
-	server := newTestRegistry(t, configuration.Storage{"filesystem": {"rootdirectory": t.TempDir()}})
+	server := newTestRegistry(t)
 	reg := server.client(t, nil)
 	store := openStore(t, t.TempDir())
 	return &origin{server, ResolveOptions{
@@ -70,9 +69,7 @@ func openStore(t *testing.T, dir string) *blobstore.Store {
 // fill pushes images to the registry and returns their names there.
 func (o *origin) fill(t *testing.T, from Content, list ...Image) []string {
 	t.Helper()
-	if _, err := Push(t.Context(), Items(from, list...), o.client(t, nil), Options{}); err != nil {
-		t.Fatal(err)
-	}
+	mustPush(t, Items(from, list...), o.client(t, nil), Options{})
 	var refs []string
 	for _, image := range list {
 		repository, tag, err := Repository(image.Reference)
@@ -102,33 +99,14 @@ func (o *origin) resolve(t *testing.T, change func(*ResolveOptions), refs ...str
 func pullBoth(t *testing.T, items []Item) map[string]*Source {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "layout")
-	layout, err := OpenLayout(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
 	p := &progress{t: t}
-	results, err := Pull(t.Context(), items, layout, Options{Progress: p.report, ImageConcurrency: 3})
-	if err != nil {
-		t.Fatal(err)
-	}
+	results := pullToLayout(t, dir, items, Options{Progress: p.report, ImageConcurrency: 3})
 	p.checkDone()
 	if len(results) != len(items) {
 		t.Errorf("%d results of %d images", len(results), len(items))
 	}
-	if err := layout.Close(); err != nil {
-		t.Error(err)
-	}
 	path := filepath.Join(t.TempDir(), "images.tar")
-	archive, err := CreateArchive(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Pull(t.Context(), items, archive, Options{}); err != nil {
-		t.Fatal(err)
-	}
-	if err := archive.Write(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	pullToArchive(t, path, items, nil)
 	if files, err := os.ReadDir(filepath.Dir(path)); err != nil || len(files) != 1 {
 		t.Errorf("next to the archive: %v, %v", files, err)
 	}
@@ -139,11 +117,7 @@ func pullBoth(t *testing.T, items []Item) map[string]*Source {
 func artifact(t testing.TB, store *Store, reference, mediaType, configType, layerType string,
 	subject *ocispec.Descriptor, layers ...[]byte) Image {
 	t.Helper()
-	add := func(mediaType string, b []byte) ocispec.Descriptor {
-		desc := content.NewDescriptorFromBytes(mediaType, b)
-		store.add(desc.Digest, blob.FromBytes(b))
-		return desc
-	}
+	add := func(mediaType string, b []byte) ocispec.Descriptor { return store.addAs(digest.SHA256, mediaType, b) }
 	manifest := ocispec.Manifest{
 		Versioned:   specs.Versioned{SchemaVersion: 2},
 		MediaType:   mediaType,
@@ -196,17 +170,12 @@ func TestRoundTrips(t *testing.T) {
 	}
 	for kind, source := range pullBoth(t, items) {
 		t.Run(kind, func(t *testing.T) {
-			to := newTestRegistry(t, nil)
-			imagePush, err := source.Items("")
-			if err != nil {
-				t.Fatal(err)
-			}
+			to := newTestRegistry(t)
+			imagePush := mustItems(t, source, "")
 			if len(imagePush) != len(items) {
 				t.Errorf("%d images of %d", len(imagePush), len(items))
 			}
-			if _, err := Push(t.Context(), imagePush, to.client(t, nil), Options{ImageConcurrency: 2}); err != nil {
-				t.Fatal(err)
-			}
+			mustPush(t, imagePush, to.client(t, nil), Options{ImageConcurrency: 2})
 			sameInBoth(t, from.testRegistry, to, from.options.Store, items)
 			referrers := string(to.get(t, "library/multi/manifests/sha256-"+index.Descriptor.Digest.Encoded()))
 			if !strings.Contains(referrers, signature.Descriptor.Digest.String()) {
@@ -215,13 +184,10 @@ func TestRoundTrips(t *testing.T) {
 		})
 	}
 	t.Run("directly between registries", func(t *testing.T) {
-		to := newTestRegistry(t, nil)
+		to := newTestRegistry(t)
 		other := from.resolve(t, func(o *ResolveOptions) { o.Store = openStore(t, t.TempDir()) }, refs...)
 		p := &progress{t: t}
-		results, err := Push(t.Context(), other, to.client(t, nil), Options{Progress: p.report})
-		if err != nil {
-			t.Fatal(err)
-		}
+		results := mustPush(t, other, to.client(t, nil), Options{Progress: p.report})
 		p.checkDone()
 		sameInBoth(t, from.testRegistry, to, from.options.Store, items)
 		for _, r := range results {
@@ -230,9 +196,7 @@ func TestRoundTrips(t *testing.T) {
 			}
 		}
 		from.count("")
-		if _, err := Push(t.Context(), other, to.client(t, nil), Options{}); err != nil {
-			t.Fatal(err)
-		}
+		mustPush(t, other, to.client(t, nil), Options{})
 		if n := from.count("GET"); n != 0 {
 			t.Errorf("%d reads for images that already exist", n)
 		}
@@ -248,11 +212,7 @@ func sameInBoth(t *testing.T, from, to *testRegistry, store *blobstore.Store, it
 			t.Fatal(err)
 		}
 		paths := []string{repository + "/manifests/" + tag}
-		nodes, err := graph(t.Context(), item.Content, item.Descriptor)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, node := range nodes {
+		for _, node := range nodesOf(t, item.Content, item.Descriptor) {
 			kind := "/blobs/"
 			if oci.IsManifestOrIndex(node.MediaType) {
 				kind = "/manifests/"
@@ -284,16 +244,9 @@ func TestImagesThatShareLayers(t *testing.T) {
 	}
 	refs := from.fill(t, store, list...)
 	items := from.resolve(t, nil, refs...)
-	layout, err := OpenLayout(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer layout.Close()
+	dir := t.TempDir()
 	from.count("")
-	results, err := Pull(t.Context(), items, layout, Options{ImageConcurrency: 4})
-	if err != nil {
-		t.Fatal(err)
-	}
+	results := pullToLayout(t, dir, items, Options{ImageConcurrency: 4})
 	shared, own := int64(200_000+3*100_000), int64(n*500)
 	received := int64(0)
 	for _, r := range results {
@@ -306,16 +259,8 @@ func TestImagesThatShareLayers(t *testing.T) {
 		t.Errorf("%d reads", reads)
 	}
 
-	to := newTestRegistry(t, nil)
-	source := mustOpen(t, layout.store.Dir())
-	again, err := source.Items("")
-	if err != nil {
-		t.Fatal(err)
-	}
-	results, err = Push(t.Context(), again, to.client(t, nil), Options{ImageConcurrency: 4})
-	if err != nil {
-		t.Fatal(err)
-	}
+	to := newTestRegistry(t)
+	results = mustPush(t, mustItems(t, mustOpen(t, dir), ""), to.client(t, nil), Options{ImageConcurrency: 4})
 	sent, mounted := int64(0), 0
 	for _, r := range results {
 		sent += r.BytesSent
@@ -338,10 +283,7 @@ func TestResolve(t *testing.T) {
 		"application/x", nil, noise(7, 500))
 	refs := from.fill(t, store, multi, chart)
 	byDigest := from.host() + "/library/multi@" + multi.Descriptor.Digest.String()
-	var index ocispec.Index
-	if err := fetchJSON(t.Context(), store, multi.Descriptor, &index); err != nil {
-		t.Fatal(err)
-	}
+	index := decode[ocispec.Index](t, store, multi.Descriptor)
 	arm := index.Manifests[1]
 
 	platforms := func(text string) func(*ResolveOptions) {
@@ -360,10 +302,7 @@ func TestResolve(t *testing.T) {
 	})
 	t.Run("several platforms are an index of those", func(t *testing.T) {
 		items := from.resolve(t, platforms("linux/arm64,linux/amd64"), refs[0])
-		var part ocispec.Index
-		if err := fetchJSON(t.Context(), items[0].Content, items[0].Descriptor, &part); err != nil {
-			t.Fatal(err)
-		}
+		part := decode[ocispec.Index](t, items[0].Content, items[0].Descriptor)
 		if len(part.Manifests) != 2 || part.Manifests[0].Digest != index.Manifests[0].Digest ||
 			part.Manifests[1].Digest != arm.Digest {
 			t.Errorf("%+v", part)
@@ -470,15 +409,9 @@ func TestReferrers(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Fatal(diff)
 	}
-	to := newTestRegistry(t, nil)
+	to := newTestRegistry(t)
 	for _, source := range pullBoth(t, items) {
-		imagePush, err := source.Items("")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := Push(t.Context(), imagePush, to.client(t, nil), Options{}); err != nil {
-			t.Fatal(err)
-		}
+		mustPush(t, mustItems(t, source, ""), to.client(t, nil), Options{})
 	}
 	sameInBoth(t, from.testRegistry, to, from.store, items)
 }
@@ -518,16 +451,7 @@ func TestPullTwice(t *testing.T) {
 	pull := func(store *blobstore.Store, ref string) Result {
 		t.Helper()
 		items := from.resolve(t, func(o *ResolveOptions) { o.Store = store }, ref)
-		layout, err := OpenLayout(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer layout.Close()
-		results, err := Pull(t.Context(), items, layout, Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return results[0]
+		return pullToLayout(t, dir, items, Options{})[0]
 	}
 	cache := t.TempDir()
 	if r := pull(openStore(t, cache), refs[0]); r.BlobsSent == 0 || r.BytesReceived < 50_000 {
@@ -550,10 +474,7 @@ func TestPullTwice(t *testing.T) {
 	}
 
 	// Damaged blobs in cache and layout are pulled again.
-	nodes, err := graph(t.Context(), store, one.Descriptor)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nodes := nodesOf(t, store, one.Descriptor)
 	large := nodes[slices.IndexFunc(nodes, func(d ocispec.Descriptor) bool { return d.Size == 50_000 })]
 	path := filepath.Join(cache, oci.BlobPath(large.Digest))
 	if err := os.Chmod(path, 0o600); err != nil {
@@ -616,7 +537,7 @@ func TestFailedPullLeavesNoUsableOutput(t *testing.T) {
 }
 
 func TestPushPlan(t *testing.T) {
-	server := newTestRegistry(t, nil)
+	server := newTestRegistry(t)
 	store := &Store{}
 	one, two := testImage(t, store, "ghcr.io/a/b:1", 100, "amd64"), testImage(t, store, "quay.io/a/b:1", 200, "amd64")
 	_, err := Push(t.Context(), Items(store, one, two), server.client(t, nil), Options{})
@@ -627,9 +548,9 @@ func TestPushPlan(t *testing.T) {
 	if n := server.count(""); n != 0 {
 		t.Errorf("%d requests before the error", n)
 	}
-	results, err := Push(t.Context(), Items(store, two), server.client(t, nil), Options{Prefix: "team/mirror"})
-	if err != nil || results[0].Reference != server.host()+"/team/mirror/a/b:1" {
-		t.Errorf("%+v, %v", results, err)
+	results := mustPush(t, Items(store, two), server.client(t, nil), Options{Prefix: "team/mirror"})
+	if results[0].Reference != server.host()+"/team/mirror/a/b:1" {
+		t.Errorf("%+v", results)
 	}
 	server.get(t, "team/mirror/a/b/manifests/1")
 }
@@ -749,17 +670,11 @@ func TestBlobOf2GiB(t *testing.T) {
 	store := &Store{}
 	large := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: hash.Digest(), Size: size}
 	store.add(large.Digest, blob.Blob{Size: size, Open: func() (io.ReadCloser, error) { return os.Open(path) }})
-	config, err := store.addJSON(ocispec.MediaTypeImageConfig, ocispec.Image{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	manifest, err := store.addJSON(ocispec.MediaTypeImageManifest, ocispec.Manifest{
+	config := store.mustAddJSON(t, ocispec.MediaTypeImageConfig, ocispec.Image{})
+	manifest := store.mustAddJSON(t, ocispec.MediaTypeImageManifest, ocispec.Manifest{
 		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest, Config: config,
 		Layers: []ocispec.Descriptor{large},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	from := newOrigin(t)
 	refs := from.fill(t, store, Image{Reference: "large:1", Descriptor: manifest})
 	if err := os.Remove(path); err != nil {
@@ -771,18 +686,10 @@ func TestBlobOf2GiB(t *testing.T) {
 	}
 	defer layout.Close()
 	items := from.resolve(t, func(o *ResolveOptions) { o.Store = layout.Store() }, refs...)
-	if _, err := Pull(t.Context(), items, layout, Options{}); err != nil {
-		t.Fatal(err)
-	}
-	again, err := mustOpen(t, layout.store.Dir()).Items("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	mustPull(t, items, layout, Options{})
+	again := mustItems(t, mustOpen(t, layout.store.Dir()), "")
 	to := newOrigin(t)
-	results, err := Push(t.Context(), again, to.client(t, nil), Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	results := mustPush(t, again, to.client(t, nil), Options{})
 	t.Logf("%+v", results[0])
 	response, err := to.Client().Get(to.URL + "/v2/library/large/blobs/" + large.Digest.String())
 	if err != nil {
@@ -800,10 +707,7 @@ func TestCopyWithinARegistryMounts(t *testing.T) {
 	o := newOrigin(t)
 	store := &Store{}
 	refs := o.fill(t, store, testImage(t, store, "a/b:1", 100_000, "amd64"))
-	results, err := Push(t.Context(), o.resolve(t, nil, refs...), o.client(t, nil), Options{Prefix: "mirror"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	results := mustPush(t, o.resolve(t, nil, refs...), o.client(t, nil), Options{Prefix: "mirror"})
 	if r := results[0]; r.BlobsMounted != 3 || r.BytesReceived > 0 {
 		t.Errorf("%+v, want two layers and the configuration mounted", r)
 	}
@@ -818,17 +722,8 @@ func TestPullLeavesTheTagsOfOtherTools(t *testing.T) {
 	refs := o.fill(t, store, image)
 	tagged := annotated(image, map[string]string{ocispec.AnnotationRefName: "v1"})
 	dir := writeLayout(t, layoutFiles(t, store, tagged))
-	layout, err := OpenLayout(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Pull(t.Context(), o.resolve(t, nil, refs...), layout, Options{}); err != nil {
-		t.Fatal(err)
-	}
-	raw, err := os.ReadFile(filepath.Join(dir, ocispec.ImageIndexFile))
-	if err != nil {
-		t.Fatal(err)
-	}
+	pullToLayout(t, dir, o.resolve(t, nil, refs...), Options{})
+	raw := read(t, filepath.Join(dir, ocispec.ImageIndexFile))
 	var index ocispec.Index
 	if err := json.Unmarshal(raw, &index); err != nil {
 		t.Fatal(err)

@@ -160,10 +160,7 @@ func TestOpenRejectsZarfPackages(t *testing.T) {
 	image := testImage(t, store, "", 3000, "amd64")
 	layout := layoutFiles(t, store, annotated(image, containerdName("a:1")))
 	files := zarfPackage(t, layout...)
-	nodes, err := graph(t.Context(), store, image.Descriptor)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nodes := nodesOf(t, store, image.Descriptor)
 	without := func(name string) []file {
 		return slices.DeleteFunc(slices.Clone(files), func(f file) bool { return f.name == name })
 	}
@@ -244,26 +241,19 @@ func TestZarfTags(t *testing.T) {
 }
 
 func TestPushOfAZarfPackage(t *testing.T) {
-	reg := newTestRegistry(t, nil)
+	reg := newTestRegistry(t)
 	store := &Store{}
 	index := testImage(t, store, "", 3000, "amd64", "arm64")
 	single := singleImage(t, store, index, "docker.io/library/nginx:1")
 	index.Reference = "quay.io/a/b@" + index.Descriptor.Digest.String()
 	files := zarfPackage(t, filesIn(t, zarfLayout(t, store, single, index).dir)...)
 	src := mustOpen(t, writeTemp(t, "package.tar.zst", zstandard(t, makeTar(t, files...))))
-	items, err := src.Items("")
-	if err != nil {
-		t.Fatal(err)
-	}
-	items, err = WithZarfTags(items)
+	items, err := WithZarfTags(mustItems(t, src, ""))
 	if err != nil {
 		t.Fatal(err)
 	}
 	client := reg.client(t, nil)
-	results, err := Push(t.Context(), items, client, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	results := mustPush(t, items, client, Options{})
 	want := map[string]digest.Digest{
 		reg.host() + "/library/nginx:1":                         single.Descriptor.Digest,
 		reg.host() + "/library/nginx:1-zarf-3793515731":         single.Descriptor.Digest,

@@ -68,10 +68,10 @@ func SizeError(size int64, desc ocispec.Descriptor) error {
 	return &Error{fmt.Errorf("has %d bytes where its descriptor says %d", size, desc.Size)}
 }
 
-var errMismatch = errors.New("does not match its digest: it was altered or damaged")
-
 // MismatchError is the [*Error] about content that does not match its digest.
-func MismatchError() error { return &Error{errMismatch} }
+func MismatchError() error {
+	return &Error{errors.New("does not match its digest: it was altered or damaged")}
+}
 
 // ShortError is the [*Error] about content that ends before its descriptor's size.
 func ShortError(missing int64) error {

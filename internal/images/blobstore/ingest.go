@@ -167,7 +167,7 @@ func (s *Store) lock(ctx context.Context, path string) (*lockedFile, error) {
 	}
 }
 
-// createTemp creates and locks a file in ingest for content of unknown digest.
+// createTemp creates and locks a file in ingest that cannot be resumed.
 func (s *Store) createTemp() (*lockedFile, error) {
 	return s.lock(context.Background(), s.tempName()) // the name is unique
 }

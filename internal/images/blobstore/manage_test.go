@@ -191,7 +191,7 @@ func TestRemovesLeftoversOfDeadProcesses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := openStore(t, t.TempDir(), Options{})
-			there := put(t, s, 1, 100) // by Add, say, while a download of it was interrupted
+			there := put(t, s, 1, 100) // by Link, say, while a download of it was interrupted
 			living, err := s.createTemp()
 			if err != nil {
 				t.Fatal(err)

@@ -65,6 +65,25 @@ func child(t *testing.T, name, dir string, arg int) *exec.Cmd {
 	return cmd
 }
 
+// waiting starts a child that writes "here" and goes on until it is killed. What it writes to stderr is in its
+// buffer.
+func waiting(t *testing.T, name, dir string, arg int) (*exec.Cmd, *bytes.Buffer) {
+	t.Helper()
+	cmd, stderr := child(t, name, dir, arg), new(bytes.Buffer)
+	cmd.Stderr = stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(out, make([]byte, len("here"))); err != nil {
+		t.Fatal(err, stderr)
+	}
+	return cmd, stderr
+}
+
 const sharedBlobs = 20
 
 // fetchOnce ensures blobs that other processes ensure, too, and writes down each
@@ -142,19 +161,9 @@ func TestAKilledDownloadIsResumed(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "store")
 	raw, desc := content(1, 1<<20)
 	for _, at := range []int{100_000, 700_000} {
-		cmd := child(t, "slow", dir, at)
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := io.ReadFull(out, make([]byte, len("here"))); err != nil {
-			t.Fatal(err)
-		}
-		waiting, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
-		if _, err := openStore(t, dir, Options{}).Ensure(waiting, desc, noFetch); !errors.Is(err, context.DeadlineExceeded) {
+		cmd, _ := waiting(t, "slow", dir, at)
+		shortly, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+		if _, err := openStore(t, dir, Options{}).Ensure(shortly, desc, noFetch); !errors.Is(err, context.DeadlineExceeded) {
 			t.Error("Ensure does not wait for another process:", err)
 		}
 		cancel()
@@ -198,7 +207,7 @@ func churn(dir string, seed int) error {
 				var err error
 				switch r.IntN(8) {
 				case 0:
-					_, err = s.Add(ctx, bytes.NewReader(raw), desc.Size)
+					err = s.Put(ctx, desc, raw)
 				case 1, 2:
 					if err = source.Put(ctx, desc, raw); err == nil {
 						err = []*Store{s, copies}[r.IntN(2)].Link(ctx, desc, source)
@@ -248,19 +257,7 @@ func TestKilledAtAnyTime(t *testing.T) {
 		var cmds []*exec.Cmd
 		var outputs []*bytes.Buffer
 		for j := range 2 {
-			cmd := child(t, "churn", dir, 2*i+j)
-			out, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			stderr := new(bytes.Buffer)
-			cmd.Stderr = stderr
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := io.ReadFull(out, make([]byte, len("here"))); err != nil {
-				t.Fatal(err, stderr)
-			}
+			cmd, stderr := waiting(t, "churn", dir, 2*i+j)
 			cmds, outputs = append(cmds, cmd), append(outputs, stderr)
 		}
 		time.Sleep(time.Duration(rand.IntN(60)) * time.Millisecond)
@@ -299,7 +296,8 @@ func temp(dir string, _ int) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.Add(ctx, bytes.NewReader([]byte("x")), 1)
+	raw, desc := content(1, 1)
+	err = s.Put(ctx, desc, raw)
 	fmt.Println("here")
 	if err != nil {
 		return err
@@ -310,17 +308,7 @@ func temp(dir string, _ int) error {
 
 func TestTempStoreOfAKilledProcess(t *testing.T) {
 	parent := t.TempDir()
-	cmd := child(t, "temp", parent, 0)
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.ReadFull(out, make([]byte, len("here"))); err != nil {
-		t.Fatal(err)
-	}
+	cmd, _ := waiting(t, "temp", parent, 0)
 	stores := func() int {
 		s, err := OpenTemp(parent)
 		if err != nil {
@@ -396,7 +384,6 @@ func TestDiskFull(t *testing.T) {
 	put(t, source, 1, 8<<20)
 	for name, fill := range map[string]func() error{
 		"Ensure": func() error { _, err := s.Ensure(ctx, desc, from(raw, nil)); return err },
-		"Add":    func() error { _, err := s.Add(ctx, bytes.NewReader(raw), desc.Size); return err },
 		"Link":   func() error { return s.Link(ctx, desc, source) },
 	} {
 		err := fill()

@@ -38,7 +38,7 @@ type Options struct {
 //	index.json                 created empty if missing
 //	blobs/<algorithm>/<hex>    complete and verified; mode 0444
 //	ingest/<algorithm>-<hex>   partial download of a blob; locked by the downloading process
-//	ingest/tmp-<random>        content whose digest is not known yet; locked as well
+//	ingest/tmp-<random>        copy of another store's blob, or a damaged one; locked as well
 //
 // Blobs get their names by rename(2) or link(2), so a process may be killed at any time. They are not
 // synced to the disk: damage by a power failure is found at the next use, because every process
@@ -160,25 +160,6 @@ func (s *Store) Get(ctx context.Context, desc ocispec.Descriptor) (blob.Blob, er
 		}
 		return f, nil
 	}}, nil
-}
-
-// Add stores size bytes of r and returns their digest (SHA-256) and size. If r ends early, the error
-// is a [*blob.Error]. Other errors of r are returned as they are.
-func (s *Store) Add(ctx context.Context, r io.Reader, size int64) (ocispec.Descriptor, error) {
-	if size < 0 {
-		return ocispec.Descriptor{}, fmt.Errorf("invalid blob size %d", size)
-	}
-	t, err := s.createTemp()
-	if err != nil {
-		return ocispec.Descriptor{}, err
-	}
-	defer t.discard()
-	hash := digest.SHA256.Hash()
-	if _, err := s.copy(ctx, t.File, hash, r, size); err != nil {
-		return ocispec.Descriptor{}, err
-	}
-	desc := ocispec.Descriptor{Digest: digest.NewDigest(digest.SHA256, hash), Size: size}
-	return desc, s.place(t.File, desc.Digest)
 }
 
 // Put stores raw, which must match desc, unless it exists.

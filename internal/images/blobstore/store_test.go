@@ -425,13 +425,6 @@ func TestDamagedBlobs(t *testing.T) {
 				mustBeRight(s)
 
 				s = setUp()
-				if got, err := s.Add(ctx, bytes.NewReader(raw), desc.Size); err != nil || got.Digest != desc.Digest ||
-					got.Size != desc.Size {
-					t.Fatal("Add:", got, err)
-				}
-				mustBeRight(s)
-
-				s = setUp()
 				source := openStore(t, t.TempDir(), Options{})
 				put(t, source, 1, len(raw))
 				if err := s.Link(ctx, desc, source); err != nil {
@@ -470,14 +463,8 @@ func TestDamageRepairedByManyAtOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		var wg sync.WaitGroup
-		for i, s := range stores {
+		for _, s := range stores {
 			wg.Go(func() {
-				if i == 0 {
-					if _, err := s.Add(ctx, bytes.NewReader(raw), desc.Size); err != nil {
-						t.Error(err)
-					}
-					return
-				}
 				// More than one may fetch: while one moves the damaged file away, it may move a new one for a moment.
 				if _, err := s.Ensure(ctx, desc, from(raw, nil)); err != nil {
 					t.Error(err)
@@ -786,9 +773,6 @@ func TestDiskFullInjected(t *testing.T) {
 			room = 2 << 20
 			_, err := s.Ensure(ctx, desc, from(raw, nil))
 			mustSay(err)
-			room = 2 << 20
-			_, err = s.Add(ctx, bytes.NewReader(raw), desc.Size)
-			mustSay(err)
 			room = 1 << 30
 			if _, err := s.Ensure(ctx, desc, from(raw, nil)); err != nil {
 				t.Error(err)
@@ -797,51 +781,19 @@ func TestDiskFullInjected(t *testing.T) {
 	}
 }
 
-func TestAdd(t *testing.T) {
-	s := openStore(t, t.TempDir(), Options{})
-	raw, want := content(1, 1000)
-	r := bytes.NewReader(append(slices.Clone(raw), "next"...))
-	desc, err := s.Add(ctx, iotest.OneByteReader(r), 1000)
-	if err != nil || desc.Digest != want.Digest || desc.Size != 1000 || desc.MediaType != "" || r.Len() != 4 {
-		t.Fatal(desc, err, r.Len())
-	}
-	if !bytes.Equal(mustRead(t, s, desc), raw) {
-		t.Error("another content")
-	}
-	if info, err := os.Lstat(s.path(desc.Digest)); err != nil || info.Mode() != 0o444 {
-		t.Error(info.Mode(), err)
-	}
-	broken := errors.New("broken")
-	for name, tt := range map[string]struct {
-		r    io.Reader
-		size int64
-		want error
-	}{
-		"shorter":  {bytes.NewReader(raw), 1001, io.ErrUnexpectedEOF},
-		"broken":   {io.MultiReader(bytes.NewReader(raw[:10]), iotest.ErrReader(broken)), 1000, broken},
-		"negative": {bytes.NewReader(raw), -1, nil},
-	} {
-		if _, err := s.Add(ctx, tt.r, tt.size); err == nil || tt.want != nil && !errors.Is(err, tt.want) {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-	cancelled, cancel := context.WithCancel(ctx)
-	cancel()
-	if _, err := s.Add(cancelled, bytes.NewReader(raw), 1000); err != context.Canceled {
-		t.Error(err)
-	}
-	if mustBeSound(t, s.dir) != 1 || len(ingested(t, s)) > 0 {
-		t.Error(ingested(t, s))
-	}
-}
-
 func TestMemoryIsFlat(t *testing.T) {
 	s := openStore(t, t.TempDir(), Options{})
 	const size = 64 << 20
+	d, err := digest.FromReader(io.LimitReader(zeros{}, size))
+	if err != nil {
+		t.Fatal(err)
+	}
+	desc := ocispec.Descriptor{Digest: d, Size: size}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	desc, err := s.Add(ctx, zeros{}, size)
-	if err != nil {
+	if _, err := s.Ensure(ctx, desc, func(context.Context, int64) (io.ReadCloser, error) {
+		return io.NopCloser(zeros{}), nil
+	}); err != nil {
 		t.Fatal(err)
 	}
 	clear(s.verified)

@@ -2,19 +2,14 @@ package dockerdaemon
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/hex"
-	"encoding/pem"
 	"errors"
 	"io"
 	"log"
-	"math/big"
+	"maps"
 	"net"
 	"net/http/httptest"
 	"os"
@@ -24,6 +19,7 @@ import (
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/dockerdaemon/dockerdaemontest"
+	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
 )
 
 const (
@@ -129,31 +125,41 @@ func TestSave(t *testing.T) {
 }
 
 func TestSaveFails(t *testing.T) {
-	t.Run("an error of the engine before the stream is told", func(t *testing.T) {
-		engine := twoImages()
-		engine.Stream = func(io.Writer, []string) error { return errors.New("layer does not exist") }
-		engine.ListenUnix(t)
-		_, err := save(t.Context(), t, mustOpen(t), "nginx:1")
-		want := "Docker engine at " + os.Getenv("DOCKER_HOST") +
-			": save nginx:1: Error response from daemon: layer does not exist"
-		if err == nil || err.Error() != want {
-			t.Errorf("error %v\nwant  %s", err, want)
-		}
-	})
-	t.Run("an error of the engine within the stream is told", func(t *testing.T) {
-		for name, before := range map[string][]byte{"after a byte": {0}, "after much": make([]byte, 100_000)} {
+	failed := errors.New("layer does not exist")
+	much := make([]byte, 100_000)
+	for name, c := range map[string]struct {
+		stream func(w io.Writer) error
+		want   string
+	}{
+		"an error of the engine before the stream": {func(io.Writer) error { return failed },
+			"Error response from daemon: layer does not exist"},
+		"an error of the engine after a byte": {func(w io.Writer) error { w.Write([]byte{0}); return failed },
+			"the engine failed: layer does not exist"},
+		"an error of the engine after much": {func(w io.Writer) error { w.Write(much); return failed },
+			"the engine failed: layer does not exist"},
+		"a connection that breaks": {func(w io.Writer) error {
+			w.Write(much)
+			dockerdaemontest.Reset(w)
+			return nil
+		}, "unexpected EOF"},
+		"a connection that breaks after the last byte": {func(w io.Writer) error {
+			w.Write(much)
+			w.(interface{ Flush() }).Flush()
+			dockerdaemontest.Reset(w)
+			return nil
+		}, "unexpected EOF"},
+	} {
+		t.Run(name, func(t *testing.T) {
 			engine := twoImages()
-			engine.Stream = func(w io.Writer, _ []string) error {
-				w.Write(before)
-				return errors.New("layer does not exist")
-			}
+			engine.Stream = func(w io.Writer, _ []string) error { return c.stream(w) }
 			engine.ListenUnix(t)
 			_, err := save(t.Context(), t, mustOpen(t), "nginx:1")
-			if err == nil || !strings.HasSuffix(err.Error(), ": save nginx:1: the engine failed: layer does not exist") {
-				t.Errorf("%s: error %v", name, err)
+			want := "Docker engine at " + os.Getenv("DOCKER_HOST") + ": save nginx:1: " + c.want
+			if err == nil || err.Error() != want {
+				t.Errorf("error %v\nwant  %s", err, want)
 			}
-		}
-	})
+		})
+	}
 	t.Run("images that are larger than the free space are not saved", func(t *testing.T) {
 		engine := twoImages()
 		engine.Size = 1 << 60
@@ -165,19 +171,6 @@ func TestSaveFails(t *testing.T) {
 		}
 		if requests := strings.Join(engine.Requests(), "\n"); strings.Contains(requests, "/images/get") {
 			t.Errorf("images were saved: %s", requests)
-		}
-	})
-	t.Run("a connection that breaks is an error of the stream", func(t *testing.T) {
-		engine := twoImages()
-		engine.Stream = func(w io.Writer, _ []string) error {
-			w.Write(make([]byte, 100_000))
-			dockerdaemontest.Reset(w)
-			return nil
-		}
-		engine.ListenUnix(t)
-		_, err := save(t.Context(), t, mustOpen(t), "nginx:1")
-		if !errors.Is(err, io.ErrUnexpectedEOF) {
-			t.Errorf("error: %v", err)
 		}
 	})
 	t.Run("a stalled stream ends with the context", func(t *testing.T) {
@@ -377,56 +370,24 @@ func TestOpenWithoutAnEngine(t *testing.T) {
 	})
 }
 
-// certificates are a CA, and certificates for a server and a client, in docker's
-// file names.
-func certificates(t *testing.T) (server tls.Certificate, ca *x509.CertPool, client map[string][]byte) {
+// clientFiles are those of a client in docker's file names.
+func clientFiles(t *testing.T, ca *tlsfilestest.CA) map[string][]byte {
 	t.Helper()
-	issue := func(name string, template, parent *x509.Certificate, by *ecdsa.PrivateKey) (*x509.Certificate,
-		*ecdsa.PrivateKey) {
-		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-		if err != nil {
-			t.Fatal(err)
-		}
-		template.Subject = pkix.Name{CommonName: name}
-		template.SerialNumber = big.NewInt(int64(len(name)))
-		template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
-		if parent == nil {
-			parent, by = template, key
-		}
-		raw, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, by)
-		if err != nil {
-			t.Fatal(err)
-		}
-		cert, err := x509.ParseCertificate(raw)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return cert, key
-	}
-	root, rootKey := issue("ca", &x509.Certificate{IsCA: true, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageCertSign}, nil, nil)
-	engine, engineKey := issue("engine", &x509.Certificate{IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}, root, rootKey)
-	user, userKey := issue("user", &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, root,
-		rootKey)
-	rawKey, err := x509.MarshalPKCS8PrivateKey(userKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ca = x509.NewCertPool()
-	ca.AddCert(root)
-	return tls.Certificate{Certificate: [][]byte{engine.Raw}, PrivateKey: engineKey}, ca, map[string][]byte{
-		"ca.pem":   pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: root.Raw}),
-		"cert.pem": pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: user.Raw}),
-		"key.pem":  pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: rawKey}),
-	}
+	certificate, key := ca.Issue(t, "user")
+	return map[string][]byte{"ca.pem": ca.PEM, "cert.pem": certificate, "key.pem": key}
 }
 
 func TestTLS(t *testing.T) {
-	server, ca, client := certificates(t)
-	_, _, stranger := certificates(t)
+	ca := tlsfilestest.NewCA(t, "ca")
+	client, stranger := clientFiles(t, ca), clientFiles(t, tlsfilestest.NewCA(t, "ca"))
+	server, err := tls.X509KeyPair(ca.Issue(t, "engine", "127.0.0.1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	trusted := x509.NewCertPool()
+	trusted.AddCert(ca.Certificate)
 	listener := httptest.NewUnstartedServer(twoImages())
-	listener.TLS = &tls.Config{Certificates: []tls.Certificate{server}, ClientCAs: ca,
+	listener.TLS = &tls.Config{Certificates: []tls.Certificate{server}, ClientCAs: trusted,
 		ClientAuth: tls.RequireAndVerifyClientCert}
 	listener.Config.ErrorLog = log.New(io.Discard, "", 0)
 	listener.StartTLS()
@@ -435,17 +396,9 @@ func TestTLS(t *testing.T) {
 	meta := func(skip string) string {
 		return `{"Name":"away","Endpoints":{"docker":{"Host":"` + host + `","SkipTLSVerify":` + skip + `}}}`
 	}
-	without := func(name string) map[string][]byte {
-		rest := map[string][]byte{}
-		for file, content := range client {
-			if file != name {
-				rest[file] = content
-			}
-		}
-		return rest
-	}
-	otherCA := without("ca.pem")
+	otherCA, withoutKey := maps.Clone(client), maps.Clone(client)
 	otherCA["ca.pem"] = stranger["ca.pem"]
+	delete(withoutKey, "key.pem")
 
 	for name, c := range map[string]struct {
 		files   map[string][]byte // in DOCKER_CERT_PATH
@@ -464,7 +417,7 @@ func TestTLS(t *testing.T) {
 			err: "certificate"},
 		"an engine that trusts another client": {files: map[string][]byte{"ca.pem": client["ca.pem"],
 			"cert.pem": stranger["cert.pem"], "key.pem": stranger["key.pem"]}, verify: "1", err: "certificate"},
-		"a certificate without its key": {files: without("key.pem"), verify: "1",
+		"a certificate without its key": {files: withoutKey, verify: "1",
 			err: "key.pem: no such file"},
 		"an invalid CA": {files: map[string][]byte{"ca.pem": []byte("x")}, verify: "1",
 			err: "ca.pem seems invalid"},

@@ -10,7 +10,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/images/blob"
 )
 
-// errCancelled ends a body that is no longer wanted.
+// errCanceled ends a body that is no longer wanted.
 var errCanceled = errors.New("upload canceled")
 
 // body is a request's body: the rest of a blob from an offset on. It verifies the blob and withholds the last bytes

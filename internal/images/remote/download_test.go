@@ -22,19 +22,13 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 )
 
-// serve has a server answer every request the same way.
-func serve(t *testing.T, plain bool, answer http.HandlerFunc) *testRegistry {
-	t.Helper()
-	return newTestServer(t, plain, answer)
-}
-
 func TestBrokenDownload(t *testing.T) {
 	b := noise(11, 700_000)
 	desc := describe(b)
 	for name, ranges := range map[string]bool{"is continued": true, "restarts without support for ranges": false} {
 		t.Run(name, func(t *testing.T) {
 			var asked atomic.Int64
-			registry := serve(t, true, func(w http.ResponseWriter, r *http.Request) {
+			registry := newTestServer(t, true, func(w http.ResponseWriter, r *http.Request) {
 				start, status := 0, http.StatusOK
 				if span := r.Header.Get("Range"); span != "" && ranges {
 					start, _ = strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(span, "bytes="), "-"))
@@ -61,7 +55,7 @@ func TestBrokenDownload(t *testing.T) {
 	}
 	t.Run("without progress fails", func(t *testing.T) {
 		var asked atomic.Int64
-		registry := serve(t, true, func(w http.ResponseWriter, r *http.Request) {
+		registry := newTestServer(t, true, func(w http.ResponseWriter, r *http.Request) {
 			asked.Add(1)
 			w.Header().Set("Content-Length", strconv.Itoa(len(b)))
 			w.Write(b[:1000])
@@ -76,7 +70,7 @@ func TestBrokenDownload(t *testing.T) {
 		var asked atomic.Int64
 		release := make(chan struct{})
 		defer close(release)
-		registry := serve(t, true, func(w http.ResponseWriter, r *http.Request) {
+		registry := newTestServer(t, true, func(w http.ResponseWriter, r *http.Request) {
 			if asked.Add(1) == 1 {
 				w.Header().Set("Content-Length", strconv.Itoa(len(b)))
 				w.Write(b[:5000])
@@ -86,7 +80,7 @@ func TestBrokenDownload(t *testing.T) {
 			}
 			http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(b))
 		})
-		reg := registry.client(t, func(opts *Options) { opts.IdleTimeout = 2 * time.Second })
+		reg := registry.client(t, func(opts *Options) { opts.idleTimeout = 2 * time.Second })
 		got, err := pull(t.Context(), repository(t, reg, "some/where"), desc, 0)
 		if err != nil || !bytes.Equal(got, b) {
 			t.Errorf("got %d bytes, error %v", len(got), err)
@@ -180,7 +174,7 @@ func TestInvalidResponses(t *testing.T) {
 		}, other.String()},
 	} {
 		t.Run(name, func(t *testing.T) {
-			registry := serve(t, false, test.answer)
+			registry := newTestServer(t, false, test.answer)
 			err := test.do(t.Context(), repository(t, registry.client(t, nil), "some/where"))
 			wantError(t, err, registry.host(), test.want)
 		})
@@ -253,7 +247,7 @@ func TestRedirects(t *testing.T) {
 		wantError(t, err, registry.host(), "redirected from HTTPS to "+plainCDN.URL)
 	})
 	t.Run("to hosts with an untrusted CA are rejected", func(t *testing.T) {
-		registry := newTestServer(t, true, http.RedirectHandler(cdn.URL, http.StatusTemporaryRedirect))
+		registry := newTestServer(t, true, http.RedirectHandler(cdn.URL, http.StatusTemporaryRedirect).ServeHTTP)
 		_, err := pull(t.Context(), repository(t, registry.client(t, func(opts *Options) {
 			opts.AllowRedirects, opts.TLS = true, nil
 		}), "some/where"), desc, 0)
@@ -314,7 +308,7 @@ func TestErrorsNameTheRemedy(t *testing.T) {
 		"an unreachable registry": {true, ok, func(opts *Options) { opts.Host = "127.0.0.1:1" }, []string{"refused"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			registry := serve(t, test.plain, test.answer)
+			registry := newTestServer(t, test.plain, test.answer)
 			log, lines := logged()
 			host := ""
 			reg := registry.client(t, func(opts *Options) {
@@ -424,7 +418,7 @@ func TestResolveWithoutDigestHeader(t *testing.T) {
 	raw := []byte("{}")
 	for name, status := range map[string]int{"no digest": http.StatusOK, "no HEAD": http.StatusMethodNotAllowed} {
 		t.Run(name, func(t *testing.T) {
-			registry := serve(t, true, func(w http.ResponseWriter, r *http.Request) {
+			registry := newTestServer(t, true, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Content-Type", ocispec.MediaTypeImageIndex+"; charset=utf-8")
 				if r.Method == http.MethodHead {
 					w.WriteHeader(status)

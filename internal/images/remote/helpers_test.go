@@ -55,11 +55,11 @@ func newTestRegistry(t testing.TB, plain bool) *testRegistry {
 			t.Error(err)
 		}
 	})
-	return newTestServer(t, plain, app)
+	return newTestServer(t, plain, app.ServeHTTP)
 }
 
 // newTestServer has something else in the registry's place.
-func newTestServer(t testing.TB, plain bool, app http.Handler) *testRegistry {
+func newTestServer(t testing.TB, plain bool, app http.HandlerFunc) *testRegistry {
 	t.Helper()
 	reg := &testRegistry{app: app}
 	reg.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -161,6 +161,36 @@ func (r *testRegistry) client(t testing.TB, change func(*Options)) *Registry {
 	}
 	t.Cleanup(reg.Close)
 	return reg
+}
+
+// requireToken has the registry accept only tokens that begin with t, and name the token server at realm. expired,
+// unless nil, selects requests whose token is not accepted any more.
+func (r *testRegistry) requireToken(realm string, expired func(r *http.Request) bool) {
+	accept := r.Config.Handler
+	r.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !strings.HasPrefix(r.Header.Get("Authorization"), "Bearer t") || expired != nil && expired(r) {
+			w.Header().Set("WWW-Authenticate", `Bearer service="test",realm="`+realm+`"`)
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		r.SetBasicAuth(testUser, testPassword)
+		accept.ServeHTTP(w, r)
+	})
+}
+
+// serveTokens has the registry be its own token server, at /token. Call it after requireToken.
+func (r *testRegistry) serveTokens(t testing.TB, token func(r *http.Request) string) {
+	others := r.Config.Handler
+	r.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/token" {
+			others.ServeHTTP(w, r)
+			return
+		}
+		if user, password, _ := r.BasicAuth(); user != testUser || password != testPassword {
+			t.Errorf("the token server was given %q", user)
+		}
+		io.WriteString(w, `{"token":"`+token(r)+`"}`)
+	})
 }
 
 func repository(t testing.TB, reg *Registry, name string) *Repository {

@@ -150,24 +150,15 @@ func TestRebinding(t *testing.T) {
 		}
 		t.Run("of a token server "+name, func(t *testing.T) {
 			registry := newTestRegistry(t, true)
-			outer := registry.Config.Handler
-			registry.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if r.Header.Get("Authorization") != "Bearer t" {
-					w.Header().Set("WWW-Authenticate", `Bearer service="test",realm="`+target+`/token"`)
-					w.WriteHeader(http.StatusUnauthorized)
-					return
-				}
-				r.SetBasicAuth(testUser, testPassword)
-				outer.ServeHTTP(w, r)
-			})
+			registry.requireToken(target+"/token", nil)
 			rebind(t, tt.addresses...)
 			_, err := repository(t, registry.client(t, change), "some/where").PushBlob(t.Context(), describe(b), "", opener(b), nil)
 			check(t, registry, err)
 		})
 		t.Run("of a redirect "+name, func(t *testing.T) {
-			registry := newTestServer(t, true, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			registry := newTestServer(t, true, func(w http.ResponseWriter, r *http.Request) {
 				http.Redirect(w, r, target+"/blob", http.StatusTemporaryRedirect)
-			}))
+			})
 			rebind(t, tt.addresses[len(tt.addresses)-1])
 			_, err := pull(t.Context(), repository(t, registry.client(t, change), "some/where"), describe(b), 0)
 			check(t, registry, err)

@@ -27,7 +27,7 @@ func TestReferrers(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, API %v", algorithm, api), func(t *testing.T) {
 				registry := newAnyDigest()
 				registry.api = api
-				server := newTestServer(t, true, registry)
+				server := newTestServer(t, true, registry.ServeHTTP)
 				repo := repository(t, server.client(t, nil), "some/where")
 				raw := []byte(`{"schemaVersion":2,"manifests":[]}`)
 				subject := describeAs(algorithm, ocispec.MediaTypeImageIndex, raw)
@@ -95,11 +95,11 @@ func TestReferrers(t *testing.T) {
 }
 
 func TestEndlessReferrers(t *testing.T) {
-	server := newTestServer(t, true, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := newTestServer(t, true, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", ocispec.MediaTypeImageIndex)
 		w.Header().Set("Link", `<`+r.URL.Path+`>; rel="next"`)
 		io.WriteString(w, `{"schemaVersion":2,"manifests":[]}`)
-	}))
+	})
 	repo := repository(t, server.client(t, nil), "some/where")
 	err := repo.Referrers(t.Context(), digest.FromString("x"), func([]ocispec.Descriptor) error { return nil })
 	wantError(t, err, "exceeded 1000 pages")
@@ -112,14 +112,14 @@ func TestReferrersTagThatNamesTheSubject(t *testing.T) {
 	for name, mediaType := range map[string]string{"an index": ocispec.MediaTypeImageIndex,
 		"an image": ocispec.MediaTypeImageManifest, "a Docker list": oci.MediaTypeDockerManifestList} {
 		t.Run(name, func(t *testing.T) {
-			server := newTestServer(t, true, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			server := newTestServer(t, true, func(w http.ResponseWriter, r *http.Request) {
 				if !strings.Contains(r.URL.Path, "/manifests/") {
 					http.NotFound(w, r)
 					return
 				}
 				w.Header().Set("Content-Type", mediaType)
 				w.Write(raw)
-			}))
+			})
 			repo := repository(t, server.client(t, nil), "some/where")
 			if err := repo.Referrers(t.Context(), digest.FromBytes(raw), func(list []ocispec.Descriptor) error {
 				return fmt.Errorf("listed %v", list)

@@ -48,9 +48,6 @@ type Options struct {
 	// Retries is the retry budget of a request that fails for a transient reason, and of a blob transfer that makes
 	// no progress. 0 is [DefaultRetries]; negative disables retries.
 	Retries int
-	// IdleTimeout aborts a request whose body or response transfers no data for this long. It is then retried or
-	// resumed. After the whole body was sent, the response may take 5 minutes. 0 is [DefaultIdleTimeout].
-	IdleTimeout time.Duration
 	// MaxIdleConns is how many idle connections are kept open. 0 is 6.
 	MaxIdleConns int
 	// AllowRedirects lets the registry redirect downloads to other hosts: of blobs, as registries do that keep them in
@@ -61,6 +58,7 @@ type Options struct {
 	Log *slog.Logger
 
 	sleep           func(ctx context.Context, delay time.Duration) error // set by tests; nil is [sleep]
+	idleTimeout     time.Duration                                        // set by tests; 0 is [defaultIdleTimeout]
 	responseTimeout time.Duration                                        // set by tests; 0 is [defaultResponseTimeout]
 	cancelTimeout   time.Duration                                        // set by tests; 0 is [defaultCancelTimeout]
 }
@@ -70,11 +68,12 @@ const (
 	// between 16 and 32 seconds.
 	DefaultRetries = 8
 
-	// DefaultIdleTimeout leaves room for TCP, which retransmits a lost packet after 0.2 s, doubling: after an outage
-	// of half this time, data flows again.
-	DefaultIdleTimeout = time.Minute
-
 	defaultMaxIdleConns = 6
+
+	// defaultIdleTimeout aborts a request whose body or response transfers no data for this long. It is then retried or
+	// resumed. It leaves room for TCP, which retransmits a lost packet after 0.2 s, doubling: after an outage of half
+	// this time, data flows again.
+	defaultIdleTimeout = time.Minute
 
 	// defaultResponseTimeout applies after the whole body was sent. A registry on S3 copies a large blob's parts
 	// before it responds, which takes minutes.
@@ -102,9 +101,6 @@ func New(opts Options) (*Registry, error) {
 		return nil, fmt.Errorf("registry %q: %w", opts.Host, err)
 	}
 	host := reg.Reference.Host()
-	if opts.IdleTimeout <= 0 {
-		opts.IdleTimeout = DefaultIdleTimeout
-	}
 	if opts.MaxIdleConns <= 0 {
 		opts.MaxIdleConns = defaultMaxIdleConns
 	}
@@ -116,7 +112,7 @@ func New(opts Options) (*Registry, error) {
 		remote: reg,
 		retry: &retryPolicy{budget: cmp.Or(opts.Retries, DefaultRetries), log: opts.Log, host: host,
 			sleep: opts.sleep},
-		timeouts:      idleTimeouts{idle: opts.IdleTimeout, response: opts.responseTimeout},
+		timeouts:      idleTimeouts{idle: cmp.Or(opts.idleTimeout, defaultIdleTimeout), response: opts.responseTimeout},
 		cancelTimeout: cmp.Or(opts.cancelTimeout, defaultCancelTimeout),
 		loginHint:     opts.LoginHint,
 		repositories:  map[string]*Repository{},

@@ -144,7 +144,7 @@ func describeAs(algorithm digest.Algorithm, mediaType string, b []byte) ocispec.
 
 func TestSHA512(t *testing.T) {
 	registry := newAnyDigest()
-	server := newTestServer(t, true, registry)
+	server := newTestServer(t, true, registry.ServeHTTP)
 	repo := repository(t, server.client(t, nil), "some/where")
 	content := noise(1, 100_000)
 	desc := describeAs(digest.SHA512, ocispec.MediaTypeImageLayer, content)

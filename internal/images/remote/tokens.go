@@ -1,7 +1,6 @@
 package remote
 
 import (
-	"context"
 	"crypto/rand"
 	"fmt"
 	"net"
@@ -42,8 +41,9 @@ func (s *tokenServers) rewriteRealm(resp *http.Response) {
 		return
 	}
 	near := func(a netip.Addr) bool { return reachOf(a) != reachInternet }
-	if !slices.ContainsFunc(lookup(resp.Request.Context(), realm.Hostname()), near) {
-		return // auth.Client accepts it
+	addresses, _ := net.DefaultResolver.LookupNetIP(resp.Request.Context(), "ip", realm.Hostname())
+	if !slices.ContainsFunc(addresses, near) {
+		return // auth.Client accepts it, or reports that it cannot be resolved
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,16 +77,4 @@ func (h *hostRouter) requestToken(req *http.Request) (*http.Response, error) {
 		return nil, fmt.Errorf("token server %s: %w", req.URL.Host, err)
 	}
 	return resp, nil
-}
-
-// lookup returns a host's addresses, or none if it cannot be resolved.
-func lookup(ctx context.Context, host string) []netip.Addr {
-	if a, err := netip.ParseAddr(host); err == nil {
-		return []netip.Addr{a.Unmap()}
-	}
-	list, _ := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
-	for i, a := range list {
-		list[i] = a.Unmap()
-	}
-	return list
 }

@@ -44,6 +44,7 @@ func (r *Repository) PushBlob(ctx context.Context, desc ocispec.Descriptor, from
 	if progress == nil {
 		progress = func(int64, int64) {}
 	}
+	desc = ocispec.Descriptor{Digest: desc.Digest, Size: desc.Size} // looked up as a blob, whatever its media type
 	u := &upload{repo: r, desc: desc, from: from, open: open, progress: progress,
 		digester: desc.Digest.Algorithm().Digester()}
 	mounted, err = u.push(ctx)
@@ -85,7 +86,7 @@ func (u *upload) push(ctx context.Context) (mounted bool, err error) {
 	}
 	if u.from != "" {
 		// A registry that does not mount blobs may have this one in the repository already.
-		if ok, err := u.exists(ctx); ok && err == nil {
+		if ok, err := u.repo.exists(ctx, u.desc); ok && err == nil {
 			u.cancel(ctx, u.at)
 			return true, nil
 		}
@@ -152,17 +153,12 @@ func (u *upload) resume(ctx context.Context) (err error) {
 // restart starts another upload. Done means that the registry has the blob.
 func (u *upload) restart(ctx context.Context) (done bool, err error) {
 	// It may have arrived although the response was lost. Push-only credentials get a 4xx here.
-	ok, err := u.exists(ctx)
+	ok, err := u.repo.exists(ctx, u.desc)
 	if ok || err != nil && statusCode(err)/100 != 4 {
 		return ok, err
 	}
 	u.at, err = u.start(ctx)
 	return u.at == nil, err
-}
-
-// exists reports whether the repository has the blob.
-func (u *upload) exists(ctx context.Context) (bool, error) {
-	return u.repo.exists(ctx, ocispec.Descriptor{Digest: u.desc.Digest, Size: u.desc.Size})
 }
 
 // lostUpload reports whether the registry does not know the upload, because it restarted or because its replicas do
@@ -202,7 +198,7 @@ func (u *upload) post(ctx context.Context, query string) (*url.URL, error) {
 	switch {
 	case resp.StatusCode == http.StatusCreated && query != "":
 		resp.Body.Close()
-		return nil, u.checkStored(ctx, resp)
+		return nil, u.repo.checkStored(ctx, resp, u.desc)
 	case resp.StatusCode == http.StatusAccepted:
 		resp.Body.Close()
 		return u.location(resp)
@@ -221,11 +217,6 @@ func (u *upload) location(resp *http.Response) (*url.URL, error) {
 		return nil, protocolErrorf("redirected an upload to %s://%s, which is not allowed", location.Scheme, location.Host)
 	}
 	return location, nil
-}
-
-// checkStored checks under which digest the registry has stored the blob.
-func (u *upload) checkStored(ctx context.Context, resp *http.Response) error {
-	return u.repo.checkStored(ctx, resp, ocispec.Descriptor{Digest: u.desc.Digest, Size: u.desc.Size})
 }
 
 // put sends the blob from offset on and completes the upload.
@@ -285,7 +276,7 @@ func (u *upload) put(ctx context.Context, location *url.URL, offset int64) error
 	if u.contentErr == nil && current.pos < u.desc.Size {
 		return protocolErrorf("reported success before the whole blob was sent")
 	}
-	if err := u.checkStored(ctx, resp); err != nil {
+	if err := u.repo.checkStored(ctx, resp, u.desc); err != nil {
 		return err
 	}
 	return u.contentErr

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -19,7 +20,6 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"oras.land/oras-go/v2/registry/remote/auth"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/blob"
 )
@@ -231,7 +231,7 @@ func TestBrokenUpload(t *testing.T) {
 
 func TestUploadThatCannotSucceed(t *testing.T) {
 	b := noise(4, 200_000)
-	cdn := newTestServer(t, true, http.NotFoundHandler())
+	cdn := newTestServer(t, true, http.NotFound)
 	for name, test := range map[string]struct {
 		front func(w http.ResponseWriter, r *http.Request) bool
 		want  []string
@@ -502,27 +502,11 @@ func TestTokenIsFetchedAgainDuringAnUpload(t *testing.T) {
 	b := noise(8, 300_000)
 	var tokens, puts atomic.Int64
 	registry := newTestRegistry(t, true)
-	outer := registry.Config.Handler
-	registry.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/token" {
-			if user, password, _ := r.BasicAuth(); user != testUser || password != testPassword {
-				t.Errorf("the token server was given %q", user)
-			}
-			io.WriteString(w, `{"token":"t`+strconv.FormatInt(tokens.Add(1), 10)+`"}`)
-			return
-		}
-		expired := r.Method == http.MethodPut && puts.Add(1) == 1
-		if !strings.HasPrefix(r.Header.Get("Authorization"), "Bearer t") || expired {
-			w.Header().Set("WWW-Authenticate", `Bearer realm="`+registry.URL+`/token",service="test"`)
-			w.WriteHeader(http.StatusUnauthorized)
-			return
-		}
-		r.SetBasicAuth(testUser, testPassword)
-		outer.ServeHTTP(w, r)
+	registry.requireToken(registry.URL+"/token", func(r *http.Request) bool {
+		return r.Method == http.MethodPut && puts.Add(1) == 1
 	})
-	reg := registry.client(t, func(opts *Options) {
-		opts.Credential = auth.StaticCredential(opts.Host, auth.Credential{Username: testUser, Password: testPassword})
-	})
+	registry.serveTokens(t, func(*http.Request) string { return fmt.Sprint("t", tokens.Add(1)) })
+	reg := registry.client(t, nil)
 	for _, open := range []func() (io.ReadCloser, error){fileOpener(t, b), opener(b)} {
 		puts.Store(0)
 		if _, err := repository(t, reg, "some/where").PushBlob(t.Context(), describe(b), "", open, nil); err != nil {
@@ -551,26 +535,13 @@ func TestTokenServerOfAnotherName(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			registry := newTestRegistry(t, true)
-			outer := registry.Config.Handler
-			registry.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if r.URL.Path == "/token" {
-					if user, password, _ := r.BasicAuth(); user != testUser || password != testPassword {
-						t.Errorf("the token server was given %q", user)
-					}
-					if q := r.URL.Query(); q.Get("account") != "a" || q.Get("service") != "test" || q.Get("scope") == "" ||
-						!strings.HasPrefix(r.Host, "localhost:") {
-						t.Errorf("the token server was asked %s at %s", r.URL, r.Host)
-					}
-					io.WriteString(w, `{"token":"t"}`)
-					return
+			registry.requireToken(test.realm(registry.URL), nil)
+			registry.serveTokens(t, func(r *http.Request) string {
+				if q := r.URL.Query(); q.Get("account") != "a" || q.Get("service") != "test" || q.Get("scope") == "" ||
+					!strings.HasPrefix(r.Host, "localhost:") {
+					t.Errorf("the token server was asked %s at %s", r.URL, r.Host)
 				}
-				if r.Header.Get("Authorization") != "Bearer t" {
-					w.Header().Set("WWW-Authenticate", `Bearer service="test",realm="`+test.realm(registry.URL)+`"`)
-					w.WriteHeader(http.StatusUnauthorized)
-					return
-				}
-				r.SetBasicAuth(testUser, testPassword)
-				outer.ServeHTTP(w, r)
+				return "t"
 			})
 			_, err := repository(t, registry.client(t, func(opts *Options) { opts.Retries = -1 }),
 				"some/where").PushBlob(t.Context(), describe(b), "", opener(b), nil)
@@ -593,7 +564,7 @@ func TestRegistryThatAcceptsAnything(t *testing.T) {
 		wrong   bool
 	}{"right": {b, false}, "altered": {append(slices.Clone(b[:len(b)-1]), b[len(b)-1]+1), true}} {
 		t.Run(name, func(t *testing.T) {
-			registry := newTestServer(t, true, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			registry := newTestServer(t, true, func(w http.ResponseWriter, r *http.Request) {
 				_, _ = io.Copy(io.Discard, r.Body)
 				if r.Method == http.MethodPost {
 					w.Header().Set("Location", "upload")
@@ -601,7 +572,7 @@ func TestRegistryThatAcceptsAnything(t *testing.T) {
 					return
 				}
 				w.WriteHeader(http.StatusCreated)
-			}))
+			})
 			_, err := repository(t, registry.client(t, nil), "some/where").PushBlob(t.Context(), describe(b), "",
 				fileOpener(t, test.content), nil)
 			switch {

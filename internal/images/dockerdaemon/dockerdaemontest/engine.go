@@ -1,6 +1,7 @@
 package dockerdaemontest
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -79,10 +80,7 @@ func (e *Engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	e.mu.Lock()
 	e.requests = append(e.requests, r.Method+" "+r.URL.RequestURI())
 	e.mu.Unlock()
-	version := e.Version
-	if version == "" {
-		version = "1.47"
-	}
+	version := cmp.Or(e.Version, "1.47")
 	w.Header().Set("Api-Version", version)
 	w.Header().Set("Ostype", "linux")
 	w.Header().Set("Server", "Docker/27.5.1 (linux)")
@@ -136,13 +134,9 @@ func (e *Engine) save(w http.ResponseWriter, names []string) {
 			fail(w, http.StatusInternalServerError, err.Error())
 			return
 		}
-		_, _ = w.Write(StreamError(err.Error()))
+		// An engine writes the message into the stream.
+		_, _ = fmt.Fprintf(w, "{\"errorDetail\":{\"message\":%s},\"error\":%[1]s}\r\n", toJSON(err.Error()))
 	}
-}
-
-// StreamError is the error message that an engine writes into a stream.
-func StreamError(message string) []byte {
-	return fmt.Appendf(nil, "{\"errorDetail\":{\"message\":%s},\"error\":%[1]s}\r\n", toJSON(message))
 }
 
 type counted struct {

@@ -5,15 +5,14 @@ package dockerdaemontest
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -27,50 +26,14 @@ import (
 
 // Layer is a layer as an engine has it. Its zero value is one of no bytes.
 type Layer struct {
-	// Data is the content. Where it is nil, the content is Size bytes that do not
-	// compress, the same for the same Seed and never whole in memory.
 	Data []byte
-	Size int64
-	Seed uint64
 	// Foreign marks a layer that may not be redistributed: engines from 25 on name
 	// it in the OCI manifest by its owner's descriptor, which has no blob.
 	Foreign bool
 }
 
-func (l Layer) open() io.Reader {
-	if l.Data != nil {
-		return bytes.NewReader(l.Data)
-	}
-	seed := [32]byte{1, byte(l.Seed), byte(l.Seed >> 8)}
-	return io.LimitReader(rand.NewChaCha8(seed), l.Size)
-}
-
-func (l Layer) size() int64 {
-	if l.Data != nil {
-		return int64(len(l.Data))
-	}
-	return l.Size
-}
-
-// digests are those of layers that are not in memory, which are asked for often.
-var digests sync.Map
-
 // Digest is the digest of the content.
-func (l Layer) Digest() digest.Digest {
-	if l.Data != nil {
-		return digest.FromBytes(l.Data)
-	}
-	key := [2]uint64{l.Seed, uint64(l.Size)}
-	if d, ok := digests.Load(key); ok {
-		return d.(digest.Digest)
-	}
-	d, err := digest.FromReader(l.open())
-	if err != nil {
-		panic(err) // memory does not fail
-	}
-	digests.Store(key, d)
-	return d
-}
+func (l Layer) Digest() digest.Digest { return digest.FromBytes(l.Data) }
 
 // Image is an image of one platform.
 type Image struct {
@@ -93,30 +56,21 @@ func (i Image) Config() []byte {
 	return toJSON(config)
 }
 
-func (i Image) architecture() string {
-	if i.Architecture == "" {
-		return "amd64"
-	}
-	return i.Architecture
-}
+func (i Image) architecture() string { return cmp.Or(i.Architecture, "amd64") }
 
 // ID is what the engine calls the image where its store is not containerd's.
 func (i Image) ID() digest.Digest { return digest.FromBytes(i.Config()) }
 
-// File is an entry of a stream: a regular file with Data or, if Content is set,
-// Size bytes of that; or a symbolic link to Link.
+// File is an entry of a stream: a regular file with Data or, if it is set, a symbolic link to Link.
 type File struct {
-	Name    string
-	Data    []byte
-	Size    int64
-	Content func() io.Reader
-	Link    string
+	Data []byte
+	Link string
 }
 
-// Files are the entries of a stream; directories are understood.
+// Files are the entries of a stream by name; directories are understood.
 type Files map[string]File
 
-func (f Files) add(name string, data []byte) { f[name] = File{Name: name, Data: data} }
+func (f Files) add(name string, data []byte) { f[name] = File{Data: data} }
 
 func (f Files) addBlob(data []byte) digest.Digest {
 	d := digest.FromBytes(data)
@@ -139,28 +93,23 @@ func (f Files) Write(w io.Writer) error {
 				}
 			}
 		}
-		if err := f[name].write(tw); err != nil {
+		if err := f[name].write(tw, name); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
 	return tw.Close()
 }
 
-func (f File) write(tw *tar.Writer) error {
-	header := &tar.Header{Typeflag: tar.TypeReg, Name: f.Name, Mode: 0o644, Size: f.Size, ModTime: time.Unix(0, 0),
-		Format: tar.FormatPAX}
-	content := f.Content
-	switch {
-	case f.Link != "":
+func (f File) write(tw *tar.Writer, name string) error {
+	header := &tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(f.Data)),
+		ModTime: time.Unix(0, 0), Format: tar.FormatPAX}
+	if f.Link != "" {
 		header.Typeflag, header.Linkname = tar.TypeSymlink, f.Link
-	case content == nil:
-		header.Size = int64(len(f.Data))
-		content = func() io.Reader { return bytes.NewReader(f.Data) }
 	}
-	if err := tw.WriteHeader(header); err != nil || content == nil {
+	if err := tw.WriteHeader(header); err != nil {
 		return err
 	}
-	_, err := io.Copy(tw, content())
+	_, err := tw.Write(f.Data)
 	return err
 }
 
@@ -245,11 +194,11 @@ func Legacy(images ...Image) Files {
 			files.add(id+"/VERSION", []byte("1.0"))
 			files.add(id+"/json", v1Config(image, i))
 			if first, exists := at[layer.Digest()]; exists {
-				files[name] = File{Name: name, Link: "../" + first}
+				files[name] = File{Link: "../" + first}
 				continue
 			}
 			at[layer.Digest()] = name
-			files[name] = File{Name: name, Size: layer.size(), Content: layer.open}
+			files.add(name, layer.Data)
 		}
 		tags.add(image.Names, v1ID(image, len(image.Layers)-1))
 		manifest = append(manifest, s)
@@ -281,21 +230,20 @@ func Modern(images ...Image) Files {
 		s := saved{Config: oci.BlobPath(manifest.Config.Digest), RepoTags: image.Names,
 			LayerSources: map[digest.Digest]ocispec.Descriptor{}}
 		for i, layer := range image.Layers {
-			desc := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: layer.Digest(), Size: layer.size()}
-			name := oci.BlobPath(desc.Digest)
-			files[name] = File{Name: name, Size: layer.size(), Content: layer.open}
+			desc := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: files.addBlob(layer.Data),
+				Size: int64(len(layer.Data))}
 			files.addBlob(v1Config(image, i))
 			if layer.Foreign {
 				desc = foreign(layer)
 			}
 			manifest.Layers = append(manifest.Layers, desc)
-			s.Layers = append(s.Layers, name)
+			s.Layers = append(s.Layers, oci.BlobPath(layer.Digest()))
 			s.LayerSources[layer.Digest()] = desc
 		}
 		raw := toJSON(manifest)
 		desc := ocispec.Descriptor{MediaType: manifest.MediaType, Digest: files.addBlob(raw), Size: int64(len(raw))}
 		for _, name := range image.Names {
-			index.Manifests = append(index.Manifests, Named(desc, name))
+			index.Manifests = append(index.Manifests, named(desc, name))
 		}
 		if len(index.Manifests) == 0 {
 			index.Manifests = append(index.Manifests, desc)
@@ -312,16 +260,16 @@ func Modern(images ...Image) Files {
 	return files
 }
 
-// Named is desc with the annotations that docker and containerd give it in
+// named is desc with the annotations that docker and containerd give it in
 // index.json.
-func Named(desc ocispec.Descriptor, name string) ocispec.Descriptor {
-	named, err := reference.ParseDockerRef(name)
+func named(desc ocispec.Descriptor, name string) ocispec.Descriptor {
+	parsed, err := reference.ParseDockerRef(name)
 	if err != nil {
 		panic(err) // of a test's constant
 	}
 	desc.Annotations = map[string]string{
-		oci.AnnotationContainerdName: named.String(),
-		ocispec.AnnotationRefName:    named.(reference.Tagged).Tag(),
+		oci.AnnotationContainerdName: parsed.String(),
+		ocispec.AnnotationRefName:    parsed.(reference.Tagged).Tag(),
 	}
 	return desc
 }
@@ -348,7 +296,7 @@ func Containerd(indexes ...Index) Files {
 	for _, image := range indexes {
 		desc, s := image.add(files)
 		if image.Name != "" {
-			desc = Named(desc, image.Name)
+			desc = named(desc, image.Name)
 			s.RepoTags = []string{image.Name}
 		}
 		index.Manifests = append(index.Manifests, desc)
@@ -434,7 +382,7 @@ func addManifest(files Files, config []byte, layers ...ocispec.Descriptor) ocisp
 func Gzip(l Layer) []byte {
 	var buf bytes.Buffer
 	z := gzip.NewWriter(&buf)
-	if _, err := io.Copy(z, l.open()); err != nil {
+	if _, err := z.Write(l.Data); err != nil {
 		panic(err) // memory does not fail
 	}
 	if err := z.Close(); err != nil {
