@@ -190,27 +190,15 @@ func TestNamedPushCredentialsArePassedToTheJobs(t *testing.T) {
 		t.Errorf("the Jobs are told %v", got)
 	}
 
-	hook := func(out *output) map[string]string {
-		return rights(find[*rbacv1.Role](t, out, "zarf-registry-hook").Rules...)
-	}
-	const key = "secrets zarf-registry-credentials-"
-	granted := hook(out)
-	if granted[key+"ci"] != "get update delete" || granted["secrets mine"] != "get" || granted[key+"team"] != "" {
-		t.Errorf("the Jobs may %v", granted)
-	}
-	renews := rights(find[*rbacv1.Role](t, out, "zarf-registry-certificates").Rules...)
-	if renews["secrets zarf-registry-auth"] != "get update" || renews["secrets mine"] != "get" ||
-		renews["secrets zarf-registry-credentials"] != "" || renews[key+"ci"] != "" {
-		t.Errorf("the CronJob may %v", renews)
-	}
-
 	// Finish deletes the Secret of a credential that is no longer there.
 	saved := remembers(ready(settings(state.ModeProxy, state.IPv4), certificatesFrom(state.PKIInternal),
 		func(s *state.State) {
 			s.PushCredentials = state.PushCredentials{
 				Named: []state.PushCredential{{Name: "gone"}, {Name: "theirs", Secret: "mine"}}, Removed: []string{"older"}}
 		}))
-	granted = hook(rendering{cluster: newCluster(kubernetes(corev1.IPv4Protocol), saved)}.render(t))
+	out = rendering{cluster: newCluster(kubernetes(corev1.IPv4Protocol), saved)}.render(t)
+	granted := rights(find[*rbacv1.Role](t, out, "zarf-registry-hook").Rules...)
+	const key = "secrets zarf-registry-credentials-"
 	if granted[key+"gone"] != "get update delete" || granted[key+"older"] != "get update delete" ||
 		granted[key+"theirs"] != "" {
 		t.Errorf("the Jobs may %v", granted)
@@ -257,11 +245,6 @@ func TestCertificatesCronJobRequiresASchedule(t *testing.T) {
 	// Two attempts of 5 minutes each, and a minute to start.
 	if c.Spec.Schedule != "@daily" || *job.ActiveDeadlineSeconds != 660 || !slices.Equal(args, want) {
 		t.Errorf("%s, %d s, %s", c.Spec.Schedule, *job.ActiveDeadlineSeconds, args)
-	}
-	for _, o := range out.objects {
-		if o.GetLabels()["app.kubernetes.io/component"] == "certificates" && o.hook() != "" {
-			t.Errorf("%s is a hook, which Helm deletes after each upgrade", o)
-		}
 	}
 }
 

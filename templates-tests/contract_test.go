@@ -317,27 +317,6 @@ func TestPayloadDigests(t *testing.T) {
 	}
 }
 
-func TestEveryMountedPayloadIsSeeded(t *testing.T) {
-	t.Parallel()
-	mounts := 0
-	for _, c := range matrix(t) {
-		settings := decided(c.output)
-		for _, w := range workloads(c.output) {
-			if payload(w.pod.Spec) == nil {
-				continue
-			}
-			mounts++
-			seeded := settings.Programs(w.pod.Spec.NodeSelector["kubernetes.io/arch"])
-			if name := program(w.program()); !slices.Contains(seeded, name) {
-				t.Errorf("%s: %s mounts the payload of %s, and prepare seeds only %v", c.name, w.object, name, seeded)
-			}
-		}
-	}
-	if mounts == 0 {
-		t.Error("no payload is mounted")
-	}
-}
-
 func payloadIs(t *testing.T, out *output, id string) {
 	t.Helper()
 	if got := decided(out).Injector.PayloadID; got != id {

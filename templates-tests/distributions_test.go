@@ -93,9 +93,6 @@ func TestOpenShiftSecurityContextConstraints(t *testing.T) {
 		for _, b := range all[*rbacv1.RoleBinding](out) {
 			if constraint, ok := strings.CutPrefix(b.RoleRef.Name, "system:openshift:scc:"); ok {
 				found[b.Subjects[0].Name] = constraint
-				if b.RoleRef.Kind != "ClusterRole" || len(b.Subjects) != 1 || b.Subjects[0].Namespace != "zarf" {
-					t.Errorf("%s: %v %v", b.Name, b.RoleRef, b.Subjects)
-				}
 			}
 		}
 		return found
@@ -124,15 +121,6 @@ func TestOpenShiftSecurityContextConstraints(t *testing.T) {
 		on := decided(test.out).OpenShift
 		if elsewhere := name == "another distribution" || name == "disabled"; on == elsewhere {
 			t.Errorf("%s: --openshift is %t", name, on)
-		}
-		for _, w := range workloads(test.out) {
-			if w.ofNodes() {
-				continue
-			}
-			if c := w.pod.Spec.SecurityContext; (c.RunAsUser == nil && c.RunAsGroup == nil && c.FSGroup == nil) != on ||
-				!is(c.RunAsNonRoot, true) {
-				t.Errorf("%s: %s: %v", name, w.object, c)
-			}
 		}
 		for invariant, check := range invariants {
 			for _, wrong := range check(test.out) {

@@ -9,7 +9,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	jobsettings "github.com/zarf-dev/zarf-registry/internal/release/settings"
@@ -24,17 +23,6 @@ func exposure(out *output) []string {
 		}
 	}
 	return found
-}
-
-func TestNothingIsExposedByDefault(t *testing.T) {
-	t.Parallel()
-	for _, mode := range []string{"registryProxy=true", "registryProxy=false", "registryURL=registry.example.com"} {
-		out := rendering{values: with(t, nil, mode)}.render(t)
-		if found := exposure(out); len(found) > 0 || strings.Contains(out.text(), "--expose") ||
-			strings.Contains(out.text(), "5443") {
-			t.Errorf("%s: %s", mode, found)
-		}
-	}
 }
 
 func TestExposeCreatesTheExpectedObjects(t *testing.T) {
@@ -64,6 +52,7 @@ func TestExposeCreatesTheExpectedObjects(t *testing.T) {
 			[]string{gateway, "expose.gateway.backendTLSPolicy.enabled=false", hosts},
 			[]string{"HTTPRoute zarf-registry-expose", "Service zarf-registry-expose"},
 		},
+		"by default":        {nil, nil},
 		"no way is enabled": {[]string{hosts, tls, "expose.anonymousPull=true"}, nil},
 	} {
 		for _, mode := range []string{"registryProxy=true", "registryProxy=false"} {
@@ -71,7 +60,7 @@ func TestExposeCreatesTheExpectedObjects(t *testing.T) {
 			if diff := cmp.Diff(test.want, exposure(out)); diff != "" {
 				t.Errorf("%s, %s: %s", name, mode, diff)
 			}
-			args := find[*appsv1.Deployment](t, out, "zarf-registry").Spec.Template.Spec.Containers[0].Args
+			args := registryOf(t, out).Spec.Template.Spec.Containers[0].Args
 			if slices.Contains(args, "--expose-listen=:5443") != (test.want != nil) {
 				t.Errorf("%s, %s: arguments of the registry: %s", name, mode, args)
 			}
@@ -234,33 +223,7 @@ rules:
 	}
 }
 
-func TestNetworkPolicyLimitsTheExposedPort(t *testing.T) {
-	t.Parallel()
-	for _, test := range []struct {
-		from string
-		want int
-	}{{"null", 0}, {"[{ipBlock: {cidr: 192.0.2.0/24}}]", 1}} {
-		out := rendering{
-			values: proxyMode(
-				t, "expose.service.enabled=true", "expose.tls.existingSecret=mine", "networkPolicy.exposeFrom="+test.from,
-			),
-		}.render(t)
-		found := false
-		for _, rule := range find[*networkingv1.NetworkPolicy](t, out, "zarf-registry").Spec.Ingress {
-			if rule.Ports[0].Port.IntValue() == 5443 {
-				found = true
-				if len(rule.From) != test.want {
-					t.Errorf("from %s: %v", test.from, rule.From)
-				}
-			}
-		}
-		if !found {
-			t.Error("no rule for the exposed port")
-		}
-	}
-}
-
-// prepare checks the Secrets without which the registry would not start.
+// prepare checks the Secrets without which the registry would not start. It may read them (wrongPermissions).
 func TestPrepareChecksExposeSecrets(t *testing.T) {
 	t.Parallel()
 	out := rendering{
@@ -276,17 +239,6 @@ func TestPrepareChecksExposeSecrets(t *testing.T) {
 	if diff := cmp.Diff(want, decided(out).Expose); diff != "" {
 		t.Errorf("the Jobs are told (-want +got):\n%s", diff)
 	}
-	readable := []string{}
-	for _, rule := range find[*rbacv1.Role](t, out, "zarf-registry-hook").Rules {
-		if slices.Contains(rule.Resources, "secrets") && slices.Equal(rule.Verbs, []string{"get"}) {
-			readable = append(readable, rule.ResourceNames...)
-		}
-	}
-	for _, want := range []string{"mine", "pullers"} {
-		if !slices.Contains(readable, want) {
-			t.Errorf("prepare cannot read Secret %s, only %s", want, readable)
-		}
-	}
 	// cert-manager has not created its Secret yet.
 	if secret := decided(rendering{values: ciValues(t)["expose"]}.render(t)).Expose.TLSSecret; secret != "" {
 		t.Errorf("prepare is told of %s", secret)
@@ -296,32 +248,19 @@ func TestPrepareChecksExposeSecrets(t *testing.T) {
 func TestLocalRegistryHosting(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		sets  []string
-		told  bool
-		verbs []string // in kube-public
+		sets []string
+		told bool
 	}{
-		"by default": {[]string{"registryProxy=true"}, false, []string{"get", "delete"}},
-		"enabled": {
-			[]string{"registryProxy=true", "localRegistryHosting=true"}, true, []string{"get", "update", "delete", "create"},
-		},
-		"an external registry": {[]string{"registryURL=registry.example.com"}, false, []string{"get", "delete"}},
+		"by default":           {[]string{"registryProxy=true"}, false},
+		"enabled":              {[]string{"registryProxy=true", "localRegistryHosting=true"}, true},
+		"an external registry": {[]string{"registryURL=registry.example.com"}, false},
 	} {
 		out := rendering{values: with(t, nil, test.sets...)}.render(t)
 		if told := decided(out).Finish.LocalRegistryHosting; told != test.told {
 			t.Errorf("%s: finish is told %t", name, told)
 		}
-		role := find[*rbacv1.Role](t, out, "zarf-zarf-registry-hook-hosting")
-		var verbs []string
-		for _, rule := range role.Rules {
-			verbs = append(verbs, rule.Verbs...)
-			if !slices.Equal(rule.Resources, []string{"configmaps"}) ||
-				!slices.Equal(rule.Verbs, []string{"create"}) &&
-					!slices.Equal(rule.ResourceNames, []string{"local-registry-hosting"}) {
-				t.Errorf("%s: %v", name, rule)
-			}
-		}
-		if diff := cmp.Diff(test.verbs, verbs); diff != "" || role.Namespace != "kube-public" {
-			t.Errorf("%s: in %s: %s", name, role.Namespace, diff)
+		for _, wrong := range wrongPermissions(out) {
+			t.Errorf("%s: %s", name, wrong)
 		}
 	}
 	for sets, want := range map[string]string{

@@ -136,28 +136,3 @@ func TestHealerPolicy(t *testing.T) {
 		}
 	}
 }
-
-// Every container of a pod that may meet an unknown node runs the loader, so that the healer can help.
-func TestHealerCanHealEveryContainer(t *testing.T) {
-	t.Parallel()
-	checked := 0
-	for _, c := range matrix(t) {
-		if len(healers(c.output)) == 0 {
-			continue
-		}
-		for _, w := range workloads(c.output) {
-			if payload(w.pod.Spec) == nil {
-				continue
-			}
-			for _, container := range containers(w.pod.Spec) {
-				checked++
-				if len(container.Command) == 0 || container.Command[0] != "/payload/loader" {
-					t.Errorf("%s: %s: %s does not run the loader", c.name, w.object, container.Name)
-				}
-			}
-		}
-	}
-	if checked == 0 {
-		t.Error("nothing was checked")
-	}
-}

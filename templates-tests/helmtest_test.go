@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 )
 
 // testPods returns the pods of helm test by the suffix of their names.
@@ -81,16 +80,8 @@ func TestHelmTestPods(t *testing.T) {
 				}
 			}
 			// The network policy admits the test pods only if there are any.
-			letIn := false
-			for _, policy := range all[*networkingv1.NetworkPolicy](out) {
-				for _, rule := range policy.Spec.Ingress {
-					for _, peer := range rule.From {
-						letIn = letIn || peer.PodSelector != nil && peer.PodSelector.MatchLabels["app.kubernetes.io/component"] == "test"
-					}
-				}
-			}
-			if letIn != (len(c.want) > 0) {
-				t.Errorf("the network policy admits the pods: %t", letIn)
+			for _, wrong := range wrongNetworkPolicies(out) {
+				t.Error(wrong)
 			}
 		})
 	}

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -19,6 +18,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	kruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
@@ -64,11 +64,16 @@ func (w workload) program() corev1.Container {
 	return w.pod.Spec.Containers[0]
 }
 
-// daemonSets returns the DaemonSets of a component.
+// ofComponent returns the objects of a type that belong to a component.
+func ofComponent[T interface {
+	kruntime.Object
+	metav1.Object
+}](out *output, component string) []T {
+	return slices.DeleteFunc(all[T](out), func(o T) bool { return o.GetLabels()[names.LabelComponent] != component })
+}
+
 func daemonSets(out *output, component string) []*appsv1.DaemonSet {
-	return slices.DeleteFunc(all[*appsv1.DaemonSet](out), func(d *appsv1.DaemonSet) bool {
-		return d.Labels["app.kubernetes.io/component"] != component
-	})
+	return ofComponent[*appsv1.DaemonSet](out, component)
 }
 
 // clusterScoped reports whether objects of this kind belong to no namespace.
@@ -79,11 +84,8 @@ func clusterScoped(o object) bool {
 // healers returns the Deployment of the healer, if it is rendered.
 func healers(out *output) []*appsv1.Deployment { return deployments(out, "healer") }
 
-// deployments returns the Deployments of a component.
 func deployments(out *output, component string) []*appsv1.Deployment {
-	return slices.DeleteFunc(all[*appsv1.Deployment](out), func(d *appsv1.Deployment) bool {
-		return d.Labels["app.kubernetes.io/component"] != component
-	})
+	return ofComponent[*appsv1.Deployment](out, component)
 }
 
 // payload returns the volume with an injected program, nil if the program comes in an image.
@@ -592,7 +594,7 @@ var invariants = map[string]func(out *output) []string{
 			services[s.Name] = leads
 		}
 		if listens != slices.ContainsFunc(slices.Collect(maps.Values(services)), func(leads bool) bool { return leads }) {
-			wrong = append(wrong, "the registry listens for outside clients: %t")
+			wrong = append(wrong, fmt.Sprintf("the registry listens for outside clients: %t", listens))
 		}
 		for _, i := range all[*networkingv1.Ingress](out) {
 			for _, rule := range i.Spec.Rules {
@@ -631,17 +633,6 @@ var invariants = map[string]func(out *output) []string{
 				}
 			}
 		}
-		for _, b := range all[*rbacv1.RoleBinding](out) {
-			ofOpenShift := strings.HasPrefix(b.RoleRef.Name, "system:openshift:scc:")
-			if !has(b.RoleRef.Kind, b.RoleRef.Name) && !ofOpenShift || !has("ServiceAccount", b.Subjects[0].Name) {
-				wrong = append(wrong, b.Name)
-			}
-		}
-		for _, b := range all[*rbacv1.ClusterRoleBinding](out) {
-			if !has(b.RoleRef.Kind, b.RoleRef.Name) || !has("ServiceAccount", b.Subjects[0].Name) {
-				wrong = append(wrong, b.Name)
-			}
-		}
 		return wrong
 	},
 	"only the first chunk of a payload is required": func(out *output) (wrong []string) {
@@ -663,6 +654,26 @@ var invariants = map[string]func(out *output) []string{
 					wrong = append(
 						wrong, fmt.Sprintf("%s: source %d is %s, optional %t", w.object, i, source.ConfigMap.Name, optional),
 					)
+				}
+			}
+		}
+		return wrong
+	},
+	"prepare seeds every mounted payload, and all containers with one run the loader, so that the healer can help": func(
+		out *output,
+	) (wrong []string) {
+		settings := decided(out)
+		for _, w := range workloads(out) {
+			if payload(w.pod.Spec) == nil {
+				continue
+			}
+			seeded := settings.Programs(w.pod.Spec.NodeSelector["kubernetes.io/arch"])
+			if name := program(w.program()); !slices.Contains(seeded, name) {
+				wrong = append(wrong, fmt.Sprintf("%s mounts the payload of %s, and prepare seeds only %v", w.object, name, seeded))
+			}
+			for _, c := range containers(w.pod.Spec) {
+				if len(healers(out)) > 0 && (len(c.Command) == 0 || c.Command[0] != "/payload/loader") {
+					wrong = append(wrong, fmt.Sprintf("%s: %s does not run the loader", w.object, c.Name))
 				}
 			}
 		}
@@ -710,29 +721,6 @@ var invariants = map[string]func(out *output) []string{
 					func(w workload) bool { return w.component() == component },
 				)...,
 			)
-		}
-		for _, p := range all[*networkingv1.NetworkPolicy](out) {
-			component := p.Labels["app.kubernetes.io/component"]
-			if component != "proxy" || decidedMode(out) == "proxy" {
-				wrong = append(wrong, selects("policy "+p.Name, &p.Spec.PodSelector, pods, func(w workload) bool {
-					return w.component() == component || component == "node-config" && w.ofNodes()
-				})...)
-			}
-			for _, rule := range p.Spec.Ingress {
-				for _, peer := range rule.From {
-					if peer.NamespaceSelector != nil || peer.IPBlock != nil {
-						continue
-					}
-					component := peer.PodSelector.MatchLabels["app.kubernetes.io/component"]
-					if slices.Contains([]string{"proxy", "cache"}, component) && decidedMode(out) != "proxy" {
-						continue // proxies that still serve during a switch are not rendered, and caches are after one
-					}
-					wrong = append(
-						wrong,
-						selects("policy "+p.Name, peer.PodSelector, pods, func(w workload) bool { return w.component() == component })...,
-					)
-				}
-			}
 		}
 		return wrong
 	},
@@ -802,77 +790,15 @@ var invariants = map[string]func(out *output) []string{
 		}
 		return wrong
 	},
-	"roles have no broad permissions": func(out *output) (wrong []string) {
-		for _, r := range all[*rbacv1.ClusterRole](out) {
-			for _, rule := range r.Rules {
-				nodes := r.Labels["app.kubernetes.io/component"] == "healer" && slices.Equal(rule.Resources, []string{"nodes"})
-				reads := nodes && slices.Equal(rule.Verbs, []string{"get"})
-				policies := slices.DeleteFunc(all[*admissionv1.ValidatingAdmissionPolicy](out),
-					func(p *admissionv1.ValidatingAdmissionPolicy) bool { return !strings.Contains(p.Name, "-healer") })
-				limited := nodes && len(policies) == 2 &&
-					slices.Equal(rule.Verbs, []string{"get", "watch", "patch"})
-				lists := slices.Equal(rule.Verbs, []string{"list"}) &&
-					subset(rule.Resources, "nodes", "services", "storageclasses", "persistentvolumes")
-				workloads := r.Labels["app.kubernetes.io/component"] == "garbage-collection" &&
-					slices.Equal(rule.Verbs, []string{"list"}) && subset(rule.Resources, "pods", "replicationcontrollers",
-					"deployments", "replicasets", "statefulsets", "daemonsets", "jobs", "cronjobs")
-				if !reads && !limited && !lists && !workloads {
-					wrong = append(wrong, fmt.Sprintf("%s: %s %s", r.Name, rule.Verbs, rule.Resources))
-				}
-			}
-		}
-		for _, r := range all[*rbacv1.Role](out) {
-			for _, rule := range r.Rules {
-				if slices.Contains(slices.Concat(rule.Verbs, rule.Resources, rule.APIGroups), "*") {
-					wrong = append(wrong, fmt.Sprintf("%s: a wildcard", r.Name))
-				}
-				if slices.Contains(rule.Resources, "secrets") && !slices.Equal(rule.Verbs, []string{"create"}) &&
-					len(rule.ResourceNames) == 0 {
-					wrong = append(wrong, fmt.Sprintf("%s: %s Secrets of any name", r.Name, rule.Verbs))
-				}
-				for _, name := range rule.ResourceNames {
-					suffix := strings.TrimPrefix(name, fullNameOf(out))
-					ours := slices.Contains(hookMade, suffix) || name == "zarf-registry-client-tls" || strings.HasPrefix(suffix, "-credentials-") ||
-						(slices.Contains(issued, suffix) || suffix == "-node-config-proposal") && !slices.Contains(rule.Verbs, "update")
-					if slices.Contains(rule.Resources, "secrets") && !ours && !slices.Equal(rule.Verbs, []string{"get"}) {
-						wrong = append(wrong, fmt.Sprintf("%s: %s Secret %s of the user", r.Name, rule.Verbs, name))
-					}
-				}
-				replaces := nodesHaveTheCA(out) && slices.Equal(rule.Resources, []string{"pods"}) &&
-					slices.Equal(rule.Verbs, []string{"delete"})
-				if stays := []string{"certificates", "garbage-collection"}; slices.Contains(
-					stays, r.Labels["app.kubernetes.io/component"],
-				) &&
-					!replaces && !subset(rule.Verbs, "get", "list", "create", "update") {
-					wrong = append(wrong, fmt.Sprintf("%s: %s %s, permanently", r.Name, rule.Verbs, rule.Resources))
-				}
-				named := subset(
-					rule.Resources, "jobs", "services", "namespaces", "certificates", "certificates/status", "issuers",
-					"persistentvolumeclaims",
-				) &&
-					(len(rule.ResourceNames) > 0 || slices.Equal(rule.Verbs, []string{"create"}))
-				// Kubernetes names EndpointSlices.
-				shows := slices.Equal(rule.Resources, []string{"endpointslices"}) && subset(rule.Verbs, "list", "patch")
-				if !named && !shows &&
-					!subset(rule.Resources, "pods", "pods/portforward", "configmaps", "secrets", "daemonsets") &&
-					!subset(rule.Verbs, "get", "list", "watch") && (!subset(rule.Resources, "events") || !subset(rule.Verbs, "create")) {
-					wrong = append(wrong, fmt.Sprintf("%s: %s %s", r.Name, rule.Verbs, rule.Resources))
-				}
-			}
-		}
-		return wrong
-	},
-	"test hooks are pods only, as helm test --logs requires": func(out *output) (wrong []string) {
+	"test hooks are pods only, as helm test --logs requires, and bare pods are test hooks with a deadline": func(
+		out *output,
+	) (wrong []string) {
 		for _, o := range out.objects {
 			if slices.Contains(strings.Split(o.hook(), ","), "test") && o.GetKind() != "Pod" {
 				wrong = append(wrong, o.String())
 			}
 		}
-		return wrong
-	},
-	"bare pods belong to helm test and have a deadline": func(out *output) (wrong []string) {
-		pods := all[*corev1.Pod](out)
-		for _, p := range pods {
+		for _, p := range all[*corev1.Pod](out) {
 			if p.Annotations["helm.sh/hook"] != "test" || p.Spec.RestartPolicy != corev1.RestartPolicyNever ||
 				p.Spec.ActiveDeadlineSeconds == nil || *p.Spec.ActiveDeadlineSeconds <= 60 {
 				wrong = append(wrong, p.Name)
@@ -947,9 +873,9 @@ var invariants = map[string]func(out *output) []string{
 	},
 	"pods that write node files run as root without capabilities, and mount configured directories only": nodePods,
 	"the same nodes are configured and restored, and finish knows their DaemonSets":                      nodeSets,
-	"every component has exactly its network " +
-		"policy": wrongNetworkPolicies,
-	"every role has exactly its rules": wrongPermissions,
+
+	"every component has exactly its network policy": wrongNetworkPolicies,
+	"every role has exactly its rules":               wrongPermissions,
 }
 
 // The matrix, and every values file with a very long release name, some also with a short one.
@@ -1010,11 +936,6 @@ func TestEveryRenderingKeepsTheInvariants(t *testing.T) {
 		})
 	}
 	t.Logf("%d invariants over %d renderings", len(invariants), len(combinations))
-}
-
-// nodesHaveTheCA reports whether nodes get a copy of the proxies' CA.
-func nodesHaveTheCA(out *output) bool {
-	return decided(out).NodeConfig.CA
 }
 
 // hookArguments returns the arguments of the hook Job that runs a step.

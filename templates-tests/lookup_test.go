@@ -152,16 +152,6 @@ func TestIPFamilyIsDetected(t *testing.T) {
 	}
 }
 
-func TestRejectsHostPortOnIPv6Clusters(t *testing.T) {
-	t.Parallel()
-	_, err := rendering{
-		values: proxyMode(t, "proxy.hostNetwork=false"), cluster: newCluster(kubernetes(corev1.IPv6Protocol)),
-	}.try(t)
-	if err == nil || !strings.Contains(err.Error(), "zarf-registry: proxy.hostNetwork: ") {
-		t.Errorf("got %v", err)
-	}
-}
-
 func TestProxyServesTLSForCRIO(t *testing.T) {
 	t.Parallel()
 	for runtimeVersion, want := range map[string]string{

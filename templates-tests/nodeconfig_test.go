@@ -18,7 +18,6 @@ import (
 	"gopkg.in/yaml.v2"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -96,113 +95,97 @@ func TestNodeConfiguration(t *testing.T) {
 		return c
 	}
 	k3s := noderuntime.K3s{File: "/etc/rancher/k3s/registries.yaml", Live: true, LiveDirectory: k3sCerts}
+	containerd := []string{containerdCerts, listedCerts}
+	mirroring := func(directories []string, mirrors ...string) noderuntime.Config {
+		return release(noderuntime.Config{
+			Directories: directories, Mirrors: mirrors, Containerd: noderuntime.Containerd{Directories: directories},
+		})
+	}
+	crioCA := release(noderuntime.Config{
+		Directories: []string{crioCerts}, CRIO: noderuntime.CRIO{CertsDirectory: crioCerts},
+	})
+	crioInsecure := release(noderuntime.Config{
+		Directories: []string{crioConf}, CRIO: noderuntime.CRIO{ConfDirectory: crioConf, Insecure: true},
+	})
+	// Of other cases, all directories are in use.
+	inUse := map[string][]string{
+		"recorded directories":                           nil,
+		"recorded directories in nodeport mode":          nil,
+		"recorded directories that are still configured": containerd,
+		"directories of the values":                      nil,
+		"both":                                           nil,
+	}
 	for name, test := range map[string]struct {
 		values  []string
 		objects []runtime.Object // nil means no cluster
 		want    noderuntime.Config
-		inUse   string // "" means all
 	}{
-		"nothing is configured": {nil, nil, noderuntime.Config{}, ""},
+		"nothing is configured": {nil, nil, noderuntime.Config{}},
 		"nothing is configured for any node": {
-			nil, []runtime.Object{k3sNode("a"), node("b", "amd64"), crioNode("c", "1.34.2")}, noderuntime.Config{}, "",
+			nil, []runtime.Object{k3sNode("a"), node("b", "amd64"), crioNode("c", "1.34.2")}, noderuntime.Config{},
 		},
 		"options without configuration": {
 			[]string{
 				"nodeConfig.force=true", "nodeConfig.tlsDirectories=[/etc/ssl]", "nodeConfig.runtimes=[k3s]",
 				"nodeConfig.k3s.path=/etc/rancher/x.yaml",
 			},
-			nil, noderuntime.Config{}, "",
+			nil, noderuntime.Config{},
 		},
 		"mirrors with unknown runtimes": {
-			[]string{"nodeConfig.mirrors=[docker.io]"}, nil,
-			release(noderuntime.Config{
-				Directories: []string{containerdCerts, listedCerts}, Mirrors: []string{"docker.io"},
-				Containerd: noderuntime.Containerd{Directories: []string{containerdCerts, listedCerts}},
-			}),
-			"",
+			[]string{"nodeConfig.mirrors=[docker.io]"}, nil, mirroring(containerd, "docker.io"),
 		},
 		"mirrors with containerd": {
 			[]string{"nodeConfig.mirrors=[docker.io, '*', '!quay.io']"}, []runtime.Object{node("a", "amd64")},
-			release(noderuntime.Config{
-				Directories: []string{containerdCerts, listedCerts}, Mirrors: []string{"docker.io", "*", "!quay.io"},
-				Containerd: noderuntime.Containerd{Directories: []string{containerdCerts, listedCerts}},
-			}),
-			"",
+			mirroring(containerd, "docker.io", "*", "!quay.io"),
 		},
 		"mirrors with K3s": {
 			[]string{"nodeConfig.mirrors=[docker.io]"}, []runtime.Object{k3sNode("a")},
-			release(noderuntime.Config{
-				Directories: []string{k3sCerts}, Mirrors: []string{"docker.io"},
-				Containerd: noderuntime.Containerd{Directories: []string{k3sCerts}},
-			}),
-			"",
+			mirroring([]string{k3sCerts}, "docker.io"),
 		},
 		"mirrors with RKE2": {
 			[]string{"nodeConfig.mirrors=[docker.io]"}, []runtime.Object{rke2Node("a")},
-			release(noderuntime.Config{
-				Directories: []string{rke2Certs}, Mirrors: []string{"docker.io"},
-				Containerd: noderuntime.Containerd{Directories: []string{rke2Certs}},
-			}),
-			"",
+			mirroring([]string{rke2Certs}, "docker.io"),
 		},
 		"mirrors with CRI-O": {
 			[]string{"nodeConfig.mirrors=[docker.io]"}, []runtime.Object{crioNode("a", "1.34.1")},
 			release(noderuntime.Config{
 				Directories: []string{crioConf}, Mirrors: []string{"docker.io"}, CRIO: noderuntime.CRIO{ConfDirectory: crioConf},
 			}),
-			"",
 		},
 		"mirrors with several runtimes": {
 			[]string{"nodeConfig.mirrors=[docker.io]"}, []runtime.Object{crioNode("a", "1.35.0"), node("b", "arm64")},
 			release(noderuntime.Config{
 				Directories: []string{containerdCerts, listedCerts, crioCerts, crioConf}, Mirrors: []string{"docker.io"},
-				Containerd: noderuntime.Containerd{Directories: []string{containerdCerts, listedCerts}},
+				Containerd: noderuntime.Containerd{Directories: containerd},
 				CRIO:       noderuntime.CRIO{CertsDirectory: crioCerts, ConfDirectory: crioConf},
 			}),
-			"",
 		},
 		"runtimes of the values override those of the nodes": {
 			[]string{"nodeConfig.mirrors=[docker.io]", "nodeConfig.runtimes=[rke2]"},
-			[]runtime.Object{k3sNode("a"), crioNode("b", "1.35.0")},
-			release(noderuntime.Config{
-				Directories: []string{rke2Certs}, Mirrors: []string{"docker.io"},
-				Containerd: noderuntime.Containerd{Directories: []string{rke2Certs}},
-			}),
-			"",
+			[]runtime.Object{k3sNode("a"), crioNode("b", "1.35.0")}, mirroring([]string{rke2Certs}, "docker.io"),
 		},
 		"a path for containerd": {
 			[]string{"nodeConfig.mirrors=[docker.io]", "nodeConfig.containerd.path=/var/snap/microk8s/current/args/certs.d/"},
-			nil,
-			release(noderuntime.Config{
-				Directories: []string{"/var/snap/microk8s/current/args/certs.d"}, Mirrors: []string{"docker.io"},
-				Containerd: noderuntime.Containerd{Directories: []string{"/var/snap/microk8s/current/args/certs.d"}},
-			}),
-			"",
+			nil, mirroring([]string{"/var/snap/microk8s/current/args/certs.d"}, "docker.io"),
 		},
 		"hosts for containerd with certificates": {
-			[]string{
-				`nodeConfig.containerd.hosts={a.example: "[host.'https://b.example']\n  ca = ['/etc/pki/a/ca.pem', \"/opt/b/ca.pem\"]\n  client = [[\"/opt/b/tls/c.crt\", \"/opt/b/tls/c.key\"]]\n  header = {a = '/root/secret/value'}\n"}`,
-			},
+			[]string{`nodeConfig.containerd.hosts={a.example: "[host.'https://b.example']\n  ca = ['/etc/pki/a/ca.pem', \"/opt/b/ca.pem\"]\n  client = [[\"/opt/b/tls/c.crt\", \"/opt/b/tls/c.key\"]]\n  header = {a = '/root/secret/value'}\n"}`},
 			nil,
 			release(noderuntime.Config{
-				Directories: []string{containerdCerts, listedCerts}, TLSDirectories: []string{"/etc/pki/a", "/opt/b"},
-				Containerd: noderuntime.Containerd{
-					Directories: []string{containerdCerts, listedCerts},
-					Hosts: map[string]string{
-						"a.example": "[host.'https://b.example']\n  ca = ['/etc/pki/a/ca.pem', \"/opt/b/ca.pem\"]\n  client = " +
-							"[[\"/opt/b/tls/c.crt\", \"/opt/b/tls/c.key\"]]\n  header = {a = '/root/secret/value'}\n",
-					},
-				},
+				Directories: containerd, TLSDirectories: []string{"/etc/pki/a", "/opt/b"},
+				Containerd: noderuntime.Containerd{Directories: containerd, Hosts: map[string]string{
+					"a.example": "[host.'https://b.example']\n  ca = ['/etc/pki/a/ca.pem', \"/opt/b/ca.pem\"]\n  client = " +
+						"[[\"/opt/b/tls/c.crt\", \"/opt/b/tls/c.key\"]]\n  header = {a = '/root/secret/value'}\n",
+				}},
 			}),
-			"",
 		},
 		"K3s' registries": {
 			[]string{registries}, []runtime.Object{k3sNode("a")},
-			release(noderuntime.Config{Directories: []string{"/etc/rancher/k3s", k3sCerts}, K3s: k3s}), "",
+			release(noderuntime.Config{Directories: []string{"/etc/rancher/k3s", k3sCerts}, K3s: k3s}),
 		},
 		"K3s' registries without a cluster": {
 			[]string{registries}, nil,
-			release(noderuntime.Config{Directories: []string{"/etc/rancher/k3s", k3sCerts}, K3s: k3s}), "",
+			release(noderuntime.Config{Directories: []string{"/etc/rancher/k3s", k3sCerts}, K3s: k3s}),
 		},
 		"K3s' registries and mirrors without a cluster": {
 			[]string{registries, "nodeConfig.mirrors=[ghcr.io]"}, nil,
@@ -210,7 +193,6 @@ func TestNodeConfiguration(t *testing.T) {
 				Directories: []string{"/etc/rancher/k3s", k3sCerts}, Mirrors: []string{"ghcr.io"},
 				Containerd: noderuntime.Containerd{Directories: []string{k3sCerts}}, K3s: k3s,
 			}),
-			"",
 		},
 		"RKE2's registries": {
 			[]string{registries}, []runtime.Object{rke2Node("a")},
@@ -218,18 +200,17 @@ func TestNodeConfiguration(t *testing.T) {
 				Directories: []string{"/etc/rancher/rke2", rke2Certs},
 				K3s:         noderuntime.K3s{File: "/etc/rancher/rke2/registries.yaml", Live: true, LiveDirectory: rke2Certs},
 			}),
-			"",
 		},
 		"K3s' registries without live": {
 			[]string{registries, "nodeConfig.k3s.live=false"}, nil,
 			release(noderuntime.Config{
 				Directories: []string{"/etc/rancher/k3s"}, K3s: noderuntime.K3s{File: "/etc/rancher/k3s/registries.yaml"},
 			}),
-			"",
 		},
 		"K3s' registries at another path": {
 			[]string{
-				registries, "nodeConfig.k3s.path=/etc/rancher/other/private.yaml", "nodeConfig.k3s.livePath=/var/lib/rancher/other",
+				registries, "nodeConfig.k3s.path=/etc/rancher/other/private.yaml",
+				"nodeConfig.k3s.livePath=/var/lib/rancher/other",
 			},
 			nil,
 			release(noderuntime.Config{
@@ -238,7 +219,6 @@ func TestNodeConfiguration(t *testing.T) {
 					File: "/etc/rancher/other/private.yaml", Live: true, LiveDirectory: "/var/lib/rancher/other",
 				},
 			}),
-			"",
 		},
 		"a Secret with K3s' registries": {
 			[]string{"nodeConfig.k3s.existingSecret=mine"}, nil,
@@ -248,111 +228,80 @@ func TestNodeConfiguration(t *testing.T) {
 					File: k3s.File, Live: true, LiveDirectory: k3sCerts, ExistingSecret: "mine", ExistingSecretKey: "registries.yaml",
 				},
 			}),
-			"",
 		},
 		"force, and directories with certificates": {
 			[]string{
-				registries, "nodeConfig.force=true", "nodeConfig.tlsDirectories=[/opt/c/, /etc/rancher/k3s/tls, /opt/c/d, /opt/cd]",
+				registries, "nodeConfig.force=true",
+				"nodeConfig.tlsDirectories=[/opt/c/, /etc/rancher/k3s/tls, /opt/c/d, /opt/cd]",
 			},
 			nil,
 			release(noderuntime.Config{
 				Force: true, Directories: []string{"/etc/rancher/k3s", k3sCerts}, TLSDirectories: []string{"/opt/c", "/opt/cd"},
 				K3s: k3s,
 			}),
-			"",
 		},
-		"CRI-O 1.35": {
-			nil, []runtime.Object{crioNode("a", "1.35.0")},
-			release(noderuntime.Config{Directories: []string{crioCerts}, CRIO: noderuntime.CRIO{CertsDirectory: crioCerts}}), "",
-		},
-		"CRI-O 1.35 among others": {
-			nil, []runtime.Object{k3sNode("b"), crioNode("a", "1.36.1")},
-			release(noderuntime.Config{Directories: []string{crioCerts}, CRIO: noderuntime.CRIO{CertsDirectory: crioCerts}}), "",
-		},
+		"CRI-O 1.35":              {nil, []runtime.Object{crioNode("a", "1.35.0")}, crioCA},
+		"CRI-O 1.35 among others": {nil, []runtime.Object{k3sNode("b"), crioNode("a", "1.36.1")}, crioCA},
 		"CRI-O 1.35 in plain HTTP": {
-			[]string{"proxy.tls=never"}, []runtime.Object{crioNode("a", "1.35.0")}, noderuntime.Config{}, "",
+			[]string{"proxy.tls=never"}, []runtime.Object{crioNode("a", "1.35.0")}, noderuntime.Config{},
 		},
 		"CRI-O 1.35 with a node port": {
-			[]string{"registryProxy=false"}, []runtime.Object{crioNode("a", "1.35.0")}, noderuntime.Config{}, "",
+			[]string{"registryProxy=false"}, []runtime.Object{crioNode("a", "1.35.0")}, noderuntime.Config{},
 		},
 		"CRI-O 1.35 with an external registry": {
 			[]string{"registryProxy=null", "registryURL=registry.example.com"}, []runtime.Object{crioNode("a", "1.35.0")},
-			noderuntime.Config{}, "",
+			noderuntime.Config{},
 		},
 		"CRI-O 1.35, disabled": {
-			[]string{"nodeConfig.crio.ca=false"}, []runtime.Object{crioNode("a", "1.35.0")}, noderuntime.Config{}, "",
+			[]string{"nodeConfig.crio.ca=false"}, []runtime.Object{crioNode("a", "1.35.0")}, noderuntime.Config{},
 		},
-		"CRI-O of the values": {
-			[]string{"proxy.tls=always", "nodeConfig.runtimes=[crio]"}, nil,
-			release(noderuntime.Config{Directories: []string{crioCerts}, CRIO: noderuntime.CRIO{CertsDirectory: crioCerts}}), "",
-		},
+		"CRI-O of the values": {[]string{"proxy.tls=always", "nodeConfig.runtimes=[crio]"}, nil, crioCA},
 		"CRI-O 1.34, enabled": {
-			[]string{"proxy.tls=always", "nodeConfig.crio.ca=true"},
-			[]runtime.Object{crioNode("a", "1.34.0")},
-			release(noderuntime.Config{Directories: []string{crioCerts}, CRIO: noderuntime.CRIO{CertsDirectory: crioCerts}}),
-			"",
+			[]string{"proxy.tls=always", "nodeConfig.crio.ca=true"}, []runtime.Object{crioNode("a", "1.34.0")}, crioCA,
 		},
-		"plain HTTP for CRI-O": {
-			[]string{"nodeConfig.crio.insecure=true"}, nil,
-			release(noderuntime.Config{
-				Directories: []string{crioConf}, CRIO: noderuntime.CRIO{ConfDirectory: crioConf, Insecure: true},
-			}),
-			"",
-		},
+		"plain HTTP for CRI-O": {[]string{"nodeConfig.crio.insecure=true"}, nil, crioInsecure},
 		"plain HTTP for CRI-O with a node port": {
-			[]string{"registryProxy=false", "nodeConfig.crio.insecure=true"}, nil,
-			release(
-				noderuntime.Config{
-					Directories: []string{crioConf}, CRIO: noderuntime.CRIO{ConfDirectory: crioConf, Insecure: true},
-				},
-			),
-			"",
+			[]string{"registryProxy=false", "nodeConfig.crio.insecure=true"}, nil, crioInsecure,
 		},
 		"mirrors with an anonymous node port": {
 			[]string{"registryProxy=false", "auth.anonymousPull=true", "nodeConfig.mirrors=[docker.io]"}, nil,
-			release(noderuntime.Config{
-				Directories: []string{containerdCerts, listedCerts}, Mirrors: []string{"docker.io"},
-				Containerd: noderuntime.Containerd{Directories: []string{containerdCerts, listedCerts}},
-			}),
-			"",
+			mirroring(containerd, "docker.io"),
 		},
 		"mirrors on IPv6": {
 			[]string{"ipFamily=IPv6", "port=32000", "nodeConfig.mirrors=[docker.io]"}, nil,
 			release(noderuntime.Config{
-				Address: "[::1]:32000", Directories: []string{containerdCerts, listedCerts}, Mirrors: []string{"docker.io"},
-				Containerd: noderuntime.Containerd{Directories: []string{containerdCerts, listedCerts}},
+				Address: "[::1]:32000", Directories: containerd, Mirrors: []string{"docker.io"},
+				Containerd: noderuntime.Containerd{Directories: containerd},
 			}),
-			"",
 		},
 		"recorded directories": {
-			nil, []runtime.Object{node("a", "amd64"),
-				leftFiles(state.ModeProxy, containerdCerts, listedCerts, "/etc/rancher/k3s")},
-			release(noderuntime.Config{Directories: []string{containerdCerts, listedCerts, "/etc/rancher/k3s"}}), "none",
+			nil,
+			[]runtime.Object{node("a", "amd64"), leftFiles(state.ModeProxy, containerdCerts, listedCerts, "/etc/rancher/k3s")},
+			release(noderuntime.Config{Directories: []string{containerdCerts, listedCerts, "/etc/rancher/k3s"}}),
 		},
 		"recorded directories in nodeport mode": {
 			[]string{"registryProxy=null"}, []runtime.Object{leftFiles(state.ModeNodePort, containerdCerts)},
-			release(noderuntime.Config{Directories: []string{containerdCerts}}), "none",
+			release(noderuntime.Config{Directories: []string{containerdCerts}}),
 		},
 		"recorded directories that are still configured": {
 			[]string{"nodeConfig.mirrors=[docker.io]"},
 			[]runtime.Object{node("a", "amd64"), leftFiles(state.ModeProxy, containerdCerts, crioConf)},
 			release(noderuntime.Config{
 				Directories: []string{containerdCerts, listedCerts, crioConf}, Mirrors: []string{"docker.io"},
-				Containerd: noderuntime.Containerd{Directories: []string{containerdCerts, listedCerts}},
+				Containerd: noderuntime.Containerd{Directories: containerd},
 			}),
-			containerdCerts + "," + listedCerts,
 		},
 		"directories of the values": {
 			[]string{"nodeConfig.directories=[/etc/crio/x/, /etc/k0s]"}, nil,
-			release(noderuntime.Config{Directories: []string{"/etc/crio/x", "/etc/k0s"}}), "none",
+			release(noderuntime.Config{Directories: []string{"/etc/crio/x", "/etc/k0s"}}),
 		},
 		"both": {
 			[]string{"nodeConfig.directories=[/etc/k0s]"}, []runtime.Object{leftFiles(state.ModeProxy, containerdCerts)},
-			release(noderuntime.Config{Directories: []string{containerdCerts, "/etc/k0s"}}), "none",
+			release(noderuntime.Config{Directories: []string{containerdCerts, "/etc/k0s"}}),
 		},
 		"an empty list disables the lookup": {
 			[]string{"nodeConfig.directories=[]"}, []runtime.Object{leftFiles(state.ModeProxy, containerdCerts)},
-			noderuntime.Config{}, "",
+			noderuntime.Config{},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -364,8 +313,9 @@ func TestNodeConfiguration(t *testing.T) {
 			if diff := cmp.Diff(test.want, nodeConfig(t, out)); diff != "" {
 				t.Error(diff)
 			}
-			if test.inUse == "" {
-				test.inUse = strings.Join(test.want.Directories, ",")
+			used, some := inUse[name]
+			if !some {
+				used = test.want.Directories
 			}
 			want := jobsettings.NodeConfig{
 				Directories: test.want.Directories, CA: test.want.CRIO.CertsDirectory != "", Mirrors: test.want.Mirrors,
@@ -374,9 +324,7 @@ func TestNodeConfiguration(t *testing.T) {
 			}
 			if len(test.want.Directories) > 0 {
 				want.DaemonSets = []string{"zarf-registry-node-config-amd64", "zarf-registry-node-config-arm64"}
-				if test.inUse != "none" {
-					want.DirectoriesInUse = strings.Split(test.inUse, ",")
-				}
+				want.DirectoriesInUse = used
 			}
 			if name := test.want.K3s.ExistingSecret; name != "" {
 				want.RegistriesSecret, want.RegistriesKey = name, test.want.K3s.ExistingSecretKey
@@ -623,9 +571,7 @@ func nodePods(out *output) (wrong []string) {
 
 // configSecrets returns the Secrets with the configuration of the nodes.
 func configSecrets(out *output) []*corev1.Secret {
-	return slices.DeleteFunc(all[*corev1.Secret](out), func(s *corev1.Secret) bool {
-		return s.Labels["app.kubernetes.io/component"] != "node-config"
-	})
+	return ofComponent[*corev1.Secret](out, "node-config")
 }
 
 // nodeSets reports violations by the DaemonSets that write or restore node files.
@@ -988,46 +934,6 @@ func TestNodeConfigurationIsDisabledByDefault(t *testing.T) {
 		}
 		if strings.Contains(c.files["NOTES.txt"], "component=node-config") != want {
 			t.Errorf("%s: the notes are\n%s", c.name, c.files["NOTES.txt"])
-		}
-	}
-}
-
-func TestJobsReadTheNodeConfiguration(t *testing.T) {
-	t.Parallel()
-	readable := func(out *output) (names []string) {
-		for _, rule := range find[*rbacv1.Role](t, out, "zarf-registry-hook").Rules {
-			if slices.Contains(rule.Resources, "secrets") && (slices.Equal(rule.Verbs, []string{"get"}) ||
-				slices.Equal(rule.Verbs, []string{"get", "delete"}) && strings.HasSuffix(rule.ResourceNames[0], "-proposal")) {
-				names = append(names, rule.ResourceNames...)
-			}
-		}
-		return names
-	}
-	for set, want := range map[string][]string{
-		"nodeConfig.force=true":              nil,
-		"nodeConfig.mirrors=[a.example]":     {"zarf-registry-node-config-proposal"},
-		"nodeConfig.k3s.existingSecret=mine": {"zarf-registry-node-config-proposal", "mine"},
-	} {
-		if diff := cmp.Diff(want, readable(rendering{values: proxyMode(t, set)}.render(t))); diff != "" {
-			t.Errorf("%s:\n%s", set, diff)
-		}
-	}
-}
-
-// The CronJob may delete pods only if nodes have a copy of the CA, which the pods must then replace.
-func TestCronJobCanReplacePodsThatCopyTheCA(t *testing.T) {
-	t.Parallel()
-	for _, c := range matrix(t) {
-		for _, r := range all[*rbacv1.Role](c.output) {
-			if r.Labels["app.kubernetes.io/component"] != "certificates" {
-				continue
-			}
-			got := slices.ContainsFunc(r.Rules, func(rule rbacv1.PolicyRule) bool {
-				return slices.Contains(rule.Resources, "pods") && slices.Contains(rule.Verbs, "delete")
-			})
-			if want := nodeConfig(t, c.output).CRIO.CertsDirectory != ""; got != want {
-				t.Errorf("%s: pods may be deleted: %t", c.name, got)
-			}
 		}
 	}
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
-	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -33,28 +32,16 @@ var resourcesOf = map[string]string{
 	"node-config": "nodeConfig", "node-restore": "nodeConfig", "healer": "healer",
 }
 
-func TestAgentLabelCannotBeOverridden(t *testing.T) {
-	t.Parallel()
-	out := rendering{values: every(t, "commonLabels={zarf.dev/agent: mutate}", "podLabels={zarf.dev/agent: mutate}",
-		"registry.podLabels={zarf.dev/agent: mutate}", "proxy.podLabels={zarf.dev/agent: mutate}")}.render(t)
-	if len(workloads(out)) < len(resourcesOf) {
-		t.Fatalf("%d workloads", len(workloads(out)))
-	}
-	for _, w := range workloads(out) {
-		if got := w.pod.Labels["zarf.dev/agent"]; got != "ignore" {
-			t.Errorf("%s: zarf.dev/agent is %q", w.object, got)
-		}
-	}
-}
-
 func TestPodOptionsApplyToAllPods(t *testing.T) {
 	t.Parallel()
 	sets := []string{
-		"podLabels={all: all, some: all}", "podAnnotations={all: all, some: all}", "priorityClassName=all",
+		"commonLabels={zarf.dev/agent: mutate}", "podLabels={all: all, some: all, zarf.dev/agent: mutate}",
+		"podAnnotations={all: all, some: all}", "priorityClassName=all",
 		"extraEnv=[{name: ALL, value: all}, {name: SOME, value: all}]", "registry.extraEnv=[{name: SOME, value: registry}]",
 	}
 	for _, path := range []string{"registry", "proxy"} {
-		sets = append(sets, path+".podLabels={some: "+path+"}", path+".podAnnotations={some: "+path+"}")
+		sets = append(sets, path+".podLabels={some: "+path+", zarf.dev/agent: mutate}",
+			path+".podAnnotations={some: "+path+"}")
 	}
 	for _, path := range []string{"registry", "proxy", "healer"} {
 		sets = append(sets, path+".priorityClassName="+path)
@@ -65,6 +52,9 @@ func TestPodOptionsApplyToAllPods(t *testing.T) {
 	found := map[string]bool{}
 	for _, w := range workloads(rendering{values: every(t, sets...)}.render(t)) {
 		component := w.component()
+		if got := w.pod.Labels["zarf.dev/agent"]; got != "ignore" {
+			t.Errorf("%s: the values override zarf.dev/agent: %q", w.object, got)
+		}
 		if component == "test" {
 			continue // pods of helm test
 		}
@@ -246,23 +236,14 @@ func TestSparseIndexes(t *testing.T) {
 
 func TestTolerationsCanBeEmpty(t *testing.T) {
 	t.Parallel()
-	out := rendering{values: proxyMode(t, "proxy.tolerations=[]", "healer.tolerations=[]")}.render(t)
+	out := rendering{values: proxyMode(t, "registry.garbageCollection.enabled=true", "proxy.tolerations=[]",
+		"healer.tolerations=[]", "initHook.tolerations=[]")}.render(t)
 	for _, w := range workloads(out) {
-		switch w.pod.Labels["app.kubernetes.io/component"] {
-		case "proxy", "healer":
+		switch w.component() {
+		case "proxy", "healer", "certificates", "garbage-collection":
 			if len(w.pod.Spec.Tolerations) > 0 {
 				t.Errorf("%s tolerates %v", w.object, w.pod.Spec.Tolerations)
 			}
-		}
-	}
-}
-
-func TestGarbageCollectionUsesTheJobsTolerations(t *testing.T) {
-	t.Parallel()
-	out := rendering{values: proxyMode(t, "registry.garbageCollection.enabled=true", "initHook.tolerations=[]")}.render(t)
-	for _, c := range all[*batchv1.CronJob](out) {
-		if tolerations := c.Spec.JobTemplate.Spec.Template.Spec.Tolerations; len(tolerations) > 0 {
-			t.Errorf("%s tolerates %v", c.Name, tolerations)
 		}
 	}
 }
@@ -280,39 +261,27 @@ func TestEmptyAlertGroupsAreOmitted(t *testing.T) {
 	}
 }
 
-func TestPortAlertNeedsAReservation(t *testing.T) {
+func TestAlertsNeedWhatTheyWatch(t *testing.T) {
 	t.Parallel()
-	for value, want := range map[string]bool{"auto": true, "false": false} {
-		text := rendering{values: monitored(t, "reservePort="+value)}.render(t).text()
-		if strings.Contains(text, "ZarfRegistryPortNotReserved") != want {
-			t.Errorf("reservePort=%s: the alert is there: %t", value, !want)
-		}
-		if strings.Contains(text, `"unreservedPort":true`) == want {
-			t.Errorf("reservePort=%s: the Jobs get the opposite", value)
-		}
-	}
-}
-
-func TestCacheAlertsNeedACache(t *testing.T) {
-	t.Parallel()
-	for value, want := range map[string]bool{"1": true, "0": false} {
-		text := rendering{values: monitored(t, "cache.replicas="+value)}.render(t).text()
-		for _, alert := range []string{"ZarfRegistryCacheDown", "ZarfRegistryCacheStale"} {
-			if strings.Contains(text, "alert: "+alert) != want {
-				t.Errorf("cache.replicas=%s: %s is there: %t", value, alert, !want)
+	for set, test := range map[string]struct {
+		alerts []string
+		want   bool
+	}{
+		"reservePort=auto":     {[]string{"ZarfRegistryPortNotReserved"}, true},
+		"reservePort=false":    {[]string{"ZarfRegistryPortNotReserved"}, false},
+		"cache.replicas=1":     {[]string{"ZarfRegistryCacheDown", "ZarfRegistryCacheStale"}, true},
+		"cache.replicas=0":     {[]string{"ZarfRegistryCacheDown", "ZarfRegistryCacheStale"}, false},
+		"healer.enabled=null":  {[]string{"ZarfRegistryHealerDown", "ZarfRegistryHealerStuck"}, true},
+		"healer.enabled=false": {[]string{"ZarfRegistryHealerDown", "ZarfRegistryHealerStuck"}, false},
+	} {
+		text := rendering{values: monitored(t, set)}.render(t).text()
+		for _, alert := range test.alerts {
+			if strings.Contains(text, "alert: "+alert) != test.want {
+				t.Errorf("%s: %s is there: %t", set, alert, !test.want)
 			}
 		}
-	}
-}
-
-func TestHealerAlertsNeedAHealer(t *testing.T) {
-	t.Parallel()
-	for value, want := range map[string]bool{"null": true, "false": false} {
-		text := rendering{values: monitored(t, "healer.enabled="+value)}.render(t).text()
-		for _, alert := range []string{"ZarfRegistryHealerDown", "ZarfRegistryHealerStuck"} {
-			if strings.Contains(text, alert) != want {
-				t.Errorf("healer.enabled=%s: %s is there: %t", value, alert, !want)
-			}
+		if strings.Contains(text, `"unreservedPort":true`) != (set == "reservePort=false") {
+			t.Errorf("%s: the Jobs get the opposite", set)
 		}
 	}
 }

@@ -300,47 +300,35 @@ func installed(out *output) map[string]any {
 	return found
 }
 
-// healerPolicy is the policy that limits the healer, compiled as the API server does.
-type healerPolicy struct {
-	*rewriter
-	validations plugincel.ConditionEvaluator
-}
-
-func compileHealer(t testing.TB, out *output) healerPolicy {
+// compileHealer compiles the policy that limits the healer.
+func compileHealer(t testing.TB, out *output) *rewriter {
 	t.Helper()
 	policy := all[*admissionregv1.ValidatingAdmissionPolicy](out)[0]
 	options := plugincel.OptionalVariableDeclarations{}
 	// What Kubernetes 1.30, the first version with such policies, accepts in new objects.
-	compiler, err := plugincel.NewCompositedCompiler(environment.MustBaseEnvSet(version.MajorMinor(1, 29)))
+	p, err := compileReferences(version.MajorMinor(1, 29), policy.Spec.Variables, nil, options)
 	if err != nil {
 		t.Fatal(err)
-	}
-	for _, v := range policy.Spec.Variables {
-		result := compiler.CompileAndStoreVariable(&validating.Variable{Name: v.Name, Expression: v.Expression}, options,
-			environment.NewExpressions)
-		if result.Error != nil {
-			t.Fatalf("variable %s: %v", v.Name, result.Error)
-		}
 	}
 	var expressions []plugincel.ExpressionAccessor
 	for _, v := range policy.Spec.Validations {
 		expressions = append(expressions, &validating.ValidationCondition{Expression: v.Expression})
 	}
-	p := healerPolicy{&rewriter{compiler: compiler}, compiler.CompileCondition(expressions, options, environment.NewExpressions)}
-	if errs := p.validations.CompilationErrors(); len(errs) > 0 {
+	p.denial = p.compiler.CompileCondition(expressions, options, environment.NewExpressions)
+	if errs := p.denial.CompilationErrors(); len(errs) > 0 {
 		t.Fatal(errs)
 	}
 	return p
 }
 
 // admits evaluates the policy for a change of a pod.
-func (p healerPolicy) admits(t testing.TB, before, after *corev1.Pod) bool {
+func (r *rewriter) admits(t testing.TB, before, after *corev1.Pod) bool {
 	t.Helper()
 	q, err := requestOf(after, before)
 	if err != nil {
 		t.Fatal(err)
 	}
-	results, _, err := p.validations.ForInput(p.compiler.CreateContext(context.Background()), q.versioned, q.request,
+	results, _, err := r.denial.ForInput(r.compiler.CreateContext(context.Background()), q.versioned, q.request,
 		plugincel.OptionalVariableBindings{}, nil, celconfig.RuntimeCELCostBudget)
 	if err != nil {
 		t.Fatal(err)
@@ -357,14 +345,14 @@ func (p healerPolicy) admits(t testing.TB, before, after *corev1.Pod) bool {
 }
 
 // allows evaluates the policy for an image in place of another.
-func (p healerPolicy) allows(t testing.TB, before, after string) bool {
+func (r *rewriter) allows(t testing.TB, before, after string) bool {
 	t.Helper()
 	pod := func(image string) *corev1.Pod {
 		pod := podOf("example.com/other:1", image)
 		pod.Spec.Containers[1].Command = []string{"/payload/loader", "/payload"}
 		return pod
 	}
-	return p.admits(t, pod(before), pod(after))
+	return r.admits(t, pod(before), pod(after))
 }
 
 func TestHealerMayUseTrustedImagesOnly(t *testing.T) {

@@ -41,7 +41,7 @@ func (p permissions) prune() bool {
 func (p permissions) nodeConfig() bool {
 	return len(daemonSets(p.output, "node-config"))+len(daemonSets(p.output, "node-restore")) > 0
 }
-func (p permissions) nodeCA() bool { return p.rotation() && nodesHaveTheCA(p.output) }
+func (p permissions) nodeCA() bool { return p.rotation() && decided(p.output).NodeConfig.CA }
 func (p permissions) healer() bool { return len(healers(p.output)) > 0 }
 func (p permissions) hasTaint() bool {
 	taint, _ := p.value("startupTaint").(string)

@@ -5,7 +5,6 @@ package templates
 
 import (
 	"bytes"
-	"context"
 	encoding "encoding/json"
 	"errors"
 	"fmt"
@@ -28,13 +27,9 @@ import (
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/engine"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	kruntime "k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer/json"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
 
@@ -249,10 +244,7 @@ func (r rendering) helm(given chartutil.Values) (map[string]string, error) {
 	if r.version != "" {
 		capabilities.KubeVersion.Version = r.version // templates use neither Major nor Minor
 	}
-	c, lookups := r.chart, engine.ClientProvider(nowhere{})
-	if r.cluster != nil {
-		lookups = r.cluster
-	}
+	c := r.chart
 	if c == nil {
 		var err error
 		if c, err = quickChart(); err != nil {
@@ -278,7 +270,12 @@ func (r rendering) helm(given chartutil.Values) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	texts, err := engine.RenderWithClientProvider(c, values, lookups)
+	var texts map[string]string
+	if r.cluster != nil {
+		texts, err = engine.RenderWithClientProvider(c, values, r.cluster)
+	} else {
+		texts, err = engine.Render(c, values)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -627,26 +624,3 @@ func proxyMode(t testing.TB, sets ...string) map[string]any {
 	t.Helper()
 	return with(t, map[string]any{"registryProxy": true}, sets...)
 }
-
-// nowhere is a missing cluster, as in helm template: lookups find nothing.
-type nowhere struct{}
-
-func (nowhere) GetClientFor(string, string) (dynamic.NamespaceableResourceInterface, bool, error) {
-	return nothing{}, true, nil
-}
-
-type nothing struct {
-	dynamic.NamespaceableResourceInterface
-}
-
-func (n nothing) Namespace(string) dynamic.ResourceInterface { return n }
-
-func (nothing) Get(context.Context, string, metav1.GetOptions, ...string) (*unstructured.Unstructured, error) {
-	return nil, errNotFound
-}
-
-func (nothing) List(context.Context, metav1.ListOptions) (*unstructured.UnstructuredList, error) {
-	return nil, errNotFound
-}
-
-var errNotFound = apierrors.NewNotFound(schema.GroupResource{}, "")

@@ -47,7 +47,7 @@ func compileRewrite(t testing.TB, out *output) *rewriter {
 
 func compilePolicy(policy *admissionregv1.MutatingAdmissionPolicy) (*rewriter, error) {
 	options := plugincel.OptionalVariableDeclarations{HasParams: policy.Spec.ParamKind != nil}
-	r, err := compileReferences(policy.Spec.Variables, policy.Spec.MatchConditions, options)
+	r, err := compileReferences(rewriting, policy.Spec.Variables, policy.Spec.MatchConditions, options)
 	if err != nil {
 		return nil, err
 	}
@@ -61,11 +61,13 @@ func compilePolicy(policy *admissionregv1.MutatingAdmissionPolicy) (*rewriter, e
 	return r, nil
 }
 
+// rewriting is what Kubernetes 1.34, the oldest version that the chart renders the policy for, accepts in new objects.
+var rewriting = version.MajorMinor(1, 33)
+
 // compileReferences compiles what the policies have in common.
-func compileReferences(variables []admissionregv1.Variable, matchConditions []admissionregv1.MatchCondition,
-	options plugincel.OptionalVariableDeclarations) (*rewriter, error) {
-	// What Kubernetes 1.34, the oldest version that the chart renders the policy for, accepts in new objects.
-	compiler, err := plugincel.NewCompositedCompiler(environment.MustBaseEnvSet(version.MajorMinor(1, 33)))
+func compileReferences(accepts *version.Version, variables []admissionregv1.Variable,
+	matchConditions []admissionregv1.MatchCondition, options plugincel.OptionalVariableDeclarations) (*rewriter, error) {
+	compiler, err := plugincel.NewCompositedCompiler(environment.MustBaseEnvSet(accepts))
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +83,7 @@ func compileReferences(variables []admissionregv1.Variable, matchConditions []ad
 		conditions = append(conditions, (*matchconditions.MatchCondition)(&c))
 	}
 	// The API server's validation knows no variables in conditions.
-	plain := plugincel.NewConditionCompiler(environment.MustBaseEnvSet(version.MajorMinor(1, 33)))
+	plain := plugincel.NewConditionCompiler(environment.MustBaseEnvSet(accepts))
 	r := &rewriter{compiler: compiler, conditions: plain.CompileCondition(conditions, options, environment.NewExpressions)}
 	if errs := r.conditions.CompilationErrors(); len(errs) > 0 {
 		return nil, fmt.Errorf("conditions: %v", errs)

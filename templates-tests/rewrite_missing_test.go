@@ -31,7 +31,8 @@ func compileDenial(t testing.TB, out *output) *rewriter {
 	if found == nil {
 		t.Fatal("no policy refuses pods")
 	}
-	r, err := compileReferences(found.Spec.Variables, found.Spec.MatchConditions, cel.OptionalVariableDeclarations{})
+	r, err := compileReferences(rewriting, found.Spec.Variables, found.Spec.MatchConditions,
+		cel.OptionalVariableDeclarations{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,13 +12,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 )
 
-func TestRewriteIsOffByDefault(t *testing.T) {
-	t.Parallel()
-	if n := len(all[*admissionregv1.MutatingAdmissionPolicy](rendering{}.render(t))); n != 0 {
-		t.Errorf("%d policies", n)
-	}
-}
-
 func TestRewritePolicy(t *testing.T) {
 	t.Parallel()
 	out := rendering{values: proxyMode(t, "rewrite.enabled=true")}.render(t)

@@ -124,17 +124,6 @@ func TestUpgradeWithoutChangesRestartsNothing(t *testing.T) {
 	}
 }
 
-func TestNewChartVersionAloneRestartsNothing(t *testing.T) {
-	t.Parallel()
-	c := loadChart(t)
-	c.Metadata.Version = "0.1.1"
-	if diff := cmp.Diff(
-		podTemplates(t, renderedFile(t, "proxy")), podTemplates(t, rendering{values: proxyMode(t), chart: c}.render(t)),
-	); diff != "" {
-		t.Error(diff)
-	}
-}
-
 // podsOf returns the kind of an object with pods, "Healer" for that of the healer, "Proxies" for those of proxies.
 func podsOf(object string) string {
 	kind, name, _ := strings.Cut(object, " ")

@@ -32,30 +32,18 @@ func description(comment string) (string, bool) {
 	return strings.Join(lines, " "), ok
 }
 
-// documented returns the values of values.yaml.
-func documented() ([]leaf, error) {
-	root, err := readYAML("values.yaml")
-	if err != nil {
-		return nil, err
-	}
-	found := leaves(root, "")
-	if len(found) < 50 {
-		return nil, fmt.Errorf("values.yaml: %d values", len(found))
-	}
-	return found, nil
-}
-
 // readYAML reads a YAML or JSON file of the chart, with order and comments.
-func readYAML(file string) (*yaml3.Node, error) {
+func readYAML(t testing.TB, file string) *yaml3.Node {
+	t.Helper()
 	b, err := os.ReadFile(filepath.Join(chartDir, file))
 	if err != nil {
-		return nil, err
+		t.Fatal(err)
 	}
 	var document yaml3.Node
 	if err := yaml3.Unmarshal(b, &document); err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
+		t.Fatalf("%s: %v", file, err)
 	}
-	return document.Content[0], nil
+	return document.Content[0]
 }
 
 // field returns the value of a key, nil if there is none.
@@ -79,7 +67,8 @@ func setField(object *yaml3.Node, key string, value *yaml3.Node) {
 	object.Content = append(object.Content, &yaml3.Node{Kind: yaml3.ScalarNode, Tag: "!!str", Value: key}, value)
 }
 
-// fill copies order, descriptions and defaults from values.yaml to a schema.
+// fill copies order, descriptions and defaults from values.yaml to a schema, which must have the same keys and allow no
+// others.
 func fill(schema, values *yaml3.Node, path string) error {
 	properties := field(schema, "properties")
 	if properties == nil {
@@ -87,6 +76,10 @@ func fill(schema, values *yaml3.Node, path string) error {
 	}
 	var ordered []*yaml3.Node
 	var errs []error
+	// Parent charts have their own globals.
+	if more := field(schema, "additionalProperties"); path != "global" && (more == nil || more.Value != "false") {
+		errs = append(errs, fmt.Errorf("values.schema.json: %q allows additional properties", path))
+	}
 	for i := 0; i+1 < len(values.Content); i += 2 {
 		key, value := values.Content[i], values.Content[i+1]
 		at := strings.TrimPrefix(path+"."+key.Value, ".")
@@ -107,12 +100,8 @@ func fill(schema, values *yaml3.Node, path string) error {
 	}
 	for i := 0; i+1 < len(properties.Content); i += 2 {
 		if field(values, properties.Content[i].Value) == nil {
-			errs = append(
-				errs,
-				fmt.Errorf(
-					"values.schema.json: %s is not in values.yaml", strings.TrimPrefix(path+"."+properties.Content[i].Value, "."),
-				),
-			)
+			at := strings.TrimPrefix(path+"."+properties.Content[i].Value, ".")
+			errs = append(errs, fmt.Errorf("values.schema.json: %s is not in values.yaml", at))
 		}
 	}
 	properties.Content = ordered
@@ -162,15 +151,8 @@ func writeJSON(b *bytes.Buffer, node *yaml3.Node) error {
 
 func TestSchemaMatchesValuesYAML(t *testing.T) {
 	t.Parallel()
-	schema, err := readYAML("values.schema.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	values, err := readYAML("values.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := fill(schema, values, ""); err != nil {
+	schema := readYAML(t, "values.schema.json")
+	if err := fill(schema, readYAML(t, "values.yaml"), ""); err != nil {
 		t.Fatal(err)
 	}
 	var compact, want bytes.Buffer
@@ -212,11 +194,7 @@ func TestREADMEMatchesValuesYAML(t *testing.T) {
 			rows = append(rows, line)
 		}
 	}
-	documented, err := documented()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, leaf := range documented {
+	for _, leaf := range chartLeaves(t) {
 		text, _ := description(leaf.comment)
 		if !slices.ContainsFunc(rows, func(row string) bool {
 			return strings.HasPrefix(row, "| `"+leaf.path+"` |") && strings.Contains(row, strings.ReplaceAll(text, "|", `\|`))

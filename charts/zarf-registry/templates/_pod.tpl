@@ -27,6 +27,42 @@ seccompProfile:
   type: RuntimeDefault
 {{- end -}}
 
+{{- /* The probes of a server, which has two minutes to start: the loader may wait 20 s for chunks, more than once. Takes a
+list: port. */ -}}
+{{- define "zarf-registry.container.probes" -}}
+startupProbe:
+  httpGet:
+    path: /healthz
+    port: {{ first . }}
+  periodSeconds: 1
+  failureThreshold: 120
+{{ include "zarf-registry.container.healthProbes" . }}
+{{- end -}}
+
+{{- /* Those of a server that has started. Takes a list: port; optional: host. */ -}}
+{{- define "zarf-registry.container.healthProbes" -}}
+livenessProbe:
+  httpGet:
+    path: /healthz
+    {{- with rest . | first }}
+    host: {{ . | quote }}
+    {{- end }}
+    port: {{ first . }}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 3
+readinessProbe:
+  httpGet:
+    path: /readyz
+    {{- with rest . | first }}
+    host: {{ . | quote }}
+    {{- end }}
+    port: {{ first . }}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: 2
+{{- end -}}
+
 {{- /* Spreads a component's pods over nodes, as a preference: a pod next to another is better than none. Pods of another
 revision do not count, or a rollout on two nodes could end with both on one. Takes a list: root, component. */ -}}
 {{- define "zarf-registry.pod.spread" -}}

@@ -85,27 +85,7 @@ spec:
         - name: metrics
           containerPort: 9102
           protocol: TCP
-      {{- /* Two minutes to start: the loader may wait 20 s for chunks, more than once. */}}
-      startupProbe:
-        httpGet:
-          path: /healthz
-          port: metrics
-        periodSeconds: 1
-        failureThreshold: 120
-      livenessProbe:
-        httpGet:
-          path: /healthz
-          port: metrics
-        periodSeconds: 10
-        timeoutSeconds: 5
-        failureThreshold: 3
-      readinessProbe:
-        httpGet:
-          path: /readyz
-          port: metrics
-        periodSeconds: 5
-        timeoutSeconds: 5
-        failureThreshold: 2
+      {{- include "zarf-registry.container.probes" (list "metrics") | nindent 6 }}
       resources:
         {{- toYaml $settings.resources | nindent 8 }}
       securityContext:
