@@ -9,12 +9,11 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
-	"github.com/zarf-dev/zarf-registry/bench/internal/clusters"
 	"github.com/zarf-dev/zarf-registry/bench/internal/processes"
+	"github.com/zarf-dev/zarf-registry/bench/internal/program"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 )
 
@@ -28,7 +27,7 @@ func (c *cluster) measureIdle(ctx context.Context, report *results.Report) error
 	subjects := map[string]string{pullingNode: "a node", registryNode: "the registry's node"}
 	report.Subjects = append(report.Subjects, results.Subject{Name: subjects[pullingNode], About: "a proxy"},
 		results.Subject{Name: subjects[registryNode], About: "proxy, registry and a healer"})
-	if err := clusters.Sleep(ctx, 5*time.Second); err != nil { // for what the installation left to do
+	if err := program.Sleep(ctx, 5*time.Second); err != nil { // for what the installation left to do
 		return err
 	}
 	before, began := map[string]float64{}, time.Now()
@@ -39,7 +38,7 @@ func (c *cluster) measureIdle(ctx context.Context, report *results.Report) error
 		}
 		before[node] = u.cpu
 	}
-	if err := clusters.Sleep(ctx, c.idle); err != nil {
+	if err := program.Sleep(ctx, c.idle); err != nil {
 		return err
 	}
 	for _, node := range []string{pullingNode, registryNode} {
@@ -68,22 +67,23 @@ func (c *cluster) usage(ctx context.Context, node string) (u usage, err error) {
 	if node != registryNode {
 		component = "proxy" // without the healer that the second node of a small cluster runs
 	}
-	pods, err := c.Pods(ctx, zarf, component)
+	pods, err := c.pods(ctx, zarf, component)
 	if err != nil {
 		return u, err
 	}
 	for _, pod := range pods {
-		if pod.Spec.NodeName != node || !clusters.Ready(&pod) {
+		if pod.Spec.NodeName != node || !ready(&pod) {
 			continue
 		}
-		container, err := c.Process(ctx, &pod)
+		container, err := c.process(ctx, &pod)
 		if err != nil {
 			return u, err
 		}
-		shim, err := procNumber(container, "status", "PPid:")
+		parent, err := processes.Numbers(container, "status", "PPid")
 		if err != nil {
 			return u, err
 		}
+		shim := int(parent[0])
 		cpu, err := processes.CPU(shim)
 		if err != nil {
 			return u, err
@@ -95,11 +95,14 @@ func (c *cluster) usage(ctx context.Context, node string) (u usage, err error) {
 				return u, err
 			}
 			for _, pid := range tree {
-				kib, err := procNumber(pid, "smaps_rollup", "Pss:")
-				if err != nil && !processes.Gone(err) {
+				pss, err := processes.Numbers(pid, "smaps_rollup", "Pss")
+				if processes.Gone(err) {
+					continue
+				}
+				if err != nil {
 					return u, err
 				}
-				*sum += float64(kib) * 1024
+				*sum += float64(pss[0])
 			}
 		}
 	}
@@ -109,24 +112,10 @@ func (c *cluster) usage(ctx context.Context, node string) (u usage, err error) {
 	return u, nil
 }
 
-// procNumber returns the number after a key in a file of a process.
-func procNumber(pid int, file, key string) (int, error) {
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(raw)) {
-		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == key {
-			return strconv.Atoi(fields[1])
-		}
-	}
-	return 0, fmt.Errorf("no %s in %s of process %d", key, file, pid)
-}
-
 // watches returns how many watches for the release a node holds: those of its kubelet and, on the registry's
 // node, those of the release's pods.
 func (c *cluster) watches(node string) (int, error) {
-	log, err := os.Open(filepath.Join(filepath.Dir(c.Kubeconfig), "log", "audit.log"))
+	log, err := os.Open(filepath.Join(filepath.Dir(c.kubeconfig), "log", "audit.log"))
 	if err != nil {
 		return 0, err
 	}

@@ -9,15 +9,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/distribution/distribution/v3/configuration"
-	"github.com/distribution/distribution/v3/registry"
-	_ "github.com/distribution/distribution/v3/registry/storage/driver/filesystem" // named in the configuration
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/zarf-dev/zarf-registry/bench/internal/clusters"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 )
 
@@ -25,9 +21,9 @@ const (
 	tableInstall = "From the installation to the first pod"
 	tablePayload = "Payload and start"
 
-	byCommand    = "zarf-registry install"
-	byHelm       = "helm install"
-	distribution = "distribution"
+	byCommand = "zarf-registry install"
+	byHelm    = "helm install"
+	peer      = "distribution"
 )
 
 // timeline records when pods of a release are first seen. It is safe for concurrent use.
@@ -49,7 +45,7 @@ func (l *timeline) pod(p *corev1.Pod, at time.Time) {
 		l.made[p.Name] = at
 	}
 	component := p.Labels["app.kubernetes.io/component"]
-	if _, known := l.ready[component]; !known && clusters.Ready(p) {
+	if _, known := l.ready[component]; !known && ready(p) {
 		l.ready[component], l.start[component] = at, at.Sub(l.made[p.Name])
 	}
 }
@@ -75,9 +71,9 @@ func (c *cluster) measureInstalls(ctx context.Context, report *results.Report) e
 	report.Subjects = append(report.Subjects,
 		results.Subject{Name: byCommand, About: "`--registry-proxy=true`, nodes have no image but pause"},
 		results.Subject{Name: byHelm, About: "`--set registryProxy=true`, one node has init-hook's image"},
-		results.Subject{Name: distribution, About: "Deployment and NodePort, its image on the node, no TLS"})
+		results.Subject{Name: peer, About: "Deployment and NodePort, its image on the node, no TLS"})
 	installed := false
-	return report.Repeat(c.Runs, []string{byCommand, byHelm, distribution}, func(n int) error {
+	return report.Repeat(c.Runs, []string{byCommand, byHelm, peer}, func(n int) error {
 		if n < 2 && installed {
 			if err := c.remove(ctx); err != nil {
 				return err
@@ -106,7 +102,7 @@ func (c *cluster) remove(ctx context.Context) error {
 func (c *cluster) forget(ctx context.Context) error {
 	for _, node := range c.nodes {
 		// A pull that finds the layers of a container which is being removed would lose them.
-		if _, err := c.OnNode(ctx, node, "sh", "-ec", `crictl ps --all --quiet --name '^app$' | xargs -r crictl rm --force
+		if _, err := c.onNode(ctx, node, "sh", "-ec", `crictl ps --all --quiet --name '^app$' | xargs -r crictl rm --force
 			crictl images | awk '/^(127\.0\.0\.1:|direct)/ { print $3 }' | sort -u | xargs -r crictl rmi`); err != nil {
 			return err
 		}
@@ -118,7 +114,7 @@ func (c *cluster) measureInstall(ctx context.Context, report *results.Report, he
 	watching, cancel := context.WithCancel(ctx)
 	defer cancel()
 	l := newTimeline()
-	if err := l.watch(watching, c.Client); err != nil {
+	if err := l.watch(watching, c.client); err != nil {
 		return err
 	}
 	subject, began := byCommand, time.Now()
@@ -168,8 +164,8 @@ func (c *cluster) run(ctx context.Context, port string) (running time.Time, err 
 	}
 	running = time.Now()
 	if err != nil {
-		program, _ := c.Tool(ctx, "kubectl")
-		why, _ := c.Output(ctx, program, "describe", "pod/app") // for the message
+		program, _ := c.tool(ctx, "kubectl")
+		why, _ := c.output(ctx, program, "describe", "pod/app") // for the message
 		err = fmt.Errorf("%w\n%s", err, why)
 	}
 	return running, errors.Join(err, c.kubectl(ctx, "delete", "pod", "app", "--now"))
@@ -177,7 +173,7 @@ func (c *cluster) run(ctx context.Context, port string) (running time.Time, err 
 
 // measurePayload measures the payload in etcd, and the part of it that each node fetches.
 func (c *cluster) measurePayload(ctx context.Context, report *results.Report) error {
-	list, err := c.Client.CoreV1().ConfigMaps(zarf).List(ctx,
+	list, err := c.client.CoreV1().ConfigMaps(zarf).List(ctx,
 		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=payload"})
 	if err != nil {
 		return err
@@ -207,18 +203,6 @@ storage: {filesystem: {rootdirectory: /var/lib/registry}}
 http: {addr: ":5000", secret: bench}
 `
 
-func serveDistribution(ctx context.Context, _ []string) error {
-	config, err := configuration.Parse(strings.NewReader(distributionConfig))
-	if err != nil {
-		return err
-	}
-	server, err := registry.NewRegistry(ctx, config)
-	if err != nil {
-		return err
-	}
-	return server.ListenAndServe()
-}
-
 // distributionObjects is what a user would apply.
 const distributionObjects = `apiVersion: apps/v1
 kind: Deployment
@@ -246,7 +230,7 @@ spec:
 const distributionPort = "31997"
 
 func (c *cluster) measureDistribution(ctx context.Context, report *results.Report) (err error) {
-	crane, err := c.Tool(ctx, "crane")
+	crane, err := c.tool(ctx, "crane")
 	if err != nil {
 		return err
 	}
@@ -257,20 +241,20 @@ func (c *cluster) measureDistribution(ctx context.Context, report *results.Repor
 	defer func() { err = errors.Join(err, c.kubectl(ctx, "delete", "--grace-period=1", "-f", objects)) }()
 	began := time.Now()
 	add := func(what string) {
-		report.Add(tableInstall, distribution, what, "s", time.Since(began).Seconds())
+		report.Add(tableInstall, peer, what, "s", time.Since(began).Seconds())
 	}
 	if err := c.kubectl(ctx, "apply", "-f", objects); err != nil {
 		return err
 	}
-	if err := c.kubectl(ctx, "rollout", "status", "deployment/"+distribution); err != nil {
+	if err := c.kubectl(ctx, "rollout", "status", "deployment/"+peer); err != nil {
 		return err
 	}
 	add("registry ready")
 	add("command returned")
 	app := c.app.images[0]
 	// The node port may not work at once.
-	if err := c.WaitFor(ctx, "a push to distribution", func() (bool, error) {
-		_, err := c.OnNode(ctx, registryNode, crane, "push", app.single, app.reference("127.0.0.1:"+distributionPort))
+	if err := waitFor(ctx, "a push to distribution", func() (bool, error) {
+		_, err := c.onNode(ctx, registryNode, crane, "push", app.single, app.reference("127.0.0.1:"+distributionPort))
 		return err == nil, err
 	}); err != nil {
 		return err
@@ -280,7 +264,7 @@ func (c *cluster) measureDistribution(ctx context.Context, report *results.Repor
 	if err != nil {
 		return err
 	}
-	report.Add(tableInstall, distribution, "pod runs", "s", running.Sub(began).Seconds())
+	report.Add(tableInstall, peer, "pod runs", "s", running.Sub(began).Seconds())
 	logf("distribution: pod %.1f s", running.Sub(began).Seconds())
 	return nil
 }

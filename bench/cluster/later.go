@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/zarf-dev/zarf-registry/bench/internal/clusters"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 )
 
@@ -41,14 +40,14 @@ func (c *cluster) measureNode(ctx context.Context, report *results.Report, image
 	const name = "later"
 	watching, cancel := context.WithCancel(ctx)
 	defer cancel()
-	nodes, err := c.Client.CoreV1().Nodes().Watch(watching, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+	nodes, err := c.client.CoreV1().Nodes().Watch(watching, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
 	if err != nil {
 		return err
 	}
 	defer nodes.Stop()
 	added := make(chan error, 1)
 	go func() {
-		_, err := c.Testcluster(ctx, "add-node", name)
+		_, err := c.command(ctx, "add-node", name)
 		added <- err
 	}()
 	var since time.Time
@@ -61,7 +60,7 @@ func (c *cluster) measureNode(ctx context.Context, report *results.Report, image
 	if since.IsZero() {
 		return errors.Join(errors.New("the node did not become ready"), <-added)
 	}
-	text, err := c.OnNode(ctx, name, "timeout", "60", "sh", "-c",
+	text, err := c.onNode(ctx, name, "timeout", "60", "sh", "-c",
 		`until crictl pull "$1" >/dev/null 2>&1; do sleep 0.05; done; date +%s%N`, "sh",
 		image.reference("127.0.0.1:"+proxyPort))
 	if err := errors.Join(err, <-added); err != nil {
@@ -77,7 +76,7 @@ func (c *cluster) measureNode(ctx context.Context, report *results.Report, image
 	if err := c.proxies(ctx, 3); err != nil {
 		return err
 	}
-	_, err = c.Testcluster(ctx, "remove-node", name)
+	_, err = c.command(ctx, "remove-node", name)
 	return errors.Join(err, c.proxies(ctx, 2))
 }
 
@@ -89,10 +88,10 @@ func nodeReady(n *corev1.Node) bool {
 
 // proxies waits until exactly want proxies exist, all of them ready.
 func (c *cluster) proxies(ctx context.Context, want int) error {
-	return c.WaitFor(ctx, "the proxies", func() (bool, error) {
-		pods, err := c.Pods(ctx, zarf, "proxy")
+	return waitFor(ctx, "the proxies", func() (bool, error) {
+		pods, err := c.pods(ctx, zarf, "proxy")
 		return err == nil && len(pods) == want && !slices.ContainsFunc(pods, func(p corev1.Pod) bool {
-			return !clusters.Ready(&p)
+			return !ready(&p)
 		}), err
 	})
 }

@@ -19,7 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/zarf-dev/zarf-registry/bench/internal/clusters"
+	"github.com/zarf-dev/zarf-registry/bench/internal/distribution"
 	"github.com/zarf-dev/zarf-registry/bench/internal/program"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 )
@@ -32,14 +32,13 @@ const how = "A test cluster of two nodes; control plane, nodes, tools and regist
 
 // First arguments that make the program run in a pod.
 var modes = map[string]func(ctx context.Context, args []string) error{
-	waitMode:         func(ctx context.Context, _ []string) error { <-ctx.Done(); return nil },
-	distributionMode: serveDistribution,
+	waitMode: func(ctx context.Context, _ []string) error { <-ctx.Done(); return nil },
+	distribution.Mode: func(ctx context.Context, _ []string) error {
+		return distribution.Serve(ctx, distributionConfig)
+	},
 }
 
-const (
-	waitMode         = "wait"
-	distributionMode = "serve-distribution"
-)
+const waitMode = "wait"
 
 func main() {
 	program.Main("cluster", func(ctx context.Context, args []string) error {
@@ -108,7 +107,7 @@ func bench(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	began := time.Now()
 	c, err := newCluster(ctx, o, dir)
 	if c != nil {
-		defer func() { err = errors.Join(err, c.Down()) }()
+		defer func() { err = errors.Join(err, c.down()) }()
 	}
 	if err != nil {
 		return err
@@ -137,5 +136,5 @@ func logf(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args
 // settle waits until the disk is idle, because removing and writing gigabytes slows what comes next.
 func settle(ctx context.Context) error {
 	unix.Sync()
-	return clusters.Sleep(ctx, time.Second)
+	return program.Sleep(ctx, time.Second)
 }

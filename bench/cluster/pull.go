@@ -71,15 +71,15 @@ func (c *cluster) routes(ctx context.Context, large *imageSet) ([]route, error) 
 			return nil, err
 		}
 	}
-	containerd, err := c.Component(ctx, "containerd."+pullingNode)
+	containerd, err := c.component(ctx, "containerd."+pullingNode)
 	if err != nil {
 		return nil, err
 	}
 	proxy := 0
-	pods, err := c.Pods(ctx, zarf, "proxy")
+	pods, err := c.pods(ctx, zarf, "proxy")
 	for _, pod := range pods {
 		if err == nil && pod.Spec.NodeName == pullingNode {
-			proxy, err = c.Process(ctx, &pod)
+			proxy, err = c.process(ctx, &pod)
 		}
 	}
 	if err != nil || proxy == 0 {
@@ -103,7 +103,7 @@ func (c *cluster) routes(ctx context.Context, large *imageSet) ([]route, error) 
 // configureDirect configures the container runtime of pullingNode for the registry in proxy mode, with the
 // node certificate.
 func (c *cluster) configureDirect(ctx context.Context) error {
-	service, err := c.Client.CoreV1().Services(zarf).Get(ctx, release, metav1.GetOptions{})
+	service, err := c.client.CoreV1().Services(zarf).Get(ctx, release, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
@@ -120,14 +120,14 @@ func (c *cluster) configureDirect(ctx context.Context) error {
 	// The node has its own /etc, and does not resolve the names of Services.
 	const script = `mkdir -p "$1"; printf %s "$2" >"$1/hosts.toml"; printf %s "$3" >"$1/ca.crt"
 printf %s "$4" >"$1/tls.crt"; printf %s "$5" >"$1/tls.key"; echo "$6 $7" >>/etc/hosts`
-	_, err = c.OnNode(ctx, pullingNode, "sh", "-ec", script, "sh", dir, hosts, string(certificate[names.KeyCA]),
+	_, err = c.onNode(ctx, pullingNode, "sh", "-ec", script, "sh", dir, hosts, string(certificate[names.KeyCA]),
 		string(certificate[corev1.TLSCertKey]), string(certificate[corev1.TLSPrivateKeyKey]), service.Spec.ClusterIP, server)
 	return err
 }
 
 // node returns the bytes that pullingNode has received, and the numbers of blobs and snapshots that it stores.
 func (c *cluster) node(ctx context.Context) (received, stored int, err error) {
-	text, err := c.OnNode(ctx, pullingNode, "sh", "-ec", `awk '$1 == "eth0:" { print $2 }' /proc/net/dev
+	text, err := c.onNode(ctx, pullingNode, "sh", "-ec", `awk '$1 == "eth0:" { print $2 }' /proc/net/dev
 { ctr --namespace=k8s.io content list --quiet; ctr --namespace=k8s.io snapshots list; } | wc -l`)
 	if err == nil {
 		_, err = fmt.Sscan(text, &received, &stored)
@@ -141,7 +141,7 @@ func (c *cluster) pull(ctx context.Context, by route, large *imageSet, empty int
 		return err
 	}
 	before := 0
-	if err := c.WaitFor(ctx, "the removal of the image's content", func() (bool, error) {
+	if err := waitFor(ctx, "the removal of the image's content", func() (bool, error) {
 		received, stored, err := c.node(ctx)
 		before = received
 		return err == nil && stored <= empty, err
@@ -157,7 +157,7 @@ func (c *cluster) pull(ctx context.Context, by route, large *imageSet, empty int
 	}
 	command = append(command, large.images[0].reference(by.address))
 	u, err := measure(func() (used, error) {
-		_, err := c.OnNode(ctx, pullingNode, command...)
+		_, err := c.onNode(ctx, pullingNode, command...)
 		return used{}, err
 	}, by.client...)
 	if err != nil {

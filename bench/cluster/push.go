@@ -57,7 +57,7 @@ func (c *cluster) emptyRegistry(ctx context.Context) (*corev1.Pod, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := c.Client.CoreV1().Pods(second).Delete(ctx, previous.Name, metav1.DeleteOptions{}); err != nil {
+	if err := c.client.CoreV1().Pods(second).Delete(ctx, previous.Name, metav1.DeleteOptions{}); err != nil {
 		return nil, err
 	}
 	return c.registry(ctx, second, previous)
@@ -118,18 +118,18 @@ func (c *cluster) measurePush(ctx context.Context, report *results.Report, t too
 
 // portForward starts kubectl port-forward from forwarded to a port of a pod.
 func (c *cluster) portForward(ctx context.Context, pod *corev1.Pod, port int) (*exec.Cmd, error) {
-	kubectl, err := c.Tool(ctx, "kubectl")
+	kubectl, err := c.tool(ctx, "kubectl")
 	if err != nil {
 		return nil, err
 	}
 	_, local, _ := strings.Cut(forwarded, ":")
-	command := exec.CommandContext(ctx, kubectl, "port-forward", "--kubeconfig="+c.Kubeconfig,
+	command := exec.CommandContext(ctx, kubectl, "port-forward", "--kubeconfig="+c.kubeconfig,
 		"--namespace="+pod.Namespace, "pod/"+pod.Name, "--address=127.0.0.1", fmt.Sprintf("%s:%d", local, port))
 	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := command.Start(); err != nil {
 		return nil, err
 	}
-	return command, c.WaitFor(ctx, "kubectl port-forward", func() (bool, error) {
+	return command, waitFor(ctx, "kubectl port-forward", func() (bool, error) {
 		connection, err := net.Dial("tcp", forwarded)
 		if err != nil {
 			return false, err
@@ -248,7 +248,7 @@ func runClient(ctx context.Context, command []string, dir string) (seconds float
 
 // checkPushed verifies that the registry has every manifest. It accepts a manifest only with all blobs.
 func (c *cluster) checkPushed(ctx context.Context, set *imageSet) error {
-	list, err := c.Output(ctx, c.zarf, append([]string{"images", "list", "--output=json"}, c.access(second)...)...)
+	list, err := c.output(ctx, c.zarf, append([]string{"images", "list", "--output=json"}, c.access(second)...)...)
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/zarf-dev/zarf-registry/bench/internal/program"
 	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
@@ -67,7 +68,7 @@ func measure(
 		certificates); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, g.process.Stop()) }()
+	defer g.process.Stop()
 	if err := g.rest(ctx); err != nil {
 		return err
 	}
@@ -91,7 +92,7 @@ func measure(
 	if _, err := s.end(rowDelete, catalog.RepositoriesAtOnce, g.scale()); err != nil {
 		return err
 	}
-	alone := func(ctx context.Context) error { return pause(ctx, o.alone) }
+	alone := func(ctx context.Context) error { return program.Sleep(ctx, o.alone) }
 	if err := g.pushMeanwhile(ctx, rowAlone, alone); err != nil {
 		return err
 	}
@@ -102,7 +103,7 @@ func measure(
 func (g *garbage) rest(ctx context.Context) error {
 	for {
 		before := g.bucket.requests.Load()
-		if err := pause(ctx, time.Second); err != nil {
+		if err := program.Sleep(ctx, time.Second); err != nil {
 			return err
 		}
 		if g.bucket.requests.Load()-before < 10 {
@@ -262,13 +263,4 @@ func (g *garbage) send(ctx context.Context, method, path, mediaType, body string
 	defer response.Body.Close()
 	answer, err := io.ReadAll(response.Body)
 	return response.StatusCode, string(answer), err
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
-	}
 }

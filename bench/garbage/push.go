@@ -19,6 +19,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/zarf-dev/zarf-registry/bench/internal/program"
 	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
 )
 
@@ -112,7 +113,7 @@ func (p *pushes) pushImage(ctx context.Context, tag string, blobs [][]byte) erro
 			p.waits, p.images = append(p.waits, time.Since(began)), append(p.images, i)
 			return nil
 		case status == http.StatusServiceUnavailable:
-			err = pause(ctx, retryAfter)
+			err = program.Sleep(ctx, retryAfter)
 		case status == http.StatusBadRequest || status == http.StatusNotFound: // a blob was just removed
 			err = p.upload(ctx, i, blobs, false)
 		default:

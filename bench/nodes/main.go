@@ -16,8 +16,7 @@ import (
 	"regexp"
 	"strings"
 
-	"github.com/distribution/distribution/v3/version"
-
+	"github.com/zarf-dev/zarf-registry/bench/internal/distribution"
 	"github.com/zarf-dev/zarf-registry/bench/internal/program"
 	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
@@ -82,7 +81,7 @@ func run(ctx context.Context, args []string) error {
 		switch args[0] {
 		case insideMode:
 			return inside(ctx, args[1:])
-		case distributionMode:
+		case distribution.Mode:
 			return serveDistribution(ctx, args[1:])
 		}
 	}
@@ -184,7 +183,7 @@ func ways(ctx context.Context) ([]way, error) {
 		return nil, fmt.Errorf("nginx, which hack/deps.sh bench installs: %w", err)
 	}
 	_, nginxVersion, _ := strings.Cut(strings.TrimSpace(string(nginx)), "/")
-	theirs, _, _ := strings.Cut(version.Version(), "+")
+	theirs := distribution.Version()
 	return []way{
 		{"node port", "", "our registry: plain HTTP, a password", true, false, false, false, false},
 		{"proxy", "", "our proxy, mutual TLS to our registry", false, false, false, false, false},

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/zarf-dev/zarf-registry/bench/internal/distribution"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 	"github.com/zarf-dev/zarf-registry/cmd/registry/root"
 )
@@ -16,7 +17,7 @@ import (
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
-		case insideMode, distributionMode:
+		case insideMode, distribution.Mode:
 			main()
 			return
 		case "serve":

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -30,7 +29,7 @@ func (b *benchmark) prepare(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, process.Stop()) }()
+	defer process.Stop()
 	client := registries.NewClient(b.certificates.Push())
 	defer client.CloseIdleConnections()
 	if b.small, err = registries.PushImage(ctx, client, process, "bench/small", tag, 0, 1, smallLayer); err != nil {

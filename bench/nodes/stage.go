@@ -9,16 +9,12 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strings"
+	"sync"
 	"time"
 
-	"github.com/distribution/distribution/v3/configuration"
-	theirs "github.com/distribution/distribution/v3/registry"
-	_ "github.com/distribution/distribution/v3/registry/auth/htpasswd" // named in the configuration
-	_ "github.com/distribution/distribution/v3/registry/storage/driver/filesystem"
 	"golang.org/x/crypto/bcrypt"
-	"golang.org/x/sync/errgroup"
 
+	"github.com/zarf-dev/zarf-registry/bench/internal/distribution"
 	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
@@ -30,9 +26,7 @@ const (
 	caseTimeout = 5 * time.Minute
 	// readyTimeout is for a process to start, which takes a fraction of a second.
 	readyTimeout = 30 * time.Second
-	// distributionMode as the first argument tells the program to serve as distribution.
-	distributionMode = "serve-distribution"
-	nodeAddress      = loopback + ":" + nodePort
+	nodeAddress  = loopback + ":" + nodePort
 	// user may pull through node ports.
 	user, password = "zarf-pull", "bench-password"
 )
@@ -152,7 +146,7 @@ func (s *stage) startRegistry(m member) error {
 	if s.htpasswd {
 		users = s.path("htpasswd")
 	}
-	return s.launch(m, url, self, distributionMode, plain, s.path("registry/storage"), users)
+	return s.launch(m, url, self, distribution.Mode, plain, s.path("registry/storage"), users)
 }
 
 // serveDistribution runs distribution's own server. The arguments are the address, the storage directory, and the file
@@ -162,18 +156,9 @@ func serveDistribution(ctx context.Context, args []string) error {
 	if args[2] != "" {
 		auth = fmt.Sprintf("auth: {htpasswd: {realm: bench, path: %q}}\n", args[2])
 	}
-	config, err := configuration.Parse(strings.NewReader(fmt.Sprintf("version: 0.1\n"+
+	return distribution.Serve(ctx, fmt.Sprintf("version: 0.1\n"+
 		"log: {level: error, accesslog: {disabled: true}}\nstorage: {cache: {blobdescriptor: inmemory}, filesystem: "+
-		"{rootdirectory: %q}}\nhttp: {addr: %q, secret: bench}\n%s", args[1], args[0], auth)))
-	if err != nil {
-		return err
-	}
-	registry, err := theirs.NewRegistry(ctx, config)
-	if err != nil {
-		return err
-	}
-	context.AfterFunc(ctx, func() { os.Exit(0) }) // else it ignores SIGTERM
-	return registry.ListenAndServe()
+		"{rootdirectory: %q}}\nhttp: {addr: %q, secret: bench}\n%s", args[1], args[0], auth))
 }
 
 func (s *stage) startCache(m member) error {
@@ -225,11 +210,11 @@ func (s *stage) ended() error {
 // stop ends all processes and removes what caches have stored. It fails if a process had already ended.
 func (s *stage) stop() error {
 	err := s.ended()
-	var group errgroup.Group
+	var group sync.WaitGroup
 	for _, p := range s.processes {
-		group.Go(p.Stop) // the workers of nginx would survive a Kill
+		group.Go(p.Stop) // the workers of nginx would survive a SIGKILL
 	}
-	err = errors.Join(err, group.Wait())
+	group.Wait()
 	http.DefaultClient.CloseIdleConnections()
 	for _, m := range s.caches {
 		err = errors.Join(err, os.RemoveAll(s.path(m.name)))

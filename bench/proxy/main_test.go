@@ -2,7 +2,6 @@ package main
 
 import (
 	"crypto/tls"
-	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -10,9 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/zarf-dev/zarf-registry/bench/internal/processes"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 )
@@ -98,53 +95,6 @@ func TestOlderTLSIsNotMeasured(t *testing.T) {
 		if err == nil {
 			c.Close()
 		}
-	}
-}
-
-func TestMemoryIncludesChildren(t *testing.T) {
-	p, err := start(exec.Command("bash", "-c", "sleep 100 & wait"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.stop()
-	var tree []int
-	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		if tree, err = processes.Tree(p.Process.Pid); err != nil {
-			t.Fatal(err)
-		}
-		name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", tree[len(tree)-1]))
-		if len(tree) == 2 && string(name) == "sleep\n" {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatalf("the processes are %v, %s", tree, p.log)
-		}
-	}
-	var each int64
-	for _, pid := range tree {
-		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
-		if err != nil {
-			t.Fatal(err)
-		}
-		private, _, err := parseRollup(string(text))
-		if err != nil {
-			t.Fatal(err)
-		}
-		each += private
-	}
-	if both, err := p.memory(); err != nil || both < each || both > 20_000_000 {
-		t.Errorf("bash and sleep use %d bytes, of which %d are private: %v", both, each, err)
-	}
-}
-
-func TestRollup(t *testing.T) {
-	good := "1-2 ---p 0 0 0 [rollup]\nRss: 9 kB\nPss: 5 kB\nShared_Clean: 1 kB\nShared_Dirty: 2 kB\nPrivate_Clean: 4 " +
-		"kB\nPrivate_Dirty: 8 kB\n"
-	if private, shared, err := parseRollup(good); err != nil || private != 12<<10 || shared != 3<<10 {
-		t.Errorf("%d, %d, %v", private, shared, err)
-	}
-	if _, _, err := parseRollup("Rss: 9 kB\n"); err == nil {
-		t.Error("no error for missing fields")
 	}
 }
 

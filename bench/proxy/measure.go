@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/bench/internal/processes"
+	"github.com/zarf-dev/zarf-registry/bench/internal/program"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
 )
@@ -101,7 +102,7 @@ func (m *measurement) memory(name, what string, l *leftover) error {
 	if err := l.idle.alive(); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	bytes, err := l.process.memory()
+	bytes, err := processes.Memory(l.process.Process.Pid)
 	if err != nil {
 		return err
 	}
@@ -118,10 +119,8 @@ func (m *measurement) finish(ctx context.Context, name string) error {
 	delete(m.left, name)
 	defer l.process.stop()
 	defer l.idle.close()
-	select {
-	case <-time.After(time.Until(l.since.Add(m.load.quiet))):
-	case <-ctx.Done():
-		return ctx.Err()
+	if err := program.Sleep(ctx, time.Until(l.since.Add(m.load.quiet))); err != nil {
+		return err
 	}
 	return m.memory(name, measureAfter, l)
 }

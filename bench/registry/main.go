@@ -21,6 +21,7 @@ import (
 	"regexp"
 	"time"
 
+	"github.com/zarf-dev/zarf-registry/bench/internal/distribution"
 	"github.com/zarf-dev/zarf-registry/bench/internal/program"
 	"github.com/zarf-dev/zarf-registry/bench/internal/registries"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
@@ -28,7 +29,7 @@ import (
 
 func main() {
 	program.Main("registry", func(ctx context.Context, args []string) error {
-		if len(args) > 0 && args[0] == serveMode {
+		if len(args) > 0 && args[0] == distribution.Mode {
 			return serveDistribution(ctx, args[1:])
 		}
 		return bench(ctx, args, os.Stdout)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/zarf-dev/zarf-registry/bench/internal/distribution"
 	"github.com/zarf-dev/zarf-registry/bench/internal/registries/registriestest"
 	"github.com/zarf-dev/zarf-registry/bench/internal/results"
 	"github.com/zarf-dev/zarf-registry/cmd/registry/root"
@@ -17,7 +18,7 @@ func TestMain(m *testing.M) {
 		switch os.Args[1] {
 		case "serve":
 			os.Exit(root.Run(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
-		case serveMode:
+		case distribution.Mode:
 			main()
 			return
 		}

@@ -120,7 +120,7 @@ func (r *run) measure(ctx context.Context, all []subject, dir string) (err error
 		if m.process, err = s.start(ctx, filepath.Join(dir, s.Name), r.certificates); err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, m.process.Stop()) }()
+		defer m.process.Stop()
 		if err := m.prepare(ctx); err != nil {
 			return fmt.Errorf("%s: %w", s.Name, err)
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -67,20 +68,70 @@ func CPU(root int) (float64, error) {
 // Gone reports whether err means that a process has ended.
 func Gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) }
 
+// Numbers returns the numbers after keys in a file of a process, such as status; those in kB are in bytes.
+func Numbers(pid int, file string, keys ...string) ([]int64, error) {
+	path := fmt.Sprintf("/proc/%d/%s", pid, file)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return numbers(path, string(text), keys...)
+}
+
+func numbers(path, text string, keys ...string) ([]int64, error) {
+	found, seen := make([]int64, len(keys)), 0
+	for line := range strings.Lines(text) {
+		key, value, _ := strings.Cut(line, ":")
+		n := slices.Index(keys, key)
+		if n < 0 {
+			continue
+		}
+		value, kib := strings.CutSuffix(strings.TrimSpace(value), " kB")
+		number, err := strconv.ParseInt(value, 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		if kib {
+			number <<= 10
+		}
+		found[n] = number
+		seen++
+	}
+	if seen != len(keys) {
+		return nil, fmt.Errorf("%s lacks one of %s", path, keys)
+	}
+	return found, nil
+}
+
 // Peak returns the peak resident memory of a process since its start or the last ResetPeak, in bytes.
 func Peak(pid int) (int64, error) {
-	path := fmt.Sprintf("/proc/%d/status", pid)
-	status, err := os.ReadFile(path)
+	peak, err := Numbers(pid, "status", "VmHWM")
 	if err != nil {
 		return 0, err
 	}
-	for line := range strings.Lines(string(status)) {
-		if value, ok := strings.CutPrefix(line, "VmHWM:"); ok {
-			kib, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
-			return kib << 10, err
-		}
+	return peak[0], nil
+}
+
+// Memory returns the resident memory of a process and its descendants in bytes: the private memory of each process, and
+// the shared memory once, as the maximum over the processes. PSS would depend on which other programs use the same
+// libraries.
+func Memory(root int) (int64, error) {
+	all, err := Tree(root)
+	if err != nil {
+		return 0, err
 	}
-	return 0, fmt.Errorf("%s has no VmHWM", path)
+	var private, shared int64
+	for _, pid := range all {
+		n, err := Numbers(pid, "smaps_rollup", "Private_Clean", "Private_Dirty", "Shared_Clean", "Shared_Dirty")
+		if Gone(err) {
+			continue
+		}
+		if err != nil {
+			return 0, err
+		}
+		private, shared = private+n[0]+n[1], max(shared, n[2]+n[3])
+	}
+	return private + shared, nil
 }
 
 // ResetPeak resets the peak of a process to the current value.

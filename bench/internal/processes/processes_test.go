@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-func TestCPUIncludesChildren(t *testing.T) {
-	// One child uses CPU time and exits, another one sleeps.
+// Of a tree of processes, one has used CPU time and exited, another one sleeps.
+func TestCPUAndMemoryIncludeChildren(t *testing.T) {
 	command := exec.CommandContext(t.Context(), "bash", "-c",
 		"(for ((n = 0; n < 200000; n++)); do :; done); sleep 100 <&- & wait")
 	if err := command.Start(); err != nil {
@@ -49,6 +49,17 @@ func TestCPUIncludesChildren(t *testing.T) {
 	if own.parent != os.Getpid() || own.childrenCPU == 0 || all < own.childrenCPU {
 		t.Errorf("%f s, %+v", all, own)
 	}
+	var private int64
+	for _, pid := range tree {
+		n, err := Numbers(pid, "smaps_rollup", "Private_Clean", "Private_Dirty")
+		if err != nil {
+			t.Fatal(err)
+		}
+		private += n[0] + n[1]
+	}
+	if both, err := Memory(pid); err != nil || both < private || both > 20_000_000 {
+		t.Errorf("bash and sleep use %d bytes, of which %d are private: %v", both, private, err)
+	}
 }
 
 func TestStat(t *testing.T) {
@@ -59,6 +70,18 @@ func TestStat(t *testing.T) {
 	for _, bad := range []string{"", "7 (a) S 5", "7 (a) S x 7 7 0 -1 4194560 1 2 3 4 50 60 100 23 20 0 1 0 1"} {
 		if s, err := parseStat(bad); err == nil {
 			t.Errorf("%q: %+v", bad, s)
+		}
+	}
+}
+
+func TestNumbers(t *testing.T) {
+	const text = "1-2 ---p 0 0 0 [rollup]\nRss: 9 kB\nPPid:\t7\n"
+	if n, err := numbers("", text, "PPid", "Rss"); err != nil || n[0] != 7 || n[1] != 9<<10 {
+		t.Errorf("%v, %v", n, err)
+	}
+	for _, bad := range []string{"Rss: 9 kB\n", "Rss: 9 kB\nPPid: x\n"} {
+		if n, err := numbers("", bad, "PPid", "Rss"); err == nil {
+			t.Errorf("%q: %v", bad, n)
 		}
 	}
 }

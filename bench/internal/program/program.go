@@ -1,4 +1,4 @@
-// Package program provides the main function of the benchmarks.
+// Package program provides the main function of the benchmarks, and a sleep that it can interrupt.
 package program
 
 import (
@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 )
 
 // Main calls run with the command line's arguments. If run fails, it prints the error after name and
@@ -18,5 +19,15 @@ func Main(name string, run func(ctx context.Context, args []string) error) {
 	if err := run(ctx, os.Args[1:]); err != nil {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
 		os.Exit(1)
+	}
+}
+
+// Sleep waits for d, or until ctx is done.
+func Sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }

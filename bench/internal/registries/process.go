@@ -100,11 +100,13 @@ func Start(ctx context.Context, address string, c *Certificates, program string,
 		case <-p.ended:
 			return nil, fmt.Errorf("%s exited: %s", program, p.output)
 		case <-ctx.Done():
-			return nil, errors.Join(ctx.Err(), p.Stop())
+			p.Stop()
+			return nil, ctx.Err()
 		case <-time.After(20 * time.Millisecond):
 		}
 		if time.Now().After(deadline) {
-			return nil, errors.Join(fmt.Errorf("%s does not answer at %s: %w", program, address, err), p.Stop())
+			p.Stop()
+			return nil, fmt.Errorf("%s does not answer at %s: %w", program, address, err)
 		}
 	}
 }
@@ -147,24 +149,15 @@ func (p *Process) start() error {
 func (p *Process) URL(path string) string { return "https://" + p.Address + path }
 
 // Stop terminates the process and waits for it.
-func (p *Process) Stop() error {
+func (p *Process) Stop() {
 	_ = p.command.Process.Signal(syscall.SIGTERM) // fails if it has ended
 	select {
 	case <-p.ended:
 	case <-time.After(stopTimeout):
-		p.Kill()
+		_ = p.command.Process.Kill() // fails if it has ended
+		<-p.ended
 	}
-	return nil
 }
-
-// Kill kills the process and waits for it.
-func (p *Process) Kill() {
-	_ = p.command.Process.Kill() // fails if it has ended
-	<-p.ended
-}
-
-// PID returns the ID of the process.
-func (p *Process) PID() int { return p.command.Process.Pid }
 
 // CPU returns the CPU time of the process since its start, in seconds.
 func (p *Process) CPU() (float64, error) { return processes.CPU(p.command.Process.Pid) }

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/bench/internal/program"
 )
 
 // Options are the flags that all benchmarks have.
@@ -84,10 +86,8 @@ func busy(ctx context.Context, read func() (string, error), window time.Duration
 	if err != nil {
 		return 0, err
 	}
-	select {
-	case <-time.After(window):
-	case <-ctx.Done():
-		return 0, ctx.Err()
+	if err := program.Sleep(ctx, window); err != nil {
+		return 0, err
 	}
 	after, err := read()
 	if err != nil {
