@@ -163,9 +163,7 @@ func TestHandWrittenDeflateStreams(t *testing.T) {
 			"",
 			false,
 		},
-		"no codes at all": {
-			dynamic(257, 1, length{18, 138}, length{18, 120}).code(0, 1), "", false,
-		},
+		"no codes at all": {dynamic(257, 1, length{18, 138}, length{18, 120}).code(0, 1), "", false},
 		"too many literals of one bit": {
 			dynamic(257, 1, length{1, 0}, length{16, 6}, length{18, 138}, length{18, 113}).code(0, 1), "", false,
 		},
@@ -182,9 +180,7 @@ func TestHandWrittenDeflateStreams(t *testing.T) {
 		"31 distances": {
 			dynamic(257, 31, append(slices.Clone(aAndEnd), length{18, 31})...).code(1, 1), "", false,
 		},
-		"a repetition at the start": {
-			dynamic(257, 1, length{16, 3}, length{18, 138}, length{18, 117}).code(0, 1), "", false,
-		},
+		"a repetition at the start": {dynamic(257, 1, length{16, 3}, length{18, 138}, length{18, 117}).code(0, 1), "", false},
 		"a repetition beyond the end": {
 			dynamic(257, 1, append(slices.Clone(aAndEnd), length{17, 3})...).code(1, 1), "", false,
 		},

@@ -109,7 +109,7 @@ func mount(point string) error {
 	return errors.Join(os.MkdirAll(at, 0o755), unix.Mount("none", at, "tmpfs", 0, ""))
 }
 
-// run runs the container's command, which needs root or user namespaces.
+// run runs the container's command.
 func (c container) run(t *testing.T) result {
 	t.Helper()
 	self, err := os.Executable()
@@ -121,14 +121,7 @@ func (c container) run(t *testing.T) result {
 	if err != nil {
 		t.Fatal(err)
 	}
-	options := []string{"-m"}
-	if os.Geteuid() != 0 {
-		options = append(options, "-r")
-	}
-	if err := exec.Command("unshare", append(options, "true")...).Run(); err != nil {
-		t.Skipf("SKIPPED, NOTHING WAS TESTED: cannot create a mount namespace: %v", err)
-	}
-	cmd := exec.Command("unshare", append(options, self, string(spec))...)
+	cmd := unshare(t, self, string(spec))
 	cmd.Env = []string{roleVariable + "=container"}
 	return run(t, cmd)
 }
@@ -177,9 +170,7 @@ func TestRefusesMountsOfTheImage(t *testing.T) {
 			container{Mounts: special, Last: []string{special[len(podMounts)] + "/a b"}},
 			refused("/with space/\\134??/a b is a mount below /with space/\\134??"),
 		},
-		"a volume with a long path": {
-			container: container{Last: []string{strings.Repeat("/"+strings.Repeat("x", 200), 18)}},
-		},
+		"a volume with a long path": {container: container{Last: []string{strings.Repeat("/"+strings.Repeat("x", 200), 18)}}},
 		"a volume that the pod mounts again": {
 			container{First: []string{"/payload"}}, refused("/payload is mounted more than once"),
 		},

@@ -193,16 +193,12 @@ func TestExecutesTheProgram(t *testing.T) {
 				if len(payload.Chunks) != test.chunks {
 					t.Fatalf("%d chunks, wanted %d", len(payload.Chunks), test.chunks)
 				}
-				manifest, err := injector.ParseManifest(payload.Manifest)
-				if err != nil {
-					t.Fatal(err)
-				}
 				p := newPod(t, payload)
 				got := run(t, m.command(p.payload, p.target, "an argument", ""))
 				if got.code != 0 || got.stderr != "" || !strings.HasSuffix(got.stdout, " an argument \n") {
 					t.Fatalf("%+v", got)
 				}
-				if sum := sha256.Sum256(readFile(t, p.target)); sum != manifest.ProgramSHA256 {
+				if sum := sha256.Sum256(readFile(t, p.target)); sum != programSum(t, payload) {
 					t.Errorf("the target's SHA-256 differs from the program's")
 				}
 				info, err := os.Stat(p.target)
@@ -228,10 +224,6 @@ func TestPassesArgumentsAndEnvironment(t *testing.T) {
 	layer := layerOf(t, readFile(t, self))
 	onEachMachine(t, func(t *testing.T, m machine) {
 		payload := encode(t, m, layer)
-		manifest, err := injector.ParseManifest(payload.Manifest)
-		if err != nil {
-			t.Fatal(err)
-		}
 		arguments := []string{"--one=1", "", "three words here", "-s", "-w"}
 		for _, options := range [][]string{nil, {"-w", "1"}, {"-s"}, {"-s", "-w", "1"}, {"-w", "1", "-s"}} {
 			p := newPod(t, payload)
@@ -240,7 +232,7 @@ func TestPassesArgumentsAndEnvironment(t *testing.T) {
 			cmd.Env = append(environment, "ZARF_REGISTRY_PROGRAM=stale")
 			wantResult(t, run(t, cmd), result{stdout: fmt.Sprintf(
 				"%q\n%q\n", append([]string{p.target}, arguments...),
-				append(environment, fmt.Sprintf("ZARF_REGISTRY_PROGRAM=%x", manifest.ProgramSHA256)),
+				append(environment, fmt.Sprintf("ZARF_REGISTRY_PROGRAM=%x", programSum(t, payload))),
 			)})
 		}
 	})
@@ -316,11 +308,8 @@ func TestFailures(t *testing.T) {
 				os.Symlink(p.chunk(1), p.chunk(1))
 			}, 102, "chunk 01: cannot be read: too many symbolic links" + repair},
 
-			"an empty manifest": {
-				func(t *testing.T, p pod) { writeFile(t, p.manifest(), nil) },
-				103,
-				`manifest line 1: expected "zarf-registry payload 1"` + repair,
-			},
+			"an empty manifest": {func(t *testing.T, p pod) { writeFile(t, p.manifest(), nil) }, 103,
+				`manifest line 1: expected "zarf-registry payload 1"` + repair},
 			"a manifest of a later version": {
 				edit("payload 1", "payload 2"), 103, `manifest line 1: expected "zarf-registry payload 1"` + repair,
 			},
@@ -339,40 +328,23 @@ func TestFailures(t *testing.T) {
 			"more chunks than announced": {
 				edit("chunks 3", "chunks 4"), 103, `manifest line 13: expected "chunk NN BYTES HEX"` + repair,
 			},
-			"a chunk larger than a ConfigMap": {
-				edit("chunk 00 1000000", "chunk 00 1048577"),
-				103,
-				"manifest line 10: expected a chunk size from 1 to 1048576" + repair,
-			},
-			"chunks that do not add up": {
-				edit("chunk 00 1000000", "chunk 00 1000001"),
-				103,
-				"manifest line 13: expected chunks that add up to the layer size" + repair,
-			},
-			"a number that overflows": {
-				edit("program-offset 512", "program-offset 18446744073709552128"),
-				103,
-				"manifest line 6: expected a program offset from 0 to 65536" + repair,
-			},
-			"a program that is too large": {
-				edit("program-size 2500000", "program-size 268435457"),
-				103,
-				"manifest line 7: expected a program size from 1 to 268435456" + repair,
-			},
+			"a chunk larger than a ConfigMap": {edit("chunk 00 1000000", "chunk 00 1048577"), 103,
+				"manifest line 10: expected a chunk size from 1 to 1048576" + repair},
+			"chunks that do not add up": {edit("chunk 00 1000000", "chunk 00 1000001"), 103,
+				"manifest line 13: expected chunks that add up to the layer size" + repair},
+			"a number that overflows": {edit("program-offset 512", "program-offset 18446744073709552128"), 103,
+				"manifest line 6: expected a program offset from 0 to 65536" + repair},
+			"a program that is too large": {edit("program-size 2500000", "program-size 268435457"), 103,
+				"manifest line 7: expected a program size from 1 to 268435456" + repair},
 
 			"an altered chunk": {func(t *testing.T, p pod) { writeFile(t, p.chunk(1), altered) }, 104,
 				fmt.Sprintf("chunk 01: sha256 is %x, manifest says %x", sha256.Sum256(altered), sha256.Sum256(chunk1)) + repair},
 			"an altered manifest": {edit(fmt.Sprintf("%x", sha256.Sum256(chunk1)), strings.Repeat("0", 64)), 104,
 				fmt.Sprintf("chunk 01: sha256 is %x, manifest says %064x", sha256.Sum256(chunk1), 0) + repair},
-			"a truncated chunk": {
-				func(t *testing.T, p pod) { writeFile(t, p.chunk(1), chunk1[:999_999]) },
-				104,
-				"chunk 01: has 999999 bytes, manifest says 1000000" + repair,
-			},
-			"an empty chunk": {
-				func(t *testing.T, p pod) { writeFile(t, p.chunk(1), nil) }, 104,
-				"chunk 01: has 0 bytes, manifest says 1000000" + repair,
-			},
+			"a truncated chunk": {func(t *testing.T, p pod) { writeFile(t, p.chunk(1), chunk1[:999_999]) }, 104,
+				"chunk 01: has 999999 bytes, manifest says 1000000" + repair},
+			"an empty chunk": {func(t *testing.T, p pod) { writeFile(t, p.chunk(1), nil) }, 104,
+				"chunk 01: has 0 bytes, manifest says 1000000" + repair},
 			"a chunk that is too long": {
 				func(t *testing.T, p pod) { writeFile(t, p.chunk(1), append(slices.Clone(chunk1), 0)) },
 				104,

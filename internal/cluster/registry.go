@@ -36,7 +36,7 @@ const (
 	dialTimeout = 10 * time.Second
 	// handshakeTimeout bounds the handshake with a registry that accepts connections and does not respond.
 	handshakeTimeout = 30 * time.Second
-	// listeningTimeout bounds Listening: a port answers at once, or packets are dropped.
+	// listeningTimeout bounds a look at a port: it answers at once, or packets are dropped.
 	listeningTimeout = 5 * time.Second
 )
 
@@ -76,28 +76,30 @@ func (r *Registry) Open(access release.PushAccess, options remote.Options) (*rem
 
 // Transport returns an HTTP transport for the registry with the certificates of access.
 func (r *Registry) Transport(access release.PushAccess) (*http.Transport, error) {
-	config, err := tlsConfig(access)
-	if err != nil {
-		return nil, err
-	}
-	return &http.Transport{TLSClientConfig: config, TLSHandshakeTimeout: handshakeTimeout, DialContext: r.DialContext}, nil
+	return transport(access, r.DialContext)
 }
 
 // CacheTransport returns an HTTP transport for one cache pod, through the API server, with the certificates of access,
 // whose ServerName is that of the caches' Service. It keeps up to idle unused connections.
 func (r *Registry) CacheTransport(access release.PushAccess, pod *corev1.Pod, idle int) (*http.Transport, error) {
+	t, err := transport(access, func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return r.Forward(ctx, pod, registryPort)
+	})
+	if err != nil {
+		return nil, err
+	}
+	t.MaxIdleConnsPerHost = idle
+	return t, nil
+}
+
+func transport(
+	access release.PushAccess, dial func(ctx context.Context, network, address string) (net.Conn, error),
+) (*http.Transport, error) {
 	config, err := tlsConfig(access)
 	if err != nil {
 		return nil, err
 	}
-	return &http.Transport{
-		TLSClientConfig:     config,
-		TLSHandshakeTimeout: handshakeTimeout,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return r.Forward(ctx, pod, registryPort)
-		},
-		MaxIdleConnsPerHost: idle,
-	}, nil
+	return &http.Transport{TLSClientConfig: config, TLSHandshakeTimeout: handshakeTimeout, DialContext: dial}, nil
 }
 
 // Host is the HOST:PORT in requests to what access is for.
@@ -135,23 +137,9 @@ func (r *Registry) DialContext(ctx context.Context, network, address string) (ne
 	return r.dialFirst(ctx, pods)
 }
 
-// Listening reports whether a process accepts connections on a port of a pod. An error means that
-// this could not be determined.
-func (r *Registry) Listening(ctx context.Context, pod *corev1.Pod, port int) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, listeningTimeout)
-	defer cancel()
-	listening := r.listeningForwarded
-	if r.Direct {
-		listening = listeningDirect
-	}
-	open, err := listening(ctx, pod, port)
-	if err != nil {
-		return false, fmt.Errorf("connecting to port %d of pod %s/%s: %w", port, pod.Namespace, pod.Name, err)
-	}
-	return open, nil
-}
-
-func listeningDirect(ctx context.Context, pod *corev1.Pod, port int) (bool, error) {
+// listening reports whether a process accepts connections on a port of a pod. An error means that this could not be
+// determined.
+func listening(ctx context.Context, pod *corev1.Pod, port int) (bool, error) {
 	if pod.Status.PodIP == "" {
 		return false, errors.New("the pod has no address yet")
 	}
@@ -163,20 +151,6 @@ func listeningDirect(ctx context.Context, pod *corev1.Pod, port int) (bool, erro
 		return false, err
 	}
 	return true, conn.Close()
-}
-
-// listeningForwarded sends a request, because the API server accepts every connection: only the first
-// answer shows whether the pod accepted it.
-func (r *Registry) listeningForwarded(ctx context.Context, pod *corev1.Pod, port int) (bool, error) {
-	err := r.get(ctx, pod, port, "/v2/", func(*http.Response) error { return nil })
-	switch {
-	case err == nil:
-		return true, nil
-	// The container runtime's words: containerd and CRI-O quote the operating system's error.
-	case strings.Contains(strings.ToLower(err.Error()), "connection refused"):
-		return false, nil
-	}
-	return false, err
 }
 
 // get sends one request to a pod, on a connection of its own, and passes the response to read.

@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"bufio"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -15,7 +14,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -103,14 +101,14 @@ func TestRegistryKeepsUsingOnePod(t *testing.T) {
 	}
 }
 
-func TestListeningDirect(t *testing.T) {
+func TestPlainOpenDirect(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("needs all of 127.0.0.0/8")
 	}
 	// An address that no other test uses: the port is always the same.
 	pod := &corev1.Pod{Status: corev1.PodStatus{PodIP: "127.83.5.1"}}
 	r := &Registry{Direct: true}
-	if open, err := r.Listening(t.Context(), pod, release.PlainPort); open || err != nil {
+	if open, err := r.PlainOpen(t.Context(), pod); open || err != nil {
 		t.Errorf("no listener: %t, %v", open, err)
 	}
 	l, err := net.Listen("tcp", net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(release.PlainPort)))
@@ -118,15 +116,15 @@ func TestListeningDirect(t *testing.T) {
 		t.Skip(err)
 	}
 	defer l.Close()
-	if open, err := r.Listening(t.Context(), pod, release.PlainPort); !open || err != nil {
+	if open, err := r.PlainOpen(t.Context(), pod); !open || err != nil {
 		t.Errorf("a listener: %t, %v", open, err)
 	}
-	if open, err := r.Listening(t.Context(), &corev1.Pod{}, release.PlainPort); open || err == nil {
+	if open, err := r.PlainOpen(t.Context(), &corev1.Pod{}); open || err == nil {
 		t.Errorf("a pod without an address: %t, %v", open, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if open, err := r.Listening(ctx, pod, release.PlainPort); open || err == nil {
+	if open, err := r.PlainOpen(ctx, pod); open || err == nil {
 		t.Errorf("a canceled context: %t, %v", open, err)
 	}
 }
@@ -140,47 +138,6 @@ type failing struct {
 func (f failing) Read([]byte) (int, error)    { return 0, f.err }
 func (f failing) Write(p []byte) (int, error) { return len(p), nil }
 func (f failing) Close() error                { return nil }
-
-func TestListeningForwarded(t *testing.T) {
-	listening := func(ctx context.Context, conn net.Conn) (bool, error) {
-		r := &Registry{Forward: func(context.Context, *corev1.Pod, int) (net.Conn, error) { return conn, nil }}
-		return r.Listening(ctx, &corev1.Pod{}, release.PlainPort)
-	}
-	client, server := net.Pipe()
-	go func() {
-		request, err := http.ReadRequest(bufio.NewReader(server))
-		if err == nil && request.URL.Path == "/v2/" {
-			_, _ = io.WriteString(server, "HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n")
-		}
-	}()
-	if open, err := listening(t.Context(), client); !open || err != nil {
-		t.Errorf("an answer: %t, %v", open, err)
-	}
-	for name, words := range map[string]string{
-		"containerd": "port 5001 of pod zarf/r: error forwarding port 5001 to pod 1f, uid : failed to execute " +
-			"portforward in network namespace \"/var/run/netns/cni-1\": failed to connect to localhost:5001 inside namespace " +
-			"\"1f\", IPv4: dial tcp4 127.0.0.1:5001: connect: connection refused IPv6 dial tcp6: address localhost: no " +
-			"suitable address found",
-		"CRI-O's socat": "port 5001 of pod zarf/r: exit status 1: socat[12] E connect(5, AF=2 127.0.0.1:5001, 16): " +
-			"Connection refused",
-	} {
-		if open, err := listening(t.Context(), failing{err: errors.New(words)}); open || err != nil {
-			t.Errorf("%s: %t, %v", name, open, err)
-		}
-	}
-	if open, err := listening(t.Context(), failing{err: errors.New("lost connection to pod")}); open || err == nil {
-		t.Errorf("a broken connection: %t, %v", open, err)
-	}
-
-	// Forwarded connections support no deadlines: the context must end the wait.
-	client, server = net.Pipe()
-	go func() { _, _ = io.Copy(io.Discard, server) }()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-	defer cancel()
-	if open, err := listening(ctx, noDeadlines{client}); open || !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("no answer: %t, %v", open, err)
-	}
-}
 
 // TestCacheTransport reaches one pod only, whose certificate must be that of the caches.
 func TestCacheTransport(t *testing.T) {

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net/http"
 	"regexp"
-	"slices"
 	"strconv"
 	"time"
 
@@ -38,19 +37,20 @@ func (r *Registry) Loaded(ctx context.Context, pod *corev1.Pod) (*reloadstatus.R
 }
 
 // PlainOpen reports whether the plain listener of a registry's pod accepts connections of other pods. A port-forward
-// does not tell: it reaches the listener at the pod's loopback address, which is always open. Registries without that
-// listener do not report it. An error means that this could not be determined.
+// does not tell: it reaches the listener at the pod's loopback address, which is always open. Without Direct, the
+// registry is asked instead. An error means that this could not be determined.
 func (r *Registry) PlainOpen(ctx context.Context, pod *corev1.Pod) (bool, error) {
 	if !r.Direct {
 		report, err := r.Loaded(ctx, pod)
-		switch {
-		case err == nil && report.PlainListenerOpen != nil:
-			return *report.PlainListenerOpen, nil
-		case err != nil:
-			return false, err
-		}
+		return err == nil && report.PlainListenerOpen != nil && *report.PlainListenerOpen, err
 	}
-	return r.Listening(ctx, pod, release.PlainPort)
+	ctx, cancel := context.WithTimeout(ctx, listeningTimeout)
+	defer cancel()
+	open, err := listening(ctx, pod, release.PlainPort)
+	if err != nil {
+		return false, fmt.Errorf("connecting to port %d of pod %s/%s: %w", release.PlainPort, pod.Namespace, pod.Name, err)
+	}
+	return open, nil
 }
 
 // Fetch copies the response of a pod's metrics port for a path, such as /metrics, to w. Like Loaded, it always goes
@@ -138,12 +138,10 @@ func validateCertificates(c reloadstatus.Certificates) error {
 	case len(c.TrustedCAs) == 0:
 		return errors.New("no CA")
 	}
-	i := slices.IndexFunc(c.TrustedCAs, func(ca reloadstatus.Certificate) bool {
-		return !sha256Hex.MatchString(
-			ca.SHA256)
-	})
-	if i >= 0 {
-		return fmt.Errorf("CA %q: invalid SHA-256 %q", c.TrustedCAs[i].Subject, c.TrustedCAs[i].SHA256)
+	for _, ca := range c.TrustedCAs {
+		if !sha256Hex.MatchString(ca.SHA256) {
+			return fmt.Errorf("CA %q: invalid SHA-256 %q", ca.Subject, ca.SHA256)
+		}
 	}
 	return nil
 }

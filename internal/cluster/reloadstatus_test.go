@@ -35,6 +35,20 @@ func podWithPort(annotation string) *corev1.Pod {
 		Annotations: map[string]string{names.AnnotationMetricsPort: annotation}}}
 }
 
+// serving returns a Registry whose pods respond with the handler on port 9100.
+func serving(t *testing.T, handler http.HandlerFunc) *Registry {
+	t.Helper()
+	server := httptest.NewServer(handler)
+	t.Cleanup(server.Close)
+	return &Registry{Forward: func(ctx context.Context, _ *corev1.Pod, port int) (net.Conn, error) {
+		if port != 9100 {
+			t.Errorf("dialed port %d", port)
+		}
+		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", server.Listener.Addr().String())
+		return noDeadlines{conn}, err
+	}}
+}
+
 func sampleReport() *reloadstatus.Report {
 	at := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 	certificate := func(subject, digit string) reloadstatus.Certificate {
@@ -86,24 +100,14 @@ func TestLoaded(t *testing.T) {
 			`CA "CN=ca": invalid SHA-256 ""`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			r := serving(t, func(w http.ResponseWriter, r *http.Request) {
 				if r.Method != http.MethodGet || r.URL.Path != reloadstatus.Path {
 					t.Errorf("requested %s %s", r.Method, r.URL.Path)
 				}
 				w.WriteHeader(c.status)
 				_, _ = io.WriteString(w, c.answer)
-			}))
-			defer server.Close()
-			dialed := 0
-			r := &Registry{Forward: func(ctx context.Context, _ *corev1.Pod, port int) (net.Conn, error) {
-				dialed = port
-				conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", server.Listener.Addr().String())
-				return noDeadlines{conn}, err
-			}}
+			})
 			got, err := r.Loaded(t.Context(), podWithPort("9100"))
-			if dialed != 9100 {
-				t.Errorf("dialed port %d", dialed)
-			}
 			if c.want == "" {
 				if diff := cmp.Diff(want, got); err != nil || diff != "" {
 					t.Errorf("error is %v (-want +got):\n%s", err, diff)
@@ -119,37 +123,26 @@ func TestLoaded(t *testing.T) {
 }
 
 func TestPlainOpen(t *testing.T) {
-	yes, no := true, false
 	for name, c := range map[string]struct {
-		open   *bool
+		open   bool
 		status int
-		pod    *corev1.Pod
-		want   bool
 		err    string
 	}{
-		"open":                               {&yes, 200, podWithPort("9100"), true, ""},
-		"closed":                             {&no, 200, podWithPort("9100"), false, ""},
-		"a registry that does not report it": {nil, 200, podWithPort("9100"), true, ""},
-		"a registry that does not answer":    {&yes, 503, podWithPort("9100"), false, "response 503"},
+		"open":                            {true, 200, ""},
+		"closed":                          {false, 200, ""},
+		"a registry that does not answer": {true, 503, "response 503"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// Both ports of the pod; /v2/ is that of the listener that a port-forward reaches.
-			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if r.URL.Path != reloadstatus.Path {
-					return
-				}
+			r := serving(t, func(w http.ResponseWriter, _ *http.Request) {
 				report := sampleReport()
-				report.PlainListenerOpen = c.open
+				report.PlainListenerOpen = &c.open
 				w.WriteHeader(c.status)
 				_ = json.NewEncoder(w).Encode(report) // the client may have disconnected
-			}))
-			defer server.Close()
-			r := &Registry{Forward: func(ctx context.Context, _ *corev1.Pod, _ int) (net.Conn, error) {
-				return (&net.Dialer{}).DialContext(ctx, "tcp", server.Listener.Addr().String())
-			}}
-			got, err := r.PlainOpen(t.Context(), c.pod)
-			if got != c.want || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-				t.Errorf("PlainOpen() = %t, %v; want %t, %q", got, err, c.want, c.err)
+			})
+			got, err := r.PlainOpen(t.Context(), podWithPort("9100"))
+			if got != (c.open && c.err == "") || (err == nil) != (c.err == "") ||
+				err != nil && !strings.Contains(err.Error(), c.err) {
+				t.Errorf("PlainOpen() = %t, %v", got, err)
 			}
 		})
 	}
@@ -213,21 +206,13 @@ func TestLoadedTimesOut(t *testing.T) {
 }
 
 func TestFetch(t *testing.T) {
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	r := serving(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/metrics" {
 			http.NotFound(w, r)
 			return
 		}
 		_, _ = io.WriteString(w, "metric 1\n")
-	}))
-	defer server.Close()
-	r := &Registry{Forward: func(ctx context.Context, _ *corev1.Pod, port int) (net.Conn, error) {
-		if port != 9100 {
-			t.Errorf("dialed port %d", port)
-		}
-		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", server.Listener.Addr().String())
-		return noDeadlines{conn}, err
-	}}
+	})
 	for name, c := range map[string]struct{ port, path, want, fail string }{
 		"a response":      {"9100", "/metrics", "metric 1\n", ""},
 		"an unknown path": {"9100", "/loaded", "", "response 404 Not Found"},

@@ -81,18 +81,12 @@ func TestNext(t *testing.T) {
 		roles   []string
 		waiting []string // a part of each line
 	}{
-		"first install: nothing is held, and no pod runs": {
-			at:     pki.Position{Want: is, Due: all, Settled: true},
-			action: pki.Reissue, trust: is, roles: all,
-		},
-		"first install, where a previous attempt was recorded": {
-			at:     pki.Position{Want: is, Due: all, Observed: true},
-			action: pki.Reissue, trust: is, roles: all,
-		},
-		"a settled cluster needs nothing, and nobody is asked": {
-			at:     pki.Position{Want: was, Held: began, Settled: true},
-			action: pki.Done,
-		},
+		"first install: nothing is held, and no pod runs": {at: pki.Position{Want: is, Due: all, Settled: true},
+			action: pki.Reissue, trust: is, roles: all},
+		"first install, where a previous attempt was recorded": {at: pki.Position{Want: is, Due: all, Observed: true},
+			action: pki.Reissue, trust: is, roles: all},
+		"a settled cluster needs nothing, and nobody is asked": {at: pki.Position{Want: was, Held: began, Settled: true},
+			action: pki.Done},
 		"a leaf past half of its life is replaced at once where all is settled": {
 			at:     pki.Position{Want: was, Held: began, Due: []string{node}, Settled: true},
 			action: pki.Reissue, trust: was, roles: []string{node},
@@ -203,14 +197,10 @@ func TestNext(t *testing.T) {
 				Observed: true, Loaded: pods(began, began)},
 			action: pki.Reissue, trust: both, roles: all,
 		},
-		"3: before the previous CA is dropped, the pods are looked at": {
-			at:     pki.Position{Want: is, Held: reissued},
-			action: pki.Observe,
-		},
-		"3: also where nothing is recorded": {
-			at:     pki.Position{Want: is, Held: reissued, Settled: true},
-			action: pki.Observe,
-		},
+		"3: before the previous CA is dropped, the pods are looked at": {at: pki.Position{Want: is, Held: reissued},
+			action: pki.Observe},
+		"3: also where nothing is recorded": {at: pki.Position{Want: is, Held: reissued, Settled: true},
+			action: pki.Observe},
 		"3: it stays while a pod shows a certificate of it": {
 			at:     pki.Position{Want: is, Held: reissued, Observed: true, Loaded: pods(reissued, overlap)},
 			action: pki.Wait, waiting: []string{"proxy-a: it still presents the certificate with SHA-256 " +
@@ -237,10 +227,7 @@ func TestNext(t *testing.T) {
 			at:     pki.Position{Want: was, Held: overlap, Observed: true, Loaded: pods(overlap, overlap)},
 			action: pki.WriteTrust, trust: was, drops: true,
 		},
-		"4: at the end the pods are looked at again": {
-			at:     pki.Position{Want: is, Held: ended},
-			action: pki.Observe,
-		},
+		"4: at the end the pods are looked at again": {at: pki.Position{Want: is, Held: ended}, action: pki.Observe},
 		"4: it has not ended while a pod trusts the previous CA": {
 			at: pki.Position{Want: is, Held: ended, Observed: true,
 				Loaded: []pki.Loaded{loadedAs("registry-0", server, ended),

@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -75,15 +76,12 @@ func TestAuditTrail(t *testing.T) {
 		if reference != "" {
 			out["reference"] = reference
 		}
-		for key, value := range line {
-			out[key] = value
-		}
+		maps.Copy(out, line)
 		return out
 	}
 
 	d, manifest := c.pushImage("team/app", "v1", "layer")
-	c.must(http.StatusCreated, "PUT", "/v2/team/app/manifests/"+d.String(), strings.NewReader(manifest),
-		"Content-Type", ociManifest)
+	c.pushManifest("team/app", d.String(), manifest)
 	other, _ := i.plain().as(pushUser, pushPassword).pushImage("other", "v2", "other layer")
 	// Nothing below fails or only reads, so it leaves no line.
 	c.must(http.StatusOK, "GET", "/v2/team/app/manifests/v1", nil, "Accept", ociManifest)
@@ -173,7 +171,7 @@ func TestScopedCredentials(t *testing.T) {
 	for listener, c := range map[string]client{"tls": e.client(push), "plain": e.plain(), "exposed": e.outsider()} {
 		c.t = t
 		admin, robot := c.as(pushUser, pushPassword), c.as("robot", "secret")
-		begun := admin.must(http.StatusAccepted, "POST", "/v2/other/blobs/uploads/", nil).Header.Get("Location")
+		begun := admin.begin("other")
 		mine, _ := robot.pushImage("team-a/app", listener, "mine at "+listener)
 		robot.pushImage("team-a", "v1", "mine at "+listener)
 		robot.pushImage("shared/base", "v1", "mine at "+listener)

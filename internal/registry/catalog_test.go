@@ -12,6 +12,7 @@ import (
 
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
@@ -42,10 +43,8 @@ func (c client) pushPlatform(repository, layer string) digest.Digest {
 	c.t.Helper()
 	const config = `{"os":"linux","architecture":"arm64","variant":"v8"}`
 	d, _ := c.put(repository, "", ociManifest, map[string]any{
-		"config": map[string]any{"mediaType": "application/vnd.oci.image.config.v1+json",
-			"digest": c.pushBlob(repository, config), "size": len(config)},
-		"layers": []any{map[string]any{"mediaType": "application/vnd.oci.image.layer.v1.tar",
-			"digest": c.pushBlob(repository, layer), "size": len(layer)}},
+		"config": describe(v1.MediaTypeImageConfig, c.pushBlob(repository, config), len(config)),
+		"layers": []any{describe(v1.MediaTypeImageLayer, c.pushBlob(repository, layer), len(layer))},
 	})
 	return d
 }
@@ -118,9 +117,7 @@ func TestPreviewOfADeletionIsExact(t *testing.T) {
 	c.pushImage("team/b", "old", "shared layer")
 	c.pushImage("team/b", "gone", "layer that only this image has")
 	child := c.pushPlatform("team/c", "layer of an index")
-	c.put("team/c", "gone", ociIndex, map[string]any{"manifests": []any{map[string]any{
-		"mediaType": ociManifest, "digest": child, "size": 1,
-	}}})
+	c.pushIndex("team/c", "gone", child)
 	older()
 	time.Sleep(1100 * time.Millisecond) // HTTP's dates have seconds
 
@@ -154,9 +151,7 @@ func TestConditionalDeletion(t *testing.T) {
 	since := func(at time.Time) []string { return []string{"If-Unmodified-Since", at.UTC().Format(http.TimeFormat)} }
 	image, text := c.pushImage("a", "1", "layer")
 	child := c.pushPlatform("a", "layer of an index")
-	index, _ := c.put("a", "multi", ociIndex, map[string]any{"manifests": []any{map[string]any{
-		"mediaType": ociManifest, "digest": child, "size": 1,
-	}}})
+	index, _ := c.pushIndex("a", "multi", child)
 	path := "/v2/a/manifests/"
 
 	refused := c.must(http.StatusPreconditionFailed, "DELETE", path+image.String(), nil, since(time.Now().Add(-time.Minute))...)
@@ -203,15 +198,7 @@ func TestCatalogOfASlowStorage(t *testing.T) {
 	i.server.source.Driver = driver
 	i.run()
 	c := i.pusher()
-	get := func(ctx context.Context) (*http.Response, error) {
-		r, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base+catalog.Path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.SetBasicAuth(pushUser, pushPassword)
-		return c.Do(r)
-	}
-	first, err := get(t.Context())
+	first, err := c.stream(t.Context(), "GET", catalog.Path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -222,7 +209,7 @@ func TestCatalogOfASlowStorage(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	if second, err := get(ctx); err == nil { // after 5 s it gets an empty line
+	if second, err := c.stream(ctx, "GET", catalog.Path); err == nil { // after 5 s it gets an empty line
 		got, _ := io.ReadAll(second.Body)
 		second.Body.Close()
 		if len(bytes.Trim(got, "\n")) > 0 {

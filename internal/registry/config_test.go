@@ -30,27 +30,19 @@ func TestLoadConfigOverridesSettings(t *testing.T) {
 		"required settings are added": {
 			config: minimal,
 			want: configuration.Storage{
-				"filesystem":  {"rootdirectory": "/data"},
-				"delete":      {"enabled": true},
-				"redirect":    {"disable": true},
-				"maintenance": {"uploadpurging": purging()},
+				"filesystem": {"rootdirectory": "/data"},
 			},
 		},
 		"required settings override the file": {
 			config: "version: 0.1\nstorage: {inmemory: {}, delete: {enabled: false}, redirect: {disable: false}}\n",
 			want: configuration.Storage{
-				"inmemory":    {},
-				"delete":      {"enabled": true},
-				"redirect":    {"disable": true},
-				"maintenance": {"uploadpurging": purging()},
+				"inmemory": {},
 			},
 		},
 		"purging is completed, not replaced": {
 			config: minimal[:len(minimal)-2] + ", maintenance: {uploadpurging: {age: 1h}, readonly: {enabled: true}}}\n",
 			want: configuration.Storage{
 				"filesystem":  {"rootdirectory": "/data"},
-				"delete":      {"enabled": true},
-				"redirect":    {"disable": true},
 				"maintenance": {"uploadpurging": purging("age", "1h"), "readonly": map[any]any{"enabled": true}},
 			},
 		},
@@ -58,10 +50,7 @@ func TestLoadConfigOverridesSettings(t *testing.T) {
 			config:   "version: 0.1\nstorage: {s3: {bucket: b}}\n",
 			variable: "REGISTRY_STORAGE_S3_ACCESSKEY", value: "key",
 			want: configuration.Storage{
-				"s3":          {"bucket": "b", "accesskey": "key"},
-				"delete":      {"enabled": true},
-				"redirect":    {"disable": true},
-				"maintenance": {"uploadpurging": purging()},
+				"s3": {"bucket": "b", "accesskey": "key"},
 			},
 		},
 		"the environment sets what the file leaves out": {
@@ -69,19 +58,14 @@ func TestLoadConfigOverridesSettings(t *testing.T) {
 			variable: "REGISTRY_STORAGE_MAINTENANCE_UPLOADPURGING_AGE", value: "2h",
 			want: configuration.Storage{
 				"filesystem":  {"rootdirectory": "/data"},
-				"delete":      {"enabled": true},
-				"redirect":    {"disable": true},
 				"maintenance": {"uploadpurging": purging("age", "2h")},
 			},
 		},
 		"a cache is used if configured": {
 			config: minimal[:len(minimal)-2] + ", cache: {blobdescriptor: inmemory}}\n",
 			want: configuration.Storage{
-				"filesystem":  {"rootdirectory": "/data"},
-				"delete":      {"enabled": true},
-				"redirect":    {"disable": true},
-				"cache":       {"blobdescriptor": "inmemory"},
-				"maintenance": {"uploadpurging": purging()},
+				"filesystem": {"rootdirectory": "/data"},
+				"cache":      {"blobdescriptor": "inmemory"},
 			},
 		},
 	} {
@@ -90,6 +74,13 @@ func TestLoadConfigOverridesSettings(t *testing.T) {
 				t.Setenv(tt.variable, tt.value)
 			}
 			config := loadConfig(t, tt.config).Config
+			for section, parameters := range map[string]configuration.Parameters{
+				"delete": {"enabled": true}, "redirect": {"disable": true}, "maintenance": {"uploadpurging": purging()},
+			} {
+				if _, ok := tt.want[section]; !ok {
+					tt.want[section] = parameters
+				}
+			}
 			if diff := cmp.Diff(tt.want, config.Storage); diff != "" {
 				t.Error(diff)
 			}
@@ -166,11 +157,7 @@ func TestLoadConfigRejects(t *testing.T) {
 			if !errors.As(err, &refusal) || refusal.Path != path {
 				t.Fatalf("LoadConfig() = %v, %v", config, err)
 			}
-			for _, want := range tt.want {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("%v lacks %q", err, want)
-				}
-			}
+			mentions(t, err.Error(), tt.want...)
 		})
 	}
 	t.Run("a missing file", func(t *testing.T) {
@@ -184,46 +171,40 @@ func TestLoadConfigRejects(t *testing.T) {
 	})
 }
 
-// Nodes request the URLs of otherCollects layers, which are not stored here. So an image with them is refused unless
-// the
+// Nodes request the URLs of foreign layers, which are not stored here. So an image with them is refused unless the
 // configuration allows the URLs, as in distribution.
 //
 // Claim (by default): Images cannot make nodes request URLs.
 func TestForeignLayers(t *testing.T) {
 	t.Parallel()
 	const (
-		oci    = "application/vnd.oci.image.manifest.v1+json"
-		docker = "application/vnd.docker.distribution.manifest.v2+json"
-
-		allowed = "validation: {manifests: {urls: {allow: ['^https://example\\.com/']}}}\n"
+		allowed   = "validation: {manifests: {urls: {allow: ['^https://example\\.com/']}}}\n"
+		elsewhere = "validation: {manifests: {urls: {allow: ['^https://other\\.example/']}}}\n"
 	)
+	type mediaTypes struct{ manifest, config, layer string }
+	oci := mediaTypes{ociManifest, "application/vnd.oci.image.config.v1+json",
+		"application/vnd.oci.image.layer.nondistributable.v1.tar+gzip"}
+	docker := mediaTypes{"application/vnd.docker.distribution.manifest.v2+json",
+		"application/vnd.docker.container.image.v1+json", "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"}
 	for name, tt := range map[string]struct {
-		validation, manifest, config, layer string
-		want                                int
+		validation string
+		mediaTypes
+		want int
 	}{
-		"by default": {"", oci, "application/vnd.oci.image.config.v1+json",
-			"application/vnd.oci.image.layer.nondistributable.v1.tar+gzip", http.StatusBadRequest},
-		"docker's by default": {"", docker, "application/vnd.docker.container.image.v1+json",
-			"application/vnd.docker.image.rootfs.foreign.diff.tar.gzip", http.StatusBadRequest},
-		"OCI's": {allowed, oci, "application/vnd.oci.image.config.v1+json",
-			"application/vnd.oci.image.layer.nondistributable.v1.tar+gzip", http.StatusCreated},
-		"docker's": {allowed, docker, "application/vnd.docker.container.image.v1+json",
-			"application/vnd.docker.image.rootfs.foreign.diff.tar.gzip", http.StatusCreated},
-		"elsewhere than allowed": {
-			"validation: {manifests: {urls: {allow: ['^https://other\\.example/']}}}\n",
-			oci, "application/vnd.oci.image.config.v1+json", "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip",
-			http.StatusBadRequest,
-		},
+		"by default":             {"", oci, http.StatusBadRequest},
+		"docker's by default":    {"", docker, http.StatusBadRequest},
+		"OCI's":                  {allowed, oci, http.StatusCreated},
+		"docker's":               {allowed, docker, http.StatusCreated},
+		"elsewhere than allowed": {elsewhere, oci, http.StatusBadRequest},
 	} {
 		t.Run(name, func(t *testing.T) {
-			i := start(t, newTestCA(t), "", func(o *Options) {
-				o.Config = loadConfig(t, "version: 0.1\nstorage: {inmemory: {}}\n"+tt.validation).Config
-			})
+			i := start(t, newTestCA(t), "", configured(t, inMemory+tt.validation))
 			c := i.pusher()
-			body := `{"schemaVersion":2,"mediaType":"` + tt.manifest + `","config":{"mediaType":"` + tt.config +
-				`","size":2,"digest":"` + c.pushBlob("a", "{}").String() + `"},` +
-				`"layers":[{"mediaType":"` + tt.layer + `","size":7,"digest":"` + digest.FromString("is away").String() +
-				`","urls":["https://example.com/layer"]}]}`
+			layer := describe(tt.layer, digest.FromString("is away"), 7)
+			layer["urls"] = []string{"https://example.com/layer"}
+			body := encode(t, tt.manifest, map[string]any{
+				"config": describe(tt.config, c.pushBlob("a", "{}"), 2), "layers": []any{layer},
+			})
 			c.must(tt.want, "PUT", "/v2/a/manifests/windows", strings.NewReader(body), "Content-Type", tt.manifest)
 		})
 	}

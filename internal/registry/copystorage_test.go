@@ -23,9 +23,7 @@ func copyStorage(t *testing.T, from, root string) (storage.Copied, error) {
 
 // onVolume returns options of a registry that stores in a directory, whatever the tests use.
 func onVolume(t *testing.T, root string) func(*Options) {
-	return func(o *Options) {
-		o.Config = loadConfig(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+root+"}}\n").Config
-	}
+	return configured(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+root+"}}\n")
 }
 
 func TestCopyStorage(t *testing.T) {
@@ -36,13 +34,11 @@ func TestCopyStorage(t *testing.T) {
 	large := random(21 << 20) // more than one part of an upload to S3
 	image, _ := c.pushImage("a", "v1", large)
 	referrer, _ := c.put("a", "", ociManifest, artifact(image, "application/x-signature"))
-	index, _ := c.put("a", "all", ociIndex, map[string]any{"manifests": []any{map[string]any{
-		"mediaType": ociManifest, "digest": image, "size": 1}}})
+	index, _ := c.pushIndex("a", "all", image)
 	d512, _ := c.put("b/c", "sha512?tag=v1", ociManifest, c.image512("b/c", "layer of 512"))
 	untagged, _ := c.pushImage("a", "moved", "previous layer")
 	c.pushImage("a", "moved", "layer")
-	unfinished := c.must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
-	c.must(http.StatusAccepted, "PATCH", unfinished, strings.NewReader("unfinished"))
+	c.must(http.StatusAccepted, "PATCH", c.begin("a"), strings.NewReader("unfinished"))
 	if err := before.stop(); err != nil {
 		t.Fatal(err)
 	}

@@ -28,20 +28,20 @@ var octets = []string{"Content-Type", "application/octet-stream"}
 // pushAs uploads content in one piece under a digest of any algorithm.
 func (c client) pushAs(repository string, d digest.Digest, content string) answer {
 	c.t.Helper()
-	begun := c.must(http.StatusAccepted, "POST", "/v2/"+repository+"/blobs/uploads/", nil)
-	return c.must(http.StatusCreated, "PUT", begun.Header.Get("Location")+"&digest="+d.String(), strings.NewReader(content), octets...)
+	return c.must(http.StatusCreated, "PUT", c.begin(repository)+"&digest="+d.String(), strings.NewReader(content),
+		octets...)
 }
 
 // image512 is an image whose blobs have SHA-512 digests. It pushes the blobs.
 func (c client) image512(repository, layer string) map[string]any {
 	c.t.Helper()
-	describe := func(mediaType, content string) map[string]any {
+	push := func(mediaType, content string) map[string]any {
 		d := digest.SHA512.FromString(content)
 		c.pushAs(repository, d, content)
-		return map[string]any{"mediaType": mediaType, "digest": d, "size": len(content)}
+		return describe(mediaType, d, len(content))
 	}
 	return map[string]any{
-		"config": describe(v1.MediaTypeImageConfig, "{}"), "layers": []any{describe(v1.MediaTypeImageLayer, layer)},
+		"config": push(v1.MediaTypeImageConfig, "{}"), "layers": []any{push(v1.MediaTypeImageLayer, layer)},
 	}
 }
 
@@ -49,10 +49,7 @@ func TestSHA512Blobs(t *testing.T) {
 	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir())
 	c, node := i.pusher(), i.node()
-	begin := func() string {
-		t.Helper()
-		return c.must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
-	}
+	begin := func() string { return c.begin("a") }
 	for name, push := range map[string]func(d, content string) answer{
 		"in one piece": func(d, content string) answer {
 			return c.must(http.StatusCreated, "PUT", begin()+"&digest="+d, strings.NewReader(content), octets...)
@@ -149,23 +146,14 @@ func TestSHA512Manifests(t *testing.T) {
 	}
 	t.Run("in an index, and as a subject", func(t *testing.T) {
 		c.pushBlob("a", "{}")
-		index, _ := c.put("a", "sha512", ociIndex, map[string]any{
-			"manifests": []any{map[string]any{"mediaType": ociManifest, "digest": d, "size": 1}},
-		})
+		index, _ := c.put("a", "sha512", ociIndex, indexOf(d))
 		signature, pushed := c.put("a", "sha512", ociManifest, artifact(d, "application/x-signature"))
 		if pushed.Header.Get("OCI-Subject") != d.String() {
 			t.Errorf("headers %v", pushed.Header)
 		}
 		for _, source := range []string{"scanned", "indexed"} {
 			i.server.source.Rebuilt.Store(source == "indexed")
-			found, _ := node.referrers("/v2/a/referrers/" + d.String())
-			if got := digestsOf(found); !slices.Equal(got, []digest.Digest{signature}) {
-				t.Errorf("%s referrers %v, want %v", source, got, signature)
-			}
-			indexes, err := i.server.source.IndexesOf(t.Context(), "a", d, 10)
-			if err != nil || !slices.Equal(indexes, []digest.Digest{index}) {
-				t.Errorf("%s indexes %v, %v, want %v", source, indexes, err, index)
-			}
+			i.wantLinks(t, d, signature, index)
 		}
 	})
 	t.Run("with another digest", func(t *testing.T) {
@@ -245,9 +233,7 @@ func TestGarbageCollectionKnowsAllDigests(t *testing.T) {
 	kept, _ := c.put("a", "sha512?tag=kept", ociManifest, c.image512("a", "kept"))
 	removed, _ := c.put("a", "sha512?tag=removed", ociManifest, c.image512("a", "removed"))
 	mixed := c.image512("a", "mixed")
-	mixed["layers"] = append(mixed["layers"].([]any), map[string]any{
-		"mediaType": v1.MediaTypeImageLayer, "digest": c.pushBlob("a", "of 256"), "size": 6,
-	})
+	mixed["layers"] = append(mixed["layers"].([]any), describe(v1.MediaTypeImageLayer, c.pushBlob("a", "of 256"), 6))
 	c.put("a", "mixed", ociManifest, mixed)
 	unused := digest.SHA512.FromString("unused")
 	c.pushAs("a", unused, "unused")

@@ -158,27 +158,20 @@ func (r *recorded) blob(repository, content string) digest.Digest {
 
 // image pushes an image and returns its manifest's digest.
 func (r *recorded) image(repository, tag, layer string) digest.Digest {
-	config, blob := r.blob(repository, "{}"), r.blob(repository, layer)
-	return r.manifest(repository, tag, ociManifest, map[string]any{
-		"config": map[string]any{"mediaType": "application/vnd.oci.image.config.v1+json", "digest": config, "size": 2},
-		"layers": []any{map[string]any{"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": blob,
-			"size": len(layer)}},
-	})
+	r.blob(repository, "{}")
+	r.blob(repository, layer)
+	return r.manifest(repository, tag, ociManifest, imageOf(layer))
 }
 
 func (r *recorded) manifest(repository, tag, mediaType string, manifest map[string]any) digest.Digest {
-	manifest["schemaVersion"], manifest["mediaType"] = 2, mediaType
-	content, err := json.Marshal(manifest)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	d := r.know(string(content))
+	content := encode(r.t, mediaType, manifest)
+	d := r.know(content)
 	paths := []string{manifestURL(repository, d.String())}
 	if tag != "" {
 		paths = append(paths, manifestURL(repository, tag))
 	}
 	r.change(d, func() {
-		r.must(http.StatusCreated, "PUT", paths[len(paths)-1], strings.NewReader(string(content)), "Content-Type", mediaType)
+		r.must(http.StatusCreated, "PUT", paths[len(paths)-1], strings.NewReader(content), "Content-Type", mediaType)
 	}, paths...)
 	return d
 }
@@ -197,7 +190,7 @@ func (r *recorded) use() {
 	chunked := strings.Repeat("chunked ", 3000)
 	d := r.know(chunked)
 	r.change(d, func() {
-		location := r.must(http.StatusAccepted, "POST", "/v2/chunks/blobs/uploads/", nil).Header.Get("Location")
+		location := r.begin("chunks")
 		for _, chunk := range []string{chunked[:9000], chunked[9000:]} {
 			location = r.must(http.StatusAccepted, "PATCH", r.base+location, strings.NewReader(chunk)).Header.Get("Location")
 			r.uploads = append(r.uploads, upload{r.process.Events(), location})
@@ -215,9 +208,7 @@ func (r *recorded) use() {
 	r.image("d", "v1", "at once")
 
 	child := r.image("e", "", "layer 4")
-	index := r.manifest("e", "v1", ociIndex, map[string]any{
-		"manifests": []any{map[string]any{"mediaType": ociManifest, "digest": child, "size": 1}},
-	})
+	index := r.manifest("e", "v1", ociIndex, indexOf(child))
 	referrer := r.manifest("e", "", ociManifest, artifact(index, "application/x-signature"))
 
 	// What is deleted does not come back without its blobs.

@@ -236,9 +236,7 @@ func TestExposedListenerReloadsItsFiles(t *testing.T) {
 		"zarf_registry_exposed_tls_certificate_lifetime_seconds":         leaf.NotAfter.Sub(leaf.NotBefore).Seconds(),
 		"zarf_registry_exposed_tls_reload_errors_total":                  0,
 	} {
-		if got := e.metric(name); got != want {
-			t.Errorf("%s is %f, want %f", name, got, want)
-		}
+		e.wantMetric(name, want)
 	}
 }
 

@@ -66,11 +66,7 @@ func TestGarbageCollect(t *testing.T) {
 			if got != step.want {
 				t.Errorf("collected %+v, want %+v", got, step.want)
 			}
-			for _, want := range step.reported {
-				if !strings.Contains(report, want) {
-					t.Errorf("%q is not reported in\n%s", want, report)
-				}
-			}
+			mentions(t, report, step.reported...)
 			if lines := strings.Count(report, "\n"); lines != got.Blobs+got.Manifests {
 				t.Errorf("%d lines for %+v:\n%s", lines, got, report)
 			}

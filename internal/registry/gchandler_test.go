@@ -2,7 +2,6 @@ package registry
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -115,9 +114,7 @@ func TestRunningRegistryCollectsGarbage(t *testing.T) {
 			"zarf_registry_gc_last_freed_bytes":               float64(want.Bytes),
 			"zarf_registry_gc_last_success_timestamp_seconds": float64(report.SucceededAt.Unix()),
 		} {
-			if got := replica.metric(name); got != want {
-				t.Errorf("%s is %f, want %f", name, got, want)
-			}
+			replica.wantMetric(name, want)
 		}
 	}
 }
@@ -142,24 +139,10 @@ func TestGarbageCollectionRequiresThePushCredential(t *testing.T) {
 	i.server.collector.Times.DrainPeriod = time.Hour
 	c.pushBlob("a", "garbage")
 	older()
-	ctx, cancel := context.WithCancel(t.Context())
-	var collecting sync.WaitGroup
-	collecting.Go(func() {
-		r, err := http.NewRequestWithContext(ctx, "POST", c.base+gc.Path+"?grace-period=0s", nil)
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		r.SetBasicAuth(pushUser, pushPassword)
-		if response, err := c.Do(r); err == nil {
-			_, _ = io.Copy(io.Discard, response.Body)
-			response.Body.Close()
-		}
-	})
+	stop := c.background(gc.Path + "?grace-period=0s")
 	eventually(t, "the lease is held", func() bool { return i.read(t).Held })
 	c.must(http.StatusConflict, "POST", path, nil)
-	cancel()
-	collecting.Wait()
+	stop()
 }
 
 // image is one that a registry has accepted.
@@ -270,9 +253,8 @@ func TestPushesRacingCollections(t *testing.T) {
 // refused, which is allowed, it returns nil and 1.
 func (c client) pushRacing(repository, tag string, contents []string) (*image, int) {
 	pushed := &image{repository: repository}
-	layers := []any{}
-	blobs := append([]string{"{}"}, contents...)
-	for n, content := range blobs {
+	pushed.layers = append([]string{"{}"}, contents...)
+	for _, content := range pushed.layers {
 		d := digest.FromString(content)
 		if a, err := c.send("HEAD", "/v2/"+repository+"/blobs/"+d.String(), nil); err != nil ||
 			a.StatusCode != http.StatusOK {
@@ -291,22 +273,12 @@ func (c client) pushRacing(repository, tag string, contents []string) (*image, i
 				return nil, 0
 			}
 		}
-		if n > 0 {
-			layers = append(layers, map[string]any{"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": d,
-				"size": len(content)})
-		}
 	}
-	pushed.layers = blobs
-	manifest, err := json.Marshal(map[string]any{
-		"schemaVersion": 2, "mediaType": ociManifest, "annotations": map[string]string{"tag": repository + tag},
-		"config": map[string]any{"mediaType": "application/vnd.oci.image.config.v1+json", "digest": digest.FromString("{}"),
-			"size": 2}, "layers": layers,
-	})
-	if err != nil {
-		c.t.Error(err)
-	}
-	pushed.manifest = string(manifest)
-	a, err := c.send("PUT", "/v2/"+repository+"/manifests/"+tag, bytes.NewReader(manifest), "Content-Type", ociManifest)
+	manifest := imageOf(contents...)
+	manifest["annotations"] = map[string]string{"tag": repository + tag}
+	pushed.manifest = encode(c.t, ociManifest, manifest)
+	a, err := c.send("PUT", "/v2/"+repository+"/manifests/"+tag, strings.NewReader(pushed.manifest), "Content-Type",
+		ociManifest)
 	switch {
 	case err != nil:
 		c.t.Error(err)
@@ -361,7 +333,7 @@ func TestManifestsWaitForGarbageThatAnotherProcessCollects(t *testing.T) {
 		}
 		return done
 	}
-	text := c.imageOf("a", layer)
+	text := encode(t, ociManifest, imageOf("layer"))
 	done := waits("a manifest", func() {
 		c.must(http.StatusCreated, "PUT", "/v2/a/manifests/v1", strings.NewReader(text), "Content-Type", ociManifest)
 	})
@@ -391,8 +363,8 @@ func TestManifestsWaitForGarbageThatAnotherProcessCollects(t *testing.T) {
 	h.stopHeartbeats()
 	i.server.collector.Times.WaitTimeout, i.server.collector.Times.LeaseDuration = time.Minute, shortLease
 	c.must(http.StatusCreated, "PUT", "/v2/a/manifests/v2", strings.NewReader(text), "Content-Type", ociManifest)
-	if got, _ := c.pushedManifest("a", "v2"); got != digest.FromString(text) {
-		t.Errorf("%s, want %s", got, digest.FromString(text))
+	if got := c.manifestOf("a", "v2"); got != text {
+		t.Errorf("%s, want %s", got, text)
 	}
 	leases := fileLeases(t, i.root)
 	leases.Times.LeaseDuration = shortLease
@@ -400,29 +372,6 @@ func TestManifestsWaitForGarbageThatAnotherProcessCollects(t *testing.T) {
 		func(gc.Event) {}); err != nil || result.Blobs != 1 { // the new blob, which no image needs
 		t.Errorf("%+v, %v", result, err)
 	}
-}
-
-// imageOf returns the manifest of an image with one layer, and pushes its configuration.
-func (c client) imageOf(repository string, layer digest.Digest) string {
-	c.t.Helper()
-	c.pushBlob(repository, "{}")
-	text, err := json.Marshal(map[string]any{
-		"schemaVersion": 2, "mediaType": ociManifest,
-		"config": map[string]any{"mediaType": "application/vnd.oci.image.config.v1+json", "digest": digest.FromString("{}"),
-			"size": 2},
-		"layers": []any{map[string]any{"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": layer, "size": 5}},
-	})
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	return string(text)
-}
-
-// pushedManifest pulls a manifest.
-func (c client) pushedManifest(repository, tag string) (digest.Digest, string) {
-	c.t.Helper()
-	a := c.must(http.StatusOK, "GET", "/v2/"+repository+"/manifests/"+tag, nil, "Accept", ociManifest)
-	return digest.FromString(a.body), a.body
 }
 
 // isLost reports whether a collector has lost its lease.
@@ -478,12 +427,7 @@ func TestCollectionStopsWhenTheClientDisconnects(t *testing.T) {
 	c.pushBlob("a", "garbage")
 	older()
 	ctx, cancel := context.WithCancel(t.Context())
-	request, err := http.NewRequestWithContext(ctx, "POST", c.base+gc.Path+"?grace-period=0s", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	request.SetBasicAuth(pushUser, pushPassword)
-	response, err := c.Do(request)
+	response, err := c.stream(ctx, "POST", gc.Path+"?grace-period=0s")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -611,44 +555,29 @@ func TestCollectionKeepsReferencedContent(t *testing.T) {
 	root := t.TempDir()
 	i := start(t, newTestCA(t), root)
 	c := i.pusher()
-	put := func(reference, mediaType string, manifest map[string]any) digest.Digest {
+	c.pushBlob("a", "{}")
+	put := func(reference, name string, subjects ...digest.Digest) digest.Digest {
 		t.Helper()
-		manifest["schemaVersion"], manifest["mediaType"] = 2, mediaType
-		text, err := json.Marshal(manifest)
-		if err != nil {
-			t.Fatal(err)
+		c.pushBlob("a", "layer of "+name)
+		manifest := imageOf("layer of " + name)
+		for _, subject := range subjects {
+			manifest["subject"] = describe(ociManifest, subject, 2)
 		}
-		d := digest.FromBytes(text)
-		if reference == "" {
-			reference = d.String()
-		}
-		c.must(http.StatusCreated, "PUT", "/v2/a/manifests/"+reference, bytes.NewReader(text), "Content-Type", mediaType)
+		d, _ := c.put("a", reference, ociManifest, manifest)
 		return d
 	}
-	of := func(d digest.Digest, mediaType string) map[string]any {
-		return map[string]any{"mediaType": mediaType, "digest": d, "size": 2}
-	}
-	config := of(c.pushBlob("a", "{}"), "application/vnd.oci.image.config.v1+json")
-	simple := func(name string, more ...string) map[string]any {
-		layer := of(c.pushBlob("a", "layer of "+name), "application/vnd.oci.image.layer.v1.tar")
-		layer["size"] = len("layer of " + name)
-		m := map[string]any{"config": config, "layers": []any{layer}}
-		if len(more) > 0 {
-			m["subject"] = of(digest.Digest(more[0]), ociManifest)
-		}
-		return m
-	}
-	replaced := put("tagged", ociManifest, simple("replaced"))
-	child := put("", ociManifest, simple("child"))
-	index := put("multi", ociIndex, map[string]any{"manifests": []any{of(child, ociManifest)}})
-	tagged := put("tagged", ociManifest, simple("tagged"))
-	signature := put("", ociManifest, simple("signature", tagged.String()))
-	attestation := put("", ociManifest, simple("attestation", signature.String()))
-	untagged := put("", ociManifest, simple("untagged"))
-	orphan := put("", ociManifest, simple("signature of untagged", untagged.String()))
-	named := put("named", ociManifest, map[string]any{"config": config, "layers": []any{},
-		"annotations": map[string]string{"base": untagged.String()}})
-	about := put("about", ociManifest, simple("about", untagged.String()))
+	replaced := put("tagged", "replaced")
+	child := put("", "child")
+	index, _ := c.pushIndex("a", "multi", child)
+	tagged := put("tagged", "tagged")
+	signature := put("", "signature", tagged)
+	attestation := put("", "attestation", signature)
+	untagged := put("", "untagged")
+	orphan := put("", "signature of untagged", untagged)
+	withoutLayers := imageOf()
+	withoutLayers["annotations"] = map[string]string{"base": untagged.String()}
+	named, _ := c.put("a", "named", ociManifest, withoutLayers)
+	about := put("about", "about", untagged)
 	// An unfinished upload, and a blob whose manifest is not pushed yet.
 	c.must(http.StatusAccepted, "POST", "/v2/b/blobs/uploads/", nil)
 	c.pushBlob("b", "no manifest")

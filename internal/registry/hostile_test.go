@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -66,9 +65,7 @@ func TestInvalidReferencesAreNoFailures(t *testing.T) {
 	if logs := i.logs.String(); strings.Contains(logs, "verifying an image failed") || strings.Contains(logs, `"level":"ERROR"`) {
 		t.Errorf("logged:\n%s", logs)
 	}
-	if n := i.metric(`zarf_registry_signature_verifications_total{result="failed"}`); n != 0 {
-		t.Errorf("%v failures are counted", n)
-	}
+	i.wantMetric(`zarf_registry_signature_verifications_total{result="failed"}`, 0)
 }
 
 // Who pulls an image that cannot be verified again and again does not fill the log.
@@ -117,13 +114,15 @@ func TestBackLinksAreSmall(t *testing.T) {
 	root := t.TempDir()
 	i := start(t, newTestCA(t), root)
 	c := i.pusher()
-	var children []any
+	var children []digest.Digest
 	for n := range 3 {
 		d, _ := c.pushImage("a", fmt.Sprintf("v%d", n), fmt.Sprintf("layer %d", n))
-		children = append(children, map[string]any{"mediaType": ociManifest, "digest": d, "size": 1})
+		children = append(children, d)
 	}
 	large := strings.Repeat("x", 1<<20)
-	c.put("a", "multi", ociIndex, map[string]any{"manifests": children, "annotations": map[string]string{"x": large}})
+	index := indexOf(children...)
+	index["annotations"] = map[string]string{"x": large}
+	c.put("a", "multi", ociIndex, index)
 	if n, largest := linkSizes(t, root, "a", "_indexes"); n != 3 || largest > 512 {
 		t.Errorf("%d links to the index, of up to %d bytes", n, largest)
 	}
@@ -151,12 +150,9 @@ func TestTypesAreShort(t *testing.T) {
 	i := start(t, newTestCA(t), t.TempDir())
 	c := i.pusher()
 	subject, _ := c.pushImage("a", "v1", "layer")
-	manifest, err := json.Marshal(artifact(subject, "application/"+strings.Repeat("x", 300)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	manifest = append([]byte(`{"schemaVersion":2,"mediaType":"`+ociManifest+`",`), manifest[1:]...)
-	a := c.must(http.StatusBadRequest, "PUT", "/v2/a/manifests/long", bytes.NewReader(manifest), "Content-Type", ociManifest)
+	manifest := encode(t, ociManifest, artifact(subject, "application/"+strings.Repeat("x", 300)))
+	a := c.must(http.StatusBadRequest, "PUT", "/v2/a/manifests/long", strings.NewReader(manifest), "Content-Type",
+		ociManifest)
 	mentions(t, a.body, "MANIFEST_INVALID", "artifact type")
 }
 
@@ -166,7 +162,7 @@ func TestTypesAreShort(t *testing.T) {
 func TestPagesReadWhatTheySend(t *testing.T) {
 	t.Parallel()
 	const all = 200
-	i := open(t, newTestCA(t), "", func(o *Options) { o.Config = loadConfig(t, inMemory).Config })
+	i := open(t, newTestCA(t), "", configured(t, inMemory))
 	var reads atomic.Int64
 	observe(i, func(path string) {
 		if strings.Contains(path, "_referrers") {
@@ -222,29 +218,22 @@ func TestBackLinksCountAgainstTheQuota(t *testing.T) {
 	i.run()
 	eventually(t, "the content is measured", func() bool { return i.server.space.Report().Quota != nil })
 	c := i.pusher()
-	var children []any
+	var children []digest.Digest
 	for n := range 100 {
-		children = append(children, map[string]any{"mediaType": ociManifest, "size": 1,
-			"digest": digest.FromString(fmt.Sprint(n)), "platform": map[string]any{"os": "linux", "architecture": "amd64"}})
+		children = append(children, digest.FromString(fmt.Sprint(n)))
 	}
-	index, err := json.Marshal(map[string]any{"schemaVersion": 2, "mediaType": ociIndex, "manifests": children})
-	if err != nil {
-		t.Fatal(err)
-	}
-	a := c.must(http.StatusInsufficientStorage, "PUT", "/v2/a/manifests/multi", bytes.NewReader(index), "Content-Type", ociIndex)
+	index := encode(t, ociIndex, indexOf(children...))
+	a := c.must(http.StatusInsufficientStorage, "PUT", "/v2/a/manifests/multi", strings.NewReader(index), "Content-Type",
+		ociIndex)
 	mentions(t, a.body, "INSUFFICIENT_STORAGE", "of the quota", "registry.storage.quota")
-	if expected := i.server.space.ExpectedBytes(); expected != 0 {
-		t.Errorf("%d bytes are expected although nothing is in progress", expected)
-	}
+	i.expectsNothing()
 	d, _ := c.pushImage("a", "v1", "layer")
 	before := i.used()
 	c.pushIndex("a", "two", d)
 	if grown := i.used() - before; grown < 300 || grown > 1000 {
 		t.Errorf("an index of one image takes %d bytes", grown)
 	}
-	if expected := i.server.space.ExpectedBytes(); expected != 0 {
-		t.Errorf("%d bytes are expected although nothing is in progress", expected)
-	}
+	i.expectsNothing()
 }
 
 // Claim: The verification of a signature reads a limited number of referrers.
@@ -253,7 +242,7 @@ func TestVerificationReadsFewReferrers(t *testing.T) {
 	const all = 1500
 	s := newSigner(t)
 	_, change := verified(t, verify.Enforce, s)
-	i := open(t, newTestCA(t), "", change, func(o *Options) { o.Config = loadConfig(t, inMemory).Config })
+	i := open(t, newTestCA(t), "", change, configured(t, inMemory))
 	var reads atomic.Int64
 	observe(i, func(path string) {
 		if strings.Contains(path, "_referrers") {

@@ -57,7 +57,7 @@ func TestDamagedBlobsDoNotExist(t *testing.T) {
 			if a := i.node().must(http.StatusOK, "GET", path, nil); a.body != "layer" {
 				t.Errorf("the layer is %q", a.body)
 			}
-			c.must(http.StatusCreated, "PUT", "/v2/a/manifests/v1", strings.NewReader(manifest), "Content-Type", ociManifest)
+			c.pushManifest("a", "v1", manifest)
 		})
 	}
 }
@@ -69,11 +69,8 @@ func TestIncompleteManifestsDoNotExistForPushers(t *testing.T) {
 	i := start(t, newTestCA(t), t.TempDir())
 	c := i.pusher()
 	d, _ := c.pushImage("a", "v1", "layer")
-	index, _ := c.put("a", "multi", ociIndex, map[string]any{"manifests": []any{
-		map[string]any{"mediaType": ociManifest, "digest": d, "size": 1},
-	}})
-	local := i.plain().as(pushUser, pushPassword)
-	local.base = "http://" + i.addresses["loopback"]
+	index, _ := c.pushIndex("a", "multi", d)
+	local := i.loopback().as(pushUser, pushPassword)
 	references := []string{"v1", "multi", d.String(), index.String()}
 	head := func(want int, clients ...client) {
 		t.Helper()
@@ -104,8 +101,7 @@ func TestDamagedManifests(t *testing.T) {
 			i := start(t, newTestCA(t), t.TempDir())
 			c := i.pusher()
 			d, manifest := c.pushImage("a", "v1", "layer")
-			index := map[string]any{"manifests": []any{map[string]any{"mediaType": ociManifest, "digest": d, "size": 1}}}
-			c.put("a", "multi", ociIndex, index)
+			c.pushIndex("a", "multi", d)
 			i.overwrite(storage.BlobPath(d), content)
 			for _, method := range []string{"HEAD", "GET"} {
 				for _, reference := range []string{"v1", d.String()} {
@@ -114,8 +110,7 @@ func TestDamagedManifests(t *testing.T) {
 				}
 			}
 			c.must(http.StatusNotFound, "HEAD", "/v2/a/manifests/multi", nil)
-			c.must(http.StatusCreated, "PUT", "/v2/a/manifests/"+d.String(), strings.NewReader(manifest), "Content-Type",
-				ociManifest)
+			c.pushManifest("a", d.String(), manifest)
 			if a := i.node().must(http.StatusOK, "GET", "/v2/a/manifests/v1", nil); a.body != manifest {
 				t.Errorf("the manifest is %s", a.body)
 			}

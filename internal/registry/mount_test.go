@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/opencontainers/go-digest"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
@@ -45,7 +46,7 @@ func TestMount(t *testing.T) {
 	const uploads = "/blobs/uploads/"
 	for name, config := range storages(t) {
 		t.Run(name, func(t *testing.T) {
-			i := start(t, newTestCA(t), "", func(o *Options) { o.Config = loadConfig(t, "version: 0.1\n"+config).Config })
+			i := start(t, newTestCA(t), "", configured(t, "version: 0.1\n"+config))
 			c, node := i.pusher(), i.node()
 			d := c.pushBlob("first", "shared")
 			empty := c.pushBlob("first", "")
@@ -102,15 +103,11 @@ func TestMount(t *testing.T) {
 				node.must(http.StatusOK, "HEAD", "/v2/a/blobs/"+d.String(), nil)
 			})
 			t.Run("a manifest can reference the blob at once", func(t *testing.T) {
-				manifest := strings.NewReplacer("LAYER", d.String(), "CONFIG", empty.String()).Replace(
-					`{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json",` +
-						`"config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"CONFIG","size":0},` +
-						`"layers":[{"mediaType":"application/vnd.oci.image.layer.v1.tar","digest":"LAYER","size":6}]}`)
 				for _, blob := range []digest.Digest{d, empty} {
 					c.must(http.StatusCreated, "POST", "/v2/whole"+uploads+"?mount="+blob.String(), nil)
 				}
-				c.must(http.StatusCreated, "PUT", "/v2/whole/manifests/v1", strings.NewReader(manifest), "Content-Type",
-					"application/vnd.oci.image.manifest.v1+json")
+				c.put("whole", "v1", ociManifest, map[string]any{"config": describe(v1.MediaTypeImageConfig, empty, 0),
+					"layers": []any{describe(v1.MediaTypeImageLayer, d, 6)}})
 			})
 			t.Run("mounting requires push access", func(t *testing.T) {
 				missing := "?mount=" + absent.String()
@@ -141,7 +138,6 @@ func TestMount(t *testing.T) {
 	}
 }
 
-// A blob without data is not mounted, even if it is cached.
 // Distribution also reads parameters from the body of a form, and prefers them.
 func TestUploadParametersComeFromTheURL(t *testing.T) {
 	t.Parallel()
@@ -168,12 +164,13 @@ func TestUploadParametersComeFromTheURL(t *testing.T) {
 	t.Run("a body is content, whatever its type", func(t *testing.T) {
 		c.t = t
 		const content = "digest=x&_state=y"
-		begun := c.must(http.StatusAccepted, "POST", "/v2/b/blobs/uploads/", nil).Header.Get("Location")
+		begun := c.begin("b")
 		c.must(http.StatusCreated, "PUT", c.base+begun+"&digest="+digest.FromString(content).String(),
 			strings.NewReader(content), "Content-Type", form)
 	})
 }
 
+// A blob without data is not mounted, even if it is cached.
 func TestMountOfABlobWithoutData(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -189,8 +186,8 @@ func TestMountOfABlobWithoutData(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
-			config := "version: 0.1\n" + storageAt(root, "cache: {blobdescriptor: inmemory}")
-			i := start(t, newTestCA(t), root, func(o *Options) { o.Config = loadConfig(t, config).Config })
+			i := start(t, newTestCA(t), root,
+				configured(t, "version: 0.1\n"+storageAt(root, "cache: {blobdescriptor: inmemory}")))
 			c := i.pusher()
 			d := c.pushBlob("first", "shared")
 			c.must(http.StatusOK, "HEAD", "/v2/first/blobs/"+d.String(), nil) // fills the cache
@@ -215,7 +212,7 @@ func TestMountWhileReadOnly(t *testing.T) {
 	i := start(t, newTestCA(t), root)
 	d := i.pusher().pushBlob("first", "shared")
 	config := "version: 0.1\n" + storageAt(root, "maintenance: {readonly: {enabled: true}}")
-	i = start(t, newTestCA(t), root, func(o *Options) { o.Config = loadConfig(t, config).Config })
+	i = start(t, newTestCA(t), root, configured(t, config))
 	i.pusher().must(http.StatusMethodNotAllowed, "POST", "/v2/second/blobs/uploads/?mount="+d.String(), nil)
 	i.node().must(http.StatusNotFound, "HEAD", "/v2/second/blobs/"+d.String(), nil)
 }

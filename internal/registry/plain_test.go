@@ -54,8 +54,9 @@ func (f followed) removeUsers() {
 	tlsfilestest.WriteSecret(f.t, f.volume, nil)
 }
 
-func (f followed) refused() bool {
-	conn, err := net.Dial("tcp", f.addresses["plain"])
+// refuses reports whether a listener is closed.
+func (i *instance) refuses(listener string) bool {
+	conn, err := net.Dial("tcp", i.addresses[listener])
 	if err == nil {
 		conn.Close()
 	}
@@ -65,7 +66,7 @@ func (f followed) refused() bool {
 func (f followed) waitClosed() {
 	f.t.Helper()
 	eventually(f.t, "the plain listener closes", func() bool { return f.server.plain.address() == nil })
-	if !f.refused() {
+	if !f.refuses("plain") {
 		f.t.Error("the address is nil but connections are accepted")
 	}
 }
@@ -145,20 +146,6 @@ func (c client) mustAny(method, path string) answer {
 	return a
 }
 
-func TestAnonymousPullFollowsTheFile(t *testing.T) {
-	t.Parallel()
-	f := openFollowed(t, func(o *Options) { o.AnonymousPull = true })
-	f.run()
-	f.waitClosed()
-	f.addUser(pullUser, pullPassword)
-	f.waitOpen()
-	f.plain().must(http.StatusOK, "GET", "/v2/_catalog", nil)
-	f.plain().must(http.StatusUnauthorized, "GET", "/v2/", nil)
-	f.plain().must(http.StatusUnauthorized, "POST", "/v2/a/blobs/uploads/", nil)
-	f.removeUsers()
-	f.waitClosed()
-}
-
 func TestExistingFileOpensThePlainListenerAtOnce(t *testing.T) {
 	t.Parallel()
 	f := openFollowed(t, func(o *Options) {
@@ -212,7 +199,7 @@ func TestInvalidFileDoesNotOpenThePlainListener(t *testing.T) {
 	}
 }
 
-// slowUpload is an upload over the plain listener that the test finishes.
+// slowUpload is an upload that the test finishes.
 type slowUpload struct {
 	body   *io.PipeWriter
 	result chan error
@@ -220,9 +207,14 @@ type slowUpload struct {
 
 func (f followed) slowUpload(content string) slowUpload {
 	f.t.Helper()
-	c := f.plain().as(pushUser, pushPassword)
-	location := c.must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
-	before := f.inFlight("plain")
+	return f.instance.slowUpload(f.plain().as(pushUser, pushPassword), "plain", content)
+}
+
+// slowUpload sends the first half of an upload over a listener.
+func (i *instance) slowUpload(c client, listener, content string) slowUpload {
+	i.t.Helper()
+	location := c.begin("a")
+	before := i.inFlight(listener)
 	body, writer := io.Pipe()
 	u := slowUpload{writer, make(chan error, 1)}
 	go func() {
@@ -233,12 +225,12 @@ func (f followed) slowUpload(content string) slowUpload {
 		u.result <- err
 	}()
 	if _, err := writer.Write([]byte(content[:len(content)/2])); err != nil {
-		f.t.Fatal(err)
+		i.t.Fatal(err)
 	}
-	eventually(f.t, "the upload is in progress", func() bool { return f.inFlight("plain") == before+1 })
-	f.t.Cleanup(func() { // its handler writes to a directory that the test removes
+	eventually(i.t, "the upload is in progress", func() bool { return i.inFlight(listener) == before+1 })
+	i.t.Cleanup(func() { // its handler writes to a directory that the test removes
 		_ = writer.Close()
-		eventually(f.t, "the upload has ended", func() bool { return f.inFlight("plain") == 0 })
+		eventually(i.t, "the upload has ended", func() bool { return i.inFlight(listener) == 0 })
 	})
 	return u
 }
@@ -321,7 +313,7 @@ func TestShutdownDrainsClosedListeners(t *testing.T) {
 			open := f.slowUpload("open still")
 			stopped := make(chan error, 1)
 			go func() { stopped <- f.stop() }()
-			eventually(t, "new connections are refused", f.refused)
+			eventually(t, "new connections are refused", func() bool { return f.refuses("plain") })
 			if !tt.ends {
 				if err := <-stopped; err != nil {
 					t.Error(err)
@@ -420,7 +412,7 @@ func TestUploadSurvivesChangesOfPullUsers(t *testing.T) {
 	t.Parallel()
 	ca, root := newTestCA(t), t.TempDir()
 	first := start(t, ca, root)
-	location := first.pusher().must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
+	location := first.pusher().begin("a")
 	if err := first.stop(); err != nil {
 		t.Fatal(err)
 	}

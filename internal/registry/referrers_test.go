@@ -22,22 +22,18 @@ import (
 // put pushes a manifest by digest, with the given algorithm, or by a tag.
 func (c client) put(repository, reference, mediaType string, manifest map[string]any) (digest.Digest, answer) {
 	c.t.Helper()
-	manifest["schemaVersion"], manifest["mediaType"] = 2, mediaType
-	content, err := json.Marshal(manifest)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	d := digest.FromBytes(content)
+	content := encode(c.t, mediaType, manifest)
+	d := digest.FromString(content)
 	path, query, _ := strings.Cut(reference, "?")
 	switch path {
 	case "":
 		path = d.String()
 	case "sha512":
-		d = digest.SHA512.FromBytes(content)
+		d = digest.SHA512.FromString(content)
 		path = d.String()
 	}
 	return d, c.must(http.StatusCreated, "PUT", "/v2/"+repository+"/manifests/"+path+"?"+query,
-		strings.NewReader(string(content)), "Content-Type", mediaType)
+		strings.NewReader(content), "Content-Type", mediaType)
 }
 
 // artifact is a manifest that refers to a subject. The repository must have the blob {}.
@@ -83,6 +79,19 @@ func digestsOf(found []v1.Descriptor) (digests []digest.Digest) {
 	}
 	slices.Sort(digests)
 	return digests
+}
+
+// wantLinks fails the test unless an image of repository a has just this referrer, and is in just this index.
+func (i *instance) wantLinks(t *testing.T, image, referrer, index digest.Digest) {
+	t.Helper()
+	found, _ := i.node().referrers("/v2/a/referrers/" + image.String())
+	if got := digestsOf(found); !slices.Equal(got, []digest.Digest{referrer}) {
+		t.Errorf("referrers %v, want %v", got, referrer)
+	}
+	indexes, err := i.server.source.IndexesOf(t.Context(), "a", image, 10)
+	if err != nil || !slices.Equal(indexes, []digest.Digest{index}) {
+		t.Errorf("indexes %v, %v, want %v", indexes, err, index)
+	}
 }
 
 func TestReferrers(t *testing.T) {
@@ -240,15 +249,13 @@ func TestReferrersOfDistribution(t *testing.T) {
 	root := t.TempDir()
 	earlier := start(t, newTestCA(t), root)
 	c := earlier.pusher()
-	subject, manifest := c.pushImage("a", "v1", "layer")
+	subject, _ := c.pushImage("a", "v1", "layer")
 	signature, _ := c.put("a", "", ociManifest, artifact(subject, "application/x-signature"))
 	// Clients of a registry without the referrers API list them in an index with this tag.
 	c.put("a", strings.Replace(subject.String(), ":", "-", 1), ociIndex, map[string]any{
 		"manifests": []any{map[string]any{"mediaType": ociManifest, "digest": signature, "size": 1}},
 	})
-	index, _ := c.put("a", "multi", ociIndex, map[string]any{
-		"manifests": []any{map[string]any{"mediaType": ociManifest, "digest": subject, "size": len(manifest)}},
-	})
+	index, _ := c.pushIndex("a", "multi", subject)
 	if err := earlier.stop(); err != nil {
 		t.Fatal(err)
 	}
@@ -256,14 +263,7 @@ func TestReferrersOfDistribution(t *testing.T) {
 
 	check := func(t *testing.T, i *instance) {
 		t.Helper()
-		found, _ := i.node().referrers("/v2/a/referrers/" + subject.String())
-		if got := digestsOf(found); !slices.Equal(got, []digest.Digest{signature}) {
-			t.Errorf("referrers %v, want %v", got, signature)
-		}
-		indexes, err := i.server.source.IndexesOf(t.Context(), "a", subject, 10)
-		if err != nil || !slices.Equal(indexes, []digest.Digest{index}) {
-			t.Errorf("indexes %v, %v, want %v", indexes, err, index)
-		}
+		i.wantLinks(t, subject, signature, index)
 	}
 	t.Run("are found by a scan", func(t *testing.T) {
 		readOnly := open(t, newTestCA(t), root, func(o *Options) {

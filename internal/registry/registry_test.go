@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/opencontainers/go-digest"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/crypto/bcrypt"
 
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
@@ -131,6 +132,13 @@ func loadConfig(t testing.TB, text string) (options Options) {
 		t.Fatal(err)
 	}
 	return Options{Config: config}
+}
+
+// configured sets the configuration.
+func configured(t testing.TB, text string) func(*Options) {
+	t.Helper()
+	config := loadConfig(t, text).Config
+	return func(o *Options) { o.Config = config }
 }
 
 // instance is a running registry.
@@ -287,6 +295,32 @@ func (a answer) code() string {
 	return body.Errors[0].Code
 }
 
+// stream sends a request without a body until the context ends, and returns before the whole response is there.
+func (c client) stream(ctx context.Context, method, path string) (*http.Response, error) {
+	request, err := http.NewRequestWithContext(ctx, method, c.base+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	request.SetBasicAuth(c.user, c.password)
+	return c.Do(request)
+}
+
+// background sends a POST request until stop is called.
+func (c client) background(path string) (stop func()) {
+	ctx, cancel := context.WithCancel(c.t.Context())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if response, err := c.stream(ctx, "POST", path); err == nil {
+			_, _ = io.Copy(io.Discard, response.Body)
+			response.Body.Close()
+		}
+	})
+	return func() {
+		cancel()
+		running.Wait()
+	}
+}
+
 func (c client) send(method, path string, body io.Reader, headers ...string) (answer, error) {
 	c.t.Helper()
 	if !strings.Contains(path, "://") {
@@ -324,36 +358,62 @@ func (c client) must(status int, method, path string, body io.Reader, headers ..
 	return a
 }
 
+// begin begins an upload and returns its location.
+func (c client) begin(repository string) string {
+	c.t.Helper()
+	return c.must(http.StatusAccepted, "POST", "/v2/"+repository+"/blobs/uploads/", nil).Header.Get("Location")
+}
+
 // pushBlob uploads content in one piece and returns its digest.
 func (c client) pushBlob(repository, content string) digest.Digest {
 	c.t.Helper()
 	d := digest.FromString(content)
-	begun := c.must(http.StatusAccepted, "POST", "/v2/"+repository+"/blobs/uploads/", nil)
-	c.must(http.StatusCreated, "PUT", c.base+begun.Header.Get("Location")+"&digest="+d.String(),
-		strings.NewReader(content),
-		"Content-Type", "application/octet-stream")
+	c.pushAs(repository, d, content)
 	return d
 }
 
 // pushImage pushes an image with one layer and returns the manifest's digest and text.
 func (c client) pushImage(repository, tag, layer string) (digest.Digest, string) {
 	c.t.Helper()
-	const mediaType = "application/vnd.oci.image.manifest.v1+json"
-	config := c.pushBlob(repository, "{}")
-	blob := c.pushBlob(repository, layer)
-	manifest, err := json.Marshal(map[string]any{
-		"schemaVersion": 2,
-		"mediaType":     mediaType,
-		"config":        map[string]any{"mediaType": "application/vnd.oci.image.config.v1+json", "digest": config, "size": 2},
-		"layers": []any{map[string]any{"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": blob,
-			"size": len(layer)}},
-	})
-	if err != nil {
-		c.t.Fatal(err)
+	c.pushBlob(repository, "{}")
+	c.pushBlob(repository, layer)
+	manifest := encode(c.t, ociManifest, imageOf(layer))
+	return c.pushManifest(repository, tag, manifest), manifest
+}
+
+func describe(mediaType string, d digest.Digest, size int) map[string]any {
+	return map[string]any{"mediaType": mediaType, "digest": d, "size": size}
+}
+
+// imageOf is a manifest of an image. The repository must have its layers, and the blob {}.
+func imageOf(layers ...string) map[string]any {
+	described := []any{}
+	for _, layer := range layers {
+		described = append(described, describe(v1.MediaTypeImageLayer, digest.FromString(layer), len(layer)))
 	}
-	c.must(http.StatusCreated, "PUT", "/v2/"+repository+"/manifests/"+tag, strings.NewReader(string(manifest)),
-		"Content-Type", mediaType)
-	return digest.FromBytes(manifest), string(manifest)
+	return map[string]any{"config": describe(v1.MediaTypeImageConfig, digest.FromString("{}"), 2), "layers": described}
+}
+
+// indexOf is an index of images.
+func indexOf(children ...digest.Digest) map[string]any {
+	described := []any{}
+	for _, child := range children {
+		d := describe(ociManifest, child, 1)
+		d["platform"] = map[string]any{"os": "linux", "architecture": "amd64"}
+		described = append(described, d)
+	}
+	return map[string]any{"manifests": described}
+}
+
+// encode completes a manifest and returns its text.
+func encode(t testing.TB, mediaType string, manifest map[string]any) string {
+	t.Helper()
+	manifest["schemaVersion"], manifest["mediaType"] = 2, mediaType
+	text, err := json.Marshal(manifest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 func random(n int) string {

@@ -174,7 +174,7 @@ func TestOpenConnectionsFollowTheCertificates(t *testing.T) {
 	})
 	t.Run("a connection with a request in progress is closed after its response", func(t *testing.T) {
 		i := lingering(t, time.Millisecond)
-		upload := i.pusher().must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
+		upload := i.pusher().begin("a")
 		c := i.rawPusher(t)
 		c.write("PATCH %s HTTP/1.1\r\nHost: registry\r\nAuthorization: %s\r\nContent-Length: 4\r\n"+
 			"Expect: 100-continue\r\n\r\n", upload, c.authorization())
@@ -220,21 +220,6 @@ func TestOpenConnectionsFollowTheCertificates(t *testing.T) {
 			t.Errorf("%d, %v, on an open connection %t: %s", a.StatusCode, err, wasOpen, a.body)
 		}
 	})
-}
-
-func TestInvalidCertificatesKeepThePreviousOnes(t *testing.T) {
-	t.Parallel()
-	i := start(t, newTestCA(t), t.TempDir())
-	files := i.ca.serverFiles(t)
-	files["tls.key"] = []byte("rubbish")
-	tlsfilestest.WriteSecret(t, i.tlsDir, files)
-	if _, err := i.server.certificates.Reload(); err == nil {
-		t.Fatal("invalid files were loaded")
-	}
-	i.node().must(http.StatusOK, "GET", "/v2/", nil)
-	if text := i.metrics(); !strings.Contains(text, "zarf_registry_tls_reload_errors_total 1\n") {
-		t.Error("the failure is not counted")
-	}
 }
 
 func TestUsersAreReloaded(t *testing.T) {

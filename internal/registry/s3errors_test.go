@@ -35,7 +35,7 @@ func TestReadinessExplainsWhyS3Fails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			config := fmt.Sprintf("version: 0.1\nstorage: {s3: {regionendpoint: %q, region: %s, bucket: %s, "+
 				"forcepathstyle: true, accesskey: %s, secretkey: %q}}\n", tt.endpoint(t), s3test.Region, tt.bucket, s3test.AccessKey, tt.secret)
-			i := open(t, newTestCA(t), t.TempDir(), func(o *Options) { o.Config = loadConfig(t, config).Config })
+			i := open(t, newTestCA(t), t.TempDir(), configured(t, config))
 			i.run()
 			health := i.diagnostics("health")
 			var body string
@@ -44,11 +44,7 @@ func TestReadinessExplainsWhyS3Fails(t *testing.T) {
 				body = a.body
 				return err == nil && a.StatusCode == http.StatusServiceUnavailable && !strings.Contains(body, "not checked yet")
 			})
-			for _, want := range tt.want {
-				if !strings.Contains(body, want) {
-					t.Errorf("%q is not in %s", want, body)
-				}
-			}
+			mentions(t, body, tt.want...)
 		})
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -52,13 +51,13 @@ func TestScrub(t *testing.T) {
 	i := start(t, newTestCA(t), t.TempDir())
 	c, driver := i.pusher(), i.server.source.Driver
 	ctx := t.Context()
-	var digests []any
+	var digests []digest.Digest
 	for _, name := range []string{"one", "two", "three", "four", "five", "six", "seven"} {
 		d, _ := c.pushImage("a", name, "layer of "+name)
-		digests = append(digests, map[string]any{"mediaType": ociManifest, "digest": d, "size": 1})
+		digests = append(digests, d)
 	}
 	c.pushImage("b", "v1", "layer of one")
-	c.put("a", "multi", ociIndex, map[string]any{"manifests": digests[:2]})
+	c.pushIndex("a", "multi", digests[:2]...)
 	untagged, manifest := c.pushImage("a", "six", "layer of untagged")
 	c.pushImage("a", "six", "layer of six")
 	garbage := c.pushBlob("a", "garbage")
@@ -73,7 +72,7 @@ func TestScrub(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	_, threeManifest := c.manifestOf("a", "three")
+	threeManifest := c.manifestOf("a", "three")
 	three := digest.FromString(threeManifest)
 	i.overwrite(storage.BlobPath(layer("one")), flip("layer of one"))
 	remove(storage.BlobPath(layer("two")))
@@ -100,9 +99,7 @@ func TestScrub(t *testing.T) {
 		if !slices.Equal(problems, want) || result.Problems != len(want) {
 			t.Errorf("%s\nwant\n%s\n%+v", strings.Join(problems, "\n"), strings.Join(want, "\n"), result)
 		}
-		if got := i.metric("zarf_registry_scrub_problems"); got != float64(len(want)) {
-			t.Errorf("the metric is %f", got)
-		}
+		i.wantMetric("zarf_registry_scrub_problems", float64(len(want)))
 	}
 	status := i.loaded().Scrub
 	if status == nil || status.Problems != len(want) || !slices.Contains(status.Images, "a:three") ||
@@ -120,13 +117,10 @@ func TestScrub(t *testing.T) {
 		c.pushImage("a", name, "layer of "+name)
 	}
 	c.pushBlob("a", "layer of untagged")
-	c.must(http.StatusCreated, "PUT", "/v2/a/manifests/"+untagged.String(), strings.NewReader(manifest), "Content-Type",
-		ociManifest)
+	c.pushManifest("a", untagged.String(), manifest)
 	collectNow(t, i.root, gc.Request{})
 	i.server.scrubber.Refresh(t.Context())
-	if got := i.metric("zarf_registry_scrub_problems"); got != 0 {
-		t.Errorf("after the repair, the metric is %f", got)
-	}
+	i.wantMetric("zarf_registry_scrub_problems", 0)
 	if status := i.loaded().Scrub; status == nil || status.Problems != 0 || status.Images != nil {
 		t.Errorf("status %+v", status)
 	}
@@ -135,11 +129,10 @@ func TestScrub(t *testing.T) {
 	}
 }
 
-// manifestOf returns the media type and the content of a manifest.
-func (c client) manifestOf(repository, reference string) (mediaType, content string) {
+// manifestOf returns the content of a manifest.
+func (c client) manifestOf(repository, reference string) string {
 	c.t.Helper()
-	a := c.must(http.StatusOK, "GET", "/v2/"+repository+"/manifests/"+reference, nil)
-	return a.Header.Get("Content-Type"), a.body
+	return c.must(http.StatusOK, "GET", "/v2/"+repository+"/manifests/"+reference, nil).body
 }
 
 // An image that is deleted is no problem any more.
@@ -154,9 +147,7 @@ func TestScrubForgetsDeletedImages(t *testing.T) {
 	}
 	c.must(http.StatusAccepted, "DELETE", "/v2/a/manifests/"+d.String(), nil)
 	i.server.scrubber.Refresh(t.Context())
-	if got := i.metric("zarf_registry_scrub_problems"); got != 0 {
-		t.Errorf("the metric is %f", got)
-	}
+	i.wantMetric("zarf_registry_scrub_problems", 0)
 }
 
 // A scrub that was interrupted continues, at its rate, and reports what it had found.
@@ -242,27 +233,11 @@ func TestScrubNeedsThePushCredential(t *testing.T) {
 	}
 	c.pushBlob("a", blob)
 	reading.Store(false)
-	ctx, cancel := context.WithCancel(t.Context())
-	var running sync.WaitGroup
-	running.Go(func() {
-		slowly, err := http.NewRequestWithContext(ctx, "POST", c.base+scrub.Path+"?rate=1000", nil)
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		slowly.SetBasicAuth(pushUser, pushPassword)
-		if response, err := c.Do(slowly); err == nil {
-			_, _ = io.Copy(io.Discard, response.Body)
-			response.Body.Close()
-		}
-	})
+	stop := c.background(scrub.Path + "?rate=1000")
 	eventually(t, "it is running", reading.Load)
 	c.must(http.StatusConflict, "POST", scrub.Path, nil)
-	cancel()
-	running.Wait()
-	if got := i.metric("zarf_registry_scrub_problems"); got != -1 {
-		t.Errorf("before the first, the metric is %f", got)
-	}
+	stop()
+	i.wantMetric("zarf_registry_scrub_problems", -1) // before the first
 	if got := i.loaded().Scrub; got != (*reloadstatus.Scrub)(nil) {
 		t.Errorf("status %+v", got)
 	}

@@ -58,6 +58,13 @@ func (i *instance) metric(name string) float64 {
 	return 0
 }
 
+func (i *instance) wantMetric(name string, want float64) {
+	i.t.Helper()
+	if got := i.metric(name); got != want {
+		i.t.Errorf("%s is %v, want %v", name, got, want)
+	}
+}
+
 // loaded returns the report at /loaded.
 func (i *instance) loaded() (report reloadstatus.Report) {
 	i.t.Helper()
@@ -193,6 +200,8 @@ func TestMetrics(t *testing.T) {
 		`zarf_registry_http_requests_total{code="403",listener="tls",method="PUT"} 1`,
 		`zarf_registry_http_requests_total{code="403",listener="tls",method="other"} 1`,
 		`zarf_registry_http_requests_in_flight{listener="tls"} 0`,
+		`zarf_registry_http_connections{listener="tls"} 4`, `zarf_registry_http_connections{listener="plain"} 0`,
+		`zarf_registry_http_connections_dropped_total{listener="tls"} 0`,
 		`zarf_registry_http_request_duration_seconds_count{listener="tls",method="POST"} 1`,
 		`zarf_registry_http_request_duration_seconds_count{listener="tls",method="PUT"} 2`,
 		`zarf_registry_http_received_bytes_total{listener="tls"} 1000`,
@@ -218,9 +227,7 @@ func TestMetrics(t *testing.T) {
 		"zarf_registry_tls_certificate_lifetime_seconds":         leaf.NotAfter.Sub(leaf.NotBefore).Seconds(),
 		"zarf_registry_tls_ca_expiry_timestamp_seconds":          float64(i.ca.Certificate().NotAfter.Unix()),
 	} {
-		if got := i.metric(name); got != want {
-			t.Errorf("%s is %f, want %f", name, got, want)
-		}
+		i.wantMetric(name, want)
 	}
 }
 
@@ -254,26 +261,6 @@ func TestReadiness(t *testing.T) {
 	i.waitReady()
 }
 
-func TestRestartKeepsContent(t *testing.T) {
-	t.Parallel()
-	ca, root := newTestCA(t), t.TempDir()
-	first := start(t, ca, root)
-	d, manifest := first.pusher().pushImage("keep/me", "v1", "layer")
-	if err := first.stop(); err != nil {
-		t.Fatal(err)
-	}
-	second := start(t, ca, root)
-	accept := []string{"Accept", "application/vnd.oci.image.manifest.v1+json"}
-	if got := second.node().must(http.StatusOK, "GET", "/v2/keep/me/manifests/v1", nil, accept...); got.body != manifest {
-		t.Errorf("manifest %s after the restart", got.body)
-	}
-	second.node().must(http.StatusOK, "GET", "/v2/keep/me/manifests/"+d.String(), nil, accept...)
-	if got := second.node().must(http.StatusOK, "GET", "/v2/keep/me/blobs/"+digest.FromString("layer").String(),
-		nil); got.body != "layer" {
-		t.Errorf("layer %q after the restart", got.body)
-	}
-}
-
 func TestUploadsMoveBetweenReplicas(t *testing.T) {
 	t.Parallel()
 	ca, root := newTestCA(t), t.TempDir()
@@ -295,7 +282,7 @@ func TestUploadsMoveBetweenReplicas(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			one := start(t, ca, root)
 			two := start(t, ca, root, tt.second(&one.server.options))
-			upload := one.pusher().must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
+			upload := one.pusher().begin("a")
 			two.pusher().must(tt.status, "PUT", upload+"&digest="+digest.FromString(name).String(),
 				strings.NewReader(name))
 		})
@@ -311,7 +298,7 @@ func TestUploadsMoveBetweenReplicasWithTheSameUploadSecret(t *testing.T) {
 	}
 	// Their push users differ, as if one was started after the credential was changed.
 	one := start(t, ca, root, secret(strings.Repeat("s", minUploadSecret)))
-	upload := one.pusher().must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
+	upload := one.pusher().begin("a")
 	path := upload + "&digest=" + digest.FromString("moved").String()
 	start(t, ca, root, secret(strings.Repeat("x", minUploadSecret))).pusher().must(http.StatusNotFound, "PUT", path,
 		strings.NewReader("moved"))
@@ -348,21 +335,7 @@ func TestShutdownLetsRequestsFinish(t *testing.T) {
 	}
 	i.run()
 	i.waitReady()
-	c := i.pusher()
-	upload := c.must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
-	body, rest := io.Pipe()
-	uploaded := make(chan answer, 1)
-	go func() {
-		a, err := c.send("PUT", upload+"&digest="+digest.FromString("slow and steady").String(), body)
-		if err != nil {
-			t.Error(err)
-		}
-		uploaded <- a
-	}()
-	if _, err := rest.Write([]byte("slow ")); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "the upload is in progress", func() bool { return i.inFlight("tls") == 1 })
+	upload := i.slowUpload(i.pusher(), "tls", "slow and steady")
 	stopped := make(chan error, 1)
 	go func() { stopped <- i.stop() }()
 	eventually(t, "/readyz reports the shutdown", func() bool {
@@ -374,19 +347,9 @@ func TestShutdownLetsRequestsFinish(t *testing.T) {
 		t.Error("a connection is kept open during the shutdown delay")
 	}
 	close(delay)
-	eventually(t, "new connections are refused", func() bool {
-		conn, err := net.Dial("tcp", i.addresses["tls"])
-		if err == nil {
-			conn.Close()
-		}
-		return err != nil
-	})
-	if _, err := rest.Write([]byte("and steady")); err != nil {
-		t.Fatal(err)
-	}
-	rest.Close()
-	if a := <-uploaded; a.Response == nil || a.StatusCode != http.StatusCreated {
-		t.Errorf("the upload ended with %+v", a)
+	eventually(t, "new connections are refused", func() bool { return i.refuses("tls") })
+	if err := upload.end("slow and steady"); err != nil {
+		t.Errorf("the upload ended with %v", err)
 	}
 	if err := <-stopped; err != nil {
 		t.Error(err)
@@ -431,23 +394,11 @@ func TestShutdownDeliversWhatWasWritten(t *testing.T) {
 func TestShutdownCutsOffRequestsAfterTheTimeout(t *testing.T) {
 	t.Parallel()
 	i := start(t, newTestCA(t), t.TempDir(), func(o *Options) { o.DrainTimeout = 50 * time.Millisecond })
-	c := i.pusher()
-	upload := c.must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
-	body, rest := io.Pipe()
-	failed := make(chan error, 1)
-	go func() {
-		_, err := c.send("PUT", upload+"&digest="+digest.FromString("x").String(), body)
-		failed <- err
-	}()
-	if _, err := rest.Write([]byte("x")); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "the upload is in progress", func() bool { return i.inFlight("tls") == 1 })
+	upload := i.slowUpload(i.pusher(), "tls", "never ends")
 	if err := i.stop(); err != nil {
 		t.Error(err)
 	}
-	rest.Close() // the client waits for its own body
-	if err := <-failed; err == nil {
+	if err := upload.end("never ends"); err == nil {
 		t.Error("the upload succeeded")
 	}
 	if !strings.Contains(i.logs.String(), "requests were cut off") {
@@ -505,19 +456,14 @@ func TestOpenRejects(t *testing.T) {
 		"anonymous pull without a listener for it": {func(o *Options) {
 			o.AnonymousPull, o.PlainListen, o.Listen, o.TLSDir = true, "", ":0", dir
 		}, "--anonymous-pull"},
-		"a root directory that is a file": {func(o *Options) {
-			o.Config = loadConfig(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+file+"}}\n").Config
-		}, "storage.filesystem.rootdirectory " + file},
-		"a read-only registry without its directory": {func(o *Options) {
-			o.Config = loadConfig(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+filepath.Join(dir, "none")+
-				"}, maintenance: {readonly: {enabled: true}}}\n").Config
-		}, "cannot read it"},
-		"S3 without a bucket": {func(o *Options) {
-			o.Config = loadConfig(t, "version: 0.1\nstorage: {s3: {region: us-east-1}}\n").Config
-		}, "storage.s3: no bucket parameter provided"},
-		"a configuration that makes distribution panic": {func(o *Options) {
-			o.Config = loadConfig(t, "version: 0.1\nstorage: {inmemory: {}, tag: {concurrencylimit: many}}\n").Config
-		}, "concurrency limit"},
+		"a root directory that is a file": {configured(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+file+"}}\n"),
+			"storage.filesystem.rootdirectory " + file},
+		"a read-only registry without its directory": {configured(t, "version: 0.1\nstorage: {filesystem: {rootdirectory: "+
+			filepath.Join(dir, "none")+"}, maintenance: {readonly: {enabled: true}}}\n"), "cannot read it"},
+		"S3 without a bucket": {configured(t, "version: 0.1\nstorage: {s3: {region: us-east-1}}\n"),
+			"storage.s3: no bucket parameter provided"},
+		"a configuration that makes distribution panic": {configured(t,
+			"version: 0.1\nstorage: {inmemory: {}, tag: {concurrencylimit: many}}\n"), "concurrency limit"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			options := good(t)
@@ -556,13 +502,11 @@ func TestStorageWithoutTheProjectsImagesIsReported(t *testing.T) {
 
 func TestUnavailableS3DelaysOnlyReadiness(t *testing.T) {
 	t.Parallel()
-	i := open(t, newTestCA(t), t.TempDir(), func(o *Options) {
-		o.Config = loadConfig(t, `
+	i := open(t, newTestCA(t), t.TempDir(), configured(t, `
 version: 0.1
 storage: {s3: {region: us-east-1, bucket: b, accesskey: a, secretkey: b, forcepathstyle: true, regionendpoint: "http://127.0.0.1:1"}}
 health: {storagedriver: {interval: 20ms}}
-`).Config
-	})
+`))
 	i.run()
 	eventually(t, "/readyz reports the error", func() bool {
 		a, err := i.diagnostics("health").send("GET", "/readyz", nil)
@@ -622,7 +566,7 @@ func TestLargeBlobsAreStreamed(t *testing.T) { // not in parallel: the heap is e
 		}
 	}()
 
-	upload := c.must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
+	upload := c.begin("a")
 	streamed := c.must(http.StatusAccepted, "PATCH", upload, &zeros{size}).Header.Get("Location")
 	created := c.must(http.StatusCreated, "PUT", streamed+"&digest="+hash.Digest().String(), nil).Header.Get("Location")
 	response, err := node.Get(node.base + created)
@@ -698,7 +642,7 @@ func TestConnectionLimits(t *testing.T) {
 		} {
 			t.Run(what+", "+name, func(t *testing.T) {
 				connections := e.server.connections[name]
-				upload := c.must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
+				upload := c.begin("a")
 				eventually(t, "previous requests have ended", func() bool { return e.inFlight(name) == 0 })
 				body, content := io.Pipe()
 				uploaded := make(chan error, 1)
@@ -730,20 +674,6 @@ func TestConnectionLimits(t *testing.T) {
 					t.Errorf("the upload: %v", err)
 				}
 			})
-		}
-	}
-}
-
-func TestConnectionMetrics(t *testing.T) {
-	t.Parallel()
-	i := start(t, newTestCA(t), t.TempDir())
-	i.node().must(http.StatusOK, "GET", "/v2/", nil)
-	for _, line := range []string{
-		`zarf_registry_http_connections{listener="tls"} 1`, `zarf_registry_http_connections{listener="plain"} 0`,
-		`zarf_registry_http_connections_dropped_total{listener="tls"} 0`,
-	} {
-		if !strings.Contains(i.metrics(), line+"\n") {
-			t.Errorf("no %s in the metrics", line)
 		}
 	}
 }

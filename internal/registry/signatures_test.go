@@ -72,27 +72,16 @@ func (s signer) attach(c client, repository, manifest string) digest.Digest {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return c.pushDocument(repository, digest.FromString(manifest), bundleType, string(bundle), nil)
+	return c.pushDocument(repository, digest.FromString(manifest), bundleType, string(bundle))
 }
 
-// pushDocument pushes a manifest with one layer, under its digest or, with a tag for the subject, under that.
-func (c client) pushDocument(
-	repository string, subject digest.Digest, mediaType, content string, annotations map[string]string,
-) digest.Digest {
+// pushDocument pushes a manifest with one layer that refers to a subject.
+func (c client) pushDocument(repository string, subject digest.Digest, mediaType, content string) digest.Digest {
 	c.t.Helper()
 	c.pushBlob(repository, "{}")
-	manifest := v1.Manifest{MediaType: v1.MediaTypeImageManifest, ArtifactType: mediaType,
-		Config: v1.DescriptorEmptyJSON,
-		Layers: []v1.Descriptor{{MediaType: mediaType, Digest: c.pushBlob(repository, content), Size: int64(len(content)),
-			Annotations: annotations}}}
-	manifest.SchemaVersion = 2
-	manifest.Subject = &v1.Descriptor{MediaType: v1.MediaTypeImageManifest, Digest: subject, Size: 1}
-	encoded, err := json.Marshal(manifest)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	d := digest.FromBytes(encoded)
-	c.pushManifest(repository, d.String(), string(encoded))
+	manifest := artifact(subject, mediaType)
+	manifest["layers"] = []any{describe(mediaType, c.pushBlob(repository, content), len(content))}
+	d, _ := c.put(repository, "", ociManifest, manifest)
 	return d
 }
 
@@ -110,17 +99,8 @@ func (c client) pushManifest(repository, name, manifest string) digest.Digest {
 // pushIndex pushes an index of manifests.
 func (c client) pushIndex(repository, tag string, children ...digest.Digest) (digest.Digest, string) {
 	c.t.Helper()
-	index := v1.Index{MediaType: v1.MediaTypeImageIndex}
-	index.SchemaVersion = 2
-	for _, child := range children {
-		index.Manifests = append(index.Manifests, v1.Descriptor{MediaType: v1.MediaTypeImageManifest, Digest: child,
-			Size: 1, Platform: &v1.Platform{OS: "linux", Architecture: "amd64"}})
-	}
-	encoded, err := json.Marshal(index)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	return c.pushManifest(repository, tag, string(encoded)), string(encoded)
+	index := encode(c.t, ociIndex, indexOf(children...))
+	return c.pushManifest(repository, tag, index), index
 }
 
 // read reads a manifest by tag or digest.
@@ -246,17 +226,10 @@ func TestDenialsNameImageKeysAndRemedy(t *testing.T) {
 	}
 	got := body.Errors[0].Message
 	for n := range 4 {
-		key := fmt.Sprintf("key%d.pub (SHA-256 %s…)", n+1, i.server.signatures.Report().Keys[n][:16])
-		if !strings.Contains(got, key) {
-			t.Errorf("%q does not name %s", got, key)
-		}
+		mentions(t, got, fmt.Sprintf("key%d.pub (SHA-256 %s…)", n+1, i.server.signatures.Report().Keys[n][:16]))
 	}
-	for _, want := range []string{"image team/app:v1 (" + d.String() + ") is not signed by ",
-		" or 1 other keys, but has 1 other ", "run cosign sign --key KEY REGISTRY/team/app@" + d.String()} {
-		if !strings.Contains(got, want) {
-			t.Errorf("%q does not contain %q", got, want)
-		}
-	}
+	mentions(t, got, "image team/app:v1 ("+d.String()+") is not signed by ",
+		" or 1 other keys, but has 1 other ", "run cosign sign --key KEY REGISTRY/team/app@"+d.String())
 }
 
 func TestPullRightAfterSigning(t *testing.T) {
@@ -381,7 +354,7 @@ func TestSignaturesNeedNone(t *testing.T) {
 	i := enforcing(t, t.TempDir(), s)
 	image, manifest := i.pusher().pushImage("a", "v1", "layer")
 	bundle := s.attach(i.pusher(), "a", manifest)
-	disguised := i.pusher().pushDocument("a", image, bundleType, "\x1f\x8b an archive", nil)
+	disguised := i.pusher().pushDocument("a", image, bundleType, "\x1f\x8b an archive")
 	if a := i.node().read(http.MethodGet, "a", bundle.String()); a.StatusCode != http.StatusOK {
 		t.Errorf("bundle: status %d, %s", a.StatusCode, a.body)
 	}
@@ -463,9 +436,7 @@ func TestKeysAreFollowed(t *testing.T) {
 
 func TestWithoutValidKeysNothingIsSigned(t *testing.T) {
 	t.Parallel()
-	_, change := verified(t, verify.Enforce)
-	i := start(t, newTestCA(t), t.TempDir(), change)
-	i.waitEnforcing()
+	i := enforcing(t, t.TempDir())
 	i.pusher().pushImage("a", "v1", "layer")
 	a := i.node().read(http.MethodGet, "a", "v1")
 	if a.StatusCode != http.StatusForbidden || !strings.Contains(a.body, "no valid public key (registry.signatures)") {
@@ -540,9 +511,7 @@ func TestStoredImagesAreAuditedBeforeSignaturesAreEnforced(t *testing.T) {
 	first.waitEnforcing()
 	const summary = `"verified the stored images","tags":106,"unsigned":105,"enforcing":true`
 	eventually(t, "the summary is logged", func() bool { return strings.Contains(first.logs.String(), summary) })
-	if got := first.metric("zarf_registry_unsigned_tags"); got != logged+5 {
-		t.Errorf("%v unsigned", got)
-	}
+	first.wantMetric("zarf_registry_unsigned_tags", logged+5)
 	if got := strings.Count(first.logs.String(), `"image is not signed"`); got != logged {
 		t.Errorf("%d images are in the log", got)
 	}
@@ -579,13 +548,9 @@ func TestAuditServesLogsAndCounts(t *testing.T) {
 	}
 	i.pusher().read(http.MethodGet, "a", "unsigned")
 	for result, want := range map[string]float64{"signed": 1, "unsigned": 2, "exempt": 1, "failed": 0} {
-		if got := i.metric(fmt.Sprintf("zarf_registry_signature_verifications_total{result=%q}", result)); got != want {
-			t.Errorf("%s: %v, want %v", result, got, want)
-		}
+		i.wantMetric(fmt.Sprintf("zarf_registry_signature_verifications_total{result=%q}", result), want)
 	}
-	if i.metric("zarf_registry_signatures_enforced") != 0 {
-		t.Error("audit enforces")
-	}
+	i.wantMetric("zarf_registry_signatures_enforced", 0)
 	if got := strings.Count(i.logs.String(), `"image is not signed","image":"a:unsigned"`); got != 1 {
 		t.Errorf("the image is %d times in the log", got)
 	}
@@ -618,9 +583,7 @@ func TestAnUnreadableSignatureIsNotAMissingOne(t *testing.T) {
 	if a := i.node().read(http.MethodGet, "a", "v1"); a.StatusCode != http.StatusServiceUnavailable {
 		t.Errorf("a damaged manifest: status %d, %s", a.StatusCode, a.body)
 	}
-	if i.metric(`zarf_registry_signature_verifications_total{result="failed"}`) != 2 {
-		t.Error("the failures are not counted")
-	}
+	i.wantMetric(`zarf_registry_signature_verifications_total{result="failed"}`, 2)
 	again := start(t, newTestCA(t), root, change)
 	eventually(t, "the stored images are audited", func() bool { return again.metric("zarf_registry_unsigned_tags") == 1 })
 }

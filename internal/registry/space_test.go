@@ -32,6 +32,14 @@ func startWithQuota(t *testing.T, ca testCA, root string, quota int64) *instance
 // used returns how much of the quota is used.
 func (i *instance) used() int64 { return i.server.space.Report().Quota.Used }
 
+// expectsNothing fails the test if space is reserved although nothing is in progress.
+func (i *instance) expectsNothing() {
+	i.t.Helper()
+	if expected := i.server.space.ExpectedBytes(); expected != 0 {
+		i.t.Errorf("%d bytes are expected although nothing is in progress", expected)
+	}
+}
+
 // mentions fails the test unless the text contains all words.
 func mentions(t *testing.T, text string, words ...string) {
 	t.Helper()
@@ -49,13 +57,14 @@ func TestFullQuotaRefusesPushes(t *testing.T) {
 	c := i.pusher()
 	kept, _ := c.pushImage("a", "kept", "kept layer")
 	deleted, _ := c.pushImage("a", "deleted", random(100_000))
-	if used := i.used(); used < 100_000 || used > 110_000 {
-		t.Errorf("%d bytes are used", used)
-	}
-	begin := func() string {
+	uses := func(when string, least, most int64) {
 		t.Helper()
-		return c.base + c.must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
+		if used := i.used(); used < least || used > most {
+			t.Errorf("%s, %d bytes are used", when, used)
+		}
 	}
+	uses("at first", 100_000, 110_000)
+	begin := func() string { return c.begin("a") }
 
 	// Refused at its beginning: the server never reads the body.
 	large := c.must(http.StatusInsufficientStorage, "PATCH", begin(), strings.NewReader(random(90_000)))
@@ -63,20 +72,14 @@ func TestFullQuotaRefusesPushes(t *testing.T) {
 		t.Errorf("code %s", large.code())
 	}
 	mentions(t, large.body, "90.0 kB", "of the quota", "200.0 kB", "95 %", "registry.storage.quota", "garbage-collect")
-	if used := i.used(); used > 110_000 {
-		t.Errorf("%d bytes are used after a refused upload", used)
-	}
-	if expected := i.server.space.ExpectedBytes(); expected != 0 {
-		t.Errorf("%d bytes are expected although nothing is in progress", expected)
-	}
+	uses("after a refused upload", 0, 110_000)
+	i.expectsNothing()
 
 	// Bodies of unknown length are accepted while there is space.
 	stream := func(n int) io.Reader { return readerFunc(strings.NewReader(random(n)).Read) }
 	exceeds := c.must(http.StatusInsufficientStorage, "PATCH", begin(), stream(250_000))
 	mentions(t, exceeds.body, "exceeds the quota", "registry.storage.quota")
-	if used := i.used(); used > 110_000 {
-		t.Errorf("%d bytes are used after an upload was aborted", used)
-	}
+	uses("after an upload was aborted", 0, 110_000)
 	continued, finish, canceled := begin(), begin(), begin()
 	canceled = c.base + c.must(http.StatusAccepted, "PATCH", canceled, stream(1_000)).Header.Get("Location")
 	continued = c.base + c.must(http.StatusAccepted, "PATCH", continued, stream(5_000)).Header.Get("Location")
@@ -106,14 +109,10 @@ func TestFullQuotaRefusesPushes(t *testing.T) {
 	}
 	c.must(http.StatusNoContent, "DELETE", canceled, nil)
 	i.server.space.Removed(90_000)
-	if used := i.used(); used > 110_000 {
-		t.Errorf("%d bytes are used after the uploads were removed", used)
-	}
+	uses("after the uploads were removed", 0, 110_000)
 	older()
 	c.collect(gc.Request{})
-	if used := i.used(); used > 15_000 {
-		t.Errorf("%d bytes are used after garbage collection", used)
-	}
+	uses("after garbage collection", 0, 15_000)
 	c.pushImage("a", "new", random(100_000))
 	c.must(http.StatusOK, "GET", "/v2/a/manifests/"+kept.String(), nil, "Accept", ociManifest)
 
@@ -143,9 +142,7 @@ func TestStorageIsReported(t *testing.T) {
 		`zarf_registry_storage_limit_bytes{limit="quota"}`: 1_000_000,
 		`zarf_registry_storage_used_bytes{limit="quota"}`:  float64(report.Quota.Used),
 	} {
-		if got := i.metric(name); got != want {
-			t.Errorf("%s is %f, want %f", name, got, want)
-		}
+		i.wantMetric(name, want)
 	}
 	if i.metric(`zarf_registry_storage_used_bytes{limit="volume"}`) <= 0 {
 		t.Error("the volume is empty")
@@ -248,7 +245,7 @@ func TestCompletelyFullVolume(t *testing.T) {
 				c.collect(gc.Request{})
 			}
 			ballastExists(t, root)
-			location := c.must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
+			location := c.begin("a")
 			fill(t, root)
 
 			// It has been measured long ago, seen from a fast client.

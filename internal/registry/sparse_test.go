@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"encoding/json"
 	"net/http"
 	"strings"
 	"testing"
@@ -23,20 +22,12 @@ func TestSparseIndexes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
-			i := start(t, newTestCA(t), root, func(o *Options) {
-				o.Config = loadConfig(t, "version: 0.1\n"+storageAt(root)+tt.settings).Config
-			})
+			i := start(t, newTestCA(t), root, configured(t, "version: 0.1\n"+storageAt(root)+tt.settings))
 			c := i.pusher()
-			present, image := c.pushImage("a", "image", "layer")
+			present, _ := c.pushImage("a", "image", "layer")
 			missing := digest.FromString("missing")
-			index, err := json.Marshal(map[string]any{"schemaVersion": 2, "mediaType": ociIndex, "manifests": []any{
-				map[string]any{"mediaType": ociManifest, "digest": present, "size": len(image)},
-				map[string]any{"mediaType": ociManifest, "digest": missing, "size": 7},
-			}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := c.must(tt.want, "PUT", "/v2/a/manifests/v1", strings.NewReader(string(index)), "Content-Type", ociIndex)
+			index := encode(t, ociIndex, indexOf(present, missing))
+			got := c.must(tt.want, "PUT", "/v2/a/manifests/v1", strings.NewReader(index), "Content-Type", ociIndex)
 			if tt.want != http.StatusCreated {
 				if got.code() != "MANIFEST_BLOB_UNKNOWN" {
 					t.Errorf("%s", got.body)

@@ -18,7 +18,7 @@ func TestRefusedUploadsVouchForNothing(t *testing.T) {
 	c := i.pusher()
 	const content, other = "the content", "the attack!"
 	d := digest.FromString(content)
-	begun := c.must(http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header.Get("Location")
+	begun := c.begin("a")
 	sent := c.must(http.StatusAccepted, "PATCH", begun, strings.NewReader(content)).Header.Get("Location")
 	c.must(http.StatusBadRequest, "PUT", sent+"&digest="+digest.FromString(other).String(), nil)
 	for _, step := range []struct{ method, path, body string }{

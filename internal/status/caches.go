@@ -92,9 +92,6 @@ func (c *collector) caches(ctx context.Context) error {
 // askCaches queries the ready pods. That requires a permission that the rest of the report does not, so no response
 // is not a problem.
 func (c *collector) askCaches(ctx context.Context, pods []corev1.Pod) {
-	if c.Loaded == nil {
-		return
-	}
 	var group errgroup.Group
 	group.SetLimit(maxConcurrentPods)
 	for i := range pods {

@@ -15,7 +15,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
-	"github.com/zarf-dev/zarf-registry/internal/status"
 )
 
 // withCaches is a healthy cluster whose state has caches, without their pods.
@@ -71,10 +70,7 @@ func TestCaches(t *testing.T) {
 		t.Run(description, func(t *testing.T) {
 			cluster := withCaches(t)
 			c.change(cluster)
-			r, err := cluster.collect(t)
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := cluster.collect(t)
 			section := c.wanted > 0 || c.why != ""
 			switch s := r.Caches; {
 			case (s != nil) != section:
@@ -105,10 +101,7 @@ func TestCachesReportTheirUse(t *testing.T) {
 		}
 		return nil, errors.New("no permission")
 	}
-	r, err := status.Collect(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := collect(t, o)
 	var got []string
 	for _, p := range r.Caches.Pods {
 		got = append(got, fmt.Sprint(p.Name, " ", p.Node, " ", p.Ready, " ", p.Use == want))

@@ -35,7 +35,7 @@ type Certificate struct {
 // SecretCertificate describes a certificate Secret in detail.
 type SecretCertificate struct {
 	Certificate
-	// For is the owner: authority (the CA), server, node, push, cache or client.
+	// Kind is the owner: authority (the CA), server, node, push, cache or client.
 	Kind        string    `json:"kind"`
 	CommonName  string    `json:"commonName,omitempty"`
 	Roles       []string  `json:"roles,omitempty"`
@@ -53,7 +53,8 @@ type SecretCertificate struct {
 	// Source is the Secret it is copied from. It is nil if init-hook issues it.
 	Source *Source `json:"source,omitempty"`
 
-	role  string              // "" for the CA
+	role  string // "" for the CA
+	pair  pki.KeyPair
 	chain []*x509.Certificate // empty if it cannot be parsed
 	trust pki.Bundle
 }
@@ -130,7 +131,7 @@ func (c *collector) pki() state.PKI {
 // renewCommand returns the command that repairs a certificate.
 func (c *collector) renewCommand() string {
 	if s := c.report.State; s == nil || s.PKI == nil {
-		return c.installCommand() // the state does not record yet how certificates are issued
+		return c.installCommand() // the state does not say how certificates are issued
 	}
 	command := "zarf-registry certs renew --namespace " + c.Namespace
 	if c.Release != "zarf-registry" {
@@ -145,20 +146,18 @@ func (c *collector) renewCommand() string {
 // held reads the Secrets that pods mount, and the CA's if init-hook holds it.
 func (c *collector) held(ctx context.Context) ([]*SecretCertificate, error) {
 	p := c.pki()
-	pairs := map[*SecretCertificate]pki.KeyPair{}
-	var list []*SecretCertificate
+	var list, found []*SecretCertificate
 	if p.OwnCA() {
-		h, pair, err := c.read(ctx, kindCA, c.Name+names.SuffixCA)
+		h, err := c.read(ctx, kindCA, c.Name+names.SuffixCA)
 		if err != nil {
 			return nil, err
 		}
 		if h != nil {
-			list, pairs[h] = append(list, h), pair
+			list = append(list, h)
 		}
 	}
-	var found []*SecretCertificate
 	for _, k := range c.leaves() {
-		h, pair, err := c.read(ctx, k.name, k.secret)
+		h, err := c.read(ctx, k.name, k.secret)
 		if err != nil {
 			return nil, err
 		}
@@ -172,14 +171,13 @@ func (c *collector) held(ctx context.Context) ([]*SecretCertificate, error) {
 		if source := sourceName(c.Name, k.role, p); source != "" {
 			h.Source = &Source{Secret: source}
 		}
-		pairs[h] = pair
 		found = append(found, h)
 	}
 	for _, h := range found {
-		c.checkLeaf(h, pairs[h], found)
+		c.checkLeaf(h, found)
 	}
 	for _, h := range list {
-		c.checkCA(h, pairs[h], found)
+		c.checkCA(h, found)
 	}
 	list = append(list, found...)
 	for _, h := range list {
@@ -201,33 +199,31 @@ func sourceName(name, role string, p state.PKI) string {
 
 // read reads a Secret and describes it without regard to the others. It returns nil if
 // reading is forbidden.
-func (c *collector) read(ctx context.Context, kind, name string) (*SecretCertificate, pki.KeyPair, error) {
+func (c *collector) read(ctx context.Context, kind, name string) (*SecretCertificate, error) {
 	h := &SecretCertificate{Certificate: Certificate{Secret: name, Message: "not found"}, Kind: kind}
 	secret, missing, err := c.secret(ctx, h.Secret)
 	switch {
-	case err != nil:
-		return nil, pki.KeyPair{}, err
 	case missing:
-		return h, pki.KeyPair{}, nil
+		return h, nil
 	case secret == nil:
-		return nil, pki.KeyPair{}, nil
+		return nil, err
 	}
-	pair := pki.KeyPair{Certificate: secret.Data[corev1.TLSCertKey], Key: secret.Data[corev1.TLSPrivateKeyKey]}
+	h.pair = pki.KeyPair{Certificate: secret.Data[corev1.TLSCertKey], Key: secret.Data[corev1.TLSPrivateKeyKey]}
 	h.Message = ""
-	if h.chain, err = pki.ParseChain(pair.Certificate); err != nil {
+	if h.chain, err = pki.ParseChain(h.pair.Certificate); err != nil {
 		h.Message = "key tls.crt: " + err.Error()
-		return h, pair, nil
+		return h, nil
 	}
 	h.describe(h.chain[0], c.Now())
 	if kind == kindCA {
 		h.trust = pki.NewBundle(h.chain[0])
-		return h, pair, nil
+		return h, nil
 	}
 	if h.trust, err = pki.ParseBundle(secret.Data[names.KeyCA]); err != nil {
 		h.Message = "key " + names.KeyCA + ": " + err.Error()
 	}
 	h.TrustedCAs = h.trust.Fingerprints()
-	return h, pair, nil
+	return h, nil
 }
 
 func (h *SecretCertificate) describe(cert *x509.Certificate, now time.Time) {
@@ -250,17 +246,17 @@ func (h *SecretCertificate) describe(cert *x509.Certificate, now time.Time) {
 
 // checkLeaf checks whether its peers accept a leaf. Each trusts the ca.crt of its own
 // Secret, and the Secrets are written one by one.
-func (c *collector) checkLeaf(h *SecretCertificate, pair pki.KeyPair, all []*SecretCertificate) {
+func (c *collector) checkLeaf(h *SecretCertificate, all []*SecretCertificate) {
 	if h.Message != "" {
 		return
 	}
 	want := certs.Requirement(h.role, c.Name, c.Namespace, c.pki())
-	if err := pki.Check(pair, h.trust, want, c.Now()); err != nil {
+	if err := pki.Check(h.pair, h.trust, want, c.Now()); err != nil {
 		h.Message = sentences(err)
 		return
 	}
 	for _, other := range all {
-		if other != h && !other.trust.Empty() && pki.Check(pair, other.trust, pki.Requirement{}, c.Now()) != nil {
+		if other != h && !other.trust.Empty() && pki.Check(h.pair, other.trust, pki.Requirement{}, c.Now()) != nil {
 			h.Message = fmt.Sprintf("it is not signed by a CA in %s of Secret %s", names.KeyCA, other.Secret)
 			return
 		}
@@ -268,11 +264,11 @@ func (c *collector) checkLeaf(h *SecretCertificate, pair pki.KeyPair, all []*Sec
 	h.Valid = true
 }
 
-func (c *collector) checkCA(h *SecretCertificate, pair pki.KeyPair, found []*SecretCertificate) {
+func (c *collector) checkCA(h *SecretCertificate, found []*SecretCertificate) {
 	if h.Message != "" {
 		return
 	}
-	_, err := pki.ParseCA(pair)
+	_, err := pki.ParseCA(h.pair)
 	switch now := c.Now(); {
 	case err != nil:
 		h.Message = sentences(err)

@@ -67,10 +67,7 @@ func TestClaimsAreNamedWithWhatToDo(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := healthy(t, state.ModeProxy)
 			test.change(c)
-			r, err := c.collect(t)
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := c.collect(t)
 			if text := strings.Join(r.Next, "\n"); !strings.Contains(text, test.want) {
 				t.Errorf("next is\n%s\nwant\n%s", text, test.want)
 			}
@@ -85,15 +82,12 @@ func TestClaimsNeedNoRights(t *testing.T) {
 	c := healthy(t, state.ModeProxy)
 	p := c.useClaim(corev1.ClaimBound)
 	p.Status.Conditions[0].Status = corev1.ConditionTrue // ready
-	r, err := c.collect(t)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := c.collect(t)
 	if want := (status.Claim{Name: "zarf-registry", Phase: "Bound", StorageClass: "local", Volume: "pvc-1"}); !r.Healthy ||
 		r.Registry.Claim == nil || *r.Registry.Claim != want {
 		t.Errorf("healthy is %t, claim %+v, want %+v", r.Healthy, r.Registry.Claim, want)
 	}
-	if r, err = c.collect(t, "get persistentvolumeclaims"); err != nil || !r.Healthy || r.Registry.Claim != nil {
-		t.Errorf("without the right to read claims: %v, %+v", err, r)
+	if r = c.collect(t, "get persistentvolumeclaims"); !r.Healthy || r.Registry.Claim != nil {
+		t.Errorf("without the right to read claims: %+v", r)
 	}
 }

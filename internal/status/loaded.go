@@ -265,8 +265,7 @@ func (c *collector) advisePods(found []PodCertificates) {
 	}{
 		{failing, "cannot load the content of its Secret and keeps the previous one",
 			fmt.Sprintf("%s repairs the Secret; if that does not help, kubectl --namespace %s logs POD shows more",
-				c.renewCommand(),
-				c.Namespace)},
+				c.renewCommand(), c.Namespace)},
 		{behind, "has not loaded the content of its Secret",
 			fmt.Sprintf("the kubelet delivers it within 90 s; if not, kubectl --namespace %s describe pod POD shows why",
 				c.Namespace)},

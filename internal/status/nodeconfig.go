@@ -237,8 +237,7 @@ func (c *collector) adviseNodeConfig(nodes map[string]corev1.Node) {
 			s, c.Namespace, c.Release, names.ComponentNodeConfig)
 	}
 	for _, s := range c.sharing(func(n NodeConfig) (string, bool) {
-		return n.Message,
-			n.Effect == EffectNotYet && n.Pod != "" && ready(n)
+		return n.Message, n.Effect == EffectNotYet && n.Pod != "" && ready(n)
 	}) {
 		c.next("The container runtime of %s is not configured yet (%s): kubectl --namespace %s describe pod %s shows more.",
 			s, s.reason, c.Namespace, s.pod)
@@ -250,12 +249,11 @@ func (c *collector) adviseNodeConfig(nodes map[string]corev1.Node) {
 			s, s.reason)
 	}
 	for _, s := range c.sharing(func(n NodeConfig) (string, bool) {
-		return n.Error,
-			n.Effect == EffectFailed && ready(n)
+		return n.Error, n.Effect == EffectFailed && ready(n)
 	}) {
 		c.next("The container runtime of %s could not be configured (%s): fix the values with helm upgrade, or the node; "+
-			"the pod retries by itself. "+
-			"kubectl --namespace %s logs %s --all-containers shows the full log.", s, s.reason, c.Namespace, s.pod)
+			"the pod retries by itself. kubectl --namespace %s logs %s --all-containers shows the full log.", s, s.reason,
+			c.Namespace, s.pod)
 	}
 }
 

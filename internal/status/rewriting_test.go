@@ -17,7 +17,6 @@ import (
 	kubetesting "k8s.io/client-go/testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
-	"github.com/zarf-dev/zarf-registry/internal/status"
 )
 
 func TestRewriting(t *testing.T) {
@@ -103,10 +102,7 @@ func TestRewriting(t *testing.T) {
 						}
 						return true, p, tt.refused
 					})
-				r, err := status.Collect(t.Context(), options)
-				if err != nil {
-					t.Fatal(err)
-				}
+				r := collect(t, options)
 				if len(r.Next) != tt.problems || len(r.Unreadable) > 0 {
 					t.Errorf("next: %q, unreadable: %q", r.Next, r.Unreadable)
 				}

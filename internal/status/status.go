@@ -37,7 +37,7 @@ type Options struct {
 	// Metadata reads names and labels of large objects: payloads, releases.
 	Metadata metadata.Interface
 	// Loaded queries a pod of the registry, a proxy or a cache for what it has loaded. Collect
-	// queries no proxies, and may have nil here.
+	// queries no proxies.
 	Loaded func(ctx context.Context, pod *corev1.Pod) (*reloadstatus.Report, error)
 	Now    func() time.Time
 }
@@ -79,10 +79,9 @@ type State struct {
 	Phase   state.Phase     `json:"phase"`
 	Desired state.Settings  `json:"desired"`
 	Current *state.Settings `json:"current,omitempty"`
-	// Verified are the nodes that pulled in the last verification.
+	// VerifiedNodes are the nodes that pulled in the last verification.
 	VerifiedNodes []string `json:"verifiedNodes"`
-	// PKI is how certificates are issued. It is nil in external mode, and if an earlier
-	// release, which does not record it, wrote the state.
+	// PKI is how certificates are issued. It is nil in external mode.
 	PKI *state.PKI `json:"pki,omitempty"`
 	// Rotation is the CA rotation in progress, or nil.
 	Rotation *state.Rotation `json:"rotation,omitempty"`
@@ -133,18 +132,19 @@ type Registry struct {
 	Desired int    `json:"desired"`
 	Message string `json:"message,omitempty"`
 	Pods    []Pod  `json:"pods"`
-	// Empty means that the storage has lost its content: the project's own images, which were pushed, are missing.
+	// StorageEmpty means that the storage has lost its content: the project's own images, which were pushed, are
+	// missing.
 	StorageEmpty bool `json:"storageEmpty,omitempty"`
 	// Claim is nil if the registry needs no volume, or if reading it is forbidden.
 	Claim *Claim `json:"claim,omitempty"`
-	// Collection is the state of garbage collection. It is nil if no pod responded.
+	// GarbageCollection is the state of garbage collection. It is nil if no pod responded.
 	GarbageCollection *reloadstatus.GarbageCollection `json:"garbageCollection,omitempty"`
 	// Scrub is the result of the last complete zarf-registry images verify. It is nil if there was none, or if no pod
 	// responded.
 	Scrub *reloadstatus.Scrub `json:"scrub,omitempty"`
 	// Space is how full the storage is. It is nil if no pod responded, or if no limit is known.
 	Space *space.Report `json:"space,omitempty"`
-	// Verification is the state of signatures. It is nil if none are verified, or if no pod responded.
+	// Signatures is the state of signatures. It is nil if none are verified, or if no pod responded.
 	Signatures *reloadstatus.Signatures `json:"signatures,omitempty"`
 }
 
@@ -467,7 +467,7 @@ func (c *collector) registry(ctx context.Context) error {
 
 // storage queries a pod of the registry, and returns why its storage fails; empty if it works, or if that is unknown.
 func (c *collector) storage(ctx context.Context, p corev1.Pod) string {
-	if c.Loaded == nil || p.Status.PodIP == "" {
+	if p.Status.PodIP == "" {
 		return ""
 	}
 	report, err := c.Loaded(ctx, &p)
@@ -481,9 +481,6 @@ func (c *collector) storage(ctx context.Context, p corev1.Pod) string {
 // query requires a permission that the rest of the report does not, so no response is not
 // a problem.
 func (c *collector) collection(ctx context.Context, pods []corev1.Pod) {
-	if c.Loaded == nil {
-		return
-	}
 	for _, p := range pods {
 		if p.DeletionTimestamp != nil || !release.PodReady(p) {
 			continue

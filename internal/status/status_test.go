@@ -1,6 +1,7 @@
 package status_test
 
 import (
+	"context"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 	metadatafake "k8s.io/client-go/metadata/fake"
 	kubetesting "k8s.io/client-go/testing"
 
+	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/payload/injector"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
@@ -208,29 +210,6 @@ func (c cluster) unreserved(t *testing.T) {
 	c.changeState(t, func(s *state.State) { s.PortNotReserved = "reservePort=false" })
 }
 
-func TestAnUnreservedPortIsHealthyIfThatIsIntended(t *testing.T) {
-	c := healthy(t, state.ModeProxy)
-	c.unreserved(t)
-	c.drop("Service zarf-registry-nodeport")
-	if r, err := c.collect(t); err != nil || !r.Healthy {
-		t.Errorf("next is %v (%v)", r, err)
-	}
-}
-
-// The pod of the CronJob, which has the log, does not stay.
-func TestAFailedRenewalIsReported(t *testing.T) {
-	c := healthy(t, state.ModeProxy)
-	c.changeState(t, func(s *state.State) {
-		s.RenewalFailed = "2026-11-22T10:17:04Z: renew: Secret zarf/zarf-registry-ca is missing: run helm upgrade."
-	})
-	r, err := c.collect(t)
-	want := "The last renewal of the certificates failed at 2026-11-22T10:17:04Z: renew: Secret zarf/zarf-registry-ca is " +
-		"missing: run helm upgrade."
-	if err != nil || r.Healthy || !slices.Contains(r.Next, want) {
-		t.Errorf("next is %q (%v)", r.Next, err)
-	}
-}
-
 // secretSuffixes are those of the certificates' Secrets that the pods mount, server first.
 var secretSuffixes = []string{"server-tls", "node-tls", "push-tls"}
 
@@ -315,37 +294,15 @@ func revision(version int, status string) *corev1.Secret {
 	}}
 }
 
-// The value namespaceOverride has the objects in another namespace than Helm's record.
-func TestTheReleaseMayHaveAnotherNamespaceThanItsObjects(t *testing.T) {
-	c := healthy(t, state.ModeProxy)
-	failed := revision(11, "failed")
-	failed.Namespace = "releases"
-	c.add(failed)
-	for _, o := range c {
-		if d, ok := o.(*appsv1.Deployment); ok {
-			d.Annotations = map[string]string{"meta.helm.sh/release-namespace": "releases"}
-		}
-	}
-	r, err := c.collect(t)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := "Helm's revision 11 is failed, helm history zarf-registry --namespace releases shows why: run zarf-registry " +
-		"install --namespace releases."
-	if r.Namespace != "zarf" || r.Helm == nil || r.Helm.Revision != 11 || !slices.Contains(r.Next, want) {
-		t.Errorf("in %s revision %v, next %q, want it to have %q", r.Namespace, r.Helm, r.Next, want)
-	}
-}
-
 // collect looks at the cluster; deny are "verb resource" that are forbidden.
-func (c cluster) collect(t *testing.T, deny ...string) (*status.Report, error) {
+func (c cluster) collect(t *testing.T, deny ...string) *status.Report {
 	t.Helper()
-	return status.Collect(t.Context(), c.options(t, deny...))
+	return collect(t, c.options(t, deny...))
 }
 
-func (c cluster) must(t *testing.T, deny ...string) *status.Report {
+func collect(t *testing.T, o status.Options) *status.Report {
 	t.Helper()
-	r, err := c.collect(t, deny...)
+	r, err := status.Collect(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -386,16 +343,14 @@ func (c cluster) options(t *testing.T, deny ...string) status.Options {
 	return status.Options{
 		Namespace: "zarf", Release: "zarf-registry", Name: "zarf-registry",
 		Client: client, Metadata: names, Now: func() time.Time { return now },
+		Loaded: func(context.Context, *corev1.Pod) (*reloadstatus.Report, error) { return nil, errors.New("forbidden") },
 	}
 }
 
 func TestNothingIsToBeDoneInAHealthyCluster(t *testing.T) {
 	for _, mode := range []state.Mode{state.ModeProxy, state.ModeNodePort, state.ModeExternal} {
 		t.Run(string(mode), func(t *testing.T) {
-			r, err := healthy(t, mode).collect(t)
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := healthy(t, mode).collect(t)
 			if !r.Healthy || len(r.Next) > 0 || len(r.Unreadable) > 0 || len(r.Leftovers) > 0 {
 				t.Errorf("next is %q, unreadable %q, left over %q", r.Next, r.Unreadable, r.Leftovers)
 			}
@@ -441,54 +396,41 @@ func (c cluster) certManager(t *testing.T) cluster {
 	return c.changeState(t, func(s *state.State) { s.PKI.Mode = state.PKICertManager })
 }
 
-func TestOtherModesNeedNoAuthority(t *testing.T) {
+func TestWhatNeedsNothing(t *testing.T) {
 	for name, change := range map[string]func(cluster){
-		"cert-manager":     func(c cluster) { c.certManager(t) },
-		"existing Secrets": func(c cluster) { c.existing(t, "my-push") },
+		"a port that is not reserved, as the user decided": func(c cluster) {
+			c.unreserved(t)
+			c.drop("Service zarf-registry-nodeport")
+		},
+		"a new authority, which is written before it is trusted": func(c cluster) {
+			fresh := newAuthority(t, "fresh", now, 0).KeyPair()
+			c.add(secret("ca", map[string][]byte{"tls.crt": fresh.Certificate, "tls.key": fresh.Key}))
+			c.changeState(t, func(s *state.State) {
+				s.Rotation = &state.Rotation{Phase: state.RotationTrust, Since: now.Add(-59 * time.Minute)}
+			})
+		},
+		"3 minutes of 10": func(c cluster) {
+			c.authority(t, newAuthority(t, "short", now.Add(-time.Hour), 3*time.Hour), now.Add(-7*time.Minute), 10*time.Minute)
+		},
 	} {
 		c := healthy(t, state.ModeProxy)
 		change(c)
-		r, err := c.drop("Secret zarf-registry-ca").collect(t)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !r.Healthy || len(r.Certificates) != 3 {
-			t.Errorf("%s: next is %q, certificates %+v", name, r.Next, r.Certificates)
+		if r := c.collect(t); !r.Healthy {
+			t.Errorf("%s: next is %q", name, r.Next)
 		}
 	}
 }
 
-func TestAChangeOfAuthoritiesIsNoTroubleByItself(t *testing.T) {
-	c := healthy(t, state.ModeProxy)
-	// The new authority is written first, and trusted after that.
-	fresh := newAuthority(t, "fresh", now, 0).KeyPair()
-	c.add(secret("ca", map[string][]byte{"tls.crt": fresh.Certificate, "tls.key": fresh.Key}))
-	c.changeState(t, func(s *state.State) {
-		s.Rotation = &state.Rotation{Phase: state.RotationTrust, Since: now.Add(-59 * time.Minute)}
-	})
-	r, err := c.collect(t)
-	if err != nil {
-		t.Fatal(err)
+// checkNext checks that each of want is part of a sentence of its own.
+func checkNext(t *testing.T, next, want []string) {
+	t.Helper()
+	if len(next) != len(want) {
+		t.Errorf("next has %d sentences, want %d:\n%s", len(next), len(want), strings.Join(next, "\n"))
 	}
-	if !r.Healthy || r.State.Rotation == nil || r.State.PKI == nil {
-		t.Errorf("next is %q, state %+v", r.Next, r.State)
-	}
-}
-
-func TestShortLivesAreMeasuredByThemselves(t *testing.T) {
-	a := newAuthority(t, "short", now.Add(-time.Hour), 3*time.Hour)
-	c := healthy(t, state.ModeProxy).authority(t, a, now.Add(-7*time.Minute), 10*time.Minute)
-	r, err := c.collect(t)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !r.Healthy {
-		t.Errorf("with 3 of 10 minutes left next is %q", r.Next)
-	}
-	c.certificate(t, "node-tls", a, now.Add(-8*time.Minute), 10*time.Minute)
-	if r, err = c.collect(t); err != nil || len(r.Next) != 1 ||
-		!strings.Contains(r.Next[0], "zarf-registry-node-tls expires in 2m0s") {
-		t.Errorf("with 2 of 10 minutes left next is %q (%v)", r.Next, err)
+	for _, part := range want {
+		if !slices.ContainsFunc(next, func(s string) bool { return strings.Contains(s, part) }) {
+			t.Errorf("next does not say %q:\n%s", part, strings.Join(next, "\n"))
+		}
 	}
 }
 
@@ -524,6 +466,17 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 		"helm is uninstalling": {state.ModeProxy, func(c cluster) {
 			c.add(revision(11, "uninstalling"))
 		}, []string{"helm uninstall zarf-registry --namespace zarf"}},
+		"helm's last run failed, in another namespace": {state.ModeProxy, func(c cluster) {
+			failed := revision(11, "failed")
+			failed.Namespace = "releases" // with namespaceOverride
+			c.add(failed)
+			c["Deployment zarf-registry"].(*appsv1.Deployment).Annotations = map[string]string{
+				"meta.helm.sh/release-namespace": "releases"}
+		}, []string{"Helm's revision 11 is failed, helm history zarf-registry --namespace releases shows why: run " +
+			"zarf-registry install --namespace releases."}},
+		"a renewal that failed": {state.ModeProxy, func(c cluster) { // the pod of the CronJob, which has the log, does not stay
+			c.changeState(t, func(s *state.State) { s.RenewalFailed = "2026-11-22T10:17:04Z: renew: no CA: run helm upgrade." })
+		}, []string{"The last renewal of the certificates failed at 2026-11-22T10:17:04Z: renew: no CA: run helm upgrade."}},
 		"no registry": {state.ModeProxy, func(c cluster) {
 			c.drop("Deployment zarf-registry", "Pod registry-n1")
 		}, []string{"Deployment zarf/zarf-registry is missing"}},
@@ -645,6 +598,10 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 			c.certificate(t, "node-tls", a, from, 0)
 		}, []string{"Secret zarf/zarf-registry-node-tls expires in 65 days, less than a quarter of its lifetime: " +
 			"zarf-registry certs renew --namespace zarf issues a new one"}},
+		"a certificate with 2 minutes of 10": {state.ModeProxy, func(c cluster) {
+			a := newAuthority(t, "short", now.Add(-time.Hour), 3*time.Hour)
+			c.authority(t, a, now, 10*time.Minute).certificate(t, "node-tls", a, now.Add(-8*time.Minute), 10*time.Minute)
+		}, []string{"zarf-registry-node-tls expires in 2m0s"}},
 		"an authority that ends soon": {state.ModeProxy, func(c cluster) {
 			c.authority(t, newAuthority(t, "old", now.Add(-time.Hour), 70*time.Minute), now, 5*time.Minute)
 		}, []string{"Secret zarf/zarf-registry-ca expires in 10m0s, less than a quarter of its lifetime: zarf-registry certs " +
@@ -728,6 +685,9 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 			c.add(d)
 		}, []string{"Payload zarf/zarf-registry-payload-registry-node-arm64 is incomplete (ConfigMap " +
 			"zarf-registry-payload-registry-node-arm64-00 is missing), so restarting pods will wait: "}},
+		"a payload of node configuration without a part": {state.ModeExternal, func(c cluster) {
+			c.configure(t, 1, 1).add(configPod("n1", 0, "{}")).drop("ConfigMap " + nodeLoad + "-01")
+		}, []string{"ConfigMap " + nodeLoad + "-01 is missing"}},
 		"a payload that is rubbish": {state.ModeProxy, func(c cluster) {
 			c["ConfigMap "+nodeLoad+"-00"].(*corev1.ConfigMap).BinaryData = nil
 		}, []string{"Payload zarf/" + nodeLoad + " is incomplete"}},
@@ -735,18 +695,11 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			cluster := healthy(t, c.mode)
 			c.change(cluster)
-			r, err := cluster.collect(t)
-			if err != nil {
-				t.Fatal(err)
+			r := cluster.collect(t)
+			if r.Healthy {
+				t.Error("it is healthy")
 			}
-			if r.Healthy || len(r.Next) != len(c.want) {
-				t.Errorf("next is\n%s", strings.Join(r.Next, "\n"))
-			}
-			for _, want := range c.want {
-				if !slices.ContainsFunc(r.Next, func(s string) bool { return strings.Contains(s, want) }) {
-					t.Errorf("next does not say %q:\n%s", want, strings.Join(r.Next, "\n"))
-				}
-			}
+			checkNext(t, r.Next, c.want)
 		})
 	}
 }
@@ -774,10 +727,7 @@ func TestNodesThatNeedNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			cluster := healthy(t, state.ModeProxy)
 			c.change(cluster)
-			r, err := cluster.collect(t)
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := cluster.collect(t)
 			if !r.Healthy || r.Nodes[2] != c.node {
 				t.Errorf("node is %+v, next %q", r.Nodes[2], r.Next)
 			}
@@ -786,8 +736,8 @@ func TestNodesThatNeedNothing(t *testing.T) {
 	cluster := healthy(t, state.ModeProxy)
 	windows := node("w1", true)
 	windows.Status.NodeInfo.OperatingSystem = "windows"
-	if r, err := cluster.add(windows).collect(t); err != nil || len(r.Nodes) != 2 {
-		t.Errorf("with a node that is not of Linux: %+v, %v", r, err)
+	if r := cluster.add(windows).collect(t); len(r.Nodes) != 2 {
+		t.Errorf("with a node that is not of Linux: %+v", r)
 	}
 }
 
@@ -796,14 +746,12 @@ func TestNothingInstalledIsAnErrorWithTheNextStep(t *testing.T) {
 		"an empty cluster":                 cluster{}.add(node("n1", true)),
 		"an uninstalled one, with history": cluster{}.add(revision(3, "uninstalled")),
 	} {
-		if _, err := c.collect(t); !errors.Is(err, status.ErrNotInstalled) || !strings.Contains(err.Error(), "zarf-registry install --namespace zarf") {
+		if _, err := status.Collect(t.Context(), c.options(t)); !errors.Is(err, status.ErrNotInstalled) ||
+			!strings.Contains(err.Error(), "zarf-registry install --namespace zarf") {
 			t.Errorf("%s: error is %v", name, err)
 		}
 	}
-	// Who may see nothing knows nothing.
-	if _, err := (cluster{}).collect(t, "get secrets"); err != nil {
-		t.Errorf("without the right to look: error is %v", err)
-	}
+	cluster{}.collect(t, "get secrets") // who may see nothing knows nothing
 }
 
 func TestMissingRightsAreNamedAndTheRestIsLookedAt(t *testing.T) {
@@ -820,10 +768,7 @@ func TestMissingRightsAreNamedAndTheRestIsLookedAt(t *testing.T) {
 		{"get configmaps", "reading ConfigMap zarf/" + registryLoad + "-00"},
 	} {
 		t.Run(c.deny, func(t *testing.T) {
-			r, err := healthy(t, state.ModeNodePort).collect(t, c.deny)
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := healthy(t, state.ModeNodePort).collect(t, c.deny)
 			if r.Healthy || len(r.Unreadable) == 0 || !strings.HasPrefix(r.Unreadable[0], c.want) || !strings.Contains(r.Unreadable[0], "forbidden") {
 				t.Errorf("unreadable is %q", r.Unreadable)
 			}
@@ -876,10 +821,7 @@ func TestTheHealer(t *testing.T) {
 					waiting++
 				}
 			}
-			r, err := cluster.collect(t)
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := cluster.collect(t)
 			h := r.Healer
 			if h == nil || h.Ready != c.ready || h.Desired != int(c.replicas) || h.Message != c.why ||
 				len(h.Waiting) != waiting {

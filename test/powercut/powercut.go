@@ -62,7 +62,6 @@ const (
 	truncate
 	link
 	unlink
-	exchange // of name and data, both names in the directory
 	syncNode
 	syncAll
 )
@@ -147,7 +146,7 @@ func (r *Recording) Cuts(o Options) iter.Seq[Cut] {
 
 func (r *Recording) describe(i int) string {
 	e := r.events[i]
-	what := []string{"a write", "a truncation", "entry", "the removal of entry", "an exchange of"}[e.kind]
+	what := []string{"a write", "a truncation", "entry", "the removal of entry"}[e.kind]
 	return fmt.Sprintf("%s %s (event %d)", what, e.path, i)
 }
 
@@ -228,9 +227,6 @@ func (r *Recording) replay(after int, lost map[int]bool) *state {
 			s.dir(e.on)[e.name] = e.child
 		case unlink:
 			delete(s.dir(e.on), e.name)
-		case exchange:
-			entries, other := s.dir(e.on), string(e.data)
-			entries[e.name], entries[other] = entries[other], entries[e.name]
 		}
 	}
 	return s

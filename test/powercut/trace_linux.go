@@ -443,9 +443,6 @@ func (t *tracer) rename(c *call) error {
 	switch {
 	case n == nil:
 		return errors.New("was not recorded")
-	case flags&unix.RENAME_EXCHANGE != 0 && from == to:
-		from.live[source], from.live[target] = from.live[target], from.live[source]
-		t.recording.add(event{kind: exchange, on: from, name: source, data: []byte(target)})
 	case flags&^unix.RENAME_NOREPLACE != 0:
 		return errors.New("not supported")
 	default:

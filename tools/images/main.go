@@ -9,7 +9,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -88,7 +87,7 @@ func writeDigests(payload fs.FS, file, work, version, index string, architecture
 	if err != nil {
 		return err
 	}
-	return program.WriteFile(file, append(list, '\n'), 0o644)
+	return program.WriteFile(file, append(list, '\n'))
 }
 
 // write writes an archive for each image, prints its name, digest and size, and returns the digest of init-hook's
@@ -127,19 +126,9 @@ func write(ctx context.Context, out io.Writer, work, payload fs.FS, registry, ve
 	return hook.Descriptor.Digest.String(), nil
 }
 
-func writeArchive(ctx context.Context, out io.Writer, store *images.Store, image images.Image,
-	name string) (err error) {
-	// Written to a temporary file and renamed: another program may read the archive.
-	f, err := os.CreateTemp(filepath.Dir(name), ".new-")
+func writeArchive(ctx context.Context, out io.Writer, store *images.Store, image images.Image, name string) error {
+	err := program.WriteTo(name, func(w io.Writer) error { return images.WriteArchive(ctx, w, store, image) })
 	if err != nil {
-		return err
-	}
-	defer func() { _ = os.Remove(f.Name()) }() // fails after the rename
-	err = images.WriteArchive(ctx, f, store, image)
-	if err := errors.Join(err, f.Chmod(0o644), f.Close()); err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	if err := os.Rename(f.Name(), name); err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "%s\n  %s\n  %s, %s\n", image.Reference, image.Descriptor.Digest, name, space.FormatBytes(image.Size))

@@ -89,14 +89,14 @@ func writeLicenses(ctx context.Context, work, output string) error {
 	if err != nil {
 		return err
 	}
-	if err := program.WriteFile(filepath.Join(work, program.LicensesText), texts, 0o644); err != nil {
+	if err := program.WriteFile(filepath.Join(work, program.LicensesText), texts); err != nil {
 		return err
 	}
 	layer, err := program.LicensesLayer(texts)
 	if err != nil {
 		return err
 	}
-	return program.WriteFile(filepath.Join(output, images.LicensesFile), layer, 0o644)
+	return program.WriteFile(filepath.Join(output, images.LicensesFile), layer)
 }
 
 // buildLoader builds the C programs with the loader's Makefile.
@@ -128,7 +128,7 @@ func finish(work, output, digestFile string, architectures []string) error {
 		if err != nil {
 			return err
 		}
-		if err := program.WriteFile(filepath.Join(output, loaderName), loader, 0o644); err != nil {
+		if err := program.WriteFile(filepath.Join(output, loaderName), loader); err != nil {
 			return err
 		}
 		kept = append(kept, loaderName)
@@ -163,7 +163,7 @@ func finish(work, output, digestFile string, architectures []string) error {
 		if err != nil {
 			return err
 		}
-		if err := program.WriteFile(file, append(encoded, '\n'), 0o644); err != nil {
+		if err := program.WriteFile(file, append(encoded, '\n')); err != nil {
 			return err
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -50,34 +51,36 @@ func Build(ctx context.Context, pkg, platform, version, output string) error {
 
 // Layer writes the image layer of the file program to the file layer. Compressing a large program takes
 // seconds, so Layer does nothing if PROGRAM.stamp shows that the layer is up to date.
-func Layer(name, program, layer string) error {
+func Layer(name, program, layer string) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("layer of %s: %w", name, err)
+		}
+	}()
 	stampFile := program + ".stamp"
 	before, err := stamp(program, layer)
 	if err != nil {
-		return fmt.Errorf("layer of %s: %w", name, err)
+		return err
 	}
 	if last, err := os.ReadFile(stampFile); err == nil && string(last) == before {
 		return nil
 	}
 	content, err := os.ReadFile(program)
 	if err != nil {
-		return fmt.Errorf("layer of %s: %w", name, err)
+		return err
 	}
 	compressed, err := injector.BuildLayer(name, content)
 	if err != nil {
 		return err
 	}
-	if err := WriteFile(layer, compressed, 0o644); err != nil {
-		return fmt.Errorf("layer of %s: %w", name, err)
+	if err := WriteFile(layer, compressed); err != nil {
+		return err
 	}
 	after, err := stamp(program, layer)
 	if err != nil {
-		return fmt.Errorf("layer of %s: %w", name, err)
+		return err
 	}
-	if err := WriteFile(stampFile, []byte(after), 0o644); err != nil {
-		return fmt.Errorf("layer of %s: %w", name, err)
-	}
-	return nil
+	return WriteFile(stampFile, []byte(after))
 }
 
 // stamp returns hashes of this program, whose compressor creates the layer, of the layer's program, and of
@@ -99,15 +102,23 @@ func stamp(program, layer string) (string, error) {
 }
 
 // WriteFile writes a file atomically.
-func WriteFile(name string, content []byte, mode fs.FileMode) error {
+func WriteFile(name string, content []byte) error {
+	return WriteTo(name, func(w io.Writer) error {
+		_, err := w.Write(content)
+		return err
+	})
+}
+
+// WriteTo writes a file atomically with what write writes. Others may read it.
+func WriteTo(name string, write func(io.Writer) error) error {
 	temp, err := os.CreateTemp(filepath.Dir(name), ".new-")
 	if err != nil {
 		return err
 	}
 	defer func() { _ = os.Remove(temp.Name()) }() // fails after the rename
-	_, err = temp.Write(content)
-	if err := errors.Join(err, temp.Chmod(mode), temp.Close()); err != nil {
-		return err
+	err = write(temp)
+	if err := errors.Join(err, temp.Chmod(0o644), temp.Close()); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
 	}
 	return os.Rename(temp.Name(), name)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/klauspost/compress/gzip"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
+	"github.com/zarf-dev/zarf-registry/tools/program"
 )
 
 const (
@@ -32,26 +33,20 @@ func (r release) bundleName() string { return "zarf-registry-bundle-" + r.versio
 
 // pack writes the bundle of the files in dir that SHA256SUMS lists, of SHA256SUMS and, if it exists, its
 // signature. Files that do not match SHA256SUMS are refused. Next to the bundle it writes its checksum.
-func (r release) pack(dir string, out io.Writer) (err error) {
+func (r release) pack(dir string, out io.Writer) error {
 	want, err := readSums(filepath.Join(dir, fileSums))
 	if err != nil {
 		return err
 	}
 	name := r.bundleName() + suffixBundle
-	f, err := os.CreateTemp(dir, ".new-")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.Remove(f.Name()) }() // fails after the rename
 	sum := sha256.New()
-	buffered := bufio.NewWriterSize(io.MultiWriter(f, sum), 1<<20)
-	z := gzip.NewWriter(buffered) // no name and no time
-	t := tar.NewWriter(z)
-	err = r.packFiles(t, dir, want)
-	if err := errors.Join(err, t.Close(), z.Close(), buffered.Flush(), f.Chmod(0o644), f.Close()); err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	if err := os.Rename(f.Name(), filepath.Join(dir, name)); err != nil {
+	err = program.WriteTo(filepath.Join(dir, name), func(w io.Writer) error {
+		buffered := bufio.NewWriterSize(io.MultiWriter(w, sum), 1<<20)
+		z := gzip.NewWriter(buffered) // no name and no time
+		t := tar.NewWriter(z)
+		return errors.Join(r.packFiles(t, dir, want), t.Close(), z.Close(), buffered.Flush())
+	})
+	if err != nil {
 		return err
 	}
 	info, err := os.Stat(filepath.Join(dir, name))
@@ -60,7 +55,7 @@ func (r release) pack(dir string, out io.Writer) (err error) {
 	}
 	digest := hex.EncodeToString(sum.Sum(nil))
 	fmt.Fprintf(out, "%-36s %10s  %s\n", name, space.FormatBytes(info.Size()), digest)
-	return writeFile(filepath.Join(dir, name+suffixSum), fmt.Appendf(nil, "%s  %s\n", digest, name))
+	return program.WriteFile(filepath.Join(dir, name+suffixSum), fmt.Appendf(nil, "%s  %s\n", digest, name))
 }
 
 // packFiles writes the files sorted by name, all with the commit's time.

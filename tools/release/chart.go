@@ -14,6 +14,8 @@ import (
 
 	"helm.sh/helm/v3/pkg/chart"
 	"helm.sh/helm/v3/pkg/chart/loader"
+
+	"github.com/zarf-dev/zarf-registry/tools/program"
 )
 
 // packageChart writes the chart's package, NAME-VERSION.tgz, and returns its name. Unlike helm package, it
@@ -57,5 +59,5 @@ func packageChart(dir, version, output string, at time.Time) (string, error) {
 		return "", err
 	}
 	name := c.Name() + "-" + c.Metadata.Version + ".tgz"
-	return name, writeFile(filepath.Join(output, name), packed.Bytes())
+	return name, program.WriteFile(filepath.Join(output, name), packed.Bytes())
 }

@@ -261,5 +261,3 @@ func (r release) checkImage(ctx context.Context, name, archive string) (err erro
 	}
 	return nil
 }
-
-func writeFile(name string, content []byte) error { return program.WriteFile(name, content, 0o644) }

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/zarf-dev/zarf-registry/tools/program"
 )
 
 const (
@@ -30,21 +32,21 @@ func listModules(ctx context.Context, program, version string) ([]byte, error) {
 }
 
 // writeSBOM writes the bill of materials of a program with the time of the commit, so that it is reproducible.
-func (r release) writeSBOM(ctx context.Context, program, output string) error {
-	if _, err := os.Stat(program); err != nil {
+func (r release) writeSBOM(ctx context.Context, file, output string) error {
+	if _, err := os.Stat(file); err != nil {
 		return fmt.Errorf("%w (make images builds it)", err)
 	}
-	content, err := r.listModules(ctx, program, r.version)
+	content, err := r.listModules(ctx, file, r.version)
 	if err != nil {
-		return fmt.Errorf("bill of materials of %s: %w", program, err)
+		return fmt.Errorf("bill of materials of %s: %w", file, err)
 	}
 	var document map[string]any
 	if err := json.Unmarshal(content, &document); err != nil {
-		return fmt.Errorf("bill of materials of %s: %w", program, err)
+		return fmt.Errorf("bill of materials of %s: %w", file, err)
 	}
 	metadata, ok := document["metadata"].(map[string]any)
 	if !ok {
-		return fmt.Errorf("bill of materials of %s: no metadata", program)
+		return fmt.Errorf("bill of materials of %s: no metadata", file)
 	}
 	metadata["timestamp"] = r.source.time.Format(time.RFC3339)
 	var encoded bytes.Buffer
@@ -54,7 +56,7 @@ func (r release) writeSBOM(ctx context.Context, program, output string) error {
 	if err := encoder.Encode(document); err != nil {
 		return err
 	}
-	return writeFile(output, encoded.Bytes())
+	return program.WriteFile(output, encoded.Bytes())
 }
 
 // checkDarwin checks what macOS requires of a program: this machine cannot run it.

@@ -13,6 +13,7 @@ import (
 	"slices"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
+	"github.com/zarf-dev/zarf-registry/tools/program"
 )
 
 const fileSums = "SHA256SUMS"
@@ -54,5 +55,5 @@ func writeSums(dir string, out io.Writer) error {
 		}
 		fmt.Fprintf(out, "%-36s %10s  %s\n", name, space.FormatBytes(info.Size()), sums[name])
 	}
-	return writeFile(filepath.Join(dir, fileSums), lines)
+	return program.WriteFile(filepath.Join(dir, fileSums), lines)
 }

@@ -27,8 +27,7 @@ type Report struct {
 	// Credentials is nil for proxies.
 	Credentials *Credentials `json:"credentials,omitempty"`
 	// PlainListenerOpen reports whether the registry's plain listener is open. It is nil for proxies, and where the
-	// listener
-	// follows no file.
+	// listener follows no file.
 	PlainListenerOpen *bool `json:"plainListenerOpen,omitempty"`
 	// Storage is the error of the storage, which makes a registry not ready; empty while it responds, and for proxies.
 	StorageError string `json:"storageError,omitempty"`

@@ -6,7 +6,7 @@
 // whole. The loader, a freestanding C program (see the folder loader), runs in a pod whose image is
 // the node's pause image. It joins the chunks and executes the program.
 //
-// The package builds, splits, names, parses and verifies payloads. It does no I/O, writes no
+// The package builds, splits and names payloads, and parses their manifests. It does no I/O, writes no
 // ConfigMaps and does not build programs.
 //
 // # Layer
@@ -87,7 +87,6 @@ const (
 const (
 	maxChunkSize     = MaxObjectSize
 	maxProgramOffset = 65536
-	maxTrailer       = 20 * tarBlock // some tar writers pad up to 20 blocks
 )
 
 var nameForm = regexp.MustCompile(`^[a-z0-9-]{1,32}$`)

@@ -110,7 +110,7 @@ func Inflate(name string, layer []byte) (Inflated, error) {
 	if slices.ContainsFunc(end, func(b byte) bool { return b != 0 }) {
 		return Inflated{}, errors.New("the archive contains more than the program")
 	}
-	if err := z.finish(0); err != nil {
+	if err := z.finish(); err != nil {
 		return Inflated{}, err
 	}
 	sum := sha256.Sum256(layer)
@@ -140,13 +140,13 @@ func openGzip(stream []byte) (*gzipReader, error) {
 	return z, nil
 }
 
-// finish checks that at most limit bytes remain, the checksum is correct and nothing follows.
-func (z *gzipReader) finish(limit int64) error {
-	n, err := io.Copy(io.Discard, io.LimitReader(z, limit+1))
+// finish checks that the member ends here, its checksum is correct and nothing follows.
+func (z *gzipReader) finish() error {
+	n, err := io.CopyN(io.Discard, z, 1)
 	switch {
-	case err != nil:
+	case n == 0 && !errors.Is(err, io.EOF):
 		return fmt.Errorf("inflating: %w", err)
-	case n > limit:
+	case n > 0:
 		return errors.New("inflates to more than the limit")
 	case z.rest.Len() > 0:
 		return fmt.Errorf("%d bytes follow the gzip stream", z.rest.Len())

@@ -1,11 +1,9 @@
 package injector
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"io"
 	"slices"
 )
 
@@ -89,44 +87,4 @@ func (p *Payload) Objects() []Object {
 		LoaderKey:   p.Loader,
 		ManifestKey: p.Manifest,
 	}})
-}
-
-// Decode joins the chunks, which must be complete and in order, and returns the program. It
-// verifies everything in the manifest. The error names the first invalid chunk.
-func (m *Manifest) Decode(chunks [][]byte) ([]byte, error) {
-	if len(chunks) != len(m.Chunks) {
-		return nil, fmt.Errorf("%d chunks: manifest says %d", len(chunks), len(m.Chunks))
-	}
-	for i, chunk := range chunks {
-		want := m.Chunks[i]
-		if len(chunk) != want.Size {
-			return nil, fmt.Errorf("chunk %02d: has %d bytes, manifest says %d", i, len(chunk), want.Size)
-		}
-		if sum := sha256.Sum256(chunk); sum != want.SHA256 {
-			return nil, fmt.Errorf("chunk %02d: sha256 is %x, manifest says %x", i, sum, want.SHA256)
-		}
-	}
-	layer := bytes.Join(chunks, nil)
-	if sum := sha256.Sum256(layer); sum != m.LayerSHA256 {
-		return nil, fmt.Errorf("layer: sha256 is %x, manifest says %x", sum, m.LayerSHA256)
-	}
-	z, err := openGzip(layer)
-	if err != nil {
-		return nil, fmt.Errorf("layer: %w", err)
-	}
-	program := make([]byte, m.ProgramSize)
-	_, err = io.CopyN(io.Discard, z, int64(m.ProgramOffset))
-	if err == nil {
-		_, err = io.ReadFull(z, program)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("layer: inflating program %s: %w", m.Program.Name, err)
-	}
-	if err := z.finish(maxTrailer); err != nil {
-		return nil, fmt.Errorf("layer: %w", err)
-	}
-	if sum := sha256.Sum256(program); sum != m.ProgramSHA256 {
-		return nil, fmt.Errorf("program %s: sha256 is %x, manifest says %x", m.Program.Name, sum, m.ProgramSHA256)
-	}
-	return program, nil
 }

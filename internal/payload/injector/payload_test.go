@@ -127,11 +127,8 @@ func TestBuildLayerRefuses(t *testing.T) {
 		"no name":          {"", someText, `program name "": must be 1 to 32 of a-z, 0-9 and '-'`},
 		"a path":           {"bin/registry", someText, `program name "bin/registry": must be 1 to 32 of a-z, 0-9 and '-'`},
 		"an empty program": {"registry", nil, "program registry has 0 bytes: must have 1 to 268435456"},
-		"a program too large": {
-			"registry",
-			make([]byte, injector.MaxProgramSize+1),
-			"program registry has 268435457 bytes: must have 1 to 268435456",
-		},
+		"a program too large": {"registry", make([]byte, injector.MaxProgramSize+1),
+			"program registry has 268435457 bytes: must have 1 to 268435456"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := injector.BuildLayer(test.name, test.program)
@@ -243,57 +240,49 @@ func TestEncodeRefuses(t *testing.T) {
 	if !bytes.Equal(archiveOf(&tar.Header{Name: node.Name, Mode: 0o555}), archive) {
 		t.Fatal("a valid archive would not be accepted either")
 	}
+	const begins = `the archive starts with "%s" of 17 bytes: must start with registry-node as BuildLayer writes it`
 	for name, test := range map[string]struct {
-		program injector.Program
-		layer   []byte
-		loader  []byte
-		want    string
+		layer []byte
+		want  string
 	}{
-		"a program without a name": {injector.Program{Architecture: "amd64"}, layerOf(t, node.Name, someText), loader,
+		"an uncompressed program": {someText, "reading the gzip header: gzip: invalid header"},
+		"a truncated layer":       {layerOf(t, node.Name, someText)[:100], "reading the archive's end: unexpected EOF"},
+		"a wrong checksum": {append(slices.Clone(large[:len(large)-5]), 1, 2, 3, 4, 5),
+			"inflating: gzip: invalid checksum"},
+		"trailing data": {append(layerOf(t, node.Name, someText), 1, 2, 3), "3 bytes follow the gzip stream"},
+		"reserved header flags": {[]byte("\x1f\x8b\x08\x20\x00\x00\x00\x00\x00\x00"),
+			"reading the gzip header: gzip: invalid header"},
+		"no archive": {compress(t, nil), "reading the archive's header: EOF"},
+		"an archive that ends within its program": {compress(t, archive[:520]), "reading the program: EOF"},
+		"an archive without an end":               {compress(t, archive[:1024]), "reading the archive's end: unexpected EOF"},
+		"the layer of another program":            {layerOf(t, "registry", someText), fmt.Sprintf(begins, "registry")},
+		"a file with another mode": {compress(t, archiveOf(&tar.Header{Name: node.Name, Mode: 0o755})),
+			fmt.Sprintf(begins, node.Name)},
+		"a file with an owner": {compress(t, archiveOf(&tar.Header{Name: node.Name, Mode: 0o555, Uid: 1000})),
+			fmt.Sprintf(begins, node.Name)},
+		"a file with an extended header": {compress(t, archiveOf(&tar.Header{Name: node.Name, Mode: 0o555,
+			PAXRecords: map[string]string{"comment": "x"}})), "reading the archive's header: unexpected EOF"},
+		"two files": {compress(t, archiveOf(&tar.Header{Name: node.Name, Mode: 0o555}, &tar.Header{Name: "other"})),
+			"the archive contains more than the program"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := injector.Encode(node, test.layer, loader)
+			wantError(t, err, "layer of registry-node for amd64: "+test.want)
+		})
+	}
+	layer := layerOf(t, node.Name, someText)
+	for name, test := range map[string]struct {
+		program       injector.Program
+		layer, loader []byte
+		want          string
+	}{
+		"a program without a name": {injector.Program{Architecture: "amd64"}, layer, loader,
 			`program name "": must be 1 to 32 of a-z, 0-9 and '-'`},
-		"an architecture with a variant": {injector.Program{
-			Name: "registry", Architecture: "arm/v7",
-		}, layerOf(t, node.Name, someText), loader,
+		"an architecture with a variant": {injector.Program{Name: "registry", Architecture: "arm/v7"}, layer, loader,
 			`architecture "arm/v7": must be 1 to 32 of a-z, 0-9 and '-'`},
-		"no loader": {
-			node, layerOf(t, node.Name, someText), nil, "loader for amd64 has 0 bytes: must have 1 to 40384",
-		},
-		"a loader that is too large": {
-			node, layerOf(t, node.Name, someText), make([]byte, 40385), "loader for amd64 has 40385 bytes: must have 1 to 40384",
-		},
-		"an uncompressed program": {node, someText, loader,
-			"layer of registry-node for amd64: reading the gzip header: gzip: invalid header"},
-		"a truncated layer": {node, layerOf(t, node.Name, someText)[:100], loader,
-			"layer of registry-node for amd64: reading the archive's end: unexpected EOF"},
-		"a layer with a wrong checksum": {node, append(slices.Clone(large[:len(large)-5]), 1, 2, 3, 4, 5), loader,
-			"layer of registry-node for amd64: inflating: gzip: invalid checksum"},
-		"trailing data": {node, append(layerOf(t, node.Name, someText), 1, 2, 3), loader,
-			"layer of registry-node for amd64: 3 bytes follow the gzip stream"},
-		"a layer with reserved header flags": {node, []byte("\x1f\x8b\x08\x20\x00\x00\x00\x00\x00\x00"), loader,
-			"layer of registry-node for amd64: reading the gzip header: gzip: invalid header"},
-		"a layer that is not an archive": {node, compress(t, nil), loader,
-			"layer of registry-node for amd64: reading the archive's header: EOF"},
-		"an archive that ends within its program": {node, compress(t, archive[:520]), loader,
-			"layer of registry-node for amd64: reading the program: EOF"},
-		"an archive without an end": {node, compress(t, archive[:1024]), loader,
-			"layer of registry-node for amd64: reading the archive's end: unexpected EOF"},
-		"the layer of another program": {node, layerOf(t, "registry", someText), loader,
-			"layer of registry-node for amd64: the archive starts with \"registry\" of 17 bytes: must start with " +
-				"registry-node as BuildLayer writes it"},
-		"a file with another mode": {node, compress(t, archiveOf(&tar.Header{Name: node.Name, Mode: 0o755})), loader,
-			"layer of registry-node for amd64: the archive starts with \"registry-node\" of 17 bytes: must start with " +
-				"registry-node as BuildLayer writes it"},
-		"a file with an owner": {node, compress(t, archiveOf(&tar.Header{Name: node.Name, Mode: 0o555, Uid: 1000})), loader,
-			"layer of registry-node for amd64: the archive starts with \"registry-node\" of 17 bytes: must start with " +
-				"registry-node as BuildLayer writes it"},
-		"a file with an extended header": {node, compress(
-			t, archiveOf(&tar.Header{Name: node.Name, Mode: 0o555, PAXRecords: map[string]string{"comment": "x"}}),
-		), loader,
-			"layer of registry-node for amd64: reading the archive's header: unexpected EOF"},
-		"two files": {node, compress(
-			t, archiveOf(&tar.Header{Name: node.Name, Mode: 0o555}, &tar.Header{Name: "other"}),
-		), loader,
-			"layer of registry-node for amd64: the archive contains more than the program"},
+		"no loader": {node, layer, nil, "loader for amd64 has 0 bytes: must have 1 to 40384"},
+		"a loader that is too large": {node, layer, make([]byte, 40385),
+			"loader for amd64 has 40385 bytes: must have 1 to 40384"},
 		"more chunks than the chart reads": {node, large, loader,
 			fmt.Sprintf("layer of registry-node for amd64 has %d bytes: must have at most 5000000 (5 ConfigMaps)", len(large))},
 	} {
@@ -339,126 +328,5 @@ func TestMaxChunks(t *testing.T) {
 		if got := (injector.Program{Name: name}).MaxChunks(); got != want {
 			t.Errorf("%s: %d, want %d", name, got, want)
 		}
-	}
-}
-
-func TestVerify(t *testing.T) {
-	program := noise(2_500_000)
-	payload := encode(t, program)
-	chunk1 := sha256.Sum256(payload.Chunks[1])
-	altered := slices.Clone(payload.Chunks[1])
-	altered[0] ^= 1
-	at := func(objects []injector.Object, index int) map[string][]byte {
-		for _, object := range objects {
-			if object.Index == index {
-				return object.Data
-			}
-		}
-		t.Fatalf("no object %d", index)
-		return nil
-	}
-	edit := func(old, new string) func([]injector.Object) []injector.Object {
-		return func(objects []injector.Object) []injector.Object {
-			data := at(objects, 0)
-			changed := bytes.Replace(data["manifest"], []byte(old), []byte(new), 1)
-			if bytes.Equal(changed, data["manifest"]) {
-				t.Fatalf("the manifest does not contain %q", old)
-			}
-			data["manifest"] = changed
-			return objects
-		}
-	}
-	for name, test := range map[string]struct {
-		change func([]injector.Object) []injector.Object
-		want   string // "" = no error
-	}{
-		"a valid payload":  {func(o []injector.Object) []injector.Object { return o }, ""},
-		"in another order": {func(o []injector.Object) []injector.Object { slices.Reverse(o); return o }, ""},
-		"nothing":          {func(o []injector.Object) []injector.Object { return nil }, "manifest: missing"},
-		"no object 00":     {func(o []injector.Object) []injector.Object { return o[:2] }, "manifest: missing"},
-		"no loader": {
-			func(o []injector.Object) []injector.Object { delete(at(o, 0), "loader"); return o }, "loader: missing",
-		},
-		"no object 01": {func(o []injector.Object) []injector.Object { return o[1:] }, "chunk 01: missing"},
-		"an altered chunk": {func(o []injector.Object) []injector.Object { at(o, 1)["chunk-01"] = altered; return o },
-			fmt.Sprintf("chunk 01: sha256 is %x, manifest says %x", sha256.Sum256(altered), chunk1)},
-		"a truncated chunk": {func(o []injector.Object) []injector.Object { at(o, 1)["chunk-01"] = altered[:7]; return o },
-			"chunk 01: has 7 bytes, manifest says 1000000"},
-		"a damaged manifest": {edit("chunks 3", "chunks 03"),
-			`manifest line 9: chunks "03": must be a number from 1 to 64 without leading zeros`},
-		"another layer": {edit(
-			fmt.Sprintf("layer-sha256 %x", sha256.Sum256(bytes.Join(payload.Chunks, nil))),
-			"layer-sha256 "+strings.Repeat("0", 64),
-		),
-			fmt.Sprintf("layer: sha256 is %x, manifest says %064x", sha256.Sum256(bytes.Join(payload.Chunks, nil)), 0)},
-		"another program": {edit("program-size 2500000", "program-size 2499999"),
-			fmt.Sprintf(
-				"program registry-node: sha256 is %x, manifest says %x", sha256.Sum256(program[:2_499_999]), sha256.Sum256(program),
-			)},
-		"a program larger than its layer": {edit("program-size 2500000", "program-size 2600000"),
-			"layer: inflating program registry-node: unexpected EOF"},
-		"a program much smaller than its layer": {edit("program-size 2500000", "program-size 2000000"),
-			"layer: inflates to more than the limit"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			manifest, err := verify(test.change(payload.Objects()))
-			if test.want != "" {
-				wantError(t, err, test.want)
-				return
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			if manifest.Program != node || manifest.ProgramSize != len(program) || len(manifest.Chunks) != 3 {
-				t.Errorf("%+v", manifest)
-			}
-		})
-	}
-}
-
-// verify verifies the objects of a payload, in any order, as the loader does: manifest, loader and every
-// chunk exist, and the program matches the manifest. It returns the manifest.
-func verify(objects []injector.Object) (*injector.Manifest, error) {
-	data := make(map[int]map[string][]byte, len(objects))
-	for _, object := range objects {
-		data[object.Index] = object.Data
-	}
-	for _, key := range []string{injector.ManifestKey, injector.LoaderKey} {
-		if len(data[0][key]) == 0 {
-			return nil, fmt.Errorf("%s: missing", key)
-		}
-	}
-	manifest, err := injector.ParseManifest(data[0][injector.ManifestKey])
-	if err != nil {
-		return nil, err
-	}
-	chunks := make([][]byte, len(manifest.Chunks))
-	for i := range chunks {
-		chunk, found := data[i][injector.ChunkKey(i)]
-		if !found {
-			return nil, fmt.Errorf("chunk %02d: missing", i)
-		}
-		chunks[i] = chunk
-	}
-	if _, err := manifest.Decode(chunks); err != nil {
-		return nil, err
-	}
-	return manifest, nil
-}
-
-func TestDecode(t *testing.T) {
-	for _, size := range []int{1, 512, 999_999, 3_000_000} {
-		program := noise(size)
-		payload := encode(t, program)
-		manifest, err := injector.ParseManifest(payload.Manifest)
-		if err != nil {
-			t.Fatal(err)
-		}
-		got, err := manifest.Decode(payload.Chunks)
-		if err != nil || !bytes.Equal(got, program) {
-			t.Errorf("%d bytes: got %d, %v", size, len(got), err)
-		}
-		_, err = manifest.Decode(payload.Chunks[1:])
-		wantError(t, err, fmt.Sprintf("%d chunks: manifest says %d", len(payload.Chunks)-1, len(payload.Chunks)))
 	}
 }

@@ -11,11 +11,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 )
 
-// admit waits until a manifest that needs these digests may be written.
-func (c *leaseClient) admit(ctx context.Context, needs []digest.Digest) (*leaseReading, error) {
-	return c.wait(ctx, func(r *leaseReading) bool { return c.mayRemove(r, needs) })
-}
-
 // wait waits while the lease is held in a way that blocks the caller.
 func (c *leaseClient) wait(ctx context.Context, blocks func(*leaseReading) bool) (*leaseReading, error) {
 	deadline := time.Now().Add(c.times.WaitTimeout)
@@ -49,7 +44,7 @@ type Admission struct {
 // Admit waits until a manifest of a repository that needs these digests may be written, its own included: see times.
 // The manifest must have been received before: a slow client would use up the time for which a reading is valid.
 func (c *Collector) Admit(ctx context.Context, repository string, needs []digest.Digest) (*Admission, error) {
-	reading, err := c.leases.admit(ctx, needs)
+	reading, err := c.leases.wait(ctx, func(r *leaseReading) bool { return c.leases.mayRemove(r, needs) })
 	return &Admission{collector: c, repository: repository, needs: needs, reading: reading}, err
 }
 
@@ -147,7 +142,7 @@ func (c *Collector) Stored(ctx context.Context, named digest.Digest) (d digest.D
 	if err != nil {
 		return "", 0, false
 	}
-	if c.leases.mayRemoveBlob(d) {
+	if r := c.leases.last.Load(); c.leases.held(r) && c.leases.mayRemove(r, []digest.Digest{d}) {
 		return "", 0, false
 	}
 	c.use.record(d)

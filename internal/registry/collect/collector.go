@@ -51,6 +51,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
+	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
 )
 
 // Collector collects the garbage of a storage, and keeps what pushes rely on from collections: its own and those of
@@ -78,14 +79,25 @@ func New(store *content.Store, root string) *Collector {
 // already gone.
 func (c *Collector) Rely(digests ...digest.Digest) { c.use.record(digests...) }
 
-// AdmitBlob waits while another process's collection may remove a blob that is about to be stored.
+// AdmitBlob waits while another process's collection may remove a blob that is about to be stored, like Admit. A digest
+// other than SHA-256 says nothing about what it is stored as, so that it waits for every list.
 func (c *Collector) AdmitBlob(ctx context.Context, d digest.Digest) error {
-	return c.leases.admitBlob(ctx, d)
+	_, err := c.leases.wait(ctx, func(r *leaseReading) bool {
+		return c.leases.mayRemove(r, []digest.Digest{d}) || c.leases.otherCollects(r) && d.Algorithm() != digest.Canonical
+	})
+	return err
 }
 
 // Poll reads the state of collections at intervals until ctx ends, for metrics and reports, which do not wait for the
 // storage.
-func (c *Collector) Poll(ctx context.Context, interval time.Duration) { c.leases.poll(ctx, interval) }
+func (c *Collector) Poll(ctx context.Context, interval time.Duration) {
+	for {
+		_, _ = c.leases.read(ctx, interval/2) // manifest uploads report the error
+		if poll.Sleep(ctx, interval) != nil {
+			return
+		}
+	}
+}
 
 // status is the state of collections by all processes, as last read.
 type status struct {

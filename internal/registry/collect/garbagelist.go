@@ -66,19 +66,3 @@ func (c *leaseClient) readGarbageList(ctx context.Context, want digest.Digest) (
 func (c *leaseClient) mayRemove(r *leaseReading, digests []digest.Digest) bool {
 	return c.otherCollects(r) && (r.garbage == nil || slices.ContainsFunc(digests, r.garbage.has))
 }
-
-// mayRemoveBlob reports whether another process's collection may remove a blob, as far as known. It does not read the
-// storage.
-func (c *leaseClient) mayRemoveBlob(d digest.Digest) bool {
-	r := c.last.Load()
-	return c.held(r) && c.mayRemove(r, []digest.Digest{d})
-}
-
-// admitBlob waits while another process's collection may remove a blob that is about to be stored, like admit. A
-// digest other than SHA-256 says nothing about what it is stored as, so that it waits for every list.
-func (c *leaseClient) admitBlob(ctx context.Context, d digest.Digest) error {
-	_, err := c.wait(ctx, func(r *leaseReading) bool {
-		return c.mayRemove(r, []digest.Digest{d}) || c.otherCollects(r) && d.Algorithm() != digest.Canonical
-	})
-	return err
-}

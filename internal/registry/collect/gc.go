@@ -3,6 +3,7 @@ package collect
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/distribution/distribution/v3/configuration"
@@ -63,7 +64,11 @@ type run struct {
 	request gc.Request
 	report  func(gc.Event)
 	cutoff  time.Time // what was written or linked since is kept
-	result  gc.Result
+	// leaseErr returns an error if the lease is lost. It is for the sweep.
+	leaseErr func() error
+
+	mu     sync.Mutex // held by removeBlob, which runs for several at once, while it changes the result and reports
+	result gc.Result
 }
 
 // simulate finds what a collection would remove.
@@ -122,11 +127,8 @@ func (r *run) mark(ctx context.Context, known map[digest.Digest]content.Referenc
 // sweep removes what is in the list and not marked, while leaseErr returns nil.
 func (r *run) sweep(ctx context.Context, marked *marking, list garbageSet, leaseErr func() error) error {
 	r.report(gc.Event{Phase: gc.Sweeping})
-	s := &sweeper{
-		driver: r.leases.driver, use: &r.use, dryRun: r.request.DryRun, report: r.report, leaseErr: leaseErr,
-		deleteTimeout: r.Times.RenewDeadline, result: &r.result,
-	}
-	if err := s.sweep(ctx, marked, list, r.cutoff); err != nil {
+	r.leaseErr = leaseErr
+	if err := r.removeGarbage(ctx, marked, list); err != nil {
 		return poll.Cause(ctx, fmt.Errorf("removing garbage: %w", err))
 	}
 	return nil

@@ -166,17 +166,6 @@ func (c *leaseClient) read(ctx context.Context, age time.Duration) (*leaseReadin
 	return r, nil
 }
 
-// poll reads the record at intervals until ctx ends, for metrics and reports, which do not wait for
-// the storage.
-func (c *leaseClient) poll(ctx context.Context, interval time.Duration) {
-	for {
-		_, _ = c.read(ctx, interval/2) // manifest uploads report the error
-		if poll.Sleep(ctx, interval) != nil {
-			return
-		}
-	}
-}
-
 // lease is held by a collector.
 type lease struct {
 	client *leaseClient

@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"sync"
 	"syscall"
-	"time"
 
-	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
@@ -16,22 +13,9 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
-// sweeper removes manifests and blobs, unless clients of this process need them.
-type sweeper struct {
-	driver   storagedriver.StorageDriver
-	use      *blobsInUse
-	dryRun   bool
-	report   func(gc.Event)
-	leaseErr func() error // an error if the lease is lost
-	// deleteTimeout bounds one deletion: the storage must not carry it out after the lease has expired.
-	deleteTimeout time.Duration
-	result        *gc.Result
-
-	mu sync.Mutex // held by blob, which runs for several at once, while it changes the result and reports
-}
-
-// sweep removes what is in the list and not kept. Blobs that were written or linked after cutoff are kept, too.
-func (s *sweeper) sweep(ctx context.Context, m *marking, list garbageSet, cutoff time.Time) error {
+// removeGarbage removes the manifests and blobs that are in the list and not kept, unless clients of this process need
+// them. Blobs that were written or linked after cutoff are kept, too.
+func (r *run) removeGarbage(ctx context.Context, m *marking, list garbageSet) error {
 	// Pushes change m.keep from here on.
 	var manifests []content.StoredManifest
 	for _, manifest := range m.Manifests {
@@ -43,25 +27,25 @@ func (s *sweeper) sweep(ctx context.Context, m *marking, list garbageSet, cutoff
 	for _, d := range m.Order {
 		switch {
 		case m.keep[d]:
-		case m.Blobs[d].Young(cutoff):
-			s.result.Kept++
+		case m.Blobs[d].Young(r.cutoff):
+			r.result.Kept++
 		case list.has(d):
 			blobs = append(blobs, d)
 		}
 	}
 	stray := m.strayLinks()
-	defer s.use.sweep(m, cutoff)()
+	defer r.use.sweep(m, r.cutoff)()
 	ctx, syncRemovals := storage.WithRemovals(ctx)
 	for _, manifest := range manifests {
 		key := manifest.RepositoryDigest
 		paths := slices.Concat(m.History[key], []string{manifest.Path}, m.BackLinks[key])
-		if err := s.manifest(ctx, key, m.Stored(key.Digest), paths); err != nil {
+		if err := r.removeManifest(ctx, key, m.Stored(key.Digest), paths); err != nil {
 			return err
 		}
 	}
 	for key, links := range stray {
 		if d := m.Stored(key.Digest); list.has(d) {
-			if _, err := s.use.removeStray(d, func() error { return s.remove(ctx, links...) }); err != nil {
+			if _, err := r.use.removeStray(d, func() error { return r.remove(ctx, links...) }); err != nil {
 				return err
 			}
 		}
@@ -71,7 +55,7 @@ func (s *sweeper) sweep(ctx context.Context, m *marking, list garbageSet, cutoff
 		return err
 	}
 	err := storage.InParallel(ctx, blobs, storage.Concurrency, func(ctx context.Context, d digest.Digest) error {
-		return s.blob(ctx, d, m.Blobs[d])
+		return r.removeBlob(ctx, d, m.Blobs[d])
 	})
 	if err != nil {
 		return err
@@ -79,38 +63,38 @@ func (s *sweeper) sweep(ctx context.Context, m *marking, list garbageSet, cutoff
 	return syncRemovals()
 }
 
-// manifest removes a manifest from its repository: the paths that belong to it. Its blob, which has the stored digest,
-// is removed like other blobs.
-func (s *sweeper) manifest(
+// removeManifest removes a manifest from its repository: the paths that belong to it. Its blob, which has the stored
+// digest, is removed like other blobs.
+func (r *run) removeManifest(
 	ctx context.Context, key content.RepositoryDigest, stored digest.Digest, paths []string,
 ) error {
-	removed, err := s.use.remove(stored, func() error { return s.remove(ctx, paths...) })
+	removed, err := r.use.remove(stored, func() error { return r.remove(ctx, paths...) })
 	if !removed || err != nil {
 		return err
 	}
-	s.result.Manifests++
-	s.report(gc.Event{Removed: &gc.Removed{Repository: key.Repository, Digest: key.Digest.String()}})
+	r.result.Manifests++
+	r.report(gc.Event{Removed: &gc.Removed{Repository: key.Repository, Digest: key.Digest.String()}})
 	return nil
 }
 
-// blob removes a blob, its repository links first: while its data exists, the next collection finds it.
-func (s *sweeper) blob(ctx context.Context, d digest.Digest, b *content.Blob) error {
-	removed, err := s.use.remove(d, func() error { return s.remove(ctx, append(slices.Clone(b.Links), b.Path)...) })
+// removeBlob removes a blob, its repository links first: while its data exists, the next collection finds it.
+func (r *run) removeBlob(ctx context.Context, d digest.Digest, b *content.Blob) error {
+	removed, err := r.use.remove(d, func() error { return r.remove(ctx, append(slices.Clone(b.Links), b.Path)...) })
 	if errors.Is(err, errConcurrentWrite) {
 		removed, err = false, nil // a push uses the blob
 	}
 	if err != nil {
 		return err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if !removed {
-		s.result.Kept++
+		r.result.Kept++
 		return nil
 	}
-	s.result.Blobs++
-	s.result.Bytes += b.Size
-	s.report(gc.Event{Removed: &gc.Removed{Digest: d.String(), Bytes: b.Size}})
+	r.result.Blobs++
+	r.result.Bytes += b.Size
+	r.report(gc.Event{Removed: &gc.Removed{Digest: d.String(), Bytes: b.Size}})
 	return nil
 }
 
@@ -118,19 +102,20 @@ func (s *sweeper) blob(ctx context.Context, d digest.Digest, b *content.Blob) er
 // still exists.
 var errConcurrentWrite = errors.New("a push wrote to it while it was being removed")
 
-func (s *sweeper) remove(ctx context.Context, paths ...string) error {
+func (r *run) remove(ctx context.Context, paths ...string) error {
 	for _, name := range paths {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if err := s.leaseErr(); err != nil {
+		if err := r.leaseErr(); err != nil {
 			return err
 		}
-		if s.dryRun {
+		if r.request.DryRun {
 			continue
 		}
-		bounded, cancel := context.WithTimeout(ctx, s.deleteTimeout)
-		err := s.driver.Delete(bounded, name)
+		// The storage must not carry a deletion out after the lease has expired.
+		bounded, cancel := context.WithTimeout(ctx, r.Times.RenewDeadline)
+		err := r.leases.driver.Delete(bounded, name)
 		cancel()
 		switch {
 		case err == nil, storage.IsNotFound(err):

@@ -37,10 +37,8 @@ const (
 	indexLinks    = "_indexes"
 )
 
-const (
-	// maxLink is the maximum size of a back link, in bytes.
-	maxLink = 64 << 10
-)
+// maxLink is the maximum size of a back link, in bytes.
+const maxLink = 64 << 10
 
 // backReference is the content of a back link.
 type backReference struct {

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"io"
 	"io/fs"
 	"log/slog"
@@ -34,16 +35,18 @@ type Store struct {
 	Sparse bool                        // indexes may lack manifests
 	Log    *slog.Logger
 
-	Rebuilt   atomic.Bool     // all manifests have back links
-	linkLocks repositoryLocks // see Linking
+	Rebuilt   atomic.Bool      // all manifests have back links
+	linkLocks [64]sync.RWMutex // see Linking; a few repositories share one
 	// completing is locked while the annotations of a manifest are read for a list of referrers.
 	completing sync.Mutex
 }
 
+var lockSeed = maphash.MakeSeed()
+
 // Linking returns what is locked for a repository while one of its manifests is deleted, and read-locked while one is
 // written, so that a manifest has back links or is gone.
 func (s *Store) Linking(repository string) *sync.RWMutex {
-	return s.linkLocks.forRepository(repository)
+	return &s.linkLocks[maphash.String(lockSeed, repository)%uint64(len(s.linkLocks))]
 }
 
 // Tagged returns the digest of a tag's manifest, or "" if the tag does not exist.

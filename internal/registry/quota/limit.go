@@ -51,7 +51,7 @@ func (s *Space) Limit(next http.Handler) http.Handler {
 		}
 		if err := s.admit(catalog.Own(to.Repository), r.ContentLength); err != nil {
 			if to.Upload && r.Method != http.MethodPost {
-				cancelUpload(next, w, r)
+				cancelUpload(next, r)
 			}
 			request.WriteError(w, err)
 			return
@@ -68,10 +68,10 @@ func (s *Space) Limit(next http.Handler) http.Handler {
 
 // cancelUpload removes the upload that a request continues. Otherwise it would occupy full storage until it is purged,
 // because few clients cancel it, and garbage collection keeps it.
-func cancelUpload(next http.Handler, w http.ResponseWriter, r *http.Request) {
+func cancelUpload(next http.Handler, r *http.Request) {
 	r = r.Clone(r.Context())
 	r.Method, r.Body, r.ContentLength = http.MethodDelete, http.NoBody, 0
-	next.ServeHTTP(request.Detach(w), r)
+	next.ServeHTTP(request.Detach(), r)
 }
 
 // exceeded returns whether more than the quota is used.

@@ -1,25 +1,25 @@
 package request
 
 import (
-	"net/http"
-
 	"cmp"
+	"net/http"
 )
 
 // bufferedResponse holds back a response, which must be small.
 type bufferedResponse struct {
-	http.ResponseWriter
 	Status int // 0 if the handler sets none
+	header http.Header
 	body   []byte
 }
 
 // Buffer returns a buffered response with the header of w.
-func Buffer(w http.ResponseWriter) *bufferedResponse { return &bufferedResponse{ResponseWriter: w} }
+func Buffer(w http.ResponseWriter) *bufferedResponse { return &bufferedResponse{header: w.Header()} }
 
 // Detach returns a buffered response with a header of its own.
-func Detach(w http.ResponseWriter) *bufferedResponse {
-	return &bufferedResponse{ResponseWriter: withHeader{w, http.Header{}}}
-}
+func Detach() *bufferedResponse { return &bufferedResponse{header: http.Header{}} }
+
+// Header implements [http.ResponseWriter].
+func (r *bufferedResponse) Header() http.Header { return r.header }
 
 // WriteHeader implements [http.ResponseWriter].
 func (r *bufferedResponse) WriteHeader(status int) {
@@ -43,14 +43,6 @@ func (r *bufferedResponse) Send(w http.ResponseWriter) {
 	w.WriteHeader(cmp.Or(r.Status, http.StatusOK))
 	_, _ = w.Write(r.body)
 }
-
-// withHeader has another header than the response that it belongs to.
-type withHeader struct {
-	http.ResponseWriter
-	header http.Header
-}
-
-func (w withHeader) Header() http.Header { return w.header }
 
 // ClearHeader removes what was set for another response, but not that the connection ends with this one.
 func ClearHeader(header http.Header) {

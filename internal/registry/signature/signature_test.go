@@ -114,15 +114,19 @@ func fromCosign(t *testing.T) *memory {
 
 func parse(t *testing.T, files map[string]string) []Key {
 	t.Helper()
-	data := map[string][]byte{}
-	for name, text := range files {
-		data[name] = []byte(text)
-	}
-	keys, err := ParseKeys(data)
+	keys, err := ParseKeys(asBytes(files))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return keys
+}
+
+func asBytes(files map[string]string) map[string][]byte {
+	data := map[string][]byte{}
+	for name, text := range files {
+		data[name] = []byte(text)
+	}
+	return data
 }
 
 var kinds = []string{"p256", "p384", "p521", "rsa", "ed25519"}
@@ -486,11 +490,7 @@ func TestParseKeys(t *testing.T) {
 		"one of two is wrong": {map[string]string{"a": keys["p256"], "b": "x"}, "b: not PEM", true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			data := map[string][]byte{}
-			for file, text := range tt.files {
-				data[file] = []byte(text)
-			}
-			found, err := ParseKeys(data)
+			found, err := ParseKeys(asBytes(tt.files))
 			var names []string
 			for _, k := range found {
 				names = append(names, k.Name)

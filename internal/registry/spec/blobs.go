@@ -102,7 +102,7 @@ func (r blobRepository) Manifests(
 }
 
 func (r blobRepository) Tags(ctx context.Context) distribution.TagService {
-	return confirmingTags{&currentTags{TagService: r.Repository.Tags(ctx), source: r.source, repository: r.Named().Name()}}
+	return &currentTags{TagService: r.Repository.Tags(ctx), source: r.source, repository: r.Named().Name()}
 }
 
 type blobStore struct {

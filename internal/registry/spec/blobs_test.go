@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
 	"testing/iotest"
 
@@ -25,13 +24,15 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
-var repositoryA = func() reference.Named {
-	name, err := reference.WithName("a")
+var repositoryA = named("a")
+
+func named(repository string) reference.Named {
+	name, err := reference.WithName(repository)
 	if err != nil {
 		panic(err)
 	}
 	return name
-}()
+}
 
 // oneFile is a driver in which every path leads to the same bytes, or to none, and every link to a blob of ten bytes.
 type oneFile struct {
@@ -69,7 +70,7 @@ func TestUnreadableBlobsAbortTheResponse(t *testing.T) {
 		"a blob shorter than its size": {oneFile{content: strings.NewReader("01234")}, io.ErrUnexpectedEOF.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {
-			logs := &logBuffer{}
+			logs := &strings.Builder{}
 			store := blobStore{name: repositoryA, source: &Registry{Store: &content.Store{Driver: tt.file,
 				Log: slog.New(slog.NewTextHandler(logs, nil))}}, last: &foundBlob{}}
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -77,13 +78,13 @@ func TestUnreadableBlobsAbortTheResponse(t *testing.T) {
 					t.Errorf("ServeBlob() = %v, which would be written into the blob", err)
 				}
 			}))
-			defer server.Close()
 			var body []byte
 			response, err := http.Get(server.URL)
 			if err == nil {
 				body, err = io.ReadAll(response.Body)
 				response.Body.Close()
 			}
+			server.Close()
 			if (err == nil) != (tt.want == "") || tt.want == "" && string(body) != "0123456789" {
 				t.Errorf("the client got %q, %v", body, err)
 			}
@@ -111,21 +112,14 @@ func TestBlobRemovedBeforeItIsServed(t *testing.T) {
 	}
 }
 
-// reads calls itself when the body is read, which is empty.
-type reads func()
-
-func (r reads) Read([]byte) (int, error) {
-	r()
-	return 0, io.EOF
-}
-
 func TestAnUploadThatAnotherRequestContinuesIsKept(t *testing.T) {
 	t.Parallel()
 	s := open(t, fmt.Sprintf("filesystem: {rootdirectory: %q}", t.TempDir()))
 	begun := s.request(t, http.StatusAccepted, "POST", "/v2/a/blobs/uploads/", nil).Header().Get("Location")
 	complete := begun + "&digest=" + digest.FromString("x").String()
-	s.request(t, http.StatusInternalServerError, "PUT", complete, reads(func() {
+	s.request(t, http.StatusInternalServerError, "PUT", complete, onRead(func([]byte) (int, error) {
 		s.request(t, http.StatusNoContent, "GET", begun, nil)
+		return 0, io.EOF
 	}))
 	s.request(t, http.StatusCreated, "PUT", complete, strings.NewReader("x"))
 }
@@ -140,22 +134,4 @@ func TestUploadsThatFailOrAreCancelledLeaveNothing(t *testing.T) {
 	if left, err := s.Driver.List(t.Context(), storage.RepositoriesPath+"/a/_uploads"); len(left) > 0 {
 		t.Errorf("%v, %v", left, err)
 	}
-}
-
-// logBuffer may be read while others write.
-type logBuffer struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (b *logBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *logBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
 }

@@ -179,8 +179,7 @@ func (m manifestStore) Get(
 		return manifest, nil //nolint:nilerr // not a manifest as this registry understands it
 	}
 	err = m.source.Lacking(ctx, name, described)
-	var coded errcode.Error
-	if errors.As(err, new(distribution.ErrManifestBlobUnknown)) || errors.As(err, &coded) {
+	if errors.As(err, new(distribution.ErrManifestBlobUnknown)) || errors.As(err, new(errcode.Error)) {
 		return nil, unknown
 	}
 	return manifest, err

@@ -37,7 +37,7 @@ func TestMountWritesWhatDistributionWrites(t *testing.T) {
 			}
 			blobs := func(namespace distribution.Namespace, name string) distribution.BlobStore {
 				t.Helper()
-				repository, err := namespace.Repository(ctx, named(t, name))
+				repository, err := namespace.Repository(ctx, named(name))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -47,7 +47,7 @@ func TestMountWritesWhatDistributionWrites(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			from, err := reference.WithDigest(named(t, "first"), stored.Digest)
+			from, err := reference.WithDigest(named("first"), stored.Digest)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -103,13 +103,4 @@ func tree(t *testing.T, driver storagedriver.StorageDriver, repository string) m
 		t.Fatal(err)
 	}
 	return files
-}
-
-func named(t *testing.T, name string) reference.Named {
-	t.Helper()
-	n, err := reference.WithName(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
 }

@@ -59,7 +59,7 @@ func (s *Registry) pushManifest(w http.ResponseWriter, r *http.Request, to reque
 		return
 	}
 	in.push, in.admission = pushed, admission
-	r.Body = readCloser{bytes.NewReader(data), r.Body}
+	r.Body = io.NopCloser(bytes.NewReader(data))
 	r.URL = &url.URL{Path: strings.TrimSuffix(r.URL.Path, to.Manifest) + stored}
 	response := request.Buffer(w)
 	s.distribute(response, r)
@@ -141,9 +141,3 @@ func (p push) describe(header http.Header, manifests string) {
 
 // errTooLarge means that a manifest is larger than oci.MaxManifestSize.
 var errTooLarge = errcode.ErrorCodeSizeInvalid.WithMessage("a manifest may have at most 4 MiB")
-
-// readCloser combines a reader and a closer.
-type readCloser struct {
-	io.Reader
-	io.Closer
-}

@@ -19,7 +19,7 @@ func (s *Registry) uploadAtOnce(w http.ResponseWriter, r *http.Request) {
 	begin := r.Clone(r.Context())
 	begin.URL.RawQuery = ""
 	begin.Body, begin.ContentLength = http.NoBody, 0
-	begun := request.Detach(w)
+	begun := request.Detach()
 	s.distribute(begun, begin)
 	location, err := url.Parse(begun.Header().Get("Location"))
 	if begun.Status != http.StatusAccepted || err != nil {

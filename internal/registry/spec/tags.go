@@ -28,8 +28,13 @@ type currentTags struct {
 	deleted    digest.Digest // the manifest whose tags the request removes, or ""
 }
 
-// Tag lets the tag refer to the manifest.
+// Tag lets the tag refer to the manifest, unless that will be refused: the previous one stays.
 func (t *currentTags) Tag(ctx context.Context, tag string, manifest v1.Descriptor) error {
+	if a := intentOf(ctx).admission; a != nil {
+		if err := a.ConfirmTag(ctx); err != nil {
+			return err
+		}
+	}
 	defer t.source.tags.lock(t.repository, tag)()
 	err := t.TagService.Tag(ctx, tag, manifest)
 	quota.RecordNoSpace(ctx, err)
@@ -109,16 +114,4 @@ func (l *tagLocks) lock(repository, tag string) (unlock func()) {
 	m := &l[maphash.String(tagSeed, repository+":"+tag)%uint64(len(l))]
 	m.Lock()
 	return m.Unlock
-}
-
-// confirmingTags moves no tag to a manifest that will be refused: the previous one stays.
-type confirmingTags struct{ distribution.TagService }
-
-func (t confirmingTags) Tag(ctx context.Context, tag string, manifest v1.Descriptor) error {
-	if a := intentOf(ctx).admission; a != nil {
-		if err := a.ConfirmTag(ctx); err != nil {
-			return err
-		}
-	}
-	return t.TagService.Tag(ctx, tag, manifest)
 }

@@ -13,18 +13,24 @@ import (
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 )
 
-func TestChangesAreSeenWhenTheyAreDurable(t *testing.T) {
-	t.Parallel()
-	root := t.TempDir()
+func openDurable(t *testing.T, root string) *durableDriver {
+	t.Helper()
 	driver, err := Open(t.Context(), configuration.Storage{DriverFilesystem: {"rootdirectory": root}})
-	if err == nil {
-		err = driver.PutContent(t.Context(), "/dir/file", []byte("content"))
-	}
 	if err != nil {
 		t.Fatal(err)
 	}
+	return driver.(*durableDriver)
+}
+
+func TestChangesAreSeenWhenTheyAreDurable(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	driver := openDurable(t, root)
+	if err := driver.PutContent(t.Context(), "/dir/file", []byte("content")); err != nil {
+		t.Fatal(err)
+	}
 	for _, changed := range []string{"dir/file", "dir"} {
-		end := driver.(*durableDriver).files.change(filepath.Join(root, changed))
+		end := driver.files.change(filepath.Join(root, changed))
 		seen := make(chan error)
 		for _, read := range []func() error{
 			func() error { _, err := driver.Stat(t.Context(), "/dir/file"); return err },
@@ -50,10 +56,7 @@ func TestChangesAreSeenWhenTheyAreDurable(t *testing.T) {
 // What a request sends that is still open must not get into a blob that was verified.
 func TestTheNewestWriterOfAnUploadIsTheOnlyOne(t *testing.T) {
 	t.Parallel()
-	driver, err := Open(t.Context(), configuration.Storage{DriverFilesystem: {"rootdirectory": t.TempDir()}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	driver := openDurable(t, t.TempDir())
 	const upload, blob = "/a/_uploads/1/data", "/blob/data"
 	writer := func(extend bool) storagedriver.FileWriter {
 		w, err := driver.Writer(t.Context(), upload, extend)
@@ -91,18 +94,15 @@ func TestTheNewestWriterOfAnUploadIsTheOnlyOne(t *testing.T) {
 	if content, err := driver.GetContent(t.Context(), blob); err != nil || string(content) != "content" {
 		t.Errorf("the blob is %q, %v", content, err)
 	}
-	if files := driver.(*durableDriver).files; len(files.writers)+len(files.complete) > 0 {
+	if files := driver.files; len(files.writers)+len(files.complete) > 0 {
 		t.Errorf("%v and %v are left", files.writers, files.complete)
 	}
 }
 
 func TestWritersOfAnUploadAtOnce(t *testing.T) {
 	t.Parallel()
-	driver, err := Open(t.Context(), configuration.Storage{DriverFilesystem: {"rootdirectory": t.TempDir()}})
-	if err == nil {
-		err = driver.PutContent(t.Context(), "/a/_uploads/1/data", nil)
-	}
-	if err != nil {
+	driver := openDurable(t, t.TempDir())
+	if err := driver.PutContent(t.Context(), "/a/_uploads/1/data", nil); err != nil {
 		t.Fatal(err)
 	}
 	var writing sync.WaitGroup
@@ -131,15 +131,12 @@ func TestWritersOfAnUploadAtOnce(t *testing.T) {
 
 func TestAnUploadThatBecomesABlobIsNotOpened(t *testing.T) {
 	t.Parallel()
-	driver, err := Open(t.Context(), configuration.Storage{DriverFilesystem: {"rootdirectory": t.TempDir()}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	driver := openDurable(t, t.TempDir())
 	w, err := driver.Writer(t.Context(), "/a/_uploads/1/data", false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	older, files := w.(*durableWriter), driver.(*durableDriver).files
+	older, files := w.(*durableWriter), driver.files
 	older.mu.Lock() // as if it were committed
 	opened := make(chan error)
 	go func() {
@@ -164,12 +161,9 @@ func TestAnUploadThatBecomesABlobIsNotOpened(t *testing.T) {
 func TestDirectoriesInProgressAreSynced(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
-	driver, err := Open(t.Context(), configuration.Storage{DriverFilesystem: {"rootdirectory": root}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	driver := openDurable(t, root)
 	for _, dir := range []string{"x/_layers/1", "x/_layers/2"} {
-		made, err := driver.(*durableDriver).files.makeParents(filepath.Join(root, dir, "link"), true)
+		made, err := driver.files.makeParents(filepath.Join(root, dir, "link"), true)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -208,20 +208,10 @@ func (t *userTable) collision(path string, file *userFile) error {
 	return nil
 }
 
-// files returns the existing files, in order of precedence.
-func (t *userTable) files() (files []*userFile) {
-	for _, file := range []*userFile{t.push, t.pull, t.exposed} {
-		if file != nil {
-			files = append(files, file)
-		}
-	}
-	return files
-}
-
-// accepted returns the files whose users a listener accepts, in order of precedence.
+// accepted returns the existing files whose users a listener accepts, in order of precedence.
 func (t *userTable) accepted(exposed bool) (files []*userFile) {
-	for _, file := range t.files() {
-		if exposed || file != t.exposed {
+	for _, file := range []*userFile{t.push, t.pull, t.exposed} {
+		if file != nil && (exposed || file != t.exposed) {
 			files = append(files, file)
 		}
 	}
@@ -248,7 +238,7 @@ func (t *userTable) find(name string, exposed bool) *User {
 }
 
 func (t *userTable) size() (n int) {
-	for _, file := range t.files() {
+	for _, file := range t.accepted(true) {
 		n += len(file.users)
 	}
 	return n

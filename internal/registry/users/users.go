@@ -21,6 +21,7 @@ import (
 	"golang.org/x/crypto/bcrypt"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
 )
 
 const (
@@ -132,14 +133,10 @@ func Open(log *slog.Logger, push, pull, exposed string) (*Users, error) {
 
 // Run follows the files until ctx ends. It calls loaded at once, and after every reload.
 func (c *Users) Run(ctx context.Context, loaded func()) {
-	ticker := time.NewTicker(c.Interval)
-	defer ticker.Stop()
 	for {
 		loaded()
-		select {
-		case <-ctx.Done():
+		if poll.Sleep(ctx, c.Interval) != nil {
 			return
-		case <-ticker.C:
 		}
 		c.logReload(c.reload())
 	}

@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"github.com/zarf-dev/zarf-registry/internal/net/mounted"
 	"io/fs"
 	"maps"
 	"os"
@@ -18,6 +17,8 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
+	"github.com/zarf-dev/zarf-registry/internal/net/mounted"
+	"github.com/zarf-dev/zarf-registry/internal/registry/poll"
 	"github.com/zarf-dev/zarf-registry/internal/registry/signature"
 )
 
@@ -35,14 +36,7 @@ type trusted struct {
 
 // PollFiles loads the files again when they change, until ctx ends.
 func (v *Verifier) PollFiles(ctx context.Context) {
-	ticker := time.NewTicker(reloadInterval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
+	for poll.Sleep(ctx, reloadInterval) == nil {
 		v.logLoad(v.load())
 	}
 }

@@ -6,8 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
@@ -24,45 +22,6 @@ var (
 	existing = &state.ExistingSecrets{Server: "corp-server", Node: "corp-node"}
 	issuer   = &state.Issuer{Name: "corp", Kind: "ClusterIssuer", Group: "cert-manager.io"}
 )
-
-func TestWhatIsKnownOfCertificatesIsKept(t *testing.T) {
-	for name, p := range map[string]state.PKI{
-		"internal":                internalPKI(),
-		"with Zarf's certificate": internalPKI(func(p *state.PKI) { p.Zarf = true }),
-		"with caches":             internalPKI(func(p *state.PKI) { p.Cache = true }),
-		"with the user's certificate for caches": internalPKI(func(p *state.PKI) {
-			p.Mode, p.Cache = state.PKIExistingSecret, true
-			p.Existing = &state.ExistingSecrets{Server: "x", Node: "y", Cache: "z"}
-		}),
-		"existing Secrets": internalPKI(func(p *state.PKI) {
-			p.Mode, p.Existing,
-				p.ServeTLS = state.PKIExistingSecret, existing, true
-		}),
-		"cert-manager": internalPKI(func(p *state.PKI) {
-			p.Mode, p.Issuer = state.PKICertManager,
-				issuer
-		}),
-		"cert-manager with an issuer of ours": internalPKI(func(p *state.PKI) { p.Mode = state.PKICertManager }),
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := state.State{Version: state.Version, Phase: state.PhasePrepared, Desired: settings(), PKI: &p,
-				PushSecret: "corp-credential",
-				Rotation: &state.Rotation{Phase: state.RotationReissue, Reason: "it was asked for",
-					Since: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC), Waiting: "pod zarf/x"}}
-			data, err := state.Encode(s, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got, err := state.Decode(data)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(s, got); diff != "" {
-				t.Error(diff)
-			}
-		})
-	}
-}
 
 func TestPKIValidateRejects(t *testing.T) {
 	for name, c := range map[string]struct {

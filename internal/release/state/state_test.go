@@ -23,20 +23,43 @@ func settings() state.Settings {
 
 func TestDecodeReturnsWhatWasEncoded(t *testing.T) {
 	current := settings()
+	with := func(change ...func(*state.PKI)) *state.PKI {
+		p := internalPKI(change...)
+		return &p
+	}
 	for name, s := range map[string]state.State{
-		"prepared": {Phase: state.PhasePrepared, Desired: settings()},
 		"ready": {Phase: state.PhaseReady, Desired: settings(), Current: &current, VerifiedNodes: []string{"n1", "n2"},
-			UpdatedBy: "0.1.0", UpdatedAt: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)},
-		"with a hook image": {Phase: state.PhasePrepared, Desired: settings(),
-			HookImage: &state.HookImage{Reference: "zarf-registry/init-hook:0.1.0", Architecture: "amd64"}},
-		"nodeport": {Phase: state.PhasePrepared, Current: &current,
+			UpdatedBy: "0.1.0", UpdatedAt: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC), PKI: with()},
+		"with a hook image": {HookImage: &state.HookImage{Reference: "zarf-registry/init-hook:0.1.0", Architecture: "amd64"}},
+		"nodeport": {Current: &current,
 			Desired: state.Settings{Mode: state.ModeNodePort, Address: "[::1]:31999", Port: 31999, IPFamily: state.IPv6,
 				PKIMode: "internal", DecidedBy: state.SourceCluster}},
-		"external, without port and certificates": {Phase: state.PhasePrepared,
-			Desired: state.Settings{Mode: state.ModeExternal, Address: "registry.example.com/team", IPFamily: state.IPv4,
-				DecidedBy: state.SourceState}},
+		"external, without port and certificates": {Desired: state.Settings{Mode: state.ModeExternal,
+			Address: "registry.example.com/team", IPFamily: state.IPv4, DecidedBy: state.SourceState}},
+		"a rotation": {PushSecret: "corp-credential",
+			Rotation: &state.Rotation{Phase: state.RotationReissue, Reason: "it was asked for",
+				Since: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC), Waiting: "pod zarf/x"}},
+		"Zarf's certificate, and caches": {PKI: with(func(p *state.PKI) { p.Zarf, p.Cache = true, true })},
+		"existing Secrets": {PKI: with(func(p *state.PKI) {
+			p.Mode, p.Existing, p.ServeTLS = state.PKIExistingSecret, existing, true
+		})},
+		"the user's certificate for caches": {PKI: with(func(p *state.PKI) {
+			p.Mode, p.Cache = state.PKIExistingSecret, true
+			p.Existing = &state.ExistingSecrets{Server: "x", Node: "y", Cache: "z"}
+		})},
+		"cert-manager": {PKI: with(func(p *state.PKI) {
+			p.Mode, p.Issuer = state.PKICertManager, issuer
+		})},
+		"cert-manager with an issuer of ours": {PKI: with(func(p *state.PKI) { p.Mode = state.PKICertManager })},
 	} {
 		t.Run(name, func(t *testing.T) {
+			s.Version = state.Version
+			if s.Phase == "" {
+				s.Phase = state.PhasePrepared
+			}
+			if s.Desired == (state.Settings{}) {
+				s.Desired = settings()
+			}
 			data, err := state.Encode(s, nil)
 			if err != nil {
 				t.Fatal(err)
@@ -45,7 +68,6 @@ func TestDecodeReturnsWhatWasEncoded(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s.Version = state.Version
 			if diff := cmp.Diff(s, got); diff != "" {
 				t.Error(diff)
 			}

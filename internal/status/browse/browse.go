@@ -11,8 +11,8 @@ import (
 	"encoding/json"
 	"errors"
 	"html/template"
+	"maps"
 	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -73,7 +73,9 @@ func New(source Source, host, token string) *Server {
 	base := "/" + token
 	s.mux.HandleFunc("GET "+base+"/{$}", s.page("images.html", s.images))
 	s.mux.HandleFunc("GET "+base+"/image", s.page("image.html", s.image))
-	s.mux.HandleFunc("GET "+base+"/state", s.page("state.html", s.state))
+	s.mux.HandleFunc("GET "+base+"/state", s.page("state.html", func(_ *http.Request, m *model) (any, error) {
+		return m.Status, nil
+	}))
 	s.mux.HandleFunc("POST "+base+"/refresh", s.refresh)
 	for name, mediaType := range map[string]string{
 		"style.css": "text/css; charset=utf-8", "script.js": "text/javascript",
@@ -249,10 +251,7 @@ func (s *Server) images(r *http.Request, m *model) (any, error) {
 	to := min(from+pageSize, len(found))
 	l.Images, l.From, l.To = found[from:to], min(from+1, len(found)), to
 	at := func(from int) string {
-		other := url.Values{}
-		for key, values := range query {
-			other[key] = values
-		}
+		other := maps.Clone(query)
 		other.Set("from", strconv.Itoa(from))
 		return "?" + other.Encode()
 	}
@@ -362,8 +361,6 @@ func newMember(content *catalog.Catalog, listed *catalog.Manifest, raw []byte) m
 	}
 	return m
 }
-
-func (s *Server) state(_ *http.Request, m *model) (any, error) { return m.Status, nil }
 
 // shortDigest shortens a digest as Docker does, for humans.
 func shortDigest(d digest.Digest) string {

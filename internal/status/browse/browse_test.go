@@ -134,15 +134,13 @@ func TestImage(t *testing.T) {
 	}
 }
 
-func TestState(t *testing.T) {
-	_, page := get(t, browse.New(&source{}, "127.0.0.1:8080", "secret"), "state")
+func TestStateAndUnknownUsers(t *testing.T) {
+	s := browse.New(&source{}, "127.0.0.1:8080", "secret")
+	_, page := get(t, s, "state")
 	contains(t, page, "renew &lt;now&gt;", "zarf-registry-ca", "n1", "proxy",
 		"no pod exists", "images: Bound", "the last one failed: no space")
-}
-
-func TestUsersMayBeUnknown(t *testing.T) {
-	_, page := get(t, browse.New(&source{}, "127.0.0.1:8080", "secret"), "?q=app-005")
-	contains(t, page, "unknown")
+	_, page = get(t, s, "?q=app-005")
+	contains(t, page, "unknown") // users
 }
 
 func TestPagesAreReadAgainOnRequest(t *testing.T) {

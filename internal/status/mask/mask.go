@@ -125,7 +125,7 @@ func (m *Masker) addForm(f form) {
 	}
 }
 
-// escapes returns a text as JSON, Go, YAML and URLs contain it, first unchanged.
+// escapes returns a text as JSON, Go, YAML and URLs contain it, and unchanged.
 func escapes(text string) []string {
 	var plain strings.Builder
 	encoder := json.NewEncoder(&plain)
@@ -189,16 +189,15 @@ func (m *Masker) known(line string) string {
 					to++
 				}
 			}
-			switch {
-			case begin >= 0 && from <= end:
+			if begin >= 0 && from <= end {
 				begin, end = min(begin, from), max(end, to)
-			default:
-				if begin >= 0 {
-					out.WriteString(line[done:begin] + Masked)
-					done = end
-				}
-				begin, end = from, to
+				continue
 			}
+			if begin >= 0 {
+				out.WriteString(line[done:begin] + Masked)
+				done = end
+			}
+			begin, end = from, to
 		}
 	}
 	if begin < 0 {

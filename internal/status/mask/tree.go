@@ -44,30 +44,22 @@ func (m *Masker) object(v any, at place) any {
 		masked := make([]any, len(v))
 		for i, item := range v {
 			masked[i] = m.object(item, at)
-			if before, ok := previous(v, i).(string); ok && secretFlag.MatchString(before) {
+			if i == 0 {
+				continue
+			}
+			if before, ok := v[i-1].(string); ok && secretFlag.MatchString(before) {
 				masked[i] = m.secret(item)
 			}
 		}
 		return masked
-	case string:
-		if at.secret {
-			return m.secret(v)
-		}
-		return m.String(v)
-	case nil, bool:
-		return v
 	}
 	if at.secret {
 		return m.secret(v)
 	}
-	return v
-}
-
-func previous(list []any, i int) any {
-	if i == 0 {
-		return nil
+	if text, ok := v.(string); ok {
+		return m.String(text)
 	}
-	return list[i-1]
+	return v
 }
 
 func (m *Masker) mapping(v map[string]any, at place) any {
@@ -85,10 +77,11 @@ func (m *Masker) mapping(v map[string]any, at place) any {
 		case reference.MatchString(key):
 			masked[shown] = m.object(value, place{document: at.document})
 		case secretKey.MatchString(key), at.document && secretScalar.MatchString(key) && !selects(v, key):
-			if scalar(value) {
-				masked[shown] = m.secret(value)
-			} else {
+			switch value.(type) {
+			case map[string]any, []any:
 				masked[shown] = m.object(value, at)
+			default:
+				masked[shown] = m.secret(value)
 			}
 		case at.document && secretSection.MatchString(key):
 			masked[shown] = m.object(value, place{document: true, secret: true})
@@ -108,14 +101,6 @@ func selects(v map[string]any, key string) bool {
 		}
 	}
 	return false
-}
-
-func scalar(v any) bool {
-	switch v.(type) {
-	case map[string]any, []any:
-		return false
-	}
-	return true
 }
 
 // secret masks all scalars of a value. Strings become known values, unless they are constants or file names.

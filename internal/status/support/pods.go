@@ -149,7 +149,7 @@ func (c *collector) metrics(ctx context.Context) error {
 			group.Go(func() error {
 				ctx, cancel := context.WithTimeoutCause(ctx, maxFetch, fmt.Errorf("no answer within %s", maxFetch))
 				defer cancel()
-				r.err = explain(ctx, c.Fetch(ctx, p, path, &bounded{w: &r.body, left: maxResponse}))
+				r.err = explain(ctx, c.Fetch(ctx, p, path, &limit{w: &r.body, left: maxResponse, full: errLong}))
 				return nil
 			})
 		}
@@ -170,18 +170,4 @@ func (c *collector) metrics(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// bounded fails when more than left bytes are written.
-type bounded struct {
-	w    io.Writer
-	left int
-}
-
-func (b *bounded) Write(p []byte) (int, error) {
-	if len(p) > b.left {
-		return 0, fmt.Errorf("more than %d MiB", maxResponse>>20)
-	}
-	b.left -= len(p)
-	return b.w.Write(p)
 }

@@ -62,10 +62,7 @@ func (c *collector) secrets(ctx context.Context) error {
 // learn adds the values of a Secret to those that are searched for.
 func (c *collector) learn(s *corev1.Secret) {
 	for _, key := range slices.Sorted(maps.Keys(s.Data)) {
-		if public(s, key) {
-			continue
-		}
-		if !c.learnText(string(s.Data[key])) {
+		if !public(s, key) && !c.learnText(string(s.Data[key])) {
 			c.result.Unsearched = append(c.result.Unsearched, fmt.Sprintf("Secret %s/%s, key %s", c.Namespace, s.Name, key))
 		}
 	}

@@ -1,9 +1,11 @@
 package support
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"text/tabwriter"
 	"time"
 
@@ -53,7 +55,8 @@ func (c *collector) summary(ctx context.Context) error {
 		}
 		c.describeMasking(w)
 		fmt.Fprint(w, "\nFiles, with sizes in bytes\n")
-		for _, f := range c.result.sorted() {
+		byName := func(a, b File) int { return cmp.Compare(a.Name, b.Name) }
+		for _, f := range slices.SortedFunc(slices.Values(c.result.Files), byName) {
 			fmt.Fprintf(table, "  %s\t%d\n", f.Name, f.Size)
 		}
 		return table.Flush()

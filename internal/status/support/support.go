@@ -16,7 +16,6 @@ import (
 	"log/slog"
 	"os"
 	"path"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -110,8 +109,11 @@ type collector struct {
 // errNoAnswer is the error of a request that took longer than maxRequest.
 var errNoAnswer = fmt.Errorf("no answer within %s", maxRequest)
 
-// errFull is the error of a file that reached maxFile.
-var errFull = fmt.Errorf("cut after %d MiB", maxFile>>20)
+// errFull is the error of a file that reached maxFile, and errLong that of a response of more than maxResponse.
+var (
+	errFull = fmt.Errorf("cut after %d MiB", maxFile>>20)
+	errLong = fmt.Errorf("more than %d MiB", maxResponse>>20)
+)
 
 // Directory returns the name of the directory in a bundle that is written at a time, and of the bundle without
 // its extension.
@@ -166,10 +168,7 @@ func Write(ctx context.Context, w io.Writer, o Options) (*Result, error) {
 
 // missing records what could not be read.
 func (c *collector) missing(what string, err error) {
-	text := what + ": " + err.Error()
-	if !c.unmasked {
-		text = c.mask.String(text)
-	}
+	text := c.mask.String(what + ": " + err.Error())
 	c.Log.Warn("missing: " + text)
 	c.result.Missing = append(c.result.Missing, text)
 }
@@ -204,14 +203,13 @@ func (c *collector) file(name string, write func(io.Writer) error) error {
 	if _, err := c.spool.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	limited := &limit{w: c.spool, left: maxFile}
-	var masked io.WriteCloser = nopCloser{limited}
-	if !c.unmasked {
-		masked = c.mask.Writer(limited)
-	}
-	err := write(masked)
-	if closeErr := masked.Close(); err == nil {
-		err = closeErr
+	limited := &limit{w: c.spool, left: maxFile, full: errFull}
+	var err error
+	if c.unmasked {
+		err = write(limited)
+	} else {
+		masked := c.mask.Writer(limited)
+		err = cmp.Or(write(masked), masked.Close())
 	}
 	if limited.err != nil {
 		return fmt.Errorf("writing the temporary file %s: %w", c.spool.Name(), limited.err)
@@ -237,20 +235,16 @@ func (c *collector) file(name string, write func(io.Writer) error) error {
 	return nil
 }
 
-type nopCloser struct{ io.Writer }
-
-func (nopCloser) Close() error { return nil }
-
-// limit writes at most left bytes, and keeps the error of the underlying writer.
+// limit writes at most left bytes, then returns full. It keeps the error of the underlying writer.
 type limit struct {
-	w    io.Writer
-	left int64
-	err  error
+	w         io.Writer
+	left      int64
+	full, err error
 }
 
 func (l *limit) Write(p []byte) (int, error) {
 	if int64(len(p)) > l.left {
-		return 0, errFull
+		return 0, l.full
 	}
 	n, err := l.w.Write(p)
 	l.left -= int64(n)
@@ -271,9 +265,4 @@ func (c *collector) reports(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// sorted returns the names of the bundle's files, the readable ones first.
-func (r *Result) sorted() []File {
-	return slices.SortedFunc(slices.Values(r.Files), func(a, b File) int { return cmp.Compare(a.Name, b.Name) })
 }

@@ -30,6 +30,9 @@ import (
 // verbosity is the default of cert-manager's chart.
 const verbosity = "2"
 
+// secretNamespace has the Secrets that ClusterIssuers name.
+const secretNamespace = "cert-manager"
+
 // prepareTimeout allows for an API server that takes a few seconds to answer on a busy machine.
 const prepareTimeout = time.Minute
 
@@ -56,7 +59,6 @@ func Main(args []string) int {
 // options are the flags.
 type options struct {
 	kubeconfig     string
-	namespace      string
 	crds           string
 	stopOnStdinEOF bool
 }
@@ -80,8 +82,6 @@ those of its controllers that issuers of the types selfSigned and CA need. It pr
 	flags := root.Flags()
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "",
 		"kubeconfig of the cluster, with administrator permissions (required)")
-	flags.StringVar(&o.namespace, "namespace", "cert-manager",
-		"namespace of the Secrets that ClusterIssuers name; created if it is missing")
 	flags.StringVar(&o.crds, "crds", "",
 		"folder of cert-manager's CustomResourceDefinitions (default: the one in Go's module cache)")
 	flags.BoolVar(&o.stopOnStdinEOF, "stop-on-stdin-eof", false,
@@ -104,7 +104,7 @@ func run(ctx context.Context, o options, stdin io.Reader, stdout io.Writer) erro
 	}
 	err := prepare(ctx, o)
 	if err == nil {
-		err = controllers.Run(ctx, controllers.Options{Kubeconfig: o.kubeconfig, Namespace: o.namespace}, func() {
+		err = controllers.Run(ctx, controllers.Options{Kubeconfig: o.kubeconfig, Namespace: secretNamespace}, func() {
 			fmt.Fprintln(stdout, "ready")
 		})
 	}
@@ -146,11 +146,11 @@ func prepare(ctx context.Context, o options) error {
 	}
 	namespace := &unstructured.Unstructured{}
 	namespace.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
-	namespace.SetName(o.namespace)
+	namespace.SetName(secretNamespace)
 	_, err = client.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")).Create(ctx, namespace,
 		metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("creating namespace %s: %w", o.namespace, err)
+		return fmt.Errorf("creating namespace %s: %w", secretNamespace, err)
 	}
 	return nil
 }

@@ -23,8 +23,7 @@ func TestRunPreparesTheClusterAndStopsWithStdin(t *testing.T) {
 	stdin, parent := io.Pipe()
 	stdout, out := io.Pipe()
 	root := newRoot()
-	root.SetArgs([]string{"--kubeconfig", server.kubeconfig, "--crds", moduleCRDs(t), "--namespace", "certs",
-		"--stop-on-stdin-eof"})
+	root.SetArgs([]string{"--kubeconfig", server.kubeconfig, "--crds", moduleCRDs(t), "--stop-on-stdin-eof"})
 	root.SetIn(stdin)
 	root.SetOut(out)
 	ended := make(chan error, 1)
@@ -43,7 +42,7 @@ func TestRunPreparesTheClusterAndStopsWithStdin(t *testing.T) {
 			t.Errorf("CRD %s was not applied; applied: %v", name, slices.Sorted(maps.Keys(server.crds)))
 		}
 	}
-	if want := []string{"certs"}; !slices.Equal(server.namespaces, want) {
+	if want := []string{"cert-manager"}; !slices.Equal(server.namespaces, want) {
 		t.Errorf("created namespaces %v, want %v", server.namespaces, want)
 	}
 	want := []string{"certificaterequests", "certificates", "clusterissuers", "issuers", "secrets"}

@@ -11,20 +11,6 @@ import (
 	"k8s.io/client-go/tools/clientcmd/api"
 )
 
-func TestBuildCreatesAllNamedControllers(t *testing.T) {
-	factory, err := newFactory(t.Context(), Options{Kubeconfig: emptyServer(t), Namespace: "cert-manager"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	loops, err := build(factory)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(loops) != len(names) || len(names) == 0 {
-		t.Errorf("built %d controllers of %d", len(loops), len(names))
-	}
-}
-
 func TestRunNamesResourcesItCannotList(t *testing.T) {
 	o := Options{Kubeconfig: emptyServer(t), Namespace: "cert-manager", SyncTimeout: 100 * time.Millisecond}
 	err := Run(t.Context(), o, func() { t.Error("ready, but nothing was listed") })
@@ -36,13 +22,6 @@ func TestRunNamesResourcesItCannotList(t *testing.T) {
 		if !strings.Contains(err.Error(), kind+" within 100ms") {
 			t.Errorf("the error does not name %s: %v", kind, err)
 		}
-	}
-}
-
-func TestRunRejectsMissingKubeconfig(t *testing.T) {
-	if err := Run(t.Context(), Options{Kubeconfig: "/does/not/exist"}, func() {}); err == nil ||
-		!strings.Contains(err.Error(), "/does/not/exist") {
-		t.Errorf("Run() = %v, want an error with the path", err)
 	}
 }
 

@@ -1,7 +1,6 @@
 package build
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -270,18 +269,10 @@ func (l *lineCounter) Write(p []byte) (int, error) {
 }
 
 func lastLines(path string, n int) string {
-	f, err := os.Open(path)
+	content, err := os.ReadFile(path)
 	if err != nil {
 		return err.Error()
 	}
-	defer f.Close()
-	var lines []string
-	scanner := bufio.NewScanner(f)
-	for scanner.Scan() {
-		lines = append(lines, "  "+scanner.Text())
-		if len(lines) > n {
-			lines = lines[1:]
-		}
-	}
-	return strings.Join(lines, "\n")
+	lines := strings.Split(strings.TrimSuffix(string(content), "\n"), "\n")
+	return "  " + strings.Join(lines[max(0, len(lines)-n):], "\n  ")
 }

@@ -16,7 +16,6 @@ import (
 	"path"
 	"runtime"
 	"slices"
-	"sort"
 	"strings"
 )
 
@@ -179,14 +178,7 @@ func (r Recipe) Key() string {
 }
 
 // ProgramNames returns the names of the recipe's programs in order.
-func (r Recipe) ProgramNames() []string {
-	names := make([]string, 0, len(r.Programs))
-	for name := range r.Programs {
-		names = append(names, name)
-	}
-	sort.Strings(names)
-	return names
-}
+func (r Recipe) ProgramNames() []string { return slices.Sorted(maps.Keys(r.Programs)) }
 
 // programs maps packages to the names of their programs: the last element of the path.
 func programs(prefix string, packages ...string) map[string]string {

@@ -3,14 +3,14 @@ package build
 import (
 	_ "embed" // for argoSyncSource
 	"fmt"
-	"sort"
+	"maps"
+	"slices"
 	"strings"
 )
 
 // tools are pinned programs for developing this repository, built when they are first used. Helm is not one of them:
 // make bin/helm builds it from the root module.
 var tools = map[string]Recipe{
-	"age":        tool("age", "filippo.io/age", "v1.3.2", "filippo.io/age/cmd/age"),
 	"age-keygen": tool("age-keygen", "filippo.io/age", "v1.3.2", "filippo.io/age/cmd/age-keygen"),
 	"argosync":   argoSync,
 	// The conformance suite of the OCI distribution specification, which has no releases.
@@ -145,19 +145,10 @@ func Tool(name string) (Recipe, error) {
 
 // ToolNames returns the names that Tool accepts: the tools, then the programs of a cluster.
 func ToolNames() []string {
-	seen := make(map[string]bool)
-	for name := range tools {
-		seen[name] = true
-	}
+	names := slices.Collect(maps.Keys(tools))
 	for _, r := range defaultRecipes() {
-		for name := range r.Programs {
-			seen[name] = true
-		}
+		names = append(names, r.ProgramNames()...)
 	}
-	names := make([]string, 0, len(seen))
-	for name := range seen {
-		names = append(names, name)
-	}
-	sort.Strings(names)
-	return names
+	slices.Sort(names)
+	return slices.Compact(names)
 }

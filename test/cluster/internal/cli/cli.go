@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"strings"
@@ -65,9 +64,9 @@ source once, into a cache.`,
 	root.PersistentFlags().StringVar(&a.name, "name", defaultName, "name of the cluster")
 	root.AddCommand(
 		newBuild(a), newUp(a), newDown(a), newStatus(a), newExec(a), newLoad(a),
-		newAddNode(a), newRemoveNode(a), newReboot(a), newUnplug(a), newPlug(a), newKubeconfig(a), newLogs(a),
-		newKill(a), newPause(a), newResume(a), newRestart(a), newTool(a), newInternal(),
+		newAddNode(a), newRemoveNode(a), newKubeconfig(a), newTool(a), newInternal(),
 	)
+	root.AddCommand(newActions(a)...)
 	return root
 }
 
@@ -89,15 +88,4 @@ func needRoot(*cobra.Command, []string) error {
 
 func indent(text string) string {
 	return "  " + strings.ReplaceAll(text, "\n", "\n  ")
-}
-
-// copyFile writes a file's content to w.
-func copyFile(w io.Writer, path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	_, err = io.Copy(w, f)
-	return err
 }

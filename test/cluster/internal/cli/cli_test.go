@@ -58,7 +58,7 @@ func TestExamplesParse(t *testing.T) {
 func TestSplitExec(t *testing.T) {
 	for args, want := range map[string]string{
 		"n1 -- ctr images ls": "n1|ctr images ls",
-		"n1 ctr images ls -q": "n1|ctr images ls -q",
+		"n1 ctr images ls -q": "",
 		"n1 -- sh -c -- x":    "n1|sh -c -- x",
 		"n1":                  "",
 		"n1 --":               "",

@@ -3,9 +3,6 @@ package cli
 import (
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -29,60 +26,44 @@ func newKubeconfig(a *app) *cobra.Command {
 	}
 }
 
-func newLogs(a *app) *cobra.Command {
+// newActions returns the commands that do something to a node or to a component.
+func newActions(a *app) []*cobra.Command {
+	return []*cobra.Command{
+		a.onNode("reboot", "Switch a node off and on again: its disk stays", (*cluster.Cluster).RebootNode),
+		a.onNode("unplug", "Cut a node off from all others and from the control plane", (*cluster.Cluster).Unplug),
+		a.onNode("plug", "Reconnect a node that was cut off", (*cluster.Cluster).Plug),
+		a.onComponent("kill", "Kill a component as a crash would; restart brings it back", (*cluster.Cluster).Kill),
+		a.onComponent("pause", "Freeze a component: connections stay open without a response", (*cluster.Cluster).Pause),
+		a.onComponent("resume", "Resume a paused component", (*cluster.Cluster).Resume),
+		a.onComponent("restart", "Kill a component if it is running, and start it again", (*cluster.Cluster).Restart),
+	}
+}
+
+type action func(c *cluster.Cluster, ctx context.Context, name string) error
+
+func (a *app) onNode(verb, short string, do action) *cobra.Command {
+	return a.on("NODE", verb, short, "  testcluster "+verb+" n2", do)
+}
+
+func (a *app) onComponent(verb, short string, do action) *cobra.Command {
+	return a.on("COMPONENT", verb, short, fmt.Sprintf(`  testcluster %[1]s kube-apiserver
+  testcluster %[1]s containerd.n1`, verb), do)
+}
+
+// on returns a command that acts on the node or component that its argument names.
+func (a *app) on(argument, verb, short, example string, do action) *cobra.Command {
 	return &cobra.Command{
-		Use:   "logs [COMPONENT]",
-		Short: "List the logs of a cluster, or print one",
-		Example: `  testcluster logs
-  testcluster logs kubelet.n1`,
-		Args: cobra.MaximumNArgs(1),
+		Use:     verb + " " + argument,
+		Short:   short,
+		Example: example,
+		Args:    cobra.ExactArgs(1),
+		PreRunE: needRoot,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.open()
 			if err != nil {
 				return err
 			}
-			if len(args) == 1 {
-				if strings.Contains(args[0], "/") {
-					return fmt.Errorf("invalid component %q: testcluster logs lists the names", args[0])
-				}
-				if err := copyFile(cmd.OutOrStdout(), filepath.Join(c.LogDir(), args[0]+".log")); err != nil {
-					return fmt.Errorf("opening the log of %s: %w; testcluster logs lists all logs", args[0], err)
-				}
-				return nil
-			}
-			entries, err := os.ReadDir(c.LogDir())
-			if err != nil {
-				return fmt.Errorf("listing logs: %w", err)
-			}
-			for _, e := range entries {
-				fmt.Fprintln(cmd.OutOrStdout(), strings.TrimSuffix(e.Name(), ".log"))
-			}
-			return nil
+			return do(c, cmd.Context(), args[0])
 		},
 	}
-}
-
-func newKill(a *app) *cobra.Command {
-	return a.onComponent("kill", "Kill a component as a crash would; restart brings it back",
-		func(ctx context.Context, c *cluster.Cluster, id string) error { return c.Kill(ctx, id) })
-}
-
-func newPause(a *app) *cobra.Command {
-	return a.onComponent("pause", "Freeze a component: connections stay open without a response",
-		func(_ context.Context, c *cluster.Cluster, id string) error { return c.Pause(id) })
-}
-
-func newResume(a *app) *cobra.Command {
-	return a.onComponent("resume", "Resume a paused component",
-		func(_ context.Context, c *cluster.Cluster, id string) error { return c.Resume(id) })
-}
-
-func newRestart(a *app) *cobra.Command {
-	return a.onComponent("restart", "Kill a component if it is running, and start it again",
-		func(ctx context.Context, c *cluster.Cluster, id string) error { return c.Restart(ctx, id) })
-}
-
-func (a *app) onComponent(verb, short string, do func(context.Context, *cluster.Cluster, string) error) *cobra.Command {
-	return a.on("COMPONENT", verb, short, fmt.Sprintf(`  testcluster %[1]s kube-apiserver
-  testcluster %[1]s containerd.n1`, verb), do)
 }

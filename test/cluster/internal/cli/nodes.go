@@ -1,10 +1,8 @@
 package cli
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -38,15 +36,12 @@ kubectl the API server. "cp" stands for the control plane's network namespace.`,
 	return cmd
 }
 
-// splitExec splits the arguments of exec. The dashes are optional.
+// splitExec splits the arguments of exec.
 func splitExec(args []string) (node string, command []string, err error) {
-	if len(args) > 1 && args[1] == "--" {
-		args = slices.Delete(slices.Clone(args), 1, 2)
-	}
-	if len(args) < 2 {
+	if len(args) < 3 || args[1] != "--" {
 		return "", nil, errors.New("usage: testcluster exec NODE -- COMMAND [ARG...]")
 	}
-	return args[0], args[1:], nil
+	return args[0], args[2:], nil
 }
 
 func newLoad(a *app) *cobra.Command {
@@ -80,21 +75,19 @@ func newLoad(a *app) *cobra.Command {
 func newAddNode(a *app) *cobra.Command {
 	var node cluster.Node
 	cmd := &cobra.Command{
-		Use:   "add-node [NAME]",
+		Use:   "add-node NAME",
 		Short: "Add a node and wait until it is ready",
-		Example: `  testcluster add-node
+		Example: `  testcluster add-node n3
   testcluster add-node edge --pause-image example.com/pause:1 \
-    --node-labels zone=edge --register-with-taints dedicated=edge:NoSchedule`,
-		Args:    cobra.MaximumNArgs(1),
+    --register-with-taints dedicated=edge:NoSchedule`,
+		Args:    cobra.ExactArgs(1),
 		PreRunE: needRoot,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.open()
 			if err != nil {
 				return err
 			}
-			if len(args) > 0 {
-				node.Name = args[0]
-			}
+			node.Name = args[0]
 			programs := make(map[string]string)
 			if node.Runtime != "" {
 				recipe, err := build.Runtime(node.Runtime)
@@ -110,11 +103,10 @@ func newAddNode(a *app) *cobra.Command {
 				}
 				addPrograms(programs, recipe.Name+"/", cache, recipe)
 			}
-			name, err := c.AddNode(cmd.Context(), node, programs)
-			if err != nil {
+			if err := c.AddNode(cmd.Context(), node, programs); err != nil {
 				return err
 			}
-			a.log("node %s is ready", name)
+			a.log("node %s is ready", node.Name)
 			return nil
 		},
 	}
@@ -122,7 +114,6 @@ func newAddNode(a *app) *cobra.Command {
 	flags.StringVar(&node.PauseImage, "pause-image", "", "pause image of the node (default the cluster's)")
 	flags.StringVar(&node.Runtime, "runtime", "", "container runtime of the node (default the cluster's)")
 	flags.StringSliceVar(&node.Taints, "register-with-taints", nil, "taints, as key=value:Effect")
-	flags.StringSliceVar(&node.Labels, "node-labels", nil, "labels, as key=value")
 	return cmd
 }
 
@@ -143,44 +134,6 @@ func newRemoveNode(a *app) *cobra.Command {
 			}
 			a.log("node %s is gone", args[0])
 			return nil
-		},
-	}
-}
-
-func newReboot(a *app) *cobra.Command {
-	return a.onNode("reboot", "Switch a node off and on again: its disk stays",
-		func(ctx context.Context, c *cluster.Cluster, node string) error { return c.RebootNode(ctx, node) })
-}
-
-func newUnplug(a *app) *cobra.Command {
-	return a.onNode("unplug", "Cut a node off from all others and from the control plane",
-		func(ctx context.Context, c *cluster.Cluster, node string) error { return c.Unplug(ctx, node) })
-}
-
-func newPlug(a *app) *cobra.Command {
-	return a.onNode("plug", "Reconnect a node that was cut off",
-		func(ctx context.Context, c *cluster.Cluster, node string) error { return c.Plug(ctx, node) })
-}
-
-func (a *app) onNode(verb, short string, do func(context.Context, *cluster.Cluster, string) error) *cobra.Command {
-	return a.on("NODE", verb, short, "  testcluster "+verb+" n2", do)
-}
-
-// on returns a command that acts on the node or component that its argument names.
-func (a *app) on(argument, verb, short, example string, do func(context.Context, *cluster.Cluster,
-	string) error) *cobra.Command {
-	return &cobra.Command{
-		Use:     verb + " " + argument,
-		Short:   short,
-		Example: example,
-		Args:    cobra.ExactArgs(1),
-		PreRunE: needRoot,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := a.open()
-			if err != nil {
-				return err
-			}
-			return do(cmd.Context(), c, args[0])
 		},
 	}
 }

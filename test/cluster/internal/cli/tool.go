@@ -17,8 +17,7 @@ func newTool(a *app) *cobra.Command {
 it into the cache first if needed. Available tools: ` + strings.Join(build.ToolNames(), ", ") + `.`,
 		Example: `  $(testcluster tool golangci-lint) run
   $(testcluster tool kubectl) get nodes`,
-		Args:      cobra.ExactArgs(1),
-		ValidArgs: build.ToolNames(),
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			recipe, err := build.Tool(args[0])
 			if err != nil {

@@ -22,7 +22,7 @@ func newUp(a *app) *cobra.Command {
 		Use:   "up",
 		Short: "Create a cluster and wait until it runs pods",
 		Example: `  testcluster up
-  testcluster up --name six --nodes 3 --ip-family IPv6 --kube-proxy nftables --portmap nftables
+  testcluster up --name six --nodes 3 --ip-family IPv6 --kube-proxy nftables
   testcluster up --pause-image n2=docker.io/rancher/mirrored-pause:3.6
   testcluster up --kubernetes 1.30 --runtime containerd-1.7 --runtime n2=containerd-2.1
   testcluster up --taint n1=node-role.kubernetes.io/control-plane=:NoSchedule
@@ -81,8 +81,6 @@ func newUp(a *app) *cobra.Command {
 	flags.StringVar(&options.KubeProxyProgram, "kube-proxy-program", "",
 		"absolute path of another version of kube-proxy (default: that of --kubernetes)")
 	flags.StringVar(&options.CNI, "cni", cluster.Bridge, "network of pods: bridge or flannel (VXLAN)")
-	flags.StringVar(&options.PortMap, "portmap", cluster.IPTables,
-		"how the CNI plugin implements host ports: iptables or nftables")
 	flags.StringArrayVar(&pauseImages, "pause-image", nil,
 		"pause image, as REF for all nodes or NODE=REF for one; repeatable (default "+cluster.DefaultPauseImage+")")
 	flags.StringArrayVar(&archives, "load", nil,
@@ -136,34 +134,21 @@ func addPrograms(programs map[string]string, prefix string, cache *build.Cache, 
 }
 
 func newDown(a *app) *cobra.Command {
-	var all bool
-	cmd := &cobra.Command{
+	return &cobra.Command{
 		Use:   "down",
 		Short: "Remove a cluster",
 		Long: `Remove a cluster: its processes, containers, namespaces, mounts, cgroups and files.
 It works after a crash and on half-made clusters, and where there is no cluster it
 does nothing.`,
-		Example: `  testcluster down
-  testcluster down --all`,
+		Example: "  testcluster down",
 		Args:    cobra.NoArgs,
 		PreRunE: needRoot,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			names := []string{a.name}
-			if all {
-				var err error
-				if names, err = cluster.List(); err != nil {
-					return err
-				}
+			if err := cluster.Down(cmd.Context(), a.name, a.log); err != nil {
+				return err
 			}
-			for _, name := range names {
-				if err := cluster.Down(cmd.Context(), name, a.log); err != nil {
-					return err
-				}
-				a.log("cluster %s is gone", name)
-			}
+			a.log("cluster %s is gone", a.name)
 			return nil
 		},
 	}
-	cmd.Flags().BoolVar(&all, "all", false, "remove every test cluster of this machine")
-	return cmd
 }

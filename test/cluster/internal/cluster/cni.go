@@ -25,7 +25,7 @@ func (c *Cluster) cniConfig(n Node) string {
 		"name":       "testcluster",
 		"plugins": []object{
 			network,
-			{"type": "portmap", "backend": c.Options.PortMap, "capabilities": object{"portMappings": true}},
+			{"type": "portmap", "backend": IPTables, "capabilities": object{"portMappings": true}},
 		},
 	})
 }

@@ -16,7 +16,7 @@ func TestKubeletConfig(t *testing.T) {
 	for _, family := range families {
 		t.Run(string(family), func(t *testing.T) {
 			c := testCluster(t, family)
-			n := Node{Name: "n2", Index: 2, Runtime: "containerd-2.4", Taints: []string{"dedicated=edge:NoSchedule"}, Labels: []string{"zone=edge", "a=b"}}
+			n := Node{Name: "n2", Index: 2, Runtime: "containerd-2.4", Taints: []string{"dedicated=edge:NoSchedule"}}
 			content, err := c.kubeletConfig(n)
 			if err != nil {
 				t.Fatal(err)
@@ -45,8 +45,7 @@ func TestKubeletConfig(t *testing.T) {
 				t.Errorf("taints: %+v", config.RegisterWithTaints)
 			}
 			args := strings.Join(c.kubelet(n).Args, " ")
-			for _, want := range []string{"--node-ip=" + join(family.Node(2)), "--hostname-override=n2",
-				"--node-labels=zone=edge,a=b"} {
+			for _, want := range []string{"--node-ip=" + join(family.Node(2)), "--hostname-override=n2"} {
 				if !strings.Contains(args+" ", want+" ") {
 					t.Errorf("%s is not in %s", want, args)
 				}
@@ -71,7 +70,7 @@ func TestCNIConfigUsesTheNodesPodRanges(t *testing.T) {
 			if err := json.Unmarshal([]byte(c.cniConfig(Node{Name: "n3", Index: 3})), &config); err != nil {
 				t.Fatal(err)
 			}
-			if len(config.Plugins) != 2 || config.Plugins[1].Type != "portmap" || config.Plugins[1].Backend != NFTables {
+			if len(config.Plugins) != 2 || config.Plugins[1].Type != "portmap" || config.Plugins[1].Backend != IPTables {
 				t.Fatalf("plugins: %+v", config.Plugins)
 			}
 			ipam := config.Plugins[0].IPAM

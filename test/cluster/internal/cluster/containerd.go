@@ -78,7 +78,7 @@ state = "/run/containerd"
 // registry returns the section that makes containerd read hosts.toml. Since 2.2 it is absent, as in the configuration of
 // kubeadm's nodes, because containerd then has a default.
 func (r containerd) registry() string {
-	if r == "2.0" || r == "2.1" {
+	if r == "2.1" {
 		return `  [plugins."io.containerd.cri.v1.images".registry]
     config_path = "/etc/containerd/certs.d"
 `

@@ -85,7 +85,7 @@ func (c *Cluster) apiServer() Process {
 		"--tls-cert-file=" + config(apiServerCertFile),
 		"--tls-private-key-file=" + config(apiServerKeyFile),
 		"--client-ca-file=" + config(caCertFile),
-		"--service-account-key-file=" + config(serviceAccountPub),
+		"--service-account-key-file=" + config(serviceAccountKey), // it includes the public one
 		"--service-account-signing-key-file=" + config(serviceAccountKey),
 		"--service-account-issuer=https://kubernetes.default.svc." + clusterDomain,
 		"--authorization-mode=Node,RBAC",

@@ -35,7 +35,9 @@ func Down(ctx context.Context, name string, log func(format string, args ...any)
 	}
 	if _, err := os.Stat(c.dir); errors.Is(err, os.ErrNotExist) && len(namespaces) == 0 &&
 		len(groups.processes(cgroupOf(name))) == 0 {
-		return errors.Join(groups.remove(cgroupOf(name)), removeIfEmpty())
+		err := groups.remove(cgroupOf(name))
+		removeIfEmpty(groups)
+		return err
 	}
 	unlock, err := c.lock(ctx)
 	if err != nil {
@@ -59,20 +61,16 @@ func Down(ctx context.Context, name string, log func(format string, args ...any)
 	if err := os.RemoveAll(c.dir); err != nil {
 		return fmt.Errorf("removing the cluster's directory: %w", err)
 	}
-	return removeIfEmpty()
+	removeIfEmpty(groups)
+	return nil
 }
 
 // removeIfEmpty removes the clusters' shared directories if this was the last cluster.
-func removeIfEmpty() error {
-	groups, err := findCgroups()
-	if err != nil {
-		return err
-	}
+func removeIfEmpty(groups cgroups) {
 	for _, mount := range groups.all() {
 		_ = os.Remove(filepath.Join(mount, cgroupParent)) // fails while other clusters use it
 	}
 	_ = os.Remove(StateRoot) // likewise
-	return nil
 }
 
 // killMember kills all processes of a node and removes its cgroups.

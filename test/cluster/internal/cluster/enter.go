@@ -57,14 +57,12 @@ func (c *Cluster) entry(p Process) (Entry, error) {
 func Enter(e Entry, args, env []string) error {
 	// Namespaces belong to a thread, and exec keeps those of the calling thread.
 	runtime.LockOSThread()
-	if e.Cgroup != "" {
-		groups, err := findCgroups()
-		if err != nil {
-			return err
-		}
-		if err := groups.join(e.Cgroup); err != nil {
-			return err
-		}
+	groups, err := findCgroups()
+	if err != nil {
+		return err
+	}
+	if err := groups.join(e.Cgroup); err != nil {
+		return err
 	}
 	if e.Netns != "" {
 		if err := setns(e.Netns, unix.CLONE_NEWNET); err != nil {

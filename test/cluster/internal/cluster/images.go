@@ -10,7 +10,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 
 	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -50,36 +49,28 @@ func (c *Cluster) Load(ctx context.Context, archives, nodes []string, wait bool)
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	var mu sync.Mutex
-	loaded := make(map[string][]string)
-	group, groupCtx := errgroup.WithContext(ctx)
-	for _, node := range nodes {
-		group.Go(func() error {
-			for _, archive := range archives {
-				images, err := c.loadImage(groupCtx, node, archive)
-				if err != nil {
-					return err
-				}
-				mu.Lock()
-				loaded[node] = append(loaded[node], images...)
-				mu.Unlock()
-			}
-			return nil
-		})
-	}
-	if err := group.Wait(); err != nil || !wait {
-		return err
-	}
 	client, err := c.client()
 	if err != nil {
 		return err
 	}
-	for node, images := range loaded {
-		if err := c.waitForReport(ctx, client, node, images); err != nil {
-			return err
-		}
+	group, ctx := errgroup.WithContext(ctx)
+	for _, node := range nodes {
+		group.Go(func() error {
+			var loaded []string
+			for _, archive := range archives {
+				images, err := c.loadImage(ctx, node, archive)
+				if err != nil {
+					return err
+				}
+				loaded = append(loaded, images...)
+			}
+			if !wait {
+				return nil
+			}
+			return c.waitForReport(ctx, client, node, loaded)
+		})
 	}
-	return nil
+	return group.Wait()
 }
 
 // loadImage imports an archive into a node's container runtime and returns the names of its images.

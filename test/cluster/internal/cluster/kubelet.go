@@ -101,7 +101,7 @@ func (c *Cluster) kubeletConfig(n Node) ([]byte, error) {
 }
 
 func (c *Cluster) kubelet(n Node) Process {
-	args := []string{
+	return Process{ID: processID(kubelet, n.Name), Node: n.Name, Args: []string{
 		kubelet,
 		"--config=" + kubeletConfigPath,
 		"--kubeconfig=" + kubeletKubeconfig,
@@ -110,11 +110,7 @@ func (c *Cluster) kubelet(n Node) Process {
 		"--hostname-override=" + n.Name,
 		"--node-ip=" + join(c.Options.Family.Node(n.Index)),
 		"--v=2",
-	}
-	if len(n.Labels) > 0 {
-		args = append(args, "--node-labels="+strings.Join(n.Labels, ","))
-	}
-	return Process{ID: processID(kubelet, n.Name), Node: n.Name, Args: args}
+	}}
 }
 
 // waitForKubelet waits until a kubelet is healthy.
@@ -221,17 +217,6 @@ func validateTaints(taints []string) error {
 	for _, text := range taints {
 		_, err := parseTaint(text)
 		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
-}
-
-func validateLabels(labels []string) error {
-	var errs []error
-	for _, text := range labels {
-		key, value, found := strings.Cut(text, "=")
-		if !found || len(validation.IsQualifiedName(key)) > 0 || len(validation.IsValidLabelValue(value)) > 0 {
-			errs = append(errs, fmt.Errorf("label %q: write key=value", text))
-		}
 	}
 	return errors.Join(errs...)
 }

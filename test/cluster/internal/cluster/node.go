@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -138,19 +139,16 @@ func (c *Cluster) writeNodeFiles(ca *clusterCA, n Node) error {
 	return nil
 }
 
-// AddNode adds a node, waits until it is ready, and returns its name. An empty name, index, pause image or runtime
-// is chosen. programs are those of its runtime, as for Up.
-func (c *Cluster) AddNode(ctx context.Context, n Node, programs map[string]string) (string, error) {
+// AddNode adds a node, and waits until it is ready. Its index, and an empty pause image or runtime, are chosen.
+// programs are those of its runtime, as for Up.
+func (c *Cluster) AddNode(ctx context.Context, n Node, programs map[string]string) error {
 	unlock, err := c.lock(ctx)
 	if err != nil {
-		return "", err
+		return err
 	}
 	defer unlock()
 	if err := c.reload(); err != nil {
-		return "", err
-	}
-	if n.Name == "" {
-		n.Name = nodeName(c.NextIndex)
+		return err
 	}
 	if n.PauseImage == "" {
 		n.PauseImage = c.Options.PauseImage
@@ -159,39 +157,39 @@ func (c *Cluster) AddNode(ctx context.Context, n Node, programs map[string]strin
 		n.Runtime = c.Options.Runtime
 	}
 	_, err = runtimeOf(n.Runtime)
-	if err := errors.Join(err, ValidateName("node", n.Name), validateImage(n.PauseImage), validateTaints(n.Taints),
-		validateLabels(n.Labels)); err != nil {
-		return "", err
+	if err := errors.Join(err, ValidateName("node", n.Name), validateImage(n.PauseImage),
+		validateTaints(n.Taints)); err != nil {
+		return err
 	}
 	if _, err := c.node(n.Name); err == nil {
-		return "", fmt.Errorf("cluster %s already has a node %s", c.Options.Name, n.Name)
+		return fmt.Errorf("cluster %s already has a node %s", c.Options.Name, n.Name)
 	}
 	if c.NextIndex > maxNodes {
-		return "", fmt.Errorf("cluster %s has used all of its %d node addresses", c.Options.Name, maxNodes)
+		return fmt.Errorf("cluster %s has used all of its %d node addresses", c.Options.Name, maxNodes)
 	}
 	if err := c.installPrograms(programs); err != nil {
-		return "", err
+		return err
 	}
 	n.Index = c.NextIndex
 	c.NextIndex++
 	c.Nodes = append(c.Nodes, n)
 	if err := c.save(); err != nil {
-		return "", err
+		return err
 	}
 	ctx, done := c.watch(ctx)
 	defer done()
 	client, err := c.client()
 	if err != nil {
-		return "", err
+		return err
 	}
 	ca, err := c.loadCA()
 	if err != nil {
-		return "", err
+		return err
 	}
 	if err := c.createNode(ctx, ca, n); err != nil {
-		return "", err
+		return err
 	}
-	return n.Name, c.joinNode(ctx, client, n)
+	return c.joinNode(ctx, client, n)
 }
 
 // RebootNode ends a node as if it had been switched off, starts it again, and waits until its kubelet and
@@ -256,7 +254,7 @@ func (c *Cluster) RemoveNode(ctx context.Context, name string) error {
 		}
 	}
 	errs = append(errs, c.disconnectNode(ctx, n), os.RemoveAll(c.nodePath(name)))
-	c.Nodes = without(c.Nodes, name)
+	c.Nodes = slices.DeleteFunc(c.Nodes, func(n Node) bool { return n.Name == name })
 	errs = append(errs, c.save())
 	client, err := c.client()
 	if err != nil {
@@ -267,14 +265,4 @@ func (c *Cluster) RemoveNode(ctx context.Context, name string) error {
 		errs = append(errs, fmt.Errorf("deleting node %s from the API server: %w", name, err))
 	}
 	return errors.Join(errs...)
-}
-
-func without(nodes []Node, name string) []Node {
-	var rest []Node
-	for _, n := range nodes {
-		if n.Name != name {
-			rest = append(rest, n)
-		}
-	}
-	return rest
 }

@@ -18,11 +18,11 @@ import (
 // version.
 const DefaultPauseImage = "registry.k8s.io/pause:3.10.1"
 
-// Modes of kube-proxy and of the CNI plugin that serves host ports.
+// Modes of kube-proxy.
 const (
 	IPTables = "iptables"
 	NFTables = "nftables"
-	IPVS     = "ipvs" // of kube-proxy only
+	IPVS     = "ipvs"
 )
 
 // Networks of pods. Flannel runs on IPv4.
@@ -54,7 +54,6 @@ type Options struct {
 	Taints map[string][]string `json:"-"`
 	// KubeProxyProgram is the path of kube-proxy's program. Empty: the one of the cluster's version.
 	KubeProxyProgram string `json:"kubeProxyProgram,omitempty"`
-	PortMap          string `json:"portmap"`
 	// CNI is the network of pods: Bridge or Flannel.
 	CNI string `json:"cni"`
 	// PauseImage is for nodes that PauseImages does not name.
@@ -99,9 +98,7 @@ func ValidateName(what, name string) error {
 // Validate reports mistakes that can be found before anything is created.
 func (o Options) Validate() error {
 	var errs []error
-	if err := ValidateName("cluster", o.Name); err != nil {
-		errs = append(errs, err)
-	}
+	errs = append(errs, ValidateName("cluster", o.Name), validateImage(o.PauseImage))
 	if o.Nodes < 1 || o.Nodes > maxNodes {
 		errs = append(errs, fmt.Errorf("--nodes %d: choose 1 to %d", o.Nodes, maxNodes))
 	}
@@ -109,9 +106,6 @@ func (o Options) Validate() error {
 	case IPv4, IPv6, DualStack:
 	default:
 		errs = append(errs, fmt.Errorf("invalid --ip-family %q: want %s, %s or %s", o.Family, IPv4, IPv6, DualStack))
-	}
-	if o.PortMap != IPTables && o.PortMap != NFTables {
-		errs = append(errs, fmt.Errorf("invalid --portmap %q: want %s or %s", o.PortMap, IPTables, NFTables))
 	}
 	switch {
 	case o.CNI != Bridge && o.CNI != Flannel:
@@ -149,14 +143,8 @@ func (o Options) Validate() error {
 	if o.VolumesSize < 0 {
 		errs = append(errs, fmt.Errorf("invalid --volumes-size %d: want a number of bytes, or 0", o.VolumesSize))
 	}
-	if err := validateImage(o.PauseImage); err != nil {
-		errs = append(errs, err)
-	}
 	for node, image := range o.PauseImages {
-		errs = append(errs, o.checkNode("--pause-image "+node+"="+image, node))
-		if err := validateImage(image); err != nil {
-			errs = append(errs, err)
-		}
+		errs = append(errs, o.checkNode("--pause-image "+node+"="+image, node), validateImage(image))
 	}
 	for _, archive := range o.Archives {
 		if archive.Node != "" {

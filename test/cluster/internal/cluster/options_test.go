@@ -9,7 +9,7 @@ import (
 )
 
 func validOptions() Options {
-	return Options{Name: "test", Nodes: 2, Family: IPv4, CNI: Bridge, Kubernetes: "1.36", Runtime: "containerd-2.4", KubeProxy: IPTables, PortMap: NFTables,
+	return Options{Name: "test", Nodes: 2, Family: IPv4, CNI: Bridge, Kubernetes: "1.36", Runtime: "containerd-2.4", KubeProxy: IPTables,
 		PauseImage: DefaultPauseImage, NodeGrace: DefaultNodeGrace}
 }
 
@@ -36,8 +36,7 @@ func TestValidateOptions(t *testing.T) {
 		"unknown runtime":           {func(o *Options) { o.Runtime = "docker" }, "container runtime"},
 		"runtime for an unknown node": {func(o *Options) { o.Runtimes = map[string]string{"n3": "containerd-1.7"} },
 			"no such node"},
-		"invalid taint":     {func(o *Options) { o.Taints = map[string][]string{"n1": {"a=b"}} }, "invalid taint"},
-		"no host port mode": {func(o *Options) { o.PortMap = "" }, "--portmap"},
+		"invalid taint": {func(o *Options) { o.Taints = map[string][]string{"n1": {"a=b"}} }, "invalid taint"},
 		"node grace below the minimum": {func(o *Options) { o.NodeGrace = DefaultNodeGrace - 1 },
 			"--node-grace"},
 		"API server flag without dashes": {func(o *Options) { o.APIServerFlags = []string{"v=2"} },
@@ -75,7 +74,7 @@ func TestValidateOptions(t *testing.T) {
 
 func TestValidateReportsAllErrors(t *testing.T) {
 	err := Options{}.Validate()
-	for _, part := range []string{"cluster name", "--nodes", "--ip-family", "--kube-proxy", "--portmap", "--node-grace",
+	for _, part := range []string{"cluster name", "--nodes", "--ip-family", "--kube-proxy", "--node-grace",
 		"pause image"} {
 		if err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("%q is not in the error: %v", part, err)
@@ -133,19 +132,13 @@ func TestParseArchives(t *testing.T) {
 	}
 }
 
-func TestNodeTaintsAndLabels(t *testing.T) {
+func TestNodeTaints(t *testing.T) {
 	for text, valid := range map[string]bool{
 		"dedicated=edge:NoSchedule": true, "dedicated:NoExecute": true, "example.com/a=b:PreferNoSchedule": true,
 		"dedicated=edge": false, "dedicated=edge:Never": false, ":NoSchedule": false, "a b=c:NoSchedule": false,
 	} {
 		if err := validateTaints([]string{text}); (err == nil) != valid {
 			t.Errorf("taint %q: %v", text, err)
-		}
-	}
-	for text, valid := range map[string]bool{"zone=edge": true, "example.com/zone=": true, "zone": false, "=x": false,
-		"a=b c": false} {
-		if err := validateLabels([]string{text}); (err == nil) != valid {
-			t.Errorf("label %q: %v", text, err)
 		}
 	}
 	taint, err := parseTaint("dedicated=edge:NoSchedule")

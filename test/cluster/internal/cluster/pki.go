@@ -10,11 +10,13 @@ import (
 	"fmt"
 	"math/big"
 	"net"
-	"os"
 	"time"
+
+	"k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
 )
 
-// lifetime of certificates: longer than a test cluster is used.
+// lifetime of certificates, apart from the CA's: longer than a test cluster is used.
 const lifetime = 30 * 24 * time.Hour
 
 // Files of the control plane's certificates and keys, in configDir.
@@ -26,7 +28,6 @@ const (
 	kubeletClientCert = "kube-apiserver-kubelet-client.crt"
 	kubeletClientKey  = "kube-apiserver-kubelet-client.key"
 	serviceAccountKey = "service-account.key"
-	serviceAccountPub = "service-account.pub"
 )
 
 // clusterCA is the CA of a cluster. It signs the API server's certificate and those of all clients.
@@ -41,53 +42,25 @@ func newCA(now time.Time) (*clusterCA, error) {
 	if err != nil {
 		return nil, err
 	}
-	template := &x509.Certificate{
-		SerialNumber:          big.NewInt(1),
-		Subject:               pkix.Name{CommonName: "testcluster-ca"},
-		NotBefore:             now.Add(-time.Hour),
-		NotAfter:              now.Add(lifetime),
-		IsCA:                  true,
-		BasicConstraintsValid: true,
-		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	certificate, err := cert.NewSelfSignedCACert(cert.Config{CommonName: "testcluster-ca",
+		NotBefore: now.Add(-time.Hour)}, key)
 	if err != nil {
 		return nil, fmt.Errorf("making the cluster's CA: %w", err)
 	}
-	return parseCA(encodeCertificate(der), key)
-}
-
-func parseCA(certPEM []byte, key *ecdsa.PrivateKey) (*clusterCA, error) {
-	block, _ := pem.Decode(certPEM)
-	if block == nil {
-		return nil, fmt.Errorf("the cluster's CA certificate is not PEM")
-	}
-	cert, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		return nil, fmt.Errorf("reading the cluster's CA certificate: %w", err)
-	}
-	return &clusterCA{cert: cert, key: key, certPEM: certPEM}, nil
+	return &clusterCA{certificate, key, encodeCertificate(certificate.Raw)}, nil
 }
 
 // loadCA reads the CA back, for nodes that are added later.
 func (c *Cluster) loadCA() (*clusterCA, error) {
-	certPEM, err := os.ReadFile(c.path(configDir, caCertFile))
+	certificates, err := cert.CertsFromFile(c.path(configDir, caCertFile))
 	if err != nil {
 		return nil, fmt.Errorf("reading the cluster's CA: %w", err)
 	}
-	keyPEM, err := os.ReadFile(c.path(configDir, caKeyFile))
+	key, err := keyutil.PrivateKeyFromFile(c.path(configDir, caKeyFile))
 	if err != nil {
 		return nil, fmt.Errorf("reading the cluster's CA: %w", err)
 	}
-	block, _ := pem.Decode(keyPEM)
-	if block == nil {
-		return nil, fmt.Errorf("the cluster's CA key is not PEM")
-	}
-	key, err := x509.ParseECPrivateKey(block.Bytes)
-	if err != nil {
-		return nil, fmt.Errorf("reading the cluster's CA key: %w", err)
-	}
-	return parseCA(certPEM, key)
+	return &clusterCA{certificates[0], key.(*ecdsa.PrivateKey), encodeCertificate(certificates[0].Raw)}, nil
 }
 
 // issue issues a server certificate if there are names, otherwise a client certificate.
@@ -155,16 +128,11 @@ func (c *Cluster) writePKI(now time.Time) (*clusterCA, error) {
 	if err != nil {
 		return nil, err
 	}
-	accountPublic, err := x509.MarshalPKIXPublicKey(accountKey.Public())
-	if err != nil {
-		return nil, fmt.Errorf("encoding the service accounts' key: %w", err)
-	}
 	return ca, c.writeFiles(configDir, map[string][]byte{
 		caCertFile: ca.certPEM, caKeyFile: caKey,
 		apiServerCertFile: serverCert, apiServerKeyFile: serverKey,
 		kubeletClientCert: clientCert, kubeletClientKey: clientKey,
 		serviceAccountKey: accountPEM,
-		serviceAccountPub: pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: accountPublic}),
 	})
 }
 
@@ -177,11 +145,11 @@ func newKey() (*ecdsa.PrivateKey, error) {
 }
 
 func encodeKey(key *ecdsa.PrivateKey) ([]byte, error) {
-	der, err := x509.MarshalECPrivateKey(key)
+	content, err := keyutil.MarshalPrivateKeyToPEM(key)
 	if err != nil {
 		return nil, fmt.Errorf("encoding a key: %w", err)
 	}
-	return pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), nil
+	return content, nil
 }
 
 func encodeCertificate(der []byte) []byte {

@@ -61,61 +61,48 @@ func (f Family) families() []family {
 
 // ControlPlane returns the control plane's addresses, one for each family.
 func (f Family) ControlPlane() []netip.Addr {
-	return f.each(func(a family) netip.Addr { return nth(a.fabric.Addr(), firstAddress) })
+	return each(f, func(a family) netip.Addr { return nth(a.fabric.Addr(), firstAddress) })
 }
 
 // APIService returns the ClusterIPs of the Service kubernetes.
 func (f Family) APIService() []netip.Addr {
-	return f.each(func(a family) netip.Addr { return nth(a.services.Addr(), firstAddress) })
+	return each(f, func(a family) netip.Addr { return nth(a.services.Addr(), firstAddress) })
 }
 
 // DNSService returns the ClusterIPs of the Service kube-dns.
 func (f Family) DNSService() []netip.Addr {
-	return f.each(func(a family) netip.Addr { return nth(a.services.Addr(), dnsAddress) })
+	return each(f, func(a family) netip.Addr { return nth(a.services.Addr(), dnsAddress) })
 }
 
 // Node returns the addresses of the node with an index, counted from 1.
 func (f Family) Node(index int) []netip.Addr {
-	return f.each(func(a family) netip.Addr { return nth(a.fabric.Addr(), nodeAddressBase+uint64(index)) })
-}
-
-func (f Family) each(address func(family) netip.Addr) []netip.Addr {
-	var addresses []netip.Addr
-	for _, a := range f.families() {
-		addresses = append(addresses, address(a))
-	}
-	return addresses
+	return each(f, func(a family) netip.Addr { return nth(a.fabric.Addr(), nodeAddressBase+uint64(index)) })
 }
 
 // NodePods returns the pod ranges of a node.
 func (f Family) NodePods(index int) []netip.Prefix {
-	var ranges []netip.Prefix
-	for _, a := range f.families() {
+	return each(f, func(a family) netip.Prefix {
 		bytes := a.pods.Addr().AsSlice()
 		// The node's index is in the last 16 bits (IPv6) or 8 bits (IPv4) of the prefix.
 		bytes[a.podBits/8-1] = byte(index)
 		address, _ := netip.AddrFromSlice(bytes)
-		ranges = append(ranges, netip.PrefixFrom(address, a.podBits))
-	}
-	return ranges
+		return netip.PrefixFrom(address, a.podBits)
+	})
 }
 
 // Pods returns the ranges of all pods.
-func (f Family) Pods() []netip.Prefix {
-	var ranges []netip.Prefix
-	for _, a := range f.families() {
-		ranges = append(ranges, a.pods)
-	}
-	return ranges
-}
+func (f Family) Pods() []netip.Prefix { return each(f, func(a family) netip.Prefix { return a.pods }) }
 
 // Services returns the ranges of Services.
 func (f Family) Services() []netip.Prefix {
-	var ranges []netip.Prefix
+	return each(f, func(a family) netip.Prefix { return a.services })
+}
+
+func each[T any](f Family, get func(family) T) (list []T) {
 	for _, a := range f.families() {
-		ranges = append(ranges, a.services)
+		list = append(list, get(a))
 	}
-	return ranges
+	return list
 }
 
 // onFabric returns an address with the fabric's prefix length.

@@ -135,11 +135,9 @@ func (e *ComponentError) Error() string { return fmt.Sprintf("%s: %v", e.ID, e.E
 func (e *ComponentError) Unwrap() error { return e.Err }
 
 // LogTail returns the last lines of the process's log.
-func (e *ComponentError) LogTail(lines int) string { return tail(e.LogPath, lines) }
-
-func tail(path string, lines int) string {
+func (e *ComponentError) LogTail(lines int) string {
 	const enough = 32 << 10 // bytes; these logs often have long lines
-	f, err := os.Open(path)
+	f, err := os.Open(e.LogPath)
 	if err != nil {
 		return ""
 	}
@@ -255,10 +253,10 @@ func (c *Cluster) Kill(ctx context.Context, id string) error {
 }
 
 // Pause stops a component as if it hung: connections stay open without a response.
-func (c *Cluster) Pause(id string) error { return c.signal(id, unix.SIGSTOP) }
+func (c *Cluster) Pause(_ context.Context, id string) error { return c.signal(id, unix.SIGSTOP) }
 
 // Resume reverts Pause.
-func (c *Cluster) Resume(id string) error { return c.signal(id, unix.SIGCONT) }
+func (c *Cluster) Resume(_ context.Context, id string) error { return c.signal(id, unix.SIGCONT) }
 
 func (c *Cluster) signal(id string, s unix.Signal) error {
 	p, err := c.Process(id)

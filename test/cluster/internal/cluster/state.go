@@ -46,7 +46,6 @@ type Node struct {
 	Index      int      `json:"index"`
 	PauseImage string   `json:"pauseImage"`
 	Runtime    string   `json:"runtime"`
-	Labels     []string `json:"labels,omitempty"`
 	Taints     []string `json:"taints,omitempty"`
 }
 
@@ -89,19 +88,6 @@ func Open(name string, log func(format string, args ...any)) (*Cluster, error) {
 		return nil, fmt.Errorf("reading %s: %w", filepath.Join(c.dir, stateFile), err)
 	}
 	return c, nil
-}
-
-// List returns the names of all clusters on this machine, including incomplete ones.
-func List() ([]string, error) {
-	entries, err := os.ReadDir(StateRoot)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("listing clusters: %w", err)
-	}
-	var names []string
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
-	return names, nil
 }
 
 func (c *Cluster) save() error {
@@ -195,9 +181,6 @@ func (c *Cluster) nodePath(node string, elements ...string) string {
 }
 
 func (c *Cluster) logPath(id string) string { return c.path(logDir, id+".log") }
-
-// Dir returns the directory of the cluster.
-func (c *Cluster) Dir() string { return c.dir }
 
 // LogDir returns the directory that has the log of each component.
 func (c *Cluster) LogDir() string { return c.path(logDir) }

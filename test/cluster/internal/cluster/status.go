@@ -9,8 +9,6 @@ import (
 
 // Status is the output of testcluster status.
 type Status struct {
-	Name       string            `json:"name"`
-	Options    Options           `json:"options"`
 	Kubeconfig string            `json:"kubeconfig"`
 	Server     string            `json:"server"`
 	Logs       string            `json:"logs"`
@@ -32,7 +30,6 @@ type NodeStatus struct {
 	Node
 	Addresses []string `json:"addresses"`
 	Pods      []string `json:"pods"`
-	Netns     string   `json:"netns"`
 	Ready     bool     `json:"ready"`
 }
 
@@ -53,10 +50,7 @@ func (s Status) Healthy() bool {
 
 // Status checks processes and lists nodes from the API server.
 func (c *Cluster) Status(ctx context.Context) (Status, error) {
-	s := Status{
-		Name: c.Options.Name, Options: c.Options,
-		Kubeconfig: c.Kubeconfig(), Logs: c.LogDir(), Server: c.outerServer(),
-	}
+	s := Status{Kubeconfig: c.Kubeconfig(), Logs: c.LogDir(), Server: c.outerServer()}
 	processes, err := c.Processes()
 	if err != nil {
 		return s, err
@@ -84,7 +78,6 @@ func (c *Cluster) Status(ctx context.Context) (Status, error) {
 			Node:      n,
 			Addresses: texts(c.Options.Family.Node(n.Index)),
 			Pods:      texts(c.Options.Family.NodePods(n.Index)),
-			Netns:     netnsPath(c.Options.Name, n.Name),
 			Ready:     ready[n.Name],
 		})
 	}

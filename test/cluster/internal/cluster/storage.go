@@ -179,8 +179,7 @@ func (p *volumeProvisioner) reconcile(ctx context.Context) error {
 	volumes, err := p.volumes.List(labels.Everything())
 	errs = append(errs, err)
 	for _, volume := range volumes {
-		if volume.Annotations[annotationProvidedBy] == provisionerDriver && volume.Status.Phase == corev1.VolumeReleased &&
-			volume.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete {
+		if volume.Annotations[annotationProvidedBy] == provisionerDriver && volume.Status.Phase == corev1.VolumeReleased {
 			errs = append(errs, p.reclaim(ctx, volume))
 		}
 	}
@@ -250,10 +249,6 @@ func directoryOf(volume *corev1.PersistentVolume) string {
 func volumeFor(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass,
 	dir string) *corev1.PersistentVolume {
 	name := "pvc-" + string(claim.UID)
-	reclaim := corev1.PersistentVolumeReclaimDelete
-	if class.ReclaimPolicy != nil {
-		reclaim = *class.ReclaimPolicy
-	}
 	directory, kind := filepath.Join(dir, name), corev1.HostPathDirectory
 	source := corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: directory, Type: &kind}}
 	if class.Parameters[parameterKind] == kindAttached {
@@ -273,7 +268,7 @@ func volumeFor(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClas
 			Capacity: corev1.ResourceList{
 				corev1.ResourceStorage: claim.Spec.Resources.Requests[corev1.ResourceStorage]},
 			AccessModes:                   slices.Clone(claim.Spec.AccessModes),
-			PersistentVolumeReclaimPolicy: reclaim,
+			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete,
 			StorageClassName:              class.Name,
 			VolumeMode:                    claim.Spec.VolumeMode,
 			ClaimRef: &corev1.ObjectReference{

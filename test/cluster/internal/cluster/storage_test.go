@@ -155,25 +155,18 @@ func TestOtherClaimsAreIgnored(t *testing.T) {
 	}
 }
 
-func TestReleasedVolumeFollowsItsReclaimPolicy(t *testing.T) {
-	for policy, kept := range map[corev1.PersistentVolumeReclaimPolicy]bool{corev1.PersistentVolumeReclaimDelete: false,
-		corev1.PersistentVolumeReclaimRetain: true} {
-		t.Run(string(policy), func(t *testing.T) {
-			dir := t.TempDir()
-			class := testClass.DeepCopy()
-			class.ReclaimPolicy = &policy
-			volume := volumeFor(testClaim(), class, dir)
-			volume.Status.Phase = corev1.VolumeReleased
-			if err := os.Mkdir(volume.Spec.HostPath.Path, 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := reconcileOnce(t, fake.NewClientset(class, volume), dir); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := os.Stat(volume.Spec.HostPath.Path); (err == nil) != kept {
-				t.Errorf("kept: %t, want %t", err == nil, kept)
-			}
-		})
+func TestReleasedVolumeIsRemoved(t *testing.T) {
+	dir := t.TempDir()
+	volume := volumeFor(testClaim(), testClass, dir)
+	volume.Status.Phase = corev1.VolumeReleased
+	if err := os.Mkdir(volume.Spec.HostPath.Path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := reconcileOnce(t, fake.NewClientset(testClass, volume), dir); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(volume.Spec.HostPath.Path); !os.IsNotExist(err) {
+		t.Errorf("its directory is kept: %v", err)
 	}
 }
 
