@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/bench/internal/program"
+	objects "github.com/zarf-dev/zarf-registry/internal/release"
 )
 
 // down removes the cluster.
@@ -119,11 +120,4 @@ func (c *cluster) component(ctx context.Context, id string) (int, error) {
 }
 
 // ready reports whether a pod is ready and stays so.
-func ready(p *corev1.Pod) bool {
-	for _, condition := range p.Status.Conditions {
-		if condition.Type == corev1.PodReady {
-			return condition.Status == corev1.ConditionTrue && p.DeletionTimestamp == nil
-		}
-	}
-	return false
-}
+func ready(p *corev1.Pod) bool { return objects.PodServes(*p) }

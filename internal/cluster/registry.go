@@ -205,9 +205,7 @@ func (r *Registry) readyPods(ctx context.Context) ([]corev1.Pod, error) {
 	if err != nil {
 		return nil, err
 	}
-	pods = slices.DeleteFunc(pods, func(p corev1.Pod) bool {
-		return p.DeletionTimestamp != nil || !release.PodReady(p)
-	})
+	pods = slices.DeleteFunc(pods, func(p corev1.Pod) bool { return !release.PodServes(p) })
 	if len(pods) == 0 {
 		return nil, fmt.Errorf("release %s has no ready registry pod in namespace %s: check: kubectl -n %s get pods",
 			r.Release, r.Namespace, r.Namespace)

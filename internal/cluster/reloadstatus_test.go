@@ -123,24 +123,26 @@ func TestLoaded(t *testing.T) {
 }
 
 func TestPlainOpen(t *testing.T) {
+	yes, no := true, false
 	for name, c := range map[string]struct {
-		open   bool
+		open   *bool
 		status int
 		err    string
 	}{
-		"open":                            {true, 200, ""},
-		"closed":                          {false, 200, ""},
-		"a registry that does not answer": {true, 503, "response 503"},
+		"open":                            {&yes, 200, ""},
+		"closed":                          {&no, 200, ""},
+		"a registry that has none":        {nil, 200, ""},
+		"a registry that does not answer": {&yes, 503, "response 503"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := serving(t, func(w http.ResponseWriter, _ *http.Request) {
 				report := sampleReport()
-				report.PlainListenerOpen = &c.open
+				report.PlainListenerOpen = c.open
 				w.WriteHeader(c.status)
 				_ = json.NewEncoder(w).Encode(report) // the client may have disconnected
 			})
 			got, err := r.PlainOpen(t.Context(), podWithPort("9100"))
-			if got != (c.open && c.err == "") || (err == nil) != (c.err == "") ||
+			if got != (c.open == &yes && c.err == "") || (err == nil) != (c.err == "") ||
 				err != nil && !strings.Contains(err.Error(), c.err) {
 				t.Errorf("PlainOpen() = %t, %v", got, err)
 			}

@@ -419,6 +419,8 @@ func TestBadFilesWhileTheRegistryRuns(t *testing.T) {
 		{"the Secret was deleted", tlsfilestest.Files{}, "tls.crt: no such file or directory"},
 		{"the key of another certificate", tlsfilestest.Files{"tls.crt": good["tls.crt"], "tls.key": i.ca.serverFiles(t)["tls.key"],
 			"ca.crt": good["ca.crt"]}, "private key does not match"},
+		{"a key that is not PEM", tlsfilestest.Files{"tls.crt": good["tls.crt"], "tls.key": []byte("rubbish"),
+			"ca.crt": good["ca.crt"]}, "tls.key"},
 		{"the CA is a leaf certificate", tlsfilestest.Files{"tls.crt": good["tls.crt"], "tls.key": good["tls.key"],
 			"ca.crt": good["tls.crt"]}, "is not a CA"},
 	} {

@@ -95,6 +95,9 @@ func PodReady(p corev1.Pod) bool {
 	})
 }
 
+// PodServes reports whether a pod serves clients: it is ready and is not being deleted.
+func PodServes(p corev1.Pod) bool { return p.DeletionTimestamp == nil && PodReady(p) }
+
 // PodEnded reports whether a pod no longer serves requests, and never will: it is being deleted, or its containers
 // have ended, as those of an evicted pod.
 func PodEnded(p corev1.Pod) bool {

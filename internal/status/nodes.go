@@ -95,7 +95,7 @@ func (c *collector) node(n corev1.Node, proxies map[string]corev1.Pod) Node {
 			node.Message = "registry not ready"
 		}
 	case string(state.ModeProxy):
-		node.Endpoint = node.Ready && hasProxy && pod.DeletionTimestamp == nil && release.PodReady(pod)
+		node.Endpoint = node.Ready && hasProxy && release.PodServes(pod)
 		if !hasProxy && node.Ready {
 			c.noProxy(&node)
 		}

@@ -482,7 +482,7 @@ func (c *collector) storage(ctx context.Context, p corev1.Pod) string {
 // a problem.
 func (c *collector) collection(ctx context.Context, pods []corev1.Pod) {
 	for _, p := range pods {
-		if p.DeletionTimestamp != nil || !release.PodReady(p) {
+		if !release.PodServes(p) {
 			continue
 		}
 		report, err := c.Loaded(ctx, &p)
@@ -541,7 +541,7 @@ func (c *collector) space(report *space.Report) {
 
 // pod describes a pod and, if it is not ready, why.
 func (c *collector) pod(p corev1.Pod) Pod {
-	pod := Pod{Name: p.Name, Node: p.Spec.NodeName, Ready: p.DeletionTimestamp == nil && release.PodReady(p)}
+	pod := Pod{Name: p.Name, Node: p.Spec.NodeName, Ready: release.PodServes(p)}
 	if !pod.Ready {
 		pod.Message = c.why(p)
 	}

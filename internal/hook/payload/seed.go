@@ -236,24 +236,24 @@ func right(c *corev1.ConfigMap, o injector.Object) bool {
 // restartLoaders deletes the pods whose loader failed on a damaged payload. Their successors start
 // at once, while the pods themselves would wait for their back-off.
 func (s *Seeder) restartLoaders(ctx context.Context) (int, error) {
+	components := strings.Join([]string{names.ComponentHealer, names.ComponentRegistry, names.ComponentProxy,
+		names.ComponentCache, names.ComponentNodeConfig}, ", ")
+	pods, err := s.Cluster.Pods.List(ctx, metav1.ListOptions{LabelSelector: fmt.Sprintf("%s=%s,%s in (%s)",
+		names.LabelInstance, s.Settings.Release, names.LabelComponent, components)})
+	if err != nil {
+		return 0, fmt.Errorf("listing the pods in namespace %s: %w", s.Settings.Namespace, err)
+	}
 	restarted := 0
-	for _, component := range []string{names.ComponentHealer, names.ComponentRegistry, names.ComponentProxy,
-		names.ComponentCache, names.ComponentNodeConfig} {
-		pods, err := s.Cluster.Pods.List(ctx, s.Selector(component))
-		if err != nil {
-			return restarted, fmt.Errorf("listing the %s pods in namespace %s: %w", component, s.Settings.Namespace, err)
+	for _, pod := range pods.Items {
+		if !loaderFailed(pod) {
+			continue
 		}
-		for _, pod := range pods.Items {
-			if !loaderFailed(pod) {
-				continue
-			}
-			err := s.Cluster.Pods.Delete(ctx, pod.Name,
-				*metav1.NewPreconditionDeleteOptions(string(pod.UID)))
-			if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-				return restarted, fmt.Errorf("deleting %s, whose loader gave up: %w", s.Object("pod", pod.Name), err)
-			}
-			restarted++
+		err := s.Cluster.Pods.Delete(ctx, pod.Name,
+			*metav1.NewPreconditionDeleteOptions(string(pod.UID)))
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			return restarted, fmt.Errorf("deleting %s, whose loader gave up: %w", s.Object("pod", pod.Name), err)
 		}
+		restarted++
 	}
 	return restarted, nil
 }

@@ -401,3 +401,29 @@ func TestSecretsDoNotDependOnTheReport(t *testing.T) {
 		t.Error("the secret depends on the reported digest")
 	}
 }
+
+func TestCachedPasswordsSurviveOtherUsers(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	pull := filepath.Join(dir, "pull")
+	c, err := Open(slog.New(slog.DiscardHandler), write(t, filepath.Join(dir, "push"),
+		line(t, "push", "secret")), pull, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pullers := range []string{"", "pull"} {
+		if pullers != "" {
+			write(t, pull, line(t, pullers, "secret"))
+			if changed, err := c.reload(); !changed || err != nil {
+				t.Fatalf("reload() = %t, %v", changed, err)
+			}
+		}
+		if got, err := c.login("push", "secret"); got != RolePush || err != nil {
+			t.Errorf("verify() = %d, %v", got, err)
+		}
+	}
+	if matched, remembered := c.Checks[checkMatched].Load(), c.Checks[checkCached].Load(); matched != 1 ||
+		remembered != 1 {
+		t.Errorf("%d passwords verified by bcrypt and %d by the cache, want 1 and 1", matched, remembered)
+	}
+}

@@ -312,6 +312,7 @@ func (s *Settings) Validate() error {
 	v.source("modeSource", s.ModeSource)
 	v.oneOf("ipFamily", string(s.IPFamily), "IPv4", "IPv6", "DualStack")
 	v.source("ipFamilySource", s.IPFamilySource)
+	v.add("", s.validateRegistryURL())
 	v.add("address", s.validateAddress())
 	v.check(!s.Injector.Enabled || s.Injector.PayloadID != "", "injector.payloadID is empty: the payload's names need it")
 	for program, digest := range s.Injector.Digests {
@@ -364,6 +365,20 @@ func (p Push) validate() error {
 }
 
 // validateAddress compares the address with what it is made of.
+func (s *Settings) validateRegistryURL() error {
+	switch external := s.Mode == state.ModeExternal; {
+	case !external && s.RegistryURL != "":
+		return fmt.Errorf("registryURL is %s and registryProxy is %t, but an external registry has neither proxies nor a "+
+			"node port: unset one of the two (--set registryURL= or --set registryProxy=null)",
+			s.RegistryURL, s.Mode == state.ModeProxy)
+	case external && s.RegistryURL == "":
+		return errors.New("external mode needs a registry: --set registryURL=HOST[:PORT][/PATH]")
+	case strings.Contains(s.RegistryURL, "://"):
+		return fmt.Errorf("registryURL is %s: image references have no scheme: use HOST[:PORT][/PATH]", s.RegistryURL)
+	}
+	return nil
+}
+
 func (s *Settings) validateAddress() error {
 	if s.Mode == state.ModeExternal {
 		if s.Address != s.RegistryURL {

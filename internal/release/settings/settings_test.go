@@ -109,12 +109,31 @@ func TestValidate(t *testing.T) {
 			s.Mode, s.RegistryURL = state.ModeExternal,
 				"a.b"
 		}, `address: "127.0.0.1:31999" differs from registryURL "a.b"`},
+		"rejects an external registry beside proxies": {func(s *settings.Settings) { s.RegistryURL = "a.b" },
+			"registryURL is a.b and registryProxy is true, but an external registry has neither proxies nor a node port: " +
+				"unset one of the two (--set registryURL="},
+		"rejects an external registry beside a node port": {func(s *settings.Settings) {
+			s.Mode, s.RegistryURL = state.ModeNodePort, "a.b"
+		}, "registryProxy is false"},
+		"rejects external mode without a registry": {func(s *settings.Settings) { s.Mode = state.ModeExternal },
+			"external mode needs a registry: --set registryURL="},
+		"rejects an external registry with a scheme": {func(s *settings.Settings) {
+			s.Mode, s.RegistryURL, s.Address = state.ModeExternal, "http://a.b", "http://a.b"
+		}, "registryURL is http://a.b: image references have no scheme"},
 		"rejects a digest that is too short": {func(s *settings.Settings) {
 			s.Injector.Digests = map[string]string{"registry-amd64": "abc"}
 		}, `invalid injector.digests.registry-amd64 "abc"`},
 		"rejects a payload without an ID": {func(s *settings.Settings) { s.Injector.PayloadID = "" },
 			"injector.payloadID is empty"},
 		"rejects lifetimes that are too short": {func(s *settings.Settings) { s.PKI.LeafLifetime = 0 }, "pki: "},
+		"rejects an unknown source of the PKI mode": {func(s *settings.Settings) { s.PKI.Source = "dream" },
+			`invalid pki.source "dream"`},
+		"rejects a CA for nodes without directories": {func(s *settings.Settings) {
+			s.NodeConfig = settings.NodeConfig{CA: true}
+		}, "nodeConfig: ca requires directories"},
+		"rejects a registries key without directories": {func(s *settings.Settings) {
+			s.NodeConfig = settings.NodeConfig{RegistriesKey: "corp"}
+		}, "registriesSecret and registriesKey require each other"},
 		"rejects relative directories": {func(s *settings.Settings) { s.NodeConfig.Directories = []string{"etc"} },
 			"nodeConfig: directories: "},
 		"rejects unknown directories in use": {func(
