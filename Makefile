@@ -55,9 +55,8 @@ MODULES := bench test/cluster test/certmanager
 # Reports known vulnerabilities in code that the programs reach.
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
-# Packages whose tests interrupt a run at every write, simulate many CA rotations or compress programs, which is too slow
-# with the race detector: make race leaves them out, make race-all runs them.
-NO_RACE := ./internal/hook ./internal/hook/certs ./internal/pki ./tools/release
+# Packages with much concurrency, which make race runs with the race detector. make race-all runs the others, too.
+RACE := ./internal/registry/... ./internal/node/proxy ./internal/node/cache ./internal/net/... ./internal/images/...
 
 # Results never come from the cache (-count=1), linking takes half the time without DWARF, and make test and make lint
 # run go vet.
@@ -84,14 +83,16 @@ help: ## List the commands
 .PHONY: demo
 demo: ## Boot a cluster (or use KUBECONFIG), install, push, and run a pod; 10 to 25 minutes on a new machine
 	@hack/deps.sh build $(if $(KUBECONFIG),,cluster)
-	$(MAKE) --no-print-directory -j2 ARCHITECTURES=$(ARCHITECTURE) demo-programs $(HELM) $(if $(KUBECONFIG),$(TESTCLUSTER),demo-cluster)
+	$(MAKE) --no-print-directory -j2 ARCHITECTURES=$(ARCHITECTURE) demo-programs $(if $(KUBECONFIG),$(TESTCLUSTER),demo-cluster)
 	test/demo.sh
 
 .PHONY: demo-programs demo-cluster
 demo-programs: images
 	install bin/images/init-hook-$(ARCHITECTURE) bin/zarf-registry
+	@# Afterwards, because both link nearly the same packages.
+	$(MAKE) --no-print-directory $(HELM)
 demo-cluster: $(TESTCLUSTER)
-	$(TESTCLUSTER) build --dns=false --network-policy=false
+	$(TESTCLUSTER) build --dns=false --network-policy=false --crictl=false
 
 .PHONY: test
 test: ## Unit and chart tests; needs only Go and takes five minutes on two cores
@@ -101,16 +102,15 @@ test: ## Unit and chart tests; needs only Go and takes five minutes on two cores
 	unset $${!E2E_@}; { $(GOTEST) -short ./templates-tests ./internal/registry ./... || true; cd test/cluster && $(GOTEST) -short ./... || true; } | go run ./tools/testsummary
 
 .PHONY: check
-check: test check-rest ## All checks before a merge; an hour or more on two cores, over two on a new machine (needs root)
+check: test check-rest ## All checks before a merge, with programs for this machine only (needs root)
 
 .PHONY: check-rest
 check-rest: # make check without make test
 	$(MAKE) --no-print-directory lint
-	$(MAKE) --no-print-directory race
-	$(MAKE) --no-print-directory s3
+	$(MAKE) --no-print-directory ARCHITECTURES=$(ARCHITECTURE) race
+	$(MAKE) --no-print-directory ARCHITECTURES=$(ARCHITECTURE) s3
 	$(MAKE) --no-print-directory registrycheck-short
-	$(MAKE) --no-print-directory e2e E2E_TIER=core
-	$(MAKE) --no-print-directory soak-short
+	$(MAKE) --no-print-directory ARCHITECTURES=$(ARCHITECTURE) e2e E2E_TIER=core
 
 # The parts of make test-all, dealt to shards in turn; end-to-end tests at full length are split among all shards.
 PARTS := check race-all unit-all arm64 fuzz registrycheck registrycheck-s3 registrycheck-planted soak $(NETWORKS:%=e2e-%)
@@ -158,9 +158,9 @@ bundle: ## Pack the bundle of a release again, with the signature of its checksu
 
 ##@ Check
 .PHONY: race
-race: payload ## Unit tests with the race detector, where it is fast enough
+race: payload ## Unit tests with the race detector, of packages with much concurrency
 	@hack/deps.sh race
-	export CGO_ENABLED=1; $(call TEST,-race -short ./internal/registry $$(go list ./cmd/... ./internal/... ./test/e2e/soak | grep -vxF "$$(go list $(NO_RACE))"))
+	export CGO_ENABLED=1; $(call TEST,-race -short $(RACE))
 
 .PHONY: s3
 s3: payload $(TESTCLUSTER) ## The registry's unit tests again, on S3
@@ -168,9 +168,9 @@ s3: payload $(TESTCLUSTER) ## The registry's unit tests again, on S3
 	VERSITYGW=$(call TOOL,versitygw) $(call TEST,-short ./internal/registry/...)
 
 .PHONY: race-all
-race-all: payload ## Unit tests with the race detector that make race leaves out
+race-all: payload ## All unit tests with the race detector
 	@hack/deps.sh race
-	export CGO_ENABLED=1; $(call TEST,-race -short $(NO_RACE))
+	export CGO_ENABLED=1; $(call TEST,-race -short ./internal/registry ./cmd/... ./internal/... ./tools/... ./test/e2e/soak)
 
 .PHONY: unit-all
 unit-all: images $(TESTCLUSTER) $(HELM) ## Unit tests that make test skips: blobs of 2 GiB, the OCI conformance suite, promtool, the loader, cert-manager
@@ -248,7 +248,7 @@ ct-lint: $(TESTCLUSTER) $(HELM) ## Run ct lint: yamllint, helm lint with every v
 	PATH="$(CURDIR)/bin:$$PATH" hack/ct-lint.sh $(call TOOL,ct) $(CHART)
 
 .PHONY: kubeconform
-kubeconform: $(TESTCLUSTER) $(HELM) ## Validate the rendered chart against the schemas of three Kubernetes minors
+kubeconform: $(TESTCLUSTER) $(HELM) ## Validate the rendered chart against the schemas of the oldest and the newest Kubernetes
 	hack/kubeconform.sh $(TESTCLUSTER) $(HELM) $(CHART)
 
 .PHONY: ct-install
@@ -283,7 +283,7 @@ verify-files: $(TESTCLUSTER) # make verify without unit tests
 	$(HELM_DOCS) --dry-run | diff -u $(CHART)/README.md -
 
 .PHONY: e2e
-e2e: build images $(TESTCLUSTER) $(HELM) $(if $(KUBECONFIG),,$(CERTMANAGER)) ## End-to-end tests on test clusters, or on the cluster of KUBECONFIG (E2E_RUN=TestHelm)
+e2e: build images $(TESTCLUSTER) $(HELM) ## End-to-end tests on test clusters, or on the cluster of KUBECONFIG (E2E_RUN=TestHelm)
 	@hack/deps.sh $(if $(KUBECONFIG),,cluster) e2e
 	@mkdir -p dist # dist/e2e.json contains the complete log.
 	@# First what the scenarios need is built, which takes more time than the tests on a new machine.

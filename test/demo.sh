@@ -24,7 +24,7 @@ if [ -z "${KUBECONFIG:-}" ]; then
   own=yes
   step "Boot a Kubernetes cluster of two nodes on this machine (real API server, kubelets, containerd)"
   # Nothing here needs DNS or NetworkPolicies: without them, there is less to build.
-  "$testcluster" up --name "$name" --nodes 2 --replace --dns=false --network-policy=false 2>&1 | sed 's/^/    /'
+  "$testcluster" up --name "$name" --nodes 2 --replace --dns=false --network-policy=false --crictl=false 2>&1 | sed 's/^/    /'
   export KUBECONFIG
   KUBECONFIG=$("$testcluster" kubeconfig --name "$name")
   step "One node gets the init-hook image; this is the only image that anybody brings"

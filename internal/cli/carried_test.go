@@ -87,7 +87,12 @@ func TestTheCarriedChartHasTheDigestsOfTheCarriedPrograms(t *testing.T) {
 	if err := json.Unmarshal(carried.Files[i].Data, &digests); err != nil {
 		t.Fatal(err)
 	}
+	carriedPrograms := 0
 	for _, architecture := range embedded.Architectures {
+		if _, err := embedded.Loader(architecture); err != nil {
+			t.Logf("SKIPPED for %s: %v", architecture, err) // make demo builds for one architecture
+			continue
+		}
 		for _, program := range []string{"registry", "registry-node"} {
 			p, err := programs.Embedded{}.Payload(program, architecture)
 			if err != nil {
@@ -96,7 +101,11 @@ func TestTheCarriedChartHasTheDigestsOfTheCarriedPrograms(t *testing.T) {
 			if got := digests[p.Key()]; got != p.Digest() {
 				t.Errorf("%s: the chart has %s, the payload %s", p.Program, got, p.Digest())
 			}
+			carriedPrograms++
 		}
+	}
+	if carriedPrograms != len(digests) {
+		t.Errorf("the chart has digests of %d programs, and %d are carried", len(digests), carriedPrograms)
 	}
 }
 

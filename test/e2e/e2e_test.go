@@ -68,7 +68,34 @@ var busy = make(chan struct{}, max(runtime.NumCPU(), 2))
 func place(t *testing.T) {
 	time.Sleep(time.Duration(ranks[scenarioOf(t)]) * 20 * time.Millisecond)
 	busy <- struct{}{}
-	t.Cleanup(func() { <-busy })
+	begin := time.Now()
+	t.Cleanup(func() {
+		<-busy
+		took.Store(scenarioOf(t), time.Since(begin))
+	})
+}
+
+// took has the duration of each scenario that had a place.
+var took sync.Map
+
+// keepsBudget reports whether the scenarios took about as long as package scenarios says, where two of them share two
+// cores. Other machines, and runs of a few scenarios, have no budget.
+func keepsBudget() bool {
+	var sum, budget float64
+	count := 0
+	took.Range(func(test, duration any) bool {
+		i := slices.IndexFunc(scenarios.All, func(s scenarios.Scenario) bool { return s.Test == test })
+		minutes := duration.(time.Duration).Minutes()
+		fmt.Printf("%s took %.1f minutes, planned %.1f\n", test, minutes, scenarios.All[i].Minutes)
+		sum, budget, count = sum+minutes, budget+scenarios.All[i].Minutes, count+1
+		return true
+	})
+	if count < 5 || runtime.NumCPU() != 2 || long() || sum < 1.4*budget {
+		return true
+	}
+	fmt.Printf("%d scenarios took %.1f minutes together, planned %.1f: find out why, or update test/e2e/scenarios/table.go\n",
+		count, sum, budget)
+	return false
 }
 
 // layout describes a test cluster. The zero value has two nodes and the init-hook image
@@ -324,6 +351,9 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	code := m.Run()
+	if !keepsBudget() {
+		code = max(code, 1)
+	}
 	os.RemoveAll(dir)
 	os.Exit(code)
 }

@@ -38,7 +38,9 @@ func TestPort(t *testing.T) {
 			}
 			w.isIn(t, state.ModeProxy, state.SourceValue)
 		})
+	var inProxyMode string
 	must(t, "in proxy mode no other Service gets the port", func(t *testing.T) {
+		inProxyMode = w.revision(t)
 		w.portIsOurs(t)
 		w.isHealthy(t)
 		output(t, w.command(t, w.helm, "test", release, "-n", namespace, "--filter", "name="+release+"-test-tls"))
@@ -65,9 +67,10 @@ func TestPort(t *testing.T) {
 			}
 			w.isIn(t, state.ModeNodePort, state.SourceValue)
 		})
-	must(t, "init-hook switches to proxy mode and keeps the Service", func(t *testing.T) {
+	w.underLoop(t, "a rollback switches back to proxy mode and keeps the Service", func(t *testing.T) {
 		uid := w.portService(t).UID
-		w.apply(t, proxyMode)
+		w.rollback(t, inProxyMode)
+		w.isIn(t, state.ModeProxy, state.SourceValue)
 		if w.portService(t).UID != uid {
 			t.Error("the Service was deleted in between")
 		}

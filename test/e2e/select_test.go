@@ -155,9 +155,10 @@ func changed() ([]string, error) {
 // prepare builds what scenarios need before any cluster needs the CPU, and installs the packages of clients.
 func prepare(chosen []scenarios.Scenario) error {
 	testcluster := os.Getenv("E2E_TESTCLUSTER")
-	tools, versions, clients := []string{"kubectl"}, []string{""}, false
+	tools, versions, clients, certManager := []string{"kubectl"}, []string{""}, false, false
 	for _, s := range chosen {
-		tools, versions, clients = append(tools, s.Tools...), append(versions, s.Versions...), clients || s.Clients
+		tools, versions = append(tools, s.Tools...), append(versions, s.Versions...)
+		clients, certManager = clients || s.Clients, certManager || s.CertManager
 		if long() {
 			tools = append(tools, s.LongTools...)
 		}
@@ -181,6 +182,9 @@ func prepare(chosen []scenarios.Scenario) error {
 		for _, version := range unique(versions) {
 			errs = append(errs, shows(testcluster, append([]string{"build"}, strings.Fields(version)...)...))
 		}
+	}
+	if certManager {
+		errs = append(errs, shows("make", "-C", filepath.Join("..", ".."), "bin/testcertmanager"))
 	}
 	if clients {
 		if err := shows(filepath.Join("..", "..", "hack", "deps.sh"), "clients"); err != nil {

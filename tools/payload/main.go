@@ -70,21 +70,21 @@ func run(ctx context.Context) error {
 		for _, name := range images.ProgramNames {
 			layers.Go(func() error {
 				file := filepath.Join(*work, name+"-"+arch)
-				return program.Layer(name, file, filepath.Join(*output, name+"-"+arch+".tar.gz"))
+				return program.Layer(name, file, file+".tar.gz")
 			})
 		}
 	}
 	if err := layers.Wait(); err != nil {
 		return err
 	}
-	if err := writeLicenses(ctx, *work, *output); err != nil {
+	if err := writeLicenses(ctx, *work); err != nil {
 		return err
 	}
 	return finish(*work, *output, *digests, architectures)
 }
 
 // writeLicenses writes the license texts of all that programs link, and the layer with them.
-func writeLicenses(ctx context.Context, work, output string) error {
+func writeLicenses(ctx context.Context, work string) error {
 	texts, err := program.Licenses(ctx, "./cmd/...")
 	if err != nil {
 		return err
@@ -96,7 +96,7 @@ func writeLicenses(ctx context.Context, work, output string) error {
 	if err != nil {
 		return err
 	}
-	return program.WriteFile(filepath.Join(output, images.LicensesFile), layer)
+	return program.WriteFile(filepath.Join(work, images.LicensesFile), layer)
 }
 
 // buildLoader builds the C programs with the loader's Makefile.
@@ -116,30 +116,43 @@ func buildLoader(ctx context.Context, work string, architectures []string) error
 	return nil
 }
 
-// finish copies the loaders, writes the digests, and prints sizes. It encodes each payload like init-hook, to
-// detect a program that has become too large. It removes all other files from output, because the whole folder
-// is embedded.
+// finish copies loaders and layers to output, writes the digests, and prints sizes. It encodes each payload like
+// init-hook, to detect a program that has become too large. It removes all other files from output, because the whole
+// folder is embedded. The digests are removed first and written last: after an interruption, the chart has none, and not
+// those of other programs.
 func finish(work, output, digestFile string, architectures []string) error {
+	// make images writes the second one again, after building init-hook with this payload.
+	for _, file := range []string{digestFile, filepath.Join(filepath.Dir(digestFile), "init-hook.json")} {
+		if err := os.RemoveAll(file); err != nil {
+			return err
+		}
+	}
+	kept := []string{".gitignore", injector.InflatedFile}
+	take := func(name string) ([]byte, error) {
+		content, err := os.ReadFile(filepath.Join(work, name))
+		if err != nil {
+			return nil, err
+		}
+		kept = append(kept, name)
+		return content, program.WriteFile(filepath.Join(output, name), content)
+	}
+	if _, err := take(images.LicensesFile); err != nil {
+		return err
+	}
 	digests, contents := map[string]string{}, map[string]injector.Inflated{}
-	kept := []string{".gitignore", injector.InflatedFile, images.LicensesFile}
 	for _, arch := range architectures {
 		loaderName := "loader-" + arch
-		loader, err := os.ReadFile(filepath.Join(work, loaderName))
+		loader, err := take(loaderName)
 		if err != nil {
 			return err
 		}
-		if err := program.WriteFile(filepath.Join(output, loaderName), loader); err != nil {
-			return err
-		}
-		kept = append(kept, loaderName)
 		fmt.Printf("%-28s %s\n", loaderName, space.FormatBytes(int64(len(loader))))
 		for _, name := range images.ProgramNames {
 			layerName := name + "-" + arch + ".tar.gz"
-			layer, err := os.ReadFile(filepath.Join(output, layerName))
+			layer, err := take(layerName)
 			if err != nil {
 				return err
 			}
-			kept = append(kept, layerName)
 			line := fmt.Sprintf("%-28s %s", layerName, space.FormatBytes(int64(len(layer))))
 			p := injector.Program{Name: name, Architecture: arch}
 			content, err := injector.Inflate(name, layer)
@@ -158,19 +171,6 @@ func finish(work, output, digestFile string, architectures []string) error {
 			fmt.Println(line)
 		}
 	}
-	for file, list := range map[string]any{digestFile: digests, filepath.Join(output, injector.InflatedFile): contents} {
-		encoded, err := json.MarshalIndent(list, "", "  ")
-		if err != nil {
-			return err
-		}
-		if err := program.WriteFile(file, append(encoded, '\n')); err != nil {
-			return err
-		}
-	}
-	// make images writes it again, after building init-hook with this payload.
-	if err := os.RemoveAll(filepath.Join(filepath.Dir(digestFile), "init-hook.json")); err != nil {
-		return err
-	}
 	entries, err := os.ReadDir(output)
 	if err != nil {
 		return err
@@ -180,6 +180,18 @@ func finish(work, output, digestFile string, architectures []string) error {
 			if err := os.RemoveAll(filepath.Join(output, entry.Name())); err != nil {
 				return err
 			}
+		}
+	}
+	for _, written := range []struct {
+		file string
+		list any
+	}{{filepath.Join(output, injector.InflatedFile), contents}, {digestFile, digests}} {
+		encoded, err := json.MarshalIndent(written.list, "", "  ")
+		if err != nil {
+			return err
+		}
+		if err := program.WriteFile(written.file, append(encoded, '\n')); err != nil {
+			return err
 		}
 	}
 	return nil

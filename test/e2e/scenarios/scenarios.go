@@ -53,14 +53,14 @@ type Scenario struct {
 	Long bool
 	// Alone scenarios run only if -run selects them.
 	Alone bool
-	// Minutes is how long it takes where four scenarios share two cores.
+	// Minutes is how long it took where two scenarios share two cores. make e2e fails if all that ran take much longer.
 	Minutes float64
 	// Tools are those of testcluster, beside kubectl, and LongTools those of long runs.
 	Tools, LongTools []string
 	// Versions are arguments of testcluster build for what clusters run beside the default versions.
 	Versions []string
-	// Clients means that it uses Debian's packages of clients.
-	Clients bool
+	// Clients means that it uses Debian's packages of clients, and CertManager that it uses cert-manager's controllers.
+	Clients, CertManager bool
 	// Paths are files and folders of the repository, and patterns of path.Match, that concern it beside its own
 	// file. It runs before a merge that changes one.
 	Paths []string

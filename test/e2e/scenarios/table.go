@@ -47,36 +47,33 @@ func and(lists ...[]string) (all []string) {
 // host network and are updated with maxSurge, which Kubernetes 1.36.3 may stall for minutes after nodes have been
 // removed, as TestHealer does. NetworkPolicies are enforced on IPv4, unless the layout is open.
 var All = []Scenario{
-	// The core.
+	// The core: the main job, IPv6 and a CA rotation, switches and a rollback, upgrades under load, Zarf, ct install.
 	{Test: "TestMainJob", Clusters: []string{"e2e"}, Networks: first(ipv4nft, Everywhere), Core: true, Minutes: 3.4},
-	{Test: "TestHelm", Clusters: []string{"e2e-helm"}, Networks: first(dualStack, NodePorts), Core: true, Minutes: 6,
-		Tools: []string{"helm4"}},
-	{Test: "TestCertificates", Clusters: []string{"e2e-certificates"}, Networks: []Network{ipv4}, Core: true,
-		Minutes: 3.4},
-	{Test: "TestCrash", Clusters: []string{"e2e-crash"}, Networks: first(ipv4, NodePorts), Core: true, Minutes: 3.6},
 	{Test: "TestPort", Clusters: []string{"e2e-port"}, Networks: first(ipv4, NodePorts), Core: true, Minutes: 3,
 		Tools: []string{"helm4"}},
-	{Test: "TestNodeConfig", Clusters: []string{"e2e-node-config"}, Networks: first(dualStackNFT, Everywhere), Core: true,
-		Minutes: 5},
-	{Test: "TestWorkstation", Clusters: []string{"e2e-workstation"}, Networks: []Network{ipv4}, Core: true, Minutes: 3.7,
-		Tools: []string{"cosign"}},
 	{Test: "TestPauseImages", Clusters: []string{"e2e-pause-images"}, Networks: []Network{ipv4}, Core: true, Minutes: 1.5},
 	{Test: "TestUpgrade", Clusters: []string{"e2e-upgrade"}, Networks: []Network{ipv4}, Core: true, Minutes: 3},
 	{Test: "TestNodes", Clusters: []string{"e2e-nodes"}, Networks: []Network{ipv6nft, ipv6}, Core: true, Minutes: 2.4},
 	{Test: "TestChartTesting", Clusters: []string{"e2e-chart-testing"}, Networks: []Network{ipv4}, Core: true,
-		Minutes: 3, Tools: []string{"ct"}},
+		Minutes: 3, Tools: []string{"ct"}, CertManager: true},
+	{Test: "TestZarfInit", Clusters: []string{"e2e-zarf-init"}, Networks: []Network{ipv4}, Core: true, Minutes: 3.8,
+		Tools: []string{"zarf"}},
 
 	// Others run before a merge that changes what concerns them.
 	{Test: "TestArgo", Clusters: []string{"e2e-argo"}, Networks: []Network{ipv4}, Minutes: 2.5,
 		Paths: and(chart("init-hook", "_*.tpl"), []string{"docs/reference/helm.md"})},
 	{Test: "TestCache", Clusters: []string{"e2e-cache"}, Networks: []Network{ipv4}, Minutes: 3.6, Versions: []string{crio},
 		Paths: and(chart("cache"), internal("node/cache", "node/proxy", "hook/pull"))},
+	{Test: "TestCertificates", Clusters: []string{"e2e-certificates"}, Networks: []Network{ipv4}, Minutes: 3.4,
+		CertManager: true, Paths: and(internal("hook/certs", "pki", "net/tlsfiles", "node/proxy"), chart("certificates"))},
 	{Test: "TestCertificateSources", Clusters: []string{"e2e-certificate-sources"}, Networks: []Network{ipv4},
-		Minutes: 4.2, Paths: and(internal("hook/certs", "pki", "net/tlsfiles"), chart("certificates"),
+		Minutes: 4.2, CertManager: true, Paths: and(internal("hook/certs", "pki", "net/tlsfiles"), chart("certificates"),
 			[]string{"test/certmanager"})},
 	{Test: "TestClients", Clusters: []string{"e2e-clients"}, Networks: []Network{ipv4}, Minutes: 2.4, Clients: true,
 		Tools: []string{"crane"}, LongTools: []string{"regctl", "oras", "cosign", "crio", "containerd-shim-runc-v2"},
 		Paths: and(internal("registry", "images/dockerdaemon"), chart("expose"), []string{"docs/reference/clients.md"})},
+	{Test: "TestCrash", Clusters: []string{"e2e-crash"}, Networks: first(ipv4, NodePorts), Minutes: 3.6,
+		Paths: internal("hook", "release/state")},
 	{Test: "TestDisaster", Clusters: []string{"e2e-disaster"}, Networks: []Network{ipv4}, Minutes: 5,
 		Paths: append(internal("status", "hook", "release/state", "hook/certs"), "docs/reference/disaster-recovery.md")},
 	{Test: "TestExpose", Clusters: []string{"e2e-expose"}, Networks: first(dualStack, withIPv4), Minutes: 2.7,
@@ -86,6 +83,8 @@ var All = []Scenario{
 			[]string{"test/e2e/fullvolume_test.go"})},
 	{Test: "TestHealer", Clusters: []string{"e2e-healer"}, Networks: first(dualStackNFT, withIPv4), Minutes: 5.7,
 		Paths: and(chart("healer", "proxy"), internal("node/heal", "release/nodeimages"))},
+	{Test: "TestHelm", Clusters: []string{"e2e-helm"}, Networks: first(dualStack, NodePorts), Minutes: 6,
+		Tools: []string{"helm4"}, Paths: and(chart("init-hook", "_*.tpl"), internal("install", "hook/port.go"))},
 	{Test: "TestHostileImage", Clusters: []string{"e2e-hostile"}, Networks: []Network{ipv4}, Minutes: 4,
 		Paths: append(chart("_pod.tpl"), "loader")},
 	{Test: "TestImages", Clusters: []string{"e2e-images"}, Networks: []Network{ipv4}, Minutes: 2.1, Clients: true,
@@ -93,6 +92,9 @@ var All = []Scenario{
 			"test/e2e/browse_test.go", "test/e2e/lifecycle_test.go", "test/e2e/missing_test.go")},
 	{Test: "TestLeastPrivilege", Clusters: []string{"e2e-rights"}, Networks: []Network{ipv4}, Minutes: 4.4,
 		Paths: append(chart("*/*role*.yaml", "*/cronjob.yaml", "init-hook"), "test/e2e/rights")},
+	{Test: "TestNodeConfig", Clusters: []string{"e2e-node-config"}, Networks: first(dualStackNFT, Everywhere), Minutes: 5,
+		Paths: and(chart("node-config"), internal("node/noderuntime", "node/nodeconfig", "node/hostfiles", "hook/nodes",
+			"status/support", "status/mask"))},
 	{Test: "TestOldestKubernetes", Clusters: []string{"e2e-oldest"}, Networks: []Network{ipv4}, Minutes: 2.5,
 		Versions: []string{Oldest}, Paths: append(internal("release/plan", "cluster", "hook/pull"),
 			"charts/zarf-registry/Chart.yaml", "test/cluster/internal/build")},
@@ -118,10 +120,10 @@ var All = []Scenario{
 		Paths: append(internal("hook/certs", "pki"), "charts/zarf-registry/templates/certificates")},
 	{Test: "TestWarm", Clusters: []string{"e2e-warm"}, Networks: []Network{ipv4}, Minutes: 3.1,
 		Paths: internal("hook/pull")},
+	{Test: "TestWorkstation", Clusters: []string{"e2e-workstation"}, Networks: []Network{ipv4}, Minutes: 3.7,
+		Tools: []string{"cosign"}, Paths: and(internal("install", "cli"), []string{"docs/guide", "tools/release"})},
 	{Test: "TestZarf", Clusters: []string{"e2e-zarf"}, Networks: []Network{ipv4}, Minutes: 6.5, Tools: []string{"zarf"},
-		Paths: append(internal("release/plan"), zarf...)},
-	{Test: "TestZarfInit", Clusters: []string{"e2e-zarf-init"}, Networks: []Network{ipv4}, Minutes: 3.8,
-		Tools: []string{"zarf"}, Paths: append([]string{"examples"}, zarf...)},
+		Paths: zarf},
 
 	// Long runs.
 	{Test: "TestCRIO", Clusters: []string{"e2e-crio"}, Networks: []Network{ipv4}, Long: true, Minutes: 5,
@@ -157,4 +159,5 @@ var All = []Scenario{
 }
 
 // zarf are the paths that concern Zarf.
-var zarf = []string{"charts/zarf-registry/templates/zarf", "docs/reference/zarf.md", "test/e2e/zarf_cli_test.go"}
+var zarf = append(internal("registry", "cli", "hook", "release/plan"), "charts/zarf-registry/templates/zarf",
+	"docs/reference/zarf.md", "examples", "test/e2e/zarf_cli_test.go", "test/e2e/zarf_init_test.go")

@@ -21,6 +21,7 @@ func TestRecipeKeyDependsOnEveryField(t *testing.T) {
 	for what, change := range map[string]func(*Recipe){
 		"version":   func(r *Recipe) { r.Version = "v1.0.1" },
 		"programs":  func(r *Recipe) { r.Programs = map[string]string{"x": "example.com/x/cmd/x"} },
+		"links":     func(r *Recipe) { r.Links = map[string][]string{"x": {"y"}} },
 		"variables": func(r *Recipe) { r.Variables = []string{"a.b=c"} },
 		"tags":      func(r *Recipe) { r.Tags = []string{"seccomp"} },
 		"cgo":       func(r *Recipe) { r.CGO = true },
@@ -44,7 +45,7 @@ func TestClusterRecipesBuildAllPrograms(t *testing.T) {
 		got = append(got, r.ProgramNames()...)
 	}
 	for _, want := range []string{
-		"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl",
+		"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl", "cri-version",
 		"containerd", "containerd-shim-runc-v2", "ctr", "crictl", "runc", "bridge", "loopback", "portmap", "host-local",
 		"coredns", "kube-router", "pause",
 	} {

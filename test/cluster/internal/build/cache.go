@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
 
@@ -83,14 +84,14 @@ func (c *Cache) Ensure(ctx context.Context, r Recipe) error {
 	return nil
 }
 
-// EnsureAll builds recipes one at a time: the Go tool itself uses all processors.
+// EnsureAll builds recipes, two at a time: the Go tool itself uses all processors, but not while it downloads and links.
 func (c *Cache) EnsureAll(ctx context.Context, recipes []Recipe) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(2)
 	for _, r := range recipes {
-		if err := c.Ensure(ctx, r); err != nil {
-			return err
-		}
+		group.Go(func() error { return c.Ensure(ctx, r) })
 	}
-	return nil
+	return group.Wait()
 }
 
 func complete(dir string) bool {

@@ -66,6 +66,13 @@ func (c *Cache) compile(ctx context.Context, r Recipe, work string) error {
 	if err := c.run(ctx, r, module, goEnvironment(r), "go", args...); err != nil {
 		return err
 	}
+	for name, links := range r.Links {
+		for _, link := range links {
+			if err := os.Link(filepath.Join(work, "bin", name), filepath.Join(work, "bin", link)); err != nil {
+				return err
+			}
+		}
+	}
 	for _, name := range r.ProgramNames() {
 		if _, err := os.Stat(filepath.Join(work, "bin", name)); err != nil {
 			return fmt.Errorf("the build succeeded without writing %s: %w", name, err)

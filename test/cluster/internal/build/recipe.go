@@ -9,6 +9,7 @@ package build
 
 import (
 	"crypto/sha256"
+	_ "embed" // for kubernetesSource
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
@@ -98,8 +99,11 @@ func Kubernetes(minor string) (Recipe, error) {
 	return Recipe{
 		Name: "kubernetes", Module: "k8s.io/kubernetes", Version: version,
 		StagingVersion: "v0" + strings.TrimPrefix(version, "v1"),
-		Programs: programs("k8s.io/kubernetes/cmd", "kube-apiserver", "kube-controller-manager", "kube-scheduler",
-			"kubelet", "kube-proxy", "kubectl"),
+		// kubectl starts faster alone.
+		Programs: map[string]string{"kubernetes": ".", "kubectl": "k8s.io/kubernetes/cmd/kubectl"},
+		Sources:  map[string]string{"main.go": kubernetesSource},
+		Links: map[string][]string{"kubernetes": {"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet",
+			"kube-proxy", "cri-version"}},
 		Variables: kubernetesVariables(version),
 	}, nil
 }
@@ -111,6 +115,7 @@ func KubernetesVersions() []string { return slices.Sorted(maps.Keys(kubernetesVe
 const (
 	CoreDNS    = "coredns"
 	KubeRouter = "kube-router"
+	CRITools   = "cri-tools"
 )
 
 // FlannelRecipes returns what a cluster with flannel needs: its daemon, and its CNI plugin, whose own module is
@@ -139,6 +144,8 @@ type Recipe struct {
 	// package that begins with "." is one of Sources. One that ends in ".c" is a
 	// pattern of files of the copy that Inside makes, for a static C program.
 	Programs map[string]string
+	// Links are further names of a program, which it finds in its first argument.
+	Links map[string][]string `json:",omitempty"`
 	// Sources are files that are written into the module that builds the
 	// programs, for modules whose own main package cannot be built from outside.
 	Sources map[string]string `json:",omitempty"`
@@ -177,8 +184,19 @@ func (r Recipe) Key() string {
 	return fmt.Sprintf("%s-%s-%s", r.Name, strings.TrimPrefix(r.Version, "v"), hex.EncodeToString(hash[:4]))
 }
 
-// ProgramNames returns the names of the recipe's programs in order.
-func (r Recipe) ProgramNames() []string { return slices.Sorted(maps.Keys(r.Programs)) }
+// ProgramNames returns the names of the recipe's programs in order, without programs that have links.
+func (r Recipe) ProgramNames() []string {
+	var names []string
+	for name := range r.Programs {
+		if links, ok := r.Links[name]; ok {
+			names = append(names, links...)
+		} else {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
 
 // programs maps packages to the names of their programs: the last element of the path.
 func programs(prefix string, packages ...string) map[string]string {
@@ -203,6 +221,12 @@ int main(void) {
 	for (;;) pause();
 }
 `
+
+// kubernetesSource is one program for all of Kubernetes but kubectl, whose packages are linked once instead of five
+// times. As cri-version, it asks the container runtime of the socket in its argument for its version, by way of CRI.
+//
+//go:embed kubernetes/main.go.txt
+var kubernetesSource string
 
 // etcd's own main package is in a module with replace directives.
 const etcdSource = `package main
@@ -231,8 +255,7 @@ import (
 func main() { coremain.Run() }
 `
 
-// ClusterRecipes returns the recipes of what every cluster has beside Kubernetes and container runtimes, small ones
-// first, so that mistakes show early.
+// ClusterRecipes returns the recipes of what clusters have beside Kubernetes and container runtimes.
 func ClusterRecipes() []Recipe {
 	return []Recipe{
 		{Name: "pause", Version: "v1", C: pauseSource, Programs: map[string]string{"pause": ""}},
@@ -265,7 +288,7 @@ func ClusterRecipes() []Recipe {
 			},
 		},
 		{
-			Name: "cri-tools", Module: "sigs.k8s.io/cri-tools", Version: criToolsVersion,
+			Name: CRITools, Module: "sigs.k8s.io/cri-tools", Version: criToolsVersion,
 			Programs:  programs("sigs.k8s.io/cri-tools/cmd", "crictl"),
 			Variables: []string{"sigs.k8s.io/cri-tools/pkg/version.Version=" + criToolsVersion},
 		},
@@ -275,7 +298,7 @@ func ClusterRecipes() []Recipe {
 // defaultRecipes returns the recipes of a cluster with default options.
 func defaultRecipes() []Recipe {
 	kubernetes, _ := Kubernetes(DefaultKubernetes)
-	return append(ClusterRecipes(), runtimes[DefaultRuntime], kubernetes)
+	return append([]Recipe{kubernetes, runtimes[DefaultRuntime]}, ClusterRecipes()...)
 }
 
 // kubernetesVariables returns linker variables that make Kubernetes' programs report a version

@@ -136,7 +136,7 @@ func Tool(name string) (Recipe, error) {
 		return r, nil
 	}
 	for _, r := range defaultRecipes() {
-		if _, ok := r.Programs[name]; ok {
+		if slices.Contains(r.ProgramNames(), name) {
 			return r, nil
 		}
 	}

@@ -45,6 +45,7 @@ The cache is ` + build.DefaultCacheDir + `, or the directory that ` + build.Cach
 	flags.StringSliceVar(&runtimes, "runtime", []string{build.DefaultRuntime}, "container runtimes")
 	flags.BoolVar(&options.NetworkPolicy, "network-policy", true, "build kube-router, which enforces NetworkPolicy objects")
 	flags.BoolVar(&options.DNS, "dns", true, "build CoreDNS")
+	flags.BoolVar(&options.CRITools, "crictl", true, "build crictl")
 	return cmd
 }
 
@@ -62,12 +63,13 @@ func components(options cluster.Options, runtimes []string) (common, ofNodes []b
 		}
 		ofNodes = append(ofNodes, recipe)
 	}
-	common = append(build.ClusterRecipes(), version)
+	common = append([]build.Recipe{version}, build.ClusterRecipes()...) // the longest first
 	if options.CNI == cluster.Flannel {
 		common = append(common, build.FlannelRecipes()...)
 	}
 	common = slices.DeleteFunc(common, func(r build.Recipe) bool {
-		return r.Name == build.CoreDNS && !options.DNS || r.Name == build.KubeRouter && !options.NetworkPolicy
+		return r.Name == build.CoreDNS && !options.DNS || r.Name == build.KubeRouter && !options.NetworkPolicy ||
+			r.Name == build.CRITools && !options.CRITools
 	})
 	return common, ofNodes, nil
 }

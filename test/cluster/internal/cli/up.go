@@ -87,6 +87,7 @@ func newUp(a *app) *cobra.Command {
 		"image archive to preload, as ARCHIVE for all nodes or NODE=ARCHIVE for one; repeatable")
 	flags.BoolVar(&options.NetworkPolicy, "network-policy", true, "enforce NetworkPolicy objects; has no effect on IPv6")
 	flags.BoolVar(&options.DNS, "dns", true, "resolve names of the cluster, with CoreDNS")
+	flags.BoolVar(&options.CRITools, "crictl", true, "install crictl on nodes")
 	flags.DurationVar(&options.NodeGrace, "node-grace", cluster.DefaultNodeGrace,
 		"node grace period until a silent node becomes NotReady; the default in production is 50s")
 	flags.StringVar(&options.AuditPolicy, "audit-policy", "",

@@ -62,6 +62,8 @@ type Options struct {
 	// Archives are image archives that nodes load before their kubelets start, so that the nodes
 	// report the images from the beginning.
 	Archives []Archive `json:"-"`
+	// CRITools installs crictl.
+	CRITools bool `json:"criTools"`
 	// NetworkPolicy runs a controller on each node that enforces NetworkPolicy objects.
 	NetworkPolicy bool `json:"networkPolicy"`
 	// DNS runs CoreDNS.

@@ -66,7 +66,7 @@ func (c *Cluster) waitForRuntime(ctx context.Context, n Node) error {
 	id := processID(n.runtime().name(), n.Name)
 	return c.waitFor(ctx, id, "a response", startTimeout, func(ctx context.Context) error {
 		// By way of CRI, which containerd initializes later than itself: without it, a kubelet exits.
-		_, err := c.run(ctx, n.Name, nil, "crictl", "version")
+		_, err := c.run(ctx, n.Name, nil, "cri-version", n.runtime().socket())
 		return err
 	})
 }
