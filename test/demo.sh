@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The whole story on a real cluster, each step in words as it happens: nodes that
-# hold only the pause image, helm install, a push, a pod on the other node.
-# Run it with `make demo`. With KUBECONFIG set it uses that cluster instead of
-# booting one; then one node must have the init-hook image (make images).
+# hold only the pause image, an installation, a push, a pod on the other node.
+# Run it with `make demo`. It boots a cluster, gives one node the init-hook image
+# and runs helm install. With KUBECONFIG set it uses that cluster, on which
+# zarf-registry install needs no image.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,7 +18,7 @@ step() { printf '\n\033[1m==> %s\033[0m\n' "$*"; }
 show() { printf '    $ %s\n' "$*"; "$@" 2>&1 | sed 's/^/    /'; }
 on_node() { local node=$1; shift; "$testcluster" exec --name "$name" "$node" -- "$@"; }
 
-kubectl=$("$testcluster" tool kubectl)
+kubectl=$(command -v kubectl || "$testcluster" tool kubectl)
 PATH=$(dirname "$kubectl"):$PWD/bin:$PATH
 
 if [ -z "${KUBECONFIG:-}" ]; then
@@ -40,9 +41,14 @@ mapfile -t nodes < <(kubectl get nodes -o name | cut -d/ -f2)
 other=${nodes[-1]}
 show kubectl get nodes -o wide
 
-step "Install the chart: the command from the README"
 begin=$(date +%s.%N)
-show helm install zarf-registry charts/zarf-registry -n "$namespace" --create-namespace --set registryProxy=true
+if [ -n "$own" ]; then
+  step "Install the chart: the command from the README"
+  show helm install zarf-registry charts/zarf-registry -n "$namespace" --create-namespace --set registryProxy=true
+else
+  step "Install from this machine, which needs only the kubeconfig"
+  show zarf-registry install --registry-proxy
+fi
 printf '    (%.1f s, including a verified pull on every node)\n' "$(echo "$(date +%s.%N) $begin" | awk '{print $1-$2}')"
 
 step "What runs now: the registry on one node, a proxy on each"
@@ -77,6 +83,7 @@ EOF
 else
   cat <<EOF
     kubectl -n $namespace get all
-    kubectl delete pod hello; helm uninstall zarf-registry -n $namespace; kubectl delete namespace $namespace
+    kubectl delete pod hello; bin/zarf-registry uninstall
+    kubectl -n $namespace delete persistentvolumeclaim zarf-registry   # the images
 EOF
 fi

@@ -180,6 +180,7 @@ func (f *chartFlags) installer(cmd *cobra.Command) (*install.Installer, error) {
 				return nil, err
 			}
 			h.NodeConfigData, h.FinishFollows = nodeConfig, true
+			h.Again = "install" + releaseArguments(f.namespace, f.release, names.Chart)
 			return h, nil
 		},
 		Log: log,

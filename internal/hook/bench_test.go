@@ -130,7 +130,7 @@ func (r *registry) PushProgramImages(_ context.Context, a release.PushAccess) ([
 	r.pushed = append(r.pushed, a)
 	return []string{"zarf-registry/registry:dev"}, cmp.Or(r.err, r.refused())
 }
-func (r *registry) HookImage() *state.HookImage { return r.image }
+func (r *registry) HookImage() (own *state.HookImage, missing string) { return r.image, "of a test" }
 
 // ownProbe is the digest of one of the images that are pushed.
 const ownProbe = "sha256:0000000000000000000000000000000000000000000000000000000000000001"

@@ -21,7 +21,11 @@ import (
 func (h *Hook) Finish(ctx context.Context) error {
 	f := &finishing{run: h.start()}
 	defer f.verifier.DeletePods() // also those of a killed run in either mode
-	return f.phase(ctx, "finish", f.steps())
+	if err := f.phase(ctx, "finish", f.steps()); err != nil {
+		return err
+	}
+	f.warnOfCronJobs(ctx, h.Again) // last, so that nobody misses it
+	return nil
 }
 
 // finishing holds what the steps of one Finish share.
@@ -31,6 +35,8 @@ type finishing struct {
 	switching bool
 	verified  []string
 	mirrors   *state.Mirrors // nil unless checked
+	// unpushed is true if the registry lacks the image of the CronJobs.
+	unpushed bool
 	// rotated is true if no CA rotation is in progress any more.
 	rotated bool
 }

@@ -36,6 +36,8 @@ type Hook struct {
 	// If images are pushed, Prepare then records init-hook's image, which Finish will push, because
 	// the chart's Jobs refer to it.
 	FinishFollows bool
+	// Again are the arguments that repeat an installation with another program, for a warning. Empty: "install".
+	Again string
 	// Timeout bounds a phase; 0 means no limit.
 	Timeout time.Duration
 

@@ -337,6 +337,15 @@ func TestMistakes(t *testing.T) {
 			settings: func(s *settings.Settings) { s.PullSecrets = []string{"regcred"} },
 			check:    "pull-secrets", warning: true, want: []string{"has no key .dockerconfigjson"}},
 
+		// Zarf.
+		"the namespace of Zarf": {objects: []runtime.Object{otherService(zarfsAgent("zarf"))}, settings: placed(
+			func(*settings.Workload) {}), check: "zarf", warning: true, want: []string{"namespace zarf", "zarf destroy deletes it",
+			"--namespace registry"}},
+		"Zarf in another namespace": {objects: []runtime.Object{otherService(zarfsAgent("other"))}, settings: placed(
+			func(*settings.Workload) {})},
+		"in place of Zarf's registry": {objects: []runtime.Object{otherService(zarfsAgent("zarf"))},
+			settings: func(s *settings.Settings) { s.PKI.Zarf = true }},
+
 		// The image of injected pods.
 		"an injector.image that no node has": {settings: func(s *settings.Settings) {
 			choosePause(s, "example.com/pause:9", state.SourceValue, state.PauseName)
@@ -370,6 +379,12 @@ func TestMistakes(t *testing.T) {
 				b.mustNotWrite()
 			}
 		})
+	}
+}
+
+func zarfsAgent(namespace string) func(*corev1.Service) {
+	return func(s *corev1.Service) {
+		s.Name, s.Namespace, s.Spec = "agent-hook", namespace, corev1.ServiceSpec{}
 	}
 }
 

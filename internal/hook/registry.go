@@ -1,12 +1,14 @@
 package hook
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
@@ -15,6 +17,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
 // Registry is the part of a registry that the steps use.
@@ -25,8 +28,8 @@ type Registry interface {
 	// "<repository>:<tag>". It skips blobs that the registry already has.
 	PushProgramImages(ctx context.Context, access release.PushAccess) ([]string, error)
 	// HookImage returns init-hook's own image as PushProgramImages pushes it, with its digest. It is nil if
-	// this process does not run on Linux, because then the image is not pushed.
-	HookImage() *state.HookImage
+	// the nodes cannot run this process's file, as on macOS: then missing says why.
+	HookImage() (own *state.HookImage, missing string)
 	// OwnImages returns the digests of the images that PushProgramImages pushes.
 	OwnImages() ([]string, error)
 }
@@ -47,15 +50,17 @@ func (f *finishing) push(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if own != nil {
-		err := f.UpdateState(ctx, func(s *state.State) bool {
-			same := s.HookImage != nil && *s.HookImage == *own
-			s.HookImage = own
-			return !same
-		})
-		if err != nil {
-			return "", err
+	err = f.UpdateState(ctx, func(s *state.State) bool {
+		if own == nil {
+			f.unpushed = s.HookImage == nil || !strings.Contains(s.HookImage.Reference, ":"+version.Version+"@")
+			return false
 		}
+		same := s.HookImage != nil && *s.HookImage == *own
+		s.HookImage = own
+		return !same
+	})
+	if err != nil {
+		return "", err
 	}
 	did := "the registry has " + strings.Join(images, ", ")
 	if f.Settings.Signatures.KeysSecret == "" {
@@ -68,10 +73,25 @@ func (f *finishing) push(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%s; %d registry pods need no signatures for them", did, pods), nil
 }
 
+// warnOfCronJobs warns if neither this process nor a previous one has pushed the image of the CronJobs.
+func (f *finishing) warnOfCronJobs(ctx context.Context, again string) {
+	if !f.unpushed {
+		return
+	}
+	architecture := "amd64"
+	if list, err := f.Cluster.Nodes.List(ctx, metav1.ListOptions{}); err == nil && len(list.Items) > 0 {
+		architecture = list.Items[0].Status.NodeInfo.Architecture
+	}
+	_, missing := f.registry.HookImage()
+	f.Log.Warn("CERTIFICATES ARE NOT RENEWED, unless nodes can pull init-hook elsewhere: the registry lacks it",
+		"reason", missing, "remedy", fmt.Sprintf("run once on Linux on %[1]s: ./zarf-registry-linux-%[1]s %[2]s",
+			architecture, cmp.Or(again, "install")))
+}
+
 // hookImage returns init-hook's own image, nil if it is not pushed. It refuses an init-hook whose image
 // is not the one that the chart refers to.
 func (r *run) hookImage() (*state.HookImage, error) {
-	own := r.registry.HookImage()
+	own, _ := r.registry.HookImage()
 	if own == nil || !r.Settings.Push.Images || r.Settings.Mode == state.ModeExternal {
 		return nil, nil
 	}

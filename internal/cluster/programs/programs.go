@@ -159,8 +159,8 @@ func (r *Registry) ProbeImage(mode state.Mode) (string, error) {
 	return "", fmt.Errorf("this program has no image %s", probeTag(mode))
 }
 
-// HookImage returns init-hook's own image, or nil if there is none.
-func (r *Registry) HookImage() *state.HookImage { return r.own }
+// HookImage returns init-hook's own image, or nil and why there is none.
+func (r *Registry) HookImage() (own *state.HookImage, missing string) { return r.own, r.missing }
 
 // OwnImages returns the digests of the images that PushProgramImages pushes.
 func (r *Registry) OwnImages() ([]string, error) {
@@ -188,11 +188,6 @@ func (r *Registry) PushProgramImages(ctx context.Context, access release.PushAcc
 	list, err := r.images()
 	if err != nil {
 		return nil, err
-	}
-
-	if r.own == nil {
-		r.log.Warn("init-hook's own image is not pushed; the Jobs of helm need it from elsewhere (image.registry)", "reason",
-			r.missing)
 	}
 
 	// Images have few blobs: two images in parallel keep the connection busy.

@@ -45,7 +45,7 @@ func TestTheProbeHasANameForEachWay(t *testing.T) {
 		nodePort != "zarf-registry/probe-nodeport:"+version.Version {
 		t.Errorf("the probes are %s and %s", proxy, nodePort)
 	}
-	if len(digests) != 4 || digests[proxy] == "" || digests[proxy] != digests[nodePort] || r.HookImage() != nil {
+	if len(digests) != 4 || digests[proxy] == "" || digests[proxy] != digests[nodePort] || r.own != nil {
 		t.Errorf("the images are %v", digests)
 	}
 
@@ -56,15 +56,15 @@ func TestTheProbeHasANameForEachWay(t *testing.T) {
 	if err := r.setOwn(executable); err != nil {
 		t.Fatal(err)
 	}
-	if r.HookImage().Architecture != runtime.GOARCH {
-		t.Errorf("init-hook's own image is for %s", r.HookImage().Architecture)
+	if r.own.Architecture != runtime.GOARCH {
+		t.Errorf("init-hook's own image is for %s", r.own.Architecture)
 	}
 	if list, err = r.images(); err != nil {
 		t.Fatal(err)
 	}
 	if !slices.ContainsFunc(list, func(i images.Item) bool {
 		return i.Reference == "docker.io/zarf-registry/init-hook:"+version.Version &&
-			r.HookImage().Reference == "zarf-registry/init-hook:"+version.Version+"@"+i.Descriptor.Digest.String()
+			r.own.Reference == "zarf-registry/init-hook:"+version.Version+"@"+i.Descriptor.Digest.String()
 	}) {
 		t.Error("init-hook's own image is not called what the state says")
 	}
@@ -106,8 +106,8 @@ func TestAWorkstationThatPushesAsksForTheNodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Direct || r.HookImage() != nil || r.missing == "" {
-		t.Errorf("direct is %t, the image %v, for %q", r.Direct, r.HookImage(), r.missing)
+	if own, missing := r.HookImage(); r.Direct || own != nil || missing == "" {
+		t.Errorf("direct is %t, the image %v, for %q", r.Direct, own, missing)
 	}
 }
 
@@ -119,8 +119,8 @@ func TestWhoDoesNotPushNeedsNoNodes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r.HookImage() != nil || len(client.Actions()) != 0 {
-			t.Errorf("its image is %v, and it asked for %v", r.HookImage(), client.Actions())
+		if r.own != nil || len(client.Actions()) != 0 {
+			t.Errorf("its image is %v, and it asked for %v", r.own, client.Actions())
 		}
 	}
 }

@@ -75,6 +75,7 @@ const (
 	checkPriority    = "priority-class"
 	checkStorage     = "storage"
 	checkPullSecrets = "pull-secrets"
+	checkZarf        = "zarf"
 	// These check what the user provides.
 	checkCertificates = "certificates"
 	checkCredentials  = "credentials"
@@ -91,7 +92,7 @@ func Checks() []string {
 	return []string{
 		checkPodSecurity, checkAdmission, checkAlwaysPull, checkPort, checkPortRange,
 		checkIPFamily, checkCRIO, checkHostPort, checkArch, checkPayload, checkPauseImage, checkAddress,
-		checkPlacement, checkPriority, checkStorage, checkPullSecrets,
+		checkPlacement, checkPriority, checkStorage, checkPullSecrets, checkZarf,
 		checkCertificates, checkCredentials, checkNodeConfig, checkExpose, checkSignatures,
 	}
 }

@@ -39,6 +39,13 @@ func (i *Inspection) lookAtServices(ctx context.Context) ([]Finding, error) {
 	for _, s := range list.Items {
 		named := s.Namespace == i.Settings.Namespace && s.Name == i.Settings.Name+names.SuffixNodePort
 		ours := named && s.Labels[names.LabelInstance] == i.Settings.Release
+		// Only Zarf's agent has this Service, in the namespace of its state, whose Secret this identity may not read.
+		if s.Name == "agent-hook" && s.Namespace == i.Settings.Namespace && !i.Settings.PKI.Zarf {
+			findings = append(findings, Finding{Check: checkZarf, Severity: Warning, Object: "namespace " + s.Namespace,
+				Cause: "it belongs to Zarf: zarf destroy deletes it with the registry's images, and with --remove-components " +
+					"uninstalls releases named zarf-…",
+				Remedy: "install into another: --namespace registry --release registry"})
+		}
 		switch {
 		case takesPort(s, i.Settings.Port):
 			used = true

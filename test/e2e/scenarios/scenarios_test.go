@@ -95,7 +95,7 @@ func TestEveryNetworkIsCovered(t *testing.T) {
 // TestEachPathExists keeps the lists of paths correct when files move.
 func TestEachPathExists(t *testing.T) {
 	var files []string
-	for _, root := range []string{"charts", "docs", "examples", "internal", "loader", "test"} {
+	for _, root := range []string{"charts", "docs", "examples", "internal", "loader", "test", "tools"} {
 		err := filepath.WalkDir(filepath.Join(top, root), func(name string, _ fs.DirEntry, err error) error {
 			if err != nil {
 				return err
