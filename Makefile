@@ -89,8 +89,8 @@ demo: ## Boot a cluster (or use KUBECONFIG), install, push, and run a pod; 10 to
 .PHONY: demo-programs demo-cluster
 demo-programs: images
 	install bin/images/init-hook-$(ARCHITECTURE) bin/zarf-registry
-	@# Afterwards, because both link nearly the same packages.
-	$(MAKE) --no-print-directory $(HELM)
+	@# Afterwards, because both link nearly the same packages. On a cluster of KUBECONFIG, the demo needs no Helm.
+	$(if $(KUBECONFIG),,$(MAKE) --no-print-directory $(HELM))
 demo-cluster: $(TESTCLUSTER)
 	$(TESTCLUSTER) build --dns=false --network-policy=false --crictl=false
 
