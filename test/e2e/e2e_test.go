@@ -31,6 +31,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/zarf-dev/zarf-registry/test/e2e/scenarios"
 )
 
 // The release, and its namespace unless a layout names another.
