@@ -19,251 +19,12 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/e2e/clients"
 )
-
-// transport is how clients connect.
-type transport int
-
-const (
-	plainHTTP transport = iota
-	serverTLS           // with a certificate that clients trust
-	mutualTLS           // and with one of the client
-)
-
-// entry is an entry point of the registry, as clients see it.
-type entry struct {
-	title     string // of its column in docs/reference/clients.md
-	transport transport
-	anonymous bool // clients without a credential may read
-	readOnly  bool // for everyone
-	short     bool // make e2e covers it, too
-}
-
-var (
-	nodeProxy        = entry{title: "node, proxy mode", anonymous: true, readOnly: true, short: true}
-	nodePort         = entry{title: "node, nodeport mode"}
-	nodePortOpen     = entry{title: "node, nodeport mode, `auth.anonymousPull`", anonymous: true}
-	withCertificate  = entry{title: "port 5000, push certificate", transport: mutualTLS, anonymous: true}
-	throughForward   = entry{title: "port-forward"}
-	exposedEntry     = entry{title: "port 5443", transport: serverTLS}
-	exposedOpenEntry = entry{title: "port 5443, `expose.anonymousPull`", transport: serverTLS, anonymous: true, short: true}
-
-	entries = []entry{nodeProxy, nodePort, nodePortOpen, throughForward, withCertificate, exposedEntry, exposedOpenEntry}
-)
-
-// operation is what a client does. Its first letter stands for it in docs/reference/clients.md.
-type operation string
-
-const (
-	anonymousPull operation = "anonymous pull"
-	pull          operation = "pull"
-	push          operation = "write"
-	list          operation = "list"
-	remove        operation = "delete"
-)
-
-var operations = []operation{anonymousPull, pull, push, list, remove}
-
-// allows reports whether clients with credentials may do that at an entry point, and, for an anonymous pull,
-// those without.
-func (e entry) allows(o operation) bool {
-	switch o {
-	case anonymousPull:
-		return e.anonymous
-	case push, remove:
-		return !e.readOnly
-	}
-	return true
-}
-
-// program is a client. Its commands are shell scripts with the variables $HOST, $REPOSITORY, $USERNAME and
-// $PASSWORD, which are empty without a credential, $TLS (false with plain HTTP), $CERTIFICATE and $KEY with
-// mutual TLS, $ARCHIVE, a Docker archive of the image $LOADED, and $KEYS, cosign's. $HOME is a folder for each
-// entry point.
-type program struct {
-	name string
-	// setup comes before each command, by transport. Without one for mutual TLS, the client has no option
-	// for a certificate.
-	setup [3]string
-	// login is empty if pull and push pass the credentials.
-	login string
-	// pull, push, list and remove are empty if the client cannot do it.
-	pull, push, list, remove string
-	// artifact means that the client pulls nothing but what it has pushed.
-	artifact bool
-	short    bool // make e2e covers it, too
-}
-
-// can reports whether the client has a command for it.
-func (p program) can(o operation) bool { return p.script(o) != "" }
-
-// file is the name in files and repositories.
-func (p program) file() string { return strings.ToLower(strings.ReplaceAll(p.name, " ", "-")) }
-
-func (p program) script(o operation) string {
-	return map[operation]string{anonymousPull: p.pull, pull: p.pull, push: p.push, list: p.list, remove: p.remove}[o]
-}
-
-// connects reports whether the client can connect that way.
-func (p program) connects(by transport) bool { return p.setup[by] != "" }
-
-// same is a setup without commands, for clients that find certificates in files.
-const same = ":"
-
-var clients = []program{{
-	name:  "docker",
-	short: true,
-	setup: [3]string{same, same, same},
-	login: `echo "$PASSWORD" | docker login --username "$USERNAME" --password-stdin "$HOST"`,
-	pull:  `docker pull "$HOST/$REPOSITORY:1" && docker rmi "$HOST/$REPOSITORY:1"`,
-	push: `docker load --input "$ARCHIVE" && docker tag "$LOADED" "$HOST/$REPOSITORY:1"
-trap 'docker rmi "$LOADED" "$HOST/$REPOSITORY:1"' EXIT
-docker push "$HOST/$REPOSITORY:1"`,
-}, {
-	name:  "docker build", // BuildKit
-	setup: [3]string{same, same, same},
-	login: `echo "$PASSWORD" | docker login --username "$USERNAME" --password-stdin "$HOST"`,
-	pull:  `echo "FROM $HOST/$REPOSITORY:1" | DOCKER_BUILDKIT=1 docker build --pull --no-cache -`,
-}, {
-	name:  "podman",
-	short: true,
-	setup: [3]string{same, same, same},
-	login: `echo "$PASSWORD" | podman login --tls-verify="$TLS" --username "$USERNAME" --password-stdin "$HOST"`,
-	pull:  `podman pull --tls-verify="$TLS" "$HOST/$REPOSITORY:1" && podman rmi "$HOST/$REPOSITORY:1"`,
-	push: `podman load --input "$ARCHIVE"
-trap 'podman rmi "$LOADED"' EXIT
-podman push --tls-verify="$TLS" "$LOADED" "docker://$HOST/$REPOSITORY:1"`,
-	list: `podman search --tls-verify="$TLS" --list-tags "$HOST/$REPOSITORY" | grep ' 1$'`,
-}, {
-	name:  "buildah",
-	setup: [3]string{same, same, same},
-	login: `echo "$PASSWORD" | buildah login --tls-verify="$TLS" --username "$USERNAME" --password-stdin "$HOST"`,
-	pull:  `buildah pull --tls-verify="$TLS" "$HOST/$REPOSITORY:1" && buildah rmi "$HOST/$REPOSITORY:1"`,
-	push: `buildah pull "docker-archive:$ARCHIVE"
-trap 'buildah rmi "$LOADED"' EXIT
-buildah push --tls-verify="$TLS" "$LOADED" "docker://$HOST/$REPOSITORY:1"`,
-}, {
-	name:   "skopeo",
-	short:  true,
-	setup:  [3]string{same, same, same},
-	login:  `echo "$PASSWORD" | skopeo login --tls-verify="$TLS" --username "$USERNAME" --password-stdin "$HOST"`,
-	pull:   `skopeo copy --src-tls-verify="$TLS" "docker://$HOST/$REPOSITORY:1" "dir:$(mktemp --directory)"`,
-	push:   `skopeo copy --dest-tls-verify="$TLS" "docker-archive:$ARCHIVE" "docker://$HOST/$REPOSITORY:1"`,
-	list:   `skopeo list-tags --tls-verify="$TLS" "docker://$HOST/$REPOSITORY" | grep '"1"'`,
-	remove: `skopeo delete --tls-verify="$TLS" "docker://$HOST/$REPOSITORY:1"`,
-}, {
-	name:  "ctr",
-	setup: [3]string{`flags=--plain-http`, same, `flags="--tlscert=$CERTIFICATE --tlskey=$KEY"`},
-	pull: `ctr -n clients images pull --local $flags ${USERNAME:+--user="$USERNAME:$PASSWORD"} "$HOST/$REPOSITORY:1"
-ctr -n clients images rm --sync "$HOST/$REPOSITORY:1"`,
-	push: `ctr -n clients images import "$ARCHIVE"
-trap 'ctr -n clients images rm --sync "$LOADED"' EXIT
-ctr -n clients images push --local $flags ${USERNAME:+--user="$USERNAME:$PASSWORD"} "$HOST/$REPOSITORY:1" "$LOADED"`,
-}, {
-	name:  "containerd",
-	setup: [3]string{same, same, same},
-	pull:  criPull(containerdSocket),
-}, {
-	name:  "CRI-O",
-	setup: [3]string{same, same, same},
-	pull:  criPull(crioSocket),
-}, {
-	name:  "crane",
-	short: true,
-	setup: [3]string{same, same},
-	login: `echo "$PASSWORD" | crane auth login --username "$USERNAME" --password-stdin "$HOST"`,
-	pull:  `crane pull "$HOST/$REPOSITORY:1" /dev/null`,
-	push:  `crane push "$ARCHIVE" "$HOST/$REPOSITORY:1"`,
-	list: `crane ls "$HOST/$REPOSITORY" | grep --line-regexp 1
-crane catalog "$HOST" | grep --line-regexp "$REPOSITORY"`,
-	remove: `crane delete "$HOST/$REPOSITORY:1"`,
-}, {
-	name: "regctl",
-	setup: [3]string{`regctl registry set --skip-check --tls disabled "$HOST"`, same,
-		`regctl registry set --skip-check --client-cert "$(cat "$CERTIFICATE")" --client-key "$(cat "$KEY")" "$HOST"`},
-	login: `echo "$PASSWORD" | regctl registry login --user "$USERNAME" --pass-stdin "$HOST"`,
-	pull:  `regctl image copy "$HOST/$REPOSITORY:1" "ocidir://$(mktemp --directory):1"`,
-	push:  `regctl image import "$HOST/$REPOSITORY:1" "$ARCHIVE"`,
-	list: `regctl tag ls "$HOST/$REPOSITORY" | grep --line-regexp 1
-regctl repo ls "$HOST" | grep --line-regexp "$REPOSITORY"`,
-	remove: `regctl tag delete "$HOST/$REPOSITORY:1"`,
-}, {
-	name:     "oras",
-	artifact: true,
-	setup:    [3]string{`flags=--plain-http`, same, `flags="--cert-file=$CERTIFICATE --key-file=$KEY"`},
-	login:    `echo "$PASSWORD" | oras login $flags --username "$USERNAME" --password-stdin "$HOST"`,
-	pull:     `oras pull $flags --output "$(mktemp --directory)" "$HOST/$REPOSITORY:1"`,
-	push:     `cd "$HOME" && date >file && oras push $flags "$HOST/$REPOSITORY:1" file`,
-	list: `oras repo tags $flags "$HOST/$REPOSITORY" | grep --line-regexp 1
-oras repo ls $flags "$HOST" | grep --line-regexp "$REPOSITORY"`,
-	remove: `oras manifest delete --force $flags "$HOST/$REPOSITORY:1"`,
-}, {
-	name:     "helm",
-	artifact: true,
-	setup:    [3]string{`flags=--plain-http`, same, `flags="--cert-file=$CERTIFICATE --key-file=$KEY"`},
-	login:    `echo "$PASSWORD" | helm registry login $flags --username "$USERNAME" --password-stdin "$HOST"`,
-	pull:     `helm pull $flags --destination "$(mktemp --directory)" "oci://$HOST/$REPOSITORY" --version 1.0.0`,
-	push: `cd "$HOME" && mkdir -p chart
-printf 'apiVersion: v2\nname: %s\nversion: 1.0.0\n' "${REPOSITORY##*/}" >chart/Chart.yaml
-helm package chart && helm push $flags "${REPOSITORY##*/}-1.0.0.tgz" "oci://$HOST/${REPOSITORY%/*}"`,
-}, {
-	name:     "cosign",
-	artifact: true,
-	setup: [3]string{`flags=--allow-http-registry`, same,
-		`flags="--registry-client-cert=$CERTIFICATE --registry-client-key=$KEY"`},
-	login: `cosign login --username "$USERNAME" --password "$PASSWORD" "$HOST"`,
-	pull:  `cosign verify $flags --key "$KEYS/cosign.pub" --insecure-ignore-tlog "$HOST/$REPOSITORY:1"`,
-	push: `cosign copy $flags "$HOST/clients/signed:1" "$HOST/$REPOSITORY:1"
-cosign sign $flags --yes --key "$KEYS/cosign.key" --use-signing-config=false --tlog-upload=false "$HOST/$REPOSITORY:1"`,
-	list: `cosign tree $flags "$HOST/$REPOSITORY:1" | grep sha256:`,
-	remove: `cosign clean $flags --force "$HOST/$REPOSITORY:1"
-! cosign verify $flags --key "$KEYS/cosign.pub" --insecure-ignore-tlog "$HOST/$REPOSITORY:1"`, // clean ignores errors
-}}
-
-// criPull makes a container runtime pull.
-func criPull(socket string) string {
-	return fmt.Sprintf(`export CONTAINER_RUNTIME_ENDPOINT=%s
-crictl pull ${USERNAME:+--creds="$USERNAME:$PASSWORD"} "$HOST/$REPOSITORY:1" && crictl rmi "$HOST/$REPOSITORY:1"`, socket)
-}
-
-// matrix returns the table of docs/reference/clients.md.
-func matrix() string {
-	var table strings.Builder
-	table.WriteString("|client")
-	for _, e := range entries {
-		table.WriteString("|" + e.title)
-	}
-	table.WriteString("|\n" + strings.Repeat("|-", len(entries)+1) + "|\n")
-	for _, p := range clients {
-		table.WriteString("|" + p.name)
-		for _, e := range entries {
-			var letters []string
-			for _, o := range operations {
-				if p.connects(e.transport) && p.can(o) && e.allows(o) {
-					letters = append(letters, string(o[:1]))
-				}
-			}
-			table.WriteString("|" + strings.Join(letters, " "))
-		}
-		table.WriteString("|\n")
-	}
-	return table.String()
-}
-
-func TestClientMatrixIsDocumented(t *testing.T) {
-	const page = "../../docs/reference/clients.md"
-	content, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !strings.Contains(string(content), matrix()) {
-		t.Errorf("%s lacks this table:\n%s", page, matrix())
-	}
-}
 
 // access is an entry point of a running registry.
 type access struct {
-	entry
+	clients.Entry
 	host           string
 	puller, pusher user
 }
@@ -317,15 +78,15 @@ func TestClients(t *testing.T) {
 	b.startDaemons(t)
 
 	must(t, "images, a chart, an artifact and a signature are pushed", func(t *testing.T) {
-		forwarded := access{throughForward, b.forward(t), pusher, pusher}
+		forwarded := access{clients.ThroughForward, b.forward(t), pusher, pusher}
 		b.seed(t, forwarded)
 		if long() {
 			b.matrix(t, forwarded)
 		}
 	})
 	b.pushesFromDocker(t)
-	b.matrix(t, access{nodeProxy, w.address, pusher, pusher}, access{withCertificate, internal, pusher, pusher},
-		access{exposedOpenEntry, outside, ci, pusher})
+	b.matrix(t, access{clients.NodeProxy, w.address, pusher, pusher},
+		access{clients.WithCertificate, internal, pusher, pusher}, access{clients.ExposedOpen, outside, ci, pusher})
 	if !long() {
 		t.Log("SHORTENED: make e2e-long covers all clients, and the other entry points")
 		return
@@ -336,11 +97,11 @@ func TestClients(t *testing.T) {
 		w.isIn(t, state.ModeNodePort, state.SourceValue)
 		puller.name, puller.password = w.credential(t, "-pull")
 	})
-	b.matrix(t, access{nodePort, w.address, puller, pusher}, access{exposedEntry, outside, ci, pusher})
+	b.matrix(t, access{clients.NodePort, w.address, puller, pusher}, access{clients.Exposed, outside, ci, pusher})
 	must(t, "upgrade to anonymous pulls from the node port", func(t *testing.T) {
 		w.apply(t, append(exposed, nodePortMode, "--set=auth.anonymousPull=true")...)
 	})
-	b.matrix(t, access{nodePortOpen, w.address, puller, pusher})
+	b.matrix(t, access{clients.NodePortOpen, w.address, puller, pusher})
 }
 
 func newWorkbench(t *testing.T, w *world) *workbench {
@@ -355,7 +116,7 @@ func newWorkbench(t *testing.T, w *world) *workbench {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"crane", "regctl", "oras", "helm", "cosign"} {
-		if !long() && !slices.ContainsFunc(clients, func(p program) bool { return p.name == name && p.short }) {
+		if !long() && !slices.ContainsFunc(clients.All, func(p clients.Program) bool { return p.Name == name && p.Short }) {
 			continue
 		}
 		path := w.helm
@@ -370,8 +131,8 @@ func newWorkbench(t *testing.T, w *world) *workbench {
 }
 
 // covered returns the clients that this run covers.
-func covered() []program {
-	return slices.DeleteFunc(slices.Clone(clients), func(p program) bool { return !p.short && !long() })
+func covered() []clients.Program {
+	return slices.DeleteFunc(slices.Clone(clients.All), func(p clients.Program) bool { return !p.Short && !long() })
 }
 
 // trust makes clients on the node trust a CA for a registry, and present a certificate there.
@@ -467,12 +228,12 @@ func (b *workbench) seed(t *testing.T, a access) {
 		b.shell(t, b.node, `cd "$1" && COSIGN_PASSWORD= bin/cosign generate-key-pair`, b.dir)
 	}
 	for _, p := range covered() {
-		image := "example.com/clients/" + p.file() + ":1"
+		image := "example.com/clients/" + p.File() + ":1"
 		archive := makeImage(t, image)
 		run(t, "skopeo", "copy", "oci-archive:"+archive, "docker-archive:"+b.archive(p)+":"+image)
-		if p.artifact {
+		if p.Artifact {
 			s := b.session(t, p, a)
-			s.works(t, a.pusher, s.seeded, p.login+"\n"+p.push)
+			s.works(t, a.pusher, s.seeded, p.Login+"\n"+p.Push)
 			continue
 		}
 		b.push(t, archive)
@@ -485,58 +246,59 @@ func makeImage(t *testing.T, reference string) string {
 	return writeArchive(t, map[string][]byte{reference: fmt.Appendf(nil, "%s %d", reference, time.Now().UnixNano())})
 }
 
-func (b *workbench) archive(p program) string {
-	return filepath.Join(b.dir, p.file()+".tar")
+func (b *workbench) archive(p clients.Program) string {
+	return filepath.Join(b.dir, p.File()+".tar")
 }
 
 // matrix uses entry points with all clients.
 func (b *workbench) matrix(t *testing.T, all ...access) {
 	for _, a := range all {
-		if !a.short && !long() {
+		if !a.Short && !long() {
 			continue
 		}
 		begin := time.Now()
 		var lock sync.Mutex
 		seen := map[string][]string{}
-		t.Run(a.title, func(t *testing.T) {
+		t.Run(a.Title, func(t *testing.T) {
 			for _, p := range covered() {
-				if !p.connects(a.transport) {
+				if !p.Connects(a.Transport) {
 					continue
 				}
-				t.Run(p.name, func(t *testing.T) {
+				t.Run(p.Name, func(t *testing.T) {
 					t.Parallel()
 					worked := b.session(t, p, a).operations(t)
 					lock.Lock()
 					defer lock.Unlock()
-					seen[p.name] = worked
+					seen[p.Name] = worked
 				})
 			}
 		})
 		for _, p := range covered() {
-			t.Logf("%s, %s: %s", a.title, p.name, strings.Join(seen[p.name], ", "))
+			t.Logf("%s, %s: %s", a.Title, p.Name, strings.Join(seen[p.Name], ", "))
 		}
-		t.Logf("figure: clients at %s took %.0f s", a.title, time.Since(begin).Seconds())
+		t.Logf("figure: clients at %s took %.0f s", a.Title, time.Since(begin).Seconds())
 	}
 }
 
 // session is a client at an entry point.
 type session struct {
 	*workbench
-	client program
+	client clients.Program
 	at     access
 	home   string
 	// Repositories: one for pulls, and one to which the client pushes.
 	seeded, own string
 }
 
-func (b *workbench) session(t *testing.T, p program, a access) session {
+func (b *workbench) session(t *testing.T, p clients.Program, a access) session {
 	t.Helper()
-	name := p.file()
+	name := p.File()
 	home, err := os.MkdirTemp(b.dir, name) // without the characters of the test's name
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := session{b, p, a, home, "clients/" + name, fmt.Sprintf("clients-%d/%s", slices.Index(entries, a.entry), name)}
+	own := fmt.Sprintf("clients-%d/%s", slices.Index(clients.Entries, a.Entry), name)
+	s := session{b, p, a, home, "clients/" + name, own}
 	for file, content := range map[string]string{
 		"auth.json": "{}",
 		// By default, podman's locks are in /dev/shm, which the node shares with this machine.
@@ -555,48 +317,48 @@ func (b *workbench) session(t *testing.T, p program, a access) session {
 // refused.
 func (s session) operations(t *testing.T) (worked []string) {
 	t.Helper()
-	try := func(o operation, as user, repository string) {
+	try := func(o clients.Operation, as user, repository string) {
 		t.Helper()
 		switch {
-		case !s.client.can(o):
-		case s.at.allows(o):
-			s.works(t, as, repository, s.client.script(o))
+		case !s.client.Can(o):
+		case s.at.Allows(o):
+			s.works(t, as, repository, s.client.Script(o))
 			worked = append(worked, string(o))
 		default:
-			s.refuses(t, as, repository, s.client.script(o))
+			s.refuses(t, as, repository, s.client.Script(o))
 		}
 	}
-	writes := s.client.can(push)
-	try(anonymousPull, user{}, s.seeded)
+	writes := s.client.Can(clients.Push)
+	try(clients.AnonymousPull, user{}, s.seeded)
 	if writes {
-		s.refuses(t, user{}, s.own, s.client.push)
+		s.refuses(t, user{}, s.own, s.client.Push)
 		// With a name of its own, because the budget for failed logins is per user.
-		s.refuses(t, user{"nobody-" + s.client.file(), "wrong"}, s.own, s.client.login+"\n"+s.client.push)
-	} else if !s.at.anonymous {
-		s.refuses(t, user{"nobody-" + s.client.file(), "wrong"}, s.seeded, s.client.login+"\n"+s.client.pull)
+		s.refuses(t, user{"nobody-" + s.client.File(), "wrong"}, s.own, s.client.Login+"\n"+s.client.Push)
+	} else if !s.at.Anonymous {
+		s.refuses(t, user{"nobody-" + s.client.File(), "wrong"}, s.seeded, s.client.Login+"\n"+s.client.Pull)
 	}
 
 	s.logIn(t, s.at.puller)
-	try(pull, s.at.puller, s.seeded)
+	try(clients.Pull, s.at.puller, s.seeded)
 	if writes && s.at.puller != s.at.pusher {
-		s.refuses(t, s.at.puller, s.own, s.client.push)
+		s.refuses(t, s.at.puller, s.own, s.client.Push)
 	}
 	s.logIn(t, s.at.pusher)
-	try(push, s.at.pusher, s.own)
-	if !writes || s.at.readOnly {
-		try(list, s.at.pusher, s.seeded)
-		try(remove, s.at.pusher, s.seeded)
+	try(clients.Push, s.at.pusher, s.own)
+	if !writes || s.at.ReadOnly {
+		try(clients.List, s.at.pusher, s.seeded)
+		try(clients.Remove, s.at.pusher, s.seeded)
 		return worked
 	}
-	s.works(t, s.at.pusher, s.own, s.client.pull) // what was pushed
-	if !s.client.artifact {
+	s.works(t, s.at.pusher, s.own, s.client.Pull) // what was pushed
+	if !s.client.Artifact {
 		s.damage(t)
-		s.works(t, s.at.pusher, s.own, s.client.push)
-		s.works(t, s.at.pusher, s.own, s.client.pull) // what was repaired
+		s.works(t, s.at.pusher, s.own, s.client.Push)
+		s.works(t, s.at.pusher, s.own, s.client.Pull) // what was repaired
 	}
-	try(list, s.at.pusher, s.own)
-	if try(remove, s.at.pusher, s.own); s.client.can(remove) {
-		if out, err := s.run(t, s.at.pusher, s.own, s.client.pull); err == nil {
+	try(clients.List, s.at.pusher, s.own)
+	if try(clients.Remove, s.at.pusher, s.own); s.client.Can(clients.Remove) {
+		if out, err := s.run(t, s.at.pusher, s.own, s.client.Pull); err == nil {
 			t.Errorf("what was deleted can be pulled: %s", out)
 		}
 	}
@@ -626,8 +388,8 @@ done`, volume.Spec.HostPath.Path, s.own)
 
 func (s session) logIn(t *testing.T, as user) {
 	t.Helper()
-	if s.client.login != "" {
-		s.works(t, as, "", s.client.login)
+	if s.client.Login != "" {
+		s.works(t, as, "", s.client.Login)
 	}
 }
 
@@ -638,10 +400,10 @@ func (s session) run(t *testing.T, as user, repository, script string) (string, 
 		"DOCKER_CONFIG="+s.home, "REGISTRY_AUTH_FILE="+s.home+"/auth.json", "CONTAINERS_STORAGE_CONF="+s.home+"/storage.conf",
 		"CONTAINERS_CONF="+s.home+"/containers.conf",
 		"SSL_CERT_FILE="+s.dir+"/ca.crt", "HOST="+s.at.host, "REPOSITORY="+repository, "USERNAME="+as.name,
-		"PASSWORD="+as.password, fmt.Sprintf("TLS=%t", s.at.transport != plainHTTP), "CERTIFICATE="+s.dir+"/certificate",
+		"PASSWORD="+as.password, fmt.Sprintf("TLS=%t", s.at.Transport != clients.PlainHTTP), "CERTIFICATE="+s.dir+"/certificate",
 		"KEY="+s.dir+"/key", "KEYS="+s.dir, "COSIGN_PASSWORD=", "ARCHIVE="+s.archive(s.client),
-		"LOADED=example.com/clients/"+s.client.file()+":1",
-		"sh", "-ec", "PATH="+s.dir+"/bin:$PATH\nflags=\n"+s.client.setup[s.at.transport]+"\n"+script)
+		"LOADED=example.com/clients/"+s.client.File()+":1",
+		"sh", "-ec", "PATH="+s.dir+"/bin:$PATH\nflags=\n"+s.client.Setup[s.at.Transport]+"\n"+script)
 }
 
 func (s session) works(t *testing.T, as user, repository, script string) {

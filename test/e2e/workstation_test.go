@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
+	"github.com/zarf-dev/zarf-registry/test/e2e/guide"
 )
 
 // TestWorkstation installs from this machine, on nodes that hold only the pause image. Later
@@ -59,6 +60,6 @@ func TestWorkstation(t *testing.T) {
 	})
 	must(t, "helm uninstall", w.helmUninstall)
 	must(t, "the guide, with nothing but a bundle", func(t *testing.T) {
-		w.follows(t, append(append([]string{"dev/release.md"}, guidePages...), "reference/helm.md")...)
+		w.follows(t, append(append([]string{"dev/release.md"}, guide.Pages...), "reference/helm.md")...)
 	})
 }

@@ -1,0 +1,54 @@
+package docs
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/zarf-dev/zarf-registry/test/e2e/clients"
+	"github.com/zarf-dev/zarf-registry/test/e2e/guide"
+)
+
+// TestClientMatrixIsDocumented checks the table of clients, which TestClients of test/e2e tests.
+func TestClientMatrixIsDocumented(t *testing.T) {
+	const page = "docs/reference/clients.md"
+	if !strings.Contains(pages(t)[page], clients.Matrix()) {
+		t.Errorf("%s lacks this table:\n%s", page, clients.Matrix())
+	}
+}
+
+func TestGuideOfAnotherVersion(t *testing.T) {
+	const page = "tar -xzf zarf-registry-bundle-0.1.0.tar.gz && helm upgrade zarf-registry zarf-registry-0.1.0.tgz -n zarf"
+	for version, want := range map[string]string{
+		"0.9.9":      "tar -xzf zarf-registry-bundle-0.9.9.tar.gz && helm upgrade zarf-registry zarf-registry-0.9.9.tgz -n zarf",
+		"1.0.0-rc.1": "tar -xzf zarf-registry-bundle-1.0.0-rc.1.tar.gz && helm upgrade zarf-registry zarf-registry-1.0.0-rc.1.tgz -n zarf",
+		"":           page,
+	} {
+		if got := guide.OfVersion(page, version); got != want {
+			t.Errorf("version %q: %s", version, got)
+		}
+	}
+	if got := guide.OfVersion("tar -xzf zarf-registry-bundle-1.0.0-rc.1.tar.gz", "1.0.0"); got != "tar -xzf zarf-registry-bundle-1.0.0.tar.gz" {
+		t.Error(got)
+	}
+}
+
+// TestGuideCommands checks the blocks of commands that scenarios of test/e2e run.
+func TestGuideCommands(t *testing.T) {
+	for _, page := range append([]string{"reference/helm.md", "dev/release.md"}, guide.Pages...) {
+		commands, err := guide.Commands(pages(t)["docs/"+page])
+		if err != nil || len(commands) == 0 {
+			t.Errorf("docs/%s has no commands, or output without a command: %v", page, err)
+		}
+		for _, c := range commands {
+			script := c.Script
+			if strings.TrimSpace(script) == "" || strings.Contains(script, "\n$ ") || strings.HasPrefix(script, "$ ") {
+				t.Errorf("docs/%s has a block of commands that is empty or has prompts:\n%s", page, script)
+			}
+		}
+	}
+	found, err := filepath.Glob("guide/*.md")
+	if err != nil || len(found) != len(guide.Pages) {
+		t.Errorf("docs/guide has %d pages, and the scenario follows %d: %v", len(found), len(guide.Pages), err)
+	}
+}
