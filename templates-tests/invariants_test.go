@@ -307,10 +307,14 @@ var invariants = map[string]func(out *output) []string{
 				}
 				continue
 			}
-			if len(c.Ports) != 0 || rolling.MaxSurge.IntValue() != 1 || rolling.MaxUnavailable.IntValue() != 0 ||
-				!slices.Contains(c.Args, "--reuse-port") ||
+			if len(c.Ports) != 0 || rolling.MaxSurge.String() == "0" || rolling.MaxUnavailable.IntValue() != 0 ||
+				d.Spec.MinReadySeconds != 0 || !slices.Contains(c.Args, "--reuse-port") ||
 				spec.DNSPolicy != corev1.DNSClusterFirstWithHostNet {
 				wrong = append(wrong, d.Name+": two pods cannot run side by side on a node")
+			}
+			if p := c.StartupProbe; p.Exec == nil || !slices.Contains(p.Exec.Command, "ready") || !slices.Contains(c.Args,
+				strings.Replace(p.Exec.Command[len(p.Exec.Command)-1], "--file=", "--ready-file=", 1)) {
+				wrong = append(wrong, d.Name+": the previous proxy may answer for it")
 			}
 			for _, p := range []*corev1.Probe{c.LivenessProbe, c.ReadinessProbe} {
 				if p.HTTPGet == nil || !slices.Contains([]string{"127.0.0.1", "::1"}, p.HTTPGet.Host) {

@@ -341,7 +341,7 @@ func TestProxyValuesAreValidatedInProxyModeOnly(t *testing.T) {
 		{"ipFamily=IPv6", "proxy.hostNetwork=false"},
 		{"proxy.hostNetwork=true", "proxy.metricsPort=31999"},
 		{"proxy.metricsPort=5000"},
-		{"proxy.updateStrategy.maxUnavailable=0"},
+		{"proxy.updateStrategy.maxUnavailable=0"}, {"proxy.updateStrategy.maxSurge=0"},
 	} {
 		for _, mode := range []string{"registryProxy=false", "registryURL=registry.example.com"} {
 			rendering{values: with(t, nil, append(sets, mode)...)}.render(t)

@@ -142,7 +142,7 @@ func (r *run) deleteOtherPods(ctx context.Context) (string, error) {
 			return "", err
 		}
 		for _, pod := range pods {
-			if err := r.DeletePod(ctx, &pod); err != nil {
+			if err := r.DeletePod(ctx, pod.Name, string(pod.UID)); err != nil {
 				return "", err
 			}
 		}

@@ -79,24 +79,6 @@ func TestFinishVerifiesMirrors(t *testing.T) {
 	}
 }
 
-// In an upgrade the controller deletes the previous proxy of a node that is not ready at once, but
-// no kubelet stops it there.
-func TestTerminatingProxyOnNotReadyNodeDoesNotBlockFinish(t *testing.T) {
-	simulate(t, func(t *testing.T) {
-		b := newBench(t, node("n1"), node("n2"), node("n3", notReady))
-		b.mode(state.ModeProxy)
-		b.mustPrepare()
-		b.helm("n1", "n2", "n3")
-		set := daemonSet(proxyName, "n1", "n2", "n3")
-		set.Status.UpdatedNumberScheduled = 2
-		b.update("daemonsets", set)
-		b.change("proxy-n3", func(p *corev1.Pod) { p.DeletionTimestamp, p.Finalizers = &metav1Now, []string{"x"} })
-		begin := time.Now()
-		b.mustFinish()
-		checkTook(t, begin, 0, 10*time.Second)
-	})
-}
-
 func TestFinishInExternalModeOnlyRecordsAndDeletes(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)

@@ -2,6 +2,7 @@ package hook_test
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/x509"
 	"encoding/json"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/node/noderuntime"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
+	"github.com/zarf-dev/zarf-registry/internal/release/rollout"
 )
 
 const (
@@ -76,7 +78,7 @@ func configData(b *bench, config noderuntime.Config) map[string][]byte {
 func (b *bench) nodeSet(component string, nodes []string) *appsv1.DaemonSet {
 	set := daemonSet("zarf-registry-"+component+"-amd64", nodes...)
 	set.ObjectMeta = meta(set.Name, component)
-	set.Spec.Template.Annotations = map[string]string{"zarf-registry/node-config-checksum": "1"}
+	set.Annotations = map[string]string{rollout.AnnotationGeneration: "1"}
 	if b.hook.Settings.NodeConfig.CA {
 		set.Spec.Template.Spec.Volumes = []corev1.Volume{{Name: "config",
 			VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
@@ -128,7 +130,8 @@ func (b *bench) startNodePod(set *appsv1.DaemonSet, node string) {
 	pod := &corev1.Pod{ObjectMeta: meta(fmt.Sprintf("%s-%s-%d", component, node, b.podsMade), component),
 		Spec: corev1.PodSpec{NodeName: node, Volumes: set.Spec.Template.Spec.Volumes}}
 	pod.UID = types.UID("uid of " + pod.Name)
-	pod.Annotations = set.Spec.Template.Annotations
+	pod.Labels[rollout.LabelGeneration] = cmp.Or(set.Spec.Template.Labels[rollout.LabelGeneration],
+		set.Annotations[rollout.AnnotationGeneration])
 	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: set.Name}}
 	status := corev1.ContainerStatus{Name: "configure"}
 	if end, bad := b.ends[component+" "+node]; bad {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/node/noderuntime"
+	"github.com/zarf-dev/zarf-registry/internal/release/rollout"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
@@ -67,45 +68,6 @@ func TestNotReadyNodesDoNotBlockFinishAndTheirDirectoriesAreKept(t *testing.T) {
 		b.mustFinish()
 		b.mustRecord([]string{certsD, "/etc/rancher/k3s"})
 		b.mustLog("done on 2 nodes; their directories stay recorded until a later upgrade, because these nodes are not ready: node n3")
-	})
-}
-
-// In an upgrade the controller deletes the previous pod of a node that is not ready at once, but no
-// kubelet stops it there.
-func TestTerminatingPodOnNotReadyNodeDoesNotBlockFinish(t *testing.T) {
-	simulate(t, func(t *testing.T) {
-		b := newBench(t, node("n1"), node("n2"), node("n3", notReady))
-		b.configureNodes(false)
-		b.mustPrepare()
-		b.helmNodes([]string{"n1", "n2", "n3"})
-		b.helm()
-		b.replaceSet(func(d *appsv1.DaemonSet) { d.Status.UpdatedNumberScheduled = 2 })
-		for _, pod := range b.nodePodNames("n3") {
-			b.change(pod, func(p *corev1.Pod) {
-				p.DeletionTimestamp, p.Finalizers, p.Annotations = &metav1Now, []string{"x"}, nil
-			})
-		}
-		begin := time.Now()
-		b.mustFinish()
-		checkTook(t, begin, 0, 10*time.Second)
-	})
-}
-
-// The controller counts pods of the previous configuration but does not say where they are.
-func TestPreviousPodOnReadyNodeBlocksFinish(t *testing.T) {
-	simulate(t, func(t *testing.T) {
-		b := newBench(t, node("n1"), node("n2"), node("n3", notReady))
-		b.configureNodes(false)
-		b.mustPrepare()
-		b.helmNodes([]string{"n1", "n2", "n3"})
-		b.helm()
-		b.replaceSet(func(d *appsv1.DaemonSet) { d.Status.UpdatedNumberScheduled = 2 })
-		for _, pod := range b.nodePodNames("n2") {
-			b.change(pod, func(p *corev1.Pod) {
-				p.Annotations = map[string]string{"zarf-registry/node-config-checksum": "0"}
-			})
-		}
-		b.mustFail(b.hook.Finish(t.Context()), false, "waiting for the node configuration: ", "1 pods are not updated yet")
 	})
 }
 
@@ -232,7 +194,8 @@ func TestRefusalOfPreviousConfigurationIsIgnored(t *testing.T) {
 		// The controller has yet to replace the pod of n2, which fails again meanwhile.
 		b.ends = map[string]corev1.ContainerStateTerminated{"node-config n2": refused("the previous configuration")}
 		set := b.nodeSet("node-config", []string{"n1", "n2"})
-		set.Spec.Template.Annotations = map[string]string{"zarf-registry/node-config-checksum": "0"}
+		set.Spec.Template.Labels = map[string]string{rollout.LabelGeneration: "0"}
+		b.replaceSet(func(d *appsv1.DaemonSet) { d.Status.UpdatedNumberScheduled = 1 })
 		b.remove("pods", b.nodePodNames("n2")...)
 		go func() {
 			after(2 * time.Second)
@@ -297,7 +260,7 @@ func TestFinishWaitsForMissingNodeConfiguration(t *testing.T) {
 			for _, pod := range b.nodePods() {
 				b.change(pod.Name, func(p *corev1.Pod) { p.DeletionTimestamp, p.Finalizers = &metav1Now, []string{"x"} })
 			}
-		}, "0 of 2 pods exist"},
+		}, "not done on nodes n1, n2"},
 		"stale controller": {func(b *bench) {
 			set := b.nodeSet("node-config", []string{"n1", "n2"})
 			set.Generation, set.Status.ObservedGeneration = 2, 1
@@ -305,11 +268,11 @@ func TestFinishWaitsForMissingNodeConfiguration(t *testing.T) {
 			b.add(set)
 		}, "the controller has not seen the last change"},
 		"pods of the previous configuration": {func(b *bench) {
-			set := b.nodeSet("node-config", []string{"n1", "n2"})
-			set.Status.UpdatedNumberScheduled = 1
-			b.remove("daemonsets", set.Name)
-			b.add(set)
-		}, "1 pods are not updated yet"},
+			b.replaceSet(func(d *appsv1.DaemonSet) {
+				d.Annotations = map[string]string{rollout.AnnotationGeneration: "2"}
+				d.Status.UpdatedNumberScheduled = 0
+			})
+		}, "2 pods are not updated yet: nodes n1, n2"},
 	} {
 		subtest(t, name, func(t *testing.T) {
 			b := newBench(t)

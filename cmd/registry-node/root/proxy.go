@@ -15,6 +15,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/node/proxy"
+	"github.com/zarf-dev/zarf-registry/internal/node/ready"
 )
 
 func proxyCommand() *cobra.Command {
@@ -23,7 +24,8 @@ func proxyCommand() *cobra.Command {
 		config proxy.Config
 		tlsDir string
 		tls    string
-		ready  int
+		fd     int
+		file   string
 	)
 	command := &cobra.Command{
 		Use:   "proxy --listen ADDRESS --registry HOST:PORT --tls-dir DIR",
@@ -55,8 +57,8 @@ With --cache, blobs and manifests come from a cache pod, and from the registry i
 			config.Logger = logger
 			config.Idle = releaseMemory
 			config.Program, config.Version = program(command, config.Version)
-			if ready != 0 {
-				config.Ready = func() { tellReady(logger, ready) }
+			if err := tellWhenReady(&config, fd, file); err != nil {
+				return err
 			}
 			switch tls {
 			case "always", "never":
@@ -92,7 +94,8 @@ With --cache, blobs and manifests come from a cache pod, and from the registry i
 		"how long requests in flight may take after SIGTERM")
 	flags.BoolVar(&config.ReusePort, "reuse-port", false,
 		"share the port with a successor (SO_REUSEPORT), for updates without downtime")
-	registerReady(flags, &ready)
+	registerReady(flags, &fd)
+	registerReadyFile(flags, &file)
 	log.Register(command.Flags())
 	require(command, "listen", "registry", "tls-dir")
 	return command
@@ -144,6 +147,31 @@ func program(command *cobra.Command, version string) (sum, reported string) {
 
 // programVariable is where the loader writes the program's SHA-256.
 const programVariable = "ZARF_REGISTRY_PROGRAM"
+
+// tellWhenReady makes a proxy tell the loader, and "registry-node ready", when it serves.
+func tellWhenReady(config *proxy.Config, fd int, path string) error {
+	tell := func() {}
+	if path != "" {
+		file, err := ready.Open(path)
+		if err != nil {
+			return err
+		}
+		note := func(err error) {
+			if err != nil {
+				config.Logger.Warn("cannot tell whether the proxy listens", "file", path, "error", err.Error())
+			}
+		}
+		config.Waiting = func(reason string) { note(file.Waiting(reason)) }
+		tell = func() { note(file.Listening()) }
+	}
+	config.Ready = func() {
+		tell()
+		if fd != 0 {
+			tellReady(config.Logger, fd)
+		}
+	}
+	return nil
+}
 
 // tellReady makes the loader end the previous program.
 func tellReady(logger *slog.Logger, fd int) {

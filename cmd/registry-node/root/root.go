@@ -1,5 +1,5 @@
 // Package root is the command tree of the registry-node program. It parses flags, configures
-// logging and maps errors to exit codes; the packages proxy, cache, probe, nodeconfig and heal of internal/node
+// logging and maps errors to exit codes; the packages proxy, cache, ready, probe, nodeconfig and heal of internal/node
 // implement the commands.
 //
 // The program is delivered to every node in ConfigMaps, so it must stay small: no client-go, Helm,
@@ -49,7 +49,7 @@ Exit codes: 0 done, 1 failed, 3 invalid flags or files, nothing was done.`,
 		SilenceUsage:  true,
 		Args:          noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return exitcode.Refuse("missing command: want proxy, cache, probe, configure, heal, pause or version")
+			return exitcode.Refuse("missing command: want proxy, cache, ready, probe, configure, heal, pause or version")
 		},
 		PersistentPreRunE: func(command *cobra.Command, _ []string) error {
 			if err := command.ValidateRequiredFlags(); err != nil {
@@ -60,8 +60,8 @@ Exit codes: 0 done, 1 failed, 3 invalid flags or files, nothing was done.`,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
 	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitcode.Refusal{Err: err} })
-	command.AddCommand(proxyCommand(), cacheCommand(), probeCommand(), configureCommand(), healCommand(), pauseCommand(),
-		versionCommand())
+	command.AddCommand(proxyCommand(), cacheCommand(), readyCommand(), probeCommand(), configureCommand(), healCommand(),
+		pauseCommand(), versionCommand())
 	return command
 }
 

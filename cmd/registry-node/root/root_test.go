@@ -44,7 +44,7 @@ func TestRefusals(t *testing.T) {
 		code int
 		want string // in stderr
 	}{
-		"no command":                       {nil, exitcode.Refused, "proxy, cache, probe, configure, heal, pause or version"},
+		"no command":                       {nil, exitcode.Refused, "proxy, cache, ready, probe, configure, heal, pause or version"},
 		"an unknown command":               {[]string{"serve"}, exitcode.Refused, `"serve"`},
 		"an unknown flag":                  {[]string{"proxy", "--port=1"}, exitcode.Refused, "--port"},
 		"an argument":                      {proxy("now"), exitcode.Refused, `"now"`},

@@ -16,13 +16,12 @@ import (
 // WaitConfigured waits until each ready node is configured, and saves the directories that may hold
 // files from now on.
 func (o *Observer) WaitConfigured(ctx context.Context) (string, error) {
-	w := &nodeWait{Observer: o, component: names.ComponentNodeConfig, what: "the node configuration",
-		names: o.Settings.NodeConfig.DaemonSets}
+	w := o.waitFiles(names.ComponentNodeConfig, "the node configuration", o.Settings.NodeConfig.DaemonSets, nil)
 	if err := w.run(ctx); err != nil {
 		return "", fmt.Errorf("%w; see the log of such a pod (container configure), fix the problem, then run helm "+
 			"upgrade again; nothing was changed on a node that refuses", err)
 	}
-	o.logReports(w.rollout.pods)
+	o.logReports(w.progress.pods())
 
 	var notReady []string
 	for _, node := range slices.Sorted(maps.Keys(w.ready)) {
@@ -51,7 +50,7 @@ func (o *Observer) WaitConfigured(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("done on %d nodes%s", len(w.rollout.pods), remembered), nil
+	return fmt.Sprintf("done on %d nodes%s", len(w.progress.in(done)), remembered), nil
 }
 
 // logReports logs the nodes' warnings and where K3s needs a restart. Nodes with the same message

@@ -47,14 +47,15 @@ func (c *CACopies) Outdated(ctx context.Context, fingerprints []string, settled 
 	want := slices.Sorted(slices.Values(fingerprints))
 	var waiting []string
 	for _, set := range sets {
-		covered := rolloutOf([]appsv1.DaemonSet{set}, pods, c.Ready.names)
-		if !c.writesCAs(set, covered) {
+		covered := progressOf([]appsv1.DaemonSet{set}, pods, c.Ready.names, filesWritten)
+		written := covered.pods()
+		if !c.writesCAs(set, written) {
 			continue
 		}
-		for _, node := range covered.down {
+		for _, node := range covered.in(excused) {
 			c.Once("not waiting for a node that is not ready; it gets the CAs when it is back", "node", node)
 		}
-		for _, p := range covered.pods {
+		for _, p := range written {
 			switch {
 			case !p.done && !settled:
 				missing := c.PodName(&p.Pod) + ": it has not written the CAs yet"
@@ -69,8 +70,8 @@ func (c *CACopies) Outdated(ctx context.Context, fingerprints []string, settled 
 						c.replace(ctx, &p.Pod))
 			}
 		}
-		if covered.missing != "" && !settled {
-			waiting = append(waiting, covered.missing)
+		if missing := covered.missing("done"); missing != "" && !settled {
+			waiting = append(waiting, missing)
 		}
 	}
 	return waiting, nil
@@ -78,12 +79,12 @@ func (c *CACopies) Outdated(ctx context.Context, fingerprints []string, settled 
 
 // writesCAs reports whether the pods of a DaemonSet write CAs to nodes: one of them reported so, or
 // all mount the CAs and none has finished yet.
-func (c *CACopies) writesCAs(set appsv1.DaemonSet, covered rollout) bool {
-	if slices.ContainsFunc(covered.pods, func(p nodePod) bool { return len(p.report.CA) > 0 }) {
+func (c *CACopies) writesCAs(set appsv1.DaemonSet, pods []nodePod) bool {
+	if slices.ContainsFunc(pods, func(p nodePod) bool { return len(p.report.CA) > 0 }) {
 		return true
 	}
 	return mountsSecret(set.Spec.Template.Spec, c.Settings.Name+names.SuffixNodeTLS) &&
-		!slices.ContainsFunc(covered.pods, func(p nodePod) bool { return p.done })
+		!slices.ContainsFunc(pods, func(p nodePod) bool { return p.done })
 }
 
 // ownersOfPods replaces listing DaemonSets if that is forbidden. It derives them from their pods, so it
@@ -111,7 +112,7 @@ func (c *CACopies) replace(ctx context.Context, pod *corev1.Pod) string {
 	if c.replaced[pod.UID] {
 		return ""
 	}
-	if err := c.DeletePod(ctx, pod); err != nil {
+	if err := c.DeletePod(ctx, pod.Name, string(pod.UID)); err != nil {
 		return fmt.Sprintf(" (%s; kubectl --namespace %s delete pod %s)", release.RefuseForbidden(err), pod.Namespace,
 			pod.Name)
 	}

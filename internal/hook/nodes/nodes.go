@@ -44,8 +44,12 @@ type DaemonSets interface {
 	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
 }
 
-// Observer watches the nodes and the pods of one release. Its fields must be set.
+// Observer watches the nodes and the pods of one release. Release and Cluster must be set.
 type Observer struct {
 	*release.Release
 	Cluster Cluster
+	// Excused maps each node for which nothing waits any more to the reason.
+	Excused map[string]string
+
+	failures int // how many of them maxFailedNodes allowed
 }

@@ -16,38 +16,24 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
-// WaitProxies waits until each ready node that should have a proxy has a ready one.
+// WaitProxies waits until each ready node that should have a proxy has a ready one of the current template.
 func (o *Observer) WaitProxies(ctx context.Context) (string, error) {
-	covered := 0
-	err := o.Wait(ctx, "the proxies", func() (string, error) {
-		sets, previous, err := o.ProxySets(ctx)
-		if err != nil {
+	w := &nodeWait{Observer: o, component: names.ComponentProxy, what: "the proxies", goal: "ready",
+		names: o.Settings.Proxy.DaemonSets, finished: release.PodReady}
+	w.act = func(ctx context.Context) (string, error) {
+		if !slices.ContainsFunc(w.progress.nodes, func(s nodeState) bool { return s.pod != nil && unschedulable(*s.pod) }) {
+			return "", nil
+		}
+		_, previous, err := o.ProxySets(ctx)
+		if err != nil || len(previous) == 0 {
 			return "", err
 		}
-		for _, name := range o.Settings.Proxy.DaemonSets {
-			if !slices.ContainsFunc(sets, func(d appsv1.DaemonSet) bool { return d.Name == name }) {
-				return o.Object("DaemonSet", name) + " is missing", nil
-			}
-		}
-		nodes, err := o.NodesReady(ctx)
-		if err != nil {
-			return "", err
-		}
-		pods, err := o.ProxyPods(ctx)
-		if err != nil {
-			return "", err
-		}
-		if len(previous) > 0 && slices.ContainsFunc(pods, unschedulable) {
-			return "the nodes' port, which previous proxies hold", o.makeRoom(ctx, previous)
-		}
-		var missing string
-		missing, covered = proxiesMissing(sets, pods, nodes)
-		return missing, nil
-	}, names.ComponentProxy)
-	if err != nil {
+		return "the nodes' port, which previous proxies hold", o.makeRoom(ctx, previous)
+	}
+	if err := w.run(ctx); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%d nodes have a ready proxy", covered), nil
+	return fmt.Sprintf("%d nodes have a ready proxy%s", len(w.progress.in(done)), w.progress.suffix()), nil
 }
 
 // ProxyPods lists the pods of the proxies that the chart renders.
@@ -72,44 +58,6 @@ func (o *Observer) makeRoom(ctx context.Context, previous []appsv1.DaemonSet) er
 		o.Log.Info("deleted previous proxies that held the port of new ones", "result", did)
 	}
 	return err
-}
-
-// proxiesMissing describes what the proxies are still waiting for, or returns "". Pods on nodes
-// that are down do not count, and neither does a rollout that only those hold up. Pods of deleted
-// nodes stay for a while and are ignored.
-func proxiesMissing(sets []appsv1.DaemonSet, pods []corev1.Pod, nodes map[string]bool) (missing string, covered int) {
-	podsDown, desired := 0, 0
-	var waiting []string
-	for _, p := range pods {
-		nodeReady, nodeExists := nodes[p.Spec.NodeName]
-		switch {
-		case p.Spec.NodeName != "" && !nodeExists:
-		case nodeExists && !nodeReady:
-			podsDown++ // even if terminating: no kubelet stops it there, and its successor waits for that
-		case p.DeletionTimestamp != nil:
-		case release.PodReady(p):
-			covered++
-		default:
-			waiting = append(waiting, orNone(p.Spec.NodeName))
-		}
-	}
-	for _, d := range sets {
-		if d.Status.ObservedGeneration < d.Generation {
-			return fmt.Sprintf("DaemonSet %s/%s: the controller has not seen the last change", d.Namespace, d.Name), covered
-		}
-		desired += int(d.Status.DesiredNumberScheduled)
-		if outdated := int(d.Status.DesiredNumberScheduled - d.Status.UpdatedNumberScheduled); outdated > podsDown {
-			return fmt.Sprintf("DaemonSet %s/%s: %d pods are not updated yet", d.Namespace, d.Name, outdated), covered
-		}
-	}
-	if len(waiting) > 0 {
-		slices.Sort(waiting)
-		return "proxies not ready on " + release.ListNodes(waiting), covered
-	}
-	if covered+podsDown < desired {
-		return fmt.Sprintf("%d of %d proxy pods exist", covered+podsDown, desired), covered
-	}
-	return "", covered
 }
 
 // ProxySets lists the release's proxy DaemonSets: those that the chart renders, and those that it

@@ -6,7 +6,9 @@ import (
 	"slices"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/release"
@@ -14,7 +16,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/plan"
 )
 
-// NodesReady maps the name of every Linux node to whether it is ready.
+// NodesReady maps the name of every Linux node to whether it is ready, and not excused.
 func (o *Observer) NodesReady(ctx context.Context) (map[string]bool, error) {
 	nodes, err := o.Cluster.Nodes.List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -23,7 +25,7 @@ func (o *Observer) NodesReady(ctx context.Context) (map[string]bool, error) {
 	isReady := map[string]bool{}
 	for _, n := range nodes.Items {
 		if plan.Linux(n) {
-			isReady[n.Name] = plan.NodeReady(n)
+			isReady[n.Name] = plan.NodeReady(n) && o.Excused[n.Name] == ""
 		}
 	}
 	return isReady, nil
@@ -64,6 +66,34 @@ func (o *Observer) ListPods(ctx context.Context, component string) ([]corev1.Pod
 		return nil, fmt.Errorf("listing the %s pods in namespace %s: %w", component, o.Settings.Namespace, err)
 	}
 	return pods.Items, nil
+}
+
+// DaemonSets lists the DaemonSets of a component, and their pods.
+func (o *Observer) DaemonSets(ctx context.Context, component string) ([]appsv1.DaemonSet, []corev1.Pod, error) {
+	sets, err := o.ListDaemonSets(ctx, component)
+	if err != nil {
+		return nil, nil, err
+	}
+	pods, err := o.ListPods(ctx, component)
+	return sets, pods, err
+}
+
+// ListDaemonSets lists the DaemonSets of a component.
+func (o *Observer) ListDaemonSets(ctx context.Context, component string) ([]appsv1.DaemonSet, error) {
+	sets, err := o.Cluster.DaemonSets.List(ctx, o.Selector(component))
+	if err != nil {
+		return nil, fmt.Errorf("listing the %s DaemonSets in namespace %s: %w", component, o.Settings.Namespace, err)
+	}
+	return sets.Items, nil
+}
+
+// DeletePod deletes a pod. A missing or replaced one is not an error.
+func (o *Observer) DeletePod(ctx context.Context, name, uid string) error {
+	err := o.Cluster.Pods.Delete(ctx, name, *metav1.NewPreconditionDeleteOptions(uid))
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) { // a conflict means that its name is reused
+		return fmt.Errorf("deleting %s: %w", o.Object("pod", name), err)
+	}
+	return nil
 }
 
 // RunningPods lists the running pods of a component on ready nodes, and logs those on other nodes.

@@ -73,17 +73,17 @@ func (o *Observer) Restore(ctx context.Context, seed func(context.Context) error
 			return "nothing: the pods that restore files cannot be created", nil
 		}
 	}
-	w := &nodeWait{Observer: o, component: names.ComponentNodeRestore, what: "the nodes' files to be restored",
-		again: unfinished}
+	w := o.waitFiles(names.ComponentNodeRestore, "the nodes' files to be restored", nil, unfinished)
 	if err := w.run(ctx); err != nil {
 		return "", fmt.Errorf("%w; fix the problem on the node and run helm uninstall again, or leave the files as they "+
 			"are: helm uninstall --no-hooks, then zarf-registry uninstall", err)
 	}
-	o.logReports(w.rollout.pods)
-	if len(w.rollout.down) > 0 {
+	o.logReports(w.progress.pods())
+	down := w.progress.in(excused)
+	if len(down) > 0 {
 		o.Log.Warn("nodes are not ready, and files of the release stay on them; what was there before is beside each, as "+
 			"FILE.before-zarf-registry",
-			"nodes", release.ListNodes(w.rollout.down))
+			"nodes", release.ListNodes(down))
 	}
 	if len(directories) > 0 {
 		err := o.UpdateState(ctx, func(s *state.State) bool {
@@ -97,8 +97,8 @@ func (o *Observer) Restore(ctx context.Context, seed func(context.Context) error
 	if _, err := o.DeleteDaemonSets(ctx, sets); err != nil { // Helm deletes them too
 		return "", err
 	}
-	return fmt.Sprintf("done on %d nodes, skipped because they are not ready: %d", len(w.rollout.pods),
-		len(w.rollout.down)), nil
+	return fmt.Sprintf("done on %d nodes, skipped because they are not ready: %d", len(w.progress.in(done)),
+		len(down)), nil
 }
 
 // left logs the directories where files may stay that no pod restores.

@@ -4,7 +4,6 @@ package listen
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"net"
 	"syscall"
 	"time"
@@ -12,15 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// timeout is how long a program waits for its port: until its pod counts as available (10 s), and the previous program
-// has drained (20 s), on a slow node.
+// timeout is how long a program waits for its port: until the previous program has drained (20 s), on a slow node.
+// Then it ends with an error, which its pod's status shows.
 const timeout = time.Minute
 
 // WhenFree calls listen until it succeeds, as long as the address is in use by a predecessor, for at most a minute. It
-// has the port within a millisecond after the predecessor.
-func WhenFree(
-	ctx context.Context, log *slog.Logger, address string, listen func() (net.Listener, error),
-) (net.Listener, error) {
+// has the port within a millisecond after the predecessor. If it has to wait, it calls waits once.
+func WhenFree(ctx context.Context, waits func(), listen func() (net.Listener, error)) (net.Listener, error) {
 	end := time.Now().Add(timeout)
 	for waiting := false; ; waiting = true {
 		l, err := listen()
@@ -28,7 +25,7 @@ func WhenFree(
 			return l, err
 		}
 		if !waiting {
-			log.Info("the port is in use, waiting for the previous program to end", "address", address)
+			waits()
 		}
 		select {
 		case <-ctx.Done():

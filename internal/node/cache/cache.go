@@ -185,9 +185,9 @@ func (c *Cache) listenWhenFree(ctx context.Context, address string) (net.Listene
 	config := net.ListenConfig{
 		Control: func(_, _ string, c syscall.RawConn) error { return listen.LimitUnsent(c, unsentSize) },
 	}
-	return listen.WhenFree(ctx, c.config.Logger, address, func() (net.Listener, error) {
-		return config.Listen(ctx, "tcp", address)
-	})
+	return listen.WhenFree(ctx, func() {
+		c.config.Logger.Info("the port is in use, waiting for the previous program to end", "address", address)
+	}, func() (net.Listener, error) { return config.Listen(ctx, "tcp", address) })
 }
 
 // Addr returns the address that Listen opened, and MetricsAddr that of the metrics port, or nil.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/netip"
 	"syscall"
@@ -38,13 +37,19 @@ func listenNetwork(address string) (string, error) {
 	}
 }
 
-// listenWhenFree is like open, but waits for a predecessor that cannot share the port because it runs as another user
-// (SO_REUSEPORT). The predecessor answers the probes of this pod's readiness too, so it ends soon.
-func listenWhenFree(ctx context.Context, address string, reusePort bool, log *slog.Logger) (net.Listener, error) {
-	if !reusePort {
+// listenWhenFree is like open, but waits for a process that cannot share the port (SO_REUSEPORT), because it runs as
+// another user or does not share it.
+func (p *Proxy) listenWhenFree(ctx context.Context, address string) (net.Listener, error) {
+	if !p.config.ReusePort {
 		return open(ctx, address, false)
 	}
-	return listen.WhenFree(ctx, log, address, func() (net.Listener, error) { return open(ctx, address, true) })
+	return listen.WhenFree(ctx, func() {
+		p.config.Logger.Warn("the port is in use by a process that does not share it, waiting until it ends",
+			"address", address)
+		if p.config.Waiting != nil {
+			p.config.Waiting(address + " is in use by a process that does not share it: of another user, or no proxy")
+		}
+	}, func() (net.Listener, error) { return open(ctx, address, true) })
 }
 
 func open(ctx context.Context, address string, reusePort bool) (net.Listener, error) {

@@ -76,6 +76,8 @@ type Config struct {
 	// Run's context has ended. Zero cuts them off. New requests are accepted until nothing is in
 	// flight, at most for half of it, unless a successor receives them.
 	DrainTimeout time.Duration
+	// Waiting, if not nil, is called with the reason if Listen has to wait.
+	Waiting func(reason string)
 	// Ready, if not nil, is called once Run serves.
 	Ready func()
 	// Idle, if not nil, is called once requests have been followed by some seconds without any.
@@ -183,14 +185,14 @@ func (p *Proxy) Listen(ctx context.Context) (err error) {
 	}()
 	// First the metrics port: nobody accepts what clients send to the others while this waits.
 	if p.config.MetricsListen != "" {
-		p.metricsListener, err = listenWhenFree(ctx, p.config.MetricsListen, p.config.ReusePort, p.config.Logger)
+		p.metricsListener, err = p.listenWhenFree(ctx, p.config.MetricsListen)
 		if err != nil {
 			return err
 		}
 	}
 	var unavailable []error
 	for _, address := range p.config.Listen {
-		l, err := listenWhenFree(ctx, address, p.config.ReusePort, p.config.Logger)
+		l, err := p.listenWhenFree(ctx, address)
 		if addressUnavailable(err) {
 			p.config.Logger.Warn("address not available on this node, skipping it", "address", address, "error", err)
 			unavailable = append(unavailable, err)

@@ -209,6 +209,9 @@ type Preflight struct {
 type Finish struct {
 	// Verify makes every node pull an image.
 	VerifyPulls bool `json:"verifyPulls"`
+	// MaxFailedNodes is how many of the ready nodes may fail a rollout or the verification of pulls: a number or a
+	// percentage. Empty for none.
+	MaxFailedNodes string `json:"maxFailedNodes,omitempty"`
 	// LocalRegistryHosting makes finish write the ConfigMap by which tools find the cluster's
 	// registry (KEP-1755).
 	LocalRegistryHosting bool `json:"localRegistryHosting,omitempty"`

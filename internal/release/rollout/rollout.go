@@ -1,0 +1,116 @@
+// Package rollout decides which pods of a DaemonSet to delete where Kubernetes does not continue an update, as pure
+// functions of what the API server reports.
+//
+// Kubernetes counts pods on nodes that are down as unavailable (pkg/controller/daemon/update.go). With maxUnavailable
+// 1, or 10 % of up to ten nodes, one such node is enough, and no other node is updated until it is back.
+package rollout
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+)
+
+const (
+	// AnnotationGeneration on a DaemonSet and LabelGeneration on its pods are the number of the template. The API
+	// server increments it with each change of the template.
+	AnnotationGeneration = "deprecated.daemonset.template.generation"
+	LabelGeneration      = "pod-template-generation"
+	// LabelHash on a pod is the hash of its template.
+	LabelHash = "controller-revision-hash"
+)
+
+// Set is a DaemonSet.
+type Set struct {
+	// Generation is the value of AnnotationGeneration. Empty: every pod is current.
+	Generation string
+	// MaxUnavailable is its budget: a number, or a percentage of its nodes.
+	MaxUnavailable string
+	// Surges is true if new pods start before the previous ones end. Then unavailable pods hold up nothing.
+	Surges bool
+	// Observed is true if the status is that of the current specification.
+	Observed bool
+	// Desired and Updated count nodes: those that should have a pod, and those that have a current one.
+	Desired, Updated int
+}
+
+// Pod is a pod of a DaemonSet.
+type Pod struct {
+	Name, UID, Node  string
+	Generation, Hash string
+	Ready, Deleting  bool
+	// Failing is true if a container does not start, or has ended with an error.
+	Failing bool
+}
+
+// Current returns a function that reports whether a pod has the DaemonSet's current template: its generation, or, as
+// pods that a new DaemonSet has adopted, its hash. The controller has the same rule (IsPodUpdated). That of the hash is
+// known only from other pods, or from the controller's count.
+func Current(set Set, pods []Pod) func(Pod) bool {
+	hashes := map[string]bool{}
+	for _, p := range pods {
+		hashes[p.Hash] = hashes[p.Hash] || p.Generation == set.Generation && p.Hash != ""
+	}
+	all := set.Generation == "" || set.Observed && set.Updated > 0 && set.Updated >= set.Desired
+	return func(p Pod) bool { return all || p.Generation == set.Generation || hashes[p.Hash] }
+}
+
+// Continue returns the pods to delete, so that the controller creates current ones in their place: at most the budget
+// of the nodes that count, and one until a first current pod is ready. There are none if the controller can
+// continue itself, because nodes that do not count use up only a part of the budget, or if a current pod fails. counts maps each node to whether it counts: nodes that are down do not.
+func Continue(set Set, pods []Pod, counts map[string]bool) []Pod {
+	if set.Surges || !set.Observed {
+		return nil
+	}
+	current := Current(set, pods)
+	available := map[string]bool{} // by node
+	proven := false
+	var candidates []Pod
+	for _, p := range pods {
+		available[p.Node] = available[p.Node] || p.Ready && !p.Deleting
+		switch {
+		case p.Deleting, !counts[p.Node]:
+		case current(p) && p.Failing:
+			return nil
+		case current(p):
+			proven = proven || p.Ready
+		case p.Ready:
+			candidates = append(candidates, p)
+		}
+	}
+	missing := max(set.Desired-len(available), 0) // perhaps on nodes that count
+	ready, unavailable, down := missing, missing, 0
+	for node, is := range available {
+		switch {
+		case counts[node]:
+			ready++
+			if !is {
+				unavailable++
+			}
+		case !is:
+			down++
+		}
+	}
+	if down < budget(set.MaxUnavailable, set.Desired) {
+		return nil
+	}
+	allowed := budget(set.MaxUnavailable, ready)
+	if !proven {
+		allowed = min(allowed, 1)
+	}
+	slices.SortFunc(candidates, func(a, b Pod) int { return strings.Compare(a.Node+" "+a.Name, b.Node+" "+b.Name) })
+	return candidates[:min(max(allowed-unavailable, 0), len(candidates))]
+}
+
+// budget returns how many of n nodes a number or a percentage is, which Kubernetes rounds up.
+func budget(value string, n int) int {
+	percent, is := strings.CutSuffix(value, "%")
+	number, err := strconv.Atoi(percent)
+	if err != nil {
+		return 1 // Kubernetes' default
+	}
+	if is {
+		return (number*n + 99) / 100
+	}
+	return number
+}
