@@ -64,6 +64,12 @@ GOTEST := go test -json -vet=off -count=1 -timeout=1h -ldflags=-w
 # Prints results of packages, failures and skipped tests: $(call TEST,./...).
 TEST = $(GOTEST) $(1) | go run $(CURDIR)/tools/testsummary
 
+# Packages whose tests all need more than Go; they are large programs. make unit-all and make e2e run them.
+NOT_IN_TEST := ./test/conformance ./test/e2e ./test/sops
+# Go's build cache has no linked tests, and linking them takes two fifths of the time of make test. With -o, the tests in
+# dist/tests are linked again only if they changed. It needs different names: $(call LINKED,folder) links into a folder.
+LINKED = $(GOTEST) -short -o $(CURDIR)/dist/tests/$(1)/
+
 # Paths of the build output for tests and the demo.
 export E2E_TESTCLUSTER := $(CURDIR)/$(TESTCLUSTER)
 export E2E_CERTMANAGER := $(CURDIR)/$(CERTMANAGER)
@@ -98,8 +104,14 @@ demo-cluster: $(TESTCLUSTER)
 test: ## Unit and chart tests; needs only Go and takes five minutes on two cores
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "run gofmt on:"; echo "$$unformatted"; exit 1; }
 	go vet ./... && cd test/cluster && go vet ./...
-	@# Without the variables of make e2e, end-to-end scenarios skip themselves. What takes longest begins first.
-	unset $${!E2E_@}; { $(GOTEST) -short ./templates-tests ./internal/registry ./... || true; cd test/cluster && $(GOTEST) -short ./... || true; } | go run ./tools/testsummary
+	@# What takes longest begins first.
+	@mkdir -p dist/tests/{root,cluster}
+	unset $${!E2E_@}; { \
+	  $(call LINKED,root) ./templates-tests ./internal/registry $$(go list ./... | grep -vE '/zarf-registry/(cmd|tools)/' | \
+	    grep -vxF "$$(go list $(NOT_IN_TEST))") || true; \
+	  $(GOTEST) -short ./cmd/... ./tools/... || true; \
+	  cd test/cluster && $(call LINKED,cluster) ./... || true; \
+	} | go run ./tools/testsummary
 
 .PHONY: check
 check: test check-rest ## All checks before a merge, with programs for this machine only (needs root)

@@ -1,4 +1,4 @@
-package main
+package root
 
 import (
 	"os/exec"
@@ -8,7 +8,7 @@ import (
 
 // TestImports limits the size of the program, which is shipped to nodes in ConfigMaps and so stored in etcd.
 func TestImports(t *testing.T) {
-	out, err := exec.Command("go", "list", "-deps", ".").Output()
+	out, err := exec.Command("go", "list", "-deps", "..").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
