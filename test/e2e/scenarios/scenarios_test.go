@@ -198,7 +198,7 @@ func TestCoreIsShort(t *testing.T) {
 	for name, c := range map[string]struct {
 		Selection
 		atMost float64
-	}{"core": {Selection{Core: true}, 12}, "all": {Selection{}, 30}} {
+	}{"core": {Selection{Core: true}, 12}, "all": {Selection{}, 32}} {
 		list, _, err := c.Select(All)
 		if err != nil {
 			t.Fatal(err)

@@ -65,6 +65,10 @@ var All = []Scenario{
 	{Test: "TestNodes", Clusters: []string{"e2e-nodes"}, Networks: []Network{ipv6nft, ipv6}, Core: true, Minutes: 2.4},
 	{Test: "TestChartTesting", Clusters: []string{"e2e-chart-testing"}, Networks: []Network{ipv4}, Core: true,
 		Minutes: 3, Tools: []string{"ct"}},
+	// One of three nodes is off: with a host port, and on the host network.
+	{Test: "TestNodeOff", Clusters: []string{"e2e-node-off"}, Networks: []Network{ipv4}, Core: true, Minutes: 4},
+	{Test: "TestNodeOffHostNetwork", Clusters: []string{"e2e-node-off-6"}, Networks: []Network{ipv6}, Core: true,
+		Minutes: 3},
 
 	// Others run before a merge that changes what concerns them.
 	{Test: "TestArgo", Clusters: []string{"e2e-argo"}, Networks: []Network{ipv4}, Minutes: 2.5,
