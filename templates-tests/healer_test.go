@@ -7,6 +7,7 @@ import (
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/node/heal"
 )
@@ -81,7 +82,8 @@ func TestStartupTaint(t *testing.T) {
 				t.Error(err)
 			}
 			policies := all[*admissionv1.ValidatingAdmissionPolicy](out)
-			if len(policies) != 2 || len(all[*admissionv1.ValidatingAdmissionPolicyBinding](out)) != 2 {
+			want := map[bool]int{true: 3, false: 2}[c.until == "proxy"] // images, taints, and proxies to delete
+			if len(policies) != want || len(all[*admissionv1.ValidatingAdmissionPolicyBinding](out)) != want {
 				t.Fatalf("%d policies", len(policies))
 			}
 			checked := 0
@@ -97,6 +99,33 @@ func TestStartupTaint(t *testing.T) {
 				t.Error("nothing was checked")
 			}
 		})
+	}
+}
+
+// The healer may delete pods only where it continues rollouts, and there a policy permits proxies of the release only.
+//
+// Claim: The healer deletes no pods other than proxies.
+func TestHealerDeletesProxiesOnly(t *testing.T) {
+	t.Parallel()
+	for set, want := range map[string]bool{
+		"proxy.hostNetwork=false": true, "proxy.hostNetwork=true": false, "registryProxy=false": false,
+	} {
+		out := rendering{values: proxyMode(t, set)}.render(t)
+		may := false
+		for _, role := range all[*rbacv1.Role](out) {
+			for _, rule := range role.Rules {
+				may = may || strings.HasSuffix(role.Name, "-healer") && slices.Contains(rule.Verbs, "delete")
+			}
+		}
+		limited := slices.ContainsFunc(all[*admissionv1.ValidatingAdmissionPolicy](out),
+			func(p *admissionv1.ValidatingAdmissionPolicy) bool {
+				return strings.HasSuffix(p.Name, "-healer-pods") && strings.Contains(p.Spec.Validations[0].Expression,
+					"oldObject.metadata.labels['app.kubernetes.io/component'] == 'proxy'")
+			})
+		args := healers(out)[0].Spec.Template.Spec.Containers[0].Args
+		if may != want || limited != want || slices.Contains(args, "--proxy-rollouts") != want {
+			t.Errorf("%s: it may delete pods: %t, limited: %t; its arguments: %q", set, may, limited, args)
+		}
 	}
 }
 

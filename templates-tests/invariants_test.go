@@ -179,6 +179,12 @@ func serviceHost(service string) string {
 	return strings.ToUpper(strings.ReplaceAll(service, "-", "_")) + "_SERVICE_HOST"
 }
 
+// virtual excludes virtual nodes, which plan.RunsPods leaves out too.
+var virtual = []corev1.NodeSelectorRequirement{
+	{Key: "type", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"virtual-kubelet"}},
+	{Key: "eks.amazonaws.com/compute-type", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"fargate"}},
+}
+
 // invariants hold for every rendering. Each returns its violations.
 var invariants = map[string]func(out *output) []string{
 	"pods comply with the restricted level, and only proxies use the node's network": func(out *output) (wrong []string) {
@@ -294,6 +300,10 @@ var invariants = map[string]func(out *output) []string{
 		for _, d := range daemonSets(out, "proxy") {
 			spec, rolling := d.Spec.Template.Spec, d.Spec.UpdateStrategy.RollingUpdate
 			c := spec.Containers[0]
+			terms := spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+			if len(terms) != 1 || !reflect.DeepEqual(terms[0].MatchExpressions, virtual) {
+				wrong = append(wrong, d.Name+": it runs on virtual nodes")
+			}
 			if rolling == nil {
 				wrong = append(wrong, d.Name+": no rolling update")
 				continue

@@ -84,6 +84,14 @@ func TestModeDefaultsToTheStateThenNodePort(t *testing.T) {
 		"a desired mode that was never verified": {
 			newCluster(kubernetes(corev1.IPv4Protocol), remembers(prepared)), nil, "proxy state",
 		},
+		"a switch that failed": {newCluster(kubernetes(corev1.IPv4Protocol), remembers(ready(settings(state.ModeNodePort,
+			state.IPv4), func(s *state.State) {
+			s.Phase, s.Desired = state.PhasePrepared, settings(state.ModeProxy, state.IPv4)
+		}))), nil, "nodeport state"},
+		"a switch that failed, named again": {newCluster(kubernetes(corev1.IPv4Protocol), remembers(ready(
+			settings(state.ModeNodePort, state.IPv4), func(s *state.State) {
+				s.Phase, s.Desired = state.PhasePrepared, settings(state.ModeProxy, state.IPv4)
+			}))), []string{"registryProxy=true"}, "proxy value"},
 		"true":  {nil, []string{"registryProxy=true"}, "proxy value"},
 		"false": {nil, []string{"registryProxy=false"}, "nodeport value"},
 		"true overrides the state": {

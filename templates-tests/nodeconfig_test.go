@@ -691,11 +691,12 @@ func TestControlPlaneNodesWithAKubeconfigAreLeftOut(t *testing.T) {
 					if a := d.Spec.Template.Spec.Affinity; a != nil {
 						terms = a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
 					}
-					if want && len(terms) == 0 {
-						t.Errorf("%s runs on every node", d.Name)
+					if len(terms) == 0 {
+						t.Errorf("%s runs on virtual nodes", d.Name)
 					}
 					for _, term := range terms {
-						if leftOut := cmp.Equal(term.MatchExpressions, agents); leftOut != want {
+						if leftOut := cmp.Equal(term.MatchExpressions, slices.Concat(virtual, agents)); leftOut != want ||
+							!leftOut && !cmp.Equal(term.MatchExpressions, virtual) {
 							t.Errorf("%s: leaves out control-plane nodes: %t: %v", d.Name, leftOut, term)
 						}
 					}

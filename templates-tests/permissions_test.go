@@ -104,6 +104,13 @@ func (p permissions) copiesNamed() bool {
 func (p permissions) healerWithTaint() bool    { return p.healer() && p.hasTaint() }
 func (p permissions) healerWithoutTaint() bool { return p.healer() && !p.hasTaint() }
 
+// Only a rollout of proxies with a host port can be held up by nodes that are down.
+func (p permissions) healerWithRollouts() bool {
+	proxies := daemonSets(p.output, "proxy")
+	return p.healer() && len(proxies) > 0 && !proxies[0].Spec.Template.Spec.HostNetwork
+}
+func (p permissions) healerWithoutRollouts() bool { return p.healer() && !p.healerWithRollouts() }
+
 func (p permissions) byRepository() bool { return byRepository(p.output) }
 
 // expectedPermissions are all rules that the chart may render, and when.
@@ -155,7 +162,9 @@ var expectedPermissions = []permission{
 
 	{"healer ClusterRole", "get nodes", permissions.healerWithoutTaint},
 	{"healer ClusterRole", "get,patch,watch nodes", permissions.healerWithTaint},
-	{"healer Role", "list,patch,watch pods", permissions.healer},
+	{"healer Role", "list,patch,watch pods", permissions.healerWithoutRollouts},
+	{"healer Role", "delete,list,patch,watch pods", permissions.healerWithRollouts},
+	{"healer Role", "list daemonsets.apps", permissions.healerWithRollouts},
 	{"healer Role", "create events", permissions.healer},
 	{"healer Role", "get,update configmaps -repositories", permissions.byRepository},
 

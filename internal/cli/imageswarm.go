@@ -229,7 +229,7 @@ func (f *warmFlags) selectNodes(ctx context.Context, client kubernetes.Interface
 	if err != nil {
 		return nil, fmt.Errorf("listing nodes: %w", err)
 	}
-	nodes := slices.DeleteFunc(list.Items, func(n corev1.Node) bool { return !plan.Linux(n) })
+	nodes := slices.DeleteFunc(list.Items, func(n corev1.Node) bool { return !plan.RunsPods(n) })
 	if len(nodes) == 0 {
 		return nil, exitcode.Refuse("no Linux node matches --nodes %s: kubectl get nodes --show-labels lists labels", f.nodes)
 	}

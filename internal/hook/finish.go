@@ -172,7 +172,7 @@ func (f *finishing) record(ctx context.Context) (string, error) {
 	did := ""
 	err := f.UpdateState(ctx, func(s *state.State) bool {
 		desired := s.Desired
-		s.Mirrors = f.mirrors
+		s.Mirrors, s.ExcusedNodes = f.mirrors, f.Excused
 		switch {
 		case f.Settings.Mode == state.ModeExternal:
 			s.Phase, s.Current, s.VerifiedNodes = state.PhaseReady, &desired, nil

@@ -149,11 +149,7 @@ func (p *preparation) createService(ctx context.Context) (string, error) {
 	proxies := r.Settings.Mode == state.ModeProxy
 	reserved := proxies
 	if p.Saved != nil {
-		before := p.Saved.Desired
-		if p.Saved.Current != nil {
-			before = *p.Saved.Current
-		}
-		reserved = reserved || before.Mode == state.ModeProxy
+		reserved = reserved || p.Saved.Working().Mode == state.ModeProxy
 	}
 	want := r.PortService(reserved)
 	object := r.Object("Service", want.Name)
@@ -352,7 +348,8 @@ func (f *finishing) switchBack(failure error) error {
 		switch {
 		case err == nil && outcome != "":
 			f.Log.Info("switched back", "outcome", outcome)
-			return fmt.Errorf("%w; %s: nodes pull as before", failure, outcome)
+			return fmt.Errorf("%w; %s: nodes pull as before; without a mode, the next run keeps it: to switch, name the mode "+
+				"again", failure, outcome)
 		case err == nil:
 			return failure
 		}

@@ -129,6 +129,7 @@ func (p *preparation) next(saved *state.State) state.State {
 	s := state.State{Phase: state.PhasePrepared, Desired: p.Desired, PortNotReserved: p.unreserved}
 	if saved != nil {
 		s.Current, s.VerifiedNodes, s.NodeConfig = saved.Current, saved.VerifiedNodes, saved.NodeConfig
+		s.ExcusedNodes = saved.ExcusedNodes
 		s.PushCredentials, s.OwnImages = saved.PushCredentials, saved.OwnImages
 	}
 	s.PauseImages = p.pauseImages(saved)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,6 +16,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 	"github.com/zarf-dev/zarf-registry/internal/release/nodeimages"
 	"github.com/zarf-dev/zarf-registry/internal/release/plan"
+	"github.com/zarf-dev/zarf-registry/internal/release/rollout"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
@@ -60,7 +62,7 @@ func (c *collector) nodes(ctx context.Context) error {
 	}
 	slices.SortFunc(list.Items, func(a, b corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
 	for _, n := range list.Items {
-		if !plan.Linux(n) {
+		if !plan.RunsPods(n) {
 			continue // nothing runs there
 		}
 		c.linux = append(c.linux, n)
@@ -100,7 +102,26 @@ func (c *collector) node(n corev1.Node, proxies map[string]corev1.Pod) Node {
 			c.noProxy(&node)
 		}
 	}
+	c.excused(&node, pod)
 	return node
+}
+
+// excused says that the last run did not wait for a node, until it is up to date.
+func (c *collector) excused(node *Node, pod corev1.Pod) {
+	s := c.report.State
+	if s == nil || s.excused[node.Name] == "" || node.Message != "" {
+		return
+	}
+	current := slices.ContainsFunc(c.objects, func(d appsv1.DaemonSet) bool {
+		return pod.Labels[rollout.LabelGeneration] == d.Annotations[rollout.AnnotationGeneration] &&
+			slices.ContainsFunc(pod.OwnerReferences, func(o metav1.OwnerReference) bool { return o.UID == d.UID })
+	})
+	if node.Endpoint && (current || s.mode() != state.ModeProxy) {
+		return
+	}
+	node.Message = "not up to date: " + s.excused[node.Name]
+	c.next("The last run did not wait for node %s (%s): unless it is up to date soon, run %s.", node.Name,
+		s.excused[node.Name], c.installCommand())
 }
 
 // proxy returns why a node's proxy is not ready, or "" if it is.

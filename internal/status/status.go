@@ -93,6 +93,7 @@ type State struct {
 	UpdatedAt       time.Time `json:"updatedAt"`
 
 	mirrors    *state.Mirrors
+	excused    map[string]string
 	unreserved string // why no Service has to own the node port
 	pushed     bool   // the registry got the project's own images
 }
@@ -228,6 +229,17 @@ func (c *collector) installCommand() string {
 	return command
 }
 
+// modeFlag returns the flag of the command that selects a mode.
+func modeFlag(s state.Settings) string {
+	switch s.Mode {
+	case state.ModeExternal:
+		return "--registry-url " + s.Address
+	case state.ModeProxy:
+		return "--registry-proxy"
+	}
+	return "--registry-proxy=false"
+}
+
 // unreadable records an error response of the API server and returns nil. It returns any
 // other error, because then the cluster cannot be reached.
 func (c *collector) unreadable(what string, err error) error {
@@ -287,6 +299,7 @@ func (c *collector) state(ctx context.Context) error {
 		unreserved: s.PortNotReserved,
 		pushed:     s.Phase == state.PhaseReady && s.HookImage != nil,
 		mirrors:    s.Mirrors,
+		excused:    s.ExcusedNodes,
 	}
 	if s.NodeConfig != nil {
 		c.report.State.NodeDirectories = s.NodeConfig.Directories
@@ -302,8 +315,9 @@ func (c *collector) phase(context.Context) error {
 	}
 	since := s.UpdatedAt.Format(time.RFC3339)
 	if s.Switching() {
-		c.next("A switch from %s to %s mode was started at %s and is not complete: unless a run is in progress, run %s, "+
-			"which continues it.", s.Current.Mode, s.Desired.Mode, since, c.installCommand())
+		c.next("A switch from %s to %s mode was started at %s and is not complete: unless a run is in progress, run %s %s "+
+			"to continue it, or %s %s to go back.", s.Current.Mode, s.Desired.Mode, since,
+			c.installCommand(), modeFlag(s.Desired), c.installCommand(), modeFlag(*s.Current))
 	} else {
 		c.next("%s mode was prepared at %s and is not verified: unless a run is in progress, run %s.", s.Desired.Mode, since,
 			c.installCommand())
@@ -349,7 +363,7 @@ func (c *collector) helm(ctx context.Context) error {
 	case helm.Status == "uninstalling":
 		c.next("The release is being deleted: run helm uninstall %s --namespace %s to finish.", c.Release, c.releaseNamespace)
 	case strings.HasPrefix(helm.Status, "pending-"):
-		c.next("Helm's revision %d is %s: unless a run is in progress, run %s, which continues it.", helm.Revision,
+		c.next("Helm's revision %d is %s: unless a run is in progress, run %s with the values of that run.", helm.Revision,
 			helm.Status, c.installCommand())
 	default:
 		c.next("Helm's revision %d is %s, helm history %s --namespace %s shows why: run %s.", helm.Revision, helm.Status,

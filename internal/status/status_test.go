@@ -444,7 +444,8 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 		"a switch that is not done": {state.ModeNodePort, func(c cluster) {
 			c.state(t, state.PhasePrepared, state.ModeProxy, state.ModeNodePort)
 		}, []string{"from nodeport to proxy mode was started at 2026-11-21T11:00:00Z and is not complete: unless a run is " +
-			"in progress, run zarf-registry install --namespace zarf"}},
+			"in progress, run zarf-registry install --namespace zarf --registry-proxy to continue it, or zarf-registry install " +
+			"--namespace zarf --registry-proxy=false to go back."}},
 		"an installation that is not done": {state.ModeProxy, func(c cluster) {
 			c.state(t, state.PhasePrepared, state.ModeProxy, "")
 		}, []string{"proxy mode was prepared at 2026-11-21T11:00:00Z and is not verified"}},
@@ -559,7 +560,9 @@ func TestWhatIsWrongIsNamedWithWhatToDo(t *testing.T) {
 				s.Phase, s.Current = state.PhasePrepared, &external
 			})
 			c.add(pod("registry", "n1", false))
-		}, []string{"is not complete", "The registry is not ready (ErrImagePull: no such host)"}},
+		}, []string{"is not complete: unless a run is in progress, run zarf-registry install --namespace zarf --registry-proxy to " +
+			"continue it, or zarf-registry install --namespace zarf --registry-url registry.example.com/team to go back",
+			"The registry is not ready (ErrImagePull: no such host)"}},
 		"a Service with the proxies' port": {state.ModeProxy, func(c cluster) {
 			c.add(service("other", corev1.ServicePort{NodePort: 31999}))
 		}, []string{"Service default/other has node port 31999, so it answers instead of the proxies"}},

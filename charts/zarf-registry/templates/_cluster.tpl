@@ -45,7 +45,8 @@ Kubernetes 1.39 (docs/dev/decisions/0014-default-mode.md). */ -}}
 {{- end -}}
 
 {{- /* Sets .zr.state to the recorded state, or to an empty map:
-  mode, address, ipFamily  the desired settings
+  mode, address, ipFamily  the last verified settings, or else the desired ones: a switch that failed is continued only
+                           if its mode is named again
   hookImage                reference and architecture of init-hook's image in the registry, if it was pushed
   pki                      source of certificates: mode, existing (names of the user's Secrets), issuer
   pauseImages              the images of injected programs, by architecture: reference and reason
@@ -57,9 +58,10 @@ It validates what rendering depends on; init-hook validates the rest (internal/r
 {{- with lookup "v1" "Secret" .zr.namespace (printf "%s-state" .zr.name) -}}
 {{- $saved := dig "data" "state.json" "" . | b64dec | fromJson -}}
 {{- $part := dict -}}
-{{- range list "desired" "pki" "nodeConfig" "pauseImages" "hookImage" "pushCredentials" -}}
+{{- range list "desired" "current" "pki" "nodeConfig" "pauseImages" "hookImage" "pushCredentials" -}}
 {{- $_ := set $part . (kindIs "map" (get $saved .) | ternary (get $saved .) dict) -}}
 {{- end -}}
+{{- $works := default $part.desired $part.current -}}
 {{- $directories := default list $part.nodeConfig.directories -}}
 {{- $problem := "" -}}
 {{- $remedy := "correct it, or delete it and set registryProxy or registryURL, and pki.mode, as it recorded them" -}}
@@ -70,11 +72,11 @@ It validates what rendering depends on; init-hook validates the rest (internal/r
 {{- $remedy = "use the chart that wrote it, or a newer one" -}}
 {{- else if ne (toString $saved.version) "1" -}}
 {{- $problem = printf "its version is %v" $saved.version -}}
-{{- else if not (has $part.desired.mode (list "proxy" "nodeport" "external")) -}}
-{{- $problem = printf "its mode is invalid: %v" $part.desired.mode -}}
-{{- else if not (has $part.desired.ipFamily (list "IPv4" "IPv6" "DualStack")) -}}
-{{- $problem = printf "its IP family is invalid: %v" $part.desired.ipFamily -}}
-{{- else if not (and (kindIs "string" $part.desired.address) $part.desired.address) -}}
+{{- else if not (has $works.mode (list "proxy" "nodeport" "external")) -}}
+{{- $problem = printf "its mode is invalid: %v" $works.mode -}}
+{{- else if not (has $works.ipFamily (list "IPv4" "IPv6" "DualStack")) -}}
+{{- $problem = printf "its IP family is invalid: %v" $works.ipFamily -}}
+{{- else if not (and (kindIs "string" $works.address) $works.address) -}}
 {{- $problem = "it has no address" -}}
 {{- else if and $saved.pki (not (has $part.pki.mode (list "internal" "existingSecret" "certManager"))) -}}
 {{- $problem = printf "its PKI mode is invalid: %v" $part.pki.mode -}}
@@ -98,7 +100,7 @@ It validates what rendering depends on; init-hook validates the rest (internal/r
 {{- $generated = append $generated .name -}}
 {{- end -}}
 {{- end -}}
-{{- $state = merge (pick $part.desired "mode" "address" "ipFamily") (pick $part "hookImage" "pauseImages" "pki") (dict
+{{- $state = merge (pick $works "mode" "address" "ipFamily") (pick $part "hookImage" "pauseImages" "pki") (dict
   "nodeDirectories" $directories "pushCredentials" $generated) -}}
 {{- end -}}
 {{- $_ := set .zr "state" $state -}}

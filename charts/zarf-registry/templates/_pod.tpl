@@ -188,6 +188,19 @@ root, program, architecture. */ -}}
     defaultMode: 0440
 {{- end -}}
 
+{{- /* Expressions of a node selector term that exclude virtual nodes, which have neither a loopback address nor files:
+virtual-kubelet and Fargate. They match nodes without these labels. */ -}}
+{{- define "zarf-registry.pod.noVirtualNodes" -}}
+- key: type
+  operator: NotIn
+  values:
+    - virtual-kubelet
+- key: eks.amazonaws.com/compute-type
+  operator: NotIn
+  values:
+    - fargate
+{{- end -}}
+
 {{- /* A node selector term, or a preference, of one node. Takes its name. */ -}}
 {{- define "zarf-registry.pod.onNode" -}}
 matchFields:

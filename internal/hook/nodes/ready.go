@@ -16,7 +16,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/plan"
 )
 
-// NodesReady maps the name of every Linux node to whether it is ready, and not excused.
+// NodesReady maps the name of every node that runs pods to whether it is ready, and not excused.
 func (o *Observer) NodesReady(ctx context.Context) (map[string]bool, error) {
 	nodes, err := o.Cluster.Nodes.List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -24,7 +24,7 @@ func (o *Observer) NodesReady(ctx context.Context) (map[string]bool, error) {
 	}
 	isReady := map[string]bool{}
 	for _, n := range nodes.Items {
-		if plan.Linux(n) {
+		if plan.RunsPods(n) {
 			isReady[n.Name] = plan.NodeReady(n) && o.Excused[n.Name] == ""
 		}
 	}

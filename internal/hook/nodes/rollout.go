@@ -237,12 +237,18 @@ func (w *nodeWait) excuseLate(ctx context.Context) error {
 		switch {
 		case !s.late || s.node == "":
 		case slices.ContainsFunc(list.Items, func(n corev1.Node) bool { return n.Name == s.node && n.Spec.Unschedulable }):
-			w.Excuse(s.node, "it is cordoned, and "+w.lateness(s, warnings))
+			w.Excuse(s.node, "it is cordoned: "+w.lateness(s, warnings))
 		default:
 			failures = append(failures, s)
 		}
 	}
-	if len(failures) > w.MayFail(w.ready) {
+	ready := 0
+	for _, is := range w.ready {
+		if is {
+			ready++
+		}
+	}
+	if len(failures) > w.MayFail(ready) {
 		return nil
 	}
 	for _, s := range failures {
@@ -264,28 +270,20 @@ func (o *Observer) Excuse(node, reason string) {
 	if o.Excused == nil {
 		o.Excused = map[string]string{}
 	}
-	if _, known := o.Excused[node]; !known {
-		o.Excused[node] = reason
-		o.Log.Warn("not waiting for a node; it is brought up to date when it can be", "node", node, "reason", reason)
-	}
+	o.Excused[node] = reason
+	o.Log.Warn("not waiting for a node; it is brought up to date when it can be", "node", node, "reason", reason)
 }
 
-// Fail is Excuse for a ready node, as maxFailedNodes allows.
+// Fail is Excuse for a ready node, as initHook.maxFailedNodes allows.
 func (o *Observer) Fail(node, reason string) {
 	o.failures++
-	o.Excuse(node, "maxFailedNodes: "+reason)
+	o.Excuse(node, "it fails, as initHook.maxFailedNodes allows: "+reason)
 }
 
-// MayFail returns how many more of the ready nodes may fail.
-func (o *Observer) MayFail(ready map[string]bool) int {
-	nodes := o.failures
-	for _, is := range ready {
-		if is {
-			nodes++
-		}
-	}
+// MayFail returns how many more nodes may fail if so many are ready and have not failed yet.
+func (o *Observer) MayFail(ready int) int {
 	value := intstr.Parse(o.Settings.Finish.MaxFailedNodes)
-	n, err := intstr.GetScaledValueFromIntOrPercent(&value, nodes, false)
+	n, err := intstr.GetScaledValueFromIntOrPercent(&value, ready+o.failures, false)
 	if err != nil {
 		return 0
 	}

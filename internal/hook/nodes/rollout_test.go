@@ -199,13 +199,13 @@ func TestARolloutReachesTheNodesThatAreWell(t *testing.T) {
 		"one is cordoned, and its runtime hangs": {nodes: 3, change: func(w *world) {
 			w.nodes[0].Spec.Unschedulable, w.hangs["n1"] = true, true
 		}, want: "2 nodes have a ready proxy; later, when they are back: node n1", old: []string{"n1"},
-			excused: []string{"it is cordoned, and its previous pod does not end"}, fewest: 1},
+			excused: []string{"it is cordoned: its previous pod does not end"}, fewest: 1},
 		"the runtime of a ready one hangs": {nodes: 3, change: func(w *world) { w.hangs["n1"] = true },
 			err: "not ready on node n1, and 2 pods are not updated yet", old: []string{"n1", "n2", "n3"}, fewest: 2},
 		"the runtime of a ready one hangs, which is allowed": {nodes: 3, allowed: "1",
 			change: func(w *world) { w.hangs["n1"] = true },
 			want:   "2 nodes have a ready proxy; later, when they are back: node n1", old: []string{"n1"},
-			excused: []string{"maxFailedNodes: its previous pod does not end"}, fewest: 1},
+			excused: []string{"it fails, as initHook.maxFailedNodes allows: its previous pod does not end"}, fewest: 1},
 		"two of three hang, and 50 % may": {nodes: 3, allowed: "50%", change: func(w *world) {
 			budget := intstr.FromInt32(3)
 			w.set.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable = &budget

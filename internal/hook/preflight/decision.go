@@ -23,7 +23,7 @@ func (i *Inspection) Look(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("listing nodes: %w", release.RefuseForbidden(err))
 	}
 	// Windows nodes run none of this project's pods and pull no Linux images.
-	i.nodes = slices.DeleteFunc(list.Items, func(n corev1.Node) bool { return !plan.Linux(n) })
+	i.nodes = slices.DeleteFunc(list.Items, func(n corev1.Node) bool { return !plan.RunsPods(n) })
 	if len(i.nodes) == 0 {
 		return "", exitcode.Refuse("the cluster has no nodes that run Linux: add one, then run this again")
 	}
@@ -59,7 +59,7 @@ func (i *Inspection) ReadState(ctx context.Context) (string, error) {
 func (i *Inspection) Decide(context.Context) (string, error) {
 	o := &i.Settings
 	if i.Saved != nil {
-		if err := i.undoing(i.Saved.Desired); err != nil {
+		if err := i.undoing(i.Saved.Working()); err != nil {
 			return "", err
 		}
 	}

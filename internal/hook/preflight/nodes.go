@@ -24,11 +24,7 @@ func (i *Inspection) address() []Finding {
 	if i.Saved == nil {
 		return nil
 	}
-	before := i.Saved.Desired
-	if i.Saved.Current != nil {
-		before = *i.Saved.Current
-	}
-	now := i.Desired
+	before, now := i.Saved.Working(), i.Desired
 	if before.Address == now.Address {
 		return nil
 	}

@@ -92,6 +92,8 @@ type verification struct {
 	// permanent reports whether no retry helps a pull with this complaint. Nil: a retry may always help.
 	permanent  func(complaint string) bool
 	everywhere bool
+	// mayFail is how many nodes may fail before no other is tried.
+	mayFail int
 }
 
 // attempt is a node's pod.
@@ -154,7 +156,7 @@ func (p *Puller) Pull(ctx context.Context, on []corev1.Node) []Result {
 			}
 		}
 		waiting = append(again, waiting...)
-		if p.verify != nil && failed > 0 && (!p.verify.everywhere || failed >= nodesAtOnce) {
+		if p.verify != nil && failed > p.verify.mayFail && (!p.verify.everywhere || failed >= nodesAtOnce) {
 			waiting = nil // the others may take hours
 		}
 		if len(waiting)+len(open) > 0 {

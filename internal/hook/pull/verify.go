@@ -74,8 +74,16 @@ func (v *Verifier) Nodes(ctx context.Context, switching bool) (verified []string
 	image = v.Settings.Address + "/" + image
 
 	begin := v.Now()
+	cordoned := map[string]bool{}
+	for _, n := range eligible {
+		if n.Spec.Unschedulable {
+			cordoned[n.Name] = true
+		}
+	}
+	puller, mayFail := v.puller(image, switching), v.MayFail(len(eligible))
+	puller.verify.mayFail = mayFail + len(cordoned)
 	var failed []Result
-	for _, r := range v.puller(image, switching).Pull(ctx, eligible) {
+	for _, r := range puller.Pull(ctx, eligible) {
 		switch r.Outcome {
 		case Pulled:
 			verified = append(verified, r.Name)
@@ -84,6 +92,9 @@ func (v *Verifier) Nodes(ctx context.Context, switching bool) (verified []string
 		case skipped:
 			others = append(others, r.Name)
 		}
+	}
+	if len(verified) > 0 && ctx.Err() == nil {
+		others = append(others, v.excuse(&failed, cordoned, mayFail)...)
 	}
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled):
@@ -107,6 +118,27 @@ func (v *Verifier) Nodes(ctx context.Context, switching bool) (verified []string
 		did += "; not verified: " + release.ListNodes(others)
 	}
 	return verified, did, nil
+}
+
+// excuse removes failures of cordoned nodes, and those of others if they are not too many.
+func (v *Verifier) excuse(failed *[]Result, cordoned map[string]bool, mayFail int) (excused []string) {
+	take := func(from func(Result) bool, excuse func(node, reason string)) {
+		*failed = slices.DeleteFunc(*failed, func(r Result) bool {
+			if !from(r) {
+				return false
+			}
+			excuse(r.Name, "it could not pull: "+r.reason())
+			excused = append(excused, r.Name)
+			return true
+		})
+	}
+	take(func(r Result) bool { return cordoned[r.Name] }, func(node, reason string) {
+		v.Excuse(node, "it is cordoned: "+reason)
+	})
+	if len(*failed) <= mayFail {
+		take(func(Result) bool { return true }, v.Fail)
+	}
+	return excused
 }
 
 // puller returns the one that verifies the pull of an image.
@@ -157,9 +189,12 @@ func (v *Verifier) eligible(ctx context.Context) (eligible []corev1.Node, others
 	for _, n := range list.Items {
 		arch := n.Status.NodeInfo.Architecture
 		switch {
-		case !plan.Linux(n):
+		case !plan.RunsPods(n):
+		case v.Excused[n.Name] != "":
+			others = append(others, n.Name)
 		case !plan.NodeReady(n):
-			why["they are not ready"] = append(why["they are not ready"], n.Name)
+			others = append(others, n.Name)
+			v.Excuse(n.Name, "it is not ready")
 		case v.Settings.Mode == state.ModeProxy && !proxied[n.Name]:
 			const noProxy = "they have no proxy: see proxy.nodeSelector, proxy.tolerations, injector.architectures"
 			why[noProxy] = append(why[noProxy], n.Name)

@@ -29,13 +29,16 @@ type times struct {
 	// poll is the time between two looks at a node with the startup taint, and maxPoll that at a node
 	// which has waited for long. pace is the least time between looks at any nodes.
 	poll, maxPoll, pace time.Duration
+	// rollout is the time between looks at the proxies' rollouts: longer than a proxy takes to start.
+	rollout time.Duration
 }
 
 // The kubelet reports its images every 10 seconds, or with the first status after a change.
 var defaultTimes = times{look: 2 * time.Second, retry: time.Second, giveUp: time.Minute, reconnect: time.Second,
-	poll: time.Second, maxPoll: 30 * time.Second, pace: 50 * time.Millisecond}
+	poll: time.Second, maxPoll: 30 * time.Second, pace: 50 * time.Millisecond,
+	rollout: 10 * time.Second}
 
-// Config configures a Healer. All fields are required, except Startup, Repositories and Listen.
+// Config configures a Healer. All fields are required, except Startup, Repositories, Rollouts and Listen.
 type Config struct {
 	// Connect returns a client. It is called for each watch.
 	Connect func() (*Client, error)
@@ -46,12 +49,14 @@ type Config struct {
 	Startup Startup
 	// Repositories is what to copy for the policy that rewrites references, if anything.
 	Repositories Repositories
+	// Rollouts is true to continue the rollouts of proxies that nodes hold up which are down.
+	Rollouts bool
 	// Listen is the address of /healthz, /readyz and /metrics; empty for none.
 	Listen string
 }
 
-// Healer watches the release's pods and replaces images, and watches nodes to remove the
-// startup taint. Several healers may run at once: the first patch of an object wins.
+// Healer watches the release's pods and replaces images, watches nodes to remove the startup taint,
+// and continues rollouts of the proxies. Several healers may run at once: the first patch of an object wins.
 type Healer struct {
 	config Config
 	times  times
@@ -120,6 +125,9 @@ func (h *Healer) Run(ctx context.Context) error {
 	}
 	if h.config.Repositories.ConfigMap != "" {
 		group.Go(func() { h.copyRepositories(ctx) })
+	}
+	if h.config.Rollouts {
+		group.Go(func() { h.continueRollouts(ctx) })
 	}
 	h.keep(ctx, "pods", &h.watching, h.session)
 	group.Wait()

@@ -16,10 +16,13 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/nodeimages"
 )
 
-// Linux reports whether a node runs Linux. Kubelets of other systems say so.
-func Linux(n corev1.Node) bool {
+// RunsPods reports whether a node may run the pods of a release that every node has: it runs Linux (kubelets of other
+// systems say so), and it is no virtual one, which has neither a loopback address nor files. The chart has the same
+// rule (zarf-registry.pod.noVirtualNodes).
+func RunsPods(n corev1.Node) bool {
 	os := n.Status.NodeInfo.OperatingSystem
-	return os == "" || os == "linux"
+	return (os == "" || os == "linux") && n.Labels["type"] != "virtual-kubelet" &&
+		n.Labels["eks.amazonaws.com/compute-type"] != "fargate"
 }
 
 // NodeReady reports whether a node's status says that it is ready.

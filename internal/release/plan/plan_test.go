@@ -1,6 +1,7 @@
 package plan_test
 
 import (
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -8,6 +9,17 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/release/plan"
 )
+
+func TestVirtualNodesRunNoPods(t *testing.T) {
+	t.Parallel()
+	for key, want := range map[string]bool{"type=virtual-kubelet": false, "eks.amazonaws.com/compute-type=fargate": false,
+		"eks.amazonaws.com/compute-type=ec2": true, "type=agent": true} {
+		name, value, _ := strings.Cut(key, "=")
+		if got := plan.RunsPods(corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{name: value}}}); got != want {
+			t.Errorf("%s: %t", key, got)
+		}
+	}
+}
 
 func TestPorts(t *testing.T) {
 	const port = 31999

@@ -104,6 +104,8 @@ type State struct {
 	Current *Settings `json:"current,omitempty"`
 	// Nodes are the names of the nodes that pulled in the last verification.
 	VerifiedNodes []string `json:"verifiedNodes,omitempty"`
+	// ExcusedNodes maps each node that the last finish did not wait for to the reason.
+	ExcusedNodes map[string]string `json:"excusedNodes,omitempty"`
 	// HookImage is init-hook's own image, which finish pushed to the registry for later Jobs; nil if it is not
 	// there.
 	HookImage *HookImage `json:"hookImage,omitempty"`
@@ -133,6 +135,15 @@ type State struct {
 	// UpdatedBy is the version of init-hook that wrote the state, UpdatedAt when.
 	UpdatedBy string    `json:"updatedBy"`
 	UpdatedAt time.Time `json:"updatedAt"`
+}
+
+// Working returns the settings that a run keeps which names no others: the last verified ones, or else the desired
+// ones. A switch that failed is continued only if its mode is named again.
+func (s *State) Working() Settings {
+	if s.Current != nil {
+		return *s.Current
+	}
+	return s.Desired
 }
 
 // HookImage is an image inside the registry.

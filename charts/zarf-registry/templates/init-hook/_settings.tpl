@@ -18,7 +18,10 @@ check; what init-hook can derive from it is not in here. Empty fields may be lef
   "injector" dict
   "push" (dict "images" .Values.initHook.pushImages)
   "preflight" (dict "ignore" .Values.initHook.ignorePreflight "labelNamespace" .Values.podSecurity.label)
-  "finish" (dict "verifyPulls" .Values.initHook.verifyPulls "localRegistryHosting" $zr.advertised) -}}
+  "finish" (dict
+    "verifyPulls" .Values.initHook.verifyPulls
+    "maxFailedNodes" (default 0 .Values.initHook.maxFailedNodes | toString)
+    "localRegistryHosting" $zr.advertised) -}}
 {{- $_ := set .zr "settings" $settings -}}
 {{- with $zr.mode.reason -}}
 {{- $_ := set $settings "modeReason" . -}}

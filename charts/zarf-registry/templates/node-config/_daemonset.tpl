@@ -65,17 +65,18 @@ spec:
       tolerations:
         {{- toYaml . | nindent 8 }}
       {{- end }}
-      {{- if and (not $restores) .zr.nodeConfig.agentsOnly }}
       affinity:
         nodeAffinity:
           requiredDuringSchedulingIgnoredDuringExecution:
             nodeSelectorTerms:
               - matchExpressions:
+                  {{- include "zarf-registry.pod.noVirtualNodes" . | nindent 18 }}
+                  {{- if and (not $restores) .zr.nodeConfig.agentsOnly }}
                   - key: node-role.kubernetes.io/control-plane
                     operator: DoesNotExist
                   - key: node-role.kubernetes.io/etcd
                     operator: DoesNotExist
-      {{- end }}
+                  {{- end }}
       initContainers:
         - name: configure
           {{- $mounts := list (dict "name" "config" "mountPath" "/etc/zarf-registry/node-config" "readOnly" true) }}

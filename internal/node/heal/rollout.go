@@ -1,0 +1,211 @@
+package heal
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/zarf-dev/zarf-registry/internal/release/names"
+	"github.com/zarf-dev/zarf-registry/internal/release/rollout"
+)
+
+// proxySet is the part of a DaemonSet that decisions about its rollout need.
+type proxySet struct {
+	Metadata struct {
+		Name        string            `json:"name"`
+		UID         string            `json:"uid"`
+		Generation  int64             `json:"generation"`
+		Annotations map[string]string `json:"annotations"`
+	} `json:"metadata"`
+	Spec struct {
+		UpdateStrategy struct {
+			RollingUpdate struct {
+				MaxUnavailable any `json:"maxUnavailable"`
+				MaxSurge       any `json:"maxSurge"`
+			} `json:"rollingUpdate"`
+		} `json:"updateStrategy"`
+	} `json:"spec"`
+	Status struct {
+		ObservedGeneration     int64 `json:"observedGeneration"`
+		DesiredNumberScheduled int   `json:"desiredNumberScheduled"`
+		UpdatedNumberScheduled int   `json:"updatedNumberScheduled"`
+	} `json:"status"`
+}
+
+func (s proxySet) view() rollout.Set {
+	u := s.Spec.UpdateStrategy.RollingUpdate
+	return rollout.Set{Generation: s.Metadata.Annotations[rollout.AnnotationGeneration],
+		MaxUnavailable: count(u.MaxUnavailable), Surges: strings.TrimSuffix(count(u.MaxSurge), "%") != "0",
+		Observed: s.Status.ObservedGeneration >= s.Metadata.Generation,
+		Desired:  s.Status.DesiredNumberScheduled, Updated: s.Status.UpdatedNumberScheduled}
+}
+
+// count formats a number or a percentage.
+func count(value any) string {
+	switch v := value.(type) {
+	case string:
+		return v
+	case float64:
+		return strconv.Itoa(int(v))
+	}
+	return "0"
+}
+
+// proxyPod is the part of a proxy's pod that decisions about its rollout need.
+type proxyPod struct {
+	Metadata struct {
+		Name              string            `json:"name"`
+		UID               string            `json:"uid"`
+		DeletionTimestamp string            `json:"deletionTimestamp"`
+		Labels            map[string]string `json:"labels"`
+		OwnerReferences   []struct {
+			UID string `json:"uid"`
+		} `json:"ownerReferences"`
+	} `json:"metadata"`
+	Spec struct {
+		NodeName string `json:"nodeName"`
+		Affinity struct {
+			NodeAffinity struct {
+				Required struct {
+					Terms []struct {
+						MatchFields []struct {
+							Values []string `json:"values"`
+						} `json:"matchFields"`
+					} `json:"nodeSelectorTerms"`
+				} `json:"requiredDuringSchedulingIgnoredDuringExecution"`
+			} `json:"nodeAffinity"`
+		} `json:"affinity"`
+	} `json:"spec"`
+	Status struct {
+		Conditions        []Condition `json:"conditions"`
+		ContainerStatuses []struct {
+			RestartCount int `json:"restartCount"`
+			State        struct {
+				Waiting struct {
+					Reason string `json:"reason"`
+				} `json:"waiting"`
+			} `json:"state"`
+		} `json:"containerStatuses"`
+	} `json:"status"`
+}
+
+// node returns the pod's node: before it is scheduled, the one that its affinity names.
+func (p proxyPod) node() string {
+	if p.Spec.NodeName != "" {
+		return p.Spec.NodeName
+	}
+	for _, term := range p.Spec.Affinity.NodeAffinity.Required.Terms {
+		for _, field := range term.MatchFields {
+			if len(field.Values) == 1 {
+				return field.Values[0]
+			}
+		}
+	}
+	return ""
+}
+
+func (p proxyPod) view() rollout.Pod {
+	v := rollout.Pod{Name: p.Metadata.Name, UID: p.Metadata.UID, Node: p.node(),
+		Generation: p.Metadata.Labels[rollout.LabelGeneration], Hash: p.Metadata.Labels[rollout.LabelHash],
+		Ready: isReady(p.Status.Conditions), Deleting: p.Metadata.DeletionTimestamp != ""}
+	for _, c := range p.Status.ContainerStatuses {
+		starting := slices.Contains([]string{"", "ContainerCreating", "PodInitializing"}, c.State.Waiting.Reason)
+		v.Failing = v.Failing || !v.Ready && (c.RestartCount > 0 || !starting)
+	}
+	return v
+}
+
+// items is a list of objects.
+type items[T any] struct {
+	Items []T `json:"items"`
+}
+
+// continueRollouts continues the rollouts of proxies which only nodes that are down hold up, until ctx ends. finish does
+// too, but does not run where a rendering is applied, or later, for nodes that return.
+func (h *Healer) continueRollouts(ctx context.Context) {
+	for ctx.Err() == nil {
+		client, err := h.config.Connect()
+		if err == nil {
+			err = client.continueRollouts(ctx, h.config.Logger.Info)
+			client.HTTP.CloseIdleConnections()
+		}
+		if err != nil && ctx.Err() == nil {
+			h.config.Logger.Warn("looking at the proxies' rollout failed", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(h.times.rollout):
+		}
+	}
+}
+
+// continueRollouts deletes the pods that may be replaced now.
+func (c *Client) continueRollouts(ctx context.Context, log func(string, ...any)) error {
+	query := url.Values{"labelSelector": {c.labels(names.ComponentProxy)}}
+	var sets items[proxySet]
+	path := "/apis/apps/v1/namespaces/" + url.PathEscape(c.Namespace) + "/daemonsets"
+	if err := c.do(ctx, http.MethodGet, path, query, "", nil, &sets); err != nil {
+		return fmt.Errorf("listing the proxy DaemonSets in namespace %s: %w", c.Namespace, err)
+	}
+	sets.Items = slices.DeleteFunc(sets.Items, func(s proxySet) bool {
+		v := s.view()
+		return v.Surges || !v.Observed || v.Updated >= v.Desired
+	})
+	if len(sets.Items) == 0 {
+		return nil
+	}
+	var pods items[proxyPod]
+	if err := c.do(ctx, http.MethodGet, c.pods(), query, "", nil, &pods); err != nil {
+		return fmt.Errorf("listing the proxies in namespace %s: %w", c.Namespace, err)
+	}
+	for _, set := range sets.Items {
+		views, ready := []rollout.Pod{}, map[string]bool{}
+		for _, p := range pods.Items {
+			owned := len(p.Metadata.OwnerReferences) == 1 && p.Metadata.OwnerReferences[0].UID == set.Metadata.UID
+			if owned && p.node() != "" {
+				views = append(views, p.view())
+			}
+		}
+		for _, p := range views {
+			ready[p.Node] = ready[p.Node] || p.Ready && !p.Deleting // not ready on nodes that are down
+		}
+		for node, is := range ready {
+			if !is {
+				is, err := c.nodeReady(ctx, node)
+				switch {
+				case codeOf(err) == http.StatusNotFound: // its pods stay for a while
+					views = slices.DeleteFunc(views, func(p rollout.Pod) bool { return p.Node == node })
+				case err != nil:
+					return err
+				}
+				ready[node] = is
+			}
+		}
+		for _, p := range rollout.Continue(set.view(), views, ready) {
+			err := c.do(ctx, http.MethodDelete, c.pods()+"/"+url.PathEscape(p.Name), nil, "application/json",
+				map[string]any{"preconditions": map[string]any{"uid": p.UID}}, nil)
+			switch {
+			case conflict(err): // another healer, or finish, was first
+			case err != nil:
+				return fmt.Errorf("deleting pod %s/%s: %w", c.Namespace, p.Name, err)
+			default:
+				log("continued a rollout that nodes hold up which are down", "pod", p.Name, "node", p.Node)
+			}
+		}
+	}
+	return nil
+}
+
+// nodeReady reports whether a node is ready.
+func (c *Client) nodeReady(ctx context.Context, name string) (bool, error) {
+	var n startingNode
+	if err := c.do(ctx, http.MethodGet, nodes+"/"+url.PathEscape(name), nil, "", nil, &n); err != nil {
+		return false, err
+	}
+	return isReady(n.Status.Conditions), nil
+}

@@ -1,0 +1,104 @@
+package heal
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// proxies is an API server with a DaemonSet whose template has the generation 2, and its pods.
+type proxies struct {
+	generation map[string]string // of the template of a node's pod
+	down       map[string]bool
+	deleting   map[string]bool
+	surge      string
+	deleted    []string
+	bodies     []string
+}
+
+func (p *proxies) serve(w http.ResponseWriter, r *http.Request) {
+	switch path := r.URL.Path; {
+	case strings.HasSuffix(path, "/daemonsets"):
+		updated := 0
+		for _, g := range p.generation {
+			if g == "2" {
+				updated++
+			}
+		}
+		fmt.Fprintf(w, `{"items":[{"metadata":{"name":"proxy","uid":"set","generation":3,
+			"annotations":{"deprecated.daemonset.template.generation":"2"}},
+			"spec":{"updateStrategy":{"rollingUpdate":{"maxUnavailable":"10%%","maxSurge":%s}}},
+			"status":{"observedGeneration":3,"desiredNumberScheduled":%d,"updatedNumberScheduled":%d}}]}`, p.surge,
+			len(p.generation), updated)
+	case r.Method == http.MethodDelete:
+		var body json.RawMessage
+		_ = json.NewDecoder(r.Body).Decode(&body)
+		p.bodies = append(p.bodies, string(body))
+		p.deleted = append(p.deleted, path[strings.LastIndexByte(path, '/')+1:])
+	case strings.HasSuffix(path, "/pods"):
+		var pods []string
+		for node, generation := range p.generation {
+			deletion := ""
+			if p.deleting[node] {
+				deletion = `"deletionTimestamp":"2026-11-28T12:00:00Z",`
+			}
+			ready := map[bool]string{true: "False", false: "True"}[p.down[node]]
+			pods = append(pods, fmt.Sprintf(`{"metadata":{"name":"proxy-%[1]s","uid":"uid-%[1]s",%[2]s
+				"labels":{"pod-template-generation":%[3]q,"controller-revision-hash":%[3]q},"ownerReferences":[{"uid":"set"}]},
+				"spec":{"affinity":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[
+				{"matchFields":[{"key":"metadata.name","operator":"In","values":[%[1]q]}]}]}}}},
+				"status":{"conditions":[{"type":"Ready","status":%[4]q}],"containerStatuses":[{}]}}`, node, deletion, generation,
+				ready))
+		}
+		fmt.Fprintf(w, `{"items":[%s]}`, strings.Join(pods, ","))
+	default: // a node
+		node := path[strings.LastIndexByte(path, '/')+1:]
+		if node == "gone" {
+			w.WriteHeader(http.StatusNotFound)
+			return
+		}
+		fmt.Fprintf(w, `{"status":{"conditions":[{"type":"Ready","status":%q}]}}`,
+			map[bool]string{true: "Unknown", false: "True"}[p.down[node]])
+	}
+}
+
+func TestRolloutsThatANodeHoldsUpAreContinued(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change func(*proxies)
+		want   []string
+	}{
+		"a node is down":               {func(*proxies) {}, []string{"proxy-n1"}},
+		"the first node is updated":    {func(p *proxies) { p.generation["n1"] = "2" }, []string{"proxy-n2"}},
+		"all are updated but one":      {func(p *proxies) { p.generation["n1"], p.generation["n2"] = "2", "2" }, nil},
+		"the previous pod of one ends": {func(p *proxies) { p.deleting["n1"] = true }, nil},
+		"no node is down":              {func(p *proxies) { clear(p.down); clear(p.deleting) }, nil},
+		"the node is gone": {func(p *proxies) {
+			delete(p.generation, "n3")
+			p.generation["gone"], p.down["gone"] = "1", true
+		}, nil}, // Kubernetes continues
+		"on the host network": {func(p *proxies) { p.surge = `"25%"` }, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := &proxies{generation: map[string]string{"n1": "1", "n2": "1", "n3": "1"}, surge: "0",
+				down: map[string]bool{"n3": true}, deleting: map[string]bool{"n3": true}}
+			c.change(p)
+			client := &Client{HTTP: inMemory(t, p.serve), URL: inMemoryURL, Namespace: "zarf", Release: "zarf-registry"}
+			if err := client.continueRollouts(t.Context(), func(string, ...any) {}); err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(p.deleted, c.want) {
+				t.Errorf("deleted %q, want %q", p.deleted, c.want)
+			}
+			for _, body := range p.bodies {
+				if !strings.Contains(body, `"preconditions":{"uid":"uid-n`) {
+					t.Errorf("a replaced pod could be deleted: %s", body)
+				}
+			}
+		})
+	}
+}
