@@ -72,12 +72,6 @@ It validates what rendering depends on; init-hook validates the rest (internal/r
 {{- $remedy = "use the chart that wrote it, or a newer one" -}}
 {{- else if ne (toString $saved.version) "1" -}}
 {{- $problem = printf "its version is %v" $saved.version -}}
-{{- else if not (has $works.mode (list "proxy" "nodeport" "external")) -}}
-{{- $problem = printf "its mode is invalid: %v" $works.mode -}}
-{{- else if not (has $works.ipFamily (list "IPv4" "IPv6" "DualStack")) -}}
-{{- $problem = printf "its IP family is invalid: %v" $works.ipFamily -}}
-{{- else if not (and (kindIs "string" $works.address) $works.address) -}}
-{{- $problem = "it has no address" -}}
 {{- else if and $saved.pki (not (has $part.pki.mode (list "internal" "existingSecret" "certManager"))) -}}
 {{- $problem = printf "its PKI mode is invalid: %v" $part.pki.mode -}}
 {{- else if not (and (kindIs "slice" (default list $directories)) (kindIs "map" (default dict $saved.nodeConfig))) -}}
@@ -88,6 +82,16 @@ It validates what rendering depends on; init-hook validates the rest (internal/r
 {{- if not (include "zarf-registry.nodeConfig.allowed" (toString .)) -}}
 {{- $problem = printf "it names %v, which is not a configuration directory of a container runtime" . -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range list $works $part.desired -}}
+{{- if $problem -}}
+{{- else if not (has .mode (list "proxy" "nodeport" "external")) -}}
+{{- $problem = printf "its mode is invalid: %v" .mode -}}
+{{- else if not (has .ipFamily (list "IPv4" "IPv6" "DualStack")) -}}
+{{- $problem = printf "its IP family is invalid: %v" .ipFamily -}}
+{{- else if not (and (kindIs "string" .address) .address) -}}
+{{- $problem = "it has no address" -}}
 {{- end -}}
 {{- end -}}
 {{- if $problem -}}

@@ -56,15 +56,16 @@ func Current(set Set, pods []Pod) func(Pod) bool {
 }
 
 // Continue returns the pods to delete, so that the controller creates current ones in their place: at most the budget
-// of the nodes that count, and one until a first current pod is ready. There are none if the controller can
-// continue itself, because nodes that do not count use up only a part of the budget, or if a current pod fails. counts maps each node to whether it counts: nodes that are down do not.
+// of the nodes that count, and one until a first current pod is ready. There are none if the controller can continue
+// itself, because nodes that do not count use up only a part of the budget, or if a current pod fails. counts maps each
+// node to whether it counts: nodes that are down do not.
 func Continue(set Set, pods []Pod, counts map[string]bool) []Pod {
 	if set.Surges || !set.Observed {
 		return nil
 	}
 	current := Current(set, pods)
 	available := map[string]bool{} // by node
-	proven := false
+	started := false
 	var candidates []Pod
 	for _, p := range pods {
 		available[p.Node] = available[p.Node] || p.Ready && !p.Deleting
@@ -73,7 +74,7 @@ func Continue(set Set, pods []Pod, counts map[string]bool) []Pod {
 		case current(p) && p.Failing:
 			return nil
 		case current(p):
-			proven = proven || p.Ready
+			started = started || p.Ready
 		case p.Ready:
 			candidates = append(candidates, p)
 		}
@@ -95,7 +96,7 @@ func Continue(set Set, pods []Pod, counts map[string]bool) []Pod {
 		return nil
 	}
 	allowed := budget(set.MaxUnavailable, ready)
-	if !proven {
+	if !started {
 		allowed = min(allowed, 1)
 	}
 	slices.SortFunc(candidates, func(a, b Pod) int { return strings.Compare(a.Node+" "+a.Name, b.Node+" "+b.Name) })
