@@ -68,7 +68,8 @@ TEST = $(GOTEST) $(1) | go run $(CURDIR)/tools/testsummary
 NOT_IN_TEST := ./test/conformance ./test/e2e ./test/sops
 # Go's build cache has no linked tests, and linking them takes two fifths of the time of make test. With -o, the tests in
 # dist/tests are linked again only if they changed. It needs different names: $(call LINKED,folder) links into a folder.
-LINKED = $(GOTEST) -short -o $(CURDIR)/dist/tests/$(1)/
+# A third of the time, tests wait: three packages at a time on two CPUs.
+LINKED = $(GOTEST) -short -p $$(($$(getconf _NPROCESSORS_ONLN) * 3 / 2)) -o $(CURDIR)/dist/tests/$(1)/
 
 # Paths of the build output for tests and the demo.
 export E2E_TESTCLUSTER := $(CURDIR)/$(TESTCLUSTER)
@@ -107,8 +108,8 @@ test: ## Unit and chart tests; needs only Go and takes five minutes on two cores
 	@# What takes longest begins first.
 	@mkdir -p dist/tests/{root,cluster}
 	unset $${!E2E_@}; { \
-	  $(call LINKED,root) ./templates-tests ./internal/registry $$(go list ./... | grep -vE '/zarf-registry/(cmd|tools)/' | \
-	    grep -vxF "$$(go list $(NOT_IN_TEST))") || true; \
+	  $(call LINKED,root) ./templates-tests ./internal/registry ./loader ./internal/{node/proxy,hook,node/cache} \
+	    $$(go list ./... | grep -vE '/zarf-registry/(cmd|tools)/' | grep -vxF "$$(go list $(NOT_IN_TEST))") || true; \
 	  $(GOTEST) -short ./cmd/... ./tools/... || true; \
 	  cd test/cluster && $(call LINKED,cluster) ./... || true; \
 	} | go run ./tools/testsummary

@@ -215,6 +215,7 @@ func (c *cluster) request(status int, method, path string, headers ...string) re
 var algorithms = []digest.Algorithm{digest.SHA256, digest.SHA512}
 
 func TestConformancePull(t *testing.T) {
+	t.Parallel()
 	for name, cached := range map[string]bool{"from the registry": false, "from a cache": true} {
 		t.Run(name, func(t *testing.T) { testConformancePull(t, startCluster(t, cached, nil)) })
 	}
@@ -361,6 +362,7 @@ func cutConnections(t *testing.T, most int64) func(address string) string {
 
 // Content of the registry itself arrives complete, however often connections break off.
 func TestResumeFromTheRegistry(t *testing.T) {
+	t.Parallel()
 	for name, cached := range map[string]bool{"from the registry": false, "from a cache": true} {
 		t.Run(name, func(t *testing.T) { testResume(t, startCluster(t, cached, cutConnections(t, 2<<20))) })
 	}

@@ -399,6 +399,7 @@ func exchange(t *testing.T, f *fixture, send string) string {
 
 // An ambiguous request must not make the registry see a request that the proxy did not.
 func TestSmuggling(t *testing.T) {
+	t.Parallel()
 	var mu sync.Mutex
 	var asked []string
 	f := start(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -496,6 +497,7 @@ func TestSmuggling(t *testing.T) {
 
 // A client that stops reading must not hold its connection to the registry forever.
 func TestClientThatDoesNotRead(t *testing.T) {
+	t.Parallel()
 	f := start(t, endless, func(p *Proxy) { p.limits.write = 2 * time.Second })
 	c := f.dial(t)
 	defer c.Close()

@@ -123,6 +123,7 @@ func (f *fixture) expect(t *testing.T, content blob, words string) {
 // Claim (a certificate of a foreign CA; a certificate for another name; a certificate for clients only, such
 // as a node's): A proxy refuses a registry whose certificate is of another CA, for another name, or a node's.
 func TestHandshakesWithTheRegistry(t *testing.T) {
+	t.Parallel()
 	// One CA stays trusted throughout; the others are removed and added.
 	lasting, leaving, coming := tlsfilestest.NewCA(t, "zarf-registry"), tlsfilestest.NewCA(t, "zarf-registry"),
 		tlsfilestest.NewCA(t, "zarf-registry")

@@ -39,27 +39,30 @@ func TestWhoReachesAHostPort(t *testing.T) {
 			t.Skipf("needs %s: %v", program, err)
 		}
 	}
+	t.Parallel()
 	for _, hostNetwork := range []bool{false, true} {
 		for _, strict := range []string{"0", "1"} { // as a node may have them: rp_filter, and kube-proxy's route_localnet
-			n := newHostPortNetwork(t, strict)
-			want := map[string]string{"process": "10.8.0.1", "neighbor": "10.9.0.2", "pod": "10.8.0.1"}
-			if hostNetwork {
-				n.serve("node", "127.0.0.1:31999")
-				want = map[string]string{"process": "127.0.0.1", "neighbor": "", "pod": ""}
-			} else {
-				n.portmap()
-				n.serve("proxy", "10.8.0.2:5000")
-			}
-			for who, peer := range map[string]string{
-				"process":  n.helper("node", "dial"),
-				"neighbor": n.helper("neighbor", "raw", n.address("eth0"), "10.9.0.2"),
-				"pod":      n.helper("pod", "raw", n.address("cni0"), "10.8.0.3"),
-			} {
-				if peer != want[who] {
-					t.Errorf("host network %t, strict %s: a %s reaches the proxy as %q, want %q", hostNetwork, strict, who, peer,
-						want[who])
+			t.Run(fmt.Sprintf("host network %t, strict %s", hostNetwork, strict), func(t *testing.T) {
+				t.Parallel()
+				n := newHostPortNetwork(t, strict)
+				want := map[string]string{"process": "10.8.0.1", "neighbor": "10.9.0.2", "pod": "10.8.0.1"}
+				if hostNetwork {
+					n.serve("node", "127.0.0.1:31999")
+					want = map[string]string{"process": "127.0.0.1", "neighbor": "", "pod": ""}
+				} else {
+					n.portmap()
+					n.serve("proxy", "10.8.0.2:5000")
 				}
-			}
+				for who, peer := range map[string]string{
+					"process":  n.helper("node", "dial"),
+					"neighbor": n.helper("neighbor", "raw", n.address("eth0"), "10.9.0.2"),
+					"pod":      n.helper("pod", "raw", n.address("cni0"), "10.8.0.3"),
+				} {
+					if peer != want[who] {
+						t.Errorf("a %s reaches the proxy as %q, want %q", who, peer, want[who])
+					}
+				}
+			})
 		}
 	}
 }

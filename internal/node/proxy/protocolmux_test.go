@@ -119,6 +119,7 @@ func TestPlainRequestWithTheFirstByteOfTLS(t *testing.T) {
 
 // Silent clients and those that stall in a request are disconnected and do not block others.
 func TestSilentClients(t *testing.T) {
+	t.Parallel()
 	content := newBlob(10)
 	f := start(t, store{content}, func(p *Proxy) { p.limits.readHeader = 5 * time.Second })
 	var mute []net.Conn

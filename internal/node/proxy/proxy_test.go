@@ -124,14 +124,15 @@ func TestDrain(t *testing.T) {
 
 // A pod's network namespace, with what is left in its send queues, ends with the last process.
 func TestDrainDeliversWhatWasWritten(t *testing.T) {
+	t.Parallel()
 	content := bytes.Repeat([]byte("0123456789abcdef"), 6<<10)
 	f := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Length", strconv.Itoa(len(content)))
 		_, _ = w.Write(content)
-	}), func(p *Proxy) { p.config.DrainTimeout = longest })
+	}), func(p *Proxy) { p.config.DrainTimeout = 10 * time.Second }) // half of it is waited for, below
 	client := f.dial(t)
 	defer client.Close()
-	_ = client.(*net.TCPConn).SetReadBuffer(4 << 10)
+	_ = client.(*net.TCPConn).SetReadBuffer(32 << 10)
 	fmt.Fprint(client, "GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
 	eventually(t, "everything is written", func() bool {
 		return f.metric("requests_in_flight") == 0 && f.proxy.deliveries.Pending() == 1

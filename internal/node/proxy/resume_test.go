@@ -37,6 +37,7 @@ func cutResponses(handler http.Handler, most int) http.Handler {
 
 // A client gets the whole body, however often and wherever it breaks off.
 func TestResumeCutBodies(t *testing.T) {
+	t.Parallel()
 	for name, tt := range map[string]struct {
 		handler func(blob) http.Handler
 		header  http.Header
@@ -133,6 +134,7 @@ func (f *headerFilter) WriteHeader(code int) {
 // If a body cannot be resumed, the client must notice that it is incomplete, also over TLS and with
 // HTTP/1.0.
 func TestUnresumableBodies(t *testing.T) {
+	t.Parallel()
 	content, other := newBlob(200_000), newBlob(200_001)
 	whole := store{content}.ServeHTTP
 	length := func(w http.ResponseWriter) { w.Header().Set("Content-Length", strconv.Itoa(len(content.data))) }

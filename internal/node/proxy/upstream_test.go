@@ -296,6 +296,7 @@ func (f *fixture) askAs(t *testing.T, agent, path string) (*http.Response, []byt
 // Container runtimes repeat a request that was answered with 429. containerd gives up on one that is not answered within
 // 30 s, CRI-O on one that was answered with 503.
 func TestRuntimesAreAskedToRepeatTheirRequest(t *testing.T) {
+	t.Parallel()
 	ask := func(t *testing.T, f *fixture, agent string) *http.Response {
 		t.Helper()
 		response, body := f.askAs(t, agent, "/v2/a/manifests/1")
