@@ -118,8 +118,8 @@ func buildLoader(ctx context.Context, work string, architectures []string) error
 
 // finish copies loaders and layers to output, writes the digests, and prints sizes. It encodes each payload like
 // init-hook, to detect a program that has become too large. It removes all other files from output, because the whole
-// folder is embedded. The digests are removed first and written last: after an interruption, the chart has none, and not
-// those of other programs.
+// folder is embedded. The digests are removed first and written last: after an interruption, the chart has none instead
+// of those of other programs.
 func finish(work, output, digestFile string, architectures []string) error {
 	// make images writes the second one again, after building init-hook with this payload.
 	for _, file := range []string{digestFile, filepath.Join(filepath.Dir(digestFile), "init-hook.json")} {

@@ -53,7 +53,8 @@ type progress struct {
 // progressOf judges each node by the pods of DaemonSets on it, not by the controller's counters, which do not say where
 // pods are. Pods of deleted nodes stay for a while and are ignored. finished reports whether a pod has done what it is
 // for, or does it.
-func progressOf(sets []appsv1.DaemonSet, pods []corev1.Pod, ready map[string]bool, finished func(corev1.Pod) bool) progress {
+func progressOf(sets []appsv1.DaemonSet, pods []corev1.Pod, ready map[string]bool,
+	finished func(corev1.Pod) bool) progress {
 	var r progress
 	for _, set := range sets {
 		view, views := viewSet(set), map[string][]corev1.Pod{}

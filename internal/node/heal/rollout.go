@@ -125,8 +125,8 @@ type items[T any] struct {
 	Items []T `json:"items"`
 }
 
-// continueRollouts continues the rollouts of proxies which only nodes that are down hold up, until ctx ends. finish does
-// too, but does not run where a rendering is applied, or later, for nodes that return.
+// continueRollouts continues the rollouts of proxies which only nodes that are down hold up, until ctx ends. finish
+// does too, but does not run where a rendering is applied, or later, for nodes that return.
 func (h *Healer) continueRollouts(ctx context.Context) {
 	for ctx.Err() == nil {
 		client, err := h.config.Connect()

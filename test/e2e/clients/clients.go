@@ -211,7 +211,8 @@ cosign sign $flags --yes --key "$KEYS/cosign.key" --use-signing-config=false --t
 // criPull makes a container runtime pull.
 func criPull(socket string) string {
 	return fmt.Sprintf(`export CONTAINER_RUNTIME_ENDPOINT=%s
-crictl pull ${USERNAME:+--creds="$USERNAME:$PASSWORD"} "$HOST/$REPOSITORY:1" && crictl rmi "$HOST/$REPOSITORY:1"`, socket)
+crictl pull ${USERNAME:+--creds="$USERNAME:$PASSWORD"} "$HOST/$REPOSITORY:1" && crictl rmi "$HOST/$REPOSITORY:1"`,
+		socket)
 }
 
 // Matrix returns the table of docs/reference/clients.md.

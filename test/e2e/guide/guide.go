@@ -21,8 +21,8 @@ type Command struct {
 }
 
 // Commands returns the commands of a page: what its blocks of the language sh contain. After sh, a block names
-// the node where it runs. A block of the language text shows the output of the block before it, with … in place of lines
-// that it leaves out. Blocks of other languages are examples, which nobody runs.
+// the node where it runs. A block of the language text shows the output of the block before it, with … in place of
+// lines that it leaves out. Blocks of other languages are examples, which nobody runs.
 func Commands(content string) ([]Command, error) {
 	var commands []Command
 	code, language := false, ""
