@@ -66,10 +66,9 @@ TEST = $(GOTEST) $(1) | go run $(CURDIR)/tools/testsummary
 
 # Packages whose tests all need more than Go; they are large programs. make unit-all and make e2e run them.
 NOT_IN_TEST := ./test/conformance ./test/e2e ./test/sops
-# Go's build cache has no linked tests, and linking them takes two fifths of the time of make test. With -o, the tests in
-# dist/tests are linked again only if they changed. It needs different names: $(call LINKED,folder) links into a folder.
-# A third of the time, tests wait: three packages at a time on two CPUs.
-LINKED = $(GOTEST) -short -p $$(($$(getconf _NPROCESSORS_ONLN) * 3 / 2)) -o $(CURDIR)/dist/tests/$(1)/
+# Go's build cache has no linked tests, and linking all of them takes minutes of CPU time. With -o, the tests in dist/tests
+# are linked again only if they changed. It needs different names: $(call LINKED,folder) links into a folder.
+LINKED = $(GOTEST) -short -o $(CURDIR)/dist/tests/$(1)/
 
 # Paths of the build output for tests and the demo.
 export E2E_TESTCLUSTER := $(CURDIR)/$(TESTCLUSTER)
