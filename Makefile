@@ -55,7 +55,7 @@ MODULES := bench test/cluster test/certmanager
 # Reports known vulnerabilities in code that the programs reach.
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
-# Packages with much concurrency, which make race runs with the race detector. make race-all runs the others, too.
+# Packages with much concurrency, which make race runs with the race detector. make race-all runs all.
 RACE := ./internal/registry/... ./internal/node/proxy ./internal/node/cache ./internal/net/... ./internal/images/...
 
 # Results never come from the cache (-count=1), linking takes half the time without DWARF, and make test and make lint

@@ -159,7 +159,7 @@ func (r *Registry) ProbeImage(mode state.Mode) (string, error) {
 	return "", fmt.Errorf("this program has no image %s", probeTag(mode))
 }
 
-// HookImage returns init-hook's own image, or nil and why there is none.
+// HookImage returns init-hook's own image, or nil and the reason why it is missing.
 func (r *Registry) HookImage() (own *state.HookImage, missing string) { return r.own, r.missing }
 
 // OwnImages returns the digests of the images that PushProgramImages pushes.
