@@ -304,17 +304,21 @@ var invariants = map[string]func(out *output) []string{
 			if len(terms) != 1 || !reflect.DeepEqual(terms[0].MatchExpressions, virtual) {
 				wrong = append(wrong, d.Name+": it runs on virtual nodes")
 			}
-			if rolling == nil {
-				wrong = append(wrong, d.Name+": no rolling update")
-				continue
+			if healer := len(deployments(out, "healer")) > 0; (rolling == nil) != (healer && !spec.HostNetwork) ||
+				(rolling == nil) != (d.Annotations["zarf-registry/max-unavailable"] != "") {
+				wrong = append(wrong, d.Name+": nobody continues its rollout, or the healer and Kubernetes both do")
 			}
 			if !spec.HostNetwork {
-				if rolling.MaxSurge != nil {
+				if rolling != nil && rolling.MaxSurge != nil {
 					wrong = append(wrong, d.Name+": with a hostPort, maxSurge blocks the rollout")
 				}
 				if len(c.Ports) == 0 {
 					wrong = append(wrong, d.Name+": neither hostNetwork nor a port")
 				}
+				continue
+			}
+			if rolling == nil {
+				wrong = append(wrong, d.Name+": pods cannot run side by side")
 				continue
 			}
 			if len(c.Ports) != 0 || rolling.MaxSurge.String() == "0" || rolling.MaxUnavailable.IntValue() != 0 ||

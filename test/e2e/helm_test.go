@@ -360,42 +360,63 @@ func (w *world) waitForJob(t *testing.T, step string, ok bool) {
 
 // testTemplates follows docs/reference/helm.md for users who have only kubectl.
 func testTemplates(t *testing.T, w *world) {
-	template := func(args ...string) string {
-		return output(t, w.command(t, w.helm, append([]string{"template", release, built(t, "E2E_CHART"), "-n", namespace,
-			"--kube-version=1.36.0", proxyMode, noRotation, "--set=injector.image=" + w.pauseImage(t)}, args...)...))
-	}
-	rights := []string{"serviceaccount", "role", "rolebinding", "clusterrole", "clusterrolebinding", "hosting-role",
-		"hosting-rolebinding", "networkpolicy"}
-	only := func(names ...string) (args []string) {
-		for _, name := range names {
-			args = append(args, "--show-only=templates/init-hook/"+name+".yaml")
-		}
-		return args
-	}
-	job := func(step string) {
-		output(t, w.command(t, w.kubectl, "delete", "job", release+"-"+step, "-n", namespace, "--ignore-not-found"))
-		w.kubectlApply(t, template(only(step+"-job")...))
-		w.waitForJob(t, step, true)
-	}
+	r := rendering{w, []string{proxyMode, noRotation, "--set=injector.image=" + w.pauseImage(t)}}
 	install := func() {
-		w.kubectlApply(t, template(only(rights...)...))
-		job("prepare")
-		w.kubectlApply(t, template("--no-hooks"))
-		job("finish")
+		r.apply(t)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
 	}
 	install()
 	if long() {
 		w.restartsNothing(t, install)
 	}
-	job("cleanup")
-	for _, manifests := range []string{template("--no-hooks"), template(only(rights...)...),
-		template(only("cleanup-job")...)} {
+	r.job(t, "cleanup")
+	for _, manifests := range []string{r.template(t, "--no-hooks"), r.template(t, hookFiles(hookRights...)...),
+		r.template(t, hookFiles("cleanup-job")...)} {
 		cmd := w.command(t, w.kubectl, "delete", "--ignore-not-found", "-f", "-")
 		cmd.Stdin = strings.NewReader(manifests)
 		output(t, cmd)
 	}
 	w.nothingLeft(t)
+}
+
+// rendering is the chart's with those arguments of helm template.
+type rendering struct {
+	w    *world
+	args []string
+}
+
+// hookRights are the templates of what the hook's Jobs need.
+var hookRights = []string{"serviceaccount", "role", "rolebinding", "clusterrole", "clusterrolebinding", "hosting-role",
+	"hosting-rolebinding", "networkpolicy"}
+
+// hookFiles returns the arguments of helm template for only those of the hook's templates.
+func hookFiles(names ...string) (args []string) {
+	for _, name := range names {
+		args = append(args, "--show-only=templates/init-hook/"+name+".yaml")
+	}
+	return args
+}
+
+func (r rendering) template(t *testing.T, args ...string) string {
+	t.Helper()
+	return output(t, r.w.command(t, r.w.helm, slices.Concat([]string{"template", release, built(t, "E2E_CHART"), "-n",
+		namespace, "--kube-version=1.36.0"}, r.args, args)...))
+}
+
+func (r rendering) job(t *testing.T, step string) {
+	t.Helper()
+	output(t, r.w.command(t, r.w.kubectl, "delete", "job", release+"-"+step, "-n", namespace, "--ignore-not-found"))
+	r.w.kubectlApply(t, r.template(t, hookFiles(step+"-job")...))
+	r.w.waitForJob(t, step, true)
+}
+
+// apply installs or upgrades.
+func (r rendering) apply(t *testing.T) {
+	t.Helper()
+	r.w.kubectlApply(t, r.template(t, hookFiles(hookRights...)...))
+	r.job(t, "prepare")
+	r.w.kubectlApply(t, r.template(t, "--no-hooks"))
+	r.job(t, "finish")
 }
 
 // pauseImage returns a pause image that a node reports.

@@ -24,7 +24,9 @@ func TestNodeOff(t *testing.T) {
 
 // TestNodeOffHostNetwork has proxies on the host network.
 func TestNodeOffHostNetwork(t *testing.T) {
-	testNodeOff(t, ownCluster(t, "e2e-node-off-6", layout{open: true}), false)
+	w := ownCluster(t, "e2e-node-off-6", layout{open: true})
+	testNodeOff(t, w, false)
+	w.Run(t, "a node's clock is ahead", func(t *testing.T) { testClockAhead(t, w) })
 }
 
 // testNodeOff upgrades and switches while one of three nodes is off, and brings it back.

@@ -27,8 +27,8 @@ pod keeps the previous image, and an event says what was done. Other pods and co
 With --startup-taint, also remove the taints with that key from nodes on which pods can pull: the node is ready, its
 pod that configures it, if any, is ready, and --startup-taint-until is: the node's proxy, or the registry.
 
-With --proxy-rollouts, also continue updates of the proxies which Kubernetes does not continue while nodes are down: on
-ready nodes, delete one outdated pod after the other, at most as many at a time as the DaemonSet's maxUnavailable.
+With --proxy-rollouts, also continue updates of the proxies which Kubernetes does not continue: on ready nodes, delete
+one outdated pod and, when its successor is ready, the next ones, at most as many at a time as the DaemonSet allows.
 
 With --repositories-configmap, also keep the names of the registry's repositories in that ConfigMap, for the policy
 that rewrites references.
@@ -71,7 +71,7 @@ The command runs in a pod, with the credentials of its ServiceAccount, until SIG
 	flags.StringVar(&config.Startup.Taint, heal.FlagTaint, "", "`KEY` of the taint to remove from nodes; none if empty")
 	flags.StringVar((*string)(&config.Startup.Until), heal.FlagUntil, string(heal.UntilProxy),
 		"what must be ready: `proxy`, registry or node")
-	flags.BoolVar(&config.Rollouts, "proxy-rollouts", false, "continue updates of the proxies while nodes are down")
+	flags.BoolVar(&config.Rollouts, "proxy-rollouts", false, "continue updates of the proxies")
 	flags.StringVar(&config.Repositories.ConfigMap, heal.FlagRepositories, "",
 		"`NAME` of the ConfigMap for the names of repositories; none if empty")
 	flags.StringVar(&config.Repositories.Registry, heal.FlagRegistry, "", "`HOST:PORT` of the registry")

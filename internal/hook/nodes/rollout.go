@@ -165,7 +165,7 @@ type nodeWait struct {
 	since    time.Time // when reported changed
 }
 
-// run waits. It continues rollouts that nodes hold up for which nothing waits.
+// run waits. It continues rollouts that the controller does not continue.
 func (w *nodeWait) run(ctx context.Context) error {
 	return w.Wait(ctx, w.what, func() (string, error) { return w.look(ctx) }, w.component)
 }
@@ -206,7 +206,7 @@ func (w *nodeWait) look(ctx context.Context) (missing string, err error) {
 	return missing, nil
 }
 
-// proceed continues the rollouts that only nodes hold up for which nothing waits.
+// proceed continues the rollouts that the controller does not continue.
 func (w *nodeWait) proceed(ctx context.Context, sets []appsv1.DaemonSet, pods []corev1.Pod) error {
 	for _, set := range sets {
 		var own []rollout.Pod
@@ -219,7 +219,7 @@ func (w *nodeWait) proceed(ctx context.Context, sets []appsv1.DaemonSet, pods []
 			if err := w.DeletePod(ctx, p.Name, p.UID); err != nil {
 				return err
 			}
-			w.Log.Info("continued a rollout that nodes hold up which are not ready", "pod", p.Name, "node", p.Node)
+			w.Log.Info("replacing a previous pod", "pod", p.Name, "node", p.Node)
 		}
 	}
 	return nil
@@ -292,10 +292,12 @@ func (o *Observer) MayFail(ready int) int {
 }
 
 func viewSet(set appsv1.DaemonSet) rollout.Set {
-	view := rollout.Set{Generation: set.Annotations[rollout.AnnotationGeneration], Surges: true,
-		Observed: set.Status.ObservedGeneration >= set.Generation,
-		Desired:  int(set.Status.DesiredNumberScheduled), Updated: int(set.Status.UpdatedNumberScheduled)}
-	if u := set.Spec.UpdateStrategy.RollingUpdate; u != nil && u.MaxUnavailable != nil {
+	onDelete := set.Spec.UpdateStrategy.Type == appsv1.OnDeleteDaemonSetStrategyType
+	view := rollout.Set{Generation: set.Annotations[rollout.AnnotationGeneration], OnDelete: onDelete, Surges: !onDelete,
+		MaxUnavailable: set.Annotations[rollout.AnnotationMaxUnavailable],
+		Observed:       set.Status.ObservedGeneration >= set.Generation,
+		Desired:        int(set.Status.DesiredNumberScheduled), Updated: int(set.Status.UpdatedNumberScheduled)}
+	if u := set.Spec.UpdateStrategy.RollingUpdate; !onDelete && u != nil && u.MaxUnavailable != nil {
 		view.MaxUnavailable = u.MaxUnavailable.String()
 		view.Surges = u.MaxSurge != nil && strings.TrimSuffix(u.MaxSurge.String(), "%") != "0"
 	}

@@ -17,13 +17,14 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/zarf-dev/zarf-registry/internal/release"
+	"github.com/zarf-dev/zarf-registry/internal/release/plan"
 	"github.com/zarf-dev/zarf-registry/internal/release/rollout"
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
 // world simulates what the DaemonSet controller (rollingUpdate and updateDaemonSetStatus of
-// pkg/controller/daemon/update.go, with maxUnavailable) and kubelets do between two looks at the DaemonSet.
+// pkg/controller/daemon/update.go, with maxUnavailable, or OnDelete) and kubelets do between two looks at the DaemonSet.
 type world struct {
 	set   *appsv1.DaemonSet
 	nodes []corev1.Node
@@ -87,8 +88,6 @@ func (w *world) sync() {
 		w.fewest = min(w.fewest, ready)
 	}
 	// The controller.
-	budget, _ := intstr.GetScaledValueFromIntOrPercent(w.set.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable,
-		len(w.nodes), true)
 	unavailable := 0
 	var replace, candidates []string
 	w.set.Status = appsv1.DaemonSetStatus{DesiredNumberScheduled: int32(len(w.nodes))}
@@ -117,8 +116,28 @@ func (w *world) sync() {
 			candidates = append(candidates, own[0].Name)
 		}
 	}
+	if w.set.Spec.UpdateStrategy.Type == appsv1.OnDeleteDaemonSetStrategyType {
+		return
+	}
+	budget, _ := intstr.GetScaledValueFromIntOrPercent(w.set.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable,
+		len(w.nodes), true)
 	for _, name := range append(replace, candidates[:min(max(budget-unavailable, 0), len(candidates))]...) {
 		_ = fakePods{w}.Delete(context.Background(), name, metav1.DeleteOptions{})
+	}
+}
+
+// heal does what the healer does between two looks.
+func (w *world) heal() {
+	var pods []rollout.Pod
+	for _, p := range w.pods {
+		pods = append(pods, viewPod(p))
+	}
+	counts := map[string]bool{}
+	for _, n := range w.nodes {
+		counts[n.Name] = plan.NodeReady(n)
+	}
+	for _, p := range rollout.Continue(viewSet(*w.set), pods, counts) {
+		_ = fakePods{w}.Delete(context.Background(), p.Name, metav1.DeleteOptions{})
 	}
 }
 
@@ -181,11 +200,12 @@ func TestARolloutReachesTheNodesThatAreWell(t *testing.T) {
 		err     string // in the error
 		old     []string
 		excused []string
-		fewest  int // ready pods, besides those of the nodes that are not well
+		fewest  int  // ready pods, besides those of the nodes that are not well
+		rolling bool // not with OnDelete
 	}{
 		"all are well": {nodes: 3, want: "3 nodes have a ready proxy", fewest: 2},
 		"of many, one is off": {nodes: 30, change: func(w *world) { w.down["n3"] = true },
-			want: "29 nodes have a ready proxy; later, when they are back: node n3", old: []string{"n3"}, fewest: 27},
+			want: "29 nodes have a ready proxy; later, when they are back: node n3", old: []string{"n3"}, fewest: 26},
 		"one is off": {nodes: 3, change: func(w *world) { w.down["n3"] = true },
 			want: "2 nodes have a ready proxy; later, when they are back: node n3", old: []string{"n3"}, fewest: 1},
 		"half are off": {nodes: 4, change: func(w *world) { w.down["n1"], w.down["n3"] = true, true },
@@ -206,15 +226,19 @@ func TestARolloutReachesTheNodesThatAreWell(t *testing.T) {
 			change: func(w *world) { w.hangs["n1"] = true },
 			want:   "2 nodes have a ready proxy; later, when they are back: node n1", old: []string{"n1"},
 			excused: []string{"it fails, as initHook.maxFailedNodes allows: its previous pod does not end"}, fewest: 1},
-		"two of three hang, and 50 % may": {nodes: 3, allowed: "50%", change: func(w *world) {
+		"two of three hang, and 50 % may": {nodes: 3, allowed: "50%", rolling: true, change: func(w *world) {
 			budget := intstr.FromInt32(3)
 			w.set.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable = &budget
 			w.hangs["n1"], w.hangs["n2"] = true, true
 		}, err: "not ready on nodes n1, n2", old: []string{"n1", "n2"}},
 	} {
-		t.Run(name, func(t *testing.T) {
+		run := func(t *testing.T, onDelete bool) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(c.nodes)
+				if onDelete {
+					w.set.Spec.UpdateStrategy = appsv1.DaemonSetUpdateStrategy{Type: appsv1.OnDeleteDaemonSetStrategyType}
+					w.set.Annotations[rollout.AnnotationMaxUnavailable] = "10%"
+				}
 				if c.change != nil {
 					c.change(w)
 				}
@@ -255,12 +279,17 @@ func TestARolloutReachesTheNodesThatAreWell(t *testing.T) {
 				clear(w.hangs)
 				for range 10 * c.nodes {
 					w.sync()
+					w.heal()
 				}
 				if slices.ContainsFunc(w.pods, func(p corev1.Pod) bool { return !w.updated(p) || !release.PodReady(p) }) {
 					t.Error("nodes that came back are not up to date")
 				}
 			})
-		})
+		}
+		t.Run(name, func(t *testing.T) { run(t, false) })
+		if !c.rolling {
+			t.Run(name+", on delete", func(t *testing.T) { run(t, true) })
+		}
 	}
 }
 

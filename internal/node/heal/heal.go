@@ -29,14 +29,14 @@ type times struct {
 	// poll is the time between two looks at a node with the startup taint, and maxPoll that at a node
 	// which has waited for long. pace is the least time between looks at any nodes.
 	poll, maxPoll, pace time.Duration
-	// rollout is the time between looks at the proxies' rollouts: longer than a proxy takes to start.
+	// rollout is the time between looks at the proxies' rollouts.
 	rollout time.Duration
 }
 
 // The kubelet reports its images every 10 seconds, or with the first status after a change.
 var defaultTimes = times{look: 2 * time.Second, retry: time.Second, giveUp: time.Minute, reconnect: time.Second,
 	poll: time.Second, maxPoll: 30 * time.Second, pace: 50 * time.Millisecond,
-	rollout: 10 * time.Second}
+	rollout: 5 * time.Second}
 
 // Config configures a Healer. All fields are required, except Startup, Repositories, Rollouts and Listen.
 type Config struct {
@@ -49,7 +49,7 @@ type Config struct {
 	Startup Startup
 	// Repositories is what to copy for the policy that rewrites references, if anything.
 	Repositories Repositories
-	// Rollouts is true to continue the rollouts of proxies that nodes hold up which are down.
+	// Rollouts is true to continue the rollouts of proxies that Kubernetes does not continue.
 	Rollouts bool
 	// Listen is the address of /healthz, /readyz and /metrics; empty for none.
 	Listen string

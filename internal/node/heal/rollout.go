@@ -24,6 +24,7 @@ type proxySet struct {
 	} `json:"metadata"`
 	Spec struct {
 		UpdateStrategy struct {
+			Type          string `json:"type"`
 			RollingUpdate struct {
 				MaxUnavailable any `json:"maxUnavailable"`
 				MaxSurge       any `json:"maxSurge"`
@@ -38,11 +39,16 @@ type proxySet struct {
 }
 
 func (s proxySet) view() rollout.Set {
-	u := s.Spec.UpdateStrategy.RollingUpdate
-	return rollout.Set{Generation: s.Metadata.Annotations[rollout.AnnotationGeneration],
-		MaxUnavailable: count(u.MaxUnavailable), Surges: strings.TrimSuffix(count(u.MaxSurge), "%") != "0",
+	v := rollout.Set{Generation: s.Metadata.Annotations[rollout.AnnotationGeneration],
+		OnDelete: s.Spec.UpdateStrategy.Type == "OnDelete",
 		Observed: s.Status.ObservedGeneration >= s.Metadata.Generation,
 		Desired:  s.Status.DesiredNumberScheduled, Updated: s.Status.UpdatedNumberScheduled}
+	if u := s.Spec.UpdateStrategy.RollingUpdate; v.OnDelete {
+		v.MaxUnavailable = s.Metadata.Annotations[rollout.AnnotationMaxUnavailable]
+	} else {
+		v.MaxUnavailable, v.Surges = count(u.MaxUnavailable), strings.TrimSuffix(count(u.MaxSurge), "%") != "0"
+	}
+	return v
 }
 
 // count formats a number or a percentage.
@@ -125,8 +131,9 @@ type items[T any] struct {
 	Items []T `json:"items"`
 }
 
-// continueRollouts continues the rollouts of proxies which only nodes that are down hold up, until ctx ends. finish
-// does too, but does not run where a rendering is applied, or later, for nodes that return.
+// continueRollouts continues the rollouts of proxies that Kubernetes does not continue, until ctx ends. finish does
+// too, but does not run where a rendering is applied, before helm --wait has seen that all pods are current, or later, for
+// nodes that return.
 func (h *Healer) continueRollouts(ctx context.Context) {
 	for ctx.Err() == nil {
 		client, err := h.config.Connect()
@@ -194,7 +201,7 @@ func (c *Client) continueRollouts(ctx context.Context, log func(string, ...any))
 			case err != nil:
 				return fmt.Errorf("deleting pod %s/%s: %w", c.Namespace, p.Name, err)
 			default:
-				log("continued a rollout that nodes hold up which are down", "pod", p.Name, "node", p.Node)
+				log("replacing a previous pod", "pod", p.Name, "node", p.Node)
 			}
 		}
 	}

@@ -14,7 +14,7 @@ type proxies struct {
 	generation map[string]string // of the template of a node's pod
 	down       map[string]bool
 	deleting   map[string]bool
-	surge      string
+	strategy   string // the members of updateStrategy
 	deleted    []string
 	bodies     []string
 }
@@ -29,9 +29,9 @@ func (p *proxies) serve(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 		fmt.Fprintf(w, `{"items":[{"metadata":{"name":"proxy","uid":"set","generation":3,
-			"annotations":{"deprecated.daemonset.template.generation":"2"}},
-			"spec":{"updateStrategy":{"rollingUpdate":{"maxUnavailable":"10%%","maxSurge":%s}}},
-			"status":{"observedGeneration":3,"desiredNumberScheduled":%d,"updatedNumberScheduled":%d}}]}`, p.surge,
+			"annotations":{"deprecated.daemonset.template.generation":"2","zarf-registry/max-unavailable":"10%%"}},
+			"spec":{"updateStrategy":{%s}},
+			"status":{"observedGeneration":3,"desiredNumberScheduled":%d,"updatedNumberScheduled":%d}}]}`, p.strategy,
 			len(p.generation), updated)
 	case r.Method == http.MethodDelete:
 		var body json.RawMessage
@@ -65,6 +65,10 @@ func (p *proxies) serve(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+func rolling(surge string) string {
+	return `"type":"RollingUpdate","rollingUpdate":{"maxUnavailable":"10%","maxSurge":` + surge + "}"
+}
+
 func TestRolloutsThatANodeHoldsUpAreContinued(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -80,11 +84,16 @@ func TestRolloutsThatANodeHoldsUpAreContinued(t *testing.T) {
 			delete(p.generation, "n3")
 			p.generation["gone"], p.down["gone"] = "1", true
 		}, nil}, // Kubernetes continues
-		"on the host network": {func(p *proxies) { p.surge = `"25%"` }, nil},
+		"on the host network": {func(p *proxies) { p.strategy = rolling(`"25%"`) }, nil},
+		"on delete, no node is down": {func(p *proxies) {
+			p.strategy = `"type":"OnDelete"`
+			clear(p.down)
+			clear(p.deleting)
+		}, []string{"proxy-n1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := &proxies{generation: map[string]string{"n1": "1", "n2": "1", "n3": "1"}, surge: "0",
+			p := &proxies{generation: map[string]string{"n1": "1", "n2": "1", "n3": "1"}, strategy: rolling("0"),
 				down: map[string]bool{"n3": true}, deleting: map[string]bool{"n3": true}}
 			c.change(p)
 			client := &Client{HTTP: inMemory(t, p.serve), URL: inMemoryURL, Namespace: "zarf", Release: "zarf-registry"}

@@ -1,8 +1,9 @@
 // Package rollout decides which pods of a DaemonSet to delete where Kubernetes does not continue an update, as pure
 // functions of what the API server reports.
 //
-// Kubernetes counts pods on nodes that are down as unavailable (pkg/controller/daemon/update.go). With maxUnavailable
-// 1, or 10 % of up to ten nodes, one such node is enough, and no other node is updated until it is back.
+// With RollingUpdate, Kubernetes counts pods on nodes that are down as unavailable (pkg/controller/daemon/update.go).
+// With maxUnavailable 1, or 10 % of up to ten nodes, one such node is enough, and no other node is updated until it is
+// back. With OnDelete, Kubernetes never continues.
 package rollout
 
 import (
@@ -16,6 +17,9 @@ const (
 	// server increments it with each change of the template.
 	AnnotationGeneration = "deprecated.daemonset.template.generation"
 	LabelGeneration      = "pod-template-generation"
+	// AnnotationMaxUnavailable on a DaemonSet whose pods are updated when they are deleted is the budget, as that of
+	// RollingUpdate.
+	AnnotationMaxUnavailable = "zarf-registry/max-unavailable"
 	// LabelHash on a pod is the hash of its template.
 	LabelHash = "controller-revision-hash"
 )
@@ -26,6 +30,8 @@ type Set struct {
 	Generation string
 	// MaxUnavailable is its budget: a number, or a percentage of its nodes.
 	MaxUnavailable string
+	// OnDelete is true if Kubernetes updates a pod only when somebody deletes it.
+	OnDelete bool
 	// Surges is true if new pods start before the previous ones end. Then unavailable pods hold up nothing.
 	Surges bool
 	// Observed is true if the status is that of the current specification.
@@ -55,10 +61,11 @@ func Current(set Set, pods []Pod) func(Pod) bool {
 	return func(p Pod) bool { return all || p.Generation == set.Generation || hashes[p.Hash] }
 }
 
-// Continue returns the pods to delete, so that the controller creates current ones in their place: at most the budget
-// of the nodes that count, and one until a first current pod is ready. There are none if the controller can continue
-// itself, because nodes that do not count use up only a part of the budget, or if a current pod fails. counts maps each
-// node to whether it counts: nodes that are down do not.
+// Continue returns the pods to delete, so that the controller creates current ones in their place: of those that serve,
+// at most the budget of the nodes that count, and one until a first current pod is ready; in an order that is the same
+// for all who continue a rollout. There are none if a current pod fails, or if the
+// controller continues itself, because nodes that do not count use up only a part of the budget. counts maps each node
+// to whether it counts: nodes that are down do not.
 func Continue(set Set, pods []Pod, counts map[string]bool) []Pod {
 	if set.Surges || !set.Observed {
 		return nil
@@ -66,7 +73,7 @@ func Continue(set Set, pods []Pod, counts map[string]bool) []Pod {
 	current := Current(set, pods)
 	available := map[string]bool{} // by node
 	started := false
-	var candidates []Pod
+	var candidates, unready []Pod
 	for _, p := range pods {
 		available[p.Node] = available[p.Node] || p.Ready && !p.Deleting
 		switch {
@@ -77,6 +84,8 @@ func Continue(set Set, pods []Pod, counts map[string]bool) []Pod {
 			started = started || p.Ready
 		case p.Ready:
 			candidates = append(candidates, p)
+		case set.OnDelete:
+			unready = append(unready, p) // nobody else replaces it, and nothing is lost
 		}
 	}
 	missing := max(set.Desired-len(available), 0) // perhaps on nodes that count
@@ -92,7 +101,7 @@ func Continue(set Set, pods []Pod, counts map[string]bool) []Pod {
 			down++
 		}
 	}
-	if down < budget(set.MaxUnavailable, set.Desired) {
+	if !set.OnDelete && down < budget(set.MaxUnavailable, set.Desired) {
 		return nil
 	}
 	allowed := budget(set.MaxUnavailable, ready)
@@ -100,7 +109,7 @@ func Continue(set Set, pods []Pod, counts map[string]bool) []Pod {
 		allowed = min(allowed, 1)
 	}
 	slices.SortFunc(candidates, func(a, b Pod) int { return strings.Compare(a.Node+" "+a.Name, b.Node+" "+b.Name) })
-	return candidates[:min(max(allowed-unavailable, 0), len(candidates))]
+	return append(unready, candidates[:min(max(allowed-unavailable, 0), len(candidates))]...)
 }
 
 // budget returns how many of n nodes a number or a percentage is, which Kubernetes rounds up.

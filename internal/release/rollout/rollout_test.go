@@ -32,6 +32,7 @@ func TestContinue(t *testing.T) {
 	down := pod("n3", unready, deleting) // what the controller makes of an outdated pod on a node that is down
 	two := with(func(s *rollout.Set) { s.MaxUnavailable, s.Desired = "2", 6 })
 	down2 := pod("down2", unready, deleting)
+	onDelete := with(func(s *rollout.Set) { s.OnDelete = true })
 	for name, c := range map[string]struct {
 		set  rollout.Set
 		pods []rollout.Pod
@@ -67,6 +68,13 @@ func TestContinue(t *testing.T) {
 			down, pod("n4"), pod("n5"), down2}, []string{"n4"}},
 		"one of the two that may be unavailable is down": {two, []rollout.Pod{pod("n1"), pod("n2"), down, pod("n4"),
 			pod("n5"), pod("n6")}, nil},
+		"on delete, all nodes are well": {onDelete, []rollout.Pod{pod("n2"), pod("n1"), pod("n4")}, []string{"n1"}},
+		"on delete, the successor is pending": {onDelete, []rollout.Pod{pod("n1", updated, unready), pod("n2"), pod("n4")},
+			nil},
+		"on delete, a node is down":    {onDelete, []rollout.Pod{pod("n1", updated), pod("n2"), down}, []string{"n2"}},
+		"on delete, a successor fails": {onDelete, []rollout.Pod{pod("n1", updated, failing), pod("n2"), pod("n4")}, nil},
+		"on delete, a previous pod fails": {onDelete, []rollout.Pod{pod("n1"), pod("n2", failing), pod("n4", unready)},
+			[]string{"n2", "n4"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -64,6 +64,11 @@ var All = []Scenario{
 		Minutes: 4.5},
 
 	// Others run before a merge that changes what concerns them.
+	// Each way to upgrade, with a node that is off, cordoned or sick.
+	{Test: "TestRollouts", Clusters: []string{"e2e-rollouts"}, Networks: []Network{ipv4}, Long: true, Minutes: 25,
+		Tools: []string{"helm4", "zarf", "argosync"}},
+	{Test: "TestRolloutsHostNetwork", Clusters: []string{"e2e-rollouts-6"}, Networks: []Network{ipv6}, Long: true,
+		Minutes: 25, Tools: []string{"helm4", "zarf", "argosync"}},
 	{Test: "TestArgo", Clusters: []string{"e2e-argo"}, Networks: []Network{ipv4}, Minutes: 5.8,
 		Paths: and(chart("init-hook", "_*.tpl"), []string{"docs/reference/helm.md"})},
 	{Test: "TestCache", Clusters: []string{"e2e-cache"}, Networks: []Network{ipv4}, Minutes: 8.3, Versions: []string{crio},
