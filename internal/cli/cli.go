@@ -171,7 +171,7 @@ func newImages(global *globalFlags) *cobra.Command {
 	return group("images", "Push, pull, list, copy and delete images (images push app.tar)",
 		newImagesPush(global), newImagesPull(global), newImagesCopy(global), newImagesList(global),
 		newImagesMissing(global), newImagesDelete(global), newImagesPrune(global), newImagesInventory(global),
-		newImagesVerify(global), newImagesExport(global), newImagesBrowse(global), newImagesWarm(global),
+		newImagesVerify(global), newImagesExport(global), newImagesBrowse(global),
 		newImagesStore(global))
 }
 

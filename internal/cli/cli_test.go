@@ -96,7 +96,7 @@ func TestTheHelpFitsAScreen(t *testing.T) {
 func TestEveryCommandHelpsWithAnExample(t *testing.T) {
 	for _, command := range [][]string{{"install"}, {"uninstall"}, {"status"}, {"heal"},
 		{"support-bundle"}, {"prepare"}, {"finish"}, {"cleanup"},
-		{"images", "pull"}, {"images", "push"}, {"images", "copy"}, {"images", "list"}, {"images", "warm"},
+		{"images", "pull"}, {"images", "push"}, {"images", "copy"}, {"images", "list"},
 		{"images", "store", "info"}, {"images", "store", "verify"}, {"images", "store", "prune"}, {"certs", "show"}, {"certs", "ca"}, {"certs", "renew"},
 		{"certs", "rotate"}, {"credentials", "list"}, {"credentials", "rotate"}} {
 		code, out, _ := run(t, append(command, "--help")...)
@@ -260,7 +260,7 @@ func TestAGroupOfCommandsSaysWhatIsInIt(t *testing.T) {
 
 func TestShellsCanComplete(t *testing.T) {
 	for _, command := range [][]string{{"install"}, {"status"}, {"images", "pull"}, {"images", "push"},
-		{"images", "copy"}, {"images", "list"}, {"images", "warm"}, {"images", "store", "info"}, {"certs", "show"},
+		{"images", "copy"}, {"images", "list"}, {"images", "store", "info"}, {"certs", "show"},
 		{"credentials", "list"},
 		{"credentials", "rotate"}, {"support-bundle"}} {
 		_, out, _ := run(t, append(append([]string{"__complete"}, command...), "--output", "")...)

@@ -58,7 +58,6 @@ type registryAccess struct {
 	transport *http.Transport // for requests to the registry
 	access    release.PushAccess
 	address   string // that image references in pods begin with
-	mode      state.Mode
 }
 
 func (c *registryAccess) close() { c.transport.CloseIdleConnections() }
@@ -83,7 +82,7 @@ func (f *clusterFlags) connect(ctx context.Context) (*registryAccess, error) {
 	if err != nil {
 		return nil, err
 	}
-	access, desired, err := f.readAccess(ctx, client)
+	access, address, err := f.readAccess(ctx, client)
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +91,7 @@ func (f *clusterFlags) connect(ctx context.Context) (*registryAccess, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &registryAccess{config, client, registry, transport, access, desired.Address, desired.Mode}, nil
+	return &registryAccess{config, client, registry, transport, access, address}, nil
 }
 
 // begin refuses invalid flags, of which the command has found the others, and connects to the cluster's registry. The
@@ -121,9 +120,9 @@ func (f *clusterFlags) presentCredential(client kubernetes.Interface, access rel
 	}
 }
 
-// readAccess reads certificate and credential for pushing, and how nodes reach the registry.
+// readAccess reads certificate and credential for pushing, and the address that image references in pods begin with.
 func (f *clusterFlags) readAccess(ctx context.Context, client kubernetes.Interface) (
-	release.PushAccess, state.Settings, error) {
+	access release.PushAccess, address string, err error) {
 	read := func(suffix string) (*corev1.Secret, error) {
 		name := f.name + suffix
 		secret, err := client.CoreV1().Secrets(f.namespace).Get(ctx, name, metav1.GetOptions{})
@@ -138,24 +137,24 @@ func (f *clusterFlags) readAccess(ctx context.Context, client kubernetes.Interfa
 	}
 	saved, err := read(names.SuffixState)
 	if err != nil {
-		return release.PushAccess{}, state.Settings{}, err
+		return release.PushAccess{}, "", err
 	}
 	s, err := state.Decode(saved.Data[state.Key])
 	if err != nil {
-		return release.PushAccess{}, state.Settings{}, fmt.Errorf("Secret %s/%s: %w", f.namespace, saved.Name, err)
+		return release.PushAccess{}, "", fmt.Errorf("Secret %s/%s: %w", f.namespace, saved.Name, err)
 	}
 	if s.Desired.Mode == state.ModeExternal {
-		return release.PushAccess{}, state.Settings{}, exitcode.Refuse("the cluster uses the external registry %s "+
+		return release.PushAccess{}, "", exitcode.Refuse("the cluster uses the external registry %s "+
 			"and has none of its own: use that registry's tools; images push and copy reach it with --to, images list with "+
 			"--from", s.Desired.Address)
 	}
 	certificate, err := read(names.SuffixPushTLS)
 	if err != nil {
-		return release.PushAccess{}, state.Settings{}, err
+		return release.PushAccess{}, "", err
 	}
 	credentials, err := read(names.SuffixCredentials)
 	if err != nil {
-		return release.PushAccess{}, state.Settings{}, err
+		return release.PushAccess{}, "", err
 	}
-	return release.NewPushAccess(f.name, f.namespace, certificate, credentials), s.Desired, nil
+	return release.NewPushAccess(f.name, f.namespace, certificate, credentials), s.Desired.Address, nil
 }

@@ -54,7 +54,6 @@ func TestShellsCompleteTheCluster(t *testing.T) {
 		{"status --log-level ", "debug\ninfo\nwarn\nerror\n:4\n"},
 		// The registry does not answer.
 		{"images delete ", ":4\n"},
-		{"images warm ", ":4\n"},
 		{"images prune --match ", ":4\n"},
 		{"credentials rotate ", ":4\n"},
 		{"status --namespace ", "\n:4\n"},

@@ -327,7 +327,7 @@ func (s *imageSearch) search(n images.Name) neededImage {
 	if !s.isOurs(n.Registry) {
 		image.Origin = image.Reference
 	}
-	m, _ := s.locate(n)
+	m := s.locate(n)
 	switch {
 	case m == nil:
 	case m.Problem != "":
@@ -341,19 +341,16 @@ func (s *imageSearch) search(n images.Name) neededImage {
 	return image
 }
 
-// locate returns the manifest that a name refers to in the registry, or nil, and its name there.
-func (s *imageSearch) locate(n images.Name) (*catalog.Manifest, images.Name) {
-	ours := images.Name{Registry: s.address, Path: n.Path, Digest: n.Digest, Tag: n.Tag}
+// locate returns the manifest that a name refers to in the registry, or nil.
+func (s *imageSearch) locate(n images.Name) *catalog.Manifest {
+	path := n.Path
 	if !s.isOurs(n.Registry) {
-		ours.Path = s.prefix.Join(n.Path)
+		path = s.prefix.Join(n.Path)
 	}
-	m := s.find(ours.Path, n.Tag, n.Digest)
-	if m == nil {
-		if m = s.find(ours.Path, n.ZarfTag, n.Digest); m != nil {
-			ours.Tag = n.ZarfTag
-		}
+	if m := s.find(path, n.Tag, n.Digest); m != nil {
+		return m
 	}
-	return m, ours
+	return s.find(path, n.ZarfTag, n.Digest)
 }
 
 // available returns the platforms of an image that are in the registry, which may lack manifests of an index.

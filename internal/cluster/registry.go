@@ -28,7 +28,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 )
 
-// registryPort is the port with mutual TLS of the registry and of caches, the same in every mode.
+// registryPort is the port with mutual TLS of the registry, the same in every mode.
 const registryPort = 5000
 
 const (
@@ -76,33 +76,14 @@ func (r *Registry) Open(access release.PushAccess, options remote.Options) (*rem
 
 // Transport returns an HTTP transport for the registry with the certificates of access.
 func (r *Registry) Transport(access release.PushAccess) (*http.Transport, error) {
-	return transport(access, r.DialContext)
-}
-
-// CacheTransport returns an HTTP transport for one cache pod, through the API server, with the certificates of access,
-// whose ServerName is that of the caches' Service. It keeps up to idle unused connections.
-func (r *Registry) CacheTransport(access release.PushAccess, pod *corev1.Pod, idle int) (*http.Transport, error) {
-	t, err := transport(access, func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return r.Forward(ctx, pod, registryPort)
-	})
-	if err != nil {
-		return nil, err
-	}
-	t.MaxIdleConnsPerHost = idle
-	return t, nil
-}
-
-func transport(
-	access release.PushAccess, dial func(ctx context.Context, network, address string) (net.Conn, error),
-) (*http.Transport, error) {
 	config, err := tlsConfig(access)
 	if err != nil {
 		return nil, err
 	}
-	return &http.Transport{TLSClientConfig: config, TLSHandshakeTimeout: handshakeTimeout, DialContext: dial}, nil
+	return &http.Transport{TLSClientConfig: config, TLSHandshakeTimeout: handshakeTimeout, DialContext: r.DialContext}, nil
 }
 
-// Host is the HOST:PORT in requests to what access is for.
+// Host is the HOST:PORT in requests to the registry.
 func Host(access release.PushAccess) string {
 	return fmt.Sprintf("%s:%d", access.ServerName, registryPort)
 }

@@ -2,13 +2,8 @@ package cluster
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
-	"io"
-	"log/slog"
 	"net"
-	"net/http"
-	"net/http/httptest"
 	"runtime"
 	"slices"
 	"strconv"
@@ -19,8 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
-	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
-	"github.com/zarf-dev/zarf-registry/internal/pki"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 )
 
@@ -138,54 +131,3 @@ type failing struct {
 func (f failing) Read([]byte) (int, error)    { return 0, f.err }
 func (f failing) Write(p []byte) (int, error) { return len(p), nil }
 func (f failing) Close() error                { return nil }
-
-// TestCacheTransport reaches one pod only, whose certificate must be that of the caches.
-func TestCacheTransport(t *testing.T) {
-	ca := tlsfilestest.NewCA(t, "ca")
-	serve := func(name string) string {
-		files := ca.Files(t, pki.OrganizationCache, []string{name})
-		pair, err := tls.X509KeyPair(files[corev1.TLSCertKey], files[corev1.TLSPrivateKeyKey])
-		if err != nil {
-			t.Fatal(err)
-		}
-		server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			_, _ = io.WriteString(w, r.TLS.PeerCertificates[0].Subject.Organization[0])
-		}))
-		server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)
-		server.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequireAnyClientCert}
-		server.StartTLS()
-		t.Cleanup(server.Close)
-		return server.Listener.Addr().String()
-	}
-	pods := map[string]string{"cache": serve("r-cache.zarf.svc"), "registry": serve("r.zarf.svc")}
-	r := &Registry{Forward: func(ctx context.Context, pod *corev1.Pod, port int) (net.Conn, error) {
-		if port != 5000 {
-			t.Errorf("port %d", port)
-		}
-		return new(net.Dialer).DialContext(ctx, "tcp", pods[pod.Name])
-	}}
-	files := ca.Files(t, pki.OrganizationPush, nil)
-	access := release.PushAccess{ServerName: release.ServerName("r-cache", "zarf"), Authority: files["ca.crt"],
-		Certificate: files[corev1.TLSCertKey], Key: files[corev1.TLSPrivateKeyKey]}
-	for name, want := range map[string]string{"cache": pki.OrganizationPush, "registry": ""} {
-		transport, err := r.CacheTransport(access, registryPod(name), 2)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(transport.CloseIdleConnections)
-		response, err := (&http.Client{Transport: transport}).Get("https://" + Host(access) + "/v2/")
-		if (err == nil) != (want != "") {
-			t.Fatalf("%s: error is %v", name, err)
-		}
-		if err == nil {
-			if body, _ := io.ReadAll(response.Body); string(body) != want {
-				t.Errorf("%s: %s", name, body)
-			}
-			response.Body.Close()
-		}
-	}
-	access.Key = nil
-	if _, err := r.CacheTransport(access, registryPod("cache"), 2); err == nil {
-		t.Error("a key that is missing is no error")
-	}
-}

@@ -31,8 +31,8 @@ func (h *Hook) Cleanup(ctx context.Context) error {
 			r.verifier.DeletePods()
 			return "none remain", nil
 		}},
-		{Name: "delete other pods", Run: r.deleteOtherPods,
-			Why: "helm test keeps its pods for helm test --logs, and images warm its own if it is killed"},
+		{Name: "delete the pods of helm test", Run: r.deleteTestPods,
+			Why: "Helm keeps them for helm test --logs"},
 		{Name: "delete the NodePort Service", Run: r.deleteService,
 			Why: "it owns the node port until the end, and Helm does not know it"},
 		{Name: "delete the proxies", Run: r.deleteProxies,
@@ -134,21 +134,17 @@ func (r *run) deleteProxies(ctx context.Context) (string, error) {
 	return r.DeleteDaemonSets(ctx, sets)
 }
 
-func (r *run) deleteOtherPods(ctx context.Context) (string, error) {
-	deleted := 0
-	for _, component := range []string{names.ComponentTest, names.ComponentWarm} {
-		pods, err := r.ListPods(ctx, component)
-		if err != nil {
+func (r *run) deleteTestPods(ctx context.Context) (string, error) {
+	pods, err := r.ListPods(ctx, names.ComponentTest)
+	if err != nil {
+		return "", err
+	}
+	for _, pod := range pods {
+		if err := r.DeletePod(ctx, pod.Name, string(pod.UID)); err != nil {
 			return "", err
 		}
-		for _, pod := range pods {
-			if err := r.DeletePod(ctx, pod.Name, string(pod.UID)); err != nil {
-				return "", err
-			}
-		}
-		deleted += len(pods)
 	}
-	return fmt.Sprintf("deleted %d pods", deleted), nil
+	return fmt.Sprintf("deleted %d pods", len(pods)), nil
 }
 
 func (r *run) deleteSecrets(ctx context.Context) (string, error) {

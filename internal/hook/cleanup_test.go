@@ -65,14 +65,13 @@ func TestCleanupDeletesOnlyObjectsOfTheRelease(t *testing.T) {
 			b.add(&corev1.Pod{ObjectMeta: meta("zarf-registry-test-pull", "test")})
 			b.add(&corev1.Pod{ObjectMeta: meta("zarf-registry-test-tls", "test")})
 			b.add(&corev1.Pod{ObjectMeta: otherRelease("other-test-tls", "test")})
-			b.add(&corev1.Pod{ObjectMeta: meta("zarf-registry-warm-killed", "warm")})
 			for range 2 { // the second run finds nothing to delete
 				b.must(b.hook.Cleanup(t.Context()))
 				b.checkClean("Secret foreign", "Secret zarf-registry-push-tls", "ConfigMap other-payload",
 					"Service other-nodeport", "DaemonSet other-proxy")
 				if b.get("pods", "zarf-registry-test-pull") != nil || b.get("pods", "zarf-registry-test-tls") != nil ||
-					b.get("pods", "zarf-registry-warm-killed") != nil || b.get("pods", "other-test-tls") == nil {
-					t.Error("a pod of helm test or images warm of this release remains, or one of another release was deleted")
+					b.get("pods", "other-test-tls") == nil {
+					t.Error("a pod of helm test of this release remains, or one of another release was deleted")
 				}
 			}
 		})

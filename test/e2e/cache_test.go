@@ -57,14 +57,6 @@ func TestCache(t *testing.T) {
 		}
 		w.isHealthy(t)
 	})
-	must(t, "images warm fills both", func(t *testing.T) {
-		t.Logf("figure: zarf-registry images warm:\n%s", output(t, w.command(t, w.hook, "images", "warm", "-n", w.namespace, image)))
-		for _, p := range w.caches(t, 2) {
-			if use := w.use(t, p); use.Used < 1<<20 {
-				t.Errorf("%s: %+v", p.Name, use)
-			}
-		}
-	})
 	must(t, "the registry's node is lost: nodes pull what caches know", func(t *testing.T) { testStale(t, w, image) })
 	w.underLoop(t, "caches are turned off", func(t *testing.T) {
 		w.apply(t, proxyMode, pinned)

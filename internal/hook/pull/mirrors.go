@@ -50,12 +50,12 @@ func (v *Verifier) Mirrors(ctx context.Context, verified []string) (*state.Mirro
 		CheckedAt: v.Now().UTC().Truncate(time.Second),
 	}
 	p := v.puller(m.Image, false)
-	p.verify.limit, p.verify.permanent, p.verify.everywhere = mirrorTimeout, nil, true
+	p.limit, p.permanent, p.everywhere = mirrorTimeout, nil, true
 	var failed []Result
-	for _, r := range p.Pull(ctx, nodes) {
+	for _, r := range p.pull(ctx, nodes) {
 		switch r.Outcome {
 		case Pulled:
-			m.Pulled = append(m.Pulled, r.Name)
+			m.Pulled = append(m.Pulled, r.Node)
 		case Failed:
 			failed = append(failed, r)
 		}

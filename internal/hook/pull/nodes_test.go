@@ -1,11 +1,9 @@
 package pull
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -18,8 +16,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-
-	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
 // fakeCluster has kubelets, which report by the name of their node and the age of a pod.
@@ -117,67 +113,42 @@ func waiting(reason, message string) corev1.ContainerState {
 }
 
 func ended(reason string) corev1.ContainerState {
-	return corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: reason, ExitCode: 128,
-		Message: `exec: "/zarf-registry-warm-X": stat /zarf-registry-warm-X: no such file or directory`}}
+	return corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: reason, ExitCode: 128}}
 }
 
-func event(kind, reason, message string, count int32) corev1.Event {
-	return corev1.Event{Type: kind, Reason: reason, Message: message, Count: count,
-		InvolvedObject: corev1.ObjectReference{FieldPath: "spec.containers{image-0}"}}
+func event(reason, message string) corev1.Event {
+	return corev1.Event{Type: "Warning", Reason: reason, Message: message}
 }
 
-// kubelet is what kubelets of Kubernetes 1.30 to 1.36 report with containerd and CRI-O.
+// kubelet is what kubelets of Kubernetes 1.30 to 1.36 report.
 func kubelet(node string, age time.Duration) (s corev1.PodStatus, events []corev1.Event) {
-	c := corev1.ContainerStatus{Name: "image-0", Image: image, State: waiting("ContainerCreating", "")}
-	pulledEvent := event("Normal", "Pulled",
-		`Successfully pulled image "`+image+`" in 1.5s (2.25s including waiting). Image size: 5000 bytes.`, 1)
-	presentEvent := event("Normal", "Pulled",
-		`Container image "`+image+`" already present on machine and can be accessed by the pod`, 1)
-	failedEvent := func(count int32) corev1.Event {
-		return event("Warning", "Failed", `Failed to pull image "`+image+`": rpc error: code = Unknown desc = `+
-			"failed to do request:\ndial tcp 127.0.0.1:31999: connect: connection refused", count)
-	}
-	late := age >= 3*time.Second
+	c := corev1.ContainerStatus{Name: containerName, Image: image, State: waiting("ContainerCreating", "")}
 	switch {
-	case node == "sandbox":
-		e := event("Warning", "FailedCreatePodSandBox", "no addresses", 1)
-		e.InvolvedObject.FieldPath = ""
-		events = append(events, e)
-	case node == "admits none":
+	case node == "full":
 		return corev1.PodStatus{Phase: corev1.PodFailed, Reason: "OutOfpods", Message: "too many pods"}, nil
-	case node == "refused", node == "recovers", node == "still refused":
-		if age < time.Second {
-			break
-		}
-		count := int32(1)
-		if age >= 11*time.Second {
-			count = 2
-		}
-		if age >= 31*time.Second && node == "refused" {
-			count = 3
-		}
-		c.State, events = waiting("ImagePullBackOff", "Back-off pulling image"), append(events, failedEvent(count))
-		if node == "recovers" && count == 2 {
-			c.State, c.ImageID, events = ended("StartError"), "sha256:1", append(events, pulledEvent)
-		}
-	case !late:
-	case node == "containerd":
-		s.Phase, c.State, c.ImageID, events = corev1.PodFailed, ended("StartError"), "sha256:1", append(events, pulledEvent)
+	case node == "reboots", node == "is removed", node == "deletes", node == "dead":
+		return corev1.PodStatus{Phase: corev1.PodPending}, nil
+	case node == "sandbox":
+		events = []corev1.Event{event("FailedCreatePodSandBox", "no addresses")}
+	case node == "refused":
+		c.State = waiting("ErrImagePull", "dial tcp 127.0.0.1:31999: connect: connection refused")
+	case age < time.Second:
+	case node == "slow", node == "recovers" && age < 11*time.Second:
+		c.State = waiting("ImagePullBackOff", "Back-off pulling image")
+		events = []corev1.Event{event("Failed", `Failed to pull image "`+image+`": rpc error: code = Unknown desc = `+
+			"failed to do request:\ndial tcp 127.0.0.1:31999: i/o timeout")}
 	case node == "cri-o":
-		c.State = waiting("CreateContainerError", "executable file not found")
-		events = append(events, pulledEvent, presentEvent)
-	case node == "root":
-		c.State = waiting("CreateContainerConfigError", "container has runAsNonRoot and image will run as root")
-		events = append(events, pulledEvent)
-	case node == "has it":
-		c.State, c.ImageID = ended("StartError"), "sha256:1"
-		events = append(events, presentEvent)
-	case node == "loses events":
-		c.State, c.ImageID = ended("StartError"), "sha256:1"
+		c.State = waiting("CreateContainerError", "permission denied")
 	case node == "name":
 		c.State = waiting("InvalidImageName", "couldn't parse image name")
 	case node == "forgets":
 		c.State = ended("ContainerStatusUnknown")
+	case node == "exits":
+		c.State, c.ImageID = ended("Error"), "sha256:1"
+		c.State.Terminated.Message = "exec format error"
+		s.Phase = corev1.PodFailed
+	default:
+		c.State = corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
 	}
 	s.ContainerStatuses = []corev1.ContainerStatus{c}
 	return s, events
@@ -193,47 +164,32 @@ func node(name string) corev1.Node {
 	return n
 }
 
-func newPuller(c *fakeCluster) *Puller {
-	c.pods = map[string]corev1.Pod{"killed": {ObjectMeta: metav1.ObjectMeta{Name: "killed"}}}
-	c.kubelet = kubelet
-	return &Puller{Pods: c, Events: fakeEvents{c}, Ready: c.ready, Namespace: "zarf", Release: "r", Mode: state.ModeProxy,
-		Images: []string{image}, Limit: time.Minute, Log: slog.New(slog.DiscardHandler)}
-}
-
 func TestNodesPull(t *testing.T) {
 	for name, want := range map[string]Result{
-		"containerd":   {Outcome: Pulled, Seconds: 2.25},
-		"cri-o":        {Outcome: Pulled, Seconds: 2.25},
-		"root":         {Outcome: Pulled, Seconds: 2.25},
-		"recovers":     {Outcome: Pulled, Seconds: 2.25},
-		"has it":       {Outcome: Present},
-		"loses events": {Outcome: Pulled, Seconds: 3},
-		"refused":      {Outcome: Failed, Seconds: 31, Message: "connection refused", Remedy: "proxy.hostNetwork=true"},
-		"name":         {Outcome: Failed, Seconds: 3, Message: "InvalidImageName: couldn't parse", Remedy: "proxy pod"},
-		"forgets":      {Outcome: Failed, Seconds: 3, Message: "ContainerStatusUnknown", Remedy: "kubectl describe node"},
-		"admits none":  {Outcome: Failed, Message: "OutOfpods: too many pods", Remedy: "kubectl describe node"},
-		"deletes":      {Outcome: Failed, Seconds: 1.5, Message: "its pod was deleted", Remedy: "run the command again"},
-		"denies":       {Outcome: Failed, Message: "creating a pod for it: ", Remedy: ""},
-		"down":         {Outcome: Failed, Message: "the node is not ready", Remedy: "kubectl describe node"},
-		"reboots":      {Outcome: Failed, Seconds: 10, Message: "gone or no longer ready", Remedy: "kubectl describe node"},
-		"hangs":        {Outcome: Failed, Seconds: 60, Message: "too slow", Remedy: "run the command again"},
-		"sandbox": {Outcome: Failed, Seconds: 60, Message: "too slow: FailedCreatePodSandBox: no addresses",
-			Remedy: "kubectl describe node"},
-		"still refused": {Outcome: Failed, Seconds: 60, Message: "too slow: rpc error", Remedy: "proxy.hostNetwork=true"},
+		"runs":     {Outcome: Pulled},
+		"recovers": {Outcome: Pulled},
+		"name":     {Outcome: Failed, Message: "InvalidImageName: couldn't parse", Remedy: "check kube-proxy"},
+		"forgets":  {Outcome: Failed, Message: "ContainerStatusUnknown", Remedy: "kubectl describe node"},
+		"cri-o":    {Outcome: Failed, Message: "not in time: the image was pulled but could not run", Remedy: "kube-proxy"},
+		"deletes":  {Outcome: Failed, Message: "its pod was deleted each time", Remedy: "run the command again"},
+		"denies":   {Outcome: Failed, Message: "creating a pod for it: "},
+		"down":     {Outcome: skipped, Message: "the node is not ready"},
+		"dead":     {Outcome: Failed, Message: "not in time, and its kubelet reported nothing", Remedy: "check kube-proxy"},
+		"sandbox":  {Outcome: Failed, Message: "not in time: FailedCreatePodSandBox: no addresses", Remedy: "check kube-proxy"},
+		"slow":     {Outcome: Failed, Message: "not in time: rpc error", Remedy: "registryProxy=true"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errors.New("too slow"))
-				defer cancel()
 				c := &fakeCluster{}
-				results := newPuller(c).Pull(ctx, []corev1.Node{node(name)})
+				v, _ := newVerifier(c, name)
+				results := v.puller(image, false).pull(t.Context(), []corev1.Node{node(name)})
 				if len(results) != 1 || len(c.pods) != 0 {
 					t.Fatalf("%d results, and pods %v", len(results), c.pods)
 				}
 				got := results[0]
-				if got.Name != name || got.Image != image || got.Outcome != want.Outcome || got.Seconds != want.Seconds ||
-					!strings.Contains(got.Message, want.Message) || !strings.Contains(got.Remedy, want.Remedy) ||
-					(got.Remedy == "") != (want.Remedy == "") || strings.Contains(got.Message, "\n") {
+				if got.Node != name || got.Outcome != want.Outcome || !strings.Contains(got.Message, want.Message) ||
+					!strings.Contains(got.Remedy, want.Remedy) || (got.Remedy == "") != (want.Remedy == "") ||
+					strings.Contains(got.Message, "\n") {
 					t.Errorf("%+v, want %+v", got, want)
 				}
 			})
@@ -241,63 +197,28 @@ func TestNodesPull(t *testing.T) {
 	}
 }
 
-func TestManyNodesPull(t *testing.T) {
+func TestPullsAreInterrupted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &fakeCluster{}
-		p := newPuller(c)
-		nodes := make([]corev1.Node, 120)
-		for i := range nodes {
-			nodes[i] = node("containerd")
-		}
-		if results := p.Pull(t.Context(), nodes); len(results) != 120 || c.created != 120 || c.most != nodesAtOnce {
-			t.Errorf("%d results, %d pods, %d at once", len(results), c.created, c.most)
-		}
-		// Interrupted with one node that pulls, and others that wait.
-		for i := range nodes {
-			nodes[i] = node("hangs")
-		}
+		v, _ := newVerifier(c, "dead")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		time.AfterFunc(time.Second, func() { cancel(errors.New("interrupted")) })
-		results := p.Pull(ctx, nodes)
-		if len(results) != 120 || c.created != 170 || len(c.pods) != 0 || results[0].Message != "interrupted" ||
-			results[119].Message != "not started: interrupted" {
+		results := v.puller(image, false).pull(ctx, slices.Repeat([]corev1.Node{node("dead")}, 120))
+		if len(results) != 120 || c.created != nodesAtOnce || len(c.pods) != 0 ||
+			!strings.HasPrefix(results[0].Message, "interrupted") || results[119].Message != "not started: interrupted" {
 			t.Errorf("%d results, %d pods, %d left, %+v", len(results), c.created, len(c.pods), results[119])
-		}
-	})
-}
-
-func TestImagesOfAPodAreJudgedByThemselves(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := &fakeCluster{}
-		p := newPuller(c)
-		p.Images = []string{image, "127.0.0.1:31999/team/other:1"}
-		c.kubelet = func(string, time.Duration) (corev1.PodStatus, []corev1.Event) {
-			other := event("Warning", "Failed",
-				`Failed to pull image "127.0.0.1:31999/team/other:1": no match for platform in manifest sha256:1: not found`, 3)
-			other.InvolvedObject.FieldPath = "spec.containers{image-1}"
-			return corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{
-					{Name: "image-1", State: waiting("ErrImagePull", "")}, {Name: "image-0", ImageID: "1", State: ended("StartError")},
-				}}, []corev1.Event{other, event("Warning", "Failed", "Error: failed to create containerd task", 1),
-					event("Normal", "Pulled", `Container image "x" already present on machine`, 1)}
-		}
-		results := p.Pull(t.Context(), []corev1.Node{node("n")})
-		if len(results) != 2 || results[0].Outcome != Present || results[1].Outcome != Failed ||
-			!strings.HasPrefix(results[1].Message, "no match for platform") || !strings.Contains(results[1].Remedy, "platform") {
-			t.Errorf("%+v", results)
 		}
 	})
 }
 
 func TestWithoutEventsNodesPull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := &fakeCluster{}
-		p := newPuller(c)
-		var logged bytes.Buffer
-		p.Events, p.Log = noEvents{}, slog.New(slog.NewTextHandler(&logged, nil))
-		results := p.Pull(t.Context(), []corev1.Node{node("has it"), node("containerd")})
+		v, log := newVerifier(&fakeCluster{}, "a", "recovers")
+		v.Cluster.Events = noEvents{}
+		results := v.puller(image, false).pull(t.Context(), []corev1.Node{node("a"), node("recovers")})
 		if len(results) != 2 || results[0].Outcome != Pulled || results[1].Outcome != Pulled ||
-			strings.Count(logged.String(), "cannot list events") != 1 {
-			t.Errorf("%+v, log %s", results, &logged)
+			strings.Count(log.String(), "cannot list events") != 1 {
+			t.Errorf("%+v, log %s", results, log)
 		}
 	})
 }
@@ -306,26 +227,4 @@ type noEvents struct{}
 
 func (noEvents) List(context.Context, metav1.ListOptions) (*corev1.EventList, error) {
 	return nil, errors.New("forbidden")
-}
-
-// Claim: `images warm` runs nothing of an image.
-func TestPodsMayDoNothing(t *testing.T) {
-	p := newPuller(&fakeCluster{})
-	p.PullSecret = "r-pull"
-	pod := p.pod("n1")
-	s := pod.Spec
-	c := s.Containers[0]
-	if s.NodeName != "n1" || *s.AutomountServiceAccountToken || !*s.SecurityContext.RunAsNonRoot ||
-		s.SecurityContext.SeccompProfile == nil || *c.SecurityContext.AllowPrivilegeEscalation ||
-		c.SecurityContext.Capabilities.Drop[0] != "ALL" || len(c.Command) != 1 ||
-		!strings.HasPrefix(c.Command[0], commandPrefix) || len(c.Command[0]) < len(commandPrefix)+20 ||
-		slices.Equal(c.Command, p.pod("n1").Spec.Containers[0].Command) ||
-		c.ImagePullPolicy != corev1.PullIfNotPresent || s.ImagePullSecrets[0].Name != "r-pull" ||
-		*s.ActiveDeadlineSeconds != 120 || pod.Labels["zarf.dev/agent"] != "ignore" || s.HostNetwork {
-		t.Errorf("%+v", pod)
-	}
-	p.PullSecret = ""
-	if p.pod("n1").Spec.ImagePullSecrets != nil {
-		t.Error("proxy mode has a pull secret")
-	}
 }

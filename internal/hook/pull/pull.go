@@ -1,54 +1,32 @@
-// Package pull brings images of the registry to where they are needed: into cache pods and onto nodes, ahead of a
-// rollout; and it verifies that nodes can pull. It does not decide which images, caches or nodes.
+// Package pull verifies that nodes can pull from the registry. It does not decide what follows from a failure.
 package pull
 
-import (
-	"strings"
-	"time"
-)
+import "strings"
 
-// Outcome is how the transfer of one image to one place ended.
+// Outcome is how the pull of one node ended.
 type Outcome string
 
 // The outcomes.
 const (
-	// Filled means that a cache holds the image, whether it had to fetch it or not.
-	Filled Outcome = "filled"
-	// Pulled means that a node has pulled the image.
+	// Pulled means that the node has pulled the image and run its program.
 	Pulled Outcome = "pulled"
-	// Present means that a node had the image already, under this reference.
-	Present Outcome = "already there"
-	// Failed means that the place lacks the image, or part of it.
+	// Failed means that the node could not pull the image, or not run its program.
 	Failed Outcome = "failed"
+	// skipped means that the pull could not be verified, which fails no verification.
+	skipped Outcome = "skipped"
 )
 
-// Result is about one image at one place.
+// Result is about one node.
 type Result struct {
-	// Name is that of the cache pod or of the node.
-	Name string `json:"name"`
-	// Image is the reference by which nodes pull it.
-	Image   string  `json:"image"`
-	Outcome Outcome `json:"result"`
-	// Seconds is how long it took: for a node that pulled the duration that its kubelet reports, if any.
-	Seconds float64 `json:"seconds"`
+	// Node is the node's name.
+	Node    string
+	Outcome Outcome
 	// Message is why it failed, and Remedy what to do about it. Remedy may be empty.
-	Message string `json:"message,omitempty"`
-	Remedy  string `json:"remedy,omitempty"`
+	Message, Remedy string
 }
 
-// seconds rounds a duration for people.
-func seconds(d time.Duration) float64 { return d.Round(10 * time.Millisecond).Seconds() }
-
-// oneLine joins the lines of a message, which is for a table.
+// oneLine joins the lines of a message.
 func oneLine(message string) string { return strings.Join(strings.Fields(message), " ") }
-
-// String returns the outcome, with message and remedy.
-func (r Result) String() string {
-	if reason := r.reason(); reason != "" {
-		return string(r.Outcome) + ": " + reason
-	}
-	return string(r.Outcome)
-}
 
 // reason returns the message with the remedy.
 func (r Result) reason() string {

@@ -51,9 +51,6 @@ const (
 	listedReasons = 10
 )
 
-// skipped is a node whose pull could not be verified, which fails no verification.
-const skipped Outcome = "skipped"
-
 // Nodes runs a pod with a tiny image of the registry on every node that is ready and, in proxy
 // mode, has a proxy. The image is always pulled, through the loopback address. It returns the nodes
 // that pulled. Nodes that leave meanwhile, or reject the pod, are skipped. switching means that a failure is undone
@@ -81,16 +78,16 @@ func (v *Verifier) Nodes(ctx context.Context, switching bool) (verified []string
 		}
 	}
 	puller, mayFail := v.puller(image, switching), v.MayFail(len(eligible))
-	puller.verify.mayFail = mayFail + len(cordoned)
+	puller.mayFail = mayFail + len(cordoned)
 	var failed []Result
-	for _, r := range puller.Pull(ctx, eligible) {
+	for _, r := range puller.pull(ctx, eligible) {
 		switch r.Outcome {
 		case Pulled:
-			verified = append(verified, r.Name)
+			verified = append(verified, r.Node)
 		case Failed:
 			failed = append(failed, r)
 		case skipped:
-			others = append(others, r.Name)
+			others = append(others, r.Node)
 		}
 	}
 	if len(verified) > 0 && ctx.Err() == nil {
@@ -100,13 +97,13 @@ func (v *Verifier) Nodes(ctx context.Context, switching bool) (verified []string
 	case errors.Is(ctx.Err(), context.Canceled):
 		return nil, "", ctx.Err()
 	case ctx.Err() != nil:
-		return nil, "", fmt.Errorf("%w: %w", failures(failed), ctx.Err())
+		return nil, "", fmt.Errorf("%w: %w", failures(image, failed), ctx.Err())
 	case len(failed) > 0 && (switching || !slices.ContainsFunc(failed, func(r Result) bool {
 		return r.Remedy != adviceNotServed
 	})): // a retry would interrupt pulls again, or fail in the same way
-		return nil, "", exitcode.Refuse("%w", failures(failed))
+		return nil, "", exitcode.Refuse("%w", failures(image, failed))
 	case len(failed) > 0:
-		return nil, "", failures(failed)
+		return nil, "", failures(image, failed)
 	case len(verified) == 0:
 		return nil, "", fmt.Errorf("no node was verified: %s became unready or rejected the pod: see the warnings",
 			release.ListNodes(others))
@@ -127,12 +124,12 @@ func (v *Verifier) excuse(failed *[]Result, cordoned map[string]bool, mayFail in
 			if !from(r) {
 				return false
 			}
-			excuse(r.Name, "it could not pull: "+r.reason())
-			excused = append(excused, r.Name)
+			excuse(r.Node, "it could not pull: "+r.reason())
+			excused = append(excused, r.Node)
 			return true
 		})
 	}
-	take(func(r Result) bool { return cordoned[r.Name] }, func(node, reason string) {
+	take(func(r Result) bool { return cordoned[r.Node] }, func(node, reason string) {
 		v.Excuse(node, "it is cordoned: "+reason)
 	})
 	if len(*failed) <= mayFail {
@@ -142,26 +139,13 @@ func (v *Verifier) excuse(failed *[]Result, cordoned map[string]bool, mayFail in
 }
 
 // puller returns the one that verifies the pull of an image.
-func (v *Verifier) puller(image string, switching bool) *Puller {
-	check := &verification{limit: verifyTimeout, pod: func() *corev1.Pod {
-		return &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{
-				GenerateName: v.Settings.Name + "-probe-", Labels: v.PodLabels(names.ComponentProbe),
-			},
-			Spec: corev1.PodSpec{SecurityContext: v.RestrictedPod()},
-		}
-	}}
-	p := &Puller{
-		Pods: v.Pods, Events: v.Cluster.Events, Ready: v.NodesReady, Namespace: v.Settings.Namespace,
-		Release: v.Settings.Release, Mode: v.Settings.Mode, Images: []string{image}, Limit: verifyTimeout, Log: v.Log,
-		verify: check,
-	}
+func (v *Verifier) puller(image string, switching bool) *puller {
+	p := &puller{Verifier: v, image: image, limit: verifyTimeout}
 	if switching {
-		check.limit = switchTimeout
+		p.limit = switchTimeout
 	}
 	if v.Settings.Mode == state.ModeNodePort {
-		check.permanent = notServed
-		p.PullSecret = v.Settings.Name + names.SuffixPull
+		p.permanent, p.pullSecret = notServed, v.Settings.Name+names.SuffixPull
 	}
 	return p
 }
@@ -215,9 +199,9 @@ func (v *Verifier) eligible(ctx context.Context) (eligible []corev1.Node, others
 }
 
 // failures describes the nodes that could not pull, by reason, with what to do about it.
-func failures(failed []Result) error {
+func failures(image string, failed []Result) error {
 	groups := byReason(failed, func(r Result) string {
-		return fmt.Sprintf("could not pull %s: %s", r.Image, r.reason())
+		return fmt.Sprintf("could not pull %s: %s", image, r.reason())
 	})
 	var errs []error
 	for i, g := range groups {
@@ -246,7 +230,7 @@ func byReason(results []Result, reason func(Result) string) (groups []group) {
 			i, groups = len(groups), append(groups, group{Reason: text})
 			at[text] = i
 		}
-		groups[i].Nodes = append(groups[i].Nodes, r.Name)
+		groups[i].Nodes = append(groups[i].Nodes, r.Node)
 	}
 	return groups
 }

@@ -23,28 +23,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
-// verifiedKubelet is what kubelets report about pods whose program runs.
-func verifiedKubelet(node string, age time.Duration) (s corev1.PodStatus, events []corev1.Event) {
-	c := corev1.ContainerStatus{Name: "image-0", Image: image, State: waiting("ContainerCreating", "")}
-	switch {
-	case node == "full":
-		return corev1.PodStatus{Phase: corev1.PodFailed, Reason: "OutOfpods", Message: "too many pods"}, nil
-	case node == "reboots", node == "is removed", node == "dead":
-		return corev1.PodStatus{Phase: corev1.PodPending}, nil
-	case node == "refused":
-		c.State = waiting("ErrImagePull", "dial tcp 127.0.0.1:31999: connect: connection refused")
-	case age < time.Second:
-	case node == "exits":
-		c.State, c.ImageID = ended("Error"), "sha256:1"
-		c.State.Terminated.Message = "exec format error"
-		s.Phase = corev1.PodFailed
-	default:
-		c.State = corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
-	}
-	s.ContainerStatuses = []corev1.ContainerStatus{c}
-	return s, nil
-}
-
 type images struct{}
 
 func (images) ProbeImage(state.Mode) (string, error) { return "team/shop:2", nil }
@@ -83,7 +61,7 @@ func linux(n corev1.Node) corev1.Node {
 
 func newVerifier(c *fakeCluster, names ...string) (*Verifier, *bytes.Buffer) {
 	c.pods = map[string]corev1.Pod{"killed": {ObjectMeta: metav1.ObjectMeta{Name: "killed"}}}
-	c.kubelet, c.nodes = verifiedKubelet, names
+	c.kubelet, c.nodes = kubelet, names
 	log := &bytes.Buffer{}
 	return &Verifier{Pods: c, Images: images{}, Observer: &nodes.Observer{
 		Release: &release.Release{Settings: settings.Settings{Name: "r", Namespace: "zarf", Release: "r",
@@ -122,7 +100,7 @@ func TestVerification(t *testing.T) {
 					if node == "deletes" && c.seen[node] == 1 {
 						return corev1.PodStatus{Phase: corev1.PodPending}, nil
 					}
-					return verifiedKubelet("a", time.Hour)
+					return kubelet("a", time.Hour)
 				}
 			}, did: []string{"on 2 of 2 nodes"}, atMost: 10 * time.Second},
 		"a silent kubelet fails a switch only when the node controller has had time": {nodes: []string{"a", "dead"},
@@ -271,9 +249,14 @@ func TestVerifyingPodsFitIntoQuotas(t *testing.T) {
 			t.Errorf("a quota may reject the resources %+v", c.Resources)
 		}
 	}
-	if c.ImagePullPolicy != corev1.PullAlways || c.Command != nil || pod.Spec.ActiveDeadlineSeconds == nil ||
-		!*pod.Spec.SecurityContext.RunAsNonRoot || pod.Spec.ImagePullSecrets[0].Name != "r-pull" ||
+	if c.ImagePullPolicy != corev1.PullAlways || pod.Spec.ActiveDeadlineSeconds == nil ||
+		*pod.Spec.AutomountServiceAccountToken || *c.SecurityContext.AllowPrivilegeEscalation ||
+		c.SecurityContext.Capabilities.Drop[0] != "ALL" || !*pod.Spec.SecurityContext.RunAsNonRoot || pod.Spec.ImagePullSecrets[0].Name != "r-pull" ||
 		pod.Labels["zarf.dev/agent"] != "ignore" {
 		t.Errorf("%+v", pod)
+	}
+	v.Settings.Mode = state.ModeProxy
+	if v.puller(image, false).pod("n1").Spec.ImagePullSecrets != nil {
+		t.Error("proxy mode has a pull secret")
 	}
 }

@@ -25,7 +25,6 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook/pull"
 	"github.com/zarf-dev/zarf-registry/internal/net/freeport"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
@@ -349,7 +348,7 @@ func TestContentIsFetchedOnce(t *testing.T) {
 	}
 }
 
-// TestDeadlinesBeginWithAChunk reads the last byte of a blob while it is being fetched, as images warm does: the time
+// TestDeadlinesBeginWithAChunk reads the last byte of a blob while it is being fetched: the time
 // that a client has to take a chunk must not pass while the registry sends it.
 func TestDeadlinesBeginWithAChunk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -383,31 +382,6 @@ func TestDeadlinesBeginWithAChunk(t *testing.T) {
 			t.Errorf("%d deadlines, %d bytes", deadlines, len(last))
 		}
 	})
-}
-
-// TestWarmUp fills a cache as zarf-registry images warm does.
-func TestWarmUp(t *testing.T) {
-	f := start(t)
-	large, empty, manifest := random(3*chunkSize+17), []byte{}, []byte(`{"schemaVersion":2}`)
-	byDigest := "/v2/team/app/manifests/" + digest.FromBytes(manifest).String()
-	f.add(large, blobPath(large))
-	f.add(empty, blobPath(empty))
-	f.add(manifest, byDigest)
-	missing := blobPath(random(17))
-	results := pull.Fill(t.Context(),
-		[]pull.Cache{{Pod: "c", Transport: f.as(t, pki.OrganizationPush).Transport, Host: f.Addr().String()}},
-		[]pull.Image{{Reference: "app:1", Paths: []string{byDigest, blobPath(large), blobPath(empty)}},
-			{Reference: "app:2", Paths: []string{missing}}}, quiet)
-	if len(results) != 2 || results[0].Outcome != pull.Filled || results[1].Outcome != pull.Failed ||
-		!strings.Contains(results[1].Message, "404") {
-		t.Errorf("%+v", results)
-	}
-	for path, data := range map[string][]byte{byDigest: manifest, blobPath(large): large, blobPath(empty): empty} {
-		f.get(t, path, data)
-		if n := f.count("GET", path); n != 1 {
-			t.Errorf("the registry sent %s %d times", path, n)
-		}
-	}
 }
 
 // Wrong content never becomes complete, and is not kept.
@@ -757,7 +731,7 @@ func TestAccess(t *testing.T) {
 	data := random(10)
 	f.add(data, blobPath(data))
 	for role, want := range map[string]int{
-		pki.OrganizationNode: 200, pki.OrganizationPush: 200, pki.OrganizationCache: 403, pki.OrganizationClient: 403, "other": 403,
+		pki.OrganizationNode: 200, pki.OrganizationPush: 403, pki.OrganizationCache: 403, pki.OrganizationClient: 403, "other": 403,
 	} {
 		f.client = f.as(t, role)
 		f.status(t, blobPath(data), want)

@@ -50,9 +50,8 @@ func (r *refusal) Error() string { return "the registry responded with " + r.sta
 func (c *Cache) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.metrics.inFlight.Add(1)
 	defer c.metrics.inFlight.Add(-1)
-	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 || !mayRead(pki.Roles(r.TLS.PeerCertificates[0])) {
-		http.Error(w, fmt.Sprintf("caches serve clients whose certificate has the role %q or %q",
-			pki.OrganizationNode, pki.OrganizationPush), http.StatusForbidden)
+	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 || !slices.Contains(pki.Roles(r.TLS.PeerCertificates[0]), pki.OrganizationNode) {
+		http.Error(w, fmt.Sprintf("caches serve clients whose certificate has the role %q", pki.OrganizationNode), http.StatusForbidden)
 		return
 	}
 	if err := c.clients.Verify(w, r); err != nil {
@@ -87,10 +86,6 @@ func (c *Cache) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		c.serveContent(w, r, t, confirmed)
 	}
-}
-
-func mayRead(roles []string) bool {
-	return slices.Contains(roles, pki.OrganizationNode) || slices.Contains(roles, pki.OrganizationPush)
 }
 
 // serveBase responds to /v2/ as the registry does, and while stale content is served in its place.

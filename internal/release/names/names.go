@@ -96,7 +96,6 @@ const (
 	ComponentNodeRestore  = "node-restore"
 	ComponentHealer       = "healer"
 	ComponentTest         = "test"
-	ComponentWarm         = "warm"
 	ComponentHosting      = "local-registry-hosting"
 )
 

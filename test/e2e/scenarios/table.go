@@ -127,8 +127,6 @@ var All = []Scenario{
 	// It mostly waits, beside the others.
 	{Test: "TestUnattended", Clusters: []string{"e2e-unattended"}, Networks: []Network{ipv4}, Minutes: 2.3,
 		Paths: append(internal("hook/certs", "pki"), "charts/zarf-registry/templates/certificates")},
-	{Test: "TestWarm", Clusters: []string{"e2e-warm"}, Networks: []Network{ipv4}, Minutes: 7.1,
-		Paths: internal("hook/pull")},
 	{Test: "TestWorkstation", Clusters: []string{"e2e-workstation"}, Networks: []Network{ipv4}, Minutes: 8.5,
 		Tools: []string{"cosign"}, Paths: and(internal("install", "cli"), []string{"docs/guide", "tools/release"})},
 	{Test: "TestZarf", Clusters: []string{"e2e-zarf"}, Networks: []Network{ipv4}, Minutes: 14.9, Tools: []string{"zarf"},
