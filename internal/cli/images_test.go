@@ -1003,18 +1003,3 @@ func TestImagesRefuseWhatCannotBeRight(t *testing.T) {
 		}
 	}
 }
-
-func TestArchivesInPieces(t *testing.T) {
-	c := newImageCommand(t, nil)
-	from, to := newTestRegistry(t, false, "", ""), newTestRegistry(t, false, "", "")
-	single := from.put(t, "team/single:2", "amd64")
-	archive := filepath.Join(c.home, "images.tar")
-	c.run("pull", from.host()+"/team/single:2", "--out", archive, "--split", "1MiB", "--plain-http", "--platform", "all")
-	if _, err := os.Stat(archive); err == nil {
-		t.Error("the archive is in one file")
-	}
-	c.run("push", archive+".001", archive+".001", "--to", to.host(), "--plain-http")
-	if got := to.has(t, "team/single:2"); got != single {
-		t.Errorf("the image is %s, want %s", got, single)
-	}
-}

@@ -29,7 +29,6 @@ error. Blobs are kept in the local store; to continue an interrupted export, run
 
 Exit codes: 0 if everything is exported, 1 on failure, 3 if the command line is invalid.`,
 		Example: `  zarf-registry images export --out backup.tar
-  zarf-registry images export --out backup.tar --split 4G
   zarf-registry images push backup.tar                    # restores it`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.export(cmd) },

@@ -141,7 +141,7 @@ func (f *listFlags) check(cmd *cobra.Command, args []string) (host string, err e
 func (r *imageRun) listSources(ctx context.Context, sources []string) ([]listed, error) {
 	list := []listed{}
 	paths, engine := splitSources(sources)
-	for _, path := range images.Distinct(paths) {
+	for _, path := range paths {
 		source, err := r.open(ctx, path)
 		if err != nil {
 			return nil, err

@@ -191,7 +191,7 @@ func readManifests(stdin io.Reader, paths []string) (*workloads.Set, error) {
 		total += n
 		return err
 	}
-	for _, path := range images.Distinct(paths) {
+	for _, path := range paths {
 		if path == "-" {
 			if err := read(stdin, "stdin"); err != nil {
 				return nil, err

@@ -19,9 +19,8 @@ import (
 // pullFlags are the flags of images pull.
 type pullFlags struct {
 	imageFlags
-	out   string
-	split int64 // 0 is an archive of one piece
-	have  string
+	out  string
+	have string
 
 	inventory *inventory.Set // of have; nil without it
 }
@@ -47,10 +46,6 @@ is replaced once all images are complete.
 With --have, an archive is thin: it leaves out what zarf-registry images inventory has listed in
 the cluster. Only zarf-registry images push reads it.
 
-With --split, an archive consists of pieces: OUT.001 and so on. zarf-registry images push and list
-accept any of them if all are in the same directory, under any names; they verify each, and
-name those that are missing or damaged.
-
 Every blob is verified and kept in the local store (zarf-registry images store) for later pulls
 and copies. To continue an interrupted pull, run the same command again; with --no-store, only a layout continues.
 
@@ -66,7 +61,6 @@ Exit codes: 0 if all images were pulled, 1 if one failed, 3 if the command line 
   zarf-registry images pull -f images.txt --out layout --platform linux/amd64,linux/arm64
   zarf-registry images pull --referrers ghcr.io/stefanprodan/charts/podinfo:6.7.1 --out chart.tar
   zarf-registry images pull -f images.txt --have inventory.bin --out thin.tar
-  zarf-registry images pull -f images.txt --out app.tar --split 4G
   zarf-registry images pull docker-daemon:team/app:1 --out app.tar`,
 		ValidArgsFunction: completeReferences,
 		RunE:              func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
@@ -130,12 +124,6 @@ func (f *pullFlags) checkOut() error {
 		return fmt.Errorf("invalid --out %s: it is the local store of blobs, which keeps no images: choose another "+
 			"directory for either", f.out)
 	}
-	if f.split > 0 && !f.archive() {
-		return errors.New("--split requires an archive: --out must end in .tar")
-	}
-	if f.split > 0 && f.split < images.MinPieceSize {
-		return fmt.Errorf("invalid --split: want at least %d bytes", images.MinPieceSize)
-	}
 	parent := filepath.Dir(f.out)
 	if info, err := os.Stat(parent); err != nil || !info.IsDir() {
 		return fmt.Errorf("invalid --out %s: directory %s does not exist", f.out, parent)
@@ -177,7 +165,6 @@ func samePlace(a, b string) bool {
 func (f *pullFlags) outFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&f.out, "out", "",
 		"`PATH` of the output: an archive if it ends in .tar, otherwise a layout directory")
-	sizeFlag(flags, &f.split, "split", "", "write an archive in pieces of at most `SIZE`, such as 4G, for media")
 }
 
 func (f *pullFlags) archive() bool { return strings.HasSuffix(f.out, ".tar") }
@@ -210,9 +197,6 @@ func (f *pullFlags) pullArchive(ctx context.Context, r *imageRun, refs []string)
 	archive, err := images.CreateArchive(f.out)
 	if err != nil {
 		return nil, err
-	}
-	if f.split > 0 {
-		archive.Split(f.split)
 	}
 	if f.inventory != nil {
 		archive.Omit(f.inventory.Has)

@@ -85,9 +85,6 @@ checksums are verified, its signature is not.
 A thin archive, which zarf-registry images pull --have wrote, is completed with what the registry
 has. If something is missing, nothing is pushed, and the error names the images to pull again.
 
-Any piece of an archive that pull --split wrote stands for all of them in its directory, so
-app.tar.* is pushed once.
-
 Blobs that images share are sent once. Blobs that the registry already has are not sent;
 blobs of its other repositories are mounted. Interrupted uploads resume. To continue an
 interrupted push, run the same command again.
@@ -179,7 +176,7 @@ func splitSources(sources []string) (paths, engine []string) {
 func (r *imageRun) sources(ctx context.Context, sources []string, reference string) ([]images.Item, error) {
 	var items []images.Item
 	paths, engine := splitSources(sources)
-	for _, path := range images.Distinct(paths) {
+	for _, path := range paths {
 		source, err := r.open(ctx, path)
 		if err != nil {
 			return nil, err

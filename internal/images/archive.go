@@ -72,15 +72,9 @@ const (
 // maxNames is how many names an error message lists: enough to recognize the content.
 const maxNames = 4
 
-// archiveContent is that of an archive: a file, or pieces of it.
-type archiveContent interface {
-	io.ReaderAt
-	io.Closer
-}
-
 // archive is files in an uncompressed tar, which is not unpacked.
 type archive struct {
-	content archiveContent
+	content *os.File
 	size    int64
 	entries map[string]entry
 	count   int      // of all entries, also those that entries lacks
@@ -124,7 +118,7 @@ func (a *archive) Close() error {
 // access, to a temporary file.
 func openArchive(ctx context.Context, name string) (_ *archive, err error) {
 	a := &archive{entries: map[string]entry{}, cleanup: func() error { return nil }}
-	if a.content, a.size, err = openContent(ctx, name); err != nil {
+	if a.content, err = os.Open(name); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -132,6 +126,11 @@ func openArchive(ctx context.Context, name string) (_ *archive, err error) {
 			_ = a.Close()
 		}
 	}()
+	info, err := a.content.Stat()
+	if err != nil {
+		return nil, err
+	}
+	a.size = info.Size()
 	head := make([]byte, tarBlock)
 	n, err := a.content.ReadAt(head, 0)
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -149,27 +148,6 @@ func openArchive(ctx context.Context, name string) (_ *archive, err error) {
 		what = format + noTarIn
 	}
 	return a, a.index(ctx, what)
-}
-
-// openContent opens a file, or the archive to which a piece belongs.
-func openContent(ctx context.Context, name string) (archiveContent, int64, error) {
-	parts, err := openPieces(ctx, name)
-	if err != nil {
-		return nil, 0, err
-	}
-	if parts != nil {
-		return parts, parts.end(), nil
-	}
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, 0, err
-	}
-	info, err := f.Stat()
-	if err != nil {
-		f.Close()
-		return nil, 0, err
-	}
-	return f, info.Size(), nil
 }
 
 // unpack replaces the archive's content by a temporary one with the uncompressed data.

@@ -158,6 +158,15 @@ func pullToLayout(t *testing.T, dir string, items []Item, opts Options) []Result
 	return results
 }
 
+func read(t *testing.T, path string) []byte {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return content
+}
+
 // pullToArchive pulls images to an archive. change, unless nil, is called before.
 func pullToArchive(t *testing.T, path string, items []Item, change func(*Archive)) []Result {
 	t.Helper()

@@ -84,7 +84,6 @@ func (l *Layout) image(_ context.Context, item Item) error {
 type Archive struct {
 	path  string
 	omit  func(digest.Digest) bool
-	piece int64 // see Split
 	mu    sync.Mutex
 	items []Item
 }
@@ -107,10 +106,6 @@ func CreateArchive(path string) (*Archive, error) {
 // Omit makes the archive thin: it has all manifests, but not the other blobs for which omit returns true. [Push] has
 // the registry complete the images from what it has. Other tools cannot read a thin archive. Call it before [Pull].
 func (a *Archive) Omit(omit func(digest.Digest) bool) { a.omit = omit }
-
-// Split makes [Archive.Write] write pieces of at most size bytes instead of one file: PATH.001 and so on. [Open] opens
-// the archive by any of them, if all are in the same directory. Size is at least [MinPieceSize].
-func (a *Archive) Split(size int64) { a.piece = max(size, MinPieceSize) }
 
 func (a *Archive) omits(desc ocispec.Descriptor) bool {
 	return a.omit != nil && !oci.IsManifestOrIndex(desc.MediaType) && a.omit(desc.Digest)
@@ -146,11 +141,7 @@ func (a *Archive) image(_ context.Context, item Item) error {
 
 // Write writes the archive with all images that were pulled to it. Equal images give equal bytes.
 func (a *Archive) Write(ctx context.Context) error {
-	write := a.writeFile
-	if a.piece > 0 {
-		write = a.writePieces
-	}
-	err := write(ctx)
+	err := a.writeFile(ctx)
 	if blobstore.IsDiskFull(err) {
 		return fmt.Errorf("archive %s: the disk of %s is full: make room there, or write it elsewhere: %w", a.path,
 			filepath.Dir(a.path), err)
@@ -176,18 +167,6 @@ func (a *Archive) writeFile(ctx context.Context) (err error) {
 		return err
 	}
 	return os.Rename(f.Name(), a.path)
-}
-
-func (a *Archive) writePieces(ctx context.Context) error {
-	s := &splitter{path: a.path, size: a.piece}
-	err := a.writeTo(ctx, s)
-	if err == nil {
-		err = s.finish()
-	}
-	if err != nil {
-		s.discard()
-	}
-	return err
 }
 
 func (a *Archive) writeTo(ctx context.Context, to io.Writer) error {

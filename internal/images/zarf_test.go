@@ -145,7 +145,7 @@ func TestComponentsOfZarfPackagesNeedNoDiskSpace(t *testing.T) {
 	files := replaced(t, zarfPackage(t, layoutFiles(t, store, annotated(image, containerdName("a:1")))...),
 		"components/app.tar", func(string) string { return string(noise(3, component)) })
 	src := mustOpen(t, writeTemp(t, "package.tar.zst", zstandard(t, makeTar(t, files...))))
-	unpacked, err := src.files.(subdirectory).files.(*archive).content.(*os.File).Stat()
+	unpacked, err := src.files.(subdirectory).files.(*archive).content.Stat()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -117,7 +117,7 @@ func TestImages(t *testing.T) {
 	w.Run(t, "images copy and images list", func(t *testing.T) { testCopyAndList(t, w) })
 	w.Run(t, "images missing", func(t *testing.T) { testMissing(t, w) })
 	w.Run(t, "images list, delete and prune", func(t *testing.T) { testLifecycle(t, w) })
-	w.Run(t, "images export, in pieces, restores", func(t *testing.T) { testExport(t, w) })
+	w.Run(t, "images export restores", func(t *testing.T) { testExport(t, w) })
 	w.Run(t, "images browse", func(t *testing.T) { testBrowse(t, w) })
 	w.Run(t, "images inventory and a thin archive", func(t *testing.T) { testThinArchive(t, w) })
 	w.Run(t, "an interrupted push resumes", func(t *testing.T) { testInterruptedPush(t, w) })
