@@ -13,7 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	registryroot "github.com/zarf-dev/zarf-registry/cmd/registry/root"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
@@ -166,55 +165,6 @@ func TestS3TrustsAPrivateCA(t *testing.T) {
 	}
 	if !mounted || !exists {
 		t.Errorf("AWS_CA_BUNDLE is %q, mounted %t, volume %t", bundle, mounted, exists)
-	}
-}
-
-func TestCopyFromVolume(t *testing.T) {
-	t.Parallel()
-	for _, sets := range [][]string{
-		nil,
-		{"registry.persistence.existingClaim=mine"},
-		{"registry.storage.s3.caSecret=corporate", "injector.enabled=false"},
-	} {
-		claim := "zarf-registry"
-		if slices.Contains(sets, "registry.persistence.existingClaim=mine") {
-			claim = "mine"
-		}
-		out := rendering{
-			values: with(t, ciValues(t)["s3"], append(sets, "registry.storage.s3.copyFromVolume=true")...),
-		}.render(t)
-		deployment := find[*appsv1.Deployment](t, out, "zarf-registry")
-		if got := deployment.Spec.Strategy.Type; got != appsv1.RecreateDeploymentStrategyType {
-			t.Errorf("strategy %s: the previous pod would write to the volume", got)
-		}
-		pod := deployment.Spec.Template.Spec
-		if n := len(pod.InitContainers); n != 1 {
-			t.Fatalf("%d init containers", n)
-		}
-		command := registryroot.New()
-		found, flags, err := command.Find(pod.InitContainers[0].Args)
-		if err != nil || found.Name() != "copy-storage" || found.ParseFlags(flags) != nil {
-			t.Errorf("args %v: %v", pod.InitContainers[0].Args, err)
-		}
-		var keys, volume bool
-		for _, e := range pod.InitContainers[0].Env {
-			keys = keys || e.Name == "AWS_ACCESS_KEY_ID"
-		}
-		for _, v := range pod.Volumes {
-			volume = volume || v.Name == "storage" && v.PersistentVolumeClaim.ClaimName == claim
-		}
-		if !keys || !volume {
-			t.Errorf("keys %t, volume of claim %s %t", keys, claim, volume)
-		}
-		ca := slices.ContainsFunc(pod.InitContainers[0].VolumeMounts, func(m corev1.VolumeMount) bool {
-			return m.Name == "s3-ca"
-		})
-		if ca != slices.Contains(sets, "registry.storage.s3.caSecret=corporate") {
-			t.Errorf("%v: the CA is mounted: %t", sets, ca)
-		}
-		if claims := len(all[*corev1.PersistentVolumeClaim](out)); (claims == 1) != (claim == "zarf-registry") {
-			t.Errorf("%d claims", claims)
-		}
 	}
 }
 

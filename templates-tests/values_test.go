@@ -294,14 +294,6 @@ var refusals = []struct {
 	}},
 	{"registry.storage.s3.bucket", []string{"registry.storage.type=s3", "registry.storage.s3.region=r"}},
 	{"registry.storage.s3.region", []string{"registry.storage.type=s3", "registry.storage.s3.bucket=b"}},
-	{"registry.replicas", []string{
-		"registry.storage.type=s3", "registry.storage.s3={bucket: b, region: r, copyFromVolume: true}",
-		"registry.replicas=2",
-	}},
-	{"registry.storage.s3.copyFromVolume", []string{
-		"registry.storage.type=s3", "registry.storage.s3={bucket: b, region: r, copyFromVolume: true}",
-		"registry.persistence.enabled=false",
-	}},
 	{"nodeConfig.nodeSelector", []string{"nodeConfig.nodeSelector={kubernetes.io/os: linux}"}},
 	{"nodeConfig.nodeSelector", []string{"nodeConfig.nodeSelector={kubernetes.io/arch: amd64}"}},
 	{"nodeConfig.k3s.path", []string{"nodeConfig.k3s.path=/etc/registries.yaml"}},

@@ -90,7 +90,7 @@ func TestReplicas(t *testing.T) {
 		w.plainPorts(t, false)
 		w.isHealthy(t)
 	})
-	t.Run("S3", func(t *testing.T) { testS3(t, w, image, shared) })
+	t.Run("S3", func(t *testing.T) { testS3(t, w, image) })
 }
 
 // replicas waits until exactly n registry pods exist, all ready, and returns them.

@@ -133,9 +133,8 @@ overwrites what is recorded there. */ -}}
 {{- end -}}
 
 {{- /* What the chart deploys beside the registry's Deployment:
-  registry      autoscaled; several, there can be more than one pod; copiesFromVolume, the pod copies images from the
-                volume to S3; mountsClaim, to store images or to copy them; sharedStorage, two pods can run at once, if
-                only during a rollout
+  registry      autoscaled; several, there can be more than one pod; mountsClaim, to store images; sharedStorage, two pods
+                can run at once, if only during a rollout
   cache         wanted, the values ask for caches; enabled; deployment, with cache.replicas
   certificates  name of the CronJob that renews certificates, if it is rendered. At most 52 characters: Jobs append a
                 timestamp
@@ -149,10 +148,8 @@ overwrites what is recorded there. */ -}}
 {{- $claim := $registry.persistence -}}
 {{- $filesystem := eq $registry.storage.type "filesystem" -}}
 {{- $s3 := eq $registry.storage.type "s3" -}}
-{{- $copies := and $s3 $registry.storage.s3.copyFromVolume -}}
 {{- $autoscaled := and .zr.internal $registry.autoscaling.enabled -}}
 {{- $most := $autoscaled | ternary $registry.autoscaling.maxReplicas $registry.replicas -}}
-{{- /* Nothing may write to the volume, or to S3, while a pod copies. */ -}}
 {{- $many := and $filesystem $claim.enabled (has "ReadWriteMany" $claim.accessModes) -}}
 {{- $prune := $registry.garbageCollection.prune -}}
 {{- $gc := and .zr.internal $registry.garbageCollection.enabled -}}
@@ -163,9 +160,8 @@ overwrites what is recorded there. */ -}}
   "registry" (dict
     "autoscaled" $autoscaled
     "several" (gt (int $most) 1)
-    "copiesFromVolume" $copies
-    "mountsClaim" (and $claim.enabled (or $filesystem $copies))
-    "sharedStorage" (or (and $s3 (not $copies)) $many))
+    "mountsClaim" (and $claim.enabled $filesystem)
+    "sharedStorage" (or $s3 $many))
   "cache" (dict
     "wanted" $wanted
     "enabled" (and .zr.proxyMode $wanted)

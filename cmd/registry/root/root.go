@@ -57,11 +57,11 @@ Exit codes: 0 success, 1 failure, 3 invalid flags, configuration or files (nothi
 		SilenceUsage:  true,
 		Args:          noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return usageError{errors.New("missing command: want serve, garbage-collect, copy-storage or version")}
+			return usageError{errors.New("missing command: want serve, garbage-collect or version")}
 		},
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
 	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	command.AddCommand(serveCommand(), garbageCollectCommand(), copyStorageCommand(), versionCommand())
+	command.AddCommand(serveCommand(), garbageCollectCommand(), versionCommand())
 	return command
 }
