@@ -94,7 +94,7 @@ func TestNodeConfiguration(t *testing.T) {
 		}
 		return c
 	}
-	k3s := noderuntime.K3s{File: "/etc/rancher/k3s/registries.yaml", Live: true, LiveDirectory: k3sCerts}
+	k3s := noderuntime.K3s{File: "/etc/rancher/k3s/registries.yaml"}
 	containerd := []string{containerdCerts, listedCerts}
 	mirroring := func(directories []string, mirrors ...string) noderuntime.Config {
 		return release(noderuntime.Config{
@@ -181,11 +181,11 @@ func TestNodeConfiguration(t *testing.T) {
 		},
 		"K3s' registries": {
 			[]string{registries}, []runtime.Object{k3sNode("a")},
-			release(noderuntime.Config{Directories: []string{"/etc/rancher/k3s", k3sCerts}, K3s: k3s}),
+			release(noderuntime.Config{Directories: []string{"/etc/rancher/k3s"}, K3s: k3s}),
 		},
 		"K3s' registries without a cluster": {
 			[]string{registries}, nil,
-			release(noderuntime.Config{Directories: []string{"/etc/rancher/k3s", k3sCerts}, K3s: k3s}),
+			release(noderuntime.Config{Directories: []string{"/etc/rancher/k3s"}, K3s: k3s}),
 		},
 		"K3s' registries and mirrors without a cluster": {
 			[]string{registries, "nodeConfig.mirrors=[ghcr.io]"}, nil,
@@ -197,36 +197,20 @@ func TestNodeConfiguration(t *testing.T) {
 		"RKE2's registries": {
 			[]string{registries}, []runtime.Object{rke2Node("a")},
 			release(noderuntime.Config{
-				Directories: []string{"/etc/rancher/rke2", rke2Certs},
-				K3s:         noderuntime.K3s{File: "/etc/rancher/rke2/registries.yaml", Live: true, LiveDirectory: rke2Certs},
-			}),
-		},
-		"K3s' registries without live": {
-			[]string{registries, "nodeConfig.k3s.live=false"}, nil,
-			release(noderuntime.Config{
-				Directories: []string{"/etc/rancher/k3s"}, K3s: noderuntime.K3s{File: "/etc/rancher/k3s/registries.yaml"},
+				Directories: []string{"/etc/rancher/rke2"}, K3s: noderuntime.K3s{File: "/etc/rancher/rke2/registries.yaml"},
 			}),
 		},
 		"K3s' registries at another path": {
-			[]string{
-				registries, "nodeConfig.k3s.path=/etc/rancher/other/private.yaml",
-				"nodeConfig.k3s.livePath=/var/lib/rancher/other",
-			},
-			nil,
+			[]string{registries, "nodeConfig.k3s.path=/etc/rancher/other/private.yaml"}, nil,
 			release(noderuntime.Config{
-				Directories: []string{"/etc/rancher/other", "/var/lib/rancher/other"},
-				K3s: noderuntime.K3s{
-					File: "/etc/rancher/other/private.yaml", Live: true, LiveDirectory: "/var/lib/rancher/other",
-				},
+				Directories: []string{"/etc/rancher/other"}, K3s: noderuntime.K3s{File: "/etc/rancher/other/private.yaml"},
 			}),
 		},
 		"a Secret with K3s' registries": {
 			[]string{"nodeConfig.k3s.existingSecret=mine"}, nil,
 			release(noderuntime.Config{
-				Directories: []string{"/etc/rancher/k3s", k3sCerts},
-				K3s: noderuntime.K3s{
-					File: k3s.File, Live: true, LiveDirectory: k3sCerts, ExistingSecret: "mine", ExistingSecretKey: "registries.yaml",
-				},
+				Directories: []string{"/etc/rancher/k3s"},
+				K3s:         noderuntime.K3s{File: k3s.File, ExistingSecret: "mine", ExistingSecretKey: "registries.yaml"},
 			}),
 		},
 		"force, and directories with certificates": {
@@ -236,7 +220,7 @@ func TestNodeConfiguration(t *testing.T) {
 			},
 			nil,
 			release(noderuntime.Config{
-				Force: true, Directories: []string{"/etc/rancher/k3s", k3sCerts}, TLSDirectories: []string{"/opt/c", "/opt/cd"},
+				Force: true, Directories: []string{"/etc/rancher/k3s"}, TLSDirectories: []string{"/opt/c", "/opt/cd"},
 				K3s: k3s,
 			}),
 		},
@@ -890,7 +874,7 @@ func TestChangedNodeConfigurationReplacesItsPods(t *testing.T) {
 	before := checksums(t, nil, base...)
 	for _, set := range []string{
 		"nodeConfig.mirrors=[ghcr.io]", "nodeConfig.k3s.registries={configs: {a: {auth: {password: z}}}}",
-		"nodeConfig.force=true", "port=32000", "nodeConfig.k3s.live=false",
+		"nodeConfig.force=true", "port=32000",
 		"nodeConfig.directories=[/etc/k0s]", "nodeConfig.tlsDirectories=[/opt]", "nodeConfig.containerd.hosts={a: b}",
 		"nodeConfig.crio.insecure=true",
 	} {

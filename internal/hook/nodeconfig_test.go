@@ -39,7 +39,7 @@ func TestPreflightChecksNodeConfiguration(t *testing.T) {
 		}
 	}
 	const good, bad = "mirrors: {docker.io: {endpoint: [\"https://a.example\"]}}\n",
-		"configs: {a.example: {auth: {username: mallory, pasword: hunter2}}}\n"
+		"configs: {a.example: {auth: [mallory, hunter2]}}\n"
 	for name, c := range map[string]struct {
 		arrange func(*bench)
 		want    []string // of one blocker; nil: no finding
@@ -48,8 +48,8 @@ func TestPreflightChecksNodeConfiguration(t *testing.T) {
 		"registries.yaml in the values":        {func(b *bench) { k3s(b, good) }, nil},
 		"registries.yaml in the user's Secret": {corp("registries.yaml", good), nil},
 		"invalid registries.yaml in the values": {func(b *bench) { k3s(b, bad) },
-			[]string{"pasword", "nothing was written on any node"}},
-		"invalid registries.yaml in the user's Secret": {corp("registries.yaml", bad), []string{"pasword"}},
+			[]string{"K3s cannot read it (line 1)", "nothing was written on any node"}},
+		"invalid registries.yaml in the user's Secret": {corp("registries.yaml", bad), []string{"K3s cannot read it (line 1)"}},
 		"missing Secret of the user": {func(b *bench) { k3s(b, "") },
 			[]string{"nodeConfig: Secret zarf/corp-registries: it does not exist", "nodeConfig.k3s.existingSecret"}},
 		"missing key in the user's Secret": {corp("other.yaml", good),
@@ -65,7 +65,7 @@ func TestPreflightChecksNodeConfiguration(t *testing.T) {
 			b.add(&corev1.Secret{ObjectMeta: foreignMeta("zarf-registry-node-config-proposal"), Data: b.hook.NodeConfigData})
 			b.hook.NodeConfigData = nil
 		}, nil},
-		"external mode": {func(b *bench) { k3s(b, bad); b.mode(state.ModeExternal) }, []string{"pasword"}},
+		"external mode": {func(b *bench) { k3s(b, bad); b.mode(state.ModeExternal) }, []string{"K3s cannot read it (line 1)"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)

@@ -216,29 +216,26 @@ func TestNodeWarningsAndK3sRestartsAreLogged(t *testing.T) {
 		b.configureNodes(false)
 		b.mustPrepare()
 		now, before := b.now, b.now.Add(-time.Hour)
-		report := func(path string, changed time.Time, live, auth, gone bool) noderuntime.Report {
-			return noderuntime.Report{Registries: &noderuntime.RegistriesReport{Path: path, Changed: changed, Live: live,
-				Auth: auth, Gone: gone}, Warnings: []string{"docker.io is asked directly"}}
+		report := func(path string, changed time.Time, gone bool) noderuntime.Report {
+			return noderuntime.Report{Registries: &noderuntime.RegistriesReport{Path: path, Changed: changed, Gone: gone}, Warnings: []string{"docker.io is asked directly"}}
 		}
 		b.reports = map[string]noderuntime.Report{
-			"n1": report("/etc/rancher/k3s/registries.yaml", now, true, true, false),
-			"n2": report("/etc/rancher/k3s/registries.yaml", now, true, true, false),
-			"n3": report("/etc/rancher/k3s/registries.yaml", before, false, false, false),
-			"n4": report("/etc/rancher/rke2/registries.yaml", now, false, false, false),
-			"n5": report("/etc/rancher/k3s/registries.yaml", now, false, false, true),
-			"n6": report("/etc/rancher/k3s/registries.yaml", now, true, false, false),
+			"n1": report("/etc/rancher/k3s/registries.yaml", now, false),
+			"n2": report("/etc/rancher/k3s/registries.yaml", now, false),
+			"n3": report("/etc/rancher/k3s/registries.yaml", before, false),
+			"n4": report("/etc/rancher/rke2/registries.yaml", now, false),
+			"n5": report("/etc/rancher/k3s/registries.yaml", now, true),
 		}
-		nodes := []string{"n1", "n2", "n3", "n4", "n5", "n6"}
+		nodes := []string{"n1", "n2", "n3", "n4", "n5"}
 		for _, n := range nodes[2:] {
 			b.add(node(n))
 		}
 		b.helm(nodes...)
 		b.mustFinish()
-		b.mustLog(`"level":"WARN","msg":"node configuration","nodes":"nodes n1, n2, n3, n4, n5, n6","warning":"docker.io is asked directly"`,
-			`"level":"WARN","msg":"registries.yaml is read when K3s or RKE2 starts","nodes":"nodes n1, n2","restart":"systemctl restart k3s, on agents k3s-agent: until then containerd lacks the credentials`,
+		b.mustLog(`"level":"WARN","msg":"node configuration","nodes":"nodes n1, n2, n3, n4, n5","warning":"docker.io is asked directly"`,
+			`"level":"WARN","msg":"registries.yaml is read when K3s or RKE2 starts","nodes":"nodes n1, n2","restart":"systemctl restart k3s, on agents k3s-agent: until then /etc/rancher/k3s/registries.yaml has no effect"`,
 			`"nodes":"node n4","restart":"systemctl restart rke2-server, on agents rke2-agent: until then /etc/rancher/rke2/registries.yaml has no effect"`,
-			`"nodes":"node n5","restart":"systemctl restart k3s, on agents k3s-agent: until then the settings of the removed /etc/rancher/k3s/registries.yaml stay in effect"`,
-			`"level":"INFO","msg":"registries.yaml is read when K3s or RKE2 starts","nodes":"node n6","restart":"systemctl restart k3s, on agents k3s-agent: containerd already uses the whole file`)
+			`"nodes":"node n5","restart":"systemctl restart k3s, on agents k3s-agent: until then the settings of the removed /etc/rancher/k3s/registries.yaml stay in effect"`)
 		if strings.Contains(b.log.String(), `"nodes":"node n3"`) {
 			t.Error("an unchanged node needs a restart")
 		}

@@ -53,10 +53,9 @@ const (
 	EffectIgnored Effect = "mirrors ignored"
 	// EffectWritten: no pull has shown whether the container runtime uses the files.
 	EffectWritten Effect = "written"
-	// EffectCredentials: the files for containerd lack credentials that K3s reads when it starts.
-	EffectCredentials Effect = "written; credentials after a restart"
-	EffectRestart     Effect = "after a restart"
-	EffectUnknown     Effect = "unknown"
+	// EffectRestart: K3s and RKE2 read registries.yaml when they start.
+	EffectRestart Effect = "after a restart"
+	EffectUnknown Effect = "unknown"
 	// EffectNotYet: no run has finished, so the node still has its previous files.
 	EffectNotYet Effect = "not yet written"
 	EffectFailed Effect = "failed"
@@ -177,14 +176,7 @@ func (c *collector) effects(nodes map[string]corev1.Node) {
 		if n.registries == nil {
 			continue
 		}
-		switch {
-		case !n.registries.Live:
-			n.Effect = EffectRestart
-		case n.registries.Auth:
-			n.Effect = EffectCredentials
-		default:
-			continue // containerd reads it without a restart
-		}
+		n.Effect = EffectRestart
 		n.Restart = cmp.Or(restart(nodes[n.Node]), "restart the K3s or RKE2 service")
 		n.Message = "unless restarted since " + n.registries.Changed.UTC().Format(time.RFC3339)
 	}

@@ -53,10 +53,9 @@ func encode(v any) string {
 }
 
 // registries is the report of a node with a registries.yaml.
-func registries(live, auth bool) string {
+func registries() string {
 	return encode(noderuntime.Report{Release: "zarf/zarf-registry", Written: 1, Changed: written,
-		Registries: &noderuntime.RegistriesReport{Path: "/etc/rancher/k3s/registries.yaml", Changed: written, Live: live,
-			Auth: auth}})
+		Registries: &noderuntime.RegistriesReport{Path: "/etc/rancher/k3s/registries.yaml", Changed: written}})
 }
 
 // kubelet gives a node a version of its kubelet, and a role.
@@ -91,13 +90,8 @@ func TestAConfiguredNode(t *testing.T) {
 				Warnings: []string{"one line"}}},
 		"with a report of a newer release": {message: `{"written":1,"more":true}`,
 			want: status.NodeConfig{Written: 1, Effect: "written"}},
-		"whose K3s reads it when it starts": {message: registries(false, false),
+		"whose K3s reads it when it starts": {message: registries(),
 			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "after a restart",
-				Restart: "sudo systemctl restart k3s-agent", Message: "unless restarted since " + written.Format(time.RFC3339)}},
-		"whose containerd has the same already": {message: registries(true, false),
-			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "written"}},
-		"whose containerd has all but the credentials": {message: registries(true, true),
-			want: status.NodeConfig{Written: 1, WrittenAt: written, Effect: "written; credentials after a restart",
 				Restart: "sudo systemctl restart k3s-agent", Message: "unless restarted since " + written.Format(time.RFC3339)}},
 		"that refuses": {exit: 2, message: encode(noderuntime.Report{Error: "key x:\nunknown", Unchanged: 1,
 			Changed: written}),
@@ -190,7 +184,7 @@ func TestTheCommandThatRestarts(t *testing.T) {
 	} {
 		t.Run(c.version+", "+c.role, func(t *testing.T) {
 			r := healthy(t, state.ModeExternal).configure(t, 1, 1).
-				add(configPod("n1", 0, registries(false, false)), kubelet(node("n1", true), c.version, c.role)).collect(t)
+				add(configPod("n1", 0, registries()), kubelet(node("n1", true), c.version, c.role)).collect(t)
 			if len(r.NodeConfig) != 1 || r.NodeConfig[0].Restart != c.want || len(r.Next) != 0 {
 				t.Errorf("%+v, next %q", r.NodeConfig, r.Next)
 			}
@@ -249,7 +243,7 @@ func TestOfSeveralPodsOfANodeTheNewestCounts(t *testing.T) {
 
 func TestNodesThatAreDownNeedNoOtherStep(t *testing.T) {
 	c := healthy(t, state.ModeExternal).configure(t, 2, 2)
-	c.add(node("n1", false), configPod("n1", 0, registries(false, false)), node("n2", false), configPod("n2", 1, "no"))
+	c.add(node("n1", false), configPod("n1", 0, registries()), node("n2", false), configPod("n2", 1, "no"))
 	r := c.collect(t)
 	if n := r.NodeConfig; len(n) != 2 || n[1].Effect != status.EffectFailed {
 		t.Errorf("node configuration is %+v", r.NodeConfig)
@@ -273,7 +267,7 @@ func TestNodeConfigurationThatMayNotBeReadIsNamed(t *testing.T) {
 	}
 	// Without the nodes there are still their pods.
 	r := healthy(t, state.ModeExternal).configure(t, 2, 1).add(
-		configPod("n1", 0, registries(false, false))).collect(t, "list nodes")
+		configPod("n1", 0, registries())).collect(t, "list nodes")
 	if len(r.NodeConfig) != 1 || r.NodeConfig[0].Effect != status.EffectRestart {
 		t.Errorf("node configuration is %+v", r.NodeConfig)
 	}

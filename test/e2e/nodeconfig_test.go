@@ -158,8 +158,8 @@ func TestNodeConfig(t *testing.T) {
 	must(t, "invalid configuration is refused before anything changes", func(t *testing.T) {
 		generation := w.nodeConfigGeneration(t)
 		for _, bad := range []struct{ values, want string }{
-			{fmt.Sprintf("nodeConfig:\n  k3s:\n    registries:\n      configs: {%q: {auth: {username: %s, pasword: %s}}}\n",
-				corporateEndpoint, v.user, v.password), "pasword"},
+			{fmt.Sprintf("nodeConfig:\n  k3s:\n    registries: %q\n",
+				fmt.Sprintf("configs: {x: {auth: [%s, %s]}}", v.user, v.password)), "K3s cannot read it (line 1)"},
 			{"nodeConfig: {k3s: {existingSecret: not-there}}\n", "not-there"},
 		} {
 			said.WriteString(w.helmValuesFail(t, []string{"nodeConfig", bad.want}, bad.values))
@@ -168,7 +168,7 @@ func TestNodeConfig(t *testing.T) {
 			t.Errorf("the DaemonSets changed from %s to %s", generation, now)
 		}
 	})
-	must(t, "a wildcard with an exception, credentials for another registry in K3s' file, and a file overwritten by force",
+	must(t, "a wildcard with an exception, credentials for another registry, K3s' file, and a file overwritten by force",
 		func(t *testing.T) {
 			said.WriteString(w.helmValues(t, "upgrade", v.inline(v.previous)))
 			want := strings.ReplaceAll(v.registries(v.previous), `"`, "") // a map is written without needless quotes
@@ -186,7 +186,7 @@ func TestNodeConfig(t *testing.T) {
 			}
 			w.runsEverywhere(t, "own", w.pushHello(t)) // the registry is tried once, wildcard or not
 		})
-	must(t, "the same from the user's Secret with another password: reported as changed, not shown, and effective at once",
+	must(t, "K3s' file from the user's Secret, and another password: reported as changed, not shown, and effective at once",
 		func(t *testing.T) {
 			w.putSecret(t, "corp-registries", map[string][]byte{"registries.yaml": []byte(v.registries(v.password))})
 			said.WriteString(w.helmValues(t, "upgrade", v.existing()))
@@ -195,8 +195,8 @@ func TestNodeConfig(t *testing.T) {
 			log := output(t, w.command(t, w.kubectl, "-n", namespace, "logs", "--prefix", "-l",
 				"app.kubernetes.io/component=node-config", "-c", "configure", "--tail=-1"))
 			t.Logf("log of configure:\n%s", log)
-			for _, want := range []string{"--- OLD /etc/rancher/k3s/registries.yaml", "+++ NEW /etc/rancher/k3s/registries.yaml",
-				"password: <REDACTED> (changed)"} {
+			for _, want := range []string{"/etc/rancher/k3s/registries.yaml: only masked values",
+				"/" + corpHost + "/hosts.toml: only masked values"} {
 				if !strings.Contains(log, want) {
 					t.Errorf("the log lacks %q", want)
 				}
@@ -316,22 +316,31 @@ mirrors:
 
 // inline has registries.yaml in the values, existing in the user's Secret.
 func (v nodeConfigValues) inline(password string) string {
-	return v.values("registries:\n" + strings.ReplaceAll("\n"+strings.TrimSpace(v.registries(password)), "\n",
-		"\n      ") + "\n")
+	return v.values(password, "registries:\n"+strings.ReplaceAll("\n"+strings.TrimSpace(v.registries(password)), "\n",
+		"\n      ")+"\n")
 }
 
-func (v nodeConfigValues) existing() string { return v.values("existingSecret: corp-registries\n") }
+func (v nodeConfigValues) existing() string {
+	return v.values(v.password, "existingSecret: corp-registries\n")
+}
 
-func (v nodeConfigValues) values(k3s string) string {
+// values has the credentials for containerd, whose nodes run no K3s.
+func (v nodeConfigValues) values(password, k3s string) string {
 	return fmt.Sprintf(`
 nodeConfig:
-  mirrors: [docker.io, "*", "!quay.io"]
+  mirrors: [docker.io, ghcr.io, "*", "!quay.io"]
   force: true
   runtimes: [containerd, crio]
   crio: {ca: true}
+  containerd:
+    hosts:
+      %[1]s: |
+        [host."http://%[2]s"]
+          capabilities = ["pull", "resolve"]
+          [host."http://%[2]s".header]
+            Authorization = "Basic %[3]s"
   k3s:
-    livePath: %s
-    %s`, listedDir, k3s)
+    %[4]s`, corpHost, corporateEndpoint, base64.StdEncoding.EncodeToString([]byte(v.user+":"+password)), k3s)
 }
 
 // testStrictNodes uses skopeo, which reads the same files as CRI-O and podman, for the registry's

@@ -56,49 +56,37 @@ func (o *Observer) WaitConfigured(ctx context.Context) (string, error) {
 // logReports logs the nodes' warnings and where K3s needs a restart. Nodes with the same message
 // share one line.
 func (o *Observer) logReports(pods []nodePod) {
-	warnings, restarts, idle := map[string][]string{}, map[string][]string{}, map[string][]string{}
+	warnings, restarts := map[string][]string{}, map[string][]string{}
 	for _, p := range pods {
 		for _, warning := range p.report.Warnings {
 			warnings[warning] = append(warnings[warning], p.Spec.NodeName)
 		}
-		switch hint, needed := restartHint(p); {
-		case hint != "" && needed:
+		if hint := restartHint(p); hint != "" {
 			restarts[hint] = append(restarts[hint], p.Spec.NodeName)
-		case hint != "":
-			idle[hint] = append(idle[hint], p.Spec.NodeName)
 		}
 	}
 	for _, warning := range slices.Sorted(maps.Keys(warnings)) {
 		o.Log.Warn("node configuration", "nodes", release.ListNodes(warnings[warning]), "warning", warning)
 	}
-	const atStart = "registries.yaml is read when K3s or RKE2 starts"
 	for _, hint := range slices.Sorted(maps.Keys(restarts)) {
-		o.Log.Warn(atStart, "nodes", release.ListNodes(restarts[hint]), "restart", hint)
-	}
-	for _, hint := range slices.Sorted(maps.Keys(idle)) {
-		o.Log.Info(atStart, "nodes", release.ListNodes(idle[hint]), "restart", hint)
+		o.Log.Warn("registries.yaml is read when K3s or RKE2 starts", "nodes", release.ListNodes(restarts[hint]),
+			"restart", hint)
 	}
 }
 
-// restartHint says how to restart K3s or RKE2 and what takes effect then, and whether a restart is
-// needed. The hint is "" if the pod changed no file that they read. Both timestamps come from the
-// node's clock.
-func restartHint(p nodePod) (hint string, needed bool) {
+// restartHint says how to restart K3s or RKE2 and what takes effect then. It is "" if the pod changed no file that
+// they read. Both timestamps come from the node's clock.
+func restartHint(p nodePod) string {
 	r := p.report.Registries
 	if r == nil || r.Changed.IsZero() || r.Changed.Before(p.began.Time) {
-		return "", false
+		return ""
 	}
 	command := "systemctl restart k3s, on agents k3s-agent"
 	if strings.Contains(r.Path, "/rke2/") {
 		command = "systemctl restart rke2-server, on agents rke2-agent"
 	}
-	switch {
-	case r.Gone:
-		return command + ": until then the settings of the removed " + r.Path + " stay in effect", true
-	case r.Live && r.Auth:
-		return command + ": until then containerd lacks the credentials for registries with token authentication", true
-	case r.Live:
-		return command + ": containerd already uses the whole file, so restart it at any time", false
+	if r.Gone {
+		return command + ": until then the settings of the removed " + r.Path + " stay in effect"
 	}
-	return command + ": until then " + r.Path + " has no effect", true
+	return command + ": until then " + r.Path + " has no effect"
 }

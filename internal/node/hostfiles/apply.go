@@ -53,15 +53,6 @@ func (f *folder) apply() error {
 	if err != nil {
 		return failed(f.dir.name(f.name), err)
 	}
-	switch {
-	case f.aside != nil:
-		err = f.move(f.name, f.name+backupSuffix, f.aside)
-	case f.back != nil:
-		err = f.move(f.name+backupSuffix, f.name, f.back)
-	}
-	if err != nil {
-		return failed(f.dir.name(f.name), err)
-	}
 	return nil
 }
 
@@ -73,14 +64,6 @@ func done(c *Change) {
 	if c != nil {
 		c.Done = true
 	}
-}
-
-func (f *folder) move(from, to string, c *Change) error {
-	if err := f.dir.rename(from, to); err != nil {
-		return err
-	}
-	done(c)
-	return f.dir.sync(".")
 }
 
 func (f *folder) do(s *step) error {

@@ -23,7 +23,7 @@ const (
 	// parsers skip it.
 	markPrefix = "# Written by zarf-registry, release "
 	markSuffix = ". Changes are overwritten.\n"
-	// backupSuffix is appended to the name of a previous file or directory.
+	// backupSuffix is appended to the name of a previous file.
 	backupSuffix = ".before-zarf-registry"
 	// Temporary files and directories have this prefix and suffix.
 	temporaryPrefix, temporarySuffix = ".", ".zarf-registry-new"
@@ -37,7 +37,7 @@ const (
 // Mark returns the first line of the files of release NAMESPACE/NAME.
 func Mark(release string) string { return markPrefix + release + markSuffix }
 
-// Backup returns the path at which the previous file or directory at path is kept.
+// Backup returns the path at which the previous file at path is kept.
 func Backup(path string) string { return path + backupSuffix }
 
 func temporary(base string) string { return temporaryPrefix + base + temporarySuffix }
@@ -80,11 +80,6 @@ type Wants struct {
 	// Force replaces files of others, including other releases. They are kept, except those of
 	// releases.
 	Force bool
-	// Replace lists the paths of Files for which Force applies.
-	Replace []string
-	// Away lists folders of others, DIRECTORY/FOLDER, that are moved aside. A Plan that no longer
-	// lists a folder restores it.
-	Away []string
 }
 
 // Action is a change to a file.
@@ -101,11 +96,9 @@ const (
 
 // Change is the planned change to a file.
 type Change struct {
-	// Path of the file, or of the folder if it is moved aside or restored as a whole.
 	Path   string
 	Action Action
-	// Old and New are the contents before and after, without the mark; nil for a missing file and for
-	// folders.
+	// Old and New are the contents before and after, without the mark; nil for a missing file.
 	Old, New []byte
 	// Foreign means that the file lacks the release's mark: somebody else wrote the desired content.
 	Foreign bool

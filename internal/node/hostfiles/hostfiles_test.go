@@ -50,12 +50,6 @@ func TestTrees(t *testing.T) {
 			after:  files{yaml: mark + "new\n", yaml + kept: "old\n"},
 			did:    "changed " + yaml + " keeps registries.yaml.before-zarf-registry\n",
 		},
-		"a replaceable file of others": {
-			before: files{docker: "generated\n"},
-			wants:  Wants{Replace: []string{docker}, Files: []File{want(docker, "new\n")}},
-			after:  files{docker: mark + "new\n", docker + kept: "generated\n"},
-			did:    "changed " + docker + " keeps hosts.toml.before-zarf-registry\n",
-		},
 		"a file of others with the desired content": {
 			before: files{yaml: "same\n"},
 			wants:  Wants{Files: []File{want(yaml, "same\n")}},
@@ -106,13 +100,6 @@ func TestTrees(t *testing.T) {
 			did:    "changed " + yaml + " keeps registries.yaml.before-zarf-registry\n",
 			left:   files{yaml: "old\n"},
 		},
-		"a regenerated file needs no second backup": {
-			before: files{docker: "generated 2\n", docker + kept: "generated 1\n"},
-			wants:  Wants{Replace: []string{docker}, Files: []File{want(docker, "new\n")}},
-			after:  files{docker: mark + "new\n", docker + kept: "generated 1\n"},
-			did:    "changed " + docker + " keeps hosts.toml.before-zarf-registry\n",
-			left:   files{docker: "generated 1\n"},
-		},
 		"a file of another release with force is taken over": {
 			before: files{docker: theirs + "x\n", docker + kept: "old\n"},
 			wants:  Wants{Force: true, Files: []File{want(docker, "y\n")}},
@@ -123,35 +110,6 @@ func TestTrees(t *testing.T) {
 		"files of another release are left": {
 			before: files{docker: theirs + "x\n", docker + kept: "old\n", quay: theirs + "y\n"},
 			after:  files{docker: theirs + "x\n", docker + kept: "old\n", quay: theirs + "y\n"},
-		},
-		"folders of others are moved aside and restored": {
-			before: files{quay: "generated\n", certs + "/quay.io/ca.pem": "pem", docker: "generated\n"},
-			wants:  Wants{Away: []string{certs + "/quay.io"}, Replace: []string{docker}, Files: []File{want(docker, "d\n")}},
-			after: files{
-				certs + "/quay.io" + kept + "/hosts.toml": "generated\n", certs + "/quay.io" + kept + "/ca.pem": "pem",
-				docker: mark + "d\n", docker + kept: "generated\n",
-			},
-			did: "changed " + docker + " keeps hosts.toml.before-zarf-registry\nremoved " + certs +
-				"/quay.io keeps quay.io.before-zarf-registry\n",
-		},
-		"a folder whose file was replaced is restored before it is moved aside": {
-			before: files{quay: mark + "ours\n", quay + kept: "generated\n"},
-			wants:  Wants{Away: []string{certs + "/quay.io"}},
-			after:  files{certs + "/quay.io" + kept + "/hosts.toml": "generated\n"},
-			did:    "removed " + certs + "/quay.io keeps quay.io.before-zarf-registry\n",
-			left:   files{quay: "generated\n"},
-		},
-		"a folder that was moved aside is installed": {
-			before: files{certs + "/quay.io" + kept + "/hosts.toml": "generated\n"},
-			wants:  Wants{Files: []File{want(quay, "ours\n")}},
-			after:  files{certs + "/quay.io" + kept + "/hosts.toml": "generated\n", quay: mark + "ours\n"},
-			did:    "new " + quay + "\n",
-			left:   files{quay: "generated\n"},
-		},
-		"a folder that was moved aside and recreated is left": {
-			before: files{certs + "/quay.io" + kept + "/hosts.toml": "1\n", quay: "2\n"},
-			after:  files{certs + "/quay.io" + kept + "/hosts.toml": "1\n", quay: "2\n"},
-			warns:  "was recreated by others",
 		},
 		"left-overs of an earlier run are removed": {
 			before: files{
@@ -319,11 +277,6 @@ func TestRefusals(t *testing.T) {
 			wants:  one,
 			want:   []string{"passwd has a name that zarf-registry uses"},
 		},
-		"a folder with an unrelated backup": {
-			before: files{quay: "a", certs + "/quay.io" + kept + "/hosts.toml": "b"},
-			wants:  Wants{Away: []string{certs + "/quay.io"}},
-			want:   []string{"move one of them away"},
-		},
 		"a missing directory": {
 			change: func(o *Options) { o.Directories = append(o.Directories, "/etc/crio") },
 			want:   []string{"directory /etc/crio is missing: mount it at "},
@@ -422,26 +375,13 @@ func TestSkipMissing(t *testing.T) {
 
 func TestReading(t *testing.T) {
 	host := newHost(t, files{
-		docker: mark + "ours\n", docker + kept: "first\n", quay: "theirs\n",
-		certs + "/ghcr.io" + kept + "/hosts.toml": "aside\n", certs + "/.x.zarf-registry-new/": "", certs + "/file": "",
-		certs + "/link":           "-> quay.io",
-		certs + "/new/hosts.toml": mark + "ours\n",
+		docker: mark + "ours\n", quay: "theirs\n", certs + "/file": "",
 	})
 	tree, err := Open(t.Context(), options(host))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer tree.Close()
-	folders, err := tree.Folders(certs)
-	if got := strings.Join(folders, " "); got != "docker.io ghcr.io new quay.io" || err != nil {
-		t.Errorf("folders %s, %v", got, err)
-	}
-	for name, want := range map[string]string{"docker.io": "first\n", "quay.io": "theirs\n", "ghcr.io": "aside\n",
-		"new": "", "none": ""} {
-		if got, err := tree.Original(certs + "/" + name + "/hosts.toml"); string(got) != want || err != nil {
-			t.Errorf("the original of %s is %q, %v; want %q", name, got, err, want)
-		}
-	}
 	for name, want := range map[string]bool{docker: true, certs + "/quay.io": true, certs + "/none": false,
 		certs + "/file/x": false} {
 		if got, err := tree.Exists(name); got != want || err != nil {

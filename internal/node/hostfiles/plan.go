@@ -47,13 +47,11 @@ type folder struct {
 	name    string                 // "." or one element
 	entries map[string]fs.FileMode // types, without left-overs; nil if the folder does not exist
 	steps   []*step
-	aside   *Change // the whole folder is moved aside after the steps
-	back    *Change // the whole folder is restored after the steps
 }
 
 func (f *folder) path(base string) string { return path.Join(f.name, base) }
 
-func (f *folder) pending() bool { return len(f.steps) > 0 || f.aside != nil || f.back != nil }
+func (f *folder) pending() bool { return len(f.steps) > 0 }
 
 // emptied reports whether the steps empty the folder. It is removed then: an empty one has a
 // meaning to containerd.
@@ -98,7 +96,6 @@ type planner struct {
 	mark     string
 	problems []string
 	byName   map[string]*folder // by path on the node
-	hidden   map[string]bool    // paths on the node of folders with a backup
 	wanted   map[string]bool
 }
 
@@ -107,7 +104,7 @@ type planner struct {
 func (t *Tree) Plan(w Wants) (*Plan, error) {
 	p := &planner{
 		Plan: &Plan{}, tree: t, wants: w, mark: Mark(t.release),
-		byName: map[string]*folder{}, hidden: map[string]bool{}, wanted: map[string]bool{},
+		byName: map[string]*folder{}, wanted: map[string]bool{},
 	}
 	for _, d := range t.dirs {
 		p.scan(d)
@@ -115,14 +112,10 @@ func (t *Tree) Plan(w Wants) (*Plan, error) {
 	for _, file := range w.Files {
 		p.want(file)
 	}
-	names := slices.Sorted(maps.Keys(p.byName))
-	for _, name := range names {
-		p.planRemovals(p.byName[name])
-	}
-	p.moveAside()
-	p.planRestores()
 	for _, name := range slices.Sorted(maps.Keys(p.byName)) {
-		if f := p.byName[name]; f.pending() {
+		f := p.byName[name]
+		p.planRemovals(f)
+		if f.pending() {
 			p.folders = append(p.folders, f)
 		}
 	}
@@ -154,11 +147,7 @@ func (p *planner) scan(d *directory) {
 		return
 	}
 	for name, kind := range top.entries {
-		switch {
-		case !kind.IsDir(), p.opened(d.name(name)):
-		case strings.HasSuffix(name, backupSuffix):
-			p.hidden[strings.TrimSuffix(d.name(name), backupSuffix)] = true
-		default:
+		if kind.IsDir() && !p.opened(d.name(name)) {
 			p.list(d, name)
 		}
 	}
@@ -307,7 +296,6 @@ func (p *planner) replace(f *folder, file File, now, before entry) {
 	if before.exists() {
 		backup = Backup(file.Path)
 	}
-	replaces := slices.Contains(p.wants.Replace, file.Path)
 	known := before.regular() && now.regular() &&
 		(os.SameFile(now.info, before.info) || bytes.Equal(now.content, before.content))
 	s := &step{base: base, op: write, data: append([]byte(p.mark), file.Content...), mode: file.Mode.Perm()}
@@ -333,12 +321,12 @@ func (p *planner) replace(f *folder, file File, now, before entry) {
 	case bytes.Equal(now.content, file.Content):
 		p.change(Change{Path: file.Path, Action: Unchanged, Foreign: true, Old: now.content, New: file.Content})
 		return
-	case before.exists() && !known && !replaces:
+	case before.exists() && !known:
 		// Force does not help here, so the message does not mention it.
 		p.refuse("%s was not written by zarf-registry, and its previous version is kept as %s: move one of them away",
 			file.Path, Backup(file.Path))
 		return
-	case !p.wants.Force && !replaces:
+	case !p.wants.Force:
 		p.refuse("%s was not written by zarf-registry: move it away, or set nodeConfig.force=true to replace it "+
 			"(it is kept as %s and restored at the end)", file.Path, Backup(file.Path))
 		return
@@ -412,61 +400,6 @@ func (p *planner) leaveFile(f *folder, base string) {
 		return
 	}
 	f.steps = append(f.steps, s)
-}
-
-// moveAside plans hiding the folders in Wants.Away.
-func (p *planner) moveAside() {
-	for _, name := range p.wants.Away {
-		f := p.byName[name]
-		switch {
-		case f == nil || f.name == "." || f.entries == nil || p.wantsIn(name) || f.emptied():
-		case p.hidden[name]:
-			p.refuse("%s must be moved aside, but %s exists: move one of them away", name, Backup(name))
-		default:
-			// Files restored by the steps move with the folder.
-			p.Changes = slices.DeleteFunc(p.Changes, func(c *Change) bool { return below(name, c.Path) })
-			f.aside = p.change(Change{Path: name, Action: Removed, Backup: Backup(name)})
-		}
-	}
-}
-
-// planRestores plans restoring folders. The release's folder of the same name is removed first, so for
-// a moment there is none.
-func (p *planner) planRestores() {
-	for _, name := range slices.Sorted(maps.Keys(p.hidden)) {
-		f := p.byName[name]
-		if slices.Contains(p.wants.Away, name) || p.wantsIn(name) {
-			continue
-		}
-		if f == nil {
-			d, rel, err := p.tree.locate(name)
-			if err != nil {
-				continue
-			}
-			if top := p.byName[d.path]; top != nil {
-				if _, taken := top.entries[rel]; taken {
-					p.warn("%s is not a directory, leaving it alone; its previous version is still kept as %s", name, Backup(name))
-					continue
-				}
-			}
-			f = &folder{dir: d, name: rel}
-			p.byName[name] = f
-		} else if !f.emptied() {
-			p.warn("%s was recreated by others, leaving it alone; "+
-				"its previous version is still kept as %s", name, Backup(name))
-			continue
-		}
-		f.back = p.change(Change{Path: name, Action: Restored})
-	}
-}
-
-func (p *planner) wantsIn(folder string) bool {
-	for file := range p.wanted {
-		if path.Dir(file) == folder {
-			return true
-		}
-	}
-	return false
 }
 
 // checkSpace checks that the directories to write to are writable and have enough space.

@@ -194,54 +194,6 @@ func (t *Tree) locate(name string) (*directory, string, error) {
 	return found, strings.TrimPrefix(name, found.path+"/"), nil
 }
 
-// Folders returns the names of the folders in a directory, without those created by this package.
-func (t *Tree) Folders(dir string) ([]string, error) {
-	for _, d := range t.dirs {
-		if d.path != dir {
-			continue
-		}
-		entries, err := d.list(".")
-		if err != nil {
-			return nil, exitcode.Refuse("%s", unreadable(dir, err))
-		}
-		var out []string
-		for _, entry := range entries {
-			// A backup of a folder represents the folder.
-			name := strings.TrimSuffix(entry.Name(), backupSuffix)
-			if entry.IsDir() && !isTemporary(name) && !slices.Contains(out, name) {
-				out = append(out, name)
-			}
-		}
-		slices.Sort(out)
-		return out, nil
-	}
-	return nil, nil
-}
-
-// Original reads the current or previous file of others at path: the file itself unless a release
-// wrote it, otherwise its backup. It is nil if there is none or if it is too large for a
-// configuration file.
-func (t *Tree) Original(name string) ([]byte, error) {
-	d, rel, err := t.locate(name)
-	if err != nil {
-		return nil, &exitcode.Refusal{Err: err}
-	}
-	places := []string{rel, rel + backupSuffix}
-	if folder, base := path.Split(rel); folder != "" {
-		places = append(places, path.Join(path.Clean(folder)+backupSuffix, base))
-	}
-	for _, place := range places {
-		e, err := d.look(place)
-		switch {
-		case err != nil:
-			return nil, exitcode.Refuse("%s", unreadable(d.name(place), err))
-		case e.regular() && e.release == "":
-			return e.content, nil
-		}
-	}
-	return nil, nil
-}
-
 // Exists reports whether a path below the opened directories exists.
 func (t *Tree) Exists(name string) (bool, error) {
 	d, rel, err := t.locate(name)

@@ -3,8 +3,8 @@
 //
 //   - It reads the mounted configuration and its secrets. internal/node/noderuntime validates the
 //     configuration and generates the files.
-//   - It detects files that K3s has generated, and files that would take precedence over ours.
-//   - internal/node/hostfiles plans the changes. They are logged with every secret masked, then applied.
+//   - It detects files that would take precedence over ours.
+//   - internal/node/hostfiles plans the changes. They are logged with secrets masked, then applied.
 //   - It writes a report for init-hook.
 //
 // Whatever can be rejected is rejected before the first write. The package does not talk to the
@@ -37,7 +37,7 @@ type Options struct {
 	Sum string
 	// Restore removes every file of the release and restores the previous files.
 	Restore bool
-	// Log receives the progress, with every secret masked.
+	// Log receives the progress, with secrets masked.
 	Log io.Writer
 }
 
@@ -59,9 +59,7 @@ type run struct {
 	inputs  noderuntime.Inputs
 	desired noderuntime.Desired
 	tree    *hostfiles.Tree
-	// live means that K3s' own directory contains the files that K3s would write.
-	live   bool
-	report noderuntime.Report
+	report  noderuntime.Report
 }
 
 func (r *run) all(ctx context.Context) error {
@@ -114,11 +112,6 @@ func (r *run) warn(format string, args ...any) {
 
 // wants returns the desired state of the node.
 func (r *run) wants() (hostfiles.Wants, error) {
-	config := &r.inputs.Config
-	generated, err := r.generated()
-	if err != nil {
-		return hostfiles.Wants{}, err
-	}
 	desired, err := noderuntime.Build(r.inputs)
 	if err != nil {
 		return hostfiles.Wants{}, err
@@ -128,53 +121,13 @@ func (r *run) wants() (hostfiles.Wants, error) {
 	if err := r.shadowed(); err != nil {
 		return hostfiles.Wants{}, err
 	}
-	out := hostfiles.Wants{Force: config.Force}
+	out := hostfiles.Wants{Force: r.inputs.Config.Force}
 	for _, f := range desired.Files {
 		out.Files = append(out.Files, hostfiles.File{Path: f.Path, Content: f.Content, Mode: f.Mode})
-	}
-	// Files that K3s generated from the previous registries.yaml are removed, as K3s does when it
-	// starts.
-	for _, file := range generated {
-		if slices.ContainsFunc(desired.Files, func(f noderuntime.File) bool { return f.Path == file }) {
-			out.Replace = append(out.Replace, file)
-		} else {
-			out.Away = append(out.Away, path.Dir(file))
-		}
 	}
 	if r.report.CA, err = r.caFingerprints(); err != nil {
 		return hostfiles.Wants{}, &exitcode.Refusal{Err: err}
 	}
-	return out, nil
-}
-
-// generated returns the files that K3s generated from registries.yaml in its containerd's
-// directory. It returns none if live is off or cannot work.
-func (r *run) generated() ([]string, error) {
-	k3s := &r.inputs.Config.K3s
-	if k3s.File == "" || !k3s.Live || k3s.LiveDirectory == "" {
-		return nil, nil
-	}
-	folders, err := r.tree.Folders(k3s.LiveDirectory)
-	if err != nil {
-		return nil, err
-	}
-	var out []string
-	for _, folder := range folders {
-		file := path.Join(k3s.LiveDirectory, folder, "hosts.toml")
-		content, err := r.tree.Original(file)
-		switch {
-		case err != nil:
-			return nil, err
-		case noderuntime.Embedded(content):
-			r.warn("K3s' embedded registry is enabled (see %s) and only K3s can configure it: nodeConfig.k3s.live has no "+
-				"effect on this node, and %s takes effect when K3s restarts", file, k3s.File)
-			k3s.Live = false
-			return nil, nil
-		case noderuntime.Generated(content):
-			out = append(out, file)
-		}
-	}
-	r.live = true
 	return out, nil
 }
 

@@ -141,28 +141,12 @@ func TestAwaitSum(t *testing.T) {
 	}
 }
 
-func TestHasAuth(t *testing.T) {
-	for yaml, want := range map[string]bool{
-		"":                           false,
-		"mirrors: {a: {}}":           false,
-		"configs: {a: {tls: {}}}":    false,
-		"configs: {a: {auth: null}}": false,
-		"configs: {a: {auth: {}}}":   false,
-		"configs: {a: null, b: {auth: {username: x}}}": true,
-		"[": true,
-	} {
-		if got := hasAuth([]byte(yaml)); got != want {
-			t.Errorf("%q has credentials: %v", yaml, got)
-		}
-	}
-}
-
 // A truncated termination message is invalid JSON, so Encode truncates the report.
 func TestEncode(t *testing.T) {
 	report := noderuntime.Report{
 		Release: "zarf/zarf-registry", Written: 3, Changed: time.Date(2026, 11, 21, 20, 0, 0, 123, time.UTC),
 		CA:         []string{strings.Repeat("a", 64), strings.Repeat("b", 64)},
-		Registries: &noderuntime.RegistriesReport{Path: "/etc/rancher/k3s/registries.yaml", Live: true},
+		Registries: &noderuntime.RegistriesReport{Path: "/etc/rancher/k3s/registries.yaml"},
 	}
 	for description, tt := range map[string]struct {
 		warnings int

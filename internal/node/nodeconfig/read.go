@@ -9,8 +9,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"gopkg.in/yaml.v2"
-
 	"github.com/zarf-dev/zarf-registry/internal/net/mounted"
 	"github.com/zarf-dev/zarf-registry/internal/node/noderuntime"
 )
@@ -83,22 +81,4 @@ func optional(dir, name string) ([]byte, error) {
 		return nil, fmt.Errorf("reading the configuration: %w", err)
 	}
 	return data, nil
-}
-
-// hasAuth reports whether a registries.yaml accepted by Build contains credentials.
-func hasAuth(registries []byte) bool {
-	var doc struct {
-		Configs map[string]struct {
-			Auth map[string]any `yaml:"auth"`
-		} `yaml:"configs"`
-	}
-	if yaml.Unmarshal(registries, &doc) != nil {
-		return true // the safe answer: it recommends one restart too many, not one too few
-	}
-	for _, config := range doc.Configs {
-		if len(config.Auth) > 0 {
-			return true
-		}
-	}
-	return false
 }

@@ -40,9 +40,7 @@ func (r *run) count(plan *hostfiles.Plan) {
 		if r.kind(c.Path) != noderuntime.KindRegistries {
 			continue
 		}
-		registries := &noderuntime.RegistriesReport{
-			Path: c.Path, Changed: written, Live: r.live, Auth: hasAuth(r.inputs.Registries),
-		}
+		registries := &noderuntime.RegistriesReport{Path: c.Path, Changed: written}
 		if gone {
 			// The restored file has its original modification time.
 			registries = &noderuntime.RegistriesReport{Path: c.Path, Changed: time.Now(), Gone: true}

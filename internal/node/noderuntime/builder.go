@@ -13,10 +13,8 @@ type builder struct {
 	findings
 	files map[string]File
 	from  map[string]source
-	// k3s is registries.yaml as K3s reads it; nil if there is none or K3s cannot read it.
-	k3s *registries.Registry
-	// live are the hosts that K3s will write a hosts.toml for, by directory name.
-	live map[string]*remotes
+	// k3s is registries.yaml as K3s reads it; empty if there is none.
+	k3s registries.Registry
 }
 
 // A source is the origin of a file: the value, and the host in it.
@@ -45,7 +43,7 @@ func (b *builder) conflict(first, second source, name string) {
 		b.problem("%s: registries.yaml already configures %s: put http://%s first in its endpoints there, "+
 			"or remove it from nodeConfig.mirrors",
 			second.value, second.host, b.Config.Address)
-	case both(fromMirrors, fromHosts) || both(fromRegistries, fromHosts):
+	case first.host != "" && second.value == fromHosts:
 		b.problem("%s: %s already configures %s: remove it from one of them", second.value, first.value, first.host)
 	default:
 		b.problem("%s and %s both write the file %s: use different directories", first.value, second.value, name)

@@ -18,7 +18,7 @@ func (b *builder) crio() {
 		return
 	}
 	if config.CertsDirectory != "" {
-		b.certificates()
+		b.ca()
 	}
 	if content := b.registriesConf(); config.ConfDirectory != "" && content != nil {
 		b.add(source{fromCRIO, ""}, File{
@@ -28,7 +28,7 @@ func (b *builder) crio() {
 	}
 }
 
-func (b *builder) certificates() {
+func (b *builder) ca() {
 	if len(b.CA) == 0 {
 		b.problem("%s.ca: no CAs to trust: the Secret with the proxies' certificates has no %s yet", fromCRIO, KeyCA)
 		return

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/zarf-dev/zarf-registry/internal/mask"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
 
@@ -102,7 +103,7 @@ insecure = true
 					t.Errorf("%s has mode %v, so podman of other users cannot read it", f.Path, f.Mode)
 				}
 				shown := Diff(f.Path, f.Kind, nil, f.Content)
-				if strings.Contains(shown, redacted) || f.Kind == KindRegistriesConf && !strings.Contains(shown, "insecure") {
+				if strings.Contains(shown, mask.Redacted) || f.Kind == KindRegistriesConf && !strings.Contains(shown, "insecure") {
 					t.Errorf("displayed as:\n%s", shown)
 				}
 			}

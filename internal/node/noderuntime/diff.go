@@ -2,73 +2,80 @@ package noderuntime
 
 import (
 	"bytes"
+	"crypto/x509"
+	"encoding/pem"
 	"fmt"
+	"strings"
+	"time"
 
 	"github.com/aymanbagabas/go-udiff"
+	"gopkg.in/yaml.v2"
+
+	"github.com/zarf-dev/zarf-registry/internal/mask"
+	"github.com/zarf-dev/zarf-registry/internal/pki"
 )
 
-// Diff describes the change of a file, with every secret masked: the whole new file if old is nil,
-// otherwise a unified diff, which is against an empty file if new is nil. It is empty if nothing
-// changes. A changed secret is marked as changed.
+// Diff describes the change of a file, with secrets masked: the whole new file if old is nil, otherwise a unified
+// diff, which is against an empty file if new is nil. It is empty if nothing changes.
 func Diff(path string, kind Kind, old, new []byte) string {
 	if old != nil && new != nil && bytes.Equal(old, new) {
 		return ""
 	}
-	before, after := viewOf(kind, old), viewOf(kind, new)
 	if old == nil {
-		return after.text(view{})
+		return Masked(kind, new)
 	}
-	diff := udiff.Unified("OLD "+path, "NEW "+path, before.text(view{}), after.text(before))
+	diff := udiff.Unified("OLD "+path, "NEW "+path, Masked(kind, old), Masked(kind, new))
 	if diff == "" && new != nil {
-		return fmt.Sprintf("%s: only comments, order or layout changed\n", path)
+		return fmt.Sprintf("%s: only masked values, comments, order or layout changed\n", path)
 	}
 	return diff
 }
 
-type line struct {
-	text string
-	// place identifies the line; hidden is its masked content, if any.
-	place, hidden string
-}
-
-func viewOf(kind Kind, data []byte) view {
+// Masked returns the content of a file as YAML, without comments and with secrets masked, and a line for each
+// certificate of a PEM file. It is empty if data is nil.
+func Masked(kind Kind, data []byte) string {
 	if data == nil {
-		return nil
+		return ""
 	}
-	v := parsedView(kind, data)
-	if len(v) == 0 {
-		return view{{text: "(only comments)"}}
+	if kind == KindCA {
+		if lines, ok := certificates(data); ok {
+			return lines
+		}
+	} else if document, err := parse(kind, data); err == nil {
+		if text, err := yaml.Marshal(mask.Document(document)); err == nil {
+			return string(text)
+		}
 	}
-	return v
+	return fmt.Sprintf("(%d bytes of invalid %s: not shown)\n", len(data), kind)
 }
 
-func parsedView(kind Kind, data []byte) view {
-	switch kind {
-	case KindRegistries:
-		if n, err := parseYAML(data); err == nil {
-			n.settle(registriesShape)
-			var w writer
-			w.yaml(n, registriesShape, "", "")
-			return w.view
-		}
-	case KindHosts:
-		if n, err := parseTOML(data); err == nil {
-			var w writer
-			w.toml(n, hostsShape, "", "")
-			return w.view
-		}
-	case KindRegistriesConf:
-		if n, err := parseTOML(data); err == nil {
-			var w writer
-			w.toml(n, registriesConfShape, "", "")
-			return w.view
-		}
-	case KindCA:
-		if v := viewCertificates(data); len(v) > 0 || len(bytes.TrimSpace(data)) == 0 {
-			return v
-		}
+func parse(kind Kind, data []byte) (any, error) {
+	if kind == KindRegistries {
+		var document any
+		err := yaml.Unmarshal(data, &document)
+		return document, err
 	}
-	return view{
-		{text: fmt.Sprintf("(%d bytes of invalid %s: not shown)", len(data), kind), place: "all", hidden: string(data)},
+	doc, err := parseTOML(data)
+	if err != nil {
+		return nil, err
+	}
+	return doc.value(), nil
+}
+
+// certificates returns a line per certificate of a PEM file, and false if it contains anything else.
+func certificates(data []byte) (string, bool) {
+	var lines strings.Builder
+	for {
+		block, rest := pem.Decode(data)
+		if block == nil {
+			return lines.String(), len(bytes.TrimSpace(data)) == 0
+		}
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if block.Type != "CERTIFICATE" || err != nil {
+			return "", false
+		}
+		fmt.Fprintf(&lines, "certificate %q, SHA-256 %s, until %s\n", cert.Subject, pki.Fingerprint(cert)[:16],
+			cert.NotAfter.UTC().Format(time.DateOnly))
+		data = rest
 	}
 }

@@ -22,11 +22,10 @@ const (
 	address  = "127.0.0.1:31999"
 )
 
-// k3sConfig returns a configuration for K3s with live.
+// k3sConfig returns a configuration for K3s.
 func k3sConfig() Config {
 	return Config{
-		Release: "zarf/zarf-registry", Directories: []string{"/etc/rancher/k3s", k3sCerts},
-		K3s: K3s{File: k3sFile, Live: true, LiveDirectory: k3sCerts},
+		Release: "zarf/zarf-registry", Directories: []string{"/etc/rancher/k3s"}, K3s: K3s{File: k3sFile},
 	}
 }
 

@@ -5,8 +5,9 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
-	"github.com/pelletier/go-toml/v2/unstable"
+	"github.com/zarf-dev/zarf-registry/internal/mask"
 )
 
 // mirrors adds a hosts.toml for each registry that is mirrored at Config.Address.
@@ -19,17 +20,16 @@ func (b *builder) mirrors() {
 		b.problem("%s: requires an address of the registry on the nodes", fromMirrors)
 		return
 	}
-	warnIPv6(&b.findings, config.Address)
+	b.warnIPv6(config.Address)
 	seen := map[string]bool{}
 	for _, entry := range config.Mirrors {
 		name, except := strings.CutPrefix(entry, "!")
-		shown, _ := host.mask(name)
 		switch {
 		case except && name == "*":
 			b.problem("%s: \"!*\" is not supported; remove \"*\" instead", fromMirrors)
 		case name != "*" && !validHost(name):
 			b.problem("%s: %s is not a valid registry host; want docker.io, registry.example.com:5000 or \"*\"",
-				fromMirrors, shown)
+				fromMirrors, mask.Text(name))
 		case aliasOfDockerHub(name):
 			b.problem("%s: %s serves docker.io; write docker.io", fromMirrors, name)
 		case name == config.Address:
@@ -51,7 +51,7 @@ func (b *builder) mirror(name string, except bool) {
 	for _, directory := range b.Config.Containerd.Directories {
 		b.addHost(fromMirrors, directory, name, content)
 		_, given := b.Config.Containerd.Hosts[b.Config.Address]
-		if name == "*" && !given && !b.claimed(directory, b.Config.Address) {
+		if name == "*" && !given && !b.configuredByK3s(directory, b.Config.Address) {
 			b.addHost(fromMirrors, directory, b.Config.Address,
 				direct("this is the cluster's registry itself, which mirrors all others."))
 		}
@@ -62,31 +62,33 @@ func (b *builder) mirror(name string, except bool) {
 // not apply to it. containerd 1 ignores a file without a host table.
 func direct(why string) string { return "\n# Asked directly: " + why + "\n[host]\n" }
 
-// claimed reports whether registries.yaml configures a host in that directory, now or once K3s
-// restarts.
-func (b *builder) claimed(directory, name string) bool {
-	return directory == b.Config.K3s.LiveDirectory && b.live[directoryOf(name)] != nil
-}
-
 func (b *builder) addHost(from, directory, name, content string) {
-	file := inDirectory(directory, directoryOf(name), "hosts.toml")
-	if !b.Config.K3s.Live && b.claimed(directory, name) {
-		// K3s writes the file at its next start, after it has emptied the directory.
+	folder := name
+	if name == "*" {
+		folder = "_default"
+	}
+	file := inDirectory(directory, folder, "hosts.toml")
+	if b.configuredByK3s(directory, name) {
 		b.conflict(source{fromRegistries, name}, source{from, name}, file)
 		return
 	}
 	b.add(source{from, name}, File{Path: file, Kind: KindHosts, Content: []byte(content), Mode: private})
 }
 
-func aliasOfDockerHub(name string) bool { return name == "index.docker.io" || name == dockerHub }
+func aliasOfDockerHub(name string) bool { return name == "index.docker.io" || name == "registry-1.docker.io" }
+
+func (b *builder) warnIPv6(host string) {
+	if strings.HasPrefix(host, "[") {
+		b.warn("%s: containerd supports IPv6 addresses of registries since version 2", host)
+	}
+}
 
 // hosts adds the user's hosts.toml files. containerd ignores an unreadable file except for a log
 // line, so that images would come from an unexpected source. Files that containerd would not read
-// or use are therefore rejected.
+// are therefore rejected.
 func (b *builder) hosts() {
 	for _, name := range slices.Sorted(maps.Keys(b.Config.Containerd.Hosts)) {
-		shown, _ := host.mask(name)
-		place := fromHosts + "." + quote(shown)
+		place := fromHosts + "." + quote(mask.Text(name))
 		switch {
 		case name == "_default":
 			place = fromHosts + "._default"
@@ -100,67 +102,117 @@ func (b *builder) hosts() {
 			b.problem("%s: this host serves docker.io; write docker.io", place)
 			continue
 		}
-		warnIPv6(&b.findings, name)
-		b.host(place, name, []byte(b.Config.Containerd.Hosts[name]))
+		b.warnIPv6(name)
+		content := []byte(b.Config.Containerd.Hosts[name])
+		for _, directory := range b.Config.Containerd.Directories {
+			b.addHost(fromHosts, directory, name, string(withNewline(content)))
+		}
+		doc, err := parseTOML(content)
+		if err != nil {
+			b.problem("%s: %v", place, err)
+			continue
+		}
+		b.hostsFile(place, doc.value().(map[string]any))
 	}
 }
 
-func (b *builder) host(place, name string, content []byte) {
-	var bases []string
-	for _, directory := range b.Config.Containerd.Directories {
-		b.addHost(fromHosts, directory, name, string(withNewline(content)))
-		bases = append(bases, inDirectory(directory, name))
+// hostKeys are the settings of a registry in hosts.toml, with the values that containerd accepts:
+// https://github.com/containerd/containerd/blob/main/docs/hosts.md.
+var hostKeys = map[string]func(any) bool{
+	"capabilities":  listOf(isCapability),
+	"ca":            oneOrMore(isText),
+	"client":        oneOrMore(oneOrMore(isText)),
+	"skip_verify":   isBool,
+	"header":        tableOf(oneOrMore(isText)),
+	"override_path": isBool,
+	"dial_timeout":  isDuration,
+	"rewrite":       tableOf(isText), // K3s and RKE2 only
+}
+
+// hostsFile checks a hosts.toml: the settings of the registry itself, and those of each host.
+func (b *builder) hostsFile(place string, doc map[string]any) {
+	server, hosts := doc["server"], doc["host"]
+	if s, ok := server.(string); server != nil && (!ok || !validEndpoint(s)) {
+		b.problem("%s: server: invalid URL; write it like https://registry.example.com:5000", place)
 	}
-	doc, err := parseTOML(content)
-	if err != nil {
-		b.problem("%s: %v", place, err)
-		return
-	}
-	c := &checker{findings: &b.findings, source: place, strict: true, check: b.CheckTLS, bases: bases}
-	c.value("", doc, hostsShape)
-	c.hostTable("", doc)
-	tables := hostTables(content)
-	if len(doc.items) > 0 && doc.get("host").form == null {
+	if len(doc) > 0 && hosts == nil {
 		b.warn("%s: containerd before version 2 ignores a file without hosts; append a line [host]", place)
 	}
-	rewrites := doc.get("rewrite").form != null
-	for _, i := range doc.get("host").items {
-		shown, _ := endpoint.mask(i.key)
-		in := join("host", shown)
-		c.hostTable(in, i.value)
-		if i.value.form == mapping && !slices.Contains(tables, i.key) {
-			c.problem(
-				"%s: containerd ignores a host that is not a table; write it below a line [host.%s]", c.at(in), quote(shown),
-			)
-		}
-		rewrites = rewrites || i.value.get("rewrite").form != null
+	delete(doc, "server")
+	delete(doc, "host")
+	b.hostTable(place, doc)
+	tables, ok := hosts.(map[string]any)
+	if hosts != nil && !ok {
+		b.problem("%s: host: must be a table", place)
 	}
-	notRancher := func(d string) bool { return !below(d, "/var/lib/rancher") }
-	if rewrites && slices.ContainsFunc(b.Config.Containerd.Directories, notRancher) {
-		b.warn("%s: only the containerd of K3s and RKE2 supports rewrite; others ignore it", place)
-	}
-}
-
-// hostTable checks what the shape does not express.
-func (c *checker) hostTable(in string, n *node) {
-	for i, pair := range n.get("client").list {
-		if pair.form == list && len(pair.list) != 2 {
-			c.problem("%s: must be a pair of certificate file and key file",
-				c.at(fmt.Sprintf("%s[%d]", join(in, "client"), i)))
+	for _, url := range slices.Sorted(maps.Keys(tables)) {
+		in := fmt.Sprintf("%s: host.%s", place, quote(mask.Text(url)))
+		table, ok := tables[url].(map[string]any)
+		switch {
+		case !validEndpoint(url):
+			b.problem("%s: invalid URL; write it like https://registry.example.com:5000", in)
+		case !ok:
+			b.problem("%s: must be a table", in)
+		default:
+			b.hostTable(in, table)
 		}
 	}
 }
 
-// hostTables returns the hosts with a line [host."URL"] or below it, in order. containerd ignores
-// others.
-func hostTables(data []byte) (hosts []string) {
-	var p unstable.Parser
-	for p.Reset(data); p.NextExpression(); {
-		if e := p.Expression(); e.Kind == unstable.Table {
-			if keys := keysOf(e); len(keys) > 1 && keys[0] == "host" {
-				hosts = append(hosts, keys[1])
-			}
+func (b *builder) hostTable(place string, table map[string]any) {
+	for _, key := range slices.Sorted(maps.Keys(table)) {
+		switch valid, known := hostKeys[key]; {
+		case !known: // not shown, because it may be a secret
+			b.problem("%s: has an unknown key; want one of %s", place,
+				strings.Join(slices.Sorted(maps.Keys(hostKeys)), ", "))
+		case !valid(table[key]):
+			b.problem("%s: containerd does not accept the value of %s", place, key)
+		case key == "ca" || key == "client":
+			b.certificates(place, table[key])
 		}
 	}
-	return hosts
+}
+
+// certificates checks a path or a list of them, possibly of pairs.
+func (b *builder) certificates(place string, v any) {
+	switch v := v.(type) {
+	case string:
+		b.certificate(place, v)
+	case []any:
+		for _, item := range v {
+			b.certificates(place, item)
+		}
+	}
+}
+
+func isText(v any) bool { _, ok := v.(string); return ok }
+func isBool(v any) bool { _, ok := v.(bool); return ok }
+
+func isCapability(v any) bool {
+	s, _ := v.(string)
+	return slices.Contains([]string{"pull", "resolve", "push", "referrers"}, strings.ToLower(s))
+}
+
+func isDuration(v any) bool {
+	s, _ := v.(string)
+	_, err := time.ParseDuration(s)
+	return err == nil
+}
+
+func listOf(of func(any) bool) func(any) bool {
+	return func(v any) bool {
+		values, ok := v.([]any)
+		return ok && !slices.ContainsFunc(values, func(v any) bool { return !of(v) })
+	}
+}
+
+func oneOrMore(of func(any) bool) func(any) bool {
+	return func(v any) bool { return of(v) || listOf(of)(v) }
+}
+
+func tableOf(of func(any) bool) func(any) bool {
+	return func(v any) bool {
+		table, ok := v.(map[string]any)
+		return ok && listOf(of)(slices.Collect(maps.Values(table)))
+	}
 }

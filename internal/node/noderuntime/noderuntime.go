@@ -1,7 +1,7 @@
 // Package noderuntime generates the registry configuration files of a node's container runtime:
 // K3s' registries.yaml, containerd's hosts.toml, and the files of CRI-O and podman below
-// /etc/containers. It validates what the user wrote, registries.yaml with K3s' own parser, and
-// shows contents with every secret masked.
+// /etc/containers. It validates what the user wrote, registries.yaml with K3s' own parser and otherwise
+// as it is, and shows contents with secrets masked.
 //
 // It does no I/O on nodes: internal/node/hostfiles writes the files safely, in the pod of registry-node
 // configure. The chart renders [Config] as JSON, and init-hook validates it before anything
@@ -64,10 +64,6 @@ type K3s struct {
 	// in the values.
 	ExistingSecret    string `json:"existingSecret,omitempty"`
 	ExistingSecretKey string `json:"existingSecretKey,omitempty"`
-	// Live also writes the configuration as hosts.toml to LiveDirectory, which containerd reads at
-	// each pull, so that it takes effect before K3s restarts.
-	Live          bool   `json:"live,omitempty"`
-	LiveDirectory string `json:"liveDirectory,omitempty"`
 }
 
 // CRIO configures CRI-O, podman and skopeo. Each part is disabled if its directory is empty.
@@ -160,11 +156,6 @@ type RegistriesReport struct {
 	Path string `json:"path"`
 	// Changed is when the file was written, restored or removed: K3s must have started later.
 	Changed time.Time `json:"changed"`
-	// Live reports that containerd already uses the same configuration. Auth reports that it contains
-	// credentials; without a restart, they reach only registries that accept them with each request,
-	// not those that require a token.
-	Live bool `json:"live,omitempty"`
-	Auth bool `json:"auth,omitempty"`
 	// Gone reports that the file no longer belongs to the release.
 	Gone bool `json:"gone,omitempty"`
 }

@@ -1,79 +1,55 @@
 package noderuntime
 
-import (
-	"strconv"
-	"strings"
-)
-
-// A node is a value in a document of any format. The zero value is null.
+// A node is a value in a TOML document. The zero value is an empty table that is implied by another.
 type node struct {
 	form form
 	// text is a scalar as written, strings without their quotes.
 	text string
-	// items are the items of a mapping in document order.
+	// items are the items of a table in document order.
 	items []item
 	// list are the values of a list.
 	list []*node
-	// origin decides what may be added to a TOML table.
+	// origin decides what may be added to a table.
 	origin origin
 }
 
 type item struct {
 	key   string
 	value *node
-	// duplicate means that the document repeats the key. value is the last one, which readers use.
-	duplicate bool
-	// replaced are the values that a merge or repetition replaced. Readers that decode into structs
-	// may keep parts of them.
-	replaced []*node
 }
 
 type form int
 
 const (
-	null form = iota
+	mapping form = iota
+	list
 	text
 	boolean
 	number // and all other scalars, such as dates
-	mapping
-	list
 )
 
-// get returns the value at a key of a mapping, or null.
-func (n *node) get(key string) *node {
-	for _, i := range n.items {
-		if i.key == key {
-			return i.value
+// A numeral is a scalar that is neither a string nor a truth value, as written.
+type numeral string
+
+// value returns the value as encoding/json would decode it, apart from numerals.
+func (n *node) value() any {
+	switch n.form {
+	case mapping:
+		table := map[string]any{}
+		for _, i := range n.items {
+			table[i.key] = i.value.value()
 		}
+		return table
+	case list:
+		values := make([]any, len(n.list))
+		for i, v := range n.list {
+			values[i] = v.value()
+		}
+		return values
+	case text:
+		return n.text
+	case boolean:
+		return n.text == "true"
 	}
-	return &node{}
-}
-
-func (n *node) scalar() bool { return n.form == text || n.form == boolean || n.form == number }
-
-// raw returns a unique encoding, including secrets: it must not be shown.
-func (n *node) raw() string {
-	var b strings.Builder
-	n.writeRaw(&b)
-	return b.String()
-}
-
-func (n *node) writeRaw(b *strings.Builder) {
-	b.WriteString(strconv.Itoa(int(n.form)))
-	b.WriteString(strconv.Quote(n.text))
-	for _, i := range n.items {
-		b.WriteString("{" + strconv.Quote(i.key))
-		i.value.writeRaw(b)
-	}
-	for _, v := range n.list {
-		b.WriteString("[")
-		v.writeRaw(b)
-	}
-	b.WriteString(";")
-}
-
-func (f form) String() string {
-	return [...]string{
-		null: "empty", text: "a string", boolean: "true or false", number: "a number", mapping: "a mapping", list: "a list",
-	}[f]
+	return numeral(n.text)
 }

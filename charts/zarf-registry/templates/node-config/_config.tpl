@@ -35,7 +35,6 @@
 {{- $runtimes = default (list ($configures | ternary "k3s" "containerd")) .zr.cluster.runtimes -}}
 {{- end -}}
 {{- $distribution := and (has "rke2" $runtimes) (not (has "k3s" $runtimes)) | ternary "rke2" "k3s" -}}
-{{- $live := default (printf "/var/lib/rancher/%s/agent/etc/containerd/certs.d" $distribution) $k3s.livePath | clean -}}
 {{- $containerd := list -}}
 {{- range $settings.containerd.path | empty | ternary $runtimes list -}}
 {{- if eq . "containerd" -}}
@@ -43,7 +42,7 @@
 its transfer service takes for the name of one directory (containerd/containerd#12808). */ -}}
 {{- $containerd = concat $containerd (list "/etc/containerd/certs.d" "/etc/containerd/certs.d:/etc/docker/certs.d") -}}
 {{- else if ne . "crio" -}}
-{{- $containerd = append $containerd $live -}}
+{{- $containerd = append $containerd (printf "/var/lib/rancher/%s/agent/etc/containerd/certs.d" $distribution) -}}
 {{- end -}}
 {{- end -}}
 {{- with $settings.containerd.path -}}
@@ -61,10 +60,6 @@ its transfer service takes for the name of one directory (containerd/containerd#
 {{- $_ := set $config.k3s "file" $file -}}
 {{- if $k3s.existingSecret -}}
 {{- $_ := merge $config.k3s (pick $k3s "existingSecret" "existingSecretKey") -}}
-{{- end -}}
-{{- if $k3s.live -}}
-{{- $_ := merge $config.k3s (dict "live" true "liveDirectory" $live) -}}
-{{- $inUse = append $inUse $live -}}
 {{- end -}}
 {{- end -}}
 
