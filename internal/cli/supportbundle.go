@@ -47,14 +47,13 @@ func newSupportBundle(global *globalFlags) *cobra.Command {
 	f := &bundleFlags{clusterFlags: clusterFlags{globalFlags: global}}
 	cmd := &cobra.Command{
 		Use:   "support-bundle",
-		Short: "Write what a bug report needs into one archive, masked",
+		Short: "Write what a bug report needs into one archive",
 		Long: `support-bundle writes what a bug report needs into one archive: status and preflight, the
 release's objects, nodes, events, logs of all containers, also of their previous run, Helm's
-values, history and manifest, metrics, and a summary. It changes nothing.
+values and history, metrics, and a summary. It changes nothing.
 
-Of Secrets, the archive has names, labels, keys and sizes. Elsewhere, it masks the values of
-the namespace's Secrets and of Helm's values, in plain, escaped and base64 form, and what has
-the form or the name of a secret. If Secrets may not be read, only the latter.
+The archive contains no Secrets. In values and objects, it masks what has the name of a secret,
+such as password, token or auth, and user names in URLs.
 
 Objects that this identity may not read, and pods that do not answer, are missing;
 summary.txt says which, and so does the output.
@@ -176,19 +175,10 @@ func printBundle(w io.Writer, b bundle) error {
 	for _, what := range b.Missing {
 		fmt.Fprintf(w, "  - %s\n", what)
 	}
-	if !b.SecretsRead {
-		fmt.Fprint(w, "\nSecrets could not be read, so their values are not masked: check the archive before you send it.\n")
-	}
-	if len(b.Unsearched) > 0 {
-		fmt.Fprint(w, "\nToo short to be masked; check the archive for these values before you send it:\n")
-	}
-	for _, what := range b.Unsearched {
-		fmt.Fprintf(w, "  - %s\n", what)
-	}
 	return nil
 }
 
-// reports are the outputs of other commands. They need not be masked here.
+// reports are the outputs of other commands.
 func (f *bundleFlags) reports(stderr io.Writer, config *rest.Config, client kubernetes.Interface) []support.Report {
 	var report *status.Report // of status.txt
 	return []support.Report{

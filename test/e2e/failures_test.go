@@ -3,6 +3,7 @@ package e2e
 import (
 	"cmp"
 	"context"
+	"encoding/base64"
 	"encoding/pem"
 	"fmt"
 	"io"
@@ -14,8 +15,6 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/zarf-dev/zarf-registry/internal/status/mask"
 )
 
 // worlds are the clusters of running scenarios by the names of their tests.
@@ -73,7 +72,7 @@ func (w *world) explain(t *testing.T, step string) {
 		if err != nil {
 			out = fmt.Appendf(out, "\n%s %s: %v\n", filepath.Base(program), strings.Join(args, " "), err)
 		}
-		write(name, masker.String(string(out)))
+		write(name, masker.Replace(string(out)))
 	}
 	write("step.txt", step+"\n")
 	said("events.txt", w.kubectl, "get", "events", "-A", "--sort-by=.lastTimestamp")
@@ -95,7 +94,7 @@ func (w *world) explain(t *testing.T, step string) {
 		}
 	}
 	if w.name != "" {
-		write("nodes.log", masker.String(tails(w.stateOf("log"))))
+		write("nodes.log", masker.Replace(tails(w.stateOf("log"))))
 	}
 	t.Logf("FAILED in %q; what explains it is in %s; last events:\n%s", step, dir, w.lastEvents(t))
 }
@@ -123,21 +122,21 @@ func tails(dir string) string {
 	return text.String()
 }
 
-// masker masks the values of the namespace's Secrets.
-func (w *world) masker() *mask.Masker {
-	m := mask.New()
+// masker masks the values of the namespace's Secrets, plain and in base64.
+func (w *world) masker() *strings.Replacer {
+	var pairs []string
 	list, err := w.client.CoreV1().Secrets(w.namespace).List(context.Background(), metav1.ListOptions{})
 	if err != nil {
-		return m
+		return strings.NewReplacer()
 	}
 	for _, s := range list.Items {
 		for key, value := range s.Data {
-			if s.Type != "helm.sh/release.v1" && !public(key, value) {
-				m.Add(string(value))
+			if text := strings.TrimSpace(string(value)); len(text) > 5 && s.Type != "helm.sh/release.v1" && !public(key, value) {
+				pairs = append(pairs, text, "(masked)", base64.StdEncoding.EncodeToString(value), "(masked)")
 			}
 		}
 	}
-	return m
+	return strings.NewReplacer(pairs...)
 }
 
 // public reports whether a value of a Secret is also in other objects.

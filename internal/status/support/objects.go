@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/yaml"
 
+	"github.com/zarf-dev/zarf-registry/internal/mask"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 )
 
@@ -78,7 +79,7 @@ func (c *collector) objects(ctx context.Context) error {
 		err := c.file(name, func(w io.Writer) error {
 			return c.list(ctx, k, func(object *unstructured.Unstructured) error {
 				c.prepare(k, object)
-				text, err := yaml.Marshal(c.object(object.Object))
+				text, err := yaml.Marshal(mask.Document(object.Object))
 				if err != nil {
 					return err
 				}
@@ -164,14 +165,6 @@ func (c *collector) prepare(k kind, object *unstructured.Unstructured) {
 			c.nodes = append(c.nodes, n)
 		}
 	}
-}
-
-// object returns what is shown of an object.
-func (c *collector) object(object map[string]any) map[string]any {
-	if c.unmasked {
-		return object
-	}
-	return c.mask.Object(object)
 }
 
 // events adds the events of the namespace, oldest first.

@@ -11,7 +11,7 @@ import (
 
 	"k8s.io/client-go/discovery"
 
-	"github.com/zarf-dev/zarf-registry/internal/status/mask"
+	"github.com/zarf-dev/zarf-registry/internal/mask"
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
@@ -53,7 +53,7 @@ func (c *collector) summary(ctx context.Context) error {
 		for _, what := range c.result.Missing {
 			fmt.Fprintf(w, "  - %s\n", what)
 		}
-		c.describeMasking(w)
+		fmt.Fprintf(w, "\nSecrets are not collected. In values and in other objects, %s replaces them.\n", mask.Redacted)
 		fmt.Fprint(w, "\nFiles, with sizes in bytes\n")
 		byName := func(a, b File) int { return cmp.Compare(a.Name, b.Name) }
 		for _, f := range slices.SortedFunc(slices.Values(c.result.Files), byName) {
@@ -61,18 +61,4 @@ func (c *collector) summary(ctx context.Context) error {
 		}
 		return table.Flush()
 	})
-}
-
-func (c *collector) describeMasking(w io.Writer) {
-	fmt.Fprintf(w, "\nSecrets are replaced by %s: what has the form or the name of a secret, and %d known values,\n"+
-		"in plain, escaped and base64 form.\n", mask.Masked, c.mask.Known())
-	if !c.result.SecretsRead {
-		fmt.Fprint(w, "The values of Secrets could not be read: look for them before you send this.\n")
-	}
-	if len(c.result.Unsearched) > 0 {
-		fmt.Fprintf(w, "Too short to be searched for (less than %d bytes):\n", mask.MinLength)
-	}
-	for _, what := range c.result.Unsearched {
-		fmt.Fprintf(w, "  - %s\n", what)
-	}
 }

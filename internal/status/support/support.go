@@ -1,8 +1,8 @@
 // Package support writes a support bundle: one archive with the status, objects, events, logs and metrics of a
-// release, and without its secrets. It reads only, and what it cannot read it names in the bundle's summary.
+// release, and its Helm values. It reads only, and what it cannot read it names in the bundle's summary.
 //
-// Everything passes through package mask, which knows the values of the Secrets in the namespace, if this
-// identity may read them, and those of the Helm release. Until it is masked, nothing is written to a disk.
+// It collects no Secrets. Package mask replaces those in the values, and in other objects. The release's programs log
+// none.
 package support
 
 import (
@@ -22,8 +22,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
-
-	"github.com/zarf-dev/zarf-registry/internal/status/mask"
 )
 
 const (
@@ -60,10 +58,6 @@ type Options struct {
 	Timeout time.Duration
 	Log     *slog.Logger
 	Now     func() time.Time
-
-	// unmasked masks nothing. It shows in tests that the collection contains the secrets which the bundle
-	// lacks.
-	unmasked bool
 }
 
 // Report writes a file of the bundle.
@@ -78,11 +72,6 @@ type Result struct {
 	Files []File `json:"files"`
 	// Missing lists what could not be read, with the reason.
 	Missing []string `json:"missing"`
-	// Unsearched lists the keys of Secrets whose values are too short to be searched for in texts.
-	Unsearched []string `json:"unsearched"`
-	// SecretsRead is false if values of Secrets are unknown, so that only what has the form of a secret is
-	// masked.
-	SecretsRead bool `json:"secretsRead"`
 }
 
 // File is a file of a bundle, with its size in bytes before compression.
@@ -94,7 +83,6 @@ type File struct {
 // collector writes a bundle.
 type collector struct {
 	Options
-	mask   *mask.Masker
 	tar    *tar.Writer
 	dir    string // in the archive
 	spool  *os.File
@@ -130,13 +118,13 @@ func Write(ctx context.Context, w io.Writer, o Options) (*Result, error) {
 	}
 	defer func() {
 		spool.Close()
-		_ = os.Remove(spool.Name()) // nothing in it is secret
+		_ = os.Remove(spool.Name())
 	}()
 	compressed := gzip.NewWriter(w)
 	c := &collector{
-		Options: o, mask: mask.New(), tar: tar.NewWriter(compressed), dir: Directory(o.Now()), spool: spool,
+		Options: o, tar: tar.NewWriter(compressed), dir: Directory(o.Now()), spool: spool,
 		silent: map[string]bool{},
-		result: &Result{Files: []File{}, Missing: []string{}, Unsearched: []string{}, SecretsRead: true},
+		result: &Result{Files: []File{}, Missing: []string{}},
 	}
 	limited, cancel := context.WithTimeoutCause(ctx, o.Timeout, fmt.Errorf("not done within %s (--timeout)", o.Timeout))
 	defer cancel()
@@ -144,9 +132,7 @@ func Write(ctx context.Context, w io.Writer, o Options) (*Result, error) {
 		name string
 		add  func(context.Context) error
 	}{
-		// All secrets are known before the first file is written.
-		{"secrets", c.secrets}, {"the Helm release", c.helm},
-		{"objects", c.objects}, {"events", c.events}, {"reports", c.reports},
+		{"the Helm release", c.helm}, {"objects", c.objects}, {"events", c.events}, {"reports", c.reports},
 		{"metrics", c.metrics}, {"logs", c.logs}, // a node that does not answer takes long
 	} {
 		o.Log.Info("collecting " + part.name)
@@ -168,7 +154,7 @@ func Write(ctx context.Context, w io.Writer, o Options) (*Result, error) {
 
 // missing records what could not be read.
 func (c *collector) missing(what string, err error) {
-	text := c.mask.String(what + ": " + err.Error())
+	text := what + ": " + err.Error()
 	c.Log.Warn("missing: " + text)
 	c.result.Missing = append(c.result.Missing, text)
 }
@@ -197,20 +183,14 @@ func request(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, maxRequest, errNoAnswer)
 }
 
-// file adds a masked file. An error of write is recorded, and what was written before it is kept; a file
+// file adds a file. An error of write is recorded, and what was written before it is kept; a file
 // without content is left out. The returned error is that of the archive.
 func (c *collector) file(name string, write func(io.Writer) error) error {
 	if _, err := c.spool.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
 	limited := &limit{w: c.spool, left: maxFile, full: errFull}
-	var err error
-	if c.unmasked {
-		err = write(limited)
-	} else {
-		masked := c.mask.Writer(limited)
-		err = cmp.Or(write(masked), masked.Close())
-	}
+	err := write(limited)
 	if limited.err != nil {
 		return fmt.Errorf("writing the temporary file %s: %w", c.spool.Name(), limited.err)
 	}
