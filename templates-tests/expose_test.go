@@ -229,13 +229,9 @@ func TestPrepareChecksExposeSecrets(t *testing.T) {
 	out := rendering{
 		values: proxyMode(
 			t, "expose.service.enabled=true", "expose.hosts=[a.example.com, b.example.com]", "expose.tls.existingSecret=mine",
-			"expose.pullUsersSecret=pullers",
 		),
 	}.render(t)
-	want := jobsettings.Expose{
-		TLSSecret: "mine", UsersSecret: "pullers", Hosts: []string{"a.example.com", "b.example.com"},
-		Address: "a.example.com",
-	}
+	want := jobsettings.Expose{TLSSecret: "mine", Address: "a.example.com"}
 	if diff := cmp.Diff(want, decided(out).Expose); diff != "" {
 		t.Errorf("the Jobs are told (-want +got):\n%s", diff)
 	}

@@ -229,7 +229,7 @@ func (p permissions) userPermissions() map[string][]string {
 		}
 		for _, by := range []string{"service", "ingress", "gateway"} {
 			if p.value("expose."+by+".enabled") == true {
-				reads("init-hook Role", append(exposed, text("expose.pullUsersSecret"))...)
+				reads("init-hook Role", exposed...)
 				break
 			}
 		}

@@ -32,47 +32,32 @@ func TestPreflightChecksExposure(t *testing.T) {
 		return &corev1.Secret{ObjectMeta: foreignMeta("outside"), Type: corev1.SecretTypeTLS,
 			Data: map[string][]byte{"tls.crt": certificate, "tls.key": key}}
 	}
-	users := func(key string) *corev1.Secret {
-		return &corev1.Secret{ObjectMeta: foreignMeta("users"), Data: map[string][]byte{key: []byte("a:b")}}
-	}
 	for name, c := range map[string]struct {
-		tls, users *corev1.Secret
-		later      time.Duration
-		severity   preflight.Severity
-		want       []string // of the one finding; nil: no finding
+		tls  *corev1.Secret
+		want []string // of the one finding; nil: no finding
 	}{
-		"valid": {tls(good.Certificate, good.Key), users("htpasswd"), 0, "", nil},
-		"no certificate": {nil, users("htpasswd"), 0, preflight.Blocker,
+		"valid": {tls(good.Certificate, good.Key), nil},
+		"no certificate": {nil,
 			[]string{"Secret zarf/outside", "does not exist", "kubectl -n zarf create secret tls outside"}},
-		"not PEM": {tls([]byte("rubbish"), good.Key), users("htpasswd"), 0, preflight.Blocker,
+		"not PEM": {tls([]byte("rubbish"), good.Key),
 			[]string{"Secret zarf/outside", "a tls.crt that the registry would reject"}},
-		"key of another certificate": {tls(good.Certificate, other.Key), users("htpasswd"), 0, preflight.Blocker,
+		"key of another certificate": {tls(good.Certificate, other.Key),
 			[]string{"tls.crt and a tls.key", "private key does not match"}},
-		"certificate for another name": {tls(other.Certificate, other.Key), users("htpasswd"), 0, preflight.Warning,
-			[]string{"is not for registry.example.com"}},
-		"expired certificate": {tls(good.Certificate, good.Key), users("htpasswd"), 2 * time.Hour, preflight.Warning,
-			[]string{"expired at 2026-11-20 13:00 UTC"}},
-		"missing htpasswd Secret": {tls(good.Certificate, good.Key), nil, 0, preflight.Warning,
-			[]string{"Secret zarf/users", "does not exist", "htpasswd -Bbn"}},
-		"users under another key": {tls(good.Certificate, good.Key), users("auth"), 0, preflight.Warning,
-			[]string{"Secret zarf/users", "has no key htpasswd"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
 			b.add(kubernetesService("10.96.0.1"))
-			b.now = begin.Add(c.later)
+			b.now = begin
 			o := &b.hook.Settings
-			o.Expose.TLSSecret, o.Expose.UsersSecret, o.Expose.Hosts = "outside", "users", []string{"registry.example.com"}
-			for _, s := range []*corev1.Secret{c.tls, c.users} {
-				if s != nil {
-					b.add(s)
-				}
+			o.Expose.TLSSecret = "outside"
+			if c.tls != nil {
+				b.add(c.tls)
 			}
 			if c.want == nil {
 				b.mustFindNothing()
 				return
 			}
-			b.mustFind("expose", c.severity, c.want...)
+			b.mustFind("expose", preflight.Blocker, c.want...)
 			b.mode(state.ModeExternal)
 			b.mustFindNothing()
 		})

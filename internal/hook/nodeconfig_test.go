@@ -101,7 +101,7 @@ func TestPreflightNamesMissingPermissionForNodeConfiguration(t *testing.T) {
 	b.mustFail(err, true, "reading Secret zarf/zarf-registry-node-config-proposal", `cannot get resource "secrets"`)
 }
 
-func TestPreflightNamesDirectoriesForgottenByBlindRendering(t *testing.T) {
+func TestDirectoriesForgottenByABlindRenderingStayRecorded(t *testing.T) {
 	t.Parallel()
 	for name, mode := range map[string]state.Mode{"in proxy mode": state.ModeProxy,
 		"in external mode": state.ModeExternal} {
@@ -114,8 +114,6 @@ func TestPreflightNamesDirectoriesForgottenByBlindRendering(t *testing.T) {
 				}
 			}))
 			b.mode(mode)
-			b.mustFind("nodeConfig", preflight.Warning, "nodeConfig: files of this release may remain in "+certsD+
-				", /etc/rancher/k3s on nodes", "--set 'nodeConfig.directories={"+certsD+",/etc/rancher/k3s}'")
 			b.mustPrepare()
 			b.mustRecord([]string{certsD, "/etc/rancher/k3s"})
 			b.hook.Settings.NodeConfig.Directories = []string{certsD, "/etc/rancher/k3s"}
@@ -130,7 +128,7 @@ func server(n *corev1.Node) {
 	n.Labels = map[string]string{"node-role.kubernetes.io/control-plane": "true"}
 }
 
-func TestPreflightNamesControlPlaneNodesThatAreLeftOut(t *testing.T) {
+func TestPreflightRefusesToLeaveOutAllNodes(t *testing.T) {
 	t.Parallel()
 	recorded := savedWith(t, func(s *state.State) {
 		s.NodeConfig = &state.NodeConfig{Directories: []string{"/etc/rancher/k3s"}}
@@ -138,24 +136,24 @@ func TestPreflightNamesControlPlaneNodesThatAreLeftOut(t *testing.T) {
 	for name, c := range map[string]struct {
 		objects    []runtime.Object
 		agentsOnly bool
-		want       preflight.Severity // "" means no finding
+		found      bool
 	}{
-		"a server and an agent":            {[]runtime.Object{node("n1", server), node("n2")}, true, preflight.Warning},
-		"a server only":                    {[]runtime.Object{node("n1", server)}, true, preflight.Blocker},
-		"a server only, configured before": {[]runtime.Object{node("n1", server), recorded}, true, preflight.Warning},
-		"a server that is configured":      {[]runtime.Object{node("n1", server)}, false, ""},
-		"no server":                        {[]runtime.Object{node("n1"), node("n2")}, true, ""},
+		"a server and an agent":            {[]runtime.Object{node("n1", server), node("n2")}, true, false},
+		"a server only":                    {[]runtime.Object{node("n1", server)}, true, true},
+		"a server only, configured before": {[]runtime.Object{node("n1", server), recorded}, true, false},
+		"a server that is configured":      {[]runtime.Object{node("n1", server)}, false, false},
+		"no server":                        {[]runtime.Object{node("n1"), node("n2")}, true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, c.objects...)
 			b.configureNodes(false)
 			o := &b.hook.Settings.NodeConfig
 			o.Directories, o.AgentsOnly = append(o.Directories, "/etc/rancher/k3s"), c.agentsOnly
-			if c.want == "" {
+			if !c.found {
 				b.mustFindNothing()
 				return
 			}
-			b.mustFind("nodeConfig", c.want, "nodeConfig: node n1: ", "nodeConfig.k3s.controlPlane=true")
+			b.mustFind("nodeConfig", preflight.Blocker, "nodeConfig: node n1: ", "nodeConfig.k3s.controlPlane=true")
 		})
 	}
 }

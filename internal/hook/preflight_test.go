@@ -13,7 +13,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/release/settings"
@@ -184,11 +183,9 @@ func TestPreflightFinds(t *testing.T) {
 		"Service of someone else with the name": {objects: nodes{node("n1"),
 			func() *corev1.Service { s := nodePortService(); s.Labels, s.Spec.Ports = nil, nil; return s }()},
 			check: "port", severity: blocker, want: []string{"Service zarf/zarf-registry-nodeport", "fullnameOverride"}},
-		"policy against node ports in proxy mode": {objects: nodes{node("n1")},
+		"ignores a policy against node ports in proxy mode": {objects: nodes{node("n1")},
 			admit: refuseServices(apierrors.NewForbidden(corev1.Resource("services"), "x",
-				errors.New("exceeded quota: none, services.nodeports=0"))),
-			check: "admission", severity: warning,
-			want: []string{"exceeded quota", "another Service can take port 31999", "--set reservePort=false"}},
+				errors.New("exceeded quota: none, services.nodeports=0")))},
 		"ignores the release's own Service": {objects: nodes{node("n1"), nodePortService()},
 			options: []func(*settings.Settings){modeOf(state.ModeNodePort)},
 			admit:   refuseServices(errors.New("the allocated port must not be requested"))},
@@ -208,10 +205,6 @@ func TestPreflightFinds(t *testing.T) {
 			check: "port-range", severity: blocker, want: []string{"30000-32767", "--set port=", "--set registryProxy=true"}},
 		"ignores the node port range in proxy mode": {objects: nodes{node("n1")},
 			admit: refuseServices(invalidPort("provided port is not in the valid range"))},
-		"missing permission to create Services": {objects: nodes{node("n1")},
-			options: []func(*settings.Settings){modeOf(state.ModeNodePort)},
-			admit:   refuseServices(forbiddenBy("create", "services")),
-			check:   "port-range", severity: warning, want: []string{`User "jane" cannot create resource "services"`}},
 		"policy against node ports": {objects: nodes{node("n1")}, options: []func(
 			*settings.Settings){modeOf(state.ModeNodePort)},
 			admit: refuseServices(apierrors.NewForbidden(corev1.Resource("services"), "x",
@@ -266,16 +259,7 @@ func TestPreflightFinds(t *testing.T) {
 			check: "host-port", severity: warning, want: []string{"node n2", "--set proxy.hostNetwork=true"}},
 		"no finding for CRI-O 1.34 with node ports": {objects: nodes{node("n2", runtimeVersion("cri-o://1.34.9"))},
 			options: []func(*settings.Settings){modeOf(state.ModeNodePort)}},
-		"node ports before nftables is the default": {objects: nodes{node("n1", kubelet("v1.37.9")),
-			node("n2", kubelet("v1.38.0+k3s1"))}, options: []func(*settings.Settings){modeOf(state.ModeNodePort)},
-			check: "host-port", severity: warning, want: []string{"node n2:", "Kubernetes 1.40", "--set registryProxy=true"}},
-		"no finding for node ports on earlier nodes": {objects: nodes{node("n1", kubelet("v1.37.9"))},
-			options: []func(*settings.Settings){modeOf(state.ModeNodePort)}},
-		"no finding for proxies on later nodes": {objects: nodes{node("n1", kubelet("v1.40.0"))}},
 
-		"some nodes of an unsupported architecture": {objects: nodes{node("n1"), node("n2", architecture("s390x")),
-			node("n3", architecture("s390x"))}, check: "architecture", severity: warning,
-			want: []string{"nodes n2, n3", "s390x", "injector.architectures"}},
 		"only nodes of an unsupported architecture": {objects: nodes{node("n2", architecture("s390x"))},
 			check: "architecture", severity: blocker, want: []string{"no other node can run it"}},
 		"program missing in this binary": {objects: nodes{node("n1"), node("n2", architecture("arm64"))},
@@ -300,13 +284,6 @@ func TestPreflightFinds(t *testing.T) {
 			node("n2", images("a/pause:9", "a/pause@sha256:aa"))}, options: []func(*settings.Settings){blindPause, healed},
 			check: "pause-image", severity: blocker, want: []string{"nodes n1, n2", "no node reports an image with the digest of an",
 				"--set injector.image=a/pause@sha256:aa"}},
-		"an image that is trusted by name": {objects: nodes{node("n1")}, options: []func(*settings.Settings){
-			func(o *settings.Settings) { choosePause(o, pauseImage, state.SourceCluster, state.PauseName) }},
-			check: "pause-image", severity: warning, want: []string{"trusted by name", "--set injector.image=" + pauseImage}},
-		"accepts an image that is recorded by its digest": {objects: nodes{node("n1", images("a/p@sha256:aa"))},
-			options: []func(*settings.Settings){func(o *settings.Settings) {
-				choosePause(o, "a/p@sha256:aa", state.SourceState, state.PauseName)
-			}}},
 		"accepts nodes that the healer serves": {objects: nodes{node("n1"), node("n2", images("registry.k8s.io/pause:3.9"))},
 			options: []func(*settings.Settings){healed}},
 		"nodes that the healer cannot serve": {objects: nodes{node("n1"), node("n2", images("a/pause:9"))},
@@ -359,9 +336,6 @@ func TestPreflightFinds(t *testing.T) {
 		"webhook that is down": {objects: nodes{node("n1")},
 			admit: refusePods(apierrors.NewInternalError(errors.New(`failed calling webhook "policy.example.com"`))),
 			check: "admission", severity: blocker, want: []string{"policy.example.com"}},
-		"webhook without dry-run support": {objects: nodes{node("n1")},
-			admit: refusePods(apierrors.NewBadRequest(`admission webhook "policy.example.com" does not support dry run`)),
-			check: "admission", severity: warning, want: []string{"cannot check"}},
 		"quota": {objects: nodes{node("n1")}, admit: refusePods(
 			apierrors.NewForbidden(corev1.Resource("pods"), "x", errors.New("exceeded quota: few"))), check: "admission",
 			severity: blocker, want: []string{"exceeded quota: few"}},
@@ -369,22 +343,7 @@ func TestPreflightFinds(t *testing.T) {
 			objects: nodes{node("n1"), saved(t, state.ModeProxy, "127.0.0.1:31999", state.IPv4)},
 			admit:   refusePods(apierrors.NewForbidden(corev1.Resource("pods"), "x", errors.New("exceeded quota: few"))),
 			check:   "admission", severity: warning, want: []string{"has no room for another pod of the registry", "exceeded quota: few"}},
-		"missing namespace": {objects: nodes{node("n1")}, admit: refusePods(
-			apierrors.NewNotFound(schema.GroupResource{Resource: "namespaces"}, "zarf")), check: "admission", severity: warning,
-			want: []string{"does not exist yet"}},
 
-		"changed address": {objects: nodes{node("n1"), saved(t, state.ModeProxy, "127.0.0.1:30500", state.IPv4)},
-			check: "address", severity: warning,
-			want: []string{"address 127.0.0.1:31999", "127.0.0.1:30500 can no longer be pulled", "--set registryProxy=true"}},
-		"switch to an external registry": {objects: nodes{node("n1"),
-			saved(t, state.ModeNodePort, "127.0.0.1:31999", state.IPv4)},
-			options: []func(*settings.Settings){modeOf(state.ModeExternal),
-				func(o *settings.Settings) { o.RegistryURL = registryURL }},
-			check: "address", severity: warning, want: []string{registryURL, "its volume is kept",
-				"--set registryProxy=false --set registryURL= --set port=31999 --set ipFamily=IPv4"}},
-		"switch from an external registry": {objects: nodes{node("n1"),
-			saved(t, state.ModeExternal, registryURL, state.IPv4)}, check: "address", severity: warning,
-			want: []string{"--set registryURL=" + registryURL}},
 		"no finding for a new external registry": {objects: nodes{node("n1", runtimeVersion("cri-o://1.35.0"),
 			images("a:1"))}, options: []func(*settings.Settings){modeOf(state.ModeExternal),
 			func(o *settings.Settings) { o.RegistryURL = registryURL }}, admit: refusePods(errors.New("no pods are tried"))},
@@ -468,28 +427,16 @@ func TestPrepareReportsAllBlockersAndAllCanBeIgnored(t *testing.T) {
 
 func TestPreflightNamesMissingPermission(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
-		verb, resource string
-		left           string // the ignored check; empty: an error
-	}{
-		"to list nodes":        {"list", "nodes", ""},
-		"to read the state":    {"get", "secrets", ""},
-		"to create pods":       {"create", "pods", ""},
-		"to list all Services": {"list", "services", "port"},
+	for name, c := range map[string]struct{ verb, resource string }{
+		"to list nodes":     {"list", "nodes"},
+		"to read the state": {"get", "secrets"},
+		"to create pods":    {"create", "pods"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, node("n1"))
 			b.answer(c.verb, c.resource, forbiddenBy(c.verb, c.resource))
-			findings, err := b.hook.Preflight(t.Context())
-			right := fmt.Sprintf("cannot %s resource %q", c.verb, c.resource)
-			if c.left == "" {
-				b.mustFail(err, true, right)
-				return
-			}
-			if err != nil || len(findings) != 1 || findings[0].Check != c.left || findings[0].Severity != preflight.Warning ||
-				!strings.Contains(findings[0].Cause, right) {
-				t.Errorf("found %v (%v)", findings, err)
-			}
+			_, err := b.hook.Preflight(t.Context())
+			b.mustFail(err, true, fmt.Sprintf("cannot %s resource %q", c.verb, c.resource))
 		})
 	}
 }

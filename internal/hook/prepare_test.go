@@ -500,5 +500,4 @@ func TestPrepareRecordsPauseImages(t *testing.T) {
 	}
 	choosePause(&b.hook.Settings, pauseImage, state.SourceCluster, state.PauseDigest)
 	check("rollback", pauseImage, state.PauseDigest)
-	b.mustLog("replaces a/b:1 (set by injector.image) for amd64")
 }

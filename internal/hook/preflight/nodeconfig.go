@@ -3,7 +3,6 @@ package preflight
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -18,7 +17,7 @@ import (
 // lookAtNodeConfig validates the node configuration the way each node will, before anything
 // changes.
 func (i *Inspection) lookAtNodeConfig(ctx context.Context) ([]Finding, error) {
-	findings := i.forgottenDirectories()
+	var findings []Finding
 	if !i.Settings.ConfiguresNodes() {
 		return findings, nil
 	}
@@ -69,21 +68,15 @@ func (i *Inspection) lookAtNodeConfig(ctx context.Context) ([]Finding, error) {
 			return nil, err
 		}
 	}
-	wanted, err := noderuntime.Build(inputs)
-	if err != nil {
+	if _, err := noderuntime.Build(inputs); err != nil {
 		for problem := range strings.Lines(err.Error()) {
 			block("", strings.TrimSpace(problem), "then run this again; nothing was written on any node")
 		}
-		return findings, nil
-	}
-	for _, warning := range wanted.Warnings {
-		findings = append(findings, Finding{Check: checkNodeConfig, Severity: Warning, Cause: warning,
-			Remedy: "no action is needed if this is intended"})
 	}
 	return findings, nil
 }
 
-// leftOut finds control-plane nodes that the node configuration leaves out.
+// leftOut finds clusters with control-plane nodes only, which the node configuration leaves out.
 func (i *Inspection) leftOut() []Finding {
 	if !i.Settings.NodeConfig.AgentsOnly {
 		return nil
@@ -94,39 +87,14 @@ func (i *Inspection) leftOut() []Finding {
 			servers = append(servers, n.Name)
 		}
 	}
-	if len(servers) == 0 {
+	if len(servers) < len(i.nodes) || i.Saved != nil && i.Saved.NodeConfig != nil {
 		return nil
 	}
-	f := Finding{Check: checkNodeConfig, Severity: Warning, Object: release.ListNodes(servers)}
-	f.Cause = "a directory to mount contains an administrator's kubeconfig on control-plane nodes, so they are not " +
-		"configured, and keep the files that they have"
-	if len(servers) == len(i.nodes) && (i.Saved == nil || i.Saved.NodeConfig == nil) {
-		f.Severity = Blocker
-		f.Cause += "; no other node can run it"
-	}
-	f.Remedy = "set nodeConfig.k3s.path to a directory of its own (and K3s' --private-registry to match), or " +
-		"nodeConfig.k3s.controlPlane=true"
-	return []Finding{f}
-}
-
-// forgottenDirectories finds directories that may hold files of the release but that no pod would
-// clean up. The chart remembers them only if it can read the cluster.
-func (i *Inspection) forgottenDirectories() []Finding {
-	if i.Saved == nil || i.Saved.NodeConfig == nil {
-		return nil
-	}
-	forgotten := slices.DeleteFunc(slices.Clone(i.Saved.NodeConfig.Directories), func(d string) bool {
-		return slices.Contains(i.Settings.NodeConfig.Directories, d)
-	})
-	if len(forgotten) == 0 {
-		return nil
-	}
-	return []Finding{{
-		Check: checkNodeConfig, Severity: Warning,
-		Cause: fmt.Sprintf("files of this release may remain in %s on nodes, because no rendered pod manages these "+
-			"directories", strings.Join(forgotten, ", ")),
-		Remedy: fmt.Sprintf("name them: --set 'nodeConfig.directories={%s}'", strings.Join(forgotten, ",")),
-	}}
+	return []Finding{{Check: checkNodeConfig, Severity: Blocker, Object: release.ListNodes(servers),
+		Cause: "a directory to mount contains an administrator's kubeconfig on control-plane nodes, so they are not " +
+			"configured; no other node can run it",
+		Remedy: "set nodeConfig.k3s.path to a directory of its own (and K3s' --private-registry to match), or " +
+			"nodeConfig.k3s.controlPlane=true"}}
 }
 
 // registriesSecret reads registries.yaml from the user's Secret, or returns the problem with it.

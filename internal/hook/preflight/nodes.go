@@ -19,35 +19,6 @@ import (
 
 // These checks need only the nodes and the saved state.
 
-// address finds image references that the decision changes.
-func (i *Inspection) address() []Finding {
-	if i.Saved == nil {
-		return nil
-	}
-	before, now := i.Saved.Working(), i.Desired
-	if before.Address == now.Address {
-		return nil
-	}
-	f := Finding{
-		Check: checkAddress, Severity: Warning, Object: "address " + now.Address,
-		Cause: fmt.Sprintf("image references now start with this address, and references that start with %s can no "+
-			"longer be pulled", before.Address),
-		Remedy: fmt.Sprintf("change the references, or keep the address: %s", setAddress(before)),
-	}
-	if now.Mode == state.ModeExternal {
-		f.Cause += "; the registry in the cluster is deleted, its volume is kept unless registry.persistence.retain=false"
-	}
-	return []Finding{f}
-}
-
-// setAddress returns the Helm options that set an address.
-func setAddress(s state.Settings) string {
-	if s.Mode == state.ModeExternal {
-		return setMode(s.Mode, s.Address)
-	}
-	return fmt.Sprintf("%s --set registryURL= --set port=%d --set ipFamily=%s", setMode(s.Mode, ""), s.Port, s.IPFamily)
-}
-
 // nodesWith returns the names of the nodes for which a rule has a reason, and the last reason.
 func (i *Inspection) nodesWith(rule func(corev1.Node) string) (nodes []string, reason string) {
 	for _, n := range i.nodes {
@@ -98,16 +69,6 @@ func (i *Inspection) criO() []Finding {
 	return []Finding{f}
 }
 
-// nodePort finds nodes whose node ports stop answering on loopback with an upgrade of Kubernetes.
-func (i *Inspection) nodePort() []Finding {
-	nodes, cause := i.nodesWith(plan.NodePortEnds)
-	if i.Settings.Mode != state.ModeNodePort || len(nodes) == 0 {
-		return nil
-	}
-	return []Finding{{Check: checkHostPort, Severity: Warning, Object: release.ListNodes(nodes), Cause: cause,
-		Remedy: "before that upgrade, --set registryProxy=true, or set mode: iptables in kube-proxy's configuration"}}
-}
-
 // hostPort finds nodes whose proxies cannot be reached.
 func (i *Inspection) hostPort() []Finding {
 	if i.Settings.Mode != state.ModeProxy || i.Settings.Proxy.HostNetwork {
@@ -130,30 +91,20 @@ func (i *Inspection) architecture() []Finding {
 		return nil // only the registry runs on the nodes, from an image
 	}
 	without := map[string][]string{}
-	left := false
 	for _, n := range i.nodes {
-		if arch := n.Status.NodeInfo.Architecture; slices.Contains(o.Architectures, arch) {
-			left = true
-		} else {
+		if arch := n.Status.NodeInfo.Architecture; !slices.Contains(o.Architectures, arch) {
 			without[arch] = append(without[arch], n.Name)
 		}
 	}
+	if len(i.Architectures()) > 0 {
+		clear(without) // others can run it
+	}
 	var findings []Finding
 	for _, arch := range slices.Sorted(maps.Keys(without)) {
-		f := Finding{Check: checkArch, Severity: Warning, Object: release.ListNodes(without[arch])}
-		f.Cause = fmt.Sprintf("the chart has proxies for %s but not for %s, so these nodes cannot pull",
-			strings.Join(o.Architectures, " and "), arch)
-		if o.Mode == state.ModeNodePort {
-			f.Cause = fmt.Sprintf(
-				"the chart has programs for %s but not for %s, so these nodes cannot run the registry, and their pulls are not "+
-					"verified", strings.Join(o.Architectures, " and "), arch)
-		}
-		if !left {
-			f.Severity = Blocker
-			f.Cause += "; no other node can run it"
-		}
-		f.Remedy = fmt.Sprintf("use a zarf-registry that carries programs for %s, and add it to injector.architectures", arch)
-		findings = append(findings, f)
+		findings = append(findings, Finding{Check: checkArch, Severity: Blocker, Object: release.ListNodes(without[arch]),
+			Cause: fmt.Sprintf("the chart has programs for %s but not for %s, and no other node can run it",
+				strings.Join(o.Architectures, " and "), arch),
+			Remedy: fmt.Sprintf("use a zarf-registry that carries programs for %s, and add it to injector.architectures", arch)})
 	}
 	if !o.Injector.Enabled {
 		return findings
@@ -280,8 +231,7 @@ func (i *Inspection) pauseImageOrigin(architecture string, image settings.PauseI
 		return []Finding{pauseFinding(Blocker, object, fmt.Sprintf("injector.image: no node reports it (%s), so no injected "+
 			"pod would start", release.ListNodes(nodes.reporting)), slices.Compact(candidates)...)}, true
 	case changed && chosen:
-		return []Finding{pauseFinding(Warning, object, fmt.Sprintf("replaces %s (%s) for %s, so the pods restart",
-			recorded.Reference, recorded.Reason, architecture), recorded.Reference)}, false
+		return nil, false
 	case changed && byDigest && (!withoutCluster || recorded.Reason != state.PauseDefault):
 		return []Finding{pauseFinding(Blocker, object, fmt.Sprintf("the release uses %s for %s (%s), but the chart was "+
 			"rendered without seeing that", recorded.Reference, architecture, recorded.Reason), recorded.Reference)}, false
@@ -289,10 +239,6 @@ func (i *Inspection) pauseImageOrigin(architecture string, image settings.PauseI
 		return []Finding{pauseFinding(Blocker, object, fmt.Sprintf("the release uses %s for %s (%s): a name without a "+
 			"digest, which pulls from this release's registry may change, or which this rendering did not see",
 			recorded.Reference, architecture, recorded.Reason), append(nodes.candidates, image.Reference)...)}, false
-	case image.Reason == state.PauseName && (image.Source == state.SourceCluster ||
-		!strings.Contains(image.Reference, "@")):
-		return []Finding{pauseFinding(Warning, object, "trusted by name: nodes report no image with the digest of an "+
-			"official pause image; if this one is what it should be, set it", image.Reference)}, false
 	case withoutCluster && len(i.nodes) > 0 && len(nodes.reporting) == 0:
 		return []Finding{pauseFinding(Blocker, "all nodes", "no pause image is known: no node for "+architecture+" reports "+
 			"any image, and the chart was rendered without cluster access")}, false

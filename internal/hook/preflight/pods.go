@@ -47,31 +47,22 @@ func (i *Inspection) tryPods(ctx context.Context) ([]Finding, error) {
 		case priorityClassMissing(err):
 			findings = append(findings, i.missingPriorityClass(pod.Spec.PriorityClassName))
 			continue
-		case namespaceMissing(err):
-			f.Severity = Warning
-			f.Cause = "it does not exist yet, so its policies cannot be checked"
-			f.Remedy = "no action is needed: preflight runs again after it has been created"
-			return append(findings, f), nil
+		case namespaceMissing(err): // prepare runs in it, and checks again
+			return findings, nil
 		case i.Settings.OpenShift && constrained(err) && grantedByChart(pod):
 			continue
 		case constrained(err):
 			f.Cause = fmt.Sprintf("OpenShift's SecurityContextConstraints reject the pods of the %s: %s", what, err)
 			f.Remedy = "--set openshift.enabled=true, which binds those that are needed; or bind them to its ServiceAccounts"
+		case violated && i.Settings.LabelsNamespace(), noDryRun(err):
+			continue
 		case violated:
 			f.Check = checkPodSecurity
 			f.Cause = fmt.Sprintf("Pod Security rejects the pods of the %s: %s", what, violation)
 			f.Remedy = fmt.Sprintf("kubectl label --overwrite namespace %s %s=%s, or --set podSecurity.label=true",
 				i.Settings.Namespace, labelEnforce, levelPrivileged)
-			if i.Settings.LabelsNamespace() {
-				f.Severity = Warning
-				f.Remedy = "no action is needed: prepare labels it, because podSecurity.label is true"
-			}
 		case release.MissingPermission(err):
 			return nil, fmt.Errorf("trying a pod of the %s with a dry run: %w", what, release.RefuseForbidden(err))
-		case noDryRun(err):
-			f.Severity = Warning
-			f.Cause = fmt.Sprintf("cannot check whether it admits the pods of the %s: %s", what, err)
-			f.Remedy = "continue, and check the result of the installation"
 		case i.Saved != nil && release.QuotaExceeded(err):
 			f.Severity = Warning // the pods that the new ones replace count, too
 			f.Cause = fmt.Sprintf("its quota has no room for another pod of the %s: %s", what, err)

@@ -30,7 +30,7 @@ type Severity string
 const (
 	// Blocker means that the release cannot work; nothing is changed.
 	Blocker Severity = "blocker"
-	// Warning means that the release works, but not everywhere or not as expected.
+	// Warning means that the release may not work, or not everywhere.
 	Warning Severity = "warning"
 )
 
@@ -70,7 +70,6 @@ const (
 	checkArch        = "architecture"
 	checkPayload     = "payload"
 	checkPauseImage  = "pause-image"
-	checkAddress     = "address"
 	checkPlacement   = "placement"
 	checkPriority    = "priority-class"
 	checkStorage     = "storage"
@@ -91,7 +90,7 @@ const ignoreAll = "all"
 func Checks() []string {
 	return []string{
 		checkPodSecurity, checkAdmission, checkAlwaysPull, checkPort, checkPortRange,
-		checkIPFamily, checkCRIO, checkHostPort, checkArch, checkPayload, checkPauseImage, checkAddress,
+		checkIPFamily, checkCRIO, checkHostPort, checkArch, checkPayload, checkPauseImage,
 		checkPlacement, checkPriority, checkStorage, checkPullSecrets, checkZarf,
 		checkCertificates, checkCredentials, checkNodeConfig, checkExpose, checkSignatures,
 	}
@@ -235,7 +234,7 @@ func (i *Inspection) inspect(ctx context.Context) ([]Finding, error) {
 	if ours || i.Settings.ConfiguresNodes() {
 		looks = append(looks, i.lookAtPriorityClasses, i.tryPods, i.lookAtKubelets, i.lookAtPullSecrets)
 	}
-	findings := i.address()
+	var findings []Finding
 	for _, look := range looks {
 		found, err := look(ctx)
 		if err != nil {
@@ -244,7 +243,7 @@ func (i *Inspection) inspect(ctx context.Context) ([]Finding, error) {
 		findings = append(findings, found...)
 	}
 	if ours {
-		findings = slices.Concat(findings, i.ipv6(), i.criO(), i.hostPort(), i.nodePort())
+		findings = slices.Concat(findings, i.ipv6(), i.criO(), i.hostPort())
 	}
 	if ours || i.Settings.ConfiguresNodes() {
 		findings = slices.Concat(findings, i.architecture(), i.pauseImage(), i.placement())

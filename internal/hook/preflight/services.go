@@ -23,10 +23,6 @@ func (i *Inspection) lookAtServices(ctx context.Context) ([]Finding, error) {
 	switch {
 	case release.MissingPermission(err):
 		list = &corev1.ServiceList{}
-		findings = append(findings, Finding{Check: checkPort, Severity: Warning,
-			Object: fmt.Sprintf("port %d", i.Settings.Port),
-			Cause:  "cannot check whether another Service uses it: " + err.Error(),
-			Remedy: "request permission to list the Services of all namespaces, or check it yourself"})
 	case err != nil:
 		return nil, fmt.Errorf("listing the Services of all namespaces: %w", err)
 	}
@@ -97,12 +93,8 @@ func (i *Inspection) tryService(ctx context.Context, listed bool) ([]Finding, er
 	object := fmt.Sprintf("port %d", i.Settings.Port)
 	service := i.Object("Service", i.Settings.Name+names.SuffixNodePort)
 	switch {
-	case err == nil, namespaceMissing(err): // tryPods reports a missing namespace
+	case err == nil, namespaceMissing(err), release.MissingPermission(err), noDryRun(err):
 		return nil, nil
-	case release.MissingPermission(err):
-		return []Finding{{Check: checkPortRange, Severity: Warning, Object: object,
-			Cause:  "cannot check whether it is a valid node port: " + err.Error(),
-			Remedy: "request permission to create Services in namespace " + i.Settings.Namespace}}, nil
 	case release.PortOutOfRange(err):
 		if proxies { // no Service can take it
 			return nil, nil
@@ -116,19 +108,12 @@ func (i *Inspection) tryService(ctx context.Context, listed bool) ([]Finding, er
 		return []Finding{{Check: checkPort, Severity: Blocker, Object: object,
 			Cause:  "another Service uses it as its node port: " + err.Error(),
 			Remedy: "find it (kubectl get services --all-namespaces), or --set port=PORT"}}, nil
-	case refusal(err) && proxies:
-		return []Finding{{Check: checkAdmission, Severity: Warning, Object: service,
-			Cause: fmt.Sprintf("the cluster rejects it, so another Service can take port %d, and nodes then pull from there: %v",
-				i.Settings.Port, err),
-			Remedy: "change the named policy or quota, or accept this with --set reservePort=false"}}, nil
+	case refusal(err) && proxies: // they work without it
+		return nil, nil
 	case refusal(err):
 		return []Finding{{Check: checkAdmission, Severity: Blocker, Object: service,
 			Cause:  "the cluster rejects it: " + err.Error(),
 			Remedy: "change the named policy or quota, or --set registryProxy=true"}}, nil
-	case noDryRun(err):
-		return []Finding{{Check: checkAdmission, Severity: Warning, Object: service,
-			Cause:  "cannot check whether the cluster accepts it: " + err.Error(),
-			Remedy: "continue, and check the result of the installation"}}, nil
 	}
 	return nil, fmt.Errorf("trying the NodePort Service with a dry run: %w", err)
 }

@@ -49,8 +49,7 @@ func (i *Inspection) lookAtStorage(ctx context.Context) ([]Finding, error) {
 	case apierrors.IsNotFound(err):
 		claim = nil
 	case release.MissingPermission(err):
-		return append(findings, i.storageFinding(Warning, storage.Claim.Name, "request permission to read it",
-			"cannot check it: %v", err)), nil
+		return findings, nil
 	case err != nil:
 		return nil, fmt.Errorf("reading %s: %w", i.Object("PersistentVolumeClaim", storage.Claim.Name), err)
 	}

@@ -72,21 +72,6 @@ func RequiresTLS(n corev1.Node) string {
 	return "CRI-O 1.35 and later pulls with TLS only, from the loopback address too"
 }
 
-var kubeletVersion = regexp.MustCompile(`^v1\.(\d+)\.`)
-
-// NodePortEnds returns why an upgrade of Kubernetes may end node ports on a node's loopback address, or "" if the next
-// two minors do not. It cannot see whether kube-proxy's configuration names a mode.
-func NodePortEnds(n corev1.Node) string {
-	m := kubeletVersion.FindStringSubmatch(n.Status.NodeInfo.KubeletVersion)
-	if m == nil {
-		return ""
-	}
-	if minor, _ := strconv.Atoi(m[1]); minor < 38 {
-		return ""
-	}
-	return "from Kubernetes 1.40, kube-proxy's default mode is nftables, which serves no node port on 127.0.0.1"
-}
-
 // HostPortUnreachable returns why a node's host ports cannot be reached from its loopback address, or "" if that
 // depends on the network plugin.
 func HostPortUnreachable(n corev1.Node) string {

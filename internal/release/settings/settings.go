@@ -158,12 +158,8 @@ type Push struct {
 
 // Expose describes the access for clients outside of the cluster. It is empty without one.
 type Expose struct {
-	// TLSSecret is the user's Secret with the certificate that these clients see, UsersSecret
-	// the one with users who may pull. The registry mounts both.
-	TLSSecret   string `json:"tlsSecret,omitempty"`
-	UsersSecret string `json:"usersSecret,omitempty"`
-	// Hosts are the names by which these clients reach the registry.
-	Hosts []string `json:"hosts,omitempty"`
+	// TLSSecret is the user's Secret with the certificate that these clients see. The registry mounts it.
+	TLSSecret string `json:"tlsSecret,omitempty"`
 	// Address is where they find it, HOST[:PORT]; empty if unknown.
 	Address string `json:"address,omitempty"`
 }

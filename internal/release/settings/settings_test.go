@@ -32,7 +32,7 @@ func valid() settings.Settings {
 		Push: settings.Push{Images: true, Credentials: []state.PushCredential{
 			{Name: "ci", Repositories: []string{"team-a", "shared/base"}}, {Name: "team", Secret: "mine"},
 		}},
-		Expose: settings.Expose{TLSSecret: "outside", Hosts: []string{"registry.example.com"}},
+		Expose: settings.Expose{TLSSecret: "outside"},
 		NodeConfig: settings.NodeConfig{
 			Directories: []string{"/etc/containers"}, DirectoriesInUse: []string{"/etc/containers"}, RegistriesSecret: "k3s",
 			RegistriesKey: "registries.yaml", CA: true,

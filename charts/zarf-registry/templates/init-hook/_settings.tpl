@@ -173,8 +173,7 @@ check; what init-hook can derive from it is not in here. Empty fields may be lef
 
 {{- $expose := dict -}}
 {{- if $zr.expose.enabled -}}
-{{- $expose = dict
-  "hosts" .Values.expose.hosts "usersSecret" .Values.expose.pullUsersSecret "address" $zr.expose.address -}}
+{{- $expose = dict "address" $zr.expose.address -}}
 {{- if not .Values.expose.tls.certManager.issuerRef.name -}}
 {{- $_ := set $expose "tlsSecret" $zr.expose.tlsSecret -}}
 {{- end -}}
