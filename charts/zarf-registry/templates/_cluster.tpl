@@ -26,7 +26,7 @@ an object does not exist. */ -}}
 
 {{- /* Why kube-proxy serves no node port on 127.0.0.1. Empty if it does, or if its configuration is in neither of the
 ConfigMaps that kubeadm and EKS write. Of its modes, only iptables serves loopback addresses: the default up to
-Kubernetes 1.39 (docs/dev/decisions/0014-default-mode.md). */ -}}
+Kubernetes 1.39 (docs/dev/decisions.md). */ -}}
 {{- define "zarf-registry.cluster.noLoopback" -}}
 {{- $reason := "" -}}
 {{- range $name, $key := dict "kube-proxy" "config.conf" "kube-proxy-config" "config" -}}

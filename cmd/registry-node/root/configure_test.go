@@ -225,7 +225,7 @@ func TestConfigureK3s(t *testing.T) {
 	m := newMachine(t, config, secrets, map[string]string{
 		k3sFile: "mirrors: {quay.io: {endpoint: [\"https://mirror.example.com\"]}}\nconfigs: " +
 			"{mirror.example.com: {auth: {username: old, password: old-secret}}}\n",
-		"/etc/rancher/k3s/k3s.yaml":     "the key of the cluster\n",
+		"/etc/rancher/k3s/k3s.yaml":    "the key of the cluster\n",
 		k3sLive + "/gcr.io/hosts.toml": "server = \"https://gcr.io\"\n",
 	})
 	before := m.files()
@@ -239,8 +239,8 @@ func TestConfigureK3s(t *testing.T) {
 		t.Errorf("%s is %+v", k3sFile, got)
 	}
 	for was, is := range map[string]string{
-		k3sFile:                         k3sFile + keep,
-		"/etc/rancher/k3s/k3s.yaml":     "/etc/rancher/k3s/k3s.yaml",
+		k3sFile:                        k3sFile + keep,
+		"/etc/rancher/k3s/k3s.yaml":    "/etc/rancher/k3s/k3s.yaml",
 		k3sLive + "/gcr.io/hosts.toml": k3sLive + "/gcr.io/hosts.toml",
 	} {
 		if files[is] != before[was] {

@@ -75,7 +75,9 @@ func (b *builder) addHost(from, directory, name, content string) {
 	b.add(source{from, name}, File{Path: file, Kind: KindHosts, Content: []byte(content), Mode: private})
 }
 
-func aliasOfDockerHub(name string) bool { return name == "index.docker.io" || name == "registry-1.docker.io" }
+func aliasOfDockerHub(name string) bool {
+	return name == "index.docker.io" || name == "registry-1.docker.io"
+}
 
 func (b *builder) warnIPv6(host string) {
 	if strings.HasPrefix(host, "[") {

@@ -125,8 +125,8 @@ func objects() []runtime.Object {
 
 func helmRelease(version int, status helmrelease.Status, values map[string]any) *helmrelease.Release {
 	return &helmrelease.Release{Name: "zarf-registry", Namespace: "zarf", Version: version, Config: values,
-		Info:     &helmrelease.Info{Status: status, Description: "Upgrade\nfailed", LastDeployed: helmtime.Time{Time: now}},
-		Chart:    &chart.Chart{Metadata: &chart.Metadata{Name: "zarf-registry", Version: "0.1.0", AppVersion: "0.1.0"}},
+		Info:  &helmrelease.Info{Status: status, Description: "Upgrade\nfailed", LastDeployed: helmtime.Time{Time: now}},
+		Chart: &chart.Chart{Metadata: &chart.Metadata{Name: "zarf-registry", Version: "0.1.0", AppVersion: "0.1.0"}},
 	}
 }
 
