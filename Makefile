@@ -206,7 +206,7 @@ arm64: images $(TESTCLUSTER) ## Unit tests of the programs for arm64, emulated b
 		./cmd/... ./internal/... | go run ./tools/testsummary
 
 .PHONY: fuzz
-fuzz: payload ## Run each fuzz target for FUZZ_TIME (FUZZ_TIME=10m FUZZ_RUN=FuzzMask)
+fuzz: payload ## Run each fuzz target for FUZZ_TIME (FUZZ_TIME=10m FUZZ_RUN=FuzzConnection)
 	hack/fuzz.sh $(FUZZ_TIME) '$(FUZZ_RUN)'
 
 # Packages that make mutants changes, one after the other, and the runner. Large packages take hours.

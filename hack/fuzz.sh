@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs each fuzz target whose name matches a regular expression for a time: hack/fuzz.sh 10m FuzzMask
+# Runs each fuzz target whose name matches a regular expression for a time: hack/fuzz.sh 10m FuzzConnection
 # go test -fuzz takes one target of one package.
 set -euo pipefail
 cd "$(dirname "$0")/.."

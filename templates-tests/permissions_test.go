@@ -236,7 +236,6 @@ func (p permissions) userPermissions() map[string][]string {
 		if p.value("registry.storage.type") == "s3" {
 			reads("init-hook Role", text("registry.storage.s3.existingSecret"), text("registry.storage.s3.caSecret"))
 		}
-		reads("init-hook Role", decided(p.output).PullSecrets...)
 		if claim := decided(p.output).Storage.Claim; claim.Existing {
 			rules["init-hook Role"] = append(rules["init-hook Role"], "get persistentvolumeclaims "+claim.Name)
 		}

@@ -328,15 +328,6 @@ func TestMistakes(t *testing.T) {
 			return nil
 		}, check: "admission", want: []string{"exceeded quota: small"}},
 
-		// Pull secrets.
-		"pull secret that does not exist": {settings: func(s *settings.Settings) { s.PullSecrets = []string{"regcred"} },
-			check: "pull-secrets", warning: true, want: []string{"Secret zarf/regcred", "does not exist, but imagePullSecrets",
-				"kubectl -n zarf create secret docker-registry regcred"}},
-		"pull secret of another type": {objects: []runtime.Object{&corev1.Secret{ObjectMeta: metav1.ObjectMeta{
-			Name: "regcred", Namespace: "zarf"}, Data: map[string][]byte{"password": []byte("a")}}},
-			settings: func(s *settings.Settings) { s.PullSecrets = []string{"regcred"} },
-			check:    "pull-secrets", warning: true, want: []string{"has no key .dockerconfigjson"}},
-
 		// Zarf.
 		"the namespace of Zarf": {objects: []runtime.Object{otherService(zarfsAgent("zarf"))}, settings: placed(
 			func(*settings.Workload) {}), check: "zarf", warning: true, want: []string{"namespace zarf", "zarf destroy deletes it",

@@ -73,7 +73,6 @@ const (
 	checkPlacement   = "placement"
 	checkPriority    = "priority-class"
 	checkStorage     = "storage"
-	checkPullSecrets = "pull-secrets"
 	checkZarf        = "zarf"
 	// These check what the user provides.
 	checkCertificates = "certificates"
@@ -91,7 +90,7 @@ func Checks() []string {
 	return []string{
 		checkPodSecurity, checkAdmission, checkAlwaysPull, checkPort, checkPortRange,
 		checkIPFamily, checkCRIO, checkHostPort, checkArch, checkPayload, checkPauseImage,
-		checkPlacement, checkPriority, checkStorage, checkPullSecrets, checkZarf,
+		checkPlacement, checkPriority, checkStorage, checkZarf,
 		checkCertificates, checkCredentials, checkNodeConfig, checkExpose, checkSignatures,
 	}
 }
@@ -232,7 +231,7 @@ func (i *Inspection) inspect(ctx context.Context) ([]Finding, error) {
 			i.lookAtStorage, i.lookAtS3)
 	}
 	if ours || i.Settings.ConfiguresNodes() {
-		looks = append(looks, i.lookAtPriorityClasses, i.tryPods, i.lookAtKubelets, i.lookAtPullSecrets)
+		looks = append(looks, i.lookAtPriorityClasses, i.tryPods, i.lookAtKubelets)
 	}
 	var findings []Finding
 	for _, look := range looks {

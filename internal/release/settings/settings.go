@@ -56,9 +56,6 @@ type Settings struct {
 
 	// Workloads are the pods that the chart renders.
 	Workloads []Workload `json:"workloads,omitempty"`
-	// PullSecrets are the names of those with which nodes pull the images of the registry and the proxies. Empty if
-	// their programs are injected.
-	PullSecrets []string `json:"pullSecrets,omitempty"`
 
 	Storage    Storage    `json:"storage,omitzero"`
 	Proxy      Proxy      `json:"proxy,omitzero"`

@@ -103,7 +103,7 @@ var All = []Scenario{
 		Paths: append(chart("*/*role*.yaml", "*/cronjob.yaml", "init-hook"), "test/e2e/rights")},
 	{Test: "TestNodeConfig", Clusters: []string{"e2e-node-config"}, Networks: first(dualStackNFT, Everywhere),
 		Minutes: 11.5, Paths: and(chart("node-config"), internal("node/noderuntime", "node/nodeconfig", "node/hostfiles",
-			"hook/nodes", "status/support", "status/mask"))},
+			"hook/nodes", "status/support", "mask"))},
 	{Test: "TestOldestKubernetes", Clusters: []string{"e2e-oldest"}, Networks: []Network{ipv4}, Minutes: 5.8,
 		Versions: []string{Oldest}, Paths: append(internal("release/plan", "cluster", "hook/pull"),
 			"charts/zarf-registry/Chart.yaml", "test/cluster/internal/build")},

@@ -37,15 +37,6 @@ check; what init-hook can derive from it is not in here. Empty fields may be lef
 {{- $_ := set $settings "registryURL" $zr.mode.url -}}
 {{- end -}}
 
-{{- /* The pull secrets of the registry and the proxies. Injected programs need none. */ -}}
-{{- $names := list -}}
-{{- range .Values.injector.enabled | ternary list $zr.pullSecrets -}}
-{{- $names = append $names .name -}}
-{{- end -}}
-{{- if and $names $zr.injects -}}
-{{- $_ := set $settings "pullSecrets" (uniq $names) -}}
-{{- end -}}
-
 {{- with $zr.nodeConfig -}}
 {{- if .enabled -}}
 {{- $names := list -}}
