@@ -637,7 +637,7 @@ var invariants = map[string]func(out *output) []string{
 				if v.ConfigMap != nil && !has("ConfigMap", v.ConfigMap.Name) {
 					wrong = append(wrong, fmt.Sprintf("%s: no ConfigMap %s", w.object, v.ConfigMap.Name))
 				}
-				if v.Secret == nil || strings.HasPrefix(v.Name, "expose-") || v.Name == "signature-keys" {
+				if v.Secret == nil || strings.HasPrefix(v.Name, "expose-") {
 					continue // created by the user or cert-manager
 				}
 				if !slices.Contains(hookMade, strings.TrimPrefix(v.Secret.SecretName, fullname)) {

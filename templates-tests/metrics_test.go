@@ -657,15 +657,6 @@ func TestPromtoolAlerts(t *testing.T) {
 		"credentials that cannot be loaded": {[]change{
 			{"zarf_registry_credential_reload_errors_total", registry(nil), "0+1x65"},
 		}, []string{"ZarfRegistryCredentialsFailing"}},
-		"public keys that cannot be loaded": {[]change{
-			{"zarf_registry_signature_key_reload_errors_total", registry(nil), "0+1x65"},
-		}, []string{"ZarfRegistryKeysFailing"}},
-		"a pull of an unsigned image": {[]change{
-			{"zarf_registry_signature_verifications_total", registry(map[string]string{"result": "unsigned"}), "0x50 1x15"},
-		}, []string{"ZarfRegistryUnsignedImages"}},
-		"pulls of signed images": {[]change{
-			{"zarf_registry_signature_verifications_total", registry(map[string]string{"result": "signed"}), "0+1x65"},
-		}, nil},
 		"a proxy that is down": {[]change{
 			{"", map[string]string{"job": "zarf-registry-proxy"}, ""}, {"up", proxy(nil), always(0)},
 		}, []string{"ZarfRegistryProxyDown"}},

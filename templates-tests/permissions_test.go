@@ -239,9 +239,6 @@ func (p permissions) userPermissions() map[string][]string {
 		if claim := decided(p.output).Storage.Claim; claim.Existing {
 			rules["init-hook Role"] = append(rules["init-hook Role"], "get persistentvolumeclaims "+claim.Name)
 		}
-		if mode := p.value("registry.signatures.mode"); mode == "audit" || mode == "enforce" {
-			reads("init-hook Role", text("registry.signatures.existingSecret"))
-		}
 		issuer := "pki.certManager.issuerRef."
 		ofCertManager := p.pki == "certManager" && text(issuer+"group") == "cert-manager.io"
 		if name := text(issuer + "name"); ofCertManager && name != "" && text(issuer+"kind") == "Issuer" {

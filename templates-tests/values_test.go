@@ -366,13 +366,6 @@ var refusals = []struct {
 	{"expose.pullUsersSecret", []string{
 		exposed, "expose.tls.existingSecret=mine", "expose.pullUsersSecret=zarf-registry-pull",
 	}},
-	{"registry.signatures.mode", []string{
-		"registryProxy=null", external, "registry.signatures.mode=audit", "registry.signatures.existingSecret=mine",
-	}},
-	{"registry.signatures.existingSecret", []string{"registry.signatures.mode=enforce"}},
-	{"registry.signatures.existingSecret", []string{
-		"registry.signatures.mode=enforce", "registry.signatures.existingSecret=zarf-registry-auth",
-	}},
 }
 
 func TestRejectsInvalidCombinations(t *testing.T) {

@@ -322,12 +322,7 @@ prepare  done (2s)
 
 func TestTheRegistrysPodsAreCounted(t *testing.T) {
 	pods := []status.Pod{{Node: "n1", Ready: true}, {Node: "n2", Ready: true}, {Node: "n1", Ready: true}, {Node: "n3"}}
-	unsigned := int64(3)
 	for want, g := range map[string]status.Registry{
-		"ready on node n1; unsigned images are denied: 3 tags are unsigned": {Ready: true, Desired: 1, Pods: pods[:1],
-			Signatures: &reloadstatus.Signatures{Enforced: true, UnsignedTags: &unsigned}},
-		"ready on node n1; unsigned images are served: not all images are verified yet": {Ready: true, Desired: 1,
-			Pods: pods[:1], Signatures: &reloadstatus.Signatures{}},
 		"ready on node n1":             {Ready: true, Desired: 1, Pods: pods[:1]},
 		"3 pods ready, on node n1, n2": {Ready: true, Desired: 3, Pods: pods[:3]},
 		"1 of 2 pods ready, on node n2: it is gone": {Desired: 2, Pods: []status.Pod{pods[1], pods[3]},

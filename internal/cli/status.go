@@ -18,7 +18,6 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 
-	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
@@ -269,11 +268,10 @@ func registryLine(g *status.Registry) string {
 			nodes = append(nodes, p.Node)
 		}
 	}
-	collecting := ""
+	notes := ""
 	if g.GarbageCollection != nil && g.GarbageCollection.Running {
-		collecting = "; collecting garbage"
+		notes = "; collecting garbage"
 	}
-	notes := collecting + signaturesNote(g.Signatures)
 	switch on := strings.Join(nodes, ", "); {
 	case !g.Ready:
 		return fmt.Sprintf("%d of %d pods ready, on node %s: %s", ready, g.Desired, on, g.Message) + notes
@@ -293,20 +291,6 @@ func claimLine(c *status.Claim) string {
 		line += ", StorageClass " + c.StorageClass
 	}
 	return line
-}
-
-func signaturesNote(v *reloadstatus.Signatures) string {
-	if v == nil {
-		return ""
-	}
-	unsigned := "not all images are verified yet"
-	if v.UnsignedTags != nil {
-		unsigned = fmt.Sprintf("%d tags are unsigned", *v.UnsignedTags)
-	}
-	if v.Enforced {
-		return "; unsigned images are denied: " + unsigned
-	}
-	return "; unsigned images are served: " + unsigned
 }
 
 func readyLine(ready, wanted int, why string) string {

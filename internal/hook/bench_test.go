@@ -132,18 +132,6 @@ func (r *registry) PushProgramImages(_ context.Context, a release.PushAccess) ([
 }
 func (r *registry) HookImage() (own *state.HookImage, missing string) { return r.image, "of a test" }
 
-// ownProbe is the digest of one of the images that are pushed.
-const ownProbe = "sha256:0000000000000000000000000000000000000000000000000000000000000001"
-
-func (r *registry) OwnImages() ([]string, error) {
-	own := []string{ownProbe}
-	if r.image != nil {
-		if _, d, ok := strings.Cut(r.image.Reference, "@"); ok {
-			own = append(own, d)
-		}
-	}
-	return own, nil
-}
 func (*registry) ProbeImage(mode state.Mode) (string, error) {
 	return "zarf-registry/probe-" + string(mode) + ":dev", nil
 }

@@ -98,7 +98,6 @@ type kubelets struct {
 type loading struct {
 	files       files
 	credentials string
-	own         string
 	program     string
 	due         time.Time // time of the next load; zero: none is scheduled
 	problem     string
@@ -133,7 +132,6 @@ func (b *bench) load(pod *corev1.Pod) {
 	if s := b.get("secrets", "zarf-registry-auth"); s != nil &&
 		pod.Labels["app.kubernetes.io/component"] == "registry" {
 		p.credentials = credentialsOf(s)
-		p.own = fmt.Sprintf("%x", sha256.Sum256(s.(*corev1.Secret).Data["own-images"]))
 	}
 	if c := b.get("configmaps", "zarf-registry-payload-registry-node-amd64-00"); c != nil &&
 		pod.Labels["app.kubernetes.io/component"] == "proxy" {
@@ -235,9 +233,6 @@ func (b *bench) report(pod *corev1.Pod) (*reloadstatus.Report, error) {
 	}
 	if pod.Labels["app.kubernetes.io/component"] == "registry" {
 		r.Credentials = &reloadstatus.Credentials{Push: p.credentials}
-		if b.hook.Settings.Signatures.KeysSecret != "" {
-			r.Signatures = &reloadstatus.Signatures{OwnImages: p.own}
-		}
 		if s := b.get("secrets", "zarf-registry-auth"); s != nil {
 			if h := s.(*corev1.Secret).Data["pull-htpasswd"]; h != nil {
 				r.Credentials.Pull = fmt.Sprintf("%x", sha256.Sum256(h))

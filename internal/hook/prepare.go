@@ -6,7 +6,6 @@ import (
 	"maps"
 	"strings"
 
-	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
 	"github.com/zarf-dev/zarf-registry/internal/hook/preflight"
 	"github.com/zarf-dev/zarf-registry/internal/hook/steps"
 	"github.com/zarf-dev/zarf-registry/internal/release"
@@ -95,27 +94,14 @@ func (p *preparation) seed(ctx context.Context) (string, error) {
 }
 
 func (p *preparation) record(ctx context.Context) (string, error) {
-	var own []string
-	var err error
-	internal := p.Desired.Mode != state.ModeExternal
-	if internal {
-		if own, err = p.registry.OwnImages(); err != nil {
-			return "", err
-		}
-	}
-	err = release.RetryOnConflict(ctx, func() error {
+	err := release.RetryOnConflict(ctx, func() error {
 		// Read the state again: the step that issues certificates writes it, and so does the CronJob.
 		secret, saved, err := p.run.LoadState(ctx)
 		if err != nil {
 			return err
 		}
-		s := p.next(saved)
-		s.OwnImages = certs.OwnImages(own, s.OwnImages)
-		return p.run.SaveState(ctx, secret, s)
+		return p.run.SaveState(ctx, secret, p.next(saved))
 	})
-	if err == nil && internal {
-		err = p.certs.WriteRegistryAuth(ctx)
-	}
 	if err != nil {
 		return "", err
 	}
@@ -130,7 +116,7 @@ func (p *preparation) next(saved *state.State) state.State {
 	if saved != nil {
 		s.Current, s.VerifiedNodes, s.NodeConfig = saved.Current, saved.VerifiedNodes, saved.NodeConfig
 		s.ExcusedNodes = saved.ExcusedNodes
-		s.PushCredentials, s.OwnImages = saved.PushCredentials, saved.OwnImages
+		s.PushCredentials = saved.PushCredentials
 	}
 	s.PauseImages = p.pauseImages(saved)
 	// Pods may write to these directories from now on. Finish removes them from the list.

@@ -364,7 +364,7 @@ func TestPrepareRefusesBeforeItChangesAnything(t *testing.T) {
 			[]string{"certificates: ", "does not know cert-manager's API", "--set pki.mode=internal"}},
 		"an unknown check to ignore": {[]runtime.Object{node("n1")},
 			func(o *settings.Settings) { o.Preflight.Ignore = []string{"port", "prot"} },
-			[]string{`"prot"`, "want pod-security, admission, ", ", signatures, or all"}},
+			[]string{`"prot"`, "want pod-security, admission, ", ", expose, or all"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, c.objects...)

@@ -30,8 +30,6 @@ type Registry interface {
 	// HookImage returns init-hook's own image as PushProgramImages pushes it, with its digest. It is nil if
 	// the nodes cannot run this process's file, as on macOS: then missing says why.
 	HookImage() (own *state.HookImage, missing string)
-	// OwnImages returns the digests of the images that PushProgramImages pushes.
-	OwnImages() ([]string, error)
 }
 
 func (f *finishing) push(ctx context.Context) (string, error) {
@@ -62,15 +60,7 @@ func (f *finishing) push(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	did := "the registry has " + strings.Join(images, ", ")
-	if f.Settings.Signatures.KeysSecret == "" {
-		return did, nil
-	}
-	pods, err := f.certs.AwaitOwnImages(ctx)
-	if err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("%s; %d registry pods need no signatures for them", did, pods), nil
+	return "the registry has " + strings.Join(images, ", "), nil
 }
 
 // warnOfCronJobs warns if neither this process nor a previous one has pushed the image of the CronJobs.

@@ -18,8 +18,7 @@ import (
 func (b *bench) checkAuth(open bool) {
 	b.Helper()
 	push, auth := b.secret("zarf-registry-credentials").Data, b.secret("zarf-registry-auth").Data
-	want := map[string][]byte{"htpasswd": push["htpasswd"], "upload-secret": push["upload-secret"],
-		"own-images": []byte(ownProbe + "\n")}
+	want := map[string][]byte{"htpasswd": push["htpasswd"], "upload-secret": push["upload-secret"]}
 	if open {
 		want["pull-htpasswd"] = b.secret("zarf-registry-pull").Data["htpasswd"]
 	}

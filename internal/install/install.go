@@ -353,7 +353,7 @@ func (r *run) missing() []preflight.Finding {
 	if i := o.PKI.Issuer; i != nil && i.Kind == "Issuer" && i.Group == "cert-manager.io" {
 		objects = append(objects, "Issuer "+i.Name)
 	}
-	secrets := []string{o.Push.Secret, o.NodeConfig.RegistriesSecret, o.Expose.TLSSecret, o.Signatures.KeysSecret}
+	secrets := []string{o.Push.Secret, o.NodeConfig.RegistriesSecret, o.Expose.TLSSecret}
 	if s3 := o.Storage.S3; s3 != nil {
 		secrets = append(secrets, s3.Secret, s3.CASecret)
 	}

@@ -373,8 +373,6 @@ func TestWhatTheUserBringsNeedsItsNamespaceFirst(t *testing.T) {
 			"it cannot contain Secret my-cache"},
 		"a push credential": {settings.Settings{Push: settings.Push{Secret: "my-password"}},
 			"it cannot contain Secret my-password"},
-		"public keys": {settings.Settings{Signatures: settings.Signatures{KeysSecret: "my-keys"}},
-			"it cannot contain Secret my-keys"},
 		"an Issuer": {settings.Settings{PKI: settings.PKI{PKI: state.PKI{Issuer: &state.Issuer{Name: "corp",
 			Kind: "Issuer", Group: "cert-manager.io"}}}}, "it cannot contain Issuer corp"},
 		"a ClusterIssuer": {settings.Settings{PKI: settings.PKI{PKI: state.PKI{Issuer: &state.Issuer{Name: "corp",

@@ -59,9 +59,6 @@ func (s *Server) reloadReport() reloadstatus.Report {
 	if full := s.space.Report(); full != (space.Report{}) {
 		report.Space = &full
 	}
-	if s.signatures.On() {
-		report.Signatures = s.signatures.Report()
-	}
 	if s.certificates != nil {
 		report.Certificates = s.certificates.Report()
 	}

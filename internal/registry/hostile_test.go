@@ -12,14 +12,12 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
-	"github.com/zarf-dev/zarf-registry/internal/registry/verify"
 )
 
 const inMemory = "version: 0.1\nstorage: {inmemory: {}}\n"
@@ -43,49 +41,6 @@ func (d observedDriver) Reader(ctx context.Context, path string, offset int64) (
 // observe calls before with the path of each file that the registry's front reads as a whole.
 func observe(i *instance, before func(path string)) {
 	i.server.source.Driver = observedDriver{i.server.source.Driver, before}
-}
-
-// A name that is neither a tag nor a digest is the client's error, not one of the storage.
-func TestInvalidReferencesAreNoFailures(t *testing.T) {
-	t.Parallel()
-	i := enforcing(t, t.TempDir(), newSigner(t))
-	for name, want := range map[string]int{
-		"md5:" + strings.Repeat("0", 32):    http.StatusBadRequest,
-		"sha256:" + strings.Repeat("A", 64): http.StatusBadRequest,
-		"sha256:" + strings.Repeat("0", 63): http.StatusBadRequest,
-		"sha256:abc":                        http.StatusBadRequest,
-		"a+b:" + strings.Repeat("0", 64):    http.StatusBadRequest,
-		"sha256:" + strings.Repeat("0", 64): http.StatusNotFound,
-		strings.Repeat("x", 128):            http.StatusNotFound,
-	} {
-		if a := i.node().read(http.MethodGet, "a", name); a.StatusCode != want {
-			t.Errorf("%s: status %d, want %d: %s", name, a.StatusCode, want, a.body)
-		}
-	}
-	if logs := i.logs.String(); strings.Contains(logs, "verifying an image failed") || strings.Contains(logs, `"level":"ERROR"`) {
-		t.Errorf("logged:\n%s", logs)
-	}
-	i.wantMetric(`zarf_registry_signature_verifications_total{result="failed"}`, 0)
-}
-
-// Who pulls an image that cannot be verified again and again does not fill the log.
-func TestFailuresOfVerificationsAreLoggedOnce(t *testing.T) {
-	t.Parallel()
-	filesystemOnly(t)
-	root := t.TempDir()
-	i := enforcing(t, root, newSigner(t))
-	d, _ := i.pusher().pushImage("a", "v1", "layer")
-	writeFile(t, filepath.Join(root, storage.BlobPath(d)), []byte("damaged"))
-	began := time.Now()
-	for range 20 {
-		if a := i.node().read(http.MethodGet, "a", "v1"); a.StatusCode != http.StatusServiceUnavailable {
-			t.Fatalf("status %d: %s", a.StatusCode, a.body)
-		}
-	}
-	n := strings.Count(i.logs.String(), "verifying an image failed")
-	if most := 1 + int(time.Since(began)/(10*time.Second)); n < 1 || n > most { // logging.Limited
-		t.Errorf("logged %d times, want 1 to %d", n, most)
-	}
 }
 
 // linkSizes returns the number of a repository's back links of a kind, and the size of the largest.
@@ -234,83 +189,4 @@ func TestBackLinksCountAgainstTheQuota(t *testing.T) {
 		t.Errorf("an index of one image takes %d bytes", grown)
 	}
 	i.expectsNothing()
-}
-
-// Claim: The verification of a signature reads a limited number of referrers.
-func TestVerificationReadsFewReferrers(t *testing.T) {
-	t.Parallel()
-	const all = 1500
-	s := newSigner(t)
-	_, change := verified(t, verify.Enforce, s)
-	i := open(t, newTestCA(t), "", change, configured(t, inMemory))
-	var reads atomic.Int64
-	observe(i, func(path string) {
-		if strings.Contains(path, "_referrers") {
-			reads.Add(1)
-		}
-	})
-	i.run()
-	i.waitEnforcing()
-	_, manifest := i.pusher().pushImage("a", "v1", "layer")
-	subject := digest.FromString(manifest)
-	fillReferrers(t, i, "a", subject, all)
-	i.server.signatures.Changed("a")
-	reads.Store(0)
-	if a := i.node().read(http.MethodGet, "a", "v1"); a.StatusCode != http.StatusForbidden {
-		t.Errorf("status %d: %s", a.StatusCode, a.body)
-	}
-	if n := reads.Load(); n > 1100 {
-		t.Errorf("%d of %d links were read", n, all)
-	}
-}
-
-// One repository, or several of one owner, leave verifications to the others.
-//
-// Claim: One repository cannot occupy all verifications of signatures.
-func TestOneRepositoryDoesNotHoldAllVerifications(t *testing.T) {
-	t.Parallel()
-	s := newSigner(t)
-	_, change := verified(t, verify.Enforce, s)
-	i := open(t, newTestCA(t), t.TempDir(), change)
-	var held atomic.Bool
-	var waiting atomic.Int64
-	release := make(chan struct{})
-	observe(i, func(path string) {
-		if held.Load() && strings.Contains(path, "/repositories/slow/") && strings.Contains(path, "/_manifests/revisions/") {
-			waiting.Add(1)
-			<-release
-		}
-	})
-	i.run()
-	i.waitEnforcing()
-	for _, repository := range []string{"slow/a", "slow/b", "other/app"} {
-		_, manifest := i.pusher().pushImage(repository, "v1", "layer "+repository)
-		s.attach(i.pusher(), repository, manifest)
-	}
-	held.Store(true)
-	done := make(chan struct{})
-	for n := range 16 {
-		node := i.node()
-		go func() {
-			node.read(http.MethodGet, []string{"slow/a", "slow/b"}[n%2], "v1")
-			done <- struct{}{}
-		}()
-	}
-	eventually(t, "verifications wait", func() bool { return waiting.Load() >= 4 })
-	time.Sleep(100 * time.Millisecond)
-	answered := make(chan answer, 1)
-	node := i.node()
-	go func() { answered <- node.read(http.MethodGet, "other/app", "v1") }()
-	select {
-	case a := <-answered:
-		if a.StatusCode != http.StatusOK {
-			t.Errorf("status %d: %s", a.StatusCode, a.body)
-		}
-	case <-time.After(time.Minute):
-		t.Error("an image of another repository waits")
-	}
-	close(release)
-	for range 16 {
-		<-done
-	}
 }

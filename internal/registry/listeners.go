@@ -104,9 +104,6 @@ func (s *Server) front(name string, policy front.Policy) *front.Front {
 		Now:         s.now,
 		IdleTimeout: s.idleTimeout,
 	}
-	if s.signatures.On() {
-		f.Signatures = s.signatures
-	}
 	return f
 }
 

@@ -17,7 +17,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry/quota"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 	"github.com/zarf-dev/zarf-registry/internal/registry/users"
-	"github.com/zarf-dev/zarf-registry/internal/registry/verify"
 )
 
 // metrics are this server's. Those of the process (Go runtime, distribution's storage and cache) are in
@@ -201,28 +200,6 @@ func (m *metrics) watchScrub(s *inspect.Scrubber) {
 			}
 			return 0
 		})
-}
-
-func (m *metrics) watchSignatures(v *verify.Verifier) {
-	for result := range v.Counts {
-		m.counter("zarf_registry_signature_verifications_total",
-			"Manifests that nodes and anonymous clients asked for, by whether they are signed.",
-			prometheus.Labels{"result": verify.Outcome(result).String()},
-			func() float64 { return float64(v.Counts[result].Load()) })
-	}
-	m.gauge("zarf_registry_signatures_enforced", "1 while images that are not signed are denied, else 0.", nil,
-		func() float64 { return boolean(v.Report().Enforced) })
-	m.gauge("zarf_registry_unsigned_tags",
-		"Tags whose image was not signed when all were last verified, at startup and every hour; -1 before that.", nil,
-		func() float64 {
-			if unsigned := v.Report().UnsignedTags; unsigned != nil {
-				return float64(*unsigned)
-			}
-			return -1
-		})
-	m.counter("zarf_registry_signature_key_reload_errors_total",
-		"Failed loads of the public keys or of the digests of own images; the previous ones stay in force.", nil,
-		func() float64 { return float64(v.ReloadErrors.Load()) })
 }
 
 func boolean(value bool) float64 {

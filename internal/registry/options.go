@@ -5,12 +5,9 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/distribution/distribution/v3/configuration"
-
-	"github.com/zarf-dev/zarf-registry/internal/registry/verify"
 )
 
 // Options configure a Server. Addresses are HOST:PORT or :PORT; an empty address disables its listener.
@@ -69,17 +66,6 @@ type Options struct {
 	// closed until the file has been valid once.
 	PullHtpasswd string
 
-	// Signatures is what happens when a node or an anonymous client reads the manifest of an image that is not signed by
-	// one of the keys in SignatureKeys: clients with a certificate for nodes only, users of PullHtpasswd, and
-	// clients without a credential.
-	Signatures verify.Mode
-	// SignatureKeys is the directory of the public keys, one or more PEM files. If a new version is invalid, the previous
-	// keys stay in force and the error is logged. If there never were valid keys, no image counts as signed.
-	SignatureKeys string
-	// OwnImages is the optional file of the SHA-256 digests of the project's own images, which need no signature. The
-	// file may appear.
-	OwnImages string
-
 	// Quota limits the bytes of the registry's content, unfinished uploads included; 0 for no limit but the file
 	// system's. Pushes are refused at space.Full percent of either. Several processes with the same storage see what
 	// the others add within minutes.
@@ -115,10 +101,6 @@ func (o *Options) validate() error {
 			"or the certificate of --listen")
 	case o.ExposeListen == "" && (o.ExposeTLSDir != "" || o.ExposeHtpasswd != "" || o.ExposeAnonymousPull):
 		return errors.New("--expose-tls-dir, --expose-htpasswd and --expose-anonymous-pull need --expose-listen")
-	case !slices.Contains([]verify.Mode{"", verify.Off, verify.Audit, verify.Enforce}, o.Signatures):
-		return fmt.Errorf("invalid --signatures %s: want off, audit or enforce", o.Signatures)
-	case (o.Signatures == verify.Audit || o.Signatures == verify.Enforce) && o.SignatureKeys == "":
-		return fmt.Errorf("--signatures=%s needs --signature-keys, the directory of public keys", o.Signatures)
 	case o.Quota < 0:
 		return errors.New("--quota must not be negative")
 	case o.ShutdownDelay < 0 || o.DrainTimeout < 0:

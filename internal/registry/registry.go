@@ -1,9 +1,9 @@
 // Package registry is the cluster's OCI registry: configuration, listeners, health and metrics, start and drain.
 //
-// It does not issue certificates, create credentials, expire content or replicate, and it is not a
+// It does not issue certificates, create credentials, verify signatures, expire content or replicate, and it is not a
 // pull-through cache. What happens to a request is in the packages below it: front (who may do what), inspect (what
-// zarf-registry asks about the storage), spec (the specification, on github.com/distribution/distribution/v3), verify
-// (signatures), collect (garbage), quota, content (what is stored), storage (drivers), users, audit and request.
+// zarf-registry asks about the storage), spec (the specification, on github.com/distribution/distribution/v3),
+// collect (garbage), quota, content (what is stored), storage (drivers), users, audit and request.
 //
 // It adds what distribution lacks or configures only once at startup: mutual TLS that
 // reloads certificates and CAs, a plain listener that opens and closes with its users file,
@@ -32,7 +32,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry/spec"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 	"github.com/zarf-dev/zarf-registry/internal/registry/users"
-	"github.com/zarf-dev/zarf-registry/internal/registry/verify"
 )
 
 // Server is a registry with its listeners. Call Serve once.
@@ -40,7 +39,6 @@ type Server struct {
 	options      Options
 	source       *spec.Registry
 	collector    *collect.Collector
-	signatures   *verify.Verifier
 	scrubber     *inspect.Scrubber
 	certificates *tlsfiles.Source  // nil without Options.Listen
 	exposed      *tlsfiles.Source  // for Options.ExposeTLSDir; nil if ExposeListen uses the certificate of Listen
@@ -149,9 +147,6 @@ func (s *Server) openStorage() (err error) {
 	if s.source, err = spec.Open(config, s.log); err != nil {
 		return err
 	}
-	s.signatures = verify.New(s.options.Signatures, s.options.SignatureKeys, s.options.OwnImages,
-		s.source.Store, !storage.ReadOnly(config.Storage), s.log)
-	s.metrics.watchSignatures(s.signatures)
 	s.collector = collect.New(s.source.Store, root)
 	s.collector.Cached = config.Storage["cache"] != nil
 	s.source.Use(s.collector, s.space)

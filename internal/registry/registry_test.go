@@ -381,6 +381,24 @@ func (c client) pushImage(repository, tag, layer string) (digest.Digest, string)
 	return c.pushManifest(repository, tag, manifest), manifest
 }
 
+func (c client) pushManifest(repository, name, manifest string) digest.Digest {
+	c.t.Helper()
+	var m struct{ MediaType string }
+	if err := json.Unmarshal([]byte(manifest), &m); err != nil {
+		c.t.Fatal(err)
+	}
+	c.must(http.StatusCreated, "PUT", "/v2/"+repository+"/manifests/"+name, strings.NewReader(manifest), "Content-Type",
+		m.MediaType)
+	return digest.FromString(manifest)
+}
+
+// pushIndex pushes an index of manifests.
+func (c client) pushIndex(repository, tag string, children ...digest.Digest) (digest.Digest, string) {
+	c.t.Helper()
+	index := encode(c.t, ociIndex, indexOf(children...))
+	return c.pushManifest(repository, tag, index), index
+}
+
 func describe(mediaType string, d digest.Digest, size int) map[string]any {
 	return map[string]any{"mediaType": mediaType, "digest": d, "size": size}
 }

@@ -36,10 +36,6 @@ func (s *Server) serve(ctx context.Context, registry, diagnostics []*endpoint) e
 	if !storage.ReadOnly(s.options.Config.Storage) {
 		writing.Go(func() { s.source.KeepRebuilding(background) })
 	}
-	writing.Go(func() { s.signatures.Run(background) })
-	if s.signatures.On() {
-		running.Go(func() { s.signatures.PollFiles(background) })
-	}
 	if s.certificates != nil {
 		running.Go(func() { s.certificates.Run(background) })
 	}

@@ -450,7 +450,6 @@ func TestFailingStorageIsNamed(t *testing.T) {
 }
 
 func TestWhatTheRegistryReports(t *testing.T) {
-	unsigned := int64(2)
 	full := func(used int64) reloadstatus.Report {
 		return reloadstatus.Report{Space: &space.Report{Volume: &space.Usage{Used: 1, Limit: 2},
 			Quota: &space.Usage{Used: used, Limit: 100_000}}}
@@ -466,12 +465,7 @@ func TestWhatTheRegistryReports(t *testing.T) {
 		next   string
 	}{
 		"nothing": {},
-		"signatures are enforced": {reloadstatus.Report{Signatures: &reloadstatus.Signatures{Enforced: true,
-			UnsignedTags: &unsigned}}, ""},
-		"invalid keys": {reloadstatus.Report{Signatures: &reloadstatus.Signatures{Problem: "a.pub:\nempty"}},
-			"The registry cannot load what it verifies images with (a.pub: empty): correct the Secret of registry.signatures, " +
-				"or run zarf-registry install --namespace zarf, which checks it."},
-		"space": {full(84_900), ""},
+		"space":   {full(84_900), ""},
 		"little space": {full(85_000), "The registry's storage is nearly full (85.0 % of the quota is used, 85.0 kB of " +
 			"100.0 kB; pushes are refused from 95 %): delete or prune images, run zarf-registry garbage-collect, or raise " +
 			"registry.storage.quota."},
@@ -500,8 +494,8 @@ func TestWhatTheRegistryReports(t *testing.T) {
 		if strings.Join(r.Next, " ") != test.next || r.Healthy != (test.next == "") {
 			t.Errorf("%s: next is %q, want %q", name, r.Next, test.next)
 		}
-		got := reloadstatus.Report{GarbageCollection: r.Registry.GarbageCollection, Signatures: r.Registry.Signatures,
-			Space: r.Registry.Space, Scrub: r.Registry.Scrub}
+		got := reloadstatus.Report{GarbageCollection: r.Registry.GarbageCollection, Space: r.Registry.Space,
+			Scrub: r.Registry.Scrub}
 		if !reflect.DeepEqual(got, test.answer) {
 			t.Errorf("%s: the report has %+v of %+v", name, r.Registry, test.answer)
 		}

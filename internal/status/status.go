@@ -145,8 +145,6 @@ type Registry struct {
 	Scrub *reloadstatus.Scrub `json:"scrub,omitempty"`
 	// Space is how full the storage is. It is nil if no pod responded, or if no limit is known.
 	Space *space.Report `json:"space,omitempty"`
-	// Signatures is the state of signatures. It is nil if none are verified, or if no pod responded.
-	Signatures *reloadstatus.Signatures `json:"signatures,omitempty"`
 }
 
 // ReadyPods counts the ready pods. One is enough to serve all requests.
@@ -503,7 +501,7 @@ func (c *collector) collection(ctx context.Context, pods []corev1.Pod) {
 		if err != nil || report.GarbageCollection == nil {
 			continue
 		}
-		c.report.Registry.GarbageCollection, c.report.Registry.Signatures = report.GarbageCollection, report.Signatures
+		c.report.Registry.GarbageCollection = report.GarbageCollection
 		c.space(report.Space)
 		if scrub := report.Scrub; scrub != nil {
 			c.report.Registry.Scrub = scrub
@@ -513,10 +511,6 @@ func (c *collector) collection(ctx context.Context, pods []corev1.Pod) {
 			c.report.Registry.StorageEmpty = true
 			c.next("The registry's storage has lost its content: run %s, which pushes the project's images, and push yours "+
 				"again, from a backup or from their archives.", c.installCommand())
-		}
-		if v := report.Signatures; v != nil && v.Problem != "" {
-			c.next("The registry cannot load what it verifies images with (%s): correct the Secret of registry.signatures, "+
-				"or run %s, which checks it.", oneLine(v.Problem), c.installCommand())
 		}
 		if problem := report.GarbageCollection.Problem; problem != "" {
 			c.next("The last garbage collection failed (%s): zarf-registry garbage-collect --namespace %s runs it again.",

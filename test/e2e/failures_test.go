@@ -142,6 +142,6 @@ func (w *world) masker() *strings.Replacer {
 // public reports whether a value of a Secret is also in other objects.
 func public(key string, value []byte) bool {
 	block, _ := pem.Decode(value)
-	return key == "username" || key == "state.json" || key == "own-images" || key == "sum" ||
+	return key == "username" || key == "state.json" || key == "sum" ||
 		block != nil && block.Type == "CERTIFICATE"
 }

@@ -140,7 +140,6 @@ overwrites what is recorded there. */ -}}
                 timestamp
   gc            enabled, there is a CronJob for garbage collection; prunes, it first deletes the images that a rule selects
   zarf          the registry is in place of the one of Zarf's init package
-  signatures    audit or enforce; empty if the registry verifies none. YAML reads off as false
   tests         helm test has pods */ -}}
 {{- define "zarf-registry.decide.registry" -}}
 {{- $registry := .Values.registry -}}
@@ -155,7 +154,6 @@ overwrites what is recorded there. */ -}}
 {{- $gc := and .zr.internal $registry.garbageCollection.enabled -}}
 {{- $certificates := printf "%s-certificates" (.zr.name | trunc 39 | trimSuffix "-") -}}
 {{- $wanted := or (gt (int $cache.replicas) 0) (not (empty $cache.nodeSelector)) -}}
-{{- $signatures := has $registry.signatures.mode (list "audit" "enforce") | ternary $registry.signatures.mode "" -}}
 {{- $_ := merge .zr (dict
   "registry" (dict
     "autoscaled" $autoscaled
@@ -171,7 +169,6 @@ overwrites what is recorded there. */ -}}
     "enabled" $gc
     "prunes" (and $gc (not (empty (or $prune.olderThan $prune.keepLast $prune.match $prune.untagged)))))
   "zarf" (and .Values.zarf.compatible .zr.internal)
-  "signatures" (.zr.internal | ternary $signatures "")
   "tests" (and .zr.internal .Values.tests.enabled)) -}}
 {{- end -}}
 

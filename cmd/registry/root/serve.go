@@ -13,7 +13,6 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
-	"github.com/zarf-dev/zarf-registry/internal/registry/verify"
 )
 
 // defaultConfig is the path at which the chart mounts the configuration.
@@ -55,11 +54,6 @@ of --pull-htpasswd may read, and nobody reads without a password. It is always o
 --expose-listen serves clients outside the cluster, with TLS and without client certificates. Users of --htpasswd may
 read and write; users of --pull-htpasswd and --expose-htpasswd may read. Without --expose-tls-dir it uses the
 certificate of --listen.
-
-With --signatures=enforce, manifests are served to certificates for nodes only, users of --pull-htpasswd and anonymous
-clients only if cosign has signed the image, or an index that contains it, with one of the keys in --signature-keys.
-Signatures and the images in --own-images need none. All tagged images are verified first; until then, and with
---signatures=audit, unsigned images are served, logged and counted. Blobs are served without verification.
 
 The repository zarf-registry/probe-proxy is served at --listen only, and zarf-registry/probe-nodeport at --plain-listen
 only: a pull from one of them verifies that path. A certificate with zarf-registry:push has access to both.`,
@@ -141,12 +135,6 @@ func (f *serveFlags) register(flags *pflag.FlagSet) {
 		"`ADDRESS` of /healthz and /readyz; empty disables it")
 	flags.StringVar(&options.MetricsListen, "metrics-listen", ":5090",
 		"`ADDRESS` of /metrics and /loaded; empty disables it")
-	flags.StringVar((*string)(&options.Signatures), "signatures", string(verify.Off),
-		"what to do if nodes or anonymous clients read an image without a signature: off, audit or enforce")
-	flags.StringVar(&options.SignatureKeys, "signature-keys", "",
-		"`DIRECTORY` of PEM files with the public keys for --signatures")
-	flags.StringVar(&options.OwnImages, "own-images", "",
-		"`FILE` of the digests of images that need no signature; it may appear later")
 	flags.StringVar(&f.quota, "quota", "",
 		"maximum `SIZE` of the content, such as 50Gi; empty for the file system's; pushes are refused from 95 % of either")
 	flags.DurationVar(&options.ShutdownDelay, "shutdown-delay", 0,

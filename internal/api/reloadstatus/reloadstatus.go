@@ -40,8 +40,6 @@ type Report struct {
 	Scrub *Scrub `json:"scrub,omitempty"`
 	// Space is how full the storage is. It is nil for proxies, and where no limit is known.
 	Space *space.Report `json:"space,omitempty"`
-	// Signatures is nil for proxies, and where signatures are not verified.
-	Signatures *Signatures `json:"signatures,omitempty"`
 	// Cache is nil for all but caches.
 	Cache *CacheReport `json:"cache,omitempty"`
 }
@@ -57,21 +55,6 @@ type CacheReport struct {
 	// Stale counts the answers with a tag that could not be revalidated, because the registry did not respond. They
 	// count as hits too.
 	Stale uint64 `json:"stale"`
-}
-
-// Signatures is the status of the verification of signatures.
-type Signatures struct {
-	// Enforced means that images without a signature are denied.
-	Enforced bool `json:"enforced"`
-	// Keys are the SHA-256 digests of the public keys in use (SubjectPublicKeyInfo), in lower-case hexadecimal.
-	Keys []string `json:"keys"`
-	// OwnImages is the SHA-256 of the list of the project's own images, in lower-case hexadecimal. It is empty before
-	// one was read.
-	OwnImages string `json:"ownImages,omitempty"`
-	// UnsignedTags is the number of tags whose image is not signed; nil until all were verified.
-	UnsignedTags *int64 `json:"unsignedTags,omitempty"`
-	// Problem is the error of the last load of keys or digests; empty if it succeeded.
-	Problem string `json:"problem,omitempty"`
 }
 
 // GarbageCollection is the status of garbage collection, as last seen by the pod.

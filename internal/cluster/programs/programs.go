@@ -162,21 +162,6 @@ func (r *Registry) ProbeImage(mode state.Mode) (string, error) {
 // HookImage returns init-hook's own image, or nil and the reason why it is missing.
 func (r *Registry) HookImage() (own *state.HookImage, missing string) { return r.own, r.missing }
 
-// OwnImages returns the digests of the images that PushProgramImages pushes.
-func (r *Registry) OwnImages() ([]string, error) {
-	list, err := r.images()
-	if err != nil {
-		return nil, err
-	}
-	var digests []string
-	for _, image := range list {
-		if d := image.Descriptor.Digest.String(); !slices.Contains(digests, d) {
-			digests = append(digests, d)
-		}
-	}
-	return digests, nil
-}
-
 // PushProgramImages pushes the images of the embedded programs and of init-hook itself,
 // so that Jobs of later upgrades can pull them from the registry.
 func (r *Registry) PushProgramImages(ctx context.Context, access release.PushAccess) ([]string, error) {

@@ -68,21 +68,39 @@ func (m *Manager) awaitPlain(ctx context.Context, open bool) (int, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, listenerTime)
 	defer cancel()
-	return m.awaitPods(ctx, func() (int, map[string]string, error) { return m.plainPods(ctx, open) },
-		func(wrong map[string]string, last, ended error) error {
-			want := "open"
-			if !open {
-				want = "close"
-			}
-			complaints := m.complaints(wrong)
-			if last != nil {
-				complaints = append(complaints, last.Error())
-			}
-			return fmt.Errorf("waiting for the registry to %s its plain listener, which follows the key %s of %s: %s; see "+
-				"the log of that pod: %w",
-				want, names.KeyPullHtpasswd, m.Object("Secret", m.Settings.Name+names.SuffixRegistryAuth),
-				strings.Join(complaints, "; "), ended)
-		})
+	var refreshed time.Time
+	for {
+		pods, wrong, err := m.plainPods(ctx, open)
+		if err == nil && len(wrong) == 0 {
+			return pods, nil
+		}
+		if err == nil && time.Since(refreshed) >= RefreshInterval {
+			refreshed = time.Now()
+			err = m.RefreshPods(ctx, slices.Collect(maps.Keys(wrong)))
+		}
+		if err != nil && ctx.Err() == nil && !release.IsTransient(err) {
+			return 0, err
+		}
+		if ended := release.Sleep(ctx, release.PollInterval); ended != nil {
+			return 0, m.plainTimeout(open, wrong, err, ended)
+		}
+	}
+}
+
+// plainTimeout is the error of awaitPlain whose time has ended; last is that of its last try.
+func (m *Manager) plainTimeout(open bool, wrong map[string]string, last, ended error) error {
+	want := "open"
+	if !open {
+		want = "close"
+	}
+	complaints := m.complaints(wrong)
+	if last != nil {
+		complaints = append(complaints, last.Error())
+	}
+	return fmt.Errorf("waiting for the registry to %s its plain listener, which follows the key %s of %s: %s; see "+
+		"the log of that pod: %w",
+		want, names.KeyPullHtpasswd, m.Object("Secret", m.Settings.Name+names.SuffixRegistryAuth),
+		strings.Join(complaints, "; "), ended)
 }
 
 // plainPods returns the number of ready registry pods, and a message for each one whose plain

@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
-	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 )
 
@@ -49,32 +48,6 @@ func (m *Manager) QueryPod(ctx context.Context, pod *corev1.Pod) (*reloadstatus.
 		return nil, fmt.Errorf("cannot query what it has loaded: %w", err)
 	}
 	return report, nil
-}
-
-// awaitPods polls until no pod is late, and makes the kubelets of late pods refresh what they mount. look returns
-// the number of good pods, and the late ones. If ctx ends first, awaitPods returns what fail makes of the late
-// pods, of the last look's error, and of ctx's.
-func (m *Manager) awaitPods(
-	ctx context.Context, look func() (good int, late map[string]string, err error),
-	fail func(late map[string]string, last, ended error) error,
-) (good int, err error) {
-	var refreshed time.Time
-	for {
-		good, late, err := look()
-		if err == nil && len(late) == 0 {
-			return good, nil
-		}
-		if err == nil && time.Since(refreshed) >= RefreshInterval {
-			refreshed = time.Now()
-			err = m.RefreshPods(ctx, slices.Collect(maps.Keys(late)))
-		}
-		if err != nil && ctx.Err() == nil && !release.IsTransient(err) {
-			return 0, err
-		}
-		if ended := release.Sleep(ctx, release.PollInterval); ended != nil {
-			return 0, fail(late, err, ended)
-		}
-	}
 }
 
 // RefreshPods annotates pods, which makes their kubelets refresh mounted Secrets and ConfigMaps at once.

@@ -93,13 +93,6 @@ func (m *Manager) registryAuth(
 	if pull != nil {
 		data[names.KeyPullHtpasswd] = pull
 	}
-	own, err := m.ownImages(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if len(own) > 0 {
-		data[names.KeyOwnImages] = ownImagesFile(own)
-	}
 	return data, nil
 }
 

@@ -79,7 +79,6 @@ const (
 	checkCredentials  = "credentials"
 	checkNodeConfig   = "nodeConfig"
 	checkExpose       = "expose"
-	checkSignatures   = "signatures"
 )
 
 // ignoreAll stands for all checks in Settings.Preflight.Ignore.
@@ -91,7 +90,7 @@ func Checks() []string {
 		checkPodSecurity, checkAdmission, checkAlwaysPull, checkPort, checkPortRange,
 		checkIPFamily, checkCRIO, checkHostPort, checkArch, checkPayload, checkPauseImage,
 		checkPlacement, checkPriority, checkStorage, checkZarf,
-		checkCertificates, checkCredentials, checkNodeConfig, checkExpose, checkSignatures,
+		checkCertificates, checkCredentials, checkNodeConfig, checkExpose,
 	}
 }
 
@@ -227,7 +226,7 @@ func (i *Inspection) inspect(ctx context.Context) ([]Finding, error) {
 	ours := i.Settings.Mode != state.ModeExternal
 	looks := []func(context.Context) ([]Finding, error){i.lookAtNodeConfig}
 	if ours {
-		looks = append(looks, i.lookAtServices, i.certificates, i.pushSecret, i.lookAtExposure, i.lookAtSignatures,
+		looks = append(looks, i.lookAtServices, i.certificates, i.pushSecret, i.lookAtExposure,
 			i.lookAtStorage, i.lookAtS3)
 	}
 	if ours || i.Settings.ConfiguresNodes() {

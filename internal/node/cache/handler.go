@@ -174,8 +174,8 @@ func (w deadlineWriter) Write(p []byte) (int, error) {
 }
 
 // confirm asks the registry what a target names, and whether it still serves that: an image may have been
-// deleted, or signatures may be required now. Content that the registry has just confirmed is not asked for
-// again; tags always are, so that a pull sees every earlier push.
+// deleted. Content that the registry has just confirmed is not asked for again; tags always are, so that a pull sees
+// every earlier push.
 func (c *Cache) confirm(ctx context.Context, t target, header http.Header) (*confirmation, error) {
 	path := t.path(t.reference)
 	key := path + "\n" + strings.Join(header["Accept"], "\n") // the registry's response depends on both

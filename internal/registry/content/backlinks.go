@@ -152,15 +152,13 @@ func (s *Store) RemoveBackLinks(
 	})
 }
 
-// IndexesOf returns the digests of indexes that contain a manifest, limit at most.
-func (s *Store) IndexesOf(
-	ctx context.Context, repository string, child digest.Digest, limit int,
-) (digests []digest.Digest, err error) {
+// IndexOf returns the digest of an index that contains a manifest, or "" if none does.
+func (s *Store) IndexOf(ctx context.Context, repository string, child digest.Digest) (index digest.Digest, err error) {
 	err = s.eachReferring(ctx, repository, indexLinks, child, "", func(link backReference) (more bool, err error) {
-		digests = append(digests, link.Digest)
-		return len(digests) < limit, nil
+		index = link.Digest
+		return false, nil
 	})
-	return digests, err
+	return index, err
 }
 
 // eachReferring calls yield for existing manifests that back links of a kind lead to, ordered by digest, until it

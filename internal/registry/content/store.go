@@ -12,12 +12,10 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"strings"
 	"sync"
 	"sync/atomic"
 
 	"github.com/distribution/distribution/v3"
-	"github.com/distribution/distribution/v3/registry/api/errcode"
 	storagedriver "github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/opencontainers/go-digest"
 
@@ -57,22 +55,6 @@ func (s *Store) Tagged(ctx context.Context, repository, tag string) digest.Diges
 
 // ErrUnknownManifest means that the repository has no such manifest.
 var ErrUnknownManifest = errors.New("unknown manifest")
-
-// Resolve returns the digest of a manifest, by which it can be served. The error is an [errcode.Error] if the reference
-// is neither a tag nor a digest: routes accept some that are not.
-func (s *Store) Resolve(ctx context.Context, repository, reference string) (digest.Digest, error) {
-	if d, err := digest.Parse(reference); err == nil {
-		return d, nil
-	}
-	if strings.Contains(reference, ":") {
-		return "", errcode.ErrorCodeDigestInvalid.WithMessage("invalid digest").WithDetail(reference)
-	}
-	d, err := s.ReadLink(ctx, storage.TagPath(repository, reference))
-	if errors.Is(err, distribution.ErrBlobUnknown) {
-		return "", ErrUnknownManifest
-	}
-	return d, err
-}
 
 // Manifest returns the content of a repository's manifest, or an error if it is damaged.
 func (s *Store) Manifest(ctx context.Context, repository string, d digest.Digest) ([]byte, error) {

@@ -49,14 +49,6 @@ type recorder interface {
 	End(listener, method string, code int, received, sent int64, took time.Duration)
 }
 
-// signatures verifies images.
-type signatures interface {
-	// Require returns the request to serve, or the error to respond with.
-	Require(r *http.Request, to request.Target) (*http.Request, error)
-	// Changed forgets what is known about a repository.
-	Changed(repository string)
-}
-
 // Front is the front end of one listener: it authorizes requests, limits how long they stall, and logs
 // and counts them.
 type Front struct {
@@ -70,8 +62,6 @@ type Front struct {
 	Metrics     recorder
 	Log         *slog.Logger
 	Draining    *atomic.Bool
-	// Signatures is nil unless signatures are verified.
-	Signatures  signatures
 	Now         func() time.Time // for tokens
 	IdleTimeout time.Duration
 }
@@ -100,7 +90,7 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Connection", "close")
 	}
 	to := request.Parse(r)
-	switch admitted, err := f.admit(w, r, to, peer); {
+	switch err := f.admit(w, r, to, peer); {
 	case err != nil:
 		f.refuse(e, r, to, err)
 	case to.Token:
@@ -109,11 +99,8 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		r.Header.Del("Authorization")
 		r.Header.Del("Cookie")
 		change := f.pending(r, to)
-		f.Next.ServeHTTP(e, request.With(admitted, to, &peer.Caller))
+		f.Next.ServeHTTP(e, request.With(r, to, &peer.Caller))
 		f.audit(r.Context(), change, e, peer)
-		if change != nil && f.Signatures != nil {
-			f.Signatures.Changed(to.Repository) // before the client sees the response
-		}
 	}
 	code = e.code()
 }
@@ -125,11 +112,11 @@ type peer struct {
 	anonymous bool        // without a credential, or with an empty one
 }
 
-// admit returns the request to serve, if it is allowed.
-func (f *Front) admit(w http.ResponseWriter, r *http.Request, to request.Target, peer *peer) (*http.Request, error) {
+// admit identifies the client of a request, and returns an error unless the request is allowed.
+func (f *Front) admit(w http.ResponseWriter, r *http.Request, to request.Target, peer *peer) error {
 	if f.Policy.MutualTLS {
 		if err := f.Clients.Verify(w, r); err != nil {
-			return nil, request.Denied("%v", err)
+			return request.Denied("%v", err)
 		}
 		certificate := r.TLS.PeerCertificates[0]
 		peer.Roles, peer.Certificate = pki.Roles(certificate), certificate.Subject.String()
@@ -138,13 +125,10 @@ func (f *Front) admit(w http.ResponseWriter, r *http.Request, to request.Target,
 	login := f.login(r, peer)
 	peer.anonymous = !login.sent || login.anonymous
 	if err := f.Policy.authorize(r.Method, to, peer.Roles, login); err != nil {
-		return nil, err
+		return err
 	}
 	peer.Pushes = f.pushes(r, to, peer, login)
-	if f.Signatures == nil || !f.verifiesSignatures(r, to, peer, login) {
-		return r, nil
-	}
-	return f.Signatures.Require(r, to)
+	return nil
 }
 
 // pushes reports whether a client that asks whether a manifest exists may push one.
@@ -159,21 +143,6 @@ func (f *Front) pushes(r *http.Request, to request.Target, peer *peer, login log
 		_, _ = login.verify() // a wrong credential counts as no credential
 	}
 	return peer.account != nil && peer.account.Role == users.RolePush
-}
-
-// verifiesSignatures reports whether a client reads signed images only: nodes and clients without a credential do.
-// Those that may push read everything, because they sign images; so do users outside the cluster.
-func (f *Front) verifiesSignatures(r *http.Request, to request.Target, peer *peer, login login) bool {
-	if to.Manifest == "" || r.Method != http.MethodGet && r.Method != http.MethodHead {
-		return false
-	}
-	if f.Policy.MutualTLS {
-		return !slices.Contains(peer.Roles, pki.OrganizationPush) && !slices.Contains(peer.Roles, pki.OrganizationClient)
-	}
-	if peer.account == nil { // everyone may read
-		_, _ = login.verify() // a wrong credential counts as no credential
-	}
-	return peer.account == nil || peer.account.Role == users.RolePull
 }
 
 // login parses the Authorization header: a credential, or a token that stands for one. An empty credential,

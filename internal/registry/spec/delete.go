@@ -65,12 +65,12 @@ func (m manifestStore) checkUnmodified(ctx context.Context, d digest.Digest) err
 		condition.changed = request.Denied("%s@%s was pushed again at %s", name, d, link.ModTime().UTC().Format(time.RFC3339))
 		return condition.changed
 	}
-	indexes, err := m.source.IndexesOf(ctx, name, d, 1)
+	index, err := m.source.IndexOf(ctx, name, d)
 	if err != nil {
 		return err
 	}
-	if len(indexes) > 0 {
-		condition.changed = request.Denied("index %s@%s refers to %s", name, indexes[0], d)
+	if index != "" {
+		condition.changed = request.Denied("index %s@%s refers to %s", name, index, d)
 	}
 	return condition.changed
 }

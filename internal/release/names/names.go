@@ -67,8 +67,6 @@ const (
 	// KeyUploadSecret signs the state of uploads. It survives a credential rotation: pods started before
 	// and after must be able to continue each other's uploads.
 	KeyUploadSecret = "upload-secret"
-	// KeyOwnImages holds the digests of the project's own images, in the registry's Secret.
-	KeyOwnImages = "own-images"
 )
 
 // Labels of all objects of a release. Objects are selected by instance and component.

@@ -64,7 +64,6 @@ type Settings struct {
 	PKI        PKI        `json:"pki,omitzero"`
 	Push       Push       `json:"push,omitzero"`
 	Expose     Expose     `json:"expose,omitzero"`
-	Signatures Signatures `json:"signatures,omitzero"`
 	NodeConfig NodeConfig `json:"nodeConfig,omitzero"`
 	Preflight  Preflight  `json:"preflight,omitzero"`
 	Finish     Finish     `json:"finish,omitzero"`
@@ -159,12 +158,6 @@ type Expose struct {
 	TLSSecret string `json:"tlsSecret,omitempty"`
 	// Address is where they find it, HOST[:PORT]; empty if unknown.
 	Address string `json:"address,omitempty"`
-}
-
-// Signatures describes their verification. It is empty if the registry does not verify any.
-type Signatures struct {
-	// KeysSecret is the user's Secret with public keys. The registry mounts it.
-	KeysSecret string `json:"keysSecret,omitempty"`
 }
 
 // NodeConfig describes the pods that write files on nodes. It is empty if the chart renders none.

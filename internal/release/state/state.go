@@ -121,8 +121,6 @@ type State struct {
 	PushSecret string `json:"pushSecret,omitempty"`
 	// PushCredentials are the named push credentials.
 	PushCredentials PushCredentials `json:"pushCredentials,omitzero"`
-	// OwnImages are the digests of the images that this and previous releases of init-hook push, newest first.
-	OwnImages []string `json:"ownImages,omitempty"`
 	// PortNotReserved is why proxy mode needs no Service that reserves the port; empty if it needs one.
 	PortNotReserved string `json:"portNotReserved,omitempty"`
 	// RenewalFailed is when and why the last certs renew failed; empty if it succeeded. The CronJob does not

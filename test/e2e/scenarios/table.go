@@ -119,9 +119,6 @@ var All = []Scenario{
 		Paths: chart("rewrite")},
 	{Test: "TestRewriteMissing", Clusters: []string{"e2e-missing"}, Networks: []Network{ipv4}, Minutes: 4.8,
 		Paths: and(chart("rewrite"), internal("api/catalog"))},
-	{Test: "TestSignatures", Clusters: []string{"e2e-signatures"}, Networks: []Network{ipv4}, Minutes: 6.9,
-		Tools: []string{"cosign", "crane"},
-		Paths: and(internal("registry"), chart("registry"))},
 	{Test: "TestTemplates", Clusters: []string{"e2e-templates"}, Networks: []Network{ipv4}, Minutes: 5.8,
 		Tools: []string{"helm4"}, Paths: append(chart("init-hook"), "docs/reference/helm.md")},
 	// It mostly waits, beside the others.

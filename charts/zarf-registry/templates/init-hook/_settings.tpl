@@ -170,9 +170,6 @@ check; what init-hook can derive from it is not in here. Empty fields may be lef
 {{- end -}}
 {{- end -}}
 {{- $_ := set $settings "expose" $expose -}}
-{{- if $zr.signatures -}}
-{{- $_ := set $settings "signatures" (dict "keysSecret" .Values.registry.signatures.existingSecret) -}}
-{{- end -}}
 
 {{- /* Where the registry stores images. Without an endpoint if the registry connects through an HTTP proxy, because only
 the proxy may reach it. */ -}}
