@@ -53,7 +53,7 @@ func TestEveryFeatureHasAMark(t *testing.T) {
 			namedCommands = append(namedCommands, strings.TrimPrefix(strings.Trim(name, "`"), "zarf-registry "))
 		}
 	}
-	if rows < 20 {
+	if rows < 15 {
 		t.Errorf("found only %d features", rows)
 	}
 	for name := range values {

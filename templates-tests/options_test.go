@@ -2,8 +2,6 @@ package templates
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -13,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/registry"
 	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
@@ -165,22 +162,6 @@ func TestS3TrustsAPrivateCA(t *testing.T) {
 	}
 	if !mounted || !exists {
 		t.Errorf("AWS_CA_BUNDLE is %q, mounted %t, volume %t", bundle, mounted, exists)
-	}
-}
-
-func TestSparseIndexes(t *testing.T) {
-	t.Parallel()
-	for value, want := range map[string]string{"true": "none", "false": ""} {
-		out := rendering{values: proxyMode(t, "registry.sparseIndexes="+value)}.render(t)
-		file := filepath.Join(t.TempDir(), "config.yml")
-		text := find[*corev1.ConfigMap](t, out, "zarf-registry-config").Data["config.yml"]
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		config, err := registry.LoadConfig(file)
-		if err != nil || string(config.Validation.Manifests.Indexes.Platforms) != want {
-			t.Errorf("%s: %v\n%s", value, err, text)
-		}
 	}
 }
 

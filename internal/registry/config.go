@@ -107,6 +107,7 @@ func unsupported(config *configuration.Configuration) []string {
 		{"health.tcp", config.Health.TCPCheckers, "only the storage is checked; use probes for other checks"},
 		{"middleware", config.Middleware, "this registry does not support middleware"},
 		{"proxy", config.Proxy, "this registry is not a pull-through cache"},
+		{"validation.manifests.indexes", config.Validation.Manifests.Indexes, "an index needs all of its manifests"},
 	} {
 		if v := reflect.ValueOf(setting.value); !v.IsZero() && (v.Kind() != reflect.Map || v.Len() > 0) {
 			problems = append(problems, fmt.Sprintf("%s is not supported: remove it; %s", setting.key, setting.instead))

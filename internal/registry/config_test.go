@@ -132,6 +132,8 @@ func TestLoadConfigRejects(t *testing.T) {
 			want: []string{"middleware"}},
 		"a pull-through cache": {config: minimal + "proxy: {remoteurl: https://x}\n",
 			want: []string{"proxy", "pull-through"}},
+		"sparse indexes": {config: minimal + "validation: {manifests: {indexes: {platforms: none}}}\n",
+			want: []string{"validation.manifests.indexes", "all of its manifests"}},
 		"all problems at once": {
 			config: minimal + "http: {addr: ':5000', prefix: /x}\nauth: {none: {}}\n",
 			want:   []string{"http.addr", "http.prefix", "auth"},

@@ -92,8 +92,8 @@ func TestReadsThroughTheProxy(t *testing.T) {
 	}
 }
 
-// run runs the suite with everything that it can test, apart from sparse manifests: layers must not be missing, and
-// internal/registry tests sparse indexes.
+// run runs the suite with everything that it can test, apart from sparse manifests: nothing that a manifest refers to,
+// apart from its subject, may be missing.
 func run(t *testing.T, program, address string) {
 	t.Helper()
 	dir := t.TempDir()

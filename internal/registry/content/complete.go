@@ -17,7 +17,7 @@ import (
 
 // Lacking returns a [distribution.ErrManifestBlobUnknown] for something that a manifest in a repository needs and that
 // is missing or damaged, or nil. Other errors are about the manifest's descriptors, or the storage's. It leaves out
-// layers that are not distributed and, if indexes may be sparse, their manifests that the repository does not have.
+// layers that are not distributed.
 func (s *Store) Lacking(ctx context.Context, repository string, m Described) error {
 	seen := map[digest.Digest]bool{}
 	unseen := func(all []v1.Descriptor) (list []v1.Descriptor) {
@@ -56,11 +56,7 @@ func (s *Store) Lacking(ctx context.Context, repository string, m Described) err
 func (s *Store) needsChild(ctx context.Context, repository string, child v1.Descriptor) (Described, error) {
 	_, err := s.ReadLink(ctx, storage.RevisionPath(repository, child.Digest))
 	if errors.Is(err, distribution.ErrBlobUnknown) {
-		// A sparse index may refer to blobs, too.
-		if found, err := s.Exists(ctx, storage.LayerPath(repository, child.Digest)); s.Sparse && (err != nil || !found) {
-			return Described{}, err
-		}
-		return Described{}, s.needsBlob(ctx, repository, child)
+		return Described{}, s.needsBlob(ctx, repository, child) // an index may refer to blobs, too
 	}
 	var content []byte
 	if err == nil {

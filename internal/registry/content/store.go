@@ -30,7 +30,6 @@ import (
 // digest. Distribution has no link outside of repositories, and mounts need one: see storage.DigestLinkPath.
 type Store struct {
 	Driver storagedriver.StorageDriver // distribution's
-	Sparse bool                        // indexes may lack manifests
 	Log    *slog.Logger
 
 	Rebuilt   atomic.Bool      // all manifests have back links

@@ -132,8 +132,6 @@ func (r *scrubRun) needs(ctx context.Context, m content.RepositoryDigest, needed
 	}
 	stored, err := r.source.ReadLink(ctx, link)
 	switch {
-	case errors.Is(err, distribution.ErrBlobUnknown) && r.source.Sparse && oci.IsManifestOrIndex(needed.MediaType):
-		return nil
 	case errors.Is(err, distribution.ErrBlobUnknown), content.IsDamaged(err):
 		r.lacks(content.RepositoryDigest{Repository: m.Repository, Digest: needed.Digest}, m.Digest)
 		return nil

@@ -43,8 +43,7 @@ func Open(config *configuration.Configuration, log *slog.Logger) (s *Registry, e
 			err = fmt.Errorf("configuration: %v", p)
 		}
 	}()
-	platforms := config.Validation.Manifests.Indexes.Platforms
-	s = &Registry{Store: &content.Store{Log: log, Sparse: platforms == "none" || platforms == "list"}}
+	s = &Registry{Store: &content.Store{Log: log}}
 	config.Middleware = map[string][]configuration.Middleware{
 		"registry": {{Name: unbufferedBlobs, Options: configuration.Parameters{"source": s}}}, // sets Driver
 		"storage":  {{Name: content.IntactContent}},

@@ -21,12 +21,6 @@ storage:
   inmemory: {}
   {{- end }}
   {{- end }}
-{{- if .Values.registry.sparseIndexes }}
-validation:
-  manifests:
-    indexes:
-      platforms: none
-{{- end }}
 {{- end -}}
 
 {{- /* The environment of a container that uses S3. */ -}}
