@@ -565,14 +565,13 @@ func TestPromtoolAlerts(t *testing.T) {
 			{"zarf_registry_tls_certificate_expiry_timestamp_seconds", registry(nil), always(3600 + part*lifetime)},
 		}
 	}
-	limited := func(limit, used string) []change {
-		labels := registry(map[string]string{"limit": limit})
+	used := func(bytes string) []change {
 		return []change{
-			{"zarf_registry_storage_limit_bytes", labels, always(1e9)},
-			{"zarf_registry_storage_used_bytes", labels, used},
+			{"zarf_registry_storage_limit_bytes", registry(nil), always(1e9)},
+			{"zarf_registry_storage_used_bytes", registry(nil), bytes},
 		}
 	}
-	volume := func(free float64) []change { return limited("volume", always((1-free)*1e9)) }
+	volume := func(free float64) []change { return used(always((1 - free) * 1e9)) }
 	answers := func(good, bad int) []change {
 		request := map[string]string{"listener": "tls", "method": "GET", "code": "200"}
 		failed := map[string]string{"listener": "tls", "method": "GET", "code": "500"}
@@ -600,16 +599,15 @@ func TestPromtoolAlerts(t *testing.T) {
 		"16 % of the volume is free": {volume(.16), nil},
 		"14 % of the volume is free": {volume(.14), []string{"ZarfRegistryVolumeNearlyFull"}},
 		"4 % of the volume is free":  {volume(.04), []string{"ZarfRegistryVolumeFull", "ZarfRegistryVolumeNearlyFull"}},
-		"14 % of the quota is free":  {limited("quota", always(.86e9)), []string{"ZarfRegistryVolumeNearlyFull"}},
 		"a volume that is full in 6 hours": {
-			limited("volume", "550000000+1000000x65"), []string{"ZarfRegistryVolumeFilling"},
+			used("550000000+1000000x65"), []string{"ZarfRegistryVolumeFilling"},
 		},
-		"a volume that is full in 30 hours":          {limited("volume", "550000000+200000x65"), nil},
-		"a volume that is less than half full":       {limited("volume", "350000000+2000000x65"), nil},
-		"a volume that others have cleaned up":       {limited("volume", "700000000-1000000x65"), nil},
-		"a small push to a volume that is half full": {limited("volume", "550000000x5 555000000+0x60"), nil},
-		"a quota that is full in less than hour": {
-			limited("quota", "550000000+4000000x65"), []string{"ZarfRegistryVolumeFilling"},
+		"a volume that is full in 30 hours":          {used("550000000+200000x65"), nil},
+		"a volume that is less than half full":       {used("350000000+2000000x65"), nil},
+		"a volume that others have cleaned up":       {used("700000000-1000000x65"), nil},
+		"a small push to a volume that is half full": {used("550000000x5 555000000+0x60"), nil},
+		"a volume that is full in less than hour": {
+			used("550000000+4000000x65"), []string{"ZarfRegistryVolumeFilling"},
 		},
 		"storage without a size": {[]change{
 			{"zarf_registry_storage_limit_bytes", registry(nil), always(0)},

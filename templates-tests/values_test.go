@@ -129,8 +129,6 @@ func TestSchemaRejectsUnknownValuesAndWrongTypes(t *testing.T) {
 		{"expose.gateway.parentRefs=[{namespace: a}]", "/expose/gateway/parentRefs"},
 		{"expose.ingress.annotations={a: 1}", "/expose/ingress/annotations"},
 		{"networkPolicy.exposeFrom=[{}]", "/networkPolicy/exposeFrom"},
-		{"registry.storage.quota=50GB", "/registry/storage/quota"},
-		{"registry.storage.quota='0'", "/registry/storage/quota"},
 		{"metrics.unknown=1", "/metrics"},
 		{"metrics.podMonitor.interval=30", "/metrics/podMonitor/interval"},
 		{"metrics.podMonitor.relabelings=[{action: invent}]", "/metrics/podMonitor/relabelings"},

@@ -252,7 +252,7 @@ func (r *imageRun) push(ctx context.Context, items []images.Item, to *destinatio
 
 // spaceReporter is a registry that reports how full it is: a [remote.Registry].
 type spaceReporter interface {
-	Space(context.Context) (*space.Report, error)
+	Space(context.Context) (space.Usage, error)
 	Missing(context.Context, []digest.Digest) ([]digest.Digest, error)
 }
 
@@ -264,37 +264,34 @@ func fits(ctx context.Context, registry spaceReporter, content []ocispec.Descrip
 		sizes[desc.Digest], digests = desc.Size, append(digests, desc.Digest)
 		need += desc.Size
 	}
-	report, err := registry.Space(ctx)
-	if err == nil && report != nil {
-		if scope, _ := report.Lacks(need); scope == "" {
+	usage, err := registry.Space(ctx)
+	if err == nil {
+		if !usage.Lacks(need) {
 			return nil // whatever it has of it
 		}
 		if digests, err = registry.Missing(ctx, digests); err == nil {
-			return refuseSpace(*report, sizes, digests)
+			return refuseSpace(usage, sizes, digests)
 		}
 	}
-	switch {
-	case ctx.Err() != nil:
+	if ctx.Err() != nil {
 		return ctx.Err()
-	case err != nil:
-		log.Warn("cannot determine whether the images fit into the registry, sending them", "error", err)
 	}
+	log.Warn("cannot determine whether the images fit into the registry, sending them", "error", err)
 	return nil
 }
 
 // refuseSpace returns the refusal of a push that needs space for the missing blobs, if they do not fit.
-func refuseSpace(report space.Report, sizes map[digest.Digest]int64, missing []digest.Digest) error {
+func refuseSpace(usage space.Usage, sizes map[digest.Digest]int64, missing []digest.Digest) error {
 	need := int64(0)
 	for _, d := range missing {
 		need += sizes[d]
 	}
-	scope, usage := report.Lacks(need)
-	if scope == "" || need == 0 {
+	if need == 0 || !usage.Lacks(need) {
 		return nil
 	}
 	return exitcode.Refuse("the images need %s that the registry does not have, and it accepts %s more (%s; it accepts "+
 		"pushes up to %d %%): %s; nothing was sent", space.FormatBytes(need), space.FormatBytes(usage.Available()),
-		space.Describe(scope, usage), space.Full, space.Remedy(scope))
+		usage, space.Full, space.Remedy)
 }
 
 // destination returns a registry and the address that its references begin with.

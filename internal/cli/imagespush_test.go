@@ -18,14 +18,14 @@ import (
 
 // spaceful is a registry that has some blobs, and tells how full it is.
 type spaceful struct {
-	report *space.Report
+	usage  space.Usage
 	stored []digest.Digest
 	err    error // of Space
 	asked  int   // for missing blobs
 	failed error // of Missing
 }
 
-func (s *spaceful) Space(context.Context) (*space.Report, error) { return s.report, s.err }
+func (s *spaceful) Space(context.Context) (space.Usage, error) { return s.usage, s.err }
 
 func (s *spaceful) Missing(_ context.Context, digests []digest.Digest) ([]digest.Digest, error) {
 	s.asked++
@@ -35,8 +35,8 @@ func (s *spaceful) Missing(_ context.Context, digests []digest.Digest) ([]digest
 func TestImagesThatDoNotFitAreRefused(t *testing.T) {
 	a, b := digest.FromString("a"), digest.FromString("b")
 	content := []ocispec.Descriptor{{Digest: a, Size: 30_000_000}, {Digest: b, Size: 40_000_000}}
-	quota := func(used int64) *space.Report {
-		return &space.Report{Quota: &space.Usage{Used: used * 1_000_000, Limit: 100_000_000}}
+	volume := func(used int64) space.Usage {
+		return space.Usage{Used: used * 1_000_000, Limit: 100_000_000}
 	}
 	gone := errors.New("connection lost")
 	for name, test := range map[string]struct {
@@ -46,13 +46,13 @@ func TestImagesThatDoNotFitAreRefused(t *testing.T) {
 		logged   string
 	}{
 		"an older registry":            {spaceful{}, nil, 0, ""},
-		"everything fits":              {spaceful{report: quota(20)}, nil, 0, ""},
-		"what is missing fits":         {spaceful{report: quota(60), stored: []digest.Digest{b}}, nil, 1, ""},
-		"nothing is missing":           {spaceful{report: quota(99), stored: []digest.Digest{a, b}}, nil, 1, ""},
-		"what is missing does not fit": {spaceful{report: quota(60), stored: []digest.Digest{a}}, []string{"the images need 40.0 MB that the registry does not have, and it accepts 35.0 MB more", "60.0 % of the quota is used, 60.0 MB of 100.0 MB", "registry.storage.quota", "nothing was sent"}, 1, ""},
-		"it is full":                   {spaceful{report: quota(96)}, []string{"need 70.0 MB", "accepts 0 B more"}, 1, ""},
+		"everything fits":              {spaceful{usage: volume(20)}, nil, 0, ""},
+		"what is missing fits":         {spaceful{usage: volume(60), stored: []digest.Digest{b}}, nil, 1, ""},
+		"nothing is missing":           {spaceful{usage: volume(99), stored: []digest.Digest{a, b}}, nil, 1, ""},
+		"what is missing does not fit": {spaceful{usage: volume(60), stored: []digest.Digest{a}}, []string{"the images need 40.0 MB that the registry does not have, and it accepts 35.0 MB more", "60.0 % of the volume is used, 60.0 MB of 100.0 MB", "registry.persistence.size", "nothing was sent"}, 1, ""},
+		"it is full":                   {spaceful{usage: volume(96)}, []string{"need 70.0 MB", "accepts 0 B more"}, 1, ""},
 		"it does not answer":           {spaceful{err: gone}, nil, 0, "connection lost"},
-		"it does not say what it has":  {spaceful{report: quota(90), failed: gone}, nil, 1, "connection lost"},
+		"it does not say what it has":  {spaceful{usage: volume(90), failed: gone}, nil, 1, "connection lost"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer

@@ -169,7 +169,7 @@ func printComponents(w io.Writer, r *status.Report) {
 			fmt.Fprintf(w, "\tclaim %s\n", claimLine(g.Claim))
 		}
 		if g.Space != nil {
-			fmt.Fprintf(w, "\tstorage: %s\n", space.Describe(g.Space.Tightest()))
+			fmt.Fprintf(w, "\tstorage: %s\n", g.Space)
 		}
 		if g.Scrub != nil {
 			fmt.Fprintf(w, "\tcontent: verified %s, %s\n", g.Scrub.FinishedAt.Format(time.DateOnly),

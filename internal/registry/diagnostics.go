@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/reloadstatus"
-	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 )
 
@@ -56,8 +55,8 @@ func (s *Server) reloadReport() reloadstatus.Report {
 	} else {
 		report.StorageEmpty = storage.IsEmpty(s.source.Driver)
 	}
-	if full := s.space.Report(); full != (space.Report{}) {
-		report.Space = &full
+	if usage := s.space.Usage(); usage.Limit > 0 {
+		report.Space = &usage
 	}
 	if s.certificates != nil {
 		report.Certificates = s.certificates.Report()

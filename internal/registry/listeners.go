@@ -87,8 +87,8 @@ func (s *Server) front(name string, policy front.Policy) *front.Front {
 	if policy.MutualTLS {
 		next = own(map[string]http.Handler{
 			catalog.Path: inspect.Catalog(s.source.Store, &s.draining), scrub.Path: s.scrubber.Handler(&s.draining),
-			space.Path: inspect.Space(s.space.Report, s.collector.Stored),
-			gc.Path:    s.collector.Handler(&s.draining, s.space.Removed),
+			space.Path: inspect.Space(s.space.Usage, s.collector.Stored),
+			gc.Path:    s.collector.Handler(&s.draining),
 		}, next)
 	}
 	f := &front.Front{

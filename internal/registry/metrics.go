@@ -9,14 +9,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/net/connlimit"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles"
 	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
 	"github.com/zarf-dev/zarf-registry/internal/registry/inspect"
-	"github.com/zarf-dev/zarf-registry/internal/registry/quota"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 	"github.com/zarf-dev/zarf-registry/internal/registry/users"
+	"github.com/zarf-dev/zarf-registry/internal/registry/volume"
 )
 
 // metrics are this server's. Those of the process (Go runtime, distribution's storage and cache) are in
@@ -139,19 +138,18 @@ func (m *metrics) watchStorage(h *storage.Health) {
 		func() float64 { return boolean(h.Err(time.Now()) == nil) })
 }
 
-func (m *metrics) watchSpace(s *quota.Space) {
+func (m *metrics) watchSpace(s *volume.Space) {
 	m.own.MustRegister(spaceCollector{s})
 }
 
-// spaceCollector exposes the limits that are known.
-type spaceCollector struct{ space *quota.Space }
+// spaceCollector exposes the space of a volume. There is none with S3.
+type spaceCollector struct{ space *volume.Space }
 
 var (
 	usedBytes = prometheus.NewDesc("zarf_registry_storage_used_bytes",
-		"Bytes used of the filesystem (limit=\"volume\"), by whatever, or of the quota (limit=\"quota\").",
-		[]string{"limit"}, nil)
+		"Bytes used of the volume, by whatever.", nil, nil)
 	limitBytes = prometheus.NewDesc("zarf_registry_storage_limit_bytes",
-		"Size of that limit. Pushes are refused from 95 percent.", []string{"limit"}, nil)
+		"Size of the volume, without what is reserved for root. Pushes are refused from 95 percent.", nil, nil)
 )
 
 func (c spaceCollector) Describe(descriptions chan<- *prometheus.Desc) {
@@ -160,12 +158,9 @@ func (c spaceCollector) Describe(descriptions chan<- *prometheus.Desc) {
 }
 
 func (c spaceCollector) Collect(metrics chan<- prometheus.Metric) {
-	report := c.space.Report()
-	for limit, usage := range map[string]*space.Usage{space.ScopeVolume: report.Volume, space.ScopeQuota: report.Quota} {
-		if usage != nil {
-			metrics <- prometheus.MustNewConstMetric(usedBytes, prometheus.GaugeValue, float64(usage.Used), limit)
-			metrics <- prometheus.MustNewConstMetric(limitBytes, prometheus.GaugeValue, float64(usage.Limit), limit)
-		}
+	if usage := c.space.Usage(); usage.Limit > 0 {
+		metrics <- prometheus.MustNewConstMetric(usedBytes, prometheus.GaugeValue, float64(usage.Used))
+		metrics <- prometheus.MustNewConstMetric(limitBytes, prometheus.GaugeValue, float64(usage.Limit))
 	}
 }
 

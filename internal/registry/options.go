@@ -66,11 +66,6 @@ type Options struct {
 	// closed until the file has been valid once.
 	PullHtpasswd string
 
-	// Quota limits the bytes of the registry's content, unfinished uploads included; 0 for no limit but the file
-	// system's. Pushes are refused at space.Full percent of either. Several processes with the same storage see what
-	// the others add within minutes.
-	Quota int64
-
 	// ShutdownDelay is how long the server keeps accepting connections after it reports not ready, so that
 	// clients stop using it before it closes.
 	ShutdownDelay time.Duration
@@ -101,8 +96,6 @@ func (o *Options) validate() error {
 			"or the certificate of --listen")
 	case o.ExposeListen == "" && (o.ExposeTLSDir != "" || o.ExposeHtpasswd != "" || o.ExposeAnonymousPull):
 		return errors.New("--expose-tls-dir, --expose-htpasswd and --expose-anonymous-pull need --expose-listen")
-	case o.Quota < 0:
-		return errors.New("--quota must not be negative")
 	case o.ShutdownDelay < 0 || o.DrainTimeout < 0:
 		return errors.New("--shutdown-delay and --drain-timeout must not be negative")
 	}

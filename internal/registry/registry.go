@@ -3,7 +3,7 @@
 // It does not issue certificates, create credentials, verify signatures, expire content or replicate, and it is not a
 // pull-through cache. What happens to a request is in the packages below it: front (who may do what), inspect (what
 // zarf-registry asks about the storage), spec (the specification, on github.com/distribution/distribution/v3),
-// collect (garbage), quota, content (what is stored), storage (drivers), users, audit and request.
+// collect (garbage), volume (its space), content (what is stored), storage (drivers), users, audit and request.
 //
 // It adds what distribution lacks or configures only once at startup: mutual TLS that
 // reloads certificates and CAs, a plain listener that opens and closes with its users file,
@@ -28,10 +28,10 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
 	"github.com/zarf-dev/zarf-registry/internal/registry/front"
 	"github.com/zarf-dev/zarf-registry/internal/registry/inspect"
-	"github.com/zarf-dev/zarf-registry/internal/registry/quota"
 	"github.com/zarf-dev/zarf-registry/internal/registry/spec"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
 	"github.com/zarf-dev/zarf-registry/internal/registry/users"
+	"github.com/zarf-dev/zarf-registry/internal/registry/volume"
 )
 
 // Server is a registry with its listeners. Call Serve once.
@@ -48,7 +48,7 @@ type Server struct {
 	plain        *plainListener                // nil unless it follows Options.PullHtpasswd
 	connections  map[string]*connlimit.Limiter // by listener
 	health       *storage.Health
-	space        *quota.Space
+	space        *volume.Space
 	metrics      *metrics
 	log          *slog.Logger
 	draining     atomic.Bool
@@ -141,8 +141,8 @@ func (s *Server) openStorage() (err error) {
 	}
 	s.health = storage.NewHealth(config, driver, s.log)
 	s.metrics.watchStorage(s.health)
-	s.space = quota.New(root, s.options.Quota, s.log)
-	s.space.MeasureVolume()
+	s.space = volume.New(root, s.log)
+	s.space.Update()
 	s.metrics.watchSpace(s.space)
 	if s.source, err = spec.Open(config, s.log); err != nil {
 		return err

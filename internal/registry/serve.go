@@ -30,9 +30,8 @@ func (s *Server) serve(ctx context.Context, registry, diagnostics []*endpoint) e
 	go s.health.Run(background)
 	go s.collector.Poll(background, s.health.Interval)
 	go s.scrubber.Poll(background)
-	go s.space.PollContent(background, s.source.Driver)
 	var writing sync.WaitGroup
-	writing.Go(func() { s.space.PollVolume(background, !storage.ReadOnly(s.options.Config.Storage)) })
+	writing.Go(func() { s.space.Poll(background, !storage.ReadOnly(s.options.Config.Storage)) })
 	if !storage.ReadOnly(s.options.Config.Storage) {
 		writing.Go(func() { s.source.KeepRebuilding(background) })
 	}

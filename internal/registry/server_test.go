@@ -451,8 +451,7 @@ func TestOpenRejects(t *testing.T) {
 		"pull users without a listener for them": {func(o *Options) {
 			o.PullHtpasswd, o.PlainListen, o.Listen, o.TLSDir = file, "", ":0", dir
 		}, "--pull-htpasswd"},
-		"a negative quota": {func(o *Options) { o.Quota = -1 }, "--quota must not be negative"},
-		"a negative time":  {func(o *Options) { o.DrainTimeout = -1 }, "must not be negative"},
+		"a negative time": {func(o *Options) { o.DrainTimeout = -1 }, "must not be negative"},
 		"anonymous pull without a listener for it": {func(o *Options) {
 			o.AnonymousPull, o.PlainListen, o.Listen, o.TLSDir = true, "", ":0", dir
 		}, "--anonymous-pull"},

@@ -2,7 +2,6 @@ package registry
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"io"
 	"net/http"
@@ -27,7 +26,7 @@ import (
 // Clients that push to a full registry show what to do, when they begin an upload and in the middle of one.
 func TestClientsShowThatTheRegistryIsFull(t *testing.T) {
 	t.Parallel()
-	i := startWithQuota(t, newTestCA(t), t.TempDir(), 1_000_000)
+	i, others := startOnVolume(t, newTestCA(t), t.TempDir(), 1_000_000)
 	i.pusher().pushImage("a", "v1", random(800_000))
 	address := i.addresses["tls"]
 	hostTransport := i.pusher().Transport.(*http.Transport)
@@ -84,13 +83,13 @@ func TestClientsShowThatTheRegistryIsFull(t *testing.T) {
 				if err == nil {
 					t.Fatal("pushed")
 				}
-				mentions(t, strings.ToLower(err.Error()), append(words, "of the quota is used", "registry.storage.quota")...)
+				mentions(t, strings.ToLower(err.Error()), append(words, "of the volume is used", "registry.persistence.size")...)
 			})
 		}
 	}
 	check("an image that does not fit", "do not fit into the storage: 8")
-	i.pusher().pushBlob("a", random(100_000))
-	i.server.space.Arrived(50_000, 0)
+	others.Store(150_000)
+	i.used()
 	check("a full registry", "the storage is full: 9")
 }
 
@@ -111,12 +110,12 @@ func (i *instance) remote(t *testing.T) *remote.Registry {
 
 func TestClientAsksForSpace(t *testing.T) {
 	t.Parallel()
-	i := startWithQuota(t, newTestCA(t), t.TempDir(), 1_000_000)
+	i, _ := startOnVolume(t, newTestCA(t), t.TempDir(), 1_000_000)
 	i.pusher().pushBlob("a", "stored")
 	r := i.remote(t)
-	report, err := r.Space(context.Background())
-	if err != nil || report.Quota == nil || report.Quota.Limit != 1_000_000 {
-		t.Fatalf("%+v, %v", report, err)
+	usage, err := r.Space(t.Context())
+	if err != nil || usage.Limit != 1_000_000 {
+		t.Fatalf("%+v, %v", usage, err)
 	}
 	stored, missing := digest.FromString("stored"), digest.FromString("missing")
 	got, err := r.Missing(t.Context(), []digest.Digest{missing, stored})

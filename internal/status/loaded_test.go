@@ -451,8 +451,7 @@ func TestFailingStorageIsNamed(t *testing.T) {
 
 func TestWhatTheRegistryReports(t *testing.T) {
 	full := func(used int64) reloadstatus.Report {
-		return reloadstatus.Report{Space: &space.Report{Volume: &space.Usage{Used: 1, Limit: 2},
-			Quota: &space.Usage{Used: used, Limit: 100_000}}}
+		return reloadstatus.Report{Space: &space.Usage{Used: used, Limit: 100_000}}
 	}
 	damaged := func(problems int, images ...string) reloadstatus.Report {
 		return reloadstatus.Report{Scrub: &reloadstatus.Scrub{FinishedAt: now, Problems: problems, Images: images}}
@@ -466,11 +465,12 @@ func TestWhatTheRegistryReports(t *testing.T) {
 	}{
 		"nothing": {},
 		"space":   {full(84_900), ""},
-		"little space": {full(85_000), "The registry's storage is nearly full (85.0 % of the quota is used, 85.0 kB of " +
-			"100.0 kB; pushes are refused from 95 %): delete or prune images, run zarf-registry garbage-collect, or raise " +
-			"registry.storage.quota."},
-		"no space": {full(95_000), "The registry's storage is full (95.0 % of the quota is used, 95.0 kB of 100.0 kB; " +
-			"pushes are refused): delete or prune images, run zarf-registry garbage-collect, or raise registry.storage.quota."},
+		"little space": {full(85_000), "The registry's storage is nearly full (85.0 % of the volume is used, 85.0 kB of " +
+			"100.0 kB; pushes are refused from 95 %): delete or prune images, run zarf-registry garbage-collect, or enlarge the " +
+			"volume (registry.persistence.size)."},
+		"no space": {full(95_000), "The registry's storage is full (95.0 % of the volume is used, 95.0 kB of 100.0 kB; " +
+			"pushes are refused): delete or prune images, run zarf-registry garbage-collect, or enlarge the " +
+			"volume (registry.persistence.size)."},
 		"everything is intact": {damaged(0), ""},
 		"images are damaged": {damaged(2, "a:v1", "b:v2"), "The registry's storage lacks content, or has damaged content, " +
 			"of a:v1 b:v2: push these images again."},

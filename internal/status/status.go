@@ -143,8 +143,8 @@ type Registry struct {
 	// Scrub is the result of the last complete zarf-registry images verify. It is nil if there was none, or if no pod
 	// responded.
 	Scrub *reloadstatus.Scrub `json:"scrub,omitempty"`
-	// Space is how full the storage is. It is nil if no pod responded, or if no limit is known.
-	Space *space.Report `json:"space,omitempty"`
+	// Space is how full the volume is. It is nil if no pod responded, and with S3.
+	Space *space.Usage `json:"space,omitempty"`
 }
 
 // ReadyPods counts the ready pods. One is enough to serve all requests.
@@ -533,18 +533,17 @@ func (c *collector) scrub(report *reloadstatus.Scrub) {
 	}
 }
 
-// space adds a next step if the storage is full or nearly full.
-func (c *collector) space(report *space.Report) {
-	c.report.Registry.Space = report
-	if report == nil || report.Percent() < space.NearlyFull {
+// space adds a next step if the volume is full or nearly full.
+func (c *collector) space(usage *space.Usage) {
+	c.report.Registry.Space = usage
+	if usage == nil || usage.Percent() < space.NearlyFull {
 		return
 	}
-	scope, usage := report.Tightest()
 	level, effect := "nearly full", fmt.Sprintf("pushes are refused from %d %%", space.Full)
 	if usage.Percent() >= space.Full {
 		level, effect = "full", "pushes are refused"
 	}
-	c.next("The registry's storage is %s (%s; %s): %s.", level, space.Describe(scope, usage), effect, space.Remedy(scope))
+	c.next("The registry's storage is %s (%s; %s): %s.", level, usage, effect, space.Remedy)
 }
 
 // pod describes a pod and, if it is not ready, why.

@@ -66,8 +66,6 @@ func TestExitCodesAndMessages(t *testing.T) {
 			exitcode.Refused, []string{"--pull-htpasswd needs --plain-listen"}},
 		"a loopback listener for everyone": {[]string{"serve", "--config", config, "--loopback-listen=:5001"},
 			exitcode.Refused, []string{"invalid --loopback-listen :5001", "127.0.0.1:5001"}},
-		"a quota with another unit": {[]string{"serve", "--config", config, "--quota=50GB"}, exitcode.Refused,
-			[]string{`--quota: invalid size "50GB"`, "50Gi"}},
 		"garbage collection in memory": {[]string{"garbage-collect", "--config", inMemory},
 			exitcode.Refused, []string{"nothing to collect"}},
 		"garbage collection of unreadable storage": {[]string{"garbage-collect", "--config", unreadable},

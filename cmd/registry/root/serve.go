@@ -2,14 +2,12 @@ package root
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/registry"
@@ -82,18 +80,13 @@ only: a pull from one of them verifies that path. A certificate with zarf-regist
 
 // serveFlags are the flags of serve.
 type serveFlags struct {
-	options       registry.Options
-	config, quota string
+	options registry.Options
+	config  string
 }
 
 // run serves until the context ends, and then drains.
 func (f *serveFlags) run(ctx context.Context, log *slog.Logger) (err error) {
 	f.options.Log = log
-	if f.quota != "" {
-		if f.options.Quota, err = space.ParseQuantity(f.quota); err != nil {
-			return usageError{fmt.Errorf("--quota: %w", err)}
-		}
-	}
 	if f.options.Config, err = registry.LoadConfig(f.config); err != nil {
 		return &exitcode.Refusal{Err: err}
 	}
@@ -135,8 +128,6 @@ func (f *serveFlags) register(flags *pflag.FlagSet) {
 		"`ADDRESS` of /healthz and /readyz; empty disables it")
 	flags.StringVar(&options.MetricsListen, "metrics-listen", ":5090",
 		"`ADDRESS` of /metrics and /loaded; empty disables it")
-	flags.StringVar(&f.quota, "quota", "",
-		"maximum `SIZE` of the content, such as 50Gi; empty for the file system's; pushes are refused from 95 % of either")
 	flags.DurationVar(&options.ShutdownDelay, "shutdown-delay", 0,
 		"how long to accept connections after shutdown begins, while not ready")
 	flags.DurationVar(&options.DrainTimeout, "drain-timeout", defaultDrain, "how long requests may then take to finish")

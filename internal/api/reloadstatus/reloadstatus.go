@@ -38,8 +38,8 @@ type Report struct {
 	GarbageCollection *GarbageCollection `json:"garbageCollection,omitempty"`
 	// Scrub is the result of the last complete reading of all content; nil for proxies, and before the first.
 	Scrub *Scrub `json:"scrub,omitempty"`
-	// Space is how full the storage is. It is nil for proxies, and where no limit is known.
-	Space *space.Report `json:"space,omitempty"`
+	// Space is how full the volume is. It is nil for proxies, and with S3.
+	Space *space.Usage `json:"space,omitempty"`
 	// Cache is nil for all but caches.
 	Cache *CacheReport `json:"cache,omitempty"`
 }

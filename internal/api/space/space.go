@@ -1,9 +1,8 @@
-// Package space defines how full a registry's storage is, and the API by which init-hook asks for it. Package quota
-// measures. The package decides nothing but when storage counts as nearly full and as full.
+// Package space defines how full a registry's volume is, and the API by which init-hook asks for it. Package volume
+// measures. The package decides nothing but when a volume counts as nearly full and as full.
 package space
 
 import (
-	"cmp"
 	"fmt"
 	"math"
 	"regexp"
@@ -14,10 +13,10 @@ import (
 )
 
 // Path is the HTTP path of the API, at the listener with mutual TLS, for clients that may write. GET responds with a
-// [Report]. POST sends a [Query] and responds with an [Answer].
+// [Usage]. POST sends a [Query] and responds with an [Answer].
 const Path = "/zarf-registry/storage"
 
-// Levels, in percent of a limit.
+// Levels, in percent of the volume.
 const (
 	// NearlyFull is when status, log and alerts begin to tell. It leaves time to act.
 	NearlyFull = 85
@@ -25,7 +24,8 @@ const (
 	Full = 95
 )
 
-// Usage is how much of a limit is used, in bytes.
+// Usage is how much of a volume is used, in bytes, by whatever. Limit is what the registry can use: without what the
+// file system reserves for root. It is 0 if it is not known, as with S3.
 type Usage struct {
 	Used  int64 `json:"used"`
 	Limit int64 `json:"limit"`
@@ -39,64 +39,24 @@ func (u Usage) Percent() float64 {
 	return 100 * float64(u.Used) / float64(u.Limit)
 }
 
-// Available is how many bytes pushes may still add before the limit counts as [Full]; never negative.
+// Available is how many bytes pushes may still add before the volume counts as [Full]; never negative.
 func (u Usage) Available() int64 {
 	return max(0, u.Limit/100*Full+u.Limit%100*Full/100-u.Used)
 }
 
-// Report is how full a storage is.
-type Report struct {
-	// Volume is the file system, with whatever others store there. Its limit is what the registry can use: without
-	// what the file system reserves for root. It is nil with S3.
-	Volume *Usage `json:"volume,omitempty"`
-	// Quota is the registry's content, unfinished uploads included. It is nil without a quota, and until the content
-	// has been measured for the first time.
-	Quota *Usage `json:"quota,omitempty"`
+// Lacks reports whether the volume has no space for bytes more. A full one lacks it for 0, too.
+func (u Usage) Lacks(bytes int64) bool {
+	return u.Limit > 0 && (u.Available() == 0 || bytes > u.Available())
 }
 
-// Scopes of a limit.
-const (
-	ScopeVolume = "volume"
-	ScopeQuota  = "quota"
-)
-
-// Tightest returns the fuller one of the limits and its scope. It is the zero value if none is known.
-func (r Report) Tightest() (scope string, usage Usage) {
-	return r.first(func(a, b Usage) int { return cmp.Compare(b.Percent(), a.Percent()) })
+// String returns a text such as "96.1 % of the volume is used, 19.2 GB of 20 GB".
+func (u Usage) String() string {
+	return fmt.Sprintf("%.1f %% of the volume is used, %s of %s", u.Percent(), FormatBytes(u.Used), FormatBytes(u.Limit))
 }
 
-// Percent is that of the fuller limit.
-func (r Report) Percent() float64 {
-	_, usage := r.Tightest()
-	return usage.Percent()
-}
-
-// Available is how many bytes pushes may still add; ok is false if no limit is known. The limit with the least space
-// need not be the fuller one.
-func (r Report) Available() (bytes int64, ok bool) {
-	scope, usage := r.first(func(a, b Usage) int { return cmp.Compare(a.Available(), b.Available()) })
-	return usage.Available(), scope != ""
-}
-
-// Lacks returns the limit that bytes more exceed, and its scope; "" if they fit. It is full if bytes is 0.
-func (r Report) Lacks(bytes int64) (scope string, usage Usage) {
-	scope, usage = r.first(func(a, b Usage) int { return cmp.Compare(a.Available(), b.Available()) })
-	if scope == "" || usage.Available() > 0 && bytes <= usage.Available() {
-		return "", Usage{}
-	}
-	return scope, usage
-}
-
-// first returns the limit that order puts first.
-func (r Report) first(order func(a, b Usage) int) (scope string, usage Usage) {
-	if r.Volume != nil {
-		scope, usage = ScopeVolume, *r.Volume
-	}
-	if r.Quota != nil && (scope == "" || order(*r.Quota, usage) < 0) {
-		scope, usage = ScopeQuota, *r.Quota
-	}
-	return scope, usage
-}
+// Remedy is what to do about a volume that is full or nearly full. It continues a sentence.
+const Remedy = "delete or prune images, run zarf-registry garbage-collect, or enlarge the volume " +
+	"(registry.persistence.size)"
 
 // MaxDigests limits a Query: 10,000 digests are less than a megabyte.
 const MaxDigests = 10_000
@@ -110,21 +70,6 @@ type Query struct {
 // if a push had asked for them.
 type Answer struct {
 	Missing []digest.Digest `json:"missing"`
-}
-
-// Remedy is what to do about storage that is full or nearly full. It continues a sentence.
-func Remedy(scope string) string {
-	raise := "enlarge the volume (registry.persistence.size)"
-	if scope == ScopeQuota {
-		raise = "raise registry.storage.quota"
-	}
-	return "delete or prune images, run zarf-registry garbage-collect, or " + raise
-}
-
-// Describe returns a usage for messages, such as "96.1 % of the volume is used, 19.2 GB of 20 GB".
-func Describe(scope string, u Usage) string {
-	return fmt.Sprintf("%.1f %% of the %s is used, %s of %s", u.Percent(), scope, FormatBytes(u.Used),
-		FormatBytes(u.Limit))
 }
 
 // FormatBytes formats a number of bytes with a decimal unit, such as 12.3 MB.

@@ -5,41 +5,27 @@ import (
 	"testing"
 )
 
-func TestReport(t *testing.T) {
+func TestUsage(t *testing.T) {
 	const gigabyte = 1_000_000_000
-	volume := func(used, limit int64) *Usage { return &Usage{used * gigabyte, limit * gigabyte} }
 	for description, tt := range map[string]struct {
-		report    Report
-		scope     string // the tightest
-		percent   float64
-		available int64 // in gigabytes; -1 if unknown
-		lacks     map[int64]string
+		used, limit int64 // in gigabytes
+		percent     float64
+		available   int64 // in gigabytes
+		lacks       map[int64]bool
 	}{
-		"nothing is known": {Report{}, "", 0, -1, map[int64]string{0: "", 1 << 60: ""}},
-		"half of the volume": {Report{Volume: volume(50, 100)}, ScopeVolume, 50, 45,
-			map[int64]string{0: "", 45 * gigabyte: "", 45*gigabyte + 1: ScopeVolume}},
-		"the quota is tighter": {Report{Volume: volume(50, 100), Quota: volume(9, 10)}, ScopeQuota, 90, 0,
-			map[int64]string{0: "", gigabyte / 2: "", gigabyte: ScopeQuota}},
-		"the volume is tighter": {Report{Volume: volume(90, 100), Quota: volume(1, 10)}, ScopeVolume, 90, 5,
-			map[int64]string{0: "", 5 * gigabyte: "", 6 * gigabyte: ScopeVolume}},
-		"the fuller limit has more space": {Report{Volume: volume(900, 1000), Quota: volume(1, 10)}, ScopeVolume, 90, 8,
-			map[int64]string{9 * gigabyte: ScopeQuota}},
-		"full": {Report{Volume: volume(95, 100)}, ScopeVolume, 95, 0,
-			map[int64]string{0: ScopeVolume, 1: ScopeVolume}},
-		"more than full": {Report{Quota: volume(30, 10)}, ScopeQuota, 300, 0, map[int64]string{0: ScopeQuota}},
-		"no limit":       {Report{Volume: volume(0, 0)}, ScopeVolume, 0, 0, nil},
+		"the size is not known": {0, 0, 0, 0, map[int64]bool{0: false, 1 << 60: false}},
+		"half":                  {50, 100, 50, 45, map[int64]bool{0: false, 45 * gigabyte: false, 45*gigabyte + 1: true}},
+		"full":                  {95, 100, 95, 0, map[int64]bool{0: true, 1: true}},
+		"more than full":        {30, 10, 300, 0, map[int64]bool{0: true}},
 	} {
 		t.Run(description, func(t *testing.T) {
-			if scope, _ := tt.report.Tightest(); scope != tt.scope || tt.report.Percent() != tt.percent {
-				t.Errorf("tightest: %s, %v %%", scope, tt.report.Percent())
-			}
-			available, ok := tt.report.Available()
-			if ok != (tt.available >= 0) || ok && available/gigabyte != tt.available {
-				t.Errorf("available: %d, %t", available, ok)
+			u := Usage{tt.used * gigabyte, tt.limit * gigabyte}
+			if u.Percent() != tt.percent || u.Available()/gigabyte != tt.available {
+				t.Errorf("%v %%, %d bytes available", u.Percent(), u.Available())
 			}
 			for bytes, want := range tt.lacks {
-				if scope, _ := tt.report.Lacks(bytes); scope != want {
-					t.Errorf("%d bytes lack %q, want %q", bytes, scope, want)
+				if u.Lacks(bytes) != want {
+					t.Errorf("%d bytes: lacks %t, want %t", bytes, !want, want)
 				}
 			}
 		})
@@ -67,13 +53,10 @@ func TestParseQuantity(t *testing.T) {
 	}
 }
 
-func TestDescribe(t *testing.T) {
-	got := Describe(ScopeVolume, Usage{Used: 19_200_000_000, Limit: 20_000_000_000})
+func TestUsageIsDescribed(t *testing.T) {
+	got := Usage{Used: 19_200_000_000, Limit: 20_000_000_000}.String()
 	if want := "96.0 % of the volume is used, 19.2 GB of 20.0 GB"; got != want {
 		t.Errorf("%q, want %q", got, want)
-	}
-	if Remedy(ScopeVolume) == Remedy(ScopeQuota) {
-		t.Error("the remedy does not depend on the limit")
 	}
 }
 

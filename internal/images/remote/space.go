@@ -16,15 +16,11 @@ import (
 // maxSpaceAnswer limits what is read of a response, in bytes: a digest takes at most 140.
 const maxSpaceAnswer = space.MaxDigests * 160
 
-// Space returns how full the registry's storage is. It is nil if the registry does not tell, as those of other
+// Space returns how full the registry's volume is. It has no limit if the registry does not tell, as those of other
 // projects.
-func (r *Registry) Space(ctx context.Context) (*space.Report, error) {
-	var report space.Report
-	ok, err := r.space(ctx, http.MethodGet, nil, &report)
-	if !ok || err != nil {
-		return nil, r.wrap(ctx, err)
-	}
-	return &report, nil
+func (r *Registry) Space(ctx context.Context) (usage space.Usage, err error) {
+	_, err = r.space(ctx, http.MethodGet, nil, &usage)
+	return usage, r.wrap(ctx, err)
 }
 
 // Missing returns which of the blobs no repository of the registry has. The registry must be one that reports its

@@ -59,8 +59,8 @@ func TestAFullRegistryIsNotAskedAgain(t *testing.T) {
 func TestSpaceOfARegistry(t *testing.T) {
 	registry := newTestRegistry(t, true)
 	client := registry.client(t, nil)
-	if report, err := client.Space(t.Context()); report != nil || err != nil {
-		t.Errorf("a registry that does not tell: %+v, %v", report, err)
+	if usage, err := client.Space(t.Context()); usage != (space.Usage{}) || err != nil {
+		t.Errorf("a registry that does not tell: %+v, %v", usage, err)
 	}
 	if _, err := client.Missing(t.Context(), []digest.Digest{"sha256:a"}); err == nil ||
 		!strings.Contains(err.Error(), "does not tell") {
@@ -73,7 +73,7 @@ func TestSpaceOfARegistry(t *testing.T) {
 			return false
 		}
 		if r.Method == http.MethodGet {
-			io.WriteString(w, `{"volume":{"used":1,"limit":2},"unknown":1}`)
+			io.WriteString(w, `{"used":1,"limit":2,"unknown":1}`)
 			return true
 		}
 		var query space.Query
@@ -86,9 +86,9 @@ func TestSpaceOfARegistry(t *testing.T) {
 		}
 		return true
 	})
-	report, err := client.Space(t.Context())
-	if err != nil || report == nil || *report.Volume != (space.Usage{Used: 1, Limit: 2}) || report.Quota != nil {
-		t.Errorf("%+v, %v", report, err)
+	usage, err := client.Space(t.Context())
+	if err != nil || usage != (space.Usage{Used: 1, Limit: 2}) {
+		t.Errorf("%+v, %v", usage, err)
 	}
 	digests := slices.Repeat([]digest.Digest{digest.FromString("a")}, space.MaxDigests+5)
 	digests[space.MaxDigests] = digest.FromString("b")

@@ -14,9 +14,9 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 )
 
-// Handler serves garbage-collection requests, one at a time. Clients that may write may send them. It calls removed
-// for the bytes of each removed blob. Requests end when the registry begins to drain, or when their client disconnects.
-func (c *Collector) Handler(draining *atomic.Bool, removed func(bytes int64)) http.Handler {
+// Handler serves garbage-collection requests, one at a time. Clients that may write may send them. Requests end
+// when the registry begins to drain, or when their client disconnects.
+func (c *Collector) Handler(draining *atomic.Bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodPost {
 			w.Header().Set("Allow", http.MethodPost)
@@ -44,7 +44,6 @@ func (c *Collector) Handler(draining *atomic.Bool, removed func(bytes int64)) ht
 			send(c.serve(ctx, query, func(e gc.Event) {
 				if e.Removed != nil && !query.DryRun {
 					audit.Prune(ctx, c.store.Log, *e.Removed, request.CallerOf(ctx).Audit()...)
-					removed(e.Removed.Bytes)
 				}
 				if e.Phase != "" {
 					phase.Store(&e)

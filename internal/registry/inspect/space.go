@@ -21,12 +21,12 @@ type blobFinder func(ctx context.Context, d digest.Digest) (stored digest.Digest
 
 // Space serves how full the storage is, and which blobs it lacks. Everyone with a client certificate may read
 // how full it is; asking for blobs requires the push credential.
-func Space(report func() space.Report, find blobFinder) http.Handler {
+func Space(usage func() space.Usage, find blobFinder) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var response any
 		switch r.Method {
 		case http.MethodGet, http.MethodHead:
-			response = report()
+			response = usage()
 		case http.MethodPost:
 			var query space.Query
 			err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxSpaceQuery)).Decode(&query)

@@ -20,9 +20,9 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/catalog"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
-	"github.com/zarf-dev/zarf-registry/internal/registry/quota"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+	"github.com/zarf-dev/zarf-registry/internal/registry/volume"
 )
 
 // Distribution allocates a buffer of 4 MiB for each blob that it serves: for a small blob that costs
@@ -232,14 +232,14 @@ func (c *blobContent) close() {
 func (s blobStore) Resume(ctx context.Context, id string) (distribution.BlobWriter, error) {
 	writer, err := s.BlobStore.Resume(ctx, id)
 	if err != nil {
-		quota.RecordNoSpace(ctx, err)
+		volume.RecordNoSpace(ctx, err)
 		return nil, err
 	}
 	return s.writer(ctx, writer), nil
 }
 
 func (s blobStore) writer(ctx context.Context, writer distribution.BlobWriter) *blobWriter {
-	return &blobWriter{BlobWriter: writer, ctx: ctx, store: s, source: s.source, received: writer.Size()}
+	return &blobWriter{BlobWriter: writer, ctx: ctx, store: s, source: s.source}
 }
 
 // blobWriter is an upload, in one request.
@@ -250,14 +250,11 @@ type blobWriter struct {
 	source  *Registry
 	full    bool // the file system has no space for it
 	removed bool
-	// received is its size so far. S3's driver tells only what it has sent.
-	received int64
 }
 
 // Write implements [io.Writer].
 func (w *blobWriter) Write(p []byte) (int, error) {
 	n, err := w.BlobWriter.Write(p)
-	w.received += int64(n)
 	w.recordError(err)
 	return n, err
 }
@@ -265,12 +262,11 @@ func (w *blobWriter) Write(p []byte) (int, error) {
 // ReadFrom implements [io.ReaderFrom].
 func (w *blobWriter) ReadFrom(r io.Reader) (int64, error) {
 	n, err := w.BlobWriter.ReadFrom(r)
-	w.received += n
 	w.recordError(err)
 	return n, err
 }
 
-func (w *blobWriter) recordError(err error) { w.full = quota.RecordNoSpace(w.ctx, err) || w.full }
+func (w *blobWriter) recordError(err error) { w.full = volume.RecordNoSpace(w.ctx, err) || w.full }
 
 // Close removes the upload if it did not fit. Otherwise it would occupy the full file system until it is purged.
 func (w *blobWriter) Close() error {
@@ -291,7 +287,6 @@ func (w *blobWriter) Cancel(ctx context.Context) error {
 	if err := w.BlobWriter.Cancel(ctx); errors.Is(err, storage.ErrWriterReplaced) {
 		return err
 	}
-	w.source.space.Removed(w.received)
 	err := w.source.Driver.Delete(ctx, storage.UploadDir(w.store.name.Name(), w.ID()))
 	if storage.IsNotFound(err) {
 		return nil
@@ -305,18 +300,8 @@ func (w *blobWriter) Commit(ctx context.Context, provisional v1.Descriptor) (v1.
 		return v1.Descriptor{}, err
 	}
 	w.source.collector.Rely(provisional.Digest)
-	replaced := int64(0)
-	if w.source.space.HasQuota() && provisional.Digest.Algorithm() == digest.Canonical {
-		// The next walk corrects the rest.
-		if old, err := w.source.Driver.Stat(ctx, storage.BlobPath(provisional.Digest)); err == nil {
-			replaced = old.Size()
-		}
-	}
 	blob, err := w.BlobWriter.Commit(content.ReplacingBlobs(ctx), provisional)
 	w.recordError(err)
-	if err == nil {
-		w.source.space.Removed(replaced)
-	}
 	if err != nil || blob.Digest == provisional.Digest {
 		return blob, err
 	}

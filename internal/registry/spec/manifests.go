@@ -14,8 +14,8 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
-	"github.com/zarf-dev/zarf-registry/internal/registry/quota"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+	"github.com/zarf-dev/zarf-registry/internal/registry/volume"
 )
 
 // manifestStore stores a repository's manifests, with the links that distribution lacks.
@@ -30,7 +30,7 @@ func (m manifestStore) Put(
 	ctx context.Context, manifest distribution.Manifest, options ...distribution.ManifestServiceOption,
 ) (digest.Digest, error) {
 	stored, err := m.put(ctx, manifest, options...)
-	quota.RecordNoSpace(ctx, err)
+	volume.RecordNoSpace(ctx, err)
 	return stored, err
 }
 

@@ -8,8 +8,8 @@ import (
 	"github.com/distribution/reference"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"github.com/zarf-dev/zarf-registry/internal/registry/quota"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+	"github.com/zarf-dev/zarf-registry/internal/registry/volume"
 )
 
 // A client may begin an upload with the blob's digest and leave it to the registry to find the blob
@@ -46,7 +46,7 @@ func (s blobStore) Create(
 		return nil, mounted
 	}
 	if err != nil {
-		quota.RecordNoSpace(ctx, err)
+		volume.RecordNoSpace(ctx, err)
 		return nil, err
 	}
 	return s.writer(ctx, writer), nil

@@ -16,8 +16,8 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
-	"github.com/zarf-dev/zarf-registry/internal/registry/quota"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
+	"github.com/zarf-dev/zarf-registry/internal/registry/volume"
 )
 
 // push is what a manifest upload asks for beyond what distribution supports.
@@ -77,7 +77,7 @@ func (s *Registry) pushManifest(w http.ResponseWriter, r *http.Request, to reque
 
 // reserve keeps space for a manifest's back links. Created must be called if they are stored.
 func reserve(r *http.Request, repository string, pushed push, data []byte) (created func(), err error) {
-	body, limited := r.Body.(*quota.Body)
+	body, limited := r.Body.(*volume.Body)
 	if !limited {
 		return func() {}, nil
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/api/gc"
 	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
-	"github.com/zarf-dev/zarf-registry/internal/registry/quota"
+	"github.com/zarf-dev/zarf-registry/internal/registry/volume"
 )
 
 const manifestType = "application/vnd.oci.image.manifest.v1+json"
@@ -50,7 +50,7 @@ func open(t *testing.T, storage string) *Registry {
 	t.Cleanup(func() { _ = s.Shutdown() })
 	c := collect.New(s.Store, "")
 	c.Times = shortTimes
-	s.Use(c, quota.New("", 0, log))
+	s.Use(c, volume.New("", log))
 	return s
 }
 

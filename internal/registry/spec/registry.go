@@ -3,7 +3,7 @@
 // repository, and conditional deletions.
 //
 // It does not decide who may do what. It asks package content what is stored, package collect what a push may rely on,
-// and package quota whether it fits.
+// and package volume whether it fits.
 package spec
 
 import (
@@ -20,16 +20,16 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/oci"
 	"github.com/zarf-dev/zarf-registry/internal/registry/collect"
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
-	"github.com/zarf-dev/zarf-registry/internal/registry/quota"
 	"github.com/zarf-dev/zarf-registry/internal/registry/request"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+	"github.com/zarf-dev/zarf-registry/internal/registry/volume"
 )
 
 // Registry serves requests. All methods are safe for concurrent use, except Use.
 type Registry struct {
 	*content.Store
 	collector *collect.Collector
-	space     *quota.Space
+	space     *volume.Space
 	tags      tagLocks
 	app       *handlers.App // distribution's
 	next      http.Handler  // the app, but for tests
@@ -55,7 +55,7 @@ func Open(config *configuration.Configuration, log *slog.Logger) (s *Registry, e
 }
 
 // Use sets what keeps the content that pushes rely on, and what refuses pushes that do not fit.
-func (s *Registry) Use(collector *collect.Collector, space *quota.Space) {
+func (s *Registry) Use(collector *collect.Collector, space *volume.Space) {
 	s.collector, s.space = collector, space
 	s.limited = space.Limit(http.HandlerFunc(s.serve))
 }

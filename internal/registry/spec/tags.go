@@ -13,8 +13,8 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/registry/content"
-	"github.com/zarf-dev/zarf-registry/internal/registry/quota"
 	"github.com/zarf-dev/zarf-registry/internal/registry/storage"
+	"github.com/zarf-dev/zarf-registry/internal/registry/volume"
 )
 
 // currentTags protects pushes against deletions of manifests. Distribution looks up the tags of the deleted
@@ -37,7 +37,7 @@ func (t *currentTags) Tag(ctx context.Context, tag string, manifest v1.Descripto
 	}
 	defer t.source.tags.lock(t.repository, tag)()
 	err := t.TagService.Tag(ctx, tag, manifest)
-	quota.RecordNoSpace(ctx, err)
+	volume.RecordNoSpace(ctx, err)
 	return err
 }
 

@@ -1,13 +1,10 @@
-package quota
+package volume
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"sync/atomic"
-	"syscall"
 
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 
@@ -27,14 +24,8 @@ var errorCodeFull = errcode.Register("zarf-registry", errcode.ErrorDescriptor{
 	HTTPStatusCode: http.StatusInsufficientStorage,
 })
 
-// errNoSpace is the response if a file system is full although that was not expected, errNoQuota if an upload of
-// unknown size exceeds the quota.
-var (
-	errNoSpace = errorCodeFull.WithMessage("the file system of the storage has no space left: " +
-		space.Remedy(space.ScopeVolume))
-	errNoQuota = errorCodeFull.WithMessage("the upload exceeds the quota of the storage: " +
-		space.Remedy(space.ScopeQuota))
-)
+// errNoSpace is the response if a file system is full although that was not expected.
+var errNoSpace = errorCodeFull.WithMessage("the file system of the storage has no space left: " + space.Remedy)
 
 // Limit refuses pushes to next that do not fit, and responds 507 to those that the file system refuses.
 func (s *Space) Limit(next http.Handler) http.Handler {
@@ -56,13 +47,12 @@ func (s *Space) Limit(next http.Handler) http.Handler {
 			request.WriteError(w, err)
 			return
 		}
-		body := &Body{ReadCloser: r.Body, space: s, own: catalog.Own(to.Repository),
-			expected: max(r.ContentLength, 0), stream: to.Upload && r.ContentLength < 0}
+		body := &Body{ReadCloser: r.Body, space: s, own: catalog.Own(to.Repository), expected: max(r.ContentLength, 0)}
 		defer body.finish()
-		failed := new(atomic.Pointer[error])
-		r = r.WithContext(context.WithValue(r.Context(), noSpaceKey{}, failed))
+		full := new(atomic.Bool)
+		r = r.WithContext(context.WithValue(r.Context(), noSpaceKey{}, full))
 		r.Body = body
-		next.ServeHTTP(&noSpaceResponse{ResponseWriter: w, failed: failed}, r)
+		next.ServeHTTP(&noSpaceResponse{ResponseWriter: w, full: full}, r)
 	})
 }
 
@@ -74,27 +64,15 @@ func cancelUpload(next http.Handler, r *http.Request) {
 	next.ServeHTTP(request.Detach(), r)
 }
 
-// exceeded returns whether more than the quota is used.
-func (s *Space) exceeded() bool {
-	quota := s.Report().Quota
-	return quota != nil && quota.Used > quota.Limit
-}
-
 // Body counts the body of a push. net/http does not read it concurrently.
 type Body struct {
 	io.ReadCloser
 	space    *Space
-	own      bool // the repository is the project's
-	expected int64
-	// stream means an upload whose client does not say how large it is, as docker and skopeo. It may use the quota up,
-	// but not exceed it, and then fails as on a full file system.
-	stream bool
+	own      bool  // the repository is the project's
+	expected int64 // 0 if the client does not say how large it is, as docker and skopeo
 }
 
 func (b *Body) Read(p []byte) (int, error) {
-	if b.stream && b.space.exceeded() {
-		return 0, errQuotaExceeded
-	}
 	n, err := b.ReadCloser.Read(p)
 	if n > 0 {
 		expected := min(int64(n), b.expected)
@@ -122,9 +100,6 @@ func (b *Body) finish() {
 	b.expected = 0
 }
 
-// errQuotaExceeded is the error of the body of an upload that exceeds the quota.
-var errQuotaExceeded = fmt.Errorf("the quota is exceeded: %w", syscall.EDQUOT)
-
 type noSpaceKey struct{}
 
 // RecordNoSpace makes the response to a push 507, if err says that the file system is full. It reports whether it does.
@@ -132,33 +107,28 @@ func RecordNoSpace(ctx context.Context, err error) bool {
 	if err == nil || !storage.NoSpace(err) {
 		return false
 	}
-	if failed, ok := ctx.Value(noSpaceKey{}).(*atomic.Pointer[error]); ok {
-		response := error(errNoSpace)
-		if errors.Is(err, errQuotaExceeded) {
-			response = errNoQuota
-		}
-		failed.Store(&response)
+	if full, ok := ctx.Value(noSpaceKey{}).(*atomic.Bool); ok {
+		full.Store(true)
 	}
 	return true
 }
 
-// noSpaceResponse replaces an error response if the file system, or the quota, is full.
+// noSpaceResponse replaces an error response if the file system is full.
 type noSpaceResponse struct {
 	http.ResponseWriter
-	failed   *atomic.Pointer[error] // what to respond with, or nil
+	full     *atomic.Bool
 	replaced bool
 }
 
 func (r *noSpaceResponse) WriteHeader(status int) {
-	failed := r.failed.Load()
-	if status < http.StatusInternalServerError || failed == nil {
+	if status < http.StatusInternalServerError || !r.full.Load() {
 		r.ResponseWriter.WriteHeader(status)
 		return
 	}
 	if !r.replaced {
 		r.replaced = true
 		request.ClearHeader(r.Header())
-		request.WriteError(r.ResponseWriter, *failed)
+		request.WriteError(r.ResponseWriter, errNoSpace)
 	}
 }
 
