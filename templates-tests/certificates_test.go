@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -173,35 +172,6 @@ func TestExistingPushCredentialIsPassedToTheJobs(t *testing.T) {
 	}
 	if secret := decided(rendering{}.render(t)).Push.Secret; secret != "" {
 		t.Errorf("the Jobs are told %q", secret)
-	}
-}
-
-func TestNamedPushCredentialsArePassedToTheJobs(t *testing.T) {
-	t.Parallel()
-	values := []string{"registryProxy=true", "auth.push=[{name: ci, repositories: [team-a, shared/base]}, {name: team, " +
-		"existingSecret: mine}]"}
-	out := rendering{values: with(t, nil, values...)}.render(t)
-	want := []state.PushCredential{{Name: "ci", Repositories: []string{"team-a", "shared/base"}}, {Name: "team",
-		Secret: "mine"}}
-	if diff := cmp.Diff(want, decided(out).Push.Credentials, cmpopts.EquateEmpty()); diff != "" {
-		t.Errorf("the Jobs are told (-want +got):\n%s", diff)
-	}
-	if got := decided(rendering{}.render(t)).Push.Credentials; got != nil {
-		t.Errorf("the Jobs are told %v", got)
-	}
-
-	// Finish deletes the Secret of a credential that is no longer there.
-	saved := remembers(ready(settings(state.ModeProxy, state.IPv4), certificatesFrom(state.PKIInternal),
-		func(s *state.State) {
-			s.PushCredentials = state.PushCredentials{
-				Named: []state.PushCredential{{Name: "gone"}, {Name: "theirs", Secret: "mine"}}, Removed: []string{"older"}}
-		}))
-	out = rendering{cluster: newCluster(kubernetes(corev1.IPv4Protocol), saved)}.render(t)
-	granted := rights(find[*rbacv1.Role](t, out, "zarf-registry-hook").Rules...)
-	const key = "secrets zarf-registry-credentials-"
-	if granted[key+"gone"] != "get update delete" || granted[key+"older"] != "get update delete" ||
-		granted[key+"theirs"] != "" {
-		t.Errorf("the Jobs may %v", granted)
 	}
 }
 

@@ -76,29 +76,10 @@ func (p permissions) renews() string {
 		names = append(names, "zarf-registry-client-tls")
 	}
 	if p.text("auth.existingSecret") != "" {
-		names = append(names, "-credentials")
-	}
-	if p.text("auth.existingSecret") != "" || p.copiesNamed() {
-		names = append(names, "-auth")
+		names = append(names, "-credentials", "-auth")
 	}
 	slices.Sort(names)
 	return "get,update secrets " + strings.Join(names, ",")
-}
-
-// copiedNamed returns the user's Secrets of named push credentials, empty for generated ones.
-func (p permissions) copiedNamed() (sources []string) {
-	list, _ := p.value("auth.push").([]any)
-	for _, c := range list {
-		source, _ := c.(map[string]any)["existingSecret"].(string)
-		sources = append(sources, source)
-	}
-	return sources
-}
-
-func (p permissions) generatesNamed() bool { return slices.Contains(p.copiedNamed(), "") }
-
-func (p permissions) copiesNamed() bool {
-	return slices.ContainsFunc(p.copiedNamed(), func(source string) bool { return source != "" })
 }
 
 func (p permissions) healerWithTaint() bool    { return p.healer() && p.hasTaint() }
@@ -129,7 +110,6 @@ var expectedPermissions = []permission{
 		"init-hook Role",
 		"delete,get,update secrets -auth,-ca,-cache-tls,-credentials,-node-tls,-pull,-push-tls,-server-tls,-state", nil,
 	},
-	{"init-hook Role", "delete,get,update secrets -credentials-admin", permissions.generatesNamed},
 	{"init-hook Role", "get,update secrets zarf-registry-client-tls", permissions.zarf},
 	{"init-hook Role", "get secrets -zarf-users", permissions.zarf},
 	{"init-hook Role", "delete,get secrets -ca-issued,-cache-issued,-node-issued,-push-issued,-server-issued", nil},
@@ -213,7 +193,7 @@ func (p permissions) userPermissions() map[string][]string {
 			"update certificates/status.cert-manager.io "+list)
 	}
 	if p.internal() {
-		sources := append(p.copiedNamed(), text("auth.existingSecret"))
+		sources := []string{text("auth.existingSecret")}
 		if p.pki == "existingSecret" {
 			for _, of := range []string{"server", "node", "push", "cache", "ca"} {
 				sources = append(sources, text("pki.existingSecret."+of))

@@ -240,14 +240,6 @@ var refusals = []struct {
 		"rewrite.enabled=true", "rewrite.missing=keep", "registryProxy=null", "registryURL=registry.example.com",
 	}},
 	{"rewrite.missing", []string{"rewrite.enabled=true", "rewrite.missing=deny", "healer.enabled=false"}},
-	{"auth.push", []string{"auth.push=[{name: a}, {name: a}]"}},
-	{"auth.push", []string{"auth.push=[{name: pull}]"}},
-	{"auth.push", []string{
-		"auth.push=[{name: ci, repositories: [team-a, base/go]}]", "nodeConfig.mirrors=[docker.io]",
-	}},
-	{"existingSecret of b in auth.push", []string{
-		"auth.push=[{name: a}, {name: b, existingSecret: zarf-registry-credentials-a}]",
-	}},
 	{"pki.existingSecret.server", []string{
 		"pki.mode=existingSecret", "pki.existingSecret={server: zarf-registry-server-tls, node: m}",
 	}},
@@ -255,7 +247,6 @@ var refusals = []struct {
 	{"zarf.compatible", append(zarf, "namespaceOverride=images")},
 	{"zarf.compatible", append(zarf, "fullnameOverride=images")},
 	{"zarf.compatible", append(zarf, "pki.mode=certManager")},
-	{"auth.push", append(zarf, "auth.push=[{name: ci}, {name: zarf}]")},
 	{"secrets.htpasswd", append(zarf, "secrets.htpasswd=''")},
 	{"secrets.htpasswd", append(zarf, "secrets.htpasswd='zarf-push:secret'")},
 	{"pki.lifetime.certificate", []string{"pki.lifetime.certificate=5m59s"}},

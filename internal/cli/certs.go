@@ -1,21 +1,15 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io"
-	"log/slog"
-	"slices"
-	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/hook"
 	"github.com/zarf-dev/zarf-registry/internal/hook/certs"
 	"github.com/zarf-dev/zarf-registry/internal/pki"
@@ -125,126 +119,33 @@ fail in the same way.`,
 }
 
 func (f *hookFlags) credentialsRotate() *cobra.Command {
-	var output string
 	cmd := &cobra.Command{
-		Use:   "rotate [NAME]",
-		Short: "Replace the push password, or that of another credential",
+		Use:   "rotate [push|pull]",
+		Short: "Replace the password for pushing, or that for pulling",
 		Long: `rotate generates a new password and returns when the registry accepts it and rejects the
 previous one. It restarts nothing. zarf-registry images push uses the new password automatically.
 
-NAME is one that credentials list shows, or pull, the password for pulls through a node port:
-update copies of its Secret in other namespaces afterwards. Without NAME, it is push.
+With pull, it replaces the password for pulls through a node port: update copies of its Secret in
+other namespaces afterwards.
 
-It does not replace a credential from the user's Secret (auth.existingSecret, or existingSecret
-in auth.push); certs renew copies that one.
+It does not replace a push credential from the user's Secret (auth.existingSecret); certs renew
+copies that one.
 
 Exit codes: 0 on success, 1 on failure, 3 if a retry would fail in the same way.`,
 		Example: `  zarf-registry credentials rotate
-  zarf-registry credentials rotate ci
   zarf-registry credentials rotate pull`,
-		Args:              cobra.MaximumNArgs(1),
-		ValidArgsFunction: f.completeCredentials,
+		Args:      cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs),
+		ValidArgs: []cobra.Completion{string(certs.PushCredential), string(certs.PullCredential)},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			credential := certs.PushCredential
 			if len(args) > 0 {
 				credential = certs.Credential(args[0])
 			}
-			if err := validOutput(output); err != nil {
-				return &exitcode.Refusal{Err: err}
-			}
 			return f.run(cmd, func(h *hook.Hook, ctx context.Context) error {
-				if err := h.Certs().RotateCredential(ctx, credential); err != nil || !isData(output) {
-					return err
-				}
-				list, err := h.Certs().ListCredentials(ctx)
-				if err != nil {
-					return err
-				}
-				list = slices.DeleteFunc(list, func(c certs.CredentialInfo) bool { return c.Name != string(credential) })
-				return printData(cmd.OutOrStdout(), output, list)
+				return h.Certs().RotateCredential(ctx, credential)
 			})
 		},
 	}
 	f.target(cmd.Flags())
-	outputFlag(cmd, &output)
 	return cmd
-}
-
-// completeCredentials completes the names of credentials that rotate accepts.
-func (f *hookFlags) completeCredentials(
-	cmd *cobra.Command, args []string, _ string,
-) ([]cobra.Completion, cobra.ShellCompDirective) {
-	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	f.timeout = completionTimeout
-	list, err := f.listCredentials(cmd)
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	var found []cobra.Completion
-	for _, c := range list {
-		if !c.Copied {
-			found = append(found, c.Name)
-		}
-	}
-	return found, cobra.ShellCompDirectiveNoFileComp
-}
-
-func (f *hookFlags) credentialsList() *cobra.Command {
-	var output string
-	cmd := &cobra.Command{
-		Use:   "list",
-		Short: "List the credentials: users, Secrets and repositories, without passwords",
-		Long: `list shows the credentials of the registry: push, those of auth.push, and pull, which only
-nodeport mode uses. Each password is in the key password of its Secret. It changes nothing.
-
-Exit codes: 0 on success, 1 on failure, 3 if a retry would fail in the same way.`,
-		Example: `  zarf-registry credentials list
-  zarf-registry credentials list --output json | jq -r '.[] | select(.copied | not) | .name'`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := validOutput(output); err != nil {
-				return &exitcode.Refusal{Err: err}
-			}
-			list, err := f.listCredentials(cmd)
-			if err != nil {
-				return err
-			}
-			return render(cmd.OutOrStdout(), output, list, printCredentials, nil)
-		},
-	}
-	f.target(cmd.Flags())
-	outputFlag(cmd, &output)
-	return cmd
-}
-
-func (f *hookFlags) listCredentials(cmd *cobra.Command) ([]certs.CredentialInfo, error) {
-	ctx, c, stop, err := f.connect(cmd)
-	if err != nil {
-		return nil, err
-	}
-	defer stop()
-	h, err := newHook(ctx, f.settings, c, slog.New(slog.DiscardHandler))
-	if err != nil {
-		return nil, err
-	}
-	return h.Certs().ListCredentials(ctx)
-}
-
-// printCredentials writes the credentials as a table.
-func printCredentials(w io.Writer, list []certs.CredentialInfo) error {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprint(table, "NAME\tUSER\tSECRET\tROTATED BY\tWRITES TO\n")
-	for _, c := range list {
-		by, to := "zarf-registry", "nothing"
-		if c.Copied {
-			by = "you"
-		}
-		if c.Writes {
-			to = cmp.Or(strings.Join(c.Repositories, ", "), "everything")
-		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", c.Name, c.User, c.Secret, by, to)
-	}
-	return table.Flush()
 }

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -105,11 +104,6 @@ func TestCommandsAboutCertificatesAskTheHook(t *testing.T) {
 		"credentials without a state":     {[]string{"credentials", "rotate"}, nil, 3, "Secret zarf/zarf-registry-state"},
 		"credentials that are the user's": {[]string{"credentials", "rotate"}, existing, 3, "my-password"},
 		"credentials that are not there":  {[]string{"credentials", "rotate", "pull"}, existing, 3, "zarf-registry-pull"},
-		"a credential that is unknown": {[]string{"credentials", "rotate", "nobody"}, func(*state.State) {}, 3,
-			`unknown credential "nobody": see zarf-registry credentials list`},
-		"a credential that is unknown, as JSON": {[]string{"credentials", "rotate", "nobody", "--output=json"},
-			func(*state.State) {}, 3, `unknown credential "nobody"`},
-		"the list without a state": {[]string{"credentials", "list"}, nil, 3, "Secret zarf/zarf-registry-state"},
 		"the CronJob's own command line": {[]string{"certs", "renew", "--namespace=zarf", "--release=zarf-registry",
 			"--name=zarf-registry", "--timeout=10m", "--log-format=json"}, external, 0, `"msg":"phase done"`},
 		"a release in another namespace": {[]string{"certs", "renew", "--namespace=other"}, external, 3,
@@ -158,48 +152,5 @@ func TestCertificatesOfAnExternalRegistryAreNone(t *testing.T) {
 	if code, out, errOut := runAt(t, server.kubeconfig, "certs", "ca"); code != 1 || out != "" ||
 		!strings.Contains(errOut, "external registry, which needs no certificates") {
 		t.Errorf("certs ca: exit code %d, output %q, error:\n%s", code, out, errOut)
-	}
-}
-
-func TestCredentialsAreListedAndCompleted(t *testing.T) {
-	secrets := saved(t, func(s *state.State) {
-		s.PushSecret = "my-password"
-		s.PushCredentials = state.PushCredentials{Named: []state.PushCredential{
-			{Name: "ci", Repositories: []string{"team-a", "shared/base"}}, {Name: "team", Secret: "team"}},
-			Removed: []string{"old"}}
-	})
-	for name, user := range map[string]string{"my-password": "robot", "zarf-registry-credentials-ci": "ci",
-		"zarf-registry-credentials": "robot", "team": "team-user"} {
-		secrets[name] = map[string][]byte{"username": []byte(user), "password": []byte("correct horse")}
-	}
-	server := newAPIServer(t, secrets)
-	list := func(args ...string) string {
-		code, out, errOut := runAt(t, server.kubeconfig, args...)
-		if code != 0 {
-			t.Errorf("%v: exit code %d, error:\n%s", args, code, errOut)
-		}
-		if strings.Contains(out, "correct horse") || strings.Contains(out, "Y29ycmVjdCBob3JzZQ") {
-			t.Errorf("%v prints a password:\n%s", args, out)
-		}
-		return out
-	}
-	want := `NAME  USER       SECRET                        ROTATED BY     WRITES TO
-push  robot      my-password                   you            everything
-ci    ci         zarf-registry-credentials-ci  zarf-registry  team-a, shared/base
-team  team-user  team                          you            everything
-`
-	same(t, "the list", list("credentials", "list"), want)
-	var got []map[string]any
-	if err := json.Unmarshal([]byte(list("credentials", "list", "--output", "json")), &got); err != nil {
-		t.Fatal(err)
-	}
-	ci := map[string]any{"name": "ci", "user": "ci", "secret": "zarf-registry-credentials-ci", "copied": false, "writes": true,
-		"repositories": []any{"team-a", "shared/base"}}
-	if len(got) != 3 || !reflect.DeepEqual(got[1], ci) || got[2]["copied"] != true {
-		t.Errorf("as JSON: %v", got)
-	}
-	_, completed, _ := runAt(t, server.kubeconfig, "__complete", "credentials", "rotate", "")
-	if !strings.HasPrefix(completed, "ci\n:") {
-		t.Errorf("rotate completes to %q", completed)
 	}
 }

@@ -183,7 +183,7 @@ func newCerts(global *globalFlags) *cobra.Command {
 
 func newCredentials(global *globalFlags) *cobra.Command {
 	return group("credentials", "List and rotate the passwords for pushing and pulling",
-		newHookFlags(global).credentialsList(), newHookFlags(global).credentialsRotate())
+		newHookFlags(global).credentialsRotate())
 }
 
 func newOptions() *cobra.Command {

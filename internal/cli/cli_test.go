@@ -98,7 +98,7 @@ func TestEveryCommandHelpsWithAnExample(t *testing.T) {
 		{"support-bundle"}, {"prepare"}, {"finish"}, {"cleanup"},
 		{"images", "pull"}, {"images", "push"}, {"images", "copy"}, {"images", "list"},
 		{"images", "store", "info"}, {"images", "store", "verify"}, {"images", "store", "prune"}, {"certs", "show"}, {"certs", "ca"}, {"certs", "renew"},
-		{"certs", "rotate"}, {"credentials", "list"}, {"credentials", "rotate"}} {
+		{"certs", "rotate"}, {"credentials", "rotate"}} {
 		code, out, _ := run(t, append(command, "--help")...)
 		if code != 0 || !strings.Contains(out, "Examples:\n  zarf-registry "+strings.Join(command, " ")) {
 			t.Errorf("%v: exit code %d, help:\n%s", command, code, out)
@@ -147,11 +147,12 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 			"invalid --since 10ms"},
 		"support-bundle: two results on stdout": {[]string{"support-bundle", "--out", "-", "--output", "json"}, 3,
 			"both write to stdout"},
-		"certs: unknown command":    {[]string{"certs", "renw"}, 3, `unknown command "renw" for "zarf-registry certs"`},
-		"certs ca: no JSON":         {[]string{"certs", "ca", "--output", "json"}, 3, "unknown flag: --output"},
-		"certs ca: impossible name": {[]string{"certs", "ca", "--name", "a.b"}, 3, `invalid name "a.b"`},
-		"certs rotate: an argument": {[]string{"certs", "rotate", "ca"}, 3, `unknown command "ca"`},
-		"credentials: unknown flag": {[]string{"credentials", "rotate", "--push"}, 3, "unknown flag: --push"},
+		"certs: unknown command":      {[]string{"certs", "renw"}, 3, `unknown command "renw" for "zarf-registry certs"`},
+		"certs ca: no JSON":           {[]string{"certs", "ca", "--output", "json"}, 3, "unknown flag: --output"},
+		"certs ca: impossible name":   {[]string{"certs", "ca", "--name", "a.b"}, 3, `invalid name "a.b"`},
+		"certs rotate: an argument":   {[]string{"certs", "rotate", "ca"}, 3, `unknown command "ca"`},
+		"credentials: unknown flag":   {[]string{"credentials", "rotate", "--push"}, 3, "unknown flag: --push"},
+		"credentials: an unknown one": {[]string{"credentials", "rotate", "nobody"}, 3, `invalid argument "nobody"`},
 		"credentials: two names": {[]string{"credentials", "rotate", "ci", "pull"}, 3,
 			"accepts at most 1 arg"},
 		"garbage-collect: no grace":    {[]string{"garbage-collect", "--grace-period=-1h"}, 3, "grace period"},
@@ -164,7 +165,7 @@ func TestBadInputIsRefusedWithOneClearLine(t *testing.T) {
 		{"", "--kubeconfig or KUBECONFIG", "cleanup, install, install --dry-run, uninstall, status, heal, " +
 			"support-bundle, certs show, certs ca, certs renew, certs rotate --ca, credentials rotate pull"},
 		{"--output=wide", `invalid --output "wide"`, "install, status, heal, support-bundle, certs show, " +
-			"credentials rotate, credentials list, garbage-collect, images verify"},
+			"garbage-collect, images verify"},
 		{"--namespace=Not_One", `invalid namespace "Not_One"`, "cleanup, install, status, heal, certs renew, " +
 			"garbage-collect, images browse, images verify"},
 		{"--timeout=0s", "invalid --timeout 0s: want a positive duration", "cleanup, install, uninstall, support-bundle, " +
@@ -261,8 +262,7 @@ func TestAGroupOfCommandsSaysWhatIsInIt(t *testing.T) {
 func TestShellsCanComplete(t *testing.T) {
 	for _, command := range [][]string{{"install"}, {"status"}, {"images", "pull"}, {"images", "push"},
 		{"images", "copy"}, {"images", "list"}, {"images", "store", "info"}, {"certs", "show"},
-		{"credentials", "list"},
-		{"credentials", "rotate"}, {"support-bundle"}} {
+		{"support-bundle"}} {
 		_, out, _ := run(t, append(append([]string{"__complete"}, command...), "--output", "")...)
 		if !strings.HasPrefix(out, "table\njson\nyaml\n") {
 			t.Errorf("%v --output completes to %q", command, out)

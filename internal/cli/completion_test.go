@@ -55,7 +55,7 @@ func TestShellsCompleteTheCluster(t *testing.T) {
 		// The registry does not answer.
 		{"images delete ", ":4\n"},
 		{"images prune --match ", ":4\n"},
-		{"credentials rotate ", ":4\n"},
+		{"credentials rotate ", "push\npull\n:4\n"},
 		{"status --namespace ", "\n:4\n"},
 	} {
 		kubeconfig := newKubeconfig(t, api.URL)

@@ -149,13 +149,6 @@ func (r *run) deleteTestPods(ctx context.Context) (string, error) {
 
 func (r *run) deleteSecrets(ctx context.Context) (string, error) {
 	deleted := 0
-	named, err := r.certs.NamedSecrets(ctx)
-	switch {
-	case err != nil && !exitcode.IsRefusal(err) && !release.MissingPermission(err):
-		return "", err // the next attempt may know; after the state is deleted, none can
-	case err != nil:
-		r.Log.Warn("cannot tell which push credentials have Secrets; they stay", "error", err.Error())
-	}
 	var all []string
 	for _, suffix := range []string{names.SuffixState, names.SuffixRegistryAuth, names.SuffixPull, names.SuffixCredentials,
 		names.SuffixCacheTLS, names.SuffixPushTLS, names.SuffixNodeTLS, names.SuffixServerTLS, names.SuffixCA} {
@@ -166,13 +159,10 @@ func (r *run) deleteSecrets(ctx context.Context) (string, error) {
 	if r.Settings.ConfiguresNodes() {
 		all = append(all, proposal)
 	}
-	for _, name := range append(named, all...) {
+	for _, name := range all {
 		secret, err := r.Secrets.Get(ctx, name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
-			continue
-		case release.MissingPermission(err) && slices.Contains(named, name):
-			r.Log.Warn("this identity may not delete the Secret of a removed push credential: delete it", "secret", name)
 			continue
 		case release.MissingPermission(err) && name == proposal: // the Role is of a revision without it
 			continue

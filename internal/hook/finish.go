@@ -74,8 +74,8 @@ func (f *finishing) steps() []steps.Step {
 			Why: "without them, proxies pull from the registry"}
 		rotate = steps.Step{Name: "finish the CA rotation", Run: f.rotate,
 			Why: "the previous CA stays trusted until all pods show certificates of the new one"}
-		credentials = steps.Step{Name: "load the named push credentials", Run: f.certs.FinishNamed,
-			Why: "the registry accepts new ones and refuses removed ones, whose Secrets are deleted"}
+		credentials = steps.Step{Name: "accept Zarf's credential", Run: steps.OnlyIf(s.PKI.Zarf, f.certs.AcceptZarf),
+			Why: "Helm writes its Secret after prepare has run"}
 		unneeded = steps.Step{Name: "delete what other PKI modes left", Run: f.unneeded,
 			Why: "nothing trusts it any more"}
 	)
@@ -89,7 +89,7 @@ func (f *finishing) steps() []steps.Step {
 			{Name: "serve the node port", Run: f.servePort,
 				Why: "kube-proxy answers in the proxies' place; they stay until pulls are verified"},
 			verifyNodes,
-		}), verifyMirrors, record, deleteProxies, collect, advertise, credentials, rotate, unneeded)
+		}), verifyMirrors, record, deleteProxies, collect, advertise, rotate, unneeded)
 	case state.ModeExternal:
 		deletePayload := steps.Step{Name: "delete the payload", Run: f.payload.Delete, Why: "nothing starts from it any more"}
 		if s.ConfiguresNodes() {

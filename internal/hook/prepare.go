@@ -74,14 +74,7 @@ func (p *preparation) credentials(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	named := p.run.Settings.Push.Credentials
-	if p.Saved != nil {
-		// First, so that the Secrets of removed credentials are known if this run is killed.
-		if err := p.certs.RecordNamed(ctx, named); err != nil {
-			return "", err
-		}
-	}
-	return did, p.certs.WriteNamed(ctx, named)
+	return did, p.certs.WriteRegistryAuth(ctx)
 }
 
 // seed writes the payload for every architecture of the nodes.
@@ -116,7 +109,6 @@ func (p *preparation) next(saved *state.State) state.State {
 	if saved != nil {
 		s.Current, s.VerifiedNodes, s.NodeConfig = saved.Current, saved.VerifiedNodes, saved.NodeConfig
 		s.ExcusedNodes = saved.ExcusedNodes
-		s.PushCredentials = saved.PushCredentials
 	}
 	s.PauseImages = p.pauseImages(saved)
 	// Pods may write to these directories from now on. Finish removes them from the list.
@@ -126,7 +118,6 @@ func (p *preparation) next(saved *state.State) state.State {
 	}
 	certificates := decided.Certificates()
 	s.PKI, s.PushSecret = &certificates, decided.Push.Secret
-	s.PushCredentials = s.PushCredentials.Replace(decided.Push.Credentials)
 	if saved != nil {
 		s.HookImage, s.Rotation = saved.HookImage, saved.Rotation
 	}

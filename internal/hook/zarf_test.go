@@ -1,6 +1,7 @@
 package hook_test
 
 import (
+	"bytes"
 	"crypto/x509"
 	"slices"
 	"strings"
@@ -110,13 +111,31 @@ func TestZarfsClientsGetACertificate(t *testing.T) {
 	})
 }
 
+// accepts returns what the registry's file says, with the passwords that match: USER/PASSWORD.
+func (b *bench) accepts(passwords ...[]byte) (lines []string) {
+	b.Helper()
+	for line := range bytes.Lines(b.secret("zarf-registry-auth").Data["htpasswd"]) {
+		user, hash, _ := bytes.Cut(bytes.TrimSpace(line), []byte(":"))
+		found := "?"
+		for _, password := range passwords {
+			if bcrypt.CompareHashAndPassword(hash, password) == nil {
+				found = string(password)
+			}
+		}
+		lines = append(lines, string(user)+"/"+found)
+	}
+	return lines
+}
+
+func (b *bench) password(secret string) []byte { return b.secret(secret).Data["password"] }
+
 func TestZarfsPushUserWrites(t *testing.T) {
 	simulate(t, func(t *testing.T) {
 		b := installed(t, asZarf)
 		check := func(password string) {
 			t.Helper()
 			push := b.password("zarf-registry-credentials")
-			want := []string{"zarf-registry-push/" + string(push), "zarf-push/" + password + ":zarf"}
+			want := []string{"zarf-registry-push/" + string(push), "zarf-push/" + password}
 			if diff := cmp.Diff(want, b.accepts(push, []byte(password))); diff != "" {
 				t.Errorf("the registry accepts (-want +got):\n%s", diff)
 			}
@@ -135,6 +154,12 @@ func TestZarfsPushUserWrites(t *testing.T) {
 		b.changeSecret(zarfUsers, func(s *corev1.Secret) { s.Data["htpasswd"] = []byte("zarf-push") })
 		b.mustFail(b.prepareAndFinish(), true, "Secret zarf/"+zarfUsers+
 			", key htpasswd: the first line is not USER:HASH: correct the value secrets.htpasswd")
+
+		b.zarfSets("third")
+		b.give("zarf-push", "correct horse")
+		b.mustFail(b.hook.Prepare(t.Context()), true,
+			`the push credential and Zarf's have the same user name "zarf-push": change that in auth.existingSecret`)
+		b.hook.Settings.Push.Secret = ""
 
 		// The release no longer replaces Zarf's registry.
 		b.hook.Settings.PKI.Zarf = false

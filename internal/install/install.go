@@ -357,9 +357,6 @@ func (r *run) missing() []preflight.Finding {
 	if s3 := o.Storage.S3; s3 != nil {
 		secrets = append(secrets, s3.Secret, s3.CASecret)
 	}
-	for _, credential := range o.Push.Credentials {
-		secrets = append(secrets, credential.Secret)
-	}
 	for _, name := range secrets {
 		if name != "" {
 			objects = append(objects, "Secret "+name)

@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"bytes"
 	"crypto/x509"
 	"encoding/json"
 	"log/slog"
@@ -58,18 +57,15 @@ func (i *instance) audited(t *testing.T) (lines []auditLine) {
 // digest and origin.
 func TestAuditTrail(t *testing.T) {
 	t.Parallel()
-	i := open(t, newTestCA(t), t.TempDir(), func(o *Options) {
-		line := append(bytes.TrimSpace(htpasswd(t, pushUser, pushPassword)), []byte(":ci\n")...)
-		writeFile(t, o.Htpasswd, line)
-	})
+	i := open(t, newTestCA(t), t.TempDir())
 	// The trail does not depend on the level.
 	i.server.log = slog.New(slog.NewJSONHandler(i.logs, &slog.HandlerOptions{Level: slog.LevelError}))
 	i.server.collector.Times = quick
 	i.run()
 	c := i.pusher()
-	tls := auditLine{"level": "INFO", "msg": "audit", "credential": "ci", "user": pushUser, "listener": "tls",
+	tls := auditLine{"level": "INFO", "msg": "audit", "user": pushUser, "listener": "tls",
 		"remote": "127.0.0.1", "certificate": "CN=client,O=" + pki.OrganizationPush}
-	plain := auditLine{"level": "INFO", "msg": "audit", "credential": "ci", "user": pushUser, "listener": "plain",
+	plain := auditLine{"level": "INFO", "msg": "audit", "user": pushUser, "listener": "plain",
 		"remote": "127.0.0.1"}
 	with := func(line auditLine, action, reference string, d digest.Digest) auditLine {
 		out := auditLine{"action": action, "digest": d.String()}
@@ -151,97 +147,9 @@ func TestAuditTrailCannotBeForged(t *testing.T) {
 		t.Fatalf("%v", got)
 	}
 	for _, line := range got {
-		if line["remote"] != "127.0.0.1" || line["credential"] != pushUser || line["reference"] != "a:v1" ||
+		if line["remote"] != "127.0.0.1" || line["user"] != pushUser || line["reference"] != "a:v1" ||
 			!strings.Contains(line["certificate"], "CN=x") {
 			t.Errorf("%v", line)
 		}
-	}
-}
-
-// Claim: A push credential with repositories writes and deletes only there.
-func TestScopedCredentials(t *testing.T) {
-	t.Parallel()
-	e := startExposed(t, func(o *Options) {
-		users := append(htpasswd(t, pushUser, pushPassword), bytes.TrimSpace(htpasswd(t, "robot", "secret"))...)
-		writeFile(t, o.Htpasswd, append(users, []byte(":ci:team-a,shared/base\n")...))
-	})
-	push := e.ca.client(t, pki.OrganizationPush)
-	foreign := e.pusher().pushBlob("other", "foreign")
-	theirs, manifest := e.pusher().pushImage("other", "v1", "layer")
-	for listener, c := range map[string]client{"tls": e.client(push), "plain": e.plain(), "exposed": e.outsider()} {
-		c.t = t
-		admin, robot := c.as(pushUser, pushPassword), c.as("robot", "secret")
-		begun := admin.begin("other")
-		mine, _ := robot.pushImage("team-a/app", listener, "mine at "+listener)
-		robot.pushImage("team-a", "v1", "mine at "+listener)
-		robot.pushImage("shared/base", "v1", "mine at "+listener)
-		for _, allowed := range []struct {
-			status       int
-			method, path string
-		}{
-			{http.StatusOK, "GET", "/v2/"},
-			{http.StatusOK, "GET", "/v2/_catalog"},
-			{http.StatusOK, "GET", "/v2/other/tags/list"},
-			{http.StatusOK, "GET", "/v2/other/manifests/v1"},
-			{http.StatusOK, "GET", "/v2/other/blobs/" + foreign.String()},
-			{http.StatusCreated, "POST", "/v2/team-a/x/blobs/uploads/?from=other&mount=" + foreign.String()},
-			{http.StatusCreated, "POST", "/v2/team-a/y/blobs/uploads/?mount=" + foreign.String()},
-			{http.StatusAccepted, "DELETE", "/v2/team-a/app/manifests/" + listener},
-			{http.StatusAccepted, "DELETE", "/v2/team-a/app/manifests/" + mine.String()},
-		} {
-			robot.must(allowed.status, allowed.method, allowed.path, nil, "Accept", ociManifest)
-		}
-		own := digest.FromString("mine at " + listener).String()
-		for _, refused := range []struct{ method, path, body, where string }{
-			{"POST", "/v2/other/blobs/uploads/", "", "other"},
-			{"POST", "/v2/other/blobs/uploads/?from=team-a&mount=" + own, "", "other"},
-			{"POST", "/v2/team-ab/blobs/uploads/", "", "team-ab"},
-			{"POST", "/v2/x/team-a/blobs/uploads/", "", "x/team-a"},
-			{"POST", "/v2/shared/blobs/uploads/", "", "shared"},
-			{"PUT", "/v2/other/manifests/v1", manifest, "other"},
-			{"PUT", "/v2/other/manifests/" + theirs.String(), manifest, "other"},
-			{"PUT", "/v2/team-a/../other/manifests/v1", manifest, "no repository"},
-			{"PUT", "/v2//other/manifests/v1", manifest, "no repository"},
-			{"PATCH", begun, "x", "other"},
-			{"GET", begun, "", "other"},
-			{"DELETE", "/v2/other/manifests/v1", "", "other"},
-			{"DELETE", "/v2/other/blobs/" + foreign.String(), "", "other"},
-			{"DELETE", "/v2/_catalog", "", "no repository"},
-			{"POST", gc.Path + "?dry-run=true", "", "no repository"},
-		} {
-			a := robot.must(http.StatusForbidden, refused.method, refused.path, strings.NewReader(refused.body))
-			want := "credential ci may write to team-a, shared/base only: " + refused.method
-			if a.code() != "DENIED" || !strings.Contains(a.body, want) || !strings.Contains(a.body, " in "+refused.where+" ") {
-				t.Errorf("%s: %s %s: %s", listener, refused.method, refused.path, a.body)
-			}
-		}
-	}
-	e.node().as("robot", "secret").must(http.StatusForbidden, "POST", "/v2/team-a/blobs/uploads/", nil)
-}
-
-// A change of the file applies to the next request, also with a cached password.
-func TestScopesAreReloaded(t *testing.T) {
-	t.Parallel()
-	i := start(t, newTestCA(t), t.TempDir())
-	hash := bytes.TrimSpace(htpasswd(t, pushUser, pushPassword))
-	write := func(scope string) { writeFile(t, i.htpasswd, append(bytes.Clone(hash), []byte(scope+"\n")...)) }
-	status := func(repository string) int {
-		a, err := i.pusher().send("POST", "/v2/"+repository+"/blobs/uploads/", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return a.StatusCode
-	}
-	for _, step := range []struct {
-		scope string
-		a, b  int
-	}{
-		{"", http.StatusAccepted, http.StatusAccepted},
-		{":ci:a", http.StatusAccepted, http.StatusForbidden},
-		{":ci:b", http.StatusForbidden, http.StatusAccepted},
-		{":ci", http.StatusAccepted, http.StatusAccepted},
-	} {
-		write(step.scope)
-		eventually(t, "the scope "+step.scope, func() bool { return status("a") == step.a && status("b") == step.b })
 	}
 }

@@ -97,11 +97,8 @@ func TestCertificates(t *testing.T) {
 	must(t, "a strict client trusts the proxies only with our CA", func(t *testing.T) { testStrictClient(t, w) })
 }
 
-// TestCertificateSources does the same with the certificates' other sources, with certificates that expire, and with
-// credentials for some repositories.
-//
-// Claim (push credentials are limited to their repositories): A push credential with repositories writes and
-// deletes only there, on a cluster too.
+// TestCertificateSources does the same with the certificates' other sources, and with certificates that
+// expire.
 //
 // Claim (an invalid certificate is refused, and the loaded one stays): An invalid certificate in a Secret of
 // the user is refused, and the loaded one stays in use.
@@ -197,7 +194,6 @@ func TestCertificateSources(t *testing.T) {
 		w.comesFrom(t, state.PKIInternal)
 	})
 
-	must(t, "push credentials are limited to their repositories", func(t *testing.T) { testNamedCredentials(t, w) })
 }
 
 // installForRotation installs in proxy mode, and pushes what loops pull.
@@ -584,53 +580,6 @@ func (c pushClient) uploads(t *testing.T, credential *corev1.Secret, repository 
 	if response.StatusCode != want {
 		t.Errorf("an upload to %s with the credential of %s: status %d, want %d", repository, credential.Name,
 			response.StatusCode, want)
-	}
-}
-
-// testNamedCredentials adds push credentials, rotates one and removes them.
-func testNamedCredentials(t *testing.T, w *world) {
-	w.putSecret(t, "corp-push", map[string][]byte{"username": []byte("robot"), "password": []byte("correct horse")})
-	w.apply(t, "--set=auth.push[0].name=ci", "--set=auth.push[0].repositories={e2e}",
-		"--set=auth.push[1].name=corp", "--set=auth.push[1].existingSecret=corp-push")
-	pod := w.waitForRegistry(t, "")
-	client := w.pushClient(t, pod)
-	main, ci, corp := w.secret(t, "-credentials"), w.secret(t, "-credentials-ci"), w.get(t, "corp-push")
-	client.uploads(t, ci, "e2e/hello", http.StatusAccepted)
-	client.uploads(t, ci, "e2", http.StatusForbidden)
-	client.uploads(t, ci, "other", http.StatusForbidden)
-	client.uploads(t, corp, "other", http.StatusAccepted)
-	client.uploads(t, main, "other", http.StatusAccepted)
-
-	output(t, w.command(t, w.hook, "credentials", "rotate", "ci"))
-	client.uploads(t, ci, "e2e/hello", http.StatusUnauthorized)
-	client.uploads(t, w.secret(t, "-credentials-ci"), "e2e/hello", http.StatusAccepted)
-	client.uploads(t, w.secret(t, "-credentials-ci"), "other", http.StatusForbidden)
-	client.uploads(t, main, "other", http.StatusAccepted)
-	list := output(t, w.command(t, w.hook, "credentials", "list"))
-	for _, name := range []string{"push ", "ci ", "corp "} {
-		if !strings.Contains(list, "\n"+name) {
-			t.Errorf("the list lacks %s:\n%s", name, list)
-		}
-	}
-
-	w.pushHello(t)
-	log := output(t, w.command(t, w.kubectl, "-n", namespace, "logs", pod.Name))
-	if !strings.Contains(log, `"msg":"audit","action":"push","reference":"e2e/hello:1"`) ||
-		!strings.Contains(log, `"credential":"zarf-push"`) {
-		t.Error("the audit trail lacks a push")
-	}
-
-	w.apply(t, "--set=auth.push=null")
-	client = w.pushClient(t, w.waitForRegistry(t, ""))
-	client.uploads(t, ci, "e2e/hello", http.StatusUnauthorized)
-	client.uploads(t, corp, "other", http.StatusUnauthorized)
-	client.uploads(t, main, "other", http.StatusAccepted)
-	secrets := w.client.CoreV1().Secrets(namespace)
-	if _, err := secrets.Get(t.Context(), release+"-credentials-ci", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("the Secret of a removed credential: %v", err)
-	}
-	if err := secrets.Delete(t.Context(), "corp-push", metav1.DeleteOptions{}); err != nil {
-		t.Error(err)
 	}
 }
 

@@ -256,19 +256,12 @@ func (z *zarf) initialize(t *testing.T, initPackage string) {
 		z.credentials(t))...)
 }
 
-// podCredential is a push credential that may write to no repository but one of its own: Zarf reads with it, and
-// gives it to pods. It is valid in both modes.
-const podCredential = "zarf-pods"
-
-// withPodCredential creates it.
-const withPodCredential = "--set=auth.push[0].name=" + podCredential + ",auth.push[0].repositories={" + podCredential +
-	"}"
-
-// credentials returns the arguments of Zarf for the release's credentials.
+// credentials returns the arguments of Zarf for the release's push credential, which is valid in both modes. Zarf also
+// reads with it, and gives it to pods.
 func (z *zarf) credentials(t *testing.T) (args []string) {
 	t.Helper()
-	for use, suffix := range map[string]string{"push": "-credentials", "pull": "-credentials-" + podCredential} {
-		user, password := z.w.credential(t, suffix)
+	for _, use := range []string{"push", "pull"} {
+		user, password := z.w.credential(t, "-credentials")
 		args = append(args, "--registry-"+use+"-username", user, "--registry-"+use+"-password", password)
 	}
 	return args

@@ -58,8 +58,7 @@ func TestZarfMigration(t *testing.T) {
 	})
 	must(t, "the release is installed beside Zarf's registry, without proxies", func(t *testing.T) {
 		// Where a host port has precedence over a node port, proxies would answer before the registry has the images.
-		m.mustInstall(t, "--namespace", m.namespace, "--registry-proxy", besideZarf, "--set=proxy.nodeSelector.migrated=no",
-			withPodCredential)
+		m.mustInstall(t, "--namespace", m.namespace, "--registry-proxy", besideZarf, "--set=proxy.nodeSelector.migrated=no")
 		if proxies := m.pods(t, "proxy"); len(proxies) > 0 {
 			t.Errorf("there are %d proxies", len(proxies))
 		}
@@ -141,7 +140,7 @@ func TestZarfMigration(t *testing.T) {
 		m.registryIsGone(t)
 	})
 	must(t, "nodeport mode, in which pods pull with the same credential", func(t *testing.T) {
-		puller, password := m.credential(t, "-credentials-"+podCredential)
+		puller, password := m.credential(t, "-credentials")
 		stop := m.pullLoop(t, puller, password)
 		m.mustInstall(t, "--namespace", m.namespace, "--registry-proxy=false")
 		m.isIn(t, state.ModeNodePort, state.SourceValue)

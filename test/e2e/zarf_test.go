@@ -16,7 +16,6 @@ import (
 func TestZarf(t *testing.T) {
 	w := ownCluster(t, "e2e-zarf", layout{open: true, namespace: "registry"})
 	z := newZarf(t, w)
-	w.sets = append(w.sets, withPodCredential)
 	must(t, "install", func(t *testing.T) {
 		w.apply(t, nodePortMode)
 		w.isIn(t, state.ModeNodePort, state.SourceValue)
@@ -38,9 +37,7 @@ func TestZarf(t *testing.T) {
 	})
 	testZarfRegistryKilled(t, z)
 	must(t, "zarf tools update-creds registry after a rotation", func(t *testing.T) {
-		for _, name := range []string{"push", podCredential} {
-			output(t, w.command(t, w.hook, "credentials", "rotate", name, "-n", w.namespace))
-		}
+		output(t, w.command(t, w.hook, "credentials", "rotate", "-n", w.namespace))
 		z.run(t, append([]string{"tools", "update-creds", "registry", "--confirm"}, z.credentials(t)...)...)
 	})
 	z.underLoop(t, "helm upgrade back to nodeport mode", func(t *testing.T) {
@@ -59,7 +56,6 @@ func TestZarfIPv6(t *testing.T) {
 	onlyInLongRuns(t)
 	w := ownCluster(t, "e2e-zarf-ipv6", layout{open: true, namespace: "registry"})
 	z := newZarf(t, w)
-	w.sets = append(w.sets, withPodCredential)
 	must(t, "helm install", func(t *testing.T) {
 		w.helmChart(t, "install")
 		w.isIn(t, state.ModeProxy, state.SourceCluster)

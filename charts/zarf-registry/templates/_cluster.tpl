@@ -51,14 +51,13 @@ Kubernetes 1.39 (docs/dev/decisions.md). */ -}}
   pki                      source of certificates: mode, existing (names of the user's Secrets), issuer
   pauseImages              the images of injected programs, by architecture: reference and reason
   nodeDirectories          directories of nodes that may have files of this release
-  pushCredentials          names of generated push credentials whose Secrets may exist
 It validates what rendering depends on; init-hook validates the rest (internal/release/state). */ -}}
 {{- define "zarf-registry.cluster.loadState" -}}
 {{- $state := dict -}}
 {{- with lookup "v1" "Secret" .zr.namespace (printf "%s-state" .zr.name) -}}
 {{- $saved := dig "data" "state.json" "" . | b64dec | fromJson -}}
 {{- $part := dict -}}
-{{- range list "desired" "current" "pki" "nodeConfig" "pauseImages" "hookImage" "pushCredentials" -}}
+{{- range list "desired" "current" "pki" "nodeConfig" "pauseImages" "hookImage" -}}
 {{- $_ := set $part . (kindIs "map" (get $saved .) | ternary (get $saved .) dict) -}}
 {{- end -}}
 {{- $works := default $part.desired $part.current -}}
@@ -97,15 +96,8 @@ It validates what rendering depends on; init-hook validates the rest (internal/r
 {{- if $problem -}}
 {{- fail (printf "zarf-registry: Secret %s/%s-state: %s; nothing was changed: %s" $.zr.namespace $.zr.name $problem $remedy) -}}
 {{- end -}}
-{{- $push := $part.pushCredentials -}}
-{{- $generated := kindIs "slice" $push.removed | ternary $push.removed list -}}
-{{- range kindIs "slice" $push.named | ternary $push.named list -}}
-{{- if not .secret -}}
-{{- $generated = append $generated .name -}}
-{{- end -}}
-{{- end -}}
 {{- $state = merge (pick $works "mode" "address" "ipFamily") (pick $part "hookImage" "pauseImages" "pki") (dict
-  "nodeDirectories" $directories "pushCredentials" $generated) -}}
+  "nodeDirectories" $directories) -}}
 {{- end -}}
 {{- $_ := set .zr "state" $state -}}
 {{- end -}}

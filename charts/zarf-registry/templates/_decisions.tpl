@@ -281,52 +281,30 @@ recorded mode keeps what was recorded where the values are silent. */ -}}
 {{- end -}}
 
 {{- /* Secrets:
-  pushCredentials  more push credentials: name, secret (of the user; may be empty), repositories
-  secrets          made, suffixes of those that the Jobs create, and issued, of those that cert-manager writes for them
-                   (internal/release/names); named, those of generated push credentials with a name, also of those that
-                   this release had before; sources, the user's, which the Jobs copy; ours, names of the first three;
-                   copiesPush, a push credential is a copy of the user's
-  pullSecrets      references: global ones first, then the chart's */ -}}
+  secrets      made, suffixes of those that the Jobs create, and issued, of those that cert-manager writes for them
+               (internal/release/names); sources, the user's, which the Jobs copy; ours, names of the first two
+  pullSecrets  references: global ones first, then the chart's */ -}}
 {{- define "zarf-registry.decide.secrets" -}}
-{{- $credentials := list -}}
-{{- $generated := default list .zr.state.pushCredentials -}}
-{{- $copied := list .Values.auth.existingSecret -}}
-{{- range .Values.auth.push -}}
-{{- $secret := default "" .existingSecret -}}
-{{- $credentials = append $credentials (dict "name" .name "secret" $secret "repositories" (default list .repositories)) -}}
-{{- $copied = append $copied $secret -}}
-{{- if not $secret -}}
-{{- $generated = append $generated .name -}}
-{{- end -}}
-{{- end -}}
-{{- $copied = compact $copied -}}
-{{- $named := list -}}
-{{- range $generated | uniq | sortAlpha -}}
-{{- $named = append $named (printf "%s-credentials-%s" $.zr.name .) -}}
-{{- end -}}
 {{- $made := list "state" "ca" "server-tls" "node-tls" "push-tls" "cache-tls" "credentials" "auth" "pull" -}}
 {{- $issued := list "ca-issued" "server-issued" "node-issued" "push-issued" "cache-issued" -}}
-{{- $ours := $named -}}
+{{- $ours := list -}}
 {{- range concat $made $issued -}}
 {{- $ours = append $ours (printf "%s-%s" $.zr.name .) -}}
 {{- end -}}
-{{- $sources := $copied -}}
+{{- $sources := compact (list .Values.auth.existingSecret) -}}
 {{- if eq .zr.pki.value "existingSecret" -}}
-{{- $sources = values .zr.pki.existing | sortAlpha | concat $copied | compact -}}
+{{- $sources = values .zr.pki.existing | sortAlpha | concat $sources | compact -}}
 {{- end -}}
 {{- $pull := list -}}
 {{- range concat (default list (default dict .Values.global).imagePullSecrets) .Values.imagePullSecrets -}}
 {{- $pull = append $pull (kindIs "string" . | ternary (dict "name" .) .) -}}
 {{- end -}}
 {{- $_ := merge .zr (dict
-  "pushCredentials" $credentials
   "secrets" (dict
     "made" $made
     "issued" $issued
-    "named" $named
     "sources" (uniq $sources)
-    "ours" $ours
-    "copiesPush" (not (empty $copied)))
+    "ours" $ours)
   "pullSecrets" (uniq $pull)) -}}
 {{- end -}}
 

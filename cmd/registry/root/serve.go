@@ -36,9 +36,6 @@ may read; one with zarf-registry:push may read, and write with a user name and a
 with zarf-registry:client, except below zarf-registry/. --plain-listen requires only a user name and a password.
 Certificates, CAs and users are reloaded when their files change.
 
-A line of --htpasswd may continue with a name for the audit trail, and with the only repositories that the user may
-write, which include all below them: USER:HASH:NAME:REPOSITORY,…
-
 With --pull-htpasswd, --plain-listen is open only while that file exists. Within a second after the file appears, its
 users are accepted and the address is open. Within a second after it disappears, its users and new connections are
 refused, and requests in progress have 10 minutes to finish. An invalid file does not open the address; if it was valid

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -27,7 +26,7 @@ func (m *Manager) Renew(ctx context.Context) error {
 	// reverse.
 	var credential error
 	copyCredential := func(ctx context.Context) (string, error) {
-		did, err := c.copyCredentials(ctx)
+		did, err := c.copyCredential(ctx)
 		if err != nil {
 			m.Log.Error("cannot copy the push credential; the current one stays in use", "error", err.Error())
 			credential = fmt.Errorf("renew: copy the push credential: %w", err)
@@ -71,30 +70,17 @@ func (m *Manager) recordRenewal(ctx context.Context, failure error) {
 	}
 }
 
-// copyCredentials copies the push credentials that are the user's.
-func (c *command) copyCredentials(ctx context.Context) (string, error) {
-	record, err := c.pushRecord(ctx)
+// copyCredential copies the push credential, if it is the user's.
+func (c *command) copyCredential(ctx context.Context) (string, error) {
+	if c.saved.PushSecret == "" {
+		return "nothing: the credential is not a copy", nil
+	}
+	did, err := c.WritePush(ctx, c.saved.PushSecret, true)
 	if err != nil {
 		return "", err
 	}
-	copies := slices.DeleteFunc(record.Named, func(n state.PushCredential) bool { return n.Secret == "" })
-	if c.saved.PushSecret == "" && len(copies) == 0 {
-		return "nothing: no credential is a copy", nil
-	}
-	// Apart, because a Secret that cannot be copied must not make the registry refuse the others.
-	did := "copied the named push credentials"
-	var failed []error
-	if c.saved.PushSecret != "" {
-		if did, err = c.WritePush(ctx, c.saved.PushSecret, true); err == nil {
-			_, err = c.copyRegistryAuth(ctx, authChange{push: true, named: keepNamed})
-		}
-		failed = append(failed, err)
-	}
-	for _, credential := range copies {
-		_, err := c.copyRegistryAuth(ctx, authChange{named: c.replaceNamed([]state.PushCredential{credential})})
-		failed = append(failed, err)
-	}
-	return did, errors.Join(failed...)
+	_, err = c.copyRegistryAuth(ctx, authChange{push: true})
+	return did, err
 }
 
 // Rotate replaces all certificates, whether due or not. If ca is set, it replaces the CA as well.
@@ -112,10 +98,10 @@ func (m *Manager) Rotate(ctx context.Context, ca bool) error {
 	})
 }
 
-// Credential names a pair of user name and password: PushCredential, PullCredential, or a named push credential.
+// Credential names a pair of user name and password.
 type Credential string
 
-// The credentials that a release always has. In proxy mode, nothing uses the pull credential.
+// The credentials of a release. In proxy mode, nothing uses the pull credential.
 const (
 	PushCredential Credential = "push"
 	PullCredential Credential = "pull"

@@ -17,14 +17,12 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/hook/nodes"
 	"github.com/zarf-dev/zarf-registry/internal/release"
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
-	"github.com/zarf-dev/zarf-registry/internal/release/state"
 )
 
 // credentialRotation replaces one credential.
 type credentialRotation struct {
 	*command
 	credential Credential
-	named      *state.PushCredential // nil for the push and the pull credential
 	// htpasswd is the file that the registry must load. It is nil if the plain listener is closed.
 	htpasswd []byte
 	nodes    nodes.ReadyNodes
@@ -32,44 +30,18 @@ type credentialRotation struct {
 
 // secretName returns the name of the Secret that holds the credential.
 func (c *credentialRotation) secretName() string {
-	switch c.credential {
-	case PullCredential:
+	if c.credential == PullCredential {
 		return c.Settings.Name + names.SuffixPull
-	case PushCredential:
-		return c.Settings.Name + names.SuffixCredentials
 	}
-	return c.namedSecret(string(c.credential))
-}
-
-// refuse returns an error if the credential does not exist or is a copy.
-func (c *credentialRotation) refuse(ctx context.Context) error {
-	source := ""
-	switch c.credential {
-	case PullCredential:
-	case PushCredential:
-		source = c.saved.PushSecret
-	default:
-		record, err := c.pushRecord(ctx)
-		if err != nil {
-			return err
-		}
-		if c.named = record.Find(string(c.credential)); c.named == nil {
-			return exitcode.Refuse("unknown credential %q: see zarf-registry credentials list", c.credential)
-		}
-		source = c.named.Secret
-	}
-	if source != "" {
-		return exitcode.Refuse("the credential %s is a copy of %s: change it there, then run zarf-registry certs renew",
-			c.credential, c.Object("Secret", source))
-	}
-	return nil
+	return c.Settings.Name + names.SuffixCredentials
 }
 
 func (c *credentialRotation) write(ctx context.Context) (string, error) {
-	name := c.secretName()
-	if err := c.refuse(ctx); err != nil {
-		return "", err
+	if source := c.saved.PushSecret; source != "" && c.credential == PushCredential {
+		return "", exitcode.Refuse("the push credential is a copy of %s: change it there, then run zarf-registry certs renew",
+			c.Object("Secret", source))
 	}
+	name := c.secretName()
 	err := release.RetryOnConflict(ctx, func() error {
 		secret, err := c.Secret(ctx, name)
 		if err != nil {
@@ -86,11 +58,7 @@ func (c *credentialRotation) write(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	named := keepNamed
-	if c.credential != PushCredential && c.credential != PullCredential {
-		named = c.replaceNamed([]state.PushCredential{*c.named})
-	}
-	htpasswd, err := c.copyRegistryAuth(ctx, authChange{push: true, pull: true, named: named})
+	htpasswd, err := c.copyRegistryAuth(ctx, authChange{push: true, pull: true})
 	if err != nil {
 		return "", err
 	}
@@ -192,4 +160,29 @@ func (c *credentialRotation) has(report *reloadstatus.Credentials) string {
 		return report.Pull
 	}
 	return report.Push
+}
+
+// loadTimeout is how long AwaitPush waits. Kubelets of annotated pods need a few seconds.
+const loadTimeout = 2 * time.Minute
+
+// AwaitPush waits until the registry has loaded the push credential, and that of Zarf. If it does not in time, AwaitPush
+// logs a warning, and pushes with a changed credential may be refused.
+func (m *Manager) AwaitPush(ctx context.Context) (string, error) {
+	auth, err := m.requiredSecret(ctx, m.Settings.Name+names.SuffixRegistryAuth)
+	if err != nil {
+		return "", err
+	}
+	wait := &credentialRotation{command: &command{Manager: m}, credential: PushCredential,
+		htpasswd: auth.Data[names.KeyHtpasswd]}
+	limited, stop := context.WithTimeout(ctx, loadTimeout)
+	did, err := wait.await(limited)
+	stop()
+	if ctx.Err() != nil {
+		return "", err
+	}
+	if err != nil {
+		m.Log.Warn("the registry has not loaded the push credential yet", "error", err.Error())
+		return "not loaded yet: see the warning", nil
+	}
+	return did, nil
 }

@@ -54,7 +54,7 @@ func (m *Manager) tryWritePush(ctx context.Context, from string, copied bool) (s
 	if from != "" {
 		// A person chose the password, so it may be guessable.
 		cost = bcrypt.DefaultCost
-		source, problems, err := m.pushSource(ctx, from, "")
+		source, problems, err := m.pushSource(ctx, from)
 		if err != nil {
 			return "", err
 		}
@@ -161,15 +161,10 @@ func dockerConfig(address, username, password string) ([]byte, error) {
 	return json.Marshal(map[string]map[string]entry{"auths": {address: {username, password, auth}}})
 }
 
-// pushSource reads the user's push credential, or the named one, and returns its problems. Their texts
-// never contain the password.
-func (m *Manager) pushSource(ctx context.Context, name, credential string) (map[string][]byte, []Problem, error) {
+// pushSource reads the user's push credential, and returns its problems. Their texts never contain the password.
+func (m *Manager) pushSource(ctx context.Context, name string) (map[string][]byte, []Problem, error) {
 	object := m.Object("Secret", name)
-	remedy := "create it, or name another: --set auth.existingSecret=…"
-	if credential != "" {
-		remedy = fmt.Sprintf("create it, or name another for the credential %s in auth.push", credential)
-	}
-	secret, problems, err := m.userSecret(ctx, name, remedy, true)
+	secret, problems, err := m.userSecret(ctx, name, "create it, or name another: --set auth.existingSecret=…", true)
 	if err != nil || secret == nil {
 		return nil, problems, err
 	}

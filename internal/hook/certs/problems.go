@@ -29,7 +29,7 @@ func (m *Manager) Problems(ctx context.Context, p state.PKI) ([]Problem, error) 
 // PushProblems returns what is wrong with the user's Secret for the push credential. name is the
 // name of that Secret.
 func (m *Manager) PushProblems(ctx context.Context, name string) ([]Problem, error) {
-	_, problems, err := m.pushSource(ctx, name, "")
+	_, problems, err := m.pushSource(ctx, name)
 	return sentences(problems), err
 }
 

@@ -14,19 +14,16 @@ import (
 
 // WriteRegistryAuth copies what the registry checks credentials with from the Secrets of the push and
 // the pull credential into the one that its pods mount. A kubelet may read all keys of every Secret
-// that its pods refer to, so that one has no passwords.
+// that its pods refer to, so that one has no passwords. If the release replaces Zarf's registry, Zarf's push user
+// follows the push credential in the htpasswd file.
 func (m *Manager) WriteRegistryAuth(ctx context.Context) error {
-	_, err := m.copyRegistryAuth(ctx, authChange{push: true, pull: true, named: keepNamed})
+	_, err := m.copyRegistryAuth(ctx, authChange{push: true, pull: true, zarf: true})
 	return err
 }
 
 // authChange is what copyRegistryAuth reads again. The rest stays: the CronJob may not read credentials that it
 // does not copy.
-type authChange struct {
-	push, pull bool
-	// named returns the lines of named push credentials, from those that the file has.
-	named func(ctx context.Context, current []byte) ([]byte, error)
-}
+type authChange struct{ push, pull, zarf bool }
 
 // copyRegistryAuth writes the registry's Secret, and returns the htpasswd file of push users.
 func (m *Manager) copyRegistryAuth(ctx context.Context, change authChange) (htpasswd []byte, err error) {
@@ -61,7 +58,7 @@ func (m *Manager) registryAuth(
 		current = &corev1.Secret{}
 	}
 	data := map[string][]byte{names.KeyUploadSecret: current.Data[names.KeyUploadSecret]}
-	main := pushLine(current.Data[names.KeyHtpasswd])
+	main, zarf := splitUsers(current.Data[names.KeyHtpasswd])
 	if change.push {
 		push, err := m.requiredSecret(ctx, m.Settings.Name+names.SuffixCredentials)
 		if err != nil {
@@ -69,17 +66,17 @@ func (m *Manager) registryAuth(
 		}
 		data[names.KeyUploadSecret], main = push.Data[names.KeyUploadSecret], push.Data[names.KeyHtpasswd]
 	}
-	named, err := change.named(ctx, current.Data[names.KeyHtpasswd])
+	if change.zarf {
+		var err error
+		if zarf, err = m.zarfLine(ctx, zarf); err != nil {
+			return nil, err
+		}
+	}
+	users, err := joinUsers(main, zarf)
 	if err != nil {
 		return nil, err
 	}
-	if len(named) > 0 {
-		main = append(bytes.TrimSpace(bytes.Clone(main)), '\n')
-	}
-	data[names.KeyHtpasswd] = append(bytes.Clone(main), named...)
-	if err := uniqueUsers(data[names.KeyHtpasswd]); err != nil {
-		return nil, err
-	}
+	data[names.KeyHtpasswd] = users
 	pull := current.Data[names.KeyPullHtpasswd]
 	if change.pull {
 		secret, err := m.Secret(ctx, m.Settings.Name+names.SuffixPull)
@@ -110,12 +107,24 @@ func (m *Manager) requiredSecret(ctx context.Context, name string) (*corev1.Secr
 	return secret, err
 }
 
-// pushLine returns the line of the push credential.
-func pushLine(htpasswd []byte) []byte {
-	for line := range bytes.Lines(htpasswd) {
-		if bytes.Count(line, []byte(":")) == 1 {
-			return line
-		}
+// splitUsers returns the line of the push credential, and that of Zarf, which may be empty.
+func splitUsers(htpasswd []byte) (push, zarf []byte) {
+	end := bytes.IndexByte(htpasswd, '\n') + 1
+	if end == 0 {
+		return htpasswd, nil
 	}
-	return nil
+	return htpasswd[:end], htpasswd[end:]
+}
+
+// joinUsers returns a file of both lines. It refuses one user name twice, as the registry would.
+func joinUsers(push, zarf []byte) ([]byte, error) {
+	if len(zarf) == 0 {
+		return push, nil
+	}
+	name, _, _ := bytes.Cut(push, []byte(":"))
+	if other, _, _ := bytes.Cut(zarf, []byte(":")); bytes.Equal(name, other) {
+		return nil, exitcode.Refuse("the push credential and Zarf's have the same user name %q: change that in "+
+			"auth.existingSecret", name)
+	}
+	return append(append(bytes.TrimSpace(bytes.Clone(push)), '\n'), zarf...), nil
 }

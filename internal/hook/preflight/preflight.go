@@ -275,17 +275,13 @@ func (i *Inspection) certificates(ctx context.Context) ([]Finding, error) {
 	return blockers(checkCertificates, problems), err
 }
 
-// pushSecret checks the user's Secrets with push credentials.
+// pushSecret checks the user's Secret with the push credential.
 func (i *Inspection) pushSecret(ctx context.Context) ([]Finding, error) {
-	var problems []certs.Problem
-	if i.Settings.Push.Secret != "" {
-		var err error
-		if problems, err = i.Certs.PushProblems(ctx, i.Settings.Push.Secret); err != nil {
-			return nil, err
-		}
+	if i.Settings.Push.Secret == "" {
+		return nil, nil
 	}
-	named, err := i.Certs.NamedProblems(ctx, i.Settings.Push.Credentials)
-	return blockers(checkCredentials, append(problems, named...)), err
+	problems, err := i.Certs.PushProblems(ctx, i.Settings.Push.Secret)
+	return blockers(checkCredentials, problems), err
 }
 
 func blockers(check string, problems []certs.Problem) []Finding {

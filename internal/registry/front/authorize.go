@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"net/http"
 	"slices"
-	"strings"
 
 	"github.com/distribution/distribution/v3/registry/api/errcode"
 
@@ -50,9 +49,7 @@ func (p Policy) open() bool { return p.MutualTLS || p.AnonymousPull }
 // With mutual TLS, the roles of the certificate (pki.Roles) identify the client: nodes, caches, pushers
 // and clients read; pushers also write if they send a push credential, and clients too, but they neither
 // collect garbage nor change the registry's own repositories ([catalog.Own]), because tools that prune a registry
-// (zarf tools registry prune) delete every image that they do not know. Without it, only the credential counts. A push
-// credential may write and delete in its repositories, or in all. Every reader may read everything, so
-// mounting a blob from another repository needs no more than write access to the target. A probe
+// (zarf tools registry prune) delete every image that they do not know. Without it, only the credential counts. A probe
 // repository is reachable over its own path only, except with a pusher's certificate: probes are filled
 // before their path is open.
 //
@@ -146,9 +143,6 @@ func (op operation) checkUser(user *users.User, open bool) error {
 		return nil
 	case user.Role < users.RolePush:
 		return request.Denied("this user may only pull: %s needs the push credential", op.name)
-	case !user.MayWrite(op.Repository):
-		return request.Denied("credential %s may write to %s only: %s in %s needs another one", user.Name,
-			strings.Join(user.Repositories, ", "), op.name, cmp.Or(op.Repository, "no repository"))
 	}
 	return nil
 }

@@ -168,7 +168,7 @@ func (f *Front) login(r *http.Request, peer *peer) login {
 		}
 		user, err := f.Credentials.Verify(r.Context(), from, name, password)
 		if user != nil {
-			peer.Credential, peer.account = user.Name, user
+			peer.account = user
 		}
 		return user, err
 	}}

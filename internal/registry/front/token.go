@@ -50,7 +50,7 @@ func (f *Front) challenge(r *http.Request, to request.Target) string {
 // does not yield another one.
 func (f *Front) serveToken(w http.ResponseWriter, r *http.Request, peer *peer) {
 	token := anonymousToken
-	if name, password, ok := r.BasicAuth(); ok && peer.Credential != "" {
+	if name, password, ok := r.BasicAuth(); ok && peer.account != nil {
 		token = f.Tokens.seal(name, password, f.Now().Add(tokenLifetime+tokenLeeway))
 	}
 	w.Header().Set("Content-Type", "application/json")

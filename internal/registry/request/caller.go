@@ -12,14 +12,13 @@ type Caller struct {
 	Roles            []string // of its certificate
 	Certificate      string   // the subject of its certificate, or ""
 	User             string   // if known, also with a wrong password
-	Credential       string   // the name of the one that was accepted
 	Pushes           bool     // may push; known of HEAD requests for manifests
 	HidesOwn         bool     // the project's own repositories are not listed
 }
 
 // Audit returns the attributes that identify the client.
 func (c *Caller) Audit() []slog.Attr {
-	attrs := []slog.Attr{slog.String("credential", c.Credential), slog.String("user", c.User)}
+	attrs := []slog.Attr{slog.String("user", c.User)}
 	if c.Certificate != "" {
 		attrs = append(attrs, slog.String("certificate", c.Certificate))
 	}

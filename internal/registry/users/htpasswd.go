@@ -10,12 +10,10 @@ import (
 	"github.com/zarf-dev/zarf-registry/internal/net/mounted"
 	"io/fs"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 	"sync/atomic"
 
-	"github.com/distribution/reference"
 	"golang.org/x/crypto/bcrypt"
 )
 
@@ -42,26 +40,14 @@ type userFile struct {
 
 // User is a user of one generation of a file.
 type User struct {
-	Role Role
-	hash []byte
-	cost int
-	// Name is the credential's, for the audit trail; the user name if the file has none.
-	Name string
-	// Repositories are those that a push user may write: each of them, and all below it. Empty means all.
-	Repositories []string
-	cached       atomic.Pointer[passwordMAC] // the one that last matched
+	Role   Role
+	hash   []byte
+	cost   int
+	cached atomic.Pointer[passwordMAC] // the one that last matched
 }
 
 // rounds is the work of a check.
 func (u *User) rounds() float64 { return float64(int(1) << u.cost) }
-
-// MayWrite reports whether a push user may write to a repository. The empty name stands for everything
-// outside of repositories.
-func (u *User) MayWrite(repository string) bool {
-	return len(u.Repositories) == 0 || slices.ContainsFunc(u.Repositories, func(allowed string) bool {
-		return repository == allowed || strings.HasPrefix(repository, allowed+"/")
-	})
-}
 
 // withCost returns a dummy user whose hash has the cost; u if that is the case.
 func (u *User) withCost(cost int) (*User, error) {
@@ -112,10 +98,8 @@ func seedOf(data []byte) [sha256.Size]byte {
 	return [sha256.Size]byte(mac.Sum(nil))
 }
 
-// parseUsers parses an htpasswd file: each line is USER:HASH, empty or a comment. Lines of push users may
-// continue with :NAME, the credential's name, and :REPOSITORY,…, the only repositories that it may write.
-// All of it is in one file, so that no user is ever in force without its restrictions. Errors contain the
-// line number and never the line.
+// parseUsers parses an htpasswd file: each line is USER:HASH, empty or a comment. Errors contain the line number
+// and never the line.
 func parseUsers(data []byte, has Role) (*userFile, error) {
 	file := &userFile{users: map[string]*User{}}
 	for i, line := range strings.Split(string(data), "\n") {
@@ -141,43 +125,19 @@ func parseUsers(data []byte, has Role) (*userFile, error) {
 
 // parseUser parses a line. Its errors continue "line 1".
 func parseUser(line string, has Role) (string, *User, error) {
-	name, rest, ok := strings.Cut(line, ":")
+	name, hash, ok := strings.Cut(line, ":")
 	if !ok || name == "" {
 		return "", nil, errors.New(" is not USER:HASH")
 	}
-	fields := []string{rest}
-	if has == RolePush {
-		fields = strings.Split(rest, ":")
-	}
-	hash := []byte(fields[0])
-	cost, err := bcrypt.Cost(hash)
+	cost, err := bcrypt.Cost([]byte(hash))
 	switch {
 	case err != nil || len(hash) != hashLength:
 		return "", nil, errors.New(": not a bcrypt hash: create it with htpasswd -B")
 	case cost > maxCost:
 		return "", nil, fmt.Errorf(": bcrypt cost %d is too slow: want at most %d", cost, maxCost)
-	case len(fields) > 3:
-		return "", nil, errors.New(" is not USER:HASH:NAME:REPOSITORY,…")
 	}
-	u := &User{Role: has, hash: hash, cost: cost, Name: name}
-	if len(fields) > 1 {
-		if u.Name = fields[1]; !credentialName.MatchString(u.Name) {
-			return "", nil, fmt.Errorf(": invalid name %q of a credential", u.Name)
-		}
-	}
-	if len(fields) > 2 {
-		u.Repositories = strings.Split(fields[2], ",")
-	}
-	for _, repository := range u.Repositories {
-		if _, err := reference.WithName(repository); err != nil {
-			return "", nil, fmt.Errorf(": invalid repository %q", repository)
-		}
-	}
-	return name, u, nil
+	return name, &User{Role: has, hash: []byte(hash), cost: cost}, nil
 }
-
-// credentialName is RFC 1123's label.
-var credentialName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
 // loadPullUsers reads an optional file of users who may only pull. If the file is invalid, it returns old.
 func (t *userTable) loadPullUsers(path string, has Role, old *userFile) (*userFile, error) {

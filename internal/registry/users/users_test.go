@@ -12,7 +12,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -189,13 +188,6 @@ func TestInvalidHtpasswd(t *testing.T) {
 		"a SHA-1 hash":              {"a:{SHA}fEqNCco3Yq9h5ZUglD3CZJT4lBs=", "htpasswd -B"},
 		"a truncated hash":          {strings.TrimSpace(good)[:50], "not a bcrypt hash"},
 		"text after the hash":       {strings.TrimSpace(good) + " x", "not a bcrypt hash"},
-		"an empty name":             {strings.TrimSpace(good) + ":", `line 1: invalid name ""`},
-		"an invalid name":           {strings.TrimSpace(good) + ":a\"b", "line 1: invalid name"},
-		"an empty list":             {strings.TrimSpace(good) + ":a:", `line 1: invalid repository ""`},
-		"an invalid repository":     {strings.TrimSpace(good) + ":a:b,C", `line 1: invalid repository "C"`},
-		"a list that ends early":    {strings.TrimSpace(good) + ":a:b,", `line 1: invalid repository ""`},
-		"a pattern":                 {strings.TrimSpace(good) + ":a:b/*", `line 1: invalid repository "b/*"`},
-		"too many fields":           {strings.TrimSpace(good) + ":a:b:c", "line 1 is not USER:HASH:NAME:REPOSITORY"},
 		"a cost that takes forever": {strings.Replace(good, "$04$", "$31$", 1), "cost 31"},
 		"a user twice":              {good + good, `line 2: duplicate user "a"`},
 	} {
@@ -332,46 +324,6 @@ func TestCachedPasswordsSurviveChangesOfTheFile(t *testing.T) {
 	}
 	if got, err := c.login("mine", "secret"); got != RoleNone || err != nil {
 		t.Errorf("the previous password is accepted: %d, %v", got, err)
-	}
-}
-
-func TestNamesAndRepositoriesOfPushUsers(t *testing.T) {
-	t.Parallel()
-	line := func(user, rest string) []byte {
-		return append(bytes.TrimSpace(line(t, user, "x")), []byte(rest+"\n")...)
-	}
-	c := openUsers(t, slices.Concat(line("main", ""), line("ops", ":admin"), line("robot", ":ci:team-a,shared/base")))
-	for user, want := range map[string]struct {
-		name       string
-		writes, no []string
-	}{
-		"main": {"main", []string{"a", "team-a", ""}, nil},
-		"ops":  {"admin", []string{"a", "team-a", ""}, nil},
-		"robot": {"ci", []string{"team-a", "team-a/app", "team-a/app/x", "shared/base"},
-			[]string{"", "team-ab", "team", "x/team-a", "shared", "shared/bases"}},
-	} {
-		u, err := c.Verify(t.Context(), inside, user, "x")
-		if err != nil || u == nil || u.Name != want.name {
-			t.Fatalf("%s: %+v, %v", user, u, err)
-		}
-		for _, repository := range want.writes {
-			if !u.MayWrite(repository) {
-				t.Errorf("%s cannot write to %q", user, repository)
-			}
-		}
-		for _, repository := range want.no {
-			if u.MayWrite(repository) {
-				t.Errorf("%s can write to %q", user, repository)
-			}
-		}
-	}
-}
-
-func TestPullUsersHaveNoNames(t *testing.T) {
-	t.Parallel()
-	pull := append(bytes.TrimSpace(line(t, "pull", "x")), []byte(":ci")...)
-	if openUsers(t, line(t, "push", "x"), pull...).HasPullUsers() {
-		t.Error("accepted")
 	}
 }
 

@@ -24,8 +24,7 @@ const (
 	SuffixCacheTLS  = "-cache-tls"
 	// SuffixCache is the suffix of the caches' Service, and of what runs them.
 	SuffixCache = "-cache"
-	// SuffixCredentials is the suffix of the Secret with the push credential. Those of named push credentials
-	// continue with a hyphen and the name.
+	// SuffixCredentials is the suffix of the Secret with the push credential.
 	SuffixCredentials = "-credentials"
 	// SuffixPull is the suffix of the Secret for pulls through a node port. While that Secret has
 	// KeyHtpasswd, the registry's plain listener is open.

@@ -148,8 +148,6 @@ type Push struct {
 	// HookDigests are the digests of init-hook's own image by architecture, by which the chart refers to it.
 	// Empty: the chart does not know them.
 	HookDigests map[string]string `json:"hookDigests,omitempty"`
-	// Credentials are more push credentials.
-	Credentials []state.PushCredential `json:"credentials,omitempty"`
 }
 
 // Expose describes the access for clients outside of the cluster. It is empty without one.
@@ -325,30 +323,13 @@ func (s *Settings) Validate() error {
 		v.add("pki", certificates.Validate())
 	}
 	v.check(!s.Cache.Enabled || s.Mode == state.ModeProxy, "cache requires mode proxy, not %s", s.Mode)
-	v.add("push", s.Push.validate())
 	if s.PKI.Zarf {
 		v.check(s.Mode == state.ModeProxy, "pki.zarf requires mode proxy, not %s", s.Mode)
-		v.check(!slices.ContainsFunc(s.Push.Credentials, func(c state.PushCredential) bool { return c.Name == "zarf" }),
-			"push: the name zarf of a credential is that of Zarf's")
 	}
 	v.add("nodeConfig", s.NodeConfig.validate())
 	v.add("storage", s.Storage.validate())
 	for _, w := range s.Workloads {
 		v.check(w.Values != "" && w.Component != "", "workloads: %q of component %q: both are needed", w.Values, w.Component)
-	}
-	return v.err()
-}
-
-func (p Push) validate() error {
-	var v problems
-	seen := []string{"push", "pull"} // zarf-registry credentials names the others so
-	for _, c := range p.Credentials {
-		v.check(len(validation.IsDNS1123Label(c.Name)) == 0, "invalid name %q of a credential: want a DNS label", c.Name)
-		v.check(!slices.Contains(seen, c.Name), "the name %q of a credential is already used", c.Name)
-		seen = append(seen, c.Name)
-		for _, repository := range c.Repositories {
-			v.check(repositoryName.MatchString(repository), "credential %s: invalid repository %q", c.Name, repository)
-		}
 	}
 	return v.err()
 }

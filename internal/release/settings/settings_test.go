@@ -29,9 +29,7 @@ func valid() settings.Settings {
 			Mode: state.PKIInternal, LeafLifetime: state.Duration(time.Hour), CALifetime: state.Duration(2 * time.Hour),
 			ClusterDomain: "cluster.local",
 		}},
-		Push: settings.Push{Images: true, Credentials: []state.PushCredential{
-			{Name: "ci", Repositories: []string{"team-a", "shared/base"}}, {Name: "team", Secret: "mine"},
-		}},
+		Push:   settings.Push{Images: true},
 		Expose: settings.Expose{TLSSecret: "outside"},
 		NodeConfig: settings.NodeConfig{
 			Directories: []string{"/etc/containers"}, DirectoriesInUse: []string{"/etc/containers"}, RegistriesSecret: "k3s",
@@ -144,17 +142,6 @@ func TestValidate(t *testing.T) {
 		"rejects Zarf's clients in nodeport mode": {func(s *settings.Settings) {
 			s.PKI.Zarf, s.Mode = true, state.ModeNodePort
 		}, "pki.zarf requires mode proxy, not nodeport"},
-		"rejects the name of Zarf's credential": {func(s *settings.Settings) {
-			s.PKI.Zarf, s.Push.Credentials[0].Name = true, "zarf"
-		}, "push: the name zarf of a credential is that of Zarf's"},
-		"rejects an impossible name of a credential": {func(s *settings.Settings) { s.Push.Credentials[0].Name = "a:b" },
-			`push: invalid name "a:b" of a credential: want a DNS label`},
-		"rejects two credentials of one name": {func(s *settings.Settings) { s.Push.Credentials[0].Name = "team" },
-			`push: the name "team" of a credential is already used`},
-		"rejects the name of the push credential": {func(s *settings.Settings) { s.Push.Credentials[0].Name = "push" },
-			`push: the name "push" of a credential is already used`},
-		"rejects an impossible repository": {func(s *settings.Settings) { s.Push.Credentials[0].Repositories[0] = "a,b" },
-			`push: credential ci: invalid repository "a,b"`},
 		"rejects a registries Secret without key": {func(s *settings.Settings) { s.NodeConfig.RegistriesKey = "" },
 			"registriesSecret and registriesKey require each other"},
 	} {

@@ -119,8 +119,6 @@ type State struct {
 	Rotation *Rotation `json:"rotation,omitempty"`
 	// PushSecret is the user's Secret that the push credential is copied from; empty if init-hook generates it.
 	PushSecret string `json:"pushSecret,omitempty"`
-	// PushCredentials are the named push credentials.
-	PushCredentials PushCredentials `json:"pushCredentials,omitzero"`
 	// PortNotReserved is why proxy mode needs no Service that reserves the port; empty if it needs one.
 	PortNotReserved string `json:"portNotReserved,omitempty"`
 	// RenewalFailed is when and why the last certs renew failed; empty if it succeeded. The CronJob does not

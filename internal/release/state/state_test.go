@@ -144,15 +144,6 @@ func TestUnknownFieldsAreKept(t *testing.T) {
 	}
 }
 
-func TestPushCredentialsThatAreReplaced(t *testing.T) {
-	p := state.PushCredentials{Named: []state.PushCredential{{Name: "a"}, {Name: "b"}, {Name: "copy", Secret: "x"}},
-		Removed: []string{"b", "old"}}
-	next := p.Replace([]state.PushCredential{{Name: "a"}, {Name: "old"}, {Name: "new", Secret: "y"}})
-	if got := strings.Join(next.Removed, " "); got != "b" || len(next.Named) != 3 {
-		t.Errorf("%+v", next)
-	}
-}
-
 func TestSameIgnoresTheSource(t *testing.T) {
 	a, b := settings(), settings()
 	b.DecidedBy = state.SourceState

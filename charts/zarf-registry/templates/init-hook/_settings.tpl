@@ -133,9 +133,6 @@ check; what init-hook can derive from it is not in here. Empty fields may be lef
 {{- end -}}
 {{- $_ := set $settings "anonymousPull" .Values.auth.anonymousPull -}}
 {{- $_ := set $settings.push "secret" .Values.auth.existingSecret -}}
-{{- with $zr.pushCredentials -}}
-{{- $_ := set $settings.push "credentials" . -}}
-{{- end -}}
 {{- $names := list -}}
 {{- range $zr.proxyMode | ternary .Values.injector.architectures list -}}
 {{- $names = append $names (printf "%s-proxy-%s" $zr.name .) -}}
