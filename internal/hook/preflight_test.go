@@ -52,7 +52,6 @@ func manyImages(n *corev1.Node) {
 	images(names...)(n)
 }
 
-// kubeletConfigs returns the configuration of the named nodes' kubelets. Those of others cannot be read.
 // kubeletConfigs answers with a credential verification policy and its list of allowed images, for the named nodes.
 func kubeletConfigs(policy string, allowed []string, names ...string) func(context.Context, string) ([]byte, error) {
 	return func(_ context.Context, node string) ([]byte, error) {
@@ -66,10 +65,6 @@ func kubeletConfigs(policy string, allowed []string, names ...string) func(conte
 
 func runtimeVersion(v string) func(*corev1.Node) {
 	return func(n *corev1.Node) { n.Status.NodeInfo.ContainerRuntimeVersion = v }
-}
-
-func kubelet(v string) func(*corev1.Node) {
-	return func(n *corev1.Node) { n.Status.NodeInfo.KubeletVersion = v }
 }
 
 func architecture(v string) func(*corev1.Node) {
