@@ -6,10 +6,7 @@ import (
 	"testing"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
-	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-
-	"github.com/zarf-dev/zarf-registry/internal/node/heal"
 )
 
 func TestHealerByVersion(t *testing.T) {
@@ -44,59 +41,6 @@ func TestHealerByVersion(t *testing.T) {
 			}
 			if got := len(all[*admissionv1.ValidatingAdmissionPolicyBinding](out)) > 0; got != c.policy {
 				t.Errorf("the binding is rendered: %t", got)
-			}
-		})
-	}
-}
-
-func TestStartupTaint(t *testing.T) {
-	t.Parallel()
-	const key = "zarf.dev/registry-not-ready"
-	for description, c := range map[string]struct {
-		sets  []string
-		until string
-	}{
-		"proxy mode":    {nil, "proxy"},
-		"nodeport mode": {[]string{"registryProxy=false"}, "registry"},
-		"an external registry": {
-			[]string{"registryProxy=null", "registryURL=registry.example.com", "nodeConfig.containerd.hosts={a.example: ''}"},
-			"node",
-		},
-		"tolerations of the user": {
-			[]string{
-				"nodeConfig.mirrors=[docker.io]", "nodeConfig.tolerations=[]", "proxy.tolerations=[]", "initHook.tolerations=[]",
-				"healer.tolerations=[]", "registry.tolerations=[{key: a, operator: Exists}]", "registry.garbageCollection.enabled=true",
-			}, "proxy",
-		},
-	} {
-		t.Run(description, func(t *testing.T) {
-			out := rendering{values: proxyMode(t, append(c.sets, "startupTaint="+key)...)}.render(t)
-			args := healers(out)[0].Spec.Template.Spec.Containers[0].Args
-			startup := []string{"--" + heal.FlagTaint + "=" + key, "--" + heal.FlagUntil + "=" + c.until}
-			for _, want := range startup {
-				if !slices.Contains(args, want) {
-					t.Errorf("the healer's arguments are %q, without %s", args, want)
-				}
-			}
-			if err := (heal.Startup{Taint: key, Until: heal.Until(c.until)}).Validate(); err != nil {
-				t.Error(err)
-			}
-			policies := all[*admissionv1.ValidatingAdmissionPolicy](out)
-			want := map[bool]int{true: 3, false: 2}[c.until == "proxy"] // images, taints, and proxies to delete
-			if len(policies) != want || len(all[*admissionv1.ValidatingAdmissionPolicyBinding](out)) != want {
-				t.Fatalf("%d policies", len(policies))
-			}
-			checked := 0
-			for _, w := range workloads(out) {
-				checked++
-				if !slices.ContainsFunc(w.pod.Spec.Tolerations, func(tol corev1.Toleration) bool {
-					return tol.Operator == corev1.TolerationOpExists && tol.Effect == "" && (tol.Key == "" || tol.Key == key)
-				}) {
-					t.Errorf("%s tolerates only %v", w.object, w.pod.Spec.Tolerations)
-				}
-			}
-			if checked == 0 {
-				t.Error("nothing was checked")
 			}
 		})
 	}

@@ -684,9 +684,6 @@ func TestPromtoolAlerts(t *testing.T) {
 		"a pod that is healed": {[]change{
 			{"zarf_registry_healer_pods_waiting", pages["healer.txt"], "0x5 1x2 0x60"},
 		}, nil},
-		"a node that keeps the startup taint": {[]change{
-			{"zarf_registry_healer_nodes_tainted", pages["healer.txt"], always(1)},
-		}, []string{"ZarfRegistryHealerStuck"}},
 		"no reservation": {[]change{{"kube_service_info", reservation, ""}}, []string{"ZarfRegistryPortNotReserved"}},
 		"a node without a proxy": {
 			[]change{{"kube_daemonset_status_number_ready", daemonset, always(1)}}, []string{"ZarfRegistryProxyMissing"},

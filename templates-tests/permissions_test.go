@@ -41,12 +41,8 @@ func (p permissions) prune() bool {
 func (p permissions) nodeConfig() bool {
 	return len(daemonSets(p.output, "node-config"))+len(daemonSets(p.output, "node-restore")) > 0
 }
-func (p permissions) nodeCA() bool { return p.rotation() && decided(p.output).NodeConfig.CA }
-func (p permissions) healer() bool { return len(healers(p.output)) > 0 }
-func (p permissions) hasTaint() bool {
-	taint, _ := p.value("startupTaint").(string)
-	return taint != ""
-}
+func (p permissions) nodeCA() bool      { return p.rotation() && decided(p.output).NodeConfig.CA }
+func (p permissions) healer() bool      { return len(healers(p.output)) > 0 }
 func (p permissions) certManager() bool { return p.rotation() && p.pki == "certManager" }
 func (p permissions) ownIssuer() bool {
 	return p.certManager() && p.text("pki.certManager.issuerRef.name") == ""
@@ -81,9 +77,6 @@ func (p permissions) renews() string {
 	slices.Sort(names)
 	return "get,update secrets " + strings.Join(names, ",")
 }
-
-func (p permissions) healerWithTaint() bool    { return p.healer() && p.hasTaint() }
-func (p permissions) healerWithoutTaint() bool { return p.healer() && !p.hasTaint() }
 
 // Only a rollout of proxies with a host port can be held up by nodes that are down.
 func (p permissions) healerWithRollouts() bool {
@@ -140,8 +133,7 @@ var expectedPermissions = []permission{
 	{"certificates Role", "list certificaterequests.cert-manager.io", permissions.certManager},
 	{"certificates Role", "get issuers.cert-manager.io -ca,-selfsigned", permissions.ownIssuer},
 
-	{"healer ClusterRole", "get nodes", permissions.healerWithoutTaint},
-	{"healer ClusterRole", "get,patch,watch nodes", permissions.healerWithTaint},
+	{"healer ClusterRole", "get nodes", permissions.healer},
 	{"healer Role", "list,patch,watch pods", permissions.healerWithoutRollouts},
 	{"healer Role", "delete,list,patch,watch pods", permissions.healerWithRollouts},
 	{"healer Role", "list daemonsets.apps", permissions.healerWithRollouts},

@@ -44,7 +44,6 @@ func TestSchemaRejectsUnknownValuesAndWrongTypes(t *testing.T) {
 		{"port=70000", "/port"},
 		{"ipFamily=ipv4", "/ipFamily"},
 		{"clusterDomain=Cluster Local", "/clusterDomain"},
-		{"startupTaint={key: a}", "/startupTaint"},
 		{"injector.architectures=[]", "/injector/architectures"},
 		{"injector.architectures=[riscv64]", "/injector/architectures"},
 		{"injector.architectures=[amd64, amd64]", "/injector/architectures"},
@@ -200,9 +199,6 @@ var refusals = []struct {
 	path string
 	sets []string
 }{
-	{"startupTaint", []string{"startupTaint=example.com/starting=true:NoSchedule"}},
-	{"startupTaint", []string{"startupTaint=node.kubernetes.io/not-ready"}},
-	{"startupTaint", []string{"startupTaint=starting", "healer.enabled=false"}},
 	{"registryURL", []string{"registryURL=registry.example.com"}},
 	{"registryURL", []string{"registryProxy=null", "registryURL=http://registry.example.com"}},
 	{"registryURL", []string{"registryProxy=null", "registryURL=registry/team"}},

@@ -29,15 +29,13 @@ func newHeal(global *globalFlags) *cobra.Command {
 		Short: "Correct pods whose node lacks their image",
 		Long: `heal does once what the chart's healer does all the time: pods of the release that wait for an
 image which their node does not have get a trusted pause image that the node reports. Run it where the healer
-is off, or cannot start because the nodes of all healers were replaced at once. With the value
-startupTaint, it also removes that taint from the nodes on which pods can pull.
+is off, or cannot start because the nodes of all healers were replaced at once.
 
 It changes only containers that run an injected program, and needs permission to list and patch
-pods, get ConfigMaps, list Deployments and create events in the namespace, and to get nodes; with startupTaint,
-also to list and patch nodes.
+pods, get ConfigMaps and create events in the namespace, and to get nodes.
 
-Exit codes: 0 if no pod is left that needs another image and no node has the taint, 1 if one is
-or on failure, 3 if the command line is invalid.`,
+Exit codes: 0 if no pod is left that needs another image, 1 if one is or on failure, 3 if the
+command line is invalid.`,
 		Example: `  zarf-registry heal
   zarf-registry heal --dry-run --output json`,
 		Args: cobra.NoArgs,
@@ -51,9 +49,8 @@ or on failure, 3 if the command line is invalid.`,
 
 // healed is what heal prints as JSON.
 type healed struct {
-	DryRun bool              `json:"dryRun"`
-	Pods   []heal.Result     `json:"pods"`
-	Nodes  []heal.NodeResult `json:"nodes"`
+	DryRun bool          `json:"dryRun"`
+	Pods   []heal.Result `json:"pods"`
 }
 
 func (f *healFlags) run(cmd *cobra.Command) error {
@@ -92,28 +89,16 @@ func (f *healFlags) heal(ctx context.Context, client *heal.Client, stdout io.Wri
 		return err
 	}
 	pods, failed := heal.Once(ctx, client, rules, f.dryRun)
-	nodes := []heal.NodeResult{}
-	if failed == nil {
-		var startup heal.Startup
-		if startup, failed = heal.StartupOf(ctx, client); startup.Taint != "" && failed == nil {
-			nodes, failed = heal.Untaint(ctx, client, startup, f.dryRun)
-		}
-	}
 	var left []string
 	for _, p := range pods {
 		if p.Action != heal.Replace {
 			left = append(left, p.Reason)
 		}
 	}
-	for _, n := range nodes {
-		if n.Action != heal.Remove {
-			left = append(left, n.Reason)
-		}
-	}
-	if failed != nil && len(pods)+len(nodes) == 0 {
+	if failed != nil && len(pods) == 0 {
 		return failed
 	}
-	err = render(stdout, f.output, healed{DryRun: f.dryRun, Pods: pods, Nodes: nodes}, printHealed, left)
+	err = render(stdout, f.output, healed{DryRun: f.dryRun, Pods: pods}, printHealed, left)
 	if failed != nil {
 		return failed
 	}
@@ -135,18 +120,6 @@ func printHealed(w io.Writer, h healed) error {
 			did = "healed"
 		}
 		if _, err := fmt.Fprintf(w, "%s %s: %s\n", p.Pod, did, p.Reason); err != nil {
-			return err
-		}
-	}
-	for _, n := range h.Nodes {
-		did := "kept"
-		switch {
-		case n.Action == heal.Remove && h.DryRun:
-			did = "would be removed"
-		case n.Action == heal.Remove:
-			did = "removed"
-		}
-		if _, err := fmt.Fprintf(w, "node %s: taint %s %s: %s\n", n.Node, n.Taint, did, n.Reason); err != nil {
 			return err
 		}
 	}

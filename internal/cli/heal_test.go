@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -67,8 +66,6 @@ func TestHeal(t *testing.T) {
 						t.Errorf("fieldSelector=%s", got)
 					}
 					_, _ = w.Write([]byte(c.pods))
-				case "GET /apis/apps/v1/namespaces/zarf/deployments":
-					_, _ = w.Write([]byte(`{"items":[]}`))
 				case "GET /api/v1/namespaces/zarf/configmaps/zarf-registry-pause-images":
 					_, _ = w.Write([]byte(pauseRules))
 				case "GET /api/v1/nodes/n1":
@@ -106,54 +103,6 @@ func TestHeal(t *testing.T) {
 			}
 			if c.flags.output == "json" && !json.Valid([]byte(out)) {
 				t.Errorf("invalid JSON: %s", out)
-			}
-		})
-	}
-}
-
-func TestHealRemovesTheStartupTaint(t *testing.T) {
-	const node = `{"metadata":{"name":%q},"spec":{"taints":[{"key":"a","effect":"NoSchedule"}]},
-		"status":{"conditions":[{"type":"Ready","status":%q}]}}`
-	for description, c := range map[string]struct {
-		flags healFlags
-		nodes string
-		out   string
-		err   string
-	}{
-		"removed": {healFlags{output: "table"}, fmt.Sprintf(node, "n1", "True"),
-			"no pod of the release needs another image\nnode n1: taint a removed: pods can pull on it\n", ""},
-		"dry": {healFlags{output: "table", dryRun: true}, fmt.Sprintf(node, "n1", "True") + "," + fmt.Sprintf(node, "n2", "False"),
-			"node n1: taint a would be removed: pods can pull on it\nnode n2: taint a kept: the node is not ready\n", "1 problems"},
-		"as JSON": {healFlags{output: "json"}, fmt.Sprintf(node, "n1", "True"), `"node": "n1",
-      "action": "remove",
-      "taint": "a",
-      "reason": "pods can pull on it"`, ""},
-	} {
-		t.Run(description, func(t *testing.T) {
-			patches := 0
-			out, err := healAt(t, c.flags, func(w http.ResponseWriter, r *http.Request) {
-				answer := `{"items":[]}` // pods
-				switch r.Method + " " + r.URL.Path {
-				case "GET /apis/apps/v1/namespaces/zarf/deployments":
-					answer = `{"items":[{"spec":{"template":{"spec":{"containers":[
-						{"args":["heal","--startup-taint=a","--startup-taint-until=node"]}]}}}}]}`
-				case "GET /api/v1/namespaces/zarf/configmaps/zarf-registry-pause-images":
-					answer = pauseRules
-				case "GET /api/v1/nodes":
-					answer = `{"items":[` + c.nodes + `]}`
-				case "PATCH /api/v1/nodes/n1":
-					patches++
-					if dry := r.URL.Query().Get("dryRun") == "All"; dry != c.flags.dryRun {
-						t.Errorf("a dry run: %t", dry)
-					}
-				}
-				_, _ = w.Write([]byte(answer))
-			})
-			if (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) {
-				t.Errorf("%v, want %q", err, c.err)
-			}
-			if !strings.Contains(out, c.out) || patches != 1 {
-				t.Errorf("%d patches, output %q, want %q", patches, out, c.out)
 			}
 		})
 	}

@@ -27,8 +27,6 @@ import (
 const (
 	knownPause = "registry.k8s.io/pause:3.10.1"
 	otherPause = "k8s.gcr.io/pause:3.9"
-	// startupTaint is the key of the taint that keeps ordinary pods off new nodes.
-	startupTaint = "example.com/registry-not-ready"
 )
 
 // TestHealer replaces all nodes, one by one, by nodes with a pause image that the chart does not
@@ -38,17 +36,12 @@ const (
 // of the release's own pods.
 func TestHealer(t *testing.T) {
 	w := ownCluster(t, "e2e-healer", layout{args: []string{"--pause-image", knownPause}})
-	w.sets = append(w.sets, "--set=startupTaint="+startupTaint)
 	image := ""
-	must(t, "installed with healers on nodes with the startup taint", func(t *testing.T) {
-		output(t, w.command(t, w.kubectl, "taint", "nodes", "--all", startupTaint+"=yes:NoSchedule"))
+	must(t, "installed with healers", func(t *testing.T) {
 		w.helmChart(t, "install", "--wait", proxyMode)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
 		image = w.pushHello(t)
 		w.healersReady(t)
-		for _, node := range w.nodes {
-			w.losesTaint(t, node)
-		}
 		w.healersAreSmall(t)
 	})
 	must(t, "a node with a known pause image joins", func(t *testing.T) {
@@ -57,12 +50,9 @@ func TestHealer(t *testing.T) {
 			t.Errorf("healed without need: %v", pods)
 		}
 	})
-	must(t, "a node with an unknown pause image and the startup taint joins", func(t *testing.T) {
-		ordinary := w.waitingPod(t, "new1", image)
-		w.firstPull(t, "new1", image, "--pause-image", otherPause, "--register-with-taints",
-			startupTaint+"=:NoSchedule")
+	must(t, "a node with an unknown pause image joins", func(t *testing.T) {
+		w.firstPull(t, "new1", image, "--pause-image", otherPause)
 		w.eventSays(t, "new1")
-		w.ranUndisturbed(t, ordinary, "new1")
 		eventually(t, "zarf-registry status to report a healthy cluster", func() error {
 			out, _, err := try(w.command(t, w.hook, "status"))
 			if err != nil {
@@ -70,11 +60,6 @@ func TestHealer(t *testing.T) {
 			}
 			return nil
 		})
-	})
-	must(t, "the startup taint of a node that serves is removed again", func(t *testing.T) {
-		output(t, w.command(t, w.kubectl, "taint", "nodes", "n1", "other=x:PreferNoSchedule", startupTaint+"=:NoSchedule"))
-		w.losesTaint(t, "n1")
-		output(t, w.command(t, w.kubectl, "taint", "nodes", "n1", "other=x:PreferNoSchedule-")) // it must be there
 	})
 	must(t, "the policies refuse every other patch", w.healerIsLimited)
 	must(t, "both healers are killed at once", func(t *testing.T) {
@@ -114,15 +99,10 @@ func TestHealer(t *testing.T) {
 			}
 			return err
 		})
-		output(t, w.command(t, w.kubectl, "taint", "nodes", "new2", startupTaint+"=:NoSchedule"))
 		h := w.heal(t)
 		if len(h.Pods) != 1 || h.Pods[0].PreviousImage != w.chosenPause(t) {
 			t.Errorf("healed %s", mustJSON(h.Pods))
 		}
-		if len(h.Nodes) != 1 || h.Nodes[0].Node != "new2" || h.Nodes[0].Action != "remove" {
-			t.Errorf("nodes: %s", mustJSON(h.Nodes))
-		}
-		w.losesTaint(t, "new2")
 		w.waitForRegistry(t, before.Name)
 		w.scaleHealer(t, 2)
 		eventually(t, "the healers to be healed", func() error {
@@ -142,12 +122,10 @@ func TestHealer(t *testing.T) {
 		w.isHealthy(t)
 	})
 	if slices.Contains(scenarios.NodePorts, w.network) {
-		must(t, "in nodeport mode, the registry's readiness removes the startup taint", func(t *testing.T) {
+		must(t, "healers in nodeport mode", func(t *testing.T) {
 			w.helmChart(t, "upgrade", "--wait", nodePortMode)
 			w.isIn(t, state.ModeNodePort, state.SourceValue)
 			w.healersReady(t)
-			output(t, w.command(t, w.kubectl, "taint", "nodes", "new2", startupTaint+"=:NoSchedule"))
-			w.losesTaint(t, "new2")
 			w.isHealthy(t)
 		})
 	}
@@ -178,85 +156,6 @@ func (w *world) firstPull(t *testing.T, node, image string, args ...string) {
 		t.Logf("figure: %s pulled %.1f s after it had become ready (to a second), %.1f s after that was seen", node,
 			took.Seconds(), pulled.Sub(added).Seconds())
 	}
-}
-
-// waitingPod creates a pod for a node that has not joined yet.
-func (w *world) waitingPod(t *testing.T, node, image string) *corev1.Pod {
-	t.Helper()
-	p := pod("ordinary", "", image)
-	p.Spec.Tolerations, p.Spec.NodeSelector = nil, map[string]string{corev1.LabelHostname: node}
-	made, err := w.client.CoreV1().Pods(workloads).Create(t.Context(), p, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return made
-}
-
-// ranUndisturbed fails unless an ordinary pod runs on a node, was scheduled after the node's proxy had
-// become ready, and no pull for it failed. It deletes the pod.
-func (w *world) ranUndisturbed(t *testing.T, ordinary *corev1.Pod, node string) {
-	t.Helper()
-	pods := w.client.CoreV1().Pods(workloads)
-	var p *corev1.Pod
-	eventually(t, "pod "+ordinary.Name+" to run", func() (err error) {
-		if p, err = pods.Get(t.Context(), ordinary.Name, metav1.GetOptions{}); err == nil && p.Status.Phase != corev1.PodRunning {
-			err = errors.New(mustJSON(p.Status))
-		}
-		return err
-	})
-	w.losesTaint(t, node)
-	became := func(p corev1.Pod, condition corev1.PodConditionType) time.Time {
-		for _, c := range p.Status.Conditions {
-			if c.Type == condition && c.Status == corev1.ConditionTrue {
-				return c.LastTransitionTime.Time
-			}
-		}
-		return time.Time{}
-	}
-	proxies := w.proxiesOn(t, node)
-	for _, proxy := range proxies {
-		wait := became(*p, corev1.PodScheduled).Sub(became(proxy, corev1.PodReady))
-		t.Logf("figure: pod %s was scheduled %.0f s after the proxy of %s had become ready", p.Name, wait.Seconds(), node)
-		if wait < 0 {
-			t.Errorf("pod %s was scheduled %s before the proxy of %s became ready", p.Name, -wait, node)
-		}
-	}
-	if p.Spec.NodeName != node || len(proxies) != 1 {
-		t.Errorf("pod %s runs on %s; %d proxies on %s", p.Name, p.Spec.NodeName, len(proxies), node)
-	}
-	events, err := w.client.CoreV1().Events(workloads).List(t.Context(),
-		metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(p.UID)})
-	if err != nil || len(events.Items) == 0 {
-		t.Fatalf("%d events: %v", len(events.Items), err)
-	}
-	for _, e := range events.Items {
-		if strings.Contains(e.Reason, "BackOff") || e.Reason == "Failed" || e.Reason == "TaintManagerEviction" {
-			t.Errorf("event %s: %s", e.Reason, e.Message)
-		}
-	}
-	now := int64(0)
-	if err := pods.Delete(t.Context(), p.Name, metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
-		t.Error(err)
-	}
-}
-
-// losesTaint fails unless the startup taint of a node is removed soon.
-func (w *world) losesTaint(t *testing.T, node string) {
-	t.Helper()
-	begin := time.Now()
-	eventually(t, "the startup taint of "+node+" to be removed", func() error {
-		n, err := w.client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		for _, taint := range n.Spec.Taints {
-			if taint.Key == startupTaint {
-				return errors.New(mustJSON(n.Spec.Taints))
-			}
-		}
-		return nil
-	})
-	t.Logf("figure: %s had no startup taint after %.1f s", node, time.Since(begin).Seconds())
 }
 
 func (w *world) readyHealers(t *testing.T) int {
@@ -374,8 +273,7 @@ func (w *world) chosenPause(t *testing.T) string {
 
 // healed is the output of zarf-registry heal.
 type healed struct {
-	Pods  []struct{ Pod, Node, Action, PreviousImage, Image, Reason string }
-	Nodes []struct{ Node, Action, Taint, Reason string }
+	Pods []struct{ Pod, Node, Action, PreviousImage, Image, Reason string }
 }
 
 func (w *world) heal(t *testing.T, args ...string) healed {
@@ -410,15 +308,13 @@ func (w *world) healerIsLimited(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, suffix := range []string{"-healer", "-healer-nodes"} {
-		policy, err := w.client.AdmissionregistrationV1().ValidatingAdmissionPolicies().Get(t.Context(),
-			namespace+"-"+release+suffix, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if checked := policy.Status.TypeChecking; checked == nil || len(checked.ExpressionWarnings) > 0 {
-			t.Errorf("the API server warns about policy %s: %s", policy.Name, mustJSON(checked))
-		}
+	policy, err := w.client.AdmissionregistrationV1().ValidatingAdmissionPolicies().Get(t.Context(),
+		namespace+"-"+release+"-healer", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if checked := policy.Status.TypeChecking; checked == nil || len(checked.ExpressionWarnings) > 0 {
+		t.Errorf("the API server warns about policy %s: %s", policy.Name, mustJSON(checked))
 	}
 	other := pod("not-the-charts", "", "example.com/none:1")
 	w.provoked = append(w.provoked, other.Spec.Containers[0].Image)
@@ -462,28 +358,9 @@ func (w *world) healerIsLimited(t *testing.T) {
 			t.Errorf("%s: %v", description, err)
 		}
 	}
-	output(t, w.command(t, w.kubectl, "taint", "nodes", "n1", "other=x:PreferNoSchedule"))
-	for description, c := range map[string]struct{ patch, refused string }{
-		"a label of a node":      {`{"metadata":{"labels":{"a":"b"}}}`, "labels"},
-		"an annotation of it":    {`{"metadata":{"annotations":{"a":"b"}}}`, "annotations"},
-		"a finalizer of it":      {`{"metadata":{"finalizers":["a.example/b"]}}`, "finalizers"},
-		"a cordon":               {`{"spec":{"unschedulable":true}}`, "spec"},
-		"another taint":          {`{"spec":{"taints":[{"key":"a","effect":"NoSchedule"}]}}`, "taint"},
-		"another taint's value":  {`{"spec":{"taints":[{"key":"other","value":"y","effect":"PreferNoSchedule"}]}}`, "taint"},
-		"another taint's effect": {`{"spec":{"taints":[{"key":"other","value":"x","effect":"NoSchedule"}]}}`, "taint"},
-		"no taint":               {`{"spec":{"taints":null}}`, "taint"},
-		"the startup taint":      {`{"spec":{"taints":[{"key":"` + startupTaint + `","effect":"NoSchedule"}]}}`, "taint"},
-	} {
-		_, err := healer.CoreV1().Nodes().Patch(t.Context(), "n1", types.MergePatchType, []byte(c.patch), dry)
-		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "the healer may") ||
-			!strings.Contains(err.Error(), c.refused) {
-			t.Errorf("%s: %v", description, err)
-		}
-	}
-	output(t, w.command(t, w.kubectl, "taint", "nodes", "n1", "other=x:PreferNoSchedule-"))
 	for description, try := range map[string]func() error{
-		"patch the status of a node": func() error {
-			_, err := healer.CoreV1().Nodes().Patch(t.Context(), "n1", types.MergePatchType, []byte(`{}`), dry, "status")
+		"patch a node": func() error {
+			_, err := healer.CoreV1().Nodes().Patch(t.Context(), "n1", types.MergePatchType, []byte(`{}`), dry)
 			return err
 		},
 		"delete a node": func() error {
@@ -493,8 +370,8 @@ func (w *world) healerIsLimited(t *testing.T) {
 			_, err := healer.CoreV1().Pods(namespace).Create(t.Context(), pod("x", "", "a:1"), metav1.CreateOptions{})
 			return err
 		},
-		"delete a pod": func() error {
-			return healer.CoreV1().Pods(namespace).Delete(t.Context(), proxy, metav1.DeleteOptions{})
+		"delete a pod that is no proxy": func() error {
+			return healer.CoreV1().Pods(namespace).Delete(t.Context(), other.Name, metav1.DeleteOptions{})
 		},
 		"read a Secret": func() error {
 			_, err := healer.CoreV1().Secrets(namespace).Get(t.Context(), release+"-state", metav1.GetOptions{})

@@ -49,7 +49,7 @@ func TestLeastPrivilege(t *testing.T) {
 	w := ownCluster(t, "e2e-rights", layout{open: true, args: []string{"--nodes", "1", "--audit-policy", policy}})
 	const never, missing, pushCredential = "0 0 31 12 *", "example.com/missing/pause:1", "push-credential"
 	w.provoked = []string{missing}
-	w.sets = append(w.sets, "--set=auth.existingSecret="+pushCredential, "--set=startupTaint="+startupTaint,
+	w.sets = append(w.sets, "--set=auth.existingSecret="+pushCredential,
 		"--set=registry.garbageCollection.enabled=true", "--set-string=registry.garbageCollection.schedule="+never,
 		"--set=registry.garbageCollection.prune.olderThan=1h", "--set=rewrite.enabled=true", "--set=rewrite.missing=keep", namedPause,
 		"--set=cache.replicas=1", "--set=localRegistryHosting=true")
@@ -59,13 +59,11 @@ func TestLeastPrivilege(t *testing.T) {
 	}
 	output(t, w.command(t, w.kubectl, "create", "namespace", namespace))
 	changeCredential(t, "first password")
-	output(t, w.command(t, w.kubectl, "taint", "nodes", "--all", startupTaint+"=:NoSchedule"))
 	granted := w.watchGrants(t)
 
 	must(t, "install", func(t *testing.T) {
 		w.helmChart(t, "install", proxyMode)
 		w.isIn(t, state.ModeProxy, state.SourceValue)
-		w.losesTaint(t, w.nodes[0])
 	})
 	must(t, "push", func(t *testing.T) { w.pushHello(t) })
 	must(t, "pruning and garbage collection", func(t *testing.T) { w.runCronJob(t, release+"-gc") })

@@ -111,7 +111,7 @@ func TestZarfMigration(t *testing.T) {
 		stop()
 	})
 	must(t, "the old references work on a new node", func(t *testing.T) {
-		// The package's pod starts before the node's proxy, and the kubelet retries: see startupTaint.
+		// The package's pod starts before the node's proxy, and the kubelet retries.
 		m.provoked = append(m.provoked, m.agentReference(workloadImage("before")))
 		m.addNode(t, "late")
 		eventually(t, "the package's pod on node late", func() error {

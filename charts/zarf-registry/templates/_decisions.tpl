@@ -310,8 +310,7 @@ recorded mode keeps what was recorded where the values are silent. */ -}}
 
 {{- /* Sets .zr.pods to what the user wants for the pods of a component, by the path of its values:
   labels, annotations, env, priorityClassName  those of all pods, and the component's own, which take precedence
-  tolerations  the component's, and one of the startup taint unless they cover it: pods that serve a node must run before
-               it loses the taint */ -}}
+  tolerations  the component's */ -}}
 {{- define "zarf-registry.decide.pods" -}}
 {{- $all := .Values -}}
 {{- $pods := dict -}}
@@ -330,9 +329,6 @@ recorded mode keeps what was recorded where the values are silent. */ -}}
 {{- $tolerations := default list $own.tolerations -}}
 {{- if and (eq $component "cache") (kindIs "invalid" $own.tolerations) -}}
 {{- $tolerations = $all.registry.tolerations -}}
-{{- end -}}
-{{- if and $all.startupTaint (not (has (dict "operator" "Exists") $tolerations)) -}}
-{{- $tolerations = append $tolerations (dict "key" $all.startupTaint "operator" "Exists") | uniq -}}
 {{- end -}}
 {{- $_ := set $pods $component (dict
   "labels" (merge dict (default dict $own.podLabels) $all.podLabels)

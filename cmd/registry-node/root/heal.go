@@ -24,9 +24,6 @@ func healCommand() *cobra.Command {
 its node does not have, replace it with one that the node reports and that --pause-images allows. An annotation of the
 pod keeps the previous image, and an event says what was done. Other pods and containers are never changed.
 
-With --startup-taint, also remove the taints with that key from nodes on which pods can pull: the node is ready, its
-pod that configures it, if any, is ready, and --startup-taint-until is: the node's proxy, or the registry.
-
 With --proxy-rollouts, also continue updates of the proxies which Kubernetes does not continue: on ready nodes, delete
 one outdated pod and, when its successor is ready, the next ones, at most as many at a time as the DaemonSet allows.
 
@@ -41,11 +38,6 @@ The command runs in a pod, with the credentials of its ServiceAccount, until SIG
 			logger, err := log.New(command.ErrOrStderr())
 			if err != nil {
 				return &exitcode.Refusal{Err: err}
-			}
-			if config.Startup.Taint != "" {
-				if err := config.Startup.Validate(); err != nil {
-					return &exitcode.Refusal{Err: err}
-				}
 			}
 			if err := config.Repositories.Validate(); err != nil {
 				return &exitcode.Refusal{Err: err}
@@ -68,9 +60,6 @@ The command runs in a pod, with the credentials of its ServiceAccount, until SIG
 	flags.StringVar(&namespace, "namespace", "", "`NAMESPACE` of the pods")
 	flags.StringVar(&release, "release", "", "`RELEASE` whose pods are watched")
 	flags.StringVar(&pauseImages, "pause-images", "", "`DIRECTORY` with the rules about images: a mounted ConfigMap")
-	flags.StringVar(&config.Startup.Taint, heal.FlagTaint, "", "`KEY` of the taint to remove from nodes; none if empty")
-	flags.StringVar((*string)(&config.Startup.Until), heal.FlagUntil, string(heal.UntilProxy),
-		"what must be ready: `proxy`, registry or node")
 	flags.BoolVar(&config.Rollouts, "proxy-rollouts", false, "continue updates of the proxies")
 	flags.StringVar(&config.Repositories.ConfigMap, heal.FlagRepositories, "",
 		"`NAME` of the ConfigMap for the names of repositories; none if empty")

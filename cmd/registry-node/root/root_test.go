@@ -80,10 +80,6 @@ func TestRefusals(t *testing.T) {
 			[]string{"configure", "--config-dir=a", "--host-root=b", "x"}, exitcode.Refused, `"x"`,
 		},
 		"a healer without flags": {[]string{"heal"}, exitcode.Refused, `"namespace", "pause-images", "release"`},
-		"a healer that waits for nothing": {
-			[]string{"heal", "--namespace=a", "--release=b", "--pause-images=d", "--startup-taint=c", "--startup-taint-until=x"},
-			exitcode.Refused, "proxy, registry or node",
-		},
 		"a healer that cannot list repositories": {
 			[]string{"heal", "--namespace=a", "--release=b", "--pause-images=e", "--repositories-configmap=c", "--tls-dir=d"},
 			exitcode.Refused, "needs --registry=HOST:PORT and --tls-dir",

@@ -25,12 +25,10 @@ import (
 const (
 	// requestTimeout limits a request other than a watch.
 	requestTimeout = 10 * time.Second
-	// watchTime is how long the API server keeps a watch open. Each new one begins with all objects that
+	// watchTime is how long the API server keeps a watch open. Each new one begins with all pods that
 	// match, so what got lost is found again. It is short because a kubelet that must not pull
 	// reports a missing image only once.
 	watchTime = 5 * time.Minute
-	// nodeWatchTime is the same for nodes, all of which match: 50 MB in a cluster of 5000.
-	nodeWatchTime = time.Hour
 	// maxError is the most that is read of an error response.
 	maxError = 64 << 10
 )
@@ -201,9 +199,9 @@ func (c *Client) list(ctx context.Context, query url.Values) ([]Pod, error) {
 }
 
 // change is an event of a watch.
-type change[T any] struct {
-	object T
-	gone   bool // it was deleted, or does not match any more
+type change struct {
+	pod  Pod
+	gone bool // it was deleted, or does not match any more
 }
 
 // inUse returns the images in which injected programs of the release run, those on a node first.
@@ -257,16 +255,16 @@ func (c *Client) Rules(ctx context.Context, name string) (nodeimages.Rules, erro
 	return nodeimages.FromData(configMap.Data)
 }
 
-// watch sends the objects that a query selects, and then each change of them, to changes. It returns
-// when the API server ends the watch, after a time. opened is called when it has accepted it.
-func watch[T any](ctx context.Context, c *Client, path string, query url.Values, lasts time.Duration, opened func(),
-	changes chan<- change[T]) error {
+// watch sends the unfinished pods, and then each change of them, to changes. It returns when the API server ends the
+// watch, after a time. opened is called when it has accepted it.
+func (c *Client) watch(ctx context.Context, opened func(), changes chan<- change) error {
+	query := c.unfinished()
 	query.Set("watch", "1")
-	query.Set("resourceVersion", "0") // first all objects that match, from the API server's cache
-	query.Set("timeoutSeconds", fmt.Sprintf("%.0f", lasts.Seconds()))
-	ctx, cancel := context.WithTimeout(ctx, lasts+requestTimeout)
+	query.Set("resourceVersion", "0") // first all pods that match, from the API server's cache
+	query.Set("timeoutSeconds", fmt.Sprintf("%.0f", watchTime.Seconds()))
+	ctx, cancel := context.WithTimeout(ctx, watchTime+requestTimeout)
 	defer cancel()
-	response, err := c.send(ctx, http.MethodGet, path, query, "", nil)
+	response, err := c.send(ctx, http.MethodGet, c.pods(), query, "", nil)
 	if err != nil {
 		return err
 	}
@@ -285,8 +283,8 @@ func watch[T any](ctx context.Context, c *Client, path string, query url.Values,
 		if event.Type == "ERROR" {
 			return fmt.Errorf("the API server ended the watch: %s", event.Object)
 		}
-		next := change[T]{gone: event.Type == "DELETED"}
-		if err := json.Unmarshal(event.Object, &next.object); err != nil {
+		next := change{gone: event.Type == "DELETED"}
+		if err := json.Unmarshal(event.Object, &next.pod); err != nil {
 			return fmt.Errorf("reading the watch: %w", err)
 		}
 		select {

@@ -2,18 +2,17 @@
 // does not have, with one that the node reports and that may carry programs (nodeimages). Only containers
 // that run the loader are changed: the program comes from the payload.
 //
-// It also removes the startup taint from nodes on which pods can pull, and copies the names of the registry's
-// repositories to a ConfigMap, for the policy that rewrites references.
+// It also continues rollouts of the proxies, and copies the names of the registry's repositories to a ConfigMap, for the
+// policy that rewrites references.
 //
 // It creates nothing except events. The healer runs it in the cluster (Healer), zarf-registry heal from a
-// workstation (Once, Untaint); both decide with Decide and waitsFor.
+// workstation (Once); both decide with Decide.
 package heal
 
 import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/zarf-dev/zarf-registry/internal/release/names"
 	"github.com/zarf-dev/zarf-registry/internal/release/nodeimages"
@@ -36,9 +35,7 @@ type Pod struct {
 		Namespace         string            `json:"namespace"`
 		UID               string            `json:"uid"`
 		ResourceVersion   string            `json:"resourceVersion"`
-		CreationTimestamp time.Time         `json:"creationTimestamp"`
 		DeletionTimestamp string            `json:"deletionTimestamp"`
-		Labels            map[string]string `json:"labels"`
 		Annotations       map[string]string `json:"annotations"`
 	} `json:"metadata"`
 	Spec struct {
@@ -48,7 +45,6 @@ type Pod struct {
 	} `json:"spec"`
 	Status struct {
 		Phase                 string            `json:"phase"`
-		Conditions            []Condition       `json:"conditions"`
 		InitContainerStatuses []ContainerStatus `json:"initContainerStatuses"`
 		ContainerStatuses     []ContainerStatus `json:"containerStatuses"`
 	} `json:"status"`

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/url"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,27 +25,21 @@ type times struct {
 	retry, giveUp time.Duration
 	// reconnect is the time before another watch after one that failed.
 	reconnect time.Duration
-	// poll is the time between two looks at a node with the startup taint, and maxPoll that at a node
-	// which has waited for long. pace is the least time between looks at any nodes.
-	poll, maxPoll, pace time.Duration
 	// rollout is the time between looks at the proxies' rollouts.
 	rollout time.Duration
 }
 
 // The kubelet reports its images every 10 seconds, or with the first status after a change.
 var defaultTimes = times{look: 2 * time.Second, retry: time.Second, giveUp: time.Minute, reconnect: time.Second,
-	poll: time.Second, maxPoll: 30 * time.Second, pace: 50 * time.Millisecond,
 	rollout: 5 * time.Second}
 
-// Config configures a Healer. All fields are required, except Startup, Repositories, Rollouts and Listen.
+// Config configures a Healer. All fields are required, except Repositories, Rollouts and Listen.
 type Config struct {
 	// Connect returns a client. It is called for each watch.
 	Connect func() (*Client, error)
 	// Rules returns which images may be used. It is called for each decision, because they change.
 	Rules  func() (nodeimages.Rules, error)
 	Logger *slog.Logger
-	// Startup is the taint to remove from nodes, if any.
-	Startup Startup
 	// Repositories is what to copy for the policy that rewrites references, if anything.
 	Repositories Repositories
 	// Rollouts is true to continue the rollouts of proxies that Kubernetes does not continue.
@@ -55,8 +48,8 @@ type Config struct {
 	Listen string
 }
 
-// Healer watches the release's pods and replaces images, watches nodes to remove the startup taint,
-// and continues rollouts of the proxies. Several healers may run at once: the first patch of an object wins.
+// Healer watches the release's pods and replaces images, and continues rollouts of the proxies. Several healers may run
+// at once: the first patch of an object wins.
 type Healer struct {
 	config Config
 	times  times
@@ -67,10 +60,6 @@ type Healer struct {
 	replaced, conflicts, failures, reports, broken *metrics.Counter
 	watching                                       atomic.Bool
 	waiting                                        atomic.Int64
-
-	untainted, untaintConflicts, untaintFailures *metrics.Counter
-	watchingNodes                                atomic.Bool
-	tainted                                      atomic.Int64
 
 	jobs     map[string]*job      // by the pod's UID
 	reported map[string]time.Time // when a pod, with its image, was reported
@@ -97,12 +86,7 @@ func New(config Config) *Healer {
 		reports:   set.NewCounter(prefix + "unresolved_total"),
 		broken:    set.NewCounter(prefix + "watch_errors_total"),
 		reported:  map[string]time.Time{},
-
-		untainted:        set.NewCounter(prefix + `taint_removals_total{result="ok"}`),
-		untaintConflicts: set.NewCounter(prefix + `taint_removals_total{result="conflict"}`),
-		untaintFailures:  set.NewCounter(prefix + `taint_removals_total{result="error"}`),
 	}
-	set.NewGauge(prefix+"nodes_tainted", func() float64 { return float64(h.tainted.Load()) })
 	set.NewGauge(prefix+"pods_waiting", func() float64 { return float64(h.waiting.Load()) })
 	return h
 }
@@ -120,30 +104,27 @@ func (h *Healer) Run(ctx context.Context) error {
 		defer func() { _ = server.Close() }()
 	}
 	var group sync.WaitGroup
-	if h.config.Startup.Taint != "" {
-		group.Go(func() { h.keep(ctx, "nodes", &h.watchingNodes, h.nodes) })
-	}
 	if h.config.Repositories.ConfigMap != "" {
 		group.Go(func() { h.copyRepositories(ctx) })
 	}
 	if h.config.Rollouts {
 		group.Go(func() { h.continueRollouts(ctx) })
 	}
-	h.keep(ctx, "pods", &h.watching, h.session)
+	h.watchPods(ctx)
 	group.Wait()
 	return nil
 }
 
-// keep runs sessions until ctx ends.
-func (h *Healer) keep(ctx context.Context, what string, watching *atomic.Bool, session func(context.Context) error) {
+// watchPods runs sessions until ctx ends.
+func (h *Healer) watchPods(ctx context.Context) {
 	for ctx.Err() == nil {
-		err := session(ctx)
-		watching.Store(false)
+		err := h.session(ctx)
+		h.watching.Store(false)
 		if err == nil || ctx.Err() != nil {
 			continue
 		}
 		h.broken.Inc()
-		h.config.Logger.Warn("watching "+what+" failed", "error", err)
+		h.config.Logger.Warn("watching pods failed", "error", err)
 		select {
 		case <-ctx.Done():
 		case <-time.After(h.times.reconnect):
@@ -157,8 +138,6 @@ func (h *Healer) handler() http.Handler {
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if !h.watching.Load() {
 			http.Error(w, "not watching pods", http.StatusServiceUnavailable)
-		} else if h.config.Startup.Taint != "" && !h.watchingNodes.Load() {
-			http.Error(w, "not watching nodes", http.StatusServiceUnavailable)
 		}
 	})
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
@@ -177,10 +156,10 @@ func (h *Healer) session(ctx context.Context) error {
 	defer client.HTTP.CloseIdleConnections()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	changes := make(chan change[Pod])
+	changes := make(chan change)
 	ended := make(chan error, 1)
 	go func() {
-		ended <- watch(ctx, client, client.pods(), client.unfinished(), watchTime, func() { h.watching.Store(true) }, changes)
+		ended <- client.watch(ctx, func() { h.watching.Store(true) }, changes)
 	}()
 	h.jobs = map[string]*job{} // the watch begins with all pods
 	for {
@@ -211,9 +190,9 @@ func (h *Healer) next() time.Duration {
 }
 
 // note records a change of a pod.
-func (h *Healer) note(c change[Pod]) {
-	uid := c.object.Metadata.UID
-	waits, failing := c.object.Waits()
+func (h *Healer) note(c change) {
+	uid := c.pod.Metadata.UID
+	waits, failing := c.pod.Waits()
 	if c.gone || !waits {
 		delete(h.jobs, uid)
 		return
@@ -224,7 +203,7 @@ func (h *Healer) note(c change[Pod]) {
 		j = &job{due: now.Add(h.times.look), end: now.Add(h.times.giveUp)}
 		h.jobs[uid] = j
 	}
-	j.pod = c.object
+	j.pod = c.pod
 	if failing && !j.failing {
 		j.end = now.Add(h.times.giveUp)
 	}
@@ -327,104 +306,5 @@ func (h *Healer) record(ctx context.Context, client *Client, p Pod, reason, mess
 	err := client.event(ctx, p, reason, message)
 	if err != nil && !errors.Is(err, context.Canceled) {
 		h.config.Logger.Warn("recording an event failed", "error", err)
-	}
-}
-
-// starting is a node with the startup taint.
-type starting struct {
-	node  startingNode
-	since time.Time // when it was seen
-	due   time.Time // of the next look; zero if it waits for a change of the node
-}
-
-// nodes watches nodes until the API server ends the watch. Of those without the startup taint nothing is
-// kept.
-func (h *Healer) nodes(ctx context.Context) error {
-	client, err := h.config.Connect()
-	if err != nil {
-		return err
-	}
-	defer client.HTTP.CloseIdleConnections()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	changes := make(chan change[startingNode])
-	ended := make(chan error, 1)
-	go func() {
-		ended <- watch(ctx, client, nodes, url.Values{}, nodeWatchTime, func() { h.watchingNodes.Store(true) }, changes)
-	}()
-	found := map[string]*starting{}
-	for {
-		h.tainted.Store(int64(len(found)))
-		var first *starting
-		for _, s := range found {
-			if !s.due.IsZero() && (first == nil || s.due.Before(first.due)) {
-				first = s
-			}
-		}
-		pause := time.Hour
-		if first != nil {
-			pause = max(time.Until(first.due), h.times.pace)
-		}
-		timer := time.NewTimer(pause)
-		select {
-		case err := <-ended:
-			timer.Stop()
-			return err
-		case c := <-changes:
-			h.noteNode(found, c)
-		case <-timer.C:
-			if first != nil {
-				h.untaint(ctx, client, first)
-			}
-		}
-		timer.Stop()
-	}
-}
-
-// noteNode records a change of a node.
-func (h *Healer) noteNode(found map[string]*starting, c change[startingNode]) {
-	name := c.object.Metadata.Name
-	if c.gone || !c.object.has(h.config.Startup.Taint) {
-		delete(found, name)
-		return
-	}
-	now := time.Now()
-	s := found[name]
-	if s == nil {
-		s = &starting{since: now}
-		found[name] = s
-	}
-	s.node = c.object
-	if !isReady(c.object.Status.Conditions) {
-		s.due = time.Time{}
-	} else if s.due.IsZero() {
-		s.due = now
-	}
-}
-
-// untaint removes the startup taint of a node on which pods can pull.
-func (h *Healer) untaint(ctx context.Context, client *Client, s *starting) {
-	log := h.config.Logger.With("node", s.node.Metadata.Name, "taint", h.config.Startup.Taint)
-	now := time.Now()
-	s.due = now.Add(min(max(now.Sub(s.since)/10, h.times.poll), h.times.maxPoll))
-	reason, err := client.waitsFor(ctx, s.node, h.config.Startup.Until)
-	switch {
-	case err != nil:
-		log.Warn("looking at a node failed", "error", err)
-		return
-	case reason != "":
-		log.Debug("the node keeps its taint", "reason", reason)
-		return
-	}
-	switch err := client.removeTaint(ctx, s.node, h.config.Startup.Taint, false); {
-	case err == nil:
-		h.untainted.Inc()
-		log.Info("removed the startup taint")
-	case conflict(err):
-		h.untaintConflicts.Inc()
-		log.Debug("the node has changed", "error", err)
-	default:
-		h.untaintFailures.Inc()
-		log.Error("removing the startup taint failed", "error", err)
 	}
 }

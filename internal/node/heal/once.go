@@ -34,7 +34,8 @@ type Result struct {
 // it did about the pods that need another image. An error means that no further pod was looked at.
 func Once(ctx context.Context, client *Client, rules nodeimages.Rules, dryRun bool) ([]Result, error) {
 	results := []Result{}
-	err := repeat(ctx, func(last bool) (again bool, err error) {
+	for n := 1; ; n++ {
+		last := n == maxPasses
 		found, err := once(ctx, client, rules, dryRun)
 		// What was replaced stays in the results, and is not reported as waiting afterwards.
 		results = slices.DeleteFunc(results, func(r Result) bool { return r.Action != Replace || dryRun })
@@ -44,21 +45,13 @@ func Once(ctx context.Context, client *Client, rules nodeimages.Rules, dryRun bo
 				results = append(results, r)
 			}
 		}
-		return slices.ContainsFunc(found, func(r Result) bool { return r.changed || r.Action == Wait && !dryRun }), err
-	})
-	return results, err
-}
-
-// repeat calls pass until it returns false or an error, at most maxPasses times.
-func repeat(ctx context.Context, pass func(last bool) (again bool, err error)) error {
-	for n := 1; ; n++ {
-		again, err := pass(n == maxPasses)
-		if err != nil || !again || n == maxPasses {
-			return err
+		again := slices.ContainsFunc(found, func(r Result) bool { return r.changed || r.Action == Wait && !dryRun })
+		if err != nil || !again || last {
+			return results, err
 		}
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return results, ctx.Err()
 		case <-time.After(passPause):
 		}
 	}

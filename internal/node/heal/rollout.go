@@ -210,7 +210,11 @@ func (c *Client) continueRollouts(ctx context.Context, log func(string, ...any))
 
 // nodeReady reports whether a node is ready.
 func (c *Client) nodeReady(ctx context.Context, name string) (bool, error) {
-	var n startingNode
+	var n struct {
+		Status struct {
+			Conditions []Condition `json:"conditions"`
+		} `json:"status"`
+	}
 	if err := c.do(ctx, http.MethodGet, nodes+"/"+url.PathEscape(name), nil, "", nil, &n); err != nil {
 		return false, err
 	}
