@@ -203,7 +203,7 @@ func TestRegistryAcceptsItsConfiguration(t *testing.T) {
 				t.Errorf("%s: %v\n%s", name, err, m.Data["config.yml"])
 				continue
 			}
-			want := map[string]string{"s3": "s3", "autoscaling": "s3", "inmemory": "inmemory"}[name]
+			want := map[string]string{"s3": "s3", "inmemory": "inmemory"}[name]
 			if want == "" {
 				want = "filesystem"
 			}

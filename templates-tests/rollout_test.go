@@ -222,7 +222,6 @@ func TestRegistryRollsOverWithSharedStorage(t *testing.T) {
 		"shared-storage": appsv1.RollingUpdateDeploymentStrategyType,
 		"s3":             appsv1.RollingUpdateDeploymentStrategyType,
 		"replicas":       appsv1.RollingUpdateDeploymentStrategyType,
-		"autoscaling":    appsv1.RollingUpdateDeploymentStrategyType,
 	} {
 		for _, d := range deployments(renderedFile(t, name), "registry") {
 			if d.Spec.Strategy.Type != want {

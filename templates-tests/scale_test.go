@@ -7,7 +7,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
-	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -44,8 +43,6 @@ func TestReplicasRequireSharedStorage(t *testing.T) {
 			t.Errorf("%s: strategy %v", name, d.Spec.Strategy)
 		}
 	}
-	// A single pod needs no spreading, whatever the storage.
-	rendering{values: proxyMode(t, "registry.autoscaling={enabled: true, minReplicas: 1, maxReplicas: 1}")}.render(t)
 }
 
 func TestReplicasAreSpread(t *testing.T) {
@@ -56,46 +53,44 @@ func TestReplicasAreSpread(t *testing.T) {
 	if one := spec(); len(one.TopologySpreadConstraints) != 0 || one.Affinity != nil {
 		t.Errorf("with a single pod: %v, %v", one.TopologySpreadConstraints, one.Affinity)
 	}
-	for _, set := range []string{"registry.replicas=2", "registry.autoscaling.enabled=true"} {
-		d := registryOf(t, rendering{values: proxyMode(t, set, shared)}.render(t))
-		own := &metav1.LabelSelector{MatchLabels: d.Spec.Selector.MatchLabels}
-		// The scheduler ignores all constraints on nodes that lack the label of one. So the only constraint
-		// is on a label that all nodes have.
-		if diff := cmp.Diff([]corev1.TopologySpreadConstraint{{
-			MaxSkew: 1, TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.ScheduleAnyway, LabelSelector: own,
-			MatchLabelKeys: []string{"pod-template-hash"},
-		}}, d.Spec.Template.Spec.TopologySpreadConstraints); diff != "" {
-			t.Errorf("%s: %s", set, diff)
+	d := registryOf(t, rendering{values: proxyMode(t, "registry.replicas=2", shared)}.render(t))
+	own := &metav1.LabelSelector{MatchLabels: d.Spec.Selector.MatchLabels}
+	// The scheduler ignores all constraints on nodes that lack the label of one. So the only constraint
+	// is on a label that all nodes have.
+	if diff := cmp.Diff([]corev1.TopologySpreadConstraint{{
+		MaxSkew: 1, TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.ScheduleAnyway, LabelSelector: own,
+		MatchLabelKeys: []string{"pod-template-hash"},
+	}}, d.Spec.Template.Spec.TopologySpreadConstraints); diff != "" {
+		t.Error(diff)
+	}
+	term := corev1.PodAffinityTerm{
+		TopologyKey: corev1.LabelTopologyZone, LabelSelector: own, MatchLabelKeys: []string{"pod-template-hash"},
+	}
+	zones := func(version string) *corev1.PodAntiAffinity {
+		out := rendering{
+			values: proxyMode(
+				t, "registry.replicas=2", shared, "registry.affinity={podAffinity: {preferredDuringSchedulingIgnoredDuringExecution: []}}",
+			),
+			version: version,
+		}.render(t)
+		affinity := registryOf(t, out).Spec.Template.Spec.Affinity
+		if affinity.PodAffinity == nil {
+			t.Error("the affinity of the values is missing")
 		}
-		term := corev1.PodAffinityTerm{
-			TopologyKey: corev1.LabelTopologyZone, LabelSelector: own, MatchLabelKeys: []string{"pod-template-hash"},
-		}
-		zones := func(version string) *corev1.PodAntiAffinity {
-			out := rendering{
-				values: proxyMode(
-					t, set, shared, "registry.affinity={podAffinity: {preferredDuringSchedulingIgnoredDuringExecution: []}}",
-				),
-				version: version,
-			}.render(t)
-			affinity := registryOf(t, out).Spec.Template.Spec.Affinity
-			if affinity.PodAffinity == nil {
-				t.Errorf("%s: the affinity of the values is missing", set)
-			}
-			return affinity.PodAntiAffinity
-		}
-		for _, version := range []string{"v1.31.0", "v1.30.9"} {
-			if diff := cmp.Diff(
-				&corev1.PodAntiAffinity{
-					PreferredDuringSchedulingIgnoredDuringExecution: []corev1.WeightedPodAffinityTerm{
-						{Weight: 100, PodAffinityTerm: term},
-					},
+		return affinity.PodAntiAffinity
+	}
+	for _, version := range []string{"v1.31.0", "v1.30.9"} {
+		if diff := cmp.Diff(
+			&corev1.PodAntiAffinity{
+				PreferredDuringSchedulingIgnoredDuringExecution: []corev1.WeightedPodAffinityTerm{
+					{Weight: 100, PodAffinityTerm: term},
 				},
-				zones(version),
-			); diff != "" {
-				t.Errorf("%s, Kubernetes %s: %s", set, version, diff)
-			}
-			term.MatchLabelKeys = nil // unknown to Kubernetes 1.30
+			},
+			zones(version),
+		); diff != "" {
+			t.Errorf("Kubernetes %s: %s", version, diff)
 		}
+		term.MatchLabelKeys = nil // unknown to Kubernetes 1.30
 	}
 	for _, own := range []string{
 		"registry.affinity.podAntiAffinity={requiredDuringSchedulingIgnoredDuringExecution: [{topologyKey: " +
@@ -111,41 +106,13 @@ func TestReplicasAreSpread(t *testing.T) {
 	}
 }
 
-func TestAutoscalerReplacesReplicas(t *testing.T) {
-	t.Parallel()
-	out := renderedFile(t, "autoscaling")
-	if replicas := registryOf(t, out).Spec.Replicas; replicas != nil {
-		t.Errorf("the Deployment has %d replicas", *replicas)
-	}
-	scalers := all[*autoscalingv2.HorizontalPodAutoscaler](out)
-	if len(scalers) != 1 {
-		t.Fatalf("autoscalers: %d", len(scalers))
-	}
-	spec := scalers[0].Spec
-	if to := spec.ScaleTargetRef; to.APIVersion != "apps/v1" || to.Kind != "Deployment" || to.Name != "zarf-registry" {
-		t.Errorf("it scales %v", to)
-	}
-	if *spec.MinReplicas != 3 || spec.MaxReplicas != 9 || len(spec.Metrics) != 1 ||
-		*spec.Metrics[0].Resource.Target.AverageUtilization != 60 {
-		t.Errorf("the values are not in %v", spec)
-	}
-	if b := spec.Behavior; b == nil || *b.ScaleDown.StabilizationWindowSeconds != 600 {
-		t.Errorf("the behavior is %v", b)
-	}
-	for _, c := range matrix(t) {
-		if c.file != "autoscaling" && len(all[*autoscalingv2.HorizontalPodAutoscaler](c.output)) != 0 {
-			t.Errorf("%s: unexpected autoscaler", c.name)
-		}
-	}
-}
-
 func TestDisruptionBudgetNeverBlocksADrain(t *testing.T) {
 	t.Parallel()
 	budgets := 0
 	for _, c := range matrix(t) {
 		found := all[*policyv1.PodDisruptionBudget](c.output)
 		var components, want []string
-		if decidedMode(c.output) != string(state.ModeExternal) && c.file != "autoscaling" {
+		if decidedMode(c.output) != string(state.ModeExternal) && c.file != "s3" {
 			want = append(want, "registry")
 		}
 		if c.file == "cache" {

@@ -82,14 +82,6 @@ func TestReplicas(t *testing.T) {
 	} else {
 		t.Log("SHORTENED: no CA rotation, and no switch back to nodeport mode")
 	}
-	must(t, "an autoscaler takes over", func(t *testing.T) {
-		for range 2 { // the second upgrade leaves the number to the autoscaler
-			w.apply(t, proxyMode, shared, "--set=registry.autoscaling.enabled=true,registry.autoscaling.minReplicas=3")
-			w.replicas(t, 3)
-		}
-		w.plainPorts(t, false)
-		w.isHealthy(t)
-	})
 	t.Run("S3", func(t *testing.T) { testS3(t, w, image) })
 }
 

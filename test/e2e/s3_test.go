@@ -73,7 +73,6 @@ func testS3(t *testing.T, w *world, image string) {
 		output(t, w.command(t, w.kubectl, "-n", namespace, "delete", "secret", s3Keys, s3CA))
 	})
 	must(t, "the images move to S3", func(t *testing.T) {
-		w.kubectlRun(t, "delete", "hpa", "-n", namespace, release) // as docs/reference/scaling.md says
 		backup := filepath.Join(t.TempDir(), "backup.tar")
 		output(t, w.command(t, w.hook, "images", "export", "--out", backup))
 		w.apply(t, proxyMode, values)

@@ -133,8 +133,8 @@ overwrites what is recorded there. */ -}}
 {{- end -}}
 
 {{- /* What the chart deploys beside the registry's Deployment:
-  registry      autoscaled; several, there can be more than one pod; mountsClaim, to store images; sharedStorage, two pods
-                can run at once, if only during a rollout
+  registry      several, there is more than one pod; mountsClaim, to store images; sharedStorage, two pods can run at once,
+                if only during a rollout
   cache         wanted, the values ask for caches; enabled; deployment, with cache.replicas
   certificates  name of the CronJob that renews certificates, if it is rendered. At most 52 characters: Jobs append a
                 timestamp
@@ -147,8 +147,6 @@ overwrites what is recorded there. */ -}}
 {{- $claim := $registry.persistence -}}
 {{- $filesystem := eq $registry.storage.type "filesystem" -}}
 {{- $s3 := eq $registry.storage.type "s3" -}}
-{{- $autoscaled := and .zr.internal $registry.autoscaling.enabled -}}
-{{- $most := $autoscaled | ternary $registry.autoscaling.maxReplicas $registry.replicas -}}
 {{- $many := and $filesystem $claim.enabled (has "ReadWriteMany" $claim.accessModes) -}}
 {{- $prune := $registry.garbageCollection.prune -}}
 {{- $gc := and .zr.internal $registry.garbageCollection.enabled -}}
@@ -156,8 +154,7 @@ overwrites what is recorded there. */ -}}
 {{- $wanted := or (gt (int $cache.replicas) 0) (not (empty $cache.nodeSelector)) -}}
 {{- $_ := merge .zr (dict
   "registry" (dict
-    "autoscaled" $autoscaled
-    "several" (gt (int $most) 1)
+    "several" (gt (int $registry.replicas) 1)
     "mountsClaim" (and $claim.enabled $filesystem)
     "sharedStorage" (or $s3 $many))
   "cache" (dict

@@ -51,7 +51,6 @@ func (c *collector) kinds() []kind {
 		{"discovery.k8s.io", "v1", "endpointslices", false, nil, false},
 		{"apps", "v1", "daemonsets", false, nil, false},
 		{"apps", "v1", "deployments", false, nil, false},
-		{"autoscaling", "v2", "horizontalpodautoscalers", false, nil, false},
 		{"batch", "v1", "cronjobs", false, nil, false},
 		{"batch", "v1", "jobs", false, nil, false},
 		{"networking.k8s.io", "v1", "ingresses", false, nil, false},
