@@ -305,18 +305,9 @@ func TestCertificatesCronJobImageMatchesItsNodes(t *testing.T) {
 		"a node selector for an architecture": {
 			[]runtime.Object{a, b}, []string{"initHook.nodeSelector={kubernetes.io/arch: arm64}"}, pushed, "arm64", "arm64", nil,
 		},
-		"an affinity, with two architectures": {
-			[]runtime.Object{a, b}, []string{"initHook.affinity={nodeAffinity: {}}"}, "", "", "", nil,
-		},
-		"an affinity, with one architecture": {
-			[]runtime.Object{a}, []string{"initHook.affinity={nodeAffinity: {}}"}, pushed, "amd64", "", nil,
-		},
-		"no image is pushed": {
-			[]runtime.Object{a, b, node("h", "arm64", hookImage)}, []string{"initHook.pushImages=false"}, "", "", "",
-			[]string{"h"},
-		},
 		"pulls are disabled": {
-			[]runtime.Object{a}, []string{"image.pullPolicy=Never"}, "", "", "", nil,
+			[]runtime.Object{a, b, node("h", "arm64", hookImage)}, []string{"image.pullPolicy=Never"}, "", "", "",
+			[]string{"h"},
 		},
 		"a workstation could not push the image": {[]runtime.Object{a, knows(nil)}, nil, "", "", "", nil},
 		"the state has an external registry": {
@@ -531,7 +522,7 @@ func TestCertificatesCronJobPullSecretsFollowTheMode(t *testing.T) {
 		"anonymous pulls": {
 			[]string{"registryProxy=false", "auth.anonymousPull=true"}, "[]", map[string]string{"kubernetes.io/os": "linux"},
 		},
-		"the configured image": {[]string{"registryProxy=true", "initHook.pushImages=false",
+		"the configured image": {[]string{"registryProxy=true", "image.pullPolicy=Never",
 			"proxy.nodeSelector={images: 'true'}", "imagePullSecrets=[{name: mine}]"}, "[{mine}]",
 			map[string]string{"kubernetes.io/os": "linux"}},
 	} {
@@ -544,18 +535,6 @@ func TestCertificatesCronJobPullSecretsFollowTheMode(t *testing.T) {
 		if diff := cmp.Diff(test.where, spec.NodeSelector); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}
-	}
-	spec := find[*batchv1.CronJob](
-		t,
-		rendering{
-			values: proxyMode(
-				t, "initHook.affinity={podAffinity: {preferredDuringSchedulingIgnoredDuringExecution: []}, podAntiAffinity: {}}",
-			),
-		}.render(t),
-		"zarf-registry-certificates",
-	).Spec.JobTemplate.Spec.Template.Spec
-	if component, _ := near(spec); component != "" || spec.Affinity.PodAntiAffinity == nil {
-		t.Errorf("the user's affinity was changed: %v", spec.Affinity)
 	}
 }
 

@@ -82,9 +82,7 @@ func expectedNetworkPolicies(out *output) map[string]networkingv1.NetworkPolicyS
 		if out.value("registry.garbageCollection.enabled") == true {
 			policy("garbage-collection")
 		}
-		if out.value("tests.enabled") != false {
-			policy("test")
-		}
+		policy("test")
 
 		// Proxies on the network of their node have its address, which no selector matches.
 		var clients []networkingv1.NetworkPolicyPeer
@@ -97,10 +95,7 @@ func expectedNetworkPolicies(out *output) map[string]networkingv1.NetworkPolicyS
 		}
 		// Zarf's clients are in any namespace.
 		if !decided(out).Proxy.HostNetwork && out.value("zarf.compatible") != true {
-			components := []string{"proxy", "init-hook"}
-			if out.value("tests.enabled") != false {
-				components = append(components, "test")
-			}
+			components := []string{"proxy", "init-hook", "test"}
 			if byRepository(out) {
 				components = append(components, "healer")
 			}

@@ -294,7 +294,7 @@ func TestGlobalPullSecretsPrecedeTheChartsOwn(t *testing.T) {
 	t.Parallel()
 	out := rendering{
 		values: every(
-			t, "global.imagePullSecrets=[a, {name: b}]", "imagePullSecrets=[{name: b}, {name: c}]", "initHook.pushImages=false",
+			t, "global.imagePullSecrets=[a, {name: b}]", "imagePullSecrets=[{name: b}, {name: c}]", "image.pullPolicy=Never",
 		),
 	}.render(t)
 	want := []corev1.LocalObjectReference{{Name: "a"}, {Name: "b"}, {Name: "c"}}

@@ -104,8 +104,6 @@ func TestSchemaRejectsUnknownValuesAndWrongTypes(t *testing.T) {
 		{"nodeConfig.crio.ca=sometimes", "/nodeConfig/crio/ca"},
 		{"nodeConfig.crio.insecure=auto", "/nodeConfig/crio/insecure"},
 		{"nodeConfig.updateStrategy.maxUnavailable=half", "/nodeConfig/updateStrategy/maxUnavailable"},
-		{"tests.enabled=yes please", "/tests/enabled"},
-		{"tests.unknown=1", "/tests"},
 		{"openshift.enabled=yes please", "/openshift/enabled"},
 		{"openshift.unknown=1", "/openshift"},
 		{"rewrite.unknown=1", "/rewrite"},
@@ -173,7 +171,7 @@ func TestSchemaAcceptsCommandLineValues(t *testing.T) {
 		"networkPolicy.metricsFrom=[{ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16]}}, {podSelector: {}}]",
 		"commonLabels=null", "commonAnnotations=null", "podLabels=null", "podAnnotations=null", "registry.podLabels=null",
 		"registry.affinity=null", "proxy.podLabels=null", "proxy.nodeSelector=null", "image.digests=null",
-		"initHook={nodeSelector: null, affinity: null}", "nodeConfig={mirrors: [docker.io], containerd: {hosts: null}}",
+		"initHook={nodeSelector: null}", "nodeConfig={mirrors: [docker.io], containerd: {hosts: null}}",
 	} {
 		rendering{values: proxyMode(t, set)}.render(t)
 	}

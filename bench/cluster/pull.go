@@ -58,8 +58,7 @@ func (c *cluster) measurePulls(ctx context.Context, report *results.Report) erro
 // routes installs a release in nodeport mode, pushes the image to both releases and returns the ways to pull it.
 func (c *cluster) routes(ctx context.Context, large *imageSet) ([]route, error) {
 	if err := c.helm(ctx, "install", second, "--set=registryProxy=false", "--set=port="+nodePort, onRegistryNode,
-		"--set=registry.persistence.enabled=false", "--set=initHook.verifyPulls=false",
-		"--set=initHook.pushImages=false"); err != nil {
+		"--set=registry.persistence.enabled=false", "--set=initHook.verifyPulls=false"); err != nil {
 		return nil, err
 	}
 	// They would keep pullingNode from the port with mutual TLS.

@@ -214,7 +214,6 @@ func newBench(t *testing.T, objects ...runtime.Object) *bench {
 			Architectures: []string{"amd64", "arm64"},
 			Injector: settings.Injector{Enabled: true, PayloadID: "0.1.0", PauseImages: map[string]settings.PauseImage{
 				"amd64": knownPause, "arm64": knownPause}, PauseRules: pauseRules},
-			Push:   settings.Push{Images: true},
 			Finish: settings.Finish{VerifyPulls: true, LocalRegistryHosting: true},
 			PKI:    settings.PKI{PKI: internalPKI, Source: state.SourceValue},
 		},

@@ -48,7 +48,7 @@ func (f *finishing) steps() []steps.Step {
 			Why: "only what prepare recorded can be finished"}
 		waitRegistry = steps.Step{Name: "wait for the registry", Run: f.waitRegistry,
 			Why: "nodes and pushes need it"}
-		push = steps.Step{Name: "push the project's images", Run: steps.OnlyIf(s.Push.Images, f.push),
+		push = steps.Step{Name: "push the project's images", Run: f.push,
 			Why: "later upgrades and the verification pull them from the registry itself"}
 		configured = steps.Step{Name: "wait for the node configuration",
 			Run: steps.OnlyIf(s.ConfiguresNodes(), f.WaitConfigured),

@@ -121,7 +121,7 @@ func (p *preparation) next(saved *state.State) state.State {
 	if saved != nil {
 		s.HookImage, s.Rotation = saved.HookImage, saved.Rotation
 	}
-	if own, _ := p.registry.HookImage(); own != nil && decided.Push.Images && p.finishFollows {
+	if own, _ := p.registry.HookImage(); own != nil && p.finishFollows {
 		s.HookImage = own // the chart is rendered after this, with its digest
 	}
 	return s

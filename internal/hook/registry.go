@@ -82,7 +82,7 @@ func (f *finishing) warnOfCronJobs(ctx context.Context, again string) {
 // is not the one that the chart refers to.
 func (r *run) hookImage() (*state.HookImage, error) {
 	own, _ := r.registry.HookImage()
-	if own == nil || !r.Settings.Push.Images || r.Settings.Mode == state.ModeExternal {
+	if own == nil || r.Settings.Mode == state.ModeExternal {
 		return nil, nil
 	}
 	want := r.Settings.Push.HookDigests[own.Architecture]

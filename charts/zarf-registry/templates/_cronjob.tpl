@@ -31,11 +31,6 @@ tolerations:
 {{- /* Prefer the registry's node: it is alive, which the tolerations do not ensure, and has the image from the last run.
 An image from elsewhere prefers the nodes that have it. */}}
 affinity:
-  {{- $near := empty $hook.affinity.podAffinity }}
-  {{- with omit $hook.affinity ($near | ternary "podAffinity" "") }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
-  {{- if $near }}
   podAffinity:
     preferredDuringSchedulingIgnoredDuringExecution:
       - weight: 100
@@ -44,7 +39,6 @@ affinity:
             matchLabels:
               {{- include "zarf-registry.selectorLabels" (list . "registry") | nindent 14 }}
           topologyKey: kubernetes.io/hostname
-  {{- end }}
   {{- with $image.pushed | ternary list .zr.hookImage.nodes }}
   nodeAffinity:
     preferredDuringSchedulingIgnoredDuringExecution:

@@ -29,7 +29,7 @@ overwrites what is recorded there. */ -}}
 {{- /* Maps that a user has set to null are empty. */ -}}
 {{- define "zarf-registry.decide.maps" -}}
 {{- range list "commonLabels" "commonAnnotations" "podLabels" "podAnnotations" "registry.podLabels" "registry.affinity"
-  "proxy.podLabels" "proxy.nodeSelector" "image.digests" "initHook.nodeSelector" "initHook.affinity"
+  "proxy.podLabels" "proxy.nodeSelector" "image.digests" "initHook.nodeSelector"
   "nodeConfig.containerd.hosts" -}}
 {{- $map := $.Values -}}
 {{- range splitList "." . | initial -}}
@@ -139,8 +139,7 @@ overwrites what is recorded there. */ -}}
   certificates  name of the CronJob that renews certificates, if it is rendered. At most 52 characters: Jobs append a
                 timestamp
   gc            enabled, there is a CronJob for garbage collection; prunes, it first deletes the images that a rule selects
-  zarf          the registry is in place of the one of Zarf's init package
-  tests         helm test has pods */ -}}
+  zarf          the registry is in place of the one of Zarf's init package */ -}}
 {{- define "zarf-registry.decide.registry" -}}
 {{- $registry := .Values.registry -}}
 {{- $cache := .Values.cache -}}
@@ -165,8 +164,7 @@ overwrites what is recorded there. */ -}}
   "gc" (dict
     "enabled" $gc
     "prunes" (and $gc (not (empty (or $prune.olderThan $prune.keepLast $prune.match $prune.untagged)))))
-  "zarf" (and .Values.zarf.compatible .zr.internal)
-  "tests" (and .zr.internal .Values.tests.enabled)) -}}
+  "zarf" (and .Values.zarf.compatible .zr.internal)) -}}
 {{- end -}}
 
 {{- /* Access from outside of the cluster, and rewriting:
@@ -341,14 +339,14 @@ recorded mode keeps what was recorded where the values are silent. */ -}}
 that finish pushed into this registry. The published image is named by digest where nodes report that digest, or none
 reports its tag; archives and copies in other registries may have other digests. The pushed image serves clusters where
 no node has the configured one. It must be of the configured version, since it carries the payload, and its address must
-not change in the upgrade that the Jobs are part of. A nodeSelector or affinity for the Jobs excludes both. */ -}}
+not change in the upgrade that the Jobs are part of. A nodeSelector for the Jobs excludes both. */ -}}
 {{- define "zarf-registry.decide.hookImage" -}}
 {{- $configured := .Values.image -}}
 {{- $digest := get $configured.digests "init-hook" -}}
 {{- $image := include "zarf-registry.image" (list . "init-hook") -}}
 {{- $nodes := list -}}
 {{- $pushed := "" -}}
-{{- if not (or .Values.initHook.nodeSelector .Values.initHook.affinity) -}}
+{{- if not .Values.initHook.nodeSelector -}}
 {{- $nodes = include "zarf-registry.cluster.ready" (list . $image) | fromJsonArray -}}
 {{- with and (not $digest) .zr.cluster.nodes .zr.hookDigests.index -}}
 {{- $published := include "zarf-registry.image" (list $ "init-hook" .) -}}
@@ -378,10 +376,10 @@ not change in the upgrade that the Jobs are part of. A nodeSelector or affinity 
 {{- /* The image of CronJobs and of the pods of helm test: value; pushed, it is in this registry; architecture, the only
 one it can run on, empty if all nodes have the same; pin, finish must run on that architecture too, since finish pushes
 its own image. The pushed image needs no copy on any node. It is not used if nobody pushes it (an incompatible
-workstation, which then records no hookImage), or if a user's affinity leaves the architecture of finish open. */ -}}
+workstation, which then records no hookImage). */ -}}
 {{- define "zarf-registry.decide.cronJobImage" -}}
 {{- $hook := .Values.initHook -}}
-{{- $pushed := and .zr.internal $hook.pushImages (ne .Values.image.pullPolicy "Never") -}}
+{{- $pushed := and .zr.internal (ne .Values.image.pullPolicy "Never") -}}
 {{- $architecture := default (get $hook.nodeSelector "kubernetes.io/arch") .zr.hookImage.pushed -}}
 {{- $pin := false -}}
 {{- $recorded := default dict .zr.state.hookImage -}}
@@ -396,7 +394,7 @@ workstation, which then records no hookImage), or if a user's affinity leaves th
 {{- end -}}
 {{- end -}}
 {{- if gt (len $present) 1 -}}
-{{- $pushed = and $pushed (not $hook.affinity) (not (empty $architecture)) -}}
+{{- $pushed = and $pushed (not (empty $architecture)) -}}
 {{- $pin = $pushed -}}
 {{- end -}}
 {{- end -}}

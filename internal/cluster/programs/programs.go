@@ -74,7 +74,7 @@ func New(ctx context.Context, s settings.Settings, config *rest.Config, client k
 	log *slog.Logger) (*Registry, error) {
 	r := &Registry{Registry: cluster.NewRegistry(config, client, s.Namespace, s.Release), log: log}
 	r.Direct = inCluster
-	if !s.Push.Images {
+	if s.Mode != state.ModeProxy && s.Mode != state.ModeNodePort { // that needs the chart's settings, and a registry
 		r.missing = "this command pushes no images"
 		return r, nil
 	}

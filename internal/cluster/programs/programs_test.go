@@ -101,7 +101,7 @@ func TestOwnImageIsForNodesThatCanRunIt(t *testing.T) {
 func TestAWorkstationThatPushesAsksForTheNodes(t *testing.T) {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}
 	node.Status.NodeInfo.Architecture = "sparc64"
-	r, err := New(t.Context(), settings.Settings{Namespace: "zarf", Push: settings.Push{Images: true}},
+	r, err := New(t.Context(), settings.Settings{Namespace: "zarf", Mode: state.ModeProxy},
 		&rest.Config{}, fake.NewClientset(node), false, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)

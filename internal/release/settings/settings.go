@@ -141,8 +141,6 @@ type PKI struct {
 
 // Push describes what is pushed into the registry, and with which credential.
 type Push struct {
-	// Images makes finish push the project's own images.
-	Images bool `json:"images"`
 	// Secret is the user's Secret with the push credential. Empty: prepare generates one.
 	Secret string `json:"secret,omitempty"`
 	// HookDigests are the digests of init-hook's own image by architecture, by which the chart refers to it.

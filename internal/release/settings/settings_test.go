@@ -29,7 +29,6 @@ func valid() settings.Settings {
 			Mode: state.PKIInternal, LeafLifetime: state.Duration(time.Hour), CALifetime: state.Duration(2 * time.Hour),
 			ClusterDomain: "cluster.local",
 		}},
-		Push:   settings.Push{Images: true},
 		Expose: settings.Expose{TLSSecret: "outside"},
 		NodeConfig: settings.NodeConfig{
 			Directories: []string{"/etc/containers"}, DirectoriesInUse: []string{"/etc/containers"}, RegistriesSecret: "k3s",

@@ -80,9 +80,6 @@ spec:
       it has the image. Nodes that have the image are preferred even more, since others may not be able to pull it. They
       are not required: a rollback and cleanup run long after they were rendered, when these nodes may be gone. */}}
       affinity:
-        {{- if $hook.affinity }}
-        {{- toYaml $hook.affinity | nindent 8 }}
-        {{- else }}
         nodeAffinity:
           preferredDuringSchedulingIgnoredDuringExecution:
             {{- /* Any node is better than one that cannot get the image. */}}
@@ -96,7 +93,6 @@ spec:
               preference:
                 {{- include "zarf-registry.pod.onNode" . | nindent 16 }}
             {{- end }}
-        {{- end }}
       containers:
         - name: init-hook
           image: {{ $image.value | quote }}

@@ -16,7 +16,7 @@ check; what init-hook can derive from it is not in here. Empty fields may be lef
   "architectures" .Values.injector.architectures
   "openShift" $zr.openshift
   "injector" dict
-  "push" (dict "images" .Values.initHook.pushImages)
+  "push" dict
   "preflight" (dict "ignore" .Values.initHook.ignorePreflight "labelNamespace" .Values.podSecurity.label)
   "finish" (dict
     "verifyPulls" .Values.initHook.verifyPulls
