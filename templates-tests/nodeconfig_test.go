@@ -1071,7 +1071,7 @@ func TestNodeConfigPodsRunOnEveryNode(t *testing.T) {
 				t.Errorf("%s does not follow the values", d.Name)
 			}
 			for _, c := range containers(spec) {
-				if c.Resources.Requests.Cpu().String() != "2m" || c.Resources.Limits.Memory().String() != "64Mi" {
+				if c.Resources.Requests.Cpu().String() != "1m" || c.Resources.Limits.Memory().String() != "64Mi" {
 					t.Errorf("%s: %s: %v", d.Name, c.Name, c.Resources)
 				}
 			}

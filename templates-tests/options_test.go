@@ -22,10 +22,10 @@ func every(t *testing.T, sets ...string) map[string]any {
 	return proxyMode(t, append([]string{"nodeConfig.mirrors=[docker.io]", "cache.replicas=1"}, sets...)...)
 }
 
-// resourcesOf are the paths of the values with the resources of each component's pods.
+// resourcesOf are the paths of the values with the resources of each component's pods. Empty: they are fixed.
 var resourcesOf = map[string]string{
 	"registry": "registry", "proxy": "proxy", "cache": "cache", "init-hook": "initHook", "certificates": "initHook",
-	"node-config": "nodeConfig", "node-restore": "nodeConfig", "healer": "healer",
+	"node-config": "", "node-restore": "", "healer": "",
 }
 
 func TestPodOptionsApplyToAllPods(t *testing.T) {
@@ -39,11 +39,13 @@ func TestPodOptionsApplyToAllPods(t *testing.T) {
 		sets = append(sets, path+".podLabels={some: "+path+", zarf.dev/agent: mutate}",
 			path+".podAnnotations={some: "+path+"}")
 	}
-	for _, path := range []string{"registry", "proxy", "healer"} {
+	for _, path := range []string{"registry", "proxy"} {
 		sets = append(sets, path+".priorityClassName="+path)
 	}
 	for _, path := range resourcesOf {
-		sets = append(sets, path+".resources={requests: {cpu: 7m, memory: 7Mi}, limits: {memory: 77Mi}}")
+		if path != "" {
+			sets = append(sets, path+".resources={requests: {cpu: 7m, memory: 7Mi}, limits: {memory: 77Mi}}")
+		}
 	}
 	found := map[string]bool{}
 	for _, w := range workloads(rendering{values: every(t, sets...)}.render(t)) {
@@ -54,7 +56,7 @@ func TestPodOptionsApplyToAllPods(t *testing.T) {
 		if component == "test" {
 			continue // pods of helm test
 		}
-		if resourcesOf[component] == "" {
+		if _, ok := resourcesOf[component]; !ok {
 			t.Errorf("%s: resourcesOf lacks component %q", w.object, component)
 			continue
 		}
@@ -78,9 +80,16 @@ func TestPodOptionsApplyToAllPods(t *testing.T) {
 			w.pod.Labels["all"], w.pod.Labels["some"], w.pod.Annotations["all"], w.pod.Annotations["some"], env["ALL"],
 			env["SOME"], w.pod.Spec.PriorityClassName, c.Resources.Requests.Cpu().String(), c.Resources.Limits.Memory().String(),
 		}
+		priority, request, limit := expected("registry", "proxy"), "7m", "77Mi"
+		switch {
+		case component == "healer":
+			priority, request, limit = "registry", "5m", "64Mi"
+		case strings.HasPrefix(component, "node-"):
+			request, limit = "1m", "64Mi"
+		}
 		if diff := cmp.Diff([]string{
 			"all", expected("registry", "proxy"), "all", expected("registry", "proxy"), "all", expected("registry"),
-			expected("registry", "proxy", "healer"), "7m", "77Mi",
+			priority, request, limit,
 		}, got); diff != "" {
 			t.Errorf("%s, labels, annotations, environment, priority, requests and limits of the values (-), of the pod (+):\n%s",
 				w.object, diff)

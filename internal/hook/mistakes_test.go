@@ -315,7 +315,7 @@ func TestMistakes(t *testing.T) {
 			for _, component := range []string{"proxy", "healer", "cache", "init-hook"} {
 				s.Workloads = append(s.Workloads, workload(component, func(w *settings.Workload) { w.PriorityClassName = "high" }))
 			}
-		}, check: "priority-class", want: []string{"proxy.priorityClassName, healer.priorityClassName, priorityClassName;"}},
+		}, check: "priority-class", want: []string{"proxy.priorityClassName, registry.priorityClassName, priorityClassName;"}},
 
 		// The API server's answer to the real pods.
 		"quota without room": {settings: placed(func(w *settings.Workload) {

@@ -303,11 +303,16 @@ recorded mode keeps what was recorded where the values are silent. */ -}}
   "pullSecrets" (uniq $pull)) -}}
 {{- end -}}
 
-{{- /* Sets .zr.pods to what the user wants for the pods of a component, by the path of its values:
-  labels, annotations, env, priorityClassName  those of all pods, and the component's own, which take precedence
-  tolerations  the component's */ -}}
+{{- /* Sets .zr.pods to what the pods of a component have, by the path of its values:
+  labels, annotations, env, priorityClassName  those of all pods, and the component's own, which take precedence. The
+                                               healer has the class of the registry
+  tolerations, resources  the component's. The program that configures nodes takes 8.4 MiB, and 11 MiB more while files
+                          are written */ -}}
 {{- define "zarf-registry.decide.pods" -}}
 {{- $all := .Values -}}
+{{- $fixed := dict
+  "healer" (dict "requests" (dict "cpu" "5m" "memory" "16Mi") "limits" (dict "memory" "64Mi"))
+  "nodeConfig" (dict "requests" (dict "cpu" "1m" "memory" "16Mi") "limits" (dict "memory" "64Mi")) -}}
 {{- $pods := dict -}}
 {{- range $component := list "registry" "proxy" "cache" "healer" "nodeConfig" "initHook" -}}
 {{- $own := get $all $component -}}
@@ -325,12 +330,14 @@ recorded mode keeps what was recorded where the values are silent. */ -}}
 {{- if and (eq $component "cache") (kindIs "invalid" $own.tolerations) -}}
 {{- $tolerations = $all.registry.tolerations -}}
 {{- end -}}
+{{- $priority := eq $component "healer" | ternary $all.registry.priorityClassName $own.priorityClassName -}}
 {{- $_ := set $pods $component (dict
   "labels" (merge dict (default dict $own.podLabels) $all.podLabels)
   "annotations" (merge dict (default dict $own.podAnnotations) $all.podAnnotations)
   "env" (concat $env (default list $own.extraEnv))
-  "priorityClassName" (default $all.priorityClassName $own.priorityClassName)
-  "tolerations" $tolerations) -}}
+  "priorityClassName" (default $all.priorityClassName $priority)
+  "tolerations" $tolerations
+  "resources" (default $own.resources (get $fixed $component))) -}}
 {{- end -}}
 {{- $_ := set .zr "pods" $pods -}}
 {{- end -}}

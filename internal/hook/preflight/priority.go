@@ -39,13 +39,11 @@ func (i *Inspection) lookAtPriorityClasses(ctx context.Context) ([]Finding, erro
 // missingPriorityClass names all values with a PriorityClass that does not exist. Other components than these have no
 // value of their own.
 func (i *Inspection) missingPriorityClass(name string) Finding {
-	own := []string{names.ComponentRegistry, names.ComponentProxy, names.ComponentHealer}
+	own := map[string]string{names.ComponentRegistry: "registry.", names.ComponentProxy: "proxy.",
+		names.ComponentHealer: "registry."}
 	var values, set []string
 	for _, w := range i.Settings.Workloads {
-		value := "priorityClassName"
-		if slices.Contains(own, w.Component) {
-			value = w.Values + "." + value
-		}
+		value := own[w.Component] + "priorityClassName"
 		if w.PriorityClassName == name && !slices.Contains(values, value) {
 			values = append(values, value)
 			set = append(set, fmt.Sprintf("--set %s=NAME", value))

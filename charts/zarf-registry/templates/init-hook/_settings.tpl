@@ -101,7 +101,7 @@ check; what init-hook can derive from it is not in here. Empty fields may be lef
 {{- $all := dict
   "values" $values
   "component" $component
-  "resources" $own.resources
+  "resources" $pod.resources
   "tolerations" $pod.tolerations
   "priorityClassName" $pod.priorityClassName -}}
 {{- if ne $component "certificates" -}}

@@ -99,7 +99,7 @@ spec:
             - --config-sum={{ .zr.nodeConfig.sum }}
             {{- end }}
           resources:
-            {{- toYaml $settings.resources | nindent 12 }}
+            {{- toYaml $pod.resources | nindent 12 }}
           {{- /* Root, because it owns the files; without capabilities that is its only privilege. SELinux denies
           confined containers writing to a node's files. */}}
           securityContext:
@@ -125,7 +125,7 @@ spec:
           args:
             - pause
           resources:
-            {{- toYaml $settings.resources | nindent 12 }}
+            {{- toYaml $pod.resources | nindent 12 }}
           securityContext:
             {{- include "zarf-registry.container.securityContext" . | nindent 12 }}
           terminationMessagePolicy: FallbackToLogsOnError
