@@ -43,9 +43,6 @@ func TestPKIModeDefaultsToTheStateThenInternal(t *testing.T) {
 	usersSecrets := func(p *state.PKI) {
 		p.Existing = &state.ExistingSecrets{Server: "s", Node: "n", Push: "p", CA: "a"}
 	}
-	withCaches := remembers(ready(settings(state.ModeProxy, state.IPv4),
-		certificatesFrom(state.PKIExistingSecret, usersSecrets, func(p *state.PKI) { p.Existing.Cache = "c" })))
-	caches := func(name string) func(*state.PKI) { return func(p *state.PKI) { p.Existing.Cache = name } }
 	usersIssuer := func(p *state.PKI) {
 		p.Issuer = &state.Issuer{Name: "company", Kind: "ClusterIssuer", Group: "cert-manager.io"}
 	}
@@ -84,11 +81,6 @@ func TestPKIModeDefaultsToTheStateThenInternal(t *testing.T) {
 		"a value overrides one Secret of the " +
 			"state": {remembersCertificates(state.PKIExistingSecret, usersSecrets), []string{"pki.existingSecret.node=other"},
 			pki(state.PKIExistingSecret, state.SourceState, existing("s", "other", "p", "a"))},
-		"the state names the Secret of caches": {newCluster(kubernetes(corev1.IPv4Protocol), withCaches), nil,
-			pki(state.PKIExistingSecret, state.SourceState, existing("s", "n", "p", "a"), caches("c"))},
-		"a value overrides the Secret of caches": {newCluster(kubernetes(corev1.IPv4Protocol), withCaches),
-			[]string{"pki.existingSecret.cache=other"},
-			pki(state.PKIExistingSecret, state.SourceState, existing("s", "n", "p", "a"), caches("other"))},
 		"the state says certManager": {
 			remembersCertificates(state.PKICertManager), nil, pki(state.PKICertManager, state.SourceState),
 		},
@@ -551,7 +543,7 @@ func TestRejectsNamesOfGeneratedSecrets(t *testing.T) {
 	for _, suffix := range slices.Concat(suffixes, issued) {
 		for _, path := range []string{
 			"auth.existingSecret", "pki.existingSecret.server", "pki.existingSecret.node", "pki.existingSecret.push",
-			"pki.existingSecret.cache", "pki.existingSecret.ca",
+			"pki.existingSecret.ca",
 		} {
 			name := "zarf-registry" + suffix
 			_, err := rendering{

@@ -48,10 +48,6 @@ func TestExposeCreatesTheExpectedObjects(t *testing.T) {
 			[]string{gateway, hosts, tls},
 			[]string{"BackendTLSPolicy zarf-registry-expose", "HTTPRoute zarf-registry-expose", "Service zarf-registry-expose"},
 		},
-		"a Gateway without BackendTLSPolicy": {
-			[]string{gateway, "expose.gateway.backendTLSPolicy.enabled=false", hosts},
-			[]string{"HTTPRoute zarf-registry-expose", "Service zarf-registry-expose"},
-		},
 		"by default":        {nil, nil},
 		"no way is enabled": {[]string{hosts, tls, "expose.anonymousPull=true"}, nil},
 	} {
@@ -182,29 +178,14 @@ rules:
 	if diff := cmp.Diff(want, mustYAML(t, foreign(ciValues(t)["expose"], "HTTPRoute"))); diff != "" {
 		t.Error(diff)
 	}
-	const gateway = "expose.gateway={enabled: true, parentRefs: [{name: edge}]}"
-	for name, test := range map[string]struct {
-		sets []string
-		want string
-	}{
-		"an existing certificate": {
-			[]string{"expose.tls.existingSecret=mine"}, "hostname: a.example.com\nwellKnownCACertificates: System\n",
-		},
-		"an existing certificate of a private CA": {
-			[]string{"expose.tls.existingSecret=mine", "expose.gateway.backendTLSPolicy.caConfigMap=ours"},
-			"caCertificateRefs:\n- group: \"\"\n  kind: ConfigMap\n  name: ours\nhostname: a.example.com\n",
-		},
-		"the registry's own certificate": {
-			[]string{"expose.gateway.backendTLSPolicy.caConfigMap=ours"},
-			"caCertificateRefs:\n- group: \"\"\n  kind: ConfigMap\n  name: ours\nhostname: zarf-registry.zarf.svc\n",
-		},
-	} {
-		spec := foreign(
-			proxyMode(t, append([]string{gateway, "expose.hosts=[a.example.com]"}, test.sets...)...), "BackendTLSPolicy",
-		)
-		if diff := cmp.Diff(test.want, mustYAML(t, spec["validation"])); diff != "" {
-			t.Errorf("%s: %s", name, diff)
-		}
+	spec := foreign(
+		proxyMode(t, "expose.gateway={enabled: true, parentRefs: [{name: edge}]}", "expose.hosts=[a.example.com]",
+			"expose.tls.existingSecret=mine"), "BackendTLSPolicy",
+	)
+	if diff := cmp.Diff(
+		"hostname: a.example.com\nwellKnownCACertificates: System\n", mustYAML(t, spec["validation"]),
+	); diff != "" {
+		t.Error(diff)
 	}
 	certificate := foreign(ciValues(t)["expose"], "Certificate")
 	if diff := cmp.Diff(

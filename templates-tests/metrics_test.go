@@ -145,20 +145,11 @@ func TestMonitoringFollowsItsValues(t *testing.T) {
 		{"metrics.podMonitor.interval=15s", "metrics/proxy-podmonitor.yaml", `interval: "15s"`},
 		{"metrics.podMonitor.scrapeTimeout=5s", "metrics/registry-podmonitor.yaml", `scrapeTimeout: "5s"`},
 		{"metrics.podMonitor.labels={prometheus: main}", "metrics/registry-podmonitor.yaml", "prometheus: main"},
-		{
-			"metrics.podMonitor.relabelings=[{targetLabel: cluster, replacement: east}]", "metrics/registry-podmonitor.yaml",
-			"targetLabel: cluster",
-		},
-		{
-			"metrics.podMonitor.metricRelabelings=[{action: drop, regex: go_.*}]", "metrics/registry-podmonitor.yaml",
-			"regex: go_.*",
-		},
 		{"metrics.prometheusRule.labels={prometheus: main}", "metrics/prometheusrule.yaml", "prometheus: main"},
 		{"metrics.prometheusRule.alertLabels={team: platform}", "metrics/prometheusrule.yaml", "team: platform"},
 		{"metrics.prometheusRule.alertLabels={severity: none}", "metrics/prometheusrule.yaml", "severity: critical"},
 		{"metrics.prometheusRule.disabled=[ZarfRegistryDown]", "metrics/prometheusrule.yaml", "!ZarfRegistryDown"},
 		{"metrics.dashboard.labels={dashboards: mine}", "metrics/dashboard-configmap.yaml", "dashboards: mine"},
-		{"metrics.dashboard.annotations={grafana_folder: mine}", "metrics/dashboard-configmap.yaml", "grafana_folder: mine"},
 		{"fullnameOverride=images", "metrics/prometheusrule.yaml", `job="images-proxy"`},
 	} {
 		text := rendering{values: with(t, base, test.set)}.render(t).files[test.file]

@@ -60,8 +60,7 @@ func (p permissions) text(path string) string { s, _ := p.value(path).(string); 
 // renews returns the rule for the Secrets that the certificates CronJob writes.
 func (p permissions) renews() string {
 	names := []string{"-node-tls", "-push-tls", "-server-tls", "-state"}
-	issues := p.text("pki.existingSecret.push") == "" ||
-		decided(p.output).Cache.Enabled && p.text("pki.existingSecret.cache") == ""
+	issues := p.text("pki.existingSecret.push") == "" || decided(p.output).Cache.Enabled
 	if p.pki == "internal" || p.pki == "existingSecret" && issues {
 		names = append(names, "-ca")
 	}

@@ -84,7 +84,6 @@ func TestSchemaRejectsUnknownValuesAndWrongTypes(t *testing.T) {
 		{"cache.storageClass={name: fast}", "/cache/storageClass"},
 		{"cache.staleFor=a day", "/cache/staleFor"},
 		{"cache.tolerations=[{effect: Never}]", "/cache/tolerations"},
-		{"pki.existingSecret.cache={name: mine}", "/pki/existingSecret/cache"},
 		{"healer.unknown=1", "/healer"},
 		{"healer.enabled=auto", "/healer/enabled"},
 		{"nodeConfig.unknown=1", "/nodeConfig"},
@@ -124,7 +123,6 @@ func TestSchemaRejectsUnknownValuesAndWrongTypes(t *testing.T) {
 		{"networkPolicy.exposeFrom=[{}]", "/networkPolicy/exposeFrom"},
 		{"metrics.unknown=1", "/metrics"},
 		{"metrics.podMonitor.interval=30", "/metrics/podMonitor/interval"},
-		{"metrics.podMonitor.relabelings=[{action: invent}]", "/metrics/podMonitor/relabelings"},
 		{"metrics.podMonitor.scrapeTimeout=soon", "/metrics/podMonitor/scrapeTimeout"},
 		{"metrics.podMonitor.labels=[a]", "/metrics/podMonitor/labels"},
 		{"metrics.prometheusRule.disabled=ZarfRegistryDown", "/metrics/prometheusRule/disabled"},
@@ -211,7 +209,6 @@ var refusals = []struct {
 	{"podLabels", []string{"podLabels={zarf-registry/caches: mine}"}},
 	{"podAnnotations", []string{"podAnnotations={zarf-registry/metrics-port: '1'}"}},
 	{"cache.nodeSelector", []string{"cache.nodeSelector={kubernetes.io/arch: amd64}"}},
-	{"pki.existingSecret.cache", []string{"pki.existingSecret.cache=mine"}},
 	{"proxy.updateStrategy.maxUnavailable", []string{"proxy.updateStrategy.maxUnavailable=0"}},
 	{"proxy.updateStrategy.maxUnavailable", []string{"proxy.updateStrategy.maxUnavailable=0%"}},
 	{"proxy.updateStrategy.maxSurge", []string{"proxy.hostNetwork=true", "proxy.updateStrategy.maxSurge=0"}},
@@ -319,7 +316,7 @@ var refusals = []struct {
 	{"expose.hosts", []string{"expose.ingress.enabled=true"}},
 	{"expose.hosts", []string{"expose.ingress.enabled=true", "expose.hosts=[a.example.com, 10.0.0.5]"}},
 	{"expose.gateway.parentRefs", []string{"expose.gateway.enabled=true", "expose.hosts=[a.example.com]"}},
-	{"expose.gateway.backendTLSPolicy.caConfigMap", []string{
+	{"expose.tls", []string{
 		"expose.gateway={enabled: true, parentRefs: [{name: edge}]}", "expose.hosts=[a.example.com]",
 	}},
 	{"expose.service.nodePort", []string{

@@ -65,24 +65,6 @@ func TestCARotationWaitsForCaches(t *testing.T) {
 	})
 }
 
-func TestTheUsersCertificateOfCachesIsRenewedWithoutTheValues(t *testing.T) {
-	simulate(t, func(t *testing.T) {
-		b := installed(t, func(b *bench) {
-			b.corp()
-			b.userCA("corp 2").give("corp-cache")
-			b.pki(state.PKIExistingSecret)
-			b.hook.Settings.PKI.Existing.Cache = "corp-cache"
-		}, caches)
-		if p := b.state().PKI; !p.Cache || p.Existing.Cache != "corp-cache" {
-			t.Errorf("the state is %+v", p)
-		}
-		b.asTheCronJobDoes()
-		b.userCA("corp 3").give("corp-cache")
-		b.must(b.renew())
-		b.checkConverged()
-	})
-}
-
 // Otherwise helm upgrade --wait would wait for caches that cannot start, and never run finish.
 func TestCachesCanStartBeforeAllPodsTrustThem(t *testing.T) {
 	simulate(t, func(t *testing.T) {
@@ -144,9 +126,7 @@ func TestPKIModesWithCaches(t *testing.T) {
 		b := installed(t, func(b *bench) {
 			b.installed = true
 			b.corp()
-			b.userCA("corp 2").give("corp-cache")
 			b.pki(state.PKIExistingSecret)
-			b.hook.Settings.PKI.Existing.Cache = "corp-cache"
 		}, caches)
 		for _, change := range []func(*bench){
 			func(b *bench) { b.pki(state.PKICertManager) },

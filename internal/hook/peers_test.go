@@ -427,9 +427,6 @@ var good = map[string]pki.Leaf{
 		Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}},
 	"corp-node": {CommonName: "the nodes", Organization: pki.OrganizationNode,
 		Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
-	"corp-cache": {CommonName: "the caches", Organization: pki.OrganizationCache,
-		DNSNames: []string{"zarf-registry-cache.zarf.svc"},
-		Usages:   []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}},
 	"corp-push": {CommonName: "pushing", Organization: pki.OrganizationPush,
 		Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
 }
@@ -475,8 +472,7 @@ func (b *bench) checkConverged() {
 	want := map[string]string{}
 	switch p.Mode {
 	case state.PKIExistingSecret:
-		want = map[string]string{"server": p.Existing.Server, "node": p.Existing.Node, "push": p.Existing.Push,
-			"cache": p.Existing.Cache}
+		want = map[string]string{"server": p.Existing.Server, "node": p.Existing.Node, "push": p.Existing.Push}
 	case state.PKICertManager:
 		want = map[string]string{"server": "zarf-registry-server-issued", "node": "zarf-registry-node-issued",
 			"push": "zarf-registry-push-issued", "cache": "zarf-registry-cache-issued"}
@@ -514,7 +510,7 @@ func (b *bench) checkOnlyNeeded() {
 	b.Helper()
 	p := *b.state().PKI
 	own := p.Mode == state.PKIInternal ||
-		p.Mode == state.PKIExistingSecret && (p.Existing.Push == "" || p.Cache && p.Existing.Cache == "")
+		p.Mode == state.PKIExistingSecret && (p.Existing.Push == "" || p.Cache)
 	if there := b.get("secrets", "zarf-registry-ca") != nil; there != own {
 		b.Errorf("our own CA exists: %t", there)
 	}

@@ -165,14 +165,6 @@ var changes = map[string]struct {
 		run:    (*bench).rotate,
 		again:  (*bench).renew,
 	},
-	"a user's certificate for caches": {
-		before: func(b *bench) { b.corp(); b.pki(state.PKIExistingSecret); caches(b) },
-		change: func(b *bench) {
-			b.userCA("corp 2").give("corp-cache")
-			b.hook.Settings.PKI.Existing.Cache = "corp-cache"
-		},
-		run: (*bench).prepareAndFinish,
-	},
 	"the release replaces Zarf's registry": {
 		change: asZarf,
 		run:    (*bench).prepareAndFinish,
@@ -765,13 +757,6 @@ func TestRejectsInvalidUserCertificates(t *testing.T) {
 	give := func(name string, change func(*pki.Leaf)) func(*bench) {
 		return func(b *bench) { b.userCA("corp").give(name, change) }
 	}
-	corpCache := func(change func(*pki.Leaf)) func(*bench) {
-		return func(b *bench) {
-			b.userCA("corp").give("corp-cache", change)
-			b.hook.Settings.PKI.Existing.Cache = "corp-cache"
-			caches(b)
-		}
-	}
 	for name, c := range map[string]struct {
 		change func(*bench)
 		want   []string
@@ -837,16 +822,6 @@ func TestRejectsInvalidUserCertificates(t *testing.T) {
 			l.DNSNames, l.Usages = []string{"zarf-registry-cache.zarf.svc"},
 				[]x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}
 		}), []string{"Secret zarf/corp-node", "server authentication as zarf-registry-cache.zarf.svc"}},
-		"cache certificate of another role": {corpCache(func(l *pki.Leaf) { l.Organization = pki.OrganizationNode }),
-			[]string{"Secret zarf/corp-cache holds no certificate for the caches: it does not carry the role zarf-registry:cache"}},
-		"cache certificate with another name": {corpCache(func(l *pki.Leaf) { l.DNSNames = []string{"cache.example.com"} }),
-			[]string{"Secret zarf/corp-cache", "it is not valid for zarf-registry-cache.zarf.svc"}},
-		"cache certificate with the registry's name": {corpCache(func(l *pki.Leaf) {
-			l.DNSNames = append(slices.Clone(l.DNSNames), "zarf-registry.zarf.svc")
-		}), []string{"Secret zarf/corp-cache", "server authentication as zarf-registry.zarf.svc"}},
-		"cache certificate for servers only": {corpCache(func(l *pki.Leaf) {
-			l.Usages = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
-		}), []string{"Secret zarf/corp-cache", "do not allow client authentication"}},
 		"no loopback names although proxies serve TLS": {func(b *bench) { b.hook.Settings.PKI.ServeTLS = true },
 			[]string{"Secret zarf/corp-node", "server authentication", "127.0.0.1", "localhost"}},
 		"CA certificate without CA flag": {func(b *bench) {

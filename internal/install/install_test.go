@@ -368,9 +368,6 @@ func TestWhatTheUserBringsNeedsItsNamespaceFirst(t *testing.T) {
 			Existing: existing}}},
 			"certificates: namespace zarf: it does not exist, so it cannot contain Secret my-server, Secret my-node, which " +
 				"the values refer to; kubectl create namespace zarf, create them in it"},
-		"an existing Secret of caches": {settings.Settings{Cache: settings.Cache{Enabled: true},
-			PKI: settings.PKI{PKI: state.PKI{Existing: &state.ExistingSecrets{Cache: "my-cache"}}}},
-			"it cannot contain Secret my-cache"},
 		"a push credential": {settings.Settings{Push: settings.Push{Secret: "my-password"}},
 			"it cannot contain Secret my-password"},
 		"an Issuer": {settings.Settings{PKI: settings.PKI{PKI: state.PKI{Issuer: &state.Issuer{Name: "corp",

@@ -265,7 +265,7 @@ recorded mode keeps what was recorded where the values are silent. */ -}}
 {{- end -}}
 {{- end -}}
 {{- $here := and (eq (toString $issuer.kind) "Issuer") (eq (toString $issuer.group) "cert-manager.io") -}}
-{{- $issues := or (not $existing.push) (and .zr.cache.enabled (not $existing.cache)) -}}
+{{- $issues := or (not $existing.push) .zr.cache.enabled -}}
 {{- $_ := set .zr "pki" (dict
   "value" $value
   "source" $source

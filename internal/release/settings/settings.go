@@ -228,10 +228,6 @@ func (s *Settings) LabelsNamespace() bool {
 func (s *Settings) Certificates() state.PKI {
 	p := s.PKI.PKI
 	p.Cache = s.Cache.Enabled
-	if p.Existing != nil && !p.Cache {
-		existing := *p.Existing
-		existing.Cache, p.Existing = "", &existing
-	}
 	return p
 }
 

@@ -171,18 +171,3 @@ func TestPrograms(t *testing.T) {
 		t.Errorf("external: %v", got)
 	}
 }
-
-func TestCertificatesOfCachesFollowTheSetting(t *testing.T) {
-	s := valid()
-	s.PKI.Existing = &state.ExistingSecrets{Server: "a", Cache: "b"}
-	if p := s.Certificates(); !p.Cache || p.Existing.Cache != "b" {
-		t.Errorf("with caches: %+v", p)
-	}
-	s.Cache.Enabled = false
-	if p := s.Certificates(); p.Cache || p.Existing.Cache != "" || p.Existing.Server != "a" {
-		t.Errorf("without caches: %+v", p)
-	}
-	if s.PKI.Existing.Cache != "b" {
-		t.Error("the settings have changed")
-	}
-}

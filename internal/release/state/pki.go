@@ -46,7 +46,7 @@ type PKI struct {
 // OwnCA reports whether the release has its own CA, which init-hook creates and stores.
 func (p PKI) OwnCA() bool {
 	return p.Mode == PKIInternal || p.Mode == PKIExistingSecret && p.Existing != nil &&
-		(p.Existing.Push == "" || p.Cache && p.Existing.Cache == "")
+		(p.Existing.Push == "" || p.Cache)
 }
 
 // ExistingSecrets are names of Secrets in the release's namespace, with tls.crt, tls.key and ca.crt.
@@ -55,8 +55,8 @@ type ExistingSecrets struct {
 	Node   string `json:"node"`
 	// Push may be empty: then init-hook issues that certificate, with its own CA.
 	Push string `json:"push,omitempty"`
-	// Cache may be empty, with the same effect.
-	Cache string `json:"cache,omitempty"`
+	// Cache is set among the Secrets that cert-manager issues only: users provide none.
+	Cache string `json:"-"`
 	// Authority is an optional Secret with ca.crt, for Secrets without that key.
 	CA string `json:"ca,omitempty"`
 }

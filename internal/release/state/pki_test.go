@@ -85,7 +85,7 @@ func TestDurationsStandInJSONAsInGo(t *testing.T) {
 
 func TestOwnCA(t *testing.T) {
 	for want, p := range map[bool]state.PKI{
-		false: {Mode: state.PKIExistingSecret, Cache: true, Existing: &state.ExistingSecrets{Push: "p", Cache: "c"}},
+		false: {Mode: state.PKIExistingSecret, Existing: &state.ExistingSecrets{Push: "p"}},
 		true:  {Mode: state.PKIExistingSecret, Cache: true, Existing: &state.ExistingSecrets{Push: "p"}},
 	} {
 		if p.OwnCA() != want {

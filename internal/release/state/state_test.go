@@ -43,10 +43,6 @@ func TestDecodeReturnsWhatWasEncoded(t *testing.T) {
 		"existing Secrets": {PKI: with(func(p *state.PKI) {
 			p.Mode, p.Existing, p.ServeTLS = state.PKIExistingSecret, existing, true
 		})},
-		"the user's certificate for caches": {PKI: with(func(p *state.PKI) {
-			p.Mode, p.Cache = state.PKIExistingSecret, true
-			p.Existing = &state.ExistingSecrets{Server: "x", Node: "y", Cache: "z"}
-		})},
 		"cert-manager": {PKI: with(func(p *state.PKI) {
 			p.Mode, p.Issuer = state.PKICertManager, issuer
 		})},

@@ -29,12 +29,5 @@ spec:
         - sourceLabels:
             - __meta_kubernetes_pod_node_name
           targetLabel: node
-        {{- with $monitor.relabelings }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
-      {{- with $monitor.metricRelabelings }}
-      metricRelabelings:
-        {{- toYaml . | nindent 8 }}
-      {{- end }}
 {{- end -}}
 {{- end -}}
