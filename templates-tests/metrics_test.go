@@ -142,8 +142,6 @@ func TestMonitoringFollowsItsValues(t *testing.T) {
 	t.Parallel()
 	base := monitored(t)
 	for _, test := range []struct{ set, file, want string }{
-		{"metrics.podMonitor.interval=15s", "metrics/proxy-podmonitor.yaml", `interval: "15s"`},
-		{"metrics.podMonitor.scrapeTimeout=5s", "metrics/registry-podmonitor.yaml", `scrapeTimeout: "5s"`},
 		{"metrics.podMonitor.labels={prometheus: main}", "metrics/registry-podmonitor.yaml", "prometheus: main"},
 		{"metrics.prometheusRule.labels={prometheus: main}", "metrics/prometheusrule.yaml", "prometheus: main"},
 		{"metrics.prometheusRule.alertLabels={team: platform}", "metrics/prometheusrule.yaml", "team: platform"},

@@ -143,7 +143,7 @@ func TestNameOverride(t *testing.T) {
 
 func TestS3FollowsItsValues(t *testing.T) {
 	t.Parallel()
-	for _, value := range []string{"encrypt", "skipVerify", "forcePathStyle"} {
+	for _, value := range []string{"encrypt", "forcePathStyle"} {
 		out := rendering{values: with(t, ciValues(t)["s3"], "registry.storage.s3."+value+"=true")}.render(t)
 		config := find[*corev1.ConfigMap](t, out, "zarf-registry-config").Data["config.yml"]
 		if !strings.Contains(config, "    "+strings.ToLower(value)+": true\n") {
@@ -177,10 +177,10 @@ func TestS3TrustsAPrivateCA(t *testing.T) {
 func TestTolerationsCanBeEmpty(t *testing.T) {
 	t.Parallel()
 	out := rendering{values: proxyMode(t, "registry.garbageCollection.enabled=true", "proxy.tolerations=[]",
-		"healer.tolerations=[]", "initHook.tolerations=[]")}.render(t)
+		"initHook.tolerations=[]")}.render(t)
 	for _, w := range workloads(out) {
 		switch w.component() {
-		case "proxy", "healer", "certificates", "garbage-collection":
+		case "proxy", "certificates", "garbage-collection":
 			if len(w.pod.Spec.Tolerations) > 0 {
 				t.Errorf("%s tolerates %v", w.object, w.pod.Spec.Tolerations)
 			}

@@ -112,7 +112,7 @@ func TestDisruptionBudgetNeverBlocksADrain(t *testing.T) {
 	for _, c := range matrix(t) {
 		found := all[*policyv1.PodDisruptionBudget](c.output)
 		var components, want []string
-		if decidedMode(c.output) != string(state.ModeExternal) && c.file != "s3" {
+		if decidedMode(c.output) != string(state.ModeExternal) {
 			want = append(want, "registry")
 		}
 		if c.file == "cache" {

@@ -330,6 +330,9 @@ recorded mode keeps what was recorded where the values are silent. */ -}}
 {{- if and (eq $component "cache") (kindIs "invalid" $own.tolerations) -}}
 {{- $tolerations = $all.registry.tolerations -}}
 {{- end -}}
+{{- if eq $component "healer" -}}
+{{- $tolerations = list (dict "key" "node-role.kubernetes.io/control-plane" "operator" "Exists") -}}
+{{- end -}}
 {{- $priority := eq $component "healer" | ternary $all.registry.priorityClassName $own.priorityClassName -}}
 {{- $_ := set $pods $component (dict
   "labels" (merge dict (default dict $own.podLabels) $all.podLabels)

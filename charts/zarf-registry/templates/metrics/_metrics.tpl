@@ -17,12 +17,6 @@ spec:
     - port: metrics
       path: /metrics
       scheme: http
-      {{- with $monitor.interval }}
-      interval: {{ . | quote }}
-      {{- end }}
-      {{- with $monitor.scrapeTimeout }}
-      scrapeTimeout: {{ . | quote }}
-      {{- end }}
       relabelings:
         - targetLabel: job
           replacement: {{ $name | quote }}

@@ -16,7 +16,6 @@ storage:
     {{- end }}
     forcepathstyle: {{ .s3.forcePathStyle }}
     encrypt: {{ .s3.encrypt }}
-    skipverify: {{ .s3.skipVerify }}
   {{- else }}
   inmemory: {}
   {{- end }}
