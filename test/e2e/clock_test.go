@@ -26,9 +26,9 @@ const clockAhead = 3 * time.Second
 func testClockAhead(t *testing.T, w *world) {
 	const label = "e2e/clock"
 	sets := w.client.AppsV1().DaemonSets(w.namespace)
-	list, err := sets.List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=proxy"})
-	if err != nil || len(list.Items) != 1 {
-		t.Fatalf("%d DaemonSets, %v", len(list.Items), err)
+	chart, err := sets.Get(t.Context(), release+"-proxy-amd64", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -54,7 +54,7 @@ func testClockAhead(t *testing.T, w *world) {
 	})
 	rolls := func(t *testing.T, name string, minReadySeconds int32, within time.Duration) bool {
 		t.Helper()
-		set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: *list.Items[0].Spec.DeepCopy()}
+		set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: *chart.Spec.DeepCopy()}
 		own := map[string]string{label: name}
 		set.Spec.Selector = &metav1.LabelSelector{MatchLabels: own}
 		set.Spec.Template.Labels = own
@@ -99,7 +99,7 @@ func testClockAhead(t *testing.T, w *world) {
 			time.Since(begin).Seconds(), err)
 		return err == nil
 	}
-	if !rolls(t, "clock-chart", list.Items[0].Spec.MinReadySeconds, patience) {
+	if !rolls(t, "clock-chart", chart.Spec.MinReadySeconds, patience) {
 		t.Error("the rollout does not end")
 	}
 	if rolls(t, "clock-wait", 3, 30*time.Second) {
