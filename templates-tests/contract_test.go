@@ -90,7 +90,7 @@ func TestProgramsParseTheirArguments(t *testing.T) {
 	}
 	for _, want := range []string{
 		"registry serve", "registry-node proxy", "registry-node cache", "registry-node configure", "registry-node pause", "init-hook prepare",
-		"init-hook finish", "init-hook cleanup", "init-hook certs renew", "init-hook version", "init-hook check push",
+		"init-hook rollback", "init-hook finish", "init-hook cleanup", "init-hook certs renew", "init-hook version", "init-hook check push",
 		"init-hook check tls",
 	} {
 		if parsed[want] == 0 {

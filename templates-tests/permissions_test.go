@@ -116,7 +116,7 @@ var expectedPermissions = []permission{
 	{"init-hook Role", "get deployments.apps -", nil},
 	{"init-hook Role", "delete,list daemonsets.apps", nil},
 	{"init-hook Role", "get jobs.batch -cleanup,-finish,-prepare", nil},
-	{"init-hook Role", "delete jobs.batch -finish,-prepare", nil},
+	{"init-hook Role", "delete jobs.batch -finish,-prepare,-rollback", nil},
 	{"init-hook Role", "create certificates.cert-manager.io", nil},
 	{"init-hook Role", "create issuers.cert-manager.io", nil},
 	{"init-hook Role", "delete,get,update certificates.cert-manager.io -ca,-cache,-node,-push,-server", nil},

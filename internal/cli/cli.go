@@ -108,7 +108,8 @@ func New(stdout, stderr io.Writer) *cobra.Command {
 	root.SetCompletionCommandGroupID(otherCommands)
 	// The chart runs these.
 	for _, cmd := range []*cobra.Command{
-		newHookFlags(global).prepare(), newHookFlags(global).finish(), newHookFlags(global).cleanup(), newCheck(),
+		newHookFlags(global).prepare(), newHookFlags(global).rollback(), newHookFlags(global).finish(),
+		newHookFlags(global).cleanup(), newCheck(),
 	} {
 		cmd.Hidden = true
 		root.AddCommand(cmd)

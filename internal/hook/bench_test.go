@@ -407,7 +407,8 @@ func (b *bench) apply(a kubetesting.Action) (runtime.Object, error) {
 			b.annotated(a.GetName())
 		}
 	case kubetesting.DeleteActionImpl:
-		if a.GetResource().Resource == "daemonsets" {
+		orphans := a.DeleteOptions.PropagationPolicy
+		if a.GetResource().Resource == "daemonsets" && (orphans == nil || *orphans != metav1.DeletePropagationOrphan) {
 			for _, pod := range b.allPods() {
 				if ownerOf(pod) == a.GetName() && pod.DeletionTimestamp == nil &&
 					pod.Labels["app.kubernetes.io/component"] == "proxy" {

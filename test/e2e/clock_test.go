@@ -22,7 +22,7 @@ const clockAhead = 3 * time.Second
 
 // testClockAhead rolls the proxies' DaemonSet out on nodes whose clock is ahead. The control plane is real; the test
 // stands in for the kubelets, because all nodes of a test cluster have the clock of this machine. With minReadySeconds, the
-// controller would wait for ever, which shows that the test can fail.
+// controller does not look again, which shows that the test can fail.
 func testClockAhead(t *testing.T, w *world) {
 	const label = "e2e/clock"
 	sets := w.client.AppsV1().DaemonSets(w.namespace)

@@ -25,6 +25,11 @@ func TestHelmVersions(t *testing.T) {
 			w.helmChart(t, "upgrade", proxyMode)
 			w.isIn(t, state.ModeProxy, state.SourceValue)
 		})
+		w.underLoop(t, with+"a switch to nodeport mode that fails is rolled back", func(t *testing.T) {
+			w.helmChartFails(t, []string{"pre-upgrade"}, "upgrade", nodePortMode, "--set=auth.existingSecret=missing-secret")
+			w.rollback(t, "2")
+			w.isIn(t, state.ModeProxy, state.SourceValue)
+		})
 		w.underLoop(t, with+"switch to nodeport mode", func(t *testing.T) {
 			w.helmChart(t, "upgrade", nodePortMode)
 			w.isIn(t, state.ModeNodePort, state.SourceValue)

@@ -87,6 +87,34 @@ func (o *Observer) DeletePreviousProxies(ctx context.Context) (string, error) {
 	return o.DeleteDaemonSets(ctx, previous)
 }
 
+// OrphanProxies deletes the proxies' DaemonSets without their pods, and waits until they are gone. DaemonSets with the
+// same labels adopt the pods.
+func (o *Observer) OrphanProxies(ctx context.Context) (string, error) {
+	sets, err := o.ListDaemonSets(ctx, names.ComponentProxy)
+	if err != nil {
+		return "", err
+	}
+	orphan := metav1.DeletePropagationOrphan
+	for _, d := range sets {
+		options := metav1.NewPreconditionDeleteOptions(string(d.UID))
+		options.PropagationPolicy = &orphan
+		if err := o.Cluster.DaemonSets.Delete(ctx, d.Name, *options); err != nil && !apierrors.IsNotFound(err) {
+			return "", fmt.Errorf("deleting %s: %w", o.Object("DaemonSet", d.Name), err)
+		}
+	}
+	if len(sets) == 0 {
+		return "there are none", nil
+	}
+	err = o.Wait(ctx, "the deletion of DaemonSets", func() (string, error) {
+		left, err := o.ListDaemonSets(ctx, names.ComponentProxy)
+		if err != nil || len(left) == 0 {
+			return "", err
+		}
+		return o.Object("DaemonSet", left[0].Name) + " still exists", nil
+	}, names.ComponentProxy)
+	return fmt.Sprintf("Helm creates %d DaemonSets again, which adopt their pods", len(sets)), err
+}
+
 // DeleteDaemonSets deletes DaemonSets. Missing ones are not an error.
 func (o *Observer) DeleteDaemonSets(ctx context.Context, sets []appsv1.DaemonSet) (string, error) {
 	var names []string

@@ -10,10 +10,10 @@ helm.sh/hook-weight: {{ first . | quote }}
 helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end -}}
 
-{{- /* One Job. Takes a list: root, step (the command, and the suffix of the name), events. */ -}}
+{{- /* One Job. Takes a list: root, step (the command, and the suffix of the name), events; optional: weight (default: 0). */ -}}
 {{- define "zarf-registry.hook.job" -}}
 {{- $step := index . 1 -}}
-{{- $annotations := include "zarf-registry.hook.annotations" (list 0 (index . 2)) | fromYaml -}}
+{{- $annotations := include "zarf-registry.hook.annotations" (list (append . 0 | rest | rest | rest | first) (index . 2)) | fromYaml -}}
 {{- $_ := set $annotations "helm.sh/hook-output-log-policy" "hook-failed" -}}
 {{- with first . -}}
 {{- $image := .zr.hookImage -}}
