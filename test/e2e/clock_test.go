@@ -45,6 +45,11 @@ func testClockAhead(t *testing.T, w *world) {
 			}
 		})
 	}
+	for _, name := range nodes {
+		if err := w.reportsReady(ctx, name); err != nil {
+			t.Fatal(err)
+		}
+	}
 	go func() { ended <- w.kubelets(ctx, nodes, label) }()
 	t.Cleanup(func() {
 		stop()
@@ -111,7 +116,7 @@ func testClockAhead(t *testing.T, w *world) {
 func (w *world) kubelets(ctx context.Context, nodes []string, label string) error {
 	for ctx.Err() == nil {
 		for _, name := range nodes {
-			if err := w.heartbeat(ctx, name); err != nil && ctx.Err() == nil {
+			if err := w.renew(ctx, name); err != nil && ctx.Err() == nil {
 				return err
 			}
 		}
@@ -132,8 +137,9 @@ func (w *world) kubelets(ctx context.Context, nodes []string, label string) erro
 	return nil
 }
 
-// heartbeat reports a node as ready.
-func (w *world) heartbeat(ctx context.Context, name string) error {
+// reportsReady reports a node as ready, once: as long as nothing changes, kubelets write only their leases. With each other
+// change, the DaemonSet controller would look again.
+func (w *world) reportsReady(ctx context.Context, name string) error {
 	now := metav1.NewTime(time.Now().Add(clockAhead))
 	room := corev1.ResourceList{corev1.ResourceCPU: apiresource.MustParse("4"), corev1.ResourceMemory: apiresource.MustParse("4Gi"),
 		corev1.ResourcePods: apiresource.MustParse("110"), corev1.ResourceEphemeralStorage: apiresource.MustParse("4Gi")}
@@ -143,14 +149,17 @@ func (w *world) heartbeat(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := w.client.CoreV1().Nodes().Patch(ctx, name, types.StrategicMergePatchType, status, metav1.PatchOptions{},
-		"status"); err != nil {
-		return err
-	}
-	leases, renewed := w.client.CoordinationV1().Leases(corev1.NamespaceNodeLease), metav1.NewMicroTime(now.Time)
+	_, err = w.client.CoreV1().Nodes().Patch(ctx, name, types.StrategicMergePatchType, status, metav1.PatchOptions{}, "status")
+	return err
+}
+
+// renew renews a node's lease.
+func (w *world) renew(ctx context.Context, name string) error {
+	leases := w.client.CoordinationV1().Leases(corev1.NamespaceNodeLease)
+	renewed := metav1.NewMicroTime(time.Now().Add(clockAhead))
 	seconds := int32(40)
 	spec := coordinationv1.LeaseSpec{HolderIdentity: &name, LeaseDurationSeconds: &seconds, RenewTime: &renewed}
-	_, err = leases.Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec},
+	_, err := leases.Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec},
 		metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		patch, problem := json.Marshal(map[string]any{"spec": map[string]any{"renewTime": renewed}})
