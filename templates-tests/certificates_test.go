@@ -484,7 +484,7 @@ func TestTheJobsUseThePublishedImageByDigest(t *testing.T) {
 				if got := spec.Containers[0].Image; got != test.want {
 					t.Errorf("the image of %s is %s, want %s", job, got, test.want)
 				}
-				if got, _ := preferredNodes(spec.Affinity); !slices.Equal(got, test.on) {
+				if got, _, _ := preferredNodes(spec.Affinity); !slices.Equal(got, test.on) {
 					t.Errorf("%s prefers the nodes %v, want %v", job, got, test.on)
 				}
 			}

@@ -238,7 +238,11 @@ func TestJobsRunOnNodesWithTheirImage(t *testing.T) {
 				if got, _ := nodeFields(affinity); got != nil {
 					t.Errorf("%s requires nodes %s", job.Name, got)
 				}
-				got, weight := preferredNodes(affinity)
+				got, avoided, weight := preferredNodes(affinity)
+				// The Jobs tolerate the taints of nodes that are not ready. By itself, and of the control-plane nodes.
+				if down := slices.Contains(test.objects, runtime.Object(notReady)); down != slices.Equal(avoided, []string{"c", "c"}) {
+					t.Errorf("%s avoids nodes %s", job.Name, avoided)
+				}
 				if !slices.Equal(got, test.want) {
 					t.Errorf("%s: nodes %s, want %s", job.Name, got, test.want)
 				}
@@ -256,11 +260,15 @@ func TestJobsRunOnNodesWithTheirImage(t *testing.T) {
 	}
 }
 
-// preferredNodes returns the nodes that an affinity prefers by name, and how much it prefers control-plane nodes.
-func preferredNodes(affinity *corev1.Affinity) (nodes []string, controlPlane int32) {
+// preferredNodes returns the nodes that an affinity prefers and avoids by name, and how much it prefers control-plane nodes.
+func preferredNodes(affinity *corev1.Affinity) (nodes, avoided []string, controlPlane int32) {
 	for _, term := range affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution {
 		for _, field := range term.Preference.MatchFields {
-			nodes = append(nodes, field.Values...)
+			if field.Operator == corev1.NodeSelectorOpNotIn {
+				avoided = append(avoided, field.Values...)
+			} else {
+				nodes = append(nodes, field.Values...)
+			}
 		}
 		for _, e := range term.Preference.MatchExpressions {
 			if e.Key == "node-role.kubernetes.io/control-plane" && e.Operator == corev1.NodeSelectorOpExists {
@@ -268,7 +276,7 @@ func preferredNodes(affinity *corev1.Affinity) (nodes []string, controlPlane int
 			}
 		}
 	}
-	return nodes, controlPlane
+	return nodes, avoided, controlPlane
 }
 
 // With explicit values the chart looks up only the state Secret, and `helm template` renders the same for

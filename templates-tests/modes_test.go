@@ -469,7 +469,7 @@ func TestJobsUseThePushedImageIfNoNodeHasTheConfiguredOne(t *testing.T) {
 				if some != (spec.NodeSelector["role"] != "") {
 					t.Errorf("%s runs on nodes of %v, also without a proxy", job.Name, spec.NodeSelector)
 				}
-				prefers, controlPlane := preferredNodes(spec.Affinity)
+				prefers, _, controlPlane := preferredNodes(spec.Affinity)
 				if controlPlane != 100 {
 					t.Errorf("%s prefers control-plane nodes with weight %d", job.Name, controlPlane)
 				}

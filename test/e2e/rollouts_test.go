@@ -93,7 +93,6 @@ func testRollouts(t *testing.T, w *world, hostPort bool) {
 		"--set=injector.image="+w.pauseImage(t))
 	ways := w.renderedWays(t, values)
 	must(t, "install without Helm", func(t *testing.T) {
-		output(t, w.command(t, w.kubectl, "create", "namespace", namespace))
 		if text, err := ways[0].upgrade(t, "9m"); err != nil {
 			t.Fatalf("%v: %s", err, text)
 		}
@@ -228,9 +227,15 @@ func (w *world) rollsOut(t *testing.T, way way, cpu string, c condition, hostPor
 		connects.include(node, r.Connects)
 	}
 	updated := 0
-	for _, node := range w.nodes {
-		if w.proxyIsCurrent(t, node) == nil {
-			updated++
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Second) { // previous pods drain for 20 s
+		updated = 0
+		for _, node := range w.nodes {
+			if w.proxyIsCurrent(t, node) == nil {
+				updated++
+			}
+		}
+		if updated == len(w.nodes) || err != nil || time.Now().After(end) {
+			break
 		}
 	}
 	network := map[bool]string{true: "host port", false: "host network"}[hostPort]

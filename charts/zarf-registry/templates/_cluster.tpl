@@ -287,6 +287,17 @@ root, architecture. */ -}}
 {{- end -}}
 {{- end -}}
 
+{{- /* At most 50 nodes that are not ready, if nodes were looked up: JSON array of names. */ -}}
+{{- define "zarf-registry.cluster.notReady" -}}
+{{- $names := list -}}
+{{- range $name, $node := .zr.cluster.nodes -}}
+{{- if and (include "zarf-registry.cluster.isReady" $node | empty) (lt (len $names) 50) -}}
+{{- $names = append $names $name -}}
+{{- end -}}
+{{- end -}}
+{{- $names | toJson -}}
+{{- end -}}
+
 {{- /* The architectures of nodes: sorted JSON array. Takes a list: root, names (the nodes; empty: the ready nodes that
 initHook.nodeSelector selects). */ -}}
 {{- define "zarf-registry.cluster.architectures" -}}

@@ -21,6 +21,9 @@ import (
 // injected starts within seconds, and the healer corrects its image within as many.
 const stallTime = time.Minute
 
+// surgeTime is how long a rollout with surge may make no progress before a previous pod is deleted without a successor.
+const surgeTime = 10 * time.Second
+
 // verdict is what a rollout has reached on a node.
 type verdict int
 
@@ -215,7 +218,11 @@ func (w *nodeWait) proceed(ctx context.Context, sets []appsv1.DaemonSet, pods []
 				own = append(own, viewPod(p))
 			}
 		}
-		for _, p := range rollout.Continue(viewSet(set), own, w.ready) {
+		replace := rollout.Continue(viewSet(set), own, w.ready)
+		if w.reported != "" && time.Since(w.since) >= surgeTime {
+			replace = append(replace, rollout.ContinueSurge(viewSet(set), own, w.ready)...)
+		}
+		for _, p := range replace {
 			if err := w.DeletePod(ctx, p.Name, p.UID); err != nil {
 				return err
 			}
@@ -293,13 +300,15 @@ func (o *Observer) MayFail(ready int) int {
 
 func viewSet(set appsv1.DaemonSet) rollout.Set {
 	onDelete := set.Spec.UpdateStrategy.Type == appsv1.OnDeleteDaemonSetStrategyType
-	view := rollout.Set{Generation: set.Annotations[rollout.AnnotationGeneration], OnDelete: onDelete, Surges: !onDelete,
+	view := rollout.Set{Generation: set.Annotations[rollout.AnnotationGeneration], OnDelete: onDelete,
 		MaxUnavailable: set.Annotations[rollout.AnnotationMaxUnavailable],
 		Observed:       set.Status.ObservedGeneration >= set.Generation,
 		Desired:        int(set.Status.DesiredNumberScheduled), Updated: int(set.Status.UpdatedNumberScheduled)}
 	if u := set.Spec.UpdateStrategy.RollingUpdate; !onDelete && u != nil && u.MaxUnavailable != nil {
 		view.MaxUnavailable = u.MaxUnavailable.String()
-		view.Surges = u.MaxSurge != nil && strings.TrimSuffix(u.MaxSurge.String(), "%") != "0"
+		if u.MaxSurge != nil && strings.TrimSuffix(u.MaxSurge.String(), "%") != "0" {
+			view.MaxSurge = u.MaxSurge.String()
+		}
 	}
 	return view
 }

@@ -46,7 +46,10 @@ func (s proxySet) view() rollout.Set {
 	if u := s.Spec.UpdateStrategy.RollingUpdate; v.OnDelete {
 		v.MaxUnavailable = s.Metadata.Annotations[rollout.AnnotationMaxUnavailable]
 	} else {
-		v.MaxUnavailable, v.Surges = count(u.MaxUnavailable), strings.TrimSuffix(count(u.MaxSurge), "%") != "0"
+		v.MaxUnavailable = count(u.MaxUnavailable)
+		if surge := count(u.MaxSurge); strings.TrimSuffix(surge, "%") != "0" {
+			v.MaxSurge = surge
+		}
 	}
 	return v
 }
@@ -161,7 +164,7 @@ func (c *Client) continueRollouts(ctx context.Context, log func(string, ...any))
 	}
 	sets.Items = slices.DeleteFunc(sets.Items, func(s proxySet) bool {
 		v := s.view()
-		return v.Surges || !v.Observed || v.Updated >= v.Desired
+		return v.MaxSurge != "" || !v.Observed || v.Updated >= v.Desired
 	})
 	if len(sets.Items) == 0 {
 		return nil

@@ -32,8 +32,9 @@ type Set struct {
 	MaxUnavailable string
 	// OnDelete is true if Kubernetes updates a pod only when somebody deletes it.
 	OnDelete bool
-	// Surges is true if new pods start before the previous ones end. Then unavailable pods hold up nothing.
-	Surges bool
+	// MaxSurge, a number or a percentage, is not empty if new pods start before the previous ones end. Then only
+	// [ContinueSurge] deletes pods.
+	MaxSurge string
 	// Observed is true if the status is that of the current specification.
 	Observed bool
 	// Desired and Updated count nodes: those that should have a pod, and those that have a current one.
@@ -67,7 +68,7 @@ func Current(set Set, pods []Pod) func(Pod) bool {
 // controller continues itself, because nodes that do not count use up only a part of the budget. counts maps each node
 // to whether it counts: nodes that are down do not.
 func Continue(set Set, pods []Pod, counts map[string]bool) []Pod {
-	if set.Surges || !set.Observed {
+	if set.MaxSurge != "" || !set.Observed {
 		return nil
 	}
 	current := Current(set, pods)
@@ -110,6 +111,37 @@ func Continue(set Set, pods []Pod, counts map[string]bool) []Pod {
 	}
 	slices.SortFunc(candidates, func(a, b Pod) int { return strings.Compare(a.Node+" "+a.Name, b.Node+" "+b.Name) })
 	return append(unready, candidates[:min(max(allowed-unavailable, 0), len(candidates))]...)
+}
+
+// ContinueSurge returns the pod to delete where new pods on nodes that do not count use up the surge, and no other new pod
+// is on its way: one that serves, so its node has none for a moment. It is for rollouts that have made no progress for a
+// while, because the controller usually continues.
+func ContinueSurge(set Set, pods []Pod, counts map[string]bool) []Pod {
+	if set.MaxSurge == "" || !set.Observed {
+		return nil
+	}
+	current := Current(set, pods)
+	stuck := 0
+	var serving []Pod
+	updated := map[string]bool{}
+	for _, p := range pods {
+		switch {
+		case p.Deleting:
+		case current(p) && p.Ready:
+			updated[p.Node] = true
+		case current(p) && counts[p.Node]:
+			return nil
+		case current(p):
+			stuck++
+		case p.Ready && counts[p.Node]:
+			serving = append(serving, p)
+		}
+	}
+	serving = slices.DeleteFunc(serving, func(p Pod) bool { return updated[p.Node] })
+	if stuck < budget(set.MaxSurge, set.Desired) || len(serving) == 0 {
+		return nil
+	}
+	return []Pod{slices.MinFunc(serving, func(a, b Pod) int { return strings.Compare(a.Node+" "+a.Name, b.Node+" "+b.Name) })}
 }
 
 // budget returns how many of n nodes a number or a percentage is, which Kubernetes rounds up.

@@ -32,6 +32,7 @@ func TestContinue(t *testing.T) {
 	down := pod("n3", unready, deleting) // what the controller makes of an outdated pod on a node that is down
 	two := with(func(s *rollout.Set) { s.MaxUnavailable, s.Desired = "2", 6 })
 	down2 := pod("down2", unready, deleting)
+	surge := with(func(s *rollout.Set) { s.MaxSurge = "25%" })
 	onDelete := with(func(s *rollout.Set) { s.OnDelete = true })
 	for name, c := range map[string]struct {
 		set  rollout.Set
@@ -55,7 +56,7 @@ func TestContinue(t *testing.T) {
 			pod("n2", func(p *rollout.Pod) { p.Generation = "2" }), down}, nil},
 		"not seen by the controller": {with(func(s *rollout.Set) { s.Observed = false }),
 			[]rollout.Pod{pod("n1"), pod("n2"), down}, nil},
-		"with surge": {with(func(s *rollout.Set) { s.Surges = true }), []rollout.Pod{pod("n1"), pod("n2"), down}, nil},
+		"with surge, the controller continues": {surge, []rollout.Pod{pod("n1"), pod("n2"), down}, nil},
 		"one first, whatever the budget": {with(func(s *rollout.Set) { s.MaxUnavailable = "1" }),
 			[]rollout.Pod{pod("n1"), pod("n2"), down, pod("n4"), pod("n5")}, []string{"n1"}},
 		"then as many as the budget": {two, []rollout.Pod{pod("n1", updated), pod("n2"), down, pod("n4"), pod("n5"), down2},
@@ -127,5 +128,35 @@ func TestContinueConverges(t *testing.T) {
 		if counts[p.Node] != (p.Generation == "2") {
 			t.Fatalf("pod on %s: %+v", p.Node, p)
 		}
+	}
+}
+
+func TestContinueSurge(t *testing.T) {
+	t.Parallel()
+	set := rollout.Set{Generation: "2", MaxSurge: "25%", Observed: true, Desired: 3}
+	sick := []rollout.Pod{pod("n3"), pod("n3", updated, unready)} // on a node that does not count
+	for name, c := range map[string]struct {
+		pods []rollout.Pod
+		want string
+	}{
+		"a new pod that does not get ready uses it up": {[]rollout.Pod{pod("n2"), pod("n1")}, "n1"},
+		"the next one":               {[]rollout.Pod{pod("n2"), pod("n1", updated)}, "n2"},
+		"a new pod starts elsewhere": {[]rollout.Pod{pod("n2"), pod("n1", updated, unready)}, ""},
+		"a previous pod drains":      {[]rollout.Pod{pod("n1"), pod("n1", updated)}, ""},
+		"all are updated":            {[]rollout.Pod{pod("n1", updated), pod("n2", updated)}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got := ""
+			for _, p := range rollout.ContinueSurge(set, append(c.pods, sick...), map[string]bool{"n1": true, "n2": true}) {
+				got += p.Node
+			}
+			if got != c.want {
+				t.Errorf("deletes that of %q, want %q", got, c.want)
+			}
+		})
+	}
+	if got := rollout.ContinueSurge(set, []rollout.Pod{pod("n1"), pod("n2"), pod("n3")}, map[string]bool{"n1": true}); got != nil {
+		t.Errorf("without a new pod that holds it up, it deletes %v", got)
 	}
 }

@@ -79,15 +79,25 @@ spec:
       {{- /* Control-plane nodes are preferred: the Job's token is worth as much as they are, and any node can report that
       it has the image. Nodes that have the image are preferred even more, since others may not be able to pull it. They
       are not required: a rollback and cleanup run long after they were rendered, when these nodes may be gone. */}}
+      {{- $down := include "zarf-registry.cluster.notReady" . | fromJsonArray }}
       affinity:
         nodeAffinity:
           preferredDuringSchedulingIgnoredDuringExecution:
+            {{- /* The Job tolerates the taints of nodes that are not ready, which would never start it. */}}
+            {{- with $down }}
+            - weight: 50
+              preference:
+                {{- include "zarf-registry.hook.notOn" . | nindent 16 }}
+            {{- end }}
             {{- /* Any node is better than one that cannot get the image. */}}
             - weight: {{ and $image.nodes (not $image.pushed) | empty | ternary 100 10 }}
               preference:
                 matchExpressions:
                   - key: node-role.kubernetes.io/control-plane
                     operator: Exists
+                {{- with $down }}
+                {{- include "zarf-registry.hook.notOn" . | nindent 16 }}
+                {{- end }}
             {{- range $image.nodes }}
             - weight: {{ $image.pushed | empty | ternary 100 50 }}
               preference:
@@ -115,6 +125,17 @@ spec:
             {{- include "zarf-registry.container.securityContext" . | nindent 12 }}
           terminationMessagePolicy: FallbackToLogsOnError
 {{- end -}}
+{{- end -}}
+
+{{- /* The part of a node selector term that excludes nodes. Takes a list of names. */ -}}
+{{- define "zarf-registry.hook.notOn" -}}
+matchFields:
+  {{- range . }}
+  - key: metadata.name
+    operator: NotIn
+    values:
+      - {{ . | quote }}
+  {{- end }}
 {{- end -}}
 
 {{- define "zarf-registry.hook.podFailurePolicy" -}}

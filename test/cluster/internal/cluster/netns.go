@@ -27,6 +27,9 @@ func createNetns(path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return fmt.Errorf("making %s: %w", filepath.Dir(path), err)
 	}
+	if err := shareNetnsDir(filepath.Dir(path)); err != nil {
+		return err
+	}
 	pin, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444)
 	if err != nil {
 		return fmt.Errorf("naming network namespace %s: %w", filepath.Base(path), err)
@@ -49,6 +52,21 @@ func createNetns(path string) error {
 		result <- nil
 	}()
 	return <-result
+}
+
+// shareNetnsDir makes a directory a shared mount, as ip-netns(8) does before it makes its first namespace. If ip did so
+// later, its mount would hide the namespaces that exist, and they could not be removed.
+func shareNetnsDir(dir string) error {
+	err := unix.Mount("", dir, "none", unix.MS_SHARED|unix.MS_REC, "")
+	if errors.Is(err, unix.EINVAL) { // it is no mount yet
+		if err = unix.Mount(dir, dir, "none", unix.MS_BIND|unix.MS_REC, ""); err == nil {
+			err = unix.Mount("", dir, "none", unix.MS_SHARED|unix.MS_REC, "")
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("sharing %s: %w", dir, err)
+	}
+	return nil
 }
 
 // removeNetns removes a network namespace by its path, if it exists.
