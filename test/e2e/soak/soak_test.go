@@ -1,14 +1,8 @@
 package soak
 
 import (
-	"archive/tar"
-	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -372,46 +366,6 @@ func TestUnexpectedPorts(t *testing.T) {
 	}
 }
 
-func TestWriteLayoutMatchesItsDigests(t *testing.T) {
-	marker := []byte("a marker of 24 bytes ok!")
-	noise := Noise(1, 2, 64<<10, marker)
-	if !bytes.Equal(noise, Noise(1, 2, 64<<10, marker)) || bytes.Equal(noise, Noise(1, 3, 64<<10, marker)) ||
-		bytes.Count(noise, marker) != 16 {
-		t.Error("noise depends on more than seed and number, or lacks markers")
-	}
-	image, err := WriteLayout(t.TempDir(), "example.com/a:1", Tar("tool", []byte("a program")), noise)
-	if err != nil {
-		t.Fatal(err)
-	}
-	blob := func(digest string) []byte {
-		content, err := os.ReadFile(filepath.Join(image.Dir, "blobs", strings.Replace(digest, ":", "/", 1)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if sum := sha256.Sum256(content); "sha256:"+hex.EncodeToString(sum[:]) != digest {
-			t.Errorf("%s has other content", digest)
-		}
-		return content
-	}
-	var manifest struct {
-		Config struct{ Digest string }
-		Layers []struct{ Digest string }
-	}
-	if err := json.Unmarshal(blob(image.Manifest), &manifest); err != nil || len(manifest.Layers) != 2 {
-		t.Fatalf("%v: %+v", err, manifest)
-	}
-	blob(manifest.Config.Digest)
-	layer := blob(manifest.Layers[1].Digest)
-	if !bytes.Contains(layer, marker) {
-		t.Error("the marker is not visible in the layer")
-	}
-	r := tar.NewReader(bytes.NewReader(layer))
-	header, err := r.Next()
-	if err != nil || "/"+header.Name != NoiseFile {
-		t.Errorf("%v %v", header, err)
-	}
-}
-
 func TestAllKindsAreDocumented(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/dev/soak.md")
 	if err != nil {
@@ -423,16 +377,6 @@ func TestAllKindsAreDocumented(t *testing.T) {
 			t.Errorf("docs/dev/soak.md has no row for %q with its time to recover", k.Name)
 		} else if want := fmt.Sprint(k.Recovery.Seconds()); string(row[1]) != want {
 			t.Errorf("docs/dev/soak.md gives %q %s s to recover, want %s", k.Name, row[1], want)
-		}
-	}
-}
-
-func TestWithout(t *testing.T) {
-	plan := NewPlan(7, []string{"n1", "n2"})
-	plan.Without = []string{FillVolume, Upgrade}
-	for range 200 {
-		if s := plan.Next(); slices.Contains(plan.Without, s.Kind.Name) {
-			t.Fatalf("the plan has %s", s)
 		}
 	}
 }
