@@ -113,7 +113,8 @@ func (r *run) deleteCertManager(ctx context.Context) (string, error) {
 func (r *run) deleteJobs(ctx context.Context) (string, error) {
 	background := metav1.DeletePropagationBackground // also deletes the pods
 	deleted := 0
-	for _, name := range []string{r.Settings.Name + "-prepare", r.Settings.Name + "-rollback", r.Settings.Name + "-finish"} {
+	for _, step := range []string{"-prepare", "-rollback", "-finish"} {
+		name := r.Settings.Name + step
 		err := r.cluster.Jobs.Delete(ctx, name, metav1.DeleteOptions{PropagationPolicy: &background})
 		switch {
 		case apierrors.IsNotFound(err):

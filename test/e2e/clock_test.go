@@ -65,8 +65,7 @@ func testClockAhead(t *testing.T, w *world) {
 		set.Spec.Template.Labels = own
 		set.Spec.Template.Spec.NodeSelector = map[string]string{label: "ahead"}
 		set.Spec.MinReadySeconds = minReadySeconds
-		set, err := sets.Create(t.Context(), set, metav1.CreateOptions{})
-		if err != nil {
+		if _, err := sets.Create(t.Context(), set, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {

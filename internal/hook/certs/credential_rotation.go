@@ -165,8 +165,8 @@ func (c *credentialRotation) has(report *reloadstatus.Credentials) string {
 // loadTimeout is how long AwaitPush waits. Kubelets of annotated pods need a few seconds.
 const loadTimeout = 2 * time.Minute
 
-// AwaitPush waits until the registry has loaded the push credential, and that of Zarf. If it does not in time, AwaitPush
-// logs a warning, and pushes with a changed credential may be refused.
+// AwaitPush waits until the registry has loaded the push credential, and that of Zarf. If it does not in time, it logs
+// a warning, and pushes with a changed credential may be refused.
 func (m *Manager) AwaitPush(ctx context.Context) (string, error) {
 	auth, err := m.requiredSecret(ctx, m.Settings.Name+names.SuffixRegistryAuth)
 	if err != nil {

@@ -50,8 +50,10 @@ func (r *refusal) Error() string { return "the registry responded with " + r.sta
 func (c *Cache) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.metrics.inFlight.Add(1)
 	defer c.metrics.inFlight.Add(-1)
-	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 || !slices.Contains(pki.Roles(r.TLS.PeerCertificates[0]), pki.OrganizationNode) {
-		http.Error(w, fmt.Sprintf("caches serve clients whose certificate has the role %q", pki.OrganizationNode), http.StatusForbidden)
+	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 ||
+		!slices.Contains(pki.Roles(r.TLS.PeerCertificates[0]), pki.OrganizationNode) {
+		http.Error(w, fmt.Sprintf("caches serve clients whose certificate has the role %q", pki.OrganizationNode),
+			http.StatusForbidden)
 		return
 	}
 	if err := c.clients.Verify(w, r); err != nil {

@@ -109,13 +109,13 @@ func Continue(set Set, pods []Pod, counts map[string]bool) []Pod {
 	if !started {
 		allowed = min(allowed, 1)
 	}
-	slices.SortFunc(candidates, func(a, b Pod) int { return strings.Compare(a.Node+" "+a.Name, b.Node+" "+b.Name) })
+	slices.SortFunc(candidates, byNode)
 	return append(unready, candidates[:min(max(allowed-unavailable, 0), len(candidates))]...)
 }
 
-// ContinueSurge returns the pod to delete where new pods on nodes that do not count use up the surge, and no other new pod
-// is on its way: one that serves, so its node has none for a moment. It is for rollouts that have made no progress for a
-// while, because the controller usually continues.
+// ContinueSurge returns the pod to delete where new pods on nodes that do not count use up the surge, and no other new
+// pod is on its way: one that serves, so its node has none for a moment. It is for rollouts that have made no progress
+// for a while, because the controller usually continues.
 func ContinueSurge(set Set, pods []Pod, counts map[string]bool) []Pod {
 	if set.MaxSurge == "" || !set.Observed {
 		return nil
@@ -141,8 +141,10 @@ func ContinueSurge(set Set, pods []Pod, counts map[string]bool) []Pod {
 	if stuck < budget(set.MaxSurge, set.Desired) || len(serving) == 0 {
 		return nil
 	}
-	return []Pod{slices.MinFunc(serving, func(a, b Pod) int { return strings.Compare(a.Node+" "+a.Name, b.Node+" "+b.Name) })}
+	return []Pod{slices.MinFunc(serving, byNode)}
 }
+
+func byNode(a, b Pod) int { return strings.Compare(a.Node+" "+a.Name, b.Node+" "+b.Name) }
 
 // budget returns how many of n nodes a number or a percentage is, which Kubernetes rounds up.
 func budget(value string, n int) int {

@@ -258,12 +258,7 @@ func Parse(document []byte) (Settings, error) {
 	return s, s.Validate()
 }
 
-var (
-	sha256Sum = regexp.MustCompile(`^[0-9a-f]{64}$`)
-	// repositoryName is a name of the distribution specification.
-	repositoryName = regexp.MustCompile(
-		`^[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*$`)
-)
+var sha256Sum = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
 // ValidateRelease returns an error for each invalid name of a release.
 func (s *Settings) ValidateRelease() error {

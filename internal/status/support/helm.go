@@ -110,7 +110,8 @@ func masked(values map[string]any) map[string]any {
 	}
 	hosts, _ := lookup(values, "nodeConfig", "containerd", "hosts").(map[string]any)
 	for host, text := range hosts {
-		set(shown, noderuntime.Masked(noderuntime.KindHosts, fmt.Append(nil, text)), "nodeConfig", "containerd", "hosts", host)
+		masked := noderuntime.Masked(noderuntime.KindHosts, fmt.Append(nil, text))
+		set(shown, masked, "nodeConfig", "containerd", "hosts", host)
 	}
 	objects, _ := shown["extraObjects"].([]any)
 	for i, object := range objects {
