@@ -56,10 +56,8 @@ func testNodeOff(t *testing.T, w *world, hostPort bool) {
 		func(t *testing.T) {
 			w.mustInstall(t, "--set=logLevel=debug")
 			w.isIn(t, state.ModeProxy, state.SourceValue)
-			for _, node := range w.nodes {
-				if err := w.proxyIsCurrent(t, node); err != nil {
-					t.Error(err)
-				}
+			for _, node := range w.nodes { // on the host network, previous proxies drain beside the current ones
+				eventually(t, "the proxy of node "+node+" to be current", func() error { return w.proxyIsCurrent(t, node) })
 			}
 			w.namesNode(t, off)
 		})
