@@ -203,7 +203,7 @@ func TestCoreIsShort(t *testing.T) {
 	for _, s := range list {
 		sum += s.Minutes
 	}
-	if sum/2 > 35 {
-		t.Errorf("%d scenarios take %.1f minutes, want at most 35", len(list), sum/2)
+	if sum/2 > 15 {
+		t.Errorf("%d scenarios take %.1f minutes, want at most 15", len(list), sum/2)
 	}
 }
