@@ -121,7 +121,7 @@ check-rest: # make check without make test
 	$(MAKE) --no-print-directory lint
 	$(MAKE) --no-print-directory ARCHITECTURES=$(ARCHITECTURE) race
 	$(MAKE) --no-print-directory ARCHITECTURES=$(ARCHITECTURE) s3
-	$(MAKE) --no-print-directory registrycheck-short
+	$(MAKE) --no-print-directory conformance registrycheck-short
 	$(MAKE) --no-print-directory ARCHITECTURES=$(ARCHITECTURE) e2e E2E_TIER=core
 
 # The parts of make test-all, dealt to shards in turn; end-to-end tests at full length are split among all shards.
@@ -178,6 +178,11 @@ race: payload ## Unit tests with the race detector, of packages with much concur
 s3: payload $(TESTCLUSTER) ## The registry's unit tests again, on S3
 	$(call TOOLS,versitygw)
 	VERSITYGW=$(call TOOL,versitygw) $(call TEST,-short ./internal/registry/...)
+
+.PHONY: conformance
+conformance: $(TESTCLUSTER) ## OCI's conformance suite of the distribution specification
+	$(call TOOLS,conformance versitygw)
+	OCI_CONFORMANCE=$(call TOOL,conformance) VERSITYGW=$(call TOOL,versitygw) $(call TEST,./test/conformance)
 
 .PHONY: race-all
 race-all: payload ## All unit tests with the race detector

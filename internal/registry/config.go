@@ -40,7 +40,8 @@ func (e *ConfigError) Error() string {
 //
 // It overrides settings that this registry depends on: relative URLs (clients inside and outside the
 // cluster use different addresses), deletion enabled (for garbage collection), and no redirects to the
-// storage (nodes cannot reach it and do not trust its CA). It sets defaults for upload purging.
+// storage (nodes cannot reach it and do not trust its CA). It sets defaults for upload purging, and accepts layers with
+// any URLs, as OCI 1.1 demands, unless the file restricts them.
 //
 // It returns a ConfigError that lists all unknown keys and all settings that distribution's server
 // supports and this one ignores: users would assume that an ignored setting works.
@@ -65,6 +66,9 @@ func LoadConfig(path string) (*configuration.Configuration, error) {
 	config.HTTP.RelativeURLs = true
 	config.Storage["delete"] = configuration.Parameters{"enabled": true}
 	config.Storage["redirect"] = configuration.Parameters{"disable": true}
+	if urls := &config.Validation.Manifests.URLs; len(urls.Allow)+len(urls.Deny) == 0 {
+		urls.Allow = []string{"."}
+	}
 	return config, nil
 }
 
