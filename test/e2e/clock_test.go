@@ -81,7 +81,7 @@ func testClockAhead(t *testing.T, w *world) {
 			s := set.Status
 			if int(s.DesiredNumberScheduled) != len(nodes) || s.ObservedGeneration < set.Generation ||
 				int(s.UpdatedNumberScheduled) != len(nodes) || int(s.NumberReady) != len(nodes) ||
-				int(s.CurrentNumberScheduled) != len(nodes) {
+				int(s.CurrentNumberScheduled) != len(nodes) || int(s.NumberAvailable) != len(nodes) {
 				return errors.New(mustJSON(s))
 			}
 			pods, err := w.client.CoreV1().Pods(w.namespace).List(t.Context(), metav1.ListOptions{LabelSelector: label + "=" + name})
