@@ -99,6 +99,11 @@ func (g *machine) run(t *testing.T, c guide.Command) (string, error) {
 // follows runs the commands of pages with nothing but a bundle, Helm, kubectl and cosign. The nodes must hold only pause
 // images. example.com is a registry that this machine reaches, and no node.
 func (w *world) follows(t *testing.T, pages ...string) {
+	for _, architecture := range []string{"amd64", "arm64"} {
+		if _, err := os.Stat(filepath.Join("..", "..", "bin", "images", "init-hook-"+architecture)); err != nil {
+			t.Skipf("SKIPPED, NOTHING CHECKED: a release needs images for both architectures: run make images: %v", err)
+		}
+	}
 	tool := func(name string) string { return strings.TrimSpace(run(t, w.testcluster, "tool", name)) }
 	g := newMachine(t, w, map[string]string{"helm": w.helm, "kubectl": w.kubectl, "cosign": tool("cosign")},
 		"bash", "cat", "grep", "gzip", "install", "sed", "sha256sum", "sleep", "tar", "tee")

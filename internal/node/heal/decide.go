@@ -2,8 +2,8 @@
 // does not have, with one that the node reports and that may carry programs (nodeimages). Only containers
 // that run the loader are changed: the program comes from the payload.
 //
-// It also continues rollouts of the proxies, and copies the names of the registry's repositories to a ConfigMap, for the
-// policy that rewrites references.
+// It also continues rollouts of the proxies, and copies the names of the registry's repositories to a ConfigMap, for
+// the policy that rewrites references.
 //
 // It creates nothing except events. The healer runs it in the cluster (Healer), zarf-registry heal from a
 // workstation (Once); both decide with Decide.

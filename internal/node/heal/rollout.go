@@ -135,8 +135,8 @@ type items[T any] struct {
 }
 
 // continueRollouts continues the rollouts of proxies that Kubernetes does not continue, until ctx ends. finish does
-// too, but does not run where a rendering is applied, before helm --wait has seen that all pods are current, or later, for
-// nodes that return.
+// too, but does not run where a rendering is applied, before helm --wait has seen that all pods are current, or later,
+// for nodes that return.
 func (h *Healer) continueRollouts(ctx context.Context) {
 	for ctx.Err() == nil {
 		client, err := h.config.Connect()
