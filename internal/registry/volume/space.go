@@ -26,8 +26,8 @@ const (
 //
 // Everything that begins or continues a push is refused when the volume is used up to space.Full percent: uploads,
 // mounts and manifests. Mounts and manifests are small, but an image that cannot be completed helps nobody, and the
-// rest is for deletions and garbage collection. The project's own repositories are excepted: an upgrade, which may bring
-// a larger volume, pushes its own images, which take about 100 MB.
+// rest is for deletions and garbage collection. The project's own repositories are excepted: an upgrade, which may
+// bring a larger volume, pushes its own images, which take about 100 MB.
 type Space struct {
 	// Measure returns the use of the volume. It may be changed before Poll.
 	Measure func() space.Usage
