@@ -46,7 +46,7 @@ func TestHealerByVersion(t *testing.T) {
 	}
 }
 
-// The healer may delete pods only where it continues rollouts, and there a policy permits proxies of the release only.
+// The healer may delete pods only where it continues rollouts. A policy permits proxies of the release only.
 //
 // Claim: The healer deletes no pods other than proxies.
 func TestHealerDeletesProxiesOnly(t *testing.T) {
@@ -67,7 +67,7 @@ func TestHealerDeletesProxiesOnly(t *testing.T) {
 					"oldObject.metadata.labels['app.kubernetes.io/component'] == 'proxy'")
 			})
 		args := healers(out)[0].Spec.Template.Spec.Containers[0].Args
-		if may != want || limited != want || slices.Contains(args, "--proxy-rollouts") != want {
+		if may != want || !limited || slices.Contains(args, "--proxy-rollouts") != want {
 			t.Errorf("%s: it may delete pods: %t, limited: %t; its arguments: %q", set, may, limited, args)
 		}
 	}
