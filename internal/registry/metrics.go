@@ -142,7 +142,7 @@ func (m *metrics) watchSpace(s *volume.Space) {
 	m.own.MustRegister(spaceCollector{s})
 }
 
-// spaceCollector exposes the space of a volume. There is none with S3.
+// spaceCollector exposes the space of a volume. S3 has no such limit, and no collector.
 type spaceCollector struct{ space *volume.Space }
 
 var (

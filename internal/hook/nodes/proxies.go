@@ -95,15 +95,8 @@ func (o *Observer) OrphanProxies(ctx context.Context) (string, error) {
 		return "", err
 	}
 	orphan := metav1.DeletePropagationOrphan
-	for _, d := range sets {
-		options := metav1.NewPreconditionDeleteOptions(string(d.UID))
-		options.PropagationPolicy = &orphan
-		if err := o.Cluster.DaemonSets.Delete(ctx, d.Name, *options); err != nil && !apierrors.IsNotFound(err) {
-			return "", fmt.Errorf("deleting %s: %w", o.Object("DaemonSet", d.Name), err)
-		}
-	}
-	if len(sets) == 0 {
-		return "there are none", nil
+	if did, err := o.deleteDaemonSets(ctx, sets, &orphan); err != nil || len(sets) == 0 {
+		return did, err
 	}
 	err = o.Wait(ctx, "the deletion of DaemonSets", func() (string, error) {
 		left, err := o.ListDaemonSets(ctx, names.ComponentProxy)
@@ -117,10 +110,17 @@ func (o *Observer) OrphanProxies(ctx context.Context) (string, error) {
 
 // DeleteDaemonSets deletes DaemonSets. Missing ones are not an error.
 func (o *Observer) DeleteDaemonSets(ctx context.Context, sets []appsv1.DaemonSet) (string, error) {
+	return o.deleteDaemonSets(ctx, sets, nil)
+}
+
+// deleteDaemonSets deletes DaemonSets. nil is Kubernetes' default: their pods, too.
+func (o *Observer) deleteDaemonSets(ctx context.Context, sets []appsv1.DaemonSet,
+	pods *metav1.DeletionPropagation) (string, error) {
 	var names []string
 	for _, d := range sets {
-		err := o.Cluster.DaemonSets.Delete(ctx, d.Name,
-			*metav1.NewPreconditionDeleteOptions(string(d.UID)))
+		options := metav1.NewPreconditionDeleteOptions(string(d.UID))
+		options.PropagationPolicy = pods
+		err := o.Cluster.DaemonSets.Delete(ctx, d.Name, *options)
 		if err != nil && !apierrors.IsNotFound(err) {
 			return "", fmt.Errorf("deleting %s: %w", o.Object("DaemonSet", d.Name), err)
 		}

@@ -13,7 +13,7 @@ type builder struct {
 	findings
 	files map[string]File
 	from  map[string]source
-	// k3s is registries.yaml as K3s reads it; empty if there is none.
+	// k3s is registries.yaml as K3s reads it; empty without a file.
 	k3s registries.Registry
 }
 
