@@ -67,8 +67,9 @@ TEST = $(GOTEST) $(1) | go run $(CURDIR)/tools/testsummary
 # Packages whose tests all need more than Go; they are large programs. make unit-all and make e2e run them.
 NOT_IN_TEST := ./test/conformance ./test/e2e ./test/sops
 # Go's build cache has no linked tests, and linking all of them takes minutes of CPU time. With -o, the tests in dist/tests
-# are linked again only if they changed. It needs different names: $(call LINKED,folder) links into a folder.
-LINKED = $(GOTEST) -short -o $(CURDIR)/dist/tests/$(1)/
+# are linked again only if they changed. It needs different names: $(call LINKED,folder) links into a folder. Four
+# packages run at once, because the tests of some mostly wait.
+LINKED = $(GOTEST) -short -p 4 -o $(CURDIR)/dist/tests/$(1)/
 
 # Paths of the build output for tests and the demo.
 export E2E_TESTCLUSTER := $(CURDIR)/$(TESTCLUSTER)
@@ -101,7 +102,7 @@ demo-cluster: $(TESTCLUSTER)
 	$(TESTCLUSTER) build --dns=false --network-policy=false --crictl=false
 
 .PHONY: test
-test: ## Unit and chart tests; needs only Go and takes five minutes on two cores
+test: ## Unit and chart tests; needs only Go and takes three minutes on two cores
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "run gofmt on:"; echo "$$unformatted"; exit 1; }
 	go vet ./... && cd test/cluster && go vet ./...
 	@# What takes longest begins first.
