@@ -171,14 +171,25 @@ func (w *world) renderedWays(t *testing.T, values []string) []way {
 			cmd := w.command(t, "timeout", "150", argosync, "sync", namespace, "app.kubernetes.io/instance="+release)
 			cmd.Stdin = strings.NewReader(manifests(t, a.render(t, requestCPU+cpu)))
 			out, errOut, err := try(cmd)
+			if err != nil && w.finished(t) {
+				t.Logf("finish has completed, and the sync is in progress: %.500s%.500s", out, errOut)
+				err = nil
+			}
 			return out + errOut, err
-		}, true},
+		}, false},
 		{"kubectl apply", func(t *testing.T, cpu string) (string, error) {
 			t.Helper()
 			rendering{w, append(slices.Clone(values), requestCPU+cpu)}.apply(t)
 			return "", nil
 		}, false},
 	}
+}
+
+// finished reports whether the Job finish has completed.
+func (w *world) finished(t *testing.T) bool {
+	t.Helper()
+	job, err := w.client.BatchV1().Jobs(w.namespace).Get(t.Context(), release+"-finish", metav1.GetOptions{})
+	return err == nil && job.Status.Succeeded > 0
 }
 
 // chartPackage makes a package, for clusters that Zarf has not initialized, which upgrades the release to proxies with that

@@ -15,6 +15,11 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- $step := index . 1 -}}
 {{- $annotations := include "zarf-registry.hook.annotations" (list (append . 0 | rest | rest | rest | first) (index . 2)) | fromYaml -}}
 {{- $_ := set $annotations "helm.sh/hook-output-log-policy" "hook-failed" -}}
+{{- if eq $step "finish" -}}
+{{- /* Argo CD would run PostSync hooks only when all else is healthy. finish waits itself, and not for nodes that are off. */ -}}
+{{- $_ := set $annotations "argocd.argoproj.io/hook" "Sync" -}}
+{{- $_ := set $annotations "argocd.argoproj.io/hook-delete-policy" "BeforeHookCreation,HookSucceeded" -}}
+{{- end -}}
 {{- with first . -}}
 {{- $image := .zr.hookImage -}}
 {{- $hook := .Values.initHook -}}
