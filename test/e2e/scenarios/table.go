@@ -65,10 +65,14 @@ var All = []Scenario{
 
 	// Others run before a merge that changes what concerns them.
 	// Each way to upgrade, with a node that is off, cordoned or sick.
-	{Test: "TestRollouts", Clusters: []string{"e2e-rollouts"}, Networks: []Network{ipv4}, Long: true, Minutes: 7.5,
-		Tools: []string{"helm4", "zarf", "argosync"}},
+	{Test: "TestRollouts", Clusters: []string{"e2e-rollouts"}, Networks: []Network{ipv4}, Long: true, Minutes: 20,
+		Tools: []string{"helm4", "zarf"}},
 	{Test: "TestRolloutsHostNetwork", Clusters: []string{"e2e-rollouts-6"}, Networks: []Network{ipv6}, Long: true,
-		Minutes: 7.5, Tools: []string{"helm4", "zarf", "argosync"}},
+		Minutes: 20, Tools: []string{"helm4", "zarf"}},
+	{Test: "TestRolloutsRendered", Clusters: []string{"e2e-rendered"}, Networks: []Network{ipv4}, Long: true, Minutes: 7,
+		Tools: []string{"argosync"}},
+	{Test: "TestRolloutsRenderedHostNetwork", Clusters: []string{"e2e-rendered-6"}, Networks: []Network{ipv6}, Long: true,
+		Minutes: 7, Tools: []string{"argosync"}},
 	{Test: "TestArgo", Clusters: []string{"e2e-argo"}, Networks: []Network{ipv4}, Minutes: 1.7,
 		Paths: and(chart("init-hook", "_*.tpl"), []string{"docs/reference/helm.md"})},
 	{Test: "TestCache", Clusters: []string{"e2e-cache"}, Networks: []Network{ipv4}, Minutes: 2.5, Versions: []string{crio},
