@@ -71,7 +71,8 @@ func (w *world) rollOutRenderings(t *testing.T, hostPort bool) {
 	w.addNode(t, "n3")
 	values := slices.Concat(w.sets, []string{proxyMode, "--set=initHook.maxFailedNodes=1", "--set=pki.mode=internal",
 		"--set=proxy.tls=never", "--set=registry.architecture=amd64", "--set=injector.architectures={amd64}",
-		"--set=ipFamily=" + w.network.Family, "--set=injector.image=" + w.pauseImage(t)})
+		"--set=ipFamily=" + w.network.Family, "--set=injector.image=" + w.pauseImage(t),
+		`--set=initHook.nodeSelector.kubernetes\.io/hostname=` + w.nodes[0]}) // which has its image
 	ways := w.renderedWays(t, values)
 	must(t, "install", func(t *testing.T) {
 		output(t, w.command(t, w.kubectl, "create", "namespace", namespace))
@@ -89,7 +90,8 @@ func (w *world) eachWay(t *testing.T, ways []way, hostPort bool) {
 	all := slices.Clone(w.nodes)
 	registry := w.pods(t, "registry")[0].Spec.NodeName
 	changes := 10 // of the template, each of which needs another value
-	node := all[slices.IndexFunc(all, func(n string) bool { return n != registry })]
+	others := slices.DeleteFunc(slices.Clone(all), func(n string) bool { return n == registry })
+	node := others[len(others)-1] // not the first, where Jobs run
 	for _, c := range w.conditions() {
 		change := func(t *testing.T, f func(t *testing.T, node string)) {
 			t.Helper()
