@@ -35,7 +35,7 @@ import (
 	kruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 
-	"github.com/zarf-dev/zarf-registry/internal/images/dockerdaemon/dockerdaemontest"
+	"github.com/zarf-dev/zarf-registry/test/dockerdaemontest"
 )
 
 // imageCommand runs a command line of zarf-registry images on a machine without a

@@ -18,8 +18,8 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/zarf-dev/zarf-registry/internal/images/dockerdaemon"
-	"github.com/zarf-dev/zarf-registry/internal/images/dockerdaemon/dockerdaemontest"
 	"github.com/zarf-dev/zarf-registry/internal/oci"
+	"github.com/zarf-dev/zarf-registry/test/dockerdaemontest"
 )
 
 func layer(seed uint64, size int) dockerdaemontest.Layer {

@@ -18,8 +18,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/zarf-dev/zarf-registry/internal/images/dockerdaemon/dockerdaemontest"
 	"github.com/zarf-dev/zarf-registry/internal/net/tlsfiles/tlsfilestest"
+	"github.com/zarf-dev/zarf-registry/test/dockerdaemontest"
 )
 
 const (
