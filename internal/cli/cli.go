@@ -13,12 +13,14 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/zarf-dev/zarf-registry/internal/cluster"
 	"github.com/zarf-dev/zarf-registry/internal/exitcode"
 	"github.com/zarf-dev/zarf-registry/internal/install"
+	"github.com/zarf-dev/zarf-registry/internal/logging"
 	"github.com/zarf-dev/zarf-registry/internal/version"
 )
 
@@ -35,8 +37,30 @@ func Run(program string, args []string, stdout, stderr io.Writer) int {
 	root := New(stdout, stderr)
 	rename(root, filepath.Base(program))
 	root.SetArgs(args)
-	return execute(ctx, root, stderr)
+	cmd, _, err := root.Find(args)
+	ended := make(chan int, 1)
+	go func() { ended <- execute(ctx, root, stderr) }()
+	if err == nil && strings.Contains(cmd.CommandPath()+" ", " images ") {
+		select {
+		case code := <-ended:
+			return code
+		case <-ctx.Done():
+		}
+		// A system call that blocks must not keep it: reading a pipe, or a network file system that does not answer. Other
+		// commands have something to finish.
+		select {
+		case code := <-ended:
+			return code
+		case <-time.After(interruptGrace):
+			fmt.Fprintln(stderr, "\nError: interrupted")
+			return exitcode.Failed
+		}
+	}
+	return <-ended
 }
+
+// interruptGrace is how long commands about images may take to end after Ctrl-C: users wait a second.
+const interruptGrace = 900 * time.Millisecond
 
 func execute(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
 	began := false
@@ -45,9 +69,9 @@ func execute(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
 		if _, printed := errors.AsType[*silent](err); printed {
 			return exitcode.Failed
 		}
-		fmt.Fprintf(stderr, "Error: %v\n", err)
+		fmt.Fprintln(stderr, logging.Printable(fmt.Sprintf("Error: %v", err)))
 		if advice := cluster.Advice(err); advice != "" {
-			fmt.Fprintf(stderr, "%s\n", advice)
+			fmt.Fprintln(stderr, logging.Printable(advice))
 		}
 		_, blocked := errors.AsType[*install.Blocked](err)
 		if blocked || !began || exitcode.IsRefusal(err) { // what never began has a wrong command line

@@ -8,6 +8,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
+	"github.com/zarf-dev/zarf-registry/internal/logging"
 )
 
 // silent is an error that the output already explains; it is not printed.
@@ -28,6 +29,7 @@ func isData(output string) bool { return output == formatJSON || output == forma
 // render writes a report as data or, with write, as text. If next is not empty, it returns
 // an error without a message, for the exit code.
 func render[R any](w io.Writer, output string, report R, write func(io.Writer, R) error, next []string) error {
+	w = logging.PrintableWriter(w)
 	if isData(output) {
 		write = func(w io.Writer, report R) error { return printData(w, output, report) }
 	}

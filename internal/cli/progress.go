@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/zarf-dev/zarf-registry/internal/hook/preflight"
+	"github.com/zarf-dev/zarf-registry/internal/logging"
 )
 
 // progress is a slog.Handler that writes readable lines: one for each completed step, and
@@ -43,7 +44,7 @@ func (p *progress) Handle(_ context.Context, r slog.Record) error {
 	})
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	_, err := io.WriteString(p.w, progressLine(r, attrs)+"\n")
+	_, err := io.WriteString(p.w, logging.Printable(progressLine(r, attrs))+"\n")
 	return err
 }
 

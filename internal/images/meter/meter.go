@@ -13,6 +13,7 @@ import (
 
 	"github.com/zarf-dev/zarf-registry/internal/api/space"
 	"github.com/zarf-dev/zarf-registry/internal/images"
+	"github.com/zarf-dev/zarf-registry/internal/logging"
 )
 
 const (
@@ -105,11 +106,11 @@ func (m *Meter) Done(r images.Result) {
 	m.sent += r.BytesSent
 	m.received += r.BytesReceived
 	m.skipped += r.BytesSkipped
-	fmt.Fprintf(m.w, "%s: %s, %.1f s, %s\n", r.Reference, moved(r.BytesSent, r.BytesReceived, r.BytesSkipped),
+	fmt.Fprintf(m.w, "%s: %s, %.1f s, %s\n", logging.Printable(r.Reference), moved(r.BytesSent, r.BytesReceived, r.BytesSkipped),
 		r.Duration.Seconds(), r.Digest)
 	if len(r.Omitted) > 0 {
 		fmt.Fprintf(m.w, "  without %s, which the source does not hold\n",
-			strings.ReplaceAll(images.Platforms(r.Omitted).String(), ",", ", "))
+			logging.Printable(strings.ReplaceAll(images.Platforms(r.Omitted).String(), ",", ", ")))
 	}
 }
 
@@ -180,7 +181,7 @@ func (m *Meter) bar(p images.Progress, width int) string {
 	line += fmt.Sprintf("[%s%s%s] %s",
 		strings.Repeat("-", skipped), strings.Repeat("=", all-skipped), strings.Repeat(" ", barWidth-all), m.figures(p))
 	if p.Image != "" {
-		line += "  " + p.Image
+		line += "  " + logging.Printable(p.Image)
 	}
 	runes := []rune(line)
 	switch {

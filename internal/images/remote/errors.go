@@ -139,6 +139,8 @@ func requestHost(err error) string {
 // of an upload.
 var urlSecrets = regexp.MustCompile(`(//)[^/\s"@]*@|\?[^\s"']*=[^\s"']*`)
 
+// redact removes secrets of URLs and line ends from a text.
 func redact(text string) string {
-	return strings.TrimSpace(urlSecrets.ReplaceAllString(text, "$1"))
+	// One line, which no message of a registry can end.
+	return strings.Join(strings.Fields(urlSecrets.ReplaceAllString(text, "$1")), " ")
 }
